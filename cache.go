@@ -1,0 +1,292 @@
+package singlefill
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/semaphore"
+
+	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/fill"
+	"github.com/singlefill/singlefill/internal/flight"
+)
+
+// A Cache holds values of type T in Redis under one namespace. Most callers want GetOrLoad and Delete only.
+// It is safe for concurrent use. Make one per namespace and process, and keep it.
+//
+// Values are copied: each caller of GetOrLoad and Get owns what it gets. (The one exception is a value
+// that the codec cannot encode: those who waited for it in this process share it.)
+type Cache[T any] struct {
+	settings[T]
+	namespace string
+	client    *client.Client
+	flights   *flight.Group[result[T]]
+	places    *semaphore.Weighted // MaxLoads; nil: no limit
+	counters  *counters
+	closing   chan struct{}
+}
+
+// New makes a Cache of the values of T under namespace, which live for ttl. It does no I/O.
+//
+// rdb may be a client of a single server, of Sentinel or of a Cluster, an auto-pipelining one, or one with
+// client-side caching; it stays the caller's to close, after the Cache. Hooks are to be added to it before New.
+// Processes that share a namespace must agree on T, on the codec and on what a key means. Give a changed T
+// a new namespace.
+//
+// New returns an error that names the argument, its value and what is allowed when rdb is nil or a pipeline,
+// namespace is empty or has braces or control characters, ttl is less than 1 ms, or opts are incoherent.
+func New[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, opts *Options[T]) (*Cache[T], error) {
+	s, err := resolve(rdb, namespace, ttl, opts)
+	if err != nil {
+		return nil, err
+	}
+	c := &Cache[T]{
+		settings:  s,
+		namespace: namespace,
+		flights:   flight.NewGroup[result[T]](),
+		counters:  new(counters),
+		closing:   make(chan struct{}),
+	}
+	c.client = client.New(rdb, s.redisTimeout, c.redisFailed, c.breakerChanged, func(run func(<-chan struct{})) {
+		c.flights.Go(func() { run(c.closing) })
+	})
+	if s.maxLoads > 0 {
+		c.places = semaphore.NewWeighted(int64(s.maxLoads))
+	}
+	return c, nil
+}
+
+// Get returns the value under key if the cache has it, ErrMiss if it has none, and ErrNotFound if it
+// remembers that there is none. It loads nothing and waits for no load. A Redis that cannot be asked is
+// an error of its own, since there is no source to ask instead.
+func (c *Cache[T]) Get(ctx context.Context, key string) (T, error) {
+	var zero T
+	if err := c.checkCall(ctx, key); err != nil {
+		return zero, err
+	}
+	look := c.look(ctx, key)
+	switch {
+	case look.err != nil:
+		return zero, wrap(ctx, "get", look.err)
+	case !look.found:
+		c.noteMiss(ctx, key)
+		return zero, ErrMiss
+	}
+	c.noteHit(ctx, key)
+	if look.entry.notFound {
+		return zero, ErrNotFound
+	}
+	return look.value, nil
+}
+
+// Set stores value under key and breaks a load of that key that is under way, here or in another process:
+// what that load brings is not stored. If TTLFunc says not to keep value, Set removes what was there.
+//
+// After an error the key may hold the new value or the old one; a load under way may still be stored.
+func (c *Cache[T]) Set(ctx context.Context, key string, value T) error {
+	if err := c.checkCall(ctx, key); err != nil {
+		return err
+	}
+	life := c.lifeOf(key, value)
+	if life < time.Millisecond {
+		return c.Delete(ctx, key)
+	}
+	payload, err := c.marshal(value)
+	if err != nil {
+		return wrap(ctx, "set", err)
+	}
+	data, err := entry{freshUntil: time.Now().Add(life), payload: payload}.encode()
+	if err != nil {
+		return wrap(ctx, "set", err)
+	}
+	defer c.flights.Supersede(key) // after the command: a later caller then meets no flight begun before it
+	_, err = client.Do(ctx, c.client, "set", func(ctx context.Context) ([]redis.Cmder, error) {
+		return c.client.Redis.TxPipelined(ctx, func(p redis.Pipeliner) error {
+			p.Set(ctx, c.valueKey(key), data, life)
+			p.Del(ctx, lockKey(c.valueKey(key)))
+			return nil
+		})
+	})
+	return wrap(ctx, "set", err)
+}
+
+// deleteBatch bounds the commands that one round trip, and so one RedisTimeout, has to carry.
+const deleteBatch = 256
+
+// Delete removes the keys and breaks the loads of them that are under way, here or in other processes: what
+// they bring is not stored, and a GetOrLoad that begins after Delete has returned, anywhere, does not get it.
+// Callers that came before may. Each key is deleted in one step, together with its lock; several keys are not.
+//
+// After an error some of the keys may not have been deleted: try again, or live with the old values until
+// their ttl.
+func (c *Cache[T]) Delete(ctx context.Context, keys ...string) error {
+	for _, key := range keys {
+		if err := c.checkCall(ctx, key); err != nil {
+			return err
+		}
+	}
+	defer func() {
+		for _, key := range keys {
+			c.flights.Supersede(key)
+		}
+	}()
+	var errs []error
+	for batch := range slices.Chunk(keys, deleteBatch) {
+		_, err := client.Do(ctx, c.client, "delete", func(ctx context.Context) ([]redis.Cmder, error) {
+			return c.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+				for _, key := range batch {
+					p.Del(ctx, c.valueKey(key), lockKey(c.valueKey(key)))
+				}
+				return nil
+			})
+		})
+		errs = append(errs, wrap(ctx, "delete", err))
+	}
+	return errors.Join(errs...)
+}
+
+// Close makes every later call return ErrClosed, ends waiting for other processes with ErrClosed, and waits
+// until the loads that run in this process have ended and been stored: LoadTimeout at most.
+// It does not close the client. Closing twice is fine.
+func (c *Cache[T]) Close() error {
+	if c.flights.Close() {
+		close(c.closing)
+	}
+	c.flights.Running.Wait()
+	return nil
+}
+
+func (c *Cache[T]) checkCall(ctx context.Context, key string) error {
+	select {
+	case <-c.closing:
+		return ErrClosed
+	default:
+	}
+	if key == "" {
+		return errors.New("singlefill: key is empty")
+	}
+	return ctx.Err()
+}
+
+// valueKey and lockKey put both keys of a pair into the slot of key itself, for every key: the braces hold
+// it as the hash tag. A leading '}' would make that tag empty and split the pair, so it is escaped, and the
+// '%' that escapes it too. Namespaces have no braces and no value key ends as a lock key does, so no two
+// names meet.
+func (c *Cache[T]) valueKey(key string) string {
+	switch key[0] {
+	case '}':
+		key = "%7D" + key[1:]
+	case '%':
+		key = "%25" + key[1:]
+	}
+	return c.namespace + ":{" + key + "}"
+}
+
+func lockKey(valueKey string) string { return valueKey + ":lock" }
+
+func (c *Cache[T]) newLock(key string) *fill.Lock {
+	value := c.valueKey(key)
+	return fill.New(c.client, value, lockKey(value), c.lockTTL)
+}
+
+// lifeOf returns how long value is to be kept; less than 1 ms: not at all.
+func (c *Cache[T]) lifeOf(key string, value T) time.Duration {
+	if c.ttlFunc == nil {
+		return c.shorten(c.ttl)
+	}
+	return c.shorten(c.ttlFunc(key, value))
+}
+
+// shorten takes the jitter off a life, but never all of it.
+func (c *Cache[T]) shorten(life time.Duration) time.Duration {
+	if life < time.Millisecond {
+		return 0
+	}
+	life -= time.Duration(rand.Float64() * c.jitter * float64(life))
+	return max(life, time.Millisecond).Truncate(time.Millisecond)
+}
+
+// decode reads stored bytes. ok is false for bytes that are no entry, or not of T: they are a miss, and counted.
+// An entry past its time is a miss as well.
+func (c *Cache[T]) decode(ctx context.Context, key string, data []byte) (e entry, v T, ok bool) {
+	e, err := parseEntry(data)
+	if err == nil && !e.notFound {
+		v, err = c.unmarshal(e.payload)
+	}
+	if err != nil {
+		c.badValue(ctx, key, err)
+		return e, v, false
+	}
+	return e, v, time.Now().Before(e.freshUntil)
+}
+
+// marshal and unmarshal turn a codec's panic into an error: it may be the user's, and the bytes hostile.
+func (c *Cache[T]) marshal(value T) (payload []byte, err error) {
+	defer recovered(&err)
+	if payload, err = c.codec.Marshal(value); err == nil && payload == nil {
+		payload = []byte{}
+	}
+	return payload, err
+}
+
+func (c *Cache[T]) unmarshal(payload []byte) (v T, err error) {
+	defer recovered(&err)
+	err = c.codec.Unmarshal(payload, &v)
+	return v, err
+}
+
+func recovered(err *error) {
+	if p := recover(); p != nil {
+		*err = fmt.Errorf("codec panicked: %v", p)
+	}
+}
+
+func (c *Cache[T]) badValue(ctx context.Context, key string, err error) {
+	c.counters.badValues.Add(1)
+	if c.trace.BadValue != nil {
+		c.trace.BadValue(ctx, key, err)
+	}
+}
+
+func (c *Cache[T]) redisFailed(ctx context.Context, op string, err error) {
+	c.counters.redisErrors.Add(1)
+	if c.trace.RedisError != nil {
+		c.trace.RedisError(ctx, op, err)
+	}
+}
+
+func (c *Cache[T]) breakerChanged(open bool) {
+	if open {
+		c.counters.breakerOpens.Add(1)
+	}
+	if c.trace.Breaker != nil {
+		c.trace.Breaker(open)
+	}
+}
+
+func (c *Cache[T]) noteHit(ctx context.Context, key string) {
+	c.counters.hits.Add(1)
+	if c.trace.Hit != nil {
+		c.trace.Hit(ctx, key)
+	}
+}
+
+func (c *Cache[T]) noteMiss(ctx context.Context, key string) {
+	c.counters.misses.Add(1)
+	if c.trace.Miss != nil {
+		c.trace.Miss(ctx, key)
+	}
+}
+
+// wrap names the operation of a Redis error. A caller's own end of context stays bare.
+func wrap(ctx context.Context, op string, err error) error {
+	if err == nil || err == ctx.Err() {
+		return err
+	}
+	return fmt.Errorf("singlefill: %s: %w", op, err)
+}

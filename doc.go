@@ -1,0 +1,37 @@
+// Package singlefill is a typed, namespaced cache on Redis whose GetOrLoad never stampedes: singleflight runs
+// a function once per process; singlefill fills a key once per fleet.
+//
+//	users, err := singlefill.New[User](rdb, "users", 5*time.Minute, nil)
+//	...
+//	u, err := users.GetOrLoad(ctx, id, loadUser) // loadUser(ctx, id) asks the database
+//
+// # The path of one GetOrLoad
+//
+//  1. Read. One plain GET; a fresh entry is decoded and returned. A hit never touches a lock.
+//  2. Join. Everything else joins what this process has under way for the key; each caller waits with its
+//     own context.
+//  3. Get or lock. One script returns a value that has come meanwhile, or takes the fill lock of the key for
+//     this attempt, or names the process that holds it.
+//  4. Wait. While another process holds the lock, step 3 is asked again: after 5 ms, then ever more rarely,
+//     at most every 250 ms. So a waiter learns of the value, of a failed load and of a dead holder alike,
+//     and no connection is held in between.
+//  5. Load. The Loader runs with a deadline of its own; its lock is renewed meanwhile.
+//  6. Store and release. One script stores the entry and gives the lock back, only while the lock is still
+//     held by this attempt. Delete and Set take the lock away, so what was loaded before them is refused.
+//
+// # What is promised
+//
+// At most one load per key runs at a time in a process, always, and in the fleet while Redis answers.
+// A value whose load began before a Delete or Set is never stored after it, and a GetOrLoad that begins after
+// Delete has returned, in any process, never gets it. A caller's context ends that caller's wait and nothing
+// else. A holder that dies costs LockTTL and one poll; one that hangs, LoadTimeout + LockTTL. A failed load is
+// shared by all who waited for it, in every process; who comes later tries anew. Redis trouble never breaks a
+// read that the source could serve. Stored bytes that make no sense are a miss.
+//
+// # What is not
+//
+// This reduces work; it does not exclude side effects. A load may run twice when Redis loses data or fails
+// over, when a process is frozen for longer than LockTTL, and after a Delete or Set; the late one is refused
+// at the store. A hit that a lagging replica or the client's own cache (client-side caching) answers may be
+// older than promised, by as much as the replica lags or the invalidation takes.
+package singlefill

@@ -1,0 +1,52 @@
+package singlefill
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/singlefill/singlefill/internal/flight"
+)
+
+var (
+	// ErrMiss is Get's answer for a key the cache does not know.
+	// It says nothing about the source: ErrNotFound does.
+	ErrMiss = errors.New("singlefill: miss")
+
+	// ErrNotFound is what a Loader returns, bare or wrapped, when the source has no such thing.
+	// The cache remembers it for Options.NotFoundTTL; Get and GetOrLoad then answer with it.
+	ErrNotFound = errors.New("singlefill: not found")
+
+	// ErrRecursive is GetOrLoad's answer when waiting could never end: a Loader asks for the key it is
+	// loading, or two loads of this process ask for each other's keys. It is found by the context that
+	// the Loader was given, so pass that one on. Loads of different processes that ask for each other's
+	// keys are not found out; they end with LoadTimeout.
+	ErrRecursive = flight.ErrRecursive
+
+	// ErrClosed is the answer of every method but Stats after Close.
+	ErrClosed = flight.ErrClosed
+)
+
+// PanicError is what GetOrLoad returns when the Loader panicked or called runtime.Goexit.
+// Everyone who waited for that load gets it; the process lives and the key can be loaded at once.
+type PanicError struct {
+	Value any    // what was passed to panic; for runtime.Goexit a text that says so
+	Stack []byte // of the Loader's goroutine, as debug.Stack formats it
+}
+
+func (e *PanicError) Error() string {
+	return fmt.Sprintf("singlefill: Loader panicked: %v", e.Value)
+}
+
+// Unwrap gives the panic's value if it was an error.
+func (e *PanicError) Unwrap() error {
+	err, _ := e.Value.(error)
+	return err
+}
+
+// RemoteError is what GetOrLoad returns when it waited for another process to load the key and that load
+// failed. The text is all that travels, at most 1 KiB of it, through Redis.
+type RemoteError struct{ Key, Message string }
+
+func (e *RemoteError) Error() string {
+	return fmt.Sprintf("singlefill: load of %.100q in another process failed: %s", e.Key, e.Message)
+}

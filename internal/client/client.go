@@ -1,0 +1,145 @@
+// Package client is Redis as singlefill sees it: every command is bounded in time, observed, and told to a
+// breaker, whatever client the user has brought.
+package client
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// A Client bounds and observes the commands of one cache or lock.
+type Client struct {
+	Redis   redis.UniversalClient // to be used inside of Do only
+	Timeout time.Duration         // of each command
+	Breaker Breaker
+
+	bounded bool // Redis returns when a context's deadline has passed
+	failed  func(ctx context.Context, op string, err error)
+}
+
+// New returns a Client that sends what it has to send over rdb. failed is told of every command that fails,
+// changed of every change of the breaker; background runs a function that ends when closing is closed.
+func New(rdb redis.UniversalClient, timeout time.Duration,
+	failed func(ctx context.Context, op string, err error), changed func(open bool),
+	background func(run func(closing <-chan struct{}))) *Client {
+	c := &Client{Redis: rdb, Timeout: timeout, failed: failed}
+	c.Breaker = Breaker{probe: c.ping, every: timeout, changed: changed, background: background}
+	switch user := rdb.(type) {
+	case *redis.Client:
+		// Left to itself go-redis minds the deadline of a context while it dials or waits for a connection,
+		// but not while it waits for a reply. A clone on the same pool, with options of its own, does, and
+		// spares a goroutine for each command. The user's client stays as it is.
+		clone := user.WithTimeout(timeout)
+		clone.Options().ContextTimeoutEnabled = true
+		c.Redis, c.bounded = clone, true
+	case *redis.ClusterClient:
+		c.bounded = user.Options().ContextTimeoutEnabled
+	}
+	return c
+}
+
+// InTime reports whether Do with ctx can do without a goroutine of its own: the client minds deadlines, and
+// the command's own bound comes before that of ctx.
+func (c *Client) InTime(ctx context.Context) bool { return c.bounded && !endsWithin(ctx, c.Timeout) }
+
+func endsWithin(ctx context.Context, d time.Duration) bool {
+	deadline, ok := ctx.Deadline()
+	return ok && time.Until(deadline) < d
+}
+
+// Do runs one command, or one batch of them, for at most c.Timeout. When ctx ends it returns at once, or, if
+// InTime, when the command does. The command itself never ends with ctx: its outcome is observed even if
+// nobody waits for it any more, or impatient callers would hide a dead server.
+func Do[R any](ctx context.Context, c *Client, op string, cmd func(ctx context.Context) (R, error)) (R, error) {
+	return DoWithin(ctx, c, c.Timeout, op, cmd)
+}
+
+// DoWithin is Do with a bound of its own, not above c.Timeout.
+func DoWithin[R any](ctx context.Context, c *Client, timeout time.Duration, op string, cmd func(ctx context.Context) (R, error)) (R, error) {
+	var none R
+	if err := ctx.Err(); err != nil {
+		return none, err
+	}
+	detached := context.WithoutCancel(ctx)
+	bounded, cancel := context.WithTimeout(detached, timeout)
+	if c.InTime(ctx) {
+		defer cancel()
+		r, err := cmd(bounded)
+		c.observe(detached, op, err)
+		return r, err
+	}
+
+	type reply struct {
+		value R
+		err   error
+	}
+	replies := make(chan reply, 1)
+	var settled atomic.Bool
+	settle := func(r R, err error) {
+		if settled.CompareAndSwap(false, true) {
+			c.observe(detached, op, err)
+			replies <- reply{r, err}
+		}
+	}
+	stop := context.AfterFunc(bounded, func() {
+		var none R
+		settle(none, bounded.Err())
+	})
+	go func() { // it may outlive this call, for as long as the client makes it wait
+		settle(cmd(bounded))
+		stop()
+		cancel()
+	}()
+	select {
+	case r := <-replies:
+		return r.value, r.err
+	case <-ctx.Done():
+		return none, ctx.Err()
+	}
+}
+
+func (c *Client) observe(ctx context.Context, op string, err error) {
+	if err == nil || errors.Is(err, redis.Nil) {
+		c.Breaker.succeeded()
+		return
+	}
+	if Unreachable(err) {
+		c.Breaker.noteFailure(err)
+	} else {
+		c.Breaker.succeeded()
+	}
+	c.failed(ctx, op, err)
+}
+
+func (c *Client) ping() error {
+	_, err := Do(context.Background(), c, "ping", func(ctx context.Context) (string, error) {
+		return c.Redis.Ping(ctx).Result()
+	})
+	return err
+}
+
+// Unreachable tells a server that cannot answer anything now from one that answers, if only with a refusal.
+func Unreachable(err error) bool {
+	var reply redis.Error
+	if !errors.As(err, &reply) {
+		return err != nil
+	}
+	return redis.IsLoadingError(err) || redis.IsClusterDownError(err) || redis.IsMasterDownError(err) ||
+		redis.IsTryAgainError(err) || redis.IsMaxClientsError(err) || redis.HasErrorPrefix(err, "BUSY ")
+}
+
+// ScriptsRefused reports whether the server does not run scripts for this user, or at all. Nothing has been
+// done then. A right that was missing inside a script is another matter: that reply may follow writes.
+func ScriptsRefused(err error) bool {
+	return err != nil && (strings.HasPrefix(err.Error(), "NOPERM") || strings.HasPrefix(err.Error(), "ERR unknown command"))
+}
+
+// WrongType reports that a key holds something that is not a string.
+func WrongType(err error) bool {
+	return err != nil && strings.HasPrefix(err.Error(), "WRONGTYPE")
+}

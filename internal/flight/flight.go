@@ -1,0 +1,282 @@
+// Package flight coalesces, within one process, the calls for one key: what singleflight does, with an answer
+// to the question whether a result is too old for a call that came late.
+package flight
+
+import (
+	"context"
+	"errors"
+	"math"
+	"sync"
+)
+
+var (
+	ErrClosed    = errors.New("singlefill: cache is closed")
+	ErrRecursive = errors.New("singlefill: a load waits for itself")
+)
+
+// A Flight is what this process has under way for one key: a read, and, if that finds nothing fresh, all that
+// follows until there is a result. Callers board it and leave it; it belongs to none of them.
+//
+// It counts its turns: one for each command whose reply may decide it, taken before the command is sent, and
+// one for the beginning of its load. The result says from which turn on it is known to be true (as of). Who
+// boarded before that turn takes it. Who boarded later goes round once more, because nobody may be given
+// what was true only before the call:
+//
+//  1. caller A boards; the flight reads the key, misses, locks it and begins to load v1;
+//  2. the source changes to v2; Delete breaks the lock;
+//  3. caller B, having begun after Delete returned, boards;
+//  4. the flight's store is refused, so that v1 is known to be true only as of the beginning of the load;
+//  5. A takes v1; B boards again, and gets v2.
+//
+// The same rule lets readers of one key share reads, and none takes a reply that was on its way when it came.
+// Nobody goes round for ever: whoever was in a flight is early for every flight of that key begun after it.
+type Flight[R any] struct {
+	Key   string
+	Load  Load          // in the graph of loads that wait for each other
+	Nudge chan struct{} // there is news: look at Redis, or at Exempt, now; nil until BeginFill
+
+	// Guarded by Group.mu.
+	turn     int
+	loadTurn int           // the turn at which the load began; 0: it has not
+	callers  int           // who wait
+	exempt   bool          // see Group.Exempt
+	ended    bool          // result, asOf are final
+	broken   bool          // what the load will bring has been made void since it began
+	done     chan struct{} // closed when ended; made by the first who waits
+	gone     chan struct{} // closed when broken; made by the first who waits
+	next     *Flight[R]    // one begun after this one had left the map
+	result   R
+	asOf     int
+	taken    bool // by a caller
+}
+
+// Always is the asOf of a result that everyone may take: there was nothing to compare it with.
+const Always = math.MaxInt
+
+// FirstTurn is the turn of the read with which each flight begins.
+const FirstTurn = 1
+
+// A Seat is one caller's place in a flight.
+type Seat[R any] struct {
+	*Flight[R]
+	First   bool // the caller has to run the flight, which is new
+	boarded int  // the flight's turn when the caller came
+}
+
+// A Group is the flights of one cache, at most one for a key that can be boarded.
+type Group[R any] struct {
+	Running sync.WaitGroup // flights, and what else Close waits for; added to while not closed, or by one who is counted
+
+	mu      sync.Mutex
+	closed  bool
+	flights map[string]*Flight[R]
+}
+
+func NewGroup[R any]() *Group[R] {
+	return &Group[R]{flights: make(map[string]*Flight[R])}
+}
+
+// Board finds a seat for a call: in the flight of key, or in a new one, which counts as running. prev is the
+// flight in which the call has been late, or nil; outer is the load from inside of which it comes, or nil.
+func (g *Group[R]) Board(key string, prev *Flight[R], outer *Load) (Seat[R], error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return Seat[R]{}, ErrClosed
+	}
+	f := g.flights[key]
+	if prev != nil && prev.next != nil {
+		f = prev.next
+	}
+	s := Seat[R]{Flight: f}
+	switch {
+	case f == nil:
+		s.Flight = &Flight[R]{Key: key, turn: FirstTurn, Load: Load{cache: g, outer: outer}}
+		s.First = true
+		g.flights[key] = s.Flight
+		g.Running.Add(1)
+	case prev == nil:
+		s.boarded = f.turn
+	}
+	if prev != nil {
+		prev.next = s.Flight
+	}
+	if !outer.waitFor(&s.Load) {
+		return Seat[R]{}, ErrRecursive
+	}
+	s.callers++
+	if s.late() {
+		s.wake() // is the load still worth waiting for?
+	}
+	if outer.inside(g) && !s.exempt {
+		s.exempt = true
+		s.wake()
+	}
+	return s, nil
+}
+
+// late reports whether a seat was taken after the load began.
+func (s Seat[R]) late() bool { return s.loadTurn > 0 && s.boarded >= s.loadTurn }
+
+// Wait waits for the end of the flight, for ctx, or for the news that waiting is in vain, and gives up the
+// seat. ok is false when the caller has to board again, or leave with err. The first who takes a result owns
+// it; to the others it is shared.
+func (g *Group[R]) Wait(ctx context.Context, s Seat[R], outer *Load) (r R, shared, ok bool, err error) {
+	defer outer.leave(&s.Load)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !s.ended {
+		done, gone := s.news()
+		g.mu.Unlock()
+		select {
+		case <-done:
+		case <-gone:
+		case <-ctx.Done():
+		}
+		g.mu.Lock()
+	}
+	s.callers--
+	switch {
+	case s.ended && s.boarded < s.asOf: // even if ctx has just ended too
+		shared, s.taken = s.taken, true
+		return s.result, shared, true, nil
+	case !s.ended && s.callers == 0:
+		s.wake() // it is nobody's now
+	}
+	return r, false, false, ctx.Err()
+}
+
+// news returns what ends the waiting in a seat.
+func (s Seat[R]) news() (done, gone <-chan struct{}) {
+	if s.done == nil {
+		s.done, s.gone = make(chan struct{}), make(chan struct{})
+		if s.broken {
+			close(s.gone)
+		}
+	}
+	if s.late() {
+		return s.done, s.gone
+	}
+	return s.done, nil
+}
+
+// BeginFill readies a flight for more than a read.
+func (g *Group[R]) BeginFill(f *Flight[R]) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	f.Nudge = make(chan struct{}, 1)
+}
+
+// Tick begins a turn and returns it.
+func (g *Group[R]) Tick(f *Flight[R]) int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	f.turn++
+	return f.turn
+}
+
+// BeginLoad begins the turn of the load and returns it.
+func (g *Group[R]) BeginLoad(f *Flight[R]) int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	f.turn++
+	f.loadTurn = f.turn
+	return f.turn
+}
+
+// Exempt reports whether a caller waits from inside of another load of this group: that load holds a place
+// to load until this one has ended, so this one must not wait for a place of its own.
+func (g *Group[R]) Exempt(f *Flight[R]) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return f.exempt
+}
+
+// End makes a result final, true as of turn asOf, and lets the callers go.
+func (g *Group[R]) End(f *Flight[R], r R, asOf int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.end(f, r, asOf)
+}
+
+// EndIfDeserted ends a flight, without a result, if nobody waits for it.
+func (g *Group[R]) EndIfDeserted(f *Flight[R]) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if f.callers > 0 {
+		return false
+	}
+	var none R
+	g.end(f, none, 0)
+	return true
+}
+
+func (g *Group[R]) end(f *Flight[R], r R, asOf int) {
+	f.ended, f.result, f.asOf = true, r, asOf
+	g.forget(f)
+	if f.done != nil {
+		close(f.done)
+	}
+}
+
+// forget takes a flight out of the map: nobody can board it any more, but for those who follow a next.
+func (g *Group[R]) forget(f *Flight[R]) {
+	if g.flights[f.Key] == f {
+		delete(g.flights, f.Key)
+	}
+}
+
+// Supersede tells the flight of key, if there is one, that the key has been deleted or set.
+func (g *Group[R]) Supersede(key string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if f := g.flights[key]; f != nil {
+		g.breakOff(f)
+	}
+}
+
+// BreakOff tells a flight that its lock is not its own any more.
+func (g *Group[R]) BreakOff(f *Flight[R]) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.breakOff(f)
+}
+
+// breakOff forgets a flight whose load has become void for all who came after it began: they board anew at
+// once, and later callers do not meet it. A flight that is not loading has only to look again.
+func (g *Group[R]) breakOff(f *Flight[R]) {
+	switch {
+	case f.loadTurn == 0:
+		f.wake()
+	case !f.broken && !f.ended:
+		f.broken = true
+		g.forget(f)
+		if f.gone != nil {
+			close(f.gone)
+		}
+	}
+}
+
+func (f *Flight[R]) wake() {
+	select {
+	case f.Nudge <- struct{}{}:
+	default:
+	}
+}
+
+// Go runs a function that Running counts; not at all if the group is closed.
+func (g *Group[R]) Go(run func()) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.closed {
+		g.Running.Go(run)
+	}
+}
+
+// Close makes Board refuse and reports whether it had not done so before.
+func (g *Group[R]) Close() (first bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	first, g.closed = !g.closed, true
+	return first
+}

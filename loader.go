@@ -1,0 +1,524 @@
+package singlefill
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime/debug"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/fill"
+	"github.com/singlefill/singlefill/internal/flight"
+)
+
+// A Loader asks the source for the value of key. It returns ErrNotFound, bare or wrapped, when there is none;
+// that is remembered. Any other error is not: those who wait get it, later callers try anew.
+//
+// A Loader works for everyone who waits, not for the call that happened to come first: ctx has that call's
+// values but not its deadline nor its cancellation; it ends after Options.LoadTimeout. All Loaders given for
+// one key must mean the same, since whichever runs serves all. A Loader may call GetOrLoad for other keys,
+// and of other caches, with its ctx.
+type Loader[T any] func(ctx context.Context, key string) (T, error)
+
+// GetOrLoad returns the value under key: from Redis if it is there, else from load, which runs once for all
+// who ask at that time, in whatever process.
+//
+// ctx bounds how long this caller waits, nobody else: when it ends, GetOrLoad returns ctx.Err() — at once
+// while waiting for a load, never later than its deadline, and within RedisTimeout when it is cancelled in
+// the middle of a Redis command — and the load goes on for the others and for the cache.
+//
+// An error of load comes back as it is to everyone here who waited for it. Those who waited in other
+// processes get a *RemoteError with its text. A panic or runtime.Goexit in load is a *PanicError. ErrNotFound
+// is remembered; a remembered one comes back bare.
+//
+// While Redis cannot be asked, load still runs once per process at a time; what it brings is returned and
+// not stored. Redis' own errors never come back from here: see Stats and Trace.
+func (c *Cache[T]) GetOrLoad(ctx context.Context, key string, load Loader[T]) (T, error) {
+	var zero T
+	if err := c.checkCall(ctx, key); err != nil {
+		return zero, err
+	}
+	if load == nil {
+		return zero, errors.New("singlefill: load is nil")
+	}
+	outer := flight.LoadOf(ctx)
+	var prev *flight.Flight[result[T]]
+	for {
+		s, err := c.flights.Board(key, prev, outer)
+		if err != nil {
+			return zero, err
+		}
+		if s.First {
+			c.begin(ctx, s.Flight, load)
+		}
+		r, shared, ok, err := c.flights.Wait(ctx, s, outer)
+		if ok {
+			return c.deliver(ctx, s, r, shared)
+		}
+		if err != nil {
+			return zero, err
+		}
+		prev = s.Flight
+	}
+}
+
+// begin runs a flight: its read in the caller's goroutine if that is sure to return in time, and the rest,
+// if there is any, in one of its own, since it belongs to all who board.
+func (c *Cache[T]) begin(ctx context.Context, f *flight.Flight[result[T]], load Loader[T]) {
+	detached := context.WithoutCancel(ctx)
+	if !c.client.InTime(ctx) {
+		go func() {
+			if l, hit := c.read(detached, f); !hit {
+				c.fill(detached, f, load, l)
+			}
+		}()
+		return
+	}
+	if l, hit := c.read(detached, f); !hit {
+		go c.fill(detached, f, load, l)
+	}
+}
+
+// A look is what one GET has shown.
+type look[T any] struct {
+	entry entry
+	value T
+	found bool          // entry is fresh, and value decoded unless it says not found
+	seen  string        // header of bytes that are no fresh entry of T
+	err   error         // Redis could not be asked
+	took  time.Duration // only with err
+}
+
+// look reads the value key: one plain GET, which a replica or the client's own cache may answer.
+func (c *Cache[T]) look(ctx context.Context, key string) (l look[T]) {
+	if l.err = c.client.Breaker.Check(); l.err != nil {
+		l.took = c.redisTimeout
+		return l
+	}
+	sent := time.Now()
+	data, err := client.Do(ctx, c.client, "get", func(ctx context.Context) ([]byte, error) {
+		return c.client.Redis.Get(ctx, c.valueKey(key)).Bytes()
+	})
+	switch {
+	case err == nil:
+		if l.entry, l.value, l.found = c.decode(ctx, key, data); !l.found {
+			l.seen = header(data)
+		}
+	case client.WrongType(err):
+		c.badValue(ctx, key, err)
+	case !errors.Is(err, redis.Nil):
+		l.err, l.took = err, time.Since(sent)
+	}
+	return l
+}
+
+// read is a flight's first turn. A fresh entry ends the flight.
+func (c *Cache[T]) read(ctx context.Context, f *flight.Flight[result[T]]) (l look[T], hit bool) {
+	defer func() {
+		if p := recover(); p != nil { // a Trace function's; whoever boarded must not wait for ever
+			c.flights.End(f, result[T]{}, 0)
+			c.flights.Running.Done()
+			panic(p)
+		}
+	}()
+	if l = c.look(ctx, f.Key); !l.found {
+		return l, false
+	}
+	r := resultOf(l.entry, l.value)
+	r.hit = true
+	c.flights.End(f, r, flight.FirstTurn)
+	c.flights.Running.Done()
+	return l, true
+}
+
+// A result is how a flight ended.
+type result[T any] struct {
+	value   T      // for one caller; shared only if it cannot be copied
+	payload []byte // value encoded, of which the other callers get copies of their own; nil: it could not be
+	err     error
+	hit     bool // by the first read
+}
+
+func resultOf[T any](e entry, v T) result[T] {
+	if e.notFound {
+		return result[T]{err: ErrNotFound}
+	}
+	return result[T]{value: v, payload: e.payload}
+}
+
+// fill ends a flight that has found no fresh entry: by waiting for another process, or by a load.
+func (c *Cache[T]) fill(ctx context.Context, f *flight.Flight[result[T]], load Loader[T], l look[T]) {
+	defer c.flights.Running.Done()
+	c.flights.BeginFill(f)
+	place := flight.NewPlace(c.places)
+	defer place.Free()
+	lock := c.newLock(f.Key)
+
+	r, asOf, next := c.contend(ctx, f, lock, place, l)
+	if lock.InDoubt {
+		c.flights.Running.Go(func() { lock.Abandon(ctx) })
+	}
+	switch next {
+	case settled:
+		c.flights.End(f, r, asOf)
+	case locked:
+		c.loadLocked(ctx, f, load, lock, place)
+	case unreached:
+		c.loadUnlocked(ctx, f, load, place)
+	}
+}
+
+// A step is what contend leads to.
+type step int
+
+const (
+	settled   step = iota // there is a result
+	locked                // the lock and a place to load are ours
+	unreached             // Redis cannot be asked
+	deserted              // nobody waits any more, and the flight has been ended
+)
+
+// contend asks Redis, again and again, for an entry or for the lock, until it has either. Asking and
+// competing are one command, so that a waiter learns in one round trip of a value, of a failure, and of a
+// holder that is gone, in whatever way it went. Between two commands it holds nothing: no connection, no
+// place to load.
+func (c *Cache[T]) contend(ctx context.Context, f *flight.Flight[result[T]], lock *fill.Lock, place *flight.Place, l look[T]) (r result[T], asOf int, next step) {
+	w := wait{begun: time.Now()}
+	defer func() { c.waited(ctx, f.Key, w) }()
+	within := c.redisTimeout - l.took // a read that failed has used up some of the time that Redis has
+	seen, awaited, asked := l.seen, "", 0
+	for {
+		if within < time.Millisecond || c.client.Breaker.Check() != nil {
+			return r, 0, unreached
+		}
+		if c.flights.Exempt(f) {
+			place.Exempt()
+		}
+		turn := c.flights.Tick(f)
+		reply, err := lock.GetOrLock(ctx, within, seen, awaited, place.Try())
+		if err != nil {
+			return r, 0, unreached
+		}
+		within = c.redisTimeout
+
+		var queue <-chan bool
+		switch reply.Status {
+		case fill.Locked:
+			return r, 0, locked
+		case fill.Hit:
+			e, v, ok := c.decode(ctx, f.Key, []byte(reply.Text))
+			if ok {
+				return resultOf(e, v), turn, settled
+			}
+			seen = header(reply.Text)
+			continue
+		case fill.Failed:
+			// Those who had come when the lock was last seen held have surely waited for that load.
+			return result[T]{err: remoteError(f.Key, reply.Text)}, asked, settled
+		case fill.Refused:
+			*lock = *c.newLock(f.Key)
+			continue
+		case fill.Busy:
+			place.Free()
+			awaited, w.polls = reply.Text, w.polls+1
+		case fill.Free:
+			queue = place.Queue()
+		}
+		asked = turn
+
+		timer := time.NewTimer(w.pause(reply))
+		select {
+		case <-timer.C:
+		case <-f.Nudge:
+		case <-queue:
+			place.Enter()
+		case <-c.closing:
+			timer.Stop()
+			return result[T]{err: ErrClosed}, flight.Always, settled
+		}
+		timer.Stop()
+		if c.flights.EndIfDeserted(f) {
+			return r, 0, deserted
+		}
+	}
+}
+
+// A wait is one flight's waiting for another process.
+type wait struct {
+	begun time.Time
+	polls int
+	next  time.Duration
+}
+
+const (
+	firstPause  = 5 * time.Millisecond
+	pauseGrowth = 1.5
+	maxPause    = 250 * time.Millisecond
+)
+
+// pause returns how long to sleep before asking again: 5 ms at first, half as much more each time, up to
+// 250 ms, each a quarter shorter or longer at random; but not past the end of the holder's lock.
+func (w *wait) pause(reply fill.Reply) time.Duration {
+	w.next = min(max(firstPause, time.Duration(float64(w.next)*pauseGrowth)), maxPause)
+	d := time.Duration(float64(w.next) * (0.75 + rand.Float64()/2))
+	if reply.Status == fill.Busy {
+		d = min(d, reply.Left+time.Millisecond+rand.N(4*time.Millisecond))
+	}
+	return d
+}
+
+func (c *Cache[T]) waited(ctx context.Context, key string, w wait) {
+	if w.polls == 0 {
+		return
+	}
+	c.counters.waits.Add(1)
+	if c.trace.WaitDone != nil {
+		c.trace.WaitDone(ctx, WaitInfo{Key: key, Duration: time.Since(w.begun), Polls: w.polls})
+	}
+}
+
+// loadLocked loads under the fill lock, which it renews meanwhile, and stores and releases in one step.
+func (c *Cache[T]) loadLocked(ctx context.Context, f *flight.Flight[result[T]], load Loader[T], lock *fill.Lock, place *flight.Place) {
+	loading := c.flights.BeginLoad(f)
+	keeping, stop := context.WithTimeout(ctx, c.loadTimeout)
+	c.flights.Running.Go(func() { lock.Keep(keeping, f.Nudge, func() { c.lockLost(f) }) })
+	o := c.call(ctx, f, load)
+	stop()
+	place.Free()
+
+	r, asOf := c.settle(ctx, f, lock, &o, loading)
+	c.flights.End(f, r, asOf)
+	if asOf == flight.Always {
+		lock.Release(ctx, "") // the store was not answered; perhaps this is
+	}
+	c.loadDone(ctx, o)
+}
+
+func (c *Cache[T]) lockLost(f *flight.Flight[result[T]]) {
+	c.counters.locksLost.Add(1)
+	c.flights.BreakOff(f)
+}
+
+// settle brings the outcome of a load to Redis and says as of when it is true: a store or release that was
+// accepted proves that nobody deleted or set the key since the load began; one that was refused proves nothing.
+func (c *Cache[T]) settle(ctx context.Context, f *flight.Flight[result[T]], lock *fill.Lock, o *outcome[T], loading int) (r result[T], asOf int) {
+	turn := c.flights.Tick(f)
+	data, word := c.seal(f.Key, o)
+	r = result[T]{value: o.value, payload: o.payload, err: o.Err}
+	var ours bool
+	var err error
+	if data != nil {
+		if ours, err = lock.Store(ctx, data, o.life); err != nil {
+			o.StoreErr = err
+		}
+		o.Stored, o.Fenced = ours, err == nil && !ours
+	}
+	if data == nil || err != nil && !client.Unreachable(err) {
+		ours, err = lock.Release(ctx, word)
+	}
+	switch {
+	case o.Err != nil && !o.notFound:
+		return r, turn // whoever came while it ran has waited for it
+	case err != nil:
+		return r, flight.Always
+	case ours:
+		return r, turn
+	default:
+		return r, loading
+	}
+}
+
+// seal makes the entry to be stored for an outcome, nil if there is nothing to store, and the word to leave
+// instead for those who wait in other processes.
+func (c *Cache[T]) seal(key string, o *outcome[T]) (data []byte, word string) {
+	e := entry{loadTime: o.Duration}
+	switch {
+	case o.Err == nil:
+		if o.payload, o.StoreErr = c.marshal(o.value); o.StoreErr != nil {
+			return nil, ""
+		}
+		e.payload = o.payload
+	case o.notFound:
+		o.life, word = c.shorten(c.notFoundTTL), failureNotFound
+		e.notFound = true
+	default:
+		return nil, errorWord(o.text)
+	}
+	if o.life < time.Millisecond {
+		return nil, word
+	}
+	e.freshUntil = time.Now().Add(o.life)
+	data, o.StoreErr = e.encode()
+	return data, word
+}
+
+// loadUnlocked loads without asking the fleet, which cannot be asked. Everyone here shares the outcome;
+// it is not stored, since nothing could tell a Delete that it has missed.
+func (c *Cache[T]) loadUnlocked(ctx context.Context, f *flight.Flight[result[T]], load Loader[T], place *flight.Place) {
+	for !place.Try() {
+		if c.flights.Exempt(f) {
+			place.Exempt()
+			break
+		}
+		select {
+		case <-f.Nudge:
+		case <-place.Queue():
+			place.Enter()
+		case <-c.closing:
+			c.flights.End(f, result[T]{err: ErrClosed}, flight.Always)
+			return
+		}
+		if c.flights.EndIfDeserted(f) {
+			return
+		}
+	}
+	c.flights.BeginLoad(f)
+	o := c.call(ctx, f, load)
+	place.Free()
+	o.Unlocked = true
+	c.counters.loadsUnlocked.Add(1)
+	c.seal(f.Key, &o) // for the copies
+	c.flights.End(f, result[T]{value: o.value, payload: o.payload, err: o.Err}, flight.Always)
+	c.loadDone(ctx, o)
+}
+
+// An outcome is how a load ended, and what became of it.
+type outcome[T any] struct {
+	LoadInfo
+	value    T
+	payload  []byte        // value, encoded
+	life     time.Duration // how long value is to be kept
+	notFound bool          // Err is ErrNotFound or wraps it
+	text     string        // of Err
+}
+
+// call runs the Loader, in a goroutine of its own: it may panic, call runtime.Goexit, or not come back.
+func (c *Cache[T]) call(ctx context.Context, f *flight.Flight[result[T]], load Loader[T]) outcome[T] {
+	bounded, cancel := context.WithTimeout(f.Load.Inside(ctx), c.loadTimeout)
+	defer cancel()
+	ctx = bounded
+	if c.trace.LoadStart != nil {
+		ctx = c.trace.LoadStart(ctx, f.Key)
+	}
+	c.counters.loads.Add(1)
+	c.counters.loading.Add(1)
+	defer c.counters.loading.Add(-1)
+	begun := time.Now()
+	outcomes := make(chan outcome[T], 1)
+	go c.protect(ctx, f.Key, load, outcomes)
+
+	var o outcome[T]
+	select {
+	case o = <-outcomes:
+	case <-bounded.Done():
+		select {
+		case o = <-outcomes:
+		default:
+			o.Err = fmt.Errorf("singlefill: load of %.100q took longer than LoadTimeout (%v): %w", f.Key, c.loadTimeout, context.DeadlineExceeded)
+			o.text = o.Err.Error()
+		}
+	}
+	o.Key, o.Duration = f.Key, time.Since(begun)
+	return o
+}
+
+// protect runs what the user wrote so that it always has an outcome: return, panic and Goexit are told apart.
+func (c *Cache[T]) protect(ctx context.Context, key string, load Loader[T], outcomes chan<- outcome[T]) {
+	var o outcome[T]
+	returned := false
+	defer func() {
+		if !returned {
+			p := recover()
+			if p == nil { // panic(nil) has not been nil since Go 1.21
+				p = "runtime.Goexit was called"
+			}
+			o.Err = &PanicError{Value: p, Stack: debug.Stack()}
+			o.notFound, o.text = false, o.Err.Error()
+			c.counters.loadPanics.Add(1)
+		}
+		outcomes <- o
+	}()
+	if o.value, o.Err = load(ctx, key); o.Err == nil {
+		o.life = c.lifeOf(key, o.value)
+	} else {
+		o.notFound, o.text = errors.Is(o.Err, ErrNotFound), o.Err.Error()
+	}
+	returned = true
+}
+
+func (c *Cache[T]) loadDone(ctx context.Context, o outcome[T]) {
+	n := c.counters
+	switch {
+	case o.notFound:
+		n.loadsNotFound.Add(1)
+	case o.Err != nil:
+		n.loadErrors.Add(1)
+	}
+	if o.Stored {
+		n.stored.Add(1)
+	}
+	if o.Fenced {
+		n.fenced.Add(1)
+	}
+	if o.StoreErr != nil {
+		n.storeErrors.Add(1)
+	}
+	if c.trace.LoadDone != nil {
+		c.trace.LoadDone(ctx, o.LoadInfo)
+	}
+}
+
+// deliver gives a caller its result. The first one gets the value itself; every other one a copy of its own,
+// as a hit would have given it, so that no two callers can change each other's.
+func (c *Cache[T]) deliver(ctx context.Context, s flight.Seat[result[T]], r result[T], shared bool) (T, error) {
+	if !s.First {
+		c.counters.shared.Add(1)
+	}
+	if r.hit {
+		c.noteHit(ctx, s.Key)
+	} else {
+		c.noteMiss(ctx, s.Key)
+	}
+	if r.err != nil {
+		var zero T
+		return zero, r.err
+	}
+	if shared && r.payload != nil {
+		if v, err := c.unmarshal(r.payload); err == nil {
+			return v, nil
+		}
+	}
+	return r.value, nil
+}
+
+// The word that a failed load leaves for those who have waited for it in other processes: a letter, then text.
+const (
+	failureNotFound = "N" // ErrNotFound, where it is not remembered
+	failureError    = "E"
+	failureMaxLen   = 1024
+)
+
+// errorWord makes the word for an error's text, cut to fit at the edge of a character.
+func errorWord(text string) string {
+	if len(text) > failureMaxLen {
+		cut := failureMaxLen
+		for cut > failureMaxLen-utf8.UTFMax && !utf8.RuneStart(text[cut]) {
+			cut--
+		}
+		text = text[:cut]
+	}
+	return failureError + text
+}
+
+// remoteError is the error that a word stands for.
+func remoteError(key, word string) error {
+	if word == failureNotFound {
+		return ErrNotFound
+	}
+	return &RemoteError{Key: key, Message: strings.TrimPrefix(word, failureError)}
+}

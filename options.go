@@ -1,0 +1,153 @@
+package singlefill
+
+import (
+	"fmt"
+	"math"
+	"reflect"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Options tune a Cache. A nil *Options, like the zero value, is the default, made for services that load
+// in milliseconds to seconds. In every field zero means the default; negative means off, where off has a meaning.
+// New copies what it is given.
+type Options[T any] struct {
+	// Codec turns values into bytes. Default: MsgPack.
+	Codec Codec
+
+	// TTLFunc gives the life of one value, in place of New's ttl: a token that knows when it expires.
+	// Less than 1 ms: do not keep this value; those who waited for it in this process still get it,
+	// those in other processes load in turn. It is called with values from Loaders and from Set,
+	// from many goroutines. Default: New's ttl for all.
+	TTLFunc func(key string, v T) time.Duration
+
+	// Jitter shortens each life at random by up to this fraction, so that entries written together do
+	// not expire together. Below 1. Default: 0.1; negative: off.
+	Jitter float64
+
+	// NotFoundTTL is how long ErrNotFound is remembered. Default: ttl, at most a minute; negative: not at all.
+	NotFoundTTL time.Duration
+
+	// LockTTL is the life of the fill lock, renewed while a load runs: the time after which a dead holder
+	// is replaced. More than 3 × RedisTimeout and less than LoadTimeout. Default: 5 s.
+	LockTTL time.Duration
+
+	// LoadTimeout is the deadline of one load, and the end of its lock's renewal. A Loader that ignores its
+	// context is left behind then: its callers get an error that wraps context.DeadlineExceeded, its result
+	// is dropped. Default: 30 s.
+	LoadTimeout time.Duration
+
+	// RedisTimeout bounds each Redis command of this cache, whatever the client's own settings.
+	// At least 1 ms. Default: 500 ms.
+	RedisTimeout time.Duration
+
+	// MaxLoads is how many loads of this cache may run at once in this process; more wait, first come,
+	// first served. A load begun inside a load of the same cache runs in its place. Default: 64;
+	// negative: no limit.
+	MaxLoads int
+
+	// Trace is told what happens. Default: nobody.
+	Trace *Trace
+}
+
+// settings are Options with every default filled in and off spelled as zero.
+type settings[T any] struct {
+	codec        Codec
+	ttlFunc      func(key string, v T) time.Duration
+	jitter       float64
+	ttl          time.Duration
+	notFoundTTL  time.Duration // 0: not remembered
+	lockTTL      time.Duration
+	loadTimeout  time.Duration
+	redisTimeout time.Duration
+	maxLoads     int // 0: no limit
+	trace        Trace
+}
+
+// resolve checks the arguments of New. It touches nothing.
+func resolve[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, opts *Options[T]) (settings[T], error) {
+	if err := checkClient(rdb); err != nil {
+		return settings[T]{}, err
+	}
+	if err := checkNamespace(namespace); err != nil {
+		return settings[T]{}, err
+	}
+	if ttl < time.Millisecond {
+		return settings[T]{}, fmt.Errorf("singlefill: ttl is %v: at least 1ms is allowed", ttl)
+	}
+	if opts == nil {
+		opts = &Options[T]{}
+	}
+	s := settings[T]{
+		codec:        opts.Codec,
+		ttlFunc:      opts.TTLFunc,
+		jitter:       max(0, orDefault(opts.Jitter, 0.1)),
+		ttl:          ttl,
+		notFoundTTL:  max(0, orDefault(opts.NotFoundTTL, min(ttl, time.Minute))),
+		lockTTL:      orDefault(opts.LockTTL, 5*time.Second),
+		loadTimeout:  orDefault(opts.LoadTimeout, 30*time.Second),
+		redisTimeout: orDefault(opts.RedisTimeout, 500*time.Millisecond),
+		maxLoads:     max(0, orDefault(opts.MaxLoads, 64)),
+	}
+	if s.codec == nil {
+		s.codec = MsgPack
+	}
+	if opts.Trace != nil {
+		s.trace = *opts.Trace
+	}
+	return s, s.check()
+}
+
+func (s settings[T]) check() error {
+	switch {
+	case math.IsNaN(s.jitter) || s.jitter >= 1:
+		return fmt.Errorf("singlefill: Options.Jitter is %v: a fraction below 1 is allowed, or a negative number for none", s.jitter)
+	case s.notFoundTTL > 0 && s.notFoundTTL < time.Millisecond:
+		return fmt.Errorf("singlefill: Options.NotFoundTTL is %v: at least 1ms is allowed, or a negative one to remember nothing", s.notFoundTTL)
+	case s.redisTimeout < time.Millisecond:
+		return fmt.Errorf("singlefill: Options.RedisTimeout is %v: at least 1ms is allowed", s.redisTimeout)
+	case s.lockTTL <= 0:
+		return fmt.Errorf("singlefill: Options.LockTTL is %v: it must be positive", s.lockTTL)
+	case s.loadTimeout <= 0:
+		return fmt.Errorf("singlefill: Options.LoadTimeout is %v: it must be positive", s.loadTimeout)
+	case s.redisTimeout >= s.lockTTL/3:
+		return fmt.Errorf("singlefill: Options.RedisTimeout is %v: less than a third of LockTTL (%v) is allowed, so that a renewal can fail and be tried again", s.redisTimeout, s.lockTTL)
+	case s.lockTTL >= s.loadTimeout:
+		return fmt.Errorf("singlefill: Options.LockTTL is %v: less than LoadTimeout (%v) is allowed", s.lockTTL, s.loadTimeout)
+	}
+	return checkCodec(s.codec, reflect.TypeFor[T]())
+}
+
+// orDefault returns v unless it is the zero value of its type.
+func orDefault[V comparable](v, def V) V {
+	var zero V
+	if v == zero {
+		return def
+	}
+	return v
+}
+
+func checkClient(rdb redis.UniversalClient) error {
+	if rdb == nil {
+		return fmt.Errorf("singlefill: rdb is nil: a redis.UniversalClient is needed")
+	}
+	if v := reflect.ValueOf(rdb); v.Kind() == reflect.Pointer && v.IsNil() {
+		return fmt.Errorf("singlefill: rdb is a nil %T: a connected redis.UniversalClient is needed", rdb)
+	}
+	if _, ok := rdb.(redis.Pipeliner); ok {
+		return fmt.Errorf("singlefill: rdb is a %T, a pipeline, which answers nothing until it is executed: a redis.UniversalClient is needed", rdb)
+	}
+	return nil
+}
+
+func checkNamespace(namespace string) error {
+	if namespace == "" {
+		return fmt.Errorf("singlefill: namespace is empty")
+	}
+	if i := strings.IndexFunc(namespace, func(r rune) bool { return r == '{' || r == '}' || r < ' ' || r == 0x7f }); i >= 0 {
+		return fmt.Errorf("singlefill: namespace is %.100q: braces and control characters are not allowed (byte %d)", namespace, i)
+	}
+	return nil
+}
