@@ -160,7 +160,7 @@ func (c *Cache[T]) fill(ctx context.Context, f *flight.Flight[result[T]], load L
 	lock := c.newLock(f.Key)
 
 	r, asOf, next := c.contend(ctx, f, lock, place, l)
-	if lock.InDoubt {
+	if lock.InDoubt && next != locked {
 		c.flights.Running.Go(func() { lock.Abandon(ctx) })
 	}
 	switch next {
@@ -190,7 +190,7 @@ const (
 func (c *Cache[T]) contend(ctx context.Context, f *flight.Flight[result[T]], lock *fill.Lock, place *flight.Place, l look[T]) (r result[T], asOf int, next step) {
 	w := wait{begun: time.Now()}
 	defer func() { c.waited(ctx, f.Key, w) }()
-	within := c.redisTimeout - l.took // a read that failed has used up some of the time that Redis has
+	within := c.redisTimeout - l.took // what Redis has left to answer, since it last has
 	seen, awaited, asked := l.seen, "", 0
 	for {
 		if within < time.Millisecond || c.client.Breaker.Check() != nil {
@@ -200,9 +200,15 @@ func (c *Cache[T]) contend(ctx context.Context, f *flight.Flight[result[T]], loc
 			place.Exempt()
 		}
 		turn := c.flights.Tick(f)
+		sent := time.Now()
 		reply, err := lock.GetOrLock(ctx, within, seen, awaited, place.Try())
 		if err != nil {
-			return r, 0, unreached
+			if !client.Unreachable(err) {
+				return r, 0, unreached // it answers, and will not
+			}
+			time.Sleep(retryPause) // a connection may have broken; another one is tried while there is time
+			within -= time.Since(sent)
+			continue
 		}
 		within = c.redisTimeout
 
@@ -256,6 +262,7 @@ type wait struct {
 }
 
 const (
+	retryPause  = 5 * time.Millisecond
 	firstPause  = 5 * time.Millisecond
 	pauseGrowth = 1.5
 	maxPause    = 250 * time.Millisecond
@@ -291,10 +298,11 @@ func (c *Cache[T]) loadLocked(ctx context.Context, f *flight.Flight[result[T]], 
 	stop()
 	place.Free()
 
-	r, asOf := c.settle(ctx, f, lock, &o, loading)
-	c.flights.End(f, r, asOf)
-	if asOf == flight.Always {
-		lock.Release(ctx, "") // the store was not answered; perhaps this is
+	data, word := c.seal(&o)
+	asOf, err := c.settle(ctx, f, lock, &o, data, word, loading)
+	c.flights.End(f, o.result(), asOf)
+	if client.Unreachable(err) {
+		c.settle(ctx, f, lock, &o, data, word, loading) // nobody waits for this second try
 	}
 	c.loadDone(ctx, o)
 }
@@ -306,54 +314,51 @@ func (c *Cache[T]) lockLost(f *flight.Flight[result[T]]) {
 
 // settle brings the outcome of a load to Redis and says as of when it is true: a store or release that was
 // accepted proves that nobody deleted or set the key since the load began; one that was refused proves nothing.
-func (c *Cache[T]) settle(ctx context.Context, f *flight.Flight[result[T]], lock *fill.Lock, o *outcome[T], loading int) (r result[T], asOf int) {
+func (c *Cache[T]) settle(ctx context.Context, f *flight.Flight[result[T]], lock *fill.Lock, o *outcome[T], data []byte, word string, loading int) (asOf int, err error) {
 	turn := c.flights.Tick(f)
-	data, word := c.seal(f.Key, o)
-	r = result[T]{value: o.value, payload: o.payload, err: o.Err}
 	var ours bool
-	var err error
 	if data != nil {
-		if ours, err = lock.Store(ctx, data, o.life); err != nil {
-			o.StoreErr = err
-		}
-		o.Stored, o.Fenced = ours, err == nil && !ours
+		ours, err = lock.Store(ctx, data, o.life)
+		o.Stored, o.Fenced, o.StoreErr = ours, err == nil && !ours, err
 	}
 	if data == nil || err != nil && !client.Unreachable(err) {
 		ours, err = lock.Release(ctx, word)
 	}
 	switch {
 	case o.Err != nil && !o.notFound:
-		return r, turn // whoever came while it ran has waited for it
+		return turn, err // whoever came while it ran has waited for it
 	case err != nil:
-		return r, flight.Always
+		return flight.Always, err
 	case ours:
-		return r, turn
+		return turn, nil
 	default:
-		return r, loading
+		return loading, nil
 	}
 }
 
 // seal makes the entry to be stored for an outcome, nil if there is nothing to store, and the word to leave
 // instead for those who wait in other processes.
-func (c *Cache[T]) seal(key string, o *outcome[T]) (data []byte, word string) {
-	e := entry{loadTime: o.Duration}
+func (c *Cache[T]) seal(o *outcome[T]) (data []byte, word string) {
+	e := entry{loadTime: o.Duration, notFound: o.notFound}
 	switch {
 	case o.Err == nil:
-		if o.payload, o.StoreErr = c.marshal(o.value); o.StoreErr != nil {
-			return nil, ""
-		}
-		e.payload = o.payload
+		e.payload, o.StoreErr = c.marshal(o.value)
 	case o.notFound:
 		o.life, word = c.shorten(c.notFoundTTL), failureNotFound
-		e.notFound = true
 	default:
 		return nil, errorWord(o.text)
 	}
+	if o.StoreErr == nil {
+		e.freshUntil = time.Now().Add(o.life)
+		data, o.StoreErr = e.encode()
+	}
+	if o.StoreErr != nil {
+		return nil, ""
+	}
+	o.payload = data[headerLen:] // not what the codec returned, which may be the value's own memory
 	if o.life < time.Millisecond {
 		return nil, word
 	}
-	e.freshUntil = time.Now().Add(o.life)
-	data, o.StoreErr = e.encode()
 	return data, word
 }
 
@@ -382,8 +387,8 @@ func (c *Cache[T]) loadUnlocked(ctx context.Context, f *flight.Flight[result[T]]
 	place.Free()
 	o.Unlocked = true
 	c.counters.loadsUnlocked.Add(1)
-	c.seal(f.Key, &o) // for the copies
-	c.flights.End(f, result[T]{value: o.value, payload: o.payload, err: o.Err}, flight.Always)
+	c.seal(&o) // for the copies
+	c.flights.End(f, o.result(), flight.Always)
 	c.loadDone(ctx, o)
 }
 
@@ -395,6 +400,10 @@ type outcome[T any] struct {
 	life     time.Duration // how long value is to be kept
 	notFound bool          // Err is ErrNotFound or wraps it
 	text     string        // of Err
+}
+
+func (o outcome[T]) result() result[T] {
+	return result[T]{value: o.value, payload: o.payload, err: o.Err}
 }
 
 // call runs the Loader, in a goroutine of its own: it may panic, call runtime.Goexit, or not come back.

@@ -1,0 +1,35 @@
+package redistest
+
+import (
+	"testing"
+	"time"
+)
+
+// awaitLimit bounds every wait for a condition. It is generous because it only
+// decides how long a failing test takes.
+const awaitLimit = 15 * time.Second
+
+// Await waits until cond holds and fails the test if it does not within 15 s;
+// what names the condition in the failure. Call it from the test's goroutine.
+func Await(t testing.TB, what string, cond func() bool) {
+	t.Helper()
+	if !poll(awaitLimit, cond) {
+		t.Fatalf("not within %v: %s", awaitLimit, what)
+	}
+}
+
+// poll asks cond until it holds, at first every millisecond, later every 20 ms,
+// so that short waits stay short and long ones do not load the machine.
+func poll(limit time.Duration, cond func() bool) bool {
+	const longest = 20 * time.Millisecond
+	deadline := time.Now().Add(limit)
+	for pause := time.Millisecond; ; pause = min(pause*3/2, longest) {
+		if cond() {
+			return true
+		}
+		if time.Now().After(deadline) {
+			return false
+		}
+		time.Sleep(pause)
+	}
+}

@@ -1,0 +1,75 @@
+package redistest
+
+import (
+	"fmt"
+	"sync/atomic"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Each runs a test in parallel on every kind of client that the module promises
+// to work with. The servers are shared: run keeps its keys apart from those of
+// other tests by a Namespace, and flushes nothing. A pass on "mini" alone proves
+// nothing about scripts and expiry.
+func Each(t *testing.T, run func(t *testing.T, rdb redis.UniversalClient)) {
+	kinds := []struct {
+		name string
+		open func(t *testing.T) redis.UniversalClient
+	}{
+		{"mini", openMini},
+		{"single", openSingle},
+		{"resp2", openRESP2},
+		{"cluster", openCluster},
+		{"autopipeline", openAutoPipeline},
+		{"csc", openClientSideCache},
+	}
+	for _, kind := range kinds {
+		t.Run(kind.name, func(t *testing.T) {
+			t.Parallel()
+			run(t, kind.open(t))
+		})
+	}
+}
+
+func openMini(t *testing.T) redis.UniversalClient {
+	_, c := StartMini(t)
+	return c
+}
+
+func openSingle(t *testing.T) redis.UniversalClient {
+	return Shared(t).Client(t)
+}
+
+func openRESP2(t *testing.T) redis.UniversalClient {
+	return Shared(t).Client(t, func(o *redis.Options) { o.Protocol = 2 })
+}
+
+func openCluster(t *testing.T) redis.UniversalClient {
+	return SharedCluster(t).Client(t)
+}
+
+func openAutoPipeline(t *testing.T) redis.UniversalClient {
+	ap, err := Shared(t).Client(t).AutoPipeline()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = ap.Close() })
+	return ap
+}
+
+func openClientSideCache(t *testing.T) redis.UniversalClient {
+	return Shared(t).Client(t, func(o *redis.Options) {
+		o.Protocol = 3
+		o.ClientSideCacheConfig = &redis.ClientSideCacheConfig{}
+	})
+}
+
+var namespaces atomic.Int64
+
+// Namespace returns a name that no other call returns in this test binary. The
+// name of the test alone does not do on a shared server: under -count the second
+// run would find the keys of the first.
+func Namespace(t testing.TB) string {
+	return fmt.Sprintf("%s-%d", t.Name(), namespaces.Add(1))
+}

@@ -1,0 +1,90 @@
+package redistest
+
+import (
+	"os/exec"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// proc is an OS process that lives no longer than this test binary.
+type proc struct {
+	cmd  *exec.Cmd
+	done chan struct{} // closed when the process has ended and its output is read
+	err  error         // what Wait returned; read it after done
+}
+
+// startProc starts cmd. The goroutine that forks stays on its OS thread until
+// the process has ended, because Linux sends Pdeathsig when the forking *thread*
+// ends, and the Go runtime ends threads as it likes: a child forked from a
+// borrowed thread would be killed in the middle of a test.
+func startProc(cmd *exec.Cmd) (*proc, error) {
+	cmd.SysProcAttr = dieWithParent()
+	cmd.WaitDelay = 5 * time.Second // for a grandchild that keeps the output open
+	p := &proc{cmd: cmd, done: make(chan struct{})}
+	started := make(chan error, 1)
+	go func() {
+		defer close(p.done)
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			p.err = cmd.Wait()
+		}
+	}()
+	return p, <-started
+}
+
+func (p *proc) ended() bool {
+	select {
+	case <-p.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// kill ends the process at once and returns when it has ended. The error is
+// dropped because a process that has ended already is what kill is for.
+func (p *proc) kill() {
+	_ = p.cmd.Process.Kill()
+	<-p.done
+}
+
+// freeze returns only when the process has stopped: the signal alone leaves it
+// time for one more command.
+func (p *proc) freeze() {
+	_ = p.cmd.Process.Signal(syscall.SIGSTOP)
+	poll(awaitLimit, func() bool { return p.ended() || stopped(p.cmd.Process.Pid) })
+}
+
+func (p *proc) thaw() {
+	_ = p.cmd.Process.Signal(syscall.SIGCONT)
+}
+
+// tail is a writer that keeps the last part of what a process wrote, for the
+// message of a failing test.
+type tail struct {
+	mu   sync.Mutex
+	text []byte // protected by mu
+}
+
+const tailSize = 16 << 10
+
+func (w *tail) Write(b []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.text = append(w.text, b...)
+	if over := len(w.text) - tailSize; over > 0 {
+		w.text = append(w.text[:0], w.text[over:]...)
+	}
+	return len(b), nil
+}
+
+func (w *tail) String() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return string(w.text)
+}

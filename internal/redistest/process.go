@@ -1,0 +1,237 @@
+package redistest
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// childEnv tells a test binary that it runs as a child, and in which role.
+const childEnv = "SINGLEFILL_CHILD"
+
+// expectLimit is how long a test waits for a line or the end of a child.
+const expectLimit = 30 * time.Second
+
+// roles is written by init functions only.
+var roles = make(map[string]func(*Child))
+
+// Role names what a child process can do. Call it from an init function: the
+// child is the test binary itself, and finds its role before any test runs. The
+// child ends when run returns.
+func Role(name string, run func(p *Child)) {
+	if roles[name] != nil {
+		panic("redistest: two roles are named " + name)
+	}
+	roles[name] = run
+}
+
+// Child is a child process as it sees itself.
+type Child struct {
+	Args []string // as given to Spawn
+
+	lines chan string
+	mu    sync.Mutex // protects the order of lines on stdout
+}
+
+// childGrace is how long a role may go on after its parent is gone.
+const childGrace = 5 * time.Second
+
+// runChild never returns. A child whose input closes has lost its parent, or is
+// told to end: it may leave by Next returning false, and is ended otherwise.
+func runChild(name string) {
+	run := roles[name]
+	if run == nil {
+		fmt.Fprintf(os.Stderr, "redistest: no role is named %q\n", name)
+		os.Exit(3)
+	}
+	c := &Child{Args: os.Args[1:], lines: make(chan string, 1024)}
+	go c.read()
+	run(c)
+	os.Exit(0)
+}
+
+func (c *Child) read() {
+	in := bufio.NewScanner(os.Stdin)
+	in.Buffer(nil, 16<<20)
+	for in.Scan() {
+		c.lines <- in.Text()
+	}
+	close(c.lines)
+	time.Sleep(childGrace)
+	os.Exit(4)
+}
+
+// Next returns the next line that the parent sent. It reports false when there
+// will be no more and the role should end.
+func (c *Child) Next() (line string, ok bool) {
+	line, ok = <-c.lines
+	return line, ok
+}
+
+// Say sends a line to the parent. Lines of several goroutines do not mix.
+func (c *Child) Say(format string, args ...any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	fmt.Fprintf(os.Stdout, format+"\n", args...)
+}
+
+// Process is a child process as the test sees it. Only Kill, Freeze and Thaw may
+// be called from other goroutines than the test's.
+type Process struct {
+	t      testing.TB
+	role   string
+	proc   *proc
+	input  io.WriteCloser
+	output *lines
+	log    *tail
+}
+
+// Spawn starts the test binary again as a child in the role and passes it args.
+// The child is killed with the test.
+func Spawn(t testing.TB, role string, args ...string) *Process {
+	t.Helper()
+	binary, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &Process{t: t, role: role, output: &lines{news: make(chan struct{}, 1)}, log: new(tail)}
+	cmd := exec.Command(binary, args...)
+	cmd.Env = append(os.Environ(), childEnv+"="+role)
+	cmd.Stdout, cmd.Stderr = p.output, p.log
+	if p.input, err = cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	if p.proc, err = startProc(cmd); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Kill)
+	return p
+}
+
+// Send gives the child a line for its Next.
+func (p *Process) Send(line string) {
+	p.t.Helper()
+	if _, err := io.WriteString(p.input, line+"\n"); err != nil {
+		p.fail(fmt.Sprintf("could not be told %q: %v", line, err))
+	}
+}
+
+// CloseInput tells the child that nothing more will be sent: its Next reports
+// false.
+func (p *Process) CloseInput() { _ = p.input.Close() }
+
+// Expect waits for a line that starts with prefix, passing over others, and
+// returns the rest of it. It fails the test after 30 s and when the child ends
+// without such a line.
+func (p *Process) Expect(prefix string) string {
+	p.t.Helper()
+	deadline := time.After(expectLimit)
+	for {
+		if rest, found := strings.CutPrefix(p.line(prefix, deadline), prefix); found {
+			return rest
+		}
+	}
+}
+
+// Line waits for the next line, on the terms of Expect.
+func (p *Process) Line() string {
+	p.t.Helper()
+	return p.line("", time.After(expectLimit))
+}
+
+func (p *Process) line(want string, deadline <-chan time.Time) string {
+	p.t.Helper()
+	for {
+		ended := p.proc.ended() // asked before the line: what was said last still counts
+		if line, ok := p.output.next(); ok {
+			return line
+		}
+		if ended {
+			p.fail(fmt.Sprintf("ended (%v) before it said %q", p.proc.err, want))
+		}
+		select {
+		case <-p.output.news:
+		case <-p.proc.done:
+		case <-deadline:
+			p.fail(fmt.Sprintf("did not say %q within %v", want, expectLimit))
+		}
+	}
+}
+
+func (p *Process) fail(what string) {
+	p.t.Helper()
+	p.t.Fatalf("child %s %s\nit said:\n%s\nand on stderr:\n%s", p.role, what, p.output.all(), p.log)
+}
+
+// Kill ends the child by SIGKILL, so that it can clean up nothing, and returns
+// when it is gone.
+func (p *Process) Kill() { p.proc.kill() }
+
+// Freeze stops the child; when it returns, no thread of the child runs.
+func (p *Process) Freeze() { p.proc.freeze() }
+
+// Thaw lets a frozen child go on.
+func (p *Process) Thaw() { p.proc.thaw() }
+
+// Wait waits for the child to end by itself and returns its exit error. It fails
+// the test after 30 s.
+func (p *Process) Wait() error {
+	p.t.Helper()
+	select {
+	case <-p.proc.done:
+	case <-time.After(expectLimit):
+		p.fail(fmt.Sprintf("did not end within %v", expectLimit))
+	}
+	return p.proc.err
+}
+
+// lines takes the child's output without ever blocking it.
+type lines struct {
+	news chan struct{} // holds one token when there may be unread lines
+
+	mu   sync.Mutex
+	said []string // protected by mu: all complete lines
+	read int      // protected by mu: how many of said were taken
+	rest []byte   // protected by mu: the incomplete line
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.rest = append(l.rest, b...)
+	for {
+		line, rest, found := bytes.Cut(l.rest, []byte("\n"))
+		if !found {
+			break
+		}
+		l.said, l.rest = append(l.said, string(line)), rest
+	}
+	select {
+	case l.news <- struct{}{}:
+	default:
+	}
+	return len(b), nil
+}
+
+func (l *lines) next() (string, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.read == len(l.said) {
+		return "", false
+	}
+	l.read++
+	return l.said[l.read-1], true
+}
+
+func (l *lines) all() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Join(l.said, "\n") + string(l.rest)
+}

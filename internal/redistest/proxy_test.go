@@ -1,0 +1,382 @@
+package redistest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// setup gives a proxy to the shared server, a client through it that reports the
+// first failure, and one that goes straight to the server.
+func setup(t *testing.T) (p *Proxy, c, direct *redis.Client) {
+	t.Helper()
+	s := Shared(t)
+	p = NewProxy(t, s.Addr)
+	c = p.Client(t, impatient)
+	if err := c.Ping(t.Context()).Err(); err != nil { // so that hasty needs no handshake
+		t.Fatal(err)
+	}
+	direct = s.Client(t, impatient)
+	direct.Del(t.Context(), t.Name()) // left by an earlier run under -count
+	return p, c, direct
+}
+
+// hasty bounds a command that is expected to get no answer. It counts from when
+// the command was sent, so that the proxy sees the command on a slow machine too.
+func hasty(c *redis.Client) *redis.Client { return c.WithTimeout(500 * time.Millisecond) }
+
+func assertFired(t *testing.T, r *Rule, want int) {
+	t.Helper()
+	Await(t, "the fault comes about", func() bool { return r.Fired() >= want })
+	if n := r.Fired(); n != want {
+		t.Errorf("the fault came about %d times, not %d", n, want)
+	}
+}
+
+func assertValue(t *testing.T, c *redis.Client, want string) {
+	t.Helper()
+	if v := c.Get(t.Context(), t.Name()).Val(); v != want {
+		t.Errorf("the server has %q, not %q", v, want)
+	}
+}
+
+func set(ctx context.Context, t *testing.T, c redis.Cmdable, value string) error {
+	return c.Set(ctx, t.Name(), value, time.Minute).Err()
+}
+
+func TestProxyPassesEverything(t *testing.T) {
+	t.Parallel()
+	for _, protocol := range []int{2, 3} {
+		t.Run(fmt.Sprint("resp", protocol), func(t *testing.T) {
+			t.Parallel()
+			s := Shared(t)
+			p := NewProxy(t, s.Addr)
+			c := p.Client(t, impatient, func(o *redis.Options) { o.Protocol = protocol })
+			sets := p.On(Command("SET"), Pass)
+			ctx := t.Context()
+			large := strings.Repeat("x\r\n", 1<<20)
+			if err := set(ctx, t, c, large); err != nil {
+				t.Fatal(err)
+			}
+			assertValue(t, c, large)
+			var group sync.WaitGroup
+			for range 8 {
+				group.Go(func() {
+					for i := range 50 {
+						echoes(t, c, i)
+					}
+				})
+			}
+			group.Wait()
+			assertFired(t, sets, 1)
+			if n := p.Commands(); n < 8*50*20 {
+				t.Errorf("saw %d commands", n)
+			}
+		})
+	}
+}
+
+// echoes runs a pipeline with replies of several kinds.
+func echoes(t *testing.T, c *redis.Client, n int) {
+	var echoed []*redis.StringCmd
+	_, err := c.Pipelined(t.Context(), func(pipe redis.Pipeliner) error {
+		for i := range 10 {
+			echoed = append(echoed, pipe.Echo(t.Context(), fmt.Sprint(n, i)))
+			pipe.Eval(t.Context(), `return {1, {'a', false}, redis.status_reply('OK')}`, []string{t.Name()})
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	for i, cmd := range echoed {
+		if want := fmt.Sprint(n, i); cmd.Val() != want {
+			t.Errorf("echo %q, not %q", cmd.Val(), want)
+		}
+	}
+}
+
+func TestProxyPassesSubscriptions(t *testing.T) {
+	t.Parallel()
+	for _, protocol := range []int{2, 3} {
+		t.Run(fmt.Sprint("resp", protocol), func(t *testing.T) {
+			t.Parallel()
+			p, _, direct := setup(t)
+			sub := p.Client(t, func(o *redis.Options) { o.Protocol = protocol }).Subscribe(t.Context(), t.Name(), t.Name()+"2")
+			defer sub.Close()
+			for range 2 {
+				if _, err := sub.Receive(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for i := range 10 {
+				direct.Publish(t.Context(), t.Name(), i)
+				if m, err := sub.ReceiveMessage(t.Context()); err != nil || m.Payload != fmt.Sprint(i) {
+					t.Fatalf("message %d: %v, %v", i, m, err)
+				}
+			}
+		})
+	}
+}
+
+func TestProxyDropsARequest(t *testing.T) {
+	t.Parallel()
+	p, c, direct := setup(t)
+	rule := p.On(Command("set"), DropRequest).Times(1)
+	if err := set(t.Context(), t, hasty(c), "1"); !isTimeout(err) {
+		t.Errorf("the client saw %v", err)
+	}
+	assertFired(t, rule, 1)
+	assertValue(t, direct, "")
+	if err := set(t.Context(), t, c, "2"); err != nil {
+		t.Errorf("after the fault: %v", err)
+	}
+	assertFired(t, rule, 1)
+}
+
+func TestProxyDropsTheRestOfAPipeline(t *testing.T) {
+	t.Parallel()
+	p, c, direct := setup(t)
+	rule := p.On(Command("set"), DropRequest).After(1)
+	var first, second *redis.StatusCmd
+	_, err := hasty(c).Pipelined(t.Context(), func(pipe redis.Pipeliner) error {
+		first = pipe.Set(t.Context(), t.Name(), "1", time.Minute)
+		second = pipe.Set(t.Context(), t.Name(), "2", time.Minute)
+		pipe.Append(t.Context(), t.Name(), "3")
+		return nil
+	})
+	if !isTimeout(err) || first.Val() != "OK" || second.Val() != "" {
+		t.Errorf("the client saw %q, %q, %v", first.Val(), second.Val(), err)
+	}
+	assertFired(t, rule, 1)
+	assertValue(t, direct, "1")
+}
+
+func TestProxyDropsAReply(t *testing.T) {
+	t.Parallel()
+	p, c, direct := setup(t)
+	rule := p.On(Command("SET"), DropReply).Times(1)
+	if err := set(t.Context(), t, c, "1"); !isClosed(err) {
+		t.Errorf("the client saw %v", err)
+	}
+	assertFired(t, rule, 1)
+	assertValue(t, direct, "1")
+}
+
+// A connection that the other side closed ends in one of these, by whether data
+// was under way.
+func isClosed(err error) bool {
+	var op *net.OpError
+	return errors.Is(err, io.EOF) || errors.As(err, &op) && !op.Timeout()
+}
+
+func TestProxyMakesARetryingClientWriteTwice(t *testing.T) {
+	t.Parallel()
+	p, _, _ := setup(t)
+	c := p.Client(t) // with the default retries
+	rule := p.On(Command("EVAL"), DropReply).Times(1)
+	n, err := c.Eval(t.Context(), `return redis.call('INCR', KEYS[1])`, []string{t.Name()}).Int()
+	if n != 2 || err != nil {
+		t.Errorf("the client saw %d, %v", n, err)
+	}
+	assertFired(t, rule, 1)
+}
+
+func TestProxyMutesFromAReplyOn(t *testing.T) {
+	t.Parallel()
+	p, c, direct := setup(t)
+	rule := p.On(Command("SET"), MuteReply).Times(1)
+	var before *redis.StatusCmd
+	_, err := hasty(c).Pipelined(t.Context(), func(pipe redis.Pipeliner) error {
+		before = pipe.Ping(t.Context())
+		pipe.Set(t.Context(), t.Name(), "1", time.Minute)
+		pipe.Append(t.Context(), t.Name(), "2")
+		return nil
+	})
+	if !isTimeout(err) || before.Val() != "PONG" {
+		t.Errorf("the client saw %v and %v", before, err)
+	}
+	assertFired(t, rule, 1)
+	Await(t, "the server executes all", func() bool {
+		return direct.Get(t.Context(), t.Name()).Val() == "12"
+	})
+}
+
+func TestProxyDeliversARequestAfterTheClientLeft(t *testing.T) {
+	t.Parallel()
+	p, c, direct := setup(t)
+	rule := p.On(Command("SET"), HoldRequest).Times(1)
+	if err := set(t.Context(), t, hasty(c), "late"); !isTimeout(err) {
+		t.Errorf("the client saw %v", err)
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	assertFired(t, rule, 1)
+	assertValue(t, direct, "")
+	rule.Release()
+	Await(t, "the server has the late request", func() bool {
+		return direct.Get(t.Context(), t.Name()).Val() == "late"
+	})
+	rule.Release()
+}
+
+func TestProxyHoldsARequestOfAPatientClient(t *testing.T) {
+	t.Parallel()
+	p, c, direct := setup(t)
+	rule := p.On(Command("SET"), HoldRequest)
+	done := make(chan error)
+	go func() { done <- set(t.Context(), t, c, "1") }()
+	<-rule.Hit()
+	assertValue(t, direct, "")
+	if err := c.Ping(t.Context()).Err(); err != nil {
+		t.Errorf("another connection: %v", err)
+	}
+	rule.Release()
+	if err := <-done; err != nil {
+		t.Errorf("the client saw %v", err)
+	}
+	if err := set(t.Context(), t, c, "2"); err != nil {
+		t.Errorf("after the release: %v", err)
+	}
+	assertFired(t, rule, 1)
+}
+
+func TestProxyHoldsAReply(t *testing.T) {
+	t.Parallel()
+	p, c, direct := setup(t)
+	rule := p.On(Command("SET"), HoldReply)
+	done := make(chan error, 1)
+	go func() { done <- set(t.Context(), t, c, "1") }()
+	<-rule.Hit()
+	assertValue(t, direct, "1")
+	select {
+	case err := <-done:
+		t.Errorf("the client saw %v before the release", err)
+	default:
+	}
+	rule.Release()
+	if err := <-done; err != nil {
+		t.Errorf("the client saw %v", err)
+	}
+	assertFired(t, rule, 1)
+}
+
+func TestProxyClosesBeforeARequest(t *testing.T) {
+	t.Parallel()
+	p, c, direct := setup(t)
+	rule := p.On(Command("SET"), CloseBefore).Times(2)
+	for range 2 {
+		if err := set(t.Context(), t, c, "1"); !isClosed(err) {
+			t.Errorf("the client saw %v", err)
+		}
+	}
+	assertFired(t, rule, 2)
+	assertValue(t, direct, "")
+}
+
+func TestProxyRuleSeesEveryArgument(t *testing.T) {
+	t.Parallel()
+	p, c, _ := setup(t)
+	rule := p.On(func(cmd []string) bool {
+		return strings.EqualFold(cmd[0], "EVAL") && cmd[len(cmd)-1] == "victim"
+	}, CloseBefore)
+	for _, arg := range []string{"other", "victim"} {
+		err := c.Eval(t.Context(), "return ARGV[1]", []string{t.Name()}, arg).Err()
+		if isClosed(err) != (arg == "victim") {
+			t.Errorf("%s: the client saw %v", arg, err)
+		}
+	}
+	assertFired(t, rule, 1)
+}
+
+func TestProxyBlackHole(t *testing.T) {
+	t.Parallel()
+	p, c, direct := setup(t)
+	if err := set(t.Context(), t, c, "1"); err != nil {
+		t.Fatal(err)
+	}
+	p.BlackHole(true)
+	for _, connection := range []string{"existing", "new"} {
+		if err := set(t.Context(), t, hasty(c), "2"); !isTimeout(err) {
+			t.Errorf("%s connection: the client saw %v", connection, err)
+		}
+	}
+	assertValue(t, direct, "1")
+	p.BlackHole(false)
+	if err := set(t.Context(), t, c, "3"); err != nil {
+		t.Errorf("after the fault: %v", err)
+	}
+}
+
+func TestProxyCutsAndRefuses(t *testing.T) {
+	t.Parallel()
+	p, c, _ := setup(t)
+	held := p.On(Command("SET"), HoldRequest)
+	done := make(chan error)
+	go func() { done <- set(t.Context(), t, c, "1") }()
+	<-held.Hit()
+	p.Refuse(true)
+	p.Cut()
+	if err := <-done; !isClosed(err) {
+		t.Errorf("cut: the client saw %v", err)
+	}
+	if err := c.Ping(t.Context()).Err(); !isClosed(err) {
+		t.Errorf("refused: the client saw %v", err)
+	}
+	p.Refuse(false)
+	if err := c.Ping(t.Context()).Err(); err != nil {
+		t.Errorf("after the fault: %v", err)
+	}
+}
+
+func TestProxyDelaysReplies(t *testing.T) {
+	t.Parallel()
+	p, c, _ := setup(t)
+	c.Ping(t.Context())
+	const delay = 100 * time.Millisecond
+	p.Delay(delay)
+	start := time.Now()
+	if _, err := c.Pipelined(t.Context(), func(pipe redis.Pipeliner) error {
+		for range 100 {
+			pipe.Ping(t.Context())
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(start); took < delay || took > 50*delay {
+		t.Errorf("100 replies took %v, not about %v", took, delay)
+	}
+}
+
+// A server that dies behind the proxy is no more alive through it.
+func TestProxyShowsTheDeathOfTheServer(t *testing.T) {
+	t.Parallel()
+	s := Start(t)
+	p := NewProxy(t, s.Addr)
+	c := p.Client(t, impatient)
+	rule := p.On(Command("PING"), HoldReply)
+	if err := set(t.Context(), t, c, "1"); err != nil {
+		t.Fatal(err)
+	}
+	s.Kill()
+	for range 2 {
+		if err := set(t.Context(), t, c, "2"); !isClosed(err) {
+			t.Errorf("the client saw %v", err)
+		}
+	}
+	s.Restart()
+	if err := set(t.Context(), t, c, "3"); err != nil {
+		t.Errorf("after the restart: %v", err)
+	}
+	assertFired(t, rule, 0)
+}

@@ -1,0 +1,104 @@
+package redistest
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+func TestMain(m *testing.M) { Main(m) }
+
+// record stands in for a test that is expected to end early.
+type record struct {
+	testing.TB
+	verb, text string
+}
+
+func (r *record) Helper()                           {}
+func (r *record) Fatalf(format string, args ...any) { r.end("fatal", format, args) }
+func (r *record) Skipf(format string, args ...any)  { r.end("skip", format, args) }
+
+func (r *record) end(verb, format string, args []any) {
+	r.verb, r.text = verb, fmt.Sprintf(format, args...)
+	runtime.Goexit()
+}
+
+// run runs f as a test function of r, which may end its goroutine.
+func (r *record) run(f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	<-done
+}
+
+func TestEachKindOfClientWorks(t *testing.T) {
+	Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		ctx := t.Context()
+		ns := Namespace(t)
+		for i := range 20 {
+			key := fmt.Sprint(ns, i)
+			if err := rdb.Set(ctx, key, i, time.Minute).Err(); err != nil {
+				t.Fatal(err)
+			}
+			if n, err := rdb.Get(ctx, key).Int(); n != i || err != nil {
+				t.Fatalf("read %d, %v, not %d", n, err, i)
+			}
+		}
+		script := redis.NewScript(`return redis.call('GET', KEYS[1])`)
+		if got, err := script.Run(ctx, rdb, []string{ns + "2"}).Text(); got != "2" || err != nil {
+			t.Fatalf("the script read %q, %v", got, err)
+		}
+	})
+}
+
+func TestMiniKeepsTimeInABubble(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, first := StartMini(t)
+		second := NewMiniClient(t, m)
+		ctx := context.Background()
+		if err := first.Set(ctx, "k", "v", time.Hour).Err(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Hour - time.Second)
+		if v, err := second.Get(ctx, "k").Result(); v != "v" || err != nil {
+			t.Fatalf("read %q, %v before the TTL", v, err)
+		}
+		time.Sleep(2 * time.Second)
+		if v, err := second.Get(ctx, "k").Result(); err != redis.Nil {
+			t.Fatalf("read %q, %v after the TTL", v, err)
+		}
+		if m.Server() == nil {
+			t.Error("no server to set a hook on")
+		}
+	})
+}
+
+func TestAwaitGivesUp(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { // no real 15 s
+		r := &record{TB: t}
+		r.run(func() { Await(r, "pigs fly", func() bool { return false }) })
+		if r.verb != "fatal" || !strings.Contains(r.text, "pigs fly") {
+			t.Errorf("%s %q", r.verb, r.text)
+		}
+	})
+}
+
+func TestStraysNamesALeak(t *testing.T) {
+	t.Parallel()
+	end := make(chan struct{})
+	go leak(end)
+	Await(t, "the leak is seen", func() bool { return strings.Contains(strays(), "redistest.leak") })
+	close(end)
+	Await(t, "the leak is gone", func() bool { return !strings.Contains(strays(), "redistest.leak") })
+}
+
+func leak(end chan struct{}) { <-end }

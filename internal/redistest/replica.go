@@ -1,0 +1,81 @@
+package redistest
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// StartReplica starts a replica of master and returns when its first sync is
+// done: a master that dies earlier is never replaced. Both get a diskless sync
+// without the 5 s wait for further replicas.
+func StartReplica(t testing.TB, master *Server) *Server {
+	t.Helper()
+	ctx := context.Background()
+	if err := master.admin.ConfigSet(ctx, "repl-diskless-sync-delay", "0").Err(); err != nil {
+		t.Fatal(err)
+	}
+	host, port, err := net.SplitHostPort(master.Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	replica := Start(t, "--replicaof", host, port, "--repl-diskless-sync-delay", "0")
+	Await(t, "the replica has its master's data", func() bool {
+		info, err := replica.admin.Info(ctx, "replication").Result()
+		return err == nil && strings.Contains(info, "master_link_status:up")
+	})
+	return replica
+}
+
+// MasterName is what StartSentinel calls its master.
+const MasterName = "mymaster"
+
+// StartSentinel starts a sentinel that alone decides about master, and returns
+// when it knows the replicas that master has: without them it cannot fail over.
+// It gives up a dead master after 1 s; a replica is master about 3 s after the
+// death.
+func StartSentinel(t testing.TB, master *Server) *Server {
+	t.Helper()
+	s, err := launch(program(t), watching(master))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.stop)
+	ctx := context.Background()
+	Await(t, "the sentinel knows the replicas", func() bool {
+		info, err := master.admin.Info(ctx, "replication").Result()
+		if err != nil {
+			return false
+		}
+		_, replicas, _ := strings.Cut(info, "connected_slaves:")
+		replicas, _, _ = strings.Cut(replicas, "\r\n")
+		known, err := s.admin.Info(ctx, "sentinel").Result()
+		return err == nil && strings.Contains(known, "status=ok") &&
+			strings.Contains(known, "slaves="+replicas+",")
+	})
+	return s
+}
+
+// watching gives the command line of a sentinel. A sentinel wants a file, which it
+// also rewrites.
+func watching(master *Server) func(port int, dir string) ([]string, error) {
+	return func(port int, dir string) ([]string, error) {
+		host, masterPort, err := net.SplitHostPort(master.Addr)
+		if err != nil {
+			return nil, err
+		}
+		config := fmt.Sprintf(`port %d
+bind 127.0.0.1
+dir %s
+sentinel monitor %[3]s %s %s 1
+sentinel down-after-milliseconds %[3]s 1000
+sentinel failover-timeout %[3]s 3000
+`, port, dir, MasterName, host, masterPort)
+		file := filepath.Join(dir, "sentinel.conf")
+		return []string{file, "--sentinel"}, os.WriteFile(file, []byte(config), 0o600)
+	}
+}

@@ -1,0 +1,255 @@
+package redistest
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+)
+
+// Server is a redis-server that a test started.
+type Server struct {
+	Addr string // 127.0.0.1:port, the same after Restart
+
+	bin   string
+	args  []string
+	dir   string
+	log   *tail
+	admin *redis.Client
+	proc  *proc
+}
+
+// Start starts a redis-server without persistence on a port of its own and
+// returns when it answers; args are further options of redis-server and win over
+// the defaults. Without the program the test is skipped, unless REDIS_REQUIRED=1
+// says that it must run. REDIS_SERVER names another program than redis-server.
+func Start(t testing.TB, args ...string) *Server {
+	t.Helper()
+	s, err := launch(program(t), plain(args))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.stop)
+	return s
+}
+
+func program(t testing.TB) string {
+	t.Helper()
+	name := cmp.Or(os.Getenv("REDIS_SERVER"), "redis-server")
+	bin, err := exec.LookPath(name)
+	switch {
+	case err == nil:
+		return bin
+	case os.Getenv("REDIS_REQUIRED") == "1":
+		t.Fatalf("%v: install it (Debian: apt-get install redis-server) or name another by REDIS_SERVER", err)
+	default:
+		t.Skipf("%v: install it to run this test", err)
+	}
+	return ""
+}
+
+// plain gives the command line of an ordinary server on port in dir.
+func plain(args []string) func(port int, dir string) ([]string, error) {
+	return func(port int, dir string) ([]string, error) {
+		return append([]string{
+			"--port", strconv.Itoa(port), "--bind", "127.0.0.1", "--dir", dir,
+			"--save", "", "--appendonly", "no", "--enable-debug-command", "yes",
+		}, args...), nil
+	}
+}
+
+// launch tries a few ports: between choosing one and binding it somebody else
+// may take it, and then the server ends at once.
+func launch(bin string, argv func(port int, dir string) ([]string, error)) (*Server, error) {
+	var last error
+	for range 5 {
+		dir, err := os.MkdirTemp("", "redistest")
+		if err != nil {
+			return nil, err
+		}
+		port := freePort()
+		args, err := argv(port, dir)
+		if err != nil {
+			return nil, err
+		}
+		s := &Server{Addr: loopback(port), bin: bin, args: args, dir: dir, log: new(tail)}
+		s.admin = redis.NewClient(quiet(s.Addr))
+		if last = s.run(); last == nil {
+			return s, nil
+		}
+		s.stop()
+	}
+	return nil, last
+}
+
+// run starts the process and waits until it serves, or has ended.
+func (s *Server) run() error {
+	cmd := exec.Command(s.bin, s.args...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = s.dir, s.log, s.log
+	var err error
+	if s.proc, err = startProc(cmd); err != nil {
+		return err
+	}
+	ready := false
+	poll(awaitLimit, func() bool {
+		ready = s.ready()
+		return ready || s.proc.ended()
+	})
+	if !ready {
+		s.proc.kill()
+		return fmt.Errorf("redistest: %s does not serve on %s; its log:\n%s", s.bin, s.Addr, s.log)
+	}
+	return nil
+}
+
+// ready asks INFO rather than PING because the answer names the process: on a
+// port that somebody took first, a stranger would answer PING.
+func (s *Server) ready() bool {
+	conn, err := net.DialTimeout("tcp", s.Addr, time.Second)
+	if err != nil {
+		return false // asked first, since go-redis logs every failed dial
+	}
+	_ = conn.Close()
+	info, err := s.admin.Info(context.Background()).Result()
+	return err == nil && !strings.Contains(info, "loading:1") &&
+		strings.Contains(info, fmt.Sprintf("process_id:%d\r\n", s.Pid()))
+}
+
+// stop ends the server for good. It serves as Cleanup, also after Kill.
+func (s *Server) stop() {
+	_ = s.admin.Close()
+	if s.proc != nil && s.proc.cmd.Process != nil {
+		s.proc.kill()
+	}
+	_ = os.RemoveAll(s.dir)
+}
+
+// Client returns a client that is closed with the test. It has the defaults of
+// go-redis, but sends no commands of its own besides HELLO.
+func (s *Server) Client(t testing.TB, mutate ...func(*redis.Options)) *redis.Client {
+	return newClient(t, s.Addr, mutate)
+}
+
+func newClient(t testing.TB, addr string, mutate []func(*redis.Options)) *redis.Client {
+	opt := quiet(addr)
+	for _, m := range mutate {
+		m(opt)
+	}
+	c := redis.NewClient(opt)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// quiet keeps call counts exact: no CLIENT SETINFO, no CLIENT MAINT_NOTIFICATIONS.
+func quiet(addr string) *redis.Options {
+	return &redis.Options{
+		Addr:                     addr,
+		DisableIdentity:          true,
+		MaintNotificationsConfig: maintOff(),
+	}
+}
+
+func maintOff() *maintnotifications.Config {
+	return &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+}
+
+// Admin returns the server's own client, for CONFIG, DEBUG and looking at keys.
+func (s *Server) Admin() *redis.Client { return s.admin }
+
+// Pid returns the process id of the running server.
+func (s *Server) Pid() int { return s.proc.cmd.Process.Pid }
+
+// Freeze stops the server without closing its connections; when it returns, the
+// server executes nothing more until Thaw.
+func (s *Server) Freeze() { s.proc.freeze() }
+
+// Thaw lets a frozen server go on.
+func (s *Server) Thaw() { s.proc.thaw() }
+
+// Kill ends the server as a crash does and returns when it is gone.
+func (s *Server) Kill() { s.proc.kill() }
+
+// Restart brings the server back on the same port with the same options and
+// directory, killing it first if it still runs. It is empty unless the options
+// ask for persistence. Somebody may hold the port for a moment, so it retries.
+func (s *Server) Restart() {
+	s.Kill()
+	var err error
+	if !poll(awaitLimit, func() bool { err = s.run(); return err == nil }) {
+		panic(err)
+	}
+}
+
+// Calls returns how often the server has executed a command since its start or
+// ResetCalls; cmd is in lower case, a subcommand as "script|load". A command
+// that a script calls counts too.
+func (s *Server) Calls(cmd string) int64 { return s.AllCalls()[cmd] }
+
+// AllCalls returns the counts of all commands that were executed at least once.
+func (s *Server) AllCalls() map[string]int64 {
+	info, err := s.admin.Info(context.Background(), "commandstats").Result()
+	if err != nil {
+		panic(fmt.Sprintf("redistest: INFO of %s: %v", s.Addr, err))
+	}
+	calls := make(map[string]int64)
+	for line := range strings.Lines(info) {
+		name, counts, _ := strings.Cut(line, ":calls=")
+		number, _, found := strings.Cut(counts, ",")
+		if !found {
+			continue // the section's title
+		}
+		n, err := strconv.ParseInt(number, 10, 64)
+		if err != nil {
+			panic(fmt.Sprintf("redistest: INFO line %q: %v", line, err))
+		}
+		calls[strings.TrimPrefix(name, "cmdstat_")] = n
+	}
+	return calls
+}
+
+// ResetCalls sets all counts to zero.
+func (s *Server) ResetCalls() {
+	if err := s.admin.ConfigResetStat(context.Background()).Err(); err != nil {
+		panic(fmt.Sprintf("redistest: CONFIG RESETSTAT of %s: %v", s.Addr, err))
+	}
+}
+
+// Ports are taken from below the range that systems use for outgoing
+// connections: there no client of a parallel test can take the port of a server
+// that is down for a moment. A cluster node also listens on port + 10000, which
+// keeps clear of both.
+const (
+	lowestPort  = 10000
+	highestPort = 20000
+	busOffset   = 10000
+)
+
+// freePort returns a port that was free, with its bus port, a moment ago.
+func freePort() int {
+	for {
+		port := lowestPort + rand.IntN(highestPort-lowestPort)
+		if free(port) && free(port+busOffset) {
+			return port
+		}
+	}
+}
+
+func free(port int) bool {
+	l, err := net.Listen("tcp", loopback(port))
+	if err != nil {
+		return false
+	}
+	return l.Close() == nil
+}
+
+func loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }

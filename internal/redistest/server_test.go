@@ -1,0 +1,168 @@
+package redistest
+
+import (
+	"errors"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// impatient makes a client report the first failure, while a slow machine alone
+// makes none.
+func impatient(o *redis.Options) {
+	o.MaxRetries = -1
+	o.DialerRetries = 1
+	o.DialTimeout = time.Minute
+	o.ReadTimeout = time.Minute
+}
+
+func TestServerCountsCalls(t *testing.T) {
+	t.Parallel()
+	s := Start(t)
+	c := s.Client(t)
+	ctx := t.Context()
+	for range 3 {
+		c.Get(ctx, "k")
+	}
+	c.Eval(ctx, `return redis.call('GET', KEYS[1])`, []string{"k"})
+	c.ScriptLoad(ctx, "return 1")
+	if n := s.Calls("get"); n != 4 {
+		t.Errorf("%d GETs, not 3 and the one of the script", n)
+	}
+	if n := s.Calls("script|load"); n != 1 {
+		t.Errorf("%d SCRIPT LOADs, not 1", n)
+	}
+	for _, cmd := range []string{"client|setinfo", "client|maint_notifications"} {
+		if n := s.Calls(cmd); n != 0 {
+			t.Errorf("the client sent %s %d times", cmd, n)
+		}
+	}
+	s.ResetCalls()
+	if n := s.Calls("get"); n != 0 {
+		t.Errorf("%d GETs after the reset", n)
+	}
+}
+
+func TestServerComesBackEmptyAfterKill(t *testing.T) {
+	t.Parallel()
+	s := Start(t)
+	c := s.Client(t, impatient)
+	ctx := t.Context()
+	if err := c.Set(ctx, "k", "v", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	before := s.Pid()
+	s.Kill()
+	if err := c.Get(ctx, "k").Err(); err == nil || errors.Is(err, redis.Nil) {
+		t.Fatalf("a dead server answered: %v", err)
+	}
+	s.Restart()
+	if s.Pid() == before {
+		t.Error("the same process serves after Restart")
+	}
+	Await(t, "the client finds the key gone", func() bool {
+		return errors.Is(c.Get(ctx, "k").Err(), redis.Nil)
+	})
+}
+
+func TestServerKeepsDataWhenAskedTo(t *testing.T) {
+	t.Parallel()
+	s := Start(t, "--appendonly", "yes", "--appendfsync", "always")
+	ctx := t.Context()
+	if err := s.Admin().Set(ctx, "k", "v", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	s.Restart()
+	if v, err := s.Admin().Get(ctx, "k").Result(); v != "v" || err != nil {
+		t.Fatalf("read %q, %v after Restart", v, err)
+	}
+}
+
+func TestServerExecutesNothingWhileFrozen(t *testing.T) {
+	t.Parallel()
+	s := Start(t)
+	c := s.Client(t, impatient)
+	if err := c.Ping(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	s.Freeze()
+	if err := c.WithTimeout(100*time.Millisecond).Set(t.Context(), "k", "late", 0).Err(); !isTimeout(err) {
+		t.Fatalf("a frozen server: %v", err)
+	}
+	s.Thaw()
+	Await(t, "the thawed server executes what it was sent", func() bool {
+		return c.Get(t.Context(), "k").Val() == "late"
+	})
+}
+
+func isTimeout(err error) bool {
+	var timeout net.Error
+	return errors.As(err, &timeout) && timeout.Timeout()
+}
+
+func TestServerLeavesNothingBehind(t *testing.T) {
+	t.Parallel()
+	var s *Server
+	t.Run("owner", func(t *testing.T) { s = Start(t) })
+	if err := syscall.Kill(s.Pid(), 0); !errors.Is(err, syscall.ESRCH) {
+		t.Errorf("the process after its test: %v", err)
+	}
+	if _, err := os.Stat(s.dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the directory after its test: %v", err)
+	}
+}
+
+// A stranger on the port must not pass for the server.
+func TestServerMovesFromATakenPort(t *testing.T) {
+	t.Parallel()
+	taken := Start(t)
+	tries := 0
+	s, err := launch(program(t), func(port int, dir string) ([]string, error) {
+		tries++
+		args, err := plain(nil)(port, dir)
+		if tries == 1 {
+			_, args[1], _ = strings.Cut(taken.Addr, ":")
+		}
+		return args, err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.stop()
+	if tries != 2 || s.Addr == taken.Addr {
+		t.Errorf("started on %s at try %d", s.Addr, tries)
+	}
+}
+
+func TestServerThatCannotStartSaysWhy(t *testing.T) {
+	t.Parallel()
+	_, err := launch(program(t), plain([]string{"--no-such-option", "1"}))
+	if err == nil || !strings.Contains(err.Error(), "no-such-option") {
+		t.Errorf("error: %v", err)
+	}
+}
+
+func TestSharedServerIsOne(t *testing.T) {
+	t.Parallel()
+	server, cluster := Shared(t), SharedCluster(t)
+	if Shared(t) != server || SharedCluster(t) != cluster {
+		t.Error("two shared servers")
+	}
+}
+
+func TestMissingServerSkipsOrFails(t *testing.T) {
+	t.Setenv("REDIS_SERVER", "no-such-program")
+	for required, want := range map[string]string{"": "skip", "1": "fatal"} {
+		t.Setenv("REDIS_REQUIRED", required)
+		r := &record{TB: t}
+		r.run(func() { Start(r) })
+		if r.verb != want || !strings.Contains(r.text, "install") {
+			t.Errorf("REDIS_REQUIRED=%q: %s %q", required, r.verb, r.text)
+		}
+	}
+}

@@ -1,0 +1,59 @@
+package redistest
+
+import (
+	"sync"
+	"testing"
+)
+
+// shared holds the servers that live as long as the test binary. A start that
+// failed leaves nothing, so that the next test tries again.
+var shared struct {
+	mu      sync.Mutex
+	server  *Server  // protected by mu
+	cluster *Cluster // protected by mu
+}
+
+// Shared returns the one plain server of this test binary, started on first use
+// and stopped by Main. It serves tests that keep to a namespace of their own: a
+// test that flushes, configures, counts or stops a server needs Start.
+func Shared(t testing.TB) *Server {
+	t.Helper()
+	shared.mu.Lock()
+	defer shared.mu.Unlock()
+	if shared.server == nil {
+		s, err := launch(program(t), plain(nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		shared.server = s
+	}
+	return shared.server
+}
+
+// SharedCluster returns the one cluster of this test binary, on the terms of
+// Shared.
+func SharedCluster(t testing.TB) *Cluster {
+	t.Helper()
+	shared.mu.Lock()
+	defer shared.mu.Unlock()
+	if shared.cluster == nil {
+		c, err := launchCluster(program(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		shared.cluster = c
+	}
+	return shared.cluster
+}
+
+func stopShared() {
+	shared.mu.Lock()
+	defer shared.mu.Unlock()
+	if shared.server != nil {
+		shared.server.stop()
+	}
+	if shared.cluster != nil {
+		shared.cluster.stop()
+	}
+	shared.server, shared.cluster = nil, nil
+}
