@@ -1,0 +1,165 @@
+package msgcheck
+
+import (
+	"fmt"
+	"reflect"
+	"sync"
+)
+
+const (
+	boundBase   = 64 << 20 // bytes any document may decode into
+	boundFactor = 64       // and bytes for each byte of its own
+)
+
+// Bound returns an error if decoding a document of size bytes with these
+// counts into typ may allocate more than 64 MiB + 64 × size.
+//
+// What it may allocate is reckoned as
+//
+//	Items × item + Entries × entry + Maps × table
+//
+// where item, entry and table are the bytes taken by the largest slice
+// element, map entry and map of one entry reachable from typ. It is an upper
+// bound on purpose, as the counts do not say which element goes where.
+// Not in it are the garbage made on the way (about as much again, with JSON
+// up to five times as much), the strings (as long as the document) and what
+// custom decoders do.
+func Bound(n Counts, size int, typ reflect.Type) error {
+	cost := costOf(typ)
+	budget := boundBase + boundFactor*uint64(size)
+	for _, part := range [...]struct{ n, cost uint64 }{
+		{uint64(n.Items), cost.item},
+		{uint64(n.Entries), cost.entry},
+		{uint64(n.Maps), cost.table},
+	} {
+		// Dividing the budget cannot overflow, multiplying the parts could.
+		if part.n > 0 && part.cost > budget/part.n {
+			return fmt.Errorf("%d bytes with %d items and %d entries may take more than %d MiB as %v",
+				size, n.Items, n.Entries, (boundBase+boundFactor*uint64(size))>>20, typ)
+		}
+		budget -= part.n * part.cost
+	}
+	return nil
+}
+
+// cost is what decoding allocates for one of each of Counts, in bytes.
+type cost struct{ item, entry, table uint64 }
+
+// costs caches a cost for each reflect.Type.
+var costs sync.Map
+
+func costOf(typ reflect.Type) cost {
+	if typ == nil {
+		return cost{}
+	}
+	if c, ok := costs.Load(typ); ok {
+		return c.(cost)
+	}
+	var c cost
+	c.visit(typ, make(map[reflect.Type]bool))
+	costs.Store(typ, c)
+	return c
+}
+
+// visit raises c to the costs of typ and of all types within it. Types that
+// hold themselves end in seen.
+func (c *cost) visit(typ reflect.Type, seen map[reflect.Type]bool) {
+	if seen[typ] {
+		return
+	}
+	seen[typ] = true
+	switch typ.Kind() {
+	case reflect.Interface: // []any and map[string]any
+		c.raise(wordsInterface+valueInterface, entryCost(wordsString, wordsInterface)+valueInterface, tableCost(wordsString, wordsInterface))
+	case reflect.Pointer:
+		c.visit(typ.Elem(), seen)
+	case reflect.Slice:
+		c.raise(uint64(typ.Elem().Size())+valueCost(typ.Elem(), 0), 0, 0)
+		c.visit(typ.Elem(), seen)
+	case reflect.Array:
+		c.raise(valueCost(typ.Elem(), 0), 0, 0)
+		c.visit(typ.Elem(), seen)
+	case reflect.Map:
+		key, elem := uint64(typ.Key().Size()), uint64(typ.Elem().Size())
+		c.raise(0, entryCost(key, elem)+valueCost(typ.Key(), 0)+valueCost(typ.Elem(), 0), tableCost(key, elem))
+		c.visit(typ.Key(), seen)
+		c.visit(typ.Elem(), seen)
+	case reflect.Struct:
+		embedded := valueCost(typ, 0)
+		for i := range typ.NumField() {
+			f := typ.Field(i)
+			if !f.IsExported() && !f.Anonymous {
+				continue
+			}
+			// A struct is written as a map of its fields, or as an array.
+			v := embedded + valueCost(f.Type, 0)
+			c.raise(v, v, 0)
+			c.visit(f.Type, seen)
+		}
+	}
+}
+
+func (c *cost) raise(item, entry, table uint64) {
+	c.item, c.entry, c.table = max(c.item, item), max(c.entry, entry), max(c.table, table)
+}
+
+const (
+	wordsString    = 16 // size of a string, and of an interface, without what they point to
+	wordsInterface = 16
+	valueInterface = mapHeader // the largest value put in an any: an empty map
+	maxHops        = 16        // only a type that embeds or points to itself gets there
+)
+
+// valueCost is what one value of typ allocates outside its own typ.Size().
+func valueCost(typ reflect.Type, hops int) uint64 {
+	if hops == maxHops {
+		return 0
+	}
+	switch typ.Kind() {
+	case reflect.Interface:
+		return valueInterface
+	case reflect.Pointer:
+		return uint64(typ.Elem().Size()) + valueCost(typ.Elem(), hops+1)
+	case reflect.Map:
+		return mapHeader
+	case reflect.Struct: // a promoted field brings the embedded structs into being
+		var sum uint64
+		for i := range typ.NumField() {
+			if f := typ.Field(i); f.Anonymous {
+				sum += valueCost(f.Type, hops+1)
+			}
+		}
+		return sum
+	}
+	return 0
+}
+
+// Go's maps: a header, and tables of groups of eight slots. A key or element
+// above 128 bytes is stored by a pointer. A table is between 7/16 and 7/8
+// full, so that an entry takes up to 16/7 slots.
+const (
+	mapHeader = 48
+	mapGroup  = 8
+	mapInline = 128
+)
+
+func slotSize(size uint64) uint64 {
+	if size > mapInline {
+		return 8
+	}
+	return size
+}
+
+func entryCost(key, elem uint64) uint64 {
+	cost := (slotSize(key) + slotSize(elem) + 1) * 16 / 7
+	for _, size := range [...]uint64{key, elem} {
+		if size > mapInline {
+			cost += size
+		}
+	}
+	return cost
+}
+
+func tableCost(key, elem uint64) uint64 {
+	return mapHeader + mapGroup*(slotSize(key)+slotSize(elem)+1)
+}

@@ -1,0 +1,395 @@
+package msgcheck
+
+import (
+	"bytes"
+	"math"
+	"reflect"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vmihailenco/msgpack/v5"
+)
+
+const maxDepth = 512
+
+func decode(doc Doc, v any) error { return msgpack.NewDecoder(NewReader(doc)).Decode(v) }
+
+// repeat builds a document of prefix and n times unit.
+func repeat(prefix, unit string, n int) []byte {
+	return []byte(prefix + strings.Repeat(unit, n))
+}
+
+func rich(t testing.TB) []byte {
+	t.Helper()
+	when := time.Unix(1700000000, 0)
+	data, err := msgpack.Marshal(map[string]any{
+		"nil": nil, "bool": true, "ints": []any{1, -1, 200, 40000, 1 << 20, int64(1 << 40), -100, -1000, -100000, int64(-1 << 40)},
+		"int8": int8(5), "uint8": uint8(5), "floats": []any{float32(1.5), 2.5},
+		"fixstr": "abc", "str8": strings.Repeat("s", 100), "str16": strings.Repeat("s", 300),
+		"bin8": make([]byte, 3), "bin16": make([]byte, 300),
+		"array16": make([]bool, 20),
+		"time4":   when, "time8": when.Add(1), "time12": time.Unix(-1, 1),
+		"nested": map[string]any{"a": []any{[]any{}, map[string]any{}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const wide = "\xdb\x00\x00\x00\x01s\xc6\x00\x00\x00\x01b\xdd\x00\x00\x00\x01\xc0\xdf\x00\x00\x00\x01\xa0\xc0\xc9\x00\x00\x00\x01\x05x"
+	return append(append([]byte{0x96}, data...), wide...)
+}
+
+func TestCheckAcceptsWholeDocumentAndRefusesEveryTruncation(t *testing.T) {
+	data := rich(t)
+	if _, err := Check(data, maxDepth); err != nil {
+		t.Fatal(err)
+	}
+	for n := range data {
+		if _, err := Check(data[:n], maxDepth); err == nil {
+			t.Fatalf("the first %d of %d bytes were accepted", n, len(data))
+		}
+	}
+	if _, err := Check(append(data[:len(data):len(data)], 0xc0), maxDepth); err == nil {
+		t.Fatal("a stray byte was accepted")
+	}
+}
+
+func TestCheckRefuses(t *testing.T) {
+	for name, data := range map[string][]byte{
+		"nothing":                  nil,
+		"array32 of 4 G":           []byte("\xdd\xff\xff\xff\xff"),
+		"array32 of 2 G":           []byte("\xdd\x7f\xff\xff\xff"),
+		"map32 of 4 G":             []byte("\xdf\xff\xff\xff\xff"),
+		"map32 of 2 G":             []byte("\xdf\x7f\xff\xff\xff"),
+		"map32 whose double wraps": repeat("\xdf\x80\x00\x00\x00", "\xc0", 100),
+		"bin32 of 4 G":             []byte("\xc6\xff\xff\xff\xff"),
+		"str32 of 4 G":             []byte("\xdb\xff\xff\xff\xff"),
+		"ext32 of 4 G":             []byte("\xc9\xff\xff\xff\xff\x01"),
+		"array of one too many":    []byte("\x93\xc0\xc0"),
+		"map without last value":   []byte("\x82\xc0\xc0\xc0"),
+		"map of more than half":    repeat("\xde\x00\x33", "\xc0", 101),
+		"each array claims all":    repeat("", "\xdc\x00\x40", 100),
+		"arrays, 1e4 deep":         repeat("", "\x91", 1e4),
+		"arrays, 1e4 deep, closed": append(repeat("", "\x91", 1e4), 0xc0),
+		"maps, 1e6 deep, closed":   append(repeat("", "\x81\xa0", 1e6), 0xc0),
+		"arrays, 1e7 deep, closed": append(repeat("", "\x91", 1e7), 0xc0),
+		"513 deep":                 append(repeat("", "\x91", 513), 0xc0),
+		"c1":                       []byte("\xc1"),
+		"c1 in an array":           []byte("\x92\xc0\xc1"),
+		"two values":               []byte("\xc0\xc0"),
+		"header without type":      []byte("\xd4"),
+		"ext8 without payload":     []byte("\xc7\x01\x05"),
+		"fixext16 short of one":    repeat("\xd8\x05", "x", 15),
+		"float64 short of one":     repeat("\xcb", "x", 7),
+		"interned string":          []byte("\x92\xa3abc\xd4\x80\x00"),
+		"interned string, ext8":    []byte("\xc7\x01\x80\x00"),
+	} {
+		if doc, err := Check(data, maxDepth); err == nil {
+			t.Errorf("%s: accepted, %+v", name, doc.Counts)
+		}
+	}
+}
+
+func TestCheckCounts(t *testing.T) {
+	for _, tt := range []struct {
+		data string
+		want Counts
+	}{
+		{"\xc0", Counts{}},
+		{"\x90", Counts{}},
+		{"\x80", Counts{}},
+		{"\x93\xc0\x90\x91\xc0", Counts{Items: 4}},
+		{"\x82\xa1a\xc0\xa1b\x81\xa0\x92\x01\x02", Counts{Items: 2, Entries: 3, Maps: 2}},
+		{"\xdf\x00\x00\x00\x01\xa0\xdd\x00\x00\x00\x01\xc0", Counts{Items: 1, Entries: 1, Maps: 1}},
+		{"\xc7\x00\x05", Counts{}},
+		{string(append(repeat("", "\x91", 512), 0xc0)), Counts{Items: 512}},
+		{string(repeat("\xdd\x00\x10\x00\x00", "\xc0", 1<<20)), Counts{Items: 1 << 20}},
+	} {
+		doc, err := Check([]byte(tt.data), maxDepth)
+		if err != nil || doc.Counts != tt.want {
+			t.Errorf("%.20x: %+v, %v; want %+v", tt.data, doc.Counts, err, tt.want)
+		}
+	}
+}
+
+func TestCheckReadsEveryCode(t *testing.T) {
+	payload := bytes.Repeat([]byte{0}, 64)
+	for c := range 256 {
+		data := append([]byte{byte(c)}, payload...)
+		r := bytes.NewReader(data)
+		if err := msgpack.NewDecoder(r).Skip(); err != nil {
+			if c != 0xc1 {
+				t.Fatalf("%#x: %v", c, err)
+			}
+			continue
+		}
+		size := len(data) - r.Len()
+		if _, err := Check(data[:size], maxDepth); err != nil {
+			t.Errorf("%#x with %d bytes: %v", c, size, err)
+		}
+		if _, err := Check(data[:size-1], maxDepth); err == nil {
+			t.Errorf("%#x with %d bytes: accepted", c, size-1)
+		}
+		if _, err := Check(data[:size+1], maxDepth); err == nil {
+			t.Errorf("%#x with %d bytes: accepted", c, size+1)
+		}
+	}
+}
+
+func TestCheckAllocatesNothingToDepth32(t *testing.T) {
+	data := append(repeat("", "\x91", inlineDepth), 0xc0)
+	if n := testing.AllocsPerRun(100, func() { Check(data, maxDepth) }); n != 0 {
+		t.Errorf("%v allocations at depth %d", n, inlineDepth)
+	}
+	data = rich(t)
+	if n := testing.AllocsPerRun(10, func() { Check(data, maxDepth) }); n > 1 { // one for a map-like time
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// The decoder steps over the header of an extension where it wants a map.
+func TestReaderForbidsMapsWithinExtensions(t *testing.T) {
+	for _, data := range []string{
+		"\xd7\xff\xdf\x00\x10\x00\x00\x00\x00\x00",                             // a valid time, or a map of 1 Mi entries
+		"\xd7\xff\x81\xa0\xdd\x00\x10\x00\x00\x00",                             // an array of 1 Mi within the payload
+		"\xd6\xff\xde\xff\xff\x00",                                             // map16
+		"\x92\xd7\xff\xc0\xdd\x00\x10\x00\x00\x00\x00\xc0",                     // nil for the map, then an array
+		"\xc7\x05\x01\xdf\x00\x10\x00\x00",                                     // ext8
+		"\xc8\x00\x05\x01\xdf\x00\x10\x00\x00",                                 // ext16
+		"\xc9\x00\x00\x00\x05\x01\xdf\x00\x10\x00\x00",                         // ext32
+		"\x81\xa1M\xd7\xff\xdf\x00\x10\x00\x00\x00\x00\x00",                    // in a struct
+		"\xd4\x01\x81\xa0\xd4\x01\x81\xa0\xc0"[:3],                             // would nest without a container
+		"\x81\xa0\xc7\x0c\xff\xdf\x00\x10\x00\x00\x00\x00\x00\x00\x00\x00\x00", // in a map of maps
+	} {
+		doc, err := Check([]byte(data), maxDepth)
+		if err != nil {
+			t.Errorf("%x: %v", data, err)
+			continue
+		}
+		for _, v := range []any{
+			new(map[string]any), new(map[string]string), new(map[int]int), new([]map[string]any),
+			new(map[string]map[string]any), new(struct{ M map[string]any }), new(any), new([]any),
+		} {
+			if n := allocated(func() { err = decode(doc, v) }); n > 1<<16 {
+				t.Errorf("%x into %T: allocated %d bytes, err %v", data, v, n, err)
+			}
+		}
+	}
+}
+
+func TestReaderLetsTimesPass(t *testing.T) {
+	for _, nsec := range []int64{0, 1, 0x80 << 22, 0x8f<<22 + 5, 0xc0 << 22, 0xde << 22, 0xdf << 22, 999999999} {
+		for _, sec := range []int64{0, 1700000000, 0x80000000, 0x8fffffff, 1 << 33, 1 << 35, -1} {
+			want := time.Unix(sec, nsec)
+			data, err := msgpack.Marshal(map[string]any{"t": want, "ts": []time.Time{want, want}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			doc, err := Check(data, maxDepth)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got struct {
+				T  time.Time   `msgpack:"t"`
+				Ts []time.Time `msgpack:"ts"`
+			}
+			if err := decode(doc, &got); err != nil || !got.T.Equal(want) || !got.Ts[1].Equal(want) {
+				t.Errorf("%v came back as %v, %v", want, got, err)
+			}
+			var anys map[string]any
+			if err := decode(doc, &anys); err != nil || !anys["t"].(time.Time).Equal(want) {
+				t.Errorf("%v came back as %v, %v", want, anys, err)
+			}
+		}
+	}
+}
+
+func allocated(f func()) int64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	f()
+	runtime.ReadMemStats(&after)
+	return int64(after.TotalAlloc - before.TotalAlloc)
+}
+
+type (
+	big    struct{ B [1024]byte }
+	wide   [128]byte
+	inner  struct{ X, Y [100]int }
+	Middle struct {
+		*Innermost
+		M int
+	}
+	Innermost struct {
+		Deep [64]int
+		D    int
+	}
+	embeds struct{ *Middle }
+	tree   map[string]tree
+	node   struct {
+		Next *node
+		Kids []node
+		Pad  [64]int
+	}
+)
+
+// What Bound reckons must not be less than what decoding really takes. The
+// garbage made on the way (a slice and its header are made twice) is allowed
+// once again.
+func TestBoundIsNotBelowWhatDecodingTakes(t *testing.T) {
+	const n = 1 << 14
+	list := "\xdd\x00\x00\x40\x00"
+	for _, tt := range []struct {
+		unit string
+		v    any
+	}{
+		{"\xc0", new([]big)},
+		{"\x80", new([]*big)},
+		{"\x80", new([]**inner)},
+		{"\x05", new([]int)},
+		{"\xa2ab", new([]string)},
+		{"\xc4\x01x", new([][]byte)},
+		{"\x90", new([][]int)},
+		{"\x91\xc0", new([][]big)},
+		{"\x91\x91\xc0", new([][][]int)},
+		{"\xc0", new([][8]int)},
+		{"\x91\x80", new([][2]*big)},
+		{"\x80", new([]map[string]string)},
+		{"\x81\xa0\xa0", new([]map[string]string)},
+		{"\x81\xa0\xc0", new([]map[string]wide)},
+		{"\x81\xa0\xc0", new([]map[string]big)},
+		{"\x81\xa0\x80", new([]map[string]*big)},
+		{"\x81\xa0\x81\xa0\x81\xa0\x80", new([]tree)},
+		{"\x81\xa1D\x01", new([]embeds)},
+		{"\x81\xa1D\x01", new([]*embeds)},
+		{"\x81\xa4Next\x81\xa4Next\x80", new([]node)},
+		{"\x81\xa4Kids\x92\xc0\xc0", new([]node)},
+		{"\xc0", new(any)},
+		{"\x05", new(any)},
+		{"\x80", new(any)},
+		{"\x90", new(any)},
+		{"\x91\xc0", new(any)},
+		{"\x91\x91\x91\x91\xc0", new(any)},
+		{"\x81\xa0\xc0", new(any)},
+		{"\x81\xa0\x81\xa0\x81\xa0\xc0", new(any)},
+		{"\x89\xa1a\x80\xa1b\x80\xa1c\x80\xa1d\x80\xa1e\x80\xa1f\x80\xa1g\x80\xa1h\x80\xa1i\x80", new([]map[string]any)},
+		{"\xd6\xff\x00\x00\x00\x00", new(any)},
+		{"\xd6\xff\x00\x00\x00\x00", new([]*time.Time)},
+	} {
+		doc, err := Check(repeat(list, tt.unit, n), maxDepth)
+		if err != nil {
+			t.Fatalf("%x: %v", tt.unit, err)
+		}
+		c := costOf(reflect.TypeOf(tt.v))
+		reckoned := int64(uint64(doc.Items)*c.item + uint64(doc.Entries)*c.entry + uint64(doc.Maps)*c.table)
+		took := allocated(func() {
+			if err := decode(doc, tt.v); err != nil {
+				t.Errorf("%x into %T: %v", tt.unit, tt.v, err)
+			}
+		})
+		t.Logf("%-24.24x into %-28T %4d bytes each, reckoned %4d", tt.unit, tt.v, took/n, reckoned/n)
+		if allowed := 2*reckoned + 72*int64(doc.Items+doc.Entries) + 16*int64(len(doc.data)) + 1<<16; took > allowed {
+			t.Errorf("%x into %T: took %d, reckoned %d", tt.unit, tt.v, took, reckoned)
+		}
+	}
+}
+
+func TestBound(t *testing.T) {
+	for _, tt := range []struct {
+		n    Counts
+		size int
+		v    any
+		ok   bool
+	}{
+		{Counts{}, 0, []big{}, true},
+		{Counts{Items: 65536}, 0, []big{}, true},
+		{Counts{Items: 65537}, 0, []big{}, false},
+		{Counts{Items: 65536 + 16}, 256, []big{}, true},
+		{Counts{Items: 65536 + 17}, 256, []big{}, false},
+		{Counts{Items: 1 << 20}, 1 << 20, []big{}, false}, // 1 GiB from 1 MiB of nils
+		{Counts{Items: 1 << 20}, 1 << 20, []int{}, true},
+		{Counts{Items: 1 << 30}, 1 << 30, []any{}, true},
+		{Counts{Entries: 1 << 29}, 1 << 30, map[string]any{}, true},
+		{Counts{Entries: 1 << 20}, 2 << 20, map[string]big{}, false},
+		{Counts{Entries: 1 << 20}, 2 << 20, struct{ P *big }{}, false},
+		{Counts{Entries: 1 << 20}, 2 << 20, struct{ p *big }{}, true},
+		{Counts{Entries: 1 << 20}, 2 << 20, big{}, true},
+		{Counts{Items: math.MaxInt, Entries: math.MaxInt, Maps: math.MaxInt}, math.MaxInt, "", true},
+		{Counts{Items: math.MaxInt / 64}, 1 << 20, []big{}, false}, // the product is above 64 bits
+		{Counts{Items: 1 << 20}, 1 << 20, nil, true},
+		{Counts{Items: 1 << 10}, 1 << 10, node{}, true},
+	} {
+		if err := Bound(tt.n, tt.size, reflect.TypeOf(tt.v)); (err == nil) != tt.ok {
+			t.Errorf("%+v, %d bytes, %T: %v", tt.n, tt.size, tt.v, err)
+		}
+	}
+}
+
+type (
+	loop  *loop
+	tower struct{ *tower }
+)
+
+func TestCostEndsOnTypesThatHoldThemselves(t *testing.T) {
+	for _, v := range []any{new(loop), tower{}, node{}, tree{}, []tower{}, map[string]loop{}} {
+		t.Logf("%T: %+v", v, costOf(reflect.TypeOf(v)))
+	}
+}
+
+func FuzzCheck(f *testing.F) {
+	f.Add([]byte("\x81\xa1a\xc0"), "seed", int64(1), []byte{1})
+	f.Add([]byte("\xd7\xff\xdf\x00\x10\x00\x00\x00\x00\x00"), "", int64(-1<<40), []byte(nil))
+	f.Add([]byte("\x92\xd4\x01\x81\xa0\xc0"), strings.Repeat("x", 300), int64(1<<40), make([]byte, 300))
+	f.Add([]byte("\xdd\xff\xff\xff\xff"), "", int64(0), []byte{})
+	f.Add([]byte("\xc7\x05\x01\xdf\x00\x10\x00\x00"), "", int64(0), []byte{})
+	f.Add([]byte("\x82\xa1I\x01\xa1S\x92\xa0\xa1x"), "", int64(0), []byte{})
+	f.Fuzz(func(t *testing.T, data []byte, s string, i int64, b []byte) {
+		doc, err := Check(data, maxDepth)
+		if err == nil {
+			if n := doc.Items + doc.Entries; n > len(data) || doc.Maps > doc.Entries {
+				t.Fatalf("%+v in %d bytes", doc.Counts, len(data))
+			}
+			for _, v := range []any{
+				new(any), new([]int), new(map[string]string), new([]struct {
+					I int
+					S []string
+					M map[string]any
+					P *[]time.Time
+				}), new(map[string]any), new(tree), new([]map[int]any), new([]byte), new(string), new(time.Time),
+			} {
+				if n := allocated(func() { _ = decode(doc, v) }); n > 1<<20+2000*int64(len(data)) {
+					t.Fatalf("%T took %d bytes for %d", v, n, len(data))
+				}
+			}
+		}
+		made, err := msgpack.Marshal(map[string]any{
+			s: i, "b": b, "t": time.Unix(i, i&0x3fffffff), "n": []any{s, b, i, nil, map[string]any{s: b}},
+			"f": float64(i), "d": []string{s, s},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Check(made, maxDepth); err != nil {
+			t.Fatalf("%x: %v", made, err)
+		}
+	})
+}
+
+func BenchmarkCheck(b *testing.B) {
+	items := make([]map[string]any, 100)
+	for i := range items {
+		items[i] = map[string]any{"id": i, "name": "name of the item", "tags": []string{"a", "bc"}, "price": 1.5}
+	}
+	data, err := msgpack.Marshal(items)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.SetBytes(int64(len(data)))
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := Check(data, maxDepth); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
