@@ -34,7 +34,8 @@ type Cache[T any] struct {
 // New makes a Cache of the values of T under namespace, which live for ttl. It does no I/O.
 //
 // rdb may be a client of a single server, of Sentinel or of a Cluster, an auto-pipelining one, or one with
-// client-side caching; it stays the caller's to close, after the Cache. Hooks are to be added to it before New.
+// client-side caching; it stays the caller's to close, after the Cache. With ContextTimeoutEnabled set in its
+// options a hit is cheaper: only then can the client be held to RedisTimeout without a goroutine per command.
 // Processes that share a namespace must agree on T, on the codec and on what a key means. Give a changed T
 // a new namespace.
 //

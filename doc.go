@@ -12,16 +12,17 @@
 //     own context.
 //  3. Get or lock. One script returns a value that has come meanwhile, or takes the fill lock of the key for
 //     this attempt, or names the process that holds it.
-//  4. Wait. While another process holds the lock, step 3 is asked again: after 5 ms, then ever more rarely,
-//     at most every 250 ms. So a waiter learns of the value, of a failed load and of a dead holder alike,
-//     and no connection is held in between.
+//  4. Wait. While another process holds the lock, step 3 is asked again: after about 5 ms, then ever more
+//     rarely, down to about every 250 ms. So a waiter learns alike of the value, of a failed load and of a
+//     dead holder, and no connection is held in between.
 //  5. Load. The Loader runs with a deadline of its own; its lock is renewed meanwhile.
 //  6. Store and release. One script stores the entry and gives the lock back, only while the lock is still
 //     held by this attempt. Delete and Set take the lock away, so what was loaded before them is refused.
 //
 // # What is promised
 //
-// At most one load per key runs at a time in a process, always, and in the fleet while Redis answers.
+// At most one load per key runs at a time in a process, always, and in the fleet while Redis answers. (A load
+// that a Delete or Set has overtaken, or that LoadTimeout has left behind, does not count any more.)
 // A value whose load began before a Delete or Set is never stored after it, and a GetOrLoad that begins after
 // Delete has returned, in any process, never gets it. A caller's context ends that caller's wait and nothing
 // else. A holder that dies costs LockTTL and one poll; one that hangs, LoadTimeout + LockTTL. A failed load is

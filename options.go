@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/codec"
 )
 
 // Options tune a Cache. A nil *Options, like the zero value, is the default, made for services that load
@@ -117,7 +119,7 @@ func (s settings[T]) check() error {
 	case s.lockTTL >= s.loadTimeout:
 		return fmt.Errorf("singlefill: Options.LockTTL is %v: less than LoadTimeout (%v) is allowed", s.lockTTL, s.loadTimeout)
 	}
-	return checkCodec(s.codec, reflect.TypeFor[T]())
+	return codec.Takes(s.codec, reflect.TypeFor[T]())
 }
 
 // orDefault returns v unless it is the zero value of its type.

@@ -29,32 +29,30 @@ func New(rdb redis.UniversalClient, timeout time.Duration,
 	background func(run func(closing <-chan struct{}))) *Client {
 	c := &Client{Redis: rdb, Timeout: timeout, failed: failed}
 	c.Breaker = Breaker{probe: c.ping, every: timeout, changed: changed, background: background}
+	// Left to itself go-redis minds the deadline of a context while it dials or waits for a connection, but
+	// not while it waits for a reply; ContextTimeoutEnabled makes it. Client.WithTimeout would give a clone
+	// that could be told to, but the clone runs none of the user's hooks: it would be missing in every trace.
 	switch user := rdb.(type) {
 	case *redis.Client:
-		// Left to itself go-redis minds the deadline of a context while it dials or waits for a connection,
-		// but not while it waits for a reply. A clone on the same pool, with options of its own, does, and
-		// spares a goroutine for each command. The user's client stays as it is.
-		clone := user.WithTimeout(timeout)
-		clone.Options().ContextTimeoutEnabled = true
-		c.Redis, c.bounded = clone, true
+		c.bounded = user.Options().ContextTimeoutEnabled
 	case *redis.ClusterClient:
 		c.bounded = user.Options().ContextTimeoutEnabled
 	}
 	return c
 }
 
-// InTime reports whether Do with ctx can do without a goroutine of its own: the client minds deadlines, and
-// the command's own bound comes before that of ctx.
-func (c *Client) InTime(ctx context.Context) bool { return c.bounded && !endsWithin(ctx, c.Timeout) }
+// EndsWithin reports whether ctx ends before a command sent now is sure to have returned.
+func (c *Client) EndsWithin(ctx context.Context) bool { return endsWithin(ctx, c.Timeout) }
 
 func endsWithin(ctx context.Context, d time.Duration) bool {
 	deadline, ok := ctx.Deadline()
 	return ok && time.Until(deadline) < d
 }
 
-// Do runs one command, or one batch of them, for at most c.Timeout. When ctx ends it returns at once, or, if
-// InTime, when the command does. The command itself never ends with ctx: its outcome is observed even if
-// nobody waits for it any more, or impatient callers would hide a dead server.
+// Do runs one command, or one batch of them, for at most c.Timeout. It returns at the deadline of ctx if that
+// comes first; a cancellation it may see only when the command returns. The command itself never ends with
+// ctx: its outcome is observed even if nobody waits for it any more, or impatient callers would hide a dead
+// server.
 func Do[R any](ctx context.Context, c *Client, op string, cmd func(ctx context.Context) (R, error)) (R, error) {
 	return DoWithin(ctx, c, c.Timeout, op, cmd)
 }
@@ -67,7 +65,7 @@ func DoWithin[R any](ctx context.Context, c *Client, timeout time.Duration, op s
 	}
 	detached := context.WithoutCancel(ctx)
 	bounded, cancel := context.WithTimeout(detached, timeout)
-	if c.InTime(ctx) {
+	if c.bounded && !endsWithin(ctx, timeout) {
 		defer cancel()
 		r, err := cmd(bounded)
 		c.observe(detached, op, err)
@@ -86,19 +84,19 @@ func DoWithin[R any](ctx context.Context, c *Client, timeout time.Duration, op s
 			replies <- reply{r, err}
 		}
 	}
-	stop := context.AfterFunc(bounded, func() {
-		var none R
-		settle(none, bounded.Err())
-	})
-	go func() { // it may outlive this call, for as long as the client makes it wait
+	go func() { // it may outlive this call, for as long as the user's client makes it wait
 		settle(cmd(bounded))
-		stop()
 		cancel()
 	}()
 	select {
 	case r := <-replies:
 		return r.value, r.err
+	case <-bounded.Done():
+		settle(none, bounded.Err())
+		r := <-replies
+		return r.value, r.err
 	case <-ctx.Done():
+		context.AfterFunc(bounded, func() { settle(none, bounded.Err()) })
 		return none, ctx.Err()
 	}
 }

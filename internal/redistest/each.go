@@ -42,7 +42,7 @@ func openSingle(t *testing.T) redis.UniversalClient {
 }
 
 func openRESP2(t *testing.T) redis.UniversalClient {
-	return Shared(t).Client(t, func(o *redis.Options) { o.Protocol = 2 })
+	return Shared(t).Client(t, func(o *redis.Options) { o.Protocol, o.ContextTimeoutEnabled = 2, true })
 }
 
 func openCluster(t *testing.T) redis.UniversalClient {

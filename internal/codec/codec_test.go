@@ -1,4 +1,4 @@
-package singlefill
+package codec
 
 import (
 	"bytes"
@@ -59,6 +59,12 @@ func newCodecItem(id int) codecItem {
 		Wait:      time.Minute,
 		Any:       "text",
 	}
+}
+
+// Codec is singlefill.Codec.
+type Codec interface {
+	Marshal(v any) ([]byte, error)
+	Unmarshal(data []byte, v any) error
 }
 
 func testRoundTrip[T any](t *testing.T, c Codec, in T) {
@@ -304,7 +310,7 @@ func TestHostileBytesStayWithinTheLimit(t *testing.T) {
 		"json 1e6 deep":        deep("[", "", 1e6),
 	} {
 		for _, v := range codecTargets() {
-			c := MsgPack
+			c := Codec(MsgPack)
 			if strings.HasPrefix(name, "json") {
 				c = JSON
 			}
@@ -504,24 +510,24 @@ func (anyCodec) Unmarshal([]byte, any) error { return nil }
 
 func TestCheckCodec(t *testing.T) {
 	for _, v := range []any{"", []byte{}, codecToken(""), json.RawMessage{}} {
-		if err := checkCodec(Raw, reflect.TypeOf(v)); err != nil {
+		if err := Takes(Raw, reflect.TypeOf(v)); err != nil {
 			t.Errorf("%T: %v", v, err)
 		}
 	}
 	for _, typ := range []reflect.Type{
 		reflect.TypeFor[int](), reflect.TypeFor[any](), reflect.TypeFor[*string](), reflect.TypeFor[[]string](), reflect.TypeFor[[4]byte](),
 	} {
-		if err := checkCodec(Raw, typ); err == nil {
+		if err := Takes(Raw, typ); err == nil {
 			t.Errorf("%v is no error", typ)
 		}
 		for _, c := range []Codec{MsgPack, JSON, anyCodec{}, nil} {
-			if err := checkCodec(c, typ); err != nil {
+			if err := Takes(c, typ); err != nil {
 				t.Errorf("%T, %v: %v", c, typ, err)
 			}
 		}
 	}
-	want := "singlefill: Options.Codec Raw takes []byte or string, not singlefill.codecItem"
-	if err := checkCodec(Raw, reflect.TypeFor[codecItem]()); err == nil || err.Error() != want {
+	want := "singlefill: Options.Codec Raw takes []byte or string, not codec.codecItem"
+	if err := Takes(Raw, reflect.TypeFor[codecItem]()); err == nil || err.Error() != want {
 		t.Errorf("%v, want %s", err, want)
 	}
 }

@@ -1,0 +1,179 @@
+// Command quickstart has several processes ask at once for reports that are slow to make: first with the usual
+// GET, load, SET, then with singlefill. It prints what each way cost.
+//
+//	go run ./examples/quickstart
+//
+// It embeds a Redis of its own, unless REDIS_URL names one.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log"
+	"os"
+	"os/exec"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+	"github.com/singlefill/singlefill"
+	"golang.org/x/sync/errgroup"
+)
+
+const (
+	processes  = 4
+	goroutines = 50                     // in each process
+	rounds     = 2                      // how often each goroutine asks for every report
+	loadTime   = 300 * time.Millisecond // to make one report
+	atOnce     = 20                     // reports that one process can make at a time
+)
+
+var months = []string{"january", "february", "march"}
+
+func report(month string) string { return "the report on " + month }
+
+func main() {
+	log.SetFlags(0)
+	run := compare
+	if len(os.Args) == 3 {
+		run = func() error { return work(os.Args[1], os.Args[2]) }
+	}
+	if err := run(); err != nil {
+		log.Fatalf("quickstart: %v", err)
+	}
+}
+
+func compare() error {
+	if os.Getenv("REDIS_URL") == "" {
+		mini, err := miniredis.Run()
+		if err != nil {
+			return err
+		}
+		defer mini.Close()
+		mini.ClockTTL(true) // or nothing would ever expire
+		os.Setenv("REDIS_URL", "redis://"+mini.Addr())
+	}
+	namespace := fmt.Sprintf("quickstart-%d", time.Now().UnixNano()) // so that every run begins cold
+
+	fmt.Printf("%d processes of %d goroutines ask for %d reports, %d times over.\n", processes, goroutines, len(months), rounds)
+	fmt.Printf("A report takes %v to make; one process can make %d at a time.\n\n", loadTime, atOnce)
+	fmt.Printf("%-15s %6s %6s %6s %7s %15s %8s\n", "", "calls", "loads", "waits", "hits", "Redis commands", "time")
+	for _, way := range []string{"GET, load, SET", "singlefill"} {
+		begun := time.Now()
+		t, err := fleet(way, namespace)
+		if err != nil {
+			return err
+		}
+		fmt.Printf("%-15s %6d %6d %6d %7d %15d %6.1f s\n", way, t.Calls, t.Loads, t.Calls-t.Loads-t.Hits, t.Hits, t.Commands, time.Since(begun).Seconds())
+	}
+	fmt.Println("\nA call loads (makes the report), waits for a load under way, or hits (finds the report in Redis).")
+	fmt.Println("All answers were right.")
+	return nil
+}
+
+// A tally is what one process did, or the whole fleet.
+type tally struct{ Calls, Loads, Hits, Commands int64 }
+
+// fleet runs work in several processes of this program and returns the sum of what they did.
+func fleet(way, namespace string) (sum tally, err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return sum, err
+	}
+	var mu sync.Mutex // protects sum
+	var g errgroup.Group
+	for range processes {
+		g.Go(func() error {
+			cmd := exec.Command(self, way, namespace)
+			cmd.Stderr = os.Stderr
+			out, err := cmd.Output()
+			if err != nil {
+				return err
+			}
+			var t tally
+			err = json.Unmarshal(out, &t)
+			mu.Lock()
+			defer mu.Unlock()
+			sum = tally{sum.Calls + t.Calls, sum.Loads + t.Loads, sum.Hits + t.Hits, sum.Commands + t.Commands}
+			return err
+		})
+	}
+	err = g.Wait()
+	return sum, err
+}
+
+// work is one process: its goroutines ask for the reports, and its tally goes to standard output.
+func work(way, namespace string) error {
+	options, err := redis.ParseURL(os.Getenv("REDIS_URL"))
+	if err != nil {
+		return err
+	}
+	var commands counter
+	options.Limiter = &commands
+	options.DisableIdentity = true
+	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	options.OnConnect = func(context.Context, *redis.Conn) error { commands.Add(-1); return nil } // less HELLO
+	rdb := redis.NewClient(options)
+	defer rdb.Close()
+	reports, err := singlefill.New[string](rdb, namespace, time.Minute, nil)
+	if err != nil {
+		return err
+	}
+	defer reports.Close()
+
+	var loads, hits atomic.Int64
+	room := make(chan struct{}, atOnce)
+	load := func(_ context.Context, month string) (string, error) {
+		room <- struct{}{}
+		defer func() { <-room }()
+		loads.Add(1)
+		time.Sleep(loadTime)
+		return report(month), nil
+	}
+	ask := func(ctx context.Context, month string) (string, error) { return reports.GetOrLoad(ctx, month, load) }
+	if way != "singlefill" {
+		ask = func(ctx context.Context, month string) (string, error) {
+			key := namespace + ":by hand:" + month
+			v, err := rdb.Get(ctx, key).Result()
+			if err == nil {
+				hits.Add(1)
+			}
+			if !errors.Is(err, redis.Nil) {
+				return v, err
+			}
+			if v, err = load(ctx, month); err != nil {
+				return "", err
+			}
+			return v, rdb.Set(ctx, key, v, time.Minute).Err()
+		}
+	}
+
+	var g errgroup.Group
+	for range goroutines {
+		g.Go(func() error {
+			for i := range rounds * len(months) {
+				month := months[i%len(months)]
+				if v, err := ask(context.Background(), month); err != nil || v != report(month) {
+					return fmt.Errorf("asked for %s, got %q, %v", month, v, err)
+				}
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	t := tally{int64(goroutines * rounds * len(months)), loads.Load(), hits.Load() + reports.Stats().Hits, commands.Load()}
+	return json.NewEncoder(os.Stdout).Encode(t)
+}
+
+// A counter counts the commands of a client, which asks it for leave before each.
+type counter struct{ atomic.Int64 }
+
+func (c *counter) Allow() error       { c.Add(1); return nil }
+func (c *counter) ReportResult(error) {}

@@ -1,0 +1,246 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+func TestMain(m *testing.M) { redistest.Main(m) }
+
+// The role "server" is the service with a query that is counted in Redis and answers when the test says so.
+func init() {
+	redistest.Role("server", func(p *redistest.Child) {
+		counter := redis.NewClient(&redis.Options{Addr: p.Args[0]})
+		os.Setenv("REDIS_URL", "redis://"+p.Args[0])
+		answer := make(chan struct{})
+		go func() {
+			if _, ok := p.Next(); ok {
+				close(answer)
+			}
+		}()
+		p.Say("pid %d", os.Getpid())
+		err := run(append([]string{"-listen=127.0.0.1:0"}, p.Args[1:]...), func(ctx context.Context, id string) (Product, error) {
+			if err := counter.Incr(ctx, "queries").Err(); err != nil {
+				return Product{}, err
+			}
+			p.Say("query %s", id)
+			select {
+			case <-answer:
+			case <-ctx.Done():
+				return Product{}, ctx.Err()
+			}
+			if id == "unknown" {
+				return Product{}, fmt.Errorf("product %s: %w", id, singlefill.ErrNotFound)
+			}
+			return Product{ID: id, Name: "Product " + id}, nil
+		})
+		p.Say("ended %v", err)
+	})
+}
+
+// A process is one running service.
+type process struct {
+	*redistest.Process
+	pid    int
+	addr   string
+	client *http.Client
+}
+
+func start(t *testing.T, redisAddr string, flags ...string) *process {
+	t.Helper()
+	p := &process{Process: redistest.Spawn(t, "server", append([]string{redisAddr}, flags...)...)}
+	if _, err := fmt.Sscan(p.Expect("pid "), &p.pid); err != nil {
+		t.Fatal(err)
+	}
+	p.addr = p.Expect("listening on http://")
+	transport := new(http.Transport)
+	t.Cleanup(transport.CloseIdleConnections)
+	p.client = &http.Client{Transport: transport}
+	return p
+}
+
+// answerQueries lets the queries of p answer, those to come too.
+func (p *process) answerQueries() { p.Send("answer") }
+
+func (p *process) get(ctx context.Context, path string) (status int, body string, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.addr+path, nil)
+	if err != nil {
+		return 0, "", err
+	}
+	resp, err := p.client.Do(req)
+	if err != nil {
+		return 0, "", err
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(resp.Body)
+	return resp.StatusCode, strings.TrimSpace(string(data)), err
+}
+
+// check fails the test unless path is answered so.
+func (p *process) check(t *testing.T, path string, wantStatus int, wantBody string) {
+	t.Helper()
+	if status, body, err := p.get(t.Context(), path); status != wantStatus || !strings.Contains(body, wantBody) || err != nil {
+		t.Errorf("GET %s: %d %q, %v; want %d %q", path, status, body, err, wantStatus, wantBody)
+	}
+}
+
+func (p *process) stats(t *testing.T) (s singlefill.Stats) {
+	t.Helper()
+	status, body, err := p.get(t.Context(), "/stats")
+	if err != nil || status != http.StatusOK {
+		t.Fatalf("GET /stats: %d, %v", status, err)
+	}
+	if err := json.Unmarshal([]byte(body), &s); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func startFleet(t *testing.T) (*redistest.Server, []*process) {
+	t.Helper()
+	server := redistest.Start(t)
+	var fleet []*process
+	for range 3 {
+		fleet = append(fleet, start(t, server.Addr, "-timeout=25s"))
+	}
+	return server, fleet
+}
+
+// checkOneQuery fails the test unless all processes together have made one query.
+func checkOneQuery(t *testing.T, server *redistest.Server) {
+	t.Helper()
+	if n, err := server.Admin().Get(t.Context(), "queries").Result(); n != "1" || err != nil {
+		t.Errorf("%s queries, %v", n, err)
+	}
+}
+
+const product42 = `{"id":"42","name":"Product 42"}`
+
+func TestStampedeOnAFleetIsOneQuery(t *testing.T) {
+	t.Parallel()
+	server, fleet := startFleet(t)
+	const each = 50
+	var sent atomic.Int64
+	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{
+		WroteRequest: func(httptrace.WroteRequestInfo) { sent.Add(1) },
+	})
+	var wg sync.WaitGroup
+	for _, p := range fleet {
+		for range each {
+			wg.Go(func() {
+				if status, body, err := p.get(ctx, "/products/42"); status != http.StatusOK || body != product42 || err != nil {
+					t.Errorf("%d %q, %v", status, body, err)
+				}
+			})
+		}
+	}
+	redistest.Await(t, "all requests are under way", func() bool { return sent.Load() == int64(len(fleet)*each) })
+	for _, p := range fleet {
+		p.answerQueries()
+	}
+	wg.Wait()
+	checkOneQuery(t, server)
+}
+
+func TestUnknownProductIsNotFoundWithOneQuery(t *testing.T) {
+	t.Parallel()
+	server, fleet := startFleet(t)
+	for _, p := range fleet {
+		p.answerQueries()
+	}
+	for range 2 {
+		for _, p := range fleet {
+			p.check(t, "/products/unknown", http.StatusNotFound, "no such product")
+		}
+	}
+	checkOneQuery(t, server)
+}
+
+func TestImpatientRequestLeavesTheQueryGoingOn(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	p := start(t, server.Addr, "-timeout=50ms")
+	p.check(t, "/products/42", http.StatusGatewayTimeout, "too long")
+	if s := p.stats(t); s.Loads != 1 || s.Loading != 1 {
+		t.Errorf("after the timeout: %+v", s)
+	}
+	p.answerQueries()
+	redistest.Await(t, "the query's answer is stored", func() bool { return p.stats(t).Stored == 1 })
+	redistest.Await(t, "it is served", func() bool { // 50 ms may be short on a busy machine
+		status, body, err := p.get(t.Context(), "/products/42")
+		return status == http.StatusOK && body == product42 && err == nil
+	})
+	checkOneQuery(t, server)
+}
+
+func TestSIGTERMEndsItAfterTheRequestInFlight(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	p := start(t, server.Addr, "-timeout=25s")
+	answered := make(chan struct{})
+	go func() {
+		defer close(answered)
+		p.check(t, "/products/42", http.StatusOK, product42)
+	}()
+	p.Expect("query 42")
+	if err := syscall.Kill(p.pid, syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	redistest.Await(t, "no new connections are taken", func() bool {
+		conn, err := net.Dial("tcp", p.addr)
+		if err == nil {
+			conn.Close()
+		}
+		return err != nil
+	})
+	select {
+	case <-answered:
+		t.Error("the request in flight was answered before its query")
+	default:
+	}
+	p.answerQueries()
+	<-answered
+	if got := p.Expect("ended "); got != "<nil>" {
+		t.Errorf("run returned %s", got)
+	}
+	if err := p.Wait(); err != nil {
+		t.Errorf("exit: %v", err)
+	}
+	if n, err := server.Admin().Exists(t.Context(), "products:{42}").Result(); n != 1 || err != nil {
+		t.Errorf("the value is not in Redis: %d, %v", n, err)
+	}
+}
+
+// The other tests put a query of their own in the place of this one.
+func TestQueryProduct(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		for id, exists := range map[string]bool{"1": true, "999": true, "0": false, "1000": false, "x": false} {
+			if p, err := queryProduct(t.Context(), id); exists && (err != nil || p.ID != id) || !exists && !errors.Is(err, singlefill.ErrNotFound) {
+				t.Errorf("%s: %v, %v", id, p, err)
+			}
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := queryProduct(ctx, "1"); err != context.Canceled {
+			t.Errorf("with a context that has ended: %v", err)
+		}
+	})
+}

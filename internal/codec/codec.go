@@ -1,0 +1,153 @@
+// Package codec is what singlefill ships to turn values into bytes and back.
+package codec
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"reflect"
+
+	"github.com/singlefill/singlefill/internal/msgcheck"
+	"github.com/vmihailenco/msgpack/v5"
+)
+
+// The codecs of package singlefill, which documents them.
+var (
+	MsgPack msgPackCodec
+	JSON    jsonCodec
+	Raw     rawCodec
+)
+
+// maxNesting is how deep msgpack may nest: far above real data, far below what overflows a stack.
+const maxNesting = 512
+
+type msgPackCodec struct{}
+
+func (msgPackCodec) Marshal(v any) (data []byte, err error) {
+	defer recoverTo(&err, "MsgPack.Marshal")
+	if data, err = msgpack.Marshal(addressable(v)); err != nil {
+		return nil, err
+	}
+	if _, err := checkMsgPack(data, v); err != nil {
+		return nil, err
+	}
+	return data, nil
+}
+
+func (msgPackCodec) Unmarshal(data []byte, v any) (err error) {
+	defer recoverTo(&err, "MsgPack.Unmarshal")
+	doc, err := checkMsgPack(data, v)
+	if err != nil {
+		return err
+	}
+	// Not msgpack.Unmarshal: it reuses decoders, also those that a failed decode left in mid-recording.
+	return msgpack.NewDecoder(msgcheck.NewReader(doc)).Decode(v)
+}
+
+// checkMsgPack returns data as a document that is safe to decode into what v is or points to.
+func checkMsgPack(data []byte, v any) (msgcheck.Doc, error) {
+	doc, err := msgcheck.Check(data, maxNesting)
+	if err == nil {
+		err = msgcheck.Bound(doc.Counts, len(data), reflect.TypeOf(v))
+	}
+	if err != nil {
+		return msgcheck.Doc{}, fmt.Errorf("singlefill: %w", err)
+	}
+	return doc, nil
+}
+
+type jsonCodec struct{}
+
+func (jsonCodec) Marshal(v any) (data []byte, err error) {
+	defer recoverTo(&err, "JSON.Marshal")
+	if data, err = json.Marshal(addressable(v)); err != nil {
+		return nil, err
+	}
+	if err := checkJSON(data, v); err != nil {
+		return nil, err
+	}
+	return data, nil
+}
+
+// Unmarshal needs no check of lengths and nesting: JSON declares no lengths, and encoding/json refuses more
+// than 10,000 levels and anything after the value.
+func (jsonCodec) Unmarshal(data []byte, v any) (err error) {
+	defer recoverTo(&err, "JSON.Unmarshal")
+	if err := checkJSON(data, v); err != nil {
+		return err
+	}
+	return json.Unmarshal(data, v)
+}
+
+// checkJSON takes every delimiter for an element. Those inside strings are counted too, which does no harm:
+// with a comma in fifty bytes of prose, only a T with elements of more than 50 × 64 bytes comes near the limit.
+func checkJSON(data []byte, v any) error {
+	count := func(c string) int { return bytes.Count(data, []byte(c)) }
+	n := msgcheck.Counts{Items: count("[") + count(","), Entries: count(":"), Maps: count("{")}
+	if err := msgcheck.Bound(n, len(data), reflect.TypeOf(v)); err != nil {
+		return fmt.Errorf("singlefill: json: %w", err)
+	}
+	return nil
+}
+
+// addressable returns a pointer to a copy of v. Methods with a pointer receiver take part only in what has an
+// address; Unmarshal, which gets a pointer, calls them, so Marshal must.
+func addressable(v any) any {
+	typ := reflect.TypeOf(v)
+	if typ == nil || typ.Kind() == reflect.Pointer {
+		return v
+	}
+	p := reflect.New(typ)
+	p.Elem().Set(reflect.ValueOf(v))
+	return p.Interface()
+}
+
+// recoverTo turns a panic of a user's method into *err.
+func recoverTo(err *error, op string) {
+	if p := recover(); p != nil {
+		*err = fmt.Errorf("singlefill: panic in %s: %v", op, p)
+	}
+}
+
+type rawCodec struct{}
+
+func (rawCodec) Marshal(v any) ([]byte, error) {
+	typ := reflect.TypeOf(v)
+	switch {
+	case isString(typ):
+		return []byte(reflect.ValueOf(v).String()), nil
+	case isBytes(typ):
+		return reflect.ValueOf(v).Bytes(), nil
+	}
+	return nil, fmt.Errorf("singlefill: Raw takes []byte or string, not %v", typ)
+}
+
+func (rawCodec) Unmarshal(data []byte, v any) error {
+	p := reflect.ValueOf(v)
+	if p.Kind() != reflect.Pointer || p.IsNil() {
+		return fmt.Errorf("singlefill: Raw needs a pointer, not %T", v)
+	}
+	switch to := p.Elem(); {
+	case isString(to.Type()):
+		to.SetString(string(data))
+	case isBytes(to.Type()):
+		to.SetBytes(append([]byte{}, data...))
+	default:
+		return fmt.Errorf("singlefill: Raw takes []byte or string, not %v", to.Type())
+	}
+	return nil
+}
+
+func isString(typ reflect.Type) bool { return typ != nil && typ.Kind() == reflect.String }
+
+func isBytes(typ reflect.Type) bool {
+	return typ != nil && typ.Kind() == reflect.Slice && typ.Elem().Kind() == reflect.Uint8
+}
+
+// Takes returns an error if c is a codec of this package that can never encode a typ.
+func Takes(c any, typ reflect.Type) error {
+	if _, raw := c.(rawCodec); raw && !isString(typ) && !isBytes(typ) {
+		return fmt.Errorf("singlefill: Options.Codec Raw takes []byte or string, not %v", typ)
+	}
+	return nil
+}

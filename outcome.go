@@ -1,0 +1,156 @@
+package singlefill
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/singlefill/singlefill/internal/flight"
+)
+
+// An outcome is how a load ended, and what became of it.
+type outcome[T any] struct {
+	LoadInfo
+	value    T
+	payload  []byte        // value, encoded
+	life     time.Duration // how long value is to be kept
+	notFound bool          // Err is ErrNotFound or wraps it
+	text     string        // of Err
+}
+
+func (o outcome[T]) result() result[T] {
+	return result[T]{value: o.value, payload: o.payload, err: o.Err}
+}
+
+// call runs the Loader, in a goroutine of its own: it may panic, call runtime.Goexit, or not come back.
+func (c *Cache[T]) call(ctx context.Context, f *flight.Flight[result[T]], load Loader[T]) outcome[T] {
+	bounded, cancel := context.WithTimeout(f.Load.Inside(ctx), c.loadTimeout)
+	defer cancel()
+	ctx = bounded
+	if c.trace.LoadStart != nil {
+		ctx = c.trace.LoadStart(ctx, f.Key)
+	}
+	c.counters.loads.Add(1)
+	c.counters.loading.Add(1)
+	defer c.counters.loading.Add(-1)
+	begun := time.Now()
+	outcomes := make(chan outcome[T], 1)
+	go c.protect(ctx, f.Key, load, outcomes)
+
+	var o outcome[T]
+	select {
+	case o = <-outcomes:
+	case <-bounded.Done():
+		select {
+		case o = <-outcomes:
+		default:
+			o.Err = fmt.Errorf("singlefill: load of %.100q took longer than LoadTimeout (%v): %w", f.Key, c.loadTimeout, context.DeadlineExceeded)
+			o.text = o.Err.Error()
+		}
+	}
+	o.Key, o.Duration = f.Key, time.Since(begun)
+	return o
+}
+
+// protect runs what the user wrote so that it always has an outcome: return, panic and Goexit are told apart.
+func (c *Cache[T]) protect(ctx context.Context, key string, load Loader[T], outcomes chan<- outcome[T]) {
+	var o outcome[T]
+	returned := false
+	defer func() {
+		if !returned {
+			p := recover()
+			if p == nil { // panic(nil) has not been nil since Go 1.21
+				p = "runtime.Goexit was called"
+			}
+			o.Err = &PanicError{Value: p, Stack: debug.Stack()}
+			o.notFound, o.text = false, o.Err.Error()
+			c.counters.loadPanics.Add(1)
+		}
+		outcomes <- o
+	}()
+	if o.value, o.Err = load(ctx, key); o.Err == nil {
+		o.life = c.lifeOf(key, o.value)
+	} else {
+		o.notFound, o.text = errors.Is(o.Err, ErrNotFound), o.Err.Error()
+	}
+	returned = true
+}
+
+func (c *Cache[T]) loadDone(ctx context.Context, o outcome[T]) {
+	n := c.counters
+	switch {
+	case o.notFound:
+		n.loadsNotFound.Add(1)
+	case o.Err != nil:
+		n.loadErrors.Add(1)
+	}
+	if o.Stored {
+		n.stored.Add(1)
+	}
+	if o.Fenced {
+		n.fenced.Add(1)
+	}
+	if o.StoreErr != nil {
+		n.storeErrors.Add(1)
+	}
+	if c.trace.LoadDone != nil {
+		c.trace.LoadDone(ctx, o.LoadInfo)
+	}
+}
+
+// seal makes the entry to be stored for an outcome, nil if there is nothing to store, and the word to leave
+// instead for those who wait in other processes.
+func (c *Cache[T]) seal(o *outcome[T]) (data []byte, word string) {
+	e := entry{loadTime: o.Duration, notFound: o.notFound}
+	switch {
+	case o.Err == nil:
+		e.payload, o.StoreErr = c.marshal(o.value)
+	case o.notFound:
+		o.life, word = c.shorten(c.notFoundTTL), failureNotFound
+	default:
+		return nil, errorWord(o.text)
+	}
+	if o.StoreErr == nil {
+		e.freshUntil = time.Now().Add(o.life)
+		data, o.StoreErr = e.encode()
+	}
+	if o.StoreErr != nil {
+		return nil, ""
+	}
+	o.payload = data[headerLen:] // not what the codec returned, which may be the value's own memory
+	if o.life < time.Millisecond {
+		return nil, word
+	}
+	return data, word
+}
+
+// The word that a failed load leaves for those who have waited for it in other processes: a letter, then text.
+const (
+	failureNotFound = "N" // ErrNotFound, where it is not remembered
+	failureError    = "E"
+	failureMaxLen   = 1024
+)
+
+// errorWord makes the word for an error's text, cut to fit at the edge of a character.
+func errorWord(text string) string {
+	if len(text) > failureMaxLen {
+		cut := failureMaxLen
+		for cut > failureMaxLen-utf8.UTFMax && !utf8.RuneStart(text[cut]) {
+			cut--
+		}
+		text = text[:cut]
+	}
+	return failureError + text
+}
+
+// remoteError is the error that a word stands for.
+func remoteError(key, word string) error {
+	if word == failureNotFound {
+		return ErrNotFound
+	}
+	return &RemoteError{Key: key, Message: strings.TrimPrefix(word, failureError)}
+}

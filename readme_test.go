@@ -1,0 +1,178 @@
+package singlefill_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/singlefill/singlefill"
+)
+
+func readme(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func TestREADMEIsShort(t *testing.T) {
+	t.Parallel()
+	if n := strings.Count(readme(t), "\n"); n > 150 {
+		t.Errorf("%d lines, more than 150", n)
+	}
+}
+
+func TestREADMESnippetsCompile(t *testing.T) {
+	t.Parallel()
+	snippets := blocks(readme(t), "go")
+	if len(snippets) < 2 {
+		t.Fatalf("%d snippets found", len(snippets))
+	}
+	for i, snippet := range snippets {
+		t.Run(fmt.Sprint(i+1), func(t *testing.T) {
+			t.Parallel()
+			if out := vet(t, compilable(snippet)); out != "" {
+				t.Errorf("%s\n%s", out, snippet)
+			}
+		})
+	}
+}
+
+func TestREADMESnippetThatIsWrongIsFound(t *testing.T) {
+	t.Parallel()
+	snippet := blocks(readme(t), "go")[0]
+	wrong := strings.Replace(snippet, "GetOrLoad(", "GetOrLode(", 1)
+	if wrong == snippet {
+		t.Fatal("the first snippet does not call GetOrLoad")
+	}
+	if out := vet(t, compilable(wrong)); !strings.Contains(out, "GetOrLode") {
+		t.Errorf("go vet found nothing: %q", out)
+	}
+}
+
+func TestREADMECommandsExist(t *testing.T) {
+	t.Parallel()
+	var commands []string
+	for _, block := range blocks(readme(t), "sh") {
+		commands = append(commands, strings.Split(strings.TrimSpace(block), "\n")...)
+	}
+	if want := []string{"go run ./examples/quickstart", "scripts/test"}; !slices.Equal(commands, want) {
+		t.Errorf("the commands are %q, not %q", commands, want)
+	}
+	for _, command := range commands {
+		if dir, found := strings.CutPrefix(command, "go run "); found {
+			if out, err := goCommand("list", "-f", "{{.Name}}", dir).Output(); strings.TrimSpace(string(out)) != "main" {
+				t.Errorf("%s: package %q, %v", command, out, err)
+			}
+		} else if info, err := os.Stat(command); err != nil || info.Mode()&0o111 == 0 {
+			t.Errorf("%s cannot be executed: %v", command, err)
+		}
+	}
+}
+
+func TestREADMETableNamesAllOptions(t *testing.T) {
+	t.Parallel()
+	_, section, _ := strings.Cut(readme(t), "\n## Options\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	var named, fields []string
+	for _, m := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\|").FindAllStringSubmatch(section, -1) {
+		named = append(named, m[1])
+	}
+	for f := range reflect.TypeFor[singlefill.Options[any]]().Fields() {
+		fields = append(fields, f.Name)
+	}
+	if !slices.Equal(named, fields) {
+		t.Errorf("the table names\n%q\nand Options has\n%q", named, fields)
+	}
+}
+
+func TestREADMELinksLeadSomewhere(t *testing.T) {
+	t.Parallel()
+	for _, m := range regexp.MustCompile(`\]\(([^)#:\s]+)\)`).FindAllStringSubmatch(readme(t), -1) {
+		if _, err := os.Stat(m[1]); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// blocks returns the fenced blocks of one language.
+func blocks(text, language string) (found []string) {
+	for _, m := range regexp.MustCompile("(?ms)^```"+language+"\n(.*?)^```$").FindAllStringSubmatch(text, -1) {
+		found = append(found, m[1])
+	}
+	return found
+}
+
+// compilable makes a snippet a file. One that begins with "package" is a file; any other is statements of a
+// function, among declarations that the reader can guess.
+func compilable(snippet string) string {
+	if strings.HasPrefix(snippet, "package ") {
+		return snippet
+	}
+	body := `
+type User struct{ Name string }
+
+type database struct{}
+
+func (database) User(ctx context.Context, id string) (user User, err error) { return user, err }
+
+var db database
+
+func snippet(ctx context.Context, rdb redis.UniversalClient) error {
+	{
+` + snippet + `
+		use(` + declared(snippet) + `)
+	}
+	return nil
+}
+
+func use(...any) {}
+`
+	var imports strings.Builder
+	for _, path := range []string{
+		"context", "database/sql", "errors", "time", "github.com/redis/go-redis/v9", "github.com/singlefill/singlefill",
+	} {
+		if name := filepath.Base(strings.TrimSuffix(path, "/v9")); strings.Contains(body, strings.TrimPrefix(name, "go-")+".") {
+			fmt.Fprintf(&imports, "import %q\n", path)
+		}
+	}
+	return "package snippet\n\n" + imports.String() + body
+}
+
+// declared returns the variables that the snippet declares at its outermost level, for the reader will use them.
+func declared(snippet string) string {
+	var names []string
+	for _, m := range regexp.MustCompile(`(?m)^(\w+(?:, \w+)*) := `).FindAllStringSubmatch(snippet, -1) {
+		names = append(names, m[1])
+	}
+	return strings.Join(names, ", ")
+}
+
+// vet returns what the compiler and go vet have to say about a file that imports this module.
+func vet(t *testing.T, source string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "snippet.go")
+	if err := os.WriteFile(file, []byte(source), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := goCommand("vet", file).CombinedOutput()
+	if err == nil {
+		return ""
+	}
+	return fmt.Sprintf("%v\n%s", err, out)
+}
+
+// goCommand runs the go tool in this module, with what the module cache has.
+func goCommand(args ...string) *exec.Cmd {
+	cmd := exec.Command("go", args...)
+	cmd.Env = append(os.Environ(), "GOPROXY=off")
+	return cmd
+}
