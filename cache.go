@@ -67,7 +67,7 @@ func New[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, 
 // an error of its own, since there is no source to ask instead.
 func (c *Cache[T]) Get(ctx context.Context, key string) (T, error) {
 	var zero T
-	if err := c.checkCall(ctx, key); err != nil {
+	if err := c.check(ctx, key); err != nil {
 		return zero, err
 	}
 	look := c.look(ctx, key)
@@ -90,7 +90,7 @@ func (c *Cache[T]) Get(ctx context.Context, key string) (T, error) {
 //
 // After an error the key may hold the new value or the old one; a load under way may still be stored.
 func (c *Cache[T]) Set(ctx context.Context, key string, value T) error {
-	if err := c.checkCall(ctx, key); err != nil {
+	if err := c.check(ctx, key); err != nil {
 		return err
 	}
 	life := c.lifeOf(key, value)
@@ -126,8 +126,11 @@ const deleteBatch = 256
 // After an error some of the keys may not have been deleted: try again, or live with the old values until
 // their ttl.
 func (c *Cache[T]) Delete(ctx context.Context, keys ...string) error {
+	if err := c.checkOpen(); err != nil {
+		return err
+	}
 	for _, key := range keys {
-		if err := c.checkCall(ctx, key); err != nil {
+		if err := checkCall(ctx, key); err != nil {
 			return err
 		}
 	}
@@ -152,7 +155,8 @@ func (c *Cache[T]) Delete(ctx context.Context, keys ...string) error {
 }
 
 // Close makes every later call return ErrClosed, ends waiting for other processes with ErrClosed, and waits
-// until the loads that run in this process have ended and been stored: LoadTimeout at most.
+// until the loads that run in this process have ended and been stored: LoadTimeout at most, and the commands
+// after it.
 // It does not close the client. Closing twice is fine.
 func (c *Cache[T]) Close() error {
 	if c.flights.Close() {
@@ -162,12 +166,23 @@ func (c *Cache[T]) Close() error {
 	return nil
 }
 
-func (c *Cache[T]) checkCall(ctx context.Context, key string) error {
+func (c *Cache[T]) check(ctx context.Context, key string) error {
+	if err := c.checkOpen(); err != nil {
+		return err
+	}
+	return checkCall(ctx, key)
+}
+
+func (c *Cache[T]) checkOpen() error {
 	select {
 	case <-c.closing:
 		return ErrClosed
 	default:
+		return nil
 	}
+}
+
+func checkCall(ctx context.Context, key string) error {
 	if key == "" {
 		return errors.New("singlefill: key is empty")
 	}

@@ -36,7 +36,7 @@ type Loader[T any] func(ctx context.Context, key string) (T, error)
 // not stored. Redis' own errors never come back from here: see Stats and Trace.
 func (c *Cache[T]) GetOrLoad(ctx context.Context, key string, load Loader[T]) (T, error) {
 	var zero T
-	if err := c.checkCall(ctx, key); err != nil {
+	if err := checkCall(ctx, key); err != nil {
 		return zero, err
 	}
 	if load == nil {
@@ -115,21 +115,20 @@ func (c *Cache[T]) look(ctx context.Context, key string) (l look[T]) {
 
 // read is a flight's first turn. A fresh entry ends the flight.
 func (c *Cache[T]) read(ctx context.Context, f *flight.Flight[result[T]]) (l look[T], hit bool) {
+	returned := false
 	defer func() {
-		if p := recover(); p != nil { // a Trace function's; whoever boarded must not wait for ever
+		if hit || !returned { // a codec or Trace function may panic or Goexit: those who boarded must not wait for ever
 			c.flights.End(f, result[T]{}, 0)
 			c.flights.Running.Done()
-			panic(p)
 		}
 	}()
-	if l = c.look(ctx, f.Key); !l.found {
-		return l, false
+	if l = c.look(ctx, f.Key); l.found {
+		r := resultOf(l.entry, l.value)
+		r.hit, hit = true, true
+		c.flights.End(f, r, flight.FirstTurn)
 	}
-	r := resultOf(l.entry, l.value)
-	r.hit = true
-	c.flights.End(f, r, flight.FirstTurn)
-	c.flights.Running.Done()
-	return l, true
+	returned = true
+	return l, hit
 }
 
 // A result is how a flight ended.
@@ -150,22 +149,34 @@ func resultOf[T any](e entry, v T) result[T] {
 // fill ends a flight that has found no fresh entry: by waiting for another process, or by a load.
 func (c *Cache[T]) fill(ctx context.Context, f *flight.Flight[result[T]], load Loader[T], l look[T]) {
 	defer c.flights.Running.Done()
+	defer c.flights.End(f, result[T]{}, 0) // if nothing else has
 	c.flights.BeginFill(f)
 	place := flight.NewPlace(c.places)
 	defer place.Free()
 	lock := c.newLock(f.Key)
 
 	r, asOf, next := c.contend(ctx, f, lock, place, l)
-	if lock.InDoubt && next != locked {
-		c.flights.Running.Go(func() { lock.Abandon(ctx) })
-	}
 	switch next {
 	case settled:
 		c.flights.End(f, r, asOf)
 	case locked:
 		c.loadLocked(ctx, f, load, lock, place)
 	case unreached:
+		c.flights.Running.Go(func() { c.ask(ctx, lock) })
 		c.loadUnlocked(ctx, f, load, place)
+		return
+	}
+	if lock.InDoubt {
+		lock.Abandon(ctx)
+	}
+}
+
+// ask finds out, while a load runs without the lock, whether Redis is there.
+func (c *Cache[T]) ask(ctx context.Context, lock *fill.Lock) {
+	if lock.InDoubt {
+		lock.Abandon(ctx)
+	} else if !c.client.Breaker.Open() {
+		c.client.Ping()
 	}
 }
 
@@ -189,22 +200,19 @@ func (c *Cache[T]) contend(ctx context.Context, f *flight.Flight[result[T]], loc
 	within := c.redisTimeout - l.took // what Redis has left to answer, since it last has
 	seen, awaited, asked := l.seen, "", 0
 	for {
-		if within < time.Millisecond || c.client.Breaker.Check() != nil {
+		if within < time.Millisecond || c.client.Breaker.Open() {
 			return r, 0, unreached
 		}
 		if c.flights.Exempt(f) {
 			place.Exempt()
 		}
+		take := place.Try()
 		turn := c.flights.Tick(f)
-		sent := time.Now()
-		reply, err := lock.GetOrLock(ctx, within, seen, awaited, place.Try())
+		reply, err := insist(within, func(within time.Duration) (fill.Reply, error) {
+			return lock.GetOrLock(ctx, within, seen, awaited, take)
+		})
 		if err != nil {
-			if !client.Unreachable(err) {
-				return r, 0, unreached // it answers, and will not
-			}
-			time.Sleep(retryPause) // a connection may have broken; another one is tried while there is time
-			within -= time.Since(sent)
-			continue
+			return r, 0, unreached
 		}
 		within = c.redisTimeout
 
@@ -232,21 +240,29 @@ func (c *Cache[T]) contend(ctx context.Context, f *flight.Flight[result[T]], loc
 			queue = place.Queue()
 		}
 		asked = turn
-
-		timer := time.NewTimer(w.pause(reply))
-		select {
-		case <-timer.C:
-		case <-f.Nudge:
-		case <-queue:
+		switch c.rest(f, w.pause(reply), queue) {
+		case granted:
 			place.Enter()
-		case <-c.closing:
-			timer.Stop()
+		case closing:
 			return result[T]{err: ErrClosed}, flight.Always, settled
 		}
-		timer.Stop()
 		if c.flights.EndIfDeserted(f) {
 			return r, 0, deserted
 		}
+	}
+}
+
+// insist repeats a command that is not answered, ever more rarely, until the time of one is over: a
+// connection may have broken, or the server be about to come back.
+func insist[R any](within time.Duration, try func(within time.Duration) (R, error)) (R, error) {
+	for pause := firstPause; ; pause *= 2 {
+		sent := time.Now()
+		r, err := try(within)
+		within -= time.Since(sent) + pause
+		if !client.Unreachable(err) || errors.Is(err, redis.ErrClosed) || within < time.Millisecond {
+			return r, err
+		}
+		time.Sleep(pause)
 	}
 }
 
@@ -254,25 +270,53 @@ func (c *Cache[T]) contend(ctx context.Context, f *flight.Flight[result[T]], loc
 type wait struct {
 	begun time.Time
 	polls int
-	next  time.Duration
 }
 
 const (
-	retryPause  = 5 * time.Millisecond
-	firstPause  = 5 * time.Millisecond
-	pauseGrowth = 1.5
-	maxPause    = 250 * time.Millisecond
+	firstPause = 5 * time.Millisecond
+	maxPause   = 250 * time.Millisecond
+	nudgePause = 10 * time.Millisecond
 )
 
-// pause returns how long to sleep before asking again: 5 ms at first, half as much more each time, up to
-// 250 ms, each a quarter shorter or longer at random; but not past the end of the holder's lock.
+// pause returns how long to sleep before asking again: 5 ms and half of the time waited so far, up to 250 ms,
+// a quarter shorter or longer at random; but not past the end of the holder's lock.
 func (w *wait) pause(reply fill.Reply) time.Duration {
-	w.next = min(max(firstPause, time.Duration(float64(w.next)*pauseGrowth)), maxPause)
-	d := time.Duration(float64(w.next) * (0.75 + rand.Float64()/2))
+	d := min(firstPause+time.Since(w.begun)/2, maxPause)
+	d = time.Duration(float64(d) * (0.75 + rand.Float64()/2))
 	if reply.Status == fill.Busy {
 		d = min(d, reply.Left+time.Millisecond+rand.N(4*time.Millisecond))
 	}
 	return d
+}
+
+// What can end a rest.
+type event int
+
+const (
+	rested  event = iota
+	granted       // a place to load
+	closing
+)
+
+// rest sleeps for d, or until there is a place to load. A nudge shortens it to 10 ms: for somebody new the
+// value may be there already, but a crowd of them is not to make a crowd of commands.
+func (c *Cache[T]) rest(f *flight.Flight[result[T]], d time.Duration, queue <-chan bool) event {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	end, nudge := time.Now().Add(d), f.Nudge
+	for {
+		select {
+		case <-timer.C:
+			return rested
+		case <-queue:
+			return granted
+		case <-c.closing:
+			return closing
+		case <-nudge:
+			nudge = nil
+			timer.Reset(min(time.Until(end), nudgePause))
+		}
+	}
 }
 
 func (c *Cache[T]) waited(ctx context.Context, key string, w wait) {
@@ -298,7 +342,7 @@ func (c *Cache[T]) loadLocked(ctx context.Context, f *flight.Flight[result[T]], 
 	asOf, err := c.settle(ctx, f, lock, &o, data, word, loading)
 	c.flights.End(f, o.result(), asOf)
 	if client.Unreachable(err) {
-		c.settle(ctx, f, lock, &o, data, word, loading) // nobody waits for this second try
+		c.settle(ctx, f, lock, &o, data, word, loading) // once more, now that nobody waits
 	}
 	c.loadDone(ctx, o)
 }
@@ -312,24 +356,35 @@ func (c *Cache[T]) lockLost(f *flight.Flight[result[T]]) {
 // accepted proves that nobody deleted or set the key since the load began; one that was refused proves nothing.
 func (c *Cache[T]) settle(ctx context.Context, f *flight.Flight[result[T]], lock *fill.Lock, o *outcome[T], data []byte, word string, loading int) (asOf int, err error) {
 	turn := c.flights.Tick(f)
+	answers := c.client.Breaker.Answers()
 	var ours bool
 	if data != nil {
-		ours, err = lock.Store(ctx, data, o.life)
+		ours, err = insist(c.redisTimeout, func(within time.Duration) (bool, error) { return lock.Store(ctx, within, data, o.life) })
 		o.Stored, o.Fenced, o.StoreErr = ours, err == nil && !ours, err
 	}
 	if data == nil || err != nil && !client.Unreachable(err) {
-		ours, err = lock.Release(ctx, word)
+		ours, err = insist(c.redisTimeout, func(within time.Duration) (bool, error) { return lock.Release(ctx, within, word) })
 	}
 	switch {
 	case o.Err != nil && !o.notFound:
 		return turn, err // whoever came while it ran has waited for it
 	case err != nil:
-		return flight.Always, err
+		return c.unproved(loading, answers), err
 	case ours:
 		return turn, nil
 	default:
 		return loading, nil
 	}
+}
+
+// unproved is the asOf of a load whose truth Redis could not be asked to prove. Without Redis there is nothing
+// to compare with, and all share it. But if Redis has answered anything meanwhile it may have answered a
+// Delete too: those who came after the load began have to ask again.
+func (c *Cache[T]) unproved(loading int, answers int64) int {
+	if c.client.Breaker.Answers() == answers {
+		return flight.Always
+	}
+	return loading
 }
 
 // loadUnlocked loads without asking the fleet, which cannot be asked. Everyone here shares the outcome;
@@ -352,13 +407,13 @@ func (c *Cache[T]) loadUnlocked(ctx context.Context, f *flight.Flight[result[T]]
 			return
 		}
 	}
-	c.flights.BeginLoad(f)
+	loading, answers := c.flights.BeginLoad(f), c.client.Breaker.Answers()
 	o := c.call(ctx, f, load)
 	place.Free()
 	o.Unlocked = true
 	c.counters.loadsUnlocked.Add(1)
 	c.seal(&o) // for the copies
-	c.flights.End(f, o.result(), flight.Always)
+	c.flights.End(f, o.result(), c.unproved(loading, answers))
 	c.loadDone(ctx, o)
 }
 

@@ -46,8 +46,8 @@ type Options[T any] struct {
 	RedisTimeout time.Duration
 
 	// MaxLoads is how many loads of this cache may run at once in this process; more wait, first come,
-	// first served. A load begun inside a load of the same cache runs in its place. Default: 64;
-	// negative: no limit.
+	// first served. A load begun from inside a load, of whatever cache, runs in that one's place, since
+	// that one waits for it. Default: 64; negative: no limit.
 	MaxLoads int
 
 	// Trace is told what happens. Default: nobody.

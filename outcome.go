@@ -111,6 +111,8 @@ func (c *Cache[T]) seal(o *outcome[T]) (data []byte, word string) {
 		e.payload, o.StoreErr = c.marshal(o.value)
 	case o.notFound:
 		o.life, word = c.shorten(c.notFoundTTL), failureNotFound
+	case errors.Is(o.Err, ErrClosed):
+		return nil, "" // it asked a cache that is being closed here: others can do better
 	default:
 		return nil, errorWord(o.text)
 	}

@@ -28,7 +28,7 @@ func New(rdb redis.UniversalClient, timeout time.Duration,
 	failed func(ctx context.Context, op string, err error), changed func(open bool),
 	background func(run func(closing <-chan struct{}))) *Client {
 	c := &Client{Redis: rdb, Timeout: timeout, failed: failed}
-	c.Breaker = Breaker{probe: c.ping, every: timeout, changed: changed, background: background}
+	c.Breaker = Breaker{probe: c.Ping, every: timeout, changed: changed, background: background}
 	// Left to itself go-redis minds the deadline of a context while it dials or waits for a connection, but
 	// not while it waits for a reply; ContextTimeoutEnabled makes it. Client.WithTimeout would give a clone
 	// that could be told to, but the clone runs none of the user's hooks: it would be missing in every trace.
@@ -63,12 +63,13 @@ func DoWithin[R any](ctx context.Context, c *Client, timeout time.Duration, op s
 	if err := ctx.Err(); err != nil {
 		return none, err
 	}
+	sent := time.Now()
 	detached := context.WithoutCancel(ctx)
 	bounded, cancel := context.WithTimeout(detached, timeout)
 	if c.bounded && !endsWithin(ctx, timeout) {
 		defer cancel()
 		r, err := cmd(bounded)
-		c.observe(detached, op, err)
+		c.observe(detached, op, sent, err)
 		return r, err
 	}
 
@@ -80,7 +81,7 @@ func DoWithin[R any](ctx context.Context, c *Client, timeout time.Duration, op s
 	var settled atomic.Bool
 	settle := func(r R, err error) {
 		if settled.CompareAndSwap(false, true) {
-			c.observe(detached, op, err)
+			c.observe(detached, op, sent, err)
 			replies <- reply{r, err}
 		}
 	}
@@ -101,20 +102,21 @@ func DoWithin[R any](ctx context.Context, c *Client, timeout time.Duration, op s
 	}
 }
 
-func (c *Client) observe(ctx context.Context, op string, err error) {
+func (c *Client) observe(ctx context.Context, op string, sent time.Time, err error) {
 	if err == nil || errors.Is(err, redis.Nil) {
 		c.Breaker.succeeded()
 		return
 	}
 	if Unreachable(err) {
-		c.Breaker.noteFailure(err)
+		c.Breaker.noteFailure(sent, err)
 	} else {
 		c.Breaker.succeeded()
 	}
 	c.failed(ctx, op, err)
 }
 
-func (c *Client) ping() error {
+// Ping asks the server for an answer.
+func (c *Client) Ping() error {
 	_, err := Do(context.Background(), c, "ping", func(ctx context.Context) (string, error) {
 		return c.Redis.Ping(ctx).Result()
 	})

@@ -39,15 +39,17 @@ var (
 // A Lock is one attempt to hold the lock of one key. Its token is new with each attempt, so that
 // nothing done with it can touch a lock that another attempt has taken, even in this process.
 //
-// Every act is one step on the server and does nothing unless the token still holds the lock; every act is
-// safe to repeat, because the client may send a command twice when a reply was lost.
+// Every act is one step on the server and does nothing unless this attempt still holds the lock. Every act is
+// safe to repeat, and to arrive late, because the client may send a command twice when a reply was lost: each
+// grant of the lock has a stamp of its own, made by the server, which Store, Release and Renew have to show.
 type Lock struct {
-	InDoubt bool // a command to take the lock was sent and not answered: Abandon it
+	InDoubt bool // some command to take the lock was not answered and may still arrive: Abandon it in the end
 
 	client *client.Client
 	value  string // key of the value
 	key    string // key of the lock
 	token  string
+	stamp  string // of the grant
 	ttl    time.Duration
 	held   time.Time // when the command was sent by which the lock was last taken or prolonged
 }
@@ -57,12 +59,12 @@ func New(c *client.Client, value, key string, ttl time.Duration) *Lock {
 	return &Lock{client: c, value: value, key: key, token: rand.Text(), ttl: ttl}
 }
 
-const tokenLen = 26
+const tokenLen, stampLen = 26, 16
 
 // How GetOrLock answers.
 const (
 	Hit     = "hit"     // Text is an entry
-	Locked  = "locked"  // the lock is ours
+	Locked  = "locked"  // the lock is ours; Text is the stamp of the grant
 	Busy    = "busy"    // Text is the holder's token, Left what remains of its lock
 	Failed  = "failed"  // Text is the word left by the load that we waited for
 	Free    = "free"    // the lock could be taken, but we only looked
@@ -93,9 +95,9 @@ func (l *Lock) GetOrLock(ctx context.Context, within time.Duration, seen, awaite
 	})
 	switch {
 	case err != nil:
-		l.InDoubt = take && client.Unreachable(err)
+		l.InDoubt = l.InDoubt || take && client.Unreachable(err)
 	case r.Status == Locked:
-		l.held = sent
+		l.held, l.stamp = sent, r.Text
 	}
 	return r, err
 }
@@ -117,29 +119,30 @@ func parseLockReply(cmd *redis.Cmd) (r Reply, err error) {
 }
 
 // Store writes the entry and releases the lock. false: refused, and nothing was written.
-func (l *Lock) Store(ctx context.Context, data []byte, life time.Duration) (bool, error) {
-	return l.act(ctx, "store", storeScript, []string{l.value, l.key}, l.watchStore(data, life), data, life.Milliseconds())
+func (l *Lock) Store(ctx context.Context, within time.Duration, data []byte, life time.Duration) (bool, error) {
+	return l.act(ctx, within, "store", storeScript, []string{l.value, l.key}, l.watchStore(data, life), l.stamp, data, life.Milliseconds())
 }
 
 // Release gives the lock back. What is not ours stays as it is. failure, if not empty, is left behind for those
-// who have been waiting for this load; it lives as long as the lock would have, and nobody sleeps longer than that.
-func (l *Lock) Release(ctx context.Context, word string) (bool, error) {
-	return l.act(ctx, "release", releaseScript, []string{l.key}, l.watchRelease(word), word, l.ttl.Milliseconds())
+// who have been waiting for this load. It lives for the ttl of the lock, and nobody sleeps longer than that.
+func (l *Lock) Release(ctx context.Context, within time.Duration, word string) (bool, error) {
+	return l.act(ctx, within, "release", releaseScript, []string{l.key}, l.watchRelease(word), l.stamp, word, l.ttl.Milliseconds())
 }
 
 // Abandon gives up an attempt whose outcome is unknown. The command that was to take the lock can arrive later
-// than this one; it is refused then, for as long as a command may be under way.
+// than this one; it is refused then, for the ttl of the lock, unless others have used the lock meanwhile. If it
+// then takes the lock for nobody, that ends with the ttl too.
 func (l *Lock) Abandon(ctx context.Context) (bool, error) {
-	return l.act(ctx, "abandon", abandonScript, []string{l.key}, l.watchAbandon, l.ttl.Milliseconds())
+	return l.act(ctx, l.client.Timeout, "abandon", abandonScript, []string{l.key}, l.watchAbandon, l.ttl.Milliseconds())
 }
 
 // Renew prolongs the lock. false: it is lost.
 func (l *Lock) Renew(ctx context.Context) (bool, error) {
-	return l.act(ctx, "renew", renewScript, []string{l.key}, l.watchRenew, l.ttl.Milliseconds())
+	return l.act(ctx, l.client.Timeout, "renew", renewScript, []string{l.key}, l.watchRenew, l.stamp, l.ttl.Milliseconds())
 }
 
-func (l *Lock) act(ctx context.Context, op string, script *redis.Script, keys []string, watch watchFunc, args ...any) (bool, error) {
-	return client.Do(ctx, l.client, op, func(ctx context.Context) (bool, error) {
+func (l *Lock) act(ctx context.Context, within time.Duration, op string, script *redis.Script, keys []string, watch watchFunc, args ...any) (bool, error) {
+	return client.DoWithin(ctx, l.client, within, op, func(ctx context.Context) (bool, error) {
 		done, err := script.Run(ctx, l.client.Redis, keys, append([]any{l.token}, args...)...).Int()
 		if client.ScriptsRefused(err) {
 			return l.watch(ctx, keys, watch)

@@ -2,7 +2,9 @@ package fill
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -64,12 +66,12 @@ func (l *Lock) watchGetOrLock(ctx context.Context, seen, awaited string, take bo
 
 // judge answers what get_or_lock answers to a lock key that holds record, and what is to be written there.
 func (l *Lock) judge(record string, left time.Duration, awaited string, take bool) (r Reply, write string) {
-	state, token, word := splitRecord(record)
+	state, token, stamp, word := splitRecord(record)
 	switch {
-	case token == l.token && state == "X":
-		return Reply{Status: Refused}, ""
 	case token == l.token && state == "H":
-		return Reply{Status: Locked}, record
+		return Reply{Status: Locked, Text: stamp}, record
+	case token == l.token:
+		return Reply{Status: Refused}, ""
 	case awaited != "" && word != "" && (state == "F" || token != awaited):
 		return Reply{Status: Failed, Text: word}, ""
 	case state == "H" && left != -1:
@@ -80,52 +82,60 @@ func (l *Lock) judge(record string, left time.Duration, awaited string, take boo
 	if state != "F" {
 		word = ""
 	}
-	return Reply{Status: Locked}, "H" + l.token + word
+	stamp = rand.Text()[:stampLen] // as unique as the server's
+	return Reply{Status: Locked, Text: stamp}, "H" + l.token + stamp + word
 }
 
-func splitRecord(record string) (state, token, word string) {
-	if len(record) <= tokenLen {
-		return "", "", ""
+func splitRecord(record string) (state, token, stamp, word string) {
+	if len(record) <= tokenLen || record[0] == 'H' && len(record) <= tokenLen+stampLen || !strings.Contains("HFX", record[:1]) {
+		return "", "", "", "" // none of ours
 	}
-	return record[:1], record[1 : 1+tokenLen], record[1+tokenLen:]
+	state, token, word = record[:1], record[1:1+tokenLen], record[1+tokenLen:]
+	if state == "H" {
+		stamp, word = word[:stampLen], word[stampLen:]
+	}
+	return state, token, stamp, word
 }
 
 func (l *Lock) watchStore(data []byte, life time.Duration) watchFunc {
 	return func(ctx context.Context, tx *redis.Tx) (func(redis.Pipeliner), bool, error) {
-		held, err := l.holds(ctx, tx)
+		token, grant, err := l.holds(ctx, tx)
 		if err != nil {
 			return nil, false, err
 		}
-		if !held {
-			stored, err := getString(ctx, tx, l.value)
+		if grant {
+			return func(p redis.Pipeliner) {
+				p.Set(ctx, l.value, data, life)
+				p.Del(ctx, l.key)
+			}, true, nil
+		}
+		stored, err := getString(ctx, tx, l.value)
+		if err != nil || !token {
 			return nil, stored == string(data), err
 		}
-		return func(p redis.Pipeliner) {
-			p.Set(ctx, l.value, data, life)
-			p.Del(ctx, l.key)
-		}, true, nil
+		return func(p redis.Pipeliner) { p.Del(ctx, l.key) }, stored == string(data), nil
 	}
 }
 
 func (l *Lock) watchRelease(word string) watchFunc {
 	return func(ctx context.Context, tx *redis.Tx) (func(redis.Pipeliner), bool, error) {
-		held, err := l.holds(ctx, tx)
-		if err != nil || !held {
+		token, grant, err := l.holds(ctx, tx)
+		if err != nil || !token {
 			return nil, false, err
 		}
 		return func(p redis.Pipeliner) {
-			if word == "" {
+			if word == "" || !grant {
 				p.Del(ctx, l.key)
 			} else {
 				p.Set(ctx, l.key, "F"+l.token+word, l.ttl)
 			}
-		}, true, nil
+		}, grant, nil
 	}
 }
 
 func (l *Lock) watchAbandon(ctx context.Context, tx *redis.Tx) (func(redis.Pipeliner), bool, error) {
 	record, err := getString(ctx, tx, l.key)
-	switch state, token, _ := splitRecord(record); {
+	switch state, token, _, _ := splitRecord(record); {
 	case err != nil:
 		return nil, false, err
 	case state == "H" && token == l.token:
@@ -137,17 +147,19 @@ func (l *Lock) watchAbandon(ctx context.Context, tx *redis.Tx) (func(redis.Pipel
 }
 
 func (l *Lock) watchRenew(ctx context.Context, tx *redis.Tx) (func(redis.Pipeliner), bool, error) {
-	held, err := l.holds(ctx, tx)
-	if err != nil || !held {
+	_, grant, err := l.holds(ctx, tx)
+	if err != nil || !grant {
 		return nil, false, err
 	}
 	return func(p redis.Pipeliner) { p.PExpire(ctx, l.key, l.ttl) }, true, nil
 }
 
-func (l *Lock) holds(ctx context.Context, tx *redis.Tx) (bool, error) {
+// holds reports whether our token holds the lock, and whether by the grant that we know.
+func (l *Lock) holds(ctx context.Context, tx *redis.Tx) (token, grant bool, err error) {
 	record, err := getString(ctx, tx, l.key)
-	state, token, _ := splitRecord(record)
-	return state == "H" && token == l.token, err
+	state, holder, stamp, _ := splitRecord(record)
+	token = state == "H" && holder == l.token
+	return token, token && stamp == l.stamp, err
 }
 
 // headerLen is how much of an entry tells it from every other; the script knows it too.

@@ -33,13 +33,13 @@ var (
 type Flight[R any] struct {
 	Key   string
 	Load  Load          // in the graph of loads that wait for each other
-	Nudge chan struct{} // there is news: look at Redis, or at Exempt, now; nil until BeginFill
+	Nudge chan struct{} // there is news, or somebody new: look again; nil until BeginFill
 
 	// Guarded by Group.mu.
 	turn     int
 	loadTurn int           // the turn at which the load began; 0: it has not
 	callers  int           // who wait
-	exempt   bool          // see Group.Exempt
+	exempt   bool          // see Exempt
 	ended    bool          // result, asOf are final
 	broken   bool          // what the load will bring has been made void since it began
 	done     chan struct{} // closed when ended; made by the first who waits
@@ -81,7 +81,7 @@ func NewGroup[R any]() *Group[R] {
 func (g *Group[R]) Board(key string, prev *Flight[R], outer *Load) (Seat[R], error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.closed {
+	if g.closed && !outer.inside(g) { // a load that Close waits for may need others
 		return Seat[R]{}, ErrClosed
 	}
 	f := g.flights[key]
@@ -105,13 +105,8 @@ func (g *Group[R]) Board(key string, prev *Flight[R], outer *Load) (Seat[R], err
 		return Seat[R]{}, ErrRecursive
 	}
 	s.callers++
-	if s.late() {
-		s.wake() // is the load still worth waiting for?
-	}
-	if outer.inside(g) && !s.exempt {
-		s.exempt = true
-		s.wake()
-	}
+	s.exempt = s.exempt || outer != nil
+	s.wake() // is it still worth waiting for what it waits for?
 	return s, nil
 }
 
@@ -137,7 +132,7 @@ func (g *Group[R]) Wait(ctx context.Context, s Seat[R], outer *Load) (r R, share
 	}
 	s.callers--
 	switch {
-	case s.ended && s.boarded < s.asOf: // even if ctx has just ended too
+	case s.ended && s.boarded < s.asOf && !(s.broken && s.late()): // even if ctx has just ended too
 		shared, s.taken = s.taken, true
 		return s.result, shared, true, nil
 	case !s.ended && s.callers == 0:
@@ -184,19 +179,21 @@ func (g *Group[R]) BeginLoad(f *Flight[R]) int {
 	return f.turn
 }
 
-// Exempt reports whether a caller waits from inside of another load of this group: that load holds a place
-// to load until this one has ended, so this one must not wait for a place of its own.
+// Exempt reports whether a call from inside of another load waits: that load may hold a place to load until
+// this one has ended, so this one must not wait for a place of its own. It runs in the place of that one.
 func (g *Group[R]) Exempt(f *Flight[R]) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return f.exempt
 }
 
-// End makes a result final, true as of turn asOf, and lets the callers go.
+// End makes a result final, true as of turn asOf, and lets the callers go. Only the first End of a flight counts.
 func (g *Group[R]) End(f *Flight[R], r R, asOf int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.end(f, r, asOf)
+	if !f.ended {
+		g.end(f, r, asOf)
+	}
 }
 
 // EndIfDeserted ends a flight, without a result, if nobody waits for it.

@@ -46,7 +46,7 @@ func (l *Load) waitFor(other *Load) bool {
 	}
 	graph.Lock()
 	defer graph.Unlock()
-	if other.reaches(l) {
+	if other.reaches(l, make(map[*Load]bool)) {
 		return false
 	}
 	if l.waits == nil {
@@ -68,12 +68,13 @@ func (l *Load) leave(other *Load) {
 	}
 }
 
-func (l *Load) reaches(target *Load) bool {
+func (l *Load) reaches(target *Load, seen map[*Load]bool) bool {
 	if l == target {
 		return true
 	}
+	seen[l] = true
 	for next := range l.waits {
-		if next.reaches(target) {
+		if !seen[next] && next.reaches(target, seen) {
 			return true
 		}
 	}
