@@ -1,0 +1,737 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+func TestMain(m *testing.M) { redistest.Main(m) }
+
+const (
+	timeout = 150 * time.Millisecond
+
+	// bound tells what timeout bounds from what the clients' own settings do: 5 s and more.
+	bound = 2 * time.Second
+)
+
+// A watcher is a Client and what it has told.
+type watcher struct {
+	*Client
+	mu      sync.Mutex
+	failed  []string // protected by mu: ops
+	changes []bool   // protected by mu: of the breaker
+	close   func()   // ends what runs in the background; may be called again
+}
+
+func watch(t testing.TB, rdb redis.UniversalClient, timeout time.Duration) *watcher {
+	w := &watcher{}
+	closing := make(chan struct{})
+	var running sync.WaitGroup
+	w.close = sync.OnceFunc(func() { close(closing); running.Wait() })
+	t.Cleanup(w.close)
+	w.Client = New(rdb, timeout, func(_ context.Context, op string, err error) {
+		if err == nil {
+			t.Error("told of a failure without an error")
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.failed = append(w.failed, op)
+	}, func(open bool) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.changes = append(w.changes, open)
+	}, func(run func(<-chan struct{})) { running.Go(func() { run(closing) }) })
+	return w
+}
+
+func (w *watcher) failures(op string) (n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, f := range w.failed {
+		if f == op {
+			n++
+		}
+	}
+	return n
+}
+
+func (w *watcher) told() []bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.changes)
+}
+
+func (w *watcher) get(ctx context.Context) error {
+	_, err := Do(ctx, w.Client, "get", func(ctx context.Context) (string, error) { return w.Redis.Get(ctx, "k").Result() })
+	return err
+}
+
+// do runs a command that ends as told.
+func (w *watcher) do(err error) error {
+	_, got := Do(context.Background(), w.Client, "test", func(context.Context) (int, error) { return 0, err })
+	return got
+}
+
+// kinds are the clients that the user may bring, all with go-redis' own timeouts.
+func kinds(t testing.TB, p *redistest.Proxy, cluster func() *redistest.Cluster) map[string]func() redis.UniversalClient {
+	single := func(mutate ...func(*redis.Options)) func() redis.UniversalClient {
+		return func() redis.UniversalClient { return p.Client(t, mutate...) }
+	}
+	auto := func(open func(c *redis.Client) (*redis.AutoPipeliner, error)) func() redis.UniversalClient {
+		return func() redis.UniversalClient {
+			ap, err := open(p.Client(t))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = ap.Close() })
+			return ap
+		}
+	}
+	return map[string]func() redis.UniversalClient{
+		"single":                       single(),
+		"single, no tries":             single(func(o *redis.Options) { o.MaxRetries = -1 }),
+		"single, many tries":           single(func(o *redis.Options) { o.MaxRetries = 20 }),
+		"single, client's own timeout": single(func(o *redis.Options) { o.ContextTimeoutEnabled = true }),
+		"single, endless reads":        single(func(o *redis.Options) { o.ReadTimeout, o.WriteTimeout = -1, -1 }),
+		"autopipeline":                 auto((*redis.Client).AutoPipeline),
+		"wrapped":                      func() redis.UniversalClient { return wrapped{p.Client(t)} },
+		"cluster": func() redis.UniversalClient {
+			return cluster().Client(t, func(o *redis.ClusterOptions) { o.ReadTimeout = 6 * time.Second })
+		},
+		"cluster, client's own timeout": func() redis.UniversalClient {
+			return cluster().Client(t, func(o *redis.ClusterOptions) { o.ContextTimeoutEnabled = true })
+		},
+	}
+}
+
+func TestEveryClientIsBoundedWhateverTheServerDoes(t *testing.T) {
+	t.Parallel()
+	for _, fault := range []struct {
+		name  string
+		begin func(p *redistest.Proxy, servers []*redistest.Server)
+		used  bool // there is a connection before
+	}{
+		{"frozen, connected", func(_ *redistest.Proxy, servers []*redistest.Server) { freeze(servers) }, true},
+		{"frozen from the start", func(_ *redistest.Proxy, servers []*redistest.Server) { freeze(servers) }, false},
+		{"black hole, connected", func(p *redistest.Proxy, _ []*redistest.Server) { p.BlackHole(true) }, true},
+		{"black hole from the start", func(p *redistest.Proxy, _ []*redistest.Server) { p.BlackHole(true) }, false},
+		{"refused", func(p *redistest.Proxy, servers []*redistest.Server) { p.Refuse(true); p.Cut() }, true},
+	} {
+		t.Run(fault.name, func(t *testing.T) {
+			t.Parallel()
+			s := redistest.Start(t)
+			p := redistest.NewProxy(t, s.Addr)
+			servers := []*redistest.Server{s}
+			cluster := sync.OnceValue(func() *redistest.Cluster {
+				c := redistest.StartCluster(t)
+				servers = append(servers, c.Nodes...)
+				return c
+			})
+			opened := make(map[string]*watcher)
+			for name, open := range kinds(t, p, cluster) {
+				if strings.HasPrefix(name, "cluster") && !strings.HasPrefix(fault.name, "frozen") {
+					continue // no proxy stands before it
+				}
+				w := watch(t, open(), timeout)
+				opened[name] = w
+				if fault.used {
+					redistest.Await(t, name+" is connected", func() bool { return errors.Is(w.get(t.Context()), redis.Nil) })
+				}
+			}
+			fault.begin(p, servers)
+			defer func() { // before the clients close, which may wait for what they have sent
+				p.BlackHole(false)
+				p.Refuse(false)
+				p.Cut()
+				thaw(servers)
+			}()
+			var wg sync.WaitGroup
+			for name, w := range opened {
+				wg.Go(func() {
+					for _, patience := range []time.Duration{time.Hour, 60 * time.Millisecond} {
+						begun := time.Now()
+						ctx, cancel := context.WithTimeout(t.Context(), patience)
+						err := w.get(ctx)
+						took := time.Since(begun)
+						switch {
+						case err == nil || errors.Is(err, redis.Nil) || took > bound:
+							t.Errorf("%s, a caller with %v: %v after %v", name, patience, err, took)
+						case patience < timeout && err == ctx.Err() && took < patience:
+							t.Errorf("%s: %v after %v", name, err, took)
+						}
+						cancel()
+					}
+					ctx, cancel := context.WithCancel(t.Context())
+					cancel()
+					if err := w.get(ctx); err != context.Canceled {
+						t.Errorf("%s, a caller that has left: %v", name, err)
+					}
+					redistest.Await(t, name+" counts both commands, also the one whose caller has left", func() bool {
+						return w.failures("get") >= 2
+					})
+				})
+			}
+			wg.Wait()
+		})
+	}
+}
+
+func freeze(servers []*redistest.Server) {
+	for _, s := range servers {
+		s.Freeze()
+	}
+}
+
+func thaw(servers []*redistest.Server) {
+	for _, s := range servers {
+		s.Thaw()
+	}
+}
+
+func TestAnExhaustedPoolIsBounded(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	rdb := s.Client(t, func(o *redis.Options) { o.PoolSize = 1 })
+	var wg sync.WaitGroup
+	wg.Go(func() { rdb.BLPop(context.Background(), 0, "list") })
+	redistest.Await(t, "the only connection is taken", func() bool { return s.Calls("hello") > 0 && rdb.PoolStats().IdleConns == 0 })
+	w := watch(t, rdb, timeout)
+	begun := time.Now()
+	if err := w.get(t.Context()); err == nil || errors.Is(err, redis.Nil) || time.Since(begun) > bound {
+		t.Errorf("%v after %v", err, time.Since(begun))
+	}
+	if err := s.Admin().RPush(t.Context(), "list", "item").Err(); err != nil {
+		t.Fatal(err)
+	}
+	wg.Wait()
+}
+
+// mute is a client of a server that never answers, with go-redis' own timeouts.
+func mute(t testing.TB, mutate ...func(*redis.Options)) *redis.Client {
+	opt := &redis.Options{Addr: "127.0.0.1:6379", PoolSize: 1000, DisableIdentity: true}
+	opt.Dialer = func(context.Context, string, string) (net.Conn, error) {
+		ours, theirs := net.Pipe()
+		go func() { // it reads all and says nothing
+			_, _ = io.Copy(io.Discard, theirs)
+			_ = theirs.Close()
+		}()
+		return ours, nil
+	}
+	for _, m := range mutate {
+		m(opt)
+	}
+	rdb := redis.NewClient(opt)
+	t.Cleanup(func() { _ = rdb.Close() })
+	return rdb
+}
+
+// wrapped hides what the client is, so that it cannot be made to mind deadlines.
+type wrapped struct{ redis.UniversalClient }
+
+func TestTheNearerEndCountsToTheInstant(t *testing.T) {
+	t.Parallel()
+	const never = time.Hour
+	for _, c := range []struct {
+		name               string
+		deadline, cancelAt time.Duration
+		minded             time.Duration // when Do returns, with a client that minds deadlines
+		left               time.Duration // the same, with one that does not, and whose replies Do waits for beside it
+		err                error         // context.DeadlineExceeded also stands for a timeout that the client has noticed
+	}{
+		{"timeout", never, never, timeout, timeout, context.DeadlineExceeded},
+		{"nearer deadline", 40 * time.Millisecond, never, 40 * time.Millisecond, 40 * time.Millisecond, context.DeadlineExceeded},
+		{"later deadline", time.Second, never, timeout, timeout, context.DeadlineExceeded},
+		{"cancelled, with a near deadline", 100 * time.Millisecond, 30 * time.Millisecond, 30 * time.Millisecond, 30 * time.Millisecond, context.Canceled},
+		{"cancelled in the middle of a command", never, 30 * time.Millisecond, timeout, 30 * time.Millisecond, context.Canceled},
+	} {
+		for kind, open := range muteKinds() {
+			t.Run(c.name+", "+kind, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					w := watch(t, open(t), timeout)
+					ctx, cancel := context.WithTimeout(t.Context(), c.deadline)
+					defer cancel()
+					if c.cancelAt != never {
+						time.AfterFunc(c.cancelAt, cancel)
+					}
+					want := c.left
+					if kind == "minds deadlines" {
+						want = c.minded
+					}
+					begun := time.Now()
+					err := w.get(ctx)
+					took := time.Since(begun)
+					if err == nil || took != want || want < timeout && err != c.err {
+						t.Errorf("%v after %v, want %v after %v", err, took, c.err, want)
+					}
+					time.Sleep(timeout)
+					if n := w.failures("get"); n != 1 {
+						t.Errorf("the command was counted %d times", n)
+					}
+					time.Sleep(time.Minute) // what the client does for itself
+				})
+			})
+		}
+	}
+}
+
+// muteKinds are clients of a server that never answers, by how they mind deadlines.
+func muteKinds() map[string]func(t testing.TB) redis.UniversalClient {
+	return map[string]func(t testing.TB) redis.UniversalClient{
+		"default": func(t testing.TB) redis.UniversalClient { return mute(t) },
+		"wrapped": func(t testing.TB) redis.UniversalClient { return wrapped{mute(t)} },
+		"minds deadlines": func(t testing.TB) redis.UniversalClient {
+			return mute(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+		},
+	}
+}
+
+func TestDoWithinHasABoundOfItsOwn(t *testing.T) {
+	t.Parallel()
+	for _, open := range muteKinds() {
+		synctest.Test(t, func(t *testing.T) {
+			w := watch(t, open(t), timeout)
+			begun := time.Now()
+			_, err := DoWithin(t.Context(), w.Client, 70*time.Millisecond, "get", func(ctx context.Context) (string, error) {
+				return w.Redis.Get(ctx, "k").Result()
+			})
+			if took := time.Since(begun); err == nil || took != 70*time.Millisecond {
+				t.Errorf("%v after %v", err, took)
+			}
+			time.Sleep(time.Minute)
+		})
+	}
+}
+
+func TestAContextThatHasEndedSendsNothing(t *testing.T) {
+	t.Parallel()
+	_, rdb := redistest.StartMini(t)
+	w := watch(t, rdb, timeout)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := Do(ctx, w.Client, "test", func(context.Context) (int, error) { t.Error("called"); return 0, nil })
+	if err != context.Canceled || w.failures("test") != 0 {
+		t.Errorf("%v, counted %d times", err, w.failures("test"))
+	}
+}
+
+func TestTheUsersClientStaysAsItIs(t *testing.T) {
+	t.Parallel()
+	s := redistest.Shared(t)
+	rdb := s.Client(t)
+	before := *rdb.Options()
+	w := watch(t, rdb, timeout)
+	if err := w.get(t.Context()); !errors.Is(err, redis.Nil) {
+		t.Fatal(err)
+	}
+	after := rdb.Options()
+	if after.ContextTimeoutEnabled || after.ReadTimeout != before.ReadTimeout || after.WriteTimeout != before.WriteTimeout ||
+		after.ReadTimeout < time.Second || after.MaxRetries != before.MaxRetries || after.PoolSize != before.PoolSize {
+		t.Errorf("the options were %+v, and are %+v", before, *after)
+	}
+	// And it still waits as long as it used to: a reply later than timeout reaches it.
+	if err := rdb.Do(t.Context(), "debug", "sleep", "0.4").Err(); err != nil {
+		t.Errorf("the user's own command: %v", err)
+	}
+	if rdb.PoolStats().TotalConns != 1 {
+		t.Errorf("%d connections, want one that both use", rdb.PoolStats().TotalConns)
+	}
+
+	cluster := redistest.SharedCluster(t).Client(t)
+	watch(t, cluster, timeout)
+	if cluster.Options().ContextTimeoutEnabled {
+		t.Error("a cluster client's options are changed")
+	}
+}
+
+// A hook notes the commands that pass through it.
+type hook struct {
+	mu  sync.Mutex
+	saw map[string]int // protected by mu
+}
+
+func (h *hook) see(cmds ...redis.Cmder) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, cmd := range cmds {
+		h.saw[cmd.Name()]++
+	}
+}
+
+func (h *hook) seen() map[string]int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return maps.Clone(h.saw)
+}
+
+func (h *hook) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (h *hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error { h.see(cmd); return next(ctx, cmd) }
+}
+
+func (h *hook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error { h.see(cmds...); return next(ctx, cmds) }
+}
+
+func TestHooksOfTheUsersClientSeeOurCommands(t *testing.T) {
+	t.Parallel()
+	s := redistest.Shared(t)
+	for _, c := range []struct {
+		name string
+		rdb  redis.UniversalClient
+	}{
+		{"single", s.Client(t)},
+		{"cluster", redistest.SharedCluster(t).Client(t)},
+		{"wrapped", wrapped{s.Client(t)}},
+	} {
+		h := &hook{saw: make(map[string]int)}
+		c.rdb.AddHook(h)
+		w := watch(t, c.rdb, 5*time.Second)
+		if err := w.get(t.Context()); !errors.Is(err, redis.Nil) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		_, err := Do(t.Context(), w.Client, "set", func(ctx context.Context) ([]redis.Cmder, error) {
+			return w.Redis.TxPipelined(ctx, func(p redis.Pipeliner) error { p.Del(ctx, "k"); return nil })
+		})
+		if err != nil {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		if err := w.Ping(); err != nil {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		for _, name := range []string{"get", "del", "ping"} {
+			if h.seen()[name] != 1 {
+				t.Errorf("%s: the hook saw %v, want one %s", c.name, h.seen(), name)
+			}
+		}
+	}
+}
+
+var errLost = errors.New("connection lost")
+
+// openBreaker makes failures enough, and long enough, in a bubble.
+func (w *watcher) openBreaker() {
+	for range Limit - 1 {
+		_ = w.do(errLost)
+	}
+	time.Sleep(timeout)
+	_ = w.do(errLost)
+}
+
+func TestTheBreakerOpensAfterFailuresInARowAndSilenceOnly(t *testing.T) {
+	t.Parallel()
+	answers := []error{
+		nil, redis.Nil, replyError("NOPERM this user has no permissions"), replyError("OOM command not allowed"),
+		replyError("WRONGTYPE Operation"), replyError("READONLY You can't write"), replyError("ERR something"),
+	}
+	for _, between := range answers {
+		synctest.Test(t, func(t *testing.T) {
+			w := watch(t, mute(t), timeout)
+			for range 3 { // a long silence, and too few failures
+				for range Limit - 1 {
+					if err := w.do(errLost); err != errLost {
+						t.Errorf("Do = %v", err)
+					}
+					time.Sleep(timeout)
+				}
+				if w.Breaker.Open() || w.Breaker.Check() != nil {
+					t.Fatal("open before the limit")
+				}
+				_ = w.do(between)
+			}
+			for range 10 * Limit { // answers alone
+				_ = w.do(between)
+				time.Sleep(timeout)
+			}
+			for range 10 * Limit { // failures enough, in no time
+				_ = w.do(errLost)
+			}
+			time.Sleep(timeout - 1)
+			_ = w.do(errLost)
+			if w.Breaker.Open() {
+				t.Fatal("open after less silence than a command may take")
+			}
+			_ = w.do(between)
+			w.openBreaker()
+			if !w.Breaker.Open() || !errors.Is(w.Breaker.Check(), errLost) {
+				t.Errorf("after %d failures: open %t, Check %v", Limit, w.Breaker.Open(), w.Breaker.Check())
+			}
+			for range 10 {
+				_ = w.do(errLost)
+			}
+			if got := w.told(); !slices.Equal(got, []bool{true}) {
+				t.Errorf("told %v", got)
+			}
+		})
+	}
+}
+
+// replyError is an error that the server has answered with.
+type replyError string
+
+func (e replyError) Error() string { return string(e) }
+func (replyError) RedisError()     {}
+
+func TestCallersThatLeaveDoNotOpenTheBreaker(t *testing.T) {
+	t.Parallel()
+	for kind, open := range muteKinds() {
+		t.Run(kind, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := watch(t, open(t), timeout)
+				// The server answers, but later than the callers wait.
+				var wg sync.WaitGroup
+				for range 10 * Limit {
+					wg.Go(func() {
+						ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+						defer cancel()
+						_, err := Do(ctx, w.Client, "slow", func(ctx context.Context) (int, error) {
+							time.Sleep(50 * time.Millisecond)
+							return 1, ctx.Err()
+						})
+						if err != context.DeadlineExceeded {
+							t.Error(err)
+						}
+					})
+				}
+				wg.Wait()
+				time.Sleep(time.Second)
+				if w.Breaker.Open() || w.failures("slow") != 0 {
+					t.Errorf("open %t after %d failures", w.Breaker.Open(), w.failures("slow"))
+				}
+				// A dead server is found out although every caller has left.
+				for range Limit {
+					ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+					if err := w.get(ctx); err != context.DeadlineExceeded {
+						t.Error(err)
+					}
+					cancel()
+				}
+				if w.Breaker.Open() {
+					t.Error("open before the first command is over")
+				}
+				time.Sleep(timeout)
+				if !w.Breaker.Open() || w.failures("get") != Limit {
+					t.Errorf("open %t after %d failures", w.Breaker.Open(), w.failures("get"))
+				}
+				time.Sleep(time.Minute)
+			})
+		})
+	}
+}
+
+func TestTheBreakerClosesByItselfWhenTheServerAnswersInAnyWay(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name   string
+		answer string // "" is PONG
+		closes bool
+	}{
+		{"pong", "", true},
+		{"a refusal", "NOPERM this user has no permissions to run the 'ping' command", true},
+		{"loading", "LOADING Redis is loading the dataset in memory", false},
+		{"busy", "BUSY Redis is busy running a script", false},
+		{"master down", "MASTERDOWN Link with MASTER is down", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m, rdb := redistest.StartMini(t)
+				w := watch(t, rdb, timeout)
+				w.openBreaker()
+				if !w.Breaker.Open() {
+					t.Fatal("not open")
+				}
+				m.SetError(c.answer)
+				time.Sleep(10 * timeout)
+				if w.Breaker.Open() == c.closes {
+					t.Errorf("open %t", w.Breaker.Open())
+				}
+				m.SetError("")
+				time.Sleep(10 * timeout)
+				if w.Breaker.Open() || w.Breaker.Check() != nil || !slices.Equal(w.told(), []bool{true, false}) {
+					t.Fatalf("with the server back: open %t, told %v", w.Breaker.Open(), w.told())
+				}
+				// It starts from nothing.
+				for range Limit - 1 {
+					time.Sleep(timeout)
+					_ = w.do(errLost)
+				}
+				if w.Breaker.Open() {
+					t.Error("failures from before are counted")
+				}
+				_ = w.do(errLost)
+				time.Sleep(10 * timeout)
+				if w.Breaker.Open() || !slices.Equal(w.told(), []bool{true, false, true, false}) {
+					t.Errorf("the second time: open %t, told %v", w.Breaker.Open(), w.told())
+				}
+			})
+		})
+	}
+}
+
+func TestTheBreakerAsksOncePerTimeoutAndEndsWithItsOwner(t *testing.T) {
+	t.Parallel()
+	for range 20 { // when it is time to ask again and to end, it ends, and not by chance
+		synctest.Test(t, func(t *testing.T) {
+			w := watch(t, mute(t), timeout)
+			w.openBreaker()
+			time.Sleep(20*timeout + timeout/2)
+			if n := w.failures("ping"); n < 9 || n > 20 {
+				t.Errorf("asked %d times in the time of 20", n)
+			}
+			begun := time.Now()
+			w.close() // waits for what runs in the background
+			if took := time.Since(begun); took > timeout {
+				t.Errorf("closing took %v", took)
+			}
+			asked := w.failures("ping")
+			time.Sleep(time.Minute)
+			if w.failures("ping") != asked || !w.Breaker.Open() {
+				t.Errorf("asked %d times after the end, open %t", w.failures("ping")-asked, w.Breaker.Open())
+			}
+		})
+	}
+}
+
+func TestTheBreakerDoesNotAskThroughAClosedClient(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		_, rdb := redistest.StartMini(t)
+		w := watch(t, rdb, timeout)
+		_ = rdb.Close()
+		for range Limit {
+			if err := w.get(t.Context()); !errors.Is(err, redis.ErrClosed) {
+				t.Errorf("get = %v", err)
+			}
+			time.Sleep(timeout)
+		}
+		time.Sleep(time.Minute)
+		if n := w.failures("ping"); n != 1 {
+			t.Errorf("asked %d times, want once", n)
+		}
+	})
+}
+
+// Changes that race leave the breaker neither stuck nor told wrongly. Run it with -race.
+func TestTheBreakerBearsManyCallersAtOnce(t *testing.T) {
+	t.Parallel()
+	m, rdb := redistest.StartMini(t)
+	w := watch(t, rdb, 5*time.Millisecond)
+	var stop atomic.Bool
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for !stop.Load() {
+				if w.Breaker.Check() == nil {
+					_ = w.get(context.Background())
+				}
+			}
+		})
+	}
+	for range 15 {
+		opened := len(w.told())
+		m.SetError("LOADING Redis is loading the dataset in memory")
+		redistest.Await(t, "open", func() bool { return len(w.told()) > opened && w.Breaker.Open() })
+		m.SetError("")
+		redistest.Await(t, "closed", func() bool { return !w.Breaker.Open() })
+	}
+	stop.Store(true)
+	wg.Wait()
+	redistest.Await(t, "closed for good", func() bool { return !w.Breaker.Open() && len(w.told())%2 == 0 })
+	for i, open := range w.told() {
+		if open != (i%2 == 0) {
+			t.Fatalf("told %v", w.told())
+		}
+	}
+}
+
+func TestUnreachableIsWhoeverAnswersNothing(t *testing.T) {
+	t.Parallel()
+	m, twin := redistest.StartMini(t)
+	opt := *twin.Options()
+	opt.MaxRetries = -1
+	rdb := redis.NewClient(&opt)
+	defer rdb.Close()
+	if err := rdb.Ping(t.Context()).Err(); err != nil { // connected before the errors
+		t.Fatal(err)
+	}
+	for text, want := range map[string]bool{
+		"LOADING Redis is loading the dataset in memory":                     true,
+		"BUSY Redis is busy running a script.":                               true,
+		"MASTERDOWN Link with MASTER is down":                                true,
+		"CLUSTERDOWN The cluster is down":                                    true,
+		"TRYAGAIN Multiple keys request during rehashing of slot":            true,
+		"ERR max number of clients reached":                                  true,
+		"READONLY You can't write against a read only replica.":              false,
+		"OOM command not allowed when used memory > 'maxmemory'.":            false,
+		"NOPERM this user has no permissions to run the 'get' command":       false,
+		"ERR The user executing the script can't run this command":           false,
+		"WRONGTYPE Operation against a key holding the wrong kind of value":  false,
+		"NOREPLICAS Not enough good replicas to write.":                      false,
+		"MISCONF Redis is configured to save RDB snapshots":                  false,
+		"NOSCRIPT No matching script.":                                       false,
+		"NOAUTH Authentication required.":                                    false,
+		"WRONGPASS invalid username-password pair":                           false,
+		"EXECABORT Transaction discarded because of previous errors.":        false,
+		"CROSSSLOT Keys in request don't hash to the same slot":              false,
+		"ERR unknown command":                                                false,
+		"BUSYGROUP Consumer Group name already exists":                       false,
+		"BUSYKEY Target key name already exists.":                            false,
+		"MOVED 866 127.0.0.1:7002":                                           false,
+		"ERR value is not an integer or out of range":                        false,
+		"ERR Error running script: LOADING is a word that users write, too.": false,
+	} {
+		m.SetError(text)
+		reply := rdb.Get(t.Context(), "k").Err() // as go-redis has it
+		for _, err := range []error{reply, replyError(text), fmt.Errorf("wrapped: %w", reply)} {
+			if got := Unreachable(err); got != want {
+				t.Errorf("Unreachable(%v), a %T, = %t", err, err, got)
+			}
+		}
+	}
+	for _, err := range []error{
+		io.EOF, io.ErrUnexpectedEOF, context.DeadlineExceeded, context.Canceled, redis.ErrClosed, redis.ErrPoolTimeout,
+		&net.OpError{Op: "dial", Err: errors.New("connection refused")}, errors.New("anything else"),
+	} {
+		if !Unreachable(err) {
+			t.Errorf("Unreachable(%v) = false", err)
+		}
+	}
+	if Unreachable(nil) || Unreachable(redis.Nil) {
+		t.Error("an answer is unreachable")
+	}
+}
+
+func TestScriptsRefusedIsARefusalOfTheCommandItself(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]bool{
+		"NOPERM this user has no permissions to run the 'evalsha' command": true,
+		"ERR unknown command 'evalsha', with args beginning with:":         true,
+		"ERR The user executing the script can't run this command":         false,
+		"NOSCRIPT No matching script. Please use EVAL.":                    false,
+		"OOM command not allowed when used memory > 'maxmemory'.":          false,
+	} {
+		if got := ScriptsRefused(replyError(text)); got != want {
+			t.Errorf("ScriptsRefused(%q) = %t", text, got)
+		}
+	}
+	if ScriptsRefused(nil) || ScriptsRefused(io.EOF) || ScriptsRefused(context.DeadlineExceeded) {
+		t.Error("what may have been executed counts as refused")
+	}
+	if !WrongType(replyError("WRONGTYPE Operation against a key")) || WrongType(nil) || WrongType(io.EOF) {
+		t.Error("WrongType")
+	}
+}

@@ -1,0 +1,626 @@
+package fill
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2/server"
+	"github.com/redis/go-redis/v9"
+	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+func TestMain(m *testing.M) { redistest.Main(m) }
+
+const (
+	me    = "MEMEMEMEMEMEMEMEMEMEMEMEME"
+	other = "OTHEROTHEROTHEROTHEROTHERO"
+	third = "THIRDTHIRDTHIRDTHIRDTHIRDT"
+	stamp = "0123456789012345"
+
+	opTimeout = 5 * time.Second
+
+	life = 40 * time.Second // of the lock under test; what was there before has another one
+	left = 20 * time.Second
+
+	entryA = "AAAAAAAAAAAAAAAAAAAAAAAAAAApayload of A"
+	entryB = "BBBBBBBBBBBBBBBBBBBBBBBBBBBpayload of B"
+)
+
+// A form is a way in which the acts reach a server.
+type form struct {
+	rdb   redis.UniversalClient // of the lock
+	admin *redis.Client         // looks at keys; may do everything
+}
+
+// eachForm runs a test on every form: scripts on both servers, and WATCH on both, for a user who may run none.
+func eachForm(t *testing.T, run func(t *testing.T, f form)) {
+	for _, c := range []struct {
+		name string
+		open func(t testing.TB) form
+	}{
+		{"mini", openMini}, {"mini without scripts", openMiniWatch}, {"real", openReal}, {"real without scripts", openRealWatch},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			run(t, c.open(t))
+		})
+	}
+}
+
+func openMini(t testing.TB) form {
+	m, rdb := redistest.StartMini(t)
+	return form{rdb, redistest.NewMiniClient(t, m)}
+}
+
+func openMiniWatch(t testing.TB) form {
+	m, rdb := redistest.StartMini(t)
+	m.Server().SetPreHook(func(p *server.Peer, cmd string, _ ...string) bool {
+		if strings.HasPrefix(cmd, "EVAL") {
+			p.WriteError("NOPERM this user has no permissions to run the '" + strings.ToLower(cmd) + "' command")
+			return true
+		}
+		return false
+	})
+	return form{rdb, redistest.NewMiniClient(t, m)}
+}
+
+func openReal(t testing.TB) form {
+	s := redistest.Shared(t)
+	return form{s.Client(t), s.Admin()}
+}
+
+func openRealWatch(t testing.TB) form {
+	s := redistest.Shared(t)
+	noScripts(t, s)
+	return form{s.Client(t, asNoScripts), s.Admin()}
+}
+
+func noScripts(t testing.TB, s *redistest.Server) {
+	t.Helper()
+	if err := s.Admin().Do(context.Background(), "acl", "setuser", "noscripts", "on", ">pw", "~*", "&*", "+@all", "-@scripting").Err(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func asNoScripts(o *redis.Options) { o.Username, o.Password = "noscripts", "pw" }
+
+var pairs atomic.Int64
+
+// bench is one pair of keys and a lock on them with the token me.
+type bench struct {
+	form
+	*Lock
+	failed []error
+	t      testing.TB
+}
+
+func (f form) bench(t testing.TB) *bench {
+	t.Helper()
+	b := &bench{form: f, t: t}
+	value := fmt.Sprintf("fill:{%d}", pairs.Add(1))
+	b.Lock = New(newClient(t, f.rdb, func(op string, err error) { b.failed = append(b.failed, fmt.Errorf("%s: %w", op, err)) }),
+		value, value+":lock", life)
+	b.token, b.stamp = me, stamp
+	return b
+}
+
+func newClient(t testing.TB, rdb redis.UniversalClient, failed func(op string, err error)) *client.Client {
+	closing := make(chan struct{})
+	var wg sync.WaitGroup
+	t.Cleanup(func() { close(closing); wg.Wait() })
+	return client.New(rdb, 5*time.Second, func(_ context.Context, op string, err error) { failed(op, err) },
+		func(bool) {}, func(run func(<-chan struct{})) { wg.Go(func() { run(closing) }) })
+}
+
+// A state is what a key holds. The zero state is a key that is missing.
+type state struct {
+	text    string
+	empty   bool // the string "", which is not the same as missing
+	list    bool
+	forever bool // has no TTL; only a foreign key has none
+}
+
+func (b *bench) set(key string, s state) {
+	b.t.Helper()
+	ctx := context.Background()
+	var err error
+	switch {
+	case s.list:
+		err = errors.Join(b.admin.Del(ctx, key).Err(), b.admin.RPush(ctx, key, "item").Err(), b.admin.PExpire(ctx, key, left).Err())
+	case s == state{}:
+		err = b.admin.Del(ctx, key).Err()
+	default:
+		err = b.admin.Set(ctx, key, s.text, left).Err()
+	}
+	if s.forever {
+		err = errors.Join(err, b.admin.Persist(ctx, key).Err())
+	}
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// get returns what a key holds, and its TTL.
+func (b *bench) get(key string) (s state, ttl time.Duration) {
+	b.t.Helper()
+	ctx := context.Background()
+	kind, err := b.admin.Type(ctx, key).Result()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if kind == "none" {
+		return state{}, 0
+	}
+	if ttl, err = b.admin.PTTL(ctx, key).Result(); err != nil {
+		b.t.Fatal(err)
+	}
+	s.forever = ttl == -1
+	if kind != "string" {
+		s.list = true
+		return s, ttl
+	}
+	if s.text, err = b.admin.Get(ctx, key).Result(); err != nil {
+		b.t.Fatal(err)
+	}
+	s.empty = s.text == ""
+	if state, token, _, word := splitRecord(s.text); state == "H" { // which stamp a grant gets is another test's matter
+		s.text = state + token + stamp + word
+	}
+	return s, ttl
+}
+
+// want fails the test unless key holds a state with a TTL of about ttl; 0: that of before.
+func (b *bench) want(key string, want state, ttl time.Duration) {
+	b.t.Helper()
+	got, rest := b.get(key)
+	if got != want {
+		b.t.Errorf("%s holds %+v, want %+v", key, got, want)
+	}
+	if ttl == 0 {
+		ttl = left
+	}
+	if (want != state{}) && !want.forever && (rest > ttl || rest < ttl-10*time.Second) {
+		b.t.Errorf("%s lives for %v, want %v", key, rest, ttl)
+	}
+}
+
+func held(token string, word ...string) state {
+	return state{text: "H" + token + stamp + strings.Join(word, "")}
+}
+
+func failed(token string, word ...string) state {
+	return state{text: "F" + token + strings.Join(word, "")}
+}
+func abandoned(token string) state { return state{text: "X" + token} }
+
+func TestGetOrLockDecidesByWhatIsThere(t *testing.T) {
+	t.Parallel()
+	unchanged := state{text: "as before"}
+	cases := []struct {
+		name          string
+		value, lock   state
+		seen, awaited string
+		look          bool // only
+		want          string
+		text          string
+		becomes       state // the lock key
+	}{
+		{name: "an entry", value: state{text: entryA}, want: Hit, text: entryA, becomes: unchanged},
+		{name: "an entry while somebody loads", value: state{text: entryA}, lock: held(other), want: Hit, text: entryA, becomes: unchanged},
+		{name: "an entry after an own lock", value: state{text: entryA}, lock: held(me), want: Hit, text: entryA, becomes: unchanged},
+		{name: "an entry after a failure", value: state{text: entryA}, lock: failed(other, "boom"), awaited: other, want: Hit, text: entryA, becomes: unchanged},
+		{name: "another entry than the one seen", value: state{text: entryA}, seen: entryB[:27], want: Hit, text: entryA, becomes: unchanged},
+		{name: "the entry seen", value: state{text: entryA}, seen: entryA[:27], want: Locked, becomes: held(me)},
+		{name: "the entry seen, with another payload", value: state{text: entryA + "!"}, seen: entryA[:27], want: Locked, becomes: held(me)},
+		{name: "short garbage", value: state{text: "garbage"}, want: Hit, text: "garbage", becomes: unchanged},
+		{name: "the garbage seen", value: state{text: "garbage"}, seen: "garbage", want: Locked, becomes: held(me)},
+		{name: "a part of the garbage seen", value: state{text: "garb"}, seen: "garbage", want: Hit, text: "garb", becomes: unchanged},
+		{name: "an empty value", value: state{empty: true}, want: Locked, becomes: held(me)},
+		{name: "an empty value while somebody loads", value: state{empty: true}, lock: held(other), want: Busy, text: other, becomes: unchanged},
+		{name: "a list at the value", value: state{list: true}, want: Locked, becomes: held(me)},
+		{name: "the entry seen, only looking", value: state{text: entryA}, seen: entryA[:27], look: true, want: Free, becomes: unchanged},
+
+		{name: "nothing", want: Locked, becomes: held(me)},
+		{name: "nothing, only looking", look: true, want: Free, becomes: unchanged},
+		{name: "nothing after a wait", awaited: other, want: Locked, becomes: held(me)},
+		{name: "held", lock: held(other), want: Busy, text: other, becomes: unchanged},
+		{name: "held, only looking", lock: held(other), look: true, want: Busy, text: other, becomes: unchanged},
+		{name: "held by the one awaited", lock: held(other), awaited: other, want: Busy, text: other, becomes: unchanged},
+		{name: "held by another than the one awaited", lock: held(third), awaited: other, want: Busy, text: third, becomes: unchanged},
+		{name: "held by ourselves", lock: held(me), want: Locked, becomes: held(me)},
+		{name: "held by ourselves, only looking", lock: held(me), look: true, want: Locked, becomes: held(me)},
+		{name: "held by ourselves with a word", lock: held(me, "boom"), awaited: other, want: Locked, becomes: held(me, "boom")},
+		{name: "abandoned by ourselves", lock: abandoned(me), want: Refused, becomes: unchanged},
+		{name: "abandoned by ourselves, only looking", lock: abandoned(me), look: true, want: Refused, becomes: unchanged},
+		{name: "abandoned by another", lock: abandoned(other), want: Locked, becomes: held(me)},
+		{name: "abandoned by another, only looking", lock: abandoned(other), look: true, want: Free, becomes: unchanged},
+
+		{name: "failed, awaited", lock: failed(other, "boom"), awaited: other, want: Failed, text: "boom", becomes: unchanged},
+		{name: "failed, awaited, only looking", lock: failed(other, "boom"), awaited: other, look: true, want: Failed, text: "boom", becomes: unchanged},
+		{name: "failed, after waiting for another", lock: failed(third, "boom"), awaited: other, want: Failed, text: "boom", becomes: unchanged},
+		{name: "failed before we came", lock: failed(other, "boom"), want: Locked, becomes: held(me, "boom")},
+		{name: "failed before we came, only looking", lock: failed(other, "boom"), look: true, want: Free, becomes: unchanged},
+		{name: "failed by ourselves before", lock: failed(me, "boom"), want: Refused, becomes: unchanged},
+		{name: "held again after the failure awaited", lock: held(third, "boom"), awaited: other, want: Failed, text: "boom", becomes: unchanged},
+		{name: "held with a word from before", lock: held(other, "boom"), want: Busy, text: other, becomes: unchanged},
+		{name: "held with a word from before, awaited", lock: held(other, "boom"), awaited: other, want: Busy, text: other, becomes: unchanged},
+
+		{name: "a foreign holder without an end", lock: state{text: "H" + other + stamp, forever: true}, want: Locked, becomes: held(me)},
+		{name: "a foreign holder without an end, only looking", lock: state{text: "H" + other + stamp, forever: true}, look: true, want: Free, becomes: unchanged},
+		{name: "a foreign holder without an end, with a word", lock: state{text: "H" + other + stamp + "boom", forever: true}, want: Locked, becomes: held(me)},
+		{name: "a foreign text without an end", lock: state{text: "a text that is longer than any token of ours", forever: true}, want: Locked, becomes: held(me)},
+		{name: "a foreign text", lock: state{text: "a text that is longer than any token of ours"}, want: Locked, becomes: held(me)},
+		{name: "a foreign text after a wait", lock: state{text: "a text that is longer than any token of ours"}, awaited: other, want: Locked, becomes: held(me)},
+		{name: "a short foreign text", lock: state{text: "garbage"}, want: Locked, becomes: held(me)},
+		{name: "a short foreign text like a holder", lock: state{text: "Hello"}, want: Locked, becomes: held(me)},
+		{name: "a letter alone", lock: state{text: "H"}, want: Locked, becomes: held(me)},
+		{name: "an empty lock", lock: state{empty: true}, want: Locked, becomes: held(me)},
+		{name: "a list at the lock", lock: state{list: true, forever: true}, want: Locked, becomes: held(me)},
+		{name: "a list at the lock, only looking", lock: state{list: true}, look: true, want: Free, becomes: unchanged},
+	}
+	eachForm(t, func(t *testing.T, f form) {
+		for _, c := range cases {
+			t.Run(c.name, func(t *testing.T) {
+				b := f.bench(t)
+				b.set(b.value, c.value)
+				b.set(b.key, c.lock)
+				r, err := b.GetOrLock(t.Context(), opTimeout, c.seen, c.awaited, !c.look)
+				if c.want == Locked {
+					c.text = b.stamp
+				}
+				if err != nil || r.Status != c.want || r.Text != c.text || len(b.stamp) != stampLen {
+					t.Errorf("answered %+v, %v, want %s %q", r, err, c.want, c.text)
+				}
+				if r.Status == Busy && (r.Left > left || r.Left < left-10*time.Second) {
+					t.Errorf("left is %v, want %v", r.Left, left)
+				}
+				if c.becomes == unchanged {
+					b.want(b.key, c.lock, 0)
+				} else {
+					b.want(b.key, c.becomes, life)
+				}
+				b.want(b.value, c.value, 0)
+				if b.InDoubt || len(b.failed) > 0 {
+					t.Errorf("InDoubt is %t, failures %v", b.InDoubt, b.failed)
+				}
+			})
+		}
+	})
+}
+
+// foreign are lock keys that are not held by me.
+var foreign = []state{
+	{}, held(other), held(other, "boom"), failed(me, "boom"), failed(other, "boom"), abandoned(me), abandoned(other),
+	{text: "H"}, {text: "garbage"}, {text: "H" + me[:25]}, {text: "h" + me + stamp}, {empty: true}, {list: true},
+	{text: "H" + other + stamp, forever: true},
+}
+
+func TestStoreWritesOnlyWhatTheHolderBrings(t *testing.T) {
+	t.Parallel()
+	const data, dataLife = entryA, 30 * time.Second
+	eachForm(t, func(t *testing.T, f form) {
+		for _, before := range []state{{}, {text: entryB}, {text: "garbage"}, {empty: true}, {list: true}, {text: entryB, forever: true}, {text: data}} {
+			for _, lock := range []state{held(me), held(me, "boom")} {
+				b := f.bench(t)
+				b.set(b.value, before)
+				b.set(b.key, lock)
+				if ok, err := b.Store(t.Context(), opTimeout, []byte(data), dataLife); !ok || err != nil {
+					t.Errorf("Store over %+v with lock %+v = %t, %v", before, lock, ok, err)
+				}
+				b.want(b.value, state{text: data}, dataLife)
+				b.want(b.key, state{}, 0)
+				// The reply was lost, and the client asks again.
+				if ok, err := b.Store(t.Context(), opTimeout, []byte(data), dataLife); !ok || err != nil {
+					t.Errorf("Store again = %t, %v", ok, err)
+				}
+				b.want(b.value, state{text: data}, dataLife)
+				b.want(b.key, state{}, 0)
+				// And again when the next one holds the lock.
+				b.set(b.key, held(other))
+				if ok, err := b.Store(t.Context(), opTimeout, []byte(data), dataLife); !ok || err != nil {
+					t.Errorf("Store again = %t, %v", ok, err)
+				}
+				b.want(b.key, held(other), 0)
+				// And again after a Delete.
+				b.set(b.value, state{})
+				b.set(b.key, state{})
+				if ok, err := b.Store(t.Context(), opTimeout, []byte(data), dataLife); ok || err != nil {
+					t.Errorf("Store after Delete = %t, %v", ok, err)
+				}
+				b.want(b.value, state{}, 0)
+			}
+			for _, lock := range foreign {
+				b := f.bench(t)
+				b.set(b.value, before)
+				b.set(b.key, lock)
+				want := before == state{text: data}
+				if ok, err := b.Store(t.Context(), opTimeout, []byte(data), dataLife); ok != want || err != nil {
+					t.Errorf("Store over %+v with lock %+v = %t, %v, want %t", before, lock, ok, err, want)
+				}
+				b.want(b.value, before, 0)
+				b.want(b.key, lock, 0)
+			}
+		}
+	})
+}
+
+func TestReleaseTakesNobodyElsesLock(t *testing.T) {
+	t.Parallel()
+	eachForm(t, func(t *testing.T, f form) {
+		for _, lock := range []state{held(me), held(me, "boom")} {
+			b := f.bench(t)
+			b.set(b.key, lock)
+			if ok, err := b.Release(t.Context(), opTimeout, ""); !ok || err != nil {
+				t.Errorf("Release of %+v = %t, %v", lock, ok, err)
+			}
+			b.want(b.key, state{}, 0)
+			if ok, err := b.Release(t.Context(), opTimeout, ""); ok || err != nil {
+				t.Errorf("Release again = %t, %v", ok, err)
+			}
+
+			b.set(b.key, lock)
+			if ok, err := b.Release(t.Context(), opTimeout, "word"); !ok || err != nil {
+				t.Errorf("Release of %+v with a word = %t, %v", lock, ok, err)
+			}
+			b.want(b.key, failed(me, "word"), life)
+			if ok, err := b.Release(t.Context(), opTimeout, "word"); ok || err != nil {
+				t.Errorf("Release again = %t, %v", ok, err)
+			}
+			b.want(b.key, failed(me, "word"), life)
+		}
+		for _, lock := range foreign {
+			for _, word := range []string{"", "word"} {
+				b := f.bench(t)
+				b.set(b.key, lock)
+				if ok, err := b.Release(t.Context(), opTimeout, word); ok || err != nil {
+					t.Errorf("Release of %+v with %q = %t, %v", lock, word, ok, err)
+				}
+				b.want(b.key, lock, 0)
+			}
+		}
+	})
+}
+
+func TestAbandonRefusesTheAttemptWheneverItArrives(t *testing.T) {
+	t.Parallel()
+	eachForm(t, func(t *testing.T, f form) {
+		for _, lock := range []state{held(me), held(me, "boom")} { // it has arrived
+			b := f.bench(t)
+			b.set(b.key, lock)
+			if ok, err := b.Abandon(t.Context()); !ok || err != nil {
+				t.Errorf("Abandon of %+v = %t, %v", lock, ok, err)
+			}
+			b.want(b.key, state{}, 0)
+		}
+		b := f.bench(t) // it has not
+		for range 2 {
+			if ok, err := b.Abandon(t.Context()); ok || err != nil {
+				t.Errorf("Abandon of nothing = %t, %v", ok, err)
+			}
+			b.want(b.key, abandoned(me), life)
+		}
+		if r, err := b.GetOrLock(t.Context(), time.Second, "", "", true); err != nil || r.Status != Refused {
+			t.Errorf("the late attempt is answered %+v, %v", r, err)
+		}
+		b.want(b.key, abandoned(me), life)
+		next := New(b.client, b.value, b.key, life)
+		if r, err := next.GetOrLock(t.Context(), time.Second, "", "", true); err != nil || r.Status != Locked {
+			t.Errorf("the next attempt is answered %+v, %v", r, err)
+		}
+		for _, lock := range foreign[1:] {
+			b := f.bench(t)
+			b.set(b.key, lock)
+			if ok, err := b.Abandon(t.Context()); ok || err != nil {
+				t.Errorf("Abandon of %+v = %t, %v", lock, ok, err)
+			}
+			b.want(b.key, lock, 0)
+		}
+	})
+}
+
+func TestRenewBringsNothingBack(t *testing.T) {
+	t.Parallel()
+	eachForm(t, func(t *testing.T, f form) {
+		for _, lock := range []state{held(me), held(me, "boom")} {
+			b := f.bench(t)
+			b.set(b.key, lock)
+			if ok, err := b.Renew(t.Context()); !ok || err != nil {
+				t.Errorf("Renew of %+v = %t, %v", lock, ok, err)
+			}
+			b.want(b.key, lock, life)
+		}
+		for _, lock := range foreign {
+			b := f.bench(t)
+			b.set(b.key, lock)
+			if ok, err := b.Renew(t.Context()); ok || err != nil {
+				t.Errorf("Renew of %+v = %t, %v", lock, ok, err)
+			}
+			b.want(b.key, lock, 0)
+		}
+	})
+}
+
+func TestEveryAttemptHasATokenOfItsOwn(t *testing.T) {
+	t.Parallel()
+	f := openMini(t)
+	b := f.bench(t)
+	seen := make(map[string]bool)
+	for range 1000 {
+		l := New(b.client, b.value, b.key, life)
+		if len(l.token) != tokenLen || seen[l.token] {
+			t.Fatalf("token %q: %d bytes, seen before: %t", l.token, len(l.token), seen[l.token])
+		}
+		seen[l.token] = true
+	}
+	old, now := New(b.client, b.value, b.key, life), New(b.client, b.value, b.key, life)
+	for _, l := range []*Lock{old, now} {
+		b.set(b.key, state{}) // the lock of the attempt before has expired
+		if r, err := l.GetOrLock(t.Context(), time.Second, "", "", true); err != nil || r.Status != Locked {
+			t.Fatalf("answered %+v, %v", r, err)
+		}
+	}
+	if ok, err := old.Release(t.Context(), opTimeout, ""); ok || err != nil {
+		t.Errorf("Release of the attempt before = %t, %v", ok, err)
+	}
+	b.want(b.key, held(now.token), life)
+}
+
+func setMemory(t testing.TB, admin *redis.Client, limit string) {
+	t.Helper()
+	if err := admin.ConfigSet(context.Background(), "maxmemory", limit).Err(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Out of memory, a word cannot be left; the lock has to go all the same.
+func TestWithoutMemoryTheLockIsReleased(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	f := form{s.Client(t), s.Admin()}
+	for _, word := range []string{"", "word"} {
+		b := f.bench(t)
+		b.set(b.key, held(me))
+		setMemory(t, b.admin, "1")
+		if ok, err := b.Renew(t.Context()); !ok || err != nil {
+			t.Errorf("Renew = %t, %v", ok, err)
+		}
+		if ok, err := b.Store(t.Context(), opTimeout, []byte(entryA), time.Minute); ok || !redis.IsOOMError(err) {
+			t.Errorf("Store = %t, %v, want an OOM", ok, err)
+		}
+		b.want(b.key, held(me), life)
+		b.want(b.value, state{}, 0)
+		if ok, err := b.Release(t.Context(), opTimeout, word); !ok || err != nil {
+			t.Errorf("Release with %q = %t, %v", word, ok, err)
+		}
+		b.want(b.key, state{}, 0)
+		if r, err := b.GetOrLock(t.Context(), time.Second, "", "", true); !redis.IsOOMError(err) || b.InDoubt {
+			t.Errorf("GetOrLock = %+v, %v, in doubt %t, want an OOM", r, err, b.InDoubt)
+		}
+		setMemory(t, b.admin, "0")
+	}
+}
+
+// Out of memory, Redis 7 queues nothing in a transaction, not even a DEL. All that can be done is to say so.
+func TestWithoutMemoryAndWithoutScriptsNothingChanges(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	noScripts(t, s)
+	b := form{s.Client(t, asNoScripts), s.Admin()}.bench(t)
+	for _, lock := range []state{{}, held(me), held(other)} {
+		b.set(b.key, lock)
+		setMemory(t, b.admin, "1")
+		stored, err1 := b.Store(t.Context(), opTimeout, []byte(entryA), time.Minute)
+		released, err2 := b.Release(t.Context(), opTimeout, "word")
+		_, err3 := b.GetOrLock(t.Context(), time.Second, "", "", true)
+		setMemory(t, b.admin, "0")
+		if stored || released || (lock == held(me)) != (err1 != nil) || (lock == held(me)) != (err2 != nil) {
+			t.Errorf("with lock %+v, Store = %t, %v, Release = %t, %v", lock, stored, err1, released, err2)
+		}
+		if (lock == held(other)) != (err3 == nil) || b.InDoubt {
+			t.Errorf("with lock %+v, GetOrLock = %v, in doubt %t", lock, err3, b.InDoubt)
+		}
+		b.want(b.key, lock, 0)
+		b.want(b.value, state{}, 0)
+	}
+}
+
+// Once an attempt may have a command under way, no later answer to it settles that.
+func TestAnAttemptInDoubtStaysInDoubt(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	p := redistest.NewProxy(t, s.Addr)
+	rule := p.On(redistest.Command("evalsha", "eval"), redistest.HoldRequest).Times(1)
+	b := form{p.Client(t, func(o *redis.Options) { o.MaxRetries = -1 }), s.Admin()}.bench(t)
+	if _, err := b.GetOrLock(t.Context(), 200*time.Millisecond, "", "", true); err == nil || !b.InDoubt || rule.Fired() != 1 {
+		t.Fatalf("%v, in doubt %t, the fault has fired %d times", err, b.InDoubt, rule.Fired())
+	}
+	setMemory(t, s.Admin(), "1")
+	if _, err := b.GetOrLock(t.Context(), time.Second, "", "", true); !redis.IsOOMError(err) {
+		t.Errorf("%v, want an OOM", err)
+	}
+	setMemory(t, s.Admin(), "0")
+	if !b.InDoubt {
+		t.Error("the command that is still under way is forgotten")
+	}
+}
+
+// A right that is missing inside of a script is found out in the middle of it. No key is without an end then.
+func TestARightMissingInsideAScriptIsAnError(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	lock := func(b *bench) error { _, err := b.GetOrLock(t.Context(), time.Second, "", "", true); return err }
+	store := func(b *bench) error {
+		_, err := b.Store(t.Context(), opTimeout, []byte(entryA), time.Minute)
+		return err
+	}
+	release := func(b *bench) error { _, err := b.Release(t.Context(), opTimeout, ""); return err }
+	renew := func(b *bench) error { _, err := b.Renew(t.Context()); return err }
+	for _, c := range []struct {
+		rule   string
+		before state
+		act    func(b *bench) error
+	}{
+		{"-get", state{}, lock},
+		{"-set", state{}, lock},
+		{"-pttl", held(other), lock},
+		{"-set", held(me), store},
+		{"-del", held(me), store},
+		{"-del", held(me), release},
+		{"-pexpire", held(me), renew},
+	} {
+		if err := s.Admin().Do(t.Context(), "acl", "setuser", "app", "reset", "on", ">pw", "~*", "&*", "+@all", c.rule).Err(); err != nil {
+			t.Fatal(err)
+		}
+		b := form{s.Client(t, func(o *redis.Options) { o.Username, o.Password = "app", "pw" }), s.Admin()}.bench(t)
+		b.set(b.key, c.before)
+		if err := c.act(b); err == nil || client.Unreachable(err) || len(b.failed) != 1 {
+			t.Errorf("%s: %v, told %v", c.rule, err, b.failed)
+		}
+		b.want(b.key, c.before, 0)
+		if got, _ := b.get(b.value); got.forever {
+			t.Errorf("%s: the value has no end", c.rule)
+		}
+	}
+}
+
+// The command that takes the lock may arrive twice: once the first grant is broken by a Delete, nothing of what
+// was done under it may pass for the second one.
+func TestAGrantThatCameLateIsNotTheOneBefore(t *testing.T) {
+	t.Parallel()
+	eachForm(t, func(t *testing.T, f form) {
+		acts := map[string]func(b *bench) (bool, error){
+			"store":   func(b *bench) (bool, error) { return b.Store(t.Context(), opTimeout, []byte(entryA), time.Minute) },
+			"release": func(b *bench) (bool, error) { return b.Release(t.Context(), opTimeout, "word") },
+			"renew":   func(b *bench) (bool, error) { return b.Renew(t.Context()) },
+		}
+		for name, act := range acts {
+			b := f.bench(t)
+			lock := func(l *Lock) {
+				if r, err := l.GetOrLock(t.Context(), opTimeout, "", "", true); err != nil || r.Status != Locked {
+					t.Fatalf("answered %+v, %v", r, err)
+				}
+			}
+			lock(b.Lock)
+			b.set(b.key, state{}) // Delete
+			late := *b.Lock       // the same token
+			lock(&late)
+			if late.stamp == b.Lock.stamp {
+				t.Fatalf("two grants have the stamp %q", late.stamp)
+			}
+			if ok, err := act(b); ok || err != nil {
+				t.Errorf("%s under the grant before = %t, %v", name, ok, err)
+			}
+			b.want(b.value, state{}, 0)
+			if name != "renew" {
+				b.want(b.key, state{}, 0) // nobody loads under the late grant
+			}
+		}
+	})
+}

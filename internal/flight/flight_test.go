@@ -1,0 +1,445 @@
+package flight
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+)
+
+// board takes a seat that must be free.
+func board(t *testing.T, g *Group[string], key string, prev *Flight[string], outer *Load) Seat[string] {
+	t.Helper()
+	s, err := g.Board(key, prev, outer)
+	if err != nil {
+		t.Fatalf("Board(%q): %v", key, err)
+	}
+	return s
+}
+
+// land ends a flight as its own goroutine would.
+func land(g *Group[string], f *Flight[string], r string, asOf int) {
+	g.End(f, r, asOf)
+	g.Running.Done()
+}
+
+func wantFirst(t *testing.T, s Seat[string], first bool) {
+	t.Helper()
+	if s.First != first {
+		t.Errorf("First is %t, want %t", s.First, first)
+	}
+}
+
+// wantResult waits in a seat of a flight that has ended, or is over for this seat.
+func wantResult(t *testing.T, g *Group[string], s Seat[string], outer *Load, want string, wantShared, wantOK bool) {
+	t.Helper()
+	r, shared, ok, err := g.Wait(t.Context(), s, outer)
+	if r != want || shared != wantShared || ok != wantOK || err != nil {
+		t.Errorf("got %q, shared %t, ok %t, %v; want %q, %t, %t", r, shared, ok, err, want, wantShared, wantOK)
+	}
+}
+
+func TestOneFlightForAKeyAtATime(t *testing.T) {
+	t.Parallel()
+	g := NewGroup[string]()
+	a := board(t, g, "k", nil, nil)
+	wantFirst(t, a, true)
+	b := board(t, g, "k", nil, nil)
+	wantFirst(t, b, false)
+	if a.Flight != b.Flight || a.Key != "k" {
+		t.Error("two callers of a key are in two flights")
+	}
+	other := board(t, g, "l", nil, nil)
+	wantFirst(t, other, true)
+	land(g, other.Flight, "", 1)
+	land(g, a.Flight, "v", Always)
+	c := board(t, g, "k", nil, nil)
+	wantFirst(t, c, true)
+	if c.Flight == a.Flight {
+		t.Error("a flight that has ended is boarded")
+	}
+	land(g, c.Flight, "", 1)
+	g.Running.Wait()
+}
+
+func TestOneOwnerAndManySharers(t *testing.T) {
+	t.Parallel()
+	g := NewGroup[string]()
+	a, b, c := board(t, g, "k", nil, nil), board(t, g, "k", nil, nil), board(t, g, "k", nil, nil)
+	land(g, a.Flight, "v", Always)
+	wantResult(t, g, b, nil, "v", false, true)
+	wantResult(t, g, a, nil, "v", true, true)
+	wantResult(t, g, c, nil, "v", true, true)
+}
+
+// TestTheTurnDecidesWhoTakesTheResult goes through every turn at which a caller can come and every turn as of
+// which a result can be true.
+func TestTheTurnDecidesWhoTakesTheResult(t *testing.T) {
+	t.Parallel()
+	const turns = 5
+	for asOf := range turns + 2 {
+		g := NewGroup[string]()
+		seats := []Seat[string]{board(t, g, "k", nil, nil)}
+		f := seats[0].Flight
+		g.BeginFill(f)
+		for turn := FirstTurn; turn <= turns; turn++ {
+			seats = append(seats, board(t, g, "k", nil, nil)) // during the turn
+			next := turn + 1
+			if turn == 3 {
+				if got := g.BeginLoad(f); got != next {
+					t.Errorf("the load begins at turn %d, want %d", got, next)
+				}
+			} else if got := g.Tick(f); got != next {
+				t.Errorf("turn %d, want %d", got, next)
+			}
+		}
+		land(g, f, "v", asOf)
+		taken := false
+		for came, s := range seats { // the first at 0, the others at 1 to 5
+			takes := came < asOf
+			want := ""
+			if takes {
+				want = "v"
+			}
+			wantResult(t, g, s, nil, want, takes && taken, takes)
+			taken = taken || takes
+		}
+	}
+}
+
+func TestTheFirstEndOfAFlightCounts(t *testing.T) {
+	t.Parallel()
+	g := NewGroup[string]()
+	a, b := board(t, g, "k", nil, nil), board(t, g, "k", nil, nil)
+	land(g, a.Flight, "v", Always)
+	newer := board(t, g, "k", nil, nil)
+	g.End(a.Flight, "", 0)
+	wantResult(t, g, b, nil, "v", false, true)
+	if s := board(t, g, "k", nil, nil); s.Flight != newer.Flight {
+		t.Error("the second End has taken another flight out of the map")
+	}
+	land(g, newer.Flight, "", 1)
+}
+
+// TestALoadBrokenOffIsNotTakenLate: not even a result that is true for everybody.
+func TestALoadBrokenOffIsNotTakenLate(t *testing.T) {
+	t.Parallel()
+	g := NewGroup[string]()
+	early := board(t, g, "k", nil, nil)
+	g.BeginFill(early.Flight)
+	g.BeginLoad(early.Flight)
+	late := board(t, g, "k", nil, nil)
+	g.Supersede("k")
+	land(g, early.Flight, "v", Always)
+	wantResult(t, g, late, nil, "", false, false)
+	wantResult(t, g, early, nil, "v", false, true)
+}
+
+func TestWhoComesDuringAReadGoesRoundOnce(t *testing.T) {
+	t.Parallel()
+	g := NewGroup[string]()
+	a := board(t, g, "k", nil, nil)
+	late1, late2 := board(t, g, "k", nil, nil), board(t, g, "k", nil, nil)
+	land(g, a.Flight, "old", FirstTurn)
+	wantResult(t, g, a, nil, "old", false, true)
+	wantResult(t, g, late1, nil, "", false, false)
+	again1 := board(t, g, "k", late1.Flight, nil)
+	wantFirst(t, again1, true)
+	wantResult(t, g, late2, nil, "", false, false)
+	again2 := board(t, g, "k", late2.Flight, nil)
+	wantFirst(t, again2, false)
+	newcomer := board(t, g, "k", nil, nil)
+	if again2.Flight != again1.Flight || newcomer.Flight != again1.Flight {
+		t.Error("the two who go round, and who comes then, are in different flights")
+	}
+	land(g, again1.Flight, "new", FirstTurn)
+	wantResult(t, g, again2, nil, "new", false, true) // early for a flight that began after they came
+	wantResult(t, g, again1, nil, "new", true, true)
+	wantResult(t, g, newcomer, nil, "", false, false)
+	g.Running.Wait()
+}
+
+// TestWhoGoesRoundTakesTheNextFlightEvenIfItHasEnded: it began after the caller came, so that a third one
+// would be in vain.
+func TestWhoGoesRoundTakesTheNextFlightEvenIfItHasEnded(t *testing.T) {
+	t.Parallel()
+	g := NewGroup[string]()
+	a := board(t, g, "k", nil, nil)
+	slow, quick := board(t, g, "k", nil, nil), board(t, g, "k", nil, nil)
+	land(g, a.Flight, "old", FirstTurn)
+	wantResult(t, g, quick, nil, "", false, false)
+	next := board(t, g, "k", quick.Flight, nil)
+	land(g, next.Flight, "new", FirstTurn)
+	third := board(t, g, "k", nil, nil)
+
+	wantResult(t, g, slow, nil, "", false, false)
+	s := board(t, g, "k", slow.Flight, nil)
+	if s.First || s.Flight != next.Flight {
+		t.Error("who goes round is not in the next flight")
+	}
+	wantResult(t, g, s, nil, "new", false, true)
+	land(g, third.Flight, "", 1)
+}
+
+func TestABrokenLoadIsLeftByThoseWhoCameAfterItBegan(t *testing.T) {
+	t.Parallel()
+	for _, breakOff := range []string{"Supersede", "BreakOff"} {
+		t.Run(breakOff, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g := NewGroup[string]()
+				early := board(t, g, "k", nil, nil)
+				f := early.Flight
+				g.BeginFill(f)
+				loading := g.BeginLoad(f)
+				late := board(t, g, "k", nil, nil)
+				lateSleeper := board(t, g, "k", nil, nil) // who will wait only after the news
+
+				var earlyDone, lateDone sync.WaitGroup
+				earlyDone.Go(func() { wantResult(t, g, early, nil, "v1", false, true) })
+				lateDone.Go(func() { wantResult(t, g, late, nil, "", false, false) })
+				synctest.Wait()
+				if breakOff == "Supersede" {
+					g.Supersede("other")
+					g.Supersede("k")
+					g.Supersede("k")
+				} else {
+					g.BreakOff(f)
+					g.BreakOff(f)
+				}
+				lateDone.Wait() // the flight goes on
+				wantResult(t, g, lateSleeper, nil, "", false, false)
+				newcomer := board(t, g, "k", nil, nil)
+				wantFirst(t, newcomer, true)
+				again := board(t, g, "k", late.Flight, nil)
+				if again.Flight != newcomer.Flight {
+					t.Error("who left the broken flight is not in the new one")
+				}
+				g.End(f, "v1", loading)
+				g.Running.Done()
+				earlyDone.Wait()
+				if s := board(t, g, "k", nil, nil); s.Flight != newcomer.Flight {
+					t.Error("the end of the broken flight has taken the new one out of the map")
+				}
+				land(g, newcomer.Flight, "v2", 2)
+				wantResult(t, g, again, nil, "v2", false, true)
+				wantResult(t, g, newcomer, nil, "v2", true, true)
+				g.Running.Wait()
+			})
+		})
+	}
+}
+
+func TestNewsBeforeTheLoadOnlyNudge(t *testing.T) {
+	t.Parallel()
+	g := NewGroup[string]()
+	s := board(t, g, "k", nil, nil)
+	g.Supersede("k") // nobody listens yet, and nothing happens
+	g.BeginFill(s.Flight)
+	nudged := func() bool {
+		select {
+		case <-s.Nudge:
+			return true
+		default:
+			return false
+		}
+	}
+	if nudged() {
+		t.Error("a nudge without news")
+	}
+	g.Supersede("k")
+	g.Supersede("k")
+	if !nudged() || nudged() {
+		t.Error("Supersede before the load: want one nudge")
+	}
+	if joins := board(t, g, "k", nil, nil); joins.Flight != s.Flight {
+		t.Error("the flight is not boarded any more")
+	}
+	g.BeginLoad(s.Flight)
+	nudged()
+	if joins := board(t, g, "k", nil, nil); joins.Flight != s.Flight {
+		t.Error("the flight is not boarded any more")
+	}
+	if !nudged() {
+		t.Error("a caller during the load: is it still worth waiting for? Want a nudge")
+	}
+	land(g, s.Flight, "", 3)
+}
+
+func TestACallerLeavesWithItsContext(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		g := NewGroup[string]()
+		s, other := board(t, g, "k", nil, nil), board(t, g, "k", nil, nil)
+		g.BeginFill(s.Flight)
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if _, _, ok, err := g.Wait(ctx, s, nil); ok || err != context.Canceled {
+				t.Errorf("got %t, %v; want context.Canceled itself", ok, err)
+			}
+		})
+		synctest.Wait()
+		cancel()
+		wg.Wait()
+		if g.EndIfDeserted(s.Flight) {
+			t.Error("a flight with a caller is deserted")
+		}
+		// A result that is there already is better than the end of a context.
+		land(g, s.Flight, "v", Always)
+		if r, _, ok, err := g.Wait(ctx, other, nil); r != "v" || !ok || err != nil {
+			t.Errorf("got %q, %t, %v; want the result", r, ok, err)
+		}
+	})
+}
+
+func TestADesertedFlightEndsWithoutAResult(t *testing.T) {
+	t.Parallel()
+	g := NewGroup[string]()
+	s, other := board(t, g, "k", nil, nil), board(t, g, "k", nil, nil)
+	g.BeginFill(s.Flight)
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	for i, seat := range []Seat[string]{s, other} {
+		if _, _, ok, err := g.Wait(gone, seat, nil); ok || err != context.Canceled {
+			t.Errorf("got %t, %v; want context.Canceled", ok, err)
+		}
+		select {
+		case <-s.Nudge:
+			if i == 0 {
+				t.Error("nudged although one is left")
+			}
+		default:
+			if i == 1 {
+				t.Error("not nudged when the last has left")
+			}
+		}
+	}
+	if !g.EndIfDeserted(s.Flight) {
+		t.Error("a flight without callers is not deserted")
+	}
+	g.Running.Done()
+	wantFirst(t, board(t, g, "k", nil, nil), true)
+}
+
+func TestAFlightForALoadsCallIsExempt(t *testing.T) {
+	t.Parallel()
+	g, h := NewGroup[string](), NewGroup[string]()
+	outer := board(t, g, "outer", nil, nil)
+	for name, test := range map[string]struct {
+		group *Group[string]
+		outer *Load
+		want  bool
+	}{
+		"from outside":            {g, nil, false},
+		"from a load of this":     {g, &outer.Load, true},
+		"from a load of another":  {h, &outer.Load, true},
+		"from a load within this": {g, &Load{cache: h, outer: &outer.Load}, true},
+	} {
+		first := board(t, test.group, name, nil, nil)
+		test.group.BeginFill(first.Flight)
+		if test.group.Exempt(first.Flight) {
+			t.Errorf("%s: exempt before the call", name)
+		}
+		s := board(t, test.group, name, nil, test.outer)
+		if got := test.group.Exempt(s.Flight); got != test.want {
+			t.Errorf("%s: exempt %t, want %t", name, got, test.want)
+		}
+		if test.want && len(s.Nudge) == 0 {
+			t.Errorf("%s: not nudged", name)
+		}
+		board(t, test.group, name, nil, nil)
+		if got := test.group.Exempt(s.Flight); got != test.want {
+			t.Errorf("%s, and one more from outside: exempt %t, want %t", name, got, test.want)
+		}
+	}
+}
+
+func TestAClosedGroupIsNotBoarded(t *testing.T) {
+	t.Parallel()
+	g := NewGroup[string]()
+	s := board(t, g, "k", nil, nil)
+	ran := make(chan bool, 2)
+	g.Go(func() { ran <- true })
+	if !g.Close() || g.Close() {
+		t.Error("Close is to report that it is the first, once")
+	}
+	g.Go(func() { t.Error("a closed group runs something") })
+	for _, key := range []string{"k", "l"} {
+		if _, err := g.Board(key, nil, nil); err != ErrClosed {
+			t.Errorf("Board(%q): %v, want ErrClosed", key, err)
+		}
+	}
+	within := board(t, g, "l", nil, &s.Load) // a load that Close waits for may need another one
+	land(g, within.Flight, "", Always)
+	wantResult(t, g, within, &s.Load, "", false, true)
+	land(g, s.Flight, "v", Always)
+	wantResult(t, g, s, nil, "v", false, true)
+	g.Running.Wait()
+	if len(ran) != 1 {
+		t.Error("Running does not count what Go runs")
+	}
+}
+
+// TestNobodyIsGivenWhatWasTrueOnlyBeforeItCame lets flights begin, end and break under many callers. Each
+// result is the count of ends so far at the turn that it is true as of, so that age can be told.
+func TestNobodyIsGivenWhatWasTrueOnlyBeforeItCame(t *testing.T) {
+	t.Parallel()
+	g := NewGroup[int64]()
+	var mu sync.Mutex
+	var clock int64
+	now := func() int64 {
+		mu.Lock()
+		defer mu.Unlock()
+		clock++
+		return clock
+	}
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			for n := range 2000 {
+				key := fmt.Sprint(n % 2)
+				came := now()
+				var prev *Flight[int64]
+				for {
+					s, err := g.Board(key, prev, nil)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if s.First {
+						go func() {
+							defer g.Running.Done()
+							g.BeginFill(s.Flight)
+							turn := g.Tick(s.Flight)
+							read := now() // the turn has begun
+							if n%3 == 0 {
+								turn = g.BeginLoad(s.Flight)
+								read = now()
+								g.Supersede(key)
+							}
+							g.End(s.Flight, read, turn)
+						}()
+					}
+					r, _, ok, err := g.Wait(context.Background(), s, nil)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if ok {
+						if r < came {
+							t.Errorf("caller %d came at %d and got what was true at %d", i, came, r)
+						}
+						break
+					}
+					prev = s.Flight
+				}
+			}
+		})
+	}
+	wg.Wait()
+	g.Running.Wait()
+	if len(g.flights) != 0 {
+		t.Errorf("%d flights left", len(g.flights))
+	}
+}

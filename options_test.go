@@ -1,0 +1,174 @@
+package singlefill_test
+
+import (
+	"context"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+// A pipeline that passes for a client: commands are queued until Exec, so that nothing is ever answered.
+type clientAndPipeline struct{ redis.UniversalClient }
+
+func (clientAndPipeline) Len() int                                           { return 0 }
+func (clientAndPipeline) BatchProcess(context.Context, ...redis.Cmder) error { return nil }
+func (clientAndPipeline) Discard()                                           {}
+func (clientAndPipeline) Exec(context.Context) ([]redis.Cmder, error)        { return nil, nil }
+func (clientAndPipeline) Cmds() []redis.Cmder                                { return nil }
+func (clientAndPipeline) Auth(context.Context, string) *redis.StatusCmd      { return nil }
+func (clientAndPipeline) AuthACL(context.Context, string, string) *redis.StatusCmd {
+	return nil
+}
+func (clientAndPipeline) Select(context.Context, int) *redis.StatusCmd         { return nil }
+func (clientAndPipeline) SwapDB(context.Context, int, int) *redis.StatusCmd    { return nil }
+func (clientAndPipeline) ClientSetName(context.Context, string) *redis.BoolCmd { return nil }
+func (clientAndPipeline) ClientSetInfo(context.Context, redis.LibraryInfo) *redis.StatusCmd {
+	return nil
+}
+func (clientAndPipeline) Hello(context.Context, int, string, string, string) *redis.MapStringInterfaceCmd {
+	return nil
+}
+
+var _ redis.Pipeliner = clientAndPipeline{}
+
+func TestNewRefusesWhatMakesNoSense(t *testing.T) {
+	t.Parallel()
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // nobody is asked
+	defer rdb.Close()
+	type options = singlefill.Options[int]
+	const fine = "users"
+	for _, test := range []struct {
+		rdb       redis.UniversalClient
+		namespace string
+		ttl       time.Duration
+		opts      *options
+		want      string // "" for nothing
+	}{
+		{rdb, fine, time.Minute, nil, ""},
+		{rdb, fine, time.Minute, &options{}, ""},
+		{rdb, "a:b/c d-é%", time.Millisecond, nil, ""},
+		{rdb, fine, math.MaxInt64, nil, ""},
+
+		{nil, fine, time.Minute, nil, "rdb is nil: a redis.UniversalClient is needed"},
+		{(*redis.Client)(nil), fine, time.Minute, nil, "rdb is a nil *redis.Client: a connected redis.UniversalClient is needed"},
+		{(*redis.ClusterClient)(nil), fine, time.Minute, nil, "rdb is a nil *redis.ClusterClient: a connected redis.UniversalClient is needed"},
+		{clientAndPipeline{rdb}, fine, time.Minute, nil, "rdb is a singlefill_test.clientAndPipeline, a pipeline, which answers nothing until it is executed: a redis.UniversalClient is needed"},
+
+		{rdb, "", time.Minute, nil, "namespace is empty"},
+		{rdb, "us{er}s", time.Minute, nil, `namespace is "us{er}s": braces and control characters are not allowed (byte 2)`},
+		{rdb, "users}", time.Minute, nil, `namespace is "users}": braces and control characters are not allowed (byte 5)`},
+		{rdb, "users\n", time.Minute, nil, `namespace is "users\n": braces and control characters are not allowed (byte 5)`},
+		{rdb, "\x00", time.Minute, nil, `namespace is "\x00": braces and control characters are not allowed (byte 0)`},
+		{rdb, "a\x7f", time.Minute, nil, `namespace is "a\x7f": braces and control characters are not allowed (byte 1)`},
+
+		{rdb, fine, 0, nil, "ttl is 0s: at least 1ms is allowed"},
+		{rdb, fine, -time.Second, nil, "ttl is -1s: at least 1ms is allowed"},
+		{rdb, fine, 999 * time.Microsecond, nil, "ttl is 999µs: at least 1ms is allowed"},
+
+		{rdb, fine, time.Minute, &options{Jitter: 0.99}, ""},
+		{rdb, fine, time.Minute, &options{Jitter: -7}, ""},
+		{rdb, fine, time.Minute, &options{Jitter: 1}, "Options.Jitter is 1: a fraction below 1 is allowed, or a negative number for none"},
+		{rdb, fine, time.Minute, &options{Jitter: math.Inf(1)}, "Options.Jitter is +Inf: a fraction below 1 is allowed, or a negative number for none"},
+		{rdb, fine, time.Minute, &options{Jitter: math.NaN()}, "Options.Jitter is NaN: a fraction below 1 is allowed, or a negative number for none"},
+
+		{rdb, fine, time.Minute, &options{NotFoundTTL: time.Millisecond}, ""},
+		{rdb, fine, time.Minute, &options{NotFoundTTL: -1}, ""},
+		{rdb, fine, time.Minute, &options{NotFoundTTL: 1}, "Options.NotFoundTTL is 1ns: at least 1ms is allowed, or a negative one to remember nothing"},
+
+		{rdb, fine, time.Minute, &options{RedisTimeout: time.Millisecond}, ""},
+		{rdb, fine, time.Minute, &options{RedisTimeout: 999 * time.Microsecond}, "Options.RedisTimeout is 999µs: at least 1ms is allowed"},
+		{rdb, fine, time.Minute, &options{RedisTimeout: -time.Second}, "Options.RedisTimeout is -1s: at least 1ms is allowed"},
+		{rdb, fine, time.Minute, &options{RedisTimeout: 2 * time.Second}, "Options.RedisTimeout is 2s: less than a third of LockTTL (5s) is allowed, so that a renewal can fail and be tried again"},
+
+		{rdb, fine, time.Minute, &options{LockTTL: 1500 * time.Millisecond}, "Options.RedisTimeout is 500ms: less than a third of LockTTL (1.5s) is allowed, so that a renewal can fail and be tried again"},
+		{rdb, fine, time.Minute, &options{LockTTL: 1501 * time.Millisecond}, ""},
+		{rdb, fine, time.Minute, &options{LockTTL: -time.Second}, "Options.LockTTL is -1s: it must be positive"},
+		{rdb, fine, time.Minute, &options{LockTTL: 30 * time.Second}, "Options.LockTTL is 30s: less than LoadTimeout (30s) is allowed"},
+
+		{rdb, fine, time.Minute, &options{LoadTimeout: 5 * time.Second}, "Options.LockTTL is 5s: less than LoadTimeout (5s) is allowed"},
+		{rdb, fine, time.Minute, &options{LoadTimeout: 5001 * time.Millisecond}, ""},
+		{rdb, fine, time.Minute, &options{LoadTimeout: -1}, "Options.LoadTimeout is -1ns: it must be positive"},
+
+		{rdb, fine, time.Minute, &options{MaxLoads: -1}, ""},
+		{rdb, fine, time.Minute, &options{MaxLoads: 1}, ""},
+		{rdb, fine, time.Minute, &options{Codec: singlefill.JSON}, ""},
+		{rdb, fine, time.Minute, &options{Codec: singlefill.Raw}, "Options.Codec Raw takes []byte or string, not int"},
+	} {
+		c, err := singlefill.New(test.rdb, test.namespace, test.ttl, test.opts)
+		got := ""
+		if err != nil {
+			got = strings.TrimPrefix(err.Error(), "singlefill: ")
+			if got == err.Error() {
+				t.Errorf("%q does not begin with the package's name", got)
+			}
+		}
+		if got != test.want {
+			t.Errorf("New(%T, %q, %v, %+v)\ngot  %q\nwant %q", test.rdb, test.namespace, test.ttl, test.opts, got, test.want)
+		}
+		if (c == nil) == (err == nil) {
+			t.Errorf("New(%T, %q, %v, %+v) returns %v, %v: want one of both", test.rdb, test.namespace, test.ttl, test.opts, c, err)
+		}
+		if c != nil {
+			_ = c.Close()
+		}
+	}
+}
+
+func TestOptionsAreCopied(t *testing.T) {
+	t.Parallel()
+	_, rdb := redistest.StartMini(t)
+	var e events
+	opts := patient(&singlefill.Options[string]{Codec: singlefill.Raw, Trace: e.trace(), TTLFunc: lifeInMinutes, Jitter: -1})
+	given := *opts.Trace
+	ns := redistest.Namespace(t)
+	c, err := singlefill.New(rdb, ns, time.Hour, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if opts.MaxLoads != 0 || opts.NotFoundTTL != 0 || opts.Trace.Hit == nil || given.Miss == nil {
+		t.Errorf("New has changed the options: %+v", opts)
+	}
+	*opts.Trace = singlefill.Trace{Hit: func(context.Context, string) { t.Error("a Trace function set after New is called") }}
+	*opts = singlefill.Options[string]{Codec: badCodec{panics, panics}, MaxLoads: -1}
+	for range 2 {
+		v, err := c.GetOrLoad(t.Context(), "k", gives("7"))
+		wantValue(t, v, err, "7")
+	}
+	wantStored(t, rdb, ns, "k", "7")
+	if life := rdb.PTTL(t.Context(), ns+":{k}").Val(); life > 7*time.Minute || life < 6*time.Minute {
+		t.Errorf("the value lives %v, want 7m", life)
+	}
+	_ = c.Close()
+	e.want(t, "a load and a hit", "start k", "done k <nil>, store error false, stored true, fenced false, unlocked false", "miss k", "hit k")
+}
+
+// TestExtremeLivesAreDefined makes and uses caches at the edges of what New allows.
+func TestExtremeLivesAreDefined(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		ns := redistest.Namespace(t)
+		for _, ttl := range []time.Duration{math.MaxInt64, time.Millisecond, 1500 * time.Microsecond} {
+			c, err := singlefill.New(rdb, ns, ttl, patient(&singlefill.Options[string]{Jitter: 0.999}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			key := ttl.String()
+			v, err := c.GetOrLoad(t.Context(), key, gives("v"))
+			wantValue(t, v, err, "v")
+			if err := c.Set(t.Context(), key, "v"); err != nil {
+				t.Errorf("Set with ttl %v: %v", ttl, err)
+			}
+			_ = c.Close()
+			if s := c.Stats(); s.Stored != 1 || s.StoreErrors != 0 || s.RedisErrors != 0 {
+				t.Errorf("ttl %v: %+v, want the value stored", ttl, s)
+			}
+		}
+		checkTTLs(t, rdb, ns)
+	})
+}
