@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/fill"
 	"github.com/singlefill/singlefill/internal/flight"
 )
@@ -79,7 +80,7 @@ func (c *Cache[T]) Get(ctx context.Context, key string) (T, error) {
 		return zero, ErrMiss
 	}
 	c.noteHit(ctx, key)
-	if look.entry.notFound {
+	if look.entry.NotFound {
 		return zero, ErrNotFound
 	}
 	return look.value, nil
@@ -88,7 +89,8 @@ func (c *Cache[T]) Get(ctx context.Context, key string) (T, error) {
 // Set stores value under key and breaks a load of that key that is under way, here or in another process:
 // what that load brings is not stored. If TTLFunc says not to keep value, Set removes what was there.
 //
-// After an error the key may hold the new value or the old one; a load under way may still be stored.
+// After an error the key may hold the new value or the old one, a load under way may still be stored, and a
+// command that was not answered in time may still be carried out, even after a later Delete.
 func (c *Cache[T]) Set(ctx context.Context, key string, value T) error {
 	if err := c.check(ctx, key); err != nil {
 		return err
@@ -101,7 +103,7 @@ func (c *Cache[T]) Set(ctx context.Context, key string, value T) error {
 	if err != nil {
 		return wrap(ctx, "set", err)
 	}
-	data, err := entry{freshUntil: time.Now().Add(life), payload: payload}.encode()
+	data, err := entry.Entry{FreshUntil: time.Now().Add(life), Payload: payload}.Encode()
 	if err != nil {
 		return wrap(ctx, "set", err)
 	}
@@ -229,16 +231,16 @@ func (c *Cache[T]) shorten(life time.Duration) time.Duration {
 
 // decode reads stored bytes. ok is false for bytes that are no entry, or not of T: they are a miss, and counted.
 // An entry past its time is a miss as well.
-func (c *Cache[T]) decode(ctx context.Context, key string, data []byte) (e entry, v T, ok bool) {
-	e, err := parseEntry(data)
-	if err == nil && !e.notFound {
-		v, err = c.unmarshal(e.payload)
+func (c *Cache[T]) decode(ctx context.Context, key string, data []byte) (e entry.Entry, v T, ok bool) {
+	e, err := entry.Parse(data)
+	if err == nil && !e.NotFound {
+		v, err = c.unmarshal(e.Payload)
 	}
 	if err != nil {
 		c.badValue(ctx, key, err)
 		return e, v, false
 	}
-	return e, v, time.Now().Before(e.freshUntil)
+	return e, v, time.Now().Before(e.FreshUntil)
 }
 
 // marshal and unmarshal turn a codec's panic into an error: it may be the user's, and the bytes hostile.

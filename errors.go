@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/singlefill/singlefill/internal/fill"
 	"github.com/singlefill/singlefill/internal/flight"
 )
 
@@ -49,4 +50,12 @@ type RemoteError struct{ Key, Message string }
 
 func (e *RemoteError) Error() string {
 	return fmt.Sprintf("singlefill: load of %.100q in another process failed: %s", e.Key, e.Message)
+}
+
+// remoteError is what a load in another process has left instead of a value.
+func remoteError(key, word string) error {
+	if word == fill.NotFoundWord {
+		return ErrNotFound
+	}
+	return &RemoteError{Key: key, Message: fill.ErrorText(word)}
 }

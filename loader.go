@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/fill"
 	"github.com/singlefill/singlefill/internal/flight"
 )
@@ -82,7 +83,7 @@ func (c *Cache[T]) begin(ctx context.Context, f *flight.Flight[result[T]], load 
 
 // A look is what one GET has shown.
 type look[T any] struct {
-	entry entry
+	entry entry.Entry
 	value T
 	found bool          // entry is fresh, and value decoded unless it says not found
 	seen  string        // header of bytes that are no fresh entry of T
@@ -103,7 +104,7 @@ func (c *Cache[T]) look(ctx context.Context, key string) (l look[T]) {
 	switch {
 	case err == nil:
 		if l.entry, l.value, l.found = c.decode(ctx, key, data); !l.found {
-			l.seen = header(data)
+			l.seen = entry.Header(data)
 		}
 	case client.WrongType(err):
 		c.badValue(ctx, key, err)
@@ -139,11 +140,11 @@ type result[T any] struct {
 	hit     bool // by the first read
 }
 
-func resultOf[T any](e entry, v T) result[T] {
-	if e.notFound {
+func resultOf[T any](e entry.Entry, v T) result[T] {
+	if e.NotFound {
 		return result[T]{err: ErrNotFound}
 	}
-	return result[T]{value: v, payload: e.payload}
+	return result[T]{value: v, payload: e.Payload}
 }
 
 // fill ends a flight that has found no fresh entry: by waiting for another process, or by a load.
@@ -225,7 +226,7 @@ func (c *Cache[T]) contend(ctx context.Context, f *flight.Flight[result[T]], loc
 			if ok {
 				return resultOf(e, v), turn, settled
 			}
-			seen = header(reply.Text)
+			seen = entry.Header(reply.Text)
 			continue
 		case fill.Failed:
 			// Those who had come when the lock was last seen held have surely waited for that load.

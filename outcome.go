@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
-	"strings"
 	"time"
-	"unicode/utf8"
 
+	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/fill"
 	"github.com/singlefill/singlefill/internal/flight"
 )
 
@@ -105,54 +105,27 @@ func (c *Cache[T]) loadDone(ctx context.Context, o outcome[T]) {
 // seal makes the entry to be stored for an outcome, nil if there is nothing to store, and the word to leave
 // instead for those who wait in other processes.
 func (c *Cache[T]) seal(o *outcome[T]) (data []byte, word string) {
-	e := entry{loadTime: o.Duration, notFound: o.notFound}
+	e := entry.Entry{LoadTime: o.Duration, NotFound: o.notFound}
 	switch {
 	case o.Err == nil:
-		e.payload, o.StoreErr = c.marshal(o.value)
+		e.Payload, o.StoreErr = c.marshal(o.value)
 	case o.notFound:
-		o.life, word = c.shorten(c.notFoundTTL), failureNotFound
+		o.life, word = c.shorten(c.notFoundTTL), fill.NotFoundWord
 	case errors.Is(o.Err, ErrClosed):
 		return nil, "" // it asked a cache that is being closed here: others can do better
 	default:
-		return nil, errorWord(o.text)
+		return nil, fill.ErrorWord(o.text)
 	}
 	if o.StoreErr == nil {
-		e.freshUntil = time.Now().Add(o.life)
-		data, o.StoreErr = e.encode()
+		e.FreshUntil = time.Now().Add(o.life)
+		data, o.StoreErr = e.Encode()
 	}
 	if o.StoreErr != nil {
 		return nil, ""
 	}
-	o.payload = data[headerLen:] // not what the codec returned, which may be the value's own memory
+	o.payload = data[entry.HeaderLen:] // not what the codec returned, which may be the value's own memory
 	if o.life < time.Millisecond {
 		return nil, word
 	}
 	return data, word
-}
-
-// The word that a failed load leaves for those who have waited for it in other processes: a letter, then text.
-const (
-	failureNotFound = "N" // ErrNotFound, where it is not remembered
-	failureError    = "E"
-	failureMaxLen   = 1024
-)
-
-// errorWord makes the word for an error's text, cut to fit at the edge of a character.
-func errorWord(text string) string {
-	if len(text) > failureMaxLen {
-		cut := failureMaxLen
-		for cut > failureMaxLen-utf8.UTFMax && !utf8.RuneStart(text[cut]) {
-			cut--
-		}
-		text = text[:cut]
-	}
-	return failureError + text
-}
-
-// remoteError is the error that a word stands for.
-func remoteError(key, word string) error {
-	if word == failureNotFound {
-		return ErrNotFound
-	}
-	return &RemoteError{Key: key, Message: strings.TrimPrefix(word, failureError)}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/entry"
 )
 
 // The acts of the fill lock where the server refuses scripts: the keys are watched, read and judged here,
@@ -42,7 +43,7 @@ func (l *Lock) watchGetOrLock(ctx context.Context, seen, awaited string, take bo
 		if err != nil {
 			return nil, false, err
 		}
-		if stored != "" && header(stored) != seen {
+		if stored != "" && entry.Header(stored) != seen {
 			r = Reply{Status: Hit, Text: stored}
 			return nil, true, nil
 		}
@@ -161,11 +162,6 @@ func (l *Lock) holds(ctx context.Context, tx *redis.Tx) (token, grant bool, err 
 	token = state == "H" && holder == l.token
 	return token, token && stamp == l.stamp, err
 }
-
-// headerLen is how much of an entry tells it from every other; the script knows it too.
-const headerLen = 27
-
-func header(entry string) string { return entry[:min(len(entry), headerLen)] }
 
 // getString reads a key; one that is missing or of a foreign type counts as ”.
 func getString(ctx context.Context, tx *redis.Tx, key string) (string, error) {

@@ -1,4 +1,4 @@
-package singlefill
+package entry
 
 import (
 	"bytes"
@@ -12,16 +12,16 @@ import (
 // golden entries: their random bytes, 19 to 26, are zero here.
 var goldenEntries = []struct {
 	name  string
-	entry entry
+	entry Entry
 	hex   string
 }{
-	{"a value", entry{freshUntil: time.UnixMilli(1700000000123), loadTime: 1500 * time.Millisecond, payload: []byte("payload")},
+	{"a value", Entry{FreshUntil: time.UnixMilli(1700000000123), LoadTime: 1500 * time.Millisecond, Payload: []byte("payload")},
 		"c1 01 00 0000018bcfe5687b 000005dc 00000007 0000000000000000 7061796c6f6164"},
-	{"an empty value that was set", entry{freshUntil: time.UnixMilli(1)},
+	{"an empty value that was set", Entry{FreshUntil: time.UnixMilli(1)},
 		"c1 01 00 0000000000000001 00000000 00000000 0000000000000000"},
-	{"not found", entry{notFound: true, freshUntil: time.UnixMilli(math.MaxInt64), loadTime: time.Millisecond},
+	{"not found", Entry{NotFound: true, FreshUntil: time.UnixMilli(math.MaxInt64), LoadTime: time.Millisecond},
 		"c1 01 01 7fffffffffffffff 00000001 00000000 0000000000000000"},
-	{"before 1970, and loaded for longer than a header can say", entry{freshUntil: time.UnixMilli(-1), loadTime: math.MaxInt64},
+	{"before 1970, and loaded for longer than a header can say", Entry{FreshUntil: time.UnixMilli(-1), LoadTime: math.MaxInt64},
 		"c1 01 00 ffffffffffffffff ffffffff 00000000 0000000000000000"},
 }
 
@@ -37,7 +37,7 @@ func TestEntriesAreAsDocumented(t *testing.T) {
 	t.Parallel()
 	for _, g := range goldenEntries {
 		want := goldenBytes(t, g.hex)
-		got, err := g.entry.encode()
+		got, err := g.entry.Encode()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -45,12 +45,12 @@ func TestEntriesAreAsDocumented(t *testing.T) {
 		if !bytes.Equal(got, want) {
 			t.Errorf("%s: got %x, want %x", g.name, got, want)
 		}
-		e, err := parseEntry(want)
+		e, err := Parse(want)
 		if err != nil {
 			t.Errorf("%s: %v", g.name, err)
 		}
-		loadTime := min(g.entry.loadTime, math.MaxUint32*time.Millisecond)
-		if e.notFound != g.entry.notFound || !e.freshUntil.Equal(g.entry.freshUntil) || e.loadTime != loadTime || !bytes.Equal(e.payload, g.entry.payload) {
+		LoadTime := min(g.entry.LoadTime, math.MaxUint32*time.Millisecond)
+		if e.NotFound != g.entry.NotFound || !e.FreshUntil.Equal(g.entry.FreshUntil) || e.LoadTime != LoadTime || !bytes.Equal(e.Payload, g.entry.Payload) {
 			t.Errorf("%s: got %+v, want %+v", g.name, e, g.entry)
 		}
 	}
@@ -58,14 +58,14 @@ func TestEntriesAreAsDocumented(t *testing.T) {
 
 func TestNoTwoEntriesShareAHeader(t *testing.T) {
 	t.Parallel()
-	e := entry{freshUntil: time.UnixMilli(1), payload: []byte("v")}
+	e := Entry{FreshUntil: time.UnixMilli(1), Payload: []byte("v")}
 	seen := make(map[string]bool)
 	for range 10_000 {
-		data, err := e.encode()
+		data, err := e.Encode()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if h := header(data); seen[h] || len(h) != 27 {
+		if h := Header(data); seen[h] || len(h) != 27 {
 			t.Fatalf("header %x, %d bytes, of two entries", h, len(h))
 		} else {
 			seen[h] = true
@@ -99,7 +99,7 @@ func TestAnEntryThatContradictsItselfIsRefused(t *testing.T) {
 		"a length of 4 GiB":             with(whole, 15, 0xff),
 		"a length one less than it has": with(whole, 18, 6),
 	} {
-		if e, err := parseEntry(data); err == nil {
+		if e, err := Parse(data); err == nil {
 			t.Errorf("%s: %x passes for %+v", name, data, e)
 		}
 	}
@@ -113,14 +113,14 @@ func FuzzEntry(f *testing.F) {
 	f.Add([]byte("some text of somebody else, long enough"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		before := bytes.Clone(data)
-		e, err := parseEntry(data)
+		e, err := Parse(data)
 		if !bytes.Equal(before, data) {
 			t.Fatalf("parsing has changed %x to %x", before, data)
 		}
 		if err != nil {
 			return
 		}
-		again, err := e.encode()
+		again, err := e.Encode()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -128,8 +128,8 @@ func FuzzEntry(f *testing.F) {
 		if !bytes.Equal(again, data) {
 			t.Errorf("%x is parsed as %+v, which is %x", data, e, again)
 		}
-		if len(e.payload) > len(data) || header(data) != string(data[:27]) {
-			t.Errorf("%x: %d bytes of payload, header %x", data, len(e.payload), header(data))
+		if len(e.Payload) > len(data) || Header(data) != string(data[:27]) {
+			t.Errorf("%x: %d bytes of payload, header %x", data, len(e.Payload), Header(data))
 		}
 	})
 }
