@@ -1187,3 +1187,26 @@ func TestAnErrorInAnotherProcessIsARemoteError(t *testing.T) {
 		wantStored(t, rdb, ns, key, "")
 	}
 }
+
+func TestWhoComesAfterAFailureInAnotherProcessTriesAnew(t *testing.T) {
+	t.Parallel()
+	p, _, waiter, loader, _ := proxied(t)
+	src := newSource[string](t)
+	loads := goGet(t.Context(), loader, "k", src.load)
+	load := src.next(t)
+	asked := p.On(isScript(t, "get_or_lock"), redistest.HoldReply).Times(1)
+	before := goGet(t.Context(), waiter, "k", src.load)
+	receive(t, "the lock is found held", asked.Hit())
+	boom := errors.New("boom")
+	load.fail(boom)
+	loads.wantErr(t, boom)
+	after := goGet(t.Context(), waiter, "k", src.load).waits(t)
+	asked.Release()
+	var remote *singlefill.RemoteError
+	if _, err := before.result(t); !errors.As(err, &remote) {
+		t.Errorf("got %v, want a RemoteError", err)
+	}
+	src.next(t).give("v")
+	after.want(t, "v")
+	src.want(t, 2)
+}

@@ -221,6 +221,7 @@ func (u *cacheUser) obey(o order) {
 func (u *cacheUser) open(o order) {
 	u.config = o.Config
 	u.rdb = quietClient(u.Addr, u.PoolSize)
+	u.must(u.rdb.Ping(context.Background())) // a first connection takes longer than a command
 	u.tally = quietClient(u.Tally, 0)
 	var err error
 	opts := u.options()

@@ -284,6 +284,10 @@ func TestWhoComesAfterADeleteDoesNotWaitForTheOlderLoad(t *testing.T) {
 			load.give("v1")
 			older.want(t, "v1")
 		}
+		synctest.Wait()
+		if s := here.Stats(); s.LocksLost != 1 || s.Fenced != 2 {
+			t.Errorf("%+v, want two loads fenced, and the lock missed only where the Delete was elsewhere", s)
+		}
 	})
 }
 
