@@ -67,7 +67,7 @@ func (c *Cache[T]) GetOrLoad(ctx context.Context, key string, load Loader[T]) (T
 // begin runs a flight: its read in the caller's goroutine if the caller can wait that long, and the rest,
 // if there is any, in one of its own, since it belongs to all who board.
 func (c *Cache[T]) begin(ctx context.Context, f *flight.Flight[result[T]], load Loader[T]) {
-	detached := context.WithoutCancel(ctx)
+	detached := client.Detach(ctx)
 	if c.client.EndsWithin(ctx) {
 		go func() {
 			if l, hit := c.read(detached, f); !hit {

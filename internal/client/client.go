@@ -64,7 +64,7 @@ func DoWithin[R any](ctx context.Context, c *Client, timeout time.Duration, op s
 		return none, err
 	}
 	sent := time.Now()
-	detached := context.WithoutCancel(ctx)
+	detached := Detach(ctx)
 	bounded, cancel := context.WithTimeout(detached, timeout)
 	if c.bounded && !endsWithin(ctx, timeout) {
 		defer cancel()
@@ -100,6 +100,14 @@ func DoWithin[R any](ctx context.Context, c *Client, timeout time.Duration, op s
 		context.AfterFunc(bounded, func() { settle(none, bounded.Err()) })
 		return none, ctx.Err()
 	}
+}
+
+// Detach returns a context with the values of ctx that never ends.
+func Detach(ctx context.Context) context.Context {
+	if ctx.Done() == nil {
+		return ctx
+	}
+	return context.WithoutCancel(ctx)
 }
 
 func (c *Client) observe(ctx context.Context, op string, sent time.Time, err error) {
