@@ -241,7 +241,7 @@ func (c *Cache[T]) contend(ctx context.Context, f *flight.Flight[result[T]], loc
 			queue = place.Queue()
 		}
 		asked = turn
-		switch c.rest(f, w.pause(reply), queue) {
+		switch c.rest(f, &w, w.pause(reply), queue) {
 		case granted:
 			place.Enter()
 		case closing:
@@ -276,7 +276,8 @@ type wait struct {
 const (
 	firstPause = 5 * time.Millisecond
 	maxPause   = 250 * time.Millisecond
-	nudgePause = 10 * time.Millisecond
+	firstNudge = 10 * time.Millisecond
+	maxNudge   = 50 * time.Millisecond
 )
 
 // pause returns how long to sleep before asking again: 5 ms and half of the time waited so far, up to 250 ms,
@@ -290,6 +291,12 @@ func (w *wait) pause(reply fill.Reply) time.Duration {
 	return d
 }
 
+// nudge returns how long to sleep when somebody new has come, for whom the value may be there already: 10 to
+// 50 ms, growing with the time waited, so that a crowd of newcomers does not make a crowd of commands.
+func (w *wait) nudge() time.Duration {
+	return min(firstNudge+time.Since(w.begun)/32, maxNudge)
+}
+
 // What can end a rest.
 type event int
 
@@ -299,9 +306,8 @@ const (
 	closing
 )
 
-// rest sleeps for d, or until there is a place to load. A nudge shortens it to 10 ms: for somebody new the
-// value may be there already, but a crowd of them is not to make a crowd of commands.
-func (c *Cache[T]) rest(f *flight.Flight[result[T]], d time.Duration, queue <-chan bool) event {
+// rest sleeps for d, less if nudged, or until there is a place to load.
+func (c *Cache[T]) rest(f *flight.Flight[result[T]], w *wait, d time.Duration, queue <-chan bool) event {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	end, nudge := time.Now().Add(d), f.Nudge
@@ -315,7 +321,7 @@ func (c *Cache[T]) rest(f *flight.Flight[result[T]], d time.Duration, queue <-ch
 			return closing
 		case <-nudge:
 			nudge = nil
-			timer.Reset(min(time.Until(end), nudgePause))
+			timer.Reset(min(time.Until(end), w.nudge()))
 		}
 	}
 }
