@@ -20,8 +20,8 @@ import (
 // A Cache holds values of type T in Redis under one namespace. Most callers want GetOrLoad and Delete only.
 // It is safe for concurrent use. Make one per namespace and process, and keep it.
 //
-// Values are copied: each caller of GetOrLoad and Get owns what it gets. (The one exception is a value
-// that the codec cannot encode: those who waited for it in this process share it.)
+// Values are copied: each caller of GetOrLoad and Get owns what it gets. (The one exception is a value that
+// the codec cannot encode, or cannot read back: those who waited for it in this process share it.)
 type Cache[T any] struct {
 	settings[T]
 	namespace string
@@ -191,10 +191,10 @@ func checkCall(ctx context.Context, key string) error {
 	return ctx.Err()
 }
 
-// valueKey and lockKey put both keys of a pair into the slot of key itself, for every key: the braces hold
-// it as the hash tag. A leading '}' would make that tag empty and split the pair, so it is escaped, and the
-// '%' that escapes it too. Namespaces have no braces and no value key ends as a lock key does, so no two
-// names meet.
+// valueKey and lockKey put both keys of a pair into one slot, for every key: the braces hold key as the hash
+// tag, up to its first '}' if it has one. A leading '}' would make that tag empty and split the pair, so it is
+// escaped, and the '%' that escapes it too. Namespaces have no braces and no value key ends as a lock key does,
+// so no two names meet.
 func (c *Cache[T]) valueKey(key string) string {
 	switch key[0] {
 	case '}':

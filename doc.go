@@ -36,4 +36,8 @@
 // over, when a process is frozen for longer than LockTTL, and after a Delete or Set; the late one is refused
 // at the store. A hit that a lagging replica or the client's own cache (client-side caching) answers may be
 // older than promised, by as much as the replica lags or the invalidation takes.
+//
+// Whether an entry is still fresh, its reader judges by its own clock, and Redis by its TTL: a process whose
+// clock is ahead loads sooner than need be, one whose clock is behind never reads past the TTL. Nothing else
+// depends on clocks.
 package singlefill

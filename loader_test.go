@@ -1142,7 +1142,7 @@ func TestCloseEndsTheWaitForAnotherProcess(t *testing.T) {
 		loads := goGet(t.Context(), there, "k", src.load)
 		load := src.next(t)
 		waits := goGet(t.Context(), here, "k", src.load).waits(t)
-		_ = here.Close()
+		go here.Close()
 		waits.wantErr(t, singlefill.ErrClosed)
 		load.give("v")
 		loads.want(t, "v")

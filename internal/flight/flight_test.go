@@ -176,7 +176,7 @@ func TestWhoGoesRoundTakesTheNextFlightEvenIfItHasEnded(t *testing.T) {
 	wantResult(t, g, slow, nil, "", false, false)
 	s := board(t, g, "k", slow.Flight, nil)
 	if s.First || s.Flight != next.Flight {
-		t.Error("who goes round is not in the next flight")
+		t.Fatal("who goes round is not in the next flight")
 	}
 	wantResult(t, g, s, nil, "new", false, true)
 	land(g, third.Flight, "", 1)

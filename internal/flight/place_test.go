@@ -125,6 +125,26 @@ func TestWhoLeavesTheQueueLosesNoPlace(t *testing.T) {
 	}
 }
 
+func TestWhoIsGrantedAPlaceTakesNoSecondOne(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		sem := semaphore.NewWeighted(2)
+		one, two, p := NewPlace(sem), NewPlace(sem), NewPlace(sem)
+		one.Try()
+		two.Try()
+		p.Queue()
+		synctest.Wait()
+		one.Free()
+		synctest.Wait() // granted, and p has not been told
+		two.Free()
+		p.Try()
+		p.Free()
+		if !sem.TryAcquire(2) {
+			t.Error("a place is lost")
+		}
+	})
+}
+
 func TestWhoIsExemptGivesItsPlaceBack(t *testing.T) {
 	t.Parallel()
 	sem := semaphore.NewWeighted(1)
