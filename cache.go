@@ -108,11 +108,10 @@ func (c *Cache[T]) Set(ctx context.Context, key string, value T) error {
 		return wrap(ctx, "set", err)
 	}
 	defer c.flights.Supersede(key) // after the command: a later caller then meets no flight begun before it
-	_, err = client.Do(ctx, c.client, "set", func(ctx context.Context) ([]redis.Cmder, error) {
-		return c.client.Redis.TxPipelined(ctx, func(p redis.Pipeliner) error {
+	_, err = client.Do(ctx, c.client, "set", func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, client.Transaction(ctx, c.client.Redis, func(p redis.Pipeliner) {
 			p.Set(ctx, c.valueKey(key), data, life)
 			p.Del(ctx, lockKey(c.valueKey(key)))
-			return nil
 		})
 	})
 	return wrap(ctx, "set", err)

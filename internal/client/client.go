@@ -141,6 +141,22 @@ func Unreachable(err error) bool {
 		redis.IsTryAgainError(err) || redis.IsMaxClientsError(err) || redis.HasErrorPrefix(err, "BUSY ")
 }
 
+// Transaction sends what write queues between MULTI and EXEC, by a client or by a *redis.Tx. The server calls
+// the whole off when it refuses a command; the error is the refusal then, which says why.
+func Transaction(ctx context.Context, by interface {
+	TxPipelined(context.Context, func(redis.Pipeliner) error) ([]redis.Cmder, error)
+}, write func(p redis.Pipeliner)) error {
+	cmds, err := by.TxPipelined(ctx, func(p redis.Pipeliner) error { write(p); return nil })
+	if redis.IsExecAbortError(err) {
+		for _, cmd := range cmds {
+			if why := cmd.Err(); why != nil && !redis.IsExecAbortError(why) {
+				return why
+			}
+		}
+	}
+	return err
+}
+
 // ScriptsRefused reports whether the server does not run scripts for this user, or at all. Nothing has been
 // done then. A right that was missing inside a script is another matter: that reply may follow writes.
 func ScriptsRefused(err error) bool {

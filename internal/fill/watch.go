@@ -28,8 +28,7 @@ func (l *Lock) watch(ctx context.Context, keys []string, judge watchFunc) (done 
 			if err != nil || write == nil {
 				return err
 			}
-			_, err = tx.TxPipelined(ctx, func(p redis.Pipeliner) error { write(p); return nil })
-			return err
+			return client.Transaction(ctx, tx, write)
 		}, keys...)
 		if !errors.Is(err, redis.TxFailedErr) {
 			return done && err == nil, err
