@@ -23,7 +23,7 @@ import (
 // Values are copied: each caller of GetOrLoad and Get owns what it gets. (The one exception is a value that
 // the codec cannot encode, or cannot read back: those who waited for it in this process share it.)
 type Cache[T any] struct {
-	settings[T]
+	opts      settings[T]
 	namespace string
 	client    *client.Client
 	flights   *flight.Group[result[T]]
@@ -48,7 +48,7 @@ func New[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, 
 		return nil, err
 	}
 	c := &Cache[T]{
-		settings:  s,
+		opts:      s,
 		namespace: namespace,
 		flights:   flight.NewGroup[result[T]](),
 		counters:  new(counters),
@@ -208,15 +208,15 @@ func lockKey(valueKey string) string { return valueKey + ":lock" }
 
 func (c *Cache[T]) newLock(key string) *fill.Lock {
 	value := c.valueKey(key)
-	return fill.New(c.client, value, lockKey(value), c.lockTTL)
+	return fill.New(c.client, value, lockKey(value), c.opts.lockTTL)
 }
 
 // lifeOf returns how long value is to be kept; less than 1 ms: not at all.
 func (c *Cache[T]) lifeOf(key string, value T) time.Duration {
-	if c.ttlFunc == nil {
-		return c.shorten(c.ttl)
+	if c.opts.ttlFunc == nil {
+		return c.shorten(c.opts.ttl)
 	}
-	return c.shorten(c.ttlFunc(key, value))
+	return c.shorten(c.opts.ttlFunc(key, value))
 }
 
 // shorten takes the jitter off a life, but never all of it.
@@ -224,7 +224,7 @@ func (c *Cache[T]) shorten(life time.Duration) time.Duration {
 	if life < time.Millisecond {
 		return 0
 	}
-	life -= time.Duration(rand.Float64() * c.jitter * float64(life))
+	life -= time.Duration(rand.Float64() * c.opts.jitter * float64(life))
 	return max(life, time.Millisecond).Truncate(time.Millisecond)
 }
 
@@ -245,7 +245,7 @@ func (c *Cache[T]) decode(ctx context.Context, key string, data []byte) (e entry
 // marshal and unmarshal turn a codec's panic into an error: it may be the user's, and the bytes hostile.
 func (c *Cache[T]) marshal(value T) (payload []byte, err error) {
 	defer recovered(&err)
-	if payload, err = c.codec.Marshal(value); err == nil && payload == nil {
+	if payload, err = c.opts.codec.Marshal(value); err == nil && payload == nil {
 		payload = []byte{}
 	}
 	return payload, err
@@ -253,7 +253,7 @@ func (c *Cache[T]) marshal(value T) (payload []byte, err error) {
 
 func (c *Cache[T]) unmarshal(payload []byte) (v T, err error) {
 	defer recovered(&err)
-	err = c.codec.Unmarshal(payload, &v)
+	err = c.opts.codec.Unmarshal(payload, &v)
 	return v, err
 }
 
@@ -265,15 +265,15 @@ func recovered(err *error) {
 
 func (c *Cache[T]) badValue(ctx context.Context, key string, err error) {
 	c.counters.badValues.Add(1)
-	if c.trace.BadValue != nil {
-		c.trace.BadValue(ctx, key, err)
+	if c.opts.trace.BadValue != nil {
+		c.opts.trace.BadValue(ctx, key, err)
 	}
 }
 
 func (c *Cache[T]) redisFailed(ctx context.Context, op string, err error) {
 	c.counters.redisErrors.Add(1)
-	if c.trace.RedisError != nil {
-		c.trace.RedisError(ctx, op, err)
+	if c.opts.trace.RedisError != nil {
+		c.opts.trace.RedisError(ctx, op, err)
 	}
 }
 
@@ -281,22 +281,22 @@ func (c *Cache[T]) breakerChanged(open bool) {
 	if open {
 		c.counters.breakerOpens.Add(1)
 	}
-	if c.trace.Breaker != nil {
-		c.trace.Breaker(open)
+	if c.opts.trace.Breaker != nil {
+		c.opts.trace.Breaker(open)
 	}
 }
 
 func (c *Cache[T]) noteHit(ctx context.Context, key string) {
 	c.counters.hits.Add(1)
-	if c.trace.Hit != nil {
-		c.trace.Hit(ctx, key)
+	if c.opts.trace.Hit != nil {
+		c.opts.trace.Hit(ctx, key)
 	}
 }
 
 func (c *Cache[T]) noteMiss(ctx context.Context, key string) {
 	c.counters.misses.Add(1)
-	if c.trace.Miss != nil {
-		c.trace.Miss(ctx, key)
+	if c.opts.trace.Miss != nil {
+		c.opts.trace.Miss(ctx, key)
 	}
 }
 

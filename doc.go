@@ -34,7 +34,8 @@
 //
 // This reduces work; it does not exclude side effects. A load may run twice when Redis loses data or fails
 // over, when a process is frozen for longer than LockTTL, and after a Delete or Set; the late one is refused
-// at the store. A hit that a lagging replica or the client's own cache (client-side caching) answers may be
+// at the store. While Redis cannot be asked, callers share the load they find under way here, though a Delete
+// elsewhere may have overtaken it. A hit that a lagging replica or the client's own cache (client-side caching) answers may be
 // older than promised, by as much as the replica lags or the invalidation takes.
 //
 // Whether an entry is still fresh, its reader judges by its own clock, and Redis by its TTL: a process whose

@@ -93,7 +93,7 @@ type look[T any] struct {
 // look reads the value key: one plain GET, which a replica or the client's own cache may answer.
 func (c *Cache[T]) look(ctx context.Context, key string) (l look[T]) {
 	if l.err = c.client.Breaker.Check(); l.err != nil {
-		l.took = c.redisTimeout
+		l.took = c.opts.redisTimeout
 		return l
 	}
 	sent := time.Now()
@@ -197,7 +197,7 @@ const (
 func (c *Cache[T]) contend(ctx context.Context, f *flight.Flight[result[T]], lock *fill.Lock, place *flight.Place, l look[T]) (r result[T], asOf int, next step) {
 	w := wait{begun: time.Now()}
 	defer func() { c.waited(ctx, f.Key, w) }()
-	within := c.redisTimeout - l.took // what Redis has left to answer, since it last has
+	within := c.opts.redisTimeout - l.took // what Redis has left to answer, since it last has
 	seen, awaited, asked := l.seen, "", 0
 	for {
 		if within < time.Millisecond || c.client.Breaker.Open() {
@@ -214,7 +214,7 @@ func (c *Cache[T]) contend(ctx context.Context, f *flight.Flight[result[T]], loc
 		if err != nil {
 			return r, 0, unreached
 		}
-		within = c.redisTimeout
+		within = c.opts.redisTimeout
 
 		var queue <-chan bool
 		switch reply.Status {
@@ -255,7 +255,7 @@ func (c *Cache[T]) contend(ctx context.Context, f *flight.Flight[result[T]], loc
 // loadLocked loads under the fill lock, which it renews meanwhile, and stores and releases in one step.
 func (c *Cache[T]) loadLocked(ctx context.Context, f *flight.Flight[result[T]], load Loader[T], lock *fill.Lock, place *flight.Place) {
 	loading := c.flights.BeginLoad(f)
-	keeping, stop := context.WithTimeout(ctx, c.loadTimeout)
+	keeping, stop := context.WithTimeout(ctx, c.opts.loadTimeout)
 	c.flights.Running.Go(func() { lock.Keep(keeping, f.Nudge, func() { c.lockLost(f) }) })
 	o := c.call(ctx, f, load)
 	stop()
@@ -282,11 +282,11 @@ func (c *Cache[T]) settle(ctx context.Context, f *flight.Flight[result[T]], lock
 	answers := c.client.Breaker.Answers()
 	var ours bool
 	if data != nil {
-		ours, err = insist(c.redisTimeout, func(within time.Duration) (bool, error) { return lock.Store(ctx, within, data, o.life) })
+		ours, err = insist(c.opts.redisTimeout, func(within time.Duration) (bool, error) { return lock.Store(ctx, within, data, o.life) })
 		o.Stored, o.Fenced, o.StoreErr = ours, err == nil && !ours, err
 	}
 	if data == nil || err != nil && !client.Unreachable(err) {
-		ours, err = insist(c.redisTimeout, func(within time.Duration) (bool, error) { return lock.Release(ctx, within, word) })
+		ours, err = insist(c.opts.redisTimeout, func(within time.Duration) (bool, error) { return lock.Release(ctx, within, word) })
 	}
 	switch {
 	case o.Err != nil && !o.notFound:

@@ -28,11 +28,11 @@ func (o outcome[T]) result() result[T] {
 
 // call runs the Loader, in a goroutine of its own: it may panic, call runtime.Goexit, or not come back.
 func (c *Cache[T]) call(ctx context.Context, f *flight.Flight[result[T]], load Loader[T]) outcome[T] {
-	bounded, cancel := context.WithTimeout(f.Load.Inside(ctx), c.loadTimeout)
+	bounded, cancel := context.WithTimeout(f.Load.Inside(ctx), c.opts.loadTimeout)
 	defer cancel()
 	ctx = bounded
-	if c.trace.LoadStart != nil {
-		ctx = c.trace.LoadStart(ctx, f.Key)
+	if c.opts.trace.LoadStart != nil {
+		ctx = c.opts.trace.LoadStart(ctx, f.Key)
 	}
 	c.counters.loads.Add(1)
 	c.counters.loading.Add(1)
@@ -48,7 +48,7 @@ func (c *Cache[T]) call(ctx context.Context, f *flight.Flight[result[T]], load L
 		select {
 		case o = <-outcomes:
 		default:
-			o.Err = fmt.Errorf("singlefill: load of %.100q took longer than LoadTimeout (%v): %w", f.Key, c.loadTimeout, context.DeadlineExceeded)
+			o.Err = fmt.Errorf("singlefill: load of %.100q took longer than LoadTimeout (%v): %w", f.Key, c.opts.loadTimeout, context.DeadlineExceeded)
 			o.text = o.Err.Error()
 		}
 	}
@@ -97,8 +97,8 @@ func (c *Cache[T]) loadDone(ctx context.Context, o outcome[T]) {
 	if o.StoreErr != nil {
 		n.storeErrors.Add(1)
 	}
-	if c.trace.LoadDone != nil {
-		c.trace.LoadDone(ctx, o.LoadInfo)
+	if c.opts.trace.LoadDone != nil {
+		c.opts.trace.LoadDone(ctx, o.LoadInfo)
 	}
 }
 
@@ -110,7 +110,7 @@ func (c *Cache[T]) seal(o *outcome[T]) (data []byte, word string) {
 	case o.Err == nil:
 		e.Payload, o.StoreErr = c.marshal(o.value)
 	case o.notFound:
-		o.life, word = c.shorten(c.notFoundTTL), fill.NotFoundWord
+		o.life, word = c.shorten(c.opts.notFoundTTL), fill.NotFoundWord
 	case errors.Is(o.Err, ErrClosed):
 		return nil, "" // it asked a cache that is being closed here: others can do better
 	default:

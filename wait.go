@@ -76,8 +76,8 @@ func (c *Cache[T]) waited(ctx context.Context, key string, w wait) {
 		return
 	}
 	c.counters.waits.Add(1)
-	if c.trace.WaitDone != nil {
-		c.trace.WaitDone(ctx, WaitInfo{Key: key, Duration: time.Since(w.begun), Polls: w.polls})
+	if c.opts.trace.WaitDone != nil {
+		c.opts.trace.WaitDone(ctx, WaitInfo{Key: key, Duration: time.Since(w.begun), Polls: w.polls})
 	}
 }
 
