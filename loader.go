@@ -336,7 +336,11 @@ func (c *Cache[T]) loadUnlocked(ctx context.Context, f *flight.Flight[result[T]]
 	o.Unlocked = true
 	c.counters.loadsUnlocked.Add(1)
 	c.seal(&o) // for the copies
-	c.flights.End(f, o.result(), c.unproved(loading, answers))
+	asOf := c.unproved(loading, answers)
+	if o.Err != nil && !o.notFound {
+		asOf = flight.Always // whoever came while it ran has waited for it
+	}
+	c.flights.End(f, o.result(), asOf)
 	c.loadDone(ctx, o)
 }
 

@@ -209,7 +209,7 @@ func (g *Group[R]) EndIfDeserted(f *Flight[R]) bool {
 }
 
 func (g *Group[R]) end(f *Flight[R], r R, asOf int) {
-	f.ended, f.result, f.asOf = true, r, asOf
+	f.ended, f.result, f.asOf, f.Load.over = true, r, asOf, true
 	g.forget(f)
 	if f.done != nil {
 		close(f.done)

@@ -10,6 +10,7 @@ import (
 type Load struct {
 	cache any   // the *Group that it belongs to
 	outer *Load // the load from inside of which it was begun, or nil
+	over  bool  // its flight has ended, though its loader or a context of it may live on; guarded by Group.mu
 
 	waits map[*Load]int // how many calls from inside of it wait for each other load; guarded by graph
 }
@@ -29,10 +30,10 @@ func LoadOf(ctx context.Context) *Load {
 	return l
 }
 
-// inside reports whether l is, or runs inside, a load of cache.
+// inside reports whether l is, or runs inside, a load of cache that is not over. Called with that cache's mu held.
 func (l *Load) inside(cache any) bool {
 	for ; l != nil; l = l.outer {
-		if l.cache == cache {
+		if l.cache == cache && !l.over {
 			return true
 		}
 	}
