@@ -64,7 +64,8 @@ func New[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, 
 }
 
 // Get returns the value under key if the cache has it, ErrMiss if it has none, and ErrNotFound if it
-// remembers that there is none. It loads nothing and waits for no load. A Redis that cannot be asked is
+// remembers that there is none. A value within Options.StaleWhileRevalidate is there, one within StaleIfError
+// is not. Get loads nothing, refreshes nothing and waits for no load. A Redis that cannot be asked is
 // an error of its own, since there is no source to ask instead.
 func (c *Cache[T]) Get(ctx context.Context, key string) (T, error) {
 	var zero T
@@ -75,11 +76,14 @@ func (c *Cache[T]) Get(ctx context.Context, key string) (T, error) {
 	switch {
 	case look.err != nil:
 		return zero, wrap(ctx, "get", look.err)
-	case !look.found:
+	case look.use < stale:
 		c.noteMiss(ctx, key)
 		return zero, ErrMiss
 	}
 	c.noteHit(ctx, key)
+	if look.use == stale {
+		c.noteStale(ctx, key, ValueInfo{Stale: true, Age: ageOf(look.entry.WrittenAt)})
+	}
 	if look.entry.NotFound {
 		return zero, ErrNotFound
 	}
@@ -103,22 +107,23 @@ func (c *Cache[T]) Set(ctx context.Context, key string, value T) error {
 	if err != nil {
 		return wrap(ctx, "set", err)
 	}
-	data, err := entry.Entry{FreshUntil: time.Now().Add(life), Payload: payload}.Encode()
+	now := time.Now()
+	data, err := entry.Entry{FreshUntil: now.Add(life), WrittenAt: now, Payload: payload}.Encode()
 	if err != nil {
 		return wrap(ctx, "set", err)
 	}
 	defer c.flights.Supersede(key) // after the command: a later caller then meets no flight begun before it
 	_, err = client.Do(ctx, c.client, "set", func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, client.Transaction(ctx, c.client.Redis, func(p redis.Pipeliner) {
-			p.Set(ctx, c.valueKey(key), data, life)
+			p.Set(ctx, c.valueKey(key), data, c.opts.keptFor(life))
 			p.Del(ctx, lockKey(c.valueKey(key)))
 		})
 	})
 	return wrap(ctx, "set", err)
 }
 
-// deleteBatch bounds the commands that one round trip, and so one RedisTimeout, has to carry.
-const deleteBatch = 256
+// batch bounds the commands that one round trip, and so one RedisTimeout, has to carry.
+const batch = 256
 
 // Delete removes the keys and breaks the loads of them that are under way, here or in other processes: what
 // they bring is not stored, and a GetOrLoad that begins after Delete has returned, anywhere, does not get it.
@@ -127,6 +132,34 @@ const deleteBatch = 256
 // After an error some of the keys may not have been deleted: try again, or live with the old values until
 // their ttl.
 func (c *Cache[T]) Delete(ctx context.Context, keys ...string) error {
+	return c.inBatches(ctx, "delete", keys, func(pairs []fill.Pair) error {
+		_, err := client.Do(ctx, c.client, "delete", func(ctx context.Context) ([]redis.Cmder, error) {
+			return c.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+				for _, pair := range pairs {
+					p.Del(ctx, pair.Value, pair.Lock)
+				}
+				return nil
+			})
+		})
+		return err
+	})
+}
+
+// Expire makes the values under keys stale without removing them: the source has changed, but the old values
+// can still be served. The next GetOrLoad refreshes them, and serves them as Options.StaleWhileRevalidate and
+// StaleIfError say; without these it loads as after a Delete. The windows begin now, and end no later than
+// they would have done. Loads that are under way are broken as by Delete: what they bring is not stored.
+//
+// Once Expire has returned nobody takes the old values for fresh, whatever their clock says. After an error
+// some keys may not have been made stale.
+func (c *Cache[T]) Expire(ctx context.Context, keys ...string) error {
+	return c.inBatches(ctx, "expire", keys, func(pairs []fill.Pair) error {
+		return fill.Expire(ctx, c.client, pairs)
+	})
+}
+
+// inBatches does something to keys that breaks what is under way for them.
+func (c *Cache[T]) inBatches(ctx context.Context, op string, keys []string, do func(pairs []fill.Pair) error) error {
 	if err := c.checkOpen(); err != nil {
 		return err
 	}
@@ -135,22 +168,19 @@ func (c *Cache[T]) Delete(ctx context.Context, keys ...string) error {
 			return err
 		}
 	}
-	defer func() {
+	defer func() { // after the command: a later caller then meets no flight begun before it
 		for _, key := range keys {
 			c.flights.Supersede(key)
 		}
 	}()
 	var errs []error
-	for batch := range slices.Chunk(keys, deleteBatch) {
-		_, err := client.Do(ctx, c.client, "delete", func(ctx context.Context) ([]redis.Cmder, error) {
-			return c.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
-				for _, key := range batch {
-					p.Del(ctx, c.valueKey(key), lockKey(c.valueKey(key)))
-				}
-				return nil
-			})
-		})
-		errs = append(errs, wrap(ctx, "delete", err))
+	for keys := range slices.Chunk(keys, batch) {
+		pairs := make([]fill.Pair, len(keys))
+		for i, key := range keys {
+			value := c.valueKey(key)
+			pairs[i] = fill.Pair{Value: value, Lock: lockKey(value)}
+		}
+		errs = append(errs, wrap(ctx, op, do(pairs)))
 	}
 	return errors.Join(errs...)
 }
@@ -228,18 +258,24 @@ func (c *Cache[T]) shorten(life time.Duration) time.Duration {
 	return max(life, time.Millisecond).Truncate(time.Millisecond)
 }
 
-// decode reads stored bytes. ok is false for bytes that are no entry, or not of T: they are a miss, and counted.
-// An entry past its time is a miss as well.
-func (c *Cache[T]) decode(ctx context.Context, key string, data []byte) (e entry.Entry, v T, ok bool) {
-	e, err := entry.Parse(data)
-	if err == nil && !e.NotFound {
-		v, err = c.unmarshal(e.Payload)
+// decode looks at stored bytes. Those that are no entry, or not of T, are a miss, and counted.
+func (c *Cache[T]) decode(ctx context.Context, key string, data []byte) look[T] {
+	l := look[T]{data: data}
+	var err error
+	if l.entry, err = entry.Parse(data); err == nil {
+		if use := c.useOf(l.entry); use > useless {
+			if !l.entry.NotFound {
+				l.value, err = c.unmarshal(l.entry.Payload)
+			}
+			if err == nil {
+				l.use = use
+			}
+		}
 	}
 	if err != nil {
 		c.badValue(ctx, key, err)
-		return e, v, false
 	}
-	return e, v, time.Now().Before(e.FreshUntil)
+	return l
 }
 
 // marshal and unmarshal turn a codec's panic into an error: it may be the user's, and the bytes hostile.

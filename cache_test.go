@@ -97,7 +97,7 @@ func stored(t testing.TB, rdb redis.UniversalClient, key string) (data string, f
 // wantStored checks which value of a Raw cache is in Redis; "" is for none.
 func wantStored(t testing.TB, rdb redis.UniversalClient, namespace, key, want string) {
 	t.Helper()
-	const headerLen = 27
+	const headerLen = 35
 	data, found := stored(t, rdb, namespace+":{"+key+"}")
 	switch {
 	case want == "" && found:

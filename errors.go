@@ -45,7 +45,7 @@ func (e *PanicError) Unwrap() error {
 }
 
 // RemoteError is what GetOrLoad returns when it waited for another process to load the key and that load
-// failed. The text is all that travels, at most 1 KiB of it, through Redis.
+// failed, and GetOrLoadInfo tells when a stale value is served because a refresh failed, perhaps before the call. The text is all that travels, at most 1 KiB of it, through Redis.
 type RemoteError struct{ Key, Message string }
 
 func (e *RemoteError) Error() string {
@@ -56,6 +56,9 @@ func (e *RemoteError) Error() string {
 func remoteError(key, word string) error {
 	if word == fill.NotFoundWord {
 		return ErrNotFound
+	}
+	if word == "" {
+		return &RemoteError{Key: key, Message: "its value could not be stored"}
 	}
 	return &RemoteError{Key: key, Message: fill.ErrorText(word)}
 }

@@ -20,15 +20,15 @@ import (
 // In these tests somebody else has written to our keys. Whatever it is counts as a miss, is counted, loaded
 // once and overwritten; nobody gets an error for it, or waits longer than for a dead holder.
 
-const hostileHeaderLen = 27
+const hostileHeaderLen = 35
 
 // hostileHeader is a valid header of an entry for a payload of n bytes, fresh for an hour.
 func hostileHeader(n int) []byte {
 	h := make([]byte, hostileHeaderLen)
 	h[0], h[1] = 0xC1, 1
 	binary.BigEndian.PutUint64(h[3:], uint64(time.Now().Add(time.Hour).UnixMilli()))
-	binary.BigEndian.PutUint32(h[15:], uint32(n))
-	copy(h[19:], "hostile!")
+	binary.BigEndian.PutUint32(h[23:], uint32(n))
+	copy(h[27:], "hostile!")
 	return h
 }
 
@@ -129,10 +129,10 @@ func hostileBytes() map[string][]byte {
 		"version 0":                     hostileWith(good, 1, 0),
 		"a later version":               hostileWith(good, 1, 2),
 		"the last version":              hostileWith(good, 1, 255),
-		"an unknown flag":               hostileWith(good, 2, 1<<1),
+		"an unknown flag":               hostileWith(good, 2, 1<<2),
 		"all flags":                     hostileWith(good, 2, 255),
 		"not found, with a payload":     hostileWith(good, 2, 1),
-		"a length of 4 Gi":              hostileWith(hostileWith(hostileWith(hostileWith(good, 15, 255), 16, 255), 17, 255), 18, 255),
+		"a length of 4 Gi":              hostileWith(hostileWith(hostileWith(hostileWith(good, 23, 255), 24, 255), 25, 255), 26, 255),
 		"one byte more than the length": append(slices.Clone(good), 0),
 		"two entries":                   append(slices.Clone(good), good...),
 		"zeros":                         make([]byte, 100),

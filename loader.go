@@ -32,32 +32,46 @@ type Loader[T any] func(ctx context.Context, key string) (T, error)
 // processes get a *RemoteError with its text. A panic or runtime.Goexit in load is a *PanicError. ErrNotFound
 // is remembered; a remembered one comes back bare.
 //
+// A value that is about to expire, or stale within Options.StaleWhileRevalidate, is returned at once, and load
+// may run behind this call: see Options.EarlyRefresh. A value that is stale within Options.StaleIfError is
+// returned instead of an error of load, and when the deadline of ctx comes before the load's end.
+// GetOrLoadInfo tells which it was.
+//
 // While Redis cannot be asked, load still runs once per process at a time; what it brings is returned and
 // not stored. Redis' own errors never come back from here: see Stats and Trace.
 func (c *Cache[T]) GetOrLoad(ctx context.Context, key string, load Loader[T]) (T, error) {
+	v, _, err := c.GetOrLoadInfo(ctx, key, load)
+	return v, err
+}
+
+// GetOrLoadInfo is GetOrLoad that also tells what the value is: fresh or stale, how old, and why not newer.
+func (c *Cache[T]) GetOrLoadInfo(ctx context.Context, key string, load Loader[T]) (T, ValueInfo, error) {
 	var zero T
 	if err := checkCall(ctx, key); err != nil {
-		return zero, err
+		return zero, ValueInfo{}, err
 	}
 	if load == nil {
-		return zero, errors.New("singlefill: load is nil")
+		return zero, ValueInfo{}, errors.New("singlefill: load is nil")
 	}
 	outer := flight.LoadOf(ctx)
 	var prev *flight.Flight[result[T]]
 	for {
 		s, err := c.flights.Board(key, prev, outer)
 		if err != nil {
-			return zero, err
+			return zero, ValueInfo{}, err
 		}
 		if s.First {
 			c.begin(ctx, s.Flight, load)
 		}
 		r, shared, ok, err := c.flights.Wait(ctx, s, outer)
+		if ok && err != nil { // no more patience: what is offered has to do
+			ok, r.failure = time.Now().Before(r.until), err
+		}
 		if ok {
 			return c.deliver(ctx, s, r, shared)
 		}
 		if err != nil {
-			return zero, err
+			return zero, ValueInfo{}, err
 		}
 		prev = s.Flight
 	}
@@ -69,23 +83,44 @@ func (c *Cache[T]) begin(ctx context.Context, f *flight.Flight[result[T]], load 
 	detached := client.Detach(ctx)
 	if c.client.EndsWithin(ctx) {
 		go func() {
-			if l, hit := c.read(detached, f); !hit {
+			if l, hit := c.read(detached, f, load); !hit {
 				c.fill(detached, f, load, l)
 			}
 		}()
 		return
 	}
-	if l, hit := c.read(detached, f); !hit {
+	if l, hit := c.read(detached, f, load); !hit {
 		go c.fill(detached, f, load, l)
 	}
 }
 
-// A look is what one GET has shown.
+// read is a flight's first turn. An entry that can be served ends the flight.
+func (c *Cache[T]) read(ctx context.Context, f *flight.Flight[result[T]], load Loader[T]) (l look[T], hit bool) {
+	returned := false
+	defer func() {
+		if hit || !returned { // a codec or Trace function may panic or Goexit: those who boarded must not wait for ever
+			c.flights.End(f, result[T]{}, 0)
+			c.flights.Running.Done()
+		}
+	}()
+	if l = c.look(ctx, f.Key); l.use >= stale {
+		r := c.resultOf(l)
+		r.hit, hit = true, true
+		c.flights.End(f, r, flight.FirstTurn)
+		if l.use == stale || c.early(l.entry) {
+			c.refresh(ctx, f.Key, load, l)
+		}
+	}
+	returned = true
+	return l, hit
+}
+
+// A look is what one command has shown of a value key.
 type look[T any] struct {
+	data  []byte // what is there
 	entry entry.Entry
 	value T
-	found bool          // entry is fresh, and value decoded unless it says not found
-	seen  string        // header of bytes that are no fresh entry of T
+	use   use           // of entry; unless it is useless, value is decoded
 	err   error         // Redis could not be asked
 	took  time.Duration // only with err
 }
@@ -102,9 +137,7 @@ func (c *Cache[T]) look(ctx context.Context, key string) (l look[T]) {
 	})
 	switch {
 	case err == nil:
-		if l.entry, l.value, l.found = c.decode(ctx, key, data); !l.found {
-			l.seen = entry.Header(data)
-		}
+		return c.decode(ctx, key, data)
 	case client.WrongType(err):
 		c.badValue(ctx, key, err)
 	case !errors.Is(err, redis.Nil):
@@ -113,61 +146,68 @@ func (c *Cache[T]) look(ctx context.Context, key string) (l look[T]) {
 	return l
 }
 
-// read is a flight's first turn. A fresh entry ends the flight.
-func (c *Cache[T]) read(ctx context.Context, f *flight.Flight[result[T]]) (l look[T], hit bool) {
-	returned := false
-	defer func() {
-		if hit || !returned { // a codec or Trace function may panic or Goexit: those who boarded must not wait for ever
-			c.flights.End(f, result[T]{}, 0)
-			c.flights.Running.Done()
-		}
-	}()
-	if l = c.look(ctx, f.Key); l.found {
-		r := resultOf(l.entry, l.value)
-		r.hit, hit = true, true
-		c.flights.End(f, r, flight.FirstTurn)
-	}
-	returned = true
-	return l, hit
-}
-
 // A result is how a flight ended.
 type result[T any] struct {
 	value   T      // for one caller; shared only if it cannot be copied
 	payload []byte // value encoded, of which the other callers get copies of their own; nil: it could not be
 	err     error
 	hit     bool // by the first read
+	written time.Time
+	stale   bool
+	until   time.Time // when the last of the entry's stale windows ends
+	failure error     // of the load in whose place a stale value is served
 }
 
-func resultOf[T any](e entry.Entry, v T) result[T] {
-	if e.NotFound {
-		return result[T]{err: ErrNotFound}
+func (c *Cache[T]) resultOf(l look[T]) result[T] {
+	r := result[T]{
+		value: l.value, payload: l.entry.Payload, written: l.entry.WrittenAt,
+		stale: l.use < fresh, until: l.entry.FreshUntil.Add(c.opts.window()),
 	}
-	return result[T]{value: v, payload: e.Payload}
+	if l.entry.NotFound {
+		r.payload, r.err = nil, ErrNotFound
+	}
+	return r
 }
 
-// fill ends a flight that has found no fresh entry: by waiting for another process, or by a load.
+// A filling is what brings a flight to its end when the first read has not: waiting for another process, or a load.
+type filling[T any] struct {
+	*Cache[T]
+	flight *flight.Flight[result[T]]
+	load   Loader[T]
+	lock   *fill.Lock
+	place  *flight.Place
+	old    look[T] // of what the key holds, as far as known
+	seen   int     // the turn as of which it held that
+}
+
+// fill ends a flight, after a first look.
 func (c *Cache[T]) fill(ctx context.Context, f *flight.Flight[result[T]], load Loader[T], l look[T]) {
 	defer c.flights.Running.Done()
 	defer c.flights.End(f, result[T]{}, 0) // if nothing else has
-	c.flights.BeginFill(f)
-	place := flight.NewPlace(c.places)
-	defer place.Free()
-	lock := c.newLock(f.Key)
+	if !c.flights.BeginFill(f) {
+		return
+	}
+	x := &filling[T]{Cache: c, flight: f, load: load, lock: c.newLock(f.Key), place: flight.NewPlace(c.places)}
+	defer x.place.Free()
+	x.note(l, flight.FirstTurn)
 
-	r, asOf, next := c.contend(ctx, f, lock, place, l)
+	r, asOf, next := x.contend(ctx, l.took)
 	switch next {
 	case settled:
 		c.flights.End(f, r, asOf)
 	case locked:
-		c.loadLocked(ctx, f, load, lock, place)
+		x.loadLocked(ctx)
 	case unreached:
+		if f.Refresh && c.flights.EndIfDeserted(f) {
+			break
+		}
+		lock := x.lock
 		c.flights.Running.Go(func() { c.ask(ctx, lock) })
-		c.loadUnlocked(ctx, f, load, place)
+		x.loadUnlocked(ctx)
 		return
 	}
-	if lock.InDoubt {
-		lock.Abandon(ctx)
+	if x.lock.InDoubt {
+		x.lock.Abandon(ctx)
 	}
 }
 
@@ -177,6 +217,14 @@ func (c *Cache[T]) ask(ctx context.Context, lock *fill.Lock) {
 		lock.Abandon(ctx)
 	} else if !c.client.Breaker.Open() {
 		c.client.Ping()
+	}
+}
+
+// note remembers what the key holds as of a turn, and offers it to those who cannot wait for better.
+func (x *filling[T]) note(l look[T], turn int) {
+	x.old, x.seen = l, turn
+	if l.use > useless {
+		x.flights.Offer(x.flight, x.resultOf(l), turn)
 	}
 }
 
@@ -193,81 +241,104 @@ const (
 // contend asks Redis, again and again, for an entry or for the lock, until it has either. Asking and
 // competing are one command, so that a waiter learns in one round trip of a value, of a failure, and of a
 // holder that is gone, in whatever way it went. Between two commands it holds nothing: no connection, no
-// place to load.
-func (c *Cache[T]) contend(ctx context.Context, f *flight.Flight[result[T]], lock *fill.Lock, place *flight.Place, l look[T]) (r result[T], asOf int, next step) {
+// place to load. A refresh that nobody waits for leaves it to the holder, if there is one.
+func (x *filling[T]) contend(ctx context.Context, took time.Duration) (r result[T], asOf int, next step) {
+	f := x.flight
 	w := wait{begun: time.Now()}
-	defer func() { c.waited(ctx, f.Key, w) }()
-	within := c.opts.redisTimeout - l.took // what Redis has left to answer, since it last has
-	seen, awaited, asked := l.seen, "", 0
+	defer func() { x.waited(ctx, f.Key, w) }()
+	within := x.opts.redisTimeout - took // what Redis has left to answer, since it last has
+	awaited, asked := "", 0
 	for {
-		if within < time.Millisecond || c.client.Breaker.Open() {
+		f.Rest = max(x.opts.retryAfter, refreshRest)
+		if within < time.Millisecond || x.client.Breaker.Open() {
 			return r, 0, unreached
 		}
-		if c.flights.Exempt(f) {
-			place.Exempt()
+		if x.flights.Exempt(f) {
+			x.place.Exempt()
 		}
-		take := place.Try()
-		turn := c.flights.Tick(f)
+		query := fill.Query{Known: entry.Header(x.old.data), Awaited: awaited, Take: x.place.Try(), For: x.purpose()}
+		turn := x.flights.Tick(f)
 		reply, err := insist(within, func(within time.Duration) (fill.Reply, error) {
-			return lock.GetOrLock(ctx, within, seen, awaited, take)
+			return x.lock.GetOrLock(ctx, within, query)
 		})
 		if err != nil {
 			return r, 0, unreached
 		}
-		within = c.opts.redisTimeout
+		within = x.opts.redisTimeout
+		f.Rest = refreshRest
+		switch {
+		case reply.Status == fill.Hit:
+			x.note(x.decode(ctx, f.Key, []byte(reply.Text)), turn)
+			if x.old.use >= stale {
+				return x.resultOf(x.old), turn, settled
+			}
+			continue
+		case reply.Known:
+			x.note(x.old, turn)
+		default:
+			x.old.use = useless
+		}
 
 		var queue <-chan bool
 		switch reply.Status {
 		case fill.Locked:
 			return r, 0, locked
-		case fill.Hit:
-			e, v, ok := c.decode(ctx, f.Key, []byte(reply.Text))
-			if ok {
-				return resultOf(e, v), turn, settled
-			}
-			seen = entry.Header(reply.Text)
-			continue
 		case fill.Failed:
+			f.Rest = min(max(reply.Left, refreshRest), maxRest)
+			err := remoteError(f.Key, reply.Text)
+			if old, ok := x.standIn(err); ok {
+				return old, turn, settled
+			}
 			// Those who had come when the lock was last seen held have surely waited for that load.
-			return result[T]{err: remoteError(f.Key, reply.Text)}, asked, settled
+			return result[T]{err: err}, asked, settled
+		case fill.Gone:
+			if x.flights.EndIfDeserted(f) {
+				return r, 0, deserted
+			}
+			continue
 		case fill.Refused:
-			*lock = *c.newLock(f.Key)
+			x.lock = x.newLock(f.Key)
 			continue
 		case fill.Busy:
-			place.Free()
+			x.place.Free()
 			awaited, w.polls = reply.Text, w.polls+1
+			f.Rest = min(max(reply.Left, refreshRest), maxRest)
+			if f.Refresh && x.flights.EndIfDeserted(f) {
+				return r, 0, deserted
+			}
 		case fill.Free:
-			queue = place.Queue()
+			queue = x.place.Queue()
 		}
 		asked = turn
-		switch c.rest(f, &w, w.pause(reply), queue) {
+		switch x.rest(f, &w, w.pause(reply), queue) {
 		case granted:
-			place.Enter()
+			x.place.Enter()
 		case closing:
 			return result[T]{err: ErrClosed}, flight.Always, settled
 		}
-		if c.flights.EndIfDeserted(f) {
+		if !f.Refresh && x.flights.EndIfDeserted(f) {
 			return r, 0, deserted
 		}
 	}
 }
 
 // loadLocked loads under the fill lock, which it renews meanwhile, and stores and releases in one step.
-func (c *Cache[T]) loadLocked(ctx context.Context, f *flight.Flight[result[T]], load Loader[T], lock *fill.Lock, place *flight.Place) {
-	loading := c.flights.BeginLoad(f)
-	keeping, stop := context.WithTimeout(ctx, c.opts.loadTimeout)
-	c.flights.Running.Go(func() { lock.Keep(keeping, f.Nudge, func() { c.lockLost(f) }) })
-	o := c.call(ctx, f, load)
+func (x *filling[T]) loadLocked(ctx context.Context) {
+	f := x.flight
+	loading := x.flights.BeginLoad(f)
+	keeping, stop := context.WithTimeout(ctx, x.opts.loadTimeout)
+	x.flights.Running.Go(func() { x.lock.Keep(keeping, f.Nudge, func() { x.lockLost(f) }) })
+	o := x.call(ctx, f, x.load)
 	stop()
-	place.Free()
+	x.place.Free()
 
-	data, word := c.seal(&o)
-	asOf, err := c.settle(ctx, f, lock, &o, data, word, loading)
-	c.flights.End(f, o.result(), asOf)
+	r, since, data, leave := x.conclude(&o, loading)
+	asOf, err := x.settle(ctx, &o, data, leave, since)
+	x.flights.End(f, r, asOf)
 	if client.Unreachable(err) {
-		c.settle(ctx, f, lock, &o, data, word, loading) // once more, now that nobody waits
+		x.settle(ctx, &o, data, leave, since) // once more, now that nobody waits
 	}
-	c.loadDone(ctx, o)
+	x.loadDone(ctx, o)
 }
 
 func (c *Cache[T]) lockLost(f *flight.Flight[result[T]]) {
@@ -275,78 +346,103 @@ func (c *Cache[T]) lockLost(f *flight.Flight[result[T]]) {
 	c.flights.BreakOff(f)
 }
 
+// conclude makes of a load's outcome what callers get, as of which turn that is known to be true if nothing
+// proves more, and what Redis gets.
+func (x *filling[T]) conclude(o *outcome[T], loading int) (r result[T], since int, data []byte, leave fill.Leave) {
+	data, leave = x.seal(o)
+	r, since = o.result(), loading
+	if data != nil || leave.Drop {
+		return r, since, data, leave
+	}
+	old, ok := x.standIn(o.Err)
+	if ok && !errors.Is(o.Err, ErrClosed) {
+		leave.RetryAfter = x.opts.retryAfter
+		x.flight.Rest = max(x.opts.retryAfter, refreshRest)
+	}
+	if ok && o.failed() {
+		r, since, o.replaced = old, x.seen, true
+	}
+	return r, since, data, leave
+}
+
 // settle brings the outcome of a load to Redis and says as of when it is true: a store or release that was
-// accepted proves that nobody deleted or set the key since the load began; one that was refused proves nothing.
-func (c *Cache[T]) settle(ctx context.Context, f *flight.Flight[result[T]], lock *fill.Lock, o *outcome[T], data []byte, word string, loading int) (asOf int, err error) {
-	turn := c.flights.Tick(f)
-	answers := c.client.Breaker.Answers()
+// accepted proves that nobody deleted or set the key since the load began; one that was refused proves nothing
+// beyond since.
+func (x *filling[T]) settle(ctx context.Context, o *outcome[T], data []byte, leave fill.Leave, since int) (asOf int, err error) {
+	turn := x.flights.Tick(x.flight)
+	answers := x.client.Breaker.Answers()
 	var ours bool
 	if data != nil {
-		ours, err = insist(c.opts.redisTimeout, func(within time.Duration) (bool, error) { return lock.Store(ctx, within, data, o.life) })
+		ours, err = insist(x.opts.redisTimeout, func(within time.Duration) (bool, error) {
+			return x.lock.Store(ctx, within, data, x.opts.keptFor(o.life))
+		})
 		o.Stored, o.Fenced, o.StoreErr = ours, err == nil && !ours, err
 	}
 	if data == nil || err != nil && !client.Unreachable(err) {
-		ours, err = insist(c.opts.redisTimeout, func(within time.Duration) (bool, error) { return lock.Release(ctx, within, word) })
+		ours, err = insist(x.opts.redisTimeout, func(within time.Duration) (bool, error) {
+			return x.lock.Release(ctx, within, leave)
+		})
 	}
 	switch {
-	case o.Err != nil && !o.notFound:
+	case o.failed() && !o.replaced:
 		return turn, err // whoever came while it ran has waited for it
 	case err != nil:
-		return c.unproved(loading, answers), err
+		return x.unproved(since, answers), err
 	case ours:
 		return turn, nil
 	default:
-		return loading, nil
+		return since, nil
 	}
 }
 
 // unproved is the asOf of a load whose truth Redis could not be asked to prove. Without Redis there is nothing
 // to compare with, and all share it. But if Redis has answered anything meanwhile it may have answered a
-// Delete too: those who came after the load began have to ask again.
-func (c *Cache[T]) unproved(loading int, answers int64) int {
+// Delete too: those who came after since have to ask again.
+func (c *Cache[T]) unproved(since int, answers int64) int {
 	if c.client.Breaker.Answers() == answers {
 		return flight.Always
 	}
-	return loading
+	return since
 }
 
 // loadUnlocked loads without asking the fleet, which cannot be asked. Everyone here shares the outcome;
 // it is not stored, since nothing could tell a Delete that it has missed.
-func (c *Cache[T]) loadUnlocked(ctx context.Context, f *flight.Flight[result[T]], load Loader[T], place *flight.Place) {
-	for !place.Try() {
-		if c.flights.Exempt(f) {
-			place.Exempt()
+func (x *filling[T]) loadUnlocked(ctx context.Context) {
+	f := x.flight
+	for !x.place.Try() {
+		if x.flights.Exempt(f) {
+			x.place.Exempt()
 			break
 		}
 		select {
 		case <-f.Nudge:
-		case <-place.Queue():
-			place.Enter()
-		case <-c.closing:
-			c.flights.End(f, result[T]{err: ErrClosed}, flight.Always)
+		case <-x.place.Queue():
+			x.place.Enter()
+		case <-x.closing:
+			x.flights.End(f, result[T]{err: ErrClosed}, flight.Always)
 			return
 		}
-		if c.flights.EndIfDeserted(f) {
+		if x.flights.EndIfDeserted(f) {
 			return
 		}
 	}
-	loading, answers := c.flights.BeginLoad(f), c.client.Breaker.Answers()
-	o := c.call(ctx, f, load)
-	place.Free()
+	loading, answers := x.flights.BeginLoad(f), x.client.Breaker.Answers()
+	o := x.call(ctx, f, x.load)
+	x.place.Free()
 	o.Unlocked = true
-	c.counters.loadsUnlocked.Add(1)
-	c.seal(&o) // for the copies
-	asOf := c.unproved(loading, answers)
-	if o.Err != nil && !o.notFound {
+	x.counters.loadsUnlocked.Add(1)
+	r, since, _, _ := x.conclude(&o, loading) // sealed for the copies
+	asOf := x.unproved(since, answers)
+	if o.failed() && !o.replaced {
 		asOf = flight.Always // whoever came while it ran has waited for it
 	}
-	c.flights.End(f, o.result(), asOf)
-	c.loadDone(ctx, o)
+	x.flights.End(f, r, asOf)
+	x.loadDone(ctx, o)
 }
 
 // deliver gives a caller its result. The first one gets the value itself; every other one a copy of its own,
 // as a hit would have given it, so that no two callers can change each other's.
-func (c *Cache[T]) deliver(ctx context.Context, s flight.Seat[result[T]], r result[T], shared bool) (T, error) {
+func (c *Cache[T]) deliver(ctx context.Context, s flight.Seat[result[T]], r result[T], shared bool) (T, ValueInfo, error) {
 	if !s.First {
 		c.counters.shared.Add(1)
 	}
@@ -355,14 +451,21 @@ func (c *Cache[T]) deliver(ctx context.Context, s flight.Seat[result[T]], r resu
 	} else {
 		c.noteMiss(ctx, s.Key)
 	}
+	var info ValueInfo
+	if !r.written.IsZero() {
+		info = ValueInfo{Stale: r.stale, Age: ageOf(r.written), Err: r.failure}
+	}
+	if r.stale {
+		c.noteStale(ctx, s.Key, info)
+	}
 	if r.err != nil {
 		var zero T
-		return zero, r.err
+		return zero, info, r.err
 	}
 	if shared && r.payload != nil {
 		if v, err := c.unmarshal(r.payload); err == nil {
-			return v, nil
+			return v, info, nil
 		}
 	}
-	return r.value, nil
+	return r.value, info, nil
 }

@@ -32,6 +32,28 @@ type Options[T any] struct {
 	// NotFoundTTL is how long ErrNotFound is remembered. Default: ttl, at most a minute; negative: not at all.
 	NotFoundTTL time.Duration
 
+	// EarlyRefresh is β of XFetch: a hit shortly before the end of a value's life may refresh it in the
+	// background, in one process of the fleet, so that nobody waits when it ends. It is decided by lot, with
+	// probability exp(-time left / (β × load time)): loads that take long are refreshed sooner, as they are with
+	// a higher β. A key that nobody reads is not refreshed, nor one whose load took less than 1 ms, nor one that
+	// was Set. Default: 1; negative: off.
+	EarlyRefresh float64
+
+	// StaleWhileRevalidate is how long after its life a value is served at once, as by a hit, while one
+	// process of the fleet refreshes it behind its readers (RFC 5861). A reader waits for neither the lock nor
+	// MaxLoads. At least 1 ms. Default: off.
+	StaleWhileRevalidate time.Duration
+
+	// StaleIfError is how long after its life a value is returned if its load, which the callers wait for,
+	// fails, panics or takes longer than LoadTimeout, and to a caller whose deadline comes first (RFC 5861).
+	// It begins with the life's end too: beyond StaleWhileRevalidate if it is the longer one. At least 1 ms.
+	// Default: off.
+	StaleIfError time.Duration
+
+	// RetryAfter is how long after a failed refresh of a value that can still be served the whole fleet leaves
+	// the source alone; the value is served meanwhile. At least 1 ms. Default: 1 s; negative: off.
+	RetryAfter time.Duration
+
 	// LockTTL is the life of the fill lock, renewed while a load runs: the time after which a dead holder
 	// is replaced. More than 3 × RedisTimeout and less than LoadTimeout. Default: 5 s.
 	LockTTL time.Duration
@@ -56,16 +78,20 @@ type Options[T any] struct {
 
 // settings are Options with every default filled in and off spelled as zero.
 type settings[T any] struct {
-	codec        Codec
-	ttlFunc      func(key string, v T) time.Duration
-	jitter       float64
-	ttl          time.Duration
-	notFoundTTL  time.Duration // 0: not remembered
-	lockTTL      time.Duration
-	loadTimeout  time.Duration
-	redisTimeout time.Duration
-	maxLoads     int // 0: no limit
-	trace        Trace
+	codec                Codec
+	ttlFunc              func(key string, v T) time.Duration
+	jitter               float64
+	ttl                  time.Duration
+	notFoundTTL          time.Duration // 0: not remembered
+	earlyRefresh         float64       // 0: off
+	staleWhileRevalidate time.Duration // 0: off
+	staleIfError         time.Duration // 0: off
+	retryAfter           time.Duration // 0: off
+	lockTTL              time.Duration
+	loadTimeout          time.Duration
+	redisTimeout         time.Duration
+	maxLoads             int // 0: no limit
+	trace                Trace
 }
 
 // resolve checks the arguments of New. It touches nothing.
@@ -83,15 +109,19 @@ func resolve[T any](rdb redis.UniversalClient, namespace string, ttl time.Durati
 		opts = &Options[T]{}
 	}
 	s := settings[T]{
-		codec:        opts.Codec,
-		ttlFunc:      opts.TTLFunc,
-		jitter:       max(0, orDefault(opts.Jitter, 0.1)),
-		ttl:          ttl,
-		notFoundTTL:  max(0, orDefault(opts.NotFoundTTL, min(ttl, time.Minute))),
-		lockTTL:      orDefault(opts.LockTTL, 5*time.Second),
-		loadTimeout:  orDefault(opts.LoadTimeout, 30*time.Second),
-		redisTimeout: orDefault(opts.RedisTimeout, 500*time.Millisecond),
-		maxLoads:     max(0, orDefault(opts.MaxLoads, 64)),
+		codec:                opts.Codec,
+		ttlFunc:              opts.TTLFunc,
+		jitter:               max(0, orDefault(opts.Jitter, 0.1)),
+		ttl:                  ttl,
+		notFoundTTL:          max(0, orDefault(opts.NotFoundTTL, min(ttl, time.Minute))),
+		earlyRefresh:         max(0, orDefault(opts.EarlyRefresh, 1)),
+		staleWhileRevalidate: max(0, opts.StaleWhileRevalidate),
+		staleIfError:         max(0, opts.StaleIfError),
+		retryAfter:           max(0, orDefault(opts.RetryAfter, time.Second)),
+		lockTTL:              orDefault(opts.LockTTL, 5*time.Second),
+		loadTimeout:          orDefault(opts.LoadTimeout, 30*time.Second),
+		redisTimeout:         orDefault(opts.RedisTimeout, 500*time.Millisecond),
+		maxLoads:             max(0, orDefault(opts.MaxLoads, 64)),
 	}
 	if s.codec == nil {
 		s.codec = MsgPack
@@ -108,6 +138,14 @@ func (s settings[T]) check() error {
 		return fmt.Errorf("singlefill: Options.Jitter is %v: a fraction below 1 is allowed, or a negative number for none", s.jitter)
 	case s.notFoundTTL > 0 && s.notFoundTTL < time.Millisecond:
 		return fmt.Errorf("singlefill: Options.NotFoundTTL is %v: at least 1ms is allowed, or a negative one to remember nothing", s.notFoundTTL)
+	case math.IsNaN(s.earlyRefresh) || math.IsInf(s.earlyRefresh, 0):
+		return fmt.Errorf("singlefill: Options.EarlyRefresh is %v: a finite number is allowed, a negative one for none", s.earlyRefresh)
+	case s.staleWhileRevalidate > 0 && s.staleWhileRevalidate < time.Millisecond:
+		return fmt.Errorf("singlefill: Options.StaleWhileRevalidate is %v: at least 1ms is allowed, or 0 for none", s.staleWhileRevalidate)
+	case s.staleIfError > 0 && s.staleIfError < time.Millisecond:
+		return fmt.Errorf("singlefill: Options.StaleIfError is %v: at least 1ms is allowed, or 0 for none", s.staleIfError)
+	case s.retryAfter > 0 && s.retryAfter < time.Millisecond:
+		return fmt.Errorf("singlefill: Options.RetryAfter is %v: at least 1ms is allowed, or a negative one for none", s.retryAfter)
 	case s.redisTimeout < time.Millisecond:
 		return fmt.Errorf("singlefill: Options.RedisTimeout is %v: at least 1ms is allowed", s.redisTimeout)
 	case s.lockTTL <= 0:

@@ -18,12 +18,20 @@ type outcome[T any] struct {
 	value    T
 	payload  []byte        // value, encoded
 	life     time.Duration // how long value is to be kept
-	notFound bool          // Err is ErrNotFound or wraps it
-	text     string        // of Err
+	ended    time.Time
+	notFound bool   // Err is ErrNotFound or wraps it
+	text     string // of Err
+	replaced bool   // a stale value is served in its place
 }
 
+func (o outcome[T]) failed() bool { return o.Err != nil && !o.notFound }
+
 func (o outcome[T]) result() result[T] {
-	return result[T]{value: o.value, payload: o.payload, err: o.Err}
+	r := result[T]{value: o.value, payload: o.payload, err: o.Err}
+	if !o.failed() {
+		r.written = o.ended
+	}
+	return r
 }
 
 // call runs the Loader, in a goroutine of its own: it may panic, call runtime.Goexit, or not come back.
@@ -35,6 +43,9 @@ func (c *Cache[T]) call(ctx context.Context, f *flight.Flight[result[T]], load L
 		ctx = c.opts.trace.LoadStart(ctx, f.Key)
 	}
 	c.counters.loads.Add(1)
+	if f.Refresh {
+		c.counters.refreshes.Add(1)
+	}
 	c.counters.loading.Add(1)
 	defer c.counters.loading.Add(-1)
 	begun := time.Now()
@@ -52,7 +63,8 @@ func (c *Cache[T]) call(ctx context.Context, f *flight.Flight[result[T]], load L
 			o.text = o.Err.Error()
 		}
 	}
-	o.Key, o.Duration = f.Key, time.Since(begun)
+	o.Key, o.Refresh, o.ended = f.Key, f.Refresh, time.Now()
+	o.Duration = o.ended.Sub(begun)
 	return o
 }
 
@@ -102,30 +114,31 @@ func (c *Cache[T]) loadDone(ctx context.Context, o outcome[T]) {
 	}
 }
 
-// seal makes the entry to be stored for an outcome, nil if there is nothing to store, and the word to leave
-// instead for those who wait in other processes.
-func (c *Cache[T]) seal(o *outcome[T]) (data []byte, word string) {
-	e := entry.Entry{LoadTime: o.Duration, NotFound: o.notFound}
+// seal makes the entry to be stored for an outcome, nil if there is nothing to store, and what to leave instead.
+func (c *Cache[T]) seal(o *outcome[T]) (data []byte, leave fill.Leave) {
+	e := entry.Entry{LoadTime: o.Duration, NotFound: o.notFound, WrittenAt: o.ended}
 	switch {
 	case o.Err == nil:
 		e.Payload, o.StoreErr = c.marshal(o.value)
 	case o.notFound:
-		o.life, word = c.shorten(c.opts.notFoundTTL), fill.NotFoundWord
+		o.life, leave.Word = c.shorten(c.opts.notFoundTTL), fill.NotFoundWord
 	case errors.Is(o.Err, ErrClosed):
-		return nil, "" // it asked a cache that is being closed here: others can do better
+		return nil, leave // it asked a cache that is being closed here: others can do better
 	default:
-		return nil, fill.ErrorWord(o.text)
+		leave.Word = fill.ErrorWord(o.text)
+		return nil, leave
 	}
 	if o.StoreErr == nil {
-		e.FreshUntil = time.Now().Add(o.life)
+		e.FreshUntil = o.ended.Add(o.life)
 		data, o.StoreErr = e.Encode()
 	}
 	if o.StoreErr != nil {
-		return nil, ""
+		return nil, leave
 	}
 	o.payload = data[entry.HeaderLen:] // not what the codec returned, which may be the value's own memory
 	if o.life < time.Millisecond {
-		return nil, word
+		leave.Drop = true // also what was kept before
+		return nil, leave
 	}
-	return data, word
+	return data, leave
 }

@@ -16,6 +16,9 @@ type Trace struct {
 	// Miss is called when a GetOrLoad was answered otherwise (by a load here or elsewhere), or a Get not at all.
 	Miss func(ctx context.Context, key string)
 
+	// Stale is called, beside Hit or Miss, when a GetOrLoad or Get is answered with a stale value.
+	Stale func(ctx context.Context, key string, info ValueInfo)
+
 	// LoadStart is called before each Loader; the context it returns is the Loader's.
 	// It must be ctx or made from it.
 	LoadStart func(ctx context.Context, key string) context.Context
@@ -27,7 +30,7 @@ type Trace struct {
 	WaitDone func(ctx context.Context, info WaitInfo)
 
 	// RedisError is called for every command that failed. op names what it was for: get, lock, store,
-	// release, renew, abandon, set, delete, ping.
+	// release, renew, abandon, set, delete, expire, ping.
 	RedisError func(ctx context.Context, op string, err error)
 
 	// BadValue is called when the bytes under key were no entry, or its payload could not be decoded.
@@ -45,6 +48,7 @@ type LoadInfo struct {
 	StoreErr error         // why a value was not stored although it should have been; nil otherwise
 	Stored   bool          // the value, or that there is none, is in Redis
 	Fenced   bool          // the store was refused: the key was deleted or set meanwhile, or the lock was lost
+	Refresh  bool          // begun behind the readers of a value that could still be served
 	Unlocked bool          // Redis could not be asked for the lock, so other processes may have loaded too
 }
 
@@ -61,7 +65,10 @@ type Stats struct {
 	Hits          int64 // calls answered from Redis at their first look, "not found" included
 	Misses        int64 // GetOrLoad calls answered otherwise, and Get calls that returned ErrMiss
 	Shared        int64 // GetOrLoad calls, among those above, answered by the read, wait or load of another call here
+	Stale         int64 // GetOrLoad and Get calls, among those above, answered with a stale value
+	StaleOnError  int64 // calls, among Stale, answered so because a load had failed or they could wait no longer
 	Loads         int64 // loads begun
+	Refreshes     int64 // loads, among those, begun behind the readers of a value that could still be served
 	LoadsNotFound int64 // loads that ended with ErrNotFound
 	LoadErrors    int64 // loads that ended with another error, a panic or at LoadTimeout
 	LoadPanics    int64 // loads, among LoadErrors, that panicked or called Goexit
@@ -80,7 +87,7 @@ type Stats struct {
 
 // counters is Stats while it is counted.
 type counters struct {
-	hits, misses, shared                                                 atomic.Int64
+	hits, misses, shared, stale, staleOnError, refreshes                 atomic.Int64
 	loads, loadsNotFound, loadErrors, loadPanics, loadsUnlocked, loading atomic.Int64
 	stored, storeErrors, fenced, locksLost                               atomic.Int64
 	waits, redisErrors, badValues, breakerOpens                          atomic.Int64
@@ -91,6 +98,7 @@ func (c *Cache[T]) Stats() Stats {
 	n := c.counters
 	return Stats{
 		Hits: n.hits.Load(), Misses: n.misses.Load(), Shared: n.shared.Load(),
+		Stale: n.stale.Load(), StaleOnError: n.staleOnError.Load(), Refreshes: n.refreshes.Load(),
 		Loads: n.loads.Load(), LoadsNotFound: n.loadsNotFound.Load(), LoadErrors: n.loadErrors.Load(),
 		LoadPanics: n.loadPanics.Load(), LoadsUnlocked: n.loadsUnlocked.Load(), Loading: n.loading.Load(),
 		Stored: n.stored.Load(), StoreErrors: n.storeErrors.Load(), Fenced: n.fenced.Load(),

@@ -9,33 +9,49 @@ import (
 	"time"
 )
 
-// An Entry is what a value key holds: a header of 27 bytes, then the codec's payload.
+// An Entry is what a value key holds: a header of 35 bytes, then the codec's payload.
 // Numbers are big-endian.
 //
 //	 0      magic 0xC1, which begins neither msgpack nor UTF-8 text
 //	 1      format version, 1
-//	 2      flags: bit 0 the source has no such thing; the others are 0
+//	 2      flags: bit 0 the source has no such thing; bit 1 made stale before its time; the others are 0
 //	 3..10  fresh until, Unix time in ms
-//	11..14  how long the load took, ms (0: not loaded, but Set)
-//	15..18  length of the payload, bytes
-//	19..26  random, so that no two entries ever written are alike
-//	27..    payload; empty with flag bit 0
+//	11..18  written at, Unix time in ms
+//	19..22  how long the load took, ms (0: not loaded, but Set)
+//	23..26  length of the payload, bytes
+//	27..34  random, so that no two entries ever written are alike
+//	35..    payload; empty with flag bit 0
 //
 // All that says what the payload is stands outside of it: no user value can be taken for a marker.
 // The length is there because a codec such as Raw cannot tell a truncated payload from a short one.
-// Redis' own TTL is the hard limit of an entry's life; no time in here prolongs it.
+// The times are those of the writer's clock. Redis' own TTL is the hard limit of an entry's life; no time in
+// here prolongs it.
+//
+// The scripts of package fill know the length of the header; expire.lua also knows where its fields are.
 type Entry struct {
 	NotFound   bool
+	Expired    bool // made stale before its time, at FreshUntil; so it is stale whatever the reader's clock says
 	FreshUntil time.Time
+	WrittenAt  time.Time
 	LoadTime   time.Duration
 	Payload    []byte
 }
 
 const (
-	HeaderLen    = 27
-	entryMagic   = 0xC1
-	entryVersion = 1
+	HeaderLen = 35
+
+	magic        = 0xC1
+	version      = 1
 	flagNotFound = 1 << 0
+	flagExpired  = 1 << 1
+
+	// Where the fields begin.
+	flagsAt    = 2
+	freshAt    = 3
+	writtenAt  = 11
+	loadTimeAt = 19
+	lengthAt   = 23
+	randomAt   = 27
 )
 
 // Encode writes a header, new each time, and the payload.
@@ -44,14 +60,18 @@ func (e Entry) Encode() ([]byte, error) {
 		return nil, errors.New("singlefill: value takes more than 4 GiB")
 	}
 	b := make([]byte, HeaderLen, HeaderLen+len(e.Payload))
-	b[0], b[1] = entryMagic, entryVersion
+	b[0], b[1] = magic, version
 	if e.NotFound {
-		b[2] = flagNotFound
+		b[flagsAt] |= flagNotFound
 	}
-	binary.BigEndian.PutUint64(b[3:], uint64(e.FreshUntil.UnixMilli()))
-	binary.BigEndian.PutUint32(b[11:], uint32(min(e.LoadTime.Milliseconds(), math.MaxUint32)))
-	binary.BigEndian.PutUint32(b[15:], uint32(len(e.Payload)))
-	binary.BigEndian.PutUint64(b[19:], rand.Uint64())
+	if e.Expired {
+		b[flagsAt] |= flagExpired
+	}
+	binary.BigEndian.PutUint64(b[freshAt:], uint64(e.FreshUntil.UnixMilli()))
+	binary.BigEndian.PutUint64(b[writtenAt:], uint64(e.WrittenAt.UnixMilli()))
+	binary.BigEndian.PutUint32(b[loadTimeAt:], uint32(min(e.LoadTime.Milliseconds(), math.MaxUint32)))
+	binary.BigEndian.PutUint32(b[lengthAt:], uint32(len(e.Payload)))
+	binary.BigEndian.PutUint64(b[randomAt:], rand.Uint64())
 	return append(b, e.Payload...), nil
 }
 
@@ -60,21 +80,23 @@ func Parse(b []byte) (Entry, error) {
 	switch {
 	case len(b) < HeaderLen:
 		return Entry{}, errors.New("singlefill: entry is shorter than its header")
-	case b[0] != entryMagic:
+	case b[0] != magic:
 		return Entry{}, errors.New("singlefill: not an entry")
-	case b[1] != entryVersion:
+	case b[1] != version:
 		return Entry{}, errors.New("singlefill: entry of an unknown version")
-	case b[2]&^flagNotFound != 0:
+	case b[flagsAt]&^(flagNotFound|flagExpired) != 0:
 		return Entry{}, errors.New("singlefill: entry with unknown flags")
-	case uint64(binary.BigEndian.Uint32(b[15:])) != uint64(len(b)-HeaderLen):
+	case uint64(binary.BigEndian.Uint32(b[lengthAt:])) != uint64(len(b)-HeaderLen):
 		return Entry{}, errors.New("singlefill: entry is truncated or overlong")
-	case b[2]&flagNotFound != 0 && len(b) > HeaderLen:
+	case b[flagsAt]&flagNotFound != 0 && len(b) > HeaderLen:
 		return Entry{}, errors.New("singlefill: not-found entry with a payload")
 	}
 	return Entry{
-		NotFound:   b[2]&flagNotFound != 0,
-		FreshUntil: time.UnixMilli(int64(binary.BigEndian.Uint64(b[3:]))),
-		LoadTime:   time.Duration(binary.BigEndian.Uint32(b[11:])) * time.Millisecond,
+		NotFound:   b[flagsAt]&flagNotFound != 0,
+		Expired:    b[flagsAt]&flagExpired != 0,
+		FreshUntil: time.UnixMilli(int64(binary.BigEndian.Uint64(b[freshAt:]))),
+		WrittenAt:  time.UnixMilli(int64(binary.BigEndian.Uint64(b[writtenAt:]))),
+		LoadTime:   time.Duration(binary.BigEndian.Uint32(b[loadTimeAt:])) * time.Millisecond,
 		Payload:    b[HeaderLen:],
 	}, nil
 }
@@ -82,4 +104,31 @@ func Parse(b []byte) (Entry, error) {
 // Header returns the part of stored bytes by which the scripts tell one entry from another.
 func Header[B []byte | string](b B) string {
 	return string(b[:min(len(b), HeaderLen)])
+}
+
+// A Patch is bytes to be put into stored ones.
+type Patch struct {
+	At    int64
+	Bytes string
+}
+
+// Stale returns what expire.lua puts into a header: now, and new random bytes.
+func Stale(now time.Time) (fresh, random string) {
+	var b [16]byte
+	binary.BigEndian.PutUint64(b[:], uint64(now.UnixMilli()))
+	binary.BigEndian.PutUint64(b[8:], rand.Uint64())
+	return string(b[:8]), string(b[8:])
+}
+
+// Expire returns the patches by which the entry with that header becomes a stale one, as expire.lua makes them;
+// none if it is no header. What has been stale for longer stays so.
+func Expire(header string, now time.Time) []Patch {
+	if len(header) < HeaderLen || header[0] != magic || header[1] != version {
+		return nil
+	}
+	fresh, random := Stale(now)
+	if until := header[freshAt:writtenAt]; until < fresh {
+		fresh = until
+	}
+	return []Patch{{flagsAt, string([]byte{header[flagsAt] | flagExpired}) + fresh}, {randomAt, random}}
 }

@@ -9,20 +9,22 @@ import (
 	"time"
 )
 
-// golden entries: their random bytes, 19 to 26, are zero here.
+// golden entries: their random bytes, 27 to 34, are zero here.
 var goldenEntries = []struct {
 	name  string
 	entry Entry
 	hex   string
 }{
-	{"a value", Entry{FreshUntil: time.UnixMilli(1700000000123), LoadTime: 1500 * time.Millisecond, Payload: []byte("payload")},
-		"c1 01 00 0000018bcfe5687b 000005dc 00000007 0000000000000000 7061796c6f6164"},
-	{"an empty value that was set", Entry{FreshUntil: time.UnixMilli(1)},
-		"c1 01 00 0000000000000001 00000000 00000000 0000000000000000"},
-	{"not found", Entry{NotFound: true, FreshUntil: time.UnixMilli(math.MaxInt64), LoadTime: time.Millisecond},
-		"c1 01 01 7fffffffffffffff 00000001 00000000 0000000000000000"},
-	{"before 1970, and loaded for longer than a header can say", Entry{FreshUntil: time.UnixMilli(-1), LoadTime: math.MaxInt64},
-		"c1 01 00 ffffffffffffffff ffffffff 00000000 0000000000000000"},
+	{"a value", Entry{FreshUntil: time.UnixMilli(1700000000123), WrittenAt: time.UnixMilli(1699999999000), LoadTime: 1500 * time.Millisecond, Payload: []byte("payload")},
+		"c1 01 00 0000018bcfe5687b 0000018bcfe56418 000005dc 00000007 0000000000000000 7061796c6f6164"},
+	{"an empty value that was set", Entry{FreshUntil: time.UnixMilli(1), WrittenAt: time.UnixMilli(0)},
+		"c1 01 00 0000000000000001 0000000000000000 00000000 00000000 0000000000000000"},
+	{"not found", Entry{NotFound: true, FreshUntil: time.UnixMilli(math.MaxInt64), WrittenAt: time.UnixMilli(0), LoadTime: time.Millisecond},
+		"c1 01 01 7fffffffffffffff 0000000000000000 00000001 00000000 0000000000000000"},
+	{"made stale", Entry{Expired: true, FreshUntil: time.UnixMilli(2), WrittenAt: time.UnixMilli(1), Payload: []byte("v")},
+		"c1 01 02 0000000000000002 0000000000000001 00000000 00000001 0000000000000000 76"},
+	{"before 1970, and loaded for longer than a header can say", Entry{FreshUntil: time.UnixMilli(-1), WrittenAt: time.UnixMilli(-2), LoadTime: math.MaxInt64},
+		"c1 01 00 ffffffffffffffff fffffffffffffffe ffffffff 00000000 0000000000000000"},
 }
 
 func goldenBytes(t testing.TB, text string) []byte {
@@ -41,7 +43,7 @@ func TestEntriesAreAsDocumented(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		clear(got[19:27])
+		clear(got[27:35])
 		if !bytes.Equal(got, want) {
 			t.Errorf("%s: got %x, want %x", g.name, got, want)
 		}
@@ -50,7 +52,7 @@ func TestEntriesAreAsDocumented(t *testing.T) {
 			t.Errorf("%s: %v", g.name, err)
 		}
 		LoadTime := min(g.entry.LoadTime, math.MaxUint32*time.Millisecond)
-		if e.NotFound != g.entry.NotFound || !e.FreshUntil.Equal(g.entry.FreshUntil) || e.LoadTime != LoadTime || !bytes.Equal(e.Payload, g.entry.Payload) {
+		if e.NotFound != g.entry.NotFound || e.Expired != g.entry.Expired || !e.WrittenAt.Equal(g.entry.WrittenAt) || !e.FreshUntil.Equal(g.entry.FreshUntil) || e.LoadTime != LoadTime || !bytes.Equal(e.Payload, g.entry.Payload) {
 			t.Errorf("%s: got %+v, want %+v", g.name, e, g.entry)
 		}
 	}
@@ -65,7 +67,7 @@ func TestNoTwoEntriesShareAHeader(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if h := Header(data); seen[h] || len(h) != 27 {
+		if h := Header(data); seen[h] || len(h) != 35 {
 			t.Fatalf("header %x, %d bytes, of two entries", h, len(h))
 		} else {
 			seen[h] = true
@@ -84,20 +86,20 @@ func TestAnEntryThatContradictsItselfIsRefused(t *testing.T) {
 	}
 	for name, data := range map[string][]byte{
 		"nothing":                       nil,
-		"shorter than a header":         whole[:26],
-		"no payload":                    whole[:27],
+		"shorter than a header":         whole[:34],
+		"no payload":                    whole[:35],
 		"truncated":                     whole[:len(whole)-1],
 		"overlong":                      append(bytes.Clone(whole), 0),
 		"another magic":                 with(whole, 0, 0xc0),
 		"version 0":                     with(whole, 1, 0),
 		"version 2":                     with(whole, 1, 2),
-		"an unknown flag":               with(whole, 2, 2),
+		"an unknown flag":               with(whole, 2, 4),
 		"the highest flag":              with(whole, 2, 0x80),
 		"not found, with a payload":     with(whole, 2, 1),
 		"not found, overlong":           append(bytes.Clone(none), 0),
-		"not found, of a length":        with(none, 18, 1),
-		"a length of 4 GiB":             with(whole, 15, 0xff),
-		"a length one less than it has": with(whole, 18, 6),
+		"not found, of a length":        with(none, 26, 1),
+		"a length of 4 GiB":             with(whole, 23, 0xff),
+		"a length one less than it has": with(whole, 26, 6),
 	} {
 		if e, err := Parse(data); err == nil {
 			t.Errorf("%s: %x passes for %+v", name, data, e)
@@ -124,11 +126,11 @@ func FuzzEntry(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		copy(again[19:27], data[19:27])
+		copy(again[27:35], data[27:35])
 		if !bytes.Equal(again, data) {
 			t.Errorf("%x is parsed as %+v, which is %x", data, e, again)
 		}
-		if len(e.Payload) > len(data) || Header(data) != string(data[:27]) {
+		if len(e.Payload) > len(data) || Header(data) != string(data[:35]) {
 			t.Errorf("%x: %d bytes of payload, header %x", data, len(e.Payload), Header(data))
 		}
 	})

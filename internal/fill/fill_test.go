@@ -19,18 +19,19 @@ import (
 func TestMain(m *testing.M) { redistest.Main(m) }
 
 const (
-	me    = "MEMEMEMEMEMEMEMEMEMEMEMEME"
-	other = "OTHEROTHEROTHEROTHEROTHERO"
-	third = "THIRDTHIRDTHIRDTHIRDTHIRDT"
-	stamp = "0123456789012345"
+	me      = "MEMEMEMEMEMEMEMEMEMEMEMEME"
+	other   = "OTHEROTHEROTHEROTHEROTHERO"
+	third   = "THIRDTHIRDTHIRDTHIRDTHIRDT"
+	stamp   = "0123456789012345"
+	noRetry = "0000000000000000"
 
 	opTimeout = 5 * time.Second
 
 	life = 40 * time.Second // of the lock under test; what was there before has another one
 	left = 20 * time.Second
 
-	entryA = "AAAAAAAAAAAAAAAAAAAAAAAAAAApayload of A"
-	entryB = "BBBBBBBBBBBBBBBBBBBBBBBBBBBpayload of B"
+	entryA = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAApayload of A"
+	entryB = "BBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBpayload of B"
 )
 
 // A form is a way in which the acts reach a server.
@@ -196,7 +197,7 @@ func held(token string, word ...string) state {
 }
 
 func failed(token string, word ...string) state {
-	return state{text: "F" + token + strings.Join(word, "")}
+	return state{text: "F" + token + noRetry + strings.Join(word, "")}
 }
 func abandoned(token string) state { return state{text: "X" + token} }
 
@@ -216,16 +217,16 @@ func TestGetOrLockDecidesByWhatIsThere(t *testing.T) {
 		{name: "an entry while somebody loads", value: state{text: entryA}, lock: held(other), want: Hit, text: entryA, becomes: unchanged},
 		{name: "an entry after an own lock", value: state{text: entryA}, lock: held(me), want: Hit, text: entryA, becomes: unchanged},
 		{name: "an entry after a failure", value: state{text: entryA}, lock: failed(other, "boom"), awaited: other, want: Hit, text: entryA, becomes: unchanged},
-		{name: "another entry than the one seen", value: state{text: entryA}, seen: entryB[:27], want: Hit, text: entryA, becomes: unchanged},
-		{name: "the entry seen", value: state{text: entryA}, seen: entryA[:27], want: Locked, becomes: held(me)},
-		{name: "the entry seen, with another payload", value: state{text: entryA + "!"}, seen: entryA[:27], want: Locked, becomes: held(me)},
+		{name: "another entry than the one seen", value: state{text: entryA}, seen: entryB[:35], want: Hit, text: entryA, becomes: unchanged},
+		{name: "the entry seen", value: state{text: entryA}, seen: entryA[:35], want: Locked, becomes: held(me)},
+		{name: "the entry seen, with another payload", value: state{text: entryA + "!"}, seen: entryA[:35], want: Locked, becomes: held(me)},
 		{name: "short garbage", value: state{text: "garbage"}, want: Hit, text: "garbage", becomes: unchanged},
 		{name: "the garbage seen", value: state{text: "garbage"}, seen: "garbage", want: Locked, becomes: held(me)},
 		{name: "a part of the garbage seen", value: state{text: "garb"}, seen: "garbage", want: Hit, text: "garb", becomes: unchanged},
 		{name: "an empty value", value: state{empty: true}, want: Locked, becomes: held(me)},
 		{name: "an empty value while somebody loads", value: state{empty: true}, lock: held(other), want: Busy, text: other, becomes: unchanged},
 		{name: "a list at the value", value: state{list: true}, want: Locked, becomes: held(me)},
-		{name: "the entry seen, only looking", value: state{text: entryA}, seen: entryA[:27], look: true, want: Free, becomes: unchanged},
+		{name: "the entry seen, only looking", value: state{text: entryA}, seen: entryA[:35], look: true, want: Free, becomes: unchanged},
 
 		{name: "nothing", want: Locked, becomes: held(me)},
 		{name: "nothing, only looking", look: true, want: Free, becomes: unchanged},
@@ -271,7 +272,7 @@ func TestGetOrLockDecidesByWhatIsThere(t *testing.T) {
 				b := f.bench(t)
 				b.set(b.value, c.value)
 				b.set(b.key, c.lock)
-				r, err := b.GetOrLock(t.Context(), opTimeout, c.seen, c.awaited, !c.look)
+				r, err := b.GetOrLock(t.Context(), opTimeout, Query{Known: c.seen, Awaited: c.awaited, Take: !c.look})
 				if c.want == Locked {
 					c.text = b.stamp
 				}
@@ -357,20 +358,20 @@ func TestReleaseTakesNobodyElsesLock(t *testing.T) {
 		for _, lock := range []state{held(me), held(me, "boom")} {
 			b := f.bench(t)
 			b.set(b.key, lock)
-			if ok, err := b.Release(t.Context(), opTimeout, ""); !ok || err != nil {
+			if ok, err := b.Release(t.Context(), opTimeout, Leave{}); !ok || err != nil {
 				t.Errorf("Release of %+v = %t, %v", lock, ok, err)
 			}
 			b.want(b.key, state{}, 0)
-			if ok, err := b.Release(t.Context(), opTimeout, ""); ok || err != nil {
+			if ok, err := b.Release(t.Context(), opTimeout, Leave{}); ok || err != nil {
 				t.Errorf("Release again = %t, %v", ok, err)
 			}
 
 			b.set(b.key, lock)
-			if ok, err := b.Release(t.Context(), opTimeout, "word"); !ok || err != nil {
+			if ok, err := b.Release(t.Context(), opTimeout, Leave{Word: "word"}); !ok || err != nil {
 				t.Errorf("Release of %+v with a word = %t, %v", lock, ok, err)
 			}
 			b.want(b.key, failed(me, "word"), life)
-			if ok, err := b.Release(t.Context(), opTimeout, "word"); ok || err != nil {
+			if ok, err := b.Release(t.Context(), opTimeout, Leave{Word: "word"}); ok || err != nil {
 				t.Errorf("Release again = %t, %v", ok, err)
 			}
 			b.want(b.key, failed(me, "word"), life)
@@ -379,7 +380,7 @@ func TestReleaseTakesNobodyElsesLock(t *testing.T) {
 			for _, word := range []string{"", "word"} {
 				b := f.bench(t)
 				b.set(b.key, lock)
-				if ok, err := b.Release(t.Context(), opTimeout, word); ok || err != nil {
+				if ok, err := b.Release(t.Context(), opTimeout, Leave{Word: word}); ok || err != nil {
 					t.Errorf("Release of %+v with %q = %t, %v", lock, word, ok, err)
 				}
 				b.want(b.key, lock, 0)
@@ -406,12 +407,12 @@ func TestAbandonRefusesTheAttemptWheneverItArrives(t *testing.T) {
 			}
 			b.want(b.key, abandoned(me), life)
 		}
-		if r, err := b.GetOrLock(t.Context(), time.Second, "", "", true); err != nil || r.Status != Refused {
+		if r, err := b.GetOrLock(t.Context(), time.Second, Query{Take: true}); err != nil || r.Status != Refused {
 			t.Errorf("the late attempt is answered %+v, %v", r, err)
 		}
 		b.want(b.key, abandoned(me), life)
 		next := New(b.client, b.value, b.key, life)
-		if r, err := next.GetOrLock(t.Context(), time.Second, "", "", true); err != nil || r.Status != Locked {
+		if r, err := next.GetOrLock(t.Context(), time.Second, Query{Take: true}); err != nil || r.Status != Locked {
 			t.Errorf("the next attempt is answered %+v, %v", r, err)
 		}
 		for _, lock := range foreign[1:] {
@@ -462,11 +463,11 @@ func TestEveryAttemptHasATokenOfItsOwn(t *testing.T) {
 	old, now := New(b.client, b.value, b.key, life), New(b.client, b.value, b.key, life)
 	for _, l := range []*Lock{old, now} {
 		b.set(b.key, state{}) // the lock of the attempt before has expired
-		if r, err := l.GetOrLock(t.Context(), time.Second, "", "", true); err != nil || r.Status != Locked {
+		if r, err := l.GetOrLock(t.Context(), time.Second, Query{Take: true}); err != nil || r.Status != Locked {
 			t.Fatalf("answered %+v, %v", r, err)
 		}
 	}
-	if ok, err := old.Release(t.Context(), opTimeout, ""); ok || err != nil {
+	if ok, err := old.Release(t.Context(), opTimeout, Leave{}); ok || err != nil {
 		t.Errorf("Release of the attempt before = %t, %v", ok, err)
 	}
 	b.want(b.key, held(now.token), life)
@@ -496,11 +497,11 @@ func TestWithoutMemoryTheLockIsReleased(t *testing.T) {
 		}
 		b.want(b.key, held(me), life)
 		b.want(b.value, state{}, 0)
-		if ok, err := b.Release(t.Context(), opTimeout, word); !ok || err != nil {
+		if ok, err := b.Release(t.Context(), opTimeout, Leave{Word: word}); !ok || err != nil {
 			t.Errorf("Release with %q = %t, %v", word, ok, err)
 		}
 		b.want(b.key, state{}, 0)
-		if r, err := b.GetOrLock(t.Context(), time.Second, "", "", true); !redis.IsOOMError(err) || b.InDoubt {
+		if r, err := b.GetOrLock(t.Context(), time.Second, Query{Take: true}); !redis.IsOOMError(err) || b.InDoubt {
 			t.Errorf("GetOrLock = %+v, %v, in doubt %t, want an OOM", r, err, b.InDoubt)
 		}
 		setMemory(t, b.admin, "0")
@@ -517,8 +518,8 @@ func TestWithoutMemoryAndWithoutScriptsNothingChanges(t *testing.T) {
 		b.set(b.key, lock)
 		setMemory(t, b.admin, "1")
 		stored, err1 := b.Store(t.Context(), opTimeout, []byte(entryA), time.Minute)
-		released, err2 := b.Release(t.Context(), opTimeout, "word")
-		_, err3 := b.GetOrLock(t.Context(), time.Second, "", "", true)
+		released, err2 := b.Release(t.Context(), opTimeout, Leave{Word: "word"})
+		_, err3 := b.GetOrLock(t.Context(), time.Second, Query{Take: true})
 		setMemory(t, b.admin, "0")
 		if stored || released || (lock == held(me)) != (err1 != nil) || (lock == held(me)) != (err2 != nil) {
 			t.Errorf("with lock %+v, Store = %t, %v, Release = %t, %v", lock, stored, err1, released, err2)
@@ -538,11 +539,11 @@ func TestAnAttemptInDoubtStaysInDoubt(t *testing.T) {
 	p := redistest.NewProxy(t, s.Addr)
 	rule := p.On(redistest.Command("evalsha", "eval"), redistest.HoldRequest).Times(1)
 	b := form{p.Client(t, func(o *redis.Options) { o.MaxRetries = -1 }), s.Admin()}.bench(t)
-	if _, err := b.GetOrLock(t.Context(), 200*time.Millisecond, "", "", true); err == nil || !b.InDoubt || rule.Fired() != 1 {
+	if _, err := b.GetOrLock(t.Context(), 200*time.Millisecond, Query{Take: true}); err == nil || !b.InDoubt || rule.Fired() != 1 {
 		t.Fatalf("%v, in doubt %t, the fault has fired %d times", err, b.InDoubt, rule.Fired())
 	}
 	setMemory(t, s.Admin(), "1")
-	if _, err := b.GetOrLock(t.Context(), time.Second, "", "", true); !redis.IsOOMError(err) {
+	if _, err := b.GetOrLock(t.Context(), time.Second, Query{Take: true}); !redis.IsOOMError(err) {
 		t.Errorf("%v, want an OOM", err)
 	}
 	setMemory(t, s.Admin(), "0")
@@ -555,12 +556,12 @@ func TestAnAttemptInDoubtStaysInDoubt(t *testing.T) {
 func TestARightMissingInsideAScriptIsAnError(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
-	lock := func(b *bench) error { _, err := b.GetOrLock(t.Context(), time.Second, "", "", true); return err }
+	lock := func(b *bench) error { _, err := b.GetOrLock(t.Context(), time.Second, Query{Take: true}); return err }
 	store := func(b *bench) error {
 		_, err := b.Store(t.Context(), opTimeout, []byte(entryA), time.Minute)
 		return err
 	}
-	release := func(b *bench) error { _, err := b.Release(t.Context(), opTimeout, ""); return err }
+	release := func(b *bench) error { _, err := b.Release(t.Context(), opTimeout, Leave{}); return err }
 	renew := func(b *bench) error { _, err := b.Renew(t.Context()); return err }
 	for _, c := range []struct {
 		rule   string
@@ -597,13 +598,13 @@ func TestAGrantThatCameLateIsNotTheOneBefore(t *testing.T) {
 	eachForm(t, func(t *testing.T, f form) {
 		acts := map[string]func(b *bench) (bool, error){
 			"store":   func(b *bench) (bool, error) { return b.Store(t.Context(), opTimeout, []byte(entryA), time.Minute) },
-			"release": func(b *bench) (bool, error) { return b.Release(t.Context(), opTimeout, "word") },
+			"release": func(b *bench) (bool, error) { return b.Release(t.Context(), opTimeout, Leave{Word: "word"}) },
 			"renew":   func(b *bench) (bool, error) { return b.Renew(t.Context()) },
 		}
 		for name, act := range acts {
 			b := f.bench(t)
 			lock := func(l *Lock) {
-				if r, err := l.GetOrLock(t.Context(), opTimeout, "", "", true); err != nil || r.Status != Locked {
+				if r, err := l.GetOrLock(t.Context(), opTimeout, Query{Take: true}); err != nil || r.Status != Locked {
 					t.Fatalf("answered %+v, %v", r, err)
 				}
 			}

@@ -36,7 +36,7 @@ func keep(t *testing.T) *keeper {
 	c := client.New(rdb, time.Second, func(context.Context, string, error) {}, func(bool) {}, func(func(<-chan struct{})) {})
 	k.Lock = New(c, "v:{k}", "v:{k}:lock", keepTTL)
 	begun := time.Now()
-	if r, err := k.GetOrLock(t.Context(), time.Second, "", "", true); err != nil || r.Status != Locked {
+	if r, err := k.GetOrLock(t.Context(), time.Second, Query{Take: true}); err != nil || r.Status != Locked {
 		t.Fatalf("answered %+v, %v", r, err)
 	}
 	if _, err := k.Renew(t.Context()); err != nil { // the server knows the script from here on

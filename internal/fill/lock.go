@@ -28,12 +28,16 @@ var abandonLua string
 //go:embed lua/renew.lua
 var renewLua string
 
+//go:embed lua/expire.lua
+var expireLua string
+
 var (
 	getOrLockScript = redis.NewScript(getOrLockLua)
 	storeScript     = redis.NewScript(storeLua)
 	releaseScript   = redis.NewScript(releaseLua)
 	abandonScript   = redis.NewScript(abandonLua)
 	renewScript     = redis.NewScript(renewLua)
+	expireScript    = redis.NewScript(expireLua)
 )
 
 // A Lock is one attempt to hold the lock of one key. Its token is new with each attempt, so that
@@ -61,13 +65,29 @@ func New(c *client.Client, value, key string, ttl time.Duration) *Lock {
 
 const tokenLen, stampLen = 26, 16
 
+// What a Query's Known entry is to those who ask.
+const (
+	Nothing = ""       // no answer
+	Spare   = "spare"  // an answer if the load fails, or while the source is to be left alone after a failed refresh
+	Served  = "served" // their answer already: the load is a refresh, and there is none once the entry is gone
+)
+
+// A Query is what GetOrLock asks.
+type Query struct {
+	Known   string // header of an entry that is there as far as they know, or empty
+	Awaited string // token of the holder that an earlier reply named, or empty
+	Take    bool   // take the lock, if nobody holds it
+	For     string // what the known entry is to them
+}
+
 // How GetOrLock answers.
 const (
 	Hit     = "hit"     // Text is an entry
 	Locked  = "locked"  // the lock is ours; Text is the stamp of the grant
 	Busy    = "busy"    // Text is the holder's token, Left what remains of its lock
-	Failed  = "failed"  // Text is the word left by the load that we waited for
+	Failed  = "failed"  // Text is the word left by the load that we waited for, or by the refresh after which to wait for Left
 	Free    = "free"    // the lock could be taken, but we only looked
+	Gone    = "gone"    // there is nothing to refresh
 	Refused = "refused" // this attempt has been abandoned
 )
 
@@ -75,31 +95,34 @@ const (
 type Reply struct {
 	Status, Text string
 	Left         time.Duration
+	Known        bool // the known entry is still there
 }
 
-// GetOrLock looks for an entry other than the one with the header seen, else takes the lock if take says so
-// and nobody holds it. awaited is the token of the holder that an earlier reply named, or empty.
-func (l *Lock) GetOrLock(ctx context.Context, within time.Duration, seen, awaited string, take bool) (Reply, error) {
+// GetOrLock looks for an entry other than the known one, else takes the lock if nobody holds it.
+func (l *Lock) GetOrLock(ctx context.Context, within time.Duration, q Query) (Reply, error) {
 	sent := time.Now()
 	r, err := client.DoWithin(ctx, l.client, within, "lock", func(ctx context.Context) (Reply, error) {
-		flag := "0"
-		if take {
-			flag = "1"
-		}
 		r, err := parseLockReply(getOrLockScript.Run(ctx, l.client.Redis, []string{l.value, l.key},
-			l.token, l.ttl.Milliseconds(), seen, awaited, flag))
+			l.token, l.ttl.Milliseconds(), q.Known, q.Awaited, flag(q.Take), q.For))
 		if client.ScriptsRefused(err) {
-			return l.watchGetOrLock(ctx, seen, awaited, take)
+			return l.watchGetOrLock(ctx, q)
 		}
 		return r, err
 	})
 	switch {
 	case err != nil:
-		l.InDoubt = l.InDoubt || take && client.Unreachable(err)
+		l.InDoubt = l.InDoubt || q.Take && client.Unreachable(err)
 	case r.Status == Locked:
 		l.held, l.stamp = sent, r.Text
 	}
 	return r, err
+}
+
+func flag(set bool) string {
+	if set {
+		return "1"
+	}
+	return "0"
 }
 
 func parseLockReply(cmd *redis.Cmd) (r Reply, err error) {
@@ -107,12 +130,13 @@ func parseLockReply(cmd *redis.Cmd) (r Reply, err error) {
 	if err != nil {
 		return r, err
 	}
-	if len(fields) == 3 {
+	if len(fields) == 4 {
 		status, ok1 := fields[0].(string)
 		text, ok2 := fields[1].(string)
 		left, ok3 := fields[2].(int64)
-		if ok1 && ok2 && ok3 {
-			return Reply{status, text, time.Duration(left) * time.Millisecond}, nil
+		known, ok4 := fields[3].(int64)
+		if ok1 && ok2 && ok3 && ok4 {
+			return Reply{status, text, time.Duration(left) * time.Millisecond, known == 1}, nil
 		}
 	}
 	return r, fmt.Errorf("unexpected reply %v", fields)
@@ -123,10 +147,20 @@ func (l *Lock) Store(ctx context.Context, within time.Duration, data []byte, lif
 	return l.act(ctx, within, "store", storeScript, []string{l.value, l.key}, l.watchStore(data, life), l.stamp, data, life.Milliseconds())
 }
 
-// Release gives the lock back. What is not ours stays as it is. failure, if not empty, is left behind for those
-// who have been waiting for this load. It lives for the ttl of the lock, and nobody sleeps longer than that.
-func (l *Lock) Release(ctx context.Context, within time.Duration, word string) (bool, error) {
-	return l.act(ctx, within, "release", releaseScript, []string{l.key}, l.watchRelease(word), l.stamp, word, l.ttl.Milliseconds())
+// What a load leaves behind that brought nothing to store.
+type Leave struct {
+	Word       string        // for those who have been waiting for this load; empty: they have to try themselves
+	RetryAfter time.Duration // how long those who have something to serve are to leave the source alone
+	Drop       bool          // the value is not to be kept any more
+}
+
+// life is how long what is left behind lives: nobody sleeps longer than the ttl of the lock.
+func (v Leave) life(ttl time.Duration) time.Duration { return max(ttl, v.RetryAfter) }
+
+// Release gives the lock back and leaves what is to be left. What is not ours stays as it is.
+func (l *Lock) Release(ctx context.Context, within time.Duration, v Leave) (bool, error) {
+	return l.act(ctx, within, "release", releaseScript, []string{l.key, l.value}, l.watchRelease(v),
+		l.stamp, v.Word, v.RetryAfter.Milliseconds(), v.life(l.ttl).Milliseconds(), flag(v.Drop))
 }
 
 // Abandon gives up an attempt whose outcome is unknown. The command that was to take the lock can arrive later
@@ -141,11 +175,11 @@ func (l *Lock) Renew(ctx context.Context) (bool, error) {
 	return l.act(ctx, l.client.Timeout, "renew", renewScript, []string{l.key}, l.watchRenew, l.stamp, l.ttl.Milliseconds())
 }
 
-func (l *Lock) act(ctx context.Context, within time.Duration, op string, script *redis.Script, keys []string, watch watchFunc, args ...any) (bool, error) {
+func (l *Lock) act(ctx context.Context, within time.Duration, op string, script *redis.Script, keys []string, judge watchFunc, args ...any) (bool, error) {
 	return client.DoWithin(ctx, l.client, within, op, func(ctx context.Context) (bool, error) {
 		done, err := script.Run(ctx, l.client.Redis, keys, append([]any{l.token}, args...)...).Int()
 		if client.ScriptsRefused(err) {
-			return l.watch(ctx, keys, watch)
+			return watch(ctx, l.client.Redis, keys, judge)
 		}
 		return done == 1, err
 	})

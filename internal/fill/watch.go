@@ -4,6 +4,8 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -20,9 +22,9 @@ import (
 type watchFunc func(ctx context.Context, tx *redis.Tx) (write func(p redis.Pipeliner), done bool, err error)
 
 // watch runs an act until no other client comes between; ctx bounds that.
-func (l *Lock) watch(ctx context.Context, keys []string, judge watchFunc) (done bool, err error) {
+func watch(ctx context.Context, rdb redis.UniversalClient, keys []string, judge watchFunc) (done bool, err error) {
 	for {
-		err = l.client.Redis.Watch(ctx, func(tx *redis.Tx) error {
+		err = rdb.Watch(ctx, func(tx *redis.Tx) error {
 			var write func(p redis.Pipeliner)
 			write, done, err = judge(ctx, tx)
 			if err != nil || write == nil {
@@ -36,13 +38,13 @@ func (l *Lock) watch(ctx context.Context, keys []string, judge watchFunc) (done 
 	}
 }
 
-func (l *Lock) watchGetOrLock(ctx context.Context, seen, awaited string, take bool) (r Reply, err error) {
-	_, err = l.watch(ctx, []string{l.value, l.key}, func(ctx context.Context, tx *redis.Tx) (func(redis.Pipeliner), bool, error) {
+func (l *Lock) watchGetOrLock(ctx context.Context, q Query) (r Reply, err error) {
+	_, err = watch(ctx, l.client.Redis, []string{l.value, l.key}, func(ctx context.Context, tx *redis.Tx) (func(redis.Pipeliner), bool, error) {
 		stored, err := getString(ctx, tx, l.value)
 		if err != nil {
 			return nil, false, err
 		}
-		if stored != "" && entry.Header(stored) != seen {
+		if stored != "" && entry.Header(stored) != q.Known {
 			r = Reply{Status: Hit, Text: stored}
 			return nil, true, nil
 		}
@@ -54,8 +56,13 @@ func (l *Lock) watchGetOrLock(ctx context.Context, seen, awaited string, take bo
 		if err != nil {
 			return nil, false, err
 		}
+		now, err := tx.Time(ctx).Result()
+		if err != nil {
+			return nil, false, err
+		}
 		var write string
-		r, write = l.judge(record, left, awaited, take)
+		r, write = l.judge(record, left, now, q, stored != "")
+		r.Known = stored != ""
 		if write == "" {
 			return nil, true, nil
 		}
@@ -65,34 +72,45 @@ func (l *Lock) watchGetOrLock(ctx context.Context, seen, awaited string, take bo
 }
 
 // judge answers what get_or_lock answers to a lock key that holds record, and what is to be written there.
-func (l *Lock) judge(record string, left time.Duration, awaited string, take bool) (r Reply, write string) {
+func (l *Lock) judge(record string, left time.Duration, now time.Time, q Query, known bool) (r Reply, write string) {
 	state, token, stamp, word := splitRecord(record)
 	switch {
 	case token == l.token && state == "H":
 		return Reply{Status: Locked, Text: stamp}, record
 	case token == l.token:
 		return Reply{Status: Refused}, ""
-	case awaited != "" && word != "" && (state == "F" || token != awaited):
+	case q.For == Served && !known:
+		return Reply{Status: Gone}, ""
+	case q.Awaited != "" && word != "" && (state == "F" || token != q.Awaited):
 		return Reply{Status: Failed, Text: word}, ""
-	case state == "H" && left != -1:
-		return Reply{Status: Busy, Text: token, Left: left}, ""
-	case !take:
-		return Reply{Status: Free}, ""
 	}
-	if state != "F" {
-		word = ""
+	if left < 0 {
+		state, word = "", ""
+	}
+	if state == "H" {
+		return Reply{Status: Busy, Text: token, Left: left}, ""
+	}
+	if state == "F" && q.For != Nothing && known {
+		retry, _ := strconv.ParseInt(stamp, 10, 64)
+		if rest := time.UnixMicro(retry).Sub(now); rest > 0 {
+			return Reply{Status: Failed, Text: word, Left: min(rest, left)}, ""
+		}
+	}
+	if !q.Take {
+		return Reply{Status: Free}, ""
 	}
 	stamp = rand.Text()[:stampLen] // as unique as the server's
 	return Reply{Status: Locked, Text: stamp}, "H" + l.token + stamp + word
 }
 
+// splitRecord takes a lock key's text apart. It is empty if the text is none of ours.
 func splitRecord(record string) (state, token, stamp, word string) {
-	if len(record) <= tokenLen || record[0] == 'H' && len(record) <= tokenLen+stampLen || !strings.Contains("HFX", record[:1]) {
-		return "", "", "", "" // none of ours
+	if len(record) <= tokenLen || record[0] != 'X' && len(record) <= tokenLen+stampLen || !strings.Contains("HFX", record[:1]) {
+		return "", "", "", ""
 	}
-	state, token, word = record[:1], record[1:1+tokenLen], record[1+tokenLen:]
-	if state == "H" {
-		stamp, word = word[:stampLen], word[stampLen:]
+	state, token = record[:1], record[1:1+tokenLen]
+	if state != "X" {
+		stamp, word = record[1+tokenLen:1+tokenLen+stampLen], record[1+tokenLen+stampLen:]
 	}
 	return state, token, stamp, word
 }
@@ -117,17 +135,28 @@ func (l *Lock) watchStore(data []byte, life time.Duration) watchFunc {
 	}
 }
 
-func (l *Lock) watchRelease(word string) watchFunc {
+func (l *Lock) watchRelease(v Leave) watchFunc {
 	return func(ctx context.Context, tx *redis.Tx) (func(redis.Pipeliner), bool, error) {
 		token, grant, err := l.holds(ctx, tx)
 		if err != nil || !token {
 			return nil, false, err
 		}
+		var retry int64
+		if v.RetryAfter >= time.Millisecond {
+			now, err := tx.Time(ctx).Result()
+			if err != nil {
+				return nil, false, err
+			}
+			retry = min(now.UnixMicro()+v.RetryAfter.Microseconds(), 9e15)
+		}
 		return func(p redis.Pipeliner) {
-			if word == "" || !grant {
-				p.Del(ctx, l.key)
+			if grant && v.Drop {
+				p.Del(ctx, l.value)
+			}
+			if grant && (v.Word != "" || retry > 0) {
+				p.Set(ctx, l.key, fmt.Sprintf("F%s%016d%s", l.token, retry, v.Word), v.life(l.ttl))
 			} else {
-				p.Set(ctx, l.key, "F"+l.token+word, l.ttl)
+				p.Del(ctx, l.key)
 			}
 		}, grant, nil
 	}

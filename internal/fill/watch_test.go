@@ -26,7 +26,7 @@ func TestWithoutScriptsNobodyComesBetween(t *testing.T) {
 		becomes     state // the lock key; the value key stays as the other client made it
 	}
 	getOrLock := func(b *bench) (string, error) {
-		r, err := b.GetOrLock(t.Context(), 5*time.Second, "", "", true)
+		r, err := b.GetOrLock(t.Context(), 5*time.Second, Query{Take: true})
 		return r.Status + " " + r.Text, err
 	}
 	store := func(b *bench) (string, error) {
@@ -35,7 +35,7 @@ func TestWithoutScriptsNobodyComesBetween(t *testing.T) {
 	}
 	release := func(word string) func(b *bench) (string, error) {
 		return func(b *bench) (string, error) {
-			ok, err := b.Release(t.Context(), opTimeout, word)
+			ok, err := b.Release(t.Context(), opTimeout, Leave{Word: word})
 			return fmt.Sprint(ok), err
 		}
 	}
@@ -139,7 +139,7 @@ func randomCase(rnd *rand.Rand) parityCase {
 	case 0:
 		c.value = state{text: pick(entryA, entryB)}
 	case 1:
-		c.value = state{text: pick("g", "garbage", entryA[:26], entryA[:27], "\x00\xff\r\n")}
+		c.value = state{text: pick("g", "garbage", entryA[:34], entryA[:35], "\x00\xff\r\n")}
 	case 2:
 		c.value = state{empty: true}
 	case 3:
@@ -148,7 +148,7 @@ func randomCase(rnd *rand.Rand) parityCase {
 	switch rnd.IntN(4) {
 	case 0, 1:
 		c.lock = state{text: pick("H", "H", "F", "X") + pick(tokens...)}
-		if c.lock.text[0] == 'H' {
+		if c.lock.text[0] != 'X' {
 			c.lock.text += pick(stamp, stamp, stamp, "another stamp!!!")
 		}
 		c.lock.text += pick("", "", "word", "E", "\x00\xff word")
@@ -164,7 +164,7 @@ func randomCase(rnd *rand.Rand) parityCase {
 	for range 1 + rnd.IntN(5) {
 		c.acts = append(c.acts, parityAct{
 			op: pick("lock", "lock", "lock", "store", "release", "abandon", "renew"), token: pick(tokens...),
-			seen: pick("", "", entryA[:27], entryB[:27], "garbage", "g"), awaited: pick("", "", me, other, third),
+			seen: pick("", "", entryA[:35], entryB[:35], "garbage", "g"), awaited: pick("", "", me, other, third),
 			text: pick("", "word", "\xff\x00"), take: rnd.IntN(3) > 0,
 		})
 	}
@@ -182,7 +182,7 @@ func (c parityCase) run(b *bench) (told string) {
 		switch a.op {
 		case "lock":
 			var r Reply
-			r, err = b.GetOrLock(ctx, 5*time.Second, a.seen, a.awaited, a.take)
+			r, err = b.GetOrLock(ctx, 5*time.Second, Query{Known: a.seen, Awaited: a.awaited, Take: a.take})
 			r.Left = r.Left.Round(20 * time.Second) // 20 s or 40 s
 			if r.Status == Locked {
 				r.Text, stamps[a.token] = "", b.stamp
@@ -191,7 +191,7 @@ func (c parityCase) run(b *bench) (told string) {
 		case "store":
 			answer, err = b.Store(ctx, opTimeout, []byte(entryA), life)
 		case "release":
-			answer, err = b.Release(ctx, opTimeout, a.text)
+			answer, err = b.Release(ctx, opTimeout, Leave{Word: a.text})
 		case "abandon":
 			answer, err = b.Abandon(ctx)
 		case "renew":
@@ -213,7 +213,7 @@ func TestWithoutScriptsACommandEndsWithItsTime(t *testing.T) {
 	rule := p.On(redistest.Command("exec"), redistest.DropRequest)
 	b := form{p.Client(t, asNoScripts, func(o *redis.Options) { o.MaxRetries = -1 }), s.Admin()}.bench(t)
 	begun := time.Now()
-	_, err := b.GetOrLock(t.Context(), 200*time.Millisecond, "", "", true)
+	_, err := b.GetOrLock(t.Context(), 200*time.Millisecond, Query{Take: true})
 	if took := time.Since(begun); err == nil || took > 2*time.Second || rule.Fired() == 0 {
 		t.Errorf("GetOrLock = %v after %v, the fault fired %d times", err, took, rule.Fired())
 	}

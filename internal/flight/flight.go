@@ -7,6 +7,7 @@ import (
 	"errors"
 	"math"
 	"sync"
+	"time"
 )
 
 var (
@@ -30,10 +31,19 @@ var (
 //
 // The same rule lets readers of one key share reads, and none takes a reply that was on its way when it came.
 // Nobody goes round for ever: whoever was in a flight is early for every flight of that key begun after it.
+//
+// A refresh is a flight for nobody: its key has a value that can be served meanwhile, so callers do not board
+// it but read, each time anew. When a read finds that the value can not be served any more, the refresh becomes
+// the flight to board.
 type Flight[R any] struct {
 	Key   string
 	Load  Load          // in the graph of loads that wait for each other
 	Nudge chan struct{} // there is news, or somebody new: look again; nil until BeginFill
+
+	// Of a refresh.
+	Refresh bool
+	Of      string        // which entry of the key it is to refresh
+	Rest    time.Duration // how long, after its end, there shall be no other one of that entry; set by who runs it
 
 	// Guarded by Group.mu.
 	turn     int
@@ -44,10 +54,13 @@ type Flight[R any] struct {
 	broken   bool          // what the load will bring has been made void since it began
 	done     chan struct{} // closed when ended; made by the first who waits
 	gone     chan struct{} // closed when broken; made by the first who waits
-	next     *Flight[R]    // one begun after this one had left the map
+	next     *Flight[R]    // one to board after this one; begun later, unless handed is true
+	handed   bool          // its callers have been handed over to a refresh
 	result   R
 	asOf     int
 	taken    bool // by a caller
+	offer    R    // what callers take if their patience ends first
+	offered  int  // the turn as of which offer is true; 0: there is none
 }
 
 // Always is the asOf of a result that everyone may take: there was nothing to compare it with.
@@ -67,13 +80,14 @@ type Seat[R any] struct {
 type Group[R any] struct {
 	Running sync.WaitGroup // flights, and what else Close waits for; added to while not closed, or by one who is counted
 
-	mu      sync.Mutex
-	closed  bool
-	flights map[string]*Flight[R]
+	mu        sync.Mutex
+	closed    bool
+	flights   map[string]*Flight[R] // that can be boarded
+	refreshes map[string]*Flight[R] // that nobody waits for; those that have ended are having their Rest
 }
 
 func NewGroup[R any]() *Group[R] {
-	return &Group[R]{flights: make(map[string]*Flight[R])}
+	return &Group[R]{flights: make(map[string]*Flight[R]), refreshes: make(map[string]*Flight[R])}
 }
 
 // Board finds a seat for a call: in the flight of key, or in a new one, which counts as running. prev is the
@@ -95,7 +109,7 @@ func (g *Group[R]) Board(key string, prev *Flight[R], outer *Load) (Seat[R], err
 		s.First = true
 		g.flights[key] = s.Flight
 		g.Running.Add(1)
-	case prev == nil:
+	case prev == nil || prev.handed:
 		s.boarded = f.turn
 	}
 	if prev != nil {
@@ -115,7 +129,8 @@ func (s Seat[R]) late() bool { return s.loadTurn > 0 && s.boarded >= s.loadTurn 
 
 // Wait waits for the end of the flight, for ctx, or for the news that waiting is in vain, and gives up the
 // seat. ok is false when the caller has to board again, or leave with err. The first who takes a result owns
-// it; to the others it is shared.
+// it; to the others it is shared. If the deadline of ctx comes first, the caller takes what Offer has left, if
+// anything: ok is true then and err is that of ctx.
 func (g *Group[R]) Wait(ctx context.Context, s Seat[R], outer *Load) (r R, shared, ok bool, err error) {
 	defer outer.leave(&s.Load)
 	g.mu.Lock()
@@ -131,14 +146,17 @@ func (g *Group[R]) Wait(ctx context.Context, s Seat[R], outer *Load) (r R, share
 		g.mu.Lock()
 	}
 	s.callers--
-	switch {
-	case s.ended && s.boarded < s.asOf && !(s.broken && s.late()): // even if ctx has just ended too
+	if s.ended && s.boarded < s.asOf && !(s.broken && s.late()) { // even if ctx has just ended too
 		shared, s.taken = s.taken, true
 		return s.result, shared, true, nil
-	case !s.ended && s.callers == 0:
+	}
+	if !s.ended && s.callers == 0 {
 		s.wake() // it is nobody's now
 	}
-	return r, false, false, ctx.Err()
+	if err = ctx.Err(); err == context.DeadlineExceeded && s.boarded < s.offered {
+		return s.offer, true, true, err
+	}
+	return r, false, false, err
 }
 
 // news returns what ends the waiting in a seat.
@@ -155,11 +173,55 @@ func (s Seat[R]) news() (done, gone <-chan struct{}) {
 	return s.done, nil
 }
 
-// BeginFill readies a flight for more than a read.
-func (g *Group[R]) BeginFill(f *Flight[R]) {
+// Refresh begins a refresh of the entry of, or returns nil: one is under way or has ended only now, a flight is
+// about to bring another value anyway, or the group is closed. It counts as running.
+func (g *Group[R]) Refresh(key, of string) *Flight[R] {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if r := g.refreshes[key]; r != nil && (!r.ended || r.Of == of) || g.closed {
+		return nil
+	}
+	if f := g.flights[key]; f != nil && f.Nudge != nil {
+		return nil
+	}
+	r := &Flight[R]{Key: key, turn: FirstTurn, Load: Load{cache: g}, Nudge: make(chan struct{}, 1), Refresh: true, Of: of}
+	g.refreshes[key] = r
+	g.Running.Add(1)
+	return r
+}
+
+// BeginFill readies a flight for more than a read. If a refresh of its key is under way, the flight ends instead
+// and its callers are handed over: two loads of one key never run side by side.
+func (g *Group[R]) BeginFill(f *Flight[R]) (begun bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if f.Refresh {
+		return true
+	}
+	if r := g.refreshes[f.Key]; r != nil && !r.ended {
+		var none R
+		g.end(f, none, 0)
+		f.next, f.handed = r, true
+		delete(g.refreshes, f.Key)
+		g.flights[f.Key] = r
+		return false
+	}
 	f.Nudge = make(chan struct{}, 1)
+	return true
+}
+
+// Wanted reports whether anybody waits for a flight.
+func (g *Group[R]) Wanted(f *Flight[R]) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return f.callers > 0
+}
+
+// Offer says what callers may take, as of a turn, when they can wait no longer.
+func (g *Group[R]) Offer(f *Flight[R], r R, asOf int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	f.offer, f.offered = r, asOf
 }
 
 // Tick begins a turn and returns it.
@@ -214,21 +276,33 @@ func (g *Group[R]) end(f *Flight[R], r R, asOf int) {
 	if f.done != nil {
 		close(f.done)
 	}
-}
-
-// forget takes a flight out of the map: nobody can board it any more, but for those who follow a next.
-func (g *Group[R]) forget(f *Flight[R]) {
-	if g.flights[f.Key] == f {
-		delete(g.flights, f.Key)
+	if f.Refresh && f.Rest > 0 && g.refreshes[f.Key] == nil {
+		g.refreshes[f.Key] = f
+		time.AfterFunc(f.Rest, func() {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			g.forget(f)
+		})
 	}
 }
 
-// Supersede tells the flight of key, if there is one, that the key has been deleted or set.
+// forget takes a flight out of the maps: nobody can board it any more, but for those who follow a next.
+func (g *Group[R]) forget(f *Flight[R]) {
+	for _, m := range []map[string]*Flight[R]{g.flights, g.refreshes} {
+		if m[f.Key] == f {
+			delete(m, f.Key)
+		}
+	}
+}
+
+// Supersede tells what is under way for key that the key has been deleted, set or made stale.
 func (g *Group[R]) Supersede(key string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if f := g.flights[key]; f != nil {
-		g.breakOff(f)
+	for _, f := range []*Flight[R]{g.flights[key], g.refreshes[key]} {
+		if f != nil {
+			g.breakOff(f)
+		}
 	}
 }
 

@@ -1,16 +1,27 @@
--- Release the lock, if it is still ours, and leave word of a failure to those who waited for it.
+-- Release the lock, if it is still ours, and leave behind what others have to know of a load that brought
+-- nothing to store.
 --
--- KEYS  1 lock
--- ARGV  1 token  2 stamp  3 failure, or ''  4 life of the word, ms
+-- KEYS  1 lock  2 value
+-- ARGV  1 token  2 stamp  3 failure, or ''
+--       4 how long the source is to be left alone by those who have something to serve, ms, or 0
+--       5 life of what is left behind, ms
+--       6 '1': the value is not to be kept any more
 --
 -- Returns 1 released, 0 not ours.
 
 local lock = redis.pcall('GET', KEYS[1])
 if type(lock) ~= 'string' or string.sub(lock, 1, 27) ~= 'H' .. ARGV[1] then return 0 end
+
 local ours = 0
 if string.sub(lock, 28, 43) == ARGV[2] then ours = 1 end -- else granted again, to a command that came late
-if ours == 1 and ARGV[3] ~= '' then
-  local left = redis.pcall('SET', KEYS[1], 'F' .. ARGV[1] .. ARGV[3], 'PX', ARGV[4])
+if ours == 1 and ARGV[6] == '1' then redis.call('DEL', KEYS[2]) end
+if ours == 1 and (ARGV[3] ~= '' or ARGV[4] ~= '0') then
+  local retry = 0
+  if ARGV[4] ~= '0' then
+    local time = redis.call('TIME')
+    retry = math.min(tonumber(time[1]) * 1000000 + tonumber(time[2]) + tonumber(ARGV[4]) * 1000, 9e15)
+  end
+  local left = redis.pcall('SET', KEYS[1], 'F' .. ARGV[1] .. string.format('%016.0f', retry) .. ARGV[3], 'PX', ARGV[5])
   if not left.err then return 1 end -- out of memory: the lock still has to go
 end
 redis.call('DEL', KEYS[1])

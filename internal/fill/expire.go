@@ -1,0 +1,61 @@
+package fill
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/entry"
+)
+
+// A Pair is the two keys that belong to one key of a cache.
+type Pair struct{ Value, Lock string }
+
+// Expire makes the entries of pairs stale without removing them, and breaks the loads of them that are under
+// way: each pair in one step, all in one round trip.
+func Expire(ctx context.Context, c *client.Client, pairs []Pair) error {
+	_, err := client.Do(ctx, c, "expire", func(ctx context.Context) (struct{}, error) {
+		now := time.Now()
+		cmds, err := c.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+			for _, pair := range pairs { // EVAL, since a pipeline cannot fall back from EVALSHA on the way
+				fresh, random := entry.Stale(now)
+				expireScript.Eval(ctx, p, []string{pair.Value, pair.Lock}, fresh, random)
+			}
+			return nil
+		})
+		if len(cmds) < len(pairs) {
+			return struct{}{}, err
+		}
+		var errs []error
+		for i, cmd := range cmds {
+			err := cmd.Err()
+			if client.ScriptsRefused(err) {
+				_, err = watch(ctx, c.Redis, []string{pairs[i].Value, pairs[i].Lock}, pairs[i].watchExpire(now))
+			}
+			errs = append(errs, err)
+		}
+		return struct{}{}, errors.Join(errs...)
+	})
+	return err
+}
+
+func (pair Pair) watchExpire(now time.Time) watchFunc {
+	return func(ctx context.Context, tx *redis.Tx) (func(redis.Pipeliner), bool, error) {
+		header, err := tx.GetRange(ctx, pair.Value, 0, entry.HeaderLen-1).Result()
+		if err != nil && !client.WrongType(err) {
+			return nil, false, err
+		}
+		patches := entry.Expire(header, now)
+		return func(p redis.Pipeliner) {
+			if patches == nil {
+				p.Del(ctx, pair.Value)
+			}
+			for _, patch := range patches {
+				p.SetRange(ctx, pair.Value, patch.At, patch.Bytes)
+			}
+			p.Del(ctx, pair.Lock)
+		}, patches != nil, nil
+	}
+}

@@ -1,0 +1,29 @@
+-- Make an entry stale, without removing it, and break a load that is under way.
+--
+-- KEYS  1 value  2 lock
+-- ARGV  1 now, as an entry's header has it, 8 bytes  2 8 random bytes
+--
+-- Returns 1 the entry is stale, 0 there is none. Bytes that are no entry are removed.
+
+local header = redis.pcall('GETRANGE', KEYS[1], 0, 34)
+if type(header) == 'table' and not string.find(header.err, 'WRONGTYPE', 1, true) then return header end
+
+local function number(s)
+  local n = 0
+  for i = 1, #s do n = n * 256 + string.byte(s, i) end
+  return n
+end
+
+local stale = 0
+if type(header) == 'table' or #header < 35 or string.sub(header, 1, 2) ~= '\193\001' then
+  redis.call('DEL', KEYS[1])
+else
+  local flags, fresh = string.byte(header, 3), string.sub(header, 4, 11)
+  if flags % 4 < 2 then flags = flags + 2 end
+  if number(ARGV[1]) < number(fresh) then fresh = ARGV[1] end -- what has been stale for longer stays so
+  redis.call('SETRANGE', KEYS[1], 2, string.char(flags) .. fresh)
+  redis.call('SETRANGE', KEYS[1], 27, ARGV[2]) -- another entry from now on, to those who know the one before
+  stale = 1
+end
+redis.call('DEL', KEYS[2])
+return stale

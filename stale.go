@@ -1,0 +1,124 @@
+package singlefill
+
+import (
+	"context"
+	"math"
+	"math/rand/v2"
+	"time"
+
+	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/fill"
+)
+
+// ValueInfo tells what a value is that GetOrLoadInfo returned, or a remembered ErrNotFound. It is zero with any
+// other error.
+type ValueInfo struct {
+	Stale bool          // past its life, or made stale by Expire
+	Age   time.Duration // since it was loaded or set, by the clocks of its writer and of this process; not negative
+
+	// Err says why a stale value is returned although it was too old to be served without trying: the error of
+	// the load, a *RemoteError if another process made it (also one before this call, within RetryAfter), or
+	// context.DeadlineExceeded if this call's deadline came first. nil for all others.
+	Err error
+}
+
+// A use is what an entry is good for, at one time.
+type use int
+
+const (
+	useless use = iota
+	spare       // to be served if a load fails: StaleIfError
+	stale       // to be served, and refreshed behind: StaleWhileRevalidate
+	fresh
+)
+
+func (c *Cache[T]) useOf(e entry.Entry) use {
+	late := time.Since(e.FreshUntil)
+	if late < 0 && !e.Expired {
+		return fresh
+	}
+	switch late = max(late, 0); {
+	case late < c.opts.staleWhileRevalidate:
+		return stale
+	case late < c.opts.staleIfError:
+		return spare
+	}
+	return useless
+}
+
+// window is how long after its life an entry may be served.
+func (s *settings[T]) window() time.Duration { return max(s.staleWhileRevalidate, s.staleIfError) }
+
+// keptFor is how long Redis keeps an entry that is fresh for life.
+func (s *settings[T]) keptFor(life time.Duration) time.Duration {
+	if w := s.window(); life <= math.MaxInt64-w {
+		return life + w
+	}
+	return math.MaxInt64
+}
+
+// early decides by lot whether a hit refreshes its entry before it expires: with probability
+// exp(-left/(β·δ)), where δ is how long its load took. So the one who pays for it is chosen without any word
+// between the processes, the sooner the longer a load takes, and at any rate of reads about e^(1/β) would be
+// chosen per expiry. The lock makes it one.
+//
+// This is XFetch: Vattani, Chierichetti, Lowenstein, Optimal Probabilistic Cache Stampede Prevention, VLDB 2015.
+func (c *Cache[T]) early(e entry.Entry) bool {
+	mean := c.opts.earlyRefresh * float64(e.LoadTime)
+	return mean > 0 && rand.ExpFloat64()*mean >= float64(time.Until(e.FreshUntil))
+}
+
+const (
+	// refreshRest is how long after a refresh another one of the same entry is not even tried in this process:
+	// a replica, or the client's own cache, may go on showing it.
+	refreshRest = 100 * time.Millisecond
+
+	// maxRest is how long one is not tried when another process holds the lock, or has failed.
+	maxRest = time.Second
+)
+
+// refresh loads key behind its readers, in one process of the fleet. It belongs to none of them: nobody waits
+// for it, unless the entry is gone before it is done.
+func (c *Cache[T]) refresh(ctx context.Context, key string, load Loader[T], l look[T]) {
+	if f := c.flights.Refresh(key, entry.Header(l.data)); f != nil {
+		go c.fill(ctx, f, load, l)
+	}
+}
+
+// purpose is what the entry that the key holds is to those for whom x asks.
+func (x *filling[T]) purpose() string {
+	switch {
+	case x.flight.Refresh && !x.flights.Wanted(x.flight):
+		return fill.Served
+	case x.servable():
+		return fill.Spare
+	}
+	return fill.Nothing
+}
+
+func (x *filling[T]) servable() bool {
+	return x.old.use > useless && x.useOf(x.old.entry) > useless
+}
+
+// standIn is the result by which the old value is served in place of a load that has failed; none if there is
+// none, or it is too old by now.
+func (x *filling[T]) standIn(failure error) (r result[T], ok bool) {
+	if !x.servable() {
+		return r, false
+	}
+	r = x.resultOf(x.old)
+	r.failure = failure
+	return r, true
+}
+
+func ageOf(written time.Time) time.Duration { return max(0, time.Since(written)) }
+
+func (c *Cache[T]) noteStale(ctx context.Context, key string, info ValueInfo) {
+	c.counters.stale.Add(1)
+	if info.Err != nil {
+		c.counters.staleOnError.Add(1)
+	}
+	if c.opts.trace.Stale != nil {
+		c.opts.trace.Stale(ctx, key, info)
+	}
+}
