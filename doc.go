@@ -7,7 +7,8 @@
 //
 // # The path of one GetOrLoad
 //
-//  1. Read. One plain GET; a fresh entry is decoded and returned. A hit never touches a lock.
+//  1. Read. One plain GET; a fresh entry is decoded and returned. A hit never touches a lock. If the entry is
+//     about to expire, or stale within Options.StaleWhileRevalidate, it is refreshed behind the call.
 //  2. Join. Everything else joins what this process has under way for the key; each caller waits with its
 //     own context.
 //  3. Get or lock. One script returns a value that has come meanwhile, or takes the fill lock of the key for
@@ -19,6 +20,21 @@
 //  5. Load. The Loader runs with a deadline of its own; its lock is renewed meanwhile.
 //  6. Store and release. One script stores the entry and gives the lock back, only while the lock is still
 //     held by this attempt. Delete and Set take the lock away, so what was loaded before them is refused.
+//
+// # Values that can still be served
+//
+// An entry is fresh for its life (ttl, TTLFunc, NotFoundTTL; less the jitter). In the last of it hits may
+// refresh it in the background (Options.EarlyRefresh). After it the entry is stale: for StaleWhileRevalidate
+// it is served at once and refreshed behind; for StaleIfError it is served if the load fails. Redis keeps it
+// for its life and the longer of the two, and past its own window it is not served.
+//
+// A refresh is a load like any other, under the lock, fenced, with LoadTimeout, in a place of MaxLoads. It is
+// nobody's: it has the values of the context of the call that began it, nobody waits for it, and it gives way
+// if another process holds the lock. Only a call that finds nothing to serve any more joins it. If it fails,
+// a mark in the lock key, by the server's clock, keeps the fleet off the source for RetryAfter, except for
+// calls that have nothing to serve.
+//
+// Delete leaves nothing to serve, and Set a fresh value. Expire leaves a stale one.
 //
 // # What is promised
 //
@@ -38,7 +54,10 @@
 // elsewhere may have overtaken it. A hit that a lagging replica or the client's own cache (client-side caching) answers may be
 // older than promised, by as much as the replica lags or the invalidation takes.
 //
-// Whether an entry is still fresh, its reader judges by its own clock, and Redis by its TTL: a process whose
-// clock is ahead loads sooner than need be, one whose clock is behind never reads past the TTL. Nothing else
-// depends on clocks.
+// Whether an entry is fresh or in a window, its reader judges by its own clock, against times that its writer
+// took from its own. Between clocks that are a minute apart, life and windows end up to a minute early or late,
+// but never later than Redis, by its own clock, ends the entry: after its life and the longer window. With a
+// life of less than that minute the process that is ahead refreshes at nearly every read, one load at a time.
+// What Expire has made stale is stale by all clocks. Nothing else depends on them: locks and RetryAfter go by
+// the server's.
 package singlefill

@@ -125,6 +125,45 @@ func ExampleCache_Delete() {
 	// Grace <nil>
 }
 
+// A source that is down takes none of its readers down while there is an old value.
+func ExampleOptions_staleIfError() {
+	rdb, stop := embeddedRedis()
+	defer stop()
+	prices, err := singlefill.New(rdb, "prices", time.Minute, &singlefill.Options[int]{StaleIfError: time.Hour})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer prices.Close()
+
+	down := false
+	load := func(ctx context.Context, item string) (int, error) {
+		if down {
+			return 0, errors.New("price service is down")
+		}
+		return 42, nil
+	}
+	ctx := context.Background()
+	if _, err := prices.GetOrLoad(ctx, "tea", load); err != nil {
+		fmt.Println(err)
+	}
+	if err := prices.Expire(ctx, "tea"); err != nil { // as if the minute were over
+		fmt.Println(err)
+	}
+	down = true
+	price, info, err := prices.GetOrLoadInfo(ctx, "tea", load)
+	fmt.Println(price, err, "stale:", info.Stale, "because:", info.Err)
+
+	if err := prices.Delete(ctx, "tea"); err != nil { // now there is nothing left to serve
+		fmt.Println(err)
+	}
+	_, err = prices.GetOrLoad(ctx, "tea", load)
+	fmt.Println(err)
+	// Output:
+	// 42 <nil> stale: true because: price service is down
+	// price service is down
+}
+
 // A Loader says ErrNotFound when there is no such thing, and that is remembered too.
 func Example_notFound() {
 	rdb, stop := embeddedRedis()

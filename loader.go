@@ -19,6 +19,9 @@ import (
 // values but not its deadline nor its cancellation; it ends after Options.LoadTimeout. All Loaders given for
 // one key must mean the same, since whichever runs serves all. A Loader may call GetOrLoad for other keys,
 // and of other caches, with its ctx.
+//
+// A refresh runs behind the call that began it, perhaps after that call has returned: what ctx's values refer to
+// must outlive the request then.
 type Loader[T any] func(ctx context.Context, key string) (T, error)
 
 // GetOrLoad returns the value under key: from Redis if it is there, else from load, which runs once for all
