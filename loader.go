@@ -360,7 +360,7 @@ func (x *filling[T]) conclude(o *outcome[T], loading int) (r result[T], since in
 	old, ok := x.standIn(o.Err)
 	if ok && !errors.Is(o.Err, ErrClosed) {
 		leave.RetryAfter = x.opts.retryAfter
-		x.flight.Rest = max(x.opts.retryAfter, refreshRest)
+		x.flight.Rest = x.opts.retryAfter
 	}
 	if ok && o.failed() {
 		r, since, o.replaced = old, x.seen, true
