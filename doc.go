@@ -29,8 +29,8 @@
 // for its life and the longer of the two, and past its own window it is not served.
 //
 // A refresh is a load like any other, under the lock, fenced, with LoadTimeout, in a place of MaxLoads. It is
-// nobody's: it has the values of the context of the call that began it, nobody waits for it, and it gives way
-// if another process holds the lock. Only a call that finds nothing to serve any more joins it. If it fails,
+// nobody's: it has the values of the context of the call that began it, nobody waits for it, and it gives up if
+// another process holds the lock or others wait for a place. Only a call that finds nothing to serve any more joins it. If it fails,
 // a mark in the lock key, by the server's clock, keeps the fleet off the source for RetryAfter, except for
 // calls that have nothing to serve.
 //
@@ -56,8 +56,9 @@
 //
 // Whether an entry is fresh or in a window, its reader judges by its own clock, against times that its writer
 // took from its own. Between clocks that are a minute apart, life and windows end up to a minute early or late,
-// but never later than Redis, by its own clock, ends the entry: after its life and the longer window. With a
-// life of less than that minute the process that is ahead refreshes at nearly every read, one load at a time.
-// What Expire has made stale is stale by all clocks. Nothing else depends on them: locks and RetryAfter go by
-// the server's.
+// but never later than Redis, by its own clock, ends the entry: after its life and the longer window. (A process
+// whose clock is behind may answer a call with it whose load began before that and failed after.) With a life
+// of less than that minute the process that is ahead refreshes at nearly every read, one load at a time. What
+// Expire has made stale is stale by all clocks. Nothing else depends on them: locks and RetryAfter go by the
+// server's.
 package singlefill

@@ -45,11 +45,12 @@ func (e *PanicError) Unwrap() error {
 }
 
 // RemoteError is what GetOrLoad returns when it waited for another process to load the key and that load
-// failed, and GetOrLoadInfo tells when a stale value is served because a refresh failed, perhaps before the call. The text is all that travels, at most 1 KiB of it, through Redis.
+// failed. GetOrLoadInfo also tells by it why a stale value is served: that load, or one before the call, here or
+// there, within Options.RetryAfter. The text is all that travels, at most 1 KiB of it, through Redis.
 type RemoteError struct{ Key, Message string }
 
 func (e *RemoteError) Error() string {
-	return fmt.Sprintf("singlefill: load of %.100q in another process failed: %s", e.Key, e.Message)
+	return fmt.Sprintf("singlefill: another load of %.100q failed: %s", e.Key, e.Message)
 }
 
 // remoteError is what a load in another process has left instead of a value.

@@ -67,10 +67,10 @@ func (c *Cache[T]) GetOrLoadInfo(ctx context.Context, key string, load Loader[T]
 			c.begin(ctx, s.Flight, load)
 		}
 		r, shared, ok, err := c.flights.Wait(ctx, s, outer)
-		if ok && err != nil { // no more patience: what is offered has to do
-			ok, r.failure = time.Now().Before(r.until), err
-		}
 		if ok {
+			if err != nil { // no more patience: what is offered has to do
+				r.failure = err
+			}
 			return c.deliver(ctx, s, r, shared)
 		}
 		if err != nil {
@@ -107,11 +107,11 @@ func (c *Cache[T]) read(ctx context.Context, f *flight.Flight[result[T]], load L
 		}
 	}()
 	if l = c.look(ctx, f.Key); l.use >= stale {
-		r := c.resultOf(l)
+		r := resultOf(l)
 		r.hit, hit = true, true
 		c.flights.End(f, r, flight.FirstTurn)
 		if l.use == stale || c.early(l.entry) {
-			c.refresh(ctx, f.Key, load, l)
+			c.refresh(ctx, f.Key, load, l.data)
 		}
 	}
 	returned = true
@@ -151,23 +151,18 @@ func (c *Cache[T]) look(ctx context.Context, key string) (l look[T]) {
 
 // A result is how a flight ended.
 type result[T any] struct {
-	value   T      // for one caller; shared only if it cannot be copied
-	payload []byte // value encoded, of which the other callers get copies of their own; nil: it could not be
+	value   T           // for one caller; shared only if it cannot be copied
+	entry   entry.Entry // of value, with its payload, of which the other callers get copies of their own; nil: there is none
 	err     error
-	hit     bool // by the first read
-	written time.Time
-	stale   bool
-	until   time.Time // when the last of the entry's stale windows ends
-	failure error     // of the load in whose place a stale value is served
+	hit     bool  // by the first read
+	loaded  bool  // here, now
+	failure error // of the load in whose place an old value is served
 }
 
-func (c *Cache[T]) resultOf(l look[T]) result[T] {
-	r := result[T]{
-		value: l.value, payload: l.entry.Payload, written: l.entry.WrittenAt,
-		stale: l.use < fresh, until: l.entry.FreshUntil.Add(c.opts.window()),
-	}
+func resultOf[T any](l look[T]) result[T] {
+	r := result[T]{value: l.value, entry: l.entry}
 	if l.entry.NotFound {
-		r.payload, r.err = nil, ErrNotFound
+		r.err = ErrNotFound
 	}
 	return r
 }
@@ -187,7 +182,7 @@ type filling[T any] struct {
 func (c *Cache[T]) fill(ctx context.Context, f *flight.Flight[result[T]], load Loader[T], l look[T]) {
 	defer c.flights.Running.Done()
 	defer c.flights.End(f, result[T]{}, 0) // if nothing else has
-	if !c.flights.BeginFill(f) {
+	if !c.flights.BeginFill(f, l.err == nil) {
 		return
 	}
 	x := &filling[T]{Cache: c, flight: f, load: load, lock: c.newLock(f.Key), place: flight.NewPlace(c.places)}
@@ -201,7 +196,7 @@ func (c *Cache[T]) fill(ctx context.Context, f *flight.Flight[result[T]], load L
 	case locked:
 		x.loadLocked(ctx)
 	case unreached:
-		if f.Refresh && c.flights.EndIfDeserted(f) {
+		if f.Refresh && c.flights.EndIfDeserted(f) || c.flights.HandOver(f) {
 			break
 		}
 		lock := x.lock
@@ -227,7 +222,7 @@ func (c *Cache[T]) ask(ctx context.Context, lock *fill.Lock) {
 func (x *filling[T]) note(l look[T], turn int) {
 	x.old, x.seen = l, turn
 	if l.use > useless {
-		x.flights.Offer(x.flight, x.resultOf(l), turn)
+		x.flights.Offer(x.flight, resultOf(l), turn)
 	}
 }
 
@@ -252,14 +247,18 @@ func (x *filling[T]) contend(ctx context.Context, took time.Duration) (r result[
 	within := x.opts.redisTimeout - took // what Redis has left to answer, since it last has
 	awaited, asked := "", 0
 	for {
-		f.Rest = max(x.opts.retryAfter, refreshRest)
+		f.Rest = maxRest
 		if within < time.Millisecond || x.client.Breaker.Open() {
 			return r, 0, unreached
 		}
 		if x.flights.Exempt(f) {
 			x.place.Exempt()
 		}
-		query := fill.Query{Known: entry.Header(x.old.data), Awaited: awaited, Take: x.place.Try(), For: x.purpose()}
+		take := x.place.Try()
+		if !take && f.Refresh && x.flights.EndIfDeserted(f) {
+			return r, 0, deserted // those who have nothing to serve come first
+		}
+		query := fill.Query{Known: entry.Header(x.old.data), Awaited: awaited, Take: take, For: x.purpose()}
 		turn := x.flights.Tick(f)
 		reply, err := insist(within, func(within time.Duration) (fill.Reply, error) {
 			return x.lock.GetOrLock(ctx, within, query)
@@ -273,7 +272,7 @@ func (x *filling[T]) contend(ctx context.Context, took time.Duration) (r result[
 		case reply.Status == fill.Hit:
 			x.note(x.decode(ctx, f.Key, []byte(reply.Text)), turn)
 			if x.old.use >= stale {
-				return x.resultOf(x.old), turn, settled
+				return resultOf(x.old), turn, settled
 			}
 			continue
 		case reply.Known:
@@ -287,7 +286,7 @@ func (x *filling[T]) contend(ctx context.Context, took time.Duration) (r result[
 		case fill.Locked:
 			return r, 0, locked
 		case fill.Failed:
-			f.Rest = min(max(reply.Left, refreshRest), maxRest)
+			f.Rest = restFor(reply.Left)
 			err := remoteError(f.Key, reply.Text)
 			if old, ok := x.standIn(err); ok {
 				return old, turn, settled
@@ -304,11 +303,11 @@ func (x *filling[T]) contend(ctx context.Context, took time.Duration) (r result[
 			continue
 		case fill.Busy:
 			x.place.Free()
-			awaited, w.polls = reply.Text, w.polls+1
-			f.Rest = min(max(reply.Left, refreshRest), maxRest)
+			f.Rest = restFor(reply.Left)
 			if f.Refresh && x.flights.EndIfDeserted(f) {
 				return r, 0, deserted
 			}
+			awaited, w.polls = reply.Text, w.polls+1
 		case fill.Free:
 			queue = x.place.Queue()
 		}
@@ -319,7 +318,7 @@ func (x *filling[T]) contend(ctx context.Context, took time.Duration) (r result[
 		case closing:
 			return result[T]{err: ErrClosed}, flight.Always, settled
 		}
-		if !f.Refresh && x.flights.EndIfDeserted(f) {
+		if x.flights.EndIfDeserted(f) {
 			return r, 0, deserted
 		}
 	}
@@ -330,7 +329,7 @@ func (x *filling[T]) loadLocked(ctx context.Context) {
 	f := x.flight
 	loading := x.flights.BeginLoad(f)
 	keeping, stop := context.WithTimeout(ctx, x.opts.loadTimeout)
-	x.flights.Running.Go(func() { x.lock.Keep(keeping, f.Nudge, func() { x.lockLost(f) }) })
+	x.flights.Running.Go(func() { x.lock.Keep(keeping, f.Nudge, x.renew, func() { x.lockLost(f) }) })
 	o := x.call(ctx, f, x.load)
 	stop()
 	x.place.Free()
@@ -342,6 +341,16 @@ func (x *filling[T]) loadLocked(ctx context.Context) {
 		x.settle(ctx, &o, data, leave, since) // once more, now that nobody waits
 	}
 	x.loadDone(ctx, o)
+}
+
+// renew prolongs the lock. That it could be prolonged also shows that nobody has touched the old value since
+// the lock was taken: those who have come meanwhile may have it when they can wait no longer.
+func (x *filling[T]) renew(ctx context.Context) (held bool, err error) {
+	turn := x.flights.Tick(x.flight)
+	if held, err = x.lock.Renew(ctx); held && x.old.use > useless {
+		x.flights.Offer(x.flight, resultOf(x.old), turn)
+	}
+	return held, err
 }
 
 func (c *Cache[T]) lockLost(f *flight.Flight[result[T]]) {
@@ -360,7 +369,7 @@ func (x *filling[T]) conclude(o *outcome[T], loading int) (r result[T], since in
 	old, ok := x.standIn(o.Err)
 	if ok && !errors.Is(o.Err, ErrClosed) {
 		leave.RetryAfter = x.opts.retryAfter
-		x.flight.Rest = x.opts.retryAfter
+		x.flight.Rest = min(x.opts.retryAfter, maxRest)
 	}
 	if ok && o.failed() {
 		r, since, o.replaced = old, x.seen, true
@@ -389,12 +398,12 @@ func (x *filling[T]) settle(ctx context.Context, o *outcome[T], data []byte, lea
 	switch {
 	case o.failed() && !o.replaced:
 		return turn, err // whoever came while it ran has waited for it
-	case err != nil:
-		return x.unproved(since, answers), err
-	case ours:
+	case err == nil && ours:
 		return turn, nil
+	case err == nil || o.replaced: // an old value may have been deleted without the source having changed
+		return since, err
 	default:
-		return since, nil
+		return x.unproved(since, answers), err
 	}
 }
 
@@ -435,9 +444,14 @@ func (x *filling[T]) loadUnlocked(ctx context.Context) {
 	o.Unlocked = true
 	x.counters.loadsUnlocked.Add(1)
 	r, since, _, _ := x.conclude(&o, loading) // sealed for the copies
-	asOf := x.unproved(since, answers)
-	if o.failed() && !o.replaced {
+	var asOf int
+	switch {
+	case o.replaced:
+		asOf = since
+	case o.failed():
 		asOf = flight.Always // whoever came while it ran has waited for it
+	default:
+		asOf = x.unproved(since, answers)
 	}
 	x.flights.End(f, r, asOf)
 	x.loadDone(ctx, o)
@@ -454,19 +468,19 @@ func (c *Cache[T]) deliver(ctx context.Context, s flight.Seat[result[T]], r resu
 	} else {
 		c.noteMiss(ctx, s.Key)
 	}
-	var info ValueInfo
-	if !r.written.IsZero() {
-		info = ValueInfo{Stale: r.stale, Age: ageOf(r.written), Err: r.failure}
+	var zero T
+	info, err := c.infoOf(r)
+	if err != nil {
+		return zero, info, err
 	}
-	if r.stale {
+	if info.Stale {
 		c.noteStale(ctx, s.Key, info)
 	}
 	if r.err != nil {
-		var zero T
 		return zero, info, r.err
 	}
-	if shared && r.payload != nil {
-		if v, err := c.unmarshal(r.payload); err == nil {
+	if shared && r.entry.Payload != nil {
+		if v, err := c.unmarshal(r.entry.Payload); err == nil {
 			return v, info, nil
 		}
 	}

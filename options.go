@@ -29,7 +29,8 @@ type Options[T any] struct {
 	// not expire together. Below 1. Default: 0.1; negative: off.
 	Jitter float64
 
-	// NotFoundTTL is how long ErrNotFound is remembered. Default: ttl, at most a minute; negative: not at all.
+	// NotFoundTTL is how long ErrNotFound is remembered; as with values, it is kept and may be served for the
+	// stale windows after that. Default: ttl, at most a minute; negative: not at all.
 	NotFoundTTL time.Duration
 
 	// EarlyRefresh is β of XFetch: a hit shortly before the end of a value's life may refresh it in the
@@ -41,17 +42,20 @@ type Options[T any] struct {
 
 	// StaleWhileRevalidate is how long after its life a value is served at once, as by a hit, while one
 	// process of the fleet refreshes it behind its readers (RFC 5861). A reader waits for neither the lock nor
-	// MaxLoads. At least 1 ms. Default: off.
+	// MaxLoads; a refresh that finds no place to load lets those come first who wait for a load, and is tried
+	// again a second later. At least 1 ms. Default: off.
 	StaleWhileRevalidate time.Duration
 
 	// StaleIfError is how long after its life a value is returned if its load, which the callers wait for,
-	// fails, panics or takes longer than LoadTimeout, and to a caller whose deadline comes first (RFC 5861).
-	// It begins with the life's end too: beyond StaleWhileRevalidate if it is the longer one. At least 1 ms.
-	// Default: off.
+	// fails, panics or takes longer than LoadTimeout, and to a caller whose deadline comes first (RFC 5861; a
+	// caller that joins a load here needs 10 ms and a round trip of patience for that). It is never returned
+	// later than that, however long the load took. It begins with the life's end too: beyond
+	// StaleWhileRevalidate if it is the longer one. At least 1 ms. Default: off.
 	StaleIfError time.Duration
 
 	// RetryAfter is how long after a failed refresh of a value that can still be served the whole fleet leaves
-	// the source alone; the value is served meanwhile. At least 1 ms. Default: 1 s; negative: off.
+	// the source alone; the value is served meanwhile. It takes a Redis that can be told; and calls for which
+	// there is nothing to serve do not care. At least 1 ms. Default: 1 s; negative: off.
 	RetryAfter time.Duration
 
 	// LockTTL is the life of the fill lock, renewed while a load runs: the time after which a dead holder

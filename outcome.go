@@ -16,22 +16,17 @@ import (
 type outcome[T any] struct {
 	LoadInfo
 	value    T
-	payload  []byte        // value, encoded
+	entry    entry.Entry   // of value, or that there is none
 	life     time.Duration // how long value is to be kept
-	ended    time.Time
-	notFound bool   // Err is ErrNotFound or wraps it
-	text     string // of Err
-	replaced bool   // a stale value is served in its place
+	notFound bool          // Err is ErrNotFound or wraps it
+	text     string        // of Err
+	replaced bool          // a stale value is served in its place
 }
 
 func (o outcome[T]) failed() bool { return o.Err != nil && !o.notFound }
 
 func (o outcome[T]) result() result[T] {
-	r := result[T]{value: o.value, payload: o.payload, err: o.Err}
-	if !o.failed() {
-		r.written = o.ended
-	}
-	return r
+	return result[T]{value: o.value, entry: o.entry, err: o.Err, loaded: true}
 }
 
 // call runs the Loader, in a goroutine of its own: it may panic, call runtime.Goexit, or not come back.
@@ -63,8 +58,7 @@ func (c *Cache[T]) call(ctx context.Context, f *flight.Flight[result[T]], load L
 			o.text = o.Err.Error()
 		}
 	}
-	o.Key, o.Refresh, o.ended = f.Key, f.Refresh, time.Now()
-	o.Duration = o.ended.Sub(begun)
+	o.Key, o.Refresh, o.Duration = f.Key, f.Refresh, time.Since(begun)
 	return o
 }
 
@@ -116,10 +110,9 @@ func (c *Cache[T]) loadDone(ctx context.Context, o outcome[T]) {
 
 // seal makes the entry to be stored for an outcome, nil if there is nothing to store, and what to leave instead.
 func (c *Cache[T]) seal(o *outcome[T]) (data []byte, leave fill.Leave) {
-	e := entry.Entry{LoadTime: o.Duration, NotFound: o.notFound, WrittenAt: o.ended}
 	switch {
 	case o.Err == nil:
-		e.Payload, o.StoreErr = c.marshal(o.value)
+		o.entry.Payload, o.StoreErr = c.marshal(o.value)
 	case o.notFound:
 		o.life, leave.Word = c.shorten(c.opts.notFoundTTL), fill.NotFoundWord
 	case errors.Is(o.Err, ErrClosed):
@@ -128,14 +121,16 @@ func (c *Cache[T]) seal(o *outcome[T]) (data []byte, leave fill.Leave) {
 		leave.Word = fill.ErrorWord(o.text)
 		return nil, leave
 	}
+	o.entry.NotFound, o.entry.LoadTime, o.entry.WrittenAt = o.notFound, o.Duration, time.Now()
 	if o.StoreErr == nil {
-		e.FreshUntil = o.ended.Add(o.life)
-		data, o.StoreErr = e.Encode()
+		o.entry.FreshUntil = o.entry.WrittenAt.Add(o.life)
+		data, o.StoreErr = o.entry.Encode()
 	}
 	if o.StoreErr != nil {
+		o.entry.Payload = nil
 		return nil, leave
 	}
-	o.payload = data[entry.HeaderLen:] // not what the codec returned, which may be the value's own memory
+	o.entry.Payload = data[entry.HeaderLen:] // not what the codec returned, which may be the value's own memory
 	if o.life < time.Millisecond {
 		leave.Drop = true // also what was kept before
 		return nil, leave

@@ -32,15 +32,20 @@ type config struct {
 	Name      string // of the process
 	Direct    bool   // without a proxy: such a process can be given more work, and no waiting can be seen
 	Addr      string // of the proxy, or of Redis
-	Tally     string // of Redis: for what the tests count
+	Tally     string // of Redis: for what the tests count; default: the fleet's
 	Namespace string
 
-	LockTTL, LoadTimeout, RedisTimeout, NotFoundTTL time.Duration
+	LockTTL, LoadTimeout, RedisTimeout, NotFoundTTL     time.Duration
+	TTL, StaleWhileRevalidate, StaleIfError, RetryAfter time.Duration
+
+	EarlyRefresh float64
+	Outage       bool // Redis is going to fail: what follows from that is nothing to tell
 
 	PoolSize int
 }
 
 const (
+	defaultTTL          = 10 * time.Minute
 	patientLockTTL      = 30 * time.Second
 	patientLoadTimeout  = 60 * time.Second
 	patientRedisTimeout = 9 * time.Second
@@ -52,6 +57,11 @@ func (c config) options() *singlefill.Options[string] {
 		LoadTimeout:  cmp.Or(c.LoadTimeout, patientLoadTimeout),
 		RedisTimeout: cmp.Or(c.RedisTimeout, patientRedisTimeout),
 		NotFoundTTL:  c.NotFoundTTL,
+
+		StaleWhileRevalidate: c.StaleWhileRevalidate,
+		StaleIfError:         c.StaleIfError,
+		RetryAfter:           c.RetryAfter,
+		EarlyRefresh:         c.EarlyRefresh,
 	}
 }
 
@@ -59,29 +69,35 @@ func (c config) options() *singlefill.Options[string] {
 type plan struct {
 	Source   bool          // the value is what the source says, not one of the load's own
 	Sleep    time.Duration // take so long
-	Block    bool          // wait for the order to release, or for ctx
+	Block    bool          // wait for the order to release or, one load for each, to pass; or for ctx
 	Deaf     bool          // with Block: do not mind ctx
-	Fail     string        // return an error of that text
+	Fail     string        // return an error of that text; with Source: only while the source is sourceDown
 	Panic    string        // panic with that text
 	NotFound bool          // return ErrNotFound
 }
 
+// sourceDown is what a source says that fails.
+const sourceDown = "down"
+
 // An order is what the test tells a process to do. Tag names what is begun by it.
 type order struct {
-	Op     string
-	Tag    string `json:",omitempty"`
-	Key    string `json:",omitempty"`
-	Value  string `json:",omitempty"`
-	N      int    `json:",omitempty"` // how many goroutines, or rounds
-	Keys   int    `json:",omitempty"` // how many keys
-	Start  bool   `json:",omitempty"` // the goroutines wait for an order to start
-	Plan   plan   `json:",omitzero"`
-	Config config `json:",omitzero"`
+	Op    string
+	Tag   string `json:",omitempty"`
+	Key   string `json:",omitempty"`
+	Value string `json:",omitempty"`
+	N     int    `json:",omitempty"` // how many goroutines, or rounds
+	Keys  int    `json:",omitempty"` // how many keys
+	Start bool   `json:",omitempty"` // the goroutines wait for an order to start
+	Plan  plan   `json:",omitzero"`
+
+	Every  time.Duration `json:",omitempty"` // pause before each call
+	Config config        `json:",omitzero"`
 }
 
 // A report is what a process tells the test.
 //
 //	done Tag     all calls of Tag have returned, with Outcomes
+//	tally Tag    Outcomes, Counts and Overlaps of Tag so far
 //	begun Tag    a Loader of Tag begins, Nth in the fleet for Key, to load Value, at At by the server's clock
 //	ended Tag    and is about to return
 //	unlocked     a Loader ran without the fleet's lock, which no test here gives cause for
@@ -96,6 +112,8 @@ type report struct {
 	Outcomes   []countedOutcome `json:",omitempty"`
 	Stats      singlefill.Stats `json:",omitzero"`
 	Pool       redis.PoolStats  `json:",omitzero"`
+	Counts     []int64          `json:",omitempty"` // of calls that have returned, by goroutine
+	Overlaps   int64            `json:",omitempty"` // loads begun while another one of this process ran
 }
 
 // An outcome is what one call has returned.
@@ -117,7 +135,22 @@ const (
 	gotClosed   = "ErrClosed"
 	gotDeadline = "DeadlineExceeded"
 	gotError    = "another error"
+	gotStale    = "a stale value"
 )
+
+// gotStaleFor is the kind of a stale value that is returned because of an error of that kind.
+func gotStaleFor(kind string) string { return gotStale + ", for " + kind }
+
+func staleOutcomeOf(key, v string, info singlefill.ValueInfo, err, own error) outcome {
+	switch {
+	case err != nil || !info.Stale:
+		return outcomeOf(key, v, err, own)
+	case info.Err == nil:
+		return outcome{gotStale, v}
+	}
+	why := outcomeOf(key, "", info.Err, own)
+	return outcome{gotStaleFor(why.Kind), v + ": " + why.Text}
+}
 
 func outcomeOf(key, v string, err, own error) outcome {
 	var remote *singlefill.RemoteError
@@ -173,6 +206,11 @@ type calls struct {
 	boarded  sync.WaitGroup
 	finished sync.WaitGroup
 
+	stop     chan struct{}  // closed when they may stop
+	counts   []atomic.Int64 // see report
+	running  atomic.Int64
+	overlaps atomic.Int64
+
 	mu       sync.Mutex
 	outcomes map[outcome]int
 }
@@ -207,6 +245,15 @@ func (u *cacheUser) obey(o order) {
 		close(u.tagged(o.Tag).start)
 	case "release":
 		close(u.tagged(o.Tag).release)
+	case "pass":
+		c := u.tagged(o.Tag)
+		go func() { c.release <- struct{}{} }()
+	case "read":
+		u.read(o)
+	case "stop":
+		close(u.tagged(o.Tag).stop)
+	case "tally":
+		u.say(u.tagged(o.Tag).tally())
 	case "boarded":
 		c := u.tagged(o.Tag)
 		go func() {
@@ -227,15 +274,17 @@ func (u *cacheUser) open(o order) {
 	opts := u.options()
 	opts.Trace = &singlefill.Trace{
 		RedisError: func(_ context.Context, op string, err error) {
-			u.say(report{Event: "trouble", Err: fmt.Sprintf("%s: %v", op, err)})
+			if !u.Outage {
+				u.say(report{Event: "trouble", Err: fmt.Sprintf("%s: %v", op, err)})
+			}
 		},
 		LoadDone: func(_ context.Context, l singlefill.LoadInfo) {
-			if l.Unlocked {
+			if l.Unlocked && !u.Outage {
 				u.say(report{Event: "unlocked", Key: l.Key})
 			}
 		},
 	}
-	if u.cache, err = singlefill.New(u.rdb, u.Namespace, 10*time.Minute, opts); err != nil {
+	if u.cache, err = singlefill.New(u.rdb, u.Namespace, cmp.Or(u.TTL, defaultTTL), opts); err != nil {
 		panic(err)
 	}
 	u.say(report{Event: o.Op, Tag: o.Tag})
@@ -250,7 +299,7 @@ func quietClient(addr string, poolSize int) *redis.Client {
 	})
 }
 
-// get begins N goroutines that call GetOrLoad once each.
+// get begins N goroutines that call GetOrLoadInfo once each.
 func (u *cacheUser) get(o order) {
 	c := u.begin(o)
 	var ready sync.WaitGroup
@@ -261,9 +310,9 @@ func (u *cacheUser) get(o order) {
 			ready.Done()
 			<-c.start
 			ctx := &boarding{Context: context.Background(), boarded: sync.OnceFunc(c.boarded.Done)}
-			v, err := u.cache.GetOrLoad(ctx, o.Key, u.loader(c))
+			v, info, err := u.cache.GetOrLoadInfo(ctx, o.Key, u.loader(c))
 			ctx.boarded()
-			c.note(outcomeOf(o.Key, v, err, c.err))
+			c.note(staleOutcomeOf(o.Key, v, info, err, c.err))
 		})
 	}
 	if o.Start {
@@ -277,8 +326,51 @@ func (u *cacheUser) get(o order) {
 	go u.finish(c)
 }
 
+// read begins N goroutines that call GetOrLoadInfo Every so often until the order to stop.
+func (u *cacheUser) read(o order) {
+	c := u.begin(o)
+	load := func(ctx context.Context, key string) (string, error) {
+		if c.running.Add(1) > 1 {
+			c.overlaps.Add(1)
+		}
+		defer c.running.Add(-1)
+		return u.loader(c)(ctx, key)
+	}
+	for i := range o.N {
+		c.finished.Go(func() {
+			for {
+				select {
+				case <-c.stop:
+					return
+				case <-time.After(o.Every):
+				}
+				v, info, err := u.cache.GetOrLoadInfo(context.Background(), o.Key, load)
+				c.note(staleOutcomeOf(o.Key, v, info, err, c.err))
+				c.counts[i].Add(1)
+			}
+		})
+	}
+	go u.finish(c)
+}
+
+func (c *calls) tally() report {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r := report{Event: "tally", Tag: c.Tag, Overlaps: c.overlaps.Load()}
+	for o, n := range c.outcomes {
+		r.Outcomes = append(r.Outcomes, countedOutcome{o, n})
+	}
+	for i := range c.counts {
+		r.Counts = append(r.Counts, c.counts[i].Load())
+	}
+	return r
+}
+
 func (u *cacheUser) begin(o order) *calls {
-	c := &calls{order: o, start: make(chan struct{}), release: make(chan struct{}), outcomes: make(map[outcome]int)}
+	c := &calls{
+		order: o, start: make(chan struct{}), release: make(chan struct{}), stop: make(chan struct{}),
+		counts: make([]atomic.Int64, o.N), outcomes: make(map[outcome]int),
+	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if text := o.Plan.Fail; text != "" {
@@ -308,10 +400,8 @@ func (c *calls) note(o outcome) {
 
 func (u *cacheUser) finish(c *calls) {
 	c.finished.Wait()
-	r := report{Event: "done", Tag: c.Tag}
-	for o, n := range c.outcomes {
-		r.Outcomes = append(r.Outcomes, countedOutcome{o, n})
-	}
+	r := c.tally()
+	r.Event = "done"
 	u.say(r)
 }
 
@@ -353,7 +443,7 @@ func (u *cacheUser) loader(c *calls) singlefill.Loader[string] {
 		u.must(u.tally.Decr(context.Background(), runningKey(u.Namespace, key)))
 		u.say(report{Event: "ended", Tag: c.Tag, Key: key, Value: value})
 		switch {
-		case c.err != nil:
+		case c.err != nil && (!c.Plan.Source || value == sourceDown):
 			return "", c.err
 		case c.Plan.Panic != "":
 			panic(c.Plan.Panic)
@@ -404,6 +494,8 @@ func (u *cacheUser) act(o order) {
 		r.Outcomes = []countedOutcome{{outcomeOf(o.Key, v, err, nil), 1}}
 	case "delete":
 		err = u.cache.Delete(ctx, o.Key)
+	case "expire":
+		err = u.cache.Expire(ctx, o.Key)
 	case "set":
 		err = u.cache.Set(ctx, o.Key, o.Value)
 	case "close":
@@ -558,7 +650,7 @@ func (f *fleet) spawn(c config) *user {
 	f.t.Helper()
 	f.users++
 	c.Name = fmt.Sprint("process", f.users)
-	c.Addr, c.Tally, c.Namespace = f.server.Addr, f.server.Addr, f.namespace
+	c.Addr, c.Tally, c.Namespace = f.server.Addr, cmp.Or(c.Tally, f.server.Addr), f.namespace
 	u := &user{t: f.t, name: c.Name, namespace: f.namespace, polls: make(map[string]int)}
 	if !c.Direct {
 		u.proxy = redistest.NewProxy(f.t, f.server.Addr)

@@ -73,15 +73,24 @@ const (
 	// a replica, or the client's own cache, may go on showing it.
 	refreshRest = 100 * time.Millisecond
 
-	// maxRest is how long one is not tried when another process holds the lock, or has failed.
+	// maxRest is how long one is not tried after it has found that it cannot be made now: another process holds
+	// the lock, the source is to be left alone, there is no place to load, or Redis cannot be asked.
 	maxRest = time.Second
 )
 
+// restFor returns how long to let be what another one does, or has done, for left.
+func restFor(left time.Duration) time.Duration {
+	if left == 0 {
+		return refreshRest
+	}
+	return min(left, maxRest)
+}
+
 // refresh loads key behind its readers, in one process of the fleet. It belongs to none of them: nobody waits
-// for it, unless the entry is gone before it is done.
-func (c *Cache[T]) refresh(ctx context.Context, key string, load Loader[T], l look[T]) {
-	if f := c.flights.Refresh(key, entry.Header(l.data)); f != nil {
-		go c.fill(ctx, f, load, l)
+// for it, unless the entry is gone before it is done. It gives way to loads that somebody waits for.
+func (c *Cache[T]) refresh(ctx context.Context, key string, load Loader[T], data []byte) {
+	if f := c.flights.Refresh(key, entry.Header(data)); f != nil {
+		go func() { c.fill(ctx, f, load, c.decode(ctx, key, data)) }() // with a value of its own
 	}
 }
 
@@ -106,9 +115,28 @@ func (x *filling[T]) standIn(failure error) (r result[T], ok bool) {
 	if !x.servable() {
 		return r, false
 	}
-	r = x.resultOf(x.old)
+	r = resultOf(x.old)
 	r.failure = failure
 	return r, true
+}
+
+// infoOf says what a result is by now. An error is the failure of the load for which an old value was to stand in
+// that has become too old.
+func (c *Cache[T]) infoOf(r result[T]) (info ValueInfo, err error) {
+	if r.entry.WrittenAt.IsZero() {
+		return info, nil
+	}
+	info.Age = ageOf(r.entry.WrittenAt)
+	if r.loaded {
+		return info, nil
+	}
+	switch use := c.useOf(r.entry); {
+	case use == useless && r.failure != nil:
+		return ValueInfo{}, r.failure
+	case use < fresh:
+		info.Stale, info.Err = true, r.failure
+	}
+	return info, nil
 }
 
 func ageOf(written time.Time) time.Duration { return max(0, time.Since(written)) }

@@ -47,7 +47,7 @@ type LoadInfo struct {
 	Err      error         // of the Loader; nil for a value
 	StoreErr error         // why a value was not stored although it should have been; nil otherwise
 	Stored   bool          // the value, or that there is none, is in Redis
-	Fenced   bool          // the store was refused: the key was deleted or set meanwhile, or the lock was lost
+	Fenced   bool          // the store was refused: the key was deleted, set or made stale meanwhile, or the lock was lost
 	Refresh  bool          // begun behind the readers of a value that could still be served
 	Unlocked bool          // Redis could not be asked for the lock, so other processes may have loaded too
 }
@@ -76,7 +76,7 @@ type Stats struct {
 	Loading       int64 // loads running now
 	Stored        int64 // outcomes of loads stored
 	StoreErrors   int64 // values loaded and not stored: Redis would not, or they could not be encoded
-	Fenced        int64 // values loaded and refused at the store: deleted, set, or the lock lost meanwhile
+	Fenced        int64 // values loaded and refused at the store: deleted, set, made stale, or the lock lost meanwhile
 	LocksLost     int64 // locks found lost while the load still ran
 	Waits         int64 // times this process waited for a load in another one
 	RedisErrors   int64 // commands that failed

@@ -23,6 +23,8 @@ var goldenEntries = []struct {
 		"c1 01 01 7fffffffffffffff 0000000000000000 00000001 00000000 0000000000000000"},
 	{"made stale", Entry{Expired: true, FreshUntil: time.UnixMilli(2), WrittenAt: time.UnixMilli(1), Payload: []byte("v")},
 		"c1 01 02 0000000000000002 0000000000000001 00000000 00000001 0000000000000000 76"},
+	{"not found, made stale", Entry{NotFound: true, Expired: true, FreshUntil: time.UnixMilli(0), WrittenAt: time.UnixMilli(0)},
+		"c1 01 03 0000000000000000 0000000000000000 00000000 00000000 0000000000000000"},
 	{"before 1970, and loaded for longer than a header can say", Entry{FreshUntil: time.UnixMilli(-1), WrittenAt: time.UnixMilli(-2), LoadTime: math.MaxInt64},
 		"c1 01 00 ffffffffffffffff fffffffffffffffe ffffffff 00000000 0000000000000000"},
 }
@@ -105,6 +107,106 @@ func TestAnEntryThatContradictsItselfIsRefused(t *testing.T) {
 			t.Errorf("%s: %x passes for %+v", name, data, e)
 		}
 	}
+}
+
+// patched is data after Expire, the same bytes if that has refused them.
+func patched(t testing.TB, data []byte, now time.Time) []byte {
+	t.Helper()
+	before, b := bytes.Clone(data), bytes.Clone(data)
+	for _, p := range Expire(Header(data), now) {
+		if p.At < 0 || p.At+int64(len(p.Bytes)) > HeaderLen {
+			t.Fatalf("%x is patched outside of its header: %+v", data, p)
+		}
+		copy(b[p.At:], p.Bytes)
+	}
+	if !bytes.Equal(data, before) {
+		t.Errorf("Expire has changed %x to %x", before, data)
+	}
+	return b
+}
+
+func TestThePatchesOfExpireAreAsDocumented(t *testing.T) {
+	t.Parallel()
+	now := time.UnixMilli(1700000000000)
+	for _, c := range []struct{ before, after string }{
+		{ // fresh
+			"c1 01 00 0000018bcfe5687b 0000018bcfe56418 000005dc 00000007 0000000000000000 7061796c6f6164",
+			"c1 01 02 0000018bcfe56800 0000018bcfe56418 000005dc 00000007 0000000000000000 7061796c6f6164"},
+		{ // until just now
+			"c1 01 00 0000018bcfe56800 0000000000000000 00000000 00000000 0000000000000000",
+			"c1 01 02 0000018bcfe56800 0000000000000000 00000000 00000000 0000000000000000"},
+		{ // stale for 1 ms
+			"c1 01 01 0000018bcfe567ff 0000000000000000 00000000 00000000 0000000000000000",
+			"c1 01 03 0000018bcfe567ff 0000000000000000 00000000 00000000 0000000000000000"},
+		{ // made stale before
+			"c1 01 02 0000000000000001 0000000000000000 00000000 00000001 0000000000000000 76",
+			"c1 01 02 0000000000000001 0000000000000000 00000000 00000001 0000000000000000 76"},
+		{ // a writer's clock far ahead
+			"c1 01 00 7fffffffffffffff 7fffffffffffffff 00000000 00000000 0000000000000000",
+			"c1 01 02 0000018bcfe56800 7fffffffffffffff 00000000 00000000 0000000000000000"},
+		{ // unknown flags stay, so that it stays refused
+			"c1 01 80 7fffffffffffffff 0000000000000000 00000000 00000000 0000000000000000",
+			"c1 01 82 0000018bcfe56800 0000000000000000 00000000 00000000 0000000000000000"},
+	} {
+		got := patched(t, goldenBytes(t, c.before), now)
+		random := bytes.Clone(got[27:35])
+		clear(got[27:35])
+		if want := goldenBytes(t, c.after); !bytes.Equal(got, want) || bytes.Equal(random, make([]byte, 8)) {
+			t.Errorf("%s is patched to %x with random %x, want %x", c.before, got, random, want)
+		}
+	}
+	whole := goldenBytes(t, goldenEntries[0].hex)
+	for _, header := range []string{"", "garbage", Header(whole)[:34], "\xc0" + Header(whole)[1:], "\xc1\x00" + Header(whole)[2:], "\xc1\x02" + Header(whole)[2:]} {
+		if p := Expire(header, now); p != nil {
+			t.Errorf("%x is no header and is patched: %+v", header, p)
+		}
+	}
+}
+
+func TestWhatExpireMakesIsLikeNoOtherEntry(t *testing.T) {
+	t.Parallel()
+	data := goldenBytes(t, goldenEntries[0].hex)
+	seen := map[string]bool{Header(data): true}
+	for range 10_000 {
+		h := Header(patched(t, data, time.UnixMilli(1)))
+		fresh, random := Stale(time.UnixMilli(1))
+		if seen[h] || seen[random] || len(random) != 8 || fresh != "\x00\x00\x00\x00\x00\x00\x00\x01" {
+			t.Fatalf("header %x, or random bytes %x, of two entries", h, random)
+		}
+		seen[h], seen[random] = true, true
+	}
+}
+
+// FuzzExpire: whatever Expire makes of an entry is the same entry but for being stale, and whatever is refused
+// without it is refused after it too.
+func FuzzExpire(f *testing.F) {
+	for _, g := range goldenEntries {
+		f.Add(goldenBytes(f, g.hex), int64(1700000000000))
+	}
+	f.Add([]byte("some text of somebody else, long enough"), int64(0))
+	f.Fuzz(func(t *testing.T, data []byte, ms int64) {
+		now := time.UnixMilli(ms & math.MaxInt64)
+		got := patched(t, data, now)
+		before, errBefore := Parse(data)
+		after, errAfter := Parse(got)
+		if (errBefore == nil) != (errAfter == nil) {
+			t.Fatalf("%x: %v, %x: %v", data, errBefore, got, errAfter)
+		}
+		if errBefore != nil {
+			return
+		}
+		want := now
+		if until := before.FreshUntil; until.Before(now) && until.UnixMilli() >= 0 { // nothing lives before 1970
+			want = until
+		}
+		if !after.Expired || !after.FreshUntil.Equal(want) || !after.WrittenAt.Equal(before.WrittenAt) ||
+			after.NotFound != before.NotFound || after.LoadTime != before.LoadTime || !bytes.Equal(after.Payload, before.Payload) {
+			t.Errorf("%+v has become %+v at %v", before, after, now)
+		}
+		if Header(got) == Header(data) {
+			t.Errorf("%x can be taken for the entry before", got)
+		}
+	})
 }
 
 // FuzzEntry: what passes for an entry is one, byte by byte, and whatever does not is refused without a panic.

@@ -2,7 +2,6 @@ package fill
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -14,10 +13,10 @@ import (
 type Pair struct{ Value, Lock string }
 
 // Expire makes the entries of pairs stale without removing them, and breaks the loads of them that are under
-// way: each pair in one step, all in one round trip.
+// way: each pair in one step, all in one round trip; without scripts, one after the other.
 func Expire(ctx context.Context, c *client.Client, pairs []Pair) error {
-	_, err := client.Do(ctx, c, "expire", func(ctx context.Context) (struct{}, error) {
-		now := time.Now()
+	now := time.Now()
+	refused, err := client.Do(ctx, c, "expire", func(ctx context.Context) (refused []Pair, err error) {
 		cmds, err := c.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
 			for _, pair := range pairs { // EVAL, since a pipeline cannot fall back from EVALSHA on the way
 				fresh, random := entry.Stale(now)
@@ -25,19 +24,26 @@ func Expire(ctx context.Context, c *client.Client, pairs []Pair) error {
 			}
 			return nil
 		})
-		if len(cmds) < len(pairs) {
-			return struct{}{}, err
+		if !client.ScriptsRefused(err) {
+			return nil, err
 		}
-		var errs []error
 		for i, cmd := range cmds {
-			err := cmd.Err()
-			if client.ScriptsRefused(err) {
-				_, err = watch(ctx, c.Redis, []string{pairs[i].Value, pairs[i].Lock}, pairs[i].watchExpire(now))
+			if err := cmd.Err(); client.ScriptsRefused(err) {
+				refused = append(refused, pairs[i])
+			} else if err != nil {
+				return nil, err
 			}
-			errs = append(errs, err)
 		}
-		return struct{}{}, errors.Join(errs...)
+		return refused, nil
 	})
+	for _, pair := range refused {
+		if err != nil {
+			break
+		}
+		_, err = client.Do(ctx, c, "expire", func(ctx context.Context) (bool, error) {
+			return watch(ctx, c.Redis, []string{pair.Value, pair.Lock}, pair.watchExpire(now))
+		})
+	}
 	return err
 }
 

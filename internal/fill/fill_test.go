@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -201,17 +203,25 @@ func failed(token string, word ...string) state {
 }
 func abandoned(token string) state { return state{text: "X" + token} }
 
+// failedUntil is the mark of a load that failed, after which the source is to be left alone for d from now.
+func failedUntil(d time.Duration, token string, word ...string) state {
+	return state{text: fmt.Sprintf("F%s%016d%s", token, time.Now().Add(d).UnixMicro(), strings.Join(word, ""))}
+}
+
 func TestGetOrLockDecidesByWhatIsThere(t *testing.T) {
 	t.Parallel()
 	unchanged := state{text: "as before"}
 	cases := []struct {
 		name          string
 		value, lock   state
+		retry         time.Duration // if not 0: of lock, which has failed, from now
 		seen, awaited string
-		look          bool // only
+		purpose       string // Query.For
+		look          bool   // only
 		want          string
 		text          string
-		becomes       state // the lock key
+		left          time.Duration // of Failed
+		becomes       state         // the lock key
 	}{
 		{name: "an entry", value: state{text: entryA}, want: Hit, text: entryA, becomes: unchanged},
 		{name: "an entry while somebody loads", value: state{text: entryA}, lock: held(other), want: Hit, text: entryA, becomes: unchanged},
@@ -265,22 +275,73 @@ func TestGetOrLockDecidesByWhatIsThere(t *testing.T) {
 		{name: "an empty lock", lock: state{empty: true}, want: Locked, becomes: held(me)},
 		{name: "a list at the lock", lock: state{list: true, forever: true}, want: Locked, becomes: held(me)},
 		{name: "a list at the lock, only looking", lock: state{list: true}, look: true, want: Free, becomes: unchanged},
+
+		{name: "nothing, with something to spare", purpose: Spare, want: Locked, becomes: held(me)},
+		{name: "nothing left to serve", purpose: Served, want: Gone, becomes: unchanged},
+		{name: "nothing left of the entry served", seen: entryA[:35], purpose: Served, want: Gone, becomes: unchanged},
+		{name: "nothing left of the entry served, only looking", seen: entryA[:35], purpose: Served, look: true, want: Gone, becomes: unchanged},
+		{name: "nothing left of the entry to spare", seen: entryA[:35], purpose: Spare, want: Locked, becomes: held(me)},
+		{name: "an empty value in place of the one served", value: state{empty: true}, seen: entryA[:35], purpose: Served, want: Gone, becomes: unchanged},
+		{name: "a list in place of the value served", value: state{list: true}, seen: entryA[:35], purpose: Served, want: Gone, becomes: unchanged},
+		{name: "another entry than the one served", value: state{text: entryB}, seen: entryA[:35], purpose: Served, want: Hit, text: entryB, becomes: unchanged},
+		{name: "another entry than the one to spare", value: state{text: entryB}, seen: entryA[:35], purpose: Spare, want: Hit, text: entryB, becomes: unchanged},
+		{name: "the entry served", value: state{text: entryA}, seen: entryA[:35], purpose: Served, want: Locked, becomes: held(me)},
+		{name: "the entry served, only looking", value: state{text: entryA}, seen: entryA[:35], purpose: Served, look: true, want: Free, becomes: unchanged},
+		{name: "the entry served while somebody loads", value: state{text: entryA}, lock: held(other), seen: entryA[:35], purpose: Served, want: Busy, text: other, becomes: unchanged},
+		{name: "the entry served, loaded by ourselves", value: state{text: entryA}, lock: held(me), seen: entryA[:35], purpose: Served, want: Locked, becomes: held(me)},
+		{name: "the entry served, abandoned by ourselves", value: state{text: entryA}, lock: abandoned(me), seen: entryA[:35], purpose: Served, want: Refused, becomes: unchanged},
+		{name: "the entry to spare", value: state{text: entryA}, seen: entryA[:35], purpose: Spare, want: Locked, becomes: held(me)},
+		{name: "the entry to spare while somebody loads after a failure", value: state{text: entryA}, lock: held(other, "boom"), seen: entryA[:35], purpose: Spare, want: Busy, text: other, becomes: unchanged},
+		{name: "nothing left to serve while somebody loads", lock: held(other), purpose: Served, want: Gone, becomes: unchanged},
+		{name: "nothing left to serve, loaded by ourselves", lock: held(me), purpose: Served, want: Locked, becomes: held(me)},
+		{name: "nothing left to serve, abandoned by ourselves", lock: abandoned(me), purpose: Served, want: Refused, becomes: unchanged},
+		{name: "nothing left to serve, after the failure awaited", lock: failed(other, "boom"), awaited: other, purpose: Served, want: Gone, becomes: unchanged},
+
+		{name: "failed, to be left alone, with the entry to spare", value: state{text: entryA}, lock: failed(other, "boom"), retry: left / 2, seen: entryA[:35], purpose: Spare, want: Failed, text: "boom", left: left / 2, becomes: unchanged},
+		{name: "failed, to be left alone, with the entry served", value: state{text: entryA}, lock: failed(other, "boom"), retry: left / 2, seen: entryA[:35], purpose: Served, want: Failed, text: "boom", left: left / 2, becomes: unchanged},
+		{name: "failed, to be left alone, only looking", value: state{text: entryA}, lock: failed(other, "boom"), retry: left / 2, seen: entryA[:35], purpose: Spare, look: true, want: Failed, text: "boom", left: left / 2, becomes: unchanged},
+		{name: "failed, to be left alone, without a word", value: state{text: entryA}, lock: failed(other), retry: left / 2, seen: entryA[:35], purpose: Spare, want: Failed, left: left / 2, becomes: unchanged},
+		{name: "failed, to be left alone, without a word, awaited", value: state{text: entryA}, lock: failed(other), retry: left / 2, seen: entryA[:35], awaited: other, purpose: Spare, want: Failed, left: left / 2, becomes: unchanged},
+		{name: "failed, to be left alone, awaited", value: state{text: entryA}, lock: failed(other, "boom"), retry: left / 2, seen: entryA[:35], awaited: other, purpose: Spare, want: Failed, text: "boom", becomes: unchanged},
+		{name: "failed, to be left alone for longer than the mark lives", value: state{text: entryA}, lock: failed(other, "boom"), retry: 1000 * time.Hour, seen: entryA[:35], purpose: Spare, want: Failed, text: "boom", left: left, becomes: unchanged},
+		{name: "failed, to be left alone for ever", value: state{text: entryA}, lock: state{text: "F" + other + "9000000000000000boom"}, seen: entryA[:35], purpose: Spare, want: Failed, text: "boom", left: left, becomes: unchanged},
+		{name: "failed, to be left alone until a moment ago", value: state{text: entryA}, lock: failed(other, "boom"), retry: -time.Millisecond, seen: entryA[:35], purpose: Spare, want: Locked, becomes: held(me, "boom")},
+		{name: "failed, to be left alone until a moment ago, only looking", value: state{text: entryA}, lock: failed(other, "boom"), retry: -time.Millisecond, seen: entryA[:35], purpose: Served, look: true, want: Free, becomes: unchanged},
+		{name: "failed, not to be left alone", value: state{text: entryA}, lock: failed(other, "boom"), seen: entryA[:35], purpose: Served, want: Locked, becomes: held(me, "boom")},
+		{name: "failed, to be left alone until no time at all", value: state{text: entryA}, lock: state{text: "F" + other + "another stamp!!!boom"}, seen: entryA[:35], purpose: Spare, want: Locked, becomes: held(me, "boom")},
+		{name: "failed, to be left alone, but without an end", value: state{text: entryA}, lock: state{text: "F" + other + "9000000000000000boom", forever: true}, seen: entryA[:35], purpose: Spare, want: Locked, becomes: held(me)},
+		{name: "failed, to be left alone, with nothing to serve", value: state{text: entryA}, lock: failed(other, "boom"), retry: left / 2, seen: entryA[:35], want: Locked, becomes: held(me, "boom")},
+		{name: "failed, to be left alone, with nothing left to spare", lock: failed(other, "boom"), retry: left / 2, seen: entryA[:35], purpose: Spare, want: Locked, becomes: held(me, "boom")},
+		{name: "failed, to be left alone, with nothing left to spare, only looking", lock: failed(other, "boom"), retry: left / 2, seen: entryA[:35], purpose: Spare, look: true, want: Free, becomes: unchanged},
+		{name: "failed, to be left alone, with nothing left to serve", lock: failed(other, "boom"), retry: left / 2, seen: entryA[:35], purpose: Served, want: Gone, becomes: unchanged},
+		{name: "failed, to be left alone, with another entry", value: state{text: entryB}, lock: failed(other, "boom"), retry: left / 2, seen: entryA[:35], purpose: Served, want: Hit, text: entryB, becomes: unchanged},
+		{name: "failed by ourselves, to be left alone", value: state{text: entryA}, lock: failed(me, "boom"), retry: left / 2, seen: entryA[:35], purpose: Spare, want: Refused, becomes: unchanged},
+		{name: "abandoned by another, with the entry served", value: state{text: entryA}, lock: abandoned(other), seen: entryA[:35], purpose: Served, want: Locked, becomes: held(me)},
 	}
 	eachForm(t, func(t *testing.T, f form) {
 		for _, c := range cases {
 			t.Run(c.name, func(t *testing.T) {
 				b := f.bench(t)
+				if c.retry != 0 {
+					c.lock = failedUntil(c.retry, c.lock.text[1:1+tokenLen], c.lock.text[1+tokenLen+stampLen:])
+				}
 				b.set(b.value, c.value)
 				b.set(b.key, c.lock)
-				r, err := b.GetOrLock(t.Context(), opTimeout, Query{Known: c.seen, Awaited: c.awaited, Take: !c.look})
+				r, err := b.GetOrLock(t.Context(), opTimeout, Query{Known: c.seen, Awaited: c.awaited, Take: !c.look, For: c.purpose})
 				if c.want == Locked {
 					c.text = b.stamp
 				}
 				if err != nil || r.Status != c.want || r.Text != c.text || len(b.stamp) != stampLen {
 					t.Errorf("answered %+v, %v, want %s %q", r, err, c.want, c.text)
 				}
-				if r.Status == Busy && (r.Left > left || r.Left < left-10*time.Second) {
-					t.Errorf("left is %v, want %v", r.Left, left)
+				if c.want == Busy {
+					c.left = left
+				}
+				if r.Left > c.left || c.left > 0 && r.Left <= max(0, c.left-10*time.Second) {
+					t.Errorf("left is %v, want %v", r.Left, c.left)
+				}
+				if there := c.want != Hit && c.value.text != ""; r.Known != there {
+					t.Errorf("known is %t, want %t", r.Known, there)
 				}
 				if c.becomes == unchanged {
 					b.want(b.key, c.lock, 0)
@@ -352,39 +413,104 @@ func TestStoreWritesOnlyWhatTheHolderBrings(t *testing.T) {
 	})
 }
 
-func TestReleaseTakesNobodyElsesLock(t *testing.T) {
+// leaves are all that a load can leave behind.
+func leaves() (all []Leave) {
+	for _, word := range []string{"", "word"} {
+		for _, retry := range []time.Duration{0, time.Millisecond, life / 4, 2 * life, math.MaxInt64} {
+			for _, drop := range []bool{false, true} {
+				all = append(all, Leave{Word: word, RetryAfter: retry, Drop: drop})
+			}
+		}
+	}
+	return all
+}
+
+// wantLeft fails the test unless the lock key holds what a load by me has just left behind.
+func (b *bench) wantLeft(v Leave) {
+	b.t.Helper()
+	if v.Word == "" && v.RetryAfter == 0 {
+		b.want(b.key, state{}, 0)
+		return
+	}
+	got, _ := b.get(b.key)
+	_, _, retry, _ := splitRecord(got.text)
+	at, err := strconv.ParseInt(retry, 10, 64)
+	switch soon := time.Until(time.UnixMicro(at)); {
+	case len(retry) != stampLen || err != nil:
+		b.t.Errorf("%+v: left %q", v, got.text)
+	case v.RetryAfter == 0:
+		retry = noRetry
+	case v.RetryAfter == math.MaxInt64:
+		retry = "9000000000000000" // more would take more digits
+	case soon > v.RetryAfter || soon < v.RetryAfter-10*time.Second:
+		b.t.Errorf("%+v: the source is to be left alone for %v", v, soon)
+	}
+	b.want(b.key, state{text: "F" + me + retry + v.Word}, max(life, v.RetryAfter))
+}
+
+func TestReleaseLeavesWhatItIsTold(t *testing.T) {
 	t.Parallel()
 	eachForm(t, func(t *testing.T, f form) {
 		for _, lock := range []state{held(me), held(me, "boom")} {
-			b := f.bench(t)
-			b.set(b.key, lock)
-			if ok, err := b.Release(t.Context(), opTimeout, Leave{}); !ok || err != nil {
-				t.Errorf("Release of %+v = %t, %v", lock, ok, err)
-			}
-			b.want(b.key, state{}, 0)
-			if ok, err := b.Release(t.Context(), opTimeout, Leave{}); ok || err != nil {
-				t.Errorf("Release again = %t, %v", ok, err)
-			}
-
-			b.set(b.key, lock)
-			if ok, err := b.Release(t.Context(), opTimeout, Leave{Word: "word"}); !ok || err != nil {
-				t.Errorf("Release of %+v with a word = %t, %v", lock, ok, err)
-			}
-			b.want(b.key, failed(me, "word"), life)
-			if ok, err := b.Release(t.Context(), opTimeout, Leave{Word: "word"}); ok || err != nil {
-				t.Errorf("Release again = %t, %v", ok, err)
-			}
-			b.want(b.key, failed(me, "word"), life)
-		}
-		for _, lock := range foreign {
-			for _, word := range []string{"", "word"} {
+			for _, v := range leaves() {
 				b := f.bench(t)
+				b.set(b.value, state{text: entryA})
 				b.set(b.key, lock)
-				if ok, err := b.Release(t.Context(), opTimeout, Leave{Word: word}); ok || err != nil {
-					t.Errorf("Release of %+v with %q = %t, %v", lock, word, ok, err)
+				if ok, err := b.Release(t.Context(), opTimeout, v); !ok || err != nil {
+					t.Errorf("Release of %+v with %+v = %t, %v", lock, v, ok, err)
+				}
+				b.wantLeft(v)
+				if v.Drop {
+					b.want(b.value, state{}, 0)
+				} else {
+					b.want(b.value, state{text: entryA}, 0)
+				}
+				// The reply was lost, and the client asks again: after a Set, nothing more is dropped.
+				b.set(b.value, state{text: entryB})
+				before, _ := b.get(b.key)
+				if ok, err := b.Release(t.Context(), opTimeout, v); ok || err != nil {
+					t.Errorf("Release with %+v again = %t, %v", v, ok, err)
+				}
+				b.want(b.value, state{text: entryB}, 0)
+				if after, _ := b.get(b.key); after != before {
+					t.Errorf("Release with %+v again has made %+v of %+v", v, after, before)
+				}
+			}
+		}
+	})
+}
+
+func TestReleaseTakesNobodyElsesLock(t *testing.T) {
+	t.Parallel()
+	eachForm(t, func(t *testing.T, f form) {
+		for _, lock := range append(foreign, failedUntil(life, me, "boom"), failedUntil(life, other)) {
+			for _, v := range []Leave{{}, {Word: "word"}, {Drop: true}, {Word: "word", RetryAfter: time.Minute, Drop: true}} {
+				b := f.bench(t)
+				b.set(b.value, state{text: entryA})
+				b.set(b.key, lock)
+				if ok, err := b.Release(t.Context(), opTimeout, v); ok || err != nil {
+					t.Errorf("Release of %+v with %+v = %t, %v", lock, v, ok, err)
 				}
 				b.want(b.key, lock, 0)
+				b.want(b.value, state{text: entryA}, 0)
 			}
+		}
+	})
+}
+
+// A value of a foreign type is no more to be kept than any other.
+func TestReleaseDropsWhateverIsThere(t *testing.T) {
+	t.Parallel()
+	eachForm(t, func(t *testing.T, f form) {
+		for _, value := range []state{{}, {empty: true}, {list: true}, {text: "garbage", forever: true}} {
+			b := f.bench(t)
+			b.set(b.value, value)
+			b.set(b.key, held(me))
+			if ok, err := b.Release(t.Context(), opTimeout, Leave{Drop: true}); !ok || err != nil {
+				t.Errorf("Release = %t, %v", ok, err)
+			}
+			b.want(b.value, state{}, 0)
+			b.want(b.key, state{}, 0)
 		}
 	})
 }
@@ -480,12 +606,13 @@ func setMemory(t testing.TB, admin *redis.Client, limit string) {
 	}
 }
 
-// Out of memory, a word cannot be left; the lock has to go all the same.
+// Out of memory, a word or a time cannot be left; the lock has to go all the same, and the value that is not to
+// be kept.
 func TestWithoutMemoryTheLockIsReleased(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	f := form{s.Client(t), s.Admin()}
-	for _, word := range []string{"", "word"} {
+	for _, v := range leaves() {
 		b := f.bench(t)
 		b.set(b.key, held(me))
 		setMemory(t, b.admin, "1")
@@ -497,11 +624,23 @@ func TestWithoutMemoryTheLockIsReleased(t *testing.T) {
 		}
 		b.want(b.key, held(me), life)
 		b.want(b.value, state{}, 0)
-		if ok, err := b.Release(t.Context(), opTimeout, Leave{Word: word}); !ok || err != nil {
-			t.Errorf("Release with %q = %t, %v", word, ok, err)
+		setMemory(t, b.admin, "0")
+		b.set(b.value, state{text: entryA})
+		setMemory(t, b.admin, "1")
+		if ok, err := b.Release(t.Context(), opTimeout, v); !ok || err != nil {
+			t.Errorf("Release with %+v = %t, %v", v, ok, err)
 		}
-		b.want(b.key, state{}, 0)
-		if r, err := b.GetOrLock(t.Context(), time.Second, Query{Take: true}); !redis.IsOOMError(err) || b.InDoubt {
+		if v.Drop { // what this has freed may let the rest succeed
+			b.want(b.value, state{}, 0)
+			if got, _ := b.get(b.key); strings.HasPrefix(got.text, "H") {
+				t.Errorf("Release with %+v has left %+v", v, got)
+			}
+			b.set(b.key, state{})
+		} else {
+			b.want(b.value, state{text: entryA}, 0)
+			b.want(b.key, state{}, 0)
+		}
+		if r, err := b.GetOrLock(t.Context(), time.Second, Query{Known: entryA[:35], Take: true}); !redis.IsOOMError(err) || b.InDoubt {
 			t.Errorf("GetOrLock = %+v, %v, in doubt %t, want an OOM", r, err, b.InDoubt)
 		}
 		setMemory(t, b.admin, "0")
@@ -518,7 +657,7 @@ func TestWithoutMemoryAndWithoutScriptsNothingChanges(t *testing.T) {
 		b.set(b.key, lock)
 		setMemory(t, b.admin, "1")
 		stored, err1 := b.Store(t.Context(), opTimeout, []byte(entryA), time.Minute)
-		released, err2 := b.Release(t.Context(), opTimeout, Leave{Word: "word"})
+		released, err2 := b.Release(t.Context(), opTimeout, Leave{Word: "word", RetryAfter: time.Minute, Drop: true})
 		_, err3 := b.GetOrLock(t.Context(), time.Second, Query{Take: true})
 		setMemory(t, b.admin, "0")
 		if stored || released || (lock == held(me)) != (err1 != nil) || (lock == held(me)) != (err2 != nil) {
@@ -562,6 +701,10 @@ func TestARightMissingInsideAScriptIsAnError(t *testing.T) {
 		return err
 	}
 	release := func(b *bench) error { _, err := b.Release(t.Context(), opTimeout, Leave{}); return err }
+	leaveAlone := func(b *bench) error {
+		_, err := b.Release(t.Context(), opTimeout, Leave{RetryAfter: time.Minute})
+		return err
+	}
 	renew := func(b *bench) error { _, err := b.Renew(t.Context()); return err }
 	for _, c := range []struct {
 		rule   string
@@ -571,9 +714,11 @@ func TestARightMissingInsideAScriptIsAnError(t *testing.T) {
 		{"-get", state{}, lock},
 		{"-set", state{}, lock},
 		{"-pttl", held(other), lock},
+		{"-time", state{}, lock},
 		{"-set", held(me), store},
 		{"-del", held(me), store},
 		{"-del", held(me), release},
+		{"-time", held(me), leaveAlone},
 		{"-pexpire", held(me), renew},
 	} {
 		if err := s.Admin().Do(t.Context(), "acl", "setuser", "app", "reset", "on", ">pw", "~*", "&*", "+@all", c.rule).Err(); err != nil {
@@ -597,9 +742,11 @@ func TestAGrantThatCameLateIsNotTheOneBefore(t *testing.T) {
 	t.Parallel()
 	eachForm(t, func(t *testing.T, f form) {
 		acts := map[string]func(b *bench) (bool, error){
-			"store":   func(b *bench) (bool, error) { return b.Store(t.Context(), opTimeout, []byte(entryA), time.Minute) },
-			"release": func(b *bench) (bool, error) { return b.Release(t.Context(), opTimeout, Leave{Word: "word"}) },
-			"renew":   func(b *bench) (bool, error) { return b.Renew(t.Context()) },
+			"store": func(b *bench) (bool, error) { return b.Store(t.Context(), opTimeout, []byte(entryA), time.Minute) },
+			"release": func(b *bench) (bool, error) {
+				return b.Release(t.Context(), opTimeout, Leave{Word: "word", RetryAfter: life, Drop: true})
+			},
+			"renew": func(b *bench) (bool, error) { return b.Renew(t.Context()) },
 		}
 		for name, act := range acts {
 			b := f.bench(t)
@@ -615,10 +762,11 @@ func TestAGrantThatCameLateIsNotTheOneBefore(t *testing.T) {
 			if late.stamp == b.Lock.stamp {
 				t.Fatalf("two grants have the stamp %q", late.stamp)
 			}
+			b.set(b.value, state{text: entryB})
 			if ok, err := act(b); ok || err != nil {
 				t.Errorf("%s under the grant before = %t, %v", name, ok, err)
 			}
-			b.want(b.value, state{}, 0)
+			b.want(b.value, state{text: entryB}, 0)
 			if name != "renew" {
 				b.want(b.key, state{}, 0) // nobody loads under the late grant
 			}

@@ -10,8 +10,8 @@ const recheck = 10 * time.Millisecond
 
 // Keep renews the lock at a third of its life, counted from the last success, until ctx ends; a load quicker
 // than that costs nothing. A nudge makes it look soon whether the lock is still ours. When it is not, lost is
-// called and Keep returns.
-func (l *Lock) Keep(ctx context.Context, nudge <-chan struct{}, lost func()) {
+// called and Keep returns. renew is l.Renew, or calls it.
+func (l *Lock) Keep(ctx context.Context, nudge <-chan struct{}, renew func(ctx context.Context) (held bool, err error), lost func()) {
 	due := l.held.Add(l.ttl / 3)
 	timer := time.NewTimer(time.Until(due))
 	defer timer.Stop()
@@ -29,7 +29,7 @@ func (l *Lock) Keep(ctx context.Context, nudge <-chan struct{}, lost func()) {
 		case <-timer.C:
 		}
 		last = time.Now()
-		held, err := l.Renew(ctx)
+		held, err := renew(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return // the lock may just have been released

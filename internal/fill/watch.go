@@ -40,13 +40,17 @@ func watch(ctx context.Context, rdb redis.UniversalClient, keys []string, judge 
 
 func (l *Lock) watchGetOrLock(ctx context.Context, q Query) (r Reply, err error) {
 	_, err = watch(ctx, l.client.Redis, []string{l.value, l.key}, func(ctx context.Context, tx *redis.Tx) (func(redis.Pipeliner), bool, error) {
-		stored, err := getString(ctx, tx, l.value)
-		if err != nil {
+		header, err := tx.GetRange(ctx, l.value, 0, entry.HeaderLen-1).Result()
+		if err != nil && !client.WrongType(err) {
 			return nil, false, err
 		}
-		if stored != "" && entry.Header(stored) != q.Known {
+		if header != "" && header != q.Known {
+			stored, err := getString(ctx, tx, l.value)
+			if stored == "" && err == nil {
+				err = redis.TxFailedErr // it has just gone: look again
+			}
 			r = Reply{Status: Hit, Text: stored}
-			return nil, true, nil
+			return nil, err == nil, err
 		}
 		record, err := getString(ctx, tx, l.key)
 		if err != nil {
@@ -56,13 +60,15 @@ func (l *Lock) watchGetOrLock(ctx context.Context, q Query) (r Reply, err error)
 		if err != nil {
 			return nil, false, err
 		}
-		now, err := tx.Time(ctx).Result()
-		if err != nil {
-			return nil, false, err
+		var now time.Time
+		if strings.HasPrefix(record, "F") && q.For != Nothing {
+			if now, err = tx.Time(ctx).Result(); err != nil {
+				return nil, false, err
+			}
 		}
 		var write string
-		r, write = l.judge(record, left, now, q, stored != "")
-		r.Known = stored != ""
+		r, write = l.judge(record, left, now, q, header != "")
+		r.Known = header != ""
 		if write == "" {
 			return nil, true, nil
 		}

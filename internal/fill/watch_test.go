@@ -3,12 +3,15 @@ package fill
 import (
 	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
@@ -17,6 +20,7 @@ func TestWithoutScriptsNobodyComesBetween(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	noScripts(t, s)
+	aloneForEver := state{text: "F" + other + "9000000000000000boom"}
 	type step struct {
 		name        string
 		lock        state // before
@@ -33,12 +37,18 @@ func TestWithoutScriptsNobodyComesBetween(t *testing.T) {
 		ok, err := b.Store(t.Context(), opTimeout, []byte(entryA), time.Minute)
 		return fmt.Sprint(ok), err
 	}
-	release := func(word string) func(b *bench) (string, error) {
+	refresh := func(b *bench) (string, error) {
+		b.set(b.value, state{text: entryA})
+		r, err := b.GetOrLock(t.Context(), opTimeout, Query{Known: entryA[:35], Take: true, For: Served})
+		return r.Status + " " + r.Text, err
+	}
+	release := func(v Leave) func(b *bench) (string, error) {
 		return func(b *bench) (string, error) {
-			ok, err := b.Release(t.Context(), opTimeout, Leave{Word: word})
+			ok, err := b.Release(t.Context(), opTimeout, v)
 			return fmt.Sprint(ok), err
 		}
 	}
+	word, all := Leave{Word: "word"}, Leave{Word: "word", RetryAfter: life, Drop: true}
 	abandon := func(b *bench) (string, error) { ok, err := b.Abandon(t.Context()); return fmt.Sprint(ok), err }
 	renew := func(b *bench) (string, error) { ok, err := b.Renew(t.Context()); return fmt.Sprint(ok), err }
 	for _, c := range []step{
@@ -49,10 +59,16 @@ func TestWithoutScriptsNobodyComesBetween(t *testing.T) {
 		{"store, deleted", held(me), store, state{}, state{}, "false", state{}},
 		{"store, deleted and taken by another", held(me), store, state{}, held(other), "false", held(other)},
 		{"store, set by another", held(me), store, state{text: entryB}, state{}, "false", state{}},
-		{"release, taken by another", held(me), release(""), state{}, held(other), "false", held(other)},
-		{"release, gone", held(me), release(""), state{}, state{}, "false", state{}},
-		{"release with a word, taken by another", held(me), release("word"), state{}, held(other), "false", held(other)},
-		{"release with a word, gone", held(me), release("word"), state{}, state{}, "false", state{}},
+		{"release, taken by another", held(me), release(Leave{}), state{}, held(other), "false", held(other)},
+		{"release, gone", held(me), release(Leave{}), state{}, state{}, "false", state{}},
+		{"release with a word, taken by another", held(me), release(word), state{}, held(other), "false", held(other)},
+		{"release with a word, gone", held(me), release(word), state{}, state{}, "false", state{}},
+		{"release with all, taken by another", held(me), release(all), state{text: entryB}, held(other), "false", held(other)},
+		{"release with all, set by another", held(me), release(all), state{text: entryB}, state{}, "false", state{}},
+		{"refresh, deleted by another", state{}, refresh, state{}, state{}, Gone + " ", state{}},
+		{"refresh, set by another", state{}, refresh, state{text: entryB}, state{}, Hit + " " + entryB, state{}},
+		{"refresh, taken by another", state{}, refresh, state{text: entryA}, held(other), Busy + " " + other, held(other)},
+		{"refresh, failed by another", state{}, refresh, state{text: entryA}, aloneForEver, Failed + " boom", aloneForEver},
 		{"abandon, taken by another", held(me), abandon, state{}, held(other), "false", held(other)},
 		{"abandon of nothing, taken by another", state{}, abandon, state{}, held(other), "false", held(other)},
 		{"renew, taken by another", held(me), renew, state{}, held(other), "false", held(other)},
@@ -60,36 +76,72 @@ func TestWithoutScriptsNobodyComesBetween(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			p := redistest.NewProxy(t, s.Addr)
-			b := form{p.Client(t, asNoScripts), s.Admin()}.bench(t)
-			b.set(b.key, c.lock)
-			rule := p.On(redistest.Command("multi"), redistest.HoldRequest).Times(1)
-			type answer struct {
-				text string
-				err  error
-			}
-			answers := make(chan answer, 1)
-			go func() {
-				text, err := c.act(b)
-				answers <- answer{text, err}
-			}()
-			select {
-			case <-rule.Hit():
-			case a := <-answers:
-				t.Fatalf("answered %+v before it wrote", a)
-			}
-			// A key is changed even by a write that leaves it as it was.
-			b.set(b.value, state{text: "x"})
-			b.set(b.key, state{text: "x"})
-			b.set(b.value, c.value)
-			b.set(b.key, c.then)
-			rule.Release()
-			if a := <-answers; a.text != c.want || a.err != nil {
-				t.Errorf("answered %+v, want %s", a, c.want)
+			b, text, err := meddle(t, s, func(b *bench) { b.set(b.key, c.lock) }, c.act, c.value, c.then)
+			if text != c.want || err != nil {
+				t.Errorf("answered %s, %v, want %s", text, err, c.want)
 			}
 			b.want(b.key, c.becomes, 0)
 			b.want(b.value, c.value, 0)
 		})
+	}
+}
+
+// meddle carries out an act, without scripts, while another client makes something else of value and lock between
+// the act's reads and its EXEC.
+func meddle(t *testing.T, s *redistest.Server, before func(b *bench), act func(b *bench) (string, error), value, lock state) (b *bench, text string, err error) {
+	p := redistest.NewProxy(t, s.Addr)
+	b = form{p.Client(t, asNoScripts), s.Admin()}.bench(t)
+	before(b)
+	rule := p.On(redistest.Command("multi"), redistest.HoldRequest).Times(1)
+	answered := make(chan struct{})
+	go func() {
+		defer close(answered)
+		text, err = act(b)
+	}()
+	select {
+	case <-rule.Hit():
+	case <-answered:
+		t.Fatalf("answered %s, %v before it wrote", text, err)
+	}
+	// Each key is left alone if it is to be as it is, to show that the other is watched too.
+	hadValue, _ := b.get(b.value)
+	hadLock, _ := b.get(b.key)
+	same := hadValue == value && hadLock == lock
+	for key, to := range map[string]state{b.value: value, b.key: lock} {
+		if had, _ := b.get(key); had != to || same { // a key is changed even by a write that leaves it as it was
+			b.set(key, state{text: "x"})
+			b.set(key, to)
+		}
+	}
+	rule.Release()
+	<-answered
+	return b, text, err
+}
+
+// What Expire has read may be deleted by the time it writes: then it must not write bytes of an entry into nothing,
+// nor remove one that has come in the place of garbage.
+func TestWithoutScriptsNobodyComesBetweenExpire(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	noScripts(t, s)
+	data, newer := entryUntil(time.Now().Add(time.Hour), 0, "payload"), entryUntil(time.Now().Add(time.Hour), 0, "newer")
+	for _, before := range []state{{text: data}, {text: "garbage"}, {}, {list: true}} {
+		for _, value := range []state{{text: newer}, {}, {text: "garbage"}, {list: true}} {
+			for _, lock := range []state{{}, held(other)} {
+				begun := time.Now()
+				b, _, err := meddle(t, s, func(b *bench) { b.set(b.value, before) },
+					func(b *bench) (string, error) { return "", b.expire() }, value, lock)
+				if err != nil {
+					t.Errorf("Expire: %v", err)
+				}
+				if value.text == newer {
+					b.wantExpired(newer, begun, time.Now())
+				} else {
+					b.want(b.value, state{}, 0)
+				}
+				b.want(b.key, state{}, 0)
+			}
+		}
 	}
 }
 
@@ -98,7 +150,7 @@ func TestScriptsAndTransactionsAgree(t *testing.T) {
 	t.Parallel()
 	forms := []form{openReal(t), openRealWatch(t), openMini(t), openMiniWatch(t)}
 	names := []string{"real", "real without scripts", "mini", "mini without scripts"}
-	const rounds = 150
+	const rounds = 300
 	seed := uint64(time.Now().UnixNano())
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	for round := range rounds {
@@ -127,17 +179,21 @@ type parityCase struct {
 type parityAct struct {
 	op                  string
 	token               string
-	seen, awaited, text string
-	take                bool
+	seen, awaited, text string // seen "*" is what is there
+	purpose             string
+	retry               time.Duration
+	take, drop          bool
 }
 
 func randomCase(rnd *rand.Rand) parityCase {
 	pick := func(from ...string) string { return from[rnd.IntN(len(from))] }
 	tokens := []string{me, other, third}
 	c := parityCase{}
-	switch rnd.IntN(6) {
+	switch rnd.IntN(8) {
 	case 0:
 		c.value = state{text: pick(entryA, entryB)}
+	case 4, 5:
+		c.value = state{text: pick(entryPast, entryFuture, entryPast[:34], entryFuture[:35])}
 	case 1:
 		c.value = state{text: pick("g", "garbage", entryA[:34], entryA[:35], "\x00\xff\r\n")}
 	case 2:
@@ -149,7 +205,7 @@ func randomCase(rnd *rand.Rand) parityCase {
 	case 0, 1:
 		c.lock = state{text: pick("H", "H", "F", "X") + pick(tokens...)}
 		if c.lock.text[0] != 'X' {
-			c.lock.text += pick(stamp, stamp, stamp, "another stamp!!!")
+			c.lock.text += pick(stamp, stamp, "another stamp!!!", noRetry, failedUntil(left, me).text[27:], failedUntil(life, me).text[27:], failedUntil(-time.Minute, me).text[27:])
 		}
 		c.lock.text += pick("", "", "word", "E", "\x00\xff word")
 	case 2:
@@ -163,9 +219,11 @@ func randomCase(rnd *rand.Rand) parityCase {
 	}
 	for range 1 + rnd.IntN(5) {
 		c.acts = append(c.acts, parityAct{
-			op: pick("lock", "lock", "lock", "store", "release", "abandon", "renew"), token: pick(tokens...),
-			seen: pick("", "", entryA[:35], entryB[:35], "garbage", "g"), awaited: pick("", "", me, other, third),
-			text: pick("", "word", "\xff\x00"), take: rnd.IntN(3) > 0,
+			op: pick("lock", "lock", "lock", "store", "release", "release", "abandon", "renew", "expire"), token: pick(tokens...),
+			seen: pick("", "", entryA[:35], "garbage", "g", "*", "*", "*"), awaited: pick("", "", me, other, third),
+			purpose: pick(Nothing, Spare, Served), text: pick("", "word", "\xff\x00"),
+			retry: [...]time.Duration{0, 0, left, 2 * life, math.MaxInt64}[rnd.IntN(5)],
+			take:  rnd.IntN(3) > 0, drop: rnd.IntN(4) == 0,
 		})
 	}
 	return c
@@ -181,9 +239,14 @@ func (c parityCase) run(b *bench) (told string) {
 		var err error
 		switch a.op {
 		case "lock":
+			if a.seen == "*" {
+				s, _ := b.get(b.value)
+				a.seen = entry.Header(s.text)
+			}
 			var r Reply
-			r, err = b.GetOrLock(ctx, 5*time.Second, Query{Known: a.seen, Awaited: a.awaited, Take: a.take})
-			r.Left = r.Left.Round(20 * time.Second) // 20 s or 40 s
+			r, err = b.GetOrLock(ctx, 5*time.Second, Query{Known: a.seen, Awaited: a.awaited, Take: a.take, For: a.purpose})
+			r.Left = about(r.Left)
+			r.Text = sameEntry(r.Text)
 			if r.Status == Locked {
 				r.Text, stamps[a.token] = "", b.stamp
 			}
@@ -191,18 +254,52 @@ func (c parityCase) run(b *bench) (told string) {
 		case "store":
 			answer, err = b.Store(ctx, opTimeout, []byte(entryA), life)
 		case "release":
-			answer, err = b.Release(ctx, opTimeout, Leave{Word: a.text})
+			answer, err = b.Release(ctx, opTimeout, Leave{Word: a.text, RetryAfter: a.retry, Drop: a.drop})
 		case "abandon":
 			answer, err = b.Abandon(ctx)
 		case "renew":
 			answer, err = b.Renew(ctx)
+		case "expire":
+			err = b.expire()
 		}
 		value, valueTTL := b.get(b.value)
+		value.text = sameEntry(value.text)
 		lock, lockTTL := b.get(b.key)
+		lock.text = sameMark(lock.text)
 		told += fmt.Sprintf("\n  %s by %.2s: %v, %v; value %+v for %v, lock %+v for %v", a.op, a.token, answer, err,
-			value, valueTTL.Round(20*time.Second), lock, lockTTL.Round(20*time.Second))
+			value, about(valueTTL), lock, about(lockTTL))
 	}
 	return told
+}
+
+// Entries fresh until long ago and until much later.
+var (
+	entryPast   = entryUntil(time.UnixMilli(1e12), 0, "payload")
+	entryFuture = entryUntil(time.UnixMilli(9e12), 1, "")
+)
+
+// about is a time without what differs from one run to the next.
+func about(d time.Duration) time.Duration { return (d - 1).Round(20 * time.Second) }
+
+// sameEntry is an entry without what differs from one Expire to the next.
+func sameEntry(s string) string {
+	if e, err := entry.Parse([]byte(s)); err != nil || !e.Expired {
+		return s
+	} else if time.Since(e.FreshUntil) < time.Hour {
+		s = s[:3] + "just now" + s[11:]
+	}
+	return s[:27] + s[35:]
+}
+
+// sameMark is a failure's mark without what differs from one run to the next.
+func sameMark(s string) string {
+	state, token, retry, word := splitRecord(s)
+	at, err := strconv.ParseInt(retry, 10, 64)
+	if rest := time.Until(time.UnixMicro(at)); state != "F" || err != nil || rest < -24*time.Hour || rest > 24*time.Hour {
+		return s
+	} else {
+		return fmt.Sprint(state, token, about(rest), word)
+	}
 }
 
 func TestWithoutScriptsACommandEndsWithItsTime(t *testing.T) {

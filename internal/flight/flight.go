@@ -33,8 +33,8 @@ var (
 // Nobody goes round for ever: whoever was in a flight is early for every flight of that key begun after it.
 //
 // A refresh is a flight for nobody: its key has a value that can be served meanwhile, so callers do not board
-// it but read, each time anew. When a read finds that the value can not be served any more, the refresh becomes
-// the flight to board.
+// it but read, each time anew. When a read finds nothing to serve any more, its callers are handed over to the
+// refresh.
 type Flight[R any] struct {
 	Key   string
 	Load  Load          // in the graph of loads that wait for each other
@@ -83,7 +83,7 @@ type Group[R any] struct {
 	mu        sync.Mutex
 	closed    bool
 	flights   map[string]*Flight[R] // that can be boarded
-	refreshes map[string]*Flight[R] // that nobody waits for; those that have ended are having their Rest
+	refreshes map[string]*Flight[R] // that callers come to by being handed over; what is ended is having its Rest
 }
 
 func NewGroup[R any]() *Group[R] {
@@ -190,23 +190,37 @@ func (g *Group[R]) Refresh(key, of string) *Flight[R] {
 	return r
 }
 
-// BeginFill readies a flight for more than a read. If a refresh of its key is under way, the flight ends instead
-// and its callers are handed over: two loads of one key never run side by side.
-func (g *Group[R]) BeginFill(f *Flight[R]) (begun bool) {
+// BeginFill readies a flight for more than a read, unless it is handed over: see HandOver. handOver says whether
+// it may be.
+func (g *Group[R]) BeginFill(f *Flight[R], handOver bool) (begun bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if f.Refresh {
-		return true
-	}
-	if r := g.refreshes[f.Key]; r != nil && !r.ended {
-		var none R
-		g.end(f, none, 0)
-		f.next, f.handed = r, true
-		delete(g.refreshes, f.Key)
-		g.flights[f.Key] = r
+	if handOver && g.handOver(f) {
 		return false
 	}
-	f.Nudge = make(chan struct{}, 1)
+	if f.Nudge == nil {
+		f.Nudge = make(chan struct{}, 1)
+	}
+	return true
+}
+
+// HandOver ends a flight if a refresh of its key is under way, and sends its callers on to that: two loads of
+// one key never run side by side. The refresh may have begun before they came, so they board it as they would
+// any other flight that they find.
+func (g *Group[R]) HandOver(f *Flight[R]) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.handOver(f)
+}
+
+func (g *Group[R]) handOver(f *Flight[R]) bool {
+	r := g.refreshes[f.Key]
+	if r == nil || r.ended || f.Refresh {
+		return false
+	}
+	var none R
+	g.end(f, none, 0)
+	f.next, f.handed = r, true
 	return true
 }
 
@@ -262,8 +276,8 @@ func (g *Group[R]) End(f *Flight[R], r R, asOf int) {
 func (g *Group[R]) EndIfDeserted(f *Flight[R]) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if f.callers > 0 {
-		return false
+	if f.callers > 0 || f.ended {
+		return f.ended
 	}
 	var none R
 	g.end(f, none, 0)
@@ -277,11 +291,12 @@ func (g *Group[R]) end(f *Flight[R], r R, asOf int) {
 		close(f.done)
 	}
 	if f.Refresh && f.Rest > 0 && g.refreshes[f.Key] == nil {
-		g.refreshes[f.Key] = f
+		resting := &Flight[R]{Key: f.Key, Refresh: true, Of: f.Of, ended: true} // and nothing of the value
+		g.refreshes[f.Key] = resting
 		time.AfterFunc(f.Rest, func() {
 			g.mu.Lock()
 			defer g.mu.Unlock()
-			g.forget(f)
+			g.forget(resting)
 		})
 	}
 }

@@ -82,7 +82,7 @@ func TestTheTurnDecidesWhoTakesTheResult(t *testing.T) {
 		g := NewGroup[string]()
 		seats := []Seat[string]{board(t, g, "k", nil, nil)}
 		f := seats[0].Flight
-		g.BeginFill(f)
+		g.BeginFill(f, true)
 		for turn := FirstTurn; turn <= turns; turn++ {
 			seats = append(seats, board(t, g, "k", nil, nil)) // during the turn
 			next := turn + 1
@@ -127,7 +127,7 @@ func TestALoadBrokenOffIsNotTakenLate(t *testing.T) {
 	t.Parallel()
 	g := NewGroup[string]()
 	early := board(t, g, "k", nil, nil)
-	g.BeginFill(early.Flight)
+	g.BeginFill(early.Flight, true)
 	g.BeginLoad(early.Flight)
 	late := board(t, g, "k", nil, nil)
 	g.Supersede("k")
@@ -190,7 +190,7 @@ func TestABrokenLoadIsLeftByThoseWhoCameAfterItBegan(t *testing.T) {
 				g := NewGroup[string]()
 				early := board(t, g, "k", nil, nil)
 				f := early.Flight
-				g.BeginFill(f)
+				g.BeginFill(f, true)
 				loading := g.BeginLoad(f)
 				late := board(t, g, "k", nil, nil)
 				lateSleeper := board(t, g, "k", nil, nil) // who will wait only after the news
@@ -235,7 +235,7 @@ func TestNewsBeforeTheLoadOnlyNudge(t *testing.T) {
 	g := NewGroup[string]()
 	s := board(t, g, "k", nil, nil)
 	g.Supersede("k") // nobody listens yet, and nothing happens
-	g.BeginFill(s.Flight)
+	g.BeginFill(s.Flight, true)
 	nudged := func() bool {
 		select {
 		case <-s.Nudge:
@@ -271,7 +271,7 @@ func TestACallerLeavesWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewGroup[string]()
 		s, other := board(t, g, "k", nil, nil), board(t, g, "k", nil, nil)
-		g.BeginFill(s.Flight)
+		g.BeginFill(s.Flight, true)
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		wg.Go(func() {
@@ -297,7 +297,7 @@ func TestADesertedFlightEndsWithoutAResult(t *testing.T) {
 	t.Parallel()
 	g := NewGroup[string]()
 	s, other := board(t, g, "k", nil, nil), board(t, g, "k", nil, nil)
-	g.BeginFill(s.Flight)
+	g.BeginFill(s.Flight, true)
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	for i, seat := range []Seat[string]{s, other} {
@@ -337,7 +337,7 @@ func TestAFlightForALoadsCallIsExempt(t *testing.T) {
 		"from a load within this": {g, &Load{cache: h, outer: &outer.Load}, true},
 	} {
 		first := board(t, test.group, name, nil, nil)
-		test.group.BeginFill(first.Flight)
+		test.group.BeginFill(first.Flight, true)
 		if test.group.Exempt(first.Flight) {
 			t.Errorf("%s: exempt before the call", name)
 		}
@@ -410,7 +410,7 @@ func TestNobodyIsGivenWhatWasTrueOnlyBeforeItCame(t *testing.T) {
 					if s.First {
 						go func() {
 							defer g.Running.Done()
-							g.BeginFill(s.Flight)
+							g.BeginFill(s.Flight, true)
 							turn := g.Tick(s.Flight)
 							read := now() // the turn has begun
 							if n%3 == 0 {

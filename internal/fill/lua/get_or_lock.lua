@@ -31,21 +31,21 @@
 -- must not be stored under the second.
 -- A key of a foreign type counts as absent: the next SET replaces it.
 
-local function get(key)
-  local v = redis.pcall('GET', key)
+local function get(command, key, ...)
+  local v = redis.pcall(command, key, ...)
   if type(v) == 'table' and string.find(v.err, 'WRONGTYPE', 1, true) then return false end
   return v
 end
 
-local entry = get(KEYS[1])
-if type(entry) == 'table' then return entry end
+local header = get('GETRANGE', KEYS[1], 0, 34)
+if type(header) == 'table' then return header end
 local known = 0
-if entry and entry ~= '' then
-  if string.sub(entry, 1, 35) ~= ARGV[3] then return {'hit', entry, 0, 0} end
+if header and header ~= '' then
+  if header ~= ARGV[3] then return {'hit', redis.call('GET', KEYS[1]), 0, 0} end
   known = 1
 end
 
-local lock = get(KEYS[2])
+local lock = get('GET', KEYS[2])
 if type(lock) == 'table' then return lock end
 lock = lock or ''
 local state, token, stamp, failure = string.sub(lock, 1, 1), string.sub(lock, 2, 27), string.sub(lock, 28, 43), string.sub(lock, 44)
@@ -72,7 +72,7 @@ if state == 'H' then return {'busy', token, left, known} end
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 if state == 'F' and ARGV[6] ~= '' and known == 1 then
-  local rest = math.ceil(((tonumber(stamp) or 0) - now) / 1000)
+  local rest = math.ceil((tonumber(string.match(stamp, '^%d+$') or 0) - now) / 1000)
   if rest > 0 then return {'failed', failure, math.min(rest, left), 1} end
 end
 if ARGV[5] == '0' then return {'free', '', 0, known} end

@@ -3,7 +3,7 @@
 -- KEYS  1 value  2 lock
 -- ARGV  1 token  2 stamp  3 entry  4 its life, ms
 --
--- Returns 1 stored, 0 refused: the key was deleted or set, or the lock was lost.
+-- Returns 1 stored, 0 refused: the key was deleted, set or made stale, or the lock was lost.
 
 local lock = redis.pcall('GET', KEYS[2])
 if type(lock) == 'string' and string.sub(lock, 1, 43) == 'H' .. ARGV[1] .. ARGV[2] then

@@ -1,0 +1,632 @@
+package singlefill_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+// expireEach is redistest.Each and, beside it, a user who may run no scripts. look may do everything.
+func expireEach(t *testing.T, run func(t *testing.T, rdb, look redis.UniversalClient)) {
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) { run(t, rdb, rdb) })
+	t.Run("no scripts", func(t *testing.T) {
+		t.Parallel()
+		s := redistest.Start(t)
+		run(t, s.Client(t, expireNoScripts(t, s)), s.Admin())
+	})
+}
+
+// expireNoScripts makes a user of the server who may run no scripts, and makes a client that user.
+func expireNoScripts(t testing.TB, s *redistest.Server) func(*redis.Options) {
+	faultDo(t, s.Admin())("acl", "setuser", "noscripts", "on", ">pw", "~*", "&*", "+@all", "-@scripting")
+	return func(o *redis.Options) { o.Username, o.Password = "noscripts", "pw" }
+}
+
+// entryWindows are the options of a Raw cache of which nothing is random. EarlyRefresh is off.
+func entryWindows(swr, sie time.Duration) *singlefill.Options[string] {
+	return &singlefill.Options[string]{
+		Codec: singlefill.Raw, Jitter: -1, EarlyRefresh: -1, StaleWhileRevalidate: swr, StaleIfError: sie,
+	}
+}
+
+// expireAll expires keys and waits until the client sees what has become of them: its own cache may be late.
+func expireAll(t testing.TB, c *singlefill.Cache[string], rdb, look redis.UniversalClient, ns string, keys ...string) {
+	t.Helper()
+	if err := c.Expire(t.Context(), keys...); err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range keys {
+		entrySeen(t, rdb, look, ns, key)
+	}
+}
+
+func entrySeen(t testing.TB, rdb, look redis.UniversalClient, ns, key string) {
+	t.Helper()
+	redistest.Await(t, "the client sees what is stored under "+key, func() bool {
+		data, _ := stored(t, look, ns+":{"+key+"}")
+		return rdb.Get(context.Background(), ns+":{"+key+"}").Val() == data
+	})
+}
+
+// entryPut writes an entry as another process would have done.
+func entryPut(t testing.TB, look redis.UniversalClient, ns, key string, e entry.Entry, ttl time.Duration) (data string) {
+	t.Helper()
+	b, err := e.Encode()
+	if err == nil {
+		err = look.Set(context.Background(), ns+":{"+key+"}", b, ttl).Err()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// entryWant returns the entry that a key holds.
+func entryWant(t testing.TB, look redis.UniversalClient, ns, key string) (data string, e entry.Entry) {
+	t.Helper()
+	data, _ = stored(t, look, ns+":{"+key+"}")
+	e, err := entry.Parse([]byte(data))
+	if err != nil {
+		t.Fatalf("%s holds no entry: %v", key, err)
+	}
+	return data, e
+}
+
+// Where the header of an entry has what Expire changes.
+const (
+	headerFlagsAt  = 2
+	headerRestAt   = 11
+	headerRandomAt = 27
+	headerEndAt    = 35
+)
+
+func TestExpireChangesOfAnEntryOnlyWhatMakesItStale(t *testing.T) {
+	t.Parallel()
+	hour := func(n int) time.Time { return time.Now().Add(time.Duration(n) * time.Hour).Truncate(time.Millisecond) }
+	expireEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		ns := redistest.Namespace(t)
+		c := newCacheIn(t, rdb, ns, &raw)
+		for key, e := range map[string]entry.Entry{
+			"value":     {FreshUntil: hour(1), WrittenAt: hour(-1), LoadTime: 12345 * time.Millisecond, Payload: []byte("a\x00\xff\r\n")},
+			"empty":     {FreshUntil: hour(1), WrittenAt: hour(-1), Payload: []byte{}},
+			"large":     {FreshUntil: hour(1), WrittenAt: hour(-1), Payload: []byte(strings.Repeat("\xc1\x01", 1<<19))},
+			"not found": {FreshUntil: hour(1), WrittenAt: hour(-1), NotFound: true},
+			"stale":     {FreshUntil: hour(-2), WrittenAt: hour(-3), Payload: []byte("v")},
+			"expired":   {FreshUntil: hour(-2), WrittenAt: hour(-3), Payload: []byte("v"), Expired: true},
+		} {
+			const ttl = 37 * time.Hour
+			before := entryPut(t, look, ns, key, e, ttl)
+			begun := time.Now().Truncate(time.Millisecond)
+			expireAll(t, c, rdb, look, ns, key)
+			after, got := entryWant(t, look, ns, key)
+			if before[:headerFlagsAt] != after[:headerFlagsAt] || before[headerRestAt:headerRandomAt] != after[headerRestAt:headerRandomAt] ||
+				before[headerEndAt:] != after[headerEndAt:] {
+				t.Errorf("%s: %.50q has become %.50q", key, before, after)
+			}
+			if before[headerRandomAt:headerEndAt] == after[headerRandomAt:headerEndAt] {
+				t.Errorf("%s: the random bytes are still the same", key)
+			}
+			if !got.Expired || got.NotFound != e.NotFound {
+				t.Errorf("%s: the flags are %+v", key, got)
+			}
+			if e.FreshUntil.Before(begun) {
+				if !got.FreshUntil.Equal(e.FreshUntil) {
+					t.Errorf("%s: stale since %v, want since %v as before", key, got.FreshUntil, e.FreshUntil)
+				}
+			} else if got.FreshUntil.Before(begun) || got.FreshUntil.After(time.Now()) {
+				t.Errorf("%s: stale since %v, want since now", key, got.FreshUntil)
+			}
+			if left := look.PTTL(t.Context(), ns+":{"+key+"}").Val(); left > ttl || left < ttl-time.Hour {
+				t.Errorf("%s: lives for %v, want %v as before", key, left, ttl)
+			}
+		}
+	})
+}
+
+func TestAnExpiredValueIsServedAsTheWindowsSay(t *testing.T) {
+	t.Parallel()
+	boom := errors.New("boom")
+	expireEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		begin := func(t *testing.T, opts *singlefill.Options[string]) (*singlefill.Cache[string], *source[string], string) {
+			ns := redistest.Namespace(t)
+			c := newCacheIn(t, rdb, ns, opts)
+			src := newSource[string](t)
+			if err := c.Set(t.Context(), "k", "old"); err != nil {
+				t.Fatal(err)
+			}
+			wantGet(t, c, "k", "old", nil)
+			expireAll(t, c, rdb, look, ns, "k")
+			return c, src, ns
+		}
+		t.Run("refreshed behind", func(t *testing.T) {
+			c, src, _ := begin(t, entryWindows(time.Hour, 0))
+			wantGet(t, c, "k", "old", nil)
+			src.want(t, 0)
+			for range 10 {
+				v, info, err := c.GetOrLoadInfo(t.Context(), "k", src.load) // although the load does not end
+				wantValue(t, v, err, "old")
+				if !info.Stale || info.Err != nil {
+					t.Errorf("%+v, want a stale value and no error", info)
+				}
+			}
+			src.next(t).give("new")
+			wantGet(t, c, "k", "new", nil)
+			goGet(t.Context(), c, "k", src.load).want(t, "new")
+			_ = c.Close()
+			src.want(t, 1)
+			if s := c.Stats(); s.Refreshes != 1 || s.Stored != 1 || s.Fenced != 0 {
+				t.Errorf("%+v, want one refresh, stored", s)
+			}
+		})
+		for name, opts := range map[string]*singlefill.Options[string]{"kept for errors": entryWindows(0, time.Hour), "not kept": entryWindows(0, 0)} {
+			t.Run(name, func(t *testing.T) {
+				c, src, _ := begin(t, opts)
+				wantGet(t, c, "k", "", singlefill.ErrMiss)
+				waits := goGet(t.Context(), c, "k", src.load).waits(t)
+				src.next(t).give("new")
+				waits.want(t, "new")
+				wantGet(t, c, "k", "new", nil)
+				src.want(t, 1)
+			})
+			t.Run(name+", source fails", func(t *testing.T) {
+				c, _, _ := begin(t, opts)
+				v, info, err := c.GetOrLoadInfo(t.Context(), "k", fails[string](boom))
+				if opts.StaleIfError > 0 {
+					wantValue(t, v, err, "old")
+					if !info.Stale || info.Err != boom {
+						t.Errorf("%+v, want a stale value and why", info)
+					}
+				} else if err != boom || info != (singlefill.ValueInfo{}) {
+					t.Errorf("got %q, %+v, %v; want the error itself", v, info, err)
+				}
+			})
+		}
+		t.Run("a remembered not-found", func(t *testing.T) {
+			ns := redistest.Namespace(t)
+			c := newCacheIn(t, rdb, ns, entryWindows(0, 0))
+			goGet(t.Context(), c, "k", fails[string](singlefill.ErrNotFound)).wantErr(t, singlefill.ErrNotFound)
+			expireAll(t, c, rdb, look, ns, "k")
+			goGet(t.Context(), c, "k", gives("found")).want(t, "found")
+		})
+	})
+}
+
+func TestWhenTheSourceFailsThereIsNothingAfterDeleteAndTheOldValueAfterExpire(t *testing.T) {
+	t.Parallel()
+	boom := errors.New("boom")
+	expireEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		for name, opts := range map[string]*singlefill.Options[string]{"refreshed": entryWindows(time.Hour, 0), "loaded": entryWindows(0, time.Hour)} {
+			ns := redistest.Namespace(t)
+			c := newCacheIn(t, rdb, ns, opts)
+			for _, key := range []string{"expired", "deleted", "both"} {
+				if err := c.Set(t.Context(), key, "old"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			expireAll(t, c, rdb, look, ns, "expired", "both")
+			if err := c.Delete(t.Context(), "deleted", "both"); err != nil {
+				t.Fatal(err)
+			}
+			for _, key := range []string{"expired", "deleted", "both"} {
+				entrySeen(t, rdb, look, ns, key)
+				if a := goGet(t.Context(), c, key, fails[string](boom)); key == "expired" {
+					a.want(t, "old")
+				} else if v, err := a.result(t); err != boom {
+					t.Errorf("%s, %s: got %q, %v; want the error of the source", name, key, v, err)
+				}
+			}
+		}
+	})
+}
+
+func TestExpireTakesManyKeysAndNone(t *testing.T) {
+	t.Parallel()
+	expireEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		ns := redistest.Namespace(t)
+		c := newCacheIn(t, rdb, ns, &raw)
+		counts := []int{0, 1, 257, 1000}
+		if strings.HasSuffix(t.Name(), "/mini") {
+			counts = []int{0, 1} // on a net.Pipe, server and client would both wait for the other to read
+		}
+		e := entry.Entry{FreshUntil: time.Now().Add(time.Hour), WrittenAt: time.Now(), Payload: []byte("v")}
+		for _, many := range counts {
+			var keys []string
+			for i := range many {
+				keys = append(keys, fmt.Sprint(many, "-", i))
+				entryPut(t, look, ns, keys[i], e, time.Hour)
+			}
+			entryPut(t, look, ns, "kept", e, time.Hour)
+			if err := c.Expire(t.Context(), append(keys, append([]string{"never there"}, keys[:min(many, 1)]...)...)...); err != nil {
+				t.Fatal(err)
+			}
+			for _, key := range keys {
+				if _, got := entryWant(t, look, ns, key); !got.Expired || string(got.Payload) != "v" {
+					t.Errorf("%s of %d: %+v, want an expired entry", key, many, got)
+				}
+			}
+			if _, got := entryWant(t, look, ns, "kept"); got.Expired {
+				t.Error("a key that was not named is expired")
+			}
+			wantStored(t, look, ns, "never there", "")
+		}
+	})
+}
+
+func TestExpireRemovesWhatIsNoEntryAndMakesNothing(t *testing.T) {
+	t.Parallel()
+	good, err := entry.Entry{FreshUntil: time.Now().Add(time.Hour), Payload: []byte("some value")}.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	expireEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		ns := redistest.Namespace(t)
+		c := newCacheIn(t, rdb, ns, &raw)
+		ctx := t.Context()
+		value := func(key string) string { return ns + ":{" + key + "}" }
+		for key, data := range map[string]string{
+			"text":            "a text of somebody else, which is longer than a header",
+			"empty":           "",
+			"one byte":        "\xc1",
+			"a header less 1": string(good[:headerEndAt-1]),
+			"another magic":   "\xc2" + string(good[1:]),
+			"version 0":       "\xc1\x00" + string(good[2:]),
+			"version 2":       "\xc1\x02" + string(good[2:]),
+		} {
+			if err := look.Set(ctx, value(key), data, time.Hour).Err(); err != nil {
+				t.Fatal(err)
+			}
+			expireAll(t, c, rdb, look, ns, key)
+			if data, found := stored(t, look, value(key)); found {
+				t.Errorf("%s: %q is still there", key, data)
+			}
+		}
+		if err := errors.Join(
+			look.RPush(ctx, value("list"), "a").Err(), look.HSet(ctx, value("hash"), "a", "b").Err(), look.SAdd(ctx, value("set"), "a").Err(),
+			look.RPush(ctx, value("locked by a list")+":lock", "a").Err(),
+		); err != nil {
+			t.Fatal(err)
+		}
+		for _, key := range []string{"list", "hash", "set", "locked by a list", "missing"} { // one command each: mini is on a net.Pipe
+			if err := c.Expire(ctx, key); err != nil {
+				t.Errorf("%s: %v", key, err)
+			}
+			for _, k := range []string{value(key), value(key) + ":lock"} {
+				if n := look.Exists(ctx, k).Val(); n != 0 {
+					t.Errorf("%s is there", k)
+				}
+			}
+		}
+	})
+}
+
+func TestAnExpireThatCannotBeMadeIsRefusedWithoutACommand(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	c, closed := newCache[string](t, server.Client(t), nil), newCache[string](t, server.Client(t), nil)
+	_ = closed.Close()
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+	expired, cancel := context.WithDeadline(t.Context(), time.Now())
+	defer cancel()
+	for _, test := range []struct {
+		name string
+		c    *singlefill.Cache[string]
+		ctx  context.Context
+		keys []string
+		want string
+	}{
+		{"no key", c, t.Context(), []string{"k", ""}, "singlefill: key is empty"},
+		{"cancelled", c, cancelled, []string{"k"}, "context canceled"},
+		{"too late", c, expired, []string{"k"}, "context deadline exceeded"},
+		{"closed", closed, t.Context(), []string{"k"}, singlefill.ErrClosed.Error()},
+		{"closed, of nothing", closed, t.Context(), nil, singlefill.ErrClosed.Error()},
+		{"of nothing", c, t.Context(), nil, "<nil>"},
+	} {
+		server.ResetCalls()
+		if err := test.c.Expire(test.ctx, test.keys...); fmt.Sprint(err) != test.want {
+			t.Errorf("%s: got error %v, want %q", test.name, err, test.want)
+		}
+		wantCalls(t, server, test.name, nil)
+	}
+}
+
+func TestExpireDuringALoadKeepsItsValueOut(t *testing.T) {
+	t.Parallel()
+	expireEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		for _, who := range []string{"here", "elsewhere"} {
+			for _, old := range []string{"", "old"} { // beyond StaleWhileRevalidate: the load is waited for
+				t.Run(who+" "+old, func(t *testing.T) {
+					ns := redistest.Namespace(t)
+					c := newCacheIn(t, rdb, ns, entryWindows(0, time.Hour))
+					by := c
+					if who == "elsewhere" {
+						by = newCacheIn(t, rdb, ns, entryWindows(0, time.Hour))
+					}
+					if old != "" {
+						entryPut(t, look, ns, "k", entry.Entry{FreshUntil: time.Now().Add(-time.Second), Payload: []byte(old)}, time.Hour)
+					}
+					src := newSource[string](t)
+					before := goGet(t.Context(), c, "k", src.load)
+					older := src.next(t)
+					if err := by.Expire(t.Context(), "k"); err != nil {
+						t.Fatal(err)
+					}
+					after := goGet(t.Context(), c, "k", src.load)
+					newer := src.next(t) // without waiting for the older load
+					older.give("v1")
+					before.want(t, "v1")
+					newer.give("v2")
+					after.want(t, "v2")
+					_ = c.Close()
+					wantStored(t, look, ns, "k", "v2")
+					wantUnlocked(t, look, ns, "k")
+					src.want(t, 2)
+					if s := c.Stats(); s.Stored != 1 || s.Fenced != 1 {
+						t.Errorf("%+v, want one load stored and one fenced", s)
+					}
+				})
+				t.Run(who+" "+old+", which nobody repeats", func(t *testing.T) {
+					ns := redistest.Namespace(t)
+					c, other := newCacheIn(t, rdb, ns, entryWindows(0, time.Hour)), newCacheIn(t, rdb, ns, entryWindows(0, time.Hour))
+					by := map[string]*singlefill.Cache[string]{"here": c, "elsewhere": other}[who]
+					if old != "" {
+						entryPut(t, look, ns, "k", entry.Entry{FreshUntil: time.Now().Add(-time.Second), Payload: []byte(old)}, time.Hour)
+					}
+					src := newSource[string](t)
+					before := goGet(t.Context(), c, "k", src.load)
+					load := src.next(t)
+					if err := by.Expire(t.Context(), "missing too", "k"); err != nil {
+						t.Fatal(err)
+					}
+					load.give("v1")
+					before.want(t, "v1")
+					_ = c.Close()
+					wantStored(t, look, ns, "k", old)
+				})
+			}
+		}
+	})
+}
+
+func TestExpireAgainProlongsNoWindow(t *testing.T) {
+	for name, opts := range map[string]*singlefill.Options[string]{"refreshed": entryWindows(10*time.Minute, 0), "kept for errors": entryWindows(0, 10*time.Minute)} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				opts.RetryAfter = time.Millisecond
+				c := newCache(t, rdb, opts)
+				boom := errors.New("boom")
+				for _, first := range []time.Duration{0, 30 * time.Minute, time.Hour + 4*time.Minute} { // the life is an hour
+					if err := c.Set(t.Context(), "k", "old"); err != nil {
+						t.Fatal(err)
+					}
+					ends := min(first, time.Hour) + 10*time.Minute
+					begun := time.Now()
+					time.Sleep(first)
+					for time.Since(begun) < ends {
+						if err := c.Expire(t.Context(), "k"); err != nil {
+							t.Fatal(err)
+						}
+						goGet(t.Context(), c, "k", fails[string](boom)).want(t, "old")
+						time.Sleep(time.Minute)
+					}
+					goGet(t.Context(), c, "k", fails[string](boom)).wantErr(t, boom)
+					if _, err := c.Get(t.Context(), "k"); err != singlefill.ErrMiss {
+						t.Errorf("Get: %v, want ErrMiss", err)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestExpireSaysWhyItHasFailed(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name, says string
+		start      func(t *testing.T, ns string) *redis.Client // of a server that has the keys k and l
+		still      string                                      // what k holds
+	}{
+		{"redis is down", "deadline exceeded", func(t *testing.T, _ string) *redis.Client {
+			s := redistest.Start(t)
+			s.Kill()
+			return s.Client(t)
+		}, ""},
+		{"read-only replica", "READONLY", func(t *testing.T, ns string) *redis.Client {
+			master := redistest.Start(t)
+			expirePut(t, master.Admin(), ns)
+			return redistest.StartReplica(t, master).Client(t)
+		}, "v"},
+		{"out of memory", "OOM", func(t *testing.T, ns string) *redis.Client {
+			s := redistest.Start(t)
+			expirePut(t, s.Admin(), ns)
+			faultDo(t, s.Admin())("config", "set", "maxmemory", "1")
+			return s.Client(t)
+		}, "v"},
+		{"without any right", "NOPERM", func(t *testing.T, ns string) *redis.Client {
+			s := redistest.Start(t)
+			expirePut(t, s.Admin(), ns)
+			faultDo(t, s.Admin())("acl", "setuser", "reader", "on", ">pw", "%R~*", "+@read")
+			return s.Client(t, func(o *redis.Options) { o.Username, o.Password = "reader", "pw" })
+		}, "v"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			ns := redistest.Namespace(t)
+			rdb := c.start(t, ns)
+			f := newFaultCache(t, rdb, ns, patience, func(o *singlefill.Options[string]) { o.Codec = singlefill.Raw })
+			err := f.Expire(t.Context(), "k", "l")
+			if err == nil || !strings.HasPrefix(err.Error(), "singlefill: expire: ") || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("Expire = %v, want %q", err, "singlefill: expire: … "+c.says)
+			}
+			if !f.log.said("expire", c.says) || f.Stats().RedisErrors != 1 {
+				t.Errorf("Trace was told %v, %+v", f.log.errors(), f.Stats())
+			}
+			if c.still != "" {
+				if v, err := f.Get(t.Context(), "k"); err != nil || v != c.still {
+					t.Errorf("Get = %q, %v, want %q", v, err, c.still)
+				}
+			}
+		})
+	}
+}
+
+func expirePut(t testing.TB, admin *redis.Client, ns string) {
+	for _, key := range []string{"k", "l"} {
+		entryPut(t, admin, ns, key, entry.Entry{FreshUntil: time.Now().Add(time.Hour), Payload: []byte("v")}, time.Hour)
+	}
+}
+
+// A expireTrips counts how often a client turns to its server with scripts.
+type expireTrips struct{ n atomic.Int64 }
+
+func (r *expireTrips) note(cmds ...redis.Cmder) {
+	if slices.ContainsFunc(cmds, func(cmd redis.Cmder) bool { return strings.HasPrefix(cmd.Name(), "eval") }) {
+		r.n.Add(1)
+	}
+}
+
+func (r *expireTrips) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (r *expireTrips) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error { r.note(cmd); return next(ctx, cmd) }
+}
+
+func (r *expireTrips) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error { r.note(cmds...); return next(ctx, cmds) }
+}
+
+func TestExpireIsOneRoundTripForUpTo256Keys(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	rdb := server.Client(t)
+	ns := redistest.Namespace(t)
+	c := newCacheIn[string](t, rdb, ns, nil)
+	var keys []string
+	for i := range 257 {
+		keys = append(keys, fmt.Sprint(i))
+		entryPut(t, rdb, ns, keys[i], entry.Entry{FreshUntil: time.Now().Add(time.Hour)}, time.Hour)
+	}
+	var trips expireTrips
+	rdb.AddHook(&trips)
+	for _, test := range []struct {
+		keys  []string
+		trips int64
+	}{{keys[:1], 1}, {keys[:256], 1}, {keys, 2}} {
+		for _, flushed := range []bool{false, true} {
+			if flushed {
+				faultDo(t, server.Admin())("script", "flush")
+			}
+			server.ResetCalls()
+			trips.n.Store(0)
+			if err := c.Expire(t.Context(), test.keys...); err != nil {
+				t.Error(err)
+			}
+			n := int64(len(test.keys))
+			if got := trips.n.Load(); got != test.trips {
+				t.Errorf("%d keys took %d round trips, want %d", n, got, test.trips)
+			}
+			// What the scripts call counts too.
+			wantCalls(t, server, fmt.Sprint(n, " keys"), map[string]int64{"eval": n, "getrange": n, "setrange": 2 * n, "del": n})
+		}
+	}
+}
+
+// Without scripts Expire reads, judges and writes. What another client does in between makes it judge anew.
+func TestWithoutScriptsNobodyComesBetweenTheStepsOfExpire(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	asUser := expireNoScripts(t, s)
+	now := time.Now()
+	fresh := entry.Entry{FreshUntil: now.Add(time.Hour), WrittenAt: now, Payload: []byte("v1")}
+	newer := entry.Entry{FreshUntil: now.Add(2 * time.Hour), WrittenAt: now, LoadTime: time.Minute, Payload: []byte("v2, longer")}
+	expired := fresh
+	expired.Expired, expired.FreshUntil = true, now.Add(-time.Hour).Truncate(time.Millisecond)
+	for _, test := range []struct {
+		name   string
+		meddle func(t *testing.T, ns string) error
+		want   string // payload
+		since  time.Time
+	}{
+		{"set", func(t *testing.T, ns string) error { entryPut(t, s.Admin(), ns, "k", newer, time.Hour); return nil }, "v2, longer", now},
+		{"expired", func(t *testing.T, ns string) error { entryPut(t, s.Admin(), ns, "k", expired, time.Hour); return nil }, "v1", expired.FreshUntil},
+		{"deleted", func(t *testing.T, ns string) error { return s.Admin().Del(t.Context(), ns+":{k}").Err() }, "", now},
+		{"foreign", func(t *testing.T, ns string) error {
+			return s.Admin().Set(t.Context(), ns+":{k}", strings.Repeat("x", 100), time.Hour).Err()
+		}, "", now},
+		{"a list", func(t *testing.T, ns string) error {
+			return errors.Join(s.Admin().Del(t.Context(), ns+":{k}").Err(), s.Admin().RPush(t.Context(), ns+":{k}", "x").Err())
+		}, "", now},
+		{"locked", func(t *testing.T, ns string) error {
+			return s.Admin().Set(t.Context(), ns+":{k}:lock", "H"+strings.Repeat("T", 26)+strings.Repeat("1", 16), time.Hour).Err()
+		}, "v1", now},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			p := redistest.NewProxy(t, s.Addr)
+			ns := redistest.Namespace(t)
+			c := newCacheIn(t, p.Client(t, asUser), ns, &raw)
+			entryPut(t, s.Admin(), ns, "k", fresh, time.Hour)
+			writes := p.On(redistest.Command("multi"), redistest.HoldRequest).Times(1)
+			done := make(chan error, 1)
+			go func() { done <- c.Expire(context.Background(), "k") }()
+			receive(t, "Expire is about to write", writes.Hit())
+			if err := test.meddle(t, ns); err != nil {
+				t.Fatal(err)
+			}
+			writes.Release()
+			if err := receive(t, "Expire returns", done); err != nil {
+				t.Error(err)
+			}
+			if n := s.Admin().Exists(t.Context(), ns+":{k}:lock").Val(); n != 0 {
+				t.Error("a lock is there")
+			}
+			if test.want == "" {
+				if n := s.Admin().Exists(t.Context(), ns+":{k}").Val(); n != 0 {
+					t.Error("something is there")
+				}
+				return
+			}
+			_, got := entryWant(t, s.Admin(), ns, "k")
+			if !got.Expired || string(got.Payload) != test.want || got.FreshUntil.Sub(test.since).Abs() > 30*time.Minute {
+				t.Errorf("%+v, want %q, stale since %v", got, test.want, test.since)
+			}
+		})
+	}
+}
+
+// Two that expire a key at a time leave one stale entry, whole.
+func TestExpiresAtATimeAgree(t *testing.T) {
+	t.Parallel()
+	expireEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		ns := redistest.Namespace(t)
+		c := newCacheIn(t, rdb, ns, &raw)
+		entryPut(t, look, ns, "k", entry.Entry{FreshUntil: time.Now().Add(time.Hour), Payload: []byte("v")}, time.Hour)
+		errs := make(chan error, 20)
+		for range cap(errs) {
+			go func() { errs <- c.Expire(context.Background(), "k") }()
+		}
+		all := slices.Collect(func(yield func(error) bool) {
+			for range cap(errs) {
+				yield(receive(t, "Expire returns", errs))
+			}
+		})
+		if err := errors.Join(all...); err != nil {
+			t.Error(err)
+		}
+		if _, e := entryWant(t, look, ns, "k"); !e.Expired || string(e.Payload) != "v" {
+			t.Errorf("%+v, want an expired entry of v", e)
+		}
+	})
+}

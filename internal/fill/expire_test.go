@@ -1,0 +1,432 @@
+package fill
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+func (b *bench) expire() error {
+	return Expire(b.t.Context(), b.client, []Pair{{b.value, b.key}})
+}
+
+// entryUntil is an entry, fresh until then.
+func entryUntil(until time.Time, flags byte, payload string) string {
+	data, err := entry.Entry{FreshUntil: until, WrittenAt: time.UnixMilli(1e12), LoadTime: time.Second, Payload: []byte(payload)}.Encode()
+	if err != nil {
+		panic(err)
+	}
+	data[2] = flags
+	return string(data)
+}
+
+// wantExpired fails the test unless the value is what Expire, begun and ended at these times, makes of data:
+// the same but for a flag, the time until which it is fresh, which has become now if it was later, and other
+// random bytes.
+func (b *bench) wantExpired(data string, begun, ended time.Time) {
+	b.t.Helper()
+	got, _ := b.get(b.value)
+	if len(got.text) != len(data) {
+		b.t.Errorf("%x has become %+v", data, got)
+		return
+	}
+	old, now := binary.BigEndian.Uint64([]byte(data)[3:]), binary.BigEndian.Uint64([]byte(got.text)[3:])
+	low, high := min(old, uint64(begun.UnixMilli())), min(old, uint64(ended.UnixMilli()))
+	if now < low || now > high {
+		b.t.Errorf("fresh until %d instead of %d, want %d to %d", now, old, low, high)
+	}
+	if got.text[27:35] == data[27:35] {
+		b.t.Errorf("%x can be taken for the entry before", got.text)
+	}
+	want := []byte(data)
+	want[2] |= 2
+	copy(want[3:11], got.text[3:11])
+	copy(want[27:35], got.text[27:35])
+	if got.text != string(want) {
+		b.t.Errorf("%x has become %x, want %x", data, got.text, want)
+	}
+}
+
+func TestExpireMakesAnEntryStaleAndNothingElseOfIt(t *testing.T) {
+	t.Parallel()
+	var entries []state
+	for _, until := range []time.Time{
+		time.Now().Add(time.Hour), time.Now().Add(-time.Hour), time.UnixMilli(0), time.UnixMilli(1),
+		time.UnixMilli(1 << 53), time.UnixMilli(1<<53 + 1), time.UnixMilli(math.MaxInt64), time.UnixMilli(-1),
+	} {
+		for _, flags := range []byte{0, 1, 2, 3, 4, 0x80, 0xfd, 0xff} {
+			for _, payload := range []string{"", "payload", "\x00\xff\r\n" + entryA} {
+				entries = append(entries, state{text: entryUntil(until, flags, payload)})
+			}
+		}
+	}
+	whole := entryUntil(time.Now().Add(time.Hour), 0, "payload")
+	entries = append(entries, state{text: whole, forever: true}, state{text: whole[:35]}, state{text: whole[:36]}, state{text: whole + "more"})
+	locks := []state{{}, held(me), held(other, "boom"), failed(other), failedUntil(life, other, "boom"), abandoned(other), {text: "garbage", forever: true}, {empty: true}, {list: true}}
+	eachForm(t, func(t *testing.T, f form) {
+		for i, value := range entries {
+			b := f.bench(t)
+			b.set(b.value, value)
+			b.set(b.key, locks[i%len(locks)])
+			_, ttl := b.get(b.value)
+			begun := time.Now()
+			if err := b.expire(); err != nil {
+				t.Errorf("Expire of %+v: %v", value, err)
+			}
+			b.wantExpired(value.text, begun, time.Now())
+			b.want(b.key, state{}, 0)
+			if got, rest := b.get(b.value); got.forever != value.forever || rest > ttl || rest < ttl-10*time.Second {
+				t.Errorf("%+v lives for %v, and had %v", got, rest, ttl)
+			}
+		}
+	})
+}
+
+func TestExpireRemovesWhatIsNoEntry(t *testing.T) {
+	t.Parallel()
+	whole := entryUntil(time.Now().Add(time.Hour), 0, "payload")
+	eachForm(t, func(t *testing.T, f form) {
+		for _, value := range []state{
+			{}, {empty: true}, {list: true}, {list: true, forever: true}, {text: "garbage"}, {text: whole[:34]}, {text: whole[:1]},
+			{text: entryA}, {text: "\xc0" + whole[1:]}, {text: "\xc1\x02" + whole[2:]}, {text: "\xc1\x00" + whole[2:], forever: true},
+		} {
+			for _, lock := range []state{{}, held(other, "boom"), {list: true}} {
+				b := f.bench(t)
+				b.set(b.value, value)
+				b.set(b.key, lock)
+				if err := b.expire(); err != nil {
+					t.Errorf("Expire of %+v: %v", value, err)
+				}
+				b.want(b.value, state{}, 0)
+				b.want(b.key, state{}, 0)
+			}
+		}
+	})
+}
+
+// What the load under way brings is refused, and so is whatever else is done under its lock.
+func TestExpireBreaksTheLoadUnderWay(t *testing.T) {
+	t.Parallel()
+	eachForm(t, func(t *testing.T, f form) {
+		data := entryUntil(time.Now().Add(time.Hour), 0, "payload")
+		b := f.bench(t)
+		b.set(b.value, state{text: data})
+		if r, err := b.GetOrLock(t.Context(), opTimeout, Query{Known: data[:35], Take: true, For: Served}); err != nil || r.Status != Locked {
+			t.Fatalf("answered %+v, %v", r, err)
+		}
+		if err := b.expire(); err != nil {
+			t.Fatal(err)
+		}
+		expired, _ := b.get(b.value)
+		stored, err1 := b.Store(t.Context(), opTimeout, []byte(entryA), life)
+		released, err2 := b.Release(t.Context(), opTimeout, Leave{Word: "word", RetryAfter: life, Drop: true})
+		held, err3 := b.Renew(t.Context())
+		if err := errors.Join(err1, err2, err3); stored || released || held || err != nil {
+			t.Errorf("stored %t, released %t, held %t, %v", stored, released, held, err)
+		}
+		b.want(b.value, expired, 0)
+		b.want(b.key, state{}, 0)
+		// Who knows the entry of before is told of the one that it is now.
+		if r, err := b.GetOrLock(t.Context(), opTimeout, Query{Known: data[:35], Take: true, For: Served}); err != nil || r.Status != Hit || r.Text != expired.text {
+			t.Errorf("answered %+v, %v", r, err)
+		}
+	})
+}
+
+// What was stored under the lock, but not answered, is not passed off for stored once it is stale.
+func TestAStoreThatIsRepeatedAfterExpireIsRefused(t *testing.T) {
+	t.Parallel()
+	eachForm(t, func(t *testing.T, f form) {
+		data := []byte(entryUntil(time.Now().Add(time.Hour), 0, "payload"))
+		b := f.bench(t)
+		b.set(b.key, held(me))
+		if ok, err := b.Store(t.Context(), opTimeout, data, life); !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+		if err := b.expire(); err != nil {
+			t.Fatal(err)
+		}
+		expired, _ := b.get(b.value)
+		if ok, err := b.Store(t.Context(), opTimeout, data, life); ok || err != nil {
+			t.Errorf("Store again = %t, %v", ok, err)
+		}
+		b.want(b.value, expired, life)
+	})
+}
+
+// expireOnce runs the script itself.
+func (b *bench) expireOnce(fresh, random string) (stale int) {
+	b.t.Helper()
+	stale, err := expireScript.Run(b.t.Context(), b.admin, []string{b.value, b.key}, fresh, random).Int()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return stale
+}
+
+// The client may send a command twice, and the second one may arrive late.
+func TestExpireTwiceIsExpireOnce(t *testing.T) {
+	t.Parallel()
+	for _, open := range []func(testing.TB) form{openMini, openReal} {
+		b := open(t).bench(t)
+		now := time.Now()
+		fresh, random := entry.Stale(now)
+		data := entryUntil(now.Add(time.Hour), 0, "payload")
+		b.set(b.value, state{text: data})
+		b.expireOnce(fresh, random)
+		b.wantExpired(data, now, now)
+		once, _ := b.get(b.value)
+		b.expireOnce(fresh, random)
+		b.want(b.value, once, 0)
+
+		later, random2 := entry.Stale(now.Add(time.Minute)) // what has been stale for longer stays so
+		b.expireOnce(later, random2)
+		b.wantExpired(once.text, now, now)
+
+		b.set(b.value, state{}) // Delete
+		if stale := b.expireOnce(fresh, random); stale != 0 {
+			t.Error("there was something to make stale after a Delete")
+		}
+		b.want(b.value, state{}, 0)
+
+		newer := entryUntil(now.Add(2*time.Hour), 0, "newer")
+		b.set(b.value, state{text: newer})
+		b.expireOnce(fresh, random)
+		b.wantExpired(newer, now, now)
+	}
+}
+
+// TestTheScriptAndThePatchesAgreeByteByByte on whatever a key may hold, with times around now and around what a
+// Lua number can tell apart.
+func TestTheScriptAndThePatchesAgreeByteByByte(t *testing.T) {
+	t.Parallel()
+	seed := uint64(time.Now().UnixNano())
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	real, mini := openReal(t).bench(t), openMini(t).bench(t)
+	for round := range 500 {
+		data := make([]byte, rnd.IntN(60))
+		for i := range data {
+			data[i] = byte(rnd.Uint32())
+		}
+		now := time.UnixMilli(1.8e12)
+		if len(data) > 11 && rnd.IntN(8) > 0 {
+			data[0], data[1] = 0xc1, 1
+			around := []int64{now.UnixMilli(), 0, 1 << 53, 1 << 62}[rnd.IntN(4)]
+			binary.BigEndian.PutUint64(data[3:], uint64(around+int64(rnd.IntN(5))-2))
+		}
+		want := state{}
+		patches := entry.Expire(entry.Header(data), now)
+		fresh, random := entry.Stale(now)
+		if patches != nil {
+			patched := bytes.Clone(data)
+			for _, p := range patches {
+				copy(patched[p.At:], p.Bytes)
+			}
+			copy(patched[27:], random)
+			want = state{text: string(patched)}
+		}
+		for _, b := range []*bench{real, mini} {
+			b.set(b.value, state{text: string(data)})
+			stale := b.expireOnce(fresh, random)
+			if got, _ := b.get(b.value); got != want || (stale == 1) != (patches != nil) {
+				t.Fatalf("seed %d, round %d: %x has become %x, stale %d, want %x", seed, round, data, got.text, stale, want.text)
+			}
+		}
+	}
+}
+
+func TestExpireOfManyDoesEachAndOfNoneNothing(t *testing.T) {
+	t.Parallel()
+	for _, open := range []func(testing.TB) form{openReal, openRealWatch} { // miniredis' pipe has no room for a batch
+		f := open(t)
+		data := entryUntil(time.Now().Add(time.Hour), 0, "payload")
+		values := []state{{text: data}, {}, {list: true}, {text: data}, {text: "garbage"}, {text: data}}
+		var benches []*bench
+		var pairs []Pair
+		for _, value := range values {
+			b := f.bench(t)
+			b.set(b.value, value)
+			b.set(b.key, held(other))
+			benches, pairs = append(benches, b), append(pairs, Pair{b.value, b.key})
+		}
+		begun := time.Now()
+		if err := errors.Join(Expire(t.Context(), benches[0].client, pairs), Expire(t.Context(), benches[0].client, nil)); err != nil {
+			t.Error(err)
+		}
+		seen := make(map[string]bool)
+		for i, b := range benches {
+			if values[i].text == data {
+				b.wantExpired(data, begun, time.Now())
+				got, _ := b.get(b.value)
+				seen[got.text] = true
+			} else {
+				b.want(b.value, state{}, 0)
+			}
+			b.want(b.key, state{}, 0)
+		}
+		if len(seen) != 3 {
+			t.Errorf("%d different entries of 3", len(seen))
+		}
+	}
+}
+
+func TestWithoutMemoryExpireIsAnErrorAndHalvesNothing(t *testing.T) {
+	t.Parallel()
+	for _, mutate := range [][]func(*redis.Options){nil, {asNoScripts}} {
+		s := redistest.Start(t)
+		noScripts(t, s)
+		b := form{s.Client(t, mutate...), s.Admin()}.bench(t)
+		data := entryUntil(time.Now().Add(time.Hour), 0, "payload")
+		b.set(b.value, state{text: data})
+		b.set(b.key, held(other))
+		setMemory(t, b.admin, "1")
+		err := b.expire()
+		setMemory(t, b.admin, "0")
+		if !redis.IsOOMError(err) || len(b.failed) != 1 {
+			t.Errorf("Expire: %v, told %v, want an OOM", err, b.failed)
+		}
+		b.want(b.value, state{text: data}, 0)
+	}
+}
+
+// A right that is missing inside of the script is found out in the middle of it. Whoever is told of success can
+// rely on it; an entry is never left half patched where it would pass for fresh.
+func TestARightMissingInsideExpireIsAnError(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	data := entryUntil(time.Now().Add(time.Hour), 0, "payload")
+	for _, c := range []struct {
+		rule  string
+		value state
+		stale bool
+	}{
+		{"-getrange", state{text: data}, false},
+		{"-setrange", state{text: data}, false},
+		{"-del", state{text: data}, true},
+		{"-del", state{text: "garbage"}, false},
+		{"-@all", state{text: data}, false},
+	} {
+		if err := s.Admin().Do(t.Context(), "acl", "setuser", "app", "reset", "on", ">pw", "~*", "&*", "+@all", c.rule).Err(); err != nil {
+			t.Fatal(err)
+		}
+		b := form{s.Client(t, func(o *redis.Options) { o.Username, o.Password, o.Protocol = "app", "pw", 2 }), s.Admin()}.bench(t)
+		b.set(b.value, c.value)
+		b.set(b.key, held(other))
+		begun := time.Now()
+		if err := b.expire(); err == nil || client.Unreachable(err) || len(b.failed) != 1 {
+			t.Errorf("%s: %v, told %v", c.rule, err, b.failed)
+		}
+		if c.stale {
+			b.wantExpired(data, begun, time.Now())
+		} else {
+			b.want(b.value, c.value, 0)
+		}
+		b.want(b.key, held(other), 0)
+	}
+}
+
+// spread makes pairs in many slots, each with an entry and a lock, and returns the slots' owners too.
+func spread(t *testing.T, cluster *redis.ClusterClient, n int, data string) (pairs []Pair, owners []string) {
+	t.Helper()
+	ns := redistest.Namespace(t)
+	for i := range n {
+		value := fmt.Sprintf("%s:{%d}", ns, i)
+		pairs = append(pairs, Pair{value, value + ":lock"})
+		if err := errors.Join(cluster.Set(t.Context(), value, data, left).Err(), cluster.Set(t.Context(), value+":lock", held(other).text, left).Err()); err != nil {
+			t.Fatal(err)
+		}
+		owner, err := cluster.MasterForKey(t.Context(), value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		owners = append(owners, owner.Options().Addr)
+	}
+	return pairs, owners
+}
+
+// wantPair fails the test unless a pair has been expired, or has not.
+func wantPair(t *testing.T, cluster *redis.ClusterClient, pair Pair, data string, expired bool) {
+	t.Helper()
+	value, err1 := cluster.Get(t.Context(), pair.Value).Result()
+	locked, err2 := cluster.Exists(t.Context(), pair.Lock).Result()
+	if err := errors.Join(err1, err2); err != nil {
+		t.Fatal(err)
+	}
+	e, err := entry.Parse([]byte(value))
+	if err != nil || e.Expired != expired || (value == data) == expired || (locked == 1) == expired {
+		t.Errorf("%s holds %+v, %v, locked %d, want it expired: %t", pair.Value, e, err, locked, expired)
+	}
+}
+
+func TestExpireReachesEveryNodeOfACluster(t *testing.T) {
+	t.Parallel()
+	c := redistest.SharedCluster(t)
+	for _, node := range c.Nodes {
+		noScripts(t, node)
+	}
+	data := entryUntil(time.Now().Add(time.Hour), 0, "payload")
+	for name, mutate := range map[string]func(*redis.ClusterOptions){
+		"with scripts":    func(*redis.ClusterOptions) {},
+		"without scripts": func(o *redis.ClusterOptions) { o.Username, o.Password = "noscripts", "pw" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			admin, rdb := c.Client(t), c.Client(t, mutate)
+			pairs, owners := spread(t, admin, 256, data)
+			if n := len(slices.Compact(slices.Sorted(slices.Values(owners)))); n != len(c.Nodes) {
+				t.Fatalf("the keys are on %d nodes", n)
+			}
+			var failed []string
+			cl := newClient(t, rdb, func(op string, err error) { failed = append(failed, op+": "+err.Error()) })
+			if err := Expire(t.Context(), cl, pairs); err != nil || len(failed) > 0 {
+				t.Errorf("Expire: %v, told %v", err, failed)
+			}
+			for _, pair := range pairs {
+				wantPair(t, admin, pair, data, true)
+			}
+		})
+	}
+}
+
+// A node that is dead is no reason to leave the keys of the others as they are, nor to keep silent about its own.
+func TestExpireDoesWhatItCanWhileANodeOfTheClusterIsDead(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t)
+	data := entryUntil(time.Now().Add(time.Hour), 0, "payload")
+	rdb := c.Client(t)
+	pairs, owners := spread(t, rdb, 60, data)
+	dead := c.Nodes[1]
+	dead.Kill()
+	failed := 0
+	cl := newClient(t, rdb, func(op string, err error) { failed++ })
+	if err := Expire(t.Context(), cl, pairs); err == nil || failed != 1 {
+		t.Errorf("Expire: %v, told %d times", err, failed)
+	}
+	for i, pair := range pairs {
+		if owners[i] != dead.Addr {
+			wantPair(t, rdb, pair, data, true)
+		}
+	}
+}
+
+func TestExpireByAClosedClientIsAnError(t *testing.T) {
+	t.Parallel()
+	b := openMini(t).bench(t)
+	if err := b.rdb.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.expire(); !errors.Is(err, redis.ErrClosed) || len(b.failed) != 1 {
+		t.Errorf("Expire: %v, told %v, want ErrClosed", err, b.failed)
+	}
+}
