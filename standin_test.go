@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -320,40 +319,6 @@ func TestAnEarlierFailureHereIsNotSaidToBeAnotherProcesses(t *testing.T) {
 			t.Errorf("the old value is served because of %v", a.info.Err)
 		}
 	})
-}
-
-func TestWhatARefreshLeavesBehindHoldsNoValues(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		const size, keys = 1 << 20, 50
-		c := oldCache(t, rdb, singlefill.Options[string]{StaleWhileRevalidate: time.Hour, RetryAfter: time.Hour, Codec: singlefill.Raw}, "", 0)
-		big := strings.Repeat("x", size)
-		for i := range keys {
-			if err := c.Set(t.Context(), fmt.Sprint(i), big); err != nil {
-				t.Fatal(err)
-			}
-		}
-		time.Sleep(2 * time.Second)
-		before := heapInUse()
-		for i := range keys {
-			<-goAsk(t.Context(), c, fmt.Sprint(i), fails[string](errSourceDown))
-		}
-		synctest.Wait()
-		if n := c.Stats().Refreshes; n != keys {
-			t.Fatalf("%d refreshes, want %d", n, keys)
-		}
-		if more := int64(heapInUse()) - int64(before); more > keys*size/4 {
-			t.Errorf("%d MiB more are in use after %d refreshes of 1 MiB each", more>>20, keys)
-		}
-		runtime.KeepAlive(c)
-	})
-}
-
-func heapInUse() uint64 {
-	runtime.GC()
-	runtime.GC()
-	var stats runtime.MemStats
-	runtime.ReadMemStats(&stats)
-	return stats.HeapAlloc
 }
 
 // Without scripts each pair is watched by itself, which takes its time; and no more rights are needed than before.

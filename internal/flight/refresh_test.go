@@ -191,6 +191,9 @@ func TestARestHoldsOffTheSameEntryOnlyAndEndsByItself(t *testing.T) {
 				end(t, g, r)
 				g.Running.Done()
 				wantNoRefresh(t, g, "k", "e", "its Rest has just begun")
+				if resting := g.refreshes["k"]; resting == r || resting.result != "" || resting.offer != "" {
+					t.Error("the value is kept for the Rest") // which may be large, and the Rest long
+				}
 				time.Sleep(rest - 1)
 				wantNoRefresh(t, g, "k", "e", "its Rest goes on")
 				elsewhere := refresh(t, g, "l", "e")
