@@ -1327,7 +1327,7 @@ func TestARefreshKeepsTheValuesOfItsCallsContextAndHasAnEndOfItsOwn(t *testing.T
 			t.Errorf("the Loader's context: %v, %v; ends after %v", load.ctx.Value(traceKey{}), load.ctx.Err(), deadline.Sub(begun))
 		}
 		staleAsk(t.Context(), c, "k", mustNotLoad[string](t)).wantOld(t, "just before LoadTimeout", time.Minute-1, nil)
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		synctest.Wait()
 		if load.ctx.Err() != context.DeadlineExceeded {
 			t.Errorf("at LoadTimeout the Loader's context says %v", load.ctx.Err())

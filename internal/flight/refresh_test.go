@@ -205,7 +205,7 @@ func TestARestHoldsOffTheSameEntryOnlyAndEndsByItself(t *testing.T) {
 				} else {
 					land(g, s.Flight, "", 0)
 				}
-				time.Sleep(1)
+				time.Sleep(time.Nanosecond)
 				synctest.Wait()
 				if len(g.refreshes)+len(g.flights) != 0 {
 					t.Errorf("after the Rest: %d refreshes and %d flights are left", len(g.refreshes), len(g.flights))
