@@ -1,0 +1,242 @@
+package renew
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+const (
+	ttl    = 6 * time.Second
+	third  = ttl / 3
+	tenth  = ttl / 10
+	margin = ttl / 20
+)
+
+var errTransient = errors.New("some error")
+
+// A keeper is a lease that is held and kept, in a bubble, on a server that answers as the test says.
+type keeper struct {
+	Lease
+	answer func(at time.Duration) (held bool, err error) // nil: held
+
+	tries []time.Duration // since Taken, each try to renew
+	ended chan struct{}
+	after time.Duration // read it, and why, after ended
+	why   error
+	stop  context.CancelFunc
+}
+
+// inBubble makes change to the lease, and keeps it. After run the keeper is stopped.
+func inBubble(t *testing.T, change func(k *keeper), run func(t *testing.T, k *keeper)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		k := &keeper{ended: make(chan struct{})}
+		k.Lease = Lease{TTL: ttl, Taken: time.Now(), Margin: margin, Renew: func(ctx context.Context) (bool, error) {
+			at := time.Since(k.Taken)
+			k.tries = append(k.tries, at)
+			if k.answer == nil {
+				return true, nil
+			}
+			return k.answer(at)
+		}}
+		if change != nil {
+			change(k)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		k.stop = cancel
+		go func() {
+			defer close(k.ended)
+			k.why = k.Keep(ctx)
+			k.after = time.Since(k.Taken)
+		}()
+		run(t, k)
+		cancel()
+		<-k.ended
+	})
+}
+
+func (k *keeper) want(t *testing.T, why error, after time.Duration, tries ...time.Duration) {
+	t.Helper()
+	<-k.ended
+	if k.why != why || k.after != after {
+		t.Errorf("ended by %v after %v, want %v after %v", k.why, k.after, why, after)
+	}
+	if !slices.Equal(k.tries, tries) {
+		t.Errorf("tried at %v, want %v", k.tries, tries)
+	}
+}
+
+// from makes an answer that begins at a time, and is "held" before.
+func from(begin time.Duration, held bool, err error) func(time.Duration) (bool, error) {
+	return func(at time.Duration) (bool, error) {
+		if at < begin {
+			return true, nil
+		}
+		return held, err
+	}
+}
+
+func TestItIsRenewedAtAThirdOfItsLifeUntilItIsStopped(t *testing.T) {
+	t.Parallel()
+	inBubble(t, nil, func(t *testing.T, k *keeper) {
+		time.Sleep(7 * time.Second)
+		k.stop()
+		<-k.ended
+		time.Sleep(10 * ttl)
+		k.want(t, nil, 7*time.Second, third, 2*third, 3*third)
+	})
+}
+
+// What a slow reply took is part of the life that it prolonged.
+func TestALifeIsCountedFromWhenTheCommandWasSent(t *testing.T) {
+	t.Parallel()
+	const slow = time.Second
+	inBubble(t, func(k *keeper) {
+		k.Taken = k.Taken.Add(-slow) // it was granted a second ago
+		k.answer = func(time.Duration) (bool, error) { time.Sleep(slow); return true, nil }
+	}, func(t *testing.T, k *keeper) {
+		time.Sleep(2*third + slow)
+		k.stop()
+		k.want(t, nil, 3*third+slow, third, 2*third, 3*third)
+	})
+}
+
+func TestALossIsToldAtTheNextRenewalAndAtANudge(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(k *keeper) { k.answer = from(time.Millisecond, false, nil) },
+		func(t *testing.T, k *keeper) { k.want(t, ErrGone, third, third) })
+	nudge := func(k *keeper) {
+		k.answer = from(time.Millisecond, false, nil)
+		c := make(chan struct{}, 1)
+		k.Nudge = c
+		time.AfterFunc(500*time.Millisecond, func() { c <- struct{}{} })
+	}
+	inBubble(t, nudge, func(t *testing.T, k *keeper) { k.want(t, ErrGone, 500*time.Millisecond, 500*time.Millisecond) })
+	inBubble(t, func(k *keeper) { nudge(k); k.Margin = 0 },
+		func(t *testing.T, k *keeper) { k.want(t, ErrGone, 500*time.Millisecond, 500*time.Millisecond) })
+}
+
+// News that come all the time do not make it ask all the time.
+func TestAStormOfNudgesIsAnsweredByFewRenewals(t *testing.T) {
+	t.Parallel()
+	var nudge chan struct{} // made in the bubble
+	inBubble(t, func(k *keeper) { nudge = make(chan struct{}, 1); k.Nudge = nudge }, func(t *testing.T, k *keeper) {
+		for range 1000 {
+			select {
+			case nudge <- struct{}{}:
+			default:
+			}
+			time.Sleep(time.Millisecond)
+		}
+		k.stop()
+		<-k.ended
+		if n := len(k.tries); n < 50 || n > 101 || k.why != nil {
+			t.Errorf("%d renewals in a second of nudges, ended by %v", n, k.why)
+		}
+	})
+}
+
+func TestErrorsAreBorneWhileTheLeaseMayBeHeld(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(k *keeper) {
+		k.answer = func(at time.Duration) (bool, error) {
+			if at < ttl-margin-1 && at > 0 {
+				return true, errTransient // whatever else it says, it is no renewal
+			}
+			return true, nil
+		}
+	}, func(t *testing.T, k *keeper) { // tried every tenth of its life after the first failure
+		k.want(t, ErrNotRenewed, ttl-margin, third, third+tenth, third+2*tenth, third+3*tenth, third+4*tenth, third+5*tenth, third+6*tenth)
+	})
+	inBubble(t, func(k *keeper) {
+		k.answer = func(at time.Duration) (bool, error) {
+			if at < third+5*tenth {
+				return false, errTransient
+			}
+			return true, nil
+		}
+	}, func(t *testing.T, k *keeper) { // and goes on as if nothing had been
+		time.Sleep(third + 5*tenth + 2*third)
+		k.stop()
+		k.want(t, nil, third+5*tenth+2*third, third, third+tenth, third+2*tenth, third+3*tenth, third+4*tenth,
+			third+5*tenth, third+5*tenth+third, third+5*tenth+2*third)
+	})
+}
+
+// A server that says nothing, so that no try comes back before its context ends.
+func TestALeaseIsGivenUpBeforeItsEndEvenInTheMiddleOfATry(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(k *keeper) {
+		k.Renew = func(ctx context.Context) (bool, error) {
+			k.tries = append(k.tries, time.Since(k.Taken))
+			if len(k.tries) == 1 {
+				return true, nil
+			}
+			<-ctx.Done()
+			return false, ctx.Err()
+		}
+	}, func(t *testing.T, k *keeper) { k.want(t, ErrNotRenewed, third+ttl-margin, third, 2*third) })
+}
+
+func TestAProcessThatSleptThroughTheEndIsToldWithoutAsking(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(k *keeper) { k.Taken = k.Taken.Add(-2 * ttl) },
+		func(t *testing.T, k *keeper) { k.want(t, ErrNotRenewed, 2*ttl) })
+}
+
+func TestRenewingEndsAfterMaxHold(t *testing.T) {
+	t.Parallel()
+	for maxHold, lost := range map[time.Duration]time.Duration{
+		time.Millisecond: ttl - margin, // it has been granted for that long
+		third - 1:        ttl - margin,
+		third:            third + ttl - margin,
+		time.Minute:      time.Minute + ttl - margin,
+	} {
+		inBubble(t, func(k *keeper) { k.MaxHold = maxHold }, func(t *testing.T, k *keeper) {
+			var want []time.Duration
+			for at := third; at <= maxHold; at += third {
+				want = append(want, at)
+			}
+			k.want(t, ErrMaxHold, lost, want...)
+		})
+	}
+}
+
+func TestALeaseThatEndsWhileItIsStoppedIsNotLost(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(k *keeper) {
+		k.answer = func(time.Duration) (bool, error) { k.stop(); return false, nil } // given back meanwhile
+	}, func(t *testing.T, k *keeper) { k.want(t, nil, third, third) })
+}
+
+// Where nobody is harmed, only the server's word ends it.
+func TestWithoutAMarginItIsKeptUntilTheServerSaysThatItIsLost(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(k *keeper) {
+		k.Margin = 0
+		k.answer = func(at time.Duration) (bool, error) {
+			if at < 10*ttl {
+				return false, errTransient
+			}
+			return false, nil
+		}
+	}, func(t *testing.T, k *keeper) {
+		<-k.ended
+		if k.why != ErrGone || k.after < 10*ttl || k.after > 10*ttl+tenth {
+			t.Errorf("ended by %v after %v", k.why, k.after)
+		}
+		if n := len(k.tries); n < 90 {
+			t.Errorf("tried %d times", n)
+		}
+	})
+	inBubble(t, func(k *keeper) { k.Margin = 0; k.Taken = k.Taken.Add(-2 * ttl) }, func(t *testing.T, k *keeper) {
+		time.Sleep(time.Nanosecond)
+		k.stop()
+		k.want(t, nil, 2*ttl+1, 2*ttl)
+	})
+}
