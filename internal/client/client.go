@@ -5,6 +5,8 @@ package client
 import (
 	"context"
 	"errors"
+	"fmt"
+	"reflect"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -20,6 +22,20 @@ type Client struct {
 
 	bounded bool // Redis returns when a context's deadline has passed
 	failed  func(ctx context.Context, op string, err error)
+}
+
+// Check refuses what cannot be used as a client.
+func Check(rdb redis.UniversalClient) error {
+	if rdb == nil {
+		return errors.New("rdb is nil: a redis.UniversalClient is needed")
+	}
+	if v := reflect.ValueOf(rdb); v.Kind() == reflect.Pointer && v.IsNil() {
+		return fmt.Errorf("rdb is a nil %T: a connected redis.UniversalClient is needed", rdb)
+	}
+	if _, ok := rdb.(redis.Pipeliner); ok {
+		return fmt.Errorf("rdb is a %T, a pipeline, which answers nothing until it is executed: a redis.UniversalClient is needed", rdb)
+	}
+	return nil
 }
 
 // New returns a Client that sends what it has to send over rdb. failed is told of every command that fails,

@@ -1,0 +1,49 @@
+package lock
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/client"
+)
+
+// What Acquire, Release and Do return is told apart by errors.Is.
+var (
+	// ErrBusy: somebody else holds it, or waits before us.
+	ErrBusy = errors.New("lock: busy")
+
+	// ErrLost: the lease is no longer ours, or was not any more when it was released.
+	ErrLost = errors.New("lock: lost")
+
+	// ErrUnavailable: Redis cannot say. Nothing was granted or released by this call.
+	ErrUnavailable = errors.New("lock: redis is unavailable")
+
+	// ErrAmbiguous: a command was sent and not answered. What it may have done is being found out, or undone,
+	// behind the call.
+	ErrAmbiguous = errors.New("lock: redis has not answered")
+)
+
+// explain says what a reply other than an answer means to the caller.
+func explain(op, name string, err error) error {
+	text := err.Error()
+	switch {
+	case client.ScriptsRefused(err) && !strings.Contains(text, "key"):
+		return fmt.Errorf("lock: %s %.100q: locks need scripts: allow the Redis user +eval and +evalsha: %w", op, name, err)
+	case strings.Contains(text, "NOPERM") || strings.Contains(text, "executing the script can't"):
+		return fmt.Errorf("lock: %s %.100q: allow the Redis user what the scripts use (+@string +@sortedset +@hash +@keyspace +time, and the keys {name}:lock*): %w", op, name, err)
+	case strings.Contains(text, "WRONGTYPE") || strings.Contains(text, "FOREIGN"):
+		return fmt.Errorf("lock: %s %.100q: its key holds something else: a lock of another kind, or no lock; choose another name: %w", op, name, err)
+	}
+	return fmt.Errorf("%w: %s %.100q: %w", ErrUnavailable, op, name, err)
+}
+
+// mayPass reports whether what was refused is worth another try: a server that cannot be reached, or that
+// cannot write now.
+func mayPass(err error) bool {
+	return !errors.Is(err, redis.ErrClosed) && (client.Unreachable(err) ||
+		redis.IsReadOnlyError(err) || redis.IsOOMError(err) ||
+		redis.HasErrorPrefix(err, "NOREPLICAS") || redis.HasErrorPrefix(err, "MISCONF"))
+}

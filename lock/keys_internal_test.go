@@ -1,0 +1,180 @@
+package lock
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"testing/quick"
+	"time"
+
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+// strangeNames are names that a mapping might stumble over.
+func strangeNames() []string {
+	return append([]string{
+		"n", "user:42", "{", "}", "{}", "}{", "}}", "}a", "{a}", "a{b}c", "a}b", "a}", "a{", "{a", "{}a", "%", "%7D",
+		"%7Da", "%25", "%257D", "%25a", "a%", "}:lock", "n:lock", "n}:lock", ":lock", "lock", "n}:lock}", "{n}:lock",
+		"n}:lock:fence", "{n}:lock:fence", "n}:lock:ended:", "n:fence", "n}:lock:queue", "n}:lock:details", "n}:lock:alive",
+		"\x00", "a\x00b", "\r\n", " ", "\xff\xfe", "a\xc3", "ключ", "鍵", "🔑", "*", "[a-z]", "\\", "?",
+	}, strings.Repeat("k", 64<<10), strings.Repeat("}", 64<<10), strings.Repeat("{", 64<<10))
+}
+
+// all returns the keys of a name, with the tombstone of an attempt.
+func (k keys) all() []string {
+	return []string{k.lock, k.fence, k.tombstone + strings.Repeat("A", 26), k.queue, k.alive, k.details}
+}
+
+func TestKeyNamesAreAsDocumented(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]string{
+		"n": "{n}", "}": "{%7D}", "}a}": "{%7Da}}", "%": "{%25}", "%7D": "{%257D}", "a}b%": "{a}b%}", "{": "{{}",
+	} {
+		k := keysOf(name)
+		if k.lock != want+":lock" {
+			t.Errorf("the lock of %q is named %q, want %q", name, k.lock, want+":lock")
+		}
+		for i, suffix := range []string{"", ":fence", ":ended:" + strings.Repeat("A", 26), ":queue", ":alive", ":details"} {
+			if got := k.all()[i]; got != want+":lock"+suffix {
+				t.Errorf("a key of %q is named %q, want %q", name, got, want+":lock"+suffix)
+			}
+		}
+	}
+}
+
+// Asks a real node, since a mistake about hash tags would be made here as in the code.
+func TestAllKeysOfANameAreInOneSlot(t *testing.T) {
+	t.Parallel()
+	node := redistest.SharedCluster(t).Nodes[0].Admin()
+	slot := func(key string) int64 {
+		n, err := node.ClusterKeySlot(t.Context(), key).Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	names := strangeNames()
+	rnd := rand.New(rand.NewPCG(1, 2))
+	for range 100 {
+		b := make([]byte, 1+rnd.IntN(8))
+		for i := range b {
+			b[i] = "ab{}%:\x00\xff"[rnd.IntN(8)]
+		}
+		names = append(names, string(b))
+	}
+	for _, name := range names {
+		all := keysOf(name).all()
+		want := slot(all[0])
+		for _, key := range all[1:] {
+			if n := slot(key); n != want {
+				t.Errorf("%.50q is in slot %d, %.50q in %d", all[0], want, key, n)
+			}
+		}
+		if own := slot(name); want != own && !strings.ContainsAny(name, "{}") && name[0] != '%' {
+			t.Errorf("%.50q is in slot %d, its keys in %d", name, own, want)
+		}
+	}
+}
+
+// checkKeys reports an error if two names share a key, or one of them has two keys that are one.
+func checkKeys(a, b string) error {
+	of := make(map[string]string)
+	for _, name := range []string{a, b} {
+		for i, key := range keysOf(name).all() {
+			me := fmt.Sprint(i, " of ", name)
+			if other, taken := of[key]; taken && (other != me) {
+				return fmt.Errorf("%q is key %s and key %s", key, other, me)
+			}
+			of[key] = me
+			if key[0] != '{' {
+				return fmt.Errorf("%q could be a cache's", key)
+			}
+		}
+	}
+	return nil
+}
+
+func TestNoTwoNamesShareAKey(t *testing.T) {
+	t.Parallel()
+	names := strangeNames()
+	names = names[:len(names)-3] // the long ones are like others
+	for _, a := range names {
+		for _, b := range names {
+			if err := checkKeys(a, b); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	const letters = "ab{}%25D7:lock"
+	check := func(n uint64, a, b []byte) bool {
+		for _, s := range [][]byte{a, b} {
+			for i := range s {
+				s[i] = letters[int(s[i])%len(letters)]
+			}
+		}
+		a, b = append(a, letters[n%14]), append(b, letters[n/14%14])
+		if len(a) > 4 && len(b) > 4 {
+			a, b = a[:4], b[:4]
+		}
+		err := checkKeys(string(a), string(b))
+		if err != nil {
+			t.Log(err)
+		}
+		return err == nil
+	}
+	if err := quick.Check(check, &quick.Config{MaxCount: 10_000}); err != nil {
+		t.Error(err)
+	}
+}
+
+func FuzzKeysOfNames(f *testing.F) {
+	names := strangeNames()
+	for i, name := range names[:40] {
+		f.Add(name, names[(i*7)%40])
+	}
+	f.Fuzz(func(t *testing.T, a, b string) {
+		if a == "" || b == "" {
+			t.Skip()
+		}
+		if err := checkKeys(a, b); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// Uses each name as any other, all at once, on a cluster, where keys in two slots fail.
+func TestStrangeNamesAreNames(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.SharedCluster(t).Client(t)
+	opts := &Options{TTL: time.Minute, WaiterTTL: time.Minute, RedisTimeout: 5 * time.Second}
+	for what, create := range map[string]func(name string) (*Locker, error){
+		"mutex":     func(name string) (*Locker, error) { return NewMutex(rdb, name, opts) },
+		"fair":      func(name string) (*Locker, error) { return NewFairMutex(rdb, name, opts) },
+		"semaphore": func(name string) (*Locker, error) { return NewSemaphore(rdb, name, 1, opts) },
+	} {
+		var leases []*Lease
+		for _, name := range strangeNames() {
+			l, err := create(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			lease, err := l.TryAcquire(t.Context())
+			if err != nil {
+				t.Errorf("%s %.50q: %v", what, name, err)
+			}
+			if _, err := l.TryAcquire(t.Context()); err != ErrBusy {
+				t.Errorf("%s %.50q: a second one: %v", what, name, err)
+			}
+			leases = append(leases, lease)
+		}
+		for i, lease := range leases {
+			if held, err := lease.locker.kind.renew(t.Context(), lease); !held || err != nil {
+				t.Errorf("%s %.50q: renewed %t, %v", what, strangeNames()[i], held, err)
+			}
+			if err := lease.Release(t.Context()); err != nil {
+				t.Errorf("%s %.50q: Release: %v", what, strangeNames()[i], err)
+			}
+		}
+	}
+}

@@ -1,0 +1,153 @@
+package lock
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/renew"
+)
+
+// A Lease is what Acquire has granted. It is renewed in the background until it is released, or lost: because
+// Redis has lost it, because Redis could not be asked in time, or because of MaxHold. Release every lease, or it
+// is held for as long as the process lives. All methods are safe at any time, and on a nil
+// *Lease or a zero one, which holds nothing.
+type Lease struct {
+	locker *Locker
+	token  string
+	fence  int64
+	taken  time.Time // when the command was sent that took it
+
+	ctx  context.Context
+	end  context.CancelCauseFunc
+	over atomic.Bool // lost or released: whoever sets it has to tell
+	sent atomic.Bool // a command, of which Release asks for its own
+}
+
+// margin is the part of a lease's life by which its holder gives it up before its end, so that its context has
+// ended before anyone else can hold it.
+const margin = 20
+
+// begin starts renewing.
+func (l *Lease) begin(ctx context.Context) {
+	ctx = context.WithoutCancel(ctx)
+	l.ctx, l.end = context.WithCancelCause(ctx)
+	trace := &l.locker.trace
+	if trace.Acquired != nil {
+		trace.Acquired(ctx, l.info(nil))
+	}
+	opts := l.locker.opts
+	renewal := renew.Lease{
+		TTL: opts.TTL, Taken: l.taken, Margin: opts.TTL / margin, MaxHold: opts.MaxHold,
+		Renew: func(ctx context.Context) (bool, error) {
+			held, err := l.locker.kind.renew(ctx, l)
+			if held && !l.over.Load() && trace.Renewed != nil {
+				trace.Renewed(ctx, l.info(nil))
+			}
+			return held, err
+		},
+	}
+	go func() {
+		if why := renewal.Keep(l.ctx); why != nil && l.over.CompareAndSwap(false, true) {
+			l.end(ErrLost)
+			l.tellLost(ctx, why)
+		}
+	}()
+}
+
+func (l *Lease) tellLost(ctx context.Context, why error) {
+	if l.locker.trace.Lost != nil {
+		l.locker.trace.Lost(ctx, l.info(fmt.Errorf("%w: %w", ErrLost, why)))
+	}
+}
+
+func (l *Lease) info(err error) Info {
+	return Info{Name: l.locker.name, Fence: l.fence, Duration: time.Since(l.taken), Err: err}
+}
+
+// Context returns a context with the values of the one given to Acquire, which ends when the lease does: with
+// cause ErrLost when it is lost, and before anyone else can hold it, as far as this process is not held up
+// itself. That of a Lease which holds nothing
+// has ended.
+func (l *Lease) Context() context.Context {
+	if l == nil || l.ctx == nil {
+		ctx, end := context.WithCancelCause(context.Background())
+		end(ErrLost)
+		return ctx
+	}
+	return l.ctx
+}
+
+// Fence returns a number that grows with every grant of this name. Give it to the resource that the lease
+// protects, and let that refuse a number smaller than the largest it has seen: no lease protects from a holder
+// that was frozen and goes on after its end. That of a Lease
+// which holds nothing is 0.
+//
+// It is the server's clock in µs when the lease was granted, or one more than the last one. So it grows also
+// after Redis has lost its data, unless that clock has been put back meanwhile, to before the last grant.
+func (l *Lease) Fence() int64 {
+	if l == nil {
+		return 0
+	}
+	return l.fence
+}
+
+// Release gives the lease back. It uses the values of ctx, not its end, and takes RedisTimeout at most.
+//
+// It returns nil once, when it is known that the lease was held to the end, also if the reply to an earlier try
+// was lost; and ErrLost when it was lost before, or has been released already. While Redis cannot be asked it
+// returns ErrUnavailable or ErrAmbiguous, and goes on trying behind the call, until the lease ends by itself. On
+// a Lease which holds nothing it does nothing.
+func (l *Lease) Release(ctx context.Context) error {
+	if l == nil || l.ctx == nil {
+		return nil
+	}
+	if !l.over.CompareAndSwap(false, true) {
+		return ErrLost
+	}
+	l.end(nil) // no renewal is begun any more, and none that is under way brings anything back
+	ctx = client.Detach(ctx)
+	l.sent.Store(false)
+	released, inDoubt, err := l.release(ctx, l.locker.opts.RedisTimeout)
+	if err == nil {
+		return l.settle(ctx, released)
+	}
+	if mayPass(err) {
+		go func() {
+			if released, _, err := l.release(ctx, l.locker.opts.TTL); err == nil {
+				l.settle(ctx, released)
+			}
+		}()
+	}
+	if inDoubt {
+		return fmt.Errorf("%w: release %.100q: %w", ErrAmbiguous, l.locker.name, err)
+	}
+	return explain("release", l.locker.name, err)
+}
+
+// release asks until there is an answer.
+func (l *Lease) release(ctx context.Context, within time.Duration) (released, inDoubt bool, err error) {
+	end := time.Now().Add(within)
+	for pause := firstPause; ; pause = min(2*pause, l.locker.opts.RedisTimeout) {
+		released, err = l.locker.kind.release(ctx, l, min(time.Until(end), l.locker.opts.RedisTimeout))
+		inDoubt = inDoubt || mayHaveArrived(err) && l.sent.Load()
+		if err == nil || !mayPass(err) || time.Until(end) < pause+time.Millisecond {
+			return released, inDoubt, err
+		}
+		time.Sleep(pause)
+	}
+}
+
+// settle tells how a lease that is being released has ended.
+func (l *Lease) settle(ctx context.Context, released bool) error {
+	if !released {
+		l.tellLost(ctx, renew.ErrGone)
+		return ErrLost
+	}
+	if l.locker.trace.Released != nil {
+		l.locker.trace.Released(ctx, l.info(nil))
+	}
+	return nil
+}

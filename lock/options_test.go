@@ -1,0 +1,221 @@
+package lock_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/lock"
+)
+
+func TestWhatMakesNoSenseIsRefusedBeforeAnythingIsSent(t *testing.T) {
+	t.Parallel()
+	p := redistest.NewProxy(t, "127.0.0.1:1")
+	rdb := p.Client(t)
+	type options = lock.Options
+	const ms = time.Millisecond
+	const ttlText = ": more than three times RedisTimeout (500ms) is allowed, so that a renewal can fail and be tried again"
+	const waiterText = ": more than three times RedisTimeout (500ms) is allowed, so that a waiter can miss a reply and keep its place"
+	for _, c := range []struct {
+		rdb  redis.UniversalClient
+		name string
+		size int
+		opts *options
+		want string // "" for nothing
+	}{
+		{rdb, "n", 1, nil, ""},
+		{rdb, "n", 1, &options{}, ""},
+		{rdb, "a:b/c {d}é%\x00\xff", math.MaxInt, nil, ""},
+		{rdb, strings.Repeat("n", 64<<10), 1, nil, ""},
+
+		{nil, "n", 1, nil, "rdb is nil: a redis.UniversalClient is needed"},
+		{(*redis.Client)(nil), "n", 1, nil, "rdb is a nil *redis.Client: a connected redis.UniversalClient is needed"},
+		{(*redis.ClusterClient)(nil), "n", 1, nil, "rdb is a nil *redis.ClusterClient: a connected redis.UniversalClient is needed"},
+		{clientAndPipeline{rdb}, "n", 1, nil, "rdb is a lock_test.clientAndPipeline, a pipeline, which answers nothing until it is executed: a redis.UniversalClient is needed"},
+		{rdb, "", 1, nil, "name is empty"},
+
+		{rdb, "n", 1, &options{TTL: 1500*ms + 3}, ""},
+		{rdb, "n", 1, &options{TTL: math.MaxInt64}, ""},
+		{rdb, "n", 1, &options{TTL: 1500 * ms}, "Options.TTL is 1.5s" + ttlText},
+		{rdb, "n", 1, &options{TTL: 1}, "Options.TTL is 1ns" + ttlText},
+		{rdb, "n", 1, &options{TTL: -1}, "Options.TTL is -1ns" + ttlText},
+		{rdb, "n", 1, &options{TTL: math.MinInt64}, "Options.TTL is -2562047h47m16.854775808s" + ttlText},
+		{rdb, "n", 1, &options{TTL: 4 * ms, RedisTimeout: ms}, ""},
+		{rdb, "n", 1, &options{RedisTimeout: 4 * time.Second}, "Options.TTL is 10s: more than three times RedisTimeout (4s) is allowed, so that a renewal can fail and be tried again"},
+
+		{rdb, "n", 1, &options{WaiterTTL: 1500*ms + 3}, ""},
+		{rdb, "n", 1, &options{WaiterTTL: math.MaxInt64}, ""},
+		{rdb, "n", 1, &options{WaiterTTL: 1500 * ms}, "Options.WaiterTTL is 1.5s" + waiterText},
+		{rdb, "n", 1, &options{WaiterTTL: -1}, "Options.WaiterTTL is -1ns" + waiterText},
+		{rdb, "n", 1, &options{TTL: time.Minute, RedisTimeout: 4 * time.Second}, "Options.WaiterTTL is 5s: more than three times RedisTimeout (4s) is allowed, so that a waiter can miss a reply and keep its place"},
+
+		{rdb, "n", 1, &options{RedisTimeout: ms}, ""},
+		{rdb, "n", 1, &options{RedisTimeout: ms - 1}, "Options.RedisTimeout is 999.999µs: at least 1ms is allowed"},
+		{rdb, "n", 1, &options{RedisTimeout: -1}, "Options.RedisTimeout is -1ns: at least 1ms is allowed"},
+		{rdb, "n", 1, &options{RedisTimeout: math.MaxInt64, TTL: math.MaxInt64, WaiterTTL: math.MaxInt64},
+			"Options.TTL is 2562047h47m16.854775807s: more than three times RedisTimeout (2562047h47m16.854775807s) is allowed, so that a renewal can fail and be tried again"},
+
+		{rdb, "n", 1, &options{MaxHold: ms}, ""},
+		{rdb, "n", 1, &options{MaxHold: -7}, ""}, // off
+		{rdb, "n", 1, &options{MaxHold: math.MaxInt64}, ""},
+		{rdb, "n", 1, &options{MaxHold: 1}, "Options.MaxHold is 1ns: at least 1ms is allowed, or 0 for no end"},
+
+		{rdb, "n", 0, nil, `size of "n" is 0: at least 1 is allowed`},
+		{rdb, "n", -1, nil, `size of "n" is -1: at least 1 is allowed`},
+		{rdb, strings.Repeat("n", 64<<10), math.MinInt, nil, `size of "` + strings.Repeat("n", 100) + `" is -9223372036854775808: at least 1 is allowed`},
+	} {
+		for kind, create := range map[string]func() (*lock.Locker, error){
+			"NewMutex":     func() (*lock.Locker, error) { return lock.NewMutex(c.rdb, c.name, c.opts) },
+			"NewFairMutex": func() (*lock.Locker, error) { return lock.NewFairMutex(c.rdb, c.name, c.opts) },
+			"NewSemaphore": func() (*lock.Locker, error) { return lock.NewSemaphore(c.rdb, c.name, c.size, c.opts) },
+		} {
+			want := c.want
+			if want != "" {
+				want = "lock: " + want
+			}
+			if strings.HasPrefix(c.want, "size") && kind != "NewSemaphore" {
+				want = ""
+			}
+			if strings.HasPrefix(c.want, "Options.WaiterTTL is 5s") && kind != "NewFairMutex" { // others do not use the default
+				want = ""
+			}
+			l, err := create()
+			got := ""
+			if err != nil {
+				got = err.Error()
+			}
+			if got != want || (l == nil) != (err != nil) {
+				t.Errorf("%s(%.20q, %d, %+v) = %v, %q; want %q", kind, c.name, c.size, c.opts, l, got, want)
+			}
+		}
+	}
+	if n := p.Commands(); n != 0 {
+		t.Errorf("%d commands were sent", n)
+	}
+}
+
+// A pipeline that passes for a client: commands are queued until Exec, so that nothing is ever answered.
+type clientAndPipeline struct{ redis.UniversalClient }
+
+func (clientAndPipeline) Len() int                                           { return 0 }
+func (clientAndPipeline) BatchProcess(context.Context, ...redis.Cmder) error { return nil }
+func (clientAndPipeline) Discard()                                           {}
+func (clientAndPipeline) Exec(context.Context) ([]redis.Cmder, error)        { return nil, nil }
+func (clientAndPipeline) Cmds() []redis.Cmder                                { return nil }
+func (clientAndPipeline) Auth(context.Context, string) *redis.StatusCmd      { return nil }
+func (clientAndPipeline) AuthACL(context.Context, string, string) *redis.StatusCmd {
+	return nil
+}
+func (clientAndPipeline) Select(context.Context, int) *redis.StatusCmd         { return nil }
+func (clientAndPipeline) SwapDB(context.Context, int, int) *redis.StatusCmd    { return nil }
+func (clientAndPipeline) ClientSetName(context.Context, string) *redis.BoolCmd { return nil }
+func (clientAndPipeline) ClientSetInfo(context.Context, redis.LibraryInfo) *redis.StatusCmd {
+	return nil
+}
+func (clientAndPipeline) Hello(context.Context, int, string, string, string) *redis.MapStringInterfaceCmd {
+	return nil
+}
+
+var _ redis.Pipeliner = clientAndPipeline{}
+
+func TestTheDefaultsAreAsDocumented(t *testing.T) {
+	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+		learn(t, rdb, kind)
+		for what, opts := range map[string]*lock.Options{"nil": nil, "zero": {}, "negative where that is off": {MaxHold: -1}} {
+			client, f := withFaults(t, m)
+			l := newLocker(t, kind, client, "n", opts)
+			lease := mustAcquire(t, l)
+			if left := keysOf(t, rdb, "n")[""]; left != leaseTTL && kind != "semaphore" || left != leaseTTL+time.Second && kind == "semaphore" {
+				t.Errorf("%s: the key of a lease lives for %v", what, left)
+			}
+			if left := keysOf(t, rdb, "n")[":fence"]; left != 24*time.Hour {
+				t.Errorf("%s: the fence lives for %v", what, left)
+			}
+			if kind == "fair" {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				gone := make(chan struct{})
+				go func() { defer close(gone); _, _ = l.Acquire(ctx) }()
+				time.Sleep(time.Second)
+				score, err := rdb.ZRangeWithScores(t.Context(), "{n}:lock:alive", 0, 0).Result()
+				if err != nil || len(score) != 1 {
+					t.Fatal(score, err)
+				}
+				alive := time.Until(time.UnixMilli(int64(score[0].Score)))
+				if alive > 5*time.Second || alive < 5*time.Second-200*time.Millisecond {
+					t.Errorf("%s: a waiter keeps its place for %v", what, alive)
+				}
+				cancel()
+				<-gone
+			}
+			time.Sleep(time.Hour) // no MaxHold
+			wantHeld(t, lease)
+			mustRelease(t, lease)
+			begun := time.Now()
+			f.set(silence)
+			_, err := l.TryAcquire(t.Context())
+			wantIs(t, what, err, lock.ErrAmbiguous)
+			wantElapsed(t, "RedisTimeout is over", begun, leaseWaits)
+			f.set(nil)
+			time.Sleep(time.Minute)
+		}
+	})
+}
+
+func TestOptionsAreCopiedAndMayBeShared(t *testing.T) {
+	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+		var e events
+		opts := &lock.Options{TTL: 6 * time.Second, Trace: e.trace()}
+		was := *opts
+		a, b := newLocker(t, kind, rdb, "a", opts), newLocker(t, kind, rdb, "b", opts)
+		if *opts != was {
+			t.Errorf("the options were changed to %+v", *opts)
+		}
+		*opts.Trace = lock.Trace{Acquired: func(context.Context, lock.Info) { t.Error("told who came later") }}
+		*opts = lock.Options{TTL: -1, RedisTimeout: 1}
+		for _, l := range []*lock.Locker{a, b} {
+			lease := mustAcquire(t, l)
+			time.Sleep(3 * time.Second)
+			mustRelease(t, lease)
+		}
+		if n := len(e.of("renewed")); n != 2 {
+			t.Errorf("%d renewals:%s", n, &e)
+		}
+		if s := e.transitions(); s != "acquired released acquired released" {
+			t.Errorf("told %q", s)
+		}
+	})
+}
+
+// The largest numbers that are allowed work, on a real server too.
+func TestEnormousTimesAreTimes(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		for _, kind := range kinds {
+			name := redistest.Namespace(t)
+			opts := patient(lock.Options{TTL: math.MaxInt64, WaiterTTL: math.MaxInt64, MaxHold: math.MaxInt64})
+			l := newLocker(t, kind, rdb, name, opts)
+			lease := mustAcquire(t, l)
+			wantBusy(t, l)
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			_, err := l.Acquire(ctx)
+			cancel()
+			if !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("%s: Acquire: %v, want the end of its context", kind, err)
+			}
+			for key, left := range keysOf(t, rdb, name) {
+				if left == -1 { // a life that go-redis cannot express is negative too
+					t.Errorf("%s: %q has no TTL", kind, key)
+				}
+			}
+			wantHeld(t, lease)
+			mustRelease(t, lease)
+		}
+	})
+}
