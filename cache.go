@@ -15,6 +15,7 @@ import (
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/fill"
 	"github.com/singlefill/singlefill/internal/flight"
+	"github.com/singlefill/singlefill/lock"
 )
 
 // A Cache holds values of type T in Redis under one namespace. Most callers want GetOrLoad and Delete only.
@@ -28,6 +29,7 @@ type Cache[T any] struct {
 	client    *client.Client
 	flights   *flight.Group[result[T]]
 	places    *semaphore.Weighted // MaxLoads; nil: no limit
+	fleet     *lock.Locker        // MaxFleetLoads; nil: no limit
 	counters  *counters
 	closing   chan struct{}
 }
@@ -60,7 +62,8 @@ func New[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, 
 	if s.maxLoads > 0 {
 		c.places = semaphore.NewWeighted(int64(s.maxLoads))
 	}
-	return c, nil
+	c.fleet, err = newFleet(rdb, namespace, s, c.redisFailed)
+	return c, err
 }
 
 // Get returns the value under key if the cache has it, ErrMiss if it has none, and ErrNotFound if it

@@ -173,7 +173,7 @@ type filling[T any] struct {
 	flight *flight.Flight[result[T]]
 	load   Loader[T]
 	lock   *fill.Lock
-	place  *flight.Place
+	claim  *claim
 	old    look[T] // of what the key holds, as far as known
 	seen   int     // the turn as of which it held that
 }
@@ -185,8 +185,8 @@ func (c *Cache[T]) fill(ctx context.Context, f *flight.Flight[result[T]], load L
 	if !c.flights.BeginFill(f, l.err == nil) {
 		return
 	}
-	x := &filling[T]{Cache: c, flight: f, load: load, lock: c.newLock(f.Key), place: flight.NewPlace(c.places)}
-	defer x.place.Free()
+	x := &filling[T]{Cache: c, flight: f, load: load, lock: c.newLock(f.Key), claim: c.newClaim()}
+	defer x.claim.free(ctx)
 	x.note(l, flight.FirstTurn)
 
 	r, asOf, next := x.contend(ctx, l.took)
@@ -252,11 +252,13 @@ func (x *filling[T]) contend(ctx context.Context, took time.Duration) (r result[
 			return r, 0, unreached
 		}
 		if x.flights.Exempt(f) {
-			x.place.Exempt()
+			x.claim.exempt(ctx)
 		}
-		take := x.place.Try()
-		if !take && f.Refresh && x.flights.EndIfDeserted(f) {
-			return r, 0, deserted // those who have nothing to serve come first
+		take := x.claim.try()
+		if !take && f.Refresh && !x.flights.Wanted(f) {
+			if take = x.claim.tryFleet(ctx); !take && x.flights.EndIfDeserted(f) {
+				return r, 0, deserted // those who have nothing to serve come first
+			}
 		}
 		query := fill.Query{Known: entry.Header(x.old.data), Awaited: awaited, Take: take, For: x.purpose()}
 		turn := x.flights.Tick(f)
@@ -302,19 +304,19 @@ func (x *filling[T]) contend(ctx context.Context, took time.Duration) (r result[
 			x.lock = x.newLock(f.Key)
 			continue
 		case fill.Busy:
-			x.place.Free()
+			x.claim.free(ctx)
 			f.Rest = restFor(reply.Left)
 			if f.Refresh && x.flights.EndIfDeserted(f) {
 				return r, 0, deserted
 			}
 			awaited, w.polls = reply.Text, w.polls+1
 		case fill.Free:
-			queue = x.place.Queue()
+			queue = x.claim.queue(ctx)
 		}
 		asked = turn
 		switch x.rest(f, &w, w.pause(reply), queue) {
 		case granted:
-			x.place.Enter()
+			x.claim.enter(ctx)
 		case closing:
 			return result[T]{err: ErrClosed}, flight.Always, settled
 		}
@@ -332,7 +334,7 @@ func (x *filling[T]) loadLocked(ctx context.Context) {
 	x.flights.Running.Go(func() { x.lock.Keep(keeping, f.Nudge, x.renew, func() { x.lockLost(f) }) })
 	o := x.call(ctx, f, x.load)
 	stop()
-	x.place.Free()
+	x.claim.free(ctx)
 
 	r, since, data, leave := x.conclude(&o, loading)
 	asOf, err := x.settle(ctx, &o, data, leave, since)
@@ -421,15 +423,16 @@ func (c *Cache[T]) unproved(since int, answers int64) int {
 // it is not stored, since nothing could tell a Delete that it has missed.
 func (x *filling[T]) loadUnlocked(ctx context.Context) {
 	f := x.flight
-	for !x.place.Try() {
+	x.claim.leaveFleet(ctx)
+	for !x.claim.try() {
 		if x.flights.Exempt(f) {
-			x.place.Exempt()
+			x.claim.exempt(ctx)
 			break
 		}
 		select {
 		case <-f.Nudge:
-		case <-x.place.Queue():
-			x.place.Enter()
+		case <-x.claim.queue(ctx):
+			x.claim.enter(ctx)
 		case <-x.closing:
 			x.flights.End(f, result[T]{err: ErrClosed}, flight.Always)
 			return
@@ -440,7 +443,7 @@ func (x *filling[T]) loadUnlocked(ctx context.Context) {
 	}
 	loading, answers := x.flights.BeginLoad(f), x.client.Breaker.Answers()
 	o := x.call(ctx, f, x.load)
-	x.place.Free()
+	x.claim.free(ctx)
 	o.Unlocked = true
 	x.counters.loadsUnlocked.Add(1)
 	r, since, _, _ := x.conclude(&o, loading) // sealed for the copies

@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/codec"
 )
 
@@ -76,6 +77,13 @@ type Options[T any] struct {
 	// that one waits for it. Default: 64; negative: no limit.
 	MaxLoads int
 
+	// MaxFleetLoads is how many loads of this namespace may run at once in the whole fleet: one more bound, on
+	// top of MaxLoads, by a lock.Semaphore. More wait, in no order. It costs each load two or three more round
+	// trips. Where Redis cannot be asked MaxLoads alone holds, and where processes disagree on the number, those
+	// that come later are not bound, and tell Trace.RedisError. A load begun from inside a load runs in that
+	// one's place here too. Default: no limit.
+	MaxFleetLoads int
+
 	// Trace is told what happens. Default: nobody.
 	Trace *Trace
 }
@@ -95,13 +103,14 @@ type settings[T any] struct {
 	loadTimeout          time.Duration
 	redisTimeout         time.Duration
 	maxLoads             int // 0: no limit
+	maxFleetLoads        int // 0: no limit
 	trace                Trace
 }
 
 // resolve checks the arguments of New. It touches nothing.
 func resolve[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, opts *Options[T]) (settings[T], error) {
-	if err := checkClient(rdb); err != nil {
-		return settings[T]{}, err
+	if err := client.Check(rdb); err != nil {
+		return settings[T]{}, fmt.Errorf("singlefill: %w", err)
 	}
 	if err := checkNamespace(namespace); err != nil {
 		return settings[T]{}, err
@@ -126,6 +135,7 @@ func resolve[T any](rdb redis.UniversalClient, namespace string, ttl time.Durati
 		loadTimeout:          orDefault(opts.LoadTimeout, 30*time.Second),
 		redisTimeout:         orDefault(opts.RedisTimeout, 500*time.Millisecond),
 		maxLoads:             max(0, orDefault(opts.MaxLoads, 64)),
+		maxFleetLoads:        max(0, opts.MaxFleetLoads),
 	}
 	if s.codec == nil {
 		s.codec = MsgPack
@@ -171,19 +181,6 @@ func orDefault[V comparable](v, def V) V {
 		return def
 	}
 	return v
-}
-
-func checkClient(rdb redis.UniversalClient) error {
-	if rdb == nil {
-		return fmt.Errorf("singlefill: rdb is nil: a redis.UniversalClient is needed")
-	}
-	if v := reflect.ValueOf(rdb); v.Kind() == reflect.Pointer && v.IsNil() {
-		return fmt.Errorf("singlefill: rdb is a nil %T: a connected redis.UniversalClient is needed", rdb)
-	}
-	if _, ok := rdb.(redis.Pipeliner); ok {
-		return fmt.Errorf("singlefill: rdb is a %T, a pipeline, which answers nothing until it is executed: a redis.UniversalClient is needed", rdb)
-	}
-	return nil
 }
 
 func checkNamespace(namespace string) error {

@@ -38,8 +38,9 @@ type config struct {
 	LockTTL, LoadTimeout, RedisTimeout, NotFoundTTL     time.Duration
 	TTL, StaleWhileRevalidate, StaleIfError, RetryAfter time.Duration
 
-	EarlyRefresh float64
-	Outage       bool // Redis is going to fail: what follows from that is nothing to tell
+	EarlyRefresh  float64
+	MaxFleetLoads int
+	Outage        bool // Redis is going to fail: what follows from that is nothing to tell
 
 	PoolSize int
 }
@@ -62,6 +63,7 @@ func (c config) options() *singlefill.Options[string] {
 		StaleIfError:         c.StaleIfError,
 		RetryAfter:           c.RetryAfter,
 		EarlyRefresh:         c.EarlyRefresh,
+		MaxFleetLoads:        c.MaxFleetLoads,
 	}
 }
 
@@ -179,6 +181,8 @@ func outcomeOf(key, v string, err, own error) outcome {
 // Names of what the tests count in Redis, outside of every namespace.
 func loadsKey(namespace, key string) string    { return "tally:loads:" + namespace + ":" + key }
 func runningKey(namespace, key string) string  { return "tally:running:" + namespace + ":" + key }
+func allRunningKey(namespace string) string    { return "tally:running:" + namespace }
+func mostRunningKey(namespace string) string   { return "tally:most:" + namespace }
 func overlapsKey(namespace, key string) string { return "tally:overlaps:" + namespace + ":" + key }
 func sourceKey(namespace, key string) string   { return "tally:source:" + namespace + ":" + key }
 func floorKey(namespace, key string) string    { return "tally:floor:" + namespace + ":" + key }
@@ -441,6 +445,7 @@ func (u *cacheUser) loader(c *calls) singlefill.Loader[string] {
 			}
 		}
 		u.must(u.tally.Decr(context.Background(), runningKey(u.Namespace, key)))
+		u.must(u.tally.Decr(context.Background(), allRunningKey(u.Namespace)))
 		u.say(report{Event: "ended", Tag: c.Tag, Key: key, Value: value})
 		switch {
 		case c.err != nil && (!c.Plan.Source || value == sourceDown):
@@ -459,10 +464,12 @@ func (u *cacheUser) loadBegins(key string) (nth int, at time.Time) {
 	p := u.tally.Pipeline()
 	n := p.Incr(ctx, loadsKey(u.Namespace, key))
 	running := p.Incr(ctx, runningKey(u.Namespace, key))
+	all := p.Incr(ctx, allRunningKey(u.Namespace))
 	now := p.Time(ctx)
 	if _, err := p.Exec(ctx); err != nil {
 		panic(err)
 	}
+	u.must(u.tally.ZAddGT(ctx, mostRunningKey(u.Namespace), redis.Z{Score: float64(all.Val()), Member: "most"}))
 	if running.Val() > 1 {
 		u.must(u.tally.Incr(ctx, overlapsKey(u.Namespace, key)))
 	}

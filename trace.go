@@ -30,7 +30,7 @@ type Trace struct {
 	WaitDone func(ctx context.Context, info WaitInfo)
 
 	// RedisError is called for every command that failed. op names what it was for: get, lock, store,
-	// release, renew, abandon, set, delete, expire, ping.
+	// release, renew, abandon, set, delete, expire, fleet (MaxFleetLoads), ping.
 	RedisError func(ctx context.Context, op string, err error)
 
 	// BadValue is called when the bytes under key were no entry, or its payload could not be decoded.
