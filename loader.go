@@ -153,14 +153,14 @@ func (c *Cache[T]) look(ctx context.Context, key string) (l look[T]) {
 type result[T any] struct {
 	value   T           // for one caller; shared only if it cannot be copied
 	entry   entry.Entry // of value, with its payload, of which the other callers get copies of their own; nil: there is none
+	use     use         // what entry was good for when it was looked at
 	err     error
 	hit     bool  // by the first read
-	loaded  bool  // here, now
 	failure error // of the load in whose place an old value is served
 }
 
 func resultOf[T any](l look[T]) result[T] {
-	r := result[T]{value: l.value, entry: l.entry}
+	r := result[T]{value: l.value, entry: l.entry, use: l.use}
 	if l.entry.NotFound {
 		r.err = ErrNotFound
 	}
@@ -185,6 +185,9 @@ func (c *Cache[T]) fill(ctx context.Context, f *flight.Flight[result[T]], load L
 	if !c.flights.BeginFill(f, l.err == nil) {
 		return
 	}
+	if f.Refresh {
+		l = c.decode(ctx, f.Key, l.data) // a value of its own
+	}
 	x := &filling[T]{Cache: c, flight: f, load: load, lock: c.newLock(f.Key), claim: c.newClaim()}
 	defer x.claim.free(ctx)
 	x.note(l, flight.FirstTurn)
@@ -194,6 +197,10 @@ func (c *Cache[T]) fill(ctx context.Context, f *flight.Flight[result[T]], load L
 	case settled:
 		c.flights.End(f, r, asOf)
 	case locked:
+		if l.err != nil && !f.Refresh && c.flights.HandOver(f) { // the refresh may be loading without the lock
+			x.lock.Release(ctx, x.opts.redisTimeout, fill.Leave{})
+			break
+		}
 		x.loadLocked(ctx)
 	case unreached:
 		if f.Refresh && c.flights.EndIfDeserted(f) || c.flights.HandOver(f) {
@@ -283,6 +290,9 @@ func (x *filling[T]) contend(ctx context.Context, took time.Duration) (r result[
 			x.old.use = useless
 		}
 
+		if reply.Status != fill.Locked && !f.Refresh && !x.servable() && x.flights.HandOver(f) {
+			return r, 0, deserted
+		}
 		var queue <-chan bool
 		switch reply.Status {
 		case fill.Locked:
@@ -391,6 +401,9 @@ func (x *filling[T]) settle(ctx context.Context, o *outcome[T], data []byte, lea
 			return x.lock.Store(ctx, within, data, x.opts.keptFor(o.life))
 		})
 		o.Stored, o.Fenced, o.StoreErr = ours, err == nil && !ours, err
+	}
+	if data != nil && err != nil && !client.Unreachable(err) && x.servable() { // it would refuse the next one too
+		leave.RetryAfter, x.flight.Rest = x.opts.retryAfter, min(x.opts.retryAfter, maxRest)
 	}
 	if data == nil || err != nil && !client.Unreachable(err) {
 		ours, err = insist(x.opts.redisTimeout, func(within time.Duration) (bool, error) {

@@ -26,7 +26,7 @@ type outcome[T any] struct {
 func (o outcome[T]) failed() bool { return o.Err != nil && !o.notFound }
 
 func (o outcome[T]) result() result[T] {
-	return result[T]{value: o.value, entry: o.entry, err: o.Err, loaded: true}
+	return result[T]{value: o.value, entry: o.entry, use: fresh, err: o.Err}
 }
 
 // call runs the Loader, in a goroutine of its own: it may panic, call runtime.Goexit, or not come back.

@@ -90,7 +90,7 @@ func restFor(left time.Duration) time.Duration {
 // for it, unless the entry is gone before it is done. It gives way to loads that somebody waits for.
 func (c *Cache[T]) refresh(ctx context.Context, key string, load Loader[T], data []byte) {
 	if f := c.flights.Refresh(key, entry.Header(data)); f != nil {
-		go func() { c.fill(ctx, f, load, c.decode(ctx, key, data)) }() // with a value of its own
+		go c.fill(ctx, f, load, look[T]{data: data})
 	}
 }
 
@@ -127,11 +127,12 @@ func (c *Cache[T]) infoOf(r result[T]) (info ValueInfo, err error) {
 		return info, nil
 	}
 	info.Age = ageOf(r.entry.WrittenAt)
-	if r.loaded {
-		return info, nil
+	use := r.use
+	if r.failure != nil {
+		use = c.useOf(r.entry)
 	}
-	switch use := c.useOf(r.entry); {
-	case use == useless && r.failure != nil:
+	switch {
+	case use == useless:
 		return ValueInfo{}, r.failure
 	case use < fresh:
 		info.Stale, info.Err = true, r.failure

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -319,6 +320,111 @@ func TestAnEarlierFailureHereIsNotSaidToBeAnotherProcesses(t *testing.T) {
 			t.Errorf("the old value is served because of %v", a.info.Err)
 		}
 	})
+}
+
+// A codecThatExits calls runtime.Goexit when it decodes for the nth time.
+type codecThatExits struct {
+	singlefill.Codec
+	decodes *atomic.Int64
+	nth     int64
+}
+
+func (c codecThatExits) Unmarshal(data []byte, v any) error {
+	if c.decodes.Add(1) == c.nth {
+		runtime.Goexit()
+	}
+	return c.Codec.Unmarshal(data, v)
+}
+
+func TestACodecThatExitsInARefreshHarmsNobodyElse(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		codec := codecThatExits{singlefill.Raw, new(atomic.Int64), 2} // the reader's decoding, then the refresh's
+		c := oldCache(t, rdb, singlefill.Options[string]{StaleWhileRevalidate: time.Second, Codec: codec}, "old", 500*time.Millisecond)
+		if a := <-goAsk(t.Context(), c, "k", mustNotLoad[string](t)); a.value != "old" || a.err != nil {
+			t.Errorf("the reader is answered %+v", a)
+		}
+		time.Sleep(5 * time.Second)
+		if a := <-goAsk(t.Context(), c, "k", gives("new")); a.value != "new" || a.err != nil || codec.decodes.Load() != 2 {
+			t.Errorf("a later caller is answered %+v", a)
+		}
+	})
+}
+
+// The refresh loads without the lock, for a caller who has found nothing to serve, when another caller's GET fails
+// and its lock command does not.
+func TestARefreshWithoutTheLockIsJoinedByWhoGetsTheLock(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		var failScripts, failGet atomic.Bool
+		rdb.AddHook(cmdHook(func(cmd redis.Cmder) error {
+			if strings.HasPrefix(cmd.Name(), "eval") && failScripts.Load() || cmd.Name() == "get" && failGet.Swap(false) {
+				return errors.New("connection reset")
+			}
+			return nil
+		}))
+		c := oldCache(t, rdb, singlefill.Options[string]{StaleWhileRevalidate: time.Second}, "old", 900*time.Millisecond)
+		src := newSource[string](t)
+		failScripts.Store(true)
+		<-goAsk(t.Context(), c, "k", src.load) // begins the refresh
+		time.Sleep(150 * time.Millisecond)
+		first := goAsk(t.Context(), c, "k", src.load)
+		load := src.next(t)
+		failScripts.Store(false)
+		failGet.Store(true)
+		second := goAsk(t.Context(), c, "k", src.load)
+		time.Sleep(time.Second)
+		src.want(t, 1)
+		load.give("new")
+		if a := <-first; a.value != "new" || a.err != nil {
+			t.Errorf("the first caller is answered %+v", a)
+		}
+		select { // Redis has answered since the load began: the second one may have to ask again
+		case a := <-second:
+			if a.value != "new" || a.err != nil {
+				t.Errorf("the second caller is answered %+v", a)
+			}
+		case load := <-src.begun:
+			load.give("newer")
+			if a := <-second; a.value != "newer" || a.err != nil {
+				t.Errorf("the second caller is answered %+v", a)
+			}
+		}
+	})
+}
+
+type refusedReply string
+
+func (e refusedReply) Error() string { return string(e) }
+func (refusedReply) RedisError()     {}
+
+func TestAValueThatRedisRefusesIsAFailedRefresh(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		var refuse atomic.Bool
+		isStore := isScript(t, "store")
+		rdb.AddHook(cmdHook(func(cmd redis.Cmder) error {
+			if refuse.Load() && isStore(argsOf(cmd)) {
+				return refusedReply("ERR invalid bulk length")
+			}
+			return nil
+		}))
+		c := oldCache(t, rdb, singlefill.Options[string]{StaleWhileRevalidate: time.Hour, RetryAfter: 10 * time.Second}, "old", time.Second)
+		refuse.Store(true)
+		for range 200 {
+			if a := <-goAsk(t.Context(), c, "k", gives("too large")); a.value != "old" || a.err != nil {
+				t.Fatalf("answered %+v", a)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		if s := c.Stats(); s.Loads != 2 || s.StoreErrors != 2 {
+			t.Errorf("%d loads and %d store errors in 20 s, want one for each RetryAfter, 2", s.Loads, s.StoreErrors)
+		}
+	})
+}
+
+func argsOf(cmd redis.Cmder) (args []string) {
+	for _, a := range cmd.Args() {
+		args = append(args, fmt.Sprint(a))
+	}
+	return args
 }
 
 // Without scripts each pair is watched by itself, which takes its time; and no more rights are needed than before.

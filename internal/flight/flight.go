@@ -204,9 +204,9 @@ func (g *Group[R]) BeginFill(f *Flight[R], handOver bool) (begun bool) {
 	return true
 }
 
-// HandOver ends a flight if a refresh of its key is under way, and sends its callers on to that: two loads of
-// one key never run side by side. The refresh may have begun before they came, so they board it as they would
-// any other flight that they find.
+// HandOver ends a flight if another one of its key may come to load, and sends its callers on to that: two loads
+// of one key never run side by side. The other one is a refresh, which may have begun before they came, so that
+// they board it as they would any flight that they find; or, if f is the refresh, a flight that fills.
 func (g *Group[R]) HandOver(f *Flight[R]) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -214,11 +214,19 @@ func (g *Group[R]) HandOver(f *Flight[R]) bool {
 }
 
 func (g *Group[R]) handOver(f *Flight[R]) bool {
+	var none R
+	if f.Refresh {
+		other := g.flights[f.Key]
+		if other == nil || other.Nudge == nil {
+			return false
+		}
+		g.end(f, none, 0)
+		return true
+	}
 	r := g.refreshes[f.Key]
-	if r == nil || r.ended || f.Refresh {
+	if r == nil || r.ended {
 		return false
 	}
-	var none R
 	g.end(f, none, 0)
 	f.next, f.handed = r, true
 	return true
