@@ -30,6 +30,7 @@ type Cache[T any] struct {
 	flights   *flight.Group[result[T]]
 	places    *semaphore.Weighted // MaxLoads; nil: no limit
 	fleet     *lock.Locker        // MaxFleetLoads; nil: no limit
+	fleetTurn chan struct{}       // see claim
 	counters  *counters
 	closing   chan struct{}
 }
@@ -55,6 +56,7 @@ func New[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, 
 		flights:   flight.NewGroup[result[T]](),
 		counters:  new(counters),
 		closing:   make(chan struct{}),
+		fleetTurn: make(chan struct{}, 1),
 	}
 	c.client = client.New(rdb, s.redisTimeout, c.redisFailed, c.breakerChanged, func(run func(<-chan struct{})) {
 		c.flights.Go(func() { run(c.closing) })

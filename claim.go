@@ -32,6 +32,7 @@ type claim struct {
 	place   *flight.Place
 	fleet   *lock.Locker // nil: no place in the fleet is needed, or it could not be asked for
 	lease   *lock.Lease
+	turn    chan struct{} // taken by the one flight of this process that asks for a lease; the others wait behind it
 	waiting *fleetWait
 	failed  func(ctx context.Context, op string, err error)
 	running *sync.WaitGroup
@@ -46,7 +47,7 @@ type fleetWait struct {
 }
 
 func (c *Cache[T]) newClaim() *claim {
-	return &claim{place: flight.NewPlace(c.places), fleet: c.fleet, failed: c.redisFailed, running: &c.flights.Running}
+	return &claim{place: flight.NewPlace(c.places), fleet: c.fleet, turn: c.fleetTurn, failed: c.redisFailed, running: &c.flights.Running}
 }
 
 // try completes the claim if that takes no asking outside of this process.
@@ -61,7 +62,13 @@ func (m *claim) queue(ctx context.Context) <-chan bool {
 		w, fleet := &fleetWait{done: make(chan bool, 1)}, m.fleet
 		ctx, w.leave = context.WithCancel(ctx)
 		m.running.Go(func() {
-			w.lease, w.err = fleet.Acquire(ctx)
+			select {
+			case m.turn <- struct{}{}:
+				w.lease, w.err = fleet.Acquire(ctx)
+				<-m.turn
+			case <-ctx.Done():
+				w.err = ctx.Err()
+			}
 			w.done <- true
 		})
 		m.waiting = w
@@ -102,7 +109,8 @@ func (m *claim) take(ctx context.Context, lease *lock.Lease, err error) {
 		return
 	}
 	m.fleet = nil
-	if !errors.Is(err, lock.ErrUnavailable) && !errors.Is(err, lock.ErrAmbiguous) { // of these it has been told
+	var reply redis.Error
+	if !errors.Is(err, lock.ErrUnavailable) && !errors.Is(err, lock.ErrAmbiguous) && !errors.As(err, &reply) { // of these it has been told
 		m.failed(ctx, "fleet", err)
 	}
 }

@@ -16,7 +16,7 @@ import (
 )
 
 // An attempt is one call of Acquire. Its token is new, so that nothing done with it can touch the lease of
-// another attempt. Every command may be sent twice, by the client too: the second one changes nothing.
+// another attempt. Every command may arrive twice: the second one changes nothing.
 type attempt struct {
 	*Locker
 	token   string
@@ -119,8 +119,8 @@ func (a *attempt) explain(ctx context.Context, err error) error {
 		return fmt.Errorf("%w: acquire %.100q: %w", ErrAmbiguous, a.name, cmp.Or(ctx.Err(), err))
 	case a.inDoubt:
 		return fmt.Errorf("%w: acquire %.100q: %w", ErrUnavailable, a.name, cmp.Or(ctx.Err(), err))
-	case ctx.Err() != nil:
-		return fmt.Errorf("%w: %w", ErrBusy, ctx.Err())
+	case ctx.Err() != nil: // perhaps in the pause after a refusal, which says nothing of others
+		return fmt.Errorf("%w: acquire %.100q: %w: %w", ErrUnavailable, a.name, ctx.Err(), err)
 	}
 	return explain("acquire", a.name, err)
 }

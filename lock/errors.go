@@ -30,7 +30,7 @@ var (
 func explain(op, name string, err error) error {
 	text := err.Error()
 	switch {
-	case client.ScriptsRefused(err) && !strings.Contains(text, "key"):
+	case client.ScriptsRefused(err) && !(strings.Contains(text, "NOPERM") && strings.Contains(text, "key")):
 		return fmt.Errorf("lock: %s %.100q: locks need scripts: allow the Redis user +eval and +evalsha: %w", op, name, err)
 	case strings.Contains(text, "NOPERM") || strings.Contains(text, "executing the script can't"):
 		return fmt.Errorf("lock: %s %.100q: allow the Redis user what the scripts use (+@string +@sortedset +@hash +@keyspace +time, and the keys {name}:lock*): %w", op, name, err)

@@ -26,9 +26,9 @@ type Lease struct {
 	sent atomic.Bool // a command, of which Release asks for its own
 }
 
-// margin is the part of a lease's life by which its holder gives it up before its end, so that its context has
-// ended before anyone else can hold it.
-const margin = 20
+// margin returns by how much a holder gives up a lease before its end, so that its context has ended before anyone
+// else can hold it: a twentieth of its life, and at least what rounding to milliseconds can make of it.
+func margin(ttl time.Duration) time.Duration { return max(ttl/20, 2*time.Millisecond) }
 
 // begin starts renewing.
 func (l *Lease) begin(ctx context.Context) {
@@ -40,7 +40,7 @@ func (l *Lease) begin(ctx context.Context) {
 	}
 	opts := l.locker.opts
 	renewal := renew.Lease{
-		TTL: opts.TTL, Taken: l.taken, Margin: opts.TTL / margin, MaxHold: opts.MaxHold,
+		TTL: opts.TTL, Taken: l.taken, Margin: margin(opts.TTL), MaxHold: opts.MaxHold,
 		Renew: func(ctx context.Context) (bool, error) {
 			held, err := l.locker.kind.renew(ctx, l)
 			if held && !l.over.Load() && trace.Renewed != nil {

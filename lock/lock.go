@@ -93,6 +93,7 @@ func newLocker(rdb redis.UniversalClient, name string, kind kind, opts *Options)
 	if err := l.opts.check(kind.queues() || opts.WaiterTTL != 0); err != nil {
 		return nil, err
 	}
+	l.opts.TTL = l.opts.TTL.Truncate(time.Millisecond) // as the server counts
 	l.client = client.New(rdb, l.opts.RedisTimeout, l.redisFailed, func(bool) {}, func(func(<-chan struct{})) {})
 	return l, nil
 }

@@ -229,3 +229,46 @@ func TestAServerThatIsNotThereIsUnavailableHoweverLongTheClientDials(t *testing.
 		}
 	}
 }
+
+// A caller whose patience ends while Redis refuses is not told that somebody else holds it.
+func TestAServerThatIsNotThereIsNeverBusy(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	rdb := s.Client(t, func(o *redis.Options) { o.MaxRetries, o.DialerRetries = -1, 1 })
+	s.Kill()
+	for _, kind := range kinds {
+		l := newLocker(t, kind, rdb, kind, nil)
+		for patience := range 10 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+10*patience)*time.Millisecond)
+			if _, err := l.TryAcquire(ctx); errors.Is(err, lock.ErrBusy) || err == nil {
+				t.Errorf("%s: TryAcquire: %v", kind, err)
+			}
+			cancel()
+		}
+	}
+}
+
+// What was refused while it cleaned up behind a waiter is done when it can be: the place in the queue goes.
+func TestAFairWaiterThatMayNotWriteLeavesTheQueueAsSoonAsItMay(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	holder, waiter := newLocker(t, "fair", s.Client(t), "n", nil), newLocker(t, "fair", s.Client(t), "n", &lock.Options{WaiterTTL: time.Hour})
+	lease := mustAcquire(t, holder)
+	ended := make(chan error, 1)
+	go func() { _, err := waiter.Acquire(t.Context()); ended <- err }()
+	queued := func() bool { return s.Admin().ZCard(t.Context(), "{n}:lock:queue").Val() == 1 }
+	redistest.Await(t, "it queues", queued)
+	if err := s.Admin().ConfigSet(t.Context(), "min-replicas-to-write", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; !errors.Is(err, lock.ErrUnavailable) {
+		t.Errorf("Acquire: %v, want ErrUnavailable", err)
+	}
+	if err := s.Admin().ConfigSet(t.Context(), "min-replicas-to-write", "0").Err(); err != nil {
+		t.Fatal(err)
+	}
+	redistest.Await(t, "it has left", func() bool { return !queued() })
+	if err := lease.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}

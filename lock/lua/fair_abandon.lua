@@ -6,13 +6,20 @@
 --
 -- Returns 1 released, 0 it held nothing.
 
+local refused
+local function try(...) -- a foreign key is no reason to leave the others as they are; a refusal is one to try again
+  local reply = redis.pcall(...)
+  if type(reply) ~= 'table' or not reply.err then return reply end
+  if not string.find(reply.err, 'WRONGTYPE', 1, true) then refused = refused or reply end
+end
+
 local taken = 0
-local holder = redis.pcall('GET', KEYS[1]) -- a foreign key is no reason to leave the others as they are
-redis.pcall('ZREM', KEYS[3], ARGV[1])
-redis.pcall('ZREM', KEYS[4], ARGV[1])
+local holder = try('GET', KEYS[1])
+try('ZREM', KEYS[3], ARGV[1])
+try('ZREM', KEYS[4], ARGV[1])
 if type(holder) == 'string' and string.sub(holder, 1, 26) == ARGV[1] then
-  redis.call('DEL', KEYS[1])
+  try('DEL', KEYS[1])
   taken = 1
 end
-redis.pcall('SET', KEYS[2], 'abandoned', 'PX', ARGV[2])
-return taken
+try('SET', KEYS[2], 'abandoned', 'PX', ARGV[2])
+return refused or taken

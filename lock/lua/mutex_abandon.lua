@@ -11,5 +11,5 @@ if holder and string.sub(holder, 1, 26) == ARGV[1] then
   redis.call('DEL', KEYS[1])
   taken = 1
 end
-redis.pcall('SET', KEYS[2], 'abandoned', 'PX', ARGV[2])
+redis.call('SET', KEYS[2], 'abandoned', 'PX', ARGV[2])
 return taken

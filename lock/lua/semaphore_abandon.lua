@@ -8,5 +8,5 @@
 local taken = redis.call('ZREM', KEYS[1], ARGV[1])
 redis.call('HDEL', KEYS[3], ARGV[1])
 if redis.call('ZCARD', KEYS[1]) == 0 then redis.call('DEL', KEYS[3]) end
-redis.pcall('SET', KEYS[2], 'abandoned', 'PX', ARGV[2])
+redis.call('SET', KEYS[2], 'abandoned', 'PX', ARGV[2])
 return taken
