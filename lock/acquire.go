@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -15,16 +14,13 @@ import (
 	"github.com/singlefill/singlefill/internal/client"
 )
 
-// An attempt is one call of Acquire. Its token is new, so that nothing done with it can touch the lease of
-// another attempt. Every command may arrive twice: the second one changes nothing.
+// An attempt is one call of Acquire.
 type attempt struct {
-	*Locker
-	token   string
+	*ticket
 	begun   time.Time
 	pauses  int
 	queued  bool // there may be a place in a queue to leave
 	inDoubt bool // a command was not answered, and may still arrive
-	sent    atomic.Bool
 }
 
 const (
@@ -40,7 +36,7 @@ func (a *attempt) run(ctx context.Context, wait bool) (*Lease, error) {
 		case err != nil:
 			return nil, a.explain(ctx, err)
 		case r.state == held:
-			return &Lease{locker: a.Locker, token: a.token, fence: r.number, taken: sent}, nil
+			return &Lease{ticket: a.ticket, fence: r.number, taken: sent}, nil
 		case r.state == otherSize:
 			return nil, fmt.Errorf("lock: size of %.100q is %d here, and %d with those who hold it", a.name, a.kind.(semaphore).size, r.number)
 		case r.state != busy:
@@ -90,7 +86,7 @@ func (a *attempt) insist(ctx context.Context, wait bool) (r reply, sent time.Tim
 	for pause := firstPause; ; pause *= 2 {
 		sent = time.Now()
 		a.queued = a.queued || wait
-		r, err = a.kind.acquire(ctx, a, within, wait)
+		r, err = a.kind.acquire(ctx, a.ticket, within, wait)
 		within -= time.Since(sent) + pause
 		a.inDoubt = a.inDoubt || mayHaveArrived(err)
 		if err == nil || !client.Unreachable(err) || errors.Is(err, redis.ErrClosed) || within < time.Millisecond || !sleep(ctx, pause) {
@@ -126,21 +122,9 @@ func (a *attempt) explain(ctx context.Context, err error) error {
 }
 
 // leave cleans up behind an attempt that ends without a lease: a place in a queue, and what a command that was
-// not answered may have taken, or may still take. It goes on by itself until it has been told that it is done,
-// or the lease that there may be has ended.
+// not answered may have taken, or may still take.
 func (a *attempt) leave(ctx context.Context) {
-	if !a.inDoubt && !(a.queued && a.kind.queues()) {
-		return
+	if a.inDoubt || a.queued && a.kind.queues() {
+		a.giveUp(client.Detach(ctx))
 	}
-	ctx = client.Detach(ctx)
-	end := time.Now().Add(a.opts.TTL)
-	go func() {
-		for pause := firstPause; ; pause = min(2*pause, a.opts.RedisTimeout) {
-			err := a.kind.abandon(ctx, a)
-			if err == nil || !mayPass(err) || !a.sent.Load() || time.Now().After(end) {
-				return
-			}
-			time.Sleep(pause)
-		}
-	}()
 }

@@ -18,7 +18,8 @@ var (
 	// ErrLost: the lease is no longer ours, or was not any more when it was released.
 	ErrLost = errors.New("lock: lost")
 
-	// ErrUnavailable: Redis cannot say. Nothing was granted or released by this call.
+	// ErrUnavailable: Redis cannot say, or cannot do it now: no connection, loading, out of memory, a replica.
+	// Nothing was granted or released by this call.
 	ErrUnavailable = errors.New("lock: redis is unavailable")
 
 	// ErrAmbiguous: a command was sent and not answered. What it may have done is being found out, or undone,

@@ -169,7 +169,7 @@ func TestStrangeNamesAreNames(t *testing.T) {
 			leases = append(leases, lease)
 		}
 		for i, lease := range leases {
-			if held, err := lease.locker.kind.renew(t.Context(), lease); !held || err != nil {
+			if held, err := lease.ticket.kind.renew(t.Context(), lease.ticket); !held || err != nil {
 				t.Errorf("%s %.50q: renewed %t, %v", what, strangeNames()[i], held, err)
 			}
 			if err := lease.Release(t.Context()); err != nil {

@@ -14,11 +14,20 @@ import (
 
 // A kind is what a mutex, a fair mutex and a semaphore do differently: one step on the server each.
 type kind interface {
-	acquire(ctx context.Context, a *attempt, within time.Duration, wait bool) (reply, error)
-	renew(ctx context.Context, l *Lease) (held bool, err error)
-	release(ctx context.Context, l *Lease, within time.Duration) (released bool, err error)
-	abandon(ctx context.Context, a *attempt) error
+	acquire(ctx context.Context, t *ticket, within time.Duration, wait bool) (reply, error)
+	renew(ctx context.Context, t *ticket) (held bool, err error)
+	release(ctx context.Context, t *ticket, within time.Duration) (released bool, err error)
+	abandon(ctx context.Context, t *ticket) error
 	queues() bool // waiters have places in a queue
+}
+
+// A ticket is what one call of Acquire asks with, and what it holds if it is granted. Its token is new, so that
+// nothing done with it can touch what another one holds. Every command may arrive twice: the second one changes
+// nothing.
+type ticket struct {
+	*Locker
+	token string
+	sent  atomic.Bool // a command has been written to a connection
 }
 
 // A reply is acquire's answer.
@@ -70,11 +79,11 @@ func keysOf(name string) keys {
 }
 
 // ask runs a script that takes or queues.
-func (a *attempt) ask(ctx context.Context, within time.Duration, script *redis.Script, keys []string, args ...any) (r reply, err error) {
-	keys = append([]string{a.keys.lock, a.keys.fence, a.keys.tombstone + a.token}, keys...)
-	args = append([]any{a.token, a.opts.TTL.Milliseconds(), fenceLife.Milliseconds()}, args...)
-	return client.DoWithin(ctx, a.client, within, "acquire", func(ctx context.Context) (reply, error) {
-		fields, err := script.Run(ctx, once{a.client.Redis, &a.sent}, keys, args...).Slice()
+func (t *ticket) ask(ctx context.Context, within time.Duration, script *redis.Script, keys []string, args ...any) (r reply, err error) {
+	keys = append([]string{t.keys.lock, t.keys.fence, t.keys.tombstone + t.token}, keys...)
+	args = append([]any{t.token, t.opts.TTL.Milliseconds(), fenceLife.Milliseconds()}, args...)
+	return client.DoWithin(ctx, t.client, within, "acquire", func(ctx context.Context) (reply, error) {
+		fields, err := script.Run(ctx, once{t.client.Redis, &t.sent}, keys, args...).Slice()
 		if err != nil {
 			return reply{}, err
 		}
@@ -99,10 +108,10 @@ func parse(fields []any) (r reply, err error) {
 	return r, nil
 }
 
-// act runs a script that does something to what token may hold.
-func (l *Locker) act(ctx context.Context, within time.Duration, op string, script *redis.Script, keys []string, token string, life time.Duration, sent *atomic.Bool) (bool, error) {
-	return client.DoWithin(ctx, l.client, within, op, func(ctx context.Context) (bool, error) {
-		done, err := script.Run(ctx, once{l.client.Redis, sent}, keys, token, life.Milliseconds()).Int()
+// act runs a script that does something to what the ticket may hold.
+func (t *ticket) act(ctx context.Context, within time.Duration, op string, script *redis.Script, life time.Duration, keys ...string) (bool, error) {
+	return client.DoWithin(ctx, t.client, within, op, func(ctx context.Context) (bool, error) {
+		done, err := script.Run(ctx, once{t.client.Redis, &t.sent}, keys, t.token, life.Milliseconds()).Int()
 		return done == 1, err
 	})
 }
@@ -185,22 +194,20 @@ var (
 // mutex is a key that holds the token and the fence of the holder.
 type mutex struct{}
 
-func (mutex) acquire(ctx context.Context, a *attempt, within time.Duration, _ bool) (reply, error) {
-	return a.ask(ctx, within, mutexAcquire, nil)
+func (mutex) acquire(ctx context.Context, t *ticket, within time.Duration, _ bool) (reply, error) {
+	return t.ask(ctx, within, mutexAcquire, nil)
 }
 
-func (mutex) renew(ctx context.Context, l *Lease) (bool, error) {
-	return l.locker.act(ctx, l.locker.opts.RedisTimeout, "renew", mutexRenew, []string{l.locker.keys.lock}, l.token, l.locker.opts.TTL, &l.sent)
+func (mutex) renew(ctx context.Context, t *ticket) (bool, error) {
+	return t.act(ctx, t.opts.RedisTimeout, "renew", mutexRenew, t.opts.TTL, t.keys.lock)
 }
 
-func (mutex) release(ctx context.Context, l *Lease, within time.Duration) (bool, error) {
-	return l.locker.act(ctx, within, "release", mutexRelease,
-		[]string{l.locker.keys.lock, l.locker.keys.tombstone + l.token}, l.token, l.locker.markLife(), &l.sent)
+func (mutex) release(ctx context.Context, t *ticket, within time.Duration) (bool, error) {
+	return t.act(ctx, within, "release", mutexRelease, t.markLife(), t.keys.lock, t.keys.tombstone+t.token)
 }
 
-func (mutex) abandon(ctx context.Context, a *attempt) error {
-	_, err := a.act(ctx, a.opts.RedisTimeout, "abandon", mutexAbandon,
-		[]string{a.keys.lock, a.keys.tombstone + a.token}, a.token, a.markLife(), &a.sent)
+func (mutex) abandon(ctx context.Context, t *ticket) error {
+	_, err := t.act(ctx, t.opts.RedisTimeout, "abandon", mutexAbandon, t.markLife(), t.keys.lock, t.keys.tombstone+t.token)
 	return err
 }
 
@@ -209,17 +216,17 @@ func (mutex) queues() bool { return false }
 // fair is a mutex with a queue before it. Who holds it is not in the queue any more.
 type fair struct{ mutex }
 
-func (fair) acquire(ctx context.Context, a *attempt, within time.Duration, wait bool) (reply, error) {
+func (fair) acquire(ctx context.Context, t *ticket, within time.Duration, wait bool) (reply, error) {
 	enqueue := 0
 	if wait {
 		enqueue = 1
 	}
-	return a.ask(ctx, within, fairAcquire, []string{a.keys.queue, a.keys.alive}, a.opts.WaiterTTL.Milliseconds(), enqueue)
+	return t.ask(ctx, within, fairAcquire, []string{t.keys.queue, t.keys.alive}, t.opts.WaiterTTL.Milliseconds(), enqueue)
 }
 
-func (fair) abandon(ctx context.Context, a *attempt) error {
-	_, err := a.act(ctx, a.opts.RedisTimeout, "abandon", fairAbandon,
-		[]string{a.keys.lock, a.keys.tombstone + a.token, a.keys.queue, a.keys.alive}, a.token, a.markLife(), &a.sent)
+func (fair) abandon(ctx context.Context, t *ticket) error {
+	_, err := t.act(ctx, t.opts.RedisTimeout, "abandon", fairAbandon, t.markLife(),
+		t.keys.lock, t.keys.tombstone+t.token, t.keys.queue, t.keys.alive)
 	return err
 }
 
@@ -228,23 +235,21 @@ func (fair) queues() bool { return true }
 // semaphore is a set of holders, each with the end of its lease.
 type semaphore struct{ size int }
 
-func (s semaphore) acquire(ctx context.Context, a *attempt, within time.Duration, _ bool) (reply, error) {
-	return a.ask(ctx, within, semaphoreAcquire, []string{a.keys.details}, s.size)
+func (s semaphore) acquire(ctx context.Context, t *ticket, within time.Duration, _ bool) (reply, error) {
+	return t.ask(ctx, within, semaphoreAcquire, []string{t.keys.details}, s.size)
 }
 
-func (semaphore) renew(ctx context.Context, l *Lease) (bool, error) {
-	return l.locker.act(ctx, l.locker.opts.RedisTimeout, "renew", semaphoreRenew,
-		[]string{l.locker.keys.lock, l.locker.keys.details}, l.token, l.locker.opts.TTL, &l.sent)
+func (semaphore) renew(ctx context.Context, t *ticket) (bool, error) {
+	return t.act(ctx, t.opts.RedisTimeout, "renew", semaphoreRenew, t.opts.TTL, t.keys.lock, t.keys.details)
 }
 
-func (semaphore) release(ctx context.Context, l *Lease, within time.Duration) (bool, error) {
-	return l.locker.act(ctx, within, "release", semaphoreRelease,
-		[]string{l.locker.keys.lock, l.locker.keys.tombstone + l.token, l.locker.keys.details}, l.token, l.locker.markLife(), &l.sent)
+func (semaphore) release(ctx context.Context, t *ticket, within time.Duration) (bool, error) {
+	return t.act(ctx, within, "release", semaphoreRelease, t.markLife(), t.keys.lock, t.keys.tombstone+t.token, t.keys.details)
 }
 
-func (semaphore) abandon(ctx context.Context, a *attempt) error {
-	_, err := a.act(ctx, a.opts.RedisTimeout, "abandon", semaphoreAbandon,
-		[]string{a.keys.lock, a.keys.tombstone + a.token, a.keys.details}, a.token, a.markLife(), &a.sent)
+func (semaphore) abandon(ctx context.Context, t *ticket) error {
+	_, err := t.act(ctx, t.opts.RedisTimeout, "abandon", semaphoreAbandon, t.markLife(),
+		t.keys.lock, t.keys.tombstone+t.token, t.keys.details)
 	return err
 }
 

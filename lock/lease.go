@@ -15,15 +15,13 @@ import (
 // is held for as long as the process lives. All methods are safe at any time, and on a nil
 // *Lease or a zero one, which holds nothing.
 type Lease struct {
-	locker *Locker
-	token  string
+	ticket *ticket
 	fence  int64
 	taken  time.Time // when the command was sent that took it
 
 	ctx  context.Context
 	end  context.CancelCauseFunc
 	over atomic.Bool // lost or released: whoever sets it has to tell
-	sent atomic.Bool // a command, of which Release asks for its own
 }
 
 // margin returns by how much a holder gives up a lease before its end, so that its context has ended before anyone
@@ -34,15 +32,14 @@ func margin(ttl time.Duration) time.Duration { return max(ttl/20, 2*time.Millise
 func (l *Lease) begin(ctx context.Context) {
 	ctx = context.WithoutCancel(ctx)
 	l.ctx, l.end = context.WithCancelCause(ctx)
-	trace := &l.locker.trace
+	opts, trace := l.ticket.opts, &l.ticket.trace
 	if trace.Acquired != nil {
 		trace.Acquired(ctx, l.info(nil))
 	}
-	opts := l.locker.opts
 	renewal := renew.Lease{
 		TTL: opts.TTL, Taken: l.taken, Margin: margin(opts.TTL), MaxHold: opts.MaxHold,
 		Renew: func(ctx context.Context) (bool, error) {
-			held, err := l.locker.kind.renew(ctx, l)
+			held, err := l.ticket.kind.renew(ctx, l.ticket)
 			if held && !l.over.Load() && trace.Renewed != nil {
 				trace.Renewed(ctx, l.info(nil))
 			}
@@ -53,24 +50,27 @@ func (l *Lease) begin(ctx context.Context) {
 		if why := renewal.Keep(l.ctx); why != nil && l.over.CompareAndSwap(false, true) {
 			l.end(ErrLost)
 			l.tellLost(ctx, why)
+			if why == renew.ErrNotRenewed { // a renewal may have arrived: the others are not to wait for its end
+				time.Sleep(renewal.Margin)
+				l.ticket.giveUp(ctx)
+			}
 		}
 	}()
 }
 
 func (l *Lease) tellLost(ctx context.Context, why error) {
-	if l.locker.trace.Lost != nil {
-		l.locker.trace.Lost(ctx, l.info(fmt.Errorf("%w: %w", ErrLost, why)))
+	if l.ticket.trace.Lost != nil {
+		l.ticket.trace.Lost(ctx, l.info(fmt.Errorf("%w: %w", ErrLost, why)))
 	}
 }
 
 func (l *Lease) info(err error) Info {
-	return Info{Name: l.locker.name, Fence: l.fence, Duration: time.Since(l.taken), Err: err}
+	return Info{Name: l.ticket.name, Fence: l.fence, Duration: time.Since(l.taken), Err: err}
 }
 
 // Context returns a context with the values of the one given to Acquire, which ends when the lease does: with
 // cause ErrLost when it is lost, and before anyone else can hold it, as far as this process is not held up
-// itself. That of a Lease which holds nothing
-// has ended.
+// itself. That of a Lease which holds nothing has ended.
 func (l *Lease) Context() context.Context {
 	if l == nil || l.ctx == nil {
 		ctx, end := context.WithCancelCause(context.Background())
@@ -82,8 +82,7 @@ func (l *Lease) Context() context.Context {
 
 // Fence returns a number that grows with every grant of this name. Give it to the resource that the lease
 // protects, and let that refuse a number smaller than the largest it has seen: no lease protects from a holder
-// that was frozen and goes on after its end. That of a Lease
-// which holds nothing is 0.
+// that was frozen and goes on after its end. That of a Lease which holds nothing is 0.
 //
 // It is the server's clock in µs when the lease was granted, or one more than the last one. So it grows also
 // after Redis has lost its data, unless that clock has been put back meanwhile, to before the last grant.
@@ -98,8 +97,9 @@ func (l *Lease) Fence() int64 {
 //
 // It returns nil once, when it is known that the lease was held to the end, also if the reply to an earlier try
 // was lost; and ErrLost when it was lost before, or has been released already. While Redis cannot be asked it
-// returns ErrUnavailable or ErrAmbiguous, and goes on trying behind the call, until the lease ends by itself. On
-// a Lease which holds nothing it does nothing.
+// returns ErrUnavailable or ErrAmbiguous, and goes on trying behind the call, until the lease ends by itself. Any
+// other error is a refusal for good, such as a missing right; after that, and with a client that is closed, the
+// lease ends by itself. On a Lease which holds nothing Release does nothing.
 func (l *Lease) Release(ctx context.Context) error {
 	if l == nil || l.ctx == nil {
 		return nil
@@ -109,30 +109,33 @@ func (l *Lease) Release(ctx context.Context) error {
 	}
 	l.end(nil) // no renewal is begun any more, and none that is under way brings anything back
 	ctx = client.Detach(ctx)
-	l.sent.Store(false)
-	released, inDoubt, err := l.release(ctx, l.locker.opts.RedisTimeout)
+	t := l.ticket
+	t.sent.Store(false)
+	released, inDoubt, err := t.release(ctx)
 	if err == nil {
-		return l.settle(ctx, released)
+		return l.tellEnd(ctx, released)
 	}
 	if mayPass(err) {
-		go func() {
-			if released, _, err := l.release(ctx, l.locker.opts.TTL); err == nil {
-				l.settle(ctx, released)
+		t.owe(func() bool {
+			released, err := t.kind.release(ctx, t, t.opts.RedisTimeout)
+			if err == nil {
+				_ = l.tellEnd(ctx, released) // the call has returned
 			}
-		}()
+			return err == nil || !mayPass(err)
+		})
 	}
 	if inDoubt {
-		return fmt.Errorf("%w: release %.100q: %w", ErrAmbiguous, l.locker.name, err)
+		return fmt.Errorf("%w: release %.100q: %w", ErrAmbiguous, t.name, err)
 	}
-	return explain("release", l.locker.name, err)
+	return explain("release", t.name, err)
 }
 
-// release asks until there is an answer.
-func (l *Lease) release(ctx context.Context, within time.Duration) (released, inDoubt bool, err error) {
-	end := time.Now().Add(within)
-	for pause := firstPause; ; pause = min(2*pause, l.locker.opts.RedisTimeout) {
-		released, err = l.locker.kind.release(ctx, l, min(time.Until(end), l.locker.opts.RedisTimeout))
-		inDoubt = inDoubt || mayHaveArrived(err) && l.sent.Load()
+// release asks until there is an answer, for as long as one command may take.
+func (t *ticket) release(ctx context.Context) (released, inDoubt bool, err error) {
+	end := time.Now().Add(t.opts.RedisTimeout)
+	for pause := firstPause; ; pause *= 2 {
+		released, err = t.kind.release(ctx, t, time.Until(end))
+		inDoubt = inDoubt || mayHaveArrived(err) && t.sent.Load()
 		if err == nil || !mayPass(err) || time.Until(end) < pause+time.Millisecond {
 			return released, inDoubt, err
 		}
@@ -140,14 +143,14 @@ func (l *Lease) release(ctx context.Context, within time.Duration) (released, in
 	}
 }
 
-// settle tells how a lease that is being released has ended.
-func (l *Lease) settle(ctx context.Context, released bool) error {
+// tellEnd tells how a lease that was released has ended.
+func (l *Lease) tellEnd(ctx context.Context, released bool) error {
 	if !released {
 		l.tellLost(ctx, renew.ErrGone)
 		return ErrLost
 	}
-	if l.locker.trace.Released != nil {
-		l.locker.trace.Released(ctx, l.info(nil))
+	if l.ticket.trace.Released != nil {
+		l.ticket.trace.Released(ctx, l.info(nil))
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -608,8 +609,8 @@ func TestAClosedClientEndsCallsAtOnceAndLeavesNothingBehind(t *testing.T) {
 		wantLost(t, forgotten)
 		f.take()
 		time.Sleep(time.Hour)
-		if ops := f.take(); ops != "" {
-			t.Errorf("sent %s", ops)
+		if ops := f.take(); ops != "abandon" {
+			t.Errorf("it tried %q, want once to give back what was lost", ops)
 		}
 	})
 }
@@ -1030,4 +1031,102 @@ func TestTraceIsToldOfEveryTransitionOnce(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The last renewals were executed and not answered, so that the server would keep the lease beyond the end that its
+// holder knows of.
+func TestALeaseThatWasLostForWantOfAnAnswerIsGivenBack(t *testing.T) {
+	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+		learn(t, rdb, kind)
+		var e events
+		client, f := withFaults(t, m)
+		lease := mustAcquire(t, newLocker(t, kind, client, "n", &lock.Options{Trace: e.trace()}))
+		begun := time.Now()
+		f.set(replyLost, "renew")
+		awaitEnd(t, lease)
+		wantElapsed(t, "lost", begun, leaseTTL-leaseMargin)
+		other := newLocker(t, kind, rdb, "n", nil)
+		synctest.Wait()
+		early, err := other.TryAcquire(t.Context())
+		_ = early.Release(t.Context())
+		if err != lock.ErrBusy {
+			t.Errorf("before its holder has had the margin to stop: %v, want ErrBusy", err)
+		}
+		time.Sleep(leaseMargin)
+		synctest.Wait()
+		next, err := other.TryAcquire(t.Context())
+		if err != nil {
+			t.Errorf("after that: %v", err)
+		}
+		_ = next.Release(t.Context())
+		if s := e.transitions(); s != "acquired lost" {
+			t.Errorf("told %q", s)
+		}
+		wantIs(t, "Release", lease.Release(t.Context()), lock.ErrLost)
+		if f.failed == 0 {
+			t.Error("no renewal was executed and not answered")
+		}
+	})
+}
+
+// However many calls a server leaves without an answer, few commands at a time try to undo what they may have done.
+func TestAtASilentServerFewCommandsCleanUp(t *testing.T) {
+	const calls, atOnce = 500, 8
+	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+		learn(t, rdb, kind)
+		client, f := withFaults(t, m)
+		l, before := newLocker(t, kind, client, "n", nil), countMarks(m)
+		var trying, most atomic.Int64
+		f.set(silence)
+		silent := func(ctx context.Context, execute func() error) error {
+			now := trying.Add(1)
+			defer trying.Add(-1)
+			most.Store(max(most.Load(), now))
+			return silence(ctx, execute)
+		}
+		var acquiring sync.WaitGroup
+		for range calls {
+			acquiring.Go(func() {
+				_, err := l.TryAcquire(t.Context())
+				wantIs(t, "TryAcquire", err, lock.ErrAmbiguous)
+			})
+		}
+		f.set(silence, "acquire")
+		f.mu.Lock()
+		acquire := f.on
+		f.on = func(op string) fault {
+			if op == "abandon" {
+				return silent
+			}
+			return acquire(op)
+		}
+		f.mu.Unlock()
+		acquiring.Wait()
+		time.Sleep(leaseTTL / 2)
+		if n := most.Load(); n == 0 || n > atOnce {
+			t.Errorf("%d commands at once, want 1 to %d", n, atOnce)
+		}
+		f.set(nil)
+		time.Sleep(2 * leaseWaits)
+		synctest.Wait()
+		marks := countMarks(m)
+		if marks-before != calls {
+			t.Errorf("%d of %d attempts are marked as abandoned", marks-before, calls)
+		}
+		f.take()
+		time.Sleep(time.Hour)
+		if ops := f.take(); ops != "" {
+			t.Errorf("afterwards it sent %s", ops)
+		}
+	})
+}
+
+// countMarks counts the attempts that the server knows to have ended.
+func countMarks(m *miniredis.Miniredis) (n int) {
+	for _, key := range m.Keys() {
+		if strings.Contains(key, ":ended:") {
+			n++
+		}
+	}
+	return n
 }

@@ -42,6 +42,7 @@ type Locker struct {
 	client *client.Client
 	opts   Options
 	trace  Trace
+	debts  debts
 }
 
 // NewMutex returns a Locker of which one lease is held at a time in the whole fleet. Waiters compete; who comes
@@ -127,7 +128,8 @@ func orDefault[V comparable](v, def V) V {
 // says what is known:
 //
 //   - ErrBusy and ctx.Err(), both by errors.Is: others held it until ctx ended;
-//   - ErrUnavailable: Redis could not be asked for RedisTimeout; nothing was sent, or it was refused;
+//   - ErrUnavailable: Redis could not be reached for RedisTimeout, or refused at once to write anything now;
+//     nothing was taken;
 //   - ErrAmbiguous: a command was sent and not answered; what it may have taken is being given back behind
 //     this call, or ends with TTL. If ctx ended in the middle of a command, that is ctx.Err() too;
 //   - any other: something to be changed, such as a missing right or a key of another kind.
@@ -166,7 +168,7 @@ func (l *Locker) acquire(ctx context.Context, wait bool) (*Lease, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	a := &attempt{Locker: l, token: rand.Text(), begun: time.Now()}
+	a := &attempt{ticket: &ticket{Locker: l, token: rand.Text()}, begun: time.Now()}
 	lease, err := a.run(ctx, wait)
 	if lease == nil {
 		a.leave(ctx)

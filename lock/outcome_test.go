@@ -272,3 +272,55 @@ func TestAFairWaiterThatMayNotWriteLeavesTheQueueAsSoonAsItMay(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A right that is missing is found out before anything is done that would need it: nobody holds the mutex who was
+// told otherwise, and no key is left without an end. Nothing else would mend that, since cleaning up needs rights too.
+func TestAFairAcquireThatMayNotGoOnHasDoneNothing(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	user := func(name string, rules ...any) *lock.Locker {
+		rules = append([]any{"acl", "setuser", name, "on", ">pw", "~*", "&*", "+@all"}, rules...)
+		if err := s.Admin().Do(t.Context(), rules...).Err(); err != nil {
+			t.Fatal(err)
+		}
+		rdb := s.Client(t, func(o *redis.Options) { o.Username, o.Password = name, "pw" })
+		return newLocker(t, "fair", rdb, name, patient(lock.Options{}))
+	}
+	exist := func(name string, parts ...string) int64 {
+		keys := make([]string, len(parts))
+		for i, part := range parts {
+			keys[i] = "{" + name + "}:lock" + part
+		}
+		return s.Admin().Exists(t.Context(), keys...).Val()
+	}
+
+	l := user("endless", "-pexpire", "-zrem")
+	holder := mustAcquire(t, newLocker(t, "fair", s.Admin(), "endless", nil))
+	if _, err := l.Acquire(t.Context()); err == nil || errors.Is(err, lock.ErrBusy) {
+		t.Errorf("Acquire = %v, want it to say what to allow", err)
+	}
+	if n := exist("endless", ":queue", ":alive"); n != 0 {
+		t.Errorf("it stands in %d of the queue's two keys, which have no end", n)
+	}
+	if err := holder.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+
+	l = user("taker", "-zrem")
+	holder = mustAcquire(t, newLocker(t, "fair", s.Admin(), "taker", nil))
+	failed := make(chan error)
+	go func() {
+		_, err := l.Acquire(t.Context())
+		failed <- err
+	}()
+	redistest.Await(t, "it waits", func() bool { return exist("taker", ":queue") == 1 })
+	if err := holder.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := <-failed; err == nil || errors.Is(err, lock.ErrBusy) {
+		t.Errorf("Acquire = %v, want it to say what to allow", err)
+	}
+	if n := exist("taker", ""); n != 0 {
+		t.Error("it holds the mutex, and nobody knows")
+	}
+}

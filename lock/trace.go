@@ -8,8 +8,9 @@ import (
 // Trace is a set of optional functions that a Locker calls as things happen. They are called synchronously, from
 // many goroutines at once: they must be quick and must not panic.
 //
-// For each lease Acquired is called once, and then either Released or Lost once; neither of these only if the
-// process dies, or Redis cannot be asked any more until the lease has ended.
+// For each lease Acquired is called once, before it is renewed for the first time, and then either Released or Lost
+// once; neither of these only if the process dies, or if it is being released and Redis refuses that for good (see
+// Release), or cannot be asked any more until the lease has ended.
 type Trace struct {
 	Acquired func(ctx context.Context, info Info) // a lease was granted
 	Released func(ctx context.Context, info Info) // and given back

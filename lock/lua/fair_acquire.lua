@@ -46,20 +46,26 @@ if not holder and (head == ARGV[1] or not head) then
   if not last then return redis.error_reply('FOREIGN the key of the fence holds something else') end
   local fence = math.max(last + 1, now)
   local text = string.format('%.0f', fence)
+  if rank or redis.call('ZSCORE', KEYS[5], ARGV[1]) then -- before it is taken: if this right is missing, nothing is
+    redis.call('ZREM', KEYS[4], ARGV[1])
+    redis.call('ZREM', KEYS[5], ARGV[1])
+  end
   redis.call('SET', KEYS[2], text, 'PX', ARGV[3])
   redis.call('SET', KEYS[1], ARGV[1] .. text, 'PX', ARGV[2])
-  redis.call('ZREM', KEYS[4], ARGV[1])
-  redis.call('ZREM', KEYS[5], ARGV[1])
   return {'held', fence, 0}
 end
 if not holder then left = math.max(tonumber(redis.call('ZSCORE', KEYS[5], head)) - ms, 0) end
+local function outlive() -- a waiter with a short life must not cut those of the others
+  for i = 4, 5 do
+    if redis.call('PTTL', KEYS[i]) < 2 * ARGV[4] then redis.call('PEXPIRE', KEYS[i], 2 * ARGV[4]) end
+  end
+end
 if ARGV[5] == '1' then
+  outlive() -- if this right is missing, nothing is to be left without an end
   if not rank then
     redis.call('ZADD', KEYS[4], string.format('%.0f', (tonumber(tail) or 0) + 1), ARGV[1])
     redis.call('ZADD', KEYS[5], string.format('%.0f', ms + ARGV[4]), ARGV[1])
-  end
-  for i = 4, 5 do -- a waiter with a short life must not cut those of the others
-    if redis.call('PTTL', KEYS[i]) < 2 * ARGV[4] then redis.call('PEXPIRE', KEYS[i], 2 * ARGV[4]) end
+    outlive()
   end
 end
 return {'busy', math.max(left, 0), redis.call('ZRANK', KEYS[4], ARGV[1]) or redis.call('ZCARD', KEYS[4])}
