@@ -78,10 +78,11 @@ type Options[T any] struct {
 	MaxLoads int
 
 	// MaxFleetLoads is how many loads of this namespace may run at once in the whole fleet: one more bound, on
-	// top of MaxLoads, by a lock.Semaphore. More wait, in no order. It costs each load two or three more round
-	// trips. Where Redis cannot be asked MaxLoads alone holds, and where processes disagree on the number, those
-	// that come later are not bound, and tell Trace.RedisError. A load begun from inside a load runs in that
-	// one's place here too. Default: no limit.
+	// top of MaxLoads, by a lock.Semaphore named "<namespace>:loads". More wait, in no order. It costs each load
+	// two or three more round trips, and while loads wait, each process asks for a place some ten times a second.
+	// Where Redis cannot be asked MaxLoads alone holds. While processes disagree on the number, as when it is
+	// being changed, those that come later are not bound, and tell Trace.RedisError. A load begun from inside a
+	// load runs in that one's place here too. Default: no limit.
 	MaxFleetLoads int
 
 	// Trace is told what happens. Default: nobody.
