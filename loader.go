@@ -135,9 +135,7 @@ func (c *Cache[T]) look(ctx context.Context, key string) (l look[T]) {
 		return l
 	}
 	sent := time.Now()
-	data, err := client.Do(ctx, c.client, "get", func(ctx context.Context) ([]byte, error) {
-		return c.client.Redis.Get(ctx, c.valueKey(key)).Bytes()
-	})
+	data, err := c.client.Get(ctx, c.valueKey(key))
 	switch {
 	case err == nil:
 		return c.decode(ctx, key, data)

@@ -21,6 +21,7 @@ type Client struct {
 	Breaker Breaker
 
 	bounded bool // Redis returns when a context's deadline has passed
+	limit   limit
 	failed  func(ctx context.Context, op string, err error)
 }
 
@@ -80,12 +81,17 @@ func DoWithin[R any](ctx context.Context, c *Client, timeout time.Duration, op s
 		return none, err
 	}
 	sent := time.Now()
+	if c.bounded && timeout == c.Timeout && !endsWithin(ctx, timeout) {
+		r, err := cmd(c.limit.within(ctx, sent, timeout))
+		c.observe(ctx, op, sent, err)
+		return r, err
+	}
 	detached := Detach(ctx)
 	bounded, cancel := context.WithTimeout(detached, timeout)
 	if c.bounded && !endsWithin(ctx, timeout) {
 		defer cancel()
 		r, err := cmd(bounded)
-		c.observe(detached, op, sent, err)
+		c.observe(ctx, op, sent, err)
 		return r, err
 	}
 
@@ -118,6 +124,17 @@ func DoWithin[R any](ctx context.Context, c *Client, timeout time.Duration, op s
 	}
 }
 
+// Get is Do of a GET. It is what every hit does, and so worth not allocating a function.
+func (c *Client) Get(ctx context.Context, key string) ([]byte, error) {
+	sent := time.Now()
+	if !c.bounded || ctx.Err() != nil || endsWithin(ctx, c.Timeout) {
+		return Do(ctx, c, "get", func(ctx context.Context) ([]byte, error) { return c.Redis.Get(ctx, key).Bytes() })
+	}
+	data, err := c.Redis.Get(c.limit.within(ctx, sent, c.Timeout), key).Bytes()
+	c.observe(ctx, "get", sent, err)
+	return data, err
+}
+
 // Detach returns a context with the values of ctx that never ends.
 func Detach(ctx context.Context) context.Context {
 	if ctx.Done() == nil {
@@ -136,7 +153,7 @@ func (c *Client) observe(ctx context.Context, op string, sent time.Time, err err
 	} else {
 		c.Breaker.succeeded()
 	}
-	c.failed(ctx, op, err)
+	c.failed(Detach(ctx), op, err)
 }
 
 // Ping asks the server for an answer.

@@ -1,0 +1,39 @@
+package client
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+)
+
+// A limit makes contexts that end when a command sent now has had its time. A timer for each command would be the
+// dearest part of a hit, so those that are sent within a sixteenth of that time share one: the last of them gets so
+// much less.
+type limit struct {
+	latest atomic.Pointer[sharedLimit]
+}
+
+type sharedLimit struct {
+	ctx context.Context
+	old time.Time // when another one is due
+}
+
+// within returns a context that has the values of ctx, and ends between 15/16 of d and d from now.
+func (l *limit) within(ctx context.Context, now time.Time, d time.Duration) context.Context {
+	s := l.latest.Load()
+	if s == nil || !now.Before(s.old) {
+		shared, cancel := context.WithTimeout(context.Background(), d)
+		context.AfterFunc(shared, cancel)
+		s = &sharedLimit{shared, now.Add(d / 16)}
+		l.latest.Store(s)
+	}
+	return commandContext{s.ctx, ctx}
+}
+
+// A commandContext ends with one context and has the values of another.
+type commandContext struct {
+	context.Context
+	values context.Context
+}
+
+func (c commandContext) Value(key any) any { return c.values.Value(key) }

@@ -1,0 +1,60 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+type valueKey struct{}
+
+func TestALimitEndsInTimeWithTheCallersValuesAndNotWithTheCaller(t *testing.T) {
+	const d = 1600 * time.Millisecond
+	synctest.Test(t, func(t *testing.T) {
+		var l limit
+		var all []context.Context
+		for i := range 400 {
+			caller, leave := context.WithCancel(context.WithValue(t.Context(), valueKey{}, i))
+			sent := time.Now()
+			ctx := l.within(caller, sent, d)
+			leave()
+			if ctx.Value(valueKey{}) != i || ctx.Err() != nil {
+				t.Fatalf("it has value %v and has ended by %v, want %d and not", ctx.Value(valueKey{}), ctx.Err(), i)
+			}
+			deadline, ok := ctx.Deadline()
+			if left := deadline.Sub(sent); !ok || left > d || left < d-d/16 {
+				t.Fatalf("it ends in %v, want %v and at most a sixteenth less", left, d)
+			}
+			all = append(all, ctx)
+			time.Sleep(d / 50)
+		}
+		for _, ctx := range all {
+			deadline, _ := ctx.Deadline()
+			time.Sleep(time.Until(deadline))
+			<-ctx.Done()
+			if !errors.Is(ctx.Err(), context.DeadlineExceeded) || time.Now().Before(deadline) {
+				t.Fatalf("ended by %v", ctx.Err())
+			}
+		}
+	})
+}
+
+func TestALimitIsSharedByTheCommandsOfASixteenth(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const d = 16 * time.Second
+		var l limit
+		done := func() <-chan struct{} { return l.within(t.Context(), time.Now(), d).Done() }
+		first := done()
+		time.Sleep(time.Second - 1)
+		if done() != first {
+			t.Error("another one within a sixteenth")
+		}
+		time.Sleep(1)
+		if done() == first {
+			t.Error("the same one after a sixteenth")
+		}
+		<-done()
+	})
+}
