@@ -1,0 +1,205 @@
+package schedule
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha1"
+	"encoding/hex"
+	"io/fs"
+	"net"
+	"path"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/alicebob/miniredis/v2/proto"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+// A wire is the one connection to the server, over which the commands of all clients go in the end.
+type wire struct {
+	mu      sync.Mutex
+	conn    net.Conn
+	replies *bufio.Reader
+	scripts map[string]script // by hash and by text
+}
+
+type script struct{ name, text string }
+
+func newWire(t *testing.T, m *miniredis.Miniredis) *wire {
+	conn, err := m.Dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return &wire{conn: conn, replies: bufio.NewReader(conn), scripts: make(map[string]script)}
+}
+
+// execute returns what the server answers to n commands, as it stands.
+func (w *wire) execute(commands string, n int) (replies string, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	go func() { _, _ = w.conn.Write([]byte(commands)) }() // the server answers each before it reads the next
+	for range n {
+		r, err := proto.Read(w.replies)
+		if err != nil {
+			return "", err
+		}
+		replies += r
+	}
+	return replies, nil
+}
+
+// Scripts tells of the scripts in dir: each has the name of its file, and is known to the server.
+func (w *World) Scripts(files fs.FS, dir string) {
+	entries, err := fs.ReadDir(files, dir)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, e := range entries {
+		text, err := fs.ReadFile(files, path.Join(dir, e.Name()))
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		hash := sha1.Sum(text)
+		s := script{strings.TrimSuffix(e.Name(), ".lua"), string(text)}
+		w.wire.scripts[hex.EncodeToString(hash[:])], w.wire.scripts[s.text] = s, s
+	}
+}
+
+// Client returns a client of a process. Its commands wait for the scheduler.
+func (w *World) Client(process string) *redis.Client {
+	rdb := redis.NewClient(&redis.Options{
+		Addr:                     "127.0.0.1:6379",
+		Dialer:                   func(context.Context, string, string) (net.Conn, error) { return w.dial(process), nil },
+		PoolSize:                 100,
+		ContextTimeoutEnabled:    true,
+		DisableIdentity:          true,
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+	})
+	w.t.Cleanup(func() { _ = rdb.Close() })
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.clients = append(w.clients, rdb)
+	if w.over {
+		_ = rdb.Close()
+	}
+	return rdb
+}
+
+// Admin returns a client whose commands do not wait: for before a schedule, and for after it.
+func (w *World) Admin() *redis.Client { return redistest.NewMiniClient(w.t, w.Server) }
+
+// A clientConn tells when its owner has closed it.
+type clientConn struct {
+	net.Conn
+	closed atomic.Bool
+}
+
+func (c *clientConn) Close() error {
+	c.closed.Store(true)
+	return c.Conn.Close()
+}
+
+func (w *World) dial(process string) net.Conn {
+	near, far := net.Pipe()
+	c := &clientConn{Conn: near}
+	go w.carry(process, c, far)
+	return c
+}
+
+// carry brings what a client sends to the server, and what the server answers back, when the scheduler says so.
+func (w *World) carry(process string, c *clientConn, far net.Conn) {
+	sever := func() {
+		c.closed.Store(true)
+		_ = far.Close()
+	}
+	defer sever()
+	in := bufio.NewReaderSize(far, 1<<16)
+	for {
+		commands, n, what, err := w.read(process, in)
+		if err != nil {
+			return
+		}
+		if what != "" && !w.wait(&item{process: process, kind: request, what: what, gone: c.closed.Load, sever: sever}) {
+			return
+		}
+		w.tick()
+		replies, err := w.wire.execute(commands, n)
+		if err != nil {
+			return
+		}
+		if what != "" && !w.answer(process, what, replies, c, sever) {
+			return
+		}
+		if _, err := far.Write([]byte(replies)); err != nil {
+			return
+		}
+	}
+}
+
+// read reads the commands that a client has sent at once, and says what they are; nothing for a handshake.
+func (w *World) read(process string, in *bufio.Reader) (commands string, n int, what string, err error) {
+	var shown []string
+	for n == 0 || in.Buffered() > 0 {
+		raw, err := proto.Read(in)
+		if err != nil {
+			return "", 0, "", err
+		}
+		args, err := proto.ReadStrings(raw)
+		if err != nil {
+			return "", 0, "", err
+		}
+		n++
+		if strings.HasPrefix(args[0], "eval") {
+			if s := w.wire.scripts[args[1]]; s.name != "" {
+				raw = encode(append([]string{"eval", s.text}, args[2:]...))
+				args = append([]string{s.name}, args[2:]...)
+			}
+		}
+		commands += raw
+		if args[0] != "hello" && args[0] != "client" {
+			w.nameTokens(process, args)
+			shown = append(shown, w.show(strings.Join(args, " ")))
+		}
+	}
+	return commands, n, strings.Join(shown, "; "), nil
+}
+
+func encode(args []string) string {
+	var b strings.Builder
+	_ = proto.Write(&b, args)
+	return b.String()
+}
+
+// answer reports whether replies are to be brought to the client.
+func (w *World) answer(process, what, replies string, c *clientConn, sever func()) bool {
+	w.nameStamps(process, replies)
+	if w.Executed != nil {
+		w.Executed(process, what)
+	}
+	shown := w.show(replies)
+	switch {
+	case c.closed.Load():
+		return false
+	case w.plan.Together:
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.saw(process, shown)
+		return true
+	}
+	return w.wait(&item{process: process, kind: reply, what: shown, gone: c.closed.Load, sever: sever})
+}
+
+// show makes text out of bytes, in which random tokens have names.
+func (w *World) show(s string) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return strconv.Quote(w.named(s))
+}

@@ -1,0 +1,221 @@
+package schedule
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+)
+
+// Step is by how much time passes at once.
+const Step = 500 * time.Millisecond
+
+// A World is what one schedule happens in.
+type World struct {
+	Server *miniredis.Miniredis
+
+	// Executed, if set, is called after each command of a process, when the server has executed it and nothing
+	// else goes on. what is the name of the command or script and its arguments.
+	Executed func(process, what string)
+
+	t        *testing.T
+	explorer *explorer
+	plan     Plan
+	wire     *wire
+	begun    time.Time
+	story    []string // what has happened, for people
+
+	mu      sync.Mutex // guards what follows
+	over    bool
+	actors  int // that are not done
+	clients []*redis.Client
+	waiting []*item // for the scheduler
+	instant time.Time
+	ticks   int // of the server's clock at this instant
+	pauses  int // that there may still be
+	faults  int // that may still happen
+	cancels map[string]canceller
+	cut     map[string]time.Time // until when nothing of a process goes on
+	history map[string]uint64    // a hash of all that a process has seen
+	names   map[string]string    // of random tokens
+	drawn   map[string]int       // how many each process has drawn
+}
+
+// A canceller cancels the context of an actor.
+type canceller struct {
+	process string
+	cancel  context.CancelFunc
+}
+
+func newWorld(t *testing.T, e *explorer) *World {
+	w := &World{
+		Server: miniredis.NewMiniRedis(),
+		t:      t, explorer: e, plan: e.plan, begun: time.Now(), pauses: e.plan.Pauses, faults: e.plan.Faults,
+		cancels: make(map[string]canceller), cut: make(map[string]time.Time), history: make(map[string]uint64),
+		names: make(map[string]string), drawn: make(map[string]int),
+	}
+	w.Server.ClockTTL(true)
+	t.Cleanup(w.Server.Close)
+	w.wire = newWire(t, w.Server)
+	return w
+}
+
+// givenUp is the panic by which a run ends before its scenario does.
+type givenUp struct{}
+
+func (w *World) run(scenario func(w *World)) {
+	defer func() {
+		switch p := recover(); p {
+		case nil:
+		case givenUp{}:
+			w.end()
+		default:
+			panic(p)
+		}
+		if w.t.Failed() {
+			w.t.Logf("schedule %d, %s:\n%s", w.explorer.runs, w.explorer.kind(), strings.Join(w.story, "\n"))
+		}
+	}()
+	scenario(w)
+}
+
+// end gives all goroutines of a run that has been given up the time to come to their ends. Nothing that they find
+// counts any more.
+func (w *World) end() {
+	w.mu.Lock()
+	w.over = true
+	for _, i := range w.waiting {
+		i.goes <- false
+	}
+	for _, rdb := range w.clients {
+		_ = rdb.Close()
+	}
+	w.mu.Unlock()
+	time.Sleep(time.Hour)
+}
+
+// Errorf fails the schedule.
+func (w *World) Errorf(format string, args ...any) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.over {
+		w.t.Errorf("%8v  "+format, append([]any{time.Since(w.begun)}, args...)...)
+	}
+}
+
+// Go starts an actor of a process. It begins when the scheduler lets it. Its ctx is cancelled only if the plan
+// says so.
+func (w *World) Go(process, name string, run func(ctx context.Context)) {
+	ctx, cancel := context.WithCancel(context.Background())
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.actors++
+	if slices.Contains(w.plan.Cancel, name) {
+		w.cancels[name] = canceller{process, cancel}
+	}
+	go func() {
+		defer w.done(name, cancel)
+		w.At(process, name+" begins")
+		run(ctx)
+	}()
+}
+
+func (w *World) done(name string, cancel context.CancelFunc) {
+	cancel()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.actors--
+	delete(w.cancels, name)
+}
+
+// At waits until the scheduler lets process go on.
+func (w *World) At(process, what string) {
+	w.wait(&item{process: process, kind: point, what: what})
+}
+
+// Note makes something part of the state of process: what the checks of a scenario go by, and does not follow
+// from what single processes have seen.
+func (w *World) Note(process, what string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.saw(process, "notes "+what)
+}
+
+// wait waits for the scheduler, and reports whether the item is to go on.
+func (w *World) wait(i *item) bool {
+	i.goes = make(chan bool, 1)
+	w.mu.Lock()
+	if w.over {
+		i.goes <- false
+	} else {
+		w.waiting = append(w.waiting, i)
+	}
+	w.mu.Unlock()
+	return <-i.goes
+}
+
+// Run lets things happen until all actors are done and nothing waits any more.
+func (w *World) Run() { w.Settle(0) }
+
+// limit is how long actors may wait for anything to happen.
+const limit = 10 * time.Minute
+
+// Settle is Run, and then lets time pass until nothing has happened for d.
+func (w *World) Settle(d time.Duration) {
+	for idle := time.Duration(0); ; {
+		synctest.Wait()
+		options, busy := w.options()
+		if len(options) > 0 {
+			picked, ok := w.explorer.choose(options, w.state)
+			if !ok {
+				panic(givenUp{})
+			}
+			o := options[picked]
+			w.story = append(w.story, fmt.Sprintf("%8v  %.400s", time.Since(w.begun), o.what))
+			if w.do(o) {
+				idle = 0
+				continue
+			}
+		}
+		switch {
+		case !busy && idle >= d:
+			return
+		case idle > d+limit:
+			w.Errorf("nothing has happened for %v", idle)
+			panic(givenUp{})
+		}
+		time.Sleep(Step)
+		w.tick()
+		idle += Step
+	}
+}
+
+// tick makes every command come a microsecond after the one before, by the server's clock.
+func (w *World) tick() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if now := time.Now(); !now.Equal(w.instant) {
+		w.instant, w.ticks = now, 0
+	}
+	w.ticks++
+	w.Server.SetTime(w.instant.Add(time.Duration(w.ticks) * time.Microsecond))
+}
+
+// do reports whether what happens takes no time.
+func (w *World) do(o option) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if o.pass != nil {
+		o.pass()
+		return false
+	}
+	o.do()
+	return true
+}
