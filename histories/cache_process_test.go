@@ -1,0 +1,202 @@
+package histories
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"github.com/singlefill/singlefill"
+)
+
+// What a process does with a cache.
+
+// A profile is a cache's options that matter here.
+type profile struct {
+	ttl, swr, sie time.Duration
+	maxLoads      int
+	maxFleetLoads int
+	failing       bool // the source fails now and then
+}
+
+func (p profile) windows() bool { return p.swr > 0 || p.sie > 0 }
+
+var profiles = map[string]profile{
+	"plain":  {ttl: time.Minute},
+	"short":  {ttl: 10 * time.Millisecond}, // ends, and is refreshed early, all the time
+	"narrow": {ttl: 20 * time.Millisecond, maxLoads: 1, maxFleetLoads: 2},
+	"stale":  {ttl: 8 * time.Millisecond, swr: 10 * time.Millisecond, sie: 40 * time.Millisecond, failing: true},
+}
+
+func (x *process) openCaches() {
+	for name, p := range profiles {
+		cache, err := singlefill.New(x.rdb, name, p.ttl, &singlefill.Options[int64]{
+			StaleWhileRevalidate: p.swr, StaleIfError: p.sie, RetryAfter: 4 * time.Millisecond,
+			MaxLoads: p.maxLoads, MaxFleetLoads: p.maxFleetLoads,
+			RedisTimeout: x.Patience.RedisTimeout, LockTTL: x.Patience.LockTTL, LoadTimeout: x.Patience.LoadTimeout,
+			Trace: &singlefill.Trace{RedisError: x.redisError, LoadStart: x.loadStart, LoadDone: x.loadDone},
+		})
+		must(err)
+		x.caches[name] = cache
+	}
+}
+
+func (x *process) redisError(ctx context.Context, op string, err error) {
+	if first := callOf(ctx); first != nil && (op == "store" || op == "release") {
+		first.doubted.Store(true)
+	}
+	if x.User != "" && strings.HasPrefix(err.Error(), "NOPERM") {
+		return // the semaphore of MaxFleetLoads needs scripts
+	}
+	x.trouble(op, err)
+}
+
+// A load is what a Loader has done, until it is known what became of that.
+type load struct {
+	*call
+	first *call // in whose name it runs
+}
+
+type loadKey struct{}
+
+func (x *process) loadStart(ctx context.Context, _ string) context.Context {
+	l := &load{first: callOf(ctx)}
+	return context.WithValue(ctx, loadKey{}, l)
+}
+
+func (x *process) loadDone(ctx context.Context, info singlefill.LoadInfo) {
+	first := callOf(ctx)
+	at := now()
+	x.mu.Lock()
+	done := x.loads[first]
+	delete(x.loads, first)
+	x.mu.Unlock()
+	what := markProved
+	if info.Unlocked || first.doubted.Load() || len(done) != 1 { // never mind which of several
+		what = markUnproved
+	}
+	for _, l := range done {
+		l.mark(what, at)
+	}
+}
+
+// await waits until it is known what became of the loads of a history: whoever has got a value has got it from
+// one of these.
+func (x *process) await(history int) {
+	for {
+		open := false
+		x.mu.Lock()
+		for first := range x.loads {
+			open = open || first.history == history
+		}
+		x.mu.Unlock()
+		if !open {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// version asks the source what it holds, which is the number of changes that there have been.
+func (x *process) version(name string) int64 {
+	v, err := x.source.LLen(context.Background(), name).Result()
+	must(err)
+	return v
+}
+
+var errSource = errors.New("the source is down")
+
+func (x *process) loader(p plan) singlefill.Loader[int64] {
+	return func(ctx context.Context, _ string) (int64, error) {
+		l := ctx.Value(loadKey{}).(*load)
+		l.call = x.begin(p, opLoad, l.first.id, 0)
+		x.mu.Lock()
+		x.loads[l.first] = append(x.loads[l.first], l.call)
+		x.mu.Unlock()
+
+		v := x.version(p.Name)
+		time.Sleep(rand.N(p.LoadTime + 1)) // while it travels it grows old
+		switch {
+		case profiles[p.Of].failing && rand.IntN(4) == 0:
+			l.end(op{Result: resultFailed})
+			return 0, errSource
+		case isAbsent(v):
+			l.end(op{Result: resultAbsent, Value: v})
+			return 0, singlefill.ErrNotFound
+		}
+		l.end(op{Result: resultOK, Value: v})
+		return v, nil
+	}
+}
+
+func (x *process) cacheThread(p plan) func(rng *rand.Rand, writer bool) {
+	cache, load := x.caches[p.Of], x.loader(p)
+	return func(rng *rand.Rand, writer bool) {
+		n := rng.IntN(10)
+		switch {
+		case n >= 7 && (writer || !p.Sole):
+			x.write(p, rng, cache)
+		case n == 6:
+			c := x.begin(p, opGet, 0, 0)
+			v, err := cache.Get(c.context(), p.Name)
+			x.endRead(c, v, singlefill.ValueInfo{}, err)
+		default:
+			c := x.begin(p, opGetOrLoad, 0, 0)
+			ctx, cancel := c.context(), context.CancelFunc(func() {})
+			if rng.IntN(10) == 0 {
+				ctx, cancel = context.WithTimeout(ctx, upTo(rng, 2*p.LoadTime))
+			}
+			v, info, err := cache.GetOrLoadInfo(ctx, p.Name, load)
+			x.endRead(c, v, info, err)
+			cancel()
+		}
+	}
+}
+
+func (x *process) endRead(c *call, v int64, info singlefill.ValueInfo, err error) {
+	var remote *singlefill.RemoteError
+	o := op{Value: v, Stale: info.Stale, Result: resultOK}
+	switch {
+	case err == nil:
+	case err == singlefill.ErrNotFound:
+		o.Result = resultAbsent
+	case err == singlefill.ErrMiss:
+		o.Result = resultMiss
+	case errors.Is(err, context.DeadlineExceeded):
+		o.Result = resultLeft
+	default:
+		o.Result, o.Error = resultFailed, err.Error()
+		if err != errSource && !errors.As(err, &remote) {
+			x.trouble("read", err)
+		}
+	}
+	c.end(o)
+}
+
+// write changes the source, and tells the cache.
+func (x *process) write(p plan, rng *rand.Rand, cache *singlefill.Cache[int64]) {
+	c := x.begin(p, opChange, 0, 0)
+	v, err := x.source.RPush(context.Background(), p.Name, fmt.Sprintf("%d %d", p.Process, c.id)).Result()
+	must(err)
+	c.end(op{Value: v, Result: resultOK})
+
+	var what string
+	act := func(ctx context.Context) error { return cache.Delete(ctx, p.Name) }
+	switch n := rng.IntN(6); {
+	case n == 0:
+		what, act = opExpire, func(ctx context.Context) error { return cache.Expire(ctx, p.Name) }
+	case n <= 2 && p.Sole && !isAbsent(v):
+		what, act = opSet, func(ctx context.Context) error { return cache.Set(ctx, p.Name, v) }
+	default:
+		what = opDelete
+	}
+	b := x.begin(p, what, c.id, v)
+	o := op{Result: resultOK}
+	if err := act(b.context()); err != nil {
+		o.Result, o.Error = resultFailed, err.Error()
+		x.trouble(what, err)
+	}
+	b.end(o)
+}

@@ -1,0 +1,184 @@
+package histories
+
+import (
+	"context"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+// The faults, by name.
+const (
+	faultRequest  = "request lost"
+	faultReply    = "reply lost, connection closed"
+	faultMute     = "reply lost, connection mute"
+	faultClose    = "connection closed before a request"
+	faultLateAsk  = "request held back"
+	faultLateSay  = "reply held back"
+	faultDelay    = "all replies late"
+	faultCut      = "all connections of a process cut"
+	faultAway     = "server out of reach for a while"
+	faultKillConn = "CLIENT KILL"
+	faultFlush    = "SCRIPT FLUSH"
+	faultFreeze   = "SIGSTOP"
+	faultDeath    = "SIGKILL"
+)
+
+var (
+	networkFaults = []string{
+		faultRequest, faultReply, faultMute, faultClose, faultLateAsk, faultLateSay,
+		faultDelay, faultCut, faultAway, faultKillConn, faultFlush,
+	}
+	processFaults = []string{faultFreeze, faultFreeze, faultDeath}
+
+	actions = map[string]redistest.Action{
+		faultRequest: redistest.DropRequest, faultReply: redistest.DropReply, faultMute: redistest.MuteReply,
+		faultClose: redistest.CloseBefore, faultLateAsk: redistest.HoldRequest, faultLateSay: redistest.HoldReply,
+	}
+)
+
+// A gremlin makes faults in a fleet, and counts those that have come about.
+type gremlin struct {
+	*fleet
+	stop    chan struct{}
+	running sync.WaitGroup
+
+	mu   sync.Mutex
+	hits map[string]int // protected by mu
+}
+
+// disturb makes faults until stopped: those of the network and those of processes at once, each in ever new order.
+func (f *fleet) disturb(seed uint64) *gremlin {
+	g := &gremlin{fleet: f, stop: make(chan struct{}), hits: make(map[string]int)}
+	for i, faults := range [][]string{networkFaults, processFaults} {
+		rng := rand.New(rand.NewPCG(seed, uint64(i)))
+		g.running.Go(func() {
+			for {
+				for _, i := range rng.Perm(len(faults)) {
+					if !g.rest(upTo(rng, 40*time.Millisecond)) {
+						return
+					}
+					g.make(faults[i], rng)
+				}
+			}
+		})
+	}
+	return g
+}
+
+// stopped ends the faults and returns how many of each have come about.
+func (g *gremlin) stopped() map[string]int {
+	close(g.stop)
+	g.running.Wait()
+	return g.hits
+}
+
+// missing returns a fault that has not come about, or nothing.
+func (g *gremlin) missing() string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, faults := range [][]string{networkFaults, processFaults} {
+		for _, fault := range faults {
+			if g.hits[fault] == 0 {
+				return fault
+			}
+		}
+	}
+	return ""
+}
+
+// rest reports whether there is more to do.
+func (g *gremlin) rest(d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-g.stop:
+		return false
+	}
+}
+
+func (g *gremlin) hit(fault string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.hits[fault]++
+}
+
+// make makes a fault that rng chooses the details of, and counts it if it is seen to have come about.
+func (g *gremlin) make(fault string, rng *rand.Rand) {
+	place := rng.IntN(processes)
+	proxy, lease := g.proxies[place], g.patience.Lives.Lease
+	during := func(d time.Duration) { // which something must have been sent
+		before := proxy.Commands()
+		g.rest(d)
+		if proxy.Commands() > before {
+			g.hit(fault)
+		}
+	}
+	switch fault {
+	case faultDelay:
+		proxy.Delay(upTo(rng, 30*time.Millisecond))
+		during(60 * time.Millisecond)
+		proxy.Delay(0)
+	case faultAway:
+		proxy.BlackHole(true)
+		during(upTo(rng, lease))
+		proxy.BlackHole(false)
+	case faultCut:
+		anew := proxy.On(redistest.Command("hello"), redistest.Pass).Times(1)
+		proxy.Cut()
+		g.await(fault, anew)
+	case faultKillConn:
+		killed, err := g.server.Admin().ClientKillByFilter(context.Background(), "TYPE", "normal", "SKIPME", "yes").Result()
+		if err == nil && killed > 0 {
+			g.hit(fault)
+		}
+	case faultFlush:
+		anew := proxy.On(redistest.Command("eval"), redistest.Pass).Times(1)
+		if g.server.Admin().ScriptFlush(context.Background()).Err() == nil {
+			g.await(fault, anew)
+		}
+	case faultFreeze:
+		m := g.member(place)
+		m.Freeze()
+		if m.busy() > 0 {
+			g.hit(fault)
+		}
+		g.rest(lease/8 + upTo(rng, 2*lease))
+		m.Thaw()
+	case faultDeath:
+		if g.replace(place) > 0 {
+			g.hit(fault)
+		}
+	default:
+		rule := proxy.On(data, actions[fault]).Times(1)
+		g.await(fault, rule)
+		held := upTo(rng, lease)
+		g.running.Go(func() {
+			g.rest(held)
+			rule.Release()
+		})
+	}
+}
+
+// await waits for a rule to fire, for a while.
+func (g *gremlin) await(fault string, rule *redistest.Rule) {
+	select {
+	case <-rule.Hit():
+		g.hit(fault)
+	case <-time.After(300 * time.Millisecond):
+		rule.Times(0)
+	case <-g.stop:
+	}
+}
+
+// data matches the commands that a cache or a lock sends.
+func data(cmd []string) bool {
+	switch strings.ToLower(cmd[0]) {
+	case "get", "del", "eval", "evalsha", "multi", "set", "exec":
+		return true
+	}
+	return false
+}

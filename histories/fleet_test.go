@@ -1,0 +1,217 @@
+package histories
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+const (
+	// processes is how many take part in each history.
+	processes = 3
+
+	// historyLimit is how long a history may take: whoever waits longer waits for ever.
+	historyLimit = 90 * time.Second
+
+	// noScripts is a user of Redis who may not run scripts.
+	noScripts = "noscripts"
+)
+
+// A fleet is some processes, the server that they share, and the source of truth.
+type fleet struct {
+	t        *testing.T
+	server   *redistest.Server
+	source   *redistest.Server
+	control  *net.UnixListener // not TCP, which may lose what a process has told last when it is killed
+	patience patience
+	users    [processes]string  // of Redis, of each process; empty: the default one
+	proxies  []*redistest.Proxy // of each process, if there are to be faults
+
+	mu      sync.Mutex
+	members []*member // protected by mu
+	trouble string    // protected by mu: the first that was told
+}
+
+// A member is a process, until it dies.
+type member struct {
+	*redistest.Process
+	place int // in the fleet
+	conn  net.Conn
+
+	mu        sync.Mutex
+	histories map[int]*history // protected by mu: those in which it takes part
+	dead      bool             // protected by mu
+}
+
+func newFleet(t *testing.T, p patience, proxied bool, users [processes]string) *fleet {
+	f := &fleet{t: t, server: redistest.Start(t), source: redistest.Start(t), patience: p, users: users}
+	user := []any{"ACL", "SETUSER", noScripts, "on", ">" + noScripts, "~*", "&*", "+@all", "-@scripting"}
+	if err := f.server.Admin().Do(context.Background(), user...).Err(); err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "histories")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if f.control, err = net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "control")}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = f.control.Close() })
+	for i := range processes {
+		if proxied {
+			f.proxies = append(f.proxies, redistest.NewProxy(t, f.server.Addr))
+		}
+		f.members = append(f.members, f.spawn(i))
+	}
+	return f
+}
+
+// spawn starts the process of a place. They differ in how often their clients try, and in their users.
+func (f *fleet) spawn(place int) *member {
+	s := setup{
+		Control: f.control.Addr().String(), Redis: f.server.Addr, Source: f.source.Addr,
+		User: f.users[place], Retries: []int{3, 1, -1}[place], Patience: f.patience,
+	}
+	if f.proxies != nil {
+		s.Redis = f.proxies[place].Addr
+	}
+	text, err := json.Marshal(s)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	m := &member{place: place, histories: make(map[int]*history)}
+	m.Process = redistest.Spawn(f.t, processRole, string(text))
+	err = f.control.SetDeadline(time.Now().Add(historyLimit))
+	if err == nil {
+		m.conn, err = f.control.Accept()
+	}
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	go f.listen(m)
+	return m
+}
+
+// listen takes down what a process tells, to its end.
+func (f *fleet) listen(m *member) {
+	reports := json.NewDecoder(bufio.NewReader(m.conn))
+	for {
+		var r report
+		if err := reports.Decode(&r); err != nil {
+			break
+		}
+		if r.Event == "trouble" {
+			f.mu.Lock()
+			f.trouble = cmp.Or(f.trouble, r.Error)
+			f.mu.Unlock()
+			continue
+		}
+		m.mu.Lock()
+		h := m.histories[r.History]
+		if r.Event == "done" {
+			delete(m.histories, r.History)
+		}
+		m.mu.Unlock()
+		if h != nil {
+			h.note(m.place, r)
+		}
+	}
+	_ = m.conn.Close()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.dead = true
+	for _, h := range m.histories {
+		h.gone(m.place)
+	}
+}
+
+func (f *fleet) firstTrouble() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.trouble
+}
+
+// run has the processes make a history.
+func (f *fleet) run(p plan) ([]op, error) {
+	h := newHistory(p, processes)
+	p.Start = now() + int64(2*time.Millisecond)
+	for i := range processes {
+		p.Process = i
+		if !f.member(i).takePart(p, h) {
+			h.gone(i)
+		}
+	}
+	select {
+	case <-h.over:
+		return h.all(), nil
+	case <-time.After(historyLimit):
+		return h.all(), fmt.Errorf("not over after %v: somebody waits for ever", historyLimit)
+	}
+}
+
+func (m *member) takePart(p plan, h *history) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.dead {
+		return false
+	}
+	m.histories[p.History] = h
+	text, err := json.Marshal(p)
+	if err == nil {
+		_, err = m.conn.Write(text)
+	}
+	if err != nil {
+		delete(m.histories, p.History)
+	}
+	return err == nil
+}
+
+// busy is in how many histories a process has something to do.
+func (m *member) busy() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.histories)
+}
+
+func (f *fleet) member(place int) *member {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.members[place]
+}
+
+// replace kills a process and starts another one in its place. It returns in how many histories the first took part.
+func (f *fleet) replace(place int) (torn int) {
+	m := f.member(place)
+	torn = m.busy()
+	m.Kill()
+	next := f.spawn(place)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.members[place] = next
+	return torn
+}
+
+// log returns the versions of the changes of a key, by process and ID, as the source has them.
+func (f *fleet) log(key string) (map[[2]int]int64, error) {
+	lines, err := f.source.Admin().LRange(context.Background(), key, 0, -1).Result()
+	log := make(map[[2]int]int64)
+	for i, line := range lines {
+		var who [2]int
+		if _, err := fmt.Sscan(line, &who[0], &who[1]); err != nil {
+			return nil, err
+		}
+		log[who] = int64(i + 1)
+	}
+	return log, err
+}

@@ -1,0 +1,185 @@
+package histories
+
+import (
+	"flag"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+var (
+	calmFlag   = flag.Int("histories", 200, "how many histories without faults, of the cache and of the locks each")
+	faultyFlag = flag.Int("faulty", 60, "how many histories under faults, of the cache and of the locks each")
+	seedFlag   = flag.Uint64("seed", 0, "seed of the plans and of the faults; 0: a new one")
+)
+
+const (
+	// checkLimit is how long the search for an order of one history may take. What is not decided then counts as
+	// a failure of the test.
+	checkLimit = time.Minute
+
+	calmBatch   = 1000 // how many histories one fleet makes
+	faultyBatch = 250
+	atOnce      = 12 // how many histories are made at once
+	faultyOnce  = 20
+)
+
+func TestMain(m *testing.M) { redistest.Main(m) }
+
+// calm is patient: no stall of the machine makes a command or a lease time out.
+var calm = patience{
+	RedisTimeout: 20 * time.Second, LockTTL: 2 * time.Minute, LoadTimeout: 5 * time.Minute,
+	Lives: lives{Lease: 5 * time.Minute, Waiter: 5 * time.Minute},
+}
+
+// hasty makes the most of a fault.
+var hasty = patience{
+	RedisTimeout: 100 * time.Millisecond, LockTTL: 350 * time.Millisecond, LoadTimeout: 10 * time.Second,
+	Lives: lives{Lease: 350 * time.Millisecond, Waiter: 350 * time.Millisecond},
+}
+
+// cacheUsers has one who may not run scripts. Locks need them.
+var cacheUsers = [processes]string{2: noScripts}
+
+func TestCacheHistoriesAgreeWithTheirModels(t *testing.T) {
+	s := &suite{t: t, plan: cachePlan(false), judge: judgeCache(false), users: cacheUsers}
+	s.run(*calmFlag, calmBatch, atOnce)
+}
+
+func TestCacheHistoriesUnderFaultsAgreeWithTheirModels(t *testing.T) {
+	s := &suite{t: t, plan: cachePlan(true), judge: judgeCache(true), users: cacheUsers, faults: true}
+	s.run(*faultyFlag, faultyBatch, faultyOnce)
+}
+
+func TestLockHistoriesAgreeWithTheirModels(t *testing.T) {
+	s := &suite{t: t, plan: lockPlan(false), judge: judgeLock}
+	s.run(*calmFlag, calmBatch, atOnce)
+}
+
+func TestLockHistoriesUnderFaultsAgreeWithTheirModels(t *testing.T) {
+	s := &suite{t: t, plan: lockPlan(true), judge: judgeLock, faults: true}
+	s.run(*faultyFlag, faultyBatch, faultyOnce)
+}
+
+func cachePlan(faults bool) func(rng *rand.Rand) plan {
+	return func(rng *rand.Rand) plan {
+		return plan{
+			Of:       pick(rng, "plain", "plain", "short", "narrow", "stale"),
+			Threads:  1 + rng.IntN(2),
+			Ops:      longer(faults, 5+rng.IntN(8)),
+			Sole:     rng.IntN(3) == 0,
+			LoadTime: time.Duration(1+rng.IntN(4)) * time.Millisecond,
+			Pause:    pause(faults, rng.IntN(4)),
+		}
+	}
+}
+
+func lockPlan(faults bool) func(rng *rand.Rand) plan {
+	return func(rng *rand.Rand) plan {
+		return plan{
+			Of:        pick(rng, "mutex", "fair", "semaphore 2", "semaphore 3"),
+			Threads:   1 + rng.IntN(2),
+			Ops:       longer(faults, 4+rng.IntN(6)),
+			Pause:     pause(faults, 1+rng.IntN(4)),
+			LongHolds: faults,
+		}
+	}
+}
+
+// longer and pause stretch a history so that it lives to see faults.
+func longer(faults bool, ops int) int {
+	if faults {
+		return 2 * ops
+	}
+	return ops
+}
+
+func pause(faults bool, ms int) time.Duration {
+	if faults {
+		ms *= 8
+	}
+	return time.Duration(ms) * time.Millisecond
+}
+
+func pick(rng *rand.Rand, of ...string) string { return of[rng.IntN(len(of))] }
+
+func judgeCache(faults bool) func(f *fleet, p plan, ops []op, n *tally) ([]claim, error) {
+	return func(f *fleet, p plan, ops []op, n *tally) (claims []claim, err error) {
+		n.noteCache(ops)
+		log, err := f.log(p.Name)
+		if err != nil {
+			return nil, err
+		}
+		windows := profiles[p.Of].windows()
+		claims = []claim{{"floors", floors, asFloors(ops, windows, log)}}
+		if !faults && !windows {
+			claims = append(claims, claim{"register", register, asRegister(ops)})
+		}
+		if !faults {
+			n.add("checked for loads side by side", 1)
+			err = loadsAlone(ops)
+		}
+		return claims, err
+	}
+}
+
+func judgeLock(f *fleet, p plan, ops []op, n *tally) ([]claim, error) {
+	n.noteLock(ops)
+	fair := p.Of == "fair"
+	return []claim{{p.Of, lockModel(kinds[p.Of], fair), asSteps(ops, fair, f.patience.Lives)}}, nil
+}
+
+// noteCache counts what makes a history worth something.
+func (n *tally) noteCache(ops []op) {
+	var race, overtaken, moved, unproved, stale, failed bool
+	var seen int64
+	for i, o := range ops {
+		if isRead(o) {
+			n.add("reads with an answer", 1)
+			moved = moved || seen != 0 && o.Value > seen
+			seen = max(seen, o.Value)
+			stale = stale || o.Stale
+		}
+		n.note("loads", o.Name == opLoad)
+		n.note("Delete, Set, Expire: done", isBreak(o) && o.Result == resultOK)
+		failed = failed || isBreak(o) && o.Result != resultOK || o.Result == "" && o.Name != opLoad
+		unproved = unproved || o.Marks[markUnproved] != 0
+		for _, later := range ops[i+1:] {
+			if later.Process == o.Process || !o.overlaps(later) {
+				continue
+			}
+			race = race || isRead(o) && isWrite(later) || isWrite(o) && isRead(later)
+			overtaken = overtaken || o.Name == opLoad && isBreak(later) || isBreak(o) && later.Name == opLoad
+		}
+	}
+	n.note("with a read and a write of two processes at once", race)
+	n.note("with a load and a Delete, Set or Expire of two processes at once", overtaken)
+	n.note("with reads of more than one version", moved)
+	n.note("with a load that Redis could not be asked about", unproved)
+	n.note("with a write that failed, or an op whose process died", failed)
+	n.note("with a stale answer", stale)
+}
+
+func (n *tally) noteLock(ops []op) {
+	var contended, left, lost, renewed, died bool
+	for i, o := range ops {
+		left = left || o.Result == resultLeft
+		lost = lost || o.Result == resultLost
+		renewed = renewed || o.Marks[markRenewed] != 0
+		died = died || o.Result == ""
+		if o.Name == opRelease {
+			continue
+		}
+		n.note("grants", o.Result == resultOK)
+		for _, later := range ops[i+1:] {
+			contended = contended || later.Name != opRelease && later.Process != o.Process && o.overlaps(later)
+		}
+	}
+	n.note("with acquires of two processes at once", contended)
+	n.note("with an acquire given up", left)
+	n.note("with a lease lost", lost)
+	n.note("with a lease renewed", renewed)
+	n.note("with an end that nobody knows", died)
+}

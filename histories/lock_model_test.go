@@ -1,0 +1,208 @@
+package histories
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+)
+
+// The ops of a lock's history.
+const (
+	opAcquire    = "Acquire"
+	opTryAcquire = "TryAcquire"
+	opRelease    = "Release" // of an acquire
+)
+
+// Marks of an acquire.
+const (
+	markArrived = "arrived" // its first command has been answered
+	markAgain   = "again"   // although it does not wait it has asked again, perhaps since a command was not answered
+	markLeaving = "leaving" // its context is about to be cancelled
+	markRenewed = "renewed" // when the last renewal was sent that the server has granted
+	markRenewal = "renewal" // when it can have been begun at the earliest
+)
+
+// A step is what may happen to a lock on the server, at one instant.
+type step struct {
+	do    string
+	who   rune // which acquire
+	fence int64
+	may   bool // have lost the lease by now; or, with a queue, have been given up for dead
+}
+
+// What steps do.
+const (
+	stepArrive  = "arrives"          // stands in the queue
+	stepGrant   = "is granted"       // to one who waits
+	stepTry     = "is granted now"   // to one who does not wait
+	stepBusy    = "finds it busy"    // held, or others waiting
+	stepRelease = "gives it back"    // having held it to the end
+	stepLost    = "has lost it"      // as far as the holder knows: Redis may keep it for longer
+	stepEnd     = "holds it no more" // for whatever reason
+	stepLeave   = "leaves"           // the queue
+)
+
+// A lockState is who holds a lock and who waits for it, each a string of acquires.
+type lockState struct {
+	holders string // sorted
+	queue   string
+	fence   int64 // the last one
+}
+
+// lockModel is that of a mutex and of a semaphore, which is one of several places, with a queue before it if it
+// is fair.
+func lockModel(size int, fair bool) porcupine.Model {
+	return porcupine.Model{
+		Init: func() any { return lockState{} },
+		Step: func(state, in, _ any) (bool, any) {
+			s, x := state.(lockState), in.(step)
+			holds, waits := strings.ContainsRune(s.holders, x.who), strings.ContainsRune(s.queue, x.who)
+			free := len([]rune(s.holders)) < size
+			switch x.do {
+			case stepArrive:
+				s.queue += string(x.who)
+				return true, s
+			case stepGrant:
+				inTurn := !fair || strings.HasPrefix(s.queue, string(x.who)) || x.may && !waits
+				ok := free && inTurn && x.fence > s.fence
+				s.queue = without(s.queue, x.who)
+				s.holders, s.fence = with(s.holders, x.who), x.fence
+				return ok, s
+			case stepTry:
+				ok := free && s.queue == "" && x.fence > s.fence
+				s.holders, s.fence = with(s.holders, x.who), x.fence
+				return ok, s
+			case stepBusy:
+				return !free || s.queue != "", s
+			case stepRelease:
+				s.holders = without(s.holders, x.who)
+				return holds, s
+			case stepLost:
+				return x.may, s
+			case stepEnd:
+				s.holders = without(s.holders, x.who)
+				return holds, s
+			case stepLeave:
+				s.queue = without(s.queue, x.who)
+				return waits || x.may, s
+			}
+			panic("unknown step " + x.do)
+		},
+		DescribeOperation: func(in, _ any) string {
+			x := in.(step)
+			if x.fence != 0 {
+				return fmt.Sprintf("%c %s (%d)", x.who, x.do, x.fence)
+			}
+			return fmt.Sprintf("%c %s", x.who, x.do)
+		},
+		DescribeState: func(state any) string {
+			s := state.(lockState)
+			return fmt.Sprintf("held by [%s], waiting [%s], fence %d", s.holders, s.queue, s.fence)
+		},
+	}
+}
+
+func with(set string, who rune) string {
+	runes := append([]rune(set), who)
+	slices.Sort(runes)
+	return string(runes)
+}
+
+func without(set string, who rune) string {
+	i := strings.IndexRune(set, who)
+	if i < 0 {
+		return set
+	}
+	return set[:i] + set[i+len(string(who)):]
+}
+
+// Lives are the times after which the server gives somebody up.
+type lives struct{ Lease, Waiter time.Duration }
+
+// clockSlack is what the rounding of times to milliseconds, here and on the server, can make of a life.
+const clockSlack = 3 * time.Millisecond
+
+// server is how soon after the command that took or renewed it was sent the server may end a lease.
+func (l lives) server() int64 { return int64(l.Lease - clockSlack) }
+
+// holder is how soon after it began to ask for that the holder may give it up, which it does a twentieth early.
+func (l lives) holder() int64 { return int64(l.Lease - l.Lease/20 - clockSlack) }
+
+// silent is how soon after it has come a waiter may be given up, or one who was granted the lock and does not know.
+func (l lives) silent() int64 { return int64(min(l.Waiter, l.Lease) - clockSlack) }
+
+// asSteps says what must, and what may, have happened on the server for ops to end as they did.
+func asSteps(ops []op, fair bool, l lives) (out []porcupine.Operation) {
+	type key [2]int
+	releases := make(map[key]op)
+	unknown := int64(never) // since when there may be a holder or a waiter of whom nobody knows
+	for _, o := range ops {
+		switch {
+		case o.Name == opRelease:
+			releases[key{o.Process, o.Of}] = o
+		case o.Result != resultOK && o.Result != resultBusy, o.Marks[markAgain] != 0, fair && o.Begin+l.silent() < o.End:
+			unknown = min(unknown, o.Begin)
+		}
+	}
+	for i, o := range ops {
+		if o.Name == opRelease {
+			continue
+		}
+		who := rune('A' + i)
+		add := func(do string, begin, end int64, fence int64, may bool) {
+			out = append(out, porcupine.Operation{
+				ClientId: o.Process, Input: step{do, who, fence, may}, Call: begin, Return: end, Metadata: o.String(),
+			})
+		}
+		waited := int64(never) // since when its place in the queue may be lost
+		if fair && o.Name == opAcquire && o.Marks[markArrived] != 0 {
+			add(stepArrive, o.Begin, o.Marks[markArrived], 0, false)
+			waited = o.Begin + l.silent()
+		}
+		switch {
+		case o.Result == resultOK:
+			loose := waited < o.End
+			if loose {
+				add(stepLeave, waited, o.End, 0, true)
+			}
+			do := stepGrant
+			if o.Name == opTryAcquire {
+				do = stepTry
+			}
+			add(do, o.Begin, o.End, o.Value, loose)
+		case o.Result == resultBusy:
+			if o.End < unknown {
+				add(stepBusy, o.Begin, o.End, 0, false)
+			}
+			continue
+		default: // it holds nothing, or what it holds only keeps others out
+			if waited != never {
+				since := waited
+				if at := o.Marks[markLeaving]; at != 0 {
+					since = min(since, at)
+				} else if o.Result != "" {
+					since = o.Begin // it has failed, and may have left when it liked
+				}
+				add(stepLeave, since, never, 0, false)
+			}
+			continue
+		}
+
+		r, released := releases[key{o.Process, o.ID}]
+		if released && r.Result == resultOK {
+			add(stepRelease, r.Begin, r.End, 0, false)
+			continue
+		}
+		end := max(o.Begin, o.Marks[markRenewed]) + l.server()
+		if released && r.Result == resultLost {
+			add(stepLost, r.Begin, r.End, 0, max(o.Begin, o.Marks[markRenewal])+l.holder() <= r.End)
+		} else if released {
+			end = min(end, r.Begin)
+		}
+		add(stepEnd, end, never, 0, false)
+	}
+	return out
+}

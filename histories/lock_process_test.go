@@ -1,0 +1,136 @@
+package histories
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/lock"
+)
+
+// What a process does with a lock.
+
+// kinds are the locks, by name, with their sizes.
+var kinds = map[string]int{"mutex": 1, "fair": 1, "semaphore 2": 2, "semaphore 3": 3}
+
+func (x *process) locker(p plan) *lock.Locker {
+	opts := &lock.Options{
+		TTL: x.Patience.Lives.Lease, WaiterTTL: x.Patience.Lives.Waiter, RedisTimeout: x.Patience.RedisTimeout,
+		Trace: &lock.Trace{
+			RedisError: func(_ context.Context, op string, err error) { x.trouble(op, err) },
+			Renewed: func(ctx context.Context, _ lock.Info) {
+				c := callOf(ctx)
+				c.mark(markRenewed, c.sent.Load())
+				c.mark(markRenewal, c.before.Load())
+			},
+		},
+	}
+	name := "lock " + p.Name
+	var l *lock.Locker
+	var err error
+	switch p.Of {
+	case "mutex":
+		l, err = lock.NewMutex(x.rdb, name, opts)
+	case "fair":
+		l, err = lock.NewFairMutex(x.rdb, name, opts)
+	default:
+		l, err = lock.NewSemaphore(x.rdb, name, kinds[p.Of], opts)
+	}
+	must(err)
+	return l
+}
+
+func (x *process) lockThread(p plan) func(rng *rand.Rand, _ bool) {
+	locker := x.locker(p)
+	return func(rng *rand.Rand, _ bool) {
+		c, lease := x.acquire(p, rng, locker)
+		if lease == nil {
+			return
+		}
+		hold := upTo(rng, p.Pause)
+		if p.LongHolds && rng.IntN(12) == 0 {
+			hold = x.Patience.Lives.Lease * 3 / 2
+		}
+		time.Sleep(hold)
+		x.release(p, c, lease)
+	}
+}
+
+func (x *process) acquire(p plan, rng *rand.Rand, locker *lock.Locker) (c *call, lease *lock.Lease) {
+	var err error
+	if rng.IntN(4) == 0 {
+		c = x.begin(p, opTryAcquire, 0, 0)
+		lease, err = locker.TryAcquire(c.context())
+	} else {
+		c = x.begin(p, opAcquire, 0, 0)
+		ctx, cancel := context.WithCancel(c.context())
+		defer cancel()
+		if rng.IntN(6) == 0 {
+			leaving := time.AfterFunc(upTo(rng, 3*p.Pause), func() {
+				c.mark(markLeaving, now())
+				cancel()
+			})
+			defer leaving.Stop()
+		}
+		lease, err = locker.Acquire(ctx)
+	}
+	switch {
+	case err == nil:
+		c.end(op{Result: resultOK, Value: lease.Fence()})
+	case err == lock.ErrBusy:
+		c.end(op{Result: resultBusy})
+	case errors.Is(err, context.Canceled):
+		c.end(op{Result: resultLeft, Error: err.Error()})
+	default:
+		c.end(op{Result: resultFailed, Error: err.Error()})
+		x.trouble("acquire", err)
+	}
+	return c, lease
+}
+
+func (x *process) release(p plan, acquired *call, lease *lock.Lease) {
+	c := x.begin(p, opRelease, acquired.id, 0)
+	switch err := lease.Release(context.Background()); {
+	case err == nil:
+		c.end(op{Result: resultOK})
+	case errors.Is(err, lock.ErrLost):
+		c.end(op{Result: resultLost})
+	default:
+		c.end(op{Result: resultFailed, Error: err.Error()})
+		x.trouble("release", err)
+	}
+}
+
+// arrivals is a hook that sees when the first command of an acquire has been answered, and when its lease's last
+// renewal was sent.
+type arrivals struct{}
+
+func (arrivals) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (arrivals) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (arrivals) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		c := callOf(ctx)
+		if c == nil || !c.asks || !strings.HasPrefix(cmd.Name(), "eval") { // a new connection has to say HELLO first
+			return next(ctx, cmd)
+		}
+		c.before.Store(c.over.Load())
+		if c.once && c.before.Load() != 0 && !c.ended.Load() {
+			c.mark(markAgain, now())
+		}
+		c.sent.Store(now())
+		err := next(ctx, cmd)
+		c.over.Store(now())
+		if err == nil && !c.arrived.Swap(true) {
+			c.mark(markArrived, now())
+		}
+		return err
+	}
+}

@@ -1,0 +1,368 @@
+package histories
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+)
+
+// A control is a small history and what is to be said of it. Each line is an op: its process, its begin and end
+// in ms (an end of ? was not seen), its name, its value or -, what came of it, and its marks. A Delete, Set or
+// Expire belongs to the last change of its process, a Release to its last acquire.
+type control struct {
+	model string
+	what  string
+	good  bool
+	ops   string
+}
+
+var controls = []control{
+	{"register", "a write, then reads of it", true, `
+		0 0-2 change 1 ok
+		0 3-5 Delete 1 ok
+		1 6-7 GetOrLoad 1 ok
+		2 8-9 Get 1 ok`},
+	{"register", "reads during a write, of the old value and then of the new one", true, `
+		0 0-2 change 1 ok
+		1 3-4 GetOrLoad - absent
+		2 5-6 GetOrLoad 1 ok
+		0 3-9 Delete 1 ok`},
+	{"register", "reads during a write, of the new value and then of the old one", false, `
+		0 0-2 change 1 ok
+		1 3-4 GetOrLoad 1 ok
+		2 5-6 GetOrLoad - absent
+		0 3-9 Delete 1 ok`},
+	{"register", "an old value after Delete", false, `
+		0 0-1 change 1 ok
+		0 2-3 Delete 1 ok
+		0 4-5 change 2 ok
+		0 6-7 Delete 2 ok
+		1 8-9 GetOrLoad 1 ok`},
+	{"register", "an old value after Set", false, `
+		0 0-1 change 1 ok
+		0 2-3 Set 1 ok
+		1 4-5 GetOrLoad - absent`},
+	{"register", "an old value by Get after Delete", false, `
+		0 0-1 change 1 ok
+		0 2-3 Delete 1 ok
+		1 4-5 Get - absent`},
+	{"register", "a value before it was written", false, `
+		1 0-1 GetOrLoad 1 ok
+		0 2-3 change 1 ok
+		0 4-5 Delete 1 ok`},
+
+	{"floors", "reads during a write that is not over, of the new value and then of the old one", true, `
+		0 0-2 change 1 ok
+		1 3-4 GetOrLoad 1 ok
+		2 5-6 GetOrLoad - absent
+		0 3-9 Delete 1 ok`},
+	{"floors", "an old value after Delete", false, `
+		0 0-1 change 1 ok
+		0 2-3 Delete 1 ok
+		1 4-5 GetOrLoad - absent`},
+	{"floors", "an old value in a call that began before Delete returned", true, `
+		0 0-1 change 1 ok
+		1 2-9 GetOrLoad - absent
+		0 2-3 Delete 1 ok`},
+	{"floors", "an old value after a Delete that failed", true, `
+		0 0-1 change 1 ok
+		0 2-3 Delete 1 failed
+		1 4-5 GetOrLoad - absent`},
+	{"floors", "an old value after the writer has died in Delete", true, `
+		0 0-1 change 1 ok
+		0 2-? Delete 1 unknown
+		1 4-5 GetOrLoad - absent`},
+	{"floors", "a value that the source had before the Delete of an older one began", false, `
+		0 0-1 change 1 ok
+		1 2-3 change 2 ok
+		0 4-5 Delete 1 ok
+		2 6-7 GetOrLoad 1 ok`},
+	{"floors", "a value that the source has never had", false, `
+		0 0-1 change 1 ok
+		0 2-3 Delete 1 ok
+		1 4-5 GetOrLoad 2 ok`},
+	{"floors", "a value whose Set failed, after a later Delete", true, `
+		0 0-1 change 1 ok
+		0 2-3 Set 1 failed
+		0 4-5 change 2 ok
+		0 6-7 Delete 2 ok
+		1 8-9 GetOrLoad 1 ok`},
+	{"floors", "an old value after Expire", false, `
+		0 0-1 change 1 ok
+		0 2-3 Expire 1 ok
+		1 4-5 GetOrLoad - absent`},
+	{"floors", "an old value joined in a load that Redis could not be asked about", true, `
+		1 0-20 GetOrLoad 1 ok
+		0 0-1 change 1 ok
+		1 2-9 load 1 ok unproved=12
+		0 3-4 change 2 ok
+		0 5-6 Delete 2 ok
+		1 8-19 GetOrLoad 1 ok`},
+	{"floors", "the same after that load", false, `
+		1 0-20 GetOrLoad 1 ok
+		0 0-1 change 1 ok
+		1 2-9 load 1 ok unproved=12
+		0 3-4 change 2 ok
+		0 5-6 Delete 2 ok
+		1 13-19 GetOrLoad 1 ok`},
+	{"floors", "the same in a load that was refused", false, `
+		1 0-20 GetOrLoad 1 ok
+		0 0-1 change 1 ok
+		1 2-9 load 1 ok proved=12
+		0 3-4 change 2 ok
+		0 5-6 Delete 2 ok
+		1 8-19 GetOrLoad 1 ok`},
+	{"floors", "the same in the load of another process", false, `
+		1 0-20 GetOrLoad 1 ok
+		0 0-1 change 1 ok
+		1 2-9 load 1 ok unproved=12
+		0 3-4 change 2 ok
+		0 5-6 Delete 2 ok
+		2 8-19 GetOrLoad 1 ok`},
+
+	{"windows", "an old value after Expire, said to be stale", true, `
+		0 0-1 change 1 ok
+		0 2-3 Delete 1 ok
+		0 4-5 change 2 ok
+		0 6-7 Expire 2 ok
+		1 8-9 GetOrLoad 1 stale`},
+	{"windows", "an old value after Expire, said to be fresh", false, `
+		0 0-1 change 1 ok
+		0 2-3 Delete 1 ok
+		0 4-5 change 2 ok
+		0 6-7 Expire 2 ok
+		1 8-9 GetOrLoad 1 ok`},
+	{"windows", "an old value after Delete, said to be stale", false, `
+		0 0-1 change 1 ok
+		0 2-3 Delete 1 ok
+		0 4-5 change 2 ok
+		0 6-7 Delete 2 ok
+		1 8-9 GetOrLoad 1 stale`},
+
+	{"loads", "two loads one after the other", true, `
+		0 0-9 GetOrLoad - absent
+		0 1-4 load - absent
+		1 0-9 GetOrLoad - absent
+		1 5-8 load - absent`},
+	{"loads", "two loads at once", false, `
+		0 0-9 GetOrLoad - absent
+		0 1-6 load - absent
+		1 0-9 GetOrLoad - absent
+		1 5-8 load - absent`},
+	{"loads", "a load beside one that a Delete has overtaken", true, `
+		0 0-9 GetOrLoad - absent
+		0 1-6 load - absent
+		2 3-4 Delete 0 ok
+		1 3-9 GetOrLoad 1 ok
+		1 5-8 load 1 ok`},
+
+	{"mutex", "one after the other", true, `
+		0 0-1 Acquire 1 ok
+		1 0-9 Acquire 2 ok
+		0 7-8 Release - ok
+		1 10-11 Release - ok`},
+	{"mutex", "two at once", false, `
+		0 0-1 Acquire 1 ok
+		1 2-3 Acquire 2 ok
+		0 7-8 Release - ok
+		1 10-11 Release - ok`},
+	{"mutex", "a fence that does not grow", false, `
+		0 0-1 Acquire 2 ok
+		0 2-3 Release - ok
+		1 4-5 Acquire 2 ok
+		1 6-7 Release - ok`},
+	{"mutex", "busy while it is free", false, `
+		0 0-1 Acquire 1 ok
+		0 2-3 Release - ok
+		1 4-5 TryAcquire - busy`},
+	{"mutex", "busy because of a command that nobody knows of", true, `
+		0 0-9 TryAcquire - busy again=4
+		1 10-11 TryAcquire - busy`},
+	{"mutex", "busy while it is held", true, `
+		0 0-1 Acquire 1 ok
+		1 2-5 TryAcquire - busy
+		0 4-6 Release - ok`},
+	{"mutex", "the next one after the holder has died and its life is over", true, `
+		0 0-1 Acquire 1 ok
+		1 2-101 Acquire 2 ok
+		1 103-104 Release - ok`},
+	{"mutex", "the next one before that", false, `
+		0 0-1 Acquire 1 ok
+		1 2-80 Acquire 2 ok
+		1 103-104 Release - ok`},
+	{"mutex", "the next one before the life of the last renewal is over", false, `
+		0 0-1 Acquire 1 ok renewed=33
+		1 2-120 Acquire 2 ok
+		1 123-124 Release - ok`},
+	{"mutex", "a release, said to be of a lease held to the end, after somebody else has held it", false, `
+		0 0-1 Acquire 1 ok
+		1 100-110 Acquire 2 ok
+		1 111-112 Release - ok
+		0 113-114 Release - ok`},
+	{"mutex", "a renewal while somebody else holds it", false, `
+		0 0-1 Acquire 1 ok renewed=115
+		1 100-110 Acquire 2 ok
+		1 121-122 Release - ok
+		0 123-124 Release - lost`},
+	{"mutex", "the next one after a release that was not answered", true, `
+		0 0-1 Acquire 1 ok
+		0 3-9 Release - failed
+		1 4-5 Acquire 2 ok
+		1 6-7 Release - ok`},
+	{"mutex", "a lease lost before its time", false, `
+		0 0-1 Acquire 1 ok
+		0 30-31 Release - lost`},
+	{"mutex", "a lease lost before the time of its last renewal", false, `
+		0 0-1 Acquire 1 ok renewal=33 renewed=34
+		0 110-111 Release - lost`},
+	{"mutex", "a lease lost when it was over", true, `
+		0 0-1 Acquire 1 ok renewal=33 renewed=34
+		0 130-131 Release - lost`},
+
+	{"semaphore 2", "two at once", true, `
+		0 0-1 Acquire 1 ok
+		1 2-3 Acquire 2 ok
+		2 4-5 TryAcquire - busy
+		0 7-8 Release - ok
+		1 10-11 Release - ok`},
+	{"semaphore 2", "three at once", false, `
+		0 0-1 Acquire 1 ok
+		1 2-3 Acquire 2 ok
+		2 4-5 Acquire 3 ok
+		0 7-8 Release - ok
+		1 10-11 Release - ok
+		2 10-11 Release - ok`},
+	{"semaphore 2", "busy while there is a place", false, `
+		0 0-1 Acquire 1 ok
+		2 4-5 TryAcquire - busy
+		0 7-8 Release - ok`},
+
+	{"fair", "in the order of coming", true, `
+		0 0-1 Acquire 1 ok arrived=1
+		1 2-20 Acquire 2 ok arrived=3
+		2 4-30 Acquire 3 ok arrived=5
+		0 6-7 Release - ok
+		1 21-22 Release - ok
+		2 31-32 Release - ok`},
+	{"fair", "overtaken", false, `
+		0 0-1 Acquire 1 ok arrived=1
+		1 2-30 Acquire 3 ok arrived=3
+		2 4-20 Acquire 2 ok arrived=5
+		0 6-7 Release - ok
+		2 21-22 Release - ok
+		1 31-32 Release - ok`},
+	{"fair", "in any order of those who came at once", true, `
+		0 0-1 Acquire 1 ok arrived=1
+		1 2-30 Acquire 3 ok arrived=5
+		2 4-20 Acquire 2 ok arrived=6
+		0 6-7 Release - ok
+		2 21-22 Release - ok
+		1 31-32 Release - ok`},
+	{"fair", "overtaking one who has left", true, `
+		0 0-1 Acquire 1 ok arrived=1
+		1 2-9 Acquire - left arrived=3 leaving=8
+		2 4-20 Acquire 2 ok arrived=5
+		0 6-7 Release - ok
+		2 21-22 Release - ok`},
+	{"fair", "overtaking one who is going to leave", false, `
+		0 0-1 Acquire 1 ok arrived=1
+		1 2-30 Acquire - left arrived=3 leaving=28
+		2 4-20 Acquire 2 ok arrived=5
+		0 6-7 Release - ok
+		2 21-22 Release - ok`},
+	{"fair", "a try that overtakes who waits", false, `
+		0 0-1 Acquire 1 ok arrived=1
+		1 2-30 Acquire 3 ok arrived=3
+		0 6-7 Release - ok
+		2 8-9 TryAcquire 2 ok
+		2 10-11 Release - ok
+		1 31-32 Release - ok`},
+	{"fair", "a try that finds it busy because of who waits", true, `
+		0 0-1 Acquire 1 ok arrived=1
+		1 2-30 Acquire 3 ok arrived=3
+		0 6-7 Release - ok
+		2 8-9 TryAcquire - busy
+		1 31-32 Release - ok`},
+	{"fair", "passing over one who has died, when it has been silent for long enough", true, `
+		0 0-1 Acquire 1 ok arrived=1
+		1 2-? Acquire - unknown arrived=3
+		2 4-120 Acquire 2 ok arrived=5
+		0 6-7 Release - ok
+		2 121-122 Release - ok`},
+	{"fair", "passing over one who has died, too early", false, `
+		0 0-1 Acquire 1 ok arrived=1
+		1 2-? Acquire - unknown arrived=3
+		2 4-90 Acquire 2 ok arrived=5
+		0 6-7 Release - ok
+		2 91-92 Release - ok`},
+}
+
+func TestTheModelsKnowGoodFromBad(t *testing.T) {
+	for _, c := range controls {
+		t.Run(c.model+"/"+c.what, func(t *testing.T) {
+			if good := c.judge(parse(t, c.ops)); good != c.good {
+				t.Errorf("accepted: %v, want %v", good, c.good)
+			}
+		})
+	}
+}
+
+func (c control) judge(ops []op) bool {
+	model, steps := floors, []porcupine.Operation(nil)
+	switch c.model {
+	case "loads":
+		return loadsAlone(ops) == nil
+	case "register":
+		model, steps = register, asRegister(ops)
+	case "floors", "windows":
+		steps = asFloors(ops, c.model == "windows", nil)
+	default:
+		fair := c.model == "fair"
+		model = lockModel(kinds[c.model], fair)
+		steps = asSteps(ops, fair, lives{Lease: 100 * time.Millisecond, Waiter: 100 * time.Millisecond})
+	}
+	return porcupine.CheckOperations(model, steps)
+}
+
+func parse(t *testing.T, text string) (ops []op) {
+	last := make(map[int]int)
+	for line := range strings.Lines(strings.TrimSpace(text)) {
+		fields := strings.Fields(line)
+		o := op{ID: len(ops) + 1, Name: fields[2], Result: fields[4], Marks: make(map[string]int64)}
+		from, to, _ := strings.Cut(fields[1], "-")
+		o.Process, o.Begin, o.End = int(number(t, fields[0])), number(t, from)*1e6, never
+		if to != "?" {
+			o.End = number(t, to) * 1e6
+		}
+		if fields[3] != "-" {
+			o.Value = number(t, fields[3])
+		}
+		switch o.Result {
+		case "unknown":
+			o.Result = ""
+		case "stale":
+			o.Result, o.Stale = resultOK, true
+		}
+		for _, f := range fields[5:] {
+			mark, at, _ := strings.Cut(f, "=")
+			o.Marks[mark] = number(t, at) * 1e6
+		}
+		if isBreak(o) || o.Name == opRelease || o.Name == opLoad {
+			o.Of = last[o.Process]
+		} else {
+			last[o.Process] = o.ID
+		}
+		ops = append(ops, o)
+	}
+	return ops
+}
+
+func number(t *testing.T, s string) (n int64) {
+	if _, err := fmt.Sscan(s, &n); err != nil {
+		t.Fatalf("%q: %v", s, err)
+	}
+	return n
+}

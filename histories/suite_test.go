@@ -1,0 +1,177 @@
+package histories
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+)
+
+// A suite is many histories of one sort.
+type suite struct {
+	t      *testing.T
+	plan   func(rng *rand.Rand) plan
+	judge  func(f *fleet, p plan, ops []op, n *tally) (claims []claim, err error)
+	faults bool
+	users  [processes]string
+
+	n       *tally
+	hits    map[string]int
+	next    atomic.Int64 // history
+	stopped atomic.Bool  // since one was bad
+}
+
+// run makes and judges the histories.
+func (s *suite) run(count, batch, atOnce int) {
+	s.t.Parallel()
+	seed := *seedFlag
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	s.n, s.hits = &tally{counts: make(map[string]int)}, make(map[string]int)
+	begun := time.Now()
+	for first := 0; first < count && !s.stopped.Load(); first += batch {
+		last := min(first+batch, count)
+		s.t.Run(fmt.Sprintf("%d to %d", first+1, last), func(t *testing.T) { s.batch(t, seed, first, last, atOnce) })
+	}
+	s.t.Logf("seed %d, %v\n%s", seed, time.Since(begun).Round(time.Second), s.summary())
+}
+
+func (s *suite) batch(t *testing.T, seed uint64, first, last, atOnce int) {
+	patience := calm
+	if s.faults {
+		patience = hasty
+	}
+	f := newFleet(t, patience, s.faults, s.users)
+	more := func() bool { return false }
+	if s.faults {
+		g := f.disturb(seed + uint64(first))
+		more = func() bool { return g.missing() != "" && s.next.Load() < int64(last+10*atOnce) }
+		defer func() {
+			for fault, n := range g.stopped() {
+				s.hits[fault] += n
+			}
+			if fault := g.missing(); fault != "" && !t.Failed() {
+				t.Errorf("fault %q never came about", fault)
+			}
+		}()
+	}
+	s.next.Store(int64(first))
+	var workers sync.WaitGroup
+	for range atOnce {
+		workers.Go(func() {
+			for !s.stopped.Load() {
+				i := int(s.next.Add(1)) - 1
+				if i >= last && !more() {
+					return
+				}
+				s.one(t, f, seed, i)
+			}
+		})
+	}
+	workers.Wait()
+	if trouble := f.firstTrouble(); trouble != "" && !s.faults {
+		t.Errorf("an error where nothing had failed: %s", trouble)
+	}
+	if slices.Contains(s.users[:], noScripts) && f.server.Calls("watch") == 0 {
+		t.Error("nobody has had to do without scripts")
+	}
+}
+
+// one makes and judges a history.
+func (s *suite) one(t *testing.T, f *fleet, seed uint64, i int) {
+	hseed := rand.New(rand.NewPCG(seed, uint64(i))).Uint64()
+	p := s.plan(rand.New(rand.NewPCG(hseed, 0)))
+	p.History, p.Seed, p.Name = i, hseed, fmt.Sprintf("%d", i)
+	ops, err := f.run(p)
+	if err != nil {
+		s.fail(t, p, ops, claim{}, err.Error())
+		return
+	}
+	s.n.add("histories", 1)
+	s.n.add("histories: "+p.Of, 1)
+	s.n.add("operations", len(ops))
+	claims, err := s.judge(f, p, ops, s.n)
+	if err != nil {
+		s.fail(t, p, ops, claim{}, err.Error())
+		return
+	}
+	begun := time.Now()
+	defer func() { s.n.longest("longest search for an order, ms", time.Since(begun).Milliseconds()) }()
+	for _, c := range claims {
+		switch result := porcupine.CheckOperationsTimeout(c.model, c.ops, checkLimit); result {
+		case porcupine.Ok:
+			s.n.add("checked against the model: "+c.name, 1)
+		default:
+			s.fail(t, p, ops, c, fmt.Sprintf("model %q: %s", c.name, result))
+			return
+		}
+	}
+}
+
+func (s *suite) fail(t *testing.T, p plan, ops []op, c claim, why string) {
+	if s.stopped.Swap(true) {
+		return
+	}
+	dir, err := c.write(p, ops)
+	if err != nil {
+		t.Error(err)
+	}
+	t.Errorf("history %d (%s), of %d made so far: %s\nsee %s", p.History, p.Of, s.n.count("histories"), why, dir)
+}
+
+func (s *suite) summary() string {
+	s.n.mu.Lock()
+	defer s.n.mu.Unlock()
+	var b strings.Builder
+	total := s.n.counts["histories"]
+	for _, what := range slices.Sorted(maps.Keys(s.n.counts)) {
+		n := s.n.counts[what]
+		if strings.HasPrefix(what, "with ") {
+			fmt.Fprintf(&b, "%8d  (%2.0f %%) %s\n", n, 100*float64(n)/float64(max(total, 1)), what)
+		} else {
+			fmt.Fprintf(&b, "%8d  %s\n", n, what)
+		}
+	}
+	for _, fault := range slices.Sorted(maps.Keys(s.hits)) {
+		fmt.Fprintf(&b, "%8d  fault: %s\n", s.hits[fault], fault)
+	}
+	return b.String()
+}
+
+// A tally is what has been seen.
+type tally struct {
+	mu     sync.Mutex
+	counts map[string]int // protected by mu
+}
+
+func (n *tally) add(what string, k int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.counts[what] += k
+}
+
+func (n *tally) count(what string) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.counts[what]
+}
+
+func (n *tally) longest(what string, k int64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.counts[what] = max(n.counts[what], int(k))
+}
+
+func (n *tally) note(what string, seen bool) {
+	if seen {
+		n.add(what, 1)
+	}
+}
