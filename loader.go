@@ -389,7 +389,8 @@ func (x *filling[T]) conclude(o *outcome[T], loading int) (r result[T], since in
 
 // settle brings the outcome of a load to Redis and says as of when it is true: a store or release that was
 // accepted proves that nobody deleted or set the key since the load began; one that was refused proves nothing
-// beyond since.
+// beyond since. When none is answered, whoever came after it was sent may be the first to see Redis again: this
+// process may have been frozen.
 func (x *filling[T]) settle(ctx context.Context, o *outcome[T], data []byte, leave fill.Leave, since int) (asOf int, err error) {
 	turn := x.flights.Tick(x.flight)
 	answers := x.client.Breaker.Answers()
@@ -416,16 +417,16 @@ func (x *filling[T]) settle(ctx context.Context, o *outcome[T], data []byte, lea
 	case err == nil || o.replaced: // an old value may have been deleted without the source having changed
 		return since, err
 	default:
-		return x.unproved(since, answers), err
+		return x.unproved(since, turn, answers), err
 	}
 }
 
 // unproved is the asOf of a load whose truth Redis could not be asked to prove. Without Redis there is nothing
-// to compare with, and all share it. But if Redis has answered anything meanwhile it may have answered a
-// Delete too: those who came after since have to ask again.
-func (c *Cache[T]) unproved(since int, answers int64) int {
+// to compare with, and all who came before it was given up share the load. But if Redis has answered anything
+// meanwhile it may have answered a Delete too: those who came after since have to ask again.
+func (c *Cache[T]) unproved(since, givenUp int, answers int64) int {
 	if c.client.Breaker.Answers() == answers {
-		return flight.Always
+		return givenUp
 	}
 	return since
 }
@@ -465,7 +466,7 @@ func (x *filling[T]) loadUnlocked(ctx context.Context) {
 	case o.failed():
 		asOf = flight.Always // whoever came while it ran has waited for it
 	default:
-		asOf = x.unproved(since, answers)
+		asOf = x.unproved(since, flight.Always, answers)
 	}
 	x.flights.End(f, r, asOf)
 	x.loadDone(ctx, o)

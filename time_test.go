@@ -624,3 +624,74 @@ func TestADeadHolderCostsItsLockAndAPoll(t *testing.T) {
 		wantStored(t, rdb, ns, "k", "v")
 	})
 }
+
+// muteStores is a server that answers none of a cache's stores.
+type muteStores struct{}
+
+func (muteStores) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (muteStores) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	store := storeHash()
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() != "evalsha" || cmd.Args()[1] != store {
+			return next(ctx, cmd)
+		}
+		<-ctx.Done()
+		cmd.SetErr(ctx.Err())
+		return ctx.Err()
+	}
+}
+
+func (muteStores) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func storeHash() string {
+	text, err := fillScripts.ReadFile("internal/fill/lua/store.lua")
+	if err != nil {
+		panic(err)
+	}
+	return redis.NewScript(string(text)).Hash()
+}
+
+// A store that is not answered proves nothing: this process may have been frozen while others went on. Those who
+// come after it was sent ask Redis, which may be there.
+func TestWhoComesDuringAStoreThatIsNeverAnsweredDoesNotGetWhatWasDeleted(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		silent := redistest.NewMiniClient(t, m)
+		silent.AddHook(muteStores{})
+		here, there := newCacheIn[string](t, silent, "n", nil), newCacheIn[string](t, rdb, "n", nil)
+		get := func(value string) chan string {
+			got := make(chan string, 1)
+			go func() {
+				v, err := here.GetOrLoad(t.Context(), "k", func(context.Context, string) (string, error) {
+					time.Sleep(time.Second)
+					return value, nil
+				})
+				if err != nil {
+					t.Error(err)
+				}
+				got <- v
+			}()
+			synctest.Wait()
+			return got
+		}
+		first := get("old")
+		time.Sleep(time.Second / 2)
+		during := get("new")
+		time.Sleep(time.Second/2 + 100*time.Millisecond) // the store is under way
+		if err := there.Delete(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		late := get("new")
+		if v := <-first; v != "old" {
+			t.Errorf("who asked before it got %q", v)
+		}
+		if v := <-during; v != "old" {
+			t.Errorf("who asked during the load got %q: it was not shared", v)
+		}
+		if v := <-late; v != "new" {
+			t.Errorf("who asked after the Delete got %q", v)
+		}
+	})
+}
