@@ -31,6 +31,7 @@ type Cache[T any] struct {
 	places    *semaphore.Weighted // MaxLoads; nil: no limit
 	fleet     *lock.Locker        // MaxFleetLoads; nil: no limit
 	fleetTurn chan struct{}       // see claim
+	loads     *memory
 	counters  *counters
 	closing   chan struct{}
 }
@@ -54,6 +55,7 @@ func New[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, 
 		opts:      s,
 		namespace: namespace,
 		flights:   flight.NewGroup[result[T]](),
+		loads:     newMemory(),
 		counters:  new(counters),
 		closing:   make(chan struct{}),
 		fleetTurn: make(chan struct{}, 1),

@@ -247,7 +247,7 @@ const (
 // place to load. A refresh that nobody waits for leaves it to the holder, if there is one.
 func (x *filling[T]) contend(ctx context.Context, took time.Duration) (r result[T], asOf int, next step) {
 	f := x.flight
-	w := wait{begun: time.Now()}
+	w := newWait(x.loads.estimate(f.Key, x.old.entry.LoadTime))
 	defer func() { x.waited(ctx, f.Key, w) }()
 	within := x.opts.redisTimeout - took // what Redis has left to answer, since it last has
 	awaited, asked := "", 0
@@ -267,9 +267,11 @@ func (x *filling[T]) contend(ctx context.Context, took time.Duration) (r result[
 		}
 		query := fill.Query{Known: entry.Header(x.old.data), Awaited: awaited, Take: take, For: x.purpose()}
 		turn := x.flights.Tick(f)
+		sent := time.Now()
 		reply, err := insist(within, func(within time.Duration) (fill.Reply, error) {
 			return x.lock.GetOrLock(ctx, within, query)
 		})
+		w.heard(time.Since(sent))
 		if err != nil {
 			return r, 0, unreached
 		}
@@ -278,6 +280,7 @@ func (x *filling[T]) contend(ctx context.Context, took time.Duration) (r result[
 		switch {
 		case reply.Status == fill.Hit:
 			x.note(x.decode(ctx, f.Key, []byte(reply.Text)), turn)
+			x.loads.note(f.Key, x.old.entry.LoadTime)
 			if x.old.use >= stale {
 				return resultOf(x.old), turn, settled
 			}
@@ -343,6 +346,9 @@ func (x *filling[T]) loadLocked(ctx context.Context) {
 	o := x.call(ctx, f, x.load)
 	stop()
 	x.claim.free(ctx)
+	if !o.failed() {
+		x.loads.note(f.Key, o.Duration)
+	}
 
 	r, since, data, leave := x.conclude(&o, loading)
 	asOf, err := x.settle(ctx, &o, data, leave, since)

@@ -635,13 +635,14 @@ func TestNobodyReadsOlderThanDeleted(t *testing.T) {
 	}
 }
 
-// maxPolls is how often one process may ask Redis for one key while it waits so long for another process: after
-// 5 ms, then ever more rarely, at most every 250 ms, each pause a quarter shorter than it is on average. Two
-// more are for the command under way at the beginning and for one on account of those who came just before.
+// maxPolls is how often one process may ask Redis for one key while it waits so long for another process, of whose
+// loads it knows nothing: after 2 ms, then ever more rarely, after a fifth of the load's age, at most every 250 ms, each
+// pause a quarter shorter than it is on average. Two more are for the command under way at the beginning and for one on
+// account of those who came just before.
 func maxPolls(wait time.Duration) int {
 	n := 2
 	for waited := time.Duration(0); waited < wait; n++ {
-		waited += min(5*time.Millisecond+waited/2, 250*time.Millisecond) * 3 / 4
+		waited += min(max(2*time.Millisecond, waited/5), 250*time.Millisecond) * 3 / 4
 	}
 	return n
 }

@@ -3,7 +3,10 @@ package singlefill
 import (
 	"context"
 	"errors"
+	"hash/maphash"
+	"math"
 	"math/rand/v2"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -13,22 +16,52 @@ import (
 )
 
 // A wait is one flight's waiting for another process.
+//
+// It asks rarely while the load it waits for cannot be over yet, and densely when it is about to be. How long loads
+// of the key take, give or take how much, the process remembers; how long this one has taken so far, the reply says.
+// Up to the earliest likely end a pause is half of the time to it, so that a wrong guess costs half of what is left
+// of it at most, and never more than maxPause. From the latest likely end on, or from the beginning if nothing is
+// known, a pause is a fifth of the time since: so late is the value found at most, in a number of polls that grows
+// as the logarithm of the load.
+//
+// Those who wait for one key in thousands of processes ask densely at the same time. All that one of them sees of the
+// others is how long its own commands take, and it pauses crowd times as long at least. So when they are too many for
+// the server, its queue settles at one in crowd+1 of them, and each asks as often as its turn comes. One slow command
+// alone may be slow for any reason: the quicker one of the last two counts.
 type wait struct {
-	begun time.Time
-	polls int
+	begun    time.Time
+	polls    int
+	expected estimate
+	last     time.Duration // what the last command took
+	quick    time.Duration // what the quicker one of the last two took
 }
 
 const (
-	firstPause = 5 * time.Millisecond
+	minPause   = 2 * time.Millisecond
 	maxPause   = 250 * time.Millisecond
+	crowd      = 2
+	firstPause = 5 * time.Millisecond
 	firstNudge = 10 * time.Millisecond
 	maxNudge   = 50 * time.Millisecond
 )
 
-// pause returns how long to sleep before asking again: 5 ms and half of the time waited so far, up to 250 ms,
-// a quarter shorter or longer at random; but not past the end of the holder's lock.
+func newWait(expected estimate) wait {
+	return wait{begun: time.Now(), expected: expected, last: math.MaxInt64}
+}
+
+// heard notes how long a command took.
+func (w *wait) heard(took time.Duration) {
+	w.quick, w.last = min(w.last, took), took
+}
+
+// pause returns how long to sleep before asking again, a quarter shorter or longer at random, so that those who
+// ask together part; but not past the end of the holder's lock.
 func (w *wait) pause(reply fill.Reply) time.Duration {
-	d := min(firstPause+time.Since(w.begun)/2, maxPause)
+	d := firstPause + time.Since(w.begun)/2 // for a place, of which we are told; the value may come before
+	if reply.Status == fill.Busy {
+		d = max(w.expected.pause(reply.Age), minPause)
+	}
+	d = max(min(d, maxPause), crowd*w.quick)
 	d = time.Duration(float64(d) * (0.75 + rand.Float64()/2))
 	if reply.Status == fill.Busy {
 		d = min(d, reply.Left+time.Millisecond+rand.N(4*time.Millisecond))
@@ -39,7 +72,82 @@ func (w *wait) pause(reply fill.Reply) time.Duration {
 // nudge returns how long to sleep when somebody new has come, for whom the value may be there already: 10 to
 // 50 ms, growing with the time waited, so that a crowd of newcomers does not make a crowd of commands.
 func (w *wait) nudge() time.Duration {
-	return min(firstNudge+time.Since(w.begun)/32, maxNudge)
+	return max(min(firstNudge+time.Since(w.begun)/32, maxNudge), crowd*w.quick)
+}
+
+// An estimate is a running mean of load times and of how far they are from it, as TCP estimates round trips
+// (RFC 6298), but that the first one counts as it is. The zero estimate knows nothing.
+type estimate struct{ mean, deviation time.Duration }
+
+func (e estimate) add(d time.Duration) estimate {
+	if e.mean == 0 {
+		return estimate{mean: d}
+	}
+	off := d - e.mean
+	return estimate{e.mean + off/8, e.deviation + (max(off, -off)-e.deviation)/4}
+}
+
+// known reports whether an estimate is one to go by.
+func (e estimate) known() bool { return e.mean > 0 && e.deviation <= e.mean/4 }
+
+// pause returns how long to wait for a load that has taken age so far.
+func (e estimate) pause(age time.Duration) time.Duration {
+	if !e.known() {
+		e = estimate{}
+	}
+	switch early, late := e.mean-2*e.deviation, e.mean+2*e.deviation; {
+	case age < 0: // the server's clock has been set back
+		return maxPause
+	case age < early:
+		return e.deviation/3 + (early-age)/2
+	case age < late:
+		return e.deviation / 3
+	default:
+		return e.deviation/3 + (age-late)/5
+	}
+}
+
+// A memory is what a process has seen of the time that loads take: those of each of its last keys, and all.
+type memory struct {
+	mu   sync.Mutex
+	keys map[uint64]estimate // by hash of the key
+	all  estimate
+	seed maphash.Seed
+}
+
+const remembered = 1000 // keys
+
+func newMemory() *memory { return &memory{keys: make(map[uint64]estimate), seed: maphash.MakeSeed()} }
+
+// note remembers how long a load has taken; 0: it was none.
+func (m *memory) note(key string, took time.Duration) {
+	if took == 0 {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	hash := maphash.String(m.seed, key)
+	if _, known := m.keys[hash]; !known && len(m.keys) == remembered {
+		for some := range m.keys {
+			delete(m.keys, some)
+			break
+		}
+	}
+	m.keys[hash], m.all = m.keys[hash].add(took), m.all.add(took)
+}
+
+// estimate returns what is to be expected of a load of key. before is how long the one took that made the entry
+// which is there, 0 if that is not known.
+func (m *memory) estimate(key string, before time.Duration) estimate {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if e := m.keys[maphash.String(m.seed, key)]; e.mean > 0 {
+		return e
+	}
+	if before > 0 {
+		return estimate{mean: before}
+	}
+	return m.all
 }
 
 // What can end a rest.

@@ -357,6 +357,60 @@ func TestGetOrLockDecidesByWhatIsThere(t *testing.T) {
 	})
 }
 
+// The grant's stamp is the server's time, and so is what its age is counted by.
+func TestBusyTellsTheAgeOfTheLock(t *testing.T) {
+	t.Parallel()
+	eachForm(t, func(t *testing.T, f form) {
+		b := f.bench(t)
+		busy := func() time.Duration {
+			t.Helper()
+			b.token = third
+			r, err := b.GetOrLock(t.Context(), opTimeout, Query{Take: true})
+			if err != nil || r.Status != Busy {
+				t.Fatalf("answered %+v, %v", r, err)
+			}
+			return r.Age
+		}
+		begun := time.Now()
+		if r, err := b.GetOrLock(t.Context(), opTimeout, Query{Take: true}); err != nil || r.Status != Locked {
+			t.Fatalf("answered %+v, %v", r, err)
+		}
+		first, second := busy(), busy()
+		if most := time.Since(begun); first < 0 || second < first || second > most {
+			t.Errorf("a lock taken just now is %v and then %v old, after %v", first, second, most)
+		}
+		for _, age := range []time.Duration{5 * time.Second, time.Hour, -time.Hour} {
+			begun := time.Now()
+			b.set(b.key, state{text: fmt.Sprintf("H%s%016d", other, begun.Add(-age).UnixMicro())})
+			if got, most := busy(), age+time.Since(begun)+time.Microsecond; got < age || got > most {
+				t.Errorf("a lock is %v old, want %v to %v", got, age, most)
+			}
+		}
+		b.set(b.key, state{text: "H" + other + "no time at all!!"})
+		if got := busy(); got < 24*time.Hour {
+			t.Errorf("a lock whose stamp is no time is %v old", got)
+		}
+	})
+}
+
+// Without scripts and without the right to ask for the time there is a lock all the same.
+func TestALockOfUnknownAge(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	noScripts(t, s)
+	if err := s.Admin().Do(t.Context(), "acl", "setuser", "noscripts", "-time").Err(); err != nil {
+		t.Fatal(err)
+	}
+	b := form{s.Client(t, asNoScripts), s.Admin()}.bench(t)
+	for _, want := range []string{Locked, Busy} {
+		r, err := b.GetOrLock(t.Context(), opTimeout, Query{Take: true})
+		if err != nil || r.Status != want || want == Busy && r.Age >= 0 {
+			t.Errorf("answered %+v, %v, want %s", r, err, want)
+		}
+		b.token = other
+	}
+}
+
 // foreign are lock keys that are not held by me.
 var foreign = []state{
 	{}, held(other), held(other, "boom"), failed(me, "boom"), failed(other, "boom"), abandoned(me), abandoned(other),

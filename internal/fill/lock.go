@@ -84,7 +84,7 @@ type Query struct {
 const (
 	Hit     = "hit"     // Text is an entry
 	Locked  = "locked"  // the lock is ours; Text is the stamp of the grant
-	Busy    = "busy"    // Text is the holder's token, Left what remains of its lock
+	Busy    = "busy"    // Text is the holder's token, Left what remains of its lock, Age the time since its grant
 	Failed  = "failed"  // Text is the word left by the load that we waited for, or by the refresh after which to wait for Left
 	Free    = "free"    // the lock could be taken, but we only looked
 	Gone    = "gone"    // there is nothing to refresh
@@ -95,7 +95,8 @@ const (
 type Reply struct {
 	Status, Text string
 	Left         time.Duration
-	Known        bool // the known entry is still there
+	Known        bool          // the known entry is still there
+	Age          time.Duration // by the server's clock; less than 0 if that has been set back since
 }
 
 // GetOrLock looks for an entry other than the known one, else takes the lock if nobody holds it.
@@ -130,13 +131,14 @@ func parseLockReply(cmd *redis.Cmd) (r Reply, err error) {
 	if err != nil {
 		return r, err
 	}
-	if len(fields) == 4 {
+	if len(fields) == 5 {
 		status, ok1 := fields[0].(string)
 		text, ok2 := fields[1].(string)
 		left, ok3 := fields[2].(int64)
 		known, ok4 := fields[3].(int64)
-		if ok1 && ok2 && ok3 && ok4 {
-			return Reply{status, text, time.Duration(left) * time.Millisecond, known == 1}, nil
+		age, ok5 := fields[4].(int64)
+		if ok1 && ok2 && ok3 && ok4 && ok5 {
+			return Reply{status, text, time.Duration(left) * time.Millisecond, known == 1, time.Duration(age) * time.Microsecond}, nil
 		}
 	}
 	return r, fmt.Errorf("unexpected reply %v", fields)

@@ -60,11 +60,10 @@ func (l *Lock) watchGetOrLock(ctx context.Context, q Query) (r Reply, err error)
 		if err != nil {
 			return nil, false, err
 		}
-		var now time.Time
-		if strings.HasPrefix(record, "F") && q.For != Nothing {
-			if now, err = tx.Time(ctx).Result(); err != nil {
-				return nil, false, err
-			}
+		now, err := tx.Time(ctx).Result()
+		decides := strings.HasPrefix(record, "F") && q.For != Nothing
+		if err != nil && (decides || !client.ScriptsRefused(err)) { // else a user without the right to ask: now is zero
+			return nil, false, err
 		}
 		var write string
 		r, write = l.judge(record, left, now, q, header != "")
@@ -77,7 +76,8 @@ func (l *Lock) watchGetOrLock(ctx context.Context, q Query) (r Reply, err error)
 	return r, err
 }
 
-// judge answers what get_or_lock answers to a lock key that holds record, and what is to be written there.
+// judge answers what get_or_lock answers to a lock key that holds record, and what is to be written there. now may be
+// zero: ages are unknown then, and a stamp is random, which is as unique.
 func (l *Lock) judge(record string, left time.Duration, now time.Time, q Query, known bool) (r Reply, write string) {
 	state, token, stamp, word := splitRecord(record)
 	switch {
@@ -93,19 +93,23 @@ func (l *Lock) judge(record string, left time.Duration, now time.Time, q Query, 
 	if left < 0 {
 		state, word = "", ""
 	}
+	micros, _ := strconv.ParseInt(stamp, 10, 64)
+	at := time.UnixMicro(micros)
 	if state == "H" {
-		return Reply{Status: Busy, Text: token, Left: left}, ""
+		return Reply{Status: Busy, Text: token, Left: left, Age: now.Sub(at)}, ""
 	}
 	if state == "F" && q.For != Nothing && known {
-		retry, _ := strconv.ParseInt(stamp, 10, 64)
-		if rest := time.UnixMicro(retry).Sub(now); rest > 0 {
+		if rest := at.Sub(now); rest > 0 {
 			return Reply{Status: Failed, Text: word, Left: min(rest, left)}, ""
 		}
 	}
 	if !q.Take {
 		return Reply{Status: Free}, ""
 	}
-	stamp = rand.Text()[:stampLen] // as unique as the server's
+	stamp = rand.Text()[:stampLen]
+	if !now.IsZero() {
+		stamp = fmt.Sprintf("%016d", now.UnixMicro())
+	}
 	return Reply{Status: Locked, Text: stamp}, "H" + l.token + stamp + word
 }
 

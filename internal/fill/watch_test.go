@@ -245,7 +245,7 @@ func (c parityCase) run(b *bench) (told string) {
 			}
 			var r Reply
 			r, err = b.GetOrLock(ctx, 5*time.Second, Query{Known: a.seen, Awaited: a.awaited, Take: a.take, For: a.purpose})
-			r.Left = about(r.Left)
+			r.Left, r.Age = about(r.Left), about(min(r.Age, time.Hour)) // no more of an age that is none
 			r.Text = sameEntry(r.Text)
 			if r.Status == Locked {
 				r.Text, stamps[a.token] = "", b.stamp

@@ -11,10 +11,11 @@
 --         'spare'  it can be served if need be: there is no load for a while after a failed refresh
 --         'served' it is being served: the same, and once it is gone there is nothing to refresh
 --
--- Returns {state, text, ms, known}
+-- Returns {state, text, ms, known, age}
 --   hit     text = an entry other than the known one
 --   locked  the lock is ours, text = the stamp of the grant (asking again with the same token says so again)
---   busy    text = the holder's token, ms = what is left of its lock
+--   busy    text = the holder's token, ms = what is left of its lock, age = µs since it was granted; less than 0
+--           if the server's clock has been set back since
 --   failed  text = how the load that the caller waited for ended, or one after which the source is to be left
 --           alone for ms
 --   free    nobody holds the lock, and the caller only looked
@@ -41,7 +42,7 @@ local header = get('GETRANGE', KEYS[1], 0, 34)
 if type(header) == 'table' then return header end
 local known = 0
 if header and header ~= '' then
-  if header ~= ARGV[3] then return {'hit', redis.call('GET', KEYS[1]), 0, 0} end
+  if header ~= ARGV[3] then return {'hit', redis.call('GET', KEYS[1]), 0, 0, 0} end
   known = 1
 end
 
@@ -55,28 +56,29 @@ end
 if state ~= 'H' and state ~= 'F' then failure = '' end
 
 if token == ARGV[1] then
-  if state ~= 'H' then return {'refused', '', 0, known} end
+  if state ~= 'H' then return {'refused', '', 0, known, 0} end
   redis.call('PEXPIRE', KEYS[2], ARGV[2])
-  return {'locked', stamp, 0, known}
+  return {'locked', stamp, 0, known, 0}
 end
-if ARGV[6] == 'served' and known == 0 then return {'gone', '', 0, 0} end
+if ARGV[6] == 'served' and known == 0 then return {'gone', '', 0, 0, 0} end
 -- Whoever has waited for another token than the one now holding has waited through this failure.
 if ARGV[4] ~= '' and failure ~= '' and (state == 'F' or token ~= ARGV[4]) then
-  return {'failed', failure, 0, known}
+  return {'failed', failure, 0, known, 0}
 end
 local left = -1
 if state ~= '' then left = redis.call('PTTL', KEYS[2]) end
 if left < 0 then state, failure = '', '' end -- no lock of ours is without an end
-if state == 'H' then return {'busy', token, left, known} end
 
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
+local at = tonumber(string.match(stamp, '^%d+$') or 0)
+if state == 'H' then return {'busy', token, left, known, now - at} end
 if state == 'F' and ARGV[6] ~= '' and known == 1 then
-  local rest = math.ceil((tonumber(string.match(stamp, '^%d+$') or 0) - now) / 1000)
-  if rest > 0 then return {'failed', failure, math.min(rest, left), 1} end
+  local rest = math.ceil((at - now) / 1000)
+  if rest > 0 then return {'failed', failure, math.min(rest, left), 1, 0} end
 end
-if ARGV[5] == '0' then return {'free', '', 0, known} end
+if ARGV[5] == '0' then return {'free', '', 0, known, 0} end
 
 stamp = string.format('%016.0f', now)
 redis.call('SET', KEYS[2], 'H' .. ARGV[1] .. stamp .. failure, 'PX', ARGV[2])
-return {'locked', stamp, 0, known}
+return {'locked', stamp, 0, known, 0}
