@@ -1,0 +1,125 @@
+package fleet
+
+import (
+	"bytes"
+	"fmt"
+	"html"
+	"math"
+)
+
+// A chart is lines over two axes, logarithmic unless linear. Its frame is where the outermost ticks are.
+type chart struct {
+	title, x, y    string
+	xticks, yticks []float64
+	series         []series
+	linear         bool
+}
+
+type series struct {
+	name   string
+	points [][2]float64
+	color  int // 0 to 3; -1: a limit
+	dashed bool
+}
+
+// fit sets the ticks of a linear chart, in round numbers from zero to what its series need.
+func (c *chart) fit() {
+	var most [2]float64
+	for _, s := range c.series {
+		for _, p := range s.points {
+			most[0], most[1] = max(most[0], p[0]), max(most[1], p[1])
+		}
+	}
+	for i, ticks := range []*[]float64{&c.xticks, &c.yticks} {
+		step := math.Pow(10, math.Floor(math.Log10(most[i])))
+		for _, finer := range []float64{2, 2.5} {
+			if most[i]/step < 4 {
+				step /= finer
+			}
+		}
+		for v := 0.0; ; v += step {
+			*ticks = append(*ticks, v)
+			if v >= most[i] {
+				break
+			}
+		}
+	}
+}
+
+// The reader's page is light or dark, and says so to those who ask.
+const style = `<style>
+text { font: 13px system-ui, sans-serif; fill: #1f2328 }
+.title { font-size: 16px; font-weight: 600 }
+.paper { fill: #ffffff }
+.grid { stroke: #d8dee4 }
+.line { fill: none; stroke-width: 2; stroke-linejoin: round }
+.dashed { stroke-dasharray: 7 4 }
+.limit { stroke: #1f2328; stroke-dasharray: 1 3 }
+.c0 { stroke: #0969da } .c1 { stroke: #bc4c00 } .c2 { stroke: #1a7f37 } .c3 { stroke: #8250df }
+@media (prefers-color-scheme: dark) {
+text { fill: #e6edf3 }
+.paper { fill: #0d1117 }
+.grid { stroke: #30363d }
+.limit { stroke: #e6edf3 }
+.c0 { stroke: #58a6ff } .c1 { stroke: #f0883e } .c2 { stroke: #3fb950 } .c3 { stroke: #bc8cff }
+}
+</style>
+`
+
+const (
+	width, height            = 820, 420
+	left, right, top, bottom = 80.0, 620.0, 50.0, 360.0
+)
+
+// svg draws the chart.
+func (c chart) svg() []byte {
+	var b bytes.Buffer
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" role="img" aria-label="%s">`+"\n%s",
+		width, height, width, height, html.EscapeString(c.title), style)
+	fmt.Fprintf(&b, `<rect class="paper" width="%d" height="%d"/>`+"\n", width, height)
+	text := func(x, y float64, attr, s string) {
+		fmt.Fprintf(&b, `<text x="%.1f" y="%.1f" %s>%s</text>`+"\n", x, y, attr, html.EscapeString(s))
+	}
+	text(left, 28, `class="title"`, c.title)
+	text((left+right)/2, bottom+42, `text-anchor="middle"`, c.x)
+	text(0, 0, fmt.Sprintf(`text-anchor="middle" transform="translate(20 %.1f) rotate(-90)"`, (top+bottom)/2), c.y)
+	for _, v := range c.xticks {
+		x := c.at(v, c.xticks, left, right)
+		fmt.Fprintf(&b, `<path class="grid" d="M%.1f %.1fV%.1f"/>`+"\n", x, top, bottom)
+		text(x, bottom+20, `text-anchor="middle"`, thousands(int(v)))
+	}
+	for _, v := range c.yticks {
+		y := c.at(v, c.yticks, bottom, top)
+		fmt.Fprintf(&b, `<path class="grid" d="M%.1f %.1fH%.1f"/>`+"\n", left, y, right)
+		text(left-8, y+4, `text-anchor="end"`, thousands(int(v)))
+	}
+	for i, s := range c.series {
+		class := fmt.Sprintf("line c%d", s.color)
+		if s.color < 0 {
+			class = "line limit"
+		} else if s.dashed {
+			class += " dashed"
+		}
+		fmt.Fprintf(&b, `<path class="%s" d="`, class)
+		for j, p := range s.points {
+			fmt.Fprintf(&b, "%c%.1f %.1f", "ML"[min(j, 1)], c.at(p[0], c.xticks, left, right), c.at(p[1], c.yticks, bottom, top))
+		}
+		b.WriteString("\"/>\n")
+		y := top + 10 + 24*float64(i)
+		fmt.Fprintf(&b, `<path class="%s" d="M%.1f %.1fh32"/>`+"\n", class, right+20, y)
+		text(right+60, y+4, "", s.name)
+	}
+	b.WriteString("</svg>\n")
+	return b.Bytes()
+}
+
+// at maps a value to where it is between from and to, the ends of the axis with those ticks.
+func (c chart) at(v float64, ticks []float64, from, to float64) float64 {
+	scale := math.Log
+	if c.linear {
+		scale = func(v float64) float64 { return v }
+	}
+	low, high := scale(ticks[0]), scale(ticks[len(ticks)-1])
+	part := (scale(max(v, ticks[0])) - low) / (high - low)
+	return from + min(part, 1)*(to-from)
+}
