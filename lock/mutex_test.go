@@ -458,6 +458,7 @@ func TestAFirstAnswerEndsACallAtItsInstant(t *testing.T) {
 		holder := newLocker(t, kind, rdb, "held", nil)
 		lease := mustAcquire(t, holder)
 		foreign := "{foreign}:lock"
+		redistest.Planted(t, foreign)
 		if err := rdb.RPush(t.Context(), foreign, "x").Err(); err != nil {
 			t.Fatal(err)
 		}

@@ -137,6 +137,7 @@ func TestAKeyThatHoldsSomethingElseIsNamedAndLeftAlone(t *testing.T) {
 						}
 						name := redistest.Namespace(t)
 						key := "{" + name + "}:lock" + suffix
+						redistest.Planted(t, key)
 						if err := put(rdb, key); err != nil {
 							t.Fatal(err)
 						}

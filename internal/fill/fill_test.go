@@ -108,6 +108,7 @@ func (f form) bench(t testing.TB) *bench {
 	t.Helper()
 	b := &bench{form: f, t: t}
 	value := fmt.Sprintf("fill:{%d}", pairs.Add(1))
+	redistest.Planted(t, value) // by the test, which makes the keys what they are to be
 	b.Lock = New(newClient(t, f.rdb, func(op string, err error) { b.failed = append(b.failed, fmt.Errorf("%s: %w", op, err)) }),
 		value, value+":lock", life)
 	b.token, b.stamp = me, stamp

@@ -32,6 +32,7 @@ type keeper struct {
 
 func keep(t *testing.T) *keeper {
 	m, rdb := redistest.StartMini(t)
+	redistest.Planted(t, "v:{k}:lock")
 	k := &keeper{mini: m, admin: redistest.NewMiniClient(t, m), nudge: make(chan struct{}, 1), ended: make(chan struct{})}
 	c := client.New(rdb, time.Second, func(context.Context, string, error) {}, func(bool) {}, func(func(<-chan struct{})) {})
 	k.Lock = New(c, "v:{k}", "v:{k}:lock", keepTTL)

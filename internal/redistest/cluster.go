@@ -5,103 +5,202 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
 
-// Cluster is a Redis Cluster of three masters without replicas, each with a third
-// of the slots.
+// Cluster is a Redis Cluster of three masters, each with a third of the slots.
 type Cluster struct {
-	Nodes []*Server
+	Nodes    []*Server // the masters; in the beginning, if there are replicas
+	Replicas []*Server // each of the node of the same index; none after StartCluster
 }
 
 const (
-	clusterNodes = 3
-	clusterSlots = 16384
+	clusterMasters = 3
+	clusterSlots   = 16384
 )
 
-// StartCluster starts a cluster and returns when every node serves every slot,
-// which takes about 2 s: a master waits that long after its start. Nodes give each
-// other up only after a minute, as there is nobody to take over, and a machine that
-// stalls must not take the cluster down. A test that wants CLUSTERDOWN sets
-// cluster-node-timeout by CONFIG.
+// StartCluster starts a cluster without replicas and returns when every node serves
+// every slot, which takes about 2 s: a master waits that long after its start. Nodes
+// give each other up only after a minute, as there is nobody to take over, and a
+// machine that stalls must not take the cluster down. A test that wants CLUSTERDOWN
+// sets cluster-node-timeout by CONFIG.
 func StartCluster(t testing.TB) *Cluster {
 	t.Helper()
-	c, err := launchCluster(program(t))
+	return startCluster(t, time.Minute, false)
+}
+
+// StartReplicatedCluster starts a cluster of six nodes, in which each master has a
+// replica that has its data. A master that dies is given up after 1 s, and replaced
+// 1 to 2 s later. Clients hear of it when they load the cluster's state anew, every
+// ClusterStateReloadInterval: by default that is a minute.
+func StartReplicatedCluster(t testing.TB) *Cluster {
+	t.Helper()
+	return startCluster(t, time.Second, true)
+}
+
+func startCluster(t testing.TB, nodeTimeout time.Duration, replicas bool) *Cluster {
+	t.Helper()
+	c, err := launchCluster(program(t), nodeTimeout, replicas)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(c.stop)
+	t.Cleanup(func() {
+		check(t, c.all()...)
+		c.stop()
+	})
 	return c
 }
 
-func launchCluster(bin string) (*Cluster, error) {
+func launchCluster(bin string, nodeTimeout time.Duration, replicas bool) (*Cluster, error) {
 	c := new(Cluster)
-	for range clusterNodes {
-		node, err := launch(bin, plain([]string{
-			"--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf",
-			"--cluster-node-timeout", "60000", "--cluster-announce-ip", "127.0.0.1",
-		}))
-		if err != nil {
-			c.stop()
-			return nil, err
-		}
-		c.Nodes = append(c.Nodes, node)
+	err := c.launch(bin, nodeTimeout, replicas)
+	if err == nil {
+		err = c.join()
 	}
-	if err := c.join(); err != nil {
+	if err != nil {
 		c.stop()
 		return nil, err
 	}
 	return c, nil
 }
 
-// join gives each node its slots and makes the first one meet the others. The
-// epochs differ from the start, as redis-cli does it: else the nodes would settle
-// the collision among themselves, later.
-func (c *Cluster) join() error {
-	ctx := context.Background()
-	for i, node := range c.Nodes {
-		low, high := i*clusterSlots/clusterNodes, (i+1)*clusterSlots/clusterNodes-1
-		host, port, err := net.SplitHostPort(node.Addr)
-		if err != nil {
+func (c *Cluster) launch(bin string, nodeTimeout time.Duration, replicas bool) error {
+	start := func(nodes *[]*Server) error {
+		node, err := launch(bin, plain([]string{
+			"--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf",
+			"--cluster-node-timeout", strconv.FormatInt(nodeTimeout.Milliseconds(), 10),
+			"--cluster-announce-ip", "127.0.0.1", "--repl-diskless-sync-delay", "0",
+		}))
+		if err == nil {
+			*nodes = append(*nodes, node)
+		}
+		return err
+	}
+	for range clusterMasters {
+		if err := start(&c.Nodes); err != nil {
 			return err
 		}
-		err = errors.Join(
-			node.admin.ClusterAddSlotsRange(ctx, low, high).Err(),
-			node.admin.Do(ctx, "CLUSTER", "SET-CONFIG-EPOCH", i+1).Err(),
-		)
+		if !replicas {
+			continue
+		}
+		if err := start(&c.Replicas); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// join gives each master its slots, makes the first one meet the others, and gives
+// each its replica. The epochs differ from the start, as redis-cli does it: else the
+// nodes would settle the collision among themselves, later.
+func (c *Cluster) join() error {
+	ctx := context.Background()
+	for i, node := range c.all() {
+		var err error
+		if i < clusterMasters {
+			low, high := i*clusterSlots/clusterMasters, (i+1)*clusterSlots/clusterMasters-1
+			err = errors.Join(
+				node.admin.ClusterAddSlotsRange(ctx, low, high).Err(),
+				node.admin.Do(ctx, "CLUSTER", "SET-CONFIG-EPOCH", i+1).Err(),
+			)
+		}
 		if err == nil && i > 0 {
+			host, port := node.hostPort()
 			err = c.Nodes[0].admin.ClusterMeet(ctx, host, port).Err()
 		}
 		if err != nil {
 			return fmt.Errorf("redistest: joining %s: %w", node.Addr, err)
 		}
 	}
-	if !poll(awaitLimit, c.whole) {
-		return fmt.Errorf("redistest: the cluster of %s is not whole after %v", c.Nodes[0].Addr, awaitLimit)
+	if err := c.await("each knows all", c.acquainted); err != nil {
+		return err
+	}
+	for i, replica := range c.Replicas {
+		if err := replica.admin.ClusterReplicate(ctx, c.Nodes[i].clusterID()).Err(); err != nil {
+			return fmt.Errorf("redistest: making %s a replica: %w", replica.Addr, err)
+		}
+	}
+	return c.await("every slot is served, and each replica has its data", c.whole)
+}
+
+func (c *Cluster) await(what string, cond func() bool) error {
+	if !poll(awaitLimit, cond) {
+		return fmt.Errorf("redistest: the cluster of %s: not within %v: %s", c.Nodes[0].Addr, awaitLimit, what)
 	}
 	return nil
 }
 
-// whole reports whether each node knows the owner of every slot and serves.
+func (c *Cluster) acquainted() bool {
+	return c.each(func(node *Server) bool {
+		return says(node.admin.ClusterInfo(context.Background()), fmt.Sprintf("cluster_known_nodes:%d\r", len(c.all())))
+	})
+}
+
+// whole reports whether each node knows the owner of every slot and serves, and is
+// known by all as what it is.
 func (c *Cluster) whole() bool {
-	for _, node := range c.Nodes {
-		info, err := node.admin.ClusterInfo(context.Background()).Result()
-		if err != nil || !strings.Contains(info, "cluster_state:ok") ||
-			!strings.Contains(info, fmt.Sprintf("cluster_slots_ok:%d", clusterSlots)) ||
-			!strings.Contains(info, fmt.Sprintf("cluster_size:%d", clusterNodes)) {
+	ctx := context.Background()
+	for _, replica := range c.Replicas {
+		if !says(replica.admin.Info(ctx, "replication"), "master_link_status:up") {
 			return false
 		}
 	}
-	return true
+	return c.each(func(node *Server) bool {
+		info, nodes := node.admin.ClusterInfo(ctx), node.admin.ClusterNodes(ctx)
+		return says(info, "cluster_state:ok") &&
+			says(info, fmt.Sprintf("cluster_slots_ok:%d\r", clusterSlots)) &&
+			says(info, fmt.Sprintf("cluster_size:%d\r", clusterMasters)) &&
+			strings.Count(nodes.Val(), "slave ") == len(c.Replicas)
+	})
 }
 
+func (c *Cluster) each(holds func(node *Server) bool) bool {
+	return !slices.ContainsFunc(c.all(), func(node *Server) bool { return !holds(node) })
+}
+
+// says reports whether an answer has the text.
+func says(answer *redis.StringCmd, text string) bool {
+	return answer.Err() == nil && strings.Contains(answer.Val(), text)
+}
+
+// clusterID is what the other nodes call this one; "" if it cannot say.
+func (s *Server) clusterID() string { return s.admin.ClusterMyID(context.Background()).Val() }
+
+func (s *Server) hostPort() (host, port string) {
+	host, port, err := net.SplitHostPort(s.Addr)
+	if err != nil {
+		panic(err)
+	}
+	return host, port
+}
+
+func (c *Cluster) all() []*Server { return slices.Concat(c.Nodes, c.Replicas) }
+
 func (c *Cluster) stop() {
-	for _, node := range c.Nodes {
+	for _, node := range c.all() {
 		node.stop()
 	}
+}
+
+// Owner returns the node that serves key now.
+func (c *Cluster) Owner(t testing.TB, key string) *Server {
+	t.Helper()
+	var owner *Server
+	Await(t, "a node serves "+key, func() bool {
+		for _, node := range c.all() {
+			if !node.proc.ended() && node.admin.Exists(context.Background(), key).Err() == nil {
+				owner = node
+			}
+		}
+		return owner != nil
+	})
+	return owner
 }
 
 // Client returns a client of the cluster, on the terms of Server.Client.

@@ -18,13 +18,17 @@ const leakLimit = 3 * time.Second
 //	func TestMain(m *testing.M) { redistest.Main(m) }
 //
 // It runs the tests, or a role if this process is a child, stops the shared
-// servers, and fails the run if goroutines were left behind.
+// servers, and fails the run if goroutines were left behind, or connections and
+// keys without a TTL on those servers.
 func Main(m *testing.M) {
 	if role, child := os.LookupEnv(childEnv); child {
 		runChild(role)
 	}
 	code := m.Run()
-	stopShared()
+	if leaks := stopShared(); len(leaks) > 0 {
+		fmt.Fprintln(os.Stderr, strings.Join(leaks, "\n"))
+		code = 1
+	}
 	if code == 0 {
 		if leaked := awaitNoLeak(); leaked != "" {
 			fmt.Fprintf(os.Stderr, "redistest: goroutines left behind:\n\n%s\n", leaked)

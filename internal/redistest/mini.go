@@ -15,7 +15,10 @@ import (
 func StartMini(t testing.TB) (*miniredis.Miniredis, *redis.Client) {
 	m := miniredis.NewMiniRedis()
 	m.ClockTTL(true)
-	t.Cleanup(m.Close)
+	t.Cleanup(func() {
+		checkMini(t, m)
+		m.Close()
+	})
 	conn, err := m.Dial() // the first connection makes m.Server() usable
 	if err != nil {
 		t.Fatal(err)

@@ -4,15 +4,17 @@ import (
 	"os/exec"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
 
 // proc is an OS process that lives no longer than this test binary.
 type proc struct {
-	cmd  *exec.Cmd
-	done chan struct{} // closed when the process has ended and its output is read
-	err  error         // what Wait returned; read it after done
+	cmd    *exec.Cmd
+	done   chan struct{} // closed when the process has ended and its output is read
+	err    error         // what Wait returned; read it after done
+	frozen atomic.Bool
 }
 
 // startProc starts cmd. The goroutine that forks stays on its OS thread until
@@ -56,12 +58,14 @@ func (p *proc) kill() {
 // freeze returns only when the process has stopped: the signal alone leaves it
 // time for one more command.
 func (p *proc) freeze() {
+	p.frozen.Store(true)
 	_ = p.cmd.Process.Signal(syscall.SIGSTOP)
 	poll(awaitLimit, func() bool { return p.ended() || stopped(p.cmd.Process.Pid) })
 }
 
 func (p *proc) thaw() {
 	_ = p.cmd.Process.Signal(syscall.SIGCONT)
+	p.frozen.Store(false)
 }
 
 // tail is a writer that keeps the last part of what a process wrote, for the

@@ -26,12 +26,17 @@ type Proxy struct {
 	Addr string
 
 	t        testing.TB
-	dial     func() (net.Conn, error) // to the server, until stop
+	target   atomic.Pointer[string]
+	dial     func() (net.Conn, error) // to the target, until stop
 	stop     context.CancelFunc       // closes done
 	done     <-chan struct{}
 	commands atomic.Int64
 	delay    atomic.Int64
+	slice    atomic.Int64
+	pause    atomic.Int64
 	running  sync.WaitGroup
+
+	delayed, sliced, swallowed atomic.Int64
 
 	mu        sync.Mutex
 	listener  net.Listener       // protected by mu: nil while refusing
@@ -46,7 +51,8 @@ func NewProxy(t testing.TB, target string) *Proxy {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
 	p := &Proxy{t: t, stop: stop, done: ctx.Done(), links: make(map[*link]struct{})}
-	p.dial = func() (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "tcp", target) }
+	p.Redirect(target)
+	p.dial = func() (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "tcp", *p.target.Load()) }
 	var err error
 	if !poll(awaitLimit, func() bool {
 		p.Addr = loopback(freePort())
@@ -79,8 +85,32 @@ func (p *Proxy) On(match func(cmd []string) bool, action Action) *Rule {
 // Commands returns how many commands the clients have sent, HELLO included.
 func (p *Proxy) Commands() int { return int(p.commands.Load()) }
 
+// Counts say how often the faults that are no rules have come about.
+type Counts struct {
+	Delayed   int // replies, by Delay
+	Sliced    int // replies, by Trickle
+	Swallowed int // commands, by a black hole or after a rule had made their connection dead
+}
+
+// Counts returns the counts since the start. Nobody can count what Refuse does
+// but the clients.
+func (p *Proxy) Counts() Counts {
+	return Counts{int(p.delayed.Load()), int(p.sliced.Load()), int(p.swallowed.Load())}
+}
+
 // Delay lets every reply arrive later by d.
 func (p *Proxy) Delay(d time.Duration) { p.delay.Store(int64(d)) }
+
+// Trickle lets every reply arrive n bytes at a time, with a pause in between. With
+// n = 0 replies arrive whole again.
+func (p *Proxy) Trickle(n int, pause time.Duration) {
+	p.pause.Store(int64(pause))
+	p.slice.Store(int64(n))
+}
+
+// Redirect makes new connections lead to the server at target, as a name does that
+// was given another address. It leaves the connections that exist.
+func (p *Proxy) Redirect(target string) { p.target.Store(&target) }
 
 // BlackHole makes the network swallow everything: new connections are accepted
 // and nothing is forwarded or answered, on them or on those that exist. These
@@ -96,13 +126,14 @@ func (p *Proxy) BlackHole(on bool) {
 	}
 }
 
-// Cut closes all connections to clients.
-func (p *Proxy) Cut() {
+// Cut closes all connections to clients and returns how many there were.
+func (p *Proxy) Cut() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for c := range p.links {
 		_ = c.client.Close()
 	}
+	return len(p.links)
 }
 
 // Refuse closes the listener, so that new connections are refused, or opens it
@@ -278,7 +309,11 @@ func (c *link) requests() {
 			return
 		}
 		c.p.commands.Add(1)
-		if c.deaf.Load() || len(f.bulks) == 0 {
+		if c.deaf.Load() {
+			c.p.swallowed.Add(1)
+			continue
+		}
+		if len(f.bulks) == 0 {
 			continue
 		}
 		rule := c.p.rule(f.bulks)
@@ -293,6 +328,10 @@ func (c *link) requests() {
 			c.subscribed.Store(!resp3)
 		default:
 			c.expect(rule)
+		}
+		if rule != nil && rule.action == Twice {
+			c.expect(nil)
+			f.raw = append(f.raw, f.raw...)
 		}
 		if _, err := c.server.Write(f.raw); err != nil {
 			c.deaf.Store(true) // the server is gone; replies() tells the client
@@ -368,14 +407,18 @@ func (c *link) replies() {
 			arrived = time.Now()
 		}
 		rule := c.answered(f)
-		if c.mute.Load() || rule != nil && !c.reply(rule) {
+		if c.mute.Load() || rule != nil && !c.reply(rule, f) {
 			continue
 		}
-		c.wait(arrived)
+		// Counted from when it came in, so that the replies of a pipeline do not add up their delays.
+		if late := time.Until(arrived.Add(time.Duration(c.p.delay.Load()))); late > 0 {
+			c.p.delayed.Add(1)
+			c.p.sleep(late)
+		}
 		if c.mute.Load() {
 			continue
 		}
-		if _, err := c.client.Write(f.raw); err != nil {
+		if err := c.write(f.raw); err != nil {
 			c.mute.Store(true) // the client has left
 		}
 	}
@@ -386,7 +429,7 @@ func (c *link) replies() {
 
 // reply applies what the rule says about the reply and reports whether to pass
 // it on.
-func (c *link) reply(rule *Rule) bool {
+func (c *link) reply(rule *Rule, f frame) bool {
 	switch rule.action {
 	case HoldReply:
 		c.p.hold(rule)
@@ -399,22 +442,42 @@ func (c *link) reply(rule *Rule) bool {
 		rule.fire()
 		_ = c.client.Close()
 		return false
+	case Twice:
+		rule.fire()
+		return false
+	case ResetReply:
+		c.kill()
+		rule.fire()
+		_, _ = c.client.Write(f.raw[:len(f.raw)/2])
+		_ = c.client.(*net.TCPConn).SetLinger(0)
+		_ = c.client.Close()
+		return false
 	}
 	return true
 }
 
-// wait puts off a reply by the proxy's delay, counted from when it came in, so
-// that the replies of a pipeline do not add up their delays.
-func (c *link) wait(arrived time.Time) {
-	rest := time.Until(arrived.Add(time.Duration(c.p.delay.Load())))
-	if rest <= 0 {
-		return
+// write passes a reply on, in slices if the proxy is to.
+func (c *link) write(raw []byte) error {
+	if n := int(c.p.slice.Load()); n > 0 && len(raw) > n {
+		c.p.sliced.Add(1)
+		for ; len(raw) > n; raw = raw[n:] {
+			if _, err := c.client.Write(raw[:n]); err != nil {
+				return err
+			}
+			c.p.sleep(time.Duration(c.p.pause.Load()))
+		}
 	}
-	timer := time.NewTimer(rest)
+	_, err := c.client.Write(raw)
+	return err
+}
+
+// sleep ends early with the test.
+func (p *Proxy) sleep(d time.Duration) {
+	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-c.p.done:
+	case <-p.done:
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -311,6 +312,9 @@ func TestProxyBlackHole(t *testing.T) {
 		}
 	}
 	assertValue(t, direct, "1")
+	if n := p.Counts().Swallowed; n == 0 {
+		t.Error("no swallowed command was counted")
+	}
 	p.BlackHole(false)
 	if err := set(t.Context(), t, c, "3"); err != nil {
 		t.Errorf("after the fault: %v", err)
@@ -325,7 +329,9 @@ func TestProxyCutsAndRefuses(t *testing.T) {
 	go func() { done <- set(t.Context(), t, c, "1") }()
 	<-held.Hit()
 	p.Refuse(true)
-	p.Cut()
+	if n := p.Cut(); n == 0 {
+		t.Error("no connection was cut")
+	}
 	if err := <-done; !isClosed(err) {
 		t.Errorf("cut: the client saw %v", err)
 	}
@@ -356,6 +362,79 @@ func TestProxyDelaysReplies(t *testing.T) {
 	if took := time.Since(start); took < delay || took > 50*delay {
 		t.Errorf("100 replies took %v, not about %v", took, delay)
 	}
+	if n := p.Counts().Delayed; n == 0 {
+		t.Error("no delay was counted")
+	}
+}
+
+func TestProxyDeliversARequestTwice(t *testing.T) {
+	t.Parallel()
+	p, c, direct := setup(t)
+	rule := p.On(Command("INCR"), Twice).Times(1)
+	var before, after *redis.StatusCmd
+	var n *redis.IntCmd
+	_, err := c.Pipelined(t.Context(), func(pipe redis.Pipeliner) error {
+		before = pipe.Ping(t.Context())
+		n = pipe.Incr(t.Context(), t.Name())
+		after = pipe.Set(t.Context(), t.Name()+" after", "1", time.Minute)
+		return nil
+	})
+	if err != nil || before.Val() != "PONG" || n.Val() != 2 || after.Val() != "OK" {
+		t.Errorf("the client saw %v, %v, %v, %v", before, n, after, err)
+	}
+	assertFired(t, rule, 1)
+	assertValue(t, direct, "2")
+	if err := c.Incr(t.Context(), t.Name()).Err(); err != nil {
+		t.Errorf("after the fault: %v", err)
+	}
+	assertValue(t, direct, "3")
+}
+
+func TestProxyResetsAConnectionInTheMiddleOfAReply(t *testing.T) {
+	t.Parallel()
+	p, c, direct := setup(t)
+	if err := set(t.Context(), t, c, strings.Repeat("x", 1000)); err != nil {
+		t.Fatal(err)
+	}
+	rule := p.On(Command("GET"), ResetReply).Times(1)
+	conn, err := net.Dial("tcp", p.Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	fmt.Fprintf(conn, "GET %s\r\n", t.Name())
+	_ = conn.SetReadDeadline(time.Now().Add(time.Minute))
+	if got, err := io.ReadAll(conn); !errors.Is(err, syscall.ECONNRESET) || len(got) > 600 {
+		t.Errorf("the client read %d bytes, %v", len(got), err)
+	}
+	assertFired(t, rule, 1)
+	if v := c.Get(t.Context(), t.Name()).Val(); len(v) != 1000 {
+		t.Errorf("after the fault: %d bytes", len(v))
+	}
+	assertValue(t, direct, strings.Repeat("x", 1000))
+}
+
+func TestProxySlicesReplies(t *testing.T) {
+	t.Parallel()
+	p, c, _ := setup(t)
+	if err := set(t.Context(), t, c, "0123456789"); err != nil {
+		t.Fatal(err)
+	}
+	const pause = 2 * time.Millisecond
+	p.Trickle(1, pause)
+	start := time.Now()
+	assertValue(t, c, "0123456789") // 17 bytes: a length, the digits, and the ends of two lines
+	if took := time.Since(start); took < 16*pause {
+		t.Errorf("a reply of 17 bytes took %v", took)
+	}
+	if n := p.Counts().Sliced; n != 1 {
+		t.Errorf("%d sliced replies were counted, not 1", n)
+	}
+	p.Trickle(0, 0)
+	assertValue(t, c, "0123456789")
+	if n := p.Counts().Sliced; n != 1 {
+		t.Errorf("after the fault %d sliced replies were counted, not 1", n)
+	}
 }
 
 // A server that dies behind the proxy is no more alive through it.
@@ -379,4 +458,19 @@ func TestProxyShowsTheDeathOfTheServer(t *testing.T) {
 		t.Errorf("after the restart: %v", err)
 	}
 	assertFired(t, rule, 0)
+}
+
+func TestProxyRedirects(t *testing.T) {
+	t.Parallel()
+	second := Start(t) // before its clients, which are closed before it then
+	p, c, first := setup(t)
+	if err := set(t.Context(), t, c, "1"); err != nil {
+		t.Fatal(err)
+	}
+	p.Redirect(second.Addr)
+	assertValue(t, c, "1") // on the connection that exists
+	p.Cut()
+	Await(t, "the client is with the second server", func() bool { return set(t.Context(), t, c, "2") == nil })
+	assertValue(t, second.Admin(), "2")
+	assertValue(t, first, "1")
 }

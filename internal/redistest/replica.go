@@ -44,7 +44,10 @@ func StartSentinel(t testing.TB, master *Server) *Server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(s.stop)
+	t.Cleanup(func() {
+		check(t, s)
+		s.stop()
+	})
 	ctx := context.Background()
 	Await(t, "the sentinel knows the replicas", func() bool {
 		info, err := master.admin.Info(ctx, "replication").Result()

@@ -30,6 +30,12 @@ const (
 	// CloseBefore closes the connection instead of forwarding the command. What
 	// was forwarded before is still executed.
 	CloseBefore
+	// Twice forwards the command two times and swallows the first of the replies,
+	// as if the client had lost it and tried again.
+	Twice
+	// ResetReply forwards the command, passes on the first half of its reply and
+	// resets the connection.
+	ResetReply
 )
 
 // Rule is one fault and the count of its effects.
@@ -118,6 +124,9 @@ func (r *Rule) fire() {
 		close(r.hit)
 	}
 }
+
+// Any matches every command.
+func Any([]string) bool { return true }
 
 // Command matches the commands with one of the names, in any case.
 func Command(names ...string) func(cmd []string) bool {

@@ -39,7 +39,10 @@ func Start(t testing.TB, args ...string) *Server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(s.stop)
+	t.Cleanup(func() {
+		check(t, s)
+		s.stop()
+	})
 	return s
 }
 

@@ -3,6 +3,7 @@ package redistest
 import (
 	"sync"
 	"testing"
+	"time"
 )
 
 // shared holds the servers that live as long as the test binary. A start that
@@ -37,7 +38,7 @@ func SharedCluster(t testing.TB) *Cluster {
 	shared.mu.Lock()
 	defer shared.mu.Unlock()
 	if shared.cluster == nil {
-		c, err := launchCluster(program(t))
+		c, err := launchCluster(program(t), time.Minute, false)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -46,14 +47,20 @@ func SharedCluster(t testing.TB) *Cluster {
 	return shared.cluster
 }
 
-func stopShared() {
+// stopShared returns what the tests have left on the servers.
+func stopShared() (leaks []string) {
 	shared.mu.Lock()
 	defer shared.mu.Unlock()
-	if shared.server != nil {
-		shared.server.stop()
+	if s := shared.server; s != nil {
+		leaks = s.leaks("")
+		s.stop()
 	}
-	if shared.cluster != nil {
-		shared.cluster.stop()
+	if c := shared.cluster; c != nil {
+		for _, node := range c.all() {
+			leaks = append(leaks, node.leaks("")...)
+		}
+		c.stop()
 	}
 	shared.server, shared.cluster = nil, nil
+	return leaks
 }

@@ -1,0 +1,9 @@
+package codec
+
+import (
+	"testing"
+
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+func TestMain(m *testing.M) { redistest.Main(m) }

@@ -1,0 +1,112 @@
+package redistest
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+func assertLeaks(t *testing.T, found []string, want ...string) {
+	t.Helper()
+	all := strings.Join(found, "\n")
+	if len(found) != len(want) {
+		t.Errorf("%d leaks, not %d:\n%s", len(found), len(want), all)
+	}
+	for _, text := range want {
+		if !strings.Contains(all, text) {
+			t.Errorf("%q is missing from\n%s", text, all)
+		}
+	}
+}
+
+func TestAConnectionLeftBehindIsALeak(t *testing.T) {
+	t.Parallel()
+	s := Start(t)
+	forgotten := redis.NewClient(quiet(s.Addr))
+	if err := forgotten.Ping(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	assertLeaks(t, s.leaks(t.Name()), "a connection to "+s.Addr)
+	_ = forgotten.Close()
+	assertLeaks(t, s.leaks(t.Name()))
+}
+
+func TestAReplicaIsNoLeak(t *testing.T) {
+	t.Parallel()
+	master := Start(t)
+	replica := StartReplica(t, master)
+	assertLeaks(t, append(master.leaks(t.Name()), replica.leaks(t.Name())...))
+}
+
+func TestAKeyWithoutATTLIsALeak(t *testing.T) {
+	t.Parallel()
+	s := Start(t)
+	for key, ttl := range map[string]time.Duration{
+		"ns:{good}": time.Minute, "ns:{bad}": 0, "{bad too}:lock": 0, "tally": 0, "ns:{planted}": 0,
+	} {
+		if err := s.Admin().Set(t.Context(), key, "v", ttl).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	Planted(t, "{planted}")
+	assertLeaks(t, s.leaks(t.Name()), `"ns:{bad}"`, `"{bad too}:lock"`)
+	Planted(t, "bad")
+	assertLeaks(t, s.leaks(t.Name()))
+}
+
+func TestPlantedIsForTheTestAndItsRelatives(t *testing.T) {
+	t.Parallel()
+	t.Run("sub", func(t *testing.T) { Planted(t, "{x}") })
+	name := t.Name()
+	for test, want := range map[string]bool{
+		name + "/sub": true, name + "/sub/sub": true, name: true, "": true,
+		name + "/other": false, name + "Other": false, name + "/su": false,
+	} {
+		if got := isPlanted(test, "ns:{x}"); got != want {
+			t.Errorf("%q: %t", test, got)
+		}
+	}
+	if isPlanted(name, "ns:{y}") {
+		t.Error("another key passes for planted")
+	}
+}
+
+func TestAKeyWithoutATTLInMiniredisIsALeak(t *testing.T) {
+	t.Parallel()
+	r := &failures{TB: t}
+	m, c := StartMini(t)
+	c.Set(t.Context(), "ns:{good}", "v", time.Minute)
+	checkMini(r, m)
+	assertLeaks(t, r.said)
+	c.Set(t.Context(), "ns:{bad}", "v", 0)
+	checkMini(r, m)
+	assertLeaks(t, r.said, `"ns:{bad}"`)
+	c.Del(t.Context(), "ns:{bad}")
+}
+
+// A server that does not answer any more is not waited for.
+func TestADeadOrFrozenServerHasNoLeaks(t *testing.T) {
+	t.Parallel()
+	s := Start(t)
+	s.Admin().Set(t.Context(), "ns:{bad}", "v", 0)
+	s.Freeze()
+	assertLeaks(t, s.leaks(t.Name()))
+	s.Thaw()
+	assertLeaks(t, s.leaks(t.Name()), "ns:{bad}")
+	s.Kill()
+	assertLeaks(t, s.leaks(t.Name()))
+}
+
+// failures stands in for a test that is expected to fail.
+type failures struct {
+	testing.TB
+	said []string
+}
+
+func (f *failures) Helper() {}
+func (f *failures) Errorf(format string, args ...any) {
+	f.said = append(f.said, fmt.Sprintf(format, args...))
+}

@@ -1,0 +1,72 @@
+package redistest
+
+import (
+	"context"
+	"testing"
+)
+
+// Move is a slot of a cluster on its way from one node to another: while it is, the
+// new node serves the keys that have been taken there, the old one those that have
+// not, and neither a command with keys on both.
+type Move struct {
+	From, To *Server
+
+	t       testing.TB
+	cluster *Cluster
+	slot    int64
+}
+
+// Move begins to move the slot of key away from its node.
+func (c *Cluster) Move(t testing.TB, key string) *Move {
+	t.Helper()
+	m := &Move{From: c.Owner(t, key), t: t, cluster: c}
+	m.slot = m.From.admin.ClusterKeySlot(context.Background(), key).Val()
+	m.To = c.Nodes[0]
+	if m.To == m.From {
+		m.To = c.Nodes[1]
+	}
+	m.do(m.To, "CLUSTER", "SETSLOT", m.slot, "IMPORTING", m.From.clusterID())
+	m.do(m.From, "CLUSTER", "SETSLOT", m.slot, "MIGRATING", m.To.clusterID())
+	return m
+}
+
+// Take moves keys, of those that are there.
+func (m *Move) Take(keys ...string) {
+	m.t.Helper()
+	host, port := m.To.hostPort()
+	args := []any{"MIGRATE", host, port, "", 0, 5000, "KEYS"}
+	for _, key := range keys {
+		args = append(args, key)
+	}
+	m.do(m.From, args...)
+}
+
+// Rest returns the keys that are still to be moved.
+func (m *Move) Rest() []string {
+	m.t.Helper()
+	keys, err := m.From.admin.ClusterGetKeysInSlot(context.Background(), int(m.slot), 1000).Result()
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return keys
+}
+
+// End moves what is left and gives the slot to its new node.
+func (m *Move) End() {
+	m.t.Helper()
+	for rest := m.Rest(); len(rest) > 0; rest = m.Rest() {
+		m.Take(rest...)
+	}
+	to := m.To.clusterID()
+	m.do(m.To, "CLUSTER", "SETSLOT", m.slot, "NODE", to)
+	for _, node := range m.cluster.Nodes {
+		m.do(node, "CLUSTER", "SETSLOT", m.slot, "NODE", to)
+	}
+}
+
+func (m *Move) do(s *Server, args ...any) {
+	m.t.Helper()
+	if err := s.admin.Do(context.Background(), args...).Err(); err != nil {
+		m.t.Fatalf("%v on %s: %v", args, s.Addr, err)
+	}
+}
