@@ -387,3 +387,26 @@ func TestClientsThatAreKilledAllTheTimeGetTheirValues(t *testing.T) {
 	}
 	a.wantLoads(before + 500)
 }
+
+// A store that never gets through, while everything else does: a value larger than the server, or a proxy on the
+// way, takes (the connection is reset in the middle of the command), or one that takes longer to send than
+// RedisTimeout. The value is returned, and the lock given back behind the call.
+func TestALockIsGivenBackWhenItsStoreNeverGetsThrough(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	p := redistest.NewProxy(t, s.Addr)
+	faultScripts(t, s)
+	f := newFaultCache(t, p.Client(t), redistest.Namespace(t), impatience, func(o *singlefill.Options[string]) { o.LockTTL = 20 * time.Second })
+	rule := p.On(faultAct(t, "store"), redistest.CloseBefore)
+	f.mustLoad("k")
+	f.settled()
+	if rule.Fired() == 0 {
+		t.Error("the fault has not come about")
+	}
+	if err := f.Close(); err != nil { // whatever goes on behind the call is over
+		t.Error(err)
+	}
+	if faultExists(t, s.Admin(), f.lock("k")) {
+		t.Errorf("the lock is held for %v more", s.Admin().PTTL(t.Context(), f.lock("k")).Val())
+	}
+}

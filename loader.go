@@ -353,9 +353,11 @@ func (x *filling[T]) loadLocked(ctx context.Context) {
 	r, since, data, leave := x.conclude(&o, loading)
 	asOf, err := x.settle(ctx, &o, data, leave, since)
 	x.flights.End(f, r, asOf)
-	if client.Unreachable(err) {
-		x.settle(ctx, &o, data, leave, since) // once more, now that nobody waits
+	if client.Unreachable(err) { // once more, now that nobody waits
+		_, err = x.settle(ctx, &o, data, leave, since)
 	}
+	// What never gets through, such as a value too large for the server, must not keep the lock from others.
+	x.lock.InDoubt = x.lock.InDoubt || client.Unreachable(err)
 	x.loadDone(ctx, o)
 }
 

@@ -39,6 +39,7 @@ const (
 	maxPause   = 250 * time.Millisecond
 	crowd      = 2
 	firstPause = 5 * time.Millisecond
+	maxInsist  = 50 * time.Millisecond
 	firstNudge = 10 * time.Millisecond
 	maxNudge   = 50 * time.Millisecond
 )
@@ -115,7 +116,7 @@ func (c *Cache[T]) waited(ctx context.Context, key string, w wait) {
 // insist repeats a command that is not answered, ever more rarely, until the time of one is over: a
 // connection may have broken, or the server be about to come back.
 func insist[R any](within time.Duration, try func(within time.Duration) (R, error)) (R, error) {
-	for pause := firstPause; ; pause *= 2 {
+	for pause := firstPause; ; pause = min(2*pause, maxInsist) {
 		sent := time.Now()
 		r, err := try(within)
 		within -= time.Since(sent) + pause

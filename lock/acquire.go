@@ -26,6 +26,7 @@ type attempt struct {
 const (
 	firstPause = 2 * time.Millisecond
 	maxPause   = 100 * time.Millisecond
+	maxInsist  = 50 * time.Millisecond
 )
 
 func (a *attempt) run(ctx context.Context, wait bool) (*Lease, error) {
@@ -83,7 +84,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 // server be about to come back.
 func (a *attempt) insist(ctx context.Context, wait bool) (r reply, sent time.Time, err error) {
 	within := a.opts.RedisTimeout
-	for pause := firstPause; ; pause *= 2 {
+	for pause := firstPause; ; pause = min(2*pause, maxInsist) {
 		sent = time.Now()
 		a.queued = a.queued || wait
 		r, err = a.kind.acquire(ctx, a.ticket, within, wait)

@@ -935,9 +935,6 @@ func (m *stageModel) act(act string) string {
 // Whatever comes in whatever order, the scripts do what the model says; both servers do the same.
 func TestScriptsDoWhatTheModelSaysInAnyOrder(t *testing.T) {
 	t.Parallel()
-	// Who waits, has its alive key deleted, and then only tries, makes that key anew and gives it no end. No attempt
-	// does both.
-	redistest.Planted(t, "{"+t.Name()+"/fair")
 	const players = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 	for _, kind := range []struct {
 		name string

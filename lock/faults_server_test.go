@@ -8,9 +8,12 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/redistest"
@@ -129,14 +132,13 @@ func TestAServerThatCannotSaveIsUnavailableAndNotBusy(t *testing.T) {
 func TestASlotThatMovesLosesNothing(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t)
-	follows := func(o *redis.ClusterOptions) { o.MaxRedirects = 100 } // for as long as it takes
 	var all []faultHeld
 	for _, k := range faultKinds {
-		h := faultHeld{faultKind: k, holder: k.locker(t, cluster.Client(t, follows), k.name, time.Second, 6*time.Second)}
+		h := faultHeld{faultKind: k, holder: k.locker(t, cluster.Client(t), k.name, time.Second, 6*time.Second)}
 		h.leases = k.fill(t, h.holder)
 		all = append(all, h)
 	}
-	waiting := faultWaitFor(t, cluster.Client(t, follows), all)
+	waiting := faultWaitFor(t, cluster.Client(t), all)
 	for _, w := range waiting {
 		from := cluster.Owner(t, faultKey(w.name))
 		if w.name == "fair" {
@@ -272,5 +274,33 @@ func TestAFailoverThatLosesLeasesIsToldAtTheNextRenewal(t *testing.T) {
 		time.Since(begun).Round(time.Millisecond), ttl)
 	for _, h := range all {
 		h.free(t, replica, h.name)
+	}
+}
+
+func TestAReleaseThatIsRedirectedTooOftenIsTriedAgain(t *testing.T) {
+	for _, says := range []string{"TRYAGAIN x", "MOVED 1 127.0.0.1:1", "ASK 1 127.0.0.1:1"} {
+		t.Run(says, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m, rdb := redistest.StartMini(t)
+				k := faultKinds[0]
+				l := k.locker(t, rdb, "name", time.Second, time.Minute)
+				lease := faultTake(t, l)
+				var said atomic.Int64
+				m.Server().SetPreHook(func(p *server.Peer, cmd string, args ...string) bool {
+					if cmd == "EVALSHA" && said.Add(1) == 1 {
+						p.WriteError(says)
+						return true
+					}
+					return false
+				})
+				if err := lease.Release(t.Context()); err != nil {
+					t.Errorf("Release = %v", err)
+				}
+				time.Sleep(10 * time.Second)
+				if m.Exists("{name}:lock") {
+					t.Error("10 s later it is still held")
+				}
+			})
+		})
 	}
 }

@@ -133,7 +133,7 @@ func (l *Lease) Release(ctx context.Context) error {
 // release asks until there is an answer, for as long as one command may take.
 func (t *ticket) release(ctx context.Context) (released, inDoubt bool, err error) {
 	end := time.Now().Add(t.opts.RedisTimeout)
-	for pause := firstPause; ; pause *= 2 {
+	for pause := firstPause; ; pause = min(2*pause, maxInsist) {
 		released, err = t.kind.release(ctx, t, time.Until(end))
 		inDoubt = inDoubt || mayHaveArrived(err) && t.sent.Load()
 		if err == nil || !mayPass(err) || time.Until(end) < pause+time.Millisecond {

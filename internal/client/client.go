@@ -164,14 +164,22 @@ func (c *Client) Ping() error {
 	return err
 }
 
-// Unreachable tells a server that cannot answer anything now from one that answers, if only with a refusal.
+// Unreachable tells a server that cannot answer anything now from one that answers, if only with a refusal. A
+// redirection is the last of those that the client has followed, or one that it does not follow: a slot is on its
+// way, or its master is being replaced.
 func Unreachable(err error) bool {
 	var reply redis.Error
 	if !errors.As(err, &reply) {
 		return err != nil
 	}
 	return redis.IsLoadingError(err) || redis.IsClusterDownError(err) || redis.IsMasterDownError(err) ||
-		redis.IsTryAgainError(err) || redis.IsMaxClientsError(err) || redis.HasErrorPrefix(err, "BUSY ")
+		redis.IsTryAgainError(err) || redis.IsMaxClientsError(err) || redis.HasErrorPrefix(err, "BUSY ") || redirected(err)
+}
+
+func redirected(err error) bool {
+	_, moved := redis.IsMovedError(err)
+	_, asked := redis.IsAskError(err)
+	return moved || asked
 }
 
 // Transaction sends what write queues between MULTI and EXEC, by a client or by a *redis.Tx. The server calls

@@ -28,8 +28,15 @@ local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local ms = math.floor(now / 1000)
 
+local function outlive(key) -- a waiter with a short life must not cut those of the others
+  if redis.call('PTTL', key) < 2 * ARGV[4] then redis.call('PEXPIRE', key, 2 * ARGV[4]) end
+end
+
 local tail = redis.call('ZRANGE', KEYS[4], -1, -1, 'WITHSCORES')[2]
-if rank then redis.call('ZADD', KEYS[5], string.format('%.0f', ms + ARGV[4]), ARGV[1]) end
+if rank then
+  redis.call('ZADD', KEYS[5], string.format('%.0f', ms + ARGV[4]), ARGV[1])
+  outlive(KEYS[5])
+end
 for _, dead in ipairs(redis.call('ZRANGEBYSCORE', KEYS[5], '-inf', string.format('%.0f', ms))) do
   redis.call('ZREM', KEYS[4], dead)
   redis.call('ZREM', KEYS[5], dead)
@@ -55,17 +62,13 @@ if not holder and (head == ARGV[1] or not head) then
   return {'held', fence, 0}
 end
 if not holder then left = math.max(tonumber(redis.call('ZSCORE', KEYS[5], head)) - ms, 0) end
-local function outlive() -- a waiter with a short life must not cut those of the others
-  for i = 4, 5 do
-    if redis.call('PTTL', KEYS[i]) < 2 * ARGV[4] then redis.call('PEXPIRE', KEYS[i], 2 * ARGV[4]) end
-  end
-end
 if ARGV[5] == '1' then
-  outlive() -- if this right is missing, nothing is to be left without an end
+  outlive(KEYS[4]) -- if this right is missing, nothing is to be left without an end
   if not rank then
     redis.call('ZADD', KEYS[4], string.format('%.0f', (tonumber(tail) or 0) + 1), ARGV[1])
     redis.call('ZADD', KEYS[5], string.format('%.0f', ms + ARGV[4]), ARGV[1])
-    outlive()
+    outlive(KEYS[4])
+    outlive(KEYS[5])
   end
 end
 return {'busy', math.max(left, 0), redis.call('ZRANK', KEYS[4], ARGV[1]) or redis.call('ZCARD', KEYS[4])}
