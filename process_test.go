@@ -309,8 +309,10 @@ func TestHungLoadIsReplacedAfterLoadTimeout(t *testing.T) {
 		t.Parallel()
 		f := newFleet(t)
 		holder, other := f.user(hung), f.user(config{})
+		abandon := faultAct(t, "abandon")
 		release := holder.proxy.On(func(cmd []string) bool {
-			return slices.ContainsFunc(cmd, func(arg string) bool { return strings.Contains(arg, "took longer than LoadTimeout") })
+			says := func(arg string) bool { return strings.Contains(arg, "took longer than LoadTimeout") }
+			return slices.ContainsFunc(cmd, says) || abandon(cmd)
 		}, redistest.CloseBefore)
 		holder.get("hangs", "k", 1, plan{Block: true, Deaf: true})
 		first := holder.await("begun", "hangs")
