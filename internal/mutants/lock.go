@@ -1,0 +1,397 @@
+package main
+
+// lockMutants are bugs of package lock.
+var lockMutants = []mutant{
+	// Owners.
+	{
+		name: "lock-release-any",
+		bug:  "Release deletes whatever lease is there: a late one frees the successor's",
+		file: "lock/lua/mutex_release.lua",
+		old:  "if holder and string.sub(holder, 1, 26) == ARGV[1] then",
+		new:  "if holder then",
+		pkg:  "lock", test: "TestNoOrderOfStepsStealsOrOutlivesALease/mutex",
+	},
+	{
+		name: "lock-get-then-del",
+		bug:  "Release is a GET and then a DEL: in between the lease may end and be another's",
+		file: "lock/kinds.go",
+		old:  "return t.act(ctx, within, \"release\", mutexRelease, t.markLife(), t.keys.lock, t.keys.tombstone+t.token)",
+		new: `return client.DoWithin(ctx, t.client, within, "release", func(ctx context.Context) (bool, error) {
+		holder, err := t.client.Redis.Get(ctx, t.keys.lock).Result()
+		if err != nil || len(holder) < len(t.token) || holder[:len(t.token)] != t.token {
+			return false, nil
+		}
+		n, err := t.client.Redis.Del(ctx, t.keys.lock).Result()
+		return n == 1, err
+	})`,
+		pkg: "lock", test: "TestReleaseReturnsNilOnceAndEndsTheContextAtOnce",
+	},
+	{
+		name: "lock-token-per-process",
+		bug:  "The token belongs to the process, not to the Acquire: two goroutines hold the lock at once",
+		file: "lock/lock.go",
+		old:  "token: rand.Text()}, begun: time.Now()}",
+		new:  "token: rand.Text()[:0] + \"AAAAAAAAAAAAAAAAAAAAAAAAAA\"}, begun: time.Now()}",
+		pkg:  "lock", test: "TestReleaseReturnsNilOnceAndEndsTheContextAtOnce",
+	},
+	{
+		name: "lock-renew-revives",
+		bug:  "Renewing is a SET: it brings back a lease that has been lost",
+		file: "lock/lua/mutex_renew.lua",
+		old:  "if not holder or",
+		new:  "if not holder then redis.call('SET', KEYS[1], ARGV[1] .. '1', 'PX', ARGV[2]) return 1 end\nif",
+		pkg:  "lock", test: "TestNoOrderOfStepsStealsOrOutlivesALease/mutex",
+	},
+	{
+		name: "lock-renew-any",
+		bug:  "Renewing does not look who holds the lock: it prolongs another one's lease",
+		file: "lock/lua/mutex_renew.lua",
+		old:  "if not holder or string.sub(holder, 1, 26) ~= ARGV[1] then",
+		new:  "if not holder then",
+		pkg:  "lock", test: "TestNoOrderOfStepsStealsOrOutlivesALease/mutex",
+	},
+	{
+		name: "semaphore-renew-revives",
+		bug:  "Renewing a place in a semaphore adds a holder that has lost it",
+		file: "lock/lua/semaphore_renew.lua",
+		old:  "if not ends or ends <= ms then return 0 end",
+		new:  "ends = ends or 0",
+		pkg:  "lock", test: "TestNoOrderOfStepsStealsOrOutlivesALease/semaphore",
+	},
+
+	// Time.
+	{
+		name: "lock-renew-seconds",
+		bug:  "Renewing takes milliseconds for seconds",
+		file: "lock/lua/mutex_renew.lua",
+		old:  "redis.call('PEXPIRE'",
+		new:  "redis.call('EXPIRE'",
+		pkg:  "lock", test: "TestNoOrderOfStepsStealsOrOutlivesALease/mutex",
+	},
+	{
+		name: "semaphore-score-seconds",
+		bug:  "The end of a place is reckoned in seconds and milliseconds at once",
+		file: "lock/lua/semaphore_acquire.lua",
+		old:  "local ms = math.floor(now / 1000)",
+		new:  "local ms = math.floor(now / 1000000)",
+		pkg:  "lock", test: "TestNoOrderOfStepsStealsOrOutlivesALease/semaphore",
+	},
+	{
+		name: "semaphore-client-clock",
+		bug:  "The ends of places go by the clients' clocks: one that is ahead drops holders that live",
+		file: "lock/kinds.go",
+		old:  "return t.ask(ctx, within, semaphoreAcquire,",
+		new: `now := time.Now()
+	text := fmt.Sprintf("local real = redis\n"+
+		"local redis = {error_reply = real.error_reply, call = function(name, ...)\n"+
+		"  if name == 'TIME' then return {'%d', '%d'} end\n"+
+		"  return real.call(name, ...)\n"+
+		"end}\n", now.Unix(), now.Nanosecond()/1000)
+	return t.ask(ctx, within, redis.NewScript(text+semaphoreAcquireLua),`,
+		pkg: "lock", test: "TestAClientsClockChangesNothingForASemaphore",
+	},
+	{
+		name: "lock-life-from-reply",
+		bug:  "A lease's life is counted from the reply: a slow one is believed to be held after its end",
+		file: "lock/acquire.go",
+		old:  "taken: sent}",
+		new:  "taken: sent.Add(time.Since(sent))}",
+		pkg:  "lock", test: "TestALeasesLifeBeginsWhenItIsAskedFor",
+	},
+	{
+		name: "lock-no-margin",
+		bug:  "A holder is told of its lease's end when it is over, not before",
+		file: "lock/lease.go",
+		old:  "return max(ttl/20, 2*time.Millisecond)",
+		new:  "return 1",
+		pkg:  "lock", test: "TestAHolderIsToldBeforeAnybodyElseCanHoldIt",
+	},
+	{
+		name: "lock-max-hold-ignored",
+		bug:  "A lease is renewed for far longer than MaxHold",
+		file: "lock/lease.go",
+		old:  "MaxHold: opts.MaxHold,",
+		new:  "MaxHold: 30 * opts.MaxHold,",
+		pkg:  "lock", test: "TestALeaseIsLostAfterMaxHold/mutex",
+	},
+
+	// Places.
+	{
+		name: "semaphore-count-then-add",
+		bug:  "Holders are counted by one command and added by the next: two take the last place",
+		file: "lock/kinds.go",
+		old:  "return t.ask(ctx, within, semaphoreAcquire, []string{t.keys.details}, s.size)",
+		new: `n, err := t.client.Redis.ZCard(ctx, t.keys.lock).Result()
+	if err != nil || n >= int64(s.size) {
+		return reply{state: busy, number: 1}, err
+	}
+	return t.ask(ctx, within, semaphoreAcquire, []string{t.keys.details}, 1<<30)`,
+		pkg: "lock", test: "TestSemaphoreOfManyRoundsNeverHasMoreHoldersThanItsSize",
+	},
+	{
+		name: "semaphore-off-by-one",
+		bug:  "One more than the semaphore's size may hold it",
+		file: "lock/lua/semaphore_acquire.lua",
+		old:  "elseif taken >= tonumber(ARGV[4]) then",
+		new:  "elseif taken > tonumber(ARGV[4]) then",
+		pkg:  "lock", test: "TestNoOrderOfStepsStealsOrOutlivesALease/semaphore",
+	},
+	{
+		name: "semaphore-counts-the-dead",
+		bug:  "Holders whose lease has ended are counted for as long as others hold a place",
+		file: "lock/lua/semaphore_acquire.lua",
+		old:  "for _, ended in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', ms))) do",
+		new:  "for _, ended in ipairs({}) do",
+		pkg:  "lock", test: "TestSemaphoreScriptsByWhatIsThere",
+	},
+
+	// A TTL on every key.
+	{
+		name: "mutex-forever",
+		bug:  "A mutex is taken without a TTL: who dies holding it blocks it for good",
+		file: "lock/lua/mutex_acquire.lua",
+		old:  "redis.call('SET', KEYS[1], ARGV[1] .. text, 'PX', ARGV[2])",
+		new:  "redis.call('SET', KEYS[1], ARGV[1] .. text)",
+		pkg:  "lock", test: "TestNoOrderOfStepsStealsOrOutlivesALease/mutex",
+	},
+	{
+		name: "fair-mutex-forever",
+		bug:  "A fair mutex is taken without a TTL",
+		file: "lock/lua/fair_acquire.lua",
+		old:  "redis.call('SET', KEYS[1], ARGV[1] .. text, 'PX', ARGV[2])",
+		new:  "redis.call('SET', KEYS[1], ARGV[1] .. text)",
+		pkg:  "lock", test: "TestNoOrderOfStepsStealsOrOutlivesALease/fair",
+	},
+	{
+		name: "semaphore-forever",
+		bug:  "The set of holders has no TTL",
+		file: "lock/lua/semaphore_acquire.lua",
+		old:  "redis.call('PEXPIREAT', KEYS[1], ends)\n",
+		new:  "",
+		pkg:  "lock", test: "TestEveryStepMayBeRepeatedAndMayArriveLate/taken_twice/semaphore",
+	},
+	{
+		name: "details-forever",
+		bug:  "What is known of the holders has no TTL",
+		file: "lock/lua/semaphore_acquire.lua",
+		old:  "'size', ARGV[4])\nredis.call('PEXPIREAT', KEYS[4], ends)\n",
+		new:  "'size', ARGV[4])\n",
+		pkg:  "lock", test: "TestEveryStepMayBeRepeatedAndMayArriveLate/taken_twice/semaphore",
+	},
+	{
+		name: "fence-forever",
+		bug:  "The last fence has no TTL: each name leaves a key for good",
+		file: "lock/lua/mutex_acquire.lua",
+		old:  "text, 'PX', ARGV[3])",
+		new:  "text)",
+		pkg:  "lock", test: "TestNoOrderOfStepsStealsOrOutlivesALease/mutex",
+	},
+	{
+		name: "released-forever",
+		bug:  "The mark of a release has no TTL: each lease leaves a key for good",
+		file: "lock/lua/mutex_release.lua",
+		old:  "'released', 'PX', ARGV[2])",
+		new:  "'released')",
+		pkg:  "lock", test: "TestNoOrderOfStepsStealsOrOutlivesALease/mutex",
+	},
+	{
+		name: "abandoned-forever",
+		bug:  "The mark of an abandoned attempt has no TTL",
+		file: "lock/lua/mutex_abandon.lua",
+		old:  "'abandoned', 'PX', ARGV[2])",
+		new:  "'abandoned')",
+		pkg:  "lock", test: "TestNoOrderOfStepsStealsOrOutlivesALease/mutex",
+	},
+	{
+		name: "queue-forever",
+		bug:  "The queue of a fair mutex has no TTL",
+		file: "lock/lua/fair_acquire.lua",
+		old:  "for i = 4, 5 do",
+		new:  "for i = 5, 5 do",
+		pkg:  "lock", test: "TestTheKeysOfAFairMutexAreGoneWhenAllHaveDied",
+	},
+	{
+		name: "alive-forever",
+		bug:  "The times until which waiters are alive have no TTL",
+		file: "lock/lua/fair_acquire.lua",
+		old:  "for i = 4, 5 do",
+		new:  "for i = 4, 4 do",
+		pkg:  "lock", test: "TestTheKeysOfAFairMutexAreGoneWhenAllHaveDied",
+	},
+
+	// Commands that are lost, repeated and late.
+	{
+		name: "tombstone-unwritten",
+		bug:  "Giving up an attempt leaves no mark: its command takes the lock for nobody when it arrives",
+		file: "lock/lua/mutex_abandon.lua",
+		old:  "redis.call('SET', KEYS[2], 'abandoned', 'PX', ARGV[2])\n",
+		new:  "",
+		pkg:  "lock", test: "TestNoOrderOfStepsStealsOrOutlivesALease/mutex",
+	},
+	{
+		name: "tombstone-unread",
+		bug:  "The mark of an attempt that has ended is not looked for when its command arrives",
+		file: "lock/lua/mutex_acquire.lua",
+		old:  "if redis.call('EXISTS', KEYS[3]) == 1 then",
+		new:  "if false then",
+		pkg:  "lock", test: "TestNoOrderOfStepsStealsOrOutlivesALease/mutex",
+	},
+	{
+		name: "release-not-repeatable",
+		bug:  "A release leaves no mark: when its reply is lost, the next try calls it a loss",
+		file: "lock/lua/mutex_release.lua",
+		old:  "  redis.pcall('SET', KEYS[2], 'released', 'PX', ARGV[2])\n",
+		new:  "",
+		pkg:  "lock", test: "TestNoOrderOfStepsStealsOrOutlivesALease/mutex",
+	},
+	{
+		name: "acquire-not-repeatable",
+		bug:  "Asking again with the same token says busy: who lost the reply is locked out by its own lease",
+		file: "lock/lua/mutex_acquire.lua",
+		old:  "if string.sub(holder, 1, 26) == ARGV[1] then",
+		new:  "if false then",
+		pkg:  "lock", test: "TestNoOrderOfStepsStealsOrOutlivesALease/mutex",
+	},
+	{
+		name: "client-retries",
+		bug:  "The client may repeat a command by itself: its last error hides a grant whose reply was lost",
+		file: "lock/kinds.go",
+		old:  "NoRetry() bool { return true }",
+		new:  "NoRetry() bool { return false }",
+		pkg:  "lock", test: "TestALostReplyIsNotForgottenWhenRedisCannotBeReachedAfterIt",
+	},
+	{
+		name: "lost-lease-not-given-back",
+		bug:  "A lease lost for want of an answer is not given back, though its renewal may have arrived",
+		file: "lock/lease.go",
+		old:  "if why == renew.ErrNotRenewed {",
+		new:  "if false {",
+		pkg:  "lock", test: "TestALeaseThatWasLostForWantOfAnAnswerIsGivenBack",
+	},
+	{
+		name: "clean-ups-without-limit",
+		bug:  "At a server that does not answer each call leaves a goroutine that tries to clean up",
+		file: "lock/debts.go",
+		old:  "const maxWorkers = 8",
+		new:  "const maxWorkers = 1 << 30",
+		pkg:  "lock", test: "TestAtASilentServerFewCommandsCleanUp",
+	},
+
+	// Waiting.
+	{
+		name: "lock-polls-never-slow-down",
+		bug:  "A waiter asks every 2 ms for as long as it waits",
+		file: "lock/acquire.go",
+		old:  "\t\tbackoff = min(2*backoff, maxPause)\n",
+		new:  "",
+		pkg:  "lock", test: "TestAWaiterAsksLessAndLessOftenAndTakesOverFromADeadHolderAtItsEnd/mutex",
+	},
+	{
+		name: "lock-polls-in-step",
+		bug:  "Waiters that began together ask together for good",
+		file: "lock/acquire.go",
+		old:  "(0.5 + rand.Float64())",
+		new:  "1",
+		pkg:  "lock", test: "TestWaitersDoNotAskInStep",
+	},
+	{
+		name: "lock-waits-beyond-the-lease",
+		bug:  "A waiter sleeps past the end of the holder's lease",
+		file: "lock/acquire.go",
+		old:  "d = min(d, left+time.Millisecond+rand.N(4*time.Millisecond))",
+		new:  "_ = left",
+		pkg:  "lock", test: "TestAWaiterAsksLessAndLessOftenAndTakesOverFromADeadHolderAtItsEnd/mutex",
+	},
+	{
+		name: "place-in-queue-not-left",
+		bug:  "Who gives up waiting stays in the queue: those behind wait for nobody",
+		file: "lock/acquire.go",
+		old:  "if a.inDoubt || a.queued && a.kind.queues() {",
+		new:  "if a.inDoubt {",
+		pkg:  "lock", test: "TestAFairWaiterThatGivesUpLeavesAtOnce",
+	},
+	{
+		name: "time-as-order",
+		bug:  "The queue is ordered by time: who came in the same millisecond is ordered by token",
+		file: "lock/lua/fair_acquire.lua",
+		old:  "string.format('%.0f', (tonumber(tail) or 0) + 1)",
+		new:  "string.format('%.0f', ms)",
+		pkg:  "lock", test: "TestFairMutexKeepsTheOrderOfOneInstantHoweverLongAndOftenTheyAsk",
+	},
+	{
+		name: "try-barges",
+		bug:  "TryAcquire overtakes those who wait while the mutex is free",
+		file: "lock/lua/fair_acquire.lua",
+		old:  "if not holder and (head == ARGV[1] or not head) then",
+		new:  "if not holder and (head == ARGV[1] or not head or ARGV[5] == '0') then",
+		pkg:  "lock", test: "TestFairScriptsByWhatIsThere",
+	},
+	{
+		name: "one-dead-waiter-at-a-time",
+		bug:  "Each call passes over one dead waiter: many of them cost many rounds",
+		file: "lock/lua/fair_acquire.lua",
+		old:  "  redis.call('ZREM', KEYS[5], dead)\nend",
+		new:  "  redis.call('ZREM', KEYS[5], dead)\n  break\nend",
+		pkg:  "lock", test: "TestFairScriptsByWhatIsThere",
+	},
+	{
+		name: "fair-writes-before-its-rights",
+		bug:  "A fair mutex is taken before a write that the Redis user may not make: an error, and it is held",
+		file: "lock/lua/fair_acquire.lua",
+		old:  "  local text = string.format('%.0f', fence)\n",
+		new:  "  local text = string.format('%.0f', fence)\n  redis.call('SET', KEYS[1], ARGV[1] .. text, 'PX', ARGV[2])\n",
+		pkg:  "lock", test: "TestAFairAcquireThatMayNotGoOnHasDoneNothing",
+	},
+
+	// The fence.
+	{
+		name: "fence-by-clock-alone",
+		bug:  "The fence is the server's clock and nothing else: it stands still, or goes back with it",
+		file: "lock/lua/mutex_acquire.lua",
+		old:  "math.max(last + 1, now)",
+		new:  "now",
+		pkg:  "lock", test: "TestTheFenceGrowsWithEveryGrant/mutex",
+	},
+	{
+		name: "fence-by-counter-alone",
+		bug:  "The fence is a counter and nothing else: it begins at 1 again when Redis has lost it",
+		file: "lock/lua/mutex_acquire.lua",
+		old:  "math.max(last + 1, now)",
+		new:  "last + 1",
+		pkg:  "lock", test: "TestTheFenceGrowsWithEveryGrant/mutex",
+	},
+
+	// Release and Do.
+	{
+		name: "release-by-the-request",
+		bug:  "Release goes by the context of the request: when that has ended, nothing is released",
+		file: "lock/lease.go",
+		old:  "ctx = client.Detach(ctx)",
+		new:  "_ = client.Detach",
+		pkg:  "lock", test: "TestReleaseReturnsNilOnceAndEndsTheContextAtOnce",
+	},
+	{
+		name: "lease-ends-with-the-request",
+		bug:  "The lease is renewed on the context of Acquire: it is lost when that ends",
+		file: "lock/lease.go",
+		old:  "ctx = context.WithoutCancel(ctx)",
+		new:  "",
+		pkg:  "lock", test: "TestALeaseHasTheValuesOfTheContextAndOutlivesIt",
+	},
+	{
+		name: "do-keeps-the-lease-of-a-panic",
+		bug:  "Do releases only when its function returns or fails, not when it panics",
+		file: "lock/lock.go",
+		old:  "if released := lease.Release(ctx); err == nil {",
+		new:  "if p := recover(); p != nil {\n\t\t\tpanic(p)\n\t\t}\n\t\tif released := lease.Release(ctx); err == nil {",
+		pkg:  "lock", test: "TestDoHoldsALeaseWhileItsFunctionRuns/mutex", hangs: true,
+	},
+	{
+		name: "do-hides-the-error",
+		bug:  "An error of Release takes the place of the error of Do's function",
+		file: "lock/lock.go",
+		old:  "lease.Release(ctx); err == nil {",
+		new:  "lease.Release(ctx); err == nil || released != nil {",
+		pkg:  "lock", test: "TestDoHoldsALeaseWhileItsFunctionRuns/mutex",
+	},
+}

@@ -1,0 +1,115 @@
+// Command mutants breaks the library on purpose, in one place at a time, and checks that a test notices: each
+// mutant is a bug that locks and caches on Redis are known for. See scripts/mutants -h.
+//
+// The working tree is never touched: all happens in a copy of it. First the tests that are named have to pass
+// there. Then, for each mutant, the text that it replaces has to be there once, the result has to compile, and
+// its test has to fail.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+)
+
+const usage = `Usage: scripts/mutants [-w] [PATTERN]
+
+Breaks the library in a copy of this tree, in one place at a time, and runs the test that has to notice. Prints
+what was broken, how, and what has caught it. With PATTERN, a regular expression, only the mutants of such names.
+Exits with 1 if one survives, or cannot be made any more because the code has moved on.
+
+The mutants are in internal/mutants/{fill,cache,lock}.go. The tests start the Redis servers that they need.
+
+  -w  also write the table to docs/mutants.md
+`
+
+// document is where -w writes.
+const document = "docs/mutants.md"
+
+// mutants are all there are.
+var mutants = slices.Concat(fillMutants, cacheMutants, lockMutants)
+
+func main() {
+	flag.Usage = func() { fmt.Fprint(os.Stderr, usage) }
+	write := flag.Bool("w", false, "")
+	flag.Parse()
+	pattern, err := regexp.Compile(flag.Arg(0))
+	if err != nil || flag.NArg() > 1 || *write && flag.NArg() > 0 {
+		flag.Usage()
+		os.Exit(2)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	err = run(ctx, pattern, *write)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "mutants:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, pattern *regexp.Regexp, write bool) error {
+	var chosen []mutant
+	for _, m := range mutants {
+		if pattern.MatchString(m.name) {
+			chosen = append(chosen, m)
+		}
+	}
+	tree, err := copyTree(".")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tree)
+
+	begun := time.Now()
+	if err := checkTests(ctx, tree, chosen); err != nil {
+		return err
+	}
+	fmt.Printf("The tests of %d mutants pass without them, in %v.\n\n", len(chosen), time.Since(begun).Round(time.Second))
+
+	var table strings.Builder
+	row := func(cells ...string) {
+		line := "| " + strings.Join(cells, " | ") + " |\n"
+		table.WriteString(line)
+		fmt.Print(line)
+	}
+	row("mutant", "bug", "caught by", "in")
+	row("---", "---", "---", "---")
+	missed := 0
+	for _, m := range chosen {
+		took, err := try(ctx, tree, m)
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err != nil:
+			missed++
+			row(m.name, m.bug, "**"+err.Error()+"**", "")
+		default:
+			row(m.name, m.bug, m.test, fmt.Sprintf("%.1f s", took.Seconds()))
+		}
+	}
+	fmt.Printf("\n%d mutants, %d not caught, in %v.\n", len(chosen), missed, time.Since(begun).Round(time.Second))
+	if missed > 0 {
+		return fmt.Errorf("%d of %d were not caught", missed, len(chosen))
+	}
+	if write {
+		if err := os.MkdirAll(filepath.Dir(document), 0o755); err != nil {
+			return err
+		}
+		return os.WriteFile(document, []byte(head+table.String()), 0o644)
+	}
+	return nil
+}
+
+const head = `# Bugs that the tests catch
+
+Written by ` + "`scripts/mutants -w`" + `. It puts each of these bugs, which locks and caches on Redis are known for, into a
+copy of the code, and runs the test that has to notice; the time is what that test took.
+
+`
