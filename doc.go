@@ -13,10 +13,11 @@
 //     own context.
 //  3. Get or lock. One script returns a value that has come meanwhile, or takes the fill lock of the key for
 //     this attempt, or names the process that holds it.
-//  4. Wait. While another process holds the lock, step 3 is asked again: after about 5 ms, then ever more
-//     rarely, down to about every 250 ms; a new caller brings the next time forward, to 10 to 50 ms. So a
-//     waiter learns alike of the value, of a failed load and of a dead holder, and no connection is held in
-//     between.
+//  4. Wait. While another process holds the lock, step 3 is asked again: rarely until loads of the key usually
+//     end, as far as that is known, densely around that time, then ever more rarely, every 250 ms at least,
+//     but after twice the time that Redis takes to answer at the earliest; a new caller brings the next time
+//     forward, to 10 to 50 ms. So a waiter learns alike of the value, of a failed load and of a dead holder,
+//     and no connection is held in between.
 //  5. Load. The Loader runs with a deadline of its own; its lock is renewed meanwhile.
 //  6. Store and release. One script stores the entry and gives the lock back, only while the lock is still
 //     held by this attempt. Delete and Set take the lock away, so what was loaded before them is refused.
