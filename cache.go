@@ -134,7 +134,7 @@ const batch = 256
 
 // Delete removes the keys and breaks the loads of them that are under way, here or in other processes: what
 // they bring is not stored, and a GetOrLoad that begins after Delete has returned, anywhere, does not get it.
-// Callers that came before may. Each key is deleted in one step, together with its lock; several keys are not.
+// Callers that came before may, and those of a process that cannot reach Redis. Each key is deleted in one step, together with its lock; several keys are not.
 //
 // After an error some of the keys may not have been deleted: try again, or live with the old values until
 // their ttl.
