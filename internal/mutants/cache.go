@@ -30,7 +30,7 @@ var cacheMutants = []mutant{
 	{
 		name: "refused-counts-as-fresh",
 		bug:  "A value whose store was refused is given to callers that came after the Delete that refused it",
-		file: "loader.go",
+		file: "filling.go",
 		old:  "case err == nil && ours:",
 		new:  "case err == nil:",
 		pkg:  ".", test: "TestALoadThatEndsBeforeItsLockIsFoundLostIsNotGivenToThoseWhoComeAfterADelete",
@@ -80,7 +80,7 @@ var cacheMutants = []mutant{
 	{
 		name: "place-held-while-waiting",
 		bug:  "A place to load is held while another process loads the key",
-		file: "loader.go",
+		file: "filling.go",
 		old:  "case fill.Busy:\n\t\t\tx.claim.free(ctx)\n",
 		new:  "case fill.Busy:\n",
 		pkg:  ".", test: "TestAPlaceIsNotHeldWhileWaitingForAnotherProcess",
@@ -88,7 +88,7 @@ var cacheMutants = []mutant{
 	{
 		name: "lock-held-while-queueing",
 		bug:  "The lock is taken before there is a place to load: others wait for one who waits",
-		file: "loader.go",
+		file: "filling.go",
 		old:  "take := x.claim.try()",
 		new:  "take := x.claim.try() || true",
 		pkg:  ".", test: "TestTheLockIsNotHeldWhileQueueingForAPlace",
@@ -146,7 +146,7 @@ var cacheMutants = []mutant{
 	{
 		name: "bad-bytes-loop",
 		bug:  "Bytes that cannot be decoded are taken for a value again and again, and never replaced",
-		file: "loader.go",
+		file: "filling.go",
 		old:  "Known: entry.Header(x.old.data)",
 		new:  "Known: \"\"",
 		pkg:  ".", test: "TestBytesThatAreNoEntryAreAMiss", hangs: true,
@@ -162,7 +162,7 @@ var cacheMutants = []mutant{
 	{
 		name: "nested-load-waits-for-a-place",
 		bug:  "A load from inside a load queues for the place that the outer one holds",
-		file: "loader.go",
+		file: "filling.go",
 		old:  "if x.flights.Exempt(f) {\n\t\t\tx.claim.exempt(ctx)\n\t\t}\n\t\ttake",
 		new:  "take",
 		pkg:  ".", test: "TestALoadMayAskForAKeyThatQueuesForItsPlace",
@@ -170,7 +170,7 @@ var cacheMutants = []mutant{
 	{
 		name: "renewal-missing",
 		bug:  "The lock is not renewed: a load longer than its TTL is made twice at a time",
-		file: "loader.go",
+		file: "filling.go",
 		old:  "x.flights.Running.Go(func() { x.lock.Keep(keeping, f.Nudge, x.renew, func() { x.lockLost(f) }) })",
 		new:  "_ = keeping",
 		pkg:  ".", test: "TestALockIsRenewedWhileItsLoadRuns",
@@ -180,7 +180,7 @@ var cacheMutants = []mutant{
 	{
 		name: "failed-load-keeps-its-place",
 		bug:  "A load that fails does not give back its place of MaxFleetLoads",
-		file: "loader.go",
+		file: "filling.go",
 		old:  "\tstop()\n\tx.claim.free(ctx)\n",
 		new:  "\tstop()\n\tif o.Err != nil {\n\t\t*x.claim = *x.newClaim()\n\t}\n\tx.claim.free(ctx)\n",
 		pkg:  ".", test: "TestALoadGivesItsPlaceInTheFleetBackHoweverItEnds",
@@ -222,7 +222,7 @@ var cacheMutants = []mutant{
 	{
 		name: "refresh-waits-for-the-lock",
 		bug:  "A refresh does not only try the lock, but waits in each process for the one that has it",
-		file: "loader.go",
+		file: "filling.go",
 		old:  "if f.Refresh && x.flights.EndIfDeserted(f) {",
 		new:  "if false {",
 		pkg:  ".", test: "TestARefreshIsLeftToItsHolderAndNotTriedAgainForAWhile",

@@ -165,7 +165,7 @@ var fillMutants = []mutant{
 	{
 		name: "retry-after-unset",
 		bug:  "A failed refresh does not tell the fleet to leave the source alone",
-		file: "loader.go",
+		file: "filling.go",
 		old:  "\t\tleave.RetryAfter = x.opts.retryAfter\n\t\tx.flight.Rest",
 		new:  "\t\tx.flight.Rest",
 		pkg:  ".", test: "TestAFailedRefreshHoldsBackOnlyThoseWhoHaveSomethingToServe",
