@@ -677,6 +677,8 @@ func TestUnreachableIsWhoeverAnswersNothing(t *testing.T) {
 		"CLUSTERDOWN The cluster is down":                                    true,
 		"TRYAGAIN Multiple keys request during rehashing of slot":            true,
 		"ERR max number of clients reached":                                  true,
+		"MOVED 866 127.0.0.1:7002":                                           true,
+		"ASK 866 127.0.0.1:7002":                                             true,
 		"READONLY You can't write against a read only replica.":              false,
 		"OOM command not allowed when used memory > 'maxmemory'.":            false,
 		"NOPERM this user has no permissions to run the 'get' command":       false,
@@ -692,7 +694,6 @@ func TestUnreachableIsWhoeverAnswersNothing(t *testing.T) {
 		"ERR unknown command":                                                false,
 		"BUSYGROUP Consumer Group name already exists":                       false,
 		"BUSYKEY Target key name already exists.":                            false,
-		"MOVED 866 127.0.0.1:7002":                                           false,
 		"ERR value is not an integer or out of range":                        false,
 		"ERR Error running script: LOADING is a word that users write, too.": false,
 	} {
