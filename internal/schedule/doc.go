@@ -18,9 +18,10 @@
 //
 // Time stands still while anything waits, but for the Pauses of a Plan, and for late commands. Else it passes in
 // steps of half a second, and what comes up in a step waits for its end. So the pauses that the library draws by
-// lot, all of them shorter than a step, make no difference, and a schedule can be repeated. Lives and timeouts
-// should be whole steps, or what ends first may be a matter of chance; runs that are not repeated as they were are
-// counted as lost. The server's clock goes on by a microsecond with each command.
+// lot make no difference while they are shorter than a step, and a schedule can be repeated. Those of a waiter whose
+// commands have waited long for the end of their step may be longer. Lives and timeouts should be whole steps, or
+// what ends first may be a matter of chance. Runs that are not repeated as they were are counted as lost; more than
+// a fifth of them fail the test. The server's clock goes on by a microsecond with each command.
 //
 // # What is explored once
 //

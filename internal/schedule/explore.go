@@ -163,7 +163,7 @@ func (e *explorer) complaint() string {
 	case e.runs < e.plan.AtLeast:
 		return fmt.Sprintf("only %d schedules, want at least %d: does anything wait for the scheduler?",
 			e.runs, e.plan.AtLeast)
-	case e.lost > e.runs/20:
+	case e.lost > e.runs/5: // a few come of how long a command has waited, which waiters go by
 		return fmt.Sprintf("%d of %d schedules were lost, because something else than the schedule decides", e.lost, e.runs)
 	}
 	return ""
