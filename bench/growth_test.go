@@ -1,0 +1,165 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+// The cost of one hit as there are more goroutines, keys and processes, beside that of GET and decode.
+func BenchmarkGrowth(b *testing.B) {
+	for _, n := range []int{1, 10, 100, 1000, 10_000} {
+		b.Run(fmt.Sprintf("goroutines/%d", n), func(b *testing.B) { manyGoroutines(b, n) })
+	}
+	for _, n := range []int{1, 100, 10_000, 100_000} {
+		b.Run(fmt.Sprintf("keys/%d", n), func(b *testing.B) { manyKeys(b, n) })
+	}
+	for _, n := range []int{1, 2, 4, 8, 16} {
+		b.Run(fmt.Sprintf("processes/%d", n), func(b *testing.B) { manyProcesses(b, n, 2000) })
+	}
+}
+
+func manyGoroutines(b *testing.B, n int) {
+	rdb := open(b, redistest.Start(b), patiently)
+	h := newHits(b, n, n, 100)
+	race{ops: max(n, 1000), goroutines: n, bases: []string{"floor"}, contenders: []contender{
+		h.floor(rdb), h.singlefill("singlefill", newCache(b, rdb, patient)),
+	}}.run(b)
+}
+
+// patiently is for crowds that wait for a connection longer than go-redis would.
+func patiently(o *redis.Options) {
+	o.PoolTimeout, o.ReadTimeout, o.WriteTimeout = time.Minute, time.Minute, time.Minute
+}
+
+// manyKeys reads keys far apart, one after the other.
+func manyKeys(b *testing.B, n int) {
+	rdb := open(b, redistest.Start(b))
+	h := newHits(b, 0, n, 100)
+	r := race{ops: 500, bases: []string{"floor"}, contenders: []contender{
+		h.floor(rdb), h.singlefill("singlefill", newCache(b, rdb, patient)),
+	}}
+	for i := range r.contenders {
+		op, at := r.contenders[i].op, 0
+		r.contenders[i].op = func(int) error { at += 7919; return op(at) }
+	}
+	r.run(b)
+}
+
+const readerRole = "reader"
+
+func init() { redistest.Role(readerRole, runReader) }
+
+// A reading is what a reader is told to do.
+type reading struct {
+	Contender int
+	Ops       int
+	At        time.Time
+}
+
+// manyProcesses lets n of them read at the same time, each with one goroutine. The time of one operation is that
+// of them all, divided by the operations of them all: on a machine that is busy, its price.
+func manyProcesses(b *testing.B, n, ops int) {
+	s := redistest.Start(b)
+	children := make([]*redistest.Process, n)
+	for i := range children {
+		children[i] = redistest.Spawn(b, readerRole, s.Addr, strconv.Itoa(i))
+	}
+	for _, c := range children {
+		c.Expect("ready")
+	}
+	block := func(contender int) float64 {
+		tell(children, reading{contender, max(ops/n, 100), time.Now().Add(20 * time.Millisecond)})
+		var first, last time.Time
+		for i, c := range children {
+			var times [2]time.Time
+			hear(c, &times)
+			if i == 0 || times[0].Before(first) {
+				first = times[0]
+			}
+			if times[1].After(last) {
+				last = times[1]
+			}
+		}
+		return last.Sub(first).Seconds() * 1e9 / float64(n*max(ops/n, 100))
+	}
+	var times [2][]float64
+	for round := range rounds(b) {
+		for i := range times {
+			i = (i + round) % 2
+			times[i] = append(times[i], block(i))
+		}
+	}
+	for i, name := range []string{"floor", "singlefill"} {
+		report(b, name, func(b *testing.B) {
+			b.ReportMetric(Median(times[i]), "ns/op")
+			b.ReportMetric(Median(ratios(times[i], times[0])), "×floor")
+		})
+	}
+}
+
+func runReader(p *redistest.Child) {
+	rdb := dialed(p.Args[0], nil)
+	h := &hits{
+		contexts: []context.Context{context.Background()},
+		keys:     []string{"order:" + p.Args[1]},
+		value:    orderOf(100),
+	}
+	c := must(singlefill.New[order](rdb, "orders", time.Hour, nil))
+	contenders := []contender{h.floor(rdb), h.singlefill("singlefill", c)}
+	for _, c := range contenders {
+		if err := share(100, 0, c.op); err != nil {
+			panic(err)
+		}
+	}
+	p.Say("ready")
+	for line, ok := p.Next(); ok; line, ok = p.Next() {
+		var r reading
+		if err := json.Unmarshal([]byte(line), &r); err != nil {
+			panic(err)
+		}
+		time.Sleep(time.Until(r.At))
+		begun := time.Now()
+		if err := share(r.Ops, 0, contenders[r.Contender].op); err != nil {
+			panic(err)
+		}
+		p.Say("%s", must(json.Marshal([2]time.Time{begun, time.Now()})))
+	}
+}
+
+// dialed returns a client for a child process. count may be nil.
+func dialed(addr string, count *commands) *redis.Client {
+	o := &redis.Options{
+		Addr:                     addr,
+		ContextTimeoutEnabled:    true,
+		DisableIdentity:          true,
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+	}
+	if count != nil {
+		count.count(o)
+	}
+	return redis.NewClient(o)
+}
+
+// tell gives all children the same order, and hear reads a report.
+func tell(children []*redistest.Process, order any) {
+	line := string(must(json.Marshal(order)))
+	for c := range slices.Values(children) {
+		c.Send(line)
+	}
+}
+
+func hear(child *redistest.Process, report any) {
+	if err := json.Unmarshal([]byte(child.Line()), report); err != nil {
+		panic(err)
+	}
+}

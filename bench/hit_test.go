@@ -1,0 +1,212 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/go-redis/cache/v9"
+	"github.com/maypok86/otter/v2"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/rueidis"
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/vmihailenco/msgpack/v5"
+	"golang.org/x/sync/singleflight"
+)
+
+// A hit is measured by reads of keys that are there: key i of those for the i-th operation. Goroutines of their own
+// have contexts of their own, as requests have.
+type hits struct {
+	contexts []context.Context
+	keys     []string
+	value    order
+}
+
+func newHits(b *testing.B, goroutines, keys, size int) *hits {
+	h := &hits{value: orderOf(size)}
+	for range max(1, goroutines) {
+		h.contexts = append(h.contexts, request(b))
+	}
+	for i := range keys {
+		h.keys = append(h.keys, fmt.Sprintf("order:%d", i))
+	}
+	return h
+}
+
+func (h *hits) ctx(i int) context.Context { return h.contexts[i%len(h.contexts)] }
+
+func (h *hits) key(i int) string { return h.keys[i%len(h.keys)] }
+
+// floor is GET and decode, and nothing else.
+func (h *hits) floor(rdb redis.UniversalClient) contender {
+	data := must(msgpack.Marshal(&h.value))
+	for i := range h.keys {
+		must(rdb.Set(h.ctx(i), "floor:"+h.key(i), data, time.Hour).Result())
+	}
+	return contender{"floor", func(i int) error {
+		_, err := getAndDecode(h.ctx(i), rdb, "floor:"+h.key(i))
+		return err
+	}}
+}
+
+func getAndDecode(ctx context.Context, rdb redis.UniversalClient, key string) (v order, err error) {
+	data, err := rdb.Get(ctx, key).Bytes()
+	if err == nil {
+		err = msgpack.Unmarshal(data, &v)
+	}
+	return v, err
+}
+
+var errMiss = errors.New("a hit was a miss")
+
+// singlefill is GetOrLoad.
+func (h *hits) singlefill(name string, c *singlefill.Cache[order]) contender {
+	for i := range h.keys {
+		if err := c.Set(h.ctx(i), h.key(i), h.value); err != nil {
+			panic(err)
+		}
+	}
+	load := func(context.Context, string) (order, error) { return order{}, errMiss }
+	return contender{name, func(i int) error {
+		_, err := c.GetOrLoad(h.ctx(i), h.key(i), load)
+		return err
+	}}
+}
+
+func (h *hits) goRedisCache(rdb redis.UniversalClient) contender {
+	c := cache.New(&cache.Options{Redis: rdb})
+	for i := range h.keys {
+		if err := c.Set(&cache.Item{Key: "go-redis/cache:" + h.key(i), Value: &h.value}); err != nil {
+			panic(err)
+		}
+	}
+	load := func(*cache.Item) (any, error) { return nil, errMiss }
+	return contender{"go-redis/cache", func(i int) error {
+		var v order
+		return c.Once(&cache.Item{Ctx: h.ctx(i), Key: "go-redis/cache:" + h.key(i), Value: &v, Do: load})
+	}}
+}
+
+// singleflight is the floor with concurrent calls for one key joined. They share one value, which none may change.
+func (h *hits) singleflight(rdb redis.UniversalClient) contender {
+	var group singleflight.Group
+	return contender{"singleflight", func(i int) error {
+		_, err, _ := group.Do(h.key(i), func() (any, error) {
+			return getAndDecode(h.ctx(i), rdb, "floor:"+h.key(i))
+		})
+		return err
+	}}
+}
+
+// rueidis reads what floor has written, over one connection that all share; near: from its client-side cache.
+func (h *hits) rueidis(c rueidis.Client, near bool) contender {
+	name := "rueidis Do"
+	if near {
+		name = "rueidis DoCache"
+	}
+	return contender{name, func(i int) error {
+		get := c.B().Get().Key("floor:" + h.key(i))
+		var reply rueidis.RedisResult
+		if near {
+			reply = c.DoCache(h.ctx(i), get.Cache(), time.Hour)
+		} else {
+			reply = c.Do(h.ctx(i), get.Build())
+		}
+		data, err := reply.AsBytes()
+		if err != nil {
+			return err
+		}
+		var v order
+		return msgpack.Unmarshal(data, &v)
+	}}
+}
+
+// otter is a map in this process: no Redis, no decoding, and one value that all share.
+func (h *hits) otter() contender {
+	c := otter.Must(&otter.Options[string, order]{MaximumSize: 1 << 20})
+	for i := range h.keys {
+		c.Set(h.key(i), h.value)
+	}
+	return contender{"otter", func(i int) error {
+		if _, ok := c.GetIfPresent(h.key(i)); !ok {
+			return errMiss
+		}
+		return nil
+	}}
+}
+
+func BenchmarkHit(b *testing.B) {
+	for _, size := range sizes {
+		b.Run("serial/"+size.name, func(b *testing.B) { serialHits(b, size.bytes) })
+	}
+	b.Run("64_goroutines/64_keys,_2KB", func(b *testing.B) { parallelHits(b, 64, 2<<10) })
+	b.Run("64_goroutines/64_keys,_2KB,_AutoPipeline", autoPipelinedHits)
+	b.Run("64_goroutines/1_key,_100B", func(b *testing.B) { parallelHits(b, 1, 100) })
+	b.Run("64_goroutines/1_key,_2KB", func(b *testing.B) { parallelHits(b, 1, 2<<10) })
+	for _, size := range sizes {
+		b.Run("client-side_caching/"+size.name, func(b *testing.B) { nearHits(b, size.bytes) })
+	}
+}
+
+func serialHits(b *testing.B, size int) {
+	s := redistest.Start(b)
+	rdb, unbounded := open(b, s), s.Client(b)
+	h := newHits(b, 0, 1, size)
+	race{ops: 100, bases: []string{"floor"}, contenders: []contender{
+		h.floor(rdb),
+		h.singlefill("singlefill", newCache[order](b, rdb)),
+		h.singlefill("singlefill, default client", newCache[order](b, unbounded)),
+		h.goRedisCache(rdb),
+		h.singleflight(rdb),
+		h.rueidis(openRueidis(b, s), false),
+	}}.run(b)
+}
+
+func parallelHits(b *testing.B, keys, size int) {
+	s := redistest.Start(b)
+	rdb, unbounded := open(b, s), s.Client(b)
+	h := newHits(b, 64, keys, size)
+	race{ops: 64 * 16, goroutines: 64, bases: []string{"floor", "go-redis/cache"}, contenders: []contender{
+		h.floor(rdb),
+		h.singlefill("singlefill", newCache[order](b, rdb)),
+		h.singlefill("singlefill, default client", newCache[order](b, unbounded)),
+		h.goRedisCache(rdb),
+		h.singleflight(rdb),
+		h.rueidis(openRueidis(b, s), false),
+	}}.run(b)
+}
+
+func autoPipelinedHits(b *testing.B) {
+	rdb := open(b, redistest.Start(b))
+	pipeline, err := rdb.AutoPipeline()
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = pipeline.Close() })
+	h := newHits(b, 64, 64, 2<<10)
+	race{ops: 64 * 16, goroutines: 64, bases: []string{"floor", "go-redis/cache"}, contenders: []contender{
+		h.floor(pipeline),
+		h.singlefill("singlefill", newCache[order](b, pipeline)),
+		h.goRedisCache(pipeline),
+		h.singleflight(pipeline),
+	}}.run(b)
+}
+
+// nearHits are answered within this process.
+func nearHits(b *testing.B, size int) {
+	s := redistest.Start(b)
+	rdb := open(b, s, func(o *redis.Options) {
+		o.Protocol, o.ClientSideCacheConfig = 3, &redis.ClientSideCacheConfig{}
+	})
+	h := newHits(b, 0, 1, size)
+	race{ops: 200, bases: []string{"floor"}, contenders: []contender{
+		h.floor(rdb),
+		h.singlefill("singlefill", newCache[order](b, rdb)),
+		h.goRedisCache(rdb),
+		h.rueidis(openRueidis(b, s), true),
+		h.otter(),
+	}}.run(b)
+}

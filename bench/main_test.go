@@ -1,0 +1,81 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/rueidis"
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/vmihailenco/msgpack/v5"
+)
+
+func TestMain(m *testing.M) { redistest.Main(m) }
+
+// An order is a value as services keep them.
+type order struct {
+	ID       int64
+	Customer string
+	Lines    []line
+}
+
+type line struct {
+	Article  string
+	Title    string
+	Quantity int
+	Price    float64
+}
+
+// orderOf returns an order that msgpack encodes in about size bytes.
+func orderOf(size int) order {
+	o := order{ID: 42, Customer: "Somebody, Somewhere"}
+	for i := 0; len(must(msgpack.Marshal(&o))) < size*95/100; i++ {
+		o.Lines = append(o.Lines, line{fmt.Sprintf("A-%06d", i), "a thing of some kind", i%7 + 1, 9.99})
+	}
+	return o
+}
+
+// sizes of the values that are read.
+var sizes = []struct {
+	name  string
+	bytes int
+}{{"100B", 100}, {"2KB", 2 << 10}, {"64KB", 64 << 10}}
+
+// open returns a client as the README recommends it.
+func open(b testing.TB, s *redistest.Server, mutate ...func(*redis.Options)) *redis.Client {
+	bounded := func(o *redis.Options) { o.ContextTimeoutEnabled = true }
+	return s.Client(b, append([]func(*redis.Options){bounded}, mutate...)...)
+}
+
+func openRueidis(b testing.TB, s *redistest.Server) rueidis.Client {
+	c, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{s.Addr}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(c.Close)
+	return c
+}
+
+// newCache returns a cache of the default options.
+func newCache[T any](b testing.TB, rdb redis.UniversalClient, opts ...singlefill.Options[T]) *singlefill.Cache[T] {
+	var o *singlefill.Options[T]
+	if len(opts) > 0 {
+		o = &opts[0]
+	}
+	c, err := singlefill.New(rdb, redistest.Namespace(b), time.Hour, o)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// request returns a context as a handler has it: it can be cancelled.
+func request(b testing.TB) context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	b.Cleanup(cancel)
+	return ctx
+}

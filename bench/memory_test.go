@@ -1,0 +1,192 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+	"golang.org/x/sync/singleflight"
+)
+
+// Memory of many things that are at rest, divided by their number: heap and stacks.
+func BenchmarkMemory(b *testing.B) {
+	b.Run("a_cache/idle", func(b *testing.B) { idleCaches(b, 1000) })
+	b.Run("a_waiting_goroutine/one_load", func(b *testing.B) { waitingGoroutines(b, 10_000) })
+	b.Run("a_load_under_way/one_goroutine_each", func(b *testing.B) { loadsUnderWay(b, 1000) })
+	b.Run("a_held_lock/held", func(b *testing.B) { heldLocks(b, 1000) })
+}
+
+func inUse() float64 {
+	var m runtime.MemStats
+	for range 3 { // what pools keep is freed by the second
+		runtime.GC()
+	}
+	runtime.ReadMemStats(&m)
+	return float64(m.HeapAlloc + m.StackInuse)
+}
+
+// reportBytes reports what n things take that make has made.
+func reportBytes(b *testing.B, name string, n int, make func()) {
+	before := inUse()
+	make()
+	bytes := (inUse() - before) / float64(n)
+	report(b, name, func(b *testing.B) { b.ReportMetric(bytes, "bytes") })
+}
+
+func idleCaches(b *testing.B, n int) {
+	rdb := open(b, redistest.Start(b))
+	caches := make([]*singlefill.Cache[order], n)
+	reportBytes(b, "singlefill", n, func() {
+		for i := range caches {
+			caches[i] = must(singlefill.New[order](rdb, fmt.Sprintf("orders-%d", i), time.Hour, nil))
+		}
+	})
+	for _, c := range caches {
+		_ = c.Close()
+	}
+}
+
+// patient is for crowds that keep a busy machine busy: no command shall fail for that.
+var patient = singlefill.Options[order]{RedisTimeout: 5 * time.Second, LockTTL: 20 * time.Second, MaxLoads: -1}
+
+// crowd runs n goroutines and returns when all wait, which is when they are in a function of that name.
+func crowd(b *testing.B, n int, in string, all *sync.WaitGroup, wait func(i int)) {
+	for i := range n {
+		all.Go(func() { wait(i) })
+	}
+	redistest.Await(b, "all goroutines wait", func() bool { return waitingIn(in) >= n })
+}
+
+func waitingIn(function string) int {
+	n := 0
+	stacks := make([]runtime.StackRecord, runtime.NumGoroutine()+100)
+	count, _ := runtime.GoroutineProfile(stacks)
+	for i := range stacks[:count] {
+		frames := runtime.CallersFrames(stacks[i].Stack())
+		for more := true; more; {
+			var f runtime.Frame
+			f, more = frames.Next()
+			if strings.HasSuffix(f.Function, function) {
+				n++
+				break
+			}
+		}
+	}
+	return n
+}
+
+func waitingGoroutines(b *testing.B, n int) {
+	rdb := open(b, redistest.Start(b))
+	ctx := request(b)
+	var all sync.WaitGroup
+
+	end := make(chan struct{})
+	reportBytes(b, "a goroutine and a channel", n, func() {
+		crowd(b, n, "receive", &all, func(int) { receive(end) })
+	})
+	close(end)
+	all.Wait()
+
+	end = make(chan struct{})
+	var group singleflight.Group
+	reportBytes(b, "singleflight", n, func() {
+		crowd(b, n, "singleflight.(*Group).Do", &all, func(int) {
+			_, _, _ = group.Do("k", func() (any, error) { <-end; return nil, nil })
+		})
+	})
+	close(end)
+	all.Wait()
+
+	end = make(chan struct{})
+	c := newCache(b, rdb, patient)
+	reportBytes(b, "singlefill", n, func() {
+		crowd(b, n, "Group[...]).Wait", &all, func(int) {
+			_, _ = c.GetOrLoad(ctx, "k", func(context.Context, string) (order, error) { <-end; return order{}, nil })
+		})
+	})
+	close(end)
+	all.Wait()
+
+	end = make(chan struct{})
+	holder, waiter := twoOf(b, rdb, "elsewhere")
+	all.Go(func() {
+		_, _ = holder.GetOrLoad(ctx, "k", func(context.Context, string) (order, error) { <-end; return order{}, nil })
+	})
+	redistest.Await(b, "the load has begun", func() bool { return holder.Stats().Loading == 1 })
+	reportBytes(b, "singlefill, load elsewhere", n, func() {
+		crowd(b, n, "Group[...]).Wait", &all, func(int) {
+			_, _ = waiter.GetOrLoad(ctx, "k", func(context.Context, string) (order, error) {
+				return order{}, errMiss
+			})
+		})
+	})
+	close(end)
+	all.Wait()
+}
+
+// receive has a name by which a stack shows it.
+//
+//go:noinline
+func receive(from <-chan struct{}) { <-from }
+
+// twoOf returns two caches of one namespace, which know nothing of each other, as those of two processes.
+func twoOf(b *testing.B, rdb redis.UniversalClient, namespace string) (_, _ *singlefill.Cache[order]) {
+	var two [2]*singlefill.Cache[order]
+	for i := range two {
+		two[i] = must(singlefill.New(rdb, namespace, time.Hour, &patient))
+		b.Cleanup(func() { _ = two[i].Close() })
+	}
+	return two[0], two[1]
+}
+
+func loadsUnderWay(b *testing.B, n int) {
+	rdb := open(b, redistest.Start(b))
+	ctx := request(b)
+	var all sync.WaitGroup
+
+	end := make(chan struct{})
+	var group singleflight.Group
+	reportBytes(b, "singleflight", n, func() {
+		crowd(b, n, "receive", &all, func(i int) {
+			_, _, _ = group.Do(fmt.Sprint(i), func() (any, error) { receive(end); return nil, nil })
+		})
+	})
+	close(end)
+	all.Wait()
+
+	end = make(chan struct{})
+	c := newCache(b, rdb, patient)
+	reportBytes(b, "singlefill", n, func() {
+		crowd(b, n, "receive", &all, func(i int) {
+			_, _ = c.GetOrLoad(ctx, fmt.Sprint(i), func(context.Context, string) (order, error) {
+				receive(end)
+				return order{}, nil
+			})
+		})
+	})
+	close(end)
+	all.Wait()
+}
+
+func heldLocks(b *testing.B, n int) {
+	rdb := open(b, redistest.Start(b))
+	ctx := request(b)
+	for _, l := range lockers(rdb) {
+		releases := make([]func(context.Context) error, n)
+		reportBytes(b, l.name, n, func() {
+			for i := range releases {
+				releases[i] = must(l.acquire(ctx, fmt.Sprintf("held:%s:%d", l.name, i)))
+			}
+		})
+		for _, release := range releases {
+			_ = release(ctx)
+		}
+	}
+}

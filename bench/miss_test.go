@@ -1,0 +1,104 @@
+package bench
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/go-redis/cache/v9"
+	"github.com/redis/go-redis/v9"
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/vmihailenco/msgpack/v5"
+)
+
+// Misses with a load that costs nothing: what is left is the price of the locking.
+func BenchmarkMiss(b *testing.B) {
+	for _, size := range sizes {
+		b.Run("serial/"+size.name, func(b *testing.B) { misses(b, 0, size.bytes) })
+	}
+	b.Run("64_goroutines/2KB", func(b *testing.B) { misses(b, 64, 2<<10) })
+}
+
+// missTTL keeps the server small.
+const missTTL = 10 * time.Second
+
+func misses(b *testing.B, goroutines, size int) {
+	rdb := open(b, redistest.Start(b))
+	value := orderOf(size)
+	ctx := request(b)
+	newKey := func() string { return rand.Text() }
+
+	c, err := singlefill.New[order](rdb, "orders", missTTL, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = c.Close() })
+	peer := cache.New(&cache.Options{Redis: rdb})
+
+	r := race{ops: 50, goroutines: goroutines, bases: []string{"three by hand"}, contenders: []contender{
+		{"three by hand", func(int) error { return byHand(ctx, rdb, newKey(), value) }},
+		{"singlefill", func(int) error {
+			_, err := c.GetOrLoad(ctx, newKey(), func(context.Context, string) (order, error) { return value, nil })
+			return err
+		}},
+		{"GET, SET", func(int) error {
+			key := newKey()
+			if err := rdb.Get(ctx, key).Err(); err != redis.Nil {
+				return err
+			}
+			return rdb.Set(ctx, key, must(msgpack.Marshal(&value)), missTTL).Err()
+		}},
+		{"go-redis/cache", func(int) error {
+			var v order
+			return peer.Once(&cache.Item{Ctx: ctx, Key: newKey(), Value: &v, TTL: missTTL,
+				Do: func(*cache.Item) (any, error) { return &value, nil }})
+		}},
+	}}
+	if goroutines > 0 {
+		r.ops = 64 * 8
+	}
+	r.run(b)
+}
+
+func script(name string) *redis.Script {
+	return redis.NewScript(string(must(os.ReadFile("../internal/fill/lua/" + name + ".lua"))))
+}
+
+var getOrLock, store = script("get_or_lock"), script("store")
+
+// byHand does what a GetOrLoad that misses sends, with the bare client and nothing around it: the same three
+// commands with the same scripts, a token and a stamp, and an entry of the same format.
+func byHand(ctx context.Context, rdb *redis.Client, key string, value order) error {
+	if err := rdb.Get(ctx, "by-hand:{"+key+"}").Err(); err != redis.Nil {
+		return err
+	}
+	keys := []string{"by-hand:{" + key + "}", "by-hand:{" + key + "}:lock"}
+	token := rand.Text()
+	fields, err := getOrLock.Run(ctx, rdb, keys, token, 5000, "", "", "1", "").Slice()
+	if err != nil {
+		return err
+	}
+	if fields[0] != "locked" {
+		return fmt.Errorf("the lock was not granted: %v", fields)
+	}
+	payload, err := msgpack.Marshal(&value)
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	data, err := entry.Entry{FreshUntil: now.Add(missTTL), WrittenAt: now, Payload: payload}.Encode()
+	if err != nil {
+		return err
+	}
+	stored, err := store.Run(ctx, rdb, keys, token, fields[1], data, missTTL.Milliseconds()).Int()
+	if err == nil && stored != 1 {
+		err = errors.New("the store was refused")
+	}
+	return err
+}

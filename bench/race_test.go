@@ -1,0 +1,164 @@
+package bench
+
+import (
+	"flag"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// A contender does the same work as the others of its race.
+type contender struct {
+	name string
+	op   func(i int) error // the i-th operation of a block
+}
+
+// A race measures contenders in turn: a block of operations of each, in an order that moves on by one with every
+// round. A disturbance of the machine then meets all of them, and a ratio of two neighbouring blocks is hardly
+// touched by it. What is reported is the median, over the rounds, of the time of one operation and of its ratio
+// to that of the bases in the same round.
+type race struct {
+	ops        int // in each block
+	goroutines int // that share a block; 0: the caller alone
+	bases      []string
+	contenders []contender
+}
+
+// quick makes blocks as short as can be, to see only whether they run.
+var quick bool
+
+func (r race) run(b *testing.B) {
+	b.Helper()
+	if quick {
+		r.ops = max(1, r.goroutines)
+	}
+	allocs := make([]float64, len(r.contenders))
+	for i, c := range r.contenders {
+		r.block(b, c) // dials, loads scripts, fills pools
+		if r.goroutines == 0 {
+			n := 0
+			allocs[i] = testing.AllocsPerRun(min(r.ops, 100), func() { _ = c.op(n); n++ })
+		}
+	}
+	times := make([][]float64, len(r.contenders))
+	for round := range rounds(b) {
+		for i := range r.contenders {
+			i = (i + round) % len(r.contenders)
+			times[i] = append(times[i], r.block(b, r.contenders[i]).Seconds()*1e9/float64(r.ops))
+		}
+	}
+	for i, c := range r.contenders {
+		report(b, c.name, func(b *testing.B) {
+			b.ReportMetric(Median(times[i]), "ns/op")
+			for _, base := range r.bases {
+				b.ReportMetric(Median(ratios(times[i], times[r.index(base)])), "×"+strings.ReplaceAll(base, " ", "_"))
+			}
+			if r.goroutines == 0 {
+				b.ReportMetric(allocs[i], "allocs")
+				b.ReportMetric(allocs[i]-allocs[r.index(r.bases[0])], "+allocs")
+			}
+		})
+	}
+}
+
+func (r race) index(name string) int {
+	for i, c := range r.contenders {
+		if c.name == name {
+			return i
+		}
+	}
+	panic("no contender is named " + name)
+}
+
+// block runs one block and returns how long it took.
+func (r race) block(b *testing.B, c contender) time.Duration {
+	b.Helper()
+	begun := time.Now()
+	err := share(r.ops, r.goroutines, c.op)
+	took := time.Since(begun)
+	if err != nil {
+		b.Fatalf("%s: %v", c.name, err)
+	}
+	return took
+}
+
+// share does n operations in so many goroutines, or in none. Each goroutine does every so-many-th of them.
+func share(n, goroutines int, op func(i int) error) error {
+	if goroutines == 0 {
+		for i := range n {
+			if err := op(i); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	var failed atomic.Pointer[error]
+	var all sync.WaitGroup
+	for g := range goroutines {
+		all.Go(func() {
+			for i := g; i < n; i += goroutines {
+				if err := op(i); err != nil {
+					failed.Store(&err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	if err := failed.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+func ratios(xs, ys []float64) []float64 {
+	rs := make([]float64, len(xs))
+	for i := range xs {
+		rs[i] = xs[i] / ys[i]
+	}
+	return rs
+}
+
+// rounds yields the number of each round, until -benchtime has passed or that many are done.
+func rounds(b *testing.B) func(yield func(int) bool) {
+	b.Helper()
+	text := flag.Lookup("test.benchtime").Value.String()
+	count, limit := 0, time.Duration(0)
+	var err error
+	if n, found := strings.CutSuffix(text, "x"); found {
+		count, err = strconv.Atoi(n)
+	} else {
+		limit, err = time.ParseDuration(text)
+	}
+	if err != nil {
+		b.Fatalf("-benchtime is %q: %v", text, err)
+	}
+	return func(yield func(int) bool) {
+		begun := time.Now()
+		for n := 0; n == 0 || n < count || time.Since(begun) < limit; n++ {
+			if !yield(n) {
+				return
+			}
+		}
+	}
+}
+
+// report prints what was measured as a benchmark of that name. The time of the benchmark itself, which does nothing,
+// is left out unless metrics gives another.
+func report(b *testing.B, name string, metrics func(b *testing.B)) {
+	b.Run(name, func(b *testing.B) {
+		b.ReportMetric(0, "ns/op")
+		metrics(b)
+	})
+}
+
+// must returns v; an error ends the process, since what it would have measured makes no sense then.
+func must[V any](v V, err error) V {
+	if err != nil {
+		panic(fmt.Sprintf("bench: %v", err))
+	}
+	return v
+}

@@ -1,0 +1,114 @@
+// Command report writes the tables of docs/speed.md from the output of the benchmarks:
+//
+//	report speed.md results/*.txt
+//
+// In the document, what is between <!-- begin: X --> and <!-- end: X --> is replaced: by the tables of BenchmarkX,
+// or, if X is targets, by what was aimed at and whether it was met. The plot beside it is replaced too.
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+func main() {
+	if len(os.Args) < 3 {
+		fmt.Fprintln(os.Stderr, "usage: report speed.md results.txt...")
+		os.Exit(2)
+	}
+	if err := run(os.Args[1], os.Args[2:]); err != nil {
+		fmt.Fprintln(os.Stderr, "report:", err)
+		os.Exit(1)
+	}
+}
+
+func run(document string, inputs []string) error {
+	text, err := os.ReadFile(document)
+	if err != nil {
+		return err
+	}
+	var all results
+	for _, name := range inputs {
+		f, err := os.Open(name)
+		if err != nil {
+			return err
+		}
+		err = all.read(f)
+		_ = f.Close()
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	if plot := growth(all); plot != "" {
+		name := filepath.Join(filepath.Dir(document), "speed-growth.svg")
+		if err := os.WriteFile(name, []byte(plot), 0o644); err != nil {
+			return err
+		}
+	}
+	return os.WriteFile(document, []byte(fill(string(text), all)), 0o644)
+}
+
+var section = regexp.MustCompile(`(?s)(<!-- begin: (\w+) -->\n).*?(<!-- end: (\w+) -->)`)
+
+// fill replaces the sections for which there are results.
+func fill(text string, all results) string {
+	return section.ReplaceAllStringFunc(text, func(old string) string {
+		m := section.FindStringSubmatch(old)
+		var b strings.Builder
+		if m[2] == "targets" {
+			writeTargets(&b, all)
+		} else {
+			writePart(&b, all, m[2])
+		}
+		if b.Len() == 0 {
+			return old
+		}
+		return m[1] + "\n" + b.String() + "\n" + m[3]
+	})
+}
+
+// writePart writes the tables of one benchmark function.
+func writePart(w io.Writer, all results, part string) {
+	part = strings.ToLower(part)
+	rows := slices.DeleteFunc(slices.Clone(all.rows), func(r *row) bool { return strings.ToLower(r.part) != part })
+	if len(rows) == 0 {
+		return
+	}
+	fmt.Fprintf(w, "%s\n", all.settings[rows[0].part])
+	for len(rows) > 0 {
+		n := slices.IndexFunc(rows, func(r *row) bool { return r.table != rows[0].table })
+		if n < 0 {
+			n = len(rows)
+		}
+		writeTable(w, rows[:n])
+		rows = rows[n:]
+	}
+}
+
+func writeTable(w io.Writer, rows []*row) {
+	units := slices.Clone(rows[0].units)
+	slices.SortStableFunc(units, func(a, b string) int { return rank(a) - rank(b) })
+	fmt.Fprintf(w, "\n| %s | |", rows[0].table)
+	for _, u := range units {
+		fmt.Fprintf(w, " %s |", title(u))
+	}
+	fmt.Fprintf(w, "\n| --- | --- |%s\n", strings.Repeat(" ---: |", len(units)))
+	scenario := ""
+	for _, r := range rows {
+		shown := r.scenario
+		if shown == scenario {
+			shown = ""
+		}
+		scenario = r.scenario
+		fmt.Fprintf(w, "| %s | %s |", shown, r.contender)
+		for _, u := range units {
+			fmt.Fprintf(w, " %s |", cell(u, r.values[u]))
+		}
+		fmt.Fprintln(w)
+	}
+}

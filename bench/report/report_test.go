@@ -1,0 +1,135 @@
+package main
+
+import (
+	"encoding/xml"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+)
+
+const sample = `date: 2026-01-02
+cpu: A processor
+cores: 2
+kernel: Linux 6.1
+go: go1.26
+redis: 7.0
+load: 0.1, 0.2, 0.3
+command: scripts/bench hits
+goos: linux
+BenchmarkHit/serial/2KB/floor-2   	 3	 24000 ns/op	 0 +allocs	 1.000 ×floor
+BenchmarkHit/serial/2KB/go-redis/cache-2   	 3	 48000 ns/op	 4 +allocs	 2.000 ×floor
+BenchmarkHit/serial/2KB/singlefill-2   	 3	 25000 ns/op	 5 +allocs	 1.040 ×floor
+BenchmarkHit/serial/2KB/singlefill-2   	 3	 26000 ns/op	 5 +allocs	 1.060 ×floor
+BenchmarkHit/serial/2KB/singlefill-2   	 3	 25200 ns/op	 5 +allocs	 1.050 ×floor
+BenchmarkHit/64_goroutines/1_key/singlefill-2   	 3	 25200 ns/op	 0.2 ×floor	 0.5 ×go-redis/cache
+BenchmarkGrowth/keys/1/floor-2   	 3	 20000 ns/op	 1 ×floor
+BenchmarkGrowth/keys/100000/floor-2   	 3	 20000 ns/op	 1 ×floor
+BenchmarkGrowth/keys/1/singlefill-2   	 3	 21000 ns/op	 1.05 ×floor
+BenchmarkGrowth/keys/100000/singlefill-2   	 3	 26000 ns/op	 1.26 ×floor
+PASS
+`
+
+func parsed(t *testing.T) results {
+	t.Helper()
+	var all results
+	if err := all.read(strings.NewReader(sample)); err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func TestSectionsWithResultsAreReplacedAndNoOthers(t *testing.T) {
+	const text = "a\n<!-- begin: Hit -->\nold\n<!-- end: Hit -->\nb\n<!-- begin: Lock -->\nold\n<!-- end: Lock -->\n"
+	const want = `a
+<!-- begin: Hit -->
+
+A processor, 2 cores, Linux 6.1, go1.26, Redis 7.0, load average before 0.1, 0.2, 0.3; 2026-01-02: ` + "`scripts/bench hits`" + `.
+
+| serial | | time | × floor | +allocs |
+| --- | --- | ---: | ---: | ---: |
+| 2KB | floor | 24.0 µs | 1.00 | +0 |
+|  | go-redis/cache | 48.0 µs | 2.00 | +4 |
+|  | singlefill | 25.2 µs | 1.05 (1.04–1.06) | +5 |
+
+| 64 goroutines | | time | × floor | × go-redis/cache |
+| --- | --- | ---: | ---: | ---: |
+| 1 key | singlefill | 25.2 µs | 0.20 | 0.50 |
+
+<!-- end: Hit -->
+b
+<!-- begin: Lock -->
+old
+<!-- end: Lock -->
+`
+	once := fill(text, parsed(t))
+	if once != want {
+		t.Errorf("got\n%s\nwant\n%s", once, want)
+	}
+	if twice := fill(once, parsed(t)); twice != once {
+		t.Errorf("a second time it is not the same:\n%s", twice)
+	}
+}
+
+func TestACellNamesItsUnitOnce(t *testing.T) {
+	for _, test := range []struct {
+		unit   string
+		values []float64
+		want   string
+	}{
+		{"p50-ms", []float64{1.5, 2.5, 3.5}, "2.5 ms (1.5–3.5)"},
+		{"p50-ms", []float64{0.5, 2.5, 3.5}, "2.5 ms (500 µs–3.5 ms)"},
+		{"p50-ms", []float64{2.5}, "2.5 ms"},
+		{"ns/op", []float64{1, 2, 1000}, "2 ns"},
+		{"×floor", []float64{0.01, 0.02, 0.9}, "0.0200 (0.0100–0.90)"},
+		{"+allocs", []float64{5}, "+5"},
+		{"loads/key", []float64{1.5}, "1.5"},
+	} {
+		if got := cell(test.unit, test.values); got != test.want {
+			t.Errorf("cell(%q, %v) = %q, want %q", test.unit, test.values, got, test.want)
+		}
+	}
+}
+
+func TestTargetsAreMetOrMissedByTheMedian(t *testing.T) {
+	for _, test := range []struct {
+		target
+		measured float64
+		met      bool
+	}{
+		{target{path: "Hit/serial/2KB/singlefill", unit: "×floor", limit: 1.05}, 1.05, true},
+		{target{path: "Hit/serial/2KB/singlefill", unit: "×floor", limit: 1.04}, 1.05, false},
+		{target{path: "Hit/64 goroutines/1 key/singlefill", unit: "×floor", throughput: true, limit: 5}, 5, true},
+		{target{path: "Hit/64 goroutines/1 key/singlefill", unit: "×floor", throughput: true, limit: 6}, 5, false},
+		{target{path: "Growth/keys/100000/singlefill", per: "Growth/keys/1/singlefill", unit: "×floor", limit: 1.1}, 1.2, false},
+	} {
+		v, met, ok := test.target.measure(parsed(t))
+		if !ok || met != test.met || v < test.measured*0.999 || v > test.measured*1.001 {
+			t.Errorf("%+v: measured %v, met %v, ok %v; want %v, %v", test.target, v, met, ok, test.measured, test.met)
+		}
+	}
+	if _, _, ok := (target{path: "Hit/serial/64KB/singlefill", unit: "×floor"}).measure(parsed(t)); ok {
+		t.Error("what was not measured has been measured")
+	}
+}
+
+func TestThePlotIsWellFormedAndStaysInItsFrame(t *testing.T) {
+	plot := growth(parsed(t))
+	d := xml.NewDecoder(strings.NewReader(plot))
+	for {
+		if _, err := d.Token(); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatalf("%v in\n%s", err, plot)
+		}
+	}
+	// 26 µs of 40 (the axis ends at a round number) on the right edge of a panel of 230 × 150 pixels.
+	for _, want := range []string{"L230.0 20.0", ">keys<", ">100k<", "prefers-color-scheme:dark"} {
+		if !strings.Contains(plot, want) {
+			t.Errorf("%q is not in\n%s", want, plot)
+		}
+	}
+	if growth(results{}) != "" {
+		t.Error("there is a plot of nothing")
+	}
+}

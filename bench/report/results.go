@@ -1,0 +1,181 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/singlefill/singlefill/bench"
+)
+
+// A row is one contender of one scenario: BenchmarkPart/table/scenario/contender.
+type row struct {
+	part, table, scenario, contender string
+
+	units  []string
+	values map[string][]float64 // by unit: one for each time the benchmark ran
+}
+
+func (r *row) path() string { return r.part + "/" + r.table + "/" + r.scenario + "/" + r.contender }
+
+type results struct {
+	rows     []*row
+	settings map[string]string // by part: where and how it was measured
+}
+
+var processors = regexp.MustCompile(`-\d+$`)
+
+// read adds the lines of go test -bench. Lines "name: value" before them say where and how they were measured.
+func (all *results) read(from io.Reader) error {
+	if all.settings == nil {
+		all.settings = make(map[string]string)
+	}
+	setting := make(map[string]string)
+	lines := bufio.NewScanner(from)
+	for lines.Scan() {
+		if name, value, found := strings.Cut(lines.Text(), ": "); found {
+			setting[name] = strings.TrimSpace(value)
+			continue
+		}
+		name, found := strings.CutPrefix(lines.Text(), "Benchmark")
+		fields := strings.Fields(name)
+		if !found || len(fields) < 4 {
+			continue
+		}
+		parts := strings.SplitN(strings.ReplaceAll(processors.ReplaceAllString(fields[0], ""), "_", " "), "/", 4)
+		if len(parts) < 4 {
+			continue
+		}
+		all.settings[parts[0]] = fmt.Sprintf("%s, %s cores, %s, %s, Redis %s, load average before %s; %s: `%s`.",
+			setting["cpu"], setting["cores"], setting["kernel"], setting["go"], setting["redis"], setting["load"],
+			setting["date"], setting["command"])
+		r := all.row(parts)
+		for i := 2; i+1 < len(fields); i += 2 {
+			v, err := strconv.ParseFloat(fields[i], 64)
+			if err != nil {
+				return fmt.Errorf("%q: %w", lines.Text(), err)
+			}
+			unit := strings.ReplaceAll(fields[i+1], "_", " ")
+			if r.values[unit] == nil {
+				r.units = append(r.units, unit)
+			}
+			r.values[unit] = append(r.values[unit], v)
+		}
+	}
+	return lines.Err()
+}
+
+func (all *results) row(parts []string) *row {
+	for _, r := range all.rows {
+		if r.path() == strings.Join(parts, "/") {
+			return r
+		}
+	}
+	r := &row{parts[0], parts[1], parts[2], parts[3], nil, make(map[string][]float64)}
+	all.rows = append(all.rows, r)
+	return r
+}
+
+// median returns the median of a metric; ok is false if it was not measured.
+func (all *results) median(path, unit string) (m float64, ok bool) {
+	for _, r := range all.rows {
+		if r.path() == path && len(r.values[unit]) > 0 {
+			return bench.Median(r.values[unit]), true
+		}
+	}
+	return 0, false
+}
+
+// order is that of the columns; what is not in it comes last.
+var order = []string{
+	"ns/op", "×", "loads/key", "p50-ms", "p99-ms", "p99-%", "polls", "most-polls", "commands", "allocs", "+allocs",
+}
+
+func rank(unit string) int {
+	if strings.HasPrefix(unit, "×") {
+		unit = "×"
+	}
+	if i := slices.Index(order, unit); i >= 0 {
+		return i
+	}
+	return len(order)
+}
+
+// title is a unit as the head of a column.
+func title(unit string) string {
+	switch {
+	case unit == "ns/op":
+		return "time"
+	case strings.HasPrefix(unit, "×"):
+		return "× " + strings.TrimPrefix(unit, "×")
+	}
+	if unit, found := strings.CutSuffix(unit, "-ms"); found {
+		return unit
+	}
+	return strings.Replace(unit, "most-polls", "most polls", 1)
+}
+
+// cell is the median of the runs and, of ratios and times of waiting, the least and the most of them.
+func cell(unit string, values []float64) string {
+	if len(values) == 0 {
+		return ""
+	}
+	show := func(v float64) string { return format(unit, v) }
+	m := show(bench.Median(values))
+	if ratio := strings.HasPrefix(unit, "×"); !ratio && !strings.HasSuffix(unit, "-ms") {
+		return m
+	}
+	least, most := show(bench.Quantile(values, 0)), show(bench.Quantile(values, 1))
+	if least == most {
+		return m
+	}
+	if number, unit, found := strings.Cut(least, " "); found && strings.HasSuffix(most, " "+unit) {
+		least, most = number, strings.TrimSuffix(most, " "+unit)
+		if !strings.HasSuffix(m, " "+unit) {
+			most += " " + unit
+		}
+	}
+	return fmt.Sprintf("%s (%s–%s)", m, least, most)
+}
+
+func format(unit string, v float64) string {
+	switch {
+	case strings.HasPrefix(unit, "×") && v < 0.095:
+		return fmt.Sprintf("%.4f", v)
+	case strings.HasPrefix(unit, "×"):
+		return fmt.Sprintf("%.2f", v)
+	case unit == "ns/op":
+		return duration(v)
+	case strings.HasSuffix(unit, "-ms"):
+		return duration(v * 1e6)
+	case strings.HasPrefix(unit, "+"):
+		return fmt.Sprintf("%+.0f", v)
+	case v != 0 && v < 10:
+		return strings.TrimSuffix(fmt.Sprintf("%.1f", v), ".0")
+	}
+	return fmt.Sprintf("%.0f", v)
+}
+
+func duration(ns float64) string {
+	for _, u := range []struct {
+		name string
+		ns   float64
+	}{{"ms", 1e6}, {"µs", 1e3}} {
+		if ns >= u.ns || ns <= -u.ns {
+			return strconv.FormatFloat(ns/u.ns, 'f', digits(ns/u.ns), 64) + " " + u.name
+		}
+	}
+	return strconv.FormatFloat(ns, 'f', 0, 64) + " ns"
+}
+
+// digits is how many to show after the point, for two or three in all.
+func digits(v float64) int {
+	if v < 100 && v > -100 {
+		return 1
+	}
+	return 0
+}

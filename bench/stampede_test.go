@@ -1,0 +1,120 @@
+package bench
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+// Stampedes of 8 processes of 100 goroutines each, at keys that nobody has read before.
+const herdGoroutines = 100
+
+func BenchmarkStampede(b *testing.B) {
+	for _, keys := range []int{1, 100} {
+		for _, load := range []time.Duration{10 * time.Millisecond, 137 * time.Millisecond, 1370 * time.Millisecond} {
+			name := strings.Replace(fmt.Sprintf("%d_keys/%v_load", keys, load), "1_keys", "1_key", 1)
+			b.Run(name, func(b *testing.B) { stampedes(b, 8, 4, keys, load) })
+		}
+	}
+}
+
+// A herd is the processes of one contender.
+type herd struct {
+	name   string
+	role   string  // what its processes do: see members
+	varies float64 // by how much, up or down, one load differs from the next
+	learns bool    // it may profit from the loads before
+	fresh  bool    // each stampede has new processes, which have never seen a load
+
+	processes []*redistest.Process
+	extra     []float64 // ms, of each call: beyond the time of the load
+	polls     []float64 // of each process that waited
+	loads     float64   // of all stampedes
+	commands  float64
+}
+
+// stampedes are preceded by so many others for those who can learn from them how long a load takes.
+func stampedes(b *testing.B, processes, warmUps, keys int, load time.Duration) {
+	s := redistest.Start(b)
+	herds := []*herd{
+		{name: "singlefill, load time known", role: "singlefill", learns: true},
+		{name: "singlefill, load time ±30 %", role: "singlefill", learns: true, varies: 0.3},
+		{name: "singlefill, new processes", role: "singlefill", fresh: true},
+		{name: "go-redis/cache", role: "go-redis/cache"},
+		{name: "singleflight", role: "singleflight"},
+		{name: "singleflight, SET NX, poll every 100 ms", role: "SET NX"},
+		{name: "rueidisaside", role: "rueidisaside"},
+	}
+	number := 0
+	run := func(h *herd) { // with keys of its own
+		number++
+		h.stampede(b, s, processes, stampede{
+			Keys: keys, Prefix: fmt.Sprint("herd-", number), Goroutines: herdGoroutines,
+			Load: time.Duration(float64(load) * (1 + h.varies*(2*rand.Float64()-1))),
+		})
+	}
+	for _, h := range herds {
+		for i := range warmUps {
+			if i == 0 || h.learns {
+				run(h)
+			}
+		}
+		h.extra, h.polls, h.loads, h.commands = nil, nil, 0, 0
+	}
+	n := 0.0
+	for round := range rounds(b) {
+		n++
+		for i := range herds {
+			run(herds[(i+round)%len(herds)])
+		}
+	}
+	for _, h := range herds {
+		report(b, h.name, func(b *testing.B) {
+			b.ReportMetric(h.loads/n/float64(keys), "loads/key")
+			b.ReportMetric(Median(h.extra), "p50-ms")
+			b.ReportMetric(Quantile(h.extra, 0.99), "p99-ms")
+			b.ReportMetric(Quantile(h.extra, 0.99)/load.Seconds()/1e3*100, "p99-%")
+			b.ReportMetric(Median(h.polls), "polls")
+			b.ReportMetric(Quantile(h.polls, 1), "most-polls")
+			b.ReportMetric(h.commands/n, "commands")
+		})
+	}
+}
+
+// stampede lets one happen.
+func (h *herd) stampede(b *testing.B, s *redistest.Server, processes int, order stampede) {
+	if h.fresh || h.processes == nil {
+		h.renew(b, s, processes)
+	}
+	order.At = time.Now().Add(50 * time.Millisecond)
+	tell(h.processes, order)
+	for _, p := range h.processes {
+		var r reports
+		hear(p, &r)
+		for _, took := range r.Took {
+			h.extra = append(h.extra, (took-order.Load).Seconds()*1e3)
+		}
+		for _, n := range r.Polls {
+			h.polls = append(h.polls, float64(n))
+		}
+		h.loads += float64(r.Loads)
+		h.commands += float64(r.Commands)
+	}
+}
+
+func (h *herd) renew(b *testing.B, s *redistest.Server, processes int) {
+	for _, p := range h.processes {
+		p.Kill()
+	}
+	h.processes = nil
+	for range processes {
+		h.processes = append(h.processes, redistest.Spawn(b, h.role, s.Addr))
+	}
+	for _, p := range h.processes {
+		p.Expect("ready")
+	}
+}

@@ -1,0 +1,61 @@
+package bench
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+// Ways to bound one GET in time, and what they cost.
+func BenchmarkTried(b *testing.B) {
+	b.Run("a_bound_on_each_GET/serial", func(b *testing.B) { bounds(b, 0) })
+	b.Run("a_bound_on_each_GET/64_goroutines", func(b *testing.B) { bounds(b, 64) })
+}
+
+func bounds(b *testing.B, goroutines int) {
+	rdb := open(b, redistest.Start(b))
+	h := newHits(b, goroutines, max(1, goroutines), 100)
+	const limit = 500 * time.Millisecond
+	r := race{ops: 200, goroutines: goroutines, bases: []string{"floor"}, contenders: []contender{
+		h.floor(rdb),
+		{"a context with a timer", func(i int) error {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(h.ctx(i)), limit)
+			defer cancel()
+			_, err := getAndDecode(ctx, rdb, "floor:"+h.key(i))
+			return err
+		}},
+		{"a goroutine, a context with a timer", func(i int) error {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(h.ctx(i)), limit)
+			defer cancel()
+			replies := make(chan error, 1)
+			go func() {
+				_, err := getAndDecode(ctx, rdb, "floor:"+h.key(i))
+				replies <- err
+			}()
+			select {
+			case err := <-replies:
+				return err
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}},
+		h.singlefill("singlefill, timers shared", newCache[order](b, rdb)),
+		h.singlefill("singlefill, default client", newCache[order](b, redis.UniversalClient(unboundedLike(b, rdb)))),
+	}}
+	if goroutines > 0 {
+		r.ops = goroutines * 16
+	}
+	r.run(b)
+}
+
+// unboundedLike returns a client of the same server without ContextTimeoutEnabled.
+func unboundedLike(b *testing.B, rdb *redis.Client) *redis.Client {
+	o := *rdb.Options()
+	o.ContextTimeoutEnabled = false
+	c := redis.NewClient(&o)
+	b.Cleanup(func() { _ = c.Close() })
+	return c
+}
