@@ -194,7 +194,7 @@ func (c *Cache[T]) inBatches(ctx context.Context, op string, keys []string, do f
 
 // Close makes every later call return ErrClosed, ends waiting for other processes with ErrClosed, and waits
 // until the loads that run in this process have ended and been stored: LoadTimeout at most, and the commands
-// after it. Giving back a place of MaxFleetLoads that Redis does not answer goes on behind it for LockTTL at most.
+// after it. Giving back a place of MaxFleetLoads that Redis does not answer goes on behind it for about LockTTL.
 // It does not close the client. Closing twice is fine.
 func (c *Cache[T]) Close() error {
 	if c.flights.Close() {

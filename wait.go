@@ -3,7 +3,6 @@ package singlefill
 import (
 	"context"
 	"errors"
-	"math"
 	"math/rand/v2"
 	"time"
 
@@ -25,7 +24,7 @@ import (
 // Those who wait for one key in thousands of processes ask densely at the same time. All that one of them sees of the
 // others is how long its own commands take, and it pauses crowd times as long at least. So when they are too many for
 // the server, its queue settles at one in crowd+1 of them, and each asks as often as its turn comes. One slow command
-// alone may be slow for any reason: the quicker one of the last two counts.
+// alone may be slow for any reason: the quicker one of the last two counts, and the first one no further than maxPause.
 type wait struct {
 	begun    time.Time
 	polls    int
@@ -45,7 +44,7 @@ const (
 )
 
 func newWait(expected estimate) wait {
-	return wait{begun: time.Now(), expected: expected, last: math.MaxInt64}
+	return wait{begun: time.Now(), expected: expected, last: maxPause / crowd}
 }
 
 // heard notes how long a command took.

@@ -14,7 +14,7 @@ type debts struct {
 	workers int    // protected by mu
 }
 
-// A debt is settled by a command that may have to be repeated. After its end it has settled itself.
+// A debt is settled by a command that may have to be repeated. At its end it has settled itself.
 type debt struct {
 	settle func() (done bool)
 	end    time.Time
@@ -22,12 +22,12 @@ type debt struct {
 
 const maxWorkers = 8
 
-// owe has settle called until it is done, or the lease that it may be about has ended.
-func (l *Locker) owe(settle func() (done bool)) {
+// owe has settle called until it is done, or what it is about has ended by itself, after life.
+func (l *Locker) owe(life time.Duration, settle func() (done bool)) {
 	d := &l.debts
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.owed = append(d.owed, debt{settle, time.Now().Add(l.opts.TTL)})
+	d.owed = append(d.owed, debt{settle, time.Now().Add(life)})
 	if d.workers < maxWorkers {
 		d.workers++
 		go d.work(l.opts.RedisTimeout)
@@ -72,8 +72,11 @@ func (d *debts) next() (next debt, ok bool) {
 // giveUp makes the server forget the ticket: what it holds, what it waits for, and what a command that is still on
 // its way would take.
 func (t *ticket) giveUp(ctx context.Context) {
-	tries := 0
-	t.owe(func() bool {
+	tries, life := 0, t.opts.TTL
+	if t.kind.queues() {
+		life = max(life, t.opts.WaiterTTL)
+	}
+	t.owe(life, func() bool {
 		tries++
 		err := t.kind.abandon(ctx, t)
 		// What has never been sent leaves nothing. The second look is for a command that was just being written

@@ -986,3 +986,32 @@ func TestAFrozenFairWaiterIsPassedOverAndComesBackAsTheLast(t *testing.T) {
 	frozen.Send("release")
 	frozen.Expect("released <nil>")
 }
+
+// A place in the queue may live for longer than a lease: it is left for as long as it is there.
+func TestAPlaceIsLeftAlsoAfterAnOutageThatIsLongerThanALease(t *testing.T) {
+	fairBubble(t, func(t *testing.T, m *miniredis.Miniredis) {
+		rdb := redistest.NewMiniClient(t, m)
+		lease := fairTake(t, fairMutex(t, rdb, "n", nil))
+		cut, f := withFaults(t, m)
+		l := fairMutex(t, cut, "n", &lock.Options{TTL: 2 * time.Second, WaiterTTL: time.Minute})
+		ended := make(chan error, 1)
+		go func() { _, err := l.Acquire(t.Context()); ended <- err }()
+		time.Sleep(time.Second)
+		f.set(noConnection)
+		if err := <-ended; !errors.Is(err, lock.ErrUnavailable) {
+			t.Errorf("Acquire: %v, want ErrUnavailable", err)
+		}
+		time.Sleep(10 * time.Second)
+		if !m.Exists(fairQueueKey) {
+			t.Error("it does not stand in the queue, so that this proves nothing")
+		}
+		f.set(nil)
+		time.Sleep(time.Second)
+		if m.Exists(fairQueueKey) {
+			t.Error("it still stands in the queue")
+		}
+		if err := lease.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}

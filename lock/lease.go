@@ -50,7 +50,7 @@ func (l *Lease) begin(ctx context.Context) {
 		if why := renewal.Keep(l.ctx); why != nil && l.over.CompareAndSwap(false, true) {
 			l.end(ErrLost)
 			l.tellLost(ctx, why)
-			if why == renew.ErrNotRenewed { // a renewal may have arrived: the others are not to wait for its end
+			if why != renew.ErrGone { // a renewal may have arrived: the others are not to wait for its end
 				time.Sleep(renewal.Margin)
 				l.ticket.giveUp(ctx)
 			}
@@ -116,7 +116,7 @@ func (l *Lease) Release(ctx context.Context) error {
 		return l.tellEnd(ctx, released)
 	}
 	if mayPass(err) {
-		t.owe(func() bool {
+		t.owe(t.opts.TTL, func() bool {
 			released, err := t.kind.release(ctx, t, t.opts.RedisTimeout)
 			if err == nil {
 				_ = l.tellEnd(ctx, released) // the call has returned

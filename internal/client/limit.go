@@ -36,4 +36,5 @@ type commandContext struct {
 	values context.Context
 }
 
-func (c commandContext) Value(key any) any { return c.values.Value(key) }
+// Value has to hide what package context looks up to find the end of the caller's context, and its cause.
+func (c commandContext) Value(key any) any { return context.WithoutCancel(c.values).Value(key) }

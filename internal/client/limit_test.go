@@ -16,10 +16,10 @@ func TestALimitEndsInTimeWithTheCallersValuesAndNotWithTheCaller(t *testing.T) {
 		var l limit
 		var all []context.Context
 		for i := range 400 {
-			caller, leave := context.WithCancel(context.WithValue(t.Context(), valueKey{}, i))
+			caller, leave := context.WithCancelCause(context.WithValue(t.Context(), valueKey{}, i))
 			sent := time.Now()
 			ctx := l.within(caller, sent, d)
-			leave()
+			leave(errors.New("the caller has left"))
 			if ctx.Value(valueKey{}) != i || ctx.Err() != nil {
 				t.Fatalf("it has value %v and has ended by %v, want %d and not", ctx.Value(valueKey{}), ctx.Err(), i)
 			}
@@ -34,8 +34,9 @@ func TestALimitEndsInTimeWithTheCallersValuesAndNotWithTheCaller(t *testing.T) {
 			deadline, _ := ctx.Deadline()
 			time.Sleep(time.Until(deadline))
 			<-ctx.Done()
-			if !errors.Is(ctx.Err(), context.DeadlineExceeded) || time.Now().Before(deadline) {
-				t.Fatalf("ended by %v", ctx.Err())
+			cause := context.Cause(ctx)
+			if !errors.Is(ctx.Err(), context.DeadlineExceeded) || cause != context.DeadlineExceeded || time.Now().Before(deadline) {
+				t.Fatalf("ended by %v, because %v", ctx.Err(), cause)
 			}
 		}
 	})

@@ -264,7 +264,7 @@ var lockMutants = []mutant{
 		name: "lost-lease-not-given-back",
 		bug:  "A lease lost for want of an answer is not given back, though its renewal may have arrived",
 		file: "lock/lease.go",
-		old:  "if why == renew.ErrNotRenewed {",
+		old:  "if why != renew.ErrGone {",
 		new:  "if false {",
 		pkg:  "lock", test: "TestALeaseThatWasLostForWantOfAnAnswerIsGivenBack",
 	},

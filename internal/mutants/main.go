@@ -12,41 +12,35 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"time"
 )
 
-const usage = `Usage: scripts/mutants [-w] [PATTERN]
+const usage = `Usage: scripts/mutants [PATTERN]
 
 Breaks the library in a copy of this tree, in one place at a time, and runs the test that has to notice. Prints
 what was broken, how, and what has caught it. With PATTERN, a regular expression, only the mutants of such names.
 Exits with 1 if one survives, or cannot be made any more because the code has moved on.
 
-The mutants are in internal/mutants/{fill,cache,lock}.go. The tests start the Redis servers that they need.
-
-  -w  also write the table to docs/mutants.md
+All of them take ten to twenty minutes. The tests start the Redis servers that they need. The mutants are in
+internal/mutants/{fill,cache,lock}.go.
 `
-
-// document is where -w writes.
-const document = "docs/mutants.md"
 
 // mutants are all there are.
 var mutants = slices.Concat(fillMutants, cacheMutants, lockMutants)
 
 func main() {
 	flag.Usage = func() { fmt.Fprint(os.Stderr, usage) }
-	write := flag.Bool("w", false, "")
 	flag.Parse()
 	pattern, err := regexp.Compile(flag.Arg(0))
-	if err != nil || flag.NArg() > 1 || *write && flag.NArg() > 0 {
+	if err != nil || flag.NArg() > 1 {
 		flag.Usage()
 		os.Exit(2)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	err = run(ctx, pattern, *write)
+	err = run(ctx, pattern)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "mutants:", err)
@@ -54,7 +48,7 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, pattern *regexp.Regexp, write bool) error {
+func run(ctx context.Context, pattern *regexp.Regexp) error {
 	var chosen []mutant
 	for _, m := range mutants {
 		if pattern.MatchString(m.name) {
@@ -73,12 +67,7 @@ func run(ctx context.Context, pattern *regexp.Regexp, write bool) error {
 	}
 	fmt.Printf("The tests of %d mutants pass without them, in %v.\n\n", len(chosen), time.Since(begun).Round(time.Second))
 
-	var table strings.Builder
-	row := func(cells ...string) {
-		line := "| " + strings.Join(cells, " | ") + " |\n"
-		table.WriteString(line)
-		fmt.Print(line)
-	}
+	row := func(cells ...string) { fmt.Println("| " + strings.Join(cells, " | ") + " |") }
 	row("mutant", "bug", "caught by", "in")
 	row("---", "---", "---", "---")
 	missed := 0
@@ -98,18 +87,5 @@ func run(ctx context.Context, pattern *regexp.Regexp, write bool) error {
 	if missed > 0 {
 		return fmt.Errorf("%d of %d were not caught", missed, len(chosen))
 	}
-	if write {
-		if err := os.MkdirAll(filepath.Dir(document), 0o755); err != nil {
-			return err
-		}
-		return os.WriteFile(document, []byte(head+table.String()), 0o644)
-	}
 	return nil
 }
-
-const head = `# Bugs that the tests catch
-
-Written by ` + "`scripts/mutants -w`" + `. It puts each of these bugs, which locks and caches on Redis are known for, into a
-copy of the code, and runs the test that has to notice; the time is what that test took.
-
-`
