@@ -137,7 +137,7 @@ func FuzzNamesOfKeys(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, namespaceA, a, namespaceB, b string) {
 		if checkNamespace(namespaceA) != nil || checkNamespace(namespaceB) != nil || a == "" || b == "" {
-			t.Skip()
+			return // New or the call refuses them
 		}
 		if err := checkNames(namespaceA, a, namespaceB, b); err != nil {
 			t.Error(err)

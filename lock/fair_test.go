@@ -937,14 +937,18 @@ func spawnFairUser(t *testing.T, u fairUser) *redistest.Process {
 	return redistest.Spawn(t, fairUserRole, string(args))
 }
 
+func awaitFairQueue(t *testing.T, s *redistest.Server, name string, n int64) {
+	t.Helper()
+	redistest.Await(t, fmt.Sprint(n, " wait"), func() bool {
+		return s.Admin().ZCard(t.Context(), "{"+name+"}:lock:queue").Val() == n
+	})
+}
+
 func TestAFairMutexIsHandedOnWhenProcessesAreKilled(t *testing.T) {
 	t.Parallel()
 	s := redistest.Shared(t)
 	name := redistest.Namespace(t)
-	queued := func(n int64) {
-		t.Helper()
-		redistest.Await(t, fmt.Sprint(n, " wait"), func() bool { return s.Admin().ZCard(t.Context(), "{"+name+"}:lock:queue").Val() == n })
-	}
+	queued := func(n int64) { t.Helper(); awaitFairQueue(t, s, name, n) }
 	holder := spawnFairUser(t, fairUser{Addr: s.Addr, Name: name, Waiters: 1})
 	holder.Expect("held")
 	doomed := spawnFairUser(t, fairUser{Addr: s.Addr, Name: name, Waiters: 10})
@@ -963,10 +967,7 @@ func TestAFrozenFairWaiterIsPassedOverAndComesBackAsTheLast(t *testing.T) {
 	t.Parallel()
 	s := redistest.Shared(t)
 	name := redistest.Namespace(t)
-	queued := func(n int64) {
-		t.Helper()
-		redistest.Await(t, fmt.Sprint(n, " wait"), func() bool { return s.Admin().ZCard(t.Context(), "{"+name+"}:lock:queue").Val() == n })
-	}
+	queued := func(n int64) { t.Helper(); awaitFairQueue(t, s, name, n) }
 	holder := spawnFairUser(t, fairUser{Addr: s.Addr, Name: name, Waiters: 1})
 	holder.Expect("held")
 	frozen := spawnFairUser(t, fairUser{Addr: s.Addr, Name: name, Waiters: 1})

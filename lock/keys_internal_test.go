@@ -135,7 +135,7 @@ func FuzzKeysOfNames(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, a, b string) {
 		if a == "" || b == "" {
-			t.Skip()
+			return // no names
 		}
 		if err := checkKeys(a, b); err != nil {
 			t.Error(err)

@@ -36,9 +36,16 @@ type row struct {
 	result
 }
 
+// Without -scale it writes a copy of the page, from the smallest fleet alone.
 func TestScale(t *testing.T) {
-	if *docs == "" {
-		t.Skip("this takes minutes: see scripts/scale")
+	folder, sizes, lengths := *docs, sizes, lengths
+	if folder == "" {
+		folder, sizes, lengths = t.TempDir(), sizes[:1], lengths[:1]
+		page, err := os.ReadFile("../../docs/scale.md")
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, folder, "scale.md", page)
 	}
 	c := measure(t)
 	var rows []row
@@ -55,8 +62,8 @@ func TestScale(t *testing.T) {
 				}
 			})
 		}
-		writeTable(t, c, rows) // for those who do not want to wait for the rest
-		writePlots(t, c, rows)
+		writeTable(t, folder, c, rows) // for those who do not want to wait for the rest
+		writePlots(t, folder, c, rows)
 	}
 }
 
@@ -135,8 +142,8 @@ func thousands(n int) string {
 
 const begin, end = "<!-- begin of what scripts/scale writes -->\n", "<!-- end of what scripts/scale writes -->\n"
 
-func writeTable(t *testing.T, c costs, rows []row) {
-	name := filepath.Join(*docs, "scale.md")
+func writeTable(t *testing.T, folder string, c costs, rows []row) {
+	name := filepath.Join(folder, "scale.md")
 	text, err := os.ReadFile(name)
 	if err != nil {
 		t.Fatal(err)
@@ -153,16 +160,16 @@ func writeTable(t *testing.T, c costs, rows []row) {
 	for _, r := range rows {
 		fmt.Fprintf(&b, "| %s |\n", strings.Join(r.cells(c), " | "))
 	}
-	write(t, "scale.md", slices.Concat(before, []byte(begin), b.Bytes(), []byte(end), after))
+	write(t, folder, "scale.md", slices.Concat(before, []byte(begin), b.Bytes(), []byte(end), after))
 }
 
-func write(t *testing.T, name string, data []byte) {
-	if err := os.WriteFile(filepath.Join(*docs, name), data, 0o644); err != nil {
+func write(t *testing.T, folder, name string, data []byte) {
+	if err := os.WriteFile(filepath.Join(folder, name), data, 0o644); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func writePlots(t *testing.T, c costs, rows []row) {
+func writePlots(t *testing.T, folder string, c costs, rows []row) {
 	ms := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 	late := chart{
 		title: "How late the slowest 1 % of waiters get the value", x: "processes", y: "ms after the load's end, p99",
@@ -205,9 +212,9 @@ func writePlots(t *testing.T, c costs, rows []row) {
 	}
 	late.series = append(late.series, floor)
 	commands.series = append(commands.series, capacity)
-	write(t, "scale-late.svg", late.svg())
-	write(t, "scale-polls.svg", polls.svg())
-	write(t, "scale-commands.svg", commands.svg())
+	write(t, folder, "scale-late.svg", late.svg())
+	write(t, folder, "scale-polls.svg", polls.svg())
+	write(t, folder, "scale-commands.svg", commands.svg())
 
 	largest := rows[len(rows)-1].processes
 	over := chart{
@@ -225,7 +232,7 @@ func writePlots(t *testing.T, c costs, rows []row) {
 		over.series = append(over.series, s)
 	}
 	over.fit()
-	write(t, "scale-time.svg", over.svg())
+	write(t, folder, "scale-time.svg", over.svg())
 }
 
 func floats(values []int) (all []float64) {
