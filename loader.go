@@ -64,7 +64,7 @@ func (c *Cache[T]) GetOrLoadInfo(ctx context.Context, key string, load Loader[T]
 			return zero, ValueInfo{}, err
 		}
 		if s.First {
-			c.begin(ctx, s.Flight, load)
+			c.begin(ctx, s, load)
 		}
 		r, shared, ok, err := c.flights.Wait(ctx, s, outer)
 		if ok {
@@ -80,20 +80,25 @@ func (c *Cache[T]) GetOrLoadInfo(ctx context.Context, key string, load Loader[T]
 	}
 }
 
-// begin runs a flight: its read in the caller's goroutine if the caller can wait that long, and the rest,
-// if there is any, in one of its own, since it belongs to all who board.
-func (c *Cache[T]) begin(ctx context.Context, f *flight.Flight[result[T]], load Loader[T]) {
-	detached := client.Detach(ctx)
-	if c.client.EndsWithin(ctx) {
-		go func() {
-			if l, hit := c.read(detached, f, load); !hit {
-				c.fill(detached, f, load, l)
-			}
-		}()
-		return
+// begin runs a flight: its read in the caller's goroutine if it is due and the caller can wait that long, and the
+// rest, if there is any, in one of its own, since it belongs to all who board.
+func (c *Cache[T]) begin(ctx context.Context, s flight.Seat[result[T]], load Loader[T]) {
+	ends, detached := c.client.EndsWithin(ctx), client.Detach(ctx)
+	switch {
+	case s.After:
+		c.flights.RunAfter(s.Flight, func() { c.run(detached, s.Flight, load) })
+	case ends:
+		go c.run(detached, s.Flight, load)
+	default:
+		if l, hit := c.read(detached, s.Flight, load); !hit {
+			go c.fill(detached, s.Flight, load, l)
+		}
 	}
-	if l, hit := c.read(detached, f, load); !hit {
-		go c.fill(detached, f, load, l)
+}
+
+func (c *Cache[T]) run(ctx context.Context, f *flight.Flight[result[T]], load Loader[T]) {
+	if l, hit := c.read(ctx, f, load); !hit {
+		c.fill(ctx, f, load, l)
 	}
 }
 

@@ -29,7 +29,10 @@ var (
 //  4. the flight's store is refused, so that v1 is known to be true only as of the beginning of the load;
 //  5. A takes v1; B boards again, and gets v2.
 //
-// The same rule lets readers of one key share reads, and none takes a reply that was on its way when it came.
+// The same rule lets readers of one key share reads, and none takes a reply that was on its way when it came: who
+// comes during a read boards the flight after it, which begins when that read has ended. If it ends with a miss, the
+// flight goes on, and those who wait for the one after it are handed over to it.
+//
 // Nobody goes round for ever: whoever was in a flight is early for every flight of that key begun after it.
 //
 // A refresh is a flight for nobody: its key has a value that can be served meanwhile, so callers do not board
@@ -54,12 +57,15 @@ type Flight[R any] struct {
 	broken   bool          // what the load will bring has been made void since it began
 	done     chan struct{} // closed when ended; made by the first who waits
 	gone     chan struct{} // closed when broken; made by the first who waits
-	next     *Flight[R]    // one to board after this one; begun later, unless handed is true
-	handed   bool          // its callers have been handed over to a refresh
+	after    *Flight[R]    // for those who came during the read; begins when this one ends, if it ends with that
+	due      bool          // begun, or to be begun as soon as there is a run
+	run      func()        // begins the flight that is after another one
+	next     *Flight[R]    // one to board after this one; begun later, unless handed is more than 0
+	handed   int           // the turn of next when this one's callers were handed over to it; 0: they were not
 	result   R
 	asOf     int
 	taken    bool // by a caller
-	offer    R    // what callers take if their patience ends first
+	offer    *R   // what callers take if their patience ends first
 	offered  int  // the turn as of which offer is true; 0: there is none
 }
 
@@ -73,6 +79,7 @@ const FirstTurn = 1
 type Seat[R any] struct {
 	*Flight[R]
 	First   bool // the caller has to run the flight, which is new
+	After   bool // not now: by RunAfter
 	boarded int  // the flight's turn when the caller came
 }
 
@@ -105,12 +112,19 @@ func (g *Group[R]) Board(key string, prev *Flight[R], outer *Load) (Seat[R], err
 	s := Seat[R]{Flight: f}
 	switch {
 	case f == nil:
-		s.Flight = &Flight[R]{Key: key, turn: FirstTurn, Load: Load{cache: g, outer: outer}}
-		s.First = true
+		s.Flight, s.First = g.newFlight(key, outer), true
+		s.due = true
 		g.flights[key] = s.Flight
-		g.Running.Add(1)
-	case prev == nil || prev.handed:
+	case prev == nil && f.reads():
+		if f.after == nil {
+			f.after = g.newFlight(key, outer)
+			s.First, s.After = true, true
+		}
+		s.Flight = f.after
+	case prev == nil:
 		s.boarded = f.turn
+	default:
+		s.boarded = prev.handed
 	}
 	if prev != nil {
 		prev.next = s.Flight
@@ -122,6 +136,25 @@ func (g *Group[R]) Board(key string, prev *Flight[R], outer *Load) (Seat[R], err
 	s.exempt = s.exempt || outer != nil
 	s.wake() // is it still worth waiting for what it waits for?
 	return s, nil
+}
+
+func (g *Group[R]) newFlight(key string, outer *Load) *Flight[R] {
+	g.Running.Add(1)
+	return &Flight[R]{Key: key, turn: FirstTurn, Load: Load{cache: g, outer: outer}}
+}
+
+// reads reports whether a flight has not come further than its read.
+func (f *Flight[R]) reads() bool { return !f.ended && f.Nudge == nil }
+
+// RunAfter says how to run a flight that is after another one. run is called in a goroutine of its own, as soon as
+// that one has ended with its read; never, if that one goes on, or if all callers have left by then.
+func (g *Group[R]) RunAfter(f *Flight[R], run func()) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	f.run = run
+	if f.due && !f.ended {
+		go run()
+	}
 }
 
 // late reports whether a seat was taken after the load began.
@@ -154,7 +187,7 @@ func (g *Group[R]) Wait(ctx context.Context, s Seat[R], outer *Load) (r R, share
 		s.wake() // it is nobody's now
 	}
 	if err = ctx.Err(); err == context.DeadlineExceeded && s.boarded < s.offered {
-		return s.offer, true, true, err
+		return *s.offer, true, true, err
 	}
 	return r, false, false, err
 }
@@ -201,6 +234,7 @@ func (g *Group[R]) BeginFill(f *Flight[R], handOver bool) (begun bool) {
 	if f.Nudge == nil {
 		f.Nudge = make(chan struct{}, 1)
 	}
+	g.pass(f, f)
 	return true
 }
 
@@ -227,9 +261,19 @@ func (g *Group[R]) handOver(f *Flight[R]) bool {
 	if r == nil || r.ended {
 		return false
 	}
+	g.pass(f, r)
 	g.end(f, none, 0)
-	f.next, f.handed = r, true
+	f.next, f.handed = r, r.turn
 	return true
+}
+
+// pass hands the callers of the flight after f over to another one.
+func (g *Group[R]) pass(f, to *Flight[R]) {
+	if after := f.after; after != nil {
+		f.after = nil
+		after.next, after.handed = to, to.turn
+		g.cancel(after)
+	}
 }
 
 // Wanted reports whether anybody waits for a flight.
@@ -243,7 +287,7 @@ func (g *Group[R]) Wanted(f *Flight[R]) bool {
 func (g *Group[R]) Offer(f *Flight[R], r R, asOf int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	f.offer, f.offered = r, asOf
+	f.offer, f.offered = &r, asOf
 }
 
 // Tick begins a turn and returns it.
@@ -298,6 +342,9 @@ func (g *Group[R]) end(f *Flight[R], r R, asOf int) {
 	if f.done != nil {
 		close(f.done)
 	}
+	if f.after != nil {
+		g.beginAfter(f.after)
+	}
 	if f.Refresh && f.Rest > 0 && g.refreshes[f.Key] == nil {
 		resting := &Flight[R]{Key: f.Key, Refresh: true, Of: f.Of, ended: true} // and nothing of the value
 		g.refreshes[f.Key] = resting
@@ -307,6 +354,27 @@ func (g *Group[R]) end(f *Flight[R], r R, asOf int) {
 			g.forget(resting)
 		})
 	}
+}
+
+// beginAfter begins a flight that was after another one. Its goroutine is the last that the end of that one makes
+// ready, and so the first to run: the next read is sent before all those who have their value now work with it.
+func (g *Group[R]) beginAfter(f *Flight[R]) {
+	if f.callers == 0 {
+		g.cancel(f)
+		return
+	}
+	f.due = true
+	g.flights[f.Key] = f
+	if f.run != nil {
+		go f.run()
+	}
+}
+
+// cancel ends a flight that has not begun.
+func (g *Group[R]) cancel(f *Flight[R]) {
+	var none R
+	g.end(f, none, 0)
+	g.Running.Done()
 }
 
 // forget takes a flight out of the maps: nobody can board it any more, but for those who follow a next.

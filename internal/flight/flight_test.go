@@ -45,6 +45,7 @@ func TestOneFlightForAKeyAtATime(t *testing.T) {
 	g := NewGroup[string]()
 	a := board(t, g, "k", nil, nil)
 	wantFirst(t, a, true)
+	g.BeginFill(a.Flight, true)
 	b := board(t, g, "k", nil, nil)
 	wantFirst(t, b, false)
 	if a.Flight != b.Flight || a.Key != "k" {
@@ -66,7 +67,9 @@ func TestOneFlightForAKeyAtATime(t *testing.T) {
 func TestOneOwnerAndManySharers(t *testing.T) {
 	t.Parallel()
 	g := NewGroup[string]()
-	a, b, c := board(t, g, "k", nil, nil), board(t, g, "k", nil, nil), board(t, g, "k", nil, nil)
+	a := board(t, g, "k", nil, nil)
+	g.BeginFill(a.Flight, true)
+	b, c := board(t, g, "k", nil, nil), board(t, g, "k", nil, nil)
 	land(g, a.Flight, "v", Always)
 	wantResult(t, g, b, nil, "v", false, true)
 	wantResult(t, g, a, nil, "v", true, true)
@@ -111,12 +114,14 @@ func TestTheTurnDecidesWhoTakesTheResult(t *testing.T) {
 func TestTheFirstEndOfAFlightCounts(t *testing.T) {
 	t.Parallel()
 	g := NewGroup[string]()
-	a, b := board(t, g, "k", nil, nil), board(t, g, "k", nil, nil)
+	a := board(t, g, "k", nil, nil)
+	g.BeginFill(a.Flight, true)
+	b := board(t, g, "k", nil, nil)
 	land(g, a.Flight, "v", Always)
 	newer := board(t, g, "k", nil, nil)
 	g.End(a.Flight, "", 0)
 	wantResult(t, g, b, nil, "v", false, true)
-	if s := board(t, g, "k", nil, nil); s.Flight != newer.Flight {
+	if g.flights["k"] != newer.Flight {
 		t.Error("the second End has taken another flight out of the map")
 	}
 	land(g, newer.Flight, "", 1)
@@ -136,28 +141,83 @@ func TestALoadBrokenOffIsNotTakenLate(t *testing.T) {
 	wantResult(t, g, early, nil, "v", false, true)
 }
 
-func TestWhoComesDuringAReadGoesRoundOnce(t *testing.T) {
+// runsAfter makes a flight that is after another one end as a read does, as soon as it may.
+func runsAfter(g *Group[string], s Seat[string], r string) {
+	g.RunAfter(s.Flight, func() { land(g, s.Flight, r, FirstTurn) })
+}
+
+func TestWhoComesDuringAReadSharesTheNextOne(t *testing.T) {
+	t.Parallel()
+	for _, said := range []string{"before", "after"} {
+		t.Run(said, func(t *testing.T) {
+			t.Parallel()
+			g := NewGroup[string]()
+			a := board(t, g, "k", nil, nil)
+			late1, late2 := board(t, g, "k", nil, nil), board(t, g, "k", nil, nil)
+			if !late1.First || !late1.After || late2.First || late1.Flight != late2.Flight {
+				t.Fatalf("two who come during a read have the seats %+v and %+v", late1, late2)
+			}
+			if said == "before" {
+				runsAfter(g, late1, "new")
+			}
+			if late1.ended {
+				t.Fatal("the next read has begun before the end of the first")
+			}
+			land(g, a.Flight, "old", FirstTurn)
+			if said == "after" {
+				runsAfter(g, late1, "new")
+			}
+			wantResult(t, g, a, nil, "old", false, true)
+			wantResult(t, g, late1, nil, "new", false, true)
+			wantResult(t, g, late2, nil, "new", true, true)
+			g.Running.Wait()
+			if len(g.flights) > 0 {
+				t.Errorf("%d flights are left", len(g.flights))
+			}
+		})
+	}
+}
+
+// TestWhoComesDuringAReadThatMissesIsHandedOver: to the flight that goes on, as somebody who came before its next turn.
+func TestWhoComesDuringAReadThatMissesIsHandedOver(t *testing.T) {
+	t.Parallel()
+	for asOf := range 4 {
+		g := NewGroup[string]()
+		a := board(t, g, "k", nil, nil)
+		late := board(t, g, "k", nil, nil)
+		g.RunAfter(late.Flight, func() { t.Error("a second read begins") })
+		g.BeginFill(a.Flight, true)
+		g.Tick(a.Flight)
+		wantResult(t, g, late, nil, "", false, false)
+		again := board(t, g, "k", late.Flight, nil)
+		if again.Flight != a.Flight {
+			t.Fatal("who came during the read is not in the flight that goes on")
+		}
+		land(g, a.Flight, "v", asOf)
+		want := ""
+		if asOf > FirstTurn {
+			want = "v"
+		}
+		wantResult(t, g, again, nil, want, false, asOf > FirstTurn)
+		g.Running.Wait()
+	}
+}
+
+// TestNoReadIsMadeForThoseWhoHaveLeft: a read that all who waited for it have left is not begun.
+func TestNoReadIsMadeForThoseWhoHaveLeft(t *testing.T) {
 	t.Parallel()
 	g := NewGroup[string]()
 	a := board(t, g, "k", nil, nil)
-	late1, late2 := board(t, g, "k", nil, nil), board(t, g, "k", nil, nil)
-	land(g, a.Flight, "old", FirstTurn)
-	wantResult(t, g, a, nil, "old", false, true)
-	wantResult(t, g, late1, nil, "", false, false)
-	again1 := board(t, g, "k", late1.Flight, nil)
-	wantFirst(t, again1, true)
-	wantResult(t, g, late2, nil, "", false, false)
-	again2 := board(t, g, "k", late2.Flight, nil)
-	wantFirst(t, again2, false)
-	newcomer := board(t, g, "k", nil, nil)
-	if again2.Flight != again1.Flight || newcomer.Flight != again1.Flight {
-		t.Error("the two who go round, and who comes then, are in different flights")
+	late := board(t, g, "k", nil, nil)
+	g.RunAfter(late.Flight, func() { t.Error("the read begins") })
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, _, ok, err := g.Wait(ctx, late, nil); ok || err != context.Canceled {
+		t.Errorf("ok is %t, %v", ok, err)
 	}
-	land(g, again1.Flight, "new", FirstTurn)
-	wantResult(t, g, again2, nil, "new", false, true) // early for a flight that began after they came
-	wantResult(t, g, again1, nil, "new", true, true)
-	wantResult(t, g, newcomer, nil, "", false, false)
+	land(g, a.Flight, "old", FirstTurn)
 	g.Running.Wait()
+	wantFirst(t, board(t, g, "k", nil, nil), true)
 }
 
 // TestWhoGoesRoundTakesTheNextFlightEvenIfItHasEnded: it began after the caller came, so that a third one
@@ -166,6 +226,7 @@ func TestWhoGoesRoundTakesTheNextFlightEvenIfItHasEnded(t *testing.T) {
 	t.Parallel()
 	g := NewGroup[string]()
 	a := board(t, g, "k", nil, nil)
+	g.BeginFill(a.Flight, true)
 	slow, quick := board(t, g, "k", nil, nil), board(t, g, "k", nil, nil)
 	land(g, a.Flight, "old", FirstTurn)
 	wantResult(t, g, quick, nil, "", false, false)
@@ -218,7 +279,7 @@ func TestABrokenLoadIsLeftByThoseWhoCameAfterItBegan(t *testing.T) {
 				g.End(f, "v1", loading)
 				g.Running.Done()
 				earlyDone.Wait()
-				if s := board(t, g, "k", nil, nil); s.Flight != newcomer.Flight {
+				if g.flights["k"] != newcomer.Flight {
 					t.Error("the end of the broken flight has taken the new one out of the map")
 				}
 				land(g, newcomer.Flight, "v2", 2)
@@ -270,8 +331,9 @@ func TestACallerLeavesWithItsContext(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		g := NewGroup[string]()
-		s, other := board(t, g, "k", nil, nil), board(t, g, "k", nil, nil)
+		s := board(t, g, "k", nil, nil)
 		g.BeginFill(s.Flight, true)
+		other := board(t, g, "k", nil, nil)
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		wg.Go(func() {
@@ -296,8 +358,10 @@ func TestACallerLeavesWithItsContext(t *testing.T) {
 func TestADesertedFlightEndsWithoutAResult(t *testing.T) {
 	t.Parallel()
 	g := NewGroup[string]()
-	s, other := board(t, g, "k", nil, nil), board(t, g, "k", nil, nil)
+	s := board(t, g, "k", nil, nil)
 	g.BeginFill(s.Flight, true)
+	other := board(t, g, "k", nil, nil)
+	<-s.Nudge
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	for i, seat := range []Seat[string]{s, other} {
@@ -408,8 +472,12 @@ func TestNobodyIsGivenWhatWasTrueOnlyBeforeItCame(t *testing.T) {
 						return
 					}
 					if s.First {
-						go func() {
+						run := func() {
 							defer g.Running.Done()
+							if n%5 == 0 {
+								g.End(s.Flight, now(), FirstTurn)
+								return
+							}
 							g.BeginFill(s.Flight, true)
 							turn := g.Tick(s.Flight)
 							read := now() // the turn has begun
@@ -419,7 +487,12 @@ func TestNobodyIsGivenWhatWasTrueOnlyBeforeItCame(t *testing.T) {
 								g.Supersede(key)
 							}
 							g.End(s.Flight, read, turn)
-						}()
+						}
+						if s.After {
+							g.RunAfter(s.Flight, run)
+						} else {
+							go run()
+						}
 					}
 					r, _, ok, err := g.Wait(context.Background(), s, nil)
 					if err != nil {

@@ -107,6 +107,8 @@ func TestBoardRefusesACircleAndTakesNoSeat(t *testing.T) {
 	t.Parallel()
 	g, h := NewGroup[string](), NewGroup[string]()
 	a, b := board(t, g, "a", nil, nil), board(t, h, "b", nil, nil)
+	g.BeginFill(a.Flight, true)
+	h.BeginFill(b.Flight, true)
 	if _, err := g.Board("a", nil, &a.Load); err != ErrRecursive {
 		t.Errorf("a load boards its own flight: %v", err)
 	}
