@@ -24,16 +24,19 @@ type filling[T any] struct {
 
 // fill ends a flight, after a first look.
 func (c *Cache[T]) fill(ctx context.Context, f *flight.Flight[result[T]], load Loader[T], l look[T]) {
-	defer c.flights.Running.Done()
-	defer c.flights.End(f, result[T]{}, 0) // if nothing else has
+	x := &filling[T]{Cache: c, flight: f, load: load, lock: c.newLock(f.Key), claim: c.newClaim()}
+	loads := false
+	defer func() {
+		if !loads {
+			x.end(ctx)
+		}
+	}()
 	if !c.flights.BeginFill(f, l.err == nil) {
 		return
 	}
 	if f.Refresh {
 		l = c.decode(ctx, f.Key, l.data) // a value of its own
 	}
-	x := &filling[T]{Cache: c, flight: f, load: load, lock: c.newLock(f.Key), claim: c.newClaim()}
-	defer x.claim.free(ctx)
 	x.note(l, flight.FirstTurn)
 
 	r, asOf, next := x.contend(ctx, l.took)
@@ -45,28 +48,41 @@ func (c *Cache[T]) fill(ctx context.Context, f *flight.Flight[result[T]], load L
 			x.lock.Release(ctx, x.opts.redisTimeout, fill.Leave{})
 			break
 		}
+		loads = true
 		x.loadLocked(ctx)
 	case unreached:
 		if f.Refresh && c.flights.EndIfDeserted(f) || c.flights.HandOver(f) {
 			break
 		}
-		lock := x.lock
-		c.flights.Running.Go(func() { c.ask(ctx, lock) })
-		x.loadUnlocked(ctx)
-		return
-	}
-	if x.lock.InDoubt {
-		x.lock.Abandon(ctx)
+		x.askBehind(ctx)
+		if x.enter(ctx) {
+			loads = true
+			x.loadUnlocked(ctx)
+		}
 	}
 }
 
-// ask finds out, while a load runs without the lock, whether Redis is there.
-func (c *Cache[T]) ask(ctx context.Context, lock *fill.Lock) {
-	if lock.InDoubt {
-		lock.Abandon(ctx)
-	} else if !c.client.Breaker.Open() {
-		c.client.Ping()
+// end is the last of a filling. A load has it in the goroutine in which it ends: see call.
+func (x *filling[T]) end(ctx context.Context) {
+	x.flights.End(x.flight, result[T]{}, 0) // if nothing else has
+	x.claim.free(ctx)
+	if x.lock.InDoubt {
+		x.lock.Abandon(ctx)
 	}
+	x.flights.Running.Done()
+}
+
+// askBehind finds out, while a load runs without the lock, whether Redis is there.
+func (x *filling[T]) askBehind(ctx context.Context) {
+	lock := *x.lock
+	x.lock.InDoubt = false
+	x.flights.Running.Go(func() {
+		if lock.InDoubt {
+			lock.Abandon(ctx)
+		} else if !x.client.Breaker.Open() {
+			x.client.Ping()
+		}
+	})
 }
 
 // note remembers what the key holds as of a turn, and offers it to those who cannot wait for better.
@@ -187,18 +203,43 @@ func (x *filling[T]) contend(ctx context.Context, took time.Duration) (r result[
 func (x *filling[T]) loadLocked(ctx context.Context) {
 	f := x.flight
 	loading := x.flights.BeginLoad(f)
-	keeping, stop := context.WithTimeout(ctx, x.opts.loadTimeout)
-	x.flights.Running.Go(func() { x.lock.Keep(keeping, f.Nudge, x.renew, func() { x.lockLost(f) }) })
-	o := x.call(ctx, f, x.load)
-	stop()
-	x.claim.free(ctx)
-	if !o.failed() {
-		x.loads.note(f.Key, o.Duration)
-	}
+	bounded, cancel := context.WithTimeout(f.Load.Inside(ctx), x.opts.loadTimeout)
+	stop := x.keep(bounded)
+	x.call(bounded, func(o outcome[T]) {
+		defer x.end(ctx)
+		stop()
+		cancel()
+		x.claim.free(ctx)
+		if !o.failed() {
+			x.loads.note(f.Key, o.Duration)
+		}
+		x.bring(ctx, o, loading)
+	})
+}
 
+// keep renews the lock, unless the load is so quick that there is no need to begin with it.
+func (x *filling[T]) keep(ctx context.Context) (stop func()) {
+	running := &x.flights.Running
+	running.Add(1)
+	begin := time.AfterFunc(min(keepAfter, x.opts.lockTTL/3), func() {
+		defer running.Done()
+		x.lock.Keep(ctx, x.flight.Nudge, x.renew, func() { x.lockLost(x.flight) })
+	})
+	return func() {
+		if begin.Stop() {
+			running.Done()
+		}
+	}
+}
+
+// keepAfter is how long nobody looks whether a new lock is still held.
+const keepAfter = 10 * time.Millisecond
+
+// bring concludes a load under the lock.
+func (x *filling[T]) bring(ctx context.Context, o outcome[T], loading int) {
 	r, since, data, leave := x.conclude(&o, loading)
 	asOf, err := x.settle(ctx, &o, data, leave, since)
-	x.flights.End(f, r, asOf)
+	x.flights.End(x.flight, r, asOf)
 	if client.Unreachable(err) { // once more, now that nobody waits
 		_, err = x.settle(ctx, &o, data, leave, since)
 	}
@@ -285,9 +326,8 @@ func (c *Cache[T]) unproved(since, givenUp int, answers int64) int {
 	return since
 }
 
-// loadUnlocked loads without asking the fleet, which cannot be asked. Everyone here shares the outcome;
-// it is not stored, since nothing could tell a Delete that it has missed.
-func (x *filling[T]) loadUnlocked(ctx context.Context) {
+// enter waits for a place to load, in this process alone; false: there is no need to load any more.
+func (x *filling[T]) enter(ctx context.Context) bool {
 	f := x.flight
 	x.claim.leaveFleet(ctx)
 	for !x.claim.try() {
@@ -301,27 +341,38 @@ func (x *filling[T]) loadUnlocked(ctx context.Context) {
 			x.claim.enter(ctx)
 		case <-x.closing:
 			x.flights.End(f, result[T]{err: ErrClosed}, flight.Always)
-			return
+			return false
 		}
 		if x.flights.EndIfDeserted(f) {
-			return
+			return false
 		}
 	}
+	return true
+}
+
+// loadUnlocked loads without asking the fleet, which cannot be asked. Everyone here shares the outcome;
+// it is not stored, since nothing could tell a Delete that it has missed.
+func (x *filling[T]) loadUnlocked(ctx context.Context) {
+	f := x.flight
 	loading, answers := x.flights.BeginLoad(f), x.client.Breaker.Answers()
-	o := x.call(ctx, f, x.load)
-	x.claim.free(ctx)
-	o.Unlocked = true
-	x.counters.loadsUnlocked.Add(1)
-	r, since, _, _ := x.conclude(&o, loading) // sealed for the copies
-	var asOf int
-	switch {
-	case o.replaced:
-		asOf = since
-	case o.failed():
-		asOf = flight.Always // whoever came while it ran has waited for it
-	default:
-		asOf = x.unproved(since, flight.Always, answers)
-	}
-	x.flights.End(f, r, asOf)
-	x.loadDone(ctx, o)
+	bounded, cancel := context.WithTimeout(f.Load.Inside(ctx), x.opts.loadTimeout)
+	x.call(bounded, func(o outcome[T]) {
+		defer x.end(ctx)
+		cancel()
+		x.claim.free(ctx)
+		o.Unlocked = true
+		x.counters.loadsUnlocked.Add(1)
+		r, since, _, _ := x.conclude(&o, loading) // sealed for the copies
+		var asOf int
+		switch {
+		case o.replaced:
+			asOf = since
+		case o.failed():
+			asOf = flight.Always // whoever came while it ran has waited for it
+		default:
+			asOf = x.unproved(since, flight.Always, answers)
+		}
+		x.flights.End(f, r, asOf)
+		x.loadDone(ctx, o)
+	})
 }

@@ -83,11 +83,11 @@ func (c *Cache[T]) GetOrLoadInfo(ctx context.Context, key string, load Loader[T]
 // begin runs a flight: its read in the caller's goroutine if it is due and the caller can wait that long, and the
 // rest, if there is any, in one of its own, since it belongs to all who board.
 func (c *Cache[T]) begin(ctx context.Context, s flight.Seat[result[T]], load Loader[T]) {
-	ends, detached := c.client.EndsWithin(ctx), client.Detach(ctx)
+	detached := client.Detach(ctx)
 	switch {
 	case s.After:
 		c.flights.RunAfter(s.Flight, func() { c.run(detached, s.Flight, load) })
-	case ends:
+	case c.client.EndsWithin(ctx):
 		go c.run(detached, s.Flight, load)
 	default:
 		if l, hit := c.read(detached, s.Flight, load); !hit {

@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"sync/atomic"
 	"time"
 
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/fill"
-	"github.com/singlefill/singlefill/internal/flight"
 )
 
 // An outcome is how a load ended, and what became of it.
@@ -29,41 +29,38 @@ func (o outcome[T]) result() result[T] {
 	return result[T]{value: o.value, entry: o.entry, use: fresh, err: o.Err}
 }
 
-// call runs the Loader, in a goroutine of its own: it may panic, call runtime.Goexit, or not come back.
-func (c *Cache[T]) call(ctx context.Context, f *flight.Flight[result[T]], load Loader[T]) outcome[T] {
-	bounded, cancel := context.WithTimeout(f.Load.Inside(ctx), c.opts.loadTimeout)
-	defer cancel()
-	ctx = bounded
-	if c.opts.trace.LoadStart != nil {
-		ctx = c.opts.trace.LoadStart(ctx, f.Key)
-	}
-	c.counters.loads.Add(1)
+// call runs the Loader, and then done, once, with what came of it: in this goroutine, or, if the Loader has not come
+// back by the end of ctx, in another one, since this one may never be free again.
+func (x *filling[T]) call(ctx context.Context, done func(o outcome[T])) {
+	f := x.flight
+	x.counters.loads.Add(1)
 	if f.Refresh {
-		c.counters.refreshes.Add(1)
+		x.counters.refreshes.Add(1)
 	}
-	c.counters.loading.Add(1)
-	defer c.counters.loading.Add(-1)
+	x.counters.loading.Add(1)
 	begun := time.Now()
-	outcomes := make(chan outcome[T], 1)
-	go c.protect(ctx, f.Key, load, outcomes)
-
-	var o outcome[T]
-	select {
-	case o = <-outcomes:
-	case <-bounded.Done():
-		select {
-		case o = <-outcomes:
-		default:
-			o.Err = fmt.Errorf("singlefill: load of %.100q took longer than LoadTimeout (%v): %w", f.Key, c.opts.loadTimeout, context.DeadlineExceeded)
-			o.text = o.Err.Error()
+	var over atomic.Bool
+	settle := func(o outcome[T]) {
+		if over.CompareAndSwap(false, true) {
+			x.counters.loading.Add(-1)
+			o.Key, o.Refresh, o.Duration = f.Key, f.Refresh, time.Since(begun)
+			done(o)
 		}
 	}
-	o.Key, o.Refresh, o.Duration = f.Key, f.Refresh, time.Since(begun)
-	return o
+	forget := context.AfterFunc(ctx, func() {
+		var o outcome[T]
+		o.Err = fmt.Errorf("singlefill: load of %.100q took longer than LoadTimeout (%v): %w", f.Key, x.opts.loadTimeout, context.DeadlineExceeded)
+		o.text = o.Err.Error()
+		settle(o)
+	})
+	x.protect(ctx, func(o outcome[T]) {
+		forget()
+		settle(o)
+	})
 }
 
 // protect runs what the user wrote so that it always has an outcome: return, panic and Goexit are told apart.
-func (c *Cache[T]) protect(ctx context.Context, key string, load Loader[T], outcomes chan<- outcome[T]) {
+func (x *filling[T]) protect(ctx context.Context, done func(o outcome[T])) {
 	var o outcome[T]
 	returned := false
 	defer func() {
@@ -74,12 +71,16 @@ func (c *Cache[T]) protect(ctx context.Context, key string, load Loader[T], outc
 			}
 			o.Err = &PanicError{Value: p, Stack: debug.Stack()}
 			o.notFound, o.text = false, o.Err.Error()
-			c.counters.loadPanics.Add(1)
+			x.counters.loadPanics.Add(1)
 		}
-		outcomes <- o
+		done(o)
 	}()
-	if o.value, o.Err = load(ctx, key); o.Err == nil {
-		o.life = c.lifeOf(key, o.value)
+	key := x.flight.Key
+	if x.opts.trace.LoadStart != nil {
+		ctx = x.opts.trace.LoadStart(ctx, key)
+	}
+	if o.value, o.Err = x.load(ctx, key); o.Err == nil {
+		o.life = x.lifeOf(key, o.value)
 	} else {
 		o.notFound, o.text = errors.Is(o.Err, ErrNotFound), o.Err.Error()
 	}
