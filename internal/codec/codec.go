@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"reflect"
+	"sync"
 
 	"github.com/singlefill/singlefill/internal/msgcheck"
 	"github.com/vmihailenco/msgpack/v5"
@@ -40,8 +41,36 @@ func (msgPackCodec) Unmarshal(data []byte, v any) (err error) {
 	if err != nil {
 		return err
 	}
-	// Not msgpack.Unmarshal: it reuses decoders, also those that a failed decode left in mid-recording.
-	return msgpack.NewDecoder(msgcheck.NewReader(doc)).Decode(v)
+	if len(data) > maxReused || msgcheck.Private(reflect.TypeOf(v)) {
+		return newDecoder().decode(doc, v)
+	}
+	d := decoders.Get().(*decoder)
+	if err := d.decode(doc, v); err != nil {
+		return err
+	}
+	decoders.Put(d)
+	return nil
+}
+
+// decoders are those that may be used again. Not msgpack.Unmarshal: it does so with all of them, also with those
+// that a failed decode left in mid-recording, and those that a method of the user's may have kept.
+var decoders = sync.Pool{New: func() any { return newDecoder() }}
+
+// maxReused is the most bytes that such a decoder takes. It keeps a buffer as long as the longest string.
+const maxReused = 256 << 10
+
+type decoder struct {
+	*msgpack.Decoder
+	reader msgcheck.Reader
+}
+
+func newDecoder() *decoder { return &decoder{Decoder: msgpack.NewDecoder(nil)} }
+
+func (d *decoder) decode(doc msgcheck.Doc, v any) error {
+	d.reader.Reset(doc)
+	d.Reset(&d.reader)
+	defer d.reader.Reset(msgcheck.Doc{})
+	return d.Decode(v)
 }
 
 // checkMsgPack returns data as a document that is safe to decode into what v is or points to.

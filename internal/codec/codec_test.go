@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math/big"
 	"reflect"
 	"runtime"
@@ -424,6 +425,84 @@ func TestPanicsOfUsersMethodsAreErrors(t *testing.T) {
 	}
 }
 
+// Methods that keep what they are given.
+type (
+	keepsDecoder struct{}
+	keepsBytes   struct{}
+	looksAround  struct{} // and one that is called while another value is being decoded
+)
+
+var (
+	keptDecoder  *msgpack.Decoder
+	keptReader   io.Reader
+	keptBytes    []byte
+	leakedValues []string
+)
+
+const keepsBytesExt = 77
+
+func init() { msgpack.RegisterExt(keepsBytesExt, (*keepsBytes)(nil)) }
+
+func (*keepsDecoder) DecodeMsgpack(d *msgpack.Decoder) error {
+	keptDecoder, keptReader = d, d.Buffered()
+	return d.Skip()
+}
+
+func (*keepsBytes) MarshalMsgpack() ([]byte, error) { return []byte("kept"), nil }
+func (*keepsBytes) UnmarshalMsgpack(b []byte) error { keptBytes = b; return nil }
+
+func (*looksAround) UnmarshalText([]byte) error {
+	for _, r := range []io.Reader{keptReader, keptDecoder.Buffered()} {
+		if r == nil {
+			continue
+		}
+		if b, _ := io.ReadAll(r); len(b) > 0 {
+			leakedValues = append(leakedValues, string(b))
+		}
+	}
+	if string(keptBytes) != "kept" {
+		leakedValues = append(leakedValues, string(keptBytes))
+	}
+	return nil
+}
+
+func TestWhatAMethodKeepsShowsNoOtherValue(t *testing.T) {
+	type other struct {
+		Name string
+		Look looksAround
+		Rest string
+	}
+	data := []byte("\x83\xa4Name\xa6secret\xa4Look\xa1x\xa4Rest\xa6secret")
+	for range 100 { // whether a pool gives back what was put in is left to it
+		for _, keeps := range []struct {
+			data string
+			v    any
+		}{
+			{"\x01", new(keepsDecoder)},
+			{"\x91\x01", new([]keepsDecoder)},
+			{"\x81\xa1F\x01", &struct{ F *keepsDecoder }{}},
+			{"\x81\xa1k\x01", &map[string]keepsDecoder{}},
+			{"\xd6\x4dkept", new(any)},
+			{"\x91\xd6\x4dkept", new([]any)},
+			{"\xd6\x4dkept", new(*keepsBytes)},
+		} {
+			if err := MsgPack.Unmarshal([]byte(keeps.data), keeps.v); err != nil {
+				t.Fatalf("%T: %v", keeps.v, err)
+			}
+			if keptDecoder == nil || keptBytes == nil {
+				continue
+			}
+			var v other
+			if err := MsgPack.Unmarshal(data, &v); err != nil || v.Name != "secret" || v.Rest != "secret" {
+				t.Fatalf("%+v, %v", v, err)
+			}
+			if len(leakedValues) > 0 {
+				t.Fatalf("%T has got %q", keeps.v, leakedValues)
+			}
+		}
+	}
+}
+
 func TestMarshalUsesMethodsWithPointerReceivers(t *testing.T) {
 	type odd struct{ Big big.Int }
 	for _, c := range []Codec{MsgPack, JSON} {
@@ -589,6 +668,45 @@ func BenchmarkMsgPack(b *testing.B) {
 			{"check/headers", func() error { _, err := msgcheck.Check(data, maxNesting); return err }},
 		} {
 			b.Run(fmt.Sprintf("items=%d/%s", n, bb.name), func(b *testing.B) { benchmarkCodec(b, len(data), bb.f) })
+		}
+	}
+}
+
+type (
+	benchmarkOrder struct {
+		ID       int64
+		Customer string
+		Lines    []benchmarkLine
+	}
+	benchmarkLine struct {
+		Article  string
+		Title    string
+		Quantity int
+		Price    float64
+	}
+)
+
+// BenchmarkHit decodes values as those of the benchmark of a whole hit: ours beside msgpack.Unmarshal.
+func BenchmarkHit(b *testing.B) {
+	for _, size := range []int{100, 2 << 10, 64 << 10} {
+		order := benchmarkOrder{ID: 42, Customer: "Somebody, Somewhere"}
+		var data []byte
+		for i := 0; len(data) < size*95/100; i++ {
+			order.Lines = append(order.Lines, benchmarkLine{fmt.Sprintf("A-%06d", i), "a thing of some kind", i%7 + 1, 9.99})
+			var err error
+			if data, err = MsgPack.Marshal(order); err != nil {
+				b.Fatal(err)
+			}
+		}
+		for _, bb := range []struct {
+			name string
+			f    func() error
+		}{
+			{"MsgPack", func() error { return MsgPack.Unmarshal(data, new(benchmarkOrder)) }},
+			{"msgpack", func() error { return msgpack.Unmarshal(data, new(benchmarkOrder)) }},
+			{"check", func() error { _, err := checkMsgPack(data, new(benchmarkOrder)); return err }},
+		} {
+			b.Run(fmt.Sprintf("%dB/%s", size, bb.name), func(b *testing.B) { benchmarkCodec(b, len(data), bb.f) })
 		}
 	}
 }

@@ -2,8 +2,11 @@ package msgcheck
 
 import (
 	"fmt"
+	"math/bits"
 	"reflect"
 	"sync"
+
+	"github.com/vmihailenco/msgpack/v5"
 )
 
 const (
@@ -32,18 +35,22 @@ func Bound(n Counts, size int, typ reflect.Type) error {
 		{uint64(n.Entries), cost.entry},
 		{uint64(n.Maps), cost.table},
 	} {
-		// Dividing the budget cannot overflow, multiplying the parts could.
-		if part.n > 0 && part.cost > budget/part.n {
+		over, sum := bits.Mul64(part.n, part.cost)
+		if over > 0 || sum > budget {
 			return fmt.Errorf("%d bytes with %d items and %d entries may take more than %d MiB as %v",
 				size, n.Items, n.Entries, (boundBase+boundFactor*uint64(size))>>20, typ)
 		}
-		budget -= part.n * part.cost
+		budget -= sum
 	}
 	return nil
 }
 
 // cost is what decoding allocates for one of each of Counts, in bytes.
-type cost struct{ item, entry, table uint64 }
+type cost struct {
+	item, entry, table uint64
+
+	private bool // see Private
+}
 
 // costs caches a cost for each reflect.Type.
 var costs sync.Map
@@ -61,6 +68,21 @@ func costOf(typ reflect.Type) cost {
 	return c
 }
 
+// Private reports whether decoding into typ may call a method that gets hold of the decoder, or of its buffer: a
+// method within typ or, where there is an interface within typ, of any type that is registered for an extension.
+// Such a decoder must serve nobody else.
+func Private(typ reflect.Type) bool { return costOf(typ).private }
+
+var (
+	customDecoder = reflect.TypeFor[msgpack.CustomDecoder]()
+	unmarshaler   = reflect.TypeFor[msgpack.Unmarshaler]()
+)
+
+func meetsDecoder(typ reflect.Type) bool {
+	p := reflect.PointerTo(typ)
+	return typ.Kind() == reflect.Interface || p.Implements(customDecoder) || p.Implements(unmarshaler)
+}
+
 // visit raises c to the costs of typ and of all types within it. Types that
 // hold themselves end in seen.
 func (c *cost) visit(typ reflect.Type, seen map[reflect.Type]bool) {
@@ -68,6 +90,7 @@ func (c *cost) visit(typ reflect.Type, seen map[reflect.Type]bool) {
 		return
 	}
 	seen[typ] = true
+	c.private = c.private || meetsDecoder(typ)
 	switch typ.Kind() {
 	case reflect.Interface: // []any and map[string]any
 		c.raise(wordsInterface+valueInterface, entryCost(wordsString, wordsInterface)+valueInterface, tableCost(wordsString, wordsInterface))

@@ -2,9 +2,12 @@ package msgcheck
 
 import (
 	"bytes"
+	"fmt"
 	"math"
+	"math/rand/v2"
 	"reflect"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,7 +17,11 @@ import (
 
 const maxDepth = 512
 
-func decode(doc Doc, v any) error { return msgpack.NewDecoder(NewReader(doc)).Decode(v) }
+func decode(doc Doc, v any) error {
+	var r Reader
+	r.Reset(doc)
+	return msgpack.NewDecoder(&r).Decode(v)
+}
 
 // repeat builds a document of prefix and n times unit.
 func repeat(prefix, unit string, n int) []byte {
@@ -84,6 +91,10 @@ func TestCheckRefuses(t *testing.T) {
 		"float64 short of one":     repeat("\xcb", "x", 7),
 		"interned string":          []byte("\x92\xa3abc\xd4\x80\x00"),
 		"interned string, ext8":    []byte("\xc7\x01\x80\x00"),
+		"no extension and a map":   []byte("\x92\xc7\x00\x05\x80"),
+		"no extension and a map16": []byte("\x92\xc8\x00\x00\x05\xde\x00\x00"),
+		"no extension and a map32": []byte("\x92\xc9\x00\x00\x00\x00\x05\xdf\x00\x00\x00\x00"),
+		"no extension and nil":     []byte("\x92\x91\xc7\x00\x05\xc0"),
 	} {
 		if doc, err := Check(data, maxDepth); err == nil {
 			t.Errorf("%s: accepted, %+v", name, doc.Counts)
@@ -148,19 +159,77 @@ func TestCheckAllocatesNothingToDepth32(t *testing.T) {
 	}
 }
 
+// An independent opinion of what is one value, and whole: the decoder's own way over it.
+func skips(data []byte) bool {
+	r := bytes.NewReader(data)
+	return msgpack.NewDecoder(r).Skip() == nil && r.Len() == 0
+}
+
+// agrees fails the test if Check accepts what is not one whole value, or refuses one for no good reason.
+func agrees(t *testing.T, data []byte) {
+	t.Helper()
+	_, err := Check(data, maxDepth)
+	why := fmt.Sprint(err)
+	if strings.Contains(why, "not supported") || strings.Contains(why, "nested deeper") {
+		return
+	}
+	if (err == nil) != skips(data) {
+		t.Fatalf("%x: Check says %v, Skip says %v", data, err, err != nil)
+	}
+}
+
+// Containers that are almost like the one before, and documents with a byte changed.
+func TestCheckAgreesWithTheDecoder(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(1, 2))
+	words := []any{nil, true, 1, -1, 200, 1 << 20, int64(1 << 40), 1.5, float32(2), "", "a", "ab", strings.Repeat("x", 31),
+		strings.Repeat("x", 32), strings.Repeat("x", 300), []byte("b"), time.Unix(1, 0), time.Unix(1, 1), []any{}, map[string]any{}}
+	for range 100 {
+		var likeness []any
+		for range rnd.IntN(80) {
+			likeness = append(likeness, words[rnd.IntN(len(words))])
+		}
+		var items []any
+		for range rnd.IntN(20) {
+			item := slices.Clone(likeness)
+			for range min(len(item), rnd.IntN(3)) {
+				item[rnd.IntN(len(item))] = words[rnd.IntN(len(words))]
+			}
+			if len(items) > 0 && rnd.IntN(3) == 0 {
+				item = append(item, items[len(items)-1])
+			}
+			items = append(items, item)
+		}
+		data, err := msgpack.Marshal(items)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Check(data, maxDepth); err != nil {
+			t.Fatalf("%x: %v", data, err)
+		}
+		for range 30 {
+			changed := slices.Clone(data[:rnd.IntN(len(data)+1)])
+			agrees(t, changed)
+			changed = slices.Clone(data)
+			changed[rnd.IntN(len(changed))] = byte(rnd.IntN(256))
+			agrees(t, changed)
+		}
+	}
+}
+
 // The decoder steps over the header of an extension where it wants a map.
 func TestReaderForbidsMapsWithinExtensions(t *testing.T) {
 	for _, data := range []string{
-		"\xd7\xff\xdf\x00\x10\x00\x00\x00\x00\x00",                             // a valid time, or a map of 1 Mi entries
-		"\xd7\xff\x81\xa0\xdd\x00\x10\x00\x00\x00",                             // an array of 1 Mi within the payload
-		"\xd6\xff\xde\xff\xff\x00",                                             // map16
-		"\x92\xd7\xff\xc0\xdd\x00\x10\x00\x00\x00\x00\xc0",                     // nil for the map, then an array
-		"\xc7\x05\x01\xdf\x00\x10\x00\x00",                                     // ext8
-		"\xc8\x00\x05\x01\xdf\x00\x10\x00\x00",                                 // ext16
-		"\xc9\x00\x00\x00\x05\x01\xdf\x00\x10\x00\x00",                         // ext32
-		"\x81\xa1M\xd7\xff\xdf\x00\x10\x00\x00\x00\x00\x00",                    // in a struct
-		"\xd4\x01\x81\xa0\xd4\x01\x81\xa0\xc0"[:3],                             // would nest without a container
-		"\x81\xa0\xc7\x0c\xff\xdf\x00\x10\x00\x00\x00\x00\x00\x00\x00\x00\x00", // in a map of maps
+		"\xd7\xff\xdf\x00\x10\x00\x00\x00\x00\x00",                                                       // a valid time, or a map of 1 Mi entries
+		"\xd7\xff\x81\xa0\xdd\x00\x10\x00\x00\x00",                                                       // an array of 1 Mi within the payload
+		"\xd6\xff\xde\xff\xff\x00",                                                                       // map16
+		"\x92\xd7\xff\xc0\xdd\x00\x10\x00\x00\x00\x00\xc0",                                               // nil for the map, then an array
+		"\xc7\x05\x01\xdf\x00\x10\x00\x00",                                                               // ext8
+		"\xc8\x00\x05\x01\xdf\x00\x10\x00\x00",                                                           // ext16
+		"\xc9\x00\x00\x00\x05\x01\xdf\x00\x10\x00\x00",                                                   // ext32
+		"\x81\xa1M\xd7\xff\xdf\x00\x10\x00\x00\x00\x00\x00",                                              // in a struct
+		"\xd4\x01\x81\xa0\xd4\x01\x81\xa0\xc0"[:3],                                                       // would nest without a container
+		"\x81\xa0\xc7\x0c\xff\xdf\x00\x10\x00\x00\x00\x00\x00\x00\x00\x00\x00",                           // in a map of maps
+		"\x82\xa1T\xd7\xff\xdf\x00\x10\x00\x00\x00\x00\x00\xa1M\xd7\xff\xdf\x00\x10\x00\x00\x00\x00\x00", // behind a time
 	} {
 		doc, err := Check([]byte(data), maxDepth)
 		if err != nil {
@@ -169,7 +238,10 @@ func TestReaderForbidsMapsWithinExtensions(t *testing.T) {
 		}
 		for _, v := range []any{
 			new(map[string]any), new(map[string]string), new(map[int]int), new([]map[string]any),
-			new(map[string]map[string]any), new(struct{ M map[string]any }), new(any), new([]any),
+			new(map[string]map[string]any), new(any), new([]any), new(struct {
+				T time.Time
+				M map[string]any
+			}),
 		} {
 			if n := allocated(func() { err = decode(doc, v) }); n > 1<<16 {
 				t.Errorf("%x into %T: allocated %d bytes, err %v", data, v, n, err)
@@ -344,7 +416,9 @@ func FuzzCheck(f *testing.F) {
 	f.Add([]byte("\xdd\xff\xff\xff\xff"), "", int64(0), []byte{})
 	f.Add([]byte("\xc7\x05\x01\xdf\x00\x10\x00\x00"), "", int64(0), []byte{})
 	f.Add([]byte("\x82\xa1I\x01\xa1S\x92\xa0\xa1x"), "", int64(0), []byte{})
+	f.Add([]byte("\x92\xc7\x00\x05\x81\xa0\xc7\x00\x05"), "", int64(0), []byte{})
 	f.Fuzz(func(t *testing.T, data []byte, s string, i int64, b []byte) {
+		agrees(t, data)
 		doc, err := Check(data, maxDepth)
 		if err == nil {
 			if n := doc.Items + doc.Entries; n > len(data) || doc.Maps > doc.Entries {
