@@ -89,7 +89,7 @@ func (c *Cache[T]) Get(ctx context.Context, key string) (T, error) {
 	}
 	c.noteHit(ctx, key)
 	if look.use == stale {
-		c.noteStale(ctx, key, ValueInfo{Stale: true, Age: ageOf(look.entry.WrittenAt)})
+		c.noteStale(ctx, key, ValueInfo{Stale: true, Age: look.entry.Age(look.at)})
 	}
 	if look.entry.NotFound {
 		return zero, ErrNotFound
@@ -267,10 +267,10 @@ func (c *Cache[T]) shorten(life time.Duration) time.Duration {
 
 // decode looks at stored bytes. Those that are no entry, or not of T, are a miss, and counted.
 func (c *Cache[T]) decode(ctx context.Context, key string, data []byte) look[T] {
-	l := look[T]{data: data}
+	l := look[T]{data: data, at: time.Now()}
 	var err error
 	if l.entry, err = entry.Parse(data); err == nil {
-		if use := c.useOf(l.entry); use > useless {
+		if use := c.useOf(l.entry, l.at); use > useless {
 			if !l.entry.NotFound {
 				l.value, err = c.unmarshal(l.entry.Payload)
 			}

@@ -23,10 +23,10 @@ func earlyCache(t *testing.T, beta float64) *Cache[string] {
 	return c
 }
 
-// earlyHit is the decision of one hit, left before the end of an entry whose load took loadTime. In a bubble no
-// time passes between this and the decision.
+// earlyHit is the decision of one hit, left before the end of an entry whose load took loadTime.
 func earlyHit(c *Cache[string], left, loadTime time.Duration) bool {
-	return c.early(entry.Entry{FreshUntil: time.Now().Add(left), LoadTime: loadTime})
+	now := time.Now()
+	return c.early(entry.Entry{FreshUntil: now.Add(left), LoadTime: loadTime}, now)
 }
 
 // Of 40,000 draws with a probability of at least 0.13, a tenth is 8 standard errors or more.

@@ -115,7 +115,7 @@ func (c *Cache[T]) read(ctx context.Context, f *flight.Flight[result[T]], load L
 		r := resultOf(l)
 		r.hit, hit = true, true
 		c.flights.End(f, r, flight.FirstTurn)
-		if l.use == stale || c.early(l.entry) {
+		if l.use == stale || c.early(l.entry, l.at) {
 			c.refresh(ctx, f.Key, load, l.data)
 		}
 	}
@@ -128,7 +128,8 @@ type look[T any] struct {
 	data  []byte // what is there
 	entry entry.Entry
 	value T
-	use   use           // of entry; unless it is useless, value is decoded
+	at    time.Time     // when data had come
+	use   use           // of entry then; unless it is useless, value is decoded
 	err   error         // Redis could not be asked
 	took  time.Duration // only with err
 }
@@ -140,7 +141,7 @@ func (c *Cache[T]) look(ctx context.Context, key string) (l look[T]) {
 		return l
 	}
 	sent := time.Now()
-	data, err := c.client.Get(ctx, c.valueKey(key))
+	data, err := c.client.Get(ctx, sent, c.valueKey(key))
 	switch {
 	case err == nil:
 		return c.decode(ctx, key, data)
@@ -156,14 +157,15 @@ func (c *Cache[T]) look(ctx context.Context, key string) (l look[T]) {
 type result[T any] struct {
 	value   T           // for one caller; shared only if it cannot be copied
 	entry   entry.Entry // of value, with its payload, of which the other callers get copies of their own; nil: there is none
-	use     use         // what entry was good for when it was looked at
+	at      time.Time   // when entry was looked at
+	use     use         // what it was good for then
 	err     error
 	hit     bool  // by the first read
 	failure error // of the load in whose place an old value is served
 }
 
 func resultOf[T any](l look[T]) result[T] {
-	r := result[T]{value: l.value, entry: l.entry, use: l.use}
+	r := result[T]{value: l.value, entry: l.entry, at: l.at, use: l.use}
 	if l.entry.NotFound {
 		r.err = ErrNotFound
 	}

@@ -26,7 +26,7 @@ type outcome[T any] struct {
 func (o outcome[T]) failed() bool { return o.Err != nil && !o.notFound }
 
 func (o outcome[T]) result() result[T] {
-	return result[T]{value: o.value, entry: o.entry, use: fresh, err: o.Err}
+	return result[T]{value: o.value, entry: o.entry, at: o.entry.WrittenAt, use: fresh, err: o.Err}
 }
 
 // call runs the Loader, and then done, once, with what came of it: in this goroutine, or, if the Loader has not come

@@ -32,8 +32,8 @@ const (
 	fresh
 )
 
-func (c *Cache[T]) useOf(e entry.Entry) use {
-	late := time.Since(e.FreshUntil)
+func (c *Cache[T]) useOf(e entry.Entry, now time.Time) use {
+	late := now.Sub(e.FreshUntil)
 	if late < 0 && !e.Expired {
 		return fresh
 	}
@@ -63,9 +63,9 @@ func (s *settings[T]) keptFor(life time.Duration) time.Duration {
 // chosen per expiry. The lock makes it one.
 //
 // This is XFetch: Vattani, Chierichetti, Lowenstein, Optimal Probabilistic Cache Stampede Prevention, VLDB 2015.
-func (c *Cache[T]) early(e entry.Entry) bool {
+func (c *Cache[T]) early(e entry.Entry, now time.Time) bool {
 	mean := c.opts.earlyRefresh * float64(e.LoadTime)
-	return mean > 0 && rand.ExpFloat64()*mean >= float64(time.Until(e.FreshUntil))
+	return mean > 0 && rand.ExpFloat64()*mean >= float64(e.FreshUntil.Sub(now))
 }
 
 const (
@@ -106,7 +106,7 @@ func (x *filling[T]) purpose() string {
 }
 
 func (x *filling[T]) servable() bool {
-	return x.old.use > useless && x.useOf(x.old.entry) > useless
+	return x.old.use > useless && x.useOf(x.old.entry, time.Now()) > useless
 }
 
 // standIn is the result by which the old value is served in place of a load that has failed; none if there is
@@ -126,11 +126,12 @@ func (c *Cache[T]) infoOf(r result[T]) (info ValueInfo, err error) {
 	if r.entry.WrittenAt.IsZero() {
 		return info, nil
 	}
-	info.Age = ageOf(r.entry.WrittenAt)
-	use := r.use
-	if r.failure != nil {
-		use = c.useOf(r.entry)
+	now, use := r.at, r.use
+	if r.failure != nil { // some time ago
+		now = time.Now()
+		use = c.useOf(r.entry, now)
 	}
+	info.Age = r.entry.Age(now)
 	switch {
 	case use == useless:
 		return ValueInfo{}, r.failure
@@ -139,8 +140,6 @@ func (c *Cache[T]) infoOf(r result[T]) (info ValueInfo, err error) {
 	}
 	return info, nil
 }
-
-func ageOf(written time.Time) time.Duration { return max(0, time.Since(written)) }
 
 func (c *Cache[T]) noteStale(ctx context.Context, key string, info ValueInfo) {
 	c.counters.stale.Add(1)

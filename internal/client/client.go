@@ -81,19 +81,15 @@ func DoWithin[R any](ctx context.Context, c *Client, timeout time.Duration, op s
 		return none, err
 	}
 	sent := time.Now()
-	if c.bounded && timeout == c.Timeout && !endsWithin(ctx, timeout) {
-		r, err := cmd(c.limit.within(ctx, sent, timeout))
-		c.observe(ctx, op, sent, err)
-		return r, err
-	}
-	detached := Detach(ctx)
-	bounded, cancel := context.WithTimeout(detached, timeout)
 	if c.bounded && !endsWithin(ctx, timeout) {
+		bounded, cancel := c.bound(ctx, sent, timeout)
 		defer cancel()
 		r, err := cmd(bounded)
 		c.observe(ctx, op, sent, err)
 		return r, err
 	}
+	detached := Detach(ctx)
+	bounded, cancel := context.WithTimeout(detached, timeout)
 
 	type reply struct {
 		value R
@@ -124,14 +120,21 @@ func DoWithin[R any](ctx context.Context, c *Client, timeout time.Duration, op s
 	}
 }
 
-// Get is Do of a GET. It is what every hit does, and so worth not allocating a function.
-func (c *Client) Get(ctx context.Context, key string) ([]byte, error) {
-	sent := time.Now()
+// bound returns a context for a command that is sent now.
+func (c *Client) bound(ctx context.Context, now time.Time, timeout time.Duration) (context.Context, context.CancelFunc) {
+	if timeout == c.Timeout {
+		return c.limit.within(ctx, now, timeout), func() {}
+	}
+	return context.WithTimeout(Detach(ctx), timeout)
+}
+
+// Get is Do of a GET, sent now. It is what every hit does, and so worth not allocating a function.
+func (c *Client) Get(ctx context.Context, now time.Time, key string) ([]byte, error) {
 	if !c.bounded || ctx.Err() != nil || endsWithin(ctx, c.Timeout) {
 		return Do(ctx, c, "get", func(ctx context.Context) ([]byte, error) { return c.Redis.Get(ctx, key).Bytes() })
 	}
-	data, err := c.Redis.Get(c.limit.within(ctx, sent, c.Timeout), key).Bytes()
-	c.observe(ctx, "get", sent, err)
+	data, err := c.Redis.Get(c.limit.within(ctx, now, c.Timeout), key).Bytes()
+	c.observe(ctx, "get", now, err)
 	return data, err
 }
 

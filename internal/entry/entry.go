@@ -54,6 +54,9 @@ const (
 	randomAt   = 27
 )
 
+// Age is the time since an entry was written; not negative, although the clock may be another one's.
+func (e Entry) Age(now time.Time) time.Duration { return max(0, now.Sub(e.WrittenAt)) }
+
 // Encode writes a header, new each time, and the payload.
 func (e Entry) Encode() ([]byte, error) {
 	if uint64(len(e.Payload)) > math.MaxUint32 {
