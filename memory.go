@@ -2,53 +2,65 @@ package singlefill
 
 import (
 	"hash/maphash"
+	"slices"
 	"sync"
 	"time"
 )
 
-// An estimate is a running mean of load times and of how far they are from it, as TCP estimates round trips
-// (RFC 6298), but that the first one counts as it is. The zero estimate knows nothing.
-type estimate struct{ mean, deviation time.Duration }
-
-func (e estimate) add(d time.Duration) estimate {
-	if e.mean == 0 {
-		return estimate{mean: d}
-	}
-	off := d - e.mean
-	return estimate{e.mean + off/8, e.deviation + (max(off, -off)-e.deviation)/4}
-}
-
-// known reports whether an estimate is one to go by.
-func (e estimate) known() bool { return e.mean > 0 && e.deviation <= e.mean/4 }
+// An estimate is when a load is likely to end, by how long it has taken: from early to late. The zero estimate
+// knows nothing.
+type estimate struct{ early, late time.Duration }
 
 // pause returns how long to wait for a load that has taken age so far.
 func (e estimate) pause(age time.Duration) time.Duration {
-	if !e.known() {
-		e = estimate{}
-	}
-	switch early, late := e.mean-2*e.deviation, e.mean+2*e.deviation; {
-	case age < 0: // the server's clock has been set back
+	if age < 0 { // the server's clock has been set back
 		return maxPause
-	case age < early:
-		return e.deviation/3 + (early-age)/2
-	case age < late:
-		return e.deviation / 3
-	default:
-		return e.deviation/3 + (age-late)/5
 	}
+	return max((e.early-age)/2, (e.late-e.early)/12, (age-e.late)/5)
+}
+
+// A history is how long the last loads have taken. The zero history has seen none.
+type history struct {
+	last [8]time.Duration
+	n    int // all that it has seen
+}
+
+func (h history) add(took time.Duration) history {
+	h.last[h.n%len(h.last)] = took
+	h.n++
+	return h
+}
+
+// estimate expects what the last loads have been like: their range, or when they are five or more their first
+// quasi-range (Mosteller, "On Some Useful 'Inefficient' Statistics", 1946), which leaves out the shortest and the
+// longest, and a quarter of it before and after, since the next load may be beyond all of them. So one load that is
+// like no other is soon forgotten if it was among the first and does no harm later, while a change of all loads is
+// noticed with the second one. If they are too different, it expects nothing.
+func (h history) estimate() estimate {
+	times := h.last[:min(h.n, len(h.last))]
+	slices.Sort(times)
+	if len(times) >= 5 {
+		times = times[1 : len(times)-1]
+	}
+	if len(times) == 0 || times[len(times)-1]/3 > times[0] {
+		return estimate{}
+	}
+	shortest, longest := times[0], times[len(times)-1]
+	beyond := (longest - shortest) / 4
+	return estimate{shortest - beyond, longest + beyond}
 }
 
 // A memory is what a process has seen of the time that loads take: those of each of its last keys, and all.
 type memory struct {
 	mu   sync.Mutex
-	keys map[uint64]estimate // by hash of the key
-	all  estimate
+	keys map[uint64]history // by hash of the key
+	all  history
 	seed maphash.Seed
 }
 
 const remembered = 1000 // keys
 
-func newMemory() *memory { return &memory{keys: make(map[uint64]estimate), seed: maphash.MakeSeed()} }
+func newMemory() *memory { return &memory{keys: make(map[uint64]history), seed: maphash.MakeSeed()} }
 
 // note remembers how long a load has taken; 0: it was none.
 func (m *memory) note(key string, took time.Duration) {
@@ -72,11 +84,11 @@ func (m *memory) note(key string, took time.Duration) {
 func (m *memory) estimate(key string, before time.Duration) estimate {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if e := m.keys[maphash.String(m.seed, key)]; e.mean > 0 {
-		return e
+	if h := m.keys[maphash.String(m.seed, key)]; h.n > 0 {
+		return h.estimate()
 	}
 	if before > 0 {
-		return estimate{mean: before}
+		return estimate{before, before}
 	}
-	return m.all
+	return m.all.estimate()
 }

@@ -15,11 +15,11 @@ import (
 // A wait is one flight's waiting for another process.
 //
 // It asks rarely while the load it waits for cannot be over yet, and densely when it is about to be. How long loads
-// of the key take, give or take how much, the process remembers; how long this one has taken so far, the reply says.
+// of the key take, at least and at most, the process remembers; how long this one has taken so far, the reply says.
 // Up to the earliest likely end a pause is half of the time to it, so that a wrong guess costs half of what is left
-// of it at most, and never more than maxPause. From the latest likely end on, or from the beginning if nothing is
-// known, a pause is a fifth of the time since: so late is the value found at most, in a number of polls that grows
-// as the logarithm of the load.
+// of it at most, and never more than maxPause. Until the latest likely end it is a twelfth of the time between both.
+// From there on, or from the beginning if nothing is known, it is a fifth of the time since: so late is the value
+// found at most, in a number of polls that grows as the logarithm of the load.
 //
 // Those who wait for one key in thousands of processes ask densely at the same time. All that one of them sees of the
 // others is how long its own commands take, and it pauses crowd times as long at least. So when they are too many for

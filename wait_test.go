@@ -112,6 +112,39 @@ func TestWhoKnowsHowLongALoadTakesAsksRarelyAndWaitsNoLonger(t *testing.T) {
 	}
 }
 
+// Such as the first one of a process, or one that met a busy machine.
+func TestOneLoadLikeNoOtherIsNoReasonToWaitLonger(t *testing.T) {
+	const length, loads = 1370 * time.Millisecond, 10
+	keys := map[string]func(i int) string{
+		"one key":  func(int) string { return "k" },
+		"new keys": func(i int) string { return fmt.Sprint("k", i) },
+	}
+	for name, key := range keys {
+		for _, odd := range []time.Duration{6 * time.Microsecond, length / 10, length * 3 / 2, 7 * length} {
+			for at := range loads {
+				t.Run(fmt.Sprint(name, ", load ", at, " takes ", odd), func(t *testing.T) {
+					inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
+						for i := range max(5, at+1) {
+							took := length
+							if i == at {
+								took = odd
+							}
+							goGet(t.Context(), w.here, key(i), loadsFor(took, nil)).want(t, "v")
+							w.m.Del(w.ns + ":{" + key(i) + "}")
+						}
+						for i := range 10 {
+							late, polls := w.waits(key(loads+i), length)
+							if late > shortest || polls > 22 {
+								t.Errorf("waits %v longer, and asks %d times; want at most %v and 22", late, polls, shortest)
+							}
+						}
+					})
+				})
+			}
+		}
+	}
+}
+
 // A process that has just started finds the entry before, which tells how long its load took.
 func TestAnOldEntryTellsHowLongALoadTakes(t *testing.T) {
 	opts := singlefill.Options[string]{StaleIfError: time.Hour, Jitter: -1, EarlyRefresh: -1}

@@ -86,6 +86,14 @@ var cacheMutants = []mutant{
 		pkg:  ".", test: "TestAWaiterPollsAtMostEvery250Milliseconds",
 	},
 	{
+		name: "one-odd-load-counts",
+		bug:  "One load that is like no other makes a waiter miss the end of the next ones",
+		file: "memory.go",
+		old:  "if len(times) >= 5 {",
+		new:  "if len(times) > len(h.last) {",
+		pkg:  ".", test: "TestOneLoadLikeNoOtherIsNoReasonToWaitLonger",
+	},
+	{
 		name: "waits-beyond-the-lock",
 		bug:  "A waiter sleeps past the end of the holder's lock",
 		file: "wait.go",
