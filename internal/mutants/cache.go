@@ -255,8 +255,8 @@ var cacheMutants = []mutant{
 		name: "early-refresh-sign",
 		bug:  "Early refresh with the wrong sign: the likelier, the longer there is time",
 		file: "stale.go",
-		old:  ">= float64(time.Until(e.FreshUntil))",
-		new:  "<= float64(time.Until(e.FreshUntil))",
+		old:  ">= float64(e.FreshUntil.Sub(now))",
+		new:  "<= float64(e.FreshUntil.Sub(now))",
 		pkg:  ".", test: "TestAHitRefreshesEarlyWithTheProbabilityOfXFetch",
 	},
 	{
