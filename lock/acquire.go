@@ -26,7 +26,6 @@ type attempt struct {
 const (
 	firstPause = 2 * time.Millisecond
 	maxPause   = 100 * time.Millisecond
-	maxInsist  = 50 * time.Millisecond
 )
 
 func (a *attempt) run(ctx context.Context, wait bool) (*Lease, error) {
@@ -49,7 +48,7 @@ func (a *attempt) run(ctx context.Context, wait bool) (*Lease, error) {
 			backoff, ahead = firstPause, r.ahead
 		}
 		a.pauses++
-		if !sleep(ctx, a.pause(backoff, r)) {
+		if !client.Sleep(ctx, a.pause(backoff, r)) {
 			return nil, fmt.Errorf("%w: %w", ErrBusy, ctx.Err())
 		}
 		backoff = min(2*backoff, maxPause)
@@ -69,39 +68,27 @@ func (a *attempt) pause(backoff time.Duration, r reply) time.Duration {
 	return d
 }
 
-// sleep reports whether ctx has not ended.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
-	return ctx.Err() == nil
-}
-
-// insist asks until there is a reply, for as long as one command may take: a connection may have broken, or the
-// server be about to come back.
+// insist asks until there is a reply, for as long as one command may take.
 func (a *attempt) insist(ctx context.Context, wait bool) (r reply, sent time.Time, err error) {
-	within := a.opts.RedisTimeout
-	for pause := firstPause; ; pause = min(2*pause, maxInsist) {
+	r, err = client.Insist(ctx, a.opts.RedisTimeout, client.Unreachable, func(within time.Duration) (reply, error) {
 		sent = time.Now()
 		a.queued = a.queued || wait
-		r, err = a.kind.acquire(ctx, a.ticket, within, wait)
-		within -= time.Since(sent) + pause
+		r, err := a.kind.acquire(ctx, a.ticket, within, wait)
 		a.inDoubt = a.inDoubt || mayHaveArrived(err)
-		if err == nil || !client.Unreachable(err) || errors.Is(err, redis.ErrClosed) || within < time.Millisecond || !sleep(ctx, pause) {
-			return r, sent, err
-		}
-	}
+		return r, err
+	})
+	return r, sent, err
 }
 
 // mayHaveArrived reports whether a command that failed may have reached the server, or still reach it.
 func mayHaveArrived(err error) bool {
+	if err == nil {
+		return false
+	}
 	var reply redis.Error
 	var op *net.OpError
 	switch {
-	case err == nil || errors.As(err, &reply) || errors.Is(err, redis.ErrClosed) || errors.Is(err, redis.ErrPoolTimeout):
+	case errors.As(err, &reply) || errors.Is(err, redis.ErrClosed) || errors.Is(err, redis.ErrPoolTimeout):
 		return false
 	case errors.As(err, &op) && op.Op == "dial":
 		return false

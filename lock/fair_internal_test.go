@@ -547,6 +547,14 @@ func TestFairScriptsByWhatIsThere(t *testing.T) {
 			A releases -> yes
 			del fence
 			B waits -> held`,
+		"without its fence one who asks again gets a larger one": `
+			A waits -> held
+			B waits -> busy 0
+			del fence
+			A tries -> held
+			A waits -> same
+			holder -> A
+			queue -> B`,
 
 		"a lock that is a list is a conflict, and changes nothing": `
 			A waits -> held

@@ -79,19 +79,23 @@ func keysOf(name string) keys {
 }
 
 // ask runs a script that takes or queues.
-func (t *ticket) ask(ctx context.Context, within time.Duration, script *redis.Script, keys []string, args ...any) (r reply, err error) {
+func (t *ticket) ask(ctx context.Context, within time.Duration, s script, keys []string, args ...any) (reply, error) {
 	keys = append([]string{t.keys.lock, t.keys.fence, t.keys.tombstone + t.token}, keys...)
 	args = append([]any{t.token, t.opts.TTL.Milliseconds(), fenceLife.Milliseconds()}, args...)
 	return client.DoWithin(ctx, t.client, within, "acquire", func(ctx context.Context) (reply, error) {
-		fields, err := script.Run(ctx, once{t.client.Redis, &t.sent}, keys, args...).Slice()
+		answer, err := t.run(ctx, s, keys, args).Result()
 		if err != nil {
 			return reply{}, err
 		}
-		return parse(fields)
+		return parse(answer)
 	})
 }
 
-func parse(fields []any) (r reply, err error) {
+func parse(answer any) (r reply, err error) {
+	if fence, ok := answer.(int64); ok {
+		return reply{state: held, number: fence}, nil
+	}
+	fields, _ := answer.([]any)
 	ok := len(fields) >= 2
 	if ok {
 		r.state, ok = fields[0].(string)
@@ -103,58 +107,58 @@ func parse(fields []any) (r reply, err error) {
 		r.ahead, ok = fields[2].(int64)
 	}
 	if !ok {
-		return r, fmt.Errorf("unexpected reply %v", fields)
+		return r, fmt.Errorf("unexpected reply %v", answer)
 	}
 	return r, nil
 }
 
 // act runs a script that does something to what the ticket may hold.
-func (t *ticket) act(ctx context.Context, within time.Duration, op string, script *redis.Script, life time.Duration, keys ...string) (bool, error) {
+func (t *ticket) act(ctx context.Context, within time.Duration, op string, s script, life time.Duration, keys ...string) (bool, error) {
 	return client.DoWithin(ctx, t.client, within, op, func(ctx context.Context) (bool, error) {
-		done, err := script.Run(ctx, once{t.client.Redis, &t.sent}, keys, t.token, life.Milliseconds()).Int()
+		done, err := t.run(ctx, s, keys, []any{t.token, life.Milliseconds()}).Int()
 		return done == 1, err
 	})
 }
 
-// once sends each command once, and notes when it does. When the client tries again by itself, its last error
+// A script is called by its hash, and by its text when the server does not know it yet. Both are strings.
+type script struct{ text, hash any }
+
+func newScript(text string) script { return script{text, redis.NewScript(text).Hash()} }
+
+func (t *ticket) run(ctx context.Context, s script, keys []string, args []any) *redis.Cmd {
+	cmd := t.send(ctx, "evalsha", s.hash, keys, args)
+	if err := cmd.Err(); err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
+		cmd = t.send(ctx, "eval", s.text, keys, args)
+	}
+	return cmd
+}
+
+func (t *ticket) send(ctx context.Context, name string, script any, keys []string, args []any) *redis.Cmd {
+	all := append(make([]any, 0, 3+len(keys)+len(args)), name, script, len(keys))
+	for _, key := range keys {
+		all = append(all, key)
+	}
+	cmd := once{redis.NewCmd(ctx, append(all, args...)...), &t.sent}
+	cmd.SetFirstKeyPos(3)
+	_ = t.client.Redis.Process(ctx, cmd) // cmd has the error
+	return cmd.Cmd
+}
+
+// once is a command that is sent once, and notes when it is. When the client tries again by itself, its last error
 // hides what may have become of the tries before: a lock that was granted, its reply lost, and then a connection
 // refused. This package tries again itself, and remembers.
 type once struct {
-	redis.UniversalClient
-	sent *atomic.Bool
-}
-
-type onceCmd struct {
 	*redis.Cmd
 	sent *atomic.Bool
 }
 
-func (onceCmd) NoRetry() bool { return true }
+func (once) NoRetry() bool { return true }
 
 // Args is asked for when the command is written to a connection, so not while there is none. A hook may ask too;
 // what was not sent then passes for sent, which does no harm.
-func (c onceCmd) Args() []any {
+func (c once) Args() []any {
 	c.sent.Store(true)
 	return c.Cmd.Args()
-}
-
-func (c once) EvalSha(ctx context.Context, sha string, keys []string, args ...any) *redis.Cmd {
-	return c.run(ctx, "evalsha", sha, keys, args)
-}
-
-func (c once) Eval(ctx context.Context, script string, keys []string, args ...any) *redis.Cmd {
-	return c.run(ctx, "eval", script, keys, args)
-}
-
-func (c once) run(ctx context.Context, name, script string, keys []string, args []any) *redis.Cmd {
-	all := []any{name, script, len(keys)}
-	for _, key := range keys {
-		all = append(all, key)
-	}
-	cmd := onceCmd{redis.NewCmd(ctx, append(all, args...)...), c.sent}
-	cmd.SetFirstKeyPos(3)
-	_ = c.Process(ctx, cmd) // cmd has the error
-	return cmd.Cmd
 }
 
 var (
@@ -179,19 +183,19 @@ var (
 	//go:embed lua/semaphore_abandon.lua
 	semaphoreAbandonLua string
 
-	mutexAcquire     = redis.NewScript(mutexAcquireLua)
-	mutexRenew       = redis.NewScript(mutexRenewLua)
-	mutexRelease     = redis.NewScript(mutexReleaseLua)
-	mutexAbandon     = redis.NewScript(mutexAbandonLua)
-	fairAcquire      = redis.NewScript(fairAcquireLua)
-	fairAbandon      = redis.NewScript(fairAbandonLua)
-	semaphoreAcquire = redis.NewScript(semaphoreAcquireLua)
-	semaphoreRenew   = redis.NewScript(semaphoreRenewLua)
-	semaphoreRelease = redis.NewScript(semaphoreReleaseLua)
-	semaphoreAbandon = redis.NewScript(semaphoreAbandonLua)
+	mutexAcquire     = newScript(mutexAcquireLua)
+	mutexRenew       = newScript(mutexRenewLua)
+	mutexRelease     = newScript(mutexReleaseLua)
+	mutexAbandon     = newScript(mutexAbandonLua)
+	fairAcquire      = newScript(fairAcquireLua)
+	fairAbandon      = newScript(fairAbandonLua)
+	semaphoreAcquire = newScript(semaphoreAcquireLua)
+	semaphoreRenew   = newScript(semaphoreRenewLua)
+	semaphoreRelease = newScript(semaphoreReleaseLua)
+	semaphoreAbandon = newScript(semaphoreAbandonLua)
 )
 
-// mutex is a key that holds the token and the fence of the holder.
+// mutex is a key that holds the token of the holder.
 type mutex struct{}
 
 func (mutex) acquire(ctx context.Context, t *ticket, within time.Duration, _ bool) (reply, error) {

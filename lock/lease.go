@@ -19,9 +19,10 @@ type Lease struct {
 	fence  int64
 	taken  time.Time // when the command was sent that took it
 
-	ctx  context.Context
-	end  context.CancelCauseFunc
-	over atomic.Bool // lost or released: whoever sets it has to tell
+	ctx     context.Context
+	end     context.CancelCauseFunc
+	renewal *time.Timer
+	over    atomic.Bool // lost or released: whoever sets it has to tell
 }
 
 // margin returns by how much a holder gives up a lease before its end, so that its context has ended before anyone
@@ -46,16 +47,17 @@ func (l *Lease) begin(ctx context.Context) {
 			return held, err
 		},
 	}
-	go func() {
-		if why := renewal.Keep(l.ctx); why != nil && l.over.CompareAndSwap(false, true) {
-			l.end(ErrLost)
-			l.tellLost(ctx, why)
-			if why != renew.ErrGone { // a renewal may have arrived: the others are not to wait for its end
-				time.Sleep(renewal.Margin)
-				l.ticket.giveUp(ctx)
-			}
+	l.renewal = renewal.Start(l.ctx, func(why error) {
+		if !l.over.CompareAndSwap(false, true) {
+			return
 		}
-	}()
+		l.end(ErrLost)
+		l.tellLost(ctx, why)
+		if why != renew.ErrGone { // a renewal may have arrived: the others are not to wait for its end
+			time.Sleep(renewal.Margin)
+			l.ticket.giveUp(ctx)
+		}
+	})
 }
 
 func (l *Lease) tellLost(ctx context.Context, why error) {
@@ -108,6 +110,7 @@ func (l *Lease) Release(ctx context.Context) error {
 		return ErrLost
 	}
 	l.end(nil) // no renewal is begun any more, and none that is under way brings anything back
+	l.renewal.Stop()
 	ctx = client.Detach(ctx)
 	t := l.ticket
 	t.sent.Store(false)
@@ -132,15 +135,12 @@ func (l *Lease) Release(ctx context.Context) error {
 
 // release asks until there is an answer, for as long as one command may take.
 func (t *ticket) release(ctx context.Context) (released, inDoubt bool, err error) {
-	end := time.Now().Add(t.opts.RedisTimeout)
-	for pause := firstPause; ; pause = min(2*pause, maxInsist) {
-		released, err = t.kind.release(ctx, t, time.Until(end))
+	released, err = client.Insist(ctx, t.opts.RedisTimeout, mayPass, func(within time.Duration) (bool, error) {
+		released, err := t.kind.release(ctx, t, within)
 		inDoubt = inDoubt || mayHaveArrived(err) && t.sent.Load()
-		if err == nil || !mayPass(err) || time.Until(end) < pause+time.Millisecond {
-			return released, inDoubt, err
-		}
-		time.Sleep(pause)
-	}
+		return released, err
+	})
+	return released, inDoubt, err
 }
 
 // tellEnd tells how a lease that was released has ended.

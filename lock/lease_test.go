@@ -1,6 +1,7 @@
 package lock_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -199,6 +200,28 @@ func TestALeaseIsRenewedAtAThirdOfItsLifeForAsLongAsItIsHeld(t *testing.T) {
 			t.Errorf("%d renewals after the release", n-len(renewed))
 		}
 		wantKeys(t, rdb, "n", ":fence")
+	})
+}
+
+// A thousand leases cost no thousand stacks.
+func TestALeaseThatIsHeldNeedsNoGoroutine(t *testing.T) {
+	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		l, err := lock.NewSemaphore(rdb, "n", 100, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 100 {
+			defer mustRelease(t, mustAcquire(t, l))
+		}
+		for _, d := range []time.Duration{0, time.Minute} { // before a renewal, and after some
+			time.Sleep(d + time.Second)
+			synctest.Wait()
+			stacks := make([]byte, 1<<20)
+			stacks = stacks[:runtime.Stack(stacks, true)]
+			if n := bytes.Count(stacks, []byte("singlefill/internal/renew.")); n >= 50 {
+				t.Errorf("%v after 100 leases were acquired there are %d goroutines that wait for renewals", d, n)
+			}
+		}
 	})
 }
 

@@ -95,6 +95,9 @@ func (s *steps) try(op, who string) (state string, number int64, err error) {
 	case []any:
 		return r[0].(string), r[1].(int64), err
 	case int64:
+		if op == "acquire" {
+			return "held", r, err
+		}
 		return "", r, err
 	}
 	return "", 0, err
@@ -155,6 +158,32 @@ func TestEveryStepMayBeRepeatedAndMayArriveLate(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A server that is short of memory may forget the fence of one who holds the lock, whose reply has been lost.
+func TestWhoAsksAgainWhenItsFenceIsLostHoldsTheLockStill(t *testing.T) {
+	eachScript(t, func(t *testing.T, s *steps) {
+		_, first := s.do("acquire", "A")
+		if n := s.rdb.Del(t.Context(), s.lock+":fence").Val(); n != 1 {
+			t.Fatalf("%d keys of fences", n)
+		}
+		state, again := s.do("acquire", "A")
+		if state != "held" || again < first {
+			t.Errorf("asking again: %s, fence %d after %d", state, again, first)
+		}
+		if _, same := s.do("acquire", "A"); same != again {
+			t.Errorf("and then the fence is %d, after %d", same, again)
+		}
+		if state, _ := s.do("acquire", "B"); state != "busy" {
+			t.Errorf("another one: %s", state)
+		}
+		if _, released := s.do("release", "A"); released != 1 {
+			t.Error("it cannot be released")
+		}
+		if _, next := s.do("acquire", "C"); next <= again {
+			t.Errorf("the next fence is %d, after %d", next, again)
+		}
+	})
 }
 
 // A model of what any of the kinds is, for one holder at a time.

@@ -5,6 +5,7 @@ package renew
 import (
 	"context"
 	"errors"
+	"math"
 	"time"
 )
 
@@ -40,54 +41,106 @@ var (
 // Keep renews the lease at a third of its life, counted from the last success, until ctx ends: it returns nil
 // then. If the lease is lost before, it returns why.
 func (l Lease) Keep(ctx context.Context) error {
-	held, last := l.Taken, time.Now()
-	due := held.Add(l.TTL / 3)
-	timer := time.NewTimer(time.Until(due))
+	s := l.standing()
+	timer := time.NewTimer(time.Until(s.wake()))
 	defer timer.Stop()
 	for {
-		end, wake := held.Add(l.TTL-l.Margin), due
-		enough := l.MaxHold > 0 && due.Sub(l.Taken) > l.MaxHold
-		if enough || l.Margin > 0 && end.Before(due) {
-			wake = end
-		}
-		timer.Reset(time.Until(wake))
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-l.Nudge:
-			if soon := last.Add(recheck); soon.Before(due) {
-				due = soon
-			}
-			continue
+			s.nudge()
 		case <-timer.C:
+			if over, why := s.renew(ctx); over {
+				return why
+			}
 		}
-		last = time.Now()
-		switch over := l.Margin > 0 && !last.Before(end); {
-		case over && enough:
-			return ErrMaxHold
-		case over:
-			return ErrNotRenewed
-		}
-		ok, err := l.try(ctx, end)
-		switch {
-		case ctx.Err() != nil:
-			return nil // it may just have been given back
-		case err == nil && !ok:
-			return ErrGone
-		case err == nil:
-			held = last
-			due = held.Add(l.TTL / 3)
-		default:
-			due = time.Now().Add(l.TTL / 10)
-		}
+		timer.Reset(time.Until(s.wake()))
 	}
 }
 
-func (l Lease) try(ctx context.Context, end time.Time) (held bool, err error) {
-	if l.Margin > 0 {
+// Start is Keep behind the call, without a goroutine while there is nothing to do, and without a Nudge. If the lease
+// is lost before ctx ends it calls lost with why. Stop the timer once ctx has ended.
+func (l Lease) Start(ctx context.Context, lost func(why error)) *time.Timer {
+	s := l.standing()
+	var timer *time.Timer
+	timer = time.AfterFunc(math.MaxInt64, func() { // not before timer is assigned
+		if ctx.Err() != nil {
+			return // stopped while it was renewed
+		}
+		over, why := s.renew(ctx)
+		switch {
+		case !over:
+			timer.Reset(time.Until(s.wake()))
+		case why != nil:
+			lost(why)
+		}
+	})
+	timer.Reset(time.Until(s.wake()))
+	return timer
+}
+
+// standing is how it stands with a lease that is kept.
+type standing struct {
+	Lease
+	held time.Time // when the command was sent that has prolonged it last, or by which it was taken
+	due  time.Time // when it is to be renewed
+	last time.Time // when it was looked after
+}
+
+func (l Lease) standing() *standing {
+	return &standing{Lease: l, held: l.Taken, due: l.Taken.Add(l.TTL / 3), last: time.Now()}
+}
+
+// end returns when the lease is to be given up.
+func (s *standing) end() time.Time { return s.held.Add(s.TTL - s.Margin) }
+
+// enough reports whether it is not to be renewed any more.
+func (s *standing) enough() bool { return s.MaxHold > 0 && s.due.Sub(s.Taken) > s.MaxHold }
+
+// wake returns when there is something to do.
+func (s *standing) wake() time.Time {
+	if end := s.end(); s.enough() || s.Margin > 0 && end.Before(s.due) {
+		return end
+	}
+	return s.due
+}
+
+func (s *standing) nudge() {
+	if soon := s.last.Add(recheck); soon.Before(s.due) {
+		s.due = soon
+	}
+}
+
+// renew does what is due. It reports whether that was the last time, because ctx has ended or because of why.
+func (s *standing) renew(ctx context.Context) (over bool, why error) {
+	s.last = time.Now()
+	if s.Margin > 0 && !s.last.Before(s.end()) {
+		if s.enough() {
+			return true, ErrMaxHold
+		}
+		return true, ErrNotRenewed
+	}
+	held, err := s.try(ctx)
+	switch {
+	case ctx.Err() != nil:
+		return true, nil // it may just have been given back
+	case err == nil && !held:
+		return true, ErrGone
+	case err == nil:
+		s.held = s.last
+		s.due = s.held.Add(s.TTL / 3)
+	default:
+		s.due = time.Now().Add(s.TTL / 10)
+	}
+	return false, nil
+}
+
+func (s *standing) try(ctx context.Context) (held bool, err error) {
+	if s.Margin > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithDeadline(ctx, end)
+		ctx, cancel = context.WithDeadline(ctx, s.end())
 		defer cancel()
 	}
-	return l.Renew(ctx)
+	return s.Renew(ctx)
 }

@@ -30,8 +30,38 @@ type keeper struct {
 	stop  context.CancelFunc
 }
 
-// inBubble makes change to the lease, and keeps it. After run the keeper is stopped.
+// How a lease can be kept: each returns as Keep does.
+var ways = map[string]func(l Lease, ctx context.Context) error{
+	"Keep": Lease.Keep,
+	"Start": func(l Lease, ctx context.Context) error {
+		lost, trying := make(chan error, 1), make(chan struct{}, 1)
+		try := l.Renew
+		l.Renew = func(ctx context.Context) (bool, error) {
+			trying <- struct{}{}
+			defer func() { <-trying }()
+			return try(ctx)
+		}
+		timer := l.Start(ctx, func(why error) { lost <- why })
+		select {
+		case why := <-lost:
+			return why
+		case <-ctx.Done():
+			timer.Stop()
+			trying <- struct{}{} // after one that is under way
+			return nil
+		}
+	},
+}
+
+// inBubble makes change to the lease, and keeps it, in every way that there is. After run the keeper is stopped.
 func inBubble(t *testing.T, change func(k *keeper), run func(t *testing.T, k *keeper)) {
+	t.Helper()
+	for way, keep := range ways {
+		t.Run(way, func(t *testing.T) { inBubbleBy(t, keep, change, run) })
+	}
+}
+
+func inBubbleBy(t *testing.T, keep func(l Lease, ctx context.Context) error, change func(k *keeper), run func(t *testing.T, k *keeper)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		k := &keeper{ended: make(chan struct{})}
@@ -51,7 +81,7 @@ func inBubble(t *testing.T, change func(k *keeper), run func(t *testing.T, k *ke
 		k.stop = cancel
 		go func() {
 			defer close(k.ended)
-			k.why = k.Keep(ctx)
+			k.why = keep(k.Lease, ctx)
 			k.after = time.Since(k.Taken)
 		}()
 		run(t, k)
@@ -100,7 +130,7 @@ func TestALifeIsCountedFromWhenTheCommandWasSent(t *testing.T) {
 		k.Taken = k.Taken.Add(-slow) // it was granted a second ago
 		k.answer = func(time.Duration) (bool, error) { time.Sleep(slow); return true, nil }
 	}, func(t *testing.T, k *keeper) {
-		time.Sleep(2*third + slow)
+		time.Sleep(2*third + slow + 1)
 		k.stop()
 		k.want(t, nil, 3*third+slow, third, 2*third, 3*third)
 	})
@@ -116,8 +146,8 @@ func TestALossIsToldAtTheNextRenewalAndAtANudge(t *testing.T) {
 		k.Nudge = c
 		time.AfterFunc(500*time.Millisecond, func() { c <- struct{}{} })
 	}
-	inBubble(t, nudge, func(t *testing.T, k *keeper) { k.want(t, ErrGone, 500*time.Millisecond, 500*time.Millisecond) })
-	inBubble(t, func(k *keeper) { nudge(k); k.Margin = 0 },
+	inBubbleBy(t, Lease.Keep, nudge, func(t *testing.T, k *keeper) { k.want(t, ErrGone, 500*time.Millisecond, 500*time.Millisecond) })
+	inBubbleBy(t, Lease.Keep, func(k *keeper) { nudge(k); k.Margin = 0 },
 		func(t *testing.T, k *keeper) { k.want(t, ErrGone, 500*time.Millisecond, 500*time.Millisecond) })
 }
 
@@ -125,7 +155,7 @@ func TestALossIsToldAtTheNextRenewalAndAtANudge(t *testing.T) {
 func TestAStormOfNudgesIsAnsweredByFewRenewals(t *testing.T) {
 	t.Parallel()
 	var nudge chan struct{} // made in the bubble
-	inBubble(t, func(k *keeper) { nudge = make(chan struct{}, 1); k.Nudge = nudge }, func(t *testing.T, k *keeper) {
+	inBubbleBy(t, Lease.Keep, func(k *keeper) { nudge = make(chan struct{}, 1); k.Nudge = nudge }, func(t *testing.T, k *keeper) {
 		for range 1000 {
 			select {
 			case nudge <- struct{}{}:
@@ -161,9 +191,9 @@ func TestErrorsAreBorneWhileTheLeaseMayBeHeld(t *testing.T) {
 			return true, nil
 		}
 	}, func(t *testing.T, k *keeper) { // and goes on as if nothing had been
-		time.Sleep(third + 5*tenth + 2*third)
+		time.Sleep(third + 5*tenth + 2*third + 1)
 		k.stop()
-		k.want(t, nil, third+5*tenth+2*third, third, third+tenth, third+2*tenth, third+3*tenth, third+4*tenth,
+		k.want(t, nil, third+5*tenth+2*third+1, third, third+tenth, third+2*tenth, third+3*tenth, third+4*tenth,
 			third+5*tenth, third+5*tenth+third, third+5*tenth+2*third)
 	})
 }

@@ -14,10 +14,9 @@ local function try(...) -- a foreign key is no reason to leave the others as the
 end
 
 local taken = 0
-local holder = try('GET', KEYS[1])
 try('ZREM', KEYS[3], ARGV[1])
 try('ZREM', KEYS[4], ARGV[1])
-if type(holder) == 'string' and string.sub(holder, 1, 26) == ARGV[1] then
+if try('GET', KEYS[1]) == ARGV[1] then
   try('DEL', KEYS[1])
   taken = 1
 end

@@ -4,8 +4,7 @@
 -- ARGV  1 token  2 life of the lease, ms  3 life of the fence, ms
 --       4 life of a waiter that is not heard of, ms  5 '1': stand in the queue; '0': only try
 --
--- Returns {state, number, ahead}
---   held    number = the fence (asking again with the same token says so again)
+-- Returns the fence if it is held (asking again with the same token says so again), else {state, number, ahead}
 --   busy    number = in how many ms something will have changed at the latest, ahead = how many waiters come first
 --   refused this attempt was abandoned, or has been released, before it arrived
 --
@@ -16,11 +15,13 @@ if redis.call('EXISTS', KEYS[3]) == 1 then return {'refused', 0, 0} end
 local holder = redis.call('GET', KEYS[1])
 local left = -1
 if holder then left = redis.call('PTTL', KEYS[1]) end
-if holder and string.sub(holder, 1, 26) == ARGV[1] then
+local ours = holder == ARGV[1]
+local fence = ours and tonumber(redis.call('GET', KEYS[2]))
+if fence then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
   redis.call('ZREM', KEYS[4], ARGV[1])
   redis.call('ZREM', KEYS[5], ARGV[1])
-  return {'held', tonumber(string.sub(holder, 27)), 0}
+  return fence
 end
 if holder and left == -1 then return redis.error_reply('FOREIGN the key has no expiry, so it is no lock of ours') end
 local rank = redis.call('ZRANK', KEYS[4], ARGV[1])
@@ -48,18 +49,17 @@ repeat -- one of whom nothing is known is dead as well
   if not alive then redis.call('ZREM', KEYS[4], head) end
 until alive
 
-if not holder and (head == ARGV[1] or not head) then
+if ours or not holder and (head == ARGV[1] or not head) then
   local last = tonumber(redis.call('GET', KEYS[2]) or 0)
   if not last then return redis.error_reply('FOREIGN the key of the fence holds something else') end
-  local fence = math.max(last + 1, now)
-  local text = string.format('%.0f', fence)
+  fence = math.max(last + 1, now)
   if rank or redis.call('ZSCORE', KEYS[5], ARGV[1]) then -- before it is taken: if this right is missing, nothing is
     redis.call('ZREM', KEYS[4], ARGV[1])
     redis.call('ZREM', KEYS[5], ARGV[1])
   end
-  redis.call('SET', KEYS[2], text, 'PX', ARGV[3])
-  redis.call('SET', KEYS[1], ARGV[1] .. text, 'PX', ARGV[2])
-  return {'held', fence, 0}
+  redis.call('SET', KEYS[2], fence, 'PX', ARGV[3])
+  redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+  return fence
 end
 if not holder then left = math.max(tonumber(redis.call('ZSCORE', KEYS[5], head)) - ms, 0) end
 if ARGV[5] == '1' then

@@ -6,8 +6,7 @@
 -- Returns 1 released, 0 it held nothing.
 
 local taken = 0
-local holder = redis.call('GET', KEYS[1])
-if holder and string.sub(holder, 1, 26) == ARGV[1] then
+if redis.call('GET', KEYS[1]) == ARGV[1] then
   redis.call('DEL', KEYS[1])
   taken = 1
 end

@@ -5,8 +5,7 @@
 --
 -- Returns 1 released, also if an earlier try has done it and its reply was lost; 0 not ours.
 
-local holder = redis.call('GET', KEYS[1])
-if holder and string.sub(holder, 1, 26) == ARGV[1] then
+if redis.call('GET', KEYS[1]) == ARGV[1] then
   redis.call('DEL', KEYS[1])
   redis.pcall('SET', KEYS[2], 'released', 'PX', ARGV[2])
   return 1

@@ -5,7 +5,6 @@
 --
 -- Returns 1 prolonged, 0 lost.
 
-local holder = redis.call('GET', KEYS[1])
-if not holder or string.sub(holder, 1, 26) ~= ARGV[1] then return 0 end
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
 return 1

@@ -3,8 +3,7 @@
 -- KEYS  1 holders  2 fence  3 tombstone of this attempt  4 details
 -- ARGV  1 token  2 life of the lease, ms  3 life of the fence, ms  4 size
 --
--- Returns {state, number}
---   held    number = the fence (asking again with the same token says so again)
+-- Returns the fence if it is held (asking again with the same token says so again), else {state, number}
 --   busy    number = in how many ms the next lease ends, if nobody renews it
 --   size    number = the size that those who hold a place have given
 --   refused this attempt was abandoned, or has been released, before it arrived
@@ -46,4 +45,4 @@ redis.call('HSET', KEYS[4], ARGV[1], string.format('%.0f', fence), 'size', ARGV[
 redis.call('PEXPIREAT', KEYS[4], ends)
 redis.call('ZADD', KEYS[1], string.format('%.0f', ms + ARGV[2]), ARGV[1])
 redis.call('PEXPIREAT', KEYS[1], ends)
-return {'held', fence}
+return fence
