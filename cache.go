@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/clone"
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/fill"
 	"github.com/singlefill/singlefill/internal/flight"
@@ -33,6 +34,7 @@ type Cache[T any] struct {
 	fleetTurn chan struct{}       // see claim
 	loads     *memory
 	counters  *counters
+	clone     func(T) T // nil: T is not plain
 	closing   chan struct{}
 }
 
@@ -57,6 +59,7 @@ func New[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, 
 		flights:   flight.NewGroup[result[T]](),
 		loads:     newMemory(),
 		counters:  new(counters),
+		clone:     clone.Func[T](),
 		closing:   make(chan struct{}),
 		fleetTurn: make(chan struct{}, 1),
 	}

@@ -66,12 +66,12 @@ func (c *Cache[T]) GetOrLoadInfo(ctx context.Context, key string, load Loader[T]
 		if s.First {
 			c.begin(ctx, s, load)
 		}
-		r, shared, ok, err := c.flights.Wait(ctx, s, outer)
+		r, hold, ok, err := c.flights.Wait(ctx, s, outer)
 		if ok {
 			if err != nil { // no more patience: what is offered has to do
 				r.failure = err
 			}
-			return c.deliver(ctx, s, r, shared)
+			return c.deliver(ctx, s, r, hold)
 		}
 		if err != nil {
 			return zero, ValueInfo{}, err
@@ -114,6 +114,7 @@ func (c *Cache[T]) read(ctx context.Context, f *flight.Flight[result[T]], load L
 	if l = c.look(ctx, f.Key); l.use >= stale {
 		r := resultOf(l)
 		r.hit, hit = true, true
+		f.Common = c.clone != nil
 		c.flights.End(f, r, flight.FirstTurn)
 		if l.use == stale || c.early(l.entry, l.at) {
 			c.refresh(ctx, f.Key, load, l.data)
@@ -155,7 +156,7 @@ func (c *Cache[T]) look(ctx context.Context, key string) (l look[T]) {
 
 // A result is how a flight ended.
 type result[T any] struct {
-	value   T           // for one caller; shared only if it cannot be copied
+	value   T           // for one caller, or for copies; shared only if it cannot be copied
 	entry   entry.Entry // of value, with its payload, of which the other callers get copies of their own; nil: there is none
 	at      time.Time   // when entry was looked at
 	use     use         // what it was good for then
@@ -173,8 +174,9 @@ func resultOf[T any](l look[T]) result[T] {
 }
 
 // deliver gives a caller its result. The first one gets the value itself; every other one a copy of its own,
-// as a hit would have given it, so that no two callers can change each other's.
-func (c *Cache[T]) deliver(ctx context.Context, s flight.Seat[result[T]], r result[T], shared bool) (T, ValueInfo, error) {
+// as a hit would have given it, so that no two callers can change each other's. A read of several callers decodes
+// the value once, and all of them get copies of that if T is plain.
+func (c *Cache[T]) deliver(ctx context.Context, s flight.Seat[result[T]], r result[T], hold flight.Hold) (T, ValueInfo, error) {
 	if !s.First {
 		c.counters.shared.Add(1)
 	}
@@ -194,7 +196,10 @@ func (c *Cache[T]) deliver(ctx context.Context, s flight.Seat[result[T]], r resu
 	if r.err != nil {
 		return zero, info, r.err
 	}
-	if shared && r.entry.Payload != nil {
+	switch {
+	case hold == flight.Common:
+		return c.clone(r.value), info, nil
+	case hold == flight.Shared && r.entry.Payload != nil:
 		if v, err := c.unmarshal(r.entry.Payload); err == nil {
 			return v, info, nil
 		}

@@ -1008,6 +1008,49 @@ func testOwnership[T any](t *testing.T, rdb redis.UniversalClient, opts *singlef
 	src.want(t, 1)
 }
 
+// TestReadersWhoShareAReadOwnTheirValues: each of them changes its value at once, while others still get theirs.
+func TestReadersWhoShareAReadOwnTheirValues(t *testing.T) {
+	t.Parallel()
+	t.Run("plain", func(t *testing.T) {
+		p := newPerson()
+		readersOwn(t, &p, func(v *person) { v.Tags[0] = "changed"; v.Boss.Age++ })
+	})
+	t.Run("not plain", func(t *testing.T) {
+		readersOwn(t, map[string]any{"a": []any{"x"}}, func(v map[string]any) { v["a"].([]any)[0] = "changed" })
+	})
+}
+
+func readersOwn[T any](t *testing.T, value T, change func(T)) {
+	proxy := redistest.NewProxy(t, redistest.Shared(t).Addr)
+	c := newCache[T](t, proxy.Client(t), nil)
+	if err := c.Set(t.Context(), "k", value); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		read := proxy.On(redistest.Command("get"), redistest.HoldReply).Times(1)
+		herd := []*call[T]{goGet(t.Context(), c, "k", mustNotLoad[T](t))}
+		receive(t, "the first read is answered", read.Hit())
+		for range 20 {
+			herd = append(herd, goGet(t.Context(), c, "k", mustNotLoad[T](t)).waits(t))
+		}
+		read.Release()
+		var wg sync.WaitGroup
+		for _, a := range herd {
+			wg.Go(func() {
+				v, err := a.result(t)
+				wantValue(t, v, err, value)
+				if err == nil {
+					change(v)
+				}
+			})
+		}
+		wg.Wait()
+	}
+	if n := c.Stats().Shared; n != 3*19 {
+		t.Errorf("%d calls have shared a read, want 19 of each 20", n)
+	}
+}
+
 // aliasing is a codec whose bytes are the value's own, as the contract of Marshal allows.
 type aliasing struct{ changed chan struct{} }
 

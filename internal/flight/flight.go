@@ -43,6 +43,10 @@ type Flight[R any] struct {
 	Load  Load          // in the graph of loads that wait for each other
 	Nudge chan struct{} // there is news, or somebody new: look again; nil until BeginFill
 
+	// Common makes the result belong to none of several callers: all of them have to copy it. Set by who runs the
+	// flight, before its end; taken back by the end if there is one caller only, who owns it as ever.
+	Common bool
+
 	// Of a refresh.
 	Refresh bool
 	Of      string        // which entry of the key it is to refresh
@@ -82,6 +86,15 @@ type Seat[R any] struct {
 	After   bool // not now: by RunAfter
 	boarded int  // the flight's turn when the caller came
 }
+
+// A Hold is how a caller has a result.
+type Hold int
+
+const (
+	Owned  Hold = iota // it is the caller's own
+	Shared             // it is another caller's own, who may be changing it
+	Common             // it is nobody's own: all who have it copy it
+)
 
 // A Group is the flights of one cache, at most one for a key that can be boarded.
 type Group[R any] struct {
@@ -162,9 +175,9 @@ func (s Seat[R]) late() bool { return s.loadTurn > 0 && s.boarded >= s.loadTurn 
 
 // Wait waits for the end of the flight, for ctx, or for the news that waiting is in vain, and gives up the
 // seat. ok is false when the caller has to board again, or leave with err. The first who takes a result owns
-// it; to the others it is shared. If the deadline of ctx comes first, the caller takes what Offer has left, if
+// it, unless it is Common. If the deadline of ctx comes first, the caller takes what Offer has left, if
 // anything: ok is true then and err is that of ctx.
-func (g *Group[R]) Wait(ctx context.Context, s Seat[R], outer *Load) (r R, shared, ok bool, err error) {
+func (g *Group[R]) Wait(ctx context.Context, s Seat[R], outer *Load) (r R, hold Hold, ok bool, err error) {
 	defer outer.leave(&s.Load)
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -180,16 +193,22 @@ func (g *Group[R]) Wait(ctx context.Context, s Seat[R], outer *Load) (r R, share
 	}
 	s.callers--
 	if s.ended && s.boarded < s.asOf && !(s.broken && s.late()) { // even if ctx has just ended too
-		shared, s.taken = s.taken, true
-		return s.result, shared, true, nil
+		switch {
+		case s.Common:
+			hold = Common
+		case s.taken:
+			hold = Shared
+		}
+		s.taken = true
+		return s.result, hold, true, nil
 	}
 	if !s.ended && s.callers == 0 {
 		s.wake() // it is nobody's now
 	}
 	if err = ctx.Err(); err == context.DeadlineExceeded && s.boarded < s.offered {
-		return *s.offer, true, true, err
+		return *s.offer, Shared, true, err
 	}
-	return r, false, false, err
+	return r, hold, false, err
 }
 
 // news returns what ends the waiting in a seat.
@@ -338,6 +357,7 @@ func (g *Group[R]) EndIfDeserted(f *Flight[R]) bool {
 
 func (g *Group[R]) end(f *Flight[R], r R, asOf int) {
 	f.ended, f.result, f.asOf, f.Load.over = true, r, asOf, true
+	f.Common = f.Common && f.callers > 1
 	g.forget(f)
 	if f.done != nil {
 		close(f.done)

@@ -34,7 +34,8 @@ func wantFirst(t *testing.T, s Seat[string], first bool) {
 // wantResult waits in a seat of a flight that has ended, or is over for this seat.
 func wantResult(t *testing.T, g *Group[string], s Seat[string], outer *Load, want string, wantShared, wantOK bool) {
 	t.Helper()
-	r, shared, ok, err := g.Wait(t.Context(), s, outer)
+	r, hold, ok, err := g.Wait(t.Context(), s, outer)
+	shared := hold == Shared
 	if r != want || shared != wantShared || ok != wantOK || err != nil {
 		t.Errorf("got %q, shared %t, ok %t, %v; want %q, %t, %t", r, shared, ok, err, want, wantShared, wantOK)
 	}
@@ -74,6 +75,36 @@ func TestOneOwnerAndManySharers(t *testing.T) {
 	wantResult(t, g, b, nil, "v", false, true)
 	wantResult(t, g, a, nil, "v", true, true)
 	wantResult(t, g, c, nil, "v", true, true)
+}
+
+// TestACommonResultIsNobodysOwn: not even of the first who takes it, while those who come round later may find one
+// who owned it.
+func TestACommonResultIsNobodysOwn(t *testing.T) {
+	t.Parallel()
+	for _, callers := range []int{1, 3} {
+		g := NewGroup[string]()
+		a := board(t, g, "k", nil, nil)
+		late := board(t, g, "k", nil, nil)
+		for range callers - 1 {
+			board(t, g, "k", nil, nil)
+		}
+		land(g, a.Flight, "old", FirstTurn)
+		late.Common = true
+		runsAfter(g, late, "v")
+		want := []Hold{Owned, Shared}
+		if callers > 1 {
+			want = []Hold{Common, Common}
+		}
+		for i, s := range []Seat[string]{late, board(t, g, "k", nil, nil)} {
+			s.Flight, s.boarded = late.Flight, 0 // the second one goes round
+			if i > 0 {
+				s.callers++
+			}
+			if _, hold, ok, err := g.Wait(t.Context(), s, nil); hold != want[i] || !ok || err != nil {
+				t.Errorf("%d callers: the %d. has hold %d, %t, %v; want %d", callers, i+1, hold, ok, err, want[i])
+			}
+		}
+	}
 }
 
 // TestTheTurnDecidesWhoTakesTheResult goes through every turn at which a caller can come and every turn as of

@@ -482,7 +482,7 @@ func TestARefreshThatALoadWaitsForIsExempt(t *testing.T) {
 }
 
 // leaveWith waits in a seat with a context that has ended.
-func leaveWith(t *testing.T, g *Group[string], s Seat[string], deadline bool) (r string, shared, ok bool, err error) {
+func leaveWith(t *testing.T, g *Group[string], s Seat[string], deadline bool) (r string, hold Hold, ok bool, err error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	if deadline {
@@ -527,15 +527,15 @@ func TestAnOfferIsTakenAtADeadlineByThoseForWhomItIsTrue(t *testing.T) {
 					want = context.DeadlineExceeded
 				}
 				for came, s := range seats { // the first at 0, the others at 1 to 5
-					r, shared, ok, err := leaveWith(t, g, s, deadline)
+					r, hold, ok, err := leaveWith(t, g, s, deadline)
 					switch {
 					case end == "for all": // a result that is there is better
 						if r != "v" || !ok || err != nil {
 							t.Errorf("got %q, %t, %v, want the result", r, ok, err)
 						}
 					case deadline && came < offered:
-						if r != "old" || !shared || !ok || err != want {
-							t.Errorf("came at %d, offered as of %d: got %q, shared %t, %t, %v, want the offer", came, offered, r, shared, ok, err)
+						if r != "old" || hold != Shared || !ok || err != want {
+							t.Errorf("came at %d, offered as of %d: got %q, hold %d, %t, %v, want the offer", came, offered, r, hold, ok, err)
 						}
 					case r != "" || ok || err != want:
 						t.Errorf("came at %d, offered as of %d, deadline %t: got %q, %t, %v, want only %v", came, offered, deadline, r, ok, err, want)

@@ -52,6 +52,14 @@ var cacheMutants = []mutant{
 		pkg:  "internal/flight", test: "TestWhoComesDuringAReadSharesTheNextOne",
 	},
 	{
+		name: "readers-share-a-value",
+		bug:  "Readers who share a read are given one value: what one of them changes the others see",
+		file: "loader.go",
+		old:  "return c.clone(r.value), info, nil",
+		new:  "return r.value, info, nil",
+		pkg:  ".", test: "TestReadersWhoShareAReadOwnTheirValues/plain",
+	},
+	{
 		name: "handover-makes-early",
 		bug:  "Who came during a read that missed counts as having come before it",
 		file: "internal/flight/flight.go",
