@@ -130,7 +130,7 @@ func (x *filling[T]) contend(ctx context.Context, took time.Duration) (r result[
 		query := fill.Query{Known: entry.Header(x.old.data), Awaited: awaited, Take: take, For: x.purpose()}
 		turn := x.flights.Tick(f)
 		sent := time.Now()
-		reply, err := insist(within, func(within time.Duration) (fill.Reply, error) {
+		reply, err := client.Insist(ctx, within, client.Unreachable, func(within time.Duration) (fill.Reply, error) {
 			return x.lock.GetOrLock(ctx, within, query)
 		})
 		w.heard(time.Since(sent))
@@ -291,7 +291,7 @@ func (x *filling[T]) settle(ctx context.Context, o *outcome[T], data []byte, lea
 	answers := x.client.Breaker.Answers()
 	var ours bool
 	if data != nil {
-		ours, err = insist(x.opts.redisTimeout, func(within time.Duration) (bool, error) {
+		ours, err = client.Insist(ctx, x.opts.redisTimeout, client.Unreachable, func(within time.Duration) (bool, error) {
 			return x.lock.Store(ctx, within, data, x.opts.keptFor(o.life))
 		})
 		o.Stored, o.Fenced, o.StoreErr = ours, err == nil && !ours, err
@@ -300,7 +300,7 @@ func (x *filling[T]) settle(ctx context.Context, o *outcome[T], data []byte, lea
 		leave.RetryAfter, x.flight.Rest = x.opts.retryAfter, min(x.opts.retryAfter, maxRest)
 	}
 	if data == nil || err != nil && !client.Unreachable(err) {
-		ours, err = insist(x.opts.redisTimeout, func(within time.Duration) (bool, error) {
+		ours, err = client.Insist(ctx, x.opts.redisTimeout, client.Unreachable, func(within time.Duration) (bool, error) {
 			return x.lock.Release(ctx, within, leave)
 		})
 	}

@@ -2,12 +2,9 @@ package singlefill
 
 import (
 	"context"
-	"errors"
 	"math/rand/v2"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/fill"
 	"github.com/singlefill/singlefill/internal/flight"
 )
@@ -38,7 +35,6 @@ const (
 	maxPause   = 250 * time.Millisecond
 	crowd      = 2
 	firstPause = 5 * time.Millisecond
-	maxInsist  = 50 * time.Millisecond
 	firstNudge = 10 * time.Millisecond
 	maxNudge   = 50 * time.Millisecond
 )
@@ -109,19 +105,5 @@ func (c *Cache[T]) waited(ctx context.Context, key string, w wait) {
 	c.counters.waits.Add(1)
 	if c.opts.trace.WaitDone != nil {
 		c.opts.trace.WaitDone(ctx, WaitInfo{Key: key, Duration: time.Since(w.begun), Polls: w.polls})
-	}
-}
-
-// insist repeats a command that is not answered, ever more rarely, until the time of one is over: a
-// connection may have broken, or the server be about to come back.
-func insist[R any](within time.Duration, try func(within time.Duration) (R, error)) (R, error) {
-	for pause := firstPause; ; pause = min(2*pause, maxInsist) {
-		sent := time.Now()
-		r, err := try(within)
-		within -= time.Since(sent) + pause
-		if !client.Unreachable(err) || errors.Is(err, redis.ErrClosed) || within < time.Millisecond {
-			return r, err
-		}
-		time.Sleep(pause)
 	}
 }
