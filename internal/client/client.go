@@ -88,9 +88,15 @@ func DoWithin[R any](ctx context.Context, c *Client, timeout time.Duration, op s
 		c.observe(ctx, op, sent, err)
 		return r, err
 	}
-	detached := Detach(ctx)
-	bounded, cancel := context.WithTimeout(detached, timeout)
+	bounded, cancel := context.WithTimeout(Detach(ctx), timeout)
+	return behind(ctx, c, op, sent, bounded, cancel, cmd)
+}
 
+// behind runs a command in a goroutine of its own, which may outlive this call, for as long as the user's client makes
+// it wait.
+func behind[R any](ctx context.Context, c *Client, op string, sent time.Time, bounded context.Context, cancel func(),
+	cmd func(ctx context.Context) (R, error)) (R, error) {
+	var none R
 	type reply struct {
 		value R
 		err   error
@@ -99,11 +105,11 @@ func DoWithin[R any](ctx context.Context, c *Client, timeout time.Duration, op s
 	var settled atomic.Bool
 	settle := func(r R, err error) {
 		if settled.CompareAndSwap(false, true) {
-			c.observe(detached, op, sent, err)
+			c.observe(Detach(ctx), op, sent, err)
 			replies <- reply{r, err}
 		}
 	}
-	go func() { // it may outlive this call, for as long as the user's client makes it wait
+	go func() {
 		settle(cmd(bounded))
 		cancel()
 	}()
@@ -130,10 +136,16 @@ func (c *Client) bound(ctx context.Context, now time.Time, timeout time.Duration
 
 // Get is Do of a GET, sent now. It is what every hit does, and so worth not allocating a function.
 func (c *Client) Get(ctx context.Context, now time.Time, key string) ([]byte, error) {
-	if !c.bounded || ctx.Err() != nil || endsWithin(ctx, c.Timeout) {
-		return Do(ctx, c, "get", func(ctx context.Context) ([]byte, error) { return c.Redis.Get(ctx, key).Bytes() })
+	if err := ctx.Err(); err != nil {
+		return nil, err
 	}
-	data, err := c.Redis.Get(c.limit.within(ctx, now, c.Timeout), key).Bytes()
+	bounded := c.limit.within(ctx, now, c.Timeout)
+	if !c.bounded || endsWithin(ctx, c.Timeout) {
+		return behind(ctx, c, "get", now, bounded, func() {}, func(ctx context.Context) ([]byte, error) {
+			return c.Redis.Get(ctx, key).Bytes()
+		})
+	}
+	data, err := c.Redis.Get(bounded, key).Bytes()
 	c.observe(ctx, "get", now, err)
 	return data, err
 }
