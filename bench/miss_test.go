@@ -41,8 +41,25 @@ func misses(b *testing.B, goroutines, size int) {
 	b.Cleanup(func() { _ = c.Close() })
 	peer := cache.New(&cache.Options{Redis: rdb})
 
-	r := race{ops: 50, goroutines: goroutines, bases: []string{"three by hand"}, contenders: []contender{
-		{"three by hand", func(int) error { return byHand(ctx, rdb, newKey(), value) }},
+	r := race{ops: 50, goroutines: goroutines, bases: []string{"three by hand", "so in a goroutine"}, contenders: []contender{
+		{"three by hand", func(int) error {
+			key := newKey()
+			return errors.Join(getNothing(ctx, rdb, key), lockAndStore(ctx, rdb, key, value))
+		}},
+		{"so in a goroutine", func(int) error {
+			key := newKey()
+			if err := getNothing(ctx, rdb, key); err != nil {
+				return err
+			}
+			done := make(chan error, 1)
+			go func() { done <- lockAndStore(ctx, rdb, key, value) }()
+			select {
+			case err := <-done:
+				return err
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}},
 		{"singlefill", func(int) error {
 			_, err := c.GetOrLoad(ctx, newKey(), func(context.Context, string) (order, error) { return value, nil })
 			return err
@@ -72,12 +89,17 @@ func script(name string) *redis.Script {
 
 var getOrLock, store = script("get_or_lock"), script("store")
 
-// byHand does what a GetOrLoad that misses sends, with the bare client and nothing around it: the same three
-// commands with the same scripts, a token and a stamp, and an entry of the same format.
-func byHand(ctx context.Context, rdb *redis.Client, key string, value order) error {
+// getNothing and lockAndStore are what a GetOrLoad that misses sends, with the bare client and nothing around it: the
+// same three commands with the same scripts, a token and a stamp, and an entry of the same format. A load that shall
+// go on when its caller leaves takes a goroutine of its own, whoever does it.
+func getNothing(ctx context.Context, rdb *redis.Client, key string) error {
 	if err := rdb.Get(ctx, "by-hand:{"+key+"}").Err(); err != redis.Nil {
-		return err
+		return fmt.Errorf("a miss was a hit, or %w", err)
 	}
+	return nil
+}
+
+func lockAndStore(ctx context.Context, rdb *redis.Client, key string, value order) error {
 	keys := []string{"by-hand:{" + key + "}", "by-hand:{" + key + "}:lock"}
 	token := rand.Text()
 	fields, err := getOrLock.Run(ctx, rdb, keys, token, 5000, "", "", "1", "").Slice()

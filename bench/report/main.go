@@ -1,9 +1,10 @@
-// Command report writes the tables of docs/speed.md from the output of the benchmarks:
+// Command report writes the tables of docs/speed.md, and that of the README, from the output of the benchmarks:
 //
-//	report speed.md results/*.txt
+//	report docs README.md docs/speed.md results/*.txt
 //
-// In the document, what is between <!-- begin: X --> and <!-- end: X --> is replaced: by the tables of BenchmarkX,
-// or, if X is targets, by what was aimed at and whether it was met. The plot beside it is replaced too.
+// In the documents, what is between <!-- begin: X --> and <!-- end: X --> is replaced: by the tables of BenchmarkX,
+// or, if X is targets, by what was aimed at and whether it was met, or, if X is summary, by the ratios that say most.
+// The plot in the directory, which comes first, is replaced too.
 package main
 
 import (
@@ -17,8 +18,8 @@ import (
 )
 
 func main() {
-	if len(os.Args) < 3 {
-		fmt.Fprintln(os.Stderr, "usage: report speed.md results.txt...")
+	if len(os.Args) < 4 {
+		fmt.Fprintln(os.Stderr, "usage: report plots document.md... results.txt...")
 		os.Exit(2)
 	}
 	if err := run(os.Args[1], os.Args[2:]); err != nil {
@@ -27,13 +28,14 @@ func main() {
 	}
 }
 
-func run(document string, inputs []string) error {
-	text, err := os.ReadFile(document)
-	if err != nil {
-		return err
-	}
+func run(plots string, files []string) error {
+	var documents []string
 	var all results
-	for _, name := range inputs {
+	for _, name := range files {
+		if filepath.Ext(name) == ".md" {
+			documents = append(documents, name)
+			continue
+		}
 		f, err := os.Open(name)
 		if err != nil {
 			return err
@@ -45,12 +47,21 @@ func run(document string, inputs []string) error {
 		}
 	}
 	if plot := growth(all); plot != "" {
-		name := filepath.Join(filepath.Dir(document), "speed-growth.svg")
+		name := filepath.Join(plots, "speed-growth.svg")
 		if err := os.WriteFile(name, []byte(plot), 0o644); err != nil {
 			return err
 		}
 	}
-	return os.WriteFile(document, []byte(fill(string(text), all)), 0o644)
+	for _, name := range documents {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(name, []byte(fill(string(text), all)), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 var section = regexp.MustCompile(`(?s)(<!-- begin: (\w+) -->\n).*?(<!-- end: (\w+) -->)`)
@@ -60,9 +71,13 @@ func fill(text string, all results) string {
 	return section.ReplaceAllStringFunc(text, func(old string) string {
 		m := section.FindStringSubmatch(old)
 		var b strings.Builder
-		if m[2] == "targets" {
+		switch m[2] {
+		case "targets":
 			writeTargets(&b, all)
-		} else {
+		case "summary":
+			writeSummary(&b, all)
+			return m[1] + b.String() + m[3]
+		default:
 			writePart(&b, all, m[2])
 		}
 		if b.Len() == 0 {

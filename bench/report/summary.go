@@ -1,0 +1,33 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+)
+
+// summary is what the README shows: times of one operation, divided by that of a GET and msgpack.Unmarshal by hand.
+var summary = []struct{ what, scenario string }{
+	{"a hit, 2 KB", "Hit/serial/2KB"},
+	{"64 goroutines, each with a key of its own", "Hit/64 goroutines/64 keys, 2KB"},
+	{"64 goroutines, one hot key", "Hit/64 goroutines/1 key, 2KB"},
+	{"a hit in the client's own cache", "Hit/client-side caching/2KB"},
+}
+
+var compared = []string{"singlefill", "go-redis/cache", "singleflight"}
+
+func writeSummary(w io.Writer, all results) {
+	fmt.Fprintf(w, "| time, × `GET` and decode by hand | %s |\n| --- |%s\n",
+		strings.Join(compared, " | "), strings.Repeat(" ---: |", len(compared)))
+	for _, s := range summary {
+		fmt.Fprintf(w, "| %s |", s.what)
+		for _, contender := range compared {
+			ratio := "–"
+			if v, ok := all.median(s.scenario+"/"+contender, "×floor"); ok {
+				ratio = fmt.Sprintf("%.2f", v)
+			}
+			fmt.Fprintf(w, " %s |", ratio)
+		}
+		fmt.Fprintln(w)
+	}
+}
