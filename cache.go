@@ -230,19 +230,9 @@ func checkCall(ctx context.Context, key string) error {
 	return ctx.Err()
 }
 
-// valueKey and lockKey put both keys of a pair into one slot, for every key: the braces hold key as the hash
-// tag, up to its first '}' if it has one. A leading '}' would make that tag empty and split the pair, so it is
-// escaped, and the '%' that escapes it too. Namespaces have no braces and no value key ends as a lock key does,
-// so no two names meet.
-func (c *Cache[T]) valueKey(key string) string {
-	switch key[0] {
-	case '}':
-		key = "%7D" + key[1:]
-	case '%':
-		key = "%25" + key[1:]
-	}
-	return c.namespace + ":{" + key + "}"
-}
+// valueKey and lockKey put both keys of a pair into one slot. Namespaces have no braces and no value key ends as a lock
+// key does, so no two names meet.
+func (c *Cache[T]) valueKey(key string) string { return c.namespace + ":{" + client.HashTag(key) + "}" }
 
 func lockKey(valueKey string) string { return valueKey + ":lock" }
 

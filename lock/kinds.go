@@ -57,21 +57,14 @@ func (l *Locker) markLife() time.Duration {
 	return l.opts.TTL + 2*l.opts.RedisTimeout
 }
 
-// keys are the Redis keys of one name, all in one slot: the braces hold the name as the hash tag, up to its first
-// '}' if it has one. A leading '}' would make that tag empty and split them, so it is escaped, and the '%' that
-// escapes it too. No key of a cache begins with a brace, and no two keys of locks end alike, so no names meet.
+// keys are the Redis keys of one name, all in one slot. No key of a cache begins with a brace, and no two keys of locks
+// end alike, so no names meet.
 type keys struct {
 	lock, fence, tombstone, queue, alive, details string
 }
 
 func keysOf(name string) keys {
-	switch name[0] {
-	case '}':
-		name = "%7D" + name[1:]
-	case '%':
-		name = "%25" + name[1:]
-	}
-	lock := "{" + name + "}:lock"
+	lock := "{" + client.HashTag(name) + "}:lock"
 	return keys{
 		lock: lock, fence: lock + ":fence", tombstone: lock + ":ended:",
 		queue: lock + ":queue", alive: lock + ":alive", details: lock + ":details",
