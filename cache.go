@@ -13,6 +13,7 @@ import (
 
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/clone"
+	"github.com/singlefill/singlefill/internal/codec"
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/fill"
 	"github.com/singlefill/singlefill/internal/flight"
@@ -34,7 +35,7 @@ type Cache[T any] struct {
 	fleetTurn chan struct{}       // see claim
 	loads     *memory
 	counters  *counters
-	clone     func(T) T // nil: T is not plain
+	clone     func(T) T // nil: T is not plain, or the codec is the user's, who may link values, or share parts of them
 	closing   chan struct{}
 }
 
@@ -59,13 +60,15 @@ func New[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, 
 		flights:   flight.NewGroup[result[T]](),
 		loads:     newMemory(),
 		counters:  new(counters),
-		clone:     clone.Func[T](),
 		closing:   make(chan struct{}),
 		fleetTurn: make(chan struct{}, 1),
 	}
 	c.client = client.New(rdb, s.redisTimeout, c.redisFailed, c.breakerChanged, func(run func(<-chan struct{})) {
 		c.flights.Go(func() { run(c.closing) })
 	})
+	if codec.Own(s.codec) {
+		c.clone = clone.Func[T]()
+	}
 	if s.maxLoads > 0 {
 		c.places = semaphore.NewWeighted(int64(s.maxLoads))
 	}

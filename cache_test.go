@@ -670,6 +670,31 @@ func TestCloseEndsEverythingButStats(t *testing.T) {
 	})
 }
 
+// TestCallsThatCameBeforeCloseHaveTheLoadThatItWaitsFor: also one that came during the read before it.
+func TestCallsThatCameBeforeCloseHaveTheLoadThatItWaitsFor(t *testing.T) {
+	t.Parallel()
+	proxy := redistest.NewProxy(t, redistest.Shared(t).Addr)
+	c := newCache[string](t, proxy.Client(t), nil)
+	src := newSource[string](t)
+	read := proxy.On(redistest.Command("get"), redistest.HoldReply).Times(1)
+	first := goGet(t.Context(), c, "k", src.load)
+	receive(t, "the read is answered", read.Hit())
+	second := goGet(t.Context(), c, "k", src.load).waits(t)
+	closed := make(chan error, 1)
+	go func() { closed <- c.Close() }()
+	redistest.Await(t, "the cache is being closed", func() bool {
+		return c.Delete(t.Context()) == singlefill.ErrClosed
+	})
+	read.Release()
+	src.next(t).give("v")
+	first.want(t, "v")
+	second.want(t, "v")
+	if err := receive(t, "Close returns", closed); err != nil {
+		t.Errorf("Close: %v", err)
+	}
+	src.want(t, 1)
+}
+
 func TestStatsAreExact(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {

@@ -175,7 +175,7 @@ func resultOf[T any](l look[T]) result[T] {
 
 // deliver gives a caller its result. The first one gets the value itself; every other one a copy of its own,
 // as a hit would have given it, so that no two callers can change each other's. A read of several callers decodes
-// the value once, and all of them get copies of that if T is plain.
+// the value once, and all of them get copies of that if it can be copied.
 func (c *Cache[T]) deliver(ctx context.Context, s flight.Seat[result[T]], r result[T], hold flight.Hold) (T, ValueInfo, error) {
 	if !s.First {
 		c.counters.shared.Add(1)

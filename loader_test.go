@@ -1051,6 +1051,41 @@ func readersOwn[T any](t *testing.T, value T, change func(T)) {
 	}
 }
 
+// interning is a codec that gives one value, for all of them to share.
+type interning struct {
+	singlefill.Codec
+	value *person
+}
+
+func (c interning) Unmarshal(_ []byte, v any) error {
+	*v.(**person) = c.value
+	return nil
+}
+
+// TestWhatTheUsersCodecGivesIsNotCopied: it may be shared on purpose, or refer to itself, so that a copy would have
+// no end.
+func TestWhatTheUsersCodecGivesIsNotCopied(t *testing.T) {
+	t.Parallel()
+	p := newPerson()
+	proxy := redistest.NewProxy(t, redistest.Shared(t).Addr)
+	c := newCache(t, proxy.Client(t), &singlefill.Options[*person]{Codec: interning{singlefill.JSON, &p}})
+	if err := c.Set(t.Context(), "k", &p); err != nil {
+		t.Fatal(err)
+	}
+	read := proxy.On(redistest.Command("get"), redistest.HoldReply).Times(1)
+	herd := []*call[*person]{goGet(t.Context(), c, "k", mustNotLoad[*person](t))}
+	receive(t, "the first read is answered", read.Hit())
+	for range 3 {
+		herd = append(herd, goGet(t.Context(), c, "k", mustNotLoad[*person](t)).waits(t))
+	}
+	read.Release()
+	for _, a := range herd {
+		if v, err := a.result(t); v != &p || err != nil {
+			t.Errorf("got %p, %v; want %p, which the codec gives", v, err, &p)
+		}
+	}
+}
+
 // aliasing is a codec whose bytes are the value's own, as the contract of Marshal allows.
 type aliasing struct{ changed chan struct{} }
 

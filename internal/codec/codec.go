@@ -173,6 +173,16 @@ func isBytes(typ reflect.Type) bool {
 	return typ != nil && typ.Kind() == reflect.Slice && typ.Elem().Kind() == reflect.Uint8
 }
 
+// Own reports whether c is a codec of this package. What it decodes is a tree then, and nobody else's, as far as the
+// types within it do not decode themselves.
+func Own(c any) bool {
+	switch c.(type) {
+	case msgPackCodec, jsonCodec, rawCodec:
+		return true
+	}
+	return false
+}
+
 // Takes returns an error if c is a codec of this package that can never encode a typ.
 func Takes(c any, typ reflect.Type) error {
 	if _, raw := c.(rawCodec); raw && !isString(typ) && !isBytes(typ) {

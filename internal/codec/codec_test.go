@@ -735,3 +735,16 @@ func benchmarkCodec(b *testing.B, size int, f func() error) {
 		}
 	}
 }
+
+func TestOwn(t *testing.T) {
+	for _, c := range []any{MsgPack, JSON, Raw} {
+		if !Own(c) {
+			t.Errorf("%T counts as another's", c)
+		}
+	}
+	for _, c := range []any{nil, struct{ any }{JSON}, &MsgPack} {
+		if Own(c) {
+			t.Errorf("%T counts as our own", c)
+		}
+	}
+}

@@ -115,12 +115,13 @@ func NewGroup[R any]() *Group[R] {
 func (g *Group[R]) Board(key string, prev *Flight[R], outer *Load) (Seat[R], error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.closed && !outer.inside(g) { // a load that Close waits for may need others
-		return Seat[R]{}, ErrClosed
-	}
 	f := g.flights[key]
 	if prev != nil && prev.next != nil {
 		f = prev.next
+	}
+	// Who came before may go on to a flight that Close waits for; a load that it waits for may need others.
+	if g.closed && (prev == nil || f == nil) && !outer.inside(g) {
+		return Seat[R]{}, ErrClosed
 	}
 	s := Seat[R]{Flight: f}
 	switch {
@@ -362,8 +363,9 @@ func (g *Group[R]) end(f *Flight[R], r R, asOf int) {
 	if f.done != nil {
 		close(f.done)
 	}
-	if f.after != nil {
-		g.beginAfter(f.after)
+	if after := f.after; after != nil {
+		f.after = nil // or who is slow to take the result of f would keep those of all flights since
+		g.beginAfter(after)
 	}
 	if f.Refresh && f.Rest > 0 && g.refreshes[f.Key] == nil {
 		resting := &Flight[R]{Key: f.Key, Refresh: true, Of: f.Of, ended: true} // and nothing of the value

@@ -3,9 +3,13 @@ package flight
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
+	"weak"
+
+	"github.com/singlefill/singlefill/internal/redistest"
 )
 
 // board takes a seat that must be free.
@@ -448,6 +452,49 @@ func TestAFlightForALoadsCallIsExempt(t *testing.T) {
 			t.Errorf("%s, and one more from outside: exempt %t, want %t", name, got, test.want)
 		}
 	}
+}
+
+// TestAFlightHoldsNoneAfterIt: who is slow to take a result must not keep those of all reads since.
+func TestAFlightHoldsNoneAfterIt(t *testing.T) {
+	t.Parallel()
+	g := NewGroup[string]()
+	a := board(t, g, "k", nil, nil)
+	later := func() weak.Pointer[Flight[string]] {
+		s := board(t, g, "k", nil, nil)
+		land(g, a.Flight, "old", FirstTurn)
+		runsAfter(g, s, "new")
+		wantResult(t, g, s, nil, "new", false, true)
+		return weak.Make(s.Flight)
+	}()
+	g.Running.Wait()
+	redistest.Await(t, "the flight after is collected", func() bool {
+		runtime.GC()
+		return later.Value() == nil
+	})
+	wantResult(t, g, a, nil, "old", false, true)
+}
+
+// TestWhoCameBeforeCloseGoesOnToAFlightThatIsThere: but to no new one.
+func TestWhoCameBeforeCloseGoesOnToAFlightThatIsThere(t *testing.T) {
+	t.Parallel()
+	g := NewGroup[string]()
+	a := board(t, g, "k", nil, nil)
+	late := board(t, g, "k", nil, nil)
+	runsAfter(g, late, "never")
+	g.Close()
+	g.BeginFill(a.Flight, true)
+	wantResult(t, g, late, nil, "", false, false)
+	again := board(t, g, "k", late.Flight, nil)
+	if again.Flight != a.Flight {
+		t.Error("handed over to another flight")
+	}
+	land(g, a.Flight, "v", FirstTurn) // too old for who came late
+	wantResult(t, g, again, nil, "", false, false)
+	if _, err := g.Board("k", again.Flight, nil); err != ErrClosed {
+		t.Errorf("Board: %v, want ErrClosed", err)
+	}
+	wantResult(t, g, a, nil, "v", false, true)
+	g.Running.Wait()
 }
 
 func TestAClosedGroupIsNotBoarded(t *testing.T) {
