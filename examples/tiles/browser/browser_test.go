@@ -1,0 +1,152 @@
+// Package browser tests the page of examples/tiles in Chromium. It is a module of its own, so that who uses
+// singlefill need not know what drives the browser. Its tests do not run in parallel: each keeps all processors busy.
+package browser
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/chromedp/chromedp/kb"
+)
+
+func TestMapGoesOnWithoutAProcessAndWithoutRedis(t *testing.T) {
+	chromium(t)
+	f := startFleet(t, "-away=1h") // what is killed stays away
+	p := openPage(t, f)
+
+	// All processes are asked for each tile, and one computes it.
+	seen := p.shown()
+	look := func() { seen = append(seen, p.shown()...) }
+	p.drag(-300, 120)
+	look()
+	p.wheel(500, 300, -120)
+	look()
+	p.press(kb.ArrowRight)
+	look()
+	p.press("-")
+	look()
+	f.await(t, "all is reported", f.settled)
+	checkOnce(t, f.computed(0), seen)
+	asked := evaluate[int64](p, `Number(document.getElementById("asked").textContent)`)
+	if s := f.sum(); asked < 3*s.Loads || s.Waits == 0 {
+		t.Errorf("not all were asked for each tile: the page has asked %d times, and the fleet has counted %+v", asked, s)
+	}
+	p.await("the page has counted as many", fmt.Sprintf(`document.getElementById("computed").textContent === "%d"`, len(f.computed(0))))
+	if twice := evaluate[string](p, `document.getElementById("twice").textContent`); twice != "0" {
+		t.Errorf("the page says that %s tiles were computed twice", twice)
+	}
+
+	// One process is asked for each tile, and whichever it is has what another has computed.
+	before := f.sum().Hits
+	p.click("input[value=turn]")
+	p.press("0")
+	look()
+	p.press("+")
+	look()
+	f.await(t, "all is reported", f.settled)
+	checkOnce(t, f.computed(0), seen)
+	f.await(t, "there are hits", func() bool { return f.sum().Hits > before })
+	p.screenshot("fleet")
+	p.checkConsole()
+
+	// The map goes on when a process is killed.
+	killed := f.ports[1]
+	p.click("input[value=all]")
+	p.kill(fmt.Sprint(killed))
+	first := len(f.computed(0))
+	p.zoomTo("zoom-in", "4")
+	p.click("input[value=turn]")
+	p.drag(200, 300)
+	p.screenshot("without a process")
+	for _, l := range f.computed(first) {
+		if l.port == killed {
+			t.Errorf("%d was killed, and computed %s", l.port, l.Tile)
+		}
+	}
+	checkOnce(t, f.computed(0), nil)
+	p.checkConsole(killed)
+
+	// It goes on when Redis is killed, too.
+	p.click("input[value=all]")
+	p.kill("redis")
+	first = len(f.computed(0))
+	p.zoomTo("zoom-in", "5")
+	p.drag(-150, -100)
+	p.screenshot("without Redis")
+	f.await(t, "tiles are computed without Redis", func() bool {
+		return slices.ContainsFunc(f.computed(first), func(l load) bool { return l.Unlocked })
+	})
+	p.await("the page says so", `Number(document.getElementById("unlocked").textContent) > 0`)
+	p.checkConsole(killed)
+}
+
+func TestMapGoesOnWhenAProcessAndRedisReturn(t *testing.T) {
+	chromium(t)
+	f := startFleet(t, "-away=500ms")
+	p := openPage(t, f)
+	killed := f.ports[2]
+	for _, name := range []string{fmt.Sprint(killed), "redis"} {
+		pid := fmt.Sprintf("document.querySelector(%q).textContent", card(name)+" .status")
+		before := evaluate[string](p, pid)
+		p.click(card(name) + " button")
+		p.await(name+" is back", fmt.Sprintf("%s.startsWith('process') && %s !== %q", pid, pid, before))
+	}
+	p.await("all ask Redis", `!document.querySelector("article.down, article.trouble")`)
+
+	// A Redis that is back knows of no tile. Each is computed once again; so are new ones.
+	p.zoomTo("zoom-in", "3")
+	f.await(t, "nothing is being computed", func() bool { return f.sum().Loading == 0 })
+	first := len(f.computed(0))
+	p.click("input[value=turn]")
+	p.zoomTo("zoom-in", "4")
+	seen := p.shown()
+	p.drag(-300, 300)
+	seen = append(seen, p.shown()...)
+	f.await(t, "all is reported", func() bool {
+		return f.sum().Loading == 0 && !slices.ContainsFunc(seen, func(tile string) bool { return !f.hasComputed(tile, first) })
+	})
+	checkOnce(t, f.computed(first), seen)
+	f.await(t, "the process that was killed computes, too", func() bool {
+		return slices.ContainsFunc(f.computed(first), func(l load) bool { return l.port == killed })
+	})
+	p.screenshot("all are back")
+	p.checkConsole(killed)
+}
+
+// checkOnce fails the test for tiles that were computed more than once, or without Redis, and for those among seen
+// that were not computed at all.
+func checkOnce(t *testing.T, loads []load, seen []string) {
+	t.Helper()
+	by := make(map[string][]int)
+	for _, l := range loads {
+		by[l.Tile] = append(by[l.Tile], l.port)
+		if l.Unlocked {
+			t.Errorf("tile %s was computed without Redis", l.Tile)
+		}
+	}
+	for tile, ports := range by {
+		if len(ports) > 1 {
+			t.Errorf("tile %s was computed by %v", tile, ports)
+		}
+	}
+	for _, tile := range seen {
+		if len(by[tile]) == 0 {
+			t.Errorf("tile %s is shown, and nobody says that it was computed", tile)
+		}
+	}
+}
+
+func (f *fleet) hasComputed(tile string, first int) bool {
+	return slices.ContainsFunc(f.computed(first), func(l load) bool { return l.Tile == tile })
+}
+
+func (f *fleet) await(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !cond(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %v: %s; loads: %v", patience, what, f.computed(0))
+		}
+	}
+}

@@ -1,0 +1,184 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log"
+	"os"
+	"os/exec"
+	"strconv"
+	"sync"
+	"time"
+)
+
+const (
+	// leastAway spares the machine a process that ends as soon as it is started.
+	leastAway = 10 * time.Millisecond
+
+	// patience is how long a process may take to end once its input has, before it is killed.
+	patience = 2 * time.Second
+
+	redisName = "redis"
+)
+
+// plan says what processes there are to be, by their first port. With a redisURL none of them is the Redis.
+func plan(first int, redisURL string) (tasks []task) {
+	pagePort := first + processes
+	if redisURL == "" {
+		redisAddr := local(pagePort + 1)
+		tasks = append(tasks, task{Name: redisName, Listen: redisAddr})
+		redisURL = "redis://" + redisAddr
+	}
+	for port := first; port < pagePort; port++ {
+		tasks = append(tasks, task{Name: strconv.Itoa(port), Listen: local(port), RedisURL: redisURL, PagePort: pagePort})
+	}
+	return tasks
+}
+
+// A fleet is processes of this program, each of which is started again when it has ended.
+type fleet struct {
+	children []*child
+	kept     sync.WaitGroup
+	end      context.CancelFunc
+}
+
+// startFleet returns when all are ready. A process that ends stays away for a while.
+func startFleet(tasks []task, away time.Duration) (*fleet, error) {
+	ctx, end := context.WithCancel(context.Background())
+	f := &fleet{end: end}
+	for _, t := range tasks {
+		c := &child{task: t}
+		if err := c.start(ctx); err != nil {
+			f.close()
+			return nil, err
+		}
+		f.children = append(f.children, c)
+		f.kept.Go(func() { c.keep(ctx, away) })
+	}
+	return f, nil
+}
+
+// close returns when no process is left.
+func (f *fleet) close() {
+	f.end()
+	f.kept.Wait()
+}
+
+// state is that of all processes, in the order of the plan.
+func (f *fleet) state() (all []childState) {
+	for _, c := range f.children {
+		c.mu.Lock()
+		all = append(all, c.state)
+		c.mu.Unlock()
+	}
+	return all
+}
+
+var (
+	errUnknown = errors.New("there is no such process")
+	errDown    = errors.New("the process is not running")
+)
+
+// kill returns when the process is dead.
+func (f *fleet) kill(name string) error {
+	for _, c := range f.children {
+		if c.task.Name == name {
+			return c.kill()
+		}
+	}
+	return errUnknown
+}
+
+// A child is one of the processes, or the place of one that is to return.
+type child struct {
+	task task
+
+	mu    sync.Mutex
+	state childState    // protected by mu
+	cmd   *exec.Cmd     // protected by mu
+	gone  chan struct{} // protected by mu: closed when cmd has ended
+}
+
+type childState struct {
+	Name    string `json:"name"`
+	PID     int    `json:"pid"`     // 0: not running
+	Returns int64  `json:"returns"` // if not: when it is started again, in Unix ms
+}
+
+// start returns when the process is ready.
+func (c *child) start(ctx context.Context) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	description, err := json.Marshal(c.task)
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, self)
+	cmd.Env = append(os.Environ(), taskEnv+"="+string(description))
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	cmd.Cancel = in.Close
+	cmd.WaitDelay = patience
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		return fmt.Errorf("process %s ended before it was ready: %w", c.task.Name, errors.Join(cmd.Wait(), ctx.Err()))
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.state = childState{Name: c.task.Name, PID: cmd.Process.Pid}
+	c.cmd, c.gone = cmd, make(chan struct{})
+	return nil
+}
+
+// keep waits for the end of the process and starts it again, until ctx ends.
+func (c *child) keep(ctx context.Context, away time.Duration) {
+	for {
+		err := c.cmd.Wait()
+		c.mu.Lock()
+		c.state.PID, c.state.Returns = 0, time.Now().Add(away).UnixMilli()
+		close(c.gone)
+		c.mu.Unlock()
+		for {
+			if ctx.Err() != nil {
+				return
+			}
+			log.Printf("process %s has ended (%v), and is started again in %v", c.task.Name, err, away)
+			select {
+			case <-time.After(away):
+			case <-ctx.Done():
+				return
+			}
+			if err = c.start(ctx); err == nil {
+				break
+			}
+		}
+	}
+}
+
+func (c *child) kill() error {
+	c.mu.Lock()
+	cmd, gone, up := c.cmd, c.gone, c.state.PID != 0
+	c.mu.Unlock()
+	if !up {
+		return errDown
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		return errDown // it has just ended by itself
+	}
+	<-gone
+	return nil
+}

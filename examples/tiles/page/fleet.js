@@ -1,0 +1,204 @@
+// The fleet as the page sees it: whom to ask for a tile, and what all of them say that they do.
+
+const element = id => document.getElementById(id);
+
+const life = 5 * 60 * 1000; // ms for which a tile that was computed need not be computed again, at least
+const longestLog = 150;
+
+export class Fleet {
+  mode = "all"; // or "turn"
+
+  #members = new Map(); // by name, in the order of the fleet
+  #turn = 0;
+  #asked = 0;
+  #computed = 0;
+  #twice = 0;
+  #unlocked = 0;
+  #computedAt = new Map(); // tile: ms
+  #opened = Date.now();
+
+  start() {
+    const supervisor = new EventSource("fleet");
+    supervisor.onmessage = message => this.#setState(JSON.parse(message.data));
+    supervisor.onerror = () => element("notice").textContent = "The command that runs the fleet does not answer.";
+    supervisor.onopen = () => element("notice").textContent = "";
+    setInterval(() => this.#members.forEach(showStatus), 500);
+  }
+
+  // Asking.
+
+  // get resolves with the first answer: the picture, and who computed it. Nobody is asked in vain who is known to be
+  // down; whoever fails is replaced by the next.
+  async get(tile, signal) {
+    const servers = [...this.#members.values()].filter(m => m.url);
+    const up = servers.filter(m => m.pid);
+    const asked = up.length ? up : servers;
+    if (this.mode === "all") {
+      return Promise.any(asked.map(m => this.#ask(m, tile, signal)));
+    }
+    const first = this.#turn++;
+    for (let i = 0; i < asked.length; i++) {
+      try {
+        return await this.#ask(asked[(first + i) % asked.length], tile, signal);
+      } catch (err) {
+        if (signal.aborted) throw err;
+      }
+    }
+    throw new Error("nobody answered");
+  }
+
+  async #ask(member, tile, signal) {
+    this.#asked++;
+    this.#showSums();
+    const response = await fetch(`${member.url}/tiles/${tile}`, {signal});
+    if (!response.ok) throw new Error(`${member.name} answered ${response.status}`);
+    return {
+      picture: await response.blob(),
+      process: response.headers.get("Tile-Process"),
+      took: response.headers.get("Tile-Took"),
+    };
+  }
+
+  colourOf(name) { return this.#members.get(name)?.colour ?? "var(--quiet)"; }
+
+  // What the supervisor says.
+
+  #setState(states) {
+    let processes = 0;
+    for (const state of states) {
+      let member = this.#members.get(state.name);
+      if (!member) {
+        member = this.#add(state.name);
+      }
+      if (member.url) {
+        member.colour = `var(--process-${processes++})`;
+        member.card.style.setProperty("--who", member.colour);
+      }
+      if (member.pid && !state.pid) this.#log(member, "was killed", "down");
+      if (member.pid === 0 && state.pid) this.#log(member, "is back, and knows of nothing");
+      if (member.name === "redis" && member.pid !== state.pid) this.#computedAt.clear();
+      Object.assign(member, state);
+      showStatus(member);
+    }
+  }
+
+  #add(name) {
+    const card = element("process").content.firstElementChild.cloneNode(true);
+    const member = {name, card, title: name === "redis" ? "Redis" : name};
+    this.#members.set(name, member);
+    card.dataset.name = name;
+    card.querySelector("h2").textContent = member.title;
+    const button = card.querySelector("button");
+    button.textContent = `Kill ${member.title}`;
+    button.disabled = true;
+    button.addEventListener("click", () => this.#kill(member));
+    if (name === "redis") {
+      card.querySelector("dl").remove();
+    } else {
+      member.url = `http://${location.hostname}:${name}`;
+      const events = new EventSource(`${member.url}/events`);
+      events.onmessage = message => this.#hear(member, JSON.parse(message.data));
+    }
+    element("processes").append(card);
+    return member;
+  }
+
+  async #kill(member) {
+    member.card.querySelector("button").disabled = true;
+    try {
+      await fetch(`kill/${member.name}`, {method: "POST"});
+    } catch {
+      element("notice").textContent = "The command that runs the fleet does not answer.";
+    }
+  }
+
+  // What the processes say.
+
+  #hear(member, event) {
+    switch (event.kind) {
+    case "stats":
+      for (const dd of member.card.querySelectorAll("dd")) {
+        dd.textContent = dd.dataset.count.split(" ").reduce((sum, name) => sum + event.stats[name], 0);
+      }
+      member.breakerOpen = event.stats.BreakerOpen;
+      showStatus(member);
+      break;
+    case "load":
+      this.#noteLoad(member, event);
+      break;
+    case "wait":
+      this.#log(member, `waited ${event.ms} ms for ${event.tile}`, "", event.at);
+      break;
+    case "stale":
+      this.#log(member, `served an old ${event.tile} at once`, "", event.at);
+      break;
+    case "redis":
+      if (event.op !== "ping") this.#log(member, "got no answer from Redis", "down", event.at); // else it is the breaker
+      break;
+    case "breaker":
+      this.#log(member, event.open ? "stops asking Redis" : "asks Redis again", event.open ? "down" : "", event.at);
+      break;
+    }
+  }
+
+  #noteLoad(member, event) {
+    let what = `computed ${event.tile} in ${event.ms} ms`;
+    if (event.error) what = `failed to compute ${event.tile}: ${event.error}`;
+    if (event.refresh) what += ", for it was old";
+    if (event.unlocked) what += ", without Redis";
+    this.#log(member, what, "", event.at);
+    if (event.at < this.#opened || event.error) return;
+    this.#computed++;
+    if (event.unlocked) {
+      this.#unlocked++;
+    } else if (!event.refresh) {
+      if (event.at - (this.#computedAt.get(event.tile) ?? -Infinity) < life) this.#twice++;
+      this.#computedAt.set(event.tile, event.at);
+    }
+    this.#showSums();
+  }
+
+  #showSums() {
+    element("asked").textContent = this.#asked;
+    element("computed").textContent = this.#computed;
+    element("twice").textContent = this.#twice;
+    element("unlocked").textContent = this.#unlocked;
+  }
+
+  #log(member, what, kind = "", at = Date.now()) {
+    const log = element("log");
+    const same = [...log.children].slice(0, 10).find(line => line.dataset.what === member.name + what);
+    if (same) {
+      same.dataset.times = 1 + Number(same.dataset.times);
+      same.lastChild.textContent = ` ${what} (${same.dataset.times} times)`;
+      return;
+    }
+    const line = document.createElement("li");
+    line.dataset.what = member.name + what;
+    line.dataset.times = 1;
+    line.className = kind;
+    const who = document.createElement("b");
+    who.textContent = member.title;
+    if (member.colour) who.style.setProperty("--who", member.colour);
+    line.append(who, ` ${what}`);
+    line.dataset.at = at; // processes report a little late, and to a new page all at once
+    log.insertBefore(line, [...log.children].find(other => other.dataset.at <= at) ?? null);
+    while (log.children.length > longestLog) log.lastElementChild.remove();
+  }
+}
+
+function showStatus(member) {
+  const {card} = member;
+  const down = !member.pid;
+  let text = `process ${member.pid}`;
+  if (member.breakerOpen) text = "does not ask Redis now";
+  if (down) {
+    const seconds = Math.ceil((member.returns - Date.now()) / 1000);
+    text = seconds > 0 ? `killed, back in ${seconds} s` : "killed, starting again";
+  }
+  card.classList.toggle("down", down);
+  card.classList.toggle("trouble", !!member.breakerOpen);
+  const status = card.querySelector(".status");
+  if (status.textContent !== text) status.textContent = text;
+  card.querySelector("button").disabled = down;
+}

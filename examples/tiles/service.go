@@ -1,0 +1,69 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log"
+	"net/http"
+	"runtime"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/singlefill/singlefill"
+)
+
+// A Tile is what the cache holds.
+type Tile struct {
+	PNG     []byte
+	Process string // that computed it
+	Took    time.Duration
+}
+
+// requestTimeout is longer than a busy machine takes for the tiles of one view.
+const requestTimeout = 25 * time.Second
+
+type service struct {
+	name   string
+	tiles  *singlefill.Cache[Tile]
+	render func(ctx context.Context, at coordinates) ([]byte, error)
+}
+
+func newCache(rdb redis.UniversalClient, trace *singlefill.Trace) (*singlefill.Cache[Tile], error) {
+	return singlefill.New(rdb, "tiles", time.Minute, &singlefill.Options[Tile]{
+		StaleWhileRevalidate: 5 * time.Minute,                         // a minute old: shown at once, computed behind
+		MaxLoads:             max(1, runtime.GOMAXPROCS(0)/processes), // a load keeps a processor busy
+		RedisTimeout:         1500 * time.Millisecond,                 // and an embedded Redis may have to wait for one
+		Trace:                trace,
+	})
+}
+
+// tile answers GET /tiles/z/x/y.
+func (s *service) tile(w http.ResponseWriter, r *http.Request) {
+	at, err := parseCoordinates(r.PathValue("tile"))
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), requestTimeout)
+	defer cancel()
+	tile, err := s.tiles.GetOrLoad(ctx, at.String(), func(ctx context.Context, _ string) (Tile, error) {
+		begun := time.Now()
+		picture, err := s.render(ctx, at)
+		return Tile{picture, s.name, time.Since(begun)}, err
+	})
+	switch {
+	case err == nil:
+		w.Header().Set("Content-Type", "image/png")
+		w.Header().Set("Cache-Control", "no-store") // or the browser would spare the fleet the second look
+		w.Header().Set("Tile-Process", tile.Process)
+		w.Header().Set("Tile-Took", strconv.FormatInt(tile.Took.Milliseconds(), 10))
+		w.Write(tile.PNG)
+	case errors.Is(err, context.DeadlineExceeded): // the load goes on, and a later request finds its value
+		http.Error(w, "this takes too long, try again", http.StatusGatewayTimeout)
+	case r.Context().Err() != nil: // nobody is there to read an answer
+	default:
+		log.Printf("tile %s: %v", at, err)
+		http.Error(w, "something went wrong", http.StatusInternalServerError)
+	}
+}

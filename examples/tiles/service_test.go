@@ -1,0 +1,291 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+func TestMain(m *testing.M) {
+	if _, child := os.LookupEnv(taskEnv); child { // the fleet is processes of this program
+		main()
+		return
+	}
+	redistest.Main(m)
+}
+
+const testPort = 9999 // of a page that nobody serves
+
+// A peer is one process of a fleet, but inside the test.
+type peer struct {
+	name, url string
+	stats     func() singlefill.Stats
+}
+
+func startPeer(t *testing.T, rdb redis.UniversalClient, name string, render func(context.Context, coordinates) ([]byte, error)) peer {
+	t.Helper()
+	feed := newFeed()
+	tiles, err := newCache(rdb, feed.trace())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { tiles.Close() })
+	s := &service{name: name, tiles: tiles, render: render}
+	h := httptest.NewServer(s.handler(feed, testPort))
+	t.Cleanup(h.Close)
+	t.Cleanup(h.CloseClientConnections)
+	return peer{name, h.URL, tiles.Stats}
+}
+
+func get(t *testing.T, url string, header ...string) (*http.Response, string) {
+	t.Helper()
+	return do(t, http.MethodGet, url, header...)
+}
+
+// do fails the test, but does not end it, if there is no answer.
+func do(t *testing.T, method, url string, header ...string) (*http.Response, string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, url, nil)
+	if err != nil {
+		t.Error(err)
+		return new(http.Response), ""
+	}
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	if host := req.Header.Get("Host"); host != "" {
+		req.Host = host
+	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Do(req)
+	if err != nil {
+		t.Error(err)
+		return new(http.Response), ""
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Error(err)
+	}
+	return resp, string(body)
+}
+
+func TestTileIsComputedOnceByThreeProcesses(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	var computed atomic.Int64
+	finish := make(chan struct{})
+	var fleet []peer
+	for i := range processes {
+		fleet = append(fleet, startPeer(t, server.Client(t), fmt.Sprint("process ", i), func(_ context.Context, at coordinates) ([]byte, error) {
+			computed.Add(1)
+			<-finish
+			return []byte("picture of " + at.String()), nil
+		}))
+	}
+	const each = 5
+	var by sync.Map
+	var asking sync.WaitGroup
+	for _, s := range fleet {
+		for range each {
+			asking.Go(func() {
+				resp, body := get(t, s.url+"/tiles/5/012/9")
+				if resp.StatusCode != http.StatusOK || body != "picture of 5/12/9" || resp.Header.Get("Content-Type") != "image/png" {
+					t.Errorf("%s: %q, %v", resp.Status, body, resp.Header)
+				}
+				by.Store(resp.Header.Get("Tile-Process"), true)
+			})
+		}
+	}
+	redistest.Await(t, "one computes, and others have looked", func() bool { return computed.Load() > 0 && server.Calls("get") >= processes })
+	close(finish)
+	asking.Wait()
+	if n := computed.Load(); n != 1 {
+		t.Errorf("the tile was computed %d times", n)
+	}
+	for _, s := range fleet {
+		wanted := int64(0)
+		if _, ok := by.Load(s.name); ok {
+			wanted = 1
+		}
+		if n := s.stats().Loads; n != wanted {
+			t.Errorf("%s has counted %d loads, and the answers name it %d times", s.name, n, wanted)
+		}
+	}
+}
+
+func TestBadCoordinatesAreRefusedBeforeAnythingIsComputed(t *testing.T) {
+	t.Parallel()
+	_, rdb := redistest.StartMini(t)
+	s := startPeer(t, rdb, "8080", func(_ context.Context, at coordinates) ([]byte, error) {
+		t.Errorf("%v was computed", at)
+		return nil, nil
+	})
+	for text, want := range badCoordinates {
+		resp, body := get(t, s.url+"/tiles/"+url.PathEscape(text))
+		if resp.StatusCode != http.StatusBadRequest || !strings.Contains(body, want) {
+			t.Errorf("%.50q: %s %s", text, resp.Status, body)
+		}
+	}
+	if stats := s.stats(); stats.Hits+stats.Misses+stats.Loads != 0 {
+		t.Errorf("the cache was asked: %+v", stats)
+	}
+}
+
+func TestTileWithoutRedisIsComputed(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	server.Kill()
+	s := startPeer(t, server.Client(t), "8080", func(context.Context, coordinates) ([]byte, error) { return []byte("picture"), nil })
+	if resp, body := get(t, s.url+"/tiles/0/0/0"); resp.StatusCode != http.StatusOK || body != "picture" {
+		t.Errorf("%s %s", resp.Status, body)
+	}
+	if stats := s.stats(); stats.LoadsUnlocked != 1 || stats.RedisErrors == 0 {
+		t.Errorf("%+v", stats)
+	}
+}
+
+func TestFailedComputationIsNotToldInDetail(t *testing.T) {
+	t.Parallel()
+	_, rdb := redistest.StartMini(t)
+	s := startPeer(t, rdb, "8080", func(context.Context, coordinates) ([]byte, error) { return nil, errors.New("the secret") })
+	if resp, body := get(t, s.url+"/tiles/0/0/0"); resp.StatusCode != http.StatusInternalServerError || strings.Contains(body, "secret") {
+		t.Errorf("%s %s", resp.Status, body)
+	}
+}
+
+func TestOnlyThePageMayReadAnswers(t *testing.T) {
+	t.Parallel()
+	_, rdb := redistest.StartMini(t)
+	s := startPeer(t, rdb, "8080", func(context.Context, coordinates) ([]byte, error) { return nil, nil })
+	for origin, allowed := range map[string]bool{
+		"http://127.0.0.1:9999":       true,
+		"http://localhost:9999":       true,
+		"https://127.0.0.1:9999":      false,
+		"http://127.0.0.1:9998":       false,
+		"http://evil.example:9999":    false,
+		"http://127.0.0.1:9999.evil":  false,
+		"null":                        false,
+		"http://127.0.0.1.evil:9999/": false,
+	} {
+		resp, _ := get(t, s.url+"/tiles/0/0/0", "Origin", origin)
+		want := map[bool]string{true: origin}[allowed]
+		if got := resp.Header.Get("Access-Control-Allow-Origin"); got != want || resp.Header.Get("Vary") != "Origin" {
+			t.Errorf("%s: %q is allowed, Vary is %q", origin, got, resp.Header.Get("Vary"))
+		}
+	}
+}
+
+// A listener reads server-sent events, as a browser does.
+type listener struct {
+	t     *testing.T
+	lines *bufio.Scanner
+	stop  context.CancelFunc
+	id    string // of the last event that had one
+}
+
+func listen(t *testing.T, url, lastID string) *listener {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	t.Cleanup(stop)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if lastID != "" {
+		req.Header.Set("Last-Event-ID", lastID)
+	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { resp.Body.Close() })
+	if kind := resp.Header.Get("Content-Type"); resp.StatusCode != http.StatusOK || kind != "text/event-stream" {
+		t.Fatalf("%s, %s", resp.Status, kind)
+	}
+	return &listener{t: t, lines: bufio.NewScanner(resp.Body), stop: stop, id: lastID}
+}
+
+// next returns the next event that wanted reports true for. What it saw before it is passed over.
+func next[E any](l *listener, what string, wanted func(E) bool) E {
+	l.t.Helper()
+	for l.lines.Scan() {
+		line := l.lines.Text()
+		if id, ok := strings.CutPrefix(line, "id: "); ok {
+			l.id = id
+		}
+		if data, ok := strings.CutPrefix(line, "data: "); ok {
+			var e E
+			if err := json.Unmarshal([]byte(data), &e); err != nil {
+				l.t.Fatalf("%s: %v", data, err)
+			}
+			if wanted(e) {
+				return e
+			}
+		}
+	}
+	l.t.Fatalf("the stream ended before %s: %v", what, l.lines.Err())
+	panic("not reached")
+}
+
+func TestEventsTellWhatAProcessDoes(t *testing.T) {
+	t.Parallel()
+	_, rdb := redistest.StartMini(t)
+	s := startPeer(t, rdb, "8080", func(context.Context, coordinates) ([]byte, error) { return []byte("picture"), nil })
+	events := listen(t, s.url+"/events", "")
+	next(events, "stats at the beginning", func(c count) bool { return c.Kind == "stats" && c.Stats == singlefill.Stats{} })
+	get(t, s.url+"/tiles/5/12/9")
+	next(events, "the load", func(e event) bool { return e.Kind == "load" && e.Tile == "5/12/9" && !e.Unlocked && e.At > 0 })
+	next(events, "its count", func(c count) bool { return c.Kind == "stats" && c.Stats.Loads == 1 && c.Stats.Hits == 0 })
+	get(t, s.url+"/tiles/5/12/9")
+	next(events, "the hit", func(c count) bool { return c.Kind == "stats" && c.Stats.Loads == 1 && c.Stats.Hits == 1 })
+	events.stop()
+
+	get(t, s.url+"/tiles/5/13/9")
+	isLoad := func(e event) bool { return e.Kind == "load" }
+	again := listen(t, s.url+"/events", events.id)
+	if e := next(again, "the load since", isLoad); e.Tile != "5/13/9" {
+		t.Errorf("who comes again hears of %s once more", e.Tile)
+	}
+	for _, id := range []string{"", "another process/1", "nonsense"} {
+		late := listen(t, s.url+"/events", id)
+		if e := next(late, "the first load", isLoad); e.Tile != "5/12/9" {
+			t.Errorf("with id %q one hears of %s first", id, e.Tile)
+		}
+	}
+}
+
+func TestFeedKeepsTheLatestEvents(t *testing.T) {
+	t.Parallel()
+	f := newFeed()
+	const n = keptEvents + 10
+	for i := range n {
+		f.add(event{Tile: fmt.Sprint(i)})
+	}
+	events, next := f.since(0)
+	if len(events) != keptEvents || events[0].Tile != "10" || next != n {
+		t.Errorf("%d events, then %d", len(events), next)
+	}
+	if events, next = f.since(n - 1); len(events) != 1 || events[0].Tile != fmt.Sprint(n-1) || next != n {
+		t.Errorf("%v, then %d", events, next)
+	}
+	if events, _ = f.since(n + 5); len(events) != 0 {
+		t.Errorf("%v", events)
+	}
+}
