@@ -20,7 +20,8 @@ import (
 	"github.com/singlefill/singlefill/lock"
 )
 
-// A Cache holds values of type T in Redis under one namespace. Most callers want GetOrLoad and Delete only.
+// A Cache holds values of type T in Redis under one namespace. Most callers want [Cache.GetOrLoad] and [Cache.Delete]
+// only.
 // It is safe for concurrent use. Make one per namespace and process, and keep it.
 //
 // Values are copied: each caller of GetOrLoad and Get owns what it gets. (The one exception is a value that
@@ -39,11 +40,11 @@ type Cache[T any] struct {
 	closing   chan struct{}
 }
 
-// New makes a Cache of the values of T under namespace, which live for ttl. It does no I/O.
+// New makes a [Cache] of the values of T under namespace, which live for ttl. It does no I/O.
 //
 // rdb may be a client of a single server, of Sentinel or of a Cluster, an auto-pipelining one, or one with
 // client-side caching; it stays the caller's to close, after the Cache. With ContextTimeoutEnabled set in its
-// options a hit is cheaper: only then can the client be held to RedisTimeout without a goroutine per command.
+// options a hit is cheaper: only then can the client be held to [Options.RedisTimeout] without a goroutine per command.
 // Processes that share a namespace must agree on T, on the codec and on what a key means. Give a changed T
 // a new namespace.
 //
@@ -76,8 +77,8 @@ func New[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, 
 	return c, err
 }
 
-// Get returns the value under key if the cache has it, ErrMiss if it has none, and ErrNotFound if it
-// remembers that there is none. A value within Options.StaleWhileRevalidate is there, one within StaleIfError
+// Get returns the value under key if the cache has it, [ErrMiss] if it has none, and [ErrNotFound] if it
+// remembers that there is none. A value within [Options.StaleWhileRevalidate] is there, one within StaleIfError
 // is not. Get loads nothing, refreshes nothing and waits for no load. A Redis that cannot be asked is
 // an error of its own, since there is no source to ask instead.
 func (c *Cache[T]) Get(ctx context.Context, key string) (T, error) {
@@ -104,7 +105,7 @@ func (c *Cache[T]) Get(ctx context.Context, key string) (T, error) {
 }
 
 // Set stores value under key and breaks a load of that key that is under way, here or in another process:
-// what that load brings is not stored. If TTLFunc says not to keep value, Set removes what was there.
+// what that load brings is not stored. If [Options.TTLFunc] says not to keep value, Set removes what was there.
 //
 // After an error the key may hold the new value or the old one, a load under way may still be stored, and a
 // command that was not answered in time may still be carried out, even after a later Delete.
@@ -140,7 +141,8 @@ const batch = 256
 
 // Delete removes the keys and breaks the loads of them that are under way, here or in other processes: what
 // they bring is not stored, and a GetOrLoad that begins after Delete has returned, anywhere, does not get it.
-// Callers that came before may, and those of a process that cannot reach Redis. Each key is deleted in one step, together with its lock; several keys are not.
+// Callers that came before may, and those of a process that cannot reach Redis. Each key is deleted in one step,
+// together with its lock; several keys are not.
 //
 // After an error some of the keys may not have been deleted: try again, or live with the old values until
 // their ttl.
@@ -159,8 +161,8 @@ func (c *Cache[T]) Delete(ctx context.Context, keys ...string) error {
 }
 
 // Expire makes the values under keys stale without removing them: the source has changed, but the old values
-// can still be served. The next GetOrLoad refreshes them, and serves them as Options.StaleWhileRevalidate and
-// StaleIfError say; without these it loads as after a Delete. The windows begin now, and end no later than
+// can still be served. The next GetOrLoad refreshes them, and serves them as [Options.StaleWhileRevalidate] and
+// [Options.StaleIfError] say; without these it loads as after a Delete. The windows begin now, and end no later than
 // they would have done. Loads that are under way are broken as by Delete: what they bring is not stored.
 //
 // Once Expire has returned nobody takes the old values for fresh, whatever their clock says. After an error
@@ -198,10 +200,10 @@ func (c *Cache[T]) inBatches(ctx context.Context, op string, keys []string, do f
 	return errors.Join(errs...)
 }
 
-// Close makes every later call return ErrClosed, ends waiting for other processes with ErrClosed, and waits
+// Close makes every later call return [ErrClosed], ends waiting for other processes with it too, and waits
 // until the loads that run in this process have ended and been stored: LoadTimeout at most, and the commands
 // after it. Giving back a place of MaxFleetLoads that Redis does not answer goes on behind it for about LockTTL.
-// It does not close the client. Closing twice is fine.
+// It does not close the client, which is to be closed after it. Closing twice is fine.
 func (c *Cache[T]) Close() error {
 	if c.flights.Close() {
 		close(c.closing)

@@ -27,7 +27,7 @@ var (
 	ErrClosed = flight.ErrClosed
 )
 
-// PanicError is what GetOrLoad returns when the Loader panicked or called runtime.Goexit.
+// PanicError is what [Cache.GetOrLoad] returns when the Loader panicked or called runtime.Goexit.
 // Everyone who waited for that load gets it; the process lives and the key can be loaded at once.
 type PanicError struct {
 	Value any    // what was passed to panic; for runtime.Goexit a text that says so
@@ -44,9 +44,9 @@ func (e *PanicError) Unwrap() error {
 	return err
 }
 
-// RemoteError is what GetOrLoad returns when it waited for another process to load the key and that load
-// failed. GetOrLoadInfo also tells by it why a stale value is served: that load, or one before the call, here or
-// there, within Options.RetryAfter. The text is all that travels, at most 1 KiB of it, through Redis.
+// RemoteError is what [Cache.GetOrLoad] returns when it waited for another process to load the key and that load
+// failed. [Cache.GetOrLoadInfo] also tells by it why a stale value is served: that load, or one before the call, here or
+// there, within [Options.RetryAfter]. The text is all that travels, at most 1 KiB of it, through Redis.
 type RemoteError struct{ Key, Message string }
 
 func (e *RemoteError) Error() string {

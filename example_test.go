@@ -1,6 +1,7 @@
 package singlefill_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -59,181 +60,6 @@ func Example() {
 	wg.Wait()
 	fmt.Println("loads:", loads.Load(), "failures:", failures.Load())
 	// Output: loads: 1 failures: 0
-}
-
-// The second call is a hit. An error of the Loader comes back as it is and is not remembered.
-func ExampleCache_GetOrLoad() {
-	rdb, stop := embeddedRedis()
-	defer stop()
-	prices, err := singlefill.New[int](rdb, "prices", time.Minute, nil)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	defer prices.Close()
-
-	errDown := errors.New("price service is down")
-	down := true
-	load := func(ctx context.Context, item string) (int, error) {
-		fmt.Println("asking for the price of", item)
-		if down {
-			return 0, errDown
-		}
-		return 7, nil
-	}
-
-	ctx := context.Background()
-	_, err = prices.GetOrLoad(ctx, "tea", load)
-	fmt.Println(err, err == errDown)
-	down = false
-	for range 2 {
-		price, err := prices.GetOrLoad(ctx, "tea", load)
-		fmt.Println(price, err)
-	}
-	// Output:
-	// asking for the price of tea
-	// price service is down true
-	// asking for the price of tea
-	// 7 <nil>
-	// 7 <nil>
-}
-
-// Whoever changes the source deletes the key afterwards. A load that had begun before is not stored.
-func ExampleCache_Delete() {
-	rdb, stop := embeddedRedis()
-	defer stop()
-	names, err := singlefill.New[string](rdb, "names", time.Hour, nil)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	defer names.Close()
-
-	table := map[string]string{"42": "Ada"}
-	load := func(ctx context.Context, id string) (string, error) { return table[id], nil }
-
-	ctx := context.Background()
-	fmt.Println(names.GetOrLoad(ctx, "42", load))
-	table["42"] = "Grace"
-	if err := names.Delete(ctx, "42"); err != nil {
-		fmt.Println("the old name may be served for up to an hour:", err)
-		return
-	}
-	fmt.Println(names.GetOrLoad(ctx, "42", load))
-	// Output:
-	// Ada <nil>
-	// Grace <nil>
-}
-
-// A source that is down takes none of its readers down while there is an old value.
-func ExampleOptions_staleIfError() {
-	rdb, stop := embeddedRedis()
-	defer stop()
-	prices, err := singlefill.New(rdb, "prices", time.Minute, &singlefill.Options[int]{StaleIfError: time.Hour})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	defer prices.Close()
-
-	down := false
-	load := func(ctx context.Context, item string) (int, error) {
-		if down {
-			return 0, errors.New("price service is down")
-		}
-		return 42, nil
-	}
-	ctx := context.Background()
-	if _, err := prices.GetOrLoad(ctx, "tea", load); err != nil {
-		fmt.Println(err)
-	}
-	if err := prices.Expire(ctx, "tea"); err != nil { // as if the minute were over
-		fmt.Println(err)
-	}
-	down = true
-	price, info, err := prices.GetOrLoadInfo(ctx, "tea", load)
-	fmt.Println(price, err, "stale:", info.Stale, "because:", info.Err)
-
-	if err := prices.Delete(ctx, "tea"); err != nil { // now there is nothing left to serve
-		fmt.Println(err)
-	}
-	_, err = prices.GetOrLoad(ctx, "tea", load)
-	fmt.Println(err)
-	// Output:
-	// 42 <nil> stale: true because: price service is down
-	// price service is down
-}
-
-// A Loader says ErrNotFound when there is no such thing, and that is remembered too.
-func Example_notFound() {
-	rdb, stop := embeddedRedis()
-	defer stop()
-	names, err := singlefill.New[string](rdb, "names", time.Hour, nil)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	defer names.Close()
-
-	table := map[string]string{"42": "Ada"}
-	queries := 0
-	load := func(ctx context.Context, id string) (string, error) {
-		queries++
-		name, ok := table[id]
-		if !ok {
-			return "", fmt.Errorf("user %s: %w", id, singlefill.ErrNotFound)
-		}
-		return name, nil
-	}
-
-	for range 3 {
-		_, err := names.GetOrLoad(context.Background(), "43", load)
-		fmt.Println(errors.Is(err, singlefill.ErrNotFound))
-	}
-	fmt.Println("queries:", queries)
-	// Output:
-	// true
-	// true
-	// true
-	// queries: 1
-}
-
-// A token that knows when it expires is kept until shortly before.
-func ExampleOptions_ttlFunc() {
-	rdb, stop := embeddedRedis()
-	defer stop()
-
-	type Token struct {
-		Text    string
-		Expires time.Time
-	}
-	tokens, err := singlefill.New(rdb, "tokens", time.Hour, &singlefill.Options[Token]{
-		TTLFunc: func(client string, t Token) time.Duration { return time.Until(t.Expires) - time.Minute },
-	})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	defer tokens.Close()
-
-	fetch := func(life time.Duration) singlefill.Loader[Token] {
-		return func(ctx context.Context, client string) (Token, error) {
-			fmt.Println("fetching a token for", client)
-			return Token{Text: "secret", Expires: time.Now().Add(life)}, nil
-		}
-	}
-	for range 2 {
-		if _, err := tokens.GetOrLoad(context.Background(), "billing", fetch(time.Hour)); err != nil {
-			fmt.Println(err)
-		}
-		if _, err := tokens.GetOrLoad(context.Background(), "search", fetch(30*time.Second)); err != nil {
-			fmt.Println(err)
-		}
-	}
-	// Output:
-	// fetching a token for billing
-	// fetching a token for search
-	// fetching a token for search
 }
 
 // One client serves any number of caches. Their namespaces keep them apart.
@@ -304,4 +130,147 @@ func Example_httpHandler() {
 	// Output:
 	// 200 Welcome
 	// 404 404 page not found
+}
+
+// A client that keeps no request waiting for a server that is gone, and a cache on it. New sends nothing; it says
+// what is wrong with its arguments, and what is allowed.
+func ExampleNew() {
+	rdb := redis.NewClient(&redis.Options{
+		Addr:                  "127.0.0.1:6379",
+		ContextTimeoutEnabled: true, // a deadline also ends the wait for a reply, and hits are cheaper
+		DialTimeout:           500 * time.Millisecond,
+		MaxRetries:            1, // a connection may have broken while it was idle
+		DialerRetries:         1,
+	})
+	defer rdb.Close()
+	users, err := singlefill.New[string](rdb, "users", 5*time.Minute, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer users.Close()
+
+	_, err = singlefill.New(rdb, "prices", time.Minute, &singlefill.Options[int]{Jitter: 2})
+	fmt.Println(err)
+	// Output: singlefill: Options.Jitter is 2: a fraction below 1 is allowed, or a negative number for none
+}
+
+// A load goes on when the request that began it is gone. Close waits until it has been stored, for whoever comes
+// next: the order is server, cache, client.
+func ExampleCache_Close() {
+	rdb, stop := embeddedRedis()
+	defer stop()
+	reports, err := singlefill.New[string](rdb, "reports", time.Hour, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	ctx, leave := context.WithCancel(context.Background())
+	left := make(chan struct{})
+	_, err = reports.GetOrLoad(ctx, "2030-01", func(ctx context.Context, month string) (string, error) {
+		leave()
+		<-left
+		return "all is well", ctx.Err()
+	})
+	fmt.Println(err)
+	close(left)
+	reports.Close()
+
+	next, err := singlefill.New[string](rdb, "reports", time.Hour, nil) // the next process
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer next.Close()
+	fmt.Println(next.Get(context.Background(), "2030-01"))
+	// Output:
+	// context canceled
+	// all is well <nil>
+}
+
+// A Loader that panics fails its own load and takes nobody down. The stack is the Loader's.
+func ExamplePanicError() {
+	rdb, stop := embeddedRedis()
+	defer stop()
+	prices, err := singlefill.New[int](rdb, "prices", time.Minute, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer prices.Close()
+
+	var list []int
+	_, err = prices.GetOrLoad(context.Background(), "tea", func(ctx context.Context, item string) (int, error) {
+		return list[7], nil
+	})
+	var panicked *singlefill.PanicError
+	if errors.As(err, &panicked) {
+		fmt.Println(panicked.Value)
+		fmt.Println("stack:", bytes.Contains(panicked.Stack, []byte("ExamplePanicError")))
+	}
+	// Output:
+	// runtime error: index out of range [7] with length 0
+	// stack: true
+}
+
+// Of a load in another process its waiters get the error's text. So do those who are served an old value because
+// that load has failed a moment ago.
+func ExampleRemoteError() {
+	rdb, stop := embeddedRedis()
+	defer stop()
+	opts := &singlefill.Options[int]{StaleIfError: time.Hour, RetryAfter: time.Minute}
+	here, err := singlefill.New(rdb, "prices", time.Minute, opts)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer here.Close()
+	elsewhere, err := singlefill.New(rdb, "prices", time.Minute, opts) // stands for another process
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer elsewhere.Close()
+
+	ctx := context.Background()
+	if err := errors.Join(here.Set(ctx, "tea", 7), here.Expire(ctx, "tea")); err != nil {
+		fmt.Println(err)
+	}
+	errDown := errors.New("price service is down")
+	load := func(ctx context.Context, item string) (int, error) { return 0, errDown }
+	_, info, _ := here.GetOrLoadInfo(ctx, "tea", load)
+	fmt.Println(info.Err == errDown)
+
+	var remote *singlefill.RemoteError
+	_, info, _ = elsewhere.GetOrLoadInfo(ctx, "tea", load)
+	if errors.As(info.Err, &remote) {
+		fmt.Println(remote.Key, remote.Message, "the same error:", errors.Is(remote, errDown))
+	}
+	// Output:
+	// true
+	// tea price service is down the same error: false
+}
+
+// While Redis cannot be asked the source answers, asked once per process at a time. Delete says that it could not
+// be done.
+func Example_redisIsDown() {
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1, DialerRetries: 1}) // nothing listens there
+	defer rdb.Close()
+	names, err := singlefill.New(rdb, "names", time.Hour, &singlefill.Options[string]{RedisTimeout: 20 * time.Millisecond})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer names.Close()
+
+	ctx := context.Background()
+	load := func(ctx context.Context, id string) (string, error) { return "Ada", nil }
+	fmt.Println(names.GetOrLoad(ctx, "42", load))
+	fmt.Println("loaded without the lock:", names.Stats().LoadsUnlocked)
+	fmt.Println("deleted:", names.Delete(ctx, "42") == nil)
+	// Output:
+	// Ada <nil>
+	// loaded without the lock: 1
+	// deleted: false
 }

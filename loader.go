@@ -12,11 +12,11 @@ import (
 	"github.com/singlefill/singlefill/internal/flight"
 )
 
-// A Loader asks the source for the value of key. It returns ErrNotFound, bare or wrapped, when there is none;
+// A Loader asks the source for the value of key. It returns [ErrNotFound], bare or wrapped, when there is none;
 // that is remembered. Any other error is not: those who wait get it, later callers try anew.
 //
 // A Loader works for everyone who waits, not for the call that happened to come first: ctx has that call's
-// values but not its deadline nor its cancellation; it ends after Options.LoadTimeout. All Loaders given for
+// values but not its deadline nor its cancellation; it ends after [Options.LoadTimeout]. All Loaders given for
 // one key must mean the same, since whichever runs serves all. A Loader may call GetOrLoad for other keys,
 // and of other caches, with its ctx.
 //
@@ -32,22 +32,22 @@ type Loader[T any] func(ctx context.Context, key string) (T, error)
 // the middle of a Redis command — and the load goes on for the others and for the cache.
 //
 // An error of load comes back as it is to everyone here who waited for it. Those who waited in other
-// processes get a *RemoteError with its text. A panic or runtime.Goexit in load is a *PanicError. ErrNotFound
+// processes get a [*RemoteError] with its text. A panic or runtime.Goexit in load is a [*PanicError]. [ErrNotFound]
 // is remembered; a remembered one comes back bare.
 //
-// A value that is about to expire, or stale within Options.StaleWhileRevalidate, is returned at once, and load
-// may run behind this call: see Options.EarlyRefresh. A value that is stale within Options.StaleIfError is
+// A value that is about to expire, or stale within [Options.StaleWhileRevalidate], is returned at once, and load
+// may run behind this call: see [Options.EarlyRefresh]. A value that is stale within [Options.StaleIfError] is
 // returned instead of an error of load, and when the deadline of ctx comes before the load's end.
-// GetOrLoadInfo tells which it was.
+// [Cache.GetOrLoadInfo] tells which it was.
 //
 // While Redis cannot be asked, load still runs once per process at a time; what it brings is returned and
-// not stored. Redis' own errors never come back from here: see Stats and Trace.
+// not stored. Redis' own errors never come back from here: see [Stats] and [Trace].
 func (c *Cache[T]) GetOrLoad(ctx context.Context, key string, load Loader[T]) (T, error) {
 	v, _, err := c.GetOrLoadInfo(ctx, key, load)
 	return v, err
 }
 
-// GetOrLoadInfo is GetOrLoad that also tells what the value is: fresh or stale, how old, and why not newer.
+// GetOrLoadInfo is [Cache.GetOrLoad] that also tells what the value is: fresh or stale, how old, and why not newer.
 func (c *Cache[T]) GetOrLoadInfo(ctx context.Context, key string, load Loader[T]) (T, ValueInfo, error) {
 	var zero T
 	if err := checkCall(ctx, key); err != nil {

@@ -13,9 +13,9 @@ import (
 	"github.com/singlefill/singlefill/internal/codec"
 )
 
-// Options tune a Cache. A nil *Options, like the zero value, is the default, made for services that load
+// Options tune a [Cache]. A nil *Options, like the zero value, is the default, made for services that load
 // in milliseconds to seconds. In every field zero means the default; negative means off, where off has a meaning.
-// New copies what it is given.
+// [New] copies what it is given.
 type Options[T any] struct {
 	// Codec turns values into bytes. Default: MsgPack.
 	Codec Codec

@@ -10,7 +10,7 @@ import (
 	"github.com/singlefill/singlefill/internal/fill"
 )
 
-// ValueInfo tells what a value is that GetOrLoadInfo returned, or a remembered ErrNotFound. It is zero with any
+// ValueInfo tells what a value is that [Cache.GetOrLoadInfo] returned, or a remembered ErrNotFound. It is zero with any
 // other error.
 type ValueInfo struct {
 	Stale bool          // past its life, or made stale by Expire

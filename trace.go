@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Trace is a set of optional functions that a Cache calls as things happen, as net/http/httptrace does.
+// Trace is a set of optional functions that a [Cache] calls as things happen, as net/http/httptrace does.
 // They are called synchronously, from many goroutines at once: they must be quick and must not panic.
 // No function is ever given a value; keys are given and may be secret, so think before logging them.
 type Trace struct {
@@ -23,7 +23,8 @@ type Trace struct {
 	// It must be ctx or made from it.
 	LoadStart func(ctx context.Context, key string) context.Context
 
-	// LoadDone is called when a load is over and its outcome has been stored, refused or given up.
+	// LoadDone is called when a load is over and its outcome has been stored, refused or given up; the calls that
+	// waited for it may have returned before.
 	LoadDone func(ctx context.Context, info LoadInfo)
 
 	// WaitDone is called when a call of this process has waited for a load in another process.
@@ -40,7 +41,7 @@ type Trace struct {
 	Breaker func(open bool)
 }
 
-// LoadInfo tells how a load ended.
+// LoadInfo tells [Trace.LoadDone] how a load ended.
 type LoadInfo struct {
 	Key      string
 	Duration time.Duration // of the Loader alone
@@ -52,14 +53,14 @@ type LoadInfo struct {
 	Unlocked bool          // Redis could not be asked for the lock, so other processes may have loaded too
 }
 
-// WaitInfo tells how a wait for another process ended.
+// WaitInfo tells [Trace.WaitDone] how a wait for another process ended.
 type WaitInfo struct {
 	Key      string
 	Duration time.Duration
 	Polls    int // commands sent meanwhile
 }
 
-// Stats are counts since New, except where a field says otherwise.
+// Stats are counts since [New], except where a field says otherwise.
 // They are read one by one, so sums across fields are exact only while nothing runs.
 type Stats struct {
 	Hits          int64 // calls answered from Redis at their first look, "not found" included

@@ -10,7 +10,7 @@ import (
 	"github.com/singlefill/singlefill/internal/client"
 )
 
-// What Acquire, Release and Do return is told apart by errors.Is.
+// What [Locker.Acquire], [Locker.Do] and [Lease.Release] return is told apart by errors.Is.
 var (
 	// ErrBusy: somebody else holds it, or waits before us.
 	ErrBusy = errors.New("lock: busy")

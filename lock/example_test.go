@@ -2,6 +2,7 @@ package lock_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -97,50 +98,193 @@ func ExampleNewSemaphore() {
 	// Output: more than five at a time: false
 }
 
-// A ledger takes entries in the order of the writers' coming, and none of a writer whose lease has ended without
-// its knowing: each brings its fence, and the ledger refuses one that is smaller than the largest it has seen.
+// One process of the fleet at a time writes the index. The others wait for it.
+func ExampleNewMutex() {
+	rdb, stop := embeddedRedis()
+	defer stop()
+	index, err := lock.NewMutex(rdb, "search index", nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	err = index.Do(context.Background(), func(ctx context.Context) error {
+		fmt.Println("writing the index") // and stopping when ctx ends
+		return nil
+	})
+	fmt.Println(err)
+	// Output:
+	// writing the index
+	// <nil>
+}
+
+// Orders of one customer are taken one after the other, in the order in which they have come.
 func ExampleNewFairMutex() {
 	rdb, stop := embeddedRedis()
 	defer stop()
-	ctx := context.Background()
-
-	var ledger fencedLedger
-	write := func(entry string) {
-		turn, err := lock.NewFairMutex(rdb, "ledger", nil)
+	turn, err := lock.NewFairMutex(rdb, "orders of customer 42", nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for _, order := range []string{"tea", "coffee"} {
+		err := turn.Do(context.Background(), func(ctx context.Context) error {
+			fmt.Println(order, "is ordered")
+			return nil
+		})
 		if err != nil {
 			fmt.Println(err)
-			return
 		}
-		lease, err := turn.Acquire(ctx)
-		if err != nil {
-			fmt.Println(err)
+	}
+	// Output:
+	// tea is ordered
+	// coffee is ordered
+}
+
+// The context bounds the wait. The lease outlives it: it is the holder's until it is released.
+func ExampleLocker_Acquire() {
+	rdb, stop := embeddedRedis()
+	defer stop()
+	index, err := lock.NewMutex(rdb, "search index", nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	lease, err := index.Acquire(ctx)
+	cancel()
+	switch {
+	case errors.Is(err, lock.ErrBusy):
+		fmt.Println("others have held it for a minute")
+	case err != nil:
+		fmt.Println("Redis cannot say who holds it, or a setting is wrong:", err)
+	default:
+		fmt.Println("held:", lease.Context().Err() == nil)
+		fmt.Println(lease.Release(ctx)) // though ctx has ended
+		fmt.Println("held:", lease.Context().Err() == nil)
+	}
+	// Output:
+	// held: true
+	// <nil>
+	// held: false
+}
+
+// Nobody has to clean up where somebody does already.
+func ExampleLocker_TryAcquire() {
+	rdb, stop := embeddedRedis()
+	defer stop()
+	cleaning, err := lock.NewMutex(rdb, "cleaning", nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	ctx := context.Background()
+	cleanUp := func(alone func()) {
+		lease, err := cleaning.TryAcquire(ctx)
+		switch {
+		case errors.Is(err, lock.ErrBusy):
+			fmt.Println("somebody does it")
+			return
+		case err != nil:
+			fmt.Println("it is not known whether anybody does it:", err)
 			return
 		}
 		defer lease.Release(ctx)
-		fmt.Println(ledger.append(lease.Fence(), entry))
+		alone()
 	}
-	write("first")
-	write("second")
-	fmt.Println(ledger.append(1, "late")) // a writer that was frozen for an hour
+	cleanUp(func() {
+		fmt.Println("cleaning up")
+		cleanUp(nil) // another process, meanwhile
+	})
+	// Output:
+	// cleaning up
+	// somebody does it
+}
+
+// The context of the work ends when the lease is lost, here because Redis loses all it knows.
+func ExampleLocker_Do() {
+	rdb, stop := embeddedRedis()
+	defer stop()
+	index, err := lock.NewMutex(rdb, "search index", &lock.Options{TTL: 2 * time.Second})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	err = index.Do(context.Background(), func(ctx context.Context) error {
+		if err := rdb.FlushAll(ctx).Err(); err != nil {
+			return err
+		}
+		<-ctx.Done() // told at the next renewal, after a third of TTL
+		return fmt.Errorf("half of the index is written: %w", context.Cause(ctx))
+	})
+	fmt.Println(errors.Is(err, lock.ErrLost), err)
+	// Output: true half of the index is written: lock: lost
+}
+
+// A holder that was frozen does not know that its lease has ended. What it writes to is to refuse it, by the fence.
+func ExampleLease_Fence() {
+	rdb, stop := embeddedRedis()
+	defer stop()
+	turn, err := lock.NewMutex(rdb, "ledger", nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	ctx := context.Background()
+	frozen, err := turn.Acquire(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer frozen.Release(ctx)
+	rdb.FlushAll(ctx) // as if it had been frozen for longer than TTL
+	next, err := turn.Acquire(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer next.Release(ctx)
+
+	var l ledger
+	fmt.Println(l.write(next.Fence(), "first"))
+	fmt.Println(l.write(frozen.Fence(), "late"))
+	fmt.Println(l.write(next.Fence(), "second"))
 	// Output:
 	// first is written
-	// second is written
 	// late is refused
+	// second is written
 }
 
-// A fencedLedger stands for a database that compares the fence in the statement that writes.
-type fencedLedger struct {
-	mu      sync.Mutex
-	fence   int64
-	entries []string
+// A ledger stands for a table: UPDATE ledger SET entry = $2, fence = $1 WHERE fence <= $1.
+type ledger struct {
+	fence int64
+	entry string
 }
 
-func (l *fencedLedger) append(fence int64, entry string) string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (l *ledger) write(fence int64, entry string) string {
 	if fence < l.fence {
 		return entry + " is refused"
 	}
-	l.fence, l.entries = fence, append(l.entries, entry)
+	l.fence, l.entry = fence, entry
 	return entry + " is written"
+}
+
+// A lease that is lost is worth a line in a log, and a long wait one in a chart.
+func ExampleTrace() {
+	rdb, stop := embeddedRedis()
+	defer stop()
+	index, err := lock.NewMutex(rdb, "search index", &lock.Options{Trace: &lock.Trace{
+		Acquired: func(ctx context.Context, info lock.Info) { fmt.Println("acquired:", info.Name) },
+		Released: func(ctx context.Context, info lock.Info) { fmt.Println("released:", info.Name) },
+		Lost:     func(ctx context.Context, info lock.Info) { fmt.Println("lost:", info.Name, info.Err) },
+	}})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	err = index.Do(context.Background(), func(ctx context.Context) error { return nil })
+	fmt.Println(err)
+	// Output:
+	// acquired: search index
+	// released: search index
+	// <nil>
 }

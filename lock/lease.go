@@ -10,8 +10,8 @@ import (
 	"github.com/singlefill/singlefill/internal/renew"
 )
 
-// A Lease is what Acquire has granted. It is renewed in the background until it is released, or lost: because
-// Redis has lost it, because Redis could not be asked in time, or because of MaxHold. Release every lease, or it
+// A Lease is what [Locker.Acquire] has granted. It is renewed in the background until it is released, or lost: because
+// Redis has lost it, because Redis could not be asked in time, or because of [Options.MaxHold]. Release every lease, or it
 // is held for as long as the process lives. All methods are safe at any time, and on a nil
 // *Lease or a zero one, which holds nothing.
 type Lease struct {
@@ -70,9 +70,9 @@ func (l *Lease) info(err error) Info {
 	return Info{Name: l.ticket.name, Fence: l.fence, Duration: time.Since(l.taken), Err: err}
 }
 
-// Context returns a context with the values of the one given to Acquire, which ends when the lease does: with
-// cause ErrLost when it is lost, and before anyone else can hold it, as far as this process is not held up
-// itself. That of a Lease which holds nothing has ended.
+// Context returns a context with the values of the one given to [Locker.Acquire], which ends when the lease does: with
+// cause [ErrLost] when it is lost, and before anyone else can hold it, unless Redis has lost it or this process is
+// held up itself. That of a Lease which holds nothing has ended.
 func (l *Lease) Context() context.Context {
 	if l == nil || l.ctx == nil {
 		ctx, end := context.WithCancelCause(context.Background())
@@ -84,7 +84,8 @@ func (l *Lease) Context() context.Context {
 
 // Fence returns a number that grows with every grant of this name. Give it to the resource that the lease
 // protects, and let that refuse a number smaller than the largest it has seen: no lease protects from a holder
-// that was frozen and goes on after its end. That of a Lease which holds nothing is 0.
+// that was frozen and goes on after its end. (With a semaphore a smaller number may be that of another holder.)
+// That of a Lease which holds nothing is 0.
 //
 // It is the server's clock in µs when the lease was granted, or one more than the last one. So it grows also
 // after Redis has lost its data, unless that clock has been put back meanwhile, to before the last grant.
@@ -95,11 +96,11 @@ func (l *Lease) Fence() int64 {
 	return l.fence
 }
 
-// Release gives the lease back. It uses the values of ctx, not its end, and takes RedisTimeout at most.
+// Release gives the lease back. It uses the values of ctx, not its end, and takes [Options.RedisTimeout] at most.
 //
 // It returns nil once, when it is known that the lease was held to the end, also if the reply to an earlier try
-// was lost; and ErrLost when it was lost before, or has been released already. While Redis cannot be asked it
-// returns ErrUnavailable or ErrAmbiguous, and goes on trying behind the call, until the lease ends by itself. Any
+// was lost; and [ErrLost] when it was lost before, or has been released already. While Redis cannot be asked it
+// returns [ErrUnavailable] or [ErrAmbiguous], and goes on trying behind the call, until the lease ends by itself. Any
 // other error is a refusal for good, such as a missing right; after that, and with a client that is closed, the
 // lease ends by itself. On a Lease which holds nothing Release does nothing.
 func (l *Lease) Release(ctx context.Context) error {

@@ -11,7 +11,7 @@ import (
 	"github.com/singlefill/singlefill/internal/client"
 )
 
-// Options tune a Locker. A nil *Options, like the zero value, is the default. In every field zero means the
+// Options tune a [Locker]. A nil *Options, like the zero value, is the default. In every field zero means the
 // default; negative means off, where off has a meaning. Those who share a name should agree on them.
 type Options struct {
 	// TTL is the life of a lease that is not renewed: the time after which a dead holder is replaced. It is
@@ -45,17 +45,17 @@ type Locker struct {
 	debts  debts
 }
 
-// NewMutex returns a Locker of which one lease is held at a time in the whole fleet. Waiters compete; who comes
+// NewMutex returns a [Locker] of which one lease is held at a time in the whole fleet. Waiters compete; who comes
 // first need not win.
 //
 // It does no I/O. It returns an error that names the argument, its value and what is allowed when rdb is nil or
-// a pipeline, name is empty, or opts are incoherent. So do NewFairMutex and NewSemaphore.
+// a pipeline, name is empty, or opts are incoherent. So do [NewFairMutex] and [NewSemaphore].
 func NewMutex(rdb redis.UniversalClient, name string, opts *Options) (*Locker, error) {
 	return newLocker(rdb, name, mutex{}, opts)
 }
 
-// NewFairMutex returns a Locker of which one lease is held at a time, and that is granted in the order in which
-// the waiters' first commands arrived at the server. TryAcquire does not overtake them.
+// NewFairMutex returns a [Locker] of which one lease is held at a time, and that is granted in the order in which
+// the waiters' first commands arrived at the server. [Locker.TryAcquire] does not overtake them.
 //
 // A waiter keeps its place by asking, at least three times in a WaiterTTL. Those who have died are passed over
 // together, WaiterTTL after they were last heard of. The price of order is that a lease that comes free stays so
@@ -64,7 +64,7 @@ func NewFairMutex(rdb redis.UniversalClient, name string, opts *Options) (*Locke
 	return newLocker(rdb, name, fair{}, opts)
 }
 
-// NewSemaphore returns a Locker of which at most size leases are held at a time. Each ends and is renewed by
+// NewSemaphore returns a [Locker] of which at most size leases are held at a time. Each ends and is renewed by
 // itself. While anybody holds one, those who ask with another size get an error that names both.
 func NewSemaphore(rdb redis.UniversalClient, name string, size int, opts *Options) (*Locker, error) {
 	if size < 1 {
@@ -121,32 +121,32 @@ func orDefault[V comparable](v, def V) V {
 	return v
 }
 
-// Acquire waits until a lease is granted or ctx ends. The lease outlives ctx: see Lease.
+// Acquire waits until a lease is granted or ctx ends. The lease outlives ctx: see [Lease].
 //
 // It asks again after a pause that grows from 2 ms to 100 ms, at random by half shorter or longer, more for those
 // far back in a queue, and never past the end of the holder's lease. In between it holds no connection. The error
 // says what is known:
 //
-//   - ErrBusy and ctx.Err(), both by errors.Is: others held it until ctx ended;
-//   - ErrUnavailable: Redis could not be reached for RedisTimeout, or refused at once to write anything now;
+//   - [ErrBusy] and ctx.Err(), both by errors.Is: others held it until ctx ended;
+//   - [ErrUnavailable]: Redis could not be reached for RedisTimeout, or refused at once to write anything now;
 //     nothing was taken;
-//   - ErrAmbiguous: a command was sent and not answered; what it may have taken is being given back behind
+//   - [ErrAmbiguous]: a command was sent and not answered; what it may have taken is being given back behind
 //     this call, or ends with TTL. If ctx ended in the middle of a command, that is ctx.Err() too;
 //   - any other: something to be changed, such as a missing right or a key of another kind.
 //
 // However it ends without a lease, no place is left in a queue, and a command that arrives late takes nothing.
 func (l *Locker) Acquire(ctx context.Context) (*Lease, error) { return l.acquire(ctx, true) }
 
-// TryAcquire is Acquire that does not wait: ErrBusy comes with the first reply. A fair mutex is busy also when
+// TryAcquire is [Locker.Acquire] that does not wait: [ErrBusy] comes with the first reply. A fair mutex is busy also when
 // others wait for it.
 func (l *Locker) TryAcquire(ctx context.Context) (*Lease, error) { return l.acquire(ctx, false) }
 
-// Do calls fn while holding a lease. The context of fn ends with ctx, and with cause ErrLost when the lease is
+// Do calls fn while holding a lease. The context of fn ends with ctx, and with cause [ErrLost] when the lease is
 // lost: fn has to stop then, since others may go on. The lease is released when fn returns or panics; a panic
 // goes on.
 //
-// An error of fn comes back as it is. If fn returns nil, Do returns what Release does: ErrLost means that fn was
-// perhaps not alone.
+// An error of fn comes back as it is. If fn returns nil, Do returns what [Lease.Release] does: ErrLost means that
+// fn was perhaps not alone.
 func (l *Locker) Do(ctx context.Context, fn func(ctx context.Context) error) (err error) {
 	lease, err := l.Acquire(ctx)
 	if err != nil {

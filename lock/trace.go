@@ -5,12 +5,12 @@ import (
 	"time"
 )
 
-// Trace is a set of optional functions that a Locker calls as things happen. They are called synchronously, from
+// Trace is a set of optional functions that a [Locker] calls as things happen. They are called synchronously, from
 // many goroutines at once: they must be quick and must not panic.
 //
 // For each lease Acquired is called once, before it is renewed for the first time, and then either Released or Lost
 // once; neither of these only if the process dies, or if it is being released and Redis refuses that for good (see
-// Release), or cannot be asked any more until the lease has ended.
+// [Lease.Release]), or cannot be asked any more until the lease has ended.
 type Trace struct {
 	Acquired func(ctx context.Context, info Info) // a lease was granted
 	Released func(ctx context.Context, info Info) // and given back
@@ -24,7 +24,7 @@ type Trace struct {
 	RedisError func(ctx context.Context, op string, err error)
 }
 
-// Info tells what an event is about.
+// Info tells the functions of a [Trace] what an event is about.
 type Info struct {
 	Name     string
 	Fence    int64         // of the lease; 0 for Waited
