@@ -33,7 +33,8 @@ func explain(op, name string, err error) error {
 	switch {
 	case client.ScriptsRefused(err) && !(strings.Contains(text, "NOPERM") && strings.Contains(text, "key")):
 		return fmt.Errorf("lock: %s %.100q: locks need scripts: allow the Redis user +eval and +evalsha: %w", op, name, err)
-	case strings.Contains(text, "NOPERM") || strings.Contains(text, "executing the script can't"):
+	case strings.Contains(text, "NOPERM") || strings.Contains(text, "ACL failure in script") || // from inside a script
+		strings.Contains(text, "executing the script can't"): // the same, by Redis 7.0
 		return fmt.Errorf("lock: %s %.100q: allow the Redis user what the scripts use (+@string +@sortedset +@hash +@keyspace +time, and the keys {name}:lock*): %w", op, name, err)
 	case strings.Contains(text, "WRONGTYPE") || strings.Contains(text, "FOREIGN"):
 		return fmt.Errorf("lock: %s %.100q: its key holds something else: a lock of another kind, or no lock; choose another name: %w", op, name, err)

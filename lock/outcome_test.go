@@ -47,6 +47,7 @@ func TestEveryFailureIsToldByItsKind(t *testing.T) {
 		{"no scripts, on Redis 7.2", refusal("NOPERM User app has no permissions to run the 'evalsha' command"), nil, scripts, 0},
 		{"scripts are not there", refusal("ERR unknown command 'evalsha', with args beginning with: "), nil, scripts, 0},
 		{"a right is missing inside a script", refusal("ERR The user executing the script can't run this command or subcommand script: 0, on @user_script:1."), nil, rights, 0},
+		{"a right is missing inside a script, as of Redis 8", refusal("ERR ACL failure in script: User u has no permissions to run the 'set' command script: 0, on @user_script:1."), nil, rights, 0},
 		{"the same before Redis 7", refusal("ERR Error running script (call to f_0): @user_script:1: @user_script: 1: -NOPERM this user has no permissions to run the 'get' command or its subcommand"), nil, rights, 0},
 		{"a key is forbidden", refusal("NOPERM this user has no permissions to access one of the keys used as arguments"), nil, "the keys {name}:lock*", 0},
 		{"a key is forbidden, on Redis 7", refusal("NOPERM No permissions to access a key"), nil, "the keys {name}:lock*", 0},

@@ -31,7 +31,7 @@ func runFleet(ctx context.Context, p plan, contender int, s *server, show *progr
 	defer func() {
 		cancel()
 		for _, w := range fleet {
-			w.wait()
+			_ = w.wait()
 		}
 	}()
 	for i := range p.Processes {
@@ -144,7 +144,7 @@ func (p *process) expect(state state, show *progress) (message, error) {
 // died says why a worker can no longer be talked to.
 func (p *process) died(err error) error {
 	if !errors.Is(err, io.EOF) {
-		p.kill()
+		_ = p.kill()
 	}
 	if ended := p.wait(); ended != nil {
 		err = ended

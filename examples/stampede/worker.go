@@ -87,7 +87,7 @@ func (w *worker) say(s state) {
 	if s == hasReported {
 		m.Report = &w.report
 	}
-	w.messages.Encode(m) // a parent that cannot be told is gone, and the orders end
+	_ = w.messages.Encode(m) // a parent that cannot be told is gone, and the orders end
 }
 
 // askAll carries out an order, and says how far it has come.

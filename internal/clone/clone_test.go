@@ -137,7 +137,7 @@ func TestACopyIsEqualAndSharesNothing(t *testing.T) {
 }
 
 type (
-	hidden    struct{ s []int }
+	hidden    struct{ _ []int }
 	embeds    struct{ *base }
 	ownJSON   struct{ S []int }
 	ownText   []int

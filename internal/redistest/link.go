@@ -44,7 +44,7 @@ func (c *link) close() {
 // ends the connection itself.
 func (c *link) requests() {
 	if c.server != nil {
-		defer c.server.CloseWrite()
+		defer func() { _ = c.server.CloseWrite() }()
 	}
 	r := bufio.NewReader(c.client)
 	resp3 := false
