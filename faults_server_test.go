@@ -244,7 +244,6 @@ func TestWhateverBecomesOfAKeyDuringALoadNobodyIsStuck(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	redistest.Planted(t, "{")
-	do := faultDo(t, s.Admin())
 	for _, which := range []string{"value", "lock"} {
 		for what, put := range map[string][]any{
 			"deleted": nil, "a text": {"set", "some text"}, "a list": {"rpush", "x"}, "a hash": {"hset", "x", "y"},
@@ -260,9 +259,15 @@ func TestWhateverBecomesOfAKeyDuringALoadNobodyIsStuck(t *testing.T) {
 				a.during = func(string) {
 					a.faultSource.during = nil
 					b.faultWaits(&wg, s, "k")
-					do("del", key)
-					if put != nil {
-						do(append([]any{put[0], key}, put[1:]...)...)
+					_, err := s.Admin().TxPipelined(t.Context(), func(p redis.Pipeliner) error { // nobody comes between
+						p.Del(t.Context(), key)
+						if put != nil {
+							p.Do(t.Context(), append([]any{put[0], key}, put[1:]...)...)
+						}
+						return nil
+					})
+					if err != nil {
+						t.Error(err)
 					}
 				}
 				a.mustLoad("k")

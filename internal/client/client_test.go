@@ -332,7 +332,7 @@ func TestAContextThatHasEndedSendsNothing(t *testing.T) {
 
 func TestTheUsersClientStaysAsItIs(t *testing.T) {
 	t.Parallel()
-	s := redistest.Shared(t)
+	s := redistest.Start(t) // which is put to sleep
 	rdb := s.Client(t)
 	before := *rdb.Options()
 	w := watch(t, rdb, timeout)

@@ -15,8 +15,10 @@ const (
 
 // Insist repeats a command, ever more rarely, while again says of its error that it is worth it, until the time of
 // one is over or ctx ends: a connection may have broken, or the server be about to come back. try gets what is left
-// of that time.
+// of that time; in its last tenth there is no other one, which would hardly be answered and leave more in doubt than
+// is known by then.
 func Insist[R any](ctx context.Context, within time.Duration, again func(err error) bool, try func(within time.Duration) (R, error)) (R, error) {
+	least := max(within/10, time.Millisecond)
 	for pause := firstPause; ; pause = min(2*pause, maxPause) {
 		sent := time.Now()
 		r, err := try(within)
@@ -24,7 +26,7 @@ func Insist[R any](ctx context.Context, within time.Duration, again func(err err
 			return r, err
 		}
 		within -= time.Since(sent) + pause
-		if within < time.Millisecond || !Sleep(ctx, pause) {
+		if within < least || !Sleep(ctx, pause) {
 			return r, err
 		}
 	}

@@ -29,7 +29,8 @@ func TestInsistTriesEverMoreRarelyUntilTheTimeOfOneCommandIsOver(t *testing.T) {
 		"a client closed":   {errs: []error{redis.ErrClosed}, at: []time.Duration{0}, want: redis.ErrClosed},
 		"none":              {errs: []error{broken}, at: []time.Duration{0, 2 * ms, 6 * ms, 14 * ms, 30 * ms, 62 * ms}, want: broken, after: 62 * ms},
 		"all the time":      {takes: 100 * ms, errs: []error{broken}, at: []time.Duration{0}, want: broken, after: 100 * ms},
-		"nearly all of it":  {takes: 97 * ms, errs: []error{broken}, at: []time.Duration{0, 99 * ms}, want: broken, after: 100 * ms},
+		"most of it":        {takes: 88 * ms, errs: []error{broken}, at: []time.Duration{0, 90 * ms}, want: broken, after: 100 * ms},
+		"nearly all of it":  {takes: 89 * ms, errs: []error{broken}, at: []time.Duration{0}, want: broken, after: 89 * ms},
 		"a caller who ends": {errs: []error{broken}, ends: 10 * ms, at: []time.Duration{0, 2 * ms, 6 * ms}, want: broken, after: 10 * ms},
 	} {
 		t.Run(what, func(t *testing.T) {
