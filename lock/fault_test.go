@@ -142,10 +142,15 @@ func faultLeft(t testing.TB, admin *redis.Client, name string) (left, marks []st
 	return left, marks
 }
 
-// free waits until nothing is left of a lock, and checks that all its places can be had again.
+// free waits until nothing is left of a lock, and checks that all its places can be had again. Who takes a place of a
+// semaphore removes those that have ended, which would stay until then for as long as any lease that came after them.
 func (k faultKind) free(t testing.TB, s *redistest.Server, name string) {
 	t.Helper()
+	probe := k.locker(t, s.Client(t), name, faultPatient, faultLong)
 	redistest.Await(t, "nothing is left of the lock", func() bool {
+		if l, err := probe.TryAcquire(context.Background()); err == nil {
+			faultRelease(t, l)
+		}
 		left, _ := faultLeft(t, s.Admin(), name)
 		return len(left) == 0
 	})

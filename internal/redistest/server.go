@@ -237,11 +237,12 @@ const (
 	busOffset   = 10000
 )
 
-// freePort returns a port that was free, with its bus port, a moment ago.
+// freePort returns a port that was free, with its bus port, a moment ago, and that no other test gets while this
+// process lives: where a server is down, no other one shall answer in its place.
 func freePort() int {
 	for {
 		port := lowestPort + rand.IntN(highestPort-lowestPort)
-		if free(port) && free(port+busOffset) {
+		if reserve(port) && free(port) && free(port+busOffset) {
 			return port
 		}
 	}
