@@ -58,7 +58,7 @@ func (s *service) tile(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "no-store") // or the browser would spare the fleet the second look
 		w.Header().Set("Tile-Process", tile.Process)
 		w.Header().Set("Tile-Took", strconv.FormatInt(tile.Took.Milliseconds(), 10))
-		w.Write(tile.PNG)
+		_, _ = w.Write(tile.PNG)
 	case errors.Is(err, context.DeadlineExceeded): // the load goes on, and a later request finds its value
 		http.Error(w, "this takes too long, try again", http.StatusGatewayTimeout)
 	case r.Context().Err() != nil: // nobody is there to read an answer

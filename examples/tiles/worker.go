@@ -43,7 +43,7 @@ func work(description string) error {
 	}
 	return run(t, func() {
 		fmt.Println("ready")
-		io.Copy(io.Discard, os.Stdin)
+		_, _ = io.Copy(io.Discard, os.Stdin)
 	})
 }
 
