@@ -62,7 +62,7 @@ var cacheMutants = []mutant{
 	{
 		name: "handover-makes-early",
 		bug:  "Who came during a read that missed counts as having come before it",
-		file: "internal/flight/flight.go",
+		file: "internal/flight/after.go",
 		old:  "after.next, after.handed = to, to.turn",
 		new:  "after.next, after.handed = to, 0",
 		pkg:  "internal/flight", test: "TestWhoComesDuringAReadThatMissesIsHandedOver",
