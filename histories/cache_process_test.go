@@ -70,33 +70,38 @@ func (x *process) loadDone(ctx context.Context, info singlefill.LoadInfo) {
 	first := callOf(ctx)
 	at := now()
 	x.mu.Lock()
+	defer x.mu.Unlock()
 	done := x.loads[first]
 	delete(x.loads, first)
-	x.mu.Unlock()
 	what := markProved
 	if info.Unlocked || first.doubted.Load() || len(done) != 1 { // never mind which of several
 		what = markUnproved
 	}
 	for _, l := range done {
-		l.mark(what, at)
+		x.tell(l.marked(what, at))
 	}
 }
 
-// await waits until it is known what became of the loads of a history: whoever has got a value has got it from
-// one of these.
-func (x *process) await(history int) {
-	for {
-		open := false
-		x.mu.Lock()
-		for first := range x.loads {
-			open = open || first.history == history
-		}
-		x.mu.Unlock()
-		if !open {
-			return
-		}
+// leave ends this process' part of a history, when it is known what became of the loads that have been told of:
+// whoever has got a value has got it from one of these. One that begins later, behind the last call, is not part
+// of the history. So whether there is one, and the end, are one step: of a load whose begin alone is told nobody
+// would ever hear that it is over.
+func (x *process) leave(history int) {
+	for !x.left(history) {
 		time.Sleep(time.Millisecond)
 	}
+}
+
+func (x *process) left(history int) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for first := range x.loads {
+		if first.history == history {
+			return false
+		}
+	}
+	x.tell(report{History: history, Event: "done"})
+	return true
 }
 
 // version asks the source what it holds, which is the number of changes that there have been.
@@ -111,9 +116,10 @@ var errSource = errors.New("the source is down")
 func (x *process) loader(p plan) singlefill.Loader[int64] {
 	return func(ctx context.Context, _ string) (int64, error) {
 		l := ctx.Value(loadKey{}).(*load)
-		l.call = x.begin(p, opLoad, l.first.id, 0)
+		l.call = x.newCall(p, opLoad)
 		x.mu.Lock()
 		x.loads[l.first] = append(x.loads[l.first], l.call)
+		x.tell(l.begun(opLoad, l.first.id, 0))
 		x.mu.Unlock()
 
 		v := x.version(p.Name)

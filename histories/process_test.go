@@ -105,8 +105,11 @@ func must(err error) {
 func (x *process) say(r report) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	_ = x.out.Encode(r) // the parent may have left
+	x.tell(r)
 }
+
+// tell is say for one who holds mu.
+func (x *process) tell(r report) { _ = x.out.Encode(r) } // the parent may have left
 
 // trouble is told of what no history should have seen while nothing disturbs it.
 func (x *process) trouble(what string, err error) {
@@ -132,8 +135,7 @@ func (x *process) carryOut(p plan) {
 		})
 	}
 	running.Wait()
-	x.await(p.History)
-	x.say(report{History: p.History, Event: "done"})
+	x.leave(p.History)
 }
 
 func upTo(rng *rand.Rand, d time.Duration) time.Duration {
@@ -163,11 +165,19 @@ func callOf(ctx context.Context) *call {
 }
 
 func (x *process) begin(p plan, name string, of int, value int64) *call {
+	c := x.newCall(p, name)
+	x.say(c.begun(name, of, value))
+	return c
+}
+
+func (x *process) newCall(p plan, name string) *call {
 	c := &call{x: x, history: p.History, id: int(x.ids.Add(1)), once: name == opTryAcquire}
 	c.asks = c.once || name == opAcquire
-	at := now()
-	x.say(report{History: p.History, Event: "begin", op: op{ID: c.id, Of: of, Name: name, Value: value}, At: at})
 	return c
+}
+
+func (c *call) begun(name string, of int, value int64) report {
+	return report{History: c.history, Event: "begin", op: op{ID: c.id, Of: of, Name: name, Value: value}, At: now()}
 }
 
 func (c *call) context() context.Context {
@@ -181,6 +191,8 @@ func (c *call) end(o op) {
 	c.x.say(report{History: c.history, Event: "end", op: o, At: at})
 }
 
-func (c *call) mark(name string, at int64) {
-	c.x.say(report{History: c.history, Event: "mark", op: op{ID: c.id, Name: name}, At: at})
+func (c *call) mark(name string, at int64) { c.x.say(c.marked(name, at)) }
+
+func (c *call) marked(name string, at int64) report {
+	return report{History: c.history, Event: "mark", op: op{ID: c.id, Name: name}, At: at}
 }
