@@ -29,7 +29,7 @@ func (msgPackCodec) Marshal(v any) (data []byte, err error) {
 	if data, err = msgpack.Marshal(addressable(v)); err != nil {
 		return nil, err
 	}
-	if _, err := checkMsgPack(data, v); err != nil {
+	if _, err := checkMsgPack(data, msgcheck.CostOf(reflect.TypeOf(v))); err != nil {
 		return nil, err
 	}
 	return data, nil
@@ -37,11 +37,12 @@ func (msgPackCodec) Marshal(v any) (data []byte, err error) {
 
 func (msgPackCodec) Unmarshal(data []byte, v any) (err error) {
 	defer recoverTo(&err, "MsgPack.Unmarshal")
-	doc, err := checkMsgPack(data, v)
+	cost := msgcheck.CostOf(reflect.TypeOf(v))
+	doc, err := checkMsgPack(data, cost)
 	if err != nil {
 		return err
 	}
-	if len(data) > maxReused || msgcheck.Private(reflect.TypeOf(v)) {
+	if len(data) > maxReused || cost.Private() {
 		return newDecoder().decode(doc, v)
 	}
 	d := decoders.Get().(*decoder)
@@ -73,11 +74,11 @@ func (d *decoder) decode(doc msgcheck.Doc, v any) error {
 	return d.Decode(v)
 }
 
-// checkMsgPack returns data as a document that is safe to decode into what v is or points to.
-func checkMsgPack(data []byte, v any) (msgcheck.Doc, error) {
+// checkMsgPack returns data as a document that is safe to decode into a type that costs so much.
+func checkMsgPack(data []byte, cost *msgcheck.Cost) (msgcheck.Doc, error) {
 	doc, err := msgcheck.Check(data, maxNesting)
 	if err == nil {
-		err = msgcheck.Bound(doc.Counts, len(data), reflect.TypeOf(v))
+		err = cost.Bound(doc.Counts, len(data))
 	}
 	if err != nil {
 		return msgcheck.Doc{}, fmt.Errorf("singlefill: %w", err)
@@ -113,7 +114,7 @@ func (jsonCodec) Unmarshal(data []byte, v any) (err error) {
 func checkJSON(data []byte, v any) error {
 	count := func(c string) int { return bytes.Count(data, []byte(c)) }
 	n := msgcheck.Counts{Items: count("[") + count(","), Entries: count(":"), Maps: count("{")}
-	if err := msgcheck.Bound(n, len(data), reflect.TypeOf(v)); err != nil {
+	if err := msgcheck.CostOf(reflect.TypeOf(v)).Bound(n, len(data)); err != nil {
 		return fmt.Errorf("singlefill: json: %w", err)
 	}
 	return nil

@@ -664,7 +664,7 @@ func BenchmarkMsgPack(b *testing.B) {
 			{"Marshal/unchecked", func() error { _, err := msgpack.Marshal(items); return err }},
 			{"Unmarshal", func() error { return MsgPack.Unmarshal(data, new([]codecItem)) }},
 			{"Unmarshal/unchecked", func() error { return msgpack.Unmarshal(data, new([]codecItem)) }},
-			{"check", func() error { _, err := checkMsgPack(data, items); return err }},
+			{"check", func() error { _, err := checkMsgPack(data, msgcheck.CostOf(reflect.TypeOf(items))); return err }},
 			{"check/headers", func() error { _, err := msgcheck.Check(data, maxNesting); return err }},
 		} {
 			b.Run(fmt.Sprintf("items=%d/%s", n, bb.name), func(b *testing.B) { benchmarkCodec(b, len(data), bb.f) })
@@ -704,7 +704,10 @@ func BenchmarkHit(b *testing.B) {
 		}{
 			{"MsgPack", func() error { return MsgPack.Unmarshal(data, new(benchmarkOrder)) }},
 			{"msgpack", func() error { return msgpack.Unmarshal(data, new(benchmarkOrder)) }},
-			{"check", func() error { _, err := checkMsgPack(data, new(benchmarkOrder)); return err }},
+			{"check", func() error {
+				_, err := checkMsgPack(data, msgcheck.CostOf(reflect.TypeFor[*benchmarkOrder]()))
+				return err
+			}},
 		} {
 			b.Run(fmt.Sprintf("%dB/%s", size, bb.name), func(b *testing.B) { benchmarkCodec(b, len(data), bb.f) })
 		}

@@ -14,64 +14,63 @@ const (
 	boundFactor = 64       // and bytes for each byte of its own
 )
 
+// A Cost is what decoding into a type allocates for one of each of Counts, in bytes.
+type Cost struct {
+	typ                reflect.Type
+	item, entry, table uint64
+	private            bool
+}
+
 // Bound returns an error if decoding a document of size bytes with these
-// counts into typ may allocate more than 64 MiB + 64 × size.
+// counts may allocate more than 64 MiB + 64 × size.
 //
 // What it may allocate is reckoned as
 //
 //	Items × item + Entries × entry + Maps × table
 //
 // where item, entry and table are the bytes taken by the largest slice
-// element, map entry and map of one entry reachable from typ. It is an upper
+// element, map entry and map of one entry reachable from the type. It is an upper
 // bound on purpose, as the counts do not say which element goes where.
 // Not in it are the garbage made on the way (about as much again, with JSON
 // up to five times as much), the strings (as long as the document) and what
 // custom decoders do.
-func Bound(n Counts, size int, typ reflect.Type) error {
-	cost := costOf(typ)
+func (c *Cost) Bound(n Counts, size int) error {
 	budget := boundBase + boundFactor*uint64(size)
 	for _, part := range [...]struct{ n, cost uint64 }{
-		{uint64(n.Items), cost.item},
-		{uint64(n.Entries), cost.entry},
-		{uint64(n.Maps), cost.table},
+		{uint64(n.Items), c.item},
+		{uint64(n.Entries), c.entry},
+		{uint64(n.Maps), c.table},
 	} {
 		over, sum := bits.Mul64(part.n, part.cost)
 		if over > 0 || sum > budget {
 			return fmt.Errorf("%d bytes with %d items and %d entries may take more than %d MiB as %v",
-				size, n.Items, n.Entries, (boundBase+boundFactor*uint64(size))>>20, typ)
+				size, n.Items, n.Entries, (boundBase+boundFactor*uint64(size))>>20, c.typ)
 		}
 		budget -= sum
 	}
 	return nil
 }
 
-// cost is what decoding allocates for one of each of Counts, in bytes.
-type cost struct {
-	item, entry, table uint64
-
-	private bool // see Private
-}
-
-// costs caches a cost for each reflect.Type.
+// costs caches a *Cost for each reflect.Type.
 var costs sync.Map
 
-func costOf(typ reflect.Type) cost {
-	if typ == nil {
-		return cost{}
+// CostOf returns the cost of typ, which may be nil.
+func CostOf(typ reflect.Type) *Cost {
+	if known, ok := costs.Load(typ); ok {
+		return known.(*Cost)
 	}
-	if c, ok := costs.Load(typ); ok {
-		return c.(cost)
+	c := &Cost{typ: typ}
+	if typ != nil {
+		c.visit(typ, make(map[reflect.Type]bool))
 	}
-	var c cost
-	c.visit(typ, make(map[reflect.Type]bool))
 	costs.Store(typ, c)
 	return c
 }
 
-// Private reports whether decoding into typ may call a method that gets hold of the decoder, or of its buffer: a
-// method within typ or, where there is an interface within typ, of any type that is registered for an extension.
+// Private reports whether decoding into the type may call a method that gets hold of the decoder, or of its buffer: a
+// method within the type or, where there is an interface within it, of any type that is registered for an extension.
 // Such a decoder must serve nobody else.
-func Private(typ reflect.Type) bool { return costOf(typ).private }
+func (c *Cost) Private() bool { return c.private }
 
 var (
 	customDecoder = reflect.TypeFor[msgpack.CustomDecoder]()
@@ -85,7 +84,7 @@ func meetsDecoder(typ reflect.Type) bool {
 
 // visit raises c to the costs of typ and of all types within it. Types that
 // hold themselves end in seen.
-func (c *cost) visit(typ reflect.Type, seen map[reflect.Type]bool) {
+func (c *Cost) visit(typ reflect.Type, seen map[reflect.Type]bool) {
 	if seen[typ] {
 		return
 	}
@@ -122,7 +121,7 @@ func (c *cost) visit(typ reflect.Type, seen map[reflect.Type]bool) {
 	}
 }
 
-func (c *cost) raise(item, entry, table uint64) {
+func (c *Cost) raise(item, entry, table uint64) {
 	c.item, c.entry, c.table = max(c.item, item), max(c.entry, entry), max(c.table, table)
 }
 

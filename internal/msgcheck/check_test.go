@@ -353,7 +353,7 @@ func TestBoundIsNotBelowWhatDecodingTakes(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%x: %v", tt.unit, err)
 		}
-		c := costOf(reflect.TypeOf(tt.v))
+		c := CostOf(reflect.TypeOf(tt.v))
 		reckoned := int64(uint64(doc.Items)*c.item + uint64(doc.Entries)*c.entry + uint64(doc.Maps)*c.table)
 		took := allocated(func() {
 			if err := decode(doc, tt.v); err != nil {
@@ -392,7 +392,7 @@ func TestBound(t *testing.T) {
 		{Counts{Items: 1 << 20}, 1 << 20, nil, true},
 		{Counts{Items: 1 << 10}, 1 << 10, node{}, true},
 	} {
-		if err := Bound(tt.n, tt.size, reflect.TypeOf(tt.v)); (err == nil) != tt.ok {
+		if err := CostOf(reflect.TypeOf(tt.v)).Bound(tt.n, tt.size); (err == nil) != tt.ok {
 			t.Errorf("%+v, %d bytes, %T: %v", tt.n, tt.size, tt.v, err)
 		}
 	}
@@ -405,7 +405,7 @@ type (
 
 func TestCostEndsOnTypesThatHoldThemselves(t *testing.T) {
 	for _, v := range []any{new(loop), tower{}, node{}, tree{}, []tower{}, map[string]loop{}} {
-		t.Logf("%T: %+v", v, costOf(reflect.TypeOf(v)))
+		t.Logf("%T: %+v", v, *CostOf(reflect.TypeOf(v)))
 	}
 }
 
