@@ -86,22 +86,20 @@ func (c *Cache[T]) Get(ctx context.Context, key string) (T, error) {
 	if err := c.check(ctx, key); err != nil {
 		return zero, err
 	}
-	look := c.look(ctx, key)
+	var l look[T]
+	c.look(ctx, key, c.client.Get, &l)
 	switch {
-	case look.err != nil:
-		return zero, wrap(ctx, "get", look.err)
-	case look.use < stale:
+	case l.unread != nil:
+		return zero, wrap(ctx, "get", l.unread)
+	case l.use < stale:
 		c.noteMiss(ctx, key)
 		return zero, ErrMiss
 	}
 	c.noteHit(ctx, key)
-	if look.use == stale {
-		c.noteStale(ctx, key, ValueInfo{Stale: true, Age: look.entry.Age(look.at)})
+	if l.use == stale {
+		c.noteStale(ctx, key, ValueInfo{Stale: true, Age: l.entry.Age(l.at)})
 	}
-	if look.entry.NotFound {
-		return zero, ErrNotFound
-	}
-	return look.value, nil
+	return l.value, l.err
 }
 
 // Set stores value under key and breaks a load of that key that is under way, here or in another process:
@@ -263,13 +261,15 @@ func (c *Cache[T]) shorten(life time.Duration) time.Duration {
 	return max(life, time.Millisecond).Truncate(time.Millisecond)
 }
 
-// decode looks at stored bytes. Those that are no entry, or not of T, are a miss, and counted.
-func (c *Cache[T]) decode(ctx context.Context, key string, data []byte) look[T] {
-	l := look[T]{data: data, at: time.Now()}
+// decode looks, now, at stored bytes. Those that are no entry, or not of T, are a miss, and counted.
+func (c *Cache[T]) decode(ctx context.Context, key string, data []byte, now time.Time, l *look[T]) {
+	l.data, l.at = data, now
 	var err error
 	if l.entry, err = entry.Parse(data); err == nil {
-		if use := c.useOf(l.entry, l.at); use > useless {
-			if !l.entry.NotFound {
+		if use := c.useOf(&l.entry, l.at); use > useless {
+			if l.entry.NotFound {
+				l.err = ErrNotFound
+			} else {
 				l.value, err = c.unmarshal(l.entry.Payload)
 			}
 			if err == nil {
@@ -280,7 +280,6 @@ func (c *Cache[T]) decode(ctx context.Context, key string, data []byte) look[T] 
 	if err != nil {
 		c.badValue(ctx, key, err)
 	}
-	return l
 }
 
 // marshal and unmarshal turn a codec's panic into an error: it may be the user's, and the bytes hostile.
@@ -292,10 +291,11 @@ func (c *Cache[T]) marshal(value T) (payload []byte, err error) {
 	return payload, err
 }
 
-func (c *Cache[T]) unmarshal(payload []byte) (v T, err error) {
+func (c *Cache[T]) unmarshal(payload []byte) (_ T, err error) {
 	defer recovered(&err)
-	err = c.opts.codec.Unmarshal(payload, &v)
-	return v, err
+	v := new(T) // not a result, which would be on the heap, and make defer slow
+	err = c.opts.codec.Unmarshal(payload, v)
+	return *v, err
 }
 
 func recovered(err *error) {

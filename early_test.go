@@ -26,7 +26,7 @@ func earlyCache(t *testing.T, beta float64) *Cache[string] {
 // earlyHit is the decision of one hit, left before the end of an entry whose load took loadTime.
 func earlyHit(c *Cache[string], left, loadTime time.Duration) bool {
 	now := time.Now()
-	return c.early(entry.Entry{FreshUntil: now.Add(left), LoadTime: loadTime}, now)
+	return c.early(&entry.Entry{FreshUntil: now.Add(left), LoadTime: loadTime}, now)
 }
 
 // Of 40,000 draws with a probability of at least 0.13, a tenth is 8 standard errors or more.

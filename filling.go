@@ -31,11 +31,11 @@ func (c *Cache[T]) fill(ctx context.Context, f *flight.Flight[result[T]], load L
 			x.end(ctx)
 		}
 	}()
-	if !c.flights.BeginFill(f, l.err == nil) {
+	if !c.flights.BeginFill(f, l.unread == nil) {
 		return
 	}
 	if f.Refresh {
-		l = c.decode(ctx, f.Key, l.data) // a value of its own
+		c.decode(ctx, f.Key, l.data, time.Now(), &l) // a value of its own
 	}
 	x.note(l, flight.FirstTurn)
 
@@ -44,7 +44,7 @@ func (c *Cache[T]) fill(ctx context.Context, f *flight.Flight[result[T]], load L
 	case settled:
 		c.flights.End(f, r, asOf)
 	case locked:
-		if l.err != nil && !f.Refresh && c.flights.HandOver(f) { // the refresh may be loading without the lock
+		if l.unread != nil && !f.Refresh && c.flights.HandOver(f) { // the refresh may be loading without the lock
 			x.lock.Release(ctx, x.opts.redisTimeout, fill.Leave{})
 			break
 		}
@@ -89,7 +89,7 @@ func (x *filling[T]) askBehind(ctx context.Context) {
 func (x *filling[T]) note(l look[T], turn int) {
 	x.old, x.seen = l, turn
 	if l.use > useless {
-		x.flights.Offer(x.flight, resultOf(l), turn)
+		x.flights.Offer(x.flight, l.result, turn)
 	}
 }
 
@@ -141,10 +141,12 @@ func (x *filling[T]) contend(ctx context.Context, took time.Duration) (r result[
 		f.Rest = refreshRest
 		switch {
 		case reply.Status == fill.Hit:
-			x.note(x.decode(ctx, f.Key, []byte(reply.Text)), turn)
+			var l look[T]
+			x.decode(ctx, f.Key, []byte(reply.Text), time.Now(), &l)
+			x.note(l, turn)
 			x.loads.note(f.Key, x.old.entry.LoadTime)
 			if x.old.use >= stale {
-				return resultOf(x.old), turn, settled
+				return x.old.result, turn, settled
 			}
 			continue
 		case reply.Known:
@@ -253,7 +255,7 @@ func (x *filling[T]) bring(ctx context.Context, o outcome[T], loading int) {
 func (x *filling[T]) renew(ctx context.Context) (held bool, err error) {
 	turn := x.flights.Tick(x.flight)
 	if held, err = x.lock.Renew(ctx); held && x.old.use > useless {
-		x.flights.Offer(x.flight, resultOf(x.old), turn)
+		x.flights.Offer(x.flight, x.old.result, turn)
 	}
 	return held, err
 }

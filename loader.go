@@ -64,11 +64,15 @@ func (c *Cache[T]) GetOrLoadInfo(ctx context.Context, key string, load Loader[T]
 			return zero, ValueInfo{}, err
 		}
 		if s.First {
-			c.begin(ctx, s, load)
+			var l look[T]
+			if hold, landed := c.begin(ctx, s, load, outer, &l); landed {
+				return c.deliver(ctx, s, &l.result, hold)
+			}
 		}
 		r, hold, ok, err := c.flights.Wait(ctx, s, outer)
 		if ok {
 			if err != nil { // no more patience: what is offered has to do
+				r = new(*r)
 				r.failure = err
 			}
 			return c.deliver(ctx, s, r, hold)
@@ -81,77 +85,59 @@ func (c *Cache[T]) GetOrLoadInfo(ctx context.Context, key string, load Loader[T]
 }
 
 // begin runs a flight: its read in the caller's goroutine if it is due and the caller can wait that long, and the
-// rest, if there is any, in one of its own, since it belongs to all who board.
-func (c *Cache[T]) begin(ctx context.Context, s flight.Seat[result[T]], load Loader[T]) {
-	detached := client.Detach(ctx)
+// rest, if there is any, in one of its own, since it belongs to all who board. If the read is all, the caller has landed
+// with what it has found.
+func (c *Cache[T]) begin(ctx context.Context, s flight.Seat[result[T]], load Loader[T], outer *flight.Load, l *look[T]) (hold flight.Hold, landed bool) {
 	switch {
-	case s.After:
+	case s.After && !c.flights.AwaitTurn(ctx, s.Flight):
+		detached := client.Detach(ctx)
 		c.flights.RunAfter(s.Flight, func() { c.run(detached, s.Flight, load) })
 	case c.client.EndsWithin(ctx):
-		go c.run(detached, s.Flight, load)
+		go c.run(client.Detach(ctx), s.Flight, load)
 	default:
-		if l, hit := c.read(detached, s.Flight, load); !hit {
-			go c.fill(detached, s.Flight, load, l)
+		if hold, landed = c.read(ctx, s, load, outer, l); !landed {
+			missed := *l
+			go c.fill(client.Detach(ctx), s.Flight, load, missed)
 		}
 	}
+	return hold, landed
 }
 
+// run runs a flight for callers who all wait for it.
 func (c *Cache[T]) run(ctx context.Context, f *flight.Flight[result[T]], load Loader[T]) {
-	if l, hit := c.read(ctx, f, load); !hit {
+	var l look[T]
+	if _, hit := c.read(ctx, flight.Seat[result[T]]{Flight: f}, load, nil, &l); !hit {
 		c.fill(ctx, f, load, l)
 	}
 }
 
-// read is a flight's first turn. An entry that can be served ends the flight.
-func (c *Cache[T]) read(ctx context.Context, f *flight.Flight[result[T]], load Loader[T]) (l look[T], hit bool) {
-	returned := false
+// read is a flight's first turn, which the end of ctx is nothing to. An entry that can be served ends the flight, and
+// lands the caller whose goroutine it is, if it is one's.
+func (c *Cache[T]) read(ctx context.Context, s flight.Seat[result[T]], load Loader[T], outer *flight.Load, l *look[T]) (hold flight.Hold, hit bool) {
+	f, returned := s.Flight, false
 	defer func() {
-		if hit || !returned { // a codec or Trace function may panic or Goexit: those who boarded must not wait for ever
+		if !returned { // a codec or Trace function may panic or Goexit: those who boarded must not wait for ever
 			c.flights.End(f, result[T]{}, 0)
+		}
+		if hit || !returned {
 			c.flights.Running.Done()
 		}
 	}()
-	if l = c.look(ctx, f.Key); l.use >= stale {
-		r := resultOf(l)
-		r.hit, hit = true, true
+	c.look(ctx, f.Key, c.client.GetDetached, l)
+	if l.use >= stale {
+		l.hit, hit = true, true
 		f.Common = c.clone != nil
-		c.flights.End(f, r, flight.FirstTurn)
-		if l.use == stale || c.early(l.entry, l.at) {
-			c.refresh(ctx, f.Key, load, l.data)
+		if s.First {
+			hold = c.flights.Land(s, &l.result, outer)
+		} else {
+			c.flights.End(f, l.result, flight.FirstTurn)
+		}
+		if l.use == stale || c.early(&l.entry, l.at) {
+			c.refresh(client.Detach(ctx), f.Key, load, l.data)
 		}
 	}
 	returned = true
-	return l, hit
-}
-
-// A look is what one command has shown of a value key.
-type look[T any] struct {
-	data  []byte // what is there
-	entry entry.Entry
-	value T
-	at    time.Time     // when data had come
-	use   use           // of entry then; unless it is useless, value is decoded
-	err   error         // Redis could not be asked
-	took  time.Duration // only with err
-}
-
-// look reads the value key: one plain GET, which a replica or the client's own cache may answer.
-func (c *Cache[T]) look(ctx context.Context, key string) (l look[T]) {
-	if l.err = c.client.Breaker.Check(); l.err != nil {
-		l.took = c.opts.redisTimeout
-		return l
-	}
-	sent := time.Now()
-	data, err := c.client.Get(ctx, sent, c.valueKey(key))
-	switch {
-	case err == nil:
-		return c.decode(ctx, key, data)
-	case client.WrongType(err):
-		c.badValue(ctx, key, err)
-	case !errors.Is(err, redis.Nil):
-		l.err, l.took = err, time.Since(sent)
-	}
-	return l
+	return hold, hit
 }
 
 // A result is how a flight ended.
@@ -160,23 +146,43 @@ type result[T any] struct {
 	entry   entry.Entry // of value, with its payload, of which the other callers get copies of their own; nil: there is none
 	at      time.Time   // when entry was looked at
 	use     use         // what it was good for then
+	hit     bool        // by the first read
 	err     error
-	hit     bool  // by the first read
 	failure error // of the load in whose place an old value is served
 }
 
-func resultOf[T any](l look[T]) result[T] {
-	r := result[T]{value: l.value, entry: l.entry, at: l.at, use: l.use}
-	if l.entry.NotFound {
-		r.err = ErrNotFound
-	}
-	return r
+// A look is what one command has shown of a value key.
+type look[T any] struct {
+	result[T]               // that it is good for; unless its use is useless, its value is decoded
+	data      []byte        // what is there
+	unread    error         // Redis could not be asked
+	took      time.Duration // only with unread
 }
+
+// look reads the value key: one plain GET, which a replica or the client's own cache may answer.
+func (c *Cache[T]) look(ctx context.Context, key string, get getter, l *look[T]) {
+	if l.unread = c.client.Breaker.Check(); l.unread != nil {
+		l.took = c.opts.redisTimeout
+		return
+	}
+	sent := time.Now()
+	data, err := get(ctx, sent, c.valueKey(key))
+	switch {
+	case err == nil:
+		c.decode(ctx, key, data, sent.Add(time.Since(sent)), l) // cheaper than Now
+	case client.WrongType(err):
+		c.badValue(ctx, key, err)
+	case !errors.Is(err, redis.Nil):
+		l.unread, l.took = err, time.Since(sent)
+	}
+}
+
+type getter func(ctx context.Context, now time.Time, key string) ([]byte, error)
 
 // deliver gives a caller its result. The first one gets the value itself; every other one a copy of its own,
 // as a hit would have given it, so that no two callers can change each other's. A read of several callers decodes
 // the value once, and all of them get copies of that if it can be copied.
-func (c *Cache[T]) deliver(ctx context.Context, s flight.Seat[result[T]], r result[T], hold flight.Hold) (T, ValueInfo, error) {
+func (c *Cache[T]) deliver(ctx context.Context, s flight.Seat[result[T]], r *result[T], hold flight.Hold) (T, ValueInfo, error) {
 	if !s.First {
 		c.counters.shared.Add(1)
 	}

@@ -92,6 +92,27 @@ func TestCallersWhoComeDuringAReadShareTheNextOne(t *testing.T) {
 	}
 }
 
+func TestWhoIsToBeginTheNextReadMayLeave(t *testing.T) {
+	t.Parallel()
+	proxy := redistest.NewProxy(t, redistest.Shared(t).Addr)
+	reads := proxy.On(redistest.Command("get"), redistest.HoldReply)
+	c := newCache[string](t, proxy.Client(t), nil)
+	if err := c.Set(t.Context(), "k", "v"); err != nil {
+		t.Fatal(err)
+	}
+	first := goGet(t.Context(), c, "k", mustNotLoad[string](t))
+	receive(t, "the first read is answered", reads.Hit())
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	leaves := goGet(ctx, c, "k", mustNotLoad[string](t)).waits(t)
+	stays := goGet(t.Context(), c, "k", mustNotLoad[string](t)).waits(t)
+	cancel()
+	leaves.wantErr(t, context.Canceled)
+	reads.Times(0).Release()
+	first.want(t, "v")
+	stays.want(t, "v")
+}
+
 // TestNeverTwoLoadsOfAKeyAtATime lets callers come again and again just as the flight of their key ends: its
 // value is not kept.
 func TestNeverTwoLoadsOfAKeyAtATime(t *testing.T) {

@@ -32,7 +32,7 @@ const (
 	fresh
 )
 
-func (c *Cache[T]) useOf(e entry.Entry, now time.Time) use {
+func (c *Cache[T]) useOf(e *entry.Entry, now time.Time) use {
 	late := now.Sub(e.FreshUntil)
 	if late < 0 && !e.Expired {
 		return fresh
@@ -63,7 +63,7 @@ func (s *settings[T]) keptFor(life time.Duration) time.Duration {
 // chosen per expiry. The lock makes it one.
 //
 // This is XFetch: Vattani, Chierichetti, Lowenstein, Optimal Probabilistic Cache Stampede Prevention, VLDB 2015.
-func (c *Cache[T]) early(e entry.Entry, now time.Time) bool {
+func (c *Cache[T]) early(e *entry.Entry, now time.Time) bool {
 	mean := c.opts.earlyRefresh * float64(e.LoadTime)
 	return mean > 0 && rand.ExpFloat64()*mean >= float64(e.FreshUntil.Sub(now))
 }
@@ -106,7 +106,7 @@ func (x *filling[T]) purpose() string {
 }
 
 func (x *filling[T]) servable() bool {
-	return x.old.use > useless && x.useOf(x.old.entry, time.Now()) > useless
+	return x.old.use > useless && x.useOf(&x.old.entry, time.Now()) > useless
 }
 
 // standIn is the result by which the old value is served in place of a load that has failed; none if there is
@@ -115,21 +115,21 @@ func (x *filling[T]) standIn(failure error) (r result[T], ok bool) {
 	if !x.servable() {
 		return r, false
 	}
-	r = resultOf(x.old)
+	r = x.old.result
 	r.failure = failure
 	return r, true
 }
 
 // infoOf says what a result is by now. An error is the failure of the load for which an old value was to stand in
 // that has become too old.
-func (c *Cache[T]) infoOf(r result[T]) (info ValueInfo, err error) {
+func (c *Cache[T]) infoOf(r *result[T]) (info ValueInfo, err error) {
 	if r.entry.WrittenAt.IsZero() {
 		return info, nil
 	}
 	now, use := r.at, r.use
 	if r.failure != nil { // some time ago
 		now = time.Now()
-		use = c.useOf(r.entry, now)
+		use = c.useOf(&r.entry, now)
 	}
 	info.Age = r.entry.Age(now)
 	switch {

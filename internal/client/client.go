@@ -134,20 +134,33 @@ func (c *Client) bound(ctx context.Context, now time.Time, timeout time.Duration
 	return context.WithTimeout(Detach(ctx), timeout)
 }
 
-// Get is Do of a GET, sent now. It is what every hit does, and so worth not allocating a function.
+// Get is Do of a GET, sent now.
 func (c *Client) Get(ctx context.Context, now time.Time, key string) ([]byte, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	bounded := c.limit.within(ctx, now, c.Timeout)
 	if !c.bounded || endsWithin(ctx, c.Timeout) {
-		return behind(ctx, c, "get", now, bounded, func() {}, func(ctx context.Context) ([]byte, error) {
-			return c.Redis.Get(ctx, key).Bytes()
-		})
+		return c.getBehind(ctx, now, key)
 	}
-	data, err := c.Redis.Get(bounded, key).Bytes()
+	return c.GetDetached(ctx, now, key)
+}
+
+// GetDetached is Get that does not end with ctx. It is what every hit does, and so worth not allocating a context for
+// that, or a function.
+func (c *Client) GetDetached(ctx context.Context, now time.Time, key string) ([]byte, error) {
+	if !c.bounded {
+		return c.getBehind(Detach(ctx), now, key)
+	}
+	data, err := c.Redis.Get(c.limit.within(ctx, now, c.Timeout), key).Bytes()
 	c.observe(ctx, "get", now, err)
 	return data, err
+}
+
+func (c *Client) getBehind(ctx context.Context, now time.Time, key string) ([]byte, error) {
+	bounded := c.limit.within(ctx, now, c.Timeout)
+	return behind(ctx, c, "get", now, bounded, func() {}, func(ctx context.Context) ([]byte, error) {
+		return c.Redis.Get(ctx, key).Bytes()
+	})
 }
 
 // Detach returns a context with the values of ctx that never ends.

@@ -261,33 +261,51 @@ func TestTheNearerEndCountsToTheInstant(t *testing.T) {
 		{"cancelled in the middle of a command", never, 30 * time.Millisecond, timeout, 30 * time.Millisecond, context.Canceled},
 	} {
 		for kind, open := range muteKinds() {
-			t.Run(c.name+", "+kind, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					w := watch(t, open(t), timeout)
-					ctx, cancel := context.WithTimeout(t.Context(), c.deadline)
-					defer cancel()
-					if c.cancelAt != never {
-						time.AfterFunc(c.cancelAt, cancel)
-					}
-					want := c.left
-					if kind == "minds deadlines" {
-						want = c.minded
-					}
-					begun := time.Now()
-					err := w.get(ctx)
-					took := time.Since(begun)
-					if err == nil || took != want || want < timeout && err != c.err {
-						t.Errorf("%v after %v, want %v after %v", err, took, c.err, want)
-					}
-					time.Sleep(timeout)
-					if n := w.failures("get"); n != 1 {
-						t.Errorf("the command was counted %d times", n)
-					}
-					time.Sleep(time.Minute) // what the client does for itself
+			for way, get := range gets {
+				t.Run(c.name+", "+kind+", "+way, func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						w := watch(t, open(t), timeout)
+						ctx, cancel := context.WithTimeout(t.Context(), c.deadline)
+						defer cancel()
+						if c.cancelAt != never {
+							time.AfterFunc(c.cancelAt, cancel)
+						}
+						want := c.left
+						switch {
+						case way == "GetDetached":
+							want = timeout
+						case kind == "minds deadlines":
+							want = c.minded
+						}
+						begun := time.Now()
+						err := get(w, ctx)
+						took := time.Since(begun)
+						if err == nil || took != want || want < timeout && err != c.err {
+							t.Errorf("%v after %v, want %v after %v", err, took, c.err, want)
+						}
+						time.Sleep(timeout)
+						if n := w.failures("get"); n != 1 {
+							t.Errorf("the command was counted %d times", n)
+						}
+						time.Sleep(time.Minute) // what the client does for itself
+					})
 				})
-			})
+			}
 		}
 	}
+}
+
+// gets are the ways to send a GET.
+var gets = map[string]func(w *watcher, ctx context.Context) error{
+	"Do": (*watcher).get,
+	"Get": func(w *watcher, ctx context.Context) error {
+		_, err := w.Get(ctx, time.Now(), "k")
+		return err
+	},
+	"GetDetached": func(w *watcher, ctx context.Context) error {
+		_, err := w.GetDetached(ctx, time.Now(), "k")
+		return err
+	},
 }
 
 // muteKinds are clients of a server that never answers, by how they mind deadlines.
@@ -327,6 +345,12 @@ func TestAContextThatHasEndedSendsNothing(t *testing.T) {
 	_, err := Do(ctx, w.Client, "test", func(context.Context) (int, error) { t.Error("called"); return 0, nil })
 	if err != context.Canceled || w.failures("test") != 0 {
 		t.Errorf("%v, counted %d times", err, w.failures("test"))
+	}
+	if err := gets["Get"](w, ctx); err != context.Canceled {
+		t.Errorf("Get: %v", err)
+	}
+	if err := gets["GetDetached"](w, ctx); err != redis.Nil {
+		t.Errorf("GetDetached: %v", err)
 	}
 }
 

@@ -45,32 +45,32 @@ type Flight[R any] struct {
 
 	// Common makes the result belong to none of several callers: all of them have to copy it. Set by who runs the
 	// flight, before its end; taken back by the end if there is one caller only, who owns it as ever.
-	Common bool
-
-	// Of a refresh.
-	Refresh bool
+	Common  bool
+	Refresh bool          // see above
 	Of      string        // which entry of the key it is to refresh
 	Rest    time.Duration // how long, after its end, there shall be no other one of that entry; set by who runs it
 
 	// Guarded by Group.mu.
+	exempt   bool // see Exempt
+	ended    bool // result, asOf are final
+	broken   bool // what the load will bring has been made void since it began
+	due      bool // begun, or to be begun as soon as there is a run
+	sought   bool // by callers of an earlier flight, who may come even after the end
+	taken    bool // by a caller
 	turn     int
 	loadTurn int           // the turn at which the load began; 0: it has not
 	callers  int           // who wait
-	exempt   bool          // see Exempt
-	ended    bool          // result, asOf are final
-	broken   bool          // what the load will bring has been made void since it began
 	done     chan struct{} // closed when ended; made by the first who waits
 	gone     chan struct{} // closed when broken; made by the first who waits
 	after    *Flight[R]    // for those who came during the read; begins when this one ends, if it ends with that
-	due      bool          // begun, or to be begun as soon as there is a run
-	run      func()        // begins the flight that is after another one
+	begin    chan struct{} // closed when a flight that is after another one is due, or has ended without having begun
+	run      func()        // begins such a flight in place of the caller who made it
 	next     *Flight[R]    // one to board after this one; begun later, unless handed is more than 0
 	handed   int           // the turn of next when this one's callers were handed over to it; 0: they were not
-	result   R
+	result   *R            // nil: there is none, or nobody who could take it
 	asOf     int
-	taken    bool // by a caller
-	offer    *R   // what callers take if their patience ends first
-	offered  int  // the turn as of which offer is true; 0: there is none
+	offer    *R  // what callers take if their patience ends first
+	offered  int // the turn as of which offer is true; 0: there is none
 }
 
 // Always is the asOf of a result that everyone may take: there was nothing to compare it with.
@@ -83,7 +83,7 @@ const FirstTurn = 1
 type Seat[R any] struct {
 	*Flight[R]
 	First   bool // the caller has to run the flight, which is new
-	After   bool // not now: by RunAfter
+	After   bool // not now: see AwaitTurn
 	boarded int  // the flight's turn when the caller came
 }
 
@@ -132,6 +132,7 @@ func (g *Group[R]) Board(key string, prev *Flight[R], outer *Load) (Seat[R], err
 	case prev == nil && f.reads():
 		if f.after == nil {
 			f.after = g.newFlight(key, outer)
+			f.after.begin = make(chan struct{})
 			s.First, s.After = true, true
 		}
 		s.Flight = f.after
@@ -142,6 +143,7 @@ func (g *Group[R]) Board(key string, prev *Flight[R], outer *Load) (Seat[R], err
 	}
 	if prev != nil {
 		prev.next = s.Flight
+		s.sought = true
 	}
 	if !outer.waitFor(&s.Load) {
 		return Seat[R]{}, ErrRecursive
@@ -164,7 +166,7 @@ func (s Seat[R]) late() bool { return s.loadTurn > 0 && s.boarded >= s.loadTurn 
 // seat. ok is false when the caller has to board again, or leave with err. The first who takes a result owns
 // it, unless it is Common. If the deadline of ctx comes first, the caller takes what Offer has left, if
 // anything: ok is true then and err is that of ctx.
-func (g *Group[R]) Wait(ctx context.Context, s Seat[R], outer *Load) (r R, hold Hold, ok bool, err error) {
+func (g *Group[R]) Wait(ctx context.Context, s Seat[R], outer *Load) (r *R, hold Hold, ok bool, err error) {
 	defer outer.leave(&s.Load)
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -193,7 +195,7 @@ func (g *Group[R]) Wait(ctx context.Context, s Seat[R], outer *Load) (r R, hold 
 		s.wake() // it is nobody's now
 	}
 	if err = ctx.Err(); err == context.DeadlineExceeded && s.boarded < s.offered {
-		return *s.offer, Shared, true, err
+		return s.offer, Shared, true, err
 	}
 	return r, hold, false, err
 }
@@ -254,13 +256,12 @@ func (g *Group[R]) HandOver(f *Flight[R]) bool {
 }
 
 func (g *Group[R]) handOver(f *Flight[R]) bool {
-	var none R
 	if f.Refresh {
 		other := g.flights[f.Key]
 		if other == nil || other.Nudge == nil {
 			return false
 		}
-		g.end(f, none, 0)
+		g.end(f, nil, 0)
 		return true
 	}
 	r := g.refreshes[f.Key]
@@ -268,7 +269,7 @@ func (g *Group[R]) handOver(f *Flight[R]) bool {
 		return false
 	}
 	g.pass(f, r)
-	g.end(f, none, 0)
+	g.end(f, nil, 0)
 	f.next, f.handed = r, r.turn
 	return true
 }
@@ -317,8 +318,27 @@ func (g *Group[R]) End(f *Flight[R], r R, asOf int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !f.ended {
-		g.end(f, r, asOf)
+		g.end(f, new(r), asOf)
 	}
+}
+
+// Land is End and Wait for the caller who has run a flight by itself, if that has come no further than its read: r is
+// as if it had been taken by Wait.
+func (g *Group[R]) Land(s Seat[R], r *R, outer *Load) Hold {
+	defer outer.leave(&s.Load)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var result *R
+	if s.callers > 1 || s.sought {
+		result = new(*r)
+	}
+	g.end(s.Flight, result, FirstTurn)
+	s.callers--
+	s.taken = true
+	if s.Common {
+		return Common
+	}
+	return Owned
 }
 
 // EndIfDeserted ends a flight, without a result, if nobody waits for it.
@@ -328,12 +348,11 @@ func (g *Group[R]) EndIfDeserted(f *Flight[R]) bool {
 	if f.callers > 0 || f.ended {
 		return f.ended
 	}
-	var none R
-	g.end(f, none, 0)
+	g.end(f, nil, 0)
 	return true
 }
 
-func (g *Group[R]) end(f *Flight[R], r R, asOf int) {
+func (g *Group[R]) end(f *Flight[R], r *R, asOf int) {
 	f.ended, f.result, f.asOf, f.Load.over = true, r, asOf, true
 	f.Common = f.Common && f.callers > 1
 	g.forget(f)
@@ -357,10 +376,12 @@ func (g *Group[R]) end(f *Flight[R], r R, asOf int) {
 
 // forget takes a flight out of the maps: nobody can board it any more, but for those who follow a next.
 func (g *Group[R]) forget(f *Flight[R]) {
-	for _, m := range []map[string]*Flight[R]{g.flights, g.refreshes} {
-		if m[f.Key] == f {
-			delete(m, f.Key)
-		}
+	m := g.flights
+	if f.Refresh {
+		m = g.refreshes
+	}
+	if m[f.Key] == f {
+		delete(m, f.Key)
 	}
 }
 

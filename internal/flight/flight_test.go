@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -35,10 +36,19 @@ func wantFirst(t *testing.T, s Seat[string], first bool) {
 	}
 }
 
+// wait is Wait with the result itself.
+func wait[R any](ctx context.Context, g *Group[R], s Seat[R], outer *Load) (r R, hold Hold, ok bool, err error) {
+	p, hold, ok, err := g.Wait(ctx, s, outer)
+	if ok {
+		r = *p
+	}
+	return r, hold, ok, err
+}
+
 // wantResult waits in a seat of a flight that has ended, or is over for this seat.
 func wantResult(t *testing.T, g *Group[string], s Seat[string], outer *Load, want string, wantShared, wantOK bool) {
 	t.Helper()
-	r, hold, ok, err := g.Wait(t.Context(), s, outer)
+	r, hold, ok, err := wait(t.Context(), g, s, outer)
 	shared := hold == Shared
 	if r != want || shared != wantShared || ok != wantOK || err != nil {
 		t.Errorf("got %q, shared %t, ok %t, %v; want %q, %t, %t", r, shared, ok, err, want, wantShared, wantOK)
@@ -384,10 +394,134 @@ func TestACallerLeavesWithItsContext(t *testing.T) {
 		}
 		// A result that is there already is better than the end of a context.
 		land(g, s.Flight, "v", Always)
-		if r, _, ok, err := g.Wait(ctx, other, nil); r != "v" || !ok || err != nil {
+		if r, _, ok, err := wait(ctx, g, other, nil); r != "v" || !ok || err != nil {
 			t.Errorf("got %q, %t, %v; want the result", r, ok, err)
 		}
 	})
+}
+
+// TestTheFlightAfterIsBegunByWhoMadeIt: or, if that one has left, in a goroutine of its own, as long as anybody waits.
+func TestTheFlightAfterIsBegunByWhoMadeIt(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		leaves, isLate bool // who made it; only when the read has ended
+		goesOn         bool // the flight that reads
+		begins, ran    bool
+	}{
+		"the read is all":                       {begins: true},
+		"it leaves":                             {leaves: true, ran: true},
+		"it leaves when the flight is due":      {leaves: true, isLate: true, ran: true},
+		"the flight that reads goes on":         {goesOn: true},
+		"it leaves, and the flight goes on":     {leaves: true, goesOn: true},
+		"it leaves when the flight has gone on": {leaves: true, isLate: true, goesOn: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g := NewGroup[string]()
+				reads := board(t, g, "k", nil, nil)
+				made := board(t, g, "k", nil, nil)
+				joins := board(t, g, "k", nil, nil)
+				if !made.First || !made.After || joins.First || joins.Flight != made.Flight {
+					t.Fatalf("made %+v, joins %+v", made, joins)
+				}
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				awaited, begins, ran := false, false, false
+				go func() {
+					begins, awaited = g.AwaitTurn(ctx, made.Flight), true
+				}()
+				synctest.Wait()
+				if awaited {
+					t.Fatal("it begins during the read")
+				}
+				noted := func() {
+					g.RunAfter(made.Flight, func() { ran = true; land(g, made.Flight, "new", FirstTurn) })
+				}
+				if test.leaves {
+					cancel()
+					synctest.Wait()
+				}
+				if test.leaves && !test.isLate {
+					noted()
+				}
+				if test.goesOn {
+					g.BeginFill(reads.Flight, true)
+				} else {
+					land(g, reads.Flight, "old", FirstTurn)
+				}
+				synctest.Wait()
+				if test.leaves && test.isLate || test.goesOn && !test.leaves {
+					noted()
+					synctest.Wait()
+				}
+				if !awaited || begins != test.begins || ran != test.ran {
+					t.Errorf("awaited %t, begins %t, ran %t; want %t, %t", awaited, begins, ran, test.begins, test.ran)
+				}
+				switch {
+				case begins:
+					if hold := g.Land(made, new("new"), nil); hold != Owned {
+						t.Errorf("who landed has hold %d", hold)
+					}
+					g.Running.Done()
+					wantResult(t, g, joins, nil, "new", true, true)
+				case ran:
+					wantResult(t, g, joins, nil, "new", false, true)
+				default:
+					wantResult(t, g, joins, nil, "", false, false)
+					land(g, reads.Flight, "", 0)
+				}
+				g.Running.Wait()
+			})
+		})
+	}
+}
+
+// TestWhoLandsTakesTheResultLikeOthers: those who board it too have it, even if they come when it has ended.
+func TestWhoLandsTakesTheResultLikeOthers(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		early  int // others who have come when it lands
+		common bool
+		want   []Hold // of all, and then of one who comes late
+	}{
+		{0, false, []Hold{Owned, Shared}},
+		{0, true, []Hold{Owned, Shared}},
+		{1, false, []Hold{Owned, Shared, Shared}},
+		{1, true, []Hold{Common, Common, Common}},
+	} {
+		g := NewGroup[string]()
+		prev := board(t, g, "k", nil, nil)
+		g.BeginFill(prev.Flight, true)
+		land(g, prev.Flight, "", 0)
+		s := board(t, g, "k", prev.Flight, nil)
+		wantFirst(t, s, true)
+		var others []Seat[string]
+		for range test.early {
+			others = append(others, board(t, g, "k", prev.Flight, nil))
+		}
+		s.Common = test.common
+		holds := []Hold{g.Land(s, new("v"), nil)}
+		g.Running.Done()
+		for _, other := range append(others, board(t, g, "k", prev.Flight, nil)) {
+			r, hold, ok, err := wait(t.Context(), g, other, nil)
+			if r != "v" || !ok || err != nil {
+				t.Errorf("another caller got %q, %t, %v", r, ok, err)
+			}
+			holds = append(holds, hold)
+		}
+		if !slices.Equal(holds, test.want) {
+			t.Errorf("%+v: holds %v", test, holds)
+		}
+	}
+	g := NewGroup[string]()
+	s := board(t, g, "k", nil, nil)
+	s.Common = true
+	if hold := g.Land(s, new("v"), nil); hold != Owned {
+		t.Errorf("who is alone has hold %d", hold)
+	}
+	if s.result != nil {
+		t.Error("a result is kept for nobody")
+	}
 }
 
 func TestADesertedFlightEndsWithoutAResult(t *testing.T) {
@@ -541,7 +675,7 @@ func TestNobodyIsGivenWhatWasTrueOnlyBeforeItCame(t *testing.T) {
 		wg.Go(func() {
 			for n := range 2000 {
 				key := fmt.Sprint(n % 2)
-				came := now()
+				came, landed := now(), false
 				var prev *Flight[int64]
 				for {
 					s, err := g.Board(key, prev, nil)
@@ -566,13 +700,28 @@ func TestNobodyIsGivenWhatWasTrueOnlyBeforeItCame(t *testing.T) {
 							}
 							g.End(s.Flight, read, turn)
 						}
-						if s.After {
+						itself := n%7 < 4 // it runs the flight in its own goroutine, if that may begin
+						switch {
+						case s.After && !(itself && g.AwaitTurn(context.Background(), s.Flight)):
 							g.RunAfter(s.Flight, run)
-						} else {
+						case itself && n%5 == 0:
+							read := now()
+							g.Land(s, &read, nil)
+							g.Running.Done()
+							if read < came {
+								t.Errorf("caller %d came at %d and read at %d", i, came, read)
+							}
+							landed = true
+						case itself:
+							run()
+						default:
 							go run()
 						}
 					}
-					r, _, ok, err := g.Wait(context.Background(), s, nil)
+					if landed {
+						break
+					}
+					r, _, ok, err := wait(context.Background(), g, s, nil)
 					if err != nil {
 						t.Error(err)
 						return

@@ -191,7 +191,7 @@ func TestARestHoldsOffTheSameEntryOnlyAndEndsByItself(t *testing.T) {
 				end(t, g, r)
 				g.Running.Done()
 				wantNoRefresh(t, g, "k", "e", "its Rest has just begun")
-				if resting := g.refreshes["k"]; resting == r || resting.result != "" || resting.offer != nil {
+				if resting := g.refreshes["k"]; resting == r || resting.result != nil || resting.offer != nil {
 					t.Error("the value is kept for the Rest") // which may be large, and the Rest long
 				}
 				time.Sleep(rest - 1)
@@ -489,7 +489,7 @@ func leaveWith(t *testing.T, g *Group[string], s Seat[string], deadline bool) (r
 		ctx, cancel = context.WithDeadline(t.Context(), time.Unix(0, 0))
 	}
 	cancel()
-	return g.Wait(ctx, s, nil)
+	return wait(ctx, g, s, nil)
 }
 
 // TestAnOfferIsTakenAtADeadlineByThoseForWhomItIsTrue goes through every turn at which a caller can come and
@@ -558,7 +558,7 @@ func TestAnOfferIsNoReasonToLeave(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		begun := time.Now()
-		r, _, ok, err := g.Wait(ctx, s, nil)
+		r, _, ok, err := wait(ctx, g, s, nil)
 		if r != "old" || !ok || err != context.DeadlineExceeded || time.Since(begun) != time.Second {
 			t.Errorf("got %q, %t, %v after %v, want the offer after 1s", r, ok, err, time.Since(begun))
 		}
@@ -727,7 +727,7 @@ func TestReadsRefreshesAndLoadsTogether(t *testing.T) {
 								go fly()
 							}
 						}
-						r, _, ok, err := g.Wait(context.Background(), s, nil)
+						r, _, ok, err := wait(context.Background(), g, s, nil)
 						if err != nil {
 							t.Error(err)
 							return
