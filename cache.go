@@ -261,9 +261,9 @@ func (c *Cache[T]) shorten(life time.Duration) time.Duration {
 	return max(life, time.Millisecond).Truncate(time.Millisecond)
 }
 
-// decode looks, now, at stored bytes. Those that are no entry, or not of T, are a miss, and counted.
-func (c *Cache[T]) decode(ctx context.Context, key string, data []byte, now time.Time, l *look[T]) {
-	l.data, l.at = data, now
+// decode looks at stored bytes. Those that are no entry, or not of T, are a miss, and counted.
+func (c *Cache[T]) decode(ctx context.Context, key string, data []byte, l *look[T]) {
+	l.data, l.at = data, time.Now()
 	var err error
 	if l.entry, err = entry.Parse(data); err == nil {
 		if use := c.useOf(&l.entry, l.at); use > useless {
@@ -307,7 +307,7 @@ func recovered(err *error) {
 func (c *Cache[T]) badValue(ctx context.Context, key string, err error) {
 	c.counters.badValues.Add(1)
 	if c.opts.trace.BadValue != nil {
-		c.opts.trace.BadValue(ctx, key, err)
+		c.opts.trace.BadValue(client.Detach(ctx), key, err)
 	}
 }
 

@@ -905,6 +905,36 @@ func TestTraceFunctionsAreOptional(t *testing.T) {
 	wantValue(t, v, err, "w")
 }
 
+// TestABadValueIsTracedWithAContextThatDoesNotEnd: what writes it down may take longer than the caller stays.
+func TestABadValueIsTracedWithAContextThatDoesNotEnd(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.Shared(t).Client(t)
+	ns := redistest.Namespace(t)
+	type tenant struct{}
+	var bad []context.Context
+	c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Trace: &singlefill.Trace{
+		BadValue: func(ctx context.Context, _ string, _ error) { bad = append(bad, ctx) },
+	}})
+	if err := rdb.Set(t.Context(), ns+":{k}", "garbage", time.Hour).Err(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), tenant{}, "t"), time.Hour)
+	defer cancel()
+	if _, err := c.Get(ctx, "k"); err != singlefill.ErrMiss {
+		t.Fatal(err)
+	}
+	v, err := c.GetOrLoad(ctx, "k", gives("v"))
+	wantValue(t, v, err, "v")
+	if err := c.Close(); err != nil || len(bad) < 2 {
+		t.Fatalf("%v, %d bad values", err, len(bad))
+	}
+	for _, ctx := range bad {
+		if ctx.Done() != nil || ctx.Value(tenant{}) != "t" {
+			t.Errorf("%v", ctx)
+		}
+	}
+}
+
 func TestAPanickingTraceDoesNotHangOtherCallers(t *testing.T) {
 	t.Parallel()
 	rdb := redistest.Shared(t).Client(t)

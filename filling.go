@@ -35,7 +35,7 @@ func (c *Cache[T]) fill(ctx context.Context, f *flight.Flight[result[T]], load L
 		return
 	}
 	if f.Refresh {
-		c.decode(ctx, f.Key, l.data, time.Now(), &l) // a value of its own
+		c.decode(ctx, f.Key, l.data, &l) // a value of its own
 	}
 	x.note(l, flight.FirstTurn)
 
@@ -142,7 +142,7 @@ func (x *filling[T]) contend(ctx context.Context, took time.Duration) (r result[
 		switch {
 		case reply.Status == fill.Hit:
 			var l look[T]
-			x.decode(ctx, f.Key, []byte(reply.Text), time.Now(), &l)
+			x.decode(ctx, f.Key, []byte(reply.Text), &l)
 			x.note(l, turn)
 			x.loads.note(f.Key, x.old.entry.LoadTime)
 			if x.old.use >= stale {

@@ -169,7 +169,7 @@ func (c *Cache[T]) look(ctx context.Context, key string, get getter, l *look[T])
 	data, err := get(ctx, sent, c.valueKey(key))
 	switch {
 	case err == nil:
-		c.decode(ctx, key, data, sent.Add(time.Since(sent)), l) // cheaper than Now
+		c.decode(ctx, key, data, l)
 	case client.WrongType(err):
 		c.badValue(ctx, key, err)
 	case !errors.Is(err, redis.Nil):

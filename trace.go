@@ -8,6 +8,7 @@ import (
 
 // Trace is a set of optional functions that a [Cache] calls as things happen, as net/http/httptrace does.
 // They are called synchronously, from many goroutines at once: they must be quick and must not panic.
+// The context of RedisError and of BadValue has the values of a caller's, and never ends.
 // No function is ever given a value; keys are given and may be secret, so think before logging them.
 type Trace struct {
 	// Hit is called when a GetOrLoad or Get is answered from Redis at its first look.

@@ -8,8 +8,8 @@ import "context"
 func (f *Flight[R]) reads() bool { return !f.ended && f.Nudge == nil }
 
 // AwaitTurn waits until a flight that is after another one is to be begun by the caller who has made it. It returns
-// false if that is not to be: the other one goes on, or ctx has ended. The caller has to call RunAfter then, since
-// others may wait.
+// false if that is not to be: the other one goes on, or ctx has ended, be it in the same instant. The caller has to
+// call RunAfter then, since others may wait.
 func (g *Group[R]) AwaitTurn(ctx context.Context, f *Flight[R]) bool {
 	select {
 	case <-f.begin:
@@ -18,7 +18,7 @@ func (g *Group[R]) AwaitTurn(ctx context.Context, f *Flight[R]) bool {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return !f.ended
+	return !f.ended && ctx.Err() == nil
 }
 
 // RunAfter says how to run such a flight without the caller who has made it. run is called in a goroutine of its own, as

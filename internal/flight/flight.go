@@ -63,7 +63,7 @@ type Flight[R any] struct {
 	done     chan struct{} // closed when ended; made by the first who waits
 	gone     chan struct{} // closed when broken; made by the first who waits
 	after    *Flight[R]    // for those who came during the read; begins when this one ends, if it ends with that
-	begin    chan struct{} // closed when a flight that is after another one is due, or has ended without having begun
+	begin    chan struct{} // closed when a flight that is after another one is due and has no run, or has ended before
 	run      func()        // begins such a flight in place of the caller who made it
 	next     *Flight[R]    // one to board after this one; begun later, unless handed is more than 0
 	handed   int           // the turn of next when this one's callers were handed over to it; 0: they were not

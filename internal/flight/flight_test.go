@@ -476,6 +476,22 @@ func TestTheFlightAfterIsBegunByWhoMadeIt(t *testing.T) {
 	}
 }
 
+func TestWhoHasLeftBeginsNoRead(t *testing.T) {
+	t.Parallel()
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 100 { // select takes either of two that are ready
+		g := NewGroup[string]()
+		reads, made := board(t, g, "k", nil, nil), board(t, g, "k", nil, nil)
+		land(g, reads.Flight, "old", FirstTurn)
+		if g.AwaitTurn(gone, made.Flight) {
+			t.Fatal("it is to begin although its context has ended")
+		}
+		runsAfter(g, made, "new")
+		g.Running.Wait()
+	}
+}
+
 // TestWhoLandsTakesTheResultLikeOthers: those who board it too have it, even if they come when it has ended.
 func TestWhoLandsTakesTheResultLikeOthers(t *testing.T) {
 	t.Parallel()
