@@ -84,9 +84,9 @@ func (c *Cache[T]) GetOrLoadInfo(ctx context.Context, key string, load Loader[T]
 	}
 }
 
-// begin runs a flight: its read in the caller's goroutine if it is due and the caller can wait that long, and the
-// rest, if there is any, in one of its own, since it belongs to all who board. If the read is all, the caller has landed
-// with what it has found.
+// begin runs a flight when it is due: its read in the caller's goroutine if the caller can wait that long, and the rest,
+// if there is any, in one of its own, since it belongs to all who board. If the read is all, the caller has landed, and
+// takes what l has found.
 func (c *Cache[T]) begin(ctx context.Context, s flight.Seat[result[T]], load Loader[T], outer *flight.Load, l *look[T]) (hold flight.Hold, landed bool) {
 	switch {
 	case s.After && !c.flights.AwaitTurn(ctx, s.Flight):
@@ -111,8 +111,8 @@ func (c *Cache[T]) run(ctx context.Context, f *flight.Flight[result[T]], load Lo
 	}
 }
 
-// read is a flight's first turn, which the end of ctx is nothing to. An entry that can be served ends the flight, and
-// lands the caller whose goroutine it is, if it is one's.
+// read is a flight's first turn; the end of ctx does not end it. An entry that can be served ends the flight. s is the
+// seat of the caller in whose goroutine it runs, who lands then; without First, it runs in one of its own.
 func (c *Cache[T]) read(ctx context.Context, s flight.Seat[result[T]], load Loader[T], outer *flight.Load, l *look[T]) (hold flight.Hold, hit bool) {
 	f, returned := s.Flight, false
 	defer func() {
