@@ -291,7 +291,7 @@ func ExampleOptions_ttlFunc() {
 		Expires time.Time
 	}
 	tokens, stop := embeddedCache("tokens", time.Hour, &singlefill.Options[Token]{
-		TTLFunc: func(client string, t Token) time.Duration { return time.Until(t.Expires) - time.Minute },
+		TTLFunc: func(client string, t Token) time.Duration { return time.Until(t.Expires.Add(-time.Minute)) },
 	})
 	defer stop()
 

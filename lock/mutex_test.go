@@ -247,8 +247,8 @@ func TestNoOrderOfStepsStealsOrOutlivesALease(t *testing.T) {
 			if rnd.IntN(4) == 0 {
 				time.Sleep(time.Duration(rnd.IntN(scriptTTL)) * time.Millisecond)
 			}
-			if n := rnd.IntN(40); n == 0 { // to the very end of the lease, or just before
-				time.Sleep(max(0, time.Until(m.end)-time.Duration(rnd.IntN(2))*time.Millisecond))
+			if left := time.Until(m.end); left > 0 && rnd.IntN(40) == 0 { // to the very end of the lease, or just before
+				time.Sleep(left - time.Duration(rnd.IntN(2))*time.Millisecond)
 			}
 			state, number := s.do(op, who)
 			wantState, want := m.do(op, who)
