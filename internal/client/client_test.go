@@ -339,7 +339,7 @@ func TestDoWithinHasABoundOfItsOwn(t *testing.T) {
 func TestAContextThatHasEndedSendsNothing(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
-	w := watch(t, rdb, timeout)
+	w := watch(t, rdb, time.Minute)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err := Do(ctx, w.Client, "test", func(context.Context) (int, error) { t.Error("called"); return 0, nil })
@@ -359,8 +359,8 @@ func TestTheUsersClientStaysAsItIs(t *testing.T) {
 	s := redistest.Start(t) // which is put to sleep
 	rdb := s.Client(t)
 	before := *rdb.Options()
-	w := watch(t, rdb, timeout)
-	if err := w.get(t.Context()); !errors.Is(err, redis.Nil) {
+	watch(t, rdb, timeout)
+	if err := watch(t, rdb, time.Minute).get(t.Context()); !errors.Is(err, redis.Nil) {
 		t.Fatal(err)
 	}
 	after := rdb.Options()
