@@ -246,7 +246,7 @@ var cacheMutants = []mutant{
 	{
 		name: "every-reader-refreshes",
 		bug:  "Each reader of a stale value begins a refresh",
-		file: "internal/flight/flight.go",
+		file: "internal/flight/refresh.go",
 		old:  "if r := g.refreshes[key]; r != nil && (!r.ended || r.Of == of) || g.closed {",
 		new:  "if g.closed {",
 		pkg:  "internal/flight", test: "TestOneRefreshForAKeyAtATime",
