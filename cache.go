@@ -125,7 +125,7 @@ func (c *Cache[T]) Set(ctx context.Context, key string, value T) error {
 		return wrap(ctx, "set", err)
 	}
 	defer c.flights.Supersede(key) // after the command: a later caller then meets no flight begun before it
-	_, err = client.Do(ctx, c.client, "set", func(ctx context.Context) (struct{}, error) {
+	_, err = client.Do(ctx, c.client, "set", c.valueKey(key), func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, client.Transaction(ctx, c.client.Redis, func(p redis.Pipeliner) {
 			p.Set(ctx, c.valueKey(key), data, c.opts.keptFor(life))
 			p.Del(ctx, lockKey(c.valueKey(key)))
@@ -146,7 +146,7 @@ const batch = 256
 // their ttl.
 func (c *Cache[T]) Delete(ctx context.Context, keys ...string) error {
 	return c.inBatches(ctx, "delete", keys, func(pairs []fill.Pair) error {
-		_, err := client.Do(ctx, c.client, "delete", func(ctx context.Context) ([]redis.Cmder, error) {
+		_, err := client.Do(ctx, c.client, "delete", pairs[0].Value, func(ctx context.Context) ([]redis.Cmder, error) {
 			return c.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
 				for _, pair := range pairs {
 					p.Del(ctx, pair.Value, pair.Lock)

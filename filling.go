@@ -79,7 +79,7 @@ func (x *filling[T]) askBehind(ctx context.Context) {
 	x.flights.Running.Go(func() {
 		if lock.InDoubt {
 			lock.Abandon(ctx)
-		} else if !x.client.Breaker.Open() {
+		} else if !x.client.Away(x.valueKey(x.flight.Key)) {
 			x.client.Ping()
 		}
 	})
@@ -115,7 +115,7 @@ func (x *filling[T]) contend(ctx context.Context, took time.Duration) (r result[
 	awaited, asked := "", 0
 	for {
 		f.Rest = maxRest
-		if within < time.Millisecond || x.client.Breaker.Open() {
+		if within < time.Millisecond || x.client.Away(x.valueKey(f.Key)) {
 			return r, 0, unreached
 		}
 		if x.flights.Exempt(f) {
@@ -290,7 +290,7 @@ func (x *filling[T]) conclude(o *outcome[T], loading int) (r result[T], since in
 // process may have been frozen.
 func (x *filling[T]) settle(ctx context.Context, o *outcome[T], data []byte, leave fill.Leave, since int) (asOf int, err error) {
 	turn := x.flights.Tick(x.flight)
-	answers := x.client.Breaker.Answers()
+	answers := x.client.Answers()
 	var ours bool
 	if data != nil {
 		ours, err = client.Insist(ctx, x.opts.redisTimeout, client.Unreachable, func(within time.Duration) (bool, error) {
@@ -322,7 +322,7 @@ func (x *filling[T]) settle(ctx context.Context, o *outcome[T], data []byte, lea
 // to compare with, and all who came before it was given up share the load. But if Redis has answered anything
 // meanwhile it may have answered a Delete too: those who came after since have to ask again.
 func (c *Cache[T]) unproved(since, givenUp int, answers int64) int {
-	if c.client.Breaker.Answers() == answers {
+	if c.client.Answers() == answers {
 		return givenUp
 	}
 	return since
@@ -356,7 +356,7 @@ func (x *filling[T]) enter(ctx context.Context) bool {
 // it is not stored, since nothing could tell a Delete that it has missed.
 func (x *filling[T]) loadUnlocked(ctx context.Context) {
 	f := x.flight
-	loading, answers := x.flights.BeginLoad(f), x.client.Breaker.Answers()
+	loading, answers := x.flights.BeginLoad(f), x.client.Answers()
 	bounded, cancel := context.WithTimeout(f.Load.Inside(ctx), x.opts.loadTimeout)
 	x.call(bounded, func(o outcome[T]) {
 		defer x.end(ctx)

@@ -161,7 +161,7 @@ type look[T any] struct {
 
 // look reads the value key: one plain GET, which a replica or the client's own cache may answer.
 func (c *Cache[T]) look(ctx context.Context, key string, get getter, l *look[T]) {
-	if l.unread = c.client.Breaker.Check(); l.unread != nil {
+	if l.unread = c.client.Refusal(c.valueKey(key)); l.unread != nil {
 		l.took = c.opts.redisTimeout
 		return
 	}

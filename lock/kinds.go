@@ -75,7 +75,7 @@ func keysOf(name string) keys {
 func (t *ticket) ask(ctx context.Context, within time.Duration, s script, keys []string, args ...any) (reply, error) {
 	keys = append([]string{t.keys.lock, t.keys.fence, t.keys.tombstone + t.token}, keys...)
 	args = append([]any{t.token, t.opts.TTL.Milliseconds(), fenceLife.Milliseconds()}, args...)
-	return client.DoWithin(ctx, t.client, within, "acquire", func(ctx context.Context) (reply, error) {
+	return client.DoWithin(ctx, t.client, within, "acquire", t.keys.lock, func(ctx context.Context) (reply, error) {
 		answer, err := t.run(ctx, s, keys, args).Result()
 		if err != nil {
 			return reply{}, err
@@ -107,7 +107,7 @@ func parse(answer any) (r reply, err error) {
 
 // act runs a script that does something to what the ticket may hold.
 func (t *ticket) act(ctx context.Context, within time.Duration, op string, s script, life time.Duration, keys ...string) (bool, error) {
-	return client.DoWithin(ctx, t.client, within, op, func(ctx context.Context) (bool, error) {
+	return client.DoWithin(ctx, t.client, within, op, keys[0], func(ctx context.Context) (bool, error) {
 		done, err := t.run(ctx, s, keys, []any{t.token, life.Milliseconds()}).Int()
 		return done == 1, err
 	})

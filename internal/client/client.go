@@ -70,12 +70,13 @@ func endsWithin(ctx context.Context, d time.Duration) bool {
 // comes first; a cancellation it may see only when the command returns. The command itself never ends with
 // ctx: its outcome is observed even if nobody waits for it any more, or impatient callers would hide a dead
 // server.
-func Do[R any](ctx context.Context, c *Client, op string, cmd func(ctx context.Context) (R, error)) (R, error) {
-	return DoWithin(ctx, c, c.Timeout, op, cmd)
+func Do[R any](ctx context.Context, c *Client, op, key string, cmd func(ctx context.Context) (R, error)) (R, error) {
+	return DoWithin(ctx, c, c.Timeout, op, key, cmd)
 }
 
 // DoWithin is Do with a bound of its own, not above c.Timeout.
-func DoWithin[R any](ctx context.Context, c *Client, timeout time.Duration, op string, cmd func(ctx context.Context) (R, error)) (R, error) {
+func DoWithin[R any](ctx context.Context, c *Client, timeout time.Duration, op, key string,
+	cmd func(ctx context.Context) (R, error)) (R, error) {
 	var none R
 	if err := ctx.Err(); err != nil {
 		return none, err
@@ -186,7 +187,7 @@ func (c *Client) observe(ctx context.Context, op string, sent time.Time, err err
 
 // Ping asks the server for an answer.
 func (c *Client) Ping() error {
-	_, err := Do(context.Background(), c, "ping", func(ctx context.Context) (string, error) {
+	_, err := Do(context.Background(), c, "ping", "", func(ctx context.Context) (string, error) {
 		return c.Redis.Ping(ctx).Result()
 	})
 	return err
@@ -236,3 +237,25 @@ func ScriptsRefused(err error) bool {
 func WrongType(err error) bool {
 	return err != nil && strings.HasPrefix(err.Error(), "WRONGTYPE")
 }
+
+// Away reports whether the breaker of key's node is open: it is not to be asked.
+func (c *Client) Away(key string) bool { return c.Breaker.Open() }
+
+// Refusal returns why the node of key is not to be asked; nil while its breaker is closed.
+func (c *Client) Refusal(key string) error { return c.Breaker.Check() }
+
+// AnyAway reports whether the breaker of any node is open.
+func (c *Client) AnyAway() bool { return c.Breaker.Open() }
+
+// Answers counts the commands that have been answered.
+func (c *Client) Answers() int64 { return c.Breaker.Answers() }
+
+// Reachable asks the node of key for an answer, also while its breaker is open. It returns false only if there was
+// none. It proves how the node was at some moment after the call.
+func (c *Client) Reachable(ctx context.Context, key string) bool { return !Unreachable(c.Ping()) }
+
+// ByNode returns keys in groups, one for each node.
+func (c *Client) ByNode(keys []string) [][]string { return [][]string{keys} }
+
+// Queued returns how many commands wait now to be sent.
+func (c *Client) Queued() int64 { return 0 }

@@ -76,13 +76,13 @@ func (w *watcher) told() []bool {
 }
 
 func (w *watcher) get(ctx context.Context) error {
-	_, err := Do(ctx, w.Client, "get", func(ctx context.Context) (string, error) { return w.Redis.Get(ctx, "k").Result() })
+	_, err := Do(ctx, w.Client, "get", "k", func(ctx context.Context) (string, error) { return w.Redis.Get(ctx, "k").Result() })
 	return err
 }
 
 // do runs a command that ends as told.
 func (w *watcher) do(err error) error {
-	_, got := Do(context.Background(), w.Client, "test", func(context.Context) (int, error) { return 0, err })
+	_, got := Do(context.Background(), w.Client, "test", "k", func(context.Context) (int, error) { return 0, err })
 	return got
 }
 
@@ -325,7 +325,7 @@ func TestDoWithinHasABoundOfItsOwn(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := watch(t, open(t), timeout)
 			begun := time.Now()
-			_, err := DoWithin(t.Context(), w.Client, 70*time.Millisecond, "get", func(ctx context.Context) (string, error) {
+			_, err := DoWithin(t.Context(), w.Client, 70*time.Millisecond, "get", "k", func(ctx context.Context) (string, error) {
 				return w.Redis.Get(ctx, "k").Result()
 			})
 			if took := time.Since(begun); err == nil || took != 70*time.Millisecond {
@@ -342,7 +342,7 @@ func TestAContextThatHasEndedSendsNothing(t *testing.T) {
 	w := watch(t, rdb, time.Minute)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err := Do(ctx, w.Client, "test", func(context.Context) (int, error) { t.Error("called"); return 0, nil })
+	_, err := Do(ctx, w.Client, "test", "k", func(context.Context) (int, error) { t.Error("called"); return 0, nil })
 	if err != context.Canceled || w.failures("test") != 0 {
 		t.Errorf("%v, counted %d times", err, w.failures("test"))
 	}
@@ -430,7 +430,7 @@ func TestHooksOfTheUsersClientSeeOurCommands(t *testing.T) {
 		if err := w.get(t.Context()); !errors.Is(err, redis.Nil) {
 			t.Errorf("%s: %v", c.name, err)
 		}
-		_, err := Do(t.Context(), w.Client, "set", func(ctx context.Context) ([]redis.Cmder, error) {
+		_, err := Do(t.Context(), w.Client, "set", "k", func(ctx context.Context) ([]redis.Cmder, error) {
 			return w.Redis.TxPipelined(ctx, func(p redis.Pipeliner) error { p.Del(ctx, "k"); return nil })
 		})
 		if err != nil {
@@ -524,7 +524,7 @@ func TestCallersThatLeaveDoNotOpenTheBreaker(t *testing.T) {
 					wg.Go(func() {
 						ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 						defer cancel()
-						_, err := Do(ctx, w.Client, "slow", func(ctx context.Context) (int, error) {
+						_, err := Do(ctx, w.Client, "slow", "k", func(ctx context.Context) (int, error) {
 							time.Sleep(50 * time.Millisecond)
 							return 1, ctx.Err()
 						})

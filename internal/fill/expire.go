@@ -16,7 +16,7 @@ type Pair struct{ Value, Lock string }
 // way: each pair in one step, all in one round trip; without scripts, one after the other.
 func Expire(ctx context.Context, c *client.Client, pairs []Pair) error {
 	now := time.Now()
-	refused, err := client.Do(ctx, c, "expire", func(ctx context.Context) (refused []Pair, err error) {
+	refused, err := client.Do(ctx, c, "expire", pairs[0].Value, func(ctx context.Context) (refused []Pair, err error) {
 		cmds, err := c.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
 			for _, pair := range pairs { // EVAL, since a pipeline cannot fall back from EVALSHA on the way
 				fresh, random := entry.Stale(now)
@@ -40,7 +40,7 @@ func Expire(ctx context.Context, c *client.Client, pairs []Pair) error {
 		if err != nil {
 			break
 		}
-		_, err = client.Do(ctx, c, "expire", func(ctx context.Context) (bool, error) {
+		_, err = client.Do(ctx, c, "expire", pair.Value, func(ctx context.Context) (bool, error) {
 			return watch(ctx, c.Redis, []string{pair.Value, pair.Lock}, pair.watchExpire(now))
 		})
 	}

@@ -102,7 +102,7 @@ type Reply struct {
 // GetOrLock looks for an entry other than the known one, else takes the lock if nobody holds it.
 func (l *Lock) GetOrLock(ctx context.Context, within time.Duration, q Query) (Reply, error) {
 	sent := time.Now()
-	r, err := client.DoWithin(ctx, l.client, within, "lock", func(ctx context.Context) (Reply, error) {
+	r, err := client.DoWithin(ctx, l.client, within, "lock", l.value, func(ctx context.Context) (Reply, error) {
 		r, err := parseLockReply(getOrLockScript.Run(ctx, l.client.Redis, []string{l.value, l.key},
 			l.token, l.ttl.Milliseconds(), q.Known, q.Awaited, flag(q.Take), q.For))
 		if client.ScriptsRefused(err) {
@@ -178,7 +178,7 @@ func (l *Lock) Renew(ctx context.Context) (bool, error) {
 }
 
 func (l *Lock) act(ctx context.Context, within time.Duration, op string, script *redis.Script, keys []string, judge watchFunc, args ...any) (bool, error) {
-	return client.DoWithin(ctx, l.client, within, op, func(ctx context.Context) (bool, error) {
+	return client.DoWithin(ctx, l.client, within, op, keys[0], func(ctx context.Context) (bool, error) {
 		done, err := script.Run(ctx, l.client.Redis, keys, append([]any{l.token}, args...)...).Int()
 		if client.ScriptsRefused(err) {
 			return watch(ctx, l.client.Redis, keys, judge)

@@ -16,7 +16,7 @@ var lockMutants = []mutant{
 		bug:  "Release is a GET and then a DEL: in between the lease may end and be another's",
 		file: "lock/kinds.go",
 		old:  "return t.act(ctx, within, \"release\", mutexRelease, t.markLife(), t.keys.lock, t.keys.tombstone+t.token)",
-		new: `return client.DoWithin(ctx, t.client, within, "release", func(ctx context.Context) (bool, error) {
+		new: `return client.DoWithin(ctx, t.client, within, "release", t.keys.lock, func(ctx context.Context) (bool, error) {
 		holder, err := t.client.Redis.Get(ctx, t.keys.lock).Result()
 		if err != nil || len(holder) < len(t.token) || holder[:len(t.token)] != t.token {
 			return false, nil
