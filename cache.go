@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"golang.org/x/sync/semaphore"
 
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/clone"
@@ -17,7 +17,6 @@ import (
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/fill"
 	"github.com/singlefill/singlefill/internal/flight"
-	"github.com/singlefill/singlefill/lock"
 )
 
 // A Cache holds values of type T in Redis under one namespace. Most callers want [Cache.GetOrLoad] and [Cache.Delete]
@@ -30,14 +29,15 @@ type Cache[T any] struct {
 	opts      settings[T]
 	namespace string
 	client    *client.Client
-	flights   *flight.Group[result[T]]
-	places    *semaphore.Weighted // MaxLoads; nil: no limit
-	fleet     *lock.Locker        // MaxFleetLoads; nil: no limit
-	fleetTurn chan struct{}       // see claim
+	clock     *flight.Clock
+	reads     *flight.Reads[look[T]]
+	fills     *flight.Fills[result[T]]
+	slots     *flight.Slots // MaxLoads and MaxFleetLoads
 	loads     *memory
 	counters  *counters
 	clone     func(T) T // nil: T is not plain, or the codec is the user's, who may link values, or share parts of them
 	closing   chan struct{}
+	closeOnce sync.Once
 }
 
 // New makes a [Cache] of the values of T under namespace, which live for ttl. It does no I/O.
@@ -55,25 +55,28 @@ func New[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, 
 	if err != nil {
 		return nil, err
 	}
+	clock := new(flight.Clock)
 	c := &Cache[T]{
 		opts:      s,
 		namespace: namespace,
-		flights:   flight.NewGroup[result[T]](),
+		clock:     clock,
+		reads:     flight.NewReads[look[T]](clock),
+		fills:     flight.NewFills[result[T]](clock),
+		slots:     flight.NewSlots(s.maxLoads),
 		loads:     newMemory(),
 		counters:  new(counters),
 		closing:   make(chan struct{}),
-		fleetTurn: make(chan struct{}, 1),
 	}
 	c.client = client.New(rdb, s.redisTimeout, c.redisFailed, c.breakerChanged, func(run func(<-chan struct{})) {
-		c.flights.Go(func() { run(c.closing) })
+		c.fills.Go(func() { run(c.closing) })
 	})
 	if codec.Own(s.codec) {
 		c.clone = clone.Func[T]()
 	}
-	if s.maxLoads > 0 {
-		c.places = semaphore.NewWeighted(int64(s.maxLoads))
+	c.slots.Behind = c.fills.Behind
+	if s.maxFleetLoads > 0 {
+		c.slots.Lease, err = c.fleet(rdb)
 	}
-	c.fleet, err = newFleet(rdb, namespace, s, c.redisFailed)
 	return c, err
 }
 
@@ -87,7 +90,7 @@ func (c *Cache[T]) Get(ctx context.Context, key string) (T, error) {
 		return zero, err
 	}
 	var l look[T]
-	c.look(ctx, key, c.client.Get, &l)
+	c.look(ctx, time.Now(), key, &l)
 	switch {
 	case l.unread != nil:
 		return zero, wrap(ctx, "get", l.unread)
@@ -124,7 +127,7 @@ func (c *Cache[T]) Set(ctx context.Context, key string, value T) error {
 	if err != nil {
 		return wrap(ctx, "set", err)
 	}
-	defer c.flights.Supersede(key) // after the command: a later caller then meets no flight begun before it
+	defer c.fills.Supersede(key) // after the command: a later caller then meets no flight begun before it
 	_, err = client.Do(ctx, c.client, "set", c.valueKey(key), func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, client.Transaction(ctx, c.client.Redis, func(p redis.Pipeliner) {
 			p.Set(ctx, c.valueKey(key), data, c.opts.keptFor(life))
@@ -183,7 +186,7 @@ func (c *Cache[T]) inBatches(ctx context.Context, op string, keys []string, do f
 	}
 	defer func() { // after the command: a later caller then meets no flight begun before it
 		for _, key := range keys {
-			c.flights.Supersede(key)
+			c.fills.Supersede(key)
 		}
 	}()
 	var errs []error
@@ -203,10 +206,12 @@ func (c *Cache[T]) inBatches(ctx context.Context, op string, keys []string, do f
 // after it. Giving back a place of MaxFleetLoads that Redis does not answer goes on behind it for about LockTTL.
 // It does not close the client, which is to be closed after it. Closing twice is fine.
 func (c *Cache[T]) Close() error {
-	if c.flights.Close() {
+	c.closeOnce.Do(func() {
 		close(c.closing)
-	}
-	c.flights.Running.Wait()
+		c.reads.Drain() // calls that came before may still start a load
+		c.fills.Close()
+	})
+	c.fills.Drain()
 	return nil
 }
 

@@ -56,140 +56,202 @@ func (c *Cache[T]) GetOrLoadInfo(ctx context.Context, key string, load Loader[T]
 	if load == nil {
 		return zero, ValueInfo{}, errors.New("singlefill: load is nil")
 	}
-	outer := flight.LoadOf(ctx)
-	var prev *flight.Flight[result[T]]
-	for {
-		s, err := c.flights.Board(key, prev, outer)
-		if err != nil {
-			return zero, ValueInfo{}, err
-		}
-		if s.First {
-			var l look[T]
-			if hold, landed := c.begin(ctx, s, load, outer, &l); landed {
-				return c.deliver(ctx, s, &l.result, hold)
-			}
-		}
-		r, hold, ok, err := c.flights.Wait(ctx, s, outer)
-		if ok {
-			if err != nil { // no more patience: what is offered has to do
-				r = new(*r)
-				r.failure = err
-			}
-			return c.deliver(ctx, s, r, hold)
-		}
-		if err != nil {
-			return zero, ValueInfo{}, err
-		}
-		prev = s.Flight
+	if err := c.checkOpen(); err != nil && !c.fills.Inside(flight.LoadOf(ctx)) {
+		return zero, ValueInfo{}, err
 	}
-}
-
-// begin runs a flight when it is due: its read in the caller's goroutine if the caller can wait that long, and the rest,
-// if there is any, in one of its own, since it belongs to all who board. If the read is all, the caller has landed, and
-// takes what l has found.
-func (c *Cache[T]) begin(ctx context.Context, s flight.Seat[result[T]], load Loader[T], outer *flight.Load, l *look[T]) (hold flight.Hold, landed bool) {
-	switch {
-	case s.After && !c.flights.AwaitTurn(ctx, s.Flight):
-		detached := client.Detach(ctx)
-		c.flights.RunAfter(s.Flight, func() { c.run(detached, s.Flight, load) })
-	case c.client.EndsWithin(ctx):
-		go c.run(client.Detach(ctx), s.Flight, load)
-	default:
-		if hold, landed = c.read(ctx, s, load, outer, l); !landed {
-			missed := *l
-			go c.fill(client.Detach(ctx), s.Flight, load, missed)
-		}
-	}
-	return hold, landed
-}
-
-// run runs a flight for callers who all wait for it.
-func (c *Cache[T]) run(ctx context.Context, f *flight.Flight[result[T]], load Loader[T]) {
 	var l look[T]
-	if _, hit := c.read(ctx, flight.Seat[result[T]]{Flight: f}, load, nil, &l); !hit {
-		c.fill(ctx, f, load, l)
+	w, from, err := c.readOrJoin(ctx, key, load, nil, &l)
+	switch {
+	case err != nil:
+		return zero, ValueInfo{}, err
+	case l.hit:
+		return c.deliver(ctx, key, &l.result, from)
 	}
+	return c.wait(ctx, key, load, w, l, from)
 }
 
-// read is a flight's first turn; the end of ctx does not end it. An entry that can be served ends the flight. s is the
-// seat of the caller in whose goroutine it runs, who lands then; without First, it runs in one of its own.
-func (c *Cache[T]) read(ctx context.Context, s flight.Seat[result[T]], load Loader[T], outer *flight.Load, l *look[T]) (hold flight.Hold, hit bool) {
-	f, returned := s.Flight, false
-	defer func() {
-		if !returned { // a codec or Trace function may panic or Goexit: those who boarded must not wait for ever
-			c.flights.End(f, result[T]{}, 0)
+// An origin says how a caller has come to a result.
+type origin struct {
+	own    bool // the value belongs to this caller; others get copies
+	shared bool // another call of this process has brought it
+}
+
+// readOrJoin looks for key in Redis, by a GET that callers share. If that finds nothing to serve, the caller joins the
+// key's fill, or starts one. So does a caller that meets the fill of a key that was empty: it does not read. call is nil
+// at first.
+func (c *Cache[T]) readOrJoin(ctx context.Context, key string, load Loader[T], call *flight.Caller, l *look[T]) (w waiter[T], from origin, err error) {
+	if c.fills.Filling(key) {
+		w, err = c.join(ctx, key, load, call, 0, l)
+		return w, from, err
+	}
+	turn, found, err := c.reads.Join(ctx, key)
+	switch {
+	case err != nil:
+		return w, from, err
+	case found != nil:
+		*l, from.shared = *found, true
+		if !l.hit {
+			w, err = c.join(ctx, key, load, call, turn.Arrived, l)
 		}
-		if hit || !returned {
-			c.flights.Running.Done()
+		return w, from, err
+	}
+	from.own = true
+	over := false
+	defer func() {
+		if !over { // the caller left, or a function of Trace panicked: another caller of the batch reads
+			turn.End(nil)
 		}
 	}()
-	c.look(ctx, f.Key, c.client.GetDetached, l)
-	if l.use >= stale {
-		l.hit, hit = true, true
-		f.Common = c.clone != nil
-		if s.First {
-			hold = c.flights.Land(s, &l.result, outer)
-		} else {
-			c.flights.End(f, l.result, flight.FirstTurn)
-		}
-		if l.use == stale || c.early(&l.entry, l.at) {
-			c.refresh(client.Detach(ctx), f.Key, load, l.data)
+	if turn.Arrived == 0 || !c.fills.Filling(key) {
+		c.read(ctx, key, l)
+	}
+	switch {
+	case l.unread != nil && ctx.Err() != nil:
+		return w, from, ctx.Err()
+	case !l.hit: // before the turn ends: the next batch need not read then
+		if w, err = c.join(ctx, key, load, call, turn.Arrived, l); err != nil {
+			return w, from, err
 		}
 	}
-	returned = true
-	return hold, hit
+	over = true
+	if turn.End(l) && c.clone != nil {
+		from.own = false
+	}
+	if l.use == stale || l.hit && c.early(&l.entry, l.at) {
+		c.refresh(client.Detach(ctx), key, load, l.data)
+	}
+	return w, from, nil
 }
 
-// A result is how a flight ended.
+type waiter[T any] = flight.Waiter[result[T]]
+
+// join joins the fill of key, or starts one that goes on from what l has found.
+func (c *Cache[T]) join(ctx context.Context, key string, load Loader[T], call *flight.Caller, arrived flight.Stamp, l *look[T]) (waiter[T], error) {
+	if call == nil {
+		call = &flight.Caller{Outer: flight.LoadOf(ctx), Stamp: arrived}
+	}
+	call.Empty = l.unread == nil && l.use == useless
+	found := *l
+	return c.fills.Join(key, call, func(f *flight.Fill[result[T]], over func()) {
+		c.fill(client.Detach(ctx), f, load, found, over)
+	})
+}
+
+// wait waits for a fill. l is what the caller's own read has found. If the result is older than the call, the caller
+// reads and joins again.
+func (c *Cache[T]) wait(ctx context.Context, key string, load Loader[T], w waiter[T], l look[T], from origin) (v T, info ValueInfo, err error) {
+	for {
+		r, verdict := c.fills.Wait(ctx, w)
+		switch old, own := c.fallback(ctx, w, &l, r, verdict); {
+		case old != nil:
+			return c.deliver(ctx, key, old, origin{own: own && from.own, shared: !w.First})
+		case verdict == flight.Left:
+			return v, info, ctx.Err()
+		case verdict != flight.Late:
+			return c.deliver(ctx, key, r, origin{own: verdict == flight.Took, shared: !w.First})
+		case r != nil && r.unproved && !c.client.Reachable(ctx, c.valueKey(key)):
+			return c.deliver(ctx, key, r, origin{shared: true})
+		}
+		l = look[T]{}
+		if w, from, err = c.readOrJoin(ctx, key, load, w.Caller, &l); err != nil {
+			return v, info, err
+		}
+		if l.hit {
+			return c.deliver(ctx, key, &l.result, from)
+		}
+	}
+}
+
+// fallback returns the old value that a caller gets in place of a failure, or at its deadline; nil if there is none. It
+// is what the caller's own read has found, unless the fill knows what the key held later.
+func (c *Cache[T]) fallback(ctx context.Context, w waiter[T], l *look[T], r *result[T], verdict flight.Verdict) (old *result[T], own bool) {
+	switch {
+	case verdict == flight.Left && ctx.Err() == context.DeadlineExceeded:
+		l.failure = ctx.Err()
+		old, own = &l.result, true
+	case r == nil || !r.failed:
+		return nil, false
+	case w.Before(r.oldSince):
+		old = r.old
+	default:
+		l.failure = r.err
+		old, own = &l.result, true
+	}
+	if old == nil || !c.servable(old) {
+		return nil, false
+	}
+	return old, own
+}
+
+// A result is what a read has found, or how a fill has ended.
 type result[T any] struct {
-	value   T           // for one caller, or for copies; shared only if it cannot be copied
-	entry   entry.Entry // of value, with its payload, of which the other callers get copies of their own; nil: there is none
-	at      time.Time   // when entry was looked at
-	use     use         // what it was good for then
-	hit     bool        // by the first read
-	err     error
-	failure error // of the load in whose place an old value is served
+	value T           // for one caller; shared only if it cannot be copied
+	entry entry.Entry // of value, with its payload, from which the other callers get copies; zero: there is none
+	at    time.Time   // when entry was looked at
+	use   use         // what it was good for then
+	hit   bool        // found by the caller's first read
+	err   error
+
+	failed   bool         // err is the failure of a load
+	failure  error        // of the load in whose place this old value is served
+	unproved bool         // Redis could not be asked whether the value was invalidated while it was loaded
+	old      *result[T]   // the old value to be served in place of err; nil: there is none
+	oldSince flight.Stamp // as of when the key held old
 }
 
-// A look is what one command has shown of a value key.
+// A look is what one command has found under a value key.
 type look[T any] struct {
-	result[T]               // that it is good for; unless its use is useless, its value is decoded
-	data      []byte        // what is there
+	result[T]               // its value is decoded unless its use is useless
+	data      []byte        // the bytes found
 	unread    error         // Redis could not be asked
-	took      time.Duration // only with unread
+	took      time.Duration // how long Redis was asked for that
 }
 
-// look reads the value key: one plain GET, which a replica or the client's own cache may answer.
-func (c *Cache[T]) look(ctx context.Context, key string, get getter, l *look[T]) {
-	if l.unread = c.client.Refusal(c.valueKey(key)); l.unread != nil {
-		l.took = c.opts.redisTimeout
+// read looks until Redis answers, for as long as one command may take: a connection may have broken.
+func (c *Cache[T]) read(ctx context.Context, key string, l *look[T]) {
+	begun := time.Now()
+	now := begun
+	for pause := minPause; ; pause *= 2 {
+		if c.look(ctx, now, key, l); l.unread == nil {
+			l.hit = l.use >= stale
+			return
+		}
+		now = time.Now()
+		l.took = now.Sub(begun)
+		left := c.opts.redisTimeout - l.took - pause
+		if left < c.opts.redisTimeout/10 || !client.Unreachable(l.unread) || c.client.Away(c.valueKey(key)) || !client.Sleep(ctx, pause) {
+			return
+		}
+	}
+}
+
+// look reads the value key by one plain GET, which a replica or the client's own cache may answer.
+func (c *Cache[T]) look(ctx context.Context, now time.Time, key string, l *look[T]) {
+	valueKey := c.valueKey(key)
+	if l.unread = c.client.Refusal(valueKey); l.unread != nil {
 		return
 	}
-	sent := time.Now()
-	data, err := get(ctx, sent, c.valueKey(key))
+	data, err := c.client.Get(ctx, now, valueKey)
 	switch {
 	case err == nil:
 		c.decode(ctx, key, data, l)
 	case client.WrongType(err):
 		c.badValue(ctx, key, err)
 	case !errors.Is(err, redis.Nil):
-		l.unread, l.took = err, time.Since(sent)
+		l.unread = err
 	}
 }
 
-type getter func(ctx context.Context, now time.Time, key string) ([]byte, error)
-
-// deliver gives a caller its result. The first one gets the value itself; every other one a copy of its own,
-// as a hit would have given it, so that no two callers can change each other's. A read of several callers decodes
-// the value once, and all of them get copies of that if it can be copied.
-func (c *Cache[T]) deliver(ctx context.Context, s flight.Seat[result[T]], r *result[T], hold flight.Hold) (T, ValueInfo, error) {
-	if !s.First {
+// deliver gives a caller its result. The owner gets the value itself, every other caller a copy of its own, so that no two
+// callers can change each other's. If several callers share a read, none owns its value, if it can be cloned.
+func (c *Cache[T]) deliver(ctx context.Context, key string, r *result[T], from origin) (T, ValueInfo, error) {
+	if from.shared {
 		c.counters.shared.Add(1)
 	}
 	if r.hit {
-		c.noteHit(ctx, s.Key)
+		c.noteHit(ctx, key)
 	} else {
-		c.noteMiss(ctx, s.Key)
+		c.noteMiss(ctx, key)
 	}
 	var zero T
 	info, err := c.infoOf(r)
@@ -197,15 +259,15 @@ func (c *Cache[T]) deliver(ctx context.Context, s flight.Seat[result[T]], r *res
 		return zero, info, err
 	}
 	if info.Stale {
-		c.noteStale(ctx, s.Key, info)
-	}
-	if r.err != nil {
-		return zero, info, r.err
+		c.noteStale(ctx, key, info)
 	}
 	switch {
-	case hold == flight.Common:
+	case r.err != nil:
+		return zero, info, r.err
+	case from.own:
+	case r.hit && c.clone != nil:
 		return c.clone(r.value), info, nil
-	case hold == flight.Shared && r.entry.Payload != nil:
+	case r.entry.Payload != nil:
 		if v, err := c.unmarshal(r.entry.Payload); err == nil {
 			return v, info, nil
 		}

@@ -20,19 +20,19 @@ type outcome[T any] struct {
 	life     time.Duration // how long value is to be kept
 	notFound bool          // Err is ErrNotFound or wraps it
 	text     string        // of Err
-	replaced bool          // a stale value is served in its place
+	void     bool          // the load was cancelled because no caller could be given its value
 }
 
 func (o outcome[T]) failed() bool { return o.Err != nil && !o.notFound }
 
 func (o outcome[T]) result() result[T] {
-	return result[T]{value: o.value, entry: o.entry, at: o.entry.WrittenAt, use: fresh, err: o.Err}
+	return result[T]{value: o.value, entry: o.entry, at: o.entry.WrittenAt, use: fresh, err: o.Err, failed: o.failed()}
 }
 
-// call runs the Loader, and then done, once, with what came of it: in this goroutine, or, if the Loader has not come
-// back by the end of ctx, in another one, since this one may never be free again.
-func (x *filling[T]) call(ctx context.Context, done func(o outcome[T])) {
-	f := x.flight
+// call runs the Loader, and then done, once, with its outcome: in this goroutine, or, if the Loader has not returned at
+// LoadTimeout, in another one, since this one may never be free again.
+func (x *filling[T]) call(l running, done func(o outcome[T])) {
+	f := x.fill
 	x.counters.loads.Add(1)
 	if f.Refresh {
 		x.counters.refreshes.Add(1)
@@ -47,13 +47,13 @@ func (x *filling[T]) call(ctx context.Context, done func(o outcome[T])) {
 			done(o)
 		}
 	}
-	forget := context.AfterFunc(ctx, func() {
+	forget := context.AfterFunc(l.bounded, func() {
 		var o outcome[T]
 		o.Err = fmt.Errorf("singlefill: load of %.100q took longer than LoadTimeout (%v): %w", f.Key, x.opts.loadTimeout, context.DeadlineExceeded)
 		o.text = o.Err.Error()
 		settle(o)
 	})
-	x.protect(ctx, func(o outcome[T]) {
+	x.protect(l.ctx, func(o outcome[T]) {
 		forget()
 		settle(o)
 	})
@@ -75,7 +75,8 @@ func (x *filling[T]) protect(ctx context.Context, done func(o outcome[T])) {
 		}
 		done(o)
 	}()
-	key := x.flight.Key
+	key := x.fill.Key
+	ctx = x.fill.Load.Inside(ctx)
 	if x.opts.trace.LoadStart != nil {
 		ctx = x.opts.trace.LoadStart(ctx, key)
 	}
@@ -83,6 +84,7 @@ func (x *filling[T]) protect(ctx context.Context, done func(o outcome[T])) {
 		o.life = x.lifeOf(key, o.value)
 	} else {
 		o.notFound, o.text = errors.Is(o.Err, ErrNotFound), o.Err.Error()
+		o.void = context.Cause(ctx) == errVoid
 	}
 	returned = true
 }

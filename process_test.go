@@ -671,8 +671,8 @@ func TestWaitingCostsFewCommandsForAnyNumberOfCallers(t *testing.T) {
 			if most := maxPolls(wait); polls < 2 || polls > most {
 				t.Errorf("%d polls in %v, want 2 to %d", polls, wait, most)
 			}
-			if gets.Fired() != 1 || others.Fired() != 0 {
-				t.Errorf("%d times GET, want 1; %d other commands", gets.Fired(), others.Fired())
+			if gets.Fired() > 2 || others.Fired() != 0 { // a second one for callers that came during the first
+				t.Errorf("%d times GET, want 2 at most; %d other commands", gets.Fired(), others.Fired())
 			}
 			holder.release("load")
 			waiter.wantDone("waits", callers, gotValue, v)

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/singlefill/singlefill/internal/entry"
-	"github.com/singlefill/singlefill/internal/fill"
+	"github.com/singlefill/singlefill/internal/flight"
 )
 
 // ValueInfo tells what a value is that [Cache.GetOrLoadInfo] returned, or a remembered ErrNotFound. It is zero with any
@@ -78,7 +78,7 @@ const (
 	maxRest = time.Second
 )
 
-// restFor returns how long to let be what another one does, or has done, for left.
+// restFor returns how long not to try again what another process does, or has done, for left.
 func restFor(left time.Duration) time.Duration {
 	if left == 0 {
 		return refreshRest
@@ -86,38 +86,20 @@ func restFor(left time.Duration) time.Duration {
 	return min(left, maxRest)
 }
 
-// refresh loads key behind its readers, in one process of the fleet. It belongs to none of them: nobody waits
-// for it, unless the entry is gone before it is done. It gives way to loads that somebody waits for.
+// refresh loads key behind its readers, in one process of the fleet. No caller waits for it, unless the entry is gone
+// before it is done. Loads that callers wait for go first.
 func (c *Cache[T]) refresh(ctx context.Context, key string, load Loader[T], data []byte) {
-	if f := c.flights.Refresh(key, entry.Header(data)); f != nil {
-		go c.fill(ctx, f, load, look[T]{data: data})
+	if c.checkOpen() != nil {
+		return
 	}
+	c.fills.Refresh(key, entry.Header(data), func(f *flight.Fill[result[T]], over func()) {
+		c.fill(ctx, f, load, look[T]{data: data}, over)
+	})
 }
 
-// purpose is what the entry that the key holds is to those for whom x asks.
-func (x *filling[T]) purpose() string {
-	switch {
-	case x.flight.Refresh && !x.flights.Wanted(x.flight):
-		return fill.Served
-	case x.servable():
-		return fill.Spare
-	}
-	return fill.Nothing
-}
-
-func (x *filling[T]) servable() bool {
-	return x.old.use > useless && x.useOf(&x.old.entry, time.Now()) > useless
-}
-
-// standIn is the result by which the old value is served in place of a load that has failed; none if there is
-// none, or it is too old by now.
-func (x *filling[T]) standIn(failure error) (r result[T], ok bool) {
-	if !x.servable() {
-		return r, false
-	}
-	r = x.old.result
-	r.failure = failure
-	return r, true
+// servable reports whether an old value may still be served.
+func (c *Cache[T]) servable(r *result[T]) bool {
+	return r.use > useless && c.useOf(&r.entry, time.Now()) > useless
 }
 
 // infoOf says what a result is by now. An error is the failure of the load for which an old value was to stand in

@@ -34,7 +34,6 @@ const (
 	minPause   = 2 * time.Millisecond
 	maxPause   = 250 * time.Millisecond
 	crowd      = 2
-	firstPause = 5 * time.Millisecond
 	firstNudge = 10 * time.Millisecond
 	maxNudge   = 50 * time.Millisecond
 )
@@ -51,16 +50,10 @@ func (w *wait) heard(took time.Duration) {
 // pause returns how long to sleep before asking again, a quarter shorter or longer at random, so that those who
 // ask together part; but not past the end of the holder's lock.
 func (w *wait) pause(reply fill.Reply) time.Duration {
-	d := firstPause + time.Since(w.begun)/2 // for a place, of which we are told; the value may come before
-	if reply.Status == fill.Busy {
-		d = max(w.expected.pause(reply.Age), minPause)
-	}
+	d := max(w.expected.pause(reply.Age), minPause)
 	d = max(min(d, maxPause), crowd*w.quick)
 	d = time.Duration(float64(d) * (0.75 + rand.Float64()/2))
-	if reply.Status == fill.Busy {
-		d = min(d, reply.Left+time.Millisecond+rand.N(4*time.Millisecond))
-	}
-	return d
+	return min(d, reply.Left+time.Millisecond+rand.N(4*time.Millisecond))
 }
 
 // nudge returns how long to sleep when somebody new has come, for whom the value may be there already: 10 to
@@ -69,41 +62,60 @@ func (w *wait) nudge() time.Duration {
 	return max(min(firstNudge+time.Since(w.begun)/32, maxNudge), crowd*w.quick)
 }
 
-// What can end a rest.
+// An event is what ends a pause.
 type event int
 
 const (
-	rested  event = iota
-	granted       // a place to load
-	closing
+	paused      event = iota // the time is over
+	granted                  // there is a place to load
+	interrupted              // the fill has ended: the cache is being closed, or no caller waits any more
 )
 
-// rest sleeps for d, less if nudged, or until there is a place to load.
-func (c *Cache[T]) rest(f *flight.Flight[result[T]], w *wait, d time.Duration, queue <-chan bool) event {
+// pause sleeps for d; less if a caller joins.
+func (x *filling[T]) pause(d time.Duration) event { return x.await(d, nil) }
+
+// queuedPoll is how often the keys that wait for a place to load are looked for in Redis, all together.
+const queuedPoll = 250 * time.Millisecond
+
+// queue waits for a place to load, until it is time to look whether another process has brought the value. The more fills
+// wait, the more rarely each of them looks: a queue of any length sends a few commands a second.
+func (x *filling[T]) queue() event {
+	granted := x.slot.Queue()
+	return x.await(time.Duration(max(x.slots.Queued(), 1))*queuedPoll, granted)
+}
+
+func (x *filling[T]) await(d time.Duration, slot <-chan struct{}) event {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
-	end, nudge := time.Now().Add(d), f.Nudge
+	end := time.Now().Add(d)
 	for {
 		select {
 		case <-timer.C:
-			return rested
-		case <-queue:
+			return paused
+		case <-slot:
 			return granted
-		case <-c.closing:
-			return closing
-		case <-nudge:
-			nudge = nil
-			timer.Reset(min(time.Until(end), w.nudge()))
+		case <-x.closing:
+			x.end(&result[T]{err: ErrClosed}, flight.Always)
+			return interrupted
+		case <-x.fill.Wake:
+			if x.fills.EndIfDeserted(x.fill) {
+				return interrupted
+			}
+			if slot == nil {
+				timer.Reset(min(time.Until(end), x.wait.nudge()))
+			}
 		}
 	}
 }
 
-func (c *Cache[T]) waited(ctx context.Context, key string, w wait) {
-	if w.polls == 0 {
+func (x *filling[T]) waited(ctx context.Context) {
+	if x.wait.polls == 0 {
 		return
 	}
-	c.counters.waits.Add(1)
-	if c.opts.trace.WaitDone != nil {
-		c.opts.trace.WaitDone(ctx, WaitInfo{Key: key, Duration: time.Since(w.begun), Polls: w.polls})
+	x.counters.waits.Add(1)
+	polls := x.wait.polls
+	x.wait.polls = 0
+	if x.opts.trace.WaitDone != nil {
+		x.opts.trace.WaitDone(ctx, WaitInfo{Key: x.fill.Key, Duration: time.Since(x.wait.begun), Polls: polls})
 	}
 }

@@ -38,3 +38,6 @@ type commandContext struct {
 
 // Value has to hide what package context looks up to find the end of the caller's context, and its cause.
 func (c commandContext) Value(key any) any { return context.WithoutCancel(c.values).Value(key) }
+
+// AfterFunc spares package context a goroutine for each context that is made from this one.
+func (c commandContext) AfterFunc(f func()) (stop func() bool) { return context.AfterFunc(c.Context, f) }

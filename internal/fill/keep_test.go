@@ -73,7 +73,7 @@ func keep(t *testing.T) *keeper {
 	k.stop = cancel
 	go func() {
 		defer close(k.ended)
-		k.Keep(ctx, k.nudge, k.Renew, func() { k.lost = true })
+		k.Keep(ctx, k.nudge, func() { k.lost = true })
 	}()
 	t.Cleanup(func() { cancel(); <-k.ended })
 	return k

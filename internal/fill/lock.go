@@ -63,6 +63,9 @@ func New(c *client.Client, value, key string, ttl time.Duration) *Lock {
 	return &Lock{client: c, value: value, key: key, token: rand.Text(), ttl: ttl}
 }
 
+// Key returns the key of the lock, by which its node is known.
+func (l *Lock) Key() string { return l.key }
+
 const tokenLen, stampLen = 26, 16
 
 // What a Query's Known entry is to those who ask.

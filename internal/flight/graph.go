@@ -1,37 +1,65 @@
 package flight
 
 import (
+	"bytes"
 	"context"
+	"runtime"
+	"strconv"
 	"sync"
 )
 
-// A Load is a node in the graph of loads that wait for other loads of this process, whatever their groups:
-// a loader that asks a cache waits for the flight it boards. A circle in the graph would wait for ever.
-type Load struct {
-	cache any   // the *Group that it belongs to
-	outer *Load // the load from inside of which it was begun, or nil
-	over  bool  // its flight has ended, though its loader or a context of it may live on; guarded by Group.mu
+// graph guards the loads of all caches of this process: which waits for which, and in whose place it runs.
+var graph sync.Mutex
 
-	waits map[*Load]int // how many calls from inside of it wait for each other load; guarded by graph
+// A Load is one fill in the graph of loads that wait for other loads of this process, of whatever cache: a Loader
+// that asks a cache waits for the fill it joins.
+type Load struct {
+	cache any   // the *Fills that it belongs to
+	outer *Load // the load from inside which it was started, or nil
+
+	// Guarded by graph.
+	over      bool // its fill has ended, though its Loader or a context of it may live on
+	goroutine int  // which runs its Loader
+	slot      *Slot
+	waits     map[*Load]calls // loads that calls from inside this one wait for
+	waiters   map[*Load]int   // loads from inside which calls wait for this one
 }
 
-var graph sync.Mutex
+// calls is how many calls from inside one load wait for another.
+type calls struct {
+	all      int
+	blocking int // those in the goroutine of the Loader, which cannot go on before they return
+}
 
 type loadKey struct{}
 
-// Inside returns a context by which calls are known to come from inside l.
+// Inside returns a context by which calls are known to come from inside l. It is called in the goroutine that runs the
+// Loader.
 func (l *Load) Inside(ctx context.Context) context.Context {
+	id := goroutineID()
+	graph.Lock()
+	l.goroutine = id
+	graph.Unlock()
 	return context.WithValue(ctx, loadKey{}, l)
 }
 
-// LoadOf returns the load from inside of which a call with ctx comes, or nil.
+// LoadOf returns the load from inside which a call with ctx comes, or nil.
 func LoadOf(ctx context.Context) *Load {
 	l, _ := ctx.Value(loadKey{}).(*Load)
 	return l
 }
 
-// inside reports whether l is, or runs inside, a load of cache that is not over. Called with that cache's mu held.
+// finish notes that the fill of l has ended.
+func (l *Load) finish() {
+	graph.Lock()
+	defer graph.Unlock()
+	l.over = true
+}
+
+// inside reports whether l is, or runs inside, a load of cache that is not over.
 func (l *Load) inside(cache any) bool {
+	graph.Lock()
+	defer graph.Unlock()
 	for ; l != nil; l = l.outer {
 		if l.cache == cache && !l.over {
 			return true
@@ -40,20 +68,35 @@ func (l *Load) inside(cache any) bool {
 	return false
 }
 
-// waitFor notes that a call from inside l waits for other. It refuses if other already waits for l.
+// waitFor notes that a call from inside l waits for other, which may run in the place of l meanwhile.
+//
+// It refuses a wait that could never end: the call blocks the Loader of l, and other waits for l in the same way. A call
+// in another goroutine is not refused, since the Loader need not wait for it. If it does, that circle ends with
+// LoadTimeout.
 func (l *Load) waitFor(other *Load) bool {
 	if l == nil {
 		return true
 	}
+	id := goroutineID()
 	graph.Lock()
 	defer graph.Unlock()
-	if other.reaches(l, make(map[*Load]bool)) {
-		return false
+	n := l.waits[other]
+	n.all++
+	if id == l.goroutine {
+		if other.blocksOn(l, make(map[*Load]bool)) {
+			return false
+		}
+		n.blocking++
 	}
 	if l.waits == nil {
-		l.waits = make(map[*Load]int)
+		l.waits = make(map[*Load]calls)
 	}
-	l.waits[other]++
+	if other.waiters == nil {
+		other.waiters = make(map[*Load]int)
+	}
+	l.waits[other] = n
+	other.waiters[l]++
+	l.slot.lend()
 	return true
 }
 
@@ -62,22 +105,43 @@ func (l *Load) leave(other *Load) {
 	if l == nil {
 		return
 	}
+	id := goroutineID()
 	graph.Lock()
 	defer graph.Unlock()
-	if l.waits[other]--; l.waits[other] == 0 {
+	n := l.waits[other]
+	n.all--
+	if id == l.goroutine {
+		n.blocking--
+	}
+	l.waits[other] = n
+	if n.all == 0 {
 		delete(l.waits, other)
+	}
+	if other.waiters[l]--; other.waiters[l] == 0 {
+		delete(other.waiters, l)
 	}
 }
 
-func (l *Load) reaches(target *Load, seen map[*Load]bool) bool {
+// blocksOn reports whether l is target, or cannot end before it.
+func (l *Load) blocksOn(target *Load, seen map[*Load]bool) bool {
 	if l == target {
 		return true
 	}
 	seen[l] = true
-	for next := range l.waits {
-		if !seen[next] && next.reaches(target, seen) {
+	for next, n := range l.waits {
+		if n.blocking > 0 && !seen[next] && next.blocksOn(target, seen) {
 			return true
 		}
 	}
 	return false
+}
+
+// goroutineID returns the number of the calling goroutine, which the runtime shows in a stack trace only, as
+// "goroutine 42 [running]:". net/http finds it in the same way. Only loads and calls from inside loads need it.
+func goroutineID() int {
+	var buf [40]byte
+	text := bytes.TrimPrefix(buf[:runtime.Stack(buf[:], false)], []byte("goroutine "))
+	text, _, _ = bytes.Cut(text, []byte(" "))
+	id, _ := strconv.Atoi(string(text))
+	return id
 }

@@ -9,15 +9,15 @@ import (
 	"time"
 )
 
-// recheck is how soon after a renewal a nudge may cause another one.
-const recheck = 10 * time.Millisecond
+// soonest is how soon after a lease was looked after a nudge may cause that again.
+const soonest = 10 * time.Millisecond
 
 // A Lease is something held on a server until a time that renewing puts off.
 type Lease struct {
 	TTL   time.Duration
 	Taken time.Time                                        // when the command was sent by which it was taken
 	Renew func(ctx context.Context) (held bool, err error) // one try; ctx bounds it
-	Nudge <-chan struct{}                                  // makes Keep look soon whether the lease is still held; may be nil
+	Nudge <-chan struct{}                                  // makes Keep look sooner whether the lease is still held; may be nil
 
 	// Margin is how long before the end of a lease that could not be renewed its holder gives it up. Zero: never,
 	// where it harms nobody to go on until the server says that the lease is lost.
@@ -83,13 +83,14 @@ func (l Lease) Start(ctx context.Context, lost func(why error)) *time.Timer {
 // standing is how it stands with a lease that is kept.
 type standing struct {
 	Lease
-	held time.Time // when the command was sent that has prolonged it last, or by which it was taken
-	due  time.Time // when it is to be renewed
-	last time.Time // when it was looked after
+	held time.Time     // when the command was sent that has prolonged it last, or by which it was taken
+	due  time.Time     // when it is to be renewed
+	last time.Time     // when it was looked after
+	soon time.Duration // see nudge
 }
 
 func (l Lease) standing() *standing {
-	return &standing{Lease: l, held: l.Taken, due: l.Taken.Add(l.TTL / 3), last: time.Now()}
+	return &standing{Lease: l, held: l.Taken, due: l.Taken.Add(l.TTL / 3), last: time.Now(), soon: soonest}
 }
 
 // end returns when the lease is to be given up.
@@ -106,15 +107,17 @@ func (s *standing) wake() time.Time {
 	return s.due
 }
 
+// nudge brings the next renewal forward, to soonest after the first one and twice as long after each later one: any number
+// of nudges causes few renewals.
 func (s *standing) nudge() {
-	if soon := s.last.Add(recheck); soon.Before(s.due) {
-		s.due = soon
+	if at := s.last.Add(s.soon); at.Before(s.due) {
+		s.due = at
 	}
 }
 
 // renew does what is due. It reports whether that was the last time, because ctx has ended or because of why.
 func (s *standing) renew(ctx context.Context) (over bool, why error) {
-	s.last = time.Now()
+	s.last, s.soon = time.Now(), min(2*s.soon, s.TTL)
 	if s.Margin > 0 && !s.last.Before(s.end()) {
 		if s.enough() {
 			return true, ErrMaxHold

@@ -1,0 +1,143 @@
+package flight
+
+import (
+	"context"
+	"sync"
+)
+
+// Reads lets callers of one key share reads. A caller never gets a reply that was in transit when it called: it
+// reads at once if nothing is in flight for the key, and otherwise joins the batch of callers that waits for the
+// read in flight to end. Whichever member of a batch receives its token reads for all of them.
+type Reads[V any] struct {
+	clock *Clock
+	mu    sync.Mutex
+	keys  map[string]*batch[V] // keys with a read in flight, and the batch that waits for its end, or nil
+	idle  chan struct{}        // closed when no read is in flight; nil: nothing waits for that
+}
+
+func NewReads[V any](clock *Clock) *Reads[V] {
+	return &Reads[V]{clock: clock, keys: make(map[string]*batch[V])}
+}
+
+// A batch is callers that share one read.
+type batch[V any] struct {
+	token  chan struct{} // holds one token, from when the batch may read until one of its members has read
+	done   chan struct{} // closed when result is set
+	result *V
+	size   int // members that have not left; guarded by Reads.mu
+}
+
+// A Turn is a caller's right to read a key. Its holder must call End.
+type Turn[V any] struct {
+	Arrived Stamp // when the caller joined its batch; 0: the caller reads at once, for itself alone
+	reads   *Reads[V]
+	key     string
+	batch   *batch[V]
+}
+
+// Join waits until the caller may read key, and returns its turn; or until another caller of its batch has read,
+// and returns what that one found. It returns the error of ctx if ctx ends first.
+func (r *Reads[V]) Join(ctx context.Context, key string) (turn Turn[V], found *V, err error) {
+	turn = Turn[V]{reads: r, key: key}
+	r.mu.Lock()
+	b, busy := r.keys[key]
+	if !busy {
+		r.keys[key] = nil
+		r.mu.Unlock()
+		return turn, nil, nil
+	}
+	if b == nil {
+		b = &batch[V]{token: make(chan struct{}, 1), done: make(chan struct{})}
+		r.keys[key] = b
+	}
+	b.size++
+	r.mu.Unlock()
+
+	turn.batch, turn.Arrived = b, r.clock.Now()
+	select {
+	case <-b.done:
+		return turn, b.result, nil
+	case <-b.token:
+		if err := ctx.Err(); err != nil {
+			turn.End(nil)
+			return turn, nil, err
+		}
+		return turn, nil, nil
+	case <-ctx.Done():
+		r.leave(key, b)
+		return turn, nil, ctx.Err()
+	}
+}
+
+// End ends a turn and gives found to the batch. If found is nil, because the caller left before it had a reply,
+// another member of the batch gets the turn. End reports whether other callers share found.
+func (t Turn[V]) End(found *V) (shared bool) {
+	r, b := t.reads, t.batch
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if b == nil {
+		r.next(t.key)
+		return false
+	}
+	b.size--
+	shared = b.size > 0
+	switch {
+	case !shared:
+	case found == nil:
+		b.token <- struct{}{}
+		return false
+	default:
+		b.result = new(*found)
+		close(b.done)
+	}
+	// The member of the next batch that this wakes runs before the members of this one, which were woken
+	// before it: the next read is sent before this one's callers work with their values.
+	r.next(t.key)
+	return shared
+}
+
+// next lets the next batch of key read, if there is one.
+func (r *Reads[V]) next(key string) {
+	b := r.keys[key]
+	if b == nil {
+		delete(r.keys, key)
+		if r.idle != nil && len(r.keys) == 0 {
+			close(r.idle)
+			r.idle = nil
+		}
+		return
+	}
+	r.keys[key] = nil
+	b.token <- struct{}{}
+}
+
+// leave takes a caller out of a batch. The last one to leave takes the token along, if the batch has it.
+func (r *Reads[V]) leave(key string, b *batch[V]) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	b.size--
+	switch {
+	case b.size > 0:
+	case r.keys[key] == b:
+		r.keys[key] = nil
+	default:
+		select {
+		case <-b.token:
+			r.next(key)
+		default:
+		}
+	}
+}
+
+// Drain waits until no read is in flight. It must not be called twice at a time.
+func (r *Reads[V]) Drain() {
+	r.mu.Lock()
+	idle := make(chan struct{})
+	if len(r.keys) == 0 {
+		close(idle)
+	} else {
+		r.idle = idle
+	}
+	r.mu.Unlock()
+	<-idle
+}
