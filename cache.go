@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -173,7 +174,7 @@ func (c *Cache[T]) Expire(ctx context.Context, keys ...string) error {
 
 // inBatches does something to keys that breaks what is under way for them.
 func (c *Cache[T]) inBatches(ctx context.Context, op string, keys []string, do func(pairs []fill.Pair) error) error {
-	if err := c.checkOpen(); err != nil {
+	if err := c.checkOpen(); err != nil || len(keys) == 0 {
 		return err
 	}
 	for _, key := range keys {
@@ -186,14 +187,52 @@ func (c *Cache[T]) inBatches(ctx context.Context, op string, keys []string, do f
 			c.flights.Supersede(key)
 		}
 	}()
-	var errs []error
-	for keys := range slices.Chunk(keys, batch) {
-		pairs := make([]fill.Pair, len(keys))
-		for i, key := range keys {
-			value := c.valueKey(key)
-			pairs[i] = fill.Pair{Value: value, Lock: lockKey(value)}
+	values := make([]string, len(keys))
+	for i, key := range keys {
+		values[i] = c.valueKey(key)
+	}
+	groups := c.client.ByNode(values)
+	errs := make([]error, len(groups))
+	var nodes sync.WaitGroup
+	for i, values := range groups {
+		if i > 0 {
+			nodes.Go(func() { errs[i] = c.onNode(ctx, values, do) })
 		}
-		errs = append(errs, wrap(ctx, op, do(pairs)))
+	}
+	errs[0] = c.onNode(ctx, groups[0], do)
+	nodes.Wait()
+	for i, err := range errs {
+		if err != nil && err == ctx.Err() {
+			return err
+		}
+		errs[i] = wrap(ctx, op, err)
+	}
+	return errors.Join(errs...)
+}
+
+// onNode is inBatches for the value keys that one node has. A node that does not answer one batch gets no other one.
+func (c *Cache[T]) onNode(ctx context.Context, values []string, do func(pairs []fill.Pair) error) error {
+	var errs []error
+	for values := range slices.Chunk(values, batch) {
+		err := c.client.Refusal(values[0])
+		if err == nil {
+			pairs := make([]fill.Pair, len(values))
+			for i, value := range values {
+				pairs[i] = fill.Pair{Value: value, Lock: lockKey(value)}
+			}
+			err = do(pairs)
+		}
+		var reply redis.Error
+		switch {
+		case err == nil:
+			continue
+		case err == ctx.Err():
+			return err
+		}
+		errs = append(errs, err)
+		if !errors.As(err, &reply) {
+			break
+		}
 	}
 	return errors.Join(errs...)
 }

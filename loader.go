@@ -95,8 +95,12 @@ func (c *Cache[T]) begin(ctx context.Context, s flight.Seat[result[T]], load Loa
 	case c.client.EndsWithin(ctx):
 		go c.run(client.Detach(ctx), s.Flight, load)
 	default:
-		if hold, landed = c.read(ctx, s, load, outer, l); !landed {
-			missed := *l
+		hold, landed = c.read(ctx, s, load, outer, l)
+		switch missed := *l; {
+		case landed:
+		case missed.unread == client.ErrNotSent:
+			go c.run(client.Detach(ctx), s.Flight, load)
+		default:
 			go c.fill(client.Detach(ctx), s.Flight, load, missed)
 		}
 	}
