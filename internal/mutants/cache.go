@@ -281,7 +281,7 @@ var cacheMutants = []mutant{
 		name: "breaker-stays-open",
 		bug:  "The breaker never closes: a server that is back is not used",
 		file: "internal/client/breaker.go",
-		old:  "b.open.Store(false)",
+		old:  "n.outage.Store(nil)",
 		new:  "",
 		pkg:  "internal/client", test: "TestTheBreakerClosesByItselfWhenTheServerAnswersInAnyWay",
 	},
