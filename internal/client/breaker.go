@@ -48,6 +48,9 @@ func (c *Client) Refusal(key string) error { return c.nodeOf(key).refusal() }
 func (c *Client) AnyAway() bool { return c.nodes.open.Load() > 0 }
 
 func (c *Client) noteFailure(n *node, call call, err error) {
+	if c.heldUp(time.Since(call.sent)) {
+		return
+	}
 	failures, silent := n.noteFailure(call.sent)
 	if c.background == nil || failures < Limit || silent < c.Timeout {
 		return
@@ -58,6 +61,10 @@ func (c *Client) noteFailure(n *node, call call, err error) {
 		c.change(+1)
 	}
 }
+
+// heldUp reports whether something that is to end after c.Timeout has ended so much later that this process must have been
+// held up itself. The answer may have come in time then, and proves nothing by its absence.
+func (c *Client) heldUp(took time.Duration) bool { return took > c.Timeout+c.Timeout/4 }
 
 // recover probes until the node answers, in any way, and closes its breaker then, or when the node is not asked for that
 // key any more, since the Cluster has another one in its place. It gives up when its owner closes, or when the user has

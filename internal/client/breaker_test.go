@@ -50,6 +50,28 @@ func TestBreaker_VolleyAroundAnAnswer(t *testing.T) {
 	})
 }
 
+// What has failed much later than it could was held up in this process, and says nothing of the server.
+func TestBreaker_HeldUpProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := watch(t, mute(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true }), timeout)
+		late := func(d time.Duration) {
+			_, _ = Do(t.Context(), w.Client, "test", "k", func(context.Context) (int, error) { time.Sleep(d); return 0, errLost })
+		}
+		for range 2 * Limit {
+			late(2 * timeout)
+		}
+		if w.AnyAway() || w.failures("test") != 2*Limit {
+			t.Errorf("open %t, %d failures told", w.AnyAway(), w.failures("test"))
+		}
+		for range Limit {
+			late(timeout)
+		}
+		if !w.AnyAway() {
+			t.Error("closed after failures in time")
+		}
+	})
+}
+
 // A function told of the breaker that panics changes nothing for the breaker.
 func TestBreaker_PanickingTrace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

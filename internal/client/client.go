@@ -139,7 +139,19 @@ func (c *Client) wait(ctx context.Context, n *node, call *call, need time.Durati
 	defer patience.Stop()
 	for {
 		opening := *n.opening.Load()
-		if err := c.hopeless(ctx, n, call, begun, need); err != nil {
+		silent := n.silentSince(begun)
+		if c.heldUp(silent) { // the answers come now, if there are any
+			begun = time.Now().Add(-c.Timeout * 3 / 4)
+			patience.Reset(c.patience(ctx, n, begun, need))
+			silent = 0
+		}
+		err := c.hopeless(ctx, n, need)
+		if err == nil && silent >= c.Timeout {
+			err = fmt.Errorf("no answer for %v to the commands before: %w", silent, redis.ErrPoolTimeout)
+			call.sent = time.Now().Add(-silent)
+			c.observe(ctx, n, *call, err)
+		}
+		if err != nil {
 			n.gate.giveUp(place)
 			return err
 		}
@@ -166,24 +178,15 @@ func (c *Client) patience(ctx context.Context, n *node, begun time.Time, need ti
 	return max(patience, 1)
 }
 
-// hopeless returns why there is no point in waiting any more.
-func (c *Client) hopeless(ctx context.Context, n *node, call *call, begun time.Time, need time.Duration) error {
-	if need > 0 && (ctx.Err() != nil || endsWithin(ctx, need)) {
+// hopeless returns why there is no point in waiting any more, if there is none.
+func (c *Client) hopeless(ctx context.Context, n *node, need time.Duration) error {
+	switch {
+	case need > 0 && (ctx.Err() != nil || endsWithin(ctx, need)):
 		return ErrNotSent
+	case ctx.Err() != nil:
+		return ctx.Err()
 	}
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if err := n.refusal(); err != nil {
-		return err
-	}
-	silent := n.silentSince(begun)
-	if silent < c.Timeout {
-		return nil
-	}
-	err := fmt.Errorf("no answer for %v to the commands before: %w", silent, redis.ErrPoolTimeout)
-	c.observe(ctx, n, *call, err)
-	return err
+	return n.refusal()
 }
 
 // Queued returns how many commands wait now to be sent.
