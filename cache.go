@@ -46,6 +46,8 @@ type Cache[T any] struct {
 // rdb may be a client of a single server, of Sentinel or of a Cluster, an auto-pipelining one, or one with
 // client-side caching; it stays the caller's to close, after the Cache. With ContextTimeoutEnabled set in its
 // options a hit is cheaper: only then can the client be held to [Options.RedisTimeout] without a goroutine per command.
+// (Not if it also has an OnConnect or a credentials provider, which may ignore their context.) All caches and locks that
+// are given the same client together send no more commands at a time than its pool has connections.
 // Processes that share a namespace must agree on T, on the codec and on what a key means. Give a changed T
 // a new namespace.
 //
@@ -126,6 +128,9 @@ func (c *Cache[T]) Set(ctx context.Context, key string, value T) error {
 		return wrap(ctx, "set", err)
 	}
 	defer c.flights.Supersede(key) // after the command: a later caller then meets no flight begun before it
+	if err := c.client.Refusal(c.valueKey(key)); err != nil {
+		return wrap(ctx, "set", err)
+	}
 	_, err = client.Do(ctx, c.client, "set", c.valueKey(key), func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, client.Transaction(ctx, c.client.Redis, func(p redis.Pipeliner) {
 			p.Set(ctx, c.valueKey(key), data, c.opts.keptFor(life))

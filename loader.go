@@ -165,12 +165,13 @@ type look[T any] struct {
 
 // look reads the value key: one plain GET, which a replica or the client's own cache may answer.
 func (c *Cache[T]) look(ctx context.Context, key string, get getter, l *look[T]) {
-	if l.unread = c.client.Refusal(c.valueKey(key)); l.unread != nil {
+	value := c.valueKey(key)
+	if l.unread = c.client.Refusal(value); l.unread != nil {
 		l.took = c.opts.redisTimeout
 		return
 	}
 	sent := time.Now()
-	data, err := get(ctx, sent, c.valueKey(key))
+	data, err := get(ctx, sent, value)
 	switch {
 	case err == nil:
 		c.decode(ctx, key, data, l)

@@ -285,10 +285,11 @@ func Detach(ctx context.Context) context.Context {
 }
 
 func (c *Client) observe(ctx context.Context, n *node, call call, err error) {
-	if err != nil && !errors.Is(err, redis.Nil) {
+	failed := err != nil && !errors.Is(err, redis.Nil)
+	if failed {
 		defer c.failed(Detach(ctx), call.op, err)
 	}
-	if Unreachable(err) {
+	if failed && Unreachable(err) {
 		c.noteFailure(n, call, err)
 		return
 	}

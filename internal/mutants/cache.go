@@ -286,6 +286,22 @@ var cacheMutants = []mutant{
 		pkg:  "internal/client", test: "TestTheBreakerClosesByItselfWhenTheServerAnswersInAnyWay",
 	},
 	{
+		name: "volleys-open-the-breaker",
+		bug:  "Failures of commands that were sent before the last answer count",
+		file: "internal/client/server.go",
+		old:  "if at < answered {",
+		new:  "if false {",
+		pkg:  "internal/client", test: "TestBreaker_VolleyAroundAnAnswer",
+	},
+	{
+		name: "waiting-counts-against-the-server",
+		bug:  "The time of a command runs while it waits for a connection",
+		file: "internal/client/client.go",
+		old:  "silent := n.silentSince(begun)\n\t\tif",
+		new:  "silent := time.Since(begun)\n\t\tif",
+		pkg:  ".", test: "TestAdmission_Hits",
+	},
+	{
 		name: "impatience-opens-the-breaker",
 		bug:  "A caller that leaves counts as a failure of the server",
 		file: "internal/client/client.go",
