@@ -1333,7 +1333,15 @@ func TestOneDeadNodeOfAClusterCostsOnlyItsOwnSlots(t *testing.T) {
 	if err := f.Delete(t.Context(), dead[0]); err == nil {
 		t.Error("Delete of a key on a dead node = nil")
 	}
-	f.recovers() // on living nodes
+	if err := f.Delete(t.Context(), append(living, dead...)...); err == nil {
+		t.Error("Delete of keys on all nodes = nil")
+	}
+	for _, key := range living { // deleted, and loaded and stored again
+		f.mustLoad(key)
+		if _, err := f.Get(t.Context(), key); err != nil {
+			t.Errorf("a key on a living node: %v", err)
+		}
+	}
 }
 
 // faultOwns reports whether the node of a cluster has the slot of a key.

@@ -18,11 +18,18 @@ import (
 type Client struct {
 	Redis   redis.UniversalClient // to be used inside of Do only
 	Timeout time.Duration         // of each command
-	Breaker Breaker
 
-	bounded bool // Redis returns when a context's deadline has passed
-	limit   limit
-	failed  func(ctx context.Context, op string, err error)
+	node    *node // of all keys that have no other one
+	nodes   nodes
+	changes changes
+	queued  atomic.Int64
+	answers atomic.Int64
+
+	bounded    bool // Redis returns when a context's deadline has passed
+	limit      limit
+	failed     func(ctx context.Context, op string, err error)
+	changed    func(open bool)
+	background func(run func(closing <-chan struct{})) // nil: there are no breakers
 }
 
 // Check refuses what cannot be used as a client.
@@ -40,20 +47,26 @@ func Check(rdb redis.UniversalClient) error {
 }
 
 // New returns a Client that sends what it has to send over rdb. failed is told of every command that fails,
-// changed of every change of the breaker; background runs a function that ends when closing is closed.
+// changed when a first breaker has opened, and when the last one has closed; background runs a function that ends when
+// closing is closed. Without it there are no breakers.
 func New(rdb redis.UniversalClient, timeout time.Duration,
 	failed func(ctx context.Context, op string, err error), changed func(open bool),
 	background func(run func(closing <-chan struct{}))) *Client {
-	c := &Client{Redis: rdb, Timeout: timeout, failed: failed}
-	c.Breaker = Breaker{probe: c.Ping, every: timeout, changed: changed, background: background}
+	c := &Client{Redis: rdb, Timeout: timeout, node: newNode(rdb), failed: failed, changed: changed, background: background}
 	// Left to itself go-redis minds the deadline of a context while it dials or waits for a connection, but
 	// not while it waits for a reply; ContextTimeoutEnabled makes it. Client.WithTimeout would give a clone
 	// that could be told to, but the clone runs none of the user's hooks: it would be missing in every trace.
+	// Functions of the user's that are called for each new connection may take their time, whatever is set.
 	switch user := rdb.(type) {
 	case *redis.Client:
-		c.bounded = user.Options().ContextTimeoutEnabled
+		o := user.Options()
+		c.bounded = o.ContextTimeoutEnabled && o.OnConnect == nil && o.CredentialsProvider == nil &&
+			o.CredentialsProviderContext == nil && o.StreamingCredentialsProvider == nil
 	case *redis.ClusterClient:
-		c.bounded = user.Options().ContextTimeoutEnabled
+		o := user.Options()
+		c.bounded = o.ContextTimeoutEnabled && o.OnConnect == nil && o.CredentialsProvider == nil &&
+			o.CredentialsProviderContext == nil && o.StreamingCredentialsProvider == nil && o.ClusterSlots == nil
+		c.nodes.cluster = user
 	}
 	return c
 }
@@ -66,10 +79,18 @@ func endsWithin(ctx context.Context, d time.Duration) bool {
 	return ok && time.Until(deadline) < d
 }
 
-// Do runs one command, or one batch of them, for at most c.Timeout. It returns at the deadline of ctx if that
-// comes first; a cancellation it may see only when the command returns. The command itself never ends with
-// ctx: its outcome is observed even if nobody waits for it any more, or impatient callers would hide a dead
-// server.
+// A call is what is known of a command that is sent.
+type call struct {
+	op, key string
+	sent    time.Time
+}
+
+// Do runs one command, or one batch of them, on the node of key, for at most c.Timeout from the moment at which it can be
+// sent. It returns when ctx ends; but with a client that minds deadlines a cancellation may be seen only when the
+// command returns. A command that has been sent never ends with ctx: its outcome is observed even if nobody waits for it
+// any more, or impatient callers would hide a dead server.
+//
+// key is any key of the command, all of which are on one node, or empty if no node is known.
 func Do[R any](ctx context.Context, c *Client, op, key string, cmd func(ctx context.Context) (R, error)) (R, error) {
 	return DoWithin(ctx, c, c.Timeout, op, key, cmd)
 }
@@ -81,21 +102,99 @@ func DoWithin[R any](ctx context.Context, c *Client, timeout time.Duration, op, 
 	if err := ctx.Err(); err != nil {
 		return none, err
 	}
-	sent := time.Now()
+	n, call := c.nodeOf(key), call{op, key, time.Now()}
+	if err := c.enter(ctx, n, &call, 0); err != nil {
+		return none, err
+	}
 	if c.bounded && !endsWithin(ctx, timeout) {
-		bounded, cancel := c.bound(ctx, sent, timeout)
+		defer n.gate.leave()
+		bounded, cancel := c.bound(ctx, call.sent, timeout)
 		defer cancel()
 		r, err := cmd(bounded)
-		c.observe(ctx, op, sent, err)
+		c.observe(ctx, n, call, err)
 		return r, err
 	}
 	bounded, cancel := context.WithTimeout(Detach(ctx), timeout)
-	return behind(ctx, c, op, sent, bounded, cancel, cmd)
+	return behind(ctx, c, n, call, bounded, func() { cancel(); n.gate.leave() }, cmd)
 }
 
+// ErrNotSent is returned by GetDetached.
+var ErrNotSent = errors.New("the command could not be sent in time")
+
+// enter returns when the command can be sent, and it then has to leave the gate.
+func (c *Client) enter(ctx context.Context, n *node, call *call, need time.Duration) error {
+	if n.gate.tryEnter() {
+		return nil
+	}
+	return c.wait(ctx, n, call, need)
+}
+
+// wait stands in the line of a node, for as long as more of ctx is left than the command needs. It also ends when the
+// breaker opens, and when nothing has been answered for as long as a command may take: then the line does not move.
+func (c *Client) wait(ctx context.Context, n *node, call *call, need time.Duration) error {
+	c.queued.Add(1)
+	defer c.queued.Add(-1)
+	begun, place := call.sent, n.gate.line()
+	patience := time.NewTimer(c.patience(ctx, n, begun, need))
+	defer patience.Stop()
+	for {
+		opening := *n.opening.Load()
+		silent := n.silentSince(begun)
+		if c.heldUp(silent) { // the answers come now, if there are any
+			begun = time.Now().Add(-c.Timeout * 3 / 4)
+			patience.Reset(c.patience(ctx, n, begun, need))
+			silent = 0
+		}
+		err := c.hopeless(ctx, n, need)
+		if err == nil && silent >= c.Timeout {
+			err = fmt.Errorf("no answer for %v to the commands before: %w", silent, redis.ErrPoolTimeout)
+			call.sent = time.Now().Add(-silent)
+			c.observe(ctx, n, *call, err)
+		}
+		if err != nil {
+			n.gate.giveUp(place)
+			return err
+		}
+		select {
+		case <-place.admitted:
+			call.sent = time.Now()
+			if !endsWithin(ctx, need) && ctx.Err() == nil && n.outage.Load() == nil {
+				return nil
+			}
+		case <-ctx.Done():
+		case <-opening:
+		case <-patience.C:
+			patience.Reset(c.patience(ctx, n, begun, need))
+		}
+	}
+}
+
+// patience returns when to look whether waiting has become hopeless.
+func (c *Client) patience(ctx context.Context, n *node, begun time.Time, need time.Duration) time.Duration {
+	patience := c.Timeout - n.silentSince(begun)
+	if deadline, ok := ctx.Deadline(); ok && need > 0 {
+		patience = min(patience, time.Until(deadline)-need+1)
+	}
+	return max(patience, 1)
+}
+
+// hopeless returns why there is no point in waiting any more, if there is none.
+func (c *Client) hopeless(ctx context.Context, n *node, need time.Duration) error {
+	switch {
+	case need > 0 && (ctx.Err() != nil || endsWithin(ctx, need)):
+		return ErrNotSent
+	case ctx.Err() != nil:
+		return ctx.Err()
+	}
+	return n.refusal()
+}
+
+// Queued returns how many commands wait now to be sent.
+func (c *Client) Queued() int64 { return c.queued.Load() }
+
 // behind runs a command in a goroutine of its own, which may outlive this call, for as long as the user's client makes
-// it wait.
-func behind[R any](ctx context.Context, c *Client, op string, sent time.Time, bounded context.Context, cancel func(),
+// it wait. done is called when the client has returned.
+func behind[R any](ctx context.Context, c *Client, n *node, call call, bounded context.Context, done func(),
 	cmd func(ctx context.Context) (R, error)) (R, error) {
 	var none R
 	type reply struct {
@@ -106,13 +205,13 @@ func behind[R any](ctx context.Context, c *Client, op string, sent time.Time, bo
 	var settled atomic.Bool
 	settle := func(r R, err error) {
 		if settled.CompareAndSwap(false, true) {
-			c.observe(Detach(ctx), op, sent, err)
+			c.observe(ctx, n, call, err)
 			replies <- reply{r, err}
 		}
 	}
 	go func() {
+		defer done()
 		settle(cmd(bounded))
-		cancel()
 	}()
 	select {
 	case r := <-replies:
@@ -140,27 +239,40 @@ func (c *Client) Get(ctx context.Context, now time.Time, key string) ([]byte, er
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if !c.bounded || endsWithin(ctx, c.Timeout) {
-		return c.getBehind(ctx, now, key)
+	n, call := c.nodeOf(key), call{"get", key, now}
+	if err := c.enter(ctx, n, &call, 0); err != nil {
+		return nil, err
 	}
-	return c.GetDetached(ctx, now, key)
+	if !c.bounded || endsWithin(ctx, c.Timeout) {
+		return c.getBehind(ctx, n, call)
+	}
+	return c.get(ctx, n, call)
 }
 
-// GetDetached is Get that does not end with ctx. It is what every hit does, and so worth not allocating a context for
-// that, or a function.
+// GetDetached is Get that does not end with ctx once it has been sent. If that takes so long that ctx might end before the
+// reply, it returns ErrNotSent. It is what every hit does, and so worth not allocating a context for that, or a function.
 func (c *Client) GetDetached(ctx context.Context, now time.Time, key string) ([]byte, error) {
-	if !c.bounded {
-		return c.getBehind(Detach(ctx), now, key)
+	n, call := c.nodeOf(key), call{"get", key, now}
+	if err := c.enter(ctx, n, &call, c.Timeout); err != nil {
+		return nil, err
 	}
-	data, err := c.Redis.Get(c.limit.within(ctx, now, c.Timeout), key).Bytes()
-	c.observe(ctx, "get", now, err)
+	if !c.bounded {
+		return c.getBehind(Detach(ctx), n, call)
+	}
+	return c.get(ctx, n, call)
+}
+
+func (c *Client) get(ctx context.Context, n *node, call call) ([]byte, error) {
+	defer n.gate.leave()
+	data, err := c.Redis.Get(c.limit.within(ctx, call.sent, c.Timeout), call.key).Bytes()
+	c.observe(ctx, n, call, err)
 	return data, err
 }
 
-func (c *Client) getBehind(ctx context.Context, now time.Time, key string) ([]byte, error) {
-	bounded := c.limit.within(ctx, now, c.Timeout)
-	return behind(ctx, c, "get", now, bounded, func() {}, func(ctx context.Context) ([]byte, error) {
-		return c.Redis.Get(ctx, key).Bytes()
+func (c *Client) getBehind(ctx context.Context, n *node, call call) ([]byte, error) {
+	bounded := c.limit.within(ctx, call.sent, c.Timeout)
+	return behind(ctx, c, n, call, bounded, n.gate.leave, func(ctx context.Context) ([]byte, error) {
+		return c.Redis.Get(ctx, call.key).Bytes()
 	})
 }
 
@@ -172,26 +284,24 @@ func Detach(ctx context.Context) context.Context {
 	return context.WithoutCancel(ctx)
 }
 
-func (c *Client) observe(ctx context.Context, op string, sent time.Time, err error) {
-	if err == nil || errors.Is(err, redis.Nil) {
-		c.Breaker.succeeded()
+func (c *Client) observe(ctx context.Context, n *node, call call, err error) {
+	failed := err != nil && !errors.Is(err, redis.Nil)
+	if failed {
+		defer c.failed(Detach(ctx), call.op, err)
+	}
+	if failed && Unreachable(err) {
+		c.noteFailure(n, call, err)
 		return
 	}
-	if Unreachable(err) {
-		c.Breaker.noteFailure(sent, err)
-	} else {
-		c.Breaker.succeeded()
-	}
-	c.failed(Detach(ctx), op, err)
+	c.answers.Add(1)
+	n.noteAnswer()
 }
 
-// Ping asks the server for an answer.
-func (c *Client) Ping() error {
-	_, err := Do(context.Background(), c, "ping", "", func(ctx context.Context) (string, error) {
-		return c.Redis.Ping(ctx).Result()
-	})
-	return err
-}
+// Answers counts the commands that have been answered.
+func (c *Client) Answers() int64 { return c.answers.Load() }
+
+// Ping asks for an answer.
+func (c *Client) Ping() error { return c.ping(c.node) }
 
 // Unreachable tells a server that cannot answer anything now from one that answers, if only with a refusal. A
 // redirection is the last of those that the client has followed, or one that it does not follow: a slot is on its
@@ -237,25 +347,3 @@ func ScriptsRefused(err error) bool {
 func WrongType(err error) bool {
 	return err != nil && strings.HasPrefix(err.Error(), "WRONGTYPE")
 }
-
-// Away reports whether the breaker of key's node is open: it is not to be asked.
-func (c *Client) Away(key string) bool { return c.Breaker.Open() }
-
-// Refusal returns why the node of key is not to be asked; nil while its breaker is closed.
-func (c *Client) Refusal(key string) error { return c.Breaker.Check() }
-
-// AnyAway reports whether the breaker of any node is open.
-func (c *Client) AnyAway() bool { return c.Breaker.Open() }
-
-// Answers counts the commands that have been answered.
-func (c *Client) Answers() int64 { return c.Breaker.Answers() }
-
-// Reachable asks the node of key for an answer, also while its breaker is open. It returns false only if there was
-// none. It proves how the node was at some moment after the call.
-func (c *Client) Reachable(ctx context.Context, key string) bool { return !Unreachable(c.Ping()) }
-
-// ByNode returns keys in groups, one for each node.
-func (c *Client) ByNode(keys []string) [][]string { return [][]string{keys} }
-
-// Queued returns how many commands wait now to be sent.
-func (c *Client) Queued() int64 { return 0 }
