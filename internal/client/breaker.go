@@ -13,7 +13,7 @@ import (
 
 // A breaker spares callers the wait for a node that does not answer. It opens after Limit failures in a row if there has
 // been no answer for as long as a command may take: quick failures alone, as of a server that is just being restarted,
-// cost nobody anything. Then the client asks by itself, in the background, until there is an answer, so that no caller is
+// cost callers nothing. Then the client asks by itself, in the background, until there is an answer, so that no caller is
 // spent on trying. A command whose caller has left counts by its own outcome, never by the caller's impatience.
 type breaker struct {
 	outage  atomic.Pointer[outage]        // nil: it is closed
@@ -98,8 +98,8 @@ func (c *Client) recover(n *node, closing <-chan struct{}) {
 }
 
 // changes are of the number of open breakers, and told when there is a first one, and when there is none any more. They
-// are told one at a time, and in their order, by whoever comes first: a function of the user's may take its time, and
-// cause another one.
+// are told one at a time, and in their order, by the goroutine that comes first: a function of the user may take its
+// time, and cause another change.
 type changes struct {
 	mu      sync.Mutex
 	untold  []bool // protected by mu

@@ -43,6 +43,21 @@ func TestBreaker_VolleyAroundAnAnswer(t *testing.T) {
 		for range Limit {
 			wg.Go(func() { _ = w.get(t.Context()) })
 		}
+		time.Sleep(timeout / 2)
+		_ = w.do(nil)
+		for range Limit - 2 {
+			_ = w.do(errLost)
+		}
+		wg.Wait()
+		time.Sleep(timeout)
+		_ = w.do(errLost)
+		if w.AnyAway() {
+			t.Fatal("open after one failure less than it takes, and those from before the answer")
+		}
+		_ = w.do(nil)
+		for range Limit {
+			wg.Go(func() { _ = w.get(t.Context()) })
+		}
 		wg.Wait()
 		if !w.AnyAway() {
 			t.Error("closed after a volley with no answer")
@@ -100,7 +115,7 @@ func TestBreaker_PanickingTrace(t *testing.T) {
 	})
 }
 
-// Reachable goes by a command that is sent after the call. Those who come before that share it.
+// Reachable goes by a command that is sent after the call. Callers that come before that share it.
 func TestReachable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, rdb := redistest.StartMini(t)

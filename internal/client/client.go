@@ -87,7 +87,7 @@ type call struct {
 
 // Do runs one command, or one batch of them, on the node of key, for at most c.Timeout from the moment at which it can be
 // sent. It returns when ctx ends; but with a client that minds deadlines a cancellation may be seen only when the
-// command returns. A command that has been sent never ends with ctx: its outcome is observed even if nobody waits for it
+// command returns. A command that has been sent never ends with ctx: its outcome is observed even if no caller waits for it
 // any more, or impatient callers would hide a dead server.
 //
 // key is any key of the command, all of which are on one node, or empty if no node is known.
@@ -95,7 +95,7 @@ func Do[R any](ctx context.Context, c *Client, op, key string, cmd func(ctx cont
 	return DoWithin(ctx, c, c.Timeout, op, key, cmd)
 }
 
-// DoWithin is Do with a bound of its own, not above c.Timeout.
+// DoWithin is Do with another bound, not above c.Timeout.
 func DoWithin[R any](ctx context.Context, c *Client, timeout time.Duration, op, key string,
 	cmd func(ctx context.Context) (R, error)) (R, error) {
 	var none R

@@ -7,8 +7,8 @@ import (
 )
 
 // A gate admits as many commands at a time as can be sent: more would wait for a connection of the pool, and their time
-// would run while nobody has asked the server. The others wait in the order in which they came. Nobody overtakes, or a
-// command could wait for ever while quicker callers come by.
+// would run before the server has been asked. The others wait in the order in which they came. No command overtakes
+// another, or one could wait for ever.
 type gate struct {
 	size  uint64
 	state atomic.Uint64 // commands admitted in the lower half, and waiting in the upper one
@@ -25,7 +25,7 @@ func admitted(state uint64) uint64 { return state % oneWaiting }
 func (g *gate) tryEnter() bool {
 	for {
 		state := g.state.Load()
-		if state >= g.size { // nobody waits in a state that is less
+		if state >= g.size { // no command waits in a state that is less
 			return false
 		}
 		if g.state.CompareAndSwap(state, state+1) {
@@ -51,7 +51,7 @@ func (g *gate) line() place {
 	return p
 }
 
-// giveUp takes a command out of the line, or back out of the gate if it has been admitted meanwhile.
+// giveUp takes a command out of the line, or back out of the gate if it has been admitted by then.
 func (g *gate) giveUp(p place) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -74,7 +74,7 @@ func (g *gate) leave() {
 	}
 }
 
-// admit lets in those who come first. g.mu is held.
+// admit lets in the commands that come first. g.mu is held.
 func (g *gate) admit() {
 	for first := g.queue.Front(); first != nil; first = g.queue.Front() {
 		state := g.state.Load()

@@ -9,8 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A node is a server as one Client sees it: with a breaker of its own, so that the keys of one node that is dead are all
-// that is affected. Only a Cluster has more than one.
+// A node is a server as one Client sees it: with its own breaker, so that a dead node affects its own keys only. Only a Cluster has more than one.
 type node struct {
 	*server
 	breaker
@@ -88,7 +87,7 @@ func (c *Client) ByNode(keys []string) [][]string {
 	return groups
 }
 
-// pings are shared by those who ask at the same time. One is sent when the one before is over, so that a server that
+// pings are shared by the goroutines that ask at the same time. One is sent when the one before is over, so that a server that
 // does not answer has one of them at a time.
 type pings struct {
 	mu   sync.Mutex
@@ -123,7 +122,7 @@ func (p *pings) run(next, before *ping, send func() error) {
 }
 
 // Reachable asks the node of key for an answer now, also while its breaker is open. It returns false only if it has found
-// that the node cannot be asked, by a command sent after the call; not if ctx ends first. Those who ask at the same time
+// that the node cannot be asked, by a command sent after the call; not if ctx ends first. Callers that ask at the same time
 // share a command.
 func (c *Client) Reachable(ctx context.Context, key string) bool {
 	n := c.nodeOf(key)

@@ -26,7 +26,7 @@ type server struct {
 }
 
 // servers are found by the address of the client, which cannot be another's as long as the server holds it. They keep
-// no client alive, nor a server that nobody uses.
+// no client alive, nor a server that is not used any more.
 var servers = struct {
 	mu sync.Mutex
 	of map[clientAddr]weak.Pointer[server] // protected by mu

@@ -14,8 +14,8 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// occupied is a watcher that can send one command at a time (the pool is larger: go-redis shares the timers of those who wait for
-// one among bubbles), and on which a command runs until over is closed.
+// occupied is a watcher that can send one command at a time (the pool is larger: go-redis shares the timers of commands that wait
+// for one among bubbles), and on which a command runs until over is closed.
 func occupied(t *testing.T) (w *watcher, over chan struct{}) {
 	w, over = watch(t, mute(t), timeout), make(chan struct{})
 	w.node.gate.size = 1
