@@ -1482,6 +1482,44 @@ func TestDeleteAndSetWithoutRedisSaySoAndLaterCallersHereLoadAnew(t *testing.T) 
 	}
 }
 
+// A load that begins while a Set, Delete or Expire is being sent may be older than it: later callers do not join it.
+func TestInvalidation_LoadDuringCommand(t *testing.T) {
+	t.Parallel()
+	for act, do := range map[string]func(*faultCache) error{
+		"delete": func(f *faultCache) error { return f.Delete(t.Context(), "k") },
+		"expire": func(f *faultCache) error { return f.Expire(t.Context(), "k") },
+		"set":    func(f *faultCache) error { return f.Set(t.Context(), "k", "v1") },
+	} {
+		t.Run(act, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d, rdb := muteClient(t)
+				d.mute.Store(true)
+				f := newFaultCache(t, rdb, "ns", impatience)
+				for i := 0; !f.Stats().BreakerOpen; i++ {
+					f.mustLoad(fmt.Sprint("other", i))
+				}
+				done := make(chan error, 1)
+				go func() { done <- do(f) }()
+				time.Sleep(impatience / 2) // the command has been sent
+				finish := make(chan struct{})
+				older := goGet(t.Context(), f.Cache, "k", func(context.Context, string) (string, error) {
+					<-finish
+					return "older", nil
+				})
+				synctest.Wait()
+				if err := <-done; err == nil || f.Stats().Loading != 1 {
+					t.Fatalf("%s = %v, with %d loads running", act, err, f.Stats().Loading)
+				}
+				if v, err := f.GetOrLoad(t.Context(), "k", gives("newer")); v != "newer" || err != nil {
+					t.Errorf("a caller that came later got %q, %v", v, err)
+				}
+				close(finish)
+				older.want(t, "older")
+			})
+		})
+	}
+}
+
 func TestDeleteOfManyKeysWithoutRedisTakesOneRedisTimeout(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
