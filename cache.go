@@ -92,7 +92,7 @@ func (c *Cache[T]) Get(ctx context.Context, key string) (T, error) {
 		return zero, err
 	}
 	var l look[T]
-	c.look(ctx, time.Now(), key, &l)
+	c.look(ctx, key, &l)
 	switch {
 	case l.unread != nil:
 		return zero, wrap(ctx, "get", l.unread)

@@ -1485,10 +1485,10 @@ func TestDeleteAndSetWithoutRedisSaySoAndLaterCallersHereLoadAnew(t *testing.T) 
 // A load that begins while a Set, Delete or Expire is being sent may be older than it: later callers do not join it.
 func TestInvalidation_LoadDuringCommand(t *testing.T) {
 	t.Parallel()
-	for act, do := range map[string]func(*faultCache) error{
-		"delete": func(f *faultCache) error { return f.Delete(t.Context(), "k") },
-		"expire": func(f *faultCache) error { return f.Expire(t.Context(), "k") },
-		"set":    func(f *faultCache) error { return f.Set(t.Context(), "k", "v1") },
+	for act, do := range map[string]func(context.Context, *faultCache) error{
+		"delete": func(ctx context.Context, f *faultCache) error { return f.Delete(ctx, "k") },
+		"expire": func(ctx context.Context, f *faultCache) error { return f.Expire(ctx, "k") },
+		"set":    func(ctx context.Context, f *faultCache) error { return f.Set(ctx, "k", "v1") },
 	} {
 		t.Run(act, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -1499,7 +1499,7 @@ func TestInvalidation_LoadDuringCommand(t *testing.T) {
 					f.mustLoad(fmt.Sprint("other", i))
 				}
 				done := make(chan error, 1)
-				go func() { done <- do(f) }()
+				go func() { done <- do(t.Context(), f) }()
 				time.Sleep(impatience / 2) // the command has been sent
 				finish := make(chan struct{})
 				older := goGet(t.Context(), f.Cache, "k", func(context.Context, string) (string, error) {

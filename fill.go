@@ -45,7 +45,7 @@ func (c *Cache[T]) fill(ctx context.Context, f *flight.Fill[result[T]], load Loa
 	x.wait = newWait(c.loads.estimate(f.Key, x.old.entry.LoadTime))
 	within := c.opts.redisTimeout
 	if l.unread != nil {
-		within -= l.took // Redis has been asked for so long
+		within -= l.asked
 	}
 	for {
 		next := x.acquire(ctx, within)

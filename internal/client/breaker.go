@@ -84,7 +84,7 @@ func (c *Client) recover(n *node, closing <-chan struct{}) {
 		default:
 		}
 		if c.nodeOf(n.outage.Load().key) == n {
-			if err := c.ping(n); errors.Is(err, redis.ErrClosed) {
+			if err := c.ping(context.Background(), n); errors.Is(err, redis.ErrClosed) {
 				return
 			} else if Unreachable(err) {
 				continue

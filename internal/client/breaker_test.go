@@ -174,7 +174,7 @@ func TestCluster_FrozenNode(t *testing.T) {
 		keys[i] = fmt.Sprintf("key:%d", i)
 	}
 	get := func(key string) error {
-		_, err := w.Get(t.Context(), time.Now(), key)
+		_, _, err := w.Get(t.Context(), time.Now(), key)
 		return err
 	}
 	redistest.Await(t, "the cluster answers", func() bool { return errors.Is(get(keys[0]), redis.Nil) })

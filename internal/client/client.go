@@ -3,6 +3,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,7 +24,6 @@ type Client struct {
 	nodes   nodes
 	changes changes
 	queued  atomic.Int64
-	answers atomic.Int64
 
 	bounded    bool // Redis returns when a context's deadline has passed
 	limit      limit
@@ -71,9 +71,7 @@ func New(rdb redis.UniversalClient, timeout time.Duration,
 	return c
 }
 
-// EndsWithin reports whether ctx ends before a command sent now is sure to have returned.
-func (c *Client) EndsWithin(ctx context.Context) bool { return endsWithin(ctx, c.Timeout) }
-
+// endsWithin reports whether ctx ends before a command that is sent now is sure to have returned.
 func endsWithin(ctx context.Context, d time.Duration) bool {
 	deadline, ok := ctx.Deadline()
 	return ok && time.Until(deadline) < d
@@ -103,7 +101,7 @@ func DoWithin[R any](ctx context.Context, c *Client, timeout time.Duration, op, 
 		return none, err
 	}
 	n, call := c.nodeOf(key), call{op, key, time.Now()}
-	if err := c.enter(ctx, n, &call, 0); err != nil {
+	if err := c.enter(ctx, n, &call); err != nil {
 		return none, err
 	}
 	if c.bounded && !endsWithin(ctx, timeout) {
@@ -118,34 +116,30 @@ func DoWithin[R any](ctx context.Context, c *Client, timeout time.Duration, op, 
 	return behind(ctx, c, n, call, bounded, func() { cancel(); n.gate.leave() }, cmd)
 }
 
-// ErrNotSent is returned by GetDetached.
-var ErrNotSent = errors.New("the command could not be sent in time")
-
 // enter returns when the command can be sent, and it then has to leave the gate.
-func (c *Client) enter(ctx context.Context, n *node, call *call, need time.Duration) error {
+func (c *Client) enter(ctx context.Context, n *node, call *call) error {
 	if n.gate.tryEnter() {
 		return nil
 	}
-	return c.wait(ctx, n, call, need)
+	return c.wait(ctx, n, call)
 }
 
-// wait stands in the line of a node, for as long as more of ctx is left than the command needs. It also ends when the
-// breaker opens, and when nothing has been answered for as long as a command may take: then the line does not move.
-func (c *Client) wait(ctx context.Context, n *node, call *call, need time.Duration) error {
+// wait stands in the line of a node until ctx ends. It also ends when the breaker opens, and when nothing has been answered
+// for as long as a command may take: then the line does not move.
+func (c *Client) wait(ctx context.Context, n *node, call *call) error {
 	c.queued.Add(1)
 	defer c.queued.Add(-1)
 	begun, place := call.sent, n.gate.line()
-	patience := time.NewTimer(c.patience(ctx, n, begun, need))
+	patience := time.NewTimer(c.Timeout - n.silentSince(begun))
 	defer patience.Stop()
 	for {
 		opening := *n.opening.Load()
 		silent := n.silentSince(begun)
 		if c.heldUp(silent) { // the answers come now, if there are any
 			begun = time.Now().Add(-c.Timeout * 3 / 4)
-			patience.Reset(c.patience(ctx, n, begun, need))
-			silent = 0
+			silent = n.silentSince(begun)
 		}
-		err := c.hopeless(ctx, n, need)
+		err := cmp.Or(ctx.Err(), n.refusal())
 		if err == nil && silent >= c.Timeout {
 			err = fmt.Errorf("no answer for %v to the commands before: %w", silent, redis.ErrPoolTimeout)
 			call.sent = time.Now().Add(-silent)
@@ -155,38 +149,18 @@ func (c *Client) wait(ctx context.Context, n *node, call *call, need time.Durati
 			n.gate.giveUp(place)
 			return err
 		}
+		patience.Reset(max(c.Timeout-silent, 1))
 		select {
 		case <-place.admitted:
 			call.sent = time.Now()
-			if !endsWithin(ctx, need) && ctx.Err() == nil && n.outage.Load() == nil {
+			if ctx.Err() == nil && n.outage.Load() == nil {
 				return nil
 			}
 		case <-ctx.Done():
 		case <-opening:
 		case <-patience.C:
-			patience.Reset(c.patience(ctx, n, begun, need))
 		}
 	}
-}
-
-// patience returns when to look whether waiting has become hopeless.
-func (c *Client) patience(ctx context.Context, n *node, begun time.Time, need time.Duration) time.Duration {
-	patience := c.Timeout - n.silentSince(begun)
-	if deadline, ok := ctx.Deadline(); ok && need > 0 {
-		patience = min(patience, time.Until(deadline)-need+1)
-	}
-	return max(patience, 1)
-}
-
-// hopeless returns why there is no point in waiting any more, if there is none.
-func (c *Client) hopeless(ctx context.Context, n *node, need time.Duration) error {
-	switch {
-	case need > 0 && (ctx.Err() != nil || endsWithin(ctx, need)):
-		return ErrNotSent
-	case ctx.Err() != nil:
-		return ctx.Err()
-	}
-	return n.refusal()
 }
 
 // Queued returns how many commands wait now to be sent.
@@ -234,46 +208,33 @@ func (c *Client) bound(ctx context.Context, now time.Time, timeout time.Duration
 	return context.WithTimeout(Detach(ctx), timeout)
 }
 
-// Get is Do of a GET, sent now.
-func (c *Client) Get(ctx context.Context, now time.Time, key string) ([]byte, error) {
+// Get is Do of a GET, asked for at now. It is what every hit does, and so worth not allocating a context for that, or a
+// function. It sends nothing while the breaker is open. asked is how long the server has been asked.
+func (c *Client) Get(ctx context.Context, now time.Time, key string) (data []byte, asked time.Duration, err error) {
 	if err := ctx.Err(); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	n, call := c.nodeOf(key), call{"get", key, now}
-	if err := c.enter(ctx, n, &call, 0); err != nil {
-		return nil, err
+	if err := n.refusal(); err != nil {
+		return nil, 0, err
 	}
-	if !c.bounded || endsWithin(ctx, c.Timeout) {
-		return c.getBehind(ctx, n, call)
+	if err := c.enter(ctx, n, &call); err != nil {
+		return nil, time.Since(call.sent), err
 	}
-	return c.get(ctx, n, call)
-}
-
-// GetDetached is Get that does not end with ctx once it has been sent. If that takes so long that ctx might end before the
-// reply, it returns ErrNotSent. It is what every hit does, and so worth not allocating a context for that, or a function.
-func (c *Client) GetDetached(ctx context.Context, now time.Time, key string) ([]byte, error) {
-	n, call := c.nodeOf(key), call{"get", key, now}
-	if err := c.enter(ctx, n, &call, c.Timeout); err != nil {
-		return nil, err
-	}
-	if !c.bounded {
-		return c.getBehind(Detach(ctx), n, call)
-	}
-	return c.get(ctx, n, call)
-}
-
-func (c *Client) get(ctx context.Context, n *node, call call) ([]byte, error) {
-	defer n.gate.leave()
-	data, err := c.Redis.Get(c.limit.within(ctx, call.sent, c.Timeout), call.key).Bytes()
-	c.observe(ctx, n, call, err)
-	return data, err
-}
-
-func (c *Client) getBehind(ctx context.Context, n *node, call call) ([]byte, error) {
 	bounded := c.limit.within(ctx, call.sent, c.Timeout)
-	return behind(ctx, c, n, call, bounded, n.gate.leave, func(ctx context.Context) ([]byte, error) {
-		return c.Redis.Get(ctx, call.key).Bytes()
-	})
+	if c.bounded && !endsWithin(ctx, c.Timeout) {
+		defer n.gate.leave()
+		data, err = c.Redis.Get(bounded, key).Bytes()
+		c.observe(ctx, n, call, err)
+	} else {
+		data, err = behind(ctx, c, n, call, bounded, n.gate.leave, func(ctx context.Context) ([]byte, error) {
+			return c.Redis.Get(ctx, key).Bytes()
+		})
+	}
+	if err != nil {
+		asked = time.Since(call.sent)
+	}
+	return data, asked, err
 }
 
 // Detach returns a context with the values of ctx that never ends.
@@ -293,15 +254,8 @@ func (c *Client) observe(ctx context.Context, n *node, call call, err error) {
 		c.noteFailure(n, call, err)
 		return
 	}
-	c.answers.Add(1)
 	n.noteAnswer()
 }
-
-// Answers counts the commands that have been answered.
-func (c *Client) Answers() int64 { return c.answers.Load() }
-
-// Ping asks for an answer.
-func (c *Client) Ping() error { return c.ping(c.node) }
 
 // Unreachable tells a server that cannot answer anything now from one that answers, if only with a refusal. A
 // redirection is the last of those that the client has followed, or one that it does not follow: a slot is on its

@@ -7,17 +7,19 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/flight"
 )
 
 // A node is a server as one Client sees it: with its own breaker, so that a dead node affects its own keys only. Only a Cluster has more than one.
 type node struct {
 	*server
 	breaker
-	pings pings
+	pings *flight.Reads[error]
 }
 
 func newNode(rdb redis.UniversalClient) *node {
-	n := &node{server: serverOf(rdb)}
+	n := &node{server: serverOf(rdb), pings: flight.NewReads[error](new(flight.Clock))}
 	n.opening.Store(new(make(chan struct{})))
 	return n
 }
@@ -87,63 +89,38 @@ func (c *Client) ByNode(keys []string) [][]string {
 	return groups
 }
 
-// pings are shared by the goroutines that ask at the same time. One is sent when the one before is over, so that a server that
-// does not answer has one of them at a time.
-type pings struct {
-	mu   sync.Mutex
-	last *ping // that has been sent; protected by mu
-	next *ping // that has not, and may still be joined; protected by mu
-}
-
-type ping struct {
-	over chan struct{} // is closed when it is
-	err  error         // set before that
-}
-
-// join returns a ping that has not been sent, and the one for whose end it is to wait if the caller has to send it.
-func (p *pings) join() (next, before *ping, send bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.next == nil {
-		p.next, send = &ping{over: make(chan struct{})}, true
-	}
-	return p.next, p.last, send
-}
-
-func (p *pings) run(next, before *ping, send func() error) {
-	if before != nil {
-		<-before.over
-	}
-	p.mu.Lock()
-	p.last, p.next = next, nil
-	p.mu.Unlock()
-	defer close(next.over) // also if a hook of the user's client panics
-	next.err = send()
-}
-
-// Reachable asks the node of key for an answer now, also while its breaker is open. It returns false only if it has found
-// that the node cannot be asked, by a command sent after the call; not if ctx ends first. Callers that ask at the same time
-// share a command.
+// Reachable asks the node of key for an answer now, also while its breaker is open. It returns false only if the node did
+// not answer a command sent after the call; it returns true if ctx ends first. Callers that ask at the same time share a
+// command.
 func (c *Client) Reachable(ctx context.Context, key string) bool {
 	n := c.nodeOf(key)
-	next, before, send := n.pings.join()
-	if send {
-		c.background(func(<-chan struct{}) { n.pings.run(next, before, func() error { return c.ping(n) }) })
+	turn, found, err := n.pings.Join(ctx, "")
+	switch {
+	case err != nil:
+		return true
+	case found != nil:
+		return !Unreachable(*found)
 	}
-	select {
-	case <-next.over:
-		return !Unreachable(next.err)
-	case <-ctx.Done():
+	left := true
+	defer func() {
+		if left { // or a hook of the user's client panicked
+			turn.End(nil)
+		}
+	}()
+	if err = c.ping(ctx, n); ctx.Err() != nil {
 		return true
 	}
+	left = false
+	turn.End(&err)
+	return !Unreachable(err)
 }
 
 // ping asks a node for an answer. It does not wait in its line, which may be held up by the very silence that it is to
 // find out about.
-func (c *Client) ping(n *node) error {
-	bounded, cancel := context.WithTimeout(context.Background(), c.Timeout)
+func (c *Client) ping(ctx context.Context, n *node) error {
+	bounded, cancel := context.WithTimeout(Detach(ctx), c.Timeout)
 	ping := call{op: "ping", sent: time.Now()}
-	_, err := behind(context.Background(), c, n, ping, bounded, cancel, func(ctx context.Context) (string, error) {
+	_, err := behind(ctx, c, n, ping, bounded, cancel, func(ctx context.Context) (string, error) {
 		return n.rdb.Ping(ctx).Result()
 	})
 	return err

@@ -76,12 +76,6 @@ func TestWait_CallerLeaves(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), c.deadline)
 				time.AfterFunc(c.cancelAt, cancel)
 				after, want := min(c.deadline, c.cancelAt), c.want
-				if way == "GetDetached" {
-					want = ErrNotSent
-					if c.deadline < timeout { // the reply might come too late
-						after = 0
-					}
-				}
 				begun := time.Now()
 				if err := get(w, ctx); err != want || time.Since(begun) != after {
 					t.Errorf("%s: %v after %v, want %v after %v", way, err, time.Since(begun), want, after)
@@ -122,7 +116,8 @@ func TestWait_FrozenServer(t *testing.T) {
 					})
 				}
 				wg.Wait()
-				if !w.AnyAway() || w.failures("get") > 2*size+Limit {
+				// Those that see the silence at the same instant are counted until one of them opens the breaker.
+				if !w.AnyAway() || w.failures("get") > 50 {
 					t.Errorf("%s, %d connections: breaker open: %t, %d failures", kind, size, w.AnyAway(), w.failures("get"))
 				}
 				time.Sleep(time.Minute)
@@ -143,7 +138,7 @@ func TestWait_WithoutBreaker(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 100 {
 			wg.Go(func() {
-				_, err := c.Get(t.Context(), time.Now(), "k")
+				_, _, err := c.Get(t.Context(), time.Now(), "k")
 				if took := time.Since(begun); err == nil || took > timeout {
 					t.Errorf("%v after %v", err, took)
 				}
