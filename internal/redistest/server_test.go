@@ -158,13 +158,15 @@ func TestSharedServerIsOne(t *testing.T) {
 }
 
 func TestMissingServerSkipsOrFails(t *testing.T) {
-	t.Setenv("REDIS_SERVER", "no-such-program")
-	for required, want := range map[string]string{"": "skip", "1": "fatal"} {
-		t.Setenv("REDIS_REQUIRED", required)
-		r := &record{TB: t}
-		r.run(func() { Start(r) })
-		if r.verb != want || !strings.Contains(r.text, "install") {
-			t.Errorf("REDIS_REQUIRED=%q: %s %q", required, r.verb, r.text)
+	for _, name := range []string{"no-such-program", ""} {
+		t.Setenv("REDIS_SERVER", name)
+		for required, want := range map[string]string{"": "skip", "1": "fatal"} {
+			t.Setenv("REDIS_REQUIRED", required)
+			r := &record{TB: t}
+			r.run(func() { Start(r) })
+			if r.verb != want || !strings.Contains(r.text, "install") {
+				t.Errorf("REDIS_SERVER=%q, REDIS_REQUIRED=%q: %s %q", name, required, r.verb, r.text)
+			}
 		}
 	}
 }
