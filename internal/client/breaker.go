@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -47,6 +48,21 @@ func (c *Client) Refusal(key string) error { return c.nodeOf(key).refusal() }
 // AnyAway reports whether the breaker of any node is open.
 func (c *Client) AnyAway() bool { return c.nodes.open.Load() > 0 }
 
+// Silent reports whether the node of key has answered nothing for as long as a command may take. If it has, a command that
+// was not answered is no sign of an outage.
+func (c *Client) Silent(key string) bool {
+	s := c.nodeOf(key).server
+	return s.silentSince(s.begun) >= c.Timeout
+}
+
+// letAnswersIn is called before a command counts as not answered. With thousands of goroutines that want to run, the answer
+// may have come to one that has not run yet, since timers overtake it. The first call of Gosched lets the scheduler look
+// for answers, the second one lets their readers run.
+func letAnswersIn() {
+	runtime.Gosched()
+	runtime.Gosched()
+}
+
 func (c *Client) noteFailure(n *node, call call, err error) {
 	if c.heldUp(time.Since(call.sent)) {
 		return
@@ -64,7 +80,7 @@ func (c *Client) noteFailure(n *node, call call, err error) {
 
 // heldUp reports whether something that is to end after c.Timeout has ended so much later that this process must have been
 // held up itself. The answer may have come in time then, and proves nothing by its absence.
-func (c *Client) heldUp(took time.Duration) bool { return took > c.Timeout+c.Timeout/4 }
+func (c *Client) heldUp(took time.Duration) bool { return took > c.Timeout+c.Timeout/10 }
 
 // recover probes until the node answers, in any way, and closes its breaker then, or when the node is not asked for that
 // key any more, since the Cluster has another one in its place. It gives up when its owner closes, or when the user has

@@ -139,11 +139,16 @@ func (c *Client) wait(ctx context.Context, n *node, call *call) error {
 			begun = time.Now().Add(-c.Timeout * 3 / 4)
 			silent = n.silentSince(begun)
 		}
+		if silent >= c.Timeout {
+			letAnswersIn()
+			silent = n.silentSince(begun)
+		}
 		err := cmp.Or(ctx.Err(), n.refusal())
 		if err == nil && silent >= c.Timeout {
 			err = fmt.Errorf("no answer for %v to the commands before: %w", silent, redis.ErrPoolTimeout)
 			call.sent = time.Now().Add(-silent)
-			c.observe(ctx, n, *call, err)
+			c.noteFailure(n, *call, err)
+			c.failed(Detach(ctx), call.op, err)
 		}
 		if err != nil {
 			n.gate.giveUp(place)
@@ -251,6 +256,7 @@ func (c *Client) observe(ctx context.Context, n *node, call call, err error) {
 		defer c.failed(Detach(ctx), call.op, err)
 	}
 	if failed && Unreachable(err) {
+		letAnswersIn()
 		c.noteFailure(n, call, err)
 		return
 	}
