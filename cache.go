@@ -75,7 +75,7 @@ func New[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, 
 	if codec.Own(s.codec) {
 		c.clone = clone.Func[T]()
 	}
-	c.slots.Behind = c.fills.Behind
+	c.slots.Behind, c.slots.NoLease = c.fills.Behind, c.client.AnyAway
 	if s.maxFleetLoads > 0 {
 		c.slots.Lease, err = c.fleet(rdb)
 	}

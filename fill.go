@@ -25,6 +25,7 @@ type filling[T any] struct {
 	oldSince flight.Stamp  // as of when
 	of       string        // header of the entry that a refresh is for
 	rest     time.Duration // how long that entry is not to be refreshed again
+	loading  bool          // the Loader has been called, and has no outcome yet
 }
 
 // fill runs a fill. l is what a read has found.
@@ -68,6 +69,10 @@ func (c *Cache[T]) fill(ctx context.Context, f *flight.Fill[result[T]], load Loa
 
 // finish is the last step of a fill.
 func (x *filling[T]) finish(ctx context.Context) {
+	if x.loading { // the codec called runtime.Goexit
+		x.lock.InDoubt = true
+		x.end(&result[T]{err: &PanicError{Value: "runtime.Goexit was called"}, failed: true}, flight.Always)
+	}
 	x.end(nil, 0) // unless it has ended
 	x.slot.Release()
 	if x.lock.InDoubt {
@@ -78,8 +83,10 @@ func (x *filling[T]) finish(ctx context.Context) {
 
 // end gives the callers their result, known to be true as of validFrom.
 func (x *filling[T]) end(r *result[T], validFrom flight.Stamp) {
+	x.loading = false
 	if x.fill.Refresh && x.rest > 0 {
 		x.fills.Rest(x.fill, x.of, x.rest)
+		x.rest = 0
 	}
 	if r != nil && r.failed {
 		r.oldSince = x.oldSince
@@ -165,7 +172,9 @@ func (x *filling[T]) acquire(ctx context.Context, within time.Duration) step {
 		case !wanted && x.fills.EndIfDeserted(x.fill):
 			return ended
 		case queue && !x.client.Away(x.lock.Key()):
-			switch x.queue() {
+			event := x.queue()
+			within = x.opts.redisTimeout // it may have taken long
+			switch event {
 			case granted:
 				continue
 			case interrupted:
@@ -211,7 +220,13 @@ func (x *filling[T]) acquire(ctx context.Context, within time.Duration) step {
 				return ended
 			}
 		case loadLocked:
-			return next
+			if x.slot.Held() {
+				return next
+			}
+			// An earlier command to take the lock came late, when the place had been given back.
+			lock := *x.lock
+			x.fills.Behind(func() { x.abandon(ctx, lock) })
+			x.lock = x.newLock(x.fill.Key)
 		}
 	}
 }
@@ -293,5 +308,6 @@ func (x *filling[T]) beginLoad(ctx context.Context) (l running) {
 	inner, void := context.WithCancelCause(l.bounded)
 	l.ctx = inner
 	l.began = x.fills.BeginLoad(x.fill, func() { void(errVoid) })
+	x.loading = true
 	return l
 }

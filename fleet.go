@@ -24,10 +24,13 @@ func (c *Cache[T]) fleet(rdb redis.UniversalClient) (func(ctx context.Context, w
 	return func(ctx context.Context, wait bool) (func(), bool) {
 		lease, err := places.TryAcquire(ctx)
 		for wait && errors.Is(err, lock.ErrBusy) && ctx.Err() == nil {
-			// Redis may stop answering meanwhile: its next answer is to come within the time of one command.
-			bounded, cancel := context.WithTimeout(ctx, 2*s.redisTimeout)
+			// Redis may stop answering while this waits, and only TryAcquire tells that soon.
+			bounded, cancel := context.WithTimeout(ctx, 4*s.redisTimeout)
 			lease, err = places.Acquire(bounded)
 			cancel()
+			if err != nil && ctx.Err() == nil {
+				lease, err = places.TryAcquire(ctx)
+			}
 		}
 		switch {
 		case errors.Is(err, lock.ErrBusy) || ctx.Err() != nil && lease == nil:

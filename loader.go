@@ -85,6 +85,9 @@ func (c *Cache[T]) readOrJoin(ctx context.Context, key string, load Loader[T], c
 		return w, from, err
 	}
 	turn, found, err := c.reads.Join(ctx, key)
+	for err == nil && found == nil && turn.Arrived != 0 && c.client.MayLeave(ctx) { // the batch is not to wait for others again
+		turn, found, err = turn.Delegate(ctx, func(turn flight.Turn[look[T]]) { c.readFor(client.Detach(ctx), key, load, turn) })
+	}
 	switch {
 	case err != nil:
 		return w, from, err
@@ -123,6 +126,22 @@ func (c *Cache[T]) readOrJoin(ctx context.Context, key string, load Loader[T], c
 	return w, from, nil
 }
 
+// readFor reads for a batch of callers, one of which has left it to do that.
+func (c *Cache[T]) readFor(ctx context.Context, key string, load Loader[T], turn flight.Turn[look[T]]) {
+	var l look[T]
+	found := &l
+	defer func() { turn.End(found) }()
+	if c.fills.Filling(key) {
+		return
+	}
+	found = nil // until it has returned: a function of Trace may panic
+	c.read(ctx, key, &l)
+	found = &l
+	if l.use == stale || l.hit && c.early(&l.entry, l.at) {
+		c.refresh(ctx, key, load, l.data)
+	}
+}
+
 type waiter[T any] = flight.Waiter[result[T]]
 
 // join joins the fill of key, or starts one that goes on from what l has found.
@@ -151,6 +170,12 @@ func (c *Cache[T]) wait(ctx context.Context, key string, load Loader[T], w waite
 			return c.deliver(ctx, key, r, origin{own: verdict == flight.Took, shared: !w.First})
 		case r != nil && r.unproved && !c.client.Reachable(ctx, c.valueKey(key)):
 			return c.deliver(ctx, key, r, origin{shared: true})
+		}
+		if ctx.Err() != nil {
+			if old, own := c.fallback(ctx, w, &l, nil, flight.Left); old != nil {
+				return c.deliver(ctx, key, old, origin{own: own && from.own, shared: !w.First})
+			}
+			return v, info, ctx.Err()
 		}
 		l = look[T]{}
 		if w, from, err = c.readOrJoin(ctx, key, load, w.Caller, &l); err != nil {

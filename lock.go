@@ -75,7 +75,7 @@ func (x *filling[T]) commit(ctx context.Context, o outcome[T], began flight.Stam
 	case err == nil && ours: // this proves that the key has not been invalidated since the load began
 		x.oldSince = stamp
 		x.end(&r, stamp)
-	case err != nil && r.failed: // callers that joined while it ran have waited for it
+	case r.failed && !x.servable(&x.old.result): // callers that joined while it ran have waited for it
 		x.end(&r, stamp)
 	default:
 		r.unproved = err != nil

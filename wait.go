@@ -80,30 +80,38 @@ const queuedPoll = 250 * time.Millisecond
 // queue waits for a place to load, until it is time to look whether another process has brought the value. The more fills
 // wait, the more rarely each of them looks: a queue of any length sends a few commands a second.
 func (x *filling[T]) queue() event {
+	x.fills.Queued(x.fill, true)
+	defer x.fills.Queued(x.fill, false)
 	granted := x.slot.Queue()
 	return x.await(time.Duration(max(x.slots.Queued(), 1))*queuedPoll, granted)
 }
 
+// await sleeps for d, or until slot receives a value. Without a slot to wait for, a caller that joins shortens it; with one,
+// an invalidation of the key ends it.
 func (x *filling[T]) await(d time.Duration, slot <-chan struct{}) event {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
-	end := time.Now().Add(d)
+	end, closing := time.Now().Add(d), x.closing
+	if slot != nil && x.fill.Load.Awaited() {
+		closing = nil // Close waits for the load that needs this one
+	}
 	for {
 		select {
 		case <-timer.C:
 			return paused
 		case <-slot:
 			return granted
-		case <-x.closing:
+		case <-closing:
 			x.end(&result[T]{err: ErrClosed}, flight.Always)
 			return interrupted
 		case <-x.fill.Wake:
 			if x.fills.EndIfDeserted(x.fill) {
 				return interrupted
 			}
-			if slot == nil {
-				timer.Reset(min(time.Until(end), x.wait.nudge()))
+			if slot != nil {
+				return paused
 			}
+			timer.Reset(min(time.Until(end), x.wait.nudge()))
 		}
 	}
 }

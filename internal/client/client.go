@@ -71,6 +71,11 @@ func New(rdb redis.UniversalClient, timeout time.Duration,
 	return c
 }
 
+// MayLeave reports whether a GET of a caller with ctx may return before its reply, when ctx ends.
+func (c *Client) MayLeave(ctx context.Context) bool {
+	return ctx.Done() != nil && (!c.bounded || endsWithin(ctx, c.Timeout))
+}
+
 // endsWithin reports whether ctx ends before a command that is sent now is sure to have returned.
 func endsWithin(ctx context.Context, d time.Duration) bool {
 	deadline, ok := ctx.Deadline()

@@ -66,6 +66,7 @@ type Fill[R any] struct {
 	phase      phase
 	superseded bool // the result is void for all callers that joined since the load began
 	empty      bool // the key was empty when the fill began
+	queued     bool // see Queued
 	callers    int
 	early      int // callers, among those, that joined before the load began
 	loadedFrom Stamp
@@ -106,7 +107,7 @@ func (g *Fills[R]) Filling(key string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	f := g.byKey[key]
-	return f != nil && f.empty
+	return f != nil && f.empty && !f.queued
 }
 
 // Join lets a call wait for the fill of key, or for a new one. A new one runs in a goroutine of its own: run has to End
@@ -120,9 +121,7 @@ func (g *Fills[R]) Join(key string, call *Caller, run func(f *Fill[R], over func
 	}
 	first := f == nil
 	if first {
-		f = g.add(key, run)
-		f.Load.outer = call.Outer
-		f.setEmpty(g, call.Empty)
+		f = g.add(&Fill[R]{Key: key, empty: call.Empty, Load: Load{cache: g, outer: call.Outer}}, run)
 	}
 	if !call.Outer.waitFor(&f.Load) {
 		return Waiter[R]{}, ErrRecursive
@@ -135,7 +134,7 @@ func (g *Fills[R]) Join(key string, call *Caller, run func(f *Fill[R], over func
 	if !w.late {
 		f.early++
 	}
-	if !first {
+	if !first && !f.queued {
 		f.wake()
 	}
 	return w, nil
@@ -147,30 +146,27 @@ func (g *Fills[R]) Refresh(key, entry string, run func(f *Fill[R], over func()))
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if rests, ok := g.resting[key]; !g.closed && g.byKey[key] == nil && !(ok && rests == entry) {
-		g.add(key, run).Refresh = true
+		g.add(&Fill[R]{Key: key, Refresh: true, Load: Load{cache: g}}, run)
 	}
 }
 
-func (g *Fills[R]) add(key string, run func(f *Fill[R], over func())) *Fill[R] {
-	f := &Fill[R]{
-		Key: key, Load: Load{cache: g},
-		Wake: make(chan struct{}, 1), ended: make(chan struct{}), void: make(chan struct{}),
+func (g *Fills[R]) add(f *Fill[R], run func(f *Fill[R], over func())) *Fill[R] {
+	f.Wake, f.ended, f.void = make(chan struct{}, 1), make(chan struct{}), make(chan struct{})
+	g.byKey[f.Key] = f
+	if f.empty {
+		g.empty.Add(1)
 	}
-	g.byKey[key] = f
 	g.running.Add(1)
 	go run(f, g.running.Done)
 	return f
 }
 
-func (f *Fill[R]) setEmpty(g *Fills[R], empty bool) {
-	if empty != f.empty {
-		f.empty = empty
-		if empty {
-			g.empty.Add(1)
-		} else {
-			g.empty.Add(-1)
-		}
-	}
+// Queued says whether a fill waits for a place to load. It does not ask Redis then, so callers that join it read first,
+// and do not wake it.
+func (g *Fills[R]) Queued(f *Fill[R], queued bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	f.queued = queued
 }
 
 // A Verdict says what a caller can do with the result of a fill.
@@ -266,7 +262,9 @@ func (g *Fills[R]) end(f *Fill[R], r *R, validFrom Stamp) {
 func (g *Fills[R]) forget(f *Fill[R]) {
 	if g.byKey[f.Key] == f {
 		delete(g.byKey, f.Key)
-		f.setEmpty(g, false)
+		if f.empty {
+			g.empty.Add(-1)
+		}
 	}
 }
 

@@ -68,6 +68,13 @@ func (l *Load) inside(cache any) bool {
 	return false
 }
 
+// Awaited reports whether a call from inside another load waits for l.
+func (l *Load) Awaited() bool {
+	graph.Lock()
+	defer graph.Unlock()
+	return len(l.waiters) > 0
+}
+
 // waitFor notes that a call from inside l waits for other, which may run in the place of l meanwhile.
 //
 // It refuses a wait that could never end: the call blocks the Loader of l, and other waits for l in the same way. A call
@@ -96,7 +103,7 @@ func (l *Load) waitFor(other *Load) bool {
 	}
 	l.waits[other] = n
 	other.waiters[l]++
-	l.slot.lend()
+	l.slot.offer(other.slot)
 	return true
 }
 

@@ -54,18 +54,32 @@ func (r *Reads[V]) Join(ctx context.Context, key string) (turn Turn[V], found *V
 	r.mu.Unlock()
 
 	turn.batch, turn.Arrived = b, r.clock.Now()
+	return turn.wait(ctx)
+}
+
+// Delegate has read called in another goroutine, with this turn, and waits like the other members of the batch. It is for a
+// caller that may leave before it has a reply.
+func (t Turn[V]) Delegate(ctx context.Context, read func(Turn[V])) (turn Turn[V], found *V, err error) {
+	t.reads.mu.Lock()
+	t.batch.size++
+	t.reads.mu.Unlock()
+	go read(t)
+	return t.wait(ctx)
+}
+
+func (t Turn[V]) wait(ctx context.Context) (Turn[V], *V, error) {
 	select {
-	case <-b.done:
-		return turn, b.result, nil
-	case <-b.token:
+	case <-t.batch.done:
+		return t, t.batch.result, nil
+	case <-t.batch.token:
 		if err := ctx.Err(); err != nil {
-			turn.End(nil)
-			return turn, nil, err
+			t.End(nil)
+			return t, nil, err
 		}
-		return turn, nil, nil
+		return t, nil, nil
 	case <-ctx.Done():
-		r.leave(key, b)
-		return turn, nil, ctx.Err()
+		t.reads.leave(t.key, t.batch)
+		return t, nil, ctx.Err()
 	}
 }
 

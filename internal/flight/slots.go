@@ -12,10 +12,12 @@ import (
 // and wait for others would wait for ever. So a chain of nested loads needs one place.
 type Slots struct {
 	// Lease, if it is set, gets what a place needs besides: a place of the whole fleet. It returns what gives that
-	// back, or nil, and false if there is none, which with wait means that ctx has ended. Behind runs a
-	// function that may outlive the call.
-	Lease  func(ctx context.Context, wait bool) (release func(), ok bool)
-	Behind func(run func())
+	// back, or nil, and false if there is none, which with wait means that ctx has ended. NoLease reports that
+	// none can be asked for now: a place in this process is enough. Behind runs a function for which the owner
+	// of the places waits before it ends.
+	Lease   func(ctx context.Context, wait bool) (release func(), ok bool)
+	NoLease func() bool
+	Behind  func(run func())
 
 	// Guarded by graph.
 	unlimited bool
@@ -51,6 +53,19 @@ type Slot struct {
 type place struct {
 	pool    *Slots
 	release func() // gives back its lease; nil: there is none
+}
+
+// keep makes the owner of the places wait for a lease that another load goes on with.
+func (p *place) keep() {
+	if p.release == nil {
+		return
+	}
+	release, over := p.release, make(chan struct{})
+	p.pool.Behind(func() {
+		<-over
+		release()
+	})
+	p.release = func() { close(over) }
 }
 
 // NewSlot returns the claim of a fill.
@@ -107,7 +122,10 @@ func (s *Slot) TryLease(ctx context.Context) bool {
 func (s *Slot) Queue() <-chan struct{} {
 	graph.Lock()
 	defer graph.Unlock()
-	if s.queued == nil {
+	if s.place != nil { // granted since the fill last tried
+		s.granted = make(chan struct{}, 1)
+		s.granted <- struct{}{}
+	} else if s.queued == nil {
 		s.granted = make(chan struct{}, 1)
 		s.queued = s.pool.queue.PushBack(s)
 		s.pool.serve()
@@ -130,6 +148,8 @@ func (s *Slot) Release() {
 	case borrower != nil:
 		if borrower.lender = lender; lender != nil {
 			lender.lentTo = borrower
+		} else {
+			p.keep()
 		}
 	case lender != nil:
 		lender.lentTo = nil
@@ -167,7 +187,7 @@ func (p *Slots) put() {
 // serve grants free places to fills in the queue.
 func (p *Slots) serve() {
 	for p.queue.Len() > 0 && (p.free > 0 || p.unlimited) {
-		if p.Lease != nil {
+		if p.Lease != nil && !(p.NoLease != nil && p.NoLease()) {
 			p.waitForLease()
 			return
 		}
@@ -234,14 +254,17 @@ func (s *Slot) borrow() bool {
 
 // lend lends the place of s to a fill in a queue for which its load waits, if there is one.
 func (s *Slot) lend() {
-	if !s.canLend() {
-		return
-	}
 	for other := range s.load.waits {
-		if other.slot != nil && other.slot.queued != nil {
-			s.lendTo(other.slot)
-			return
+		if s.canLend() {
+			s.offer(other.slot)
 		}
+	}
+}
+
+// offer lends the place of s to a fill in a queue.
+func (s *Slot) offer(to *Slot) {
+	if s.canLend() && to != nil && to.queued != nil {
+		s.lendTo(to)
 	}
 }
 
