@@ -68,7 +68,10 @@ func crowd(b *testing.B, n int, in string, all *sync.WaitGroup, wait func(i int)
 func waitingIn(function string) int {
 	n := 0
 	stacks := make([]runtime.StackRecord, runtime.NumGoroutine()+100)
-	count, _ := runtime.GoroutineProfile(stacks)
+	count, ok := runtime.GoroutineProfile(stacks)
+	if !ok { // there are more of them by now
+		return 0
+	}
 	for i := range stacks[:count] {
 		frames := runtime.CallersFrames(stacks[i].Stack())
 		for more := true; more; {

@@ -597,6 +597,32 @@ func TestSlots_TryLease(t *testing.T) {
 	wantFree(t, p, 1)
 }
 
+// A place that is free belongs to the fills that queue for a lease. Only one that needs no lease passes them.
+func TestSlots_TryLeaseBehindAQueue(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p, l := leased(3)
+		first := newSlot(p)
+		first.Queue()
+		synctest.Wait()
+		s := newSlot(p)
+		if s.TryLease(t.Context()) {
+			t.Error("a fill that does not queue has a place before one that does")
+		}
+		if !s.Try(true) {
+			t.Error("a fill that needs no lease has no place")
+		}
+		s.Release()
+		l.let <- struct{}{}
+		synctest.Wait()
+		if !first.Held() {
+			t.Error("the first fill has no place")
+		}
+		first.Release()
+		wantFree(t, p, 3)
+	})
+}
+
 // A nested load needs no lease, and its place keeps the lease of the lender that has ended.
 func TestSlots_LentLease(t *testing.T) {
 	t.Parallel()

@@ -32,7 +32,7 @@ var cacheMutants = []mutant{
 		bug:  "A value whose store was refused is given to callers that came after the Delete that refused it",
 		file: "lock.go",
 		old:  "case err == nil && ours:",
-		new:  "case err == nil:",
+		new:  "case err == nil && (ours || data != nil):",
 		pkg:  ".", test: "TestALoadThatEndsBeforeItsLockIsFoundLostIsNotGivenToThoseWhoComeAfterADelete",
 	},
 	{
@@ -167,11 +167,11 @@ var cacheMutants = []mutant{
 	},
 	{
 		name: "newcomer-overtakes",
-		bug:  "A key takes a free place before those that queue for it",
+		bug:  "A refresh takes a free place before the callers that queue for a lease",
 		file: "internal/flight/slots.go",
 		old:  "\tif p.free == 0 || p.queue.Len() > 0 && !(local && p.Lease != nil) {",
 		new:  "\tif p.free == 0 {",
-		pkg:  "internal/flight", test: "TestSlots_FirstComeFirstServed",
+		pkg:  "internal/flight", test: "TestSlots_TryLeaseBehindAQueue",
 	},
 
 	// The load.
