@@ -44,7 +44,9 @@ type Cache[T any] struct {
 //
 // rdb may be a client of a single server, of Sentinel or of a Cluster, an auto-pipelining one, or one with
 // client-side caching; it stays the caller's to close, after the Cache. With ContextTimeoutEnabled set in its
-// options a hit is cheaper: only then can the client be held to [Options.RedisTimeout] without a goroutine per command.
+// options a hit is cheaper: only then can the client be held to [Options.RedisTimeout] without a goroutine per command
+// (unless it has an OnConnect function or a credentials provider, which may ignore their context). All caches and locks
+// on one client together send no more commands at a time than its pool has connections; the others wait in order.
 // Processes that share a namespace must agree on T, on the codec and on what a key means. Give a changed T
 // a new namespace.
 //
@@ -90,7 +92,7 @@ func (c *Cache[T]) Get(ctx context.Context, key string) (T, error) {
 		return zero, err
 	}
 	var l look[T]
-	c.look(ctx, time.Now(), key, &l)
+	c.look(ctx, key, &l)
 	switch {
 	case l.unread != nil:
 		return zero, wrap(ctx, "get", l.unread)
@@ -127,7 +129,7 @@ func (c *Cache[T]) Set(ctx context.Context, key string, value T) error {
 	if err != nil {
 		return wrap(ctx, "set", err)
 	}
-	defer c.fills.Supersede(key) // after the command: a later caller then meets no flight begun before it
+	defer c.fills.Supersede(key) // after the command: a later caller then joins no fill that began before it
 	_, err = client.Do(ctx, c.client, "set", c.valueKey(key), func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, client.Transaction(ctx, c.client.Redis, func(p redis.Pipeliner) {
 			p.Set(ctx, c.valueKey(key), data, c.opts.keptFor(life))
@@ -174,29 +176,53 @@ func (c *Cache[T]) Expire(ctx context.Context, keys ...string) error {
 	})
 }
 
-// inBatches does something to keys that breaks what is under way for them.
+// inBatches does something to keys that invalidates them, on all nodes at the same time.
 func (c *Cache[T]) inBatches(ctx context.Context, op string, keys []string, do func(pairs []fill.Pair) error) error {
-	if err := c.checkOpen(); err != nil {
+	if err := c.checkOpen(); err != nil || len(keys) == 0 {
 		return err
 	}
-	for _, key := range keys {
+	values := make([]string, len(keys))
+	for i, key := range keys {
 		if err := checkCall(ctx, key); err != nil {
 			return err
 		}
+		values[i] = c.valueKey(key)
 	}
-	defer func() { // after the command: a later caller then meets no flight begun before it
+	defer func() { // after the command: a later caller then joins no fill that began before it
 		for _, key := range keys {
 			c.fills.Supersede(key)
 		}
 	}()
+	groups := c.client.ByNode(values)
+	errs := make([]error, len(groups))
+	var nodes sync.WaitGroup
+	for i, values := range groups {
+		nodes.Go(func() { errs[i] = wrap(ctx, op, onNode(values, do)) })
+	}
+	nodes.Wait()
+	if err := ctx.Err(); err != nil && slices.Contains(errs, err) {
+		return err
+	}
+	return errors.Join(errs...)
+}
+
+// onNode is inBatches for keys of one node. If that does not answer one batch, it gets no other: a dead server costs one
+// RedisTimeout, however many keys there are. It is asked even while the breaker is open, since it may just have come back,
+// and an invalidation that is not tried is lost.
+func onNode(values []string, do func(pairs []fill.Pair) error) error {
 	var errs []error
-	for keys := range slices.Chunk(keys, batch) {
-		pairs := make([]fill.Pair, len(keys))
-		for i, key := range keys {
-			value := c.valueKey(key)
+	for values := range slices.Chunk(values, batch) {
+		pairs := make([]fill.Pair, len(values))
+		for i, value := range values {
 			pairs[i] = fill.Pair{Value: value, Lock: lockKey(value)}
 		}
-		errs = append(errs, wrap(ctx, op, do(pairs)))
+		err := do(pairs)
+		if errs = append(errs, err); client.Unreachable(err) {
+			break
+		}
+	}
+	if len(errs) == 1 {
+		return errs[0]
 	}
 	return errors.Join(errs...)
 }

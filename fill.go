@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/fill"
 	"github.com/singlefill/singlefill/internal/flight"
@@ -44,8 +45,8 @@ func (c *Cache[T]) fill(ctx context.Context, f *flight.Fill[result[T]], load Loa
 	}
 	x.wait = newWait(c.loads.estimate(f.Key, x.old.entry.LoadTime))
 	within := c.opts.redisTimeout
-	if l.unread != nil {
-		within -= l.took // Redis has been asked for so long
+	if l.unread != nil && c.client.Silent(x.lock.Key()) {
+		within -= l.asked
 	}
 	for {
 		next := x.acquire(ctx, within)
@@ -153,6 +154,7 @@ func decide(r fill.Reply, v view) step {
 func (x *filling[T]) acquire(ctx context.Context, within time.Duration) step {
 	defer x.waited(ctx)
 	awaited, lastAsked := "", flight.Stamp(0)
+	unanswered := 0
 	queue := x.slots.Lease == nil // for a place, before asking; with a lease to wait for, asking is cheaper
 	for {
 		x.rest = maxRest
@@ -175,6 +177,9 @@ func (x *filling[T]) acquire(ctx context.Context, within time.Duration) step {
 		}
 		reply, stamp, err := x.ask(ctx, within, awaited, take, wanted)
 		if err != nil {
+			if unanswered++; unanswered < maxUnanswered && client.Unreachable(err) && !x.client.Silent(x.lock.Key()) {
+				continue
+			}
 			return x.unreached()
 		}
 		within = x.opts.redisTimeout
@@ -210,6 +215,9 @@ func (x *filling[T]) acquire(ctx context.Context, within time.Duration) step {
 		}
 	}
 }
+
+// maxUnanswered is how many times a fill asks a Redis that answers other commands, but not its own.
+const maxUnanswered = 3
 
 // try takes a place to load if there is one now.
 func (x *filling[T]) try(ctx context.Context, wanted bool) bool {

@@ -204,34 +204,28 @@ type look[T any] struct {
 	result[T]               // its value is decoded unless its use is useless
 	data      []byte        // the bytes found
 	unread    error         // Redis could not be asked
-	took      time.Duration // how long Redis was asked for that
+	asked     time.Duration // for how long it was asked in vain
 }
 
 // read looks until Redis answers, for as long as one command may take: a connection may have broken.
 func (c *Cache[T]) read(ctx context.Context, key string, l *look[T]) {
-	begun := time.Now()
-	now := begun
 	for pause := minPause; ; pause *= 2 {
-		if c.look(ctx, now, key, l); l.unread == nil {
+		if c.look(ctx, key, l); l.unread == nil {
 			l.hit = l.use >= stale
 			return
 		}
-		now = time.Now()
-		l.took = now.Sub(begun)
-		left := c.opts.redisTimeout - l.took - pause
+		left := c.opts.redisTimeout - l.asked - pause
 		if left < c.opts.redisTimeout/10 || !client.Unreachable(l.unread) || c.client.Away(c.valueKey(key)) || !client.Sleep(ctx, pause) {
 			return
 		}
+		l.asked += pause
 	}
 }
 
 // look reads the value key by one plain GET, which a replica or the client's own cache may answer.
-func (c *Cache[T]) look(ctx context.Context, now time.Time, key string, l *look[T]) {
-	valueKey := c.valueKey(key)
-	if l.unread = c.client.Refusal(valueKey); l.unread != nil {
-		return
-	}
-	data, err := c.client.Get(ctx, now, valueKey)
+func (c *Cache[T]) look(ctx context.Context, key string, l *look[T]) {
+	data, asked, err := c.client.Get(ctx, time.Now(), c.valueKey(key))
+	l.unread = nil
 	switch {
 	case err == nil:
 		c.decode(ctx, key, data, l)
@@ -239,6 +233,7 @@ func (c *Cache[T]) look(ctx context.Context, now time.Time, key string, l *look[
 		c.badValue(ctx, key, err)
 	case !errors.Is(err, redis.Nil):
 		l.unread = err
+		l.asked += asked
 	}
 }
 

@@ -68,7 +68,8 @@ type Options[T any] struct {
 	// is dropped. Default: 30 s.
 	LoadTimeout time.Duration
 
-	// RedisTimeout bounds each Redis command of this cache, whatever the client's own settings.
+	// RedisTimeout bounds each Redis command of this cache, whatever the client's own settings, from the moment at which
+	// it can be sent: while all connections of the client's pool are in use commands wait in their order.
 	// At least 1 ms. Default: 500 ms.
 	RedisTimeout time.Duration
 

@@ -38,7 +38,8 @@ type Trace struct {
 	// BadValue is called when the bytes under key were no entry, or its payload could not be decoded.
 	BadValue func(ctx context.Context, key string, err error)
 
-	// Breaker is called when the cache stops asking a Redis that does not answer (open), and when it asks again.
+	// Breaker is called when the cache stops asking a Redis that does not answer (open), and when it asks again. With
+	// a Cluster: when it stops asking a first node, and when it asks all of them again.
 	Breaker func(open bool)
 }
 
@@ -84,7 +85,10 @@ type Stats struct {
 	RedisErrors   int64 // commands that failed
 	BadValues     int64 // stored bytes that were no entry or could not be decoded
 	BreakerOpens  int64 // times the cache stopped asking Redis
-	BreakerOpen   bool  // it is not asking now
+	BreakerOpen   bool  // it is not asking now, or with a Cluster: not all of its nodes
+
+	// CommandsQueued is how many commands wait now to be sent: all connections of the client's pool are in use.
+	CommandsQueued int64
 }
 
 // counters is Stats while it is counted.
@@ -106,5 +110,6 @@ func (c *Cache[T]) Stats() Stats {
 		Stored: n.stored.Load(), StoreErrors: n.storeErrors.Load(), Fenced: n.fenced.Load(),
 		LocksLost: n.locksLost.Load(), Waits: n.waits.Load(), RedisErrors: n.redisErrors.Load(),
 		BadValues: n.badValues.Load(), BreakerOpens: n.breakerOpens.Load(), BreakerOpen: c.client.AnyAway(),
+		CommandsQueued: c.client.Queued(),
 	}
 }

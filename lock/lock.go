@@ -95,7 +95,7 @@ func newLocker(rdb redis.UniversalClient, name string, kind kind, opts *Options)
 		return nil, err
 	}
 	l.opts.TTL = l.opts.TTL.Truncate(time.Millisecond) // as the server counts
-	l.client = client.New(rdb, l.opts.RedisTimeout, l.redisFailed, func(bool) {}, func(func(<-chan struct{})) {})
+	l.client = client.New(rdb, l.opts.RedisTimeout, l.redisFailed, nil, nil)
 	return l, nil
 }
 

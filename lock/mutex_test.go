@@ -105,11 +105,11 @@ func (s *steps) try(op, who string) (state string, number int64, err error) {
 
 func eachScript(t *testing.T, run func(t *testing.T, s *steps)) {
 	eachKind(t, func(t *testing.T, kind string) {
-		for where, open := range map[string]func() redis.UniversalClient{
-			"mini": func() redis.UniversalClient { _, c := redistest.StartMini(t); return c },
-			"real": func() redis.UniversalClient { return redistest.Shared(t).Client(t) },
+		for where, open := range map[string]func(t *testing.T) redis.UniversalClient{
+			"mini": func(t *testing.T) redis.UniversalClient { _, c := redistest.StartMini(t); return c },
+			"real": func(t *testing.T) redis.UniversalClient { return redistest.Shared(t).Client(t) },
 		} {
-			t.Run(where, func(t *testing.T) { run(t, newSteps(t, open(), kind, redistest.Namespace(t))) })
+			t.Run(where, func(t *testing.T) { run(t, newSteps(t, open(t), kind, redistest.Namespace(t))) })
 		}
 	})
 }

@@ -200,7 +200,11 @@ func TestSIGTERMEndsItAfterTheRequestInFlight(t *testing.T) {
 		p.check(t, "/products/42", http.StatusOK, product42)
 	}()
 	p.Expect("query 42")
-	if err := syscall.Kill(p.pid, syscall.SIGTERM); err != nil {
+	program, err := os.FindProcess(p.pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := program.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	redistest.Await(t, "no new connections are taken", func() bool {

@@ -46,7 +46,10 @@ func startTestFleet(t *testing.T, redisURL string) (*fleet, int) {
 	return f, first
 }
 
-func exists(pid int) bool { return !errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) }
+func exists(pid int) bool {
+	p, err := os.FindProcess(pid)
+	return err == nil && !errors.Is(p.Signal(syscall.Signal(0)), os.ErrProcessDone)
+}
 
 func stateOf(f *fleet, name string) childState {
 	for _, s := range f.state() {

@@ -1,74 +1,92 @@
 package client
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"runtime"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 )
 
-// A Breaker spares callers the wait for a server that does not answer. It opens after Limit failures in a row
-// if there has been no answer for as long as a command may take: quick failures alone, as of a server that is
-// just being restarted, cost nobody anything. Then it asks by itself, in the background, until there is an
-// answer, so that no caller is spent on trying. A command whose caller has left counts by its own outcome,
-// never by the caller's impatience.
-//
-// There is one for all nodes of a Cluster: an answer of any keeps it closed.
-type Breaker struct {
-	failures   atomic.Int64 // in a row
-	since      atomic.Int64 // when the first of them was sent, Unix ns
-	answers    atomic.Int64
-	open       atomic.Bool
-	last       atomic.Pointer[error]
-	probe      func() error
-	every      time.Duration // also how long there must have been no answer
-	changed    func(open bool)
-	background func(run func(closing <-chan struct{}))
+// A breaker spares callers the wait for a node that does not answer. It opens after Limit failures in a row if there has
+// been no answer for as long as a command may take: quick failures alone, as of a server that is just being restarted,
+// cost callers nothing. Then the client asks by itself, in the background, until there is an answer, so that no caller is
+// spent on trying. A command whose caller has left counts by its own outcome, never by the caller's impatience.
+type breaker struct {
+	outage  atomic.Pointer[outage]        // nil: it is closed
+	opening atomic.Pointer[chan struct{}] // is closed when it opens, for the commands that wait to be sent
 }
 
-// Limit is how many failures in a row open a Breaker.
+// An outage is why a breaker has opened.
+type outage struct {
+	err error
+	key string // of the command with which it did
+}
+
+// Limit is how many failures in a row open a breaker.
 const Limit = 5
 
-// Check returns an error, without any asking, while the breaker is open.
-func (b *Breaker) Check() error {
-	if !b.open.Load() {
+// refusal returns an error, without any asking, while the breaker is open.
+func (b *breaker) refusal() error {
+	o := b.outage.Load()
+	if o == nil {
 		return nil
 	}
-	return fmt.Errorf("redis does not answer: %w", *b.last.Load())
+	return fmt.Errorf("redis does not answer: %w", o.err)
 }
 
-// Open reports whether the breaker is open.
-func (b *Breaker) Open() bool { return b.open.Load() }
+// Away reports whether the breaker of key's node is open: it is not to be asked.
+func (c *Client) Away(key string) bool { return c.nodeOf(key).outage.Load() != nil }
 
-// Answers counts the commands that the server has answered: one that grows shows a server that is there.
-func (b *Breaker) Answers() int64 { return b.answers.Load() }
+// Refusal returns why the node of key is not to be asked; nil while its breaker is closed.
+func (c *Client) Refusal(key string) error { return c.nodeOf(key).refusal() }
 
-func (b *Breaker) succeeded() {
-	b.answers.Add(1)
-	if b.failures.Load() != 0 {
-		b.failures.Store(0)
+// AnyAway reports whether the breaker of any node is open.
+func (c *Client) AnyAway() bool { return c.nodes.open.Load() > 0 }
+
+// Silent reports whether the node of key has answered nothing for as long as a command may take. If it has, a command that
+// was not answered is no sign of an outage.
+func (c *Client) Silent(key string) bool {
+	s := c.nodeOf(key).server
+	return s.silentSince(s.begun) >= c.Timeout
+}
+
+// letAnswersIn is called before a command counts as not answered. With thousands of goroutines that want to run, the answer
+// may have come to one that has not run yet, since timers overtake it. The first call of Gosched lets the scheduler look
+// for answers, the second one lets their readers run.
+func letAnswersIn() {
+	runtime.Gosched()
+	runtime.Gosched()
+}
+
+func (c *Client) noteFailure(n *node, call call, err error) {
+	if c.heldUp(time.Since(call.sent)) {
+		return
+	}
+	failures, silent := n.noteFailure(call.sent)
+	if c.background == nil || failures < Limit || silent < c.Timeout {
+		return
+	}
+	if n.outage.CompareAndSwap(nil, &outage{err, call.key}) {
+		close(*n.opening.Load())
+		defer c.background(func(closing <-chan struct{}) { c.recover(n, closing) })
+		c.change(+1)
 	}
 }
 
-func (b *Breaker) noteFailure(sent time.Time, err error) {
-	b.last.Store(&err)
-	n := b.failures.Add(1)
-	if n == 1 {
-		b.since.Store(sent.UnixNano())
-	}
-	silent := time.Since(time.Unix(0, b.since.Load()))
-	if n >= Limit && silent >= b.every && b.open.CompareAndSwap(false, true) {
-		b.changed(true)
-		b.background(b.recover)
-	}
-}
+// heldUp reports whether something that is to end after c.Timeout has ended so much later that this process must have been
+// held up itself. The answer may have come in time then, and proves nothing by its absence.
+func (c *Client) heldUp(took time.Duration) bool { return took > c.Timeout+c.Timeout/10 }
 
-// recover probes until the server answers, in any way, and closes the breaker then. It gives up when its
-// owner closes, or when the user has closed the client.
-func (b *Breaker) recover(closing <-chan struct{}) {
-	tick := time.NewTicker(b.every)
+// recover probes until the node answers, in any way, and closes its breaker then, or when the node is not asked for that
+// key any more, since the Cluster has another one in its place. It gives up when its owner closes, or when the user has
+// closed the client.
+func (c *Client) recover(n *node, closing <-chan struct{}) {
+	tick := time.NewTicker(c.Timeout)
 	defer tick.Stop()
 	for {
 		select {
@@ -81,15 +99,59 @@ func (b *Breaker) recover(closing <-chan struct{}) {
 			return
 		default:
 		}
-		err := b.probe()
-		if errors.Is(err, redis.ErrClosed) {
-			return
+		if c.nodeOf(n.outage.Load().key) == n {
+			if err := c.ping(context.Background(), n); errors.Is(err, redis.ErrClosed) {
+				return
+			} else if Unreachable(err) {
+				continue
+			}
 		}
-		if !Unreachable(err) {
-			b.failures.Store(0)
-			b.changed(false)
-			b.open.Store(false)
-			return
-		}
+		n.opening.Store(new(make(chan struct{})))
+		n.outage.Store(nil)
+		c.change(-1)
+		return
 	}
+}
+
+// changes are of the number of open breakers, and told when there is a first one, and when there is none any more. They
+// are told one at a time, and in their order, by the goroutine that comes first: a function of the user may take its
+// time, and cause another change.
+type changes struct {
+	mu      sync.Mutex
+	untold  []bool // protected by mu
+	telling bool   // protected by mu
+}
+
+func (c *Client) change(by int64) {
+	q := &c.changes
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if open := c.nodes.open.Add(by); open == 0 || by > 0 && open == 1 {
+		q.untold = append(q.untold, open > 0)
+	}
+	if q.telling {
+		return
+	}
+	q.telling = true
+	defer func() { q.telling = false }()
+	for len(q.untold) > 0 {
+		open := q.untold[0]
+		q.untold = q.untold[1:]
+		func() {
+			q.mu.Unlock()
+			defer q.mu.Lock()
+			c.tell(open)
+		}()
+	}
+}
+
+// tell calls a function of the user's. If that panics, perhaps in a goroutine of ours, the breaker works on, and what
+// it has panicked with is told as an error.
+func (c *Client) tell(open bool) {
+	defer func() {
+		if p := recover(); p != nil {
+			c.failed(context.Background(), "ping", fmt.Errorf("telling that the breaker is open (%t) panicked: %v", open, p))
+		}
+	}()
+	c.changed(open)
 }

@@ -3,6 +3,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,11 +19,17 @@ import (
 type Client struct {
 	Redis   redis.UniversalClient // to be used inside of Do only
 	Timeout time.Duration         // of each command
-	Breaker Breaker
 
-	bounded bool // Redis returns when a context's deadline has passed
-	limit   limit
-	failed  func(ctx context.Context, op string, err error)
+	node    *node // of all keys that have no other one
+	nodes   nodes
+	changes changes
+	queued  atomic.Int64
+
+	bounded    bool // Redis returns when a context's deadline has passed
+	limit      limit
+	failed     func(ctx context.Context, op string, err error)
+	changed    func(open bool)
+	background func(run func(closing <-chan struct{})) // nil: there are no breakers
 }
 
 // Check refuses what cannot be used as a client.
@@ -40,62 +47,133 @@ func Check(rdb redis.UniversalClient) error {
 }
 
 // New returns a Client that sends what it has to send over rdb. failed is told of every command that fails,
-// changed of every change of the breaker; background runs a function that ends when closing is closed.
+// changed when a first breaker has opened, and when the last one has closed; background runs a function that ends when
+// closing is closed. Without it there are no breakers.
 func New(rdb redis.UniversalClient, timeout time.Duration,
 	failed func(ctx context.Context, op string, err error), changed func(open bool),
 	background func(run func(closing <-chan struct{}))) *Client {
-	c := &Client{Redis: rdb, Timeout: timeout, failed: failed}
-	c.Breaker = Breaker{probe: c.Ping, every: timeout, changed: changed, background: background}
+	c := &Client{Redis: rdb, Timeout: timeout, node: newNode(rdb), failed: failed, changed: changed, background: background}
 	// Left to itself go-redis minds the deadline of a context while it dials or waits for a connection, but
 	// not while it waits for a reply; ContextTimeoutEnabled makes it. Client.WithTimeout would give a clone
 	// that could be told to, but the clone runs none of the user's hooks: it would be missing in every trace.
+	// Functions of the user's that are called for each new connection may take their time, whatever is set.
 	switch user := rdb.(type) {
 	case *redis.Client:
-		c.bounded = user.Options().ContextTimeoutEnabled
+		o := user.Options()
+		c.bounded = o.ContextTimeoutEnabled && o.OnConnect == nil && o.CredentialsProvider == nil &&
+			o.CredentialsProviderContext == nil && o.StreamingCredentialsProvider == nil
 	case *redis.ClusterClient:
-		c.bounded = user.Options().ContextTimeoutEnabled
+		o := user.Options()
+		c.bounded = o.ContextTimeoutEnabled && o.OnConnect == nil && o.CredentialsProvider == nil &&
+			o.CredentialsProviderContext == nil && o.StreamingCredentialsProvider == nil && o.ClusterSlots == nil
+		c.nodes.cluster = user
 	}
 	return c
 }
 
-// EndsWithin reports whether ctx ends before a command sent now is sure to have returned.
-func (c *Client) EndsWithin(ctx context.Context) bool { return endsWithin(ctx, c.Timeout) }
-
+// endsWithin reports whether ctx ends before a command that is sent now is sure to have returned.
 func endsWithin(ctx context.Context, d time.Duration) bool {
 	deadline, ok := ctx.Deadline()
 	return ok && time.Until(deadline) < d
 }
 
-// Do runs one command, or one batch of them, for at most c.Timeout. It returns at the deadline of ctx if that
-// comes first; a cancellation it may see only when the command returns. The command itself never ends with
-// ctx: its outcome is observed even if nobody waits for it any more, or impatient callers would hide a dead
-// server.
+// A call is what is known of a command that is sent.
+type call struct {
+	op, key string
+	sent    time.Time
+}
+
+// Do runs one command, or one batch of them, on the node of key, for at most c.Timeout from the moment at which it can be
+// sent. It returns when ctx ends; but with a client that minds deadlines a cancellation may be seen only when the
+// command returns. A command that has been sent never ends with ctx: its outcome is observed even if no caller waits for it
+// any more, or impatient callers would hide a dead server.
+//
+// key is any key of the command, all of which are on one node, or empty if no node is known.
 func Do[R any](ctx context.Context, c *Client, op, key string, cmd func(ctx context.Context) (R, error)) (R, error) {
 	return DoWithin(ctx, c, c.Timeout, op, key, cmd)
 }
 
-// DoWithin is Do with a bound of its own, not above c.Timeout.
+// DoWithin is Do with another bound, not above c.Timeout.
 func DoWithin[R any](ctx context.Context, c *Client, timeout time.Duration, op, key string,
 	cmd func(ctx context.Context) (R, error)) (R, error) {
 	var none R
 	if err := ctx.Err(); err != nil {
 		return none, err
 	}
-	sent := time.Now()
+	n, call := c.nodeOf(key), call{op, key, time.Now()}
+	if err := c.enter(ctx, n, &call); err != nil {
+		return none, err
+	}
 	if c.bounded && !endsWithin(ctx, timeout) {
-		bounded, cancel := c.bound(ctx, sent, timeout)
+		defer n.gate.leave()
+		bounded, cancel := c.bound(ctx, call.sent, timeout)
 		defer cancel()
 		r, err := cmd(bounded)
-		c.observe(ctx, op, sent, err)
+		c.observe(ctx, n, call, err)
 		return r, err
 	}
 	bounded, cancel := context.WithTimeout(Detach(ctx), timeout)
-	return behind(ctx, c, op, sent, bounded, cancel, cmd)
+	return behind(ctx, c, n, call, bounded, func() { cancel(); n.gate.leave() }, cmd)
 }
 
+// enter returns when the command can be sent, and it then has to leave the gate.
+func (c *Client) enter(ctx context.Context, n *node, call *call) error {
+	if n.gate.tryEnter() {
+		return nil
+	}
+	return c.wait(ctx, n, call)
+}
+
+// wait stands in the line of a node until ctx ends. It also ends when the breaker opens, and when nothing has been answered
+// for as long as a command may take: then the line does not move.
+func (c *Client) wait(ctx context.Context, n *node, call *call) error {
+	c.queued.Add(1)
+	defer c.queued.Add(-1)
+	begun, place := call.sent, n.gate.line()
+	patience := time.NewTimer(c.Timeout - n.silentSince(begun))
+	defer patience.Stop()
+	for {
+		opening := *n.opening.Load()
+		silent := n.silentSince(begun)
+		if c.heldUp(silent) { // the answers come now, if there are any
+			begun = time.Now().Add(-c.Timeout * 3 / 4)
+			silent = n.silentSince(begun)
+		}
+		if silent >= c.Timeout {
+			letAnswersIn()
+			silent = n.silentSince(begun)
+		}
+		err := cmp.Or(ctx.Err(), n.refusal())
+		if err == nil && silent >= c.Timeout {
+			err = fmt.Errorf("no answer for %v to the commands before: %w", silent, redis.ErrPoolTimeout)
+			call.sent = time.Now().Add(-silent)
+			c.noteFailure(n, *call, err)
+			c.failed(Detach(ctx), call.op, err)
+		}
+		if err != nil {
+			n.gate.giveUp(place)
+			return err
+		}
+		patience.Reset(max(c.Timeout-silent, 1))
+		select {
+		case <-place.admitted:
+			call.sent = time.Now()
+			if ctx.Err() == nil && n.outage.Load() == nil {
+				return nil
+			}
+		case <-ctx.Done():
+		case <-opening:
+		case <-patience.C:
+		}
+	}
+}
+
+// Queued returns how many commands wait now to be sent.
+func (c *Client) Queued() int64 { return c.queued.Load() }
+
 // behind runs a command in a goroutine of its own, which may outlive this call, for as long as the user's client makes
-// it wait.
-func behind[R any](ctx context.Context, c *Client, op string, sent time.Time, bounded context.Context, cancel func(),
+// it wait. done is called when the client has returned.
+func behind[R any](ctx context.Context, c *Client, n *node, call call, bounded context.Context, done func(),
 	cmd func(ctx context.Context) (R, error)) (R, error) {
 	var none R
 	type reply struct {
@@ -106,13 +184,13 @@ func behind[R any](ctx context.Context, c *Client, op string, sent time.Time, bo
 	var settled atomic.Bool
 	settle := func(r R, err error) {
 		if settled.CompareAndSwap(false, true) {
-			c.observe(Detach(ctx), op, sent, err)
+			c.observe(ctx, n, call, err)
 			replies <- reply{r, err}
 		}
 	}
 	go func() {
+		defer done()
 		settle(cmd(bounded))
-		cancel()
 	}()
 	select {
 	case r := <-replies:
@@ -135,33 +213,33 @@ func (c *Client) bound(ctx context.Context, now time.Time, timeout time.Duration
 	return context.WithTimeout(Detach(ctx), timeout)
 }
 
-// Get is Do of a GET, sent now.
-func (c *Client) Get(ctx context.Context, now time.Time, key string) ([]byte, error) {
+// Get is Do of a GET, asked for at now. It is what every hit does, and so worth not allocating a context for that, or a
+// function. It sends nothing while the breaker is open. asked is how long the server has been asked.
+func (c *Client) Get(ctx context.Context, now time.Time, key string) (data []byte, asked time.Duration, err error) {
 	if err := ctx.Err(); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	if !c.bounded || endsWithin(ctx, c.Timeout) {
-		return c.getBehind(ctx, now, key)
+	n, call := c.nodeOf(key), call{"get", key, now}
+	if err := n.refusal(); err != nil {
+		return nil, 0, err
 	}
-	return c.GetDetached(ctx, now, key)
-}
-
-// GetDetached is Get that does not end with ctx. It is what every hit does, and so worth not allocating a context for
-// that, or a function.
-func (c *Client) GetDetached(ctx context.Context, now time.Time, key string) ([]byte, error) {
-	if !c.bounded {
-		return c.getBehind(Detach(ctx), now, key)
+	if err := c.enter(ctx, n, &call); err != nil {
+		return nil, time.Since(call.sent), err
 	}
-	data, err := c.Redis.Get(c.limit.within(ctx, now, c.Timeout), key).Bytes()
-	c.observe(ctx, "get", now, err)
-	return data, err
-}
-
-func (c *Client) getBehind(ctx context.Context, now time.Time, key string) ([]byte, error) {
-	bounded := c.limit.within(ctx, now, c.Timeout)
-	return behind(ctx, c, "get", now, bounded, func() {}, func(ctx context.Context) ([]byte, error) {
-		return c.Redis.Get(ctx, key).Bytes()
-	})
+	bounded := c.limit.within(ctx, call.sent, c.Timeout)
+	if c.bounded && !endsWithin(ctx, c.Timeout) {
+		defer n.gate.leave()
+		data, err = c.Redis.Get(bounded, key).Bytes()
+		c.observe(ctx, n, call, err)
+	} else {
+		data, err = behind(ctx, c, n, call, bounded, n.gate.leave, func(ctx context.Context) ([]byte, error) {
+			return c.Redis.Get(ctx, key).Bytes()
+		})
+	}
+	if err != nil {
+		asked = time.Since(call.sent)
+	}
+	return data, asked, err
 }
 
 // Detach returns a context with the values of ctx that never ends.
@@ -172,25 +250,17 @@ func Detach(ctx context.Context) context.Context {
 	return context.WithoutCancel(ctx)
 }
 
-func (c *Client) observe(ctx context.Context, op string, sent time.Time, err error) {
-	if err == nil || errors.Is(err, redis.Nil) {
-		c.Breaker.succeeded()
+func (c *Client) observe(ctx context.Context, n *node, call call, err error) {
+	failed := err != nil && !errors.Is(err, redis.Nil)
+	if failed {
+		defer c.failed(Detach(ctx), call.op, err)
+	}
+	if failed && Unreachable(err) {
+		letAnswersIn()
+		c.noteFailure(n, call, err)
 		return
 	}
-	if Unreachable(err) {
-		c.Breaker.noteFailure(sent, err)
-	} else {
-		c.Breaker.succeeded()
-	}
-	c.failed(Detach(ctx), op, err)
-}
-
-// Ping asks the server for an answer.
-func (c *Client) Ping() error {
-	_, err := Do(context.Background(), c, "ping", "", func(ctx context.Context) (string, error) {
-		return c.Redis.Ping(ctx).Result()
-	})
-	return err
+	n.noteAnswer()
 }
 
 // Unreachable tells a server that cannot answer anything now from one that answers, if only with a refusal. A
@@ -237,25 +307,3 @@ func ScriptsRefused(err error) bool {
 func WrongType(err error) bool {
 	return err != nil && strings.HasPrefix(err.Error(), "WRONGTYPE")
 }
-
-// Away reports whether the breaker of key's node is open: it is not to be asked.
-func (c *Client) Away(key string) bool { return c.Breaker.Open() }
-
-// Refusal returns why the node of key is not to be asked; nil while its breaker is closed.
-func (c *Client) Refusal(key string) error { return c.Breaker.Check() }
-
-// AnyAway reports whether the breaker of any node is open.
-func (c *Client) AnyAway() bool { return c.Breaker.Open() }
-
-// Answers counts the commands that have been answered.
-func (c *Client) Answers() int64 { return c.Breaker.Answers() }
-
-// Reachable asks the node of key for an answer, also while its breaker is open. It returns false only if there was
-// none. It proves how the node was at some moment after the call.
-func (c *Client) Reachable(ctx context.Context, key string) bool { return !Unreachable(c.Ping()) }
-
-// ByNode returns keys in groups, one for each node.
-func (c *Client) ByNode(keys []string) [][]string { return [][]string{keys} }
-
-// Queued returns how many commands wait now to be sent.
-func (c *Client) Queued() int64 { return 0 }

@@ -299,11 +299,7 @@ func TestTheNearerEndCountsToTheInstant(t *testing.T) {
 var gets = map[string]func(w *watcher, ctx context.Context) error{
 	"Do": (*watcher).get,
 	"Get": func(w *watcher, ctx context.Context) error {
-		_, err := w.Get(ctx, time.Now(), "k")
-		return err
-	},
-	"GetDetached": func(w *watcher, ctx context.Context) error {
-		_, err := w.GetDetached(ctx, time.Now(), "k")
+		_, _, err := w.Get(ctx, time.Now(), "k")
 		return err
 	},
 }
@@ -348,9 +344,6 @@ func TestAContextThatHasEndedSendsNothing(t *testing.T) {
 	}
 	if err := gets["Get"](w, ctx); err != context.Canceled {
 		t.Errorf("Get: %v", err)
-	}
-	if err := gets["GetDetached"](w, ctx); err != redis.Nil {
-		t.Errorf("GetDetached: %v", err)
 	}
 }
 
@@ -436,8 +429,8 @@ func TestHooksOfTheUsersClientSeeOurCommands(t *testing.T) {
 		if err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		}
-		if err := w.Ping(); err != nil {
-			t.Errorf("%s: %v", c.name, err)
+		if !w.Reachable(t.Context(), "") { // a node of a Cluster is asked by its own client
+			t.Errorf("%s: the server cannot be asked", c.name)
 		}
 		for _, name := range []string{"get", "del", "ping"} {
 			if h.seen()[name] != 1 {
@@ -474,7 +467,7 @@ func TestTheBreakerOpensAfterFailuresInARowAndSilenceOnly(t *testing.T) {
 					}
 					time.Sleep(timeout)
 				}
-				if w.Breaker.Open() || w.Breaker.Check() != nil {
+				if w.AnyAway() || w.Refusal("k") != nil {
 					t.Fatal("open before the limit")
 				}
 				_ = w.do(between)
@@ -488,13 +481,13 @@ func TestTheBreakerOpensAfterFailuresInARowAndSilenceOnly(t *testing.T) {
 			}
 			time.Sleep(timeout - 1)
 			_ = w.do(errLost)
-			if w.Breaker.Open() {
+			if w.AnyAway() {
 				t.Fatal("open after less silence than a command may take")
 			}
 			_ = w.do(between)
 			w.openBreaker()
-			if !w.Breaker.Open() || !errors.Is(w.Breaker.Check(), errLost) {
-				t.Errorf("after %d failures: open %t, Check %v", Limit, w.Breaker.Open(), w.Breaker.Check())
+			if !w.AnyAway() || !errors.Is(w.Refusal("k"), errLost) {
+				t.Errorf("after %d failures: open %t, Check %v", Limit, w.AnyAway(), w.Refusal("k"))
 			}
 			for range 10 {
 				_ = w.do(errLost)
@@ -535,8 +528,8 @@ func TestCallersThatLeaveDoNotOpenTheBreaker(t *testing.T) {
 				}
 				wg.Wait()
 				time.Sleep(time.Second)
-				if w.Breaker.Open() || w.failures("slow") != 0 {
-					t.Errorf("open %t after %d failures", w.Breaker.Open(), w.failures("slow"))
+				if w.AnyAway() || w.failures("slow") != 0 {
+					t.Errorf("open %t after %d failures", w.AnyAway(), w.failures("slow"))
 				}
 				// A dead server is found out although every caller has left.
 				for range Limit {
@@ -546,12 +539,12 @@ func TestCallersThatLeaveDoNotOpenTheBreaker(t *testing.T) {
 					}
 					cancel()
 				}
-				if w.Breaker.Open() {
+				if w.AnyAway() {
 					t.Error("open before the first command is over")
 				}
 				time.Sleep(timeout)
-				if !w.Breaker.Open() || w.failures("get") != Limit {
-					t.Errorf("open %t after %d failures", w.Breaker.Open(), w.failures("get"))
+				if !w.AnyAway() || w.failures("get") != Limit {
+					t.Errorf("open %t after %d failures", w.AnyAway(), w.failures("get"))
 				}
 				time.Sleep(time.Minute)
 			})
@@ -577,31 +570,31 @@ func TestTheBreakerClosesByItselfWhenTheServerAnswersInAnyWay(t *testing.T) {
 				m, rdb := redistest.StartMini(t)
 				w := watch(t, rdb, timeout)
 				w.openBreaker()
-				if !w.Breaker.Open() {
+				if !w.AnyAway() {
 					t.Fatal("not open")
 				}
 				m.SetError(c.answer)
 				time.Sleep(10 * timeout)
-				if w.Breaker.Open() == c.closes {
-					t.Errorf("open %t", w.Breaker.Open())
+				if w.AnyAway() == c.closes {
+					t.Errorf("open %t", w.AnyAway())
 				}
 				m.SetError("")
 				time.Sleep(10 * timeout)
-				if w.Breaker.Open() || w.Breaker.Check() != nil || !slices.Equal(w.told(), []bool{true, false}) {
-					t.Fatalf("with the server back: open %t, told %v", w.Breaker.Open(), w.told())
+				if w.AnyAway() || w.Refusal("k") != nil || !slices.Equal(w.told(), []bool{true, false}) {
+					t.Fatalf("with the server back: open %t, told %v", w.AnyAway(), w.told())
 				}
 				// It starts from nothing.
 				for range Limit - 1 {
 					time.Sleep(timeout)
 					_ = w.do(errLost)
 				}
-				if w.Breaker.Open() {
+				if w.AnyAway() {
 					t.Error("failures from before are counted")
 				}
 				_ = w.do(errLost)
 				time.Sleep(10 * timeout)
-				if w.Breaker.Open() || !slices.Equal(w.told(), []bool{true, false, true, false}) {
-					t.Errorf("the second time: open %t, told %v", w.Breaker.Open(), w.told())
+				if w.AnyAway() || !slices.Equal(w.told(), []bool{true, false, true, false}) {
+					t.Errorf("the second time: open %t, told %v", w.AnyAway(), w.told())
 				}
 			})
 		})
@@ -625,8 +618,8 @@ func TestTheBreakerAsksOncePerTimeoutAndEndsWithItsOwner(t *testing.T) {
 			}
 			asked := w.failures("ping")
 			time.Sleep(time.Minute)
-			if w.failures("ping") != asked || !w.Breaker.Open() {
-				t.Errorf("asked %d times after the end, open %t", w.failures("ping")-asked, w.Breaker.Open())
+			if w.failures("ping") != asked || !w.AnyAway() {
+				t.Errorf("asked %d times after the end, open %t", w.failures("ping")-asked, w.AnyAway())
 			}
 		})
 	}
@@ -661,7 +654,7 @@ func TestTheBreakerBearsManyCallersAtOnce(t *testing.T) {
 	for range 8 {
 		wg.Go(func() {
 			for !stop.Load() {
-				if w.Breaker.Check() == nil {
+				if w.Refusal("k") == nil {
 					_ = w.get(context.Background())
 				}
 			}
@@ -670,13 +663,13 @@ func TestTheBreakerBearsManyCallersAtOnce(t *testing.T) {
 	for range 15 {
 		opened := len(w.told())
 		m.SetError("LOADING Redis is loading the dataset in memory")
-		redistest.Await(t, "open", func() bool { return len(w.told()) > opened && w.Breaker.Open() })
+		redistest.Await(t, "open", func() bool { return len(w.told()) > opened && w.AnyAway() })
 		m.SetError("")
-		redistest.Await(t, "closed", func() bool { return !w.Breaker.Open() })
+		redistest.Await(t, "closed", func() bool { return !w.AnyAway() })
 	}
 	stop.Store(true)
 	wg.Wait()
-	redistest.Await(t, "closed for good", func() bool { return !w.Breaker.Open() && len(w.told())%2 == 0 })
+	redistest.Await(t, "closed for good", func() bool { return !w.AnyAway() && len(w.told())%2 == 0 })
 	for i, open := range w.told() {
 		if open != (i%2 == 0) {
 			t.Fatalf("told %v", w.told())

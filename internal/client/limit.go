@@ -40,4 +40,6 @@ type commandContext struct {
 func (c commandContext) Value(key any) any { return context.WithoutCancel(c.values).Value(key) }
 
 // AfterFunc spares package context a goroutine for each context that is made from this one.
-func (c commandContext) AfterFunc(f func()) (stop func() bool) { return context.AfterFunc(c.Context, f) }
+func (c commandContext) AfterFunc(f func()) (stop func() bool) {
+	return context.AfterFunc(c.Context, f)
+}

@@ -15,6 +15,9 @@ type Pair struct{ Value, Lock string }
 // Expire makes the entries of pairs stale without removing them, and breaks the loads of them that are under
 // way: each pair in one step, all in one round trip; without scripts, one after the other.
 func Expire(ctx context.Context, c *client.Client, pairs []Pair) error {
+	if len(pairs) == 0 {
+		return nil
+	}
 	now := time.Now()
 	refused, err := client.Do(ctx, c, "expire", pairs[0].Value, func(ctx context.Context) (refused []Pair, err error) {
 		cmds, err := c.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {

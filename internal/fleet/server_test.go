@@ -42,7 +42,7 @@ func measure(t *testing.T) costs {
 	s := redistest.Start(t)
 	rdb := s.Client(t, func(o *redis.Options) { o.PoolSize = conns })
 	c := client.New(rdb, time.Minute, func(_ context.Context, op string, err error) { t.Errorf("%s: %v", op, err) },
-		func(bool) {}, func(func(<-chan struct{})) {})
+		nil, nil)
 	ask := func() *fill.Lock { return fill.New(c, "fleet:{k}", "fleet:{k}:lock", time.Hour) }
 	get := func(l *fill.Lock, want string) {
 		if r, err := l.GetOrLock(t.Context(), time.Minute, fill.Query{Take: true}); err != nil || r.Status != want {

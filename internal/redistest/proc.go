@@ -5,7 +5,6 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 )
 
@@ -59,12 +58,12 @@ func (p *proc) kill() {
 // time for one more command.
 func (p *proc) freeze() {
 	p.frozen.Store(true)
-	_ = p.cmd.Process.Signal(syscall.SIGSTOP)
+	suspend(p.cmd.Process)
 	poll(awaitLimit, func() bool { return p.ended() || stopped(p.cmd.Process.Pid) })
 }
 
 func (p *proc) thaw() {
-	_ = p.cmd.Process.Signal(syscall.SIGCONT)
+	resume(p.cmd.Process)
 	p.frozen.Store(false)
 }
 

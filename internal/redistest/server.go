@@ -1,7 +1,6 @@
 package redistest
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -32,7 +31,8 @@ type Server struct {
 // Start starts a redis-server without persistence on a port of its own and
 // returns when it answers; args are further options of redis-server and win over
 // the defaults. Without the program the test is skipped, unless REDIS_REQUIRED=1
-// says that it must run. REDIS_SERVER names another program than redis-server.
+// says that it must run. REDIS_SERVER names another program than redis-server; if it
+// is empty, whatever was to give the name has failed, and there is no program.
 func Start(t testing.TB, args ...string) *Server {
 	t.Helper()
 	s, err := launch(program(t), plain(args))
@@ -48,7 +48,10 @@ func Start(t testing.TB, args ...string) *Server {
 
 func program(t testing.TB) string {
 	t.Helper()
-	name := cmp.Or(os.Getenv("REDIS_SERVER"), "redis-server")
+	name, named := os.LookupEnv("REDIS_SERVER")
+	if !named {
+		name = "redis-server"
+	}
 	bin, err := exec.LookPath(name)
 	switch {
 	case err == nil:

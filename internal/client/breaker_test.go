@@ -1,0 +1,223 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+// Commands that were sent before an answer say nothing of the time after it, however many of them fail.
+func TestBreaker_VolleyAroundAnAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := watch(t, mute(t), timeout)
+		for range 10 {
+			var wg sync.WaitGroup
+			for range 4 * Limit {
+				wg.Go(func() { _ = w.get(t.Context()) }) // fails after timeout
+			}
+			time.Sleep(timeout / 2)
+			_ = w.do(nil)
+			wg.Wait()
+			if w.AnyAway() {
+				t.Fatal("open, although the server has answered half of the time ago")
+			}
+			// Nor do those that were sent after it, as long as the silence is shorter than a command may take.
+			for range 2 * Limit {
+				_ = w.do(errLost)
+			}
+			if w.AnyAway() {
+				t.Fatal("open after less silence than a command may take")
+			}
+			_ = w.do(nil)
+		}
+		var wg sync.WaitGroup
+		for range Limit {
+			wg.Go(func() { _ = w.get(t.Context()) })
+		}
+		time.Sleep(timeout / 2)
+		_ = w.do(nil)
+		for range Limit - 2 {
+			_ = w.do(errLost)
+		}
+		wg.Wait()
+		time.Sleep(timeout)
+		_ = w.do(errLost)
+		if w.AnyAway() {
+			t.Fatal("open after one failure less than it takes, and those from before the answer")
+		}
+		_ = w.do(nil)
+		for range Limit {
+			wg.Go(func() { _ = w.get(t.Context()) })
+		}
+		wg.Wait()
+		if !w.AnyAway() {
+			t.Error("closed after a volley with no answer")
+		}
+	})
+}
+
+// What has failed much later than it could was held up in this process, and says nothing of the server.
+func TestBreaker_HeldUpProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := watch(t, mute(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true }), timeout)
+		late := func(d time.Duration) {
+			_, _ = Do(t.Context(), w.Client, "test", "k", func(context.Context) (int, error) { time.Sleep(d); return 0, errLost })
+		}
+		for range 2 * Limit {
+			late(2 * timeout)
+		}
+		if w.AnyAway() || w.failures("test") != 2*Limit {
+			t.Errorf("open %t, %d failures told", w.AnyAway(), w.failures("test"))
+		}
+		for range Limit {
+			late(timeout)
+		}
+		if !w.AnyAway() {
+			t.Error("closed after failures in time")
+		}
+	})
+}
+
+// A function told of the breaker that panics changes nothing for the breaker.
+func TestBreaker_PanickingTrace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, rdb := redistest.StartMini(t)
+		var told, panics atomic.Int64
+		closing := make(chan struct{})
+		var running sync.WaitGroup
+		c := New(rdb, timeout, func(_ context.Context, op string, err error) {
+			if !errors.Is(err, errLost) {
+				panics.Add(1)
+			}
+		}, func(bool) { told.Add(1); panic("a bug of the user's") }, func(run func(<-chan struct{})) { running.Go(func() { run(closing) }) })
+		w := &watcher{Client: c}
+		for i := int64(1); i <= 3; i++ {
+			w.openBreaker()
+			if !c.AnyAway() {
+				t.Fatal("not open")
+			}
+			time.Sleep(2 * timeout)
+			if c.AnyAway() || c.Refusal("k") != nil || told.Load() != 2*i || panics.Load() != 2*i {
+				t.Fatalf("open %t, refusal %v, told %d times, %d panics told", c.AnyAway(), c.Refusal("k"), told.Load(), panics.Load())
+			}
+		}
+		close(closing)
+		running.Wait()
+	})
+}
+
+// Reachable goes by a command that is sent after the call. Callers that come before that share it.
+func TestReachable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, rdb := redistest.StartMini(t)
+		w := watch(t, rdb, timeout)
+		w.openBreaker()
+		if !w.Reachable(t.Context(), "k") {
+			t.Error("not reachable, with the breaker open and the server there")
+		}
+		m.SetError("LOADING Redis is loading the dataset in memory")
+		if w.Reachable(t.Context(), "k") {
+			t.Error("reachable while it is loading")
+		}
+		m.SetError("NOPERM this user has no permissions")
+		if !w.Reachable(t.Context(), "k") {
+			t.Error("a refusal is an answer")
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		w := watch(t, mute(t), timeout)
+		ask := func(after time.Duration) {
+			begun := time.Now()
+			if w.Reachable(t.Context(), "k") || time.Since(begun) != after {
+				t.Errorf("reachable after %v, want no answer after %v", time.Since(begun), after)
+			}
+		}
+		var wg sync.WaitGroup
+		wg.Go(func() { ask(timeout) })
+		time.Sleep(timeout / 3)
+		for range 100 { // the command was sent before they came
+			wg.Go(func() { ask(timeout + timeout*2/3) })
+		}
+		time.Sleep(timeout / 3)
+		for range 100 {
+			wg.Go(func() { ask(timeout + timeout/3) })
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), timeout/10)
+		defer cancel()
+		if !w.Reachable(ctx, "k") || ctx.Err() == nil {
+			t.Error("a caller that has left knows that the server cannot be reached")
+		}
+		wg.Wait()
+		if n := w.failures("ping"); n != 2 {
+			t.Errorf("%d commands, want 2", n)
+		}
+		time.Sleep(time.Minute)
+	})
+}
+
+// A node of a Cluster that is frozen opens its own breaker, and is the only one that is not asked.
+func TestCluster_FrozenNode(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t)
+	w := watch(t, cluster.Client(t), time.Second)
+	keys := make([]string, 60)
+	for i := range keys {
+		keys[i] = fmt.Sprintf("key:%d", i)
+	}
+	get := func(key string) error {
+		_, _, err := w.Get(t.Context(), time.Now(), key)
+		return err
+	}
+	redistest.Await(t, "the cluster answers", func() bool { return errors.Is(get(keys[0]), redis.Nil) })
+
+	groups := w.ByNode(keys)
+	if len(groups) != len(cluster.Nodes) || len(slices.Concat(groups...)) != len(keys) {
+		t.Fatalf("the keys of %d nodes are in groups %v", len(cluster.Nodes), groups)
+	}
+	for _, group := range groups {
+		for _, key := range group {
+			if cluster.Owner(t, key) != cluster.Owner(t, group[0]) {
+				t.Errorf("%s and %s are on two nodes", group[0], key)
+			}
+		}
+	}
+
+	frozen := cluster.Owner(t, keys[0])
+	frozen.Freeze()
+	defer frozen.Thaw()
+	dead := func(key string) bool { return w.nodeOf(key) == w.nodeOf(keys[0]) }
+	var wg sync.WaitGroup
+	for _, key := range keys {
+		wg.Go(func() {
+			for !w.Away(keys[0]) {
+				if err := get(key); !dead(key) && !errors.Is(err, redis.Nil) {
+					t.Errorf("a key of a living node: %v", err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for _, key := range keys {
+		if away := w.Away(key); away != dead(key) || away != (w.Refusal(key) != nil) {
+			t.Errorf("away %t, refusal %v, of a key on the dead node: %t", away, w.Refusal(key), dead(key))
+		}
+		if !dead(key) && !w.Reachable(t.Context(), key) {
+			t.Error("a living node is not reachable")
+		}
+	}
+	if w.Reachable(t.Context(), keys[0]) {
+		t.Error("the frozen node is reachable")
+	}
+	frozen.Thaw()
+	redistest.Await(t, "the breaker closes", func() bool { return !w.AnyAway() })
+	redistest.Await(t, "both changes have been told", func() bool { return slices.Equal(w.told(), []bool{true, false}) })
+}

@@ -1,0 +1,85 @@
+package client
+
+import (
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+// A gate admits commands in the order in which they came.
+func TestGate_Order(t *testing.T) {
+	t.Parallel()
+	g := gate{size: 2}
+	if !g.tryEnter() || !g.tryEnter() || g.tryEnter() {
+		t.Fatal("a gate of two does not admit two")
+	}
+	var line []place
+	for range 4 {
+		line = append(line, g.line())
+	}
+	open := func() (open []bool) {
+		for _, p := range line {
+			select {
+			case <-p.admitted:
+				open = append(open, true)
+			default:
+				open = append(open, false)
+			}
+		}
+		return open
+	}
+	g.leave()
+	if got := open(); !slices.Equal(got, []bool{true, false, false, false}) {
+		t.Fatalf("after one has left: %v", got)
+	}
+	if g.tryEnter() {
+		t.Fatal("a newcomer overtakes")
+	}
+	g.giveUp(line[1]) // from the line
+	g.giveUp(line[0]) // from inside
+	if got := open(); !slices.Equal(got, []bool{true, false, true, false}) {
+		t.Fatalf("after the first two have given up: %v", got)
+	}
+	for range 3 {
+		g.leave()
+	}
+	if state := g.state.Load(); state != 0 || !open()[3] {
+		t.Fatalf("when all have left, the last admitted: %v, the state is %#x", open(), state)
+	}
+}
+
+// However commands come, wait, give up and leave, no more are inside than there is room for, and none is forgotten.
+func TestGate_Crowd(t *testing.T) {
+	t.Parallel()
+	const size = 3
+	g := gate{size: size}
+	var inside, most atomic.Int64
+	var wg sync.WaitGroup
+	for i := range 16 {
+		wg.Go(func() {
+			for j := range 500 {
+				if !g.tryEnter() {
+					p := g.line()
+					if (i+j)%3 == 0 {
+						g.giveUp(p)
+						continue
+					}
+					<-p.admitted
+				}
+				for n := inside.Add(1); n > most.Load(); {
+					most.Store(n)
+				}
+				runtime.Gosched()
+				inside.Add(-1)
+				g.leave()
+			}
+		})
+	}
+	wg.Wait()
+	if most.Load() > size || g.state.Load() != 0 || g.queue.Len() != 0 {
+		t.Errorf("%d were inside at a time, want %d at most; in the end the state is %#x, %d wait",
+			most.Load(), size, g.state.Load(), g.queue.Len())
+	}
+}

@@ -1,0 +1,127 @@
+package client
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/flight"
+)
+
+// A node is a server as one Client sees it: with its own breaker, so that a dead node affects its own keys only. Only a Cluster has more than one.
+type node struct {
+	*server
+	breaker
+	pings *flight.Reads[error]
+}
+
+func newNode(rdb redis.UniversalClient) *node {
+	n := &node{server: serverOf(rdb), pings: flight.NewReads[error](new(flight.Clock))}
+	n.opening.Store(new(make(chan struct{})))
+	return n
+}
+
+// nodes are those of a Cluster, by the clients that go-redis has for them.
+type nodes struct {
+	cluster *redis.ClusterClient // nil: there is one node only
+	of      sync.Map             // of *redis.Client to *node
+	open    atomic.Int64         // breakers
+}
+
+// ended is a context that has ended: what is called with it does not ask a server.
+var ended = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
+
+// nodeOf returns the node that has key: its master, also for reads that the client sends to a replica. Before the first
+// answer the client may not know the nodes, and would ask for them; c.node stands for all until then.
+func (c *Client) nodeOf(key string) *node {
+	if c.nodes.cluster == nil || key == "" || c.node.answered.Load() == 0 {
+		return c.node
+	}
+	master, err := c.nodes.cluster.MasterForKey(ended, key)
+	if err != nil {
+		return c.node
+	}
+	if n, ok := c.nodes.of.Load(master); ok {
+		return n.(*node)
+	}
+	c.nodes.forgetIdle()
+	n, _ := c.nodes.of.LoadOrStore(master, newNode(master))
+	return n.(*node)
+}
+
+// idle is how long a node is remembered that has not answered anything. What is forgotten begins from nothing.
+const idle = 10 * time.Minute
+
+// forgetIdle is called when the Cluster has changed: nodes that have left it are not to stay for ever.
+func (n *nodes) forgetIdle() {
+	n.of.Range(func(master, known any) bool {
+		if s := known.(*node).server; s.silentSince(s.begun) > idle {
+			n.of.Delete(master)
+		}
+		return true
+	})
+}
+
+// ByNode returns keys in groups, one for each node.
+func (c *Client) ByNode(keys []string) [][]string {
+	if c.nodes.cluster == nil {
+		return [][]string{keys}
+	}
+	var groups [][]string
+	group := make(map[*node]int)
+	for _, key := range keys {
+		n := c.nodeOf(key)
+		i, ok := group[n]
+		if !ok {
+			i = len(groups)
+			group[n] = i
+			groups = append(groups, nil)
+		}
+		groups[i] = append(groups[i], key)
+	}
+	return groups
+}
+
+// Reachable asks the node of key for an answer now, also while its breaker is open. It returns false only if the node did
+// not answer a command sent after the call; it returns true if ctx ends first. Callers that ask at the same time share a
+// command.
+func (c *Client) Reachable(ctx context.Context, key string) bool {
+	n := c.nodeOf(key)
+	turn, found, err := n.pings.Join(ctx, "")
+	switch {
+	case err != nil:
+		return true
+	case found != nil:
+		return !Unreachable(*found)
+	}
+	left := true
+	defer func() {
+		if left { // or a hook of the user's client panicked
+			turn.End(nil)
+		}
+	}()
+	if err = c.ping(ctx, n); ctx.Err() != nil {
+		return true
+	}
+	left = false
+	turn.End(&err)
+	return !Unreachable(err)
+}
+
+// ping asks a node for an answer. It does not wait in its line, which may be held up by the very silence that it is to
+// find out about.
+func (c *Client) ping(ctx context.Context, n *node) error {
+	bounded, cancel := context.WithTimeout(Detach(ctx), c.Timeout)
+	ping := call{op: "ping", sent: time.Now()}
+	_, err := behind(ctx, c, n, ping, bounded, cancel, func(ctx context.Context) (string, error) {
+		return n.rdb.Ping(ctx).Result()
+	})
+	return err
+}

@@ -1,0 +1,231 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+// occupied is a watcher that can send one command at a time (the pool is larger: go-redis shares the timers of commands that wait
+// for one among bubbles), and on which a command runs until over is closed.
+func occupied(t *testing.T) (w *watcher, over chan struct{}) {
+	w, over = watch(t, mute(t), timeout), make(chan struct{})
+	w.node.gate.size = 1
+	go func() {
+		_, _ = Do(context.Background(), w.Client, "occupy", "k", func(context.Context) (int, error) { <-over; return 0, nil })
+	}()
+	synctest.Wait()
+	return w, over
+}
+
+// A command's time begins when it can be sent, and what waits is sent in order, however long that takes.
+func TestWait_TimeBeginsWhenSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := watch(t, mute(t), timeout)
+		w.node.gate.size = 2
+		const commands, takes = 100, timeout * 9 / 10
+		var wg sync.WaitGroup
+		var sent atomic.Int64
+		for i := range commands {
+			wg.Go(func() {
+				n, err := Do(t.Context(), w.Client, "slow", "k", func(ctx context.Context) (int64, error) {
+					n := sent.Add(1)
+					time.Sleep(takes)
+					return n, ctx.Err()
+				})
+				if place := int64(i)/2 + 1; err != nil || (n+1)/2 != place {
+					t.Errorf("command %d was sent as number %d: %v", i, n, err)
+				}
+			})
+			synctest.Wait()
+		}
+		if n := w.Queued(); n != commands-2 {
+			t.Errorf("%d wait, want %d", n, commands-2)
+		}
+		begun := time.Now()
+		wg.Wait()
+		if took := time.Since(begun); took != commands/2*takes {
+			t.Errorf("all took %v, want %v", took, commands/2*takes)
+		}
+		if w.failures("slow") != 0 || w.AnyAway() || w.Queued() != 0 {
+			t.Errorf("%d failures, breaker open: %t, %d wait", w.failures("slow"), w.AnyAway(), w.Queued())
+		}
+	})
+}
+
+// A caller that leaves while its command waits gets its own error at once. The command is not sent, and nothing failed.
+func TestWait_CallerLeaves(t *testing.T) {
+	for way, get := range gets {
+		synctest.Test(t, func(t *testing.T) {
+			w, over := occupied(t)
+			for _, c := range []struct {
+				deadline, cancelAt time.Duration
+				want               error
+			}{
+				{deadline: timeout * 2 / 3, cancelAt: time.Hour, want: context.DeadlineExceeded},
+				{deadline: time.Hour, cancelAt: timeout / 3, want: context.Canceled},
+			} {
+				ctx, cancel := context.WithTimeout(t.Context(), c.deadline)
+				time.AfterFunc(c.cancelAt, cancel)
+				after, want := min(c.deadline, c.cancelAt), c.want
+				begun := time.Now()
+				if err := get(w, ctx); err != want || time.Since(begun) != after {
+					t.Errorf("%s: %v after %v, want %v after %v", way, err, time.Since(begun), want, after)
+				}
+				cancel()
+				_, _ = Do(t.Context(), w.Client, "answer", "", func(context.Context) (int, error) { return 0, nil })
+			}
+			close(over)
+			synctest.Wait()
+			if w.failures("get") != 0 || w.Queued() != 0 || w.node.gate.state.Load() != 0 {
+				t.Errorf("%s: %d failures, %d wait, the gate is %#x", way, w.failures("get"), w.Queued(), w.node.gate.state.Load())
+			}
+			time.Sleep(time.Hour)
+		})
+	}
+}
+
+// However many commands wait when the server falls silent, none takes much longer than one command may.
+func TestWait_FrozenServer(t *testing.T) {
+	for kind, open := range map[string]func(o *redis.Options){
+		"default":         func(*redis.Options) {},
+		"minds deadlines": func(o *redis.Options) { o.ContextTimeoutEnabled = true },
+	} {
+		for _, size := range []int{1, 10} {
+			synctest.Test(t, func(t *testing.T) {
+				w := watch(t, mute(t, open), timeout)
+				w.node.gate.size = uint64(size)
+				begun := time.Now()
+				var wg sync.WaitGroup
+				for range 5000 {
+					wg.Go(func() {
+						if err := w.get(t.Context()); err == nil {
+							t.Error("no error")
+						}
+						if took := time.Since(begun); took > timeout {
+							t.Errorf("%s, %d connections: a command took %v", kind, size, took)
+						}
+					})
+				}
+				wg.Wait()
+				// Those that see the silence at the same instant are counted until one of them opens the breaker.
+				if !w.AnyAway() || w.failures("get") > 50 {
+					t.Errorf("%s, %d connections: breaker open: %t, %d failures", kind, size, w.AnyAway(), w.failures("get"))
+				}
+				time.Sleep(time.Minute)
+				if state := w.node.gate.state.Load(); state != 0 {
+					t.Errorf("%s: the gate is %#x in the end", kind, state)
+				}
+			})
+		}
+	}
+}
+
+// What has no breaker, as a lock, waits no longer at a silent server either.
+func TestWait_WithoutBreaker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := New(mute(t), timeout, func(context.Context, string, error) {}, nil, nil)
+		c.node.gate.size = 2
+		begun := time.Now()
+		var wg sync.WaitGroup
+		for range 100 {
+			wg.Go(func() {
+				_, _, err := c.Get(t.Context(), time.Now(), "k")
+				if took := time.Since(begun); err == nil || took > timeout {
+					t.Errorf("%v after %v", err, took)
+				}
+			})
+		}
+		wg.Wait()
+		if c.AnyAway() || c.Refusal("k") != nil {
+			t.Error("there is a breaker")
+		}
+		time.Sleep(time.Minute)
+	})
+}
+
+// All that use one client share its connections, and what they know of the server.
+func TestServer_Shared(t *testing.T) {
+	t.Parallel()
+	_, rdb := redistest.StartMini(t)
+	other := redistest.Start(t).Client(t)
+	a, b, c := watch(t, rdb, timeout), watch(t, rdb, time.Minute), watch(t, other, timeout)
+	if a.node.server != b.node.server || a.node.server == c.node.server {
+		t.Error("two users of one client do not share a gate, or those of two do")
+	}
+	pipeline, err := rdb.AutoPipeline()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for rdb, want := range map[redis.UniversalClient]int{
+		redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", PoolSize: 7}):                            7,
+		redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", PoolSize: 7, MaxActiveConns: 5}):         5,
+		redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", PoolSize: 7, MaxActiveConns: 9}):         7,
+		redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}):                                         10 * runtime.GOMAXPROCS(0),
+		redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}, PoolSize: 3}):   3,
+		redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}, PoolSize: 4}): 4,
+		wrapped{rdb}: 10 * runtime.GOMAXPROCS(0),
+		pipeline:     pipelined,
+	} {
+		if got := connections(rdb); got != want {
+			t.Errorf("a %T has %d connections, want %d", rdb, got, want)
+		}
+		if _, ok := rdb.(wrapped); !ok {
+			_ = rdb.Close()
+		}
+	}
+}
+
+// A client that is not used any more is not kept alive by what has been known of its server.
+func TestServer_Forgotten(t *testing.T) {
+	var collected atomic.Bool
+	var at clientAddr
+	func() {
+		type client struct{ redis.UniversalClient }
+		rdb := &client{}
+		runtime.AddCleanup(rdb, func(*atomic.Bool) { collected.Store(true) }, &collected)
+		s := serverOf(rdb)
+		servers.mu.Lock()
+		defer servers.mu.Unlock()
+		for a, known := range servers.of {
+			if known.Value() == s {
+				at = a
+			}
+		}
+	}()
+	redistest.Await(t, "the client and its server are forgotten", func() bool {
+		runtime.GC()
+		servers.mu.Lock()
+		defer servers.mu.Unlock()
+		_, known := servers.of[at]
+		return collected.Load() && !known
+	})
+}
+
+// A bounded client whose OnConnect ignores its context does not make a read take its time.
+func TestBounded_OnConnect(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := redistest.StartMini(t)
+		opt := *redistest.NewMiniClient(t, m).Options()
+		opt.ContextTimeoutEnabled = true
+		opt.OnConnect = func(context.Context, *redis.Conn) error { time.Sleep(time.Minute); return errors.New("too late") }
+		rdb := redis.NewClient(&opt)
+		defer rdb.Close()
+		w := watch(t, rdb, timeout)
+		for way, get := range gets {
+			begun := time.Now()
+			if err := get(w, t.Context()); err == nil || time.Since(begun) > timeout {
+				t.Errorf("%s: %v after %v", way, err, time.Since(begun))
+			}
+		}
+		time.Sleep(time.Hour)
+	})
+}

@@ -1,0 +1,13 @@
+//go:build unix
+
+package redistest
+
+import (
+	"os"
+	"syscall"
+)
+
+// suspend asks the kernel to stop the process. Like kill, it has nothing to do where the process has ended.
+func suspend(p *os.Process) { _ = p.Signal(syscall.SIGSTOP) }
+
+func resume(p *os.Process) { _ = p.Signal(syscall.SIGCONT) }
