@@ -20,6 +20,7 @@ func BenchmarkMemory(b *testing.B) {
 	b.Run("a_cache/idle", func(b *testing.B) { idleCaches(b, 1000) })
 	b.Run("a_waiting_goroutine/one_load", func(b *testing.B) { waitingGoroutines(b, 10_000) })
 	b.Run("a_load_under_way/one_goroutine_each", func(b *testing.B) { loadsUnderWay(b, 1000) })
+	b.Run("a_queued_key/one_place", func(b *testing.B) { queuedKeys(b, 20_000) })
 	b.Run("a_held_lock/held", func(b *testing.B) { heldLocks(b, 1000) })
 }
 
@@ -67,7 +68,10 @@ func crowd(b *testing.B, n int, in string, all *sync.WaitGroup, wait func(i int)
 func waitingIn(function string) int {
 	n := 0
 	stacks := make([]runtime.StackRecord, runtime.NumGoroutine()+100)
-	count, _ := runtime.GoroutineProfile(stacks)
+	count, ok := runtime.GoroutineProfile(stacks)
+	if !ok { // there are more of them by now
+		return 0
+	}
 	for i := range stacks[:count] {
 		frames := runtime.CallersFrames(stacks[i].Stack())
 		for more := true; more; {
@@ -107,7 +111,7 @@ func waitingGoroutines(b *testing.B, n int) {
 	end = make(chan struct{})
 	c := newCache(b, rdb, patient)
 	reportBytes(b, "singlefill", n, func() {
-		crowd(b, n, "Group[...]).Wait", &all, func(int) {
+		crowd(b, n, "Fills[...]).Wait", &all, func(int) {
 			_, _ = c.GetOrLoad(ctx, "k", func(context.Context, string) (order, error) { <-end; return order{}, nil })
 		})
 	})
@@ -121,7 +125,7 @@ func waitingGoroutines(b *testing.B, n int) {
 	})
 	redistest.Await(b, "the load has begun", func() bool { return holder.Stats().Loading == 1 })
 	reportBytes(b, "singlefill, load elsewhere", n, func() {
-		crowd(b, n, "Group[...]).Wait", &all, func(int) {
+		crowd(b, n, "Fills[...]).Wait", &all, func(int) {
 			_, _ = waiter.GetOrLoad(ctx, "k", func(context.Context, string) (order, error) {
 				return order{}, errMiss
 			})
@@ -170,6 +174,34 @@ func loadsUnderWay(b *testing.B, n int) {
 				return order{}, nil
 			})
 		})
+	})
+	close(end)
+	all.Wait()
+}
+
+// queuedKeys are cold keys that wait for a place to load. They come in waves: how many commands are in flight is
+// none of the matter.
+func queuedKeys(b *testing.B, n int) {
+	rdb := open(b, redistest.Start(b))
+	ctx := request(b)
+	opts := patient
+	opts.MaxLoads = 1
+	c := newCache(b, rdb, opts)
+	load := func(context.Context, string) (order, error) { return order{}, nil }
+
+	end := make(chan struct{})
+	var all sync.WaitGroup
+	crowd(b, 1, "receive", &all, func(int) {
+		_, _ = c.GetOrLoad(ctx, "busy", func(context.Context, string) (order, error) { receive(end); return order{}, nil })
+	})
+	const wave = 500
+	reportBytes(b, "singlefill", n, func() {
+		for begun := 0; begun < n; begun += wave {
+			for i := range wave {
+				all.Go(func() { _, _ = c.GetOrLoad(ctx, fmt.Sprint(begun+i), load) })
+			}
+			redistest.Await(b, "all keys queue", func() bool { return waitingIn("filling[...]).queue") >= begun+wave })
+		}
 	})
 	close(end)
 	all.Wait()

@@ -165,9 +165,9 @@ var fillMutants = []mutant{
 	{
 		name: "retry-after-unset",
 		bug:  "A failed refresh does not tell the fleet to leave the source alone",
-		file: "filling.go",
-		old:  "\t\tleave.RetryAfter = x.opts.retryAfter\n\t\tx.flight.Rest",
-		new:  "\t\tx.flight.Rest",
+		file: "lock.go",
+		old:  "\t\tnote.RetryAfter = x.opts.retryAfter\n",
+		new:  "",
 		pkg:  ".", test: "TestAFailedRefreshHoldsBackOnlyThoseWhoHaveSomethingToServe",
 	},
 	{

@@ -1,0 +1,548 @@
+package flight
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func newFills() *Fills[string] { return NewFills[string](new(Clock)) }
+
+// byHand is the work of a fill that its test does itself.
+func byHand(_ *Fill[string], over func()) { over() }
+
+func mustJoin(t *testing.T, g *Fills[string], key string, call *Caller) Waiter[string] {
+	t.Helper()
+	w, err := g.Join(key, call, byHand)
+	if err != nil {
+		t.Fatalf("Join(%q): %v", key, err)
+	}
+	return w
+}
+
+func endWith(g *Fills[string], f *Fill[string], value string, validFrom Stamp) {
+	g.End(f, &value, validFrom)
+}
+
+// wantWait checks what a caller gets of a fill that is over for it.
+func wantWait(t *testing.T, g *Fills[string], w Waiter[string], want string, verdict Verdict) {
+	t.Helper()
+	r, got := g.Wait(t.Context(), w)
+	value := ""
+	if r != nil {
+		value = *r
+	}
+	if got != verdict || value != want {
+		t.Errorf("got %q, verdict %d; want %q, %d", value, got, want, verdict)
+	}
+}
+
+// A key has one fill at a time.
+func TestFills_OnePerKey(t *testing.T) {
+	t.Parallel()
+	g := newFills()
+	a, b, other := mustJoin(t, g, "k", &Caller{}), mustJoin(t, g, "k", &Caller{}), mustJoin(t, g, "l", &Caller{})
+	if a.Fill != b.Fill || a.Fill == other.Fill || !a.First || b.First || !other.First || a.Key != "k" {
+		t.Error("want one fill for two callers of k, and another one for l")
+	}
+	endWith(g, a.Fill, "v", Always)
+	if c := mustJoin(t, g, "k", &Caller{}); !c.First || c.Fill == a.Fill {
+		t.Error("a caller joins a fill that has ended")
+	}
+}
+
+// A caller takes a result exactly if it joined before the stamp from which the result is known to be true.
+func TestFills_StampsDecide(t *testing.T) {
+	t.Parallel()
+	const last = 7
+	for validFrom := range last + 2 {
+		g := newFills()
+		var callers []Waiter[string]
+		join := func() { callers = append(callers, mustJoin(t, g, "k", &Caller{})) }
+		join()        // 1
+		g.clock.Now() // 2
+		join()        // 3
+		if s := g.BeginLoad(callers[0].Fill, func() { t.Error("cancelled") }); s != 4 {
+			t.Fatalf("the load begins at stamp %d, want 4", s)
+		}
+		join()        // 5
+		g.clock.Now() // 6
+		join()        // 7
+		from := Stamp(validFrom)
+		if validFrom > last {
+			from = Always
+		}
+		endWith(g, callers[0].Fill, "v", from)
+		taken := false
+		for i, w := range callers {
+			switch {
+			case Stamp(2*i+1) != w.Stamp:
+				t.Errorf("caller %d has the stamp %d", i, w.Stamp)
+			case w.Stamp >= from:
+				wantWait(t, g, w, "v", Late)
+			case taken:
+				wantWait(t, g, w, "v", Copied)
+			default:
+				wantWait(t, g, w, "v", Took)
+				taken = true
+			}
+		}
+	}
+}
+
+// A caller keeps the stamp of its first join, and so may take what a fill brings that began after it.
+func TestFills_CallerKeepsItsStamp(t *testing.T) {
+	t.Parallel()
+	g := newFills()
+	a := mustJoin(t, g, "k", &Caller{})
+	began := g.BeginLoad(a.Fill, func() {})
+	call := &Caller{}
+	late := mustJoin(t, g, "k", call)
+	endWith(g, a.Fill, "old", began)
+	wantWait(t, g, late, "old", Late)
+	other := mustJoin(t, g, "k", &Caller{})
+	began = g.BeginLoad(other.Fill, func() {})
+	again := mustJoin(t, g, "k", call)
+	if again.Stamp != late.Stamp || again.late {
+		t.Error("a caller that joins again counts as one that came after the load began")
+	}
+	endWith(g, other.Fill, "new", began)
+	wantWait(t, g, again, "new", Took)
+	wantWait(t, g, other, "new", Copied)
+}
+
+// Only the first End counts.
+func TestFills_FirstEndCounts(t *testing.T) {
+	t.Parallel()
+	g := newFills()
+	a := mustJoin(t, g, "k", &Caller{})
+	endWith(g, a.Fill, "v", Always)
+	newer := mustJoin(t, g, "k", &Caller{})
+	g.End(a.Fill, nil, 0)
+	wantWait(t, g, a, "v", Took)
+	if g.byKey["k"] != newer.Fill {
+		t.Error("the second End has taken another fill out of the map")
+	}
+}
+
+// A fill that ends without a result sends its callers to another one.
+func TestFills_EndWithoutResult(t *testing.T) {
+	t.Parallel()
+	g := newFills()
+	a := mustJoin(t, g, "k", &Caller{})
+	g.End(a.Fill, nil, 0)
+	wantWait(t, g, a, "", Late)
+}
+
+// Callers that joined after a superseded load began leave it at once; earlier ones get its result.
+func TestFills_SupersededLoad(t *testing.T) {
+	t.Parallel()
+	for how, supersede := range map[string]func(g *Fills[string], f *Fill[string]){
+		"Supersede": func(g *Fills[string], f *Fill[string]) { g.Supersede("other"); g.Supersede("k"); g.Supersede("k") },
+		"LockLost":  func(g *Fills[string], f *Fill[string]) { g.LockLost(f); g.LockLost(f) },
+	} {
+		t.Run(how, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g := newFills()
+				early := mustJoin(t, g, "k", &Caller{})
+				began := g.BeginLoad(early.Fill, func() { t.Error("the load is cancelled although a caller may have its result") })
+				call := &Caller{}
+				late, sleeper := mustJoin(t, g, "k", call), mustJoin(t, g, "k", &Caller{})
+
+				var earlyDone, lateDone sync.WaitGroup
+				earlyDone.Go(func() { wantWait(t, g, early, "v1", Took) })
+				lateDone.Go(func() { wantWait(t, g, late, "", Late) })
+				synctest.Wait()
+				supersede(g, early.Fill)
+				lateDone.Wait() // the load goes on
+				wantWait(t, g, sleeper, "", Late)
+				newcomer, again := mustJoin(t, g, "k", &Caller{}), mustJoin(t, g, "k", call)
+				if !newcomer.First || again.Fill != newcomer.Fill {
+					t.Error("want a new fill for a newcomer and the callers that have left")
+				}
+				endWith(g, early.Fill, "v1", began)
+				earlyDone.Wait()
+				if g.byKey["k"] != newcomer.Fill {
+					t.Error("the end of the superseded load has taken the new fill out of the map")
+				}
+				endWith(g, newcomer.Fill, "v2", Always)
+				wantWait(t, g, again, "v2", Took)
+			})
+		})
+	}
+}
+
+// The result of a superseded load is void for late callers, even one that is true for all.
+func TestFills_SupersededResultIsVoid(t *testing.T) {
+	t.Parallel()
+	g := newFills()
+	early := mustJoin(t, g, "k", &Caller{})
+	g.BeginLoad(early.Fill, func() {})
+	late := mustJoin(t, g, "k", &Caller{})
+	g.Supersede("k")
+	endWith(g, early.Fill, "v", Always)
+	wantWait(t, g, late, "", Late)
+	wantWait(t, g, early, "v", Took)
+}
+
+// A load is cancelled when it is superseded and no early caller is left, and not before.
+func TestFills_VoidLoadIsCancelled(t *testing.T) {
+	t.Parallel()
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	for name, test := range map[string]struct {
+		do        func(g *Fills[string], early, late Waiter[string])
+		cancelled bool
+	}{
+		"nothing":         {func(g *Fills[string], early, late Waiter[string]) {}, false},
+		"callers leave":   {func(g *Fills[string], early, late Waiter[string]) { g.Wait(gone, early); g.Wait(gone, late) }, false},
+		"superseded":      {func(g *Fills[string], early, late Waiter[string]) { g.Supersede("k") }, false},
+		"late one leaves": {func(g *Fills[string], early, late Waiter[string]) { g.Supersede("k"); g.Wait(gone, late) }, false},
+		"left, then superseded": {func(g *Fills[string], early, late Waiter[string]) {
+			g.Wait(gone, early)
+			g.Supersede("k")
+		}, true},
+		"superseded, then left": {func(g *Fills[string], early, late Waiter[string]) {
+			g.Supersede("k")
+			g.Wait(gone, early)
+		}, true},
+		"the lock lost": {func(g *Fills[string], early, late Waiter[string]) {
+			g.LockLost(early.Fill)
+			g.Wait(gone, early)
+		}, true},
+		"over": {func(g *Fills[string], early, late Waiter[string]) {
+			g.Supersede("k")
+			endWith(g, early.Fill, "v", Always)
+			g.Wait(gone, early)
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := newFills()
+			early := mustJoin(t, g, "k", &Caller{})
+			cancelled := false
+			g.BeginLoad(early.Fill, func() { cancelled = true })
+			late := mustJoin(t, g, "k", &Caller{})
+			test.do(g, early, late)
+			if cancelled != test.cancelled {
+				t.Errorf("the load is cancelled: %t, want %t", cancelled, test.cancelled)
+			}
+		})
+	}
+}
+
+// A fill that is not loading is woken by Supersede, and keeps its callers.
+func TestFills_SupersededBeforeTheLoad(t *testing.T) {
+	t.Parallel()
+	g := newFills()
+	a := mustJoin(t, g, "k", &Caller{})
+	g.Supersede("k")
+	if len(a.Wake) != 1 {
+		t.Error("the fill is not woken")
+	}
+	if b := mustJoin(t, g, "k", &Caller{}); b.Fill != a.Fill {
+		t.Error("a caller does not join a fill that has not begun to load")
+	}
+	endWith(g, a.Fill, "v", Always)
+	wantWait(t, g, a, "v", Took)
+}
+
+// A fill is woken when a caller joins and when the last one leaves.
+func TestFills_Wake(t *testing.T) {
+	t.Parallel()
+	g := newFills()
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	woken := func(what string, w Waiter[string], want int) {
+		t.Helper()
+		if len(w.Wake) != want {
+			t.Errorf("after %s %d values wake the fill, want %d", what, len(w.Wake), want)
+		}
+		for len(w.Wake) > 0 {
+			<-w.Wake
+		}
+	}
+	a := mustJoin(t, g, "k", &Caller{})
+	woken("the first join", a, 0)
+	b := mustJoin(t, g, "k", &Caller{})
+	mustJoin(t, g, "k", &Caller{})
+	woken("joins", a, 1)
+	c := b
+	g.Wait(gone, a)
+	g.Wait(gone, b)
+	woken("two of three have left", a, 0)
+	if !g.Wanted(a.Fill) {
+		t.Error("the fill is not wanted")
+	}
+	g.Wait(gone, c)
+	woken("the last one has left", a, 1)
+	if g.Wanted(a.Fill) {
+		t.Error("the fill is wanted")
+	}
+}
+
+// A caller leaves at the end of its context; the fill goes on.
+func TestFills_CallerLeaves(t *testing.T) {
+	t.Parallel()
+	g := newFills()
+	a, b := mustJoin(t, g, "k", &Caller{}), mustJoin(t, g, "k", &Caller{})
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	if r, verdict := g.Wait(gone, a); r != nil || verdict != Left {
+		t.Errorf("got %v, verdict %d, want Left", r, verdict)
+	}
+	endWith(g, a.Fill, "v", Always)
+	wantWait(t, g, b, "v", Took)
+}
+
+// No caller is lost when it joins just as a fill ends because it has no callers.
+func TestFills_EndIfDesertedAgainstJoin(t *testing.T) {
+	t.Parallel()
+	g := newFills()
+	var fills atomic.Int64
+	work := func(f *Fill[string], over func()) {
+		defer over()
+		fills.Add(1)
+		for range 10 {
+			if g.EndIfDeserted(f) {
+				return
+			}
+		}
+		endWith(g, f, "v", Always)
+	}
+	var wg sync.WaitGroup
+	for i := range 16 {
+		wg.Go(func() {
+			for n := range 200 {
+				call := &Caller{}
+				for {
+					w, err := g.Join("k", call, work)
+					if err != nil {
+						t.Errorf("Join: %v", err)
+						return
+					}
+					ctx, cancel := context.WithCancel(context.Background())
+					if (i+n)%3 == 0 {
+						cancel()
+					}
+					r, verdict := g.Wait(ctx, w)
+					cancel()
+					if verdict == Left || r != nil {
+						break
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+	g.Drain()
+	if len(g.byKey) != 0 {
+		t.Errorf("%d fills are left", len(g.byKey))
+	}
+}
+
+// EndIfDeserted ends a fill that no caller waits for, and no other.
+func TestFills_EndIfDeserted(t *testing.T) {
+	t.Parallel()
+	g := newFills()
+	a := mustJoin(t, g, "k", &Caller{})
+	if g.EndIfDeserted(a.Fill) {
+		t.Error("a fill with a caller is ended")
+	}
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	g.Wait(gone, a)
+	if !g.EndIfDeserted(a.Fill) || !g.EndIfDeserted(a.Fill) {
+		t.Error("a fill without callers is not ended")
+	}
+	if b := mustJoin(t, g, "k", &Caller{}); !b.First {
+		t.Error("a caller joins a fill that has ended")
+	}
+}
+
+// A refresh is a fill that callers may join; there is one for a key, and none while the key has a fill.
+func TestFills_Refresh(t *testing.T) {
+	t.Parallel()
+	g := newFills()
+	begun := make(chan *Fill[string], 10)
+	run := func(f *Fill[string], over func()) { begun <- f; over() }
+	g.Refresh("k", "e1", run)
+	g.Refresh("k", "e1", run)
+	g.Refresh("k", "e2", run)
+	f := <-begun
+	w := mustJoin(t, g, "k", &Caller{})
+	if w.Fill != f || !f.Refresh || w.First {
+		t.Error("a caller does not join the refresh")
+	}
+	endWith(g, f, "v", Always)
+	wantWait(t, g, w, "v", Took)
+	g.Drain()
+	if len(begun) > 0 {
+		t.Errorf("%d more refreshes have begun", len(begun))
+	}
+	mustJoin(t, g, "k", &Caller{})
+	g.Refresh("k", "e1", run)
+	g.Drain()
+	if len(begun) > 0 {
+		t.Error("a refresh begins although the key has a fill")
+	}
+}
+
+// An entry whose refresh has ended rests; another entry of the key does not, nor do callers.
+func TestFills_Rest(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		g := newFills()
+		refreshes := 0
+		refresh := func(entry string) (begun bool) {
+			before := refreshes
+			g.Refresh("k", entry, func(f *Fill[string], over func()) {
+				refreshes++
+				g.Rest(f, entry, time.Second)
+				g.End(f, nil, 0)
+				over()
+			})
+			g.Drain()
+			return refreshes > before
+		}
+		if !refresh("e1") || refresh("e1") {
+			t.Error("want one refresh of the entry")
+		}
+		time.Sleep(time.Second - 1)
+		if refresh("e1") {
+			t.Error("the entry does not rest for a second")
+		}
+		if !refresh("e2") || refresh("e2") {
+			t.Error("want one refresh of another entry")
+		}
+		time.Sleep(2)
+		if refresh("e2") {
+			t.Error("the end of an earlier rest ends that of another entry")
+		}
+		w := mustJoin(t, g, "k", &Caller{})
+		g.End(w.Fill, nil, 0)
+		time.Sleep(time.Second)
+		if !refresh("e2") {
+			t.Error("the entry rests for longer than a second")
+		}
+		time.Sleep(time.Second + 1)
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		if len(g.resting) != 0 {
+			t.Errorf("%d entries are remembered", len(g.resting))
+		}
+	})
+}
+
+// Filling tells of fills that found their key empty, as long as callers can join them.
+func TestFills_Filling(t *testing.T) {
+	t.Parallel()
+	g := newFills()
+	want := func(when string, k, l bool) {
+		t.Helper()
+		if g.Filling("k") != k || g.Filling("l") != l {
+			t.Errorf("%s: filling %t and %t, want %t and %t", when, g.Filling("k"), g.Filling("l"), k, l)
+		}
+	}
+	want("at first", false, false)
+	a := mustJoin(t, g, "k", &Caller{Empty: true})
+	b := mustJoin(t, g, "l", &Caller{})
+	want("one found its key empty", true, false)
+	g.BeginLoad(a.Fill, func() {})
+	want("during the load", true, false)
+	g.Supersede("k")
+	want("superseded", false, false)
+	endWith(g, a.Fill, "v", Always)
+	endWith(g, b.Fill, "v", Always)
+	c := mustJoin(t, g, "k", &Caller{Empty: true})
+	endWith(g, c.Fill, "v", Always)
+	want("over", false, false)
+	if n := g.empty.Load(); n != 0 {
+		t.Errorf("%d fills of empty keys are counted, want 0", n)
+	}
+}
+
+// After Close only calls from inside a load that is not over start a fill, and only existing fills are joined.
+func TestFills_Close(t *testing.T) {
+	t.Parallel()
+	g, other := newFills(), newFills()
+	a := mustJoin(t, g, "k", &Caller{})
+	g.Close()
+	ran := false
+	g.Go(func() { ran = true })
+	g.Refresh("r", "e", func(f *Fill[string], over func()) { ran = true; over() })
+	if _, err := g.Join("l", &Caller{}, byHand); err != ErrClosed {
+		t.Errorf("Join after Close: %v, want ErrClosed", err)
+	}
+	mustJoin(t, g, "k", &Caller{})
+	nested := mustJoin(t, other, "n", &Caller{Outer: &a.Load})
+	if !g.Inside(&a.Load) || !g.Inside(&nested.Load) || g.Inside(nil) || other.Inside(&a.Load) {
+		t.Error("want calls from inside the load, and from a load inside it, inside")
+	}
+	inner := mustJoin(t, g, "l", &Caller{Outer: &nested.Load})
+	if !inner.First {
+		t.Error("a call from inside a load starts no fill")
+	}
+	endWith(g, a.Fill, "v", Always)
+	if g.Inside(&a.Load) || g.Inside(&nested.Load) {
+		t.Error("a load that is over counts")
+	}
+	if _, err := g.Join("m", &Caller{Outer: &nested.Load}, byHand); err != ErrClosed {
+		t.Errorf("Join from inside a load that is over: %v, want ErrClosed", err)
+	}
+	g.Drain()
+	if ran {
+		t.Error("something has begun after Close")
+	}
+}
+
+// Drain waits for fills, for what runs behind them, and for what comes later unless it is stopped.
+func TestFills_Drain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		g := newFills()
+		begun := time.Now()
+		later := false
+		if _, err := g.Join("k", &Caller{}, func(f *Fill[string], over func()) {
+			time.Sleep(time.Second)
+			g.Behind(func() { time.Sleep(time.Second) })
+			stop := g.Later(time.Hour, func() { t.Error("what is stopped runs") })
+			g.Later(3*time.Second, func() { later = true })
+			stop()
+			g.End(f, nil, 0)
+			over()
+		}); err != nil {
+			t.Fatal(err)
+		}
+		g.Go(func() { time.Sleep(3 * time.Second) })
+		g.Drain()
+		if d := time.Since(begun); d != 4*time.Second || !later {
+			t.Errorf("Drain returns after %v, want 4s; the last function has run: %t", d, later)
+		}
+	})
+}
+
+// Join refuses a circle of blocking calls, and a refused call does not count.
+func TestFills_Recursive(t *testing.T) {
+	t.Parallel()
+	g, h := newFills(), newFills()
+	a, b := mustJoin(t, g, "a", &Caller{}), mustJoin(t, h, "b", &Caller{})
+	inLoader(&a.Load, &b.Load)
+	if _, err := g.Join("a", &Caller{Outer: &a.Load}, byHand); err != ErrRecursive {
+		t.Errorf("a load joins its own fill: %v", err)
+	}
+	waits := mustJoin(t, h, "b", &Caller{Outer: &a.Load})
+	if _, err := g.Join("a", &Caller{Outer: &b.Load}, byHand); err != ErrRecursive {
+		t.Errorf("two loads join each other's fills: %v", err)
+	}
+	if a.callers != 1 || len(b.Load.waits) != 0 {
+		t.Errorf("%d callers, waits %v: a refused call counts", a.callers, b.Load.waits)
+	}
+	endWith(h, b.Fill, "v", Always)
+	wantWait(t, h, waits, "v", Took)
+	if len(a.Load.waits) != 0 || len(b.Load.waiters) != 0 {
+		t.Errorf("waits %v, waiters %v after the end, want none", a.Load.waits, b.Load.waiters)
+	}
+}

@@ -1,0 +1,297 @@
+package flight
+
+import (
+	"context"
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+)
+
+// A joined is what Join has returned.
+type joined struct {
+	turn  Turn[string]
+	found *string
+	err   error
+}
+
+// goJoin joins in another goroutine, and returns when the caller blocks or has returned.
+func goJoin(ctx context.Context, r *Reads[string], key string) <-chan joined {
+	c := make(chan joined, 1)
+	go func() {
+		turn, found, err := r.Join(ctx, key)
+		c <- joined{turn, found, err}
+	}()
+	synctest.Wait()
+	return c
+}
+
+// wantTurn checks that a caller may read now.
+func wantTurn(t *testing.T, c <-chan joined) Turn[string] {
+	t.Helper()
+	synctest.Wait()
+	select {
+	case j := <-c:
+		if j.found != nil || j.err != nil {
+			t.Fatalf("Join returned %v, %v, want a turn", j.found, j.err)
+		}
+		return j.turn
+	default:
+		t.Fatal("Join blocks, want a turn")
+		panic("unreachable")
+	}
+}
+
+func wantFound(t *testing.T, c <-chan joined, want string) {
+	t.Helper()
+	synctest.Wait()
+	select {
+	case j := <-c:
+		if j.found == nil || *j.found != want || j.err != nil {
+			t.Errorf("Join returned %v, %v, want %q", j.found, j.err, want)
+		}
+	default:
+		t.Errorf("Join blocks, want %q", want)
+	}
+}
+
+func wantBlocked[V any](t *testing.T, c <-chan V) {
+	t.Helper()
+	synctest.Wait()
+	if len(c) > 0 {
+		t.Error("Join has returned, want it to block")
+	}
+}
+
+func wantIdle(t *testing.T, r *Reads[string]) {
+	t.Helper()
+	r.Drain()
+	if len(r.keys) > 0 {
+		t.Errorf("%d keys are left", len(r.keys))
+	}
+}
+
+func end(turn Turn[string], found string) (shared bool) { return turn.End(&found) }
+
+// A caller never gets a reply that was in transit when it called, and a batch reads once.
+func TestReads_ReplyInTransit(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := NewReads[string](new(Clock))
+		first := wantTurn(t, goJoin(t.Context(), r, "k"))
+		if first.Arrived != 0 {
+			t.Errorf("a caller that reads at once has the stamp %d, want 0", first.Arrived)
+		}
+		b, c := goJoin(t.Context(), r, "k"), goJoin(t.Context(), r, "k")
+		wantBlocked(t, b)
+		wantBlocked(t, c)
+		wantTurn(t, goJoin(t.Context(), r, "other")).End(nil)
+		if end(first, "1") {
+			t.Error("the first reply is shared")
+		}
+		synctest.Wait()
+		reader, member := b, c
+		if len(b) == 0 {
+			reader, member = c, b
+		}
+		second := wantTurn(t, reader)
+		wantBlocked(t, member)
+		if second.Arrived == 0 {
+			t.Error("a caller that has waited has no stamp")
+		}
+		late := goJoin(t.Context(), r, "k")
+		if !end(second, "2") {
+			t.Error("the second reply is not shared")
+		}
+		wantFound(t, member, "2")
+		end(wantTurn(t, late), "3")
+		wantIdle(t, r)
+	})
+}
+
+// A member that leaves its batch takes nothing along.
+func TestReads_LeavingMember(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := NewReads[string](new(Clock))
+		first := wantTurn(t, goJoin(t.Context(), r, "k"))
+		ctx, cancel := context.WithCancel(t.Context())
+		leaves := goJoin(ctx, r, "k")
+		stays := goJoin(t.Context(), r, "k")
+		cancel()
+		if j := <-leaves; j.err != context.Canceled {
+			t.Errorf("Join returned %v, want context.Canceled", j.err)
+		}
+		end(first, "1")
+		if end(wantTurn(t, stays), "2") {
+			t.Error("the reply is shared with a member that has left")
+		}
+		wantIdle(t, r)
+	})
+}
+
+// A reader that leaves before it has a reply hands its turn to another member of its batch.
+func TestReads_LeavingReader(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := NewReads[string](new(Clock))
+		first := wantTurn(t, goJoin(t.Context(), r, "k"))
+		members := []<-chan joined{goJoin(t.Context(), r, "k"), goJoin(t.Context(), r, "k"), goJoin(t.Context(), r, "k")}
+		end(first, "1")
+		late := goJoin(t.Context(), r, "k")
+		for range 2 { // readers
+			synctest.Wait()
+			for i, m := range members {
+				if len(m) > 0 {
+					if wantTurn(t, m).End(nil) {
+						t.Error("no reply is shared")
+					}
+					members = append(members[:i:i], members[i+1:]...)
+					break
+				}
+			}
+		}
+		if len(members) != 1 {
+			t.Fatalf("%d members have not had the turn, want 1", len(members))
+		}
+		wantBlocked(t, late)
+		end(wantTurn(t, members[0]), "2")
+		end(wantTurn(t, late), "3")
+		wantIdle(t, r)
+	})
+}
+
+// The last member to leave passes the right to read on, whether its batch has the token, had it, or waits for it.
+func TestReads_LastMemberLeaves(t *testing.T) {
+	t.Parallel()
+	for _, when := range []string{"before its turn", "with its turn", "as it gets its turn"} {
+		t.Run(when, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := NewReads[string](new(Clock))
+				first := wantTurn(t, goJoin(t.Context(), r, "k"))
+				ctx, cancel := context.WithCancel(t.Context())
+				leaves := goJoin(ctx, r, "k")
+				switch when {
+				case "before its turn":
+					cancel()
+					synctest.Wait()
+					next := goJoin(t.Context(), r, "k")
+					wantBlocked(t, next)
+					end(first, "1")
+					end(wantTurn(t, next), "2")
+				case "with its turn":
+					end(first, "1")
+					turn := wantTurn(t, leaves)
+					next := goJoin(t.Context(), r, "k")
+					turn.End(nil)
+					end(wantTurn(t, next), "2")
+				case "as it gets its turn": // select may choose either
+					end(first, "1")
+					cancel()
+					if j := <-leaves; j.err == nil {
+						j.turn.End(nil)
+					}
+					end(wantTurn(t, goJoin(t.Context(), r, "k")), "2")
+				}
+				cancel()
+				wantIdle(t, r)
+			})
+		})
+	}
+}
+
+// leave takes the token of a batch that nobody else will receive, and wakes the next batch.
+func TestReads_TokenOfALeaver(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := NewReads[string](new(Clock))
+		end(wantTurn(t, goJoin(t.Context(), r, "other")), "")
+		first := wantTurn(t, goJoin(t.Context(), r, "k"))
+		left := &batch[string]{token: make(chan struct{}, 1), done: make(chan struct{}), size: 1}
+		r.keys["k"] = left
+		end(first, "1") // the token is in the channel
+		next := goJoin(t.Context(), r, "k")
+		wantBlocked(t, next)
+		r.leave("k", left)
+		end(wantTurn(t, next), "2")
+		wantIdle(t, r)
+	})
+}
+
+// Drain returns when no read is in flight, of whatever key.
+func TestReads_Drain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := NewReads[string](new(Clock))
+		r.Drain()
+		a, b := wantTurn(t, goJoin(t.Context(), r, "a")), wantTurn(t, goJoin(t.Context(), r, "b"))
+		waits := goJoin(t.Context(), r, "a")
+		drained := make(chan struct{}, 1)
+		go func() { r.Drain(); drained <- struct{}{} }()
+		for _, turn := range []func(){
+			func() { end(a, "") },
+			func() { end(b, "") },
+		} {
+			turn()
+			wantBlocked(t, drained)
+		}
+		end(wantTurn(t, waits), "")
+		<-drained
+	})
+}
+
+// A caller that is alone allocates nothing.
+func TestReads_Allocations(t *testing.T) {
+	r := NewReads[string](new(Clock))
+	found := "v"
+	if n := testing.AllocsPerRun(1000, func() {
+		turn, _, _ := r.Join(context.Background(), "k")
+		turn.End(&found)
+	}); n != 0 {
+		t.Errorf("%v allocations, want none", n)
+	}
+}
+
+// Whatever callers do, each gets what was true at some time after its call, and nothing is left behind.
+func TestReads_Random(t *testing.T) {
+	t.Parallel()
+	r := NewReads[int64](new(Clock))
+	var version atomic.Int64
+	var wg sync.WaitGroup
+	for range 20 {
+		wg.Go(func() {
+			for range 300 {
+				ctx, cancel := context.WithCancel(context.Background())
+				if rand.IntN(3) == 0 {
+					go cancel()
+				}
+				called := version.Load()
+				turn, found, err := r.Join(ctx, "k")
+				switch {
+				case err != nil:
+				case found != nil:
+					if *found < called {
+						t.Errorf("a caller at %d gets %d", called, *found)
+					}
+				default:
+					v := version.Load()
+					version.Add(1)
+					runtime.Gosched()
+					if rand.IntN(3) == 0 {
+						turn.End(nil)
+					} else {
+						turn.End(&v)
+					}
+				}
+				cancel()
+			}
+		})
+	}
+	wg.Wait()
+	r.Drain()
+	if len(r.keys) != 0 {
+		t.Errorf("%d keys are left", len(r.keys))
+	}
+}
