@@ -115,7 +115,7 @@ func (l *Lease) Release(ctx context.Context) error {
 	ctx = client.Detach(ctx)
 	t := l.ticket
 	t.sent.Store(false)
-	released, inDoubt, err := t.release(ctx)
+	released, inDoubt, err := t.insistOnRelease(ctx)
 	if err == nil {
 		return l.tellEnd(ctx, released)
 	}
@@ -134,8 +134,8 @@ func (l *Lease) Release(ctx context.Context) error {
 	return explain("release", t.name, err)
 }
 
-// release asks until there is an answer, for as long as one command may take.
-func (t *ticket) release(ctx context.Context) (released, inDoubt bool, err error) {
+// insistOnRelease asks until there is an answer, for as long as one command may take.
+func (t *ticket) insistOnRelease(ctx context.Context) (released, inDoubt bool, err error) {
 	released, err = client.Insist(ctx, t.opts.RedisTimeout, mayPass, func(within time.Duration) (bool, error) {
 		released, err := t.kind.release(ctx, t, within)
 		inDoubt = inDoubt || mayHaveArrived(err) && t.sent.Load()

@@ -42,6 +42,7 @@ type Locker struct {
 	client *client.Client
 	opts   Options
 	trace  Trace
+	line   line
 	debts  debts
 }
 
@@ -168,12 +169,19 @@ func (l *Locker) acquire(ctx context.Context, wait bool) (*Lease, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	a := &attempt{ticket: &ticket{Locker: l, token: rand.Text()}, begun: time.Now()}
-	lease, err := a.run(ctx, wait)
+	_, deadline := ctx.Deadline()
+	a := &attempt{
+		ticket: &ticket{Locker: l, token: rand.Text()}, begun: time.Now(), deadline: deadline, wake: make(chan struct{}, 1),
+	}
+	ask := a.try
+	if wait {
+		ask = a.wait
+	}
+	lease, err := ask(ctx)
 	if lease == nil {
 		a.leave(ctx)
 	}
-	if a.pauses > 0 && l.trace.Waited != nil {
+	if a.waited && l.trace.Waited != nil {
 		l.trace.Waited(ctx, Info{Name: l.name, Duration: time.Since(a.begun), Err: err})
 	}
 	if lease != nil {

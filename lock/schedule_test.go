@@ -169,7 +169,7 @@ func (c *contest) leaves(process string, lease *lock.Lease) (lost bool) {
 func (c *contest) wantNothingLeft(d time.Duration) {
 	c.Settle(d)
 	for _, key := range c.Server.Keys() {
-		if key != "{n}:lock:fence" && !strings.HasPrefix(key, "{n}:lock:ended:") {
+		if key != "{n}:lock:fence" && !strings.HasPrefix(key, "{n}:lock:ended") {
 			c.Errorf("key %q is left behind", key)
 		}
 	}
