@@ -26,6 +26,10 @@ var (
 	// behind the call.
 	ErrAmbiguous = errors.New("lock: redis has not answered")
 
+	// ErrNotReleased, from Do only: the function has run and returned nil, but the lease could not be given back. That is
+	// tried again behind the call; else the lease ends with TTL.
+	ErrNotReleased = errors.New("lock: not released")
+
 	// ErrConflict: what is in Redis under this name is used in another way: by a lock of another kind, by a semaphore
 	// of another size, or by another program. Nothing was granted.
 	ErrConflict = errors.New("lock: conflict")

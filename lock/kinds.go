@@ -169,11 +169,13 @@ func (t *ticket) run(ctx context.Context, s script, keys []string, args []any) *
 // sendOn sends a command, and sends it again while a replica answers. After a failover behind one address that is the
 // old master, to which the pool of the client still has connections. The client closes each that says so.
 func (t *ticket) sendOn(ctx context.Context, name string, script any, keys []string, args []any) *redis.Cmd {
+	sent := t.sent.Load()
 	cmd := t.send(ctx, name, script, keys, args)
 	if !redis.IsReadOnlyError(cmd.Err()) {
 		return cmd
 	}
 	for range t.client.Redis.PoolStats().TotalConns + 1 {
+		t.sent.Store(sent) // what a replica has answered is not in doubt
 		if cmd = t.send(ctx, name, script, keys, args); !redis.IsReadOnlyError(cmd.Err()) || ctx.Err() != nil {
 			break
 		}

@@ -3,6 +3,7 @@ package lock
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"time"
 
@@ -146,23 +147,34 @@ func (l *Locker) TryAcquire(ctx context.Context) (*Lease, error) { return l.acqu
 // lost: fn has to stop then, since others may go on. The lease is released when fn returns or panics; a panic
 // goes on.
 //
-// An error of fn comes back as it is. If fn returns nil, Do returns what [Lease.Release] does: ErrLost means that
-// fn was perhaps not alone.
+// An error of fn comes back as it is. But if the lease was lost, and fn returns the error of its context, [ErrLost] comes
+// with it: fn was perhaps not alone, and ctx need not have ended. If fn returns nil, Do returns nil when the lease was held
+// to the end and has been given back, ErrLost when it was lost, and [ErrNotReleased] when it could not be given back. All
+// other errors of this package mean that fn has not run.
 func (l *Locker) Do(ctx context.Context, fn func(ctx context.Context) error) (err error) {
 	lease, err := l.Acquire(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() {
-		if released := lease.Release(ctx); err == nil {
-			err = released
+		failed := lease.Release(ctx)
+		switch {
+		case err != nil || failed == nil:
+		case errors.Is(failed, ErrLost):
+			err = failed
+		default: // its text, not itself: it could pass for an error of Acquire
+			err = fmt.Errorf("%w: %v", ErrNotReleased, failed)
 		}
 	}()
 	inside, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	stop := context.AfterFunc(lease.Context(), func() { end(context.Cause(lease.Context())) })
 	defer stop()
-	return fn(inside)
+	err = fn(inside)
+	if ended := inside.Err(); ended != nil && errors.Is(err, ended) && context.Cause(inside) == ErrLost {
+		return fmt.Errorf("%w: %w", ErrLost, err)
+	}
+	return err
 }
 
 func (l *Locker) acquire(ctx context.Context, wait bool) (*Lease, error) {

@@ -21,7 +21,7 @@ import (
 const (
 	stepTTL     = 9 * schedule.Step
 	stepTimeout = 2 * schedule.Step
-	stepMark    = stepTTL + 2*stepTimeout + schedule.Step // the life of a mark, and a step
+	stepMark    = 2*(stepTTL+2*stepTimeout) + schedule.Step // the longest life of a mark, and a step
 )
 
 // A contest is processes that acquire leases of one name. It knows who may hold one.
