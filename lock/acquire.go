@@ -80,10 +80,11 @@ func (a *attempt) wait(ctx context.Context) (lease *Lease, err error) {
 	return nil, a.gaveUp(ctx)
 }
 
-// pause returns how long to sleep before asking again. Where it is known how many waiters come first, that follows
-// their number and the age of the present lease: the handing over is to cost a small part of it, and all waiters
-// together ask no more often than grows with the logarithm of their number. Else it is backoff. It does not go past the
-// time at which the holder's lease ends, nor is it so long that a place in the queue could be lost.
+// pause returns how long to sleep before asking again. Where it is known how many waiters come
+// first, that follows their number and the age of the present lease: the handing over is to cost a
+// small part of it, and all waiters together ask no more often than grows with the logarithm of
+// their number. Else it is backoff. It does not go past the time at which the holder's lease ends,
+// nor is it so long that a place in the queue could be lost.
 func (a *attempt) pause(backoff time.Duration, r reply) time.Duration {
 	d := backoff
 	known := r.state == busy && r.ahead >= 0
@@ -113,8 +114,9 @@ func (a *attempt) sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// ask returns a reply that is not older than a lease lives. Otherwise this process was held up, and what was granted
-// may be another one's: asked again, the server prolongs the lease, or grants it again, or says that it is busy.
+// ask returns a reply that is not older than a lease lives. Otherwise this process was held up, and
+// what was granted may be another one's: asked again, the server prolongs the lease, or grants it
+// again, or says that it is busy.
 func (a *attempt) ask(ctx context.Context, q question) (r reply, sent time.Time, err error) {
 	a.queued = a.queued || q.wait && a.kind.queues() || q.since != 0
 	for {
@@ -144,7 +146,8 @@ func (a *attempt) insist(ctx context.Context, q question) (r reply, sent time.Ti
 	return r, sent, err
 }
 
-// mayHaveArrived reports whether a command that failed may have reached the server, or still reach it.
+// mayHaveArrived reports whether a command that failed may have reached the server, or still reach
+// it.
 func mayHaveArrived(err error) bool {
 	if err == nil {
 		return false
@@ -193,9 +196,9 @@ func (a *attempt) explain(ctx context.Context, err error) error {
 	return explain("acquire", a.name, err)
 }
 
-// leave cleans up behind an attempt that ends without a lease: a place in a queue, and what a command that was not
-// answered may have taken, or may still take. While the server answers, that is done when leave returns: the process may
-// be about to end.
+// leave cleans up behind an attempt that ends without a lease: a place in a queue, and what a
+// command that was not answered may have taken, or may still take. While the server answers, that
+// is done when leave returns: the process may be about to end.
 func (a *attempt) leave(ctx context.Context) {
 	if !a.stray && !a.queued {
 		return

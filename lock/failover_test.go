@@ -14,8 +14,8 @@ import (
 	"github.com/singlefill/singlefill/lock"
 )
 
-// After a failover behind one address, whose old master becomes a replica and keeps its connections, no call fails and no
-// lease is lost.
+// After a failover behind one address, whose old master becomes a replica and keeps its
+// connections, no call fails and no lease is lost.
 func TestFailover_OldMasterKeepsItsConnections(t *testing.T) {
 	eachKind(t, func(t *testing.T, kind string) {
 		const conns = 25

@@ -8,8 +8,9 @@ import (
 	"time"
 )
 
-// A line has the waiters of one Locker, in the order in which they came, or, of a fair mutex, in that of the queue on
-// the server. Only the first one asks, so a thousand waiters of a process send what one sends.
+// A line has the waiters of one Locker, in the order in which they came, or, of a fair mutex, in
+// that of the queue on the server. Only the first one asks, so a thousand waiters of a process send
+// what one sends.
 type line struct {
 	mu      sync.Mutex
 	waiters []*attempt // protected by mu, as all below
@@ -32,7 +33,8 @@ const (
 	// unplaced is the place of a waiter that has yet to get one from the server.
 	unplaced = math.MaxInt64
 
-	// patience is how many grants to others a line bears before it reserves the next one for itself.
+	// patience is how many grants to others a line bears before it reserves the next one for
+	// itself.
 	patience = 2
 )
 
@@ -97,8 +99,8 @@ func (l *line) wakeFirst() {
 	}
 }
 
-// await waits until the attempt is to ask: when it is the first, or needs a place. It returns false when ctx has ended, or
-// the attempt is over.
+// await waits until the attempt is to ask: when it is the first, or needs a place. It returns false
+// when ctx has ended, or the attempt is over.
 func (l *line) await(ctx context.Context, a *attempt) bool {
 	for ctx.Err() == nil {
 		l.mu.Lock()
@@ -164,8 +166,8 @@ func (l *line) busy(a *attempt, r reply) {
 	}
 }
 
-// conflicts notes that the holders disagree with the line. It returns whether the line waits for them to go: it was there
-// before them.
+// conflicts notes that the holders disagree with the line. It returns whether the line waits for
+// them to go: it was there before them.
 func (l *line) conflicts(why error) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -187,9 +189,9 @@ func (l *line) answered(why error) {
 	}
 }
 
-// endures notes that a command of the attempt has failed, and reports whether the attempt goes on. All go on that have a
-// deadline. The others do so if there was an answer while they waited, for TTL after the last one: for as long as a
-// lease could endure it.
+// endures notes that a command of the attempt has failed, and reports whether the attempt goes on.
+// All go on that have a deadline. The others do so if there was an answer while they waited, for
+// TTL after the last one: for as long as a lease could endure it.
 func (l *line) endures(a *attempt, why error) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -204,8 +206,8 @@ func (l *line) endures(a *attempt, why error) bool {
 	return a.over == nil
 }
 
-// reason returns why the attempt, which ends, could not have a lease: nil if it was busy. silent tells that the last
-// command has failed.
+// reason returns why the attempt, which ends, could not have a lease: nil if it was busy. silent
+// tells that the last command has failed.
 func (l *line) reason(a *attempt) (why error, silent bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

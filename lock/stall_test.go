@@ -16,8 +16,8 @@ import (
 	"github.com/singlefill/singlefill/lock"
 )
 
-// A waiter with time left outlasts a Redis that does not answer, or refuses, under the same token; one of a fair mutex
-// keeps its place.
+// A waiter with time left outlasts a Redis that does not answer, or refuses, under the same token;
+// one of a fair mutex keeps its place.
 func TestAcquire_OutlastsAStall(t *testing.T) {
 	for what, fails := range map[string]fault{
 		"silent": silence, "replies lost": replyLost, "no connection": noConnection,
@@ -67,7 +67,8 @@ func TestAcquire_OutlastsAStall(t *testing.T) {
 	}
 }
 
-// Without a deadline a waiter outlasts it for as long as a lease could, and a caller that comes then for RedisTimeout.
+// Without a deadline a waiter outlasts it for as long as a lease could, and a caller that comes
+// then for RedisTimeout.
 func TestAcquire_WithoutADeadline(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
 		holder := mustAcquire(t, newLocker(t, kind, rdb, "n", &lock.Options{TTL: time.Hour}))
@@ -105,7 +106,8 @@ func TestAcquire_WithoutADeadline(t *testing.T) {
 	})
 }
 
-// A process that is held up while its command is answered does not take a lease for its own that has ended.
+// A process that is held up while its command is answered does not take a lease for its own that
+// has ended.
 func TestAcquire_HeldUpForLongerThanTTL(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
 		client := redistest.NewMiniClient(t, m)
@@ -203,7 +205,8 @@ func TestRelease_MarksAreBounded(t *testing.T) {
 	})
 }
 
-// A waiter of a semaphore goes on when the first holder of another size gets in, and is told if that lasts.
+// A waiter of a semaphore goes on when the first holder of another size gets in, and is told if
+// that lasts.
 func TestNewSemaphore_WaiterOfAnotherSize(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		sized := func(size int) *lock.Locker {

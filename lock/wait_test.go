@@ -34,7 +34,8 @@ func takes(ctx context.Context, t *testing.T, l *lock.Locker, hold time.Duration
 	return n
 }
 
-// A process that waits gets a fair part of the grants, also against one that takes the lock again at once.
+// A process that waits gets a fair part of the grants, also against one that takes the lock again
+// at once.
 func TestAcquire_IsNotStarvedByALoop(t *testing.T) {
 	for _, hold := range []time.Duration{time.Millisecond, 10 * time.Millisecond, 300 * time.Millisecond} {
 		t.Run(hold.String(), func(t *testing.T) {
@@ -60,7 +61,8 @@ func TestAcquire_IsNotStarvedByALoop(t *testing.T) {
 	}
 }
 
-// The lock is free for a small part of the time for which it is held, though it is kept for the waiter.
+// The lock is free for a small part of the time for which it is held, though it is kept for the
+// waiter.
 func TestAcquire_HandsOverSoon(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
 		const hold = 300 * time.Millisecond
@@ -114,7 +116,8 @@ func TestAcquire_DeadReservation(t *testing.T) {
 	}
 }
 
-// A thousand waiters of a process send a few scripts, and those of a fair mutex one each for a place.
+// A thousand waiters of a process send a few scripts, and those of a fair mutex one each for a
+// place.
 func TestAcquire_AThousandAskTogether(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
 		const n, wait = 1000, 10 * time.Second
@@ -188,7 +191,8 @@ func TestAcquire_AQueueThatMovesAgain(t *testing.T) {
 	}
 }
 
-// A fair mutex is granted in the order of arrival, also to the waiters of one process, some of which leave.
+// A fair mutex is granted in the order of arrival, also to the waiters of one process, some of
+// which leave.
 func TestNewFairMutex_OrderInOneProcess(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		opts := &lock.Options{TTL: time.Minute}

@@ -255,7 +255,7 @@ var lockMutants = []mutant{
 	{
 		name: "client-retries",
 		bug:  "The client may repeat a command by itself: its last error hides a grant whose reply was lost",
-		file: "lock/kinds.go",
+		file: "lock/command.go",
 		old:  "NoRetry() bool { return true }",
 		new:  "NoRetry() bool { return false }",
 		pkg:  "lock", test: "TestALostReplyIsNotForgottenWhenRedisCannotBeReachedAfterIt",
