@@ -482,7 +482,7 @@ func TestNobodyOvertakesFairWaitersWhileTheLockIsFree(t *testing.T) {
 	fairBubble(t, func(t *testing.T, m *miniredis.Miniredis) {
 		l := fairMutex(t, redistest.NewMiniClient(t, m), "n", nil)
 		other := fairMutex(t, redistest.NewMiniClient(t, m), "n", nil)
-		lease := fairTake(t, l)
+		lease := fairTake(t, other) // its release does not wake the waiters of l
 		line := &fairLine{t: t}
 		line.join(t.Context(), l, 0)
 		time.Sleep(time.Minute)
