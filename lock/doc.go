@@ -45,7 +45,11 @@
 //   - [ErrUnavailable]: Redis cannot say, or cannot do it now. Nothing was granted. It is never told as busy.
 //   - [ErrAmbiguous]: a command was sent and not answered. Nothing is held by the caller; what the server may have
 //     granted is given back behind the call, or ends with TTL.
-//   - any other: something to be changed, such as a missing right, another size, or a key of another kind.
+//   - [ErrNotReleased], from Do: its function has run, and the lease could not be given back.
+//   - [ErrConflict]: a lock of another kind or size, or something else, has this name.
+//   - any other: something to be changed, such as a missing right.
+//
+// Of these only ErrLost and ErrNotReleased come from Do when its function has run.
 //
 // # Efficiency or correctness
 //
@@ -65,6 +69,7 @@
 // # Keys
 //
 // The lock named n has the key {n}:lock and keys that begin with it, all in one slot. None lives for ever. After
-// all have released, what is left are the last fence, for a day, and, for a little more than TTL, a mark for each
-// release, by which a repeated or late command is recognised.
+// all have released, what is left are the last fence, for a day, and marks of the attempts that have ended, by which
+// a repeated or late command is recognised: the last 500, for TTL or a minute, and twice as long where a command was not
+// answered. A command to acquire that arrives even later may be granted for nothing, and ends with TTL.
 package lock

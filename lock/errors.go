@@ -25,6 +25,14 @@ var (
 	// ErrAmbiguous: a command was sent and not answered. What it may have done is being found out, or undone,
 	// behind the call.
 	ErrAmbiguous = errors.New("lock: redis has not answered")
+
+	// ErrNotReleased, from Do only: the function has run and returned nil, but the lease could not be given back. That is
+	// tried again behind the call; else the lease ends with TTL.
+	ErrNotReleased = errors.New("lock: not released")
+
+	// ErrConflict: what is in Redis under this name is used in another way: by a lock of another kind, by a semaphore
+	// of another size, or by another program. Nothing was granted.
+	ErrConflict = errors.New("lock: conflict")
 )
 
 // explain says what a reply other than an answer means to the caller.
@@ -37,7 +45,7 @@ func explain(op, name string, err error) error {
 		strings.Contains(text, "executing the script can't"): // the same, by Redis 7.0
 		return fmt.Errorf("lock: %s %.100q: allow the Redis user what the scripts use (+@string +@sortedset +@hash +@keyspace +time, and the keys {name}:lock*): %w", op, name, err)
 	case strings.Contains(text, "WRONGTYPE") || strings.Contains(text, "FOREIGN"):
-		return fmt.Errorf("lock: %s %.100q: its key holds something else: a lock of another kind, or no lock; choose another name: %w", op, name, err)
+		return fmt.Errorf("%w: %s %.100q: its key holds something else: a lock of another kind, or no lock; choose another name: %w", ErrConflict, op, name, err)
 	}
 	return fmt.Errorf("%w: %s %.100q: %w", ErrUnavailable, op, name, err)
 }

@@ -124,11 +124,11 @@ func (s *semStage) act(ctx context.Context, act string) (string, error) {
 		}
 		return text[:1], err
 	case "tombstone":
-		text, err := s.do(ctx, "GET", s.keys.tombstone+stageToken(what)).Text()
+		err := s.do(ctx, "ZSCORE", s.keys.ended, stageToken(what)).Err()
 		if errors.Is(err, redis.Nil) {
-			err = nil
+			return "none", nil
 		}
-		return text, err
+		return "ended", err
 	case "keys":
 		var there []string
 		for _, name := range []string{"lock", "queue", "alive", "details"} {
@@ -205,7 +205,7 @@ func (s *semStage) play(ctx context.Context, who, verb string, args []string) (s
 	switch verb {
 	case "waits", "tries", "takes":
 		a := &ticket{Locker: l, token: token}
-		r, err := l.kind.acquire(ctx, a, within, verb == "waits")
+		r, err := l.kind.acquire(ctx, a, within, question{wait: verb == "waits"})
 		switch {
 		case err != nil:
 			return s.conflict("acquire", err)
@@ -415,7 +415,7 @@ func TestFairScriptsByWhatIsThere(t *testing.T) {
 			B waits -> busy 0
 			C waits -> busy 1
 			B abandons -> yes
-			tombstone B -> abandoned
+			tombstone B -> ended
 			queue -> C
 			alive -> C
 			B waits -> refused
@@ -745,7 +745,7 @@ func TestSemaphoreScriptsByWhatIsThere(t *testing.T) {
 		"an abandoned attempt gives back its place, and comes to nothing late": `
 			A takes 1 -> held
 			A abandons -> yes
-			tombstone A -> abandoned
+			tombstone A -> ended
 			keys ->
 			A takes 1 -> refused
 			B abandons -> yes
@@ -935,7 +935,7 @@ func (m *stageModel) act(act string) string {
 				m.ended[who] = "released"
 			}
 		}
-		has = has || m.ended[who] == "released"
+		has = has || m.ended[who] != ""
 	}
 	return map[bool]string{true: "yes", false: "no"}[has]
 }

@@ -23,7 +23,7 @@ func strangeNames() []string {
 
 // all returns the keys of a name, with the tombstone of an attempt.
 func (k keys) all() []string {
-	return []string{k.lock, k.fence, k.tombstone + strings.Repeat("A", 26), k.queue, k.alive, k.details}
+	return []string{k.lock, k.fence, k.ended, k.next, k.queue, k.alive, k.details}
 }
 
 func TestKeyNamesAreAsDocumented(t *testing.T) {
@@ -35,7 +35,7 @@ func TestKeyNamesAreAsDocumented(t *testing.T) {
 		if k.lock != want+":lock" {
 			t.Errorf("the lock of %q is named %q, want %q", name, k.lock, want+":lock")
 		}
-		for i, suffix := range []string{"", ":fence", ":ended:" + strings.Repeat("A", 26), ":queue", ":alive", ":details"} {
+		for i, suffix := range []string{"", ":fence", ":ended", ":next", ":queue", ":alive", ":details"} {
 			if got := k.all()[i]; got != want+":lock"+suffix {
 				t.Errorf("a key of %q is named %q, want %q", name, got, want+":lock"+suffix)
 			}

@@ -22,8 +22,18 @@ type Lease struct {
 	ctx     context.Context
 	end     context.CancelCauseFunc
 	renewal *time.Timer
-	over    atomic.Bool // lost or released: whoever sets it has to tell
+	over    atomic.Bool  // lost, or its release has begun: the goroutine that sets it has to tell
+	asked   atomic.Bool  // a call of Release has failed, so another one may ask again
+	inDoubt bool         // a release was not answered; of the call that has set over, or taken asked
+	outcome atomic.Int32 // of the release
 }
+
+// What may come of a release.
+const (
+	unknown int32 = iota
+	released
+	lost
+)
 
 // margin returns by how much a holder gives up a lease before its end, so that its context has ended before anyone
 // else can hold it: a twentieth of its life, and at least what rounding to milliseconds can make of it.
@@ -102,56 +112,76 @@ func (l *Lease) Fence() int64 {
 // was lost; and [ErrLost] when it was lost before, or has been released already. While Redis cannot be asked it
 // returns [ErrUnavailable] or [ErrAmbiguous], and goes on trying behind the call, until the lease ends by itself. Any
 // other error is a refusal for good, such as a missing right; after that, and with a client that is closed, the
-// lease ends by itself. On a Lease which holds nothing Release does nothing.
+// lease ends by itself. After an error other than ErrLost Release may be called again: it says what is known then. On a
+// Lease which holds nothing Release does nothing.
 func (l *Lease) Release(ctx context.Context) error {
 	if l == nil || l.ctx == nil {
 		return nil
 	}
-	if !l.over.CompareAndSwap(false, true) {
+	first := l.over.CompareAndSwap(false, true)
+	if !first && !l.asked.CompareAndSwap(true, false) {
 		return ErrLost
 	}
-	l.end(nil) // no renewal is begun any more, and none that is under way brings anything back
-	l.renewal.Stop()
-	ctx = client.Detach(ctx)
-	t := l.ticket
-	t.sent.Store(false)
-	released, inDoubt, err := t.release(ctx)
-	if err == nil {
-		return l.tellEnd(ctx, released)
+	if first {
+		l.end(nil) // no renewal is begun any more, and none that is in flight brings anything back
+		l.renewal.Stop()
 	}
-	if mayPass(err) {
-		t.owe(t.opts.TTL, func() bool {
-			released, err := t.kind.release(ctx, t, t.opts.RedisTimeout)
+	if outcome := l.outcome.Load(); outcome != unknown { // it was found out behind the call before
+		return l.settle(ctx, outcome)
+	}
+	ctx = client.Detach(ctx)
+	outcome, err := l.insist(ctx)
+	if err == nil {
+		return l.settle(ctx, outcome)
+	}
+	if first && mayPass(err) {
+		l.ticket.owe(l.ticket.opts.TTL, func() bool {
+			outcome, err := l.release(ctx, l.ticket.opts.RedisTimeout)
 			if err == nil {
-				_ = l.tellEnd(ctx, released) // the call has returned
+				_ = l.settle(ctx, outcome) // the call has returned
 			}
 			return err == nil || !mayPass(err)
 		})
 	}
-	if inDoubt {
-		return fmt.Errorf("%w: release %.100q: %w", ErrAmbiguous, t.name, err)
+	defer l.asked.Store(true)
+	if l.inDoubt {
+		return fmt.Errorf("%w: release %.100q: %w", ErrAmbiguous, l.ticket.name, err)
 	}
-	return explain("release", t.name, err)
+	return explain("release", l.ticket.name, err)
 }
 
-// release asks until there is an answer, for as long as one command may take.
-func (t *ticket) release(ctx context.Context) (released, inDoubt bool, err error) {
-	released, err = client.Insist(ctx, t.opts.RedisTimeout, mayPass, func(within time.Duration) (bool, error) {
-		released, err := t.kind.release(ctx, t, within)
-		inDoubt = inDoubt || mayHaveArrived(err) && t.sent.Load()
-		return released, err
+// insist asks until there is an answer, for as long as one command may take.
+func (l *Lease) insist(ctx context.Context) (int32, error) {
+	l.ticket.sent.Store(false)
+	return client.Insist(ctx, l.ticket.opts.RedisTimeout, mayPass, func(within time.Duration) (int32, error) {
+		outcome, err := l.release(ctx, within)
+		l.inDoubt = l.inDoubt || mayHaveArrived(err) && l.ticket.sent.Load()
+		return outcome, err
 	})
-	return released, inDoubt, err
 }
 
-// tellEnd tells how a lease that was released has ended.
-func (l *Lease) tellEnd(ctx context.Context, released bool) error {
-	if !released {
-		l.tellLost(ctx, renew.ErrGone)
-		return ErrLost
+func (l *Lease) release(ctx context.Context, within time.Duration) (int32, error) {
+	ours, err := l.ticket.kind.release(ctx, l.ticket, within)
+	if ours {
+		return released, err
 	}
-	if l.ticket.trace.Released != nil {
-		l.ticket.trace.Released(ctx, l.info(nil))
+	return lost, err
+}
+
+// settle notes how a lease has ended that was released, and tells it once.
+func (l *Lease) settle(ctx context.Context, outcome int32) error {
+	first := l.outcome.CompareAndSwap(unknown, outcome)
+	switch outcome = l.outcome.Load(); {
+	case first && outcome == lost:
+		l.tellLost(ctx, renew.ErrGone)
+	case first:
+		if l.ticket.trace.Released != nil {
+			l.ticket.trace.Released(ctx, l.info(nil))
+		}
+		l.ticket.line.wakeFirst()
+	}
+	if outcome == lost {
+		return ErrLost
 	}
 	return nil
 }

@@ -21,7 +21,7 @@ import (
 const (
 	stepTTL     = 9 * schedule.Step
 	stepTimeout = 2 * schedule.Step
-	stepMark    = stepTTL + 2*stepTimeout + schedule.Step // the life of a mark, and a step
+	stepMark    = 2*(stepTTL+2*stepTimeout) + schedule.Step // the longest life of a mark, and a step
 )
 
 // A contest is processes that acquire leases of one name. It knows who may hold one.
@@ -169,7 +169,7 @@ func (c *contest) leaves(process string, lease *lock.Lease) (lost bool) {
 func (c *contest) wantNothingLeft(d time.Duration) {
 	c.Settle(d)
 	for _, key := range c.Server.Keys() {
-		if key != "{n}:lock:fence" && !strings.HasPrefix(key, "{n}:lock:ended:") {
+		if key != "{n}:lock:fence" && !strings.HasPrefix(key, "{n}:lock:ended") {
 			c.Errorf("key %q is left behind", key)
 		}
 	}

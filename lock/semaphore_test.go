@@ -187,7 +187,7 @@ func TestAPlaceWhoseGrantWasNeverAnsweredIsGivenBack(t *testing.T) {
 	direct := semaphore(t, s.Client(t), name, 1, &semPatient)
 	fairRelease(t, fairTake(t, direct)) // the server knows the script
 	mute := proxy.On(func(cmd []string) bool {
-		return redistest.Command("evalsha")(cmd) && cmd[2] == "4" && // holders, fence, tombstone, details
+		return redistest.Command("evalsha")(cmd) && cmd[2] == "5" && // holders, fence, ended attempts, reservation, details
 			s.Admin().Exists(context.Background(), "{"+name+"}:lock").Val() == 0
 	}, redistest.MuteReply)
 	ctx, cancel := context.WithCancel(t.Context())

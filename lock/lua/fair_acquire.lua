@@ -1,17 +1,28 @@
--- Take the mutex, if nobody holds it and nobody has come before; else stand in the queue.
+-- Take the mutex, if it is free and no other waiter has come before; else stand in the queue.
 --
--- KEYS  1 lock  2 fence  3 tombstone of this attempt  4 queue  5 alive
+-- KEYS  1 lock  2 fence  3 ended attempts  4 queue  5 alive
 -- ARGV  1 token  2 life of the lease, ms  3 life of the fence, ms
 --       4 life of a waiter that is not heard of, ms  5 '1': stand in the queue; '0': only try
+--       6… tokens of other waiters of the process, which keep their places
 --
--- Returns the fence if it is held (asking again with the same token says so again), else {state, number, ahead}
---   busy    number = in how many ms something will have changed at the latest, ahead = how many waiters come first
---   refused this attempt was abandoned, or has been released, before it arrived
+-- Returns the fence if it is held (asking again with the same token says so again), else
+--   {busy, number, ahead, last, age, place, lost…}
+--           number = in how many ms something will have changed at the latest
+--           ahead  = how many waiters come first
+--           last   = the last fence; age = time since its grant, µs
+--           place  = number by which the queue is ordered; 0: not in it
+--           lost   = those of the other waiters who have no place any more
+--   {refused, 0} this attempt was abandoned, or has been released, before it arrived
 --
 -- queue orders waiters by a number given at arrival, never by a time. alive has the time until which each is
--- taken to be alive, and every call renews the caller's own. Nobody who holds the mutex is in either.
+-- taken to be alive, and every call renews the caller's own. The fraction of that time tells how long a waiter may
+-- live: for less than 2^(64 × fraction) ms. The holder of the mutex is in neither.
 
-if redis.call('EXISTS', KEYS[3]) == 1 then return {'refused', 0, 0} end
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
+local ms = math.floor(now / 1000)
+local ended = redis.call('ZSCORE', KEYS[3], ARGV[1])
+if ended and tonumber(ended) > ms then return {'refused', 0} end
 local holder = redis.call('GET', KEYS[1])
 local left = -1
 if holder then left = redis.call('PTTL', KEYS[1]) end
@@ -24,19 +35,30 @@ if fence then
   return fence
 end
 if holder and left == -1 then return redis.error_reply('FOREIGN the key has no expiry, so it is no lock of ours') end
-local rank = redis.call('ZRANK', KEYS[4], ARGV[1])
-local time = redis.call('TIME')
-local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
-local ms = math.floor(now / 1000)
+local last = tonumber(redis.call('GET', KEYS[2]) or 0)
+if not last then return redis.error_reply('FOREIGN the key of the fence holds something else') end
 
 local function outlive(key) -- a waiter with a short life must not cut those of the others
   if redis.call('PTTL', key) < 2 * ARGV[4] then redis.call('PEXPIRE', key, 2 * ARGV[4]) end
 end
 
+local _, exponent = math.frexp(tonumber(ARGV[4]))
+local lives = string.format('%.6f', ms + ARGV[4] + (exponent < 40 and exponent / 64 or 0))
 local tail = redis.call('ZRANGE', KEYS[4], -1, -1, 'WITHSCORES')[2]
-if rank then
-  redis.call('ZADD', KEYS[5], string.format('%.0f', ms + ARGV[4]), ARGV[1])
-  outlive(KEYS[5])
+local place = redis.call('ZSCORE', KEYS[4], ARGV[1])
+if place then redis.call('ZADD', KEYS[5], lives, ARGV[1]) end
+local lost = {}
+for i = 6, #ARGV do
+  if redis.call('ZSCORE', KEYS[4], ARGV[i]) then redis.call('ZADD', KEYS[5], lives, ARGV[i]) else lost[#lost + 1] = ARGV[i] end
+end
+if place or #ARGV > 5 + #lost then outlive(KEYS[5]) end
+-- A clock that was put back makes waiters live for longer than they may: a dead one is not to keep the others waiting.
+for _, waiter in ipairs(redis.call('ZRANGEBYSCORE', KEYS[5], string.format('%.0f', ms + ARGV[4] + 1), '+inf')) do
+  local life = redis.call('ZSCORE', KEYS[5], waiter) % 1
+  local longest = ms + 2 ^ (64 * life) + life
+  if life > 0 and longest < tonumber(redis.call('ZSCORE', KEYS[5], waiter)) then
+    redis.call('ZADD', KEYS[5], string.format('%.6f', longest), waiter)
+  end
 end
 for _, dead in ipairs(redis.call('ZRANGEBYSCORE', KEYS[5], '-inf', string.format('%.0f', ms))) do
   redis.call('ZREM', KEYS[4], dead)
@@ -50,25 +72,29 @@ repeat -- one of whom nothing is known is dead as well
 until alive
 
 if ours or not holder and (head == ARGV[1] or not head) then
-  local last = tonumber(redis.call('GET', KEYS[2]) or 0)
-  if not last then return redis.error_reply('FOREIGN the key of the fence holds something else') end
   fence = math.max(last + 1, now)
-  if rank or redis.call('ZSCORE', KEYS[5], ARGV[1]) then -- before it is taken: if this right is missing, nothing is
+  if place or redis.call('ZSCORE', KEYS[5], ARGV[1]) then -- before it is taken: if this right is missing, nothing is
     redis.call('ZREM', KEYS[4], ARGV[1])
     redis.call('ZREM', KEYS[5], ARGV[1])
   end
-  redis.call('SET', KEYS[2], fence, 'PX', ARGV[3])
+  redis.call('SET', KEYS[2], string.format('%.0f', fence), 'PX', ARGV[3])
   redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
   return fence
 end
 if not holder then left = math.max(tonumber(redis.call('ZSCORE', KEYS[5], head)) - ms, 0) end
 if ARGV[5] == '1' then
   outlive(KEYS[4]) -- if this right is missing, nothing is to be left without an end
-  if not rank then
-    redis.call('ZADD', KEYS[4], string.format('%.0f', (tonumber(tail) or 0) + 1), ARGV[1])
-    redis.call('ZADD', KEYS[5], string.format('%.0f', ms + ARGV[4]), ARGV[1])
+  if not place then
+    place = string.format('%.0f', (tonumber(tail) or 0) + 1)
+    redis.call('ZADD', KEYS[4], place, ARGV[1])
+    redis.call('ZADD', KEYS[5], lives, ARGV[1])
     outlive(KEYS[4])
     outlive(KEYS[5])
   end
+else
+  redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', string.format('%.0f', ms)) -- a write, which a replica refuses
 end
-return {'busy', math.max(left, 0), redis.call('ZRANK', KEYS[4], ARGV[1]) or redis.call('ZCARD', KEYS[4])}
+local ahead = redis.call('ZRANK', KEYS[4], ARGV[1]) or redis.call('ZCARD', KEYS[4])
+local reply = {'busy', math.max(left, 0), ahead, last, math.max(now - last, 0), tonumber(place or 0)}
+for _, token in ipairs(lost) do reply[#reply + 1] = token end
+return reply

@@ -1,31 +1,58 @@
--- Take the mutex, if nobody holds it.
+-- Take the mutex, if it is free and reserved for no other waiter.
 --
--- KEYS  1 lock  2 fence  3 tombstone of this attempt
+-- KEYS  1 lock  2 fence  3 ended attempts  4 reservation  5 queue of a fair mutex
 -- ARGV  1 token  2 life of the lease, ms  3 life of the fence, ms
+--       4 life of a reservation, ms; 0: this attempt reserves nothing
+--       5 server's time at which its process began to wait, µs, padded with zeros
 --
--- Returns the fence if it is held (asking again with the same token says so again), else {state, number}
---   busy    number = what is left of the holder's lease, ms
---   refused this attempt was abandoned, or has been released, before it arrived
+-- Returns the fence if it is held (asking again with the same token says so again), else
+--   {busy, number, ahead, last, age}
+--           number = what is left of the holder's lease, or of the reservation, ms
+--           ahead  = 0 if this attempt has the reservation, -1 if not
+--           last   = the last fence; age = time since its grant, µs
+--   {refused, 0} this attempt was abandoned, or has been released, before it arrived
 --
 -- The lock key holds the token of the holder. The last fence is the holder's while there is one. It is the server's
 -- clock in µs, or one more than the one before: it grows also when Redis has lost it, as far as the clock does.
+--
+-- The reservation is the waiting time and the token of the waiter to whom the mutex is granted next. A process
+-- that has waited for longer takes it over.
 
-if redis.call('EXISTS', KEYS[3]) == 1 then return {'refused', 0} end
-local holder = redis.call('GET', KEYS[1])
-if holder and holder ~= ARGV[1] then
-  local left = redis.call('PTTL', KEYS[1])
-  if left == -1 then return redis.error_reply('FOREIGN the key has no expiry, so it is no lock of ours') end
-  return {'busy', math.max(left, 0)}
-end
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
+local ms = math.floor(now / 1000)
+local ended = redis.call('ZSCORE', KEYS[3], ARGV[1])
+if ended and tonumber(ended) > ms then return {'refused', 0} end
 local last = tonumber(redis.call('GET', KEYS[2]) or 0)
 if not last then return redis.error_reply('FOREIGN the key of the fence holds something else') end
-if holder and last > 0 then
+local holder = redis.call('GET', KEYS[1])
+local ours = holder == ARGV[1]
+if ours and last > 0 then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
   return last
 end
+if not ours and redis.call('EXISTS', KEYS[5]) == 1 then
+  return redis.error_reply('FOREIGN a fair mutex of this name has waiters')
+end
 
-local time = redis.call('TIME')
-local fence = math.max(last + 1, time[1] * 1000000 + time[2])
-redis.call('SET', KEYS[2], fence, 'PX', ARGV[3])
+local next = redis.call('GET', KEYS[4])
+local me = ARGV[5] .. ARGV[1]
+local insists = ARGV[4] ~= '0'
+local reserved = next and next ~= me and not (insists and me < next)
+if not ours and (holder or reserved) then
+  local left = redis.call('PTTL', KEYS[holder and 1 or 4])
+  if left == -1 then return redis.error_reply('FOREIGN the key has no expiry, so it is no lock of ours') end
+  if insists and not reserved then
+    redis.pcall('SET', KEYS[4], me, 'PX', ARGV[4])
+    next = me
+  end
+  -- A write, so that a replica does not answer: what it knows may be old.
+  redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', string.format('%.0f', ms))
+  return {'busy', math.max(left, 0), next == me and 0 or -1, last, math.max(now - last, 0)}
+end
+
+local fence = math.max(last + 1, now)
+redis.call('SET', KEYS[2], string.format('%.0f', fence), 'PX', ARGV[3])
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+if next == me then redis.call('DEL', KEYS[4]) end
 return fence

@@ -1,0 +1,252 @@
+package lock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/lock"
+)
+
+// takes acquires, holds and releases a lock until ctx ends, and returns how often.
+func takes(ctx context.Context, t *testing.T, l *lock.Locker, hold time.Duration) (n int) {
+	for ctx.Err() == nil {
+		lease, err := l.Acquire(ctx)
+		if err != nil {
+			if !errors.Is(err, context.DeadlineExceeded) {
+				t.Error(err)
+			}
+			return n
+		}
+		n++
+		time.Sleep(hold)
+		mustRelease(t, lease)
+	}
+	return n
+}
+
+// A process that waits gets a fair part of the grants, also against one that takes the lock again
+// at once.
+func TestAcquire_IsNotStarvedByALoop(t *testing.T) {
+	for _, hold := range []time.Duration{time.Millisecond, 10 * time.Millisecond, 300 * time.Millisecond} {
+		t.Run(hold.String(), func(t *testing.T) {
+			eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+				ctx, cancel := context.WithTimeout(t.Context(), max(100*hold, time.Second))
+				defer cancel()
+				var wg sync.WaitGroup
+				counts, all := make([]int, 4), 0
+				for i := range counts {
+					l := newLocker(t, kind, redistest.NewMiniClient(t, m), "n", nil)
+					wg.Go(func() { counts[i] = takes(ctx, t, l, hold) })
+				}
+				wg.Wait()
+				for _, n := range counts {
+					all += n
+				}
+				t.Logf("%s: %v", kind, counts)
+				if least := slices.Min(counts); least < all/16 {
+					t.Errorf("grants: %v, want each process to have a quarter of its part", counts)
+				}
+			})
+		})
+	}
+}
+
+// The lock is free for a small part of the time for which it is held, though it is kept for the
+// waiter.
+func TestAcquire_HandsOverSoon(t *testing.T) {
+	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+		const hold = 300 * time.Millisecond
+		ctx, cancel := context.WithTimeout(t.Context(), 100*hold)
+		defer cancel()
+		var wg sync.WaitGroup
+		var mu sync.Mutex
+		all := 0
+		for range 2 {
+			l := newLocker(t, kind, redistest.NewMiniClient(t, m), "n", nil)
+			wg.Go(func() {
+				n := takes(ctx, t, l, hold)
+				mu.Lock()
+				defer mu.Unlock()
+				all += n
+			})
+		}
+		wg.Wait()
+		if all < 80 {
+			t.Errorf("%d grants in the time of 100", all)
+		}
+	})
+}
+
+// A waiter with a reservation that dies costs the others RedisTimeout and 200 ms at most.
+func TestAcquire_DeadReservation(t *testing.T) {
+	for _, kind := range []string{"mutex", "semaphore"} {
+		t.Run(kind, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				l, mortal := newLocker(t, kind, rdb, "n", nil), redistest.NewMiniClient(t, m)
+				holder := mustAcquire(t, l)
+				ended := make(chan struct{})
+				go func() {
+					defer close(ended)
+					_, _ = newLocker(t, kind, mortal, "n", nil).Acquire(t.Context())
+				}()
+				for time.Sleep(300 * time.Millisecond); !m.Exists("{n}:lock:next"); time.Sleep(300 * time.Millisecond) {
+					mustRelease(t, holder)
+					holder = mustAcquire(t, l)
+				}
+				_ = mortal.Close()
+				<-ended
+				mustRelease(t, holder)
+				begun := time.Now()
+				mustRelease(t, mustAcquire(t, l))
+				if took := time.Since(begun); took > 800*time.Millisecond {
+					t.Errorf("the lock was kept for a dead waiter for %v", took)
+				}
+			})
+		})
+	}
+}
+
+// Hundreds of waiters of a process send a few scripts, and those of a fair mutex one each for a
+// place.
+func TestAcquire_ManyAskTogether(t *testing.T) {
+	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+		const n, wait = 300, 10 * time.Second
+		c := record(m)
+		holder := mustAcquire(t, newLocker(t, kind, rdb, "n", &lock.Options{TTL: time.Minute}))
+		l := newLocker(t, kind, redistest.NewMiniClient(t, m), "n", &lock.Options{TTL: time.Minute})
+		var wg sync.WaitGroup
+		var mu sync.Mutex
+		granted := 0
+		for range n {
+			wg.Go(func() {
+				lease := mustAcquire(t, l)
+				mu.Lock()
+				granted++
+				mu.Unlock()
+				mustRelease(t, lease)
+			})
+		}
+		synctest.Wait()
+		first := len(c.times())
+		if kind != "fair" && first > 10 || first > 2*n+10 {
+			t.Errorf("%d scripts at first", first)
+		}
+		time.Sleep(wait)
+		if more := len(c.times()) - first; more > 250 {
+			t.Errorf("%d scripts in %v", more, wait)
+		}
+		c.reset()
+		begun := time.Now()
+		mustRelease(t, holder)
+		wg.Wait()
+		if asked := len(c.times()); granted != n || asked > 4*n {
+			t.Errorf("%d were granted, by %d scripts", granted, asked)
+		}
+		if took := time.Since(begun); took > 10*time.Second {
+			t.Errorf("all had it after %v", took)
+		}
+	})
+}
+
+// A queue that did not move for long is served soon when it does.
+func TestAcquire_AQueueThatMovesAgain(t *testing.T) {
+	for _, lockers := range []int{1, 50} {
+		t.Run(fmt.Sprint(lockers, " processes"), func(t *testing.T) {
+			eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+				holder := mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
+				var all []*lock.Locker
+				for range lockers {
+					all = append(all, newLocker(t, kind, redistest.NewMiniClient(t, m), "n", nil))
+				}
+				var wg sync.WaitGroup
+				for i := range 50 {
+					wg.Go(func() {
+						lease := mustAcquire(t, all[i%lockers])
+						time.Sleep(time.Millisecond)
+						mustRelease(t, lease)
+					})
+					time.Sleep(time.Millisecond)
+				}
+				time.Sleep(6 * time.Second)
+				begun := time.Now()
+				mustRelease(t, holder)
+				wg.Wait()
+				took := time.Since(begun)
+				t.Logf("%s: %v", kind, took)
+				if limit := time.Duration(min(lockers, 3)) * 300 * time.Millisecond; took > limit {
+					t.Errorf("50 waiters of 1 ms each had it within %v, want %v at most", took, limit)
+				}
+			})
+		})
+	}
+}
+
+// A fair mutex is granted in the order of arrival, also to the waiters of one process, some of
+// which leave.
+func TestNewFairMutex_OrderInOneProcess(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		opts := &lock.Options{TTL: time.Minute}
+		holder := mustAcquire(t, newLocker(t, "fair", rdb, "n", opts))
+		lockers := []*lock.Locker{newLocker(t, "fair", rdb, "n", opts), newLocker(t, "fair", redistest.NewMiniClient(t, m), "n", opts)}
+		var mu sync.Mutex
+		var order, want []int
+		var wg sync.WaitGroup
+		for i := range 60 {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			wg.Go(func() {
+				lease, err := lockers[i%2].Acquire(ctx)
+				if i%5 == 0 {
+					wantIs(t, "Acquire", err, lock.ErrBusy, context.Canceled)
+					return
+				}
+				mu.Lock()
+				order = append(order, i)
+				mu.Unlock()
+				mustRelease(t, lease)
+			})
+			synctest.Wait()
+			if i%5 == 0 {
+				time.AfterFunc(time.Duration(i)*100*time.Millisecond, cancel)
+			} else {
+				want = append(want, i)
+			}
+		}
+		time.Sleep(20 * time.Second) // four times the life of a waiter that is not heard of
+		mustRelease(t, holder)
+		wg.Wait()
+		if !slices.Equal(order, want) {
+			t.Errorf("granted to %v", order)
+		}
+	})
+}
+
+// A waiter that has lost its place, as to an eviction, gets another one.
+func TestNewFairMutex_LostPlaces(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		l := newLocker(t, "fair", rdb, "n", nil)
+		holder := mustAcquire(t, l)
+		var wg sync.WaitGroup
+		for range 20 {
+			wg.Go(func() { mustRelease(t, mustAcquire(t, l)) })
+		}
+		synctest.Wait()
+		m.Del("{n}:lock:queue")
+		time.Sleep(2 * time.Second)
+		if queue, _ := m.SortedSet("{n}:lock:queue"); len(queue) != 20 {
+			t.Errorf("%d have a place", len(queue))
+		}
+		mustRelease(t, holder)
+		wg.Wait()
+	})
+}
