@@ -626,20 +626,24 @@ func TestSlots_TryLeaseBehindAQueue(t *testing.T) {
 // A nested load needs no lease, and its place keeps the lease of the lender that has ended.
 func TestSlots_LentLease(t *testing.T) {
 	t.Parallel()
-	p, l := leased(1)
-	outer := newSlot(p)
-	outer.TryLease(t.Context())
-	inner := nested(t, p, outer)
-	if !inner.Try(false) {
-		t.Fatal("no place is lent")
-	}
-	outer.Release()
-	if l.back != 0 {
-		t.Error("the lease is given back with a load in its place")
-	}
-	inner.Release()
-	if l.back != 1 {
-		t.Error("the lease is not given back")
-	}
-	wantFree(t, p, 1)
+	synctest.Test(t, func(t *testing.T) {
+		p, l := leased(1)
+		outer := newSlot(p)
+		outer.TryLease(t.Context())
+		inner := nested(t, p, outer)
+		if !inner.Try(false) {
+			t.Fatal("no place is lent")
+		}
+		outer.Release()
+		synctest.Wait()
+		if l.back != 0 {
+			t.Error("the lease is given back with a load in its place")
+		}
+		inner.Release()
+		synctest.Wait()
+		if l.back != 1 {
+			t.Error("the lease is not given back")
+		}
+		wantFree(t, p, 1)
+	})
 }
