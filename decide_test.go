@@ -6,7 +6,8 @@ import (
 	"github.com/singlefill/singlefill/internal/fill"
 )
 
-// What a fill does next follows from the reply of Redis, and from whether a caller waits, or a value found can end it.
+// What a fill does next follows from the reply of Redis, and from whether a caller waits, or a
+// value found can end it.
 func TestDecide(t *testing.T) {
 	none := view{}
 	wanted, servable, both := view{wanted: true}, view{servable: true}, view{wanted: true, servable: true}

@@ -110,7 +110,8 @@ func TestErrRecursive_Prefetch(t *testing.T) {
 	})
 }
 
-// However many keys wait for a place, they send a few commands a second; and they are loaded in their order.
+// However many keys wait for a place, they send a few commands a second; and they are loaded in
+// their order.
 func TestMaxLoads_LongQueue(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		const keys = 500

@@ -54,7 +54,8 @@ func inOutage(t *testing.T, down *outage, run func(t *testing.T, here, there *si
 	})
 }
 
-// What was loaded while Redis could not be asked is not given to callers that came after a Delete, once Redis is back.
+// What was loaded while Redis could not be asked is not given to callers that came after a Delete,
+// once Redis is back.
 func TestUnlocked_LateCallerAfterTheOutage(t *testing.T) {
 	down := new(outage)
 	inOutage(t, down, func(t *testing.T, here, there *singlefill.Cache[string]) {
@@ -112,7 +113,8 @@ func TestUnlocked_CountedAtTheBeginning(t *testing.T) {
 	})
 }
 
-// A lock that was taken without a reply is given up as soon as Redis is back, also if the first attempt to do so fails.
+// A lock that was taken without a reply is given up as soon as Redis is back, also if the first
+// attempt to do so fails.
 func TestUnlocked_LockInDoubtIsAbandoned(t *testing.T) {
 	down := &outage{keeps: redistest.Command("evalsha"), arrives: isScript(t, "get_or_lock")}
 	inOutage(t, down, func(t *testing.T, here, there *singlefill.Cache[string]) {

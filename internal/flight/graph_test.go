@@ -158,7 +158,8 @@ func TestGraph_Context(t *testing.T) {
 	}
 }
 
-// A load is inside a cache as long as it, or a load around it, is a load of the cache that is not over.
+// A load is inside a cache as long as it, or a load around it, is a load of the cache that is not
+// over.
 func TestGraph_Inside(t *testing.T) {
 	t.Parallel()
 	one, two := new(int), new(int)

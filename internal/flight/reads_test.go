@@ -163,7 +163,8 @@ func TestReads_LeavingReader(t *testing.T) {
 	})
 }
 
-// The last member to leave passes the right to read on, whether its batch has the token, had it, or waits for it.
+// The last member to leave passes the right to read on, whether its batch has the token, had it, or
+// waits for it.
 func TestReads_LastMemberLeaves(t *testing.T) {
 	t.Parallel()
 	for _, when := range []string{"before its turn", "with its turn", "as it gets its turn"} {
@@ -254,7 +255,8 @@ func TestReads_Allocations(t *testing.T) {
 	}
 }
 
-// Whatever callers do, each gets what was true at some time after its call, and nothing is left behind.
+// Whatever callers do, each gets what was true at some time after its call, and nothing is left
+// behind.
 func TestReads_Random(t *testing.T) {
 	t.Parallel()
 	r := NewReads[int64](new(Clock))

@@ -1,0 +1,208 @@
+package flight
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+)
+
+// A landlord gives leases when its test lets it.
+type landlord struct {
+	asked, given, back, stopped int
+	let                         chan struct{}
+}
+
+func (l *landlord) lease(ctx context.Context, wait bool) (release func(), ok bool) {
+	if !wait {
+		return func() { l.back++ }, true
+	}
+	l.asked++
+	select {
+	case <-l.let:
+		l.given++
+		return func() { l.back++ }, true
+	case <-ctx.Done():
+		l.stopped++
+		return nil, false
+	}
+}
+
+func leased(n int) (*Slots, *landlord) {
+	p, l := NewSlots(n), &landlord{let: make(chan struct{}, 10)}
+	p.Lease = l.lease
+	p.Behind = func(run func()) { go run() }
+	return p, l
+}
+
+// One lease is waited for at a time, for the first fill in the queue, and each is given back with
+// its place.
+func TestSlots_OneLeaseAtATime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p, l := leased(3)
+		var slots []*Slot
+		for range 4 {
+			s := newSlot(p)
+			if s.Try(false) {
+				t.Error("a place without a lease")
+			}
+			s.Queue()
+			slots = append(slots, s)
+		}
+		for i, s := range slots[:3] {
+			synctest.Wait()
+			if l.asked != i+1 || s.Held() {
+				t.Errorf("%d leases have been asked for, want %d", l.asked, i+1)
+			}
+			l.let <- struct{}{}
+			synctest.Wait()
+			if !s.Held() {
+				t.Errorf("number %d has no place", i)
+			}
+		}
+		if l.asked != 3 || p.Queued() != 1 {
+			t.Errorf("%d leases have been asked for with three places", l.asked)
+		}
+		slots[0].Release()
+		synctest.Wait()
+		l.let <- struct{}{}
+		synctest.Wait()
+		for _, s := range slots[1:] {
+			if !s.Held() {
+				t.Error("a fill in the queue has no place")
+			}
+			s.Release()
+		}
+		if l.given != 4 || l.back != 4 {
+			t.Errorf("%d leases given, %d given back, want 4", l.given, l.back)
+		}
+		wantFree(t, p, 3)
+	})
+}
+
+// When the queue has emptied, a lease is not waited for any more; one that comes all the same is
+// given back.
+func TestSlots_LeaseForAnEmptyQueue(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p, l := leased(1)
+		s := newSlot(p)
+		s.Queue()
+		synctest.Wait()
+		s.Release()
+		synctest.Wait()
+		if l.stopped != 1 {
+			t.Error("a lease is still waited for")
+		}
+		wantFree(t, p, 1)
+
+		ignoresItsEnd := l.lease
+		p.Lease = func(_ context.Context, wait bool) (func(), bool) { return ignoresItsEnd(t.Context(), wait) }
+		s.Queue()
+		s.Release()
+		l.let <- struct{}{}
+		synctest.Wait()
+		if l.given != 1 || l.back != 1 {
+			t.Errorf("%d leases given, %d given back, want 1", l.given, l.back)
+		}
+		wantFree(t, p, 1)
+	})
+}
+
+// A fill that queues just as the lease for an emptied queue is stopped gets one.
+func TestSlots_LeaseForANewQueue(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p, l := leased(1)
+		s := newSlot(p)
+		s.Queue()
+		synctest.Wait()
+		s.Release()
+		next := newSlot(p)
+		next.Queue()
+		l.let <- struct{}{}
+		synctest.Wait()
+		if !next.Held() {
+			t.Error("the new one has no place")
+		}
+		next.Release()
+		wantFree(t, p, 1)
+	})
+}
+
+// Without a lease to wait for, TryLease has a place or none at once, and a place without a lease
+// needs local.
+func TestSlots_TryLease(t *testing.T) {
+	t.Parallel()
+	p, l := leased(1)
+	s, other := newSlot(p), newSlot(p)
+	if !s.TryLease(t.Context()) || !s.TryLease(t.Context()) || other.TryLease(t.Context()) {
+		t.Error("want a place for one")
+	}
+	s.Release()
+	if l.back != 1 {
+		t.Error("the lease is not given back")
+	}
+	p.Lease = func(context.Context, bool) (func(), bool) { return nil, false }
+	if s.TryLease(t.Context()) || s.Try(false) {
+		t.Error("a place without a lease")
+	}
+	wantFree(t, p, 1)
+	if !s.Try(true) || other.Try(true) {
+		t.Error("want a local place for one")
+	}
+	s.Release()
+	wantFree(t, p, 1)
+}
+
+// A place that is free belongs to the fills that queue for a lease. Only one that needs no lease
+// passes them.
+func TestSlots_TryLeaseBehindAQueue(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p, l := leased(3)
+		first := newSlot(p)
+		first.Queue()
+		synctest.Wait()
+		s := newSlot(p)
+		if s.TryLease(t.Context()) {
+			t.Error("a fill that does not queue has a place before one that does")
+		}
+		if !s.Try(true) {
+			t.Error("a fill that needs no lease has no place")
+		}
+		s.Release()
+		l.let <- struct{}{}
+		synctest.Wait()
+		if !first.Held() {
+			t.Error("the first fill has no place")
+		}
+		first.Release()
+		wantFree(t, p, 3)
+	})
+}
+
+// A nested load needs no lease, and its place keeps the lease of the lender that has ended.
+func TestSlots_LentLease(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p, l := leased(1)
+		outer := newSlot(p)
+		outer.TryLease(t.Context())
+		inner := nested(t, p, outer)
+		if !inner.Try(false) {
+			t.Fatal("no place is lent")
+		}
+		outer.Release()
+		synctest.Wait()
+		if l.back != 0 {
+			t.Error("the lease is given back with a load in its place")
+		}
+		inner.Release()
+		synctest.Wait()
+		if l.back != 1 {
+			t.Error("the lease is not given back")
+		}
+		wantFree(t, p, 1)
+	})
+}
