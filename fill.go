@@ -21,7 +21,7 @@ type filling[T any] struct {
 	wait wait
 	over func() // call it when all work is done
 
-	old      look[T]       // what the key holds, as far as known
+	old      *look[T]      // what the key holds, as far as known
 	oldSince flight.Stamp  // as of when
 	of       string        // header of the entry that a refresh is for
 	rest     time.Duration // how long that entry is not to be refreshed again
@@ -29,7 +29,7 @@ type filling[T any] struct {
 }
 
 // fill runs a fill. l is what a read has found.
-func (c *Cache[T]) fill(ctx context.Context, f *flight.Fill[result[T]], load Loader[T], l look[T], over func()) {
+func (c *Cache[T]) fill(ctx context.Context, f *flight.Fill[result[T]], load Loader[T], l *look[T], over func()) {
 	x := &filling[T]{
 		Cache: c, fill: f, load: load, over: over, old: l, of: entry.Header(l.data),
 		lock: c.newLock(f.Key),
@@ -42,7 +42,7 @@ func (c *Cache[T]) fill(ctx context.Context, f *flight.Fill[result[T]], load Loa
 		}
 	}()
 	if f.Refresh {
-		c.decode(ctx, f.Key, l.data, &x.old) // the reader owns what it has decoded
+		c.decode(ctx, f.Key, l.data, x.old) // the reader owns what it has decoded
 	}
 	x.wait = newWait(c.loads.estimate(f.Key, x.old.entry.LoadTime))
 	within := c.opts.redisTimeout
@@ -186,7 +186,7 @@ func (x *filling[T]) acquire(ctx context.Context, within time.Duration) step {
 		}
 		reply, stamp, err := x.ask(ctx, within, awaited, take, wanted)
 		if err != nil {
-			if unanswered++; unanswered < maxUnanswered && client.Unreachable(err) && !x.client.Silent(x.lock.Key()) {
+			if unanswered++; unanswered < maxUnanswered && wanted && client.Unreachable(err) && !x.client.Silent(x.lock.Key()) {
 				continue
 			}
 			return x.unreached()
@@ -231,8 +231,8 @@ func (x *filling[T]) acquire(ctx context.Context, within time.Duration) step {
 	}
 }
 
-// maxUnanswered is how many times a fill asks a Redis that answers other commands, but not its own.
-const maxUnanswered = 3
+// maxUnanswered is how many times a fill that callers wait for asks a Redis that answers other commands, but not its own.
+const maxUnanswered = 2
 
 // try takes a place to load if there is one now.
 func (x *filling[T]) try(ctx context.Context, wanted bool) bool {

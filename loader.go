@@ -152,7 +152,7 @@ func (c *Cache[T]) join(ctx context.Context, key string, load Loader[T], call *f
 	call.Empty = l.unread == nil && l.use == useless
 	found := *l
 	return c.fills.Join(key, call, func(f *flight.Fill[result[T]], over func()) {
-		c.fill(client.Detach(ctx), f, load, found, over)
+		c.fill(client.Detach(ctx), f, load, &found, over)
 	})
 }
 

@@ -24,8 +24,8 @@ func (x *filling[T]) ask(ctx context.Context, within time.Duration, awaited stri
 	switch {
 	case err != nil:
 	case reply.Status == fill.Hit:
-		x.old = look[T]{}
-		x.decode(ctx, x.fill.Key, []byte(reply.Text), &x.old)
+		x.old = new(look[T])
+		x.decode(ctx, x.fill.Key, []byte(reply.Text), x.old)
 		x.oldSince = stamp
 	default:
 		x.oldSince = stamp

@@ -93,7 +93,7 @@ func (c *Cache[T]) refresh(ctx context.Context, key string, load Loader[T], data
 		return
 	}
 	c.fills.Refresh(key, entry.Header(data), func(f *flight.Fill[result[T]], over func()) {
-		c.fill(ctx, f, load, look[T]{data: data}, over)
+		c.fill(ctx, f, load, &look[T]{data: data}, over)
 	})
 }
 
