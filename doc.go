@@ -103,9 +103,9 @@
 // Give each call a deadline: without one it may wait for LoadTimeout and more, behind a process that hangs or in the
 // line for [Options.MaxLoads].
 //
-// The Loader's context has the values of the first caller's and ends after LoadTimeout, with no caller. Pass it on: a
-// load begun inside a Loader then runs in that one's place, and loads of this process that wait in a circle are
-// found out. Values that end with a request, such as a transaction, are not for a Loader.
+// The Loader's context has the values of the first caller's and ends after LoadTimeout, with no caller, or when its key
+// is deleted and no earlier caller waits. Pass it on: a load begun inside a Loader can then use that load's place, and
+// loads of this process that wait in a circle are detected. Values that end with a request, such as a transaction, are not for a Loader.
 //
 // # Watching it
 //
@@ -153,8 +153,9 @@
 // A value whose load began before a Delete or Set is never stored after it, in any process, and a GetOrLoad that
 // begins after Delete has returned, in any process, never gets it. Expire is like Delete in this.
 //
-// While Redis cannot be asked, callers share the load they find under way here, though a Delete elsewhere may have
-// overtaken it. A hit that a lagging replica or the client's own cache (client-side caching) answers may be older
+// While Redis cannot be asked, callers share the load that runs here, although a Delete in another process may have
+// overtaken it. A caller that came after the load began asks Redis once more at its end, and takes the value only if
+// there is still no answer. At a server that hangs this takes two RedisTimeouts at most. A hit that a lagging replica or the client's own cache (client-side caching) answers may be older
 // than promised, by as much as the replica lags or the invalidation takes. And no cache is newer than what its
 // Loader reads: a lagging replica of the database gives back what was deleted.
 //
@@ -178,9 +179,9 @@
 //
 // # Promise: Redis trouble breaks no read
 //
-// A read that the source could serve is served. Each command is bounded by [Options.RedisTimeout]; after five
-// failures in a row, and no answer for as long, Redis is not asked any more until it answers a probe in the
-// background. Meanwhile each process loads each key once at a time, and nothing is stored: the source has to bear the
+// A read that the source could serve is served. Each command is bounded by [Options.RedisTimeout] from the moment at which
+// it can be sent. After five failures in a row, and no answer for as long, Redis is not asked any more until it answers a
+// probe in the background. In a Cluster each node is judged by itself, so a dead one costs its own keys only. Meanwhile each process loads each key once at a time, and nothing is stored: the source has to bear the
 // reads that were hits. So let MaxLoads times the number of processes be what it can bear.
 //
 // # Promise: bad bytes are a miss

@@ -17,10 +17,11 @@ var (
 	// The cache remembers it for Options.NotFoundTTL; Get and GetOrLoad then answer with it.
 	ErrNotFound = errors.New("singlefill: not found")
 
-	// ErrRecursive is GetOrLoad's answer when waiting could never end: a Loader asks for the key it is
+	// ErrRecursive is returned by GetOrLoad when waiting could never end: a Loader asks for the key it is
 	// loading, or two loads of this process ask for each other's keys. It is found by the context that
-	// the Loader was given, so pass that one on. Loads of different processes that ask for each other's
-	// keys are not found out; they end with LoadTimeout.
+	// the Loader was given, so pass that one on. Only calls in the Loader's own goroutine count, since a
+	// Loader need not wait for the others. A circle by way of other goroutines or processes is not
+	// detected; it ends with LoadTimeout.
 	ErrRecursive = flight.ErrRecursive
 
 	// ErrClosed is the answer of every method but Stats after Close.

@@ -74,16 +74,17 @@ type Options[T any] struct {
 	RedisTimeout time.Duration
 
 	// MaxLoads is how many loads of this cache may run at once in this process; more wait, first come,
-	// first served. A load begun from inside a load, of whatever cache, runs in that one's place, since
-	// that one waits for it. Default: 64; negative: no limit.
+	// first served. A load that waits for other loads, of this cache or of others, lends its place to one of
+	// them at a time, or loads that hold all places and wait would wait for ever. So nested loads may exceed
+	// the limit of their own cache by one for each load that waits for them. Default: 64; negative: no limit.
 	MaxLoads int
 
 	// MaxFleetLoads is how many loads of this namespace may run at once in the whole fleet: one more bound, on
 	// top of MaxLoads, by a lock.Semaphore named "<namespace>:loads". More wait, in no order. It costs each load
 	// two or three more round trips, and while loads wait, each process asks for a place some ten times a second.
 	// Where Redis cannot be asked MaxLoads alone holds. While processes disagree on the number, as when it is
-	// being changed, those that come later are not bound, and tell Trace.RedisError. A load begun from inside a
-	// load runs in that one's place here too. Default: no limit.
+	// being changed, those that come later are not bound, and tell Trace.RedisError. A nested load runs in a
+	// lent place here too. Default: no limit.
 	MaxFleetLoads int
 
 	// Trace is told what happens. Default: nobody.

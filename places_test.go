@@ -132,6 +132,9 @@ func TestMaxLoads_LongQueue(t *testing.T) {
 			}))
 			synctest.Wait()
 		}
+		if n := c.Stats().Queued; n != keys {
+			t.Errorf("%d loads are queued, want %d", n, keys)
+		}
 		commands.Store(0)
 		time.Sleep(20 * time.Second)
 		if n := commands.Load(); n > 20*6 {

@@ -89,6 +89,9 @@ type Stats struct {
 
 	// CommandsQueued is how many commands wait now to be sent: all connections of the client's pool are in use.
 	CommandsQueued int64
+
+	// Queued is how many loads wait now for a place of MaxLoads or MaxFleetLoads.
+	Queued int64
 }
 
 // counters is Stats while it is counted.
@@ -110,6 +113,6 @@ func (c *Cache[T]) Stats() Stats {
 		Stored: n.stored.Load(), StoreErrors: n.storeErrors.Load(), Fenced: n.fenced.Load(),
 		LocksLost: n.locksLost.Load(), Waits: n.waits.Load(), RedisErrors: n.redisErrors.Load(),
 		BadValues: n.badValues.Load(), BreakerOpens: n.breakerOpens.Load(), BreakerOpen: c.client.AnyAway(),
-		CommandsQueued: c.client.Queued(),
+		CommandsQueued: c.client.Queued(), Queued: int64(c.slots.Queued()),
 	}
 }
