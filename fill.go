@@ -60,7 +60,7 @@ func (c *Cache[T]) fill(ctx context.Context, f *flight.Fill[result[T]], load Loa
 			loads = true
 			x.loadUnlocked(ctx)
 			return
-		case next == ended || x.queue() == interrupted:
+		case next == ended || x.queue(ctx) == interrupted:
 			return
 		}
 		within = c.opts.redisTimeout // while it waited for a place Redis may have come back
@@ -71,9 +71,9 @@ func (c *Cache[T]) fill(ctx context.Context, f *flight.Fill[result[T]], load Loa
 func (x *filling[T]) finish(ctx context.Context) {
 	if x.loading { // the codec called runtime.Goexit
 		x.lock.InDoubt = true
-		x.end(&result[T]{err: &PanicError{Value: "runtime.Goexit was called"}, failed: true}, flight.Always)
+		x.end(ctx, &result[T]{err: &PanicError{Value: "runtime.Goexit was called"}, failed: true}, flight.Always)
 	}
-	x.end(nil, 0) // unless it has ended
+	x.end(ctx, nil, 0) // unless it has ended
 	x.slot.Release()
 	if x.lock.InDoubt {
 		x.fills.Behind(func() { x.abandon(ctx, *x.lock) })
@@ -82,7 +82,8 @@ func (x *filling[T]) finish(ctx context.Context) {
 }
 
 // end gives the callers their result, known to be true as of validFrom.
-func (x *filling[T]) end(r *result[T], validFrom flight.Stamp) {
+func (x *filling[T]) end(ctx context.Context, r *result[T], validFrom flight.Stamp) {
+	x.waited(ctx) // before callers go on
 	x.loading = false
 	if x.fill.Refresh && x.rest > 0 {
 		x.fills.Rest(x.fill, x.of, x.rest)
@@ -172,7 +173,7 @@ func (x *filling[T]) acquire(ctx context.Context, within time.Duration) step {
 		case !wanted && x.fills.EndIfDeserted(x.fill):
 			return ended
 		case queue && !x.client.Away(x.lock.Key()):
-			event := x.queue()
+			event := x.queue(ctx)
 			within = x.opts.redisTimeout // it may have taken long
 			switch event {
 			case granted:
@@ -197,12 +198,12 @@ func (x *filling[T]) acquire(ctx context.Context, within time.Duration) step {
 		switch next := decide(reply, view{wanted: wanted, servable: x.old.use >= stale}); next {
 		case takeValue:
 			x.loads.note(x.fill.Key, x.old.entry.LoadTime)
-			x.end(&x.old.result, stamp)
+			x.end(ctx, &x.old.result, stamp)
 			return ended
 		case takeFailure:
 			// Callers that had joined when the lock was last seen held have surely waited for that load.
 			err := remoteError(x.fill.Key, reply.Text)
-			x.end(&result[T]{err: err, failed: err != ErrNotFound}, lastAsked)
+			x.end(ctx, &result[T]{err: err, failed: err != ErrNotFound}, lastAsked)
 			return ended
 		case retryNew:
 			x.lock = x.newLock(x.fill.Key)
@@ -210,7 +211,7 @@ func (x *filling[T]) acquire(ctx context.Context, within time.Duration) step {
 			x.slot.Release()
 			awaited, lastAsked, queue = reply.Text, stamp, false
 			x.wait.polls++
-			if x.pause(x.wait.pause(reply)) == interrupted {
+			if x.pause(ctx, x.wait.pause(reply)) == interrupted {
 				return ended
 			}
 		case waitForSlot:
@@ -288,7 +289,7 @@ func (x *filling[T]) loadUnlocked(ctx context.Context) {
 			validFrom = x.clock.Now() // callers that joined while it ran have waited for it
 		}
 		r.unproved = true
-		x.end(&r, validFrom)
+		x.end(ctx, &r, validFrom)
 		x.loadDone(ctx, o)
 	})
 }

@@ -85,14 +85,16 @@ func (c *Cache[T]) readOrJoin(ctx context.Context, key string, load Loader[T], c
 		return w, from, err
 	}
 	turn, found, err := c.reads.Join(ctx, key)
-	for err == nil && found == nil && turn.Arrived != 0 && c.client.MayLeave(ctx) { // the batch is not to wait for others again
+	delegated := false
+	for err == nil && found == nil && turn.Arrived != 0 && c.client.MayLeave(ctx) {
+		delegated = true // if this caller leaves, the others need not wait for another read
 		turn, found, err = turn.Delegate(ctx, func(turn flight.Turn[look[T]]) { c.readFor(client.Detach(ctx), key, load, turn) })
 	}
 	switch {
 	case err != nil:
 		return w, from, err
 	case found != nil:
-		*l, from.shared = *found, true
+		*l, from.shared = *found, !delegated
 		if !l.hit {
 			w, err = c.join(ctx, key, load, call, turn.Arrived, l)
 		}

@@ -74,12 +74,12 @@ func (x *filling[T]) commit(ctx context.Context, o outcome[T], began flight.Stam
 	switch {
 	case err == nil && ours: // this proves that the key has not been invalidated since the load began
 		x.oldSince = stamp
-		x.end(&r, stamp)
+		x.end(ctx, &r, stamp)
 	case r.failed && !x.servable(&x.old.result): // callers that joined while it ran have waited for it
-		x.end(&r, stamp)
+		x.end(ctx, &r, stamp)
 	default:
 		r.unproved = err != nil
-		x.end(&r, began)
+		x.end(ctx, &r, began)
 	}
 	if client.Unreachable(err) { // once more, now that no caller waits
 		_, err = x.settle(ctx, &o, data, note)

@@ -72,23 +72,23 @@ const (
 )
 
 // pause sleeps for d; less if a caller joins.
-func (x *filling[T]) pause(d time.Duration) event { return x.await(d, nil) }
+func (x *filling[T]) pause(ctx context.Context, d time.Duration) event { return x.await(ctx, d, nil) }
 
 // queuedPoll is how often the keys that wait for a place to load are looked for in Redis, all together.
 const queuedPoll = 250 * time.Millisecond
 
 // queue waits for a place to load, until it is time to look whether another process has brought the value. The more fills
 // wait, the more rarely each of them looks: a queue of any length sends a few commands a second.
-func (x *filling[T]) queue() event {
+func (x *filling[T]) queue(ctx context.Context) event {
 	x.fills.Queued(x.fill, true)
 	defer x.fills.Queued(x.fill, false)
 	granted := x.slot.Queue()
-	return x.await(time.Duration(max(x.slots.Queued(), 1))*queuedPoll, granted)
+	return x.await(ctx, time.Duration(max(x.slots.Queued(), 1))*queuedPoll, granted)
 }
 
 // await sleeps for d, or until slot receives a value. Without a slot to wait for, a caller that joins shortens it; with one,
 // an invalidation of the key ends it.
-func (x *filling[T]) await(d time.Duration, slot <-chan struct{}) event {
+func (x *filling[T]) await(ctx context.Context, d time.Duration, slot <-chan struct{}) event {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	end, closing := time.Now().Add(d), x.closing
@@ -102,7 +102,7 @@ func (x *filling[T]) await(d time.Duration, slot <-chan struct{}) event {
 		case <-slot:
 			return granted
 		case <-closing:
-			x.end(&result[T]{err: ErrClosed}, flight.Always)
+			x.end(ctx, &result[T]{err: ErrClosed}, flight.Always)
 			return interrupted
 		case <-x.fill.Wake:
 			if x.fills.EndIfDeserted(x.fill) {

@@ -161,8 +161,8 @@ var cacheMutants = []mutant{
 		name: "queue-polls",
 		bug:  "Each key that queues for a place asks Redis four times a second, however many there are",
 		file: "wait.go",
-		old:  "return x.await(time.Duration(max(x.slots.Queued(), 1))*queuedPoll, granted)",
-		new:  "return x.await(queuedPoll, granted)",
+		old:  "return x.await(ctx, time.Duration(max(x.slots.Queued(), 1))*queuedPoll, granted)",
+		new:  "return x.await(ctx, queuedPoll, granted)",
 		pkg:  ".", test: "TestMaxLoads_LongQueue",
 	},
 	{
