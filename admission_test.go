@@ -53,6 +53,8 @@ func askAll(t *testing.T, f *faultCache, keys []string, load singlefill.Loader[s
 }
 
 // A healthy Redis is not taken for a dead one when many more keys are cold than the client has connections.
+//
+//fault:many-commands
 func TestAdmission_ColdKeys(t *testing.T) {
 	t.Parallel()
 	keys := testKeys("k", 5000)
@@ -85,6 +87,8 @@ func TestAdmission_ColdKeys(t *testing.T) {
 }
 
 // Hits of a Redis that is some milliseconds away are hits, however many there are at a time.
+//
+//fault:many-commands
 func TestAdmission_Hits(t *testing.T) {
 	const redisTimeout, roundTrip = 100 * time.Millisecond, 2 * time.Millisecond
 	for kind, bounded := range map[string]bool{"default": false, "minds deadlines": true} {
@@ -140,6 +144,8 @@ func distantMini(t *testing.T, connections int, bounded bool, roundTrip time.Dur
 }
 
 // A caller whose read waits for a connection leaves at its deadline or its cancellation. The callers beside it wait on.
+//
+//fault:many-commands
 func TestAdmission_ImpatientCaller(t *testing.T) {
 	const redisTimeout, takes, impatience = 300 * time.Millisecond, 100 * time.Millisecond, 800 * time.Millisecond
 	for kind, bounded := range map[string]bool{"default": false, "minds deadlines": true} {
@@ -180,6 +186,8 @@ func TestAdmission_ImpatientCaller(t *testing.T) {
 }
 
 // A frozen node of a Cluster costs the keys of the others nothing, and those of its own RedisTimeout once.
+//
+//fault:frozen-node
 func TestAdmission_FrozenClusterNode(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t)
@@ -248,6 +256,8 @@ func TestAdmission_FrozenClusterNode(t *testing.T) {
 }
 
 // Deleting many keys of a dead Redis takes RedisTimeout once, also while the breaker is open, and says so once.
+//
+//fault:delete-many
 func TestAdmission_DeleteOfManyKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, rdb := muteClient(t)

@@ -380,6 +380,7 @@ func TestDeleteTakesManyKeysAndNone(t *testing.T) {
 	})
 }
 
+//fault:ended-context
 func TestCallsThatCannotBeMadeAreRefusedWithoutACommand(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -589,6 +590,7 @@ func TestSetOfAValueThatCannotBeEncodedChangesNothing(t *testing.T) {
 	wantGet[any](t, c, "k", "old", nil)
 }
 
+//fault:bad-bytes
 func TestBytesThatAreNoEntryAreAMiss(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {

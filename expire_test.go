@@ -342,6 +342,7 @@ func TestAnExpireThatCannotBeMadeIsRefusedWithoutACommand(t *testing.T) {
 	}
 }
 
+//fault:delete-in-load
 func TestExpireDuringALoadKeepsItsValueOut(t *testing.T) {
 	t.Parallel()
 	expireEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
@@ -431,6 +432,7 @@ func TestExpireAgainProlongsNoWindow(t *testing.T) {
 	}
 }
 
+//fault:unreachable-delete
 func TestExpireSaysWhyItHasFailed(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -282,6 +282,7 @@ func faultAct(t testing.TB, name string) func(cmd []string) bool {
 // onceOnly makes a client that does not try again by itself.
 func onceOnly(o *redis.Options) { o.MaxRetries = -1 }
 
+//fault:unreachable
 func TestARedisThatNeverAnswersBreaksNoReadAndIsUsedWhenItIsBack(t *testing.T) {
 	for _, fault := range []struct {
 		name       string
@@ -424,6 +425,7 @@ func muteClient(t testing.TB) (*muteDialer, *redis.Client) {
 	return d, rdb
 }
 
+//fault:unreachable
 func TestASilentRedisCostsACallRedisTimeoutAndNothingOnceTheBreakerIsOpen(t *testing.T) {
 	t.Parallel()
 	const loadTime = 70 * time.Millisecond
@@ -485,6 +487,8 @@ func TestASilentRedisCostsACallRedisTimeoutAndNothingOnceTheBreakerIsOpen(t *tes
 }
 
 // The read and the lock share one RedisTimeout: who has waited that long for the one does not ask for the other.
+//
+//fault:silence
 func TestASilenceAtAnyStepCostsOneRedisTimeout(t *testing.T) {
 	t.Parallel()
 	for _, silentAt := range []string{"get", "evalsha", "store"} {
@@ -515,6 +519,7 @@ func TestASilenceAtAnyStepCostsOneRedisTimeout(t *testing.T) {
 	}
 }
 
+//fault:slow-network
 func TestASlowRedisIsUsedLikeAFastOne(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -540,6 +545,7 @@ func TestASlowRedisIsUsedLikeAFastOne(t *testing.T) {
 	}
 }
 
+//fault:crash-in-call
 func TestARedisThatDiesOnTheWayCostsNoCallItsValue(t *testing.T) {
 	t.Parallel()
 	// start returns a cache on a server that knows the scripts already.
@@ -605,6 +611,7 @@ func TestARedisThatDiesOnTheWayCostsNoCallItsValue(t *testing.T) {
 	})
 }
 
+//fault:lost-reply
 func TestALostReplyOfTheStoreHarmsNobody(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -650,6 +657,7 @@ func TestALostReplyOfTheStoreHarmsNobody(t *testing.T) {
 	}
 }
 
+//fault:lost-reply
 func TestALostReplyOfTheLockLocksNobodyOut(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -697,6 +705,7 @@ func TestALostReplyOfTheLockLocksNobodyOut(t *testing.T) {
 	}
 }
 
+//fault:late-command
 func TestALockCommandThatArrivesAfterItsCallerHasGivenUpTakesNothing(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -725,6 +734,8 @@ func TestALockCommandThatArrivesAfterItsCallerHasGivenUpTakesNothing(t *testing.
 }
 
 // The same, where a second try has been answered: the first one is still to be refused when all is over.
+//
+//fault:late-command
 func TestALockCommandThatArrivesAfterTheLoadTakesNothing(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -758,6 +769,8 @@ func TestALockCommandThatArrivesAfterTheLoadTakesNothing(t *testing.T) {
 }
 
 // A release that was held up must not hit whoever has the lock by then, nor a renewal bring a lock back.
+//
+//fault:late-command
 func TestACommandThatArrivesLateTouchesNobodyElsesLock(t *testing.T) {
 	t.Parallel()
 	for _, act := range []string{"release", "renew", "store"} {
@@ -828,6 +841,7 @@ func TestACommandThatArrivesLateTouchesNobodyElsesLock(t *testing.T) {
 	}
 }
 
+//fault:flushall
 func TestAFlushInMidLoadCostsTheEntryAndNothingElse(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -855,6 +869,7 @@ func TestAFlushInMidLoadCostsTheEntryAndNothingElse(t *testing.T) {
 	f.wantLoads(2)
 }
 
+//fault:flushall
 func TestARestartCostsTheEntriesAndNothingElse(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -870,6 +885,7 @@ func TestARestartCostsTheEntriesAndNothingElse(t *testing.T) {
 	}
 }
 
+//fault:refused-writes
 func TestWithoutMemoryHitsWorkMissesLoadAndNoLockStays(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -938,6 +954,7 @@ func TestWithoutMemoryHitsWorkMissesLoadAndNoLockStays(t *testing.T) {
 	noImmortalKeys(t, admin)
 }
 
+//fault:replica
 func TestAReplicaAsTheOnlyServerIsReadAndNotWritten(t *testing.T) {
 	t.Parallel()
 	master := redistest.Start(t)
@@ -973,6 +990,7 @@ func TestAReplicaAsTheOnlyServerIsReadAndNotWritten(t *testing.T) {
 // breakerLimit is how many failures in a row open the breaker.
 const breakerLimit = 5
 
+//fault:script-flush
 func TestScriptFlushesAreNotSeen(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -1034,6 +1052,7 @@ func TestScriptFlushesAreNotSeen(t *testing.T) {
 	noImmortalKeys(t, s.Admin())
 }
 
+//fault:missing-right
 func TestWithoutARightReadsAreAnsweredAndWritesSayWhatIsMissing(t *testing.T) {
 	for _, c := range []struct {
 		rule    string // an ACL rule, on top of all rights
@@ -1225,6 +1244,7 @@ func startTooManyClients(t *testing.T) faultRun {
 	}, func() { do("config", "set", "maxclients", "1000") }}
 }
 
+//fault:busy-server
 func TestAServerThatIsBusyWithItselfBreaksNoRead(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -1272,6 +1292,8 @@ func TestAServerThatIsBusyWithItselfBreaksNoRead(t *testing.T) {
 }
 
 // Set is a transaction, and EXEC alone says no more than that something was wrong before it.
+//
+//fault:busy-server
 func TestSetSaysWhyItWasRefused(t *testing.T) {
 	t.Parallel()
 	t.Run("out of memory", func(t *testing.T) {
@@ -1298,6 +1320,8 @@ func TestSetSaysWhyItWasRefused(t *testing.T) {
 	})
 }
 
+//fault:frozen-node
+//fault:dead-node
 func TestOneDeadNodeOfAClusterCostsOnlyItsOwnSlots(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t)
@@ -1360,6 +1384,7 @@ func faultOwns(t testing.TB, node *redistest.Server, key string) bool {
 	return true
 }
 
+//fault:unreachable
 func TestWithoutRedisEachProcessLoadsOneAtATimeAndAllGetTheValue(t *testing.T) {
 	t.Parallel()
 	const caches, callers = 4, 100
@@ -1404,6 +1429,7 @@ func TestWithoutRedisEachProcessLoadsOneAtATimeAndAllGetTheValue(t *testing.T) {
 	})
 }
 
+//fault:unreachable
 func TestMaxLoadsHoldsWithoutRedis(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -1432,6 +1458,7 @@ func TestMaxLoadsHoldsWithoutRedis(t *testing.T) {
 	})
 }
 
+//fault:unreachable-delete
 func TestDeleteAndSetWithoutRedisSaySoAndLaterCallersHereLoadAnew(t *testing.T) {
 	t.Parallel()
 	for _, act := range []string{"delete", "set"} {
@@ -1486,6 +1513,8 @@ func TestDeleteAndSetWithoutRedisSaySoAndLaterCallersHereLoadAnew(t *testing.T) 
 }
 
 // A load that begins while a Set, Delete or Expire is being sent may be older than it: later callers do not join it.
+//
+//fault:failed-delete
 func TestInvalidation_LoadDuringCommand(t *testing.T) {
 	t.Parallel()
 	for act, do := range map[string]func(context.Context, *faultCache) error{
@@ -1523,6 +1552,7 @@ func TestInvalidation_LoadDuringCommand(t *testing.T) {
 	}
 }
 
+//fault:unreachable-delete
 func TestDeleteOfManyKeysWithoutRedisTakesOneRedisTimeout(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -1540,6 +1570,7 @@ func TestDeleteOfManyKeysWithoutRedisTakesOneRedisTimeout(t *testing.T) {
 	})
 }
 
+//fault:flapping
 func TestAFlappingServerNeverLeavesTheBreakerStuck(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -1586,6 +1617,8 @@ func TestAFlappingServerNeverLeavesTheBreakerStuck(t *testing.T) {
 }
 
 // Who is less patient than RedisTimeout leaves before anything is known; what was asked for goes on and counts.
+//
+//fault:impatient-callers
 func TestImpatientCallersOpenTheBreakerAndThenGetValues(t *testing.T) {
 	t.Parallel()
 	const deadline = 20 * time.Millisecond
@@ -1627,6 +1660,7 @@ func TestImpatientCallersOpenTheBreakerAndThenGetValues(t *testing.T) {
 	})
 }
 
+//fault:sentinel
 func TestAFailoverCostsTheTimeItTakes(t *testing.T) {
 	t.Parallel()
 	master := redistest.Start(t)

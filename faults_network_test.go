@@ -56,6 +56,7 @@ func (f *faultCache) faultWaits(wg *sync.WaitGroup, s *redistest.Server, key str
 	redistest.Await(f.t, "it waits for the other's load", func() bool { return s.Calls("pttl") > before })
 }
 
+//fault:repeated-command
 func TestACommandThatArrivesTwiceCountsOnce(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -131,6 +132,7 @@ func TestACommandThatArrivesTwiceCountsOnce(t *testing.T) {
 	}
 }
 
+//fault:crumbs
 func TestRepliesInCrumbsAreReplies(t *testing.T) {
 	for _, protocol := range []int{2, 3} {
 		t.Run(fmt.Sprint("resp", protocol), func(t *testing.T) {
@@ -170,6 +172,7 @@ func TestRepliesInCrumbsAreReplies(t *testing.T) {
 	}
 }
 
+//fault:reset
 func TestAConnectionThatBreaksInTheMiddleOfAReplyCostsNobodyItsValue(t *testing.T) {
 	acts := map[string]func(t *testing.T) func([]string) bool{
 		"GET":         func(*testing.T) func([]string) bool { return redistest.Command("GET") },
@@ -208,6 +211,8 @@ func TestAConnectionThatBreaksInTheMiddleOfAReplyCostsNobodyItsValue(t *testing.
 }
 
 // Redis hears everything, executes it, and is not heard.
+//
+//fault:one-way
 func TestARedisThatIsNotHeardBreaksNoRead(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -238,6 +243,8 @@ func TestARedisThatIsNotHeardBreaksNoRead(t *testing.T) {
 }
 
 // Each lock is taken by a command whose reply is lost, and given back by another one whose reply is lost too.
+//
+//fault:no-reply
 func TestLocksWhoseRepliesAreAllLostAreGivenBack(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -272,6 +279,8 @@ func TestLocksWhoseRepliesAreAllLostAreGivenBack(t *testing.T) {
 
 // A holder on the wrong side of a partition is replaced after LockTTL; what it brings when it is back is refused.
 // Time is the bubble's, so that the bounds are exact.
+//
+//fault:isolated-holder
 func TestAHolderThatIsCutOffIsReplacedAfterLockTTLAndItsStoreRefused(t *testing.T) {
 	t.Parallel()
 	const lockTTL = 3 * time.Second
@@ -330,6 +339,8 @@ func TestAHolderThatIsCutOffIsReplacedAfterLockTTLAndItsStoreRefused(t *testing.
 }
 
 // Every connection is closed by the server, again and again.
+//
+//fault:killed-connections
 func TestClientsThatAreKilledAllTheTimeGetTheirValues(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -391,6 +402,8 @@ func TestClientsThatAreKilledAllTheTimeGetTheirValues(t *testing.T) {
 // A store that never gets through, while everything else does: a value larger than the server, or a proxy on the
 // way, takes (the connection is reset in the middle of the command), or one that takes longer to send than
 // RedisTimeout. The value is returned, and the lock given back behind the call.
+//
+//fault:store-fails
 func TestALockIsGivenBackWhenItsStoreNeverGetsThrough(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)

@@ -38,6 +38,8 @@ func failSaves(t testing.TB, s *redistest.Server) (mend func()) {
 	return func() { do("config", "set", "save", "") }
 }
 
+//fault:short-freeze
+//fault:long-freeze
 func TestAServerThatStallsOrRefusesWritesBreaksNoRead(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -103,6 +105,7 @@ func TestAServerThatStallsOrRefusesWritesBreaksNoRead(t *testing.T) {
 	}
 }
 
+//fault:restart-aof
 func TestARestartThatForgetsNothingCostsNothing(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
@@ -132,6 +135,8 @@ func TestARestartThatForgetsNothingCostsNothing(t *testing.T) {
 }
 
 // Memory for a tenth of what is asked for: entries, and locks of loads that are under way, go at any time.
+//
+//fault:eviction
 func TestEvictionCostsLoadsAndNothingElse(t *testing.T) {
 	t.Parallel()
 	const keys = 300
@@ -193,6 +198,8 @@ func TestEvictionCostsLoadsAndNothingElse(t *testing.T) {
 
 // Everything is gone at once, and everybody wants it: the source sees one load for each key, a few at a time, and
 // then nothing any more.
+//
+//fault:everything-cold
 func TestAFlushOfAWarmCacheIsOneLoadForEachKeyAFewAtATime(t *testing.T) {
 	t.Parallel()
 	const keys, maxLoads, callers = 1000, 2, 8
@@ -240,6 +247,8 @@ func TestAFlushOfAWarmCacheIsOneLoadForEachKeyAFewAtATime(t *testing.T) {
 }
 
 // Somebody deletes a key, or puts something else there, in the middle of a load.
+//
+//fault:foreign-key
 func TestWhateverBecomesOfAKeyDuringALoadNobodyIsStuck(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -308,6 +317,8 @@ func faultSaid(t testing.TB, servers []*redistest.Server, code string) (all int)
 
 // A key changes its node in the middle of a load. On the way its lock is on one node and its value on another, or
 // nowhere: Redis runs no script on both then, and says to try again.
+//
+//fault:moved-slot
 func TestASlotThatMovesDuringALoadCostsNobodyItsValue(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t)
@@ -362,6 +373,8 @@ func TestASlotThatMovesDuringALoadCostsNobodyItsValue(t *testing.T) {
 }
 
 // Three masters with a replica each; one master dies while everybody asks.
+//
+//fault:dead-master
 func TestAMasterOfAClusterThatDiesUnderLoadIsReplaced(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartReplicatedCluster(t)
@@ -435,6 +448,8 @@ func TestAMasterOfAClusterThatDiesUnderLoadIsReplaced(t *testing.T) {
 }
 
 // The replica that takes over has never heard of the lock.
+//
+//fault:failover-lost-lock
 func TestAFailoverThatLosesALockCostsALoadWhoseValueIsRefused(t *testing.T) {
 	t.Parallel()
 	master := redistest.Start(t)
@@ -469,6 +484,8 @@ func TestAFailoverThatLosesALockCostsALoadWhoseValueIsRefused(t *testing.T) {
 
 // A client of a cluster follows MOVED and ASK three times; while a slot is on its way, or a master is being
 // replaced, it then returns the last of them. It says as much as TRYAGAIN does: nothing has been done, try again.
+//
+//fault:last-redirection
 func TestARedirectThatTheClientDoesNotFollowAnyMoreIsTriedAgain(t *testing.T) {
 	for _, says := range []string{"TRYAGAIN x", "MOVED 1 127.0.0.1:1", "ASK 1 127.0.0.1:1"} {
 		t.Run(says, func(t *testing.T) {

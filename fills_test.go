@@ -19,6 +19,8 @@ import (
 )
 
 // A value that is in Redis is found although the fill of its key waits for a place to load.
+//
+//fault:long-queue
 func TestMaxLoads_ValueOfAQueuedKey(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		c := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})

@@ -152,6 +152,7 @@ func TestALoadFromInsideALoadNeedsNoPlaceInTheFleet(t *testing.T) {
 	})
 }
 
+//fault:killed-fleet-load
 func TestADeadProcessKeepsItsPlaceInTheFleetForLockTTL(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)
@@ -190,6 +191,7 @@ func dieHolding(t *testing.T, m *miniredis.Miniredis, ns string) {
 	t.Cleanup(func() { _ = lease.Release(context.Background()) }) // for its goroutine
 }
 
+//fault:disagreement
 func TestProcessesThatDisagreeOnMaxFleetLoadsAreTold(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)

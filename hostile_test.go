@@ -148,6 +148,8 @@ type hostileItem struct {
 	N    []int
 }
 
+//fault:foreign-key
+//fault:bad-bytes
 func TestForeignBytesAreAMissForEveryCodec(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
@@ -264,6 +266,7 @@ func TestAStaleEntryIsAMissAndNoBadValue(t *testing.T) {
 	}
 }
 
+//fault:foreign-key
 func TestForeignBytesUnderTheLockKeyAreNoLock(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
@@ -327,6 +330,8 @@ func (h *hostileCache[T]) loadsOnce(t *testing.T, what string) {
 }
 
 // Whoever waits for a load and finds the lock overwritten has not learned how that load ended.
+//
+//fault:bad-bytes
 func TestForeignBytesUnderTheLockKeyAreNobodysFailure(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)

@@ -47,6 +47,8 @@ func TestKeyNamesAreAsDocumented(t *testing.T) {
 
 // TestAPairIsInTheSlotOfItsKey asks a real node. A key with a brace within, or one that begins with a brace or
 // '%', has no slot that its names could share; value and lock of it are in one slot all the same.
+//
+//fault:strange-keys
 func TestAPairIsInTheSlotOfItsKey(t *testing.T) {
 	t.Parallel()
 	node := redistest.SharedCluster(t).Nodes[0].Admin()
@@ -95,6 +97,7 @@ func checkNames(namespaceA, a, namespaceB, b string) error {
 	return nil
 }
 
+//fault:two-names
 func TestNoTwoKeysShareAName(t *testing.T) {
 	t.Parallel()
 	namespaces := []string{"users", "user", "users:", "users:a", ":lock", "%7D"}
@@ -146,6 +149,8 @@ func FuzzNamesOfKeys(f *testing.F) {
 }
 
 // TestStrangeKeysAreKeys uses each key as any other, on a cluster, where a pair in two slots fails.
+//
+//fault:strange-keys
 func TestStrangeKeysAreKeys(t *testing.T) {
 	t.Parallel()
 	c, err := New(redistest.SharedCluster(t).Client(t), redistest.Namespace(t), time.Hour, &Options[string]{

@@ -23,6 +23,8 @@ import (
 
 var raw = singlefill.Options[string]{Codec: singlefill.Raw}
 
+//fault:very-many
+//fault:cold-key
 func TestAThousandCallersShareOneLoad(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
@@ -43,6 +45,7 @@ func TestAThousandCallersShareOneLoad(t *testing.T) {
 	})
 }
 
+//fault:cold-key
 func TestAColdHerdSendsTwoReadsAtMost(t *testing.T) {
 	t.Parallel()
 	proxy := redistest.NewProxy(t, redistest.Shared(t).Addr)
@@ -115,6 +118,8 @@ func TestWhoIsToBeginTheNextReadMayLeave(t *testing.T) {
 
 // TestNeverTwoLoadsOfAKeyAtATime lets callers come again and again just as the flight of their key ends: its
 // value is not kept.
+//
+//fault:cold-key
 func TestNeverTwoLoadsOfAKeyAtATime(t *testing.T) {
 	t.Parallel()
 	const keys, callers, rounds = 2, 10, 500 // of 10 calls
@@ -162,6 +167,7 @@ func TestNeverTwoLoadsOfAKeyAtATime(t *testing.T) {
 	}
 }
 
+//fault:failed-load
 func TestAnErrorComesBackAsItIsToAllWhoWaited(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
@@ -187,6 +193,7 @@ func TestAnErrorComesBackAsItIsToAllWhoWaited(t *testing.T) {
 	})
 }
 
+//fault:failed-load
 func TestNotFoundIsRemembered(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
@@ -224,6 +231,8 @@ type typedNil struct{ text string }
 func (e *typedNil) Error() string { return e.text }
 
 // TestWhatStopsALoaderIsAPanicError goes through every way in which what the user wrote can fail to return.
+//
+//fault:failed-load
 func TestWhatStopsALoaderIsAPanicError(t *testing.T) {
 	t.Parallel()
 	cause := errors.New("cause")
@@ -308,6 +317,7 @@ func (c badCodec) Unmarshal(data []byte, v any) error {
 
 func panics() error { panic("a codec") }
 
+//fault:bad-value
 func TestAValueThatCannotBeEncodedIsReturnedAndNotStored(t *testing.T) {
 	t.Parallel()
 	for name, marshal := range map[string]func() error{
@@ -340,6 +350,7 @@ func TestAValueThatCannotBeEncodedIsReturnedAndNotStored(t *testing.T) {
 	}
 }
 
+//fault:bad-value
 func TestAValueThatCannotBeDecodedIsLoadedAnew(t *testing.T) {
 	t.Parallel()
 	for name, unmarshal := range map[string]func() error{
@@ -427,6 +438,7 @@ func testEmpty[T any](t *testing.T, rdb redis.UniversalClient, value T) {
 	}
 }
 
+//fault:cancelled
 func TestACancelledLeaderHurtsNobody(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
@@ -477,6 +489,7 @@ func TestACallerLeavesAtOnceWhileOthersStay(t *testing.T) {
 	})
 }
 
+//fault:cancelled
 func TestALoadGoesOnWhenAllCallersHaveLeft(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
@@ -917,6 +930,7 @@ func TestNobodyGetsWhatADeleteHasMadeOld(t *testing.T) {
 
 // Loads within loads.
 
+//fault:recursion
 func TestALoadOfItsOwnKeyIsRecursive(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
@@ -937,6 +951,7 @@ func TestALoadOfItsOwnKeyIsRecursive(t *testing.T) {
 	})
 }
 
+//fault:recursion
 func TestLoadsThatAskForEachOtherEnd(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {

@@ -37,6 +37,7 @@ func (clientAndPipeline) Hello(context.Context, int, string, string, string) *re
 
 var _ redis.Pipeliner = clientAndPipeline{}
 
+//fault:bad-options
 func TestNewRefusesWhatMakesNoSense(t *testing.T) {
 	t.Parallel()
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // nobody is asked
@@ -149,6 +150,8 @@ func TestOptionsAreCopied(t *testing.T) {
 }
 
 // TestExtremeLivesAreDefined makes and uses caches at the edges of what New allows.
+//
+//fault:bad-options
 func TestExtremeLivesAreDefined(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {

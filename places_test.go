@@ -58,6 +58,8 @@ func getAll(ctx context.Context, t testing.TB, c *singlefill.Cache[string], n in
 }
 
 // A Loader that asks for many keys at once lends its place to one of them at a time.
+//
+//fault:nested-loads
 func TestMaxLoads_NestedLoads(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		c := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 4})
@@ -73,6 +75,8 @@ func TestMaxLoads_NestedLoads(t *testing.T) {
 }
 
 // A context kept from a load that is over gives no place.
+//
+//fault:nested-loads
 func TestMaxLoads_ContextOfAnEndedLoad(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		c := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
@@ -112,6 +116,8 @@ func TestErrRecursive_Prefetch(t *testing.T) {
 
 // However many keys wait for a place, they send a few commands a second; and they are loaded in
 // their order.
+//
+//fault:long-queue
 func TestMaxLoads_LongQueue(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		const keys = 500
@@ -152,6 +158,8 @@ func TestMaxLoads_LongQueue(t *testing.T) {
 }
 
 // A key that waits for a place costs one goroutine beside its caller's.
+//
+//fault:long-queue
 func TestMaxLoads_GoroutinesOfTheQueue(t *testing.T) { // not parallel: it counts all goroutines
 	synctest.Test(t, func(t *testing.T) {
 		const keys = 500
@@ -182,6 +190,8 @@ func TestMaxLoads_GoroutinesOfTheQueue(t *testing.T) { // not parallel: it count
 }
 
 // Callers that join a load all the time bring few renewals forward.
+//
+//fault:many-joiners
 func TestRenewal_Arrivals(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		const loads, arrivals = 32, 100
@@ -211,6 +221,8 @@ func TestRenewal_Arrivals(t *testing.T) {
 }
 
 // Loads that no caller can be given any more are cancelled, and free their places.
+//
+//fault:deleted-again
 func TestDelete_VoidLoadsAreCancelled(t *testing.T) {
 	for name, test := range map[string]struct {
 		heedsItsContext bool

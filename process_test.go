@@ -17,6 +17,8 @@ import (
 // machine could keep from asking Redis in time, so it is given as much time as a test can wait.
 var hasty = config{LockTTL: 2500 * time.Millisecond, RedisTimeout: 800 * time.Millisecond}
 
+//fault:very-many
+//fault:cold-key
 func TestColdKeyIsLoadedOnceInTheFleet(t *testing.T) {
 	const callers = 100
 	rounds := 100
@@ -60,6 +62,7 @@ func TestColdKeyIsLoadedOnceInTheFleet(t *testing.T) {
 	}
 }
 
+//fault:everything-cold
 func TestManyKeysAreLoadedOnceEach(t *testing.T) {
 	const keys, callers = 200, 50
 	f := newFleet(t)
@@ -93,6 +96,7 @@ func TestManyKeysAreLoadedOnceEach(t *testing.T) {
 	users[0].wantDone("blocked", 1, gotValue, users[0].name+"/1")
 }
 
+//fault:killed-holder
 func TestWaiterTakesOverFromKilledHolder(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -140,6 +144,7 @@ func TestWaiterTakesOverFromKilledHolder(t *testing.T) {
 	}
 }
 
+//fault:killed-waiters
 func TestKilledWaiterHurtsNobody(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -159,6 +164,8 @@ func TestKilledWaiterHurtsNobody(t *testing.T) {
 }
 
 // A holder that is killed with its store executed and not answered has stored for all; nothing else is left.
+//
+//fault:killed-at-store
 func TestHolderKilledAfterItsStoreLeavesOnlyTheValue(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -186,6 +193,8 @@ func TestHolderKilledAfterItsStoreLeavesOnlyTheValue(t *testing.T) {
 }
 
 // A holder that is killed in the moment in which it was given the lock leaves a lock that ends.
+//
+//fault:killed-at-store
 func TestHolderKilledBeforeItKnowsIsReplaced(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -205,6 +214,7 @@ func TestHolderKilledBeforeItKnowsIsReplaced(t *testing.T) {
 	other.wantDone("next", 1, gotValue, other.name+"/2")
 }
 
+//fault:frozen-holder
 func TestFrozenHolderIsReplacedAndItsStoreRefused(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -248,6 +258,7 @@ func TestFrozenHolderIsReplacedAndItsStoreRefused(t *testing.T) {
 	f.wantLoads("k", 2)
 }
 
+//fault:slow-load
 func TestLoadLongerThanLockTTLKeepsItsLock(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -278,6 +289,7 @@ func TestLoadLongerThanLockTTLKeepsItsLock(t *testing.T) {
 	}
 }
 
+//fault:hung-load
 func TestHungLoadIsReplacedAfterLoadTimeout(t *testing.T) {
 	const loadTimeout = 2600 * time.Millisecond
 	hung := hasty
@@ -350,6 +362,7 @@ var failures = []struct {
 		outcome{gotRemote, "singlefill: Loader panicked: index out of range"}},
 }
 
+//fault:failed-load
 func TestFailureReachesAllWhoWaited(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -433,6 +446,8 @@ func TestFailureReachesWaitersBehindANewcomer(t *testing.T) {
 
 // A call that begins after the failure does not get it, not even in a process that waits and has not yet
 // heard of the failure, where it meets those who do.
+//
+//fault:failed-load
 func TestCallAfterTheFailureLoadsAnew(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -460,6 +475,7 @@ func TestCallAfterTheFailureLoadsAnew(t *testing.T) {
 	holder.wantDone("holder", 1, gotValue, v)
 }
 
+//fault:delete-in-load
 func TestDeleteInAnotherProcessRefusesTheLoad(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -479,6 +495,7 @@ func TestDeleteInAnotherProcessRefusesTheLoad(t *testing.T) {
 	}
 }
 
+//fault:delete-in-load
 func TestCallAfterDeleteDoesNotWaitForTheOldLoad(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -524,6 +541,7 @@ func TestCallAfterDeleteDoesNotWaitForTheOldLoad(t *testing.T) {
 	f.wantLoads("k", 2)
 }
 
+//fault:delete-in-load
 func TestSetInAnotherProcessStays(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -619,6 +637,8 @@ func TestOldLoadDoesNotTouchTheLockOfItsSuccessor(t *testing.T) {
 }
 
 // No order of reads, loads and Deletes lets a call that begins after a Delete get what was loaded before it.
+//
+//fault:delete-in-load
 func TestNobodyReadsOlderThanDeleted(t *testing.T) {
 	t.Parallel()
 	rounds := 150
@@ -649,6 +669,7 @@ func maxPolls(wait time.Duration) int {
 	return n
 }
 
+//fault:long-waits
 func TestWaitingCostsFewCommandsForAnyNumberOfCallers(t *testing.T) {
 	for _, callers := range []int{1, 100} {
 		t.Run(fmt.Sprint(callers), func(t *testing.T) {
@@ -682,6 +703,8 @@ func TestWaitingCostsFewCommandsForAnyNumberOfCallers(t *testing.T) {
 }
 
 // For somebody new the value may be there already, so it is looked for sooner; but not for each of them.
+//
+//fault:long-waits
 func TestNewcomersDoNotCostACommandEach(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -711,6 +734,7 @@ func TestNewcomersDoNotCostACommandEach(t *testing.T) {
 	f.wantLoads("k", 1)
 }
 
+//fault:waiting-callers
 func TestWaitingHoldsNoConnection(t *testing.T) {
 	t.Parallel()
 	const keys, callers, conns = 50, 10, 2
@@ -755,6 +779,7 @@ func TestWaitingHoldsNoConnection(t *testing.T) {
 	}
 }
 
+//fault:close
 func TestCloseDuringALoadStoresIt(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -787,6 +812,7 @@ func TestCloseDuringALoadStoresIt(t *testing.T) {
 	f.wantLoads("good", 1)
 }
 
+//fault:close
 func TestCloseEndsWaitingForAnotherProcess(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)

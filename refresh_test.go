@@ -103,6 +103,7 @@ func supersede(t testing.TB, c *singlefill.Cache[string], how string) {
 
 var supersededLeaves = map[string]string{"Delete": "", "Set": "set", "Expire": "v0"}
 
+//fault:delete-in-load
 func TestWhatComesDuringARefreshWins(t *testing.T) {
 	t.Parallel()
 	expireEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
@@ -520,6 +521,7 @@ func (f *faultCache) mustGetOld() {
 	wantValue(f.t, v, err, "v0")
 }
 
+//fault:crash-in-call
 func TestARedisThatDiesDuringARefreshCostsNoCallItsValue(t *testing.T) {
 	t.Parallel()
 	for kind := range refreshKinds {
@@ -570,6 +572,7 @@ func TestARedisThatDiesDuringARefreshCostsNoCallItsValue(t *testing.T) {
 	}
 }
 
+//fault:lost-request
 func TestALostReplyOfARefreshHarmsNobody(t *testing.T) {
 	t.Parallel()
 	for _, act := range []string{"get_or_lock", "store", "release"} {
@@ -631,6 +634,8 @@ func TestALostReplyOfARefreshHarmsNobody(t *testing.T) {
 }
 
 // A server that answers but refuses: the old value is served on, and the refresh is tried no more often than RetryAfter says.
+//
+//fault:missing-right
 func TestARedisThatRefusesARefreshIsLeftAloneAndSoAreTheReaders(t *testing.T) {
 	t.Parallel()
 	user := func(rules ...any) func(t *testing.T, ns string) (*redis.Client, redis.UniversalClient) {
@@ -692,6 +697,7 @@ func TestARedisThatRefusesARefreshIsLeftAloneAndSoAreTheReaders(t *testing.T) {
 	}
 }
 
+//fault:refused-writes
 func TestWithoutMemoryForItsValueARefreshKeepsTheOldOne(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -831,6 +837,8 @@ func TestCloseWaitsForARefreshAndNothingStartsAfterIt(t *testing.T) {
 // of a source that fails at times, while writers delete, set and expire. Nobody gets a version older than the last
 // Delete or Set that had returned, also in place of an error. Two loads of a key run at a time only if one of these
 // came between.
+//
+//fault:delete-in-load
 func TestNeitherTwoLoadsAtATimeNorAnythingDeletedWhateverHappens(t *testing.T) {
 	t.Parallel()
 	const keys, readers, rounds = 3, 4, 1000
@@ -1105,6 +1113,7 @@ func clockOptions(life, swr, sie, retryAfter time.Duration) func() *singlefill.O
 	}
 }
 
+//fault:process-clock
 func TestAWrongClockShiftsWhenAValueIsFreshAndPastItsTTLItIsGone(t *testing.T) {
 	const life, swr, sie, step = 10 * time.Minute, 3 * time.Minute, 5 * time.Minute, 5 * time.Second
 	boom := errors.New("boom")
@@ -1245,6 +1254,7 @@ func TestClocksThatDifferByMoreThanALifeCostLoadsButNeverTwoAtATime(t *testing.T
 	}
 }
 
+//fault:process-clock
 func TestExpireIsSeenAtOnceWhateverTheClocks(t *testing.T) {
 	const life = 10 * time.Minute
 	for name, opts := range map[string]func() *singlefill.Options[string]{
@@ -1283,6 +1293,7 @@ func TestExpireIsSeenAtOnceWhateverTheClocks(t *testing.T) {
 	}
 }
 
+//fault:server-clock
 func TestRetryAfterGoesByTheServersClock(t *testing.T) {
 	const life, retryAfter = 10 * time.Minute, 10 * time.Second // less than LockTTL
 	for name, opts := range map[string]func() *singlefill.Options[string]{

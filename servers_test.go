@@ -15,6 +15,8 @@ import (
 )
 
 // A hit may be read from a replica; nothing that decides is. A replica that lags behind costs a command, not a load.
+//
+//fault:replica
 func TestHitsMayComeFromAReplicaButDecisionsDoNot(t *testing.T) {
 	t.Parallel()
 	master := redistest.Start(t)

@@ -278,6 +278,7 @@ func TestARefreshLeftToAnotherProcessIsNoWait(t *testing.T) {
 	}
 }
 
+//fault:source-down
 func TestAFailedLoadIsOnePerRetryAfterAndAllGetTheOldValue(t *testing.T) {
 	const callers = 10
 	hung := hasty
@@ -371,6 +372,7 @@ func TestAFailedLoadIsOnePerRetryAfterAndAllGetTheOldValue(t *testing.T) {
 	}
 }
 
+//fault:source-down
 func TestAnOutageOfTheSourceIsOneLoadPerRetryAfterAndNoError(t *testing.T) {
 	t.Parallel()
 	const retryAfter = time.Second
@@ -442,6 +444,7 @@ func TestAnOutageOfTheSourceIsOneLoadPerRetryAfterAndNoError(t *testing.T) {
 	}
 }
 
+//fault:killed-refresher
 func TestARefresherThatIsGoneIsReplacedAndNoReaderWaits(t *testing.T) {
 	for _, how := range []string{"killed", "frozen"} {
 		t.Run(how, func(t *testing.T) {
@@ -627,6 +630,7 @@ func TestARefreshThatComesAfterAnotherOneLoadsNothing(t *testing.T) {
 	c.without(b).wantAll("k", 1, gotValue, load.Value)
 }
 
+//fault:crash-in-call
 func TestARedisThatDiesAmidRefreshesBreaksNoReader(t *testing.T) {
 	t.Parallel()
 	tally := redistest.Start(t)

@@ -792,6 +792,7 @@ func staleOutage(t *testing.T, opts *singlefill.Options[string], retryAfter time
 	})
 }
 
+//fault:source-down
 func TestASourceThatIsDownIsTriedOncePerRetryAfterByTheWholeFleet(t *testing.T) {
 	for _, kind := range staleKinds {
 		for _, retryAfter := range []time.Duration{250 * time.Millisecond, time.Second, 5 * time.Second} {

@@ -148,6 +148,7 @@ func TestALoadIsGivenLoadTimeout(t *testing.T) {
 	})
 }
 
+//fault:hung-load
 func TestALoaderThatHangsIsLeftBehindAtLoadTimeout(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)
@@ -179,6 +180,7 @@ func TestALoaderThatHangsIsLeftBehindAtLoadTimeout(t *testing.T) {
 	})
 }
 
+//fault:cancelled
 func TestACallReturnsAtItsDeadlineAndAtOnceWhenCancelled(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)
@@ -291,6 +293,7 @@ func TestWhoComesAfterADeleteDoesNotWaitForTheOlderLoad(t *testing.T) {
 	})
 }
 
+//fault:slow-load
 func TestALockIsRenewedWhileItsLoadRuns(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)
@@ -510,6 +513,8 @@ func TestALoadMayWaitForAnotherCachesLoadThatNeedsItsPlace(t *testing.T) {
 }
 
 // Each cache's only place is held by a load that asks the other cache for a key that nobody loads yet.
+//
+//fault:recursion
 func TestLoadsOfTwoCachesMayAskEachOtherWhenPlacesAreShort(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		one := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
@@ -581,6 +586,7 @@ func TestRedisErrorsAndTheBreakerAreTraced(t *testing.T) {
 	})
 }
 
+//fault:close
 func TestCloseTakesLoadTimeoutAtMost(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		c := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1}) // LoadTimeout is a minute
@@ -601,6 +607,7 @@ func TestCloseTakesLoadTimeoutAtMost(t *testing.T) {
 	})
 }
 
+//fault:killed-holder
 func TestADeadHolderCostsItsLockAndAPoll(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)

@@ -56,6 +56,8 @@ func inOutage(t *testing.T, down *outage, run func(t *testing.T, here, there *si
 
 // What was loaded while Redis could not be asked is not given to callers that came after a Delete,
 // once Redis is back.
+//
+//fault:away-at-end
 func TestUnlocked_LateCallerAfterTheOutage(t *testing.T) {
 	down := new(outage)
 	inOutage(t, down, func(t *testing.T, here, there *singlefill.Cache[string]) {
@@ -81,6 +83,8 @@ func TestUnlocked_LateCallerAfterTheOutage(t *testing.T) {
 }
 
 // While Redis cannot be asked all callers share a load, late ones too.
+//
+//fault:away-at-end
 func TestUnlocked_LateCallerDuringTheOutage(t *testing.T) {
 	down := new(outage)
 	inOutage(t, down, func(t *testing.T, here, there *singlefill.Cache[string]) {

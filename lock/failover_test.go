@@ -16,6 +16,8 @@ import (
 
 // After a failover behind one address, whose old master becomes a replica and keeps its
 // connections, no call fails and no lease is lost.
+//
+//fault:failover-one-address
 func TestFailover_OldMasterKeepsItsConnections(t *testing.T) {
 	eachKind(t, func(t *testing.T, kind string) {
 		const conns = 25
@@ -76,6 +78,8 @@ func TestFailover_OldMasterKeepsItsConnections(t *testing.T) {
 }
 
 // What an old master says of a lease of which it does not know is not believed.
+//
+//fault:failover-one-address
 func TestFailover_LeaseThatTheOldMasterDoesNotKnow(t *testing.T) {
 	eachKind(t, func(t *testing.T, kind string) {
 		old, next := redistest.Start(t), redistest.Start(t)

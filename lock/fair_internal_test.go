@@ -941,6 +941,8 @@ func (m *stageModel) act(act string) string {
 }
 
 // Whatever comes in whatever order, the scripts do what the model says; both servers do the same.
+//
+//fault:any-order
 func TestScriptsDoWhatTheModelSaysInAnyOrder(t *testing.T) {
 	t.Parallel()
 	const players = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

@@ -302,6 +302,7 @@ func TestFairWaitersAskAtLeastThreeTimesInTheirTTL(t *testing.T) {
 	}
 }
 
+//fault:long-waits
 func TestHundredsOfFairWaitersAskRedisModeratelyAndLeaveNothing(t *testing.T) {
 	t.Parallel()
 	fairBubble(t, func(t *testing.T, m *miniredis.Miniredis) {
@@ -333,6 +334,7 @@ func TestHundredsOfFairWaitersAskRedisModeratelyAndLeaveNothing(t *testing.T) {
 	})
 }
 
+//fault:killed-waiters
 func TestDeadFairWaitersArePassedOverTogetherWithinOneWaiterTTL(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{1, 10, 200} {
@@ -435,6 +437,7 @@ func TestAFairWaiterKeepsItsPlaceWhenOneWithAShortWaiterTTLComesAndGoes(t *testi
 	})
 }
 
+//fault:cancelled
 func TestAFairWaiterThatGivesUpLeavesAtOnce(t *testing.T) {
 	t.Parallel()
 	fairBubble(t, func(t *testing.T, m *miniredis.Miniredis) {
@@ -530,6 +533,8 @@ func TestAnErrorOfTheServerLeavesNoFairWaiterInTheQueue(t *testing.T) {
 
 // Whatever key is lost, to an eviction or by hand, and whoever is asleep: nobody waits for ever, and nobody
 // holds together with another who has not been told.
+//
+//fault:foreign-key
 func TestNobodyIsStuckWhenAKeyOfAFairMutexIsLost(t *testing.T) {
 	t.Parallel()
 	for _, keys := range [][]string{
@@ -674,6 +679,8 @@ var fairToken = regexp.MustCompile(`[A-Z2-7]{26}`)
 
 // Were a time of the client's among them, those with a wrong clock would be served before others, or take what
 // others hold.
+//
+//fault:process-clock
 func TestNoScriptIsGivenATimeOfTheClient(t *testing.T) {
 	t.Parallel()
 	fairBubble(t, func(t *testing.T, m *miniredis.Miniredis) {
@@ -807,6 +814,8 @@ func TestAGrantThatRacedWithLeavingIsGivenBackInTheSameStep(t *testing.T) {
 }
 
 // The proxy delivers the command after its sender has left.
+//
+//fault:late-command
 func TestACommandThatArrivesAfterTheWaiterHasLeftTakesNoPlace(t *testing.T) {
 	t.Parallel()
 	for _, free := range []bool{false, true} {
@@ -843,6 +852,8 @@ func TestACommandThatArrivesAfterTheWaiterHasLeftTakesNoPlace(t *testing.T) {
 }
 
 // The reply to the grant is lost, and the command is sent again: by the client, or by us if the client does not.
+//
+//fault:lost-reply
 func TestAFairHolderWhoseReplyWasLostIsNotInTheQueue(t *testing.T) {
 	t.Parallel()
 	for _, retries := range []int{3, -1} {
@@ -942,6 +953,7 @@ func awaitFairQueue(t *testing.T, s *redistest.Server, name string, n int64) {
 	})
 }
 
+//fault:killed-waiters
 func TestAFairMutexIsHandedOnWhenProcessesAreKilled(t *testing.T) {
 	t.Parallel()
 	s := redistest.Shared(t)
@@ -961,6 +973,7 @@ func TestAFairMutexIsHandedOnWhenProcessesAreKilled(t *testing.T) {
 	next.Expect("released <nil>")
 }
 
+//fault:frozen-waiter
 func TestAFrozenFairWaiterIsPassedOverAndComesBackAsTheLast(t *testing.T) {
 	t.Parallel()
 	s := redistest.Shared(t)

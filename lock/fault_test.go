@@ -404,6 +404,7 @@ func faultFired(t testing.TB, rule *redistest.Rule) {
 	}
 }
 
+//fault:lost-request
 func TestALostAcquireIsTriedAgainAndTakesOnce(t *testing.T) {
 	faultEachWay(t, func(t *testing.T, k faultKind, s *redistest.Server, p *redistest.Proxy, rdb *redis.Client, fault func(string) *redistest.Rule) {
 		name := redistest.Namespace(t)
@@ -427,6 +428,7 @@ func TestALostAcquireIsTriedAgainAndTakesOnce(t *testing.T) {
 	})
 }
 
+//fault:lost-reply
 func TestALostReplyOfAnAcquireDoesNotChangeItsFence(t *testing.T) {
 	faultEachKind(t, func(t *testing.T, k faultKind) {
 		s := redistest.Shared(t)
@@ -443,6 +445,7 @@ func TestALostReplyOfAnAcquireDoesNotChangeItsFence(t *testing.T) {
 	})
 }
 
+//fault:lost-request
 func TestALostReleaseIsTriedAgainAndReturnsNil(t *testing.T) {
 	faultEachWay(t, func(t *testing.T, k faultKind, s *redistest.Server, p *redistest.Proxy, rdb *redis.Client, fault func(string) *redistest.Rule) {
 		name := redistest.Namespace(t)
@@ -465,6 +468,8 @@ func TestALostReleaseIsTriedAgainAndReturnsNil(t *testing.T) {
 }
 
 // All of one client at once, since each waits for its renewal.
+//
+//fault:lost-request
 func TestALostRenewalIsTriedAgainAndLosesNothing(t *testing.T) {
 	t.Parallel()
 	s := redistest.Shared(t)
@@ -490,6 +495,7 @@ func TestALostRenewalIsTriedAgainAndLosesNothing(t *testing.T) {
 	}
 }
 
+//fault:silence
 func TestASilentRedisCostsAnAcquireOneRedisTimeoutAndNothingIsLeft(t *testing.T) {
 	faultEachKind(t, func(t *testing.T, k faultKind) {
 		for what, action := range map[string]redistest.Action{"request lost": redistest.DropRequest, "reply lost": redistest.MuteReply} {
@@ -514,6 +520,7 @@ func TestASilentRedisCostsAnAcquireOneRedisTimeoutAndNothingIsLeft(t *testing.T)
 	})
 }
 
+//fault:silence
 func TestASilentRedisCostsAReleaseOneRedisTimeoutAndItIsGivenBackBehindTheCall(t *testing.T) {
 	faultEachKind(t, func(t *testing.T, k faultKind) {
 		for what, action := range map[string]redistest.Action{"request lost": redistest.DropRequest, "reply lost": redistest.MuteReply} {
@@ -544,6 +551,8 @@ func TestASilentRedisCostsAReleaseOneRedisTimeoutAndItIsGivenBackBehindTheCall(t
 }
 
 // Every reply to an acquire is lost. The cleaning up may meet faults of its own.
+//
+//fault:no-reply
 func TestAnAcquireThatIsNeverAnsweredIsAmbiguousAndUndone(t *testing.T) {
 	faultEachKind(t, func(t *testing.T, k faultKind) {
 		for what, abandon := range map[string]redistest.Action{
@@ -574,6 +583,8 @@ func TestAnAcquireThatIsNeverAnsweredIsAmbiguousAndUndone(t *testing.T) {
 }
 
 // What comes after the lost reply says nothing about the command before it: it has been executed.
+//
+//fault:lost-reply-then-refused
 func TestALostReplyIsNotForgottenWhenRedisCannotBeReachedAfterIt(t *testing.T) {
 	faultEachKind(t, func(t *testing.T, k faultKind) {
 		for client, change := range map[string]func(*redis.Options){
@@ -617,6 +628,7 @@ func faultExecuted(t testing.TB, s *redistest.Server, release func()) {
 	redistest.Await(t, "the late command is executed", func() bool { return s.Calls("evalsha") > before })
 }
 
+//fault:late-command
 func TestAnAcquireThatArrivesWhenItsCallerHasGivenUpTakesNothing(t *testing.T) {
 	faultEachKind(t, func(t *testing.T, k faultKind) {
 		for _, what := range []string{"after RedisTimeout", "with its context"} {
@@ -652,6 +664,8 @@ func TestAnAcquireThatArrivesWhenItsCallerHasGivenUpTakesNothing(t *testing.T) {
 }
 
 // The same, where a second try has been answered, and its lease is over.
+//
+//fault:late-command
 func TestAnAcquireThatArrivesAfterTheReleaseTakesNothing(t *testing.T) {
 	faultEachKind(t, func(t *testing.T, k faultKind) {
 		s := redistest.Start(t)
@@ -681,6 +695,7 @@ func (k faultKind) holding(t testing.TB, admin *redis.Client, name string) strin
 	return admin.Get(ctx, faultKey(name)).Val()
 }
 
+//fault:late-command
 func TestARenewalThatArrivesLateBringsNothingBackAndTouchesNoSuccessor(t *testing.T) {
 	faultEachKind(t, func(t *testing.T, k faultKind) {
 		for _, what := range []string{"nobody holds it", "others hold it"} {
@@ -711,6 +726,7 @@ func TestARenewalThatArrivesLateBringsNothingBackAndTouchesNoSuccessor(t *testin
 	})
 }
 
+//fault:late-command
 func TestAReleaseThatArrivesLateDoesNotHitTheSuccessor(t *testing.T) {
 	faultEachKind(t, func(t *testing.T, k faultKind) {
 		s := redistest.Start(t)
@@ -734,6 +750,8 @@ func TestAReleaseThatArrivesLateDoesNotHitTheSuccessor(t *testing.T) {
 }
 
 // Every command is delivered once more, at once or when all is over.
+//
+//fault:repeated-command
 func TestACommandThatIsDeliveredTwiceCountsOnce(t *testing.T) {
 	faultEachKind(t, func(t *testing.T, k faultKind) {
 		s := redistest.Shared(t)
@@ -845,6 +863,8 @@ func (h *faultHole) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pr
 
 // Time is the bubble's: nobody is held up, so that the order of ends and grants is exact. Replies take longer than
 // the margin, which must not be needed for them.
+//
+//fault:isolated-holder
 func TestAHolderThatIsCutOffIsToldBeforeAnotherAcquires(t *testing.T) {
 	const ttl, timeout = 3 * time.Second, 500 * time.Millisecond
 	for _, k := range faultKinds {
@@ -897,6 +917,7 @@ func TestAHolderThatIsCutOffIsToldBeforeAnotherAcquires(t *testing.T) {
 	}
 }
 
+//fault:short-partition
 func TestAPartitionShorterThanTheTTLLosesNothing(t *testing.T) {
 	const ttl, timeout = 3 * time.Second, 500 * time.Millisecond
 	for _, k := range faultKinds {
@@ -935,6 +956,7 @@ func TestAPartitionShorterThanTheTTLLosesNothing(t *testing.T) {
 	}
 }
 
+//fault:isolated-holder
 func TestABlackHoleLosesTheLeaseAndOthersGetIt(t *testing.T) {
 	t.Parallel()
 	const ttl = 1800 * time.Millisecond
@@ -979,6 +1001,7 @@ func TestABlackHoleLosesTheLeaseAndOthersGetIt(t *testing.T) {
 
 // From here on it is the server that fails.
 
+//fault:script-flush
 func TestScriptFlushesAreNotSeen(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -1031,6 +1054,8 @@ func TestScriptFlushesAreNotSeen(t *testing.T) {
 }
 
 // Redis forgets everything, in one way or another, while leases are held and waited for.
+//
+//fault:flushall
 func TestWhenRedisForgetsHoldersAreToldAndWaitersGoOn(t *testing.T) {
 	t.Parallel()
 	for what, forget := range map[string]func(t *testing.T, s *redistest.Server){
@@ -1069,6 +1094,8 @@ func TestWhenRedisForgetsHoldersAreToldAndWaitersGoOn(t *testing.T) {
 }
 
 // A release before the holder knows is refused as well.
+//
+//fault:flushall
 func TestAReleaseAfterAFlushIsLostAndTouchesNothing(t *testing.T) {
 	faultEachKind(t, func(t *testing.T, k faultKind) {
 		s := redistest.Start(t)
@@ -1093,6 +1120,8 @@ func TestAReleaseAfterAFlushIsLostAndTouchesNothing(t *testing.T) {
 
 // Somebody deletes one key, or puts something else there, while leases are held and waited for. Whatever it is,
 // everybody hears of it or goes on, and when the foreign key is gone all is well.
+//
+//fault:foreign-key
 func TestNobodyIsStuckWhenOneKeyIsLostOrForeign(t *testing.T) {
 	suffixes := map[string][]string{
 		"mutex":     {"", ":fence"},
@@ -1175,6 +1204,7 @@ func TestNobodyIsStuckWhenOneKeyIsLostOrForeign(t *testing.T) {
 	})
 }
 
+//fault:short-freeze
 func TestAServerFrozenForLessThanTheTTLLosesNothing(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -1194,6 +1224,7 @@ func TestAServerFrozenForLessThanTheTTLLosesNothing(t *testing.T) {
 	}
 }
 
+//fault:long-freeze
 func TestAServerSilentForTwoTTLsCostsTheLeaseAndNobodyElse(t *testing.T) {
 	t.Parallel()
 	const ttl = 1800 * time.Millisecond
@@ -1248,6 +1279,8 @@ func faultDo(t testing.TB, s *redistest.Server) func(args ...any) {
 func faultPatientOnce(o *redis.Options) { o.MaxRetries, o.ReadTimeout = -1, -1 }
 
 // A server that answers nothing but a refusal has granted nothing, and is not somebody else who holds it.
+//
+//fault:busy-server
 func TestARefusalIsUnavailableAndNotBusy(t *testing.T) {
 	for _, c := range []struct {
 		says  string
@@ -1346,6 +1379,7 @@ func TestARefusalIsUnavailableAndNotBusy(t *testing.T) {
 	}
 }
 
+//fault:refused-writes
 func TestALeaseIsRenewedAndReleasedWithoutMemory(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -1373,6 +1407,8 @@ func TestALeaseIsRenewedAndReleasedWithoutMemory(t *testing.T) {
 }
 
 // What the server refuses for now is tried again: a renewal until the lease ends, a release behind the call.
+//
+//fault:refused-writes
 func TestWhatIsRefusedForNowIsTriedAgain(t *testing.T) {
 	for _, op := range []string{"renew", "release"} {
 		t.Run(op, func(t *testing.T) {
@@ -1407,6 +1443,7 @@ func TestWhatIsRefusedForNowIsTriedAgain(t *testing.T) {
 	}
 }
 
+//fault:eviction
 func TestAnEvictedLeaseIsLostToItsHolderAlone(t *testing.T) {
 	faultEachKind(t, func(t *testing.T, k faultKind) {
 		const names = 20
@@ -1465,6 +1502,8 @@ func TestAnEvictedLeaseIsLostToItsHolderAlone(t *testing.T) {
 }
 
 // A replica knows who holds a lock, and can neither grant nor release it.
+//
+//fault:replica
 func TestAReplicaGrantsNothingAndReleasesNothing(t *testing.T) {
 	t.Parallel()
 	master := redistest.Start(t)
@@ -1497,6 +1536,8 @@ func TestAReplicaGrantsNothingAndReleasesNothing(t *testing.T) {
 
 // Each command that the scripts use is forbidden in turn. Whoever meets that is told what to allow, and others,
 // who may, have it soon.
+//
+//fault:missing-right
 func TestAMissingRightIsNamedAndLeavesNobodyStuck(t *testing.T) {
 	const ttl = 1800 * time.Millisecond
 	calls := regexp.MustCompile(`redis\.p?call\('(\w+)'`)
@@ -1580,6 +1621,8 @@ func TestAMissingRightIsNamedAndLeavesNobodyStuck(t *testing.T) {
 }
 
 // A server that stops before it has read the acquire executes it later, in whatever order with its undoing.
+//
+//fault:long-freeze
 func TestAServerThatThawsAfterAcquireHasGivenUpLeaksNothing(t *testing.T) {
 	faultEachKind(t, func(t *testing.T, k faultKind) {
 		s := redistest.Start(t)

@@ -66,6 +66,8 @@ func runStorm(p *redistest.Child) {
 }
 
 // A process with one thread for Go code, and fifty goroutines that want it all the time, renews in time.
+//
+//fault:busy-process
 func TestABusyProcessWithOneProcessorKeepsItsLease(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -87,6 +89,8 @@ func TestABusyProcessWithOneProcessorKeepsItsLease(t *testing.T) {
 }
 
 // Eight processes with fifty goroutines each.
+//
+//fault:very-many
 func TestEightProcessesOfFiftyGoroutinesLoseNoUpdate(t *testing.T) {
 	t.Parallel()
 	const processes, goroutines = 8, 50

@@ -14,6 +14,8 @@ import (
 
 // The clock of a real server cannot be moved by a test. That of miniredis can; what the scripts do with a clock that
 // is off, or stands still, is tested on real servers elsewhere.
+//
+//fault:server-clock
 func TestAServersClockThatIsPutForwardLosesLeasesAndOneThatIsPutBackDoesNot(t *testing.T) {
 	const ttl, timeout = 3 * time.Second, 500 * time.Millisecond
 	for _, k := range faultKinds {

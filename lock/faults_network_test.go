@@ -109,6 +109,7 @@ func (c *faultCrowd) want(t testing.TB, n int) {
 	}
 }
 
+//fault:repeated-command
 func TestWithEveryCommandArrivingTwiceEverythingIsAsItShouldBe(t *testing.T) {
 	faultEachKind(t, func(t *testing.T, k faultKind) {
 		s := redistest.Shared(t)
@@ -135,6 +136,7 @@ func TestWithEveryCommandArrivingTwiceEverythingIsAsItShouldBe(t *testing.T) {
 	})
 }
 
+//fault:crumbs
 func TestRepliesInCrumbsAreReplies(t *testing.T) {
 	faultEachKind(t, func(t *testing.T, k faultKind) {
 		s := redistest.Shared(t)
@@ -152,6 +154,7 @@ func TestRepliesInCrumbsAreReplies(t *testing.T) {
 	})
 }
 
+//fault:reset
 func TestAConnectionThatBreaksInTheMiddleOfAReplyIsLikeALostReply(t *testing.T) {
 	faultEachKind(t, func(t *testing.T, k faultKind) {
 		for _, act := range []string{"acquire", "release"} {
@@ -186,6 +189,8 @@ func TestAConnectionThatBreaksInTheMiddleOfAReplyIsLikeALostReply(t *testing.T) 
 
 // Redis hears everything, executes it, and is not heard: whoever asks is told that nothing is known, and what was
 // granted is given back; whoever holds a lease is told in time that it could not be renewed.
+//
+//fault:one-way
 func TestARedisThatIsNotHeardGrantsNothingForGood(t *testing.T) {
 	faultEachKind(t, func(t *testing.T, k faultKind) {
 		s := redistest.Start(t)
@@ -219,6 +224,8 @@ func TestARedisThatIsNotHeardGrantsNothingForGood(t *testing.T) {
 }
 
 // Every connection is closed by the server, again and again.
+//
+//fault:killed-connections
 func TestClientsThatAreKilledAllTheTimeNeverHoldItTogether(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)

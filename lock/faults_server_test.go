@@ -44,6 +44,7 @@ func (w faultWaiting) handOver(t testing.TB) {
 	faultRelease(t, w.got())
 }
 
+//fault:restart-aof
 func TestARestartThatForgetsNothingLosesNothing(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
@@ -61,6 +62,7 @@ func TestARestartThatForgetsNothingLosesNothing(t *testing.T) {
 	}
 }
 
+//fault:short-freeze
 func TestAServerThatIsAsleepIsNotBusyAndLosesNothing(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -96,6 +98,8 @@ func TestAServerThatIsAsleepIsNotBusyAndLosesNothing(t *testing.T) {
 }
 
 // A server that cannot save takes no writes; what is held is held for as long as it may, and given back when it can.
+//
+//fault:refused-writes
 func TestAServerThatCannotSaveIsUnavailableAndNotBusy(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -129,6 +133,8 @@ func TestAServerThatCannotSaveIsUnavailableAndNotBusy(t *testing.T) {
 
 // The keys of a lock that is held and waited for go to another node, one by one. While they are in two places Redis
 // runs no script on them, and says to try again.
+//
+//fault:moved-slot
 func TestASlotThatMovesLosesNothing(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t)
@@ -189,6 +195,8 @@ func faultTold(t testing.TB, cluster *redistest.Cluster) (all int) {
 
 // Three masters with a replica each. The one that has the lock dies, and its replica, which knows of it, takes over
 // well within TTL: the holder keeps its lease, and others have it afterwards.
+//
+//fault:dead-master
 func TestAMasterOfAClusterThatDiesLosesNothingThatItsReplicaKnows(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartReplicatedCluster(t)
@@ -232,6 +240,8 @@ func TestAMasterOfAClusterThatDiesLosesNothingThatItsReplicaKnows(t *testing.T) 
 
 // The replica that takes over has never heard of the leases. Others have them at once; those who have lost them are
 // told by their next renewal, and their release touches nothing. The fences go on growing.
+//
+//fault:failover-lost-lock
 func TestAFailoverThatLosesLeasesIsToldAtTheNextRenewal(t *testing.T) {
 	t.Parallel()
 	master := redistest.Start(t)
@@ -277,6 +287,7 @@ func TestAFailoverThatLosesLeasesIsToldAtTheNextRenewal(t *testing.T) {
 	}
 }
 
+//fault:last-redirection
 func TestAReleaseThatIsRedirectedTooOftenIsTriedAgain(t *testing.T) {
 	for _, says := range []string{"TRYAGAIN x", "MOVED 1 127.0.0.1:1", "ASK 1 127.0.0.1:1"} {
 		t.Run(says, func(t *testing.T) {

@@ -44,6 +44,8 @@ func TestKeyNamesAreAsDocumented(t *testing.T) {
 }
 
 // Asks a real node, since a mistake about hash tags would be made here as in the code.
+//
+//fault:strange-keys
 func TestAllKeysOfANameAreInOneSlot(t *testing.T) {
 	t.Parallel()
 	node := redistest.SharedCluster(t).Nodes[0].Admin()
@@ -144,6 +146,8 @@ func FuzzKeysOfNames(f *testing.F) {
 }
 
 // Uses each name as any other, all at once, on a cluster, where keys in two slots fail.
+//
+//fault:strange-keys
 func TestStrangeNamesAreNames(t *testing.T) {
 	t.Parallel()
 	rdb := redistest.SharedCluster(t).Client(t)

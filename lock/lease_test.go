@@ -225,6 +225,7 @@ func TestALeaseThatIsHeldNeedsNoGoroutine(t *testing.T) {
 	})
 }
 
+//fault:flushall
 func TestALossIsToldAtTheNextRenewalAndNothingIsBroughtBack(t *testing.T) {
 	for what, lose := range map[string]func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client, kind string){
 		"deleted": func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client, _ string) { m.Del("{n}:lock") },
@@ -275,6 +276,8 @@ func TestALossIsToldAtTheNextRenewalAndNothingIsBroughtBack(t *testing.T) {
 }
 
 // However Redis fails: when another can have it, its holder has been told. By the server's clock.
+//
+//fault:isolated-holder
 func TestAHolderIsToldBeforeAnybodyElseCanHoldIt(t *testing.T) {
 	for what, fails := range map[string]fault{
 		"requests lost": requestLost, "silent": silence, "no connection": noConnection, "loading": refusal("LOADING Redis is loading"),
@@ -346,6 +349,7 @@ func TestALeasesLifeBeginsWhenItIsAskedFor(t *testing.T) {
 	})
 }
 
+//fault:short-partition
 func TestALeaseSurvivesErrorsThatEnd(t *testing.T) {
 	for what, fails := range map[string]fault{
 		"requests lost": requestLost, "replies lost": replyLost, "silent": silence, "no connection": noConnection,
@@ -404,6 +408,7 @@ func TestALeaseIsLostAfterMaxHold(t *testing.T) {
 	})
 }
 
+//fault:release-twice
 func TestReleaseReturnsNilOnceAndEndsTheContextAtOnce(t *testing.T) {
 	for what, release := range map[string]func(t *testing.T, lease *lock.Lease) (nils, losts int){
 		"twice": func(t *testing.T, lease *lock.Lease) (int, int) {
@@ -468,6 +473,7 @@ func TestReleaseReturnsNilOnceAndEndsTheContextAtOnce(t *testing.T) {
 	}
 }
 
+//fault:release-twice
 func TestALeaseThatHoldsNothingIsHarmless(t *testing.T) {
 	t.Parallel()
 	for what, lease := range map[string]*lock.Lease{"nil": nil, "zero": {}} {
@@ -502,6 +508,7 @@ func TestAFailedAcquireReturnsALeaseThatReleasesNothing(t *testing.T) {
 	})
 }
 
+//fault:release-twice
 func TestReleaseFindsOutThatTheLeaseWasLost(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
 		var e events
@@ -617,6 +624,7 @@ func TestReleaseIsTriedAgainAfterEveryRefusalThatMayPass(t *testing.T) {
 	}
 }
 
+//fault:release-twice
 func TestAClosedClientEndsCallsAtOnceAndLeavesNothingBehind(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
 		client, f := withFaults(t, m)
@@ -784,6 +792,7 @@ func TestTheFenceGrowsOnEveryKindOfServer(t *testing.T) {
 	})
 }
 
+//fault:two-names
 func TestTwoServersAndTwoNamesDoNotInteract(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
 		_, other := redistest.StartMini(t)

@@ -122,6 +122,7 @@ func eachScript(t *testing.T, run func(t *testing.T, s *steps)) {
 	})
 }
 
+//fault:any-order
 func TestEveryStepMayBeRepeatedAndMayArriveLate(t *testing.T) {
 	for name, script := range map[string]string{ // who, op, answer; "<" after a fence: larger than the last, "=": the same
 		"taken twice":                         "A acquire held<, A acquire held=, A acquire held=, B acquire busy",
@@ -241,6 +242,8 @@ func (m *model) do(op, who string) (state string, number int64) {
 
 // Whatever arrives in whatever order and however late, nobody touches the lease of another: a check and what
 // follows from it are one step.
+//
+//fault:any-order
 func TestNoOrderOfStepsStealsOrOutlivesALease(t *testing.T) {
 	seed := rand.Uint64()
 	eachKindInBubble(t, func(t *testing.T, kind string, _ *miniredis.Miniredis, rdb *redis.Client) {
@@ -434,6 +437,7 @@ func TestAcquireWaitsForAsLongAsItsContextLasts(t *testing.T) {
 	})
 }
 
+//fault:cancelled
 func TestACallReturnsAtTheInstantAtWhichItsContextEnds(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
 		learn(t, rdb, kind)
@@ -545,6 +549,7 @@ func TestAFirstAnswerEndsACallAtItsInstant(t *testing.T) {
 	})
 }
 
+//fault:waiting-callers
 func TestNoConnectionIsHeldBetweenTwoAsks(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
 		takeFor(t, rdb, kind, "n")
@@ -567,6 +572,7 @@ func TestNoConnectionIsHeldBetweenTwoAsks(t *testing.T) {
 	})
 }
 
+//fault:server-clock
 func TestAServerWhoseClockIsAnHourOffGrantsAsAnyOther(t *testing.T) {
 	eachKind(t, func(t *testing.T, kind string) {
 		for _, off := range []time.Duration{-time.Hour, time.Hour} {
@@ -596,6 +602,8 @@ func TestAServerWhoseClockIsAnHourOffGrantsAsAnyOther(t *testing.T) {
 }
 
 // A cache keeps its keys in a namespace, and so nothing of a lock's is ever taken for a value.
+//
+//fault:two-names
 func TestACacheAndALockOfOneNameDoNotMeet(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)

@@ -15,6 +15,7 @@ import (
 	"github.com/singlefill/singlefill/lock"
 )
 
+//fault:bad-options
 func TestWhatMakesNoSenseIsRefusedBeforeAnythingIsSent(t *testing.T) {
 	t.Parallel()
 	p := redistest.NewProxy(t, "127.0.0.1:1")
@@ -194,6 +195,8 @@ func TestOptionsAreCopiedAndMayBeShared(t *testing.T) {
 }
 
 // The largest numbers that are allowed work, on a real server too.
+//
+//fault:bad-options
 func TestEnormousTimesAreTimes(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {

@@ -114,6 +114,8 @@ func TestErrorsShortenTheName(t *testing.T) {
 }
 
 // Keys of others are left alone, and nothing is taken beside them.
+//
+//fault:foreign-key
 func TestAKeyThatHoldsSomethingElseIsNamedAndLeftAlone(t *testing.T) {
 	t.Parallel()
 	for _, where := range []string{"mini", "real"} {
@@ -179,6 +181,7 @@ func TestAKeyThatHoldsSomethingElseIsNamedAndLeftAlone(t *testing.T) {
 	}
 }
 
+//fault:disagreement
 func TestThoseWhoAskForAnotherSizeAreToldBoth(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
@@ -205,6 +208,8 @@ func TestThoseWhoAskForAnotherSizeAreToldBoth(t *testing.T) {
 
 // go-redis dials five times, with pauses, so that the time of a command may pass before it gives up. Nothing has
 // been sent then, which is not the same as no answer.
+//
+//fault:unreachable-lock
 func TestAServerThatIsNotThereIsUnavailableHoweverLongTheClientDials(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -233,6 +238,8 @@ func TestAServerThatIsNotThereIsUnavailableHoweverLongTheClientDials(t *testing.
 }
 
 // A caller whose patience ends while Redis refuses is not told that somebody else holds it.
+//
+//fault:unreachable-lock
 func TestAServerThatIsNotThereIsNeverBusy(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -251,6 +258,8 @@ func TestAServerThatIsNotThereIsNeverBusy(t *testing.T) {
 }
 
 // What was refused while it cleaned up behind a waiter is done when it can be: the place in the queue goes.
+//
+//fault:missing-right
 func TestAFairWaiterThatMayNotWriteLeavesTheQueueAsSoonAsItMay(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)

@@ -275,6 +275,7 @@ const (
 	procPatient, procPatientTTL = 9 * time.Second, 30 * time.Second
 )
 
+//fault:very-many
 func TestNoMoreThanAllowedHoldItInTheFleetAndNoUpdateIsLost(t *testing.T) {
 	procEach(t, func(t *testing.T, f procFleet) {
 		const processes, goroutines, times = 5, 10, 8
@@ -326,6 +327,7 @@ func TestAFairMutexIsGrantedInTheOrderOfComingAcrossProcesses(t *testing.T) {
 	f.free(t, f.s, f.name)
 }
 
+//fault:killed-holder
 func TestAKilledHolderIsReplaced(t *testing.T) {
 	procEach(t, func(t *testing.T, f procFleet) {
 		holder, next := f.spawn(1, procHasty, procHastyTTL)[0], f.spawn(1, procPatient, procPatientTTL)[0]
@@ -343,6 +345,7 @@ func TestAKilledHolderIsReplaced(t *testing.T) {
 	})
 }
 
+//fault:killed-waiters
 func TestKilledWaitersArePassedOver(t *testing.T) {
 	procEach(t, func(t *testing.T, f procFleet) {
 		dying := f.spawn(2, procHasty, procHastyTTL)
@@ -371,6 +374,7 @@ func TestKilledWaitersArePassedOver(t *testing.T) {
 	})
 }
 
+//fault:frozen-holder
 func TestAFrozenHolderIsReplacedAndToldAndHarmsNobody(t *testing.T) {
 	procEach(t, func(t *testing.T, f procFleet) {
 		holder, next := f.spawn(1, procHasty, procHastyTTL)[0], f.spawn(1, procPatient, procPatientTTL)[0]
@@ -408,6 +412,7 @@ func TestAFrozenHolderIsReplacedAndToldAndHarmsNobody(t *testing.T) {
 	})
 }
 
+//fault:frozen-holder
 func TestDoInAFrozenProcessIsToldAndReturnsErrLost(t *testing.T) {
 	procEach(t, func(t *testing.T, f procFleet) {
 		holder, next := f.spawn(1, procHasty, procHastyTTL)[0], f.spawn(1, procPatient, procPatientTTL)[0]
@@ -452,6 +457,7 @@ func procSlots(t testing.TB, cluster *redistest.Cluster) (slots map[int64][]stri
 	return slots, node
 }
 
+//fault:dead-node
 func TestInAClusterALockIsInOneSlotAndHeldByOneProcess(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t)

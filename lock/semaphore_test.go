@@ -158,6 +158,8 @@ func TestSemaphoreOfManyRoundsNeverHasMoreHoldersThanItsSize(t *testing.T) {
 
 // Every fifth reply of whatever kind is lost, and the connection with it. Nobody gets a place more by that, and
 // no place is lost.
+//
+//fault:lost-reply
 func TestSemaphoreKeepsItsSizeWhenRepliesAreLost(t *testing.T) {
 	t.Parallel()
 	for _, retries := range []int{3, -1} {
@@ -179,6 +181,7 @@ func TestSemaphoreKeepsItsSizeWhenRepliesAreLost(t *testing.T) {
 	}
 }
 
+//fault:no-reply
 func TestAPlaceWhoseGrantWasNeverAnsweredIsGivenBack(t *testing.T) {
 	t.Parallel()
 	s := redistest.Shared(t)
@@ -252,6 +255,8 @@ func semDead(t *testing.T, m *miniredis.Miniredis, n int, step time.Duration, op
 
 // The wait is guided by the next end of a lease: no pause of a waiter passes it by. What has ended is found out
 // by each attempt anew.
+//
+//fault:killed-holder
 func TestDeadHoldersOfASemaphoreAreReplacedRightAfterTheirTTL(t *testing.T) {
 	t.Parallel()
 	for _, step := range []time.Duration{0, 70 * time.Millisecond} {
@@ -488,6 +493,8 @@ func TestWaitersOfASemaphoreAskRedisModeratelyAndGiveUpOnTime(t *testing.T) {
 }
 
 // The bubble's clock is that of the clients, and an hour off: all that counts is the server's.
+//
+//fault:process-clock
 func TestAClientsClockChangesNothingForASemaphore(t *testing.T) {
 	t.Parallel()
 	for _, skew := range []time.Duration{-time.Hour, time.Hour} {

@@ -18,6 +18,8 @@ import (
 
 // A waiter with time left outlasts a Redis that does not answer, or refuses, under the same token;
 // one of a fair mutex keeps its place.
+//
+//fault:stalled-waiters
 func TestAcquire_OutlastsAStall(t *testing.T) {
 	for what, fails := range map[string]fault{
 		"silent": silence, "replies lost": replyLost, "no connection": noConnection,
@@ -69,6 +71,8 @@ func TestAcquire_OutlastsAStall(t *testing.T) {
 
 // Without a deadline a waiter outlasts it for as long as a lease could, and a caller that comes
 // then for RedisTimeout.
+//
+//fault:stalled-waiters
 func TestAcquire_WithoutADeadline(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
 		holder := mustAcquire(t, newLocker(t, kind, rdb, "n", &lock.Options{TTL: time.Hour}))
@@ -108,6 +112,8 @@ func TestAcquire_WithoutADeadline(t *testing.T) {
 
 // A process that is held up while its command is answered does not take a lease for its own that
 // has ended.
+//
+//fault:stalled-grant
 func TestAcquire_HeldUpForLongerThanTTL(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
 		client := redistest.NewMiniClient(t, m)
@@ -159,6 +165,8 @@ func (h holdUp) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 }
 
 // A waiter that gives up has given its place back when Acquire returns: its process may end then.
+//
+//fault:given-up
 func TestAcquire_GivesItsPlaceBackBeforeItReturns(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
 		holder := mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
@@ -207,6 +215,8 @@ func TestRelease_MarksAreBounded(t *testing.T) {
 
 // A waiter of a semaphore goes on when the first holder of another size gets in, and is told if
 // that lasts.
+//
+//fault:disagreement
 func TestNewSemaphore_WaiterOfAnotherSize(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		sized := func(size int) *lock.Locker {
@@ -241,6 +251,8 @@ func TestNewSemaphore_WaiterOfAnotherSize(t *testing.T) {
 }
 
 // A mutex does not pass the queue of a fair mutex of its name.
+//
+//fault:disagreement
 func TestNewMutex_FairMutexOfThatName(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		fair, plain := newLocker(t, "fair", rdb, "n", nil), newLocker(t, "mutex", rdb, "n", nil)
@@ -258,6 +270,8 @@ func TestNewMutex_FairMutexOfThatName(t *testing.T) {
 }
 
 // A dead waiter of a fair mutex does not live for longer when the server's clock is put back.
+//
+//fault:clock-dead-waiter
 func TestNewFairMutex_DeadWaiterAndClockPutBack(t *testing.T) {
 	for _, before := range []bool{true, false} {
 		t.Run(fmt.Sprint("waiter came before ", before), func(t *testing.T) {

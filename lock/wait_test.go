@@ -36,6 +36,8 @@ func takes(ctx context.Context, t *testing.T, l *lock.Locker, hold time.Duration
 
 // A process that waits gets a fair part of the grants, also against one that takes the lock again
 // at once.
+//
+//fault:greedy-loop
 func TestAcquire_IsNotStarvedByALoop(t *testing.T) {
 	for _, hold := range []time.Duration{time.Millisecond, 10 * time.Millisecond, 300 * time.Millisecond} {
 		t.Run(hold.String(), func(t *testing.T) {
@@ -63,6 +65,8 @@ func TestAcquire_IsNotStarvedByALoop(t *testing.T) {
 
 // The lock is free for a small part of the time for which it is held, though it is kept for the
 // waiter.
+//
+//fault:greedy-loop
 func TestAcquire_HandsOverSoon(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
 		const hold = 300 * time.Millisecond
@@ -88,6 +92,8 @@ func TestAcquire_HandsOverSoon(t *testing.T) {
 }
 
 // A waiter with a reservation that dies costs the others RedisTimeout and 200 ms at most.
+//
+//fault:killed-reservation
 func TestAcquire_DeadReservation(t *testing.T) {
 	for _, kind := range []string{"mutex", "semaphore"} {
 		t.Run(kind, func(t *testing.T) {
@@ -118,6 +124,8 @@ func TestAcquire_DeadReservation(t *testing.T) {
 
 // Hundreds of waiters of a process send a few scripts, and those of a fair mutex one each for a
 // place.
+//
+//fault:long-waits
 func TestAcquire_ManyAskTogether(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
 		const n, wait = 300, 10 * time.Second
@@ -159,6 +167,8 @@ func TestAcquire_ManyAskTogether(t *testing.T) {
 }
 
 // A queue that did not move for long is served soon when it does.
+//
+//fault:long-waits
 func TestAcquire_AQueueThatMovesAgain(t *testing.T) {
 	for _, lockers := range []int{1, 50} {
 		t.Run(fmt.Sprint(lockers, " processes"), func(t *testing.T) {

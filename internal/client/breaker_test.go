@@ -165,6 +165,8 @@ func TestReachable(t *testing.T) {
 }
 
 // A node of a Cluster that is frozen opens its own breaker, and is the only one that is not asked.
+//
+//fault:frozen-node
 func TestCluster_FrozenNode(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t)

@@ -332,6 +332,7 @@ func TestDoWithinHasABoundOfItsOwn(t *testing.T) {
 	}
 }
 
+//fault:ended-context
 func TestAContextThatHasEndedSendsNothing(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)

@@ -27,6 +27,8 @@ func occupied(t *testing.T) (w *watcher, over chan struct{}) {
 }
 
 // A command's time begins when it can be sent, and what waits is sent in order, however long that takes.
+//
+//fault:many-commands
 func TestWait_TimeBeginsWhenSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := watch(t, mute(t), timeout)
@@ -94,6 +96,8 @@ func TestWait_CallerLeaves(t *testing.T) {
 }
 
 // However many commands wait when the server falls silent, none takes much longer than one command may.
+//
+//fault:many-commands-frozen
 func TestWait_FrozenServer(t *testing.T) {
 	for kind, open := range map[string]func(o *redis.Options){
 		"default":         func(*redis.Options) {},
@@ -130,6 +134,8 @@ func TestWait_FrozenServer(t *testing.T) {
 }
 
 // What has no breaker, as a lock, waits no longer at a silent server either.
+//
+//fault:many-commands-frozen
 func TestWait_WithoutBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := New(mute(t), timeout, func(context.Context, string, error) {}, nil, nil)

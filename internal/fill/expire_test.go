@@ -400,6 +400,8 @@ func TestExpireReachesEveryNodeOfACluster(t *testing.T) {
 }
 
 // A node that is dead is no reason to leave the keys of the others as they are, nor to keep silent about its own.
+//
+//fault:dead-node
 func TestExpireDoesWhatItCanWhileANodeOfTheClusterIsDead(t *testing.T) {
 	t.Parallel()
 	c := redistest.StartCluster(t)

@@ -64,6 +64,7 @@ func TestCheckAcceptsWholeDocumentAndRefusesEveryTruncation(t *testing.T) {
 	}
 }
 
+//fault:bad-bytes
 func TestCheckRefuses(t *testing.T) {
 	for name, data := range map[string][]byte{
 		"nothing":                  nil,

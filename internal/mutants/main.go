@@ -22,7 +22,11 @@ const usage = `Usage: scripts/mutants [PATTERN]
 
 Breaks the library in a copy of this tree, in one place at a time, and runs the test that has to notice. Prints
 what was broken, how, and what has caught it. With PATTERN, a regular expression, only the mutants of such names.
-Exits with 1 if one survives, or cannot be made any more because the code has moved on.
+Exits with 1 if one survives, if the tests fail without one, or if an anchor is lost: the text that a mutant
+replaces is not in its file, or its test does not exist. Lost anchors are reported before anything is run; the
+mutants that have theirs are tried all the same.
+
+  -anchors  only look for lost anchors
 
 All of them take ten to twenty minutes. The tests start the Redis servers that they need. The mutants are in
 internal/mutants/{fill,cache,lock}.go.
@@ -32,6 +36,7 @@ internal/mutants/{fill,cache,lock}.go.
 var mutants = slices.Concat(fillMutants, cacheMutants, lockMutants)
 
 func main() {
+	anchors := flag.Bool("anchors", false, "")
 	flag.Usage = func() { fmt.Fprint(os.Stderr, usage) }
 	flag.Parse()
 	pattern, err := regexp.Compile(flag.Arg(0))
@@ -40,7 +45,7 @@ func main() {
 		os.Exit(2)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	err = run(ctx, pattern)
+	err = run(ctx, pattern, *anchors)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "mutants:", err)
@@ -48,12 +53,22 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, pattern *regexp.Regexp) error {
+func run(ctx context.Context, pattern *regexp.Regexp, anchorsOnly bool) error {
 	var chosen []mutant
+	lost := 0
 	for _, m := range mutants {
-		if pattern.MatchString(m.name) {
-			chosen = append(chosen, m)
+		if !pattern.MatchString(m.name) {
+			continue
 		}
+		if err := m.anchored("."); err != nil {
+			lost++
+			fmt.Printf("anchor lost: %s: %v\n", m.name, err)
+			continue
+		}
+		chosen = append(chosen, m)
+	}
+	if anchorsOnly {
+		return lostAnchors(lost)
 	}
 	tree, err := copyTree(".")
 	if err != nil {
@@ -87,5 +102,12 @@ func run(ctx context.Context, pattern *regexp.Regexp) error {
 	if missed > 0 {
 		return fmt.Errorf("%d of %d were not caught", missed, len(chosen))
 	}
-	return nil
+	return lostAnchors(lost)
+}
+
+func lostAnchors(n int) error {
+	if n == 0 {
+		return nil
+	}
+	return fmt.Errorf("%d mutants have lost their anchors: mend them in internal/mutants/{fill,cache,lock}.go", n)
 }

@@ -94,10 +94,36 @@ func try(ctx context.Context, tree string, m mutant) (took time.Duration, err er
 	return r.took, r.verdict(m)
 }
 
+// anchored reports what keeps the mutant from being made in the tree.
+func (m mutant) anchored(tree string) error {
+	text, err := os.ReadFile(filepath.Join(tree, m.file))
+	if err != nil {
+		return err
+	}
+	if _, err := m.apply(string(text)); err != nil {
+		return err
+	}
+	name, _, _ := strings.Cut(m.test, "/")
+	files, err := filepath.Glob(filepath.Join(tree, m.pkg, "*_test.go"))
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		if strings.Contains(string(text), "\nfunc "+name+"(t *testing.T)") {
+			return nil
+		}
+	}
+	return fmt.Errorf("there is no %s in %s", name, m.pkg)
+}
+
 // apply returns a file's text with the bug in it.
 func (m mutant) apply(text string) (string, error) {
 	if n := strings.Count(text, m.old); n != 1 {
-		return "", fmt.Errorf("the text to be replaced is %d times in %s: the code has moved on, the mutant has to follow", n, m.file)
+		return "", fmt.Errorf("the text to be replaced is %d times in %s", n, m.file)
 	}
 	return strings.Replace(text, m.old, m.new, 1), nil
 }

@@ -11,7 +11,7 @@ import (
 // Each runs a test in parallel on every kind of client that the module promises
 // to work with. The servers are shared: run keeps its keys apart from those of
 // other tests by a Namespace, and flushes nothing. A pass on "mini" alone proves
-// nothing about scripts and expiry.
+// nothing about scripts and expiry. With -short it runs on "mini" and "single" only.
 func Each(t *testing.T, run func(t *testing.T, rdb redis.UniversalClient)) {
 	kinds := []struct {
 		name string
@@ -23,6 +23,9 @@ func Each(t *testing.T, run func(t *testing.T, rdb redis.UniversalClient)) {
 		{"cluster", openCluster},
 		{"autopipeline", openAutoPipeline},
 		{"csc", openClientSideCache},
+	}
+	if testing.Short() {
+		kinds = kinds[:2]
 	}
 	for _, kind := range kinds {
 		t.Run(kind.name, func(t *testing.T) {

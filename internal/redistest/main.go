@@ -1,9 +1,11 @@
 package redistest
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -19,12 +21,51 @@ const leakLimit = 3 * time.Second
 //
 // It runs the tests, or a role if this process is a child, stops the shared
 // servers, and fails the run if goroutines were left behind, or connections and
-// keys without a TTL on those servers.
+// keys without a TTL on those servers. Since most tests wait most of their time,
+// twice as many run in parallel as there are processors, unless -parallel is set.
 func Main(m *testing.M) {
+	runIfChild()
+	runMore(2)
+	os.Exit(run(m))
+}
+
+// Ring is the TestMain of a package whose tests take minutes and need real
+// servers. With -short, or where there is no server, it runs none of them; if
+// REDIS_REQUIRED is set, a missing server is an error. Otherwise it is like [Main].
+func Ring(m *testing.M) {
+	runIfChild()
+	runMore(2)
+	if testing.Short() {
+		fmt.Println("redistest: these tests do not run with -short")
+		os.Exit(0)
+	}
+	if _, err := findProgram(); err != nil && !required() {
+		fmt.Println("redistest: these tests need a server:", err)
+		os.Exit(0)
+	}
+	os.Exit(run(m))
+}
+
+func runIfChild() {
 	if role, child := os.LookupEnv(childEnv); child {
 		runChild(role)
 	}
-	code := m.Run()
+}
+
+// runMore has n tests for each processor run in parallel, unless -parallel says otherwise.
+func runMore(n int) {
+	flag.Parse()
+	set := false
+	flag.Visit(func(f *flag.Flag) { set = set || f.Name == "test.parallel" })
+	if !set {
+		if err := flag.Set("test.parallel", strconv.Itoa(n*runtime.GOMAXPROCS(0))); err != nil {
+			panic(err) // there has been such a flag since Go 1.0
+		}
+	}
+}
+
+func run(m *testing.M) (code int) {
+	code = m.Run()
 	if leaks := stopShared(); len(leaks) > 0 {
 		fmt.Fprintln(os.Stderr, strings.Join(leaks, "\n"))
 		code = 1
@@ -35,7 +76,7 @@ func Main(m *testing.M) {
 			code = 1
 		}
 	}
-	os.Exit(code)
+	return code
 }
 
 func awaitNoLeak() (leaked string) {

@@ -48,21 +48,28 @@ func Start(t testing.TB, args ...string) *Server {
 
 func program(t testing.TB) string {
 	t.Helper()
-	name, named := os.LookupEnv("REDIS_SERVER")
-	if !named {
-		name = "redis-server"
-	}
-	bin, err := exec.LookPath(name)
+	bin, err := findProgram()
 	switch {
 	case err == nil:
-		return bin
-	case os.Getenv("REDIS_REQUIRED") == "1":
+	case required():
 		t.Fatalf("%v: install it (Debian: apt-get install redis-server) or name another by REDIS_SERVER", err)
 	default:
 		t.Skipf("%v: install it to run this test", err)
 	}
-	return ""
+	return bin
 }
+
+// findProgram returns the path of the server's program.
+func findProgram() (string, error) {
+	name, named := os.LookupEnv("REDIS_SERVER")
+	if !named {
+		name = "redis-server"
+	}
+	return exec.LookPath(name)
+}
+
+// required reports whether a test must fail for want of a server.
+func required() bool { return os.Getenv("REDIS_REQUIRED") == "1" }
 
 // plain gives the command line of an ordinary server on port in dir.
 func plain(args []string) func(port int, dir string) ([]string, error) {

@@ -171,6 +171,7 @@ func TestAStormOfNudgesIsAnsweredByFewRenewals(t *testing.T) {
 	})
 }
 
+//fault:short-partition
 func TestErrorsAreBorneWhileTheLeaseMayBeHeld(t *testing.T) {
 	t.Parallel()
 	inBubble(t, func(k *keeper) {

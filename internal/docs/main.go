@@ -1,0 +1,226 @@
+// Command docs keeps the pages of this repository in step with its tests; see scripts/docs -h.
+//
+// A test that shows a row of docs/faults.md says so in a line of its comment, with the id of the row:
+//
+//	//fault:killed-holder
+//	func TestGetOrLoad_KilledHolder(t *testing.T) {
+//
+// The column "Test" of the page is made from these lines. In the other pages, a link whose text is the name of a test
+// leads to the file that declares it.
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+const usage = `Usage: scripts/docs [-check]
+
+Writes the column "Test" of docs/faults.md from the lines //fault:ID beside the tests, and makes the links of the
+pages lead to the files that declare the tests they name. Then it reports what it cannot mend: a link that leads
+nowhere, a test that does not exist, a row without a test, a test of internal/tests/faults without a row.
+
+  -check  write nothing; a page that would change is an error
+`
+
+const (
+	faultsPage = "docs/faults.md"
+	faultTests = "internal/tests/faults/" // each test below it belongs to a row
+)
+
+var pages = []string{"README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/design.md", faultsPage}
+
+func main() {
+	check := flag.Bool("check", false, "")
+	flag.Usage = func() { fmt.Fprint(os.Stderr, usage) }
+	flag.Parse()
+	if flag.NArg() > 0 {
+		flag.Usage()
+		os.Exit(2)
+	}
+	if err := run(os.DirFS("."), *check, os.WriteFile); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func run(tree fs.FS, check bool, write func(name string, data []byte, perm fs.FileMode) error) error {
+	tests, err := findTests(tree)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, page := range pages {
+		text, err := fs.ReadFile(tree, page)
+		if err != nil {
+			return err
+		}
+		mended := string(text)
+		if page == faultsPage {
+			var faults []error
+			mended, faults = fillTable(mended, tests)
+			errs = append(errs, faults...)
+		}
+		mended, links := mendLinks(tree, page, mended, tests)
+		errs = append(errs, links...)
+		switch {
+		case mended == string(text):
+		case check:
+			errs = append(errs, fmt.Errorf("%s does not agree with the tests: run scripts/docs", page))
+		default:
+			errs = append(errs, write(page, []byte(mended), 0o644))
+		}
+	}
+	return errors.Join(append(errs, checkScripts(tree)...)...)
+}
+
+// A test is one that some file declares.
+type test struct {
+	name, file string
+	faults     []string // the ids beside it
+}
+
+var (
+	directive   = regexp.MustCompile(`^//fault:(\S+)$`)
+	declaration = regexp.MustCompile(`^func ((?:Test|Fuzz)\w+)\(\w+ \*testing\.[TF]\) \{`)
+)
+
+// findTests returns the tests of all modules, ordered by file, and within a file as they stand there.
+func findTests(tree fs.FS) (tests []test, err error) {
+	err = fs.WalkDir(tree, ".", func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && strings.HasPrefix(d.Name(), ".") && path != ".":
+			return fs.SkipDir
+		case d.IsDir() || !strings.HasSuffix(path, "_test.go"):
+			return nil
+		}
+		text, err := fs.ReadFile(tree, path)
+		if err != nil {
+			return err
+		}
+		var faults []string
+		for line := range strings.Lines(string(text)) {
+			line = strings.TrimRight(line, "\n")
+			if m := directive.FindStringSubmatch(line); m != nil {
+				faults = append(faults, m[1])
+			} else if m := declaration.FindStringSubmatch(line); m != nil {
+				tests = append(tests, test{name: m[1], file: path, faults: faults})
+				faults = nil
+			}
+		}
+		return nil
+	})
+	return tests, err
+}
+
+var rowID = regexp.MustCompile(`^\| <a id="([^"]+)"></a>`)
+
+// fillTable writes the tests of each row into the column "Test", the third one.
+func fillTable(page string, tests []test) (mended string, errs []error) {
+	shownBy := make(map[string][]string)
+	for _, t := range tests {
+		for _, id := range t.faults {
+			shownBy[id] = append(shownBy[id], fmt.Sprintf("[%s](../%s)", t.name, t.file))
+		}
+		if strings.HasPrefix(t.file, faultTests) && len(t.faults) == 0 {
+			errs = append(errs, fmt.Errorf("%s: %s names no row of %s: add a line //fault:ID to its comment", t.file, t.name, faultsPage))
+		}
+	}
+	var out strings.Builder
+	rows := make(map[string]bool)
+	for line := range strings.Lines(page) {
+		if m := rowID.FindStringSubmatch(line); m != nil {
+			id := m[1]
+			cells := strings.Split(strings.TrimRight(line, "\n"), "|")
+			switch {
+			case rows[id]:
+				errs = append(errs, fmt.Errorf("%s: two rows have the id %s", faultsPage, id))
+			case len(cells) != 7:
+				errs = append(errs, fmt.Errorf("%s: row %s has %d columns instead of 5", faultsPage, id, len(cells)-2))
+			case len(shownBy[id]) == 0:
+				errs = append(errs, fmt.Errorf("%s: no test has a line //fault:%s", faultsPage, id))
+			default:
+				cells[3] = " " + strings.Join(shownBy[id], "<br>") + " "
+				line = strings.Join(cells, "|") + "\n"
+			}
+			rows[id] = true
+		}
+		out.WriteString(line)
+	}
+	for id, names := range shownBy {
+		if !rows[id] {
+			errs = append(errs, fmt.Errorf("%s has no row with the id %s, which %s names", faultsPage, id, names[0]))
+		}
+	}
+	return out.String(), errs
+}
+
+var link = regexp.MustCompile(`\[([^\]]+)\]\(([^)#:\s]+)\)`)
+
+// mendLinks makes each link to a test lead to its file.
+func mendLinks(tree fs.FS, page, text string, tests []test) (mended string, errs []error) {
+	dir := filepath.Dir(page)
+	mended = link.ReplaceAllStringFunc(text, func(whole string) string {
+		m := link.FindStringSubmatch(whole)
+		name, file := m[1], filepath.ToSlash(filepath.Join(dir, m[2]))
+		if !strings.HasPrefix(name, "Test") && !strings.HasPrefix(name, "Fuzz") {
+			if _, err := fs.Stat(tree, file); err != nil {
+				errs = append(errs, fmt.Errorf("%s: the link %s leads nowhere", page, whole))
+			}
+			return whole
+		}
+		var files []string
+		for _, t := range tests {
+			if t.name == name {
+				files = append(files, t.file)
+			}
+		}
+		switch {
+		case slices.Contains(files, file):
+			return whole
+		case len(files) != 1:
+			errs = append(errs, fmt.Errorf("%s: %d files declare %s: name one that exists, or its file", page, len(files), name))
+			return whole
+		}
+		to, err := filepath.Rel(dir, files[0])
+		errs = append(errs, err)
+		return fmt.Sprintf("[%s](%s)", name, filepath.ToSlash(to))
+	})
+	return mended, errs
+}
+
+var script = regexp.MustCompile(`scripts/\w+`)
+
+// checkScripts checks that CONTRIBUTING.md names each script, and none that does not exist.
+func checkScripts(tree fs.FS) (errs []error) {
+	const page = "CONTRIBUTING.md"
+	text, err := fs.ReadFile(tree, page)
+	if err != nil {
+		return []error{err}
+	}
+	scripts, err := fs.Glob(tree, "scripts/*")
+	if err != nil {
+		return []error{err}
+	}
+	named := script.FindAllString(string(text), -1)
+	for _, file := range scripts {
+		if !slices.Contains(named, file) {
+			errs = append(errs, fmt.Errorf("%s does not name %s", page, file))
+		}
+	}
+	for _, name := range named {
+		if !slices.Contains(scripts, name) {
+			errs = append(errs, fmt.Errorf("%s names %s, which does not exist", page, name))
+		}
+	}
+	return errs
+}
