@@ -30,10 +30,10 @@ type Cache[T any] struct {
 	namespace string
 	client    *client.Client
 	clock     *flight.Clock
-	reads     *flight.Reads[look[T]]
+	reads     *flight.Reads[lookup[T]]
 	fills     *flight.Fills[result[T]]
 	slots     *flight.Slots // MaxLoads and MaxFleetLoads
-	loads     *memory
+	loadTimes     *loadTimes
 	counters  *counters
 	clone     func(T) T // nil: T is not plain, or the codec is the user's, who may link values, or share parts of them
 	closing   chan struct{}
@@ -62,10 +62,10 @@ func New[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, 
 		opts:      s,
 		namespace: namespace,
 		clock:     clock,
-		reads:     flight.NewReads[look[T]](clock),
+		reads:     flight.NewReads[lookup[T]](clock),
 		fills:     flight.NewFills[result[T]](clock),
 		slots:     flight.NewSlots(s.maxLoads),
-		loads:     newMemory(),
+		loadTimes:     newLoadTimes(),
 		counters:  new(counters),
 		closing:   make(chan struct{}),
 	}
@@ -91,17 +91,17 @@ func (c *Cache[T]) Get(ctx context.Context, key string) (T, error) {
 	if err := c.check(ctx, key); err != nil {
 		return zero, err
 	}
-	var l look[T]
-	c.look(ctx, key, &l)
+	var l lookup[T]
+	c.get(ctx, key, &l)
 	switch {
-	case l.unread != nil:
-		return zero, wrap(ctx, "get", l.unread)
-	case l.use < stale:
+	case l.redisErr != nil:
+		return zero, wrap(ctx, "get", l.redisErr)
+	case l.freshness < revalidate:
 		c.noteMiss(ctx, key)
 		return zero, ErrMiss
 	}
 	c.noteHit(ctx, key)
-	if l.use == stale {
+	if l.freshness == revalidate {
 		c.noteStale(ctx, key, ValueInfo{Stale: true, Age: l.entry.Age(l.at)})
 	}
 	return l.value, l.err
@@ -293,18 +293,18 @@ func (c *Cache[T]) shorten(life time.Duration) time.Duration {
 }
 
 // decode looks at stored bytes. Those that are no entry, or not of T, are a miss, and counted.
-func (c *Cache[T]) decode(ctx context.Context, key string, data []byte, l *look[T]) {
+func (c *Cache[T]) decode(ctx context.Context, key string, data []byte, l *lookup[T]) {
 	l.data, l.at = data, time.Now()
 	var err error
 	if l.entry, err = entry.Parse(data); err == nil {
-		if use := c.useOf(&l.entry, l.at); use > useless {
+		if use := c.freshnessOf(&l.entry, l.at); use > expired {
 			if l.entry.NotFound {
 				l.err = ErrNotFound
 			} else {
 				l.value, err = c.unmarshal(l.entry.Payload)
 			}
 			if err == nil {
-				l.use = use
+				l.freshness = use
 			}
 		}
 	}

@@ -56,11 +56,11 @@ func (e *RemoteError) Error() string {
 
 // remoteError is what a load in another process has left instead of a value.
 func remoteError(key, word string) error {
-	if word == fill.NotFoundWord {
+	if word == fill.NotFoundRecord {
 		return ErrNotFound
 	}
 	if word == "" {
 		return &RemoteError{Key: key, Message: "its value could not be stored"}
 	}
-	return &RemoteError{Key: key, Message: fill.ErrorText(word)}
+	return &RemoteError{Key: key, Message: fill.FailureText(word)}
 }

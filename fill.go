@@ -21,7 +21,7 @@ type filling[T any] struct {
 	wait wait
 	over func() // call it when all work is done
 
-	old      *look[T]      // what the key holds, as far as known
+	old      *lookup[T]      // what the key holds, as far as known
 	oldSince flight.Stamp  // as of when
 	of       string        // header of the entry that a refresh is for
 	rest     time.Duration // how long that entry is not to be refreshed again
@@ -29,7 +29,7 @@ type filling[T any] struct {
 }
 
 // fill runs a fill. l is what a read has found.
-func (c *Cache[T]) fill(ctx context.Context, f *flight.Fill[result[T]], load Loader[T], l *look[T], over func()) {
+func (c *Cache[T]) fill(ctx context.Context, f *flight.Fill[result[T]], load Loader[T], l *lookup[T], over func()) {
 	x := &filling[T]{
 		Cache: c, fill: f, load: load, over: over, old: l, of: entry.Header(l.data),
 		lock: c.newLock(f.Key),
@@ -44,9 +44,9 @@ func (c *Cache[T]) fill(ctx context.Context, f *flight.Fill[result[T]], load Loa
 	if f.Refresh {
 		c.decode(ctx, f.Key, l.data, x.old) // the reader owns what it has decoded
 	}
-	x.wait = newWait(c.loads.estimate(f.Key, x.old.entry.LoadTime))
+	x.wait = newWait(c.loadTimes.estimate(f.Key, x.old.entry.LoadTime))
 	within := c.opts.redisTimeout
-	if l.unread != nil && c.client.Silent(x.lock.Key()) {
+	if l.redisErr != nil && c.client.Silent(x.lock.Key()) {
 		within -= l.asked
 	}
 	for {
@@ -195,9 +195,9 @@ func (x *filling[T]) acquire(ctx context.Context, within time.Duration) step {
 		within = x.opts.redisTimeout
 		x.rest = restFor(reply.Left)
 
-		switch next := decide(reply, view{wanted: wanted, servable: x.old.use >= stale}); next {
+		switch next := decide(reply, view{wanted: wanted, servable: x.old.freshness >= revalidate}); next {
 		case takeValue:
-			x.loads.note(x.fill.Key, x.old.entry.LoadTime)
+			x.loadTimes.note(x.fill.Key, x.old.entry.LoadTime)
 			x.end(ctx, &x.old.result, stamp)
 			return ended
 		case takeFailure:
@@ -261,7 +261,7 @@ func (x *filling[T]) loadLocked(ctx context.Context) {
 		l.cancel()
 		x.slot.Release()
 		if !o.failed() {
-			x.loads.note(x.fill.Key, o.Duration)
+			x.loadTimes.note(x.fill.Key, o.Duration)
 		}
 		x.commit(ctx, o, l.began)
 	})
@@ -282,20 +282,20 @@ func (x *filling[T]) loadUnlocked(ctx context.Context) {
 		l.cancel()
 		x.slot.Release()
 		o.Unlocked = true
-		x.seal(&o) // for the copies
+		x.encode(&o) // for the copies
 		r := o.result()
 		validFrom := l.began
 		if r.failed {
 			validFrom = x.clock.Now() // callers that joined while it ran have waited for it
 		}
-		r.unproved = true
+		r.unverified = true
 		x.end(ctx, &r, validFrom)
 		x.loadDone(ctx, o)
 	})
 }
 
-// errVoid is the cause of the end of a load whose value no caller can be given any more.
-var errVoid = errors.New("singlefill: the key was deleted, set or made stale while it was loaded")
+// errSuperseded is the cause of the end of a load whose value no caller can be given any more.
+var errSuperseded = errors.New("singlefill: the key was deleted, set or made stale while it was loaded")
 
 // A running load has a context for the Loader, and one that ends at LoadTimeout only.
 type running struct {
@@ -308,7 +308,7 @@ func (x *filling[T]) beginLoad(ctx context.Context) (l running) {
 	l.bounded, l.cancel = context.WithTimeout(ctx, x.opts.loadTimeout)
 	inner, void := context.WithCancelCause(l.bounded)
 	l.ctx = inner
-	l.began = x.fills.BeginLoad(x.fill, func() { void(errVoid) })
+	l.began = x.fills.BeginLoad(x.fill, func() { void(errSuperseded) })
 	x.loading = true
 	return l
 }

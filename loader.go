@@ -59,7 +59,7 @@ func (c *Cache[T]) GetOrLoadInfo(ctx context.Context, key string, load Loader[T]
 	if err := c.checkOpen(); err != nil && !c.fills.Inside(flight.LoadOf(ctx)) {
 		return zero, ValueInfo{}, err
 	}
-	var l look[T]
+	var l lookup[T]
 	w, from, err := c.readOrJoin(ctx, key, load, nil, &l)
 	switch {
 	case err != nil:
@@ -79,7 +79,7 @@ type origin struct {
 // readOrJoin looks for key in Redis, by a GET that callers share. If that finds nothing to serve, the caller joins the
 // key's fill, or starts one. So does a caller that meets the fill of a key that was empty: it does not read. call is nil
 // at first.
-func (c *Cache[T]) readOrJoin(ctx context.Context, key string, load Loader[T], call *flight.Caller, l *look[T]) (w waiter[T], from origin, err error) {
+func (c *Cache[T]) readOrJoin(ctx context.Context, key string, load Loader[T], call *flight.Caller, l *lookup[T]) (w waiter[T], from origin, err error) {
 	if c.fills.Filling(key) {
 		w, err = c.join(ctx, key, load, call, 0, l)
 		return w, from, err
@@ -88,7 +88,7 @@ func (c *Cache[T]) readOrJoin(ctx context.Context, key string, load Loader[T], c
 	delegated := false
 	for err == nil && found == nil && turn.Arrived != 0 && c.client.MayLeave(ctx) {
 		delegated = true // if this caller leaves, the others need not wait for another read
-		turn, found, err = turn.Delegate(ctx, func(turn flight.Turn[look[T]]) { c.readFor(client.Detach(ctx), key, load, turn) })
+		turn, found, err = turn.Delegate(ctx, func(turn flight.Turn[lookup[T]]) { c.readFor(client.Detach(ctx), key, load, turn) })
 	}
 	switch {
 	case err != nil:
@@ -111,7 +111,7 @@ func (c *Cache[T]) readOrJoin(ctx context.Context, key string, load Loader[T], c
 		c.read(ctx, key, l)
 	}
 	switch {
-	case l.unread != nil && ctx.Err() != nil:
+	case l.redisErr != nil && ctx.Err() != nil:
 		return w, from, ctx.Err()
 	case !l.hit: // before the turn ends: the next batch need not read then
 		if w, err = c.join(ctx, key, load, call, turn.Arrived, l); err != nil {
@@ -122,15 +122,15 @@ func (c *Cache[T]) readOrJoin(ctx context.Context, key string, load Loader[T], c
 	if turn.End(l) && c.clone != nil {
 		from.own = false
 	}
-	if l.use == stale || l.hit && c.early(&l.entry, l.at) {
+	if l.freshness == revalidate || l.hit && c.early(&l.entry, l.at) {
 		c.refresh(client.Detach(ctx), key, load, l.data)
 	}
 	return w, from, nil
 }
 
 // readFor reads for a batch of callers, one of which has left it to do that.
-func (c *Cache[T]) readFor(ctx context.Context, key string, load Loader[T], turn flight.Turn[look[T]]) {
-	var l look[T]
+func (c *Cache[T]) readFor(ctx context.Context, key string, load Loader[T], turn flight.Turn[lookup[T]]) {
+	var l lookup[T]
 	found := &l
 	defer func() { turn.End(found) }()
 	if c.fills.Filling(key) {
@@ -139,7 +139,7 @@ func (c *Cache[T]) readFor(ctx context.Context, key string, load Loader[T], turn
 	found = nil // until it has returned: a function of Trace may panic
 	c.read(ctx, key, &l)
 	found = &l
-	if l.use == stale || l.hit && c.early(&l.entry, l.at) {
+	if l.freshness == revalidate || l.hit && c.early(&l.entry, l.at) {
 		c.refresh(ctx, key, load, l.data)
 	}
 }
@@ -147,11 +147,11 @@ func (c *Cache[T]) readFor(ctx context.Context, key string, load Loader[T], turn
 type waiter[T any] = flight.Waiter[result[T]]
 
 // join joins the fill of key, or starts one that goes on from what l has found.
-func (c *Cache[T]) join(ctx context.Context, key string, load Loader[T], call *flight.Caller, arrived flight.Stamp, l *look[T]) (waiter[T], error) {
+func (c *Cache[T]) join(ctx context.Context, key string, load Loader[T], call *flight.Caller, arrived flight.Stamp, l *lookup[T]) (waiter[T], error) {
 	if call == nil {
 		call = &flight.Caller{Outer: flight.LoadOf(ctx), Stamp: arrived}
 	}
-	call.Empty = l.unread == nil && l.use == useless
+	call.Empty = l.redisErr == nil && l.freshness == expired
 	found := *l
 	return c.fills.Join(key, call, func(f *flight.Fill[result[T]], over func()) {
 		c.fill(client.Detach(ctx), f, load, &found, over)
@@ -160,7 +160,7 @@ func (c *Cache[T]) join(ctx context.Context, key string, load Loader[T], call *f
 
 // wait waits for a fill. l is what the caller's own read has found. If the result is older than the call, the caller
 // reads and joins again.
-func (c *Cache[T]) wait(ctx context.Context, key string, load Loader[T], w waiter[T], l look[T], from origin) (v T, info ValueInfo, err error) {
+func (c *Cache[T]) wait(ctx context.Context, key string, load Loader[T], w waiter[T], l lookup[T], from origin) (v T, info ValueInfo, err error) {
 	for {
 		r, verdict := c.fills.Wait(ctx, w)
 		switch old, own := c.fallback(ctx, w, &l, r, verdict); {
@@ -168,9 +168,9 @@ func (c *Cache[T]) wait(ctx context.Context, key string, load Loader[T], w waite
 			return c.deliver(ctx, key, old, origin{own: own && from.own, shared: !w.First})
 		case verdict == flight.Left:
 			return v, info, ctx.Err()
-		case verdict != flight.Late:
-			return c.deliver(ctx, key, r, origin{own: verdict == flight.Took, shared: !w.First})
-		case r != nil && r.unproved && !c.client.Reachable(ctx, c.valueKey(key)):
+		case verdict != flight.Outdated:
+			return c.deliver(ctx, key, r, origin{own: verdict == flight.Owned, shared: !w.First})
+		case r != nil && r.unverified && !c.client.Reachable(ctx, c.valueKey(key)):
 			return c.deliver(ctx, key, r, origin{shared: true})
 		}
 		if ctx.Err() != nil {
@@ -179,7 +179,7 @@ func (c *Cache[T]) wait(ctx context.Context, key string, load Loader[T], w waite
 			}
 			return v, info, ctx.Err()
 		}
-		l = look[T]{}
+		l = lookup[T]{}
 		if w, from, err = c.readOrJoin(ctx, key, load, w.Caller, &l); err != nil {
 			return v, info, err
 		}
@@ -191,7 +191,7 @@ func (c *Cache[T]) wait(ctx context.Context, key string, load Loader[T], w waite
 
 // fallback returns the old value that a caller gets in place of a failure, or at its deadline; nil if there is none. It
 // is what the caller's own read has found, unless the fill knows what the key held later.
-func (c *Cache[T]) fallback(ctx context.Context, w waiter[T], l *look[T], r *result[T], verdict flight.Verdict) (old *result[T], own bool) {
+func (c *Cache[T]) fallback(ctx context.Context, w waiter[T], l *lookup[T], r *result[T], verdict flight.Verdict) (old *result[T], own bool) {
 	switch {
 	case verdict == flight.Left && ctx.Err() == context.DeadlineExceeded:
 		l.failure = ctx.Err()
@@ -215,51 +215,51 @@ type result[T any] struct {
 	value T           // for one caller; shared only if it cannot be copied
 	entry entry.Entry // of value, with its payload, from which the other callers get copies; zero: there is none
 	at    time.Time   // when entry was looked at
-	use   use         // what it was good for then
+	freshness   freshness         // what it was good for then
 	hit   bool        // found by the caller's first read
 	err   error
 
 	failed   bool         // err is the failure of a load
 	failure  error        // of the load in whose place this old value is served
-	unproved bool         // Redis could not be asked whether the value was invalidated while it was loaded
+	unverified bool         // Redis could not be asked whether the value was invalidated while it was loaded
 	old      *result[T]   // the old value to be served in place of err; nil: there is none
 	oldSince flight.Stamp // as of when the key held old
 }
 
-// A look is what one command has found under a value key.
-type look[T any] struct {
+// A lookup is what one command has found under a value key.
+type lookup[T any] struct {
 	result[T]               // its value is decoded unless its use is useless
 	data      []byte        // the bytes found
-	unread    error         // Redis could not be asked
+	redisErr    error         // Redis could not be asked
 	asked     time.Duration // for how long it was asked in vain
 }
 
 // read looks until Redis answers, for as long as one command may take: a connection may have broken.
-func (c *Cache[T]) read(ctx context.Context, key string, l *look[T]) {
+func (c *Cache[T]) read(ctx context.Context, key string, l *lookup[T]) {
 	for pause := minPause; ; pause *= 2 {
-		if c.look(ctx, key, l); l.unread == nil {
-			l.hit = l.use >= stale
+		if c.get(ctx, key, l); l.redisErr == nil {
+			l.hit = l.freshness >= revalidate
 			return
 		}
 		left := c.opts.redisTimeout - l.asked - pause
-		if left < c.opts.redisTimeout/10 || !client.Unreachable(l.unread) || c.client.Away(c.valueKey(key)) || !client.Sleep(ctx, pause) {
+		if left < c.opts.redisTimeout/10 || !client.Unreachable(l.redisErr) || c.client.Away(c.valueKey(key)) || !client.Sleep(ctx, pause) {
 			return
 		}
 		l.asked += pause
 	}
 }
 
-// look reads the value key by one plain GET, which a replica or the client's own cache may answer.
-func (c *Cache[T]) look(ctx context.Context, key string, l *look[T]) {
+// get reads the value key by one plain GET, which a replica or the client's own cache may answer.
+func (c *Cache[T]) get(ctx context.Context, key string, l *lookup[T]) {
 	data, asked, err := c.client.Get(ctx, time.Now(), c.valueKey(key))
-	l.unread = nil
+	l.redisErr = nil
 	switch {
 	case err == nil:
 		c.decode(ctx, key, data, l)
 	case client.WrongType(err):
 		c.badValue(ctx, key, err)
 	case !errors.Is(err, redis.Nil):
-		l.unread = err
+		l.redisErr = err
 		l.asked += asked
 	}
 }

@@ -17,20 +17,20 @@ func (x *filling[T]) ask(ctx context.Context, within time.Duration, awaited stri
 	query := fill.Query{Known: entry.Header(x.old.data), Awaited: awaited, Take: take, For: x.purpose(wanted)}
 	stamp := x.clock.Now()
 	sent := time.Now()
-	reply, err := client.Insist(ctx, within, client.Unreachable, func(within time.Duration) (fill.Reply, error) {
+	reply, err := client.Retry(ctx, within, client.Unreachable, func(within time.Duration) (fill.Reply, error) {
 		return x.lock.GetOrLock(ctx, within, query)
 	})
 	x.wait.heard(time.Since(sent))
 	switch {
 	case err != nil:
 	case reply.Status == fill.Hit:
-		x.old = new(look[T])
+		x.old = new(lookup[T])
 		x.decode(ctx, x.fill.Key, []byte(reply.Text), x.old)
 		x.oldSince = stamp
 	default:
 		x.oldSince = stamp
 		if !reply.Known {
-			x.old.use = useless
+			x.old.freshness = expired
 		}
 	}
 	return reply, stamp, err
@@ -42,9 +42,9 @@ func (x *filling[T]) purpose(wanted bool) string {
 	case !wanted:
 		return fill.Served
 	case x.servable(&x.old.result):
-		return fill.Spare
+		return fill.Fallback
 	}
-	return fill.Nothing
+	return fill.Unusable
 }
 
 // keepAfter is how long a new lock is not looked after. A quicker load costs no timer for renewals.
@@ -62,15 +62,15 @@ func (x *filling[T]) keep(ctx context.Context) (stop func()) {
 
 // commit brings the outcome of a load to Redis and to the callers.
 func (x *filling[T]) commit(ctx context.Context, o outcome[T], began flight.Stamp) {
-	data, note := x.seal(&o)
+	data, note := x.encode(&o)
 	r := o.result()
-	if o.void {
-		note = fill.Leave{} // others had better load than fail with this
+	if o.superseded {
+		note = fill.ReleaseNote{} // others had better load than fail with this
 	} else if data == nil && !note.Drop && !errors.Is(o.Err, ErrClosed) {
-		x.leaveAlone(&note)
+		x.backOff(&note)
 	}
 	stamp := x.clock.Now()
-	ours, err := x.settle(ctx, &o, data, note)
+	ours, err := x.storeOrRelease(ctx, &o, data, note)
 	switch {
 	case err == nil && ours: // this proves that the key has not been invalidated since the load began
 		x.oldSince = stamp
@@ -78,38 +78,38 @@ func (x *filling[T]) commit(ctx context.Context, o outcome[T], began flight.Stam
 	case r.failed && !x.servable(&x.old.result): // callers that joined while it ran have waited for it
 		x.end(ctx, &r, stamp)
 	default:
-		r.unproved = err != nil
+		r.unverified = err != nil
 		x.end(ctx, &r, began)
 	}
 	if client.Unreachable(err) { // once more, now that no caller waits
-		_, err = x.settle(ctx, &o, data, note)
+		_, err = x.storeOrRelease(ctx, &o, data, note)
 	}
 	// A value that Redis never accepts, for example one that is too large, must not keep the lock.
 	x.lock.InDoubt = x.lock.InDoubt || client.Unreachable(err)
 	x.loadDone(ctx, o)
 }
 
-// leaveAlone has the whole fleet leave the source alone for a while, if there is an old value to serve.
-func (x *filling[T]) leaveAlone(note *fill.Leave) {
+// backOff has the whole fleet leave the source alone for a while, if there is an old value to serve.
+func (x *filling[T]) backOff(note *fill.ReleaseNote) {
 	if x.servable(&x.old.result) {
 		note.RetryAfter = x.opts.retryAfter
 		x.rest = min(x.opts.retryAfter, maxRest)
 	}
 }
 
-// settle stores what was loaded and releases the lock, or only releases it. It reports whether the lock was still held.
-func (x *filling[T]) settle(ctx context.Context, o *outcome[T], data []byte, note fill.Leave) (ours bool, err error) {
+// storeOrRelease stores what was loaded and releases the lock, or only releases it. It reports whether the lock was still held.
+func (x *filling[T]) storeOrRelease(ctx context.Context, o *outcome[T], data []byte, note fill.ReleaseNote) (ours bool, err error) {
 	if data != nil {
-		ours, err = client.Insist(ctx, x.opts.redisTimeout, client.Unreachable, func(within time.Duration) (bool, error) {
+		ours, err = client.Retry(ctx, x.opts.redisTimeout, client.Unreachable, func(within time.Duration) (bool, error) {
 			return x.lock.Store(ctx, within, data, x.opts.keptFor(o.life))
 		})
 		o.Stored, o.Fenced, o.StoreErr = ours, err == nil && !ours, err
 		if err == nil || client.Unreachable(err) {
 			return ours, err
 		}
-		x.leaveAlone(&note) // Redis would refuse the next one too
+		x.backOff(&note) // Redis would refuse the next one too
 	}
-	return client.Insist(ctx, x.opts.redisTimeout, client.Unreachable, func(within time.Duration) (bool, error) {
+	return client.Retry(ctx, x.opts.redisTimeout, client.Unreachable, func(within time.Duration) (bool, error) {
 		return x.lock.Release(ctx, within, note)
 	})
 }

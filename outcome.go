@@ -20,13 +20,13 @@ type outcome[T any] struct {
 	life     time.Duration // how long value is to be kept
 	notFound bool          // Err is ErrNotFound or wraps it
 	text     string        // of Err
-	void     bool          // the load was cancelled because no caller could be given its value
+	superseded     bool          // the load was cancelled because no caller could be given its value
 }
 
 func (o outcome[T]) failed() bool { return o.Err != nil && !o.notFound }
 
 func (o outcome[T]) result() result[T] {
-	return result[T]{value: o.value, entry: o.entry, at: o.entry.WrittenAt, use: fresh, err: o.Err, failed: o.failed()}
+	return result[T]{value: o.value, entry: o.entry, at: o.entry.WrittenAt, freshness: fresh, err: o.Err, failed: o.failed()}
 }
 
 // call runs the Loader, and then done, once, with its outcome: in this goroutine, or, if the Loader has not returned at
@@ -84,7 +84,7 @@ func (x *filling[T]) protect(ctx context.Context, done func(o outcome[T])) {
 		o.life = x.lifeOf(key, o.value)
 	} else {
 		o.notFound, o.text = errors.Is(o.Err, ErrNotFound), o.Err.Error()
-		o.void = context.Cause(ctx) == errVoid
+		o.superseded = context.Cause(ctx) == errSuperseded
 	}
 	returned = true
 }
@@ -111,17 +111,17 @@ func (c *Cache[T]) loadDone(ctx context.Context, o outcome[T]) {
 	}
 }
 
-// seal makes the entry to be stored for an outcome, nil if there is nothing to store, and what to leave instead.
-func (c *Cache[T]) seal(o *outcome[T]) (data []byte, leave fill.Leave) {
+// encode makes the entry to be stored for an outcome, nil if there is nothing to store, and what to leave instead.
+func (c *Cache[T]) encode(o *outcome[T]) (data []byte, leave fill.ReleaseNote) {
 	switch {
 	case o.Err == nil:
 		o.entry.Payload, o.StoreErr = c.marshal(o.value)
 	case o.notFound:
-		o.life, leave.Word = c.shorten(c.opts.notFoundTTL), fill.NotFoundWord
+		o.life, leave.Failure = c.shorten(c.opts.notFoundTTL), fill.NotFoundRecord
 	case errors.Is(o.Err, ErrClosed):
 		return nil, leave // it asked a cache that is being closed here: others can do better
 	default:
-		leave.Word = fill.ErrorWord(o.text)
+		leave.Failure = fill.FailureRecord(o.text)
 		return nil, leave
 	}
 	o.entry.NotFound, o.entry.LoadTime, o.entry.WrittenAt = o.notFound, o.Duration, time.Now()

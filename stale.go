@@ -22,28 +22,28 @@ type ValueInfo struct {
 	Err error
 }
 
-// A use is what an entry is good for, at one time.
-type use int
+// A freshness is what an entry is good for, at one time.
+type freshness int
 
 const (
-	useless use = iota
-	spare       // to be served if a load fails: StaleIfError
-	stale       // to be served, and refreshed behind: StaleWhileRevalidate
+	expired freshness = iota
+	ifError       // to be served if a load fails: StaleIfError
+	revalidate       // to be served, and refreshed behind: StaleWhileRevalidate
 	fresh
 )
 
-func (c *Cache[T]) useOf(e *entry.Entry, now time.Time) use {
+func (c *Cache[T]) freshnessOf(e *entry.Entry, now time.Time) freshness {
 	late := now.Sub(e.FreshUntil)
 	if late < 0 && !e.Expired {
 		return fresh
 	}
 	switch late = max(late, 0); {
 	case late < c.opts.staleWhileRevalidate:
-		return stale
+		return revalidate
 	case late < c.opts.staleIfError:
-		return spare
+		return ifError
 	}
-	return useless
+	return expired
 }
 
 // window is how long after its life an entry may be served.
@@ -93,13 +93,13 @@ func (c *Cache[T]) refresh(ctx context.Context, key string, load Loader[T], data
 		return
 	}
 	c.fills.Refresh(key, entry.Header(data), func(f *flight.Fill[result[T]], over func()) {
-		c.fill(ctx, f, load, &look[T]{data: data}, over)
+		c.fill(ctx, f, load, &lookup[T]{data: data}, over)
 	})
 }
 
 // servable reports whether an old value may still be served.
 func (c *Cache[T]) servable(r *result[T]) bool {
-	return r.use > useless && c.useOf(&r.entry, time.Now()) > useless
+	return r.freshness > expired && c.freshnessOf(&r.entry, time.Now()) > expired
 }
 
 // infoOf says what a result is by now. An error is the failure of the load for which an old value was to stand in
@@ -108,14 +108,14 @@ func (c *Cache[T]) infoOf(r *result[T]) (info ValueInfo, err error) {
 	if r.entry.WrittenAt.IsZero() {
 		return info, nil
 	}
-	now, use := r.at, r.use
+	now, use := r.at, r.freshness
 	if r.failure != nil { // some time ago
 		now = time.Now()
-		use = c.useOf(&r.entry, now)
+		use = c.freshnessOf(&r.entry, now)
 	}
 	info.Age = r.entry.Age(now)
 	switch {
-	case use == useless:
+	case use == expired:
 		return ValueInfo{}, r.failure
 	case use < fresh:
 		info.Stale, info.Err = true, r.failure

@@ -56,9 +56,9 @@ func (w *wait) pause(reply fill.Reply) time.Duration {
 	return min(d, reply.Left+time.Millisecond+rand.N(4*time.Millisecond))
 }
 
-// nudge returns how long to sleep when somebody new has come, for whom the value may be there already: 10 to
+// joinPause returns how long to sleep when somebody new has come, for whom the value may be there already: 10 to
 // 50 ms, growing with the time waited, so that a crowd of newcomers does not make a crowd of commands.
-func (w *wait) nudge() time.Duration {
+func (w *wait) joinPause() time.Duration {
 	return max(min(firstNudge+time.Since(w.begun)/32, maxNudge), crowd*w.quick)
 }
 
@@ -111,7 +111,7 @@ func (x *filling[T]) await(ctx context.Context, d time.Duration, slot <-chan str
 			if slot != nil {
 				return paused
 			}
-			timer.Reset(min(time.Until(end), x.wait.nudge()))
+			timer.Reset(min(time.Until(end), x.wait.joinPause()))
 		}
 	}
 }

@@ -134,7 +134,7 @@ func (a *attempt) ask(ctx context.Context, q question) (r reply, sent time.Time,
 // insist asks until there is a reply, for as long as one command may take.
 func (a *attempt) insist(ctx context.Context, q question) (r reply, sent time.Time, err error) {
 	again := func(err error) bool { return client.Unreachable(err) || redis.IsReadOnlyError(err) }
-	r, err = client.Insist(ctx, a.opts.RedisTimeout, again, func(within time.Duration) (reply, error) {
+	r, err = client.Retry(ctx, a.opts.RedisTimeout, again, func(within time.Duration) (reply, error) {
 		sent = time.Now()
 		r, err := a.kind.acquire(ctx, a.ticket, within, q)
 		unknown := mayHaveArrived(err)

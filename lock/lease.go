@@ -153,7 +153,7 @@ func (l *Lease) Release(ctx context.Context) error {
 // insist asks until there is an answer, for as long as one command may take.
 func (l *Lease) insist(ctx context.Context) (int32, error) {
 	l.ticket.sent.Store(false)
-	return client.Insist(ctx, l.ticket.opts.RedisTimeout, mayPass, func(within time.Duration) (int32, error) {
+	return client.Retry(ctx, l.ticket.opts.RedisTimeout, mayPass, func(within time.Duration) (int32, error) {
 		outcome, err := l.release(ctx, within)
 		l.inDoubt = l.inDoubt || mayHaveArrived(err) && l.ticket.sent.Load()
 		return outcome, err

@@ -130,7 +130,7 @@ func TestExpireBreaksTheLoadUnderWay(t *testing.T) {
 		}
 		expired, _ := b.get(b.value)
 		stored, err1 := b.Store(t.Context(), opTimeout, []byte(entryA), life)
-		released, err2 := b.Release(t.Context(), opTimeout, Leave{Word: "word", RetryAfter: life, Drop: true})
+		released, err2 := b.Release(t.Context(), opTimeout, ReleaseNote{Failure: "word", RetryAfter: life, Drop: true})
 		held, err3 := b.Renew(t.Context())
 		if err := errors.Join(err1, err2, err3); stored || released || held || err != nil {
 			t.Errorf("stored %t, released %t, held %t, %v", stored, released, held, err)

@@ -277,46 +277,46 @@ func TestGetOrLockDecidesByWhatIsThere(t *testing.T) {
 		{name: "a list at the lock", lock: state{list: true, forever: true}, want: Locked, becomes: held(me)},
 		{name: "a list at the lock, only looking", lock: state{list: true}, look: true, want: Free, becomes: unchanged},
 
-		{name: "nothing, with something to spare", purpose: Spare, want: Locked, becomes: held(me)},
+		{name: "nothing, with something to spare", purpose: Fallback, want: Locked, becomes: held(me)},
 		{name: "nothing left to serve", purpose: Served, want: Gone, becomes: unchanged},
 		{name: "nothing left of the entry served", seen: entryA[:35], purpose: Served, want: Gone, becomes: unchanged},
 		{name: "nothing left of the entry served, only looking", seen: entryA[:35], purpose: Served, look: true, want: Gone, becomes: unchanged},
-		{name: "nothing left of the entry to spare", seen: entryA[:35], purpose: Spare, want: Locked, becomes: held(me)},
+		{name: "nothing left of the entry to spare", seen: entryA[:35], purpose: Fallback, want: Locked, becomes: held(me)},
 		{name: "an empty value in place of the one served", value: state{empty: true}, seen: entryA[:35], purpose: Served, want: Gone, becomes: unchanged},
 		{name: "a list in place of the value served", value: state{list: true}, seen: entryA[:35], purpose: Served, want: Gone, becomes: unchanged},
 		{name: "another entry than the one served", value: state{text: entryB}, seen: entryA[:35], purpose: Served, want: Hit, text: entryB, becomes: unchanged},
-		{name: "another entry than the one to spare", value: state{text: entryB}, seen: entryA[:35], purpose: Spare, want: Hit, text: entryB, becomes: unchanged},
+		{name: "another entry than the one to spare", value: state{text: entryB}, seen: entryA[:35], purpose: Fallback, want: Hit, text: entryB, becomes: unchanged},
 		{name: "the entry served", value: state{text: entryA}, seen: entryA[:35], purpose: Served, want: Locked, becomes: held(me)},
 		{name: "the entry served, only looking", value: state{text: entryA}, seen: entryA[:35], purpose: Served, look: true, want: Free, becomes: unchanged},
 		{name: "the entry served while somebody loads", value: state{text: entryA}, lock: held(other), seen: entryA[:35], purpose: Served, want: Busy, text: other, becomes: unchanged},
 		{name: "the entry served, loaded by ourselves", value: state{text: entryA}, lock: held(me), seen: entryA[:35], purpose: Served, want: Locked, becomes: held(me)},
 		{name: "the entry served, abandoned by ourselves", value: state{text: entryA}, lock: abandoned(me), seen: entryA[:35], purpose: Served, want: Refused, becomes: unchanged},
-		{name: "the entry to spare", value: state{text: entryA}, seen: entryA[:35], purpose: Spare, want: Locked, becomes: held(me)},
-		{name: "the entry to spare while somebody loads after a failure", value: state{text: entryA}, lock: held(other, "boom"), seen: entryA[:35], purpose: Spare, want: Busy, text: other, becomes: unchanged},
+		{name: "the entry to spare", value: state{text: entryA}, seen: entryA[:35], purpose: Fallback, want: Locked, becomes: held(me)},
+		{name: "the entry to spare while somebody loads after a failure", value: state{text: entryA}, lock: held(other, "boom"), seen: entryA[:35], purpose: Fallback, want: Busy, text: other, becomes: unchanged},
 		{name: "nothing left to serve while somebody loads", lock: held(other), purpose: Served, want: Gone, becomes: unchanged},
 		{name: "nothing left to serve, loaded by ourselves", lock: held(me), purpose: Served, want: Locked, becomes: held(me)},
 		{name: "nothing left to serve, abandoned by ourselves", lock: abandoned(me), purpose: Served, want: Refused, becomes: unchanged},
 		{name: "nothing left to serve, after the failure awaited", lock: failed(other, "boom"), awaited: other, purpose: Served, want: Gone, becomes: unchanged},
 
-		{name: "failed, to be left alone, with the entry to spare", value: state{text: entryA}, lock: failed(other, "boom"), retry: left / 2, seen: entryA[:35], purpose: Spare, want: Failed, text: "boom", left: left / 2, becomes: unchanged},
+		{name: "failed, to be left alone, with the entry to spare", value: state{text: entryA}, lock: failed(other, "boom"), retry: left / 2, seen: entryA[:35], purpose: Fallback, want: Failed, text: "boom", left: left / 2, becomes: unchanged},
 		{name: "failed, to be left alone, with the entry served", value: state{text: entryA}, lock: failed(other, "boom"), retry: left / 2, seen: entryA[:35], purpose: Served, want: Failed, text: "boom", left: left / 2, becomes: unchanged},
-		{name: "failed, to be left alone, only looking", value: state{text: entryA}, lock: failed(other, "boom"), retry: left / 2, seen: entryA[:35], purpose: Spare, look: true, want: Failed, text: "boom", left: left / 2, becomes: unchanged},
-		{name: "failed, to be left alone, without a word", value: state{text: entryA}, lock: failed(other), retry: left / 2, seen: entryA[:35], purpose: Spare, want: Failed, left: left / 2, becomes: unchanged},
-		{name: "failed, to be left alone, without a word, awaited", value: state{text: entryA}, lock: failed(other), retry: left / 2, seen: entryA[:35], awaited: other, purpose: Spare, want: Failed, left: left / 2, becomes: unchanged},
-		{name: "failed, to be left alone, awaited", value: state{text: entryA}, lock: failed(other, "boom"), retry: left / 2, seen: entryA[:35], awaited: other, purpose: Spare, want: Failed, text: "boom", becomes: unchanged},
-		{name: "failed, to be left alone for longer than the mark lives", value: state{text: entryA}, lock: failed(other, "boom"), retry: 1000 * time.Hour, seen: entryA[:35], purpose: Spare, want: Failed, text: "boom", left: left, becomes: unchanged},
-		{name: "failed, to be left alone for ever", value: state{text: entryA}, lock: state{text: "F" + other + "9000000000000000boom"}, seen: entryA[:35], purpose: Spare, want: Failed, text: "boom", left: left, becomes: unchanged},
-		{name: "failed, to be left alone until a moment ago", value: state{text: entryA}, lock: failed(other, "boom"), retry: -time.Millisecond, seen: entryA[:35], purpose: Spare, want: Locked, becomes: held(me, "boom")},
+		{name: "failed, to be left alone, only looking", value: state{text: entryA}, lock: failed(other, "boom"), retry: left / 2, seen: entryA[:35], purpose: Fallback, look: true, want: Failed, text: "boom", left: left / 2, becomes: unchanged},
+		{name: "failed, to be left alone, without a word", value: state{text: entryA}, lock: failed(other), retry: left / 2, seen: entryA[:35], purpose: Fallback, want: Failed, left: left / 2, becomes: unchanged},
+		{name: "failed, to be left alone, without a word, awaited", value: state{text: entryA}, lock: failed(other), retry: left / 2, seen: entryA[:35], awaited: other, purpose: Fallback, want: Failed, left: left / 2, becomes: unchanged},
+		{name: "failed, to be left alone, awaited", value: state{text: entryA}, lock: failed(other, "boom"), retry: left / 2, seen: entryA[:35], awaited: other, purpose: Fallback, want: Failed, text: "boom", becomes: unchanged},
+		{name: "failed, to be left alone for longer than the mark lives", value: state{text: entryA}, lock: failed(other, "boom"), retry: 1000 * time.Hour, seen: entryA[:35], purpose: Fallback, want: Failed, text: "boom", left: left, becomes: unchanged},
+		{name: "failed, to be left alone for ever", value: state{text: entryA}, lock: state{text: "F" + other + "9000000000000000boom"}, seen: entryA[:35], purpose: Fallback, want: Failed, text: "boom", left: left, becomes: unchanged},
+		{name: "failed, to be left alone until a moment ago", value: state{text: entryA}, lock: failed(other, "boom"), retry: -time.Millisecond, seen: entryA[:35], purpose: Fallback, want: Locked, becomes: held(me, "boom")},
 		{name: "failed, to be left alone until a moment ago, only looking", value: state{text: entryA}, lock: failed(other, "boom"), retry: -time.Millisecond, seen: entryA[:35], purpose: Served, look: true, want: Free, becomes: unchanged},
 		{name: "failed, not to be left alone", value: state{text: entryA}, lock: failed(other, "boom"), seen: entryA[:35], purpose: Served, want: Locked, becomes: held(me, "boom")},
-		{name: "failed, to be left alone until no time at all", value: state{text: entryA}, lock: state{text: "F" + other + "another stamp!!!boom"}, seen: entryA[:35], purpose: Spare, want: Locked, becomes: held(me, "boom")},
-		{name: "failed, to be left alone, but without an end", value: state{text: entryA}, lock: state{text: "F" + other + "9000000000000000boom", forever: true}, seen: entryA[:35], purpose: Spare, want: Locked, becomes: held(me)},
+		{name: "failed, to be left alone until no time at all", value: state{text: entryA}, lock: state{text: "F" + other + "another stamp!!!boom"}, seen: entryA[:35], purpose: Fallback, want: Locked, becomes: held(me, "boom")},
+		{name: "failed, to be left alone, but without an end", value: state{text: entryA}, lock: state{text: "F" + other + "9000000000000000boom", forever: true}, seen: entryA[:35], purpose: Fallback, want: Locked, becomes: held(me)},
 		{name: "failed, to be left alone, with nothing to serve", value: state{text: entryA}, lock: failed(other, "boom"), retry: left / 2, seen: entryA[:35], want: Locked, becomes: held(me, "boom")},
-		{name: "failed, to be left alone, with nothing left to spare", lock: failed(other, "boom"), retry: left / 2, seen: entryA[:35], purpose: Spare, want: Locked, becomes: held(me, "boom")},
-		{name: "failed, to be left alone, with nothing left to spare, only looking", lock: failed(other, "boom"), retry: left / 2, seen: entryA[:35], purpose: Spare, look: true, want: Free, becomes: unchanged},
+		{name: "failed, to be left alone, with nothing left to spare", lock: failed(other, "boom"), retry: left / 2, seen: entryA[:35], purpose: Fallback, want: Locked, becomes: held(me, "boom")},
+		{name: "failed, to be left alone, with nothing left to spare, only looking", lock: failed(other, "boom"), retry: left / 2, seen: entryA[:35], purpose: Fallback, look: true, want: Free, becomes: unchanged},
 		{name: "failed, to be left alone, with nothing left to serve", lock: failed(other, "boom"), retry: left / 2, seen: entryA[:35], purpose: Served, want: Gone, becomes: unchanged},
 		{name: "failed, to be left alone, with another entry", value: state{text: entryB}, lock: failed(other, "boom"), retry: left / 2, seen: entryA[:35], purpose: Served, want: Hit, text: entryB, becomes: unchanged},
-		{name: "failed by ourselves, to be left alone", value: state{text: entryA}, lock: failed(me, "boom"), retry: left / 2, seen: entryA[:35], purpose: Spare, want: Refused, becomes: unchanged},
+		{name: "failed by ourselves, to be left alone", value: state{text: entryA}, lock: failed(me, "boom"), retry: left / 2, seen: entryA[:35], purpose: Fallback, want: Refused, becomes: unchanged},
 		{name: "abandoned by another, with the entry served", value: state{text: entryA}, lock: abandoned(other), seen: entryA[:35], purpose: Served, want: Locked, becomes: held(me)},
 	}
 	eachForm(t, func(t *testing.T, f form) {
@@ -469,11 +469,11 @@ func TestStoreWritesOnlyWhatTheHolderBrings(t *testing.T) {
 }
 
 // leaves are all that a load can leave behind.
-func leaves() (all []Leave) {
+func leaves() (all []ReleaseNote) {
 	for _, word := range []string{"", "word"} {
 		for _, retry := range []time.Duration{0, time.Millisecond, life / 4, 2 * life, math.MaxInt64} {
 			for _, drop := range []bool{false, true} {
-				all = append(all, Leave{Word: word, RetryAfter: retry, Drop: drop})
+				all = append(all, ReleaseNote{Failure: word, RetryAfter: retry, Drop: drop})
 			}
 		}
 	}
@@ -481,9 +481,9 @@ func leaves() (all []Leave) {
 }
 
 // wantLeft fails the test unless the lock key holds what a load by me has just left behind.
-func (b *bench) wantLeft(v Leave) {
+func (b *bench) wantLeft(v ReleaseNote) {
 	b.t.Helper()
-	if v.Word == "" && v.RetryAfter == 0 {
+	if v.Failure == "" && v.RetryAfter == 0 {
 		b.want(b.key, state{}, 0)
 		return
 	}
@@ -500,7 +500,7 @@ func (b *bench) wantLeft(v Leave) {
 	case soon > v.RetryAfter || soon < v.RetryAfter-10*time.Second:
 		b.t.Errorf("%+v: the source is to be left alone for %v", v, soon)
 	}
-	b.want(b.key, state{text: "F" + me + retry + v.Word}, max(life, v.RetryAfter))
+	b.want(b.key, state{text: "F" + me + retry + v.Failure}, max(life, v.RetryAfter))
 }
 
 func TestReleaseLeavesWhatItIsTold(t *testing.T) {
@@ -539,7 +539,7 @@ func TestReleaseTakesNobodyElsesLock(t *testing.T) {
 	t.Parallel()
 	eachForm(t, func(t *testing.T, f form) {
 		for _, lock := range append(foreign, failedUntil(life, me, "boom"), failedUntil(life, other)) {
-			for _, v := range []Leave{{}, {Word: "word"}, {Drop: true}, {Word: "word", RetryAfter: time.Minute, Drop: true}} {
+			for _, v := range []ReleaseNote{{}, {Failure: "word"}, {Drop: true}, {Failure: "word", RetryAfter: time.Minute, Drop: true}} {
 				b := f.bench(t)
 				b.set(b.value, state{text: entryA})
 				b.set(b.key, lock)
@@ -561,7 +561,7 @@ func TestReleaseDropsWhateverIsThere(t *testing.T) {
 			b := f.bench(t)
 			b.set(b.value, value)
 			b.set(b.key, held(me))
-			if ok, err := b.Release(t.Context(), opTimeout, Leave{Drop: true}); !ok || err != nil {
+			if ok, err := b.Release(t.Context(), opTimeout, ReleaseNote{Drop: true}); !ok || err != nil {
 				t.Errorf("Release = %t, %v", ok, err)
 			}
 			b.want(b.value, state{}, 0)
@@ -648,7 +648,7 @@ func TestEveryAttemptHasATokenOfItsOwn(t *testing.T) {
 			t.Fatalf("answered %+v, %v", r, err)
 		}
 	}
-	if ok, err := old.Release(t.Context(), opTimeout, Leave{}); ok || err != nil {
+	if ok, err := old.Release(t.Context(), opTimeout, ReleaseNote{}); ok || err != nil {
 		t.Errorf("Release of the attempt before = %t, %v", ok, err)
 	}
 	b.want(b.key, held(now.token), life)
@@ -712,7 +712,7 @@ func TestWithoutMemoryAndWithoutScriptsNothingChanges(t *testing.T) {
 		b.set(b.key, lock)
 		setMemory(t, b.admin, "1")
 		stored, err1 := b.Store(t.Context(), opTimeout, []byte(entryA), time.Minute)
-		released, err2 := b.Release(t.Context(), opTimeout, Leave{Word: "word", RetryAfter: time.Minute, Drop: true})
+		released, err2 := b.Release(t.Context(), opTimeout, ReleaseNote{Failure: "word", RetryAfter: time.Minute, Drop: true})
 		_, err3 := b.GetOrLock(t.Context(), time.Second, Query{Take: true})
 		setMemory(t, b.admin, "0")
 		if stored || released || (lock == held(me)) != (err1 != nil) || (lock == held(me)) != (err2 != nil) {
@@ -755,9 +755,9 @@ func TestARightMissingInsideAScriptIsAnError(t *testing.T) {
 		_, err := b.Store(t.Context(), opTimeout, []byte(entryA), time.Minute)
 		return err
 	}
-	release := func(b *bench) error { _, err := b.Release(t.Context(), opTimeout, Leave{}); return err }
+	release := func(b *bench) error { _, err := b.Release(t.Context(), opTimeout, ReleaseNote{}); return err }
 	leaveAlone := func(b *bench) error {
-		_, err := b.Release(t.Context(), opTimeout, Leave{RetryAfter: time.Minute})
+		_, err := b.Release(t.Context(), opTimeout, ReleaseNote{RetryAfter: time.Minute})
 		return err
 	}
 	renew := func(b *bench) error { _, err := b.Renew(t.Context()); return err }
@@ -799,7 +799,7 @@ func TestAGrantThatCameLateIsNotTheOneBefore(t *testing.T) {
 		acts := map[string]func(b *bench) (bool, error){
 			"store": func(b *bench) (bool, error) { return b.Store(t.Context(), opTimeout, []byte(entryA), time.Minute) },
 			"release": func(b *bench) (bool, error) {
-				return b.Release(t.Context(), opTimeout, Leave{Word: "word", RetryAfter: life, Drop: true})
+				return b.Release(t.Context(), opTimeout, ReleaseNote{Failure: "word", RetryAfter: life, Drop: true})
 			},
 			"renew": func(b *bench) (bool, error) { return b.Renew(t.Context()) },
 		}

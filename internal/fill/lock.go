@@ -70,8 +70,8 @@ const tokenLen, stampLen = 26, 16
 
 // What a Query's Known entry is to those who ask.
 const (
-	Nothing = ""       // no answer
-	Spare   = "spare"  // an answer if the load fails, or while the source is to be left alone after a failed refresh
+	Unusable = ""       // no answer
+	Fallback   = "spare"  // an answer if the load fails, or while the source is to be left alone after a failed refresh
 	Served  = "served" // their answer already: the load is a refresh, and there is none once the entry is gone
 )
 
@@ -153,19 +153,19 @@ func (l *Lock) Store(ctx context.Context, within time.Duration, data []byte, lif
 }
 
 // What a load leaves behind that brought nothing to store.
-type Leave struct {
-	Word       string        // for those who have been waiting for this load; empty: they have to try themselves
+type ReleaseNote struct {
+	Failure       string        // for those who have been waiting for this load; empty: they have to try themselves
 	RetryAfter time.Duration // how long those who have something to serve are to leave the source alone
 	Drop       bool          // the value is not to be kept any more
 }
 
 // life is how long what is left behind lives: nobody sleeps longer than the ttl of the lock.
-func (v Leave) life(ttl time.Duration) time.Duration { return max(ttl, v.RetryAfter) }
+func (v ReleaseNote) life(ttl time.Duration) time.Duration { return max(ttl, v.RetryAfter) }
 
 // Release gives the lock back and leaves what is to be left. What is not ours stays as it is.
-func (l *Lock) Release(ctx context.Context, within time.Duration, v Leave) (bool, error) {
+func (l *Lock) Release(ctx context.Context, within time.Duration, v ReleaseNote) (bool, error) {
 	return l.act(ctx, within, "release", releaseScript, []string{l.key, l.value}, l.watchRelease(v),
-		l.stamp, v.Word, v.RetryAfter.Milliseconds(), v.life(l.ttl).Milliseconds(), flag(v.Drop))
+		l.stamp, v.Failure, v.RetryAfter.Milliseconds(), v.life(l.ttl).Milliseconds(), flag(v.Drop))
 }
 
 // Abandon gives up an attempt whose outcome is unknown. The command that was to take the lock can arrive later

@@ -61,7 +61,7 @@ func (l *Lock) watchGetOrLock(ctx context.Context, q Query) (r Reply, err error)
 			return nil, false, err
 		}
 		now, err := tx.Time(ctx).Result()
-		decides := strings.HasPrefix(record, "F") && q.For != Nothing
+		decides := strings.HasPrefix(record, "F") && q.For != Unusable
 		if err != nil && (decides || !client.ScriptsRefused(err)) { // else a user without the right to ask: now is zero
 			return nil, false, err
 		}
@@ -98,7 +98,7 @@ func (l *Lock) judge(record string, left time.Duration, now time.Time, q Query, 
 	if state == "H" {
 		return Reply{Status: Busy, Text: token, Left: left, Age: now.Sub(at)}, ""
 	}
-	if state == "F" && q.For != Nothing && known {
+	if state == "F" && q.For != Unusable && known {
 		if rest := at.Sub(now); rest > 0 {
 			return Reply{Status: Failed, Text: word, Left: min(rest, left)}, ""
 		}
@@ -145,7 +145,7 @@ func (l *Lock) watchStore(data []byte, life time.Duration) watchFunc {
 	}
 }
 
-func (l *Lock) watchRelease(v Leave) watchFunc {
+func (l *Lock) watchRelease(v ReleaseNote) watchFunc {
 	return func(ctx context.Context, tx *redis.Tx) (func(redis.Pipeliner), bool, error) {
 		token, grant, err := l.holds(ctx, tx)
 		if err != nil || !token {
@@ -163,8 +163,8 @@ func (l *Lock) watchRelease(v Leave) watchFunc {
 			if grant && v.Drop {
 				p.Del(ctx, l.value)
 			}
-			if grant && (v.Word != "" || retry > 0) {
-				p.Set(ctx, l.key, fmt.Sprintf("F%s%016d%s", l.token, retry, v.Word), v.life(l.ttl))
+			if grant && (v.Failure != "" || retry > 0) {
+				p.Set(ctx, l.key, fmt.Sprintf("F%s%016d%s", l.token, retry, v.Failure), v.life(l.ttl))
 			} else {
 				p.Del(ctx, l.key)
 			}

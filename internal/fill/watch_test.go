@@ -42,13 +42,13 @@ func TestWithoutScriptsNobodyComesBetween(t *testing.T) {
 		r, err := b.GetOrLock(t.Context(), opTimeout, Query{Known: entryA[:35], Take: true, For: Served})
 		return r.Status + " " + r.Text, err
 	}
-	release := func(v Leave) func(b *bench) (string, error) {
+	release := func(v ReleaseNote) func(b *bench) (string, error) {
 		return func(b *bench) (string, error) {
 			ok, err := b.Release(t.Context(), opTimeout, v)
 			return fmt.Sprint(ok), err
 		}
 	}
-	word, all := Leave{Word: "word"}, Leave{Word: "word", RetryAfter: life, Drop: true}
+	word, all := ReleaseNote{Failure: "word"}, ReleaseNote{Failure: "word", RetryAfter: life, Drop: true}
 	abandon := func(b *bench) (string, error) { ok, err := b.Abandon(t.Context()); return fmt.Sprint(ok), err }
 	renew := func(b *bench) (string, error) { ok, err := b.Renew(t.Context()); return fmt.Sprint(ok), err }
 	for _, c := range []step{
@@ -59,8 +59,8 @@ func TestWithoutScriptsNobodyComesBetween(t *testing.T) {
 		{"store, deleted", held(me), store, state{}, state{}, "false", state{}},
 		{"store, deleted and taken by another", held(me), store, state{}, held(other), "false", held(other)},
 		{"store, set by another", held(me), store, state{text: entryB}, state{}, "false", state{}},
-		{"release, taken by another", held(me), release(Leave{}), state{}, held(other), "false", held(other)},
-		{"release, gone", held(me), release(Leave{}), state{}, state{}, "false", state{}},
+		{"release, taken by another", held(me), release(ReleaseNote{}), state{}, held(other), "false", held(other)},
+		{"release, gone", held(me), release(ReleaseNote{}), state{}, state{}, "false", state{}},
 		{"release with a word, taken by another", held(me), release(word), state{}, held(other), "false", held(other)},
 		{"release with a word, gone", held(me), release(word), state{}, state{}, "false", state{}},
 		{"release with all, taken by another", held(me), release(all), state{text: entryB}, held(other), "false", held(other)},
@@ -221,7 +221,7 @@ func randomCase(rnd *rand.Rand) parityCase {
 		c.acts = append(c.acts, parityAct{
 			op: pick("lock", "lock", "lock", "store", "release", "release", "abandon", "renew", "expire"), token: pick(tokens...),
 			seen: pick("", "", entryA[:35], "garbage", "g", "*", "*", "*"), awaited: pick("", "", me, other, third),
-			purpose: pick(Nothing, Spare, Served), text: pick("", "word", "\xff\x00"),
+			purpose: pick(Unusable, Fallback, Served), text: pick("", "word", "\xff\x00"),
 			retry: [...]time.Duration{0, 0, left, 2 * life, math.MaxInt64}[rnd.IntN(5)],
 			take:  rnd.IntN(3) > 0, drop: rnd.IntN(4) == 0,
 		})
@@ -254,7 +254,7 @@ func (c parityCase) run(b *bench) (told string) {
 		case "store":
 			answer, err = b.Store(ctx, opTimeout, []byte(entryA), life)
 		case "release":
-			answer, err = b.Release(ctx, opTimeout, Leave{Word: a.text, RetryAfter: a.retry, Drop: a.drop})
+			answer, err = b.Release(ctx, opTimeout, ReleaseNote{Failure: a.text, RetryAfter: a.retry, Drop: a.drop})
 		case "abandon":
 			answer, err = b.Abandon(ctx)
 		case "renew":

@@ -173,9 +173,9 @@ func (g *Fills[R]) Queued(f *Fill[R], queued bool) {
 type Verdict int
 
 const (
-	Took   Verdict = iota // the result is the caller's own
-	Copied                // another caller owns the result, and may be changing it
-	Late                  // the result, if there is one, is older than the call
+	Owned   Verdict = iota // the result is the caller's own
+	Shared                // another caller owns the result, and may be changing it
+	Outdated                  // the result, if there is one, is older than the call
 	Left                  // the caller's context ended first
 )
 
@@ -200,14 +200,14 @@ func (g *Fills[R]) Wait(ctx context.Context, w Waiter[R]) (*R, Verdict) {
 	}
 	switch o := &f.outcome; {
 	case f.phase == done && o.result == nil || w.late && f.superseded:
-		return nil, Late
+		return nil, Outdated
 	case f.phase == done && !w.Before(o.validFrom):
-		return o.result, Late
+		return o.result, Outdated
 	case f.phase == done && o.taken: // even if ctx has just ended too
-		return o.result, Copied
+		return o.result, Shared
 	case f.phase == done:
 		o.taken = true
-		return o.result, Took
+		return o.result, Owned
 	}
 	if f.callers == 0 {
 		f.wake()

@@ -82,11 +82,11 @@ func TestFills_StampsDecide(t *testing.T) {
 			case Stamp(2*i+1) != w.Stamp:
 				t.Errorf("caller %d has the stamp %d", i, w.Stamp)
 			case w.Stamp >= from:
-				wantWait(t, g, w, "v", Late)
+				wantWait(t, g, w, "v", Outdated)
 			case taken:
-				wantWait(t, g, w, "v", Copied)
+				wantWait(t, g, w, "v", Shared)
 			default:
-				wantWait(t, g, w, "v", Took)
+				wantWait(t, g, w, "v", Owned)
 				taken = true
 			}
 		}
@@ -103,7 +103,7 @@ func TestFills_CallerKeepsItsStamp(t *testing.T) {
 	call := &Caller{}
 	late := mustJoin(t, g, "k", call)
 	endWith(g, a.Fill, "old", began)
-	wantWait(t, g, late, "old", Late)
+	wantWait(t, g, late, "old", Outdated)
 	other := mustJoin(t, g, "k", &Caller{})
 	began = g.BeginLoad(other.Fill, func() {})
 	again := mustJoin(t, g, "k", call)
@@ -111,8 +111,8 @@ func TestFills_CallerKeepsItsStamp(t *testing.T) {
 		t.Error("a caller that joins again counts as one that came after the load began")
 	}
 	endWith(g, other.Fill, "new", began)
-	wantWait(t, g, again, "new", Took)
-	wantWait(t, g, other, "new", Copied)
+	wantWait(t, g, again, "new", Owned)
+	wantWait(t, g, other, "new", Shared)
 }
 
 // Only the first End counts.
@@ -123,7 +123,7 @@ func TestFills_FirstEndCounts(t *testing.T) {
 	endWith(g, a.Fill, "v", Always)
 	newer := mustJoin(t, g, "k", &Caller{})
 	g.End(a.Fill, nil, 0)
-	wantWait(t, g, a, "v", Took)
+	wantWait(t, g, a, "v", Owned)
 	if g.byKey["k"] != newer.Fill {
 		t.Error("the second End has taken another fill out of the map")
 	}
@@ -135,7 +135,7 @@ func TestFills_EndWithoutResult(t *testing.T) {
 	g := newFills()
 	a := mustJoin(t, g, "k", &Caller{})
 	g.End(a.Fill, nil, 0)
-	wantWait(t, g, a, "", Late)
+	wantWait(t, g, a, "", Outdated)
 }
 
 // Callers that joined after a superseded load began leave it at once; earlier ones get its result.
@@ -154,12 +154,12 @@ func TestFills_SupersededLoad(t *testing.T) {
 				late, sleeper := mustJoin(t, g, "k", call), mustJoin(t, g, "k", &Caller{})
 
 				var earlyDone, lateDone sync.WaitGroup
-				earlyDone.Go(func() { wantWait(t, g, early, "v1", Took) })
-				lateDone.Go(func() { wantWait(t, g, late, "", Late) })
+				earlyDone.Go(func() { wantWait(t, g, early, "v1", Owned) })
+				lateDone.Go(func() { wantWait(t, g, late, "", Outdated) })
 				synctest.Wait()
 				supersede(g, early.Fill)
 				lateDone.Wait() // the load goes on
-				wantWait(t, g, sleeper, "", Late)
+				wantWait(t, g, sleeper, "", Outdated)
 				newcomer, again := mustJoin(t, g, "k", &Caller{}), mustJoin(t, g, "k", call)
 				if !newcomer.First || again.Fill != newcomer.Fill {
 					t.Error("want a new fill for a newcomer and the callers that have left")
@@ -170,7 +170,7 @@ func TestFills_SupersededLoad(t *testing.T) {
 					t.Error("the end of the superseded load has taken the new fill out of the map")
 				}
 				endWith(g, newcomer.Fill, "v2", Always)
-				wantWait(t, g, again, "v2", Took)
+				wantWait(t, g, again, "v2", Owned)
 			})
 		})
 	}
@@ -185,8 +185,8 @@ func TestFills_SupersededResultIsVoid(t *testing.T) {
 	late := mustJoin(t, g, "k", &Caller{})
 	g.Supersede("k")
 	endWith(g, early.Fill, "v", Always)
-	wantWait(t, g, late, "", Late)
-	wantWait(t, g, early, "v", Took)
+	wantWait(t, g, late, "", Outdated)
+	wantWait(t, g, early, "v", Owned)
 }
 
 // A load is cancelled when it is superseded and no early caller is left, and not before.
@@ -247,7 +247,7 @@ func TestFills_SupersededBeforeTheLoad(t *testing.T) {
 		t.Error("a caller does not join a fill that has not begun to load")
 	}
 	endWith(g, a.Fill, "v", Always)
-	wantWait(t, g, a, "v", Took)
+	wantWait(t, g, a, "v", Owned)
 }
 
 // A fill is woken when a caller joins and when the last one leaves.
@@ -295,7 +295,7 @@ func TestFills_CallerLeaves(t *testing.T) {
 		t.Errorf("got %v, verdict %d, want Left", r, verdict)
 	}
 	endWith(g, a.Fill, "v", Always)
-	wantWait(t, g, b, "v", Took)
+	wantWait(t, g, b, "v", Owned)
 }
 
 // No caller is lost when it joins just as a fill ends because it has no callers.

@@ -22,7 +22,7 @@ func TestFills_Refresh(t *testing.T) {
 		t.Error("a caller does not join the refresh")
 	}
 	endWith(g, f, "v", Always)
-	wantWait(t, g, w, "v", Took)
+	wantWait(t, g, w, "v", Owned)
 	g.Drain()
 	if len(begun) > 0 {
 		t.Errorf("%d more refreshes have begun", len(begun))
@@ -159,7 +159,7 @@ func TestFills_Recursive(t *testing.T) {
 		t.Errorf("%d callers, waits %v: a refused call counts", a.callers, b.Load.waits)
 	}
 	endWith(h, b.Fill, "v", Always)
-	wantWait(t, h, waits, "v", Took)
+	wantWait(t, h, waits, "v", Owned)
 	if len(a.Load.waits) != 0 || len(b.Load.waiters) != 0 {
 		t.Errorf("waits %v, waiters %v after the end, want none", a.Load.waits, b.Load.waiters)
 	}

@@ -44,7 +44,7 @@ func TestInsistTriesEverMoreRarelyUntilTheTimeOfOneCommandIsOver(t *testing.T) {
 				begun := time.Now()
 				var at []time.Duration
 				again := func(err error) bool { return err != refused }
-				n, err := Insist(ctx, 100*ms, again, func(within time.Duration) (int, error) {
+				n, err := Retry(ctx, 100*ms, again, func(within time.Duration) (int, error) {
 					at = append(at, time.Since(begun))
 					if left := 100*ms - time.Since(begun); within != left {
 						t.Errorf("after %v there are %v left, not %v", time.Since(begun), left, within)

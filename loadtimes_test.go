@@ -7,7 +7,7 @@ import (
 )
 
 func TestTheMemoryOfLoadTimesIsBounded(t *testing.T) {
-	m := newMemory()
+	m := newLoadTimes()
 	for i := range 3 * remembered {
 		key, took := fmt.Sprint("k", i), time.Second<<(i%4)
 		m.note(key, took)

@@ -50,8 +50,8 @@ func (h history) estimate() estimate {
 	return estimate{shortest - beyond, longest + beyond}
 }
 
-// A memory is what a process has seen of the time that loads take: those of each of its last keys, and all.
-type memory struct {
+// A loadTimes is what a process has seen of the time that loads take: those of each of its last keys, and all.
+type loadTimes struct {
 	mu   sync.Mutex
 	keys map[uint64]history // by hash of the key
 	all  history
@@ -60,10 +60,10 @@ type memory struct {
 
 const remembered = 1000 // keys
 
-func newMemory() *memory { return &memory{keys: make(map[uint64]history), seed: maphash.MakeSeed()} }
+func newLoadTimes() *loadTimes { return &loadTimes{keys: make(map[uint64]history), seed: maphash.MakeSeed()} }
 
 // note remembers how long a load has taken; 0: it was none.
-func (m *memory) note(key string, took time.Duration) {
+func (m *loadTimes) note(key string, took time.Duration) {
 	if took == 0 {
 		return
 	}
@@ -81,7 +81,7 @@ func (m *memory) note(key string, took time.Duration) {
 
 // estimate returns what is to be expected of a load of key. before is how long the one took that made the entry
 // which is there, 0 if that is not known.
-func (m *memory) estimate(key string, before time.Duration) estimate {
+func (m *loadTimes) estimate(key string, before time.Duration) estimate {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if h := m.keys[maphash.String(m.seed, key)]; h.n > 0 {

@@ -8,13 +8,13 @@ import (
 // A word is what a load that brought no value leaves in the lock key, for those who have waited for it in other
 // processes: a letter, then text.
 const (
-	NotFoundWord = "N" // the source has no such thing, and that is not remembered
+	NotFoundRecord = "N" // the source has no such thing, and that is not remembered
 	errorLetter  = "E"
 	maxText      = 1024
 )
 
-// ErrorWord makes the word for an error's text, cut to 1 KiB at the edge of a character.
-func ErrorWord(text string) string {
+// FailureRecord makes the word for an error's text, cut to 1 KiB at the edge of a character.
+func FailureRecord(text string) string {
 	if len(text) > maxText {
 		cut := maxText
 		for cut > maxText-utf8.UTFMax && !utf8.RuneStart(text[cut]) {
@@ -25,5 +25,5 @@ func ErrorWord(text string) string {
 	return errorLetter + text
 }
 
-// ErrorText returns the text of an ErrorWord.
-func ErrorText(word string) string { return strings.TrimPrefix(word, errorLetter) }
+// FailureText returns the text of an ErrorWord.
+func FailureText(word string) string { return strings.TrimPrefix(word, errorLetter) }

@@ -13,11 +13,11 @@ const (
 	maxPause   = 50 * time.Millisecond
 )
 
-// Insist repeats a command, ever more rarely, while again says of its error that it is worth it, until the time of
+// Retry repeats a command, ever more rarely, while again says of its error that it is worth it, until the time of
 // one is over or ctx ends: a connection may have broken, or the server be about to come back. try gets what is left
 // of that time; in its last tenth there is no other one, which would hardly be answered and leave more in doubt than
 // is known by then.
-func Insist[R any](ctx context.Context, within time.Duration, again func(err error) bool, try func(within time.Duration) (R, error)) (R, error) {
+func Retry[R any](ctx context.Context, within time.Duration, again func(err error) bool, try func(within time.Duration) (R, error)) (R, error) {
 	least := max(within/10, time.Millisecond)
 	for pause := firstPause; ; pause = min(2*pause, maxPause) {
 		sent := time.Now()
