@@ -33,7 +33,7 @@ type Cache[T any] struct {
 	reads     *flight.Reads[lookup[T]]
 	fills     *flight.Fills[result[T]]
 	slots     *flight.Slots // MaxLoads and MaxFleetLoads
-	loadTimes     *loadTimes
+	loadTimes *loadTimes
 	counters  *counters
 	clone     func(T) T // nil: T is not plain, or the codec is the user's, who may link values, or share parts of them
 	closing   chan struct{}
@@ -65,7 +65,7 @@ func New[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, 
 		reads:     flight.NewReads[lookup[T]](clock),
 		fills:     flight.NewFills[result[T]](clock),
 		slots:     flight.NewSlots(s.maxLoads),
-		loadTimes:     newLoadTimes(),
+		loadTimes: newLoadTimes(),
 		counters:  new(counters),
 		closing:   make(chan struct{}),
 	}

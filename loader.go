@@ -212,25 +212,25 @@ func (c *Cache[T]) fallback(ctx context.Context, w waiter[T], l *lookup[T], r *r
 
 // A result is what a read has found, or how a fill has ended.
 type result[T any] struct {
-	value T           // for one caller; shared only if it cannot be copied
-	entry entry.Entry // of value, with its payload, from which the other callers get copies; zero: there is none
-	at    time.Time   // when entry was looked at
-	freshness   freshness         // what it was good for then
-	hit   bool        // found by the caller's first read
-	err   error
+	value     T           // for one caller; shared only if it cannot be copied
+	entry     entry.Entry // of value, with its payload, from which the other callers get copies; zero: there is none
+	at        time.Time   // when entry was looked at
+	freshness freshness   // what it was good for then
+	hit       bool        // found by the caller's first read
+	err       error
 
-	failed   bool         // err is the failure of a load
-	failure  error        // of the load in whose place this old value is served
+	failed     bool         // err is the failure of a load
+	failure    error        // of the load in whose place this old value is served
 	unverified bool         // Redis could not be asked whether the value was invalidated while it was loaded
-	old      *result[T]   // the old value to be served in place of err; nil: there is none
-	oldSince flight.Stamp // as of when the key held old
+	old        *result[T]   // the old value to be served in place of err; nil: there is none
+	oldSince   flight.Stamp // as of when the key held old
 }
 
 // A lookup is what one command has found under a value key.
 type lookup[T any] struct {
 	result[T]               // its value is decoded unless its use is useless
 	data      []byte        // the bytes found
-	redisErr    error         // Redis could not be asked
+	redisErr  error         // Redis could not be asked
 	asked     time.Duration // for how long it was asked in vain
 }
 

@@ -60,7 +60,9 @@ type loadTimes struct {
 
 const remembered = 1000 // keys
 
-func newLoadTimes() *loadTimes { return &loadTimes{keys: make(map[uint64]history), seed: maphash.MakeSeed()} }
+func newLoadTimes() *loadTimes {
+	return &loadTimes{keys: make(map[uint64]history), seed: maphash.MakeSeed()}
+}
 
 // note remembers how long a load has taken; 0: it was none.
 func (m *loadTimes) note(key string, took time.Duration) {

@@ -15,12 +15,12 @@ import (
 // An outcome is how a load ended, and what became of it.
 type outcome[T any] struct {
 	LoadInfo
-	value    T
-	entry    entry.Entry   // of value, or that there is none
-	life     time.Duration // how long value is to be kept
-	notFound bool          // Err is ErrNotFound or wraps it
-	text     string        // of Err
-	superseded     bool          // the load was cancelled because no caller could be given its value
+	value      T
+	entry      entry.Entry   // of value, or that there is none
+	life       time.Duration // how long value is to be kept
+	notFound   bool          // Err is ErrNotFound or wraps it
+	text       string        // of Err
+	superseded bool          // the load was cancelled because no caller could be given its value
 }
 
 func (o outcome[T]) failed() bool { return o.Err != nil && !o.notFound }

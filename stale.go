@@ -26,9 +26,9 @@ type ValueInfo struct {
 type freshness int
 
 const (
-	expired freshness = iota
-	ifError       // to be served if a load fails: StaleIfError
-	revalidate       // to be served, and refreshed behind: StaleWhileRevalidate
+	expired    freshness = iota
+	ifError              // to be served if a load fails: StaleIfError
+	revalidate           // to be served, and refreshed behind: StaleWhileRevalidate
 	fresh
 )
 
