@@ -67,7 +67,8 @@ func (c *Cache[T]) fill(ctx context.Context, f *flight.Fill[result[T]], load Loa
 	}
 }
 
-// finish is the last step of a fill. It gives back what the fill holds, and ends it if nothing else has.
+// finish is the last step of a fill. It gives back what the fill holds, and ends it if nothing else
+// has.
 func (x *filling[T]) finish(ctx context.Context) {
 	if x.loading { // the codec called runtime.Goexit
 		x.lock.InDoubt = true
@@ -124,8 +125,8 @@ type view struct {
 	servable bool // the value found can end the fill
 }
 
-// decide returns the step that follows from a reply. It has no effects: it sends nothing, locks nothing
-// and reads no clock.
+// decide returns the step that follows from a reply. It has no effects: it sends nothing, locks
+// nothing and reads no clock.
 func decide(r fill.Reply, v view) step {
 	switch r.Status {
 	case fill.Hit:
@@ -165,15 +166,16 @@ type attempt struct {
 	unanswered int           // commands without an answer
 }
 
-// maxUnanswered is how many commands of one fill may stay unanswered while the server answers others.
+// maxUnanswered is how many commands of one fill may stay unanswered while the server answers
+// others.
 const maxUnanswered = 2
 
-// acquire asks Redis for an entry or for the lock until it has either. One command does both: it tells a waiter
-// that the value arrived, that the load failed, or that the holder died. Between two commands the fill holds no
-// connection, and no slot while another process holds the lock.
+// acquire asks Redis for an entry or for the lock until it has either. One command does both: it
+// tells a waiter that the value arrived, that the load failed, or that the holder died. Between two
+// commands the fill holds no connection, and no slot while another process holds the lock.
 //
-// A refresh that no caller waits for asks once. It leaves the key to its holder, and the slots to loads that
-// callers wait for.
+// A refresh that no caller waits for asks once. It leaves the key to its holder, and the slots to
+// loads that callers wait for.
 func (x *filling[T]) acquire(ctx context.Context, within time.Duration) step {
 	defer x.waited(ctx)
 	// With MaxFleetLoads the lock is asked for first: a slot costs two commands then.
@@ -224,14 +226,15 @@ func (x *filling[T]) trySlot(ctx context.Context, wanted bool) bool {
 	return x.slot.TryLease(ctx)
 }
 
-// worthAsking reports whether to ask again after a command without an answer: callers wait, and the server answers
-// other commands.
+// worthAsking reports whether to ask again after a command without an answer: callers wait, and the
+// server answers other commands.
 func (x *filling[T]) worthAsking(a *attempt, err error) bool {
 	a.unanswered++
 	return a.unanswered < maxUnanswered && a.wanted && client.Unreachable(err) && !x.client.Silent(x.lock.Key())
 }
 
-// unreached is the step after Redis did not answer: the source serves the callers. A refresh without callers ends.
+// unreached is the step after Redis did not answer: the source serves the callers. A refresh
+// without callers ends.
 func (x *filling[T]) unreached() step {
 	if x.fill.Refresh && x.fills.EndIfDeserted(x.fill) {
 		return ended
@@ -239,7 +242,8 @@ func (x *filling[T]) unreached() step {
 	return loadUnlocked
 }
 
-// follow takes a step within acquire. It returns ended, loadLocked, or any other step if acquire goes on.
+// follow takes a step within acquire. It returns ended, loadLocked, or any other step if acquire
+// goes on.
 func (x *filling[T]) follow(ctx context.Context, next step, a *attempt, reply fill.Reply, stamp flight.Stamp) step {
 	switch next {
 	case takeValue:
@@ -270,7 +274,8 @@ func (x *filling[T]) follow(ctx context.Context, next step, a *attempt, reply fi
 		if x.slot.Held() {
 			return loadLocked
 		}
-		// The server executed an earlier command to lock only now, and the slot has been given back since.
+		// The server executed an earlier command to lock only now, and the slot has been given back
+		// since.
 		lock := *x.lock
 		x.fills.Behind(func() { x.abandon(ctx, lock) })
 		x.lock = x.newLock(x.fill.Key)
@@ -279,7 +284,8 @@ func (x *filling[T]) follow(ctx context.Context, next step, a *attempt, reply fi
 	return next
 }
 
-// loadLocked loads while it renews the lock. One command then stores the value and releases the lock.
+// loadLocked loads while it renews the lock. One command then stores the value and releases the
+// lock.
 func (x *filling[T]) loadLocked(ctx context.Context) {
 	l := x.beginLoad(ctx)
 	stop := x.renew(l.ctx)
@@ -295,8 +301,8 @@ func (x *filling[T]) loadLocked(ctx context.Context) {
 	})
 }
 
-// loadUnlocked loads while Redis does not answer. The callers of this process share the outcome. It is not stored: this
-// process may have missed a Delete.
+// loadUnlocked loads while Redis does not answer. The callers of this process share the outcome. It
+// is not stored: this process may have missed a Delete.
 func (x *filling[T]) loadUnlocked(ctx context.Context) {
 	if x.lock.InDoubt {
 		lock := *x.lock

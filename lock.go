@@ -11,8 +11,9 @@ import (
 	"github.com/singlefill/singlefill/internal/flight"
 )
 
-// ask sends one command: it looks for an entry and, if take is set, takes the lock if no process holds it. The stamp
-// is from before the command. What the reply says of the key is true as of then.
+// ask sends one command: it looks for an entry and, if take is set, takes the lock if no process
+// holds it. The stamp is from before the command. What the reply says of the key is true as of
+// then.
 func (x *filling[T]) ask(ctx context.Context, a attempt, take bool) (fill.Reply, flight.Stamp, error) {
 	query := fill.Query{Known: entry.Header(x.old.data), Awaited: a.awaited, Take: take, For: x.purpose(a.wanted)}
 	stamp := x.clock.Now()
@@ -47,11 +48,12 @@ func (x *filling[T]) purpose(wanted bool) string {
 	return fill.Unusable
 }
 
-// renewAfter is the age at which a lock is first renewed. A quicker load needs no timer for renewals.
+// renewAfter is the age at which a lock is first renewed. A quicker load needs no timer for
+// renewals.
 const renewAfter = 10 * time.Millisecond
 
-// renew renews the lock until stop is called. A caller that joins brings the next renewal forward, so that a lost lock is
-// noticed soon.
+// renew renews the lock until stop is called. A caller that joins brings the next renewal forward,
+// so that a lost lock is noticed soon.
 func (x *filling[T]) renew(ctx context.Context) (stop func()) {
 	return x.fills.Later(min(renewAfter, x.opts.lockTTL/3), func() {
 		x.lock.Keep(ctx, x.fill.Wake, func() {
@@ -85,7 +87,8 @@ func (x *filling[T]) commit(ctx context.Context, o outcome[T], began flight.Stam
 	if client.Unreachable(err) { // once more, now that no caller waits
 		_, err = x.storeOrRelease(ctx, &o, data, note)
 	}
-	// A value that the server never accepts, for example one that is too large, must not keep the lock.
+	// A value that the server never accepts, for example one that is too large, must not keep the
+	// lock.
 	x.lock.InDoubt = x.lock.InDoubt || client.Unreachable(err)
 	x.loadDone(ctx, o)
 }
@@ -98,8 +101,8 @@ func (x *filling[T]) backOff(note *fill.ReleaseNote) {
 	}
 }
 
-// storeOrRelease stores data and releases the lock in one step. Without data, or if the server refuses to store it, it
-// only releases the lock. It reports whether this fill still held the lock.
+// storeOrRelease stores data and releases the lock in one step. Without data, or if the server
+// refuses to store it, it only releases the lock. It reports whether this fill still held the lock.
 func (x *filling[T]) storeOrRelease(ctx context.Context, o *outcome[T], data []byte, note fill.ReleaseNote) (ours bool, err error) {
 	if data != nil {
 		ours, err = client.Retry(ctx, x.opts.redisTimeout, client.Unreachable, func(within time.Duration) (bool, error) {
@@ -116,8 +119,9 @@ func (x *filling[T]) storeOrRelease(ctx context.Context, o *outcome[T], data []b
 	})
 }
 
-// abandon gives up an attempt to lock that was not answered. Otherwise its command could still take the lock, without a
-// load to follow. It tries until Redis answers, the lock has expired, or the cache is closed.
+// abandon gives up an attempt to lock that was not answered. Otherwise its command could still take
+// the lock, without a load to follow. It tries until Redis answers, the lock has expired, or the
+// cache is closed.
 func (c *Cache[T]) abandon(ctx context.Context, lock fill.Lock) {
 	end := time.Now().Add(c.opts.lockTTL)
 	for time.Now().Before(end) {

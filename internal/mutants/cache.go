@@ -121,8 +121,8 @@ var cacheMutants = []mutant{
 		name: "polls-never-slow-down",
 		bug:  "A waiter asks every 5 ms for as long as it waits",
 		file: "wait.go",
-		old:  "maxPause   = 250 * time.Millisecond",
-		new:  "maxPause   = firstPause",
+		old:  "maxPause     = 250 * time.Millisecond",
+		new:  "maxPause     = minPause",
 		pkg:  ".", test: "TestAWaiterPollsAtMostEvery250Milliseconds",
 	},
 	{
@@ -211,8 +211,8 @@ var cacheMutants = []mutant{
 		name: "load-without-end",
 		bug:  "A Loader that does not come back is waited for without an end",
 		file: "outcome.go",
-		old:  "forget := context.AfterFunc(l.bounded, func() {",
-		new:  "forget := context.AfterFunc(context.Background(), func() {",
+		old:  "stop := context.AfterFunc(l.bounded, func() {",
+		new:  "stop := context.AfterFunc(context.Background(), func() {",
 		pkg:  ".", test: "TestALoaderThatHangsIsLeftBehindAtLoadTimeout",
 	},
 	{
