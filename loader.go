@@ -109,7 +109,7 @@ func (c *Cache[T]) readOrJoin(ctx context.Context, key string, load Loader[T], c
 			turn.End(nil)
 		}
 	}()
-	if turn.Arrived == 0 || !c.fills.Filling(key) {
+	if !c.fills.Filling(key) { // again: another caller may have read, missed and joined since
 		c.read(ctx, key, l)
 	}
 	switch {
