@@ -99,8 +99,8 @@
 //   - An error of the Loader, unchanged (== still holds): the load failed. The next call loads
 //     again.
 //   - [*RemoteError], by errors.As: the load failed in another process. Only the text has arrived,
-//     so errors.Is finds nothing in it. Handle it like an error of the Loader. The text goes
-//     through Redis: put no secrets into errors.
+//     and the identity of the errors that [Options.Errors] names: errors.Is finds those. Handle it
+//     like an error of the Loader. The text goes through Redis: put no secrets into errors.
 //   - [*PanicError], by errors.As: the Loader panicked, or called runtime.Goexit. Log its Stack.
 //   - ctx.Err(), bare: the context of this caller ended. The load goes on, and a later call may
 //     find its value.

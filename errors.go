@@ -49,19 +49,54 @@ func (e *PanicError) Unwrap() error {
 // load failed. It is also the reason in a [ValueInfo] if the load that failed ran in another
 // process, or before the call, within [Options.RetryAfter]. Only the text of the error travels
 // through Redis, at most 1 KiB of it.
-type RemoteError struct{ Key, Message string }
+//
+// If the error of the load matched one of [Options.Errors] by errors.Is, RemoteError unwraps to the
+// error that this process has under the same name.
+type RemoteError struct {
+	Key, Message string
+	sentinel     error
+}
 
 func (e *RemoteError) Error() string {
 	return fmt.Sprintf("singlefill: another load of %.100q failed: %s", e.Key, e.Message)
 }
 
-// remoteError returns the error that a failure record of another process stands for.
-func remoteError(key, record string) error {
-	if record == fill.NotFoundRecord {
-		return ErrNotFound
+// Unwrap returns the error of Options.Errors that the load failed with, or nil.
+func (e *RemoteError) Unwrap() error { return e.sentinel }
+
+// sentinels are Options.Errors, ordered by name.
+type sentinels []sentinel
+
+type sentinel struct {
+	name string
+	err  error
+}
+
+// nameOf returns the first name, in alphabetical order, whose error err matches; "" if there is
+// none.
+func (s sentinels) nameOf(err error) string {
+	for _, known := range s {
+		if errors.Is(err, known.err) {
+			return known.name
+		}
 	}
-	if record == "" {
+	return ""
+}
+
+// remoteError returns the error that a failure record of another process stands for.
+func (s sentinels) remoteError(key, record string) error {
+	switch record {
+	case fill.NotFoundRecord:
+		return ErrNotFound
+	case "":
 		return &RemoteError{Key: key, Message: "its value could not be stored"}
 	}
-	return &RemoteError{Key: key, Message: fill.FailureText(record)}
+	name, text := fill.ParseFailure(record)
+	remote := &RemoteError{Key: key, Message: text}
+	for _, known := range s {
+		if name == known.name {
+			remote.sentinel = known.err
+		}
+	}
+	return remote
 }

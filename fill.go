@@ -25,6 +25,7 @@ type filling[T any] struct {
 	oldSince flight.Stamp  // old is known to be true as of this stamp
 	of       string        // header of the entry that a refresh is for
 	rest     time.Duration // how long no other refresh of that entry is started
+	queued   time.Duration // time spent waiting for slots
 	loading  bool          // the Loader has been called, and has no outcome yet
 }
 
@@ -252,7 +253,7 @@ func (x *filling[T]) follow(ctx context.Context, next step, a *attempt, reply fi
 		return ended
 	case takeFailure:
 		// Callers that had joined when the lock was last seen held have waited for that load.
-		err := remoteError(x.fill.Key, reply.Text)
+		err := x.opts.errors.remoteError(x.fill.Key, reply.Text)
 		x.end(ctx, &result[T]{err: err, failed: err != ErrNotFound}, a.lastAsked)
 		return ended
 	case retryNew:

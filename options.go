@@ -2,10 +2,13 @@ package singlefill
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/redis/go-redis/v9"
 
@@ -94,6 +97,13 @@ type Options[T any] struct {
 	// Default: no limit.
 	MaxFleetLoads int
 
+	// Errors names errors of the source that mean the same in every process, such as "down" for
+	// ErrDown. If a load fails with one of them (errors.Is), callers that waited in other processes
+	// get a [*RemoteError] that unwraps to the error that their Options have under the same name.
+	// If several match, the first name in alphabetical order counts. Processes that lack the name
+	// get the text only. A name has at most 100 bytes and no control characters. Default: none.
+	Errors map[string]error
+
 	// Trace has functions to call when something happens. Default: none.
 	Trace *Trace
 }
@@ -112,6 +122,7 @@ type settings[T any] struct {
 	redisTimeout  time.Duration
 	maxLoads      int // 0: no limit
 	maxFleetLoads int // 0: no limit
+	errors        sentinels
 	trace         Trace
 }
 
@@ -160,10 +171,14 @@ func resolve[T any](rdb redis.UniversalClient, namespace string, ttl time.Durati
 	if opts.Trace != nil {
 		s.trace = *opts.Trace
 	}
-	return s, s.check()
+	for _, name := range slices.Sorted(maps.Keys(opts.Errors)) {
+		s.errors = append(s.errors, sentinel{name, opts.Errors[name]})
+	}
+	return s, s.check(opts)
 }
 
-func (s settings[T]) check() error {
+// check reports the first setting that makes no sense. opts are the options as they were given.
+func (s settings[T]) check(opts *Options[T]) error {
 	switch {
 	case math.IsNaN(s.jitter) || s.jitter >= 1:
 		return fmt.Errorf("singlefill: Options.Jitter is %v: a fraction below 1 is allowed, or a negative number for none", s.jitter)
@@ -183,10 +198,28 @@ func (s settings[T]) check() error {
 		return fmt.Errorf("singlefill: Options.LockTTL is %v: it must be positive", s.lockTTL)
 	case s.loadTimeout <= 0:
 		return fmt.Errorf("singlefill: Options.LoadTimeout is %v: it must be positive", s.loadTimeout)
+	}
+	byDefault := func(given time.Duration, text string) string {
+		if given == 0 {
+			return text
+		}
+		return ""
+	}
+	switch {
 	case s.redisTimeout >= s.lockTTL/3:
-		return fmt.Errorf("singlefill: Options.RedisTimeout is %v: less than a third of LockTTL (%v) is allowed, so that a renewal can fail and be tried again", s.redisTimeout, s.lockTTL)
+		return fmt.Errorf("singlefill: Options.RedisTimeout is %v%s: less than a third of LockTTL (%v%s) is allowed, so that a renewal can fail and be tried again",
+			s.redisTimeout, byDefault(opts.RedisTimeout, " (the default)"), s.lockTTL, byDefault(opts.LockTTL, ", the default"))
 	case s.lockTTL >= s.loadTimeout:
-		return fmt.Errorf("singlefill: Options.LockTTL is %v: less than LoadTimeout (%v) is allowed", s.lockTTL, s.loadTimeout)
+		return fmt.Errorf("singlefill: Options.LockTTL is %v%s: less than LoadTimeout (%v%s) is allowed",
+			s.lockTTL, byDefault(opts.LockTTL, " (the default)"), s.loadTimeout, byDefault(opts.LoadTimeout, ", the default"))
+	}
+	for _, known := range s.errors {
+		switch {
+		case known.err == nil:
+			return fmt.Errorf("singlefill: Options.Errors has nil under the name %.100q: an error is needed", known.name)
+		case known.name == "" || len(known.name) > 100 || strings.IndexFunc(known.name, unicode.IsControl) >= 0:
+			return fmt.Errorf("singlefill: Options.Errors has the name %.100q: 1 to 100 bytes without control characters are allowed", known.name)
+		}
 	}
 	return codec.Takes(s.codec, reflect.TypeFor[T]())
 }

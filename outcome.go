@@ -44,7 +44,7 @@ func (x *filling[T]) call(l running, done func(o outcome[T])) {
 	finish := func(o outcome[T]) {
 		if over.CompareAndSwap(false, true) {
 			x.counters.loading.Add(-1)
-			o.Key, o.Refresh, o.Duration = f.Key, f.Refresh, time.Since(begun)
+			o.Key, o.Refresh, o.Duration, o.Queued = f.Key, f.Refresh, time.Since(begun), x.queued
 			done(o)
 		}
 	}
@@ -101,7 +101,7 @@ func (c *Cache[T]) encode(o *outcome[T]) (data []byte, note fill.ReleaseNote) {
 	case errors.Is(o.Err, ErrClosed):
 		return nil, note // this process is closing; other processes can still load
 	default:
-		note.Failure = fill.FailureRecord(o.text)
+		note.Failure = fill.FailureRecord(c.opts.errors.nameOf(o.Err), o.text)
 		return nil, note
 	}
 	o.entry.NotFound, o.entry.LoadTime, o.entry.WrittenAt = o.notFound, o.Duration, time.Now()

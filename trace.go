@@ -51,6 +51,7 @@ type Trace struct {
 type LoadInfo struct {
 	Key      string
 	Duration time.Duration // of the Loader alone
+	Queued   time.Duration // time that the fill waited for slots of MaxLoads and MaxFleetLoads before
 	Err      error         // of the Loader; nil for a value
 	StoreErr error         // why the outcome is not in Redis although it should be; otherwise nil
 	Stored   bool          // the outcome is in Redis: the value, or that there is none

@@ -85,7 +85,11 @@ const queuedPoll = 250 * time.Millisecond
 // second.
 func (x *filling[T]) queue(ctx context.Context) event {
 	x.fills.Queued(x.fill, true)
-	defer x.fills.Queued(x.fill, false)
+	begun := time.Now()
+	defer func() {
+		x.queued += time.Since(begun)
+		x.fills.Queued(x.fill, false)
+	}()
 	granted := x.slot.Queue()
 	return x.await(ctx, time.Duration(max(x.slots.Queued(), 1))*queuedPoll, granted)
 }
