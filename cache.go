@@ -136,13 +136,18 @@ func (c *Cache[T]) Set(ctx context.Context, key string, value T) error {
 		return wrap(ctx, "set", err)
 	}
 	defer c.fills.Supersede(key) // after the command: a later caller then joins no fill that began before it
-	_, err = client.Do(ctx, c.client, "set", c.valueKey(key), func(ctx context.Context) (struct{}, error) {
+	pair := fill.Pair{Value: c.valueKey(key), Lock: lockKey(c.valueKey(key))}
+	return wrap(ctx, "set", c.set(ctx, pair, data, c.opts.keptFor(life)))
+}
+
+func (c *Cache[T]) set(ctx context.Context, pair fill.Pair, data []byte, life time.Duration) error {
+	_, err := client.Do(ctx, c.client, "set", pair.Value, func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, client.Transaction(ctx, c.client.Redis, func(p redis.Pipeliner) {
-			p.Set(ctx, c.valueKey(key), data, c.opts.keptFor(life))
-			p.Del(ctx, lockKey(c.valueKey(key)))
+			p.Set(ctx, pair.Value, data, life)
+			p.Del(ctx, pair.Lock)
 		})
 	})
-	return wrap(ctx, "set", err)
+	return err
 }
 
 // batch is how many keys one round trip, and so one RedisTimeout, has to carry at most.
@@ -157,17 +162,19 @@ const batch = 256
 // After an error some of the keys may not have been deleted: call Delete again, or accept the old
 // values until they expire.
 func (c *Cache[T]) Delete(ctx context.Context, keys ...string) error {
-	return c.inBatches(ctx, "delete", keys, func(pairs []fill.Pair) error {
-		_, err := client.Do(ctx, c.client, "delete", pairs[0].Value, func(ctx context.Context) ([]redis.Cmder, error) {
-			return c.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
-				for _, pair := range pairs {
-					p.Del(ctx, pair.Value, pair.Lock)
-				}
-				return nil
-			})
+	return c.inBatches(ctx, "delete", keys, func(pairs []fill.Pair) error { return c.delete(ctx, pairs) })
+}
+
+func (c *Cache[T]) delete(ctx context.Context, pairs []fill.Pair) error {
+	_, err := client.Do(ctx, c.client, "delete", pairs[0].Value, func(ctx context.Context) ([]redis.Cmder, error) {
+		return c.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+			for _, pair := range pairs {
+				p.Del(ctx, pair.Value, pair.Lock)
+			}
+			return nil
 		})
-		return err
 	})
+	return err
 }
 
 // Expire makes the values under keys stale without removing them: the source has changed, but the

@@ -122,6 +122,19 @@
 // for each other in a circle are detected. A Loader must not use values that end with a request,
 // such as a transaction.
 //
+// # Rights
+//
+// With an ACL a cache of the namespace shop needs
+//
+//	~shop:* +get +getrange +set +setrange +del +pexpire +pttl +time +eval +evalsha +multi +exec +ping
+//
+// Scripts and MULTI run these commands, so a category such as +@read is not enough: TIME and EVAL
+// are in others. For a user without EVAL and EVALSHA, +watch and +unwatch replace them. The client
+// has needs beside these, such as +client|setinfo or, in a Cluster, +cluster|slots and +readonly.
+//
+// A missing right breaks no read, but nothing may be stored. [Cache.Check] names what is refused;
+// Stats.Refused counts it.
+//
 // # Watching it
 //
 // [Cache.Stats] is for a metrics library to collect, [Trace] for logs, spans and histograms:
@@ -133,9 +146,10 @@
 //		func() float64 { return float64(users.Stats().Misses) },
 //	))
 //
-// Worth an alert: BreakerOpen (Redis does not answer), StoreErrors (Redis refuses values, or they
-// cannot be encoded), BadValues (other programs write to the keys, or with another codec), and
-// Fenced where no process deletes (locks are lost).
+// Worth an alert: BreakerOpen (Redis does not answer), Refused (a right is missing, or Redis is out
+// of memory), StoreErrors (Redis refuses values, or they cannot be encoded), BadValues (other
+// programs write to the keys, or with another codec), and Fenced where no process deletes (locks
+// are lost).
 //
 // # Testing
 //

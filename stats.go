@@ -2,7 +2,10 @@ package singlefill
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/client"
 )
@@ -38,6 +41,7 @@ type Stats struct {
 
 	// Redis.
 	RedisErrors    int64 // commands that failed
+	Refused        int64 // of RedisErrors, commands that the server refused: no right, no memory, read-only
 	BadValues      int64 // stored bytes that were not an entry or could not be decoded
 	BreakerOpens   int64 // times the cache stopped sending commands to Redis
 	BreakerOpen    bool  // the cache sends no commands now; with a Cluster: not to all nodes
@@ -49,7 +53,7 @@ type counters struct {
 	hits, misses, shared, stale, staleOnError, refreshes                 atomic.Int64
 	loads, loadsNotFound, loadErrors, loadPanics, loadsUnlocked, loading atomic.Int64
 	stored, storeErrors, fenced, locksLost                               atomic.Int64
-	waits, redisErrors, badValues, breakerOpens                          atomic.Int64
+	waits, redisErrors, refused, badValues, breakerOpens                 atomic.Int64
 }
 
 // Stats returns the counts so far, also after Close.
@@ -61,7 +65,7 @@ func (c *Cache[T]) Stats() Stats {
 		Loads: n.loads.Load(), LoadsNotFound: n.loadsNotFound.Load(), LoadErrors: n.loadErrors.Load(),
 		LoadPanics: n.loadPanics.Load(), LoadsUnlocked: n.loadsUnlocked.Load(), Loading: n.loading.Load(),
 		Stored: n.stored.Load(), StoreErrors: n.storeErrors.Load(), Fenced: n.fenced.Load(),
-		LocksLost: n.locksLost.Load(), Waits: n.waits.Load(), RedisErrors: n.redisErrors.Load(),
+		LocksLost: n.locksLost.Load(), Waits: n.waits.Load(), RedisErrors: n.redisErrors.Load(), Refused: n.refused.Load(),
 		BadValues: n.badValues.Load(), BreakerOpens: n.breakerOpens.Load(), BreakerOpen: c.client.AnyAway(),
 		CommandsQueued: c.client.Queued(), Queued: int64(c.slots.Queued()),
 	}
@@ -124,6 +128,10 @@ func (c *Cache[T]) badValue(ctx context.Context, key string, err error) {
 
 func (c *Cache[T]) redisFailed(ctx context.Context, op string, err error) {
 	c.counters.redisErrors.Add(1)
+	var reply redis.Error
+	if errors.As(err, &reply) && !client.Unreachable(err) {
+		c.counters.refused.Add(1)
+	}
 	if c.opts.trace.RedisError != nil {
 		c.opts.trace.RedisError(ctx, op, err)
 	}

@@ -15,7 +15,7 @@ var cacheMutants = []mutant{
 		name: "set-keeps-lock",
 		bug:  "Set leaves the lock: a load from before overwrites what was set",
 		file: "cache.go",
-		old:  "\t\t\tp.Del(ctx, lockKey(c.valueKey(key)))\n",
+		old:  "\t\t\tp.Del(ctx, pair.Lock)\n",
 		new:  "",
 		pkg:  ".", test: "TestWhatComesDuringARefreshWins",
 	},
