@@ -1,9 +1,9 @@
-// Command quickstart has several processes ask at once for reports that are slow to make: first with the usual
-// GET, load, SET, then with singlefill. It prints what each way cost.
+// Command quickstart starts several processes that ask at once for reports that are slow to make:
+// first with the usual GET, load, SET, then with singlefill. It prints the cost of each way.
 //
 //	go run ./examples/quickstart
 //
-// It embeds a Redis of its own, unless REDIS_URL names one.
+// It embeds a Redis, unless REDIS_URL names one.
 package main
 
 import (
@@ -29,8 +29,8 @@ const (
 	processes  = 4
 	goroutines = 50                     // in each process
 	rounds     = 2                      // how often each goroutine asks for every report
-	loadTime   = 300 * time.Millisecond // to make one report
-	atOnce     = 20                     // reports that one process can make at a time
+	loadTime   = 300 * time.Millisecond // of one report
+	atOnce     = 20                     // reports that a process can make at a time
 )
 
 var months = []string{"january", "february", "march"}
@@ -55,7 +55,7 @@ func compare() error {
 			return err
 		}
 		defer mini.Close()
-		mini.ClockTTL(true) // or nothing would ever expire
+		mini.ClockTTL(true) // otherwise no key would expire
 		os.Setenv("REDIS_URL", "redis://"+mini.Addr())
 	}
 	namespace := fmt.Sprintf("quickstart-%d", time.Now().UnixNano()) // so that every run begins cold
@@ -71,15 +71,15 @@ func compare() error {
 		}
 		fmt.Printf("%-15s %6d %6d %6d %7d %15d %6.1f s\n", way, t.Calls, t.Loads, t.Calls-t.Loads-t.Hits, t.Hits, t.Commands, time.Since(begun).Seconds())
 	}
-	fmt.Println("\nA call loads (makes the report), waits for a load under way, or hits (finds the report in Redis).")
+	fmt.Println("\nA call loads (makes the report), waits for a load in flight, or hits (finds the report in Redis).")
 	fmt.Println("All answers were right.")
 	return nil
 }
 
-// A tally is what one process did, or the whole fleet.
+// A tally counts what one process, or the whole fleet, has done.
 type tally struct{ Calls, Loads, Hits, Commands int64 }
 
-// fleet runs work in several processes of this program and returns the sum of what they did.
+// fleet runs work in several processes of this program, and returns the sum of their tallies.
 func fleet(way, namespace string) (sum tally, err error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -107,7 +107,7 @@ func fleet(way, namespace string) (sum tally, err error) {
 	return sum, err
 }
 
-// work is one process: its goroutines ask for the reports, and its tally goes to standard output.
+// work runs one process: its goroutines ask for the reports. It prints its tally.
 func work(way, namespace string) error {
 	options, err := redis.ParseURL(os.Getenv("REDIS_URL"))
 	if err != nil {
@@ -117,7 +117,7 @@ func work(way, namespace string) error {
 	options.Limiter = &commands
 	options.DisableIdentity = true
 	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-	options.OnConnect = func(context.Context, *redis.Conn) error { commands.Add(-1); return nil } // less HELLO
+	options.OnConnect = func(context.Context, *redis.Conn) error { commands.Add(-1); return nil } // HELLO does not count
 	rdb := redis.NewClient(options)
 	defer rdb.Close()
 	reports, err := singlefill.New[string](rdb, namespace, time.Minute, nil)
@@ -172,7 +172,7 @@ func work(way, namespace string) error {
 	return json.NewEncoder(os.Stdout).Encode(t)
 }
 
-// A counter counts the commands of a client, which asks it for leave before each.
+// A counter counts the commands of a client, which calls Allow before each command.
 type counter struct{ atomic.Int64 }
 
 func (c *counter) Allow() error       { c.Add(1); return nil }

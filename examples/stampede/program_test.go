@@ -16,7 +16,7 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// A program is a run of this one in a group of processes of its own.
+// A program is a run of this program in a separate process group.
 type program struct {
 	*exec.Cmd
 	stdout, stderr bytes.Buffer
@@ -41,7 +41,7 @@ func start(t *testing.T, how, url string, args ...string) *program {
 	return p
 }
 
-// checkGone fails the test if a worker is left. It is for after Wait.
+// checkGone fails the test if a worker is left. Call it after Wait.
 func (p *program) checkGone(t *testing.T) {
 	t.Helper()
 	if err := syscall.Kill(-p.Process.Pid, 0); !errors.Is(err, syscall.ESRCH) {
@@ -87,12 +87,12 @@ func TestRunOnARealRedisLeavesNothingAndNoEscapes(t *testing.T) {
 
 func TestInterruptEndsAllProcessesAndDeletesTheKeys(t *testing.T) {
 	t.Parallel()
-	for name, whole := range map[string]bool{"by kill": false, "by the terminal": true} { // which tells the whole group
+	for name, whole := range map[string]bool{"by kill": false, "by the terminal": true} { // the terminal signals the whole group
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			server := redistest.Start(t)
 			p := start(t, asItIs, "redis://"+server.Addr, "-processes=3", "-goroutines=4")
-			redistest.Await(t, "it is under way", func() bool {
+			redistest.Await(t, "it has begun", func() bool {
 				n, err := server.Admin().DBSize(t.Context()).Result()
 				return err == nil && n > 0
 			})
@@ -143,7 +143,7 @@ func TestWorkersEndWithTheirParent(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	p := start(t, asItIs, "redis://"+server.Addr, "-processes=2", "-goroutines=2")
-	redistest.Await(t, "it is under way", func() bool {
+	redistest.Await(t, "it has begun", func() bool {
 		n, err := server.Admin().DBSize(t.Context()).Result()
 		return err == nil && n > 0
 	})

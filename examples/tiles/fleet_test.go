@@ -18,12 +18,13 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// The role "supervisor" is the command, in a process that can be killed.
+// The role "supervisor" runs the command in a process that can be killed.
 func init() {
 	redistest.Role("supervisor", func(p *redistest.Child) { p.Say("ended %v", supervise(p.Args)) })
 }
 
-// startTestFleet starts what plan says on free ports, and sees it end.
+// startTestFleet starts the planned processes on free ports, and checks that they end with the
+// test.
 func startTestFleet(t *testing.T, redisURL string) (*fleet, int) {
 	t.Helper()
 	first, err := freePorts(0)
@@ -162,7 +163,7 @@ func startSupervisor(t *testing.T) (p *redistest.Process, first int) {
 func allOpen(first int) error {
 	for port := first; port < first+ports; port++ {
 		if !isOpen(local(port)) {
-			return fmt.Errorf("nobody serves port %d", port)
+			return fmt.Errorf("no process serves port %d", port)
 		}
 	}
 	return nil
@@ -252,7 +253,7 @@ func TestPageShowsTheFleetAndKills(t *testing.T) {
 		t.Errorf("GET may kill: %s", resp.Status)
 	}
 	if !exists(pid) {
-		t.Fatal("somebody who may not has killed it")
+		t.Fatal("a request that may not kill has killed it")
 	}
 	if resp, body := do(t, http.MethodPost, page.URL+"/kill/none", "Sec-Fetch-Site", "same-origin"); resp.StatusCode != http.StatusNotFound {
 		t.Errorf("%s %s", resp.Status, body)

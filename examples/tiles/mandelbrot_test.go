@@ -30,7 +30,7 @@ func TestCoordinatesOfTilesThatExistAreTaken(t *testing.T) {
 	}
 }
 
-// badCoordinates say what is wrong with them.
+// badCoordinates maps bad coordinates to what the error says about them.
 var badCoordinates = map[string]string{
 	"":                               "z/x/y is allowed",
 	"5/12":                           "z/x/y is allowed",
@@ -88,7 +88,7 @@ func TestSetIsBlackWhereItIsKnownToBe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	at := func(c complex128) color.Color { // 64 pixels are 1
+	at := func(c complex128) color.Color { // 64 pixels to 1
 		return color.RGBAModel.Convert(img.At(int((real(c)+2.5)*64), int((2-imag(c))*64)))
 	}
 	black := color.RGBAModel.Convert(shadeOf(-1))
