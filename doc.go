@@ -53,6 +53,8 @@
 //   - [Options.StaleIfError]: it is served if the load fails, or if the deadline of the caller
 //     comes first.
 //
+// Stale values are in Redis: while Redis does not answer, there is none to serve.
+//
 // Both windows begin when the value expires. Redis keeps an entry for its life and the longer
 // window. [Cache.GetOrLoadInfo] tells whether a value is stale, how old it is, and why.
 //
