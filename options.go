@@ -56,9 +56,16 @@ type Options[T any] struct {
 	// or takes longer than LoadTimeout, or if the deadline of the caller comes before the load ends
 	// (RFC 5861). A caller that joins a running load gets it at its deadline if that is 10 ms and a
 	// round trip away or more. The value is never returned after this time, however long the load
-	// took. The window begins when the value expires, like that of StaleWhileRevalidate. At least 1
-	// ms. Default: off.
+	// took. The window begins when the value expires, like that of StaleWhileRevalidate. The old
+	// value is in Redis: while Redis does not answer there is none to serve. At least 1 ms.
+	// Default: off.
 	StaleIfError time.Duration
+
+	// StaleAfter bounds the wait of callers that have a value within StaleIfError: they get it as
+	// soon as the load has been in flight for this time, in this process or another one. The load
+	// goes on. So a source that hangs does not take its readers along. It requires StaleIfError. At
+	// least 1 ms. Default: off, callers wait until the load ends or their deadline comes.
+	StaleAfter time.Duration
 
 	// RetryAfter is how long the whole fleet leaves the source alone after a failed refresh of a
 	// value that can still be served; the value is served until then. It requires a reachable
@@ -130,6 +137,7 @@ type settings[T any] struct {
 type staleWindows struct {
 	staleWhileRevalidate time.Duration
 	staleIfError         time.Duration
+	staleAfter           time.Duration // 0: off
 	retryAfter           time.Duration
 }
 
@@ -151,6 +159,7 @@ func resolve[T any](rdb redis.UniversalClient, namespace string, ttl time.Durati
 		staleWindows: staleWindows{
 			staleWhileRevalidate: max(0, opts.StaleWhileRevalidate),
 			staleIfError:         max(0, opts.StaleIfError),
+			staleAfter:           max(0, opts.StaleAfter),
 			retryAfter:           max(0, orDefault(opts.RetryAfter, time.Second)),
 		},
 		codec:         opts.Codec,
@@ -190,6 +199,10 @@ func (s settings[T]) check(opts *Options[T]) error {
 		return fmt.Errorf("singlefill: Options.StaleWhileRevalidate is %v: at least 1ms is allowed, or 0 for none", s.staleWhileRevalidate)
 	case s.staleIfError > 0 && s.staleIfError < time.Millisecond:
 		return fmt.Errorf("singlefill: Options.StaleIfError is %v: at least 1ms is allowed, or 0 for none", s.staleIfError)
+	case s.staleAfter > 0 && s.staleAfter < time.Millisecond:
+		return fmt.Errorf("singlefill: Options.StaleAfter is %v: at least 1ms is allowed, or 0 for none", s.staleAfter)
+	case s.staleAfter > 0 && s.staleIfError == 0:
+		return fmt.Errorf("singlefill: Options.StaleAfter is %v and StaleIfError is off: it is allowed with StaleIfError only", s.staleAfter)
 	case s.retryAfter > 0 && s.retryAfter < time.Millisecond:
 		return fmt.Errorf("singlefill: Options.RetryAfter is %v: at least 1ms is allowed, or a negative one for none", s.retryAfter)
 	case s.redisTimeout < time.Millisecond:
