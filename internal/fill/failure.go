@@ -9,8 +9,8 @@ import (
 // processes: a letter, then text.
 const (
 	NotFoundRecord = "N" // the source has no such thing, and that is not remembered
-	errorLetter  = "E"
-	maxText      = 1024
+	errorLetter    = "E"
+	maxText        = 1024
 )
 
 // FailureRecord makes the word for an error's text, cut to 1 KiB at the edge of a character.
