@@ -6,7 +6,7 @@ import (
 	"testing/synctest"
 )
 
-// A landlord gives leases when its test lets it.
+// A landlord grants leases when its test lets it.
 type landlord struct {
 	asked, given, back, stopped int
 	let                         chan struct{}
@@ -34,8 +34,8 @@ func leased(n int) (*Slots, *landlord) {
 	return p, l
 }
 
-// One lease is waited for at a time, for the first fill in the queue, and each is given back with
-// its place.
+// One lease at a time is waited for, for the first fill in the queue, and is released with its
+// slot.
 func TestSlots_OneLeaseAtATime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -80,8 +80,7 @@ func TestSlots_OneLeaseAtATime(t *testing.T) {
 	})
 }
 
-// When the queue has emptied, a lease is not waited for any more; one that comes all the same is
-// given back.
+// An empty queue ends the wait for a lease; a lease that is granted nevertheless is released.
 func TestSlots_LeaseForAnEmptyQueue(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -109,7 +108,7 @@ func TestSlots_LeaseForAnEmptyQueue(t *testing.T) {
 	})
 }
 
-// A fill that queues just as the lease for an emptied queue is stopped gets one.
+// A fill that queues while the lease for an emptied queue is being stopped gets one.
 func TestSlots_LeaseForANewQueue(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -130,8 +129,7 @@ func TestSlots_LeaseForANewQueue(t *testing.T) {
 	})
 }
 
-// Without a lease to wait for, TryLease has a place or none at once, and a place without a lease
-// needs local.
+// TryLease never waits for a lease; without a lease a slot is granted only if local is set.
 func TestSlots_TryLease(t *testing.T) {
 	t.Parallel()
 	p, l := leased(1)
@@ -157,8 +155,8 @@ func TestSlots_TryLease(t *testing.T) {
 	wantFree(t, p, 1)
 }
 
-// A place that is free belongs to the fills that queue for a lease. Only one that needs no lease
-// passes them.
+// A free slot belongs to the fills that queue for a lease; only a fill that needs no lease
+// overtakes them.
 func TestSlots_TryLeaseBehindAQueue(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -184,7 +182,7 @@ func TestSlots_TryLeaseBehindAQueue(t *testing.T) {
 	})
 }
 
-// A nested load needs no lease, and its place keeps the lease of the lender that has ended.
+// A nested load needs no lease, and keeps the lease of a lender that has ended.
 func TestSlots_LentLease(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

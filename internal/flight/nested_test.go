@@ -11,14 +11,14 @@ import (
 	"time"
 )
 
-// A world is two caches whose loads ask for other keys.
+// A world is two caches whose loads call for other keys.
 type world struct {
 	caches  [2]*Fills[string]
 	pools   [2]*Slots
 	places  int64
-	asks    [][][]int // by key: groups of keys; a group of several is asked for in goroutines
+	asks    [][][]int // by key: groups of keys; a group of several is called for in goroutines
 	loaded  []atomic.Bool
-	running atomic.Int64 // loads that wait for no other one
+	running atomic.Int64 // loads that wait for no other load
 	tooMany atomic.Bool
 	refused atomic.Int64
 }
@@ -95,9 +95,8 @@ func (w *world) fill(ctx context.Context, f *Fill[string], key int) {
 	endWith(g, f, "v", Always)
 }
 
-// Loads that ask for any other keys end, unless they wait for each other in a circle, which is
-// refused; and no
-// more of them run at once than there are places.
+// Nested loads of any keys end, unless they wait in a circle, which is refused; no more of them run
+// at once than there are slots.
 func TestSlots_NestedLoads(t *testing.T) {
 	t.Parallel()
 	const keys = 12

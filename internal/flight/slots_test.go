@@ -4,7 +4,7 @@ import "testing"
 
 func newSlot(p *Slots) *Slot { return p.NewSlot(new(Load)) }
 
-// holding returns a slot that has a place.
+// holding returns a request that holds a slot.
 func holding(t *testing.T, p *Slots) *Slot {
 	t.Helper()
 	s := newSlot(p)
@@ -14,7 +14,7 @@ func holding(t *testing.T, p *Slots) *Slot {
 	return s
 }
 
-// queueing returns a slot in the queue.
+// queueing returns a request in the queue.
 func queueing(t *testing.T, p *Slots) (*Slot, <-chan struct{}) {
 	t.Helper()
 	s := newSlot(p)
@@ -24,7 +24,7 @@ func queueing(t *testing.T, p *Slots) (*Slot, <-chan struct{}) {
 	return s, s.Queue()
 }
 
-// nested returns a slot for whose load the loads of outer wait.
+// nested returns a request for whose load the loads of outer wait.
 func nested(t *testing.T, p *Slots, outer ...*Slot) *Slot {
 	t.Helper()
 	s := newSlot(p)
@@ -43,7 +43,7 @@ func wantFree(t *testing.T, p *Slots, n int) {
 	}
 }
 
-// Without a limit every fill has a place.
+// Slots without a limit has a slot for every fill.
 func TestSlots_NoLimit(t *testing.T) {
 	t.Parallel()
 	p := NewSlots(0)
@@ -52,7 +52,7 @@ func TestSlots_NoLimit(t *testing.T) {
 	}
 }
 
-// No more than the limit have a place, and each has it once and gives it back once.
+// Slots grants no more than its limit; a fill holds one slot at most and releases it once.
 func TestSlots_Limit(t *testing.T) {
 	t.Parallel()
 	p := NewSlots(2)
@@ -71,7 +71,7 @@ func TestSlots_Limit(t *testing.T) {
 	wantFree(t, p, 2)
 }
 
-// Places are granted in the order of the queue, and a newcomer does not overtake it.
+// Slots are granted in the order of the queue, and a new fill does not overtake it.
 func TestSlots_FirstComeFirstServed(t *testing.T) {
 	t.Parallel()
 	p := NewSlots(1)
@@ -104,7 +104,7 @@ func TestSlots_FirstComeFirstServed(t *testing.T) {
 	wantFree(t, p, 1)
 }
 
-// A fill that leaves the queue loses no place, and takes none along.
+// A fill that leaves the queue takes no slot along.
 func TestSlots_LeavingTheQueue(t *testing.T) {
 	t.Parallel()
 	for _, when := range []string{"before its turn", "when granted"} {
@@ -129,7 +129,7 @@ func TestSlots_LeavingTheQueue(t *testing.T) {
 	}
 }
 
-// A load lends its place to one load at a time that it waits for, and to the next when that one
+// A load lends its slot to one load at a time that it waits for, and to the next when that load
 // ends.
 func TestSlots_Lend(t *testing.T) {
 	t.Parallel()
@@ -167,7 +167,7 @@ func TestSlots_Lend(t *testing.T) {
 	wantFree(t, p, 1)
 }
 
-// A load in the queue gets the place of a load that begins to wait for it.
+// A queued load gets the slot of a load that begins to wait for it.
 func TestSlots_LendToTheQueue(t *testing.T) {
 	t.Parallel()
 	p := NewSlots(1)
@@ -182,7 +182,7 @@ func TestSlots_LendToTheQueue(t *testing.T) {
 	}
 }
 
-// A chain of nested loads needs one place, whatever pools they are of.
+// A chain of nested loads needs one slot, even across caches.
 func TestSlots_Chain(t *testing.T) {
 	t.Parallel()
 	p, q := NewSlots(1), NewSlots(1)
@@ -204,7 +204,7 @@ func TestSlots_Chain(t *testing.T) {
 	wantFree(t, p, 1)
 }
 
-// When a lender ends, its borrower has the place: of its own, or of the lender's lender.
+// The borrower of a lender that ends owns the slot, or borrows it from the lender's lender.
 func TestSlots_LenderEndsFirst(t *testing.T) {
 	t.Parallel()
 	for _, order := range [][]int{{0, 1, 2}, {1, 0, 2}, {1, 2, 0}, {0, 2, 1}, {2, 1, 0}, {2, 0, 1}} {
@@ -230,7 +230,7 @@ func TestSlots_LenderEndsFirst(t *testing.T) {
 	}
 }
 
-// A borrower whose lender has ended lends the place on to what it waits for.
+// A borrower whose lender has ended lends the slot on to loads that it waits for.
 func TestSlots_LendingAfterTheLendersEnd(t *testing.T) {
 	t.Parallel()
 	p := NewSlots(1)
@@ -249,7 +249,7 @@ func TestSlots_LendingAfterTheLendersEnd(t *testing.T) {
 	}
 }
 
-// A load that has given back its place lends nothing, however long its context is kept.
+// A load that has released its slot lends nothing, however long its context is kept.
 func TestSlots_LoadThatIsOver(t *testing.T) {
 	t.Parallel()
 	p := NewSlots(1)
@@ -268,8 +268,7 @@ func TestSlots_LoadThatIsOver(t *testing.T) {
 	}
 }
 
-// A load that several holders wait for runs in the place of one of them; the others can lend
-// theirs.
+// A load that several holders wait for borrows the slot of one; the others can lend theirs.
 func TestSlots_SeveralLenders(t *testing.T) {
 	t.Parallel()
 	p := NewSlots(2)
