@@ -39,19 +39,19 @@ type Fills[R any] struct {
 	closed  bool
 	byKey   map[string]*Fill[R] // fills that callers can join
 	// recent maps the key of each refresh that ended a moment ago to the entry that it refreshed.
-	resting map[string]string
-	empty   atomic.Int64 // fills in byKey whose key was empty: see Filling
+	recent map[string]string
+	empty  atomic.Int64 // fills in byKey whose key was empty: see Filling
 }
 
 func NewFills[R any](clock *Clock) *Fills[R] {
-	return &Fills[R]{clock: clock, byKey: make(map[string]*Fill[R]), resting: make(map[string]string)}
+	return &Fills[R]{clock: clock, byKey: make(map[string]*Fill[R]), recent: make(map[string]string)}
 }
 
 // A phase is a stage of a fill.
 type phase int
 
 const (
-	contending phase = iota // it reads, competes for the lock, or waits for the lock's holder
+	acquiring phase = iota // it reads, competes for the lock, or waits for the lock's holder
 	loading
 	done
 )
@@ -71,11 +71,16 @@ type Fill[R any] struct {
 	superseded bool // the result is void for callers that joined since the load began
 	empty      bool // the key was empty when the fill began
 	queued     bool // the fill waits for a slot: see Queued
-	callers    int
-	early      int // those of them that joined before the load began
+	callers    callers
 	loadedFrom Stamp
 	cancelLoad func()
 	outcome    outcome[R]
+}
+
+// callers counts the callers in a fill.
+type callers struct {
+	all   int
+	early int // those that joined before the load began
 }
 
 // An outcome is the result of a fill, nil if there is none, and which callers may take it.
@@ -136,9 +141,9 @@ func (g *Fills[R]) Join(key string, call *Caller, run func(f *Fill[R], over func
 		call.Stamp = g.clock.Now()
 	}
 	w := Waiter[R]{Fill: f, First: first, late: f.phase == loading && call.Stamp >= f.loadedFrom, Caller: call}
-	f.callers++
+	f.callers.all++
 	if !w.late {
-		f.early++
+		f.callers.early++
 	}
 	if !first && !f.queued {
 		f.wake()
@@ -152,7 +157,7 @@ func (g *Fills[R]) Join(key string, call *Caller, run func(f *Fill[R], over func
 func (g *Fills[R]) Refresh(key, entry string, run func(f *Fill[R], over func())) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if rests, ok := g.resting[key]; !g.closed && g.byKey[key] == nil && !(ok && rests == entry) {
+	if refreshed, ok := g.recent[key]; !g.closed && g.byKey[key] == nil && !(ok && refreshed == entry) {
 		g.add(&Fill[R]{Key: key, Refresh: true, Load: Load{cache: g}}, run)
 	}
 }
@@ -202,9 +207,9 @@ func (g *Fills[R]) Wait(ctx context.Context, w Waiter[R]) (*R, Verdict) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	f := w.Fill
-	f.callers--
+	f.callers.all--
 	if !w.late {
-		f.early--
+		f.callers.early--
 	}
 	switch o := &f.outcome; {
 	case f.phase == done && o.result == nil || w.late && f.superseded:
@@ -217,7 +222,7 @@ func (g *Fills[R]) Wait(ctx context.Context, w Waiter[R]) (*R, Verdict) {
 		o.taken = true
 		return o.result, Owned
 	}
-	if f.callers == 0 {
+	if f.callers.all == 0 {
 		f.wake()
 	}
 	f.cancelIfVoid()
@@ -228,7 +233,7 @@ func (g *Fills[R]) Wait(ctx context.Context, w Waiter[R]) (*R, Verdict) {
 func (g *Fills[R]) Wanted(f *Fill[R]) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return f.callers > 0
+	return f.callers.all > 0
 }
 
 // BeginLoad notes that the load of a fill begins, and returns its stamp. cancel is called when no
@@ -236,7 +241,8 @@ func (g *Fills[R]) Wanted(f *Fill[R]) bool {
 func (g *Fills[R]) BeginLoad(f *Fill[R], cancel func()) Stamp {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	f.phase, f.loadedFrom, f.cancelLoad, f.early = loading, g.clock.Now(), cancel, f.callers
+	f.phase, f.loadedFrom, f.cancelLoad = loading, g.clock.Now(), cancel
+	f.callers.early = f.callers.all
 	return f.loadedFrom
 }
 
@@ -253,7 +259,7 @@ func (g *Fills[R]) End(f *Fill[R], r *R, validFrom Stamp) {
 func (g *Fills[R]) EndIfDeserted(f *Fill[R]) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if f.callers == 0 {
+	if f.callers.all == 0 {
 		g.end(f, nil, 0)
 	}
 	return f.phase == done
@@ -283,12 +289,12 @@ func (g *Fills[R]) forget(f *Fill[R]) {
 func (g *Fills[R]) Rest(f *Fill[R], entry string, d time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.resting[f.Key] = entry
+	g.recent[f.Key] = entry
 	time.AfterFunc(d, func() {
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		if g.resting[f.Key] == entry {
-			delete(g.resting, f.Key)
+		if g.recent[f.Key] == entry {
+			delete(g.recent, f.Key)
 		}
 	})
 }
@@ -313,7 +319,7 @@ func (g *Fills[R]) LockLost(f *Fill[R]) {
 // start another fill at once. A fill that is not loading asks Redis again.
 func (g *Fills[R]) supersede(f *Fill[R]) {
 	switch {
-	case f.phase == contending:
+	case f.phase == acquiring:
 		f.wake()
 	case f.phase == loading && !f.superseded:
 		f.superseded = true
@@ -325,7 +331,7 @@ func (g *Fills[R]) supersede(f *Fill[R]) {
 
 // cancelIfVoid cancels a load whose result no caller may take any more, and Redis would refuse.
 func (f *Fill[R]) cancelIfVoid() {
-	if f.superseded && f.phase == loading && f.early == 0 {
+	if f.superseded && f.phase == loading && f.callers.early == 0 {
 		f.cancelLoad()
 	}
 }

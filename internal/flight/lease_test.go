@@ -44,7 +44,7 @@ func TestSlots_OneLeaseAtATime(t *testing.T) {
 		for range 4 {
 			s := newSlot(p)
 			if s.Try(false) {
-				t.Error("a place without a lease")
+				t.Error("a slot without a lease")
 			}
 			s.Queue()
 			slots = append(slots, s)
@@ -57,11 +57,11 @@ func TestSlots_OneLeaseAtATime(t *testing.T) {
 			l.let <- struct{}{}
 			synctest.Wait()
 			if !s.Held() {
-				t.Errorf("number %d has no place", i)
+				t.Errorf("number %d has no slot", i)
 			}
 		}
 		if l.asked != 3 || p.Queued() != 1 {
-			t.Errorf("%d leases have been asked for with three places", l.asked)
+			t.Errorf("%d leases have been asked for with three slots", l.asked)
 		}
 		slots[0].Release()
 		synctest.Wait()
@@ -69,7 +69,7 @@ func TestSlots_OneLeaseAtATime(t *testing.T) {
 		synctest.Wait()
 		for _, s := range slots[1:] {
 			if !s.Held() {
-				t.Error("a fill in the queue has no place")
+				t.Error("a fill in the queue has no slot")
 			}
 			s.Release()
 		}
@@ -122,7 +122,7 @@ func TestSlots_LeaseForANewQueue(t *testing.T) {
 		l.let <- struct{}{}
 		synctest.Wait()
 		if !next.Held() {
-			t.Error("the new one has no place")
+			t.Error("the new one has no slot")
 		}
 		next.Release()
 		wantFree(t, p, 1)
@@ -136,7 +136,7 @@ func TestSlots_TryLease(t *testing.T) {
 	s, other := newSlot(p), newSlot(p)
 	for _, who := range []*Slot{s, s, other} {
 		if who.TryLease(t.Context()) != (who == s) {
-			t.Error("want a place for one")
+			t.Error("want a slot for one")
 		}
 	}
 	s.Release()
@@ -145,11 +145,11 @@ func TestSlots_TryLease(t *testing.T) {
 	}
 	p.Lease = func(context.Context, bool) (func(), bool) { return nil, false }
 	if s.TryLease(t.Context()) || s.Try(false) {
-		t.Error("a place without a lease")
+		t.Error("a slot without a lease")
 	}
 	wantFree(t, p, 1)
 	if !s.Try(true) || other.Try(true) {
-		t.Error("want a local place for one")
+		t.Error("want a local slot for one")
 	}
 	s.Release()
 	wantFree(t, p, 1)
@@ -166,16 +166,16 @@ func TestSlots_TryLeaseBehindAQueue(t *testing.T) {
 		synctest.Wait()
 		s := newSlot(p)
 		if s.TryLease(t.Context()) {
-			t.Error("a fill that does not queue has a place before one that does")
+			t.Error("a fill that does not queue has a slot before one that does")
 		}
 		if !s.Try(true) {
-			t.Error("a fill that needs no lease has no place")
+			t.Error("a fill that needs no lease has no slot")
 		}
 		s.Release()
 		l.let <- struct{}{}
 		synctest.Wait()
 		if !first.Held() {
-			t.Error("the first fill has no place")
+			t.Error("the first fill has no slot")
 		}
 		first.Release()
 		wantFree(t, p, 3)
@@ -191,12 +191,12 @@ func TestSlots_LentLease(t *testing.T) {
 		outer.TryLease(t.Context())
 		inner := nested(t, p, outer)
 		if !inner.Try(false) {
-			t.Fatal("no place is lent")
+			t.Fatal("no slot is lent")
 		}
 		outer.Release()
 		synctest.Wait()
 		if l.back != 0 {
-			t.Error("the lease is given back with a load in its place")
+			t.Error("the lease is given back with a load in its slot")
 		}
 		inner.Release()
 		synctest.Wait()

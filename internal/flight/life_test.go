@@ -76,8 +76,8 @@ func TestFills_Rest(t *testing.T) {
 		time.Sleep(time.Second + 1)
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		if len(g.resting) != 0 {
-			t.Errorf("%d entries are remembered", len(g.resting))
+		if len(g.recent) != 0 {
+			t.Errorf("%d entries are remembered", len(g.recent))
 		}
 	})
 }
@@ -156,8 +156,8 @@ func TestFills_Recursive(t *testing.T) {
 	if _, err := g.Join("a", &Caller{Outer: &b.Load}, byHand); err != ErrRecursive {
 		t.Errorf("two loads join each other's fills: %v", err)
 	}
-	if a.callers != 1 || len(b.Load.waits) != 0 {
-		t.Errorf("%d callers, waits %v: a refused call counts", a.callers, b.Load.waits)
+	if a.callers.all != 1 || len(b.Load.waits) != 0 {
+		t.Errorf("%d callers, waits %v: a refused call counts", a.callers.all, b.Load.waits)
 	}
 	endWith(h, b.Fill, "v", Always)
 	wantWait(t, h, waits, "v", Owned)

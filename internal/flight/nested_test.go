@@ -15,7 +15,7 @@ import (
 type world struct {
 	caches  [2]*Fills[string]
 	pools   [2]*Slots
-	places  int64
+	slots   int64
 	asks    [][][]int // by key: groups of keys; a group of several is called for in goroutines
 	loaded  []atomic.Bool
 	running atomic.Int64 // loads that wait for no other load
@@ -32,7 +32,7 @@ func newWorld(rnd *rand.Rand, keys, pools int, ask func(key int) [][]int) *world
 		if i < pools {
 			n := 1 + rnd.IntN(3)
 			w.pools[i] = NewSlots(n)
-			w.places += int64(n)
+			w.slots += int64(n)
 		}
 	}
 	for key := range w.asks {
@@ -42,7 +42,7 @@ func newWorld(rnd *rand.Rand, keys, pools int, ask func(key int) [][]int) *world
 }
 
 func (w *world) run(n int64) {
-	if w.running.Add(n) > w.places {
+	if w.running.Add(n) > w.slots {
 		w.tooMany.Store(true)
 	}
 }
@@ -152,7 +152,7 @@ func (w *world) ask(t *testing.T, seed uint64) {
 		g.Drain()
 	}
 	if w.tooMany.Load() {
-		t.Errorf("seed %d: more loads run than there are places", seed)
+		t.Errorf("seed %d: more loads run than there are slots", seed)
 	}
 	free := int64(0)
 	for i, p := range w.pools {
@@ -160,7 +160,7 @@ func (w *world) ask(t *testing.T, seed uint64) {
 			free += int64(p.free)
 		}
 	}
-	if free != w.places {
-		t.Errorf("seed %d: %d places are free at the end, want %d", seed, free, w.places)
+	if free != w.slots {
+		t.Errorf("seed %d: %d slots are free at the end, want %d", seed, free, w.slots)
 	}
 }

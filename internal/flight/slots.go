@@ -47,7 +47,7 @@ type Slot struct {
 	load *Load
 
 	// Guarded by graph.
-	place   *place        // nil: none
+	permit  *permit       // nil: none
 	lender  *Slot         // whose permit it is; nil: the fill's own
 	lentTo  *Slot         // runs under this permit now
 	queued  *list.Element // nil: not in the queue
@@ -55,13 +55,13 @@ type Slot struct {
 }
 
 // A permit is the right to run one load.
-type place struct {
+type permit struct {
 	pool    *Slots
 	release func() // releases its lease; nil: none
 }
 
 // keep makes the owner of the Slots wait for a lease that another load keeps using.
-func (p *place) keep() {
+func (p *permit) keep() {
 	if p.release == nil {
 		return
 	}
@@ -86,7 +86,7 @@ func (p *Slots) NewSlot(l *Load) *Slot {
 func (s *Slot) Held() bool {
 	graph.Lock()
 	defer graph.Unlock()
-	return s.place != nil
+	return s.permit != nil
 }
 
 // Try takes a free slot, or borrows one, without waiting. It acquires no lease: where free slots
@@ -94,11 +94,11 @@ func (s *Slot) Held() bool {
 func (s *Slot) Try(local bool) bool {
 	graph.Lock()
 	defer graph.Unlock()
-	if s.place == nil && (local || s.pool.Lease == nil) && s.pool.takeFree(local) {
+	if s.permit == nil && (local || s.pool.Lease == nil) && s.pool.takeFree(local) {
 		s.leaveQueue()
-		s.place = &place{pool: s.pool}
+		s.permit = &permit{pool: s.pool}
 	}
-	return s.place != nil || s.borrow()
+	return s.permit != nil || s.borrow()
 }
 
 // TryLease is Try, but acquires a lease if that needs no wait.
@@ -116,7 +116,7 @@ func (s *Slot) TryLease(ctx context.Context) bool {
 	graph.Lock()
 	defer graph.Unlock()
 	if ok {
-		s.place = &place{s.pool, release}
+		s.permit = &permit{s.pool, release}
 	} else {
 		s.pool.put()
 	}
@@ -127,14 +127,14 @@ func (s *Slot) TryLease(ctx context.Context) bool {
 func (s *Slot) Queue() <-chan struct{} {
 	graph.Lock()
 	defer graph.Unlock()
-	if s.place != nil { // granted since the fill last tried
+	if s.permit != nil { // granted since the fill last tried
 		s.granted = make(chan struct{}, 1)
 		s.granted <- struct{}{}
 	} else if s.queued == nil {
 		s.granted = make(chan struct{}, 1)
 		s.queued = s.pool.queue.PushBack(s)
 		s.pool.serve()
-		if s.place == nil {
+		if s.permit == nil {
 			s.borrow()
 		}
 	}
@@ -145,8 +145,8 @@ func (s *Slot) Queue() <-chan struct{} {
 func (s *Slot) Release() {
 	graph.Lock()
 	s.leaveQueue()
-	p, lender, borrower := s.place, s.lender, s.lentTo
-	s.place, s.lender, s.lentTo = nil, nil, nil
+	p, lender, borrower := s.permit, s.lender, s.lentTo
+	s.permit, s.lender, s.lentTo = nil, nil, nil
 	var release func()
 	switch {
 	case p == nil:
@@ -198,7 +198,7 @@ func (p *Slots) serve() {
 			return
 		}
 		p.free--
-		p.queue.Front().Value.(*Slot).grant(&place{pool: p}, nil)
+		p.queue.Front().Value.(*Slot).grant(&permit{pool: p}, nil)
 	}
 }
 
@@ -217,7 +217,7 @@ func (p *Slots) waitForLease() {
 		graph.Lock()
 		p.stopLease = nil
 		if first := p.queue.Front(); ok && first != nil {
-			first.Value.(*Slot).grant(&place{p, release}, nil)
+			first.Value.(*Slot).grant(&permit{p, release}, nil)
 			release = nil
 			p.serve()
 		} else {
@@ -231,9 +231,9 @@ func (p *Slots) waitForLease() {
 }
 
 // grant gives a queued fill a slot.
-func (s *Slot) grant(p *place, lender *Slot) {
+func (s *Slot) grant(p *permit, lender *Slot) {
 	s.leaveQueue()
-	s.place, s.lender = p, lender
+	s.permit, s.lender = p, lender
 	s.granted <- struct{}{}
 }
 
@@ -275,13 +275,13 @@ func (s *Slot) offer(to *Slot) {
 	}
 }
 
-func (s *Slot) canLend() bool { return s != nil && s.place != nil && s.lentTo == nil }
+func (s *Slot) canLend() bool { return s != nil && s.permit != nil && s.lentTo == nil }
 
 func (s *Slot) lendTo(to *Slot) {
 	s.lentTo = to
 	if to.queued != nil {
-		to.grant(s.place, s)
+		to.grant(s.permit, s)
 	} else {
-		to.place, to.lender = s.place, s
+		to.permit, to.lender = s.permit, s
 	}
 }
