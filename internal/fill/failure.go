@@ -5,15 +5,15 @@ import (
 	"unicode/utf8"
 )
 
-// A word is what a load that brought no value leaves in the lock key, for those who have waited for it in other
-// processes: a letter, then text.
+// The failure record is what a failed load leaves in the lock key for the processes that waited for
+// it: a letter, then text.
 const (
-	NotFoundRecord = "N" // the source has no such thing, and that is not remembered
+	NotFoundRecord = "N" // the source has no such value, and that is not stored
 	errorLetter    = "E"
 	maxText        = 1024
 )
 
-// FailureRecord makes the word for an error's text, cut to 1 KiB at the edge of a character.
+// FailureRecord returns the record of an error's text, cut to 1 KiB at a character boundary.
 func FailureRecord(text string) string {
 	if len(text) > maxText {
 		cut := maxText
@@ -25,5 +25,5 @@ func FailureRecord(text string) string {
 	return errorLetter + text
 }
 
-// FailureText returns the text of an ErrorWord.
-func FailureText(word string) string { return strings.TrimPrefix(word, errorLetter) }
+// FailureText returns the text of a FailureRecord.
+func FailureText(failure string) string { return strings.TrimPrefix(failure, errorLetter) }

@@ -8,7 +8,7 @@ var fillMutants = []mutant{
 		file: "internal/fill/lua/release.lua",
 		old:  "if type(lock) ~= 'string' or string.sub(lock, 1, 27) ~= 'H' .. ARGV[1] then return 0 end",
 		new:  "if type(lock) ~= 'string' then return 0 end",
-		pkg:  "internal/fill", test: "TestReleaseTakesNobodyElsesLock",
+		pkg:  "internal/fill", test: "TestRelease_ForeignLock",
 	},
 	{
 		name: "fill-release-by-token",
@@ -16,7 +16,7 @@ var fillMutants = []mutant{
 		file: "internal/fill/lua/release.lua",
 		old:  "if string.sub(lock, 28, 43) == ARGV[2] then ours = 1 end",
 		new:  "ours = 1",
-		pkg:  "internal/fill", test: "TestAGrantThatCameLateIsNotTheOneBefore",
+		pkg:  "internal/fill", test: "TestLock_LateGrant",
 	},
 	{
 		name: "fill-token-per-process",
@@ -24,7 +24,7 @@ var fillMutants = []mutant{
 		file: "internal/fill/lock.go",
 		old:  "token: rand.Text(), ttl: ttl}\n}\n",
 		new:  "token: process, ttl: ttl}\n}\n\nvar process = rand.Text()\n",
-		pkg:  "internal/fill", test: "TestEveryAttemptHasATokenOfItsOwn",
+		pkg:  "internal/fill", test: "TestNew_Token",
 	},
 	{
 		name: "fill-store-any",
@@ -32,7 +32,7 @@ var fillMutants = []mutant{
 		file: "internal/fill/lua/store.lua",
 		old:  "if type(lock) == 'string' and string.sub(lock, 1, 43) == 'H' .. ARGV[1] .. ARGV[2] then",
 		new:  "if true then",
-		pkg:  "internal/fill", test: "TestStoreWritesOnlyWhatTheHolderBrings",
+		pkg:  "internal/fill", test: "TestStore_HolderOnly",
 	},
 	{
 		name: "fill-store-by-token",
@@ -40,7 +40,7 @@ var fillMutants = []mutant{
 		file: "internal/fill/lua/store.lua",
 		old:  "string.sub(lock, 1, 43) == 'H' .. ARGV[1] .. ARGV[2] then",
 		new:  "string.sub(lock, 1, 27) == 'H' .. ARGV[1] then",
-		pkg:  "internal/fill", test: "TestAGrantThatCameLateIsNotTheOneBefore",
+		pkg:  "internal/fill", test: "TestLock_LateGrant",
 	},
 	{
 		name: "fill-store-keeps-lock",
@@ -48,7 +48,7 @@ var fillMutants = []mutant{
 		file: "internal/fill/lua/store.lua",
 		old:  "  redis.call('DEL', KEYS[2])\n  return 1",
 		new:  "  return 1",
-		pkg:  "internal/fill", test: "TestStoreWritesOnlyWhatTheHolderBrings",
+		pkg:  "internal/fill", test: "TestStore_HolderOnly",
 	},
 	{
 		name: "fill-renew-revives",
@@ -56,7 +56,7 @@ var fillMutants = []mutant{
 		file: "internal/fill/lua/renew.lua",
 		old:  "if type(lock) ~= 'string'",
 		new:  "if not lock then redis.call('SET', KEYS[1], 'H' .. ARGV[1] .. ARGV[2], 'PX', ARGV[3]) return 1 end\nif type(lock) ~= 'string'",
-		pkg:  "internal/fill", test: "TestRenewBringsNothingBack",
+		pkg:  "internal/fill", test: "TestRenew_LostLock",
 	},
 	{
 		name: "fill-renew-any",
@@ -64,7 +64,7 @@ var fillMutants = []mutant{
 		file: "internal/fill/lua/renew.lua",
 		old:  "if type(lock) ~= 'string' or string.sub(lock, 1, 43) ~= 'H' .. ARGV[1] .. ARGV[2] then",
 		new:  "if type(lock) ~= 'string' then",
-		pkg:  "internal/fill", test: "TestRenewBringsNothingBack",
+		pkg:  "internal/fill", test: "TestRenew_LostLock",
 	},
 	{
 		name: "fill-renew-seconds",
@@ -72,7 +72,7 @@ var fillMutants = []mutant{
 		file: "internal/fill/lua/renew.lua",
 		old:  "redis.call('PEXPIRE'",
 		new:  "redis.call('EXPIRE'",
-		pkg:  "internal/fill", test: "TestRenewBringsNothingBack",
+		pkg:  "internal/fill", test: "TestRenew_LostLock",
 	},
 	{
 		name: "fill-lock-forever",
@@ -80,7 +80,7 @@ var fillMutants = []mutant{
 		file: "internal/fill/lua/get_or_lock.lua",
 		old:  ".. stamp .. failure, 'PX', ARGV[2])",
 		new:  ".. stamp .. failure)",
-		pkg:  "internal/fill", test: "TestGetOrLockDecidesByWhatIsThere",
+		pkg:  "internal/fill", test: "TestGetOrLock_States",
 	},
 	{
 		name: "fill-failure-forever",
@@ -88,7 +88,7 @@ var fillMutants = []mutant{
 		file: "internal/fill/lua/release.lua",
 		old:  ".. ARGV[3], 'PX', ARGV[5])",
 		new:  ".. ARGV[3])",
-		pkg:  "internal/fill", test: "TestReleaseLeavesWhatItIsTold",
+		pkg:  "internal/fill", test: "TestRelease_Note",
 	},
 	{
 		name: "fill-tombstone-forever",
@@ -96,7 +96,7 @@ var fillMutants = []mutant{
 		file: "internal/fill/lua/abandon.lua",
 		old:  "'X' .. ARGV[1], 'PX', ARGV[2])",
 		new:  "'X' .. ARGV[1])",
-		pkg:  "internal/fill", test: "TestAbandonRefusesTheAttemptWheneverItArrives",
+		pkg:  "internal/fill", test: "TestAbandon_RefusesAttempt",
 	},
 	{
 		name: "fill-value-forever",
@@ -104,7 +104,7 @@ var fillMutants = []mutant{
 		file: "internal/fill/lua/store.lua",
 		old:  "ARGV[3], 'PX', ARGV[4])",
 		new:  "ARGV[3])",
-		pkg:  "internal/fill", test: "TestStoreWritesOnlyWhatTheHolderBrings",
+		pkg:  "internal/fill", test: "TestStore_HolderOnly",
 	},
 	{
 		name: "fill-tombstone-unwritten",
@@ -112,7 +112,7 @@ var fillMutants = []mutant{
 		file: "internal/fill/lua/abandon.lua",
 		old:  "if not lock then redis.call('SET', KEYS[1], 'X' .. ARGV[1], 'PX', ARGV[2]) end\n",
 		new:  "",
-		pkg:  "internal/fill", test: "TestAbandonRefusesTheAttemptWheneverItArrives",
+		pkg:  "internal/fill", test: "TestAbandon_RefusesAttempt",
 	},
 	{
 		name: "fill-tombstone-unread",
@@ -120,7 +120,7 @@ var fillMutants = []mutant{
 		file: "internal/fill/lua/get_or_lock.lua",
 		old:  "if token == ARGV[1] then",
 		new:  "if token == ARGV[1] and state == 'H' then",
-		pkg:  "internal/fill", test: "TestAbandonRefusesTheAttemptWheneverItArrives",
+		pkg:  "internal/fill", test: "TestAbandon_RefusesAttempt",
 	},
 	{
 		name: "fill-repeat-is-busy",
@@ -128,7 +128,7 @@ var fillMutants = []mutant{
 		file: "internal/fill/lua/get_or_lock.lua",
 		old:  "if token == ARGV[1] then",
 		new:  "if token == ARGV[1] and state ~= 'H' then",
-		pkg:  "internal/fill", test: "TestGetOrLockDecidesByWhatIsThere",
+		pkg:  "internal/fill", test: "TestGetOrLock_States",
 	},
 	{
 		name: "failure-not-left",
@@ -136,7 +136,7 @@ var fillMutants = []mutant{
 		file: "internal/fill/lua/release.lua",
 		old:  "if ours == 1 and (ARGV[3] ~= '' or ARGV[4] ~= '0') then",
 		new:  "if false then",
-		pkg:  "internal/fill", test: "TestReleaseLeavesWhatItIsTold",
+		pkg:  "internal/fill", test: "TestRelease_Note",
 	},
 	{
 		name: "failure-not-shared",
@@ -144,7 +144,7 @@ var fillMutants = []mutant{
 		file: "internal/fill/lua/get_or_lock.lua",
 		old:  "if ARGV[4] ~= '' and failure ~= ''",
 		new:  "if false and failure ~= ''",
-		pkg:  "internal/fill", test: "TestGetOrLockDecidesByWhatIsThere",
+		pkg:  "internal/fill", test: "TestGetOrLock_States",
 	},
 	{
 		name: "failure-remembered",
@@ -152,7 +152,7 @@ var fillMutants = []mutant{
 		file: "internal/fill/lua/get_or_lock.lua",
 		old:  "if ARGV[4] ~= '' and failure ~= ''",
 		new:  "if failure ~= ''",
-		pkg:  "internal/fill", test: "TestGetOrLockDecidesByWhatIsThere",
+		pkg:  "internal/fill", test: "TestGetOrLock_States",
 	},
 	{
 		name: "retry-after-unread",
@@ -160,7 +160,7 @@ var fillMutants = []mutant{
 		file: "internal/fill/lua/get_or_lock.lua",
 		old:  "if rest > 0 then",
 		new:  "if false then",
-		pkg:  "internal/fill", test: "TestGetOrLockDecidesByWhatIsThere",
+		pkg:  "internal/fill", test: "TestGetOrLock_States",
 	},
 	{
 		name: "retry-after-unset",
@@ -176,7 +176,7 @@ var fillMutants = []mutant{
 		file: "internal/fill/lua/release.lua",
 		old:  "tonumber(ARGV[4]) * 1000,",
 		new:  "tonumber(ARGV[4]),",
-		pkg:  "internal/fill", test: "TestReleaseLeavesWhatItIsTold",
+		pkg:  "internal/fill", test: "TestRelease_Note",
 	},
 	{
 		name: "expire-keeps-lock",
@@ -184,7 +184,7 @@ var fillMutants = []mutant{
 		file: "internal/fill/lua/expire.lua",
 		old:  "redis.call('DEL', KEYS[2])\n",
 		new:  "",
-		pkg:  "internal/fill", test: "TestExpireBreaksTheLoadUnderWay",
+		pkg:  "internal/fill", test: "TestExpire_RunningLoad",
 	},
 	{
 		name: "watch-unwatched",
@@ -192,7 +192,7 @@ var fillMutants = []mutant{
 		file: "internal/fill/watch.go",
 		old:  "}, keys...)",
 		new:  "})",
-		pkg:  "internal/fill", test: "TestWithoutScriptsNobodyComesBetween",
+		pkg:  "internal/fill", test: "TestWatch_Interference",
 	},
 	{
 		name: "token-not-in-doubt",
@@ -200,7 +200,7 @@ var fillMutants = []mutant{
 		file: "internal/fill/lock.go",
 		old:  "l.InDoubt = l.InDoubt || q.Take && client.Unreachable(err)",
 		new:  "l.InDoubt = false",
-		pkg:  "internal/fill", test: "TestAnAttemptInDoubtStaysInDoubt",
+		pkg:  "internal/fill", test: "TestGetOrLock_StaysInDoubt",
 	},
 	{
 		name: "renew-life-from-reply",
