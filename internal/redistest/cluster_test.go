@@ -9,7 +9,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-func TestClusterSpreadsKeys(t *testing.T) {
+// A cluster spreads keys over its nodes.
+func TestCluster_SpreadsKeys(t *testing.T) {
 	t.Parallel()
 	cluster := StartCluster(t)
 	c := cluster.Client(t)
@@ -30,7 +31,8 @@ func TestClusterSpreadsKeys(t *testing.T) {
 	}
 }
 
-func TestClusterReplacesADeadMaster(t *testing.T) {
+// A cluster with replicas replaces a dead master.
+func TestCluster_DeadMaster(t *testing.T) {
 	t.Parallel()
 	cluster := StartReplicatedCluster(t)
 	if len(cluster.Nodes) != 3 || len(cluster.Replicas) != 3 {
@@ -48,7 +50,8 @@ func TestClusterReplacesADeadMaster(t *testing.T) {
 	}
 }
 
-func TestClusterMovesASlot(t *testing.T) {
+// Move moves a slot to another node; both nodes serve their keys in between.
+func TestCluster_Move(t *testing.T) {
 	t.Parallel()
 	cluster := StartCluster(t)
 	c := cluster.Client(t)

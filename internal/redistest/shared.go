@@ -6,17 +6,17 @@ import (
 	"time"
 )
 
-// shared holds the servers that live as long as the test binary. A start that
-// failed leaves nothing, so that the next test tries again.
+// shared holds the servers that live as long as the test binary. After a failed start the next test
+// tries again.
 var shared struct {
 	mu      sync.Mutex
 	server  *Server  // protected by mu
 	cluster *Cluster // protected by mu
 }
 
-// Shared returns the one plain server of this test binary, started on first use
-// and stopped by Main. It serves tests that keep to a namespace of their own: a
-// test that flushes, configures, counts or stops a server needs Start.
+// Shared returns the plain server that all tests of this binary share, started on first use and
+// stopped by Main. It is for tests that keep to their own namespace: a test that flushes,
+// configures, counts or stops a server needs Start.
 func Shared(t testing.TB) *Server {
 	t.Helper()
 	shared.mu.Lock()
@@ -31,8 +31,8 @@ func Shared(t testing.TB) *Server {
 	return shared.server
 }
 
-// SharedCluster returns the one cluster of this test binary, on the terms of
-// Shared.
+// SharedCluster returns the cluster that all tests of this binary share, for the same kind of tests
+// as Shared.
 func SharedCluster(t testing.TB) *Cluster {
 	t.Helper()
 	shared.mu.Lock()
@@ -47,7 +47,7 @@ func SharedCluster(t testing.TB) *Cluster {
 	return shared.cluster
 }
 
-// stopShared returns what the tests have left on the servers.
+// stopShared stops the shared servers and returns the leaks on them.
 func stopShared() (leaks []string) {
 	shared.mu.Lock()
 	defer shared.mu.Unlock()
