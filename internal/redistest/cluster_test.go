@@ -11,6 +11,9 @@ import (
 
 // A cluster spreads keys over its nodes.
 func TestCluster_SpreadsKeys(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	t.Parallel()
 	cluster := StartCluster(t)
 	c := cluster.Client(t)
@@ -33,6 +36,9 @@ func TestCluster_SpreadsKeys(t *testing.T) {
 
 // A cluster with replicas replaces a dead master.
 func TestCluster_DeadMaster(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	t.Parallel()
 	cluster := StartReplicatedCluster(t)
 	if len(cluster.Nodes) != 3 || len(cluster.Replicas) != 3 {
@@ -52,6 +58,9 @@ func TestCluster_DeadMaster(t *testing.T) {
 
 // Move moves a slot to another node; both nodes serve their keys in between.
 func TestCluster_Move(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	t.Parallel()
 	cluster := StartCluster(t)
 	c := cluster.Client(t)

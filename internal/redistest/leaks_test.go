@@ -31,9 +31,9 @@ func TestLeaks_Connection(t *testing.T) {
 	if err := forgotten.Ping(t.Context()).Err(); err != nil {
 		t.Fatal(err)
 	}
-	assertLeaks(t, s.leaks(t.Name()), "a connection to "+s.Addr)
+	assertLeaks(t, s.leaks(t.Name(), 10*time.Millisecond), "a connection to "+s.Addr)
 	_ = forgotten.Close()
-	assertLeaks(t, s.leaks(t.Name()))
+	assertLeaks(t, s.leaks(t.Name(), leakLimit))
 }
 
 // A replica's connection to its master is not a leak.
@@ -41,7 +41,7 @@ func TestLeaks_Replica(t *testing.T) {
 	t.Parallel()
 	master := Start(t)
 	replica := StartReplica(t, master)
-	assertLeaks(t, append(master.leaks(t.Name()), replica.leaks(t.Name())...))
+	assertLeaks(t, append(master.leaks(t.Name(), leakLimit), replica.leaks(t.Name(), leakLimit)...))
 }
 
 // A key without a TTL is a leak, unless the test planted it.
@@ -58,9 +58,9 @@ func TestLeaks_KeyWithoutTTL(t *testing.T) {
 		}
 	}
 	Planted(t, "{planted}")
-	assertLeaks(t, s.leaks(t.Name()), `"ns:{`+bad+`}"`, `"{`+bad+` too}:lock"`)
+	assertLeaks(t, s.leaks(t.Name(), leakLimit), `"ns:{`+bad+`}"`, `"{`+bad+` too}:lock"`)
 	Planted(t, bad)
-	assertLeaks(t, s.leaks(t.Name()))
+	assertLeaks(t, s.leaks(t.Name(), leakLimit))
 }
 
 // Planted holds for a test, its subtests, and the tests that it is a subtest of.
@@ -101,11 +101,11 @@ func TestLeaks_DeadOrFrozenServer(t *testing.T) {
 	s := Start(t)
 	s.Admin().Set(t.Context(), "ns:{bad}", "v", 0)
 	s.Freeze()
-	assertLeaks(t, s.leaks(t.Name()))
+	assertLeaks(t, s.leaks(t.Name(), leakLimit))
 	s.Thaw()
-	assertLeaks(t, s.leaks(t.Name()), "ns:{bad}")
+	assertLeaks(t, s.leaks(t.Name(), leakLimit), "ns:{bad}")
 	s.Kill()
-	assertLeaks(t, s.leaks(t.Name()))
+	assertLeaks(t, s.leaks(t.Name(), leakLimit))
 }
 
 // failures replaces a test that is expected to fail.

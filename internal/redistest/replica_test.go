@@ -42,6 +42,9 @@ func setReplicated(t *testing.T, c *redis.Client, key, value string) {
 
 // A sentinel promotes a replica when the master dies.
 func TestStartSentinel_Failover(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	t.Parallel()
 	master := Start(t)
 	replica := StartReplica(t, master)

@@ -156,6 +156,9 @@ func TestServer_CannotStart(t *testing.T) {
 
 // Shared and SharedCluster return the same servers each time.
 func TestShared_Same(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	t.Parallel()
 	server, cluster := Shared(t), SharedCluster(t)
 	if Shared(t) != server || SharedCluster(t) != cluster {

@@ -9,9 +9,10 @@ import (
 // shared holds the servers that live as long as the test binary. After a failed start the next test
 // tries again.
 var shared struct {
-	mu      sync.Mutex
-	server  *Server  // protected by mu
-	cluster *Cluster // protected by mu
+	serverMu  sync.Mutex
+	server    *Server // protected by serverMu
+	clusterMu sync.Mutex
+	cluster   *Cluster // protected by clusterMu
 }
 
 // Shared returns the plain server that all tests of this binary share, started on first use and
@@ -19,8 +20,8 @@ var shared struct {
 // configures, counts or stops a server needs Start.
 func Shared(t testing.TB) *Server {
 	t.Helper()
-	shared.mu.Lock()
-	defer shared.mu.Unlock()
+	shared.serverMu.Lock()
+	defer shared.serverMu.Unlock()
 	if shared.server == nil {
 		s, err := launch(program(t), plain(nil))
 		if err != nil {
@@ -35,8 +36,8 @@ func Shared(t testing.TB) *Server {
 // as Shared.
 func SharedCluster(t testing.TB) *Cluster {
 	t.Helper()
-	shared.mu.Lock()
-	defer shared.mu.Unlock()
+	shared.clusterMu.Lock()
+	defer shared.clusterMu.Unlock()
 	if shared.cluster == nil {
 		c, err := launchCluster(program(t), time.Minute, false)
 		if err != nil {
@@ -49,15 +50,17 @@ func SharedCluster(t testing.TB) *Cluster {
 
 // stopShared stops the shared servers and returns the leaks on them.
 func stopShared() (leaks []string) {
-	shared.mu.Lock()
-	defer shared.mu.Unlock()
+	shared.serverMu.Lock()
+	defer shared.serverMu.Unlock()
+	shared.clusterMu.Lock()
+	defer shared.clusterMu.Unlock()
 	if s := shared.server; s != nil {
-		leaks = s.leaks("")
+		leaks = s.leaks("", leakLimit)
 		s.stop()
 	}
 	if c := shared.cluster; c != nil {
 		for _, node := range c.all() {
-			leaks = append(leaks, node.leaks("")...)
+			leaks = append(leaks, node.leaks("", leakLimit)...)
 		}
 		c.stop()
 	}
