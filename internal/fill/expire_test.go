@@ -411,10 +411,13 @@ func TestExpire_Cluster(t *testing.T) {
 //
 //fault:dead-node
 func TestExpire_DeadNode(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	t.Parallel()
 	c := redistest.StartCluster(t)
 	data := entryUntil(time.Now().Add(time.Hour), 0, "payload")
-	rdb := c.Client(t)
+	rdb := c.Client(t, func(o *redis.ClusterOptions) { o.DialerRetries = 1 })
 	pairs, owners := spread(t, rdb, 60, data)
 	dead := c.Nodes[1]
 	dead.Kill()

@@ -153,7 +153,10 @@ func TestWatch_AgreesWithScripts(t *testing.T) {
 	t.Parallel()
 	backends := []backend{openReal(t), openRealWatch(t), openMini(t), openMiniWatch(t)}
 	names := []string{"real", "real without scripts", "mini", "mini without scripts"}
-	const rounds = 300
+	rounds := 300
+	if testing.Short() {
+		rounds = 100
+	}
 	seed := uint64(time.Now().UnixNano())
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	for round := range rounds {
