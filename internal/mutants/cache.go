@@ -389,7 +389,7 @@ var cacheMutants = []mutant{
 		file: "internal/client/breaker.go",
 		old:  "n.outage.Store(nil)",
 		new:  "",
-		pkg:  "internal/client", test: "TestTheBreakerClosesByItselfWhenTheServerAnswersInAnyWay",
+		pkg:  "internal/client", test: "TestBreaker_Closes",
 	},
 	{
 		name: "volleys-open-the-breaker",
@@ -411,8 +411,8 @@ var cacheMutants = []mutant{
 		name: "impatience-opens-the-breaker",
 		bug:  "A caller that leaves counts as a failure of the server",
 		file: "internal/client/client.go",
-		old:  "context.AfterFunc(bounded, func() { settle(none, bounded.Err()) })",
-		new:  "settle(none, context.DeadlineExceeded)",
-		pkg:  "internal/client", test: "TestCallersThatLeaveDoNotOpenTheBreaker",
+		old:  "context.AfterFunc(bounded, func() { finish(none, bounded.Err()) })",
+		new:  "finish(none, context.DeadlineExceeded)",
+		pkg:  "internal/client", test: "TestBreaker_ImpatientCallers",
 	},
 }
