@@ -4,7 +4,7 @@ package main
 var fillMutants = []mutant{
 	{
 		name: "fill-release-any",
-		bug:  "The release deletes whatever lock is there: a late one frees the successor's",
+		bug:  "The release deletes any lock: a late release frees the lock of the next holder",
 		file: "internal/fill/lua/release.lua",
 		old:  "if type(lock) ~= 'string' or string.sub(lock, 1, 27) ~= 'H' .. ARGV[1] then return 0 end",
 		new:  "if type(lock) ~= 'string' then return 0 end",
@@ -12,7 +12,7 @@ var fillMutants = []mutant{
 	},
 	{
 		name: "fill-release-by-token",
-		bug:  "A release counts for a later grant to the same token, of a command that came late",
+		bug:  "A release counts for a later grant to the same token, made by a late command",
 		file: "internal/fill/lua/release.lua",
 		old:  "if string.sub(lock, 28, 43) == ARGV[2] then ours = 1 end",
 		new:  "ours = 1",
@@ -28,7 +28,7 @@ var fillMutants = []mutant{
 	},
 	{
 		name: "fill-store-any",
-		bug:  "The store does not look who holds the lock: an overtaken load overwrites a newer value",
+		bug:  "The store does not check who holds the lock: a superseded load overwrites a newer value",
 		file: "internal/fill/lua/store.lua",
 		old:  "if type(lock) == 'string' and string.sub(lock, 1, 43) == 'H' .. ARGV[1] .. ARGV[2] then",
 		new:  "if true then",
@@ -44,7 +44,7 @@ var fillMutants = []mutant{
 	},
 	{
 		name: "fill-store-keeps-lock",
-		bug:  "The store does not give the lock back: the next miss waits for its end",
+		bug:  "The store does not release the lock: the next miss waits for its TTL",
 		file: "internal/fill/lua/store.lua",
 		old:  "  redis.call('DEL', KEYS[2])\n  return 1",
 		new:  "  return 1",
@@ -60,7 +60,7 @@ var fillMutants = []mutant{
 	},
 	{
 		name: "fill-renew-any",
-		bug:  "Renewing does not look who holds the lock: it prolongs another one's",
+		bug:  "Renewing does not check who holds the lock: it prolongs the lock of another holder",
 		file: "internal/fill/lua/renew.lua",
 		old:  "if type(lock) ~= 'string' or string.sub(lock, 1, 43) ~= 'H' .. ARGV[1] .. ARGV[2] then",
 		new:  "if type(lock) ~= 'string' then",
@@ -76,7 +76,7 @@ var fillMutants = []mutant{
 	},
 	{
 		name: "fill-lock-forever",
-		bug:  "The lock has no TTL: who dies holding it blocks the key for good",
+		bug:  "The lock has no TTL: a holder that dies blocks the key for ever",
 		file: "internal/fill/lua/get_or_lock.lua",
 		old:  ".. stamp .. failure, 'PX', ARGV[2])",
 		new:  ".. stamp .. failure)",
@@ -84,7 +84,7 @@ var fillMutants = []mutant{
 	},
 	{
 		name: "fill-failure-forever",
-		bug:  "What a failed load leaves behind has no TTL",
+		bug:  "The record of a failed load has no TTL",
 		file: "internal/fill/lua/release.lua",
 		old:  ".. ARGV[3], 'PX', ARGV[5])",
 		new:  ".. ARGV[3])",
@@ -92,7 +92,7 @@ var fillMutants = []mutant{
 	},
 	{
 		name: "fill-tombstone-forever",
-		bug:  "The mark of an abandoned attempt has no TTL",
+		bug:  "The record of an abandoned attempt has no TTL",
 		file: "internal/fill/lua/abandon.lua",
 		old:  "'X' .. ARGV[1], 'PX', ARGV[2])",
 		new:  "'X' .. ARGV[1])",
@@ -108,7 +108,7 @@ var fillMutants = []mutant{
 	},
 	{
 		name: "fill-tombstone-unwritten",
-		bug:  "Giving up an attempt leaves no mark: its command takes the lock for nobody when it arrives",
+		bug:  "Abandon leaves no record: the attempt's command takes the lock for no load when it arrives",
 		file: "internal/fill/lua/abandon.lua",
 		old:  "if not lock then redis.call('SET', KEYS[1], 'X' .. ARGV[1], 'PX', ARGV[2]) end\n",
 		new:  "",
@@ -116,7 +116,7 @@ var fillMutants = []mutant{
 	},
 	{
 		name: "fill-tombstone-unread",
-		bug:  "The mark of an abandoned attempt is not looked for when its command arrives",
+		bug:  "The record of an abandoned attempt is not checked when its command arrives",
 		file: "internal/fill/lua/get_or_lock.lua",
 		old:  "if token == ARGV[1] then",
 		new:  "if token == ARGV[1] and state == 'H' then",
@@ -124,7 +124,7 @@ var fillMutants = []mutant{
 	},
 	{
 		name: "fill-repeat-is-busy",
-		bug:  "Asking again with the same token says busy: who lost the reply is locked out by its own lock",
+		bug:  "Repeating the command with the same token returns busy: a holder whose reply was lost waits for its own lock",
 		file: "internal/fill/lua/get_or_lock.lua",
 		old:  "if token == ARGV[1] then",
 		new:  "if token == ARGV[1] and state ~= 'H' then",
@@ -132,7 +132,7 @@ var fillMutants = []mutant{
 	},
 	{
 		name: "failure-not-left",
-		bug:  "A failed load leaves no word: each process that has waited for it tries in turn",
+		bug:  "A failed load leaves no record: each process that waited for it loads in turn",
 		file: "internal/fill/lua/release.lua",
 		old:  "if ours == 1 and (ARGV[3] ~= '' or ARGV[4] ~= '0') then",
 		new:  "if false then",
@@ -140,7 +140,7 @@ var fillMutants = []mutant{
 	},
 	{
 		name: "failure-not-shared",
-		bug:  "Who has waited for a load that failed does not look for its word, and loads again",
+		bug:  "A process that waited for a failed load ignores its record, and loads again",
 		file: "internal/fill/lua/get_or_lock.lua",
 		old:  "if ARGV[4] ~= '' and failure ~= ''",
 		new:  "if false and failure ~= ''",
@@ -148,7 +148,7 @@ var fillMutants = []mutant{
 	},
 	{
 		name: "failure-remembered",
-		bug:  "Who comes after a failed load is given its failure instead of a try of its own",
+		bug:  "A process that comes after a failed load gets its failure instead of loading",
 		file: "internal/fill/lua/get_or_lock.lua",
 		old:  "if ARGV[4] ~= '' and failure ~= ''",
 		new:  "if failure ~= ''",
@@ -156,7 +156,7 @@ var fillMutants = []mutant{
 	},
 	{
 		name: "retry-after-unread",
-		bug:  "The mark that the source is to be left alone is not minded",
+		bug:  "The record's time to back off is ignored",
 		file: "internal/fill/lua/get_or_lock.lua",
 		old:  "if rest > 0 then",
 		new:  "if false then",
@@ -164,7 +164,7 @@ var fillMutants = []mutant{
 	},
 	{
 		name: "retry-after-unset",
-		bug:  "A failed refresh does not tell the fleet to leave the source alone",
+		bug:  "A failed refresh does not make the fleet back off",
 		file: "lock.go",
 		old:  "\t\tnote.RetryAfter = x.opts.retryAfter\n",
 		new:  "",
@@ -180,7 +180,7 @@ var fillMutants = []mutant{
 	},
 	{
 		name: "expire-keeps-lock",
-		bug:  "Expire leaves the lock: a load from before is stored after it",
+		bug:  "Expire leaves the lock: a value loaded before is stored after it",
 		file: "internal/fill/lua/expire.lua",
 		old:  "redis.call('DEL', KEYS[2])\n",
 		new:  "",
@@ -188,7 +188,7 @@ var fillMutants = []mutant{
 	},
 	{
 		name: "watch-unwatched",
-		bug:  "Without scripts the lock is read and then written, and not watched in between",
+		bug:  "Without scripts the lock is read and written without being watched in between",
 		file: "internal/fill/watch.go",
 		old:  "}, keys...)",
 		new:  "})",
@@ -196,7 +196,7 @@ var fillMutants = []mutant{
 	},
 	{
 		name: "token-not-in-doubt",
-		bug:  "A command to take the lock that was not answered is forgotten: it may still take the lock for nobody",
+		bug:  "A command to take the lock that was not answered is forgotten: it may still take the lock for no load",
 		file: "internal/fill/lock.go",
 		old:  "l.InDoubt = l.InDoubt || q.Take && client.Unreachable(err)",
 		new:  "l.InDoubt = false",
@@ -204,7 +204,7 @@ var fillMutants = []mutant{
 	},
 	{
 		name: "renew-life-from-reply",
-		bug:  "A renewed life is counted from the reply, not from when it was asked for: the next renewal may come too late",
+		bug:  "A renewed TTL is counted from the reply, not from the command: the next renewal may come too late",
 		file: "internal/renew/renew.go",
 		old:  "held = s.last\n",
 		new:  "held = time.Now()\n",
