@@ -10,7 +10,7 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// The faults, by name.
+// The names of the faults.
 const (
 	faultRequest  = "request lost"
 	faultReply    = "reply lost, connection closed"
@@ -40,7 +40,7 @@ var (
 	}
 )
 
-// A gremlin makes faults in a fleet, and counts those that have come about.
+// An injector injects faults into a fleet, and counts those that happen.
 type gremlin struct {
 	*fleet
 	stop    chan struct{}
@@ -50,7 +50,8 @@ type gremlin struct {
 	hits map[string]int // protected by mu
 }
 
-// disturb makes faults until stopped: those of the network and those of processes at once, each in ever new order.
+// injectFaults injects faults until it is stopped: faults of the network and of processes at the
+// same time, each in random order.
 func (f *fleet) disturb(seed uint64) *gremlin {
 	g := &gremlin{fleet: f, stop: make(chan struct{}), hits: make(map[string]int)}
 	for i, faults := range [][]string{networkFaults, processFaults} {
@@ -69,14 +70,14 @@ func (f *fleet) disturb(seed uint64) *gremlin {
 	return g
 }
 
-// stopped ends the faults and returns how many of each have come about.
+// stopped stops the faults and returns how often each of them happened.
 func (g *gremlin) stopped() map[string]int {
 	close(g.stop)
 	g.running.Wait()
 	return g.hits
 }
 
-// missing returns a fault that has not come about, or nothing.
+// missing returns a fault that has not happened, or "".
 func (g *gremlin) missing() string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -90,7 +91,7 @@ func (g *gremlin) missing() string {
 	return ""
 }
 
-// rest reports whether there is more to do.
+// rest waits for d. It returns false if the injector is stopped.
 func (g *gremlin) rest(d time.Duration) bool {
 	select {
 	case <-time.After(d):
@@ -106,11 +107,11 @@ func (g *gremlin) hit(fault string) {
 	g.hits[fault]++
 }
 
-// make makes a fault that rng chooses the details of, and counts it if it is seen to have come about.
+// make injects a fault, with details chosen by rng, and counts it if it is seen to happen.
 func (g *gremlin) make(fault string, rng *rand.Rand) {
 	place := rng.IntN(processes)
 	proxy, lease := g.proxies[place], g.patience.Lives.Lease
-	during := func(d time.Duration) { // which something must have been sent
+	during := func(d time.Duration) { // counts if a command was sent
 		before := proxy.Commands()
 		g.rest(d)
 		if proxy.Commands() > before {
@@ -163,7 +164,7 @@ func (g *gremlin) make(fault string, rng *rand.Rand) {
 	}
 }
 
-// await waits for a rule to fire, for a while.
+// await waits a while for a rule to fire.
 func (g *gremlin) await(fault string, rule *redistest.Rule) {
 	select {
 	case <-rule.Hit():
@@ -174,7 +175,7 @@ func (g *gremlin) await(fault string, rule *redistest.Rule) {
 	}
 }
 
-// data matches the commands that a cache or a lock sends.
+// data matches the commands that caches and locks send.
 func data(cmd []string) bool {
 	switch strings.ToLower(cmd[0]) {
 	case "get", "del", "eval", "evalsha", "multi", "set", "exec":

@@ -16,48 +16,51 @@ var (
 )
 
 const (
-	// checkLimit is how long the search for an order of one history may take. What is not decided then counts as
-	// a failure of the test.
+	// checkLimit bounds the search for an order of one history. If it is exceeded, the test fails.
 	checkLimit = time.Minute
 
-	calmBatch   = 1000 // how many histories one fleet makes
+	calmBatch   = 1000 // histories per fleet
 	faultyBatch = 250
-	atOnce      = 12 // how many histories are made at once
+	atOnce      = 12 // histories at once
 	faultyOnce  = 20
 )
 
 func TestMain(m *testing.M) { redistest.Main(m) }
 
-// calm is patient: no stall of the machine makes a command or a lease time out.
+// calm has timeouts so long that no stall of the machine exceeds them.
 var calm = patience{
 	RedisTimeout: 20 * time.Second, LockTTL: 2 * time.Minute, LoadTimeout: 5 * time.Minute,
 	Lives: lives{Lease: 5 * time.Minute, Waiter: 5 * time.Minute},
 }
 
-// hasty makes the most of a fault.
+// hasty has timeouts so short that faults have effects.
 var hasty = patience{
 	RedisTimeout: 100 * time.Millisecond, LockTTL: 350 * time.Millisecond, LoadTimeout: 10 * time.Second,
 	Lives: lives{Lease: 350 * time.Millisecond, Waiter: 350 * time.Millisecond},
 }
 
-// cacheUsers has one who may not run scripts. Locks need them.
+// cacheUsers has a user without the right to run scripts, which locks need.
 var cacheUsers = [processes]string{2: noScripts}
 
+// Histories of the cache agree with the models.
 func TestCacheHistoriesAgreeWithTheirModels(t *testing.T) {
 	s := &suite{t: t, plan: cachePlan(false), judge: judgeCache(false), users: cacheUsers}
 	s.run(*calmFlag, calmBatch, atOnce)
 }
 
+// Histories of the cache under faults agree with the models.
 func TestCacheHistoriesUnderFaultsAgreeWithTheirModels(t *testing.T) {
 	s := &suite{t: t, plan: cachePlan(true), judge: judgeCache(true), users: cacheUsers, faults: true}
 	s.run(*faultyFlag, faultyBatch, faultyOnce)
 }
 
+// Histories of the locks agree with the models.
 func TestLockHistoriesAgreeWithTheirModels(t *testing.T) {
 	s := &suite{t: t, plan: lockPlan(false), judge: judgeLock}
 	s.run(*calmFlag, calmBatch, atOnce)
 }
 
+// Histories of the locks under faults agree with the models.
 func TestLockHistoriesUnderFaultsAgreeWithTheirModels(t *testing.T) {
 	s := &suite{t: t, plan: lockPlan(true), judge: judgeLock, faults: true}
 	s.run(*faultyFlag, faultyBatch, faultyOnce)
@@ -88,7 +91,7 @@ func lockPlan(faults bool) func(rng *rand.Rand) plan {
 	}
 }
 
-// longer and pause stretch a history so that it lives to see faults.
+// longer and pause stretch a history so that faults happen during it.
 func longer(faults bool, ops int) int {
 	if faults {
 		return 2 * ops
@@ -131,7 +134,7 @@ func judgeLock(f *fleet, p plan, ops []op, n *tally) ([]claim, error) {
 	return []claim{{p.Of, lockModel(kinds[p.Of], fair), asSteps(ops, fair, f.patience.Lives)}}, nil
 }
 
-// noteCache counts what makes a history worth something.
+// noteCache counts what a history has covered.
 func (n *tally) noteCache(ops []op) {
 	var race, overtaken, moved, unproved, stale, failed bool
 	var seen int64

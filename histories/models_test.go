@@ -9,9 +9,10 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// A control is a small history and what is to be said of it. Each line is an op: its process, its begin and end
-// in ms (an end of ? was not seen), its name, its value or -, what came of it, and its marks. A Delete, Set or
-// Expire belongs to the last change of its process, a Release to its last acquire.
+// A control is a small history and whether a model accepts it. Each line is an op: its process, its
+// begin and end in ms (? if the end was not seen), its name, its value or -, its result, and its
+// marks. A Delete, Set or Expire belongs to the last change of its process, a Release to its last
+// acquire.
 type control struct {
 	model string
 	what  string
@@ -300,6 +301,7 @@ var controls = []control{
 		2 91-92 Release - ok`},
 }
 
+// The models accept good histories and refuse bad ones.
 func TestTheModelsKnowGoodFromBad(t *testing.T) {
 	for _, c := range controls {
 		t.Run(c.model+"/"+c.what, func(t *testing.T) {
