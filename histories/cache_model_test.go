@@ -32,9 +32,9 @@ func isRead(o op) bool {
 	return (o.Name == opGetOrLoad || o.Name == opGet) && (o.Result == resultOK || o.Result == resultAbsent)
 }
 
-func isBreak(o op) bool { return o.Name == opDelete || o.Name == opSet || o.Name == opExpire }
+func isInvalidation(o op) bool { return o.Name == opDelete || o.Name == opSet || o.Name == opExpire }
 
-func isWrite(o op) bool { return o.Name == opChange || isBreak(o) }
+func isWrite(o op) bool { return o.Name == opChange || isInvalidation(o) }
 
 func describe(in, _ any) string { return in.(op).String() }
 
@@ -63,7 +63,7 @@ var register = porcupine.Model{
 func asRegister(ops []op) (out []porcupine.Operation) {
 	ends := make(map[[2]int]int64)
 	for _, o := range ops {
-		if isBreak(o) {
+		if isInvalidation(o) {
 			ends[[2]int{o.Process, o.Of}] = o.End
 		}
 	}
@@ -97,7 +97,7 @@ var floors = porcupine.Model{
 			ok := o.Value == b.top+1
 			b.top = o.Value
 			return ok, b
-		case isBreak(o):
+		case isInvalidation(o):
 			b.fresh = max(b.fresh, o.Value)
 			if o.Name != opExpire {
 				b.floor = max(b.floor, o.Value)
@@ -138,7 +138,7 @@ func asFloors(ops []op, windows bool, log map[[2]int]int64) (out []porcupine.Ope
 			if o.Value == 0 {
 				continue // it did not reach the source
 			}
-		case isBreak(o) && o.Result == resultOK:
+		case isInvalidation(o) && o.Result == resultOK:
 			o.Value = versionAt(ops, o)
 			if o.Name == opExpire && !windows {
 				o.Name = opDelete // the same, without windows
@@ -196,15 +196,15 @@ func sameValue(l, read op) bool {
 // loadsAlone returns an error if two loads of the key ran at once although no write had superseded
 // one of them since their calls began: a load may have held the lock since then.
 func loadsAlone(ops []op) error {
-	var loads, breaks []op
+	var loads, invalidations []op
 	begun := make(map[[2]int]int64)
 	for _, o := range ops {
 		begun[[2]int{o.Process, o.ID}] = o.Begin
 		switch {
 		case o.Name == opLoad:
 			loads = append(loads, o)
-		case isBreak(o):
-			breaks = append(breaks, o)
+		case isInvalidation(o):
+			invalidations = append(invalidations, o)
 		}
 	}
 	for i, first := range loads {
@@ -212,12 +212,12 @@ func loadsAlone(ops []op) error {
 			if !first.overlaps(second) {
 				continue
 			}
-			overtaken := false
+			superseded := false
 			since := min(begun[[2]int{first.Process, first.Of}], begun[[2]int{second.Process, second.Of}])
-			for _, b := range breaks {
-				overtaken = overtaken || b.Begin <= second.Begin && since <= b.End
+			for _, b := range invalidations {
+				superseded = superseded || b.Begin <= second.Begin && since <= b.End
 			}
-			if !overtaken {
+			if !superseded {
 				return fmt.Errorf("two loads at once, of processes %d and %d, begun at %d and %d",
 					first.Process, second.Process, first.Begin, second.Begin)
 			}

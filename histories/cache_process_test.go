@@ -35,7 +35,7 @@ func (x *process) openCaches() {
 		cache, err := singlefill.New(x.rdb, name, p.ttl, &singlefill.Options[int64]{
 			StaleWhileRevalidate: p.swr, StaleIfError: p.sie, RetryAfter: 4 * time.Millisecond,
 			MaxLoads: p.maxLoads, MaxFleetLoads: p.maxFleetLoads,
-			RedisTimeout: x.Patience.RedisTimeout, LockTTL: x.Patience.LockTTL, LoadTimeout: x.Patience.LoadTimeout,
+			RedisTimeout: x.Timeouts.RedisTimeout, LockTTL: x.Timeouts.LockTTL, LoadTimeout: x.Timeouts.LoadTimeout,
 			Trace: &singlefill.Trace{RedisError: x.redisError, LoadStart: x.loadStart, LoadDone: x.loadDone},
 		})
 		must(err)
@@ -79,7 +79,7 @@ func (x *process) loadDone(ctx context.Context, info singlefill.LoadInfo) {
 		what = markUnproved
 	}
 	for _, l := range done {
-		x.tell(l.marked(what, at))
+		x.sendLocked(l.marked(what, at))
 	}
 }
 
@@ -87,13 +87,13 @@ func (x *process) loadDone(ctx context.Context, info singlefill.LoadInfo) {
 // each value that was returned comes from one of them. A load that begins later, after the last
 // call, is not part of the history. So the check and the end are one step: otherwise a load could
 // be reported that never ends.
-func (x *process) leave(history int) {
-	for !x.left(history) {
+func (x *process) finish(history int) {
+	for !x.finished(history) {
 		time.Sleep(time.Millisecond)
 	}
 }
 
-func (x *process) left(history int) bool {
+func (x *process) finished(history int) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for first := range x.loads {
@@ -101,7 +101,7 @@ func (x *process) left(history int) bool {
 			return false
 		}
 	}
-	x.tell(report{History: history, Event: "done"})
+	x.sendLocked(report{History: history, Event: "done"})
 	return true
 }
 
@@ -120,7 +120,7 @@ func (x *process) loader(p plan) singlefill.Loader[int64] {
 		l.call = x.newCall(p, opLoad)
 		x.mu.Lock()
 		x.loads[l.first] = append(x.loads[l.first], l.call)
-		x.tell(l.begun(opLoad, l.first.id, 0))
+		x.sendLocked(l.begun(opLoad, l.first.id, 0))
 		x.mu.Unlock()
 
 		v := x.version(p.Name)

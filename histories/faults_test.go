@@ -41,7 +41,7 @@ var (
 )
 
 // An injector injects faults into a fleet, and counts those that happen.
-type gremlin struct {
+type injector struct {
 	*fleet
 	stop    chan struct{}
 	running sync.WaitGroup
@@ -52,8 +52,8 @@ type gremlin struct {
 
 // injectFaults injects faults until it is stopped: faults of the network and of processes at the
 // same time, each in random order.
-func (f *fleet) disturb(seed uint64) *gremlin {
-	g := &gremlin{fleet: f, stop: make(chan struct{}), hits: make(map[string]int)}
+func (f *fleet) injectFaults(seed uint64) *injector {
+	g := &injector{fleet: f, stop: make(chan struct{}), hits: make(map[string]int)}
 	for i, faults := range [][]string{networkFaults, processFaults} {
 		rng := rand.New(rand.NewPCG(seed, uint64(i)))
 		g.running.Go(func() {
@@ -71,14 +71,14 @@ func (f *fleet) disturb(seed uint64) *gremlin {
 }
 
 // stopped stops the faults and returns how often each of them happened.
-func (g *gremlin) stopped() map[string]int {
+func (g *injector) stopped() map[string]int {
 	close(g.stop)
 	g.running.Wait()
 	return g.hits
 }
 
 // missing returns a fault that has not happened, or "".
-func (g *gremlin) missing() string {
+func (g *injector) missing() string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, faults := range [][]string{networkFaults, processFaults} {
@@ -92,7 +92,7 @@ func (g *gremlin) missing() string {
 }
 
 // rest waits for d. It returns false if the injector is stopped.
-func (g *gremlin) rest(d time.Duration) bool {
+func (g *injector) rest(d time.Duration) bool {
 	select {
 	case <-time.After(d):
 		return true
@@ -101,16 +101,16 @@ func (g *gremlin) rest(d time.Duration) bool {
 	}
 }
 
-func (g *gremlin) hit(fault string) {
+func (g *injector) hit(fault string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.hits[fault]++
 }
 
 // make injects a fault, with details chosen by rng, and counts it if it is seen to happen.
-func (g *gremlin) make(fault string, rng *rand.Rand) {
+func (g *injector) make(fault string, rng *rand.Rand) {
 	place := rng.IntN(processes)
-	proxy, lease := g.proxies[place], g.patience.Lives.Lease
+	proxy, lease := g.proxies[place], g.timeouts.TTLs.Lease
 	during := func(d time.Duration) { // counts if a command was sent
 		before := proxy.Commands()
 		g.rest(d)
@@ -128,18 +128,18 @@ func (g *gremlin) make(fault string, rng *rand.Rand) {
 		during(upTo(rng, lease))
 		proxy.BlackHole(false)
 	case faultCut:
-		anew := proxy.On(redistest.Command("hello"), redistest.Pass).Times(1)
+		again := proxy.On(redistest.Command("hello"), redistest.Pass).Times(1)
 		proxy.Cut()
-		g.await(fault, anew)
+		g.await(fault, again)
 	case faultKillConn:
 		killed, err := g.server.Admin().ClientKillByFilter(context.Background(), "TYPE", "normal", "SKIPME", "yes").Result()
 		if err == nil && killed > 0 {
 			g.hit(fault)
 		}
 	case faultFlush:
-		anew := proxy.On(redistest.Command("eval"), redistest.Pass).Times(1)
+		again := proxy.On(redistest.Command("eval"), redistest.Pass).Times(1)
 		if g.server.Admin().ScriptFlush(context.Background()).Err() == nil {
-			g.await(fault, anew)
+			g.await(fault, again)
 		}
 	case faultFreeze:
 		m := g.member(place)
@@ -165,7 +165,7 @@ func (g *gremlin) make(fault string, rng *rand.Rand) {
 }
 
 // await waits a while for a rule to fire.
-func (g *gremlin) await(fault string, rule *redistest.Rule) {
+func (g *injector) await(fault string, rule *redistest.Rule) {
 	select {
 	case <-rule.Hit():
 		g.hit(fault)

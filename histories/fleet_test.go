@@ -34,7 +34,7 @@ type fleet struct {
 	server   *redistest.Server
 	source   *redistest.Server
 	control  *net.UnixListener // not TCP, which may lose the last report of a killed process
-	patience patience
+	timeouts timeouts
 	users    [processes]string  // the Redis user of each process; empty: the default user
 	proxies  []*redistest.Proxy // of each process, if there are faults
 
@@ -54,8 +54,8 @@ type member struct {
 	dead      bool             // protected by mu
 }
 
-func newFleet(t *testing.T, p patience, proxied bool, users [processes]string) *fleet {
-	f := &fleet{t: t, server: redistest.Start(t), source: redistest.Start(t), patience: p, users: users}
+func newFleet(t *testing.T, p timeouts, proxied bool, users [processes]string) *fleet {
+	f := &fleet{t: t, server: redistest.Start(t), source: redistest.Start(t), timeouts: p, users: users}
 	user := []any{"ACL", "SETUSER", noScripts, "on", ">" + noScripts, "~*", "&*", "+@all", "-@scripting"}
 	if err := f.server.Admin().Do(context.Background(), user...).Err(); err != nil {
 		t.Fatal(err)
@@ -83,7 +83,7 @@ func newFleet(t *testing.T, p patience, proxied bool, users [processes]string) *
 func (f *fleet) spawn(place int) *member {
 	s := setup{
 		Control: f.control.Addr().String(), Redis: f.server.Addr, Source: f.source.Addr,
-		User: f.users[place], Retries: []int{3, 1, -1}[place], Patience: f.patience,
+		User: f.users[place], Retries: []int{3, 1, -1}[place], Timeouts: f.timeouts,
 	}
 	if f.proxies != nil {
 		s.Redis = f.proxies[place].Addr

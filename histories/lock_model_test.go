@@ -122,7 +122,7 @@ func without(set string, who rune) string {
 }
 
 // ttls are the times after which the server takes a holder or a waiter for dead.
-type lives struct{ Lease, Waiter time.Duration }
+type ttls struct{ Lease, Waiter time.Duration }
 
 // clockSlack is how much a TTL may differ by rounding to milliseconds, in the process and on the
 // server.
@@ -130,19 +130,19 @@ const clockSlack = 3 * time.Millisecond
 
 // server returns how soon the server may end a lease after the command that took or renewed it was
 // sent.
-func (l lives) server() int64 { return int64(l.Lease - clockSlack) }
+func (l ttls) server() int64 { return int64(l.Lease - clockSlack) }
 
 // holder returns how soon the holder may give up a lease after it began to ask for it, which it
 // does a twentieth early.
-func (l lives) holder() int64 { return int64(l.Lease - l.Lease/20 - clockSlack) }
+func (l ttls) holder() int64 { return int64(l.Lease - l.Lease/20 - clockSlack) }
 
 // silent returns how soon a waiter may be taken for dead after it came, and so may an acquire that
 // does not know of its grant.
-func (l lives) silent() int64 { return int64(min(l.Waiter, l.Lease) - clockSlack) }
+func (l ttls) silent() int64 { return int64(min(l.Waiter, l.Lease) - clockSlack) }
 
 // asSteps returns the steps that must or may have happened on the server, so that ops ended as they
 // did.
-func asSteps(ops []op, fair bool, l lives) (out []porcupine.Operation) {
+func asSteps(ops []op, fair bool, l ttls) (out []porcupine.Operation) {
 	type key [2]int
 	releases := make(map[key]op)
 	unknown := int64(never) // since when there may be a holder or a waiter that no process knows of

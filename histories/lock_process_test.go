@@ -19,7 +19,7 @@ var kinds = map[string]int{"mutex": 1, "fair": 1, "semaphore 2": 2, "semaphore 3
 
 func (x *process) locker(p plan) *lock.Locker {
 	opts := &lock.Options{
-		TTL: x.Patience.Lives.Lease, WaiterTTL: x.Patience.Lives.Waiter, RedisTimeout: x.Patience.RedisTimeout,
+		TTL: x.Timeouts.TTLs.Lease, WaiterTTL: x.Timeouts.TTLs.Waiter, RedisTimeout: x.Timeouts.RedisTimeout,
 		Trace: &lock.Trace{
 			RedisError: func(_ context.Context, op string, err error) { x.trouble(op, err) },
 			Renewed: func(ctx context.Context, _ lock.Info) {
@@ -53,7 +53,7 @@ func (x *process) lockThread(p plan) func(rng *rand.Rand, _ bool) {
 		}
 		hold := upTo(rng, p.Pause)
 		if p.LongHolds && rng.IntN(12) == 0 {
-			hold = x.Patience.Lives.Lease * 3 / 2
+			hold = x.Timeouts.TTLs.Lease * 3 / 2
 		}
 		time.Sleep(hold)
 		x.release(p, c, lease)

@@ -153,7 +153,7 @@ var controls = []control{
 		0 1-6 load - absent
 		1 0-9 GetOrLoad - absent
 		1 5-8 load - absent`},
-	{"loads", "a load beside one that a Delete has overtaken", true, `
+	{"loads", "a load beside one that a Delete has superseded", true, `
 		0 0-9 GetOrLoad - absent
 		0 1-6 load - absent
 		2 3-4 Delete 0 ok
@@ -248,7 +248,7 @@ var controls = []control{
 		0 6-7 Release - ok
 		1 21-22 Release - ok
 		2 31-32 Release - ok`},
-	{"fair", "overtaken", false, `
+	{"fair", "superseded", false, `
 		0 0-1 Acquire 1 ok arrived=1
 		1 2-30 Acquire 3 ok arrived=3
 		2 4-20 Acquire 2 ok arrived=5
@@ -302,7 +302,7 @@ var controls = []control{
 }
 
 // The models accept good histories and refuse bad ones.
-func TestTheModelsKnowGoodFromBad(t *testing.T) {
+func TestModels(t *testing.T) {
 	for _, c := range controls {
 		t.Run(c.model+"/"+c.what, func(t *testing.T) {
 			if good := c.judge(parse(t, c.ops)); good != c.good {
@@ -324,7 +324,7 @@ func (c control) judge(ops []op) bool {
 	default:
 		fair := c.model == "fair"
 		model = lockModel(kinds[c.model], fair)
-		steps = asSteps(ops, fair, lives{Lease: 100 * time.Millisecond, Waiter: 100 * time.Millisecond})
+		steps = asSteps(ops, fair, ttls{Lease: 100 * time.Millisecond, Waiter: 100 * time.Millisecond})
 	}
 	return porcupine.CheckOperations(model, steps)
 }
@@ -352,7 +352,7 @@ func parse(t *testing.T, text string) (ops []op) {
 			mark, at, _ := strings.Cut(f, "=")
 			o.Marks[mark] = number(t, at) * 1e6
 		}
-		if isBreak(o) || o.Name == opRelease || o.Name == opLoad {
+		if isInvalidation(o) || o.Name == opRelease || o.Name == opLoad {
 			o.Of = last[o.Process]
 		} else {
 			last[o.Process] = o.ID

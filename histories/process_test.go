@@ -31,13 +31,13 @@ type setup struct {
 	Source   string // address of the source of truth, which no fault affects
 	User     string // Redis user, if not the default one
 	Retries  int    // of the client
-	Patience patience
+	Timeouts timeouts
 }
 
 // timeouts are the timeouts of a process, and the TTLs after which it is taken for dead.
-type patience struct {
+type timeouts struct {
 	RedisTimeout, LockTTL, LoadTimeout time.Duration
-	Lives                              lives
+	TTLs                               ttls
 }
 
 // A plan describes a history to be run.
@@ -103,18 +103,18 @@ func must(err error) {
 	}
 }
 
-func (x *process) say(r report) {
+func (x *process) send(r report) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.tell(r)
+	x.sendLocked(r)
 }
 
 // sendLocked is send for callers that hold mu.
-func (x *process) tell(r report) { _ = x.out.Encode(r) } // the parent may have left
+func (x *process) sendLocked(r report) { _ = x.out.Encode(r) } // the parent may have left
 
 // trouble reports an error that must not happen without faults.
 func (x *process) trouble(what string, err error) {
-	x.say(report{Event: "trouble", op: op{Error: fmt.Sprintf("%s: %v", what, err)}})
+	x.send(report{Event: "trouble", op: op{Error: fmt.Sprintf("%s: %v", what, err)}})
 }
 
 // carryOut runs this process' part of a history.
@@ -136,7 +136,7 @@ func (x *process) carryOut(p plan) {
 		})
 	}
 	running.Wait()
-	x.leave(p.History)
+	x.finish(p.History)
 }
 
 func upTo(rng *rand.Rand, d time.Duration) time.Duration {
@@ -167,7 +167,7 @@ func callOf(ctx context.Context) *call {
 
 func (x *process) begin(p plan, name string, of int, value int64) *call {
 	c := x.newCall(p, name)
-	x.say(c.begun(name, of, value))
+	x.send(c.begun(name, of, value))
 	return c
 }
 
@@ -189,10 +189,10 @@ func (c *call) end(o op) {
 	at := now()
 	c.ended.Store(true)
 	o.ID = c.id
-	c.x.say(report{History: c.history, Event: "end", op: o, At: at})
+	c.x.send(report{History: c.history, Event: "end", op: o, At: at})
 }
 
-func (c *call) mark(name string, at int64) { c.x.say(c.marked(name, at)) }
+func (c *call) mark(name string, at int64) { c.x.send(c.marked(name, at)) }
 
 func (c *call) marked(name string, at int64) report {
 	return report{History: c.history, Event: "mark", op: op{ID: c.id, Name: name}, At: at}

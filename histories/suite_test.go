@@ -45,14 +45,14 @@ func (s *suite) run(count, batch, atOnce int) {
 }
 
 func (s *suite) batch(t *testing.T, seed uint64, first, last, atOnce int) {
-	patience := calm
+	timeouts := calm
 	if s.faults {
-		patience = hasty
+		timeouts = hasty
 	}
-	f := newFleet(t, patience, s.faults, s.users)
+	f := newFleet(t, timeouts, s.faults, s.users)
 	more := func() bool { return false }
 	if s.faults {
-		g := f.disturb(seed + uint64(first))
+		g := f.injectFaults(seed + uint64(first))
 		more = func() bool { return g.missing() != "" && s.next.Load() < int64(last+10*atOnce) }
 		defer func() {
 			for fault, n := range g.stopped() {
