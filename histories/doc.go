@@ -21,7 +21,7 @@
 // length. A Loader reads the version and returns it after a while. A write changes the source, and
 // then calls Delete, Expire, or Set with the new version. Set is called only where one thread makes
 // all writes of a key. If two threads changed the source in one order and called Set in the other,
-// the cache would keep the wrong value, through no fault of its own.
+// the cache would keep the wrong value, though it works correctly.
 //
 // Model "register": a write, from the change of the source until Delete returns, is one operation,
 // and so is a read by GetOrLoad or Get. The operations agree with a register that takes the
@@ -49,8 +49,8 @@
 //
 //   - While Redis cannot be asked, callers share the load that is in flight in their process,
 //     though a Delete elsewhere may have superseded it. Such reads count as begun with that load.
-//     Trace tells which loads these are: those that ran unlocked, and those whose command to store
-//     or release failed. One unanswered command is enough, for example if the process was frozen.
+//     Trace shows these loads: those that ran unlocked, and those whose command to store or release
+//     failed. One unanswered command is enough, for example if the process was frozen.
 //   - A Set that failed may still be executed, even after a later Delete: its value is allowed.
 //
 // A write that failed, or whose process died, raises no floor. Errors and misses are no values: the

@@ -43,7 +43,7 @@ const (
 	stepTry     = "is granted now"   // without waiting
 	stepBusy    = "finds it busy"    // held, or with waiters
 	stepRelease = "gives it back"    // after holding it to the end
-	stepLost    = "has lost it"      // as far as the holder knows; Redis may keep the lease longer
+	stepLost    = "has lost it"      // the holder knows; Redis may keep the lease longer
 	stepEnd     = "holds it no more" // for any reason
 	stepLeave   = "leaves"           // leaves the queue
 )
