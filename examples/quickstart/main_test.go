@@ -13,11 +13,13 @@ import (
 
 func TestMain(m *testing.M) { redistest.Main(m) }
 
+// Quickstart runs with its embedded Redis.
 func TestQuickstartOnItsOwnRedis(t *testing.T) {
 	t.Parallel()
 	checkRun(t, build(t), "")
 }
 
+// Each run of quickstart on a real Redis starts with a cold cache.
 func TestQuickstartIsColdInEachRunOnARealRedis(t *testing.T) {
 	t.Parallel()
 	program, url := build(t), "redis://"+redistest.Start(t).Addr

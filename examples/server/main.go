@@ -31,7 +31,8 @@ type Product struct {
 	Name string `json:"name"`
 }
 
-// queryProduct stands for a slow query; there are 999 products. It is a Loader: a database would take its ctx.
+// queryProduct stands for a slow query; there are 999 products. It is a Loader: it passes ctx to
+// the database.
 func queryProduct(ctx context.Context, id string) (Product, error) {
 	select {
 	case <-time.After(500 * time.Millisecond):
@@ -50,7 +51,7 @@ func main() {
 	}
 }
 
-// run serves until SIGINT or SIGTERM, then lets go of everything in the opposite order of making it.
+// run serves until SIGINT or SIGTERM, then closes everything in reverse order.
 func run(args []string, query singlefill.Loader[Product]) error {
 	flags := flag.NewFlagSet("server", flag.ExitOnError)
 	listen := flags.String("listen", "127.0.0.1:8080", "`address` to listen on; with port 0 one is chosen")
@@ -93,10 +94,10 @@ func run(args []string, query singlefill.Loader[Product]) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), *timeout+time.Second)
 	defer cancel()
-	return server.Shutdown(ctx) // answers the requests in flight
+	return server.Shutdown(ctx) // waits for the requests in flight
 }
 
-// openRedis makes the client, of an embedded Redis if url is empty.
+// openRedis returns a client of the Redis at url, or of an embedded Redis if url is empty.
 func openRedis(url string) (*redis.Client, func(), error) {
 	closeEmbedded := func() {}
 	if url == "" {
@@ -104,15 +105,15 @@ func openRedis(url string) (*redis.Client, func(), error) {
 		if err != nil {
 			return nil, nil, err
 		}
-		mini.ClockTTL(true) // or nothing would ever expire
+		mini.ClockTTL(true) // otherwise values would never expire
 		url, closeEmbedded = "redis://"+mini.Addr(), mini.Close
 	}
 	options, err := redis.ParseURL(url)
 	if err != nil {
 		return nil, nil, err
 	}
-	// A cache that is slow is worse than none. By default go-redis takes seconds, and many attempts, to find out
-	// that a server is gone, and does not look at a context while it waits for a reply.
+	// A slow cache is worse than none. By default go-redis needs seconds, and many attempts, to
+	// notice that a server is gone, and ignores contexts while it waits for a reply.
 	options.ContextTimeoutEnabled = true
 	options.DialTimeout = 500 * time.Millisecond
 	options.ReadTimeout = 500 * time.Millisecond
@@ -137,9 +138,10 @@ func (s *service) product(w http.ResponseWriter, r *http.Request) {
 		reply(w, product)
 	case errors.Is(err, singlefill.ErrNotFound):
 		http.Error(w, "no such product", http.StatusNotFound)
-	case errors.Is(err, context.DeadlineExceeded): // the load goes on, and a later request finds its value
+	// The load goes on, and a later request finds its value.
+	case errors.Is(err, context.DeadlineExceeded):
 		http.Error(w, "this takes too long, try again", http.StatusGatewayTimeout)
-	case r.Context().Err() != nil: // nobody is there to read an answer
+	case r.Context().Err() != nil: // the client has left
 	default:
 		log.Printf("product %q: %v", r.PathValue("id"), err)
 		http.Error(w, "something went wrong", http.StatusInternalServerError)

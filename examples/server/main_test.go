@@ -24,7 +24,8 @@ import (
 
 func TestMain(m *testing.M) { redistest.Main(m) }
 
-// The role "server" is the service with a query that is counted in Redis and answers when the test says so.
+// The role "server" is the service, with a query that is counted in Redis and waits for the test's
+// permission.
 func init() {
 	redistest.Role("server", func(p *redistest.Child) {
 		counter := redis.NewClient(&redis.Options{Addr: p.Args[0]})
@@ -76,7 +77,7 @@ func start(t *testing.T, redisAddr string, flags ...string) *process {
 	return p
 }
 
-// answerQueries lets the queries of p answer, those to come too.
+// answerQueries lets current and later queries of p return.
 func (p *process) answerQueries() { p.Send("answer") }
 
 func (p *process) get(ctx context.Context, path string) (status int, body string, err error) {
@@ -93,7 +94,7 @@ func (p *process) get(ctx context.Context, path string) (status int, body string
 	return resp.StatusCode, strings.TrimSpace(string(data)), err
 }
 
-// check fails the test unless path is answered so.
+// check checks the answer of path.
 func (p *process) check(t *testing.T, path string, wantStatus int, wantBody string) {
 	t.Helper()
 	if status, body, err := p.get(t.Context(), path); status != wantStatus || !strings.Contains(body, wantBody) || err != nil {
@@ -123,7 +124,7 @@ func startFleet(t *testing.T) (*redistest.Server, []*process) {
 	return server, fleet
 }
 
-// checkOneQuery fails the test unless all processes together have made one query.
+// checkOneQuery checks that all processes together made one query.
 func checkOneQuery(t *testing.T, server *redistest.Server) {
 	t.Helper()
 	if n, err := server.Admin().Get(t.Context(), "queries").Result(); n != "1" || err != nil {
@@ -133,6 +134,7 @@ func checkOneQuery(t *testing.T, server *redistest.Server) {
 
 const product42 = `{"id":"42","name":"Product 42"}`
 
+// A stampede on a fleet causes one query.
 func TestStampedeOnAFleetIsOneQuery(t *testing.T) {
 	t.Parallel()
 	server, fleet := startFleet(t)
@@ -159,6 +161,7 @@ func TestStampedeOnAFleetIsOneQuery(t *testing.T) {
 	checkOneQuery(t, server)
 }
 
+// An unknown product is not found, with one query.
 func TestUnknownProductIsNotFoundWithOneQuery(t *testing.T) {
 	t.Parallel()
 	server, fleet := startFleet(t)
@@ -173,6 +176,7 @@ func TestUnknownProductIsNotFoundWithOneQuery(t *testing.T) {
 	checkOneQuery(t, server)
 }
 
+// A request that times out leaves its query running.
 func TestImpatientRequestLeavesTheQueryGoingOn(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -183,13 +187,14 @@ func TestImpatientRequestLeavesTheQueryGoingOn(t *testing.T) {
 	}
 	p.answerQueries()
 	redistest.Await(t, "the query's answer is stored", func() bool { return p.stats(t).Stored == 1 })
-	redistest.Await(t, "it is served", func() bool { // 50 ms may be short on a busy machine
+	redistest.Await(t, "it is served", func() bool { // 50 ms may be too short on a busy machine
 		status, body, err := p.get(t.Context(), "/products/42")
 		return status == http.StatusOK && body == product42 && err == nil
 	})
 	checkOneQuery(t, server)
 }
 
+// SIGTERM ends the service after the request in flight.
 func TestSIGTERMEndsItAfterTheRequestInFlight(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -232,7 +237,7 @@ func TestSIGTERMEndsItAfterTheRequestInFlight(t *testing.T) {
 	}
 }
 
-// The other tests put a query of their own in the place of this one.
+// queryProduct finds existing products; the other tests replace it.
 func TestQueryProduct(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -6,10 +6,10 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A counter counts the commands that a contender sends, whether alone or in a pipeline, and whatever for.
+// A counter counts the commands that a contender sends, single or in a pipeline.
 type counter struct{ *worker }
 
-// ofConnections are the commands of the client itself, and the worker's PING.
+// ofConnections are the commands that the client sends by itself, and the worker's PING.
 var ofConnections = map[string]bool{"auth": true, "client": true, "hello": true, "ping": true, "select": true}
 
 func (c counter) count(commands ...redis.Cmder) {

@@ -9,6 +9,7 @@ import (
 	"time"
 )
 
+// An invalid flag is refused with its name, its value and what is allowed.
 func TestFlagsAreRefusedByNameValueAndWhatIsAllowed(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -41,6 +42,7 @@ func TestFlagsAreRefusedByNameValueAndWhatIsAllowed(t *testing.T) {
 	}
 }
 
+// Flags may have their minimum and maximum values.
 func TestFlagsAtTheirLimitsAreTaken(t *testing.T) {
 	t.Parallel()
 	svg := "-svg=" + filepath.Join(t.TempDir(), "x.svg")
@@ -58,6 +60,7 @@ func TestFlagsAtTheirLimitsAreTaken(t *testing.T) {
 	}
 }
 
+// The default run is short.
 func TestDefaultRunIsShort(t *testing.T) {
 	t.Parallel()
 	p, _, err := parseFlags([]string{"-svg=" + filepath.Join(t.TempDir(), "x.svg")})
@@ -66,6 +69,7 @@ func TestDefaultRunIsShort(t *testing.T) {
 	}
 }
 
+// The printed command is the command of the run.
 func TestCommandIsThatOfTheRun(t *testing.T) {
 	t.Parallel()
 	svg := "-svg=" + filepath.Join(t.TempDir(), "x.svg")
@@ -80,6 +84,7 @@ func TestCommandIsThatOfTheRun(t *testing.T) {
 	}
 }
 
+// Help explains all flags.
 func TestHelpExplainsAllFlags(t *testing.T) {
 	t.Parallel()
 	_, usage, err := parseFlags([]string{"-h"})
@@ -93,6 +98,7 @@ func TestHelpExplainsAllFlags(t *testing.T) {
 	}
 }
 
+// A file is replaced as a whole, and no temporary file remains.
 func TestFileIsWrittenInPlaceOfTheOldOneAndAlone(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -16,14 +16,14 @@ import (
 )
 
 const (
-	// headStart is how long after an order all processes begin at once: the time to hear of it.
+	// headStart is the time between an order and the beginning of a phase in all processes.
 	headStart = 100 * time.Millisecond
 
-	// patience is how long a process may take to end once its orders end, before it is killed.
+	// patience is how long a process may take to end after its orders end, before it is killed.
 	patience = 2 * time.Second
 )
 
-// runFleet runs one contender in processes of its own.
+// runFleet runs one contender in several processes.
 func runFleet(ctx context.Context, p plan, contender int, s *server, show *progress) (recording, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	r := recording{Contender: contenders[contender].name, Load: p.Load}
@@ -47,7 +47,7 @@ func runFleet(ctx context.Context, p plan, contender int, s *server, show *progr
 			g.Go(func() error {
 				err := do(w)
 				if err != nil {
-					cancel() // the others go with it
+					cancel() // the other processes end, too
 				}
 				return err
 			})
@@ -89,13 +89,13 @@ func runFleet(ctx context.Context, p plan, contender int, s *server, show *progr
 	return r, err
 }
 
-// A process is a worker as its parent sees it.
+// A process is a worker, seen from its parent.
 type process struct {
 	number   int
 	orders   *json.Encoder
 	messages *json.Decoder
 	kill     func() error
-	wait     func() error // for its end; it may be called again
+	wait     func() error // until it ends; it may be called again
 	stderr   *bytes.Buffer
 }
 
@@ -127,7 +127,7 @@ func startProcess(ctx context.Context, number int, t task) (*process, error) {
 	return p, cmd.Start()
 }
 
-// expect waits until the worker says that it is in a state. What it says before is shown.
+// expect waits until the worker reports a state. It shows the reports before it.
 func (p *process) expect(state state, show *progress) (message, error) {
 	for {
 		var m message
@@ -141,7 +141,7 @@ func (p *process) expect(state state, show *progress) (message, error) {
 	}
 }
 
-// died says why a worker can no longer be talked to.
+// died returns why a worker does not respond.
 func (p *process) died(err error) error {
 	if !errors.Is(err, io.EOF) {
 		_ = p.kill()

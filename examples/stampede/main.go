@@ -1,17 +1,18 @@
-// Command stampede shows what a cold key and an expiring one cost, in three ways: GET, load, SET without protection;
-// the same behind golang.org/x/sync/singleflight; and singlefill.
+// Command stampede shows what a cold key and an expiring key cost, in three ways: GET, load, SET
+// without protection; the same with golang.org/x/sync/singleflight; and singlefill.
 //
 //	go run ./examples/stampede       # with an embedded Redis, unless REDIS_URL names one
 //	go run ./examples/stampede -h    # how many processes, goroutines and keys, and how long a load takes
 //
-// For each way it starts several processes of many goroutines. First all of them ask at once for keys that nobody
-// has asked for. Then they go on asking at a steady pace while the values expire, several times. A load only waits:
-// a source that gets slower under many loads would make the first two ways look worse than they do here.
+// For each way it starts several processes with many goroutines. First all goroutines ask at once
+// for cold keys. Then they ask at a steady pace while the values expire, several times. A load only
+// waits: a source that becomes slower under many loads would make the first two ways look worse.
 //
-// The table at the end has a line for each way in each phase. A refill is a stretch of time in which a key was being
-// loaded; so "each", the loads per refill, is how many loads one miss or one expiry has caused. The picture has a bar
-// for each load. It also shows why hardly a call waits for singlefill when a value expires: hits have refreshed it
-// shortly before. So its refills come sooner than those of the others, and each of them is one load.
+// The table at the end has a line for each way and phase. A refill is a period in which a key is
+// being loaded; "each" is the loads per refill: how many loads one miss or one expiry causes. The
+// picture has a bar for each load. It also shows why hardly any call waits for singlefill when a
+// value expires: hits refresh the value shortly before. So its refills come earlier than those of
+// the other ways, and each is one load.
 package main
 
 import (
@@ -41,7 +42,7 @@ func main() {
 	}
 }
 
-// run does what the command line says.
+// run runs the command line.
 func run(ctx context.Context, args []string, out *os.File) error {
 	p, usage, err := parseFlags(args)
 	if errors.Is(err, flag.ErrHelp) {
@@ -53,12 +54,12 @@ func run(ctx context.Context, args []string, out *os.File) error {
 	}
 	_, err = compare(ctx, p, os.Getenv("REDIS_URL"), out)
 	if err != nil && ctx.Err() != nil {
-		return errors.New("interrupted") // that is why
+		return errors.New("interrupted") // that is the cause
 	}
 	return err
 }
 
-// compare lets the contenders run one after the other, and shows what they did.
+// compare runs the contenders one after the other, and shows what they did.
 func compare(ctx context.Context, p plan, url string, out *os.File) (runs []recording, err error) {
 	server, err := openServer(ctx, url)
 	if err != nil {

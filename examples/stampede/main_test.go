@@ -13,10 +13,11 @@ import (
 )
 
 const (
-	// The test binary is also the program and its workers. asProgram says so, or how one of its workers is to die.
+	// The test binary is also the program and its workers. asProgram selects the program, or how
+	// one of its workers dies.
 	asProgram = "STAMPEDE_TEST_PROGRAM"
 
-	// victimDir is the directory that the worker that is to die makes.
+	// victimDir is the directory that the dying worker creates.
 	victimDir = "STAMPEDE_TEST_VICTIM"
 )
 
@@ -37,7 +38,7 @@ func TestMain(m *testing.M) {
 
 const asItIs, talkNonsense = "as it is", "talks nonsense"
 
-// dieAfter is a worker that dies once it has said that it is in a state.
+// dieAfter is a worker that dies after it has reported a state.
 func dieAfter(s state) {
 	err := work(os.Getenv(workerEnv), os.Stdin, writerFunc(func(b []byte) (int, error) {
 		n, err := os.Stdout.Write(b)
@@ -55,7 +56,8 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 
-// The values live longer than the run, however slow the machine is, so that each key is cold once.
+// Only singlefill loads each cold key once; the values live longer than the run, however slow the
+// machine is.
 func TestEachKeyIsLoadedOnceWithSinglefillOnly(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -103,7 +105,7 @@ func TestEachKeyIsLoadedOnceWithSinglefillOnly(t *testing.T) {
 	}
 }
 
-// A value lives shorter here than a phase takes to begin.
+// Values expire on the embedded Redis; here they live shorter than a phase takes to begin.
 func TestValuesExpireOnTheEmbeddedRedis(t *testing.T) {
 	t.Parallel()
 	p := plan{Processes: 2, Goroutines: 4, Keys: 1, Load: 10 * ms, TTL: 20 * ms, Pause: 20 * ms, Expiring: 500 * ms}

@@ -8,6 +8,7 @@ import (
 	"time"
 )
 
+// Numbers are formatted for reading.
 func TestNumbersAreReadable(t *testing.T) {
 	t.Parallel()
 	for got, want := range map[string]string{
@@ -25,6 +26,7 @@ func TestNumbersAreReadable(t *testing.T) {
 	}
 }
 
+// The table shows what was recorded.
 func TestTableSaysWhatWasRecorded(t *testing.T) {
 	t.Parallel()
 	_, runs := known()
@@ -59,7 +61,7 @@ func TestTableSaysWhatWasRecorded(t *testing.T) {
 	}
 }
 
-// written is what is written to a page that is no terminal, if set does not make it one.
+// written returns what write writes to a page that is not a terminal.
 func written(t *testing.T, write func(p *page)) string {
 	t.Helper()
 	f, err := os.Create(filepath.Join(t.TempDir(), "out"))
@@ -75,6 +77,7 @@ func written(t *testing.T, write func(p *page)) string {
 	return string(text)
 }
 
+// The progress line changes only on a terminal.
 func TestLineChangesOnATerminalOnly(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ terminal, colours bool }{{false, false}, {true, false}, {true, true}} {

@@ -16,7 +16,7 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// A program is a run of this one in a group of processes of its own.
+// A program is a run of this program in its own process group.
 type program struct {
 	*exec.Cmd
 	stdout, stderr bytes.Buffer
@@ -41,7 +41,7 @@ func start(t *testing.T, how, url string, args ...string) *program {
 	return p
 }
 
-// checkGone fails the test if a worker is left. It is for after Wait.
+// checkGone checks, after Wait, that no worker is left.
 func (p *program) checkGone(t *testing.T) {
 	t.Helper()
 	if err := syscall.Kill(-p.Process.Pid, 0); !errors.Is(err, syscall.ESRCH) {
@@ -52,6 +52,7 @@ func (p *program) checkGone(t *testing.T) {
 	}
 }
 
+// A run on a real Redis leaves no keys, and its output has no escape sequences.
 func TestRunOnARealRedisLeavesNothingAndNoEscapes(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -85,9 +86,11 @@ func TestRunOnARealRedisLeavesNothingAndNoEscapes(t *testing.T) {
 	elementsOf(t, picture)
 }
 
+// An interrupt ends all processes and deletes the keys.
 func TestInterruptEndsAllProcessesAndDeletesTheKeys(t *testing.T) {
 	t.Parallel()
-	for name, whole := range map[string]bool{"by kill": false, "by the terminal": true} { // which tells the whole group
+	// The terminal signals the whole group.
+	for name, whole := range map[string]bool{"by kill": false, "by the terminal": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			server := redistest.Start(t)
@@ -117,6 +120,7 @@ func TestInterruptEndsAllProcessesAndDeletesTheKeys(t *testing.T) {
 	}
 }
 
+// A worker that dies ends the run, with its output.
 func TestWorkerThatDiesEndsTheRunWithWhatItSaid(t *testing.T) {
 	t.Parallel()
 	for how, want := range map[string][]string{
@@ -139,6 +143,7 @@ func TestWorkerThatDiesEndsTheRunWithWhatItSaid(t *testing.T) {
 	}
 }
 
+// Workers end when their parent is killed.
 func TestWorkersEndWithTheirParent(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -156,6 +161,7 @@ func TestWorkersEndWithTheirParent(t *testing.T) {
 	})
 }
 
+// A run without a responding server is refused.
 func TestRunRefusesAServerThatDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	for url, want := range map[string]string{"redis://127.0.0.1:1": "the Redis of REDIS_URL does not answer", "nonsense": "REDIS_URL: "} {
@@ -167,6 +173,7 @@ func TestRunRefusesAServerThatDoesNotAnswer(t *testing.T) {
 	}
 }
 
+// Help is written to standard output.
 func TestHelpGoesToStandardOutput(t *testing.T) {
 	t.Parallel()
 	p := start(t, asItIs, "", "-h")

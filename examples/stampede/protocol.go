@@ -2,10 +2,10 @@ package main
 
 import "time"
 
-// workerEnv says that this process is a worker, and holds its task.
+// workerEnv is set for a worker, to its task.
 const workerEnv = "STAMPEDE_WORKER"
 
-// A task is what one worker has to do, on orders.
+// A task describes what one worker does.
 type task struct {
 	Plan      plan
 	Contender int
@@ -16,24 +16,24 @@ type task struct {
 // The phases, which all processes begin at the same time.
 const (
 	cold     = iota // each goroutine asks once for each key
-	expiring        // each goroutine asks again and again
+	expiring        // each goroutine asks repeatedly
 	phases
 )
 
 var phaseNames = [phases]string{"cold", "expiring"}
 
-// An order begins a phase.
+// An order starts a phase.
 type order struct {
 	Phase  int
-	Origin time.Time // of all times that are reported
+	Origin time.Time // origin of all reported times
 	At     time.Time
 }
 
-// A message is what a worker says about itself.
+// A message is what a worker reports.
 type message struct {
 	State        state
 	Calls, Loads int     // so far
-	Report       *report // of all, at the end
+	Report       *report // of everything, at the end
 }
 
 type state string

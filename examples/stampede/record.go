@@ -7,16 +7,16 @@ import (
 	"time"
 )
 
-// A report is what one process did.
+// A report describes what one process did.
 type report struct {
-	Calls      [phases][]time.Duration // how long each took
+	Calls      [phases][]time.Duration // duration of each call
 	Commands   [phases]int             // sent to Redis
 	Errors     [phases]int
 	FirstError string
 	Loads      []load
 }
 
-// A load is one of the source, with its times since the cold phase began.
+// A load is one call of the source, with its times since the cold phase began.
 type load struct {
 	Process, Goroutine int // that asked for it
 	Key                string
@@ -33,11 +33,11 @@ func (r *report) call(phase int, took time.Duration, err error) {
 	r.FirstError = cmp.Or(r.FirstError, err.Error())
 }
 
-// A recording is what all processes of one contender did.
+// A recording describes what all processes of one contender did.
 type recording struct {
 	report
 	Contender string
-	Load      time.Duration // how long one was to take
+	Load      time.Duration // nominal duration of a load
 	Began     [phases]time.Time
 	Ended     time.Time
 }
@@ -102,12 +102,12 @@ func quantile(sorted []time.Duration, q float64) time.Duration {
 	return sorted[min(max(rank, 1), len(sorted))-1]
 }
 
-// A refill is a stretch of time in which a key was being loaded.
+// A refill is a period in which a key is being loaded.
 type refill struct {
 	phase        int // in which it began
 	began, ended time.Duration
 	loads        int
-	most         int // of them at one time
+	most         int // of these, at one time
 }
 
 // refillsOf returns the refills of all keys, in the order in which they began.

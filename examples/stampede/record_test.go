@@ -9,6 +9,7 @@ import (
 
 const ms = time.Millisecond
 
+// quantile returns the value that a share does not exceed.
 func TestQuantileIsTheValueThatAShareDoesNotExceed(t *testing.T) {
 	t.Parallel()
 	var hundred []time.Duration
@@ -40,6 +41,7 @@ func loadOf(key string, phase int, began, ended time.Duration) load {
 	return load{Key: key, Phase: phase, Began: began, Ended: ended}
 }
 
+// A refill is a period in which a key is being loaded.
 func TestRefillIsAStretchInWhichAKeyIsLoaded(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -71,6 +73,7 @@ func TestRefillIsAStretchInWhichAKeyIsLoaded(t *testing.T) {
 	}
 }
 
+// A summary counts one phase of all processes.
 func TestSummaryCountsOnePhaseOfAllProcesses(t *testing.T) {
 	t.Parallel()
 	r := recording{Contender: "x", Load: 100 * ms}

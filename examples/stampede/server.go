@@ -11,15 +11,15 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
-// A server is the Redis that all processes use, with names for this run alone.
+// A server is the Redis that all processes use, with names for this run.
 type server struct {
 	url       string
 	kind      string
 	namespace string
-	embedded  *miniredis.Miniredis // nil: it is somebody else's
+	embedded  *miniredis.Miniredis // nil if REDIS_URL names the server
 }
 
-// openServer embeds one if url is empty.
+// openServer embeds a server if url is empty.
 func openServer(ctx context.Context, url string) (*server, error) {
 	s := &server{
 		url:       url,
@@ -31,7 +31,7 @@ func openServer(ctx context.Context, url string) (*server, error) {
 		if err != nil {
 			return nil, err
 		}
-		mini.ClockTTL(true) // or nothing would ever expire
+		mini.ClockTTL(true) // otherwise values would never expire
 		s.url, s.kind, s.embedded = "redis://"+mini.Addr(), "embedded miniredis", mini
 		return s, nil
 	}
@@ -54,15 +54,16 @@ func newClient(url string) (*redis.Client, error) {
 	options.ContextTimeoutEnabled = true
 	options.MaxRetries = 1
 	options.DialerRetries = 1
-	options.DisableIdentity = true // miniredis knows no identities, nor what comes next
+	// Miniredis supports neither identities nor maintenance notifications.
+	options.DisableIdentity = true
 	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	return redis.NewClient(options), nil
 }
 
-// contenderNamespace keeps the values of the contenders apart.
+// contenderNamespace returns the namespace of contender i.
 func (s *server) contenderNamespace(i int) string { return fmt.Sprintf("%s-%d", s.namespace, i) }
 
-// close leaves nothing of this run behind.
+// close deletes the keys of this run.
 func (s *server) close(p plan) error {
 	if s.embedded != nil {
 		s.embedded.Close()
@@ -73,7 +74,8 @@ func (s *server) close(p plan) error {
 		return err
 	}
 	defer rdb.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second) // after an interrupt, too
+	// Even after an interrupt.
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	var errs []error
 	for i := range contenders {

@@ -9,7 +9,8 @@ import (
 	"strings"
 )
 
-// A page that is dark says so to those who ask. Colours are those of the other pictures in docs.
+// Pages are light or dark, and prefers-color-scheme says which. The colours are those of the other
+// pictures in docs.
 const style = `<style>
 text { font: 12px system-ui, sans-serif; fill: #1f2328 }
 .title { font-size: 17px; font-weight: 600 }
@@ -45,7 +46,7 @@ const (
 	right         = width - margin
 )
 
-// drawing is the picture of a run: loads over time, latencies, Redis commands.
+// drawing returns the picture of a run: loads over time, latencies, Redis commands.
 func drawing(p plan, kind string, runs []recording) []byte {
 	title := fmt.Sprintf("One stampede, three ways: %s of %s, %s",
 		count(p.Processes, "process", "processes"), count(p.Goroutines, "goroutine", "goroutines"), count(p.Keys, "key", "keys"))
@@ -73,7 +74,7 @@ func drawing(p plan, kind string, runs []recording) []byte {
 // An svg is a picture that is being drawn.
 type svg struct{ bytes.Buffer }
 
-// text writes a line whose anchor, start unless given, is at x.
+// text writes a line whose anchor, by default its start, is at x.
 func (d *svg) text(x, y float64, class, anchor, s string) {
 	if anchor != "" {
 		anchor = fmt.Sprintf(` text-anchor="%s"`, anchor)
@@ -85,20 +86,20 @@ func (d *svg) path(class, path string) {
 	fmt.Fprintf(d, `<path class="%s" d="%s"/>`+"\n", class, path)
 }
 
-// px is a length to a tenth of a pixel.
+// px formats a length with a tenth of a pixel.
 func px(v float64) string { return rounded(math.Round(v*10) / 10) }
 
-// A frame is the part of the picture between the axes of a panel.
+// A frame is the area between the axes of a panel.
 type frame struct{ left, top, right, bottom float64 }
 
 func (f frame) width() float64  { return f.right - f.left }
 func (f frame) height() float64 { return f.bottom - f.top }
 
-// x and y are where a share of the width and of the height is.
+// x and y return the coordinate of a share of the width and of the height.
 func (f frame) x(share float64) float64 { return f.left + share*f.width() }
 func (f frame) y(share float64) float64 { return f.bottom - share*f.height() }
 
-// steps are round numbers from zero to at least most, so many of them or fewer.
+// steps returns about so many round numbers, from zero to at least most.
 func steps(most float64, about int) (ticks []float64) {
 	step := math.Pow(10, math.Ceil(math.Log10(most/float64(about))))
 	for _, finer := range []float64{5, 2} {
@@ -115,7 +116,7 @@ func steps(most float64, about int) (ticks []float64) {
 	}
 }
 
-// legend tells which line and which bar is whose.
+// legend shows the colour of each contender.
 func (d *svg) legend(y float64, runs []recording) {
 	x := margin
 	for i, r := range runs {

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// known is a run whose picture can be told.
+// known returns a run whose picture is known.
 func known() (plan, []recording) {
 	p := plan{Processes: 2, Goroutines: 10, Keys: 1, Load: 100 * ms, command: "go run <this> & that"}.timed()
 	began := time.Unix(1_700_000_000, 0)
@@ -45,7 +45,7 @@ type element struct {
 	attr              map[string]string
 }
 
-// elementsOf fails the test unless the picture is well-formed.
+// elementsOf fails the test if the picture is not well-formed.
 func elementsOf(t *testing.T, picture []byte) (found []element) {
 	t.Helper()
 	d := xml.NewDecoder(strings.NewReader(string(picture)))
@@ -82,6 +82,7 @@ func texts(elements []element) (texts []string) {
 	return texts
 }
 
+// The picture shows what was recorded.
 func TestPictureShowsWhatWasRecorded(t *testing.T) {
 	t.Parallel()
 	p, runs := known()
@@ -118,6 +119,7 @@ func TestPictureShowsWhatWasRecorded(t *testing.T) {
 	}
 }
 
+// The picture stays within its edges.
 func TestPictureStaysWithinItsEdges(t *testing.T) {
 	t.Parallel()
 	p, runs := known()
@@ -130,7 +132,7 @@ func TestPictureStaysWithinItsEdges(t *testing.T) {
 		if errX != nil || errY != nil {
 			t.Fatalf("%q is at %q, %q", e.text, e.attr["x"], e.attr["y"])
 		}
-		wide := 7.2 * float64(len([]rune(e.text))) // more than most letters have
+		wide := 7.2 * float64(len([]rune(e.text))) // wider than most letters
 		switch e.attr["text-anchor"] {
 		case "middle":
 			x -= wide / 2
@@ -143,6 +145,7 @@ func TestPictureStaysWithinItsEdges(t *testing.T) {
 	}
 }
 
+// The picture of an empty recording is well-formed.
 func TestPictureOfNothingIsWellFormed(t *testing.T) {
 	t.Parallel()
 	p, runs := known()
@@ -158,6 +161,7 @@ func TestPictureOfNothingIsWellFormed(t *testing.T) {
 	}
 }
 
+// Adjacent bars of one row are one bar.
 func TestBarsOfOneRowThatTouchAreOne(t *testing.T) {
 	t.Parallel()
 	loads := []load{{Process: 1, Began: 5, Ended: 8}, {Began: 4, Ended: 6}, {Began: 0, Ended: 3}, {Began: 2, Ended: 4}, {Began: 7, Ended: 9}}
@@ -167,6 +171,7 @@ func TestBarsOfOneRowThatTouchAreOne(t *testing.T) {
 	}
 }
 
+// Labels that are close are one label.
 func TestLabelsThatAreCloseAreOne(t *testing.T) {
 	t.Parallel()
 	got := labelsOf([]refill{{began: 0, ended: 20, loads: 5}, {began: 30, ended: 40, loads: 2}, {began: 90, ended: 110, loads: 1}},
@@ -176,6 +181,7 @@ func TestLabelsThatAreCloseAreOne(t *testing.T) {
 	}
 }
 
+// Steps are round and reach the maximum.
 func TestStepsAreRoundAndReachTheMost(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -191,7 +197,7 @@ func TestStepsAreRoundAndReachTheMost(t *testing.T) {
 	}
 }
 
-// The README shows the picture in docs, which was made by the defaults.
+// The picture in docs, which the README shows, was made by this program with its defaults.
 func TestPictureInDocsIsOfThisProgram(t *testing.T) {
 	t.Parallel()
 	picture, err := os.ReadFile("../../docs/stampede.svg")
@@ -201,7 +207,7 @@ func TestPictureInDocsIsOfThisProgram(t *testing.T) {
 	got := texts(elementsOf(t, picture))
 	p, runs := known()
 	for _, own := range texts(elementsOf(t, drawing(p, "some Redis", runs))) {
-		if strings.ContainsAny(own, "0123456789<") { // what was measured, and where
+		if strings.ContainsAny(own, "0123456789<") { // measured values
 			continue
 		}
 		if !slices.Contains(got, own) {

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// writeTable writes what the contenders did, and what follows from it.
+// writeTable writes what the contenders did, and the conclusions.
 func (p *page) writeTable(runs []recording) {
 	fmt.Fprint(p.out, "\n"+
 		"                               loads              latency          Redis commands\n"+
@@ -28,7 +28,7 @@ func (p *page) writeTable(runs []recording) {
 	}
 }
 
-// statements say in words what was measured.
+// statements returns the conclusions in words.
 func statements(runs []recording) (lines []string) {
 	say := func(intro string, phase int, what func(summary) string) {
 		var parts []string
@@ -64,7 +64,7 @@ func times(v float64) string {
 	return each(v) + " times"
 }
 
-// each is rounded, but never to one.
+// each is rounded, but never returns "1" for another value.
 func each(v float64) string {
 	if text := rounded(v); v == 1 || text != "1" {
 		return text

@@ -15,16 +15,18 @@ import (
 )
 
 const (
-	// leastAway spares the machine a process that ends as soon as it is started.
+	// leastAway is the shortest time before a restart, for processes that end at once.
 	leastAway = 10 * time.Millisecond
 
-	// patience is how long a process may take to end once its input has, before it is killed.
+	// patience is how long a process may take to end after its input has ended, before it is
+	// killed.
 	patience = 2 * time.Second
 
 	redisName = "redis"
 )
 
-// plan says what processes there are to be, by their first port. With a redisURL none of them is the Redis.
+// plan returns the tasks of the processes, whose ports begin with first. With a redisURL none of
+// them is Redis.
 func plan(first int, redisURL string) (tasks []task) {
 	pagePort := first + processes
 	if redisURL == "" {
@@ -38,14 +40,14 @@ func plan(first int, redisURL string) (tasks []task) {
 	return tasks
 }
 
-// A fleet is processes of this program, each of which is started again when it has ended.
+// A fleet is a number of processes of this program, each of which is restarted when it has ended.
 type fleet struct {
 	children []*child
 	kept     sync.WaitGroup
 	end      context.CancelFunc
 }
 
-// startFleet returns when all are ready. A process that ends stays away for a while.
+// startFleet returns when all processes are ready. A process that ends is restarted after away.
 func startFleet(tasks []task, away time.Duration) (*fleet, error) {
 	ctx, end := context.WithCancel(context.Background())
 	f := &fleet{end: end}
@@ -67,7 +69,7 @@ func (f *fleet) close() {
 	f.kept.Wait()
 }
 
-// state is that of all processes, in the order of the plan.
+// state returns the states of all processes, in the order of the plan.
 func (f *fleet) state() (all []childState) {
 	for _, c := range f.children {
 		c.mu.Lock()
@@ -82,7 +84,7 @@ var (
 	errDown    = errors.New("the process is not running")
 )
 
-// kill returns when the process is dead.
+// kill returns when the process has ended.
 func (f *fleet) kill(name string) error {
 	for _, c := range f.children {
 		if c.task.Name == name {
@@ -92,7 +94,7 @@ func (f *fleet) kill(name string) error {
 	return errUnknown
 }
 
-// A child is one of the processes, or the place of one that is to return.
+// A child is one of the processes; it may have ended and wait for its restart.
 type child struct {
 	task task
 
@@ -105,7 +107,7 @@ type child struct {
 type childState struct {
 	Name    string `json:"name"`
 	PID     int    `json:"pid"`     // 0: not running
-	Returns int64  `json:"returns"` // if not: when it is started again, in Unix ms
+	Returns int64  `json:"returns"` // when it will be started again, in Unix ms
 }
 
 // start returns when the process is ready.
@@ -144,7 +146,7 @@ func (c *child) start(ctx context.Context) error {
 	return nil
 }
 
-// keep waits for the end of the process and starts it again, until ctx ends.
+// keep restarts the process whenever it has ended, until ctx ends.
 func (c *child) keep(ctx context.Context, away time.Duration) {
 	for {
 		err := c.cmd.Wait()

@@ -23,7 +23,7 @@ func init() {
 	redistest.Role("supervisor", func(p *redistest.Child) { p.Say("ended %v", supervise(p.Args)) })
 }
 
-// startTestFleet starts what plan says on free ports, and sees it end.
+// startTestFleet starts a fleet on free ports, and checks that it ends.
 func startTestFleet(t *testing.T, redisURL string) (*fleet, int) {
 	t.Helper()
 	first, err := freePorts(0)
@@ -68,6 +68,7 @@ func isOpen(addr string) bool {
 	return err == nil
 }
 
+// A killed process is dead, and returns.
 func TestKilledProcessIsDeadAndReturns(t *testing.T) {
 	t.Parallel()
 	f, first := startTestFleet(t, "")
@@ -96,6 +97,7 @@ func TestKilledProcessIsDeadAndReturns(t *testing.T) {
 	}
 }
 
+// A Redis that REDIS_URL names is used, and cannot be killed.
 func TestRedisOfSomebodyElseIsUsedAndNotKilled(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
@@ -109,6 +111,7 @@ func TestRedisOfSomebodyElseIsUsedAndNotKilled(t *testing.T) {
 	}
 }
 
+// A fleet that cannot start leaves no process.
 func TestFleetThatCannotStartLeavesNothing(t *testing.T) {
 	t.Parallel()
 	first, err := freePorts(0)
@@ -133,6 +136,7 @@ func TestFleetThatCannotStartLeavesNothing(t *testing.T) {
 	}
 }
 
+// Flags out of range are refused.
 func TestFlagsOutOfRangeAreRefused(t *testing.T) {
 	t.Parallel()
 	for _, port := range []int{-1, 65532, 100000} {
@@ -180,6 +184,7 @@ func awaitAllClosed(t *testing.T, first int) {
 	})
 }
 
+// The processes end when the supervisor is killed.
 func TestProcessesEndWithASupervisorThatIsKilled(t *testing.T) {
 	t.Parallel()
 	p, first := startSupervisor(t)
@@ -187,6 +192,7 @@ func TestProcessesEndWithASupervisorThatIsKilled(t *testing.T) {
 	awaitAllClosed(t, first)
 }
 
+// SIGTERM ends all processes.
 func TestSIGTERMEndsEverything(t *testing.T) {
 	t.Parallel()
 	first, err := freePorts(0)
@@ -216,6 +222,7 @@ func TestSIGTERMEndsEverything(t *testing.T) {
 	}
 }
 
+// The page shows the fleet and kills processes, and no other page can.
 func TestPageShowsTheFleetAndKills(t *testing.T) {
 	t.Parallel()
 	f, first := startTestFleet(t, "")
@@ -268,6 +275,7 @@ func TestPageShowsTheFleetAndKills(t *testing.T) {
 	})
 }
 
+// A process that is down cannot be killed.
 func TestProcessThatIsDownCannotBeKilled(t *testing.T) {
 	t.Parallel()
 	first, err := freePorts(0)

@@ -1,14 +1,15 @@
-// Command tiles is an HTTP service whose handlers wrap an expensive computation: a map of the Mandelbrot set, tile by
-// tile. It runs as three processes that share one Redis, and shows on a page what each of them does.
+// Command tiles is an HTTP service with an expensive computation: a map of the Mandelbrot set, tile
+// by tile. It runs as three processes that share one Redis, and shows on a page what each of them
+// does.
 //
-//	go run ./examples/tiles             # with an embedded Redis, a process of its own
+//	go run ./examples/tiles             # with an embedded Redis, in a separate process
 //	REDIS_URL=redis://127.0.0.1:6379 go run ./examples/tiles
 //
-// The page asks all three for each tile, which is computed once nevertheless. It has buttons that kill a process, or
-// Redis: the map goes on.
+// The page asks all three processes for each tile, which is nevertheless computed once. Its buttons
+// kill a process, or Redis: the map goes on.
 //
-// What to copy is in service.go. The rest is the show: fleet.go starts the processes, and again when they have been
-// killed; feed.go tells the page what they do.
+// service.go is the code to copy. The rest is for the demonstration: fleet.go starts and restarts
+// the processes, feed.go sends the page what they do.
 package main
 
 import (
@@ -28,7 +29,7 @@ import (
 
 const (
 	processes = 3
-	ports     = processes + 2 // and those of the page and of the embedded Redis
+	ports     = processes + 2 // with the ports of the page and of the embedded Redis
 	lastPort  = 1<<16 - 1
 )
 
@@ -71,7 +72,7 @@ func supervise(args []string) error {
 		return err
 	}
 	server := &http.Server{Handler: newPage(fleet, pagePort), ReadHeaderTimeout: 5 * time.Second}
-	defer server.Close() // also of the streams, which never end by themselves
+	defer server.Close() // also the streams, which do not end by themselves
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(listener) }()
 	fmt.Printf("The map is on http://%s, and its processes on ports %d to %d. Ctrl-C ends all.\n", listener.Addr(), first, pagePort-1)
@@ -84,7 +85,7 @@ func supervise(args []string) error {
 	}
 }
 
-// freePorts returns the first of enough neighbouring ports: the one it is given or, for 0, any.
+// freePorts returns the first of enough adjacent free ports: first, or any if first is 0.
 func freePorts(first int) (int, error) {
 	if first < 0 || first > lastPort+1-ports {
 		return 0, fmt.Errorf("-port is %d: 0 to %d is allowed", first, lastPort+1-ports)
@@ -94,7 +95,7 @@ func freePorts(first int) (int, error) {
 	}
 	var err error
 	for range 100 {
-		// Below the ports that outgoing connections are given: one of those could be taken while its process is dead.
+		// Below the range of outgoing connections, which could take the port of a dead process.
 		first = 20000 + rand.N(12000)
 		if err = checkFree(first); err == nil {
 			return first, nil
@@ -114,5 +115,5 @@ func checkFree(first int) error {
 	return nil
 }
 
-// local is the address of a port that nobody reaches from elsewhere.
+// local returns the loopback address of a port.
 func local(port int) string { return fmt.Sprintf("127.0.0.1:%d", port) }

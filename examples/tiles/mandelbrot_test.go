@@ -11,6 +11,7 @@ import (
 	"testing"
 )
 
+// Coordinates of existing tiles are accepted.
 func TestCoordinatesOfTilesThatExistAreTaken(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]coordinates{
@@ -30,7 +31,7 @@ func TestCoordinatesOfTilesThatExistAreTaken(t *testing.T) {
 	}
 }
 
-// badCoordinates say what is wrong with them.
+// badCoordinates maps coordinates to what is wrong with them.
 var badCoordinates = map[string]string{
 	"":                               "z/x/y is allowed",
 	"5/12":                           "z/x/y is allowed",
@@ -51,6 +52,7 @@ var badCoordinates = map[string]string{
 	strings.Repeat("1", 1000) + "/0": "z/x/y is allowed",
 }
 
+// Coordinates of other tiles are refused.
 func TestOtherCoordinatesAreRefused(t *testing.T) {
 	t.Parallel()
 	for text, want := range badCoordinates {
@@ -61,6 +63,7 @@ func TestOtherCoordinatesAreRefused(t *testing.T) {
 	}
 }
 
+// A tile is rendered the same each time.
 func TestTileIsTheSameEachTime(t *testing.T) {
 	t.Parallel()
 	at := coordinates{6, 5, 30}
@@ -78,6 +81,7 @@ func TestTileIsTheSameEachTime(t *testing.T) {
 	}
 }
 
+// The set is black where it is known.
 func TestSetIsBlackWhereItIsKnownToBe(t *testing.T) {
 	t.Parallel()
 	data, err := render(t.Context(), coordinates{0, 0, 0})
@@ -104,6 +108,7 @@ func TestSetIsBlackWhereItIsKnownToBe(t *testing.T) {
 	}
 }
 
+// A computation ends with its context.
 func TestComputationEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancelCause(t.Context())

@@ -13,8 +13,8 @@ import (
 //go:embed page
 var pageFiles embed.FS
 
-// newPage serves the page, and does what its buttons ask for. Killing is for those who sit at this machine and have
-// opened the page: not for a script of another page in their browser, nor for a name that leads here.
+// newPage serves the page, and executes its buttons. Processes can be killed only from this page on
+// this machine: not by a script of another page in the same browser, nor under another host name.
 func newPage(f *fleet, port int) http.Handler {
 	files, err := fs.Sub(pageFiles, "page")
 	if err != nil {
@@ -45,7 +45,7 @@ func newPage(f *fleet, port int) http.Handler {
 	})
 }
 
-// serveState answers GET /fleet with the state of all processes, again whenever it has changed.
+// serveState answers GET /fleet with the state of all processes, whenever it changes.
 func (f *fleet) serveState(w http.ResponseWriter, r *http.Request) {
 	var told []childState
 	stream(w, r, func(send func(id string, message any)) {

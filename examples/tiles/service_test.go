@@ -22,16 +22,16 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if _, child := os.LookupEnv(taskEnv); child { // the fleet is processes of this program
+	if _, child := os.LookupEnv(taskEnv); child { // a process of the fleet
 		main()
 		return
 	}
 	redistest.Main(m)
 }
 
-const testPort = 9999 // of a page that nobody serves
+const testPort = 9999 // of a page that is not served
 
-// A peer is one process of a fleet, but inside the test.
+// A peer is one process of a fleet, inside the test.
 type peer struct {
 	name, url string
 	stats     func() singlefill.Stats
@@ -85,6 +85,7 @@ func do(t *testing.T, method, url string, header ...string) (*http.Response, str
 	return resp, string(body)
 }
 
+// Three processes compute a tile once.
 func TestTileIsComputedOnceByThreeProcesses(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -129,6 +130,7 @@ func TestTileIsComputedOnceByThreeProcesses(t *testing.T) {
 	}
 }
 
+// Bad coordinates are refused before any computation.
 func TestBadCoordinatesAreRefusedBeforeAnythingIsComputed(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
@@ -147,6 +149,7 @@ func TestBadCoordinatesAreRefusedBeforeAnythingIsComputed(t *testing.T) {
 	}
 }
 
+// A tile is computed without Redis.
 func TestTileWithoutRedisIsComputed(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -160,6 +163,7 @@ func TestTileWithoutRedisIsComputed(t *testing.T) {
 	}
 }
 
+// The error of a failed computation is not sent to the client.
 func TestFailedComputationIsNotToldInDetail(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
@@ -169,6 +173,7 @@ func TestFailedComputationIsNotToldInDetail(t *testing.T) {
 	}
 }
 
+// Only the page may read answers.
 func TestOnlyThePageMayReadAnswers(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
@@ -222,7 +227,7 @@ func listen(t *testing.T, url, lastID string) *listener {
 	return &listener{t: t, lines: bufio.NewScanner(resp.Body), stop: stop, id: lastID}
 }
 
-// next returns the next event that wanted reports true for. What it saw before it is passed over.
+// next returns the next event for which wanted returns true, and skips others.
 func next[E any](l *listener, what string, wanted func(E) bool) E {
 	l.t.Helper()
 	for l.lines.Scan() {
@@ -244,6 +249,7 @@ func next[E any](l *listener, what string, wanted func(E) bool) E {
 	panic("not reached")
 }
 
+// Events describe what a process does.
 func TestEventsTellWhatAProcessDoes(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
@@ -271,6 +277,7 @@ func TestEventsTellWhatAProcessDoes(t *testing.T) {
 	}
 }
 
+// A feed keeps the latest events.
 func TestFeedKeepsTheLatestEvents(t *testing.T) {
 	t.Parallel()
 	f := newFeed()

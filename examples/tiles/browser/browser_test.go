@@ -1,5 +1,6 @@
-// Package browser tests the page of examples/tiles in Chromium. It is a module of its own, so that who uses
-// singlefill need not know what drives the browser. Its tests do not run in parallel: each keeps all processors busy.
+// Package browser tests the page of examples/tiles in Chromium. The module is separate, so that
+// users of singlefill do not depend on the driver of the browser. Its tests do not run in parallel,
+// since each keeps all processors busy.
 package browser
 
 import (
@@ -11,9 +12,10 @@ import (
 	"github.com/chromedp/chromedp/kb"
 )
 
+// The map goes on without a process, and without Redis.
 func TestMapGoesOnWithoutAProcessAndWithoutRedis(t *testing.T) {
 	chromium(t)
-	f := startFleet(t, "-away=1h") // what is killed stays away
+	f := startFleet(t, "-away=1h") // killed processes stay away
 	p := openPage(t, f)
 
 	// All processes are asked for each tile, and one computes it.
@@ -38,7 +40,7 @@ func TestMapGoesOnWithoutAProcessAndWithoutRedis(t *testing.T) {
 		t.Errorf("the page says that %s tiles were computed twice", twice)
 	}
 
-	// One process is asked for each tile, and whichever it is has what another has computed.
+	// One process is asked for each tile, and has the tiles that others computed.
 	before := f.sum().Hits
 	p.click("input[value=turn]")
 	p.press("0")
@@ -68,7 +70,7 @@ func TestMapGoesOnWithoutAProcessAndWithoutRedis(t *testing.T) {
 	checkOnce(t, f.computed(0), nil)
 	p.checkConsole(killed)
 
-	// It goes on when Redis is killed, too.
+	// The map goes on when Redis is killed, too.
 	p.click("input[value=all]")
 	p.kill("redis")
 	first = len(f.computed(0))
@@ -82,6 +84,7 @@ func TestMapGoesOnWithoutAProcessAndWithoutRedis(t *testing.T) {
 	p.checkConsole(killed)
 }
 
+// The map goes on when a process and Redis return.
 func TestMapGoesOnWhenAProcessAndRedisReturn(t *testing.T) {
 	chromium(t)
 	f := startFleet(t, "-away=500ms")
@@ -95,7 +98,7 @@ func TestMapGoesOnWhenAProcessAndRedisReturn(t *testing.T) {
 	}
 	p.await("all ask Redis", `!document.querySelector("article.down, article.trouble")`)
 
-	// A Redis that is back knows of no tile. Each is computed once again; so are new ones.
+	// A Redis that has returned is empty. Each tile is computed once again; so are new tiles.
 	p.zoomTo("zoom-in", "3")
 	f.await(t, "nothing is being computed", func() bool { return f.sum().Loading == 0 })
 	first := len(f.computed(0))
@@ -115,8 +118,8 @@ func TestMapGoesOnWhenAProcessAndRedisReturn(t *testing.T) {
 	p.checkConsole(killed)
 }
 
-// checkOnce fails the test for tiles that were computed more than once, or without Redis, and for those among seen
-// that were not computed at all.
+// checkOnce fails the test for tiles that were computed more than once or without Redis, and for
+// seen tiles that were never computed.
 func checkOnce(t *testing.T, loads []load, seen []string) {
 	t.Helper()
 	by := make(map[string][]int)

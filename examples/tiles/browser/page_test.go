@@ -35,7 +35,7 @@ func openPage(t *testing.T, f *fleet) *page {
 	t.Helper()
 	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(chromium(t)), chromedp.WindowSize(1280, 800))
 	if os.Getuid() == 0 {
-		options = append(options, chromedp.NoSandbox) // which Chromium refuses to use as root
+		options = append(options, chromedp.NoSandbox) // Chromium requires that for root
 	}
 	ctx, cancel := chromedp.NewExecAllocator(context.Background(), options...)
 	t.Cleanup(cancel)
@@ -59,7 +59,8 @@ func openPage(t *testing.T, f *fleet) *page {
 	return p
 }
 
-// chromium finds the browser. Without it the test is skipped, unless CHROMIUM_REQUIRED=1 says that it must run.
+// chromium returns the path of the browser. Without it the test is skipped, or fails with
+// CHROMIUM_REQUIRED=1.
 func chromium(t *testing.T) string {
 	t.Helper()
 	for _, name := range []string{"chromium", "chromium-browser", "google-chrome", "google-chrome-stable"} {
@@ -110,7 +111,7 @@ func (p *page) awaitMap() {
 	}
 }
 
-// shown returns the names of the tiles that can be seen.
+// shown returns the names of the visible tiles.
 func (p *page) shown() []string {
 	p.t.Helper()
 	tiles := evaluate[[]string](p, `[...document.querySelectorAll(".tile.here:not(.below)")].filter(t => t.querySelector("img")?.naturalWidth === 256).map(t => t.dataset.tile)`)
@@ -120,7 +121,7 @@ func (p *page) shown() []string {
 	return tiles
 }
 
-// drag pans by the mouse.
+// drag pans with the mouse.
 func (p *page) drag(dx, dy float64) {
 	p.t.Helper()
 	const x, y = 450, 400
@@ -163,10 +164,10 @@ func (p *page) zoomTo(button, level string) {
 	}
 }
 
-// card is the part of the page that is about one process.
+// card returns the selector of the part of the page about one process.
 func card(name string) string { return fmt.Sprintf("article[data-name=%q]", name) }
 
-// kill clicks the button of a process, and waits until the page says that it is down.
+// kill clicks the button of a process, and waits until the page shows that it is down.
 func (p *page) kill(name string) {
 	p.t.Helper()
 	p.click(card(name) + " button")
@@ -176,7 +177,7 @@ func (p *page) kill(name string) {
 	}
 }
 
-// screenshot leaves a picture beside the logs of the test, if it is run with -artifacts.
+// screenshot writes a picture beside the logs of the test, if it is run with -artifacts.
 func (p *page) screenshot(name string) {
 	p.t.Helper()
 	data, err := chromedp.Run(p.ctx, chromedp.CaptureScreenshot())
@@ -188,16 +189,16 @@ func (p *page) screenshot(name string) {
 	}
 }
 
-// lost is what Chromium writes to the console when a connection to a process breaks because it is killed, or cannot
-// be made while it is dead. No script can prevent it.
+// lost has the console messages of Chromium about connections to a killed process: broken ones, and
+// refused ones. No script can prevent them.
 var lost = []string{
 	"net::ERR_CONNECTION_REFUSED",
 	"net::ERR_CONNECTION_RESET",
 	"net::ERR_EMPTY_RESPONSE",              // reset before an answer
-	"net::ERR_INCOMPLETE_CHUNKED_ENCODING", // ... and in one
+	"net::ERR_INCOMPLETE_CHUNKED_ENCODING", // ... and within one
 }
 
-// checkConsole fails the test for anything in the console but lost connections to processes that were killed.
+// checkConsole fails the test for console messages other than lost connections to killed processes.
 func (p *page) checkConsole(killed ...int) {
 	p.t.Helper()
 	p.mu.Lock()

@@ -1,8 +1,8 @@
-// The fleet as the page sees it: whom to ask for a tile, and what all of them say that they do.
+// The fleet, seen from the page: which process to ask for a tile, and what the processes report.
 
 const element = id => document.getElementById(id);
 
-const life = 5 * 60 * 1000; // ms for which a tile that was computed need not be computed again, at least
+const life = 5 * 60 * 1000; // ms during which a computed tile need not be computed again
 const longestLog = 150;
 
 export class Fleet {
@@ -25,10 +25,10 @@ export class Fleet {
     setInterval(() => this.#members.forEach(showStatus), 500);
   }
 
-  // Asking.
+  // Requests.
 
-  // get resolves with the first answer: the picture, and who computed it. Nobody is asked in vain who is known to be
-  // down; whoever fails is replaced by the next.
+  // get resolves with the first answer: the picture, and the process that computed it. It skips processes that are
+  // down; if a request fails, it asks the next process.
   async get(tile, signal) {
     const servers = [...this.#members.values()].filter(m => m.url);
     const up = servers.filter(m => m.pid);
@@ -61,7 +61,7 @@ export class Fleet {
 
   colourOf(name) { return this.#members.get(name)?.colour ?? "var(--quiet)"; }
 
-  // What the supervisor says.
+  // Reports of the supervisor.
 
   #setState(states) {
     let processes = 0;
@@ -112,7 +112,7 @@ export class Fleet {
     }
   }
 
-  // What the processes say.
+  // Reports of the processes.
 
   #hear(member, event) {
     switch (event.kind) {
@@ -133,7 +133,7 @@ export class Fleet {
       this.#log(member, `served an old ${event.tile} at once`, "", event.at);
       break;
     case "redis":
-      if (event.op !== "ping") this.#log(member, "got no answer from Redis", "down", event.at); // else it is the breaker
+      if (event.op !== "ping") this.#log(member, "got no answer from Redis", "down", event.at); // PING is sent by the breaker
       break;
     case "breaker":
       this.#log(member, event.open ? "stops asking Redis" : "asks Redis again", event.open ? "down" : "", event.at);
@@ -181,7 +181,7 @@ export class Fleet {
     who.textContent = member.title;
     if (member.colour) who.style.setProperty("--who", member.colour);
     line.append(who, ` ${what}`);
-    line.dataset.at = at; // processes report a little late, and to a new page all at once
+    line.dataset.at = at; // reports may be late, and a new page gets several at once
     log.insertBefore(line, [...log.children].find(other => other.dataset.at <= at) ?? null);
     while (log.children.length > longestLog) log.lastElementChild.remove();
   }
