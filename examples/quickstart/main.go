@@ -27,11 +27,12 @@ import (
 
 const (
 	processes  = 4
-	goroutines = 50                     // in each process
-	rounds     = 2                      // how often each goroutine asks for every report
-	loadTime   = 300 * time.Millisecond // to make one report
-	atOnce     = 20                     // reports at once in a process
+	goroutines = 50 // in each process
+	rounds     = 2  // how often each goroutine asks for every report
+	atOnce     = 20 // reports at once in a process
 )
+
+var loadTime = 300 * time.Millisecond // to make one report
 
 var months = []string{"january", "february", "march"}
 

@@ -135,7 +135,7 @@ func checkOneQuery(t *testing.T, server *redistest.Server) {
 const product42 = `{"id":"42","name":"Product 42"}`
 
 // A stampede on a fleet causes one query.
-func TestStampedeOnAFleetIsOneQuery(t *testing.T) {
+func TestServer_Stampede(t *testing.T) {
 	t.Parallel()
 	server, fleet := startFleet(t)
 	const each = 50
@@ -162,7 +162,7 @@ func TestStampedeOnAFleetIsOneQuery(t *testing.T) {
 }
 
 // An unknown product is not found, with one query.
-func TestUnknownProductIsNotFoundWithOneQuery(t *testing.T) {
+func TestServer_UnknownProduct(t *testing.T) {
 	t.Parallel()
 	server, fleet := startFleet(t)
 	for _, p := range fleet {
@@ -177,7 +177,7 @@ func TestUnknownProductIsNotFoundWithOneQuery(t *testing.T) {
 }
 
 // A request that times out leaves its query running.
-func TestImpatientRequestLeavesTheQueryGoingOn(t *testing.T) {
+func TestServer_ImpatientRequest(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	p := start(t, server.Addr, "-timeout=50ms")
@@ -195,7 +195,7 @@ func TestImpatientRequestLeavesTheQueryGoingOn(t *testing.T) {
 }
 
 // SIGTERM ends the service after the request in flight.
-func TestSIGTERMEndsItAfterTheRequestInFlight(t *testing.T) {
+func TestServer_SIGTERM(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	p := start(t, server.Addr, "-timeout=25s")

@@ -10,7 +10,7 @@ import (
 )
 
 // An invalid flag is refused with its name, its value and what is allowed.
-func TestFlagsAreRefusedByNameValueAndWhatIsAllowed(t *testing.T) {
+func TestParseFlags_Refused(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	for _, c := range []struct {
@@ -43,7 +43,7 @@ func TestFlagsAreRefusedByNameValueAndWhatIsAllowed(t *testing.T) {
 }
 
 // Flags may have their minimum and maximum values.
-func TestFlagsAtTheirLimitsAreTaken(t *testing.T) {
+func TestParseFlags_Limits(t *testing.T) {
 	t.Parallel()
 	svg := "-svg=" + filepath.Join(t.TempDir(), "x.svg")
 	for _, args := range [][]string{
@@ -61,7 +61,7 @@ func TestFlagsAtTheirLimitsAreTaken(t *testing.T) {
 }
 
 // The default run is short.
-func TestDefaultRunIsShort(t *testing.T) {
+func TestParseFlags_DefaultIsShort(t *testing.T) {
 	t.Parallel()
 	p, _, err := parseFlags([]string{"-svg=" + filepath.Join(t.TempDir(), "x.svg")})
 	if err != nil || p.estimate() < 15*time.Second || p.estimate() > 20*time.Second {
@@ -70,7 +70,7 @@ func TestDefaultRunIsShort(t *testing.T) {
 }
 
 // The printed command is the command of the run.
-func TestCommandIsThatOfTheRun(t *testing.T) {
+func TestParseFlags_Command(t *testing.T) {
 	t.Parallel()
 	svg := "-svg=" + filepath.Join(t.TempDir(), "x.svg")
 	for want, args := range map[string][]string{
@@ -85,7 +85,7 @@ func TestCommandIsThatOfTheRun(t *testing.T) {
 }
 
 // Help explains all flags.
-func TestHelpExplainsAllFlags(t *testing.T) {
+func TestParseFlags_Help(t *testing.T) {
 	t.Parallel()
 	_, usage, err := parseFlags([]string{"-h"})
 	if err != flag.ErrHelp {
@@ -99,7 +99,7 @@ func TestHelpExplainsAllFlags(t *testing.T) {
 }
 
 // A file is replaced as a whole, and no temporary file remains.
-func TestFileIsWrittenInPlaceOfTheOldOneAndAlone(t *testing.T) {
+func TestWriteFile_Replaces(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	name := filepath.Join(dir, "x.svg")

@@ -58,7 +58,7 @@ func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 
 // Only singlefill loads each cold key once; the values live longer than the run, however slow the
 // machine is.
-func TestEachKeyIsLoadedOnceWithSinglefillOnly(t *testing.T) {
+func TestRun_ColdKeys(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	out, err := os.Create(filepath.Join(dir, "out"))
@@ -106,7 +106,7 @@ func TestEachKeyIsLoadedOnceWithSinglefillOnly(t *testing.T) {
 }
 
 // Values expire on the embedded Redis; here they live shorter than a phase takes to begin.
-func TestValuesExpireOnTheEmbeddedRedis(t *testing.T) {
+func TestRun_ExpiringKeys(t *testing.T) {
 	t.Parallel()
 	p := plan{Processes: 2, Goroutines: 4, Keys: 1, Load: 10 * ms, TTL: 20 * ms, Pause: 20 * ms, Expiring: 500 * ms}
 	s, err := openServer(t.Context(), "")

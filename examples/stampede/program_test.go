@@ -53,7 +53,7 @@ func (p *program) checkGone(t *testing.T) {
 }
 
 // A run on a real Redis leaves no keys, and its output has no escape sequences.
-func TestRunOnARealRedisLeavesNothingAndNoEscapes(t *testing.T) {
+func TestProgram_RealRedis(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	p := start(t, asItIs, "redis://"+server.Addr, "-processes=2", "-goroutines=4", "-load=10ms", "-keys=2")
@@ -87,7 +87,7 @@ func TestRunOnARealRedisLeavesNothingAndNoEscapes(t *testing.T) {
 }
 
 // An interrupt ends all processes and deletes the keys.
-func TestInterruptEndsAllProcessesAndDeletesTheKeys(t *testing.T) {
+func TestProgram_Interrupt(t *testing.T) {
 	t.Parallel()
 	// The terminal signals the whole group.
 	for name, whole := range map[string]bool{"by kill": false, "by the terminal": true} {
@@ -121,7 +121,7 @@ func TestInterruptEndsAllProcessesAndDeletesTheKeys(t *testing.T) {
 }
 
 // A worker that dies ends the run, with its output.
-func TestWorkerThatDiesEndsTheRunWithWhatItSaid(t *testing.T) {
+func TestProgram_DyingWorker(t *testing.T) {
 	t.Parallel()
 	for how, want := range map[string][]string{
 		string(isReady):  {"no protection: process ", ": exit status 7\nthis worker dies"},
@@ -144,7 +144,7 @@ func TestWorkerThatDiesEndsTheRunWithWhatItSaid(t *testing.T) {
 }
 
 // Workers end when their parent is killed.
-func TestWorkersEndWithTheirParent(t *testing.T) {
+func TestProgram_KilledParent(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	p := start(t, asItIs, "redis://"+server.Addr, "-processes=2", "-goroutines=2")
@@ -162,7 +162,7 @@ func TestWorkersEndWithTheirParent(t *testing.T) {
 }
 
 // A run without a responding server is refused.
-func TestRunRefusesAServerThatDoesNotAnswer(t *testing.T) {
+func TestProgram_NoServer(t *testing.T) {
 	t.Parallel()
 	for url, want := range map[string]string{"redis://127.0.0.1:1": "the Redis of REDIS_URL does not answer", "nonsense": "REDIS_URL: "} {
 		p := start(t, asItIs, url)
@@ -174,7 +174,7 @@ func TestRunRefusesAServerThatDoesNotAnswer(t *testing.T) {
 }
 
 // Help is written to standard output.
-func TestHelpGoesToStandardOutput(t *testing.T) {
+func TestProgram_Help(t *testing.T) {
 	t.Parallel()
 	p := start(t, asItIs, "", "-h")
 	if err := p.Wait(); err != nil || !strings.HasPrefix(p.stdout.String(), "Usage: stampede") || p.stderr.Len() > 0 {

@@ -10,7 +10,7 @@ import (
 const ms = time.Millisecond
 
 // quantile returns the value that a share does not exceed.
-func TestQuantileIsTheValueThatAShareDoesNotExceed(t *testing.T) {
+func TestQuantile(t *testing.T) {
 	t.Parallel()
 	var hundred []time.Duration
 	for i := range 100 {
@@ -42,7 +42,7 @@ func loadOf(key string, phase int, began, ended time.Duration) load {
 }
 
 // A refill is a period in which a key is being loaded.
-func TestRefillIsAStretchInWhichAKeyIsLoaded(t *testing.T) {
+func TestRefillsOf(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		loads []load
@@ -74,7 +74,7 @@ func TestRefillIsAStretchInWhichAKeyIsLoaded(t *testing.T) {
 }
 
 // A summary counts one phase of all processes.
-func TestSummaryCountsOnePhaseOfAllProcesses(t *testing.T) {
+func TestRecording_Summary(t *testing.T) {
 	t.Parallel()
 	r := recording{Contender: "x", Load: 100 * ms}
 	var first, second report

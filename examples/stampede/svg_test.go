@@ -83,7 +83,7 @@ func texts(elements []element) (texts []string) {
 }
 
 // The picture shows what was recorded.
-func TestPictureShowsWhatWasRecorded(t *testing.T) {
+func TestDrawing_Content(t *testing.T) {
 	t.Parallel()
 	p, runs := known()
 	elements := elementsOf(t, drawing(p, "some Redis", runs))
@@ -120,7 +120,7 @@ func TestPictureShowsWhatWasRecorded(t *testing.T) {
 }
 
 // The picture stays within its edges.
-func TestPictureStaysWithinItsEdges(t *testing.T) {
+func TestDrawing_Edges(t *testing.T) {
 	t.Parallel()
 	p, runs := known()
 	for _, e := range elementsOf(t, drawing(p, "some Redis", runs)) {
@@ -146,7 +146,7 @@ func TestPictureStaysWithinItsEdges(t *testing.T) {
 }
 
 // The picture of an empty recording is well-formed.
-func TestPictureOfNothingIsWellFormed(t *testing.T) {
+func TestDrawing_Empty(t *testing.T) {
 	t.Parallel()
 	p, runs := known()
 	for i := range runs {
@@ -162,7 +162,7 @@ func TestPictureOfNothingIsWellFormed(t *testing.T) {
 }
 
 // Adjacent bars of one row are one bar.
-func TestBarsOfOneRowThatTouchAreOne(t *testing.T) {
+func TestBarsOf(t *testing.T) {
 	t.Parallel()
 	loads := []load{{Process: 1, Began: 5, Ended: 8}, {Began: 4, Ended: 6}, {Began: 0, Ended: 3}, {Began: 2, Ended: 4}, {Began: 7, Ended: 9}}
 	got := barsOf(loads, func(l load) float64 { return float64(l.Process) })
@@ -172,7 +172,7 @@ func TestBarsOfOneRowThatTouchAreOne(t *testing.T) {
 }
 
 // Labels that are close are one label.
-func TestLabelsThatAreCloseAreOne(t *testing.T) {
+func TestLabelsOf(t *testing.T) {
 	t.Parallel()
 	got := labelsOf([]refill{{began: 0, ended: 20, loads: 5}, {began: 30, ended: 40, loads: 2}, {began: 90, ended: 110, loads: 1}},
 		func(d time.Duration) float64 { return float64(d) })
@@ -182,7 +182,7 @@ func TestLabelsThatAreCloseAreOne(t *testing.T) {
 }
 
 // Steps are round and reach the maximum.
-func TestStepsAreRoundAndReachTheMost(t *testing.T) {
+func TestSteps(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		most  float64
@@ -198,7 +198,7 @@ func TestStepsAreRoundAndReachTheMost(t *testing.T) {
 }
 
 // The picture in docs, which the README shows, was made by this program with its defaults.
-func TestPictureInDocsIsOfThisProgram(t *testing.T) {
+func TestDrawing_PictureInDocs(t *testing.T) {
 	t.Parallel()
 	picture, err := os.ReadFile("../../docs/stampede.svg")
 	if err != nil {

@@ -69,7 +69,7 @@ func isOpen(addr string) bool {
 }
 
 // A killed process is dead, and returns.
-func TestKilledProcessIsDeadAndReturns(t *testing.T) {
+func TestFleet_KilledProcess(t *testing.T) {
 	t.Parallel()
 	f, first := startTestFleet(t, "")
 	for _, name := range []string{redisName, fmt.Sprint(first)} {
@@ -98,7 +98,7 @@ func TestKilledProcessIsDeadAndReturns(t *testing.T) {
 }
 
 // A Redis that REDIS_URL names is used, and cannot be killed.
-func TestRedisOfSomebodyElseIsUsedAndNotKilled(t *testing.T) {
+func TestFleet_ForeignRedis(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
 	f, first := startTestFleet(t, "redis://"+redis.Addr)
@@ -112,7 +112,7 @@ func TestRedisOfSomebodyElseIsUsedAndNotKilled(t *testing.T) {
 }
 
 // A fleet that cannot start leaves no process.
-func TestFleetThatCannotStartLeavesNothing(t *testing.T) {
+func TestFleet_CannotStart(t *testing.T) {
 	t.Parallel()
 	first, err := freePorts(0)
 	if err != nil {
@@ -137,7 +137,7 @@ func TestFleetThatCannotStartLeavesNothing(t *testing.T) {
 }
 
 // Flags out of range are refused.
-func TestFlagsOutOfRangeAreRefused(t *testing.T) {
+func TestSupervise_Flags(t *testing.T) {
 	t.Parallel()
 	for _, port := range []int{-1, 65532, 100000} {
 		if _, err := freePorts(port); err == nil || !strings.Contains(err.Error(), "0 to 65531 is allowed") {
@@ -185,7 +185,7 @@ func awaitAllClosed(t *testing.T, first int) {
 }
 
 // The processes end when the supervisor is killed.
-func TestProcessesEndWithASupervisorThatIsKilled(t *testing.T) {
+func TestSupervise_Killed(t *testing.T) {
 	t.Parallel()
 	p, first := startSupervisor(t)
 	p.Kill()
@@ -193,7 +193,7 @@ func TestProcessesEndWithASupervisorThatIsKilled(t *testing.T) {
 }
 
 // SIGTERM ends all processes.
-func TestSIGTERMEndsEverything(t *testing.T) {
+func TestSupervise_SIGTERM(t *testing.T) {
 	t.Parallel()
 	first, err := freePorts(0)
 	if err != nil {
@@ -223,7 +223,7 @@ func TestSIGTERMEndsEverything(t *testing.T) {
 }
 
 // The page shows the fleet and kills processes, and no other page can.
-func TestPageShowsTheFleetAndKills(t *testing.T) {
+func TestPage(t *testing.T) {
 	t.Parallel()
 	f, first := startTestFleet(t, "")
 	page := httptest.NewUnstartedServer(nil)
@@ -276,7 +276,7 @@ func TestPageShowsTheFleetAndKills(t *testing.T) {
 }
 
 // A process that is down cannot be killed.
-func TestProcessThatIsDownCannotBeKilled(t *testing.T) {
+func TestPage_ProcessThatIsDown(t *testing.T) {
 	t.Parallel()
 	first, err := freePorts(0)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 )
 
 // Coordinates of existing tiles are accepted.
-func TestCoordinatesOfTilesThatExistAreTaken(t *testing.T) {
+func TestParseCoordinates_Accepted(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]coordinates{
 		"0/0/0":                      {0, 0, 0},
@@ -53,7 +53,7 @@ var badCoordinates = map[string]string{
 }
 
 // Coordinates of other tiles are refused.
-func TestOtherCoordinatesAreRefused(t *testing.T) {
+func TestParseCoordinates_Refused(t *testing.T) {
 	t.Parallel()
 	for text, want := range badCoordinates {
 		got, err := parseCoordinates(text)
@@ -64,7 +64,7 @@ func TestOtherCoordinatesAreRefused(t *testing.T) {
 }
 
 // A tile is rendered the same each time.
-func TestTileIsTheSameEachTime(t *testing.T) {
+func TestRender_Deterministic(t *testing.T) {
 	t.Parallel()
 	at := coordinates{6, 5, 30}
 	first, err := render(t.Context(), at)
@@ -82,7 +82,7 @@ func TestTileIsTheSameEachTime(t *testing.T) {
 }
 
 // The set is black where it is known.
-func TestSetIsBlackWhereItIsKnownToBe(t *testing.T) {
+func TestRender_Set(t *testing.T) {
 	t.Parallel()
 	data, err := render(t.Context(), coordinates{0, 0, 0})
 	if err != nil {
@@ -109,7 +109,7 @@ func TestSetIsBlackWhereItIsKnownToBe(t *testing.T) {
 }
 
 // A computation ends with its context.
-func TestComputationEndsWithItsContext(t *testing.T) {
+func TestRender_Context(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(nil)

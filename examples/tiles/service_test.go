@@ -86,7 +86,7 @@ func do(t *testing.T, method, url string, header ...string) (*http.Response, str
 }
 
 // Three processes compute a tile once.
-func TestTileIsComputedOnceByThreeProcesses(t *testing.T) {
+func TestService_ThreeProcesses(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	var computed atomic.Int64
@@ -131,7 +131,7 @@ func TestTileIsComputedOnceByThreeProcesses(t *testing.T) {
 }
 
 // Bad coordinates are refused before any computation.
-func TestBadCoordinatesAreRefusedBeforeAnythingIsComputed(t *testing.T) {
+func TestService_BadCoordinates(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
 	s := startPeer(t, rdb, "8080", func(_ context.Context, at coordinates) ([]byte, error) {
@@ -150,7 +150,7 @@ func TestBadCoordinatesAreRefusedBeforeAnythingIsComputed(t *testing.T) {
 }
 
 // A tile is computed without Redis.
-func TestTileWithoutRedisIsComputed(t *testing.T) {
+func TestService_WithoutRedis(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	server.Kill()
@@ -164,7 +164,7 @@ func TestTileWithoutRedisIsComputed(t *testing.T) {
 }
 
 // The error of a failed computation is not sent to the client.
-func TestFailedComputationIsNotToldInDetail(t *testing.T) {
+func TestService_FailedComputation(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
 	s := startPeer(t, rdb, "8080", func(context.Context, coordinates) ([]byte, error) { return nil, errors.New("the secret") })
@@ -174,7 +174,7 @@ func TestFailedComputationIsNotToldInDetail(t *testing.T) {
 }
 
 // Only the page may read answers.
-func TestOnlyThePageMayReadAnswers(t *testing.T) {
+func TestService_OtherOrigins(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
 	s := startPeer(t, rdb, "8080", func(context.Context, coordinates) ([]byte, error) { return nil, nil })
@@ -250,7 +250,7 @@ func next[E any](l *listener, what string, wanted func(E) bool) E {
 }
 
 // Events describe what a process does.
-func TestEventsTellWhatAProcessDoes(t *testing.T) {
+func TestFeed_Events(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
 	s := startPeer(t, rdb, "8080", func(context.Context, coordinates) ([]byte, error) { return []byte("picture"), nil })
@@ -278,7 +278,7 @@ func TestEventsTellWhatAProcessDoes(t *testing.T) {
 }
 
 // A feed keeps the latest events.
-func TestFeedKeepsTheLatestEvents(t *testing.T) {
+func TestFeed_Latest(t *testing.T) {
 	t.Parallel()
 	f := newFeed()
 	const n = keptEvents + 10

@@ -13,7 +13,7 @@ import (
 )
 
 // The map goes on without a process, and without Redis.
-func TestMapGoesOnWithoutAProcessAndWithoutRedis(t *testing.T) {
+func TestMap_KilledProcessAndRedis(t *testing.T) {
 	chromium(t)
 	f := startFleet(t, "-away=1h") // killed processes stay away
 	p := openPage(t, f)
@@ -85,7 +85,7 @@ func TestMapGoesOnWithoutAProcessAndWithoutRedis(t *testing.T) {
 }
 
 // The map goes on when a process and Redis return.
-func TestMapGoesOnWhenAProcessAndRedisReturn(t *testing.T) {
+func TestMap_ReturningProcessAndRedis(t *testing.T) {
 	chromium(t)
 	f := startFleet(t, "-away=500ms")
 	p := openPage(t, f)
