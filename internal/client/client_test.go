@@ -155,7 +155,7 @@ func TestDo_Bounded(t *testing.T) {
 			opened := make(map[string]*watcher)
 			for name, open := range kinds(t, p, cluster) {
 				if strings.HasPrefix(name, "cluster") && (testing.Short() || !strings.HasPrefix(fault.name, "frozen")) {
-					continue // takes seconds to start, and is not connected through the proxy
+					continue // a cluster takes seconds to start, and is not behind the proxy
 				}
 				w := watch(t, open(), timeout)
 				opened[name] = w

@@ -78,7 +78,7 @@ func (p plans) reference(typ reflect.Type) (replace func(v reflect.Value), plain
 	if !plain {
 		return nil, false
 	}
-	var renew func(v reflect.Value) // renew copies what v refers to; v is not nil.
+	var renew func(v reflect.Value) // copies what v refers to; v is not nil
 	switch typ.Kind() {
 	case reflect.Pointer:
 		renew = func(v reflect.Value) {

@@ -173,7 +173,7 @@ func (g *Fills[R]) add(f *Fill[R], run func(f *Fill[R], over func())) *Fill[R] {
 	return f
 }
 
-// Queued notes whether a fill waits for a slot. Such a fill does not ask Redis, so callers that
+// Queued notes whether a fill waits for a slot. Then it does not ask Redis, so callers that
 // join it read first, and do not wake it.
 func (g *Fills[R]) Queued(f *Fill[R], queued bool) {
 	g.mu.Lock()

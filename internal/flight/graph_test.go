@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// inLoader makes this goroutine the one that runs the Loaders of loads.
+// inLoader makes this goroutine run the Loaders of loads.
 func inLoader(loads ...*Load) {
 	for _, l := range loads {
 		l.Inside(context.Background())

@@ -26,5 +26,5 @@
 // Every package that uses redistest, or whose tests start goroutines, calls [Main] from its
 // TestMain. A leak fails the test or the run: a goroutine; a connection to a server that is
 // stopped; a key on that server, named as this module names keys, without a TTL. A test that
-// creates such a key itself declares it with [Planted].
+// creates one on purpose declares it with [Planted].
 package redistest

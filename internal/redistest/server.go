@@ -147,7 +147,7 @@ func (s *Server) stop() {
 }
 
 // Client returns a client that is closed when the test ends. It has the defaults of go-redis, but
-// sends no commands of its own except HELLO.
+// adds no commands except HELLO.
 func (s *Server) Client(t testing.TB, mutate ...func(*redis.Options)) *redis.Client {
 	return newClient(t, s.Addr, mutate)
 }

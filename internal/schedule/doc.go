@@ -28,7 +28,7 @@
 //
 // # States
 //
-// What a process does next follows from what it has seen: the replies, and when they came. So two
+// The next step of a process depends on what it saw: the replies, and when they came. So two
 // schedules have reached the same state when each process has seen the same, Redis holds the same,
 // and the same commands are in transit. What follows a state is explored once; a run that reaches a
 // known state ends. Random tokens and the server's times are replaced by the name of the process
