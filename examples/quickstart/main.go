@@ -1,5 +1,5 @@
-// Command quickstart starts several processes that ask at once for reports that are slow to make:
-// first with the usual GET, load, SET, then with singlefill. It prints the cost of each way.
+// Command quickstart makes several processes ask at once for reports that take long to make: first
+// with the usual GET, load, SET, then with singlefill. It prints the cost of each way.
 //
 //	go run ./examples/quickstart
 //
@@ -27,11 +27,12 @@ import (
 
 const (
 	processes  = 4
-	goroutines = 50                     // in each process
-	rounds     = 2                      // how often each goroutine asks for every report
-	loadTime   = 300 * time.Millisecond // of one report
-	atOnce     = 20                     // reports that a process can make at a time
+	goroutines = 50 // in each process
+	rounds     = 2  // how often each goroutine asks for every report
+	atOnce     = 20 // reports at once in a process
 )
+
+var loadTime = 300 * time.Millisecond // to make one report
 
 var months = []string{"january", "february", "march"}
 
@@ -55,10 +56,11 @@ func compare() error {
 			return err
 		}
 		defer mini.Close()
-		mini.ClockTTL(true) // otherwise no key would expire
+		mini.ClockTTL(true) // otherwise values would never expire
 		os.Setenv("REDIS_URL", "redis://"+mini.Addr())
 	}
-	namespace := fmt.Sprintf("quickstart-%d", time.Now().UnixNano()) // so that every run begins cold
+	// Each run starts with a cold cache.
+	namespace := fmt.Sprintf("quickstart-%d", time.Now().UnixNano())
 
 	fmt.Printf("%d processes of %d goroutines ask for %d reports, %d times over.\n", processes, goroutines, len(months), rounds)
 	fmt.Printf("A report takes %v to make; one process can make %d at a time.\n\n", loadTime, atOnce)
@@ -71,15 +73,15 @@ func compare() error {
 		}
 		fmt.Printf("%-15s %6d %6d %6d %7d %15d %6.1f s\n", way, t.Calls, t.Loads, t.Calls-t.Loads-t.Hits, t.Hits, t.Commands, time.Since(begun).Seconds())
 	}
-	fmt.Println("\nA call loads (makes the report), waits for a load in flight, or hits (finds the report in Redis).")
+	fmt.Println("\nA call loads (makes the report), waits for a load under way, or hits (finds the report in Redis).")
 	fmt.Println("All answers were right.")
 	return nil
 }
 
-// A tally counts what one process, or the whole fleet, has done.
+// A tally counts what one process or the whole fleet did.
 type tally struct{ Calls, Loads, Hits, Commands int64 }
 
-// fleet runs work in several processes of this program, and returns the sum of their tallies.
+// fleet runs work in several processes of this program and returns the sum of their tallies.
 func fleet(way, namespace string) (sum tally, err error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -107,7 +109,7 @@ func fleet(way, namespace string) (sum tally, err error) {
 	return sum, err
 }
 
-// work runs one process: its goroutines ask for the reports. It prints its tally.
+// work is one process: its goroutines ask for the reports, and it prints its tally.
 func work(way, namespace string) error {
 	options, err := redis.ParseURL(os.Getenv("REDIS_URL"))
 	if err != nil {
@@ -117,7 +119,8 @@ func work(way, namespace string) error {
 	options.Limiter = &commands
 	options.DisableIdentity = true
 	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-	options.OnConnect = func(context.Context, *redis.Conn) error { commands.Add(-1); return nil } // HELLO does not count
+	// Do not count HELLO.
+	options.OnConnect = func(context.Context, *redis.Conn) error { commands.Add(-1); return nil }
 	rdb := redis.NewClient(options)
 	defer rdb.Close()
 	reports, err := singlefill.New[string](rdb, namespace, time.Minute, nil)
@@ -172,7 +175,7 @@ func work(way, namespace string) error {
 	return json.NewEncoder(os.Stdout).Encode(t)
 }
 
-// A counter counts the commands of a client, which calls Allow before each command.
+// A counter is a limiter that only counts: the client calls it before each command.
 type counter struct{ atomic.Int64 }
 
 func (c *counter) Allow() error       { c.Add(1); return nil }

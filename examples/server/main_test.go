@@ -134,7 +134,7 @@ func checkOneQuery(t *testing.T, server *redistest.Server) {
 
 const product42 = `{"id":"42","name":"Product 42"}`
 
-func TestStampedeOnAFleetIsOneQuery(t *testing.T) {
+func TestServer_Stampede(t *testing.T) {
 	t.Parallel()
 	server, fleet := startFleet(t)
 	const each = 50
@@ -160,7 +160,7 @@ func TestStampedeOnAFleetIsOneQuery(t *testing.T) {
 	checkOneQuery(t, server)
 }
 
-func TestUnknownProductIsNotFoundWithOneQuery(t *testing.T) {
+func TestServer_UnknownProduct(t *testing.T) {
 	t.Parallel()
 	server, fleet := startFleet(t)
 	for _, p := range fleet {
@@ -174,7 +174,7 @@ func TestUnknownProductIsNotFoundWithOneQuery(t *testing.T) {
 	checkOneQuery(t, server)
 }
 
-func TestImpatientRequestLeavesTheQueryGoingOn(t *testing.T) {
+func TestServer_ImpatientRequest(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	p := start(t, server.Addr, "-timeout=50ms")
@@ -191,7 +191,7 @@ func TestImpatientRequestLeavesTheQueryGoingOn(t *testing.T) {
 	checkOneQuery(t, server)
 }
 
-func TestSIGTERMEndsItAfterTheRequestInFlight(t *testing.T) {
+func TestServer_SIGTERM(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	p := start(t, server.Addr, "-timeout=25s")

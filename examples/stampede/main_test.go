@@ -57,7 +57,7 @@ type writerFunc func([]byte) (int, error)
 func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 
 // The values live longer than the run, even on a slow machine, so each key is cold once.
-func TestEachKeyIsLoadedOnceWithSinglefillOnly(t *testing.T) {
+func TestRun_ColdKeys(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	out, err := os.Create(filepath.Join(dir, "out"))
@@ -105,7 +105,7 @@ func TestEachKeyIsLoadedOnceWithSinglefillOnly(t *testing.T) {
 }
 
 // A value lives for less time than a phase takes to begin.
-func TestValuesExpireOnTheEmbeddedRedis(t *testing.T) {
+func TestRun_ExpiringKeys(t *testing.T) {
 	t.Parallel()
 	p := plan{Processes: 2, Goroutines: 4, Keys: 1, Load: 10 * ms, TTL: 20 * ms, Pause: 20 * ms, Expiring: 500 * ms}
 	s, err := openServer(t.Context(), "")

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-func TestNumbersAreReadable(t *testing.T) {
+func TestPage_Numbers(t *testing.T) {
 	t.Parallel()
 	for got, want := range map[string]string{
 		thousands(0): "0", thousands(999): "999", thousands(1000): "1,000", thousands(1234567): "1,234,567",
@@ -25,7 +25,7 @@ func TestNumbersAreReadable(t *testing.T) {
 	}
 }
 
-func TestTableSaysWhatWasRecorded(t *testing.T) {
+func TestPage_Table(t *testing.T) {
 	t.Parallel()
 	_, runs := known()
 	text := written(t, func(p *page) { p.writeTable(runs) })
@@ -76,7 +76,7 @@ func written(t *testing.T, write func(p *page)) string {
 	return string(text)
 }
 
-func TestLineChangesOnATerminalOnly(t *testing.T) {
+func TestProgress_Terminal(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ terminal, colours bool }{{false, false}, {true, false}, {true, true}} {
 		text := written(t, func(p *page) {

@@ -82,7 +82,7 @@ func texts(elements []element) (texts []string) {
 	return texts
 }
 
-func TestPictureShowsWhatWasRecorded(t *testing.T) {
+func TestDrawing_Content(t *testing.T) {
 	t.Parallel()
 	p, runs := known()
 	elements := elementsOf(t, drawing(p, "some Redis", runs))
@@ -118,7 +118,7 @@ func TestPictureShowsWhatWasRecorded(t *testing.T) {
 	}
 }
 
-func TestPictureStaysWithinItsEdges(t *testing.T) {
+func TestDrawing_Edges(t *testing.T) {
 	t.Parallel()
 	p, runs := known()
 	for _, e := range elementsOf(t, drawing(p, "some Redis", runs)) {
@@ -143,7 +143,7 @@ func TestPictureStaysWithinItsEdges(t *testing.T) {
 	}
 }
 
-func TestPictureOfNothingIsWellFormed(t *testing.T) {
+func TestDrawing_Empty(t *testing.T) {
 	t.Parallel()
 	p, runs := known()
 	for i := range runs {
@@ -158,7 +158,7 @@ func TestPictureOfNothingIsWellFormed(t *testing.T) {
 	}
 }
 
-func TestBarsOfOneRowThatTouchAreOne(t *testing.T) {
+func TestBarsOf(t *testing.T) {
 	t.Parallel()
 	loads := []load{{Process: 1, Began: 5, Ended: 8}, {Began: 4, Ended: 6}, {Began: 0, Ended: 3}, {Began: 2, Ended: 4}, {Began: 7, Ended: 9}}
 	got := barsOf(loads, func(l load) float64 { return float64(l.Process) })
@@ -167,7 +167,7 @@ func TestBarsOfOneRowThatTouchAreOne(t *testing.T) {
 	}
 }
 
-func TestLabelsThatAreCloseAreOne(t *testing.T) {
+func TestLabelsOf(t *testing.T) {
 	t.Parallel()
 	got := labelsOf([]refill{{began: 0, ended: 20, loads: 5}, {began: 30, ended: 40, loads: 2}, {began: 90, ended: 110, loads: 1}},
 		func(d time.Duration) float64 { return float64(d) })
@@ -176,7 +176,7 @@ func TestLabelsThatAreCloseAreOne(t *testing.T) {
 	}
 }
 
-func TestStepsAreRoundAndReachTheMost(t *testing.T) {
+func TestSteps(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		most  float64
@@ -192,7 +192,7 @@ func TestStepsAreRoundAndReachTheMost(t *testing.T) {
 }
 
 // The README shows the picture in docs, which was made with the default flags.
-func TestPictureInDocsIsOfThisProgram(t *testing.T) {
+func TestDrawing_PictureInDocs(t *testing.T) {
 	t.Parallel()
 	picture, err := os.ReadFile("../../docs/stampede.svg")
 	if err != nil {

@@ -69,7 +69,7 @@ func isOpen(addr string) bool {
 	return err == nil
 }
 
-func TestKilledProcessIsDeadAndReturns(t *testing.T) {
+func TestFleet_KilledProcess(t *testing.T) {
 	t.Parallel()
 	f, first := startTestFleet(t, "")
 	for _, name := range []string{redisName, fmt.Sprint(first)} {
@@ -97,7 +97,7 @@ func TestKilledProcessIsDeadAndReturns(t *testing.T) {
 	}
 }
 
-func TestRedisOfSomebodyElseIsUsedAndNotKilled(t *testing.T) {
+func TestFleet_ForeignRedis(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
 	f, first := startTestFleet(t, "redis://"+redis.Addr)
@@ -110,7 +110,7 @@ func TestRedisOfSomebodyElseIsUsedAndNotKilled(t *testing.T) {
 	}
 }
 
-func TestFleetThatCannotStartLeavesNothing(t *testing.T) {
+func TestFleet_CannotStart(t *testing.T) {
 	t.Parallel()
 	first, err := freePorts(0)
 	if err != nil {
@@ -134,7 +134,7 @@ func TestFleetThatCannotStartLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestFlagsOutOfRangeAreRefused(t *testing.T) {
+func TestSupervise_Flags(t *testing.T) {
 	t.Parallel()
 	for _, port := range []int{-1, 65532, 100000} {
 		if _, err := freePorts(port); err == nil || !strings.Contains(err.Error(), "0 to 65531 is allowed") {
@@ -181,14 +181,14 @@ func awaitAllClosed(t *testing.T, first int) {
 	})
 }
 
-func TestProcessesEndWithASupervisorThatIsKilled(t *testing.T) {
+func TestSupervise_Killed(t *testing.T) {
 	t.Parallel()
 	p, first := startSupervisor(t)
 	p.Kill()
 	awaitAllClosed(t, first)
 }
 
-func TestSIGTERMEndsEverything(t *testing.T) {
+func TestSupervise_SIGTERM(t *testing.T) {
 	t.Parallel()
 	first, err := freePorts(0)
 	if err != nil {
@@ -217,7 +217,7 @@ func TestSIGTERMEndsEverything(t *testing.T) {
 	}
 }
 
-func TestPageShowsTheFleetAndKills(t *testing.T) {
+func TestPage(t *testing.T) {
 	t.Parallel()
 	f, first := startTestFleet(t, "")
 	page := httptest.NewUnstartedServer(nil)
@@ -269,7 +269,7 @@ func TestPageShowsTheFleetAndKills(t *testing.T) {
 	})
 }
 
-func TestProcessThatIsDownCannotBeKilled(t *testing.T) {
+func TestPage_ProcessThatIsDown(t *testing.T) {
 	t.Parallel()
 	first, err := freePorts(0)
 	if err != nil {

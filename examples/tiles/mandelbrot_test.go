@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-func TestCoordinatesOfTilesThatExistAreTaken(t *testing.T) {
+func TestParseCoordinates_Accepted(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]coordinates{
 		"0/0/0":                      {0, 0, 0},
@@ -51,7 +51,7 @@ var badCoordinates = map[string]string{
 	strings.Repeat("1", 1000) + "/0": "z/x/y is allowed",
 }
 
-func TestOtherCoordinatesAreRefused(t *testing.T) {
+func TestParseCoordinates_Refused(t *testing.T) {
 	t.Parallel()
 	for text, want := range badCoordinates {
 		got, err := parseCoordinates(text)
@@ -61,7 +61,7 @@ func TestOtherCoordinatesAreRefused(t *testing.T) {
 	}
 }
 
-func TestTileIsTheSameEachTime(t *testing.T) {
+func TestRender_Deterministic(t *testing.T) {
 	t.Parallel()
 	at := coordinates{6, 5, 30}
 	first, err := render(t.Context(), at)
@@ -78,7 +78,7 @@ func TestTileIsTheSameEachTime(t *testing.T) {
 	}
 }
 
-func TestSetIsBlackWhereItIsKnownToBe(t *testing.T) {
+func TestRender_Set(t *testing.T) {
 	t.Parallel()
 	data, err := render(t.Context(), coordinates{0, 0, 0})
 	if err != nil {
@@ -104,7 +104,7 @@ func TestSetIsBlackWhereItIsKnownToBe(t *testing.T) {
 	}
 }
 
-func TestComputationEndsWithItsContext(t *testing.T) {
+func TestRender_Context(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(nil)

@@ -85,7 +85,7 @@ func do(t *testing.T, method, url string, header ...string) (*http.Response, str
 	return resp, string(body)
 }
 
-func TestTileIsComputedOnceByThreeProcesses(t *testing.T) {
+func TestService_ThreeProcesses(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	var computed atomic.Int64
@@ -129,7 +129,7 @@ func TestTileIsComputedOnceByThreeProcesses(t *testing.T) {
 	}
 }
 
-func TestBadCoordinatesAreRefusedBeforeAnythingIsComputed(t *testing.T) {
+func TestService_BadCoordinates(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
 	s := startPeer(t, rdb, "8080", func(_ context.Context, at coordinates) ([]byte, error) {
@@ -147,7 +147,7 @@ func TestBadCoordinatesAreRefusedBeforeAnythingIsComputed(t *testing.T) {
 	}
 }
 
-func TestTileWithoutRedisIsComputed(t *testing.T) {
+func TestService_WithoutRedis(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	server.Kill()
@@ -160,7 +160,7 @@ func TestTileWithoutRedisIsComputed(t *testing.T) {
 	}
 }
 
-func TestFailedComputationIsNotToldInDetail(t *testing.T) {
+func TestService_FailedComputation(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
 	s := startPeer(t, rdb, "8080", func(context.Context, coordinates) ([]byte, error) { return nil, errors.New("the secret") })
@@ -169,7 +169,7 @@ func TestFailedComputationIsNotToldInDetail(t *testing.T) {
 	}
 }
 
-func TestOnlyThePageMayReadAnswers(t *testing.T) {
+func TestService_OtherOrigins(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
 	s := startPeer(t, rdb, "8080", func(context.Context, coordinates) ([]byte, error) { return nil, nil })
@@ -244,7 +244,7 @@ func next[E any](l *listener, what string, wanted func(E) bool) E {
 	panic("not reached")
 }
 
-func TestEventsTellWhatAProcessDoes(t *testing.T) {
+func TestFeed_Events(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
 	s := startPeer(t, rdb, "8080", func(context.Context, coordinates) ([]byte, error) { return []byte("picture"), nil })
@@ -271,7 +271,7 @@ func TestEventsTellWhatAProcessDoes(t *testing.T) {
 	}
 }
 
-func TestFeedKeepsTheLatestEvents(t *testing.T) {
+func TestFeed_Latest(t *testing.T) {
 	t.Parallel()
 	f := newFeed()
 	const n = keptEvents + 10

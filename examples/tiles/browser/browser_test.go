@@ -12,7 +12,7 @@ import (
 	"github.com/chromedp/chromedp/kb"
 )
 
-func TestMapGoesOnWithoutAProcessAndWithoutRedis(t *testing.T) {
+func TestMap_KilledProcessAndRedis(t *testing.T) {
 	chromium(t)
 	f := startFleet(t, "-away=1h") // killed processes stay away
 	p := openPage(t, f)
@@ -84,7 +84,7 @@ func TestMapGoesOnWithoutAProcessAndWithoutRedis(t *testing.T) {
 	p.checkConsole(killed)
 }
 
-func TestMapGoesOnWhenAProcessAndRedisReturn(t *testing.T) {
+func TestMap_ReturningProcessAndRedis(t *testing.T) {
 	chromium(t)
 	f := startFleet(t, "-away=500ms")
 	p := openPage(t, f)
