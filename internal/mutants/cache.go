@@ -415,4 +415,20 @@ var cacheMutants = []mutant{
 		new:  "finish(none, context.DeadlineExceeded)",
 		pkg:  "internal/client", test: "TestBreaker_ImpatientCallers",
 	},
+	{
+		name: "stale-after-ends-the-load",
+		bug:  "A load that waits for a slot is given up when its only caller has taken the old value",
+		file: "internal/flight/fills.go",
+		old:  "return c.all > 0 || c.kept",
+		new:  "return c.all > 0",
+		pkg:  ".", test: "TestStaleAfter_Queue",
+	},
+	{
+		name: "stale-after-per-call",
+		bug:  "Each caller of a source that hangs waits for StaleAfter, however long the load has been in flight",
+		file: "loader.go",
+		old:  "w.Begun.Add(c.opts.staleAfter)",
+		new:  "time.Now().Add(c.opts.staleAfter)",
+		pkg:  ".", test: "TestStaleAfter_SlowSource",
+	},
 }
