@@ -356,7 +356,7 @@ func TestEarlyRefresh_LoadsPerExpiry(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				c := earlyCache(t, test.beta)
-				// Where nobody has decided before with a probability of e^-0.007.
+				// The probability that no reader has decided before is e^-0.007.
 				begin := time.Duration(test.beta * (math.Log(readsPerLoad*test.beta) + 5) * float64(loadTime))
 				loads := 0
 				for range cycles {

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -49,7 +50,7 @@ func TestDelete_DuringLoad(t *testing.T) {
 					older.give("v1")
 					before.want(t, "v1")
 				}
-				// Who has waited since before the Delete may get either, but causes no load.
+				// A caller that has waited since before the Delete may get either, but causes no load.
 				if v, err := joins.result(t); err != nil || v != "v1" && v != "v2" {
 					t.Errorf("got %q, %v; want v1 or v2", v, err)
 				}
@@ -182,7 +183,7 @@ func TestDelete_LaterCallerDoesNotWait(t *testing.T) {
 			begun := time.Now()
 			goGet(t.Context(), here, test.name, gives("v2")).want(t, "v2")
 			if d := time.Since(begun); d > test.most {
-				t.Errorf("deleted %s: loaded anew after %v, want %v at most", test.name, d, test.most)
+				t.Errorf("deleted %s: loaded again after %v, want %v at most", test.name, d, test.most)
 			}
 			load.give("v1")
 			older.want(t, "v1")
@@ -265,12 +266,12 @@ func TestDelete_BeforeTheLossIsNoticed(t *testing.T) {
 // A Delete between a load and its store keeps the value out of Redis, and from later callers.
 func TestDelete_BetweenLoadAndStore(t *testing.T) {
 	t.Parallel()
-	for _, who := range []string{"here", "in another process"} {
-		t.Run(who, func(t *testing.T) {
+	for _, where := range []string{"here", "in another process"} {
+		t.Run(where, func(t *testing.T) {
 			t.Parallel()
 			p, ns, slow, direct, rdb := proxied(t, &raw)
 			deleter := direct
-			if who == "here" {
+			if where == "here" {
 				deleter = slow
 			}
 			src := newSource[string](t)
@@ -356,19 +357,19 @@ func TestDelete_StoreWithoutAReply(t *testing.T) {
 		first := get("old")
 		time.Sleep(time.Second / 2)
 		during := get("new")
-		time.Sleep(time.Second/2 + 100*time.Millisecond) // the store is under way
+		time.Sleep(time.Second/2 + 100*time.Millisecond) // the store is in flight
 		if err := there.Delete(t.Context(), "k"); err != nil {
 			t.Fatal(err)
 		}
 		late := get("new")
 		if v := <-first; v != "old" {
-			t.Errorf("who asked before it got %q", v)
+			t.Errorf("the caller before it got %q", v)
 		}
 		if v := <-during; v != "new" { // Redis can be asked, by any command but a store
-			t.Errorf("who asked during the load got %q", v)
+			t.Errorf("the caller during the load got %q", v)
 		}
 		if v := <-late; v != "new" {
-			t.Errorf("who asked after the Delete got %q", v)
+			t.Errorf("the caller after the Delete got %q", v)
 		}
 	})
 }
@@ -378,8 +379,12 @@ func TestDelete_StoreWithoutAReply(t *testing.T) {
 // Readers of two caches race against writers that change the source and delete the key.
 func TestDelete_ReadersNeverGoBack(t *testing.T) {
 	t.Parallel()
-	const keys, readers, rounds = 3, 4, 700
-	for _, kind := range []string{"mini", "single", "cluster"} {
+	const keys, readers = 3, 4
+	rounds, kinds := 700, []string{"mini", "single", "cluster"}
+	if testing.Short() {
+		rounds, kinds = 300, kinds[:2]
+	}
+	for _, kind := range kinds {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			var clients [2]redis.UniversalClient
@@ -453,7 +458,7 @@ func TestDelete_VoidLoadsAreCancelled(t *testing.T) {
 		most  int64
 	}{
 		"the Loader heeds its context":   {true, 3},
-		"the Loader ignores its context": {false, 32}, // it has its place until it returns
+		"the Loader ignores its context": {false, 32}, // it has its slot until it returns
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
@@ -524,11 +529,11 @@ func TestRefresh_InvalidationWins(t *testing.T) {
 	userEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
 		for kind := range refreshKinds {
 			for how, leaves := range supersededLeaves {
-				for _, who := range []string{"here", "elsewhere"} {
+				for _, where := range []string{"here", "elsewhere"} {
 					for _, end := range []ending[string]{{"v1", nil}, {notToBeKept, nil}, {"", singlefill.ErrNotFound}, {"", errors.New("boom")}} {
-						name := fmt.Sprintf("%s, %s %s, %v", kind, how, who, end)
+						name := fmt.Sprintf("%s, %s %s, %v", kind, how, where, end)
 						r := beginRefresh(t, rdb, look, kind)
-						supersede(t, r.by(who), how)
+						supersede(t, r.by(where), how)
 						r.load.ends <- end
 						_ = r.Close()
 						wantStored(t, look, r.ns, "k", leaves)
@@ -555,34 +560,29 @@ func TestRefresh_InvalidationWins(t *testing.T) {
 // A call that begins after a Delete loads at once, and its value stays, whichever load ends first.
 func TestRefresh_LoadAfterADelete(t *testing.T) {
 	t.Parallel()
-	for _, order := range []string{"the refresh ends first", "the load ends first"} {
-		for _, who := range []string{"here", "elsewhere"} {
-			t.Run(who+", "+order, func(t *testing.T) {
-				refreshEach(t, func(t *testing.T, r *refreshing, rdb, look redis.UniversalClient) {
-					supersede(t, r.by(who), "Delete")
-					awaitSeen(t, rdb, look, r.ns, "k")
-					after := goGet(t.Context(), r.Cache, "k", r.src.load)
-					newer := r.src.next(t) // without waiting for the refresh
-					if order == "the refresh ends first" {
-						r.load.give("v1")
-						newer.give("v2")
-						after.want(t, "v2")
-					} else {
-						newer.give("v2")
-						after.want(t, "v2")
-						r.load.give("v1")
-					}
-					_ = r.Close()
-					wantStored(t, look, r.ns, "k", "v2")
-					wantUnlocked(t, look, r.ns, "k")
-					r.src.want(t, 2)
-					if s := r.Stats(); s.Refreshes != 1 || s.Loads != 2 || s.Stored != 1 || s.Fenced != 1 {
-						t.Errorf("%+v, want a refresh, refused, and a load, stored", s)
-					}
-				})
-			})
+	refreshEach(t, func(t *testing.T, variant string, r *refreshing, rdb, look redis.UniversalClient) {
+		where, order, _ := strings.Cut(variant, ", ")
+		supersede(t, r.by(where), "Delete")
+		awaitSeen(t, rdb, look, r.ns, "k")
+		after := goGet(t.Context(), r.Cache, "k", r.src.load)
+		newer := r.src.next(t) // without waiting for the refresh
+		if order == "the refresh ends first" {
+			r.load.give("v1")
+			newer.give("v2")
+			after.want(t, "v2")
+		} else {
+			newer.give("v2")
+			after.want(t, "v2")
+			r.load.give("v1")
 		}
-	}
+		_ = r.Close()
+		wantStored(t, look, r.ns, "k", "v2")
+		wantUnlocked(t, look, r.ns, "k")
+		r.src.want(t, 2)
+		if s := r.Stats(); s.Refreshes != 1 || s.Loads != 2 || s.Stored != 1 || s.Fenced != 1 {
+			t.Errorf("%+v, want a refresh, refused, and a load, stored", s)
+		}
+	}, "here, the refresh ends first", "here, the load ends first", "elsewhere, the refresh ends first", "elsewhere, the load ends first")
 }
 
 // A caller that arrived after a Delete gets neither the value of the refresh nor the old value for its error.
@@ -617,7 +617,7 @@ func TestRefresh_CallerAfterADelete(t *testing.T) {
 // An Expire during a refresh causes another one.
 func TestRefresh_AgainAfterExpire(t *testing.T) {
 	t.Parallel()
-	refreshEach(t, func(t *testing.T, r *refreshing, rdb, look redis.UniversalClient) {
+	refreshEach(t, func(t *testing.T, _ string, r *refreshing, rdb, look redis.UniversalClient) {
 		expireKeys(t, r.Cache, rdb, look, r.ns, "k")
 		goGet(t.Context(), r.Cache, "k", r.src.load).want(t, "v0")
 		newer := r.src.next(t) // without waiting for the first one
@@ -638,9 +638,9 @@ func TestRefresh_EntryIsGone(t *testing.T) {
 	t.Parallel()
 	for kind := range refreshKinds {
 		for how, leaves := range supersededLeaves {
-			for _, who := range []string{"here", "elsewhere"} {
+			for _, where := range []string{"here", "elsewhere"} {
 				for _, scripts := range []bool{true, false} {
-					t.Run(fmt.Sprintf("%s, %s %s, scripts %t", kind, how, who, scripts), func(t *testing.T) {
+					t.Run(fmt.Sprintf("%s, %s %s, scripts %t", kind, how, where, scripts), func(t *testing.T) {
 						t.Parallel()
 						p, ns, slow, direct, rdb := proxied(t, refreshOptions())
 						lock := p.On(isScript(t, "get_or_lock"), redistest.HoldRequest).Times(1)
@@ -654,7 +654,7 @@ func TestRefresh_EntryIsGone(t *testing.T) {
 						putEntry(t, rdb, ns, "k", refreshKinds[kind](), time.Hour)
 						goGet(t.Context(), slow, "k", mustNotLoad[string](t)).want(t, "v0")
 						receive(t, "the refresh asks for the lock", lock.Hit())
-						supersede(t, map[string]*singlefill.Cache[string]{"here": slow, "elsewhere": direct}[who], how)
+						supersede(t, map[string]*singlefill.Cache[string]{"here": slow, "elsewhere": direct}[where], how)
 						lock.Release()
 						_ = slow.Close()
 						wantStored(t, rdb, ns, "k", leaves)
@@ -674,13 +674,17 @@ func TestRefresh_EntryIsGone(t *testing.T) {
 // Two loads of a key run at a time only if a write came between, and no caller gets what had been deleted before.
 //
 // Two caches read values that are stale almost at once, of a source that fails at times, while writers delete, set
-// and expire. No caller gets a version older than the last Delete or Set that had returned, also in place of an error.
+// and expire. No caller gets a version older than the last Delete or Set that had returned, nor in place of an error.
 //
 //fault:delete-in-load
 func TestRefresh_RandomCalls(t *testing.T) {
 	t.Parallel()
-	const keys, readers, rounds = 3, 4, 1000
-	for _, kind := range []string{"mini", "single", "cluster", "no scripts"} {
+	const keys, readers = 3, 4
+	rounds, kinds := 1000, []string{"mini", "single", "no scripts", "cluster"}
+	if testing.Short() {
+		rounds, kinds = 400, kinds[:3]
+	}
+	for _, kind := range kinds {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			var clients [2]redis.UniversalClient

@@ -149,7 +149,11 @@ func TestGetOrLoad_LeaversDelayNoReader(t *testing.T) {
 //fault:cold-key
 func TestGetOrLoad_NeverTwoLoadsAtATime(t *testing.T) {
 	t.Parallel()
-	const keys, callers, rounds = 2, 10, 500 // of 10 calls
+	const keys, callers = 2, 10
+	rounds := int64(500) // of 10 calls
+	if testing.Short() {
+		rounds = 200
+	}
 	for _, kind := range []string{"mini", "single"} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
@@ -564,7 +568,7 @@ func TestLoader_OtherKeys(t *testing.T) {
 				return "a" + b, err
 			}).want(t, "ad")
 			goGet(t.Context(), c, "b", mustNotLoad[string](t)).want(t, "d")
-			goGet(t.Context(), c, "e", gives("e")).want(t, "e") // the place is free again
+			goGet(t.Context(), c, "e", gives("e")).want(t, "e") // the slot is free again
 		}
 	})
 }
@@ -624,7 +628,7 @@ func TestErrRecursive_LoadsOfEachOther(t *testing.T) {
 			first.want(t, "end")
 			second.want(t, "end")
 			if n := recursive.Load(); n != 1 {
-				t.Errorf("%s: %d calls were told ErrRecursive, want 1", name, n)
+				t.Errorf("%s: %d calls got ErrRecursive, want 1", name, n)
 			}
 		}
 	})

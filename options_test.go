@@ -56,7 +56,7 @@ var _ redis.Pipeliner = clientAndPipeline{}
 //fault:bad-options
 func TestNew_RefusesBadOptions(t *testing.T) {
 	t.Parallel()
-	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // nobody is asked
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // no command is sent
 	defer rdb.Close()
 	type options = singlefill.Options[int]
 	const fine = "users"

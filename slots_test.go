@@ -175,7 +175,7 @@ func TestMaxLoads_ValueOfAQueuedKey(t *testing.T) {
 		if v, err := c.GetOrLoad(ctx, "k7", src.load); v != "set" || err != nil {
 			t.Errorf("a later caller got %q, %v", v, err)
 		}
-		queue[7].want(t, "set") // and so does the one that waited
+		queue[7].want(t, "set") // and so does the caller that waited
 	})
 }
 
@@ -239,7 +239,7 @@ func TestMaxLoads_QueueingHoldsNoLock(t *testing.T) {
 		queues := goGet(t.Context(), here, "y", mustNotLoad[string](t))
 		synctest.Wait()
 		goGet(t.Context(), there, "y", gives("y")).want(t, "y") // another process does not wait for it
-		queues.want(t, "y")                                     // who needs no place of its own any more
+		queues.want(t, "y")                                     // which needs no slot any more
 		load.give("x")
 		busy.want(t, "x")
 	})
@@ -261,7 +261,7 @@ func TestMaxLoads_CallerLeavesTheQueue(t *testing.T) {
 		load.give("x")
 		busy.want(t, "x")
 		synctest.Wait()
-		goGet(t.Context(), c, "z", gives("z")).want(t, "z") // no place was lost
+		goGet(t.Context(), c, "z", gives("z")).want(t, "z") // no slot was lost
 		goGet(t.Context(), c, "y", gives("y")).want(t, "y")
 	})
 }
@@ -451,7 +451,7 @@ func TestMaxFleetLoads_LoadsAtATime(t *testing.T) {
 			a.want(t, "v")
 		}
 		src.want(t, keys)
-		redistest.Await(t, "no place is held any more", func() bool {
+		redistest.Await(t, "no slot is held any more", func() bool {
 			n, err := rdb.Exists(t.Context(), "{"+ns+":loads}:lock").Result()
 			return n == 0 && err == nil
 		})
@@ -526,7 +526,7 @@ func TestMaxFleetLoads_SlotIsGivenBack(t *testing.T) {
 			_, _ = c.GetOrLoad(t.Context(), how, load)
 			synctest.Wait()
 			if n, err := rdb.Exists(t.Context(), "{"+ns+":loads}:lock").Result(); n != 0 || err != nil {
-				t.Errorf("after %s the place is still held, %v", how, err)
+				t.Errorf("after %s the slot is still held, %v", how, err)
 			}
 		}
 	})
@@ -543,12 +543,12 @@ func TestMaxFleetLoads_DeadProcess(t *testing.T) {
 		begun := time.Now()
 		goGet(t.Context(), c, "k", gives("v")).want(t, "v")
 		if d := time.Since(begun); d < 5*time.Second || d > 6*time.Second {
-			t.Errorf("the place of the dead was taken after %v, want LockTTL, 5s, and a pause", d)
+			t.Errorf("the slot of the dead process was taken after %v, want LockTTL, 5s, and a pause", d)
 		}
 	})
 }
 
-// holdFleetSlot takes the only place of a namespace and never renews it, as a process that has died.
+// holdFleetSlot takes the only slot of a namespace and never renews it, as a process that has died.
 func holdFleetSlot(t *testing.T, m *miniredis.Miniredis, ns string) {
 	t.Helper()
 	dies := make(chan struct{})
@@ -654,13 +654,13 @@ func TestMaxFleetLoads_Disagreement(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)
 		var mu sync.Mutex
-		var told []string // protected by mu
+		var errs []string // protected by mu
 		one := newCacheIn(t, rdb, ns, &singlefill.Options[string]{MaxFleetLoads: 1})
 		two := newCacheIn(t, rdb, ns, &singlefill.Options[string]{MaxFleetLoads: 2, Trace: &singlefill.Trace{
 			RedisError: func(_ context.Context, op string, err error) {
 				mu.Lock()
 				defer mu.Unlock()
-				told = append(told, op+": "+err.Error())
+				errs = append(errs, op+": "+err.Error())
 			},
 		}})
 		src := newSource[string](t)
@@ -669,8 +669,8 @@ func TestMaxFleetLoads_Disagreement(t *testing.T) {
 		goGet(t.Context(), two, "k", gives("v")).want(t, "v") // not bound, but served
 		mu.Lock()
 		defer mu.Unlock()
-		if len(told) != 1 || !strings.HasPrefix(told[0], "fleet: ") || !strings.Contains(told[0], "is 2 here, and 1 with") {
-			t.Errorf("told %q", told)
+		if len(errs) != 1 || !strings.HasPrefix(errs[0], "fleet: ") || !strings.Contains(errs[0], "is 2 here, and 1 with") {
+			t.Errorf("Trace.RedisError got %q", errs)
 		}
 		load.give("v")
 		busy.want(t, "v")

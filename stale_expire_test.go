@@ -209,13 +209,13 @@ func TestExpire_AgainProlongsNothing(t *testing.T) {
 func TestExpire_DuringLoad(t *testing.T) {
 	t.Parallel()
 	userEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
-		for _, who := range []string{"here", "elsewhere"} {
+		for _, where := range []string{"here", "elsewhere"} {
 			for _, old := range []string{"", "old"} { // beyond StaleWhileRevalidate: the load is waited for
-				t.Run(who+" "+old, func(t *testing.T) {
+				t.Run(where+" "+old, func(t *testing.T) {
 					ns := redistest.Namespace(t)
 					c := newCacheIn(t, rdb, ns, staleOptions(0, time.Hour))
 					by := c
-					if who == "elsewhere" {
+					if where == "elsewhere" {
 						by = newCacheIn(t, rdb, ns, staleOptions(0, time.Hour))
 					}
 					if old != "" {
@@ -241,10 +241,10 @@ func TestExpire_DuringLoad(t *testing.T) {
 						t.Errorf("%+v, want one load stored and one fenced", s)
 					}
 				})
-				t.Run(who+" "+old+", which nobody repeats", func(t *testing.T) {
+				t.Run(where+" "+old+", the only load", func(t *testing.T) {
 					ns := redistest.Namespace(t)
 					c, other := newCacheIn(t, rdb, ns, staleOptions(0, time.Hour)), newCacheIn(t, rdb, ns, staleOptions(0, time.Hour))
-					by := map[string]*singlefill.Cache[string]{"here": c, "elsewhere": other}[who]
+					by := map[string]*singlefill.Cache[string]{"here": c, "elsewhere": other}[where]
 					if old != "" {
 						putEntry(t, look, ns, "k", entry.Entry{FreshUntil: time.Now().Add(-time.Second), Payload: []byte(old)}, time.Hour)
 					}
@@ -311,7 +311,7 @@ func TestExpire_RemovesWhatIsNoEntry(t *testing.T) {
 		ctx := t.Context()
 		value := func(key string) string { return ns + ":{" + key + "}" }
 		for key, data := range map[string]string{
-			"text":            "a text of somebody else, which is longer than a header",
+			"text":            "a text of another program, which is longer than a header",
 			"empty":           "",
 			"one byte":        "\xc1",
 			"a header less 1": string(good[:headerEndAt-1]),
@@ -499,16 +499,18 @@ func TestExpire_WithoutScripts(t *testing.T) {
 	}
 }
 
-// Expire without scripts handles many keys far from Redis, with no more rights than before.
+// Expire without scripts gives each key its own RedisTimeout, and needs no more rights than before.
 //
-// Each pair of keys is watched by itself, which takes its time.
+// Each key is watched by itself: on a slow network many keys take longer than RedisTimeout.
 func TestExpire_ManyKeysFarFromRedis(t *testing.T) {
 	t.Parallel()
+	const delay, redisTimeout = 20 * time.Millisecond, time.Second
+	const many = 20 // with three round trips at least, each
 	server := redistest.Start(t)
 	p := redistest.NewProxy(t, server.Addr)
 	c := newCache(t, p.Client(t, noScripts(t, server, "-time")),
-		&singlefill.Options[string]{StaleWhileRevalidate: time.Hour})
-	keys := make([]string, 300)
+		&singlefill.Options[string]{StaleWhileRevalidate: time.Hour, RedisTimeout: redisTimeout})
+	keys := make([]string, many)
 	for i := range keys {
 		keys[i] = fmt.Sprint(i)
 		if err := c.Set(t.Context(), keys[i], "old"); err != nil {
@@ -517,10 +519,11 @@ func TestExpire_ManyKeysFarFromRedis(t *testing.T) {
 	}
 	goGet(t.Context(), c, "loaded", gives("v")).want(t, "v")
 	wantGet(t, c, "loaded", "v", nil)
-	p.Delay(time.Millisecond)
+	p.Delay(delay)
 	if err := c.Expire(t.Context(), keys...); err != nil {
 		t.Fatal(err)
 	}
+	p.Delay(0)
 	for _, key := range keys {
 		if _, info, err := c.GetOrLoadInfo(t.Context(), key, gives("new")); !info.Stale || err != nil {
 			t.Fatalf("%s after Expire: %+v, %v", key, info, err)

@@ -62,7 +62,7 @@ func TestRefresh_RedisDies(t *testing.T) {
 				for range 20 {
 					herd = append(herd, goGet(context.Background(), f.Cache, "k", f.load).waits(t))
 				}
-				redistest.Await(t, "readers have asked in vain", func() bool { return f.log.said("get", "") })
+				redistest.Await(t, "readers have got no reply", func() bool { return f.log.said("get", "") })
 				close(goOn)
 				for _, a := range herd {
 					a.want(t, "value of k")
@@ -113,7 +113,7 @@ func TestRefresh_LostReply(t *testing.T) {
 					receive(t, "the fault comes about", rule.Hit())
 					lock := f.lock("k")
 					if act == "release" { // the whole fleet leaves the source alone
-						redistest.Await(t, "the failure is told", func() bool { return strings.HasPrefix(s.Admin().Get(t.Context(), lock).Val(), "F") })
+						redistest.Await(t, "the failure is in the lock key", func() bool { return strings.HasPrefix(s.Admin().Get(t.Context(), lock).Val(), "F") })
 						f.mustGetOld()
 						_ = f.Close()
 						f.wantLoads(0)
@@ -130,7 +130,7 @@ func TestRefresh_LostReply(t *testing.T) {
 						_ = f.Close()
 						f.wantLoads(1)
 						if info := f.lastLoad(); !info.Stored || info.Fenced || !info.Refresh {
-							t.Errorf("Trace.LoadDone was told %+v", info)
+							t.Errorf("Trace.LoadDone got %+v", info)
 						}
 						if faultExists(t, s.Admin(), lock) && strings.HasPrefix(s.Admin().Get(t.Context(), lock).Val(), "H") {
 							t.Error("the lock is left behind")
@@ -197,7 +197,7 @@ func TestRefresh_RedisRefuses(t *testing.T) {
 					return
 				}
 				f.mustGetOld()
-				redistest.Await(t, "the refusal is told", func() bool { return f.log.said("lock", c.says...) })
+				redistest.Await(t, "the refusal is traced", func() bool { return f.log.said("lock", c.says...) })
 				for range 300 {
 					f.mustGetOld()
 				}
@@ -224,7 +224,7 @@ func TestRefresh_WithoutMemory(t *testing.T) {
 	f.mustGetOld()
 	redistest.Await(t, "a value could not be stored", func() bool { return f.Stats().StoreErrors == 1 })
 	if !f.log.said("store", "OOM") || f.lastLoad().StoreErr == nil || !f.lastLoad().Refresh {
-		t.Errorf("Trace was told %+v, %v", f.lastLoad(), f.log.errors())
+		t.Errorf("Trace got %+v, %v", f.lastLoad(), f.log.errors())
 	}
 	f.mustGetOld()
 	if faultExists(t, s.Admin(), f.lock("k")) && strings.HasPrefix(s.Admin().Get(t.Context(), f.lock("k")).Val(), "H") {
@@ -275,7 +275,7 @@ func TestExpire_SaysWhyItFailed(t *testing.T) {
 				t.Errorf("Expire = %v, want %q", err, "singlefill: expire: … "+c.says)
 			}
 			if !f.log.said("expire", c.says) || f.Stats().RedisErrors != 1 {
-				t.Errorf("Trace was told %v, %+v", f.log.errors(), f.Stats())
+				t.Errorf("Trace got %v, %+v", f.log.errors(), f.Stats())
 			}
 			if c.still != "" {
 				if v, err := f.Get(t.Context(), "k"); err != nil || v != c.still {

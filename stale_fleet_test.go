@@ -103,7 +103,7 @@ func TestEarlyRefresh_OneLoad(t *testing.T) {
 			wantValue(t, v, err, "v2")
 		}
 		time.Sleep(time.Hour)
-		src.wantLoads(t, "read by nobody", 2)
+		src.wantLoads(t, "not read any more", 2)
 		for i, c := range fleet {
 			if s := c.Stats(); s.Stale != 0 || s.LoadErrors != 0 || s.Refreshes != s.Loads+int64(i)-1 {
 				t.Errorf("process %d: %+v, want nothing stale, and loads but the first to be refreshes", i, s)
@@ -131,8 +131,8 @@ func TestRetryAfter_OneLoadInTheFleet(t *testing.T) {
 // sourceOutage is a source that is down for a minute, and 4 processes that read every 50 or 100 ms.
 func sourceOutage(t *testing.T, opts *singlefill.Options[string], retryAfter time.Duration) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-		const outage = time.Minute
-		pause := min(retryAfter/5, 100*time.Millisecond)
+		outage := min(24*retryAfter, time.Minute)
+		pause := max(50*time.Millisecond, min(retryAfter/10, 250*time.Millisecond))
 		opts.RetryAfter = retryAfter
 		fleet := newCaches(t, m, redistest.Namespace(t), 4, opts)
 		setStale(t, fleet[0], "k", "old", 0)
@@ -163,7 +163,7 @@ func sourceOutage(t *testing.T, opts *singlefill.Options[string], retryAfter tim
 			})
 		}
 		wg.Wait()
-		// A process that has been told to wait looks again 100 ms and a read after the time at most.
+		// A process that knows of the failure looks again 100 ms and a read after the time at most.
 		most := retryAfter + 100*time.Millisecond + pause
 		if late := time.Since(up); late > most+2*pause {
 			t.Errorf("all have the new value %v after the source has come back, want %v", late, most)
@@ -214,8 +214,8 @@ func TestRetryAfter_AskedOnceASecond(t *testing.T) {
 					time.Sleep(rest / 4)
 					ask(t.Context(), fleet[1], "k", src.load)
 				}
-				wantCommands(t, m, "meanwhile", 3, 3, func() { read(); read(); read() })
-				src.wantLoads(t, "meanwhile", 1)
+				wantCommands(t, m, "within a second", 3, 3, func() { read(); read(); read() })
+				src.wantLoads(t, "within a second", 1)
 				wantCommands(t, m, "after that", 2, 100, read)
 				if rest == retryAfter {
 					src.wantLoads(t, "after RetryAfter", 2)
@@ -301,33 +301,26 @@ func TestRetryAfter_NothingToServe(t *testing.T) {
 // A call after a Delete or Expire loads at once, although RetryAfter is not over.
 func TestRetryAfter_KeyChanges(t *testing.T) {
 	t.Parallel()
-	for how := range supersededLeaves {
-		if how == "Set" {
-			continue // a value that is fresh needs no load
+	refreshEach(t, func(t *testing.T, how string, r *refreshing, rdb, look redis.UniversalClient) {
+		r.load.fail(errors.New("boom"))
+		redistest.Await(t, "the refresh is over", func() bool { return r.Stats().LoadErrors == 1 })
+		for _, c := range []*singlefill.Cache[string]{r.Cache, r.elsewhere} {
+			goGet(t.Context(), c, "k", mustNotLoad[string](t)).want(t, "v0") // RetryAfter is an hour
 		}
-		t.Run(how, func(t *testing.T) {
-			refreshEach(t, func(t *testing.T, r *refreshing, rdb, look redis.UniversalClient) {
-				r.load.fail(errors.New("boom"))
-				redistest.Await(t, "the refresh is over", func() bool { return r.Stats().LoadErrors == 1 })
-				for _, c := range []*singlefill.Cache[string]{r.Cache, r.elsewhere} {
-					goGet(t.Context(), c, "k", mustNotLoad[string](t)).want(t, "v0") // RetryAfter is an hour
-				}
-				supersede(t, r.Cache, how)
-				awaitSeen(t, rdb, look, r.ns, "k")
-				again := goGet(t.Context(), r.Cache, "k", r.src.load)
-				if how == "Expire" {
-					again.want(t, "v0")
-				}
-				r.src.next(t).give("v2")
-				if how == "Delete" {
-					again.want(t, "v2")
-				}
-				_ = r.Close()
-				wantStored(t, look, r.ns, "k", "v2")
-				r.src.want(t, 2)
-			})
-		})
-	}
+		supersede(t, r.Cache, how)
+		awaitSeen(t, rdb, look, r.ns, "k")
+		again := goGet(t.Context(), r.Cache, "k", r.src.load)
+		if how == "Expire" {
+			again.want(t, "v0")
+		}
+		r.src.next(t).give("v2")
+		if how == "Delete" {
+			again.want(t, "v2")
+		}
+		_ = r.Close()
+		wantStored(t, look, r.ns, "k", "v2")
+		r.src.want(t, 2)
+	}, "Delete", "Expire") // after a Set no load is needed
 }
 
 // A load that fails with ErrClosed starts no RetryAfter.
@@ -365,7 +358,7 @@ type clockHook struct {
 
 const clockSkew = time.Minute
 
-// clockCache makes a cache in a process of its own, whose clock is ahead.
+// clockCache makes a cache whose process has a clock that is ahead.
 func clockCache(t testing.TB, m *miniredis.Miniredis, ns string, opts *singlefill.Options[string], ahead time.Duration) *singlefill.Cache[string] {
 	t.Helper()
 	rdb := redistest.NewMiniClient(t, m)
@@ -530,7 +523,7 @@ func TestClocks_EntryThatRedisHasEnded(t *testing.T) {
 
 // Caches with different clocks share their loads.
 func TestClocks_LoadsAreShared(t *testing.T) {
-	const life, run = 10 * time.Minute, 10 * time.Hour
+	const life, run = 10 * time.Minute, 4 * time.Hour
 	for name, swr := range map[string]time.Duration{"loaded": 0, "refreshed": 5 * time.Minute} {
 		t.Run(name, func(t *testing.T) {
 			eachClock(t, clockOptions(life, swr, 0, time.Second), func(t *testing.T, right, wrong *singlefill.Cache[string], _ time.Duration) {
@@ -560,7 +553,7 @@ func TestClocks_LoadsAreShared(t *testing.T) {
 
 // Clocks that differ by more than a life cost loads, but never two at a time.
 func TestClocks_FurtherApartThanALife(t *testing.T) {
-	const life, loadTime, callers, run = 30 * time.Second, 300 * time.Millisecond, 3, 20 * time.Minute
+	const life, loadTime, callers, run = 30 * time.Second, 300 * time.Millisecond, 3, 8 * time.Minute
 	for name, opts := range map[string]func() *singlefill.Options[string]{
 		"no windows": clockOptions(life, 0, 0, time.Second), "refreshed": clockOptions(life, 20*time.Second, 0, time.Second),
 		"kept for errors": clockOptions(life, 0, 20*time.Second, time.Second), "both": clockOptions(life, 20*time.Second, 2*time.Minute, time.Second),

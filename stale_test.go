@@ -329,7 +329,7 @@ func TestStale_ValueThatCannotBeDecoded(t *testing.T) {
 					t.Fatal(err)
 				}
 				src := &countedSource{err: errSource, takes: time.Second}
-				for n := range int64(2) { // no RetryAfter: there is nothing to serve meanwhile
+				for n := range int64(2) { // no RetryAfter: there is nothing to serve
 					ask(t.Context(), c, "k", src.load).want(t, "the load fails", answer{err: errSource, took: src.takes})
 					src.wantLoads(t, "nothing to serve", n+1)
 				}
@@ -364,16 +364,16 @@ func TestDelete_StaleValue(t *testing.T) {
 					}
 					ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
 					defer cancel()
-					// Before 10ms have passed nobody here knows of the Delete.
-					ask(ctx, here, "k", gives("new")).want(t, "who comes after it, and leaves", answer{
+					// This process looks at its lock after 10 ms, and does not know of the Delete before.
+					ask(ctx, here, "k", gives("new")).want(t, "a later caller that leaves", answer{
 						err: context.DeadlineExceeded, took: 5 * time.Millisecond,
 					})
 					later := goAsk(t.Context(), here, "k", gives("new"))
 					synctest.Wait()
 					load.ends <- ending[string]{value: "older", err: fail}
-					receive(t, "a reply", later).wantFresh(t, "who comes after it, and stays", "new")
+					receive(t, "a reply", later).wantFresh(t, "a later caller that stays", "new")
 					if r := receive(t, "a reply", first); r.err != nil || r.value == "new" {
-						t.Errorf("who came before: %+v", r)
+						t.Errorf("the caller before it got %+v", r)
 					}
 				})
 			})
@@ -482,13 +482,13 @@ func TestStaleIfError_FailedRefresh(t *testing.T) {
 		c := newCache(t, rdb, staleOptions(time.Minute, time.Hour))
 		src := newSource[string](t)
 		setStale(t, c, "k", "old", 59*time.Second)
-		ask(t.Context(), c, "k", src.load).wantOld(t, "who begins it", 59*time.Second, nil)
+		ask(t.Context(), c, "k", src.load).wantOld(t, "the reader that begins it", 59*time.Second, nil)
 		load := src.next(t)
 		time.Sleep(time.Second)
 		waits := goAsk(t.Context(), c, "k", src.load)
 		time.Sleep(10 * time.Second)
 		load.fail(errSource)
-		receive(t, "a reply", waits).want(t, "who waits", answer{
+		receive(t, "a reply", waits).want(t, "the caller that waits", answer{
 			value: "old", took: 10 * time.Second,
 			info: singlefill.ValueInfo{Stale: true, Age: staleLife + 70*time.Second, Err: errSource},
 		})
@@ -642,10 +642,10 @@ func TestStaleIfError_Deadline(t *testing.T) {
 		src := newSource[string](t)
 		setStale(t, fleet[0], "k", "old", 0)
 		lived := time.Now()
-		staleHerd(t, "who began it", fleet[0], src.load, 1, lived)
+		staleHerd(t, "the caller that began it", fleet[0], src.load, 1, lived)
 		load := src.next(t)
 		for range 5 {
-			staleHerd(t, "who waits for another process", fleet[1], src.load, 20, lived)
+			staleHerd(t, "callers that wait for another process", fleet[1], src.load, 20, lived)
 		}
 		time.Sleep(time.Until(lived.Add(10 * time.Second)))
 		load.give("new")
@@ -840,7 +840,7 @@ func TestStaleIfError_DeletedValue(t *testing.T) {
 				time.Sleep(5 * time.Second)
 				busy.give("")
 				if a := <-after; a.err == nil {
-					t.Errorf("who came after Delete is answered %+v", a)
+					t.Errorf("the caller after the Delete got %+v", a)
 				}
 				<-before
 				other.want(t, "")

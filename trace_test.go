@@ -63,7 +63,7 @@ func TestStats_Exact(t *testing.T) {
 	})
 }
 
-// events records what a Trace is told.
+// events records the calls of a Trace.
 type events struct {
 	mu   sync.Mutex
 	seen []string
@@ -228,23 +228,23 @@ func TestTrace_RedisErrorsAndBreaker(t *testing.T) {
 
 // Every function of a Trace can be nil.
 func TestTrace_FunctionsAreOptional(t *testing.T) {
-	t.Parallel()
-	_, rdb := redistest.StartMini(t)
-	ns := redistest.Namespace(t)
-	c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Trace: &singlefill.Trace{}})
-	if err := rdb.Set(t.Context(), ns+":{k}", "garbage", time.Hour).Err(); err != nil {
-		t.Fatal(err)
-	}
-	for range 2 {
-		v, err := c.GetOrLoad(t.Context(), "k", gives("v"))
-		wantValue(t, v, err, "v")
-	}
-	_ = rdb.Close()
-	for range 6 {
-		_ = c.Set(t.Context(), "k", "v")
-	}
-	v, err := c.GetOrLoad(t.Context(), "k", gives("w"))
-	wantValue(t, v, err, "w")
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ns := redistest.Namespace(t)
+		c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Trace: &singlefill.Trace{}})
+		if err := rdb.Set(t.Context(), ns+":{k}", "garbage", time.Hour).Err(); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			v, err := c.GetOrLoad(t.Context(), "k", gives("v"))
+			wantValue(t, v, err, "v")
+		}
+		_ = rdb.Close()
+		for range 6 {
+			_ = c.Set(t.Context(), "k", "v")
+		}
+		v, err := c.GetOrLoad(t.Context(), "k", gives("w"))
+		wantValue(t, v, err, "w")
+	})
 }
 
 // A bad value is traced with a context that has the caller's values and does not end.
