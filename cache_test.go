@@ -4,7 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"runtime"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -28,7 +32,8 @@ func TestNew_SendsNothing(t *testing.T) {
 	}
 }
 
-// A call without a key or a Loader, or whose context has ended, returns an error and sends no command.
+// A call without a key or a Loader, or whose context has ended, returns an error and sends no
+// command.
 //
 //fault:ended-context
 func TestCalls_RefusedWithoutACommand(t *testing.T) {
@@ -358,6 +363,13 @@ func TestTTLFunc_LifeOfEachValue(t *testing.T) {
 	})
 }
 
+// lifeInMinutes is a TTLFunc for which a value says how long it lives.
+func lifeInMinutes(_, v string) time.Duration {
+	var n int
+	_, _ = fmt.Sscan(v, &n)
+	return time.Duration(n) * time.Minute
+}
+
 // A load whose value TTLFunc does not keep is shared by its callers and leaves nothing in Redis.
 func TestTTLFunc_ValueNotToKeep(t *testing.T) {
 	t.Parallel()
@@ -407,7 +419,8 @@ func TestTTLFunc_ExpiresWhileLoading(t *testing.T) {
 	}
 }
 
-// ErrNotFound is remembered for NotFoundTTL, by default for a minute, or the ttl if that is shorter.
+// ErrNotFound is remembered for NotFoundTTL, by default for a minute, or the ttl if that is
+// shorter.
 func TestNotFoundTTL(t *testing.T) {
 	for _, test := range []struct {
 		name      string
@@ -489,11 +502,7 @@ func TestClose_EarlierCallsGetTheLoad(t *testing.T) {
 	first := goGet(t.Context(), c, "k", src.load)
 	receive(t, "the read is answered", read.Hit())
 	second := goGet(t.Context(), c, "k", src.load).waits(t)
-	closed := make(chan error, 1)
-	go func() { closed <- c.Close() }()
-	redistest.Await(t, "the cache is being closed", func() bool {
-		return c.Delete(t.Context()) == singlefill.ErrClosed
-	})
+	closed := goClose(t, c)
 	read.Release()
 	src.next(t).give("v")
 	first.want(t, "v")
@@ -514,15 +523,7 @@ func TestClose_WaitsForLoadAndStore(t *testing.T) {
 		first := goGet(t.Context(), c, "k", src.load)
 		load := src.next(t)
 		joins := goGet(t.Context(), c, "k", src.load).waits(t)
-		closed := make(chan struct{})
-		go func() {
-			_ = c.Close()
-			close(closed)
-		}()
-		redistest.Await(t, "the cache refuses calls", func() bool {
-			_, err := c.Get(t.Context(), "other")
-			return err == singlefill.ErrClosed
-		})
+		closed := goClose(t, c)
 		select {
 		case <-closed:
 			t.Error("Close has returned before the load")
@@ -550,15 +551,7 @@ func TestClose_LoadAsksForOtherKeys(t *testing.T) {
 			return "a" + b, err
 		})
 		receive(t, "the load begins", begun)
-		closed := make(chan struct{})
-		go func() {
-			_ = c.Close()
-			close(closed)
-		}()
-		redistest.Await(t, "the cache refuses calls", func() bool {
-			_, err := c.Get(t.Context(), "other")
-			return err == singlefill.ErrClosed
-		})
+		closed := goClose(t, c)
 		close(goOn)
 		receive(t, "Close returns", closed)
 		outer.want(t, "ab")
@@ -630,9 +623,155 @@ func TestClose_TakesLoadTimeoutAtMost(t *testing.T) {
 	})
 }
 
-// lifeInMinutes is a TTLFunc for which a value says how long it lives.
-func lifeInMinutes(_, v string) time.Duration {
-	var n int
-	_, _ = fmt.Sscan(v, &n)
-	return time.Duration(n) * time.Minute
+// Close waits for a running refresh and its store, and not for one that queues.
+func TestClose_WaitsForRefreshAndStore(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ns := redistest.Namespace(t)
+		opts := staleOptions(time.Minute, 0)
+		opts.MaxLoads = 1
+		c := newCacheIn(t, rdb, ns, opts)
+		for _, key := range []string{"queues", "k"} {
+			if err := c.Set(t.Context(), key, "old"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(staleLife)
+		src := &countedSource{takes: 10 * time.Second, value: "new"}
+		ask(t.Context(), c, "k", src.load).wantOld(t, "the reader that begins it", 0, nil)
+		src.wantLoads(t, "a refresh", 1)
+		ask(t.Context(), c, "queues", src.load).wantOld(t, "the reader that begins another", 0, nil)
+		synctest.Wait()
+		begun := time.Now()
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		wantElapsed(t, "Close returns", begun, 10*time.Second)
+		wantStored(t, rdb, ns, "k", "new")
+		wantStored(t, rdb, ns, "queues", "old")
+		src.wantLoads(t, "one ran and one queued", 1)
+		if s := c.Stats(); s.Stored != 1 || s.Loading != 0 {
+			t.Errorf("%+v, want the refresh stored", s)
+		}
+	})
+}
+
+// Close waits for a refresh, which stores its value.
+func TestClose_DuringARefresh(t *testing.T) {
+	t.Parallel()
+	refreshEach(t, func(t *testing.T, _ string, r *refreshing, rdb, look redis.UniversalClient) {
+		closed := goClose(t, r.Cache)
+		select {
+		case <-closed:
+			t.Error("Close has returned before the refresh")
+		default:
+		}
+		r.load.give("v1")
+		receive(t, "Close returns", closed)
+		wantStored(t, look, r.ns, "k", "v1")
+		wantUnlocked(t, look, r.ns, "k")
+	})
+}
+
+// No load runs or begins after Close has returned, at whatever moment of a refresh.
+func TestClose_AtAnyMomentOfARefresh(t *testing.T) {
+	t.Parallel()
+	const rounds, readers = 300, 4
+	_, rdb := redistest.StartMini(t)
+	ns := redistest.Namespace(t)
+	kinds := []string{"stale", "early"}
+	ran := 0
+	for round := range rounds {
+		putEntry(t, rdb, ns, "k", refreshKinds[kinds[round%2]](), time.Hour)
+		if err := rdb.Del(t.Context(), ns+":{k}:lock").Err(); err != nil {
+			t.Fatal(err)
+		}
+		opts := patient(refreshOptions())
+		opts.MaxLoads = 1 + round%3
+		c, err := singlefill.New(rdb, ns, time.Hour, opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var closed atomic.Bool
+		var running, loads atomic.Int64
+		load := func(context.Context, string) (string, error) {
+			running.Add(1)
+			loads.Add(1)
+			if closed.Load() {
+				t.Error("a load begins after Close")
+			}
+			runtime.Gosched()
+			running.Add(-1)
+			return "v1", nil
+		}
+		var wg sync.WaitGroup
+		for range readers {
+			wg.Go(func() {
+				for {
+					v, err := c.GetOrLoad(t.Context(), "k", load)
+					if err == singlefill.ErrClosed {
+						return
+					}
+					if err != nil || v != "v0" && v != "v1" {
+						t.Errorf("got %q, %v", v, err)
+						return
+					}
+				}
+			})
+		}
+		time.Sleep(time.Duration(rand.IntN(int(time.Millisecond)))) // any moment will do
+		_ = c.Close()
+		closed.Store(true)
+		if n := running.Load(); n != 0 {
+			t.Errorf("%d loads run after Close", n)
+		}
+		s := c.Stats()
+		wg.Wait()
+		if n := loads.Load(); n != s.Loads || s.Loading != 0 || s.Loads != s.Stored {
+			t.Errorf("%d loads, %+v", n, s)
+		}
+		wantUnlocked(t, rdb, ns, "k")
+		ran += int(loads.Load())
+	}
+	if ran == 0 {
+		t.Errorf("there was no refresh in %d rounds", rounds)
+	}
+}
+
+// A load that Close waits for can read a stale value, and begins no refresh.
+func TestClose_LoadBeginsNoRefresh(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := newCache(t, rdb, staleOptions(time.Minute, 0))
+		setStale(t, c, "k", "old", 0)
+		outer := goGet(t.Context(), c, "outer", func(ctx context.Context, _ string) (string, error) {
+			time.Sleep(time.Second)
+			return c.GetOrLoad(ctx, "k", mustNotLoad[string](t))
+		})
+		synctest.Wait()
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		outer.want(t, "old")
+	})
+}
+
+// A read that ends during Close begins no refresh.
+func TestClose_ReadBeginsNoRefresh(t *testing.T) {
+	t.Parallel()
+	for kind := range refreshKinds {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			p, ns, c, _, rdb := proxied(t, refreshOptions())
+			putEntry(t, rdb, ns, "k", refreshKinds[kind](), time.Hour)
+			read := p.On(redistest.Command("get"), redistest.HoldReply).Times(1)
+			reads := goGet(t.Context(), c, "k", mustNotLoad[string](t))
+			receive(t, "the read is answered", read.Hit())
+			closed := goClose(t, c)
+			read.Release()
+			reads.want(t, "v0")
+			receive(t, "Close returns", closed)
+			if s := c.Stats(); s.Loads != 0 {
+				t.Errorf("%+v, want no load", s)
+			}
+		})
+	}
 }

@@ -244,7 +244,8 @@ func (c interning) Unmarshal(_ []byte, v any) error {
 	return nil
 }
 
-// The first caller can change its value before the others have theirs, even if the codec's bytes are the value's own.
+// The first caller can change its value before the others have theirs, even if the codec's bytes
+// are the value's own.
 func TestCodec_AliasedBytes(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {

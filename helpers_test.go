@@ -34,8 +34,9 @@ func newCache[T any](t testing.TB, rdb redis.UniversalClient, opts *singlefill.O
 	return newCacheIn(t, rdb, redistest.Namespace(t), opts)
 }
 
-// newCacheIn returns a cache that lives as long as the test. Timeouts that opts leave open are longer
-// than a busy machine makes a command take. At the end every key of the namespace must have a TTL.
+// newCacheIn returns a cache that lives as long as the test. Timeouts that opts leave open are
+// longer than a busy machine makes a command take. At the end every key of the namespace must have
+// a TTL.
 func newCacheIn[T any](t testing.TB, rdb redis.UniversalClient, namespace string, opts *singlefill.Options[T]) *singlefill.Cache[T] {
 	t.Helper()
 	c, err := singlefill.New(rdb, namespace, time.Hour, patient(opts))
@@ -187,8 +188,8 @@ func slow(d time.Duration) hook {
 	return before(func(redis.Cmder) error { time.Sleep(d); return nil })
 }
 
-// An outage is a hook that keeps the replies of commands from their callers while it is on. Commands
-// without a deadline are the test's, and pass.
+// An outage is a hook that keeps the replies of commands from their callers while it is on.
+// Commands without a deadline are the test's, and pass.
 type outage struct {
 	on      atomic.Bool
 	keeps   func(cmd []string) bool // the replies of these commands; nil: of all
@@ -229,7 +230,8 @@ func isScript(t testing.TB, name string) func(cmd []string) bool {
 	}
 }
 
-// wantCalls checks what the server has executed since ResetCalls, except what the test itself sends.
+// wantCalls checks what the server has executed since ResetCalls, except what the test itself
+// sends.
 func wantCalls(t testing.TB, server *redistest.Server, what string, want map[string]int64) {
 	t.Helper()
 	got := server.AllCalls()
@@ -363,7 +365,8 @@ type ending[T any] struct {
 	err   error
 }
 
-// newSource makes a source. Make the caches first: they wait for their loads at the end of the test.
+// newSource makes a source. Make the caches first: they wait for their loads at the end of the
+// test.
 func newSource[T any](t testing.TB) *source[T] {
 	s := &source[T]{begun: make(chan *loading[T], 100), over: make(chan struct{})}
 	t.Cleanup(func() { close(s.over) })
@@ -453,8 +456,8 @@ func goGet[T any](ctx context.Context, c *singlefill.Cache[T], key string, load 
 	return a
 }
 
-// A waitingContext tells when its Done is first called, which a GetOrLoad does once it has joined the
-// read or the fill of its key.
+// A waitingContext tells when its Done is first called, which a GetOrLoad does once it has joined
+// the read or the fill of its key.
 type waitingContext struct {
 	context.Context
 	once  sync.Once
@@ -550,6 +553,17 @@ func getAll(ctx context.Context, t testing.TB, c *singlefill.Cache[string], n in
 		})
 	}
 	callers.Wait()
+}
+
+// goClose closes a cache in a goroutine, and returns when the cache refuses calls.
+func goClose[T any](t testing.TB, c *singlefill.Cache[T]) (closed <-chan error) {
+	t.Helper()
+	errs := make(chan error, 1)
+	go func() { errs <- c.Close() }()
+	redistest.Await(t, "the cache refuses calls", func() bool {
+		return c.Delete(context.Background()) == singlefill.ErrClosed
+	})
+	return errs
 }
 
 // receive takes a value that must come.

@@ -18,7 +18,7 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// strangeKeys are keys that a mapping might stumble over.
+// strangeKeys are keys that are hard to map to names.
 func strangeKeys() []string {
 	keys := []string{
 		"42", "a", "user:42", "{", "}", "{}", "}{", "}}", "}a", "{a}", "a{b}c", "a}b", "a}", "a{", "{a", "{}a", "%", "%7D",
@@ -123,8 +123,8 @@ func FuzzKeys(f *testing.F) {
 
 // A value and its lock are in one slot, that of their key.
 //
-// A key that contains a brace, or begins with '%', has no slot that its names could share: only value and lock are in
-// one slot then.
+// A key that contains a brace, or begins with '%', has no slot that its names could share: only
+// value and lock are in one slot then.
 //
 //fault:strange-keys
 func TestKeys_SameSlot(t *testing.T) {
@@ -203,7 +203,8 @@ func TestKeys_StrangeKeys(t *testing.T) {
 	}
 }
 
-// The next step of a fill follows from the reply, from whether a caller waits, and from whether the value can end it.
+// The next step of a fill follows from the reply, from whether a caller waits, and from whether the
+// value can end it.
 func TestDecide(t *testing.T) {
 	none := view{}
 	wanted, servable, both := view{wanted: true}, view{servable: true}, view{wanted: true, servable: true}
@@ -298,7 +299,7 @@ func TestLoadTimes_Estimate(t *testing.T) {
 	}
 }
 
-// earlyCache is a cache whose lot alone is under test; it sends nothing.
+// earlyCache returns a cache that only decides on early refreshes; it sends nothing.
 func earlyCache(t *testing.T, beta float64) *Cache[string] {
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379"})
 	t.Cleanup(func() { _ = rdb.Close() })
@@ -343,10 +344,11 @@ func TestEarlyRefresh_Probability(t *testing.T) {
 
 // XFetch without a lock loads as often as its authors say: e^(1/β) times for each expiry.
 //
-// Readers come densely. The first one that decides begins a load, and without a lock all that decide before its end
-// load too, however dense the readers are. The number is geometrically distributed, with a standard deviation below
-// its mean: the mean of 4,000 cycles has a standard error below 1.5 %, so that a tenth is 6 of them and more. The
-// steps are so small that they add less than 1 %.
+// Readers come densely. The first one that decides begins a load, and without a lock all that
+// decide before its end load too, however dense the readers are. The number is geometrically
+// distributed, with a standard deviation below its mean: the mean of 4,000 cycles has a standard
+// error below 1.5 %, so that a tenth is 6 of them and more. The steps are so small that they add
+// less than 1 %.
 func TestEarlyRefresh_LoadsPerExpiry(t *testing.T) {
 	t.Parallel()
 	const cycles, readsPerLoad, loadTime = 4_000, 200, time.Second

@@ -21,7 +21,8 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// A value whose load began before a Delete is not stored after it, and later callers load again at once.
+// A value whose load began before a Delete is not stored after it, and later callers load again at
+// once.
 func TestDelete_DuringLoad(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
@@ -50,7 +51,7 @@ func TestDelete_DuringLoad(t *testing.T) {
 					older.give("v1")
 					before.want(t, "v1")
 				}
-				// A caller that has waited since before the Delete may get either, but causes no load.
+				// A caller that joined before the Delete may get either, but causes no load.
 				if v, err := joins.result(t); err != nil || v != "v1" && v != "v2" {
 					t.Errorf("got %q, %v; want v1 or v2", v, err)
 				}
@@ -92,7 +93,8 @@ func TestDelete_DuringTheOnlyLoad(t *testing.T) {
 	})
 }
 
-// Callers that arrive after a Delete in another process do not get a value whose load began before it.
+// Callers that arrive after a Delete in another process do not get a value whose load began before
+// it.
 func TestDelete_ElsewhereDuringLoad(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
@@ -217,7 +219,8 @@ func TestDelete_ReplyInTransit(t *testing.T) {
 	src.want(t, 1)
 }
 
-// A value that the lock's script found before a Delete is not given to callers that arrive after it.
+// A value that the lock's script found before a Delete is not given to callers that arrive after
+// it.
 func TestDelete_ValueFoundWhileLocking(t *testing.T) {
 	t.Parallel()
 	p, _, slow, direct, _ := proxied(t, &raw)
@@ -242,7 +245,8 @@ func TestDelete_ValueFoundWhileLocking(t *testing.T) {
 	src.want(t, 1)
 }
 
-// A load that ends before its process notices a Delete is not given to callers that arrive after it.
+// A load that ends before its process notices a Delete is not given to callers that arrive after
+// it.
 func TestDelete_BeforeTheLossIsNoticed(t *testing.T) {
 	t.Parallel()
 	p, _, slow, direct, _ := proxied(t, &raw)
@@ -299,7 +303,8 @@ func TestDelete_BetweenLoadAndStore(t *testing.T) {
 	}
 }
 
-// A load that begins after a Delete is given to all callers, whether the Delete met its lock or not.
+// A load that begins after a Delete is given to all callers, whether the Delete met its lock or
+// not.
 func TestDelete_WhileTheLockIsTaken(t *testing.T) {
 	t.Parallel()
 	for _, held := range []redistest.Action{redistest.HoldRequest, redistest.HoldReply} {
@@ -585,7 +590,8 @@ func TestRefresh_LoadAfterADelete(t *testing.T) {
 	}, "here, the refresh ends first", "here, the load ends first", "elsewhere, the refresh ends first", "elsewhere, the load ends first")
 }
 
-// A caller that arrived after a Delete gets neither the value of the refresh nor the old value for its error.
+// A caller that arrived after a Delete gets neither the value of the refresh nor the old value for
+// its error.
 //
 // The process of the refresh learns of the Delete only when it stores.
 func TestRefresh_CallerAfterADelete(t *testing.T) {
@@ -671,10 +677,12 @@ func TestRefresh_EntryIsGone(t *testing.T) {
 	}
 }
 
-// Two loads of a key run at a time only if a write came between, and no caller gets what had been deleted before.
+// Two loads of a key run at a time only if a write came between, and no caller gets what had been
+// deleted before.
 //
-// Two caches read values that are stale almost at once, of a source that fails at times, while writers delete, set
-// and expire. No caller gets a version older than the last Delete or Set that had returned, nor in place of an error.
+// Two caches read values that are stale almost at once, of a source that fails at times, while
+// writers delete, set and expire. No caller gets a version older than the last Delete or Set that
+// had returned, nor in place of an error.
 //
 //fault:delete-in-load
 func TestRefresh_RandomCalls(t *testing.T) {
@@ -781,15 +789,17 @@ type refreshState struct {
 	version atomic.Int64 // of the source
 	floor   atomic.Int64 // version as of the last Delete or Set that has returned
 
-	writes       sync.Mutex // one write at a time, or the order of two would not be known
+	writes sync.Mutex // one write at a time, or the order of two would not be known
+
 	mu           sync.Mutex
-	begun, ended int         // writes
-	running      map[int]int // loads, by how many writes had ended before the call that began them
+	begun, ended int // writes
+	// running counts loads, by how many writes had ended before the call that began them.
+	running map[int]int
 }
 
 type refreshCall struct{}
 
-// call notes in a context, which the Loader's is made from, how many writes have ended.
+// call notes in a context, from which the Loader's is made, how many writes have ended.
 func (s *refreshState) call(ctx context.Context) context.Context {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -800,9 +810,9 @@ func (s *refreshState) begin(ctx context.Context) (value string, end func()) {
 	since := ctx.Value(refreshCall{}).(int)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	switch { // a load that a write has broken before it began is no load too many
+	switch { // a load that a write superseded before it began is not one too many
 	case s.begun == since && s.running[since] > 0:
-		s.t.Error("a load begins while one runs, and no write has broken either")
+		s.t.Error("a load begins while one runs, and no write has superseded either")
 	case len(s.running) > 0:
 		s.tally.broken.Add(1)
 	case s.begun == since:

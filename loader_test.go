@@ -157,9 +157,11 @@ func TestGetOrLoad_NeverTwoLoadsAtATime(t *testing.T) {
 	for _, kind := range []string{"mini", "single"} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			rdb := redistest.Shared(t).Client(t)
+			var rdb *redis.Client
 			if kind == "mini" {
 				_, rdb = redistest.StartMini(t)
+			} else {
+				rdb = redistest.Shared(t).Client(t)
 			}
 			c := newCache(t, rdb, &singlefill.Options[int64]{TTLFunc: func(string, int64) time.Duration { return 0 }})
 			var wg sync.WaitGroup
@@ -254,7 +256,8 @@ type typedNil struct{ text string }
 
 func (e *typedNil) Error() string { return e.text }
 
-// A panic or runtime.Goexit of the Loader, of its error or of TTLFunc is a PanicError to all callers that waited.
+// A panic or runtime.Goexit of the Loader, of its error or of TTLFunc is a PanicError to all
+// callers that waited.
 //
 //fault:failed-load
 func TestPanicError(t *testing.T) {
@@ -436,7 +439,8 @@ func TestGetOrLoad_DeadlineAndCancellation(t *testing.T) {
 	})
 }
 
-// A call in the middle of a read returns at its deadline, and within RedisTimeout when it is cancelled.
+// A call in the middle of a read returns at its deadline, and within RedisTimeout when it is
+// cancelled.
 func TestGetOrLoad_EndOfContextInARead(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		mute := &outage{keeps: redistest.Command("get")}
@@ -453,12 +457,12 @@ func TestGetOrLoad_EndOfContextInARead(t *testing.T) {
 			}
 			cancel()
 			wantElapsed(t, "the deadline: "+name, begun, 100*time.Millisecond)
-			time.Sleep(time.Minute) // what it began is over
+			time.Sleep(time.Minute) // its command is over
 
 			begun = time.Now()
 			ctx, cancel = context.WithCancel(t.Context())
 			time.AfterFunc(100*time.Millisecond, cancel)
-			_ = call(ctx) // it may have its answer by the time
+			_ = call(ctx) // it may have its reply by then
 			if d := time.Since(begun); d > time.Second {
 				t.Errorf("cancelled: %s returns after %v, want RedisTimeout at most", name, d)
 			}
@@ -655,7 +659,8 @@ func TestErrRecursive_Prefetch(t *testing.T) {
 	})
 }
 
-// A load that callers wait for gets ErrRecursive from its own key, although the key holds a stale value.
+// A load that callers wait for gets ErrRecursive from its own key, although the key holds a stale
+// value.
 func TestErrRecursive_StaleKey(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		c := newCache(t, rdb, staleOptions(0, time.Minute))
@@ -747,7 +752,8 @@ func testOwnership[T any](t *testing.T, rdb redis.UniversalClient, opts *singlef
 	src.want(t, 1)
 }
 
-// Callers that share a read own their values: each changes its value at once, while others still get theirs.
+// Callers that share a read own their values: each changes its value at once, while others still
+// get theirs.
 func TestGetOrLoad_ReadersOwnTheirValues(t *testing.T) {
 	t.Parallel()
 	t.Run("plain", func(t *testing.T) {

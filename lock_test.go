@@ -123,7 +123,8 @@ func TestLock_LostReplyOfTheRelease(t *testing.T) {
 	})
 }
 
-// A failure in another process is a RemoteError to all callers that waited for it: they do not load one by one.
+// A failure in another process is a RemoteError to all callers that waited for it: they do not load
+// one by one.
 func TestRemoteError_FailureElsewhere(t *testing.T) {
 	t.Parallel()
 	p, ns, waiter, loader, rdb := proxied(t, &raw)
@@ -185,7 +186,8 @@ func TestRemoteError_LaterCallerLoads(t *testing.T) {
 	src.want(t, 2)
 }
 
-// A value loaded without Redis is not given to callers that arrived after a Delete, once Redis is back.
+// A value loaded without Redis is not given to callers that arrived after a Delete, once Redis is
+// back.
 //
 //fault:away-at-end
 func TestUnlocked_LateCallerAfterTheOutage(t *testing.T) {
@@ -247,7 +249,8 @@ func TestUnlocked_CountedAtTheBeginning(t *testing.T) {
 	})
 }
 
-// A lock taken without a reply is given up when Redis is back, even if the first attempt to do so fails.
+// A lock taken without a reply is given up when Redis is back, even if the first attempt to do so
+// fails.
 func TestUnlocked_LockInDoubtIsAbandoned(t *testing.T) {
 	down := &outage{keeps: redistest.Command("evalsha"), arrives: isScript(t, "get_or_lock")}
 	inOutage(t, down, func(t *testing.T, here, there *singlefill.Cache[string]) {
@@ -277,7 +280,7 @@ func inOutage(t *testing.T, down *outage, run func(t *testing.T, here, there *si
 	})
 }
 
-// A watch is a process that loads and another one, here, that is watched while it waits.
+// A watch has a process that loads, there, and one whose waiting is watched, here.
 type watch struct {
 	t           *testing.T
 	m           *miniredis.Miniredis
@@ -296,13 +299,14 @@ func inWatch(t *testing.T, opts singlefill.Options[string], run func(t *testing.
 	})
 }
 
-// another makes a process to be watched that has seen nothing.
+// another returns a new process to watch, which has seen no load.
 func (w *watch) another(opts singlefill.Options[string]) *singlefill.Cache[string] {
 	opts.Trace = &singlefill.Trace{WaitDone: func(_ context.Context, i singlefill.WaitInfo) { w.wait = i }}
 	return newCacheIn(w.t, w.rdb, w.ns, &opts)
 }
 
-// waits has the one wait for a load in the other, from its beginning, and returns how long it does so after its end.
+// waits loads a key there and waits for it here, from the beginning. It returns by how much the
+// wait was longer than the load, and how many polls it took.
 func (w *watch) waits(key string, length time.Duration, result ...error) (late time.Duration, polls int) {
 	w.t.Helper()
 	err := errors.Join(result...)
@@ -367,7 +371,7 @@ func TestWait_KnownLoadTime(t *testing.T) {
 
 // A waiter forgets one load that was like no other.
 //
-// It may be the first one of a process, or one that met a busy machine.
+// It may be the first load of a process, or one that met a busy machine.
 func TestWait_OneOddLoad(t *testing.T) {
 	const length, loads = 1370 * time.Millisecond, 10
 	keys := map[string]func(i int) string{
@@ -551,7 +555,8 @@ func TestWait_OneSlowCommand(t *testing.T) {
 
 // A waiter polls a lock of an impossible age rarely, and takes it when it ends.
 //
-// A lock's age is the difference of two times of a clock that may have been set, or be that of another server.
+// A lock's age is the difference of two times of a clock that may have been set, or be that of
+// another server.
 func TestWait_LockOfImpossibleAge(t *testing.T) {
 	for name, at := range map[string]string{
 		"in the future": fmt.Sprintf("%016d", time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()),

@@ -16,7 +16,8 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// A pipeline that passes for a client: commands are queued until Exec, so that nothing is ever answered.
+// A clientAndPipeline is a pipeline with the methods of a client: it queues commands until Exec,
+// and answers none.
 type clientAndPipeline struct{ redis.UniversalClient }
 
 func (clientAndPipeline) Len() int { return 0 }

@@ -123,8 +123,10 @@ func TestMaxLoads_LongQueue(t *testing.T) {
 
 // A key that waits for a slot costs one goroutine beside its caller's.
 //
+// The test counts all goroutines, and so does not run in parallel.
+//
 //fault:long-queue
-func TestMaxLoads_GoroutinesOfTheQueue(t *testing.T) { // not parallel: it counts all goroutines
+func TestMaxLoads_GoroutinesOfTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const keys = 500
 		_, rdb := redistest.StartMini(t)
@@ -327,8 +329,8 @@ func TestMaxLoads_LoadAsksForAQueuedKey(t *testing.T) {
 
 // A load can wait for a load of another cache that needs the slot of this one.
 //
-// The only slot of one cache is held by a load that asks another cache for a key. An outsider has begun to load
-// that key, and its load asks the first cache.
+// The only slot of one cache is held by a load that asks another cache for a key. An outsider has
+// begun to load that key, and its load asks the first cache.
 func TestMaxLoads_AnotherCacheNeedsTheSlot(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		one := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
@@ -420,7 +422,8 @@ func TestClose_LentSlot(t *testing.T) {
 	})
 }
 
-// MaxFleetLoads bounds the loads of all caches of a namespace: as many as the limit run, and never one more.
+// MaxFleetLoads bounds the loads of all caches of a namespace: as many as the limit run, and never
+// one more.
 func TestMaxFleetLoads_LoadsAtATime(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		const limit, caches, keys = 3, 3, 12
@@ -458,7 +461,8 @@ func TestMaxFleetLoads_LoadsAtATime(t *testing.T) {
 	})
 }
 
-// A fill that waits for a slot of the fleet holds no lock, so that a process with a slot can load the key.
+// A fill that waits for a slot of the fleet holds no lock, so that a process with a slot can load
+// the key.
 func TestMaxFleetLoads_QueueingHoldsNoLock(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)
@@ -647,7 +651,8 @@ func TestMaxFleetLoads_Outage(t *testing.T) {
 	}
 }
 
-// A process that disagrees with others on MaxFleetLoads is served, and learns of it by Trace.RedisError.
+// A process that disagrees with others on MaxFleetLoads is served, and learns of it by
+// Trace.RedisError.
 //
 //fault:disagreement
 func TestMaxFleetLoads_Disagreement(t *testing.T) {

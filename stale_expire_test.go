@@ -18,7 +18,7 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// expireKeys expires keys and waits until the client sees what has become of them: its own cache may be late.
+// expireKeys expires keys and waits until the client sees it: its own cache may be late.
 func expireKeys(t testing.TB, c *singlefill.Cache[string], rdb, look redis.UniversalClient, ns string, keys ...string) {
 	t.Helper()
 	if err := c.Expire(t.Context(), keys...); err != nil {
@@ -203,14 +203,15 @@ func TestExpire_AgainProlongsNothing(t *testing.T) {
 	}
 }
 
-// A value whose load began before an Expire is not stored after it, and later callers load again at once.
+// A value whose load began before an Expire is not stored after it, and later callers load again at
+// once.
 //
 //fault:delete-in-load
 func TestExpire_DuringLoad(t *testing.T) {
 	t.Parallel()
 	userEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
 		for _, where := range []string{"here", "elsewhere"} {
-			for _, old := range []string{"", "old"} { // beyond StaleWhileRevalidate: the load is waited for
+			for _, old := range []string{"", "old"} { // beyond StaleWhileRevalidate: callers wait for the load
 				t.Run(where+" "+old, func(t *testing.T) {
 					ns := redistest.Namespace(t)
 					c := newCacheIn(t, rdb, ns, staleOptions(0, time.Hour))
@@ -346,7 +347,8 @@ func TestExpire_RemovesWhatIsNoEntry(t *testing.T) {
 	})
 }
 
-// An Expire without a key, of a closed cache, or whose context has ended, returns an error and sends no command.
+// An Expire without a key, of a closed cache, or whose context has ended, returns an error and
+// sends no command.
 func TestExpire_RefusedWithoutACommand(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -417,7 +419,7 @@ func TestExpire_RoundTrips(t *testing.T) {
 	}
 }
 
-// A expireTrips counts how often a client turns to its server with scripts.
+// An expireTrips counts the round trips of a client that carry scripts.
 type expireTrips struct{ n atomic.Int64 }
 
 func (r *expireTrips) note(cmds ...redis.Cmder) {

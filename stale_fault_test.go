@@ -149,7 +149,8 @@ func TestRefresh_LostReply(t *testing.T) {
 	}
 }
 
-// A refresh that Redis refuses is tried no more often than RetryAfter says, and readers get the old value.
+// A refresh that Redis refuses is tried no more often than RetryAfter says, and readers get the old
+// value.
 //
 //fault:missing-right
 func TestRefresh_RedisRefuses(t *testing.T) {

@@ -21,11 +21,12 @@ import (
 
 // Readers of a busy key never wait, and each life costs one load.
 //
-// The workers read evenly, 62.5 times within the time that a load takes. So the lot falls on average 2.4 s before
-// the end of a life (62.5 times e^(-t/0.5s), added up, is 1 there, and somewhat less later); and never so
-// late that the load, which takes 0.5 s, would end after that life: the odds are e^(-62.5/e), or 1 in 10^10. A
-// cycle is then 18.1 s on average: 300 s are 16.5 of them, or at least 14, which would be cycles of a whole
-// life and a load each. More than 18 would take an average of 4.7 s, every time as rare as 1 in 200.
+// The workers read evenly, 62.5 times within the time that a load takes. So the refresh begins on
+// average 2.4 s before the end of a life (62.5 times e^(-t/0.5s), added up, is 1 there, and
+// somewhat less later); and never so late that the load, which takes 0.5 s, would end after that
+// life: the odds are e^(-62.5/e), or 1 in 10^10. A cycle is then 18.1 s on average: 300 s are 16.5
+// of them, or at least 14, which would be cycles of a whole life and a load each. More than 18
+// would take an average of 4.7 s, every time as rare as 1 in 200.
 func TestEarlyRefresh_NoReaderWaits(t *testing.T) {
 	const life, loadTime, during = 20 * time.Second, 500 * time.Millisecond, 300 * time.Second
 	const workers, pause = 50, 400 * time.Millisecond
@@ -128,7 +129,7 @@ func TestRetryAfter_OneLoadInTheFleet(t *testing.T) {
 	}
 }
 
-// sourceOutage is a source that is down for a minute, and 4 processes that read every 50 or 100 ms.
+// sourceOutage is a source that is down, and four processes that go on reading a stale value.
 func sourceOutage(t *testing.T, opts *singlefill.Options[string], retryAfter time.Duration) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
 		outage := min(24*retryAfter, time.Minute)
@@ -163,7 +164,7 @@ func sourceOutage(t *testing.T, opts *singlefill.Options[string], retryAfter tim
 			})
 		}
 		wg.Wait()
-		// A process that knows of the failure looks again 100 ms and a read after the time at most.
+		// A process that knows of the failure asks again 100 ms and a read after RetryAfter at most.
 		most := retryAfter + 100*time.Millisecond + pause
 		if late := time.Since(up); late > most+2*pause {
 			t.Errorf("all have the new value %v after the source has come back, want %v", late, most)
@@ -325,7 +326,7 @@ func TestRetryAfter_KeyChanges(t *testing.T) {
 
 // A load that fails with ErrClosed starts no RetryAfter.
 //
-// It may be another cache that is being closed, in this process only.
+// The closed cache may be another one, and closed in this process only.
 func TestRetryAfter_ClosedCache(t *testing.T) {
 	for _, kind := range windowKinds {
 		t.Run(kind.name, func(t *testing.T) {
@@ -348,8 +349,8 @@ func TestRetryAfter_ClosedCache(t *testing.T) {
 	}
 }
 
-// Clocks that differ. A cache trusts the times in an entry's header, which are its writer's; here one cache lives with
-// a clock that is a minute ahead of Redis', or behind. A hook makes it so: it shifts the times in all that this cache
+// A clockHook gives a cache a clock that is ahead of Redis', or behind it. A cache trusts the times
+// in an entry's header, which are its writer's. The hook shifts the times in all that the cache
 // writes, and shifts them back in all that it reads.
 type clockHook struct {
 	ahead                  time.Duration
@@ -413,7 +414,7 @@ func (h *clockHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pr
 	}
 }
 
-// write shifts what a command is about to write, or shows as known.
+// write shifts the times in what a command writes, or shows as known.
 func (h *clockHook) write(cmd redis.Cmder) {
 	args := cmd.Args()
 	switch cmd.Name() {
@@ -508,7 +509,8 @@ func TestClocks_Freshness(t *testing.T) {
 	})
 }
 
-// A wrong clock serves nothing that Redis has ended, even if the load began before that and fails after.
+// A wrong clock serves nothing that Redis has ended, even if the load began before that and fails
+// after.
 func TestClocks_EntryThatRedisHasEnded(t *testing.T) {
 	const life, sie = 10 * time.Minute, 5 * time.Minute
 	boom := errors.New("boom")
@@ -669,7 +671,7 @@ func TestClocks_RetryAfter(t *testing.T) {
 							synctest.Wait()
 						}
 					}
-					// Another process looks again each second, and may have done so just before.
+					// Another process asks again each second, and may have done so just before.
 					if len(loads) != 2 || loads[0] != 0 || loads[1] < retryAfter || loads[1] > retryAfter+2*time.Second {
 						t.Errorf("%s: the source is asked at %v, want now and after %v", key, loads, retryAfter)
 					}

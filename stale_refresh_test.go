@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"runtime"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -21,8 +19,8 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// refreshKinds are entries of v0 that every read refreshes: one that is stale, and one that soon will be and
-// has taken so long to load that the lot is certain.
+// refreshKinds are entries of v0 that every read refreshes. One is stale. The other one soon will
+// be, and its load took so long that an early refresh is certain.
 var refreshKinds = map[string]func() entry.Entry{
 	"stale": func() entry.Entry {
 		return entry.Entry{FreshUntil: time.Now().Add(-time.Second), WrittenAt: time.Now().Add(-time.Minute), Payload: []byte("v0")}
@@ -73,21 +71,22 @@ func (r *refreshing) by(where string) *singlefill.Cache[string] {
 	return r.elsewhere
 }
 
-// refreshEach runs a test in the middle of a refresh of every kind, on every client, for each variant.
+// refreshEach runs a test in the middle of a refresh of every kind, on every client, for each
+// variant.
 func refreshEach(t *testing.T, run func(t *testing.T, variant string, r *refreshing, rdb, look redis.UniversalClient), variants ...string) {
 	if len(variants) == 0 {
-		variants = []string{"any"}
+		variants = []string{""}
 	}
 	userEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
 		for kind := range refreshKinds {
 			for _, variant := range variants {
-				t.Run(kind+", "+variant, func(t *testing.T) { run(t, variant, beginRefresh(t, rdb, look, kind), rdb, look) })
+				t.Run(strings.TrimSuffix(kind+", "+variant, ", "), func(t *testing.T) { run(t, variant, beginRefresh(t, rdb, look, kind), rdb, look) })
 			}
 		}
 	})
 }
 
-// supersede does to the key k what breaks loads.
+// supersede invalidates the key k.
 func supersede(t testing.TB, c *singlefill.Cache[string], how string) {
 	t.Helper()
 	var err error
@@ -154,7 +153,7 @@ func TestStaleWhileRevalidate_OneRefresh(t *testing.T) {
 				want = singlefill.Stats{Hits: 24, Stale: 23, Loads: 1, Refreshes: 1, Stored: 1}
 			}
 			s := c.Stats()
-			s.Waits = 0 // another test's matter
+			s.Waits = 0 // which TestRefresh_LeftIsNoWait counts
 			if s != want {
 				t.Errorf("process %d: %+v, want %+v", i, s, want)
 			}
@@ -229,7 +228,7 @@ func TestRefresh_ReadersNeverWait(t *testing.T) {
 				src.want(t, 1)
 				other.give("v")
 				busy.want(t, "v")
-				time.Sleep(time.Second) // for which the refresh is not tried again
+				time.Sleep(time.Second) // the refresh is not tried again before
 				read()
 				load := src.next(t)
 				read()
@@ -264,7 +263,7 @@ func TestRefresh_EachReadIsOneGET(t *testing.T) {
 					v, err := here.GetOrLoad(t.Context(), "k", mustNotLoad[string](t))
 					wantValue(t, v, err, "v0")
 				}
-				// A lock that is held elsewhere is looked at once a second, our own is renewed more rarely.
+				// A lock held elsewhere is looked at once a second, and one held here renewed more rarely.
 				most := int(time.Since(begun) / time.Second)
 				if where == "elsewhere" {
 					most++
@@ -428,7 +427,7 @@ func TestRefresh_NotAgainAtOnce(t *testing.T) {
 		time.Sleep(time.Millisecond)
 		ask(t.Context(), c, "k", src.load)
 		src.wantLoads(t, "after 100ms", 2)
-		// Another entry is another matter.
+		// A changed entry is refreshed at once.
 		if err := c.Expire(t.Context(), "k"); err != nil {
 			t.Fatal(err)
 		}
@@ -717,7 +716,8 @@ func TestRefresh_NothingToKeep(t *testing.T) {
 	}
 }
 
-// A refresh that finds nothing to keep empties the key, on every client, and the next call loads at once.
+// A refresh that finds nothing to keep empties the key, on every client, and the next call loads at
+// once.
 func TestRefresh_EmptiesTheKey(t *testing.T) {
 	t.Parallel()
 	ends := map[string]ending[string]{"a value not to keep": {notToBeKept, nil}, "not found": {"", singlefill.ErrNotFound}}
@@ -746,7 +746,7 @@ func TestRefresh_SharedByMisses(t *testing.T) {
 				setStale(t, here, "k", "old", 50*time.Second)
 				ask(t.Context(), here, "k", src.load).wantOld(t, "the reader that begins it", 50*time.Second, nil)
 				load := src.next(t)
-				time.Sleep(10 * time.Second) // the value has been too old since now
+				time.Sleep(10 * time.Second) // now the value cannot be served any more
 				var herd []<-chan answer
 				for range 20 {
 					herd = append(herd, goAsk(t.Context(), here, "k", src.load))
@@ -852,7 +852,8 @@ func TestRefresh_VanishedValueIsLoadedOnce(t *testing.T) {
 
 // A refresh without the lock is joined by a caller that could take the lock.
 //
-// It loads for a caller that has found nothing to serve, when another caller's GET fails and its lock command does not.
+// It loads for a caller that found nothing to serve. Then another caller's GET fails, and its lock
+// command does not.
 func TestRefresh_WithoutTheLockIsJoined(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		var failScripts, failGet atomic.Bool
@@ -890,173 +891,4 @@ func TestRefresh_WithoutTheLockIsJoined(t *testing.T) {
 			}
 		}
 	})
-}
-
-// Close waits for a running refresh and its store, and not for one that queues.
-func TestClose_WaitsForRefreshAndStore(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		ns := redistest.Namespace(t)
-		opts := staleOptions(time.Minute, 0)
-		opts.MaxLoads = 1
-		c := newCacheIn(t, rdb, ns, opts)
-		for _, key := range []string{"queues", "k"} {
-			if err := c.Set(t.Context(), key, "old"); err != nil {
-				t.Fatal(err)
-			}
-		}
-		time.Sleep(staleLife)
-		src := &countedSource{takes: 10 * time.Second, value: "new"}
-		ask(t.Context(), c, "k", src.load).wantOld(t, "the reader that begins it", 0, nil)
-		src.wantLoads(t, "a refresh", 1)
-		ask(t.Context(), c, "queues", src.load).wantOld(t, "the reader that begins another", 0, nil)
-		synctest.Wait()
-		begun := time.Now()
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-		wantElapsed(t, "Close returns", begun, 10*time.Second)
-		wantStored(t, rdb, ns, "k", "new")
-		wantStored(t, rdb, ns, "queues", "old")
-		src.wantLoads(t, "one ran and one queued", 1)
-		if s := c.Stats(); s.Stored != 1 || s.Loading != 0 {
-			t.Errorf("%+v, want the refresh stored", s)
-		}
-	})
-}
-
-// Close waits for a refresh, which stores its value.
-func TestClose_DuringARefresh(t *testing.T) {
-	t.Parallel()
-	refreshEach(t, func(t *testing.T, _ string, r *refreshing, rdb, look redis.UniversalClient) {
-		closed := make(chan struct{})
-		go func() {
-			_ = r.Close()
-			close(closed)
-		}()
-		redistest.Await(t, "the cache refuses calls", func() bool {
-			_, err := r.Get(t.Context(), "k")
-			return err == singlefill.ErrClosed
-		})
-		select {
-		case <-closed:
-			t.Error("Close has returned before the refresh")
-		default:
-		}
-		r.load.give("v1")
-		receive(t, "Close returns", closed)
-		wantStored(t, look, r.ns, "k", "v1")
-		wantUnlocked(t, look, r.ns, "k")
-	})
-}
-
-// No load runs or begins after Close has returned, at whatever moment of a refresh.
-func TestClose_AtAnyMomentOfARefresh(t *testing.T) {
-	t.Parallel()
-	const rounds, readers = 300, 4
-	_, rdb := redistest.StartMini(t)
-	ns := redistest.Namespace(t)
-	kinds := []string{"stale", "early"}
-	ran := 0
-	for round := range rounds {
-		putEntry(t, rdb, ns, "k", refreshKinds[kinds[round%2]](), time.Hour)
-		if err := rdb.Del(t.Context(), ns+":{k}:lock").Err(); err != nil {
-			t.Fatal(err)
-		}
-		opts := patient(refreshOptions())
-		opts.MaxLoads = 1 + round%3
-		c, err := singlefill.New(rdb, ns, time.Hour, opts)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var closed atomic.Bool
-		var running, loads atomic.Int64
-		load := func(context.Context, string) (string, error) {
-			running.Add(1)
-			loads.Add(1)
-			if closed.Load() {
-				t.Error("a load begins after Close")
-			}
-			runtime.Gosched()
-			running.Add(-1)
-			return "v1", nil
-		}
-		var wg sync.WaitGroup
-		for range readers {
-			wg.Go(func() {
-				for {
-					v, err := c.GetOrLoad(t.Context(), "k", load)
-					if err == singlefill.ErrClosed {
-						return
-					}
-					if err != nil || v != "v0" && v != "v1" {
-						t.Errorf("got %q, %v", v, err)
-						return
-					}
-				}
-			})
-		}
-		time.Sleep(time.Duration(rand.IntN(int(time.Millisecond)))) // any moment will do
-		_ = c.Close()
-		closed.Store(true)
-		if n := running.Load(); n != 0 {
-			t.Errorf("%d loads run after Close", n)
-		}
-		s := c.Stats()
-		wg.Wait()
-		if n := loads.Load(); n != s.Loads || s.Loading != 0 || s.Loads != s.Stored {
-			t.Errorf("%d loads, %+v", n, s)
-		}
-		wantUnlocked(t, rdb, ns, "k")
-		ran += int(loads.Load())
-	}
-	if ran == 0 {
-		t.Errorf("there was no refresh in %d rounds", rounds)
-	}
-}
-
-// A load that Close waits for can read a stale value, and begins no refresh.
-func TestClose_LoadBeginsNoRefresh(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache(t, rdb, staleOptions(time.Minute, 0))
-		setStale(t, c, "k", "old", 0)
-		outer := goGet(t.Context(), c, "outer", func(ctx context.Context, _ string) (string, error) {
-			time.Sleep(time.Second)
-			return c.GetOrLoad(ctx, "k", mustNotLoad[string](t))
-		})
-		synctest.Wait()
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-		outer.want(t, "old")
-	})
-}
-
-// A read that ends during Close begins no refresh.
-func TestClose_ReadBeginsNoRefresh(t *testing.T) {
-	t.Parallel()
-	for kind := range refreshKinds {
-		t.Run(kind, func(t *testing.T) {
-			t.Parallel()
-			p, ns, c, _, rdb := proxied(t, refreshOptions())
-			putEntry(t, rdb, ns, "k", refreshKinds[kind](), time.Hour)
-			read := p.On(redistest.Command("get"), redistest.HoldReply).Times(1)
-			reads := goGet(t.Context(), c, "k", mustNotLoad[string](t))
-			receive(t, "the read is answered", read.Hit())
-			closed := make(chan struct{})
-			go func() {
-				_ = c.Close()
-				close(closed)
-			}()
-			redistest.Await(t, "the cache refuses calls", func() bool {
-				_, err := c.Get(t.Context(), "k")
-				return err == singlefill.ErrClosed
-			})
-			read.Release()
-			reads.want(t, "v0")
-			receive(t, "Close returns", closed)
-			if s := c.Stats(); s.Loads != 0 {
-				t.Errorf("%+v, want no load", s)
-			}
-		})
-	}
 }

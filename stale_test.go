@@ -22,9 +22,10 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-const staleLife = time.Hour // of every entry, unless a test says otherwise: newCacheIn's
+// staleLife is the life of every entry, unless a test says otherwise.
+const staleLife = time.Hour
 
-// staleOptions are two windows, and nothing that is left to chance.
+// staleOptions are two windows of a Raw cache of which nothing is random.
 func staleOptions(whileRevalidate, ifError time.Duration) *singlefill.Options[string] {
 	return &singlefill.Options[string]{
 		Codec: singlefill.Raw, Jitter: -1, EarlyRefresh: -1, StaleWhileRevalidate: whileRevalidate, StaleIfError: ifError,
@@ -41,7 +42,7 @@ var windowKinds = []struct {
 	{"if error", func() *singlefill.Options[string] { return staleOptions(0, time.Minute) }, true},
 }
 
-// setStale stores a value and lets its life pass, and then some.
+// setStale stores a value and returns when it has been stale for late.
 func setStale(t testing.TB, c *singlefill.Cache[string], key, value string, late time.Duration) {
 	t.Helper()
 	if err := c.Set(t.Context(), key, value); err != nil {
@@ -50,7 +51,7 @@ func setStale(t testing.TB, c *singlefill.Cache[string], key, value string, late
 	time.Sleep(staleLife + late)
 }
 
-// oldCache returns a cache whose values live for a second, and of which k is set and a second older than at.
+// oldCache returns a cache whose values live for a second. Its key k has been stale for late.
 func oldCache[T any](t *testing.T, rdb *redis.Client, opts singlefill.Options[T], value T, late time.Duration) *singlefill.Cache[T] {
 	t.Helper()
 	opts.Jitter = -1
@@ -66,7 +67,7 @@ func oldCache[T any](t *testing.T, rdb *redis.Client, opts singlefill.Options[T]
 	return c
 }
 
-// wantOld wants the value that setStale has stored, as old as late says, at once, and no error but err.
+// wantOld wants the value that setStale stored, at once, stale for late; err is the reason.
 func (r answer) wantOld(t testing.TB, what string, late time.Duration, err error) {
 	t.Helper()
 	r.want(t, what, answer{value: "old", info: singlefill.ValueInfo{Stale: true, Age: staleLife + late, Err: err}})
@@ -82,7 +83,7 @@ func (r answer) wantRemote(t testing.TB, what string, late time.Duration, text s
 	r.wantOld(t, what, late, r.info.Err)
 }
 
-// wantFresh wants a value that has been stored just now, at once.
+// wantFresh wants a value that was stored at this instant, at once.
 func (r answer) wantFresh(t testing.TB, what, value string) {
 	t.Helper()
 	r.want(t, what, answer{value: value})
@@ -468,7 +469,7 @@ func TestStaleIfError_EveryFailure(t *testing.T) {
 				if s := here.Stats(); s.Stale != 1 || s.StaleOnError != 1 || s.Misses != 1 || s.Hits != 0 || s.Refreshes != 0 {
 					t.Errorf("%+v, want one stale value because of an error", s)
 				}
-				time.Sleep(time.Hour) // what was left behind is over
+				time.Sleep(time.Hour) // the load that was left behind is over
 			})
 		})
 	}
@@ -496,7 +497,8 @@ func TestStaleIfError_FailedRefresh(t *testing.T) {
 	})
 }
 
-// A value that was fresh when its refresh began is stale when it is served for the refresh's failure.
+// A value that was fresh when its refresh began is stale when it is served for the refresh's
+// failure.
 func TestStaleIfError_FreshAtTheBeginning(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		c := oldCache(t, rdb, singlefill.Options[string]{EarlyRefresh: 1e9, StaleIfError: time.Minute}, "", 0)
@@ -514,7 +516,8 @@ func TestStaleIfError_FreshAtTheBeginning(t *testing.T) {
 	})
 }
 
-// A RemoteError does not say that another process failed: within RetryAfter it may be an earlier failure of this one.
+// A RemoteError does not say that another process failed: within RetryAfter it may be an earlier
+// failure of this one.
 func TestStaleIfError_EarlierFailureHere(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		c := oldCache(t, rdb, singlefill.Options[string]{StaleIfError: time.Minute}, "old", time.Second)
@@ -527,7 +530,8 @@ func TestStaleIfError_EarlierFailureHere(t *testing.T) {
 	})
 }
 
-// A caller that waits for another process gets the stale value that the key holds when the load fails.
+// A caller that waits for another process gets the stale value that the key holds when the load
+// fails.
 func TestStaleIfError_KeyChangesDuringTheWait(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)
@@ -596,7 +600,8 @@ func TestStaleIfError_CallersOwnTheirValues(t *testing.T) {
 	})
 }
 
-// A caller that waits for a refresh does not share the stale value with the reader that began the refresh.
+// A caller that waits for a refresh does not share the stale value with the reader that began the
+// refresh.
 func TestStaleIfError_ValueIsCopied(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		value := map[string]int{"a": 1}
@@ -689,7 +694,8 @@ func TestStaleIfError_DeadlineOfAJoiner(t *testing.T) {
 
 // All callers of a load that hangs get the stale value at their deadlines.
 //
-// The first one knows the value from its own read. The others learn only later that it has not been deleted.
+// The first one knows the value from its own read. The others learn only later that it has not been
+// deleted.
 func TestStaleIfError_HangingLoad(t *testing.T) {
 	hangs := takes(20*time.Second, "new", nil)
 	for name, test := range map[string]struct {
@@ -739,7 +745,8 @@ func TestStaleIfError_DeadlineWithoutAValue(t *testing.T) {
 	})
 }
 
-// staleHerd asks n times, with a second of patience each, and wants the old value, whose life has ended at lived.
+// staleHerd asks n times at once, with a deadline of a second each, and wants the old value, whose
+// life ended at lived.
 func staleHerd(t *testing.T, what string, c *singlefill.Cache[string], load singlefill.Loader[string], n int, lived time.Time) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -811,11 +818,12 @@ func TestStaleIfError_SlowRelease(t *testing.T) {
 		if a.err != errSource || a.info != (singlefill.ValueInfo{}) {
 			t.Errorf("answered %+v", a)
 		}
-		time.Sleep(time.Minute) // what the cache and the client do for themselves
+		time.Sleep(time.Minute) // the cache and the client go on for a while
 	})
 }
 
-// A deleted value is not served to callers that arrive after the Delete, even if Redis stops answering then.
+// A deleted value is not served to callers that arrive after the Delete, even if Redis stops
+// answering then.
 //
 // A fill of the deleted value waits for a slot at that time, and nothing can be proved any more.
 func TestStaleIfError_DeletedValue(t *testing.T) {

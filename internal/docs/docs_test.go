@@ -130,8 +130,8 @@ func blocks(text, language string) (found []string) {
 	return found
 }
 
-// compilable makes a snippet a file. One that begins with "package" is a file; any other is statements of a
-// function, among declarations that the reader can guess.
+// compilable makes a file of a snippet. A snippet that begins with "package" is a file. Any other
+// consists of statements, which become a function among declarations that the reader can guess.
 func compilable(snippet string) string {
 	if strings.HasPrefix(snippet, "package ") {
 		return snippet
@@ -166,7 +166,8 @@ func use(...any) {}
 	return "package snippet\n\n" + imports.String() + body
 }
 
-// declared returns the variables that the snippet declares at its outermost level, for the reader will use them.
+// declared returns the variables that a snippet declares at its outermost level. The reader will
+// use them.
 func declared(snippet string) string {
 	var names []string
 	for _, m := range regexp.MustCompile(`(?m)^(\w+(?:, \w+)*) := `).FindAllStringSubmatch(snippet, -1) {
