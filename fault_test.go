@@ -73,7 +73,7 @@ func (l *faultLog) trace() *singlefill.Trace {
 			}
 			l.failed[op] = append(l.failed[op], err)
 		},
-		Breaker: func(open bool) {
+		BreakerChanged: func(open bool) {
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			l.opened = append(l.opened, open)
@@ -340,7 +340,7 @@ func TestARedisThatNeverAnswersBreaksNoReadAndIsUsedWhenItIsBack(t *testing.T) {
 				fault.end(s, p)
 				f.recovers()
 				if got := f.log.breaker(); !slices.Equal(got[:2], []bool{true, false}) || f.Stats().BreakerOpens < 1 {
-					t.Errorf("Trace.Breaker was told %v, Stats %+v", got, f.Stats())
+					t.Errorf("Trace.BreakerChanged was told %v, Stats %+v", got, f.Stats())
 				}
 				noImmortalKeys(t, s.Admin())
 			})
@@ -1608,11 +1608,11 @@ func TestAFlappingServerNeverLeavesTheBreakerStuck(t *testing.T) {
 	told := f.log.breaker()
 	for i, open := range told {
 		if open != (i%2 == 0) {
-			t.Fatalf("Trace.Breaker was told %v", told)
+			t.Fatalf("Trace.BreakerChanged was told %v", told)
 		}
 	}
 	if n := f.Stats().BreakerOpens; n < times || len(told) != int(2*n) {
-		t.Errorf("the breaker has opened %d times, Trace.Breaker was told %d changes", n, len(told))
+		t.Errorf("the breaker has opened %d times, Trace.BreakerChanged was told %d changes", n, len(told))
 	}
 }
 

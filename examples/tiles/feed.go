@@ -67,7 +67,7 @@ func (f *feed) trace() *singlefill.Trace {
 		RedisError: func(_ context.Context, op string, err error) {
 			f.add(event{Kind: "redis", Op: op, Error: err.Error()})
 		},
-		Breaker: func(open bool) {
+		BreakerChanged: func(open bool) {
 			f.add(event{Kind: "breaker", Open: open})
 		},
 	}

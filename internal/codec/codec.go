@@ -184,10 +184,10 @@ func Own(c any) bool {
 	return false
 }
 
-// Takes returns an error if c is a codec of this package that can never encode a typ.
+// Takes returns an error if c is a codec of this package that can never encode a typ, or keeps nothing of it.
 func Takes(c any, typ reflect.Type) error {
 	if _, raw := c.(rawCodec); raw && !isString(typ) && !isBytes(typ) {
 		return fmt.Errorf("singlefill: Options.Codec Raw takes []byte or string, not %v", typ)
 	}
-	return nil
+	return checkKeeps(c, typ)
 }

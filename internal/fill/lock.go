@@ -71,8 +71,8 @@ const tokenLen, stampLen = 26, 16
 // What a Query's Known entry is to those who ask.
 const (
 	Unusable = ""       // no answer
-	Fallback   = "spare"  // an answer if the load fails, or while the source is to be left alone after a failed refresh
-	Served  = "served" // their answer already: the load is a refresh, and there is none once the entry is gone
+	Fallback = "spare"  // an answer if the load fails, or while the source is to be left alone after a failed refresh
+	Served   = "served" // their answer already: the load is a refresh, and there is none once the entry is gone
 )
 
 // A Query is what GetOrLock asks.
@@ -154,7 +154,7 @@ func (l *Lock) Store(ctx context.Context, within time.Duration, data []byte, lif
 
 // What a load leaves behind that brought nothing to store.
 type ReleaseNote struct {
-	Failure       string        // for those who have been waiting for this load; empty: they have to try themselves
+	Failure    string        // for those who have been waiting for this load; empty: they have to try themselves
 	RetryAfter time.Duration // how long those who have something to serve are to leave the source alone
 	Drop       bool          // the value is not to be kept any more
 }

@@ -173,10 +173,10 @@ func (g *Fills[R]) Queued(f *Fill[R], queued bool) {
 type Verdict int
 
 const (
-	Owned   Verdict = iota // the result is the caller's own
-	Shared                // another caller owns the result, and may be changing it
-	Outdated                  // the result, if there is one, is older than the call
-	Left                  // the caller's context ended first
+	Owned    Verdict = iota // the result is the caller's own
+	Shared                  // another caller owns the result, and may be changing it
+	Outdated                // the result, if there is one, is older than the call
+	Left                    // the caller's context ended first
 )
 
 // Wait waits until the fill ends, until its result is void for this caller, or until ctx ends, and leaves the fill.
