@@ -265,7 +265,7 @@ func TestRetryAfter_NothingToServe(t *testing.T) {
 						time.Sleep(29 * time.Second)
 						for _, c := range fleet {
 							r := ask(t.Context(), c, "k", src.load)
-							if kind.sie {
+							if kind.ifError {
 								r.wantRemote(t, "within RetryAfter", 29*time.Second, errSource.Error())
 							} else {
 								r.wantOld(t, "within RetryAfter", 29*time.Second, nil)
@@ -285,7 +285,7 @@ func TestRetryAfter_NothingToServe(t *testing.T) {
 								t.Errorf("the lock key holds %q", record)
 							}
 							return
-						case test.want == "old" && !kind.sie:
+						case test.want == "old" && !kind.ifError:
 							r.wantOld(t, "expired", 29*time.Second, nil)
 						default:
 							r.wantFresh(t, "gone or to be loaded first", "new")
@@ -334,7 +334,7 @@ func TestRetryAfter_ClosedCache(t *testing.T) {
 				fleet := newCaches(t, m, redistest.Namespace(t), 2, kind.opts())
 				setStale(t, fleet[0], "k", "old", 0)
 				var reason error
-				if kind.sie {
+				if kind.ifError {
 					reason = singlefill.ErrClosed
 				}
 				src := &countedSource{err: singlefill.ErrClosed}

@@ -593,7 +593,7 @@ func TestRefresh_ValueThatCannotBeEncoded(t *testing.T) {
 				setStale(t, fleet[0], "k", "old", 0)
 				src := &countedSource{value: "cannot be encoded"}
 				r := ask(t.Context(), fleet[0], "k", src.load)
-				if kind.sie {
+				if kind.ifError {
 					r.wantFresh(t, "the caller that waited for it", "cannot be encoded")
 				} else {
 					r.wantOld(t, "the reader that began it", 0, nil)
@@ -602,7 +602,7 @@ func TestRefresh_ValueThatCannotBeEncoded(t *testing.T) {
 				time.Sleep(opts.RetryAfter - time.Millisecond)
 				for _, c := range fleet {
 					r := ask(t.Context(), c, "k", src.load)
-					if kind.sie {
+					if kind.ifError {
 						r.wantRemote(t, "within RetryAfter", opts.RetryAfter-time.Millisecond, "its value could not be stored")
 					} else {
 						r.wantOld(t, "within RetryAfter", opts.RetryAfter-time.Millisecond, nil)
@@ -688,7 +688,7 @@ func TestRefresh_NothingToKeep(t *testing.T) {
 					setStale(t, fleet[0], "k", "old", time.Second)
 					r := ask(t.Context(), fleet[0], "k", test.load)
 					switch {
-					case !kind.sie:
+					case !kind.ifError:
 						r.wantOld(t, "the reader that begins it", time.Second, nil)
 					case test.want == answer{}:
 						if !errors.Is(r.err, singlefill.ErrNotFound) || r.err == singlefill.ErrNotFound || r.info.Stale {

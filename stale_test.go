@@ -34,9 +34,9 @@ func staleOptions(whileRevalidate, ifError time.Duration) *singlefill.Options[st
 
 // windowKinds are a minute of each window alone.
 var windowKinds = []struct {
-	name string
-	opts func() *singlefill.Options[string]
-	sie  bool
+	name    string
+	opts    func() *singlefill.Options[string]
+	ifError bool
 }{
 	{"while revalidate", func() *singlefill.Options[string] { return staleOptions(time.Minute, 0) }, false},
 	{"if error", func() *singlefill.Options[string] { return staleOptions(0, time.Minute) }, true},
@@ -68,25 +68,25 @@ func oldCache[T any](t *testing.T, rdb *redis.Client, opts singlefill.Options[T]
 }
 
 // wantOld wants the value that setStale stored, at once, stale for late; err is the reason.
-func (r answer) wantOld(t testing.TB, what string, late time.Duration, err error) {
+func (a answer) wantOld(t testing.TB, what string, late time.Duration, err error) {
 	t.Helper()
-	r.want(t, what, answer{value: "old", info: singlefill.ValueInfo{Stale: true, Age: staleLife + late, Err: err}})
+	a.want(t, what, answer{value: "old", info: singlefill.ValueInfo{Stale: true, Age: staleLife + late, Err: err}})
 }
 
 // wantRemote is wantOld with the failure of another process.
-func (r answer) wantRemote(t testing.TB, what string, late time.Duration, text string) {
+func (a answer) wantRemote(t testing.TB, what string, late time.Duration, text string) {
 	t.Helper()
 	var remote *singlefill.RemoteError
-	if !errors.As(r.info.Err, &remote) || remote.Message != text {
-		t.Errorf("%s: the reason is %v, want a RemoteError %q", what, r.info.Err, text)
+	if !errors.As(a.info.Err, &remote) || remote.Message != text {
+		t.Errorf("%s: the reason is %v, want a RemoteError %q", what, a.info.Err, text)
 	}
-	r.wantOld(t, what, late, r.info.Err)
+	a.wantOld(t, what, late, a.info.Err)
 }
 
 // wantFresh wants a value that was stored at this instant, at once.
-func (r answer) wantFresh(t testing.TB, what, value string) {
+func (a answer) wantFresh(t testing.TB, what, value string) {
 	t.Helper()
-	r.want(t, what, answer{value: value})
+	a.want(t, what, answer{value: value})
 }
 
 // staleTrace is events.trace with what concerns stale values.
@@ -268,7 +268,7 @@ func TestStale_NotFound(t *testing.T) {
 				ask(t.Context(), c, "k", fails[string](singlefill.ErrNotFound)).want(t, "loaded", answer{err: singlefill.ErrNotFound})
 				time.Sleep(time.Minute)
 				want := answer{err: singlefill.ErrNotFound, info: singlefill.ValueInfo{Stale: true, Age: time.Minute}}
-				if kind.sie {
+				if kind.ifError {
 					want.info.Err = errSource
 				} else if _, err := c.Get(t.Context(), "k"); err != singlefill.ErrNotFound {
 					t.Errorf("Get: %v", err)
@@ -276,7 +276,7 @@ func TestStale_NotFound(t *testing.T) {
 				ask(t.Context(), c, "k", fails[string](errSource)).want(t, "the load fails", want)
 				synctest.Wait()
 				r := ask(t.Context(), c, "k", gives("appeared"))
-				if kind.sie {
+				if kind.ifError {
 					r.wantFresh(t, "the load succeeds", "appeared")
 				} else {
 					r.want(t, "a refresh", want)
