@@ -76,8 +76,8 @@ func (l *Lease) tellLost(ctx context.Context, why error) {
 	}
 }
 
-func (l *Lease) info(err error) Info {
-	return Info{Name: l.ticket.name, Fence: l.fence, Duration: time.Since(l.taken), Err: err}
+func (l *Lease) info(err error) LeaseInfo {
+	return LeaseInfo{Name: l.ticket.name, Fence: l.fence, Duration: time.Since(l.taken), Err: err}
 }
 
 // Context returns a context with the values of the one given to [Locker.Acquire], which ends when the lease does: with

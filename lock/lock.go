@@ -213,7 +213,7 @@ func (l *Locker) acquire(ctx context.Context, wait bool) (*Lease, error) {
 		a.leave(ctx)
 	}
 	if a.waited && l.trace.Waited != nil {
-		l.trace.Waited(ctx, Info{Name: l.name, Duration: time.Since(a.begun), Err: err})
+		l.trace.Waited(ctx, LeaseInfo{Name: l.name, Duration: time.Since(a.begun), Err: err})
 	}
 	if lease != nil {
 		lease.begin(ctx)

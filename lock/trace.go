@@ -12,20 +12,20 @@ import (
 // once; neither of these only if the process dies, or if it is being released and Redis refuses that for good (see
 // [Lease.Release]), or cannot be asked any more until the lease has ended.
 type Trace struct {
-	Acquired func(ctx context.Context, info Info) // a lease was granted
-	Released func(ctx context.Context, info Info) // and given back
-	Lost     func(ctx context.Context, info Info) // or it was not ours any more; Err wraps ErrLost
-	Renewed  func(ctx context.Context, info Info) // the server has prolonged it
+	Acquired func(ctx context.Context, info LeaseInfo) // a lease was granted
+	Released func(ctx context.Context, info LeaseInfo) // and given back
+	Lost     func(ctx context.Context, info LeaseInfo) // or it was not ours any more; Err wraps ErrLost
+	Renewed  func(ctx context.Context, info LeaseInfo) // the server has prolonged it
 
 	// Waited is called when an Acquire ends that had to wait. Err is what it returns.
-	Waited func(ctx context.Context, info Info)
+	Waited func(ctx context.Context, info LeaseInfo)
 
 	// RedisError is called for every command that failed. op is acquire, renew, release or abandon.
 	RedisError func(ctx context.Context, op string, err error)
 }
 
-// Info tells the functions of a [Trace] what an event is about.
-type Info struct {
+// LeaseInfo tells the functions of a [Trace] what an event is about.
+type LeaseInfo struct {
 	Name     string
 	Fence    int64         // of the lease; 0 for Waited
 	Duration time.Duration // since the lease was asked for; for Waited, since Acquire was called
