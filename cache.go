@@ -17,6 +17,7 @@ import (
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/fill"
 	"github.com/singlefill/singlefill/internal/flight"
+	"github.com/singlefill/singlefill/lock"
 )
 
 // A Cache holds values of type T in Redis under one namespace. Most programs need only
@@ -34,11 +35,13 @@ type Cache[T any] struct {
 	reads     *flight.Reads[lookup[T]]
 	fills     *flight.Fills[result[T]]
 	slots     *flight.Slots // MaxLoads and MaxFleetLoads
-	loadTimes *loadTimes
-	counters  *counters
-	clone     func(T) T // nil: T is not plain, or the codec is the user's and may share parts of values
-	closing   chan struct{}
-	closeOnce sync.Once
+	// fleetSlots is the semaphore of MaxFleetLoads, or nil.
+	fleetSlots *lock.Locker
+	loadTimes  *loadTimes
+	counters   *counters
+	clone      func(T) T // nil: T is not plain, or the codec is the user's and may share parts of values
+	closing    chan struct{}
+	closeOnce  sync.Once
 }
 
 // New returns a [Cache] for values of T under namespace. Values live for ttl. New does no I/O.

@@ -39,6 +39,9 @@ func (c *Cache[T]) Check(ctx context.Context) error {
 			break
 		}
 	}
+	if c.fleetSlots != nil && (len(errs) == 0 || !client.Unreachable(errs[len(errs)-1])) {
+		errs = append(errs, c.fleetSlots.Check(ctx))
+	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}

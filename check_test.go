@@ -3,6 +3,7 @@ package singlefill_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -71,6 +72,36 @@ func TestCheck_DocumentedRights(t *testing.T) {
 	_ = c.Close()
 	if s := c.Stats(); s.RedisErrors != 0 || s.Refused != 0 || s.LoadsUnlocked != 0 || s.Stored != 1 {
 		t.Errorf("%+v, want no errors and one stored value", s)
+	}
+}
+
+// With MaxFleetLoads the documented rights are those and some more; without these Check fails, and
+// Stats tells that the limit was off.
+func TestCheck_MaxFleetLoads(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		rights []string
+		off    int64 // loads without the limit
+	}{
+		"all":  {append(slices.Clone(rights), "+@sortedset", "+@hash", "+pexpireat"), 0},
+		"some": {rights, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, err := singlefill.New(as(t, "fleet-"+name, test.rights), "shop:"+t.Name(), time.Minute, &singlefill.Options[string]{MaxFleetLoads: 1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			if err := c.Check(t.Context()); (err != nil) != (test.off > 0) {
+				t.Errorf("Check: %v", err)
+			}
+			if v, err := c.GetOrLoad(t.Context(), "k", gives("v")); v != "v" || err != nil {
+				t.Errorf("GetOrLoad: %q, %v", v, err)
+			}
+			if s := c.Stats(); s.LoadsUnlimited != test.off || s.Stored != 1 {
+				t.Errorf("%+v, want %d loads without the limit", s, test.off)
+			}
+		})
 	}
 }
 

@@ -132,6 +132,8 @@
 //
 //	~shop:* +get +getrange +set +setrange +del +pexpire +pttl +time +eval +evalsha +multi +exec +ping
 //
+// and for [Options.MaxFleetLoads] also +@sortedset +@hash +pexpireat.
+//
 // Scripts and MULTI run these commands, so a category such as +@read is not enough: TIME and EVAL
 // are in others. For a user without EVAL and EVALSHA, +watch and +unwatch replace them. The client
 // has needs beside these, such as +client|setinfo or, in a Cluster, +cluster|slots and +readonly.

@@ -6,6 +6,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/fleetlock"
 	"github.com/singlefill/singlefill/lock"
 )
 
@@ -18,10 +20,14 @@ import (
 // one of the two and waits for the other.
 func (c *Cache[T]) fleet(rdb redis.UniversalClient) (func(ctx context.Context, wait bool) (func(), bool), error) {
 	s := c.opts
-	slots, err := lock.NewSemaphore(rdb, c.namespace+":loads", s.maxFleetLoads, &lock.Options{
+	newSemaphore := fleetlock.NewSemaphore.(func(redis.UniversalClient, string, string, int, *lock.Options) (*lock.Locker, error))
+	// No value key ends with ":loads", so this key is no key of a caller.
+	key := c.namespace + ":{" + client.HashTag(c.namespace) + "}:loads"
+	slots, err := newSemaphore(rdb, c.namespace+":loads", key, s.maxFleetLoads, &lock.Options{
 		TTL: s.lockTTL, MaxHold: s.loadTimeout, RedisTimeout: s.redisTimeout,
 		Trace: &lock.Trace{RedisError: func(ctx context.Context, _ string, err error) { c.redisFailed(ctx, "fleet", err) }},
 	})
+	c.fleetSlots = slots
 	return func(ctx context.Context, wait bool) (func(), bool) {
 		lease, err := slots.TryAcquire(ctx)
 		for wait && errors.Is(err, lock.ErrBusy) && ctx.Err() == nil {
@@ -38,6 +44,7 @@ func (c *Cache[T]) fleet(rdb redis.UniversalClient) (func(ctx context.Context, w
 		case errors.Is(err, lock.ErrBusy) || ctx.Err() != nil && lease == nil:
 			return nil, false
 		case err != nil:
+			c.counters.loadsUnlimited.Add(1)
 			c.fleetRefused(ctx, err)
 			return nil, true
 		}

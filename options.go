@@ -96,12 +96,12 @@ type Options[T any] struct {
 	MaxLoads int
 
 	// MaxFleetLoads is how many loads of this namespace may run at once in all processes, besides
-	// the bound of MaxLoads. It is a lock.Semaphore named "<namespace>:loads"; loads wait for it in
-	// no order. It costs each load two or three round trips, and each process with loads that wait
-	// some ten commands a second. While Redis does not answer, only MaxLoads holds. While processes
-	// disagree on the number, as during a deployment that changes it, those that come second are
-	// not bound, and report a RedisError to Trace. A nested load runs in a lent slot here, too.
-	// Default: no limit.
+	// the bound of MaxLoads. Loads wait for it in no order. It costs each load two or three round
+	// trips, and each process with loads that wait some ten commands a second. While Redis does not
+	// answer, or refuses to say, only MaxLoads holds: Stats.LoadsUnlimited counts that. While
+	// processes disagree on the number, as during a deployment that changes it, those that come
+	// second are not bound, and report a RedisError to Trace. A nested load runs in a lent slot
+	// here, too. Default: no limit.
 	MaxFleetLoads int
 
 	// Errors names errors of the source that mean the same in every process, such as "down" for

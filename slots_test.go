@@ -17,6 +17,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/fleetlock"
 	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/lock"
 )
@@ -383,7 +384,7 @@ func TestClose_LentSlot(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		var fleet atomic.Int64
 		rdb.AddHook(before(func(cmd redis.Cmder) error {
-			if s := fmt.Sprint(cmd.Args()...); strings.HasPrefix(cmd.Name(), "eval") && strings.Contains(s, ":loads") {
+			if s := fmt.Sprint(cmd.Args()...); strings.HasPrefix(cmd.Name(), "eval") && strings.Contains(s, "}:loads") {
 				fleet.Add(1)
 			}
 			return nil
@@ -455,7 +456,7 @@ func TestMaxFleetLoads_LoadsAtATime(t *testing.T) {
 		}
 		src.want(t, keys)
 		redistest.Await(t, "no slot is held any more", func() bool {
-			n, err := rdb.Exists(t.Context(), "{"+ns+":loads}:lock").Result()
+			n, err := rdb.Exists(t.Context(), fleetKey(ns)).Result()
 			return n == 0 && err == nil
 		})
 	})
@@ -529,7 +530,7 @@ func TestMaxFleetLoads_SlotIsGivenBack(t *testing.T) {
 		} {
 			_, _ = c.GetOrLoad(t.Context(), how, load)
 			synctest.Wait()
-			if n, err := rdb.Exists(t.Context(), "{"+ns+":loads}:lock").Result(); n != 0 || err != nil {
+			if n, err := rdb.Exists(t.Context(), fleetKey(ns)).Result(); n != 0 || err != nil {
 				t.Errorf("after %s the slot is still held, %v", how, err)
 			}
 		}
@@ -552,6 +553,35 @@ func TestMaxFleetLoads_DeadProcess(t *testing.T) {
 	})
 }
 
+// fleetKey is the first key of the semaphore of a namespace.
+func fleetKey(ns string) string { return ns + ":{" + ns + "}:loads" }
+
+// Every key of a namespace begins with it and a colon, those of MaxFleetLoads too, so that one ACL
+// pattern admits all.
+func TestMaxFleetLoads_Keys(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := newCacheIn(t, rdb, "shop", &singlefill.Options[string]{MaxFleetLoads: 1})
+		other := newCacheIn(t, rdb, "shop", &singlefill.Options[string]{MaxFleetLoads: 1})
+		src := newSource[string](t)
+		first, second := goGet(t.Context(), c, "1", src.load), goGet(t.Context(), other, "2", src.load)
+		time.Sleep(3 * time.Second) // the other cache waits, and reserves the next slot
+		src.want(t, 1)
+		keys := m.Keys()
+		if !slices.Contains(keys, fleetKey("shop")) {
+			t.Errorf("no semaphore in %q", keys)
+		}
+		for _, key := range keys {
+			if !strings.HasPrefix(key, "shop:") {
+				t.Errorf("%q is outside of the namespace", key)
+			}
+		}
+		src.next(t).give("v")
+		src.next(t).give("v")
+		first.want(t, "v")
+		second.want(t, "v")
+	})
+}
+
 // holdFleetSlot takes the only slot of a namespace and never renews it, as a process that has died.
 func holdFleetSlot(t *testing.T, m *miniredis.Miniredis, ns string) {
 	t.Helper()
@@ -565,7 +595,8 @@ func holdFleetSlot(t *testing.T, m *miniredis.Miniredis, ns string) {
 			return nil
 		}
 	}))
-	l, err := lock.NewSemaphore(rdb, ns+":loads", 1, &lock.Options{TTL: 5 * time.Second})
+	newSemaphore := fleetlock.NewSemaphore.(func(redis.UniversalClient, string, string, int, *lock.Options) (*lock.Locker, error))
+	l, err := newSemaphore(rdb, "of a dead process", fleetKey(ns), 1, &lock.Options{TTL: 5 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}

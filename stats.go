@@ -21,14 +21,15 @@ type Stats struct {
 	StaleOnError int64 // of Stale, calls that got it because a load failed or took too long for them
 
 	// Loads.
-	Loads         int64 // loads started
-	Refreshes     int64 // of Loads, those in the background of a value that could still be served
-	LoadsNotFound int64 // loads that ended with ErrNotFound
-	LoadErrors    int64 // loads that ended with another error, a panic, or at LoadTimeout
-	LoadPanics    int64 // of LoadErrors, loads that panicked or called runtime.Goexit
-	LoadsUnlocked int64 // loads without the fill lock, because Redis did not answer
-	Loading       int64 // loads running now
-	Queued        int64 // loads waiting now for a slot of MaxLoads or MaxFleetLoads
+	Loads          int64 // loads started
+	Refreshes      int64 // of Loads, those in the background of a value that could still be served
+	LoadsNotFound  int64 // loads that ended with ErrNotFound
+	LoadErrors     int64 // loads that ended with another error, a panic, or at LoadTimeout
+	LoadPanics     int64 // of LoadErrors, loads that panicked or called runtime.Goexit
+	LoadsUnlocked  int64 // loads without the fill lock, because Redis did not answer
+	LoadsUnlimited int64 // times a load went on without a slot of MaxFleetLoads that Redis did not grant or refuse
+	Loading        int64 // loads running now
+	Queued         int64 // loads waiting now for a slot of MaxLoads or MaxFleetLoads
 
 	// Outcomes of loads.
 	Stored      int64 // stored in Redis
@@ -52,6 +53,7 @@ type Stats struct {
 type counters struct {
 	hits, misses, shared, stale, staleOnError, refreshes                 atomic.Int64
 	loads, loadsNotFound, loadErrors, loadPanics, loadsUnlocked, loading atomic.Int64
+	loadsUnlimited                                                       atomic.Int64
 	stored, storeErrors, fenced, locksLost                               atomic.Int64
 	waits, redisErrors, refused, badValues, breakerOpens                 atomic.Int64
 }
@@ -63,7 +65,7 @@ func (c *Cache[T]) Stats() Stats {
 		Hits: n.hits.Load(), Misses: n.misses.Load(), Shared: n.shared.Load(),
 		Stale: n.stale.Load(), StaleOnError: n.staleOnError.Load(), Refreshes: n.refreshes.Load(),
 		Loads: n.loads.Load(), LoadsNotFound: n.loadsNotFound.Load(), LoadErrors: n.loadErrors.Load(),
-		LoadPanics: n.loadPanics.Load(), LoadsUnlocked: n.loadsUnlocked.Load(), Loading: n.loading.Load(),
+		LoadPanics: n.loadPanics.Load(), LoadsUnlocked: n.loadsUnlocked.Load(), LoadsUnlimited: n.loadsUnlimited.Load(), Loading: n.loading.Load(),
 		Stored: n.stored.Load(), StoreErrors: n.storeErrors.Load(), Fenced: n.fenced.Load(),
 		LocksLost: n.locksLost.Load(), Waits: n.waits.Load(), RedisErrors: n.redisErrors.Load(), Refused: n.refused.Load(),
 		BadValues: n.badValues.Load(), BreakerOpens: n.breakerOpens.Load(), BreakerOpen: c.client.AnyAway(),

@@ -75,6 +75,14 @@
 // renewal; other processes may hold the lock before that. Give locks a Redis whose maxmemory-policy
 // is noeviction. This is not Redlock, and more servers do not make it safer.
 //
+// # Rights
+//
+// With an ACL a lock named n needs
+//
+//	~{n}:lock* +@string +@sortedset +@hash +@keyspace +time +eval +evalsha
+//
+// [Locker.Check] names what Redis refuses.
+//
 // # Keys
 //
 // The lock named n uses the key {n}:lock and keys that begin with {n}:lock, all in one slot. Each

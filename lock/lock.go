@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/fleetlock"
 )
 
 // A Locker acquires leases of one name. It holds nothing itself, and each lease is independent. It
@@ -40,7 +41,7 @@ type Locker struct {
 // when rdb is nil or a pipeline, name is empty, or opts are incoherent. So do [NewFairMutex] and
 // [NewSemaphore].
 func NewMutex(rdb redis.UniversalClient, name string, opts *Options) (*Locker, error) {
-	return newLocker(rdb, name, mutex{}, opts)
+	return newLocker(rdb, name, keysOf(name), mutex{}, opts)
 }
 
 // NewFairMutex returns a [Locker] of which one lease is held at a time, granted in the order in
@@ -53,7 +54,7 @@ func NewMutex(rdb redis.UniversalClient, name string, opts *Options) (*Locker, e
 // The price of the order is a slower hand-over: a released lock stays free until the next waiter
 // asks again, for about an eighth of the time for which it was held, and 100 ms at most.
 func NewFairMutex(rdb redis.UniversalClient, name string, opts *Options) (*Locker, error) {
-	return newLocker(rdb, name, fair{}, opts)
+	return newLocker(rdb, name, keysOf(name), fair{}, opts)
 }
 
 // NewSemaphore returns a [Locker] of which at most size leases are held at a time. Each lease ends
@@ -66,10 +67,16 @@ func NewSemaphore(rdb redis.UniversalClient, name string, size int, opts *Option
 	if size < 1 {
 		return nil, fmt.Errorf("lock: size of %.100q is %d: at least 1 is allowed", name, size)
 	}
-	return newLocker(rdb, name, semaphore{size: size}, opts)
+	return newLocker(rdb, name, keysOf(name), semaphore{size: size}, opts)
 }
 
-func newLocker(rdb redis.UniversalClient, name string, kind kind, opts *Options) (*Locker, error) {
+func init() {
+	fleetlock.NewSemaphore = func(rdb redis.UniversalClient, name, key string, size int, opts *Options) (*Locker, error) {
+		return newLocker(rdb, name, keysAt(key), semaphore{size: size}, opts)
+	}
+}
+
+func newLocker(rdb redis.UniversalClient, name string, keys keys, kind kind, opts *Options) (*Locker, error) {
 	if err := client.Check(rdb); err != nil {
 		return nil, fmt.Errorf("lock: %w", err)
 	}
@@ -83,7 +90,7 @@ func newLocker(rdb redis.UniversalClient, name string, kind kind, opts *Options)
 	if err != nil {
 		return nil, err
 	}
-	l := &Locker{name: name, kind: kind, keys: keysOf(name), opts: o}
+	l := &Locker{name: name, kind: kind, keys: keys, opts: o}
 	if o.Trace != nil {
 		l.trace = *o.Trace
 	}

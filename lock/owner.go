@@ -50,10 +50,16 @@ type keys struct {
 	lock, fence, ended, reservation, queue, alive, details string
 }
 
-func keysOf(name string) keys {
-	lock := "{" + client.HashTag(name) + "}:lock"
+func keysOf(name string) keys { return keysAt("{" + client.HashTag(name) + "}:lock") }
+
+// keysAt returns the keys that begin with lock, which has a hash tag.
+func keysAt(lock string) keys {
 	return keys{
 		lock: lock, fence: lock + ":fence", ended: lock + ":ended", reservation: lock + ":next",
 		queue: lock + ":queue", alive: lock + ":alive", details: lock + ":details",
 	}
+}
+
+func (k keys) names() []string {
+	return []string{k.lock, k.fence, k.ended, k.reservation, k.queue, k.alive, k.details}
 }

@@ -1,0 +1,98 @@
+package lock_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/lock"
+)
+
+// lockRights are those that the package documentation lists, beside the keys of the lock.
+var lockRights = []string{"+@string", "+@sortedset", "+@hash", "+@keyspace", "+time", "+eval", "+evalsha"}
+
+// as returns a client of a new user with such rights on a shared server.
+func as(t *testing.T, name string, rights []string) *redis.Client {
+	t.Helper()
+	s := redistest.Shared(t)
+	args := []any{"acl", "setuser", name, "on", ">pw"}
+	for _, right := range rights {
+		args = append(args, right)
+	}
+	if err := s.Admin().Do(t.Context(), args...).Err(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Admin().Do(context.Background(), "acl", "deluser", name) })
+	return s.Client(t, func(o *redis.Options) { o.Username, o.Password = name, "pw" })
+}
+
+var checkedKinds = map[string]func(rdb redis.UniversalClient, name string) (*lock.Locker, error){
+	"mutex": func(rdb redis.UniversalClient, name string) (*lock.Locker, error) {
+		return lock.NewMutex(rdb, name, nil)
+	},
+	"fair": func(rdb redis.UniversalClient, name string) (*lock.Locker, error) {
+		return lock.NewFairMutex(rdb, name, nil)
+	},
+	"semaphore": func(rdb redis.UniversalClient, name string) (*lock.Locker, error) {
+		return lock.NewSemaphore(rdb, name, 2, nil)
+	},
+}
+
+// Check finds nothing with exactly the documented rights, names a lock for which one is missing,
+// and leaves no key.
+func TestLocker_Check(t *testing.T) {
+	t.Parallel()
+	for kind, newLocker := range checkedKinds {
+		t.Run(kind, func(t *testing.T) {
+			name := redistest.Namespace(t)
+			check := func(t *testing.T, rights []string) error {
+				l, err := newLocker(as(t, strings.ReplaceAll(t.Name(), "/", "-"), append([]string{"~{" + name + "}:lock*"}, rights...)), name)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return l.Check(t.Context())
+			}
+			if err := check(t, lockRights); err != nil {
+				t.Errorf("with all rights: %v", err)
+			}
+			if keys, err := redistest.Shared(t).Admin().Keys(t.Context(), "{"+name+"}:lock*").Result(); len(keys) > 0 || err != nil {
+				t.Errorf("Check left %q, %v", keys, err)
+			}
+			for i, right := range lockRights {
+				if right == "+@hash" && kind != "semaphore" {
+					continue
+				}
+				t.Run(right, func(t *testing.T) {
+					fewer := append(append([]string{}, lockRights[:i]...), lockRights[i+1:]...)
+					if err := check(t, fewer); err == nil || !strings.Contains(err.Error(), "allow the Redis user") || !strings.Contains(err.Error(), name) {
+						t.Errorf("got %v, want an error that says what to allow", err)
+					}
+				})
+			}
+		})
+	}
+}
+
+// Check of a server that does not answer returns ErrUnavailable, and the error of a context that
+// has ended.
+func TestLocker_CheckUnreachable(t *testing.T) {
+	t.Parallel()
+	m, rdb := redistest.StartMini(t)
+	l, err := lock.NewMutex(rdb, "jobs", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := l.Check(ctx); err != context.Canceled {
+		t.Errorf("with a cancelled context: %v", err)
+	}
+	m.SetError("LOADING the dataset")
+	if err := l.Check(t.Context()); !errors.Is(err, lock.ErrUnavailable) {
+		t.Errorf("without a server: %v, want ErrUnavailable", err)
+	}
+}
