@@ -163,7 +163,7 @@
 //		mini.ClockTTL(true)
 //		first, _ := mini.Dial() // starts the server, without a listener
 //		first.Close()
-//		var silent atomic.Bool // while it is set, Redis takes commands, but does not execute or answer them
+//		var silent atomic.Bool // while it is set, Redis neither executes nor answers commands
 //		mini.Server().SetPreHook(func(*server.Peer, string, ...string) bool { return silent.Load() })
 //		rdb := redis.NewClient(&redis.Options{
 //			Addr:   "127.0.0.1:6379", // an address, since a name would be looked up; nothing is dialled
