@@ -81,15 +81,26 @@
 //
 // # When the source changes
 //
-// Call [Cache.Delete] after the change has been committed: the next call loads again. Delete also
-// takes the lock away from a load in flight, which may have read the old state; its value is
-// refused at the store. [Cache.Set] does the same and leaves a value. It suits a single writer: of
-// two calls the later Set wins, not the later change. [Cache.Expire] lets the old values be served
-// within the stale windows while they are refreshed. It suits many keys at once, or a change that
-// may show a little later.
+// Call [Cache.Delete] after the change has been committed: the next call loads again. By then the
+// client may have gone, and with the context of its request Delete would delete nothing:
 //
-// All three return errors. Do not drop them: otherwise the old value may be served until it
-// expires. Call again (from an outbox, if it must be certain), or accept the ttl.
+//	if err := db.Rename(ctx, id, name); err != nil { // commits
+//		return err
+//	}
+//	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+//	defer cancel()
+//	err := users.Delete(ctx, id)
+//
+// Delete also takes the lock away from a load in flight, which may have read the old state; its
+// value is refused at the store. [Cache.Set] does the same and leaves a value. It suits a single
+// writer: of two calls the later Set wins, not the later change. [Cache.Expire] lets the old values
+// be served within the stale windows while they are refreshed. It suits many keys at once, or a
+// change that may show a little later.
+//
+// All three return errors. After an error, or if the process dies after the commit, the old value
+// may be served until it expires. Accept the ttl, or use an outbox: write the key to a table in the
+// transaction of the change. A worker deletes the keys of the table from the cache, retries until
+// that succeeds, and only then deletes them from the table. examples/server does so.
 //
 // # Errors
 //
