@@ -191,8 +191,7 @@
 //	})
 //
 // Do not use mini.Close and mini.Restart for an outage in a bubble: the next Dial starts a closed
-// server again, so the test passes without an outage, and Restart opens a listener, so the test
-// hangs.
+// server again, which ends the outage at once, and with the listener of Restart the test hangs.
 //
 // A hit may lack fields that the load returned, since codecs drop some without an error. Package
 // singlefilltest has a Codec for tests that reports them.

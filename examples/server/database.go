@@ -19,7 +19,7 @@ type Product struct {
 // A change is a row of the outbox: the product has been changed, and the cache may still have the
 // old one.
 type change struct {
-	Seq       int64 // a row of its own for each change, also of the same product
+	Seq       int64 // differs between changes of the same product
 	ProductID string
 }
 

@@ -1,5 +1,5 @@
-// Command server is an HTTP service whose slow query is cached with singlefill. An update deletes
-// from the cache what it has changed: see update.go.
+// Command server is an HTTP service whose slow query is cached with singlefill. An update deletes the
+// changed product from the cache: see update.go.
 //
 //	go run ./examples/server            # with an embedded Redis
 //	REDIS_URL=redis://127.0.0.1:6379 go run ./examples/server
