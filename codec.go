@@ -38,7 +38,8 @@ var (
 	// MsgPack is the default: fast, compact, and it distinguishes nil from empty.
 	//
 	//   - Fields are named by the tag `msgpack:"name"` or by their Go name. It ignores json tags.
-	//   - It drops unexported fields. It does not support the option intern of its tag.
+	//   - It drops unexported fields; singlefilltest.Codec finds fields that are lost. It does not
+	//     support the option intern of its tag.
 	//   - It ignores a field that T does not have, and leaves a missing field zero: entries of an
 	//     older T decode without an error. Change the namespace with the schema.
 	//   - Integers wrap silently: 300 read into an int8 is 44. Widen fields, do not narrow them.

@@ -85,15 +85,26 @@
 //
 // # When the source changes
 //
-// Call [Cache.Delete] after the change has been committed: the next call loads again. Delete also
-// takes the lock away from a load in flight, which may have read the old state; its value is
-// refused at the store. [Cache.Set] does the same and leaves a value. It suits a single writer: of
-// two calls the later Set wins, not the later change. [Cache.Expire] lets the old values be served
-// within the stale windows while they are refreshed. It suits many keys at once, or a change that
-// may show a little later.
+// Call [Cache.Delete] after the change has been committed: the next call loads again. By then the
+// client may have gone, and with the context of its request Delete would delete nothing:
 //
-// All three return errors. Do not drop them: otherwise the old value may be served until it
-// expires. Call again (from an outbox, if it must be certain), or accept the ttl.
+//	if err := db.Rename(ctx, id, name); err != nil { // commits
+//		return err
+//	}
+//	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+//	defer cancel()
+//	err := users.Delete(ctx, id)
+//
+// Delete also takes the lock away from a load in flight, which may have read the old state; its
+// value is refused at the store. [Cache.Set] does the same and leaves a value. It suits a single
+// writer: of two calls the later Set wins, not the later change. [Cache.Expire] lets the old values
+// be served within the stale windows while they are refreshed. It suits many keys at once, or a
+// change that may show a little later.
+//
+// All three return errors. After an error, or if the process dies after the commit, the old value
+// may be served until it expires. Accept the ttl, or use an outbox: write the key to a table in the
+// transaction of the change. A worker deletes the keys of the table from the cache, retries until
+// that succeeds, and only then deletes them from the table. examples/server does so.
 //
 // # Errors
 //
@@ -160,21 +171,36 @@
 // # Testing
 //
 // Code that uses a cache can be tested with miniredis, if its keys may expire: mini.ClockTTL(true).
-// Delete makes a key cold, Expire makes a value stale, mini.Close takes Redis away. In a bubble of
-// testing/synctest time is fake:
+// Delete makes a key cold, Expire makes a value stale, and in a bubble of testing/synctest
+// time.Sleep does both. FastForward makes no value stale: a reader judges by its own clock.
 //
 //	synctest.Test(t, func(t *testing.T) {
 //		mini := miniredis.NewMiniRedis()
 //		defer mini.Close()
 //		mini.ClockTTL(true)
+//		first, _ := mini.Dial() // starts the server, without a listener
+//		first.Close()
+//		var silent atomic.Bool // while it is set, Redis neither executes nor answers commands
+//		mini.Server().SetPreHook(func(*server.Peer, string, ...string) bool { return silent.Load() })
 //		rdb := redis.NewClient(&redis.Options{
 //			Addr:   "127.0.0.1:6379", // an address, since a name would be looked up; nothing is dialled
 //			Dialer: func(context.Context, string, string) (net.Conn, error) { return mini.Dial() },
+//			ContextTimeoutEnabled: true,
 //		})
 //		defer rdb.Close()
 //		...
 //		time.Sleep(5 * time.Minute) // values loaded before have expired
+//		silent.Store(true)          // the source serves all reads
+//		...
+//		silent.Store(false)
+//		time.Sleep(time.Second) // the breaker has closed
 //	})
+//
+// Do not use mini.Close and mini.Restart for an outage in a bubble: the next Dial starts a closed
+// server again, which ends the outage at once, and with the listener of Restart the test hangs.
+//
+// A hit may lack fields that the load returned, since codecs drop some without an error. Package
+// singlefilltest has a Codec for tests that reports them.
 //
 // # Promise: one load
 //

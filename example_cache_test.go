@@ -10,6 +10,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -408,8 +409,8 @@ func ExampleTrace() {
 	// Output: 1 hit, 2 misses, 1 failure
 }
 
-// A Trace can write log lines: one for each load that failed or was slow. An outage would write one
-// line per retry of each key, so a service samples them.
+// A Trace can write log lines for loads that failed or were slow, and for stale values. An outage
+// has such an event in every request, so this service writes at most one line of a kind a minute.
 func ExampleTrace_slog() {
 	log := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{
 		ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
@@ -419,27 +420,56 @@ func ExampleTrace_slog() {
 			return a
 		},
 	}))
-	const slow = 500 * time.Millisecond
+	type write = func(ctx context.Context, msg string, args ...any)
+	sampled := func(w write) write { // w at most once a minute
+		var last atomic.Pointer[time.Time]
+		return func(ctx context.Context, msg string, args ...any) {
+			before, now := last.Load(), time.Now()
+			if (before == nil || now.Sub(*before) >= time.Minute) && last.CompareAndSwap(before, &now) {
+				w(ctx, msg, args...)
+			}
+		}
+	}
+	failed, stale := sampled(log.ErrorContext), sampled(log.WarnContext)
+	unstored, slow := sampled(log.WarnContext), sampled(log.WarnContext)
 	trace := &singlefill.Trace{
 		LoadDone: func(ctx context.Context, info singlefill.LoadInfo) {
 			switch {
 			case info.Err != nil && !errors.Is(info.Err, singlefill.ErrNotFound):
-				log.ErrorContext(ctx, "load failed", "key", info.Key, "took", info.Duration, "err", info.Err)
+				failed(ctx, "load failed", "key", info.Key, "took", info.Duration, "err", info.Err)
 			case info.StoreErr != nil:
-				log.WarnContext(ctx, "value not stored", "key", info.Key, "err", info.StoreErr)
-			case info.Duration > slow:
-				log.WarnContext(ctx, "slow load", "key", info.Key, "took", info.Duration)
+				unstored(ctx, "value not stored", "key", info.Key, "err", info.StoreErr)
+			case info.Duration > 500*time.Millisecond:
+				slow(ctx, "slow load", "key", info.Key, "took", info.Duration)
 			}
+		},
+		Stale: func(ctx context.Context, key string, info singlefill.ValueInfo) {
+			stale(ctx, "stale value", "key", key, "err", info.Err)
 		},
 		BreakerChanged: func(open bool) { log.Warn("redis", "answers", !open) },
 	}
-	prices, stop := embeddedCache("prices", time.Minute, &singlefill.Options[int]{Trace: trace})
+	prices, stop := embeddedCache("prices", time.Minute, &singlefill.Options[int]{StaleIfError: time.Hour, RetryAfter: -1, Trace: trace})
 	defer stop()
-	_, _ = prices.GetOrLoad(context.Background(), "tea", func(context.Context, string) (int, error) {
-		return 0, errors.New("price service is down")
-	})
+
+	ctx := context.Background()
+	if err := errors.Join(prices.Set(ctx, "tea", 7), prices.Expire(ctx, "tea")); err != nil {
+		fmt.Println(err)
+	}
+	var readers sync.WaitGroup
+	for range 10 {
+		readers.Go(func() {
+			for range 50 { // 500 reads of a stale value while its source is down
+				_, _ = prices.GetOrLoad(ctx, "tea", func(context.Context, string) (int, error) {
+					return 0, errors.New("price service is down")
+				})
+			}
+		})
+	}
+	readers.Wait()
 	prices.Close() // LoadDone may come after the call has returned
-	// Output: level=ERROR msg="load failed" key=tea err="price service is down"
+	// Unordered output:
+	// level=ERROR msg="load failed" key=tea err="price service is down"
+	// level=WARN msg="stale value" key=tea err="price service is down"
 }
 
 // A Loader may take a semaphore of package lock: here at most two processes at a time query a

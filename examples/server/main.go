@@ -1,8 +1,10 @@
-// Command server is an HTTP service whose slow query is cached with singlefill.
+// Command server is an HTTP service whose slow query is cached with singlefill. An update deletes the
+// changed product from the cache: see update.go.
 //
 //	go run ./examples/server            # with an embedded Redis
 //	REDIS_URL=redis://127.0.0.1:6379 go run ./examples/server
 //	curl 127.0.0.1:8080/products/42     # 404 for a product that does not exist, such as 1000
+//	curl -X PUT -d '{"name": "Teapot"}' 127.0.0.1:8080/products/42
 //	curl 127.0.0.1:8080/stats
 package main
 
@@ -17,7 +19,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
-	"strconv"
+	"sync"
 	"syscall"
 	"time"
 
@@ -26,33 +28,14 @@ import (
 	"github.com/singlefill/singlefill"
 )
 
-type Product struct {
-	ID   string `json:"id"`
-	Name string `json:"name"`
-}
-
-// queryProduct simulates a slow query among 999 products. It is a Loader: a real one passes ctx to
-// its database.
-func queryProduct(ctx context.Context, id string) (Product, error) {
-	select {
-	case <-time.After(500 * time.Millisecond):
-	case <-ctx.Done():
-		return Product{}, ctx.Err()
-	}
-	if n, err := strconv.Atoi(id); err != nil || n < 1 || n > 999 {
-		return Product{}, fmt.Errorf("product %q: %w", id, singlefill.ErrNotFound)
-	}
-	return Product{ID: id, Name: "Product " + id}, nil
-}
-
 func main() {
-	if err := run(os.Args[1:], queryProduct); err != nil {
+	if err := run(os.Args[1:], newMemory()); err != nil {
 		log.Fatal(err)
 	}
 }
 
 // run serves until SIGINT or SIGTERM, then closes everything in reverse order.
-func run(args []string, query singlefill.Loader[Product]) error {
+func run(args []string, db database) error {
 	flags := flag.NewFlagSet("server", flag.ExitOnError)
 	listen := flags.String("listen", "127.0.0.1:8080", "`address` to listen on; port 0: any free port")
 	timeout := flags.Duration("timeout", 2*time.Second, "deadline of one request")
@@ -73,11 +56,13 @@ func run(args []string, query singlefill.Loader[Product]) error {
 	}
 	defer products.Close() // waits for loads that outlive their requests, and stores their values
 
-	s := &service{products: products, query: query, timeout: *timeout}
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /products/{id}", s.product)
-	mux.HandleFunc("GET /stats", s.stats)
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	s := &service{products: products, db: db, timeout: *timeout}
+	working, stopWorking := context.WithCancel(ctx)
+	var worker sync.WaitGroup
+	worker.Go(func() { s.workOff(working) })
+	defer worker.Wait()
+	defer stopWorking()
+	server := &http.Server{Handler: s.routes(), ReadHeaderTimeout: 5 * time.Second}
 	listener, err := net.Listen("tcp", *listen)
 	if err != nil {
 		return err
@@ -125,20 +110,34 @@ func openRedis(url string) (*redis.Client, func(), error) {
 
 type service struct {
 	products *singlefill.Cache[Product]
-	query    singlefill.Loader[Product]
+	db       database
 	timeout  time.Duration
+}
+
+func (s *service) routes() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /products/{id}", s.product)
+	mux.HandleFunc("PUT /products/{id}", s.rename)
+	mux.HandleFunc("GET /stats", s.stats)
+	return mux
 }
 
 func (s *service) product(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), s.timeout)
 	defer cancel()
-	product, err := s.products.GetOrLoad(ctx, r.PathValue("id"), s.query)
+	product, err := s.products.GetOrLoad(ctx, r.PathValue("id"), s.db.Product)
+	if err != nil {
+		s.fail(w, r, err)
+		return
+	}
+	reply(w, product)
+}
+
+func (s *service) fail(w http.ResponseWriter, r *http.Request, err error) {
 	switch {
-	case err == nil:
-		reply(w, product)
 	case errors.Is(err, singlefill.ErrNotFound):
 		http.Error(w, "no such product", http.StatusNotFound)
-	case errors.Is(err, context.DeadlineExceeded): // the load goes on, and a later request finds its value
+	case errors.Is(err, context.DeadlineExceeded): // a load goes on, and a later request finds its value
 		http.Error(w, "this takes too long, try again", http.StatusGatewayTimeout)
 	case r.Context().Err() != nil: // the client has left
 	default:

@@ -37,7 +37,7 @@ func init() {
 			}
 		}()
 		p.Say("pid %d", os.Getpid())
-		err := run(append([]string{"-listen=127.0.0.1:0"}, p.Args[1:]...), func(ctx context.Context, id string) (Product, error) {
+		query := func(ctx context.Context, id string) (Product, error) {
 			if err := counter.Incr(ctx, "queries").Err(); err != nil {
 				return Product{}, err
 			}
@@ -51,9 +51,20 @@ func init() {
 				return Product{}, fmt.Errorf("product %s: %w", id, singlefill.ErrNotFound)
 			}
 			return Product{ID: id, Name: "Product " + id}, nil
-		})
+		}
+		err := run(append([]string{"-listen=127.0.0.1:0"}, p.Args[1:]...), testDatabase{newMemory(), query})
 		p.Say("ended %v", err)
 	})
+}
+
+// A testDatabase has another query.
+type testDatabase struct {
+	*memory
+	query singlefill.Loader[Product]
+}
+
+func (d testDatabase) Product(ctx context.Context, id string) (Product, error) {
+	return d.query(ctx, id)
 }
 
 // A process is one running service.
@@ -234,17 +245,17 @@ func TestServer_SIGTERM(t *testing.T) {
 }
 
 // The other tests replace this query.
-func TestQueryProduct(t *testing.T) {
+func TestMemory_Product(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		for id, exists := range map[string]bool{"1": true, "999": true, "0": false, "1000": false, "x": false} {
-			if p, err := queryProduct(t.Context(), id); exists && (err != nil || p.ID != id) || !exists && !errors.Is(err, singlefill.ErrNotFound) {
+			if p, err := newMemory().Product(t.Context(), id); exists && (err != nil || p.ID != id) || !exists && !errors.Is(err, singlefill.ErrNotFound) {
 				t.Errorf("%s: %v, %v", id, p, err)
 			}
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, err := queryProduct(ctx, "1"); err != context.Canceled {
+		if _, err := newMemory().Product(ctx, "1"); err != context.Canceled {
 			t.Errorf("with a context that has ended: %v", err)
 		}
 	})

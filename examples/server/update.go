@@ -1,0 +1,71 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"log"
+	"net/http"
+	"time"
+)
+
+// rename answers 204 if all later reads return the new name, and 202 if some may return the old one
+// until the outbox has been worked off.
+func (s *service) rename(w http.ResponseWriter, r *http.Request) {
+	var body struct {
+		Name string `json:"name"`
+	}
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<10)).Decode(&body); err != nil || body.Name == "" {
+		http.Error(w, `want {"name": "..."}`, http.StatusBadRequest)
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), s.timeout)
+	defer cancel()
+	renamed, err := s.db.Rename(ctx, r.PathValue("id"), body.Name)
+	if err != nil { // if it has been committed nevertheless, the outbox has it
+		s.fail(w, r, err)
+		return
+	}
+	// After the commit the old product must go, even if the client has gone.
+	ctx, cancel = context.WithTimeout(context.WithoutCancel(r.Context()), time.Second)
+	defer cancel()
+	if err := s.invalidate(ctx, renamed); err != nil {
+		log.Printf("product %q was renamed, and is left to the outbox: %v", renamed.ProductID, err)
+		w.WriteHeader(http.StatusAccepted)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// invalidate deletes changed products from the cache, and then the changes from the outbox. Between
+// the two the process may die: to delete a product again does no harm.
+func (s *service) invalidate(ctx context.Context, changes ...change) error {
+	ids := make([]string, len(changes))
+	for i, c := range changes {
+		ids[i] = c.ProductID
+	}
+	if err := s.products.Delete(ctx, ids...); err != nil {
+		return err
+	}
+	return s.db.Done(ctx, changes)
+}
+
+// workOff invalidates once a second what the outbox has: changes of requests that could not do so,
+// since Redis did not answer or their process died. Each process of a fleet may run it.
+func (s *service) workOff(ctx context.Context) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		changes, err := s.db.Outbox(ctx)
+		if err == nil && len(changes) > 0 {
+			err = s.invalidate(ctx, changes...)
+		}
+		if err != nil && ctx.Err() == nil {
+			log.Printf("outbox: %v", err)
+		}
+	}
+}
