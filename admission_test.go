@@ -91,7 +91,8 @@ func TestAdmission_ImpatientCaller(t *testing.T) {
 	}
 }
 
-// distantMini returns a client of a miniredis, with so many connections, for which each write takes roundTrip.
+// distantMini returns a client of a miniredis, with so many connections, for which each write takes
+// roundTrip.
 func distantMini(t *testing.T, connections int, bounded bool, roundTrip time.Duration) *redis.Client {
 	m, _ := redistest.StartMini(t)
 	opt := *redistest.NewMiniClient(t, m).Options()

@@ -29,7 +29,7 @@ const (
 	impatience = cachetest.Impatient
 	patience   = cachetest.Patient
 
-	// faultBound tells what RedisTimeout bounds from what the client's own settings bound: 5 s and more.
+	// faultBound lies between RedisTimeout and the client's own timeouts, which are 5 s and more.
 	faultBound = 4 * time.Second
 )
 
@@ -47,11 +47,11 @@ func faultDo(t testing.TB, admin *redis.Client) func(args ...any) {
 	}
 }
 
-// A faultSource is what the caches ask when Redis has nothing. It says how often, and how many at once.
+// A faultSource is what caches load from. It counts the loads, and the most at a time.
 type faultSource struct {
 	loads, running, most atomic.Int64
 
-	during func(key string) // called by each load; nil: nothing
+	during func(key string) // called by each load, if it is not nil
 }
 
 func (s *faultSource) load(_ context.Context, key string) (string, error) {
@@ -66,7 +66,7 @@ func (s *faultSource) load(_ context.Context, key string) (string, error) {
 	return "value of " + key, nil
 }
 
-// A faultLog is what Trace has told.
+// A faultLog is what a Trace has reported.
 type faultLog struct {
 	mu     sync.Mutex
 	failed map[string][]error // by op
@@ -104,7 +104,7 @@ func (l *faultLog) count() (n int) {
 	return n
 }
 
-// said reports whether an error of op was told with one of the texts: servers have words of their own.
+// said reports whether an error of op contains one of the texts: servers differ in words.
 func (l *faultLog) said(op string, texts ...string) bool {
 	return slices.ContainsFunc(l.errors()[op], func(err error) bool {
 		return slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(err.Error(), text) })
@@ -117,7 +117,7 @@ func (l *faultLog) done() []singlefill.LoadInfo {
 	return slices.Clone(l.loads)
 }
 
-// A faultCache is a cache, its source and what it has told.
+// A faultCache is a cache with its source and its log.
 type faultCache struct {
 	*singlefill.Cache[string]
 	*faultSource
@@ -141,7 +141,7 @@ func newFaultCache(t testing.TB, rdb redis.UniversalClient, ns string, redisTime
 	return f
 }
 
-// mustLoad asks for key and fails the test unless it gets the right value in time.
+// mustLoad fails the test unless GetOrLoad returns the value of key in time.
 func (f *faultCache) mustLoad(key string) {
 	f.t.Helper()
 	begun := time.Now()
@@ -157,7 +157,7 @@ func (f *faultCache) mustLoad(key string) {
 func (f *faultCache) value(key string) string { return f.ns + ":{" + key + "}" }
 func (f *faultCache) lock(key string) string  { return f.value(key) + ":lock" }
 
-// recovers waits until the cache stores again, without any help but calls for keys never asked for before.
+// recovers waits until the cache stores values again. It makes only calls for new keys.
 func (f *faultCache) recovers() {
 	f.t.Helper()
 	redistest.Await(f.t, "the breaker is closed", func() bool { return !f.Stats().BreakerOpen })
@@ -171,13 +171,13 @@ func (f *faultCache) recovers() {
 	})
 }
 
-// settled waits until the loads are over, of which a caller hears earlier than Trace and Stats.
+// settled waits until Trace and Stats know of the end of each load.
 func (f *faultCache) settled() {
 	f.t.Helper()
 	redistest.Await(f.t, "each load is over", func() bool { return int(f.Stats().Loads) == len(f.log.done()) })
 }
 
-// lastLoad returns what LoadDone was told last.
+// lastLoad returns the last report of Trace.LoadDone.
 func (f *faultCache) lastLoad() singlefill.LoadInfo {
 	f.t.Helper()
 	f.settled()
@@ -211,14 +211,14 @@ func (f *faultCache) wantNoErrors() {
 	}
 }
 
-// wantCounted fails the test unless there were errors, each told once and counted once.
+// wantCounted fails the test unless commands have failed, and Trace and Stats agree on how many.
 func (f *faultCache) wantCounted() {
 	f.t.Helper()
 	f.settled()
 	if f.log.count() == 0 {
-		f.t.Error("no error of Redis was told, want some")
+		f.t.Error("Trace reported no error of Redis")
 	}
-	redistest.Await(f.t, "each error is told once and counted once", func() bool {
+	redistest.Await(f.t, "each error is reported once and counted once", func() bool {
 		return int(f.Stats().RedisErrors) == f.log.count()
 	})
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Distant configures a client each of whose writes takes d, as those to a server at some distance do.
-// The client needs a Dialer, or an address.
+// Distant configures a client each of whose writes takes d, as those to a server at some distance
+// do. The client needs a Dialer, or an address.
 func Distant(d time.Duration) func(o *redis.Options) {
 	return func(o *redis.Options) {
 		dial := o.Dialer

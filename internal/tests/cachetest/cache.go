@@ -1,5 +1,5 @@
-// Package cachetest has what the tests of the cache in several packages need: a cache that knows what
-// its Loader and its Trace have seen, and the scripts of the fill lock.
+// Package cachetest has what the tests of the cache in several packages need: a cache that knows
+// what its Loader and its Trace have seen, and the scripts of the fill lock.
 package cachetest
 
 import (
@@ -23,12 +23,13 @@ const (
 	// Patient is the RedisTimeout of a cache that must not time out on a busy machine.
 	Patient = 3 * time.Second
 
-	// loadLimit lies between RedisTimeout and the client's own timeouts, which are 5 s and more: a call
-	// that takes longer was bounded by the client.
+	// loadLimit lies between RedisTimeout and the client's own timeouts, which are 5 s and more: a
+	// call that takes longer was bounded by the client.
 	loadLimit = 4 * time.Second
 )
 
-// Cache is a cache of strings with its source and its log. The value of a key is "value of " and the key.
+// Cache is a cache of strings with its source and its log. The value of a key is "value of " and
+// the key.
 type Cache struct {
 	*singlefill.Cache[string]
 	*Source
@@ -38,7 +39,8 @@ type Cache struct {
 	t testing.TB
 }
 
-// New returns a cache that is closed with the test. Its LockTTL is 10 s, and its values live for an hour.
+// New returns a cache that is closed with the test. Its LockTTL is 10 s, and its values live for an
+// hour.
 func New(t testing.TB, rdb redis.UniversalClient, namespace string, redisTimeout time.Duration, change ...func(*singlefill.Options[string])) *Cache {
 	t.Helper()
 	c := &Cache{Source: &Source{}, Log: &Log{}, Namespace: namespace, t: t}
@@ -68,8 +70,8 @@ func (c *Cache) WantValue(key string) {
 	}
 }
 
-// MustLoad calls GetOrLoad, and ends the test if that does not return the value of key. It fails the
-// test if the call takes longer than RedisTimeout explains.
+// MustLoad calls GetOrLoad, and ends the test if that does not return the value of key. It fails
+// the test if the call takes longer than RedisTimeout explains.
 func (c *Cache) MustLoad(key string) {
 	c.t.Helper()
 	begun := time.Now()
@@ -122,7 +124,8 @@ func (c *Cache) AwaitRecovery() {
 	})
 }
 
-// AwaitLoads waits until Trace and Stats know of the end of each load, of which callers learn earlier.
+// AwaitLoads waits until Trace and Stats know of the end of each load, of which callers learn
+// earlier.
 func (c *Cache) AwaitLoads() {
 	c.t.Helper()
 	redistest.Await(c.t, "each load is over", func() bool { return int(c.Stats().Loads) == len(c.Log.Loads()) })

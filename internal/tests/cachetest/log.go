@@ -56,7 +56,8 @@ func (l *Log) ErrorCount() (n int) {
 	return n
 }
 
-// HasError reports whether an error of the operation contains one of the texts: servers differ in words.
+// HasError reports whether an error of the operation contains one of the texts: servers differ in
+// words.
 func (l *Log) HasError(op string, texts ...string) bool {
 	return slices.ContainsFunc(l.Errors()[op], func(err error) bool {
 		return slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(err.Error(), text) })

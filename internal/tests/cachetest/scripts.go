@@ -12,8 +12,8 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// Scripts returns the folder of the fill lock's scripts. A test runs in the folder of its package, at
-// some depth below the module's.
+// Scripts returns the folder of the fill lock's scripts. A test runs in the folder of its package,
+// at some depth below the module's.
 func Scripts(t testing.TB) fs.FS {
 	t.Helper()
 	dir, err := os.Getwd()

@@ -14,8 +14,8 @@ import (
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
-// Callers less patient than RedisTimeout open the breaker of a silent Redis, and then get values: the
-// commands of callers that have left go on and count.
+// Callers less patient than RedisTimeout open the breaker of a silent Redis, and then get values:
+// the commands of callers that have left go on and count.
 //
 //fault:impatient-callers
 func TestClient_ImpatientCallers(t *testing.T) {

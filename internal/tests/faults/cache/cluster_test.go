@@ -29,7 +29,7 @@ func owns(t testing.TB, node *redistest.Server, key string) bool {
 	return true
 }
 
-// A dead node of a cluster costs only the keys of its own slots.
+// A dead node of a cluster costs only the keys in its slots.
 //
 //fault:frozen-node
 //fault:dead-node
@@ -78,7 +78,8 @@ func TestCluster_DeadNode(t *testing.T) {
 	}
 }
 
-// A frozen node of a cluster costs the keys of other nodes nothing, and its own keys RedisTimeout once.
+// A frozen node of a cluster costs the keys of other nodes nothing, and its own keys RedisTimeout
+// once.
 //
 //fault:frozen-node
 func TestCluster_FrozenNode(t *testing.T) {
@@ -221,8 +222,9 @@ func TestCluster_DeadMaster(t *testing.T) {
 	b.AwaitRecovery()
 }
 
-// A slot that moves to another node during a load costs no call its value. In between the lock is on
-// one node and the value on the other or nowhere, and Redis answers scripts on both with TRYAGAIN.
+// A slot that moves to another node during a load costs no call its value. In between the lock is
+// on one node and the value on the other or nowhere, and Redis answers scripts on both with
+// TRYAGAIN.
 //
 //fault:moved-slot
 func TestCluster_MovingSlot(t *testing.T) {

@@ -18,8 +18,8 @@ import (
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
-// Single commands are lost, repeated or late. newWarm makes the server know the scripts, so that each
-// act on the fill lock is one command.
+// Single commands are lost, repeated or late. newWarm makes the server know the scripts, so that
+// each act on the fill lock is one command.
 func newWarm(t *testing.T) (*redistest.Server, *redistest.Proxy) {
 	t.Helper()
 	s := redistest.Start(t)
@@ -27,8 +27,8 @@ func newWarm(t *testing.T) (*redistest.Server, *redistest.Proxy) {
 	return s, redistest.NewProxy(t, s.Addr)
 }
 
-// held returns the record under the lock of key, which begins with H while it is held, and with X when
-// an attempt has been abandoned.
+// held returns the record under the lock of key, which begins with H while it is held, and with X
+// when an attempt has been abandoned.
 func held(s *redistest.Server, c *cachetest.Cache, key string) string {
 	return s.Admin().Get(context.Background(), c.LockKey(key)).Val()
 }
@@ -170,7 +170,8 @@ func TestLock_ArrivesAfterGivingUp(t *testing.T) {
 	redistest.WantTTLs(t, s.Admin())
 }
 
-// A lock command that arrives after the load takes nothing, although its repetition was granted the lock.
+// A lock command that arrives after the load takes nothing, although its repetition was granted the
+// lock.
 //
 //fault:late-command
 func TestLock_ArrivesAfterLoad(t *testing.T) {
@@ -401,7 +402,8 @@ func TestStore_NeverGetsThrough(t *testing.T) {
 }
 
 // A redirection that the client does not follow is retried. A client of a cluster follows MOVED and
-// ASK three times and then returns the last of them, which says, like TRYAGAIN, that nothing was done.
+// ASK three times and then returns the last of them, which says, like TRYAGAIN, that nothing was
+// done.
 //
 //fault:last-redirection
 func TestCommand_LastRedirection(t *testing.T) {

@@ -1,6 +1,6 @@
-// Package cache_test shows the rows of docs/faults.md that are about the cache: its Redis, or the way
-// to it, fails. Callers get what the source has within a time that RedisTimeout bounds, the trouble
-// is counted, and after it everything is as before. What is measured is logged.
+// Package cache_test shows the rows of docs/faults.md that are about the cache: its Redis, or the
+// way to it, fails. Callers get what the source has within a time that RedisTimeout bounds, the
+// trouble is counted, and after it everything is as before. What is measured is logged.
 package cache_test
 
 import (

@@ -383,8 +383,8 @@ func TestGetOrLoad_KilledConnections(t *testing.T) {
 	a.WantLoads(before + 500)
 }
 
-// A holder that a partition cuts off is replaced after LockTTL, and its store is refused afterwards.
-// The time is that of a bubble, so the bounds are exact.
+// A holder that a partition cuts off is replaced after LockTTL, and its store is refused
+// afterwards. The time is that of a bubble, so the bounds are exact.
 //
 //fault:isolated-holder
 func TestGetOrLoad_IsolatedHolder(t *testing.T) {

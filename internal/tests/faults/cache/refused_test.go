@@ -16,7 +16,7 @@ import (
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
-// The tests TestRefused_… are about what servers refuse, each in words of its own. .ci/run runs them
+// The tests TestRefused_… are about what servers refuse, each in its own words. .ci/run runs them
 // on Valkey, too.
 
 // Without memory hits work, misses load, and no lock is left behind.
@@ -164,7 +164,7 @@ func TestRefused_MissingRight(t *testing.T) {
 			asUser := func(o *redis.Options) { o.Username, o.Password = "app", "pw" }
 			namespace := redistest.Namespace(t)
 			a := cachetest.New(t, s.Client(t, asUser), namespace, cachetest.Patient)
-			b := cachetest.New(t, s.Client(t, asUser), namespace, cachetest.Patient) // with a source of its own
+			b := cachetest.New(t, s.Client(t, asUser), namespace, cachetest.Patient) // with its own source
 
 			if user.cached {
 				var wg sync.WaitGroup
@@ -222,7 +222,8 @@ func TestRefused_MissingRight(t *testing.T) {
 	}
 }
 
-// A Set that is refused says why. It is a transaction, whose EXEC says only that an error came before it.
+// A Set that is refused says why. It is a transaction, whose EXEC says only that an error came
+// before it.
 //
 //fault:busy-server
 func TestRefused_SetNamesReason(t *testing.T) {
@@ -251,8 +252,8 @@ func TestRefused_SetNamesReason(t *testing.T) {
 	})
 }
 
-// A server that refuses everything for a while, or all writes, breaks no read. The breaker opens only
-// for a server that answers nothing.
+// A server that refuses everything for a while, or all writes, breaks no read. The breaker opens
+// only for a server that answers nothing.
 //
 //fault:busy-server
 func TestRefused_ByBusyServer(t *testing.T) {

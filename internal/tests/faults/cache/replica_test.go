@@ -12,7 +12,8 @@ import (
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
-// A replica may serve hits, but takes no part in decisions: one that lags costs a command, not a load.
+// A replica may serve hits, but takes no part in decisions: one that lags costs a command, not a
+// load.
 //
 //fault:replica
 func TestReplica_ServesHits(t *testing.T) {

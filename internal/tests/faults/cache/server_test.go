@@ -19,7 +19,7 @@ import (
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
-// A server that dies in the middle of a call costs the call not its value.
+// A call gets its value although the server dies in the middle of it.
 //
 //fault:crash-in-call
 func TestServer_DiesDuringCall(t *testing.T) {
@@ -73,7 +73,8 @@ func TestServer_DiesDuringCall(t *testing.T) {
 		c.WantLoads(1)
 		c.During = nil
 		c.AwaitLoads()
-		// The lock is gone with everything else: the store is refused, or fails on a dead connection.
+		// The lock is gone with everything else: the store is refused, or fails on a dead
+		// connection.
 		if n := c.Stats(); n.Stored != 0 || n.Fenced+n.StoreErrors != 1 {
 			t.Errorf("Stats are %+v", n)
 		}
@@ -352,8 +353,8 @@ func TestServer_ForgetsScripts(t *testing.T) {
 	redistest.WantTTLs(t, s.Admin())
 }
 
-// Evictions cost loads and nothing else. The memory is enough for a tenth of the keys, so entries and
-// locks of running loads may go at any time.
+// Evictions cost loads and nothing else. The memory is enough for a tenth of the keys, so entries
+// and locks of running loads may go at any time.
 //
 //fault:eviction
 func TestServer_EvictsKeys(t *testing.T) {
@@ -453,6 +454,32 @@ func TestServer_KeyOverwrittenDuringLoad(t *testing.T) {
 				a.WantNoErrors()
 				b.WantNoErrors()
 			})
+		}
+	}
+}
+
+// A lock that another program overwrites is not taken for the failure of the load that callers wait
+// for: they load themselves.
+//
+//fault:bad-bytes
+func TestServer_LockOverwrittenWhileWaiting(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	c := cachetest.New(t, s.Client(t), redistest.Namespace(t), cachetest.Patient)
+	put := func(text string) {
+		t.Helper()
+		if err := s.Admin().Set(t.Context(), c.LockKey("k"), text, time.Minute).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, text := range []string{"a text of another program that is longer than a token", "garbage", "Hello"} {
+		put("H" + strings.Repeat("x", 42))
+		var wg sync.WaitGroup
+		goWait(t, &wg, c, s, "k")
+		put(text)
+		wg.Wait()
+		if err := c.Delete(t.Context(), "k"); err != nil {
+			t.Fatal(err)
 		}
 	}
 }

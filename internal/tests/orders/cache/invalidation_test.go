@@ -49,9 +49,9 @@ func TestOrders_InvalidationAndJoin(t *testing.T) {
 	}
 }
 
-// What may happen to a process: a connection breaks under a command, which arrives later; a command is
-// held up for longer than its caller waits; a process is cut off for longer than LockTTL; a caller is
-// cancelled.
+// What may happen to a process: a connection breaks under a command, which arrives later; a command
+// is held up for longer than its caller waits; a process is cut off for longer than LockTTL; a
+// caller is cancelled.
 var (
 	breaks = schedule.Plan{AtLeast: 100, Together: true, Pauses: 1, Faults: 1, Hit: []string{"A"}, Break: true}
 	delays = schedule.Plan{

@@ -1,6 +1,6 @@
-// Package cache_test asserts promises of the cache that hold in every order in which the commands of
-// several processes can reach Redis: see package schedule. A plan with several faults has too many
-// orders, so a sample of them is run. With -short each test runs a small sample.
+// Package cache_test asserts promises of the cache that hold in every order in which the commands
+// of several processes can reach Redis: see package schedule. A plan with several faults has too
+// many orders, so a sample of them is run. With -short each test runs a small sample.
 package cache_test
 
 import (

@@ -124,8 +124,8 @@ func (s *scenario) load(process string, ended int) (string, error) {
 	return v, err
 }
 
-// begin reads the source. It checks that no other load runs, unless an announcement that began after
-// the calls of both loads may have superseded the other one.
+// begin reads the source. It checks that no other load runs, unless an announcement that began
+// after the calls of both loads may have superseded the other one.
 func (s *scenario) begin(process string, ended int) (v string, over func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
