@@ -19,12 +19,13 @@ import (
 	"github.com/singlefill/singlefill/internal/flight"
 )
 
-// A Cache holds values of type T in Redis under one namespace. Most callers want [Cache.GetOrLoad] and [Cache.Delete]
-// only.
-// It is safe for concurrent use. Make one per namespace and process, and keep it.
+// A Cache holds values of type T in Redis under one namespace. Most programs need only
+// [Cache.GetOrLoad] and [Cache.Delete]. A Cache is safe for concurrent use. Make one per namespace
+// and process, and keep it.
 //
-// Values are copied: each caller of GetOrLoad and Get owns what it gets. (The one exception is a value that
-// the codec cannot encode, or cannot read back: those who waited for it in this process share it.)
+// Each caller of GetOrLoad and Get owns the value that it gets. The exception is a value that the
+// codec cannot encode or cannot decode again: the callers of this process that waited for it share
+// it.
 type Cache[T any] struct {
 	opts      settings[T]
 	namespace string
@@ -33,25 +34,28 @@ type Cache[T any] struct {
 	reads     *flight.Reads[lookup[T]]
 	fills     *flight.Fills[result[T]]
 	slots     *flight.Slots // MaxLoads and MaxFleetLoads
-	loadTimes     *loadTimes
+	loadTimes *loadTimes
 	counters  *counters
-	clone     func(T) T // nil: T is not plain, or the codec is the user's, who may link values, or share parts of them
+	clone     func(T) T // nil: T is not plain, or the codec is the user's and may share parts of values
 	closing   chan struct{}
 	closeOnce sync.Once
 }
 
-// New makes a [Cache] of the values of T under namespace, which live for ttl. It does no I/O.
+// New returns a [Cache] for values of T under namespace. Values live for ttl. New does no I/O.
 //
-// rdb may be a client of a single server, of Sentinel or of a Cluster, an auto-pipelining one, or one with
-// client-side caching; it stays the caller's to close, after the Cache. With ContextTimeoutEnabled set in its
-// options a hit is cheaper: only then can the client be held to [Options.RedisTimeout] without a goroutine per command
-// (unless it has an OnConnect function or a credentials provider, which may ignore their context). All caches and locks
-// on one client together send no more commands at a time than its pool has connections; the others wait in order.
-// Processes that share a namespace must agree on T, on the codec and on what a key means. Give a changed T
-// a new namespace.
+// rdb may be a client of a single server, of Sentinel or of a Cluster, an auto-pipelining client,
+// or one with client-side caching. The caller closes it after the Cache. A hit is cheaper if
+// ContextTimeoutEnabled is set in the options of rdb: otherwise, and with an OnConnect function or
+// a credentials provider, which may ignore their context, [Options.RedisTimeout] takes a goroutine
+// per command. All caches and locks on one client together send no more commands at a time than its
+// pool has connections; other commands wait in order.
 //
-// New returns an error that names the argument, its value and what is allowed when rdb is nil or a pipeline,
-// namespace is empty or has braces or control characters, ttl is less than 1 ms, or opts are incoherent.
+// Processes that share a namespace must agree on T, on the codec and on the meaning of a key. Give
+// a changed T a new namespace.
+//
+// New returns an error that names the argument, its value and what is allowed if rdb is nil or a
+// pipeline, namespace is empty or has braces or control characters, ttl is less than 1 ms, or opts
+// contradict each other.
 func New[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, opts *Options[T]) (*Cache[T], error) {
 	s, err := resolve(rdb, namespace, ttl, opts)
 	if err != nil {
@@ -65,7 +69,7 @@ func New[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, 
 		reads:     flight.NewReads[lookup[T]](clock),
 		fills:     flight.NewFills[result[T]](clock),
 		slots:     flight.NewSlots(s.maxLoads),
-		loadTimes:     newLoadTimes(),
+		loadTimes: newLoadTimes(),
 		counters:  new(counters),
 		closing:   make(chan struct{}),
 	}
@@ -82,10 +86,10 @@ func New[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, 
 	return c, err
 }
 
-// Get returns the value under key if the cache has it, [ErrMiss] if it has none, and [ErrNotFound] if it
-// remembers that there is none. A value within [Options.StaleWhileRevalidate] is there, one within StaleIfError
-// is not. Get loads nothing, refreshes nothing and waits for no load. A Redis that cannot be asked is
-// an error of its own, since there is no source to ask instead.
+// Get returns the value under key if the cache has it, [ErrMiss] if it does not, and [ErrNotFound]
+// if it remembers that the source has none. It returns a value within
+// [Options.StaleWhileRevalidate], but not one within StaleIfError. Get neither loads nor refreshes,
+// and it waits for no load. An error of Redis is returned, since Get has no source to fall back on.
 func (c *Cache[T]) Get(ctx context.Context, key string) (T, error) {
 	var zero T
 	if err := c.check(ctx, key); err != nil {
@@ -107,11 +111,13 @@ func (c *Cache[T]) Get(ctx context.Context, key string) (T, error) {
 	return l.value, l.err
 }
 
-// Set stores value under key and breaks a load of that key that is under way, here or in another process:
-// what that load brings is not stored. If [Options.TTLFunc] says not to keep value, Set removes what was there.
+// Set stores value under key. It supersedes a load of key that is in flight, in any process: the
+// value of that load is not stored. If [Options.TTLFunc] returns less than 1 ms for value, Set
+// deletes the key.
 //
-// After an error the key may hold the new value or the old one, a load under way may still be stored, and a
-// command that was not answered in time may still be carried out, even after a later Delete.
+// After an error the key may hold the new value or the old one, a load in flight may still be
+// stored, and a command that was not answered in time may still be executed, even after a later
+// Delete.
 func (c *Cache[T]) Set(ctx context.Context, key string, value T) error {
 	if err := c.check(ctx, key); err != nil {
 		return err
@@ -130,53 +136,62 @@ func (c *Cache[T]) Set(ctx context.Context, key string, value T) error {
 		return wrap(ctx, "set", err)
 	}
 	defer c.fills.Supersede(key) // after the command: a later caller then joins no fill that began before it
-	_, err = client.Do(ctx, c.client, "set", c.valueKey(key), func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, client.Transaction(ctx, c.client.Redis, func(p redis.Pipeliner) {
-			p.Set(ctx, c.valueKey(key), data, c.opts.keptFor(life))
-			p.Del(ctx, lockKey(c.valueKey(key)))
-		})
-	})
-	return wrap(ctx, "set", err)
+	pair := fill.Pair{Value: c.valueKey(key), Lock: lockKey(c.valueKey(key))}
+	return wrap(ctx, "set", c.set(ctx, pair, data, c.opts.keptFor(life)))
 }
 
-// batch bounds the commands that one round trip, and so one RedisTimeout, has to carry.
+func (c *Cache[T]) set(ctx context.Context, pair fill.Pair, data []byte, life time.Duration) error {
+	_, err := client.Do(ctx, c.client, "set", pair.Value, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, client.Transaction(ctx, c.client.Redis, func(p redis.Pipeliner) {
+			p.Set(ctx, pair.Value, data, life)
+			p.Del(ctx, pair.Lock)
+		})
+	})
+	return err
+}
+
+// batch is how many keys one round trip, and so one RedisTimeout, has to carry at most.
 const batch = 256
 
-// Delete removes the keys and breaks the loads of them that are under way, here or in other processes: what
-// they bring is not stored, and a GetOrLoad that begins after Delete has returned, anywhere, does not get it.
-// Callers that came before may, and those of a process that cannot reach Redis. Each key is deleted in one step,
-// together with its lock; several keys are not.
+// Delete removes the keys. It supersedes the loads of these keys that are in flight, in any
+// process: their values are not stored, and no GetOrLoad that begins after Delete has returned gets
+// them, in any process. Calls already waiting may still get such a value, and so may calls in a
+// process that cannot reach Redis. Each key is deleted together with its lock in one step; several
+// keys are not deleted in one step.
 //
-// After an error some of the keys may not have been deleted: try again, or live with the old values until
-// their ttl.
+// After an error some of the keys may not have been deleted: call Delete again, or accept the old
+// values until they expire.
 func (c *Cache[T]) Delete(ctx context.Context, keys ...string) error {
-	return c.inBatches(ctx, "delete", keys, func(pairs []fill.Pair) error {
-		_, err := client.Do(ctx, c.client, "delete", pairs[0].Value, func(ctx context.Context) ([]redis.Cmder, error) {
-			return c.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
-				for _, pair := range pairs {
-					p.Del(ctx, pair.Value, pair.Lock)
-				}
-				return nil
-			})
-		})
-		return err
-	})
+	return c.inBatches(ctx, "delete", keys, func(pairs []fill.Pair) error { return c.delete(ctx, pairs) })
 }
 
-// Expire makes the values under keys stale without removing them: the source has changed, but the old values
-// can still be served. The next GetOrLoad refreshes them, and serves them as [Options.StaleWhileRevalidate] and
-// [Options.StaleIfError] say; without these it loads as after a Delete. The windows begin now, and end no later than
-// they would have done. Loads that are under way are broken as by Delete: what they bring is not stored.
+func (c *Cache[T]) delete(ctx context.Context, pairs []fill.Pair) error {
+	_, err := client.Do(ctx, c.client, "delete", pairs[0].Value, func(ctx context.Context) ([]redis.Cmder, error) {
+		return c.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+			for _, pair := range pairs {
+				p.Del(ctx, pair.Value, pair.Lock)
+			}
+			return nil
+		})
+	})
+	return err
+}
+
+// Expire makes the values under keys stale without removing them: the source has changed, but the
+// old values can still be served. The next GetOrLoad refreshes them, and serves them as
+// [Options.StaleWhileRevalidate] and [Options.StaleIfError] allow; without these options it loads
+// as after a Delete. The stale windows begin now, and end no later than they would have ended. Like
+// Delete, Expire supersedes loads in flight.
 //
-// Once Expire has returned nobody takes the old values for fresh, whatever their clock says. After an error
-// some keys may not have been made stale.
+// After Expire has returned, no process takes the old values for fresh, whatever its clock says.
+// After an error some keys may not have been made stale.
 func (c *Cache[T]) Expire(ctx context.Context, keys ...string) error {
 	return c.inBatches(ctx, "expire", keys, func(pairs []fill.Pair) error {
 		return fill.Expire(ctx, c.client, pairs)
 	})
 }
 
-// inBatches does something to keys that invalidates them, on all nodes at the same time.
+// inBatches invalidates keys by do, on all nodes at the same time.
 func (c *Cache[T]) inBatches(ctx context.Context, op string, keys []string, do func(pairs []fill.Pair) error) error {
 	if err := c.checkOpen(); err != nil || len(keys) == 0 {
 		return err
@@ -206,9 +221,10 @@ func (c *Cache[T]) inBatches(ctx context.Context, op string, keys []string, do f
 	return errors.Join(errs...)
 }
 
-// onNode is inBatches for keys of one node. If that does not answer one batch, it gets no other: a dead server costs one
-// RedisTimeout, however many keys there are. It is asked even while the breaker is open, since it may just have come back,
-// and an invalidation that is not tried is lost.
+// onNode is inBatches for the keys of one node. A node that does not answer a batch gets no other
+// one: a dead server costs one RedisTimeout, however many keys there are. The first batch is sent
+// even while the breaker is open: the server may have come back, and an invalidation that is not
+// tried is lost.
 func onNode(values []string, do func(pairs []fill.Pair) error) error {
 	var errs []error
 	for values := range slices.Chunk(values, batch) {
@@ -227,14 +243,15 @@ func onNode(values []string, do func(pairs []fill.Pair) error) error {
 	return errors.Join(errs...)
 }
 
-// Close makes every later call return [ErrClosed], ends waiting for other processes with it too, and waits
-// until the loads that run in this process have ended and been stored: LoadTimeout at most, and the commands
-// after it. Giving back a place of MaxFleetLoads that Redis does not answer goes on behind it for about LockTTL.
-// It does not close the client, which is to be closed after it. Closing twice is fine.
+// Close makes later calls return [ErrClosed], and also the calls that wait for other processes. It
+// returns when the loads of this process have ended and have been stored: after LoadTimeout and
+// their last commands at the latest. If Redis does not answer, slots of MaxFleetLoads are released
+// in the background, for about LockTTL. Close does not close the client; the caller does that
+// afterwards. A second Close does nothing.
 func (c *Cache[T]) Close() error {
 	c.closeOnce.Do(func() {
 		close(c.closing)
-		c.reads.Drain() // calls that came before may still start a load
+		c.reads.Drain() // calls that began before may still start a load
 		c.fills.Close()
 	})
 	c.fills.Drain()
@@ -264,8 +281,8 @@ func checkCall(ctx context.Context, key string) error {
 	return ctx.Err()
 }
 
-// valueKey and lockKey put both keys of a pair into one slot. Namespaces have no braces and no value key ends as a lock
-// key does, so no two names meet.
+// valueKey and lockKey return a pair of keys in one slot. Namespaces have no braces, and no value
+// key ends as a lock key does, so the keys of two pairs differ.
 func (c *Cache[T]) valueKey(key string) string { return c.namespace + ":{" + client.HashTag(key) + "}" }
 
 func lockKey(valueKey string) string { return valueKey + ":lock" }
@@ -275,7 +292,7 @@ func (c *Cache[T]) newLock(key string) *fill.Lock {
 	return fill.New(c.client, value, lockKey(value), c.opts.lockTTL)
 }
 
-// lifeOf returns how long value is to be kept; less than 1 ms: not at all.
+// lifeOf returns how long value is fresh. With less than 1 ms it is not stored.
 func (c *Cache[T]) lifeOf(key string, value T) time.Duration {
 	if c.opts.ttlFunc == nil {
 		return c.shorten(c.opts.ttl)
@@ -283,7 +300,7 @@ func (c *Cache[T]) lifeOf(key string, value T) time.Duration {
 	return c.shorten(c.opts.ttlFunc(key, value))
 }
 
-// shorten takes the jitter off a life, but never all of it.
+// shorten subtracts the jitter from a life.
 func (c *Cache[T]) shorten(life time.Duration) time.Duration {
 	if life < time.Millisecond {
 		return 0
@@ -292,87 +309,7 @@ func (c *Cache[T]) shorten(life time.Duration) time.Duration {
 	return max(life, time.Millisecond).Truncate(time.Millisecond)
 }
 
-// decode looks at stored bytes. Those that are no entry, or not of T, are a miss, and counted.
-func (c *Cache[T]) decode(ctx context.Context, key string, data []byte, l *lookup[T]) {
-	l.data, l.at = data, time.Now()
-	var err error
-	if l.entry, err = entry.Parse(data); err == nil {
-		if use := c.freshnessOf(&l.entry, l.at); use > expired {
-			if l.entry.NotFound {
-				l.err = ErrNotFound
-			} else {
-				l.value, err = c.unmarshal(l.entry.Payload)
-			}
-			if err == nil {
-				l.freshness = use
-			}
-		}
-	}
-	if err != nil {
-		c.badValue(ctx, key, err)
-	}
-}
-
-// marshal and unmarshal turn a codec's panic into an error: it may be the user's, and the bytes hostile.
-func (c *Cache[T]) marshal(value T) (payload []byte, err error) {
-	defer recovered(&err)
-	if payload, err = c.opts.codec.Marshal(value); err == nil && payload == nil {
-		payload = []byte{}
-	}
-	return payload, err
-}
-
-func (c *Cache[T]) unmarshal(payload []byte) (_ T, err error) {
-	defer recovered(&err)
-	v := new(T) // not a result, which would be on the heap, and make defer slow
-	err = c.opts.codec.Unmarshal(payload, v)
-	return *v, err
-}
-
-func recovered(err *error) {
-	if p := recover(); p != nil {
-		*err = fmt.Errorf("codec panicked: %v", p)
-	}
-}
-
-func (c *Cache[T]) badValue(ctx context.Context, key string, err error) {
-	c.counters.badValues.Add(1)
-	if c.opts.trace.BadValue != nil {
-		c.opts.trace.BadValue(client.Detach(ctx), key, err)
-	}
-}
-
-func (c *Cache[T]) redisFailed(ctx context.Context, op string, err error) {
-	c.counters.redisErrors.Add(1)
-	if c.opts.trace.RedisError != nil {
-		c.opts.trace.RedisError(ctx, op, err)
-	}
-}
-
-func (c *Cache[T]) breakerChanged(open bool) {
-	if open {
-		c.counters.breakerOpens.Add(1)
-	}
-	if c.opts.trace.Breaker != nil {
-		c.opts.trace.Breaker(open)
-	}
-}
-
-func (c *Cache[T]) noteHit(ctx context.Context, key string) {
-	c.counters.hits.Add(1)
-	if c.opts.trace.Hit != nil {
-		c.opts.trace.Hit(ctx, key)
-	}
-}
-
-func (c *Cache[T]) noteMiss(ctx context.Context, key string) {
-	c.counters.misses.Add(1)
-	if c.opts.trace.Miss != nil {
-		c.opts.trace.Miss(ctx, key)
-	}
-}
-
-// wrap names the operation of a Redis error. A caller's own end of context stays bare.
+// wrap adds the operation to an error of Redis. The error of the caller's context stays bare.
 func wrap(ctx context.Context, op string, err error) error {
 	if err == nil || err == ctx.Err() {
 		return err

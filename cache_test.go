@@ -781,10 +781,10 @@ func (e *events) trace() *singlefill.Trace {
 		LoadDone: func(_ context.Context, i singlefill.LoadInfo) {
 			e.add("done %s %v, store error %t, stored %t, fenced %t, unlocked %t", i.Key, i.Err, i.StoreErr != nil, i.Stored, i.Fenced, i.Unlocked)
 		},
-		WaitDone:   func(_ context.Context, i singlefill.WaitInfo) { e.add("waited %s, polled %t", i.Key, i.Polls > 0) },
-		RedisError: func(_ context.Context, op string, err error) { e.add("redis %s", op) },
-		BadValue:   func(_ context.Context, key string, err error) { e.add("bad %s", key) },
-		Breaker:    func(open bool) { e.add("breaker %t", open) },
+		WaitDone:       func(_ context.Context, i singlefill.WaitInfo) { e.add("waited %s, polled %t", i.Key, i.Polls > 0) },
+		RedisError:     func(_ context.Context, op string, err error) { e.add("redis %s", op) },
+		BadValue:       func(_ context.Context, key string, err error) { e.add("bad %s", key) },
+		BreakerChanged: func(open bool) { e.add("breaker %t", open) },
 	}
 }
 

@@ -1,48 +1,104 @@
 package singlefill
 
-import "github.com/singlefill/singlefill/internal/codec"
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/singlefill/singlefill/internal/codec"
+	"github.com/singlefill/singlefill/internal/entry"
+)
 
 // A Codec turns values into bytes and back. It must be safe for concurrent use.
 type Codec interface {
-	// Marshal encodes v, a value of the cache's T, which it must not change. What it returns may share
-	// memory with v: the cache copies it before anyone else gets v. An error fails the Set, not the load.
+	// Marshal encodes v, a value of the T of the cache, and must not change it. The result may
+	// share memory with v: the cache copies it before another caller gets v. An error fails Set,
+	// but not a load.
 	Marshal(v any) ([]byte, error)
 
-	// Unmarshal decodes data into v, a pointer to a zero T. It must neither change data nor keep any part
-	// of it, and must bear any bytes: whoever can write to Redis chose them. Its error makes them a miss.
+	// Unmarshal decodes data into v, a pointer to a zero T. It must neither change data nor keep a
+	// part of it. It must accept any bytes, since everybody with access to Redis can write them. If
+	// it fails, the read is a miss.
 	Unmarshal(data []byte, v any) error
 }
 
-// The codecs of this package. A panic in the encoding or decoding methods of a user's type is an error.
+// The codecs of this package. A panic in a marshalling method of a user's type becomes an error.
 //
 // MsgPack and JSON refuse bytes that could take more than
 //
 //	64 MiB + 64 × the length of the bytes
 //
-// of memory as a T, for a byte or two can stand for a whole element: a megabyte of nils decodes into a million
-// structs. What they could take is the number of array items times the largest slice element within T, and
-// likewise for map entries and maps: see internal/msgcheck. That is an over-estimate, so a T of many small
-// numbers next to few huge structs can meet the limit unjustly. Marshal applies the same limit: a value that
-// could not be read back is an error when it is written, not a miss at every read.
-// A T that is an interface is judged there by the value in it.
+// of memory as a T, since a byte or two can stand for a whole element: a megabyte of nils decodes
+// into a million structs. The bound is the number of array items times the largest slice element
+// within T, and likewise for map entries and maps (see internal/msgcheck). It is an over-estimate,
+// so a T of many small numbers beside a few huge structs may be refused without need. Marshal
+// applies the same limit: a value that could not be read back is an error when it is written. For a
+// T that is an interface, Marshal judges the value in it.
 var (
-	// MsgPack is the default: fast, compact, and it keeps nil apart from empty. To know:
+	// MsgPack is the default: fast, compact, and it distinguishes nil from empty.
 	//
-	//   - Fields are named by the tag `msgpack:"name"` or by their Go name; json tags are ignored.
-	//     Unexported fields are dropped. The tag's option intern is not supported.
-	//   - A field unknown to T is ignored, a missing one stays zero: entries of an older T decode without
-	//     an error. Change the namespace with the schema.
+	//   - Fields are named by the tag `msgpack:"name"` or by their Go name. It ignores json tags.
+	//   - It drops unexported fields. It does not support the option intern of its tag.
+	//   - It ignores a field that T does not have, and leaves a missing field zero: entries of an
+	//     older T decode without an error. Change the namespace with the schema.
 	//   - Integers wrap silently: 300 read into an int8 is 44. Widen fields, do not narrow them.
 	//   - A time.Time comes back as the same instant in Local: compare with Equal.
-	//   - In an any, numbers come back as the narrowest type, slices as []any, structs as map[string]any.
-	//   - More than 512 levels of nesting are refused. A value that contains itself is a fatal stack overflow.
+	//   - In an any, numbers come back as the narrowest type, slices as []any, structs as
+	//     map[string]any.
+	//   - It refuses more than 512 levels of nesting. A value that contains itself is a fatal stack
+	//     overflow.
 	MsgPack Codec = codec.MsgPack
 
-	// JSON is encoding/json: readable by others and stricter, at about twice the cost of MsgPack.
-	// In an any, numbers come back as float64; invalid UTF-8 in strings is replaced.
+	// JSON is encoding/json: readable by other programs and stricter, at about twice the cost of
+	// MsgPack. In an any, numbers come back as float64. It replaces invalid UTF-8 in strings.
 	JSON Codec = codec.JSON
 
-	// Raw stores []byte and string, also as named types, as they are. It cannot tell nil from empty:
-	// a nil slice comes back empty.
+	// Raw stores []byte and string, and types derived from them, unchanged. It cannot distinguish
+	// nil from empty: a nil slice comes back empty.
 	Raw Codec = codec.Raw
 )
+
+// decode reads an entry and judges its freshness. Bytes that are not an entry, or not of a T, are a
+// miss; they are counted.
+func (c *Cache[T]) decode(ctx context.Context, key string, data []byte, l *lookup[T]) {
+	l.data, l.at = data, time.Now()
+	var err error
+	if l.entry, err = entry.Parse(data); err == nil {
+		if use := c.freshnessOf(&l.entry, l.at); use > expired {
+			if l.entry.NotFound {
+				l.err = ErrNotFound
+			} else {
+				l.value, err = c.unmarshal(l.entry.Payload)
+			}
+			if err == nil {
+				l.freshness = use
+			}
+		}
+	}
+	if err != nil {
+		c.badValue(ctx, key, err)
+	}
+}
+
+// marshal and unmarshal turn a panic of the codec into an error: the codec may be the user's, and
+// the bytes hostile.
+func (c *Cache[T]) marshal(value T) (payload []byte, err error) {
+	defer recovered(&err)
+	if payload, err = c.opts.codec.Marshal(value); err == nil && payload == nil {
+		payload = []byte{}
+	}
+	return payload, err
+}
+
+func (c *Cache[T]) unmarshal(payload []byte) (_ T, err error) {
+	defer recovered(&err)
+	v := new(T) // not a named result, which would be on the heap and make defer slow
+	err = c.opts.codec.Unmarshal(payload, v)
+	return *v, err
+}
+
+func recovered(err *error) {
+	if p := recover(); p != nil {
+		*err = fmt.Errorf("codec panicked: %v", p)
+	}
+}

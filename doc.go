@@ -1,5 +1,5 @@
-// Package singlefill is a typed, namespaced cache on Redis whose GetOrLoad never stampedes: singleflight runs
-// a function once per process; singlefill fills a key once per fleet.
+// Package singlefill is a typed, namespaced cache on Redis whose GetOrLoad never stampedes:
+// singleflight runs a function once per process; singlefill fills a key once per fleet.
 //
 //	users, err := singlefill.New[User](rdb, "users", 5*time.Minute, nil) // once per process
 //	...
@@ -13,99 +13,129 @@
 //	...
 //	err = users.Delete(ctx, "42") // after the user has been changed
 //
-// That is all that most services need. The rest is for those who want more, or to know what they can rely on.
+// Most services need no more than that. The rest of this page is about options and guarantees.
 //
 // # The path of one GetOrLoad
 //
-// A call goes as far down this list as it must:
+// A call takes these steps until it has a value:
 //
-//  1. Read. One plain GET. An entry that is fresh, or stale within StaleWhileRevalidate, is decoded and returned:
-//     a hit takes no lock and runs no script.
-//  2. Join. Everything else joins what this process has under way for the key; each caller waits with its
+//  1. Read. One plain GET. An entry that is fresh, or stale within StaleWhileRevalidate, is decoded
+//     and returned: a hit takes no lock and runs no script.
+//  2. Join. The call joins the fill of the key in this process, or starts one. It waits with its
 //     own context.
-//  3. Get or lock. One script returns a value that has come meanwhile, or takes the fill lock of the key for
-//     this attempt, or names the process that holds it.
-//  4. Wait. While another process holds the lock, step 3 is asked again: rarely until loads of the key usually
-//     end, as far as that is known, densely around that time, then ever more rarely, every 250 ms at least,
-//     but after twice the time that Redis takes to answer at the earliest; a new caller brings the next time
-//     forward, to 10 to 50 ms. So a waiter learns alike of the value, of a failed load and of a dead holder,
-//     and no connection is held in between.
-//  5. Load. The [Loader] runs with a deadline of its own; its lock is renewed meanwhile.
-//  6. Store and release. One script stores the entry and gives the lock back, if it is still this attempt's.
+//  3. Get or lock. One script returns a value that has arrived, or takes the fill lock of the key,
+//     or names the process that holds the lock.
+//  4. Wait. While another process holds the lock, the fill repeats step 3: rarely until loads of
+//     the key usually end, if that is known, often around that time, then less and less often. It
+//     pauses for 250 ms at most, and at least twice as long as Redis takes to answer. A new caller
+//     shortens the pause to 10 to 50 ms. The same command tells a waiter that the value arrived,
+//     that the load failed, or that the holder died. No connection is held between two commands.
+//  5. Load. The [Loader] runs, with a deadline, while its lock is renewed.
+//  6. Store and release. One script stores the entry and releases the lock, if this fill still
+//     holds it.
 //
 // # Choosing a ttl
 //
-// The ttl given to [New] is how old a value may be when nobody has deleted it: choose it as if every Delete could
-// fail. [Options.Jitter] makes each life up to a tenth shorter, never longer, so that what was written together
-// does not expire together. [Options.TTLFunc] gives each value a life of its own.
+// The ttl given to [New] is how old a value may become if no process deletes it: choose it as if
+// every Delete could fail. [Options.Jitter] makes each life up to a tenth shorter, never longer, so
+// that entries written together do not expire together. [Options.TTLFunc] returns the life of a
+// single value.
 //
-// A short ttl costs loads, not waiting: shortly before the end of a life a hit refreshes the value in the background,
-// the sooner the longer the load takes ([Options.EarlyRefresh]). A key that nobody reads is not refreshed.
+// A short ttl costs loads, but normally no waiting: a hit shortly before a value expires refreshes
+// it in the background, and the longer a load takes, the sooner ([Options.EarlyRefresh]). A key
+// without readers is not refreshed.
 //
-// # Values that can still be served
+// # Stale values
 //
-// After its life an entry is stale, and a miss unless the options say what an old value is good for. For
-// [Options.StaleWhileRevalidate] it is served at once and refreshed behind; for [Options.StaleIfError] it is served
-// if the load fails, or if the caller's deadline comes first. Both begin at the life's end. Redis keeps an entry for
-// its life and the longer of the two, and past its own window it is not served. [Cache.GetOrLoadInfo] tells
-// whether a value is stale, how old, and why.
+// An expired entry is stale. These options control how long it may still be served:
 //
-// A refresh is a load like any other, under the lock, fenced, with LoadTimeout, in a place of MaxLoads. It is
-// nobody's: it has the values of the context of the call that began it, nobody waits for it, and it gives up if
-// another process holds the lock or others wait for a place. Only a call that finds nothing to serve any more
-// joins it. If it fails, a mark in the lock key, by the server's clock, keeps the fleet off the source for
-// [Options.RetryAfter], except for calls that have nothing to serve.
+//   - [Options.StaleWhileRevalidate]: it is served at once, and refreshed in the background.
+//   - [Options.StaleIfError]: it is served if the load fails, or if the deadline of the caller
+//     comes first.
 //
-// # What is not there
+// Stale values are in Redis: while Redis does not answer, there is none to serve.
 //
-// A Loader that finds nothing returns [ErrNotFound], bare or wrapped. That is remembered like a value, for
-// [Options.NotFoundTTL], so that asking for what does not exist costs the source little. Whoever creates the thing
-// deletes the key, as after any other change. Other errors are not remembered.
+// Both windows begin when the value expires. Redis keeps an entry for its life and the longer
+// window. [Cache.GetOrLoadInfo] tells whether a value is stale, how old it is, and why.
+//
+// A refresh is a load like any other: under the lock, fenced, with LoadTimeout, in a slot of
+// MaxLoads. No caller waits for it. It inherits the context values of the call that started it. It
+// gives up if another process holds the lock, or if other loads wait for a slot. A call that finds
+// nothing to serve joins it. If it fails, a mark in the lock key keeps the fleet off the source for
+// [Options.RetryAfter], by the clock of the server, except for calls that have nothing to serve.
+//
+// # Values that do not exist
+//
+// A Loader that finds nothing returns [ErrNotFound], bare or wrapped. The cache remembers it like a
+// value, for [Options.NotFoundTTL], so that asking for a missing value costs the source little.
+// After creating the value, delete the key, as after any other change. The cache remembers no other
+// error.
 //
 // # Keys and namespaces
 //
-// A key names all that its value depends on, such as a language. Any string but the empty one will do. In Redis the
-// key 42 of the namespace users is users:{42}, and its fill lock users:{42}:lock, both in the slot of 42; no two meet.
+// A key names everything that its value depends on, such as a language. Any string but the empty
+// one is a key. In Redis the key 42 of the namespace users is users:{42}, and its fill lock is
+// users:{42}:lock, both in one slot.
 //
-// All who use a namespace must agree on the type, the codec and the meaning of a key. When one of them changes,
-// change the namespace ("users/2"): then old and new processes run side by side, and the old entries expire.
+// All processes that use a namespace must agree on the type, the codec and the meaning of a key.
+// When one of these changes, change the namespace ("users/2"): old and new processes then run side
+// by side, and the old entries expire.
 //
 // # When the source changes
 //
-// [Cache.Delete] after the change has been committed: the next call loads anew. It also takes the lock from a load
-// under way, which may have read what was there before; the value of that is refused at the store. [Cache.Set]
-// does the same and leaves a value: for what is at hand, by a single writer, since of two the later Set wins and not
-// the later change. [Cache.Expire] leaves the old values to be served as the stale windows say while they are
-// refreshed: for many keys at once, or a change that may show a little later.
+// Call [Cache.Delete] after the change has been committed: the next call loads again. Delete also
+// takes the lock away from a load in flight, which may have read the old state; its value is
+// refused at the store. [Cache.Set] does the same and leaves a value. It suits a single writer: of
+// two calls the later Set wins, not the later change. [Cache.Expire] lets the old values be served
+// within the stale windows while they are refreshed. It suits many keys at once, or a change that
+// may show a little later.
 //
-// All three return errors, which a caller must not drop: the old value may then be served until its end. Try again
-// (from an outbox, if it has to be certain), or live with the ttl.
+// All three return errors. Do not drop them: otherwise the old value may be served until it
+// expires. Call again (from an outbox, if it must be certain), or accept the ttl.
 //
 // # Errors
 //
-// What GetOrLoad returns, and what to do with it:
+// GetOrLoad returns:
 //
-//   - [ErrNotFound], by errors.Is: there is none. A 404.
-//   - An error of the Loader, as it is (== still holds): it has just failed. The next call tries anew.
-//   - [*RemoteError], by errors.As: it has failed in another process. Only the text has come, so errors.Is finds
-//     nothing in it. Handle both alike. The text goes through Redis: put no secrets into errors.
-//   - [*PanicError], by errors.As: the Loader panicked, or called runtime.Goexit. A bug: log its Stack.
-//   - ctx.Err(), bare: this caller could wait no longer. The load goes on, and a later call may find its value.
-//   - An error that wraps context.DeadlineExceeded, while ctx has not ended: the load took longer than
-//     [Options.LoadTimeout].
+//   - [ErrNotFound], by errors.Is: the source has no such value. An HTTP handler answers 404.
+//   - An error of the Loader, unchanged (== still holds): the load failed. The next call loads
+//     again.
+//   - [*RemoteError], by errors.As: the load failed in another process. Only the text has arrived,
+//     and the identity of the errors that [Options.Errors] names: errors.Is finds those. Handle it
+//     like an error of the Loader. The text goes through Redis: put no secrets into errors.
+//   - [*PanicError], by errors.As: the Loader panicked, or called runtime.Goexit. Log its Stack.
+//   - ctx.Err(), bare: the context of this caller ended. The load goes on, and a later call may
+//     find its value.
+//   - An error that wraps context.DeadlineExceeded while ctx has not ended: the load took longer
+//     than [Options.LoadTimeout].
 //   - [ErrClosed]: the cache is closed. [ErrRecursive]: a Loader waits for itself.
 //
-// It returns no error of Redis: see [Stats] and [Trace]. [Cache.Get] returns [ErrMiss] and, like Set, Delete and
-// Expire, errors that wrap those of Redis.
+// It returns no error of Redis: see [Stats] and [Trace]. [Cache.Get] returns [ErrMiss] and, like
+// Set, Delete and Expire, errors that wrap those of Redis.
 //
 // # Contexts
 //
-// Give each call a deadline: without one it may wait for LoadTimeout and more, behind a process that hangs or in the
-// line for [Options.MaxLoads].
+// Give each call a deadline. Without one it may wait for LoadTimeout and longer, behind a process
+// that hangs or in the queue for [Options.MaxLoads].
 //
-// The Loader's context has the values of the first caller's and ends after LoadTimeout, with no caller, or when its key
-// is deleted and no earlier caller waits. Pass it on: a load begun inside a Loader can then use that load's place, and
-// loads of this process that wait in a circle are detected. Values that end with a request, such as a transaction, are not for a Loader.
+// The context of a Loader has the values of the first caller's context. It ends after LoadTimeout,
+// or when the key is deleted and no earlier caller waits; it does not end with a caller. Pass it
+// on: a nested GetOrLoad then reuses the slot of its parent, and loads of this process that wait
+// for each other in a circle are detected. A Loader must not use values that end with a request,
+// such as a transaction.
+//
+// # Rights
+//
+// With an ACL a cache of the namespace shop needs
+//
+//	~shop:* +get +getrange +set +setrange +del +pexpire +pttl +time +eval +evalsha +multi +exec +ping
+//
+// Scripts and MULTI run these commands, so a category such as +@read is not enough: TIME and EVAL
+// are in others. For a user without EVAL and EVALSHA, +watch and +unwatch replace them. The client
+// has needs beside these, such as +client|setinfo or, in a Cluster, +cluster|slots and +readonly.
+//
+// A missing right breaks no read, but nothing may be stored. [Cache.Check] names what is refused;
+// Stats.Refused counts it.
 //
 // # Watching it
 //
@@ -118,13 +148,16 @@
 //		func() float64 { return float64(users.Stats().Misses) },
 //	))
 //
-// BreakerOpen says that Redis does not answer; StoreErrors that it refuses what is loaded, or that it cannot be encoded;
-// BadValues that somebody else writes there, or with another codec; Fenced, where nobody deletes, that locks are lost.
+// Worth an alert: BreakerOpen (Redis does not answer), Refused (a right is missing, or Redis is out
+// of memory), StoreErrors (Redis refuses values, or they cannot be encoded), BadValues (other
+// programs write to the keys, or with another codec), and Fenced where no process deletes (locks
+// are lost).
 //
 // # Testing
 //
-// A miniredis will do for the code that uses a cache, if its keys may expire: mini.ClockTTL(true). Delete makes a key
-// cold, Expire a value stale, mini.Close shows life without Redis. In a bubble of testing/synctest time is free:
+// Code that uses a cache can be tested with miniredis, if its keys may expire: mini.ClockTTL(true).
+// Delete makes a key cold, Expire makes a value stale, mini.Close takes Redis away. In a bubble of
+// testing/synctest time is fake:
 //
 //	synctest.Test(t, func(t *testing.T) {
 //		mini := miniredis.NewMiniRedis()
@@ -136,66 +169,83 @@
 //		})
 //		defer rdb.Close()
 //		...
-//		time.Sleep(5 * time.Minute) // what was loaded before has expired
+//		time.Sleep(5 * time.Minute) // values loaded before have expired
 //	})
 //
-// # Promise: once
+// # Promise: one load
 //
-// At most one load per key runs at a time in a process, always, and in the fleet while Redis answers. A load that a
-// Delete or Set has overtaken, or that LoadTimeout has left behind, does not count any more.
+// At most one load per key runs at a time in a process, always, and in the fleet while Redis
+// answers. A load that was superseded by Delete or Set, or abandoned at LoadTimeout, does not
+// count.
 //
-// This reduces work; it does not exclude side effects. Do nothing in a Loader that must not happen twice. A load may
-// run twice when Redis loses data, evicts the lock or fails over, when a process is frozen for longer than
-// [Options.LockTTL], and after a Delete or Set; the late one is refused at the store.
+// This reduces work; it does not exclude side effects. A Loader must do nothing that may not happen
+// twice. A load may run twice when Redis loses data, evicts the lock or fails over, when a process
+// is frozen for longer than [Options.LockTTL], and after a Delete or Set; the store refuses the
+// value of the late one.
 //
 // # Promise: Delete and Set win
 //
-// A value whose load began before a Delete or Set is never stored after it, in any process, and a GetOrLoad that
-// begins after Delete has returned, in any process, never gets it. Expire is like Delete in this.
+// A value whose load began before a Delete or Set is never stored after it, in any process, and no
+// GetOrLoad that begins after Delete has returned gets it, in any process. The same holds for
+// Expire.
 //
-// While Redis cannot be asked, callers share the load that runs here, although a Delete in another process may have
-// overtaken it. A caller that came after the load began asks Redis once more at its end, and takes the value only if
-// there is still no answer. At a server that hangs this takes two RedisTimeouts at most. A hit that a lagging replica or the client's own cache (client-side caching) answers may be older
-// than promised, by as much as the replica lags or the invalidation takes. And no cache is newer than what its
-// Loader reads: a lagging replica of the database gives back what was deleted.
+// The limits:
 //
-// # Promise: nobody's cancellation hurts another
+//   - While Redis does not answer, callers share the load of their process, although a Delete in
+//     another process may have superseded it. A caller that joined after the load began asks Redis
+//     once more when the load ends, and takes the value only if there is still no answer. At a
+//     server that hangs this takes two RedisTimeouts at most.
+//   - A hit from a lagging replica, or from client-side caching, may be older than promised: by the
+//     lag of the replica, or by the time that the invalidation takes.
+//   - No cache is newer than its source: a Loader that reads a lagging replica of the database
+//     returns the state from before the Delete.
 //
-// A caller's context ends that caller's wait and nothing else: at its deadline, or when it is cancelled, at once while
-// waiting for a load and within RedisTimeout in the middle of a command. The load goes on, when all callers have
-// left, too: so impatient callers of a slow source do not keep a key cold for ever.
+// # Promise: a cancelled caller affects no other
 //
-// # Promise: the dead and the hung cost a bounded time
+// The context of a caller ends the wait of that caller only: at its deadline, or when it is
+// cancelled, at once while it waits for a load and within RedisTimeout during a command. The load
+// goes on, also when all callers have left: so impatient callers of a slow source do not keep a key
+// cold for ever.
 //
-// A holder that dies costs those who wait LockTTL and one poll; one that hangs, LoadTimeout + LockTTL. A Loader that
-// ignores its context is left behind at LoadTimeout. No key lives without a TTL, whoever dies. A shorter LockTTL
-// replaces the dead sooner, and has a process that is frozen for so long lose its load.
+// # Promise: dead and hung processes cost a bounded time
 //
-// # Promise: a failed load is shared
+// If the holder of a lock dies, waiters wait for LockTTL and one poll. If it hangs, they wait for
+// LoadTimeout + LockTTL. A Loader that ignores its context is abandoned at LoadTimeout. Every key
+// has a TTL, whichever process dies. With a shorter LockTTL a dead process is replaced sooner, and
+// a process that is frozen for that long loses its load.
 //
-// All who waited for it, in every process, get its failure, a panic too; they do not queue up to fail one by one. Who
-// comes later tries anew, so a source that is down is asked by one load after the other for each key.
-// [Options.StaleIfError] with RetryAfter spares it; MaxLoads and [Options.MaxFleetLoads] bound what it has to bear.
+// # Promise: callers share a failure
 //
-// # Promise: Redis trouble breaks no read
+// All callers that waited for a load get its failure, in every process, also a panic; they do not
+// retry one by one. The next call loads again, so a source that is down gets one load after the
+// other for each key. [Options.StaleIfError] with RetryAfter spares it; MaxLoads and
+// [Options.MaxFleetLoads] bound its load.
 //
-// A read that the source could serve is served. Each command is bounded by [Options.RedisTimeout] from the moment at which
-// it can be sent. After five failures in a row, and no answer for as long, Redis is not asked any more until it answers a
-// probe in the background. In a Cluster each node is judged by itself, so a dead one costs its own keys only. Meanwhile each process loads each key once at a time, and nothing is stored: the source has to bear the
-// reads that were hits. So let MaxLoads times the number of processes be what it can bear.
+// # Promise: Redis trouble fails no read
+//
+// A read that the source could serve is served. [Options.RedisTimeout] bounds each command from the
+// moment it is sent. After five failures in a row, and no answer for RedisTimeout, the cache sends
+// no more commands until the server answers a probe in the background. In a Cluster each node is
+// judged separately, so a dead node affects its own keys only.
+//
+// Until then each process loads each key at most once at a time, and nothing is stored: the source
+// serves all reads. So choose MaxLoads such that the source can bear MaxLoads times the number of
+// processes.
 //
 // # Promise: bad bytes are a miss
 //
-// Stored bytes that make no sense are counted, and overwritten by the load. With [MsgPack], [JSON] and [Raw] they cost
-// no memory out of proportion to their length. What the codec drops of a value is gone all the same: see [Codec].
+// Stored bytes that cannot be decoded are counted, and the load overwrites them. With [MsgPack],
+// [JSON] and [Raw] they take no memory out of proportion to their length. Fields that the codec
+// drops are lost without an error: see [Codec].
 //
 // # Clocks
 //
-// Whether an entry is fresh or in a window, its reader judges by its own clock, against times that its writer
-// took from its own. Between clocks that are a minute apart, life and windows end up to a minute early or late,
-// but never later than Redis, by its own clock, ends the entry: after its life and the longer window. (A process
-// whose clock is behind may answer a call with it whose load began before that and failed after.) With a life
-// of less than that minute the process that is ahead refreshes at nearly every read, one load at a time. What
-// Expire has made stale is stale by all clocks. Nothing else depends on them: locks and RetryAfter go by the
-// server's.
+// A reader judges by its own clock whether an entry is fresh or within a window, against times from
+// the clock of the writer. Between clocks that are a minute apart, lives and windows end up to a
+// minute early or late, but never later than Redis ends the entry by its own clock: after its life
+// and the longer window. (A process whose clock is behind may return it to a call whose load began
+// before that and failed after.) If a life is shorter than the difference, the process that is
+// ahead refreshes at nearly every read, one load at a time. An entry made stale by Expire is stale
+// by all clocks. Nothing else depends on clocks of clients: locks and RetryAfter use the clock of
+// the server.
 package singlefill

@@ -9,29 +9,29 @@ import (
 )
 
 var (
-	// ErrMiss is Get's answer for a key the cache does not know.
-	// It says nothing about the source: ErrNotFound does.
+	// ErrMiss is returned by Get if the cache has nothing under the key. The source may have it.
 	ErrMiss = errors.New("singlefill: miss")
 
-	// ErrNotFound is what a Loader returns, bare or wrapped, when the source has no such thing.
-	// The cache remembers it for Options.NotFoundTTL; Get and GetOrLoad then answer with it.
+	// ErrNotFound is returned by a Loader, bare or wrapped, if the source has no such value. The
+	// cache remembers it for Options.NotFoundTTL; Get and GetOrLoad return it until then.
 	ErrNotFound = errors.New("singlefill: not found")
 
-	// ErrRecursive is returned by GetOrLoad when waiting could never end: a Loader asks for the key it is
-	// loading, or two loads of this process ask for each other's keys. It is found by the context that
-	// the Loader was given, so pass that one on. Only calls in the Loader's own goroutine count, since a
-	// Loader need not wait for the others. A circle by way of other goroutines or processes is not
-	// detected; it ends with LoadTimeout.
+	// ErrRecursive is returned by GetOrLoad if the wait could never end: a Loader asks for the key
+	// that it loads, or two loads of this process ask for each other's keys. The cache recognises
+	// such a call by the context of the Loader, so a Loader must pass its context on. Only calls in
+	// the goroutine of the Loader count, since a Loader need not wait for other goroutines. A
+	// circle through other goroutines or processes is not detected; it ends at LoadTimeout.
 	ErrRecursive = flight.ErrRecursive
 
-	// ErrClosed is the answer of every method but Stats after Close.
+	// ErrClosed is returned by every method but Stats after Close.
 	ErrClosed = flight.ErrClosed
 )
 
-// PanicError is what [Cache.GetOrLoad] returns when the Loader panicked or called runtime.Goexit.
-// Everyone who waited for that load gets it; the process lives and the key can be loaded at once.
+// PanicError is returned by [Cache.GetOrLoad] if the Loader panicked or called runtime.Goexit. All
+// callers that waited for the load get it. The process goes on, and the next call loads the key
+// again.
 type PanicError struct {
-	Value any    // what was passed to panic; for runtime.Goexit a text that says so
+	Value any    // the argument of panic; for runtime.Goexit a text that says so
 	Stack []byte // of the Loader's goroutine, as debug.Stack formats it
 }
 
@@ -39,28 +39,64 @@ func (e *PanicError) Error() string {
 	return fmt.Sprintf("singlefill: Loader panicked: %v", e.Value)
 }
 
-// Unwrap gives the panic's value if it was an error.
+// Unwrap returns the argument of panic if it was an error.
 func (e *PanicError) Unwrap() error {
 	err, _ := e.Value.(error)
 	return err
 }
 
-// RemoteError is what [Cache.GetOrLoad] returns when it waited for another process to load the key and that load
-// failed. [Cache.GetOrLoadInfo] also tells by it why a stale value is served: that load, or one before the call, here or
-// there, within [Options.RetryAfter]. The text is all that travels, at most 1 KiB of it, through Redis.
-type RemoteError struct{ Key, Message string }
+// RemoteError is returned by [Cache.GetOrLoad] if it waited for a load in another process, and that
+// load failed. It is also the reason in a [ValueInfo] if the load that failed ran in another
+// process, or before the call, within [Options.RetryAfter]. Only the text of the error travels
+// through Redis, at most 1 KiB of it.
+//
+// If the error of the load matched one of [Options.Errors] by errors.Is, RemoteError unwraps to the
+// error that this process has under the same name.
+type RemoteError struct {
+	Key, Message string
+	sentinel     error
+}
 
 func (e *RemoteError) Error() string {
 	return fmt.Sprintf("singlefill: another load of %.100q failed: %s", e.Key, e.Message)
 }
 
-// remoteError is what a load in another process has left instead of a value.
-func remoteError(key, word string) error {
-	if word == fill.NotFoundRecord {
-		return ErrNotFound
+// Unwrap returns the error of Options.Errors that the load failed with, or nil.
+func (e *RemoteError) Unwrap() error { return e.sentinel }
+
+// sentinels are Options.Errors, ordered by name.
+type sentinels []sentinel
+
+type sentinel struct {
+	name string
+	err  error
+}
+
+// nameOf returns the first name, in alphabetical order, whose error err matches; "" if there is
+// none.
+func (s sentinels) nameOf(err error) string {
+	for _, known := range s {
+		if errors.Is(err, known.err) {
+			return known.name
+		}
 	}
-	if word == "" {
+	return ""
+}
+
+// remoteError returns the error that a failure record of another process stands for.
+func (s sentinels) remoteError(key, record string) error {
+	switch record {
+	case fill.NotFoundRecord:
+		return ErrNotFound
+	case "":
 		return &RemoteError{Key: key, Message: "its value could not be stored"}
 	}
-	return &RemoteError{Key: key, Message: fill.FailureText(word)}
+	name, text := fill.ParseFailure(record)
+	remote := &RemoteError{Key: key, Message: text}
+	for _, known := range s {
+		if name == known.name {
+			remote.sentinel = known.err
+		}
+	}
+	return remote
 }

@@ -8,16 +8,19 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
+	"os"
 	"sync/atomic"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/lock"
 )
 
-// embeddedCache lets the examples run anywhere. A service makes a client of its Redis, and a cache for each
-// namespace.
+// embeddedCache returns a cache on an embedded server, so that the examples run anywhere. A service
+// makes one client of its Redis, and a cache per namespace.
 func embeddedCache[T any](namespace string, ttl time.Duration, opts *singlefill.Options[T]) (c *singlefill.Cache[T], stop func()) {
 	mini, err := miniredis.Run()
 	if err != nil {
@@ -32,7 +35,7 @@ func embeddedCache[T any](namespace string, ttl time.Duration, opts *singlefill.
 	return c, func() { c.Close(); rdb.Close(); mini.Close() }
 }
 
-// The second call is a hit. An error of the Loader comes back as it is and is not remembered.
+// The second call is a hit. An error of the Loader comes back unchanged and is not remembered.
 func ExampleCache_GetOrLoad() {
 	prices, stop := embeddedCache[int]("prices", time.Minute, nil)
 	defer stop()
@@ -63,7 +66,8 @@ func ExampleCache_GetOrLoad() {
 	// 7 <nil>
 }
 
-// A Loader says ErrNotFound, bare or wrapped, when there is no such thing, and that is remembered too.
+// A Loader returns ErrNotFound, bare or wrapped, for a value that does not exist. The cache remembers
+// that, too.
 func ExampleCache_GetOrLoad_notFound() {
 	names, stop := embeddedCache[string]("names", time.Hour, nil)
 	defer stop()
@@ -91,7 +95,7 @@ func ExampleCache_GetOrLoad_notFound() {
 	// queries: 1
 }
 
-// A page that shows a price may have to say that it is an old one.
+// A page that shows a price may have to say that the price is stale.
 func ExampleCache_GetOrLoadInfo() {
 	prices, stop := embeddedCache("prices", time.Minute, &singlefill.Options[int]{StaleIfError: time.Hour})
 	defer stop()
@@ -120,7 +124,7 @@ func ExampleCache_GetOrLoadInfo() {
 	// 7, 0s old: price service is down
 }
 
-// Get asks the cache alone. A miss says nothing about the source; ErrNotFound does.
+// Get reads the cache only. ErrMiss says nothing about the source; ErrNotFound does.
 func ExampleCache_Get() {
 	names, stop := embeddedCache[string]("names", time.Hour, nil)
 	defer stop()
@@ -152,8 +156,7 @@ func ExampleCache_Get() {
 	// 43 does not exist
 }
 
-// A value that is at hand need not be loaded. A load that has read the source before it was set does not
-// overwrite it.
+// Set stores a value without a load. A load that read the source before Set does not overwrite it.
 func ExampleCache_Set() {
 	names, stop := embeddedCache[string]("names", time.Hour, nil)
 	defer stop()
@@ -161,7 +164,7 @@ func ExampleCache_Set() {
 	ctx := context.Background()
 	load := func(ctx context.Context, id string) (string, error) {
 		old := "Ada"
-		// In the meantime some other process changes the source, and sets what it has written:
+		// During this load another process changes the source, and sets the new value:
 		if err := names.Set(ctx, id, "Grace"); err != nil {
 			return "", err
 		}
@@ -174,7 +177,7 @@ func ExampleCache_Set() {
 	// Grace <nil>
 }
 
-// Whoever changes the source deletes the key afterwards. A load that had begun before is not stored.
+// After a change of the source, delete the key. A load that began before is not stored.
 func ExampleCache_Delete() {
 	names, stop := embeddedCache[string]("names", time.Hour, nil)
 	defer stop()
@@ -195,7 +198,7 @@ func ExampleCache_Delete() {
 	// Grace <nil>
 }
 
-// A new price list is out. Nobody waits for a new price: the old ones are served while each is refreshed once.
+// After a new price list, the old prices are served while each of them is refreshed once.
 func ExampleCache_Expire() {
 	prices, stop := embeddedCache("prices", time.Hour, &singlefill.Options[int]{StaleWhileRevalidate: time.Minute})
 	defer stop()
@@ -216,7 +219,7 @@ func ExampleCache_Expire() {
 	// 7 <nil> stale: true
 }
 
-// Stats are for a metrics library to collect: expvar.Func(func() any { return prices.Stats() }) is one of them.
+// A metrics library collects Stats, for example expvar.Func(func() any { return prices.Stats() }).
 func ExampleCache_Stats() {
 	prices, stop := embeddedCache[int]("prices", time.Minute, nil)
 	defer stop()
@@ -232,7 +235,7 @@ func ExampleCache_Stats() {
 	// Output: 1 loads, 90% hits
 }
 
-// An old price is served at once while the new one is fetched behind.
+// A stale price is served at once while the new one is loaded in the background.
 func ExampleOptions_staleWhileRevalidate() {
 	refreshed := make(chan string, 1)
 	prices, stop := embeddedCache("prices", time.Minute, &singlefill.Options[int]{
@@ -260,7 +263,7 @@ func ExampleOptions_staleWhileRevalidate() {
 	// 8 <nil>
 }
 
-// A source that is down takes none of its readers down while there is an old value.
+// While the source is down, readers get the old value.
 func ExampleOptions_staleIfError() {
 	prices, stop := embeddedCache("prices", time.Minute, &singlefill.Options[int]{StaleIfError: time.Hour})
 	defer stop()
@@ -284,7 +287,7 @@ func ExampleOptions_staleIfError() {
 	// price service is down
 }
 
-// A token that knows when it expires is kept until shortly before.
+// A token that knows when it expires is cached until shortly before.
 func ExampleOptions_ttlFunc() {
 	type Token struct {
 		Text    string
@@ -314,7 +317,7 @@ func ExampleOptions_ttlFunc() {
 	// fetching a token for search
 }
 
-// A compressed is a Codec of large values: JSON, deflated.
+// compressed is a Codec for large values: JSON, deflated.
 type compressed struct{}
 
 func (compressed) Marshal(v any) ([]byte, error) {
@@ -328,11 +331,11 @@ func (compressed) Marshal(v any) ([]byte, error) {
 }
 
 func (compressed) Unmarshal(data []byte, v any) error {
-	r := io.LimitReader(flate.NewReader(bytes.NewReader(data)), 16<<20) // whoever can write to Redis chose data
+	r := io.LimitReader(flate.NewReader(bytes.NewReader(data)), 16<<20) // do not trust data
 	return json.NewDecoder(r).Decode(v)
 }
 
-// A Codec of one's own. It must bear any bytes: here, few that would become very many.
+// A Codec must accept any bytes: this one bounds what a few bytes can inflate to.
 func ExampleCodec() {
 	pages, stop := embeddedCache("pages", time.Hour, &singlefill.Options[[]string]{Codec: compressed{}})
 	defer stop()
@@ -345,7 +348,7 @@ func ExampleCodec() {
 	// Output: [welcome to our shop] <nil>
 }
 
-// JSON instead of MsgPack: json tags count, and numbers in an any are float64.
+// With JSON instead of MsgPack, json tags name the fields, and numbers in an any are float64.
 func ExampleCodec_json() {
 	for _, codec := range []singlefill.Codec{singlefill.MsgPack, singlefill.JSON} {
 		settings, stop := embeddedCache("settings", time.Hour, &singlefill.Options[map[string]any]{Codec: codec})
@@ -362,7 +365,7 @@ func ExampleCodec_json() {
 	// float64 <nil>
 }
 
-// Raw stores bytes and strings as they are: what is already encoded, or large.
+// Raw stores bytes and strings unchanged. It suits values that are already encoded, or large.
 func ExampleCodec_raw() {
 	images, stop := embeddedCache("images", time.Hour, &singlefill.Options[[]byte]{Codec: singlefill.Raw})
 	defer stop()
@@ -376,7 +379,8 @@ func ExampleCodec_raw() {
 	// Output: GIF89a <nil>
 }
 
-// Each function is optional. Stats counts the same; a Trace knows the key of each, and of a load how long it took.
+// Each function is optional. Stats has the same counts; a Trace also gets the key, and the duration of
+// a load.
 func ExampleTrace() {
 	var hits, misses, failures atomic.Int64
 	prices, stop := embeddedCache("prices", time.Minute, &singlefill.Options[int]{Trace: &singlefill.Trace{
@@ -402,4 +406,74 @@ func ExampleTrace() {
 	prices.Close() // LoadDone may come after the call has returned
 	fmt.Println(hits.Load(), "hit,", misses.Load(), "misses,", failures.Load(), "failure")
 	// Output: 1 hit, 2 misses, 1 failure
+}
+
+// A Trace can write log lines: one for each load that failed or was slow. An outage would write one
+// line per retry of each key, so a service samples them.
+func ExampleTrace_slog() {
+	log := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{
+		ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey || a.Key == "took" {
+				return slog.Attr{} // not the same in each run
+			}
+			return a
+		},
+	}))
+	const slow = 500 * time.Millisecond
+	trace := &singlefill.Trace{
+		LoadDone: func(ctx context.Context, info singlefill.LoadInfo) {
+			switch {
+			case info.Err != nil && !errors.Is(info.Err, singlefill.ErrNotFound):
+				log.ErrorContext(ctx, "load failed", "key", info.Key, "took", info.Duration, "err", info.Err)
+			case info.StoreErr != nil:
+				log.WarnContext(ctx, "value not stored", "key", info.Key, "err", info.StoreErr)
+			case info.Duration > slow:
+				log.WarnContext(ctx, "slow load", "key", info.Key, "took", info.Duration)
+			}
+		},
+		BreakerChanged: func(open bool) { log.Warn("redis", "answers", !open) },
+	}
+	prices, stop := embeddedCache("prices", time.Minute, &singlefill.Options[int]{Trace: trace})
+	defer stop()
+	_, _ = prices.GetOrLoad(context.Background(), "tea", func(context.Context, string) (int, error) {
+		return 0, errors.New("price service is down")
+	})
+	prices.Close() // LoadDone may come after the call has returned
+	// Output: level=ERROR msg="load failed" key=tea err="price service is down"
+}
+
+// A Loader may take a semaphore of package lock: here at most two processes at a time query a
+// database that several namespaces share. The wait counts towards LoadTimeout. If Redis cannot
+// grant a lease, this Loader goes on without one, rather than fail a read.
+func ExampleLoader_semaphore() {
+	mini, err := miniredis.Run()
+	if err != nil {
+		panic(err)
+	}
+	defer mini.Close()
+	rdb := redis.NewClient(&redis.Options{Addr: mini.Addr()})
+	defer rdb.Close()
+	database, err := lock.NewSemaphore(rdb, "database", 2, nil)
+	if err != nil {
+		panic(err)
+	}
+	reports, err := singlefill.New[string](rdb, "reports", time.Hour, nil)
+	if err != nil {
+		panic(err)
+	}
+	defer reports.Close()
+
+	report, err := reports.GetOrLoad(context.Background(), "2030-01", func(ctx context.Context, month string) (string, error) {
+		lease, err := database.Acquire(ctx)
+		switch {
+		case err == nil:
+			defer lease.Release(ctx)
+			ctx = lease.Context()
+		case ctx.Err() != nil:
+			return "", err
+		}
+		return "all is well in " + month, ctx.Err() // or a query with ctx
+	})
+	fmt.Println(report, err)
+	// Output: all is well in 2030-01 <nil>
 }

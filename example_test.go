@@ -17,7 +17,7 @@ import (
 	"github.com/singlefill/singlefill"
 )
 
-// embeddedRedis lets the examples run anywhere. A service makes a client of its Redis instead.
+// embeddedRedis returns a client of an embedded server, so that the examples run anywhere.
 func embeddedRedis() (rdb *redis.Client, stop func()) {
 	mini, err := miniredis.Run()
 	if err != nil {
@@ -28,7 +28,7 @@ func embeddedRedis() (rdb *redis.Client, stop func()) {
 	return rdb, func() { rdb.Close(); mini.Close() }
 }
 
-// However many ask for a key at once, in whatever process, it is loaded once.
+// A key is loaded once, however many callers ask for it at the same time, in however many processes.
 func Example() {
 	rdb, stop := embeddedRedis()
 	defer stop()
@@ -62,7 +62,7 @@ func Example() {
 	// Output: loads: 1 failures: 0
 }
 
-// One client serves any number of caches. Their namespaces keep them apart.
+// Several caches share one client. Their namespaces keep their keys apart.
 func Example_sharedClient() {
 	rdb, stop := embeddedRedis()
 	defer stop()
@@ -88,8 +88,8 @@ func Example_sharedClient() {
 	// 36 <nil>
 }
 
-// A handler gives each request a deadline of its own. It ends that request only: the load goes on and fills
-// the cache.
+// A handler gives each request a deadline. The deadline ends that request only: the load goes on and
+// fills the cache.
 func Example_httpHandler() {
 	rdb, stop := embeddedRedis()
 	defer stop()
@@ -132,8 +132,8 @@ func Example_httpHandler() {
 	// 404 404 page not found
 }
 
-// A client that keeps no request waiting for a server that is gone, and a cache on it. New sends nothing; it says
-// what is wrong with its arguments, and what is allowed.
+// These options keep a request from waiting long for a server that is down. New sends no command. Its
+// errors say what is wrong with an argument, and what is allowed.
 func ExampleNew() {
 	rdb := redis.NewClient(&redis.Options{
 		Addr:                  "127.0.0.1:6379",
@@ -155,8 +155,37 @@ func ExampleNew() {
 	// Output: singlefill: Options.Jitter is 2: a fraction below 1 is allowed, or a negative number for none
 }
 
-// A load goes on when the request that began it is gone. Close waits until it has been stored, for whoever comes
-// next: the order is server, cache, client.
+// A namespace carries the version of its type. During a deployment old processes use the namespace
+// users/1 and new ones users/2. Neither reads the entries of the other, and the old entries expire.
+func ExampleNew_version() {
+	rdb, stop := embeddedRedis()
+	defer stop()
+	type userV1 struct{ Name string }
+	type userV2 struct{ First, Last string }
+	before, err := singlefill.New[userV1](rdb, "users/1", 5*time.Minute, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer before.Close()
+	after, err := singlefill.New[userV2](rdb, "users/2", 5*time.Minute, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer after.Close()
+
+	ctx := context.Background()
+	if err := before.Set(ctx, "42", userV1{"Ada Lovelace"}); err != nil {
+		fmt.Println(err)
+	}
+	_, err = after.Get(ctx, "42")
+	fmt.Println(errors.Is(err, singlefill.ErrMiss))
+	// Output: true
+}
+
+// A load goes on when the request that started it has ended. Close waits until the load has been
+// stored for the next process. Close the server first, then the cache, then the client.
 func ExampleCache_Close() {
 	rdb, stop := embeddedRedis()
 	defer stop()
@@ -189,7 +218,7 @@ func ExampleCache_Close() {
 	// all is well <nil>
 }
 
-// A Loader that panics fails its own load and takes nobody down. The stack is the Loader's.
+// A Loader that panics fails only its own load. The stack is that of the Loader.
 func ExamplePanicError() {
 	rdb, stop := embeddedRedis()
 	defer stop()
@@ -214,8 +243,8 @@ func ExamplePanicError() {
 	// stack: true
 }
 
-// Of a load in another process its waiters get the error's text. So do those who are served an old value because
-// that load has failed a moment ago.
+// A waiter gets the text of an error from another process. So does a caller that gets a stale value
+// because that load has failed.
 func ExampleRemoteError() {
 	rdb, stop := embeddedRedis()
 	defer stop()
@@ -252,8 +281,8 @@ func ExampleRemoteError() {
 	// tea price service is down the same error: false
 }
 
-// While Redis cannot be asked the source answers, asked once per process at a time. Delete says that it could not
-// be done.
+// While Redis does not answer, each process asks the source, once at a time per key. Delete returns an
+// error.
 func Example_redisIsDown() {
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1, DialerRetries: 1}) // nothing listens there
 	defer rdb.Close()

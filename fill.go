@@ -11,7 +11,7 @@ import (
 	"github.com/singlefill/singlefill/internal/flight"
 )
 
-// A filling is one fill at work: it brings a value that another process stores, or loads one.
+// A filling is a running fill: it waits for the value that another process stores, or loads one.
 type filling[T any] struct {
 	*Cache[T]
 	fill *flight.Fill[result[T]]
@@ -19,16 +19,17 @@ type filling[T any] struct {
 	lock *fill.Lock
 	slot *flight.Slot
 	wait wait
-	over func() // call it when all work is done
+	over func() // to be called when no work is left
 
-	old      *lookup[T]      // what the key holds, as far as known
-	oldSince flight.Stamp  // as of when
+	old      *lookup[T]    // what the key holds, as last seen
+	oldSince flight.Stamp  // old is known to be true as of this stamp
 	of       string        // header of the entry that a refresh is for
-	rest     time.Duration // how long that entry is not to be refreshed again
+	rest     time.Duration // how long no other refresh of that entry is started
+	queued   time.Duration // time spent waiting for slots
 	loading  bool          // the Loader has been called, and has no outcome yet
 }
 
-// fill runs a fill. l is what a read has found.
+// fill runs a fill from its first command to its end. l is what a read has found.
 func (c *Cache[T]) fill(ctx context.Context, f *flight.Fill[result[T]], load Loader[T], l *lookup[T], over func()) {
 	x := &filling[T]{
 		Cache: c, fill: f, load: load, over: over, old: l, of: entry.Header(l.data),
@@ -63,17 +64,18 @@ func (c *Cache[T]) fill(ctx context.Context, f *flight.Fill[result[T]], load Loa
 		case next == ended || x.queue(ctx) == interrupted:
 			return
 		}
-		within = c.opts.redisTimeout // while it waited for a place Redis may have come back
+		within = c.opts.redisTimeout // Redis may have come back while the fill was queued
 	}
 }
 
-// finish is the last step of a fill.
+// finish is the last step of a fill. It gives back what the fill holds, and ends it if nothing else
+// has.
 func (x *filling[T]) finish(ctx context.Context) {
 	if x.loading { // the codec called runtime.Goexit
 		x.lock.InDoubt = true
 		x.end(ctx, &result[T]{err: &PanicError{Value: "runtime.Goexit was called"}, failed: true}, flight.Always)
 	}
-	x.end(ctx, nil, 0) // unless it has ended
+	x.end(ctx, nil, 0) // does nothing if the fill has ended
 	x.slot.Release()
 	if x.lock.InDoubt {
 		x.fills.Behind(func() { x.abandon(ctx, *x.lock) })
@@ -81,9 +83,9 @@ func (x *filling[T]) finish(ctx context.Context) {
 	x.over()
 }
 
-// end gives the callers their result, known to be true as of validFrom.
+// end hands the result to the callers. The result is known to be true as of validFrom.
 func (x *filling[T]) end(ctx context.Context, r *result[T], validFrom flight.Stamp) {
-	x.waited(ctx) // before callers go on
+	x.waited(ctx) // WaitDone comes before the callers continue
 	x.loading = false
 	if x.fill.Refresh && x.rest > 0 {
 		x.fills.Rest(x.fill, x.of, x.rest)
@@ -104,18 +106,18 @@ func (x *filling[T]) end(ctx context.Context, r *result[T], validFrom flight.Sta
 type step int
 
 const (
-	ended        step = iota // nothing: it has a result, or no caller waits any more
-	loadLocked               // the lock is held, and there is a place to load
-	loadUnlocked             // Redis cannot be asked
+	ended        step = iota // nothing: it has a result, or no caller waits for it
+	loadLocked               // load and store: the fill holds the lock and a slot
+	loadUnlocked             // load without storing: Redis does not answer
 
-	// Only acquire sees these.
-	takeValue   // a value has arrived
-	takeFailure // the load of another process has failed
-	askAgain    // at once
-	retryNew    // as a new attempt to lock
-	waitForLock // ask again after a pause
-	waitForSlot // ask again when there is a place to load
-	leave       // leave the key to others: no caller waits for it here
+	// The other steps stay within acquire.
+	takeValue   // end with the value that has arrived
+	takeFailure // end with the failure of the load in another process
+	askAgain    // ask again at once
+	retryNew    // ask again at once, as a new attempt to lock
+	waitForLock // pause, then ask again
+	waitForSlot // queue for a slot, then ask again
+	leave       // leave the key to other processes, unless a caller has joined
 )
 
 // A view is what decide knows beside the reply.
@@ -124,7 +126,8 @@ type view struct {
 	servable bool // the value found can end the fill
 }
 
-// decide returns what follows from a reply. It has no effects.
+// decide returns the step that follows from a reply. It has no effects: it sends nothing, locks
+// nothing and reads no clock.
 func decide(r fill.Reply, v view) step {
 	switch r.Status {
 	case fill.Hit:
@@ -154,96 +157,85 @@ func decide(r fill.Reply, v view) step {
 	return leave
 }
 
-// acquire asks Redis for an entry or for the lock until it has either. Asking and competing are one command: it tells a
-// waiter that the value arrived, that the load failed, or that the holder died. Between two commands the fill holds
-// nothing: no connection, and no place to load while another process has the lock.
+// An attempt is the state of acquire between two commands.
+type attempt struct {
+	within     time.Duration // bound on the next command
+	queue      bool          // wait for a slot before the next command
+	wanted     bool          // a caller waits for this fill
+	awaited    string        // token of the holder that the fill waits for
+	lastAsked  flight.Stamp  // the lock was seen held, or free, as of this stamp
+	unanswered int           // commands without an answer
+}
+
+// maxUnanswered is how many commands of one fill may stay unanswered while the server answers
+// others.
+const maxUnanswered = 2
+
+// acquire asks Redis for an entry or for the lock until it has either. One command does both: it
+// tells a waiter that the value arrived, that the load failed, or that the holder died. Between two
+// commands the fill holds no connection, and no slot while another process holds the lock.
 //
-// A refresh that no caller waits for asks once: it leaves the key to its holder, and places to loads that callers wait for.
+// A refresh that no caller waits for asks once. It leaves the key to its holder, and the slots to
+// loads that callers wait for.
 func (x *filling[T]) acquire(ctx context.Context, within time.Duration) step {
 	defer x.waited(ctx)
-	awaited, lastAsked := "", flight.Stamp(0)
-	unanswered := 0
-	queue := x.slots.Lease == nil // for a place, before asking; with a lease to wait for, asking is cheaper
+	// With MaxFleetLoads the lock is asked for first: a slot costs two commands then.
+	a := attempt{within: within, queue: x.slots.Lease == nil}
 	for {
 		x.rest = maxRest
-		wanted := !x.fill.Refresh || x.fills.Wanted(x.fill)
-		take := x.try(ctx, wanted)
+		a.wanted = !x.fill.Refresh || x.fills.Wanted(x.fill)
+		take := x.trySlot(ctx, a.wanted)
+		if !take {
+			if !a.wanted && x.fills.EndIfDeserted(x.fill) {
+				return ended
+			}
+			if a.queue && !x.client.Away(x.lock.Key()) {
+				event := x.queue(ctx)
+				a.within = x.opts.redisTimeout // Redis may have come back while the fill was queued
+				if event == interrupted {
+					return ended
+				}
+				if event == granted {
+					continue
+				}
+			}
+		}
+		if a.within < time.Millisecond || x.client.Away(x.lock.Key()) {
+			return x.unreached()
+		}
+		reply, stamp, err := x.ask(ctx, a, take)
 		switch {
-		case take:
-		case !wanted && x.fills.EndIfDeserted(x.fill):
-			return ended
-		case queue && !x.client.Away(x.lock.Key()):
-			event := x.queue(ctx)
-			within = x.opts.redisTimeout // it may have taken long
-			switch event {
-			case granted:
-				continue
-			case interrupted:
-				return ended
-			}
-		}
-		if within < time.Millisecond || x.client.Away(x.lock.Key()) {
+		case err == nil:
+		case x.worthAsking(&a, err):
+			continue
+		default:
 			return x.unreached()
 		}
-		reply, stamp, err := x.ask(ctx, within, awaited, take, wanted)
-		if err != nil {
-			if unanswered++; unanswered < maxUnanswered && wanted && client.Unreachable(err) && !x.client.Silent(x.lock.Key()) {
-				continue
-			}
-			return x.unreached()
-		}
-		within = x.opts.redisTimeout
-		x.rest = restFor(reply.Left)
-
-		switch next := decide(reply, view{wanted: wanted, servable: x.old.freshness >= revalidate}); next {
-		case takeValue:
-			x.loadTimes.note(x.fill.Key, x.old.entry.LoadTime)
-			x.end(ctx, &x.old.result, stamp)
-			return ended
-		case takeFailure:
-			// Callers that had joined when the lock was last seen held have surely waited for that load.
-			err := remoteError(x.fill.Key, reply.Text)
-			x.end(ctx, &result[T]{err: err, failed: err != ErrNotFound}, lastAsked)
-			return ended
-		case retryNew:
-			x.lock = x.newLock(x.fill.Key)
-		case waitForLock:
-			x.slot.Release()
-			awaited, lastAsked, queue = reply.Text, stamp, false
-			x.wait.polls++
-			if x.pause(ctx, x.wait.pause(reply)) == interrupted {
-				return ended
-			}
-		case waitForSlot:
-			queue, lastAsked = true, stamp
-		case leave:
-			if x.fills.EndIfDeserted(x.fill) {
-				return ended
-			}
-		case loadLocked:
-			if x.slot.Held() {
-				return next
-			}
-			// An earlier command to take the lock came late, when the place had been given back.
-			lock := *x.lock
-			x.fills.Behind(func() { x.abandon(ctx, lock) })
-			x.lock = x.newLock(x.fill.Key)
+		a.within, x.rest = x.opts.redisTimeout, restFor(reply.Left)
+		next := decide(reply, view{wanted: a.wanted, servable: x.old.freshness >= revalidate})
+		if next = x.follow(ctx, next, &a, reply, stamp); next == ended || next == loadLocked {
+			return next
 		}
 	}
 }
 
-// maxUnanswered is how many times a fill that callers wait for asks a Redis that answers other commands, but not its own.
-const maxUnanswered = 2
-
-// try takes a place to load if there is one now.
-func (x *filling[T]) try(ctx context.Context, wanted bool) bool {
+// trySlot takes a slot if one is free.
+func (x *filling[T]) trySlot(ctx context.Context, wanted bool) bool {
 	if wanted {
 		return x.slot.Try(false)
 	}
 	return x.slot.TryLease(ctx)
 }
 
-// unreached is what follows when Redis cannot be asked: callers are served by the source, a refresh is left.
+// worthAsking reports whether to ask again after a command without an answer: callers wait, and the
+// server answers other commands.
+func (x *filling[T]) worthAsking(a *attempt, err error) bool {
+	a.unanswered++
+	return a.unanswered < maxUnanswered && a.wanted && client.Unreachable(err) && !x.client.Silent(x.lock.Key())
+}
+
+// unreached is the step after Redis did not answer: the source serves the callers. A refresh
+// without callers ends.
 func (x *filling[T]) unreached() step {
 	if x.fill.Refresh && x.fills.EndIfDeserted(x.fill) {
 		return ended
@@ -251,10 +243,53 @@ func (x *filling[T]) unreached() step {
 	return loadUnlocked
 }
 
-// loadLocked loads under the lock, which it renews meanwhile, and stores and releases in one step.
+// follow takes a step within acquire. It returns ended, loadLocked, or any other step if acquire
+// goes on.
+func (x *filling[T]) follow(ctx context.Context, next step, a *attempt, reply fill.Reply, stamp flight.Stamp) step {
+	switch next {
+	case takeValue:
+		x.loadTimes.note(x.fill.Key, x.old.entry.LoadTime)
+		x.end(ctx, &x.old.result, stamp)
+		return ended
+	case takeFailure:
+		// Callers that had joined when the lock was last seen held have waited for that load.
+		err := x.opts.errors.remoteError(x.fill.Key, reply.Text)
+		x.end(ctx, &result[T]{err: err, failed: err != ErrNotFound}, a.lastAsked)
+		return ended
+	case retryNew:
+		x.lock = x.newLock(x.fill.Key)
+	case waitForLock:
+		x.slot.Release()
+		a.awaited, a.lastAsked, a.queue = reply.Text, stamp, false
+		x.wait.polls++
+		if x.pause(ctx, x.wait.pause(reply)) == interrupted {
+			return ended
+		}
+	case waitForSlot:
+		a.queue, a.lastAsked = true, stamp
+	case leave:
+		if x.fills.EndIfDeserted(x.fill) {
+			return ended
+		}
+	case loadLocked:
+		if x.slot.Held() {
+			return loadLocked
+		}
+		// The server executed an earlier command to lock only now, and the slot has been given back
+		// since.
+		lock := *x.lock
+		x.fills.Behind(func() { x.abandon(ctx, lock) })
+		x.lock = x.newLock(x.fill.Key)
+		return askAgain
+	}
+	return next
+}
+
+// loadLocked loads while it renews the lock. One command then stores the value and releases the
+// lock.
 func (x *filling[T]) loadLocked(ctx context.Context) {
 	l := x.beginLoad(ctx)
-	stop := x.keep(l.ctx)
+	stop := x.renew(l.ctx)
 	x.call(l, func(o outcome[T]) {
 		defer x.finish(ctx)
 		stop()
@@ -267,8 +302,8 @@ func (x *filling[T]) loadLocked(ctx context.Context) {
 	})
 }
 
-// loadUnlocked loads while Redis cannot be asked. The callers of this process share the outcome. It is not stored, since
-// a Delete may have come between without being seen.
+// loadUnlocked loads while Redis does not answer. The callers of this process share the outcome. It
+// is not stored: this process may have missed a Delete.
 func (x *filling[T]) loadUnlocked(ctx context.Context) {
 	if x.lock.InDoubt {
 		lock := *x.lock
@@ -282,11 +317,11 @@ func (x *filling[T]) loadUnlocked(ctx context.Context) {
 		l.cancel()
 		x.slot.Release()
 		o.Unlocked = true
-		x.encode(&o) // for the copies
+		x.encode(&o) // callers decode their copies from it
 		r := o.result()
 		validFrom := l.began
 		if r.failed {
-			validFrom = x.clock.Now() // callers that joined while it ran have waited for it
+			validFrom = x.clock.Now() // callers that joined during the load have waited for its failure
 		}
 		r.unverified = true
 		x.end(ctx, &r, validFrom)
@@ -294,10 +329,10 @@ func (x *filling[T]) loadUnlocked(ctx context.Context) {
 	})
 }
 
-// errSuperseded is the cause of the end of a load whose value no caller can be given any more.
+// errSuperseded is the cause of the end of a load whose value no caller may have any more.
 var errSuperseded = errors.New("singlefill: the key was deleted, set or made stale while it was loaded")
 
-// A running load has a context for the Loader, and one that ends at LoadTimeout only.
+// A running load has two contexts: ctx is for the Loader, bounded ends at LoadTimeout only.
 type running struct {
 	ctx, bounded context.Context
 	cancel       func()
@@ -306,9 +341,9 @@ type running struct {
 
 func (x *filling[T]) beginLoad(ctx context.Context) (l running) {
 	l.bounded, l.cancel = context.WithTimeout(ctx, x.opts.loadTimeout)
-	inner, void := context.WithCancelCause(l.bounded)
+	inner, supersede := context.WithCancelCause(l.bounded)
 	l.ctx = inner
-	l.began = x.fills.BeginLoad(x.fill, func() { void(errSuperseded) })
+	l.began = x.fills.BeginLoad(x.fill, func() { supersede(errSuperseded) })
 	x.loading = true
 	return l
 }

@@ -9,27 +9,29 @@ import (
 	"github.com/singlefill/singlefill/lock"
 )
 
-// fleet returns a function that acquires a place of MaxFleetLoads, and what gives it back. If Redis cannot be asked
-// there is no such limit: each process still has that of MaxLoads, and a read that the source could serve must not
-// fail.
+// fleet returns a function that acquires a slot of MaxFleetLoads and returns a function to release
+// it. While Redis does not answer there is no such limit: MaxLoads still bounds each process, and a
+// read that the source could serve must not fail.
 //
-// A place ends like the fill lock, and no load outlives LoadTimeout. A load has its place before it takes its fill
-// lock, and gives it back while another process loads the key, so that no process holds the one and waits for the other.
+// A slot expires like the fill lock, and no load outlives LoadTimeout. A load acquires its slot
+// before its fill lock, and releases it while another process loads the key. So no process holds
+// one of the two and waits for the other.
 func (c *Cache[T]) fleet(rdb redis.UniversalClient) (func(ctx context.Context, wait bool) (func(), bool), error) {
 	s := c.opts
-	places, err := lock.NewSemaphore(rdb, c.namespace+":loads", s.maxFleetLoads, &lock.Options{
+	slots, err := lock.NewSemaphore(rdb, c.namespace+":loads", s.maxFleetLoads, &lock.Options{
 		TTL: s.lockTTL, MaxHold: s.loadTimeout, RedisTimeout: s.redisTimeout,
 		Trace: &lock.Trace{RedisError: func(ctx context.Context, _ string, err error) { c.redisFailed(ctx, "fleet", err) }},
 	})
 	return func(ctx context.Context, wait bool) (func(), bool) {
-		lease, err := places.TryAcquire(ctx)
+		lease, err := slots.TryAcquire(ctx)
 		for wait && errors.Is(err, lock.ErrBusy) && ctx.Err() == nil {
-			// Redis may stop answering while this waits, and only TryAcquire tells that soon.
+			// Redis may stop answering during the wait. TryAcquire reports that sooner than
+			// Acquire.
 			bounded, cancel := context.WithTimeout(ctx, 4*s.redisTimeout)
-			lease, err = places.Acquire(bounded)
+			lease, err = slots.Acquire(bounded)
 			cancel()
 			if err != nil && ctx.Err() == nil {
-				lease, err = places.TryAcquire(ctx)
+				lease, err = slots.TryAcquire(ctx)
 			}
 		}
 		switch {
@@ -40,14 +42,15 @@ func (c *Cache[T]) fleet(rdb redis.UniversalClient) (func(ctx context.Context, w
 			return nil, true
 		}
 		return func() {
-			// If that fails Redis has been told of, or the lease has ended by itself: the load was slower
-			// than LoadTimeout, or Redis has lost it.
+			// A failed Release has been reported as a RedisError, or the lease has ended: the load
+			// was slower than LoadTimeout, or Redis has lost the lease.
 			c.fills.Behind(func() { _ = lease.Release(ctx) })
 		}, true
 	}, err
 }
 
-// fleetRefused tells of an error that is none of a command, which has been told.
+// fleetRefused reports an error of the semaphore. Errors of its commands have been reported by its
+// Trace.
 func (c *Cache[T]) fleetRefused(ctx context.Context, err error) {
 	var reply redis.Error
 	if !errors.Is(err, lock.ErrUnavailable) && !errors.Is(err, lock.ErrAmbiguous) && !errors.As(err, &reply) {

@@ -12,42 +12,44 @@ import (
 	"github.com/singlefill/singlefill/internal/flight"
 )
 
-// A Loader asks the source for the value of key. It returns [ErrNotFound], bare or wrapped, when there is none;
-// that is remembered. Any other error is not: those who wait get it, later callers try anew.
+// A Loader asks the source for the value of key. It returns [ErrNotFound], bare or wrapped, when
+// the source has no such value; the cache remembers that. It does not remember any other error: the
+// callers that wait get it, and the next call loads again.
 //
-// A Loader works for everyone who waits, not for the call that happened to come first: ctx has that call's
-// values but not its deadline nor its cancellation; it ends after [Options.LoadTimeout]. All Loaders given for
-// one key must mean the same, since whichever runs serves all. A Loader may call GetOrLoad for other keys,
-// and of other caches, with its ctx.
+// A Loader works for all callers that wait. Its ctx has the values of the call that started it, but
+// neither its deadline nor its cancellation; it ends after [Options.LoadTimeout]. All Loaders given
+// for one key must mean the same, since any of them may serve all callers. A Loader may call
+// GetOrLoad for other keys, and of other caches, with its ctx.
 //
-// A refresh runs behind the call that began it, perhaps after that call has returned: what ctx's values refer to
-// must outlive the request then.
+// A refresh runs in the background of the call that started it, which may have returned: what the
+// values of ctx refer to must outlive the request.
 type Loader[T any] func(ctx context.Context, key string) (T, error)
 
-// GetOrLoad returns the value under key: from Redis if it is there, else from load, which runs once for all
-// who ask at that time, in whatever process.
+// GetOrLoad returns the value under key: from Redis if it is there, otherwise from load. load runs
+// once for all callers that ask at that time, in all processes.
 //
-// ctx bounds how long this caller waits, nobody else: when it ends, GetOrLoad returns ctx.Err() — at once
-// while waiting for a load, never later than its deadline, and within RedisTimeout when it is cancelled in
-// the middle of a Redis command — and the load goes on for the others and for the cache.
+// ctx bounds how long this caller waits. When it ends, GetOrLoad returns ctx.Err(): at once while
+// it waits for a load, never later than the deadline, and within RedisTimeout if ctx is cancelled
+// during a Redis command. The load goes on for the other callers and for the cache.
 //
-// An error of load comes back as it is to everyone here who waited for it. Those who waited in other
-// processes get a [*RemoteError] with its text. A panic or runtime.Goexit in load is a [*PanicError]. [ErrNotFound]
-// is remembered; a remembered one comes back bare.
+// Each caller of this process that waited for a load gets its error unchanged. Callers that waited
+// in other processes get a [*RemoteError] with its text. A panic or runtime.Goexit in load is a
+// [*PanicError]. [ErrNotFound] is remembered; a remembered one comes back bare.
 //
-// A value that is about to expire, or stale within [Options.StaleWhileRevalidate], is returned at once, and load
-// may run behind this call: see [Options.EarlyRefresh]. A value that is stale within [Options.StaleIfError] is
-// returned instead of an error of load, and when the deadline of ctx comes before the load's end.
-// [Cache.GetOrLoadInfo] tells which it was.
+// A value that expires soon, or is stale within [Options.StaleWhileRevalidate], is returned at
+// once, and load may run in the background: see [Options.EarlyRefresh]. A value that is stale
+// within [Options.StaleIfError] is returned in place of an error of load, and when the deadline of
+// ctx comes before the load ends. [Cache.GetOrLoadInfo] tells which it was.
 //
-// While Redis cannot be asked, load still runs once per process at a time; what it brings is returned and
-// not stored. Redis' own errors never come back from here: see [Stats] and [Trace].
+// While Redis does not answer, load still runs once at a time per process; its value is returned
+// and not stored. GetOrLoad never returns an error of Redis: see [Stats] and [Trace].
 func (c *Cache[T]) GetOrLoad(ctx context.Context, key string, load Loader[T]) (T, error) {
 	v, _, err := c.GetOrLoadInfo(ctx, key, load)
 	return v, err
 }
 
-// GetOrLoadInfo is [Cache.GetOrLoad] that also tells what the value is: fresh or stale, how old, and why not newer.
+// GetOrLoadInfo is [Cache.GetOrLoad] that also tells whether the value is fresh or stale, how old
+// it is, and why it is not newer.
 func (c *Cache[T]) GetOrLoadInfo(ctx context.Context, key string, load Loader[T]) (T, ValueInfo, error) {
 	var zero T
 	if err := checkCall(ctx, key); err != nil {
@@ -70,24 +72,24 @@ func (c *Cache[T]) GetOrLoadInfo(ctx context.Context, key string, load Loader[T]
 	return c.wait(ctx, key, load, w, l, from)
 }
 
-// An origin says how a caller has come to a result.
+// An origin tells how a caller got its result.
 type origin struct {
-	own    bool // the value belongs to this caller; others get copies
-	shared bool // another call of this process has brought it
+	own    bool // the caller owns the value; the others get copies
+	shared bool // another call of this process did the work
 }
 
-// readOrJoin looks for key in Redis, by a GET that callers share. If that finds nothing to serve, the caller joins the
-// key's fill, or starts one. So does a caller that meets the fill of a key that was empty: it does not read. call is nil
-// at first.
+// readOrJoin reads key from Redis, by a GET that callers share. If that finds nothing to serve, the
+// caller joins the key's fill, or starts one. A caller does not read if a fill runs that found the
+// key empty: it joins at once. call is nil in the first round of a call.
 func (c *Cache[T]) readOrJoin(ctx context.Context, key string, load Loader[T], call *flight.Caller, l *lookup[T]) (w waiter[T], from origin, err error) {
 	if c.fills.Filling(key) {
 		w, err = c.join(ctx, key, load, call, 0, l)
 		return w, from, err
 	}
 	turn, found, err := c.reads.Join(ctx, key)
-	delegated := false
+	delegated := false // another goroutine has read for this caller
 	for err == nil && found == nil && turn.Arrived != 0 && c.client.MayLeave(ctx) {
-		delegated = true // if this caller leaves, the others need not wait for another read
+		delegated = true // so that the others need no second read if this caller leaves
 		turn, found, err = turn.Delegate(ctx, func(turn flight.Turn[lookup[T]]) { c.readFor(client.Detach(ctx), key, load, turn) })
 	}
 	switch {
@@ -101,24 +103,24 @@ func (c *Cache[T]) readOrJoin(ctx context.Context, key string, load Loader[T], c
 		return w, from, err
 	}
 	from.own = true
-	over := false
+	ended := false
 	defer func() {
-		if !over { // the caller left, or a function of Trace panicked: another caller of the batch reads
+		if !ended { // the caller left, or a function of Trace panicked: another caller of the batch reads
 			turn.End(nil)
 		}
 	}()
-	if turn.Arrived == 0 || !c.fills.Filling(key) {
+	if !c.fills.Filling(key) { // again: another caller may have read, missed and joined since
 		c.read(ctx, key, l)
 	}
 	switch {
 	case l.redisErr != nil && ctx.Err() != nil:
 		return w, from, ctx.Err()
-	case !l.hit: // before the turn ends: the next batch need not read then
+	case !l.hit: // join before the turn ends: the next batch then meets the fill, and does not read
 		if w, err = c.join(ctx, key, load, call, turn.Arrived, l); err != nil {
 			return w, from, err
 		}
 	}
-	over = true
+	ended = true
 	if turn.End(l) && c.clone != nil {
 		from.own = false
 	}
@@ -128,7 +130,7 @@ func (c *Cache[T]) readOrJoin(ctx context.Context, key string, load Loader[T], c
 	return w, from, nil
 }
 
-// readFor reads for a batch of callers, one of which has left it to do that.
+// readFor reads for a batch of callers, in a goroutine that one of them started.
 func (c *Cache[T]) readFor(ctx context.Context, key string, load Loader[T], turn flight.Turn[lookup[T]]) {
 	var l lookup[T]
 	found := &l
@@ -136,7 +138,7 @@ func (c *Cache[T]) readFor(ctx context.Context, key string, load Loader[T], turn
 	if c.fills.Filling(key) {
 		return
 	}
-	found = nil // until it has returned: a function of Trace may panic
+	found = nil // a function of Trace may panic
 	c.read(ctx, key, &l)
 	found = &l
 	if l.freshness == revalidate || l.hit && c.early(&l.entry, l.at) {
@@ -146,7 +148,7 @@ func (c *Cache[T]) readFor(ctx context.Context, key string, load Loader[T], turn
 
 type waiter[T any] = flight.Waiter[result[T]]
 
-// join joins the fill of key, or starts one that goes on from what l has found.
+// join joins the fill of key, or starts one with what l has found.
 func (c *Cache[T]) join(ctx context.Context, key string, load Loader[T], call *flight.Caller, arrived flight.Stamp, l *lookup[T]) (waiter[T], error) {
 	if call == nil {
 		call = &flight.Caller{Outer: flight.LoadOf(ctx), Stamp: arrived}
@@ -158,8 +160,8 @@ func (c *Cache[T]) join(ctx context.Context, key string, load Loader[T], call *f
 	})
 }
 
-// wait waits for a fill. l is what the caller's own read has found. If the result is older than the call, the caller
-// reads and joins again.
+// wait waits for a fill. l is what the caller's own read found. If the result of the fill is older
+// than the call, the caller reads and joins again.
 func (c *Cache[T]) wait(ctx context.Context, key string, load Loader[T], w waiter[T], l lookup[T], from origin) (v T, info ValueInfo, err error) {
 	for {
 		r, verdict := c.fills.Wait(ctx, w)
@@ -189,8 +191,9 @@ func (c *Cache[T]) wait(ctx context.Context, key string, load Loader[T], w waite
 	}
 }
 
-// fallback returns the old value that a caller gets in place of a failure, or at its deadline; nil if there is none. It
-// is what the caller's own read has found, unless the fill knows what the key held later.
+// fallback returns the old value that a caller gets in place of a failure, or at its deadline; nil
+// if there is none. It is the one that the caller's own read found, unless the fill has seen the
+// key since.
 func (c *Cache[T]) fallback(ctx context.Context, w waiter[T], l *lookup[T], r *result[T], verdict flight.Verdict) (old *result[T], own bool) {
 	switch {
 	case verdict == flight.Left && ctx.Err() == context.DeadlineExceeded:
@@ -210,31 +213,31 @@ func (c *Cache[T]) fallback(ctx context.Context, w waiter[T], l *lookup[T], r *r
 	return old, own
 }
 
-// A result is what a read has found, or how a fill has ended.
+// A result is what a read found, or how a fill ended.
 type result[T any] struct {
-	value T           // for one caller; shared only if it cannot be copied
-	entry entry.Entry // of value, with its payload, from which the other callers get copies; zero: there is none
-	at    time.Time   // when entry was looked at
-	freshness   freshness         // what it was good for then
-	hit   bool        // found by the caller's first read
-	err   error
+	value     T           // one caller owns it; it is shared only if it cannot be copied
+	entry     entry.Entry // of value; the other callers decode its payload. Zero: there is none
+	at        time.Time   // of the judgement of entry
+	freshness freshness   // of entry, at that time
+	hit       bool        // the first read of a call found it
+	err       error
 
-	failed   bool         // err is the failure of a load
-	failure  error        // of the load in whose place this old value is served
-	unverified bool         // Redis could not be asked whether the value was invalidated while it was loaded
-	old      *result[T]   // the old value to be served in place of err; nil: there is none
-	oldSince flight.Stamp // as of when the key held old
+	failed     bool         // err is the failure of a load
+	failure    error        // failure of the load that this old value replaces
+	unverified bool         // Redis did not tell whether the value was invalidated while it was loaded
+	old        *result[T]   // fallback in place of err; nil: there is none
+	oldSince   flight.Stamp // the key is known to have held old as of this stamp
 }
 
-// A lookup is what one command has found under a value key.
+// A lookup is what one command found under a value key.
 type lookup[T any] struct {
-	result[T]               // its value is decoded unless its use is useless
+	result[T]               // its value is decoded unless it is expired
 	data      []byte        // the bytes found
-	redisErr    error         // Redis could not be asked
-	asked     time.Duration // for how long it was asked in vain
+	redisErr  error         // Redis did not answer
+	asked     time.Duration // time spent without an answer
 }
 
-// read looks until Redis answers, for as long as one command may take: a connection may have broken.
+// read gets the key until Redis answers, for RedisTimeout in all: a connection may have broken.
 func (c *Cache[T]) read(ctx context.Context, key string, l *lookup[T]) {
 	for pause := minPause; ; pause *= 2 {
 		if c.get(ctx, key, l); l.redisErr == nil {
@@ -249,7 +252,7 @@ func (c *Cache[T]) read(ctx context.Context, key string, l *lookup[T]) {
 	}
 }
 
-// get reads the value key by one plain GET, which a replica or the client's own cache may answer.
+// get sends one plain GET, which a replica or the client's own cache may answer.
 func (c *Cache[T]) get(ctx context.Context, key string, l *lookup[T]) {
 	data, asked, err := c.client.Get(ctx, time.Now(), c.valueKey(key))
 	l.redisErr = nil
@@ -264,8 +267,9 @@ func (c *Cache[T]) get(ctx context.Context, key string, l *lookup[T]) {
 	}
 }
 
-// deliver gives a caller its result. The owner gets the value itself, every other caller a copy of its own, so that no two
-// callers can change each other's. If several callers share a read, none owns its value, if it can be cloned.
+// deliver returns a result to a caller. The owner gets the value, every other caller a copy, so
+// that no caller can change the value of another. If several callers share a read, and the value
+// can be cloned, each of them gets a clone.
 func (c *Cache[T]) deliver(ctx context.Context, key string, r *result[T], from origin) (T, ValueInfo, error) {
 	if from.shared {
 		c.counters.shared.Add(1)

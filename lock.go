@@ -11,13 +11,14 @@ import (
 	"github.com/singlefill/singlefill/internal/flight"
 )
 
-// ask sends one command: it looks for an entry, and takes the lock if no process holds it and take is set. It notes what
-// the key holds, as of the stamp that it returns.
-func (x *filling[T]) ask(ctx context.Context, within time.Duration, awaited string, take, wanted bool) (fill.Reply, flight.Stamp, error) {
-	query := fill.Query{Known: entry.Header(x.old.data), Awaited: awaited, Take: take, For: x.purpose(wanted)}
+// ask sends one command: it looks for an entry and, if take is set, takes the lock if no process
+// holds it. The stamp is from before the command. What the reply says of the key is true as of
+// then.
+func (x *filling[T]) ask(ctx context.Context, a attempt, take bool) (fill.Reply, flight.Stamp, error) {
+	query := fill.Query{Known: entry.Header(x.old.data), Awaited: a.awaited, Take: take, For: x.purpose(a.wanted)}
 	stamp := x.clock.Now()
 	sent := time.Now()
-	reply, err := client.Retry(ctx, within, client.Unreachable, func(within time.Duration) (fill.Reply, error) {
+	reply, err := client.Retry(ctx, a.within, client.Unreachable, func(within time.Duration) (fill.Reply, error) {
 		return x.lock.GetOrLock(ctx, within, query)
 	})
 	x.wait.heard(time.Since(sent))
@@ -36,7 +37,7 @@ func (x *filling[T]) ask(ctx context.Context, within time.Duration, awaited stri
 	return reply, stamp, err
 }
 
-// purpose is what the entry that the key holds is to those for whom x asks.
+// purpose tells the script what the callers can do with the entry that the key holds.
 func (x *filling[T]) purpose(wanted bool) string {
 	switch {
 	case !wanted:
@@ -47,12 +48,14 @@ func (x *filling[T]) purpose(wanted bool) string {
 	return fill.Unusable
 }
 
-// keepAfter is how long a new lock is not looked after. A quicker load costs no timer for renewals.
-const keepAfter = 10 * time.Millisecond
+// renewAfter is the age at which a lock is first renewed. A quicker load needs no timer for
+// renewals.
+const renewAfter = 10 * time.Millisecond
 
-// keep renews the lock until stop is called. A caller that joins makes it look sooner whether the lock is still held.
-func (x *filling[T]) keep(ctx context.Context) (stop func()) {
-	return x.fills.Later(min(keepAfter, x.opts.lockTTL/3), func() {
+// renew renews the lock until stop is called. A caller that joins brings the next renewal forward,
+// so that a lost lock is noticed soon.
+func (x *filling[T]) renew(ctx context.Context) (stop func()) {
+	return x.fills.Later(min(renewAfter, x.opts.lockTTL/3), func() {
 		x.lock.Keep(ctx, x.fill.Wake, func() {
 			x.counters.locksLost.Add(1)
 			x.fills.LockLost(x.fill)
@@ -60,12 +63,12 @@ func (x *filling[T]) keep(ctx context.Context) (stop func()) {
 	})
 }
 
-// commit brings the outcome of a load to Redis and to the callers.
+// commit stores the outcome of a load, or releases the lock, and hands the outcome to the callers.
 func (x *filling[T]) commit(ctx context.Context, o outcome[T], began flight.Stamp) {
 	data, note := x.encode(&o)
 	r := o.result()
 	if o.superseded {
-		note = fill.ReleaseNote{} // others had better load than fail with this
+		note = fill.ReleaseNote{} // waiters in other processes load, rather than fail with this
 	} else if data == nil && !note.Drop && !errors.Is(o.Err, ErrClosed) {
 		x.backOff(&note)
 	}
@@ -75,7 +78,7 @@ func (x *filling[T]) commit(ctx context.Context, o outcome[T], began flight.Stam
 	case err == nil && ours: // this proves that the key has not been invalidated since the load began
 		x.oldSince = stamp
 		x.end(ctx, &r, stamp)
-	case r.failed && !x.servable(&x.old.result): // callers that joined while it ran have waited for it
+	case r.failed && !x.servable(&x.old.result): // callers that joined during the load have waited for its failure
 		x.end(ctx, &r, stamp)
 	default:
 		r.unverified = err != nil
@@ -84,12 +87,13 @@ func (x *filling[T]) commit(ctx context.Context, o outcome[T], began flight.Stam
 	if client.Unreachable(err) { // once more, now that no caller waits
 		_, err = x.storeOrRelease(ctx, &o, data, note)
 	}
-	// A value that Redis never accepts, for example one that is too large, must not keep the lock.
+	// A value that the server never accepts, for example one that is too large, must not keep the
+	// lock.
 	x.lock.InDoubt = x.lock.InDoubt || client.Unreachable(err)
 	x.loadDone(ctx, o)
 }
 
-// backOff has the whole fleet leave the source alone for a while, if there is an old value to serve.
+// backOff keeps the fleet off the source for RetryAfter, if there is an old value to serve.
 func (x *filling[T]) backOff(note *fill.ReleaseNote) {
 	if x.servable(&x.old.result) {
 		note.RetryAfter = x.opts.retryAfter
@@ -97,7 +101,8 @@ func (x *filling[T]) backOff(note *fill.ReleaseNote) {
 	}
 }
 
-// storeOrRelease stores what was loaded and releases the lock, or only releases it. It reports whether the lock was still held.
+// storeOrRelease stores data and releases the lock in one step. Without data, or if the server
+// refuses to store it, it only releases the lock. It reports whether this fill still held the lock.
 func (x *filling[T]) storeOrRelease(ctx context.Context, o *outcome[T], data []byte, note fill.ReleaseNote) (ours bool, err error) {
 	if data != nil {
 		ours, err = client.Retry(ctx, x.opts.redisTimeout, client.Unreachable, func(within time.Duration) (bool, error) {
@@ -107,15 +112,16 @@ func (x *filling[T]) storeOrRelease(ctx context.Context, o *outcome[T], data []b
 		if err == nil || client.Unreachable(err) {
 			return ours, err
 		}
-		x.backOff(&note) // Redis would refuse the next one too
+		x.backOff(&note) // the server would refuse the next value, too
 	}
 	return client.Retry(ctx, x.opts.redisTimeout, client.Unreachable, func(within time.Duration) (bool, error) {
 		return x.lock.Release(ctx, within, note)
 	})
 }
 
-// abandon gives up an attempt to lock that was not answered, or the command may lock for no caller. It tries until Redis
-// answers, the lock has ended by itself, or the cache is closed.
+// abandon gives up an attempt to lock that was not answered. Otherwise its command could still take
+// the lock, without a load to follow. It tries until Redis answers, the lock has expired, or the
+// cache is closed.
 func (c *Cache[T]) abandon(ctx context.Context, lock fill.Lock) {
 	end := time.Now().Add(c.opts.lockTTL)
 	for time.Now().Before(end) {

@@ -2,10 +2,13 @@ package singlefill
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/redis/go-redis/v9"
 
@@ -13,104 +16,132 @@ import (
 	"github.com/singlefill/singlefill/internal/codec"
 )
 
-// Options tune a [Cache]. A nil *Options, like the zero value, is the default, made for services that load
-// in milliseconds to seconds. In every field zero means the default; negative means off, where off has a meaning.
-// [New] copies what it is given.
+// Options tune a [Cache]. A nil *Options, like the zero value, selects the defaults, which suit
+// services whose loads take milliseconds to seconds. In each field zero means the default; a
+// negative value means off where off has a meaning. [New] copies the options.
 type Options[T any] struct {
 	// Codec turns values into bytes. Default: MsgPack.
 	Codec Codec
 
-	// TTLFunc gives the life of one value, in place of New's ttl: a token that knows when it expires.
-	// Less than 1 ms: do not keep this value; those who waited for it in this process still get it,
-	// those in other processes load in turn. It is called with values from Loaders and from Set,
-	// from many goroutines. Default: New's ttl for all.
+	// TTLFunc returns the life of one value, in place of the ttl given to New: for example of a
+	// token that knows when it expires. With less than 1 ms the value is not stored: the callers of
+	// this process that waited for it get it, those in other processes load one after the other.
+	// TTLFunc is called with values from Loaders and from Set, from many goroutines. Default: the
+	// ttl given to New.
 	TTLFunc func(key string, v T) time.Duration
 
-	// Jitter shortens each life at random by up to this fraction, so that entries written together do
-	// not expire together. Below 1. Default: 0.1; negative: off.
+	// Jitter shortens each life at random by up to this fraction, so that entries written together
+	// do not expire together. It must be below 1. Default: 0.1; negative: off.
 	Jitter float64
 
-	// NotFoundTTL is how long ErrNotFound is remembered; as with values, it is kept and may be served for the
-	// stale windows after that. Default: ttl, at most a minute; negative: not at all.
+	// NotFoundTTL is how long ErrNotFound is remembered. Like a value it may then be served within
+	// the stale windows. Default: the ttl given to New, at most a minute; negative: ErrNotFound is
+	// not remembered.
 	NotFoundTTL time.Duration
 
-	// EarlyRefresh is β of XFetch: a hit shortly before the end of a value's life may refresh it in the
-	// background, in one process of the fleet, so that nobody waits when it ends. It is decided by lot, with
-	// probability exp(-time left / (β × load time)): loads that take long are refreshed sooner, as they are with
-	// a higher β. A key that nobody reads is not refreshed, nor one whose load took less than 1 ms, nor one that
-	// was Set. Default: 1; negative: off.
+	// EarlyRefresh is β of XFetch: a hit shortly before a value expires may refresh it in the
+	// background, in one process of the fleet, so that normally no caller waits when it expires.
+	// The probability is exp(-time left / (β × load time)): the longer a load takes, and the higher
+	// β, the sooner. A key without readers is not refreshed, nor a value whose load took less than
+	// 1 ms, nor one that was Set. Default: 1; negative: off.
 	EarlyRefresh float64
 
-	// StaleWhileRevalidate is how long after its life a value is served at once, as by a hit, while one
-	// process of the fleet refreshes it behind its readers (RFC 5861). A reader waits for neither the lock nor
-	// MaxLoads; a refresh that finds no place to load lets those come first who wait for a load, and is tried
-	// again a second later. At least 1 ms. Default: off.
+	// StaleWhileRevalidate is how long after it has expired a value is served at once, as by a hit,
+	// while one process of the fleet refreshes it in the background (RFC 5861). A reader waits
+	// neither for the lock nor for MaxLoads. A refresh that finds no free slot leaves them to loads
+	// that callers wait for; the next one is tried a second later. At least 1 ms. Default: off.
 	StaleWhileRevalidate time.Duration
 
-	// StaleIfError is how long after its life a value is returned if its load, which the callers wait for,
-	// fails, panics or takes longer than LoadTimeout, and to a caller whose deadline comes first (RFC 5861; a
-	// caller that joins a load here needs 10 ms and a round trip of patience for that). It is never returned
-	// later than that, however long the load took. It begins with the life's end too: beyond
-	// StaleWhileRevalidate if it is the longer one. At least 1 ms. Default: off.
+	// StaleIfError is how long after it has expired a value is returned if its load fails, panics
+	// or takes longer than LoadTimeout, or if the deadline of the caller comes before the load ends
+	// (RFC 5861). A caller that joins a running load gets it at its deadline if that is 10 ms and a
+	// round trip away or more. The value is never returned after this time, however long the load
+	// took. The window begins when the value expires, like that of StaleWhileRevalidate. The old
+	// value is in Redis: while Redis does not answer there is none to serve. At least 1 ms.
+	// Default: off.
 	StaleIfError time.Duration
 
-	// RetryAfter is how long after a failed refresh of a value that can still be served the whole fleet leaves
-	// the source alone; the value is served meanwhile. It takes a Redis that can be told; and calls for which
-	// there is nothing to serve do not care. At least 1 ms. Default: 1 s; negative: off.
+	// StaleAfter bounds the wait of callers that have a value within StaleIfError: they get it as
+	// soon as the load has been in flight for this time, in this process or another one. The load
+	// goes on. So a source that hangs does not take its readers along. It requires StaleIfError. At
+	// least 1 ms. Default: off, callers wait until the load ends or their deadline comes.
+	StaleAfter time.Duration
+
+	// RetryAfter is how long the whole fleet leaves the source alone after a failed refresh of a
+	// value that can still be served; the value is served until then. It requires a reachable
+	// Redis. Calls without a value to serve are not delayed. At least 1 ms. Default: 1 s; negative:
+	// off.
 	RetryAfter time.Duration
 
-	// LockTTL is the life of the fill lock, renewed while a load runs: the time after which a dead holder
-	// is replaced. More than 3 × RedisTimeout and less than LoadTimeout. Default: 5 s.
+	// LockTTL is the life of the fill lock, which is renewed while a load runs: the time after
+	// which a dead holder is replaced. More than 3 × RedisTimeout and less than LoadTimeout.
+	// Default: 5 s.
 	LockTTL time.Duration
 
-	// LoadTimeout is the deadline of one load, and the end of its lock's renewal. A Loader that ignores its
-	// context is left behind then: its callers get an error that wraps context.DeadlineExceeded, its result
-	// is dropped. Default: 30 s.
+	// LoadTimeout is the deadline of one load; its lock is not renewed after that. If a Loader
+	// ignores its context, its callers get an error that wraps context.DeadlineExceeded, and its
+	// result is dropped. Default: 30 s.
 	LoadTimeout time.Duration
 
-	// RedisTimeout bounds each Redis command of this cache, whatever the client's own settings, from the moment at which
-	// it can be sent: while all connections of the client's pool are in use commands wait in their order.
-	// At least 1 ms. Default: 500 ms.
+	// RedisTimeout bounds each Redis command of this cache, whatever the settings of the client. It
+	// begins when the command is sent: while all connections of the client's pool are in use,
+	// commands wait in order. At least 1 ms. Default: 500 ms.
 	RedisTimeout time.Duration
 
-	// MaxLoads is how many loads of this cache may run at once in this process; more wait, first come,
-	// first served. A load that waits for other loads, of this cache or of others, lends its place to one of
-	// them at a time, or loads that hold all places and wait would wait for ever. So nested loads may exceed
-	// the limit of their own cache by one for each load that waits for them. Default: 64; negative: no limit.
+	// MaxLoads is how many loads of this cache may run at once in this process. Other loads wait,
+	// first come, first served. A load that waits for other loads, of this cache or another one,
+	// lends its slot to one of them at a time; otherwise loads that hold all slots could wait for
+	// each other. So nested loads may exceed the limit of their own cache by one for each load that
+	// waits for them. Default: 64; negative: no limit.
 	MaxLoads int
 
-	// MaxFleetLoads is how many loads of this namespace may run at once in the whole fleet: one more bound, on
-	// top of MaxLoads, by a lock.Semaphore named "<namespace>:loads". More wait, in no order. It costs each load
-	// two or three more round trips, and while loads wait, each process asks for a place some ten times a second.
-	// Where Redis cannot be asked MaxLoads alone holds. While processes disagree on the number, as when it is
-	// being changed, those that come later are not bound, and tell Trace.RedisError. A nested load runs in a
-	// lent place here too. Default: no limit.
+	// MaxFleetLoads is how many loads of this namespace may run at once in all processes, besides
+	// the bound of MaxLoads. It is a lock.Semaphore named "<namespace>:loads"; loads wait for it in
+	// no order. It costs each load two or three round trips, and each process with loads that wait
+	// some ten commands a second. While Redis does not answer, only MaxLoads holds. While processes
+	// disagree on the number, as during a deployment that changes it, those that come second are
+	// not bound, and report a RedisError to Trace. A nested load runs in a lent slot here, too.
+	// Default: no limit.
 	MaxFleetLoads int
 
-	// Trace is told what happens. Default: nobody.
+	// Errors names errors of the source that mean the same in every process, such as "down" for
+	// ErrDown. If a load fails with one of them (errors.Is), callers that waited in other processes
+	// get a [*RemoteError] that unwraps to the error that their Options have under the same name.
+	// If several match, the first name in alphabetical order counts. Processes that lack the name
+	// get the text only. A name has at most 100 bytes and no control characters. Default: none.
+	Errors map[string]error
+
+	// Trace has functions to call when something happens. Default: none.
 	Trace *Trace
 }
 
-// settings are Options with every default filled in and off spelled as zero.
+// settings are Options with the defaults filled in. Off is zero.
 type settings[T any] struct {
-	codec                Codec
-	ttlFunc              func(key string, v T) time.Duration
-	jitter               float64
-	ttl                  time.Duration
-	notFoundTTL          time.Duration // 0: not remembered
-	earlyRefresh         float64       // 0: off
-	staleWhileRevalidate time.Duration // 0: off
-	staleIfError         time.Duration // 0: off
-	retryAfter           time.Duration // 0: off
-	lockTTL              time.Duration
-	loadTimeout          time.Duration
-	redisTimeout         time.Duration
-	maxLoads             int // 0: no limit
-	maxFleetLoads        int // 0: no limit
-	trace                Trace
+	staleWindows
+	codec         Codec
+	ttlFunc       func(key string, v T) time.Duration
+	jitter        float64
+	ttl           time.Duration
+	notFoundTTL   time.Duration // 0: not remembered
+	earlyRefresh  float64
+	lockTTL       time.Duration
+	loadTimeout   time.Duration
+	redisTimeout  time.Duration
+	maxLoads      int // 0: no limit
+	maxFleetLoads int // 0: no limit
+	errors        sentinels
+	trace         Trace
 }
 
-// resolve checks the arguments of New. It touches nothing.
+// staleWindows are the options that say how an expired value may be served.
+type staleWindows struct {
+	staleWhileRevalidate time.Duration
+	staleIfError         time.Duration
+	staleAfter           time.Duration // 0: off
+	retryAfter           time.Duration
+}
+
+// resolve checks the arguments of New and fills in the defaults.
 func resolve[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, opts *Options[T]) (settings[T], error) {
 	if err := client.Check(rdb); err != nil {
 		return settings[T]{}, fmt.Errorf("singlefill: %w", err)
@@ -125,20 +156,23 @@ func resolve[T any](rdb redis.UniversalClient, namespace string, ttl time.Durati
 		opts = &Options[T]{}
 	}
 	s := settings[T]{
-		codec:                opts.Codec,
-		ttlFunc:              opts.TTLFunc,
-		jitter:               max(0, orDefault(opts.Jitter, 0.1)),
-		ttl:                  ttl,
-		notFoundTTL:          max(0, orDefault(opts.NotFoundTTL, min(ttl, time.Minute))),
-		earlyRefresh:         max(0, orDefault(opts.EarlyRefresh, 1)),
-		staleWhileRevalidate: max(0, opts.StaleWhileRevalidate),
-		staleIfError:         max(0, opts.StaleIfError),
-		retryAfter:           max(0, orDefault(opts.RetryAfter, time.Second)),
-		lockTTL:              orDefault(opts.LockTTL, 5*time.Second),
-		loadTimeout:          orDefault(opts.LoadTimeout, 30*time.Second),
-		redisTimeout:         orDefault(opts.RedisTimeout, 500*time.Millisecond),
-		maxLoads:             max(0, orDefault(opts.MaxLoads, 64)),
-		maxFleetLoads:        max(0, opts.MaxFleetLoads),
+		staleWindows: staleWindows{
+			staleWhileRevalidate: max(0, opts.StaleWhileRevalidate),
+			staleIfError:         max(0, opts.StaleIfError),
+			staleAfter:           max(0, opts.StaleAfter),
+			retryAfter:           max(0, orDefault(opts.RetryAfter, time.Second)),
+		},
+		codec:         opts.Codec,
+		ttlFunc:       opts.TTLFunc,
+		jitter:        max(0, orDefault(opts.Jitter, 0.1)),
+		ttl:           ttl,
+		notFoundTTL:   max(0, orDefault(opts.NotFoundTTL, min(ttl, time.Minute))),
+		earlyRefresh:  max(0, orDefault(opts.EarlyRefresh, 1)),
+		lockTTL:       orDefault(opts.LockTTL, 5*time.Second),
+		loadTimeout:   orDefault(opts.LoadTimeout, 30*time.Second),
+		redisTimeout:  orDefault(opts.RedisTimeout, 500*time.Millisecond),
+		maxLoads:      max(0, orDefault(opts.MaxLoads, 64)),
+		maxFleetLoads: max(0, opts.MaxFleetLoads),
 	}
 	if s.codec == nil {
 		s.codec = MsgPack
@@ -146,10 +180,14 @@ func resolve[T any](rdb redis.UniversalClient, namespace string, ttl time.Durati
 	if opts.Trace != nil {
 		s.trace = *opts.Trace
 	}
-	return s, s.check()
+	for _, name := range slices.Sorted(maps.Keys(opts.Errors)) {
+		s.errors = append(s.errors, sentinel{name, opts.Errors[name]})
+	}
+	return s, s.check(opts)
 }
 
-func (s settings[T]) check() error {
+// check reports the first setting that makes no sense. opts are the options as they were given.
+func (s settings[T]) check(opts *Options[T]) error {
 	switch {
 	case math.IsNaN(s.jitter) || s.jitter >= 1:
 		return fmt.Errorf("singlefill: Options.Jitter is %v: a fraction below 1 is allowed, or a negative number for none", s.jitter)
@@ -161,6 +199,10 @@ func (s settings[T]) check() error {
 		return fmt.Errorf("singlefill: Options.StaleWhileRevalidate is %v: at least 1ms is allowed, or 0 for none", s.staleWhileRevalidate)
 	case s.staleIfError > 0 && s.staleIfError < time.Millisecond:
 		return fmt.Errorf("singlefill: Options.StaleIfError is %v: at least 1ms is allowed, or 0 for none", s.staleIfError)
+	case s.staleAfter > 0 && s.staleAfter < time.Millisecond:
+		return fmt.Errorf("singlefill: Options.StaleAfter is %v: at least 1ms is allowed, or 0 for none", s.staleAfter)
+	case s.staleAfter > 0 && s.staleIfError == 0:
+		return fmt.Errorf("singlefill: Options.StaleAfter is %v and StaleIfError is off: it is allowed with StaleIfError only", s.staleAfter)
 	case s.retryAfter > 0 && s.retryAfter < time.Millisecond:
 		return fmt.Errorf("singlefill: Options.RetryAfter is %v: at least 1ms is allowed, or a negative one for none", s.retryAfter)
 	case s.redisTimeout < time.Millisecond:
@@ -169,10 +211,28 @@ func (s settings[T]) check() error {
 		return fmt.Errorf("singlefill: Options.LockTTL is %v: it must be positive", s.lockTTL)
 	case s.loadTimeout <= 0:
 		return fmt.Errorf("singlefill: Options.LoadTimeout is %v: it must be positive", s.loadTimeout)
+	}
+	byDefault := func(given time.Duration, text string) string {
+		if given == 0 {
+			return text
+		}
+		return ""
+	}
+	switch {
 	case s.redisTimeout >= s.lockTTL/3:
-		return fmt.Errorf("singlefill: Options.RedisTimeout is %v: less than a third of LockTTL (%v) is allowed, so that a renewal can fail and be tried again", s.redisTimeout, s.lockTTL)
+		return fmt.Errorf("singlefill: Options.RedisTimeout is %v%s: less than a third of LockTTL (%v%s) is allowed, so that a renewal can fail and be tried again",
+			s.redisTimeout, byDefault(opts.RedisTimeout, " (the default)"), s.lockTTL, byDefault(opts.LockTTL, ", the default"))
 	case s.lockTTL >= s.loadTimeout:
-		return fmt.Errorf("singlefill: Options.LockTTL is %v: less than LoadTimeout (%v) is allowed", s.lockTTL, s.loadTimeout)
+		return fmt.Errorf("singlefill: Options.LockTTL is %v%s: less than LoadTimeout (%v%s) is allowed",
+			s.lockTTL, byDefault(opts.LockTTL, " (the default)"), s.loadTimeout, byDefault(opts.LoadTimeout, ", the default"))
+	}
+	for _, known := range s.errors {
+		switch {
+		case known.err == nil:
+			return fmt.Errorf("singlefill: Options.Errors has nil under the name %.100q: an error is needed", known.name)
+		case known.name == "" || len(known.name) > 100 || strings.IndexFunc(known.name, unicode.IsControl) >= 0:
+			return fmt.Errorf("singlefill: Options.Errors has the name %.100q: 1 to 100 bytes without control characters are allowed", known.name)
+		}
 	}
 	return codec.Takes(s.codec, reflect.TypeFor[T]())
 }

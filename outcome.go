@@ -12,15 +12,15 @@ import (
 	"github.com/singlefill/singlefill/internal/fill"
 )
 
-// An outcome is how a load ended, and what became of it.
+// An outcome is how a load ended, and what happened to its value.
 type outcome[T any] struct {
 	LoadInfo
-	value    T
-	entry    entry.Entry   // of value, or that there is none
-	life     time.Duration // how long value is to be kept
-	notFound bool          // Err is ErrNotFound or wraps it
-	text     string        // of Err
-	superseded     bool          // the load was cancelled because no caller could be given its value
+	value      T
+	entry      entry.Entry   // of value, or of ErrNotFound
+	life       time.Duration // of value
+	notFound   bool          // Err is ErrNotFound or wraps it
+	text       string        // of Err
+	superseded bool          // the load was cancelled because no caller could have had its value
 }
 
 func (o outcome[T]) failed() bool { return o.Err != nil && !o.notFound }
@@ -29,8 +29,9 @@ func (o outcome[T]) result() result[T] {
 	return result[T]{value: o.value, entry: o.entry, at: o.entry.WrittenAt, freshness: fresh, err: o.Err, failed: o.failed()}
 }
 
-// call runs the Loader, and then done, once, with its outcome: in this goroutine, or, if the Loader has not returned at
-// LoadTimeout, in another one, since this one may never be free again.
+// call runs the Loader, and then done, once, with its outcome: in this goroutine, or, if the Loader
+// has not returned at LoadTimeout, in another one. The goroutine of a Loader that hangs is
+// abandoned.
 func (x *filling[T]) call(l running, done func(o outcome[T])) {
 	f := x.fill
 	x.counters.loads.Add(1)
@@ -40,26 +41,26 @@ func (x *filling[T]) call(l running, done func(o outcome[T])) {
 	x.counters.loading.Add(1)
 	begun := time.Now()
 	var over atomic.Bool
-	settle := func(o outcome[T]) {
+	finish := func(o outcome[T]) {
 		if over.CompareAndSwap(false, true) {
 			x.counters.loading.Add(-1)
-			o.Key, o.Refresh, o.Duration = f.Key, f.Refresh, time.Since(begun)
+			o.Key, o.Refresh, o.Duration, o.Queued = f.Key, f.Refresh, time.Since(begun), x.queued
 			done(o)
 		}
 	}
-	forget := context.AfterFunc(l.bounded, func() {
+	stop := context.AfterFunc(l.bounded, func() {
 		var o outcome[T]
 		o.Err = fmt.Errorf("singlefill: load of %.100q took longer than LoadTimeout (%v): %w", f.Key, x.opts.loadTimeout, context.DeadlineExceeded)
 		o.text = o.Err.Error()
-		settle(o)
+		finish(o)
 	})
 	x.protect(l.ctx, func(o outcome[T]) {
-		forget()
-		settle(o)
+		stop()
+		finish(o)
 	})
 }
 
-// protect runs what the user wrote so that it always has an outcome: return, panic and Goexit are told apart.
+// protect runs the code of the user, and reports a panic or runtime.Goexit as the outcome.
 func (x *filling[T]) protect(ctx context.Context, done func(o outcome[T])) {
 	var o outcome[T]
 	returned := false
@@ -89,40 +90,19 @@ func (x *filling[T]) protect(ctx context.Context, done func(o outcome[T])) {
 	returned = true
 }
 
-func (c *Cache[T]) loadDone(ctx context.Context, o outcome[T]) {
-	n := c.counters
-	switch {
-	case o.notFound:
-		n.loadsNotFound.Add(1)
-	case o.Err != nil:
-		n.loadErrors.Add(1)
-	}
-	if o.Stored {
-		n.stored.Add(1)
-	}
-	if o.Fenced {
-		n.fenced.Add(1)
-	}
-	if o.StoreErr != nil {
-		n.storeErrors.Add(1)
-	}
-	if c.opts.trace.LoadDone != nil {
-		c.opts.trace.LoadDone(ctx, o.LoadInfo)
-	}
-}
-
-// encode makes the entry to be stored for an outcome, nil if there is nothing to store, and what to leave instead.
-func (c *Cache[T]) encode(o *outcome[T]) (data []byte, leave fill.ReleaseNote) {
+// encode returns the entry to store for an outcome, or nil and the note with which to release the
+// lock.
+func (c *Cache[T]) encode(o *outcome[T]) (data []byte, note fill.ReleaseNote) {
 	switch {
 	case o.Err == nil:
 		o.entry.Payload, o.StoreErr = c.marshal(o.value)
 	case o.notFound:
-		o.life, leave.Failure = c.shorten(c.opts.notFoundTTL), fill.NotFoundRecord
+		o.life, note.Failure = c.shorten(c.opts.notFoundTTL), fill.NotFoundRecord
 	case errors.Is(o.Err, ErrClosed):
-		return nil, leave // it asked a cache that is being closed here: others can do better
+		return nil, note // this process is closing; other processes can still load
 	default:
-		leave.Failure = fill.FailureRecord(o.text)
-		return nil, leave
+		note.Failure = fill.FailureRecord(c.opts.errors.nameOf(o.Err), o.text)
+		return nil, note
 	}
 	o.entry.NotFound, o.entry.LoadTime, o.entry.WrittenAt = o.notFound, o.Duration, time.Now()
 	if o.StoreErr == nil {
@@ -131,12 +111,12 @@ func (c *Cache[T]) encode(o *outcome[T]) (data []byte, leave fill.ReleaseNote) {
 	}
 	if o.StoreErr != nil {
 		o.entry.Payload = nil
-		return nil, leave
+		return nil, note
 	}
-	o.entry.Payload = data[entry.HeaderLen:] // not what the codec returned, which may be the value's own memory
+	o.entry.Payload = data[entry.HeaderLen:] // the codec may have returned memory of the value itself
 	if o.life < time.Millisecond {
-		leave.Drop = true // also what was kept before
-		return nil, leave
+		note.Drop = true // remove the old entry, too
+		return nil, note
 	}
-	return data, leave
+	return data, note
 }

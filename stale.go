@@ -10,25 +10,30 @@ import (
 	"github.com/singlefill/singlefill/internal/flight"
 )
 
-// ValueInfo tells what a value is that [Cache.GetOrLoadInfo] returned, or a remembered ErrNotFound. It is zero with any
-// other error.
+// ValueInfo describes a value, or a remembered ErrNotFound, that [Cache.GetOrLoadInfo] returned. It
+// is zero with any other error.
 type ValueInfo struct {
-	Stale bool          // past its life, or made stale by Expire
-	Age   time.Duration // since it was loaded or set, by the clocks of its writer and of this process; not negative
+	// Stale reports whether the value has expired, or was made stale by Expire.
+	Stale bool
 
-	// Err says why a stale value is returned although it was too old to be served without trying: the error of
-	// the load, a *RemoteError if another process made it (also one before this call, within RetryAfter), or
-	// context.DeadlineExceeded if this call's deadline came first. nil for all others.
+	// Age is the time since the value was loaded or set, by the clocks of its writer and of this
+	// process. It is not negative.
+	Age time.Duration
+
+	// Err is why a value within StaleIfError was returned: the error of the load; a *RemoteError if
+	// the load failed in another process, or before this call within RetryAfter;
+	// context.DeadlineExceeded if the deadline of this call came first. It is nil for every other
+	// value.
 	Err error
 }
 
-// A freshness is what an entry is good for, at one time.
+// A freshness is how an entry may be served at one time.
 type freshness int
 
 const (
-	expired freshness = iota
-	ifError       // to be served if a load fails: StaleIfError
-	revalidate       // to be served, and refreshed behind: StaleWhileRevalidate
+	expired    freshness = iota
+	ifError              // to be served if a load fails: StaleIfError
+	revalidate           // to be served, and refreshed behind: StaleWhileRevalidate
 	fresh
 )
 
@@ -46,39 +51,42 @@ func (c *Cache[T]) freshnessOf(e *entry.Entry, now time.Time) freshness {
 	return expired
 }
 
-// window is how long after its life an entry may be served.
-func (s *settings[T]) window() time.Duration { return max(s.staleWhileRevalidate, s.staleIfError) }
+// window returns how long an expired entry may be served.
+func (s staleWindows) window() time.Duration { return max(s.staleWhileRevalidate, s.staleIfError) }
 
-// keptFor is how long Redis keeps an entry that is fresh for life.
-func (s *settings[T]) keptFor(life time.Duration) time.Duration {
+// keptFor returns how long Redis keeps an entry that is fresh for life.
+func (s staleWindows) keptFor(life time.Duration) time.Duration {
 	if w := s.window(); life <= math.MaxInt64-w {
 		return life + w
 	}
 	return math.MaxInt64
 }
 
-// early decides by lot whether a hit refreshes its entry before it expires: with probability
-// exp(-left/(β·δ)), where δ is how long its load took. So the one who pays for it is chosen without any word
-// between the processes, the sooner the longer a load takes, and at any rate of reads about e^(1/β) would be
-// chosen per expiry. The lock makes it one.
+// early decides at random whether a hit refreshes its entry before it expires: with probability
+// exp(-left/(β·δ)), where δ is the duration of its load. So processes choose one reader to refresh
+// without talking to each other, and the longer a load takes, the sooner. At any rate of reads
+// about e^(1/β) readers are chosen per expiry; the lock lets one of them load.
 //
-// This is XFetch: Vattani, Chierichetti, Lowenstein, Optimal Probabilistic Cache Stampede Prevention, VLDB 2015.
+// This is XFetch: Vattani, Chierichetti, Lowenstein, Optimal Probabilistic Cache Stampede
+// Prevention, VLDB 2015.
 func (c *Cache[T]) early(e *entry.Entry, now time.Time) bool {
 	mean := c.opts.earlyRefresh * float64(e.LoadTime)
 	return mean > 0 && rand.ExpFloat64()*mean >= float64(e.FreshUntil.Sub(now))
 }
 
 const (
-	// refreshRest is how long after a refresh another one of the same entry is not even tried in this process:
-	// a replica, or the client's own cache, may go on showing it.
+	// refreshRest is how long after a refresh this process does not refresh the same entry again: a
+	// replica, or the client's own cache, may still return it.
 	refreshRest = 100 * time.Millisecond
 
-	// maxRest is how long one is not tried after it has found that it cannot be made now: another process holds
-	// the lock, the source is to be left alone, there is no place to load, or Redis cannot be asked.
+	// maxRest is how long this process does not refresh an entry after a refresh that could not
+	// load: another process held the lock, RetryAfter was not over, no slot was free, or Redis did
+	// not answer.
 	maxRest = time.Second
 )
 
-// restFor returns how long not to try again what another process does, or has done, for left.
+// restFor returns how long to rest after a refresh. left is what remains of the lock, or of
+// RetryAfter.
 func restFor(left time.Duration) time.Duration {
 	if left == 0 {
 		return refreshRest
@@ -86,8 +94,8 @@ func restFor(left time.Duration) time.Duration {
 	return min(left, maxRest)
 }
 
-// refresh loads key behind its readers, in one process of the fleet. No caller waits for it, unless the entry is gone
-// before it is done. Loads that callers wait for go first.
+// refresh loads key in the background, in one process of the fleet. A caller that finds nothing to
+// serve joins it. Loads that callers wait for go first.
 func (c *Cache[T]) refresh(ctx context.Context, key string, load Loader[T], data []byte) {
 	if c.checkOpen() != nil {
 		return
@@ -102,14 +110,14 @@ func (c *Cache[T]) servable(r *result[T]) bool {
 	return r.freshness > expired && c.freshnessOf(&r.entry, time.Now()) > expired
 }
 
-// infoOf says what a result is by now. An error is the failure of the load for which an old value was to stand in
-// that has become too old.
+// infoOf describes a result. If it is a fallback that has become too old by now, infoOf returns the
+// failure that it replaced.
 func (c *Cache[T]) infoOf(r *result[T]) (info ValueInfo, err error) {
 	if r.entry.WrittenAt.IsZero() {
 		return info, nil
 	}
 	now, use := r.at, r.freshness
-	if r.failure != nil { // some time ago
+	if r.failure != nil { // the fallback was judged before the load
 		now = time.Now()
 		use = c.freshnessOf(&r.entry, now)
 	}
@@ -121,14 +129,4 @@ func (c *Cache[T]) infoOf(r *result[T]) (info ValueInfo, err error) {
 		info.Stale, info.Err = true, r.failure
 	}
 	return info, nil
-}
-
-func (c *Cache[T]) noteStale(ctx context.Context, key string, info ValueInfo) {
-	c.counters.stale.Add(1)
-	if info.Err != nil {
-		c.counters.staleOnError.Add(1)
-	}
-	if c.opts.trace.Stale != nil {
-		c.opts.trace.Stale(ctx, key, info)
-	}
 }

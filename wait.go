@@ -9,33 +9,34 @@ import (
 	"github.com/singlefill/singlefill/internal/flight"
 )
 
-// A wait is one flight's waiting for another process.
+// A wait decides when a fill that waits for another process polls Redis.
 //
-// It asks rarely while the load it waits for cannot be over yet, and densely when it is about to be. How long loads
-// of the key take, at least and at most, the process remembers; how long this one has taken so far, the reply says.
-// Up to the earliest likely end a pause is half of the time to it, so that a wrong guess costs half of what is left
-// of it at most, and never more than maxPause. Until the latest likely end it is a twelfth of the time between both.
-// From there on, or from the beginning if nothing is known, it is a fifth of the time since: so late is the value
-// found at most, in a number of polls that grows as the logarithm of the load.
+// It polls rarely while the load cannot be over yet, and often when the load is about to end. The
+// process remembers the range of load times of the key; the reply tells for how long the current
+// load has run. Before the early end of the range, a pause is half of the time left to it, so a
+// wrong guess costs at most half of what is left, and never more than maxPause. Within the range, a
+// pause is a twelfth of its length. After it, or if no range is known, a pause is a fifth of the
+// time since: that bounds how late a waiter finds the value, in a number of polls that grows with
+// the logarithm of the load.
 //
-// Those who wait for one key in thousands of processes ask densely at the same time. All that one of them sees of the
-// others is how long its own commands take, and it pauses crowd times as long at least. So when they are too many for
-// the server, its queue settles at one in crowd+1 of them, and each asks as often as its turn comes. One slow command
-// alone may be slow for any reason: the quicker one of the last two counts, and the first one no further than maxPause.
+// Processes that wait for the same key poll at the same time. A process notices the others only by
+// the time that its own commands take. It pauses at least crowd times as long, so that no more than
+// one waiter in crowd+1 is in the queue of the server. A single slow command may have other causes:
+// the quicker one of the last two counts, and the first one up to maxPause.
 type wait struct {
 	begun    time.Time
 	polls    int
 	expected estimate
-	last     time.Duration // what the last command took
-	quick    time.Duration // what the quicker one of the last two took
+	last     time.Duration // duration of the last command
+	quick    time.Duration // duration of the quicker one of the last two
 }
 
 const (
-	minPause   = 2 * time.Millisecond
-	maxPause   = 250 * time.Millisecond
-	crowd      = 2
-	firstNudge = 10 * time.Millisecond
-	maxNudge   = 50 * time.Millisecond
+	minPause     = 2 * time.Millisecond
+	maxPause     = 250 * time.Millisecond
+	crowd        = 2
+	minJoinPause = 10 * time.Millisecond
+	maxJoinPause = 50 * time.Millisecond
 )
 
 func newWait(expected estimate) wait {
@@ -47,8 +48,9 @@ func (w *wait) heard(took time.Duration) {
 	w.quick, w.last = min(w.last, took), took
 }
 
-// pause returns how long to sleep before asking again, a quarter shorter or longer at random, so that those who
-// ask together part; but not past the end of the holder's lock.
+// pause returns how long to sleep before the next poll. It is up to a quarter shorter or longer at
+// random, so that processes that poll together drift apart. It does not exceed the end of the
+// holder's lock.
 func (w *wait) pause(reply fill.Reply) time.Duration {
 	d := max(w.expected.pause(reply.Age), minPause)
 	d = max(min(d, maxPause), crowd*w.quick)
@@ -56,10 +58,11 @@ func (w *wait) pause(reply fill.Reply) time.Duration {
 	return min(d, reply.Left+time.Millisecond+rand.N(4*time.Millisecond))
 }
 
-// joinPause returns how long to sleep when somebody new has come, for whom the value may be there already: 10 to
-// 50 ms, growing with the time waited, so that a crowd of newcomers does not make a crowd of commands.
+// joinPause returns how long to sleep after a caller has joined, for which the value may already be
+// there. It grows from 10 to 50 ms with the time waited, so that many new callers do not cause many
+// commands.
 func (w *wait) joinPause() time.Duration {
-	return max(min(firstNudge+time.Since(w.begun)/32, maxNudge), crowd*w.quick)
+	return max(min(minJoinPause+time.Since(w.begun)/32, maxJoinPause), crowd*w.quick)
 }
 
 // An event is what ends a pause.
@@ -67,27 +70,32 @@ type event int
 
 const (
 	paused      event = iota // the time is over
-	granted                  // there is a place to load
-	interrupted              // the fill has ended: the cache is being closed, or no caller waits any more
+	granted                  // the fill has a slot
+	interrupted              // the fill has ended: the cache was closed, or no caller waits
 )
 
-// pause sleeps for d; less if a caller joins.
+// pause sleeps for d, or less if a caller joins.
 func (x *filling[T]) pause(ctx context.Context, d time.Duration) event { return x.await(ctx, d, nil) }
 
-// queuedPoll is how often the keys that wait for a place to load are looked for in Redis, all together.
+// queuedPoll is the time between two polls of all queued fills of this cache together.
 const queuedPoll = 250 * time.Millisecond
 
-// queue waits for a place to load, until it is time to look whether another process has brought the value. The more fills
-// wait, the more rarely each of them looks: a queue of any length sends a few commands a second.
+// queue waits for a slot, or until it is time to poll for a value from another process. The more
+// fills are queued, the more rarely each of them polls: a queue of any length sends four commands a
+// second.
 func (x *filling[T]) queue(ctx context.Context) event {
 	x.fills.Queued(x.fill, true)
-	defer x.fills.Queued(x.fill, false)
+	begun := time.Now()
+	defer func() {
+		x.queued += time.Since(begun)
+		x.fills.Queued(x.fill, false)
+	}()
 	granted := x.slot.Queue()
 	return x.await(ctx, time.Duration(max(x.slots.Queued(), 1))*queuedPoll, granted)
 }
 
-// await sleeps for d, or until slot receives a value. Without a slot to wait for, a caller that joins shortens it; with one,
-// an invalidation of the key ends it.
+// await sleeps for d, or until slot receives a value. If slot is nil, a caller that joins shortens
+// the sleep; otherwise an invalidation of the key ends it.
 func (x *filling[T]) await(ctx context.Context, d time.Duration, slot <-chan struct{}) event {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

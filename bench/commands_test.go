@@ -9,11 +9,11 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// commands counts what clients send, whatever library they are of: it looks for the beginnings of requests in what
-// is written to their connections, which begins with the number of their strings.
+// commands counts the commands that clients of any library send: it counts the beginnings of
+// requests, each of which starts with the number of its strings.
 type commands struct{ n atomic.Int64 }
 
-// count makes a client of go-redis count.
+// count makes a go-redis client count its commands.
 func (c *commands) count(o *redis.Options) {
 	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		return c.dial(ctx, network, addr)
@@ -34,7 +34,7 @@ type countedConn struct {
 	commands *commands
 }
 
-// Write counts the lines *<number>. The values of the benchmarks have none.
+// Write counts lines of the form *<number>. The values of the benchmarks contain none.
 func (c *countedConn) Write(b []byte) (int, error) {
 	lines := bytes.Count(b, []byte("\r\n*"))
 	if len(b) > 0 && b[0] == '*' {

@@ -1,7 +1,7 @@
-// Package bench compares singlefill with what else could do the same work, and with doing it by hand, on one
-// redis-server that it starts itself. It is a module of its own, so that nobody who uses singlefill has to
-// download what it is compared with.
+// Package bench compares singlefill with alternatives, and with equivalent code written by hand, on
+// a redis-server that it starts. The module is separate, so that users of singlefill do not
+// download the alternatives.
 //
-// Run it by scripts/bench, which writes the tables of docs/speed.md. On a machine that does other things too only
-// ratios mean anything, and only between measurements that were taken together: see race.
+// scripts/bench runs it and writes the tables of docs/speed.md. On a machine that is used for other
+// work, only ratios are meaningful, and only between measurements of one race.
 package bench

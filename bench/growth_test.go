@@ -15,7 +15,8 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// The cost of one hit as there are more goroutines, keys and processes, beside that of GET and decode.
+// BenchmarkGrowth measures one hit with growing numbers of goroutines, keys and processes, relative
+// to GET and decode.
 func BenchmarkGrowth(b *testing.B) {
 	for _, n := range []int{1, 10, 100, 1000, 10_000} {
 		b.Run(fmt.Sprintf("goroutines/%d", n), func(b *testing.B) { manyGoroutines(b, n) })
@@ -28,7 +29,8 @@ func BenchmarkGrowth(b *testing.B) {
 	}
 }
 
-// manyGoroutines read five times each at least: the first read of a new one costs more, as its stack grows.
+// manyGoroutines reads at least five times in each goroutine: the first read is slower, as the
+// stack grows.
 func manyGoroutines(b *testing.B, n int) {
 	rdb := open(b, redistest.Start(b), patiently)
 	h := newHits(b, n, n, 100)
@@ -37,12 +39,13 @@ func manyGoroutines(b *testing.B, n int) {
 	}}.run(b)
 }
 
-// patiently is for crowds that wait for a connection longer than go-redis would.
+// patiently sets timeouts for crowds that wait longer for a connection than go-redis does by
+// default.
 func patiently(o *redis.Options) {
 	o.PoolTimeout, o.ReadTimeout, o.WriteTimeout = time.Minute, time.Minute, time.Minute
 }
 
-// manyKeys reads keys far apart, one after the other.
+// manyKeys reads distant keys, one after the other.
 func manyKeys(b *testing.B, n int) {
 	rdb := open(b, redistest.Start(b))
 	h := newHits(b, 0, n, 100)
@@ -60,15 +63,16 @@ const readerRole = "reader"
 
 func init() { redistest.Role(readerRole, runReader) }
 
-// A reading is what a reader is told to do.
+// A reading is an order to a reader.
 type reading struct {
 	Contender int
 	Ops       int
 	At        time.Time
 }
 
-// manyProcesses lets n of them read at the same time, each with one goroutine. The time of one operation is that
-// of them all, divided by the operations of them all: on a machine that is busy, its price.
+// manyProcesses makes n processes read at the same time, with one goroutine each. The time of one
+// operation is the total time divided by the total number of operations: its cost on a busy
+// machine.
 func manyProcesses(b *testing.B, n, ops int) {
 	s := redistest.Start(b)
 	children := make([]*redistest.Process, n)
@@ -151,7 +155,7 @@ func dialed(addr string, count *commands) *redis.Client {
 	return redis.NewClient(o)
 }
 
-// tell gives all children the same order, and hear reads a report.
+// tell sends an order to all children; hear receives a report.
 func tell(children []*redistest.Process, order any) {
 	line := string(must(json.Marshal(order)))
 	for c := range slices.Values(children) {

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sync/singleflight"
 )
 
-// A hit is measured by reads of keys that are there: key i of those for the i-th operation. Goroutines of their own
-// have contexts of their own, as requests have.
+// hits measures reads of existing keys: the i-th operation reads key i. Each goroutine has its own
+// context, as requests have.
 type hits struct {
 	contexts []context.Context
 	keys     []string
@@ -40,7 +40,7 @@ func (h *hits) ctx(i int) context.Context { return h.contexts[i%len(h.contexts)]
 
 func (h *hits) key(i int) string { return h.keys[i%len(h.keys)] }
 
-// floor is GET and decode, and nothing else.
+// floor is only GET and decode.
 func (h *hits) floor(rdb redis.UniversalClient) contender {
 	data := must(msgpack.Marshal(&h.value))
 	for i := range h.keys {
@@ -90,7 +90,8 @@ func (h *hits) goRedisCache(rdb redis.UniversalClient) contender {
 	}}
 }
 
-// singleflight is the floor with concurrent calls for one key joined. They share one value, which none may change.
+// singleflight is floor with concurrent calls for one key joined. They share one value, which no
+// caller may change.
 func (h *hits) singleflight(rdb redis.UniversalClient) contender {
 	var group singleflight.Group
 	return contender{"singleflight", func(i int) error {
@@ -101,7 +102,8 @@ func (h *hits) singleflight(rdb redis.UniversalClient) contender {
 	}}
 }
 
-// rueidis reads what floor has written, over one connection that all share; near: from its client-side cache.
+// rueidis reads what floor wrote, over one shared connection; with near, from its client-side
+// cache.
 func (h *hits) rueidis(c rueidis.Client, near bool) contender {
 	name := "rueidis Do"
 	if near {
@@ -124,7 +126,7 @@ func (h *hits) rueidis(c rueidis.Client, near bool) contender {
 	}}
 }
 
-// otter is a map in this process: no Redis, no decoding, and one value that all share.
+// otter is a map in this process: no Redis, no decoding, and one shared value.
 func (h *hits) otter() contender {
 	c := otter.Must(&otter.Options[string, order]{MaximumSize: 1 << 20})
 	for i := range h.keys {

@@ -15,7 +15,7 @@ import (
 	"github.com/singlefill/singlefill/lock"
 )
 
-// A locker waits for a lock of that name and returns what releases it.
+// A locker waits for the lock of a name, and returns the function that releases it.
 type locker struct {
 	name    string
 	acquire func(ctx context.Context, name string) (release func(ctx context.Context) error, err error)
@@ -23,8 +23,8 @@ type locker struct {
 
 const lockTTL = 10 * time.Second
 
-// lockers take the same TTL. Those that ask again after a pause do so as their own documents say: redislock every
-// 100 ms as in its example, redsync every 50 to 250 ms as is its default.
+// lockers have the same TTL. Those that poll do so as documented: redislock every 100 ms, as in its
+// example, redsync every 50 to 250 ms, which is its default.
 func lockers(rdb *redis.Client) []locker {
 	opts := &lock.Options{TTL: lockTTL}
 	bsm := redislock.New(rdb)
@@ -89,8 +89,8 @@ func freeLocks(b *testing.B) {
 	r.run(b)
 }
 
-// handOvers measures how long a lock that is wanted lies idle: from the call that releases it until the next one
-// of those who wait for it has it. Each holds it for 2 ms.
+// handOvers measures how long a contended lock is idle: from the call that releases it until the
+// next waiter has it. Each holder holds it for 2 ms.
 func handOvers(b *testing.B, contenders, times int) {
 	var sent commands
 	rdb := open(b, redistest.Start(b), sent.count, func(o *redis.Options) { o.PoolSize = contenders })
@@ -118,15 +118,16 @@ func handOvers(b *testing.B, contenders, times int) {
 	}
 }
 
-// handOver lets contenders compete until the lock has been handed over so many times, and returns the gaps in ms.
-// Who has released it competes again only when another one has it.
+// handOver makes contenders compete until the lock has been handed over the given number of times,
+// and returns the gaps in ms. A contender that released the lock competes again only when another
+// one holds it.
 func handOver(ctx context.Context, l locker, contenders, times int) (gaps []float64, err error) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	var all sync.WaitGroup
 	var mu sync.Mutex
 	var released time.Time      // when the last holder began to release
-	next := make(chan struct{}) // closed when another one has it
+	next := make(chan struct{}) // closed when another contender holds it
 	hold := func() (over chan struct{}, done bool) {
 		mu.Lock()
 		defer mu.Unlock()

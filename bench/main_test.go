@@ -15,7 +15,7 @@ import (
 
 func TestMain(m *testing.M) { redistest.Main(m) }
 
-// An order is a value as services keep them.
+// An order is a typical value of a service.
 type order struct {
 	ID       int64
 	Customer string
@@ -38,13 +38,13 @@ func orderOf(size int) order {
 	return o
 }
 
-// sizes of the values that are read.
+// sizes are the sizes of values that are read.
 var sizes = []struct {
 	name  string
 	bytes int
 }{{"100B", 100}, {"2KB", 2 << 10}, {"64KB", 64 << 10}}
 
-// open returns a client as the README recommends it.
+// open returns a client with the options that the README recommends.
 func open(b testing.TB, s *redistest.Server, mutate ...func(*redis.Options)) *redis.Client {
 	bounded := func(o *redis.Options) { o.ContextTimeoutEnabled = true }
 	return s.Client(b, append([]func(*redis.Options){bounded}, mutate...)...)
@@ -59,7 +59,7 @@ func openRueidis(b testing.TB, s *redistest.Server) rueidis.Client {
 	return c
 }
 
-// newCache returns a cache of the default options.
+// newCache returns a cache with default options.
 func newCache[T any](b testing.TB, rdb redis.UniversalClient, opts ...singlefill.Options[T]) *singlefill.Cache[T] {
 	var o *singlefill.Options[T]
 	if len(opts) > 0 {
@@ -73,7 +73,7 @@ func newCache[T any](b testing.TB, rdb redis.UniversalClient, opts ...singlefill
 	return c
 }
 
-// request returns a context as a handler has it: it can be cancelled.
+// request returns a context like a handler's, which can be cancelled.
 func request(b testing.TB) context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	b.Cleanup(cancel)

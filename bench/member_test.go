@@ -28,10 +28,10 @@ type member struct {
 	polls []int
 }
 
-// A getter returns the value of a key, which load makes if there is none.
+// A getter returns the value of a key, and calls load if there is none.
 type getter func(ctx context.Context, key string, load func() (string, error)) (string, error)
 
-// members are the ways to get one.
+// members are the getters by name.
 var members = map[string]func(m *member, addr string) getter{
 	"singlefill":     (*member).singlefill,
 	"go-redis/cache": (*member).goRedisCache,
@@ -49,24 +49,24 @@ func init() {
 	}
 }
 
-// A stampede is what a member is told to take part in, and reports is what it answers.
+// A stampede is an order to members, and reports is the reply of one of them.
 type stampede struct {
 	At         time.Time // when it begins
-	Prefix     string    // of its keys
+	Prefix     string    // prefix of its keys
 	Keys       int
 	Goroutines int
-	Load       time.Duration // how long each load takes
+	Load       time.Duration // duration of each load
 }
 
 type reports struct {
-	Took     []time.Duration // by each call
-	Polls    []int           // by each wait for another process
+	Took     []time.Duration // duration of each call
+	Polls    []int           // of each wait for another process
 	Loads    int64
 	Commands int64
 }
 
 func (m *member) run(p *redistest.Child, get getter) {
-	// The connection is there, as in a process that serves.
+	// Connect first, as a running process has done.
 	if _, err := get(context.Background(), "ready", func() (string, error) { return "", nil }); err != nil {
 		panic(err)
 	}
@@ -150,7 +150,7 @@ func (m *member) singleflight(addr string) getter {
 	})
 }
 
-// once joins the calls of this process.
+// once joins the concurrent calls of this process.
 func once(get getter) getter {
 	var group singleflight.Group
 	return func(ctx context.Context, key string, load func() (string, error)) (string, error) {
@@ -185,7 +185,8 @@ func (m *member) setNX(addr string) getter {
 	})
 }
 
-// rueidisaside is told by the server, over its client-side caching, when the value is there.
+// rueidisaside is notified by the server, through client-side caching, when the value has been
+// stored.
 func (m *member) rueidisaside(addr string) getter {
 	c := must(rueidisaside.NewClient(rueidisaside.ClientOption{ClientOption: rueidis.ClientOption{
 		InitAddress: []string{addr},

@@ -15,25 +15,25 @@ import (
 	"golang.org/x/sync/singleflight"
 )
 
-// Memory of many things that are at rest, divided by their number: heap and stacks.
+// BenchmarkMemory measures heap and stacks of many idle objects, divided by their number.
 func BenchmarkMemory(b *testing.B) {
 	b.Run("a_cache/idle", func(b *testing.B) { idleCaches(b, 1000) })
 	b.Run("a_waiting_goroutine/one_load", func(b *testing.B) { waitingGoroutines(b, 10_000) })
-	b.Run("a_load_under_way/one_goroutine_each", func(b *testing.B) { loadsUnderWay(b, 1000) })
+	b.Run("a_load_under_way/one_goroutine_each", func(b *testing.B) { runningLoads(b, 1000) })
 	b.Run("a_queued_key/one_place", func(b *testing.B) { queuedKeys(b, 20_000) })
 	b.Run("a_held_lock/held", func(b *testing.B) { heldLocks(b, 1000) })
 }
 
 func inUse() float64 {
 	var m runtime.MemStats
-	for range 3 { // what pools keep is freed by the second
+	for range 3 { // the second collection frees what pools keep
 		runtime.GC()
 	}
 	runtime.ReadMemStats(&m)
 	return float64(m.HeapAlloc + m.StackInuse)
 }
 
-// reportBytes reports what n things take that make has made.
+// reportBytes reports the memory of n objects that make creates.
 func reportBytes(b *testing.B, name string, n int, make func()) {
 	before := inUse()
 	make()
@@ -54,10 +54,10 @@ func idleCaches(b *testing.B, n int) {
 	}
 }
 
-// patient is for crowds that keep a busy machine busy: no command shall fail for that.
+// patient has timeouts that commands of a large crowd do not exceed on a busy machine.
 var patient = singlefill.Options[order]{RedisTimeout: 5 * time.Second, LockTTL: 20 * time.Second, MaxLoads: -1}
 
-// crowd runs n goroutines and returns when all wait, which is when they are in a function of that name.
+// crowd runs n goroutines, and returns when all of them wait in the function in.
 func crowd(b *testing.B, n int, in string, all *sync.WaitGroup, wait func(i int)) {
 	for i := range n {
 		all.Go(func() { wait(i) })
@@ -69,7 +69,7 @@ func waitingIn(function string) int {
 	n := 0
 	stacks := make([]runtime.StackRecord, runtime.NumGoroutine()+100)
 	count, ok := runtime.GoroutineProfile(stacks)
-	if !ok { // there are more of them by now
+	if !ok { // more goroutines have started
 		return 0
 	}
 	for i := range stacks[:count] {
@@ -135,12 +135,12 @@ func waitingGoroutines(b *testing.B, n int) {
 	all.Wait()
 }
 
-// receive has a name by which a stack shows it.
+// receive has a name that can be found in a stack.
 //
 //go:noinline
 func receive(from <-chan struct{}) { <-from }
 
-// twoOf returns two caches of one namespace, which know nothing of each other, as those of two processes.
+// twoOf returns two caches of one namespace that do not know each other, as if in two processes.
 func twoOf(b *testing.B, rdb redis.UniversalClient, namespace string) (_, _ *singlefill.Cache[order]) {
 	var two [2]*singlefill.Cache[order]
 	for i := range two {
@@ -150,7 +150,7 @@ func twoOf(b *testing.B, rdb redis.UniversalClient, namespace string) (_, _ *sin
 	return two[0], two[1]
 }
 
-func loadsUnderWay(b *testing.B, n int) {
+func runningLoads(b *testing.B, n int) {
 	rdb := open(b, redistest.Start(b))
 	ctx := request(b)
 	var all sync.WaitGroup
@@ -179,8 +179,8 @@ func loadsUnderWay(b *testing.B, n int) {
 	all.Wait()
 }
 
-// queuedKeys are cold keys that wait for a place to load. They come in waves: how many commands are in flight is
-// none of the matter.
+// queuedKeys are cold keys that wait for a slot. They come in waves, so that the number of commands
+// in flight does not matter.
 func queuedKeys(b *testing.B, n int) {
 	rdb := open(b, redistest.Start(b))
 	ctx := request(b)

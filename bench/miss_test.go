@@ -17,7 +17,8 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// Misses with a load that costs nothing: what is left is the price of the locking.
+// BenchmarkMiss measures misses with a load that costs nothing, so that the cost of locking
+// remains.
 func BenchmarkMiss(b *testing.B) {
 	for _, size := range sizes {
 		b.Run("serial/"+size.name, func(b *testing.B) { misses(b, 0, size.bytes) })
@@ -89,9 +90,9 @@ func script(name string) *redis.Script {
 
 var getOrLock, store = script("get_or_lock"), script("store")
 
-// getNothing and lockAndStore are what a GetOrLoad that misses sends, with the bare client and nothing around it: the
-// same three commands with the same scripts, a token and a stamp, and an entry of the same format. A load that shall
-// go on when its caller leaves takes a goroutine of its own, whoever does it.
+// getNothing and lockAndStore send what a GetOrLoad sends on a miss, with only the client: the same
+// three commands with the same scripts, a token and a stamp, and an entry of the same format. A
+// load that continues when its caller leaves needs its own goroutine in any implementation.
 func getNothing(ctx context.Context, rdb *redis.Client, key string) error {
 	if err := rdb.Get(ctx, "by-hand:{"+key+"}").Err(); err != redis.Nil {
 		return fmt.Errorf("a miss was a hit, or %w", err)

@@ -11,24 +11,24 @@ import (
 	"time"
 )
 
-// A contender does the same work as the others of its race.
+// A contender does the same work as the other contenders of its race.
 type contender struct {
 	name string
 	op   func(i int) error // the i-th operation of a block
 }
 
-// A race measures contenders in turn: a block of operations of each, in an order that moves on by one with every
-// round. A disturbance of the machine then meets all of them, and a ratio of two neighbouring blocks is hardly
-// touched by it. What is reported is the median, over the rounds, of the time of one operation and of its ratio
-// to that of the bases in the same round.
+// A race measures contenders in turn: a block of operations of each, in an order that rotates with
+// every round. So a disturbance of the machine affects all of them, and hardly the ratio of two
+// adjacent blocks. It reports the medians, over the rounds, of the time of one operation and of its
+// ratio to those of the bases in the same round.
 type race struct {
-	ops        int // in each block
-	goroutines int // that share a block; 0: the caller alone
+	ops        int // per block
+	goroutines int // that share a block; 0: only the caller's
 	bases      []string
 	contenders []contender
 }
 
-// quick makes blocks as short as can be, to see only whether they run.
+// quick makes blocks as short as possible, to check that they run.
 var quick bool
 
 func (r race) run(b *testing.B) {
@@ -74,7 +74,7 @@ func (r race) index(name string) int {
 	panic("no contender is named " + name)
 }
 
-// block runs one block and returns how long it took.
+// block runs one block and returns its duration.
 func (r race) block(b *testing.B, c contender) time.Duration {
 	b.Helper()
 	begun := time.Now()
@@ -86,7 +86,7 @@ func (r race) block(b *testing.B, c contender) time.Duration {
 	return took
 }
 
-// share does n operations in so many goroutines, or in none. Each goroutine does every so-many-th of them.
+// share does n operations, distributed over the goroutines; with 0 in the caller's goroutine.
 func share(n, goroutines int, op func(i int) error) error {
 	if goroutines == 0 {
 		for i := range n {
@@ -122,7 +122,7 @@ func ratios(xs, ys []float64) []float64 {
 	return rs
 }
 
-// rounds yields the number of each round, until -benchtime has passed or that many are done.
+// rounds yields the number of each round, until -benchtime has passed or is reached as a count.
 func rounds(b *testing.B) func(yield func(int) bool) {
 	b.Helper()
 	text := flag.Lookup("test.benchtime").Value.String()
@@ -146,8 +146,8 @@ func rounds(b *testing.B) func(yield func(int) bool) {
 	}
 }
 
-// report prints what was measured as a benchmark of that name. The time of the benchmark itself, which does nothing,
-// is left out unless metrics gives another.
+// report prints metrics as the result of a benchmark of that name. It omits the time of that
+// benchmark, which does nothing, unless metrics sets it.
 func report(b *testing.B, name string, metrics func(b *testing.B)) {
 	b.Run(name, func(b *testing.B) {
 		b.ReportMetric(0, "ns/op")
@@ -155,7 +155,7 @@ func report(b *testing.B, name string, metrics func(b *testing.B)) {
 	})
 }
 
-// must returns v; an error ends the process, since what it would have measured makes no sense then.
+// must returns v. An error ends the process, since the measurement would be meaningless.
 func must[V any](v V, err error) V {
 	if err != nil {
 		panic(fmt.Sprintf("bench: %v", err))

@@ -10,7 +10,7 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// Stampedes of 8 processes of 100 goroutines each, at keys that nobody has read before.
+// herdGoroutines is the number of goroutines in each of the 8 processes of a stampede at new keys.
 const herdGoroutines = 100
 
 func BenchmarkStampede(b *testing.B) {
@@ -25,19 +25,19 @@ func BenchmarkStampede(b *testing.B) {
 // A herd is the processes of one contender.
 type herd struct {
 	name   string
-	role   string  // what its processes do: see members
-	varies float64 // by how much, up or down, one load differs from the next
-	learns bool    // it may profit from the loads before
-	fresh  bool    // each stampede has new processes, which have never seen a load
+	role   string  // of its processes: see members
+	varies float64 // by which share the duration of a load varies, up or down
+	learns bool    // it may profit from earlier loads
+	fresh  bool    // each stampede has new processes, which have seen no load
 
 	processes []*redistest.Process
-	extra     []float64 // ms, of each call: beyond the time of the load
+	extra     []float64 // ms, of each call: beyond the duration of the load
 	polls     []float64 // of each process that waited
 	loads     float64   // of all stampedes
 	commands  float64
 }
 
-// stampedes are preceded by so many others for those who can learn from them how long a load takes.
+// stampedes runs warmUps first, for contenders that can learn how long a load takes.
 func stampedes(b *testing.B, processes, warmUps, keys int, load time.Duration) {
 	s := redistest.Start(b)
 	herds := []*herd{
@@ -50,7 +50,7 @@ func stampedes(b *testing.B, processes, warmUps, keys int, load time.Duration) {
 		{name: "rueidisaside", role: "rueidisaside"},
 	}
 	number := 0
-	run := func(h *herd) { // with keys of its own
+	run := func(h *herd) { // with new keys
 		number++
 		h.stampede(b, s, processes, stampede{
 			Keys: keys, Prefix: fmt.Sprint("herd-", number), Goroutines: herdGoroutines,
@@ -85,7 +85,7 @@ func stampedes(b *testing.B, processes, warmUps, keys int, load time.Duration) {
 	}
 }
 
-// stampede lets one happen.
+// stampede runs one stampede.
 func (h *herd) stampede(b *testing.B, s *redistest.Server, processes int, order stampede) {
 	if h.fresh || h.processes == nil {
 		h.renew(b, s, processes)

@@ -2,7 +2,8 @@ package bench
 
 import "testing"
 
-func TestQuantilesAndMedians(t *testing.T) {
+// Quantile and Median of some numbers, and of none.
+func TestQuantileAndMedian(t *testing.T) {
 	xs := []float64{5, 1, 4, 2, 3}
 	for q, want := range map[float64]float64{0: 1, 0.2: 2, 0.5: 3, 0.99: 5, 1: 5} {
 		if got := Quantile(xs, q); got != want {

@@ -9,7 +9,7 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// Ways to bound one GET in time, and what they cost.
+// BenchmarkTried compares ways to bound the time of one GET.
 func BenchmarkTried(b *testing.B) {
 	b.Run("a_bound_on_each_GET/serial", func(b *testing.B) { bounds(b, 0) })
 	b.Run("a_bound_on_each_GET/64_goroutines", func(b *testing.B) { bounds(b, 64) })

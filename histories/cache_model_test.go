@@ -7,33 +7,34 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// The ops of a cache's history. A write is a change of the source and then one of the other three.
+// The ops of a cache's history. A write is a change of the source and then a Delete, Set or Expire.
 const (
 	opGetOrLoad = "GetOrLoad"
 	opGet       = "Get"
-	opLoad      = "load"   // a Loader; of the call in whose name it runs
+	opLoad      = "load"   // a Loader, on behalf of a GetOrLoad
 	opChange    = "change" // of the source; the value is the new version
-	opDelete    = "Delete" // of a change, like the next two
+	opDelete    = "Delete" // belongs to a change, like Set and Expire
 	opSet       = "Set"
 	opExpire    = "Expire"
 )
 
 // Marks of a load.
 const (
-	markProved   = "proved"   // Redis has stored or refused what it brought
+	markProved   = "proved"   // Redis stored or refused the loaded value
 	markUnproved = "unproved" // Redis could not be asked
 )
 
-// isAbsent tells the versions in which the source has nothing. The first one, before all changes, is 0.
+// isAbsent reports whether the source has no value in a version. Before the first change the
+// version is 0.
 func isAbsent(version int64) bool { return version%5 == 0 }
 
 func isRead(o op) bool {
 	return (o.Name == opGetOrLoad || o.Name == opGet) && (o.Result == resultOK || o.Result == resultAbsent)
 }
 
-func isBreak(o op) bool { return o.Name == opDelete || o.Name == opSet || o.Name == opExpire }
+func isInvalidation(o op) bool { return o.Name == opDelete || o.Name == opSet || o.Name == opExpire }
 
-func isWrite(o op) bool { return o.Name == opChange || isBreak(o) }
+func isWrite(o op) bool { return o.Name == opChange || isInvalidation(o) }
 
 func describe(in, _ any) string { return in.(op).String() }
 
@@ -41,8 +42,8 @@ func operation(o op) porcupine.Operation {
 	return porcupine.Operation{ClientId: o.Process, Input: o, Call: o.Begin, Return: o.End}
 }
 
-// register is the model of a source that is read through the cache: a write is everything from the change of the
-// source to the return of Delete. The versions come in the order that the source has given them.
+// register is the model of a source that is read through the cache. A write lasts from the change
+// of the source until Delete returns. The versions have the order of the source.
 var register = porcupine.Model{
 	Init: func() any { return int64(0) },
 	Step: func(state, in, _ any) (bool, any) {
@@ -58,11 +59,11 @@ var register = porcupine.Model{
 	DescribeOperation: describe,
 }
 
-// asRegister makes each write one op.
+// asRegister converts each write to one operation.
 func asRegister(ops []op) (out []porcupine.Operation) {
 	ends := make(map[[2]int]int64)
 	for _, o := range ops {
-		if isBreak(o) {
+		if isInvalidation(o) {
 			ends[[2]int{o.Process, o.Of}] = o.End
 		}
 	}
@@ -78,15 +79,15 @@ func asRegister(ops []op) (out []porcupine.Operation) {
 	return out
 }
 
-// A bounds is the state of floors: what a read may return.
+// bounds is the state of floors: the versions that a read may return.
 type bounds struct {
-	floor int64 // the oldest version, by Delete and Set
-	fresh int64 // and if it is not said to be stale, by Expire too
+	floor int64 // the oldest version, raised by Delete and Set
+	fresh int64 // the oldest fresh version, raised by Expire, too
 	top   int64 // the newest version
 }
 
-// floors is the model of what Delete promises: no read that follows it gets what was loaded before it. It says
-// nothing of reads that follow each other.
+// floors is the model of Delete's promise: no read that begins after it gets a value that was
+// loaded before it. It does not order reads.
 var floors = porcupine.Model{
 	Init: func() any { return bounds{} },
 	Step: func(state, in, _ any) (bool, any) {
@@ -96,7 +97,7 @@ var floors = porcupine.Model{
 			ok := o.Value == b.top+1
 			b.top = o.Value
 			return ok, b
-		case isBreak(o):
+		case isInvalidation(o):
 			b.fresh = max(b.fresh, o.Value)
 			if o.Name != opExpire {
 				b.floor = max(b.floor, o.Value)
@@ -107,7 +108,7 @@ var floors = porcupine.Model{
 		if o.Stale {
 			oldest = b.floor
 		}
-		if o.Result == resultAbsent { // which version that was, nobody knows
+		if o.Result == resultAbsent { // its version is not known
 			return b.top-b.top%5 >= oldest, b
 		}
 		return oldest <= o.Value && o.Value <= b.top, b
@@ -119,10 +120,12 @@ var floors = porcupine.Model{
 	},
 }
 
-// asFloors takes what floors is about. windows says that an expired value may be served, as stale; log has the
-// versions of the changes of processes that have died before they could tell.
+// asFloors selects the operations of the model floors. windows says whether stale values may be
+// served. log has the versions of the changes, even of processes that died before they reported
+// them.
 func asFloors(ops []op, windows bool, log map[[2]int]int64) (out []porcupine.Operation) {
-	haunting := make(map[int64]bool) // Set has failed, and may still be carried out, even after a later Delete
+	// The Set failed, and may still be executed, even after a later Delete.
+	haunting := make(map[int64]bool)
 	for _, o := range ops {
 		if o.Name == opSet && o.Result != resultOK {
 			haunting[o.Value] = true
@@ -133,16 +136,16 @@ func asFloors(ops []op, windows bool, log map[[2]int]int64) (out []porcupine.Ope
 		case o.Name == opChange:
 			o.Value = cmp.Or(o.Value, log[[2]int{o.Process, o.ID}])
 			if o.Value == 0 {
-				continue // it never reached the source
+				continue // it did not reach the source
 			}
-		case isBreak(o) && o.Result == resultOK:
+		case isInvalidation(o) && o.Result == resultOK:
 			o.Value = versionAt(ops, o)
 			if o.Name == opExpire && !windows {
-				o.Name = opDelete // to which it comes then
+				o.Name = opDelete // the same, without windows
 			}
 		case isRead(o) && !haunting[o.Value]:
 			o.Begin = sharedSince(ops, o)
-			o.Stale = o.Stale || o.Name == opGet && windows // Get does not tell
+			o.Stale = o.Stale || o.Name == opGet && windows // Get does not report it
 		default:
 			continue
 		}
@@ -151,7 +154,8 @@ func asFloors(ops []op, windows bool, log map[[2]int]int64) (out []porcupine.Ope
 	return out
 }
 
-// versionAt is what the source was known to hold when o began: a load that begins after o brings that at least.
+// versionAt returns the version that the source was known to have when o began. A load that begins
+// after o returns at least that version.
 func versionAt(ops []op, o op) int64 {
 	v := o.Value
 	for _, c := range ops {
@@ -162,9 +166,9 @@ func versionAt(ops []op, o op) int64 {
 	return v
 }
 
-// sharedSince is the time as of which the value of a read is to be judged. While Redis cannot be asked callers
-// share the load that they find under way in their process, as old as it may be: such a read counts as begun
-// with the load.
+// sharedSince returns the time at which a read counts as begun. While Redis cannot be asked,
+// callers share the load that is in flight in their process, however old it is; such reads count as
+// begun with the load.
 func sharedSince(ops []op, read op) int64 {
 	since := read.Begin
 	for _, l := range ops {
@@ -174,7 +178,7 @@ func sharedSince(ops []op, read op) int64 {
 		if l.Marks[markProved] != 0 {
 			continue
 		}
-		end := int64(never) // the process has died before it could tell what became of the load
+		end := int64(never) // the process died before it reported the result
 		if at := l.Marks[markUnproved]; at != 0 {
 			end = at
 		}
@@ -189,31 +193,31 @@ func sameValue(l, read op) bool {
 	return l.Result == read.Result && (l.Value == read.Value || l.Result == resultAbsent)
 }
 
-// loadsAlone looks for loads that ran side by side although nothing had overtaken one of them, since the call began
-// in whose name it runs: it has had the lock for perhaps so long.
+// loadsAlone returns an error if two loads of the key ran at once although no write had superseded
+// one of them since their calls began: a load may have held the lock since then.
 func loadsAlone(ops []op) error {
-	var loads, breaks []op
+	var loads, invalidations []op
 	begun := make(map[[2]int]int64)
 	for _, o := range ops {
 		begun[[2]int{o.Process, o.ID}] = o.Begin
 		switch {
 		case o.Name == opLoad:
 			loads = append(loads, o)
-		case isBreak(o):
-			breaks = append(breaks, o)
+		case isInvalidation(o):
+			invalidations = append(invalidations, o)
 		}
 	}
 	for i, first := range loads {
-		for _, second := range loads[i+1:] { // which has begun later
+		for _, second := range loads[i+1:] { // which began later
 			if !first.overlaps(second) {
 				continue
 			}
-			overtaken := false
+			superseded := false
 			since := min(begun[[2]int{first.Process, first.Of}], begun[[2]int{second.Process, second.Of}])
-			for _, b := range breaks {
-				overtaken = overtaken || b.Begin <= second.Begin && since <= b.End
+			for _, b := range invalidations {
+				superseded = superseded || b.Begin <= second.Begin && since <= b.End
 			}
-			if !overtaken {
+			if !superseded {
 				return fmt.Errorf("two loads at once, of processes %d and %d, begun at %d and %d",
 					first.Process, second.Process, first.Begin, second.Begin)
 			}

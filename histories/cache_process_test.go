@@ -11,21 +11,21 @@ import (
 	"github.com/singlefill/singlefill"
 )
 
-// What a process does with a cache.
+// The cache threads of a process.
 
-// A profile is a cache's options that matter here.
+// A profile is a cache's options.
 type profile struct {
 	ttl, swr, sie time.Duration
 	maxLoads      int
 	maxFleetLoads int
-	failing       bool // the source fails now and then
+	failing       bool // the source sometimes fails
 }
 
 func (p profile) windows() bool { return p.swr > 0 || p.sie > 0 }
 
 var profiles = map[string]profile{
 	"plain":  {ttl: time.Minute},
-	"short":  {ttl: 10 * time.Millisecond}, // ends, and is refreshed early, all the time
+	"short":  {ttl: 10 * time.Millisecond}, // expires, and is refreshed early, all the time
 	"narrow": {ttl: 20 * time.Millisecond, maxLoads: 1, maxFleetLoads: 2},
 	"stale":  {ttl: 8 * time.Millisecond, swr: 10 * time.Millisecond, sie: 40 * time.Millisecond, failing: true},
 }
@@ -35,7 +35,7 @@ func (x *process) openCaches() {
 		cache, err := singlefill.New(x.rdb, name, p.ttl, &singlefill.Options[int64]{
 			StaleWhileRevalidate: p.swr, StaleIfError: p.sie, RetryAfter: 4 * time.Millisecond,
 			MaxLoads: p.maxLoads, MaxFleetLoads: p.maxFleetLoads,
-			RedisTimeout: x.Patience.RedisTimeout, LockTTL: x.Patience.LockTTL, LoadTimeout: x.Patience.LoadTimeout,
+			RedisTimeout: x.Timeouts.RedisTimeout, LockTTL: x.Timeouts.LockTTL, LoadTimeout: x.Timeouts.LoadTimeout,
 			Trace: &singlefill.Trace{RedisError: x.redisError, LoadStart: x.loadStart, LoadDone: x.loadDone},
 		})
 		must(err)
@@ -53,10 +53,10 @@ func (x *process) redisError(ctx context.Context, op string, err error) {
 	x.trouble(op, err)
 }
 
-// A load is what a Loader has done, until it is known what became of that.
+// A load is a Loader's call until its result is stored or refused.
 type load struct {
 	*call
-	first *call // in whose name it runs
+	first *call // the call that started the load
 }
 
 type loadKey struct{}
@@ -74,25 +74,26 @@ func (x *process) loadDone(ctx context.Context, info singlefill.LoadInfo) {
 	done := x.loads[first]
 	delete(x.loads, first)
 	what := markProved
-	if info.Unlocked || first.doubted.Load() || len(done) != 1 { // never mind which of several
+	// It does not matter which of several.
+	if info.Unlocked || first.doubted.Load() || len(done) != 1 {
 		what = markUnproved
 	}
 	for _, l := range done {
-		x.tell(l.marked(what, at))
+		x.sendLocked(l.marked(what, at))
 	}
 }
 
-// leave ends this process' part of a history, when it is known what became of the loads that have been told of:
-// whoever has got a value has got it from one of these. One that begins later, behind the last call, is not part
-// of the history. So whether there is one, and the end, are one step: of a load whose begin alone is told nobody
-// would ever hear that it is over.
-func (x *process) leave(history int) {
-	for !x.left(history) {
+// finish ends this process' part of a history, once the results of all reported loads are known:
+// each value that was returned comes from one of them. A load that begins later, after the last
+// call, is not part of the history. So the check and the end are one step: otherwise a load could
+// be reported that never ends.
+func (x *process) finish(history int) {
+	for !x.finished(history) {
 		time.Sleep(time.Millisecond)
 	}
 }
 
-func (x *process) left(history int) bool {
+func (x *process) finished(history int) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for first := range x.loads {
@@ -100,11 +101,11 @@ func (x *process) left(history int) bool {
 			return false
 		}
 	}
-	x.tell(report{History: history, Event: "done"})
+	x.sendLocked(report{History: history, Event: "done"})
 	return true
 }
 
-// version asks the source what it holds, which is the number of changes that there have been.
+// version returns the source's version, which is the number of its changes.
 func (x *process) version(name string) int64 {
 	v, err := x.source.LLen(context.Background(), name).Result()
 	must(err)
@@ -119,11 +120,11 @@ func (x *process) loader(p plan) singlefill.Loader[int64] {
 		l.call = x.newCall(p, opLoad)
 		x.mu.Lock()
 		x.loads[l.first] = append(x.loads[l.first], l.call)
-		x.tell(l.begun(opLoad, l.first.id, 0))
+		x.sendLocked(l.begun(opLoad, l.first.id, 0))
 		x.mu.Unlock()
 
 		v := x.version(p.Name)
-		time.Sleep(rand.N(p.LoadTime + 1)) // while it travels it grows old
+		time.Sleep(rand.N(p.LoadTime + 1)) // the value becomes older on its way
 		switch {
 		case profiles[p.Of].failing && rand.IntN(4) == 0:
 			l.end(op{Result: resultFailed})
@@ -181,7 +182,7 @@ func (x *process) endRead(c *call, v int64, info singlefill.ValueInfo, err error
 	c.end(o)
 }
 
-// write changes the source, and tells the cache.
+// write changes the source, and then the cache.
 func (x *process) write(p plan, rng *rand.Rand, cache *singlefill.Cache[int64]) {
 	c := x.begin(p, opChange, 0, 0)
 	v, err := x.source.RPush(context.Background(), p.Name, fmt.Sprintf("%d %d", p.Process, c.id)).Result()

@@ -2,6 +2,6 @@ package histories
 
 import "golang.org/x/sys/windows"
 
-// now is as on Unix, in steps of some milliseconds: more seems to have been at the same time than was, and no order of
-// two operations is invented.
+// now is as on Unix, in steps of some milliseconds: operations may seem to overlap that did not,
+// but no order of operations is invented.
 func now() int64 { return windows.DurationSinceBoot().Nanoseconds() }

@@ -10,7 +10,7 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// The faults, by name.
+// The names of the faults.
 const (
 	faultRequest  = "request lost"
 	faultReply    = "reply lost, connection closed"
@@ -40,8 +40,8 @@ var (
 	}
 )
 
-// A gremlin makes faults in a fleet, and counts those that have come about.
-type gremlin struct {
+// An injector injects faults into a fleet, and counts those that happen.
+type injector struct {
 	*fleet
 	stop    chan struct{}
 	running sync.WaitGroup
@@ -50,9 +50,10 @@ type gremlin struct {
 	hits map[string]int // protected by mu
 }
 
-// disturb makes faults until stopped: those of the network and those of processes at once, each in ever new order.
-func (f *fleet) disturb(seed uint64) *gremlin {
-	g := &gremlin{fleet: f, stop: make(chan struct{}), hits: make(map[string]int)}
+// injectFaults injects faults until it is stopped: faults of the network and of processes at the
+// same time, each in random order.
+func (f *fleet) injectFaults(seed uint64) *injector {
+	g := &injector{fleet: f, stop: make(chan struct{}), hits: make(map[string]int)}
 	for i, faults := range [][]string{networkFaults, processFaults} {
 		rng := rand.New(rand.NewPCG(seed, uint64(i)))
 		g.running.Go(func() {
@@ -69,15 +70,15 @@ func (f *fleet) disturb(seed uint64) *gremlin {
 	return g
 }
 
-// stopped ends the faults and returns how many of each have come about.
-func (g *gremlin) stopped() map[string]int {
+// stopped stops the faults and returns how often each of them happened.
+func (g *injector) stopped() map[string]int {
 	close(g.stop)
 	g.running.Wait()
 	return g.hits
 }
 
-// missing returns a fault that has not come about, or nothing.
-func (g *gremlin) missing() string {
+// missing returns a fault that has not happened, or "".
+func (g *injector) missing() string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, faults := range [][]string{networkFaults, processFaults} {
@@ -90,8 +91,8 @@ func (g *gremlin) missing() string {
 	return ""
 }
 
-// rest reports whether there is more to do.
-func (g *gremlin) rest(d time.Duration) bool {
+// rest waits for d. It returns false if the injector is stopped.
+func (g *injector) rest(d time.Duration) bool {
 	select {
 	case <-time.After(d):
 		return true
@@ -100,17 +101,17 @@ func (g *gremlin) rest(d time.Duration) bool {
 	}
 }
 
-func (g *gremlin) hit(fault string) {
+func (g *injector) hit(fault string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.hits[fault]++
 }
 
-// make makes a fault that rng chooses the details of, and counts it if it is seen to have come about.
-func (g *gremlin) make(fault string, rng *rand.Rand) {
+// make injects a fault, with details chosen by rng, and counts it if it is seen to happen.
+func (g *injector) make(fault string, rng *rand.Rand) {
 	place := rng.IntN(processes)
-	proxy, lease := g.proxies[place], g.patience.Lives.Lease
-	during := func(d time.Duration) { // which something must have been sent
+	proxy, lease := g.proxies[place], g.timeouts.TTLs.Lease
+	during := func(d time.Duration) { // counts if a command was sent
 		before := proxy.Commands()
 		g.rest(d)
 		if proxy.Commands() > before {
@@ -127,18 +128,18 @@ func (g *gremlin) make(fault string, rng *rand.Rand) {
 		during(upTo(rng, lease))
 		proxy.BlackHole(false)
 	case faultCut:
-		anew := proxy.On(redistest.Command("hello"), redistest.Pass).Times(1)
+		again := proxy.On(redistest.Command("hello"), redistest.Pass).Times(1)
 		proxy.Cut()
-		g.await(fault, anew)
+		g.await(fault, again)
 	case faultKillConn:
 		killed, err := g.server.Admin().ClientKillByFilter(context.Background(), "TYPE", "normal", "SKIPME", "yes").Result()
 		if err == nil && killed > 0 {
 			g.hit(fault)
 		}
 	case faultFlush:
-		anew := proxy.On(redistest.Command("eval"), redistest.Pass).Times(1)
+		again := proxy.On(redistest.Command("eval"), redistest.Pass).Times(1)
 		if g.server.Admin().ScriptFlush(context.Background()).Err() == nil {
-			g.await(fault, anew)
+			g.await(fault, again)
 		}
 	case faultFreeze:
 		m := g.member(place)
@@ -163,8 +164,8 @@ func (g *gremlin) make(fault string, rng *rand.Rand) {
 	}
 }
 
-// await waits for a rule to fire, for a while.
-func (g *gremlin) await(fault string, rule *redistest.Rule) {
+// await waits a while for a rule to fire.
+func (g *injector) await(fault string, rule *redistest.Rule) {
 	select {
 	case <-rule.Hit():
 		g.hit(fault)
@@ -174,7 +175,7 @@ func (g *gremlin) await(fault string, rule *redistest.Rule) {
 	}
 }
 
-// data matches the commands that a cache or a lock sends.
+// data matches the commands that caches and locks send.
 func data(cmd []string) bool {
 	switch strings.ToLower(cmd[0]) {
 	case "get", "del", "eval", "evalsha", "multi", "set", "exec":

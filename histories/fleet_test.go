@@ -17,44 +17,45 @@ import (
 )
 
 const (
-	// processes is how many take part in each history.
+	// processes is the number of processes in each history.
 	processes = 3
 
-	// historyLimit is how long a history may take: whoever waits longer waits for ever.
+	// historyLimit is how long a history may take. A call that takes longer is taken to wait for
+	// ever.
 	historyLimit = 90 * time.Second
 
-	// noScripts is a user of Redis who may not run scripts.
+	// noScripts is a Redis user without the right to run scripts.
 	noScripts = "noscripts"
 )
 
-// A fleet is some processes, the server that they share, and the source of truth.
+// A fleet is several processes, the server that they share, and the source of truth.
 type fleet struct {
 	t        *testing.T
 	server   *redistest.Server
 	source   *redistest.Server
-	control  *net.UnixListener // not TCP, which may lose what a process has told last when it is killed
-	patience patience
-	users    [processes]string  // of Redis, of each process; empty: the default one
-	proxies  []*redistest.Proxy // of each process, if there are to be faults
+	control  *net.UnixListener // not TCP, which may lose the last report of a killed process
+	timeouts timeouts
+	users    [processes]string  // the Redis user of each process; empty: the default user
+	proxies  []*redistest.Proxy // of each process, if there are faults
 
 	mu      sync.Mutex
 	members []*member // protected by mu
-	trouble string    // protected by mu: the first that was told
+	trouble string    // protected by mu: the first that was reported
 }
 
-// A member is a process, until it dies.
+// A member is one process of a fleet, until it dies.
 type member struct {
 	*redistest.Process
-	place int // in the fleet
+	place int // index in the fleet
 	conn  net.Conn
 
 	mu        sync.Mutex
-	histories map[int]*history // protected by mu: those in which it takes part
+	histories map[int]*history // protected by mu: those with work for the process
 	dead      bool             // protected by mu
 }
 
-func newFleet(t *testing.T, p patience, proxied bool, users [processes]string) *fleet {
-	f := &fleet{t: t, server: redistest.Start(t), source: redistest.Start(t), patience: p, users: users}
+func newFleet(t *testing.T, p timeouts, proxied bool, users [processes]string) *fleet {
+	f := &fleet{t: t, server: redistest.Start(t), source: redistest.Start(t), timeouts: p, users: users}
 	user := []any{"ACL", "SETUSER", noScripts, "on", ">" + noScripts, "~*", "&*", "+@all", "-@scripting"}
 	if err := f.server.Admin().Do(context.Background(), user...).Err(); err != nil {
 		t.Fatal(err)
@@ -77,11 +78,12 @@ func newFleet(t *testing.T, p patience, proxied bool, users [processes]string) *
 	return f
 }
 
-// spawn starts the process of a place. They differ in how often their clients try, and in their users.
+// spawn starts the process with this index. Processes differ in the retries of their clients, and
+// in their users.
 func (f *fleet) spawn(place int) *member {
 	s := setup{
 		Control: f.control.Addr().String(), Redis: f.server.Addr, Source: f.source.Addr,
-		User: f.users[place], Retries: []int{3, 1, -1}[place], Patience: f.patience,
+		User: f.users[place], Retries: []int{3, 1, -1}[place], Timeouts: f.timeouts,
 	}
 	if f.proxies != nil {
 		s.Redis = f.proxies[place].Addr
@@ -103,7 +105,7 @@ func (f *fleet) spawn(place int) *member {
 	return m
 }
 
-// listen takes down what a process tells, to its end.
+// listen records the reports of a process until it ends.
 func (f *fleet) listen(m *member) {
 	reports := json.NewDecoder(bufio.NewReader(m.conn))
 	for {
@@ -142,7 +144,7 @@ func (f *fleet) firstTrouble() string {
 	return f.trouble
 }
 
-// run has the processes make a history.
+// run makes the processes run a history.
 func (f *fleet) run(p plan) ([]op, error) {
 	h := newHistory(p, processes)
 	p.Start = now() + int64(2*time.Millisecond)
@@ -177,7 +179,7 @@ func (m *member) takePart(p plan, h *history) bool {
 	return err == nil
 }
 
-// busy is in how many histories a process has something to do.
+// busy returns the number of histories that a process works on.
 func (m *member) busy() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -190,7 +192,8 @@ func (f *fleet) member(place int) *member {
 	return f.members[place]
 }
 
-// replace kills a process and starts another one in its place. It returns in how many histories the first took part.
+// replace kills a process and starts another one. It returns the number of histories that the
+// killed process worked on.
 func (f *fleet) replace(place int) (torn int) {
 	m := f.member(place)
 	torn = m.busy()
@@ -202,7 +205,7 @@ func (f *fleet) replace(place int) (torn int) {
 	return torn
 }
 
-// log returns the versions of the changes of a key, by process and ID, as the source has them.
+// log returns the versions of the changes of a key, by process and ID, from the source.
 func (f *fleet) log(key string) (map[[2]int]int64, error) {
 	lines, err := f.source.Admin().LRange(context.Background(), key, 0, -1).Result()
 	log := make(map[[2]int]int64)

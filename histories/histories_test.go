@@ -16,49 +16,52 @@ var (
 )
 
 const (
-	// checkLimit is how long the search for an order of one history may take. What is not decided then counts as
-	// a failure of the test.
+	// checkLimit bounds the search for an order of one history. If it is exceeded, the test fails.
 	checkLimit = time.Minute
 
-	calmBatch   = 1000 // how many histories one fleet makes
+	calmBatch   = 1000 // histories per fleet
 	faultyBatch = 250
-	atOnce      = 12 // how many histories are made at once
+	atOnce      = 12 // histories at once
 	faultyOnce  = 20
 )
 
 func TestMain(m *testing.M) { redistest.Main(m) }
 
-// calm is patient: no stall of the machine makes a command or a lease time out.
-var calm = patience{
+// calm has timeouts so long that no stall of the machine exceeds them.
+var calm = timeouts{
 	RedisTimeout: 20 * time.Second, LockTTL: 2 * time.Minute, LoadTimeout: 5 * time.Minute,
-	Lives: lives{Lease: 5 * time.Minute, Waiter: 5 * time.Minute},
+	TTLs: ttls{Lease: 5 * time.Minute, Waiter: 5 * time.Minute},
 }
 
-// hasty makes the most of a fault.
-var hasty = patience{
+// hasty has timeouts so short that faults have effects.
+var hasty = timeouts{
 	RedisTimeout: 100 * time.Millisecond, LockTTL: 350 * time.Millisecond, LoadTimeout: 10 * time.Second,
-	Lives: lives{Lease: 350 * time.Millisecond, Waiter: 350 * time.Millisecond},
+	TTLs: ttls{Lease: 350 * time.Millisecond, Waiter: 350 * time.Millisecond},
 }
 
-// cacheUsers has one who may not run scripts. Locks need them.
+// cacheUsers has a user without the right to run scripts, which locks need.
 var cacheUsers = [processes]string{2: noScripts}
 
-func TestCacheHistoriesAgreeWithTheirModels(t *testing.T) {
+// Histories of the cache agree with the models.
+func TestHistories_Cache(t *testing.T) {
 	s := &suite{t: t, plan: cachePlan(false), judge: judgeCache(false), users: cacheUsers}
 	s.run(*calmFlag, calmBatch, atOnce)
 }
 
-func TestCacheHistoriesUnderFaultsAgreeWithTheirModels(t *testing.T) {
+// Histories of the cache under faults agree with the models.
+func TestHistories_CacheFaults(t *testing.T) {
 	s := &suite{t: t, plan: cachePlan(true), judge: judgeCache(true), users: cacheUsers, faults: true}
 	s.run(*faultyFlag, faultyBatch, faultyOnce)
 }
 
-func TestLockHistoriesAgreeWithTheirModels(t *testing.T) {
+// Histories of the locks agree with the models.
+func TestHistories_Lock(t *testing.T) {
 	s := &suite{t: t, plan: lockPlan(false), judge: judgeLock}
 	s.run(*calmFlag, calmBatch, atOnce)
 }
 
-func TestLockHistoriesUnderFaultsAgreeWithTheirModels(t *testing.T) {
+// Histories of the locks under faults agree with the models.
+func TestHistories_LockFaults(t *testing.T) {
 	s := &suite{t: t, plan: lockPlan(true), judge: judgeLock, faults: true}
 	s.run(*faultyFlag, faultyBatch, faultyOnce)
 }
@@ -88,7 +91,7 @@ func lockPlan(faults bool) func(rng *rand.Rand) plan {
 	}
 }
 
-// longer and pause stretch a history so that it lives to see faults.
+// longer and pause stretch a history so that faults happen during it.
 func longer(faults bool, ops int) int {
 	if faults {
 		return 2 * ops
@@ -128,12 +131,12 @@ func judgeCache(faults bool) func(f *fleet, p plan, ops []op, n *tally) ([]claim
 func judgeLock(f *fleet, p plan, ops []op, n *tally) ([]claim, error) {
 	n.noteLock(ops)
 	fair := p.Of == "fair"
-	return []claim{{p.Of, lockModel(kinds[p.Of], fair), asSteps(ops, fair, f.patience.Lives)}}, nil
+	return []claim{{p.Of, lockModel(kinds[p.Of], fair), asSteps(ops, fair, f.timeouts.TTLs)}}, nil
 }
 
-// noteCache counts what makes a history worth something.
+// noteCache counts what a history has covered.
 func (n *tally) noteCache(ops []op) {
-	var race, overtaken, moved, unproved, stale, failed bool
+	var race, superseded, moved, unproved, stale, failed bool
 	var seen int64
 	for i, o := range ops {
 		if isRead(o) {
@@ -143,19 +146,19 @@ func (n *tally) noteCache(ops []op) {
 			stale = stale || o.Stale
 		}
 		n.note("loads", o.Name == opLoad)
-		n.note("Delete, Set, Expire: done", isBreak(o) && o.Result == resultOK)
-		failed = failed || isBreak(o) && o.Result != resultOK || o.Result == "" && o.Name != opLoad
+		n.note("Delete, Set, Expire: done", isInvalidation(o) && o.Result == resultOK)
+		failed = failed || isInvalidation(o) && o.Result != resultOK || o.Result == "" && o.Name != opLoad
 		unproved = unproved || o.Marks[markUnproved] != 0
 		for _, later := range ops[i+1:] {
 			if later.Process == o.Process || !o.overlaps(later) {
 				continue
 			}
 			race = race || isRead(o) && isWrite(later) || isWrite(o) && isRead(later)
-			overtaken = overtaken || o.Name == opLoad && isBreak(later) || isBreak(o) && later.Name == opLoad
+			superseded = superseded || o.Name == opLoad && isInvalidation(later) || isInvalidation(o) && later.Name == opLoad
 		}
 	}
 	n.note("with a read and a write of two processes at once", race)
-	n.note("with a load and a Delete, Set or Expire of two processes at once", overtaken)
+	n.note("with a load and a Delete, Set or Expire of two processes at once", superseded)
 	n.note("with reads of more than one version", moved)
 	n.note("with a load that Redis could not be asked about", unproved)
 	n.note("with a write that failed, or an op whose process died", failed)

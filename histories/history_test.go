@@ -13,17 +13,17 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// never is the end of what has not been seen to end.
+// never is the end of an op that was not seen to end.
 const never = math.MaxInt64
 
-// An op is one operation of a history. Who makes it says so before it begins, and reads the clock before that and
-// after it has returned: so the time between Begin and End contains all that it can have done, and no more than
-// the report of it besides; and one whose process dies in the middle is known, with an end that nobody knows.
+// An op is one operation of a history. Its process reports it before it begins, and reads the clock
+// before it begins and after it has returned. So the time between Begin and End contains all its
+// effects, and little more. If the process dies, the op is known, and its end is not.
 type op struct {
-	Process int    // which of those that took part
-	ID      int    // unique in its process
-	Of      int    `json:",omitempty"` // ID of the op to which this one belongs
-	Name    string // what was called
+	Process int    // index of the process
+	ID      int    // unique within the process
+	Of      int    `json:",omitempty"` // ID of the op that this op belongs to
+	Name    string // of the method that was called
 	Begin   int64
 	End     int64
 	Result  string `json:",omitempty"` // empty: unknown
@@ -31,13 +31,14 @@ type op struct {
 	Stale   bool   `json:",omitempty"`
 	Error   string `json:",omitempty"`
 
-	Marks map[string]int64 `json:",omitempty"` // when what else was seen of it
+	Marks map[string]int64 `json:",omitempty"` // when other events of the op were seen
 }
 
-// What ops end in. All else is an error's text, and the op has perhaps done what it was to do.
+// The results of ops. After any other result, which is an error's text, the op may have taken
+// effect.
 const (
 	resultOK     = "ok"
-	resultAbsent = "absent" // the source has no such thing
+	resultAbsent = "absent" // the source has no such value
 	resultMiss   = "miss"
 	resultBusy   = "busy"
 	resultLost   = "lost"
@@ -58,22 +59,22 @@ func (o op) String() string {
 
 func (o op) overlaps(other op) bool { return o.Begin <= other.End && other.Begin <= o.End }
 
-// A report is how a process tells of an op.
+// A report is sent by a process about one op.
 type report struct {
 	History int
-	Event   string // begin, end, mark, done: the process has no more to tell of this history
+	Event   string // begin, end, mark, or done: the process has no more reports for this history
 	op
 	At int64
 }
 
-// A history is what several processes have done with one key, or one lock.
+// A history is what several processes did with one key or lock.
 type history struct {
 	plan plan
 
 	mu      sync.Mutex
 	ops     map[[2]int]*op // protected by mu, by process and ID
-	waiting map[int]bool   // protected by mu: the processes that have more to tell
-	over    chan struct{}  // closed when all have told all
+	waiting map[int]bool   // protected by mu: processes that have more to report
+	over    chan struct{}  // closed when all processes have reported everything
 }
 
 func newHistory(p plan, processes int) *history {
@@ -108,7 +109,7 @@ func (h *history) note(process int, r report) {
 	}
 }
 
-// gone says that a process has died.
+// gone notes that a process has died.
 func (h *history) gone(process int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -124,7 +125,7 @@ func (h *history) leave(process int) {
 	}
 }
 
-// all returns the ops in the order of their beginnings.
+// all returns the ops in the order in which they began.
 func (h *history) all() []op {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -136,14 +137,14 @@ func (h *history) all() []op {
 	return ops
 }
 
-// A claim is a part of a history that has to agree with a model.
+// A claim is a part of a history that must agree with a model.
 type claim struct {
 	name  string
 	model porcupine.Model
 	ops   []porcupine.Operation
 }
 
-// write leaves a history behind, and what porcupine shows of it, in a new directory.
+// write writes a history, and porcupine's visualization of it, to a new directory.
 func (c claim) write(p plan, ops []op) (dir string, err error) {
 	if dir, err = os.MkdirTemp("", "singlefill-history-"); err != nil {
 		return "", err

@@ -18,11 +18,12 @@ const (
 
 // Marks of an acquire.
 const (
-	markArrived = "arrived" // its first command has been answered
-	markAgain   = "again"   // although it does not wait it has asked again, perhaps since a command was not answered
+	markArrived = "arrived" // its first command was answered
+	// Though it does not wait, it repeated its command, perhaps since that was not answered.
+	markAgain   = "again"
 	markLeaving = "leaving" // its context is about to be cancelled
-	markRenewed = "renewed" // when the last renewal was sent that the server has granted
-	markRenewal = "renewal" // when it can have been begun at the earliest
+	markRenewed = "renewed" // when the last renewal was sent that the server granted
+	markRenewal = "renewal" // when that renewal can have begun at the earliest
 )
 
 // A step is what may happen to a lock on the server, at one instant.
@@ -30,30 +31,31 @@ type step struct {
 	do    string
 	who   rune // which acquire
 	fence int64
-	may   bool // have lost the lease by now; or, with a queue, have been given up for dead
+	// may is set if the lease may have been lost by now; or, with a queue, if the waiter may have
+	// been taken for dead.
+	may bool
 }
 
-// What steps do.
+// The kinds of steps.
 const (
-	stepArrive  = "arrives"          // stands in the queue
-	stepGrant   = "is granted"       // to one who waits
-	stepTry     = "is granted now"   // to one who does not wait
-	stepBusy    = "finds it busy"    // held, or others waiting
-	stepRelease = "gives it back"    // having held it to the end
-	stepLost    = "has lost it"      // as far as the holder knows: Redis may keep it for longer
-	stepEnd     = "holds it no more" // for whatever reason
-	stepLeave   = "leaves"           // the queue
+	stepArrive  = "arrives"          // joins the queue
+	stepGrant   = "is granted"       // after it waited
+	stepTry     = "is granted now"   // without waiting
+	stepBusy    = "finds it busy"    // held, or with waiters
+	stepRelease = "gives it back"    // after holding it to the end
+	stepLost    = "has lost it"      // the holder knows; Redis may keep the lease longer
+	stepEnd     = "holds it no more" // for any reason
+	stepLeave   = "leaves"           // leaves the queue
 )
 
-// A lockState is who holds a lock and who waits for it, each a string of acquires.
+// A lockState has the holders of a lock and its waiters, each a string of acquires.
 type lockState struct {
 	holders string // sorted
 	queue   string
-	fence   int64 // the last one
+	fence   int64 // of the last grant
 }
 
-// lockModel is that of a mutex and of a semaphore, which is one of several places, with a queue before it if it
-// is fair.
+// lockModel returns the model of a semaphore; a mutex is one of size 1. With fair it has a queue.
 func lockModel(size int, fair bool) porcupine.Model {
 	return porcupine.Model{
 		Init: func() any { return lockState{} },
@@ -119,26 +121,31 @@ func without(set string, who rune) string {
 	return set[:i] + set[i+len(string(who)):]
 }
 
-// Lives are the times after which the server gives somebody up.
-type lives struct{ Lease, Waiter time.Duration }
+// ttls are the times after which the server takes a holder or a waiter for dead.
+type ttls struct{ Lease, Waiter time.Duration }
 
-// clockSlack is what the rounding of times to milliseconds, here and on the server, can make of a life.
+// clockSlack is how much a TTL may differ by rounding to milliseconds, in the process and on the
+// server.
 const clockSlack = 3 * time.Millisecond
 
-// server is how soon after the command that took or renewed it was sent the server may end a lease.
-func (l lives) server() int64 { return int64(l.Lease - clockSlack) }
+// server returns how soon the server may end a lease after the command that took or renewed it was
+// sent.
+func (l ttls) server() int64 { return int64(l.Lease - clockSlack) }
 
-// holder is how soon after it began to ask for that the holder may give it up, which it does a twentieth early.
-func (l lives) holder() int64 { return int64(l.Lease - l.Lease/20 - clockSlack) }
+// holder returns how soon the holder may give up a lease after it began to ask for it, which it
+// does a twentieth early.
+func (l ttls) holder() int64 { return int64(l.Lease - l.Lease/20 - clockSlack) }
 
-// silent is how soon after it has come a waiter may be given up, or one who was granted the lock and does not know.
-func (l lives) silent() int64 { return int64(min(l.Waiter, l.Lease) - clockSlack) }
+// silent returns how soon a waiter may be taken for dead after it came, and so may an acquire that
+// does not know of its grant.
+func (l ttls) silent() int64 { return int64(min(l.Waiter, l.Lease) - clockSlack) }
 
-// asSteps says what must, and what may, have happened on the server for ops to end as they did.
-func asSteps(ops []op, fair bool, l lives) (out []porcupine.Operation) {
+// asSteps returns the steps that must or may have happened on the server, so that ops ended as they
+// did.
+func asSteps(ops []op, fair bool, l ttls) (out []porcupine.Operation) {
 	type key [2]int
 	releases := make(map[key]op)
-	unknown := int64(never) // since when there may be a holder or a waiter of whom nobody knows
+	unknown := int64(never) // since when there may be a holder or a waiter that no process knows of
 	for _, o := range ops {
 		switch {
 		case o.Name == opRelease:
@@ -157,7 +164,7 @@ func asSteps(ops []op, fair bool, l lives) (out []porcupine.Operation) {
 				ClientId: o.Process, Input: step{do, who, fence, may}, Call: begin, Return: end, Metadata: o.String(),
 			})
 		}
-		waited := int64(never) // since when its place in the queue may be lost
+		waited := int64(never) // since when it may have lost its position in the queue
 		if fair && o.Name == opAcquire && o.Marks[markArrived] != 0 {
 			add(stepArrive, o.Begin, o.Marks[markArrived], 0, false)
 			waited = o.Begin + l.silent()
@@ -184,7 +191,7 @@ func asSteps(ops []op, fair bool, l lives) (out []porcupine.Operation) {
 				if at := o.Marks[markLeaving]; at != 0 {
 					since = min(since, at)
 				} else if o.Result != "" {
-					since = o.Begin // it has failed, and may have left when it liked
+					since = o.Begin // it failed, and may have left at any time
 				}
 				add(stepLeave, since, never, 0, false)
 			}

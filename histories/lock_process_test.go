@@ -12,14 +12,14 @@ import (
 	"github.com/singlefill/singlefill/lock"
 )
 
-// What a process does with a lock.
+// The lock threads of a process.
 
-// kinds are the locks, by name, with their sizes.
+// kinds are the kinds of locks, with their sizes.
 var kinds = map[string]int{"mutex": 1, "fair": 1, "semaphore 2": 2, "semaphore 3": 3}
 
 func (x *process) locker(p plan) *lock.Locker {
 	opts := &lock.Options{
-		TTL: x.Patience.Lives.Lease, WaiterTTL: x.Patience.Lives.Waiter, RedisTimeout: x.Patience.RedisTimeout,
+		TTL: x.Timeouts.TTLs.Lease, WaiterTTL: x.Timeouts.TTLs.Waiter, RedisTimeout: x.Timeouts.RedisTimeout,
 		Trace: &lock.Trace{
 			RedisError: func(_ context.Context, op string, err error) { x.trouble(op, err) },
 			Renewed: func(ctx context.Context, _ lock.Info) {
@@ -53,7 +53,7 @@ func (x *process) lockThread(p plan) func(rng *rand.Rand, _ bool) {
 		}
 		hold := upTo(rng, p.Pause)
 		if p.LongHolds && rng.IntN(12) == 0 {
-			hold = x.Patience.Lives.Lease * 3 / 2
+			hold = x.Timeouts.TTLs.Lease * 3 / 2
 		}
 		time.Sleep(hold)
 		x.release(p, c, lease)
@@ -105,8 +105,8 @@ func (x *process) release(p plan, acquired *call, lease *lock.Lease) {
 	}
 }
 
-// arrivals is a hook that sees when the first command of an acquire has been answered, and when its lease's last
-// renewal was sent.
+// arrivals is a hook that notes when the first command of an acquire was answered, and when the
+// last renewal of its lease was sent.
 type arrivals struct{}
 
 func (arrivals) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -118,7 +118,8 @@ func (arrivals) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proces
 func (arrivals) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		c := callOf(ctx)
-		if c == nil || !c.asks || !strings.HasPrefix(cmd.Name(), "eval") { // a new connection has to say HELLO first
+		// A new connection sends HELLO first.
+		if c == nil || !c.asks || !strings.HasPrefix(cmd.Name(), "eval") {
 			return next(ctx, cmd)
 		}
 		c.before.Store(c.over.Load())

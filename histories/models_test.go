@@ -9,9 +9,10 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// A control is a small history and what is to be said of it. Each line is an op: its process, its begin and end
-// in ms (an end of ? was not seen), its name, its value or -, what came of it, and its marks. A Delete, Set or
-// Expire belongs to the last change of its process, a Release to its last acquire.
+// A control is a small history and whether a model accepts it. Each line is an op: its process, its
+// begin and end in ms (? if the end was not seen), its name, its value or -, its result, and its
+// marks. A Delete, Set or Expire belongs to the last change of its process, a Release to its last
+// acquire.
 type control struct {
 	model string
 	what  string
@@ -152,7 +153,7 @@ var controls = []control{
 		0 1-6 load - absent
 		1 0-9 GetOrLoad - absent
 		1 5-8 load - absent`},
-	{"loads", "a load beside one that a Delete has overtaken", true, `
+	{"loads", "a load beside one that a Delete has superseded", true, `
 		0 0-9 GetOrLoad - absent
 		0 1-6 load - absent
 		2 3-4 Delete 0 ok
@@ -247,7 +248,7 @@ var controls = []control{
 		0 6-7 Release - ok
 		1 21-22 Release - ok
 		2 31-32 Release - ok`},
-	{"fair", "overtaken", false, `
+	{"fair", "superseded", false, `
 		0 0-1 Acquire 1 ok arrived=1
 		1 2-30 Acquire 3 ok arrived=3
 		2 4-20 Acquire 2 ok arrived=5
@@ -300,7 +301,8 @@ var controls = []control{
 		2 91-92 Release - ok`},
 }
 
-func TestTheModelsKnowGoodFromBad(t *testing.T) {
+// The models accept good histories and refuse bad ones.
+func TestModels(t *testing.T) {
 	for _, c := range controls {
 		t.Run(c.model+"/"+c.what, func(t *testing.T) {
 			if good := c.judge(parse(t, c.ops)); good != c.good {
@@ -322,7 +324,7 @@ func (c control) judge(ops []op) bool {
 	default:
 		fair := c.model == "fair"
 		model = lockModel(kinds[c.model], fair)
-		steps = asSteps(ops, fair, lives{Lease: 100 * time.Millisecond, Waiter: 100 * time.Millisecond})
+		steps = asSteps(ops, fair, ttls{Lease: 100 * time.Millisecond, Waiter: 100 * time.Millisecond})
 	}
 	return porcupine.CheckOperations(model, steps)
 }
@@ -350,7 +352,7 @@ func parse(t *testing.T, text string) (ops []op) {
 			mark, at, _ := strings.Cut(f, "=")
 			o.Marks[mark] = number(t, at) * 1e6
 		}
-		if isBreak(o) || o.Name == opRelease || o.Name == opLoad {
+		if isInvalidation(o) || o.Name == opRelease || o.Name == opLoad {
 			o.Of = last[o.Process]
 		} else {
 			last[o.Process] = o.ID

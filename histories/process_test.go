@@ -17,8 +17,8 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// The processes that make the histories. Each gets plans over a connection of its own, carries out its part of
-// each, many at once, and tells of every op. It has no say in what is right.
+// The processes that run the histories. Each receives plans over its own connection, runs its part
+// of many plans at once, and reports every op. It judges nothing.
 
 const processRole = "maker of histories"
 
@@ -26,35 +26,35 @@ func init() { redistest.Role(processRole, runProcess) }
 
 // A setup is the argument of a process.
 type setup struct {
-	Control  string // address to tell
-	Redis    string // address of the server, or of a proxy
-	Source   string // address of the server that is the source of truth, which no fault touches
-	User     string // of Redis, if not the default one
+	Control  string // address for plans and reports
+	Redis    string // address of the server or of a proxy
+	Source   string // address of the source of truth, which no fault affects
+	User     string // Redis user, if not the default one
 	Retries  int    // of the client
-	Patience patience
+	Timeouts timeouts
 }
 
-// A patience is the times for which the process waits, and how soon it is given up for dead.
-type patience struct {
+// timeouts are the timeouts of a process, and the TTLs after which it is taken for dead.
+type timeouts struct {
 	RedisTimeout, LockTTL, LoadTimeout time.Duration
-	Lives                              lives
+	TTLs                               ttls
 }
 
-// A plan is a history to be made.
+// A plan describes a history to be run.
 type plan struct {
 	History   int
 	Seed      uint64
-	Of        string // a profile of a cache, or a kind of lock
-	Name      string // of the key, or of the lock
+	Of        string // a cache profile, or a kind of lock
+	Name      string // of the key or the lock
 	Threads   int    // in each process
 	Ops       int    // in each thread
-	Sole      bool   // one thread makes all writes, and may Set
+	Sole      bool   // one thread makes all writes, and may call Set
 	LoadTime  time.Duration
-	Pause     time.Duration // at most, between two ops
-	LongHolds bool          // some leases are to be renewed
-	Start     int64         // all threads begin at this time
+	Pause     time.Duration // longest pause between two ops
+	LongHolds bool          // some leases are held until they are renewed
+	Start     int64         // when all threads begin
 
-	Process int // which part this is
+	Process int // index of the process
 }
 
 type process struct {
@@ -63,9 +63,10 @@ type process struct {
 	caches      map[string]*singlefill.Cache[int64]
 	ids         atomic.Int64
 
-	mu    sync.Mutex
-	out   *json.Encoder     // protected by mu
-	loads map[*call][]*call // protected by mu: those that are not done, by the call in whose name they run
+	mu  sync.Mutex
+	out *json.Encoder // protected by mu
+	// Protected by mu: loads that are not done, by the call that started them.
+	loads map[*call][]*call
 }
 
 func runProcess(p *redistest.Child) {
@@ -102,21 +103,21 @@ func must(err error) {
 	}
 }
 
-func (x *process) say(r report) {
+func (x *process) send(r report) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.tell(r)
+	x.sendLocked(r)
 }
 
-// tell is say for one who holds mu.
-func (x *process) tell(r report) { _ = x.out.Encode(r) } // the parent may have left
+// sendLocked is send for callers that hold mu.
+func (x *process) sendLocked(r report) { _ = x.out.Encode(r) } // the parent may have left
 
-// trouble is told of what no history should have seen while nothing disturbs it.
+// trouble reports an error that must not happen without faults.
 func (x *process) trouble(what string, err error) {
-	x.say(report{Event: "trouble", op: op{Error: fmt.Sprintf("%s: %v", what, err)}})
+	x.send(report{Event: "trouble", op: op{Error: fmt.Sprintf("%s: %v", what, err)}})
 }
 
-// carryOut makes this process' part of a history.
+// carryOut runs this process' part of a history.
 func (x *process) carryOut(p plan) {
 	thread := x.lockThread
 	if _, cached := profiles[p.Of]; cached {
@@ -135,26 +136,26 @@ func (x *process) carryOut(p plan) {
 		})
 	}
 	running.Wait()
-	x.leave(p.History)
+	x.finish(p.History)
 }
 
 func upTo(rng *rand.Rand, d time.Duration) time.Duration {
 	return time.Duration(rng.Int64N(int64(d) + 1))
 }
 
-// A call is an op while it is under way. It travels in the context of what it calls.
+// A call is a running op. It is passed in the context of the method that it calls.
 type call struct {
 	x       *process
 	history int
 	id      int
-	doubted atomic.Bool // a command that was to prove the load in its name has failed
-	asks    bool        // for a lock
-	once    bool        // and does not wait
+	doubted atomic.Bool // a command that would have proved its load failed
+	asks    bool        // acquires a lock
+	once    bool        // without waiting
 	ended   atomic.Bool
 	arrived atomic.Bool
-	sent    atomic.Int64 // when its last command was
-	before  atomic.Int64 // when the one before that one was over
-	over    atomic.Int64 // when the last one was
+	sent    atomic.Int64 // when its last command was sent
+	before  atomic.Int64 // when the command before that was answered
+	over    atomic.Int64 // when the last command was answered
 }
 
 type callKey struct{}
@@ -166,7 +167,7 @@ func callOf(ctx context.Context) *call {
 
 func (x *process) begin(p plan, name string, of int, value int64) *call {
 	c := x.newCall(p, name)
-	x.say(c.begun(name, of, value))
+	x.send(c.begun(name, of, value))
 	return c
 }
 
@@ -188,10 +189,10 @@ func (c *call) end(o op) {
 	at := now()
 	c.ended.Store(true)
 	o.ID = c.id
-	c.x.say(report{History: c.history, Event: "end", op: o, At: at})
+	c.x.send(report{History: c.history, Event: "end", op: o, At: at})
 }
 
-func (c *call) mark(name string, at int64) { c.x.say(c.marked(name, at)) }
+func (c *call) mark(name string, at int64) { c.x.send(c.marked(name, at)) }
 
 func (c *call) marked(name string, at int64) report {
 	return report{History: c.history, Event: "mark", op: op{ID: c.id, Name: name}, At: at}

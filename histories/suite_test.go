@@ -14,7 +14,7 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// A suite is many histories of one sort.
+// A suite is many histories of one kind.
 type suite struct {
 	t      *testing.T
 	plan   func(rng *rand.Rand) plan
@@ -24,11 +24,11 @@ type suite struct {
 
 	n       *tally
 	hits    map[string]int
-	next    atomic.Int64 // history
-	stopped atomic.Bool  // since one was bad
+	next    atomic.Int64 // number of the next history
+	stopped atomic.Bool  // a history was bad
 }
 
-// run makes and judges the histories.
+// run runs and judges the histories.
 func (s *suite) run(count, batch, atOnce int) {
 	s.t.Parallel()
 	seed := *seedFlag
@@ -45,14 +45,14 @@ func (s *suite) run(count, batch, atOnce int) {
 }
 
 func (s *suite) batch(t *testing.T, seed uint64, first, last, atOnce int) {
-	patience := calm
+	timeouts := calm
 	if s.faults {
-		patience = hasty
+		timeouts = hasty
 	}
-	f := newFleet(t, patience, s.faults, s.users)
+	f := newFleet(t, timeouts, s.faults, s.users)
 	more := func() bool { return false }
 	if s.faults {
-		g := f.disturb(seed + uint64(first))
+		g := f.injectFaults(seed + uint64(first))
 		more = func() bool { return g.missing() != "" && s.next.Load() < int64(last+10*atOnce) }
 		defer func() {
 			for fault, n := range g.stopped() {
@@ -85,7 +85,7 @@ func (s *suite) batch(t *testing.T, seed uint64, first, last, atOnce int) {
 	}
 }
 
-// one makes and judges a history.
+// one runs and judges one history.
 func (s *suite) one(t *testing.T, f *fleet, seed uint64, i int) {
 	hseed := rand.New(rand.NewPCG(seed, uint64(i))).Uint64()
 	p := s.plan(rand.New(rand.NewPCG(hseed, 0)))
@@ -146,7 +146,7 @@ func (s *suite) summary() string {
 	return b.String()
 }
 
-// A tally is what has been seen.
+// A tally counts what the histories have covered.
 type tally struct {
 	mu     sync.Mutex
 	counts map[string]int // protected by mu

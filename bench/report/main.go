@@ -1,10 +1,12 @@
-// Command report writes the tables of docs/speed.md, and that of the README, from the output of the benchmarks:
+// Command report writes the tables of docs/speed.md and of the README from the output of the
+// benchmarks:
 //
 //	report docs README.md docs/speed.md results/*.txt
 //
-// In the documents, what is between <!-- begin: X --> and <!-- end: X --> is replaced: by the tables of BenchmarkX,
-// or, if X is targets, by what was aimed at and whether it was met, or, if X is summary, by the ratios that say most.
-// The plot in the directory, which comes first, is replaced too.
+// In the documents it replaces the text between <!-- begin: X --> and <!-- end: X -->: by the
+// tables of BenchmarkX; if X is targets, by the targets and whether they are met; if X is summary,
+// by the most important ratios. It also replaces the plot in the directory that is the first
+// argument.
 package main
 
 import (
@@ -66,7 +68,7 @@ func run(plots string, files []string) error {
 
 var section = regexp.MustCompile(`(?s)(<!-- begin: (\w+) -->\n).*?(<!-- end: (\w+) -->)`)
 
-// fill replaces the sections for which there are results.
+// fill replaces the sections that have results.
 func fill(text string, all results) string {
 	return section.ReplaceAllStringFunc(text, func(old string) string {
 		m := section.FindStringSubmatch(old)

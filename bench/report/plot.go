@@ -15,14 +15,14 @@ const (
 	left, top, gap          = 46, 34, 26
 )
 
-// style has colours that differ in brightness too, for light and dark pages.
+// style has colours that also differ in brightness, for light and dark pages.
 const style = `text{font:11px system-ui,sans-serif;fill:#24292f}.axis{stroke:#8c959f;fill:none}
 .floor{stroke:#8c959f;fill:none;stroke-width:2;stroke-dasharray:4 3}
 .singlefill{stroke:#0969da;fill:none;stroke-width:2}
 @media(prefers-color-scheme:dark){text{fill:#e6edf3}.singlefill{stroke:#58a6ff}}`
 
-// growth draws the time of one operation over the number of goroutines, keys and processes. It returns "" if
-// that was not measured.
+// growth plots the time of one operation over the number of goroutines, keys and processes. It
+// returns "" if they were not measured.
 func growth(all results) string {
 	var panels []string
 	for _, r := range all.rows {

@@ -39,7 +39,8 @@ func parsed(t *testing.T) results {
 	return all
 }
 
-func TestSectionsWithResultsAreReplacedAndNoOthers(t *testing.T) {
+// fill replaces sections with results, and no others.
+func TestFill_Sections(t *testing.T) {
 	const text = "a\n<!-- begin: Hit -->\nold\n<!-- end: Hit -->\nb\n<!-- begin: Lock -->\nold\n<!-- end: Lock -->\n"
 	const want = `a
 <!-- begin: Hit -->
@@ -71,7 +72,8 @@ old
 	}
 }
 
-func TestACellNamesItsUnitOnce(t *testing.T) {
+// cell contains each unit once.
+func TestCell(t *testing.T) {
 	for _, test := range []struct {
 		unit   string
 		values []float64
@@ -91,7 +93,8 @@ func TestACellNamesItsUnitOnce(t *testing.T) {
 	}
 }
 
-func TestTargetsAreMetOrMissedByTheMedian(t *testing.T) {
+// A target is compared with the median.
+func TestTarget_Measure(t *testing.T) {
 	for _, test := range []struct {
 		target
 		measured float64
@@ -113,7 +116,8 @@ func TestTargetsAreMetOrMissedByTheMedian(t *testing.T) {
 	}
 }
 
-func TestThePlotIsWellFormedAndStaysInItsFrame(t *testing.T) {
+// The plot is well-formed XML, and its lines stay in the frame.
+func TestGrowth_Plot(t *testing.T) {
 	plot := growth(parsed(t))
 	d := xml.NewDecoder(strings.NewReader(plot))
 	for {
@@ -123,7 +127,8 @@ func TestThePlotIsWellFormedAndStaysInItsFrame(t *testing.T) {
 			t.Fatalf("%v in\n%s", err, plot)
 		}
 	}
-	// 26 µs of 40 (the axis ends at a round number) on the right edge of a panel of 230 × 150 pixels.
+	// 26 µs of 40 (the axis ends at a round number) at the right edge of a panel of 230 × 150
+	// pixels.
 	for _, want := range []string{"L230.0 20.0", ">keys<", ">100k<", "prefers-color-scheme:dark"} {
 		if !strings.Contains(plot, want) {
 			t.Errorf("%q is not in\n%s", want, plot)

@@ -17,7 +17,7 @@ type row struct {
 	part, table, scenario, contender string
 
 	units  []string
-	values map[string][]float64 // by unit: one for each time the benchmark ran
+	values map[string][]float64 // by unit: one for each run of the benchmark
 }
 
 func (r *row) path() string { return r.part + "/" + r.table + "/" + r.scenario + "/" + r.contender }
@@ -29,7 +29,8 @@ type results struct {
 
 var processors = regexp.MustCompile(`-\d+$`)
 
-// read adds the lines of go test -bench. Lines "name: value" before them say where and how they were measured.
+// read adds the output of go test -bench. Lines "name: value" before it describe where and how it
+// was measured.
 func (all *results) read(from io.Reader) error {
 	if all.settings == nil {
 		all.settings = make(map[string]string)
@@ -80,7 +81,7 @@ func (all *results) row(parts []string) *row {
 	return r
 }
 
-// median returns the median of a metric; ok is false if it was not measured.
+// median returns the median of a metric. ok is false if it was not measured.
 func (all *results) median(path, unit string) (m float64, ok bool) {
 	for _, r := range all.rows {
 		if r.path() == path && len(r.values[unit]) > 0 {
@@ -90,7 +91,7 @@ func (all *results) median(path, unit string) (m float64, ok bool) {
 	return 0, false
 }
 
-// order is that of the columns; what is not in it comes last.
+// order is the order of the columns; other columns come last.
 var order = []string{
 	"ns/op", "×", "loads/key", "p50-ms", "p99-ms", "p99-%", "polls", "most-polls", "commands", "allocs", "+allocs",
 }
@@ -105,7 +106,7 @@ func rank(unit string) int {
 	return len(order)
 }
 
-// title is a unit as the head of a column.
+// title returns the column title of a unit.
 func title(unit string) string {
 	switch {
 	case unit == "ns/op":
@@ -119,7 +120,8 @@ func title(unit string) string {
 	return strings.Replace(unit, "most-polls", "most polls", 1)
 }
 
-// cell is the median of the runs and, of ratios and times of waiting, the least and the most of them.
+// cell returns the median of the runs and, for ratios and waiting times, the minimum and the
+// maximum.
 func cell(unit string, values []float64) string {
 	if len(values) == 0 {
 		return ""
@@ -172,7 +174,7 @@ func duration(ns float64) string {
 	return strconv.FormatFloat(ns, 'f', 0, 64) + " ns"
 }
 
-// digits is how many to show after the point, for two or three in all.
+// digits returns how many digits to show after the point, to get two or three in all.
 func digits(v float64) int {
 	if v < 100 && v > -100 {
 		return 1

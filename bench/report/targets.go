@@ -9,8 +9,10 @@ import (
 type target struct {
 	what       string
 	path, unit string
-	per        string // path of what the metric is divided by, or empty
-	throughput bool   // the metric is a ratio of times, and the bound one of throughputs: at least so much
+	per        string // path of the divisor of the metric, or empty
+	// throughput says that the metric is a ratio of times, and limit a minimum ratio of
+	// throughputs.
+	throughput bool
 	limit      float64
 }
 
@@ -129,7 +131,8 @@ var targets = []target{
 	},
 }
 
-// measure returns what was measured, and whether the target was met; ok is false if it was not measured.
+// measure returns the measured value and whether it meets the target. ok is false if it was not
+// measured.
 func (t target) measure(all results) (v float64, met, ok bool) {
 	v, ok = all.median(t.path, t.unit)
 	if !ok {

@@ -1,9 +1,9 @@
-// Command quickstart has several processes ask at once for reports that are slow to make: first with the usual
-// GET, load, SET, then with singlefill. It prints what each way cost.
+// Command quickstart makes several processes ask at once for reports that take long to make: first
+// with the usual GET, load, SET, then with singlefill. It prints the cost of each way.
 //
 //	go run ./examples/quickstart
 //
-// It embeds a Redis of its own, unless REDIS_URL names one.
+// It embeds a Redis, unless REDIS_URL names one.
 package main
 
 import (
@@ -27,11 +27,12 @@ import (
 
 const (
 	processes  = 4
-	goroutines = 50                     // in each process
-	rounds     = 2                      // how often each goroutine asks for every report
-	loadTime   = 300 * time.Millisecond // to make one report
-	atOnce     = 20                     // reports that one process can make at a time
+	goroutines = 50 // in each process
+	rounds     = 2  // how often each goroutine asks for every report
+	atOnce     = 20 // reports at once in a process
 )
+
+var loadTime = 300 * time.Millisecond // to make one report
 
 var months = []string{"january", "february", "march"}
 
@@ -55,10 +56,11 @@ func compare() error {
 			return err
 		}
 		defer mini.Close()
-		mini.ClockTTL(true) // or nothing would ever expire
+		mini.ClockTTL(true) // otherwise values would never expire
 		os.Setenv("REDIS_URL", "redis://"+mini.Addr())
 	}
-	namespace := fmt.Sprintf("quickstart-%d", time.Now().UnixNano()) // so that every run begins cold
+	// Each run starts with a cold cache.
+	namespace := fmt.Sprintf("quickstart-%d", time.Now().UnixNano())
 
 	fmt.Printf("%d processes of %d goroutines ask for %d reports, %d times over.\n", processes, goroutines, len(months), rounds)
 	fmt.Printf("A report takes %v to make; one process can make %d at a time.\n\n", loadTime, atOnce)
@@ -76,10 +78,10 @@ func compare() error {
 	return nil
 }
 
-// A tally is what one process did, or the whole fleet.
+// A tally counts what one process or the whole fleet did.
 type tally struct{ Calls, Loads, Hits, Commands int64 }
 
-// fleet runs work in several processes of this program and returns the sum of what they did.
+// fleet runs work in several processes of this program and returns the sum of their tallies.
 func fleet(way, namespace string) (sum tally, err error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -107,7 +109,7 @@ func fleet(way, namespace string) (sum tally, err error) {
 	return sum, err
 }
 
-// work is one process: its goroutines ask for the reports, and its tally goes to standard output.
+// work is one process: its goroutines ask for the reports, and it prints its tally.
 func work(way, namespace string) error {
 	options, err := redis.ParseURL(os.Getenv("REDIS_URL"))
 	if err != nil {
@@ -117,7 +119,8 @@ func work(way, namespace string) error {
 	options.Limiter = &commands
 	options.DisableIdentity = true
 	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-	options.OnConnect = func(context.Context, *redis.Conn) error { commands.Add(-1); return nil } // less HELLO
+	// Do not count HELLO.
+	options.OnConnect = func(context.Context, *redis.Conn) error { commands.Add(-1); return nil }
 	rdb := redis.NewClient(options)
 	defer rdb.Close()
 	reports, err := singlefill.New[string](rdb, namespace, time.Minute, nil)
@@ -172,7 +175,7 @@ func work(way, namespace string) error {
 	return json.NewEncoder(os.Stdout).Encode(t)
 }
 
-// A counter counts the commands of a client, which asks it for leave before each.
+// A counter is a limiter that only counts: the client calls it before each command.
 type counter struct{ atomic.Int64 }
 
 func (c *counter) Allow() error       { c.Add(1); return nil }

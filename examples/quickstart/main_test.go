@@ -1,44 +1,51 @@
-package main_test
+package main
 
 import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-func TestMain(m *testing.M) { redistest.Main(m) }
+// asProgram is set for a test binary that runs as the program.
+const asProgram = "QUICKSTART_TEST_PROGRAM"
 
-func TestQuickstartOnItsOwnRedis(t *testing.T) {
-	t.Parallel()
-	checkRun(t, build(t), "")
-}
-
-func TestQuickstartIsColdInEachRunOnARealRedis(t *testing.T) {
-	t.Parallel()
-	program, url := build(t), "redis://"+redistest.Start(t).Addr
-	checkRun(t, program, url)
-	checkRun(t, program, url)
-}
-
-func build(t *testing.T) string {
-	t.Helper()
-	program := filepath.Join(t.TempDir(), "quickstart")
-	if out, err := exec.Command("go", "build", "-o", program, ".").CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		loadTime = 100 * time.Millisecond
+		main()
+		return
 	}
-	return program
+	redistest.Main(m)
+}
+
+// Quickstart runs with its embedded Redis.
+func TestQuickstart_EmbeddedRedis(t *testing.T) {
+	t.Parallel()
+	checkRun(t, "")
+}
+
+// Each run of quickstart on a real Redis starts with a cold cache.
+func TestQuickstart_RealRedis(t *testing.T) {
+	t.Parallel()
+	url := "redis://" + redistest.Start(t).Addr
+	checkRun(t, url)
+	checkRun(t, url)
 }
 
 // checkRun runs the program and checks the numbers that it prints.
-func checkRun(t *testing.T, program, url string) {
+func checkRun(t *testing.T, url string) {
 	t.Helper()
-	cmd := exec.Command(program)
-	cmd.Env = append(os.Environ(), "REDIS_URL="+url)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), "REDIS_URL="+url, asProgram+"=1")
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)

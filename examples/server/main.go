@@ -31,7 +31,8 @@ type Product struct {
 	Name string `json:"name"`
 }
 
-// queryProduct stands for a slow query; there are 999 products. It is a Loader: a database would take its ctx.
+// queryProduct simulates a slow query among 999 products. It is a Loader: a real one passes ctx to
+// its database.
 func queryProduct(ctx context.Context, id string) (Product, error) {
 	select {
 	case <-time.After(500 * time.Millisecond):
@@ -50,10 +51,10 @@ func main() {
 	}
 }
 
-// run serves until SIGINT or SIGTERM, then lets go of everything in the opposite order of making it.
+// run serves until SIGINT or SIGTERM, then closes everything in reverse order.
 func run(args []string, query singlefill.Loader[Product]) error {
 	flags := flag.NewFlagSet("server", flag.ExitOnError)
-	listen := flags.String("listen", "127.0.0.1:8080", "`address` to listen on; with port 0 one is chosen")
+	listen := flags.String("listen", "127.0.0.1:8080", "`address` to listen on; port 0: any free port")
 	timeout := flags.Duration("timeout", 2*time.Second, "deadline of one request")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -70,7 +71,7 @@ func run(args []string, query singlefill.Loader[Product]) error {
 	if err != nil {
 		return err
 	}
-	defer products.Close() // waits for loads that outlive their requests, so that they are stored
+	defer products.Close() // waits for loads that outlive their requests, and stores their values
 
 	s := &service{products: products, query: query, timeout: *timeout}
 	mux := http.NewServeMux()
@@ -96,7 +97,7 @@ func run(args []string, query singlefill.Loader[Product]) error {
 	return server.Shutdown(ctx) // answers the requests in flight
 }
 
-// openRedis makes the client, of an embedded Redis if url is empty.
+// openRedis returns a client of the Redis at url, or of an embedded Redis if url is empty.
 func openRedis(url string) (*redis.Client, func(), error) {
 	closeEmbedded := func() {}
 	if url == "" {
@@ -104,19 +105,19 @@ func openRedis(url string) (*redis.Client, func(), error) {
 		if err != nil {
 			return nil, nil, err
 		}
-		mini.ClockTTL(true) // or nothing would ever expire
+		mini.ClockTTL(true) // otherwise no key would expire
 		url, closeEmbedded = "redis://"+mini.Addr(), mini.Close
 	}
 	options, err := redis.ParseURL(url)
 	if err != nil {
 		return nil, nil, err
 	}
-	// A cache that is slow is worse than none. By default go-redis takes seconds, and many attempts, to find out
-	// that a server is gone, and does not look at a context while it waits for a reply.
+	// A slow cache is worse than none. By default go-redis needs seconds and many attempts to
+	// notice that a server is gone, and ignores the context while it waits for a reply.
 	options.ContextTimeoutEnabled = true
 	options.DialTimeout = 500 * time.Millisecond
 	options.ReadTimeout = 500 * time.Millisecond
-	options.MaxRetries = 1 // a second attempt, for a connection that broke while it was idle
+	options.MaxRetries = 1 // for a connection that broke while it was idle
 	options.DialerRetries = 1
 	rdb := redis.NewClient(options)
 	return rdb, func() { rdb.Close(); closeEmbedded() }, nil
@@ -139,7 +140,7 @@ func (s *service) product(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "no such product", http.StatusNotFound)
 	case errors.Is(err, context.DeadlineExceeded): // the load goes on, and a later request finds its value
 		http.Error(w, "this takes too long, try again", http.StatusGatewayTimeout)
-	case r.Context().Err() != nil: // nobody is there to read an answer
+	case r.Context().Err() != nil: // the client has left
 	default:
 		log.Printf("product %q: %v", r.PathValue("id"), err)
 		http.Error(w, "something went wrong", http.StatusInternalServerError)

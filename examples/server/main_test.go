@@ -24,7 +24,8 @@ import (
 
 func TestMain(m *testing.M) { redistest.Main(m) }
 
-// The role "server" is the service with a query that is counted in Redis and answers when the test says so.
+// The role "server" is the service. Redis counts its queries, which answer when the test tells them
+// to.
 func init() {
 	redistest.Role("server", func(p *redistest.Child) {
 		counter := redis.NewClient(&redis.Options{Addr: p.Args[0]})
@@ -76,7 +77,7 @@ func start(t *testing.T, redisAddr string, flags ...string) *process {
 	return p
 }
 
-// answerQueries lets the queries of p answer, those to come too.
+// answerQueries lets the queries of p answer, including later ones.
 func (p *process) answerQueries() { p.Send("answer") }
 
 func (p *process) get(ctx context.Context, path string) (status int, body string, err error) {
@@ -93,7 +94,7 @@ func (p *process) get(ctx context.Context, path string) (status int, body string
 	return resp.StatusCode, strings.TrimSpace(string(data)), err
 }
 
-// check fails the test unless path is answered so.
+// check fails the test unless the service answers path in this way.
 func (p *process) check(t *testing.T, path string, wantStatus int, wantBody string) {
 	t.Helper()
 	if status, body, err := p.get(t.Context(), path); status != wantStatus || !strings.Contains(body, wantBody) || err != nil {
@@ -123,7 +124,7 @@ func startFleet(t *testing.T) (*redistest.Server, []*process) {
 	return server, fleet
 }
 
-// checkOneQuery fails the test unless all processes together have made one query.
+// checkOneQuery fails the test unless all processes together have made exactly one query.
 func checkOneQuery(t *testing.T, server *redistest.Server) {
 	t.Helper()
 	if n, err := server.Admin().Get(t.Context(), "queries").Result(); n != "1" || err != nil {
@@ -133,7 +134,7 @@ func checkOneQuery(t *testing.T, server *redistest.Server) {
 
 const product42 = `{"id":"42","name":"Product 42"}`
 
-func TestStampedeOnAFleetIsOneQuery(t *testing.T) {
+func TestServer_Stampede(t *testing.T) {
 	t.Parallel()
 	server, fleet := startFleet(t)
 	const each = 50
@@ -151,7 +152,7 @@ func TestStampedeOnAFleetIsOneQuery(t *testing.T) {
 			})
 		}
 	}
-	redistest.Await(t, "all requests are under way", func() bool { return sent.Load() == int64(len(fleet)*each) })
+	redistest.Await(t, "all requests are in flight", func() bool { return sent.Load() == int64(len(fleet)*each) })
 	for _, p := range fleet {
 		p.answerQueries()
 	}
@@ -159,7 +160,7 @@ func TestStampedeOnAFleetIsOneQuery(t *testing.T) {
 	checkOneQuery(t, server)
 }
 
-func TestUnknownProductIsNotFoundWithOneQuery(t *testing.T) {
+func TestServer_UnknownProduct(t *testing.T) {
 	t.Parallel()
 	server, fleet := startFleet(t)
 	for _, p := range fleet {
@@ -173,7 +174,7 @@ func TestUnknownProductIsNotFoundWithOneQuery(t *testing.T) {
 	checkOneQuery(t, server)
 }
 
-func TestImpatientRequestLeavesTheQueryGoingOn(t *testing.T) {
+func TestServer_ImpatientRequest(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	p := start(t, server.Addr, "-timeout=50ms")
@@ -190,7 +191,7 @@ func TestImpatientRequestLeavesTheQueryGoingOn(t *testing.T) {
 	checkOneQuery(t, server)
 }
 
-func TestSIGTERMEndsItAfterTheRequestInFlight(t *testing.T) {
+func TestServer_SIGTERM(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	p := start(t, server.Addr, "-timeout=25s")
@@ -232,7 +233,7 @@ func TestSIGTERMEndsItAfterTheRequestInFlight(t *testing.T) {
 	}
 }
 
-// The other tests put a query of their own in the place of this one.
+// The other tests replace this query.
 func TestQueryProduct(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

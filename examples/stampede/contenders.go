@@ -10,10 +10,10 @@ import (
 	"golang.org/x/sync/singleflight"
 )
 
-// A getter returns the value of a key. A load is one, and so is what saves loads.
+// A getter returns the value of a key: a load is a getter, and so is a cache in front of it.
 type getter = func(ctx context.Context, key string) (string, error)
 
-// contenders are ways to save loads.
+// contenders are the ways to save loads.
 var contenders = []struct {
 	name  string
 	open  func(rdb *redis.Client, namespace string, ttl time.Duration, load getter) (get getter, close func() error, err error)
@@ -60,7 +60,7 @@ func inTheFleet(rdb *redis.Client, namespace string, ttl time.Duration, load get
 
 func byHand(namespace, key string) string { return namespace + ":" + key }
 
-// forget deletes what a contender may have left under its namespace.
+// forget deletes the keys that a contender may have left in its namespace.
 func forget(ctx context.Context, rdb *redis.Client, namespace string, keys []string) error {
 	cache, err := singlefill.New[string](rdb, namespace, time.Minute, nil)
 	if err != nil {

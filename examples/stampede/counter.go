@@ -6,10 +6,11 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A counter counts the commands that a contender sends, whether alone or in a pipeline, and whatever for.
+// A counter counts the commands that a contender sends, alone or in a pipeline.
 type counter struct{ *worker }
 
-// ofConnections are the commands of the client itself, and the worker's PING.
+// ofConnections are commands that do not count: those of the client itself, and the PING of the
+// worker.
 var ofConnections = map[string]bool{"auth": true, "client": true, "hello": true, "ping": true, "select": true}
 
 func (c counter) count(commands ...redis.Cmder) {

@@ -12,28 +12,29 @@ import (
 	"time"
 )
 
-// A plan is what all contenders are put to.
+// A plan is the workload, the same for all contenders.
 type plan struct {
 	Processes  int
 	Goroutines int // in each process
 	Keys       int
 	Load       time.Duration // how long one load takes
 	TTL        time.Duration // the life of a value
-	Pause      time.Duration // of a goroutine between two calls, on average, while values expire
-	Expiring   time.Duration // how long they do
-	svg        string        // where the picture goes
-	command    string        // that asks for this
+	Pause      time.Duration // of a goroutine between two calls, on average, in the expiring phase
+	Expiring   time.Duration // length of the expiring phase
+	svg        string        // the file of the picture
+	command    string        // that runs this plan
 }
 
-// timed adds the times that follow from that of a load, so that the picture is much the same however long that is.
+// timed derives the other times from that of a load, so that the picture looks the same for short
+// and long loads.
 func (p plan) timed() plan {
 	p.TTL = 15 * p.Load
-	p.Pause = max(p.Load, 50*time.Millisecond) // or it would be a benchmark
-	p.Expiring = 3*(p.TTL+2*p.Load) + p.TTL/3  // values expire three times, and are loaded again
+	p.Pause = max(p.Load, 50*time.Millisecond) // a shorter pause would make this a benchmark
+	p.Expiring = 3*(p.TTL+2*p.Load) + p.TTL/3  // values expire and are loaded again three times
 	return p
 }
 
-// estimate is about how long everything takes, with a second to start and end the processes.
+// estimate returns about how long the run takes, with a second to start and end the processes.
 func (p plan) estimate() time.Duration {
 	return (time.Duration(len(contenders))*(p.Load+p.Expiring) + time.Second).Round(time.Second)
 }
@@ -51,24 +52,24 @@ func count(n int, one, many string) string {
 	return thousands(n) + " " + many
 }
 
-// parseFlags returns flag.ErrHelp if help is all that is asked for.
+// parseFlags returns flag.ErrHelp, and a usage text, if args ask for help.
 func parseFlags(args []string) (p plan, usage string, err error) {
 	p = plan{Processes: 8, Goroutines: 50, Keys: 1, Load: 100 * time.Millisecond, command: "go run ./examples/stampede"}
 	flags := flag.NewFlagSet("stampede", flag.ContinueOnError)
 	var text strings.Builder
 	flags.SetOutput(&text)
-	flags.Usage = func() {} // not with every error
+	flags.Usage = func() {} // otherwise every error prints it
 	flags.Var(&bounded[int]{&p.Processes, 1, 64, strconv.Atoi}, "processes", "`number` of processes that ask, 1 to 64")
-	flags.Var(&bounded[int]{&p.Goroutines, 1, 1000, strconv.Atoi}, "goroutines", "`number` of goroutines in each of them, 1 to 1000")
+	flags.Var(&bounded[int]{&p.Goroutines, 1, 1000, strconv.Atoi}, "goroutines", "`number` of goroutines in each process, 1 to 1000")
 	flags.Var(&bounded[int]{&p.Keys, 1, 100, strconv.Atoi}, "keys", "`number` of keys that they ask for, 1 to 100")
 	flags.Var(&bounded[time.Duration]{&p.Load, 10 * time.Millisecond, 10 * time.Second, time.ParseDuration}, "load",
-		"`time` that one load takes, 10ms to 10s; everything takes about 170 times as long")
+		"`time` that one load takes, 10ms to 10s; the whole run takes about 170 times as long")
 	flags.StringVar(&p.svg, "svg", "stampede.svg", "`file` to write the picture to")
 	if err = flags.Parse(args); err != nil {
 		text.Reset()
 		fmt.Fprint(&text, "Usage: stampede [flags]\n\n"+
-			"Shows what a cold key and an expiring one cost: without protection, with singleflight alone, with singlefill.\n"+
-			"It embeds a Redis of its own, unless the environment variable REDIS_URL names one.\n\n")
+			"Compares what a cold key and an expiring key cost: without protection, with singleflight alone, with singlefill.\n"+
+			"It embeds a Redis, unless the environment variable REDIS_URL names one.\n\n")
 		flags.PrintDefaults()
 		return p, text.String(), err
 	}
@@ -83,7 +84,7 @@ func parseFlags(args []string) (p plan, usage string, err error) {
 	return p.timed(), "", checkFile(p.svg)
 }
 
-// bounded is a flag whose value is from least to most.
+// A bounded is a flag whose value must be from least to most.
 type bounded[T cmp.Ordered] struct {
 	value       *T
 	least, most T
@@ -100,13 +101,13 @@ func (b *bounded[T]) Set(s string) error {
 }
 
 func (b *bounded[T]) String() string {
-	if b.value == nil { // package flag asks the zero value, too
+	if b.value == nil { // package flag calls it on the zero value, too
 		return ""
 	}
 	return fmt.Sprint(*b.value)
 }
 
-// checkFile finds out before the run whether its picture can be written.
+// checkFile checks before the run that its picture can be written.
 func checkFile(name string) error {
 	refuse := func(why error) error {
 		return fmt.Errorf("invalid value %q for flag -svg: a file in a directory that can be written to is allowed: %w", name, why)
@@ -124,7 +125,7 @@ func checkFile(name string) error {
 	return errors.Join(probe.Close(), os.Remove(probe.Name()))
 }
 
-// writeFile writes all of a file or nothing.
+// writeFile writes the whole file or nothing.
 func writeFile(name string, data []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(name), ".stampede-*")
 	if err != nil {

@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-func TestFlagsAreRefusedByNameValueAndWhatIsAllowed(t *testing.T) {
+// An invalid flag is refused with its name, its value and what is allowed.
+func TestParseFlags_Refused(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	for _, c := range []struct {
@@ -41,7 +42,8 @@ func TestFlagsAreRefusedByNameValueAndWhatIsAllowed(t *testing.T) {
 	}
 }
 
-func TestFlagsAtTheirLimitsAreTaken(t *testing.T) {
+// Flags may have their minimum and maximum values.
+func TestParseFlags_Limits(t *testing.T) {
 	t.Parallel()
 	svg := "-svg=" + filepath.Join(t.TempDir(), "x.svg")
 	for _, args := range [][]string{
@@ -58,7 +60,8 @@ func TestFlagsAtTheirLimitsAreTaken(t *testing.T) {
 	}
 }
 
-func TestDefaultRunIsShort(t *testing.T) {
+// The default run is short.
+func TestParseFlags_DefaultIsShort(t *testing.T) {
 	t.Parallel()
 	p, _, err := parseFlags([]string{"-svg=" + filepath.Join(t.TempDir(), "x.svg")})
 	if err != nil || p.estimate() < 15*time.Second || p.estimate() > 20*time.Second {
@@ -66,7 +69,8 @@ func TestDefaultRunIsShort(t *testing.T) {
 	}
 }
 
-func TestCommandIsThatOfTheRun(t *testing.T) {
+// The printed command is the command of the run.
+func TestParseFlags_Command(t *testing.T) {
 	t.Parallel()
 	svg := "-svg=" + filepath.Join(t.TempDir(), "x.svg")
 	for want, args := range map[string][]string{
@@ -80,7 +84,8 @@ func TestCommandIsThatOfTheRun(t *testing.T) {
 	}
 }
 
-func TestHelpExplainsAllFlags(t *testing.T) {
+// Help explains all flags.
+func TestParseFlags_Help(t *testing.T) {
 	t.Parallel()
 	_, usage, err := parseFlags([]string{"-h"})
 	if err != flag.ErrHelp {
@@ -93,7 +98,8 @@ func TestHelpExplainsAllFlags(t *testing.T) {
 	}
 }
 
-func TestFileIsWrittenInPlaceOfTheOldOneAndAlone(t *testing.T) {
+// A file is replaced as a whole, and no temporary file remains.
+func TestWriteFile_Replaces(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	name := filepath.Join(dir, "x.svg")

@@ -16,14 +16,16 @@ import (
 )
 
 const (
-	// headStart is how long after an order all processes begin at once: the time to hear of it.
+	// headStart is the time between an order and the moment at which all processes begin, so that
+	// the order reaches all of them before.
 	headStart = 100 * time.Millisecond
 
-	// patience is how long a process may take to end once its orders end, before it is killed.
+	// patience is how long a process may take to end after its orders have ended. Then it is
+	// killed.
 	patience = 2 * time.Second
 )
 
-// runFleet runs one contender in processes of its own.
+// runFleet runs one contender in separate processes.
 func runFleet(ctx context.Context, p plan, contender int, s *server, show *progress) (recording, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	r := recording{Contender: contenders[contender].name, Load: p.Load}
@@ -47,7 +49,7 @@ func runFleet(ctx context.Context, p plan, contender int, s *server, show *progr
 			g.Go(func() error {
 				err := do(w)
 				if err != nil {
-					cancel() // the others go with it
+					cancel() // ends the other processes
 				}
 				return err
 			})
@@ -89,13 +91,13 @@ func runFleet(ctx context.Context, p plan, contender int, s *server, show *progr
 	return r, err
 }
 
-// A process is a worker as its parent sees it.
+// A process is a worker, seen from its parent.
 type process struct {
 	number   int
 	orders   *json.Encoder
 	messages *json.Decoder
 	kill     func() error
-	wait     func() error // for its end; it may be called again
+	wait     func() error // returns when the process has ended; it may be called again
 	stderr   *bytes.Buffer
 }
 
@@ -127,7 +129,7 @@ func startProcess(ctx context.Context, number int, t task) (*process, error) {
 	return p, cmd.Start()
 }
 
-// expect waits until the worker says that it is in a state. What it says before is shown.
+// expect waits until the worker reports state. It shows all reports until then.
 func (p *process) expect(state state, show *progress) (message, error) {
 	for {
 		var m message
@@ -141,7 +143,7 @@ func (p *process) expect(state state, show *progress) (message, error) {
 	}
 }
 
-// died says why a worker can no longer be talked to.
+// died returns why the worker has ended, or why it is being killed.
 func (p *process) died(err error) error {
 	if !errors.Is(err, io.EOF) {
 		_ = p.kill()

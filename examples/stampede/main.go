@@ -1,17 +1,19 @@
-// Command stampede shows what a cold key and an expiring one cost, in three ways: GET, load, SET without protection;
-// the same behind golang.org/x/sync/singleflight; and singlefill.
+// Command stampede compares what a cold key and an expiring key cost in three ways: GET, load, SET
+// without protection; the same behind golang.org/x/sync/singleflight; and singlefill.
 //
 //	go run ./examples/stampede       # with an embedded Redis, unless REDIS_URL names one
 //	go run ./examples/stampede -h    # how many processes, goroutines and keys, and how long a load takes
 //
-// For each way it starts several processes of many goroutines. First all of them ask at once for keys that nobody
-// has asked for. Then they go on asking at a steady pace while the values expire, several times. A load only waits:
-// a source that gets slower under many loads would make the first two ways look worse than they do here.
+// For each way it starts several processes of many goroutines. First all goroutines ask at once for
+// cold keys. Then they ask again and again, at a steady pace, while the values expire several
+// times. A load only sleeps: a source that gets slower under many loads would make the first two
+// ways look worse than they do here.
 //
-// The table at the end has a line for each way in each phase. A refill is a stretch of time in which a key was being
-// loaded; so "each", the loads per refill, is how many loads one miss or one expiry has caused. The picture has a bar
-// for each load. It also shows why hardly a call waits for singlefill when a value expires: hits have refreshed it
-// shortly before. So its refills come sooner than those of the others, and each of them is one load.
+// The table at the end has a line for each way in each phase. A refill is a stretch of time in
+// which a key is being loaded. So "each", the loads per refill, is how many loads one miss or one
+// expiry causes. The picture has a bar for each load. It also shows why hardly any call waits with
+// singlefill when a value expires: a hit has refreshed the value shortly before. So the refills of
+// singlefill come sooner than the others, and each of them is one load.
 package main
 
 import (
@@ -41,7 +43,7 @@ func main() {
 	}
 }
 
-// run does what the command line says.
+// run executes the command line.
 func run(ctx context.Context, args []string, out *os.File) error {
 	p, usage, err := parseFlags(args)
 	if errors.Is(err, flag.ErrHelp) {
@@ -53,12 +55,12 @@ func run(ctx context.Context, args []string, out *os.File) error {
 	}
 	_, err = compare(ctx, p, os.Getenv("REDIS_URL"), out)
 	if err != nil && ctx.Err() != nil {
-		return errors.New("interrupted") // that is why
+		return errors.New("interrupted") // err is a consequence
 	}
 	return err
 }
 
-// compare lets the contenders run one after the other, and shows what they did.
+// compare runs the contenders one after the other, and shows the results.
 func compare(ctx context.Context, p plan, url string, out *os.File) (runs []recording, err error) {
 	server, err := openServer(ctx, url)
 	if err != nil {

@@ -13,10 +13,11 @@ import (
 )
 
 const (
-	// The test binary is also the program and its workers. asProgram says so, or how one of its workers is to die.
+	// asProgram is the environment variable that makes the test binary the program, or one of its
+	// workers, and says how one of the workers dies.
 	asProgram = "STAMPEDE_TEST_PROGRAM"
 
-	// victimDir is the directory that the worker that is to die makes.
+	// victimDir is the variable that names a directory. The worker that creates it dies.
 	victimDir = "STAMPEDE_TEST_VICTIM"
 )
 
@@ -29,7 +30,7 @@ func TestMain(m *testing.M) {
 		main()
 	case how == talkNonsense:
 		fmt.Println("nonsense")
-		io.Copy(io.Discard, os.Stdin) // and waits
+		io.Copy(io.Discard, os.Stdin) // wait
 	default:
 		dieAfter(state(how))
 	}
@@ -37,7 +38,7 @@ func TestMain(m *testing.M) {
 
 const asItIs, talkNonsense = "as it is", "talks nonsense"
 
-// dieAfter is a worker that dies once it has said that it is in a state.
+// dieAfter runs a worker that dies as soon as it has reported s.
 func dieAfter(s state) {
 	err := work(os.Getenv(workerEnv), os.Stdin, writerFunc(func(b []byte) (int, error) {
 		n, err := os.Stdout.Write(b)
@@ -55,8 +56,8 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 
-// The values live longer than the run, however slow the machine is, so that each key is cold once.
-func TestEachKeyIsLoadedOnceWithSinglefillOnly(t *testing.T) {
+// The values live longer than the run, even on a slow machine, so each key is cold once.
+func TestRun_ColdKeys(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	out, err := os.Create(filepath.Join(dir, "out"))
@@ -103,8 +104,8 @@ func TestEachKeyIsLoadedOnceWithSinglefillOnly(t *testing.T) {
 	}
 }
 
-// A value lives shorter here than a phase takes to begin.
-func TestValuesExpireOnTheEmbeddedRedis(t *testing.T) {
+// A value lives for less time than a phase takes to begin.
+func TestRun_ExpiringKeys(t *testing.T) {
 	t.Parallel()
 	p := plan{Processes: 2, Goroutines: 4, Keys: 1, Load: 10 * ms, TTL: 20 * ms, Pause: 20 * ms, Expiring: 500 * ms}
 	s, err := openServer(t.Context(), "")

@@ -8,8 +8,7 @@ import (
 	"time"
 )
 
-// A page is where the run is shown: a terminal, with colours and a line that changes, or anything else, with
-// neither.
+// A page shows the run. On a terminal it uses colours and a line that changes, elsewhere neither.
 type page struct {
 	out      *os.File
 	terminal bool // the line can change
@@ -39,12 +38,12 @@ func thousands(n int) string {
 	return text
 }
 
-// rounded has one decimal if it says something.
+// rounded returns v with one decimal, or none if that is 0.
 func rounded(v float64) string {
 	return strings.TrimSuffix(strconv.FormatFloat(v, 'f', 1, 64), ".0")
 }
 
-// short is d in two or three digits.
+// short returns d with two or three digits.
 func short(d time.Duration) string {
 	v, unit := float64(d)/1e3, "µs"
 	switch {
@@ -60,5 +59,5 @@ func short(d time.Duration) string {
 	return fmt.Sprintf("%.*f %s", decimals, v, unit)
 }
 
-// tidy is short without a decimal that says nothing.
+// tidy returns short(d) without a decimal that is 0.
 func tidy(d time.Duration) string { return strings.Replace(short(d), ".0 ", " ", 1) }

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-func TestNumbersAreReadable(t *testing.T) {
+func TestPage_Numbers(t *testing.T) {
 	t.Parallel()
 	for got, want := range map[string]string{
 		thousands(0): "0", thousands(999): "999", thousands(1000): "1,000", thousands(1234567): "1,234,567",
@@ -25,7 +25,7 @@ func TestNumbersAreReadable(t *testing.T) {
 	}
 }
 
-func TestTableSaysWhatWasRecorded(t *testing.T) {
+func TestPage_Table(t *testing.T) {
 	t.Parallel()
 	_, runs := known()
 	text := written(t, func(p *page) { p.writeTable(runs) })
@@ -40,7 +40,7 @@ func TestTableSaysWhatWasRecorded(t *testing.T) {
 		"singleflight alone 1,000 2 2 2 200 µs 100 ms 100 ms 2,000 2.00 0",
 		"singlefill 1,000 1 1 1 200 µs 100 ms 100 ms 3,000 3.00 0",
 		"A cold key was loaded 20 times with no protection, 2 times with singleflight alone, once with singlefill.",
-		"half a load's time or more was taken by 1,000 calls with no protection, 100 calls with singleflight alone, 50 calls with singlefill.",
+		"the number of calls that took half a load or longer was 1,000 with no protection, 100 with singleflight alone, 50 with singlefill.",
 		"All 6,000 answers were right.",
 	} {
 		if !strings.Contains(text, want) {
@@ -59,7 +59,8 @@ func TestTableSaysWhatWasRecorded(t *testing.T) {
 	}
 }
 
-// written is what is written to a page that is no terminal, if set does not make it one.
+// written returns what write writes to a page. The page is not a terminal unless write makes it
+// one.
 func written(t *testing.T, write func(p *page)) string {
 	t.Helper()
 	f, err := os.Create(filepath.Join(t.TempDir(), "out"))
@@ -75,7 +76,7 @@ func written(t *testing.T, write func(p *page)) string {
 	return string(text)
 }
 
-func TestLineChangesOnATerminalOnly(t *testing.T) {
+func TestProgress_Terminal(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ terminal, colours bool }{{false, false}, {true, false}, {true, true}} {
 		text := written(t, func(p *page) {

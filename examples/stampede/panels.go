@@ -18,7 +18,7 @@ func (d *svg) loads(f frame, p plan, runs []recording) {
 	for _, r := range runs {
 		length = max(length, r.Ended.Sub(r.Began[cold]))
 	}
-	before := length / 30 // what is left of zero
+	before := length / 30 // to the left of zero
 	at := func(t time.Duration) float64 {
 		return f.x(float64(min(t, length)+before) / float64(length+before))
 	}
@@ -40,8 +40,8 @@ func (d *svg) loads(f frame, p plan, runs []recording) {
 			d.text(x, last+18, "", "middle", fmt.Sprintf("%.6g s", v))
 		}
 	}
-	d.text(f.left, last+35, "muted", "", "singlefill refreshes a value shortly before it expires, behind its readers")
-	d.text(f.right, last+35, "muted", "end", "since all asked at once")
+	d.text(f.left, last+35, "muted", "", "singlefill refreshes a value shortly before it expires, in the background")
+	d.text(f.right, last+35, "muted", "end", "time since all callers asked")
 }
 
 // strip draws the loads of one contender.
@@ -75,7 +75,7 @@ func (d *svg) strip(f frame, p plan, r recording, class string, at func(time.Dur
 	}
 }
 
-// A bar is loads of one row of pixels that follow each other without a gap.
+// A bar stands for loads in one row of pixels that follow each other without a gap.
 type bar struct {
 	y        float64
 	from, to time.Duration
@@ -99,7 +99,8 @@ func barsOf(loads []load, row func(load) float64) (bars []bar) {
 	return joined
 }
 
-// A label counts the loads of one refill, or of several that are too close for one each.
+// A label counts the loads of one refill, or of several refills that are too close for separate
+// labels.
 type label struct {
 	x     float64
 	loads int
@@ -118,10 +119,10 @@ func labelsOf(refills []refill, at func(time.Duration) float64) (labels []label)
 	return labels
 }
 
-// latencies draws how long the calls of a phase took: the slower half, by percentiles, of which each further "9" has
-// the same width.
+// latencies draws how long the slower half of the calls of a phase took, by percentiles. Each
+// further "9" of a percentile has the same width.
 func (d *svg) latencies(f frame, title string, phase int, runs []recording) {
-	low, high := math.Inf(1), math.Inf(-1) // of both phases, so that the panels have one scale
+	low, high := math.Inf(1), math.Inf(-1) // of both phases, so that both panels have the same scale
 	for _, r := range runs {
 		for phase := range phases {
 			s := r.summary(phase)
@@ -158,7 +159,7 @@ func (d *svg) latencies(f frame, title string, phase int, runs []recording) {
 
 func logOf(d time.Duration) float64 { return math.Log10(float64(max(d, 1))) }
 
-// commands draws how many commands each contender sent for a call.
+// commands draws how many commands each contender sent per call.
 func (d *svg) commands(f frame, runs []recording) {
 	most := 0.0
 	for _, r := range runs {
@@ -166,7 +167,7 @@ func (d *svg) commands(f frame, runs []recording) {
 			most = max(most, r.summary(phase).perCall())
 		}
 	}
-	ticks := steps(max(1.15*most, 0.1), 5) // with room for a number
+	ticks := steps(max(1.15*most, 0.1), 5) // with room for a number above the bar
 	highest := ticks[len(ticks)-1]
 	d.text(f.left-34, f.top-16, "head", "", "Redis commands per call")
 	for _, v := range ticks {

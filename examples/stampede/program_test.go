@@ -16,7 +16,7 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// A program is a run of this one in a group of processes of its own.
+// A program is a run of this program in a separate process group.
 type program struct {
 	*exec.Cmd
 	stdout, stderr bytes.Buffer
@@ -41,7 +41,7 @@ func start(t *testing.T, how, url string, args ...string) *program {
 	return p
 }
 
-// checkGone fails the test if a worker is left. It is for after Wait.
+// checkGone fails the test if a worker is left. Call it after Wait.
 func (p *program) checkGone(t *testing.T) {
 	t.Helper()
 	if err := syscall.Kill(-p.Process.Pid, 0); !errors.Is(err, syscall.ESRCH) {
@@ -52,7 +52,7 @@ func (p *program) checkGone(t *testing.T) {
 	}
 }
 
-func TestRunOnARealRedisLeavesNothingAndNoEscapes(t *testing.T) {
+func TestProgram_RealRedis(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	p := start(t, asItIs, "redis://"+server.Addr, "-processes=2", "-goroutines=4", "-load=10ms", "-keys=2")
@@ -85,14 +85,14 @@ func TestRunOnARealRedisLeavesNothingAndNoEscapes(t *testing.T) {
 	elementsOf(t, picture)
 }
 
-func TestInterruptEndsAllProcessesAndDeletesTheKeys(t *testing.T) {
+func TestProgram_Interrupt(t *testing.T) {
 	t.Parallel()
-	for name, whole := range map[string]bool{"by kill": false, "by the terminal": true} { // which tells the whole group
+	for name, whole := range map[string]bool{"by kill": false, "by the terminal": true} { // the terminal signals the whole group
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			server := redistest.Start(t)
 			p := start(t, asItIs, "redis://"+server.Addr, "-processes=3", "-goroutines=4")
-			redistest.Await(t, "it is under way", func() bool {
+			redistest.Await(t, "it has begun", func() bool {
 				n, err := server.Admin().DBSize(t.Context()).Result()
 				return err == nil && n > 0
 			})
@@ -117,7 +117,7 @@ func TestInterruptEndsAllProcessesAndDeletesTheKeys(t *testing.T) {
 	}
 }
 
-func TestWorkerThatDiesEndsTheRunWithWhatItSaid(t *testing.T) {
+func TestProgram_DyingWorker(t *testing.T) {
 	t.Parallel()
 	for how, want := range map[string][]string{
 		string(isReady):  {"no protection: process ", ": exit status 7\nthis worker dies"},
@@ -139,11 +139,11 @@ func TestWorkerThatDiesEndsTheRunWithWhatItSaid(t *testing.T) {
 	}
 }
 
-func TestWorkersEndWithTheirParent(t *testing.T) {
+func TestProgram_KilledParent(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	p := start(t, asItIs, "redis://"+server.Addr, "-processes=2", "-goroutines=2")
-	redistest.Await(t, "it is under way", func() bool {
+	redistest.Await(t, "it has begun", func() bool {
 		n, err := server.Admin().DBSize(t.Context()).Result()
 		return err == nil && n > 0
 	})
@@ -156,7 +156,7 @@ func TestWorkersEndWithTheirParent(t *testing.T) {
 	})
 }
 
-func TestRunRefusesAServerThatDoesNotAnswer(t *testing.T) {
+func TestProgram_NoServer(t *testing.T) {
 	t.Parallel()
 	for url, want := range map[string]string{"redis://127.0.0.1:1": "the Redis of REDIS_URL does not answer", "nonsense": "REDIS_URL: "} {
 		p := start(t, asItIs, url)
@@ -167,7 +167,7 @@ func TestRunRefusesAServerThatDoesNotAnswer(t *testing.T) {
 	}
 }
 
-func TestHelpGoesToStandardOutput(t *testing.T) {
+func TestProgram_Help(t *testing.T) {
 	t.Parallel()
 	p := start(t, asItIs, "", "-h")
 	if err := p.Wait(); err != nil || !strings.HasPrefix(p.stdout.String(), "Usage: stampede") || p.stderr.Len() > 0 {

@@ -7,14 +7,14 @@ import (
 	"time"
 )
 
-// A progress is the line of one contender. On a terminal it changes while that runs.
+// A progress is the line of one contender. On a terminal it changes while the contender runs.
 type progress struct {
 	page      *page
 	contender int
 	length    time.Duration // of both phases
 
 	mu     sync.Mutex
-	latest map[int]message // protected by mu: of each process
+	latest map[int]message // protected by mu: the latest message of each process
 	phase  string          // protected by mu
 	begun  time.Time       // protected by mu; zero before the first phase
 	drawn  time.Time       // protected by mu
@@ -37,7 +37,7 @@ func (s *progress) begin(phase int, at time.Time) {
 	s.draw()
 }
 
-// update takes what a process says, which is more often than one can read.
+// update takes a message of a process. It redraws the line only as often as one can read it.
 func (s *progress) update(process int, m message) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,7 +74,7 @@ func (s *progress) line() string {
 		thousands(calls), thousands(loads), s.elapsed().Seconds())
 }
 
-// bar is for the whole run, of which each contender is an equal part.
+// bar shows the progress of the whole run. Each contender is an equal part of it.
 func (s *progress) bar() string {
 	const width = 14
 	done := (float64(s.contender) + min(1, s.elapsed().Seconds()/s.length.Seconds())) / float64(len(contenders))

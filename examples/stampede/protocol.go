@@ -2,10 +2,10 @@ package main
 
 import "time"
 
-// workerEnv says that this process is a worker, and holds its task.
+// workerEnv is the environment variable that makes a process a worker, and contains its task.
 const workerEnv = "STAMPEDE_WORKER"
 
-// A task is what one worker has to do, on orders.
+// A task describes what one worker does on orders.
 type task struct {
 	Plan      plan
 	Contender int
@@ -13,7 +13,7 @@ type task struct {
 	URL       string
 }
 
-// The phases, which all processes begin at the same time.
+// The phases. All processes begin them at the same time.
 const (
 	cold     = iota // each goroutine asks once for each key
 	expiring        // each goroutine asks again and again
@@ -25,15 +25,15 @@ var phaseNames = [phases]string{"cold", "expiring"}
 // An order begins a phase.
 type order struct {
 	Phase  int
-	Origin time.Time // of all times that are reported
+	Origin time.Time // of all reported times
 	At     time.Time
 }
 
-// A message is what a worker says about itself.
+// A message is what a worker reports to its parent.
 type message struct {
 	State        state
 	Calls, Loads int     // so far
-	Report       *report // of all, at the end
+	Report       *report // complete, with the last message
 }
 
 type state string

@@ -16,9 +16,9 @@ type report struct {
 	Loads      []load
 }
 
-// A load is one of the source, with its times since the cold phase began.
+// A load is one call of the source. Its times count from the beginning of the cold phase.
 type load struct {
-	Process, Goroutine int // that asked for it
+	Process, Goroutine int // that called it
 	Key                string
 	Phase              int
 	Began, Ended       time.Duration
@@ -37,7 +37,7 @@ func (r *report) call(phase int, took time.Duration, err error) {
 type recording struct {
 	report
 	Contender string
-	Load      time.Duration // how long one was to take
+	Load      time.Duration // how long one load should take
 	Began     [phases]time.Time
 	Ended     time.Time
 }
@@ -55,12 +55,12 @@ func (r *recording) add(process int, of report) {
 	}
 }
 
-// A summary is one phase of a recording in numbers.
+// A summary has the numbers of one phase of a recording.
 type summary struct {
 	calls, errors, commands int
 	waited                  int // calls that took at least half as long as a load
 	loads, refills          int
-	most                    int // loads of one key at one time
+	most                    int // most loads of one key at the same time
 	p50, p99, max           time.Duration
 }
 
@@ -93,7 +93,7 @@ func ratio(a, b int) float64 {
 	return float64(a) / float64(b)
 }
 
-// quantile returns the value of sorted that a share of q does not exceed.
+// quantile returns the value that a share q of sorted does not exceed.
 func quantile(sorted []time.Duration, q float64) time.Duration {
 	if len(sorted) == 0 {
 		return 0
@@ -102,12 +102,12 @@ func quantile(sorted []time.Duration, q float64) time.Duration {
 	return sorted[min(max(rank, 1), len(sorted))-1]
 }
 
-// A refill is a stretch of time in which a key was being loaded.
+// A refill is a stretch of time in which a key is being loaded.
 type refill struct {
 	phase        int // in which it began
 	began, ended time.Duration
 	loads        int
-	most         int // of them at one time
+	most         int // most loads at the same time
 }
 
 // refillsOf returns the refills of all keys, in the order in which they began.

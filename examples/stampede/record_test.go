@@ -9,7 +9,8 @@ import (
 
 const ms = time.Millisecond
 
-func TestQuantileIsTheValueThatAShareDoesNotExceed(t *testing.T) {
+// quantile returns the value that a share does not exceed.
+func TestQuantile(t *testing.T) {
 	t.Parallel()
 	var hundred []time.Duration
 	for i := range 100 {
@@ -40,7 +41,8 @@ func loadOf(key string, phase int, began, ended time.Duration) load {
 	return load{Key: key, Phase: phase, Began: began, Ended: ended}
 }
 
-func TestRefillIsAStretchInWhichAKeyIsLoaded(t *testing.T) {
+// A refill is a period in which a key is being loaded.
+func TestRefillsOf(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		loads []load
@@ -71,7 +73,8 @@ func TestRefillIsAStretchInWhichAKeyIsLoaded(t *testing.T) {
 	}
 }
 
-func TestSummaryCountsOnePhaseOfAllProcesses(t *testing.T) {
+// A summary counts one phase of all processes.
+func TestRecording_Summary(t *testing.T) {
 	t.Parallel()
 	r := recording{Contender: "x", Load: 100 * ms}
 	var first, second report

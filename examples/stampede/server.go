@@ -11,15 +11,15 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
-// A server is the Redis that all processes use, with names for this run alone.
+// A server is the Redis that all processes use, with a namespace for this run only.
 type server struct {
 	url       string
 	kind      string
 	namespace string
-	embedded  *miniredis.Miniredis // nil: it is somebody else's
+	embedded  *miniredis.Miniredis // nil: the Redis of REDIS_URL
 }
 
-// openServer embeds one if url is empty.
+// openServer connects to url, or embeds a Redis if url is empty.
 func openServer(ctx context.Context, url string) (*server, error) {
 	s := &server{
 		url:       url,
@@ -31,7 +31,7 @@ func openServer(ctx context.Context, url string) (*server, error) {
 		if err != nil {
 			return nil, err
 		}
-		mini.ClockTTL(true) // or nothing would ever expire
+		mini.ClockTTL(true) // otherwise no key would expire
 		s.url, s.kind, s.embedded = "redis://"+mini.Addr(), "embedded miniredis", mini
 		return s, nil
 	}
@@ -54,15 +54,15 @@ func newClient(url string) (*redis.Client, error) {
 	options.ContextTimeoutEnabled = true
 	options.MaxRetries = 1
 	options.DialerRetries = 1
-	options.DisableIdentity = true // miniredis knows no identities, nor what comes next
+	options.DisableIdentity = true // miniredis supports neither this nor the next one
 	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	return redis.NewClient(options), nil
 }
 
-// contenderNamespace keeps the values of the contenders apart.
+// contenderNamespace returns a separate namespace for each contender.
 func (s *server) contenderNamespace(i int) string { return fmt.Sprintf("%s-%d", s.namespace, i) }
 
-// close leaves nothing of this run behind.
+// close deletes what this run has left in Redis.
 func (s *server) close(p plan) error {
 	if s.embedded != nil {
 		s.embedded.Close()
@@ -73,7 +73,7 @@ func (s *server) close(p plan) error {
 		return err
 	}
 	defer rdb.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second) // after an interrupt, too
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second) // also after an interrupt
 	defer cancel()
 	var errs []error
 	for i := range contenders {

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// A page that is dark says so to those who ask. Colours are those of the other pictures in docs.
+// style has the colours of the other pictures in docs, on light and on dark pages.
 const style = `<style>
 text { font: 12px system-ui, sans-serif; fill: #1f2328 }
 .title { font-size: 17px; font-weight: 600 }
@@ -45,7 +45,7 @@ const (
 	right         = width - margin
 )
 
-// drawing is the picture of a run: loads over time, latencies, Redis commands.
+// drawing returns the picture of a run: loads over time, latencies, Redis commands.
 func drawing(p plan, kind string, runs []recording) []byte {
 	title := fmt.Sprintf("One stampede, three ways: %s of %s, %s",
 		count(p.Processes, "process", "processes"), count(p.Goroutines, "goroutine", "goroutines"), count(p.Keys, "key", "keys"))
@@ -56,7 +56,7 @@ func drawing(p plan, kind string, runs []recording) []byte {
 		html.EscapeString(strings.Join(statements(runs), " ")), style)
 	fmt.Fprintf(d, `<rect class="paper" width="%d" height="%d"/>`+"\n", width, height)
 	d.text(margin, 30, "title", "", title)
-	d.text(margin, 50, "muted", "", fmt.Sprintf("A load takes %s, a value lives %s. First all ask at once, then each goroutine about every %s.",
+	d.text(margin, 50, "muted", "", fmt.Sprintf("A load takes %s, a value lives %s. First all goroutines ask at once, then each about every %s.",
 		tidy(p.Load), tidy(p.TTL), tidy(p.Pause)))
 
 	d.loads(frame{160, 122, right, 200}, p, runs)
@@ -73,7 +73,7 @@ func drawing(p plan, kind string, runs []recording) []byte {
 // An svg is a picture that is being drawn.
 type svg struct{ bytes.Buffer }
 
-// text writes a line whose anchor, start unless given, is at x.
+// text writes a line of text with its anchor at x. The default anchor is start.
 func (d *svg) text(x, y float64, class, anchor, s string) {
 	if anchor != "" {
 		anchor = fmt.Sprintf(` text-anchor="%s"`, anchor)
@@ -85,7 +85,7 @@ func (d *svg) path(class, path string) {
 	fmt.Fprintf(d, `<path class="%s" d="%s"/>`+"\n", class, path)
 }
 
-// px is a length to a tenth of a pixel.
+// px formats a length to a tenth of a pixel.
 func px(v float64) string { return rounded(math.Round(v*10) / 10) }
 
 // A frame is the part of the picture between the axes of a panel.
@@ -94,11 +94,12 @@ type frame struct{ left, top, right, bottom float64 }
 func (f frame) width() float64  { return f.right - f.left }
 func (f frame) height() float64 { return f.bottom - f.top }
 
-// x and y are where a share of the width and of the height is.
+// x and y return the coordinate of a share of the width and of the height.
 func (f frame) x(share float64) float64 { return f.left + share*f.width() }
 func (f frame) y(share float64) float64 { return f.bottom - share*f.height() }
 
-// steps are round numbers from zero to at least most, so many of them or fewer.
+// steps returns round numbers from zero to at least most. The parameter about limits the number of
+// steps.
 func steps(most float64, about int) (ticks []float64) {
 	step := math.Pow(10, math.Ceil(math.Log10(most/float64(about))))
 	for _, finer := range []float64{5, 2} {
@@ -115,7 +116,7 @@ func steps(most float64, about int) (ticks []float64) {
 	}
 }
 
-// legend tells which line and which bar is whose.
+// legend names the contender of each line and each bar.
 func (d *svg) legend(y float64, runs []recording) {
 	x := margin
 	for i, r := range runs {

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// known is a run whose picture can be told.
+// known returns a run whose picture is known.
 func known() (plan, []recording) {
 	p := plan{Processes: 2, Goroutines: 10, Keys: 1, Load: 100 * ms, command: "go run <this> & that"}.timed()
 	began := time.Unix(1_700_000_000, 0)
@@ -39,7 +39,7 @@ func known() (plan, []recording) {
 	return p, runs
 }
 
-// An element is a part of a picture.
+// An element is an XML element of a picture.
 type element struct {
 	name, class, text string
 	attr              map[string]string
@@ -82,18 +82,18 @@ func texts(elements []element) (texts []string) {
 	return texts
 }
 
-func TestPictureShowsWhatWasRecorded(t *testing.T) {
+func TestDrawing_Content(t *testing.T) {
 	t.Parallel()
 	p, runs := known()
 	elements := elementsOf(t, drawing(p, "some Redis", runs))
 	got := texts(elements)
 	for _, want := range []string{
 		"One stampede, three ways: 2 processes of 10 goroutines, 1 key",
-		"A load takes 100 ms, a value lives 1.5 s. First all ask at once, then each goroutine about every 100 ms.",
+		"A load takes 100 ms, a value lives 1.5 s. First all goroutines ask at once, then each about every 100 ms.",
 		"Loads over time", "cold", "expiring", "0 s", "1 s",
 		"no protection", "singleflight alone", "singlefill",
 		"40 loads", "4 loads", "2 loads", "2,000 calls waited", "200 calls waited", "100 calls waited",
-		"20", "2", "1", // loads of a refill
+		"20", "2", "1", // the loads of a refill
 		"Latency, cold", "Latency, expiring", "percentile of the calls", "100 µs", "1 ms", "10 ms", "100 ms", "50", "90", "99", "99.9",
 		"Redis commands per call", "1.00", "2.00", "3.00", "4.00",
 		"Made by go run <this> & that",
@@ -118,7 +118,7 @@ func TestPictureShowsWhatWasRecorded(t *testing.T) {
 	}
 }
 
-func TestPictureStaysWithinItsEdges(t *testing.T) {
+func TestDrawing_Edges(t *testing.T) {
 	t.Parallel()
 	p, runs := known()
 	for _, e := range elementsOf(t, drawing(p, "some Redis", runs)) {
@@ -130,7 +130,7 @@ func TestPictureStaysWithinItsEdges(t *testing.T) {
 		if errX != nil || errY != nil {
 			t.Fatalf("%q is at %q, %q", e.text, e.attr["x"], e.attr["y"])
 		}
-		wide := 7.2 * float64(len([]rune(e.text))) // more than most letters have
+		wide := 7.2 * float64(len([]rune(e.text))) // wider than most letters
 		switch e.attr["text-anchor"] {
 		case "middle":
 			x -= wide / 2
@@ -143,7 +143,7 @@ func TestPictureStaysWithinItsEdges(t *testing.T) {
 	}
 }
 
-func TestPictureOfNothingIsWellFormed(t *testing.T) {
+func TestDrawing_Empty(t *testing.T) {
 	t.Parallel()
 	p, runs := known()
 	for i := range runs {
@@ -158,7 +158,7 @@ func TestPictureOfNothingIsWellFormed(t *testing.T) {
 	}
 }
 
-func TestBarsOfOneRowThatTouchAreOne(t *testing.T) {
+func TestBarsOf(t *testing.T) {
 	t.Parallel()
 	loads := []load{{Process: 1, Began: 5, Ended: 8}, {Began: 4, Ended: 6}, {Began: 0, Ended: 3}, {Began: 2, Ended: 4}, {Began: 7, Ended: 9}}
 	got := barsOf(loads, func(l load) float64 { return float64(l.Process) })
@@ -167,7 +167,7 @@ func TestBarsOfOneRowThatTouchAreOne(t *testing.T) {
 	}
 }
 
-func TestLabelsThatAreCloseAreOne(t *testing.T) {
+func TestLabelsOf(t *testing.T) {
 	t.Parallel()
 	got := labelsOf([]refill{{began: 0, ended: 20, loads: 5}, {began: 30, ended: 40, loads: 2}, {began: 90, ended: 110, loads: 1}},
 		func(d time.Duration) float64 { return float64(d) })
@@ -176,7 +176,7 @@ func TestLabelsThatAreCloseAreOne(t *testing.T) {
 	}
 }
 
-func TestStepsAreRoundAndReachTheMost(t *testing.T) {
+func TestSteps(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		most  float64
@@ -191,8 +191,8 @@ func TestStepsAreRoundAndReachTheMost(t *testing.T) {
 	}
 }
 
-// The README shows the picture in docs, which was made by the defaults.
-func TestPictureInDocsIsOfThisProgram(t *testing.T) {
+// The README shows the picture in docs, which was made with the default flags.
+func TestDrawing_PictureInDocs(t *testing.T) {
 	t.Parallel()
 	picture, err := os.ReadFile("../../docs/stampede.svg")
 	if err != nil {
@@ -201,11 +201,11 @@ func TestPictureInDocsIsOfThisProgram(t *testing.T) {
 	got := texts(elementsOf(t, picture))
 	p, runs := known()
 	for _, own := range texts(elementsOf(t, drawing(p, "some Redis", runs))) {
-		if strings.ContainsAny(own, "0123456789<") { // what was measured, and where
+		if strings.ContainsAny(own, "0123456789<") { // measured figures, and the machine
 			continue
 		}
 		if !slices.Contains(got, own) {
-			t.Errorf("it has no %q: make it anew", own)
+			t.Errorf("it has no %q: make it again", own)
 		}
 	}
 	for _, want := range []string{"One stampede, three ways: 8 processes of 50 goroutines, 1 key", "Made by go run ./examples/stampede"} {

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// writeTable writes what the contenders did, and what follows from it.
+// writeTable writes the table of the contenders, and the statements about it.
 func (p *page) writeTable(runs []recording) {
 	fmt.Fprint(p.out, "\n"+
 		"                               loads              latency          Redis commands\n"+
@@ -21,14 +21,14 @@ func (p *page) writeTable(runs []recording) {
 		}
 	}
 	fmt.Fprint(p.out, "\n"+
-		"each: loads per refill, which is a stretch of time in which a key was being loaded.\n"+
-		"most: loads of one key at one time.\n\n")
+		"each: loads per refill. A refill is a stretch of time in which a key is being loaded.\n"+
+		"most: the most loads of one key at the same time.\n\n")
 	for _, line := range statements(runs) {
 		fmt.Fprintln(p.out, line)
 	}
 }
 
-// statements say in words what was measured.
+// statements returns what was measured, in words.
 func statements(runs []recording) (lines []string) {
 	say := func(intro string, phase int, what func(summary) string) {
 		var parts []string
@@ -39,8 +39,8 @@ func statements(runs []recording) (lines []string) {
 	}
 	loads := func(s summary) string { return times(s.perRefill()) }
 	say("A cold key was loaded", cold, loads)
-	say("Each time a value had to be renewed its key was loaded", expiring, loads)
-	say("While values expired, half a load's time or more was taken by", expiring, func(s summary) string { return count(s.waited, "call", "calls") })
+	say("Each time a value had to be renewed, its key was loaded", expiring, loads)
+	say("While values expired, the number of calls that took half a load or longer was", expiring, func(s summary) string { return thousands(s.waited) })
 	answers, errors := 0, 0
 	for _, r := range runs {
 		for phase := range phases {
@@ -64,7 +64,7 @@ func times(v float64) string {
 	return each(v) + " times"
 }
 
-// each is rounded, but never to one.
+// each returns v rounded, but never to one.
 func each(v float64) string {
 	if text := rounded(v); v == 1 || text != "1" {
 		return text

@@ -12,9 +12,10 @@ import (
 	"time"
 )
 
-// work is one worker process. It ends early if its orders do, since its parent wants that or is gone.
+// work runs one worker process. It ends early if its orders end, since its parent wants that or is
+// gone.
 func work(description string, in io.Reader, out io.Writer) error {
-	signal.Ignore(os.Interrupt) // of the terminal; the parent has it, too
+	signal.Ignore(os.Interrupt) // the terminal sends it to the parent, too
 	w := &worker{messages: json.NewEncoder(out)}
 	if err := json.Unmarshal([]byte(description), &w.task); err != nil {
 		return err
@@ -60,7 +61,7 @@ func work(description string, in io.Reader, out io.Writer) error {
 		}
 		w.say(hasAsked)
 	}
-	if err := done(); err != nil { // with the loads that nobody waits for
+	if err := done(); err != nil { // waits for loads without callers
 		return err
 	}
 	w.say(hasReported)
@@ -87,10 +88,10 @@ func (w *worker) say(s state) {
 	if s == hasReported {
 		m.Report = &w.report
 	}
-	_ = w.messages.Encode(m) // a parent that cannot be told is gone, and the orders end
+	_ = w.messages.Encode(m) // if this fails, the parent is gone, and the orders end
 }
 
-// askAll carries out an order, and says how far it has come.
+// askAll carries out an order, and reports its progress.
 func (w *worker) askAll(ctx context.Context, o order) {
 	w.mu.Lock()
 	w.phase, w.origin = o.Phase, o.Origin
@@ -113,10 +114,10 @@ func (w *worker) askAll(ctx context.Context, o order) {
 	}
 }
 
-// asker is the key under which a context holds the number of the goroutine that asks.
+// asker is the context key of the number of the goroutine that asks.
 type asker struct{}
 
-// ask is one goroutine in one phase. Its first key is another one than its neighbour's.
+// ask runs one goroutine in one phase. Neighbouring goroutines begin with different keys.
 func (w *worker) ask(ctx context.Context, o order, g int) {
 	keys := keyNames(w.task.Plan.Keys)
 	if !sleep(ctx, time.Until(o.At)) {
@@ -129,7 +130,7 @@ func (w *worker) ask(ctx context.Context, o order, g int) {
 		return
 	}
 	end := o.At.Add(w.task.Plan.Expiring)
-	pause := rand.N(w.task.Plan.Pause) // not all at once
+	pause := rand.N(w.task.Plan.Pause) // so that not all ask at once
 	for i := g; time.Until(end) > pause && sleep(ctx, pause); i++ {
 		w.call(ctx, o.Phase, keys[i%len(keys)])
 		pause = w.task.Plan.Pause/2 + rand.N(w.task.Plan.Pause)
@@ -163,7 +164,7 @@ func (w *worker) call(ctx context.Context, phase int, key string) {
 
 func valueOf(key string) string { return "the value of " + key }
 
-// load stands for what is slow. It is recorded for the goroutine that asked, by whose context it may go on without it.
+// load simulates a slow source. It records the goroutine that asked, which it finds in the context.
 func (w *worker) load(ctx context.Context, key string) (string, error) {
 	begun := time.Now()
 	w.mu.Lock()

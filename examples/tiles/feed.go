@@ -14,36 +14,37 @@ import (
 	"github.com/singlefill/singlefill"
 )
 
-// A feed tells the page what a process does: what its cache has counted, and what it has traced lately.
+// A feed reports to the page what a process does: the Stats of its cache, and its latest Trace
+// events.
 type feed struct {
-	run string // tells the events of this process from those of one that had its port before
+	run string // distinguishes this process from an earlier one on the same port
 
 	mu     sync.Mutex
-	events []event // protected by mu: the latest
-	begin  int     // protected by mu: how many there were before
+	events []event // protected by mu: the latest events
+	begin  int     // protected by mu: the number of earlier events
 }
 
-// keptEvents is how many a page can still get that comes late, or again.
+// keptEvents is how many past events a page gets when it connects, or connects again.
 const keptEvents = 2000
 
 func newFeed() *feed {
 	return &feed{run: fmt.Sprintf("%d-%d", os.Getpid(), time.Now().UnixNano())}
 }
 
-// An event is something that has happened to a tile, or to Redis.
+// An event is something that happened to a tile, or to Redis.
 type event struct {
 	Kind     string `json:"kind"` // load, wait, stale, redis or breaker
 	At       int64  `json:"at"`   // Unix ms
 	Tile     string `json:"tile,omitempty"`
 	Millis   int64  `json:"ms"`                 // of a load or wait
-	Refresh  bool   `json:"refresh,omitempty"`  // a load behind the readers of a stale tile
-	Unlocked bool   `json:"unlocked,omitempty"` // a load without the fleet's lock
+	Refresh  bool   `json:"refresh,omitempty"`  // a load in the background, while the tile is still served
+	Unlocked bool   `json:"unlocked,omitempty"` // a load without the fill lock
 	Open     bool   `json:"open,omitempty"`     // the breaker
-	Op       string `json:"op,omitempty"`       // that Redis did not do
+	Op       string `json:"op,omitempty"`       // the operation that failed in Redis
 	Error    string `json:"error,omitempty"`
 }
 
-// A count is Stats, sent whenever they have changed.
+// A count carries Stats. It is sent when they have changed.
 type count struct {
 	Kind  string           `json:"kind"` // stats
 	Stats singlefill.Stats `json:"stats"`
@@ -67,7 +68,7 @@ func (f *feed) trace() *singlefill.Trace {
 		RedisError: func(_ context.Context, op string, err error) {
 			f.add(event{Kind: "redis", Op: op, Error: err.Error()})
 		},
-		Breaker: func(open bool) {
+		BreakerChanged: func(open bool) {
 			f.add(event{Kind: "breaker", Open: open})
 		},
 	}
@@ -83,7 +84,7 @@ func (f *feed) add(e event) {
 	}
 }
 
-// since returns the events from number n on, as far as they are kept, and the number of the next.
+// since returns the kept events from number n on, and the number of the next event.
 func (f *feed) since(n int) (events []event, next int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -94,7 +95,7 @@ func (f *feed) since(n int) (events []event, next int) {
 	return events, next
 }
 
-// serve answers GET /events. A browser whose connection was lost goes on where it was.
+// serve answers GET /events. A browser that lost its connection continues where it stopped.
 func (f *feed) serve(stats func() singlefill.Stats) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		next := 0
@@ -116,22 +117,22 @@ func (f *feed) serve(stats func() singlefill.Stats) http.HandlerFunc {
 	}
 }
 
-// streamEvery is how old news may be. So often each listener's stream looks for them, which spares those who make
-// news from knowing who listens.
+// streamEvery is the time between two polls of a stream for news, and so the age of news at most.
+// With polls, the code that makes news need not know its listeners.
 const streamEvery = 100 * time.Millisecond
 
-// stream sends server-sent events until the client has left: whatever news sends when it is asked.
+// stream sends server-sent events until the client has left: it calls news again and again.
 func stream(w http.ResponseWriter, r *http.Request, news func(send func(id string, message any))) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Cache-Control", "no-store")
-	fmt.Fprint(w, "retry: 1000\n\n") // ms until the browser tries again when the connection is lost
+	fmt.Fprint(w, "retry: 1000\n\n") // ms until the browser reconnects
 	tick := time.NewTicker(streamEvery)
 	defer tick.Stop()
 	for {
 		news(func(id string, message any) {
 			data, err := json.Marshal(message)
 			if err != nil {
-				panic(err) // of our own types all can be encoded
+				panic(err) // our types can be encoded
 			}
 			if id != "" {
 				fmt.Fprintf(w, "id: %s\n", id)

@@ -15,16 +15,17 @@ import (
 )
 
 const (
-	// leastAway spares the machine a process that ends as soon as it is started.
+	// leastAway keeps a process that ends right after its start from using up the machine.
 	leastAway = 10 * time.Millisecond
 
-	// patience is how long a process may take to end once its input has, before it is killed.
+	// patience is how long a process may take to end after its input has ended. Then it is killed.
 	patience = 2 * time.Second
 
 	redisName = "redis"
 )
 
-// plan says what processes there are to be, by their first port. With a redisURL none of them is the Redis.
+// plan returns the tasks of all processes, whose ports begin with first. With a redisURL no process
+// is the Redis.
 func plan(first int, redisURL string) (tasks []task) {
 	pagePort := first + processes
 	if redisURL == "" {
@@ -38,14 +39,14 @@ func plan(first int, redisURL string) (tasks []task) {
 	return tasks
 }
 
-// A fleet is processes of this program, each of which is started again when it has ended.
+// A fleet is a group of processes of this program. Each is started again after it has ended.
 type fleet struct {
 	children []*child
 	kept     sync.WaitGroup
 	end      context.CancelFunc
 }
 
-// startFleet returns when all are ready. A process that ends stays away for a while.
+// startFleet returns when all processes are ready. A process that ends is started again after away.
 func startFleet(tasks []task, away time.Duration) (*fleet, error) {
 	ctx, end := context.WithCancel(context.Background())
 	f := &fleet{end: end}
@@ -61,13 +62,13 @@ func startFleet(tasks []task, away time.Duration) (*fleet, error) {
 	return f, nil
 }
 
-// close returns when no process is left.
+// close ends all processes, and returns when none is left.
 func (f *fleet) close() {
 	f.end()
 	f.kept.Wait()
 }
 
-// state is that of all processes, in the order of the plan.
+// state returns the states of all processes, in the order of the plan.
 func (f *fleet) state() (all []childState) {
 	for _, c := range f.children {
 		c.mu.Lock()
@@ -82,7 +83,7 @@ var (
 	errDown    = errors.New("the process is not running")
 )
 
-// kill returns when the process is dead.
+// kill kills a process, and returns when it is dead.
 func (f *fleet) kill(name string) error {
 	for _, c := range f.children {
 		if c.task.Name == name {
@@ -92,7 +93,7 @@ func (f *fleet) kill(name string) error {
 	return errUnknown
 }
 
-// A child is one of the processes, or the place of one that is to return.
+// A child is one of the processes, running or not.
 type child struct {
 	task task
 
@@ -105,10 +106,10 @@ type child struct {
 type childState struct {
 	Name    string `json:"name"`
 	PID     int    `json:"pid"`     // 0: not running
-	Returns int64  `json:"returns"` // if not: when it is started again, in Unix ms
+	Returns int64  `json:"returns"` // if not running: the time of its next start, in Unix ms
 }
 
-// start returns when the process is ready.
+// start starts the process, and returns when it is ready.
 func (c *child) start(ctx context.Context) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -156,7 +157,7 @@ func (c *child) keep(ctx context.Context, away time.Duration) {
 			if ctx.Err() != nil {
 				return
 			}
-			log.Printf("process %s has ended (%v), and is started again in %v", c.task.Name, err, away)
+			log.Printf("process %s has ended (%v), and will be started again in %v", c.task.Name, err, away)
 			select {
 			case <-time.After(away):
 			case <-ctx.Done():
@@ -177,7 +178,7 @@ func (c *child) kill() error {
 		return errDown
 	}
 	if err := cmd.Process.Kill(); err != nil {
-		return errDown // it has just ended by itself
+		return errDown // it has just ended
 	}
 	<-gone
 	return nil

@@ -18,12 +18,13 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// The role "supervisor" is the command, in a process that can be killed.
+// The role "supervisor" runs the command in a process that can be killed.
 func init() {
 	redistest.Role("supervisor", func(p *redistest.Child) { p.Say("ended %v", supervise(p.Args)) })
 }
 
-// startTestFleet starts what plan says on free ports, and sees it end.
+// startTestFleet starts the planned processes on free ports, and checks that they end with the
+// test.
 func startTestFleet(t *testing.T, redisURL string) (*fleet, int) {
 	t.Helper()
 	first, err := freePorts(0)
@@ -68,7 +69,7 @@ func isOpen(addr string) bool {
 	return err == nil
 }
 
-func TestKilledProcessIsDeadAndReturns(t *testing.T) {
+func TestFleet_KilledProcess(t *testing.T) {
 	t.Parallel()
 	f, first := startTestFleet(t, "")
 	for _, name := range []string{redisName, fmt.Sprint(first)} {
@@ -96,7 +97,7 @@ func TestKilledProcessIsDeadAndReturns(t *testing.T) {
 	}
 }
 
-func TestRedisOfSomebodyElseIsUsedAndNotKilled(t *testing.T) {
+func TestFleet_ForeignRedis(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
 	f, first := startTestFleet(t, "redis://"+redis.Addr)
@@ -109,7 +110,7 @@ func TestRedisOfSomebodyElseIsUsedAndNotKilled(t *testing.T) {
 	}
 }
 
-func TestFleetThatCannotStartLeavesNothing(t *testing.T) {
+func TestFleet_CannotStart(t *testing.T) {
 	t.Parallel()
 	first, err := freePorts(0)
 	if err != nil {
@@ -133,7 +134,7 @@ func TestFleetThatCannotStartLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestFlagsOutOfRangeAreRefused(t *testing.T) {
+func TestSupervise_Flags(t *testing.T) {
 	t.Parallel()
 	for _, port := range []int{-1, 65532, 100000} {
 		if _, err := freePorts(port); err == nil || !strings.Contains(err.Error(), "0 to 65531 is allowed") {
@@ -162,7 +163,7 @@ func startSupervisor(t *testing.T) (p *redistest.Process, first int) {
 func allOpen(first int) error {
 	for port := first; port < first+ports; port++ {
 		if !isOpen(local(port)) {
-			return fmt.Errorf("nobody serves port %d", port)
+			return fmt.Errorf("no process serves port %d", port)
 		}
 	}
 	return nil
@@ -180,14 +181,14 @@ func awaitAllClosed(t *testing.T, first int) {
 	})
 }
 
-func TestProcessesEndWithASupervisorThatIsKilled(t *testing.T) {
+func TestSupervise_Killed(t *testing.T) {
 	t.Parallel()
 	p, first := startSupervisor(t)
 	p.Kill()
 	awaitAllClosed(t, first)
 }
 
-func TestSIGTERMEndsEverything(t *testing.T) {
+func TestSupervise_SIGTERM(t *testing.T) {
 	t.Parallel()
 	first, err := freePorts(0)
 	if err != nil {
@@ -216,7 +217,7 @@ func TestSIGTERMEndsEverything(t *testing.T) {
 	}
 }
 
-func TestPageShowsTheFleetAndKills(t *testing.T) {
+func TestPage(t *testing.T) {
 	t.Parallel()
 	f, first := startTestFleet(t, "")
 	page := httptest.NewUnstartedServer(nil)
@@ -252,7 +253,7 @@ func TestPageShowsTheFleetAndKills(t *testing.T) {
 		t.Errorf("GET may kill: %s", resp.Status)
 	}
 	if !exists(pid) {
-		t.Fatal("somebody who may not has killed it")
+		t.Fatal("a request that may not kill has killed it")
 	}
 	if resp, body := do(t, http.MethodPost, page.URL+"/kill/none", "Sec-Fetch-Site", "same-origin"); resp.StatusCode != http.StatusNotFound {
 		t.Errorf("%s %s", resp.Status, body)
@@ -268,7 +269,7 @@ func TestPageShowsTheFleetAndKills(t *testing.T) {
 	})
 }
 
-func TestProcessThatIsDownCannotBeKilled(t *testing.T) {
+func TestPage_ProcessThatIsDown(t *testing.T) {
 	t.Parallel()
 	first, err := freePorts(0)
 	if err != nil {

@@ -1,14 +1,15 @@
-// Command tiles is an HTTP service whose handlers wrap an expensive computation: a map of the Mandelbrot set, tile by
-// tile. It runs as three processes that share one Redis, and shows on a page what each of them does.
+// Command tiles is an HTTP service whose handlers wrap an expensive computation: the tiles of a map
+// of the Mandelbrot set. It runs as three processes that share one Redis. A page shows what each of
+// them does.
 //
-//	go run ./examples/tiles             # with an embedded Redis, a process of its own
+//	go run ./examples/tiles             # with an embedded Redis, in another process
 //	REDIS_URL=redis://127.0.0.1:6379 go run ./examples/tiles
 //
-// The page asks all three for each tile, which is computed once nevertheless. It has buttons that kill a process, or
-// Redis: the map goes on.
+// The page asks all three processes for each tile, and still each tile is computed once. It has
+// buttons that kill a process, or Redis: the map goes on.
 //
-// What to copy is in service.go. The rest is the show: fleet.go starts the processes, and again when they have been
-// killed; feed.go tells the page what they do.
+// The code to copy is in service.go. The rest is for the show: fleet.go starts the processes, and
+// restarts them after they were killed; feed.go reports to the page what they do.
 package main
 
 import (
@@ -28,7 +29,7 @@ import (
 
 const (
 	processes = 3
-	ports     = processes + 2 // and those of the page and of the embedded Redis
+	ports     = processes + 2 // one more each for the page and the embedded Redis
 	lastPort  = 1<<16 - 1
 )
 
@@ -45,8 +46,8 @@ func main() {
 // supervise runs all processes and serves the page until SIGINT or SIGTERM.
 func supervise(args []string) error {
 	flags := flag.NewFlagSet("tiles", flag.ExitOnError)
-	port := flags.Int("port", 8080, fmt.Sprintf("first of %d neighbouring `port`s of 127.0.0.1; 0: some that are free", ports))
-	away := flags.Duration("away", 6*time.Second, "`time` for which a process that was killed stays away")
+	port := flags.Int("port", 8080, fmt.Sprintf("first of %d consecutive `port`s of 127.0.0.1; 0: any free ports", ports))
+	away := flags.Duration("away", 6*time.Second, "`time` after which a killed process is started again")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -71,10 +72,10 @@ func supervise(args []string) error {
 		return err
 	}
 	server := &http.Server{Handler: newPage(fleet, pagePort), ReadHeaderTimeout: 5 * time.Second}
-	defer server.Close() // also of the streams, which never end by themselves
+	defer server.Close() // also closes the streams, which have no end
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(listener) }()
-	fmt.Printf("The map is on http://%s, and its processes on ports %d to %d. Ctrl-C ends all.\n", listener.Addr(), first, pagePort-1)
+	fmt.Printf("The map is on http://%s, and its processes listen on ports %d to %d. Ctrl-C ends all of them.\n", listener.Addr(), first, pagePort-1)
 
 	select {
 	case err := <-failed:
@@ -84,7 +85,7 @@ func supervise(args []string) error {
 	}
 }
 
-// freePorts returns the first of enough neighbouring ports: the one it is given or, for 0, any.
+// freePorts returns the first of enough consecutive free ports: first itself or, if it is 0, any.
 func freePorts(first int) (int, error) {
 	if first < 0 || first > lastPort+1-ports {
 		return 0, fmt.Errorf("-port is %d: 0 to %d is allowed", first, lastPort+1-ports)
@@ -94,7 +95,8 @@ func freePorts(first int) (int, error) {
 	}
 	var err error
 	for range 100 {
-		// Below the ports that outgoing connections are given: one of those could be taken while its process is dead.
+		// Below the range of ports for outgoing connections: a port in that range could be taken
+		// while its process is dead.
 		first = 20000 + rand.N(12000)
 		if err = checkFree(first); err == nil {
 			return first, nil
@@ -107,12 +109,12 @@ func checkFree(first int) error {
 	for port := first; port < first+ports; port++ {
 		listener, err := net.Listen("tcp", local(port))
 		if err != nil {
-			return fmt.Errorf("port %d: %w; ports %d to %d are needed, and -port names others", port, errors.Unwrap(err), first, first+ports-1)
+			return fmt.Errorf("port %d: %w; ports %d to %d are needed, choose others with -port", port, errors.Unwrap(err), first, first+ports-1)
 		}
 		defer listener.Close()
 	}
 	return nil
 }
 
-// local is the address of a port that nobody reaches from elsewhere.
+// local returns the address of a port that only this machine can reach.
 func local(port int) string { return fmt.Sprintf("127.0.0.1:%d", port) }

@@ -14,16 +14,16 @@ import (
 
 const (
 	tileSize = 256
-	maxZoom  = 30 // a dozen levels deeper neighbouring samples would be the same float64
+	maxZoom  = 30 // a dozen levels deeper, neighbouring samples would be the same float64
 	samples  = 3  // of each pixel, in each direction
 )
 
-// Coordinates name a tile, as maps do: at zoom level Z the world is 2^Z tiles wide and high.
+// Coordinates name a tile as in other maps: at zoom level Z the world is 2^Z tiles wide and high.
 type coordinates struct{ Z, X, Y uint64 }
 
 func (c coordinates) String() string { return fmt.Sprintf("%d/%d/%d", c.Z, c.X, c.Y) }
 
-// parseCoordinates accepts z/x/y of a tile that exists.
+// parseCoordinates parses z/x/y, and returns an error if the tile does not exist.
 func parseCoordinates(text string) (c coordinates, err error) {
 	parts := strings.Split(text, "/")
 	if len(parts) != 3 {
@@ -43,13 +43,14 @@ func parseCoordinates(text string) (c coordinates, err error) {
 	return c, nil
 }
 
-// render computes a tile of the Mandelbrot set as PNG, which takes a processor some tenths of a second.
+// render returns a tile of the Mandelbrot set as PNG. It takes some tenths of a second of processor
+// time.
 func render(ctx context.Context, c coordinates) ([]byte, error) {
 	// The world is the square from -2.5-2i to 1.5+2i.
 	step := 4 / math.Ldexp(tileSize*samples, int(c.Z))
 	left := -2.5 + 4*math.Ldexp(float64(c.X), -int(c.Z))
 	top := 2 - 4*math.Ldexp(float64(c.Y), -int(c.Z))
-	limit := 300 + 40*int(c.Z) // the deeper, the longer it takes to tell what is inside
+	limit := 300 + 40*int(c.Z) // deeper levels need more steps to tell which points are inside
 
 	img := image.NewRGBA(image.Rect(0, 0, tileSize, tileSize))
 	for y := range tileSize {
@@ -73,8 +74,8 @@ func render(ctx context.Context, c coordinates) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// escape returns after how many steps of z = z² + c the point c is far away, with a fraction that makes colours
-// smooth, or a negative number if it stays near until limit.
+// escape returns the number of steps of z = z² + c after which z is far away, with a fraction that
+// makes colours smooth. It returns a negative number if z stays near for limit steps.
 func escape(cr, ci float64, limit int) float64 {
 	const far = 1 << 16 // the square of a distance
 	var zr, zi, oldR, oldI float64
@@ -84,7 +85,7 @@ func escape(cr, ci float64, limit int) float64 {
 			return math.Max(0, float64(n)+1-math.Log2(math.Log2(d)/2))
 		}
 		if zr == oldR && zi == oldI {
-			return -1 // it goes round in circles for ever
+			return -1 // z repeats itself for ever
 		}
 		if n == look {
 			oldR, oldI, look = zr, zi, 2*look
@@ -93,7 +94,7 @@ func escape(cr, ci float64, limit int) float64 {
 	return -1
 }
 
-// shades go round: they are ever more, and ever closer, towards the edge of the set.
+// shades are the colours, which repeat: the closer to the edge of the set, the more often.
 var shades = makeShades([]color.RGBA{
 	{0x10, 0x16, 0x24, 255}, {0x2b, 0x3d, 0x5c, 255}, {0x7d, 0x93, 0xad, 255}, {0xe9, 0xe4, 0xd6, 255},
 	{0xa8, 0x9c, 0x8d, 255}, {0x45, 0x42, 0x4c, 255},

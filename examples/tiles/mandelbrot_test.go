@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-func TestCoordinatesOfTilesThatExistAreTaken(t *testing.T) {
+func TestParseCoordinates_Accepted(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]coordinates{
 		"0/0/0":                      {0, 0, 0},
@@ -30,7 +30,7 @@ func TestCoordinatesOfTilesThatExistAreTaken(t *testing.T) {
 	}
 }
 
-// badCoordinates say what is wrong with them.
+// badCoordinates maps bad coordinates to what the error says about them.
 var badCoordinates = map[string]string{
 	"":                               "z/x/y is allowed",
 	"5/12":                           "z/x/y is allowed",
@@ -51,7 +51,7 @@ var badCoordinates = map[string]string{
 	strings.Repeat("1", 1000) + "/0": "z/x/y is allowed",
 }
 
-func TestOtherCoordinatesAreRefused(t *testing.T) {
+func TestParseCoordinates_Refused(t *testing.T) {
 	t.Parallel()
 	for text, want := range badCoordinates {
 		got, err := parseCoordinates(text)
@@ -61,7 +61,7 @@ func TestOtherCoordinatesAreRefused(t *testing.T) {
 	}
 }
 
-func TestTileIsTheSameEachTime(t *testing.T) {
+func TestRender_Deterministic(t *testing.T) {
 	t.Parallel()
 	at := coordinates{6, 5, 30}
 	first, err := render(t.Context(), at)
@@ -78,7 +78,7 @@ func TestTileIsTheSameEachTime(t *testing.T) {
 	}
 }
 
-func TestSetIsBlackWhereItIsKnownToBe(t *testing.T) {
+func TestRender_Set(t *testing.T) {
 	t.Parallel()
 	data, err := render(t.Context(), coordinates{0, 0, 0})
 	if err != nil {
@@ -88,7 +88,7 @@ func TestSetIsBlackWhereItIsKnownToBe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	at := func(c complex128) color.Color { // 64 pixels are 1
+	at := func(c complex128) color.Color { // 64 pixels to 1
 		return color.RGBAModel.Convert(img.At(int((real(c)+2.5)*64), int((2-imag(c))*64)))
 	}
 	black := color.RGBAModel.Convert(shadeOf(-1))
@@ -104,7 +104,7 @@ func TestSetIsBlackWhereItIsKnownToBe(t *testing.T) {
 	}
 }
 
-func TestComputationEndsWithItsContext(t *testing.T) {
+func TestRender_Context(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(nil)

@@ -13,8 +13,9 @@ import (
 //go:embed page
 var pageFiles embed.FS
 
-// newPage serves the page, and does what its buttons ask for. Killing is for those who sit at this machine and have
-// opened the page: not for a script of another page in their browser, nor for a name that leads here.
+// newPage returns the handler of the page and of its buttons. Only the page itself, opened on this
+// machine, may kill processes: no script of another page in the same browser may, and no other host
+// name that resolves to this machine.
 func newPage(f *fleet, port int) http.Handler {
 	files, err := fs.Sub(pageFiles, "page")
 	if err != nil {
@@ -45,7 +46,8 @@ func newPage(f *fleet, port int) http.Handler {
 	})
 }
 
-// serveState answers GET /fleet with the state of all processes, again whenever it has changed.
+// serveState answers GET /fleet with a stream: the states of all processes, at first and after each
+// change.
 func (f *fleet) serveState(w http.ResponseWriter, r *http.Request) {
 	var told []childState
 	stream(w, r, func(send func(id string, message any)) {

@@ -16,11 +16,11 @@ import (
 // A Tile is what the cache holds.
 type Tile struct {
 	PNG     []byte
-	Process string // that computed it
+	Process string // the name of the process that computed it
 	Took    time.Duration
 }
 
-// requestTimeout is longer than a busy machine takes for the tiles of one view.
+// requestTimeout is longer than a busy machine needs for the tiles of one view.
 const requestTimeout = 25 * time.Second
 
 type service struct {
@@ -31,10 +31,12 @@ type service struct {
 
 func newCache(rdb redis.UniversalClient, trace *singlefill.Trace) (*singlefill.Cache[Tile], error) {
 	return singlefill.New(rdb, "tiles", time.Minute, &singlefill.Options[Tile]{
-		StaleWhileRevalidate: 5 * time.Minute,                         // a minute old: shown at once, computed behind
-		MaxLoads:             max(1, runtime.GOMAXPROCS(0)/processes), // a load keeps a processor busy
-		RedisTimeout:         1500 * time.Millisecond,                 // and an embedded Redis may have to wait for one
-		Trace:                trace,
+		// An expired tile is served at once, and computed again in the background.
+		StaleWhileRevalidate: 5 * time.Minute,
+		// A load keeps a processor busy, and the embedded Redis may have to wait for one.
+		MaxLoads:     max(1, runtime.GOMAXPROCS(0)/processes),
+		RedisTimeout: 1500 * time.Millisecond,
+		Trace:        trace,
 	})
 }
 
@@ -55,13 +57,13 @@ func (s *service) tile(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case err == nil:
 		w.Header().Set("Content-Type", "image/png")
-		w.Header().Set("Cache-Control", "no-store") // or the browser would spare the fleet the second look
+		w.Header().Set("Cache-Control", "no-store") // otherwise the browser would not ask the fleet again
 		w.Header().Set("Tile-Process", tile.Process)
 		w.Header().Set("Tile-Took", strconv.FormatInt(tile.Took.Milliseconds(), 10))
 		_, _ = w.Write(tile.PNG)
 	case errors.Is(err, context.DeadlineExceeded): // the load goes on, and a later request finds its value
 		http.Error(w, "this takes too long, try again", http.StatusGatewayTimeout)
-	case r.Context().Err() != nil: // nobody is there to read an answer
+	case r.Context().Err() != nil: // the client has left
 	default:
 		log.Printf("tile %s: %v", at, err)
 		http.Error(w, "something went wrong", http.StatusInternalServerError)

@@ -22,16 +22,16 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if _, child := os.LookupEnv(taskEnv); child { // the fleet is processes of this program
+	if _, child := os.LookupEnv(taskEnv); child { // the processes of the fleet run this program
 		main()
 		return
 	}
 	redistest.Main(m)
 }
 
-const testPort = 9999 // of a page that nobody serves
+const testPort = 9999 // of a page that is not served
 
-// A peer is one process of a fleet, but inside the test.
+// A peer is one process of a fleet, inside the test.
 type peer struct {
 	name, url string
 	stats     func() singlefill.Stats
@@ -57,7 +57,7 @@ func get(t *testing.T, url string, header ...string) (*http.Response, string) {
 	return do(t, http.MethodGet, url, header...)
 }
 
-// do fails the test, but does not end it, if there is no answer.
+// do fails the test without ending it if there is no answer.
 func do(t *testing.T, method, url string, header ...string) (*http.Response, string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, url, nil)
@@ -85,7 +85,7 @@ func do(t *testing.T, method, url string, header ...string) (*http.Response, str
 	return resp, string(body)
 }
 
-func TestTileIsComputedOnceByThreeProcesses(t *testing.T) {
+func TestService_ThreeProcesses(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	var computed atomic.Int64
@@ -129,7 +129,7 @@ func TestTileIsComputedOnceByThreeProcesses(t *testing.T) {
 	}
 }
 
-func TestBadCoordinatesAreRefusedBeforeAnythingIsComputed(t *testing.T) {
+func TestService_BadCoordinates(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
 	s := startPeer(t, rdb, "8080", func(_ context.Context, at coordinates) ([]byte, error) {
@@ -147,7 +147,7 @@ func TestBadCoordinatesAreRefusedBeforeAnythingIsComputed(t *testing.T) {
 	}
 }
 
-func TestTileWithoutRedisIsComputed(t *testing.T) {
+func TestService_WithoutRedis(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	server.Kill()
@@ -160,7 +160,7 @@ func TestTileWithoutRedisIsComputed(t *testing.T) {
 	}
 }
 
-func TestFailedComputationIsNotToldInDetail(t *testing.T) {
+func TestService_FailedComputation(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
 	s := startPeer(t, rdb, "8080", func(context.Context, coordinates) ([]byte, error) { return nil, errors.New("the secret") })
@@ -169,7 +169,7 @@ func TestFailedComputationIsNotToldInDetail(t *testing.T) {
 	}
 }
 
-func TestOnlyThePageMayReadAnswers(t *testing.T) {
+func TestService_OtherOrigins(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
 	s := startPeer(t, rdb, "8080", func(context.Context, coordinates) ([]byte, error) { return nil, nil })
@@ -196,7 +196,7 @@ type listener struct {
 	t     *testing.T
 	lines *bufio.Scanner
 	stop  context.CancelFunc
-	id    string // of the last event that had one
+	id    string // of the last event with an id
 }
 
 func listen(t *testing.T, url, lastID string) *listener {
@@ -222,7 +222,7 @@ func listen(t *testing.T, url, lastID string) *listener {
 	return &listener{t: t, lines: bufio.NewScanner(resp.Body), stop: stop, id: lastID}
 }
 
-// next returns the next event that wanted reports true for. What it saw before it is passed over.
+// next returns the next event for which wanted reports true. It skips the events before.
 func next[E any](l *listener, what string, wanted func(E) bool) E {
 	l.t.Helper()
 	for l.lines.Scan() {
@@ -244,7 +244,7 @@ func next[E any](l *listener, what string, wanted func(E) bool) E {
 	panic("not reached")
 }
 
-func TestEventsTellWhatAProcessDoes(t *testing.T) {
+func TestFeed_Events(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
 	s := startPeer(t, rdb, "8080", func(context.Context, coordinates) ([]byte, error) { return []byte("picture"), nil })
@@ -271,7 +271,7 @@ func TestEventsTellWhatAProcessDoes(t *testing.T) {
 	}
 }
 
-func TestFeedKeepsTheLatestEvents(t *testing.T) {
+func TestFeed_Latest(t *testing.T) {
 	t.Parallel()
 	f := newFeed()
 	const n = keptEvents + 10

@@ -17,21 +17,21 @@ import (
 	"github.com/redis/go-redis/v9/logging"
 )
 
-// taskEnv holds the task of a process that supervise has started.
+// taskEnv is the environment variable with the task of a process that supervise has started.
 const taskEnv = "SINGLEFILL_TILES"
 
-// A task is what one process is for.
+// A task describes one process.
 type task struct {
 	Name     string
 	Listen   string
-	RedisURL string // empty: to be the Redis
+	RedisURL string // empty: this process is the Redis
 	PagePort int
 }
 
-// work is one process: it says on standard output that it is ready, and ends when its input does, since its parent
-// wants that or is gone.
+// work runs one process. It writes to standard output when it is ready, and ends when its input
+// ends, since its parent wants that or is gone.
 func work(description string) error {
-	signal.Ignore(os.Interrupt) // of the terminal; the parent has it, too
+	signal.Ignore(os.Interrupt) // the terminal sends it to the parent, too
 	var t task
 	if err := json.Unmarshal([]byte(description), &t); err != nil {
 		return err
@@ -53,7 +53,7 @@ func serveRedis(t task, untilEnd func()) error {
 		return err
 	}
 	defer mini.Close()
-	mini.ClockTTL(true) // or nothing would ever expire
+	mini.ClockTTL(true) // otherwise no key would expire
 	untilEnd()
 	return nil
 }
@@ -96,7 +96,8 @@ func (s *service) handler(feed *feed, pagePort int) http.Handler {
 	return allowPage(pagePort, mux)
 }
 
-// allowPage lets scripts of the page, which comes from another port, read the answers. Nobody else's may.
+// allowPage lets the scripts of the page, which has another port, read the answers. Scripts of
+// other pages may not.
 func allowPage(port int, next http.Handler) http.Handler {
 	pages := []string{"http://" + local(port), fmt.Sprintf("http://localhost:%d", port)}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -109,7 +110,8 @@ func allowPage(port int, next http.Handler) http.Handler {
 	})
 }
 
-// newClient is for a cache: go-redis is more patient by default, see examples/server.
+// newClient returns a client for a cache. By default go-redis is too patient for one: see
+// examples/server.
 func newClient(url string) (*redis.Client, error) {
 	options, err := redis.ParseURL(url)
 	if err != nil {

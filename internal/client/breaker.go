@@ -12,25 +12,27 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A breaker spares callers the wait for a node that does not answer. It opens after Limit failures in a row if there has
-// been no answer for as long as a command may take: quick failures alone, as of a server that is just being restarted,
-// cost callers nothing. Then the client asks by itself, in the background, until there is an answer, so that no caller is
-// spent on trying. A command whose caller has left counts by its own outcome, never by the caller's impatience.
+// A breaker spares callers the wait for a node that does not answer. It opens after Limit failures
+// in a row, if no answer has come for as long as a command may take. Quick failures alone, as from
+// a server that is restarting, cost callers nothing. Then the client probes the node in the
+// background until it answers, so that no caller has to try. A command whose caller has left counts
+// by its own outcome, whatever the caller's deadline was.
 type breaker struct {
-	outage  atomic.Pointer[outage]        // nil: it is closed
-	opening atomic.Pointer[chan struct{}] // is closed when it opens, for the commands that wait to be sent
+	outage atomic.Pointer[outage] // nil: closed
+	// opening is closed when the breaker opens, for the commands that wait to be sent.
+	opening atomic.Pointer[chan struct{}]
 }
 
-// An outage is why a breaker has opened.
+// An outage is the reason why a breaker has opened.
 type outage struct {
 	err error
-	key string // of the command with which it did
+	key string // of the command that opened it
 }
 
 // Limit is how many failures in a row open a breaker.
 const Limit = 5
 
-// refusal returns an error, without any asking, while the breaker is open.
+// refusal returns an error if the breaker is open. It sends no command.
 func (b *breaker) refusal() error {
 	o := b.outage.Load()
 	if o == nil {
@@ -39,32 +41,32 @@ func (b *breaker) refusal() error {
 	return fmt.Errorf("redis does not answer: %w", o.err)
 }
 
-// Away reports whether the breaker of key's node is open: it is not to be asked.
+// Away reports whether the breaker of key's node is open, so that the node must not be asked.
 func (c *Client) Away(key string) bool { return c.nodeOf(key).outage.Load() != nil }
 
-// Refusal returns why the node of key is not to be asked; nil while its breaker is closed.
+// Refusal returns the error that opened the breaker of key's node, or nil if it is closed.
 func (c *Client) Refusal(key string) error { return c.nodeOf(key).refusal() }
 
 // AnyAway reports whether the breaker of any node is open.
 func (c *Client) AnyAway() bool { return c.nodes.open.Load() > 0 }
 
-// Silent reports whether the node of key has answered nothing for as long as a command may take. If it has, a command that
-// was not answered is no sign of an outage.
+// Silent reports whether the node of key has not answered for as long as a command may take. Even
+// then, one unanswered command does not show an outage.
 func (c *Client) Silent(key string) bool {
 	s := c.nodeOf(key).server
 	return s.silentSince(s.begun) >= c.Timeout
 }
 
-// letAnswersIn is called before a command counts as not answered. With thousands of goroutines that want to run, the answer
-// may have come to one that has not run yet, since timers overtake it. The first call of Gosched lets the scheduler look
-// for answers, the second one lets their readers run.
-func letAnswersIn() {
+// yieldToReaders is called before a command counts as unanswered. With thousands of runnable
+// goroutines, the answer may have come to a goroutine that has not run yet, since timers overtake
+// it. The first Gosched lets the scheduler poll the network, the second lets the readers run.
+func yieldToReaders() {
 	runtime.Gosched()
 	runtime.Gosched()
 }
 
 func (c *Client) noteFailure(n *node, call call, err error) {
-	if c.heldUp(time.Since(call.sent)) {
+	if c.stalled(time.Since(call.sent)) {
 		return
 	}
 	failures, silent := n.noteFailure(call.sent)
@@ -78,13 +80,14 @@ func (c *Client) noteFailure(n *node, call call, err error) {
 	}
 }
 
-// heldUp reports whether something that is to end after c.Timeout has ended so much later that this process must have been
-// held up itself. The answer may have come in time then, and proves nothing by its absence.
-func (c *Client) heldUp(took time.Duration) bool { return took > c.Timeout+c.Timeout/10 }
+// stalled reports whether something that should end after c.Timeout ended so much later that this
+// process itself must have been stalled. The answer may have come in time, so its absence proves
+// nothing.
+func (c *Client) stalled(took time.Duration) bool { return took > c.Timeout+c.Timeout/10 }
 
-// recover probes until the node answers, in any way, and closes its breaker then, or when the node is not asked for that
-// key any more, since the Cluster has another one in its place. It gives up when its owner closes, or when the user has
-// closed the client.
+// recover probes the node until it answers in any way, and then closes its breaker. It also closes
+// it when the Cluster has another node in place of this one. It gives up when its owner closes,
+// or when the user has closed the client.
 func (c *Client) recover(n *node, closing <-chan struct{}) {
 	tick := time.NewTicker(c.Timeout)
 	defer tick.Stop()
@@ -95,7 +98,7 @@ func (c *Client) recover(n *node, closing <-chan struct{}) {
 		case <-tick.C:
 		}
 		select {
-		case <-closing: // a probe may take as long as the tick, so that both are always ready
+		case <-closing: // a probe may take a whole tick, so that both channels are ready
 			return
 		default:
 		}
@@ -113,13 +116,13 @@ func (c *Client) recover(n *node, closing <-chan struct{}) {
 	}
 }
 
-// changes are of the number of open breakers, and told when there is a first one, and when there is none any more. They
-// are told one at a time, and in their order, by the goroutine that comes first: a function of the user may take its
-// time, and cause another change.
+// changes queues reports that a first breaker opened, or that the last one closed. Reports are made
+// one at a time and in order, by the goroutine that finds none in progress: the user's function may
+// take its time, and may cause another change.
 type changes struct {
-	mu      sync.Mutex
-	untold  []bool // protected by mu
-	telling bool   // protected by mu
+	mu        sync.Mutex
+	pending   []bool // protected by mu
+	reporting bool   // protected by mu
 }
 
 func (c *Client) change(by int64) {
@@ -127,30 +130,30 @@ func (c *Client) change(by int64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if open := c.nodes.open.Add(by); open == 0 || by > 0 && open == 1 {
-		q.untold = append(q.untold, open > 0)
+		q.pending = append(q.pending, open > 0)
 	}
-	if q.telling {
+	if q.reporting {
 		return
 	}
-	q.telling = true
-	defer func() { q.telling = false }()
-	for len(q.untold) > 0 {
-		open := q.untold[0]
-		q.untold = q.untold[1:]
+	q.reporting = true
+	defer func() { q.reporting = false }()
+	for len(q.pending) > 0 {
+		open := q.pending[0]
+		q.pending = q.pending[1:]
 		func() {
 			q.mu.Unlock()
 			defer q.mu.Lock()
-			c.tell(open)
+			c.report(open)
 		}()
 	}
 }
 
-// tell calls a function of the user's. If that panics, perhaps in a goroutine of ours, the breaker works on, and what
-// it has panicked with is told as an error.
-func (c *Client) tell(open bool) {
+// report calls the user's function. If it panics, perhaps in a background goroutine, the breaker
+// goes on, and the panic is reported as an error.
+func (c *Client) report(open bool) {
 	defer func() {
 		if p := recover(); p != nil {
-			c.failed(context.Background(), "ping", fmt.Errorf("telling that the breaker is open (%t) panicked: %v", open, p))
+			c.failed(context.Background(), "ping", fmt.Errorf("reporting that the breaker is open (%t) panicked: %v", open, p))
 		}
 	}()
 	c.changed(open)

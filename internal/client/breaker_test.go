@@ -15,8 +15,9 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// Commands that were sent before an answer say nothing of the time after it, however many of them fail.
+// Failures of commands that were sent before an answer do not open the breaker, however many.
 func TestBreaker_VolleyAroundAnAnswer(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := watch(t, mute(t), timeout)
 		for range 10 {
@@ -30,7 +31,8 @@ func TestBreaker_VolleyAroundAnAnswer(t *testing.T) {
 			if w.AnyAway() {
 				t.Fatal("open, although the server has answered half of the time ago")
 			}
-			// Nor do those that were sent after it, as long as the silence is shorter than a command may take.
+			// Nor do failures of commands sent after it, as long as the silence is shorter than a
+			// command may take.
 			for range 2 * Limit {
 				_ = w.do(errLost)
 			}
@@ -65,8 +67,9 @@ func TestBreaker_VolleyAroundAnAnswer(t *testing.T) {
 	})
 }
 
-// What has failed much later than it could was held up in this process, and says nothing of the server.
+// Failures that end much later than possible do not open the breaker: this process was stalled.
 func TestBreaker_HeldUpProcess(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := watch(t, mute(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true }), timeout)
 		late := func(d time.Duration) {
@@ -87,8 +90,9 @@ func TestBreaker_HeldUpProcess(t *testing.T) {
 	})
 }
 
-// A function told of the breaker that panics changes nothing for the breaker.
+// A panic of the function that the breaker reports to does not affect the breaker.
 func TestBreaker_PanickingTrace(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		_, rdb := redistest.StartMini(t)
 		var told, panics atomic.Int64
@@ -115,8 +119,10 @@ func TestBreaker_PanickingTrace(t *testing.T) {
 	})
 }
 
-// Reachable goes by a command that is sent after the call. Callers that come before that share it.
+// Reachable depends on a command that is sent after the call; callers that call before that share
+// the command.
 func TestReachable(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		m, rdb := redistest.StartMini(t)
 		w := watch(t, rdb, timeout)
@@ -144,7 +150,7 @@ func TestReachable(t *testing.T) {
 		var wg sync.WaitGroup
 		wg.Go(func() { ask(timeout) })
 		time.Sleep(timeout / 3)
-		for range 100 { // the command was sent before they came
+		for range 100 { // the command was sent before these calls
 			wg.Go(func() { ask(timeout + timeout*2/3) })
 		}
 		time.Sleep(timeout / 3)
@@ -164,10 +170,13 @@ func TestReachable(t *testing.T) {
 	})
 }
 
-// A node of a Cluster that is frozen opens its own breaker, and is the only one that is not asked.
+// A frozen node of a Cluster opens its own breaker, and only that node is no longer asked.
 //
 //fault:frozen-node
 func TestCluster_FrozenNode(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	t.Parallel()
 	cluster := redistest.StartCluster(t)
 	w := watch(t, cluster.Client(t), time.Second)
@@ -221,5 +230,5 @@ func TestCluster_FrozenNode(t *testing.T) {
 	}
 	frozen.Thaw()
 	redistest.Await(t, "the breaker closes", func() bool { return !w.AnyAway() })
-	redistest.Await(t, "both changes have been told", func() bool { return slices.Equal(w.told(), []bool{true, false}) })
+	redistest.Await(t, "both changes have been told", func() bool { return slices.Equal(w.reported(), []bool{true, false}) })
 }

@@ -1,5 +1,5 @@
-// Package client is Redis as singlefill sees it: every command is bounded in time, observed, and told to a
-// breaker, whatever client the user has brought.
+// Package client bounds every command in time, observes it and counts it for a breaker, for any
+// client that the user supplies.
 package client
 
 import (
@@ -17,22 +17,22 @@ import (
 
 // A Client bounds and observes the commands of one cache or lock.
 type Client struct {
-	Redis   redis.UniversalClient // to be used inside of Do only
+	Redis   redis.UniversalClient // use it only inside of Do
 	Timeout time.Duration         // of each command
 
-	node    *node // of all keys that have no other one
+	node    *node // of all keys without another node
 	nodes   nodes
 	changes changes
 	queued  atomic.Int64
 
-	bounded    bool // Redis returns when a context's deadline has passed
+	bounded    bool // Redis returns when the deadline of a context has passed
 	limit      limit
 	failed     func(ctx context.Context, op string, err error)
 	changed    func(open bool)
-	background func(run func(closing <-chan struct{})) // nil: there are no breakers
+	background func(run func(closing <-chan struct{})) // nil: no breakers
 }
 
-// Check refuses what cannot be used as a client.
+// Check returns an error if rdb cannot be used as a client.
 func Check(rdb redis.UniversalClient) error {
 	if rdb == nil {
 		return errors.New("rdb is nil: a redis.UniversalClient is needed")
@@ -46,17 +46,18 @@ func Check(rdb redis.UniversalClient) error {
 	return nil
 }
 
-// New returns a Client that sends what it has to send over rdb. failed is told of every command that fails,
-// changed when a first breaker has opened, and when the last one has closed; background runs a function that ends when
-// closing is closed. Without it there are no breakers.
+// New returns a Client that sends its commands through rdb. It calls failed for every command that
+// fails, and changed when a first breaker has opened and when the last one has closed. background
+// runs a function that ends when closing is closed; without it there are no breakers.
 func New(rdb redis.UniversalClient, timeout time.Duration,
 	failed func(ctx context.Context, op string, err error), changed func(open bool),
 	background func(run func(closing <-chan struct{}))) *Client {
 	c := &Client{Redis: rdb, Timeout: timeout, node: newNode(rdb), failed: failed, changed: changed, background: background}
-	// Left to itself go-redis minds the deadline of a context while it dials or waits for a connection, but
-	// not while it waits for a reply; ContextTimeoutEnabled makes it. Client.WithTimeout would give a clone
-	// that could be told to, but the clone runs none of the user's hooks: it would be missing in every trace.
-	// Functions of the user's that are called for each new connection may take their time, whatever is set.
+	// By default go-redis observes the deadline of a context while it dials or waits for a
+	// connection, but not while it waits for a reply; with ContextTimeoutEnabled it does.
+	// Client.WithTimeout would return a clone with that timeout, but the clone runs none of the
+	// user's hooks: it would be missing in every trace. The user's functions that are called for
+	// each new connection may take any time.
 	switch user := rdb.(type) {
 	case *redis.Client:
 		o := user.Options()
@@ -71,34 +72,34 @@ func New(rdb redis.UniversalClient, timeout time.Duration,
 	return c
 }
 
-// MayLeave reports whether a GET of a caller with ctx may return before its reply, when ctx ends.
+// MayLeave reports whether a GET with ctx may return before its reply, because ctx ends.
 func (c *Client) MayLeave(ctx context.Context) bool {
 	return ctx.Done() != nil && (!c.bounded || endsWithin(ctx, c.Timeout))
 }
 
-// endsWithin reports whether ctx ends before a command that is sent now is sure to have returned.
+// endsWithin reports whether ctx may end before a command that is sent now has returned.
 func endsWithin(ctx context.Context, d time.Duration) bool {
 	deadline, ok := ctx.Deadline()
 	return ok && time.Until(deadline) < d
 }
 
-// A call is what is known of a command that is sent.
+// A call describes a command.
 type call struct {
 	op, key string
 	sent    time.Time
 }
 
-// Do runs one command, or one batch of them, on the node of key, for at most c.Timeout from the moment at which it can be
-// sent. It returns when ctx ends; but with a client that minds deadlines a cancellation may be seen only when the
-// command returns. A command that has been sent never ends with ctx: its outcome is observed even if no caller waits for it
-// any more, or impatient callers would hide a dead server.
+// Do runs one command or pipeline on the node of key, for at most c.Timeout from when it can be
+// sent. It returns when ctx ends; but a client that observes deadlines may notice a cancellation
+// only when the command returns. A command that has been sent does not end with ctx: its outcome is
+// observed even if no caller waits for it. Otherwise impatient callers would hide a dead server.
 //
-// key is any key of the command, all of which are on one node, or empty if no node is known.
+// key is any key of the command, whose keys are all on one node, or empty if no node is known.
 func Do[R any](ctx context.Context, c *Client, op, key string, cmd func(ctx context.Context) (R, error)) (R, error) {
 	return DoWithin(ctx, c, c.Timeout, op, key, cmd)
 }
 
-// DoWithin is Do with another bound, not above c.Timeout.
+// DoWithin is Do with another bound, which must not exceed c.Timeout.
 func DoWithin[R any](ctx context.Context, c *Client, timeout time.Duration, op, key string,
 	cmd func(ctx context.Context) (R, error)) (R, error) {
 	var none R
@@ -118,10 +119,10 @@ func DoWithin[R any](ctx context.Context, c *Client, timeout time.Duration, op, 
 		return r, err
 	}
 	bounded, cancel := context.WithTimeout(Detach(ctx), timeout)
-	return behind(ctx, c, n, call, bounded, func() { cancel(); n.gate.leave() }, cmd)
+	return runAsync(ctx, c, n, call, bounded, func() { cancel(); n.gate.leave() }, cmd)
 }
 
-// enter returns when the command can be sent, and it then has to leave the gate.
+// enter returns nil when the command can be sent; the command must then leave the gate.
 func (c *Client) enter(ctx context.Context, n *node, call *call) error {
 	if n.gate.tryEnter() {
 		return nil
@@ -129,23 +130,24 @@ func (c *Client) enter(ctx context.Context, n *node, call *call) error {
 	return c.wait(ctx, n, call)
 }
 
-// wait stands in the line of a node until ctx ends. It also ends when the breaker opens, and when nothing has been answered
-// for as long as a command may take: then the line does not move.
+// wait queues at the gate of a node until the command is admitted. It returns an error when ctx
+// ends, when the breaker opens, and when no command was answered for as long as a command may take:
+// then the queue does not move.
 func (c *Client) wait(ctx context.Context, n *node, call *call) error {
 	c.queued.Add(1)
 	defer c.queued.Add(-1)
-	begun, place := call.sent, n.gate.line()
+	begun, w := call.sent, n.gate.enqueue()
 	patience := time.NewTimer(c.Timeout - n.silentSince(begun))
 	defer patience.Stop()
 	for {
 		opening := *n.opening.Load()
 		silent := n.silentSince(begun)
-		if c.heldUp(silent) { // the answers come now, if there are any
+		if c.stalled(silent) { // the process was stalled, and answers may be about to arrive
 			begun = time.Now().Add(-c.Timeout * 3 / 4)
 			silent = n.silentSince(begun)
 		}
 		if silent >= c.Timeout {
-			letAnswersIn()
+			yieldToReaders()
 			silent = n.silentSince(begun)
 		}
 		err := cmp.Or(ctx.Err(), n.refusal())
@@ -156,12 +158,12 @@ func (c *Client) wait(ctx context.Context, n *node, call *call) error {
 			c.failed(Detach(ctx), call.op, err)
 		}
 		if err != nil {
-			n.gate.giveUp(place)
+			n.gate.giveUp(w)
 			return err
 		}
 		patience.Reset(max(c.Timeout-silent, 1))
 		select {
-		case <-place.admitted:
+		case <-w.admitted:
 			call.sent = time.Now()
 			if ctx.Err() == nil && n.outage.Load() == nil {
 				return nil
@@ -173,12 +175,12 @@ func (c *Client) wait(ctx context.Context, n *node, call *call) error {
 	}
 }
 
-// Queued returns how many commands wait now to be sent.
+// Queued returns how many commands wait to be sent.
 func (c *Client) Queued() int64 { return c.queued.Load() }
 
-// behind runs a command in a goroutine of its own, which may outlive this call, for as long as the user's client makes
-// it wait. done is called when the client has returned.
-func behind[R any](ctx context.Context, c *Client, n *node, call call, bounded context.Context, done func(),
+// runAsync runs a command in its own goroutine, which may outlive this call for as long as the
+// user's client makes it wait. done is called when the client has returned.
+func runAsync[R any](ctx context.Context, c *Client, n *node, call call, bounded context.Context, done func(),
 	cmd func(ctx context.Context) (R, error)) (R, error) {
 	var none R
 	type reply struct {
@@ -186,31 +188,31 @@ func behind[R any](ctx context.Context, c *Client, n *node, call call, bounded c
 		err   error
 	}
 	replies := make(chan reply, 1)
-	var settled atomic.Bool
-	settle := func(r R, err error) {
-		if settled.CompareAndSwap(false, true) {
+	var finished atomic.Bool
+	finish := func(r R, err error) {
+		if finished.CompareAndSwap(false, true) {
 			c.observe(ctx, n, call, err)
 			replies <- reply{r, err}
 		}
 	}
 	go func() {
 		defer done()
-		settle(cmd(bounded))
+		finish(cmd(bounded))
 	}()
 	select {
 	case r := <-replies:
 		return r.value, r.err
 	case <-bounded.Done():
-		settle(none, bounded.Err())
+		finish(none, bounded.Err())
 		r := <-replies
 		return r.value, r.err
 	case <-ctx.Done():
-		context.AfterFunc(bounded, func() { settle(none, bounded.Err()) })
+		context.AfterFunc(bounded, func() { finish(none, bounded.Err()) })
 		return none, ctx.Err()
 	}
 }
 
-// bound returns a context for a command that is sent now.
+// bound returns a context that bounds a command sent now.
 func (c *Client) bound(ctx context.Context, now time.Time, timeout time.Duration) (context.Context, context.CancelFunc) {
 	if timeout == c.Timeout {
 		return c.limit.within(ctx, now, timeout), func() {}
@@ -218,8 +220,9 @@ func (c *Client) bound(ctx context.Context, now time.Time, timeout time.Duration
 	return context.WithTimeout(Detach(ctx), timeout)
 }
 
-// Get is Do of a GET, asked for at now. It is what every hit does, and so worth not allocating a context for that, or a
-// function. It sends nothing while the breaker is open. asked is how long the server has been asked.
+// Get is Do of a GET; now is when the caller asked. Every hit runs it, so it is worth not
+// allocating a context or a function for it. While the breaker is open it sends nothing. asked is
+// how long the server has been asked.
 func (c *Client) Get(ctx context.Context, now time.Time, key string) (data []byte, asked time.Duration, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, 0, err
@@ -237,7 +240,7 @@ func (c *Client) Get(ctx context.Context, now time.Time, key string) (data []byt
 		data, err = c.Redis.Get(bounded, key).Bytes()
 		c.observe(ctx, n, call, err)
 	} else {
-		data, err = behind(ctx, c, n, call, bounded, n.gate.leave, func(ctx context.Context) ([]byte, error) {
+		data, err = runAsync(ctx, c, n, call, bounded, n.gate.leave, func(ctx context.Context) ([]byte, error) {
 			return c.Redis.Get(ctx, key).Bytes()
 		})
 	}
@@ -261,16 +264,16 @@ func (c *Client) observe(ctx context.Context, n *node, call call, err error) {
 		defer c.failed(Detach(ctx), call.op, err)
 	}
 	if failed && Unreachable(err) {
-		letAnswersIn()
+		yieldToReaders()
 		c.noteFailure(n, call, err)
 		return
 	}
 	n.noteAnswer()
 }
 
-// Unreachable tells a server that cannot answer anything now from one that answers, if only with a refusal. A
-// redirection is the last of those that the client has followed, or one that it does not follow: a slot is on its
-// way, or its master is being replaced.
+// Unreachable reports whether the server cannot answer anything now. A server that refuses a
+// command is reachable. A redirection counts as unreachable: the client has followed as many as it
+// may, or does not follow it, since a slot is being moved or its master replaced.
 func Unreachable(err error) bool {
 	var reply redis.Error
 	if !errors.As(err, &reply) {
@@ -286,8 +289,8 @@ func redirected(err error) bool {
 	return moved || asked
 }
 
-// Transaction sends what write queues between MULTI and EXEC, by a client or by a *redis.Tx. The server calls
-// the whole off when it refuses a command; the error is the refusal then, which says why.
+// Transaction sends what write queues between MULTI and EXEC, through a client or a *redis.Tx. When
+// the server refuses a command, it discards the transaction; the error is then that refusal.
 func Transaction(ctx context.Context, by interface {
 	TxPipelined(context.Context, func(redis.Pipeliner) error) ([]redis.Cmder, error)
 }, write func(p redis.Pipeliner)) error {
@@ -302,13 +305,14 @@ func Transaction(ctx context.Context, by interface {
 	return err
 }
 
-// ScriptsRefused reports whether the server does not run scripts for this user, or at all. Nothing has been
-// done then. A right that was missing inside a script is another matter: that reply may follow writes.
+// ScriptsRefused reports whether the server runs no scripts for this user, or none at all. Nothing
+// has been executed then. A right that is missing inside a script is another case: that reply may
+// follow writes.
 func ScriptsRefused(err error) bool {
 	return err != nil && (strings.HasPrefix(err.Error(), "NOPERM") || strings.HasPrefix(err.Error(), "ERR unknown command"))
 }
 
-// WrongType reports that a key holds something that is not a string.
+// WrongType reports whether a key holds something other than a string.
 func WrongType(err error) bool {
 	return err != nil && strings.HasPrefix(err.Error(), "WRONGTYPE")
 }

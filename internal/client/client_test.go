@@ -24,17 +24,17 @@ func TestMain(m *testing.M) { redistest.Main(m) }
 const (
 	timeout = 150 * time.Millisecond
 
-	// bound tells what timeout bounds from what the clients' own settings do: 5 s and more.
+	// bound distinguishes timeout from the clients' own timeouts, which are 5 s and more.
 	bound = 4 * time.Second
 )
 
-// A watcher is a Client and what it has told.
+// A watcher is a Client that records what it reports.
 type watcher struct {
 	*Client
 	mu      sync.Mutex
 	failed  []string // protected by mu: ops
 	changes []bool   // protected by mu: of the breaker
-	close   func()   // ends what runs in the background; may be called again
+	close   func()   // ends the background work; may be called again
 }
 
 func watch(t testing.TB, rdb redis.UniversalClient, timeout time.Duration) *watcher {
@@ -69,7 +69,7 @@ func (w *watcher) failures(op string) (n int) {
 	return n
 }
 
-func (w *watcher) told() []bool {
+func (w *watcher) reported() []bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.Clone(w.changes)
@@ -80,13 +80,23 @@ func (w *watcher) get(ctx context.Context) error {
 	return err
 }
 
-// do runs a command that ends as told.
+// getSent is get, and reports whether the command was sent.
+func (w *watcher) getSent(ctx context.Context) (bool, error) {
+	var sent atomic.Bool
+	_, err := Do(ctx, w.Client, "get", "k", func(ctx context.Context) (string, error) {
+		sent.Store(true)
+		return w.Redis.Get(ctx, "k").Result()
+	})
+	return sent.Load(), err
+}
+
+// do runs a command that returns err.
 func (w *watcher) do(err error) error {
 	_, got := Do(context.Background(), w.Client, "test", "k", func(context.Context) (int, error) { return 0, err })
 	return got
 }
 
-// kinds are the clients that the user may bring, all with go-redis' own timeouts.
+// kinds are the kinds of clients that users may supply, all with the timeouts of go-redis.
 func kinds(t testing.TB, p *redistest.Proxy, cluster func() *redistest.Cluster) map[string]func() redis.UniversalClient {
 	single := func(mutate ...func(*redis.Options)) func() redis.UniversalClient {
 		return func() redis.UniversalClient { return p.Client(t, mutate...) }
@@ -118,12 +128,13 @@ func kinds(t testing.TB, p *redistest.Proxy, cluster func() *redistest.Cluster) 
 	}
 }
 
-func TestEveryClientIsBoundedWhateverTheServerDoes(t *testing.T) {
+// Do bounds the commands of every kind of client, whatever the server does.
+func TestDo_Bounded(t *testing.T) {
 	t.Parallel()
 	for _, fault := range []struct {
 		name  string
 		begin func(p *redistest.Proxy, servers []*redistest.Server)
-		used  bool // there is a connection before
+		used  bool // connected before the fault
 	}{
 		{"frozen, connected", func(_ *redistest.Proxy, servers []*redistest.Server) { freeze(servers) }, true},
 		{"frozen from the start", func(_ *redistest.Proxy, servers []*redistest.Server) { freeze(servers) }, false},
@@ -143,8 +154,8 @@ func TestEveryClientIsBoundedWhateverTheServerDoes(t *testing.T) {
 			})
 			opened := make(map[string]*watcher)
 			for name, open := range kinds(t, p, cluster) {
-				if strings.HasPrefix(name, "cluster") && !strings.HasPrefix(fault.name, "frozen") {
-					continue // no proxy stands before it
+				if strings.HasPrefix(name, "cluster") && (testing.Short() || !strings.HasPrefix(fault.name, "frozen")) {
+					continue // a cluster takes seconds to start, and is not behind the proxy
 				}
 				w := watch(t, open(), timeout)
 				opened[name] = w
@@ -153,7 +164,7 @@ func TestEveryClientIsBoundedWhateverTheServerDoes(t *testing.T) {
 				}
 			}
 			fault.begin(p, servers)
-			defer func() { // before the clients close, which may wait for what they have sent
+			defer func() { // before the clients close, which may wait for their commands
 				p.BlackHole(false)
 				p.Refuse(false)
 				p.Cut()
@@ -163,17 +174,20 @@ func TestEveryClientIsBoundedWhateverTheServerDoes(t *testing.T) {
 			for name, w := range opened {
 				wg.Go(func() {
 					for _, patience := range []time.Duration{time.Hour, 60 * time.Millisecond} {
-						begun := time.Now()
-						ctx, cancel := context.WithTimeout(t.Context(), patience)
-						err := w.get(ctx)
-						took := time.Since(begun)
-						switch {
-						case err == nil || errors.Is(err, redis.Nil) || took > bound:
-							t.Errorf("%s, a caller with %v: %v after %v", name, patience, err, took)
-						case patience < timeout && err == ctx.Err() && took < patience:
-							t.Errorf("%s: %v after %v", name, err, took)
+						for sent := false; !sent; { // on a slow machine the caller may leave before
+							begun := time.Now()
+							ctx, cancel := context.WithTimeout(t.Context(), patience)
+							var err error
+							sent, err = w.getSent(ctx)
+							took := time.Since(begun)
+							switch {
+							case err == nil || errors.Is(err, redis.Nil) || took > bound:
+								t.Errorf("%s, a caller with %v: %v after %v", name, patience, err, took)
+							case patience < timeout && err == ctx.Err() && took < patience:
+								t.Errorf("%s: %v after %v", name, err, took)
+							}
+							cancel()
 						}
-						cancel()
 					}
 					ctx, cancel := context.WithCancel(t.Context())
 					cancel()
@@ -202,7 +216,8 @@ func thaw(servers []*redistest.Server) {
 	}
 }
 
-func TestAnExhaustedPoolIsBounded(t *testing.T) {
+// Do is bounded while the client's pool is exhausted.
+func TestDo_ExhaustedPool(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	rdb := s.Client(t, func(o *redis.Options) { o.PoolSize = 1 })
@@ -222,12 +237,12 @@ func TestAnExhaustedPoolIsBounded(t *testing.T) {
 	wg.Wait()
 }
 
-// mute is a client of a server that never answers, with go-redis' own timeouts.
+// mute returns a client of a server that never answers, with the timeouts of go-redis.
 func mute(t testing.TB, mutate ...func(*redis.Options)) *redis.Client {
 	opt := &redis.Options{Addr: "127.0.0.1:6379", PoolSize: 1000, DisableIdentity: true}
 	opt.Dialer = func(context.Context, string, string) (net.Conn, error) {
 		ours, theirs := net.Pipe()
-		go func() { // it reads all and says nothing
+		go func() { // it reads everything and writes nothing
 			_, _ = io.Copy(io.Discard, theirs)
 			_ = theirs.Close()
 		}()
@@ -241,18 +256,24 @@ func mute(t testing.TB, mutate ...func(*redis.Options)) *redis.Client {
 	return rdb
 }
 
-// wrapped hides what the client is, so that it cannot be made to mind deadlines.
+// wrapped hides the type of the client, so that it counts as one that ignores deadlines.
 type wrapped struct{ redis.UniversalClient }
 
-func TestTheNearerEndCountsToTheInstant(t *testing.T) {
+// Do returns exactly at the nearer one of its timeout and the end of ctx.
+func TestDo_NearerEnd(t *testing.T) {
 	t.Parallel()
 	const never = time.Hour
 	for _, c := range []struct {
 		name               string
 		deadline, cancelAt time.Duration
-		minded             time.Duration // when Do returns, with a client that minds deadlines
-		left               time.Duration // the same, with one that does not, and whose replies Do waits for beside it
-		err                error         // context.DeadlineExceeded also stands for a timeout that the client has noticed
+		// bounded is when Do returns with a client that observes deadlines.
+		bounded time.Duration
+		// unbounded is when it returns with other clients, whose replies Do waits for in another
+		// goroutine.
+		unbounded time.Duration
+		// err is what Do returns; context.DeadlineExceeded also means a timeout noticed by the
+		// client.
+		err error
 	}{
 		{"timeout", never, never, timeout, timeout, context.DeadlineExceeded},
 		{"nearer deadline", 40 * time.Millisecond, never, 40 * time.Millisecond, 40 * time.Millisecond, context.DeadlineExceeded},
@@ -270,12 +291,12 @@ func TestTheNearerEndCountsToTheInstant(t *testing.T) {
 						if c.cancelAt != never {
 							time.AfterFunc(c.cancelAt, cancel)
 						}
-						want := c.left
+						want := c.unbounded
 						switch {
 						case way == "GetDetached":
 							want = timeout
-						case kind == "minds deadlines":
-							want = c.minded
+						case kind == "observes deadlines":
+							want = c.bounded
 						}
 						begun := time.Now()
 						err := get(w, ctx)
@@ -287,7 +308,7 @@ func TestTheNearerEndCountsToTheInstant(t *testing.T) {
 						if n := w.failures("get"); n != 1 {
 							t.Errorf("the command was counted %d times", n)
 						}
-						time.Sleep(time.Minute) // what the client does for itself
+						time.Sleep(time.Minute) // for the client's own goroutines
 					})
 				})
 			}
@@ -295,7 +316,7 @@ func TestTheNearerEndCountsToTheInstant(t *testing.T) {
 	}
 }
 
-// gets are the ways to send a GET.
+// gets are the functions that send a GET.
 var gets = map[string]func(w *watcher, ctx context.Context) error{
 	"Do": (*watcher).get,
 	"Get": func(w *watcher, ctx context.Context) error {
@@ -304,18 +325,19 @@ var gets = map[string]func(w *watcher, ctx context.Context) error{
 	},
 }
 
-// muteKinds are clients of a server that never answers, by how they mind deadlines.
+// muteKinds are clients of a server that never answers; only one kind observes deadlines.
 func muteKinds() map[string]func(t testing.TB) redis.UniversalClient {
 	return map[string]func(t testing.TB) redis.UniversalClient{
 		"default": func(t testing.TB) redis.UniversalClient { return mute(t) },
 		"wrapped": func(t testing.TB) redis.UniversalClient { return wrapped{mute(t)} },
-		"minds deadlines": func(t testing.TB) redis.UniversalClient {
+		"observes deadlines": func(t testing.TB) redis.UniversalClient {
 			return mute(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
 		},
 	}
 }
 
-func TestDoWithinHasABoundOfItsOwn(t *testing.T) {
+// DoWithin is bounded by its own timeout.
+func TestDoWithin_Bound(t *testing.T) {
 	t.Parallel()
 	for _, open := range muteKinds() {
 		synctest.Test(t, func(t *testing.T) {
@@ -332,8 +354,10 @@ func TestDoWithinHasABoundOfItsOwn(t *testing.T) {
 	}
 }
 
+// Do with a context that has ended sends nothing and counts no failure.
+//
 //fault:ended-context
-func TestAContextThatHasEndedSendsNothing(t *testing.T) {
+func TestDo_EndedContext(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
 	w := watch(t, rdb, time.Minute)
@@ -348,9 +372,10 @@ func TestAContextThatHasEndedSendsNothing(t *testing.T) {
 	}
 }
 
-func TestTheUsersClientStaysAsItIs(t *testing.T) {
+// New does not change the user's client or its options.
+func TestNew_UserClientUnchanged(t *testing.T) {
 	t.Parallel()
-	s := redistest.Start(t) // which is put to sleep
+	s := redistest.Start(t) // its own server, since DEBUG SLEEP blocks it
 	rdb := s.Client(t)
 	before := *rdb.Options()
 	watch(t, rdb, timeout)
@@ -362,7 +387,7 @@ func TestTheUsersClientStaysAsItIs(t *testing.T) {
 		after.ReadTimeout < time.Second || after.MaxRetries != before.MaxRetries || after.PoolSize != before.PoolSize {
 		t.Errorf("the options were %+v, and are %+v", before, *after)
 	}
-	// And it still waits as long as it used to: a reply later than timeout reaches it.
+	// It still waits as long as before: a reply that takes longer than timeout reaches the user.
 	if err := rdb.Do(t.Context(), "debug", "sleep", "0.4").Err(); err != nil {
 		t.Errorf("the user's own command: %v", err)
 	}
@@ -370,6 +395,9 @@ func TestTheUsersClientStaysAsItIs(t *testing.T) {
 		t.Errorf("%d connections, want one that both use", rdb.PoolStats().TotalConns)
 	}
 
+	if testing.Short() {
+		return // a cluster takes seconds to start
+	}
 	cluster := redistest.SharedCluster(t).Client(t)
 	watch(t, cluster, timeout)
 	if cluster.Options().ContextTimeoutEnabled {
@@ -377,7 +405,7 @@ func TestTheUsersClientStaysAsItIs(t *testing.T) {
 	}
 }
 
-// A hook notes the commands that pass through it.
+// A hook counts the commands that pass through it.
 type hook struct {
 	mu  sync.Mutex
 	saw map[string]int // protected by mu
@@ -407,35 +435,33 @@ func (h *hook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Process
 	return func(ctx context.Context, cmds []redis.Cmder) error { h.see(cmds...); return next(ctx, cmds) }
 }
 
-func TestHooksOfTheUsersClientSeeOurCommands(t *testing.T) {
+// Hooks of the user's client see every command.
+func TestDo_UserHooks(t *testing.T) {
 	t.Parallel()
 	s := redistest.Shared(t)
-	for _, c := range []struct {
-		name string
-		rdb  redis.UniversalClient
-	}{
-		{"single", s.Client(t)},
-		{"cluster", redistest.SharedCluster(t).Client(t)},
-		{"wrapped", wrapped{s.Client(t)}},
-	} {
+	clients := map[string]redis.UniversalClient{"single": s.Client(t), "wrapped": wrapped{s.Client(t)}}
+	if !testing.Short() { // a cluster takes seconds to start
+		clients["cluster"] = redistest.SharedCluster(t).Client(t)
+	}
+	for name, rdb := range clients {
 		h := &hook{saw: make(map[string]int)}
-		c.rdb.AddHook(h)
-		w := watch(t, c.rdb, 5*time.Second)
+		rdb.AddHook(h)
+		w := watch(t, rdb, 5*time.Second)
 		if err := w.get(t.Context()); !errors.Is(err, redis.Nil) {
-			t.Errorf("%s: %v", c.name, err)
+			t.Errorf("%s: %v", name, err)
 		}
 		_, err := Do(t.Context(), w.Client, "set", "k", func(ctx context.Context) ([]redis.Cmder, error) {
 			return w.Redis.TxPipelined(ctx, func(p redis.Pipeliner) error { p.Del(ctx, "k"); return nil })
 		})
 		if err != nil {
-			t.Errorf("%s: %v", c.name, err)
+			t.Errorf("%s: %v", name, err)
 		}
-		if !w.Reachable(t.Context(), "") { // a node of a Cluster is asked by its own client
-			t.Errorf("%s: the server cannot be asked", c.name)
+		if !w.Reachable(t.Context(), "") { // a node of a Cluster is asked through its own client
+			t.Errorf("%s: the server cannot be asked", name)
 		}
-		for _, name := range []string{"get", "del", "ping"} {
-			if h.seen()[name] != 1 {
-				t.Errorf("%s: the hook saw %v, want one %s", c.name, h.seen(), name)
+		for _, cmd := range []string{"get", "del", "ping"} {
+			if h.seen()[cmd] != 1 {
+				t.Errorf("%s: the hook saw %v, want one %s", name, h.seen(), cmd)
 			}
 		}
 	}
@@ -443,7 +469,7 @@ func TestHooksOfTheUsersClientSeeOurCommands(t *testing.T) {
 
 var errLost = errors.New("connection lost")
 
-// openBreaker makes failures enough, and long enough, in a bubble.
+// openBreaker opens the breaker, in a bubble.
 func (w *watcher) openBreaker() {
 	for range Limit - 1 {
 		_ = w.do(errLost)
@@ -452,7 +478,8 @@ func (w *watcher) openBreaker() {
 	_ = w.do(errLost)
 }
 
-func TestTheBreakerOpensAfterFailuresInARowAndSilenceOnly(t *testing.T) {
+// A breaker opens only after enough failures in a row and enough silence.
+func TestBreaker_Opens(t *testing.T) {
 	t.Parallel()
 	answers := []error{
 		nil, redis.Nil, replyError("NOPERM this user has no permissions"), replyError("OOM command not allowed"),
@@ -461,7 +488,7 @@ func TestTheBreakerOpensAfterFailuresInARowAndSilenceOnly(t *testing.T) {
 	for _, between := range answers {
 		synctest.Test(t, func(t *testing.T) {
 			w := watch(t, mute(t), timeout)
-			for range 3 { // a long silence, and too few failures
+			for range 3 { // long silences with too few failures
 				for range Limit - 1 {
 					if err := w.do(errLost); err != errLost {
 						t.Errorf("Do = %v", err)
@@ -473,11 +500,11 @@ func TestTheBreakerOpensAfterFailuresInARowAndSilenceOnly(t *testing.T) {
 				}
 				_ = w.do(between)
 			}
-			for range 10 * Limit { // answers alone
+			for range 10 * Limit { // answers only
 				_ = w.do(between)
 				time.Sleep(timeout)
 			}
-			for range 10 * Limit { // failures enough, in no time
+			for range 10 * Limit { // enough failures in no time
 				_ = w.do(errLost)
 			}
 			time.Sleep(timeout - 1)
@@ -493,20 +520,21 @@ func TestTheBreakerOpensAfterFailuresInARowAndSilenceOnly(t *testing.T) {
 			for range 10 {
 				_ = w.do(errLost)
 			}
-			if got := w.told(); !slices.Equal(got, []bool{true}) {
+			if got := w.reported(); !slices.Equal(got, []bool{true}) {
 				t.Errorf("told %v", got)
 			}
 		})
 	}
 }
 
-// replyError is an error that the server has answered with.
+// A replyError is an error reply of the server.
 type replyError string
 
 func (e replyError) Error() string { return string(e) }
 func (replyError) RedisError()     {}
 
-func TestCallersThatLeaveDoNotOpenTheBreaker(t *testing.T) {
+// Callers that leave early do not open the breaker of a slow server, nor hide a dead one.
+func TestBreaker_ImpatientCallers(t *testing.T) {
 	t.Parallel()
 	for kind, open := range muteKinds() {
 		t.Run(kind, func(t *testing.T) {
@@ -532,7 +560,7 @@ func TestCallersThatLeaveDoNotOpenTheBreaker(t *testing.T) {
 				if w.AnyAway() || w.failures("slow") != 0 {
 					t.Errorf("open %t after %d failures", w.AnyAway(), w.failures("slow"))
 				}
-				// A dead server is found out although every caller has left.
+				// A dead server is noticed even if every caller leaves early.
 				for range Limit {
 					ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 					if err := w.get(ctx); err != context.DeadlineExceeded {
@@ -553,7 +581,8 @@ func TestCallersThatLeaveDoNotOpenTheBreaker(t *testing.T) {
 	}
 }
 
-func TestTheBreakerClosesByItselfWhenTheServerAnswersInAnyWay(t *testing.T) {
+// A breaker closes by itself once the server gives any answer.
+func TestBreaker_Closes(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name   string
@@ -581,10 +610,10 @@ func TestTheBreakerClosesByItselfWhenTheServerAnswersInAnyWay(t *testing.T) {
 				}
 				m.SetError("")
 				time.Sleep(10 * timeout)
-				if w.AnyAway() || w.Refusal("k") != nil || !slices.Equal(w.told(), []bool{true, false}) {
-					t.Fatalf("with the server back: open %t, told %v", w.AnyAway(), w.told())
+				if w.AnyAway() || w.Refusal("k") != nil || !slices.Equal(w.reported(), []bool{true, false}) {
+					t.Fatalf("with the server back: open %t, told %v", w.AnyAway(), w.reported())
 				}
-				// It starts from nothing.
+				// Counting starts again from zero.
 				for range Limit - 1 {
 					time.Sleep(timeout)
 					_ = w.do(errLost)
@@ -594,17 +623,18 @@ func TestTheBreakerClosesByItselfWhenTheServerAnswersInAnyWay(t *testing.T) {
 				}
 				_ = w.do(errLost)
 				time.Sleep(10 * timeout)
-				if w.AnyAway() || !slices.Equal(w.told(), []bool{true, false, true, false}) {
-					t.Errorf("the second time: open %t, told %v", w.AnyAway(), w.told())
+				if w.AnyAway() || !slices.Equal(w.reported(), []bool{true, false, true, false}) {
+					t.Errorf("the second time: open %t, told %v", w.AnyAway(), w.reported())
 				}
 			})
 		})
 	}
 }
 
-func TestTheBreakerAsksOncePerTimeoutAndEndsWithItsOwner(t *testing.T) {
+// A breaker probes once per timeout, until its owner closes.
+func TestBreaker_Probes(t *testing.T) {
 	t.Parallel()
-	for range 20 { // when it is time to ask again and to end, it ends, and not by chance
+	for range 20 { // if a probe and the end are due at once, it ends, each time
 		synctest.Test(t, func(t *testing.T) {
 			w := watch(t, mute(t), timeout)
 			w.openBreaker()
@@ -613,7 +643,7 @@ func TestTheBreakerAsksOncePerTimeoutAndEndsWithItsOwner(t *testing.T) {
 				t.Errorf("asked %d times in the time of 20", n)
 			}
 			begun := time.Now()
-			w.close() // waits for what runs in the background
+			w.close() // waits for the background work
 			if took := time.Since(begun); took > timeout {
 				t.Errorf("closing took %v", took)
 			}
@@ -626,7 +656,8 @@ func TestTheBreakerAsksOncePerTimeoutAndEndsWithItsOwner(t *testing.T) {
 	}
 }
 
-func TestTheBreakerDoesNotAskThroughAClosedClient(t *testing.T) {
+// A breaker does not probe through a closed client.
+func TestBreaker_ClosedClient(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		_, rdb := redistest.StartMini(t)
@@ -645,40 +676,44 @@ func TestTheBreakerDoesNotAskThroughAClosedClient(t *testing.T) {
 	})
 }
 
-// Changes that race leave the breaker neither stuck nor told wrongly. Run it with -race.
-func TestTheBreakerBearsManyCallersAtOnce(t *testing.T) {
+// Concurrent changes neither block the breaker nor make it report a wrong state.
+func TestBreaker_ConcurrentCallers(t *testing.T) {
 	t.Parallel()
-	m, rdb := redistest.StartMini(t)
-	w := watch(t, rdb, 5*time.Millisecond)
-	var stop atomic.Bool
-	var wg sync.WaitGroup
-	for range 8 {
-		wg.Go(func() {
-			for !stop.Load() {
-				if w.Refusal("k") == nil {
-					_ = w.get(context.Background())
+	synctest.Test(t, func(t *testing.T) {
+		m, rdb := redistest.StartMini(t)
+		w := watch(t, rdb, 5*time.Millisecond)
+		var stop atomic.Bool
+		var wg sync.WaitGroup
+		for range 8 {
+			wg.Go(func() {
+				for !stop.Load() {
+					if w.Refusal("k") == nil {
+						_ = w.get(context.Background())
+					}
+					time.Sleep(100 * time.Microsecond) // wakes all at one instant
 				}
-			}
-		})
-	}
-	for range 15 {
-		opened := len(w.told())
-		m.SetError("LOADING Redis is loading the dataset in memory")
-		redistest.Await(t, "open", func() bool { return len(w.told()) > opened && w.AnyAway() })
-		m.SetError("")
-		redistest.Await(t, "closed", func() bool { return !w.AnyAway() })
-	}
-	stop.Store(true)
-	wg.Wait()
-	redistest.Await(t, "closed for good", func() bool { return !w.AnyAway() && len(w.told())%2 == 0 })
-	for i, open := range w.told() {
-		if open != (i%2 == 0) {
-			t.Fatalf("told %v", w.told())
+			})
 		}
-	}
+		for range 50 {
+			opened := len(w.reported())
+			m.SetError("LOADING Redis is loading the dataset in memory")
+			redistest.Await(t, "open", func() bool { return len(w.reported()) > opened && w.AnyAway() })
+			m.SetError("")
+			redistest.Await(t, "closed", func() bool { return !w.AnyAway() })
+		}
+		stop.Store(true)
+		wg.Wait()
+		redistest.Await(t, "closed for good", func() bool { return !w.AnyAway() && len(w.reported())%2 == 0 })
+		for i, open := range w.reported() {
+			if open != (i%2 == 0) {
+				t.Fatalf("reported %v", w.reported())
+			}
+		}
+	})
 }
 
-func TestUnreachableIsWhoeverAnswersNothing(t *testing.T) {
+// Unreachable is true for errors of servers that cannot answer, and false for refusals.
+func TestUnreachable(t *testing.T) {
 	t.Parallel()
 	m, twin := redistest.StartMini(t)
 	opt := *twin.Options()
@@ -716,7 +751,7 @@ func TestUnreachableIsWhoeverAnswersNothing(t *testing.T) {
 		"ERR Error running script: LOADING is a word that users write, too.": false,
 	} {
 		m.SetError(text)
-		reply := rdb.Get(t.Context(), "k").Err() // as go-redis has it
+		reply := rdb.Get(t.Context(), "k").Err() // as go-redis returns it
 		for _, err := range []error{reply, replyError(text), fmt.Errorf("wrapped: %w", reply)} {
 			if got := Unreachable(err); got != want {
 				t.Errorf("Unreachable(%v), a %T, = %t", err, err, got)
@@ -736,7 +771,9 @@ func TestUnreachableIsWhoeverAnswersNothing(t *testing.T) {
 	}
 }
 
-func TestScriptsRefusedIsARefusalOfTheCommandItself(t *testing.T) {
+// ScriptsRefused is true for a refusal of the script command itself, and false for one within a
+// script.
+func TestScriptsRefused(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]bool{
 		"NOPERM this user has no permissions to run the 'evalsha' command": true,

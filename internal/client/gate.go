@@ -6,26 +6,26 @@ import (
 	"sync/atomic"
 )
 
-// A gate admits as many commands at a time as can be sent: more would wait for a connection of the pool, and their time
-// would run before the server has been asked. The others wait in the order in which they came. No command overtakes
-// another, or one could wait for ever.
+// A gate admits as many commands at a time as can be sent. More commands would wait for a
+// connection of the pool, while their time is running although the server has not been asked. The
+// others queue in order. No command overtakes another, so that none waits for ever.
 type gate struct {
 	size  uint64
-	state atomic.Uint64 // commands admitted in the lower half, and waiting in the upper one
+	state atomic.Uint64 // lower half: commands admitted; upper half: commands waiting
 
 	mu    sync.Mutex
-	queue list.List // of chan struct{}, each of a waiting command; protected by mu
+	queue list.List // of chan struct{}, one per waiting command; protected by mu
 }
 
 const oneWaiting = 1 << 32
 
 func admitted(state uint64) uint64 { return state % oneWaiting }
 
-// tryEnter admits a command if there is room for it, and no other one waits.
+// tryEnter admits a command if there is room and no command waits.
 func (g *gate) tryEnter() bool {
 	for {
 		state := g.state.Load()
-		if state >= g.size { // no command waits in a state that is less
+		if state >= g.size { // a smaller state has no waiting command
 			return false
 		}
 		if g.state.CompareAndSwap(state, state+1) {
@@ -34,33 +34,33 @@ func (g *gate) tryEnter() bool {
 	}
 }
 
-// A place is that of a command which waits at a gate.
-type place struct {
-	admitted chan struct{} // is closed when the command is
+// A waiter is a command that waits at a gate.
+type waiter struct {
+	admitted chan struct{} // closed when the command is admitted
 	element  *list.Element
 }
 
-// line puts a command into the line.
-func (g *gate) line() place {
+// enqueue adds a command to the queue.
+func (g *gate) enqueue() waiter {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	admitted := make(chan struct{})
-	p := place{admitted, g.queue.PushBack(admitted)}
+	w := waiter{admitted, g.queue.PushBack(admitted)}
 	g.state.Add(oneWaiting)
-	g.admit() // a command may have left before it could see this one wait
-	return p
+	g.admit() // a command may have left before it could see this one
+	return w
 }
 
-// giveUp takes a command out of the line, or back out of the gate if it has been admitted by then.
-func (g *gate) giveUp(p place) {
+// giveUp removes a command from the queue, or makes it leave if it has been admitted.
+func (g *gate) giveUp(w waiter) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	select {
-	case <-p.admitted:
+	case <-w.admitted:
 		g.state.Add(^uint64(0))
 		g.admit()
 	default:
-		g.queue.Remove(p.element)
+		g.queue.Remove(w.element)
 		g.state.Add(^uint64(oneWaiting - 1))
 	}
 }
@@ -74,7 +74,7 @@ func (g *gate) leave() {
 	}
 }
 
-// admit lets in the commands that come first. g.mu is held.
+// admit admits the first waiting commands. The caller holds g.mu.
 func (g *gate) admit() {
 	for first := g.queue.Front(); first != nil; first = g.queue.Front() {
 		state := g.state.Load()

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// A gate admits commands in the order in which they came.
+// A gate admits commands in the order of their arrival.
 func TestGate_Order(t *testing.T) {
 	t.Parallel()
 	g := gate{size: 2}
@@ -17,9 +17,9 @@ func TestGate_Order(t *testing.T) {
 			t.Fatalf("command %d at a gate of two: %t", i, entered)
 		}
 	}
-	var line []place
+	var line []waiter
 	for range 4 {
-		line = append(line, g.line())
+		line = append(line, g.enqueue())
 	}
 	open := func() (open []bool) {
 		for _, p := range line {
@@ -39,8 +39,8 @@ func TestGate_Order(t *testing.T) {
 	if g.tryEnter() {
 		t.Fatal("a newcomer overtakes")
 	}
-	g.giveUp(line[1]) // from the line
-	g.giveUp(line[0]) // from inside
+	g.giveUp(line[1]) // while it waits
+	g.giveUp(line[0]) // after it was admitted
 	if got := open(); !slices.Equal(got, []bool{true, false, true, false}) {
 		t.Fatalf("after the first two have given up: %v", got)
 	}
@@ -52,7 +52,8 @@ func TestGate_Order(t *testing.T) {
 	}
 }
 
-// However commands come, wait, give up and leave, no more are inside than there is room for, and none is forgotten.
+// A gate admits no more than its size, and forgets no command, however they come, give up and
+// leave.
 func TestGate_Crowd(t *testing.T) {
 	t.Parallel()
 	const size = 3
@@ -63,7 +64,7 @@ func TestGate_Crowd(t *testing.T) {
 		wg.Go(func() {
 			for j := range 500 {
 				if !g.tryEnter() {
-					p := g.line()
+					p := g.enqueue()
 					if (i+j)%3 == 0 {
 						g.giveUp(p)
 						continue

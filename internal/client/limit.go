@@ -6,19 +6,19 @@ import (
 	"time"
 )
 
-// A limit makes contexts that end when a command sent now has had its time. A timer for each command would be the
-// dearest part of a hit, so those that are sent within a sixteenth of that time share one: the last of them gets so
-// much less.
+// A limit creates contexts that end when a command that is sent now has had its time. A timer for
+// each command would be the most expensive part of a hit. So commands that are sent within a
+// sixteenth of that time share one context, and the last of them gets a sixteenth less time.
 type limit struct {
 	latest atomic.Pointer[sharedLimit]
 }
 
 type sharedLimit struct {
 	ctx context.Context
-	old time.Time // when another one is due
+	old time.Time // when it is no longer shared
 }
 
-// within returns a context that has the values of ctx, and ends between 15/16 of d and d from now.
+// within returns a context with the values of ctx that ends between 15/16 d and d from now.
 func (l *limit) within(ctx context.Context, now time.Time, d time.Duration) context.Context {
 	s := l.latest.Load()
 	if s == nil || !now.Before(s.old) {
@@ -36,10 +36,10 @@ type commandContext struct {
 	values context.Context
 }
 
-// Value has to hide what package context looks up to find the end of the caller's context, and its cause.
+// Value hides what package context would use to find the end of the caller's context and its cause.
 func (c commandContext) Value(key any) any { return context.WithoutCancel(c.values).Value(key) }
 
-// AfterFunc spares package context a goroutine for each context that is made from this one.
+// AfterFunc saves package context a goroutine for each context that is derived from this one.
 func (c commandContext) AfterFunc(f func()) (stop func() bool) {
 	return context.AfterFunc(c.Context, f)
 }

@@ -10,7 +10,9 @@ import (
 
 type valueKey struct{}
 
-func TestALimitEndsInTimeWithTheCallersValuesAndNotWithTheCaller(t *testing.T) {
+// A limit's context ends in time, has the caller's values, and does not end with the caller.
+func TestLimit_Context(t *testing.T) {
+	t.Parallel()
 	const d = 1600 * time.Millisecond
 	synctest.Test(t, func(t *testing.T) {
 		var l limit
@@ -42,7 +44,9 @@ func TestALimitEndsInTimeWithTheCallersValuesAndNotWithTheCaller(t *testing.T) {
 	})
 }
 
-func TestALimitIsSharedByTheCommandsOfASixteenth(t *testing.T) {
+// Commands sent within a sixteenth of the limit share its context.
+func TestLimit_Shared(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const d = 16 * time.Second
 		var l limit

@@ -11,7 +11,8 @@ import (
 	"github.com/singlefill/singlefill/internal/flight"
 )
 
-// A node is a server as one Client sees it: with its own breaker, so that a dead node affects its own keys only. Only a Cluster has more than one.
+// A node is one server of a Client, with its own breaker, so that a dead node affects only its own
+// keys. Only a Cluster has several.
 type node struct {
 	*server
 	breaker
@@ -24,22 +25,23 @@ func newNode(rdb redis.UniversalClient) *node {
 	return n
 }
 
-// nodes are those of a Cluster, by the clients that go-redis has for them.
+// nodes are the nodes of a Cluster, by their clients in go-redis.
 type nodes struct {
-	cluster *redis.ClusterClient // nil: there is one node only
-	of      sync.Map             // of *redis.Client to *node
-	open    atomic.Int64         // breakers
+	cluster *redis.ClusterClient // nil: there is only one node
+	of      sync.Map             // *redis.Client to *node
+	open    atomic.Int64         // number of open breakers
 }
 
-// ended is a context that has ended: what is called with it does not ask a server.
+// ended is a context that has ended: a function called with it asks no server.
 var ended = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
 }()
 
-// nodeOf returns the node that has key: its master, also for reads that the client sends to a replica. Before the first
-// answer the client may not know the nodes, and would ask for them; c.node stands for all until then.
+// nodeOf returns the node of key: its master, even for reads that the client sends to a replica.
+// Before the first answer the client may not know the nodes, and would have to ask for them; until
+// then c.node is the node of all keys.
 func (c *Client) nodeOf(key string) *node {
 	if c.nodes.cluster == nil || key == "" || c.node.answered.Load() == 0 {
 		return c.node
@@ -56,10 +58,12 @@ func (c *Client) nodeOf(key string) *node {
 	return n.(*node)
 }
 
-// idle is how long a node is remembered that has not answered anything. What is forgotten begins from nothing.
+// idle is how long a node that does not answer is remembered. A forgotten node starts again from
+// zero.
 const idle = 10 * time.Minute
 
-// forgetIdle is called when the Cluster has changed: nodes that have left it are not to stay for ever.
+// forgetIdle is called when the Cluster has changed, so that nodes that have left it are not kept
+// for ever.
 func (n *nodes) forgetIdle() {
 	n.of.Range(func(master, known any) bool {
 		if s := known.(*node).server; s.silentSince(s.begun) > idle {
@@ -89,9 +93,9 @@ func (c *Client) ByNode(keys []string) [][]string {
 	return groups
 }
 
-// Reachable asks the node of key for an answer now, also while its breaker is open. It returns false only if the node did
-// not answer a command sent after the call; it returns true if ctx ends first. Callers that ask at the same time share a
-// command.
+// Reachable asks the node of key for an answer now, even while its breaker is open. It returns
+// false only if the node did not answer a command sent after the call; if ctx ends first, it
+// returns true. Concurrent callers share a command.
 func (c *Client) Reachable(ctx context.Context, key string) bool {
 	n := c.nodeOf(key)
 	turn, found, err := n.pings.Join(ctx, "")
@@ -115,12 +119,12 @@ func (c *Client) Reachable(ctx context.Context, key string) bool {
 	return !Unreachable(err)
 }
 
-// ping asks a node for an answer. It does not wait in its line, which may be held up by the very silence that it is to
-// find out about.
+// ping asks a node for an answer. It does not queue at the gate, which the silence that it checks
+// may have blocked.
 func (c *Client) ping(ctx context.Context, n *node) error {
 	bounded, cancel := context.WithTimeout(Detach(ctx), c.Timeout)
 	ping := call{op: "ping", sent: time.Now()}
-	_, err := behind(ctx, c, n, ping, bounded, cancel, func(ctx context.Context) (string, error) {
+	_, err := runAsync(ctx, c, n, ping, bounded, cancel, func(ctx context.Context) (string, error) {
 		return n.rdb.Ping(ctx).Result()
 	})
 	return err

@@ -13,10 +13,10 @@ const (
 	maxPause   = 50 * time.Millisecond
 )
 
-// Retry repeats a command, ever more rarely, while again says of its error that it is worth it, until the time of
-// one is over or ctx ends: a connection may have broken, or the server be about to come back. try gets what is left
-// of that time; in its last tenth there is no other one, which would hardly be answered and leave more in doubt than
-// is known by then.
+// Retry repeats a command with growing pauses, until again returns false for its error, within has
+// passed, or ctx ends: a connection may have broken, or the server may be about to return. try gets
+// the rest of within. In the last tenth of it Retry stops, since another try would hardly be
+// answered and only leave its outcome unknown.
 func Retry[R any](ctx context.Context, within time.Duration, again func(err error) bool, try func(within time.Duration) (R, error)) (R, error) {
 	least := max(within/10, time.Millisecond)
 	for pause := firstPause; ; pause = min(2*pause, maxPause) {
@@ -32,7 +32,7 @@ func Retry[R any](ctx context.Context, within time.Duration, again func(err erro
 	}
 }
 
-// Sleep reports whether ctx has not ended.
+// Sleep waits for d or until ctx ends. It reports whether ctx has not ended.
 func Sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -11,15 +11,16 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-func TestInsistTriesEverMoreRarelyUntilTheTimeOfOneCommandIsOver(t *testing.T) {
+// Retry tries again after growing pauses, until the time of one command has passed.
+func TestRetry(t *testing.T) {
 	t.Parallel()
 	const ms = time.Millisecond
 	broken, refused := errors.New("broken"), errors.New("refused")
 	for what, c := range map[string]struct {
-		takes time.Duration   // each try
-		errs  []error         // of the tries; the last one stays
-		ends  time.Duration   // when ctx does; 0: never
-		at    []time.Duration // the tries
+		takes time.Duration   // of each try
+		errs  []error         // of the tries; the last one is repeated
+		ends  time.Duration   // when ctx ends; 0: never
+		at    []time.Duration // when the tries begin
 		want  error
 		after time.Duration
 	}{

@@ -11,22 +11,22 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A server is what all caches and locks of this process that use one client of the user's know together of what is
-// behind it: how much it can be sent at a time, and when it last answered.
+// A server is what all caches and locks of this process that share one client know about the server
+// behind it: how many commands can be sent at a time, and when it last answered.
 type server struct {
 	rdb  redis.UniversalClient
 	gate gate
 
 	begun    time.Time
-	answered atomic.Int64 // when the last answer came, in ns since begun
+	answered atomic.Int64 // time of the last answer, in ns since begun
 
 	mu       sync.Mutex
-	failures int           // in a row, of commands sent after that; protected by mu
+	failures int           // in a row, of commands sent after the last answer; protected by mu
 	since    time.Duration // when the first of them was sent, since begun; protected by mu
 }
 
-// servers are found by the address of the client, which cannot be another's as long as the server holds it. They keep
-// no client alive, nor a server that is not used any more.
+// servers are found by the address of the client, which no other client can have while the server
+// refers to it. The map keeps neither clients nor unused servers alive.
 var servers = struct {
 	mu sync.Mutex
 	of map[clientAddr]weak.Pointer[server] // protected by mu
@@ -37,8 +37,8 @@ type clientAddr struct {
 	addr uintptr
 }
 
-// serverOf returns the server behind rdb. A client that is not a pointer has one for each of its users, since nothing
-// tells whether two of them are the same.
+// serverOf returns the server behind rdb. A client that is not a pointer gets a new server for each
+// user, since equal clients cannot be recognized.
 func serverOf(rdb redis.UniversalClient) *server {
 	s := &server{rdb: rdb, begun: time.Now()}
 	s.gate.size = uint64(max(1, connections(rdb)))
@@ -60,17 +60,18 @@ func serverOf(rdb redis.UniversalClient) *server {
 func forget(at clientAddr) {
 	servers.mu.Lock()
 	defer servers.mu.Unlock()
-	if servers.of[at].Value() == nil { // and not another one that has been made since
+	if servers.of[at].Value() == nil { // and not a server created since
 		delete(servers.of, at)
 	}
 }
 
-// pipelined is how many commands a client may have at a time that sends them together: more than a batch or two bring
-// nothing, and with very many the last of them would run out of time before it is sent.
+// pipelined is how many commands are admitted to a client that pipelines them. More than one or two
+// batches gain nothing, and with very many the last ones would run out of time before they are
+// sent.
 const pipelined = 1000
 
-// connections returns how many commands the client can send at a time: one for each connection of its pool. Of a client
-// that does not tell, it is go-redis' default.
+// connections returns how many commands the client can send at a time: one per connection of its
+// pool. For an unknown client it is the default of go-redis.
 func connections(rdb redis.UniversalClient) int {
 	switch rdb := rdb.(type) {
 	case *redis.Client:
@@ -97,9 +98,10 @@ func atMost(size, active int) int {
 
 func (s *server) noteAnswer() { s.answered.Store(int64(time.Since(s.begun))) }
 
-// noteFailure counts a command that was not answered. What was sent before the last answer proves nothing: commands
-// fail in volleys, and the server may have begun to answer in the meantime. It returns how many there are in a row,
-// and for how long there has been no answer since the first of them was sent.
+// noteFailure counts a command that was not answered. A command sent before the last answer does
+// not count: commands fail in volleys, and the server may have started to answer in between. It
+// returns the number of failures in a row, and how long no answer has come since the first of them
+// was sent.
 func (s *server) noteFailure(sent time.Time) (failures int, silent time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -115,7 +117,7 @@ func (s *server) noteFailure(sent time.Time) (failures int, silent time.Duration
 	return s.failures, time.Since(s.begun) - s.since
 }
 
-// silentSince returns for how long there has been no answer, as far as a command can tell that waits since then.
+// silentSince returns how long no answer has come, seen by a command that waits since then.
 func (s *server) silentSince(then time.Time) time.Duration {
 	return min(time.Since(then), time.Since(s.begun)-time.Duration(s.answered.Load()))
 }

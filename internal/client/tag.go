@@ -1,8 +1,9 @@
 package client
 
-// HashTag returns name, which is not empty, as it is to stand in braces: keys that begin with the same such tag are in
-// one slot of a Cluster. The tag goes as far as the first '}' of name if it has one. A leading '}' would make it empty
-// and part the keys, so it is escaped, and the '%' that escapes it too: no two names have the same.
+// HashTag returns the non-empty name as a hash tag, for use in braces: keys that begin with the
+// same tag are in one slot of a Cluster. Redis ends the tag at the first '}' in name. A leading '}'
+// would make the tag empty and spread the keys, so it is escaped, and so is a leading '%':
+// different names have different tags.
 func HashTag(name string) string {
 	switch name[0] {
 	case '}':

@@ -14,8 +14,9 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// occupied is a watcher that can send one command at a time (the pool is larger: go-redis shares the timers of commands that wait
-// for one among bubbles), and on which a command runs until over is closed.
+// occupied returns a watcher that can send one command at a time, and whose first command runs
+// until over is closed. Its pool is larger than one, since go-redis shares the timers of commands
+// that wait for a connection between bubbles.
 func occupied(t *testing.T) (w *watcher, over chan struct{}) {
 	w, over = watch(t, mute(t), timeout), make(chan struct{})
 	w.node.gate.size = 1
@@ -26,10 +27,12 @@ func occupied(t *testing.T) (w *watcher, over chan struct{}) {
 	return w, over
 }
 
-// A command's time begins when it can be sent, and what waits is sent in order, however long that takes.
+// A command's time begins when it is sent; waiting commands are sent in order, however long that
+// takes.
 //
 //fault:many-commands
 func TestWait_TimeBeginsWhenSent(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := watch(t, mute(t), timeout)
 		w.node.gate.size = 2
@@ -43,7 +46,7 @@ func TestWait_TimeBeginsWhenSent(t *testing.T) {
 					time.Sleep(takes)
 					return n, ctx.Err()
 				})
-				if place := int64(i)/2 + 1; err != nil || (n+1)/2 != place {
+				if turn := int64(i)/2 + 1; err != nil || (n+1)/2 != turn {
 					t.Errorf("command %d was sent as number %d: %v", i, n, err)
 				}
 			})
@@ -63,8 +66,10 @@ func TestWait_TimeBeginsWhenSent(t *testing.T) {
 	})
 }
 
-// A caller that leaves while its command waits gets its own error at once. The command is not sent, and nothing failed.
+// A caller that leaves while its command waits gets its own error at once, and the command is not
+// sent and does not fail.
 func TestWait_CallerLeaves(t *testing.T) {
+	t.Parallel()
 	for way, get := range gets {
 		synctest.Test(t, func(t *testing.T) {
 			w, over := occupied(t)
@@ -95,13 +100,14 @@ func TestWait_CallerLeaves(t *testing.T) {
 	}
 }
 
-// However many commands wait when the server falls silent, none takes much longer than one command may.
+// However many commands wait at a frozen server, none takes much longer than one command may.
 //
 //fault:many-commands-frozen
 func TestWait_FrozenServer(t *testing.T) {
+	t.Parallel()
 	for kind, open := range map[string]func(o *redis.Options){
-		"default":         func(*redis.Options) {},
-		"minds deadlines": func(o *redis.Options) { o.ContextTimeoutEnabled = true },
+		"default":            func(*redis.Options) {},
+		"observes deadlines": func(o *redis.Options) { o.ContextTimeoutEnabled = true },
 	} {
 		for _, size := range []int{1, 10} {
 			synctest.Test(t, func(t *testing.T) {
@@ -120,7 +126,8 @@ func TestWait_FrozenServer(t *testing.T) {
 					})
 				}
 				wg.Wait()
-				// Those that see the silence at the same instant are counted until one of them opens the breaker.
+				// Commands that notice the silence at the same instant count until one opens the
+				// breaker.
 				if !w.AnyAway() || w.failures("get") > 50 {
 					t.Errorf("%s, %d connections: breaker open: %t, %d failures", kind, size, w.AnyAway(), w.failures("get"))
 				}
@@ -133,10 +140,11 @@ func TestWait_FrozenServer(t *testing.T) {
 	}
 }
 
-// What has no breaker, as a lock, waits no longer at a silent server either.
+// Commands of a client without a breaker, like that of a lock, wait no longer at a frozen server.
 //
 //fault:many-commands-frozen
 func TestWait_WithoutBreaker(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		c := New(mute(t), timeout, func(context.Context, string, error) {}, nil, nil)
 		c.node.gate.size = 2
@@ -158,7 +166,7 @@ func TestWait_WithoutBreaker(t *testing.T) {
 	})
 }
 
-// All that use one client share its connections, and what they know of the server.
+// All users of one client share its gate and what they know of its server.
 func TestServer_Shared(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
@@ -190,8 +198,9 @@ func TestServer_Shared(t *testing.T) {
 	}
 }
 
-// A client that is not used any more is not kept alive by what has been known of its server.
+// A client that is no longer used is not kept alive by its server.
 func TestServer_Forgotten(t *testing.T) {
+	t.Parallel()
 	var collected atomic.Bool
 	var at clientAddr
 	func() {
@@ -216,8 +225,9 @@ func TestServer_Forgotten(t *testing.T) {
 	})
 }
 
-// A bounded client whose OnConnect ignores its context does not make a read take its time.
+// A read is bounded even if OnConnect ignores its context.
 func TestBounded_OnConnect(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := redistest.StartMini(t)
 		opt := *redistest.NewMiniClient(t, m).Options()

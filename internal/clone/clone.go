@@ -1,4 +1,5 @@
-// Package clone copies plain values: a caller that may change what it is given must not change what another one has.
+// Package clone copies values, so that a caller may change its value without changing that of
+// another caller.
 package clone
 
 import (
@@ -10,12 +11,15 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// Func returns a function that makes copies of values of T which share no memory with them that could be changed; nil
-// if T is not plain. Plain are numbers, strings and times, and structs, arrays, slices, maps and pointers of what is
-// plain. Not plain is what may hide more than can be seen or set from here: interfaces, channels, functions, references
-// in fields that are not exported, and references in types that decode themselves.
+// Func returns a function that copies values of type T, or nil if T is not plain. A copy shares no
+// mutable memory with its original.
 //
-// A value is a tree: whatever two of its references have in common is copied twice, as a decoder would have made it.
+// Numbers, strings and times are plain, and so are structs, arrays, slices, maps and pointers of
+// plain types. Types that may hide something are not plain: interfaces, channels, functions,
+// references in unexported fields, and references in types that decode themselves.
+//
+// A value is copied as a tree: what two references share is copied twice, as a decoder would have
+// created it.
 func Func[T any]() func(v T) T {
 	own, plain := make(plans).of(reflect.TypeFor[T]())
 	switch {
@@ -30,14 +34,14 @@ func Func[T any]() func(v T) T {
 	}
 }
 
-// A plan replaces all references in v, which is a copy of another value, by references to copies of their own. A nil
-// plan is that of a type which has none.
+// A plan replaces every reference in v, which is a shallow copy, by a reference to a copy. A type
+// without references has a nil plan.
 type plan struct{ replace func(v reflect.Value) }
 
-// plans are those of types that have been looked at, or are being looked at, since a type may refer to itself.
+// plans are the plans of types seen so far. A type that refers to itself finds its own plan.
 type plans map[reflect.Type]*plan
 
-// of returns the plan for a type; plain is false if there can be none.
+// of returns the plan of a type. plain is false if the type is not plain.
 func (p plans) of(typ reflect.Type) (own *plan, plain bool) {
 	if known, seen := p[typ]; seen {
 		return known, true
@@ -58,7 +62,7 @@ func (p plans) of(typ reflect.Type) (own *plan, plain bool) {
 		return &plan{func(v reflect.Value) { each(v, elem) }}, !decodesItself(typ)
 	case reflect.Struct:
 		if typ == reflect.TypeFor[time.Time]() {
-			return nil, true // what it refers to cannot be changed
+			return nil, true // it refers only to immutable values
 		}
 		replace, plain := p.fields(typ)
 		if replace == nil || !plain {
@@ -74,7 +78,7 @@ func (p plans) reference(typ reflect.Type) (replace func(v reflect.Value), plain
 	if !plain {
 		return nil, false
 	}
-	var renew func(v reflect.Value) // of what is not nil
+	var renew func(v reflect.Value) // copies what v refers to; v is not nil
 	switch typ.Kind() {
 	case reflect.Pointer:
 		renew = func(v reflect.Value) {
@@ -141,7 +145,7 @@ func (p plans) fields(typ reflect.Type) (replace func(v reflect.Value), plain bo
 			continue
 		}
 		if !f.IsExported() && !(f.Anonymous && f.Type.Kind() == reflect.Struct) {
-			return nil, false // it could not be set
+			return nil, false // reflect cannot set it
 		}
 		fields = append(fields, field{i, own})
 	}
@@ -155,7 +159,8 @@ func (p plans) fields(typ reflect.Type) (replace func(v reflect.Value), plain bo
 	}, true
 }
 
-// decodesItself reports whether a type may be more than what it is made of: it may refer to what it shares on purpose.
+// decodesItself reports whether a type has a decoding method, since it may then share memory on
+// purpose.
 func decodesItself(typ reflect.Type) bool {
 	p := reflect.PointerTo(typ)
 	for _, i := range []reflect.Type{

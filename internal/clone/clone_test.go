@@ -38,7 +38,7 @@ type (
 	holder struct{ Named named }
 )
 
-// references returns where everything is that can be changed through v.
+// references returns the addresses of all memory that can be changed through v.
 func references(v reflect.Value, all map[uintptr]bool) map[uintptr]bool {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -101,7 +101,8 @@ func quickly[T any](t *testing.T) {
 	}
 }
 
-func TestACopyIsEqualAndSharesNothing(t *testing.T) {
+// A copy equals its original and shares no memory with it.
+func TestFunc_Copies(t *testing.T) {
 	t.Parallel()
 	quickly[int](t)
 	quickly[id](t)
@@ -155,7 +156,8 @@ func wantNone[T any](t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeCopiedIsNotPlain(t *testing.T) {
+// Func returns nil for types that may hide references.
+func TestFunc_NotPlain(t *testing.T) {
 	t.Parallel()
 	wantNone[any](t)
 	wantNone[error](t)
@@ -185,7 +187,8 @@ type point struct {
 	Any  any
 }
 
-func TestATypeThatRefersToItselfIsJudgedAsAWhole(t *testing.T) {
+// Func returns nil for a recursive type if any part of it is not plain.
+func TestFunc_RecursiveType(t *testing.T) {
 	t.Parallel()
 	wantNone[point](t)
 	wantNone[[]*point](t)

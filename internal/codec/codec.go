@@ -1,4 +1,4 @@
-// Package codec is what singlefill ships to turn values into bytes and back.
+// Package codec has the codecs that singlefill provides to encode and decode values.
 package codec
 
 import (
@@ -12,14 +12,14 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// The codecs of package singlefill, which documents them.
+// The codecs of package singlefill, where they are documented.
 var (
 	MsgPack msgPackCodec
 	JSON    jsonCodec
 	Raw     rawCodec
 )
 
-// maxNesting is how deep msgpack may nest: far above real data, far below what overflows a stack.
+// maxNesting is the deepest nesting of msgpack: far above real data, far below a stack overflow.
 const maxNesting = 512
 
 type msgPackCodec struct{}
@@ -53,11 +53,13 @@ func (msgPackCodec) Unmarshal(data []byte, v any) (err error) {
 	return nil
 }
 
-// decoders are those that may be used again. Not msgpack.Unmarshal: it does so with all of them, also with those
-// that a failed decode left in mid-recording, and those that a method of the user's may have kept.
+// decoders are decoders that may be reused. msgpack.Unmarshal would reuse all of its decoders, even
+// those that a failed decode left in the middle of a recording, and those that a user's method may
+// have kept.
 var decoders = sync.Pool{New: func() any { return newDecoder() }}
 
-// maxReused is the most bytes that such a decoder takes. It keeps a buffer as long as the longest string.
+// maxReused limits the bytes given to a reused decoder, since it keeps a buffer as long as the
+// longest string.
 const maxReused = 256 << 10
 
 type decoder struct {
@@ -74,7 +76,7 @@ func (d *decoder) decode(doc msgcheck.Doc, v any) error {
 	return d.Decode(v)
 }
 
-// checkMsgPack returns data as a document that is safe to decode into a type that costs so much.
+// checkMsgPack returns data as a document that is safe to decode into a type of this cost.
 func checkMsgPack(data []byte, cost *msgcheck.Cost) (msgcheck.Doc, error) {
 	doc, err := msgcheck.Check(data, maxNesting)
 	if err == nil {
@@ -99,8 +101,8 @@ func (jsonCodec) Marshal(v any) (data []byte, err error) {
 	return data, nil
 }
 
-// Unmarshal needs no check of lengths and nesting: JSON declares no lengths, and encoding/json refuses more
-// than 10,000 levels and anything after the value.
+// Unmarshal does not check lengths and nesting: JSON declares no lengths, and encoding/json refuses
+// more than 10,000 levels and anything after the value.
 func (jsonCodec) Unmarshal(data []byte, v any) (err error) {
 	defer recoverTo(&err, "JSON.Unmarshal")
 	if err := checkJSON(data, v); err != nil {
@@ -109,8 +111,9 @@ func (jsonCodec) Unmarshal(data []byte, v any) (err error) {
 	return json.Unmarshal(data, v)
 }
 
-// checkJSON takes every delimiter for an element. Those inside strings are counted too, which does no harm:
-// with a comma in fifty bytes of prose, only a T with elements of more than 50 × 64 bytes comes near the limit.
+// checkJSON counts every delimiter as an element. It also counts those inside strings, which does
+// no harm: with a comma in fifty bytes of prose, only a T with elements of more than 50 × 64 bytes
+// comes near the limit.
 func checkJSON(data []byte, v any) error {
 	count := func(c string) int { return bytes.Count(data, []byte(c)) }
 	n := msgcheck.Counts{Items: count("[") + count(","), Entries: count(":"), Maps: count("{")}
@@ -120,8 +123,8 @@ func checkJSON(data []byte, v any) error {
 	return nil
 }
 
-// addressable returns a pointer to a copy of v. Methods with a pointer receiver take part only in what has an
-// address; Unmarshal, which gets a pointer, calls them, so Marshal must.
+// addressable returns a pointer to a copy of v. Methods with a pointer receiver are called only on
+// addressable values. Unmarshal, which gets a pointer, calls them, so Marshal must, too.
 func addressable(v any) any {
 	typ := reflect.TypeOf(v)
 	if typ == nil || typ.Kind() == reflect.Pointer {
@@ -174,8 +177,8 @@ func isBytes(typ reflect.Type) bool {
 	return typ != nil && typ.Kind() == reflect.Slice && typ.Elem().Kind() == reflect.Uint8
 }
 
-// Own reports whether c is a codec of this package. What it decodes is a tree then, and nobody else's, as far as the
-// types within it do not decode themselves.
+// Own reports whether c is a codec of this package. The values that it decodes are trees and share
+// nothing, except for types that decode themselves.
 func Own(c any) bool {
 	switch c.(type) {
 	case msgPackCodec, jsonCodec, rawCodec:
@@ -184,10 +187,10 @@ func Own(c any) bool {
 	return false
 }
 
-// Takes returns an error if c is a codec of this package that can never encode a typ.
+// Takes returns an error if c is a codec of this package that can never encode a typ, or keeps nothing of it.
 func Takes(c any, typ reflect.Type) error {
 	if _, raw := c.(rawCodec); raw && !isString(typ) && !isBytes(typ) {
 		return fmt.Errorf("singlefill: Options.Codec Raw takes []byte or string, not %v", typ)
 	}
-	return nil
+	return checkKeeps(c, typ)
 }

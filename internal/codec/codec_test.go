@@ -75,7 +75,7 @@ func testRoundTrip[T any](t *testing.T, c Codec, in T) {
 		t.Errorf("%T, %T: %v", c, in, err)
 		return
 	}
-	data = bytes.Clone(data) // stored and read back: it may share memory with in
+	data = bytes.Clone(data) // as if stored and read: it may share memory with in
 	before := bytes.Clone(data)
 	out := new(T)
 	if err := c.Unmarshal(data, out); err != nil {
@@ -86,14 +86,14 @@ func testRoundTrip[T any](t *testing.T, c Codec, in T) {
 		t.Errorf("%T, %T: Unmarshal changed the data", c, in)
 	}
 	for i := range data {
-		data[i] ^= 0xff // what aliases the data is no longer equal
+		data[i] ^= 0xff // a value that aliases data differs now
 	}
 	if !equalValues(reflect.ValueOf(&in).Elem(), reflect.ValueOf(out).Elem()) {
 		t.Errorf("%T: %#v came back as %#v", c, in, *out)
 	}
 }
 
-// equalValues is reflect.DeepEqual but for times, which it compares with Equal.
+// equalValues is reflect.DeepEqual, but compares times with Equal.
 func equalValues(a, b reflect.Value) bool {
 	if a.Type() == reflect.TypeFor[time.Time]() && a.CanInterface() {
 		return a.Interface().(time.Time).Equal(b.Interface().(time.Time))
@@ -107,12 +107,13 @@ func equalValues(a, b reflect.Value) bool {
 		return true
 	}
 	if !a.CanInterface() {
-		return true // of a type that was not exported: promoted fields are compared by the caller
+		return true // an unexported type: the caller compares promoted fields
 	}
 	return reflect.DeepEqual(a.Interface(), b.Interface())
 }
 
-func TestCodecsRoundTrip(t *testing.T) {
+// MsgPack and JSON return each value that they have encoded.
+func TestCodecs_RoundTrip(t *testing.T) {
 	item := newCodecItem(7)
 	for _, c := range []Codec{MsgPack, JSON} {
 		testRoundTrip(t, c, item.Name)
@@ -158,7 +159,7 @@ func TestCodecsRoundTrip(t *testing.T) {
 			t.Fatalf("%T: parent came back as %+v", c, got.Parent)
 		}
 		got.Parent.Created = time.Time{}
-		if c == JSON { // writes a nil RawMessage as null, and reads it back as that text
+		if c == JSON { // JSON writes a nil RawMessage as null, and reads it as that text
 			got.Parent.Doc = nil
 		}
 		if !reflect.DeepEqual(got, item) {
@@ -167,7 +168,8 @@ func TestCodecsRoundTrip(t *testing.T) {
 	}
 }
 
-func TestMsgPackKeepsNilAndEmptyApart(t *testing.T) {
+// MsgPack keeps nil and empty values apart.
+func TestMsgPack_NilAndEmpty(t *testing.T) {
 	type all struct {
 		Slice []int
 		Map   map[string]string
@@ -188,8 +190,8 @@ func TestMsgPackKeepsNilAndEmptyApart(t *testing.T) {
 	testRoundTrip(t, MsgPack, map[string]string{})
 }
 
-// What the documentation of MsgPack warns of. Where one of these changes, it must.
-func TestMsgPackPitfalls(t *testing.T) {
+// MsgPack has the pitfalls that its documentation names.
+func TestMsgPack_Pitfalls(t *testing.T) {
 	to := func(in, out any) {
 		t.Helper()
 		data, err := MsgPack.Marshal(in)
@@ -256,8 +258,8 @@ func codecAllocated(f func()) int64 {
 	return int64(after.TotalAlloc - before.TotalAlloc)
 }
 
-// codecMost is what decoding n bytes may allocate: the documented limit, and the garbage made on the way. JSON
-// leaves more of that, as it grows a slice by a quarter at a time.
+// codecMost is what decoding n bytes may allocate: the documented limit and temporary garbage. JSON
+// makes more of that, since it grows a slice by a quarter at a time.
 func codecMost(c Codec, n int) int64 {
 	limit := 64<<20 + 64*int64(n)
 	if c == JSON {
@@ -266,7 +268,8 @@ func codecMost(c Codec, n int) int64 {
 	return 2 * limit
 }
 
-func TestHostileBytesStayWithinTheLimit(t *testing.T) {
+// Unmarshal of hostile bytes allocates no more than documented.
+func TestUnmarshal_HostileBytes(t *testing.T) {
 	if testing.Short() {
 		t.Skip("decodes some GB")
 	}
@@ -324,7 +327,8 @@ func TestHostileBytesStayWithinTheLimit(t *testing.T) {
 	}
 }
 
-func TestMarshalRefusesWhatUnmarshalWould(t *testing.T) {
+// Marshal refuses values that Unmarshal would refuse.
+func TestMarshal_Refuses(t *testing.T) {
 	deep := any(nil)
 	for range 513 {
 		deep = []any{deep}
@@ -380,7 +384,8 @@ func (*panicsText) UnmarshalText([]byte) error             { panic(errors.New("d
 func (*panicsJSON) MarshalJSON() ([]byte, error)           { panic("encode") }
 func (*panicsJSON) UnmarshalJSON([]byte) error             { panic("decode") }
 
-func TestPanicsOfUsersMethodsAreErrors(t *testing.T) {
+// A panic of a user's method becomes an error.
+func TestCodecs_Panics(t *testing.T) {
 	for _, tt := range []struct {
 		c    Codec
 		v    any
@@ -409,7 +414,7 @@ func TestPanicsOfUsersMethodsAreErrors(t *testing.T) {
 		}
 		testRoundTrip(t, tt.c, "the codec still works")
 	}
-	// The decoder itself panics on these.
+	// The decoder itself panics on these documents.
 	if err := MsgPack.Unmarshal([]byte("\x82\xa1A\xa1x\xa1A\xa1y"), new(struct{ A any })); err == nil {
 		t.Error("a field given twice is no error")
 	}
@@ -425,11 +430,11 @@ func TestPanicsOfUsersMethodsAreErrors(t *testing.T) {
 	}
 }
 
-// Methods that keep what they are given.
+// Types whose methods keep what they are given.
 type (
 	keepsDecoder struct{}
 	keepsBytes   struct{}
-	looksAround  struct{} // and one that is called while another value is being decoded
+	looksAround  struct{} // a type whose method is called while another value is decoded
 )
 
 var (
@@ -466,14 +471,15 @@ func (*looksAround) UnmarshalText([]byte) error {
 	return nil
 }
 
-func TestWhatAMethodKeepsShowsNoOtherValue(t *testing.T) {
+// A decoder or buffer that a method keeps shows no later value.
+func TestUnmarshal_KeptDecoder(t *testing.T) {
 	type other struct {
 		Name string
 		Look looksAround
 		Rest string
 	}
 	data := []byte("\x83\xa4Name\xa6secret\xa4Look\xa1x\xa4Rest\xa6secret")
-	for range 100 { // whether a pool gives back what was put in is left to it
+	for range 100 { // a pool does not always return what was put in
 		for _, keeps := range []struct {
 			data string
 			v    any
@@ -503,7 +509,8 @@ func TestWhatAMethodKeepsShowsNoOtherValue(t *testing.T) {
 	}
 }
 
-func TestMarshalUsesMethodsWithPointerReceivers(t *testing.T) {
+// Marshal calls methods with pointer receivers.
+func TestMarshal_PointerReceivers(t *testing.T) {
 	type odd struct{ Big big.Int }
 	for _, c := range []Codec{MsgPack, JSON} {
 		data, err := c.Marshal(odd{*big.NewInt(12345)})
@@ -513,8 +520,9 @@ func TestMarshalUsesMethodsWithPointerReceivers(t *testing.T) {
 	}
 }
 
-func TestCodecsAreSafeForConcurrentUse(t *testing.T) {
-	type fresh struct{ Items []codecItem } // a type whose cost is not yet known
+// Codecs are safe for concurrent use.
+func TestCodecs_Concurrent(t *testing.T) {
+	type fresh struct{ Items []codecItem } // a type whose cost is not known yet
 	in := fresh{[]codecItem{newCodecItem(1), newCodecItem(2)}}
 	var wg sync.WaitGroup
 	for range 8 {
@@ -536,6 +544,7 @@ func TestCodecsAreSafeForConcurrentUse(t *testing.T) {
 	wg.Wait()
 }
 
+// Raw stores bytes and strings unchanged, and refuses other types.
 func TestRaw(t *testing.T) {
 	testRoundTrip(t, Raw, "text \xff\x00")
 	testRoundTrip(t, Raw, "")
@@ -568,7 +577,8 @@ func TestRaw(t *testing.T) {
 	}
 }
 
-func TestRawGivesAFreshCopy(t *testing.T) {
+// Raw decodes into a new copy each time.
+func TestRaw_Copies(t *testing.T) {
 	data := []byte("abc")
 	var a, b []byte
 	for _, p := range []*[]byte{&a, &b} {
@@ -582,12 +592,13 @@ func TestRawGivesAFreshCopy(t *testing.T) {
 	}
 }
 
-type anyCodec []int // a Codec that cannot be compared
+type anyCodec []int // a Codec that is not comparable
 
 func (anyCodec) Marshal(any) ([]byte, error) { return nil, nil }
 func (anyCodec) Unmarshal([]byte, any) error { return nil }
 
-func TestCheckCodec(t *testing.T) {
+// Takes refuses types that Raw cannot encode.
+func TestTakes(t *testing.T) {
 	for _, v := range []any{"", []byte{}, codecToken(""), json.RawMessage{}} {
 		if err := Takes(Raw, reflect.TypeOf(v)); err != nil {
 			t.Errorf("%T: %v", v, err)
@@ -611,6 +622,7 @@ func TestCheckCodec(t *testing.T) {
 	}
 }
 
+// MsgPack.Unmarshal stays within its limit, and what it accepts can be encoded.
 func FuzzMsgPackDecode(f *testing.F) {
 	for _, v := range []any{newCodecItem(1), []codecItem{newCodecItem(2)}, map[string]any{"a": []any{1, nil, "x"}}, "s", nil} {
 		data, err := MsgPack.Marshal(v)
@@ -629,7 +641,8 @@ func FuzzMsgPackDecode(f *testing.F) {
 			if took > codecMost(MsgPack, len(data)) {
 				t.Fatalf("%T took %d bytes for %d", v, took, len(data))
 			}
-			if _, raw := v.(*msgpack.RawMessage); err == nil && !raw { // nil is written as no value at all
+			// Nil is encoded as no value at all.
+			if _, raw := v.(*msgpack.RawMessage); err == nil && !raw {
 				if _, err := MsgPack.Marshal(reflect.ValueOf(v).Elem().Interface()); err != nil {
 					t.Fatalf("%T was read, but cannot be written: %v", v, err)
 				}
@@ -686,7 +699,8 @@ type (
 	}
 )
 
-// BenchmarkHit decodes values as those of the benchmark of a whole hit: ours beside msgpack.Unmarshal.
+// BenchmarkHit decodes values like those of the benchmark of a whole hit, compared with
+// msgpack.Unmarshal.
 func BenchmarkHit(b *testing.B) {
 	for _, size := range []int{100, 2 << 10, 64 << 10} {
 		order := benchmarkOrder{ID: 42, Customer: "Somebody, Somewhere"}
@@ -739,6 +753,7 @@ func benchmarkCodec(b *testing.B, size int, f func() error) {
 	}
 }
 
+// Own recognizes the codecs of this package.
 func TestOwn(t *testing.T) {
 	for _, c := range []any{MsgPack, JSON, Raw} {
 		if !Own(c) {

@@ -1,12 +1,12 @@
-// Command docs keeps the pages of this repository in step with its tests; see scripts/docs -h.
+// Command docs keeps the pages of this repository consistent with its tests; see scripts/docs -h.
 //
-// A test that shows a row of docs/faults.md says so in a line of its comment, with the id of the row:
+// A test that covers a row of docs/faults.md names the row's id in a line of its comment:
 //
 //	//fault:killed-holder
 //	func TestGetOrLoad_KilledHolder(t *testing.T) {
 //
-// The column "Test" of the page is made from these lines. In the other pages, a link whose text is the name of a test
-// leads to the file that declares it.
+// The column "Test" of that page is generated from these lines. In every page, a link whose text is
+// the name of a test leads to the file that declares the test.
 package main
 
 import (
@@ -23,16 +23,16 @@ import (
 
 const usage = `Usage: scripts/docs [-check]
 
-Writes the column "Test" of docs/faults.md from the lines //fault:ID beside the tests, and makes the links of the
-pages lead to the files that declare the tests they name. Then it reports what it cannot mend: a link that leads
-nowhere, a test that does not exist, a row without a test, a test of internal/tests/faults without a row.
+Writes the column "Test" of docs/faults.md from the lines //fault:ID beside the tests, and corrects links to tests.
+Then it reports what it cannot correct: a broken link, a test that does not exist, a row without a test, a test of
+internal/tests/faults without a row.
 
   -check  write nothing; a page that would change is an error
 `
 
 const (
 	faultsPage = "docs/faults.md"
-	faultTests = "internal/tests/faults/" // each test below it belongs to a row
+	faultTests = "internal/tests/faults/" // every test in this tree belongs to a row
 )
 
 var pages = []string{"README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/design.md", faultsPage}
@@ -81,10 +81,10 @@ func run(tree fs.FS, check bool, write func(name string, data []byte, perm fs.Fi
 	return errors.Join(append(errs, checkScripts(tree)...)...)
 }
 
-// A test is one that some file declares.
+// A test is a test function.
 type test struct {
 	name, file string
-	faults     []string // the ids beside it
+	faults     []string // the ids of its rows
 }
 
 var (
@@ -92,7 +92,7 @@ var (
 	declaration = regexp.MustCompile(`^func ((?:Test|Fuzz)\w+)\(\w+ \*testing\.[TF]\) \{`)
 )
 
-// findTests returns the tests of all modules, ordered by file, and within a file as they stand there.
+// findTests returns the tests of all modules, in the order of files and of lines.
 func findTests(tree fs.FS) (tests []test, err error) {
 	err = fs.WalkDir(tree, ".", func(path string, d fs.DirEntry, err error) error {
 		switch {
@@ -124,7 +124,7 @@ func findTests(tree fs.FS) (tests []test, err error) {
 
 var rowID = regexp.MustCompile(`^\| <a id="([^"]+)"></a>`)
 
-// fillTable writes the tests of each row into the column "Test", the third one.
+// fillTable writes the tests of each row into its third column, "Test".
 func fillTable(page string, tests []test) (mended string, errs []error) {
 	shownBy := make(map[string][]string)
 	for _, t := range tests {
@@ -166,7 +166,7 @@ func fillTable(page string, tests []test) (mended string, errs []error) {
 
 var link = regexp.MustCompile(`\[([^\]]+)\]\(([^)#:\s]+)\)`)
 
-// mendLinks makes each link to a test lead to its file.
+// mendLinks makes each link to a test lead to the file that declares it.
 func mendLinks(tree fs.FS, page, text string, tests []test) (mended string, errs []error) {
 	dir := filepath.Dir(page)
 	mended = link.ReplaceAllStringFunc(text, func(whole string) string {

@@ -1,4 +1,4 @@
-// Package entry is the format of what a value key holds.
+// Package entry defines the format of a value key.
 package entry
 
 import (
@@ -9,28 +9,31 @@ import (
 	"time"
 )
 
-// An Entry is what a value key holds: a header of 35 bytes, then the codec's payload.
-// Numbers are big-endian.
+// An Entry is the content of a value key: a header of 35 bytes, then the codec's payload. Numbers
+// are big-endian.
 //
 //	 0      magic 0xC1, which begins neither msgpack nor UTF-8 text
 //	 1      format version, 1
-//	 2      flags: bit 0 the source has no such thing; bit 1 made stale before its time; the others are 0
+//	 2      flags: bit 0 the source has no such value; bit 1 expired early; the others are 0
 //	 3..10  fresh until, Unix time in ms
 //	11..18  written at, Unix time in ms
 //	19..22  how long the load took, ms (0: not loaded, but Set)
 //	23..26  length of the payload, bytes
-//	27..34  random, so that no two entries ever written are alike
+//	27..34  random, so that no two entries ever written are equal
 //	35..    payload; empty with flag bit 0
 //
-// All that says what the payload is stands outside of it: no user value can be taken for a marker.
-// The length is there because a codec such as Raw cannot tell a truncated payload from a short one.
-// The times are those of the writer's clock. Redis' own TTL is the hard limit of an entry's life; no time in
-// here prolongs it.
+// Everything about the payload is in the header, so that no user value can be taken for a marker.
+// The length is needed because a codec such as Raw cannot tell a truncated payload from a short
+// one. The times are those of the writer's clock. Redis' own TTL is the hard limit of an entry's
+// life; no time in the header prolongs it.
 //
-// The scripts of package fill know the length of the header; expire.lua also knows where its fields are.
+// The scripts of package fill know the length of the header; expire.lua also knows the offsets of
+// its fields.
 type Entry struct {
-	NotFound   bool
-	Expired    bool // made stale before its time, at FreshUntil; so it is stale whatever the reader's clock says
+	NotFound bool
+	// Expired is set if Expire marked the entry stale, at FreshUntil. Then it is stale for readers
+	// with any clock.
+	Expired    bool
 	FreshUntil time.Time
 	WrittenAt  time.Time
 	LoadTime   time.Duration
@@ -45,7 +48,7 @@ const (
 	flagNotFound = 1 << 0
 	flagExpired  = 1 << 1
 
-	// Where the fields begin.
+	// Offsets of the fields.
 	flagsAt    = 2
 	freshAt    = 3
 	writtenAt  = 11
@@ -54,10 +57,11 @@ const (
 	randomAt   = 27
 )
 
-// Age is the time since an entry was written; not negative, although the clock may be another one's.
+// Age returns the time since the entry was written, or 0 if the clocks of writer and reader
+// disagree.
 func (e Entry) Age(now time.Time) time.Duration { return max(0, now.Sub(e.WrittenAt)) }
 
-// Encode writes a header, new each time, and the payload.
+// Encode returns a new header and the payload.
 func (e Entry) Encode() ([]byte, error) {
 	if uint64(len(e.Payload)) > math.MaxUint32 {
 		return nil, errors.New("singlefill: value takes more than 4 GiB")
@@ -78,7 +82,7 @@ func (e Entry) Encode() ([]byte, error) {
 	return append(b, e.Payload...), nil
 }
 
-// Parse takes the header off b. The payload aliases b.
+// Parse parses the header of b. The payload aliases b.
 func Parse(b []byte) (Entry, error) {
 	switch {
 	case len(b) < HeaderLen:
@@ -104,18 +108,18 @@ func Parse(b []byte) (Entry, error) {
 	}, nil
 }
 
-// Header returns the part of stored bytes by which the scripts tell one entry from another.
+// Header returns the part of stored bytes by which the scripts distinguish entries.
 func Header[B []byte | string](b B) string {
 	return string(b[:min(len(b), HeaderLen)])
 }
 
-// A Patch is bytes to be put into stored ones.
+// A Patch overwrites stored bytes.
 type Patch struct {
 	At    int64
 	Bytes string
 }
 
-// Stale returns what expire.lua puts into a header: now, and new random bytes.
+// Stale returns the values that expire.lua writes into a header: now, and new random bytes.
 func Stale(now time.Time) (fresh, random string) {
 	var b [16]byte
 	binary.BigEndian.PutUint64(b[:], uint64(now.UnixMilli()))
@@ -123,8 +127,8 @@ func Stale(now time.Time) (fresh, random string) {
 	return string(b[:8]), string(b[8:])
 }
 
-// Expire returns the patches by which the entry with that header becomes a stale one, as expire.lua makes them;
-// none if it is no header. What has been stale for longer stays so.
+// Expire returns the patches that mark the entry with this header stale, as expire.lua does, or
+// none if it is not a header. An entry that was stale before keeps its time.
 func Expire(header string, now time.Time) []Patch {
 	if len(header) < HeaderLen || header[0] != magic || header[1] != version {
 		return nil

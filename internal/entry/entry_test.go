@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// golden entries: their random bytes, 27 to 34, are zero here.
+// The random bytes of the golden entries, 27 to 34, are zero.
 var goldenEntries = []struct {
 	name  string
 	entry Entry
@@ -37,7 +37,8 @@ func goldenBytes(t testing.TB, text string) []byte {
 	return b
 }
 
-func TestEntriesAreAsDocumented(t *testing.T) {
+// Entries are encoded and parsed as documented.
+func TestEntry_Golden(t *testing.T) {
 	t.Parallel()
 	for _, g := range goldenEntries {
 		want := goldenBytes(t, g.hex)
@@ -60,7 +61,8 @@ func TestEntriesAreAsDocumented(t *testing.T) {
 	}
 }
 
-func TestNoTwoEntriesShareAHeader(t *testing.T) {
+// Each encoded entry has a unique header.
+func TestEncode_UniqueHeaders(t *testing.T) {
 	t.Parallel()
 	e := Entry{FreshUntil: time.UnixMilli(1), Payload: []byte("v")}
 	seen := make(map[string]bool)
@@ -77,7 +79,8 @@ func TestNoTwoEntriesShareAHeader(t *testing.T) {
 	}
 }
 
-func TestAnEntryThatContradictsItselfIsRefused(t *testing.T) {
+// Parse refuses entries that contradict themselves.
+func TestParse_Refuses(t *testing.T) {
 	t.Parallel()
 	whole := goldenBytes(t, goldenEntries[0].hex)
 	none := goldenBytes(t, goldenEntries[2].hex)
@@ -109,7 +112,7 @@ func TestAnEntryThatContradictsItselfIsRefused(t *testing.T) {
 	}
 }
 
-// patched is data after Expire, the same bytes if that has refused them.
+// patched returns data after Expire: the same bytes if Expire refused them.
 func patched(t testing.TB, data []byte, now time.Time) []byte {
 	t.Helper()
 	before, b := bytes.Clone(data), bytes.Clone(data)
@@ -125,26 +128,27 @@ func patched(t testing.TB, data []byte, now time.Time) []byte {
 	return b
 }
 
-func TestThePatchesOfExpireAreAsDocumented(t *testing.T) {
+// Expire patches a header as documented.
+func TestExpire_Patches(t *testing.T) {
 	t.Parallel()
 	now := time.UnixMilli(1700000000000)
 	for _, c := range []struct{ before, after string }{
 		{ // fresh
 			"c1 01 00 0000018bcfe5687b 0000018bcfe56418 000005dc 00000007 0000000000000000 7061796c6f6164",
 			"c1 01 02 0000018bcfe56800 0000018bcfe56418 000005dc 00000007 0000000000000000 7061796c6f6164"},
-		{ // until just now
+		{ // until now
 			"c1 01 00 0000018bcfe56800 0000000000000000 00000000 00000000 0000000000000000",
 			"c1 01 02 0000018bcfe56800 0000000000000000 00000000 00000000 0000000000000000"},
 		{ // stale for 1 ms
 			"c1 01 01 0000018bcfe567ff 0000000000000000 00000000 00000000 0000000000000000",
 			"c1 01 03 0000018bcfe567ff 0000000000000000 00000000 00000000 0000000000000000"},
-		{ // made stale before
+		{ // expired before
 			"c1 01 02 0000000000000001 0000000000000000 00000000 00000001 0000000000000000 76",
 			"c1 01 02 0000000000000001 0000000000000000 00000000 00000001 0000000000000000 76"},
 		{ // a writer's clock far ahead
 			"c1 01 00 7fffffffffffffff 7fffffffffffffff 00000000 00000000 0000000000000000",
 			"c1 01 02 0000018bcfe56800 7fffffffffffffff 00000000 00000000 0000000000000000"},
-		{ // unknown flags stay, so that it stays refused
+		{ // unknown flags stay, so that Parse still refuses it
 			"c1 01 80 7fffffffffffffff 0000000000000000 00000000 00000000 0000000000000000",
 			"c1 01 82 0000018bcfe56800 0000000000000000 00000000 00000000 0000000000000000"},
 	} {
@@ -163,7 +167,8 @@ func TestThePatchesOfExpireAreAsDocumented(t *testing.T) {
 	}
 }
 
-func TestWhatExpireMakesIsLikeNoOtherEntry(t *testing.T) {
+// Expired entries have unique headers.
+func TestExpire_UniqueHeaders(t *testing.T) {
 	t.Parallel()
 	data := goldenBytes(t, goldenEntries[0].hex)
 	seen := map[string]bool{Header(data): true}
@@ -177,8 +182,7 @@ func TestWhatExpireMakesIsLikeNoOtherEntry(t *testing.T) {
 	}
 }
 
-// FuzzExpire: whatever Expire makes of an entry is the same entry but for being stale, and whatever is refused
-// without it is refused after it too.
+// Expire only marks an entry stale, and bytes that Parse refuses stay refused.
 func FuzzExpire(f *testing.F) {
 	for _, g := range goldenEntries {
 		f.Add(goldenBytes(f, g.hex), int64(1700000000000))
@@ -196,7 +200,8 @@ func FuzzExpire(f *testing.F) {
 			return
 		}
 		want := now
-		if until := before.FreshUntil; until.Before(now) && until.UnixMilli() >= 0 { // nothing lives before 1970
+		// No entry was written before 1970.
+		if until := before.FreshUntil; until.Before(now) && until.UnixMilli() >= 0 {
 			want = until
 		}
 		if !after.Expired || !after.FreshUntil.Equal(want) || !after.WrittenAt.Equal(before.WrittenAt) ||
@@ -209,7 +214,7 @@ func FuzzExpire(f *testing.F) {
 	})
 }
 
-// FuzzEntry: what passes for an entry is one, byte by byte, and whatever does not is refused without a panic.
+// Parse accepts only bytes that Encode could have written, and never panics.
 func FuzzEntry(f *testing.F) {
 	for _, g := range goldenEntries {
 		f.Add(goldenBytes(f, g.hex))

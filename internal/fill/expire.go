@@ -9,11 +9,12 @@ import (
 	"github.com/singlefill/singlefill/internal/entry"
 )
 
-// A Pair is the two keys that belong to one key of a cache.
+// A Pair is the two Redis keys of one cache key.
 type Pair struct{ Value, Lock string }
 
-// Expire makes the entries of pairs stale without removing them, and breaks the loads of them that are under
-// way: each pair in one step, all in one round trip; without scripts, one after the other.
+// Expire marks the entries of pairs stale, without removing them, and invalidates their running
+// loads. Each pair is one step on the server; all pairs share one round trip. Without scripts the
+// pairs are done one after the other.
 func Expire(ctx context.Context, c *client.Client, pairs []Pair) error {
 	if len(pairs) == 0 {
 		return nil
@@ -21,7 +22,7 @@ func Expire(ctx context.Context, c *client.Client, pairs []Pair) error {
 	now := time.Now()
 	refused, err := client.Do(ctx, c, "expire", pairs[0].Value, func(ctx context.Context) (refused []Pair, err error) {
 		cmds, err := c.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
-			for _, pair := range pairs { // EVAL, since a pipeline cannot fall back from EVALSHA on the way
+			for _, pair := range pairs { // EVAL, since a pipeline cannot fall back from EVALSHA
 				fresh, random := entry.Stale(now)
 				expireScript.Eval(ctx, p, []string{pair.Value, pair.Lock}, fresh, random)
 			}

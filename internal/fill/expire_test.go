@@ -17,11 +17,11 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-func (b *bench) expire() error {
+func (b *fixture) expire() error {
 	return Expire(b.t.Context(), b.client, []Pair{{b.value, b.key}})
 }
 
-// entryUntil is an entry, fresh until then.
+// entryUntil returns an entry that is fresh until the given time.
 func entryUntil(until time.Time, flags byte, payload string) string {
 	data, err := entry.Entry{FreshUntil: until, WrittenAt: time.UnixMilli(1e12), LoadTime: time.Second, Payload: []byte(payload)}.Encode()
 	if err != nil {
@@ -31,10 +31,10 @@ func entryUntil(until time.Time, flags byte, payload string) string {
 	return string(data)
 }
 
-// wantExpired fails the test unless the value is what Expire, begun and ended at these times, makes of data:
-// the same but for a flag, the time until which it is fresh, which has become now if it was later, and other
-// random bytes.
-func (b *bench) wantExpired(data string, begun, ended time.Time) {
+// wantExpired checks that the value is what Expire, called between begun and ended, makes of data:
+// the same bytes but for the flag, the time until which it is fresh, which is now if it was later,
+// and other random bytes.
+func (b *fixture) wantExpired(data string, begun, ended time.Time) {
 	b.t.Helper()
 	got, _ := b.get(b.value)
 	if len(got.text) != len(data) {
@@ -58,7 +58,8 @@ func (b *bench) wantExpired(data string, begun, ended time.Time) {
 	}
 }
 
-func TestExpireMakesAnEntryStaleAndNothingElseOfIt(t *testing.T) {
+// Expire marks an entry stale, releases the lock, and changes nothing else.
+func TestExpire_Entry(t *testing.T) {
 	t.Parallel()
 	var entries []state
 	for _, until := range []time.Time{
@@ -74,9 +75,9 @@ func TestExpireMakesAnEntryStaleAndNothingElseOfIt(t *testing.T) {
 	whole := entryUntil(time.Now().Add(time.Hour), 0, "payload")
 	entries = append(entries, state{text: whole, forever: true}, state{text: whole[:35]}, state{text: whole[:36]}, state{text: whole + "more"})
 	locks := []state{{}, held(me), held(other, "boom"), failed(other), failedUntil(life, other, "boom"), abandoned(other), {text: "garbage", forever: true}, {empty: true}, {list: true}}
-	eachForm(t, func(t *testing.T, f form) {
+	eachBackend(t, func(t *testing.T, f backend) {
 		for i, value := range entries {
-			b := f.bench(t)
+			b := f.fixture(t)
 			b.set(b.value, value)
 			b.set(b.key, locks[i%len(locks)])
 			_, ttl := b.get(b.value)
@@ -93,16 +94,17 @@ func TestExpireMakesAnEntryStaleAndNothingElseOfIt(t *testing.T) {
 	})
 }
 
-func TestExpireRemovesWhatIsNoEntry(t *testing.T) {
+// Expire removes a value that is not an entry.
+func TestExpire_Garbage(t *testing.T) {
 	t.Parallel()
 	whole := entryUntil(time.Now().Add(time.Hour), 0, "payload")
-	eachForm(t, func(t *testing.T, f form) {
+	eachBackend(t, func(t *testing.T, f backend) {
 		for _, value := range []state{
 			{}, {empty: true}, {list: true}, {list: true, forever: true}, {text: "garbage"}, {text: whole[:34]}, {text: whole[:1]},
 			{text: entryA}, {text: "\xc0" + whole[1:]}, {text: "\xc1\x02" + whole[2:]}, {text: "\xc1\x00" + whole[2:], forever: true},
 		} {
 			for _, lock := range []state{{}, held(other, "boom"), {list: true}} {
-				b := f.bench(t)
+				b := f.fixture(t)
 				b.set(b.value, value)
 				b.set(b.key, lock)
 				if err := b.expire(); err != nil {
@@ -115,12 +117,12 @@ func TestExpireRemovesWhatIsNoEntry(t *testing.T) {
 	})
 }
 
-// What the load under way brings is refused, and so is whatever else is done under its lock.
-func TestExpireBreaksTheLoadUnderWay(t *testing.T) {
+// Expire invalidates a running load: nothing that is done under its lock succeeds.
+func TestExpire_RunningLoad(t *testing.T) {
 	t.Parallel()
-	eachForm(t, func(t *testing.T, f form) {
+	eachBackend(t, func(t *testing.T, f backend) {
 		data := entryUntil(time.Now().Add(time.Hour), 0, "payload")
-		b := f.bench(t)
+		b := f.fixture(t)
 		b.set(b.value, state{text: data})
 		if r, err := b.GetOrLock(t.Context(), opTimeout, Query{Known: data[:35], Take: true, For: Served}); err != nil || r.Status != Locked {
 			t.Fatalf("answered %+v, %v", r, err)
@@ -130,26 +132,26 @@ func TestExpireBreaksTheLoadUnderWay(t *testing.T) {
 		}
 		expired, _ := b.get(b.value)
 		stored, err1 := b.Store(t.Context(), opTimeout, []byte(entryA), life)
-		released, err2 := b.Release(t.Context(), opTimeout, ReleaseNote{Failure: "word", RetryAfter: life, Drop: true})
+		released, err2 := b.Release(t.Context(), opTimeout, ReleaseNote{Failure: "failure", RetryAfter: life, Drop: true})
 		held, err3 := b.Renew(t.Context())
 		if err := errors.Join(err1, err2, err3); stored || released || held || err != nil {
 			t.Errorf("stored %t, released %t, held %t, %v", stored, released, held, err)
 		}
 		b.want(b.value, expired, 0)
 		b.want(b.key, state{}, 0)
-		// Who knows the entry of before is told of the one that it is now.
+		// The reader that knows the old entry gets the expired one.
 		if r, err := b.GetOrLock(t.Context(), opTimeout, Query{Known: data[:35], Take: true, For: Served}); err != nil || r.Status != Hit || r.Text != expired.text {
 			t.Errorf("answered %+v, %v", r, err)
 		}
 	})
 }
 
-// What was stored under the lock, but not answered, is not passed off for stored once it is stale.
-func TestAStoreThatIsRepeatedAfterExpireIsRefused(t *testing.T) {
+// A store that is repeated after Expire, because its reply was lost, is refused.
+func TestStore_RepeatedAfterExpire(t *testing.T) {
 	t.Parallel()
-	eachForm(t, func(t *testing.T, f form) {
+	eachBackend(t, func(t *testing.T, f backend) {
 		data := []byte(entryUntil(time.Now().Add(time.Hour), 0, "payload"))
-		b := f.bench(t)
+		b := f.fixture(t)
 		b.set(b.key, held(me))
 		if ok, err := b.Store(t.Context(), opTimeout, data, life); !ok || err != nil {
 			t.Fatal(ok, err)
@@ -165,8 +167,8 @@ func TestAStoreThatIsRepeatedAfterExpireIsRefused(t *testing.T) {
 	})
 }
 
-// expireOnce runs the script itself.
-func (b *bench) expireOnce(fresh, random string) (stale int) {
+// expireOnce runs the script.
+func (b *fixture) expireOnce(fresh, random string) (stale int) {
 	b.t.Helper()
 	stale, err := expireScript.Run(b.t.Context(), b.admin, []string{b.value, b.key}, fresh, random).Int()
 	if err != nil {
@@ -175,11 +177,11 @@ func (b *bench) expireOnce(fresh, random string) (stale int) {
 	return stale
 }
 
-// The client may send a command twice, and the second one may arrive late.
-func TestExpireTwiceIsExpireOnce(t *testing.T) {
+// Expire that arrives twice, perhaps late, has the effect of one.
+func TestExpire_Twice(t *testing.T) {
 	t.Parallel()
-	for _, open := range []func(testing.TB) form{openMini, openReal} {
-		b := open(t).bench(t)
+	for _, open := range []func(testing.TB) backend{openMini, openReal} {
+		b := open(t).fixture(t)
 		now := time.Now()
 		fresh, random := entry.Stale(now)
 		data := entryUntil(now.Add(time.Hour), 0, "payload")
@@ -190,7 +192,8 @@ func TestExpireTwiceIsExpireOnce(t *testing.T) {
 		b.expireOnce(fresh, random)
 		b.want(b.value, once, 0)
 
-		later, random2 := entry.Stale(now.Add(time.Minute)) // what has been stale for longer stays so
+		// An entry that was stale before keeps its time.
+		later, random2 := entry.Stale(now.Add(time.Minute))
 		b.expireOnce(later, random2)
 		b.wantExpired(once.text, now, now)
 
@@ -207,13 +210,13 @@ func TestExpireTwiceIsExpireOnce(t *testing.T) {
 	}
 }
 
-// TestTheScriptAndThePatchesAgreeByteByByte on whatever a key may hold, with times around now and around what a
-// Lua number can tell apart.
-func TestTheScriptAndThePatchesAgreeByteByByte(t *testing.T) {
+// The Lua script and entry.Expire agree byte by byte on any value, for times around now and around
+// the largest integer that a Lua number can represent.
+func TestExpire_ScriptAndPatchesAgree(t *testing.T) {
 	t.Parallel()
 	seed := uint64(time.Now().UnixNano())
 	rnd := rand.New(rand.NewPCG(seed, 0))
-	real, mini := openReal(t).bench(t), openMini(t).bench(t)
+	real, mini := openReal(t).fixture(t), openMini(t).fixture(t)
 	for round := range 500 {
 		data := make([]byte, rnd.IntN(60))
 		for i := range data {
@@ -236,7 +239,7 @@ func TestTheScriptAndThePatchesAgreeByteByByte(t *testing.T) {
 			copy(patched[27:], random)
 			want = state{text: string(patched)}
 		}
-		for _, b := range []*bench{real, mini} {
+		for _, b := range []*fixture{real, mini} {
 			b.set(b.value, state{text: string(data)})
 			stale := b.expireOnce(fresh, random)
 			if got, _ := b.get(b.value); got != want || (stale == 1) != (patches != nil) {
@@ -246,26 +249,28 @@ func TestTheScriptAndThePatchesAgreeByteByByte(t *testing.T) {
 	}
 }
 
-func TestExpireOfManyDoesEachAndOfNoneNothing(t *testing.T) {
+// Expire of several pairs expires each; Expire of none does nothing.
+func TestExpire_Many(t *testing.T) {
 	t.Parallel()
-	for _, open := range []func(testing.TB) form{openReal, openRealWatch} { // miniredis' pipe has no room for a batch
+	// miniredis' pipe cannot hold a batch.
+	for _, open := range []func(testing.TB) backend{openReal, openRealWatch} {
 		f := open(t)
 		data := entryUntil(time.Now().Add(time.Hour), 0, "payload")
 		values := []state{{text: data}, {}, {list: true}, {text: data}, {text: "garbage"}, {text: data}}
-		var benches []*bench
+		var fixtures []*fixture
 		var pairs []Pair
 		for _, value := range values {
-			b := f.bench(t)
+			b := f.fixture(t)
 			b.set(b.value, value)
 			b.set(b.key, held(other))
-			benches, pairs = append(benches, b), append(pairs, Pair{b.value, b.key})
+			fixtures, pairs = append(fixtures, b), append(pairs, Pair{b.value, b.key})
 		}
 		begun := time.Now()
-		if err := errors.Join(Expire(t.Context(), benches[0].client, pairs), Expire(t.Context(), benches[0].client, nil)); err != nil {
+		if err := errors.Join(Expire(t.Context(), fixtures[0].client, pairs), Expire(t.Context(), fixtures[0].client, nil)); err != nil {
 			t.Error(err)
 		}
 		seen := make(map[string]bool)
-		for i, b := range benches {
+		for i, b := range fixtures {
 			if values[i].text == data {
 				b.wantExpired(data, begun, time.Now())
 				got, _ := b.get(b.value)
@@ -281,12 +286,13 @@ func TestExpireOfManyDoesEachAndOfNoneNothing(t *testing.T) {
 	}
 }
 
-func TestWithoutMemoryExpireIsAnErrorAndHalvesNothing(t *testing.T) {
+// Expire that runs out of memory returns an error and changes nothing.
+func TestExpire_OutOfMemory(t *testing.T) {
 	t.Parallel()
 	for _, mutate := range [][]func(*redis.Options){nil, {asNoScripts}} {
 		s := redistest.Start(t)
 		noScripts(t, s)
-		b := form{s.Client(t, mutate...), s.Admin()}.bench(t)
+		b := backend{s.Client(t, mutate...), s.Admin()}.fixture(t)
 		data := entryUntil(time.Now().Add(time.Hour), 0, "payload")
 		b.set(b.value, state{text: data})
 		b.set(b.key, held(other))
@@ -300,9 +306,9 @@ func TestWithoutMemoryExpireIsAnErrorAndHalvesNothing(t *testing.T) {
 	}
 }
 
-// A right that is missing inside of the script is found out in the middle of it. Whoever is told of success can
-// rely on it; an entry is never left half patched where it would pass for fresh.
-func TestARightMissingInsideExpireIsAnError(t *testing.T) {
+// Expire that lacks a right in the middle of its script returns an error, and never leaves a partly
+// patched entry that looks fresh.
+func TestExpire_MissingRight(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	data := entryUntil(time.Now().Add(time.Hour), 0, "payload")
@@ -320,7 +326,7 @@ func TestARightMissingInsideExpireIsAnError(t *testing.T) {
 		if err := s.Admin().Do(t.Context(), "acl", "setuser", "app", "reset", "on", ">pw", "~*", "&*", "+@all", c.rule).Err(); err != nil {
 			t.Fatal(err)
 		}
-		b := form{s.Client(t, func(o *redis.Options) { o.Username, o.Password, o.Protocol = "app", "pw", 2 }), s.Admin()}.bench(t)
+		b := backend{s.Client(t, func(o *redis.Options) { o.Username, o.Password, o.Protocol = "app", "pw", 2 }), s.Admin()}.fixture(t)
 		b.set(b.value, c.value)
 		b.set(b.key, held(other))
 		begun := time.Now()
@@ -336,7 +342,8 @@ func TestARightMissingInsideExpireIsAnError(t *testing.T) {
 	}
 }
 
-// spread makes pairs in many slots, each with an entry and a lock, and returns the slots' owners too.
+// spread creates pairs in many slots, each with an entry and a lock, and returns the owners of
+// their slots.
 func spread(t *testing.T, cluster *redis.ClusterClient, n int, data string) (pairs []Pair, owners []string) {
 	t.Helper()
 	ns := redistest.Namespace(t)
@@ -355,7 +362,7 @@ func spread(t *testing.T, cluster *redis.ClusterClient, n int, data string) (pai
 	return pairs, owners
 }
 
-// wantPair fails the test unless a pair has been expired, or has not.
+// wantPair checks whether a pair has been expired.
 func wantPair(t *testing.T, cluster *redis.ClusterClient, pair Pair, data string, expired bool) {
 	t.Helper()
 	value, err1 := cluster.Get(t.Context(), pair.Value).Result()
@@ -369,7 +376,8 @@ func wantPair(t *testing.T, cluster *redis.ClusterClient, pair Pair, data string
 	}
 }
 
-func TestExpireReachesEveryNodeOfACluster(t *testing.T) {
+// Expire reaches every node of a Cluster.
+func TestExpire_Cluster(t *testing.T) {
 	t.Parallel()
 	c := redistest.SharedCluster(t)
 	for _, node := range c.Nodes {
@@ -399,14 +407,17 @@ func TestExpireReachesEveryNodeOfACluster(t *testing.T) {
 	}
 }
 
-// A node that is dead is no reason to leave the keys of the others as they are, nor to keep silent about its own.
+// Expire on a Cluster with a dead node expires the keys of the other nodes, and returns an error.
 //
 //fault:dead-node
-func TestExpireDoesWhatItCanWhileANodeOfTheClusterIsDead(t *testing.T) {
+func TestExpire_DeadNode(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	t.Parallel()
 	c := redistest.StartCluster(t)
 	data := entryUntil(time.Now().Add(time.Hour), 0, "payload")
-	rdb := c.Client(t)
+	rdb := c.Client(t, func(o *redis.ClusterOptions) { o.DialerRetries = 1 })
 	pairs, owners := spread(t, rdb, 60, data)
 	dead := c.Nodes[1]
 	dead.Kill()
@@ -422,9 +433,10 @@ func TestExpireDoesWhatItCanWhileANodeOfTheClusterIsDead(t *testing.T) {
 	}
 }
 
-func TestExpireByAClosedClientIsAnError(t *testing.T) {
+// Expire by a closed client returns an error.
+func TestExpire_ClosedClient(t *testing.T) {
 	t.Parallel()
-	b := openMini(t).bench(t)
+	b := openMini(t).fixture(t)
 	if err := b.rdb.Close(); err != nil {
 		t.Fatal(err)
 	}

@@ -29,24 +29,26 @@ const (
 
 	opTimeout = 5 * time.Second
 
-	life = 40 * time.Second // of the lock under test; what was there before has another one
+	// TTLs of the lock under test, and of whatever the keys held before.
+	life = 40 * time.Second
 	left = 20 * time.Second
 
 	entryA = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAApayload of A"
 	entryB = "BBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBpayload of B"
 )
 
-// A form is a way in which the acts reach a server.
-type form struct {
+// A backend is a way in which commands reach a server.
+type backend struct {
 	rdb   redis.UniversalClient // of the lock
-	admin *redis.Client         // looks at keys; may do everything
+	admin *redis.Client         // reads and writes keys; may run every command
 }
 
-// eachForm runs a test on every form: scripts on both servers, and WATCH on both, for a user who may run none.
-func eachForm(t *testing.T, run func(t *testing.T, f form)) {
+// eachBackend runs a test with scripts, and with WATCH for a user without the right to run scripts,
+// on miniredis and on a real server.
+func eachBackend(t *testing.T, run func(t *testing.T, f backend)) {
 	for _, c := range []struct {
 		name string
-		open func(t testing.TB) form
+		open func(t testing.TB) backend
 	}{
 		{"mini", openMini}, {"mini without scripts", openMiniWatch}, {"real", openReal}, {"real without scripts", openRealWatch},
 	} {
@@ -57,12 +59,12 @@ func eachForm(t *testing.T, run func(t *testing.T, f form)) {
 	}
 }
 
-func openMini(t testing.TB) form {
+func openMini(t testing.TB) backend {
 	m, rdb := redistest.StartMini(t)
-	return form{rdb, redistest.NewMiniClient(t, m)}
+	return backend{rdb, redistest.NewMiniClient(t, m)}
 }
 
-func openMiniWatch(t testing.TB) form {
+func openMiniWatch(t testing.TB) backend {
 	m, rdb := redistest.StartMini(t)
 	m.Server().SetPreHook(func(p *server.Peer, cmd string, _ ...string) bool {
 		if strings.HasPrefix(cmd, "EVAL") {
@@ -71,18 +73,18 @@ func openMiniWatch(t testing.TB) form {
 		}
 		return false
 	})
-	return form{rdb, redistest.NewMiniClient(t, m)}
+	return backend{rdb, redistest.NewMiniClient(t, m)}
 }
 
-func openReal(t testing.TB) form {
+func openReal(t testing.TB) backend {
 	s := redistest.Shared(t)
-	return form{s.Client(t), s.Admin()}
+	return backend{s.Client(t), s.Admin()}
 }
 
-func openRealWatch(t testing.TB) form {
+func openRealWatch(t testing.TB) backend {
 	s := redistest.Shared(t)
 	noScripts(t, s)
-	return form{s.Client(t, asNoScripts), s.Admin()}
+	return backend{s.Client(t, asNoScripts), s.Admin()}
 }
 
 func noScripts(t testing.TB, s *redistest.Server) {
@@ -96,19 +98,19 @@ func asNoScripts(o *redis.Options) { o.Username, o.Password = "noscripts", "pw" 
 
 var pairs atomic.Int64
 
-// bench is one pair of keys and a lock on them with the token me.
-type bench struct {
-	form
+// A fixture is one pair of keys and a lock on them whose token is me.
+type fixture struct {
+	backend
 	*Lock
 	failed []error
 	t      testing.TB
 }
 
-func (f form) bench(t testing.TB) *bench {
+func (f backend) fixture(t testing.TB) *fixture {
 	t.Helper()
-	b := &bench{form: f, t: t}
+	b := &fixture{backend: f, t: t}
 	value := fmt.Sprintf("fill:{%d}", pairs.Add(1))
-	redistest.Planted(t, value) // by the test, which makes the keys what they are to be
+	redistest.Planted(t, value) // the test itself writes the keys
 	b.Lock = New(newClient(t, f.rdb, func(op string, err error) { b.failed = append(b.failed, fmt.Errorf("%s: %w", op, err)) }),
 		value, value+":lock", life)
 	b.token, b.stamp = me, stamp
@@ -123,15 +125,15 @@ func newClient(t testing.TB, rdb redis.UniversalClient, failed func(op string, e
 		func(bool) {}, func(run func(<-chan struct{})) { wg.Go(func() { run(closing) }) })
 }
 
-// A state is what a key holds. The zero state is a key that is missing.
+// A state is what a key holds. The zero state is a missing key.
 type state struct {
 	text    string
-	empty   bool // the string "", which is not the same as missing
+	empty   bool // the empty string, which is not a missing key
 	list    bool
-	forever bool // has no TTL; only a foreign key has none
+	forever bool // without a TTL, as only foreign keys are
 }
 
-func (b *bench) set(key string, s state) {
+func (b *fixture) set(key string, s state) {
 	b.t.Helper()
 	ctx := context.Background()
 	var err error
@@ -151,8 +153,8 @@ func (b *bench) set(key string, s state) {
 	}
 }
 
-// get returns what a key holds, and its TTL.
-func (b *bench) get(key string) (s state, ttl time.Duration) {
+// get returns what a key holds and its TTL.
+func (b *fixture) get(key string) (s state, ttl time.Duration) {
 	b.t.Helper()
 	ctx := context.Background()
 	kind, err := b.admin.Type(ctx, key).Result()
@@ -174,14 +176,15 @@ func (b *bench) get(key string) (s state, ttl time.Duration) {
 		b.t.Fatal(err)
 	}
 	s.empty = s.text == ""
-	if state, token, _, word := splitRecord(s.text); state == "H" { // which stamp a grant gets is another test's matter
-		s.text = state + token + stamp + word
+	// Other tests check the stamp.
+	if state, token, _, failure := splitRecord(s.text); state == "H" {
+		s.text = state + token + stamp + failure
 	}
 	return s, ttl
 }
 
-// want fails the test unless key holds a state with a TTL of about ttl; 0: that of before.
-func (b *bench) want(key string, want state, ttl time.Duration) {
+// want checks that key holds a state with a TTL of about ttl; 0 means the TTL that set gave it.
+func (b *fixture) want(key string, want state, ttl time.Duration) {
 	b.t.Helper()
 	got, rest := b.get(key)
 	if got != want {
@@ -195,79 +198,81 @@ func (b *bench) want(key string, want state, ttl time.Duration) {
 	}
 }
 
-func held(token string, word ...string) state {
-	return state{text: "H" + token + stamp + strings.Join(word, "")}
+func held(token string, failure ...string) state {
+	return state{text: "H" + token + stamp + strings.Join(failure, "")}
 }
 
-func failed(token string, word ...string) state {
-	return state{text: "F" + token + noRetry + strings.Join(word, "")}
+func failed(token string, failure ...string) state {
+	return state{text: "F" + token + noRetry + strings.Join(failure, "")}
 }
 func abandoned(token string) state { return state{text: "X" + token} }
 
-// failedUntil is the mark of a load that failed, after which the source is to be left alone for d from now.
-func failedUntil(d time.Duration, token string, word ...string) state {
-	return state{text: fmt.Sprintf("F%s%016d%s", token, time.Now().Add(d).UnixMicro(), strings.Join(word, ""))}
+// failedUntil is the record of a load that failed, after which refreshes back off for d.
+func failedUntil(d time.Duration, token string, failure ...string) state {
+	return state{text: fmt.Sprintf("F%s%016d%s", token, time.Now().Add(d).UnixMicro(), strings.Join(failure, ""))}
 }
 
-func TestGetOrLockDecidesByWhatIsThere(t *testing.T) {
+// GetOrLock decides by what value and lock hold.
+func TestGetOrLock_States(t *testing.T) {
 	t.Parallel()
 	unchanged := state{text: "as before"}
 	cases := []struct {
-		name          string
-		value, lock   state
-		retry         time.Duration // if not 0: of lock, which has failed, from now
-		seen, awaited string
-		purpose       string // Query.For
-		look          bool   // only
-		want          string
-		text          string
-		left          time.Duration // of Failed
-		becomes       state         // the lock key
+		name           string
+		value, lock    state
+		retry          time.Duration // how long lock, a failure, backs off
+		known, awaited string
+		purpose        string // Query.For
+		lookOnly       bool   // Take is false
+		want           string
+		text           string
+		// left is how long to back off, with Failed.
+		left    time.Duration
+		becomes state // the lock key
 	}{
 		{name: "an entry", value: state{text: entryA}, want: Hit, text: entryA, becomes: unchanged},
-		{name: "an entry while somebody loads", value: state{text: entryA}, lock: held(other), want: Hit, text: entryA, becomes: unchanged},
-		{name: "an entry after an own lock", value: state{text: entryA}, lock: held(me), want: Hit, text: entryA, becomes: unchanged},
+		{name: "an entry while another holder loads", value: state{text: entryA}, lock: held(other), want: Hit, text: entryA, becomes: unchanged},
+		{name: "an entry after a lock of this attempt", value: state{text: entryA}, lock: held(me), want: Hit, text: entryA, becomes: unchanged},
 		{name: "an entry after a failure", value: state{text: entryA}, lock: failed(other, "boom"), awaited: other, want: Hit, text: entryA, becomes: unchanged},
-		{name: "another entry than the one seen", value: state{text: entryA}, seen: entryB[:35], want: Hit, text: entryA, becomes: unchanged},
-		{name: "the entry seen", value: state{text: entryA}, seen: entryA[:35], want: Locked, becomes: held(me)},
-		{name: "the entry seen, with another payload", value: state{text: entryA + "!"}, seen: entryA[:35], want: Locked, becomes: held(me)},
+		{name: "another entry than the known one", value: state{text: entryA}, known: entryB[:35], want: Hit, text: entryA, becomes: unchanged},
+		{name: "the known entry", value: state{text: entryA}, known: entryA[:35], want: Locked, becomes: held(me)},
+		{name: "the known entry, with another payload", value: state{text: entryA + "!"}, known: entryA[:35], want: Locked, becomes: held(me)},
 		{name: "short garbage", value: state{text: "garbage"}, want: Hit, text: "garbage", becomes: unchanged},
-		{name: "the garbage seen", value: state{text: "garbage"}, seen: "garbage", want: Locked, becomes: held(me)},
-		{name: "a part of the garbage seen", value: state{text: "garb"}, seen: "garbage", want: Hit, text: "garb", becomes: unchanged},
+		{name: "the known garbage", value: state{text: "garbage"}, known: "garbage", want: Locked, becomes: held(me)},
+		{name: "a part of the known garbage", value: state{text: "garb"}, known: "garbage", want: Hit, text: "garb", becomes: unchanged},
 		{name: "an empty value", value: state{empty: true}, want: Locked, becomes: held(me)},
-		{name: "an empty value while somebody loads", value: state{empty: true}, lock: held(other), want: Busy, text: other, becomes: unchanged},
+		{name: "an empty value while another holder loads", value: state{empty: true}, lock: held(other), want: Busy, text: other, becomes: unchanged},
 		{name: "a list at the value", value: state{list: true}, want: Locked, becomes: held(me)},
-		{name: "the entry seen, only looking", value: state{text: entryA}, seen: entryA[:35], look: true, want: Free, becomes: unchanged},
+		{name: "the known entry, only looking", value: state{text: entryA}, known: entryA[:35], lookOnly: true, want: Free, becomes: unchanged},
 
 		{name: "nothing", want: Locked, becomes: held(me)},
-		{name: "nothing, only looking", look: true, want: Free, becomes: unchanged},
+		{name: "nothing, only looking", lookOnly: true, want: Free, becomes: unchanged},
 		{name: "nothing after a wait", awaited: other, want: Locked, becomes: held(me)},
 		{name: "held", lock: held(other), want: Busy, text: other, becomes: unchanged},
-		{name: "held, only looking", lock: held(other), look: true, want: Busy, text: other, becomes: unchanged},
-		{name: "held by the one awaited", lock: held(other), awaited: other, want: Busy, text: other, becomes: unchanged},
-		{name: "held by another than the one awaited", lock: held(third), awaited: other, want: Busy, text: third, becomes: unchanged},
-		{name: "held by ourselves", lock: held(me), want: Locked, becomes: held(me)},
-		{name: "held by ourselves, only looking", lock: held(me), look: true, want: Locked, becomes: held(me)},
-		{name: "held by ourselves with a word", lock: held(me, "boom"), awaited: other, want: Locked, becomes: held(me, "boom")},
-		{name: "abandoned by ourselves", lock: abandoned(me), want: Refused, becomes: unchanged},
-		{name: "abandoned by ourselves, only looking", lock: abandoned(me), look: true, want: Refused, becomes: unchanged},
+		{name: "held, only looking", lock: held(other), lookOnly: true, want: Busy, text: other, becomes: unchanged},
+		{name: "held by the awaited holder", lock: held(other), awaited: other, want: Busy, text: other, becomes: unchanged},
+		{name: "held by another than the awaited holder", lock: held(third), awaited: other, want: Busy, text: third, becomes: unchanged},
+		{name: "held by this attempt", lock: held(me), want: Locked, becomes: held(me)},
+		{name: "held by this attempt, only looking", lock: held(me), lookOnly: true, want: Locked, becomes: held(me)},
+		{name: "held by this attempt with a failure", lock: held(me, "boom"), awaited: other, want: Locked, becomes: held(me, "boom")},
+		{name: "abandoned by this attempt", lock: abandoned(me), want: Refused, becomes: unchanged},
+		{name: "abandoned by this attempt, only looking", lock: abandoned(me), lookOnly: true, want: Refused, becomes: unchanged},
 		{name: "abandoned by another", lock: abandoned(other), want: Locked, becomes: held(me)},
-		{name: "abandoned by another, only looking", lock: abandoned(other), look: true, want: Free, becomes: unchanged},
+		{name: "abandoned by another, only looking", lock: abandoned(other), lookOnly: true, want: Free, becomes: unchanged},
 
 		{name: "failed, awaited", lock: failed(other, "boom"), awaited: other, want: Failed, text: "boom", becomes: unchanged},
-		{name: "failed, awaited, only looking", lock: failed(other, "boom"), awaited: other, look: true, want: Failed, text: "boom", becomes: unchanged},
+		{name: "failed, awaited, only looking", lock: failed(other, "boom"), awaited: other, lookOnly: true, want: Failed, text: "boom", becomes: unchanged},
 		{name: "failed, after waiting for another", lock: failed(third, "boom"), awaited: other, want: Failed, text: "boom", becomes: unchanged},
-		{name: "failed before we came", lock: failed(other, "boom"), want: Locked, becomes: held(me, "boom")},
-		{name: "failed before we came, only looking", lock: failed(other, "boom"), look: true, want: Free, becomes: unchanged},
-		{name: "failed by ourselves before", lock: failed(me, "boom"), want: Refused, becomes: unchanged},
+		{name: "failed before the call", lock: failed(other, "boom"), want: Locked, becomes: held(me, "boom")},
+		{name: "failed before the call, only looking", lock: failed(other, "boom"), lookOnly: true, want: Free, becomes: unchanged},
+		{name: "failed by this attempt before", lock: failed(me, "boom"), want: Refused, becomes: unchanged},
 		{name: "held again after the failure awaited", lock: held(third, "boom"), awaited: other, want: Failed, text: "boom", becomes: unchanged},
-		{name: "held with a word from before", lock: held(other, "boom"), want: Busy, text: other, becomes: unchanged},
-		{name: "held with a word from before, awaited", lock: held(other, "boom"), awaited: other, want: Busy, text: other, becomes: unchanged},
+		{name: "held with a failure from before", lock: held(other, "boom"), want: Busy, text: other, becomes: unchanged},
+		{name: "held with a failure from before, awaited", lock: held(other, "boom"), awaited: other, want: Busy, text: other, becomes: unchanged},
 
-		{name: "a foreign holder without an end", lock: state{text: "H" + other + stamp, forever: true}, want: Locked, becomes: held(me)},
-		{name: "a foreign holder without an end, only looking", lock: state{text: "H" + other + stamp, forever: true}, look: true, want: Free, becomes: unchanged},
-		{name: "a foreign holder without an end, with a word", lock: state{text: "H" + other + stamp + "boom", forever: true}, want: Locked, becomes: held(me)},
-		{name: "a foreign text without an end", lock: state{text: "a text that is longer than any token of ours", forever: true}, want: Locked, becomes: held(me)},
+		{name: "a foreign holder without a TTL", lock: state{text: "H" + other + stamp, forever: true}, want: Locked, becomes: held(me)},
+		{name: "a foreign holder without a TTL, only looking", lock: state{text: "H" + other + stamp, forever: true}, lookOnly: true, want: Free, becomes: unchanged},
+		{name: "a foreign holder without a TTL, with a failure", lock: state{text: "H" + other + stamp + "boom", forever: true}, want: Locked, becomes: held(me)},
+		{name: "a foreign text without a TTL", lock: state{text: "a text that is longer than any token of ours", forever: true}, want: Locked, becomes: held(me)},
 		{name: "a foreign text", lock: state{text: "a text that is longer than any token of ours"}, want: Locked, becomes: held(me)},
 		{name: "a foreign text after a wait", lock: state{text: "a text that is longer than any token of ours"}, awaited: other, want: Locked, becomes: held(me)},
 		{name: "a short foreign text", lock: state{text: "garbage"}, want: Locked, becomes: held(me)},
@@ -275,60 +280,60 @@ func TestGetOrLockDecidesByWhatIsThere(t *testing.T) {
 		{name: "a letter alone", lock: state{text: "H"}, want: Locked, becomes: held(me)},
 		{name: "an empty lock", lock: state{empty: true}, want: Locked, becomes: held(me)},
 		{name: "a list at the lock", lock: state{list: true, forever: true}, want: Locked, becomes: held(me)},
-		{name: "a list at the lock, only looking", lock: state{list: true}, look: true, want: Free, becomes: unchanged},
+		{name: "a list at the lock, only looking", lock: state{list: true}, lookOnly: true, want: Free, becomes: unchanged},
 
-		{name: "nothing, with something to spare", purpose: Fallback, want: Locked, becomes: held(me)},
+		{name: "nothing, with a fallback", purpose: Fallback, want: Locked, becomes: held(me)},
 		{name: "nothing left to serve", purpose: Served, want: Gone, becomes: unchanged},
-		{name: "nothing left of the entry served", seen: entryA[:35], purpose: Served, want: Gone, becomes: unchanged},
-		{name: "nothing left of the entry served, only looking", seen: entryA[:35], purpose: Served, look: true, want: Gone, becomes: unchanged},
-		{name: "nothing left of the entry to spare", seen: entryA[:35], purpose: Fallback, want: Locked, becomes: held(me)},
-		{name: "an empty value in place of the one served", value: state{empty: true}, seen: entryA[:35], purpose: Served, want: Gone, becomes: unchanged},
-		{name: "a list in place of the value served", value: state{list: true}, seen: entryA[:35], purpose: Served, want: Gone, becomes: unchanged},
-		{name: "another entry than the one served", value: state{text: entryB}, seen: entryA[:35], purpose: Served, want: Hit, text: entryB, becomes: unchanged},
-		{name: "another entry than the one to spare", value: state{text: entryB}, seen: entryA[:35], purpose: Fallback, want: Hit, text: entryB, becomes: unchanged},
-		{name: "the entry served", value: state{text: entryA}, seen: entryA[:35], purpose: Served, want: Locked, becomes: held(me)},
-		{name: "the entry served, only looking", value: state{text: entryA}, seen: entryA[:35], purpose: Served, look: true, want: Free, becomes: unchanged},
-		{name: "the entry served while somebody loads", value: state{text: entryA}, lock: held(other), seen: entryA[:35], purpose: Served, want: Busy, text: other, becomes: unchanged},
-		{name: "the entry served, loaded by ourselves", value: state{text: entryA}, lock: held(me), seen: entryA[:35], purpose: Served, want: Locked, becomes: held(me)},
-		{name: "the entry served, abandoned by ourselves", value: state{text: entryA}, lock: abandoned(me), seen: entryA[:35], purpose: Served, want: Refused, becomes: unchanged},
-		{name: "the entry to spare", value: state{text: entryA}, seen: entryA[:35], purpose: Fallback, want: Locked, becomes: held(me)},
-		{name: "the entry to spare while somebody loads after a failure", value: state{text: entryA}, lock: held(other, "boom"), seen: entryA[:35], purpose: Fallback, want: Busy, text: other, becomes: unchanged},
-		{name: "nothing left to serve while somebody loads", lock: held(other), purpose: Served, want: Gone, becomes: unchanged},
-		{name: "nothing left to serve, loaded by ourselves", lock: held(me), purpose: Served, want: Locked, becomes: held(me)},
-		{name: "nothing left to serve, abandoned by ourselves", lock: abandoned(me), purpose: Served, want: Refused, becomes: unchanged},
+		{name: "nothing left of the entry served", known: entryA[:35], purpose: Served, want: Gone, becomes: unchanged},
+		{name: "nothing left of the entry served, only looking", known: entryA[:35], purpose: Served, lookOnly: true, want: Gone, becomes: unchanged},
+		{name: "nothing left of the fallback", known: entryA[:35], purpose: Fallback, want: Locked, becomes: held(me)},
+		{name: "an empty value in place of the one served", value: state{empty: true}, known: entryA[:35], purpose: Served, want: Gone, becomes: unchanged},
+		{name: "a list in place of the value served", value: state{list: true}, known: entryA[:35], purpose: Served, want: Gone, becomes: unchanged},
+		{name: "another entry than the one served", value: state{text: entryB}, known: entryA[:35], purpose: Served, want: Hit, text: entryB, becomes: unchanged},
+		{name: "another entry than the fallback", value: state{text: entryB}, known: entryA[:35], purpose: Fallback, want: Hit, text: entryB, becomes: unchanged},
+		{name: "the entry served", value: state{text: entryA}, known: entryA[:35], purpose: Served, want: Locked, becomes: held(me)},
+		{name: "the entry served, only looking", value: state{text: entryA}, known: entryA[:35], purpose: Served, lookOnly: true, want: Free, becomes: unchanged},
+		{name: "the entry served while another holder loads", value: state{text: entryA}, lock: held(other), known: entryA[:35], purpose: Served, want: Busy, text: other, becomes: unchanged},
+		{name: "the entry served, loaded by this attempt", value: state{text: entryA}, lock: held(me), known: entryA[:35], purpose: Served, want: Locked, becomes: held(me)},
+		{name: "the entry served, abandoned by this attempt", value: state{text: entryA}, lock: abandoned(me), known: entryA[:35], purpose: Served, want: Refused, becomes: unchanged},
+		{name: "the fallback", value: state{text: entryA}, known: entryA[:35], purpose: Fallback, want: Locked, becomes: held(me)},
+		{name: "the fallback while another holder loads after a failure", value: state{text: entryA}, lock: held(other, "boom"), known: entryA[:35], purpose: Fallback, want: Busy, text: other, becomes: unchanged},
+		{name: "nothing left to serve while another holder loads", lock: held(other), purpose: Served, want: Gone, becomes: unchanged},
+		{name: "nothing left to serve, loaded by this attempt", lock: held(me), purpose: Served, want: Locked, becomes: held(me)},
+		{name: "nothing left to serve, abandoned by this attempt", lock: abandoned(me), purpose: Served, want: Refused, becomes: unchanged},
 		{name: "nothing left to serve, after the failure awaited", lock: failed(other, "boom"), awaited: other, purpose: Served, want: Gone, becomes: unchanged},
 
-		{name: "failed, to be left alone, with the entry to spare", value: state{text: entryA}, lock: failed(other, "boom"), retry: left / 2, seen: entryA[:35], purpose: Fallback, want: Failed, text: "boom", left: left / 2, becomes: unchanged},
-		{name: "failed, to be left alone, with the entry served", value: state{text: entryA}, lock: failed(other, "boom"), retry: left / 2, seen: entryA[:35], purpose: Served, want: Failed, text: "boom", left: left / 2, becomes: unchanged},
-		{name: "failed, to be left alone, only looking", value: state{text: entryA}, lock: failed(other, "boom"), retry: left / 2, seen: entryA[:35], purpose: Fallback, look: true, want: Failed, text: "boom", left: left / 2, becomes: unchanged},
-		{name: "failed, to be left alone, without a word", value: state{text: entryA}, lock: failed(other), retry: left / 2, seen: entryA[:35], purpose: Fallback, want: Failed, left: left / 2, becomes: unchanged},
-		{name: "failed, to be left alone, without a word, awaited", value: state{text: entryA}, lock: failed(other), retry: left / 2, seen: entryA[:35], awaited: other, purpose: Fallback, want: Failed, left: left / 2, becomes: unchanged},
-		{name: "failed, to be left alone, awaited", value: state{text: entryA}, lock: failed(other, "boom"), retry: left / 2, seen: entryA[:35], awaited: other, purpose: Fallback, want: Failed, text: "boom", becomes: unchanged},
-		{name: "failed, to be left alone for longer than the mark lives", value: state{text: entryA}, lock: failed(other, "boom"), retry: 1000 * time.Hour, seen: entryA[:35], purpose: Fallback, want: Failed, text: "boom", left: left, becomes: unchanged},
-		{name: "failed, to be left alone for ever", value: state{text: entryA}, lock: state{text: "F" + other + "9000000000000000boom"}, seen: entryA[:35], purpose: Fallback, want: Failed, text: "boom", left: left, becomes: unchanged},
-		{name: "failed, to be left alone until a moment ago", value: state{text: entryA}, lock: failed(other, "boom"), retry: -time.Millisecond, seen: entryA[:35], purpose: Fallback, want: Locked, becomes: held(me, "boom")},
-		{name: "failed, to be left alone until a moment ago, only looking", value: state{text: entryA}, lock: failed(other, "boom"), retry: -time.Millisecond, seen: entryA[:35], purpose: Served, look: true, want: Free, becomes: unchanged},
-		{name: "failed, not to be left alone", value: state{text: entryA}, lock: failed(other, "boom"), seen: entryA[:35], purpose: Served, want: Locked, becomes: held(me, "boom")},
-		{name: "failed, to be left alone until no time at all", value: state{text: entryA}, lock: state{text: "F" + other + "another stamp!!!boom"}, seen: entryA[:35], purpose: Fallback, want: Locked, becomes: held(me, "boom")},
-		{name: "failed, to be left alone, but without an end", value: state{text: entryA}, lock: state{text: "F" + other + "9000000000000000boom", forever: true}, seen: entryA[:35], purpose: Fallback, want: Locked, becomes: held(me)},
-		{name: "failed, to be left alone, with nothing to serve", value: state{text: entryA}, lock: failed(other, "boom"), retry: left / 2, seen: entryA[:35], want: Locked, becomes: held(me, "boom")},
-		{name: "failed, to be left alone, with nothing left to spare", lock: failed(other, "boom"), retry: left / 2, seen: entryA[:35], purpose: Fallback, want: Locked, becomes: held(me, "boom")},
-		{name: "failed, to be left alone, with nothing left to spare, only looking", lock: failed(other, "boom"), retry: left / 2, seen: entryA[:35], purpose: Fallback, look: true, want: Free, becomes: unchanged},
-		{name: "failed, to be left alone, with nothing left to serve", lock: failed(other, "boom"), retry: left / 2, seen: entryA[:35], purpose: Served, want: Gone, becomes: unchanged},
-		{name: "failed, to be left alone, with another entry", value: state{text: entryB}, lock: failed(other, "boom"), retry: left / 2, seen: entryA[:35], purpose: Served, want: Hit, text: entryB, becomes: unchanged},
-		{name: "failed by ourselves, to be left alone", value: state{text: entryA}, lock: failed(me, "boom"), retry: left / 2, seen: entryA[:35], purpose: Fallback, want: Refused, becomes: unchanged},
-		{name: "abandoned by another, with the entry served", value: state{text: entryA}, lock: abandoned(other), seen: entryA[:35], purpose: Served, want: Locked, becomes: held(me)},
+		{name: "failed, backing off, with the fallback", value: state{text: entryA}, lock: failed(other, "boom"), retry: left / 2, known: entryA[:35], purpose: Fallback, want: Failed, text: "boom", left: left / 2, becomes: unchanged},
+		{name: "failed, backing off, with the entry served", value: state{text: entryA}, lock: failed(other, "boom"), retry: left / 2, known: entryA[:35], purpose: Served, want: Failed, text: "boom", left: left / 2, becomes: unchanged},
+		{name: "failed, backing off, only looking", value: state{text: entryA}, lock: failed(other, "boom"), retry: left / 2, known: entryA[:35], purpose: Fallback, lookOnly: true, want: Failed, text: "boom", left: left / 2, becomes: unchanged},
+		{name: "failed, backing off, without a failure", value: state{text: entryA}, lock: failed(other), retry: left / 2, known: entryA[:35], purpose: Fallback, want: Failed, left: left / 2, becomes: unchanged},
+		{name: "failed, backing off, without a failure, awaited", value: state{text: entryA}, lock: failed(other), retry: left / 2, known: entryA[:35], awaited: other, purpose: Fallback, want: Failed, left: left / 2, becomes: unchanged},
+		{name: "failed, backing off, awaited", value: state{text: entryA}, lock: failed(other, "boom"), retry: left / 2, known: entryA[:35], awaited: other, purpose: Fallback, want: Failed, text: "boom", becomes: unchanged},
+		{name: "failed, backing off for longer than the mark lives", value: state{text: entryA}, lock: failed(other, "boom"), retry: 1000 * time.Hour, known: entryA[:35], purpose: Fallback, want: Failed, text: "boom", left: left, becomes: unchanged},
+		{name: "failed, backing off for ever", value: state{text: entryA}, lock: state{text: "F" + other + "9000000000000000boom"}, known: entryA[:35], purpose: Fallback, want: Failed, text: "boom", left: left, becomes: unchanged},
+		{name: "failed, backing off until a moment ago", value: state{text: entryA}, lock: failed(other, "boom"), retry: -time.Millisecond, known: entryA[:35], purpose: Fallback, want: Locked, becomes: held(me, "boom")},
+		{name: "failed, backing off until a moment ago, only looking", value: state{text: entryA}, lock: failed(other, "boom"), retry: -time.Millisecond, known: entryA[:35], purpose: Served, lookOnly: true, want: Free, becomes: unchanged},
+		{name: "failed, not backing off", value: state{text: entryA}, lock: failed(other, "boom"), known: entryA[:35], purpose: Served, want: Locked, becomes: held(me, "boom")},
+		{name: "failed, backing off until no time at all", value: state{text: entryA}, lock: state{text: "F" + other + "another stamp!!!boom"}, known: entryA[:35], purpose: Fallback, want: Locked, becomes: held(me, "boom")},
+		{name: "failed, backing off, but without a TTL", value: state{text: entryA}, lock: state{text: "F" + other + "9000000000000000boom", forever: true}, known: entryA[:35], purpose: Fallback, want: Locked, becomes: held(me)},
+		{name: "failed, backing off, with nothing to serve", value: state{text: entryA}, lock: failed(other, "boom"), retry: left / 2, known: entryA[:35], want: Locked, becomes: held(me, "boom")},
+		{name: "failed, backing off, with nothing left as fallback", lock: failed(other, "boom"), retry: left / 2, known: entryA[:35], purpose: Fallback, want: Locked, becomes: held(me, "boom")},
+		{name: "failed, backing off, with nothing left as fallback, only looking", lock: failed(other, "boom"), retry: left / 2, known: entryA[:35], purpose: Fallback, lookOnly: true, want: Free, becomes: unchanged},
+		{name: "failed, backing off, with nothing left to serve", lock: failed(other, "boom"), retry: left / 2, known: entryA[:35], purpose: Served, want: Gone, becomes: unchanged},
+		{name: "failed, backing off, with another entry", value: state{text: entryB}, lock: failed(other, "boom"), retry: left / 2, known: entryA[:35], purpose: Served, want: Hit, text: entryB, becomes: unchanged},
+		{name: "failed by this attempt, backing off", value: state{text: entryA}, lock: failed(me, "boom"), retry: left / 2, known: entryA[:35], purpose: Fallback, want: Refused, becomes: unchanged},
+		{name: "abandoned by another, with the entry served", value: state{text: entryA}, lock: abandoned(other), known: entryA[:35], purpose: Served, want: Locked, becomes: held(me)},
 	}
-	eachForm(t, func(t *testing.T, f form) {
+	eachBackend(t, func(t *testing.T, f backend) {
 		for _, c := range cases {
 			t.Run(c.name, func(t *testing.T) {
-				b := f.bench(t)
+				b := f.fixture(t)
 				if c.retry != 0 {
 					c.lock = failedUntil(c.retry, c.lock.text[1:1+tokenLen], c.lock.text[1+tokenLen+stampLen:])
 				}
 				b.set(b.value, c.value)
 				b.set(b.key, c.lock)
-				r, err := b.GetOrLock(t.Context(), opTimeout, Query{Known: c.seen, Awaited: c.awaited, Take: !c.look, For: c.purpose})
+				r, err := b.GetOrLock(t.Context(), opTimeout, Query{Known: c.known, Awaited: c.awaited, Take: !c.lookOnly, For: c.purpose})
 				if c.want == Locked {
 					c.text = b.stamp
 				}
@@ -358,11 +363,11 @@ func TestGetOrLockDecidesByWhatIsThere(t *testing.T) {
 	})
 }
 
-// The grant's stamp is the server's time, and so is what its age is counted by.
-func TestBusyTellsTheAgeOfTheLock(t *testing.T) {
+// GetOrLock counts the age of a lock by the server's clock.
+func TestGetOrLock_Age(t *testing.T) {
 	t.Parallel()
-	eachForm(t, func(t *testing.T, f form) {
-		b := f.bench(t)
+	eachBackend(t, func(t *testing.T, f backend) {
+		b := f.fixture(t)
 		busy := func() time.Duration {
 			t.Helper()
 			b.token = third
@@ -394,15 +399,16 @@ func TestBusyTellsTheAgeOfTheLock(t *testing.T) {
 	})
 }
 
-// Without scripts and without the right to ask for the time there is a lock all the same.
-func TestALockOfUnknownAge(t *testing.T) {
+// GetOrLock locks even without scripts and without the right to ask for the time; the age is
+// unknown then.
+func TestGetOrLock_UnknownAge(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	noScripts(t, s)
 	if err := s.Admin().Do(t.Context(), "acl", "setuser", "noscripts", "-time").Err(); err != nil {
 		t.Fatal(err)
 	}
-	b := form{s.Client(t, asNoScripts), s.Admin()}.bench(t)
+	b := backend{s.Client(t, asNoScripts), s.Admin()}.fixture(t)
 	for _, want := range []string{Locked, Busy} {
 		r, err := b.GetOrLock(t.Context(), opTimeout, Query{Take: true})
 		if err != nil || r.Status != want || want == Busy && r.Age >= 0 {
@@ -412,20 +418,21 @@ func TestALockOfUnknownAge(t *testing.T) {
 	}
 }
 
-// foreign are lock keys that are not held by me.
+// foreign are lock keys that me does not hold.
 var foreign = []state{
 	{}, held(other), held(other, "boom"), failed(me, "boom"), failed(other, "boom"), abandoned(me), abandoned(other),
 	{text: "H"}, {text: "garbage"}, {text: "H" + me[:25]}, {text: "h" + me + stamp}, {empty: true}, {list: true},
 	{text: "H" + other + stamp, forever: true},
 }
 
-func TestStoreWritesOnlyWhatTheHolderBrings(t *testing.T) {
+// Store writes only for the holder, and can be repeated.
+func TestStore_HolderOnly(t *testing.T) {
 	t.Parallel()
 	const data, dataLife = entryA, 30 * time.Second
-	eachForm(t, func(t *testing.T, f form) {
+	eachBackend(t, func(t *testing.T, f backend) {
 		for _, before := range []state{{}, {text: entryB}, {text: "garbage"}, {empty: true}, {list: true}, {text: entryB, forever: true}, {text: data}} {
 			for _, lock := range []state{held(me), held(me, "boom")} {
-				b := f.bench(t)
+				b := f.fixture(t)
 				b.set(b.value, before)
 				b.set(b.key, lock)
 				if ok, err := b.Store(t.Context(), opTimeout, []byte(data), dataLife); !ok || err != nil {
@@ -433,13 +440,13 @@ func TestStoreWritesOnlyWhatTheHolderBrings(t *testing.T) {
 				}
 				b.want(b.value, state{text: data}, dataLife)
 				b.want(b.key, state{}, 0)
-				// The reply was lost, and the client asks again.
+				// The reply was lost, and the client sends it again.
 				if ok, err := b.Store(t.Context(), opTimeout, []byte(data), dataLife); !ok || err != nil {
 					t.Errorf("Store again = %t, %v", ok, err)
 				}
 				b.want(b.value, state{text: data}, dataLife)
 				b.want(b.key, state{}, 0)
-				// And again when the next one holds the lock.
+				// And again when another attempt holds the lock.
 				b.set(b.key, held(other))
 				if ok, err := b.Store(t.Context(), opTimeout, []byte(data), dataLife); !ok || err != nil {
 					t.Errorf("Store again = %t, %v", ok, err)
@@ -454,7 +461,7 @@ func TestStoreWritesOnlyWhatTheHolderBrings(t *testing.T) {
 				b.want(b.value, state{}, 0)
 			}
 			for _, lock := range foreign {
-				b := f.bench(t)
+				b := f.fixture(t)
 				b.set(b.value, before)
 				b.set(b.key, lock)
 				want := before == state{text: data}
@@ -468,20 +475,20 @@ func TestStoreWritesOnlyWhatTheHolderBrings(t *testing.T) {
 	})
 }
 
-// leaves are all that a load can leave behind.
-func leaves() (all []ReleaseNote) {
-	for _, word := range []string{"", "word"} {
+// notes are all notes that a load can leave.
+func notes() (all []ReleaseNote) {
+	for _, failure := range []string{"", "failure"} {
 		for _, retry := range []time.Duration{0, time.Millisecond, life / 4, 2 * life, math.MaxInt64} {
 			for _, drop := range []bool{false, true} {
-				all = append(all, ReleaseNote{Failure: word, RetryAfter: retry, Drop: drop})
+				all = append(all, ReleaseNote{Failure: failure, RetryAfter: retry, Drop: drop})
 			}
 		}
 	}
 	return all
 }
 
-// wantLeft fails the test unless the lock key holds what a load by me has just left behind.
-func (b *bench) wantLeft(v ReleaseNote) {
+// wantNote checks that the lock key holds the note of a load by me that has just ended.
+func (b *fixture) wantNote(v ReleaseNote) {
 	b.t.Helper()
 	if v.Failure == "" && v.RetryAfter == 0 {
 		b.want(b.key, state{}, 0)
@@ -496,31 +503,33 @@ func (b *bench) wantLeft(v ReleaseNote) {
 	case v.RetryAfter == 0:
 		retry = noRetry
 	case v.RetryAfter == math.MaxInt64:
-		retry = "9000000000000000" // more would take more digits
+		retry = "9000000000000000" // the limit of 16 digits
 	case soon > v.RetryAfter || soon < v.RetryAfter-10*time.Second:
 		b.t.Errorf("%+v: the source is to be left alone for %v", v, soon)
 	}
 	b.want(b.key, state{text: "F" + me + retry + v.Failure}, max(life, v.RetryAfter))
 }
 
-func TestReleaseLeavesWhatItIsTold(t *testing.T) {
+// Release leaves the note it is given, and can be repeated.
+func TestRelease_Note(t *testing.T) {
 	t.Parallel()
-	eachForm(t, func(t *testing.T, f form) {
+	eachBackend(t, func(t *testing.T, f backend) {
 		for _, lock := range []state{held(me), held(me, "boom")} {
-			for _, v := range leaves() {
-				b := f.bench(t)
+			for _, v := range notes() {
+				b := f.fixture(t)
 				b.set(b.value, state{text: entryA})
 				b.set(b.key, lock)
 				if ok, err := b.Release(t.Context(), opTimeout, v); !ok || err != nil {
 					t.Errorf("Release of %+v with %+v = %t, %v", lock, v, ok, err)
 				}
-				b.wantLeft(v)
+				b.wantNote(v)
 				if v.Drop {
 					b.want(b.value, state{}, 0)
 				} else {
 					b.want(b.value, state{text: entryA}, 0)
 				}
-				// The reply was lost, and the client asks again: after a Set, nothing more is dropped.
+				// The reply was lost, and the client sends it again: after a Set, nothing is
+				// dropped.
 				b.set(b.value, state{text: entryB})
 				before, _ := b.get(b.key)
 				if ok, err := b.Release(t.Context(), opTimeout, v); ok || err != nil {
@@ -535,12 +544,13 @@ func TestReleaseLeavesWhatItIsTold(t *testing.T) {
 	})
 }
 
-func TestReleaseTakesNobodyElsesLock(t *testing.T) {
+// Release touches no lock and no value of another attempt.
+func TestRelease_ForeignLock(t *testing.T) {
 	t.Parallel()
-	eachForm(t, func(t *testing.T, f form) {
+	eachBackend(t, func(t *testing.T, f backend) {
 		for _, lock := range append(foreign, failedUntil(life, me, "boom"), failedUntil(life, other)) {
-			for _, v := range []ReleaseNote{{}, {Failure: "word"}, {Drop: true}, {Failure: "word", RetryAfter: time.Minute, Drop: true}} {
-				b := f.bench(t)
+			for _, v := range []ReleaseNote{{}, {Failure: "failure"}, {Drop: true}, {Failure: "failure", RetryAfter: time.Minute, Drop: true}} {
+				b := f.fixture(t)
 				b.set(b.value, state{text: entryA})
 				b.set(b.key, lock)
 				if ok, err := b.Release(t.Context(), opTimeout, v); ok || err != nil {
@@ -553,12 +563,12 @@ func TestReleaseTakesNobodyElsesLock(t *testing.T) {
 	})
 }
 
-// A value of a foreign type is no more to be kept than any other.
-func TestReleaseDropsWhateverIsThere(t *testing.T) {
+// Release drops a value of any type.
+func TestRelease_Drop(t *testing.T) {
 	t.Parallel()
-	eachForm(t, func(t *testing.T, f form) {
+	eachBackend(t, func(t *testing.T, f backend) {
 		for _, value := range []state{{}, {empty: true}, {list: true}, {text: "garbage", forever: true}} {
-			b := f.bench(t)
+			b := f.fixture(t)
 			b.set(b.value, value)
 			b.set(b.key, held(me))
 			if ok, err := b.Release(t.Context(), opTimeout, ReleaseNote{Drop: true}); !ok || err != nil {
@@ -570,18 +580,19 @@ func TestReleaseDropsWhateverIsThere(t *testing.T) {
 	})
 }
 
-func TestAbandonRefusesTheAttemptWheneverItArrives(t *testing.T) {
+// Abandon makes the server refuse the attempt, whether its command has arrived or arrives later.
+func TestAbandon_RefusesAttempt(t *testing.T) {
 	t.Parallel()
-	eachForm(t, func(t *testing.T, f form) {
+	eachBackend(t, func(t *testing.T, f backend) {
 		for _, lock := range []state{held(me), held(me, "boom")} { // it has arrived
-			b := f.bench(t)
+			b := f.fixture(t)
 			b.set(b.key, lock)
 			if ok, err := b.Abandon(t.Context()); !ok || err != nil {
 				t.Errorf("Abandon of %+v = %t, %v", lock, ok, err)
 			}
 			b.want(b.key, state{}, 0)
 		}
-		b := f.bench(t) // it has not
+		b := f.fixture(t) // it has not
 		for range 2 {
 			if ok, err := b.Abandon(t.Context()); ok || err != nil {
 				t.Errorf("Abandon of nothing = %t, %v", ok, err)
@@ -597,7 +608,7 @@ func TestAbandonRefusesTheAttemptWheneverItArrives(t *testing.T) {
 			t.Errorf("the next attempt is answered %+v, %v", r, err)
 		}
 		for _, lock := range foreign[1:] {
-			b := f.bench(t)
+			b := f.fixture(t)
 			b.set(b.key, lock)
 			if ok, err := b.Abandon(t.Context()); ok || err != nil {
 				t.Errorf("Abandon of %+v = %t, %v", lock, ok, err)
@@ -607,11 +618,12 @@ func TestAbandonRefusesTheAttemptWheneverItArrives(t *testing.T) {
 	})
 }
 
-func TestRenewBringsNothingBack(t *testing.T) {
+// Renew prolongs a held lock, and never brings back a lost one.
+func TestRenew_LostLock(t *testing.T) {
 	t.Parallel()
-	eachForm(t, func(t *testing.T, f form) {
+	eachBackend(t, func(t *testing.T, f backend) {
 		for _, lock := range []state{held(me), held(me, "boom")} {
-			b := f.bench(t)
+			b := f.fixture(t)
 			b.set(b.key, lock)
 			if ok, err := b.Renew(t.Context()); !ok || err != nil {
 				t.Errorf("Renew of %+v = %t, %v", lock, ok, err)
@@ -619,7 +631,7 @@ func TestRenewBringsNothingBack(t *testing.T) {
 			b.want(b.key, lock, life)
 		}
 		for _, lock := range foreign {
-			b := f.bench(t)
+			b := f.fixture(t)
 			b.set(b.key, lock)
 			if ok, err := b.Renew(t.Context()); ok || err != nil {
 				t.Errorf("Renew of %+v = %t, %v", lock, ok, err)
@@ -629,10 +641,11 @@ func TestRenewBringsNothingBack(t *testing.T) {
 	})
 }
 
-func TestEveryAttemptHasATokenOfItsOwn(t *testing.T) {
+// Each attempt has its own token, so that nothing done under an earlier one affects a later one.
+func TestNew_Token(t *testing.T) {
 	t.Parallel()
 	f := openMini(t)
-	b := f.bench(t)
+	b := f.fixture(t)
 	seen := make(map[string]bool)
 	for range 1000 {
 		l := New(b.client, b.value, b.key, life)
@@ -643,7 +656,7 @@ func TestEveryAttemptHasATokenOfItsOwn(t *testing.T) {
 	}
 	old, now := New(b.client, b.value, b.key, life), New(b.client, b.value, b.key, life)
 	for _, l := range []*Lock{old, now} {
-		b.set(b.key, state{}) // the lock of the attempt before has expired
+		b.set(b.key, state{}) // the previous attempt's lock has expired
 		if r, err := l.GetOrLock(t.Context(), time.Second, Query{Take: true}); err != nil || r.Status != Locked {
 			t.Fatalf("answered %+v, %v", r, err)
 		}
@@ -661,14 +674,14 @@ func setMemory(t testing.TB, admin *redis.Client, limit string) {
 	}
 }
 
-// Out of memory, a word or a time cannot be left; the lock has to go all the same, and the value that is not to
-// be kept.
-func TestWithoutMemoryTheLockIsReleased(t *testing.T) {
+// Release succeeds without memory: it cannot leave a note then, but it releases the lock and drops
+// the value.
+func TestRelease_OutOfMemory(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
-	f := form{s.Client(t), s.Admin()}
-	for _, v := range leaves() {
-		b := f.bench(t)
+	f := backend{s.Client(t), s.Admin()}
+	for _, v := range notes() {
+		b := f.fixture(t)
 		b.set(b.key, held(me))
 		setMemory(t, b.admin, "1")
 		if ok, err := b.Renew(t.Context()); !ok || err != nil {
@@ -685,7 +698,7 @@ func TestWithoutMemoryTheLockIsReleased(t *testing.T) {
 		if ok, err := b.Release(t.Context(), opTimeout, v); !ok || err != nil {
 			t.Errorf("Release with %+v = %t, %v", v, ok, err)
 		}
-		if v.Drop { // what this has freed may let the rest succeed
+		if v.Drop { // the memory that this freed may be enough for the note
 			b.want(b.value, state{}, 0)
 			if got, _ := b.get(b.key); strings.HasPrefix(got.text, "H") {
 				t.Errorf("Release with %+v has left %+v", v, got)
@@ -702,17 +715,18 @@ func TestWithoutMemoryTheLockIsReleased(t *testing.T) {
 	}
 }
 
-// Out of memory, Redis 7 queues nothing in a transaction, not even a DEL. All that can be done is to say so.
-func TestWithoutMemoryAndWithoutScriptsNothingChanges(t *testing.T) {
+// Without memory and scripts every command returns an error, since Redis 7 then queues nothing in a
+// transaction, not even a DEL.
+func TestWatch_OutOfMemory(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	noScripts(t, s)
-	b := form{s.Client(t, asNoScripts), s.Admin()}.bench(t)
+	b := backend{s.Client(t, asNoScripts), s.Admin()}.fixture(t)
 	for _, lock := range []state{{}, held(me), held(other)} {
 		b.set(b.key, lock)
 		setMemory(t, b.admin, "1")
 		stored, err1 := b.Store(t.Context(), opTimeout, []byte(entryA), time.Minute)
-		released, err2 := b.Release(t.Context(), opTimeout, ReleaseNote{Failure: "word", RetryAfter: time.Minute, Drop: true})
+		released, err2 := b.Release(t.Context(), opTimeout, ReleaseNote{Failure: "failure", RetryAfter: time.Minute, Drop: true})
 		_, err3 := b.GetOrLock(t.Context(), time.Second, Query{Take: true})
 		setMemory(t, b.admin, "0")
 		if stored || released || (lock == held(me)) != (err1 != nil) || (lock == held(me)) != (err2 != nil) {
@@ -726,13 +740,13 @@ func TestWithoutMemoryAndWithoutScriptsNothingChanges(t *testing.T) {
 	}
 }
 
-// Once an attempt may have a command under way, no later answer to it settles that.
-func TestAnAttemptInDoubtStaysInDoubt(t *testing.T) {
+// An attempt with an unanswered command stays in doubt, whatever later commands answer.
+func TestGetOrLock_StaysInDoubt(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	p := redistest.NewProxy(t, s.Addr)
 	rule := p.On(redistest.Command("evalsha", "eval"), redistest.HoldRequest).Times(1)
-	b := form{p.Client(t, func(o *redis.Options) { o.MaxRetries = -1 }), s.Admin()}.bench(t)
+	b := backend{p.Client(t, func(o *redis.Options) { o.MaxRetries = -1 }), s.Admin()}.fixture(t)
 	if _, err := b.GetOrLock(t.Context(), 200*time.Millisecond, Query{Take: true}); err == nil || !b.InDoubt || rule.Fired() != 1 {
 		t.Fatalf("%v, in doubt %t, the fault has fired %d times", err, b.InDoubt, rule.Fired())
 	}
@@ -746,25 +760,25 @@ func TestAnAttemptInDoubtStaysInDoubt(t *testing.T) {
 	}
 }
 
-// A right that is missing inside of a script is found out in the middle of it. No key is without an end then.
-func TestARightMissingInsideAScriptIsAnError(t *testing.T) {
+// A script that lacks a right in its middle returns an error, and leaves no key without a TTL.
+func TestLock_MissingRight(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
-	lock := func(b *bench) error { _, err := b.GetOrLock(t.Context(), time.Second, Query{Take: true}); return err }
-	store := func(b *bench) error {
+	lock := func(b *fixture) error { _, err := b.GetOrLock(t.Context(), time.Second, Query{Take: true}); return err }
+	store := func(b *fixture) error {
 		_, err := b.Store(t.Context(), opTimeout, []byte(entryA), time.Minute)
 		return err
 	}
-	release := func(b *bench) error { _, err := b.Release(t.Context(), opTimeout, ReleaseNote{}); return err }
-	leaveAlone := func(b *bench) error {
+	release := func(b *fixture) error { _, err := b.Release(t.Context(), opTimeout, ReleaseNote{}); return err }
+	leaveAlone := func(b *fixture) error {
 		_, err := b.Release(t.Context(), opTimeout, ReleaseNote{RetryAfter: time.Minute})
 		return err
 	}
-	renew := func(b *bench) error { _, err := b.Renew(t.Context()); return err }
+	renew := func(b *fixture) error { _, err := b.Renew(t.Context()); return err }
 	for _, c := range []struct {
 		rule   string
 		before state
-		act    func(b *bench) error
+		act    func(b *fixture) error
 	}{
 		{"-get", state{}, lock},
 		{"-set", state{}, lock},
@@ -779,7 +793,7 @@ func TestARightMissingInsideAScriptIsAnError(t *testing.T) {
 		if err := s.Admin().Do(t.Context(), "acl", "setuser", "app", "reset", "on", ">pw", "~*", "&*", "+@all", c.rule).Err(); err != nil {
 			t.Fatal(err)
 		}
-		b := form{s.Client(t, func(o *redis.Options) { o.Username, o.Password = "app", "pw" }), s.Admin()}.bench(t)
+		b := backend{s.Client(t, func(o *redis.Options) { o.Username, o.Password = "app", "pw" }), s.Admin()}.fixture(t)
 		b.set(b.key, c.before)
 		if err := c.act(b); err == nil || client.Unreachable(err) || len(b.failed) != 1 {
 			t.Errorf("%s: %v, told %v", c.rule, err, b.failed)
@@ -791,20 +805,20 @@ func TestARightMissingInsideAScriptIsAnError(t *testing.T) {
 	}
 }
 
-// The command that takes the lock may arrive twice: once the first grant is broken by a Delete, nothing of what
-// was done under it may pass for the second one.
-func TestAGrantThatCameLateIsNotTheOneBefore(t *testing.T) {
+// A command that takes the lock may arrive twice: if a Delete removed the first grant, nothing done
+// under it counts for the second.
+func TestLock_LateGrant(t *testing.T) {
 	t.Parallel()
-	eachForm(t, func(t *testing.T, f form) {
-		acts := map[string]func(b *bench) (bool, error){
-			"store": func(b *bench) (bool, error) { return b.Store(t.Context(), opTimeout, []byte(entryA), time.Minute) },
-			"release": func(b *bench) (bool, error) {
-				return b.Release(t.Context(), opTimeout, ReleaseNote{Failure: "word", RetryAfter: life, Drop: true})
+	eachBackend(t, func(t *testing.T, f backend) {
+		acts := map[string]func(b *fixture) (bool, error){
+			"store": func(b *fixture) (bool, error) { return b.Store(t.Context(), opTimeout, []byte(entryA), time.Minute) },
+			"release": func(b *fixture) (bool, error) {
+				return b.Release(t.Context(), opTimeout, ReleaseNote{Failure: "failure", RetryAfter: life, Drop: true})
 			},
-			"renew": func(b *bench) (bool, error) { return b.Renew(t.Context()) },
+			"renew": func(b *fixture) (bool, error) { return b.Renew(t.Context()) },
 		}
 		for name, act := range acts {
-			b := f.bench(t)
+			b := f.fixture(t)
 			lock := func(l *Lock) {
 				if r, err := l.GetOrLock(t.Context(), opTimeout, Query{Take: true}); err != nil || r.Status != Locked {
 					t.Fatalf("answered %+v, %v", r, err)
@@ -812,7 +826,7 @@ func TestAGrantThatCameLateIsNotTheOneBefore(t *testing.T) {
 			}
 			lock(b.Lock)
 			b.set(b.key, state{}) // Delete
-			late := *b.Lock       // the same token
+			late := *b.Lock       // with the same token
 			lock(&late)
 			if late.stamp == b.Lock.stamp {
 				t.Fatalf("two grants have the stamp %q", late.stamp)
@@ -823,7 +837,7 @@ func TestAGrantThatCameLateIsNotTheOneBefore(t *testing.T) {
 			}
 			b.want(b.value, state{text: entryB}, 0)
 			if name != "renew" {
-				b.want(b.key, state{}, 0) // nobody loads under the late grant
+				b.want(b.key, state{}, 0) // no load runs under the late grant
 			}
 		}
 	})

@@ -17,15 +17,17 @@ import (
 
 const keepTTL = 6 * time.Second
 
-// A keeper is a lock that is held and kept, in a bubble, and the times of its renewals since it was taken.
+// A keeper is a held lock that Keep renews, in a bubble.
 type keeper struct {
 	*Lock
-	mini     *miniredis.Miniredis
-	admin    *redis.Client
-	nudge    chan struct{}
-	stop     context.CancelFunc
-	ended    chan struct{}
-	lost     bool // read it after ended
+	mini  *miniredis.Miniredis
+	admin *redis.Client
+	nudge chan struct{}
+	stop  context.CancelFunc
+	ended chan struct{}
+	// lost is set when the lock was lost. Read it after ended.
+	lost bool
+	// renewals returns when the lock was renewed, counted from its grant.
 	renewals func() []time.Duration
 	fail     func(on bool)
 }
@@ -40,7 +42,7 @@ func keep(t *testing.T) *keeper {
 	if r, err := k.GetOrLock(t.Context(), time.Second, Query{Take: true}); err != nil || r.Status != Locked {
 		t.Fatalf("answered %+v, %v", r, err)
 	}
-	if _, err := k.Renew(t.Context()); err != nil { // the server knows the script from here on
+	if _, err := k.Renew(t.Context()); err != nil { // now the server knows the script
 		t.Fatal(err)
 	}
 	var mu sync.Mutex
@@ -79,7 +81,8 @@ func keep(t *testing.T) *keeper {
 	return k
 }
 
-func TestKeepRenewsAtAThirdOfTheLifeUntilItIsStopped(t *testing.T) {
+// Keep renews the lock at a third of its TTL until it is stopped.
+func TestKeep_RenewsAtThirdOfTTL(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		k := keep(t)
@@ -103,7 +106,8 @@ func TestKeepRenewsAtAThirdOfTheLifeUntilItIsStopped(t *testing.T) {
 	})
 }
 
-func TestKeepNoticesALossAtItsNextRenewalAndAtANudge(t *testing.T) {
+// Keep notices a lost lock at its next renewal, or at once when it is woken.
+func TestKeep_NoticesLoss(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name  string
@@ -141,7 +145,8 @@ func TestKeepNoticesALossAtItsNextRenewalAndAtANudge(t *testing.T) {
 	}
 }
 
-func TestKeepBearsErrorsUntilTheLockIsLost(t *testing.T) {
+// Keep goes on through errors until the lock is lost.
+func TestKeep_Errors(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		k := keep(t)
@@ -171,8 +176,8 @@ func TestKeepBearsErrorsUntilTheLockIsLost(t *testing.T) {
 	})
 }
 
-// News that come all the time do not make it ask all the time.
-func TestKeepAnswersAStormOfNudgesByFewRenewals(t *testing.T) {
+// Keep answers many wakes with few renewals.
+func TestKeep_ManyWakes(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		k := keep(t)

@@ -1,5 +1,6 @@
-// Package fill is the fill lock: one holder per key across all processes, and the right to store a value only
-// while holding it. Value and lock are two keys in one slot, so that every act is one step on the server.
+// Package fill is the fill lock: one holder per key across all processes, and the right to store a
+// value only while holding it. Value and lock are two keys in one slot, so that each command is one
+// step on the server.
 package fill
 
 import (
@@ -40,14 +41,17 @@ var (
 	expireScript    = redis.NewScript(expireLua)
 )
 
-// A Lock is one attempt to hold the lock of one key. Its token is new with each attempt, so that
-// nothing done with it can touch a lock that another attempt has taken, even in this process.
+// A Lock is one attempt to hold the lock of one key. Each attempt has a new token, so that no
+// command for it touches a lock that another attempt holds, even in this process.
 //
-// Every act is one step on the server and does nothing unless this attempt still holds the lock. Every act is
-// safe to repeat, and to arrive late, because the client may send a command twice when a reply was lost: each
-// grant of the lock has a stamp of its own, made by the server, which Store, Release and Renew have to show.
+// Each command is one step on the server, and does nothing unless this attempt still holds the
+// lock. Commands may be repeated and may arrive late, because the client may send one twice when a
+// reply was lost. The server gives each grant of the lock a stamp, which Store, Release and Renew
+// must show.
 type Lock struct {
-	InDoubt bool // some command to take the lock was not answered and may still arrive: Abandon it in the end
+	// InDoubt is set when a command to take the lock was not answered and may still arrive. Such an
+	// attempt must be abandoned in the end.
+	InDoubt bool
 
 	client *client.Client
 	value  string // key of the value
@@ -55,54 +59,60 @@ type Lock struct {
 	token  string
 	stamp  string // of the grant
 	ttl    time.Duration
-	held   time.Time // when the command was sent by which the lock was last taken or prolonged
+	// held is when the command was sent that last took or prolonged the lock.
+	held time.Time
 }
 
-// New returns a new attempt, which holds nothing yet. The token is 130 bits from crypto/rand.
+// New returns a new attempt, which holds nothing yet. Its token has 130 bits from crypto/rand.
 func New(c *client.Client, value, key string, ttl time.Duration) *Lock {
 	return &Lock{client: c, value: value, key: key, token: rand.Text(), ttl: ttl}
 }
 
-// Key returns the key of the lock, by which its node is known.
+// Key returns the key of the lock, which determines its node.
 func (l *Lock) Key() string { return l.key }
 
 const tokenLen, stampLen = 26, 16
 
-// What a Query's Known entry is to those who ask.
+// What the entry in Query.Known is good for.
 const (
-	Unusable = ""       // no answer
-	Fallback   = "spare"  // an answer if the load fails, or while the source is to be left alone after a failed refresh
-	Served  = "served" // their answer already: the load is a refresh, and there is none once the entry is gone
+	Unusable = ""         // no caller may get it
+	Fallback = "fallback" // callers may get it if the load fails or backs off
+	// Served: callers have got it. The load is a refresh, which ends once the entry is gone.
+	Served = "served"
 )
 
-// A Query is what GetOrLock asks.
+// A Query is a question to GetOrLock.
 type Query struct {
-	Known   string // header of an entry that is there as far as they know, or empty
+	Known   string // header of the entry that was last seen, or empty
 	Awaited string // token of the holder that an earlier reply named, or empty
-	Take    bool   // take the lock, if nobody holds it
-	For     string // what the known entry is to them
+	Take    bool   // take the lock if it is free
+	For     string // what the known entry is good for: Unusable, Fallback or Served
 }
 
-// How GetOrLock answers.
+// The answers of GetOrLock.
 const (
-	Hit     = "hit"     // Text is an entry
-	Locked  = "locked"  // the lock is ours; Text is the stamp of the grant
-	Busy    = "busy"    // Text is the holder's token, Left what remains of its lock, Age the time since its grant
-	Failed  = "failed"  // Text is the word left by the load that we waited for, or by the refresh after which to wait for Left
-	Free    = "free"    // the lock could be taken, but we only looked
+	Hit    = "hit"    // Text is an entry
+	Locked = "locked" // this attempt holds the lock; Text is the stamp of the grant
+	// Busy: Text is the holder's token, Left the rest of its TTL, Age the time since its grant.
+	Busy = "busy"
+	// Failed: Text is the failure of the load that was awaited; or of a refresh, and Left is how
+	// long to back off.
+	Failed  = "failed"
+	Free    = "free"    // the lock is free, and Take is false
 	Gone    = "gone"    // there is nothing to refresh
 	Refused = "refused" // this attempt has been abandoned
 )
 
-// A Reply is GetOrLock's answer.
+// A Reply is the answer of GetOrLock.
 type Reply struct {
 	Status, Text string
 	Left         time.Duration
-	Known        bool          // the known entry is still there
-	Age          time.Duration // by the server's clock; less than 0 if that has been set back since
+	Known        bool // the known entry is still there
+	// Age is counted by the server's clock. It is negative if that was set back since the grant.
+	Age time.Duration
 }
 
-// GetOrLock looks for an entry other than the known one, else takes the lock if nobody holds it.
+// GetOrLock returns an entry other than the known one, or else takes the lock if it is free.
 func (l *Lock) GetOrLock(ctx context.Context, within time.Duration, q Query) (Reply, error) {
 	sent := time.Now()
 	r, err := client.DoWithin(ctx, l.client, within, "lock", l.value, func(ctx context.Context) (Reply, error) {
@@ -147,35 +157,40 @@ func parseLockReply(cmd *redis.Cmd) (r Reply, err error) {
 	return r, fmt.Errorf("unexpected reply %v", fields)
 }
 
-// Store writes the entry and releases the lock. false: refused, and nothing was written.
+// Store writes the entry and releases the lock. It returns false if the server refused and wrote
+// nothing.
 func (l *Lock) Store(ctx context.Context, within time.Duration, data []byte, life time.Duration) (bool, error) {
 	return l.act(ctx, within, "store", storeScript, []string{l.value, l.key}, l.watchStore(data, life), l.stamp, data, life.Milliseconds())
 }
 
-// What a load leaves behind that brought nothing to store.
+// A ReleaseNote is what a load that has no value to store leaves for others.
 type ReleaseNote struct {
-	Failure       string        // for those who have been waiting for this load; empty: they have to try themselves
-	RetryAfter time.Duration // how long those who have something to serve are to leave the source alone
-	Drop       bool          // the value is not to be kept any more
+	// Failure is for the processes that have waited for this load. If it is empty, they load
+	// themselves.
+	Failure string
+	// RetryAfter is how long processes that have a value to serve must back off.
+	RetryAfter time.Duration
+	Drop       bool // remove the value, too
 }
 
-// life is how long what is left behind lives: nobody sleeps longer than the ttl of the lock.
+// life is the TTL of the note. No waiter pauses for longer than the TTL of the lock.
 func (v ReleaseNote) life(ttl time.Duration) time.Duration { return max(ttl, v.RetryAfter) }
 
-// Release gives the lock back and leaves what is to be left. What is not ours stays as it is.
+// Release releases the lock and leaves the note. If this attempt does not hold the lock, it does
+// nothing.
 func (l *Lock) Release(ctx context.Context, within time.Duration, v ReleaseNote) (bool, error) {
 	return l.act(ctx, within, "release", releaseScript, []string{l.key, l.value}, l.watchRelease(v),
 		l.stamp, v.Failure, v.RetryAfter.Milliseconds(), v.life(l.ttl).Milliseconds(), flag(v.Drop))
 }
 
-// Abandon gives up an attempt whose outcome is unknown. The command that was to take the lock can arrive later
-// than this one; it is refused then, for the ttl of the lock, unless others have used the lock meanwhile. If it
-// then takes the lock for nobody, that ends with the ttl too.
+// Abandon gives up an attempt whose outcome is unknown. The command that takes the lock may still
+// be in transit. The server refuses it for the TTL of the lock, unless another attempt uses the
+// lock in between. If it takes the lock after that, for no load, the lock ends after its TTL.
 func (l *Lock) Abandon(ctx context.Context) (bool, error) {
 	return l.act(ctx, l.client.Timeout, "abandon", abandonScript, []string{l.key}, l.watchAbandon, l.ttl.Milliseconds())
 }
 
-// Renew prolongs the lock. false: it is lost.
+// Renew prolongs the lock. It returns false if the lock is lost.
 func (l *Lock) Renew(ctx context.Context) (bool, error) {
 	return l.act(ctx, l.client.Timeout, "renew", renewScript, []string{l.key}, l.watchRenew, l.stamp, l.ttl.Milliseconds())
 }

@@ -14,14 +14,14 @@ import (
 	"github.com/singlefill/singlefill/internal/entry"
 )
 
-// The acts of the fill lock where the server refuses scripts: the keys are watched, read and judged here,
-// and written with MULTI and EXEC on the same connection, so that nothing is written if either key has
-// changed in between. Each decides as the script of the same name does.
+// Where the server refuses scripts, each command of the fill lock is a transaction: it watches and
+// reads the keys, decides, and writes with MULTI and EXEC on the same connection. So nothing is
+// written if a key has changed since it was read. Each decides as the script of the same name does.
 
-// A watchFunc judges and says what to write, if anything, and what the act then answers.
+// A watchFunc decides what to write, nil if nothing, and the command's answer.
 type watchFunc func(ctx context.Context, tx *redis.Tx) (write func(p redis.Pipeliner), done bool, err error)
 
-// watch runs an act until no other client comes between; ctx bounds that.
+// watch repeats a transaction until no other client interferes, or ctx ends.
 func watch(ctx context.Context, rdb redis.UniversalClient, keys []string, judge watchFunc) (done bool, err error) {
 	for {
 		err = rdb.Watch(ctx, func(tx *redis.Tx) error {
@@ -47,7 +47,7 @@ func (l *Lock) watchGetOrLock(ctx context.Context, q Query) (r Reply, err error)
 		if header != "" && header != q.Known {
 			stored, err := getString(ctx, tx, l.value)
 			if stored == "" && err == nil {
-				err = redis.TxFailedErr // it has just gone: look again
+				err = redis.TxFailedErr // it has just been removed: read again
 			}
 			r = Reply{Status: Hit, Text: stored}
 			return nil, err == nil, err
@@ -62,7 +62,8 @@ func (l *Lock) watchGetOrLock(ctx context.Context, q Query) (r Reply, err error)
 		}
 		now, err := tx.Time(ctx).Result()
 		decides := strings.HasPrefix(record, "F") && q.For != Unusable
-		if err != nil && (decides || !client.ScriptsRefused(err)) { // else a user without the right to ask: now is zero
+		// Without the right to ask for the time, now is zero.
+		if err != nil && (decides || !client.ScriptsRefused(err)) {
 			return nil, false, err
 		}
 		var write string
@@ -76,10 +77,10 @@ func (l *Lock) watchGetOrLock(ctx context.Context, q Query) (r Reply, err error)
 	return r, err
 }
 
-// judge answers what get_or_lock answers to a lock key that holds record, and what is to be written there. now may be
-// zero: ages are unknown then, and a stamp is random, which is as unique.
+// judge returns the answer of get_or_lock.lua to a lock key that holds record, and what to write
+// there. now may be zero: ages are unknown then, and the stamp is random, and so is still unique.
 func (l *Lock) judge(record string, left time.Duration, now time.Time, q Query, known bool) (r Reply, write string) {
-	state, token, stamp, word := splitRecord(record)
+	state, token, stamp, failure := splitRecord(record)
 	switch {
 	case token == l.token && state == "H":
 		return Reply{Status: Locked, Text: stamp}, record
@@ -87,11 +88,11 @@ func (l *Lock) judge(record string, left time.Duration, now time.Time, q Query, 
 		return Reply{Status: Refused}, ""
 	case q.For == Served && !known:
 		return Reply{Status: Gone}, ""
-	case q.Awaited != "" && word != "" && (state == "F" || token != q.Awaited):
-		return Reply{Status: Failed, Text: word}, ""
+	case q.Awaited != "" && failure != "" && (state == "F" || token != q.Awaited):
+		return Reply{Status: Failed, Text: failure}, ""
 	}
 	if left < 0 {
-		state, word = "", ""
+		state, failure = "", ""
 	}
 	micros, _ := strconv.ParseInt(stamp, 10, 64)
 	at := time.UnixMicro(micros)
@@ -100,7 +101,7 @@ func (l *Lock) judge(record string, left time.Duration, now time.Time, q Query, 
 	}
 	if state == "F" && q.For != Unusable && known {
 		if rest := at.Sub(now); rest > 0 {
-			return Reply{Status: Failed, Text: word, Left: min(rest, left)}, ""
+			return Reply{Status: Failed, Text: failure, Left: min(rest, left)}, ""
 		}
 	}
 	if !q.Take {
@@ -110,19 +111,19 @@ func (l *Lock) judge(record string, left time.Duration, now time.Time, q Query, 
 	if !now.IsZero() {
 		stamp = fmt.Sprintf("%016d", now.UnixMicro())
 	}
-	return Reply{Status: Locked, Text: stamp}, "H" + l.token + stamp + word
+	return Reply{Status: Locked, Text: stamp}, "H" + l.token + stamp + failure
 }
 
-// splitRecord takes a lock key's text apart. It is empty if the text is none of ours.
-func splitRecord(record string) (state, token, stamp, word string) {
+// splitRecord returns the parts of a record in a lock key. They are empty if it is not a record.
+func splitRecord(record string) (state, token, stamp, failure string) {
 	if len(record) <= tokenLen || record[0] != 'X' && len(record) <= tokenLen+stampLen || !strings.Contains("HFX", record[:1]) {
 		return "", "", "", ""
 	}
 	state, token = record[:1], record[1:1+tokenLen]
 	if state != "X" {
-		stamp, word = record[1+tokenLen:1+tokenLen+stampLen], record[1+tokenLen+stampLen:]
+		stamp, failure = record[1+tokenLen:1+tokenLen+stampLen], record[1+tokenLen+stampLen:]
 	}
-	return state, token, stamp, word
+	return state, token, stamp, failure
 }
 
 func (l *Lock) watchStore(data []byte, life time.Duration) watchFunc {
@@ -193,7 +194,8 @@ func (l *Lock) watchRenew(ctx context.Context, tx *redis.Tx) (func(redis.Pipelin
 	return func(p redis.Pipeliner) { p.PExpire(ctx, l.key, l.ttl) }, true, nil
 }
 
-// holds reports whether our token holds the lock, and whether by the grant that we know.
+// holds reports whether this attempt's token holds the lock, and whether it does so by the known
+// grant.
 func (l *Lock) holds(ctx context.Context, tx *redis.Tx) (token, grant bool, err error) {
 	record, err := getString(ctx, tx, l.key)
 	state, holder, stamp, _ := splitRecord(record)
@@ -201,7 +203,7 @@ func (l *Lock) holds(ctx context.Context, tx *redis.Tx) (token, grant bool, err 
 	return token, token && stamp == l.stamp, err
 }
 
-// getString reads a key; one that is missing or of a foreign type counts as ”.
+// getString returns a string key. A missing key or one of a foreign type counts as empty.
 func getString(ctx context.Context, tx *redis.Tx, key string) (string, error) {
 	s, err := tx.Get(ctx, key).Result()
 	if errors.Is(err, redis.Nil) || client.WrongType(err) {

@@ -15,42 +15,43 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// Without scripts each act reads, judges and writes. What another client does in between makes it judge anew.
-func TestWithoutScriptsNobodyComesBetween(t *testing.T) {
+// Without scripts, what another client writes between the reads and the write makes a command
+// decide again.
+func TestWatch_Interference(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	noScripts(t, s)
 	aloneForEver := state{text: "F" + other + "9000000000000000boom"}
 	type step struct {
 		name        string
-		lock        state // before
-		act         func(b *bench) (string, error)
-		value, then state // what another client makes of value and lock, between the reads and EXEC
+		lock        state // before the command
+		act         func(b *fixture) (string, error)
+		value, then state // written by another client between the reads and EXEC
 		want        string
-		becomes     state // the lock key; the value key stays as the other client made it
+		becomes     state // the lock key; the value key stays as the other client wrote it
 	}
-	getOrLock := func(b *bench) (string, error) {
+	getOrLock := func(b *fixture) (string, error) {
 		r, err := b.GetOrLock(t.Context(), 5*time.Second, Query{Take: true})
 		return r.Status + " " + r.Text, err
 	}
-	store := func(b *bench) (string, error) {
+	store := func(b *fixture) (string, error) {
 		ok, err := b.Store(t.Context(), opTimeout, []byte(entryA), time.Minute)
 		return fmt.Sprint(ok), err
 	}
-	refresh := func(b *bench) (string, error) {
+	refresh := func(b *fixture) (string, error) {
 		b.set(b.value, state{text: entryA})
 		r, err := b.GetOrLock(t.Context(), opTimeout, Query{Known: entryA[:35], Take: true, For: Served})
 		return r.Status + " " + r.Text, err
 	}
-	release := func(v ReleaseNote) func(b *bench) (string, error) {
-		return func(b *bench) (string, error) {
+	release := func(v ReleaseNote) func(b *fixture) (string, error) {
+		return func(b *fixture) (string, error) {
 			ok, err := b.Release(t.Context(), opTimeout, v)
 			return fmt.Sprint(ok), err
 		}
 	}
-	word, all := ReleaseNote{Failure: "word"}, ReleaseNote{Failure: "word", RetryAfter: life, Drop: true}
-	abandon := func(b *bench) (string, error) { ok, err := b.Abandon(t.Context()); return fmt.Sprint(ok), err }
-	renew := func(b *bench) (string, error) { ok, err := b.Renew(t.Context()); return fmt.Sprint(ok), err }
+	failure, all := ReleaseNote{Failure: "failure"}, ReleaseNote{Failure: "failure", RetryAfter: life, Drop: true}
+	abandon := func(b *fixture) (string, error) { ok, err := b.Abandon(t.Context()); return fmt.Sprint(ok), err }
+	renew := func(b *fixture) (string, error) { ok, err := b.Renew(t.Context()); return fmt.Sprint(ok), err }
 	for _, c := range []step{
 		{"lock, taken by another", state{}, getOrLock, state{}, held(other), Busy + " " + other, held(other)},
 		{"lock, value stored by another", state{}, getOrLock, state{text: entryB}, state{}, Hit + " " + entryB, state{}},
@@ -61,8 +62,8 @@ func TestWithoutScriptsNobodyComesBetween(t *testing.T) {
 		{"store, set by another", held(me), store, state{text: entryB}, state{}, "false", state{}},
 		{"release, taken by another", held(me), release(ReleaseNote{}), state{}, held(other), "false", held(other)},
 		{"release, gone", held(me), release(ReleaseNote{}), state{}, state{}, "false", state{}},
-		{"release with a word, taken by another", held(me), release(word), state{}, held(other), "false", held(other)},
-		{"release with a word, gone", held(me), release(word), state{}, state{}, "false", state{}},
+		{"release with a failure, taken by another", held(me), release(failure), state{}, held(other), "false", held(other)},
+		{"release with a failure, gone", held(me), release(failure), state{}, state{}, "false", state{}},
 		{"release with all, taken by another", held(me), release(all), state{text: entryB}, held(other), "false", held(other)},
 		{"release with all, set by another", held(me), release(all), state{text: entryB}, state{}, "false", state{}},
 		{"refresh, deleted by another", state{}, refresh, state{}, state{}, Gone + " ", state{}},
@@ -76,7 +77,7 @@ func TestWithoutScriptsNobodyComesBetween(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			b, text, err := meddle(t, s, func(b *bench) { b.set(b.key, c.lock) }, c.act, c.value, c.then)
+			b, text, err := meddle(t, s, func(b *fixture) { b.set(b.key, c.lock) }, c.act, c.value, c.then)
 			if text != c.want || err != nil {
 				t.Errorf("answered %s, %v, want %s", text, err, c.want)
 			}
@@ -86,11 +87,11 @@ func TestWithoutScriptsNobodyComesBetween(t *testing.T) {
 	}
 }
 
-// meddle carries out an act, without scripts, while another client makes something else of value and lock between
-// the act's reads and its EXEC.
-func meddle(t *testing.T, s *redistest.Server, before func(b *bench), act func(b *bench) (string, error), value, lock state) (b *bench, text string, err error) {
+// meddle runs a command without scripts, while another client changes value and lock between its
+// reads and its EXEC.
+func meddle(t *testing.T, s *redistest.Server, before func(b *fixture), act func(b *fixture) (string, error), value, lock state) (b *fixture, text string, err error) {
 	p := redistest.NewProxy(t, s.Addr)
-	b = form{p.Client(t, asNoScripts), s.Admin()}.bench(t)
+	b = backend{p.Client(t, asNoScripts), s.Admin()}.fixture(t)
 	before(b)
 	rule := p.On(redistest.Command("multi"), redistest.HoldRequest).Times(1)
 	answered := make(chan struct{})
@@ -103,12 +104,13 @@ func meddle(t *testing.T, s *redistest.Server, before func(b *bench), act func(b
 	case <-answered:
 		t.Fatalf("answered %s, %v before it wrote", text, err)
 	}
-	// Each key is left alone if it is to be as it is, to show that the other is watched too.
+	// A key that already is as wanted is not touched, to show that the other key is watched, too.
 	hadValue, _ := b.get(b.value)
 	hadLock, _ := b.get(b.key)
 	same := hadValue == value && hadLock == lock
 	for key, to := range map[string]state{b.value: value, b.key: lock} {
-		if had, _ := b.get(key); had != to || same { // a key is changed even by a write that leaves it as it was
+		// Even a write that changes nothing counts as a change.
+		if had, _ := b.get(key); had != to || same {
 			b.set(key, state{text: "x"})
 			b.set(key, to)
 		}
@@ -118,9 +120,9 @@ func meddle(t *testing.T, s *redistest.Server, before func(b *bench), act func(b
 	return b, text, err
 }
 
-// What Expire has read may be deleted by the time it writes: then it must not write bytes of an entry into nothing,
-// nor remove one that has come in the place of garbage.
-func TestWithoutScriptsNobodyComesBetweenExpire(t *testing.T) {
+// Without scripts, Expire writes no bytes of an entry to a key that was deleted since it was read,
+// and does not remove an entry that has replaced garbage.
+func TestWatch_ExpireInterference(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	noScripts(t, s)
@@ -129,8 +131,8 @@ func TestWithoutScriptsNobodyComesBetweenExpire(t *testing.T) {
 		for _, value := range []state{{text: newer}, {}, {text: "garbage"}, {list: true}} {
 			for _, lock := range []state{{}, held(other)} {
 				begun := time.Now()
-				b, _, err := meddle(t, s, func(b *bench) { b.set(b.value, before) },
-					func(b *bench) (string, error) { return "", b.expire() }, value, lock)
+				b, _, err := meddle(t, s, func(b *fixture) { b.set(b.value, before) },
+					func(b *fixture) (string, error) { return "", b.expire() }, value, lock)
 				if err != nil {
 					t.Errorf("Expire: %v", err)
 				}
@@ -145,19 +147,23 @@ func TestWithoutScriptsNobodyComesBetweenExpire(t *testing.T) {
 	}
 }
 
-// Both forms, and both servers, answer the same and leave the same behind, whatever is there.
-func TestScriptsAndTransactionsAgree(t *testing.T) {
+// Scripts and transactions, on both servers, give the same answers and leave the same state,
+// whatever the keys hold.
+func TestWatch_AgreesWithScripts(t *testing.T) {
 	t.Parallel()
-	forms := []form{openReal(t), openRealWatch(t), openMini(t), openMiniWatch(t)}
+	backends := []backend{openReal(t), openRealWatch(t), openMini(t), openMiniWatch(t)}
 	names := []string{"real", "real without scripts", "mini", "mini without scripts"}
-	const rounds = 300
+	rounds := 300
+	if testing.Short() {
+		rounds = 100
+	}
 	seed := uint64(time.Now().UnixNano())
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	for round := range rounds {
 		c := randomCase(rnd)
 		var first string
-		for i, f := range forms {
-			b := f.bench(t)
+		for i, f := range backends {
+			b := f.fixture(t)
 			b.set(b.value, c.value)
 			b.set(b.key, c.lock)
 			got := c.run(b)
@@ -170,19 +176,19 @@ func TestScriptsAndTransactionsAgree(t *testing.T) {
 	}
 }
 
-// A parityCase is a pair of keys and a few acts, by several attempts.
+// A parityCase is a pair of keys and several commands of several attempts.
 type parityCase struct {
 	value, lock state
 	acts        []parityAct
 }
 
 type parityAct struct {
-	op                  string
-	token               string
-	seen, awaited, text string // seen "*" is what is there
-	purpose             string
-	retry               time.Duration
-	take, drop          bool
+	op                   string
+	token                string
+	known, awaited, text string // known "*" is the header of the value
+	purpose              string
+	retry                time.Duration
+	take, drop           bool
 }
 
 func randomCase(rnd *rand.Rand) parityCase {
@@ -207,9 +213,9 @@ func randomCase(rnd *rand.Rand) parityCase {
 		if c.lock.text[0] != 'X' {
 			c.lock.text += pick(stamp, stamp, "another stamp!!!", noRetry, failedUntil(left, me).text[27:], failedUntil(life, me).text[27:], failedUntil(-time.Minute, me).text[27:])
 		}
-		c.lock.text += pick("", "", "word", "E", "\x00\xff word")
+		c.lock.text += pick("", "", "failure", "E", "\x00\xff failure")
 	case 2:
-		c.lock = state{text: pick("garbage", "F", "X"+me[:25], "h"+me+stamp, "\x00", "H", "Hello", "H"+strings.Repeat("z", 26), "Z"+me+"word", "Free", "Fx")}
+		c.lock = state{text: pick("garbage", "F", "X"+me[:25], "h"+me+stamp, "\x00", "H", "Hello", "H"+strings.Repeat("z", 26), "Z"+me+"failure", "Free", "Fx")}
 		if rnd.IntN(3) == 0 {
 			c.lock = [...]state{{empty: true}, {list: true}}[rnd.IntN(2)]
 		}
@@ -220,8 +226,8 @@ func randomCase(rnd *rand.Rand) parityCase {
 	for range 1 + rnd.IntN(5) {
 		c.acts = append(c.acts, parityAct{
 			op: pick("lock", "lock", "lock", "store", "release", "release", "abandon", "renew", "expire"), token: pick(tokens...),
-			seen: pick("", "", entryA[:35], "garbage", "g", "*", "*", "*"), awaited: pick("", "", me, other, third),
-			purpose: pick(Unusable, Fallback, Served), text: pick("", "word", "\xff\x00"),
+			known: pick("", "", entryA[:35], "garbage", "g", "*", "*", "*"), awaited: pick("", "", me, other, third),
+			purpose: pick(Unusable, Fallback, Served), text: pick("", "failure", "\xff\x00"),
 			retry: [...]time.Duration{0, 0, left, 2 * life, math.MaxInt64}[rnd.IntN(5)],
 			take:  rnd.IntN(3) > 0, drop: rnd.IntN(4) == 0,
 		})
@@ -229,8 +235,8 @@ func randomCase(rnd *rand.Rand) parityCase {
 	return c
 }
 
-// run carries out the acts and tells what was answered and what is there after each of them.
-func (c parityCase) run(b *bench) (told string) {
+// run runs the commands, and describes each answer and the state after it.
+func (c parityCase) run(b *fixture) (told string) {
 	ctx := context.Background()
 	stamps := map[string]string{me: stamp, other: stamp, third: stamp}
 	for _, a := range c.acts {
@@ -239,13 +245,13 @@ func (c parityCase) run(b *bench) (told string) {
 		var err error
 		switch a.op {
 		case "lock":
-			if a.seen == "*" {
+			if a.known == "*" {
 				s, _ := b.get(b.value)
-				a.seen = entry.Header(s.text)
+				a.known = entry.Header(s.text)
 			}
 			var r Reply
-			r, err = b.GetOrLock(ctx, 5*time.Second, Query{Known: a.seen, Awaited: a.awaited, Take: a.take, For: a.purpose})
-			r.Left, r.Age = about(r.Left), about(min(r.Age, time.Hour)) // no more of an age that is none
+			r, err = b.GetOrLock(ctx, 5*time.Second, Query{Known: a.known, Awaited: a.awaited, Take: a.take, For: a.purpose})
+			r.Left, r.Age = about(r.Left), about(min(r.Age, time.Hour)) // an unknown age differs
 			r.Text = sameEntry(r.Text)
 			if r.Status == Locked {
 				r.Text, stamps[a.token] = "", b.stamp
@@ -272,16 +278,16 @@ func (c parityCase) run(b *bench) (told string) {
 	return told
 }
 
-// Entries fresh until long ago and until much later.
+// Entries that were fresh until long ago, and will be until much later.
 var (
 	entryPast   = entryUntil(time.UnixMilli(1e12), 0, "payload")
 	entryFuture = entryUntil(time.UnixMilli(9e12), 1, "")
 )
 
-// about is a time without what differs from one run to the next.
+// about rounds a time so that it is equal in each run.
 func about(d time.Duration) time.Duration { return (d - 1).Round(20 * time.Second) }
 
-// sameEntry is an entry without what differs from one Expire to the next.
+// sameEntry removes from an entry what differs between two calls of Expire.
 func sameEntry(s string) string {
 	if e, err := entry.Parse([]byte(s)); err != nil || !e.Expired {
 		return s
@@ -291,27 +297,29 @@ func sameEntry(s string) string {
 	return s[:27] + s[35:]
 }
 
-// sameMark is a failure's mark without what differs from one run to the next.
+// sameMark removes from a failure record what differs between runs.
 func sameMark(s string) string {
-	state, token, retry, word := splitRecord(s)
+	state, token, retry, failure := splitRecord(s)
 	at, err := strconv.ParseInt(retry, 10, 64)
 	if rest := time.Until(time.UnixMicro(at)); state != "F" || err != nil || rest < -24*time.Hour || rest > 24*time.Hour {
 		return s
 	} else {
-		return fmt.Sprint(state, token, about(rest), word)
+		return fmt.Sprint(state, token, about(rest), failure)
 	}
 }
 
-func TestWithoutScriptsACommandEndsWithItsTime(t *testing.T) {
+// Without scripts a command ends within its time.
+func TestWatch_Timeout(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	noScripts(t, s)
 	p := redistest.NewProxy(t, s.Addr)
 	rule := p.On(redistest.Command("exec"), redistest.DropRequest)
-	b := form{p.Client(t, asNoScripts, func(o *redis.Options) { o.MaxRetries, o.ReadTimeout = -1, time.Minute }), s.Admin()}.bench(t)
+	b := backend{p.Client(t, asNoScripts, func(o *redis.Options) { o.MaxRetries, o.ReadTimeout = -1, time.Minute }), s.Admin()}.fixture(t)
 	begun := time.Now()
 	_, err := b.GetOrLock(t.Context(), 2*time.Second, Query{Take: true})
-	if took := time.Since(begun); err == nil || took > 30*time.Second || rule.Fired() == 0 { // not the client's own minute
+	// Not after the client's own minute.
+	if took := time.Since(begun); err == nil || took > 30*time.Second || rule.Fired() == 0 {
 		t.Errorf("GetOrLock = %v after %v, the fault fired %d times", err, took, rule.Fired())
 	}
 	if !b.InDoubt {

@@ -7,7 +7,8 @@ import (
 	"math"
 )
 
-// A chart is lines over two axes, logarithmic unless linear. Its frame is where the outermost ticks are.
+// A chart is lines over two axes, which are logarithmic unless linear is set. The outermost ticks
+// are its frame.
 type chart struct {
 	title, x, y    string
 	xticks, yticks []float64
@@ -22,7 +23,7 @@ type series struct {
 	dashed bool
 }
 
-// fit sets the ticks of a linear chart, in round numbers from zero to what its series need.
+// fit sets the ticks of a linear chart: round numbers from zero to the largest value of its series.
 func (c *chart) fit() {
 	var most [2]float64
 	for _, s := range c.series {
@@ -46,7 +47,7 @@ func (c *chart) fit() {
 	}
 }
 
-// The reader's page is light or dark, and says so to those who ask.
+// Pages are light or dark, and prefers-color-scheme says which.
 const style = `<style>
 text { font: 13px system-ui, sans-serif; fill: #1f2328 }
 .title { font-size: 16px; font-weight: 600 }
@@ -113,7 +114,7 @@ func (c chart) svg() []byte {
 	return b.Bytes()
 }
 
-// at maps a value to where it is between from and to, the ends of the axis with those ticks.
+// at maps a value to its coordinate on the axis with these ticks, which reaches from from to to.
 func (c chart) at(v float64, ticks []float64, from, to float64) float64 {
 	scale := math.Log
 	if c.linear {

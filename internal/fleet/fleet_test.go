@@ -21,10 +21,10 @@ const (
 	ttl     = time.Hour
 	lockTTL = 5 * time.Second // the default
 	hotKeys = 2
-	within  = 10 * time.Millisecond // all ask for all of them
+	within  = 10 * time.Millisecond // every process asks for every key within this time
 )
 
-// A fleet is processes that use one namespace on one server.
+// A fleet is a number of processes that use one namespace on one server.
 type fleet struct {
 	t         *testing.T
 	server    *server
@@ -36,7 +36,7 @@ type process struct {
 	cache *singlefill.Cache[string]
 
 	mu    sync.Mutex
-	polls map[string]int // protected by mu: of the last wait, by key
+	polls map[string]int // protected by mu: polls of the last wait, by key
 }
 
 // inFleet runs a test with a fleet of n processes, in fake time.
@@ -48,7 +48,7 @@ func inFleet(t *testing.T, n int, c costs, run func(f *fleet)) {
 		for range n {
 			p := &process{link: &link{server: f.server}, polls: make(map[string]int)}
 			client := p.link.client()
-			// What would spare a fleet the stampede is off: the jitter of lives, and early refreshes.
+			// Jitter and early refreshes, which prevent stampedes, are off.
 			opts := &singlefill.Options[string]{Jitter: -1, EarlyRefresh: -1, LockTTL: lockTTL}
 			opts.Trace = &singlefill.Trace{WaitDone: p.waited}
 			var err error
@@ -68,25 +68,25 @@ func (p *process) waited(_ context.Context, w singlefill.WaitInfo) {
 	p.polls[w.Key] = w.Polls
 }
 
-// A stampede is the expiry of a few hot keys, for which every process then asks at once.
+// A stampede happens when a few hot keys expire and every process asks for them at once.
 type stampede struct {
-	keys   string               // their names begin so
+	keys   string               // prefix of their names
 	length func() time.Duration // of a load
-	dies   bool                 // the first process that loads a key dies halfway
+	dies   bool                 // the first process that loads a key dies in the middle of the load
 }
 
-// A result is what came of one stampede or more.
+// A result describes one or more stampedes.
 type result struct {
 	load
-	lasted  time.Duration   // a window at least
+	lasted  time.Duration   // one window at least
 	loads   []int           // of each key
-	taken   []time.Duration // from the death of each holder to the next load's beginning
-	late    []time.Duration // how long each waiter waited after the load's end
-	polls   []int           // of each waiting process for each key
+	taken   []time.Duration // from each holder's death to the beginning of the next load
+	late    []time.Duration // how long each waiter waited after the end of the load
+	polls   []int           // of each waiting process, for each key
 	windows []int           // commands in each window
 }
 
-// run has every process ask for every key, and lets the entries expire afterwards.
+// run makes every process ask for every key. The entries expire before the next run.
 func (f *fleet) run(s stampede) (r result) {
 	time.Sleep(2 * ttl)
 	f.server.take()
@@ -115,7 +115,7 @@ func (f *fleet) run(s stampede) (r result) {
 		}
 	}
 	for _, p := range f.processes {
-		p.link.dead.Store(false) // another one takes its place
+		p.link.dead.Store(false) // another process takes its place
 	}
 	first, last := begun.UnixNano()/int64(window), time.Now().UnixNano()/int64(window)
 	for w := first; w <= last; w++ {
@@ -131,8 +131,8 @@ type hotKey struct {
 
 	mu    sync.Mutex // protects all below
 	loads int
-	begun time.Time // the last load
-	died  time.Time // its predecessor
+	begun time.Time // of the last load
+	died  time.Time // the previous holder, if it died
 	ended time.Time
 	calls []call
 }
@@ -140,7 +140,7 @@ type hotKey struct {
 type call struct {
 	process  *process
 	returned time.Time
-	waited   bool // for a load elsewhere
+	waited   bool // for another process
 	polls    int
 }
 
@@ -189,7 +189,7 @@ func (k *hotKey) load(_ context.Context, p *process) (string, error) {
 	return "v", nil
 }
 
-// add adds the result of one more stampede.
+// add adds the result of another stampede.
 func (r *result) add(more result) {
 	r.commands += more.commands
 	r.queued = max(r.queued, more.queued)
@@ -201,7 +201,7 @@ func (r *result) add(more result) {
 	r.windows = append(r.windows, more.windows...)
 }
 
-// quantile returns the value that a share q of all values does not exceed.
+// quantile returns the value that a share q of the values does not exceed.
 func quantile[V int | time.Duration](values []V, q float64) V {
 	if len(values) == 0 {
 		return 0

@@ -20,7 +20,7 @@ var (
 	lengths = []time.Duration{10 * time.Millisecond, 100 * time.Millisecond, time.Second, 10 * time.Second}
 )
 
-// The kinds of stampedes.
+// Kinds of stampedes.
 const (
 	first   = "first"
 	known   = "constant"
@@ -28,7 +28,7 @@ const (
 	dead    = "holder dies"
 )
 
-// A row is what all stampedes of a kind came to.
+// A row is the result of all stampedes of one kind.
 type row struct {
 	processes int
 	length    time.Duration
@@ -36,25 +36,28 @@ type row struct {
 	result
 }
 
-// Without -scale it writes a copy of the page, from the smallest fleet alone.
+// TestScale measures the costs of a server, simulates stampedes, and writes the page and its plots.
+// Without -scale it writes a copy, from the smallest fleet only.
 func TestScale(t *testing.T) {
-	folder, sizes, lengths := *docs, sizes, lengths
+	t.Parallel()
+	folder, sizes, lengths, commands := *docs, sizes, lengths, 100_000
 	if folder == "" {
-		folder, sizes, lengths = t.TempDir(), sizes[:1], lengths[:1]
+		folder, sizes, lengths, commands = t.TempDir(), sizes[:1], lengths[:1], 2000
 		page, err := os.ReadFile("../../docs/scale.md")
 		if err != nil {
 			t.Fatal(err)
 		}
 		write(t, folder, "scale.md", page)
 	}
-	c := measure(t)
+	c := measure(t, commands)
 	var rows []row
 	for _, n := range sizes {
 		for _, length := range lengths {
 			inFleet(t, n, c, func(f *fleet) {
 				begun := len(rows)
 				rows = append(rows, f.constant(length)...)
-				if n <= 1000 && length <= time.Second { // ten stampedes of the others take too long
+				// Ten stampedes of larger fleets take too long.
+				if n <= 1000 && length <= time.Second {
 					rows = append(rows, f.varying(length))
 				}
 				for _, r := range rows[begun:] {
@@ -62,7 +65,7 @@ func TestScale(t *testing.T) {
 				}
 			})
 		}
-		writeTable(t, folder, c, rows) // for those who do not want to wait for the rest
+		writeTable(t, folder, c, rows) // intermediate results
 		writePlots(t, folder, c, rows)
 	}
 }
@@ -70,7 +73,7 @@ func TestScale(t *testing.T) {
 func (f *fleet) constant(length time.Duration) (rows []row) {
 	s := stampede{keys: "constant", length: func() time.Duration { return length }}
 	kinds := []string{first, known}
-	if length == time.Second { // the same for the others: most of it is LockTTL
+	if length == time.Second { // similar for the other lengths: most of it is LockTTL
 		kinds = append(kinds, dead)
 	}
 	for _, kind := range kinds {
@@ -85,7 +88,7 @@ func (f *fleet) varying(length time.Duration) row {
 		return time.Duration((0.7 + 0.6*rand.Float64()) * float64(length))
 	}}
 	for range 6 {
-		f.run(s) // by which its processes learn
+		f.run(s) // so that the processes learn how long a load takes
 	}
 	r := row{len(f.processes), length, varying, f.run(s)}
 	for range 3 {
@@ -102,7 +105,7 @@ var columns = []string{
 func (r row) cells(c costs) []string {
 	bound, took := "", ""
 	if r.kind == first || r.kind == known {
-		bound = short(law{costs: c, waiters: r.processes * hotKeys, length: r.length, known: r.kind == known}.late())
+		bound = short(bounds{costs: c, waiters: r.processes * hotKeys, length: r.length, known: r.kind == known}.late())
 	}
 	if r.taken != nil {
 		took = short(slices.Max(r.taken))
@@ -119,11 +122,11 @@ func (r row) cells(c costs) []string {
 	}
 }
 
-// mean and peak are commands per second, over all the time and in the busiest window.
+// mean and peak are commands per second: over the whole time, and in the busiest window.
 func (r row) mean() int { return int(float64(r.commands) / r.lasted.Seconds()) }
 func (r row) peak() int { return slices.Max(r.windows) * int(time.Second/window) }
 
-// short is a time to two digits.
+// short formats a time with two digits.
 func short(d time.Duration) string {
 	unit := time.Microsecond
 	for d >= 100*unit {

@@ -18,11 +18,11 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// costs are what the server, and the way to it, take.
+// costs are the times that the server and the network need.
 type costs struct {
-	script time.Duration // of the server, for a run of a script
+	script time.Duration // of the server, for a script
 	plain  time.Duration // of the server, for any other command
-	trip   time.Duration // there and back
+	trip   time.Duration // of the network, for the way there and back
 }
 
 func (c costs) of(cmd redis.Cmder) time.Duration {
@@ -32,13 +32,13 @@ func (c costs) of(cmd redis.Cmder) time.Duration {
 	return c.plain
 }
 
-// usual are the costs where nothing is measured: what measure has found on a common machine.
+// usual are the costs that measure found on a common machine, for tests that do not measure.
 var usual = costs{script: 12 * time.Microsecond, plain: 4 * time.Microsecond, trip: 200 * time.Microsecond}
 
-// measure finds the costs of a real server: its main thread's time for one command, with reading, executing and
-// answering it. The network's are not measured.
-func measure(t *testing.T) costs {
-	const conns, commands = 50, 100_000
+// measure measures the costs of a real server: its main thread's time to read, execute and answer
+// one command. It does not measure the network.
+func measure(t *testing.T, commands int) costs {
+	const conns = 50
 	s := redistest.Start(t)
 	rdb := s.Client(t, func(o *redis.Options) { o.PoolSize = conns })
 	c := client.New(rdb, time.Minute, func(_ context.Context, op string, err error) { t.Errorf("%s: %v", op, err) },
@@ -61,7 +61,7 @@ func measure(t *testing.T) costs {
 			})
 		}
 		wg.Wait()
-		return (mainThread(t, s) - before) / commands
+		return (mainThread(t, s) - before) / time.Duration(commands)
 	}
 	found := usual
 	found.script = each(func() { get(ask(), fill.Busy) })
@@ -87,22 +87,22 @@ func mainThread(t *testing.T, s *redistest.Server) (ran time.Duration) {
 	return ran
 }
 
-// A server executes one command after another, in the order of their arrival. What it answers is a miniredis' word;
-// when it answers is decided here.
+// A server executes one command after the other, in the order of their arrival. A miniredis
+// computes the replies; the server decides when they are sent.
 type server struct {
 	costs
 	redis *redis.Client // of the miniredis
 
 	mu   sync.Mutex
-	free time.Time // when all that has arrived will have been executed
+	free time.Time // when all commands that have arrived will have been executed
 	load           // since the last take
 }
 
-// A load is what a server has been given to do.
+// A load is the work that a server was given.
 type load struct {
 	commands int
-	arrivals map[int64]int // by number of the window
-	queued   time.Duration // by the command that had to queue for longest
+	arrivals map[int64]int // by the number of the window
+	queued   time.Duration // by the command that queued for longest
 }
 
 const window = 100 * time.Millisecond
@@ -116,7 +116,8 @@ func (s *server) take() load {
 	return l
 }
 
-// do sends a command and returns with its reply, or with ctx. What has been sent is executed in any case.
+// do sends a command and returns with its reply, or when ctx ends. A command that was sent is
+// executed in any case.
 func (s *server) do(ctx context.Context, cmd redis.Cmder) error {
 	done := s.enqueue(s.of(cmd))
 	if !sleep(ctx, time.Until(done)) {
@@ -157,8 +158,8 @@ func sleep(ctx context.Context, d time.Duration) (whole bool) {
 	}
 }
 
-// A link is the way of one process to the server: all that its client does. When the process is dead, what it
-// sends is lost.
+// A link is one process' way to the server: everything that its client does. The commands of a dead
+// process are lost.
 type link struct {
 	*server
 	dead atomic.Bool

@@ -13,93 +13,104 @@ var (
 	ErrRecursive = errors.New("singlefill: a load waits for itself")
 )
 
-// Fills is the fills of one cache, at most one for each key.
+// Fills holds the fills of one cache, at most one for each key.
 //
-// A fill brings a value for callers that found none: it waits for another process, or loads. Callers join it and
-// leave it; it belongs to none of them. A refresh is a fill that starts without callers.
+// A fill brings a value for callers that found none: it waits for another process, or loads.
+// Callers join and leave it; it does not end with any of them. A refresh is a fill that starts
+// without callers.
 //
-// Nobody may be given what was true only before their call. So a result carries the stamp from which it is known
-// to be true, taken before the command was sent that proves it, and a caller takes the result if its own stamp is
-// older. A caller's stamp is that of its first join, and it keeps it. For example:
+// A caller must not get a result that was true only before its call. So each result carries a
+// stamp, validFrom, that was taken before the command that proves the result was sent. A caller
+// takes the result if its own stamp is older. A caller's stamp is that of its first join. For
+// example:
 //
 //  1. caller A joins; the fill locks the key and begins to load v1;
 //  2. the source changes to v2; a Delete in another process releases the lock;
 //  3. caller B, which began after Delete returned, joins;
-//  4. the store of v1 is refused, so v1 is known to be true only as of the beginning of the load;
-//  5. A takes v1; B asks again, and gets v2.
+//  4. the store of v1 is refused, so v1 is valid only from the beginning of the load;
+//  5. A takes v1; B joins another fill, and gets v2.
 //
-// A caller that asks again is older than every fill begun since, so none asks for ever.
+// A caller that joins again keeps its stamp, which is older than every fill begun since. So it does
+// not join for ever.
 type Fills[R any] struct {
 	clock   *Clock
 	running sync.WaitGroup
 	mu      sync.Mutex
 	closed  bool
 	byKey   map[string]*Fill[R] // fills that callers can join
-	resting map[string]string   // keys whose last refresh ended a moment ago, and which entry it refreshed
-	empty   atomic.Int64        // fills in byKey for a key that was empty: see Filling
+	// recent maps the key of each refresh that ended a moment ago to the entry that it refreshed.
+	recent map[string]string
+	empty  atomic.Int64 // fills in byKey whose key was empty: see Filling
 }
 
 func NewFills[R any](clock *Clock) *Fills[R] {
-	return &Fills[R]{clock: clock, byKey: make(map[string]*Fill[R]), resting: make(map[string]string)}
+	return &Fills[R]{clock: clock, byKey: make(map[string]*Fill[R]), recent: make(map[string]string)}
 }
 
-// A phase is how far a fill has come.
+// A phase is a stage of a fill.
 type phase int
 
 const (
-	contending phase = iota // it reads, competes for the lock, or waits for its holder
+	acquiring phase = iota // it reads, competes for the lock, or waits for the lock's holder
 	loading
 	done
 )
 
-// A Fill is one key's way to a value.
+// A Fill brings one key's value.
 type Fill[R any] struct {
 	Key     string
-	Refresh bool          // started behind callers that have been answered
-	Load    Load          // in the graph of loads that wait for each other
+	Refresh bool          // callers have already been answered
+	Load    Load          // its node in the graph of loads that wait for each other
 	Wake    chan struct{} // a caller joined, the last one left, or the key was invalidated
 
-	ended chan struct{} // closed with the last phase
-	void  chan struct{} // closed when superseded
+	ended chan struct{} // closed when phase becomes done
+	void  chan struct{} // closed when superseded becomes true
 
 	// Guarded by Fills.mu.
 	phase      phase
-	superseded bool // the result is void for all callers that joined since the load began
+	superseded bool // the result is void for callers that joined since the load began
 	empty      bool // the key was empty when the fill began
-	queued     bool // see Queued
-	callers    int
-	early      int // callers, among those, that joined before the load began
+	queued     bool // the fill waits for a slot: see Queued
+	callers    callers
 	loadedFrom Stamp
 	cancelLoad func()
 	outcome    outcome[R]
 }
 
-// An outcome is a result, nil if there is none, and what callers may take it.
+// callers counts the callers in a fill.
+type callers struct {
+	all   int
+	early int // those that joined before the load began
+}
+
+// An outcome is the result of a fill, nil if there is none, and which callers may take it.
 type outcome[R any] struct {
 	result    *R
 	validFrom Stamp
 	taken     bool // a caller owns it
 }
 
-// A Caller is one call that needs a fill, and joins another one if the first was too old for it.
+// A Caller is one call that needs a fill. It joins another fill if the result of the first is too
+// old for it.
 type Caller struct {
-	Outer *Load // the load from inside which the call comes, or nil
-	Empty bool  // the call has found the key empty
-	Stamp Stamp // a point after its beginning; 0: Join sets it
+	Outer *Load // the load that made the call, or nil
+	Empty bool  // the call found the key empty
+	Stamp Stamp // taken after the call began; if it is 0, Join sets it
 }
 
-// A Waiter is one caller in a fill.
+// A Waiter is one caller in one fill.
 type Waiter[R any] struct {
 	*Fill[R]
 	*Caller
-	First bool // the fill is new
-	late  bool // the load had begun when the caller first joined
+	First bool // the caller started the fill
+	late  bool // the load had begun before the caller first joined
 }
 
-// Before reports whether the caller joined before s, and so may have what is known to be true as of s.
+// Before reports whether the caller joined before s, and so may take a result that is valid from s.
 func (w Waiter[R]) Before(s Stamp) bool { return w.Stamp < s }
 
-// Filling reports whether a fill runs for key that found the key empty: another read would hardly find more.
+// Filling reports whether key has a fill that found the key empty. Another read would hardly find
+// more. A fill that waits for a slot does not count.
 func (g *Fills[R]) Filling(key string) bool {
 	if g.empty.Load() == 0 {
 		return false
@@ -110,8 +121,8 @@ func (g *Fills[R]) Filling(key string) bool {
 	return f != nil && f.empty && !f.queued
 }
 
-// Join lets a call wait for the fill of key, or for a new one. A new one runs in a goroutine of its own: run has to End
-// the fill, and to call over when all of its work is done, from whatever goroutine.
+// Join adds a caller to the fill of key, or starts a fill, which runs in its own goroutine. run
+// must call End, and must call over, from any goroutine, when all its work is done.
 func (g *Fills[R]) Join(key string, call *Caller, run func(f *Fill[R], over func())) (Waiter[R], error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -130,9 +141,9 @@ func (g *Fills[R]) Join(key string, call *Caller, run func(f *Fill[R], over func
 		call.Stamp = g.clock.Now()
 	}
 	w := Waiter[R]{Fill: f, First: first, late: f.phase == loading && call.Stamp >= f.loadedFrom, Caller: call}
-	f.callers++
+	f.callers.all++
 	if !w.late {
-		f.early++
+		f.callers.early++
 	}
 	if !first && !f.queued {
 		f.wake()
@@ -140,12 +151,13 @@ func (g *Fills[R]) Join(key string, call *Caller, run func(f *Fill[R], over func
 	return w, nil
 }
 
-// Refresh runs a fill without callers for an entry of key, unless there is a fill already, or a refresh of the same entry
-// ended only a moment ago. A caller that finds nothing to serve joins it like any fill.
+// Refresh starts a fill without callers for an entry of key, unless the key has a fill, or a
+// refresh of the same entry ended a moment ago. A caller that finds nothing to serve joins it like
+// any fill.
 func (g *Fills[R]) Refresh(key, entry string, run func(f *Fill[R], over func())) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if rests, ok := g.resting[key]; !g.closed && g.byKey[key] == nil && !(ok && rests == entry) {
+	if refreshed, ok := g.recent[key]; !g.closed && g.byKey[key] == nil && !(ok && refreshed == entry) {
 		g.add(&Fill[R]{Key: key, Refresh: true, Load: Load{cache: g}}, run)
 	}
 }
@@ -161,25 +173,26 @@ func (g *Fills[R]) add(f *Fill[R], run func(f *Fill[R], over func())) *Fill[R] {
 	return f
 }
 
-// Queued says whether a fill waits for a place to load. It does not ask Redis then, so callers that join it read first,
-// and do not wake it.
+// Queued notes whether a fill waits for a slot. Then it does not ask Redis, so callers that
+// join it read first, and do not wake it.
 func (g *Fills[R]) Queued(f *Fill[R], queued bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	f.queued = queued
 }
 
-// A Verdict says what a caller can do with the result of a fill.
+// A Verdict says what a caller may do with the result of a fill.
 type Verdict int
 
 const (
-	Owned   Verdict = iota // the result is the caller's own
-	Shared                // another caller owns the result, and may be changing it
-	Outdated                  // the result, if there is one, is older than the call
-	Left                  // the caller's context ended first
+	Owned    Verdict = iota // the caller owns the result
+	Shared                  // another caller owns the result, and may be changing it
+	Outdated                // the result, if there is one, is older than the call
+	Left                    // the caller's context ended first
 )
 
-// Wait waits until the fill ends, until its result is void for this caller, or until ctx ends, and leaves the fill.
+// Wait waits until the fill ends, its result is void for this caller, or ctx ends. Then the caller
+// leaves the fill.
 func (g *Fills[R]) Wait(ctx context.Context, w Waiter[R]) (*R, Verdict) {
 	defer w.Outer.leave(&w.Load)
 	var void chan struct{}
@@ -194,9 +207,9 @@ func (g *Fills[R]) Wait(ctx context.Context, w Waiter[R]) (*R, Verdict) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	f := w.Fill
-	f.callers--
+	f.callers.all--
 	if !w.late {
-		f.early--
+		f.callers.early--
 	}
 	switch o := &f.outcome; {
 	case f.phase == done && o.result == nil || w.late && f.superseded:
@@ -209,7 +222,7 @@ func (g *Fills[R]) Wait(ctx context.Context, w Waiter[R]) (*R, Verdict) {
 		o.taken = true
 		return o.result, Owned
 	}
-	if f.callers == 0 {
+	if f.callers.all == 0 {
 		f.wake()
 	}
 	f.cancelIfVoid()
@@ -220,29 +233,33 @@ func (g *Fills[R]) Wait(ctx context.Context, w Waiter[R]) (*R, Verdict) {
 func (g *Fills[R]) Wanted(f *Fill[R]) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return f.callers > 0
+	return f.callers.all > 0
 }
 
-// BeginLoad begins the load of a fill, and returns its stamp. cancel is called when no caller can be given what it brings.
+// BeginLoad notes that the load of a fill begins, and returns its stamp. cancel is called when no
+// caller may take its result any more.
 func (g *Fills[R]) BeginLoad(f *Fill[R], cancel func()) Stamp {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	f.phase, f.loadedFrom, f.cancelLoad, f.early = loading, g.clock.Now(), cancel, f.callers
+	f.phase, f.loadedFrom, f.cancelLoad = loading, g.clock.Now(), cancel
+	f.callers.early = f.callers.all
 	return f.loadedFrom
 }
 
-// End makes a result final, known to be true as of validFrom, and wakes the callers. Only the first End counts.
+// End sets the result of a fill, valid from validFrom, and wakes the callers. Only the first End
+// counts.
 func (g *Fills[R]) End(f *Fill[R], r *R, validFrom Stamp) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.end(f, r, validFrom)
 }
 
-// EndIfDeserted ends a fill without a result if no caller waits for it.
+// EndIfDeserted ends a fill without a result if it has no callers. It reports whether the fill has
+// ended.
 func (g *Fills[R]) EndIfDeserted(f *Fill[R]) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if f.callers == 0 {
+	if f.callers.all == 0 {
 		g.end(f, nil, 0)
 	}
 	return f.phase == done
@@ -258,7 +275,7 @@ func (g *Fills[R]) end(f *Fill[R], r *R, validFrom Stamp) {
 	close(f.ended)
 }
 
-// forget lets no more callers join f.
+// forget keeps new callers from joining f.
 func (g *Fills[R]) forget(f *Fill[R]) {
 	if g.byKey[f.Key] == f {
 		delete(g.byKey, f.Key)
@@ -268,21 +285,21 @@ func (g *Fills[R]) forget(f *Fill[R]) {
 	}
 }
 
-// Rest keeps the entry that a fill was to refresh from being refreshed again for d.
+// Rest keeps Refresh from refreshing the entry again for d.
 func (g *Fills[R]) Rest(f *Fill[R], entry string, d time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.resting[f.Key] = entry
+	g.recent[f.Key] = entry
 	time.AfterFunc(d, func() {
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		if g.resting[f.Key] == entry {
-			delete(g.resting, f.Key)
+		if g.recent[f.Key] == entry {
+			delete(g.recent, f.Key)
 		}
 	})
 }
 
-// Supersede tells the fill of key that the key has been deleted, set or made stale.
+// Supersede notifies the fill of key that the key was deleted, set or expired.
 func (g *Fills[R]) Supersede(key string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -291,18 +308,18 @@ func (g *Fills[R]) Supersede(key string) {
 	}
 }
 
-// LockLost tells a fill that another process may load its key.
+// LockLost notifies a fill that another process may load its key.
 func (g *Fills[R]) LockLost(f *Fill[R]) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.supersede(f)
 }
 
-// supersede makes what a load brings void for all callers that join after it began: they start another fill at once. A
-// fill that is not loading asks Redis again.
+// supersede makes the result of a running load void for callers that joined after it began; they
+// start another fill at once. A fill that is not loading asks Redis again.
 func (g *Fills[R]) supersede(f *Fill[R]) {
 	switch {
-	case f.phase == contending:
+	case f.phase == acquiring:
 		f.wake()
 	case f.phase == loading && !f.superseded:
 		f.superseded = true
@@ -312,9 +329,9 @@ func (g *Fills[R]) supersede(f *Fill[R]) {
 	}
 }
 
-// cancelIfVoid cancels a load whose result no caller can be given any more, and Redis would refuse.
+// cancelIfVoid cancels a load whose result no caller may take any more, and Redis would refuse.
 func (f *Fill[R]) cancelIfVoid() {
-	if f.superseded && f.phase == loading && f.early == 0 {
+	if f.superseded && f.phase == loading && f.callers.early == 0 {
 		f.cancelLoad()
 	}
 }
@@ -326,7 +343,7 @@ func (f *Fill[R]) wake() {
 	}
 }
 
-// Go runs a function that Drain waits for. It does not run it after Close.
+// Go runs a function that Drain waits for. After Close it does nothing.
 func (g *Fills[R]) Go(run func()) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -335,10 +352,10 @@ func (g *Fills[R]) Go(run func()) {
 	}
 }
 
-// Behind runs a function that Drain waits for. Only a fill that is not over may call it.
+// Behind runs a function that Drain waits for. Only a fill that has not called over may use it.
 func (g *Fills[R]) Behind(run func()) { g.running.Go(run) }
 
-// Later is Behind after d, unless stop is called before.
+// Later is Behind after d, unless stop is called first.
 func (g *Fills[R]) Later(d time.Duration, run func()) (stop func()) {
 	g.running.Add(1)
 	timer := time.AfterFunc(d, func() {
@@ -352,15 +369,16 @@ func (g *Fills[R]) Later(d time.Duration, run func()) (stop func()) {
 	}
 }
 
-// Inside reports whether a call comes from inside a load of one of the fills.
+// Inside reports whether a call with this outer load comes from a running load of one of the fills.
 func (g *Fills[R]) Inside(outer *Load) bool { return outer.inside(g) }
 
-// Close makes Join refuse to start a fill, but for calls from inside a load.
+// Close makes Join refuse to start fills, except for calls from inside a load, and stops Refresh
+// and Go.
 func (g *Fills[R]) Close() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.closed = true
 }
 
-// Drain waits until all fills are over, and what they have left behind.
+// Drain waits until all fills and the functions that they started have ended.
 func (g *Fills[R]) Drain() { g.running.Wait() }

@@ -10,7 +10,7 @@ import (
 
 func newFills() *Fills[string] { return NewFills[string](new(Clock)) }
 
-// byHand is the work of a fill that its test does itself.
+// byHand is the run function of a fill that the test itself ends.
 func byHand(_ *Fill[string], over func()) { over() }
 
 func mustJoin(t *testing.T, g *Fills[string], key string, call *Caller) Waiter[string] {
@@ -26,7 +26,7 @@ func endWith(g *Fills[string], f *Fill[string], value string, validFrom Stamp) {
 	g.End(f, &value, validFrom)
 }
 
-// wantWait checks what a caller gets of a fill that is over for it.
+// wantWait checks what Wait returns for a fill that has ended, or is void for the caller.
 func wantWait(t *testing.T, g *Fills[string], w Waiter[string], want string, verdict Verdict) {
 	t.Helper()
 	r, got := g.Wait(t.Context(), w)
@@ -53,8 +53,7 @@ func TestFills_OnePerKey(t *testing.T) {
 	}
 }
 
-// A caller takes a result exactly if it joined before the stamp from which the result is known to
-// be true.
+// A caller takes a result only if it joined before the stamp from which the result is valid.
 func TestFills_StampsDecide(t *testing.T) {
 	t.Parallel()
 	const last = 7
@@ -93,7 +92,7 @@ func TestFills_StampsDecide(t *testing.T) {
 	}
 }
 
-// A caller keeps the stamp of its first join, and so may take what a fill brings that began after
+// A caller keeps the stamp of its first join, and so may take the result of a fill that began after
 // it.
 func TestFills_CallerKeepsItsStamp(t *testing.T) {
 	t.Parallel()
@@ -129,7 +128,7 @@ func TestFills_FirstEndCounts(t *testing.T) {
 	}
 }
 
-// A fill that ends without a result sends its callers to another one.
+// A fill that ends without a result makes its callers join another fill.
 func TestFills_EndWithoutResult(t *testing.T) {
 	t.Parallel()
 	g := newFills()
@@ -176,7 +175,7 @@ func TestFills_SupersededLoad(t *testing.T) {
 	}
 }
 
-// The result of a superseded load is void for late callers, even one that is true for all.
+// A superseded load is void for late callers even if its result is valid for all callers.
 func TestFills_SupersededResultIsVoid(t *testing.T) {
 	t.Parallel()
 	g := newFills()
@@ -189,7 +188,7 @@ func TestFills_SupersededResultIsVoid(t *testing.T) {
 	wantWait(t, g, early, "v", Owned)
 }
 
-// A load is cancelled when it is superseded and no early caller is left, and not before.
+// A load is cancelled once it is superseded and has no early callers, and not before.
 func TestFills_VoidLoadIsCancelled(t *testing.T) {
 	t.Parallel()
 	gone, leave := context.WithCancel(t.Context())
@@ -298,7 +297,7 @@ func TestFills_CallerLeaves(t *testing.T) {
 	wantWait(t, g, b, "v", Owned)
 }
 
-// No caller is lost when it joins just as a fill ends because it has no callers.
+// A fill that ends for want of callers loses no caller that joins at the same time.
 func TestFills_EndIfDesertedAgainstJoin(t *testing.T) {
 	t.Parallel()
 	g := newFills()
@@ -344,7 +343,7 @@ func TestFills_EndIfDesertedAgainstJoin(t *testing.T) {
 	}
 }
 
-// EndIfDeserted ends a fill that no caller waits for, and no other.
+// EndIfDeserted ends a fill without callers, and no other fill.
 func TestFills_EndIfDeserted(t *testing.T) {
 	t.Parallel()
 	g := newFills()
@@ -355,7 +354,7 @@ func TestFills_EndIfDeserted(t *testing.T) {
 	gone, leave := context.WithCancel(t.Context())
 	leave()
 	g.Wait(gone, a)
-	for range 2 { // it says so again
+	for range 2 { // the second call reports the same
 		if !g.EndIfDeserted(a.Fill) {
 			t.Error("a fill without callers is not ended")
 		}
@@ -365,7 +364,7 @@ func TestFills_EndIfDeserted(t *testing.T) {
 	}
 }
 
-// Filling tells of fills that found their key empty, as long as callers can join them.
+// Filling reports fills that found their key empty, while callers can join them.
 func TestFills_Filling(t *testing.T) {
 	t.Parallel()
 	g := newFills()

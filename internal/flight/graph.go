@@ -8,33 +8,36 @@ import (
 	"sync"
 )
 
-// graph guards the loads of all caches of this process: which waits for which, and in whose place it runs.
+// graph guards the loads of all caches of this process: which load waits for which, and in whose
+// slot it runs.
 var graph sync.Mutex
 
-// A Load is one fill in the graph of loads that wait for other loads of this process, of whatever cache: a Loader
-// that asks a cache waits for the fill it joins.
+// A Load is the node of one fill in the graph of loads that wait for other loads of this process,
+// in any cache. A Loader that calls a cache waits for the fill it joins.
 type Load struct {
-	cache any   // the *Fills that it belongs to
-	outer *Load // the load from inside which it was started, or nil
+	cache any   // the *Fills of the fill
+	outer *Load // the load that started it, or nil
 
 	// Guarded by graph.
-	over      bool // its fill has ended, though its Loader or a context of it may live on
-	goroutine int  // which runs its Loader
+	// over is set when the fill has ended. Its Loader and its context may live on.
+	over      bool
+	goroutine int // runs the Loader
 	slot      *Slot
-	waits     map[*Load]calls // loads that calls from inside this one wait for
-	waiters   map[*Load]int   // loads from inside which calls wait for this one
+	waits     map[*Load]calls // loads that calls from inside this load wait for
+	waiters   map[*Load]int   // loads whose calls wait for this load
 }
 
-// calls is how many calls from inside one load wait for another.
+// calls counts the calls from inside one load that wait for another.
 type calls struct {
-	all      int
-	blocking int // those in the goroutine of the Loader, which cannot go on before they return
+	all int
+	// blocking counts those made in the Loader's goroutine, which cannot go on before they return.
+	blocking int
 }
 
 type loadKey struct{}
 
-// Inside returns a context by which calls are known to come from inside l. It is called in the goroutine that runs the
-// Loader.
+// Inside returns a context that marks calls as made from inside l. It must be called in the
+// goroutine that runs the Loader.
 func (l *Load) Inside(ctx context.Context) context.Context {
 	id := goroutineID()
 	graph.Lock()
@@ -43,20 +46,20 @@ func (l *Load) Inside(ctx context.Context) context.Context {
 	return context.WithValue(ctx, loadKey{}, l)
 }
 
-// LoadOf returns the load from inside which a call with ctx comes, or nil.
+// LoadOf returns the load that ctx marks, or nil.
 func LoadOf(ctx context.Context) *Load {
 	l, _ := ctx.Value(loadKey{}).(*Load)
 	return l
 }
 
-// finish notes that the fill of l has ended.
+// finish notes that the fill has ended.
 func (l *Load) finish() {
 	graph.Lock()
 	defer graph.Unlock()
 	l.over = true
 }
 
-// inside reports whether l is, or runs inside, a load of cache that is not over.
+// inside reports whether l, or a load around it, is a load of cache that is not over.
 func (l *Load) inside(cache any) bool {
 	graph.Lock()
 	defer graph.Unlock()
@@ -75,11 +78,11 @@ func (l *Load) Awaited() bool {
 	return len(l.waiters) > 0
 }
 
-// waitFor notes that a call from inside l waits for other, which may run in the place of l meanwhile.
+// waitFor notes that a call from inside l waits for other, so that other may run in the slot of l.
 //
-// It refuses a wait that could never end: the call blocks the Loader of l, and other waits for l in the same way. A call
-// in another goroutine is not refused, since the Loader need not wait for it. If it does, that circle ends with
-// LoadTimeout.
+// It returns false if the wait could never end: the call blocks the Loader of l, and other waits
+// for l in the same way. Calls from other goroutines are not refused, since the Loader need not
+// wait for them. If it does, LoadTimeout ends the circle.
 func (l *Load) waitFor(other *Load) bool {
 	if l == nil {
 		return true
@@ -107,7 +110,7 @@ func (l *Load) waitFor(other *Load) bool {
 	return true
 }
 
-// leave takes back what waitFor noted.
+// leave undoes waitFor.
 func (l *Load) leave(other *Load) {
 	if l == nil {
 		return
@@ -143,8 +146,9 @@ func (l *Load) blocksOn(target *Load, seen map[*Load]bool) bool {
 	return false
 }
 
-// goroutineID returns the number of the calling goroutine, which the runtime shows in a stack trace only, as
-// "goroutine 42 [running]:". net/http finds it in the same way. Only loads and calls from inside loads need it.
+// goroutineID returns the number of the calling goroutine. The runtime shows it only in stack
+// traces, as "goroutine 42 [running]:". net/http reads it in the same way. Only loads and calls
+// from inside loads need it.
 func goroutineID() int {
 	var buf [40]byte
 	text := bytes.TrimPrefix(buf[:runtime.Stack(buf[:], false)], []byte("goroutine "))

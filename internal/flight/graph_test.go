@@ -5,21 +5,21 @@ import (
 	"testing"
 )
 
-// inLoader makes l a load whose Loader runs in this goroutine.
+// inLoader makes this goroutine run the Loaders of loads.
 func inLoader(loads ...*Load) {
 	for _, l := range loads {
 		l.Inside(context.Background())
 	}
 }
 
-// elsewhere runs f in another goroutine than the Loader's.
+// elsewhere runs f in another goroutine.
 func elsewhere(f func() bool) bool {
 	done := make(chan bool)
 	go func() { done <- f() }()
 	return <-done
 }
 
-// A call in the goroutine of its Loader is refused if it could never end.
+// A call in the Loader's goroutine is refused if its wait could never end.
 func TestGraph_CircleIsRefused(t *testing.T) {
 	t.Parallel()
 	var a, b, c Load
@@ -71,7 +71,7 @@ func TestGraph_CallsInOtherGoroutines(t *testing.T) {
 	}
 }
 
-// Each call counts: the load waits until the last of them has left.
+// Calls are counted: a load waits for another until its last call has left.
 func TestGraph_Counts(t *testing.T) {
 	t.Parallel()
 	var a, b Load
@@ -126,7 +126,7 @@ func TestGraph_ManyWays(t *testing.T) {
 	}
 }
 
-// A call from outside of all loads waits freely.
+// A call that comes from no load waits freely.
 func TestGraph_NoLoad(t *testing.T) {
 	t.Parallel()
 	var none *Load
@@ -140,7 +140,7 @@ func TestGraph_NoLoad(t *testing.T) {
 	}
 }
 
-// A context names the innermost load, and keeps its values.
+// A context marks the innermost load, and keeps its values.
 func TestGraph_Context(t *testing.T) {
 	t.Parallel()
 	type key struct{}
@@ -158,8 +158,7 @@ func TestGraph_Context(t *testing.T) {
 	}
 }
 
-// A load is inside a cache as long as it, or a load around it, is a load of the cache that is not
-// over.
+// A load is inside a cache while it, or a load around it, is a running load of the cache.
 func TestGraph_Inside(t *testing.T) {
 	t.Parallel()
 	one, two := new(int), new(int)
@@ -174,7 +173,7 @@ func TestGraph_Inside(t *testing.T) {
 	}
 }
 
-// Goroutines are told apart.
+// goroutineID tells goroutines apart.
 func TestGraph_GoroutineID(t *testing.T) {
 	t.Parallel()
 	id := goroutineID()

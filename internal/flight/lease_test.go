@@ -6,7 +6,7 @@ import (
 	"testing/synctest"
 )
 
-// A landlord gives leases when its test lets it.
+// A landlord grants leases when its test lets it.
 type landlord struct {
 	asked, given, back, stopped int
 	let                         chan struct{}
@@ -34,8 +34,8 @@ func leased(n int) (*Slots, *landlord) {
 	return p, l
 }
 
-// One lease is waited for at a time, for the first fill in the queue, and each is given back with
-// its place.
+// One lease at a time is waited for, for the first fill in the queue, and is released with its
+// slot.
 func TestSlots_OneLeaseAtATime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -44,7 +44,7 @@ func TestSlots_OneLeaseAtATime(t *testing.T) {
 		for range 4 {
 			s := newSlot(p)
 			if s.Try(false) {
-				t.Error("a place without a lease")
+				t.Error("a slot without a lease")
 			}
 			s.Queue()
 			slots = append(slots, s)
@@ -57,11 +57,11 @@ func TestSlots_OneLeaseAtATime(t *testing.T) {
 			l.let <- struct{}{}
 			synctest.Wait()
 			if !s.Held() {
-				t.Errorf("number %d has no place", i)
+				t.Errorf("number %d has no slot", i)
 			}
 		}
 		if l.asked != 3 || p.Queued() != 1 {
-			t.Errorf("%d leases have been asked for with three places", l.asked)
+			t.Errorf("%d leases have been asked for with three slots", l.asked)
 		}
 		slots[0].Release()
 		synctest.Wait()
@@ -69,7 +69,7 @@ func TestSlots_OneLeaseAtATime(t *testing.T) {
 		synctest.Wait()
 		for _, s := range slots[1:] {
 			if !s.Held() {
-				t.Error("a fill in the queue has no place")
+				t.Error("a fill in the queue has no slot")
 			}
 			s.Release()
 		}
@@ -80,8 +80,7 @@ func TestSlots_OneLeaseAtATime(t *testing.T) {
 	})
 }
 
-// When the queue has emptied, a lease is not waited for any more; one that comes all the same is
-// given back.
+// An empty queue ends the wait for a lease; a lease that is granted nevertheless is released.
 func TestSlots_LeaseForAnEmptyQueue(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -109,7 +108,7 @@ func TestSlots_LeaseForAnEmptyQueue(t *testing.T) {
 	})
 }
 
-// A fill that queues just as the lease for an emptied queue is stopped gets one.
+// A fill that queues while the lease for an emptied queue is being stopped gets one.
 func TestSlots_LeaseForANewQueue(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -123,22 +122,21 @@ func TestSlots_LeaseForANewQueue(t *testing.T) {
 		l.let <- struct{}{}
 		synctest.Wait()
 		if !next.Held() {
-			t.Error("the new one has no place")
+			t.Error("the new one has no slot")
 		}
 		next.Release()
 		wantFree(t, p, 1)
 	})
 }
 
-// Without a lease to wait for, TryLease has a place or none at once, and a place without a lease
-// needs local.
+// TryLease never waits for a lease; without a lease a slot is granted only if local is set.
 func TestSlots_TryLease(t *testing.T) {
 	t.Parallel()
 	p, l := leased(1)
 	s, other := newSlot(p), newSlot(p)
 	for _, who := range []*Slot{s, s, other} {
 		if who.TryLease(t.Context()) != (who == s) {
-			t.Error("want a place for one")
+			t.Error("want a slot for one")
 		}
 	}
 	s.Release()
@@ -147,18 +145,18 @@ func TestSlots_TryLease(t *testing.T) {
 	}
 	p.Lease = func(context.Context, bool) (func(), bool) { return nil, false }
 	if s.TryLease(t.Context()) || s.Try(false) {
-		t.Error("a place without a lease")
+		t.Error("a slot without a lease")
 	}
 	wantFree(t, p, 1)
 	if !s.Try(true) || other.Try(true) {
-		t.Error("want a local place for one")
+		t.Error("want a local slot for one")
 	}
 	s.Release()
 	wantFree(t, p, 1)
 }
 
-// A place that is free belongs to the fills that queue for a lease. Only one that needs no lease
-// passes them.
+// A free slot belongs to the fills that queue for a lease; only a fill that needs no lease
+// overtakes them.
 func TestSlots_TryLeaseBehindAQueue(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -168,23 +166,23 @@ func TestSlots_TryLeaseBehindAQueue(t *testing.T) {
 		synctest.Wait()
 		s := newSlot(p)
 		if s.TryLease(t.Context()) {
-			t.Error("a fill that does not queue has a place before one that does")
+			t.Error("a fill that does not queue has a slot before one that does")
 		}
 		if !s.Try(true) {
-			t.Error("a fill that needs no lease has no place")
+			t.Error("a fill that needs no lease has no slot")
 		}
 		s.Release()
 		l.let <- struct{}{}
 		synctest.Wait()
 		if !first.Held() {
-			t.Error("the first fill has no place")
+			t.Error("the first fill has no slot")
 		}
 		first.Release()
 		wantFree(t, p, 3)
 	})
 }
 
-// A nested load needs no lease, and its place keeps the lease of the lender that has ended.
+// A nested load needs no lease, and keeps the lease of a lender that has ended.
 func TestSlots_LentLease(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -193,12 +191,12 @@ func TestSlots_LentLease(t *testing.T) {
 		outer.TryLease(t.Context())
 		inner := nested(t, p, outer)
 		if !inner.Try(false) {
-			t.Fatal("no place is lent")
+			t.Fatal("no slot is lent")
 		}
 		outer.Release()
 		synctest.Wait()
 		if l.back != 0 {
-			t.Error("the lease is given back with a load in its place")
+			t.Error("the lease is given back with a load in its slot")
 		}
 		inner.Release()
 		synctest.Wait()

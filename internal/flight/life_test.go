@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// A refresh is a fill that callers may join; there is one for a key, and none while the key has a
+// A refresh is a fill that callers may join; a key has one at most, and none while it has another
 // fill.
 func TestFills_Refresh(t *testing.T) {
 	t.Parallel()
@@ -35,7 +35,8 @@ func TestFills_Refresh(t *testing.T) {
 	}
 }
 
-// An entry whose refresh has ended rests; another entry of the key does not, nor do callers.
+// An entry whose refresh has ended is not refreshed again for a while; other entries of the key
+// are, and callers are served.
 func TestFills_Rest(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -75,14 +76,14 @@ func TestFills_Rest(t *testing.T) {
 		time.Sleep(time.Second + 1)
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		if len(g.resting) != 0 {
-			t.Errorf("%d entries are remembered", len(g.resting))
+		if len(g.recent) != 0 {
+			t.Errorf("%d entries are remembered", len(g.recent))
 		}
 	})
 }
 
-// After Close only calls from inside a load that is not over start a fill, and only existing fills
-// are joined.
+// After Close callers only join existing fills; only calls from inside a running load start new
+// ones.
 func TestFills_Close(t *testing.T) {
 	t.Parallel()
 	g, other := newFills(), newFills()
@@ -116,7 +117,7 @@ func TestFills_Close(t *testing.T) {
 	}
 }
 
-// Drain waits for fills, for what runs behind them, and for what comes later unless it is stopped.
+// Drain waits for fills and for the functions of Behind, Go and Later, except those stopped.
 func TestFills_Drain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -142,7 +143,7 @@ func TestFills_Drain(t *testing.T) {
 	})
 }
 
-// Join refuses a circle of blocking calls, and a refused call does not count.
+// Join refuses a circle of blocking calls, and does not count the refused call.
 func TestFills_Recursive(t *testing.T) {
 	t.Parallel()
 	g, h := newFills(), newFills()
@@ -155,8 +156,8 @@ func TestFills_Recursive(t *testing.T) {
 	if _, err := g.Join("a", &Caller{Outer: &b.Load}, byHand); err != ErrRecursive {
 		t.Errorf("two loads join each other's fills: %v", err)
 	}
-	if a.callers != 1 || len(b.Load.waits) != 0 {
-		t.Errorf("%d callers, waits %v: a refused call counts", a.callers, b.Load.waits)
+	if a.callers.all != 1 || len(b.Load.waits) != 0 {
+		t.Errorf("%d callers, waits %v: a refused call counts", a.callers.all, b.Load.waits)
 	}
 	endWith(h, b.Fill, "v", Always)
 	wantWait(t, h, waits, "v", Owned)

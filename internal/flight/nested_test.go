@@ -11,14 +11,14 @@ import (
 	"time"
 )
 
-// A world is two caches whose loads ask for other keys.
+// A world is two caches whose loads call for other keys.
 type world struct {
 	caches  [2]*Fills[string]
 	pools   [2]*Slots
-	places  int64
-	asks    [][][]int // by key: groups of keys; a group of several is asked for in goroutines
+	slots   int64
+	asks    [][][]int // by key: groups of keys; a group of several is called for in goroutines
 	loaded  []atomic.Bool
-	running atomic.Int64 // loads that wait for no other one
+	running atomic.Int64 // loads that wait for no other load
 	tooMany atomic.Bool
 	refused atomic.Int64
 }
@@ -32,7 +32,7 @@ func newWorld(rnd *rand.Rand, keys, pools int, ask func(key int) [][]int) *world
 		if i < pools {
 			n := 1 + rnd.IntN(3)
 			w.pools[i] = NewSlots(n)
-			w.places += int64(n)
+			w.slots += int64(n)
 		}
 	}
 	for key := range w.asks {
@@ -42,7 +42,7 @@ func newWorld(rnd *rand.Rand, keys, pools int, ask func(key int) [][]int) *world
 }
 
 func (w *world) run(n int64) {
-	if w.running.Add(n) > w.places {
+	if w.running.Add(n) > w.slots {
 		w.tooMany.Store(true)
 	}
 }
@@ -95,9 +95,8 @@ func (w *world) fill(ctx context.Context, f *Fill[string], key int) {
 	endWith(g, f, "v", Always)
 }
 
-// Loads that ask for any other keys end, unless they wait for each other in a circle, which is
-// refused; and no
-// more of them run at once than there are places.
+// Nested loads of any keys end, unless they wait in a circle, which is refused; no more of them run
+// at once than there are slots.
 func TestSlots_NestedLoads(t *testing.T) {
 	t.Parallel()
 	const keys = 12
@@ -153,7 +152,7 @@ func (w *world) ask(t *testing.T, seed uint64) {
 		g.Drain()
 	}
 	if w.tooMany.Load() {
-		t.Errorf("seed %d: more loads run than there are places", seed)
+		t.Errorf("seed %d: more loads run than there are slots", seed)
 	}
 	free := int64(0)
 	for i, p := range w.pools {
@@ -161,7 +160,7 @@ func (w *world) ask(t *testing.T, seed uint64) {
 			free += int64(p.free)
 		}
 	}
-	if free != w.places {
-		t.Errorf("seed %d: %d places are free at the end, want %d", seed, free, w.places)
+	if free != w.slots {
+		t.Errorf("seed %d: %d slots are free at the end, want %d", seed, free, w.slots)
 	}
 }

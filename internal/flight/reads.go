@@ -5,23 +5,26 @@ import (
 	"sync"
 )
 
-// Reads lets callers of one key share reads. A caller never gets a reply that was in transit when it called: it
-// reads at once if nothing is in flight for the key, and otherwise joins the batch of callers that waits for the
-// read in flight to end. Whichever member of a batch receives its token reads for all of them.
+// Reads lets callers of one key share reads. A caller never gets a reply that was in transit when
+// it called. If no read is in flight for the key, the caller reads at once. Otherwise it joins the
+// batch of callers that wait for that read to end. The member of the batch that receives its token
+// reads for all of them.
 type Reads[V any] struct {
 	clock *Clock
 	mu    sync.Mutex
-	keys  map[string]*batch[V] // keys with a read in flight, and the batch that waits for its end, or nil
-	idle  chan struct{}        // closed when no read is in flight; nil: nothing waits for that
+	// keys has the keys with a read in flight, each with the batch that waits for its end, or nil.
+	keys map[string]*batch[V]
+	idle chan struct{} // closed when no read is in flight; nil unless Drain waits
 }
 
 func NewReads[V any](clock *Clock) *Reads[V] {
 	return &Reads[V]{clock: clock, keys: make(map[string]*batch[V])}
 }
 
-// A batch is callers that share one read.
+// A batch is a group of callers that share one read.
 type batch[V any] struct {
-	token  chan struct{} // holds one token, from when the batch may read until one of its members has read
+	// token holds one value from when the batch may read until one of its members has read.
+	token  chan struct{}
 	done   chan struct{} // closed when result is set
 	result *V
 	size   int // members that have not left; guarded by Reads.mu
@@ -29,14 +32,17 @@ type batch[V any] struct {
 
 // A Turn is a caller's right to read a key. Its holder must call End.
 type Turn[V any] struct {
-	Arrived Stamp // when the caller joined its batch; 0: the caller reads at once, for itself alone
+	// Arrived is when the caller joined its batch. It is 0 if the caller reads at once, only for
+	// itself.
+	Arrived Stamp
 	reads   *Reads[V]
 	key     string
 	batch   *batch[V]
 }
 
-// Join waits until the caller may read key, and returns its turn; or until another caller of its batch has read,
-// and returns what that one found. It returns the error of ctx if ctx ends first.
+// Join waits until the caller may read key, and returns its turn; or until another caller of its
+// batch has read, and returns what that caller found. It returns the error of ctx if ctx ends
+// first.
 func (r *Reads[V]) Join(ctx context.Context, key string) (turn Turn[V], found *V, err error) {
 	turn = Turn[V]{reads: r, key: key}
 	r.mu.Lock()
@@ -57,8 +63,8 @@ func (r *Reads[V]) Join(ctx context.Context, key string) (turn Turn[V], found *V
 	return turn.wait(ctx)
 }
 
-// Delegate has read called in another goroutine, with this turn, and waits like the other members of the batch. It is for a
-// caller that may leave before it has a reply.
+// Delegate runs read with this turn in another goroutine, and waits like the other members of the
+// batch. It is for a caller that may leave before it has a reply.
 func (t Turn[V]) Delegate(ctx context.Context, read func(Turn[V])) (turn Turn[V], found *V, err error) {
 	t.reads.mu.Lock()
 	t.batch.size++
@@ -83,8 +89,9 @@ func (t Turn[V]) wait(ctx context.Context) (Turn[V], *V, error) {
 	}
 }
 
-// End ends a turn and gives found to the batch. If found is nil, because the caller left before it had a reply,
-// another member of the batch gets the turn. End reports whether other callers share found.
+// End ends a turn and gives found to the batch. A caller that leaves before it has a reply passes
+// nil; another member of the batch gets its turn then. End reports whether other callers share
+// found.
 func (t Turn[V]) End(found *V) (shared bool) {
 	r, b := t.reads, t.batch
 	r.mu.Lock()
@@ -104,8 +111,8 @@ func (t Turn[V]) End(found *V) (shared bool) {
 		b.result = new(*found)
 		close(b.done)
 	}
-	// The member of the next batch that this wakes runs before the members of this one, which were woken
-	// before it: the next read is sent before this one's callers work with their values.
+	// The member of the next batch that this wakes runs before the members of this batch, which
+	// were woken before it. So the next read is sent before this batch's callers use their values.
 	r.next(t.key)
 	return shared
 }
@@ -125,7 +132,8 @@ func (r *Reads[V]) next(key string) {
 	b.token <- struct{}{}
 }
 
-// leave takes a caller out of a batch. The last one to leave takes the token along, if the batch has it.
+// leave removes a caller from a batch. The last member to leave takes the token along if the batch
+// has it.
 func (r *Reads[V]) leave(key string, b *batch[V]) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -143,7 +151,7 @@ func (r *Reads[V]) leave(key string, b *batch[V]) {
 	}
 }
 
-// Drain waits until no read is in flight. It must not be called twice at a time.
+// Drain waits until no read is in flight. Calls must not overlap.
 func (r *Reads[V]) Drain() {
 	r.mu.Lock()
 	idle := make(chan struct{})

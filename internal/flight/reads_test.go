@@ -10,14 +10,14 @@ import (
 	"testing/synctest"
 )
 
-// A joined is what Join has returned.
+// A joined holds the results of Join.
 type joined struct {
 	turn  Turn[string]
 	found *string
 	err   error
 }
 
-// goJoin joins in another goroutine, and returns when the caller blocks or has returned.
+// goJoin calls Join in another goroutine, and returns once that call blocks or has returned.
 func goJoin(ctx context.Context, r *Reads[string], key string) <-chan joined {
 	c := make(chan joined, 1)
 	go func() {
@@ -111,7 +111,7 @@ func TestReads_ReplyInTransit(t *testing.T) {
 	})
 }
 
-// A member that leaves its batch takes nothing along.
+// A member that leaves its batch takes no turn or reply with it.
 func TestReads_LeavingMember(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -203,7 +203,7 @@ func TestReads_LastMemberLeaves(t *testing.T) {
 	}
 }
 
-// leave takes the token of a batch that nobody else will receive, and wakes the next batch.
+// leave takes the token of a batch that has no other member, and wakes the next batch.
 func TestReads_TokenOfALeaver(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -212,7 +212,7 @@ func TestReads_TokenOfALeaver(t *testing.T) {
 		first := wantTurn(t, goJoin(t.Context(), r, "k"))
 		left := &batch[string]{token: make(chan struct{}, 1), done: make(chan struct{}), size: 1}
 		r.keys["k"] = left
-		end(first, "1") // the token is in the channel
+		end(first, "1") // the token is in the channel now
 		next := goJoin(t.Context(), r, "k")
 		wantBlocked(t, next)
 		r.leave("k", left)
@@ -221,7 +221,7 @@ func TestReads_TokenOfALeaver(t *testing.T) {
 	})
 }
 
-// Drain returns when no read is in flight, of whatever key.
+// Drain returns when no read of any key is in flight.
 func TestReads_Drain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -243,7 +243,7 @@ func TestReads_Drain(t *testing.T) {
 	})
 }
 
-// A caller that is alone allocates nothing.
+// A caller that reads alone allocates nothing.
 func TestReads_Allocations(t *testing.T) {
 	r := NewReads[string](new(Clock))
 	found := "v"
@@ -255,7 +255,7 @@ func TestReads_Allocations(t *testing.T) {
 	}
 }
 
-// Whatever callers do, each gets what was true at some time after its call, and nothing is left
+// Callers that join and leave at random get what was true after they called, and nothing is left
 // behind.
 func TestReads_Random(t *testing.T) {
 	t.Parallel()

@@ -5,16 +5,20 @@ import (
 	"context"
 )
 
-// Slots limits how many loads of one cache run at once. Fills that find no place free queue for one, first come,
-// first served.
+// Slots limits how many loads of one cache run at once. It is a semaphore: fills that find no free
+// slot queue for one, first come, first served.
 //
-// A load that waits for another one lends it its place, to one at a time: otherwise loads that hold all places
-// and wait for others would wait for ever. So a chain of nested loads needs one place.
+// A load that waits for another load lends its slot to it, to one load at a time. Otherwise loads
+// that hold all slots and wait for other loads would wait for ever. So a chain of nested loads
+// needs one slot.
 type Slots struct {
-	// Lease, if it is set, gets what a place needs besides: a place of the whole fleet. It returns what gives that
-	// back, or nil, and false if there is none, which with wait means that ctx has ended. NoLease reports that
-	// none can be asked for now: a place in this process is enough. Behind runs a function for which the owner
-	// of the places waits before it ends.
+	// Lease, if set, acquires the fleet-wide lease that each slot needs besides. It returns a
+	// function that releases it, or nil. It returns false if there is no lease; with wait, only if
+	// ctx has ended.
+	//
+	// NoLease reports that leases cannot be acquired now, so that a slot of this process is enough.
+	//
+	// Behind runs a function that the owner of the Slots waits for before it ends.
 	Lease   func(ctx context.Context, wait bool) (release func(), ok bool)
 	NoLease func() bool
 	Behind  func(run func())
@@ -23,40 +27,41 @@ type Slots struct {
 	unlimited bool
 	free      int
 	queue     list.List // of *Slot
-	stopLease func()    // ends the lease that is being waited for; nil: there is none
+	stopLease func()    // ends the wait for a lease; nil: none
 }
 
-// NewSlots returns n places; 0 means no limit.
+// NewSlots returns n free slots; 0 means no limit.
 func NewSlots(n int) *Slots { return &Slots{free: n, unlimited: n == 0} }
 
-// Queued returns how many fills wait for a place.
+// Queued returns how many fills wait for a slot.
 func (p *Slots) Queued() int {
 	graph.Lock()
 	defer graph.Unlock()
 	return p.queue.Len()
 }
 
-// A Slot is one fill's claim to a place. Only the goroutine that runs the fill uses its methods.
+// A Slot is one fill's request for a slot, and the slot once it is granted. Only the goroutine that
+// runs the fill uses its methods.
 type Slot struct {
 	pool *Slots
 	load *Load
 
 	// Guarded by graph.
-	place   *place        // nil: none
-	lender  *Slot         // whose place it is; nil: the fill's own
-	lentTo  *Slot         // who runs in this place now
+	permit  *permit       // nil: none
+	lender  *Slot         // whose permit it is; nil: the fill's own
+	lentTo  *Slot         // runs under this permit now
 	queued  *list.Element // nil: not in the queue
-	granted chan struct{} // receives a value when a place is granted to a fill in the queue
+	granted chan struct{} // receives a value when a queued fill is granted a slot
 }
 
-// A place is the right to run one load.
-type place struct {
+// A permit is the right to run one load.
+type permit struct {
 	pool    *Slots
-	release func() // gives back its lease; nil: there is none
+	release func() // releases its lease; nil: none
 }
 
-// keep makes the owner of the places wait for a lease that another load goes on with.
-func (p *place) keep() {
+// keep makes the owner of the Slots wait for a lease that another load keeps using.
+func (p *permit) keep() {
 	if p.release == nil {
 		return
 	}
@@ -68,7 +73,7 @@ func (p *place) keep() {
 	p.release = func() { close(over) }
 }
 
-// NewSlot returns the claim of a fill.
+// NewSlot returns the request of a fill, which holds no slot yet.
 func (p *Slots) NewSlot(l *Load) *Slot {
 	s := &Slot{pool: p, load: l}
 	graph.Lock()
@@ -77,26 +82,26 @@ func (p *Slots) NewSlot(l *Load) *Slot {
 	return s
 }
 
-// Held reports whether the fill has a place.
+// Held reports whether the fill holds a slot.
 func (s *Slot) Held() bool {
 	graph.Lock()
 	defer graph.Unlock()
-	return s.place != nil
+	return s.permit != nil
 }
 
-// Try takes a place if that is possible without waiting, and without a lease unless local is set: a place in this
-// process is enough then.
+// Try takes a free slot, or borrows one, without waiting. It acquires no lease: where free slots
+// need one, it takes them only if local is set, which says that a slot of this process is enough.
 func (s *Slot) Try(local bool) bool {
 	graph.Lock()
 	defer graph.Unlock()
-	if s.place == nil && (local || s.pool.Lease == nil) && s.pool.takeFree(local) {
+	if s.permit == nil && (local || s.pool.Lease == nil) && s.pool.takeFree(local) {
 		s.leaveQueue()
-		s.place = &place{pool: s.pool}
+		s.permit = &permit{pool: s.pool}
 	}
-	return s.place != nil || s.borrow()
+	return s.permit != nil || s.borrow()
 }
 
-// TryLease is Try that asks for a lease, but waits for none.
+// TryLease is Try, but acquires a lease if that needs no wait.
 func (s *Slot) TryLease(ctx context.Context) bool {
 	if s.pool.Lease == nil || s.Held() {
 		return s.Try(false)
@@ -111,37 +116,37 @@ func (s *Slot) TryLease(ctx context.Context) bool {
 	graph.Lock()
 	defer graph.Unlock()
 	if ok {
-		s.place = &place{s.pool, release}
+		s.permit = &permit{s.pool, release}
 	} else {
 		s.pool.put()
 	}
 	return ok
 }
 
-// Queue waits in line for a place. The channel receives a value when the fill has one.
+// Queue waits in line for a slot. The channel receives a value when the fill has one.
 func (s *Slot) Queue() <-chan struct{} {
 	graph.Lock()
 	defer graph.Unlock()
-	if s.place != nil { // granted since the fill last tried
+	if s.permit != nil { // granted since the fill last tried
 		s.granted = make(chan struct{}, 1)
 		s.granted <- struct{}{}
 	} else if s.queued == nil {
 		s.granted = make(chan struct{}, 1)
 		s.queued = s.pool.queue.PushBack(s)
 		s.pool.serve()
-		if s.place == nil {
+		if s.permit == nil {
 			s.borrow()
 		}
 	}
 	return s.granted
 }
 
-// Release gives back the place, or leaves the queue. A place that is lent goes to the load that runs in it.
+// Release releases the slot, or leaves the queue. A slot that is lent passes to its borrower.
 func (s *Slot) Release() {
 	graph.Lock()
 	s.leaveQueue()
-	p, lender, borrower := s.place, s.lender, s.lentTo
-	s.place, s.lender, s.lentTo = nil, nil, nil
+	p, lender, borrower := s.permit, s.lender, s.lentTo
+	s.permit, s.lender, s.lentTo = nil, nil, nil
 	var release func()
 	switch {
 	case p == nil:
@@ -164,9 +169,10 @@ func (s *Slot) Release() {
 	}
 }
 
-// The functions below are called with graph locked.
+// The functions below require that the caller holds graph.
 
-// takeFree takes a free place that no fill queues for. With local set, fills that wait for a lease are passed over.
+// takeFree takes a slot that is free and that no fill queues for. With local, it overtakes fills
+// that wait for a lease.
 func (p *Slots) takeFree(local bool) bool {
 	if p.unlimited {
 		return true
@@ -178,13 +184,13 @@ func (p *Slots) takeFree(local bool) bool {
 	return true
 }
 
-// put makes a place free again.
+// put frees a slot.
 func (p *Slots) put() {
 	p.free++
 	p.serve()
 }
 
-// serve grants free places to fills in the queue.
+// serve grants free slots to queued fills.
 func (p *Slots) serve() {
 	for p.queue.Len() > 0 && (p.free > 0 || p.unlimited) {
 		if p.Lease != nil && !(p.NoLease != nil && p.NoLease()) {
@@ -192,11 +198,12 @@ func (p *Slots) serve() {
 			return
 		}
 		p.free--
-		p.queue.Front().Value.(*Slot).grant(&place{pool: p}, nil)
+		p.queue.Front().Value.(*Slot).grant(&permit{pool: p}, nil)
 	}
 }
 
-// waitForLease gets a lease for the first fill in the queue. One is waited for at a time.
+// waitForLease acquires a lease for the first fill in the queue. At most one such wait runs at a
+// time.
 func (p *Slots) waitForLease() {
 	if p.stopLease != nil {
 		return
@@ -210,7 +217,7 @@ func (p *Slots) waitForLease() {
 		graph.Lock()
 		p.stopLease = nil
 		if first := p.queue.Front(); ok && first != nil {
-			first.Value.(*Slot).grant(&place{p, release}, nil)
+			first.Value.(*Slot).grant(&permit{p, release}, nil)
 			release = nil
 			p.serve()
 		} else {
@@ -223,10 +230,10 @@ func (p *Slots) waitForLease() {
 	})
 }
 
-// grant gives a fill in the queue a place.
-func (s *Slot) grant(p *place, lender *Slot) {
+// grant gives a queued fill a slot.
+func (s *Slot) grant(p *permit, lender *Slot) {
 	s.leaveQueue()
-	s.place, s.lender = p, lender
+	s.permit, s.lender = p, lender
 	s.granted <- struct{}{}
 }
 
@@ -241,7 +248,7 @@ func (s *Slot) leaveQueue() {
 	}
 }
 
-// borrow takes the place of a load that waits for this one, if there is one that has not lent it.
+// borrow borrows the slot of a load that waits for this one, if one has not lent its slot.
 func (s *Slot) borrow() bool {
 	for outer := range s.load.waiters {
 		if outer.slot.canLend() {
@@ -252,7 +259,7 @@ func (s *Slot) borrow() bool {
 	return false
 }
 
-// lend lends the place of s to a fill in a queue for which its load waits, if there is one.
+// lend lends the slot to a queued fill that its load waits for, if there is one.
 func (s *Slot) lend() {
 	for other := range s.load.waits {
 		if s.canLend() {
@@ -261,20 +268,20 @@ func (s *Slot) lend() {
 	}
 }
 
-// offer lends the place of s to a fill in a queue.
+// offer lends the slot to a fill if that is queued.
 func (s *Slot) offer(to *Slot) {
 	if s.canLend() && to != nil && to.queued != nil {
 		s.lendTo(to)
 	}
 }
 
-func (s *Slot) canLend() bool { return s != nil && s.place != nil && s.lentTo == nil }
+func (s *Slot) canLend() bool { return s != nil && s.permit != nil && s.lentTo == nil }
 
 func (s *Slot) lendTo(to *Slot) {
 	s.lentTo = to
 	if to.queued != nil {
-		to.grant(s.place, s)
+		to.grant(s.permit, s)
 	} else {
-		to.place, to.lender = s.place, s
+		to.permit, to.lender = s.permit, s
 	}
 }

@@ -4,27 +4,27 @@ import "testing"
 
 func newSlot(p *Slots) *Slot { return p.NewSlot(new(Load)) }
 
-// holding returns a slot that has a place.
+// holding returns a request that holds a slot.
 func holding(t *testing.T, p *Slots) *Slot {
 	t.Helper()
 	s := newSlot(p)
 	if !s.Try(false) || !s.Held() {
-		t.Fatal("there is no place")
+		t.Fatal("there is no slot")
 	}
 	return s
 }
 
-// queueing returns a slot in the queue.
+// queueing returns a request in the queue.
 func queueing(t *testing.T, p *Slots) (*Slot, <-chan struct{}) {
 	t.Helper()
 	s := newSlot(p)
 	if s.Try(false) {
-		t.Fatal("there is a place")
+		t.Fatal("there is a slot")
 	}
 	return s, s.Queue()
 }
 
-// nested returns a slot for whose load the loads of outer wait.
+// nested returns a request for whose load the loads of outer wait.
 func nested(t *testing.T, p *Slots, outer ...*Slot) *Slot {
 	t.Helper()
 	s := newSlot(p)
@@ -39,11 +39,11 @@ func nested(t *testing.T, p *Slots, outer ...*Slot) *Slot {
 func wantFree(t *testing.T, p *Slots, n int) {
 	t.Helper()
 	if p.free != n || p.Queued() != 0 {
-		t.Errorf("%d places are free and %d fills queue, want %d and 0", p.free, p.Queued(), n)
+		t.Errorf("%d slots are free and %d fills queue, want %d and 0", p.free, p.Queued(), n)
 	}
 }
 
-// Without a limit every fill has a place.
+// Slots without a limit has a slot for every fill.
 func TestSlots_NoLimit(t *testing.T) {
 	t.Parallel()
 	p := NewSlots(0)
@@ -52,26 +52,26 @@ func TestSlots_NoLimit(t *testing.T) {
 	}
 }
 
-// No more than the limit have a place, and each has it once and gives it back once.
+// Slots grants no more than its limit; a fill holds one slot at most and releases it once.
 func TestSlots_Limit(t *testing.T) {
 	t.Parallel()
 	p := NewSlots(2)
 	a, b := holding(t, p), holding(t, p)
 	c := newSlot(p)
 	if !a.Try(false) || c.Try(false) || c.Try(true) || c.Held() {
-		t.Error("want places for two, also when they try again, and none for a third")
+		t.Error("want slots for two, also when they try again, and none for a third")
 	}
 	a.Release()
 	a.Release()
 	if !c.Try(false) || a.Try(false) {
-		t.Error("want one place after Release, not two")
+		t.Error("want one slot after Release, not two")
 	}
 	b.Release()
 	c.Release()
 	wantFree(t, p, 2)
 }
 
-// Places are granted in the order of the queue, and a newcomer does not overtake it.
+// Slots are granted in the order of the queue, and a new fill does not overtake it.
 func TestSlots_FirstComeFirstServed(t *testing.T) {
 	t.Parallel()
 	p := NewSlots(1)
@@ -87,12 +87,12 @@ func TestSlots_FirstComeFirstServed(t *testing.T) {
 	for i, s := range slots {
 		granted := s.granted
 		if s.Try(false) {
-			t.Errorf("number %d has a place while another fill holds it", i)
+			t.Errorf("number %d has a slot while another fill holds it", i)
 		}
 		holder.Release()
 		for j, other := range slots[i:] {
 			if other.Held() != (j == 0) {
-				t.Errorf("after %d turns number %d has a place: %t", i, i+j, other.Held())
+				t.Errorf("after %d turns number %d has a slot: %t", i, i+j, other.Held())
 			}
 		}
 		if len(granted) != 1 || newSlot(p).Try(false) {
@@ -104,7 +104,7 @@ func TestSlots_FirstComeFirstServed(t *testing.T) {
 	wantFree(t, p, 1)
 }
 
-// A fill that leaves the queue loses no place, and takes none along.
+// A fill that leaves the queue takes no slot along.
 func TestSlots_LeavingTheQueue(t *testing.T) {
 	t.Parallel()
 	for _, when := range []string{"before its turn", "when granted"} {
@@ -121,7 +121,7 @@ func TestSlots_LeavingTheQueue(t *testing.T) {
 				s.Release()
 			}
 			if len(granted) != 1 || !next.Held() || s.Held() {
-				t.Error("the next fill has no place")
+				t.Error("the next fill has no slot")
 			}
 			next.Release()
 			wantFree(t, p, 1)
@@ -129,7 +129,7 @@ func TestSlots_LeavingTheQueue(t *testing.T) {
 	}
 }
 
-// A load lends its place to one load at a time that it waits for, and to the next when that one
+// A load lends its slot to one load at a time that it waits for, and to the next when that load
 // ends.
 func TestSlots_Lend(t *testing.T) {
 	t.Parallel()
@@ -139,7 +139,7 @@ func TestSlots_Lend(t *testing.T) {
 	for i := range inner {
 		inner[i] = nested(t, p, outer)
 		if got := inner[i].Try(false); got != (i == 0) {
-			t.Fatalf("load %d has a place: %t", i, got)
+			t.Fatalf("load %d has a slot: %t", i, got)
 		}
 		if i > 0 {
 			inner[i].Queue()
@@ -149,25 +149,25 @@ func TestSlots_Lend(t *testing.T) {
 		var running *Slot
 		for _, s := range inner {
 			if s.Held() && running != nil {
-				t.Fatal("the place is lent twice")
+				t.Fatal("the slot is lent twice")
 			} else if s.Held() {
 				running = s
 			}
 		}
 		if running == nil {
-			t.Fatal("the place is not lent again")
+			t.Fatal("the slot is not lent again")
 		}
 		running.Release()
 		outer.load.leave(running.load)
 	}
 	if outer.lentTo != nil || !outer.Held() {
-		t.Error("the lender has lost its place")
+		t.Error("the lender has lost its slot")
 	}
 	outer.Release()
 	wantFree(t, p, 1)
 }
 
-// A load in the queue gets the place of a load that begins to wait for it.
+// A queued load gets the slot of a load that begins to wait for it.
 func TestSlots_LendToTheQueue(t *testing.T) {
 	t.Parallel()
 	p := NewSlots(1)
@@ -178,11 +178,11 @@ func TestSlots_LendToTheQueue(t *testing.T) {
 		t.Fatal("waiting is refused")
 	}
 	if len(granted) != 1 || len(first) != 0 || p.Queued() != 1 {
-		t.Error("want the place lent to the load that the holder waits for, not to the first in the queue")
+		t.Error("want the slot lent to the load that the holder waits for, not to the first in the queue")
 	}
 }
 
-// A chain of nested loads needs one place, whatever pools they are of.
+// A chain of nested loads needs one slot, even across caches.
 func TestSlots_Chain(t *testing.T) {
 	t.Parallel()
 	p, q := NewSlots(1), NewSlots(1)
@@ -191,10 +191,10 @@ func TestSlots_Chain(t *testing.T) {
 	for i := range 10 {
 		s := nested(t, []*Slots{p, q}[i%2], chain[i])
 		if !s.Try(false) {
-			t.Fatalf("load %d of the chain has no place", i)
+			t.Fatalf("load %d of the chain has no slot", i)
 		}
 		if stranger := nested(t, p, chain[i]); stranger.Try(false) {
-			t.Fatalf("the place of load %d is lent twice", i)
+			t.Fatalf("the slot of load %d is lent twice", i)
 		}
 		chain = append(chain, s)
 	}
@@ -204,7 +204,7 @@ func TestSlots_Chain(t *testing.T) {
 	wantFree(t, p, 1)
 }
 
-// When a lender ends, its borrower has the place: of its own, or of the lender's lender.
+// The borrower of a lender that ends owns the slot, or borrows it from the lender's lender.
 func TestSlots_LenderEndsFirst(t *testing.T) {
 	t.Parallel()
 	for _, order := range [][]int{{0, 1, 2}, {1, 0, 2}, {1, 2, 0}, {0, 2, 1}, {2, 1, 0}, {2, 0, 1}} {
@@ -218,19 +218,19 @@ func TestSlots_LenderEndsFirst(t *testing.T) {
 		waiting, granted := queueing(t, p)
 		for i, n := range order {
 			if len(granted) != 0 {
-				t.Errorf("order %v: the place is free with %d loads in it", order, len(order)-i)
+				t.Errorf("order %v: the slot is free with %d loads in it", order, len(order)-i)
 			}
 			slots[n].Release()
 		}
 		if len(granted) != 1 {
-			t.Errorf("order %v: the place is lost", order)
+			t.Errorf("order %v: the slot is lost", order)
 		}
 		waiting.Release()
 		wantFree(t, p, 1)
 	}
 }
 
-// A borrower whose lender has ended lends the place on to what it waits for.
+// A borrower whose lender has ended lends the slot on to loads that it waits for.
 func TestSlots_LendingAfterTheLendersEnd(t *testing.T) {
 	t.Parallel()
 	p := NewSlots(1)
@@ -240,16 +240,16 @@ func TestSlots_LendingAfterTheLendersEnd(t *testing.T) {
 	a.Release()
 	c, d := nested(t, p, b), nested(t, p, b)
 	if !c.Try(false) || d.Try(false) {
-		t.Error("want the place lent once")
+		t.Error("want the slot lent once")
 	}
 	granted := d.Queue()
 	c.Release()
 	if len(granted) != 1 {
-		t.Error("the place is not lent again")
+		t.Error("the slot is not lent again")
 	}
 }
 
-// A load that has given back its place lends nothing, however long its context is kept.
+// A load that has released its slot lends nothing, however long its context is kept.
 func TestSlots_LoadThatIsOver(t *testing.T) {
 	t.Parallel()
 	p := NewSlots(1)
@@ -259,7 +259,7 @@ func TestSlots_LoadThatIsOver(t *testing.T) {
 	for range 3 {
 		s := nested(t, p, over)
 		if s.Try(false) || len(s.Queue()) != 0 {
-			t.Error("a load runs in the place of one that is over")
+			t.Error("a load runs in the slot of one that is over")
 		}
 	}
 	other.Release()
@@ -268,20 +268,19 @@ func TestSlots_LoadThatIsOver(t *testing.T) {
 	}
 }
 
-// A load that several holders wait for runs in the place of one of them; the others can lend
-// theirs.
+// A load that several holders wait for borrows the slot of one; the others can lend theirs.
 func TestSlots_SeveralLenders(t *testing.T) {
 	t.Parallel()
 	p := NewSlots(2)
 	a, b := holding(t, p), holding(t, p)
 	shared := nested(t, p, a, b)
 	if !shared.Try(false) {
-		t.Fatal("no place is lent")
+		t.Fatal("no slot is lent")
 	}
 	if s := nested(t, p, a, b); !s.Try(false) {
-		t.Error("the second place is not lent")
+		t.Error("the second slot is not lent")
 	}
 	if s := nested(t, p, a, b); s.Try(false) {
-		t.Error("a place is lent twice")
+		t.Error("a slot is lent twice")
 	}
 }

@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	boundBase   = 64 << 20 // bytes any document may decode into
-	boundFactor = 64       // and bytes for each byte of its own
+	boundBase   = 64 << 20 // bytes that any document may decode into
+	boundFactor = 64       // plus bytes for each byte of the document
 )
 
 // A Cost is what decoding into a type allocates for one of each of Counts, in bytes.
@@ -21,19 +21,15 @@ type Cost struct {
 	private            bool
 }
 
-// Bound returns an error if decoding a document of size bytes with these
-// counts may allocate more than 64 MiB + 64 × size.
-//
-// What it may allocate is reckoned as
+// Bound returns an error if decoding a document of size bytes with these counts may allocate more
+// than 64 MiB + 64 × size. Its estimate is
 //
 //	Items × item + Entries × entry + Maps × table
 //
-// where item, entry and table are the bytes taken by the largest slice
-// element, map entry and map of one entry reachable from the type. It is an upper
-// bound on purpose, as the counts do not say which element goes where.
-// Not in it are the garbage made on the way (about as much again, with JSON
-// up to five times as much), the strings (as long as the document) and what
-// custom decoders do.
+// where item, entry and table are the bytes of the largest slice element, map entry and map of one
+// entry reachable from the type. This is an upper bound, since the counts do not say which element
+// is of which type. It excludes temporary garbage (about as much again, with JSON up to five times
+// as much), strings (as long as the document) and custom decoders.
 func (c *Cost) Bound(n Counts, size int) error {
 	budget := boundBase + boundFactor*uint64(size)
 	for _, part := range [...]struct{ n, cost uint64 }{
@@ -51,7 +47,7 @@ func (c *Cost) Bound(n Counts, size int) error {
 	return nil
 }
 
-// costs caches a *Cost for each reflect.Type.
+// costs caches the *Cost of each reflect.Type.
 var costs sync.Map
 
 // CostOf returns the cost of typ, which may be nil.
@@ -67,9 +63,9 @@ func CostOf(typ reflect.Type) *Cost {
 	return c
 }
 
-// Private reports whether decoding into the type may call a method that gets hold of the decoder, or of its buffer: a
-// method within the type or, where there is an interface within it, of any type that is registered for an extension.
-// Such a decoder must serve nobody else.
+// Private reports whether decoding into the type may call a method that gets the decoder or its
+// buffer: a method of a type within it or, if it contains an interface, of any type registered for
+// an extension. That decoder must not be reused.
 func (c *Cost) Private() bool { return c.private }
 
 var (
@@ -82,8 +78,7 @@ func meetsDecoder(typ reflect.Type) bool {
 	return typ.Kind() == reflect.Interface || p.Implements(customDecoder) || p.Implements(unmarshaler)
 }
 
-// visit raises c to the costs of typ and of all types within it. Types that
-// hold themselves end in seen.
+// visit raises c to the costs of typ and of all types within it. seen ends recursive types.
 func (c *Cost) visit(typ reflect.Type, seen map[reflect.Type]bool) {
 	if seen[typ] {
 		return
@@ -113,7 +108,7 @@ func (c *Cost) visit(typ reflect.Type, seen map[reflect.Type]bool) {
 			if !f.IsExported() && !f.Anonymous {
 				continue
 			}
-			// A struct is written as a map of its fields, or as an array.
+			// A struct is encoded as a map of its fields, or as an array.
 			v := embedded + valueCost(f.Type, 0)
 			c.raise(v, v, 0)
 			c.visit(f.Type, seen)
@@ -126,13 +121,13 @@ func (c *Cost) raise(item, entry, table uint64) {
 }
 
 const (
-	wordsString    = 16 // size of a string, and of an interface, without what they point to
+	wordsString    = 16 // size of a string and of an interface, without what they point to
 	wordsInterface = 16
-	valueInterface = mapHeader // the largest value put in an any: an empty map
-	maxHops        = 16        // only a type that embeds or points to itself gets there
+	valueInterface = mapHeader // the largest value in an any: an empty map
+	maxHops        = 16        // reached only by types that embed or point to themselves
 )
 
-// valueCost is what one value of typ allocates outside its own typ.Size().
+// valueCost returns what one value of typ allocates outside its own typ.Size().
 func valueCost(typ reflect.Type, hops int) uint64 {
 	if hops == maxHops {
 		return 0
@@ -144,7 +139,7 @@ func valueCost(typ reflect.Type, hops int) uint64 {
 		return uint64(typ.Elem().Size()) + valueCost(typ.Elem(), hops+1)
 	case reflect.Map:
 		return mapHeader
-	case reflect.Struct: // a promoted field brings the embedded structs into being
+	case reflect.Struct: // decoding a promoted field allocates the embedded structs
 		var sum uint64
 		for i := range typ.NumField() {
 			if f := typ.Field(i); f.Anonymous {
@@ -156,9 +151,8 @@ func valueCost(typ reflect.Type, hops int) uint64 {
 	return 0
 }
 
-// Go's maps: a header, and tables of groups of eight slots. A key or element
-// above 128 bytes is stored by a pointer. A table is between 7/16 and 7/8
-// full, so that an entry takes up to 16/7 slots.
+// Go's maps have a header, and tables of groups of eight slots. A key or element above 128 bytes is
+// stored by a pointer. A table is between 7/16 and 7/8 full, so an entry takes up to 16/7 slots.
 const (
 	mapHeader = 48
 	mapGroup  = 8

@@ -1,61 +1,56 @@
-// Package msgcheck looks at encoded bytes before they are decoded. Check walks
-// MessagePack and refuses what its decoder would die of; Bound refuses what
-// would decode into far more memory than its length suggests.
+// Package msgcheck checks encoded bytes before they are decoded. Check walks MessagePack and
+// refuses documents that would kill the decoder; Bound refuses documents that would decode into far
+// more memory than their length suggests.
 //
-// The MessagePack decoder believes every declared length: five bytes can make
-// it allocate gigabytes, a megabyte of nested arrays can overflow its stack,
-// and neither ends in an error that could be recovered from.
+// The MessagePack decoder trusts every declared length: five bytes can make it allocate gigabytes,
+// a megabyte of nested arrays can overflow its stack, and neither ends in an error that can be
+// recovered from.
 package msgcheck
 
 import "fmt"
 
-// Counts says how many things in a document decoding may allocate for. Each
-// is at most the document's length in bytes.
+// Counts counts what decoding a document may allocate for. Each count is at most the document's
+// length in bytes.
 type Counts struct {
 	Items   int // elements of all arrays
 	Entries int // entries of all maps: a key and its value are one
 	Maps    int // maps with at least one entry
 }
 
-// Doc is a checked document.
+// A Doc is a checked document.
 type Doc struct {
 	Counts
 	data []byte
-	// ext holds the offsets, ascending, of the extension payloads whose first
-	// byte could be taken for the header of a map; see Reader.
+	// ext has the offsets, ascending, of the extension payloads whose first byte could be taken for
+	// the header of a map; see Reader.
 	ext []int
 }
 
 // inlineDepth is the depth up to which Check allocates nothing.
 const inlineDepth = 32
 
-// internedStr is the extension type by which the encoder refers back to an
-// earlier string of the document.
+// internedStr is the extension type of references to earlier strings of the document.
 const internedStr = -128
 
-// Check walks every header of data, which must hold exactly one value, and
-// returns what it counted. It guarantees that every length and scalar lies
-// within data, that no array or map declares more elements than the bytes
-// left could hold, and that at most maxDepth containers are open at a time.
+// Check walks every header of data, which must hold exactly one value, and returns its counts. It
+// guarantees that every length and scalar lies within data, that no array or map declares more
+// elements than the remaining bytes could hold, and that at most maxDepth containers are open at a
+// time.
 //
-// Two things are refused that the encoder can write, since the decoder reads
-// them in the way that Reader must forbid. References to interned strings
-// serve only fields with the option intern. And where a map is wanted, an
-// extension of no bytes is read as a part of the map or nil behind it: the
-// maps of a flat array would be nested in each other, without a limit.
+// It refuses two things that the encoder can write, since the decoder would read them in a way that
+// Reader must forbid. One is references to interned strings, which only fields with the option
+// intern use. The other is an extension of no bytes before a map or nil: where the decoder expects
+// a map, it reads the extension as a part of that map, so that the maps of a flat array would be
+// nested without limit.
 func Check(data []byte, maxDepth int) (Doc, error) {
 	doc := Doc{data: data}
 	var inline [inlineDepth]int
-	open := inline[:0] // values missing from each open container but the innermost
-	left := 1          // and from the innermost; at first from the document
+	open := inline[:0] // values missing from each open container except the innermost
+	left := 1          // values missing from the innermost; at first, from the document
 	pos := 0
-	// guess holds, by the number of values missing, the size that a value had
-	// at that place of the last container. Most containers are like the last
-	// one, and where the guess is right the processor need not wait for one
-	// byte to know where the next one is. That makes Check twice as fast.
-	var guess [64]uint8
+	var guess guesses
 	for {
-		// Most values have a size that their first byte tells.
+		// The first byte of most values determines their size.
 		for left > 0 && uint(pos) < uint(len(data)) {
 			place := uint(left) % uint(len(guess))
 			size := guess[place]
@@ -89,14 +84,8 @@ func Check(data []byte, maxDepth int) (Doc, error) {
 		children := h.n
 		switch h.kind {
 		case ext:
-			if int8(data[pos-1]) == internedStr {
-				return Doc{}, fmt.Errorf("msgpack interned string before byte %d: not supported", pos)
-			}
-			if pos < len(data) && mapLike(data[pos]) {
-				if h.n == 0 {
-					return Doc{}, fmt.Errorf("msgpack extension of no bytes before a map or nil at byte %d: not supported", pos)
-				}
-				doc.ext = append(doc.ext, pos)
+			if err := doc.noteExt(pos, h.n); err != nil {
+				return Doc{}, err
 			}
 			fallthrough
 		case plain:
@@ -118,20 +107,43 @@ func Check(data []byte, maxDepth int) (Doc, error) {
 		open = append(open, left)
 		left = children
 	}
-	switch {
-	case pos > len(data):
-		return Doc{}, fmt.Errorf("msgpack cut short after %d bytes", len(data))
-	case pos < len(data):
-		return Doc{}, fmt.Errorf("msgpack followed by %d stray bytes", len(data)-pos)
+	if pos != len(data) {
+		return Doc{}, errEnd(data, pos)
 	}
 	return doc, nil
+}
+
+// guesses are the sizes of the values of the previous container, by the number of values missing
+// from it. Most containers resemble the previous one, and if a guess is right the processor need
+// not wait for one byte to know where the next one is. That makes Check twice as fast.
+type guesses [64]uint8
+
+// noteExt notes an extension with a payload of n bytes at pos.
+func (d *Doc) noteExt(pos, n int) error {
+	if int8(d.data[pos-1]) == internedStr {
+		return fmt.Errorf("msgpack interned string before byte %d: not supported", pos)
+	}
+	if pos < len(d.data) && mapLike(d.data[pos]) {
+		if n == 0 {
+			return fmt.Errorf("msgpack extension of no bytes before a map or nil at byte %d: not supported", pos)
+		}
+		d.ext = append(d.ext, pos)
+	}
+	return nil
+}
+
+func errEnd(data []byte, pos int) error {
+	if pos > len(data) {
+		return fmt.Errorf("msgpack cut short after %d bytes", len(data))
+	}
+	return fmt.Errorf("msgpack followed by %d stray bytes", len(data)-pos)
 }
 
 type kind uint8
 
 const (
 	plain   kind = iota // n payload bytes follow the header
-	ext                 // likewise; the last byte of the header is the type
+	ext                 // the same; the last byte of the header is the type
 	array               // n values follow
 	mapping             // 2n values follow
 	invalid
@@ -144,8 +156,8 @@ type header struct {
 	next int // offset of the first byte after the header
 }
 
-// codes describes 0xc0 to 0xdf, the codes that do not hold their length
-// themselves: the width of the length field, or else the fixed length.
+// codes describes 0xc0 to 0xdf, the codes that do not contain their length: the width of the length
+// field, or the fixed length.
 var codes = [32]struct {
 	kind     kind
 	width, n uint8
@@ -162,7 +174,7 @@ var codes = [32]struct {
 	0x1e: {mapping, 2, 0}, 0x1f: {mapping, 4, 0},
 }
 
-// sizes is how many bytes a value takes by its first one; 0 if that does not tell, or the value is not plain.
+// sizes is the size of a plain value by its first byte, or 0 if that does not determine the size.
 var sizes = func() (sizes [256]uint8) {
 	for c := range sizes {
 		switch code := codes[c%32]; {
@@ -179,8 +191,8 @@ var sizes = func() (sizes [256]uint8) {
 	return sizes
 }()
 
-// parse reads the header at pos, which is within data, and checks that what
-// it declares can fit in the bytes after it.
+// parse parses the header at pos, which is within data, and checks that what it declares can fit in
+// the bytes after it.
 func parse(data []byte, pos int) (header, error) {
 	c := data[pos]
 	h := header{next: pos + 1}
@@ -195,14 +207,14 @@ func parse(data []byte, pos int) (header, error) {
 	default:
 		return parseLong(data, pos)
 	}
-	// A map needs twice its n; Check will miss what is not there.
+	// A map needs twice its n; Check finds out if they are missing.
 	if h.n > len(data)-h.next {
 		return h, errLength(uint64(h.n), data, pos)
 	}
 	return h, nil
 }
 
-// parseLong is parse for the codes from 0xc0 to 0xdf.
+// parseLong is parse for the codes 0xc0 to 0xdf.
 func parseLong(data []byte, pos int) (header, error) {
 	code := codes[data[pos]-0xc0]
 	if code.kind == invalid {
@@ -216,7 +228,7 @@ func parseLong(data []byte, pos int) (header, error) {
 	if h.next > len(data) {
 		return h, fmt.Errorf("msgpack cut short in the header at byte %d of %d", pos, len(data))
 	}
-	n := uint64(code.n) // 64 bits also where int has 32
+	n := uint64(code.n) // 64 bits even where int has 32
 	for _, b := range data[pos+1 : end] {
 		n = n<<8 | uint64(b)
 	}
@@ -235,7 +247,7 @@ func errLength(n uint64, data []byte, pos int) error {
 	return fmt.Errorf("msgpack length %d at byte %d of %d: more than the bytes left", n, pos, len(data))
 }
 
-// mapLike reports whether the decoder takes c for the start of a map or nil.
+// mapLike reports whether the decoder takes c for the start of a map or for nil.
 func mapLike(c byte) bool {
 	return c>>4 == 0x8 || c == 0xc0 || c == 0xde || c == 0xdf
 }

@@ -25,7 +25,7 @@ func decode(doc Doc, v any) error {
 	return msgpack.NewDecoder(&r).Decode(v)
 }
 
-// repeat builds a document of prefix and n times unit.
+// repeat returns a document of prefix and n times unit.
 func repeat(prefix, unit string, n int) []byte {
 	return []byte(prefix + strings.Repeat(unit, n))
 }
@@ -49,7 +49,8 @@ func rich(t testing.TB) []byte {
 	return append(append([]byte{0x96}, data...), wide...)
 }
 
-func TestCheckAcceptsWholeDocumentAndRefusesEveryTruncation(t *testing.T) {
+// Check accepts a whole document and refuses each truncation of it.
+func TestCheck_Truncated(t *testing.T) {
 	data := rich(t)
 	if _, err := Check(data, maxDepth); err != nil {
 		t.Fatal(err)
@@ -64,8 +65,10 @@ func TestCheckAcceptsWholeDocumentAndRefusesEveryTruncation(t *testing.T) {
 	}
 }
 
+// Check refuses documents that would kill the decoder.
+//
 //fault:bad-bytes
-func TestCheckRefuses(t *testing.T) {
+func TestCheck_Refuses(t *testing.T) {
 	for name, data := range map[string][]byte{
 		"nothing":                  nil,
 		"array32 of 4 G":           []byte("\xdd\xff\xff\xff\xff"),
@@ -105,7 +108,8 @@ func TestCheckRefuses(t *testing.T) {
 	}
 }
 
-func TestCheckCounts(t *testing.T) {
+// Check counts elements, entries and maps.
+func TestCheck_Counts(t *testing.T) {
 	for _, tt := range []struct {
 		data string
 		want Counts
@@ -127,7 +131,8 @@ func TestCheckCounts(t *testing.T) {
 	}
 }
 
-func TestCheckReadsEveryCode(t *testing.T) {
+// Check agrees with the decoder on the size of every code.
+func TestCheck_EveryCode(t *testing.T) {
 	payload := bytes.Repeat([]byte{0}, 64)
 	for c := range 256 {
 		data := append([]byte{byte(c)}, payload...)
@@ -151,38 +156,41 @@ func TestCheckReadsEveryCode(t *testing.T) {
 	}
 }
 
-func TestCheckAllocatesNothingToDepth32(t *testing.T) {
+// Check allocates nothing up to a depth of 32.
+func TestCheck_Allocations(t *testing.T) {
 	data := append(repeat("", "\x91", inlineDepth), 0xc0)
 	if n := testing.AllocsPerRun(100, func() { Check(data, maxDepth) }); n != 0 {
 		t.Errorf("%v allocations at depth %d", n, inlineDepth)
 	}
 	data = rich(t)
-	if n := testing.AllocsPerRun(10, func() { Check(data, maxDepth) }); n > 1 { // one for a map-like time
+	// One for a map-like time.
+	if n := testing.AllocsPerRun(10, func() { Check(data, maxDepth) }); n > 1 {
 		t.Errorf("%v allocations", n)
 	}
 }
 
-// An independent opinion of what is one value, and whole: the decoder's own reading of each header.
+// isWhole reports whether the decoder, which reads each header in its own way, finds exactly one
+// whole value in data.
 func isWhole(data []byte) bool {
 	r := bytes.NewReader(data)
 	return passes(r, msgpack.NewDecoder(r)) && r.Len() == 0
 }
 
-// passes steps over the next value of r, as the decoder's Skip does. But Skip takes a length for what an int makes of
-// it: where that has 32 bits, 2 GiB and more are negative, and it finds an array empty or panics. No such length is
-// there.
+// passes skips the next value of r, like the decoder's Skip. But Skip converts a length to int:
+// where int has 32 bits, lengths of 2 GiB and more become negative, and Skip finds an array empty
+// or panics. Here such lengths are refused.
 func passes(r *bytes.Reader, dec *msgpack.Decoder) bool {
 	code, err := dec.PeekCode()
 	if err != nil {
 		return false
 	}
-	values, size := 0, 0 // behind the header
+	values, size := 0, 0 // after the header
 	switch {
 	case msgpcode.IsFixedArray(code), code == msgpcode.Array16, code == msgpcode.Array32:
 		values, err = dec.DecodeArrayLen()
 	case msgpcode.IsFixedMap(code), code == msgpcode.Map16, code == msgpcode.Map32:
 		values, err = dec.DecodeMapLen()
-		if values > r.Len() { // so that twice as many is a number
+		if values > r.Len() { // so that twice as many do not overflow
 			return false
 		}
 		values *= 2
@@ -207,7 +215,8 @@ func passes(r *bytes.Reader, dec *msgpack.Decoder) bool {
 	return true
 }
 
-// agrees fails the test if Check accepts what is not one whole value, or refuses one for no good reason.
+// agrees checks that Check accepts exactly one whole value, and refuses others only for documented
+// reasons.
 func agrees(t *testing.T, data []byte) {
 	t.Helper()
 	_, err := Check(data, maxDepth)
@@ -220,8 +229,9 @@ func agrees(t *testing.T, data []byte) {
 	}
 }
 
-// Containers that are almost like the one before, and documents with a byte changed.
-func TestCheckAgreesWithTheDecoder(t *testing.T) {
+// Check agrees with the decoder on containers that resemble the previous one, and on documents with
+// one byte changed.
+func TestCheck_AgreesWithDecoder(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	words := []any{nil, true, 1, -1, 200, 1 << 20, int64(1 << 40), 1.5, float32(2), "", "a", "ab", strings.Repeat("x", 31),
 		strings.Repeat("x", 32), strings.Repeat("x", 300), []byte("b"), time.Unix(1, 0), time.Unix(1, 1), []any{}, map[string]any{}}
@@ -258,20 +268,22 @@ func TestCheckAgreesWithTheDecoder(t *testing.T) {
 	}
 }
 
-// The decoder steps over the header of an extension where it wants a map.
-func TestReaderForbidsMapsWithinExtensions(t *testing.T) {
+// Reader refuses an extension where the decoder expects a map and would skip the extension's
+// header.
+func TestReader_MapsInExtensions(t *testing.T) {
 	for _, data := range []string{
-		"\xd7\xff\xdf\x00\x10\x00\x00\x00\x00\x00",                                                       // a valid time, or a map of 1 Mi entries
-		"\xd7\xff\x81\xa0\xdd\x00\x10\x00\x00\x00",                                                       // an array of 1 Mi within the payload
-		"\xd6\xff\xde\xff\xff\x00",                                                                       // map16
-		"\x92\xd7\xff\xc0\xdd\x00\x10\x00\x00\x00\x00\xc0",                                               // nil for the map, then an array
-		"\xc7\x05\x01\xdf\x00\x10\x00\x00",                                                               // ext8
-		"\xc8\x00\x05\x01\xdf\x00\x10\x00\x00",                                                           // ext16
-		"\xc9\x00\x00\x00\x05\x01\xdf\x00\x10\x00\x00",                                                   // ext32
-		"\x81\xa1M\xd7\xff\xdf\x00\x10\x00\x00\x00\x00\x00",                                              // in a struct
-		"\xd4\x01\x81\xa0\xd4\x01\x81\xa0\xc0"[:3],                                                       // would nest without a container
-		"\x81\xa0\xc7\x0c\xff\xdf\x00\x10\x00\x00\x00\x00\x00\x00\x00\x00\x00",                           // in a map of maps
-		"\x82\xa1T\xd7\xff\xdf\x00\x10\x00\x00\x00\x00\x00\xa1M\xd7\xff\xdf\x00\x10\x00\x00\x00\x00\x00", // behind a time
+		"\xd7\xff\xdf\x00\x10\x00\x00\x00\x00\x00",                             // a valid time, or a map of 1 Mi entries
+		"\xd7\xff\x81\xa0\xdd\x00\x10\x00\x00\x00",                             // an array of 1 Mi within the payload
+		"\xd6\xff\xde\xff\xff\x00",                                             // map16
+		"\x92\xd7\xff\xc0\xdd\x00\x10\x00\x00\x00\x00\xc0",                     // nil for the map, then an array
+		"\xc7\x05\x01\xdf\x00\x10\x00\x00",                                     // ext8
+		"\xc8\x00\x05\x01\xdf\x00\x10\x00\x00",                                 // ext16
+		"\xc9\x00\x00\x00\x05\x01\xdf\x00\x10\x00\x00",                         // ext32
+		"\x81\xa1M\xd7\xff\xdf\x00\x10\x00\x00\x00\x00\x00",                    // in a struct
+		"\xd4\x01\x81\xa0\xd4\x01\x81\xa0\xc0"[:3],                             // would nest without a container
+		"\x81\xa0\xc7\x0c\xff\xdf\x00\x10\x00\x00\x00\x00\x00\x00\x00\x00\x00", // in a map of maps
+		// After a time.
+		"\x82\xa1T\xd7\xff\xdf\x00\x10\x00\x00\x00\x00\x00\xa1M\xd7\xff\xdf\x00\x10\x00\x00\x00\x00\x00",
 	} {
 		doc, err := Check([]byte(data), maxDepth)
 		if err != nil {
@@ -292,7 +304,8 @@ func TestReaderForbidsMapsWithinExtensions(t *testing.T) {
 	}
 }
 
-func TestReaderLetsTimesPass(t *testing.T) {
+// Reader lets valid times pass.
+func TestReader_Times(t *testing.T) {
 	for _, nsec := range []int64{0, 1, 0x80 << 22, 0x8f<<22 + 5, 0xc0 << 22, 0xde << 22, 0xdf << 22, 999999999} {
 		for _, sec := range []int64{0, 1700000000, 0x80000000, 0x8fffffff, 1 << 33, 1 << 35, -1} {
 			want := time.Unix(sec, nsec)
@@ -348,10 +361,9 @@ type (
 	}
 )
 
-// What Bound reckons must not be less than what decoding really takes. The
-// garbage made on the way (a slice and its header are made twice) is allowed
-// once again.
-func TestBoundIsNotBelowWhatDecodingTakes(t *testing.T) {
+// Bound's estimate is at least what decoding allocates, apart from temporary garbage, which may be
+// as much again: a slice and its header are allocated twice.
+func TestBound_IsUpperBound(t *testing.T) {
 	const n = 1 << 14
 	list := "\xdd\x00\x00\x40\x00"
 	for _, tt := range []struct {
@@ -409,6 +421,7 @@ func TestBoundIsNotBelowWhatDecodingTakes(t *testing.T) {
 	}
 }
 
+// Bound refuses more than 64 MiB + 64 bytes per byte of the document.
 func TestBound(t *testing.T) {
 	for _, tt := range []struct {
 		n    Counts
@@ -430,7 +443,7 @@ func TestBound(t *testing.T) {
 		{Counts{Entries: 1 << 20}, 2 << 20, struct{ p *big }{}, true},
 		{Counts{Entries: 1 << 20}, 2 << 20, big{}, true},
 		{Counts{Items: math.MaxInt, Entries: math.MaxInt, Maps: math.MaxInt}, math.MaxInt, "", true},
-		{Counts{Items: math.MaxInt / 64}, 1 << 20, []big{}, false}, // the product is above 64 bits
+		{Counts{Items: math.MaxInt / 64}, 1 << 20, []big{}, false}, // the product exceeds 64 bits
 		{Counts{Items: 1 << 20}, 1 << 20, nil, true},
 		{Counts{Items: 1 << 10}, 1 << 10, node{}, true},
 	} {
@@ -445,12 +458,15 @@ type (
 	tower struct{ *tower }
 )
 
-func TestCostEndsOnTypesThatHoldThemselves(t *testing.T) {
+// CostOf ends on recursive types.
+func TestCostOf_RecursiveTypes(t *testing.T) {
 	for _, v := range []any{new(loop), tower{}, node{}, tree{}, []tower{}, map[string]loop{}} {
 		t.Logf("%T: %+v", v, *CostOf(reflect.TypeOf(v)))
 	}
 }
 
+// Check agrees with the decoder, accepts what the encoder writes, and what it accepts decodes
+// within bounds.
 func FuzzCheck(f *testing.F) {
 	f.Add([]byte("\x81\xa1a\xc0"), "seed", int64(1), []byte{1})
 	f.Add([]byte("\xd7\xff\xdf\x00\x10\x00\x00\x00\x00\x00"), "", int64(-1<<40), []byte(nil))

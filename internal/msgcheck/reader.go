@@ -7,29 +7,28 @@ import (
 
 var errExt = errors.New("msgpack extension in the place of a map")
 
-// Reader reads a checked document for the decoder.
+// A Reader reads a checked document for the decoder.
 //
-// Check can vouch only for a decoder that reads headers where Check found
-// them. Where the target is a map, msgpack's decoder steps over the header of
-// an extension and takes the payload for the map: in d7 ff df ff ff ff ff 00
-// 00 00, a well-formed timestamp, it finds a map of 4 G entries and allocates
-// them. Whether the target is a map cannot be seen from the bytes, but the
-// way of reading tells: a payload is taken whole, a header byte by byte.
-// Reader therefore fails ReadByte at the start of such a payload.
+// The guarantees of Check hold only for a decoder that reads headers where Check found them. If the
+// target is a map, msgpack's decoder skips the header of an extension and takes the payload for the
+// map: in d7 ff df ff ff ff ff 00 00 00, a well-formed timestamp, it finds a map of 4 G entries and
+// allocates them. The bytes do not show whether the target is a map, but the way of reading does:
+// the decoder reads a payload at once, and a header byte by byte. So ReadByte of a Reader fails at
+// the start of that payload.
 type Reader struct {
 	data []byte
 	pos  int
-	run  []byte // data up to where ReadByte fails next, which is ext[0] or the end
+	run  []byte // data up to where ReadByte fails next: ext[0] or the end
 	ext  []int
 }
 
-// Reset puts r at the start of doc.
+// Reset moves r to the start of doc.
 func (r *Reader) Reset(doc Doc) {
 	*r = Reader{data: doc.data, run: doc.data, ext: doc.ext}
 	r.skipExt()
 }
 
-// skipExt passes the payloads before pos.
+// skipExt drops the payloads before pos.
 func (r *Reader) skipExt() {
 	for len(r.ext) > 0 && r.ext[0] < r.pos {
 		r.ext = r.ext[1:]
@@ -66,7 +65,7 @@ func (r *Reader) ReadByte() (byte, error) {
 	return 0, io.EOF
 }
 
-// UnreadByte implements io.ByteScanner. It is called only after ReadByte.
+// UnreadByte implements io.ByteScanner. It must follow ReadByte.
 func (r *Reader) UnreadByte() error {
 	r.pos--
 	return nil

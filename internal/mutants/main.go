@@ -1,9 +1,9 @@
-// Command mutants breaks the library on purpose, in one place at a time, and checks that a test notices: each
-// mutant is a bug that locks and caches on Redis are known for. See scripts/mutants -h.
+// Command mutants breaks the library on purpose, in one place at a time, and checks that a test
+// fails. Each mutant is a bug that locks and caches on Redis are known for. See scripts/mutants -h.
 //
-// The working tree is never touched: all happens in a copy of it. First the tests that are named have to pass
-// there. Then, for each mutant, the text that it replaces has to be there once, the result has to compile, and
-// its test has to fail.
+// It works in a copy of the tree. First the named tests have to pass there. Then, for each mutant,
+// the text that it replaces has to occur once in its file, the result has to compile, and its test
+// has to fail.
 package main
 
 import (
@@ -20,19 +20,19 @@ import (
 
 const usage = `Usage: scripts/mutants [PATTERN]
 
-Breaks the library in a copy of this tree, in one place at a time, and runs the test that has to notice. Prints
-what was broken, how, and what has caught it. With PATTERN, a regular expression, only the mutants of such names.
-Exits with 1 if one survives, if the tests fail without one, or if an anchor is lost: the text that a mutant
-replaces is not in its file, or its test does not exist. Lost anchors are reported before anything is run; the
-mutants that have theirs are tried all the same.
+Breaks the library in a copy of this tree, in one place at a time, and runs the test that has to fail. Prints
+each bug, and the test that has caught it. With PATTERN, a regular expression, it tries only the mutants whose
+names match. Exits with 1 if a mutant survives, if the tests fail without mutants, or if an anchor is lost: the
+text that a mutant replaces is not in its file, or its test does not exist. Lost anchors are reported first; the
+other mutants are tried nevertheless.
 
-  -anchors  only look for lost anchors
+  -anchors  only report lost anchors
 
-All of them take ten to twenty minutes. The tests start the Redis servers that they need. The mutants are in
+All mutants take ten to twenty minutes. The tests start the Redis servers that they need. The mutants are in
 internal/mutants/{fill,cache,lock}.go.
 `
 
-// mutants are all there are.
+// mutants are all mutants.
 var mutants = slices.Concat(fillMutants, cacheMutants, lockMutants)
 
 func main() {

@@ -17,16 +17,16 @@ import (
 // A mutant is one bug.
 type mutant struct {
 	name  string
-	bug   string // what is wrong then, in a sentence
+	bug   string // what is wrong, in a sentence
 	file  string
-	old   string // occurs once in file
+	old   string // must occur once in file
 	new   string
-	pkg   string // of the test
-	test  string // the one that must fail; or a subtest of it
+	pkg   string // directory of the test
+	test  string // the test, or subtest, that must fail
 	hangs bool   // the test may fail by not ending
 }
 
-// Limits of one test, and of all those of a package.
+// Limits of one test, and of all tests of a package.
 const (
 	testLimit    = 30 * time.Second
 	packageLimit = 5 * time.Minute
@@ -56,7 +56,7 @@ func copyTree(root string) (tree string, err error) {
 	})
 }
 
-// checkTests runs the tests of all mutants on the tree as it is. A test that is skipped has not passed.
+// checkTests runs the tests of all mutants without a mutant. A skipped test has not passed.
 func checkTests(ctx context.Context, tree string, mutants []mutant) error {
 	tests := make(map[string][]string)
 	for _, m := range mutants {
@@ -75,7 +75,7 @@ func checkTests(ctx context.Context, tree string, mutants []mutant) error {
 	return nil
 }
 
-// try returns how long it took the mutant's test to fail, or what is wrong.
+// try returns how long the mutant's test took to fail, or an error if it did not.
 func try(ctx context.Context, tree string, m mutant) (took time.Duration, err error) {
 	path := filepath.Join(tree, m.file)
 	text, err := os.ReadFile(path)
@@ -94,7 +94,7 @@ func try(ctx context.Context, tree string, m mutant) (took time.Duration, err er
 	return r.took, r.verdict(m)
 }
 
-// anchored reports what keeps the mutant from being made in the tree.
+// anchored returns an error if the mutant cannot be applied to the tree, or has no test.
 func (m mutant) anchored(tree string) error {
 	text, err := os.ReadFile(filepath.Join(tree, m.file))
 	if err != nil {
@@ -128,11 +128,11 @@ func (m mutant) apply(text string) (string, error) {
 	return strings.Replace(text, m.old, m.new, 1), nil
 }
 
-// A testRun is what some tests of a package have said.
+// A testRun is the result of running some tests of a package.
 type testRun struct {
 	built   bool
-	err     error             // of the tests, or of the compiler
-	output  string            // of the same
+	err     error             // of the tests or of the compiler
+	output  string            // of the tests or of the compiler
 	results map[string]string // PASS, FAIL or SKIP of each test and subtest that has ended
 	took    time.Duration
 }
@@ -142,7 +142,8 @@ var ended = regexp.MustCompile(`--- (PASS|FAIL|SKIP): (\S+) \(`)
 func runTests(ctx context.Context, tree, pkg string, limit time.Duration, tests ...string) (r testRun) {
 	dir := filepath.Join(tree, pkg)
 	binary := filepath.Join(tree, "mutant.test")
-	// Without paths in it, what is compiled is the same in each copy of the tree, and need not be compiled again.
+	// Without paths in it, the compiled code is the same in each copy of the tree, and is compiled
+	// once.
 	build := exec.CommandContext(ctx, "go", "test", "-c", "-trimpath", "-ldflags=-w", "-o", binary, ".")
 	build.Dir = dir
 	output, err := build.CombinedOutput()
@@ -157,7 +158,7 @@ func runTests(ctx context.Context, tree, pkg string, limit time.Duration, tests 
 	cmd := exec.CommandContext(ctx, binary, "-test.v", "-test.timeout="+limit.String(), "-test.run="+strings.Join(patterns, "|"))
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "REDIS_REQUIRED=1")
-	cmd.WaitDelay = time.Second // a server that has outlived the test may hold its output
+	cmd.WaitDelay = time.Second // a server that outlives the test may keep its output open
 	output, err = cmd.CombinedOutput()
 	r = testRun{built: true, err: err, output: string(output), results: make(map[string]string), took: time.Since(begun)}
 	for _, m := range ended.FindAllStringSubmatch(r.output, -1) {
@@ -166,7 +167,7 @@ func runTests(ctx context.Context, tree, pkg string, limit time.Duration, tests 
 	return r
 }
 
-// verdict returns nil if the mutant's test has failed as it should.
+// verdict returns nil if the mutant's test failed as it should.
 func (r testRun) verdict(m mutant) error {
 	result := r.results[m.test]
 	switch {
@@ -181,5 +182,5 @@ func (r testRun) verdict(m mutant) error {
 	case strings.Contains(r.output, "panic: test timed out") && !m.hangs:
 		return errors.New("hangs " + m.test)
 	}
-	return nil // the whole process has died of it
+	return nil // the mutant killed the whole process
 }

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-func TestOnlyAFailureOfTheNamedTestIsACatch(t *testing.T) {
+// verdict accepts only a failure of the named test, or the death of the whole process.
+func TestVerdict(t *testing.T) {
 	died := errors.New("exit status 2")
 	for what, test := range map[string]struct {
 		run    testRun
@@ -28,7 +29,8 @@ func TestOnlyAFailureOfTheNamedTestIsACatch(t *testing.T) {
 	}
 }
 
-func TestAMutantReplacesWhatIsThereOnce(t *testing.T) {
+// apply replaces text that occurs exactly once.
+func TestApply(t *testing.T) {
 	m := mutant{old: "a", new: "b"}
 	for text, want := range map[string]string{"xax": "xbx", "xx": "", "aa": ""} {
 		if got, err := m.apply(text); got != want || (err == nil) != (want != "") {

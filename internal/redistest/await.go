@@ -5,12 +5,12 @@ import (
 	"time"
 )
 
-// awaitLimit bounds every wait for a condition. It is generous because it only
-// decides how long a failing test takes.
+// awaitLimit bounds every wait for a condition. It is generous, because it only decides how long a
+// failing test takes.
 const awaitLimit = 15 * time.Second
 
-// Await waits until cond holds and fails the test if it does not within 15 s;
-// what names the condition in the failure. Call it from the test's goroutine.
+// Await waits until cond holds, and fails the test after 15 s. what describes the condition. It
+// must be called from the test's goroutine.
 func Await(t testing.TB, what string, cond func() bool) {
 	t.Helper()
 	if !poll(awaitLimit, cond) {
@@ -18,8 +18,8 @@ func Await(t testing.TB, what string, cond func() bool) {
 	}
 }
 
-// poll asks cond until it holds, at first every millisecond, later every 20 ms,
-// so that short waits stay short and long ones do not load the machine.
+// poll calls cond until it holds or limit has passed: at first every millisecond, later every 20
+// ms, so that long waits do not load the machine.
 func poll(limit time.Duration, cond func() bool) bool {
 	const longest = 20 * time.Millisecond
 	deadline := time.Now().Add(limit)

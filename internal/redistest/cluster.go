@@ -16,8 +16,8 @@ import (
 
 // Cluster is a Redis Cluster of three masters, each with a third of the slots.
 type Cluster struct {
-	Nodes    []*Server // the masters; in the beginning, if there are replicas
-	Replicas []*Server // each of the node of the same index; none after StartCluster
+	Nodes    []*Server // the masters; after a failover, the former masters
+	Replicas []*Server // Replicas[i] follows Nodes[i]; empty after StartCluster
 }
 
 const (
@@ -25,20 +25,20 @@ const (
 	clusterSlots   = 16384
 )
 
-// StartCluster starts a cluster without replicas and returns when every node serves
-// every slot, which takes about 2 s: a master waits that long after its start. Nodes
-// give each other up only after a minute, as there is nobody to take over, and a
-// machine that stalls must not take the cluster down. A test that wants CLUSTERDOWN
-// sets cluster-node-timeout by CONFIG.
+// StartCluster starts a cluster without replicas and returns when every node serves every slot.
+// That takes about 2 s, since a master waits that long after its start.
+//
+// Nodes declare each other dead only after a minute: no replica could take over, and a machine that
+// stalls must not take the cluster down. A test that needs CLUSTERDOWN sets cluster-node-timeout by
+// CONFIG.
 func StartCluster(t testing.TB) *Cluster {
 	t.Helper()
 	return startCluster(t, time.Minute, false)
 }
 
-// StartReplicatedCluster starts a cluster of six nodes, in which each master has a
-// replica that has its data. A master that dies is given up after 1 s, and replaced
-// 1 to 2 s later. Clients hear of it when they load the cluster's state anew, every
-// ClusterStateReloadInterval: by default that is a minute.
+// StartReplicatedCluster starts a cluster of six nodes, in which each master has a replica with its
+// data. A dead master is declared dead after 1 s and replaced 1 to 2 s later. Clients notice when
+// they reload the cluster's state, every ClusterStateReloadInterval, which is a minute by default.
 func StartReplicatedCluster(t testing.TB) *Cluster {
 	t.Helper()
 	return startCluster(t, time.Second, true)
@@ -96,9 +96,9 @@ func (c *Cluster) launch(bin string, nodeTimeout time.Duration, replicas bool) e
 	return nil
 }
 
-// join gives each master its slots, makes the first one meet the others, and gives
-// each its replica. The epochs differ from the start, as redis-cli does it: else the
-// nodes would settle the collision among themselves, later.
+// join assigns the slots, introduces the nodes to the first one, and gives each master its replica.
+// It sets different epochs, as redis-cli does. Otherwise the nodes would resolve the collision
+// later, by themselves.
 func (c *Cluster) join() error {
 	ctx := context.Background()
 	for i, node := range c.all() {
@@ -142,8 +142,8 @@ func (c *Cluster) acquainted() bool {
 	})
 }
 
-// whole reports whether each node knows the owner of every slot and serves, and is
-// known by all as what it is.
+// whole reports whether each node serves, knows the owner of every slot, and knows the role of
+// every node.
 func (c *Cluster) whole() bool {
 	ctx := context.Background()
 	for _, replica := range c.Replicas {
@@ -164,12 +164,12 @@ func (c *Cluster) each(holds func(node *Server) bool) bool {
 	return !slices.ContainsFunc(c.all(), func(node *Server) bool { return !holds(node) })
 }
 
-// says reports whether an answer has the text.
+// says reports whether an answer contains text.
 func says(answer *redis.StringCmd, text string) bool {
 	return answer.Err() == nil && strings.Contains(answer.Val(), text)
 }
 
-// clusterID is what the other nodes call this one; "" if it cannot say.
+// clusterID returns the id of the node in its cluster, or "" if it does not answer.
 func (s *Server) clusterID() string { return s.admin.ClusterMyID(context.Background()).Val() }
 
 func (s *Server) hostPort() (host, port string) {
@@ -188,7 +188,7 @@ func (c *Cluster) stop() {
 	}
 }
 
-// Owner returns the node that serves key now.
+// Owner returns the node that currently serves key.
 func (c *Cluster) Owner(t testing.TB, key string) *Server {
 	t.Helper()
 	var owner *Server
@@ -203,7 +203,7 @@ func (c *Cluster) Owner(t testing.TB, key string) *Server {
 	return owner
 }
 
-// Client returns a client of the cluster, on the terms of Server.Client.
+// Client returns a client of the cluster, with the options of Server.Client.
 func (c *Cluster) Client(t testing.TB, mutate ...func(*redis.ClusterOptions)) *redis.ClusterClient {
 	opt := &redis.ClusterOptions{DisableIdentity: true, MaintNotificationsConfig: maintOff()}
 	for _, node := range c.Nodes {

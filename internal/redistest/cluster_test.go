@@ -9,7 +9,11 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-func TestClusterSpreadsKeys(t *testing.T) {
+// A cluster spreads keys over its nodes.
+func TestCluster_SpreadsKeys(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	t.Parallel()
 	cluster := StartCluster(t)
 	c := cluster.Client(t)
@@ -30,7 +34,11 @@ func TestClusterSpreadsKeys(t *testing.T) {
 	}
 }
 
-func TestClusterReplacesADeadMaster(t *testing.T) {
+// A cluster with replicas replaces a dead master.
+func TestCluster_DeadMaster(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	t.Parallel()
 	cluster := StartReplicatedCluster(t)
 	if len(cluster.Nodes) != 3 || len(cluster.Replicas) != 3 {
@@ -48,7 +56,11 @@ func TestClusterReplacesADeadMaster(t *testing.T) {
 	}
 }
 
-func TestClusterMovesASlot(t *testing.T) {
+// Move moves a slot to another node; both nodes serve their keys in between.
+func TestCluster_Move(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	t.Parallel()
 	cluster := StartCluster(t)
 	c := cluster.Client(t)

@@ -8,10 +8,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Each runs a test in parallel on every kind of client that the module promises
-// to work with. The servers are shared: run keeps its keys apart from those of
-// other tests by a Namespace, and flushes nothing. A pass on "mini" alone proves
-// nothing about scripts and expiry. With -short it runs on "mini" and "single" only.
+// Each runs a test in parallel on every kind of client that the module supports. The servers are
+// shared: run keeps its keys apart by a Namespace, and flushes nothing. A pass on "mini" alone
+// proves nothing about scripts and expiry. With -short it runs on "mini" and "single" only.
 func Each(t *testing.T, run func(t *testing.T, rdb redis.UniversalClient)) {
 	kinds := []struct {
 		name string
@@ -70,9 +69,9 @@ func openClientSideCache(t *testing.T) redis.UniversalClient {
 
 var namespaces atomic.Int64
 
-// Namespace returns a name that no other call returns in this test binary. The
-// name of the test alone does not do on a shared server: under -count the second
-// run would find the keys of the first.
+// Namespace returns a name that no other call in this test binary returns. The name of the test
+// alone is not unique on a shared server: under -count the second run would find the keys of the
+// first.
 func Namespace(t testing.TB) string {
 	return fmt.Sprintf("%s-%d", t.Name(), namespaces.Add(1))
 }

@@ -12,12 +12,11 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A test must leave no connection and no key without an end behind. Both are looked
-// for when a server is stopped, in what it has then; a server that cannot be asked
-// then, because its test has killed or frozen it, is not.
+// A test must leave no connection and no key without a TTL. Both are checked when a server is
+// stopped, unless its test has killed or frozen it.
 
-// Planted says that t puts keys on a server on purpose that have no TTL, under names
-// that keys of this module might have: those that contain one of the texts.
+// Planted declares that t creates keys without a TTL on purpose, whose names contain one of the
+// texts.
 func Planted(t testing.TB, texts ...string) {
 	planted.mu.Lock()
 	defer planted.mu.Unlock()
@@ -33,8 +32,8 @@ var planted struct {
 
 type plant struct{ test, text string }
 
-// isPlanted reports whether the test has planted the key, or one of its subtests, or
-// one that it is a subtest of; if test is "", whether any has.
+// isPlanted reports whether the test, one of its subtests, or a test that it is a subtest of has
+// planted the key. If test is "", any test may have planted it.
 func isPlanted(test, key string) bool {
 	planted.mu.Lock()
 	defer planted.mu.Unlock()
@@ -47,23 +46,23 @@ func isPlanted(test, key string) bool {
 	return false
 }
 
-// isModuleKey tells the keys of this module, all of which have a hash tag, from what
-// tests count and keep on the side.
+// isModuleKey reports whether key looks like a key of this module, all of which have a hash tag,
+// and not like a counter of a test.
 func isModuleKey(key string) bool { return strings.Contains(key, "{") }
 
-// check fails the test for what is left on its servers.
+// check fails the test for leaks on its servers.
 func check(t testing.TB, servers ...*Server) {
 	t.Helper()
 	for _, s := range servers {
-		for _, leak := range s.leaks(t.Name()) {
+		for _, leak := range s.leaks(t.Name(), leakLimit) {
 			t.Error(leak)
 		}
 	}
 }
 
-// leaks says what is left on the server after a test. All its clients are closed
-// then, so that whoever is still connected has been forgotten.
-func (s *Server) leaks(test string) (found []string) {
+// leaks returns the leaks on the server after a test. All clients of the test are closed then, so
+// every other connection is a leak, unless it ends within limit.
+func (s *Server) leaks(test string, limit time.Duration) (found []string) {
 	_ = s.admin.Close()
 	if s.proc.ended() || s.proc.frozen.Load() {
 		return nil
@@ -74,8 +73,8 @@ func (s *Server) leaks(test string) (found []string) {
 	defer rdb.Close()
 	var clients []string
 	var err error
-	if poll(leakLimit, func() bool {
-		clients, err = strangers(rdb)
+	if poll(limit, func() bool {
+		clients, err = otherClients(rdb)
 		return len(clients) == 0
 	}); err != nil {
 		return nil
@@ -83,7 +82,7 @@ func (s *Server) leaks(test string) (found []string) {
 	for _, client := range clients {
 		found = append(found, fmt.Sprintf("redistest: a connection to %s was left behind: %s", s.Addr, client))
 	}
-	keys, err := immortal(rdb)
+	keys, err := keysWithoutTTL(rdb)
 	if err != nil {
 		return nil
 	}
@@ -95,9 +94,9 @@ func (s *Server) leaks(test string) (found []string) {
 	return found
 }
 
-// strangers returns the clients of a server other than rdb itself and those of its
-// kind: masters and replicas, a node of its cluster that has moved keys to it.
-func strangers(rdb *redis.Client) (found []string, err error) {
+// otherClients returns the clients of a server other than rdb and other servers: masters, replicas,
+// and a node of its cluster that has moved keys to it.
+func otherClients(rdb *redis.Client) (found []string, err error) {
 	ctx := context.Background()
 	id, err := rdb.ClientID(ctx).Result()
 	if err != nil {
@@ -116,8 +115,8 @@ func strangers(rdb *redis.Client) (found []string, err error) {
 	return found, err
 }
 
-// immortal returns the keys of this module that have no TTL.
-func immortal(rdb *redis.Client) (found []string, err error) {
+// keysWithoutTTL returns the keys of this module that have no TTL.
+func keysWithoutTTL(rdb *redis.Client) (found []string, err error) {
 	ctx := context.Background()
 	keys := rdb.Scan(ctx, 0, "*{*", 1000).Iterator()
 	for keys.Next(ctx) {
@@ -132,7 +131,7 @@ func immortal(rdb *redis.Client) (found []string, err error) {
 	return found, keys.Err()
 }
 
-// checkMini is check for a miniredis, to which nobody is connected but by net.Pipe.
+// checkMini is check for a miniredis, whose connections are all made by net.Pipe.
 func checkMini(t testing.TB, m *miniredis.Miniredis) {
 	t.Helper()
 	for _, key := range m.Keys() {

@@ -23,29 +23,33 @@ func assertLeaks(t *testing.T, found []string, want ...string) {
 	}
 }
 
-func TestAConnectionLeftBehindIsALeak(t *testing.T) {
+// A connection that is not closed is a leak.
+func TestLeaks_Connection(t *testing.T) {
 	t.Parallel()
 	s := Start(t)
 	forgotten := redis.NewClient(quiet(s.Addr))
 	if err := forgotten.Ping(t.Context()).Err(); err != nil {
 		t.Fatal(err)
 	}
-	assertLeaks(t, s.leaks(t.Name()), "a connection to "+s.Addr)
+	assertLeaks(t, s.leaks(t.Name(), 10*time.Millisecond), "a connection to "+s.Addr)
 	_ = forgotten.Close()
-	assertLeaks(t, s.leaks(t.Name()))
+	assertLeaks(t, s.leaks(t.Name(), leakLimit))
 }
 
-func TestAReplicaIsNoLeak(t *testing.T) {
+// A replica's connection to its master is not a leak.
+func TestLeaks_Replica(t *testing.T) {
 	t.Parallel()
 	master := Start(t)
 	replica := StartReplica(t, master)
-	assertLeaks(t, append(master.leaks(t.Name()), replica.leaks(t.Name())...))
+	assertLeaks(t, append(master.leaks(t.Name(), leakLimit), replica.leaks(t.Name(), leakLimit)...))
 }
 
-func TestAKeyWithoutATTLIsALeak(t *testing.T) {
+// A key without a TTL is a leak, unless the test planted it.
+func TestLeaks_KeyWithoutTTL(t *testing.T) {
 	t.Parallel()
 	s := Start(t)
-	bad := fmt.Sprintf("bad %x", rand.Uint64()) // what has been planted stays so, also when the test is run again
+	// Planted keys stay planted when the test runs again.
+	bad := fmt.Sprintf("bad %x", rand.Uint64())
 	for key, ttl := range map[string]time.Duration{
 		"ns:{good}": time.Minute, "ns:{" + bad + "}": 0, "{" + bad + " too}:lock": 0, "tally": 0, "ns:{planted}": 0,
 	} {
@@ -54,12 +58,13 @@ func TestAKeyWithoutATTLIsALeak(t *testing.T) {
 		}
 	}
 	Planted(t, "{planted}")
-	assertLeaks(t, s.leaks(t.Name()), `"ns:{`+bad+`}"`, `"{`+bad+` too}:lock"`)
+	assertLeaks(t, s.leaks(t.Name(), leakLimit), `"ns:{`+bad+`}"`, `"{`+bad+` too}:lock"`)
 	Planted(t, bad)
-	assertLeaks(t, s.leaks(t.Name()))
+	assertLeaks(t, s.leaks(t.Name(), leakLimit))
 }
 
-func TestPlantedIsForTheTestAndItsRelatives(t *testing.T) {
+// Planted holds for a test, its subtests, and the tests that it is a subtest of.
+func TestPlanted_Subtests(t *testing.T) {
 	t.Parallel()
 	t.Run("sub", func(t *testing.T) { Planted(t, "{x}") })
 	name := t.Name()
@@ -76,7 +81,8 @@ func TestPlantedIsForTheTestAndItsRelatives(t *testing.T) {
 	}
 }
 
-func TestAKeyWithoutATTLInMiniredisIsALeak(t *testing.T) {
+// A key without a TTL in a miniredis is a leak.
+func TestLeaks_MiniKeyWithoutTTL(t *testing.T) {
 	t.Parallel()
 	r := &failures{TB: t}
 	m, c := StartMini(t)
@@ -89,20 +95,20 @@ func TestAKeyWithoutATTLInMiniredisIsALeak(t *testing.T) {
 	c.Del(t.Context(), "ns:{bad}")
 }
 
-// A server that does not answer any more is not waited for.
-func TestADeadOrFrozenServerHasNoLeaks(t *testing.T) {
+// A server that is dead or frozen is not checked for leaks.
+func TestLeaks_DeadOrFrozenServer(t *testing.T) {
 	t.Parallel()
 	s := Start(t)
 	s.Admin().Set(t.Context(), "ns:{bad}", "v", 0)
 	s.Freeze()
-	assertLeaks(t, s.leaks(t.Name()))
+	assertLeaks(t, s.leaks(t.Name(), leakLimit))
 	s.Thaw()
-	assertLeaks(t, s.leaks(t.Name()), "ns:{bad}")
+	assertLeaks(t, s.leaks(t.Name(), leakLimit), "ns:{bad}")
 	s.Kill()
-	assertLeaks(t, s.leaks(t.Name()))
+	assertLeaks(t, s.leaks(t.Name(), leakLimit))
 }
 
-// failures stands in for a test that is expected to fail.
+// failures replaces a test that is expected to fail.
 type failures struct {
 	testing.TB
 	said []string

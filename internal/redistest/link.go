@@ -10,21 +10,21 @@ import (
 	"time"
 )
 
-// link is one client's connection and its counterpart to the server. Each
-// direction has a goroutine, which reads on even when nothing is to be passed on:
-// a peer must not block in a write, and a connection that is closed with unread
-// data is reset, which may undo what was sent before.
+// A link is one client's connection and the connection to the server that belongs to it. Each
+// direction has a goroutine, which keeps reading even when nothing may be forwarded: a peer must
+// not block in a write, and closing a connection with unread data resets it, which may destroy what
+// was sent before.
 type link struct {
 	p      *Proxy
 	client net.Conn
 	server *net.TCPConn // nil in a black hole; protected by p.mu while connecting
-	deaf   atomic.Bool  // forwards nothing more
-	mute   atomic.Bool  // answers nothing more
+	deaf   atomic.Bool  // forwards no more requests
+	mute   atomic.Bool  // forwards no more replies
 
-	subscribed atomic.Bool // replies no longer follow the commands
+	subscribed atomic.Bool // from now on replies do not follow the commands
 
 	mu      sync.Mutex
-	pending []*Rule // protected by mu: for each reply to come, its rule or nil
+	pending []*Rule // protected by mu: the rule, or nil, of each expected reply
 }
 
 func (c *link) kill() {
@@ -39,9 +39,9 @@ func (c *link) close() {
 	}
 }
 
-// requests forwards commands until the client leaves. Only the writing half of
-// the server's connection is closed then: the server executes what it got, and
-// ends the connection itself.
+// requests forwards commands until the client closes its connection. Then it closes only the
+// writing half of the server's connection: the server executes the commands it received, and closes
+// the connection itself.
 func (c *link) requests() {
 	if c.server != nil {
 		defer func() { _ = c.server.CloseWrite() }()
@@ -80,20 +80,19 @@ func (c *link) requests() {
 			f.raw = append(f.raw, f.raw...)
 		}
 		if _, err := c.server.Write(f.raw); err != nil {
-			c.deaf.Store(true) // the server is gone; replies() tells the client
+			c.deaf.Store(true) // the server has closed; replies() closes the client
 		}
 	}
 }
 
-// request applies what the rule says about the request itself and reports whether
-// to forward it.
+// request applies what the rule does to the request, and reports whether to forward it.
 func (c *link) request(rule *Rule) bool {
 	switch rule.action {
 	case Pass:
 		rule.fire()
 	case HoldRequest:
 		c.p.hold(rule)
-		return !c.deaf.Load() // a black hole may have opened meanwhile
+		return !c.deaf.Load() // a black hole may have opened since
 	case DropRequest:
 		c.expect(rule) // replies to earlier commands still arrive
 		c.deaf.Store(true)
@@ -114,8 +113,7 @@ func (c *link) expect(rule *Rule) {
 	c.pending = append(c.pending, rule)
 }
 
-// answered takes the rule of the next reply off the queue. A frame that answers
-// nothing has none.
+// answered removes the rule of the next reply from the queue. A frame that is not a reply has none.
 func (c *link) answered(f frame) *Rule {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -123,7 +121,7 @@ func (c *link) answered(f frame) *Rule {
 		return nil
 	}
 	if c.pending[0] != nil && c.pending[0].action == DropRequest {
-		c.mute.Store(true) // the silence has reached the client's side
+		c.mute.Store(true) // the replies before the dropped request have been forwarded
 		return nil
 	}
 	if f.isPush() || c.subscribed.Load() {
@@ -134,8 +132,8 @@ func (c *link) answered(f frame) *Rule {
 	return rule
 }
 
-// replies passes on what the server says until it ends the connection. A client
-// that waits on a mute connection does not learn of that end either.
+// replies forwards the server's replies until it closes the connection. A client on a mute
+// connection does not notice that the server has closed it.
 func (c *link) replies() {
 	if c.server == nil {
 		return
@@ -156,7 +154,7 @@ func (c *link) replies() {
 		if c.mute.Load() || rule != nil && !c.reply(rule, f) {
 			continue
 		}
-		// Counted from when it came in, so that the replies of a pipeline do not add up their delays.
+		// Counted from the arrival, so that the delays of the replies of a pipeline do not add up.
 		if late := time.Until(arrived.Add(time.Duration(c.p.delay.Load()))); late > 0 {
 			c.p.delayed.Add(1)
 			c.p.sleep(late)
@@ -165,7 +163,7 @@ func (c *link) replies() {
 			continue
 		}
 		if err := c.write(f.raw); err != nil {
-			c.mute.Store(true) // the client has left
+			c.mute.Store(true) // the client has closed
 		}
 	}
 	if !c.mute.Load() {
@@ -173,8 +171,7 @@ func (c *link) replies() {
 	}
 }
 
-// reply applies what the rule says about the reply and reports whether to pass
-// it on.
+// reply applies what the rule does to the reply, and reports whether to forward it.
 func (c *link) reply(rule *Rule, f frame) bool {
 	switch rule.action {
 	case HoldReply:
@@ -202,7 +199,7 @@ func (c *link) reply(rule *Rule, f frame) bool {
 	return true
 }
 
-// write passes a reply on, in slices if the proxy is to.
+// write forwards a reply, in slices if Trickle is on.
 func (c *link) write(raw []byte) error {
 	if n := int(c.p.slice.Load()); n > 0 && len(raw) > n {
 		c.p.sliced.Add(1)
@@ -217,8 +214,8 @@ func (c *link) write(raw []byte) error {
 	return err
 }
 
-// report fails the test on traffic that the proxy cannot read, so that no fault is
-// missed for it. The ends of connections are no news.
+// report fails the test if the proxy cannot parse the traffic, since it could miss a fault. The end
+// of a connection is not reported.
 func (c *link) report(err error) {
 	if errors.Is(err, errNotRESP) {
 		c.p.t.Error(err)

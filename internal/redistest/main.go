@@ -11,27 +11,27 @@ import (
 	"time"
 )
 
-// leakLimit is how long goroutines may take to end after the last test: closing
-// a client unblocks its readers, but does not wait for them.
+// leakLimit is how long goroutines may take to end after the last test. Closing a client unblocks
+// its readers but does not wait for them.
 const leakLimit = 3 * time.Second
 
 // Main is the TestMain of every package that uses redistest:
 //
 //	func TestMain(m *testing.M) { redistest.Main(m) }
 //
-// It runs the tests, or a role if this process is a child, stops the shared
-// servers, and fails the run if goroutines were left behind, or connections and
-// keys without a TTL on those servers. Since most tests wait most of their time,
-// twice as many run in parallel as there are processors, unless -parallel is set.
+// It runs the tests, or a role if this process is a child, and stops the shared servers. It fails
+// the run if goroutines were left behind, or connections or keys without a TTL on those servers.
+// Since most tests mostly wait, it runs twice as many in parallel as there are processors, unless
+// -parallel is set.
 func Main(m *testing.M) {
 	runIfChild()
 	runMore(2)
 	os.Exit(run(m))
 }
 
-// Ring is the TestMain of a package whose tests take minutes and need real
-// servers. With -short, or where there is no server, it runs none of them; if
-// REDIS_REQUIRED is set, a missing server is an error. Otherwise it is like [Main].
+// Ring is the TestMain of a package whose tests take minutes and need real servers. With -short, or
+// without a server, it runs none of them; if REDIS_REQUIRED=1, a missing server is an error.
+// Otherwise it is like [Main].
 func Ring(m *testing.M) {
 	runIfChild()
 	runMore(2)
@@ -52,14 +52,14 @@ func runIfChild() {
 	}
 }
 
-// runMore has n tests for each processor run in parallel, unless -parallel says otherwise.
+// runMore runs n tests per processor in parallel, unless -parallel is set.
 func runMore(n int) {
 	flag.Parse()
 	set := false
 	flag.Visit(func(f *flag.Flag) { set = set || f.Name == "test.parallel" })
 	if !set {
 		if err := flag.Set("test.parallel", strconv.Itoa(n*runtime.GOMAXPROCS(0))); err != nil {
-			panic(err) // there has been such a flag since Go 1.0
+			panic(err) // the flag has existed since Go 1.0
 		}
 	}
 }
@@ -87,8 +87,8 @@ func awaitNoLeak() (leaked string) {
 	return leaked
 }
 
-// strays returns the stacks of the goroutines, other than the caller's, that run
-// our code or that of our dependencies, or were started by it.
+// strays returns the stacks of the goroutines, except the caller's, that run or were started by
+// code of this module or of its dependencies.
 func strays() string {
 	buf := make([]byte, 1<<20)
 	for {

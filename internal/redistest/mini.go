@@ -9,9 +9,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// StartMini returns a miniredis whose TTLs follow the clock, and a client of it.
-// Nothing listens: client and server talk through net.Pipe, so that both also
-// work inside a synctest bubble, with its clock.
+// StartMini returns a miniredis whose TTLs follow the clock, and a client of it. Nothing listens:
+// client and server communicate through net.Pipe, so that both work inside a synctest bubble, with
+// its clock.
 func StartMini(t testing.TB) (*miniredis.Miniredis, *redis.Client) {
 	m := miniredis.NewMiniRedis()
 	m.ClockTTL(true)
@@ -27,12 +27,11 @@ func StartMini(t testing.TB) (*miniredis.Miniredis, *redis.Client) {
 	return m, NewMiniClient(t, m)
 }
 
-// NewMiniClient returns one more client of m, as a second process would have.
+// NewMiniClient returns another client of m, as a second process would have.
 //
-// Two things keep the client inside its synctest bubble. Its address is an IP,
-// because for a name go-redis asks the resolver, whose state is shared by all
-// bubbles. Its pool never makes a caller wait, because go-redis waits with timers
-// that it keeps in a pool shared by all bubbles.
+// Two settings keep the client inside its synctest bubble. Its address is an IP address, because
+// for a name go-redis asks the resolver, whose state all bubbles share. Its pool never makes a
+// caller wait, because go-redis waits with timers from a sync.Pool that all bubbles share.
 func NewMiniClient(t testing.TB, m *miniredis.Miniredis) *redis.Client {
 	opt := quiet("127.0.0.1:6379")
 	opt.PoolSize = 1000

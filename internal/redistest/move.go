@@ -5,9 +5,9 @@ import (
 	"testing"
 )
 
-// Move is a slot of a cluster on its way from one node to another: while it is, the
-// new node serves the keys that have been taken there, the old one those that have
-// not, and neither a command with keys on both.
+// A Move is a slot of a cluster that is being moved to another node. In between the new node serves
+// the keys that Take has moved, the old node serves the others, and neither serves a command with
+// keys on both.
 type Move struct {
 	From, To *Server
 
@@ -16,7 +16,7 @@ type Move struct {
 	slot    int64
 }
 
-// Move begins to move the slot of key away from its node.
+// Move begins to move the slot of key to another node.
 func (c *Cluster) Move(t testing.TB, key string) *Move {
 	t.Helper()
 	m := &Move{From: c.Owner(t, key), t: t, cluster: c}
@@ -30,7 +30,7 @@ func (c *Cluster) Move(t testing.TB, key string) *Move {
 	return m
 }
 
-// Take moves keys, of those that are there.
+// Take moves some of the keys.
 func (m *Move) Take(keys ...string) {
 	m.t.Helper()
 	host, port := m.To.hostPort()
@@ -41,7 +41,7 @@ func (m *Move) Take(keys ...string) {
 	m.do(m.From, args...)
 }
 
-// Rest returns the keys that are still to be moved.
+// Rest returns the keys that have not been moved.
 func (m *Move) Rest() []string {
 	m.t.Helper()
 	keys, err := m.From.admin.ClusterGetKeysInSlot(context.Background(), int(m.slot), 1000).Result()
@@ -51,7 +51,7 @@ func (m *Move) Rest() []string {
 	return keys
 }
 
-// End moves what is left and gives the slot to its new node.
+// End moves the remaining keys and gives the slot to the new node.
 func (m *Move) End() {
 	m.t.Helper()
 	for rest := m.Rest(); len(rest) > 0; rest = m.Rest() {

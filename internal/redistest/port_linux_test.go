@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-func TestAPortIsGivenOnce(t *testing.T) {
+// A port is reserved once.
+func TestReserve_Once(t *testing.T) {
 	t.Parallel()
 	port := freePort()
 	runtime.GC()

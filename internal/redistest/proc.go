@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// proc is an OS process that lives no longer than this test binary.
+// A proc is an OS process that does not outlive this test binary.
 type proc struct {
 	cmd    *exec.Cmd
 	done   chan struct{} // closed when the process has ended and its output is read
@@ -16,13 +16,12 @@ type proc struct {
 	frozen atomic.Bool
 }
 
-// startProc starts cmd. The goroutine that forks stays on its OS thread until
-// the process has ended, because Linux sends Pdeathsig when the forking *thread*
-// ends, and the Go runtime ends threads as it likes: a child forked from a
-// borrowed thread would be killed in the middle of a test.
+// startProc starts cmd. The goroutine that forks stays on its OS thread until the process has
+// ended, because Linux sends Pdeathsig when the forking thread ends, and the Go runtime may end a
+// thread at any time. Otherwise a child could be killed in the middle of a test.
 func startProc(cmd *exec.Cmd) (*proc, error) {
 	cmd.SysProcAttr = dieWithParent()
-	cmd.WaitDelay = 5 * time.Second // for a grandchild that keeps the output open
+	cmd.WaitDelay = 5 * time.Second // in case a grandchild keeps the output open
 	p := &proc{cmd: cmd, done: make(chan struct{})}
 	started := make(chan error, 1)
 	go func() {
@@ -47,15 +46,15 @@ func (p *proc) ended() bool {
 	}
 }
 
-// kill ends the process at once and returns when it has ended. The error is
-// dropped because a process that has ended already is what kill is for.
+// kill kills the process and returns when it has ended. It ignores the error of a process that has
+// ended already.
 func (p *proc) kill() {
 	_ = p.cmd.Process.Kill()
 	<-p.done
 }
 
-// freeze returns only when the process has stopped: the signal alone leaves it
-// time for one more command.
+// freeze returns only when the process has stopped. It could run another command between the signal
+// and the stop.
 func (p *proc) freeze() {
 	p.frozen.Store(true)
 	suspend(p.cmd.Process)
@@ -67,8 +66,8 @@ func (p *proc) thaw() {
 	p.frozen.Store(false)
 }
 
-// tail is a writer that keeps the last part of what a process wrote, for the
-// message of a failing test.
+// A tail is a writer that keeps the last part of a process's output, for the message of a failing
+// test.
 type tail struct {
 	mu   sync.Mutex
 	text []byte // protected by mu

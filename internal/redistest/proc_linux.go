@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// dieWithParent has the kernel kill the child when the test binary is killed
-// and no Cleanup can run.
+// dieWithParent makes the kernel kill the child when the test binary is killed and cannot run
+// Cleanup.
 func dieWithParent() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 }
@@ -18,10 +18,10 @@ func dieWithParent() *syscall.SysProcAttr {
 func stopped(pid int) bool {
 	stats, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
 	for _, stat := range stats {
-		// "pid (name) state ...", and the name may itself hold parentheses.
+		// "pid (name) state ...", where name may contain parentheses.
 		text, err := os.ReadFile(stat)
 		if err != nil {
-			continue // the thread ended meanwhile
+			continue // the thread has ended
 		}
 		if i := bytes.LastIndexByte(text, ')'); i < 0 || !bytes.HasPrefix(text[i:], []byte(") T")) {
 			return false

@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// suspend asks the kernel to stop the process. Like kill, it has nothing to do where the process has ended.
+// suspend asks the kernel to stop the process. It does nothing if the process has ended.
 func suspend(p *os.Process) { _ = p.Signal(syscall.SIGSTOP) }
 
 func resume(p *os.Process) { _ = p.Signal(syscall.SIGCONT) }

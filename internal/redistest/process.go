@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// childEnv tells a test binary that it runs as a child, and in which role.
+// childEnv is set for a test binary that runs as a child, to the name of its role.
 const childEnv = "SINGLEFILL_CHILD"
 
 // expectLimit is how long a test waits for a line or the end of a child.
@@ -22,9 +22,8 @@ const expectLimit = 30 * time.Second
 // roles is written by init functions only.
 var roles = make(map[string]func(*Child))
 
-// Role names what a child process can do. Call it from an init function: the
-// child is the test binary itself, and finds its role before any test runs. The
-// child ends when run returns.
+// Role registers what a child process can do. Call it from an init function: the child is the test
+// binary itself, and looks up its role before any test runs. The child ends when run returns.
 func Role(name string, run func(p *Child)) {
 	if roles[name] != nil {
 		panic("redistest: two roles are named " + name)
@@ -32,19 +31,19 @@ func Role(name string, run func(p *Child)) {
 	roles[name] = run
 }
 
-// Child is a child process as it sees itself.
+// A Child is a child process, seen from inside.
 type Child struct {
-	Args []string // as given to Spawn
+	Args []string // the arguments of Spawn
 
 	lines chan string
 	mu    sync.Mutex // protects the order of lines on stdout
 }
 
-// childGrace is how long a role may go on after its parent is gone.
+// childGrace is how long a role may go on after its parent has ended.
 const childGrace = 5 * time.Second
 
-// runChild never returns. A child whose input closes has lost its parent, or is
-// told to end: it may leave by Next returning false, and is ended otherwise.
+// runChild never returns. When the input of a child closes, its parent has ended or told it to end.
+// The role may then return because Next returns false; after childGrace the process exits.
 func runChild(name string) {
 	run := roles[name]
 	if run == nil {
@@ -68,22 +67,22 @@ func (c *Child) read() {
 	os.Exit(4)
 }
 
-// Next returns the next line that the parent sent. It reports false when there
-// will be no more and the role should end.
+// Next returns the next line from the parent. ok is false if there are no more lines; the role
+// should return then.
 func (c *Child) Next() (line string, ok bool) {
 	line, ok = <-c.lines
 	return line, ok
 }
 
-// Say sends a line to the parent. Lines of several goroutines do not mix.
+// Say sends a line to the parent. Lines of concurrent goroutines do not mix.
 func (c *Child) Say(format string, args ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	fmt.Fprintf(os.Stdout, format+"\n", args...)
 }
 
-// Process is a child process as the test sees it. Only Kill, Freeze and Thaw may
-// be called from other goroutines than the test's.
+// A Process is a child process, seen from the test. Only Kill, Freeze and Thaw may be called from
+// goroutines other than the test's.
 type Process struct {
 	t      testing.TB
 	role   string
@@ -93,8 +92,8 @@ type Process struct {
 	log    *tail
 }
 
-// Spawn starts the test binary again as a child in the role and passes it args.
-// The child is killed with the test.
+// Spawn starts the test binary again as a child with a role and args. The child is killed when the
+// test ends.
 func Spawn(t testing.TB, role string, args ...string) *Process {
 	t.Helper()
 	binary, err := os.Executable()
@@ -115,7 +114,7 @@ func Spawn(t testing.TB, role string, args ...string) *Process {
 	return p
 }
 
-// Send gives the child a line for its Next.
+// Send sends the child a line, which its Next returns.
 func (p *Process) Send(line string) {
 	p.t.Helper()
 	if _, err := io.WriteString(p.input, line+"\n"); err != nil {
@@ -123,13 +122,11 @@ func (p *Process) Send(line string) {
 	}
 }
 
-// CloseInput tells the child that nothing more will be sent: its Next reports
-// false.
+// CloseInput makes the child's Next return false.
 func (p *Process) CloseInput() { _ = p.input.Close() }
 
-// Expect waits for a line that starts with prefix, passing over others, and
-// returns the rest of it. It fails the test after 30 s and when the child ends
-// without such a line.
+// Expect waits for a line that starts with prefix, skips others, and returns the rest of that line.
+// It fails the test after 30 s, or when the child ends without that line.
 func (p *Process) Expect(prefix string) string {
 	p.t.Helper()
 	deadline := time.After(expectLimit)
@@ -140,7 +137,7 @@ func (p *Process) Expect(prefix string) string {
 	}
 }
 
-// Line waits for the next line, on the terms of Expect.
+// Line waits for the next line, and fails like Expect.
 func (p *Process) Line() string {
 	p.t.Helper()
 	return p.line("", time.After(expectLimit))
@@ -149,7 +146,7 @@ func (p *Process) Line() string {
 func (p *Process) line(want string, deadline <-chan time.Time) string {
 	p.t.Helper()
 	for {
-		ended := p.proc.ended() // asked before the line: what was said last still counts
+		ended := p.proc.ended() // checked before the line: the last output still counts
 		if line, ok := p.output.next(); ok {
 			return line
 		}
@@ -170,18 +167,17 @@ func (p *Process) fail(what string) {
 	p.t.Fatalf("child %s %s\nit said:\n%s\nand on stderr:\n%s", p.role, what, p.output.all(), p.log)
 }
 
-// Kill ends the child by SIGKILL, so that it can clean up nothing, and returns
-// when it is gone.
+// Kill kills the child by SIGKILL, so that it cannot clean up, and returns when it has ended.
 func (p *Process) Kill() { p.proc.kill() }
 
-// Freeze stops the child; when it returns, no thread of the child runs.
+// Freeze stops the child. When it returns, no thread of the child runs.
 func (p *Process) Freeze() { p.proc.freeze() }
 
-// Thaw lets a frozen child go on.
+// Thaw continues a frozen child.
 func (p *Process) Thaw() { p.proc.thaw() }
 
-// Wait waits for the child to end by itself and returns its exit error. It fails
-// the test after 30 s.
+// Wait waits until the child ends by itself, and returns its exit error. It fails the test after 30
+// s.
 func (p *Process) Wait() error {
 	p.t.Helper()
 	select {
@@ -192,13 +188,13 @@ func (p *Process) Wait() error {
 	return p.proc.err
 }
 
-// lines takes the child's output without ever blocking it.
+// lines collects the child's output without ever blocking the child.
 type lines struct {
-	news chan struct{} // holds one token when there may be unread lines
+	news chan struct{} // holds a value when there may be unread lines
 
 	mu   sync.Mutex
 	said []string // protected by mu: all complete lines
-	read int      // protected by mu: how many of said were taken
+	read int      // protected by mu: the number of lines that next has returned
 	rest []byte   // protected by mu: the incomplete line
 }
 

@@ -23,7 +23,7 @@ func init() {
 		p.Say("bye")
 	})
 	Role("parent", func(p *Child) {
-		// A proc outside of any test: what its killed parent leaves behind.
+		// This process is killed; does its own child end with it?
 		cmd := exec.Command("sleep", "600")
 		child, err := startProc(cmd)
 		if err != nil {
@@ -34,7 +34,8 @@ func init() {
 	})
 }
 
-func TestProcessTalks(t *testing.T) {
+// A child receives arguments and lines, and its lines arrive.
+func TestProcess_Lines(t *testing.T) {
 	t.Parallel()
 	p := Spawn(t, "echo", "a", "b c")
 	if got := p.Expect("ready "); got != "a,b c" {
@@ -58,7 +59,8 @@ func TestProcessTalks(t *testing.T) {
 	}
 }
 
-func TestProcessIsKilled(t *testing.T) {
+// Kill ends a child by SIGKILL.
+func TestProcess_Kill(t *testing.T) {
 	t.Parallel()
 	p := Spawn(t, "echo")
 	p.Expect("ready")
@@ -69,7 +71,8 @@ func TestProcessIsKilled(t *testing.T) {
 	}
 }
 
-func TestProcessSaysNothingWhileFrozen(t *testing.T) {
+// A frozen child runs no thread until it is thawed.
+func TestProcess_Freeze(t *testing.T) {
 	t.Parallel()
 	p := Spawn(t, "echo")
 	p.Expect("ready")
@@ -85,7 +88,8 @@ func TestProcessSaysNothingWhileFrozen(t *testing.T) {
 	p.Expect("echo late")
 }
 
-func TestProcessThatDiesIsReported(t *testing.T) {
+// A child that dies fails the test with its output.
+func TestProcess_Dies(t *testing.T) {
 	t.Parallel()
 	p := Spawn(t, "echo")
 	p.Send("die")
@@ -99,7 +103,8 @@ func TestProcessThatDiesIsReported(t *testing.T) {
 	}
 }
 
-func TestKilledParentLeavesNoChild(t *testing.T) {
+// A child ends when its parent is killed.
+func TestProcess_KilledParent(t *testing.T) {
 	t.Parallel()
 	if dieWithParent() == nil {
 		t.Skip("this system cannot tie a child to its parent")
@@ -111,7 +116,7 @@ func TestKilledParentLeavesNoChild(t *testing.T) {
 	}
 	p.Kill()
 	Await(t, "the grandchild is gone", func() bool {
-		// It may stay a zombie for as long as nobody reaps it.
+		// It may remain a zombie.
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		return err != nil || strings.Contains(string(stat), ") Z")
 	})

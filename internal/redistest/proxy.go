@@ -11,14 +11,14 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Proxy stands between clients and a server and sees every command and its
-// reply. Rules make single commands fail; the other methods disturb whole
-// connections. Clients that lose their connection never undo what was forwarded:
-// the server executes it before it sees the end of the connection.
+// A Proxy forwards between clients and a server, and sees every command and its reply. Rules make
+// single commands fail; the other methods disturb whole connections. A client that loses its
+// connection never undoes forwarded commands: the server executes them before it sees the end of
+// the connection.
 //
-// Replies are matched to commands by their order. A subscription is answered by
-// any number of messages: on such commands, and on RESP2 on all that follow on
-// the connection, rules about replies do not fire.
+// Replies are matched to commands by their order. A subscription is answered by any number of
+// messages: on subscribing commands, and with RESP2 on all later commands of the connection, rules
+// about replies do not fire.
 type Proxy struct {
 	Addr string
 
@@ -43,7 +43,7 @@ type Proxy struct {
 	closed    bool               // protected by mu
 }
 
-// NewProxy starts a proxy to the server at target. It ends with the test.
+// NewProxy starts a proxy to the server at target. It ends when the test does.
 func NewProxy(t testing.TB, target string) *Proxy {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
@@ -63,14 +63,13 @@ func NewProxy(t testing.TB, target string) *Proxy {
 	return p
 }
 
-// Client returns a client that goes through the proxy, on the terms of
-// Server.Client.
+// Client returns a client that connects through the proxy, with the options of Server.Client.
 func (p *Proxy) Client(t testing.TB, mutate ...func(*redis.Options)) *redis.Client {
 	return newClient(t, p.Addr, mutate)
 }
 
-// On applies action to every command from now on that match accepts; cmd is the
-// command and its arguments. The first rule that takes a command decides.
+// On applies action to every later command that match accepts; cmd is the command and its
+// arguments. The first matching rule is applied.
 func (p *Proxy) On(match func(cmd []string) bool, action Action) *Rule {
 	rule := newRule(match, action)
 	p.mu.Lock()
@@ -82,36 +81,34 @@ func (p *Proxy) On(match func(cmd []string) bool, action Action) *Rule {
 // Commands returns how many commands the clients have sent, HELLO included.
 func (p *Proxy) Commands() int { return int(p.commands.Load()) }
 
-// Counts say how often the faults that are no rules have come about.
+// Counts counts the faults that are not rules.
 type Counts struct {
 	Delayed   int // replies, by Delay
 	Sliced    int // replies, by Trickle
-	Swallowed int // commands, by a black hole or after a rule had made their connection dead
+	Swallowed int // commands, by a black hole or on a connection that a rule made dead
 }
 
-// Counts returns the counts since the start. Nobody can count what Refuse does
-// but the clients.
+// Counts returns the counts since the start. Only the clients can count refused connections.
 func (p *Proxy) Counts() Counts {
 	return Counts{int(p.delayed.Load()), int(p.sliced.Load()), int(p.swallowed.Load())}
 }
 
-// Delay lets every reply arrive later by d.
+// Delay delays every reply by d.
 func (p *Proxy) Delay(d time.Duration) { p.delay.Store(int64(d)) }
 
-// Trickle lets every reply arrive n bytes at a time, with a pause in between. With
-// n = 0 replies arrive whole again.
+// Trickle delivers every reply n bytes at a time, with a pause in between. n = 0 ends that.
 func (p *Proxy) Trickle(n int, pause time.Duration) {
 	p.pause.Store(int64(pause))
 	p.slice.Store(int64(n))
 }
 
-// Redirect makes new connections lead to the server at target, as a name does that
-// was given another address. It leaves the connections that exist.
+// Redirect connects new connections to the server at target, like a DNS name that has changed its
+// address. Existing connections stay.
 func (p *Proxy) Redirect(target string) { p.target.Store(&target) }
 
-// BlackHole makes the network swallow everything: new connections are accepted
-// and nothing is forwarded or answered, on them or on those that exist. These
-// connections stay dead when the hole is closed again.
+// BlackHole makes the network swallow everything: new connections are accepted, but nothing is
+// forwarded or answered, on new and existing connections. These connections stay dead after
+// BlackHole(false).
 func (p *Proxy) BlackHole(on bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -123,7 +120,7 @@ func (p *Proxy) BlackHole(on bool) {
 	}
 }
 
-// Cut closes all connections to clients and returns how many there were.
+// Cut closes all connections to clients and returns their number.
 func (p *Proxy) Cut() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -133,8 +130,8 @@ func (p *Proxy) Cut() int {
 	return len(p.links)
 }
 
-// Refuse closes the listener, so that new connections are refused, or opens it
-// again on the same port. It leaves the connections that exist.
+// Refuse closes the listener, so that new connections are refused, or opens it again on the same
+// port. Existing connections stay.
 func (p *Proxy) Refuse(on bool) {
 	p.t.Helper()
 	p.mu.Lock()
@@ -234,10 +231,10 @@ func (p *Proxy) connect(c *link) bool {
 	return !p.closed
 }
 
-// rule returns the rule that takes cmd, or nil.
+// rule returns the first rule that applies to cmd, or nil.
 func (p *Proxy) rule(cmd []string) *Rule {
 	p.mu.Lock()
-	rules := p.rules // only ever appended to
+	rules := p.rules // rules are only ever appended
 	p.mu.Unlock()
 	for _, r := range rules {
 		if r.takes(cmd) {
@@ -247,7 +244,7 @@ func (p *Proxy) rule(cmd []string) *Rule {
 	return nil
 }
 
-// hold waits for the release of the rule, or the end of the test.
+// hold waits until the rule is released or the test ends.
 func (p *Proxy) hold(r *Rule) {
 	select {
 	case <-r.release:
@@ -261,7 +258,7 @@ func (p *Proxy) hold(r *Rule) {
 	}
 }
 
-// sleep ends early with the test.
+// sleep sleeps for d, or until the test ends.
 func (p *Proxy) sleep(d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

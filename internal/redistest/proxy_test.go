@@ -15,23 +15,24 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// setup gives a proxy to the shared server, a client through it that reports the
-// first failure, and one that goes straight to the server.
+// setup returns a proxy to the shared server, a client through it that reports the first failure,
+// and a client that connects directly.
 func setup(t *testing.T) (p *Proxy, c, direct *redis.Client) {
 	t.Helper()
 	s := Shared(t)
 	p = NewProxy(t, s.Addr)
 	c = p.Client(t, impatient)
-	if err := c.Ping(t.Context()).Err(); err != nil { // so that hasty needs no handshake
+	// So that the client of hasty needs no handshake.
+	if err := c.Ping(t.Context()).Err(); err != nil {
 		t.Fatal(err)
 	}
 	direct = s.Client(t, impatient)
-	direct.Del(t.Context(), t.Name()) // left by an earlier run under -count
+	direct.Del(t.Context(), t.Name()) // from an earlier run under -count
 	return p, c, direct
 }
 
-// hasty bounds a command that is expected to get no answer. It counts from when
-// the command was sent, so that the proxy sees the command on a slow machine too.
+// hasty bounds a command that is expected to get no answer. The bound begins when the command is
+// sent, so that the proxy sees the command on a slow machine, too.
 func hasty(c *redis.Client) *redis.Client { return c.WithTimeout(500 * time.Millisecond) }
 
 func assertFired(t *testing.T, r *Rule, want int) {
@@ -53,7 +54,8 @@ func set(ctx context.Context, t *testing.T, c redis.Cmdable, value string) error
 	return c.Set(ctx, t.Name(), value, time.Minute).Err()
 }
 
-func TestProxyPassesEverything(t *testing.T) {
+// A proxy without matching rules forwards everything.
+func TestProxy_Forwards(t *testing.T) {
 	t.Parallel()
 	for _, protocol := range []int{2, 3} {
 		t.Run(fmt.Sprint("resp", protocol), func(t *testing.T) {
@@ -85,7 +87,7 @@ func TestProxyPassesEverything(t *testing.T) {
 	}
 }
 
-// echoes runs a pipeline with replies of several kinds.
+// echoes runs a pipeline with several kinds of replies.
 func echoes(t *testing.T, c *redis.Client, n int) {
 	var echoed []*redis.StringCmd
 	_, err := c.Pipelined(t.Context(), func(pipe redis.Pipeliner) error {
@@ -105,7 +107,8 @@ func echoes(t *testing.T, c *redis.Client, n int) {
 	}
 }
 
-func TestProxyPassesSubscriptions(t *testing.T) {
+// A proxy forwards the messages of subscriptions.
+func TestProxy_Subscriptions(t *testing.T) {
 	t.Parallel()
 	for _, protocol := range []int{2, 3} {
 		t.Run(fmt.Sprint("resp", protocol), func(t *testing.T) {
@@ -128,7 +131,8 @@ func TestProxyPassesSubscriptions(t *testing.T) {
 	}
 }
 
-func TestProxyDropsARequest(t *testing.T) {
+// DropRequest swallows one command and kills its connection.
+func TestProxy_DropRequest(t *testing.T) {
 	t.Parallel()
 	p, c, direct := setup(t)
 	rule := p.On(Command("set"), DropRequest).Times(1)
@@ -143,7 +147,8 @@ func TestProxyDropsARequest(t *testing.T) {
 	assertFired(t, rule, 1)
 }
 
-func TestProxyDropsTheRestOfAPipeline(t *testing.T) {
+// DropRequest within a pipeline swallows the rest of the pipeline.
+func TestProxy_DropRequestInPipeline(t *testing.T) {
 	t.Parallel()
 	p, c, direct := setup(t)
 	rule := p.On(Command("set"), DropRequest).After(1)
@@ -161,7 +166,8 @@ func TestProxyDropsTheRestOfAPipeline(t *testing.T) {
 	assertValue(t, direct, "1")
 }
 
-func TestProxyDropsAReply(t *testing.T) {
+// DropReply executes the command and closes the connection instead of replying.
+func TestProxy_DropReply(t *testing.T) {
 	t.Parallel()
 	p, c, direct := setup(t)
 	rule := p.On(Command("SET"), DropReply).Times(1)
@@ -172,14 +178,15 @@ func TestProxyDropsAReply(t *testing.T) {
 	assertValue(t, direct, "1")
 }
 
-// A connection that the other side closed ends in one of these, by whether data
-// was under way.
+// isClosed reports whether the other side closed the connection. The error depends on whether data
+// was in transit.
 func isClosed(err error) bool {
 	var op *net.OpError
 	return errors.Is(err, io.EOF) || errors.As(err, &op) && !op.Timeout()
 }
 
-func TestProxyMakesARetryingClientWriteTwice(t *testing.T) {
+// DropReply makes a client with retries execute a command twice.
+func TestProxy_DropReplyWithRetries(t *testing.T) {
 	t.Parallel()
 	p, _, _ := setup(t)
 	c := p.Client(t) // with the default retries
@@ -191,7 +198,9 @@ func TestProxyMakesARetryingClientWriteTwice(t *testing.T) {
 	assertFired(t, rule, 1)
 }
 
-func TestProxyMutesFromAReplyOn(t *testing.T) {
+// MuteReply swallows the reply and all later replies of the connection, while commands are
+// executed.
+func TestProxy_MuteReply(t *testing.T) {
 	t.Parallel()
 	p, c, direct := setup(t)
 	rule := p.On(Command("SET"), MuteReply).Times(1)
@@ -211,7 +220,8 @@ func TestProxyMutesFromAReplyOn(t *testing.T) {
 	})
 }
 
-func TestProxyDeliversARequestAfterTheClientLeft(t *testing.T) {
+// HoldRequest delivers a command on Release, even if its client has left.
+func TestProxy_HoldRequestClientLeft(t *testing.T) {
 	t.Parallel()
 	p, c, direct := setup(t)
 	rule := p.On(Command("SET"), HoldRequest).Times(1)
@@ -230,7 +240,8 @@ func TestProxyDeliversARequestAfterTheClientLeft(t *testing.T) {
 	rule.Release()
 }
 
-func TestProxyHoldsARequestOfAPatientClient(t *testing.T) {
+// HoldRequest keeps one connection waiting until Release.
+func TestProxy_HoldRequest(t *testing.T) {
 	t.Parallel()
 	p, c, direct := setup(t)
 	rule := p.On(Command("SET"), HoldRequest)
@@ -251,7 +262,8 @@ func TestProxyHoldsARequestOfAPatientClient(t *testing.T) {
 	assertFired(t, rule, 1)
 }
 
-func TestProxyHoldsAReply(t *testing.T) {
+// HoldReply executes the command and keeps its reply until Release.
+func TestProxy_HoldReply(t *testing.T) {
 	t.Parallel()
 	p, c, direct := setup(t)
 	rule := p.On(Command("SET"), HoldReply)
@@ -271,7 +283,8 @@ func TestProxyHoldsAReply(t *testing.T) {
 	assertFired(t, rule, 1)
 }
 
-func TestProxyClosesBeforeARequest(t *testing.T) {
+// CloseBefore closes the connection instead of forwarding the command.
+func TestProxy_CloseBefore(t *testing.T) {
 	t.Parallel()
 	p, c, direct := setup(t)
 	rule := p.On(Command("SET"), CloseBefore).Times(2)
@@ -284,7 +297,8 @@ func TestProxyClosesBeforeARequest(t *testing.T) {
 	assertValue(t, direct, "")
 }
 
-func TestProxyRuleSeesEveryArgument(t *testing.T) {
+// A rule sees every argument of a command.
+func TestProxy_RuleArguments(t *testing.T) {
 	t.Parallel()
 	p, c, _ := setup(t)
 	rule := p.On(func(cmd []string) bool {
@@ -299,7 +313,8 @@ func TestProxyRuleSeesEveryArgument(t *testing.T) {
 	assertFired(t, rule, 1)
 }
 
-func TestProxyBlackHole(t *testing.T) {
+// BlackHole swallows commands on existing and new connections.
+func TestProxy_BlackHole(t *testing.T) {
 	t.Parallel()
 	p, c, direct := setup(t)
 	if err := set(t.Context(), t, c, "1"); err != nil {
@@ -321,7 +336,8 @@ func TestProxyBlackHole(t *testing.T) {
 	}
 }
 
-func TestProxyCutsAndRefuses(t *testing.T) {
+// Cut closes connections, and Refuse refuses new ones.
+func TestProxy_CutAndRefuse(t *testing.T) {
 	t.Parallel()
 	p, c, _ := setup(t)
 	held := p.On(Command("SET"), HoldRequest)
@@ -344,7 +360,8 @@ func TestProxyCutsAndRefuses(t *testing.T) {
 	}
 }
 
-func TestProxyDelaysReplies(t *testing.T) {
+// Delay delays the replies of a pipeline together.
+func TestProxy_Delay(t *testing.T) {
 	t.Parallel()
 	p, c, _ := setup(t)
 	c.Ping(t.Context())
@@ -367,7 +384,8 @@ func TestProxyDelaysReplies(t *testing.T) {
 	}
 }
 
-func TestProxyDeliversARequestTwice(t *testing.T) {
+// Twice executes a command twice and returns the second reply.
+func TestProxy_Twice(t *testing.T) {
 	t.Parallel()
 	p, c, direct := setup(t)
 	rule := p.On(Command("INCR"), Twice).Times(1)
@@ -390,7 +408,8 @@ func TestProxyDeliversARequestTwice(t *testing.T) {
 	assertValue(t, direct, "3")
 }
 
-func TestProxyResetsAConnectionInTheMiddleOfAReply(t *testing.T) {
+// ResetReply resets the connection in the middle of a reply.
+func TestProxy_ResetReply(t *testing.T) {
 	t.Parallel()
 	p, c, direct := setup(t)
 	if err := set(t.Context(), t, c, strings.Repeat("x", 1000)); err != nil {
@@ -414,7 +433,8 @@ func TestProxyResetsAConnectionInTheMiddleOfAReply(t *testing.T) {
 	assertValue(t, direct, strings.Repeat("x", 1000))
 }
 
-func TestProxySlicesReplies(t *testing.T) {
+// Trickle delivers a reply in slices.
+func TestProxy_Trickle(t *testing.T) {
 	t.Parallel()
 	p, c, _ := setup(t)
 	if err := set(t.Context(), t, c, "0123456789"); err != nil {
@@ -423,7 +443,7 @@ func TestProxySlicesReplies(t *testing.T) {
 	const pause = 2 * time.Millisecond
 	p.Trickle(1, pause)
 	start := time.Now()
-	assertValue(t, c, "0123456789") // 17 bytes: a length, the digits, and the ends of two lines
+	assertValue(t, c, "0123456789") // 17 bytes: a length, the digits, and two line ends
 	if took := time.Since(start); took < 16*pause {
 		t.Errorf("a reply of 17 bytes took %v", took)
 	}
@@ -437,8 +457,8 @@ func TestProxySlicesReplies(t *testing.T) {
 	}
 }
 
-// A server that dies behind the proxy is no more alive through it.
-func TestProxyShowsTheDeathOfTheServer(t *testing.T) {
+// A server that dies behind the proxy is dead for clients of the proxy.
+func TestProxy_DeadServer(t *testing.T) {
 	t.Parallel()
 	s := Start(t)
 	p := NewProxy(t, s.Addr)
@@ -460,15 +480,16 @@ func TestProxyShowsTheDeathOfTheServer(t *testing.T) {
 	assertFired(t, rule, 0)
 }
 
-func TestProxyRedirects(t *testing.T) {
+// Redirect connects new connections to another server.
+func TestProxy_Redirect(t *testing.T) {
 	t.Parallel()
-	second := Start(t) // before its clients, which are closed before it then
+	second := Start(t) // started first, so that it is stopped after the clients are closed
 	p, c, first := setup(t)
 	if err := set(t.Context(), t, c, "1"); err != nil {
 		t.Fatal(err)
 	}
 	p.Redirect(second.Addr)
-	assertValue(t, c, "1") // on the connection that exists
+	assertValue(t, c, "1") // on the existing connection
 	p.Cut()
 	Await(t, "the client is with the second server", func() bool { return set(t.Context(), t, c, "2") == nil })
 	assertValue(t, second.Admin(), "2")

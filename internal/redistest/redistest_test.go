@@ -14,7 +14,7 @@ import (
 
 func TestMain(m *testing.M) { Main(m) }
 
-// record stands in for a test that is expected to end early.
+// record replaces a test that is expected to end early.
 type record struct {
 	testing.TB
 	verb, text string
@@ -29,7 +29,7 @@ func (r *record) end(verb, format string, args []any) {
 	runtime.Goexit()
 }
 
-// run runs f as a test function of r, which may end its goroutine.
+// run runs f in a goroutine, which Fatalf or Skipf of r may end.
 func (r *record) run(f func()) {
 	done := make(chan struct{})
 	go func() {
@@ -39,7 +39,8 @@ func (r *record) run(f func()) {
 	<-done
 }
 
-func TestEachKindOfClientWorks(t *testing.T) {
+// Each runs on clients that all work.
+func TestEach_ClientsWork(t *testing.T) {
 	Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ctx := t.Context()
 		ns := Namespace(t)
@@ -59,7 +60,8 @@ func TestEachKindOfClientWorks(t *testing.T) {
 	})
 }
 
-func TestMiniKeepsTimeInABubble(t *testing.T) {
+// A miniredis in a bubble follows the bubble's clock.
+func TestStartMini_BubbleTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, first := StartMini(t)
 		second := NewMiniClient(t, m)
@@ -81,9 +83,10 @@ func TestMiniKeepsTimeInABubble(t *testing.T) {
 	})
 }
 
-func TestAwaitGivesUp(t *testing.T) {
+// Await fails the test after its limit.
+func TestAwait_Limit(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) { // no real 15 s
+	synctest.Test(t, func(t *testing.T) { // without 15 real seconds
 		r := &record{TB: t}
 		r.run(func() { Await(r, "pigs fly", func() bool { return false }) })
 		if r.verb != "fatal" || !strings.Contains(r.text, "pigs fly") {
@@ -92,7 +95,8 @@ func TestAwaitGivesUp(t *testing.T) {
 	})
 }
 
-func TestStraysNamesALeak(t *testing.T) {
+// strays finds a goroutine that is left behind.
+func TestStrays_Leak(t *testing.T) {
 	t.Parallel()
 	end := make(chan struct{})
 	go leak(end)

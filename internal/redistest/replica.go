@@ -10,9 +10,9 @@ import (
 	"testing"
 )
 
-// StartReplica starts a replica of master and returns when its first sync is
-// done: a master that dies earlier is never replaced. Both get a diskless sync
-// without the 5 s wait for further replicas.
+// StartReplica starts a replica of master and returns when its first sync is done: a master that
+// dies earlier is never replaced. Both servers sync diskless, without the wait of 5 s for more
+// replicas.
 func StartReplica(t testing.TB, master *Server) *Server {
 	t.Helper()
 	ctx := context.Background()
@@ -31,13 +31,12 @@ func StartReplica(t testing.TB, master *Server) *Server {
 	return replica
 }
 
-// MasterName is what StartSentinel calls its master.
+// MasterName is the name of the master of StartSentinel.
 const MasterName = "mymaster"
 
-// StartSentinel starts a sentinel that alone decides about master, and returns
-// when it knows the replicas that master has: without them it cannot fail over.
-// It gives up a dead master after 1 s; a replica is master about 3 s after the
-// death.
+// StartSentinel starts a sentinel that alone decides about master, and returns when it knows the
+// master's replicas: without them it cannot fail over. It declares a dead master dead after 1 s; a
+// replica is promoted about 3 s after the death.
 func StartSentinel(t testing.TB, master *Server) *Server {
 	t.Helper()
 	s, err := launch(program(t), watching(master))
@@ -63,8 +62,8 @@ func StartSentinel(t testing.TB, master *Server) *Server {
 	return s
 }
 
-// watching gives the command line of a sentinel. A sentinel wants a file, which it
-// also rewrites.
+// watching returns the command line of a sentinel, which needs a configuration file that it can
+// rewrite.
 func watching(master *Server) func(port int, dir string) ([]string, error) {
 	return func(port int, dir string) ([]string, error) {
 		host, masterPort, err := net.SplitHostPort(master.Addr)

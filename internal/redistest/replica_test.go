@@ -7,7 +7,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-func TestReplicaFollowsItsMaster(t *testing.T) {
+// A replica gets old and new writes of its master, and refuses writes.
+func TestStartReplica_Follows(t *testing.T) {
 	t.Parallel()
 	master := Start(t)
 	ctx := t.Context()
@@ -25,7 +26,8 @@ func TestReplicaFollowsItsMaster(t *testing.T) {
 	}
 }
 
-// setReplicated uses one connection, since WAIT is about the writes of its own.
+// setReplicated writes and waits on one connection, since WAIT is about the connection's own
+// writes.
 func setReplicated(t *testing.T, c *redis.Client, key, value string) {
 	t.Helper()
 	conn := c.Conn()
@@ -38,7 +40,11 @@ func setReplicated(t *testing.T, c *redis.Client, key, value string) {
 	}
 }
 
-func TestSentinelReplacesADeadMaster(t *testing.T) {
+// A sentinel promotes a replica when the master dies.
+func TestStartSentinel_Failover(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	t.Parallel()
 	master := Start(t)
 	replica := StartReplica(t, master)
@@ -50,7 +56,7 @@ func TestSentinelReplacesADeadMaster(t *testing.T) {
 	ctx := t.Context()
 	setReplicated(t, c, "k", "v")
 	master.Kill()
-	// A sentinel that saw the machine stall for 2 s waits 30 s before it acts.
+	// A sentinel that noticed that the machine stalled for 2 s waits 30 s before it acts.
 	if !poll(time.Minute, func() bool { return c.Set(ctx, "k2", "v2", 0).Err() == nil }) {
 		t.Fatal("the client does not write to the former replica")
 	}

@@ -11,19 +11,17 @@ import (
 
 var errNotRESP = errors.New("redistest: proxy: not RESP")
 
-// frame is one request or reply, as it went over the wire.
+// A frame is one request or reply, as sent.
 type frame struct {
 	raw   []byte
-	bulks []string // the strings in it: of a request, the command and its arguments
+	bulks []string // the strings in it; for a request, the command and its arguments
 }
 
-// isPush reports whether the frame was sent by the server on its own account, so
-// that it answers no request.
+// isPush reports whether the server sent the frame without a request.
 func (f frame) isPush() bool { return f.raw[0] == '>' }
 
-// readFrame reads up to the end of the next RESP2 or RESP3 value. An attribute
-// belongs to the value that follows it. A line of another kind is an inline
-// command, and a frame of its own.
+// readFrame reads the next RESP2 or RESP3 value. An attribute belongs to the value after it. A line
+// of another kind is an inline command.
 func readFrame(r *bufio.Reader) (frame, error) {
 	var f frame
 	for missing := 1; missing > 0; missing-- {

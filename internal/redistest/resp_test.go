@@ -9,7 +9,8 @@ import (
 	"testing/iotest"
 )
 
-func TestFramesEndWhereTheyShould(t *testing.T) {
+// readFrame reads each kind of value to its end.
+func TestReadFrame_End(t *testing.T) {
 	t.Parallel()
 	frames := []string{
 		"+OK\r\n", "-ERR no\r\n", ":-7\r\n", "$0\r\n\r\n", "$5\r\na\r\nb\n\r\n", "$-1\r\n",
@@ -17,7 +18,8 @@ func TestFramesEndWhereTheyShould(t *testing.T) {
 		"!3\r\nERR\r\n", "=7\r\ntxt:abc\r\n", "(123456789012345678901\r\n",
 		"%2\r\n+a\r\n:1\r\n+b\r\n*1\r\n:2\r\n", "~2\r\n:1\r\n:2\r\n",
 		">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n",
-		"|1\r\n+ttl\r\n:3\r\n*2\r\n:1\r\n|1\r\n+a\r\n+b\r\n:2\r\n", // attributes before a value and inside one
+		// Attributes before and inside a value.
+		"|1\r\n+ttl\r\n:3\r\n*2\r\n:1\r\n|1\r\n+a\r\n+b\r\n:2\r\n",
 		"PING now\r\n",
 		"$100000\r\n" + strings.Repeat("\r", 100000) + "\r\n",
 	}
@@ -41,7 +43,8 @@ func TestFramesEndWhereTheyShould(t *testing.T) {
 	}
 }
 
-func TestFramesGiveTheCommand(t *testing.T) {
+// readFrame returns the command and its arguments.
+func TestReadFrame_Command(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string][]string{
 		"*3\r\n$3\r\nSET\r\n$0\r\n\r\n$4\r\na\r\nb\r\n": {"SET", "", "a\r\nb"},

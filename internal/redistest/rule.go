@@ -6,46 +6,45 @@ import (
 	"sync"
 )
 
-// Action is what a Proxy does with a command.
+// An Action is what a Proxy does with a command.
 type Action int
 
 const (
-	// Pass forwards the command and its reply: the rule only counts.
+	// Pass forwards the command and its reply, and counts it.
 	Pass Action = iota
-	// DropRequest swallows the command. The connection stays open and is dead
-	// from there on: nothing more is forwarded, nothing more is answered.
+	// DropRequest swallows the command. The connection stays open but dead: nothing more is
+	// forwarded or answered.
 	DropRequest
 	// DropReply forwards the command, swallows its reply and closes the connection.
 	DropReply
-	// MuteReply forwards the command and swallows its reply. The connection stays
-	// open and forwards further commands, but nothing more is answered.
+	// MuteReply forwards the command and swallows its reply. The connection stays open and forwards
+	// further commands, but no further replies.
 	MuteReply
-	// HoldRequest keeps the command back until Release, together with all that
-	// follow it on the connection, and forwards it then even if the client has
-	// left meanwhile.
+	// HoldRequest holds the command until Release, together with all later commands on the
+	// connection. Then it forwards them, even if the client has left.
 	HoldRequest
-	// HoldReply forwards the command and keeps its reply back until Release,
-	// together with all that follow it on the connection.
+	// HoldReply forwards the command and holds its reply until Release, together with all later
+	// replies on the connection.
 	HoldReply
-	// CloseBefore closes the connection instead of forwarding the command. What
-	// was forwarded before is still executed.
+	// CloseBefore closes the connection instead of forwarding the command. Commands forwarded
+	// earlier are still executed.
 	CloseBefore
-	// Twice forwards the command two times and swallows the first of the replies,
-	// as if the client had lost it and tried again.
+	// Twice forwards the command twice and swallows the first reply, as if the client had lost it
+	// and retried.
 	Twice
-	// ResetReply forwards the command, passes on the first half of its reply and
-	// resets the connection.
+	// ResetReply forwards the command, forwards the first half of its reply and resets the
+	// connection.
 	ResetReply
 )
 
-// Rule is one fault and the count of its effects.
+// A Rule is one fault and the count of its effects.
 type Rule struct {
 	match  func(cmd []string) bool
 	action Action
 
 	mu      sync.Mutex
-	skip    int           // protected by mu: how many matches are still to pass
-	left    int           // protected by mu: how many more commands it may take
+	skip    int           // protected by mu: how many matches to skip
+	left    int           // protected by mu: how many more commands it applies to
 	fired   int           // protected by mu
 	hit     chan struct{} // closed at the first effect
 	release chan struct{} // closed by Release
@@ -58,8 +57,8 @@ func newRule(match func([]string) bool, action Action) *Rule {
 	}
 }
 
-// Times limits the rule to n commands; 0 switches it off. As with After, set it
-// before the traffic that the rule is meant for.
+// Times limits the rule to n commands; 0 disables it. Like After, set it before the traffic that
+// the rule is for.
 func (r *Rule) Times(n int) *Rule {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -67,7 +66,7 @@ func (r *Rule) Times(n int) *Rule {
 	return r
 }
 
-// After lets the first k matching commands pass.
+// After skips the first k matching commands.
 func (r *Rule) After(k int) *Rule {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -75,19 +74,19 @@ func (r *Rule) After(k int) *Rule {
 	return r
 }
 
-// Fired returns how often the fault has come about: a reply was dropped, a
-// request is parked. A rule on a reply has not fired before the server replied.
+// Fired returns how often the fault has happened: a reply was dropped, a request is held. A rule on
+// a reply does not fire before the server has replied.
 func (r *Rule) Fired() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.fired
 }
 
-// Hit is closed when the rule fires for the first time.
+// Hit is closed when the rule first fires.
 func (r *Rule) Hit() <-chan struct{} { return r.hit }
 
-// Release lets go what HoldRequest or HoldReply keeps back, and from there on
-// the rule holds nothing. It may be called again.
+// Release forwards what HoldRequest or HoldReply holds, and makes the rule hold nothing from then
+// on. It may be called again.
 func (r *Rule) Release() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -98,8 +97,7 @@ func (r *Rule) Release() {
 	}
 }
 
-// takes reports whether the rule is to be applied to cmd, and uses up one of its
-// times.
+// takes reports whether the rule applies to cmd, and counts it against Times.
 func (r *Rule) takes(cmd []string) bool {
 	if !r.match(cmd) {
 		return false

@@ -16,9 +16,9 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
-// Server is a redis-server that a test started.
+// A Server is a redis-server that a test started.
 type Server struct {
-	Addr string // 127.0.0.1:port, the same after Restart
+	Addr string // 127.0.0.1:port, unchanged by Restart
 
 	bin   string
 	args  []string
@@ -28,11 +28,10 @@ type Server struct {
 	proc  *proc
 }
 
-// Start starts a redis-server without persistence on a port of its own and
-// returns when it answers; args are further options of redis-server and win over
-// the defaults. Without the program the test is skipped, unless REDIS_REQUIRED=1
-// says that it must run. REDIS_SERVER names another program than redis-server; if it
-// is empty, whatever was to give the name has failed, and there is no program.
+// Start starts a redis-server without persistence on its own port and returns when it answers. args
+// are further options of redis-server and override the defaults. Without the program the test is
+// skipped, or fails if REDIS_REQUIRED=1. REDIS_SERVER names another program than redis-server; if
+// it is set but empty, there is no program.
 func Start(t testing.TB, args ...string) *Server {
 	t.Helper()
 	s, err := launch(program(t), plain(args))
@@ -59,7 +58,7 @@ func program(t testing.TB) string {
 	return bin
 }
 
-// findProgram returns the path of the server's program.
+// findProgram returns the path of the redis-server program.
 func findProgram() (string, error) {
 	name, named := os.LookupEnv("REDIS_SERVER")
 	if !named {
@@ -68,10 +67,10 @@ func findProgram() (string, error) {
 	return exec.LookPath(name)
 }
 
-// required reports whether a test must fail for want of a server.
+// required reports whether tests must fail without a server.
 func required() bool { return os.Getenv("REDIS_REQUIRED") == "1" }
 
-// plain gives the command line of an ordinary server on port in dir.
+// plain returns the command line of an ordinary server on port in dir.
 func plain(args []string) func(port int, dir string) ([]string, error) {
 	return func(port int, dir string) ([]string, error) {
 		return append([]string{
@@ -81,8 +80,8 @@ func plain(args []string) func(port int, dir string) ([]string, error) {
 	}
 }
 
-// launch tries a few ports: between choosing one and binding it somebody else
-// may take it, and then the server ends at once.
+// launch tries a few ports: another process may bind a port after it was chosen, and then the
+// server ends at once.
 func launch(bin string, argv func(port int, dir string) ([]string, error)) (*Server, error) {
 	var last error
 	for range 5 {
@@ -105,7 +104,7 @@ func launch(bin string, argv func(port int, dir string) ([]string, error)) (*Ser
 	return nil, last
 }
 
-// run starts the process and waits until it serves, or has ended.
+// run starts the process and waits until it serves or has ended.
 func (s *Server) run() error {
 	cmd := exec.Command(s.bin, s.args...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = s.dir, s.log, s.log
@@ -125,12 +124,12 @@ func (s *Server) run() error {
 	return nil
 }
 
-// ready asks INFO rather than PING because the answer names the process: on a
-// port that somebody took first, a stranger would answer PING.
+// ready sends INFO rather than PING because its answer contains the process id: if another process
+// bound the port first, it might answer PING.
 func (s *Server) ready() bool {
 	conn, err := net.DialTimeout("tcp", s.Addr, time.Second)
 	if err != nil {
-		return false // asked first, since go-redis logs every failed dial
+		return false // dialed first, since go-redis logs every failed dial
 	}
 	_ = conn.Close()
 	info, err := s.admin.Info(context.Background()).Result()
@@ -138,7 +137,7 @@ func (s *Server) ready() bool {
 		strings.Contains(info, fmt.Sprintf("process_id:%d\r\n", s.Pid()))
 }
 
-// stop ends the server for good. It serves as Cleanup, also after Kill.
+// stop ends the server for good. It may be called after Kill.
 func (s *Server) stop() {
 	_ = s.admin.Close()
 	if s.proc != nil && s.proc.cmd.Process != nil {
@@ -147,8 +146,8 @@ func (s *Server) stop() {
 	_ = os.RemoveAll(s.dir)
 }
 
-// Client returns a client that is closed with the test. It has the defaults of
-// go-redis, but sends no commands of its own besides HELLO.
+// Client returns a client that is closed when the test ends. It has the defaults of go-redis, but
+// adds no commands except HELLO.
 func (s *Server) Client(t testing.TB, mutate ...func(*redis.Options)) *redis.Client {
 	return newClient(t, s.Addr, mutate)
 }
@@ -163,7 +162,8 @@ func newClient(t testing.TB, addr string, mutate []func(*redis.Options)) *redis.
 	return c
 }
 
-// quiet keeps call counts exact: no CLIENT SETINFO, no CLIENT MAINT_NOTIFICATIONS.
+// quiet returns options that keep call counts exact: no CLIENT SETINFO, no CLIENT
+// MAINT_NOTIFICATIONS.
 func quiet(addr string) *redis.Options {
 	return &redis.Options{
 		Addr:                     addr,
@@ -176,25 +176,25 @@ func maintOff() *maintnotifications.Config {
 	return &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 }
 
-// Admin returns the server's own client, for CONFIG, DEBUG and looking at keys.
+// Admin returns the server's own client, for CONFIG, DEBUG and reading keys.
 func (s *Server) Admin() *redis.Client { return s.admin }
 
 // Pid returns the process id of the running server.
 func (s *Server) Pid() int { return s.proc.cmd.Process.Pid }
 
-// Freeze stops the server without closing its connections; when it returns, the
-// server executes nothing more until Thaw.
+// Freeze stops the server without closing its connections. When it returns, the server executes
+// nothing until Thaw.
 func (s *Server) Freeze() { s.proc.freeze() }
 
-// Thaw lets a frozen server go on.
+// Thaw continues a frozen server.
 func (s *Server) Thaw() { s.proc.thaw() }
 
-// Kill ends the server as a crash does and returns when it is gone.
+// Kill ends the server like a crash and returns when it has ended.
 func (s *Server) Kill() { s.proc.kill() }
 
-// Restart brings the server back on the same port with the same options and
-// directory, killing it first if it still runs. It is empty unless the options
-// ask for persistence. Somebody may hold the port for a moment, so it retries.
+// Restart starts the server again on the same port with the same options and directory, after
+// killing it if it runs. It is empty unless the options ask for persistence. It retries while
+// another process holds the port.
 func (s *Server) Restart() {
 	s.Kill()
 	var err error
@@ -203,12 +203,11 @@ func (s *Server) Restart() {
 	}
 }
 
-// Calls returns how often the server has executed a command since its start or
-// ResetCalls; cmd is in lower case, a subcommand as "script|load". A command
-// that a script calls counts too.
+// Calls returns how often the server has executed a command since its start or ResetCalls. cmd is
+// in lower case, a subcommand like "script|load". Commands called by scripts count, too.
 func (s *Server) Calls(cmd string) int64 { return s.AllCalls()[cmd] }
 
-// AllCalls returns the counts of all commands that were executed at least once.
+// AllCalls returns the counts of all commands that were executed.
 func (s *Server) AllCalls() map[string]int64 {
 	info, err := s.admin.Info(context.Background(), "commandstats").Result()
 	if err != nil {
@@ -237,18 +236,17 @@ func (s *Server) ResetCalls() {
 	}
 }
 
-// Ports are taken from below the range that systems use for outgoing
-// connections: there no client of a parallel test can take the port of a server
-// that is down for a moment. A cluster node also listens on port + 10000, which
-// keeps clear of both.
+// Ports are below the range that systems use for outgoing connections. There no client of a
+// parallel test can take the port of a server that is down for a moment. A cluster node also
+// listens on port + 10000, which overlaps with neither range.
 const (
 	lowestPort  = 10000
 	highestPort = 20000
 	busOffset   = 10000
 )
 
-// freePort returns a port that was free, with its bus port, a moment ago, and that no other test gets while this
-// process lives: where a server is down, no other one shall answer in its place.
+// freePort returns a port that is free, with its bus port, and that no other test gets while this
+// process lives: where a server is down, no other server must answer.
 func freePort() int {
 	for {
 		port := lowestPort + rand.IntN(highestPort-lowestPort)

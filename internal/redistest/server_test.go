@@ -11,8 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// impatient makes a client report the first failure, while a slow machine alone
-// makes none.
+// impatient makes a client report the first failure, but not a slow machine.
 func impatient(o *redis.Options) {
 	o.MaxRetries = -1
 	o.DialerRetries = 1
@@ -20,7 +19,8 @@ func impatient(o *redis.Options) {
 	o.ReadTimeout = time.Minute
 }
 
-func TestServerCountsCalls(t *testing.T) {
+// Calls counts the commands of clients and scripts, and nothing else.
+func TestServer_Calls(t *testing.T) {
 	t.Parallel()
 	s := Start(t)
 	c := s.Client(t)
@@ -47,7 +47,8 @@ func TestServerCountsCalls(t *testing.T) {
 	}
 }
 
-func TestServerComesBackEmptyAfterKill(t *testing.T) {
+// A killed server restarts empty.
+func TestServer_RestartEmpty(t *testing.T) {
 	t.Parallel()
 	s := Start(t)
 	c := s.Client(t, impatient)
@@ -69,7 +70,8 @@ func TestServerComesBackEmptyAfterKill(t *testing.T) {
 	})
 }
 
-func TestServerKeepsDataWhenAskedTo(t *testing.T) {
+// A server with persistence keeps its data.
+func TestServer_RestartWithData(t *testing.T) {
 	t.Parallel()
 	s := Start(t, "--appendonly", "yes", "--appendfsync", "always")
 	ctx := t.Context()
@@ -82,7 +84,8 @@ func TestServerKeepsDataWhenAskedTo(t *testing.T) {
 	}
 }
 
-func TestServerExecutesNothingWhileFrozen(t *testing.T) {
+// A frozen server executes nothing until it is thawed.
+func TestServer_Freeze(t *testing.T) {
 	t.Parallel()
 	s := Start(t)
 	c := s.Client(t, impatient)
@@ -104,12 +107,13 @@ func isTimeout(err error) bool {
 	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
-func TestServerLeavesNothingBehind(t *testing.T) {
+// A server ends with its test, and its directory is removed.
+func TestServer_Cleanup(t *testing.T) {
 	t.Parallel()
 	var s *Server
 	t.Run("owner", func(t *testing.T) { s = Start(t) })
 	if s == nil {
-		return // it has said why
+		return // the subtest has reported why
 	}
 	if !s.proc.ended() {
 		t.Error("the process runs after its test")
@@ -119,8 +123,8 @@ func TestServerLeavesNothingBehind(t *testing.T) {
 	}
 }
 
-// A stranger on the port must not pass for the server.
-func TestServerMovesFromATakenPort(t *testing.T) {
+// A server that finds its port taken starts on another one.
+func TestServer_TakenPort(t *testing.T) {
 	t.Parallel()
 	taken := Start(t)
 	tries := 0
@@ -141,7 +145,8 @@ func TestServerMovesFromATakenPort(t *testing.T) {
 	}
 }
 
-func TestServerThatCannotStartSaysWhy(t *testing.T) {
+// A server that cannot start reports its log.
+func TestServer_CannotStart(t *testing.T) {
 	t.Parallel()
 	_, err := launch(program(t), plain([]string{"--no-such-option", "1"}))
 	if err == nil || !strings.Contains(err.Error(), "no-such-option") {
@@ -149,7 +154,11 @@ func TestServerThatCannotStartSaysWhy(t *testing.T) {
 	}
 }
 
-func TestSharedServerIsOne(t *testing.T) {
+// Shared and SharedCluster return the same servers each time.
+func TestShared_Same(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
 	t.Parallel()
 	server, cluster := Shared(t), SharedCluster(t)
 	if Shared(t) != server || SharedCluster(t) != cluster {
@@ -157,7 +166,8 @@ func TestSharedServerIsOne(t *testing.T) {
 	}
 }
 
-func TestMissingServerSkipsOrFails(t *testing.T) {
+// A missing server skips the test, or fails it if REDIS_REQUIRED=1.
+func TestStart_MissingServer(t *testing.T) {
 	for _, name := range []string{"no-such-program", ""} {
 		t.Setenv("REDIS_SERVER", name)
 		for required, want := range map[string]string{"": "skip", "1": "fatal"} {

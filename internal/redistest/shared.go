@@ -6,21 +6,22 @@ import (
 	"time"
 )
 
-// shared holds the servers that live as long as the test binary. A start that
-// failed leaves nothing, so that the next test tries again.
+// shared holds the servers that live as long as the test binary. After a failed start the next test
+// tries again.
 var shared struct {
-	mu      sync.Mutex
-	server  *Server  // protected by mu
-	cluster *Cluster // protected by mu
+	serverMu  sync.Mutex
+	server    *Server // protected by serverMu
+	clusterMu sync.Mutex
+	cluster   *Cluster // protected by clusterMu
 }
 
-// Shared returns the one plain server of this test binary, started on first use
-// and stopped by Main. It serves tests that keep to a namespace of their own: a
-// test that flushes, configures, counts or stops a server needs Start.
+// Shared returns the plain server that all tests of this binary share, started on first use and
+// stopped by Main. It is for tests that keep to their own namespace: a test that flushes,
+// configures, counts or stops a server needs Start.
 func Shared(t testing.TB) *Server {
 	t.Helper()
-	shared.mu.Lock()
-	defer shared.mu.Unlock()
+	shared.serverMu.Lock()
+	defer shared.serverMu.Unlock()
 	if shared.server == nil {
 		s, err := launch(program(t), plain(nil))
 		if err != nil {
@@ -31,12 +32,12 @@ func Shared(t testing.TB) *Server {
 	return shared.server
 }
 
-// SharedCluster returns the one cluster of this test binary, on the terms of
-// Shared.
+// SharedCluster returns the cluster that all tests of this binary share, for the same kind of tests
+// as Shared.
 func SharedCluster(t testing.TB) *Cluster {
 	t.Helper()
-	shared.mu.Lock()
-	defer shared.mu.Unlock()
+	shared.clusterMu.Lock()
+	defer shared.clusterMu.Unlock()
 	if shared.cluster == nil {
 		c, err := launchCluster(program(t), time.Minute, false)
 		if err != nil {
@@ -47,17 +48,19 @@ func SharedCluster(t testing.TB) *Cluster {
 	return shared.cluster
 }
 
-// stopShared returns what the tests have left on the servers.
+// stopShared stops the shared servers and returns the leaks on them.
 func stopShared() (leaks []string) {
-	shared.mu.Lock()
-	defer shared.mu.Unlock()
+	shared.serverMu.Lock()
+	defer shared.serverMu.Unlock()
+	shared.clusterMu.Lock()
+	defer shared.clusterMu.Unlock()
 	if s := shared.server; s != nil {
-		leaks = s.leaks("")
+		leaks = s.leaks("", leakLimit)
 		s.stop()
 	}
 	if c := shared.cluster; c != nil {
 		for _, node := range c.all() {
-			leaks = append(leaks, node.leaks("")...)
+			leaks = append(leaks, node.leaks("", leakLimit)...)
 		}
 		c.stop()
 	}

@@ -1,35 +1,39 @@
-// Package schedule runs a test under every order in which the commands of several processes can reach Redis: a
-// model checker without a model, since what runs is the library itself.
+// Package schedule runs a test under every order in which the commands of several processes can
+// reach Redis. It is a model checker without a model: the library itself runs.
 //
-// A scenario makes clients, which stand for processes, and actors that use them. It runs in a synctest bubble, on a
-// miniredis of its own. Nothing that the clients send arrives by itself: every command waits, and so does every
-// reply, until the scheduler picks it. When all goroutines have come to rest the scheduler looks at what waits,
-// picks one thing, lets it happen, and so on until the actors are done. Explore runs the scenario again and again,
-// all anew, and makes other choices each time, depth first, until there are none left. When a check fails it prints
-// what has happened in which order.
+// A scenario creates clients, which stand for processes, and actors that use them. It runs in a
+// synctest bubble, on its own miniredis. Every command and every reply waits until the scheduler
+// picks it. When all goroutines are blocked, the scheduler picks one of the waiting items, lets it
+// happen, and so on until the actors are done. Explore repeats the scenario from the start and
+// makes other choices each time, depth first, until there are none left. When a check fails, it
+// prints what happened, in order.
 //
-// Besides commands and replies, the beginning of each actor waits for the scheduler, and what a scenario lets wait,
-// such as the end of a load: see World.At. As far as a Plan allows, something may also go wrong in between: a
-// connection breaks and the command arrives late, or again; a command is held up until its caller has given up; a
-// process is cut off for longer than its locks live; a context is cancelled. Where that makes too many schedules a
-// Plan asks for a sample of them.
+// The beginning of each actor waits for the scheduler, too, and so do other points of a scenario,
+// such as the end of a load: see World.At. A Plan may allow faults in between: a connection breaks
+// and the command arrives late or twice; a command is held up until its caller has given up; a
+// process is cut off for longer than the TTLs of its locks; a context is cancelled. If that makes
+// too many schedules, a Plan explores a sample of them.
 //
 // # Time
 //
-// Time stands still while anything waits, but for the Pauses of a Plan, and for late commands. Else it passes in
-// steps of half a second, and what comes up in a step waits for its end. So the pauses that the library draws by
-// lot make no difference while they are shorter than a step, and a schedule can be repeated. Those of a waiter whose
-// commands have waited long for the end of their step may be longer. Lives and timeouts should be whole steps, or
-// what ends first may be a matter of chance. Runs that are not repeated as they were are counted as lost; more than
-// a fifth of them fail the test. The server's clock goes on by a microsecond with each command.
+// Time stands still while an item waits, except for the Pauses of a Plan and for late commands.
+// Otherwise it passes in steps of half a second, and what becomes due in a step waits for its end.
+// So the random pauses of the library make no difference while they are shorter than a step, and a
+// schedule can be repeated. The pauses of a waiter may be longer if its commands have waited long
+// for the end of their step.
 //
-// # What is explored once
+// TTLs and timeouts should be whole steps, or chance may decide which ends first. Runs that do not
+// repeat are counted as lost; if more than a fifth are lost, the test fails. The server's clock
+// advances by a microsecond with each command.
 //
-// What a process does next follows from what it has seen: the replies, and when they came. So two schedules have
-// come to the same state when each process has seen the same, Redis holds the same, and the same commands are on
-// their way. What is behind such a state is explored once; a run that comes to it again is given up. Random tokens
-// and the server's times have the names of those who got them first, so that they do not tell states apart.
+// # States
 //
-// What a scenario remembers for its checks has to be part of the state, too: it follows from what single processes
-// have seen, or is told to World.Note.
+// The next step of a process depends on what it saw: the replies, and when they came. So two
+// schedules have reached the same state when each process has seen the same, Redis holds the same,
+// and the same commands are in transit. What follows a state is explored once; a run that reaches a
+// known state ends. Random tokens and the server's times are replaced by the name of the process
+// that first got them, so that they do not make states different.
+//
+// If the checks of a scenario depend on something else, it has to be part of the state, too: it
+// must follow from what single processes have seen, or be passed to World.Note.
 package schedule

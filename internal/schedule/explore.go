@@ -11,36 +11,40 @@ import (
 	"time"
 )
 
-// A Plan says what Explore is to try.
+// A Plan configures Explore.
 type Plan struct {
-	// AtLeast fails a test that has run fewer schedules: a scheduler that schedules nothing must not pass.
+	// AtLeast fails a test that ran fewer schedules: a scheduler that schedules nothing must not
+	// pass.
 	AtLeast int
 
-	// Sample tries so many schedules at random instead of all. The seed is printed; it is 1 unless the environment
-	// sets SCHEDULE_SEED. SCHEDULES in the environment multiplies the number.
+	// Sample, if not 0, is the number of random schedules to try instead of all. The seed is
+	// printed; it is 1 unless SCHEDULE_SEED is set in the environment. SCHEDULES in the environment
+	// multiplies the number.
 	Sample int
 
-	// Together makes a command and its reply one step, where it does not matter that time is between them.
+	// Together makes a command and its reply one step, where the time between them does not matter.
 	Together bool
 
-	// Pauses is how many steps of time may pass in one schedule while an actor waits to begin, or in At. Else time
-	// passes only when nothing waits.
+	// Pauses is how many steps of time may pass in one schedule while an actor waits to begin, or
+	// in At. Otherwise time passes only when nothing waits.
 	Pauses int
 
-	// Faults is how many of the faults below may happen in one schedule.
+	// Faults is how many of the following faults may happen in one schedule.
 	Faults int
-	Break  bool            // a connection breaks while a command is on its way: that arrives later, and nobody is told
-	Hold   []time.Duration // a command, a reply or what waits in At is held up for so long
-	Cut    []time.Duration // nothing of one process goes on for so long
+	// Break breaks a connection while a command is in transit: the command arrives later, without
+	// a reply.
+	Break  bool
+	Hold   []time.Duration // a command, a reply or a point is held up for this long
+	Cut    []time.Duration // a process is cut off for this long
 	Cancel []string        // the context of one of these actors is cancelled
 
-	Hit        []string // the processes to which Break, Hold and Cut may happen; empty: all
-	OnlyPoints bool     // they happen to what waits in At, not to commands
+	Hit        []string // the processes affected by Break, Hold and Cut; empty: all
+	OnlyPoints bool     // they affect points, not commands
 }
 
-// Explore runs scenario under all schedules of plan, or a sample of them, and stops at the first that fails. The
-// scenario makes clients, actors and what they share, all anew each time, calls Run, and checks what has become of
-// it. It must not have subtests, nor share anything with other runs.
+// Explore runs scenario under all schedules of plan, or a sample of them, and stops at the first
+// that fails. Each time the scenario creates clients, actors and what they share, calls Run, and
+// checks the result. It must not have subtests, nor share anything between runs.
 func Explore(t *testing.T, plan Plan, scenario func(w *World)) {
 	t.Helper()
 	e := &explorer{plan: plan, seen: make(map[uint64]bool), seed: variable("SCHEDULE_SEED", 1)}
@@ -65,18 +69,18 @@ func variable(name string, otherwise uint64) uint64 {
 	return n
 }
 
-// An explorer goes through the choices depth first: it runs the path of the run before up to its last choice
-// that has an alternative left, and takes that.
+// An explorer explores choices depth first: it repeats the previous run up to the last choice that
+// has an alternative left, and takes that alternative.
 type explorer struct {
 	plan    Plan
 	seed    uint64
-	random  *rand.Rand // of a sample
+	random  *rand.Rand // for a sample
 	path    []choice
-	at      int             // how far the run has come on path
-	seen    map[uint64]bool // the states
+	at      int             // position of the run on path
+	seen    map[uint64]bool // states
 	runs    int
 	choices int
-	lost    int // runs that have met other choices than the run that they repeat
+	lost    int // runs that met other choices than the run they repeat
 }
 
 type choice struct {
@@ -92,7 +96,8 @@ func (e *explorer) begin() {
 	e.runs++
 }
 
-// choose picks one of options, or says that there is nothing new behind them. state tells where the run is.
+// choose picks one of options. ok is false if they lead to nothing new. state returns the state of
+// the run.
 func (e *explorer) choose(options []option, state func() uint64) (picked int, ok bool) {
 	if len(options) == 1 {
 		return 0, true
@@ -100,7 +105,7 @@ func (e *explorer) choose(options []option, state func() uint64) (picked int, ok
 	e.choices++
 	if e.random != nil {
 		e.seen[state()] = true
-		return e.lot(options), true
+		return e.pickRandom(options), true
 	}
 	hash := hashOf(options)
 	if e.at < len(e.path) {
@@ -114,7 +119,7 @@ func (e *explorer) choose(options []option, state func() uint64) (picked int, ok
 		return c.taken, true
 	}
 	s := state()
-	if e.seen[s] { // what is behind it has been explored, or will be
+	if e.seen[s] { // what follows it has been explored, or will be
 		return 0, false
 	}
 	e.seen[s] = true
@@ -123,8 +128,8 @@ func (e *explorer) choose(options []option, state func() uint64) (picked int, ok
 	return 0, true
 }
 
-// lot picks at random: a fault once in a while, else one of what waits.
-func (e *explorer) lot(options []option) int {
+// pickRandom picks at random: sometimes a fault, otherwise one of the regular options.
+func (e *explorer) pickRandom(options []option) int {
 	regular := 0
 	for regular < len(options) && !options[regular].fault {
 		regular++
@@ -135,7 +140,7 @@ func (e *explorer) lot(options []option) int {
 	return e.random.IntN(regular)
 }
 
-// next turns the path to the next alternative and reports whether there is one.
+// next moves the path to the next alternative, and reports whether there is one.
 func (e *explorer) next() bool {
 	if e.plan.Sample > 0 {
 		return e.runs < e.plan.Sample
@@ -157,13 +162,14 @@ func (e *explorer) kind() string {
 	return "all"
 }
 
-// complaint says why the exploration proves less than it should, if it does.
+// complaint returns why the exploration proves less than it should, or "".
 func (e *explorer) complaint() string {
 	switch {
 	case e.runs < e.plan.AtLeast:
 		return fmt.Sprintf("only %d schedules, want at least %d: does anything wait for the scheduler?",
 			e.runs, e.plan.AtLeast)
-	case e.lost > e.runs/5: // a few come of how long a command has waited, which waiters go by
+	// Some are lost because of how long a command has waited, which affects its waiter.
+	case e.lost > e.runs/5:
 		return fmt.Sprintf("%d of %d schedules were lost, because something else than the schedule decides", e.lost, e.runs)
 	}
 	return ""

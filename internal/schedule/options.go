@@ -9,15 +9,15 @@ import (
 	"time"
 )
 
-// An item is something that waits for the scheduler.
+// An item waits for the scheduler.
 type item struct {
 	process string
 	kind    kind
 	what    string
-	until   time.Time   // held up
-	gone    func() bool // nobody waits for the reply any more
+	until   time.Time   // held up until then
+	gone    func() bool // no caller waits for the reply any more
 	sever   func()      // breaks the connection
-	goes    chan bool   // true: it goes on; false: it never will
+	goes    chan bool   // true: it continues; false: it never will
 }
 
 type kind int
@@ -25,7 +25,7 @@ type kind int
 const (
 	point kind = iota
 	request
-	late // a request that nobody waits for any more, and that is still on its way
+	late // a request that is still in transit though its caller has given up
 	reply
 )
 
@@ -33,7 +33,7 @@ func (i *item) String() string {
 	return i.process + [...]string{" ", " asks: ", " asked, late: ", " is told: "}[i.kind] + i.what
 }
 
-// An option is something that the scheduler can do.
+// An option is something that the scheduler can do next.
 type option struct {
 	what  string
 	fault bool
@@ -41,8 +41,8 @@ type option struct {
 	pass  func() // instead of do, before a step of time
 }
 
-// options returns what can happen now, the regular first, in an order that is the same when the schedule is run
-// again. busy reports whether anything can still happen in time.
+// options returns what can happen now, regular options first, in an order that is the same when the
+// schedule is repeated. busy reports whether anything can still happen.
 func (w *World) options() (options []option, busy bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -74,7 +74,7 @@ func (w *World) options() (options []option, busy bool) {
 	return options, w.actors > 0 || len(w.waiting) > 0
 }
 
-// forget drops replies that nobody waits for, and marks such requests.
+// forget drops replies that no caller waits for, and marks requests of such callers as late.
 func (w *World) forget() {
 	w.waiting = slices.DeleteFunc(w.waiting, func(i *item) bool {
 		switch {
@@ -89,7 +89,7 @@ func (w *World) forget() {
 	})
 }
 
-// goOn lets an item go on.
+// goOn lets an item continue.
 func (w *World) goOn(i *item) {
 	at := slices.Index(w.waiting, i)
 	w.waiting = slices.Delete(w.waiting, at, at+1)
@@ -99,7 +99,7 @@ func (w *World) goOn(i *item) {
 	i.goes <- true
 }
 
-// faultsOf returns what can go wrong with items.
+// faultsOf returns the faults that can happen to items.
 func (w *World) faultsOf(items []*item) (options []option) {
 	seen := make(map[string]bool) // processes
 	for _, i := range items {

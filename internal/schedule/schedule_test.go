@@ -15,7 +15,7 @@ import (
 
 func TestMain(m *testing.M) { redistest.Main(m) }
 
-// outcomes explores a scenario and returns how often it has ended in which way.
+// outcomes explores a scenario and counts how often it ended with each outcome.
 func outcomes(t *testing.T, plan Plan, scenario func(w *World) string) map[string]int {
 	t.Helper()
 	seen := make(map[string]int)
@@ -30,7 +30,7 @@ func want(t *testing.T, got map[string]int, outcomes ...string) {
 	}
 }
 
-// add is what nobody should do: another add may come between its GET and its SET.
+// add increments a counter in the wrong way: another add may come between its GET and its SET.
 func add(ctx context.Context, rdb *redis.Client) error {
 	n, err := rdb.Get(ctx, "n").Int()
 	if err == nil || err == redis.Nil {
@@ -39,7 +39,8 @@ func add(ctx context.Context, rdb *redis.Client) error {
 	return err
 }
 
-func TestALostUpdateIsFound(t *testing.T) {
+// Explore finds a lost update.
+func TestExplore_LostUpdate(t *testing.T) {
 	for _, plan := range []Plan{{AtLeast: 10}, {AtLeast: 5, Together: true}, {Sample: 50}} {
 		got := outcomes(t, plan, func(w *World) string {
 			for _, p := range []string{"A", "B"} {
@@ -58,11 +59,13 @@ func TestALostUpdateIsFound(t *testing.T) {
 	}
 }
 
-func TestEveryOrderIsRun(t *testing.T) {
+// Explore runs every order.
+func TestExplore_EveryOrder(t *testing.T) {
 	got := outcomes(t, Plan{}, func(w *World) string {
 		var order strings.Builder
 		for _, who := range []string{"a", "b", "c"} {
-			w.Go("A", who, func(context.Context) { // in one process: no two orders come to the same
+			// In one process, so that all orders lead to different states.
+			w.Go("A", who, func(context.Context) {
 				w.At("A", who)
 				order.WriteString(who)
 			})
@@ -71,7 +74,8 @@ func TestEveryOrderIsRun(t *testing.T) {
 		return order.String()
 	})
 	want(t, got, "abc", "acb", "bac", "bca", "cab", "cba")
-	if runs := 6 * 5 * 4 * 3 * 2 / (2 * 2 * 2); sum(got) != runs { // two steps of each in any order
+	// Two steps of each, in any order.
+	if runs := 6 * 5 * 4 * 3 * 2 / (2 * 2 * 2); sum(got) != runs {
 		t.Errorf("%d runs, want %d", sum(got), runs)
 	}
 }
@@ -83,7 +87,8 @@ func sum(counts map[string]int) (n int) {
 	return n
 }
 
-func TestWhatComesToTheSameIsExploredOnce(t *testing.T) {
+// Explore explores a state once.
+func TestExplore_KnownState(t *testing.T) {
 	got := outcomes(t, Plan{}, func(w *World) string {
 		for _, p := range []string{"A", "B"} {
 			w.Go(p, p, func(context.Context) {
@@ -95,14 +100,16 @@ func TestWhatComesToTheSameIsExploredOnce(t *testing.T) {
 		w.Run()
 		return "done"
 	})
-	// Of the 924 orders of 6 steps each most end where they meet another one; those that do not are those in which
-	// one has come to its end, so that there is no choice any more, after so many steps of the other.
+	// Most of the 924 orders of 6 steps each end where they meet another order. Those that do not
+	// are those in which one actor has ended after some number of steps of the other, so that no
+	// choice is left.
 	if runs := sum(got); runs != 12 {
 		t.Errorf("%d runs have come to their end, want 12", runs)
 	}
 }
 
-func TestACommandArrivesAfterItsConnectionHasBroken(t *testing.T) {
+// A command may arrive after its connection has broken, and is retried.
+func TestExplore_BrokenConnection(t *testing.T) {
 	got := outcomes(t, Plan{Faults: 1, Break: true, Hit: []string{"A"}}, func(w *World) string {
 		a, b := w.Client("A"), w.Client("B")
 		w.Go("A", "A", func(ctx context.Context) {
@@ -120,7 +127,8 @@ func TestACommandArrivesAfterItsConnectionHasBroken(t *testing.T) {
 	want(t, got, "aab", "ab", "aba")
 }
 
-func TestACallerGivesUpWhatIsHeldUp(t *testing.T) {
+// A caller gives up a command that is held up.
+func TestExplore_HeldUpCommand(t *testing.T) {
 	for _, plan := range []Plan{
 		{Faults: 1, Hold: []time.Duration{3 * Step}},
 		{Faults: 1, Cut: []time.Duration{3 * Step}},
@@ -149,7 +157,8 @@ func TestACallerGivesUpWhatIsHeldUp(t *testing.T) {
 	}
 }
 
-func TestTimePassesOnlyWhenNothingWaits(t *testing.T) {
+// Time passes only when nothing waits, or by Pauses.
+func TestExplore_Time(t *testing.T) {
 	for _, test := range []struct {
 		plan Plan
 		want []string
@@ -170,7 +179,8 @@ func TestTimePassesOnlyWhenNothingWaits(t *testing.T) {
 	}
 }
 
-func TestASampleIsTheSameForTheSameSeed(t *testing.T) {
+// A sample is the same for the same seed.
+func TestExplore_Sample(t *testing.T) {
 	explore := func() (stories []string) {
 		Explore(t, Plan{Sample: 10}, func(w *World) {
 			for _, p := range []string{"A", "B"} {
@@ -191,7 +201,8 @@ func TestASampleIsTheSameForTheSameSeed(t *testing.T) {
 	}
 }
 
-func TestAnExplorationThatProvesLittleComplains(t *testing.T) {
+// An exploration that proves too little fails.
+func TestExplorer_Complaint(t *testing.T) {
 	for _, e := range []explorer{
 		{plan: Plan{AtLeast: 2}, runs: 1},
 		{runs: 100, lost: 21},
@@ -205,7 +216,8 @@ func TestAnExplorationThatProvesLittleComplains(t *testing.T) {
 	}
 }
 
-func TestAScheduleThatIsNotRepeatableIsNoticed(t *testing.T) {
+// A schedule that does not repeat is counted as lost.
+func TestExplorer_Lost(t *testing.T) {
 	e := &explorer{seen: make(map[uint64]bool)}
 	state := uint64(0)
 	choose := func(what ...string) (int, bool) {

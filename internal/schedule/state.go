@@ -12,18 +12,18 @@ import (
 
 var (
 	token = regexp.MustCompile(`^[A-Z2-7]{26}$`)
-	stamp = regexp.MustCompile(`9\d{14}`) // µs, in the year 2000 as everything in a bubble
+	stamp = regexp.MustCompile(`9\d{14}`) // µs in the year 2000, where bubbles begin
 )
 
-// Where an entry has its random bytes; see package entry.
+// The random bytes of an entry; see package entry.
 const (
 	entryMagic = "\xc1\x01"
 	randomFrom = 27
 	randomTo   = 35
 )
 
-// nameTokens gives names to what a process has drawn by lot, in the order of its own commands. So the names are
-// the same in all schedules in which it has seen the same.
+// nameTokens names the random values of a process, in the order of its commands. So the names are
+// equal in all schedules in which it has seen the same.
 func (w *World) nameTokens(process string, args []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -32,7 +32,8 @@ func (w *World) nameTokens(process string, args []string) {
 		case token.MatchString(arg):
 		case strings.HasPrefix(arg, entryMagic) && len(arg) >= randomTo:
 			arg = arg[randomFrom:randomTo]
-		case args[0] == "expire" && i == len(args)-1: // the random bytes that it puts into an entry
+		// The random bytes that it writes into an entry.
+		case args[0] == "expire" && i == len(args)-1:
 		default:
 			continue
 		}
@@ -40,7 +41,7 @@ func (w *World) nameTokens(process string, args []string) {
 	}
 }
 
-// nameStamps gives names to the times that the server has written into the replies to a process.
+// nameStamps names the server's times in the replies to a process.
 func (w *World) nameStamps(process, replies string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -56,7 +57,8 @@ func (w *World) name(process, s string) {
 	}
 }
 
-// named replaces what has been drawn by lot by its name. What a scenario has stored before it began has none.
+// named replaces random values by their names. Values that a scenario stored before the run have
+// none.
 func (w *World) named(s string) string {
 	for at := 0; ; at += len(entryMagic) {
 		next := strings.Index(s[at:], entryMagic)
@@ -73,7 +75,7 @@ func (w *World) named(s string) string {
 	return s
 }
 
-// saw makes something part of what a process has seen, and when.
+// saw adds something to what a process has seen, and when.
 func (w *World) saw(process, what string) {
 	var h maphash.Hash
 	h.SetSeed(hashSeed)
@@ -81,7 +83,7 @@ func (w *World) saw(process, what string) {
 	w.history[process] = h.Sum64()
 }
 
-// state is a hash of all that the future depends on.
+// state returns a hash of everything that the future depends on.
 func (w *World) state() uint64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -102,7 +104,7 @@ func (w *World) state() uint64 {
 	return h.Sum64()
 }
 
-// dump is what the server holds.
+// dump returns the content of the server.
 func (w *World) dump() string {
 	var b strings.Builder
 	for _, key := range w.Server.Keys() {

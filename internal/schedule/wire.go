@@ -22,7 +22,7 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// A wire is the one connection to the server, over which the commands of all clients go in the end.
+// A wire is the connection to the server that carries the commands of all clients.
 type wire struct {
 	mu      sync.Mutex
 	conn    net.Conn
@@ -41,11 +41,12 @@ func newWire(t *testing.T, m *miniredis.Miniredis) *wire {
 	return &wire{conn: conn, replies: bufio.NewReader(conn), scripts: make(map[string]script)}
 }
 
-// execute returns what the server answers to n commands, as it stands.
+// execute returns the server's raw replies to n commands.
 func (w *wire) execute(commands string, n int) (replies string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	go func() { _, _ = w.conn.Write([]byte(commands)) }() // the server answers each before it reads the next
+	// The server answers each before it reads the next.
+	go func() { _, _ = w.conn.Write([]byte(commands)) }()
 	for range n {
 		r, err := proto.Read(w.replies)
 		if err != nil {
@@ -56,7 +57,7 @@ func (w *wire) execute(commands string, n int) (replies string, err error) {
 	return replies, nil
 }
 
-// Scripts tells of the scripts in dir: each has the name of its file, and is known to the server.
+// Scripts registers the scripts in dir: each is named after its file.
 func (w *World) Scripts(files fs.FS, dir string) {
 	entries, err := fs.ReadDir(files, dir)
 	if err != nil {
@@ -73,7 +74,7 @@ func (w *World) Scripts(files fs.FS, dir string) {
 	}
 }
 
-// Client returns a client of a process. Its commands wait for the scheduler.
+// Client returns a client of a process, whose commands wait for the scheduler.
 func (w *World) Client(process string) *redis.Client {
 	rdb := redis.NewClient(&redis.Options{
 		Addr:                     "127.0.0.1:6379",
@@ -93,10 +94,10 @@ func (w *World) Client(process string) *redis.Client {
 	return rdb
 }
 
-// Admin returns a client whose commands do not wait: for before a schedule, and for after it.
+// Admin returns a client whose commands do not wait, for use before and after a schedule.
 func (w *World) Admin() *redis.Client { return redistest.NewMiniClient(w.t, w.Server) }
 
-// A clientConn tells when its owner has closed it.
+// A clientConn reports whether its owner has closed it.
 type clientConn struct {
 	net.Conn
 	closed atomic.Bool
@@ -114,7 +115,8 @@ func (w *World) dial(process string) net.Conn {
 	return c
 }
 
-// carry brings what a client sends to the server, and what the server answers back, when the scheduler says so.
+// carry carries commands of a client to the server, and replies back, when the scheduler picks
+// them.
 func (w *World) carry(process string, c *clientConn, far net.Conn) {
 	sever := func() {
 		c.closed.Store(true)
@@ -144,7 +146,8 @@ func (w *World) carry(process string, c *clientConn, far net.Conn) {
 	}
 }
 
-// read reads the commands that a client has sent at once, and says what they are; nothing for a handshake.
+// read reads the commands that a client sent at once, and describes them; a handshake has no
+// description.
 func (w *World) read(process string, in *bufio.Reader) (commands string, n int, what string, err error) {
 	var shown []string
 	for n == 0 || in.Buffered() > 0 {
@@ -178,7 +181,7 @@ func encode(args []string) string {
 	return b.String()
 }
 
-// answer reports whether replies are to be brought to the client.
+// answer reports whether to send replies to the client.
 func (w *World) answer(process, what, replies string, c *clientConn, sever func()) bool {
 	w.nameStamps(process, replies)
 	if w.Executed != nil {
@@ -197,7 +200,7 @@ func (w *World) answer(process, what, replies string, c *clientConn, sever func(
 	return w.wait(&item{process: process, kind: reply, what: shown, gone: c.closed.Load, sever: sever})
 }
 
-// show makes text out of bytes, in which random tokens have names.
+// show quotes bytes, with names in place of random values.
 func (w *World) show(s string) string {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -14,15 +14,15 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Step is by how much time passes at once.
+// Step is the step in which time passes.
 const Step = 500 * time.Millisecond
 
-// A World is what one schedule happens in.
+// A World is the environment of one schedule.
 type World struct {
 	Server *miniredis.Miniredis
 
-	// Executed, if set, is called after each command of a process, when the server has executed it and nothing
-	// else goes on. what is the name of the command or script and its arguments.
+	// Executed, if set, is called after the server has executed a command of a process, while
+	// nothing else happens. what is the name of the command or script, and its arguments.
 	Executed func(process, what string)
 
 	t        *testing.T
@@ -32,20 +32,20 @@ type World struct {
 	begun    time.Time
 	story    []string // what has happened, for people
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the following fields
 	over    bool
-	actors  int // that are not done
+	actors  int // those that are not done
 	clients []*redis.Client
 	waiting []*item // for the scheduler
 	instant time.Time
-	ticks   int // of the server's clock at this instant
-	pauses  int // that there may still be
-	faults  int // that may still happen
+	ticks   int // of the server's clock, at this instant
+	pauses  int // that are left
+	faults  int // that are left
 	cancels map[string]canceller
-	cut     map[string]time.Time // until when nothing of a process goes on
-	history map[string]uint64    // a hash of all that a process has seen
+	cut     map[string]time.Time // processes that are cut off, and until when
+	history map[string]uint64    // hash of everything that a process has seen
 	names   map[string]string    // of random tokens
-	drawn   map[string]int       // how many each process has drawn
+	drawn   map[string]int       // how many of them each process has
 }
 
 // A canceller cancels the context of an actor.
@@ -67,7 +67,7 @@ func newWorld(t *testing.T, e *explorer) *World {
 	return w
 }
 
-// givenUp is the panic by which a run ends before its scenario does.
+// givenUp is the panic that ends a run before its scenario ends.
 type givenUp struct{}
 
 func (w *World) run(scenario func(w *World)) {
@@ -86,8 +86,7 @@ func (w *World) run(scenario func(w *World)) {
 	scenario(w)
 }
 
-// end gives all goroutines of a run that has been given up the time to come to their ends. Nothing that they find
-// counts any more.
+// end lets all goroutines of a run that was given up end. It ignores what they find.
 func (w *World) end() {
 	w.mu.Lock()
 	w.over = true
@@ -110,8 +109,8 @@ func (w *World) Errorf(format string, args ...any) {
 	}
 }
 
-// Go starts an actor of a process. It begins when the scheduler lets it. Its ctx is cancelled only if the plan
-// says so.
+// Go starts an actor of a process, which begins when the scheduler picks it. Its ctx is cancelled
+// only if the plan says so.
 func (w *World) Go(process, name string, run func(ctx context.Context)) {
 	ctx, cancel := context.WithCancel(context.Background())
 	w.mu.Lock()
@@ -135,20 +134,20 @@ func (w *World) done(name string, cancel context.CancelFunc) {
 	delete(w.cancels, name)
 }
 
-// At waits until the scheduler lets process go on.
+// At waits until the scheduler lets process continue.
 func (w *World) At(process, what string) {
 	w.wait(&item{process: process, kind: point, what: what})
 }
 
-// Note makes something part of the state of process: what the checks of a scenario go by, and does not follow
-// from what single processes have seen.
+// Note adds something to the state of process that the checks of a scenario depend on, and that
+// does not follow from what single processes have seen.
 func (w *World) Note(process, what string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.saw(process, "notes "+what)
 }
 
-// wait waits for the scheduler, and reports whether the item is to go on.
+// wait waits for the scheduler, and reports whether the item may continue.
 func (w *World) wait(i *item) bool {
 	i.goes = make(chan bool, 1)
 	w.mu.Lock()
@@ -161,7 +160,7 @@ func (w *World) wait(i *item) bool {
 	return <-i.goes
 }
 
-// Run lets things happen until all actors are done and nothing waits any more.
+// Run lets things happen until all actors are done and nothing waits.
 func (w *World) Run() { w.Settle(0) }
 
 // limit is how long actors may wait for anything to happen.
@@ -197,7 +196,7 @@ func (w *World) Settle(d time.Duration) {
 	}
 }
 
-// tick makes every command come a microsecond after the one before, by the server's clock.
+// tick makes every command arrive a microsecond after the previous one, by the server's clock.
 func (w *World) tick() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -208,7 +207,7 @@ func (w *World) tick() {
 	w.Server.SetTime(w.instant.Add(time.Duration(w.ticks) * time.Microsecond))
 }
 
-// do reports whether what happens takes no time.
+// do reports whether the option takes no time.
 func (w *World) do(o option) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

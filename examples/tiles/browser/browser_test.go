@@ -1,5 +1,6 @@
-// Package browser tests the page of examples/tiles in Chromium. It is a module of its own, so that who uses
-// singlefill need not know what drives the browser. Its tests do not run in parallel: each keeps all processors busy.
+// Package browser tests the page of examples/tiles in Chromium. It is a separate module, so that
+// singlefill does not depend on the library that drives the browser. Its tests do not run in
+// parallel: each keeps all processors busy.
 package browser
 
 import (
@@ -11,12 +12,12 @@ import (
 	"github.com/chromedp/chromedp/kb"
 )
 
-func TestMapGoesOnWithoutAProcessAndWithoutRedis(t *testing.T) {
+func TestMap_KilledProcessAndRedis(t *testing.T) {
 	chromium(t)
-	f := startFleet(t, "-away=1h") // what is killed stays away
+	f := startFleet(t, "-away=1h") // killed processes stay away
 	p := openPage(t, f)
 
-	// All processes are asked for each tile, and one computes it.
+	// The page asks all processes for each tile, and one of them computes it.
 	seen := p.shown()
 	look := func() { seen = append(seen, p.shown()...) }
 	p.drag(-300, 120)
@@ -38,7 +39,8 @@ func TestMapGoesOnWithoutAProcessAndWithoutRedis(t *testing.T) {
 		t.Errorf("the page says that %s tiles were computed twice", twice)
 	}
 
-	// One process is asked for each tile, and whichever it is has what another has computed.
+	// The page asks one process for each tile. It gets the tiles that other processes have
+	// computed.
 	before := f.sum().Hits
 	p.click("input[value=turn]")
 	p.press("0")
@@ -68,7 +70,7 @@ func TestMapGoesOnWithoutAProcessAndWithoutRedis(t *testing.T) {
 	checkOnce(t, f.computed(0), nil)
 	p.checkConsole(killed)
 
-	// It goes on when Redis is killed, too.
+	// It also goes on when Redis is killed.
 	p.click("input[value=all]")
 	p.kill("redis")
 	first = len(f.computed(0))
@@ -78,11 +80,11 @@ func TestMapGoesOnWithoutAProcessAndWithoutRedis(t *testing.T) {
 	f.await(t, "tiles are computed without Redis", func() bool {
 		return slices.ContainsFunc(f.computed(first), func(l load) bool { return l.Unlocked })
 	})
-	p.await("the page says so", `Number(document.getElementById("unlocked").textContent) > 0`)
+	p.await("the page shows it", `Number(document.getElementById("unlocked").textContent) > 0`)
 	p.checkConsole(killed)
 }
 
-func TestMapGoesOnWhenAProcessAndRedisReturn(t *testing.T) {
+func TestMap_ReturningProcessAndRedis(t *testing.T) {
 	chromium(t)
 	f := startFleet(t, "-away=500ms")
 	p := openPage(t, f)
@@ -95,7 +97,7 @@ func TestMapGoesOnWhenAProcessAndRedisReturn(t *testing.T) {
 	}
 	p.await("all ask Redis", `!document.querySelector("article.down, article.trouble")`)
 
-	// A Redis that is back knows of no tile. Each is computed once again; so are new ones.
+	// A new Redis is empty. Each tile is computed once more, and new tiles once.
 	p.zoomTo("zoom-in", "3")
 	f.await(t, "nothing is being computed", func() bool { return f.sum().Loading == 0 })
 	first := len(f.computed(0))
@@ -115,8 +117,8 @@ func TestMapGoesOnWhenAProcessAndRedisReturn(t *testing.T) {
 	p.checkConsole(killed)
 }
 
-// checkOnce fails the test for tiles that were computed more than once, or without Redis, and for those among seen
-// that were not computed at all.
+// checkOnce fails the test for tiles that were computed more than once, or without Redis, and for
+// tiles in seen that were not computed at all.
 func checkOnce(t *testing.T, loads []load, seen []string) {
 	t.Helper()
 	by := make(map[string][]int)
@@ -133,7 +135,7 @@ func checkOnce(t *testing.T, loads []load, seen []string) {
 	}
 	for _, tile := range seen {
 		if len(by[tile]) == 0 {
-			t.Errorf("tile %s is shown, and nobody says that it was computed", tile)
+			t.Errorf("tile %s is shown, and no process reports that it computed it", tile)
 		}
 	}
 }

@@ -15,14 +15,14 @@ import (
 	"time"
 )
 
-// A fleet is the command as it runs, and what its processes report.
+// A fleet is a running command, and the reports of its processes.
 type fleet struct {
 	url   string
 	ports []int
 
 	mu    sync.Mutex
-	loads []load        // protected by mu: as reported by all processes, each once
-	stats map[int]stats // protected by mu: the latest of each port
+	loads []load        // protected by mu: the reports of all processes, each once
+	stats map[int]stats // protected by mu: the latest ones, by port
 }
 
 type load struct {
@@ -33,7 +33,7 @@ type load struct {
 
 type stats struct{ Hits, Loads, Loading, Waits int64 }
 
-// startFleet builds and starts the command, which ends with the test.
+// startFleet builds and starts the command. It ends with the test.
 func startFleet(t *testing.T, flags ...string) *fleet {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "tiles")
@@ -43,7 +43,7 @@ func startFleet(t *testing.T, flags ...string) *fleet {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
 	cmd := exec.Command(program, append([]string{"-port=0"}, flags...)...)
-	cmd.Env = append(os.Environ(), "REDIS_URL=") // its own can be killed
+	cmd.Env = append(os.Environ(), "REDIS_URL=") // only an embedded Redis can be killed
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -72,7 +72,7 @@ func startFleet(t *testing.T, flags ...string) *fleet {
 	return f
 }
 
-// listen takes down what the process on a port reports, and what the next one on it does, until the test ends.
+// listen records the reports of the process on a port, and of its successors, until the test ends.
 func (f *fleet) listen(t *testing.T, port int) {
 	id := ""
 	for t.Context().Err() == nil {
@@ -83,7 +83,7 @@ func (f *fleet) listen(t *testing.T, port int) {
 		}
 		req.Header.Set("Last-Event-ID", id)
 		resp, err := http.DefaultClient.Do(req)
-		if err != nil { // it has been killed
+		if err != nil { // the process has been killed
 			select {
 			case <-time.After(50 * time.Millisecond):
 			case <-t.Context().Done():
@@ -122,21 +122,21 @@ func (f *fleet) note(t *testing.T, port int, data string) {
 		if message.Error != "" {
 			t.Errorf("%d failed to compute %s: %s", port, message.Tile, message.Error)
 		}
-		if !message.Refresh { // a tile may grow old while a slow machine runs this test
+		if !message.Refresh { // a tile may expire while a slow machine runs this test
 			message.port = port
 			f.loads = append(f.loads, message.load)
 		}
 	}
 }
 
-// computed returns the loads so far, from the first'th on.
+// computed returns the loads so far, from index first on.
 func (f *fleet) computed(first int) []load {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return append([]load(nil), f.loads[first:]...)
 }
 
-// sum adds up what the processes have counted.
+// sum returns the sum of the stats of all processes.
 func (f *fleet) sum() (sum stats) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -146,7 +146,7 @@ func (f *fleet) sum() (sum stats) {
 	return sum
 }
 
-// settled reports whether nothing is being computed, and all that was has been reported.
+// settled reports whether no load runs, and all loads have been reported.
 func (f *fleet) settled() bool {
 	return f.sum().Loading == 0 && f.sum().Loads == int64(len(f.computed(0)))
 }

@@ -18,10 +18,10 @@ import (
 	"github.com/chromedp/chromedp"
 )
 
-// patience only decides how long a failing test takes.
+// patience affects only how long a failing test takes.
 const patience = 2 * time.Minute
 
-// A page is the map in a browser.
+// A page is the page of the map in a browser.
 type page struct {
 	t     *testing.T
 	ctx   context.Context
@@ -35,7 +35,7 @@ func openPage(t *testing.T, f *fleet) *page {
 	t.Helper()
 	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(chromium(t)), chromedp.WindowSize(1280, 800))
 	if os.Getuid() == 0 {
-		options = append(options, chromedp.NoSandbox) // which Chromium refuses to use as root
+		options = append(options, chromedp.NoSandbox) // as root Chromium refuses to use its sandbox
 	}
 	ctx, cancel := chromedp.NewExecAllocator(context.Background(), options...)
 	t.Cleanup(cancel)
@@ -59,7 +59,8 @@ func openPage(t *testing.T, f *fleet) *page {
 	return p
 }
 
-// chromium finds the browser. Without it the test is skipped, unless CHROMIUM_REQUIRED=1 says that it must run.
+// chromium returns the path of the browser. Without a browser it skips the test, or fails it if
+// CHROMIUM_REQUIRED=1.
 func chromium(t *testing.T) string {
 	t.Helper()
 	for _, name := range []string{"chromium", "chromium-browser", "google-chrome", "google-chrome-stable"} {
@@ -82,7 +83,7 @@ func (p *page) do(actions ...chromedp.Action[chromedp.Void]) {
 	}
 }
 
-// await waits until an expression of the page is true.
+// await waits until an expression is true in the page.
 func (p *page) await(what, expression string) {
 	p.t.Helper()
 	if _, err := chromedp.Run(p.ctx, chromedp.Poll[chromedp.Void](expression, chromedp.WithPollingTimeout(patience))); err != nil {
@@ -110,7 +111,7 @@ func (p *page) awaitMap() {
 	}
 }
 
-// shown returns the names of the tiles that can be seen.
+// shown returns the names of the visible tiles.
 func (p *page) shown() []string {
 	p.t.Helper()
 	tiles := evaluate[[]string](p, `[...document.querySelectorAll(".tile.here:not(.below)")].filter(t => t.querySelector("img")?.naturalWidth === 256).map(t => t.dataset.tile)`)
@@ -120,7 +121,7 @@ func (p *page) shown() []string {
 	return tiles
 }
 
-// drag pans by the mouse.
+// drag pans with the mouse.
 func (p *page) drag(dx, dy float64) {
 	p.t.Helper()
 	const x, y = 450, 400
@@ -137,7 +138,7 @@ func (p *page) drag(dx, dy float64) {
 func (p *page) wheel(x, y, dy float64) {
 	p.t.Helper()
 	p.do(chromedp.MouseEvent(input.DispatchMouseEventTypeMouseWheel, x, y, func(e *input.DispatchMouseEventParams) {
-		e.DeltaX, e.DeltaY = 1e-9, dy // Chromium wants both, and cdproto does not send 0
+		e.DeltaX, e.DeltaY = 1e-9, dy // Chromium needs both, and cdproto does not send 0
 	}))
 	p.awaitMap()
 }
@@ -153,7 +154,7 @@ func (p *page) click(selector string) {
 	p.do(chromedp.Click(chromedp.CSS(selector)))
 }
 
-// zoomTo clicks until a level is shown.
+// zoomTo clicks a zoom button, and checks that the page shows the level.
 func (p *page) zoomTo(button, level string) {
 	p.t.Helper()
 	p.click("#" + button)
@@ -163,10 +164,10 @@ func (p *page) zoomTo(button, level string) {
 	}
 }
 
-// card is the part of the page that is about one process.
+// card returns the selector of the part of the page for one process.
 func card(name string) string { return fmt.Sprintf("article[data-name=%q]", name) }
 
-// kill clicks the button of a process, and waits until the page says that it is down.
+// kill clicks the button of a process, and waits until the page shows that it is down.
 func (p *page) kill(name string) {
 	p.t.Helper()
 	p.click(card(name) + " button")
@@ -176,7 +177,7 @@ func (p *page) kill(name string) {
 	}
 }
 
-// screenshot leaves a picture beside the logs of the test, if it is run with -artifacts.
+// screenshot writes a picture to the artifacts of the test, which are kept with -artifacts.
 func (p *page) screenshot(name string) {
 	p.t.Helper()
 	data, err := chromedp.Run(p.ctx, chromedp.CaptureScreenshot())
@@ -188,16 +189,17 @@ func (p *page) screenshot(name string) {
 	}
 }
 
-// lost is what Chromium writes to the console when a connection to a process breaks because it is killed, or cannot
-// be made while it is dead. No script can prevent it.
+// lost has the messages that Chromium writes to the console when a connection to a killed process
+// breaks, or cannot be made. No script can prevent them.
 var lost = []string{
 	"net::ERR_CONNECTION_REFUSED",
 	"net::ERR_CONNECTION_RESET",
-	"net::ERR_EMPTY_RESPONSE",              // reset before an answer
-	"net::ERR_INCOMPLETE_CHUNKED_ENCODING", // ... and in one
+	"net::ERR_EMPTY_RESPONSE",              // reset before a response
+	"net::ERR_INCOMPLETE_CHUNKED_ENCODING", // reset in a response
 }
 
-// checkConsole fails the test for anything in the console but lost connections to processes that were killed.
+// checkConsole fails the test for everything in the console except lost connections to killed
+// processes.
 func (p *page) checkConsole(killed ...int) {
 	p.t.Helper()
 	p.mu.Lock()

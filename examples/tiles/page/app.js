@@ -1,4 +1,4 @@
-// The page: a map whose tiles come from a fleet, and a panel that shows what the fleet does.
+// The page: a map with tiles from a fleet, and a panel that shows what the fleet does.
 
 import {Fleet} from "./fleet.js";
 import {TileMap} from "./map.js";

@@ -1,8 +1,8 @@
-// The fleet as the page sees it: whom to ask for a tile, and what all of them say that they do.
+// The fleet as the page sees it: which process to ask for a tile, and what all processes report.
 
 const element = id => document.getElementById(id);
 
-const life = 5 * 60 * 1000; // ms for which a tile that was computed need not be computed again, at least
+const life = 5 * 60 * 1000; // ms: Redis can serve a computed tile for at least this long
 const longestLog = 150;
 
 export class Fleet {
@@ -27,8 +27,8 @@ export class Fleet {
 
   // Asking.
 
-  // get resolves with the first answer: the picture, and who computed it. Nobody is asked in vain who is known to be
-  // down; whoever fails is replaced by the next.
+  // get resolves with the first answer: the picture, and the process that computed it. It does not
+  // ask processes that are known to be down. If a process fails, it asks the next one.
   async get(tile, signal) {
     const servers = [...this.#members.values()].filter(m => m.url);
     const up = servers.filter(m => m.pid);
@@ -44,7 +44,7 @@ export class Fleet {
         if (signal.aborted) throw err;
       }
     }
-    throw new Error("nobody answered");
+    throw new Error("no process answered");
   }
 
   async #ask(member, tile, signal) {
@@ -61,7 +61,7 @@ export class Fleet {
 
   colourOf(name) { return this.#members.get(name)?.colour ?? "var(--quiet)"; }
 
-  // What the supervisor says.
+  // Reports of the supervisor.
 
   #setState(states) {
     let processes = 0;
@@ -75,7 +75,7 @@ export class Fleet {
         member.card.style.setProperty("--who", member.colour);
       }
       if (member.pid && !state.pid) this.#log(member, "was killed", "down");
-      if (member.pid === 0 && state.pid) this.#log(member, "is back, and knows of nothing");
+      if (member.pid === 0 && state.pid) this.#log(member, "is back, and remembers nothing");
       if (member.name === "redis" && member.pid !== state.pid) this.#computedAt.clear();
       Object.assign(member, state);
       showStatus(member);
@@ -112,7 +112,7 @@ export class Fleet {
     }
   }
 
-  // What the processes say.
+  // Reports of the processes.
 
   #hear(member, event) {
     switch (event.kind) {
@@ -130,10 +130,10 @@ export class Fleet {
       this.#log(member, `waited ${event.ms} ms for ${event.tile}`, "", event.at);
       break;
     case "stale":
-      this.#log(member, `served an old ${event.tile} at once`, "", event.at);
+      this.#log(member, `served an expired ${event.tile} at once`, "", event.at);
       break;
     case "redis":
-      if (event.op !== "ping") this.#log(member, "got no answer from Redis", "down", event.at); // else it is the breaker
+      if (event.op !== "ping") this.#log(member, "got no answer from Redis", "down", event.at); // a ping comes from the breaker
       break;
     case "breaker":
       this.#log(member, event.open ? "stops asking Redis" : "asks Redis again", event.open ? "down" : "", event.at);
@@ -144,7 +144,7 @@ export class Fleet {
   #noteLoad(member, event) {
     let what = `computed ${event.tile} in ${event.ms} ms`;
     if (event.error) what = `failed to compute ${event.tile}: ${event.error}`;
-    if (event.refresh) what += ", for it was old";
+    if (event.refresh) what += ", in the background";
     if (event.unlocked) what += ", without Redis";
     this.#log(member, what, "", event.at);
     if (event.at < this.#opened || event.error) return;
@@ -181,7 +181,7 @@ export class Fleet {
     who.textContent = member.title;
     if (member.colour) who.style.setProperty("--who", member.colour);
     line.append(who, ` ${what}`);
-    line.dataset.at = at; // processes report a little late, and to a new page all at once
+    line.dataset.at = at; // reports arrive a little late, and at a new page all at once
     log.insertBefore(line, [...log.children].find(other => other.dataset.at <= at) ?? null);
     while (log.children.length > longestLog) log.lastElementChild.remove();
   }

@@ -1,19 +1,19 @@
-// A map of tiles, to be dragged and zoomed.
+// A map of tiles that can be dragged and zoomed.
 
 const tileSize = 256;
 const minZoom = 0, maxZoom = 30;
-const atOnce = 5;     // tiles asked for at a time: as many as a browser has connections to a server, less one
-const centre = {x: 0.43908903, y: 0.46704352}; // there is much to see, however deep one zooms
-const settling = 120; // ms without a move before new tiles are asked for, so that none are that only pass by
+const atOnce = 5;     // tiles requested at a time: one less than the connections of a browser to one server
+const centre = {x: 0.43908903, y: 0.46704352}; // interesting at every zoom level
+const settling = 120; // ms without a move before new tiles are requested: none for tiles that only pass by
 const pace = 220;     // ms of an animation
 
 const clamp = (v, least, most) => Math.min(Math.max(v, least), most);
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 export class TileMap {
-  #box;      // the element
+  #box;      // the element of the map
   #fleet;
-  #view;     // x and y of the centre, of a world that is 1 wide and high, and zoom
+  #view;     // zoom, and x and y of the centre, in a world that is 1 wide and high
   #goal;     // the view at the end of the animation
   #tiles = new Map(); // by name
   #asking = 0;
@@ -35,7 +35,7 @@ export class TileMap {
 
   // Moving.
 
-  // pan moves the view by pixels, zoomBy towards a point of the element.
+  // pan moves the view by pixels. zoomBy zooms towards a point of the element.
 
   pan(dx, dy) {
     const scale = tileSize * 2 ** this.#goal.zoom;
@@ -70,7 +70,7 @@ export class TileMap {
       const eased = 1 - (1 - part) ** 3;
       const to = this.#goal;
       const zoom = from.zoom + (to.zoom - from.zoom) * eased;
-      // What the zoom leaves in its place moves on a straight line.
+      // The point that the zoom keeps in place moves on a straight line.
       const span = 2 ** -to.zoom - 2 ** -from.zoom;
       const way = span ? (2 ** -zoom - 2 ** -from.zoom) / span : eased;
       this.#view = part < 1 ? {x: from.x + (to.x - from.x) * way, y: from.y + (to.y - from.y) * way, zoom} : to;
@@ -105,7 +105,7 @@ export class TileMap {
     }
     box.addEventListener("wheel", e => {
       e.preventDefault();
-      const notch = e.deltaMode !== WheelEvent.DOM_DELTA_PIXEL || Math.abs(e.deltaY) >= 50; // else a touchpad
+      const notch = e.deltaMode !== WheelEvent.DOM_DELTA_PIXEL || Math.abs(e.deltaY) >= 50; // otherwise a touchpad
       this.zoomBy(notch ? -Math.sign(e.deltaY) : -e.deltaY * (e.ctrlKey ? 0.02 : 0.006), e, notch);
     }, {passive: false});
     box.addEventListener("dblclick", e => {
@@ -140,7 +140,7 @@ export class TileMap {
     document.getElementById("place").textContent = text.replace("+ -", "- ").replaceAll("-", "\u2212");
   }
 
-  // #level is the one whose tiles are shown, #visible the tiles of it that are in a view.
+  // #level is the zoom level of the shown tiles. #visible returns the names of the tiles in the view.
 
   get #level() { return clamp(Math.round(this.#goal.zoom), minZoom, maxZoom); }
 
@@ -161,7 +161,7 @@ export class TileMap {
     return names;
   }
 
-  // #update lets go of the tiles that nobody sees any more, and asks for those that are missing.
+  // #update drops the tiles that are no longer visible, and requests the missing ones.
   #update() {
     const visible = this.#visible();
     const complete = [...visible].every(name => this.#tiles.get(name)?.here);
@@ -197,7 +197,7 @@ export class TileMap {
     this.#tiles.delete(name);
   }
 
-  // #ask asks for what is nearest to the centre first.
+  // #ask requests the missing tiles, those nearest to the centre first.
   #ask() {
     const {x, y} = this.#goal;
     const distance = t => Math.hypot((t.x + 0.5) / 2 ** t.z - x, (t.y + 0.5) / 2 ** t.z - y);
@@ -212,7 +212,7 @@ export class TileMap {
       const answer = await this.#fleet.get(tile.name, tile.gone.signal);
       await this.#show(tile, answer);
     } catch {
-      // Nobody can answer now, or nobody wants to see it any more.
+      // No process can answer now, or the tile is no longer visible.
       setTimeout(() => { tile.asked = false; this.#ask(); }, 1000);
     }
     this.#asking--;
@@ -238,7 +238,7 @@ export class TileMap {
     tile.here = true;
   }
 
-  // #place puts the tiles where they belong, on whole pixels, so that no gaps are seen.
+  // #place moves the tiles to their places, on whole pixels, so that there are no gaps.
   #place() {
     const {x, y, zoom} = this.#view;
     const {clientWidth: w, clientHeight: h} = this.#box;

@@ -1,19 +1,19 @@
--- Release the lock, if it is still ours, and leave behind what others have to know of a load that brought
+-- Release the lock if this attempt still holds it, and leave a note for others if its load brought
 -- nothing to store.
 --
 -- KEYS  1 lock  2 value
 -- ARGV  1 token  2 stamp  3 failure, or ''
---       4 how long the source is to be left alone by those who have something to serve, ms, or 0
---       5 life of what is left behind, ms
---       6 '1': the value is not to be kept any more
+--       4 how long processes that have a value to serve back off, ms, or 0
+--       5 TTL of the note, ms
+--       6 '1': remove the value, too
 --
--- Returns 1 released, 0 not ours.
+-- Returns 1 released, 0 not held by this attempt.
 
 local lock = redis.pcall('GET', KEYS[1])
 if type(lock) ~= 'string' or string.sub(lock, 1, 27) ~= 'H' .. ARGV[1] then return 0 end
 
 local ours = 0
-if string.sub(lock, 28, 43) == ARGV[2] then ours = 1 end -- else granted again, to a command that came late
+if string.sub(lock, 28, 43) == ARGV[2] then ours = 1 end -- else a grant to a late command
 if ours == 1 and ARGV[6] == '1' then redis.call('DEL', KEYS[2]) end
 if ours == 1 and (ARGV[3] ~= '' or ARGV[4] ~= '0') then
   local retry = 0
@@ -22,7 +22,7 @@ if ours == 1 and (ARGV[3] ~= '' or ARGV[4] ~= '0') then
     retry = math.min(tonumber(time[1]) * 1000000 + tonumber(time[2]) + tonumber(ARGV[4]) * 1000, 9e15)
   end
   local left = redis.pcall('SET', KEYS[1], 'F' .. ARGV[1] .. string.format('%016.0f', retry) .. ARGV[3], 'PX', ARGV[5])
-  if not left.err then return 1 end -- out of memory: the lock still has to go
+  if not left.err then return 1 end -- out of memory: release the lock without a note
 end
 redis.call('DEL', KEYS[1])
 return ours

@@ -1,7 +1,7 @@
--- Prolong the lock, if it is still ours.
+-- Prolong the lock if this attempt still holds it.
 --
 -- KEYS  1 lock
--- ARGV  1 token  2 stamp  3 life of the lock, ms
+-- ARGV  1 token  2 stamp  3 TTL of the lock, ms
 --
 -- Returns 1 prolonged, 0 lost.
 

@@ -1,9 +1,9 @@
--- Store what was loaded and release the lock, if the lock is still ours.
+-- Store what was loaded and release the lock, if this attempt still holds it.
 --
 -- KEYS  1 value  2 lock
--- ARGV  1 token  2 stamp  3 entry  4 its life, ms
+-- ARGV  1 token  2 stamp  3 entry  4 its TTL, ms
 --
--- Returns 1 stored, 0 refused: the key was deleted, set or made stale, or the lock was lost.
+-- Returns 1 stored, 0 refused: the key was deleted, set or expired, or the lock was lost.
 
 local lock = redis.pcall('GET', KEYS[2])
 if type(lock) == 'string' and string.sub(lock, 1, 43) == 'H' .. ARGV[1] .. ARGV[2] then
@@ -12,8 +12,8 @@ if type(lock) == 'string' and string.sub(lock, 1, 43) == 'H' .. ARGV[1] .. ARGV[
   return 1
 end
 if type(lock) == 'string' and string.sub(lock, 1, 27) == 'H' .. ARGV[1] then
-  redis.call('DEL', KEYS[2]) -- another grant to this token, by a command that came late: nobody loads under it
+  redis.call('DEL', KEYS[2]) -- a late command was granted the lock again: no load runs under it
 end
--- No two entries are alike: if ours is there, an earlier try stored it and its reply was lost.
+-- Every entry is unique: if this one is there, an earlier try stored it and its reply was lost.
 if redis.pcall('GET', KEYS[1]) == ARGV[3] then return 1 end
 return 0

@@ -28,7 +28,7 @@ func (l *Log) trace() *singlefill.Trace {
 			}
 			l.errors[op] = append(l.errors[op], err)
 		},
-		Breaker: func(open bool) {
+		BreakerChanged: func(open bool) {
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			l.breaker = append(l.breaker, open)
@@ -64,7 +64,7 @@ func (l *Log) HasError(op string, texts ...string) bool {
 	})
 }
 
-// Breaker returns what Trace.Breaker has reported.
+// Breaker returns what Trace.BreakerChanged has reported.
 func (l *Log) Breaker() []bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

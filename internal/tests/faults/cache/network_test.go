@@ -75,7 +75,7 @@ func TestGetOrLoad_UnreachableRedis(t *testing.T) {
 				fault.end(s, p)
 				c.AwaitRecovery()
 				if got := c.Log.Breaker(); !slices.Equal(got[:2], []bool{true, false}) || c.Stats().BreakerOpens < 1 {
-					t.Errorf("Trace.Breaker reported %v, Stats are %+v", got, c.Stats())
+					t.Errorf("Trace.BreakerChanged reported %v, Stats are %+v", got, c.Stats())
 				}
 				redistest.WantTTLs(t, s.Admin())
 			})
@@ -314,11 +314,11 @@ func TestBreaker_FlappingServer(t *testing.T) {
 	reported := c.Log.Breaker()
 	for i, open := range reported {
 		if open != (i%2 == 0) {
-			t.Fatalf("Trace.Breaker reported %v", reported)
+			t.Fatalf("Trace.BreakerChanged reported %v", reported)
 		}
 	}
 	if n := c.Stats().BreakerOpens; n < times || len(reported) != int(2*n) {
-		t.Errorf("the breaker has opened %d times, Trace.Breaker reported %d changes", n, len(reported))
+		t.Errorf("the breaker has opened %d times, Trace.BreakerChanged reported %d changes", n, len(reported))
 	}
 }
 

@@ -1,0 +1,136 @@
+package singlefill
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/fill"
+)
+
+// Check sends every command that the cache may ever send, on keys that no caller can use, and
+// returns an error that names each purpose for which Redis refuses a command. In a Cluster it asks
+// every master that the client knows. It returns the first error if Redis does not answer, and then
+// sends nothing more. The keys begin with the namespace and ":check:". Check removes them; if it
+// cannot, they expire after LockTTL.
+//
+// Without a right the cache goes on loading, and may store nothing: see Stats.Refused. Call Check
+// when a process starts, or in a health check.
+func (c *Cache[T]) Check(ctx context.Context) error {
+	if err := c.checkOpen(); err != nil {
+		return err
+	}
+	keys := []string{c.checkKey()}
+	if _, cluster := c.client.Redis.(*redis.ClusterClient); cluster {
+		for range 100 * 16 { // enough random keys to meet each of a hundred masters
+			keys = append(keys, c.checkKey())
+		}
+	}
+	var errs []error
+	for _, sameNode := range c.client.ByNode(keys) {
+		err := c.checkNode(ctx, fill.Pair{Value: sameNode[0], Lock: lockKey(sameNode[0])})
+		if errs = append(errs, err); client.Unreachable(err) || ctx.Err() != nil {
+			break
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return errors.Join(errs...)
+}
+
+// checkKey returns a new value key. The value keys of callers have their tag right behind the
+// namespace.
+func (c *Cache[T]) checkKey() string { return c.namespace + ":check:{" + rand.Text() + "}" }
+
+// checkNode goes through the life of two fills on the node of a pair of keys.
+func (c *Cache[T]) checkNode(ctx context.Context, pair fill.Pair) error {
+	ttl := c.opts.lockTTL
+	data, err := entry.Entry{FreshUntil: time.Now().Add(ttl), WrittenAt: time.Now(), NotFound: true}.Encode()
+	if err != nil {
+		return err
+	}
+	stored := fill.New(c.client, pair.Value, pair.Lock, ttl)
+	released := fill.New(c.client, pair.Value, pair.Lock, ttl)
+	within := c.opts.redisTimeout
+	take := func(l *fill.Lock) error {
+		r, err := l.GetOrLock(ctx, within, fill.Query{Take: true})
+		if err == nil && r.Status != fill.Locked {
+			return fmt.Errorf("unexpected reply %q", r.Status)
+		}
+		return err
+	}
+	var errs []error
+	named := make(map[string]bool)
+	for _, step := range []struct {
+		op  string
+		run func() error
+	}{
+		{"get", func() error {
+			_, err := client.Do(ctx, c.client, "get", pair.Value, func(ctx context.Context) (string, error) {
+				return c.client.Redis.Get(ctx, pair.Value).Result()
+			})
+			if errors.Is(err, redis.Nil) {
+				return nil
+			}
+			return err
+		}},
+		{"lock", func() error { return take(stored) }},
+		{"wait", func() error {
+			_, err := fill.New(c.client, pair.Value, pair.Lock, ttl).GetOrLock(ctx, within, fill.Query{Take: true})
+			return err
+		}},
+		{"renew", func() error { _, err := stored.Renew(ctx); return err }},
+		{"store", func() error { _, err := stored.Store(ctx, within, data, ttl); return err }},
+		{"expire", func() error { return fill.Expire(ctx, c.client, []fill.Pair{pair}) }},
+		{"delete", func() error { return c.delete(ctx, []fill.Pair{pair}) }},
+		{"lock", func() error { return take(released) }},
+		{"release", func() error {
+			_, err := released.Release(ctx, within, fill.ReleaseNote{Failure: fill.NotFoundRecord, RetryAfter: time.Millisecond})
+			return err
+		}},
+		{"abandon", func() error { _, err := fill.New(c.client, pair.Value, pair.Lock, ttl).Abandon(ctx); return err }},
+		{"set", func() error { return c.set(ctx, pair, data, ttl) }},
+		{"delete", func() error { return c.delete(ctx, []fill.Pair{pair}) }},
+	} {
+		err := step.run()
+		if err == nil || named[step.op] {
+			continue
+		}
+		named[step.op] = true
+		errs = append(errs, fmt.Errorf("singlefill: check: %s: %w", step.op, err))
+		if client.Unreachable(err) {
+			break
+		}
+	}
+	if len(errs) > 0 && !client.Unreachable(errs[len(errs)-1]) {
+		errs = append(errs, c.checkCommands(ctx, pair))
+	}
+	return errors.Join(errs...)
+}
+
+// checkCommands sends the commands of the scripts one by one: Redis does not name the command that
+// it refuses inside a script.
+func (c *Cache[T]) checkCommands(ctx context.Context, pair fill.Pair) error {
+	var errs []error
+	ttl := c.opts.lockTTL.Milliseconds()
+	for _, args := range [][]any{
+		{"get", pair.Value}, {"getrange", pair.Value, 0, 1}, {"set", pair.Value, "", "px", ttl},
+		{"setrange", pair.Value, 0, ""}, {"pttl", pair.Value}, {"pexpire", pair.Value, ttl}, {"del", pair.Value},
+		{"time"}, {"eval", "return 1", 1, pair.Value}, {"evalsha", "", 1, pair.Value},
+	} {
+		_, err := client.Do(ctx, c.client, "check", pair.Value, func(ctx context.Context) (any, error) {
+			return c.client.Redis.Do(ctx, args...).Result()
+		})
+		if err != nil && !errors.Is(err, redis.Nil) && !redis.HasErrorPrefix(err, "NOSCRIPT") {
+			errs = append(errs, fmt.Errorf("singlefill: check: command %s: %w", args[0], err))
+		}
+	}
+	return errors.Join(errs...)
+}

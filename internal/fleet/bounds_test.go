@@ -1,0 +1,57 @@
+package fleet
+
+import "time"
+
+// The bounds in docs/scale.md, where they can be computed. The constants are those of wait.go, from
+// which the bounds were derived by hand.
+const (
+	minPause = 2 * time.Millisecond
+	maxPause = 250 * time.Millisecond
+	crowd    = 2
+	longer   = 1.25 // the longest pause, by its jitter
+	shorter  = 0.75
+)
+
+// bounds are the bounds of a stampede.
+type bounds struct {
+	costs
+	waiters int           // processes times keys
+	length  time.Duration // of the longest load
+	known   bool          // length is known to the waiters, and constant
+}
+
+// reply is the longest time until a reply, since each waiter has one command in flight at a time.
+func (b bounds) reply() time.Duration { return b.trip + time.Duration(b.waiters)*b.script }
+
+// late is the longest time that a waiter waits after the end of the load: until the value is
+// stored, until the pause that had begun before has passed, and until the reply.
+func (b bounds) late() time.Duration {
+	pause := minPause + time.Millisecond/5 // the end of a load is known to the millisecond
+	if !b.known {
+		pause = max(minPause, min((b.length+b.reply())/5, maxPause))
+	}
+	return 2*b.reply() + time.Duration(longer*float64(max(pause, crowd*b.reply())))
+}
+
+// polls is how often a process asks at most, from the beginning of the load until it has the value.
+func (b bounds) polls() (n int) {
+	for age := time.Duration(0); age < b.length+b.late(); n++ {
+		pause := age / 5
+		if b.known && age < b.length {
+			pause = (b.length - time.Millisecond - age) / 2
+		} else if b.known {
+			pause = (age - b.length) / 5
+		}
+		age += time.Duration(shorter * float64(min(max(pause, minPause), maxPause)))
+	}
+	return n
+}
+
+// commands is the largest number of commands: one GET and one first script of each waiter, the
+// polls, and the commands of the holders.
+func (b bounds) commands() int {
+	return b.waiters*(2+b.polls()) + hotKeys*(2+int(b.length/(lockTTL/3)))
+}
+
+// taken is the longest time from a holder's death to its replacement.
+func (b bounds) taken() time.Duration { return lockTTL + 5*time.Millisecond + 2*b.reply() }

@@ -1,0 +1,154 @@
+package singlefill_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
+)
+
+// within is how long the caches of these tests wait when they have an old value.
+const within = 50 * time.Millisecond
+
+// inSlowSource runs a test with a cache that has an expired value "old" under "k".
+func inSlowSource(t *testing.T, opts singlefill.Options[string], run func(t *testing.T, c *singlefill.Cache[string], rdb *redis.Client)) {
+	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		opts.StaleIfError, opts.StaleAfter, opts.Jitter = time.Hour, within, -1
+		c, err := singlefill.New(rdb, "n", time.Minute, &opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if err := c.Set(t.Context(), "k", "old"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute + time.Second)
+		run(t, c, rdb)
+	})
+}
+
+// wantOldAfter calls GetOrLoad and checks that it returns the old value after d.
+func wantOldAfter(t *testing.T, c *singlefill.Cache[string], d time.Duration, load singlefill.Loader[string]) {
+	t.Helper()
+	begun := time.Now()
+	v, info, err := c.GetOrLoadInfo(t.Context(), "k", load)
+	if v != "old" || err != nil || !info.Stale || info.Err != context.DeadlineExceeded {
+		t.Errorf("%q, %+v, %v; want the old value, and that StaleAfter is the reason", v, info, err)
+	}
+	wantElapsed(t, "GetOrLoad returned", begun, d)
+}
+
+// With an old value at hand, callers of a source that hangs wait until the load is StaleAfter old.
+// The load goes on, and its value is served when it has arrived.
+func TestStaleAfter_SlowSource(t *testing.T) {
+	inSlowSource(t, singlefill.Options[string]{}, func(t *testing.T, c *singlefill.Cache[string], _ *redis.Client) {
+		slow := func(context.Context, string) (string, error) { time.Sleep(10 * time.Second); return "new", nil }
+		wantOldAfter(t, c, within, slow)
+		wantOldAfter(t, c, 0, mustNotLoad[string](t)) // the load has been in flight for StaleAfter
+		time.Sleep(20 * time.Millisecond)
+		var callers sync.WaitGroup
+		for range 100 {
+			callers.Go(func() { wantOldAfter(t, c, 0, mustNotLoad[string](t)) })
+		}
+		callers.Wait()
+		time.Sleep(10 * time.Second)
+		v, info, err := c.GetOrLoadInfo(t.Context(), "k", mustNotLoad[string](t))
+		if v != "new" || info.Stale || err != nil {
+			t.Errorf("after the load: %q, %+v, %v", v, info, err)
+		}
+		if s := c.Stats(); s.Loads != 1 || s.StaleOnError != 102 {
+			t.Errorf("%d loads, %d stale values; want 1, 102", s.Loads, s.StaleOnError)
+		}
+	})
+}
+
+// A load that ends within StaleAfter is waited for, whether it succeeds or fails.
+func TestStaleAfter_QuickSource(t *testing.T) {
+	boom := errors.New("boom")
+	for name, test := range map[string]struct {
+		value string
+		err   error
+		want  string
+	}{"value": {"new", nil, "new"}, "error": {"", boom, "old"}} {
+		t.Run(name, func(t *testing.T) {
+			inSlowSource(t, singlefill.Options[string]{}, func(t *testing.T, c *singlefill.Cache[string], _ *redis.Client) {
+				v, info, err := c.GetOrLoadInfo(t.Context(), "k", func(context.Context, string) (string, error) {
+					time.Sleep(within / 2)
+					return test.value, test.err
+				})
+				if v != test.want || err != nil || info.Err != test.err {
+					t.Errorf("%q, %+v, %v; want %q", v, info, err, test.want)
+				}
+			})
+		})
+	}
+}
+
+// A load that waits for a slot goes on, too, when its only caller has taken the old value.
+func TestStaleAfter_Queue(t *testing.T) {
+	inSlowSource(t, singlefill.Options[string]{MaxLoads: 1}, func(t *testing.T, c *singlefill.Cache[string], _ *redis.Client) {
+		var other sync.WaitGroup
+		other.Go(func() {
+			_, _ = c.GetOrLoad(t.Context(), "other", func(context.Context, string) (string, error) { time.Sleep(10 * time.Second); return "v", nil })
+		})
+		synctest.Wait()
+		wantOldAfter(t, c, within, gives("new"))
+		other.Wait()
+		time.Sleep(time.Second)
+		if v, info, err := c.GetOrLoadInfo(t.Context(), "k", mustNotLoad[string](t)); v != "new" || info.Stale || err != nil {
+			t.Errorf("after the queue: %q, %+v, %v", v, info, err)
+		}
+	})
+}
+
+// A caller that waits for a load in another process gets the old value after StaleAfter, too.
+func TestStaleAfter_OtherProcess(t *testing.T) {
+	inSlowSource(t, singlefill.Options[string]{}, func(t *testing.T, c *singlefill.Cache[string], rdb *redis.Client) {
+		other := newCacheIn(t, rdb, "n", &singlefill.Options[string]{StaleIfError: time.Hour})
+		var loading sync.WaitGroup
+		loading.Go(func() {
+			_, _ = other.GetOrLoad(t.Context(), "k", func(context.Context, string) (string, error) { time.Sleep(10 * time.Second); return "new", nil })
+		})
+		synctest.Wait()
+		wantOldAfter(t, c, within, mustNotLoad[string](t))
+		loading.Wait()
+	})
+}
+
+// An old value that is beyond StaleIfError is not served, and a caller without an old value waits
+// for the load.
+func TestStaleAfter_NothingToServe(t *testing.T) {
+	inSlowSource(t, singlefill.Options[string]{}, func(t *testing.T, c *singlefill.Cache[string], _ *redis.Client) {
+		slow := func(context.Context, string) (string, error) { time.Sleep(10 * time.Second); return "new", nil }
+		for _, key := range []string{"cold", "k"} {
+			if key == "k" {
+				time.Sleep(2 * time.Hour)
+			}
+			if v, info, err := c.GetOrLoadInfo(t.Context(), key, slow); v != "new" || info.Stale || err != nil {
+				t.Errorf("%s: %q, %+v, %v", key, v, info, err)
+			}
+		}
+	})
+}
+
+// New refuses StaleAfter without StaleIfError, and one of less than a millisecond.
+func TestNew_StaleAfter(t *testing.T) {
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+	defer rdb.Close()
+	for _, opts := range []singlefill.Options[string]{
+		{StaleAfter: time.Second},
+		{StaleAfter: time.Microsecond, StaleIfError: time.Hour},
+	} {
+		if _, err := singlefill.New(rdb, "n", time.Minute, &opts); err == nil || !strings.Contains(err.Error(), "Options.StaleAfter") {
+			t.Errorf("New with %+v returned %v", opts, err)
+		}
+	}
+}
