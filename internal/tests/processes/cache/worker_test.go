@@ -16,6 +16,7 @@ import (
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
 // workerRole is the one role of child processes: a process that uses a cache.
@@ -236,9 +237,9 @@ func (w *worker) get(o order) {
 		c.ended.Go(func() {
 			ready.Done()
 			<-c.start
-			ctx := &joinContext{Context: context.Background(), joined: sync.OnceFunc(c.joined.Done)}
+			ctx := cachetest.OnJoin(context.Background(), c.joined.Done)
 			v, info, err := w.cache.GetOrLoadInfo(ctx, o.Key, w.loader(c))
-			ctx.joined()
+			ctx.Done() // it may have returned without waiting
 			c.note(staleOutcomeOf(o.Key, v, info, err, c.err))
 		})
 	}
@@ -251,18 +252,6 @@ func (w *worker) get(o order) {
 		close(c.start)
 	}
 	go w.finish(c)
-}
-
-// A joinContext calls joined when Done is called for the first time: GetOrLoad does so only when it
-// waits for a read or load that it shares with other calls for the key.
-type joinContext struct {
-	context.Context
-	joined func()
-}
-
-func (c *joinContext) Done() <-chan struct{} {
-	c.joined()
-	return c.Context.Done()
 }
 
 // read starts N goroutines that call GetOrLoadInfo again and again, with a pause before each call,
