@@ -33,7 +33,7 @@ func owns(t testing.TB, node *redistest.Server, key string) bool {
 //
 //fault:frozen-node
 //fault:dead-node
-func TestCluster_DeadNode(t *testing.T) {
+func TestCluster_NodeDies(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t)
 	for _, node := range cluster.Nodes {
@@ -82,7 +82,7 @@ func TestCluster_DeadNode(t *testing.T) {
 // once.
 //
 //fault:frozen-node
-func TestCluster_FrozenNode(t *testing.T) {
+func TestCluster_NodeFreezes(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t)
 	c := cachetest.New(t, cluster.Client(t), redistest.Namespace(t), time.Second)
@@ -152,7 +152,7 @@ func TestCluster_FrozenNode(t *testing.T) {
 // A master that dies is replaced, while callers of its keys get their values.
 //
 //fault:dead-master
-func TestCluster_DeadMaster(t *testing.T) {
+func TestCluster_MasterDies(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartReplicatedCluster(t) // three masters with a replica each
 	often := func(o *redis.ClusterOptions) { o.ClusterStateReloadInterval, o.DialerRetries = 500*time.Millisecond, 1 }

@@ -9,7 +9,7 @@ import (
 // A Delete in another process refuses the store of a load that runs.
 //
 //fault:delete-in-load
-func TestDelete_DuringLoad(t *testing.T) {
+func TestDelete_DuringLoadElsewhere(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	processes := f.startAll(2, config{})
@@ -79,7 +79,7 @@ func TestDelete_LaterCall(t *testing.T) {
 // A value that another process Sets during a load stays, and ends the waiting for the load.
 //
 //fault:delete-in-load
-func TestSet_DuringLoad(t *testing.T) {
+func TestSet_DuringLoadElsewhere(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	processes := f.startAll(3, config{})
