@@ -1,387 +1,42 @@
 package singlefill_test
 
 import (
-	"bytes"
-	"cmp"
 	"context"
-	"crypto/sha1"
 	"errors"
 	"fmt"
-	"maps"
-	"os"
-	"reflect"
-	"slices"
+	"math/rand/v2"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-func TestMain(m *testing.M) { redistest.Main(m) }
-
-// newCache makes a cache in a namespace of its own. See newCacheIn.
-func newCache[T any](t testing.TB, rdb redis.UniversalClient, opts *singlefill.Options[T]) *singlefill.Cache[T] {
-	t.Helper()
-	return newCacheIn(t, rdb, redistest.Namespace(t), opts)
-}
-
-// newCacheIn makes a cache that lives as long as the test; several in one namespace stand for several
-// processes. Timeouts that opts leave open are longer than a busy machine makes a command take. At the end no
-// key of the namespace may be without a TTL.
-func newCacheIn[T any](t testing.TB, rdb redis.UniversalClient, namespace string, opts *singlefill.Options[T]) *singlefill.Cache[T] {
-	t.Helper()
-	c, err := singlefill.New(rdb, namespace, time.Hour, patient(opts))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			t.Errorf("Close: %v", err)
-		}
-		checkTTLs(t, rdb, namespace)
-	})
-	return c
-}
-
-func patient[T any](opts *singlefill.Options[T]) *singlefill.Options[T] {
-	var p singlefill.Options[T]
-	if opts != nil {
-		p = *opts
-	}
-	p.RedisTimeout = cmp.Or(p.RedisTimeout, 5*time.Second)
-	p.LockTTL = cmp.Or(p.LockTTL, 20*time.Second)
-	p.LoadTimeout = cmp.Or(p.LoadTimeout, time.Minute)
-	return &p
-}
-
-// checkTTLs fails the test if a key of the namespace would live for ever.
-func checkTTLs(t testing.TB, rdb redis.UniversalClient, namespace string) {
-	t.Helper()
-	ctx := context.Background() // the test's own has ended
-	scan := func(ctx context.Context, node redis.Cmdable) error {
-		keys := node.Scan(ctx, 0, namespace+":*", 1000).Iterator()
-		for keys.Next(ctx) {
-			if node.PTTL(ctx, keys.Val()).Val() == -1 {
-				t.Errorf("key %.100q has no TTL", keys.Val())
-			}
-		}
-		return keys.Err()
-	}
-	var err error
-	if cluster, ok := rdb.(*redis.ClusterClient); ok {
-		err = cluster.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error { return scan(ctx, node) })
-	} else {
-		err = scan(ctx, rdb)
-	}
-	if err != nil && !errors.Is(err, redis.ErrClosed) {
-		t.Errorf("looking for keys without a TTL: %v", err)
-	}
-}
-
-// stored returns what a key holds now. It asks by a script, which no client answers from a cache of its own.
-func stored(t testing.TB, rdb redis.UniversalClient, key string) (data string, found bool) {
-	t.Helper()
-	data, err := rdb.Eval(context.Background(), "return redis.call('GET', KEYS[1])", []string{key}).Text()
-	if err != nil && !errors.Is(err, redis.Nil) {
-		t.Fatal(err)
-	}
-	return data, err == nil
-}
-
-// wantStored checks which value of a Raw cache is in Redis; "" is for none.
-func wantStored(t testing.TB, rdb redis.UniversalClient, namespace, key, want string) {
-	t.Helper()
-	const headerLen = 35
-	data, found := stored(t, rdb, namespace+":{"+key+"}")
-	switch {
-	case want == "" && found:
-		t.Errorf("%q is in Redis, want nothing", data)
-	case want != "" && (len(data) < headerLen || data[headerLen:] != want):
-		t.Errorf("%q is in Redis, want %q", data, want)
-	}
-}
-
-// wantUnlocked checks that nobody holds the fill lock of a key.
-func wantUnlocked(t testing.TB, rdb redis.UniversalClient, namespace, key string) {
-	t.Helper()
-	if record, _ := stored(t, rdb, namespace+":{"+key+"}:lock"); strings.HasPrefix(record, "H") {
-		t.Errorf("the fill lock is still held: %q", record)
-	}
-}
-
-// receive takes a value that must come.
-func receive[V any](t testing.TB, what string, from <-chan V) V {
-	t.Helper()
-	select {
-	case v := <-from:
-		return v
-	case <-time.After(15 * time.Second):
-		t.Fatalf("not within 15s: %s", what)
-		panic("unreachable")
-	}
-}
-
-// A source is where Loaders load from. Each load stops until the test says how it ends.
-type source[T any] struct {
-	loads atomic.Int64
-	begun chan *loading[T]
-	over  chan struct{} // the test is: no Loader must outlive it
-}
-
-type loading[T any] struct {
-	ctx  context.Context
-	key  string
-	ends chan ending[T]
-}
-
-type ending[T any] struct {
-	value T
-	err   error
-}
-
-// newSource makes a source. Make the caches first: they wait for their loads at the end of the test.
-func newSource[T any](t testing.TB) *source[T] {
-	s := &source[T]{begun: make(chan *loading[T], 100), over: make(chan struct{})}
-	t.Cleanup(func() { close(s.over) })
-	return s
-}
-
-func (s *source[T]) load(ctx context.Context, key string) (T, error) {
-	s.loads.Add(1)
-	l := &loading[T]{ctx, key, make(chan ending[T], 1)}
-	s.begun <- l
-	select {
-	case e := <-l.ends:
-		return e.value, e.err
-	case <-s.over:
-		var zero T
-		return zero, errors.New("the test is over")
-	}
-}
-
-// next waits for the beginning of a load.
-func (s *source[T]) next(t testing.TB) *loading[T] {
-	t.Helper()
-	return receive(t, "a load begins", s.begun)
-}
-
-func (s *source[T]) want(t testing.TB, loads int64) {
-	t.Helper()
-	if n := s.loads.Load(); n != loads {
-		t.Errorf("%d loads, want %d", n, loads)
-	}
-}
-
-func (l *loading[T]) give(value T)   { l.ends <- ending[T]{value: value} }
-func (l *loading[T]) fail(err error) { l.ends <- ending[T]{err: err} }
-
-// gives is a Loader that has an answer at once.
-func gives[T any](value T) singlefill.Loader[T] {
-	return func(context.Context, string) (T, error) { return value, nil }
-}
-
-func fails[T any](err error) singlefill.Loader[T] {
-	return func(context.Context, string) (T, error) { var zero T; return zero, err }
-}
-
-// mustNotLoad is the Loader of a call that has to be a hit.
-func mustNotLoad[T any](t testing.TB) singlefill.Loader[T] {
-	return func(_ context.Context, key string) (T, error) {
-		var zero T
-		t.Errorf("%q is loaded, want a hit", key)
-		return zero, errors.New("loaded")
-	}
-}
-
-// A call is a GetOrLoad that runs by itself.
-type call[T any] struct {
-	answer  chan ending[T]
-	boarded <-chan struct{} // closed when the call waits
-}
-
-func goGet[T any](ctx context.Context, c *singlefill.Cache[T], key string, load singlefill.Loader[T]) *call[T] {
-	waiting := &waitingContext{Context: ctx, asked: make(chan struct{})}
-	a := &call[T]{answer: make(chan ending[T], 1), boarded: waiting.asked}
-	go func() {
-		v, err := c.GetOrLoad(waiting, key, load)
-		a.answer <- ending[T]{v, err}
-	}()
-	return a
-}
-
-// waitingContext tells when somebody waits for its end, which a call of GetOrLoad does once it has a place in
-// what is under way for its key.
-type waitingContext struct {
-	context.Context
-	once  sync.Once
-	asked chan struct{}
-}
-
-func (c *waitingContext) Done() <-chan struct{} {
-	c.once.Do(func() { close(c.asked) })
-	return c.Context.Done()
-}
-
-// waits returns when the call has its place.
-func (a *call[T]) waits(t testing.TB) *call[T] {
-	t.Helper()
-	receive(t, "the call waits", a.boarded)
-	return a
-}
-
-func (a *call[T]) result(t testing.TB) (T, error) {
-	t.Helper()
-	e := receive(t, "the call returns", a.answer)
-	return e.value, e.err
-}
-
-func (a *call[T]) want(t testing.TB, value T) {
-	t.Helper()
-	v, err := a.result(t)
-	wantValue(t, v, err, value)
-}
-
-// wantErr wants an error that is err itself.
-func (a *call[T]) wantErr(t testing.TB, err error) {
-	t.Helper()
-	if v, got := a.result(t); got != err {
-		t.Errorf("got %v, %v; want %v itself", v, got, err)
-	}
-}
-
-func wantValue[T any](t testing.TB, v T, err error, want T) {
-	t.Helper()
-	if err != nil || !reflect.DeepEqual(v, want) {
-		t.Errorf("got %#v, %v; want %#v", v, err, want)
-	}
-}
-
-// wantGet asks the cache until it answers as wanted: with client-side caching a Get may be late.
-func wantGet[T any](t testing.TB, c *singlefill.Cache[T], key string, value T, wantErr error) {
-	t.Helper()
-	var v T
-	var err error
-	redistest.Await(t, fmt.Sprintf("Get(%.50q) answers %#v, %v", key, value, wantErr), func() bool {
-		v, err = c.Get(context.Background(), key)
-		return reflect.DeepEqual(v, value) && err == wantErr
-	})
-}
-
-// hitsMayBeLate tells a client whose own cache may answer for a moment what was true before a write: exact
-// counts are not to be had there.
-func hitsMayBeLate(t *testing.T) bool { return strings.HasSuffix(t.Name(), "/csc") }
-
-type person struct {
-	Name  string
-	Age   int
-	Tags  []string
-	Attrs map[string]int
-	Boss  *person
-}
-
-func newPerson() person {
-	return person{"Ann", 42, []string{"a", "b"}, map[string]int{"x": 1}, &person{Name: "Bob"}}
-}
-
-func TestValuesComeBackAsTheyWere(t *testing.T) {
+// New and Stats send no command.
+func TestNew_SendsNothing(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		t.Run("struct", func(t *testing.T) { testRoundTrip(t, rdb, nil, newPerson()) })
-		t.Run("pointer", func(t *testing.T) { u := newPerson(); testRoundTrip(t, rdb, nil, &u) })
-		t.Run("number", func(t *testing.T) { testRoundTrip(t, rdb, nil, -1.5) })
-		t.Run("struct as JSON", func(t *testing.T) {
-			testRoundTrip(t, rdb, &singlefill.Options[person]{Codec: singlefill.JSON}, newPerson())
-		})
-		t.Run("raw string", func(t *testing.T) {
-			testRoundTrip(t, rdb, &singlefill.Options[string]{Codec: singlefill.Raw}, "a\x00\xff\r\n")
-		})
-		t.Run("raw bytes", func(t *testing.T) {
-			testRoundTrip(t, rdb, &singlefill.Options[[]byte]{Codec: singlefill.Raw}, bytes.Repeat([]byte{0xc1, 0}, 1<<16))
-		})
-	})
-}
-
-func testRoundTrip[T any](t *testing.T, rdb redis.UniversalClient, opts *singlefill.Options[T], value T) {
-	c := newCache(t, rdb, opts)
-	v, err := c.GetOrLoad(t.Context(), "loaded", gives(value))
-	wantValue(t, v, err, value)
-	v, err = c.GetOrLoad(t.Context(), "loaded", mustNotLoad[T](t))
-	wantValue(t, v, err, value)
-	wantGet(t, c, "loaded", value, nil)
-	if err := c.Set(t.Context(), "set", value); err != nil {
-		t.Fatal(err)
+	server := redistest.Start(t)
+	proxy := redistest.NewProxy(t, server.Addr)
+	c := newCache[string](t, proxy.Client(t), nil)
+	c.Stats()
+	if n := proxy.Commands(); n != 0 {
+		t.Errorf("New sent %d commands", n)
 	}
-	v, err = c.GetOrLoad(t.Context(), "set", mustNotLoad[T](t))
-	wantValue(t, v, err, value)
-	wantGet(t, c, "set", value, nil)
 }
 
-func TestGetSaysWhatTheCacheKnows(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		c := newCache[string](t, rdb, nil)
-		if v, err := c.Get(t.Context(), "unknown"); err != singlefill.ErrMiss || v != "" {
-			t.Errorf("got %q, %v; want ErrMiss itself", v, err)
-		}
-		if _, err := c.GetOrLoad(t.Context(), "none", fails[string](singlefill.ErrNotFound)); err != singlefill.ErrNotFound {
-			t.Errorf("got %v; want ErrNotFound itself", err)
-		}
-		wantGet(t, c, "none", "", singlefill.ErrNotFound)
-		if err := c.Set(t.Context(), "none", "some"); err != nil {
-			t.Fatal(err)
-		}
-		wantGet(t, c, "none", "some", nil)
-		if err := c.Set(t.Context(), "none", "more"); err != nil {
-			t.Fatal(err)
-		}
-		wantGet(t, c, "none", "more", nil)
-		if err := c.Delete(t.Context(), "none"); err != nil {
-			t.Fatal(err)
-		}
-		wantGet(t, c, "none", "", singlefill.ErrMiss)
-	})
-}
-
-func TestDeleteTakesManyKeysAndNone(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		ns := redistest.Namespace(t)
-		c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.Raw})
-		many := 600 // several batches, all nodes of a cluster
-		if strings.HasSuffix(t.Name(), "/mini") {
-			many = 10 // on a net.Pipe, server and client would both wait for the other to read
-		}
-		var keys []string
-		for i := range many {
-			keys = append(keys, fmt.Sprint(i))
-		}
-		for _, key := range append(keys, "kept") {
-			if err := c.Set(t.Context(), key, "v"); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if err := c.Delete(t.Context()); err != nil {
-			t.Errorf("Delete of no keys: %v", err)
-		}
-		wantStored(t, rdb, ns, keys[0], "v")
-		if err := c.Delete(t.Context(), append(keys, "was never there", keys[0])...); err != nil {
-			t.Fatal(err)
-		}
-		for _, key := range keys {
-			wantStored(t, rdb, ns, key, "")
-		}
-		wantStored(t, rdb, ns, "kept", "v")
-	})
-}
-
+// A call without a key or a Loader, or whose context has ended, returns an error and sends no
+// command.
+//
 //fault:ended-context
-func TestCallsThatCannotBeMadeAreRefusedWithoutACommand(t *testing.T) {
+func TestCalls_RefusedWithoutACommand(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	c := newCache[string](t, server.Client(t), nil)
@@ -416,30 +71,8 @@ func TestCallsThatCannotBeMadeAreRefusedWithoutACommand(t *testing.T) {
 	}
 }
 
-// wantCalls checks what the server has executed since ResetCalls, looking aside.
-func wantCalls(t testing.TB, server *redistest.Server, what string, want map[string]int64) {
-	t.Helper()
-	got := server.AllCalls()
-	for _, own := range []string{"info", "config|resetstat", "hello"} {
-		delete(got, own)
-	}
-	if !maps.Equal(got, want) {
-		t.Errorf("%s: commands %v, want %v", what, got, want)
-	}
-}
-
-func TestNewSendsNothing(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	proxy := redistest.NewProxy(t, server.Addr)
-	c := newCache[string](t, proxy.Client(t), nil)
-	c.Stats()
-	if n := proxy.Commands(); n != 0 {
-		t.Errorf("New sent %d commands", n)
-	}
-}
-
-func TestAHitIsOneGET(t *testing.T) {
+// A hit of GetOrLoad, and each Get, is one GET.
+func TestHit_OneGET(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	c := newCache[string](t, server.Client(t), nil)
@@ -460,7 +93,8 @@ func TestAHitIsOneGET(t *testing.T) {
 	}
 }
 
-func TestAMissIsOneGETAndTwoScripts(t *testing.T) {
+// A call that loads sends one GET and two scripts, however the load ends.
+func TestMiss_OneGETTwoScripts(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	proxy := redistest.NewProxy(t, server.Addr)
@@ -491,7 +125,8 @@ func TestAMissIsOneGETAndTwoScripts(t *testing.T) {
 	}
 }
 
-func TestSetAndDeleteAreOneRoundTrip(t *testing.T) {
+// Set is one transaction, and Delete one DEL for each key.
+func TestSetDelete_OneRoundTrip(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	c := newCache[string](t, server.Client(t), nil)
@@ -507,7 +142,117 @@ func TestSetAndDeleteAreOneRoundTrip(t *testing.T) {
 	wantCalls(t, server, "Delete of two keys", map[string]int64{"del": 2})
 }
 
-func TestALifeEndsWithinTheTTLAndItsJitter(t *testing.T) {
+// Get returns a value, ErrNotFound or ErrMiss, as the cache knows.
+func TestGet_ValueNotFoundMiss(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		c := newCache[string](t, rdb, nil)
+		if v, err := c.Get(t.Context(), "unknown"); err != singlefill.ErrMiss || v != "" {
+			t.Errorf("got %q, %v; want ErrMiss itself", v, err)
+		}
+		if _, err := c.GetOrLoad(t.Context(), "none", fails[string](singlefill.ErrNotFound)); err != singlefill.ErrNotFound {
+			t.Errorf("got %v; want ErrNotFound itself", err)
+		}
+		wantGet(t, c, "none", "", singlefill.ErrNotFound)
+		if err := c.Set(t.Context(), "none", "some"); err != nil {
+			t.Fatal(err)
+		}
+		wantGet(t, c, "none", "some", nil)
+		if err := c.Set(t.Context(), "none", "more"); err != nil {
+			t.Fatal(err)
+		}
+		wantGet(t, c, "none", "more", nil)
+		if err := c.Delete(t.Context(), "none"); err != nil {
+			t.Fatal(err)
+		}
+		wantGet(t, c, "none", "", singlefill.ErrMiss)
+	})
+}
+
+// Get starts no refresh, however old the value is.
+func TestGet_RefreshesNothing(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		opts := staleOptions(time.Hour, 2*time.Hour)
+		opts.EarlyRefresh = 1e9
+		c := newCache(t, rdb, opts)
+		src := &countedSource{takes: time.Second, value: "v"}
+		ask(t.Context(), c, "k", src.load)
+		for range 300 {
+			_, _ = c.Get(t.Context(), "k") // refreshes nothing
+			time.Sleep(time.Minute)
+		}
+		src.wantLoads(t, "only looked at", 1)
+	})
+}
+
+// Set of a value that TTLFunc does not keep removes the value before it.
+func TestSet_ValueNotToKeep(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		ns := redistest.Namespace(t)
+		c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.Raw, TTLFunc: lifeInMinutes})
+		for _, value := range []string{"7", "0", "7", "-1"} {
+			if err := c.Set(t.Context(), "k", value); err != nil {
+				t.Fatal(err)
+			}
+			if value == "7" {
+				wantStored(t, rdb, ns, "k", "7")
+			} else {
+				wantStored(t, rdb, ns, "k", "")
+			}
+		}
+	})
+}
+
+// Set of a value that cannot be encoded returns an error and leaves the value before it.
+func TestSet_ValueThatCannotBeEncoded(t *testing.T) {
+	t.Parallel()
+	_, rdb := redistest.StartMini(t)
+	c := newCache[any](t, rdb, nil)
+	if err := c.Set(t.Context(), "k", "old"); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Set(t.Context(), "k", func() {}); err == nil {
+		t.Error("Set of a func succeeds")
+	}
+	wantGet[any](t, c, "k", "old", nil)
+}
+
+// Delete removes all keys that it is given, and no other.
+func TestDelete_ManyKeysAndNone(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		ns := redistest.Namespace(t)
+		c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.Raw})
+		many := 600 // several batches, all nodes of a cluster
+		if strings.HasSuffix(t.Name(), "/mini") {
+			many = 10 // on a net.Pipe, server and client would both wait for the other to read
+		}
+		var keys []string
+		for i := range many {
+			keys = append(keys, fmt.Sprint(i))
+		}
+		for _, key := range append(keys, "kept") {
+			if err := c.Set(t.Context(), key, "v"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := c.Delete(t.Context()); err != nil {
+			t.Errorf("Delete of no keys: %v", err)
+		}
+		wantStored(t, rdb, ns, keys[0], "v")
+		if err := c.Delete(t.Context(), append(keys, "was never there", keys[0])...); err != nil {
+			t.Fatal(err)
+		}
+		for _, key := range keys {
+			wantStored(t, rdb, ns, key, "")
+		}
+		wantStored(t, rdb, ns, "kept", "v")
+	})
+}
+
+// A life is the ttl, or what TTLFunc says, less a random part of up to Jitter.
+func TestTTL_Jitter(t *testing.T) {
 	t.Parallel()
 	const ttl = time.Hour
 	const slack = 30 * time.Second // between a write and the look at it
@@ -553,97 +298,172 @@ func TestALifeEndsWithinTheTTLAndItsJitter(t *testing.T) {
 	})
 }
 
+// A value is a hit until the last millisecond of its ttl, and a miss after it.
+func TestTTL_ToTheMillisecond(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := newCache(t, rdb, &singlefill.Options[string]{Jitter: -1}) // ttl is an hour
+		for i, write := range []func() error{
+			func() error { _, err := c.GetOrLoad(t.Context(), "k", gives("v")); return err },
+			func() error { return c.Set(t.Context(), "k", "v") },
+		} {
+			if err := write(); err != nil {
+				t.Fatal(i, err)
+			}
+			time.Sleep(time.Hour - time.Millisecond)
+			goGet(t.Context(), c, "k", mustNotLoad[string](t)).want(t, "v")
+			time.Sleep(time.Millisecond)
+			if _, err := c.Get(t.Context(), "k"); err != singlefill.ErrMiss {
+				t.Errorf("Get after the ttl: %v, want ErrMiss", err)
+			}
+			goGet(t.Context(), c, "k", gives("w")).want(t, "w")
+		}
+	})
+}
+
+// An expired entry that Redis still has is a miss, and no bad value.
+func TestTTL_EntryThatRedisStillHas(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ns := redistest.Namespace(t)
+		c := newCacheIn(t, rdb, ns, &raw)
+		if err := c.Set(t.Context(), "k", "v"); err != nil {
+			t.Fatal(err)
+		}
+		if err := rdb.PExpire(t.Context(), ns+":{k}", 24*time.Hour).Err(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Hour)
+		wantStored(t, rdb, ns, "k", "v")
+		if _, err := c.Get(t.Context(), "k"); err != singlefill.ErrMiss {
+			t.Errorf("Get: %v, want ErrMiss", err)
+		}
+		goGet(t.Context(), c, "k", gives("w")).want(t, "w")
+		wantStored(t, rdb, ns, "k", "w")
+		if n := c.Stats().BadValues; n != 0 {
+			t.Errorf("%d bad values: a stale one is none", n)
+		}
+	})
+}
+
+// TTLFunc gives loaded and set values their lives.
+func TestTTLFunc_LifeOfEachValue(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := newCache(t, rdb, &singlefill.Options[string]{Jitter: -1, TTLFunc: lifeInMinutes})
+		goGet(t.Context(), c, "loaded", gives("2")).want(t, "2")
+		if err := c.Set(t.Context(), "set", "3"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2*time.Minute - time.Millisecond)
+		goGet(t.Context(), c, "loaded", mustNotLoad[string](t)).want(t, "2")
+		time.Sleep(time.Millisecond)
+		goGet(t.Context(), c, "loaded", gives("1")).want(t, "1")
+		time.Sleep(time.Minute - time.Millisecond)
+		goGet(t.Context(), c, "set", mustNotLoad[string](t)).want(t, "3")
+		time.Sleep(time.Millisecond)
+		goGet(t.Context(), c, "set", gives("1")).want(t, "1")
+	})
+}
+
+// lifeInMinutes is a TTLFunc for which a value says how long it lives.
 func lifeInMinutes(_, v string) time.Duration {
 	var n int
 	_, _ = fmt.Sscan(v, &n)
 	return time.Duration(n) * time.Minute
 }
 
-func TestSetOfAValueNotToBeKeptRemovesTheOldOne(t *testing.T) {
+// A load whose value TTLFunc does not keep is shared by its callers and leaves nothing in Redis.
+func TestTTLFunc_ValueNotToKeep(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		ns := redistest.Namespace(t)
-		c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.Raw, TTLFunc: lifeInMinutes})
-		for _, value := range []string{"7", "0", "7", "-1"} {
-			if err := c.Set(t.Context(), "k", value); err != nil {
-				t.Fatal(err)
-			}
-			if value == "7" {
-				wantStored(t, rdb, ns, "k", "7")
-			} else {
+		for _, life := range []time.Duration{0, -time.Hour, time.Millisecond - 1} {
+			t.Run(life.String(), func(t *testing.T) {
+				ns := redistest.Namespace(t)
+				c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{TTLFunc: func(string, string) time.Duration { return life }})
+				src := newSource[string](t)
+				first := goGet(t.Context(), c, "k", src.load)
+				load := src.next(t)
+				var herd []*call[string]
+				for range 20 {
+					herd = append(herd, goGet(t.Context(), c, "k", src.load).waits(t))
+				}
+				load.give("v")
+				first.want(t, "v")
+				for _, a := range herd {
+					a.want(t, "v")
+				}
 				wantStored(t, rdb, ns, "k", "")
-			}
-		}
-	})
-}
-
-func TestSetOfAValueThatCannotBeEncodedChangesNothing(t *testing.T) {
-	t.Parallel()
-	_, rdb := redistest.StartMini(t)
-	c := newCache[any](t, rdb, nil)
-	if err := c.Set(t.Context(), "k", "old"); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Set(t.Context(), "k", func() {}); err == nil {
-		t.Error("Set of a func succeeds")
-	}
-	wantGet[any](t, c, "k", "old", nil)
-}
-
-//fault:bad-bytes
-func TestBytesThatAreNoEntryAreAMiss(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		ns := redistest.Namespace(t)
-		whole := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.Raw})
-		if err := whole.Set(t.Context(), "whole", "some value"); err != nil {
-			t.Fatal(err)
-		}
-		entry, _ := stored(t, rdb, ns+":{whole}")
-		garbage := map[string]string{
-			"nothing":      "",
-			"text":         "some text of somebody else, long enough for a header",
-			"short":        entry[:20],
-			"truncated":    entry[:len(entry)-1],
-			"overlong":     entry + "x",
-			"not msgpack":  entry, // of a cache with another codec
-			"other format": entry[:1] + "\x02" + entry[2:],
-		}
-		for name, data := range garbage {
-			t.Run(name, func(t *testing.T) {
-				c := newCacheIn[int](t, rdb, ns+name, nil)
-				put := func() {
-					if err := rdb.Set(t.Context(), ns+name+":{k}", data, time.Hour).Err(); err != nil {
-						t.Fatal(err)
-					}
-				}
-				put()
-				if _, err := c.Get(t.Context(), "k"); err != singlefill.ErrMiss {
-					t.Errorf("Get: %v, want ErrMiss", err)
-				}
-				v, err := c.GetOrLoad(t.Context(), "k", gives(7))
-				wantValue(t, v, err, 7)
-				wantGet(t, c, "k", 7, nil)
-				if n := c.Stats().BadValues; n < 2 {
-					t.Errorf("%d bad values counted, want at least 2", n)
-				}
+				wantUnlocked(t, rdb, ns, "k")
+				goGet(t.Context(), c, "k", gives("w")).want(t, "w")
+				src.want(t, 1)
 			})
 		}
-		t.Run("of another type", func(t *testing.T) {
-			c := newCacheIn[int](t, rdb, ns+"list", nil)
-			for _, key := range []string{":{k}", ":{k}:lock"} {
-				if err := rdb.RPush(t.Context(), ns+"list"+key, "a").Err(); err != nil {
-					t.Fatal(err)
-				}
-			}
-			v, err := c.GetOrLoad(t.Context(), "k", gives(7))
-			wantValue(t, v, err, 7)
-			wantGet(t, c, "k", 7, nil)
-		})
 	})
 }
 
-func TestCloseEndsEverythingButStats(t *testing.T) {
+// A token that expires while it is loaded is returned and not stored.
+func TestTTLFunc_ExpiresWhileLoading(t *testing.T) {
+	for _, kind := range windowKinds {
+		t.Run(kind.name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				ns := redistest.Namespace(t)
+				opts := kind.opts()
+				opts.TTLFunc = func(_, token string) time.Duration {
+					until, _ := time.Parse(time.RFC3339, token)
+					return time.Until(until)
+				}
+				c := newCacheIn(t, rdb, ns, opts)
+				src := &countedSource{takes: 2 * time.Second, value: time.Now().Add(2 * time.Second).Format(time.RFC3339)}
+				ask(t.Context(), c, "k", src.load).want(t, "the token", answer{value: src.value, took: src.takes})
+				wantStored(t, rdb, ns, "k", "")
+			})
+		})
+	}
+}
+
+// ErrNotFound is remembered for NotFoundTTL, by default for a minute, or the ttl if that is
+// shorter.
+func TestNotFoundTTL(t *testing.T) {
+	for _, test := range []struct {
+		name      string
+		ttl       time.Duration
+		opts      singlefill.Options[string]
+		remembers time.Duration
+	}{
+		{"a minute by default", time.Hour, singlefill.Options[string]{}, time.Minute},
+		{"ttl if that is shorter", time.Second, singlefill.Options[string]{}, time.Second},
+		{"NotFoundTTL", time.Second, singlefill.Options[string]{NotFoundTTL: time.Hour}, time.Hour},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				test.opts.Jitter = -1
+				c, err := singlefill.New(rdb, "ns", test.ttl, &test.opts)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer c.Close()
+				goGet(t.Context(), c, "k", fails[string](singlefill.ErrNotFound)).wantErr(t, singlefill.ErrNotFound)
+				time.Sleep(test.remembers - time.Millisecond)
+				goGet(t.Context(), c, "k", mustNotLoad[string](t)).wantErr(t, singlefill.ErrNotFound)
+				time.Sleep(time.Millisecond)
+				goGet(t.Context(), c, "k", gives("v")).want(t, "v")
+			})
+		})
+	}
+}
+
+// With a negative NotFoundTTL the next call loads again.
+func TestNotFoundTTL_Off(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		ns := redistest.Namespace(t)
+		c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.Raw, NotFoundTTL: -1})
+		goGet(t.Context(), c, "k", fails[string](singlefill.ErrNotFound)).wantErr(t, singlefill.ErrNotFound)
+		wantStored(t, rdb, ns, "k", "")
+		goGet(t.Context(), c, "k", gives("v")).want(t, "v")
+	})
+}
+
+// After Close every call but Stats returns ErrClosed, and the client is still open.
+func TestClose_EndsAllCallsButStats(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		c := newCache[string](t, rdb, nil)
@@ -672,8 +492,8 @@ func TestCloseEndsEverythingButStats(t *testing.T) {
 	})
 }
 
-// TestCallsThatCameBeforeCloseHaveTheLoadThatItWaitsFor: also one that came during the read before it.
-func TestCallsThatCameBeforeCloseHaveTheLoadThatItWaitsFor(t *testing.T) {
+// Close waits for the load of a call that began before it, even if the call is still reading.
+func TestClose_EarlierCallsGetTheLoad(t *testing.T) {
 	t.Parallel()
 	proxy := redistest.NewProxy(t, redistest.Shared(t).Addr)
 	c := newCache[string](t, proxy.Client(t), nil)
@@ -682,11 +502,7 @@ func TestCallsThatCameBeforeCloseHaveTheLoadThatItWaitsFor(t *testing.T) {
 	first := goGet(t.Context(), c, "k", src.load)
 	receive(t, "the read is answered", read.Hit())
 	second := goGet(t.Context(), c, "k", src.load).waits(t)
-	closed := make(chan error, 1)
-	go func() { closed <- c.Close() }()
-	redistest.Await(t, "the cache is being closed", func() bool {
-		return c.Delete(t.Context()) == singlefill.ErrClosed
-	})
+	closed := goClose(t, c)
 	read.Release()
 	src.next(t).give("v")
 	first.want(t, "v")
@@ -697,276 +513,265 @@ func TestCallsThatCameBeforeCloseHaveTheLoadThatItWaitsFor(t *testing.T) {
 	src.want(t, 1)
 }
 
-func TestStatsAreExact(t *testing.T) {
+// Close returns after a running load has ended and its value has been stored.
+func TestClose_WaitsForLoadAndStore(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		if hitsMayBeLate(t) {
-			return
-		}
-		c := newCache[any](t, rdb, nil)
-		src := newSource[any](t)
-		ctx := t.Context()
-
-		_, _ = c.Get(ctx, "a") // a miss
-		first := goGet(ctx, c, "a", src.load)
+		ns := redistest.Namespace(t)
+		c := newCacheIn(t, rdb, ns, &raw)
+		src := newSource[string](t)
+		first := goGet(t.Context(), c, "k", src.load)
 		load := src.next(t)
-		if n := c.Stats().Loading; n != 1 {
-			t.Errorf("%d loading, want 1", n)
+		joins := goGet(t.Context(), c, "k", src.load).waits(t)
+		closed := goClose(t, c)
+		select {
+		case <-closed:
+			t.Error("Close has returned before the load")
+		default:
 		}
-		second := goGet(ctx, c, "a", src.load).waits(t)
 		load.give("v")
+		receive(t, "Close returns", closed)
+		wantStored(t, rdb, ns, "k", "v")
 		first.want(t, "v")
-		second.want(t, "v")
-
-		_, _ = c.GetOrLoad(ctx, "none", fails[any](singlefill.ErrNotFound))
-		_, _ = c.GetOrLoad(ctx, "none", mustNotLoad[any](t)) // a hit
-		_, _ = c.GetOrLoad(ctx, "b", fails[any](errors.New("no")))
-		_, _ = c.GetOrLoad(ctx, "b", func(context.Context, string) (any, error) { panic("no") })
-		_, _ = c.GetOrLoad(ctx, "b", gives[any](func() {})) // cannot be encoded
-
-		fenced := goGet(ctx, c, "b", src.load)
-		load = src.next(t)
-		if err := c.Set(ctx, "b", "w"); err != nil {
-			t.Fatal(err)
-		}
-		load.give("v")
-		fenced.want(t, "v")
-		_ = c.Close()
-
-		want := singlefill.Stats{
-			Hits: 1, Misses: 8, Shared: 1, Loads: 6, LoadsNotFound: 1, LoadErrors: 2, LoadPanics: 1,
-			Stored: 2, StoreErrors: 1, Fenced: 1,
-		}
-		if got := c.Stats(); got != want {
-			t.Errorf("got  %+v\nwant %+v", got, want)
-		}
+		joins.want(t, "v")
 	})
 }
 
-// events records what a Trace is told.
-type events struct {
-	mu   sync.Mutex
-	seen []string
-}
-
-func (e *events) add(format string, args ...any) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.seen = append(e.seen, fmt.Sprintf(format, args...))
-}
-
-// want compares without regard to the order and forgets.
-func (e *events) want(t testing.TB, what string, want ...string) {
-	t.Helper()
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	slices.Sort(want)
-	slices.Sort(e.seen)
-	if !slices.Equal(e.seen, want) {
-		t.Errorf("%s: traced %q, want %q", what, e.seen, want)
-	}
-	e.seen = nil
-}
-
-type traceKey struct{}
-
-func (e *events) trace() *singlefill.Trace {
-	return &singlefill.Trace{
-		Hit:  func(_ context.Context, key string) { e.add("hit %s", key) },
-		Miss: func(_ context.Context, key string) { e.add("miss %s", key) },
-		LoadStart: func(ctx context.Context, key string) context.Context {
-			e.add("start %s", key)
-			return context.WithValue(ctx, traceKey{}, "by LoadStart")
-		},
-		LoadDone: func(_ context.Context, i singlefill.LoadInfo) {
-			e.add("done %s %v, store error %t, stored %t, fenced %t, unlocked %t", i.Key, i.Err, i.StoreErr != nil, i.Stored, i.Fenced, i.Unlocked)
-		},
-		WaitDone:       func(_ context.Context, i singlefill.WaitInfo) { e.add("waited %s, polled %t", i.Key, i.Polls > 0) },
-		RedisError:     func(_ context.Context, op string, err error) { e.add("redis %s", op) },
-		BadValue:       func(_ context.Context, key string, err error) { e.add("bad %s", key) },
-		BreakerChanged: func(open bool) { e.add("breaker %t", open) },
-	}
-}
-
-func TestATraceIsToldOnceOfEach(t *testing.T) {
+// A load that Close waits for can load other keys.
+func TestClose_LoadAsksForOtherKeys(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		if hitsMayBeLate(t) {
-			return
-		}
 		ns := redistest.Namespace(t)
-		ctx := t.Context()
-		traced := func(t *testing.T, run func(c *singlefill.Cache[string], src *source[string]), want ...string) {
-			t.Helper()
-			var e events
-			c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Trace: e.trace()})
-			run(c, newSource[string](t))
-			_ = c.Close() // LoadDone may come later than the answer
-			e.want(t, t.Name(), want...)
+		c := newCacheIn(t, rdb, ns, &raw)
+		begun, goOn := make(chan struct{}), make(chan struct{})
+		outer := goGet(t.Context(), c, "a", func(ctx context.Context, _ string) (string, error) {
+			close(begun)
+			<-goOn
+			b, err := c.GetOrLoad(ctx, "b", gives("b"))
+			return "a" + b, err
+		})
+		receive(t, "the load begins", begun)
+		closed := goClose(t, c)
+		close(goOn)
+		receive(t, "Close returns", closed)
+		outer.want(t, "ab")
+		wantStored(t, rdb, ns, "a", "ab")
+		wantStored(t, rdb, ns, "b", "b")
+	})
+}
+
+// A load that Close waits for can ask for several keys, one after the other, in one slot.
+func TestClose_NestedLoads(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		begun, goOn := make(chan bool), make(chan bool)
+		a := goGet(t.Context(), c, "a", func(ctx context.Context, _ string) (string, error) {
+			close(begun)
+			<-goOn
+			b := goGet(ctx, c, "b", takes(time.Second, "b", nil))
+			d := goGet(ctx, c, "d", takes(time.Second, "d", nil))
+			v1, err1 := b.result(t)
+			v2, err2 := d.result(t)
+			return v1 + v2, errors.Join(err1, err2)
+		})
+		<-begun
+		go func() { _ = c.Close() }()
+		synctest.Wait()
+		close(goOn)
+		a.want(t, "bd")
+	})
+}
+
+// Close ends the wait for a load of another process with ErrClosed.
+func TestClose_EndsWaiting(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		ns := redistest.Namespace(t)
+		there, here := newCacheIn(t, rdb, ns, &raw), newCacheIn(t, rdb, ns, &raw)
+		src := newSource[string](t)
+		loads := goGet(t.Context(), there, "k", src.load)
+		load := src.next(t)
+		waits := goGet(t.Context(), here, "k", src.load).waits(t)
+		go here.Close()
+		waits.wantErr(t, singlefill.ErrClosed)
+		load.give("v")
+		loads.want(t, "v")
+		src.want(t, 1)
+	})
+}
+
+// Close returns at the LoadTimeout of a load that hangs, and ends loads that queue.
+//
+//fault:close
+func TestClose_TakesLoadTimeoutAtMost(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1}) // LoadTimeout is a minute
+		src := newSource[string](t)
+		begun := time.Now()
+		hangs := goGet(t.Context(), c, "hangs", src.load)
+		src.next(t)
+		queues := goGet(t.Context(), c, "queues", src.load)
+		synctest.Wait()
+		time.Sleep(20 * time.Second)
+		_ = c.Close()
+		wantElapsed(t, "Close returns", begun, time.Minute)
+		queues.wantErr(t, singlefill.ErrClosed)
+		if _, err := hangs.result(t); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v, want context.DeadlineExceeded", err)
 		}
-		t.Run("load", func(t *testing.T) {
-			traced(t, func(c *singlefill.Cache[string], _ *source[string]) {
-				_, _ = c.GetOrLoad(ctx, "a", func(ctx context.Context, key string) (string, error) {
-					if ctx.Value(traceKey{}) != "by LoadStart" {
-						t.Error("the Loader's context is not the one of LoadStart")
-					}
-					return "v", nil
-				})
-			}, "start a", "done a <nil>, store error false, stored true, fenced false, unlocked false", "miss a")
-		})
-		t.Run("hit", func(t *testing.T) {
-			traced(t, func(c *singlefill.Cache[string], _ *source[string]) {
-				_, _ = c.GetOrLoad(ctx, "a", mustNotLoad[string](t))
-				_, _ = c.Get(ctx, "a")
-			}, "hit a", "hit a")
-		})
-		t.Run("Get of nothing", func(t *testing.T) {
-			traced(t, func(c *singlefill.Cache[string], _ *source[string]) { _, _ = c.Get(ctx, "unknown") }, "miss unknown")
-		})
-		t.Run("failure", func(t *testing.T) {
-			traced(t, func(c *singlefill.Cache[string], _ *source[string]) {
-				_, _ = c.GetOrLoad(ctx, "b", fails[string](errors.New("no")))
-			}, "start b", "done b no, store error false, stored false, fenced false, unlocked false", "miss b")
-		})
-		t.Run("delete during a load", func(t *testing.T) {
-			traced(t, func(c *singlefill.Cache[string], src *source[string]) {
-				a := goGet(ctx, c, "b", src.load)
-				load := src.next(t)
-				_ = c.Delete(ctx, "b")
-				load.give("v")
-				a.want(t, "v")
-			}, "start b", "done b <nil>, store error false, stored false, fenced true, unlocked false", "miss b")
-		})
-		t.Run("bad bytes", func(t *testing.T) {
-			if err := rdb.Set(ctx, ns+":{c}", "garbage", time.Hour).Err(); err != nil {
+		src.want(t, 1)
+	})
+}
+
+// Close waits for a running refresh and its store, and not for one that queues.
+func TestClose_WaitsForRefreshAndStore(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ns := redistest.Namespace(t)
+		opts := staleOptions(time.Minute, 0)
+		opts.MaxLoads = 1
+		c := newCacheIn(t, rdb, ns, opts)
+		for _, key := range []string{"queues", "k"} {
+			if err := c.Set(t.Context(), key, "old"); err != nil {
 				t.Fatal(err)
 			}
-			traced(t, func(c *singlefill.Cache[string], _ *source[string]) { _, _ = c.GetOrLoad(ctx, "c", gives("v")) },
-				"bad c", "start c", "done c <nil>, store error false, stored true, fenced false, unlocked false", "miss c")
-		})
+		}
+		time.Sleep(staleLife)
+		src := &countedSource{takes: 10 * time.Second, value: "new"}
+		ask(t.Context(), c, "k", src.load).wantOld(t, "the reader that begins it", 0, nil)
+		src.wantLoads(t, "a refresh", 1)
+		ask(t.Context(), c, "queues", src.load).wantOld(t, "the reader that begins another", 0, nil)
+		synctest.Wait()
+		begun := time.Now()
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		wantElapsed(t, "Close returns", begun, 10*time.Second)
+		wantStored(t, rdb, ns, "k", "new")
+		wantStored(t, rdb, ns, "queues", "old")
+		src.wantLoads(t, "one ran and one queued", 1)
+		if s := c.Stats(); s.Stored != 1 || s.Loading != 0 {
+			t.Errorf("%+v, want the refresh stored", s)
+		}
 	})
 }
 
-func TestAWaitForAnotherProcessIsTracedOnce(t *testing.T) {
+// Close waits for a refresh, which stores its value.
+func TestClose_DuringARefresh(t *testing.T) {
 	t.Parallel()
-	server := redistest.Shared(t)
-	proxy := redistest.NewProxy(t, server.Addr)
-	asked := proxy.On(isScript(t, "get_or_lock"), redistest.HoldReply)
-	ns := redistest.Namespace(t)
-	var e events
-	there := newCacheIn[string](t, server.Client(t), ns, nil)
-	here := newCacheIn(t, proxy.Client(t), ns, &singlefill.Options[string]{Trace: e.trace()})
-	src := newSource[string](t)
-
-	loads := goGet(t.Context(), there, "k", src.load)
-	load := src.next(t)
-	waits := goGet(t.Context(), here, "k", src.load)
-	receive(t, "the waiter finds the lock held", asked.Hit())
-	asked.Release()
-	load.give("v")
-	loads.want(t, "v")
-	waits.want(t, "v")
-	_ = here.Close()
-	e.want(t, "a wait", "waited k, polled true", "miss k")
-	if s := here.Stats(); s.Waits != 1 || s.Misses != 1 || s.Shared != 0 || s.Loads != 0 {
-		t.Errorf("%+v, want one wait and one miss", s)
-	}
-	src.want(t, 1)
+	refreshEach(t, func(t *testing.T, _ string, r *refreshing, rdb, look redis.UniversalClient) {
+		closed := goClose(t, r.Cache)
+		select {
+		case <-closed:
+			t.Error("Close has returned before the refresh")
+		default:
+		}
+		r.load.give("v1")
+		receive(t, "Close returns", closed)
+		wantStored(t, look, r.ns, "k", "v1")
+		wantUnlocked(t, look, r.ns, "k")
+	})
 }
 
-// isScript matches the calls of a script of the fill lock, by its hash and in full.
-func isScript(t testing.TB, name string) func(cmd []string) bool {
-	t.Helper()
-	text, err := os.ReadFile("internal/fill/lua/" + name + ".lua")
-	if err != nil {
-		t.Fatal(err)
-	}
-	hash := fmt.Sprintf("%x", sha1.Sum(text))
-	return func(cmd []string) bool {
-		return redistest.Command("evalsha", "eval")(cmd) && (cmd[1] == hash || cmd[1] == string(text))
-	}
-}
-
-func TestTraceFunctionsAreOptional(t *testing.T) {
+// No load runs or begins after Close has returned, at whatever moment of a refresh.
+func TestClose_AtAnyMomentOfARefresh(t *testing.T) {
 	t.Parallel()
+	const rounds, readers = 300, 4
 	_, rdb := redistest.StartMini(t)
 	ns := redistest.Namespace(t)
-	c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Trace: &singlefill.Trace{}})
-	if err := rdb.Set(t.Context(), ns+":{k}", "garbage", time.Hour).Err(); err != nil {
-		t.Fatal(err)
-	}
-	for range 2 {
-		v, err := c.GetOrLoad(t.Context(), "k", gives("v"))
-		wantValue(t, v, err, "v")
-	}
-	_ = rdb.Close()
-	for range 6 {
-		_ = c.Set(t.Context(), "k", "v")
-	}
-	v, err := c.GetOrLoad(t.Context(), "k", gives("w"))
-	wantValue(t, v, err, "w")
-}
-
-// TestABadValueIsTracedWithAContextThatDoesNotEnd: what writes it down may take longer than the caller stays.
-func TestABadValueIsTracedWithAContextThatDoesNotEnd(t *testing.T) {
-	t.Parallel()
-	rdb := redistest.Shared(t).Client(t)
-	ns := redistest.Namespace(t)
-	type tenant struct{}
-	var bad []context.Context
-	c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Trace: &singlefill.Trace{
-		BadValue: func(ctx context.Context, _ string, _ error) { bad = append(bad, ctx) },
-	}})
-	if err := rdb.Set(t.Context(), ns+":{k}", "garbage", time.Hour).Err(); err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), tenant{}, "t"), time.Hour)
-	defer cancel()
-	if _, err := c.Get(ctx, "k"); err != singlefill.ErrMiss {
-		t.Fatal(err)
-	}
-	v, err := c.GetOrLoad(ctx, "k", gives("v"))
-	wantValue(t, v, err, "v")
-	if err := c.Close(); err != nil || len(bad) < 2 {
-		t.Fatalf("%v, %d bad values", err, len(bad))
-	}
-	for _, ctx := range bad {
-		if ctx.Done() != nil || ctx.Value(tenant{}) != "t" {
-			t.Errorf("%v", ctx)
+	kinds := []string{"stale", "early"}
+	ran := 0
+	for round := range rounds {
+		putEntry(t, rdb, ns, "k", refreshKinds[kinds[round%2]](), time.Hour)
+		if err := rdb.Del(t.Context(), ns+":{k}:lock").Err(); err != nil {
+			t.Fatal(err)
 		}
+		opts := patient(refreshOptions())
+		opts.MaxLoads = 1 + round%3
+		c, err := singlefill.New(rdb, ns, time.Hour, opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var closed atomic.Bool
+		var running, loads atomic.Int64
+		load := func(context.Context, string) (string, error) {
+			running.Add(1)
+			loads.Add(1)
+			if closed.Load() {
+				t.Error("a load begins after Close")
+			}
+			runtime.Gosched()
+			running.Add(-1)
+			return "v1", nil
+		}
+		var wg sync.WaitGroup
+		for range readers {
+			wg.Go(func() {
+				for {
+					v, err := c.GetOrLoad(t.Context(), "k", load)
+					if err == singlefill.ErrClosed {
+						return
+					}
+					if err != nil || v != "v0" && v != "v1" {
+						t.Errorf("got %q, %v", v, err)
+						return
+					}
+				}
+			})
+		}
+		time.Sleep(time.Duration(rand.IntN(int(time.Millisecond)))) // any moment will do
+		_ = c.Close()
+		closed.Store(true)
+		if n := running.Load(); n != 0 {
+			t.Errorf("%d loads run after Close", n)
+		}
+		s := c.Stats()
+		wg.Wait()
+		if n := loads.Load(); n != s.Loads || s.Loading != 0 || s.Loads != s.Stored {
+			t.Errorf("%d loads, %+v", n, s)
+		}
+		wantUnlocked(t, rdb, ns, "k")
+		ran += int(loads.Load())
+	}
+	if ran == 0 {
+		t.Errorf("there was no refresh in %d rounds", rounds)
 	}
 }
 
-func TestAPanickingTraceDoesNotHangOtherCallers(t *testing.T) {
+// A load that Close waits for can read a stale value, and begins no refresh.
+func TestClose_LoadBeginsNoRefresh(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := newCache(t, rdb, staleOptions(time.Minute, 0))
+		setStale(t, c, "k", "old", 0)
+		outer := goGet(t.Context(), c, "outer", func(ctx context.Context, _ string) (string, error) {
+			time.Sleep(time.Second)
+			return c.GetOrLoad(ctx, "k", mustNotLoad[string](t))
+		})
+		synctest.Wait()
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		outer.want(t, "old")
+	})
+}
+
+// A read that ends during Close begins no refresh.
+func TestClose_ReadBeginsNoRefresh(t *testing.T) {
 	t.Parallel()
-	rdb := redistest.Shared(t).Client(t)
-	ns := redistest.Namespace(t)
-	bad := make(chan struct{})
-	goOn := make(chan struct{})
-	var once sync.Once
-	c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Trace: &singlefill.Trace{
-		BadValue: func(context.Context, string, error) {
-			once.Do(func() {
-				close(bad)
-				<-goOn
-				panic("a trace function")
-			})
-		},
-	}})
-	if err := rdb.Set(t.Context(), ns+":{k}", "garbage", time.Hour).Err(); err != nil {
-		t.Fatal(err)
+	for kind := range refreshKinds {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			p, ns, c, _, rdb := proxied(t, refreshOptions())
+			putEntry(t, rdb, ns, "k", refreshKinds[kind](), time.Hour)
+			read := p.On(redistest.Command("get"), redistest.HoldReply).Times(1)
+			reads := goGet(t.Context(), c, "k", mustNotLoad[string](t))
+			receive(t, "the read is answered", read.Hit())
+			closed := goClose(t, c)
+			read.Release()
+			reads.want(t, "v0")
+			receive(t, "Close returns", closed)
+			if s := c.Stats(); s.Loads != 0 {
+				t.Errorf("%+v, want no load", s)
+			}
+		})
 	}
-	panicked := make(chan any, 1)
-	go func() {
-		defer func() { panicked <- recover() }()
-		_, _ = c.GetOrLoad(t.Context(), "k", gives("v"))
-	}()
-	receive(t, "bad bytes are traced", bad)
-	joins := goGet(t.Context(), c, "k", gives("v")).waits(t)
-	close(goOn)
-	if p := receive(t, "the caller is gone", panicked); p != "a trace function" {
-		t.Errorf("panic of the call: %v", p)
-	}
-	joins.want(t, "v")
-	goGet(t.Context(), c, "k", mustNotLoad[string](t)).want(t, "v")
 }

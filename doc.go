@@ -52,6 +52,8 @@
 //   - [Options.StaleWhileRevalidate]: it is served at once, and refreshed in the background.
 //   - [Options.StaleIfError]: it is served if the load fails, or if the deadline of the caller
 //     comes first.
+//   - [Options.StaleAfter]: within StaleIfError it is served when the load has been in flight for
+//     that long. So a source that hangs does not take its readers along.
 //
 // Stale values are in Redis: while Redis does not answer, there is none to serve.
 //

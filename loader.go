@@ -154,6 +154,7 @@ func (c *Cache[T]) join(ctx context.Context, key string, load Loader[T], call *f
 		call = &flight.Caller{Outer: flight.LoadOf(ctx), Stamp: arrived}
 	}
 	call.Empty = l.redisErr == nil && l.freshness == expired
+	call.Keep = c.opts.staleAfter > 0 && c.servable(&l.result)
 	found := *l
 	return c.fills.Join(key, call, func(f *flight.Fill[result[T]], over func()) {
 		c.fill(client.Detach(ctx), f, load, &found, over)
@@ -164,13 +165,15 @@ func (c *Cache[T]) join(ctx context.Context, key string, load Loader[T], call *f
 // than the call, the caller reads and joins again.
 func (c *Cache[T]) wait(ctx context.Context, key string, load Loader[T], w waiter[T], l lookup[T], from origin) (v T, info ValueInfo, err error) {
 	for {
-		r, verdict := c.fills.Wait(ctx, w)
-		switch old, own := c.fallback(ctx, w, &l, r, verdict); {
+		patience, cancel := c.patience(ctx, w, &l)
+		r, verdict := c.fills.Wait(patience, w)
+		cancel()
+		switch old, own := c.fallback(patience, w, &l, r, verdict); {
 		case old != nil:
 			return c.deliver(ctx, key, old, origin{own: own && from.own, shared: !w.First})
-		case verdict == flight.Left:
+		case verdict == flight.Left && ctx.Err() != nil:
 			return v, info, ctx.Err()
-		case verdict != flight.Outdated:
+		case verdict == flight.Owned || verdict == flight.Shared:
 			return c.deliver(ctx, key, r, origin{own: verdict == flight.Owned, shared: !w.First})
 		case r != nil && r.unverified && !c.client.Reachable(ctx, c.valueKey(key)):
 			return c.deliver(ctx, key, r, origin{shared: true})
@@ -189,6 +192,14 @@ func (c *Cache[T]) wait(ctx context.Context, key string, load Loader[T], w waite
 			return c.deliver(ctx, key, &l.result, from)
 		}
 	}
+}
+
+// patience returns the context of a wait. If the caller has an old value, it ends when the fill is StaleAfter old.
+func (c *Cache[T]) patience(ctx context.Context, w waiter[T], l *lookup[T]) (context.Context, context.CancelFunc) {
+	if !w.Keep || !c.servable(&l.result) {
+		return ctx, func() {}
+	}
+	return context.WithDeadline(ctx, w.Begun.Add(c.opts.staleAfter))
 }
 
 // fallback returns the old value that a caller gets in place of a failure, or at its deadline; nil

@@ -2,45 +2,62 @@ package singlefill_test
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// A pipeline that passes for a client: commands are queued until Exec, so that nothing is ever answered.
+// A clientAndPipeline is a pipeline with the methods of a client: it queues commands until Exec,
+// and answers none.
 type clientAndPipeline struct{ redis.UniversalClient }
 
-func (clientAndPipeline) Len() int                                           { return 0 }
+func (clientAndPipeline) Len() int { return 0 }
+
 func (clientAndPipeline) BatchProcess(context.Context, ...redis.Cmder) error { return nil }
-func (clientAndPipeline) Discard()                                           {}
-func (clientAndPipeline) Exec(context.Context) ([]redis.Cmder, error)        { return nil, nil }
-func (clientAndPipeline) Cmds() []redis.Cmder                                { return nil }
-func (clientAndPipeline) Auth(context.Context, string) *redis.StatusCmd      { return nil }
+
+func (clientAndPipeline) Discard() {}
+
+func (clientAndPipeline) Exec(context.Context) ([]redis.Cmder, error) { return nil, nil }
+
+func (clientAndPipeline) Cmds() []redis.Cmder { return nil }
+
+func (clientAndPipeline) Auth(context.Context, string) *redis.StatusCmd { return nil }
+
 func (clientAndPipeline) AuthACL(context.Context, string, string) *redis.StatusCmd {
 	return nil
 }
-func (clientAndPipeline) Select(context.Context, int) *redis.StatusCmd         { return nil }
-func (clientAndPipeline) SwapDB(context.Context, int, int) *redis.StatusCmd    { return nil }
+
+func (clientAndPipeline) Select(context.Context, int) *redis.StatusCmd { return nil }
+
+func (clientAndPipeline) SwapDB(context.Context, int, int) *redis.StatusCmd { return nil }
+
 func (clientAndPipeline) ClientSetName(context.Context, string) *redis.BoolCmd { return nil }
+
 func (clientAndPipeline) ClientSetInfo(context.Context, redis.LibraryInfo) *redis.StatusCmd {
 	return nil
 }
+
 func (clientAndPipeline) Hello(context.Context, int, string, string, string) *redis.MapStringInterfaceCmd {
 	return nil
 }
 
 var _ redis.Pipeliner = clientAndPipeline{}
 
+// New refuses arguments and options that make no sense, and says which.
+//
 //fault:bad-options
-func TestNewRefusesWhatMakesNoSense(t *testing.T) {
+func TestNew_RefusesBadOptions(t *testing.T) {
 	t.Parallel()
-	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // nobody is asked
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // no command is sent
 	defer rdb.Close()
 	type options = singlefill.Options[int]
 	const fine = "users"
@@ -121,7 +138,8 @@ func TestNewRefusesWhatMakesNoSense(t *testing.T) {
 	}
 }
 
-func TestOptionsAreCopied(t *testing.T) {
+// New copies its options and does not change them.
+func TestNew_CopiesOptions(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
 	var e events
@@ -135,8 +153,9 @@ func TestOptionsAreCopied(t *testing.T) {
 	if opts.MaxLoads != 0 || opts.NotFoundTTL != 0 || opts.Trace.Hit == nil || given.Miss == nil {
 		t.Errorf("New has changed the options: %+v", opts)
 	}
+	panics := func(any) error { panic("a codec set after New") }
 	*opts.Trace = singlefill.Trace{Hit: func(context.Context, string) { t.Error("a Trace function set after New is called") }}
-	*opts = singlefill.Options[string]{Codec: badCodec{panics, panics}, MaxLoads: -1}
+	*opts = singlefill.Options[string]{Codec: badCodec{marshal: panics, unmarshal: panics}, MaxLoads: -1}
 	for range 2 {
 		v, err := c.GetOrLoad(t.Context(), "k", gives("7"))
 		wantValue(t, v, err, "7")
@@ -149,10 +168,10 @@ func TestOptionsAreCopied(t *testing.T) {
 	e.want(t, "a load and a hit", "start k", "done k <nil>, store error false, stored true, fenced false, unlocked false", "miss k", "hit k")
 }
 
-// TestExtremeLivesAreDefined makes and uses caches at the edges of what New allows.
+// A cache works at the edges of what New allows.
 //
 //fault:bad-options
-func TestExtremeLivesAreDefined(t *testing.T) {
+func TestNew_ExtremeTTLs(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ns := redistest.Namespace(t)
@@ -173,5 +192,42 @@ func TestExtremeLivesAreDefined(t *testing.T) {
 			}
 		}
 		checkTTLs(t, rdb, ns)
+	})
+}
+
+// MaxLoads and LockTTL have their documented defaults.
+func TestOptions_Defaults(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		for _, test := range []struct{ maxLoads, want int }{{0, 64}, {-1, 100}, {3, 3}} {
+			ns := redistest.Namespace(t)
+			c, err := singlefill.New(rdb, ns, time.Hour, &singlefill.Options[string]{MaxLoads: test.maxLoads})
+			if err != nil {
+				t.Fatal(err)
+			}
+			src := newSource[string](t)
+			var herd []*call[string]
+			for i := range 100 {
+				herd = append(herd, goGet(t.Context(), c, fmt.Sprint(i), src.load))
+			}
+			synctest.Wait()
+			if n := c.Stats().Loading; n != int64(test.want) {
+				t.Errorf("MaxLoads %d: %d loads at a time, want %d", test.maxLoads, n, test.want)
+			}
+			var first string
+			for range 100 {
+				load := src.next(t)
+				if first == "" {
+					first = load.key
+					if life := m.TTL(ns + ":{" + first + "}:lock"); life != 5*time.Second {
+						t.Errorf("LockTTL: a lock lives %v, want 5s", life)
+					}
+				}
+				load.give("v")
+			}
+			for _, a := range herd {
+				a.want(t, "v")
+			}
+			_ = c.Close()
+		}
 	})
 }

@@ -22,8 +22,8 @@ type ValueInfo struct {
 
 	// Err is why a value within StaleIfError was returned: the error of the load; a *RemoteError if
 	// the load failed in another process, or before this call within RetryAfter;
-	// context.DeadlineExceeded if the deadline of this call came first. It is nil for every other
-	// value.
+	// context.DeadlineExceeded if the deadline of this call, or StaleAfter, came first. It is nil
+	// for every other value.
 	Err error
 }
 

@@ -18,7 +18,7 @@ type Stats struct {
 	Misses       int64 // GetOrLoad calls answered in another way, and Get calls that returned ErrMiss
 	Shared       int64 // of these, GetOrLoad calls for which another call of this process read, waited or loaded
 	Stale        int64 // of these, calls that returned a stale value
-	StaleOnError int64 // of Stale, calls that returned it because a load failed or their deadline came
+	StaleOnError int64 // of Stale, calls that got it because a load failed or took too long for them
 
 	// Loads.
 	Loads         int64 // loads started

@@ -59,7 +59,8 @@ const (
 // A Fill brings one key's value.
 type Fill[R any] struct {
 	Key     string
-	Refresh bool          // callers have already been answered
+	Refresh bool // callers have already been answered
+	Begun   time.Time
 	Load    Load          // its node in the graph of loads that wait for each other
 	Wake    chan struct{} // a caller joined, the last one left, or the key was invalidated
 
@@ -81,7 +82,11 @@ type Fill[R any] struct {
 type callers struct {
 	all   int
 	early int // those that joined before the load began
+	// kept: a caller that leaves with an old value wants the fill to go on without callers.
+	kept bool
 }
+
+func (c callers) want() bool { return c.all > 0 || c.kept }
 
 // An outcome is the result of a fill, nil if there is none, and which callers may take it.
 type outcome[R any] struct {
@@ -95,6 +100,7 @@ type outcome[R any] struct {
 type Caller struct {
 	Outer *Load // the load that made the call, or nil
 	Empty bool  // the call found the key empty
+	Keep  bool  // the fill goes on when the caller has left it
 	Stamp Stamp // taken after the call began; if it is 0, Join sets it
 }
 
@@ -142,10 +148,11 @@ func (g *Fills[R]) Join(key string, call *Caller, run func(f *Fill[R], over func
 	}
 	w := Waiter[R]{Fill: f, First: first, late: f.phase == loading && call.Stamp >= f.loadedFrom, Caller: call}
 	f.callers.all++
+	f.callers.kept = f.callers.kept || call.Keep
 	if !w.late {
 		f.callers.early++
 	}
-	if !first && !f.queued {
+	if !first && !f.queued && !call.Keep { // a caller with an old value is in no hurry
 		f.wake()
 	}
 	return w, nil
@@ -163,6 +170,7 @@ func (g *Fills[R]) Refresh(key, entry string, run func(f *Fill[R], over func()))
 }
 
 func (g *Fills[R]) add(f *Fill[R], run func(f *Fill[R], over func())) *Fill[R] {
+	f.Begun = time.Now()
 	f.Wake, f.ended, f.void = make(chan struct{}, 1), make(chan struct{}), make(chan struct{})
 	g.byKey[f.Key] = f
 	if f.empty {
@@ -222,18 +230,18 @@ func (g *Fills[R]) Wait(ctx context.Context, w Waiter[R]) (*R, Verdict) {
 		o.taken = true
 		return o.result, Owned
 	}
-	if f.callers.all == 0 {
+	if !f.callers.want() {
 		f.wake()
 	}
 	f.cancelIfVoid()
 	return nil, Left
 }
 
-// Wanted reports whether a caller waits for the fill.
+// Wanted reports whether a caller waits for the fill, or wants it to go on.
 func (g *Fills[R]) Wanted(f *Fill[R]) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return f.callers.all > 0
+	return f.callers.want()
 }
 
 // BeginLoad notes that the load of a fill begins, and returns its stamp. cancel is called when no
@@ -254,12 +262,12 @@ func (g *Fills[R]) End(f *Fill[R], r *R, validFrom Stamp) {
 	g.end(f, r, validFrom)
 }
 
-// EndIfDeserted ends a fill without a result if it has no callers. It reports whether the fill has
+// EndIfDeserted ends a fill without a result if no caller wants it. It reports whether the fill has
 // ended.
 func (g *Fills[R]) EndIfDeserted(f *Fill[R]) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if f.callers.all == 0 {
+	if !f.callers.want() {
 		g.end(f, nil, 0)
 	}
 	return f.phase == done
@@ -320,6 +328,7 @@ func (g *Fills[R]) LockLost(f *Fill[R]) {
 func (g *Fills[R]) supersede(f *Fill[R]) {
 	switch {
 	case f.phase == acquiring:
+		f.callers.kept = false
 		f.wake()
 	case f.phase == loading && !f.superseded:
 		f.superseded = true

@@ -9,7 +9,7 @@ var cacheMutants = []mutant{
 		file: "cache.go",
 		old:  "p.Del(ctx, pair.Value, pair.Lock)",
 		new:  "p.Del(ctx, pair.Value)",
-		pkg:  ".", test: "TestDeleteDuringALoadThatNobodyRepeatsLeavesNothing",
+		pkg:  ".", test: "TestDelete_DuringTheOnlyLoad",
 	},
 	{
 		name: "set-keeps-lock",
@@ -17,7 +17,7 @@ var cacheMutants = []mutant{
 		file: "cache.go",
 		old:  "\t\t\tp.Del(ctx, pair.Lock)\n",
 		new:  "",
-		pkg:  ".", test: "TestWhatComesDuringARefreshWins",
+		pkg:  ".", test: "TestRefresh_InvalidationWins",
 	},
 	{
 		name: "set-forever",
@@ -25,7 +25,7 @@ var cacheMutants = []mutant{
 		file: "cache.go",
 		old:  "data, c.opts.keptFor(life))",
 		new:  "data, 0)",
-		pkg:  ".", test: "TestALifeEndsWithinTheTTLAndItsJitter",
+		pkg:  ".", test: "TestTTL_Jitter",
 	},
 	{
 		name: "refused-counts-as-fresh",
@@ -33,7 +33,7 @@ var cacheMutants = []mutant{
 		file: "lock.go",
 		old:  "case err == nil && ours:",
 		new:  "case err == nil && (ours || data != nil):",
-		pkg:  ".", test: "TestALoadThatEndsBeforeItsLockIsFoundLostIsNotGivenToThoseWhoComeAfterADelete",
+		pkg:  ".", test: "TestDelete_BeforeTheLossIsNoticed",
 	},
 	{
 		name: "joiner-takes-older",
@@ -57,7 +57,7 @@ var cacheMutants = []mutant{
 		file: "loader.go",
 		old:  "return c.clone(r.value), info, nil",
 		new:  "return r.value, info, nil",
-		pkg:  ".", test: "TestReadersWhoShareAReadOwnTheirValues/plain",
+		pkg:  ".", test: "TestGetOrLoad_ReadersOwnTheirValues/plain",
 	},
 	{
 		name: "broken-load-is-joined",
@@ -105,7 +105,7 @@ var cacheMutants = []mutant{
 		file: "lock.go",
 		old:  "\tx.wait.heard(time.Since(sent))\n",
 		new:  "\tx.wait.heard(time.Since(sent))\n\tstamp = x.clock.Now()\n",
-		pkg:  ".", test: "TestAValueFoundWhileLockingIsNotGivenToThoseWhoComeAfterADelete",
+		pkg:  ".", test: "TestDelete_ValueFoundWhileLocking",
 	},
 
 	// Waiting for another process.
@@ -115,7 +115,7 @@ var cacheMutants = []mutant{
 		file: "wait.go",
 		old:  "case <-timer.C:",
 		new:  "case <-(chan time.Time)(nil):",
-		pkg:  ".", test: "TestADeadHolderCostsItsLockAndAPoll",
+		pkg:  ".", test: "TestLock_DeadHolder",
 	},
 	{
 		name: "polls-never-slow-down",
@@ -123,7 +123,7 @@ var cacheMutants = []mutant{
 		file: "wait.go",
 		old:  "maxPause     = 250 * time.Millisecond",
 		new:  "maxPause     = minPause",
-		pkg:  ".", test: "TestAWaiterPollsAtMostEvery250Milliseconds",
+		pkg:  ".", test: "TestWait_LongestPause",
 	},
 	{
 		name: "one-odd-load-counts",
@@ -131,7 +131,7 @@ var cacheMutants = []mutant{
 		file: "loadtimes.go",
 		old:  "if len(times) >= 5 {",
 		new:  "if len(times) > len(h.last) {",
-		pkg:  ".", test: "TestOneLoadLikeNoOtherIsNoReasonToWaitLonger",
+		pkg:  ".", test: "TestWait_OneOddLoad",
 	},
 	{
 		name: "waits-beyond-the-lock",
@@ -139,7 +139,7 @@ var cacheMutants = []mutant{
 		file: "wait.go",
 		old:  "return min(d, reply.Left+time.Millisecond+rand.N(4*time.Millisecond))",
 		new:  "return d + 0*rand.N(time.Millisecond)",
-		pkg:  ".", test: "TestAWaiterAsksRightAfterTheEndOfTheHoldersLock",
+		pkg:  ".", test: "TestWait_EndOfTheHoldersLock",
 	},
 	{
 		name: "place-held-while-waiting",
@@ -147,7 +147,7 @@ var cacheMutants = []mutant{
 		file: "fill.go",
 		old:  "\tcase waitForLock:\n\t\tx.slot.Release()\n",
 		new:  "\tcase waitForLock:\n",
-		pkg:  ".", test: "TestAPlaceIsNotHeldWhileWaitingForAnotherProcess",
+		pkg:  ".", test: "TestMaxLoads_WaitingHoldsNoSlot",
 	},
 	{
 		name: "lock-held-while-queueing",
@@ -155,7 +155,7 @@ var cacheMutants = []mutant{
 		file: "fill.go",
 		old:  "take := x.trySlot(ctx, a.wanted)",
 		new:  "take := x.trySlot(ctx, a.wanted) || true",
-		pkg:  ".", test: "TestTheLockIsNotHeldWhileQueueingForAPlace",
+		pkg:  ".", test: "TestMaxLoads_QueueingHoldsNoLock",
 	},
 	{
 		name: "queue-polls",
@@ -181,7 +181,7 @@ var cacheMutants = []mutant{
 		file: "loader.go",
 		old:  "c.fill(client.Detach(ctx), f, load, &found, over)",
 		new:  "c.fill(ctx, f, load, &found, over)",
-		pkg:  ".", test: "TestACancelledLeaderHurtsNobody/mini",
+		pkg:  ".", test: "TestGetOrLoad_CancelledFirstCaller/mini",
 	},
 	{
 		name: "values-lost",
@@ -189,7 +189,7 @@ var cacheMutants = []mutant{
 		file: "loader.go",
 		old:  "c.fill(client.Detach(ctx), f, load, &found, over)",
 		new:  "c.fill(client.Detach(context.Background()), f, load, &found, over)",
-		pkg:  ".", test: "TestALoadersContextHasTheFirstCallersValuesOnly/mini",
+		pkg:  ".", test: "TestLoader_ContextValues/mini",
 	},
 	{
 		name: "panic-kills-process",
@@ -197,7 +197,7 @@ var cacheMutants = []mutant{
 		file: "outcome.go",
 		old:  "p := recover()",
 		new:  "var p any",
-		pkg:  ".", test: "TestWhatStopsALoaderIsAPanicError/panic/mini",
+		pkg:  ".", test: "TestPanicError/mini/panic",
 	},
 	{
 		name: "goexit-hangs",
@@ -205,7 +205,7 @@ var cacheMutants = []mutant{
 		file: "outcome.go",
 		old:  "p = \"runtime.Goexit was called\"",
 		new:  "return",
-		pkg:  ".", test: "TestARefreshThatPanicsHarmsNobody",
+		pkg:  ".", test: "TestRefresh_Panic",
 	},
 	{
 		name: "load-without-end",
@@ -213,7 +213,7 @@ var cacheMutants = []mutant{
 		file: "outcome.go",
 		old:  "stop := context.AfterFunc(l.bounded, func() {",
 		new:  "stop := context.AfterFunc(context.Background(), func() {",
-		pkg:  ".", test: "TestALoaderThatHangsIsLeftBehindAtLoadTimeout",
+		pkg:  ".", test: "TestLoadTimeout_LoaderIgnoresItsContext",
 	},
 	{
 		name: "not-found-is-a-value",
@@ -221,7 +221,7 @@ var cacheMutants = []mutant{
 		file: "outcome.go",
 		old:  "o.entry.WrittenAt = o.notFound,",
 		new:  "o.entry.WrittenAt = false,",
-		pkg:  ".", test: "TestNotFoundIsRememberedForItsTTL",
+		pkg:  ".", test: "TestNotFoundTTL",
 	},
 	{
 		name: "bad-bytes-loop",
@@ -229,7 +229,7 @@ var cacheMutants = []mutant{
 		file: "lock.go",
 		old:  "Known: entry.Header(x.old.data)",
 		new:  "Known: entry.Header([]byte(nil))",
-		pkg:  ".", test: "TestBytesThatAreNoEntryAreAMiss", hangs: true,
+		pkg:  ".", test: "TestBadBytes_AreAMiss", hangs: true,
 	},
 	{
 		name: "recursion-hangs",
@@ -285,7 +285,7 @@ var cacheMutants = []mutant{
 		file: "lock.go",
 		old:  "\t\tx.lock.Keep(ctx, x.fill.Wake, func() {\n",
 		new:  "\t\t(func(context.Context, <-chan struct{}, func()) {})(ctx, x.fill.Wake, func() {\n",
-		pkg:  ".", test: "TestALockIsRenewedWhileItsLoadRuns",
+		pkg:  ".", test: "TestLock_RenewedWhileLoading",
 	},
 
 	// Places in the fleet.
@@ -295,7 +295,7 @@ var cacheMutants = []mutant{
 		file: "fill.go",
 		old:  "\t\tx.slot.Release()\n\t\tif !o.failed() {\n",
 		new:  "\t\tif o.Err == nil {\n\t\t\tx.slot.Release()\n\t\t} else {\n\t\t\tx.slot = x.slots.NewSlot(&x.fill.Load)\n\t\t}\n\t\tif !o.failed() {\n",
-		pkg:  ".", test: "TestALoadGivesItsPlaceInTheFleetBackHoweverItEnds",
+		pkg:  ".", test: "TestMaxFleetLoads_SlotIsGivenBack",
 	},
 	{
 		name: "fleet-place-not-entered",
@@ -313,7 +313,7 @@ var cacheMutants = []mutant{
 		file: "stale.go",
 		old:  "case late < c.opts.staleIfError:",
 		new:  "case c.opts.staleIfError > 0:",
-		pkg:  ".", test: "TestStaleWindowsEndToTheMillisecond",
+		pkg:  ".", test: "TestStale_WindowsToTheMillisecond",
 	},
 	{
 		name: "served-beyond-its-window",
@@ -321,7 +321,7 @@ var cacheMutants = []mutant{
 		file: "stale.go",
 		old:  "case late < c.opts.staleWhileRevalidate:",
 		new:  "case c.opts.staleWhileRevalidate > 0:",
-		pkg:  ".", test: "TestStaleWindowsEndToTheMillisecond",
+		pkg:  ".", test: "TestStale_WindowsToTheMillisecond",
 	},
 	{
 		name: "every-reader-refreshes",
@@ -337,7 +337,7 @@ var cacheMutants = []mutant{
 		file: "fill.go",
 		old:  "a.wanted = !x.fill.Refresh || x.fills.Wanted(x.fill)",
 		new:  "a.wanted = true",
-		pkg:  ".", test: "TestARefreshIsLeftToItsHolderAndNotTriedAgainForAWhile",
+		pkg:  ".", test: "TestRefresh_LeftToItsHolder",
 	},
 	{
 		name: "early-refresh-sign",
@@ -345,7 +345,7 @@ var cacheMutants = []mutant{
 		file: "stale.go",
 		old:  ">= float64(e.FreshUntil.Sub(now))",
 		new:  "<= float64(e.FreshUntil.Sub(now))",
-		pkg:  ".", test: "TestAHitRefreshesEarlyWithTheProbabilityOfXFetch",
+		pkg:  ".", test: "TestEarlyRefresh_Probability",
 	},
 	{
 		name: "early-refresh-unit",
@@ -353,7 +353,7 @@ var cacheMutants = []mutant{
 		file: "stale.go",
 		old:  "float64(e.LoadTime)",
 		new:  "e.LoadTime.Seconds()",
-		pkg:  ".", test: "TestAHitRefreshesEarlyWithTheProbabilityOfXFetch",
+		pkg:  ".", test: "TestEarlyRefresh_Probability",
 	},
 
 	// Loads without the lock.
@@ -414,5 +414,21 @@ var cacheMutants = []mutant{
 		old:  "context.AfterFunc(bounded, func() { finish(none, bounded.Err()) })",
 		new:  "finish(none, context.DeadlineExceeded)",
 		pkg:  "internal/client", test: "TestBreaker_ImpatientCallers",
+	},
+	{
+		name: "stale-after-ends-the-load",
+		bug:  "A load that waits for a slot is given up when its only caller has taken the old value",
+		file: "internal/flight/fills.go",
+		old:  "return c.all > 0 || c.kept",
+		new:  "return c.all > 0",
+		pkg:  ".", test: "TestStaleAfter_Queue",
+	},
+	{
+		name: "stale-after-per-call",
+		bug:  "Each caller of a source that hangs waits for StaleAfter, however long the load has been in flight",
+		file: "loader.go",
+		old:  "w.Begun.Add(c.opts.staleAfter)",
+		new:  "time.Now().Add(c.opts.staleAfter)",
+		pkg:  ".", test: "TestStaleAfter_SlowSource",
 	},
 }

@@ -18,84 +18,22 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// expireEach is redistest.Each and, beside it, a user who may run no scripts. look may do everything.
-func expireEach(t *testing.T, run func(t *testing.T, rdb, look redis.UniversalClient)) {
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) { run(t, rdb, rdb) })
-	t.Run("no scripts", func(t *testing.T) {
-		t.Parallel()
-		s := redistest.Start(t)
-		run(t, s.Client(t, expireNoScripts(t, s)), s.Admin())
-	})
-}
-
-// expireNoScripts makes a user of the server who may run no scripts, and makes a client that user.
-func expireNoScripts(t testing.TB, s *redistest.Server) func(*redis.Options) {
-	faultDo(t, s.Admin())("acl", "setuser", "noscripts", "on", ">pw", "~*", "&*", "+@all", "-@scripting")
-	return func(o *redis.Options) { o.Username, o.Password = "noscripts", "pw" }
-}
-
-// entryWindows are the options of a Raw cache of which nothing is random. EarlyRefresh is off.
-func entryWindows(swr, sie time.Duration) *singlefill.Options[string] {
-	return &singlefill.Options[string]{
-		Codec: singlefill.Raw, Jitter: -1, EarlyRefresh: -1, StaleWhileRevalidate: swr, StaleIfError: sie,
-	}
-}
-
-// expireAll expires keys and waits until the client sees what has become of them: its own cache may be late.
-func expireAll(t testing.TB, c *singlefill.Cache[string], rdb, look redis.UniversalClient, ns string, keys ...string) {
+// expireKeys expires keys and waits until the client sees it: its own cache may be late.
+func expireKeys(t testing.TB, c *singlefill.Cache[string], rdb, look redis.UniversalClient, ns string, keys ...string) {
 	t.Helper()
 	if err := c.Expire(t.Context(), keys...); err != nil {
 		t.Fatal(err)
 	}
 	for _, key := range keys {
-		entrySeen(t, rdb, look, ns, key)
+		awaitSeen(t, rdb, look, ns, key)
 	}
 }
 
-func entrySeen(t testing.TB, rdb, look redis.UniversalClient, ns, key string) {
-	t.Helper()
-	redistest.Await(t, "the client sees what is stored under "+key, func() bool {
-		data, _ := stored(t, look, ns+":{"+key+"}")
-		return rdb.Get(context.Background(), ns+":{"+key+"}").Val() == data
-	})
-}
-
-// entryPut writes an entry as another process would have done.
-func entryPut(t testing.TB, look redis.UniversalClient, ns, key string, e entry.Entry, ttl time.Duration) (data string) {
-	t.Helper()
-	b, err := e.Encode()
-	if err == nil {
-		err = look.Set(context.Background(), ns+":{"+key+"}", b, ttl).Err()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(b)
-}
-
-// entryWant returns the entry that a key holds.
-func entryWant(t testing.TB, look redis.UniversalClient, ns, key string) (data string, e entry.Entry) {
-	t.Helper()
-	data, _ = stored(t, look, ns+":{"+key+"}")
-	e, err := entry.Parse([]byte(data))
-	if err != nil {
-		t.Fatalf("%s holds no entry: %v", key, err)
-	}
-	return data, e
-}
-
-// Where the header of an entry has what Expire changes.
-const (
-	headerFlagsAt  = 2
-	headerRestAt   = 11
-	headerRandomAt = 27
-	headerEndAt    = 35
-)
-
-func TestExpireChangesOfAnEntryOnlyWhatMakesItStale(t *testing.T) {
+// Expire changes of an entry only what makes it stale.
+func TestExpire_ChangesOnlyFreshness(t *testing.T) {
 	t.Parallel()
 	hour := func(n int) time.Time { return time.Now().Add(time.Duration(n) * time.Hour).Truncate(time.Millisecond) }
-	expireEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+	userEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
 		ns := redistest.Namespace(t)
 		c := newCacheIn(t, rdb, ns, &raw)
 		for key, e := range map[string]entry.Entry{
@@ -107,10 +45,10 @@ func TestExpireChangesOfAnEntryOnlyWhatMakesItStale(t *testing.T) {
 			"expired":   {FreshUntil: hour(-2), WrittenAt: hour(-3), Payload: []byte("v"), Expired: true},
 		} {
 			const ttl = 37 * time.Hour
-			before := entryPut(t, look, ns, key, e, ttl)
+			before := putEntry(t, look, ns, key, e, ttl)
 			begun := time.Now().Truncate(time.Millisecond)
-			expireAll(t, c, rdb, look, ns, key)
-			after, got := entryWant(t, look, ns, key)
+			expireKeys(t, c, rdb, look, ns, key)
+			after, got := getEntry(t, look, ns, key)
 			if before[:headerFlagsAt] != after[:headerFlagsAt] || before[headerRestAt:headerRandomAt] != after[headerRestAt:headerRandomAt] ||
 				before[headerEndAt:] != after[headerEndAt:] {
 				t.Errorf("%s: %.50q has become %.50q", key, before, after)
@@ -135,10 +73,11 @@ func TestExpireChangesOfAnEntryOnlyWhatMakesItStale(t *testing.T) {
 	})
 }
 
-func TestAnExpiredValueIsServedAsTheWindowsSay(t *testing.T) {
+// An expired value is served as the windows say.
+func TestExpire_Windows(t *testing.T) {
 	t.Parallel()
 	boom := errors.New("boom")
-	expireEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+	userEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
 		begin := func(t *testing.T, opts *singlefill.Options[string]) (*singlefill.Cache[string], *source[string], string) {
 			ns := redistest.Namespace(t)
 			c := newCacheIn(t, rdb, ns, opts)
@@ -147,11 +86,11 @@ func TestAnExpiredValueIsServedAsTheWindowsSay(t *testing.T) {
 				t.Fatal(err)
 			}
 			wantGet(t, c, "k", "old", nil)
-			expireAll(t, c, rdb, look, ns, "k")
+			expireKeys(t, c, rdb, look, ns, "k")
 			return c, src, ns
 		}
 		t.Run("refreshed behind", func(t *testing.T) {
-			c, src, _ := begin(t, entryWindows(time.Hour, 0))
+			c, src, _ := begin(t, staleOptions(time.Hour, 0))
 			wantGet(t, c, "k", "old", nil)
 			src.want(t, 0)
 			for range 10 {
@@ -170,7 +109,7 @@ func TestAnExpiredValueIsServedAsTheWindowsSay(t *testing.T) {
 				t.Errorf("%+v, want one refresh, stored", s)
 			}
 		})
-		for name, opts := range map[string]*singlefill.Options[string]{"kept for errors": entryWindows(0, time.Hour), "not kept": entryWindows(0, 0)} {
+		for name, opts := range map[string]*singlefill.Options[string]{"kept for errors": staleOptions(0, time.Hour), "not kept": staleOptions(0, 0)} {
 			t.Run(name, func(t *testing.T) {
 				c, src, _ := begin(t, opts)
 				wantGet(t, c, "k", "", singlefill.ErrMiss)
@@ -195,19 +134,20 @@ func TestAnExpiredValueIsServedAsTheWindowsSay(t *testing.T) {
 		}
 		t.Run("a remembered not-found", func(t *testing.T) {
 			ns := redistest.Namespace(t)
-			c := newCacheIn(t, rdb, ns, entryWindows(0, 0))
+			c := newCacheIn(t, rdb, ns, staleOptions(0, 0))
 			goGet(t.Context(), c, "k", fails[string](singlefill.ErrNotFound)).wantErr(t, singlefill.ErrNotFound)
-			expireAll(t, c, rdb, look, ns, "k")
+			expireKeys(t, c, rdb, look, ns, "k")
 			goGet(t.Context(), c, "k", gives("found")).want(t, "found")
 		})
 	})
 }
 
-func TestWhenTheSourceFailsThereIsNothingAfterDeleteAndTheOldValueAfterExpire(t *testing.T) {
+// A failing source leaves the old value after Expire, and nothing after Delete.
+func TestExpire_SourceFails(t *testing.T) {
 	t.Parallel()
 	boom := errors.New("boom")
-	expireEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
-		for name, opts := range map[string]*singlefill.Options[string]{"refreshed": entryWindows(time.Hour, 0), "loaded": entryWindows(0, time.Hour)} {
+	userEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		for name, opts := range map[string]*singlefill.Options[string]{"refreshed": staleOptions(time.Hour, 0), "loaded": staleOptions(0, time.Hour)} {
 			ns := redistest.Namespace(t)
 			c := newCacheIn(t, rdb, ns, opts)
 			for _, key := range []string{"expired", "deleted", "both"} {
@@ -215,12 +155,12 @@ func TestWhenTheSourceFailsThereIsNothingAfterDeleteAndTheOldValueAfterExpire(t 
 					t.Fatal(err)
 				}
 			}
-			expireAll(t, c, rdb, look, ns, "expired", "both")
+			expireKeys(t, c, rdb, look, ns, "expired", "both")
 			if err := c.Delete(t.Context(), "deleted", "both"); err != nil {
 				t.Fatal(err)
 			}
 			for _, key := range []string{"expired", "deleted", "both"} {
-				entrySeen(t, rdb, look, ns, key)
+				awaitSeen(t, rdb, look, ns, key)
 				if a := goGet(t.Context(), c, key, fails[string](boom)); key == "expired" {
 					a.want(t, "old")
 				} else if v, err := a.result(t); err != boom {
@@ -231,9 +171,104 @@ func TestWhenTheSourceFailsThereIsNothingAfterDeleteAndTheOldValueAfterExpire(t 
 	})
 }
 
-func TestExpireTakesManyKeysAndNone(t *testing.T) {
+// Another Expire prolongs no window.
+func TestExpire_AgainProlongsNothing(t *testing.T) {
+	for name, opts := range map[string]*singlefill.Options[string]{"refreshed": staleOptions(10*time.Minute, 0), "kept for errors": staleOptions(0, 10*time.Minute)} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				opts.RetryAfter = time.Millisecond
+				c := newCache(t, rdb, opts)
+				boom := errors.New("boom")
+				for _, first := range []time.Duration{0, 30 * time.Minute, time.Hour + 4*time.Minute} { // the life is an hour
+					if err := c.Set(t.Context(), "k", "old"); err != nil {
+						t.Fatal(err)
+					}
+					ends := min(first, time.Hour) + 10*time.Minute
+					begun := time.Now()
+					time.Sleep(first)
+					for time.Since(begun) < ends {
+						if err := c.Expire(t.Context(), "k"); err != nil {
+							t.Fatal(err)
+						}
+						goGet(t.Context(), c, "k", fails[string](boom)).want(t, "old")
+						time.Sleep(time.Minute)
+					}
+					goGet(t.Context(), c, "k", fails[string](boom)).wantErr(t, boom)
+					if _, err := c.Get(t.Context(), "k"); err != singlefill.ErrMiss {
+						t.Errorf("Get: %v, want ErrMiss", err)
+					}
+				}
+			})
+		})
+	}
+}
+
+// A value whose load began before an Expire is not stored after it, and later callers load again at
+// once.
+//
+//fault:delete-in-load
+func TestExpire_DuringLoad(t *testing.T) {
 	t.Parallel()
-	expireEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+	userEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		for _, where := range []string{"here", "elsewhere"} {
+			for _, old := range []string{"", "old"} { // beyond StaleWhileRevalidate: callers wait for the load
+				t.Run(where+" "+old, func(t *testing.T) {
+					ns := redistest.Namespace(t)
+					c := newCacheIn(t, rdb, ns, staleOptions(0, time.Hour))
+					by := c
+					if where == "elsewhere" {
+						by = newCacheIn(t, rdb, ns, staleOptions(0, time.Hour))
+					}
+					if old != "" {
+						putEntry(t, look, ns, "k", entry.Entry{FreshUntil: time.Now().Add(-time.Second), Payload: []byte(old)}, time.Hour)
+					}
+					src := newSource[string](t)
+					before := goGet(t.Context(), c, "k", src.load)
+					older := src.next(t)
+					if err := by.Expire(t.Context(), "k"); err != nil {
+						t.Fatal(err)
+					}
+					after := goGet(t.Context(), c, "k", src.load)
+					newer := src.next(t) // without waiting for the older load
+					older.give("v1")
+					before.want(t, "v1")
+					newer.give("v2")
+					after.want(t, "v2")
+					_ = c.Close()
+					wantStored(t, look, ns, "k", "v2")
+					wantUnlocked(t, look, ns, "k")
+					src.want(t, 2)
+					if s := c.Stats(); s.Stored != 1 || s.Fenced != 1 {
+						t.Errorf("%+v, want one load stored and one fenced", s)
+					}
+				})
+				t.Run(where+" "+old+", the only load", func(t *testing.T) {
+					ns := redistest.Namespace(t)
+					c, other := newCacheIn(t, rdb, ns, staleOptions(0, time.Hour)), newCacheIn(t, rdb, ns, staleOptions(0, time.Hour))
+					by := map[string]*singlefill.Cache[string]{"here": c, "elsewhere": other}[where]
+					if old != "" {
+						putEntry(t, look, ns, "k", entry.Entry{FreshUntil: time.Now().Add(-time.Second), Payload: []byte(old)}, time.Hour)
+					}
+					src := newSource[string](t)
+					before := goGet(t.Context(), c, "k", src.load)
+					load := src.next(t)
+					if err := by.Expire(t.Context(), "missing too", "k"); err != nil {
+						t.Fatal(err)
+					}
+					load.give("v1")
+					before.want(t, "v1")
+					_ = c.Close()
+					wantStored(t, look, ns, "k", old)
+				})
+			}
+		}
+	})
+}
+
+// Expire makes all keys stale that it is given, and no other.
+func TestExpire_ManyKeysAndNone(t *testing.T) {
+	t.Parallel()
+	userEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
 		ns := redistest.Namespace(t)
 		c := newCacheIn(t, rdb, ns, &raw)
 		counts := []int{0, 1, 257, 1000}
@@ -245,18 +280,18 @@ func TestExpireTakesManyKeysAndNone(t *testing.T) {
 			var keys []string
 			for i := range many {
 				keys = append(keys, fmt.Sprint(many, "-", i))
-				entryPut(t, look, ns, keys[i], e, time.Hour)
+				putEntry(t, look, ns, keys[i], e, time.Hour)
 			}
-			entryPut(t, look, ns, "kept", e, time.Hour)
+			putEntry(t, look, ns, "kept", e, time.Hour)
 			if err := c.Expire(t.Context(), append(keys, append([]string{"never there"}, keys[:min(many, 1)]...)...)...); err != nil {
 				t.Fatal(err)
 			}
 			for _, key := range keys {
-				if _, got := entryWant(t, look, ns, key); !got.Expired || string(got.Payload) != "v" {
+				if _, got := getEntry(t, look, ns, key); !got.Expired || string(got.Payload) != "v" {
 					t.Errorf("%s of %d: %+v, want an expired entry", key, many, got)
 				}
 			}
-			if _, got := entryWant(t, look, ns, "kept"); got.Expired {
+			if _, got := getEntry(t, look, ns, "kept"); got.Expired {
 				t.Error("a key that was not named is expired")
 			}
 			wantStored(t, look, ns, "never there", "")
@@ -264,19 +299,20 @@ func TestExpireTakesManyKeysAndNone(t *testing.T) {
 	})
 }
 
-func TestExpireRemovesWhatIsNoEntryAndMakesNothing(t *testing.T) {
+// Expire removes what is no entry, and creates nothing.
+func TestExpire_RemovesWhatIsNoEntry(t *testing.T) {
 	t.Parallel()
 	good, err := entry.Entry{FreshUntil: time.Now().Add(time.Hour), Payload: []byte("some value")}.Encode()
 	if err != nil {
 		t.Fatal(err)
 	}
-	expireEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+	userEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
 		ns := redistest.Namespace(t)
 		c := newCacheIn(t, rdb, ns, &raw)
 		ctx := t.Context()
 		value := func(key string) string { return ns + ":{" + key + "}" }
 		for key, data := range map[string]string{
-			"text":            "a text of somebody else, which is longer than a header",
+			"text":            "a text of another program, which is longer than a header",
 			"empty":           "",
 			"one byte":        "\xc1",
 			"a header less 1": string(good[:headerEndAt-1]),
@@ -287,7 +323,7 @@ func TestExpireRemovesWhatIsNoEntryAndMakesNothing(t *testing.T) {
 			if err := look.Set(ctx, value(key), data, time.Hour).Err(); err != nil {
 				t.Fatal(err)
 			}
-			expireAll(t, c, rdb, look, ns, key)
+			expireKeys(t, c, rdb, look, ns, key)
 			if data, found := stored(t, look, value(key)); found {
 				t.Errorf("%s: %q is still there", key, data)
 			}
@@ -311,7 +347,9 @@ func TestExpireRemovesWhatIsNoEntryAndMakesNothing(t *testing.T) {
 	})
 }
 
-func TestAnExpireThatCannotBeMadeIsRefusedWithoutACommand(t *testing.T) {
+// An Expire without a key, of a closed cache, or whose context has ended, returns an error and
+// sends no command.
+func TestExpire_RefusedWithoutACommand(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	c, closed := newCache[string](t, server.Client(t), nil), newCache[string](t, server.Client(t), nil)
@@ -342,155 +380,46 @@ func TestAnExpireThatCannotBeMadeIsRefusedWithoutACommand(t *testing.T) {
 	}
 }
 
-//fault:delete-in-load
-func TestExpireDuringALoadKeepsItsValueOut(t *testing.T) {
+// Expire takes one round trip for up to 256 keys.
+func TestExpire_RoundTrips(t *testing.T) {
 	t.Parallel()
-	expireEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
-		for _, who := range []string{"here", "elsewhere"} {
-			for _, old := range []string{"", "old"} { // beyond StaleWhileRevalidate: the load is waited for
-				t.Run(who+" "+old, func(t *testing.T) {
-					ns := redistest.Namespace(t)
-					c := newCacheIn(t, rdb, ns, entryWindows(0, time.Hour))
-					by := c
-					if who == "elsewhere" {
-						by = newCacheIn(t, rdb, ns, entryWindows(0, time.Hour))
-					}
-					if old != "" {
-						entryPut(t, look, ns, "k", entry.Entry{FreshUntil: time.Now().Add(-time.Second), Payload: []byte(old)}, time.Hour)
-					}
-					src := newSource[string](t)
-					before := goGet(t.Context(), c, "k", src.load)
-					older := src.next(t)
-					if err := by.Expire(t.Context(), "k"); err != nil {
-						t.Fatal(err)
-					}
-					after := goGet(t.Context(), c, "k", src.load)
-					newer := src.next(t) // without waiting for the older load
-					older.give("v1")
-					before.want(t, "v1")
-					newer.give("v2")
-					after.want(t, "v2")
-					_ = c.Close()
-					wantStored(t, look, ns, "k", "v2")
-					wantUnlocked(t, look, ns, "k")
-					src.want(t, 2)
-					if s := c.Stats(); s.Stored != 1 || s.Fenced != 1 {
-						t.Errorf("%+v, want one load stored and one fenced", s)
-					}
-				})
-				t.Run(who+" "+old+", which nobody repeats", func(t *testing.T) {
-					ns := redistest.Namespace(t)
-					c, other := newCacheIn(t, rdb, ns, entryWindows(0, time.Hour)), newCacheIn(t, rdb, ns, entryWindows(0, time.Hour))
-					by := map[string]*singlefill.Cache[string]{"here": c, "elsewhere": other}[who]
-					if old != "" {
-						entryPut(t, look, ns, "k", entry.Entry{FreshUntil: time.Now().Add(-time.Second), Payload: []byte(old)}, time.Hour)
-					}
-					src := newSource[string](t)
-					before := goGet(t.Context(), c, "k", src.load)
-					load := src.next(t)
-					if err := by.Expire(t.Context(), "missing too", "k"); err != nil {
-						t.Fatal(err)
-					}
-					load.give("v1")
-					before.want(t, "v1")
-					_ = c.Close()
-					wantStored(t, look, ns, "k", old)
-				})
+	server := redistest.Start(t)
+	rdb := server.Client(t)
+	ns := redistest.Namespace(t)
+	c := newCacheIn[string](t, rdb, ns, nil)
+	var keys []string
+	for i := range 257 {
+		keys = append(keys, fmt.Sprint(i))
+		putEntry(t, rdb, ns, keys[i], entry.Entry{FreshUntil: time.Now().Add(time.Hour)}, time.Hour)
+	}
+	var trips expireTrips
+	rdb.AddHook(&trips)
+	for _, test := range []struct {
+		keys  []string
+		trips int64
+	}{{keys[:1], 1}, {keys[:256], 1}, {keys, 2}} {
+		for _, flushed := range []bool{false, true} {
+			if flushed {
+				if err := server.Admin().ScriptFlush(t.Context()).Err(); err != nil {
+					t.Fatal(err)
+				}
 			}
+			server.ResetCalls()
+			trips.n.Store(0)
+			if err := c.Expire(t.Context(), test.keys...); err != nil {
+				t.Error(err)
+			}
+			n := int64(len(test.keys))
+			if got := trips.n.Load(); got != test.trips {
+				t.Errorf("%d keys took %d round trips, want %d", n, got, test.trips)
+			}
+			// What the scripts call counts too.
+			wantCalls(t, server, fmt.Sprint(n, " keys"), map[string]int64{"eval": n, "getrange": n, "setrange": 2 * n, "del": n})
 		}
-	})
-}
-
-func TestExpireAgainProlongsNoWindow(t *testing.T) {
-	for name, opts := range map[string]*singlefill.Options[string]{"refreshed": entryWindows(10*time.Minute, 0), "kept for errors": entryWindows(0, 10*time.Minute)} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				opts.RetryAfter = time.Millisecond
-				c := newCache(t, rdb, opts)
-				boom := errors.New("boom")
-				for _, first := range []time.Duration{0, 30 * time.Minute, time.Hour + 4*time.Minute} { // the life is an hour
-					if err := c.Set(t.Context(), "k", "old"); err != nil {
-						t.Fatal(err)
-					}
-					ends := min(first, time.Hour) + 10*time.Minute
-					begun := time.Now()
-					time.Sleep(first)
-					for time.Since(begun) < ends {
-						if err := c.Expire(t.Context(), "k"); err != nil {
-							t.Fatal(err)
-						}
-						goGet(t.Context(), c, "k", fails[string](boom)).want(t, "old")
-						time.Sleep(time.Minute)
-					}
-					goGet(t.Context(), c, "k", fails[string](boom)).wantErr(t, boom)
-					if _, err := c.Get(t.Context(), "k"); err != singlefill.ErrMiss {
-						t.Errorf("Get: %v, want ErrMiss", err)
-					}
-				}
-			})
-		})
 	}
 }
 
-//fault:unreachable-delete
-func TestExpireSaysWhyItHasFailed(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name, says string
-		start      func(t *testing.T, ns string) *redis.Client // of a server that has the keys k and l
-		still      string                                      // what k holds
-	}{
-		{"redis is down", "deadline exceeded", func(t *testing.T, _ string) *redis.Client {
-			s := redistest.Start(t)
-			s.Kill()
-			return s.Client(t)
-		}, ""},
-		{"read-only replica", "READONLY", func(t *testing.T, ns string) *redis.Client {
-			master := redistest.Start(t)
-			expirePut(t, master.Admin(), ns)
-			return redistest.StartReplica(t, master).Client(t)
-		}, "v"},
-		{"out of memory", "OOM", func(t *testing.T, ns string) *redis.Client {
-			s := redistest.Start(t)
-			expirePut(t, s.Admin(), ns)
-			faultDo(t, s.Admin())("config", "set", "maxmemory", "1")
-			return s.Client(t)
-		}, "v"},
-		{"without any right", "NOPERM", func(t *testing.T, ns string) *redis.Client {
-			s := redistest.Start(t)
-			expirePut(t, s.Admin(), ns)
-			faultDo(t, s.Admin())("acl", "setuser", "reader", "on", ">pw", "%R~*", "+@read")
-			return s.Client(t, func(o *redis.Options) { o.Username, o.Password = "reader", "pw" })
-		}, "v"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			ns := redistest.Namespace(t)
-			rdb := c.start(t, ns)
-			f := newFaultCache(t, rdb, ns, patience, func(o *singlefill.Options[string]) { o.Codec = singlefill.Raw })
-			err := f.Expire(t.Context(), "k", "l")
-			if err == nil || !strings.HasPrefix(err.Error(), "singlefill: expire: ") || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("Expire = %v, want %q", err, "singlefill: expire: … "+c.says)
-			}
-			if !f.log.said("expire", c.says) || f.Stats().RedisErrors != 1 {
-				t.Errorf("Trace was told %v, %+v", f.log.errors(), f.Stats())
-			}
-			if c.still != "" {
-				if v, err := f.Get(t.Context(), "k"); err != nil || v != c.still {
-					t.Errorf("Get = %q, %v, want %q", v, err, c.still)
-				}
-			}
-		})
-	}
-}
-
-func expirePut(t testing.TB, admin *redis.Client, ns string) {
-	for _, key := range []string{"k", "l"} {
-		entryPut(t, admin, ns, key, entry.Entry{FreshUntil: time.Now().Add(time.Hour), Payload: []byte("v")}, time.Hour)
-	}
-}
-
-// A expireTrips counts how often a client turns to its server with scripts.
+// An expireTrips counts the round trips of a client that carry scripts.
 type expireTrips struct{ n atomic.Int64 }
 
 func (r *expireTrips) note(cmds ...redis.Cmder) {
@@ -509,47 +438,11 @@ func (r *expireTrips) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.
 	return func(ctx context.Context, cmds []redis.Cmder) error { r.note(cmds...); return next(ctx, cmds) }
 }
 
-func TestExpireIsOneRoundTripForUpTo256Keys(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	rdb := server.Client(t)
-	ns := redistest.Namespace(t)
-	c := newCacheIn[string](t, rdb, ns, nil)
-	var keys []string
-	for i := range 257 {
-		keys = append(keys, fmt.Sprint(i))
-		entryPut(t, rdb, ns, keys[i], entry.Entry{FreshUntil: time.Now().Add(time.Hour)}, time.Hour)
-	}
-	var trips expireTrips
-	rdb.AddHook(&trips)
-	for _, test := range []struct {
-		keys  []string
-		trips int64
-	}{{keys[:1], 1}, {keys[:256], 1}, {keys, 2}} {
-		for _, flushed := range []bool{false, true} {
-			if flushed {
-				faultDo(t, server.Admin())("script", "flush")
-			}
-			server.ResetCalls()
-			trips.n.Store(0)
-			if err := c.Expire(t.Context(), test.keys...); err != nil {
-				t.Error(err)
-			}
-			n := int64(len(test.keys))
-			if got := trips.n.Load(); got != test.trips {
-				t.Errorf("%d keys took %d round trips, want %d", n, got, test.trips)
-			}
-			// What the scripts call counts too.
-			wantCalls(t, server, fmt.Sprint(n, " keys"), map[string]int64{"eval": n, "getrange": n, "setrange": 2 * n, "del": n})
-		}
-	}
-}
-
-// Without scripts Expire reads, judges and writes. What another client does in between makes it judge anew.
-func TestWithoutScriptsNobodyComesBetweenTheStepsOfExpire(t *testing.T) {
+// Expire without scripts starts again if another client changes the key between its steps.
+func TestExpire_WithoutScripts(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
-	asUser := expireNoScripts(t, s)
+	asUser := noScripts(t, s)
 	now := time.Now()
 	fresh := entry.Entry{FreshUntil: now.Add(time.Hour), WrittenAt: now, Payload: []byte("v1")}
 	newer := entry.Entry{FreshUntil: now.Add(2 * time.Hour), WrittenAt: now, LoadTime: time.Minute, Payload: []byte("v2, longer")}
@@ -561,8 +454,8 @@ func TestWithoutScriptsNobodyComesBetweenTheStepsOfExpire(t *testing.T) {
 		want   string // payload
 		since  time.Time
 	}{
-		{"set", func(t *testing.T, ns string) error { entryPut(t, s.Admin(), ns, "k", newer, time.Hour); return nil }, "v2, longer", now},
-		{"expired", func(t *testing.T, ns string) error { entryPut(t, s.Admin(), ns, "k", expired, time.Hour); return nil }, "v1", expired.FreshUntil},
+		{"set", func(t *testing.T, ns string) error { putEntry(t, s.Admin(), ns, "k", newer, time.Hour); return nil }, "v2, longer", now},
+		{"expired", func(t *testing.T, ns string) error { putEntry(t, s.Admin(), ns, "k", expired, time.Hour); return nil }, "v1", expired.FreshUntil},
 		{"deleted", func(t *testing.T, ns string) error { return s.Admin().Del(t.Context(), ns+":{k}").Err() }, "", now},
 		{"foreign", func(t *testing.T, ns string) error {
 			return s.Admin().Set(t.Context(), ns+":{k}", strings.Repeat("x", 100), time.Hour).Err()
@@ -579,7 +472,7 @@ func TestWithoutScriptsNobodyComesBetweenTheStepsOfExpire(t *testing.T) {
 			p := redistest.NewProxy(t, s.Addr)
 			ns := redistest.Namespace(t)
 			c := newCacheIn(t, p.Client(t, asUser), ns, &raw)
-			entryPut(t, s.Admin(), ns, "k", fresh, time.Hour)
+			putEntry(t, s.Admin(), ns, "k", fresh, time.Hour)
 			writes := p.On(redistest.Command("multi"), redistest.HoldRequest).Times(1)
 			done := make(chan error, 1)
 			go func() { done <- c.Expire(context.Background(), "k") }()
@@ -600,7 +493,7 @@ func TestWithoutScriptsNobodyComesBetweenTheStepsOfExpire(t *testing.T) {
 				}
 				return
 			}
-			_, got := entryWant(t, s.Admin(), ns, "k")
+			_, got := getEntry(t, s.Admin(), ns, "k")
 			if !got.Expired || string(got.Payload) != test.want || got.FreshUntil.Sub(test.since).Abs() > 30*time.Minute {
 				t.Errorf("%+v, want %q, stale since %v", got, test.want, test.since)
 			}
@@ -608,13 +501,91 @@ func TestWithoutScriptsNobodyComesBetweenTheStepsOfExpire(t *testing.T) {
 	}
 }
 
-// Two that expire a key at a time leave one stale entry, whole.
-func TestExpiresAtATimeAgree(t *testing.T) {
+// Expire without scripts handles many keys, with no more rights than before.
+func TestExpire_ManyKeysWithoutScripts(t *testing.T) {
 	t.Parallel()
-	expireEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+	server := redistest.Start(t)
+	c := newCache(t, server.Client(t, noScripts(t, server, "-time")),
+		&singlefill.Options[string]{StaleWhileRevalidate: time.Hour})
+	testExpireMany(t, c, 300)
+}
+
+// testExpireMany returns how long Expire took.
+func testExpireMany(t *testing.T, c *singlefill.Cache[string], many int) (took time.Duration) {
+	keys := make([]string, many)
+	for i := range keys {
+		keys[i] = fmt.Sprint(i)
+		if err := c.Set(t.Context(), keys[i], "old"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	goGet(t.Context(), c, "loaded", gives("v")).want(t, "v")
+	wantGet(t, c, "loaded", "v", nil)
+	begun := time.Now()
+	if err := c.Expire(t.Context(), keys...); err != nil {
+		t.Fatal(err)
+	}
+	took = time.Since(begun)
+	for _, key := range keys {
+		if _, info, err := c.GetOrLoadInfo(t.Context(), key, gives("new")); !info.Stale || err != nil {
+			t.Fatalf("%s after Expire: %+v, %v", key, info, err)
+		}
+	}
+	return took
+}
+
+// Expire without scripts gives each key its own RedisTimeout: each key is watched by itself.
+func TestExpire_ManyKeysFarFromRedis(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		rdb.AddHook(farUser(20 * time.Millisecond))
+		opts := &singlefill.Options[string]{StaleWhileRevalidate: time.Hour, RedisTimeout: time.Second}
+		if took := testExpireMany(t, newCache(t, rdb, opts), 60); took < 2*opts.RedisTimeout {
+			t.Errorf("Expire took %v, which shows nothing: it should take longer than RedisTimeout", took)
+		}
+	})
+}
+
+// A farUser is the hook of a client that is that far from Redis, and may run no scripts.
+type farUser time.Duration
+
+func (far farUser) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (far farUser) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if err := far.refuse(cmd); err != nil {
+			return err
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (far farUser) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if err := far.refuse(cmds...); err != nil {
+			return err
+		}
+		return next(ctx, cmds)
+	}
+}
+
+func (far farUser) refuse(cmds ...redis.Cmder) (err error) {
+	time.Sleep(time.Duration(far))
+	for _, cmd := range cmds {
+		if strings.HasPrefix(cmd.Name(), "eval") {
+			err = refusal("NOPERM this user has no permissions to run the 'eval' command")
+			cmd.SetErr(err)
+		}
+	}
+	return err
+}
+
+// Concurrent Expires of a key leave one stale entry, whole.
+func TestExpire_Concurrent(t *testing.T) {
+	t.Parallel()
+	userEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
 		ns := redistest.Namespace(t)
 		c := newCacheIn(t, rdb, ns, &raw)
-		entryPut(t, look, ns, "k", entry.Entry{FreshUntil: time.Now().Add(time.Hour), Payload: []byte("v")}, time.Hour)
+		putEntry(t, look, ns, "k", entry.Entry{FreshUntil: time.Now().Add(time.Hour), Payload: []byte("v")}, time.Hour)
 		errs := make(chan error, 20)
 		for range cap(errs) {
 			go func() { errs <- c.Expire(context.Background(), "k") }()
@@ -627,7 +598,7 @@ func TestExpiresAtATimeAgree(t *testing.T) {
 		if err := errors.Join(all...); err != nil {
 			t.Error(err)
 		}
-		if _, e := entryWant(t, look, ns, "k"); !e.Expired || string(e.Payload) != "v" {
+		if _, e := getEntry(t, look, ns, "k"); !e.Expired || string(e.Payload) != "v" {
 			t.Errorf("%+v, want an expired entry of v", e)
 		}
 	})

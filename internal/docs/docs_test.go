@@ -1,7 +1,11 @@
-package singlefill_test
+package main
 
 import (
 	"fmt"
+	"go/ast"
+	"go/doc"
+	"go/parser"
+	"go/token"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +18,15 @@ import (
 	"github.com/singlefill/singlefill"
 )
 
+// TestMain runs the tests in the root of the module.
+func TestMain(m *testing.M) {
+	if err := os.Chdir("../.."); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
 func readme(t *testing.T) string {
 	t.Helper()
 	text, err := os.ReadFile("README.md")
@@ -23,7 +36,8 @@ func readme(t *testing.T) string {
 	return string(text)
 }
 
-func TestREADMESnippetsCompile(t *testing.T) {
+// The snippets of README.md compile.
+func TestREADME_Snippets(t *testing.T) {
 	t.Parallel()
 	snippets := blocks(readme(t), "go")
 	if len(snippets) < 2 {
@@ -39,7 +53,8 @@ func TestREADMESnippetsCompile(t *testing.T) {
 	}
 }
 
-func TestREADMESnippetThatIsWrongIsFound(t *testing.T) {
+// A wrong snippet is found, or TestREADME_Snippets would show nothing.
+func TestREADME_WrongSnippet(t *testing.T) {
 	t.Parallel()
 	snippet := blocks(readme(t), "go")[0]
 	wrong := strings.Replace(snippet, "GetOrLoad(", "GetOrLode(", 1)
@@ -51,7 +66,8 @@ func TestREADMESnippetThatIsWrongIsFound(t *testing.T) {
 	}
 }
 
-func TestREADMECommandsExist(t *testing.T) {
+// The commands of README.md exist.
+func TestREADME_Commands(t *testing.T) {
 	t.Parallel()
 	var commands []string
 	for _, block := range blocks(readme(t), "sh") {
@@ -71,7 +87,8 @@ func TestREADMECommandsExist(t *testing.T) {
 	}
 }
 
-func TestREADMETableNamesAllOptions(t *testing.T) {
+// The table of options names all fields of Options, in their order.
+func TestREADME_Options(t *testing.T) {
 	t.Parallel()
 	_, section, _ := strings.Cut(readme(t), "\n## Options\n")
 	section, _, _ = strings.Cut(section, "\n## ")
@@ -87,7 +104,8 @@ func TestREADMETableNamesAllOptions(t *testing.T) {
 	}
 }
 
-func TestREADMELinksLeadSomewhere(t *testing.T) {
+// The links of README.md lead to files.
+func TestREADME_Links(t *testing.T) {
 	t.Parallel()
 	for _, m := range regexp.MustCompile(`\]\(([^)#:\s]+)\)`).FindAllStringSubmatch(readme(t), -1) {
 		if _, err := os.Stat(m[1]); err != nil {
@@ -104,8 +122,8 @@ func blocks(text, language string) (found []string) {
 	return found
 }
 
-// compilable makes a snippet a file. One that begins with "package" is a file; any other is statements of a
-// function, among declarations that the reader can guess.
+// compilable makes a file of a snippet. A snippet that begins with "package" is a file. Any other
+// consists of statements, which become a function among declarations that the reader can guess.
 func compilable(snippet string) string {
 	if strings.HasPrefix(snippet, "package ") {
 		return snippet
@@ -140,7 +158,8 @@ func use(...any) {}
 	return "package snippet\n\n" + imports.String() + body
 }
 
-// declared returns the variables that the snippet declares at its outermost level, for the reader will use them.
+// declared returns the variables that a snippet declares at its outermost level. The reader will
+// use them.
 func declared(snippet string) string {
 	var names []string
 	for _, m := range regexp.MustCompile(`(?m)^(\w+(?:, \w+)*) := `).FindAllStringSubmatch(snippet, -1) {
@@ -168,4 +187,55 @@ func goCommand(args ...string) *exec.Cmd {
 	cmd := exec.Command("go", args...)
 	cmd.Env = append(os.Environ(), "GOPROXY=off")
 	return cmd
+}
+
+// Everything exported has a comment, links in comments lead somewhere, and every example is run.
+func TestGodoc_IsWhole(t *testing.T) {
+	t.Parallel()
+	link := regexp.MustCompile(`(?m)^(?:[^\t\n].*)?(\[\*?[A-Z][\w.]*\])`) // a line that begins with a tab is code
+	for _, dir := range []string{".", "lock"} {
+		var files []*ast.File
+		fset := token.NewFileSet()
+		names, _ := filepath.Glob(filepath.Join(dir, "*.go")) // the pattern is a good one
+		for _, name := range names {
+			f, err := parser.ParseFile(fset, name, nil, parser.ParseComments)
+			if err != nil {
+				t.Fatal(err)
+			}
+			files = append(files, f)
+		}
+		for _, e := range doc.Examples(files...) {
+			if e.Output == "" {
+				t.Errorf("%s: Example%s has no output, so it is never run", dir, e.Name)
+			}
+		}
+		p, err := doc.NewFromFiles(fset, files, filepath.Join("github.com/singlefill/singlefill", dir))
+		if err != nil {
+			t.Fatal(err)
+		}
+		comments, funcs, vars := map[string]string{"the package": p.Doc}, p.Funcs, p.Vars
+		for _, typ := range p.Types {
+			comments[typ.Name] = typ.Doc
+			funcs, vars = slices.Concat(funcs, typ.Funcs, typ.Methods), append(vars, typ.Vars...)
+		}
+		for _, f := range funcs {
+			if f.Name != "Error" { // it says itself what it is
+				comments[f.Recv+" "+f.Name] = f.Doc
+			}
+		}
+		for _, v := range vars {
+			for _, spec := range v.Decl.Specs {
+				spec := spec.(*ast.ValueSpec)
+				comments[spec.Names[0].Name] = v.Doc + spec.Doc.Text()
+			}
+		}
+		for name, comment := range comments {
+			if comment == "" {
+				t.Errorf("%s: %s has no comment", dir, name)
+			}
+			for _, m := range link.FindAllStringSubmatch(string(p.Text(comment)), -1) {
+				t.Errorf("%s: %s: %s leads nowhere", dir, name, m[1])
+			}
+		}
+	}
 }

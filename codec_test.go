@@ -1,0 +1,336 @@
+package singlefill_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+type person struct {
+	Name  string
+	Age   int
+	Tags  []string
+	Attrs map[string]int
+	Boss  *person
+}
+
+func newPerson() person {
+	return person{"Ann", 42, []string{"a", "b"}, map[string]int{"x": 1}, &person{Name: "Bob"}}
+}
+
+// Values of every codec come back as they were loaded or set.
+func TestCodec_RoundTrip(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		t.Run("struct", func(t *testing.T) { testRoundTrip(t, rdb, nil, newPerson()) })
+		t.Run("pointer", func(t *testing.T) { u := newPerson(); testRoundTrip(t, rdb, nil, &u) })
+		t.Run("number", func(t *testing.T) { testRoundTrip(t, rdb, nil, -1.5) })
+		t.Run("struct as JSON", func(t *testing.T) {
+			testRoundTrip(t, rdb, &singlefill.Options[person]{Codec: singlefill.JSON}, newPerson())
+		})
+		t.Run("raw string", func(t *testing.T) {
+			testRoundTrip(t, rdb, &singlefill.Options[string]{Codec: singlefill.Raw}, "a\x00\xff\r\n")
+		})
+		t.Run("raw bytes", func(t *testing.T) {
+			testRoundTrip(t, rdb, &singlefill.Options[[]byte]{Codec: singlefill.Raw}, bytes.Repeat([]byte{0xc1, 0}, 1<<16))
+		})
+	})
+}
+
+func testRoundTrip[T any](t *testing.T, rdb redis.UniversalClient, opts *singlefill.Options[T], value T) {
+	c := newCache(t, rdb, opts)
+	v, err := c.GetOrLoad(t.Context(), "loaded", gives(value))
+	wantValue(t, v, err, value)
+	v, err = c.GetOrLoad(t.Context(), "loaded", mustNotLoad[T](t))
+	wantValue(t, v, err, value)
+	wantGet(t, c, "loaded", value, nil)
+	if err := c.Set(t.Context(), "set", value); err != nil {
+		t.Fatal(err)
+	}
+	v, err = c.GetOrLoad(t.Context(), "set", mustNotLoad[T](t))
+	wantValue(t, v, err, value)
+	wantGet(t, c, "set", value, nil)
+}
+
+// Empty values are hits like any other.
+func TestCodec_EmptyValuesAreHits(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		t.Run("nil pointer", func(t *testing.T) { testEmpty[*person](t, rdb, nil) })
+		t.Run("zero struct", func(t *testing.T) { testEmpty(t, rdb, person{}) })
+		t.Run("nil slice", func(t *testing.T) { testEmpty[[]int](t, rdb, nil) })
+		t.Run("empty slice", func(t *testing.T) { testEmpty(t, rdb, []int{}) })
+		t.Run("empty map", func(t *testing.T) { testEmpty(t, rdb, map[string]int{}) })
+		t.Run("empty string", func(t *testing.T) { testEmpty(t, rdb, "") })
+		t.Run("zero", func(t *testing.T) { testEmpty(t, rdb, 0) })
+		t.Run("nil interface", func(t *testing.T) { testEmpty[any](t, rdb, nil) })
+	})
+}
+
+func testEmpty[T any](t *testing.T, rdb redis.UniversalClient, value T) {
+	for _, codec := range []singlefill.Codec{singlefill.MsgPack, singlefill.JSON} {
+		c := newCache(t, rdb, &singlefill.Options[T]{Codec: codec})
+		v, err := c.GetOrLoad(t.Context(), "k", gives(value))
+		wantValue(t, v, err, value)
+		v, err = c.GetOrLoad(t.Context(), "k", mustNotLoad[T](t))
+		wantValue(t, v, err, value)
+		wantGet(t, c, "k", value, nil)
+	}
+	if s, ok := any(value).(string); ok {
+		c := newCache(t, rdb, &raw)
+		v, err := c.GetOrLoad(t.Context(), "k", gives(s))
+		wantValue(t, v, err, s)
+		v, err = c.GetOrLoad(t.Context(), "k", mustNotLoad[string](t))
+		wantValue(t, v, err, s)
+	}
+}
+
+// A badCodec asks marshal and unmarshal, unless they are nil, whether to fail.
+type badCodec struct {
+	singlefill.Codec
+	marshal, unmarshal func(v any) error
+}
+
+func (c badCodec) Marshal(v any) ([]byte, error) {
+	if c.marshal != nil {
+		if err := c.marshal(v); err != nil {
+			return nil, err
+		}
+	}
+	return c.Codec.Marshal(v)
+}
+
+func (c badCodec) Unmarshal(data []byte, v any) error {
+	if c.unmarshal != nil {
+		if err := c.unmarshal(v); err != nil {
+			return err
+		}
+	}
+	return c.Codec.Unmarshal(data, v)
+}
+
+// A value that cannot be encoded is returned to all callers that waited and not stored.
+//
+//fault:bad-value
+func TestCodec_MarshalFails(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		for name, marshal := range map[string]func(any) error{
+			"error": func(any) error { return errors.New("no") },
+			"panic": func(any) error { panic("a codec") },
+		} {
+			t.Run(name, func(t *testing.T) {
+				ns := redistest.Namespace(t)
+				var e events
+				c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: badCodec{Codec: singlefill.JSON, marshal: marshal}, Trace: e.trace()})
+				src := newSource[string](t)
+				first := goGet(t.Context(), c, "k", src.load)
+				load := src.next(t)
+				joins := goGet(t.Context(), c, "k", src.load).waits(t)
+				load.give("v")
+				first.want(t, "v")
+				joins.want(t, "v")
+				wantStored(t, rdb, ns, "k", "")
+				if record, found := stored(t, rdb, ns+":{k}:lock"); found {
+					t.Errorf("the lock key holds %q", record)
+				}
+				_ = c.Close()
+				if s := c.Stats(); s.StoreErrors != 1 || s.Stored != 0 || s.Loads != 1 || s.LoadErrors != 0 {
+					t.Errorf("%+v, want one store error", s)
+				}
+				e.want(t, "load", "start k", "done k <nil>, store error true, stored false, fenced false, unlocked false", "miss k", "miss k")
+			})
+		}
+	})
+}
+
+// A value that cannot be decoded is loaded again.
+//
+//fault:bad-value
+func TestCodec_UnmarshalFails(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		for name, unmarshal := range map[string]func(any) error{
+			"error": func(any) error { return errors.New("no") },
+			"panic": func(any) error { panic("a codec") },
+		} {
+			t.Run(name, func(t *testing.T) {
+				ns := redistest.Namespace(t)
+				good := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.JSON})
+				if err := good.Set(t.Context(), "k", "v"); err != nil {
+					t.Fatal(err)
+				}
+				c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: badCodec{Codec: singlefill.JSON, unmarshal: unmarshal}})
+				if _, err := c.Get(t.Context(), "k"); err != singlefill.ErrMiss {
+					t.Errorf("Get: %v, want ErrMiss", err)
+				}
+				goGet(t.Context(), c, "k", gives("w")).want(t, "w")
+				wantGet(t, good, "k", "w", nil)
+				if n := c.Stats().BadValues; n != 2 {
+					t.Errorf("%d bad values, want 2", n)
+				}
+			})
+		}
+	})
+}
+
+// A codec that exits its goroutine fails the load, and its caller does not load again and again.
+func TestCodec_MarshalExits(t *testing.T) {
+	for _, down := range []bool{false, true} {
+		t.Run(fmt.Sprint("down ", down), func(t *testing.T) {
+			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				c := newCache(t, rdb, &singlefill.Options[string]{Codec: badCodec{Codec: singlefill.Raw, marshal: func(any) error { runtime.Goexit(); return nil }}})
+				if down {
+					_ = rdb.Close()
+				}
+				var loads atomic.Int64
+				_, err := c.GetOrLoad(t.Context(), "k", func(context.Context, string) (string, error) {
+					loads.Add(1)
+					return "v", nil
+				})
+				var panicked *singlefill.PanicError
+				if !errors.As(err, &panicked) || loads.Load() != 1 {
+					t.Errorf("Redis down: %t: %v after %d loads", down, err, loads.Load())
+				}
+			})
+		})
+	}
+}
+
+// A value that the user's codec returns is not copied.
+//
+// It may be shared on purpose, or refer to itself, so that a copy would have no end.
+func TestCodec_ValueIsNotCopied(t *testing.T) {
+	t.Parallel()
+	p := newPerson()
+	proxy := redistest.NewProxy(t, redistest.Shared(t).Addr)
+	c := newCache(t, proxy.Client(t), &singlefill.Options[*person]{Codec: interning{singlefill.JSON, &p}})
+	if err := c.Set(t.Context(), "k", &p); err != nil {
+		t.Fatal(err)
+	}
+	read := proxy.On(redistest.Command("get"), redistest.HoldReply).Times(1)
+	herd := []*call[*person]{goGet(t.Context(), c, "k", mustNotLoad[*person](t))}
+	receive(t, "the first read is answered", read.Hit())
+	for range 3 {
+		herd = append(herd, goGet(t.Context(), c, "k", mustNotLoad[*person](t)).waits(t))
+	}
+	read.Release()
+	for _, a := range herd {
+		if v, err := a.result(t); v != &p || err != nil {
+			t.Errorf("got %p, %v; want %p, which the codec returns", v, err, &p)
+		}
+	}
+}
+
+// interning is a codec that returns one value, for all callers to share.
+type interning struct {
+	singlefill.Codec
+	value *person
+}
+
+func (c interning) Unmarshal(_ []byte, v any) error {
+	*v.(**person) = c.value
+	return nil
+}
+
+// The first caller can change its value before the others have theirs, even if the codec's bytes
+// are the value's own.
+func TestCodec_AliasedBytes(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		codec := aliasing{make(chan struct{})}
+		c := newCache(t, rdb, &singlefill.Options[[]byte]{Codec: codec})
+		src := newSource[[]byte](t)
+		one := goGet(t.Context(), c, "k", src.load).waits(t)
+		load := src.next(t)
+		two := goGet(t.Context(), c, "k", src.load).waits(t)
+		load.give([]byte("value"))
+		var first ending[[]byte]
+		select {
+		case first = <-one.answer:
+			one = two
+		case first = <-two.answer:
+		}
+		wantValue(t, first.value, first.err, []byte("value"))
+		copy(first.value, "CHANGED")
+		close(codec.changed)
+		one.want(t, []byte("value"))
+	})
+}
+
+// aliasing is a codec whose bytes are the value's own, as the contract of Marshal allows.
+type aliasing struct{ changed chan struct{} }
+
+func (aliasing) Marshal(v any) ([]byte, error) { return v.([]byte), nil }
+
+func (c aliasing) Unmarshal(data []byte, v any) error {
+	<-c.changed
+	*v.(*[]byte) = bytes.Clone(data)
+	return nil
+}
+
+// Bytes that are no entry are a miss, are counted, and are replaced by the load.
+//
+//fault:bad-bytes
+func TestBadBytes_AreAMiss(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		ns := redistest.Namespace(t)
+		whole := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.Raw})
+		if err := whole.Set(t.Context(), "whole", "some value"); err != nil {
+			t.Fatal(err)
+		}
+		entry, _ := stored(t, rdb, ns+":{whole}")
+		garbage := map[string]string{
+			"nothing":      "",
+			"text":         "a text of another program, long enough for a header",
+			"short":        entry[:20],
+			"truncated":    entry[:len(entry)-1],
+			"overlong":     entry + "x",
+			"not msgpack":  entry, // of a cache with another codec
+			"other format": entry[:1] + "\x02" + entry[2:],
+		}
+		for name, data := range garbage {
+			t.Run(name, func(t *testing.T) {
+				c := newCacheIn[int](t, rdb, ns+name, nil)
+				put := func() {
+					if err := rdb.Set(t.Context(), ns+name+":{k}", data, time.Hour).Err(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				put()
+				if _, err := c.Get(t.Context(), "k"); err != singlefill.ErrMiss {
+					t.Errorf("Get: %v, want ErrMiss", err)
+				}
+				v, err := c.GetOrLoad(t.Context(), "k", gives(7))
+				wantValue(t, v, err, 7)
+				wantGet(t, c, "k", 7, nil)
+				if n := c.Stats().BadValues; n < 2 {
+					t.Errorf("%d bad values counted, want at least 2", n)
+				}
+			})
+		}
+		t.Run("of another type", func(t *testing.T) {
+			c := newCacheIn[int](t, rdb, ns+"list", nil)
+			for _, key := range []string{":{k}", ":{k}:lock"} {
+				if err := rdb.RPush(t.Context(), ns+"list"+key, "a").Err(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			v, err := c.GetOrLoad(t.Context(), "k", gives(7))
+			wantValue(t, v, err, 7)
+			wantGet(t, c, "k", 7, nil)
+		})
+	})
+}

@@ -1,0 +1,407 @@
+package singlefill
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"testing/quick"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/fill"
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+// strangeKeys are keys that are hard to map to names.
+func strangeKeys() []string {
+	keys := []string{
+		"42", "a", "user:42", "{", "}", "{}", "}{", "}}", "}a", "{a}", "a{b}c", "a}b", "a}", "a{", "{a", "{}a", "%", "%7D",
+		"%7Da", "%25", "%257D", "%25a", "a%", "}:lock", "a:lock", "a}:lock", ":lock", "lock", "a}:lock}", "{a}:lock",
+		"\x00", "a\x00b", "\r\n", " ", "\xff\xfe", "a\xc3", "ключ", "鍵", "🔑", "*", "[a-z]",
+	}
+	return append(keys, strings.Repeat("k", 64<<10), strings.Repeat("}", 64<<10))
+}
+
+func keyCache(namespace string) *Cache[string] { return &Cache[string]{namespace: namespace} }
+
+// Keys have their documented names in Redis.
+func TestKeys_Names(t *testing.T) {
+	t.Parallel()
+	for key, want := range map[string]string{
+		"42":   "users:{42}",
+		"}":    "users:{%7D}",
+		"}a}":  "users:{%7Da}}",
+		"%":    "users:{%25}",
+		"%7D":  "users:{%257D}",
+		"a}b%": "users:{a}b%}",
+		"{":    "users:{{}",
+	} {
+		name := keyCache("users").valueKey(key)
+		if name != want {
+			t.Errorf("the value of %q is named %q, want %q", key, name, want)
+		}
+		if lock := lockKey(name); lock != want+":lock" {
+			t.Errorf("the lock of %q is named %q, want %q", key, lock, want+":lock")
+		}
+	}
+}
+
+// No two keys share a name, in whatever namespaces.
+//
+//fault:two-names
+func TestKeys_NoTwoShareAName(t *testing.T) {
+	t.Parallel()
+	namespaces := []string{"users", "user", "users:", "users:a", ":lock", "%7D"}
+	keys := strangeKeys()
+	keys = keys[:len(keys)-2] // the long ones are like others
+	for _, a := range keys {
+		for _, b := range keys {
+			for _, ns := range namespaces {
+				if err := checkNames(namespaces[0], a, ns, b); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	}
+	const letters = "ab{}%25D7:lock"
+	check := func(n uint64, a, b []byte) bool {
+		for _, s := range [][]byte{a, b} {
+			for i := range s {
+				s[i] = letters[int(s[i])%len(letters)]
+			}
+		}
+		a, b = append(a, letters[n%14]), append(b, letters[n/14%14])
+		if len(a) > 4 && len(b) > 4 {
+			a, b = a[:4], b[:4]
+		}
+		err := checkNames("users", string(a), namespaces[n/196%uint64(len(namespaces))], string(b))
+		if err != nil {
+			t.Log(err)
+		}
+		return err == nil
+	}
+	if err := quick.Check(check, &quick.Config{MaxCount: 20_000}); err != nil {
+		t.Error(err)
+	}
+}
+
+// checkNames reports an error if two keys, perhaps of two namespaces, share a name of any kind.
+func checkNames(namespaceA, a, namespaceB, b string) error {
+	valueA, valueB := keyCache(namespaceA).valueKey(a), keyCache(namespaceB).valueKey(b)
+	same := namespaceA == namespaceB && a == b
+	switch {
+	case (valueA == valueB) != same:
+		return fmt.Errorf("values of %q %q and %q %q: %q, %q", namespaceA, a, namespaceB, b, valueA, valueB)
+	case (lockKey(valueA) == lockKey(valueB)) != same:
+		return fmt.Errorf("locks of %q %q and %q %q: %q, %q", namespaceA, a, namespaceB, b, lockKey(valueA), lockKey(valueB))
+	case valueA == lockKey(valueB) || valueB == lockKey(valueA):
+		return fmt.Errorf("value and lock of %q %q and %q %q: %q, %q", namespaceA, a, namespaceB, b, valueA, valueB)
+	}
+	return nil
+}
+
+// FuzzKeys looks for two keys that share a name.
+func FuzzKeys(f *testing.F) {
+	for i, key := range strangeKeys()[:40] {
+		f.Add("users", key, "users", strangeKeys()[(i*7)%40])
+	}
+	f.Fuzz(func(t *testing.T, namespaceA, a, namespaceB, b string) {
+		if checkNamespace(namespaceA) != nil || checkNamespace(namespaceB) != nil || a == "" || b == "" {
+			return // New or the call refuses them
+		}
+		if err := checkNames(namespaceA, a, namespaceB, b); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A value and its lock are in one slot, that of their key.
+//
+// A key that contains a brace, or begins with '%', has no slot that its names could share: only
+// value and lock are in one slot then.
+//
+//fault:strange-keys
+func TestKeys_SameSlot(t *testing.T) {
+	t.Parallel()
+	node := redistest.SharedCluster(t).Nodes[0].Admin()
+	slot := func(name string) int64 {
+		n, err := node.ClusterKeySlot(t.Context(), name).Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	keys := strangeKeys()
+	rnd := rand.New(rand.NewPCG(1, 2))
+	for range 100 {
+		b := make([]byte, 1+rnd.IntN(8))
+		for i := range b {
+			b[i] = "ab{}%:\x00\xff"[rnd.IntN(8)]
+		}
+		keys = append(keys, string(b))
+	}
+	for _, namespace := range []string{"users", "a:b%"} {
+		c := keyCache(namespace)
+		for _, key := range keys {
+			value, lock := slot(c.valueKey(key)), slot(lockKey(c.valueKey(key)))
+			if value != lock {
+				t.Errorf("%.50q: the value is in slot %d, the lock in %d", key, value, lock)
+			}
+			if own := slot(key); value != own && !strings.ContainsAny(key, "{}") && key[0] != '%' {
+				t.Errorf("%.50q is in slot %d, its value in %d", key, own, value)
+			}
+		}
+	}
+}
+
+// Strange keys are keys like any other, on a cluster too, where a pair in two slots fails.
+//
+//fault:strange-keys
+func TestKeys_StrangeKeys(t *testing.T) {
+	t.Parallel()
+	c, err := New(redistest.SharedCluster(t).Client(t), redistest.Namespace(t), time.Hour, &Options[string]{
+		RedisTimeout: 5 * time.Second, LockTTL: 20 * time.Second, LoadTimeout: time.Minute,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	keys := strangeKeys()
+	for i, key := range keys {
+		want := fmt.Sprint("value ", i)
+		v, err := c.GetOrLoad(t.Context(), key, func(_ context.Context, got string) (string, error) {
+			if got != key {
+				t.Errorf("the Loader of %.50q is asked for %.50q", key, got)
+			}
+			return want, nil
+		})
+		if err != nil || v != want {
+			t.Errorf("%.50q: got %q, %v; want %q", key, v, err, want)
+		}
+	}
+	for i, key := range keys {
+		if v, err := c.Get(t.Context(), key); err != nil || v != fmt.Sprint("value ", i) {
+			t.Errorf("%.50q: got %q, %v; want value %d", key, v, err, i)
+		}
+	}
+	if err := c.Delete(t.Context(), keys...); err != nil {
+		t.Error(err)
+	}
+	for _, key := range keys {
+		if v, err := c.Get(t.Context(), key); err != ErrMiss {
+			t.Errorf("%.50q after Delete: got %q, %v", key, v, err)
+		}
+	}
+	if s := c.Stats(); s.Loads != int64(len(keys)) || s.RedisErrors != 0 {
+		t.Errorf("%+v, want %d loads and no errors", s, len(keys))
+	}
+}
+
+// The next step of a fill follows from the reply, from whether a caller waits, and from whether the
+// value can end it.
+func TestDecide(t *testing.T) {
+	none := view{}
+	wanted, servable, both := view{wanted: true}, view{servable: true}, view{wanted: true, servable: true}
+	for _, test := range []struct {
+		status string
+		view   view
+		want   step
+	}{
+		{fill.Hit, none, askAgain},
+		{fill.Hit, wanted, askAgain},
+		{fill.Hit, servable, takeValue},
+		{fill.Hit, both, takeValue},
+		{fill.Locked, none, loadLocked},
+		{fill.Locked, wanted, loadLocked},
+		{fill.Locked, servable, loadLocked},
+		{fill.Locked, both, loadLocked},
+		{fill.Busy, none, leave},
+		{fill.Busy, wanted, waitForLock},
+		{fill.Busy, servable, leave},
+		{fill.Busy, both, waitForLock},
+		{fill.Failed, none, takeFailure},
+		{fill.Failed, wanted, takeFailure},
+		{fill.Failed, servable, takeFailure},
+		{fill.Failed, both, takeFailure},
+		{fill.Free, none, leave},
+		{fill.Free, wanted, waitForSlot},
+		{fill.Free, servable, leave},
+		{fill.Free, both, waitForSlot},
+		{fill.Gone, none, leave},
+		{fill.Gone, wanted, askAgain},
+		{fill.Gone, servable, leave},
+		{fill.Gone, both, askAgain},
+		{fill.Refused, none, retryNew},
+		{fill.Refused, wanted, retryNew},
+		{fill.Refused, servable, retryNew},
+		{fill.Refused, both, retryNew},
+	} {
+		if got := decide(fill.Reply{Status: test.status}, test.view); got != test.want {
+			t.Errorf("%s, %+v: step %d, want %d", test.status, test.view, got, test.want)
+		}
+	}
+}
+
+// A process remembers the load times of a bounded number of keys.
+func TestLoadTimes_Bounded(t *testing.T) {
+	m := newLoadTimes()
+	for i := range 3 * remembered {
+		key, took := fmt.Sprint("k", i), time.Second<<(i%4)
+		m.note(key, took)
+		if e := m.estimate(key, 0); e != (estimate{took, took}) {
+			t.Fatalf("%s: %+v, just after a load of %v", key, e, took)
+		}
+		if n := len(m.keys); n > remembered {
+			t.Fatalf("%d keys are remembered, want %d at most", n, remembered)
+		}
+	}
+	m.note("set", 0)
+	if e := m.estimate("set", 0); e != (estimate{}) {
+		t.Errorf("%+v is expected of a key that was set, in a namespace of loads of all lengths", e)
+	}
+}
+
+// An estimate follows the last loads, and ignores one that is like no other.
+func TestLoadTimes_Estimate(t *testing.T) {
+	for name, c := range map[string]struct {
+		loads []int // s
+		want  estimate
+	}{
+		"none":                       {nil, estimate{}},
+		"one":                        {[]int{10}, estimate{10, 10}},
+		"two":                        {[]int{14, 10}, estimate{9, 15}},
+		"two of different orders":    {[]int{1, 10}, estimate{}},
+		"a few":                      {[]int{12, 10, 9, 13}, estimate{8, 14}},
+		"the first is like no other": {[]int{1, 10, 10, 10, 10}, estimate{10, 10}},
+		"the last is like no other":  {[]int{10, 10, 10, 10, 99}, estimate{10, 10}},
+		"one is too short, one long": {[]int{10, 1, 10, 99, 10}, estimate{10, 10}},
+		"many that vary":             {[]int{13, 7, 9, 11, 8, 12, 10, 10}, estimate{7, 13}},
+		"a change, seen once":        {[]int{10, 10, 10, 10, 10, 10, 10, 10, 99}, estimate{10, 10}},
+		"a change, seen twice":       {[]int{10, 10, 10, 10, 10, 10, 10, 10, 99, 99}, estimate{}},
+		"a change, seen often":       {[]int{10, 10, 10, 99, 99, 99, 99, 99, 99, 99}, estimate{99, 99}},
+		"a small change, seen twice": {[]int{10, 10, 10, 10, 10, 10, 10, 10, 18, 18}, estimate{8, 20}},
+		"of two orders":              {[]int{10, 1, 10, 1, 10, 10, 10, 10}, estimate{}},
+	} {
+		var h history
+		for _, load := range c.loads {
+			h = h.add(time.Duration(load) * time.Second)
+		}
+		want := estimate{c.want.early * time.Second, c.want.late * time.Second}
+		if e := h.estimate(); e != want || h.estimate() != e {
+			t.Errorf("%s: loads of %v s: %+v, want %+v", name, c.loads, e, want)
+		}
+	}
+}
+
+// earlyCache returns a cache that only decides on early refreshes; it sends nothing.
+func earlyCache(t *testing.T, beta float64) *Cache[string] {
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379"})
+	t.Cleanup(func() { _ = rdb.Close() })
+	c, err := New(rdb, "early", time.Hour, &Options[string]{EarlyRefresh: beta})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// earlyHit is the decision of one hit, left before the end of an entry whose load took loadTime.
+func earlyHit(c *Cache[string], left, loadTime time.Duration) bool {
+	now := time.Now()
+	return c.early(&entry.Entry{FreshUntil: now.Add(left), LoadTime: loadTime}, now)
+}
+
+// A hit refreshes early with the probability of XFetch.
+//
+// Of 40,000 draws with a probability of at least 0.13, a tenth is 8 standard errors or more.
+func TestEarlyRefresh_Probability(t *testing.T) {
+	t.Parallel()
+	const draws, loadTime = 40_000, 100 * time.Millisecond
+	for _, beta := range []float64{0.5, 1, 1.5, 2} {
+		for _, x := range []float64{0, 0.5, 1, 2} { // time left, as a multiple of β·δ
+			t.Run(fmt.Sprintf("beta %v, %v left", beta, x), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					c := earlyCache(t, beta)
+					n := 0
+					for range draws {
+						if earlyHit(c, time.Duration(x*beta*float64(loadTime)), loadTime) {
+							n++
+						}
+					}
+					if got, want := float64(n)/draws, math.Exp(-x); math.Abs(got/want-1) > 0.1 {
+						t.Errorf("refreshed by %.4f of the hits, want %.4f", got, want)
+					}
+				})
+			})
+		}
+	}
+}
+
+// XFetch without a lock loads as often as its authors say: e^(1/β) times for each expiry.
+//
+// Readers come densely. The first one that decides begins a load, and without a lock all that
+// decide before its end load too, however dense the readers are. The number is geometrically
+// distributed, with a standard deviation below its mean: the mean of 4,000 cycles has a standard
+// error below 1.5 %, so that a tenth is 6 of them and more. The steps are so small that they add
+// less than 1 %.
+func TestEarlyRefresh_LoadsPerExpiry(t *testing.T) {
+	t.Parallel()
+	const cycles, readsPerLoad, loadTime = 4_000, 200, time.Second
+	const step = loadTime / readsPerLoad
+	for _, test := range []struct{ beta, want float64 }{{0.5, 7.39}, {1, 2.72}, {1.5, 1.95}, {2, 1.65}} {
+		t.Run(fmt.Sprint("beta ", test.beta), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				c := earlyCache(t, test.beta)
+				// The probability that no reader has decided before is e^-0.007.
+				begin := time.Duration(test.beta * (math.Log(readsPerLoad*test.beta) + 5) * float64(loadTime))
+				loads := 0
+				for range cycles {
+					left := begin
+					for !earlyHit(c, left, loadTime) {
+						left -= step
+					}
+					loads++
+					for end := left - loadTime + step; left > end; {
+						if left -= step; earlyHit(c, left, loadTime) {
+							loads++
+						}
+					}
+				}
+				if got := float64(loads) / cycles; math.Abs(got/test.want-1) > 0.1 {
+					t.Errorf("%.3f loads for each expiry, want %v", got, test.want)
+				}
+			})
+		})
+	}
+}
+
+// No hit refreshes a value early whose load took no time, or if EarlyRefresh is off.
+func TestEarlyRefresh_Never(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		for _, test := range []struct {
+			name     string
+			beta     float64
+			loadTime time.Duration
+		}{
+			{"off", -1, time.Hour},
+			{"a load time of 0", 1, 0},
+			{"a load time of 0 and a high β", 1e9, 0},
+		} {
+			c := earlyCache(t, test.beta)
+			for _, left := range []time.Duration{time.Hour, time.Second, time.Millisecond, 1, 0} {
+				for range 1000 {
+					if earlyHit(c, left, test.loadTime) {
+						t.Fatalf("%s: refreshed, %v before the end", test.name, left)
+					}
+				}
+			}
+		}
+	})
+}

@@ -1,0 +1,663 @@
+package singlefill_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+// A dead holder is replaced when its lock ends, by a waiter's next poll.
+//
+//fault:killed-holder
+func TestLock_DeadHolder(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ns := redistest.Namespace(t)
+		c := newCacheIn(t, rdb, ns, &raw) // LockTTL is 20 s
+		// Another process dies: its lock stays as it is while it loads, and no process renews it.
+		src := newSource[string](t)
+		lives := goGet(t.Context(), newCacheIn(t, rdb, ns, &raw), "l", src.load)
+		load := src.next(t)
+		lock, _ := stored(t, rdb, ns+":{l}:lock")
+		if err := rdb.Set(t.Context(), ns+":{k}:lock", lock, 20*time.Second).Err(); err != nil {
+			t.Fatal(err)
+		}
+		load.give("v")
+		lives.want(t, "v")
+		begun := time.Now()
+		v, err := c.GetOrLoad(t.Context(), "k", gives("v"))
+		wantValue(t, v, err, "v")
+		if d := time.Since(begun); d < 20*time.Second || d > 20*time.Second+320*time.Millisecond {
+			t.Errorf("loaded after %v, want 20s and a poll", d)
+		}
+		wantStored(t, rdb, ns, "k", "v")
+	})
+}
+
+// The lock is renewed while its load runs, for many times LockTTL.
+//
+//fault:slow-load
+func TestLock_RenewedWhileLoading(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ns := redistest.Namespace(t)
+		opts := &singlefill.Options[string]{RedisTimeout: 300 * time.Millisecond, LockTTL: time.Second, LoadTimeout: time.Minute}
+		there, here := newCacheIn(t, rdb, ns, opts), newCacheIn(t, rdb, ns, opts)
+		src := newSource[string](t)
+		loads := goGet(t.Context(), there, "k", src.load)
+		load := src.next(t)
+		waits := goGet(t.Context(), here, "k", src.load)
+		time.Sleep(55 * time.Second)
+		load.give("v")
+		loads.want(t, "v")
+		waits.want(t, "v")
+		src.want(t, 1)
+		if s := there.Stats(); s.LocksLost != 0 || s.Stored != 1 {
+			t.Errorf("%+v, want the load stored", s)
+		}
+	})
+}
+
+// Callers that join a load all the time bring few renewals forward.
+//
+//fault:many-joiners
+func TestLock_RenewalsOfManyJoiners(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		const loads, arrivals = 32, 100
+		var renewals atomic.Int64
+		isRenewal := isScript(t, "renew")
+		rdb.AddHook(before(func(cmd redis.Cmder) error {
+			if isRenewal(argsOf(cmd)) {
+				renewals.Add(1)
+			}
+			return nil
+		}))
+		c := newCache[string](t, rdb, nil)
+		src := &countedSource{takes: 2 * time.Second, value: "v"}
+		var callers sync.WaitGroup
+		for range arrivals {
+			callers.Go(func() { getAll(t.Context(), t, c, loads, src.load) })
+			time.Sleep(15 * time.Millisecond)
+		}
+		callers.Wait()
+		if n := src.loads.Load(); n != loads {
+			t.Errorf("%d loads, want %d", n, loads)
+		}
+		if n := renewals.Load(); n > 10*loads {
+			t.Errorf("%d renewals of %d loads within 2s, want 10 for each at most", n, loads)
+		}
+	})
+}
+
+// Callers that joined a failed load share its failure, even if the reply to its release was lost.
+func TestLock_LostReplyOfTheRelease(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		isRelease := isScript(t, "release")
+		var lost atomic.Bool
+		rdb.AddHook(after(func(cmd redis.Cmder) error {
+			if isRelease(argsOf(cmd)) && !lost.Swap(true) {
+				return errors.New("connection reset")
+			}
+			return nil
+		}))
+		c := newCache[string](t, rdb, nil)
+		src := newSource[string](t)
+		first := goGet(t.Context(), c, "k", src.load)
+		load := src.next(t)
+		time.Sleep(time.Second)
+		joins := goGet(t.Context(), c, "k", gives("loaded again")).waits(t)
+		synctest.Wait()
+		load.fail(errSource)
+		first.wantErr(t, errSource)
+		joins.wantErr(t, errSource)
+	})
+}
+
+// A failure in another process is a RemoteError to all callers that waited for it: they do not load
+// one by one.
+func TestRemoteError_FailureElsewhere(t *testing.T) {
+	t.Parallel()
+	p, ns, waiter, loader, rdb := proxied(t, &raw)
+	src := newSource[string](t)
+	for i, test := range []struct{ text, want string }{
+		{"no connection to the database", "no connection to the database"},
+		{strings.Repeat("ü", 600), strings.Repeat("ü", 512)}, // 1 KiB, cut at a character
+		{"", ""},
+	} {
+		key := fmt.Sprint("k", i)
+		loads := goGet(t.Context(), loader, key, src.load)
+		load := src.next(t)
+		read := p.On(redistest.Command("get"), redistest.HoldReply).Times(1)
+		asked := p.On(isScript(t, "get_or_lock"), redistest.HoldReply).Times(1)
+		waits := []*call[string]{goGet(t.Context(), waiter, key, src.load)}
+		receive(t, "the read has found nothing", read.Hit())
+		for range 5 {
+			waits = append(waits, goGet(t.Context(), waiter, key, src.load).waits(t))
+		}
+		read.Release()
+		receive(t, "the lock is found held", asked.Hit())
+		asked.Release()
+		boom := errors.New(test.text)
+		load.fail(boom)
+		loads.wantErr(t, boom)
+		for _, a := range waits {
+			_, err := a.result(t)
+			var remote *singlefill.RemoteError
+			if !errors.As(err, &remote) || remote.Key != key || remote.Message != test.want {
+				t.Errorf("got %v, want a RemoteError with %q", err, test.want)
+			}
+		}
+		src.want(t, int64(i+1))
+		wantStored(t, rdb, ns, key, "")
+	}
+}
+
+// A caller that arrives after a failure in another process loads again.
+func TestRemoteError_LaterCallerLoads(t *testing.T) {
+	t.Parallel()
+	p, _, waiter, loader, _ := proxied(t, &raw)
+	src := newSource[string](t)
+	loads := goGet(t.Context(), loader, "k", src.load)
+	load := src.next(t)
+	asked := p.On(isScript(t, "get_or_lock"), redistest.HoldReply).Times(1)
+	before := goGet(t.Context(), waiter, "k", src.load)
+	receive(t, "the lock is found held", asked.Hit())
+	boom := errors.New("boom")
+	load.fail(boom)
+	loads.wantErr(t, boom)
+	after := goGet(t.Context(), waiter, "k", src.load).waits(t)
+	asked.Release()
+	var remote *singlefill.RemoteError
+	if _, err := before.result(t); !errors.As(err, &remote) {
+		t.Errorf("got %v, want a RemoteError", err)
+	}
+	src.next(t).give("v")
+	after.want(t, "v")
+	src.want(t, 2)
+}
+
+// A value loaded without Redis is not given to callers that arrived after a Delete, once Redis is
+// back.
+//
+//fault:away-at-end
+func TestUnlocked_LateCallerAfterTheOutage(t *testing.T) {
+	down := new(outage)
+	inOutage(t, down, func(t *testing.T, here, there *singlefill.Cache[string]) {
+		src := newSource[string](t)
+		down.on.Store(true)
+		early := goGet(t.Context(), here, "k", src.load)
+		load := src.next(t)
+		time.Sleep(1500 * time.Millisecond)
+		down.on.Store(false)
+		time.Sleep(2 * time.Second)
+		if err := there.Delete(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		late := goGet(t.Context(), here, "k", gives("new"))
+		synctest.Wait()
+		load.give("old")
+		early.want(t, "old")
+		late.want(t, "new")
+		if s := here.Stats(); s.LoadsUnlocked != 1 || s.BreakerOpens != 0 {
+			t.Errorf("%+v, want one load without the lock, and the breaker closed", s)
+		}
+	})
+}
+
+// Callers share a load while Redis cannot be asked, late ones too.
+//
+//fault:away-at-end
+func TestUnlocked_LateCallerDuringTheOutage(t *testing.T) {
+	down := new(outage)
+	inOutage(t, down, func(t *testing.T, here, there *singlefill.Cache[string]) {
+		src := newSource[string](t)
+		down.on.Store(true)
+		early := goGet(t.Context(), here, "k", src.load)
+		load := src.next(t)
+		late := goGet(t.Context(), here, "k", src.load)
+		time.Sleep(3 * time.Second)
+		load.give("v")
+		early.want(t, "v")
+		late.want(t, "v")
+		src.want(t, 1)
+	})
+}
+
+// LoadsUnlocked counts a load when it begins.
+func TestUnlocked_CountedAtTheBeginning(t *testing.T) {
+	down := new(outage)
+	inOutage(t, down, func(t *testing.T, here, there *singlefill.Cache[string]) {
+		src := newSource[string](t)
+		down.on.Store(true)
+		a := goGet(t.Context(), here, "k", src.load)
+		load := src.next(t)
+		if n := here.Stats().LoadsUnlocked; n != 1 {
+			t.Errorf("%d loads without the lock while one runs, want 1", n)
+		}
+		load.give("v")
+		a.want(t, "v")
+	})
+}
+
+// A lock taken without a reply is given up when Redis is back, even if the first attempt to do so
+// fails.
+func TestUnlocked_LockInDoubtIsAbandoned(t *testing.T) {
+	down := &outage{keeps: redistest.Command("evalsha"), arrives: isScript(t, "get_or_lock")}
+	inOutage(t, down, func(t *testing.T, here, there *singlefill.Cache[string]) {
+		goGet(t.Context(), here, "warm", gives("v")).want(t, "v")
+		down.on.Store(true)
+		goGet(t.Context(), here, "k", gives("v")).want(t, "v")
+		time.Sleep(3 * time.Second)
+		down.on.Store(false)
+		begun := time.Now()
+		goGet(t.Context(), there, "k", gives("v")).want(t, "v")
+		if d := time.Since(begun); d > 2*time.Second {
+			t.Errorf("another process loads %v after the outage, want 2s at most: LockTTL is 20s", d)
+		}
+	})
+}
+
+// inOutage runs a test with two processes, one of which cannot reach Redis while down is on.
+func inOutage(t *testing.T, down *outage, run func(t *testing.T, here, there *singlefill.Cache[string])) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		faulty := redistest.NewMiniClient(t, m)
+		faulty.AddHook(down.hook())
+		ns := redistest.Namespace(t)
+		there := newCacheIn(t, rdb, ns, &singlefill.Options[string]{RedisTimeout: time.Second})
+		here := newCacheIn(t, faulty, ns, &singlefill.Options[string]{RedisTimeout: time.Second})
+		run(t, here, there)
+		down.on.Store(false)
+	})
+}
+
+// A watch has a process that loads, there, and one whose waiting is watched, here.
+type watch struct {
+	t           *testing.T
+	m           *miniredis.Miniredis
+	rdb         *redis.Client // of the process that waits
+	ns          string
+	there, here *singlefill.Cache[string]
+	wait        singlefill.WaitInfo // the last one
+}
+
+func inWatch(t *testing.T, opts singlefill.Options[string], run func(t *testing.T, w *watch)) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		w := &watch{t: t, m: m, rdb: rdb, ns: redistest.Namespace(t)}
+		w.there = newCacheIn(t, redistest.NewMiniClient(t, m), w.ns, &opts)
+		w.here = w.another(opts)
+		run(t, w)
+	})
+}
+
+// another returns a new process to watch, which has seen no load.
+func (w *watch) another(opts singlefill.Options[string]) *singlefill.Cache[string] {
+	opts.Trace = &singlefill.Trace{WaitDone: func(_ context.Context, i singlefill.WaitInfo) { w.wait = i }}
+	return newCacheIn(w.t, w.rdb, w.ns, &opts)
+}
+
+// waits loads a key there and waits for it here, from the beginning. It returns by how much the
+// wait was longer than the load, and how many polls it took.
+func (w *watch) waits(key string, length time.Duration, result ...error) (late time.Duration, polls int) {
+	w.t.Helper()
+	err := errors.Join(result...)
+	loads := goGet(w.t.Context(), w.there, key, takes(length, "v", err))
+	synctest.Wait()
+	begun := time.Now()
+	waits := goGet(w.t.Context(), w.here, key, mustNotLoad[string](w.t))
+	waits.result(w.t)
+	late = time.Since(begun) - length
+	loads.result(w.t)
+	w.m.Del(w.ns + ":{" + key + "}")
+	return late, w.wait.Polls
+}
+
+const (
+	shortest = 2 * time.Millisecond * 5 / 4   // of all pauses that are not cut short, with its jitter
+	longest  = 250 * time.Millisecond * 5 / 4 // of all pauses
+)
+
+// part is the longest pause that is a part of d, with its jitter.
+func part(d time.Duration, of int) time.Duration {
+	return min(max(d*5/4/time.Duration(of), shortest), longest)
+}
+
+// A waiter that knows how long a load takes polls rarely, and notices its end at once.
+func TestWait_KnownLoadTime(t *testing.T) {
+	for _, c := range []struct {
+		length time.Duration
+		polls  int
+	}{{10 * time.Millisecond, 8}, {137 * time.Millisecond, 12}, {1370 * time.Millisecond, 22}, {10 * time.Second, 75}} {
+		for way, learn := range map[string]func(w *watch){
+			"waited for one": func(w *watch) { w.waits("k", c.length) },
+			"waited for one of another key": func(w *watch) {
+				for range 3 {
+					w.waits("another", c.length)
+				}
+			},
+			"loaded": func(w *watch) {
+				goGet(w.t.Context(), w.here, "k", takes(c.length, "v", nil)).want(w.t, "v")
+				w.m.Del(w.ns + ":{k}")
+			},
+			"waited for many": func(w *watch) {
+				for range 5 {
+					w.waits("k", c.length)
+				}
+			},
+		} {
+			t.Run(fmt.Sprint(c.length, ", ", way), func(t *testing.T) {
+				inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
+					learn(w)
+					for range 4 {
+						late, polls := w.waits("k", c.length)
+						if late > shortest || polls > c.polls {
+							t.Errorf("waits %v longer, and asks %d times; want at most %v and %d", late, polls, shortest, c.polls)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// A waiter forgets one load that was like no other.
+//
+// It may be the first load of a process, or one that met a busy machine.
+func TestWait_OneOddLoad(t *testing.T) {
+	const length, loads = 1370 * time.Millisecond, 10
+	keys := map[string]func(i int) string{
+		"one key":  func(int) string { return "k" },
+		"new keys": func(i int) string { return fmt.Sprint("k", i) },
+	}
+	for name, key := range keys {
+		for _, odd := range []time.Duration{6 * time.Microsecond, length / 10, length * 3 / 2, 7 * length} {
+			for at := range loads {
+				t.Run(fmt.Sprint(name, ", load ", at, " takes ", odd), func(t *testing.T) {
+					inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
+						for i := range max(5, at+1) {
+							took := length
+							if i == at {
+								took = odd
+							}
+							goGet(t.Context(), w.here, key(i), takes(took, "v", nil)).want(t, "v")
+							w.m.Del(w.ns + ":{" + key(i) + "}")
+						}
+						for i := range 3 {
+							late, polls := w.waits(key(loads+i), length)
+							if late > shortest || polls > 22 {
+								t.Errorf("waits %v longer, and asks %d times; want at most %v and 22", late, polls, shortest)
+							}
+						}
+					})
+				})
+			}
+		}
+	}
+}
+
+// A process that has seen no load learns from the old entry how long a load takes.
+func TestWait_LoadTimeFromTheOldEntry(t *testing.T) {
+	opts := singlefill.Options[string]{StaleIfError: time.Hour, Jitter: -1, EarlyRefresh: -1}
+	const length = 1370 * time.Millisecond
+	inWatch(t, opts, func(t *testing.T, w *watch) {
+		goGet(t.Context(), w.there, "k", takes(length, "v", nil)).want(t, "v")
+		time.Sleep(time.Hour + time.Minute)
+		goGet(t.Context(), w.there, "k", takes(length, "v", nil))
+		synctest.Wait()
+		begun := time.Now()
+		goGet(t.Context(), w.here, "k", mustNotLoad[string](t)).want(t, "v")
+		if late := time.Since(begun) - length; late > shortest || w.wait.Polls > 22 {
+			t.Errorf("waits %v longer, and asks %d times; want at most %v and 22", late, w.wait.Polls, shortest)
+		}
+	})
+}
+
+// A waiter that knows nothing notices the end of a load after a quarter of its time at most.
+func TestWait_UnknownLoadTime(t *testing.T) {
+	for _, length := range []time.Duration{5 * time.Millisecond, 50 * time.Millisecond, 500 * time.Millisecond, 5 * time.Second} {
+		t.Run(fmt.Sprint(length), func(t *testing.T) {
+			inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
+				for range 5 {
+					w.here = w.another(singlefill.Options[string]{})
+					if late, _ := w.waits("k", length); late > part(length, 5) {
+						t.Errorf("waits %v longer, want %v at most", late, part(length, 5))
+					}
+				}
+			})
+		})
+	}
+}
+
+// A waiter that arrives late polls by the age of the load, not by the time since its arrival.
+func TestWait_LateWaiter(t *testing.T) {
+	inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
+		loads := goGet(t.Context(), w.there, "k", takes(15*time.Second, "v", nil))
+		time.Sleep(10 * time.Second)
+		goGet(t.Context(), w.here, "k", mustNotLoad[string](t)).want(t, "v")
+		loads.want(t, "v")
+		if most := 1 + int(5*time.Second/(250*time.Millisecond*3/4)); w.wait.Polls > most {
+			t.Errorf("asks %d times in the last 5s, want %d at most", w.wait.Polls, most)
+		}
+	})
+}
+
+// A waiter for loads that vary notices their end within a part of their time.
+func TestWait_VaryingLoads(t *testing.T) {
+	lengths := []time.Duration{700 * time.Millisecond, time.Second, 1300 * time.Millisecond, 900 * time.Millisecond, 1100 * time.Millisecond}
+	inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
+		for i := range 50 {
+			length := lengths[i%len(lengths)]
+			if late, _ := w.waits("k", length); i >= 2*len(lengths) && late > length*15/100 {
+				t.Errorf("load of %v: waits %v longer, want 15%% of it at most", length, late)
+			}
+		}
+	})
+}
+
+// A waiter for loads of all lengths expects none, and does no worse than one that knows nothing.
+func TestWait_LoadsOfAllLengths(t *testing.T) {
+	lengths := []time.Duration{100 * time.Millisecond, time.Second, 300 * time.Millisecond, 3 * time.Second}
+	inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
+		for i := range 20 {
+			length := lengths[i%len(lengths)]
+			if late, _ := w.waits("k", length); i >= len(lengths) && late > part(length, 5) {
+				t.Errorf("load of %v: waits %v longer, want %v at most", length, late, part(length, 5))
+			}
+		}
+	})
+}
+
+// A wrong estimate costs one pause at most, also of a load that fails sooner than others end.
+func TestWait_WrongEstimate(t *testing.T) {
+	for _, c := range []struct {
+		guess, length, late time.Duration
+		polls               int
+	}{
+		{10 * time.Second, 50 * time.Millisecond, longest, 3},
+		{time.Second, 600 * time.Millisecond, 200 * time.Millisecond * 5 / 4, 6},
+		{137 * time.Millisecond, time.Millisecond, 137 * time.Millisecond * 5 / 8, 1},
+		{137 * time.Millisecond, 200 * time.Millisecond, part(63*time.Millisecond, 5), 30},
+		{10 * time.Millisecond, 10 * time.Second, longest, 100},
+	} {
+		for _, result := range []error{nil, errors.New("no value")} {
+			t.Run(fmt.Sprint(c.guess, " for ", c.length, ", ", result), func(t *testing.T) {
+				inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
+					for i := range 4 {
+						key := fmt.Sprint("k", i)
+						w.here = w.another(singlefill.Options[string]{})
+						w.waits(key, c.guess)
+						if late, polls := w.waits(key, c.length, result); late > c.late || polls > c.polls {
+							t.Errorf("waits %v longer, and asks %d times; want at most %v and %d", late, polls, c.late, c.polls)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// A waiter pauses for twice as long as its commands take.
+//
+// Many waiters of one key, in thousands of processes, see nothing else of each other.
+func TestWait_SlowServer(t *testing.T) {
+	const slow, length = 40 * time.Millisecond, time.Second
+	inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
+		w.rdb.Ping(t.Context()) // the first command of a connection is another one
+		var answered time.Time
+		var pauses []time.Duration
+		w.rdb.AddHook(before(func(redis.Cmder) error {
+			pauses = append(pauses, time.Since(answered))
+			time.Sleep(slow)
+			answered = time.Now()
+			return nil
+		}))
+		for range 5 { // of which the first knows nothing
+			pauses = nil
+			w.waits("k", length)
+			for _, pause := range pauses[2:] { // after the first look and the first question
+				if least := 2 * slow * 3 / 4; pause < least {
+					t.Errorf("asks again after %v, want twice what a command takes, with its jitter %v", pause, least)
+				}
+			}
+		}
+	})
+}
+
+// One slow command alone does not make a waiter poll less.
+func TestWait_OneSlowCommand(t *testing.T) {
+	const length, slow = 1370 * time.Millisecond, 500 * time.Millisecond
+	inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
+		w.waits("k", length)
+		var commands atomic.Int64
+		w.rdb.AddHook(before(func(redis.Cmder) error {
+			if commands.Add(1) == 3 { // after the first look and the first question
+				time.Sleep(slow)
+			}
+			return nil
+		}))
+		for range 10 {
+			commands.Store(0)
+			if late, polls := w.waits("k", length); late > shortest || polls < 4 {
+				t.Errorf("waits %v longer, and asks %d times", late, polls)
+			}
+		}
+	})
+}
+
+// A waiter polls a lock of an impossible age rarely, and takes it when it ends.
+//
+// A lock's age is the difference of two times of a clock that may have been set, or be that of
+// another server.
+func TestWait_LockOfImpossibleAge(t *testing.T) {
+	for name, at := range map[string]string{
+		"in the future": fmt.Sprintf("%016d", time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()),
+		"no time":       "no time at all!!",
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
+				held := "H" + "ANOTHERANOTHERANOTHERANOTH" + at
+				if err := w.rdb.Set(t.Context(), w.ns+":{k}:lock", held, 10*time.Second).Err(); err != nil {
+					t.Fatal(err)
+				}
+				begun := time.Now()
+				goGet(t.Context(), w.here, "k", gives("v")).want(t, "v")
+				if took := time.Since(begun); took < 10*time.Second || took > 10*time.Second+5*time.Millisecond {
+					t.Errorf("the lock is taken after %v, want 10s", took)
+				}
+				if most := 2 + int(10*time.Second/(250*time.Millisecond*3/4)); w.wait.Polls > most {
+					t.Errorf("asks %d times in 10s, want %d at most", w.wait.Polls, most)
+				}
+			})
+		})
+	}
+}
+
+// A waiter does not sleep past the end of the holder's lock, however rarely it polls by then.
+func TestWait_EndOfTheHoldersLock(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		const life, keys = 10 * time.Second, 20
+		ns := redistest.Namespace(t)
+		c := newCacheIn(t, rdb, ns, &raw)
+		begun := time.Now()
+		var calls []*call[string]
+		for k := range keys {
+			key := fmt.Sprint(k)
+			dead := "H" + strings.Repeat("T", 26) + fmt.Sprintf("%016d", k)
+			if err := rdb.Set(t.Context(), ns+":{"+key+"}:lock", dead, life).Err(); err != nil {
+				t.Fatal(err)
+			}
+			calls = append(calls, goGet(t.Context(), c, key, gives("v")))
+		}
+		for _, a := range calls {
+			a.want(t, "v")
+		}
+		if d := time.Since(begun); d < life || d > life+6*time.Millisecond {
+			t.Errorf("the last of %d keys was loaded after %v, want %v and at most 6ms", keys, d, life)
+		}
+	})
+}
+
+// A waiter polls every 250 ms at least.
+func TestWait_LongestPause(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ns := redistest.Namespace(t)
+		var waited singlefill.WaitInfo
+		there := newCacheIn[string](t, rdb, ns, nil)
+		here := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Trace: &singlefill.Trace{
+			WaitDone: func(_ context.Context, i singlefill.WaitInfo) { waited = i },
+		}})
+		src := newSource[string](t)
+		goGet(t.Context(), there, "k", src.load)
+		load := src.next(t)
+		waits := goGet(t.Context(), here, "k", src.load)
+		time.Sleep(30 * time.Second)
+		load.give("v")
+		begun := time.Now()
+		waits.want(t, "v")
+		if late := time.Since(begun); late > 320*time.Millisecond {
+			t.Errorf("the value is seen after %v, want at most a poll of 250ms and its jitter", late)
+		}
+		synctest.Wait()
+		// 30s / 250ms, and some at the beginning.
+		if waited.Polls < 96 || waited.Polls > 180 {
+			t.Errorf("%d polls in 30s, want about 130", waited.Polls)
+		}
+		if d := waited.Duration; d < 30*time.Second || d > 30*time.Second+320*time.Millisecond {
+			t.Errorf("traced %v of waiting, want 30s and a poll", d)
+		}
+	})
+}
+
+// A process stops polling when its last caller has left.
+func TestWait_NoPollsWithoutCallers(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ns := redistest.Namespace(t)
+		there, here := newCacheIn[string](t, rdb, ns, nil), newCacheIn[string](t, rdb, ns, nil)
+		src := newSource[string](t)
+		loads := goGet(t.Context(), there, "k", src.load)
+		load := src.next(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		waits := goGet(ctx, here, "k", src.load)
+		time.Sleep(time.Second)
+		cancel()
+		waits.wantErr(t, context.Canceled)
+		synctest.Wait()
+		commands := m.CommandCount()
+		time.Sleep(5 * time.Second) // before the lock's renewal
+		if n := m.CommandCount() - commands; n != 0 {
+			t.Errorf("%d commands without a caller", n)
+		}
+		load.give("v")
+		loads.want(t, "v")
+		src.want(t, 1)
+	})
+}

@@ -1,0 +1,683 @@
+package singlefill_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/lock"
+)
+
+// MaxLoads bounds the loads at a time.
+func TestMaxLoads_LoadsAtATime(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		c := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 3})
+		src := newSource[string](t)
+		var herd []*call[string]
+		for i := range 20 {
+			herd = append(herd, goGet(t.Context(), c, fmt.Sprint(i), src.load).waits(t))
+		}
+		var running []*loading[string]
+		for range 3 {
+			running = append(running, src.next(t))
+		}
+		for range 17 {
+			if n := c.Stats().Loading; n > 3 {
+				t.Errorf("%d loads at a time, want at most 3", n)
+			}
+			running[0].give("v")
+			running = append(running[1:], src.next(t))
+		}
+		for _, l := range running {
+			l.give("v")
+		}
+		for _, a := range herd {
+			a.want(t, "v")
+		}
+		src.want(t, 20)
+	})
+}
+
+// Loads beyond MaxLoads begin in the order in which their callers arrived.
+func TestMaxLoads_Order(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		src := newSource[string](t)
+		var herd []*call[string]
+		var want, got []string
+		for i := range 10 {
+			key := fmt.Sprint("k", i)
+			want = append(want, key)
+			herd = append(herd, goGet(t.Context(), c, key, src.load))
+			synctest.Wait() // it loads or queues
+		}
+		for range want {
+			load := src.next(t)
+			got = append(got, load.key)
+			load.give("v")
+		}
+		for _, a := range herd {
+			a.want(t, "v")
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("loads began in the order %v, want %v", got, want)
+		}
+	})
+}
+
+// Keys that wait for a slot send a few commands a second together, and are loaded in their order.
+//
+//fault:long-queue
+func TestMaxLoads_LongQueue(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		const keys = 500
+		var commands atomic.Int64
+		rdb.AddHook(before(func(redis.Cmder) error { commands.Add(1); return nil }))
+		c := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		src := newSource[string](t)
+		busy := goGet(t.Context(), c, "busy", src.load)
+		load := src.next(t)
+		var want, got []string
+		var queue []*call[string]
+		for i := range keys {
+			key := fmt.Sprint(i)
+			want = append(want, key)
+			queue = append(queue, goGet(t.Context(), c, key, func(_ context.Context, key string) (string, error) {
+				got = append(got, key) // one at a time
+				return "v", nil
+			}))
+			synctest.Wait()
+		}
+		if n := c.Stats().Queued; n != keys {
+			t.Errorf("%d loads are queued, want %d", n, keys)
+		}
+		commands.Store(0)
+		time.Sleep(20 * time.Second)
+		if n := commands.Load(); n > 20*6 {
+			t.Errorf("%d commands within 20s, want 6 a second at most", n)
+		}
+		load.give("v")
+		busy.want(t, "v")
+		for _, a := range queue {
+			a.want(t, "v")
+		}
+		if !slices.Equal(got, want) {
+			t.Error("the keys were not loaded in the order in which they came")
+		}
+	})
+}
+
+// A key that waits for a slot costs one goroutine beside its caller's.
+//
+// The test counts all goroutines, and so does not run in parallel.
+//
+//fault:long-queue
+func TestMaxLoads_GoroutinesOfTheQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const keys = 500
+		_, rdb := redistest.StartMini(t)
+		c := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		src := newSource[string](t)
+		busy := goGet(t.Context(), c, "busy", src.load)
+		load := src.next(t)
+		var queue []*call[string]
+		join := func(n int) {
+			for range n {
+				queue = append(queue, goGet(t.Context(), c, fmt.Sprint(len(queue)), gives("v")))
+				synctest.Wait()
+			}
+		}
+		join(10) // there are connections now
+		before := runtime.NumGoroutine()
+		join(keys)
+		if n := runtime.NumGoroutine() - before; n > 2*keys+10 {
+			t.Errorf("%d goroutines for %d keys, want at most two for each", n, keys)
+		}
+		load.give("v")
+		busy.want(t, "v")
+		for _, a := range queue {
+			a.want(t, "v")
+		}
+	})
+}
+
+// A value that is in Redis is found although the fill of its key waits for a slot.
+//
+//fault:long-queue
+func TestMaxLoads_ValueOfAQueuedKey(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		src := newSource[string](t)
+		goGet(t.Context(), c, "busy", src.load)
+		src.next(t)
+		var queue []*call[string]
+		for i := range 50 {
+			queue = append(queue, goGet(t.Context(), c, fmt.Sprint("k", i), src.load))
+		}
+		synctest.Wait()
+		if err := c.Set(t.Context(), "k7", "set"); err != nil { // here; elsewhere is the same
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if v, err := c.GetOrLoad(ctx, "k7", src.load); v != "set" || err != nil {
+			t.Errorf("a later caller got %q, %v", v, err)
+		}
+		queue[7].want(t, "set") // and so does the caller that waited
+	})
+}
+
+// A fill whose read was not answered, and which then waited for a slot, asks Redis before it loads.
+func TestMaxLoads_LockAfterTheQueue(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		var mute atomic.Bool
+		rdb.AddHook(hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			if cmd.Name() == "get" && mute.Swap(false) {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return next(ctx, cmd)
+		}))
+		c := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1, RedisTimeout: time.Second})
+		src := newSource[string](t)
+		first := goGet(t.Context(), c, "x", src.load)
+		busy := src.next(t)
+		mute.Store(true)
+		y := goGet(t.Context(), c, "y", gives("y"))
+		time.Sleep(1100 * time.Millisecond) // it is in the queue
+		synctest.Wait()
+		busy.give("x")
+		first.want(t, "x")
+		y.want(t, "y")
+		synctest.Wait()
+		if s := c.Stats(); s.LoadsUnlocked != 0 || s.Stored != 2 {
+			t.Errorf("unlocked %d, stored %d", s.LoadsUnlocked, s.Stored)
+		}
+	})
+}
+
+// A fill that waits for another process holds no slot.
+func TestMaxLoads_WaitingHoldsNoSlot(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ns := redistest.Namespace(t)
+		opts := &singlefill.Options[string]{MaxLoads: 1}
+		there, here := newCacheIn(t, rdb, ns, opts), newCacheIn(t, rdb, ns, opts)
+		src := newSource[string](t)
+		loads := goGet(t.Context(), there, "x", src.load)
+		load := src.next(t)
+		waits := goGet(t.Context(), here, "x", src.load)
+		synctest.Wait()
+		goGet(t.Context(), here, "y", gives("y")).want(t, "y")
+		load.give("x")
+		loads.want(t, "x")
+		waits.want(t, "x")
+		src.want(t, 1)
+	})
+}
+
+// A fill that waits for a slot holds no lock.
+func TestMaxLoads_QueueingHoldsNoLock(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ns := redistest.Namespace(t)
+		here := newCacheIn(t, rdb, ns, &singlefill.Options[string]{MaxLoads: 1})
+		there := newCacheIn[string](t, rdb, ns, nil)
+		src := newSource[string](t)
+		busy := goGet(t.Context(), here, "x", src.load)
+		load := src.next(t)
+		queues := goGet(t.Context(), here, "y", mustNotLoad[string](t))
+		synctest.Wait()
+		goGet(t.Context(), there, "y", gives("y")).want(t, "y") // another process does not wait for it
+		queues.want(t, "y")                                     // which needs no slot any more
+		load.give("x")
+		busy.want(t, "x")
+	})
+}
+
+// A caller that leaves while it waits for a slot causes no load, and no slot is lost.
+func TestMaxLoads_CallerLeavesTheQueue(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		src := newSource[string](t)
+		busy := goGet(t.Context(), c, "x", src.load)
+		load := src.next(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		leaves := goGet(ctx, c, "y", mustNotLoad[string](t))
+		synctest.Wait()
+		cancel()
+		leaves.wantErr(t, context.Canceled)
+		synctest.Wait()
+		load.give("x")
+		busy.want(t, "x")
+		synctest.Wait()
+		goGet(t.Context(), c, "z", gives("z")).want(t, "z") // no slot was lost
+		goGet(t.Context(), c, "y", gives("y")).want(t, "y")
+	})
+}
+
+// A Loader that asks for many keys at once lends its slot to one of them at a time.
+//
+//fault:nested-loads
+func TestMaxLoads_NestedLoads(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 4})
+		nested := &countedSource{takes: 10 * time.Millisecond, value: "v"}
+		goGet(t.Context(), c, "outer", func(ctx context.Context, _ string) (string, error) {
+			getAll(ctx, t, c, 250, nested.load)
+			return "v", nil
+		}).want(t, "v")
+		if nested.loads.Load() != 250 || nested.most.Load() != 4 {
+			t.Errorf("%d nested loads, %d at a time, want 250 and 4", nested.loads.Load(), nested.most.Load())
+		}
+	})
+}
+
+// A context kept from a load that has ended gives no slot.
+//
+//fault:nested-loads
+func TestMaxLoads_ContextOfAnEndedLoad(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		var kept context.Context
+		goGet(t.Context(), c, "outer", func(ctx context.Context, _ string) (string, error) {
+			kept = context.WithoutCancel(ctx)
+			return "v", nil
+		}).want(t, "v")
+		src := &countedSource{takes: 10 * time.Millisecond, value: "v"}
+		getAll(kept, t, c, 100, src.load)
+		if src.loads.Load() != 100 || src.most.Load() != 1 {
+			t.Errorf("%d loads, %d at a time, want 100 and 1", src.loads.Load(), src.most.Load())
+		}
+	})
+}
+
+// A load can ask for a key whose fill waits for the only slot, which this load holds.
+func TestMaxLoads_LoadAsksForAQueuedKey(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		holds, asks := make(chan struct{}), make(chan struct{})
+		outer := goGet(t.Context(), c, "a", func(ctx context.Context, _ string) (string, error) {
+			close(holds)
+			<-asks
+			return c.GetOrLoad(ctx, "b", mustNotLoad[string](t))
+		})
+		<-holds
+		begun := time.Now()
+		outsider := goGet(t.Context(), c, "b", gives("b"))
+		synctest.Wait() // it queues
+		close(asks)
+		outer.want(t, "b")
+		outsider.want(t, "b")
+		if d := time.Since(begun); d > 10*time.Millisecond {
+			t.Errorf("both return after %v, want 10ms at most", d)
+		}
+	})
+}
+
+// A load can wait for a load of another cache that needs the slot of this one.
+//
+// The only slot of one cache is held by a load that asks another cache for a key. An outsider has
+// begun to load that key, and its load asks the first cache.
+func TestMaxLoads_AnotherCacheNeedsTheSlot(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		one := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		two := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		begun := time.Now()
+		goOn := make(chan struct{})
+		outsider := goGet(t.Context(), two, "b", func(ctx context.Context, _ string) (string, error) {
+			<-goOn
+			return one.GetOrLoad(ctx, "c", gives("c"))
+		})
+		synctest.Wait()
+		outer := goGet(t.Context(), one, "a", func(ctx context.Context, _ string) (string, error) {
+			return two.GetOrLoad(ctx, "b", mustNotLoad[string](t))
+		})
+		synctest.Wait() // it waits for b
+		close(goOn)
+		outer.want(t, "c")
+		outsider.want(t, "c")
+		wantElapsed(t, "both return", begun, 0)
+	})
+}
+
+// Two caches' only slots can be held by loads that ask the other cache for a new key.
+//
+//fault:recursion
+func TestMaxLoads_TwoCachesAskEachOther(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		one := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		two := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		begun := time.Now()
+		goOn := make(chan struct{})
+		asks := func(c *singlefill.Cache[string], key string) singlefill.Loader[string] {
+			return func(ctx context.Context, _ string) (string, error) {
+				<-goOn
+				return c.GetOrLoad(ctx, key, gives(key))
+			}
+		}
+		first := goGet(t.Context(), one, "a", asks(two, "c"))
+		second := goGet(t.Context(), two, "b", asks(one, "d"))
+		synctest.Wait()
+		close(goOn)
+		first.want(t, "c")
+		second.want(t, "d")
+		wantElapsed(t, "both return", begun, 0)
+	})
+}
+
+// A slot that is lent to a load of another cache is given back before its own cache is closed.
+func TestClose_LentSlot(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		var fleet atomic.Int64
+		rdb.AddHook(before(func(cmd redis.Cmder) error {
+			if s := fmt.Sprint(cmd.Args()...); strings.HasPrefix(cmd.Name(), "eval") && strings.Contains(s, ":loads") {
+				fleet.Add(1)
+			}
+			return nil
+		}))
+		one := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1, MaxFleetLoads: 1})
+		two := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		src := newSource[string](t)
+		goGet(t.Context(), two, "busy", src.load)
+		busy := src.next(t)
+		a := goGet(t.Context(), one, "a", func(ctx context.Context, _ string) (string, error) {
+			ctx, cancel := context.WithTimeout(ctx, time.Second)
+			defer cancel()
+			_, err := two.GetOrLoad(ctx, "b", src.load)
+			if !errors.Is(err, context.DeadlineExceeded) {
+				t.Error(err)
+			}
+			return "a", nil
+		})
+		b := src.next(t)
+		a.want(t, "a")
+		var n int64
+		closed := make(chan struct{})
+		go func() {
+			_ = one.Close()
+			n = fleet.Load()
+			close(closed)
+		}()
+		synctest.Wait()
+		b.give("b")
+		busy.give("busy")
+		<-closed
+		time.Sleep(time.Minute)
+		if d := fleet.Load() - n; d != 0 {
+			t.Errorf("%d commands of a cache that is closed", d)
+		}
+	})
+}
+
+// MaxFleetLoads bounds the loads of all caches of a namespace: as many as the limit run, and never
+// one more.
+func TestMaxFleetLoads_LoadsAtATime(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		const limit, caches, keys = 3, 3, 12
+		ns := redistest.Namespace(t)
+		src := newSource[string](t)
+		var calls []*call[string]
+		for range caches {
+			c := newCacheIn(t, rdb, ns, patient(&singlefill.Options[string]{MaxFleetLoads: limit}))
+			for k := range keys {
+				calls = append(calls, goGet(t.Context(), c, fmt.Sprint(k), src.load))
+			}
+		}
+		running := make(chan *loading[string], limit)
+		for range limit {
+			running <- src.next(t)
+		}
+		for begun := int64(limit); begun <= keys; begun++ {
+			src.want(t, begun)
+			(<-running).give("v")
+			if begun < keys {
+				running <- src.next(t)
+			}
+		}
+		for range limit - 1 {
+			(<-running).give("v")
+		}
+		for _, a := range calls {
+			a.want(t, "v")
+		}
+		src.want(t, keys)
+		redistest.Await(t, "no slot is held any more", func() bool {
+			n, err := rdb.Exists(t.Context(), "{"+ns+":loads}:lock").Result()
+			return n == 0 && err == nil
+		})
+	})
+}
+
+// A fill that waits for a slot of the fleet holds no lock, so that a process with a slot can load
+// the key.
+func TestMaxFleetLoads_QueueingHoldsNoLock(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ns := redistest.Namespace(t)
+		a := newCacheIn(t, rdb, ns, &singlefill.Options[string]{MaxFleetLoads: 1})
+		src := newSource[string](t)
+		busy := goGet(t.Context(), a, "busy", src.load)
+		load := src.next(t)
+		waits := goGet(t.Context(), a, "k", mustNotLoad[string](t))
+		time.Sleep(time.Second)
+		wantUnlocked(t, rdb, ns, "k")
+		free := newCacheIn(t, rdb, ns, &singlefill.Options[string]{}) // without the limit
+		goGet(t.Context(), free, "k", gives("v")).want(t, "v")
+		waits.want(t, "v")
+		load.give("v")
+		busy.want(t, "v")
+	})
+}
+
+// A refresh does not wait for a slot of the fleet.
+func TestMaxFleetLoads_RefreshDoesNotWait(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := oldCache(t, rdb, singlefill.Options[string]{StaleWhileRevalidate: time.Hour, MaxFleetLoads: 1}, "old", time.Second)
+		src := newSource[string](t)
+		busy := goGet(t.Context(), c, "busy", src.load)
+		load := src.next(t)
+		for range 5 {
+			if a := <-goAsk(t.Context(), c, "k", mustNotLoad[string](t)); a.value != "old" || a.took != 0 {
+				t.Errorf("answered %+v", a)
+			}
+			time.Sleep(time.Second)
+		}
+		load.give("v")
+		busy.want(t, "v")
+		synctest.Wait()
+		time.Sleep(time.Second)
+		<-goAsk(t.Context(), c, "k", gives("new"))
+		synctest.Wait()
+		wantGet(t, c, "k", "new", nil)
+	})
+}
+
+// A nested load needs no slot of the fleet.
+func TestMaxFleetLoads_NestedLoad(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := newCache(t, rdb, &singlefill.Options[string]{MaxFleetLoads: 1, MaxLoads: 1})
+		goGet(t.Context(), c, "outer", func(ctx context.Context, _ string) (string, error) {
+			return c.GetOrLoad(ctx, "inner", gives("v"))
+		}).want(t, "v")
+	})
+}
+
+// A load gives its slot of the fleet back, however it ends.
+func TestMaxFleetLoads_SlotIsGivenBack(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ns := redistest.Namespace(t)
+		c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{MaxFleetLoads: 1})
+		for how, load := range map[string]singlefill.Loader[string]{
+			"a value":   gives("v"),
+			"an error":  fails[string](errors.New("boom")),
+			"not found": fails[string](singlefill.ErrNotFound),
+			"a panic":   func(context.Context, string) (string, error) { panic("boom") },
+			"Goexit":    func(context.Context, string) (string, error) { runtime.Goexit(); return "", nil },
+			"a timeout": func(ctx context.Context, _ string) (string, error) { <-ctx.Done(); return "", ctx.Err() },
+		} {
+			_, _ = c.GetOrLoad(t.Context(), how, load)
+			synctest.Wait()
+			if n, err := rdb.Exists(t.Context(), "{"+ns+":loads}:lock").Result(); n != 0 || err != nil {
+				t.Errorf("after %s the slot is still held, %v", how, err)
+			}
+		}
+	})
+}
+
+// A dead process keeps its slot of the fleet for LockTTL.
+//
+//fault:killed-fleet-load
+func TestMaxFleetLoads_DeadProcess(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ns := redistest.Namespace(t)
+		holdFleetSlot(t, m, ns)
+		c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{MaxFleetLoads: 1})
+		begun := time.Now()
+		goGet(t.Context(), c, "k", gives("v")).want(t, "v")
+		if d := time.Since(begun); d < 5*time.Second || d > 6*time.Second {
+			t.Errorf("the slot of the dead process was taken after %v, want LockTTL, 5s, and a pause", d)
+		}
+	})
+}
+
+// holdFleetSlot takes the only slot of a namespace and never renews it, as a process that has died.
+func holdFleetSlot(t *testing.T, m *miniredis.Miniredis, ns string) {
+	t.Helper()
+	dies := make(chan struct{})
+	rdb := redistest.NewMiniClient(t, m)
+	rdb.AddHook(before(func(cmd redis.Cmder) error {
+		select {
+		case <-dies:
+			return redis.ErrClosed
+		default:
+			return nil
+		}
+	}))
+	l, err := lock.NewSemaphore(rdb, ns+":loads", 1, &lock.Options{TTL: 5 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lease, err := l.TryAcquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	close(dies)
+	t.Cleanup(func() { _ = lease.Release(context.Background()) }) // for its goroutine
+}
+
+// MaxLoads alone bounds the loads while Redis cannot be asked.
+func TestMaxFleetLoads_WithoutRedis(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := newCache(t, rdb, &singlefill.Options[string]{MaxFleetLoads: 1, MaxLoads: 2})
+		m.SetError("LOADING dataset")
+		src := newSource[string](t)
+		var calls []*call[string]
+		for k := range 4 {
+			calls = append(calls, goGet(t.Context(), c, fmt.Sprint(k), src.load))
+		}
+		for begun := range 2 {
+			first, second := src.next(t), src.next(t)
+			time.Sleep(time.Second)
+			src.want(t, 2*int64(begun)+2)
+			first.give("v")
+			second.give("v")
+		}
+		for _, a := range calls {
+			a.want(t, "v")
+		}
+		m.SetError("")
+	})
+}
+
+// A wait for a slot of the fleet that ends in the middle of a command is no outage.
+func TestMaxFleetLoads_SlowRedis(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		rdb.AddHook(slow(20 * time.Millisecond))
+		opts := &singlefill.Options[string]{MaxFleetLoads: 1}
+		ns := redistest.Namespace(t)
+		a, b := newCacheIn(t, rdb, ns, opts), newCacheIn(t, rdb, ns, opts)
+		src := newSource[string](t)
+		goGet(t.Context(), a, "x", src.load)
+		src.next(t)
+		goGet(t.Context(), b, "y", src.load)
+		for range 50 {
+			time.Sleep(time.Second)
+			synctest.Wait()
+			if n := a.Stats().Loading + b.Stats().Loading; n > 1 {
+				t.Fatalf("%d loads at a time in the fleet", n)
+			}
+		}
+	})
+}
+
+// MaxFleetLoads delays no load while Redis is silent.
+func TestMaxFleetLoads_Outage(t *testing.T) {
+	took := make(map[int]time.Duration)
+	for _, fleet := range []int{0, 64} {
+		t.Run(fmt.Sprint(fleet), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				_, rdb := redistest.StartMini(t)
+
+				c := newCache(t, rdb, &singlefill.Options[string]{MaxFleetLoads: fleet})
+				var down outage
+				down.on.Store(true)
+				rdb.AddHook(down.hook())
+				begun := time.Now()
+				var calls []*call[string]
+				for i := range 1000 {
+					calls = append(calls, goGet(t.Context(), c, fmt.Sprint(i), takes(100*time.Millisecond, "v", nil)))
+				}
+				for _, a := range calls {
+					<-a.answer
+				}
+				took[fleet] = time.Since(begun)
+			})
+		})
+	}
+	if took[64] > 3*took[0] {
+		t.Errorf("1000 loads took %v, and %v with MaxFleetLoads", took[0], took[64])
+	}
+}
+
+// A process that disagrees with others on MaxFleetLoads is served, and learns of it by
+// Trace.RedisError.
+//
+//fault:disagreement
+func TestMaxFleetLoads_Disagreement(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ns := redistest.Namespace(t)
+		var mu sync.Mutex
+		var errs []string // protected by mu
+		one := newCacheIn(t, rdb, ns, &singlefill.Options[string]{MaxFleetLoads: 1})
+		two := newCacheIn(t, rdb, ns, &singlefill.Options[string]{MaxFleetLoads: 2, Trace: &singlefill.Trace{
+			RedisError: func(_ context.Context, op string, err error) {
+				mu.Lock()
+				defer mu.Unlock()
+				errs = append(errs, op+": "+err.Error())
+			},
+		}})
+		src := newSource[string](t)
+		busy := goGet(t.Context(), one, "busy", src.load)
+		load := src.next(t)
+		goGet(t.Context(), two, "k", gives("v")).want(t, "v") // not bound, but served
+		mu.Lock()
+		defer mu.Unlock()
+		if len(errs) != 1 || !strings.HasPrefix(errs[0], "fleet: ") || !strings.Contains(errs[0], "is 2 here, and 1 with") {
+			t.Errorf("Trace.RedisError got %q", errs)
+		}
+		load.give("v")
+		busy.want(t, "v")
+	})
+}

@@ -1,0 +1,315 @@
+package singlefill_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+// Stats counts each event once.
+func TestStats_Exact(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		if hitsMayBeLate(t) {
+			return
+		}
+		c := newCache[any](t, rdb, nil)
+		src := newSource[any](t)
+		ctx := t.Context()
+
+		_, _ = c.Get(ctx, "a") // a miss
+		first := goGet(ctx, c, "a", src.load)
+		load := src.next(t)
+		if n := c.Stats().Loading; n != 1 {
+			t.Errorf("%d loading, want 1", n)
+		}
+		second := goGet(ctx, c, "a", src.load).waits(t)
+		load.give("v")
+		first.want(t, "v")
+		second.want(t, "v")
+
+		_, _ = c.GetOrLoad(ctx, "none", fails[any](singlefill.ErrNotFound))
+		_, _ = c.GetOrLoad(ctx, "none", mustNotLoad[any](t)) // a hit
+		_, _ = c.GetOrLoad(ctx, "b", fails[any](errors.New("no")))
+		_, _ = c.GetOrLoad(ctx, "b", func(context.Context, string) (any, error) { panic("no") })
+		_, _ = c.GetOrLoad(ctx, "b", gives[any](func() {})) // cannot be encoded
+
+		fenced := goGet(ctx, c, "b", src.load)
+		load = src.next(t)
+		if err := c.Set(ctx, "b", "w"); err != nil {
+			t.Fatal(err)
+		}
+		load.give("v")
+		fenced.want(t, "v")
+		_ = c.Close()
+
+		want := singlefill.Stats{
+			Hits: 1, Misses: 8, Shared: 1, Loads: 6, LoadsNotFound: 1, LoadErrors: 2, LoadPanics: 1,
+			Stored: 2, StoreErrors: 1, Fenced: 1,
+		}
+		if got := c.Stats(); got != want {
+			t.Errorf("got  %+v\nwant %+v", got, want)
+		}
+	})
+}
+
+// events records the calls of a Trace.
+type events struct {
+	mu   sync.Mutex
+	seen []string
+}
+
+func (e *events) add(format string, args ...any) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.seen = append(e.seen, fmt.Sprintf(format, args...))
+}
+
+// want compares without regard to the order and forgets.
+func (e *events) want(t testing.TB, what string, want ...string) {
+	t.Helper()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	slices.Sort(want)
+	slices.Sort(e.seen)
+	if !slices.Equal(e.seen, want) {
+		t.Errorf("%s: traced %q, want %q", what, e.seen, want)
+	}
+	e.seen = nil
+}
+
+type traceKey struct{}
+
+func (e *events) trace() *singlefill.Trace {
+	return &singlefill.Trace{
+		Hit:  func(_ context.Context, key string) { e.add("hit %s", key) },
+		Miss: func(_ context.Context, key string) { e.add("miss %s", key) },
+		LoadStart: func(ctx context.Context, key string) context.Context {
+			e.add("start %s", key)
+			return context.WithValue(ctx, traceKey{}, "by LoadStart")
+		},
+		LoadDone: func(_ context.Context, i singlefill.LoadInfo) {
+			e.add("done %s %v, store error %t, stored %t, fenced %t, unlocked %t", i.Key, i.Err, i.StoreErr != nil, i.Stored, i.Fenced, i.Unlocked)
+		},
+		WaitDone:       func(_ context.Context, i singlefill.WaitInfo) { e.add("waited %s, polled %t", i.Key, i.Polls > 0) },
+		RedisError:     func(_ context.Context, op string, err error) { e.add("redis %s", op) },
+		BadValue:       func(_ context.Context, key string, err error) { e.add("bad %s", key) },
+		BreakerChanged: func(open bool) { e.add("breaker %t", open) },
+	}
+}
+
+// Trace is called once for each event.
+func TestTrace_EachEventOnce(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		if hitsMayBeLate(t) {
+			return
+		}
+		ns := redistest.Namespace(t)
+		ctx := t.Context()
+		traced := func(t *testing.T, run func(c *singlefill.Cache[string], src *source[string]), want ...string) {
+			t.Helper()
+			var e events
+			c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Trace: e.trace()})
+			run(c, newSource[string](t))
+			_ = c.Close() // LoadDone may come later than the answer
+			e.want(t, t.Name(), want...)
+		}
+		t.Run("load", func(t *testing.T) {
+			traced(t, func(c *singlefill.Cache[string], _ *source[string]) {
+				_, _ = c.GetOrLoad(ctx, "a", func(ctx context.Context, key string) (string, error) {
+					if ctx.Value(traceKey{}) != "by LoadStart" {
+						t.Error("the Loader's context is not the one of LoadStart")
+					}
+					return "v", nil
+				})
+			}, "start a", "done a <nil>, store error false, stored true, fenced false, unlocked false", "miss a")
+		})
+		t.Run("hit", func(t *testing.T) {
+			traced(t, func(c *singlefill.Cache[string], _ *source[string]) {
+				_, _ = c.GetOrLoad(ctx, "a", mustNotLoad[string](t))
+				_, _ = c.Get(ctx, "a")
+			}, "hit a", "hit a")
+		})
+		t.Run("Get of nothing", func(t *testing.T) {
+			traced(t, func(c *singlefill.Cache[string], _ *source[string]) { _, _ = c.Get(ctx, "unknown") }, "miss unknown")
+		})
+		t.Run("failure", func(t *testing.T) {
+			traced(t, func(c *singlefill.Cache[string], _ *source[string]) {
+				_, _ = c.GetOrLoad(ctx, "b", fails[string](errors.New("no")))
+			}, "start b", "done b no, store error false, stored false, fenced false, unlocked false", "miss b")
+		})
+		t.Run("delete during a load", func(t *testing.T) {
+			traced(t, func(c *singlefill.Cache[string], src *source[string]) {
+				a := goGet(ctx, c, "b", src.load)
+				load := src.next(t)
+				_ = c.Delete(ctx, "b")
+				load.give("v")
+				a.want(t, "v")
+			}, "start b", "done b <nil>, store error false, stored false, fenced true, unlocked false", "miss b")
+		})
+		t.Run("bad bytes", func(t *testing.T) {
+			if err := rdb.Set(ctx, ns+":{c}", "garbage", time.Hour).Err(); err != nil {
+				t.Fatal(err)
+			}
+			traced(t, func(c *singlefill.Cache[string], _ *source[string]) { _, _ = c.GetOrLoad(ctx, "c", gives("v")) },
+				"bad c", "start c", "done c <nil>, store error false, stored true, fenced false, unlocked false", "miss c")
+		})
+	})
+}
+
+// A wait for another process is traced and counted once.
+func TestTrace_WaitOnce(t *testing.T) {
+	t.Parallel()
+	server := redistest.Shared(t)
+	proxy := redistest.NewProxy(t, server.Addr)
+	asked := proxy.On(isScript(t, "get_or_lock"), redistest.HoldReply)
+	ns := redistest.Namespace(t)
+	var e events
+	there := newCacheIn[string](t, server.Client(t), ns, nil)
+	here := newCacheIn(t, proxy.Client(t), ns, &singlefill.Options[string]{Trace: e.trace()})
+	src := newSource[string](t)
+
+	loads := goGet(t.Context(), there, "k", src.load)
+	load := src.next(t)
+	waits := goGet(t.Context(), here, "k", src.load)
+	receive(t, "the waiter finds the lock held", asked.Hit())
+	asked.Release()
+	load.give("v")
+	loads.want(t, "v")
+	waits.want(t, "v")
+	_ = here.Close()
+	e.want(t, "a wait", "waited k, polled true", "miss k")
+	if s := here.Stats(); s.Waits != 1 || s.Misses != 1 || s.Shared != 0 || s.Loads != 0 {
+		t.Errorf("%+v, want one wait and one miss", s)
+	}
+	src.want(t, 1)
+}
+
+// Errors of Redis, the breaker and a load without Redis are traced.
+func TestTrace_RedisErrorsAndBreaker(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		var e events
+		c := newCache(t, rdb, &singlefill.Options[string]{Trace: e.trace()})
+		_ = rdb.Close()
+		set := func() {
+			if err := c.Set(t.Context(), "k", "v"); !errors.Is(err, redis.ErrClosed) {
+				t.Errorf("Set: %v, want the client's error", err)
+			}
+		}
+		for range 5 {
+			set()
+		}
+		e.want(t, "failures", "redis set", "redis set", "redis set", "redis set", "redis set")
+		time.Sleep(5 * time.Second) // RedisTimeout
+		set()
+		e.want(t, "failures for as long as a command may take", "redis set", "breaker true")
+		v, err := c.GetOrLoad(t.Context(), "k", gives("v"))
+		wantValue(t, v, err, "v")
+		_ = c.Close()
+		e.want(t, "a load without Redis", "start k",
+			"done k <nil>, store error false, stored false, fenced false, unlocked true", "miss k")
+		s := c.Stats()
+		if s.RedisErrors != 6 || s.BreakerOpens != 1 || !s.BreakerOpen || s.LoadsUnlocked != 1 || s.StoreErrors != 0 {
+			t.Errorf("%+v, want six errors, an open breaker and a load without a lock", s)
+		}
+	})
+}
+
+// Every function of a Trace can be nil.
+func TestTrace_FunctionsAreOptional(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ns := redistest.Namespace(t)
+		c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Trace: &singlefill.Trace{}})
+		if err := rdb.Set(t.Context(), ns+":{k}", "garbage", time.Hour).Err(); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			v, err := c.GetOrLoad(t.Context(), "k", gives("v"))
+			wantValue(t, v, err, "v")
+		}
+		_ = rdb.Close()
+		for range 6 {
+			_ = c.Set(t.Context(), "k", "v")
+		}
+		v, err := c.GetOrLoad(t.Context(), "k", gives("w"))
+		wantValue(t, v, err, "w")
+	})
+}
+
+// A bad value is traced with a context that has the caller's values and does not end.
+//
+// A function that writes the value down may take longer than the caller waits.
+func TestTrace_ContextOfABadValue(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.Shared(t).Client(t)
+	ns := redistest.Namespace(t)
+	type tenant struct{}
+	var bad []context.Context
+	c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Trace: &singlefill.Trace{
+		BadValue: func(ctx context.Context, _ string, _ error) { bad = append(bad, ctx) },
+	}})
+	if err := rdb.Set(t.Context(), ns+":{k}", "garbage", time.Hour).Err(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), tenant{}, "t"), time.Hour)
+	defer cancel()
+	if _, err := c.Get(ctx, "k"); err != singlefill.ErrMiss {
+		t.Fatal(err)
+	}
+	v, err := c.GetOrLoad(ctx, "k", gives("v"))
+	wantValue(t, v, err, "v")
+	if err := c.Close(); err != nil || len(bad) < 2 {
+		t.Fatalf("%v, %d bad values", err, len(bad))
+	}
+	for _, ctx := range bad {
+		if ctx.Done() != nil || ctx.Value(tenant{}) != "t" {
+			t.Errorf("%v", ctx)
+		}
+	}
+}
+
+// A panic of a Trace function reaches its caller, and the other callers go on.
+func TestTrace_PanicHangsNoCaller(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.Shared(t).Client(t)
+	ns := redistest.Namespace(t)
+	bad := make(chan struct{})
+	goOn := make(chan struct{})
+	var once sync.Once
+	c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Trace: &singlefill.Trace{
+		BadValue: func(context.Context, string, error) {
+			once.Do(func() {
+				close(bad)
+				<-goOn
+				panic("a trace function")
+			})
+		},
+	}})
+	if err := rdb.Set(t.Context(), ns+":{k}", "garbage", time.Hour).Err(); err != nil {
+		t.Fatal(err)
+	}
+	panicked := make(chan any, 1)
+	go func() {
+		defer func() { panicked <- recover() }()
+		_, _ = c.GetOrLoad(t.Context(), "k", gives("v"))
+	}()
+	receive(t, "bad bytes are traced", bad)
+	joins := goGet(t.Context(), c, "k", gives("v")).waits(t)
+	close(goOn)
+	if p := receive(t, "the caller is gone", panicked); p != "a trace function" {
+		t.Errorf("panic of the call: %v", p)
+	}
+	joins.want(t, "v")
+	goGet(t.Context(), c, "k", mustNotLoad[string](t)).want(t, "v")
+}
