@@ -256,7 +256,7 @@ func (c *Cache[T]) read(ctx context.Context, key string, l *lookup[T]) {
 			return
 		}
 		left := c.opts.redisTimeout - l.asked - pause
-		if left < c.opts.redisTimeout/10 || !client.Unreachable(l.redisErr) || c.client.Away(c.valueKey(key)) || !client.Sleep(ctx, pause) {
+		if left < c.opts.redisTimeout/10 || !client.Unreachable(l.redisErr) || errors.Is(l.redisErr, redis.ErrClosed) || c.client.Away(c.valueKey(key)) || !client.Sleep(ctx, pause) {
 			return
 		}
 		l.asked += pause

@@ -22,7 +22,7 @@ func (x *process) locker(p plan) *lock.Locker {
 		TTL: x.Timeouts.TTLs.Lease, WaiterTTL: x.Timeouts.TTLs.Waiter, RedisTimeout: x.Timeouts.RedisTimeout,
 		Trace: &lock.Trace{
 			RedisError: func(_ context.Context, op string, err error) { x.trouble(op, err) },
-			Renewed: func(ctx context.Context, _ lock.Info) {
+			Renewed: func(ctx context.Context, _ lock.LeaseInfo) {
 				c := callOf(ctx)
 				c.mark(markRenewed, c.sent.Load())
 				c.mark(markRenewal, c.before.Load())

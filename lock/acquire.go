@@ -16,18 +16,18 @@ import (
 
 // An attempt is one call of Acquire.
 type attempt struct {
-	*ticket
-	begun    time.Time
-	deadline bool          // its context has one
-	wake     chan struct{} // has an element when it is to look again what it has to do
-	waited   bool
+	*owner
+	begun       time.Time
+	hasDeadline bool          // its context has one
+	wake        chan struct{} // has an element when the attempt has to look for what to do
+	waited      bool
 
-	queued     bool // there may be a place in a queue, or a reservation, to leave
+	hasPlace   bool // it may have a place in a queue, or a reservation, to give back
 	unanswered bool // since the last answer a command was sent, which may have been executed
 	answered   bool // the last command
 
-	place int64 // in the line; protected by its mutex
-	over  error // why it is to end, though its context has not; protected by the line's mutex
+	place  int64 // in the waitQueue; protected by its mutex
+	failed error // why it has to end before its context does; protected by the waitQueue's mutex
 }
 
 const (
@@ -35,44 +35,42 @@ const (
 	maxPause   = 100 * time.Millisecond
 )
 
-func (a *attempt) wakeUp() {
-	select {
-	case a.wake <- struct{}{}:
-	default:
-	}
+func newAttempt(ctx context.Context, o *owner) *attempt {
+	_, deadline := ctx.Deadline()
+	return &attempt{owner: o, begun: time.Now(), hasDeadline: deadline, wake: make(chan struct{}, 1)}
 }
 
 // try asks once.
 func (a *attempt) try(ctx context.Context) (*Lease, error) {
-	r, sent, err := a.ask(ctx, question{})
+	r, sent, err := a.ask(ctx, request{})
 	switch {
 	case err != nil:
 		return nil, a.explain(ctx, err)
 	case r.state == held:
-		return &Lease{ticket: a.ticket, fence: r.number, taken: sent}, nil
+		return &Lease{owner: a.owner, fence: r.number, sentAt: sent}, nil
 	case r.state == busy:
 		return nil, ErrBusy
 	}
 	return nil, a.refused(r)
 }
 
-// wait asks until there is a lease, when its turn has come.
+// wait asks, whenever it is the attempt's turn, until a lease is granted.
 func (a *attempt) wait(ctx context.Context) (lease *Lease, err error) {
-	line := &a.line
-	line.enter(a)
-	defer func() { line.leave(a, lease != nil) }()
-	for backoff := firstPause; line.await(ctx, a); backoff = min(2*backoff, maxPause) {
-		r, sent, err := a.ask(ctx, line.question(a))
+	q := &a.waiters
+	q.join(a)
+	defer func() { q.leave(a, lease != nil) }()
+	for backoff := firstPause; q.awaitTurn(ctx, a); backoff = min(2*backoff, maxPause) {
+		r, sent, err := a.ask(ctx, q.request(a))
 		switch {
 		case err == nil && r.state == held:
-			return &Lease{ticket: a.ticket, fence: r.number, taken: sent}, nil
+			return &Lease{owner: a.owner, fence: r.number, sentAt: sent}, nil
 		case err == nil && r.state == busy:
-			line.busy(a, r)
+			q.noteBusy(a, r)
 		case err == nil:
-			if err := a.refused(r); r.state != otherSize || !line.conflicts(err) {
+			if err := a.refused(r); r.state != otherSize || !q.noteConflict(err) {
 				return nil, err
 			}
-		case !mayPass(err) || ctx.Err() != nil || !line.endures(a, err):
+		case !isTemporary(err) || ctx.Err() != nil || !q.noteFailure(a, err):
 			return nil, a.explain(ctx, err)
 		}
 		a.sleep(ctx, a.pause(backoff, r))
@@ -80,11 +78,12 @@ func (a *attempt) wait(ctx context.Context) (lease *Lease, err error) {
 	return nil, a.gaveUp(ctx)
 }
 
-// pause returns how long to sleep before asking again. Where it is known how many waiters come
-// first, that follows their number and the age of the present lease: the handing over is to cost a
-// small part of it, and all waiters together ask no more often than grows with the logarithm of
-// their number. Else it is backoff. It does not go past the time at which the holder's lease ends,
-// nor is it so long that a place in the queue could be lost.
+// pause returns how long to sleep before asking again.
+//
+// If the number of waiters ahead is known, the pause follows that number and the age of the present
+// lease: the hand-over costs a small part of that age, and the commands of all waiters together
+// grow with the logarithm of their number only. Otherwise the pause is backoff. It never lasts
+// beyond the end of the holder's lease, nor for so long that a place in the queue could be lost.
 func (a *attempt) pause(backoff time.Duration, r reply) time.Duration {
 	d := backoff
 	known := r.state == busy && r.ahead >= 0
@@ -114,32 +113,39 @@ func (a *attempt) sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// ask returns a reply that is not older than a lease lives. Otherwise this process was held up, and
-// what was granted may be another one's: asked again, the server prolongs the lease, or grants it
-// again, or says that it is busy.
-func (a *attempt) ask(ctx context.Context, q question) (r reply, sent time.Time, err error) {
-	a.queued = a.queued || q.wait && a.kind.queues() || q.since != 0
+func (a *attempt) wakeUp() {
+	select {
+	case a.wake <- struct{}{}:
+	default:
+	}
+}
+
+// ask returns a reply that is younger than a lease lives. After an older grant this process was
+// stalled, and another process may hold the lock by now. So ask sends the same token again: the
+// server prolongs the lease, grants it again, or says that the lock is busy.
+func (a *attempt) ask(ctx context.Context, req request) (r reply, sent time.Time, err error) {
+	a.hasPlace = a.hasPlace || req.enqueue && a.kind.queues() || req.waitingSince != 0
 	for {
-		r, sent, err = a.insist(ctx, q)
+		r, sent, err = a.retry(ctx, req)
 		if err != nil || r.state != held || time.Since(sent) < a.opts.TTL-margin(a.opts.TTL) {
 			return r, sent, err
 		}
-		a.stray, a.unanswered = true, true
+		a.inTransit, a.unanswered = true, true
 		if err = ctx.Err(); err != nil {
 			return r, sent, err
 		}
 	}
 }
 
-// insist asks until there is a reply, for as long as one command may take.
-func (a *attempt) insist(ctx context.Context, q question) (r reply, sent time.Time, err error) {
+// retry repeats the command until there is a reply, within the time that one command may take.
+func (a *attempt) retry(ctx context.Context, req request) (r reply, sent time.Time, err error) {
 	again := func(err error) bool { return client.Unreachable(err) || redis.IsReadOnlyError(err) }
 	r, err = client.Retry(ctx, a.opts.RedisTimeout, again, func(within time.Duration) (reply, error) {
 		sent = time.Now()
-		r, err := a.kind.acquire(ctx, a.ticket, within, q)
+		r, err := a.kind.acquire(ctx, a.owner, within, req)
 		unknown := mayHaveArrived(err)
 		a.unanswered = err != nil && a.unanswered || unknown
-		a.stray = a.stray || unknown
+		a.inTransit = a.inTransit || unknown
 		a.answered = err == nil || !client.Unreachable(err)
 		return r, err
 	})
@@ -163,7 +169,7 @@ func mayHaveArrived(err error) bool {
 	return true
 }
 
-// refused returns what a reply means to the caller that is neither held nor busy.
+// refused returns the caller's error for a reply that is neither held nor busy.
 func (a *attempt) refused(r reply) error {
 	if s, ok := a.kind.(semaphore); ok && r.state == otherSize {
 		return fmt.Errorf("%w: size of %.100q is %d here, and %d with its holders", ErrConflict, a.name, s.size, r.number)
@@ -171,9 +177,9 @@ func (a *attempt) refused(r reply) error {
 	return fmt.Errorf("lock: acquire %.100q: unexpected state %q", a.name, r.state)
 }
 
-// gaveUp says why there is no lease to a caller that has waited.
+// gaveUp returns the caller's error for an attempt that has waited and got no lease.
 func (a *attempt) gaveUp(ctx context.Context) error {
-	why, silent := a.line.reason(a)
+	why, silent := a.waiters.reason(a)
 	switch {
 	case silent:
 		return a.explain(ctx, why)
@@ -183,28 +189,28 @@ func (a *attempt) gaveUp(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", ErrBusy, ctx.Err())
 }
 
-// explain says what a failed command means to the caller.
+// explain returns the caller's error for a command that failed with err.
 func (a *attempt) explain(ctx context.Context, err error) error {
 	switch {
 	case a.unanswered && a.sent.Load():
 		return fmt.Errorf("%w: acquire %.100q: %w", ErrAmbiguous, a.name, cmp.Or(ctx.Err(), err))
 	case a.unanswered:
 		return fmt.Errorf("%w: acquire %.100q: %w", ErrUnavailable, a.name, cmp.Or(ctx.Err(), err))
-	case ctx.Err() != nil: // perhaps in the pause after a refusal, which says nothing of others
+	case ctx.Err() != nil: // perhaps after a refusal, which says nothing about other holders
 		return fmt.Errorf("%w: acquire %.100q: %w: %w", ErrUnavailable, a.name, ctx.Err(), err)
 	}
 	return explain("acquire", a.name, err)
 }
 
-// leave cleans up behind an attempt that ends without a lease: a place in a queue, and what a
-// command that was not answered may have taken, or may still take. While the server answers, that
-// is done when leave returns: the process may be about to end.
+// leave cleans up after an attempt without a lease. It gives back a place in a queue, and what an
+// unanswered command has acquired or may still acquire. While the server answers, that is done when
+// leave returns, since the process may be about to end.
 func (a *attempt) leave(ctx context.Context) {
-	if !a.stray && !a.queued {
+	if !a.inTransit && !a.hasPlace {
 		return
 	}
 	ctx = client.Detach(ctx)
-	if _, silent := a.line.reason(a); silent || !a.answered || mayPass(a.kind.abandon(ctx, a.ticket)) {
-		a.giveUp(ctx)
+	if _, silent := a.waiters.reason(a); silent || !a.answered || isTemporary(a.kind.abandon(ctx, a.owner)) {
+		a.abandonLater(ctx)
 	}
 }

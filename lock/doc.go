@@ -1,5 +1,5 @@
-// Package lock has a mutex, a first-come-first-served mutex and a counting semaphore for a fleet of processes, on
-// one Redis.
+// Package lock provides a mutex, a first-come-first-served mutex and a counting semaphore for a
+// fleet of processes that share one Redis.
 //
 //	index, err := lock.NewMutex(rdb, "search index", nil) // sends nothing
 //	...
@@ -7,69 +7,83 @@
 //		return write(ctx) // one process at a time; it has to stop when ctx ends
 //	})
 //
-// # Which one do I want
+// # Which one to choose
 //
-// [Locker.Do] is what most callers want. [Locker.Acquire] and [Locker.TryAcquire] are for a lease that outlives a
-// function.
+// [Locker.Do] is what most callers want. [Locker.Acquire] and [Locker.TryAcquire] are for a lease
+// that outlives a function.
 //
-//	at most one at a time, whoever comes           NewMutex
-//	at most one at a time, in the order of coming  NewFairMutex: dearer, and slower to hand over
-//	at most n at a time                            NewSemaphore
-//	do it here only if nobody else does            any, with TryAcquire: ErrBusy is the answer no
-//	load a value once for the whole fleet          none: singlefill.Cache.GetOrLoad
-//	within one process                             none: sync.Mutex, golang.org/x/sync/semaphore
-//	correct even if Redis loses data               none: a transaction, a unique index, a compare-and-set
+//	one holder at a time, in any order          NewMutex
+//	one holder at a time, in order of arrival   NewFairMutex: dearer, and slower to hand over
+//	n holders at a time                         NewSemaphore
+//	do it unless another caller is doing it     any kind, with TryAcquire: ErrBusy means no
+//	load a value once for the whole fleet       none: singlefill.Cache.GetOrLoad
+//	within one process                          none: sync.Mutex, golang.org/x/sync/semaphore
+//	correct even if Redis loses data            none: a transaction, a unique index, compare-and-set
 //
-// # What a lease is
+// # Leases
 //
-// A [Lease] is held until it is released, or ends: TTL after it was last renewed, by the server's clock. It is
-// renewed at a third of that, in the background, so [Options.TTL] is no bound on the work; it is how long the others
-// wait when a holder dies. For a holder that hangs, and is alive all the same, there is [Options.MaxHold].
+// A [Lease] is held until it is released or ends. By the server's clock, it ends [Options.TTL]
+// after its last renewal. It is renewed in the background at a third of TTL, so TTL does not bound
+// the work: it bounds how long waiters wait after a holder has died. [Options.MaxHold] bounds a
+// holder that hangs but is alive.
 //
-// It is not reentrant: whoever holds a mutex and acquires it again waits for itself.
+// Locks are not reentrant: a holder of a mutex that acquires it again waits for itself.
 //
 // # When a lease is lost
 //
-// The context that Do gives to its function, and [Lease.Context], end with cause [ErrLost]: at the next renewal when
-// Redis has lost the lease, and when it could not be asked in time, or MaxHold is over, a twentieth of TTL before
-// anyone else can hold it. Stop then. What was begun may be done again by the next holder; it has to bear that.
+// The context that Do passes to its function, and [Lease.Context], end with cause [ErrLost]:
 //
-// # What the errors mean
+//   - at the next renewal, when Redis has lost the lease;
+//   - a twentieth of TTL before another caller can hold it, when Redis could not be asked in time
+//     or MaxHold is over.
 //
-// They are told apart by errors.Is:
+// The holder has to stop then. The next holder may repeat what it has begun, so the work has to
+// tolerate that.
 //
-//   - [ErrBusy]: others hold it, or wait before us. From TryAcquire at once; from Acquire and Do with ctx.Err(),
-//     when ctx ends.
-//   - [ErrLost], from Do and Release: the lease had ended before it was released. What was done under it was perhaps
-//     not done alone.
-//   - [ErrUnavailable]: Redis cannot say, or cannot do it now. Nothing was granted. It is never told as busy.
-//   - [ErrAmbiguous]: a command was sent and not answered. Nothing is held by the caller; what the server may have
-//     granted is given back behind the call, or ends with TTL.
+// # Errors
+//
+// Tell them apart with errors.Is:
+//
+//   - [ErrBusy]: another caller holds the lock or is ahead in its queue. TryAcquire returns it at
+//     once; Acquire and Do return it together with ctx.Err() when ctx ends.
+//   - [ErrLost], from Do and Release: the lease ended before it was released. Another holder may have
+//     worked at the same time.
+//   - [ErrUnavailable]: Redis cannot answer, or cannot write now. Nothing was granted. An unavailable
+//     Redis is never reported as ErrBusy.
+//   - [ErrAmbiguous]: a command was sent and not answered. The caller holds nothing. What the server
+//     may have granted is given back in the background, or ends after TTL.
 //   - [ErrNotReleased], from Do: its function has run, and the lease could not be given back.
-//   - [ErrConflict]: a lock of another kind or size, or something else, has this name.
-//   - any other: something to be changed, such as a missing right.
+//   - [ErrConflict]: a lock of another kind or size, or some other data, uses this name.
+//   - Any other error: a setting has to change, such as a missing permission.
 //
-// Of these only ErrLost and ErrNotReleased come from Do when its function has run.
+// Only ErrLost and ErrNotReleased come from Do after its function has run.
 //
 // # Efficiency or correctness
 //
-// A lease keeps work from being done twice. It does not exclude it: a process that is frozen, or held up by its
-// own scheduler, goes on after its lease has ended, and finds out afterwards; and Redis may lose what it has
-// granted. If doing it twice does harm, let the resource itself refuse the late one: each grant has a larger
-// [Lease.Fence] than those before, and the resource keeps the largest it has seen. (Of a semaphore's holders the
-// earlier ones are not late: there a fence only tells them apart.)
+// A lease keeps work from being done twice, but cannot guarantee it: a frozen or stalled
+// process continues after its lease has ended and notices afterwards, and Redis may lose what it
+// has granted. If duplicate work does harm, let the resource itself reject the late holder: each
+// grant has a larger [Lease.Fence] than all grants before it, and the resource keeps the largest it
+// has seen. The holders of a semaphore are not late when their fence is smaller; there, a fence
+// only tells them apart.
 //
 // # What one Redis can promise
 //
-// While the server keeps its memory: never two holders of a mutex, nor more than size of a semaphore, by its
-// clock. A failover to a replica that lags, a restart without persistence, an eviction (give locks a Redis whose
-// maxmemory-policy is noeviction) or a FLUSHALL loses leases: their holders are told at the next renewal, and
-// others may hold them before that. This is not Redlock, and does not become safer by more servers.
+// While the server keeps its data, a mutex never has two holders and a semaphore never has more
+// than size holders, by the server's clock. Leases are lost by a failover to a lagging replica, a
+// restart without persistence, an eviction and a FLUSHALL. Their holders learn it at the next
+// renewal; other processes may hold the lock before that. Give locks a Redis whose maxmemory-policy
+// is noeviction. This is not Redlock, and more servers do not make it safer.
 //
 // # Keys
 //
-// The lock named n has the key {n}:lock and keys that begin with it, all in one slot. None lives for ever. After
-// all have released, what is left are the last fence, for a day, and marks of the attempts that have ended, by which
-// a repeated or late command is recognised: the last 500, for TTL or a minute, and twice as long where a command was not
-// answered. A command to acquire that arrives even later may be granted for nothing, and ends with TTL.
+// The lock named n uses the key {n}:lock and keys that begin with {n}:lock, all in one slot. Each
+// key has a TTL. After all leases have been released, two things remain:
+//
+//   - the last fence, for a day;
+//   - marks of the last 500 ended attempts, which make repeated and late commands harmless. A mark
+//     lives for TTL, but at most a minute, and twice as long if a command was not answered.
+//
+// A command to acquire that arrives even later than its mark lives may be granted although no
+// caller waits for it. That lease ends after TTL.
 package lock

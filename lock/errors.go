@@ -10,38 +10,41 @@ import (
 	"github.com/singlefill/singlefill/internal/client"
 )
 
-// What [Locker.Acquire], [Locker.Do] and [Lease.Release] return is told apart by errors.Is.
+// Errors of [Locker.Acquire], [Locker.TryAcquire], [Locker.Do] and [Lease.Release]. Tell them apart
+// with errors.Is.
 var (
-	// ErrBusy: somebody else holds it, or waits before us.
+	// ErrBusy is returned when another caller holds the lock or is ahead in its queue.
 	ErrBusy = errors.New("lock: busy")
 
-	// ErrLost: the lease is no longer ours, or was not any more when it was released.
+	// ErrLost is returned when a lease ended before it was released, or has been released already.
 	ErrLost = errors.New("lock: lost")
 
-	// ErrUnavailable: Redis cannot say, or cannot do it now: no connection, loading, out of memory, a replica.
-	// Nothing was granted or released by this call.
+	// ErrUnavailable is returned when Redis cannot answer, or cannot write now: no connection,
+	// loading, out of memory, a replica. This call acquired or released nothing.
 	ErrUnavailable = errors.New("lock: redis is unavailable")
 
-	// ErrAmbiguous: a command was sent and not answered. What it may have done is being found out, or undone,
-	// behind the call.
+	// ErrAmbiguous is returned when a command was sent and not answered. What it may have done is
+	// found out, or undone, in the background.
 	ErrAmbiguous = errors.New("lock: redis has not answered")
 
-	// ErrNotReleased, from Do only: the function has run and returned nil, but the lease could not be given back. That is
-	// tried again behind the call; else the lease ends with TTL.
+	// ErrNotReleased is returned by Do only: its function has run and returned nil, but the lease
+	// could not be given back. That is retried in the background; otherwise the lease ends after
+	// TTL.
 	ErrNotReleased = errors.New("lock: not released")
 
-	// ErrConflict: what is in Redis under this name is used in another way: by a lock of another kind, by a semaphore
-	// of another size, or by another program. Nothing was granted.
+	// ErrConflict is returned when the name is used in another way: by a lock of another kind, by a
+	// semaphore of another size, or by another program. Nothing was granted.
 	ErrConflict = errors.New("lock: conflict")
 )
 
-// explain says what a reply other than an answer means to the caller.
+// explain returns the caller's error for a command that failed with err.
 func explain(op, name string, err error) error {
 	text := err.Error()
 	switch {
 	case client.ScriptsRefused(err) && !(strings.Contains(text, "NOPERM") && strings.Contains(text, "key")):
 		return fmt.Errorf("lock: %s %.100q: locks need scripts: allow the Redis user +eval and +evalsha: %w", op, name, err)
-	case strings.Contains(text, "NOPERM") || strings.Contains(text, "ACL failure in script") || // from inside a script
+	case strings.Contains(text, "NOPERM") ||
+		strings.Contains(text, "ACL failure in script") || // from inside a script
 		strings.Contains(text, "executing the script can't"): // the same, by Redis 7.0
 		return fmt.Errorf("lock: %s %.100q: allow the Redis user what the scripts use (+@string +@sortedset +@hash +@keyspace +time, and the keys {name}:lock*): %w", op, name, err)
 	case strings.Contains(text, "WRONGTYPE") || strings.Contains(text, "FOREIGN"):
@@ -50,9 +53,9 @@ func explain(op, name string, err error) error {
 	return fmt.Errorf("%w: %s %.100q: %w", ErrUnavailable, op, name, err)
 }
 
-// mayPass reports whether what was refused is worth another try: a server that cannot be reached, or that
-// cannot write now.
-func mayPass(err error) bool {
+// isTemporary reports whether a command that failed is worth a retry: the server cannot be reached,
+// or cannot write now.
+func isTemporary(err error) bool {
 	return !errors.Is(err, redis.ErrClosed) && (client.Unreachable(err) ||
 		redis.IsReadOnlyError(err) || redis.IsOOMError(err) ||
 		redis.HasErrorPrefix(err, "NOREPLICAS") || redis.HasErrorPrefix(err, "MISCONF"))

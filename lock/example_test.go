@@ -273,9 +273,9 @@ func ExampleTrace() {
 	rdb, stop := embeddedRedis()
 	defer stop()
 	index, err := lock.NewMutex(rdb, "search index", &lock.Options{Trace: &lock.Trace{
-		Acquired: func(ctx context.Context, info lock.Info) { fmt.Println("acquired:", info.Name) },
-		Released: func(ctx context.Context, info lock.Info) { fmt.Println("released:", info.Name) },
-		Lost:     func(ctx context.Context, info lock.Info) { fmt.Println("lost:", info.Name, info.Err) },
+		Acquired: func(ctx context.Context, info lock.LeaseInfo) { fmt.Println("acquired:", info.Name) },
+		Released: func(ctx context.Context, info lock.LeaseInfo) { fmt.Println("released:", info.Name) },
+		Lost:     func(ctx context.Context, info lock.LeaseInfo) { fmt.Println("lost:", info.Name, info.Err) },
 	}})
 	if err != nil {
 		fmt.Println(err)

@@ -204,8 +204,8 @@ func (s *semStage) play(ctx context.Context, who, verb string, args []string) (s
 	within := l.opts.RedisTimeout
 	switch verb {
 	case "waits", "tries", "takes":
-		a := &ticket{Locker: l, token: token}
-		r, err := l.kind.acquire(ctx, a, within, question{wait: verb == "waits"})
+		a := &owner{Locker: l, token: token}
+		r, err := l.kind.acquire(ctx, a, within, request{enqueue: verb == "waits"})
 		switch {
 		case err != nil:
 			return s.conflict("acquire", err)
@@ -223,13 +223,13 @@ func (s *semStage) play(ctx context.Context, who, verb string, args []string) (s
 		s.fences[who], s.top = r.number, r.number
 		return held, nil
 	case "renews":
-		ok, err := l.kind.renew(ctx, &ticket{Locker: l, token: token})
+		ok, err := l.kind.renew(ctx, &owner{Locker: l, token: token})
 		return s.yes(verb, ok, err)
 	case "releases":
-		ok, err := l.kind.release(ctx, &ticket{Locker: l, token: token}, within)
+		ok, err := l.kind.release(ctx, &owner{Locker: l, token: token}, within)
 		return s.yes(verb, ok, err)
 	case "abandons":
-		return s.yes(verb, true, l.kind.abandon(ctx, &ticket{Locker: l, token: token}))
+		return s.yes(verb, true, l.kind.abandon(ctx, &owner{Locker: l, token: token}))
 	}
 	panic(verb)
 }

@@ -174,8 +174,8 @@ type faultLocker struct {
 func (k faultKind) locker(t testing.TB, rdb redis.UniversalClient, name string, redisTimeout, ttl time.Duration) *faultLocker {
 	t.Helper()
 	f := &faultLocker{events: make(map[string]int), losses: make(map[int64]error), failed: make(map[string][]error)}
-	event := func(what string) func(context.Context, lock.Info) {
-		return func(_ context.Context, info lock.Info) {
+	event := func(what string) func(context.Context, lock.LeaseInfo) {
+		return func(_ context.Context, info lock.LeaseInfo) {
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			f.events[what]++

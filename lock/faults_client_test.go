@@ -45,7 +45,7 @@ func runStorm(p *redistest.Child) {
 	renewed := make(chan time.Time, 100)
 	l, err := procKind(p.Args[1]).open(rdb, p.Args[1], &lock.Options{
 		TTL: stormTTL, RedisTimeout: stormTimeout, WaiterTTL: 4 * stormTimeout,
-		Trace: &lock.Trace{Renewed: func(context.Context, lock.Info) { renewed <- time.Now() }},
+		Trace: &lock.Trace{Renewed: func(context.Context, lock.LeaseInfo) { renewed <- time.Now() }},
 	})
 	procMust(err)
 	lease, err := l.Acquire(context.Background())

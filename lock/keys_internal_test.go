@@ -23,7 +23,7 @@ func strangeNames() []string {
 
 // all returns the keys of a name, with the tombstone of an attempt.
 func (k keys) all() []string {
-	return []string{k.lock, k.fence, k.ended, k.next, k.queue, k.alive, k.details}
+	return []string{k.lock, k.fence, k.ended, k.reservation, k.queue, k.alive, k.details}
 }
 
 func TestKeyNamesAreAsDocumented(t *testing.T) {
@@ -173,7 +173,7 @@ func TestStrangeNamesAreNames(t *testing.T) {
 			leases = append(leases, lease)
 		}
 		for i, lease := range leases {
-			if held, err := lease.ticket.kind.renew(t.Context(), lease.ticket); !held || err != nil {
+			if held, err := lease.owner.kind.renew(t.Context(), lease.owner); !held || err != nil {
 				t.Errorf("%s %.50q: renewed %t, %v", what, strangeNames()[i], held, err)
 			}
 			if err := lease.Release(t.Context()); err != nil {

@@ -10,79 +10,90 @@ import (
 	"github.com/singlefill/singlefill/internal/renew"
 )
 
-// A Lease is what [Locker.Acquire] has granted. It is renewed in the background until it is released, or lost: because
-// Redis has lost it, because Redis could not be asked in time, or because of [Options.MaxHold]. Release every lease, or it
-// is held for as long as the process lives. All methods are safe at any time, and on a nil
-// *Lease or a zero one, which holds nothing.
+// A Lease is what [Locker.Acquire] grants. It is renewed in the background until it is released or
+// lost: because Redis has lost it, because Redis could not be asked in time, or because of
+// [Options.MaxHold]. Release every lease; otherwise it is held for as long as the process lives.
+//
+// All methods are safe at any time, also on a nil *Lease and on the zero Lease, which hold nothing.
 type Lease struct {
-	ticket *ticket
+	owner  *owner
 	fence  int64
-	taken  time.Time // when the command was sent that took it
+	sentAt time.Time // when the command was sent that acquired it
 
 	ctx     context.Context
 	end     context.CancelCauseFunc
 	renewal *time.Timer
-	over    atomic.Bool  // lost, or its release has begun: the goroutine that sets it has to tell
-	asked   atomic.Bool  // a call of Release has failed, so another one may ask again
-	inDoubt bool         // a release was not answered; of the call that has set over, or taken asked
 	outcome atomic.Int32 // of the release
+
+	// ended tells that the lease is lost or its release has begun. The goroutine that sets it reports the
+	// end.
+	ended atomic.Bool
+
+	// mayRetry tells that a call of Release has failed, so that another one may ask again.
+	mayRetry atomic.Bool
+
+	// ambiguous tells that a release was not answered. It belongs to the call of Release that has set
+	// ended or cleared mayRetry.
+	ambiguous bool
 }
 
-// What may come of a release.
+// Outcomes of a release.
 const (
 	unknown int32 = iota
 	released
 	lost
 )
 
-// margin returns by how much a holder gives up a lease before its end, so that its context has ended before anyone
-// else can hold it: a twentieth of its life, and at least what rounding to milliseconds can make of it.
+// margin returns how long before its end a holder gives up a lease, so that its context ends before
+// another caller can hold it: a twentieth of the TTL, but at least what rounding to milliseconds
+// can make of it.
 func margin(ttl time.Duration) time.Duration { return max(ttl/20, 2*time.Millisecond) }
 
-// begin starts renewing.
-func (l *Lease) begin(ctx context.Context) {
+// start begins to renew the lease.
+func (l *Lease) start(ctx context.Context) {
 	ctx = context.WithoutCancel(ctx)
 	l.ctx, l.end = context.WithCancelCause(ctx)
-	opts, trace := l.ticket.opts, &l.ticket.trace
+	opts, trace := l.owner.opts, &l.owner.trace
 	if trace.Acquired != nil {
 		trace.Acquired(ctx, l.info(nil))
 	}
 	renewal := renew.Lease{
-		TTL: opts.TTL, Taken: l.taken, Margin: margin(opts.TTL), MaxHold: opts.MaxHold,
+		TTL: opts.TTL, Taken: l.sentAt, Margin: margin(opts.TTL), MaxHold: opts.MaxHold,
 		Renew: func(ctx context.Context) (bool, error) {
-			held, err := l.ticket.kind.renew(ctx, l.ticket)
-			if held && !l.over.Load() && trace.Renewed != nil {
+			held, err := l.owner.kind.renew(ctx, l.owner)
+			if held && !l.ended.Load() && trace.Renewed != nil {
 				trace.Renewed(ctx, l.info(nil))
 			}
 			return held, err
 		},
 	}
 	l.renewal = renewal.Start(l.ctx, func(why error) {
-		if !l.over.CompareAndSwap(false, true) {
+		if !l.ended.CompareAndSwap(false, true) {
 			return
 		}
 		l.end(ErrLost)
-		l.tellLost(ctx, why)
-		if why != renew.ErrGone { // a renewal may have arrived: the others are not to wait for its end
+		l.traceLost(ctx, why)
+		if why != renew.ErrGone { // a renewal may have arrived: no process has to wait for its end
 			time.Sleep(renewal.Margin)
-			l.ticket.giveUp(ctx)
+			l.owner.abandonLater(ctx)
 		}
 	})
 }
 
-func (l *Lease) tellLost(ctx context.Context, why error) {
-	if l.ticket.trace.Lost != nil {
-		l.ticket.trace.Lost(ctx, l.info(fmt.Errorf("%w: %w", ErrLost, why)))
+func (l *Lease) traceLost(ctx context.Context, why error) {
+	if l.owner.trace.Lost != nil {
+		l.owner.trace.Lost(ctx, l.info(fmt.Errorf("%w: %w", ErrLost, why)))
 	}
 }
 
-func (l *Lease) info(err error) Info {
-	return Info{Name: l.ticket.name, Fence: l.fence, Duration: time.Since(l.taken), Err: err}
+func (l *Lease) info(err error) LeaseInfo {
+	return LeaseInfo{Name: l.owner.name, Fence: l.fence, Duration: time.Since(l.sentAt), Err: err}
 }
 
-// Context returns a context with the values of the one given to [Locker.Acquire], which ends when the lease does: with
-// cause [ErrLost] when it is lost, and before anyone else can hold it, unless Redis has lost it or this process is
-// held up itself. That of a Lease which holds nothing has ended.
+// Context returns a context that ends with the lease and has the values of the context passed to
+// [Locker.Acquire]. When the lease is lost, the cause is [ErrLost], and the context ends before
+// another caller can hold the lock, unless Redis has lost the lease or this process is stalled.
+// The context of a Lease that holds nothing has ended.
 func (l *Lease) Context() context.Context {
 	if l == nil || l.ctx == nil {
 		ctx, end := context.WithCancelCause(context.Background())
@@ -92,13 +103,15 @@ func (l *Lease) Context() context.Context {
 	return l.ctx
 }
 
-// Fence returns a number that grows with every grant of this name. Give it to the resource that the lease
-// protects, and let that refuse a number smaller than the largest it has seen: no lease protects from a holder
-// that was frozen and goes on after its end. (With a semaphore a smaller number may be that of another holder.)
-// That of a Lease which holds nothing is 0.
+// Fence returns a number that grows with every grant of this name. Pass it to the resource that the
+// lease protects, and let the resource reject a number smaller than the largest it has seen: no
+// lease protects from a holder that was frozen and continues after the lease has ended. With a
+// semaphore a smaller number may be that of another holder. The fence of a Lease that holds nothing
+// is 0.
 //
-// It is the server's clock in µs when the lease was granted, or one more than the last one. So it grows also
-// after Redis has lost its data, unless that clock has been put back meanwhile, to before the last grant.
+// The fence is the server's clock in µs at the grant, or the last fence plus one if that is larger.
+// So it grows also after Redis has lost its data, unless the clock was put back to before the last
+// grant.
 func (l *Lease) Fence() int64 {
 	if l == nil {
 		return 0
@@ -106,79 +119,89 @@ func (l *Lease) Fence() int64 {
 	return l.fence
 }
 
-// Release gives the lease back. It uses the values of ctx, not its end, and takes [Options.RedisTimeout] at most.
+// Release gives the lease back. It uses the values of ctx but ignores its end, and takes
+// [Options.RedisTimeout] at most. It returns
 //
-// It returns nil once, when it is known that the lease was held to the end, also if the reply to an earlier try
-// was lost; and [ErrLost] when it was lost before, or has been released already. While Redis cannot be asked it
-// returns [ErrUnavailable] or [ErrAmbiguous], and goes on trying behind the call, until the lease ends by itself. Any
-// other error is a refusal for good, such as a missing right; after that, and with a client that is closed, the
-// lease ends by itself. After an error other than ErrLost Release may be called again: it says what is known then. On a
-// Lease which holds nothing Release does nothing.
+//   - nil, once, when the lease was held to the end, also if the reply to an earlier try was lost;
+//   - [ErrLost] when the lease was lost earlier or has been released already;
+//   - [ErrUnavailable] or [ErrAmbiguous] while Redis cannot be asked. Release then retries in the
+//     background until the lease ends by itself;
+//   - any other error when Redis refuses for good, for example because of a missing permission. After
+//     that, and with a closed client, the lease ends by itself.
+//
+// After an error other than ErrLost, Release may be called again and returns what is known then. On
+// a Lease that holds nothing it does nothing.
 func (l *Lease) Release(ctx context.Context) error {
 	if l == nil || l.ctx == nil {
 		return nil
 	}
-	first := l.over.CompareAndSwap(false, true)
-	if !first && !l.asked.CompareAndSwap(true, false) {
+	first := l.ended.CompareAndSwap(false, true)
+	if !first && !l.mayRetry.CompareAndSwap(true, false) {
 		return ErrLost
 	}
 	if first {
-		l.end(nil) // no renewal is begun any more, and none that is in flight brings anything back
+		l.end(nil) // no renewal begins any more, and one in flight brings nothing back
 		l.renewal.Stop()
 	}
-	if outcome := l.outcome.Load(); outcome != unknown { // it was found out behind the call before
-		return l.settle(ctx, outcome)
+	if outcome := l.outcome.Load(); outcome != unknown { // the background has found out
+		return l.finish(ctx, outcome)
 	}
 	ctx = client.Detach(ctx)
-	outcome, err := l.insist(ctx)
+	outcome, err := l.retryRelease(ctx)
 	if err == nil {
-		return l.settle(ctx, outcome)
+		return l.finish(ctx, outcome)
 	}
-	if first && mayPass(err) {
-		l.ticket.owe(l.ticket.opts.TTL, func() bool {
-			outcome, err := l.release(ctx, l.ticket.opts.RedisTimeout)
-			if err == nil {
-				_ = l.settle(ctx, outcome) // the call has returned
-			}
-			return err == nil || !mayPass(err)
-		})
+	if first && isTemporary(err) {
+		l.releaseLater(ctx)
 	}
-	defer l.asked.Store(true)
-	if l.inDoubt {
-		return fmt.Errorf("%w: release %.100q: %w", ErrAmbiguous, l.ticket.name, err)
+	defer l.mayRetry.Store(true)
+	if l.ambiguous {
+		return fmt.Errorf("%w: release %.100q: %w", ErrAmbiguous, l.owner.name, err)
 	}
-	return explain("release", l.ticket.name, err)
+	return explain("release", l.owner.name, err)
 }
 
-// insist asks until there is an answer, for as long as one command may take.
-func (l *Lease) insist(ctx context.Context) (int32, error) {
-	l.ticket.sent.Store(false)
-	return client.Retry(ctx, l.ticket.opts.RedisTimeout, mayPass, func(within time.Duration) (int32, error) {
-		outcome, err := l.release(ctx, within)
-		l.inDoubt = l.inDoubt || mayHaveArrived(err) && l.ticket.sent.Load()
+// retryRelease repeats the command until there is a reply, within the time that one command may
+// take.
+func (l *Lease) retryRelease(ctx context.Context) (outcome int32, err error) {
+	l.owner.sent.Store(false)
+	return client.Retry(ctx, l.owner.opts.RedisTimeout, isTemporary, func(within time.Duration) (int32, error) {
+		outcome, err := l.tryRelease(ctx, within)
+		l.ambiguous = l.ambiguous || mayHaveArrived(err) && l.owner.sent.Load()
 		return outcome, err
 	})
 }
 
-func (l *Lease) release(ctx context.Context, within time.Duration) (int32, error) {
-	ours, err := l.ticket.kind.release(ctx, l.ticket, within)
+// releaseLater retries in the background, until the lease ends by itself.
+func (l *Lease) releaseLater(ctx context.Context) {
+	l.owner.cleanUpLater(l.owner.opts.TTL, func() (done bool) {
+		outcome, err := l.tryRelease(ctx, l.owner.opts.RedisTimeout)
+		if err == nil {
+			_ = l.finish(ctx, outcome) // the call has returned
+		}
+		return err == nil || !isTemporary(err)
+	})
+}
+
+func (l *Lease) tryRelease(ctx context.Context, within time.Duration) (outcome int32, err error) {
+	ours, err := l.owner.kind.release(ctx, l.owner, within)
 	if ours {
 		return released, err
 	}
 	return lost, err
 }
 
-// settle notes how a lease has ended that was released, and tells it once.
-func (l *Lease) settle(ctx context.Context, outcome int32) error {
+// finish notes the outcome of the release, and reports it to Trace once.
+func (l *Lease) finish(ctx context.Context, outcome int32) error {
 	first := l.outcome.CompareAndSwap(unknown, outcome)
 	switch outcome = l.outcome.Load(); {
 	case first && outcome == lost:
-		l.tellLost(ctx, renew.ErrGone)
+		l.traceLost(ctx, renew.ErrGone)
 	case first:
-		if l.ticket.trace.Released != nil {
-			l.ticket.trace.Released(ctx, l.info(nil))
+		if l.owner.trace.Released != nil {
+			l.owner.trace.Released(ctx, l.info(nil))
 		}
-		l.ticket.line.wakeFirst()
+		l.owner.waiters.wakeFirst()
 	}
 	if outcome == lost {
 		return ErrLost

@@ -188,7 +188,7 @@ func TestALeaseIsRenewedAtAThirdOfItsLifeForAsLongAsItIsHeld(t *testing.T) {
 		renewed := e.of("renewed")
 		for i, r := range renewed {
 			if at, want := r.at.Sub(begun), time.Duration(i+1)*2*time.Second; at != want || r.Duration != want || r.Fence != lease.Fence() || r.Name != "n" {
-				t.Fatalf("renewal %d after %v: %+v", i, at, r.Info)
+				t.Fatalf("renewal %d after %v: %+v", i, at, r.LeaseInfo)
 			}
 		}
 		if len(renewed) != 300 {
@@ -262,7 +262,7 @@ func TestALossIsToldAtTheNextRenewalAndNothingIsBroughtBack(t *testing.T) {
 				lost := e.of("lost")[0]
 				wantIs(t, "Lost is told", lost.Err, lock.ErrLost)
 				if lost.Fence != lease.Fence() || lost.Name != "n" || lost.Duration != leaseTTL/3 || !strings.Contains(lost.Err.Error(), "gone from Redis") {
-					t.Errorf("told %+v", lost.Info)
+					t.Errorf("told %+v", lost.LeaseInfo)
 				}
 				time.Sleep(-time.Since(begun) + time.Second)
 				for key, left := range keysOf(t, rdb, "n") {
@@ -709,8 +709,8 @@ func TestALeaseHasTheValuesOfTheContextAndOutlivesIt(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
 		ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), valueKey{}, "v"), time.Second)
 		seen := make(map[string]any)
-		note := func(what string) func(context.Context, lock.Info) {
-			return func(ctx context.Context, _ lock.Info) { seen[what] = ctx.Value(valueKey{}) }
+		note := func(what string) func(context.Context, lock.LeaseInfo) {
+			return func(ctx context.Context, _ lock.LeaseInfo) { seen[what] = ctx.Value(valueKey{}) }
 		}
 		client, f := withFaults(t, m)
 		lease, err := newLocker(t, kind, client, "n", &lock.Options{Trace: &lock.Trace{

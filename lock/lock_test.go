@@ -206,22 +206,22 @@ type events struct {
 type event struct {
 	what string // acquired, released, lost, renewed, waited, or the op of a RedisError
 	at   time.Time
-	lock.Info
+	lock.LeaseInfo
 }
 
-func (e *events) add(what string, info lock.Info) {
+func (e *events) add(what string, info lock.LeaseInfo) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.list = append(e.list, event{what, time.Now(), info})
 }
 
 func (e *events) trace() *lock.Trace {
-	on := func(what string) func(context.Context, lock.Info) {
-		return func(_ context.Context, info lock.Info) { e.add(what, info) }
+	on := func(what string) func(context.Context, lock.LeaseInfo) {
+		return func(_ context.Context, info lock.LeaseInfo) { e.add(what, info) }
 	}
 	return &lock.Trace{
 		Acquired: on("acquired"), Released: on("released"), Lost: on("lost"), Renewed: on("renewed"), Waited: on("waited"),
-		RedisError: func(_ context.Context, op string, err error) { e.add(op, lock.Info{Err: err}) },
+		RedisError: func(_ context.Context, op string, err error) { e.add(op, lock.LeaseInfo{Err: err}) },
 	}
 }
 
@@ -249,7 +249,7 @@ func (e *events) transitions() string {
 func (e *events) String() string {
 	var b strings.Builder
 	for _, e := range e.all() {
-		fmt.Fprintf(&b, "\n%s %+v", e.what, e.Info)
+		fmt.Fprintf(&b, "\n%s %+v", e.what, e.LeaseInfo)
 	}
 	return b.String()
 }

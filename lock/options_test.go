@@ -178,7 +178,7 @@ func TestOptionsAreCopiedAndMayBeShared(t *testing.T) {
 		if *opts != was {
 			t.Errorf("the options were changed to %+v", *opts)
 		}
-		*opts.Trace = lock.Trace{Acquired: func(context.Context, lock.Info) { t.Error("told who came later") }}
+		*opts.Trace = lock.Trace{Acquired: func(context.Context, lock.LeaseInfo) { t.Error("told who came later") }}
 		*opts = lock.Options{TTL: -1, RedisTimeout: 1}
 		for _, l := range []*lock.Locker{a, b} {
 			lease := mustAcquire(t, l)

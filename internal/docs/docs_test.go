@@ -18,18 +18,12 @@ import (
 	"github.com/singlefill/singlefill"
 )
 
-// TestMain runs the tests in the root of the module.
-func TestMain(m *testing.M) {
-	if err := os.Chdir("../.."); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	os.Exit(m.Run())
-}
+// root is the root of the module.
+const root = "../.."
 
 func readme(t *testing.T) string {
 	t.Helper()
-	text, err := os.ReadFile("README.md")
+	text, err := os.ReadFile(filepath.Join(root, "README.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +75,7 @@ func TestREADME_Commands(t *testing.T) {
 			if out, err := goCommand("list", "-f", "{{.Name}}", dir).Output(); strings.TrimSpace(string(out)) != "main" {
 				t.Errorf("%s: package %q, %v", command, out, err)
 			}
-		} else if info, err := os.Stat(command); err != nil || info.Mode()&0o111 == 0 {
+		} else if info, err := os.Stat(filepath.Join(root, command)); err != nil || info.Mode()&0o111 == 0 {
 			t.Errorf("%s cannot be executed: %v", command, err)
 		}
 	}
@@ -108,7 +102,7 @@ func TestREADME_Options(t *testing.T) {
 func TestREADME_Links(t *testing.T) {
 	t.Parallel()
 	for _, m := range regexp.MustCompile(`\]\(([^)#:\s]+)\)`).FindAllStringSubmatch(readme(t), -1) {
-		if _, err := os.Stat(m[1]); err != nil {
+		if _, err := os.Stat(filepath.Join(root, m[1])); err != nil {
 			t.Error(err)
 		}
 	}
@@ -182,9 +176,10 @@ func vet(t *testing.T, source string) string {
 	return fmt.Sprintf("%v\n%s", err, out)
 }
 
-// goCommand runs the go tool in this module, with what the module cache has.
+// goCommand runs the go tool in the root of the module, with what the module cache has.
 func goCommand(args ...string) *exec.Cmd {
 	cmd := exec.Command("go", args...)
+	cmd.Dir = root
 	cmd.Env = append(os.Environ(), "GOPROXY=off")
 	return cmd
 }
@@ -196,7 +191,7 @@ func TestGodoc_IsWhole(t *testing.T) {
 	for _, dir := range []string{".", "lock"} {
 		var files []*ast.File
 		fset := token.NewFileSet()
-		names, _ := filepath.Glob(filepath.Join(dir, "*.go")) // the pattern is a good one
+		names, _ := filepath.Glob(filepath.Join(root, dir, "*.go")) // the pattern is a good one
 		for _, name := range names {
 			f, err := parser.ParseFile(fset, name, nil, parser.ParseComments)
 			if err != nil {

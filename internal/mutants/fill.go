@@ -206,8 +206,8 @@ var fillMutants = []mutant{
 		name: "renew-life-from-reply",
 		bug:  "A renewed TTL is counted from the reply, not from the command: the next renewal may come too late",
 		file: "internal/renew/renew.go",
-		old:  "held = s.last\n",
-		new:  "held = time.Now()\n",
-		pkg:  "internal/renew", test: "TestALifeIsCountedFromWhenTheCommandWasSent",
+		old:  "k.renewed = k.lastTry\n",
+		new:  "k.renewed = time.Now()\n",
+		pkg:  "internal/renew", test: "TestKeep_LifeBeginsWhenSent",
 	},
 }

@@ -15,13 +15,13 @@ var lockMutants = []mutant{
 		name: "lock-get-then-del",
 		bug:  "Release is a GET and then a DEL: in between the lease may end and be another's",
 		file: "lock/kinds.go",
-		old:  "return t.releaseBy(ctx, within, mutexRelease, t.keys.lock, t.keys.ended)",
-		new: `return client.DoWithin(ctx, t.client, within, "release", t.keys.lock, func(ctx context.Context) (bool, error) {
-		holder, err := t.client.Redis.Get(ctx, t.keys.lock).Result()
-		if err != nil || len(holder) < len(t.token) || holder[:len(t.token)] != t.token {
+		old:  "return o.runRelease(ctx, within, mutexRelease, o.keys.lock, o.keys.ended)",
+		new: `return client.DoWithin(ctx, o.client, within, "release", o.keys.lock, func(ctx context.Context) (bool, error) {
+		holder, err := o.client.Redis.Get(ctx, o.keys.lock).Result()
+		if err != nil || len(holder) < len(o.token) || holder[:len(o.token)] != o.token {
 			return false, nil
 		}
-		n, err := t.client.Redis.Del(ctx, t.keys.lock).Result()
+		n, err := o.client.Redis.Del(ctx, o.keys.lock).Result()
 		return n == 1, err
 	})`,
 		pkg: "lock", test: "TestReleaseReturnsNilOnceAndEndsTheContextAtOnce",
@@ -30,8 +30,8 @@ var lockMutants = []mutant{
 		name: "lock-token-per-process",
 		bug:  "The token belongs to the process, not to the Acquire: two goroutines hold the lock at once",
 		file: "lock/lock.go",
-		old:  "token: rand.Text()}, begun",
-		new:  "token: rand.Text()[:0] + \"AAAAAAAAAAAAAAAAAAAAAAAAAA\"}, begun",
+		old:  "token: rand.Text()})",
+		new:  "token: rand.Text()[:0] + \"AAAAAAAAAAAAAAAAAAAAAAAAAA\"})",
 		pkg:  "lock", test: "TestReleaseReturnsNilOnceAndEndsTheContextAtOnce",
 	},
 	{
@@ -80,22 +80,22 @@ var lockMutants = []mutant{
 		name: "semaphore-client-clock",
 		bug:  "The ends of places go by the clients' clocks: one that is ahead drops holders that live",
 		file: "lock/kinds.go",
-		old:  "return t.ask(ctx, within, semaphoreAcquire,",
+		old:  "return o.runAcquire(ctx, within, semaphoreAcquire,",
 		new: `now := time.Now()
 	text := fmt.Sprintf("local real = redis\n"+
 		"local redis = {error_reply = real.error_reply, call = function(name, ...)\n"+
 		"  if name == 'TIME' then return {'%d', '%d'} end\n"+
 		"  return real.call(name, ...)\n"+
 		"end}\n", now.Unix(), now.Nanosecond()/1000)
-	return t.ask(ctx, within, redis.NewScript(text+semaphoreAcquireLua),`,
+	return o.runAcquire(ctx, within, newScript(text+semaphoreAcquireLua),`,
 		pkg: "lock", test: "TestAClientsClockChangesNothingForASemaphore",
 	},
 	{
 		name: "lock-life-from-reply",
 		bug:  "A lease's life is counted from the reply: a slow one is believed to be held after its end",
 		file: "lock/acquire.go",
-		old:  "\t\t\treturn &Lease{ticket: a.ticket, fence: r.number, taken: sent}",
-		new:  "\t\t\treturn &Lease{ticket: a.ticket, fence: r.number, taken: sent.Add(time.Since(sent))}",
+		old:  "\t\t\treturn &Lease{owner: a.owner, fence: r.number, sentAt: sent}",
+		new:  "\t\t\treturn &Lease{owner: a.owner, fence: r.number, sentAt: sent.Add(time.Since(sent))}",
 		pkg:  "lock", test: "TestALeasesLifeBeginsWhenItIsAskedFor",
 	},
 	{
@@ -120,12 +120,12 @@ var lockMutants = []mutant{
 		name: "semaphore-count-then-add",
 		bug:  "Holders are counted by one command and added by the next: two take the last place",
 		file: "lock/kinds.go",
-		old:  "return t.ask(ctx, within, semaphoreAcquire, []string{t.keys.next, t.keys.details}, life, since, s.size)",
-		new: `n, err := t.client.Redis.ZCard(ctx, t.keys.lock).Result()
+		old:  "return o.runAcquire(ctx, within, semaphoreAcquire, []string{o.keys.reservation, o.keys.details}, life, since, s.size)",
+		new: `n, err := o.client.Redis.ZCard(ctx, o.keys.lock).Result()
 	if err != nil || n >= int64(s.size) {
 		return reply{state: busy, number: 1}, err
 	}
-	return t.ask(ctx, within, semaphoreAcquire, []string{t.keys.next, t.keys.details}, life, since, 1<<30)`,
+	return o.runAcquire(ctx, within, semaphoreAcquire, []string{o.keys.reservation, o.keys.details}, life, since, 1<<30)`,
 		pkg: "lock", test: "TestSemaphoreOfManyRoundsNeverHasMoreHoldersThanItsSize",
 	},
 	{
@@ -190,16 +190,16 @@ var lockMutants = []mutant{
 		name: "released-forever",
 		bug:  "The marks of releases have no TTL: each name leaves a key for good",
 		file: "lock/lua/mutex_release.lua",
-		old:  "    redis.call('PEXPIRE', KEYS[2], life)\n",
-		new:  "",
+		old:  "    redis.call('PEXPIRE', KEYS[2], life)\n    redis.call('ZREMRANGEBYRANK'",
+		new:  "    redis.call('ZREMRANGEBYRANK'",
 		pkg:  "lock", test: "TestNoOrderOfStepsStealsOrOutlivesALease/mutex",
 	},
 	{
 		name: "abandoned-forever",
 		bug:  "The marks of abandoned attempts have no TTL",
 		file: "lock/lua/mutex_abandon.lua",
-		old:  "redis.call('PEXPIRE', KEYS[2], life)\n",
-		new:  "",
+		old:  "redis.call('PEXPIRE', KEYS[2], life)\nredis.call('ZREMRANGEBYRANK'",
+		new:  "redis.call('ZREMRANGEBYRANK'",
 		pkg:  "lock", test: "TestNoOrderOfStepsStealsOrOutlivesALease/mutex",
 	},
 	{
@@ -271,7 +271,7 @@ var lockMutants = []mutant{
 	{
 		name: "clean-ups-without-limit",
 		bug:  "At a server that does not answer each call leaves a goroutine that tries to clean up",
-		file: "lock/debts.go",
+		file: "lock/cleanup.go",
 		old:  "const maxWorkers = 8",
 		new:  "const maxWorkers = 1 << 30",
 		pkg:  "lock", test: "TestAtASilentServerFewCommandsCleanUp",
@@ -306,8 +306,8 @@ var lockMutants = []mutant{
 		name: "place-in-queue-not-left",
 		bug:  "Who gives up waiting stays in the queue: those behind wait for nobody",
 		file: "lock/acquire.go",
-		old:  "if !a.stray && !a.queued {",
-		new:  "if !a.stray {",
+		old:  "if !a.inTransit && !a.hasPlace {",
+		new:  "if !a.inTransit {",
 		pkg:  "lock", test: "TestAFairWaiterThatGivesUpLeavesAtOnce",
 	},
 	{
@@ -346,15 +346,15 @@ var lockMutants = []mutant{
 	{
 		name: "who-waits-longer-asks-more-rarely",
 		bug:  "A waiter never has the lock reserved: it starves beside a loop that takes it again at once",
-		file: "lock/line.go",
-		old:  "if l.bypass.seen >= patience {",
+		file: "lock/waitqueue.go",
+		old:  "if q.bypass.seen >= maxBypasses {",
 		new:  "if false {",
 		pkg:  "lock", test: "TestAcquire_IsNotStarvedByALoop/300ms/mutex",
 	},
 	{
 		name: "others-lose-their-places",
 		bug:  "The first waiter of a process keeps its own place in the queue alone",
-		file: "lock/line.go",
+		file: "lock/waitqueue.go",
 		old:  "if other.place != unplaced {",
 		new:  "if false {",
 		pkg:  "lock", test: "TestNewFairMutex_OrderInOneProcess",

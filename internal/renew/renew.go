@@ -1,5 +1,5 @@
-// Package renew keeps a lease in Redis alive while its holder works: that of the cache's fill lock, and those of
-// package lock.
+// Package renew keeps a lease in Redis alive while its holder works: the fill lock of the cache,
+// and the leases of package lock.
 package renew
 
 import (
@@ -9,141 +9,147 @@ import (
 	"time"
 )
 
-// soonest is how soon after a lease was looked after a nudge may cause that again.
-const soonest = 10 * time.Millisecond
+// firstNudge is how soon after a try the first nudge may cause another one.
+const firstNudge = 10 * time.Millisecond
 
-// A Lease is something held on a server until a time that renewing puts off.
+// A Lease is held on a server until a time that each renewal puts off.
 type Lease struct {
 	TTL   time.Duration
-	Taken time.Time                                        // when the command was sent by which it was taken
-	Renew func(ctx context.Context) (held bool, err error) // one try; ctx bounds it
-	Nudge <-chan struct{}                                  // makes Keep look sooner whether the lease is still held; may be nil
+	Taken time.Time // when the command was sent that took it
 
-	// Margin is how long before the end of a lease that could not be renewed its holder gives it up. Zero: never,
-	// where it harms nobody to go on until the server says that the lease is lost.
+	// Renew tries once, bounded by ctx.
+	Renew func(ctx context.Context) (held bool, err error)
+
+	// Nudge makes Keep check sooner whether the lease is held. It may be nil.
+	Nudge <-chan struct{}
+
+	// Margin is how long before the end of a lease that could not be renewed its holder gives it
+	// up. Zero: never, where going on does no harm until the server says that the lease is lost.
 	Margin time.Duration
 
-	// MaxHold is how long after Taken renewing ends. Zero: never. It takes a Margin.
+	// MaxHold is how long after Taken renewing ends. Zero: never. It requires a Margin.
 	MaxHold time.Duration
 }
 
 var (
-	// ErrGone is Keep's answer when the server says that somebody else holds the lease, or nobody.
+	// ErrGone is returned by Keep when the server says that the lease is not held any more.
 	ErrGone = errors.New("it is gone from Redis")
 
-	// ErrNotRenewed is Keep's answer when the lease may have ended because Redis was not heard of.
+	// ErrNotRenewed is returned by Keep when the lease may have ended because Redis did not answer.
 	ErrNotRenewed = errors.New("it could not be renewed in time")
 
-	// ErrMaxHold is Keep's answer when the lease has ended after MaxHold.
+	// ErrMaxHold is returned by Keep when the lease has ended after MaxHold.
 	ErrMaxHold = errors.New("it was held for MaxHold")
 )
 
-// Keep renews the lease at a third of its life, counted from the last success, until ctx ends: it returns nil
-// then. If the lease is lost before, it returns why.
+// Keep renews the lease at a third of its life, counted from the last success, until ctx ends; then
+// it returns nil. If the lease is lost earlier, it returns why.
 func (l Lease) Keep(ctx context.Context) error {
-	s := l.standing()
-	timer := time.NewTimer(time.Until(s.wake()))
+	k := l.newKeeper()
+	timer := time.NewTimer(time.Until(k.next()))
 	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-l.Nudge:
-			s.nudge()
+			k.nudge()
 		case <-timer.C:
-			if over, why := s.renew(ctx); over {
+			if over, why := k.renew(ctx); over {
 				return why
 			}
 		}
-		timer.Reset(time.Until(s.wake()))
+		timer.Reset(time.Until(k.next()))
 	}
 }
 
-// Start is Keep behind the call, without a goroutine while there is nothing to do, and without a Nudge. If the lease
-// is lost before ctx ends it calls lost with why. Stop the timer once ctx has ended.
+// Start is Keep in the background, without a goroutine while nothing is due, and without a Nudge.
+// If the lease is lost before ctx ends, Start calls lost with the reason. Stop the timer once ctx
+// has ended.
 func (l Lease) Start(ctx context.Context, lost func(why error)) *time.Timer {
-	s := l.standing()
+	k := l.newKeeper()
 	var timer *time.Timer
 	timer = time.AfterFunc(math.MaxInt64, func() { // not before timer is assigned
 		if ctx.Err() != nil {
-			return // stopped while it was renewed
+			return // stopped during the last renewal
 		}
-		over, why := s.renew(ctx)
+		over, why := k.renew(ctx)
 		switch {
 		case !over:
-			timer.Reset(time.Until(s.wake()))
+			timer.Reset(time.Until(k.next()))
 		case why != nil:
 			lost(why)
 		}
 	})
-	timer.Reset(time.Until(s.wake()))
+	timer.Reset(time.Until(k.next()))
 	return timer
 }
 
-// standing is how it stands with a lease that is kept.
-type standing struct {
+// A keeper knows when its lease has to be renewed, and when it ends.
+type keeper struct {
 	Lease
-	held time.Time     // when the command was sent that has prolonged it last, or by which it was taken
-	due  time.Time     // when it is to be renewed
-	last time.Time     // when it was looked after
-	soon time.Duration // see nudge
+	renewed    time.Time     // when the command was sent that renewed the lease last, or took it
+	due        time.Time     // of the next renewal
+	lastTry    time.Time     // or the beginning
+	nudgePause time.Duration // between lastTry and the renewal that a nudge causes
 }
 
-func (l Lease) standing() *standing {
-	return &standing{Lease: l, held: l.Taken, due: l.Taken.Add(l.TTL / 3), last: time.Now(), soon: soonest}
+func (l Lease) newKeeper() *keeper {
+	return &keeper{Lease: l, renewed: l.Taken, due: l.Taken.Add(l.TTL / 3), lastTry: time.Now(), nudgePause: firstNudge}
 }
 
-// end returns when the lease is to be given up.
-func (s *standing) end() time.Time { return s.held.Add(s.TTL - s.Margin) }
-
-// enough reports whether it is not to be renewed any more.
-func (s *standing) enough() bool { return s.MaxHold > 0 && s.due.Sub(s.Taken) > s.MaxHold }
-
-// wake returns when there is something to do.
-func (s *standing) wake() time.Time {
-	if end := s.end(); s.enough() || s.Margin > 0 && end.Before(s.due) {
+// next returns when renew has to be called.
+func (k *keeper) next() time.Time {
+	if end := k.end(); k.maxHoldIsOver() || k.Margin > 0 && end.Before(k.due) {
 		return end
 	}
-	return s.due
+	return k.due
 }
 
-// nudge brings the next renewal forward, to soonest after the first one and twice as long after each later one: any number
-// of nudges causes few renewals.
-func (s *standing) nudge() {
-	if at := s.last.Add(s.soon); at.Before(s.due) {
-		s.due = at
+// end returns when the lease has to be given up.
+func (k *keeper) end() time.Time { return k.renewed.Add(k.TTL - k.Margin) }
+
+// maxHoldIsOver reports whether the lease must not be renewed any more.
+func (k *keeper) maxHoldIsOver() bool { return k.MaxHold > 0 && k.due.Sub(k.Taken) > k.MaxHold }
+
+// nudge brings the next renewal forward. The pause before it doubles with each renewal, so that any
+// number of nudges causes few renewals.
+func (k *keeper) nudge() {
+	if at := k.lastTry.Add(k.nudgePause); at.Before(k.due) {
+		k.due = at
 	}
 }
 
-// renew does what is due. It reports whether that was the last time, because ctx has ended or because of why.
-func (s *standing) renew(ctx context.Context) (over bool, why error) {
-	s.last, s.soon = time.Now(), min(2*s.soon, s.TTL)
-	if s.Margin > 0 && !s.last.Before(s.end()) {
-		if s.enough() {
+// renew does what is due. It reports whether keeping is over, because ctx has ended or because of
+// why.
+func (k *keeper) renew(ctx context.Context) (over bool, why error) {
+	k.lastTry, k.nudgePause = time.Now(), min(2*k.nudgePause, k.TTL)
+	if k.Margin > 0 && !k.lastTry.Before(k.end()) {
+		if k.maxHoldIsOver() {
 			return true, ErrMaxHold
 		}
 		return true, ErrNotRenewed
 	}
-	held, err := s.try(ctx)
+	held, err := k.try(ctx)
 	switch {
 	case ctx.Err() != nil:
-		return true, nil // it may just have been given back
+		return true, nil // the holder may just have released it
 	case err == nil && !held:
 		return true, ErrGone
 	case err == nil:
-		s.held = s.last
-		s.due = s.held.Add(s.TTL / 3)
+		k.renewed = k.lastTry
+		k.due = k.renewed.Add(k.TTL / 3)
 	default:
-		s.due = time.Now().Add(s.TTL / 10)
+		k.due = time.Now().Add(k.TTL / 10)
 	}
 	return false, nil
 }
 
-func (s *standing) try(ctx context.Context) (held bool, err error) {
-	if s.Margin > 0 {
+func (k *keeper) try(ctx context.Context) (held bool, err error) {
+	if k.Margin > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithDeadline(ctx, s.end())
+		ctx, cancel = context.WithDeadline(ctx, k.end())
 		defer cancel()
 	}
-	return s.Renew(ctx)
+	return k.Renew(ctx)
 }

@@ -18,8 +18,8 @@ const (
 
 var errTransient = errors.New("some error")
 
-// A keeper is a lease that is held and kept, in a bubble, on a server that answers as the test says.
-type keeper struct {
+// A keptLease is a lease that is kept, in a bubble, on a server that answers as the test says.
+type keptLease struct {
 	Lease
 	answer func(at time.Duration) (held bool, err error) // nil: held
 
@@ -30,7 +30,7 @@ type keeper struct {
 	stop  context.CancelFunc
 }
 
-// How a lease can be kept: each returns as Keep does.
+// ways are the ways to keep a lease. Each returns as Keep does.
 var ways = map[string]func(l Lease, ctx context.Context) error{
 	"Keep": Lease.Keep,
 	"Start": func(l Lease, ctx context.Context) error {
@@ -47,24 +47,25 @@ var ways = map[string]func(l Lease, ctx context.Context) error{
 			return why
 		case <-ctx.Done():
 			timer.Stop()
-			trying <- struct{}{} // after one that is under way
+			trying <- struct{}{} // after a try in flight
 			return nil
 		}
 	},
 }
 
-// inBubble makes change to the lease, and keeps it, in every way that there is. After run the keeper is stopped.
-func inBubble(t *testing.T, change func(k *keeper), run func(t *testing.T, k *keeper)) {
+// inBubble makes change to the lease and keeps it, in each of the ways. After run the keeper is
+// stopped.
+func inBubble(t *testing.T, change func(k *keptLease), run func(t *testing.T, k *keptLease)) {
 	t.Helper()
 	for way, keep := range ways {
 		t.Run(way, func(t *testing.T) { inBubbleBy(t, keep, change, run) })
 	}
 }
 
-func inBubbleBy(t *testing.T, keep func(l Lease, ctx context.Context) error, change func(k *keeper), run func(t *testing.T, k *keeper)) {
+func inBubbleBy(t *testing.T, keep func(l Lease, ctx context.Context) error, change func(k *keptLease), run func(t *testing.T, k *keptLease)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		k := &keeper{ended: make(chan struct{})}
+		k := &keptLease{ended: make(chan struct{})}
 		k.Lease = Lease{TTL: ttl, Taken: time.Now(), Margin: margin, Renew: func(ctx context.Context) (bool, error) {
 			at := time.Since(k.Taken)
 			k.tries = append(k.tries, at)
@@ -90,7 +91,7 @@ func inBubbleBy(t *testing.T, keep func(l Lease, ctx context.Context) error, cha
 	})
 }
 
-func (k *keeper) want(t *testing.T, why error, after time.Duration, tries ...time.Duration) {
+func (k *keptLease) want(t *testing.T, why error, after time.Duration, tries ...time.Duration) {
 	t.Helper()
 	<-k.ended
 	if k.why != why || k.after != after {
@@ -111,9 +112,10 @@ func from(begin time.Duration, held bool, err error) func(time.Duration) (bool, 
 	}
 }
 
-func TestItIsRenewedAtAThirdOfItsLifeUntilItIsStopped(t *testing.T) {
+// Keep renews the lease at a third of its life, until it is stopped.
+func TestKeep_RenewsAtAThird(t *testing.T) {
 	t.Parallel()
-	inBubble(t, nil, func(t *testing.T, k *keeper) {
+	inBubble(t, nil, func(t *testing.T, k *keptLease) {
 		time.Sleep(7 * time.Second)
 		k.stop()
 		<-k.ended
@@ -122,40 +124,42 @@ func TestItIsRenewedAtAThirdOfItsLifeUntilItIsStopped(t *testing.T) {
 	})
 }
 
-// What a slow reply took is part of the life that it prolonged.
-func TestALifeIsCountedFromWhenTheCommandWasSent(t *testing.T) {
+// A life is counted from when the command was sent: a slow reply is part of the life that it
+// prolonged.
+func TestKeep_LifeBeginsWhenSent(t *testing.T) {
 	t.Parallel()
 	const slow = time.Second
-	inBubble(t, func(k *keeper) {
+	inBubble(t, func(k *keptLease) {
 		k.Taken = k.Taken.Add(-slow) // it was granted a second ago
 		k.answer = func(time.Duration) (bool, error) { time.Sleep(slow); return true, nil }
-	}, func(t *testing.T, k *keeper) {
+	}, func(t *testing.T, k *keptLease) {
 		time.Sleep(2*third + slow + 1)
 		k.stop()
 		k.want(t, nil, 3*third+slow, third, 2*third, 3*third)
 	})
 }
 
-func TestALossIsToldAtTheNextRenewalAndAtANudge(t *testing.T) {
+// Keep returns ErrGone at the next renewal after a loss, or at a nudge.
+func TestKeep_Gone(t *testing.T) {
 	t.Parallel()
-	inBubble(t, func(k *keeper) { k.answer = from(time.Millisecond, false, nil) },
-		func(t *testing.T, k *keeper) { k.want(t, ErrGone, third, third) })
-	nudge := func(k *keeper) {
+	inBubble(t, func(k *keptLease) { k.answer = from(time.Millisecond, false, nil) },
+		func(t *testing.T, k *keptLease) { k.want(t, ErrGone, third, third) })
+	nudge := func(k *keptLease) {
 		k.answer = from(time.Millisecond, false, nil)
 		c := make(chan struct{}, 1)
 		k.Nudge = c
 		time.AfterFunc(500*time.Millisecond, func() { c <- struct{}{} })
 	}
-	inBubbleBy(t, Lease.Keep, nudge, func(t *testing.T, k *keeper) { k.want(t, ErrGone, 500*time.Millisecond, 500*time.Millisecond) })
-	inBubbleBy(t, Lease.Keep, func(k *keeper) { nudge(k); k.Margin = 0 },
-		func(t *testing.T, k *keeper) { k.want(t, ErrGone, 500*time.Millisecond, 500*time.Millisecond) })
+	inBubbleBy(t, Lease.Keep, nudge, func(t *testing.T, k *keptLease) { k.want(t, ErrGone, 500*time.Millisecond, 500*time.Millisecond) })
+	inBubbleBy(t, Lease.Keep, func(k *keptLease) { nudge(k); k.Margin = 0 },
+		func(t *testing.T, k *keptLease) { k.want(t, ErrGone, 500*time.Millisecond, 500*time.Millisecond) })
 }
 
-// News that come all the time do not make it ask all the time.
-func TestAStormOfNudgesIsAnsweredByFewRenewals(t *testing.T) {
+// Any number of nudges causes few renewals.
+func TestKeep_ManyNudges(t *testing.T) {
 	t.Parallel()
 	var nudge chan struct{} // made in the bubble
-	inBubbleBy(t, Lease.Keep, func(k *keeper) { nudge = make(chan struct{}, 1); k.Nudge = nudge }, func(t *testing.T, k *keeper) {
+	inBubbleBy(t, Lease.Keep, func(k *keptLease) { nudge = make(chan struct{}, 1); k.Nudge = nudge }, func(t *testing.T, k *keptLease) {
 		for range 1000 {
 			select {
 			case nudge <- struct{}{}:
@@ -171,27 +175,29 @@ func TestAStormOfNudgesIsAnsweredByFewRenewals(t *testing.T) {
 	})
 }
 
+// Keep retries after errors for as long as the lease may be held.
+//
 //fault:short-partition
-func TestErrorsAreBorneWhileTheLeaseMayBeHeld(t *testing.T) {
+func TestKeep_TransientErrors(t *testing.T) {
 	t.Parallel()
-	inBubble(t, func(k *keeper) {
+	inBubble(t, func(k *keptLease) {
 		k.answer = func(at time.Duration) (bool, error) {
 			if at < ttl-margin-1 && at > 0 {
 				return true, errTransient // whatever else it says, it is no renewal
 			}
 			return true, nil
 		}
-	}, func(t *testing.T, k *keeper) { // tried every tenth of its life after the first failure
+	}, func(t *testing.T, k *keptLease) { // tried every tenth of its life after the first failure
 		k.want(t, ErrNotRenewed, ttl-margin, third, third+tenth, third+2*tenth, third+3*tenth, third+4*tenth, third+5*tenth, third+6*tenth)
 	})
-	inBubble(t, func(k *keeper) {
+	inBubble(t, func(k *keptLease) {
 		k.answer = func(at time.Duration) (bool, error) {
 			if at < third+5*tenth {
 				return false, errTransient
 			}
 			return true, nil
 		}
-	}, func(t *testing.T, k *keeper) { // and goes on as if nothing had been
+	}, func(t *testing.T, k *keptLease) { // and goes on as if nothing had been
 		time.Sleep(third + 5*tenth + 2*third + 1)
 		k.stop()
 		k.want(t, nil, third+5*tenth+2*third+1, third, third+tenth, third+2*tenth, third+3*tenth, third+4*tenth,
@@ -199,10 +205,10 @@ func TestErrorsAreBorneWhileTheLeaseMayBeHeld(t *testing.T) {
 	})
 }
 
-// A server that says nothing, so that no try comes back before its context ends.
-func TestALeaseIsGivenUpBeforeItsEndEvenInTheMiddleOfATry(t *testing.T) {
+// Keep gives a lease up before its end, also in the middle of a try that is not answered.
+func TestKeep_SilentServer(t *testing.T) {
 	t.Parallel()
-	inBubble(t, func(k *keeper) {
+	inBubble(t, func(k *keptLease) {
 		k.Renew = func(ctx context.Context) (bool, error) {
 			k.tries = append(k.tries, time.Since(k.Taken))
 			if len(k.tries) == 1 {
@@ -211,16 +217,18 @@ func TestALeaseIsGivenUpBeforeItsEndEvenInTheMiddleOfATry(t *testing.T) {
 			<-ctx.Done()
 			return false, ctx.Err()
 		}
-	}, func(t *testing.T, k *keeper) { k.want(t, ErrNotRenewed, third+ttl-margin, third, 2*third) })
+	}, func(t *testing.T, k *keptLease) { k.want(t, ErrNotRenewed, third+ttl-margin, third, 2*third) })
 }
 
-func TestAProcessThatSleptThroughTheEndIsToldWithoutAsking(t *testing.T) {
+// A process that slept through the end of its lease learns it without asking.
+func TestKeep_SleptThroughTheEnd(t *testing.T) {
 	t.Parallel()
-	inBubble(t, func(k *keeper) { k.Taken = k.Taken.Add(-2 * ttl) },
-		func(t *testing.T, k *keeper) { k.want(t, ErrNotRenewed, 2*ttl) })
+	inBubble(t, func(k *keptLease) { k.Taken = k.Taken.Add(-2 * ttl) },
+		func(t *testing.T, k *keptLease) { k.want(t, ErrNotRenewed, 2*ttl) })
 }
 
-func TestRenewingEndsAfterMaxHold(t *testing.T) {
+// Keep renews until MaxHold is over, and returns ErrMaxHold when the lease has ended then.
+func TestKeep_MaxHold(t *testing.T) {
 	t.Parallel()
 	for maxHold, lost := range map[time.Duration]time.Duration{
 		time.Millisecond: ttl - margin, // it has been granted for that long
@@ -228,7 +236,7 @@ func TestRenewingEndsAfterMaxHold(t *testing.T) {
 		third:            third + ttl - margin,
 		time.Minute:      time.Minute + ttl - margin,
 	} {
-		inBubble(t, func(k *keeper) { k.MaxHold = maxHold }, func(t *testing.T, k *keeper) {
+		inBubble(t, func(k *keptLease) { k.MaxHold = maxHold }, func(t *testing.T, k *keptLease) {
 			var want []time.Duration
 			for at := third; at <= maxHold; at += third {
 				want = append(want, at)
@@ -238,17 +246,19 @@ func TestRenewingEndsAfterMaxHold(t *testing.T) {
 	}
 }
 
-func TestALeaseThatEndsWhileItIsStoppedIsNotLost(t *testing.T) {
+// A lease that is released during its last renewal is not lost.
+func TestKeep_StoppedDuringARenewal(t *testing.T) {
 	t.Parallel()
-	inBubble(t, func(k *keeper) {
-		k.answer = func(time.Duration) (bool, error) { k.stop(); return false, nil } // given back meanwhile
-	}, func(t *testing.T, k *keeper) { k.want(t, nil, third, third) })
+	inBubble(t, func(k *keptLease) {
+		// It is given back during the renewal.
+		k.answer = func(time.Duration) (bool, error) { k.stop(); return false, nil }
+	}, func(t *testing.T, k *keptLease) { k.want(t, nil, third, third) })
 }
 
-// Where nobody is harmed, only the server's word ends it.
-func TestWithoutAMarginItIsKeptUntilTheServerSaysThatItIsLost(t *testing.T) {
+// Without a Margin a lease is kept until the server says that it is lost.
+func TestKeep_WithoutMargin(t *testing.T) {
 	t.Parallel()
-	inBubble(t, func(k *keeper) {
+	inBubble(t, func(k *keptLease) {
 		k.Margin = 0
 		k.answer = func(at time.Duration) (bool, error) {
 			if at < 10*ttl {
@@ -256,7 +266,7 @@ func TestWithoutAMarginItIsKeptUntilTheServerSaysThatItIsLost(t *testing.T) {
 			}
 			return false, nil
 		}
-	}, func(t *testing.T, k *keeper) {
+	}, func(t *testing.T, k *keptLease) {
 		<-k.ended
 		if k.why != ErrGone || k.after < 10*ttl || k.after > 10*ttl+tenth {
 			t.Errorf("ended by %v after %v", k.why, k.after)
@@ -265,7 +275,7 @@ func TestWithoutAMarginItIsKeptUntilTheServerSaysThatItIsLost(t *testing.T) {
 			t.Errorf("tried %d times", n)
 		}
 	})
-	inBubble(t, func(k *keeper) { k.Margin = 0; k.Taken = k.Taken.Add(-2 * ttl) }, func(t *testing.T, k *keeper) {
+	inBubble(t, func(k *keptLease) { k.Margin = 0; k.Taken = k.Taken.Add(-2 * ttl) }, func(t *testing.T, k *keptLease) {
 		time.Sleep(time.Nanosecond)
 		k.stop()
 		k.want(t, nil, 2*ttl+1, 2*ttl)

@@ -1,13 +1,14 @@
--- Give up an attempt: leave the queue, give back a grant that has come meanwhile, and refuse a command that is
--- still on its way; all in one step.
+-- Abandons an attempt in one step: leaves the queue, gives back a lease granted since, and refuses
+-- its commands in transit.
 --
 -- KEYS  1 lock  2 ended attempts  3 queue  4 alive
--- ARGV  1 token  2 how long the attempt is known to have ended, ms  3 how many such attempts are known
+-- ARGV  1 token  2 life of the mark, ms  3 how many marks are kept
 --
--- Returns 1 released, 0 it held nothing.
+-- Returns 1 if it released a lease, 0 if the attempt held nothing.
 
 local refused
-local function try(...) -- a foreign key is no reason to leave the others as they are; a refusal is one to try again
+-- A foreign key does not keep the other keys from being cleaned. A refusal is retried.
+local function try(...)
   local reply = redis.pcall(...)
   if type(reply) ~= 'table' or not reply.err then return reply end
   if not string.find(reply.err, 'WRONGTYPE', 1, true) then refused = refused or reply end
@@ -23,7 +24,8 @@ end
 local time = redis.call('TIME')
 local ms = math.floor((tonumber(time[1]) * 1000000 + tonumber(time[2])) / 1000)
 local life = math.max(redis.call('PTTL', KEYS[2]), ARGV[2])
-redis.call('PEXPIRE', KEYS[2], life) -- if this right is missing, nothing is to be left without an end
+-- First this: without the permission for it, no key may be left without a TTL.
+redis.call('PEXPIRE', KEYS[2], life)
 try('ZADD', KEYS[2], string.format('%.0f', ms + ARGV[2]), ARGV[1])
 redis.call('PEXPIRE', KEYS[2], life)
 try('ZREMRANGEBYRANK', KEYS[2], 0, -1 - ARGV[3])

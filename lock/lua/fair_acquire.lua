@@ -1,22 +1,23 @@
--- Take the mutex, if it is free and no other waiter has come before; else stand in the queue.
+-- Takes the mutex if it is free and no waiter is ahead; otherwise takes a place in the queue.
 --
 -- KEYS  1 lock  2 fence  3 ended attempts  4 queue  5 alive
 -- ARGV  1 token  2 life of the lease, ms  3 life of the fence, ms
---       4 life of a waiter that is not heard of, ms  5 '1': stand in the queue; '0': only try
+--       4 life of a waiter that does not ask, ms  5 '1': take a place in the queue; '0': only try
 --       6… tokens of other waiters of the process, which keep their places
 --
--- Returns the fence if it is held (asking again with the same token says so again), else
+-- Returns the fence if this token holds the mutex, also when it asks again. Otherwise it returns
 --   {busy, number, ahead, last, age, place, lost…}
---           number = in how many ms something will have changed at the latest
---           ahead  = how many waiters come first
+--           number = ms after which the answer has changed at the latest
+--           ahead  = number of waiters ahead
 --           last   = the last fence; age = time since its grant, µs
---           place  = number by which the queue is ordered; 0: not in it
---           lost   = those of the other waiters who have no place any more
---   {refused, 0} this attempt was abandoned, or has been released, before it arrived
+--           place  = number by which the queue is ordered; 0: not in the queue
+--           lost   = of the other waiters, those that have no place any more
+--   {refused, 0} this attempt was abandoned or released before the command arrived
 --
--- queue orders waiters by a number given at arrival, never by a time. alive has the time until which each is
--- taken to be alive, and every call renews the caller's own. The fraction of that time tells how long a waiter may
--- live: for less than 2^(64 × fraction) ms. The holder of the mutex is in neither.
+-- queue orders the waiters by a number given at arrival, never by a time. alive has the time until
+-- which each waiter counts as alive; each command of a waiter prolongs its own. The fraction of
+-- that time tells how long a waiter may live: for less than 2^(64 × fraction) ms. The holder of the
+-- mutex is in neither.
 
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
@@ -38,7 +39,7 @@ if holder and left == -1 then return redis.error_reply('FOREIGN the key has no e
 local last = tonumber(redis.call('GET', KEYS[2]) or 0)
 if not last then return redis.error_reply('FOREIGN the key of the fence holds something else') end
 
-local function outlive(key) -- a waiter with a short life must not cut those of the others
+local function outlive(key) -- a waiter with a short life must not shorten the lives of others
   if redis.call('PTTL', key) < 2 * ARGV[4] then redis.call('PEXPIRE', key, 2 * ARGV[4]) end
 end
 
@@ -52,7 +53,8 @@ for i = 6, #ARGV do
   if redis.call('ZSCORE', KEYS[4], ARGV[i]) then redis.call('ZADD', KEYS[5], lives, ARGV[i]) else lost[#lost + 1] = ARGV[i] end
 end
 if place or #ARGV > 5 + #lost then outlive(KEYS[5]) end
--- A clock that was put back makes waiters live for longer than they may: a dead one is not to keep the others waiting.
+-- After the clock was put back, waiters would live longer than they may, and a dead one would block
+-- the queue.
 for _, waiter in ipairs(redis.call('ZRANGEBYSCORE', KEYS[5], string.format('%.0f', ms + ARGV[4] + 1), '+inf')) do
   local life = redis.call('ZSCORE', KEYS[5], waiter) % 1
   local longest = ms + 2 ^ (64 * life) + life
@@ -65,7 +67,7 @@ for _, dead in ipairs(redis.call('ZRANGEBYSCORE', KEYS[5], '-inf', string.format
   redis.call('ZREM', KEYS[5], dead)
 end
 local head
-repeat -- one of whom nothing is known is dead as well
+repeat -- a waiter that is not in alive is dead, too
   head = redis.call('ZRANGE', KEYS[4], 0, 0)[1]
   local alive = not head or redis.call('ZSCORE', KEYS[5], head)
   if not alive then redis.call('ZREM', KEYS[4], head) end
@@ -73,7 +75,8 @@ until alive
 
 if ours or not holder and (head == ARGV[1] or not head) then
   fence = math.max(last + 1, now)
-  if place or redis.call('ZSCORE', KEYS[5], ARGV[1]) then -- before it is taken: if this right is missing, nothing is
+  -- Before the grant: without the permission for this nothing is granted.
+  if place or redis.call('ZSCORE', KEYS[5], ARGV[1]) then
     redis.call('ZREM', KEYS[4], ARGV[1])
     redis.call('ZREM', KEYS[5], ARGV[1])
   end
@@ -83,7 +86,8 @@ if ours or not holder and (head == ARGV[1] or not head) then
 end
 if not holder then left = math.max(tonumber(redis.call('ZSCORE', KEYS[5], head)) - ms, 0) end
 if ARGV[5] == '1' then
-  outlive(KEYS[4]) -- if this right is missing, nothing is to be left without an end
+  -- First this: without the permission for it, no key may be left without a TTL.
+  outlive(KEYS[4])
   if not place then
     place = string.format('%.0f', (tonumber(tail) or 0) + 1)
     redis.call('ZADD', KEYS[4], place, ARGV[1])
@@ -92,7 +96,8 @@ if ARGV[5] == '1' then
     outlive(KEYS[5])
   end
 else
-  redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', string.format('%.0f', ms)) -- a write, which a replica refuses
+  -- A write: a replica refuses it, since its data may be old.
+  redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', string.format('%.0f', ms))
 end
 local ahead = redis.call('ZRANK', KEYS[4], ARGV[1]) or redis.call('ZCARD', KEYS[4])
 local reply = {'busy', math.max(left, 0), ahead, last, math.max(now - last, 0), tonumber(place or 0)}

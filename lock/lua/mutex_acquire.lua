@@ -1,22 +1,23 @@
--- Take the mutex, if it is free and reserved for no other waiter.
+-- Takes the mutex if it is free and not reserved for another waiter.
 --
 -- KEYS  1 lock  2 fence  3 ended attempts  4 reservation  5 queue of a fair mutex
 -- ARGV  1 token  2 life of the lease, ms  3 life of the fence, ms
 --       4 life of a reservation, ms; 0: this attempt reserves nothing
 --       5 server's time at which its process began to wait, µs, padded with zeros
 --
--- Returns the fence if it is held (asking again with the same token says so again), else
+-- Returns the fence if this token holds the mutex, also when it asks again. Otherwise it returns
 --   {busy, number, ahead, last, age}
 --           number = what is left of the holder's lease, or of the reservation, ms
 --           ahead  = 0 if this attempt has the reservation, -1 if not
 --           last   = the last fence; age = time since its grant, µs
---   {refused, 0} this attempt was abandoned, or has been released, before it arrived
+--   {refused, 0} this attempt was abandoned or released before the command arrived
 --
--- The lock key holds the token of the holder. The last fence is the holder's while there is one. It is the server's
--- clock in µs, or one more than the one before: it grows also when Redis has lost it, as far as the clock does.
+-- The lock key holds the token of the holder. While there is a holder, the last fence is the
+-- holder's. A fence is the server's clock in µs, or the last fence plus one if that is larger. So
+-- it grows even after Redis has lost it, if the clock does.
 --
--- The reservation is the waiting time and the token of the waiter to whom the mutex is granted next. A process
--- that has waited for longer takes it over.
+-- The reservation has the waiting time and the token of the waiter that gets the mutex next. A
+-- process that has waited for longer takes it over.
 
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
@@ -46,7 +47,7 @@ if not ours and (holder or reserved) then
     redis.pcall('SET', KEYS[4], me, 'PX', ARGV[4])
     next = me
   end
-  -- A write, so that a replica does not answer: what it knows may be old.
+  -- A write: a replica refuses it, since its data may be old.
   redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', string.format('%.0f', ms))
   return {'busy', math.max(left, 0), next == me and 0 or -1, last, math.max(now - last, 0)}
 end

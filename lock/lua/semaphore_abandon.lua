@@ -1,9 +1,10 @@
--- Give up an attempt: give back what it took and what it reserved, and refuse it if it is still on its way.
+-- Abandons an attempt: gives back its place and its reservation, and refuses its commands in
+-- transit.
 --
 -- KEYS  1 holders  2 ended attempts  3 reservation  4 details
--- ARGV  1 token  2 how long the attempt is known to have ended, ms  3 how many such attempts are known
+-- ARGV  1 token  2 life of the mark, ms  3 how many marks are kept
 --
--- Returns 1 released, 0 it held nothing.
+-- Returns 1 if it released a place, 0 if the attempt held nothing.
 
 local time = redis.call('TIME')
 local ms = math.floor((tonumber(time[1]) * 1000000 + tonumber(time[2])) / 1000)
@@ -12,7 +13,8 @@ redis.call('HDEL', KEYS[4], ARGV[1])
 if redis.call('ZCARD', KEYS[1]) == 0 then redis.call('DEL', KEYS[4]) end
 if string.sub(redis.call('GET', KEYS[3]) or '', -#ARGV[1]) == ARGV[1] then redis.call('DEL', KEYS[3]) end
 local life = math.max(redis.call('PTTL', KEYS[2]), ARGV[2])
-redis.call('PEXPIRE', KEYS[2], life) -- if this right is missing, nothing is to be left without an end
+-- First this: without the permission for it, no key may be left without a TTL.
+redis.call('PEXPIRE', KEYS[2], life)
 redis.call('ZADD', KEYS[2], string.format('%.0f', ms + ARGV[2]), ARGV[1])
 redis.call('PEXPIRE', KEYS[2], life)
 redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -1 - ARGV[3])

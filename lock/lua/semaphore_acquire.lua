@@ -1,20 +1,20 @@
--- Take one of size places, if one is free that is reserved for no other waiter.
+-- Takes one of size places if one is free and not reserved for another waiter.
 --
 -- KEYS  1 holders  2 fence  3 ended attempts  4 reservation  5 details
 -- ARGV  1 token  2 life of the lease, ms  3 life of the fence, ms
 --       4 life of a reservation, ms; 0: this attempt reserves nothing
 --       5 server's time at which its process began to wait, µs, padded with zeros  6 size
 --
--- Returns the fence if it is held (asking again with the same token says so again), else
+-- Returns the fence if this token holds a place, also when it asks again. Otherwise it returns
 --   {busy, number, ahead, last, age}
---           number = in how many ms the next lease ends, if it is not renewed, or the reservation
+--           number = what is left of the lease that ends next, or of the reservation, ms
 --           ahead  = 0 if this attempt has the reservation, -1 if not
 --           last   = the last fence; age = time since its grant, µs
---   {size, number}  number = the size that the present holders have given
---   {refused, 0} this attempt was abandoned, or has been released, before it arrived
+--   {size, number}  number = the size that the present holders use
+--   {refused, 0} this attempt was abandoned or released before the command arrived
 --
--- holders has the end of each lease, in ms of the server's clock; details has the fence of each, and the size.
--- The reservation is that of a mutex, of one place.
+-- holders has the end of each lease, in ms of the server's clock; details has the fence of each
+-- lease, and the size. The reservation is like that of a mutex, and keeps one place.
 
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
@@ -26,12 +26,13 @@ for _, dead in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format
   redis.call('HDEL', KEYS[5], dead)
 end
 
-local function confirm() -- by a write, which a replica refuses: what it knows may be old
+local function confirm() -- by a write: a replica refuses it, since its data may be old
   redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', string.format('%.0f', ms))
 end
 
 local taken = redis.call('ZCARD', KEYS[1])
-if taken == 0 and redis.call('HLEN', KEYS[5]) > 0 then redis.call('DEL', KEYS[5]) end -- HLEN minds what it is
+-- HLEN refuses a foreign key.
+if taken == 0 and redis.call('HLEN', KEYS[5]) > 0 then redis.call('DEL', KEYS[5]) end
 local size = redis.call('HGET', KEYS[5], 'size')
 if size and size ~= ARGV[6] then
   confirm()
@@ -64,7 +65,7 @@ if not fence then
   redis.call('SET', KEYS[2], string.format('%.0f', fence), 'PX', ARGV[3])
 end
 
--- The order is such that a missing right is found out before anything is left without an end.
+-- In this order a missing permission shows before a key could be left without a TTL.
 local ends = tonumber(redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')[2] or 0)
 ends = string.format('%.0f', math.max(ms + ARGV[2], ends) + 1000)
 redis.call('PEXPIREAT', KEYS[5], ends)

@@ -1,9 +1,10 @@
--- Give the place back, if it is still ours.
+-- Releases the place if this token still holds it.
 --
 -- KEYS  1 holders  2 ended attempts  3 details
--- ARGV  1 token  2 how long the attempt is known to have ended, ms  3 how many such attempts are known
+-- ARGV  1 token  2 life of the mark, ms  3 how many marks are kept
 --
--- Returns 1 released, also if an earlier try has done it and its reply was lost; 0 not ours.
+-- Returns 1 if it is released, also by an earlier try whose reply was lost; 0 if this token does
+-- not hold it.
 
 local ends = tonumber(redis.call('ZSCORE', KEYS[1], ARGV[1]))
 local time = redis.call('TIME')
@@ -12,9 +13,10 @@ redis.call('ZREM', KEYS[1], ARGV[1])
 redis.call('HDEL', KEYS[3], ARGV[1])
 if redis.call('ZCARD', KEYS[1]) == 0 then redis.call('DEL', KEYS[3]) end
 if ends and ends > ms then
-  pcall(function() -- it is released also where this cannot be written
+  pcall(function() -- the release counts even if the mark cannot be written
     local life = math.max(redis.call('PTTL', KEYS[2]), ARGV[2])
-    redis.call('PEXPIRE', KEYS[2], life) -- if this right is missing, nothing is to be left without an end
+    -- First this: without the permission for it, no key may be left without a TTL.
+    redis.call('PEXPIRE', KEYS[2], life)
     redis.call('ZADD', KEYS[2], string.format('%.0f', ms + ARGV[2]), ARGV[1])
     redis.call('PEXPIRE', KEYS[2], life)
     redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -1 - ARGV[3])

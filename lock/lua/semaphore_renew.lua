@@ -1,20 +1,22 @@
--- Prolong the lease, if it is still ours. One that has ended is never brought back.
+-- Prolongs the lease if this token still holds a place. A lease that has ended stays ended.
 --
 -- KEYS  1 holders  2 ended attempts  3 details
 -- ARGV  1 token  2 life of the lease, ms
 --
--- Returns 1 prolonged, 0 lost.
+-- Returns 1 if the lease is prolonged, 0 if it is lost.
 
 local ends = tonumber(redis.call('ZSCORE', KEYS[1], ARGV[1]))
 local time = redis.call('TIME')
 local ms = math.floor((tonumber(time[1]) * 1000000 + tonumber(time[2])) / 1000)
 if not ends or ends <= ms then
-  redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', 0) -- a write, so that a replica does not answer: what it knows may be old
+  -- A write: a replica refuses it, since its data may be old.
+  redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', 0)
   return 0
 end
 local last = tonumber(redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')[2])
 last = string.format('%.0f', math.max(last, ms + ARGV[2]) + 1000)
-redis.call('PEXPIREAT', KEYS[1], last) -- first: without memory a script may go on after one write that needs none
+-- First this: without memory Redis lets a script go on after a write that needs none.
+redis.call('PEXPIREAT', KEYS[1], last)
 redis.call('PEXPIREAT', KEYS[3], last)
 redis.call('ZADD', KEYS[1], string.format('%.0f', math.max(ends, ms + ARGV[2])), ARGV[1])
 return 1

@@ -1,0 +1,87 @@
+package lock
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// maxWorkers bounds the commands of a Locker that clean up at the same time.
+const maxWorkers = 8
+
+// A cleanupQueue has the commands that could not be finished during the calls that caused them. A
+// server that does not answer causes many of them; few workers send them.
+type cleanupQueue struct {
+	mu      sync.Mutex
+	tasks   []cleanupTask // protected by mu; the oldest first, except for those that are retried
+	workers int           // protected by mu
+}
+
+// A cleanupTask is tried until it is done, or until its end: what it undoes ends by itself then.
+type cleanupTask struct {
+	try func() (done bool)
+	end time.Time
+}
+
+// abandonLater makes the server forget the owner: what it holds, its place in the queue, and any
+// command of it that is still in transit.
+func (o *owner) abandonLater(ctx context.Context) {
+	tries, life := 0, o.opts.TTL
+	if o.kind.queues() {
+		life = max(life, o.opts.WaiterTTL)
+	}
+	o.cleanUpLater(life, func() bool {
+		tries++
+		err := o.kind.abandon(ctx, o)
+		// A command that was never sent leaves nothing behind. The second look is for a command
+		// that was just being written when the call ended.
+		return err == nil || !isTemporary(err) || tries > 1 && !o.sent.Load()
+	})
+}
+
+// cleanUpLater has try called in the background until it is done, for at most life.
+func (l *Locker) cleanUpLater(life time.Duration, try func() (done bool)) {
+	q := &l.cleanup
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.tasks = append(q.tasks, cleanupTask{try, time.Now().Add(life)})
+	if q.workers < maxWorkers {
+		q.workers++
+		go q.work(l.opts.RedisTimeout)
+	}
+}
+
+// work tries one task after the other. It backs off while none succeeds.
+func (q *cleanupQueue) work(longestPause time.Duration) {
+	pause := firstPause
+	for {
+		task, ok := q.next()
+		if !ok {
+			return
+		}
+		if task.try() {
+			pause = firstPause
+			continue
+		}
+		q.mu.Lock()
+		q.tasks = append(q.tasks, task)
+		q.mu.Unlock()
+		time.Sleep(pause)
+		pause = min(2*pause, longestPause)
+	}
+}
+
+// next removes a task from the queue. If there is none, the calling worker has ended.
+func (q *cleanupQueue) next() (task cleanupTask, ok bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for len(q.tasks) > 0 {
+		task, q.tasks = q.tasks[0], q.tasks[1:]
+		if time.Now().Before(task.end) {
+			return task, true
+		}
+	}
+	q.tasks = nil
+	q.workers--
+	return cleanupTask{}, false
+}

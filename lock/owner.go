@@ -1,0 +1,59 @@
+package lock
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/singlefill/singlefill/internal/client"
+)
+
+// An owner is one call of Acquire as the server knows it: by a token that is never used again, so
+// that its commands cannot affect the lease of another owner. Each command may arrive twice; the
+// second one changes nothing.
+type owner struct {
+	*Locker
+	token string
+	sent  atomic.Bool // a command has been written to a connection
+
+	// inTransit tells that a command to acquire was not answered and may still arrive. It does not change
+	// once a lease is held.
+	inTransit bool
+}
+
+const (
+	// fenceLife is how long the last fence is kept. It covers a server's clock that is put back by
+	// less than that.
+	fenceLife = 24 * time.Hour
+
+	// maxMarks bounds the marks of ended attempts that a name has.
+	maxMarks = 500
+
+	// maxMarkLife bounds how long a mark lives, apart from the time that a release is retried. A
+	// command that arrives later may acquire the lock, which is free again after TTL.
+	maxMarkLife = time.Minute
+)
+
+// markLife returns how long the mark of the ended attempt lives: a release is retried for
+// RedisTimeout and then for TTL. A mark lives twice as long if a command to acquire may still
+// arrive, so that such marks are the last to be dropped when there are too many.
+func (o *owner) markLife() time.Duration {
+	life := min(o.opts.TTL, maxMarkLife) + 2*o.opts.RedisTimeout
+	if o.inTransit {
+		life *= 2
+	}
+	return life
+}
+
+// keys are the Redis keys of one name, all in one slot. The keys of two names never meet: no key of
+// a cache begins with a brace, and no two keys of a lock have the same ending.
+type keys struct {
+	lock, fence, ended, reservation, queue, alive, details string
+}
+
+func keysOf(name string) keys {
+	lock := "{" + client.HashTag(name) + "}:lock"
+	return keys{
+		lock: lock, fence: lock + ":fence", ended: lock + ":ended", reservation: lock + ":next",
+		queue: lock + ":queue", alive: lock + ":alive", details: lock + ":details",
+	}
+}

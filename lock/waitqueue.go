@@ -1,0 +1,220 @@
+package lock
+
+import (
+	"context"
+	"math"
+	"slices"
+	"sync"
+	"time"
+)
+
+// A waitQueue has the waiters of one Locker in order of arrival, or for a fair mutex in the order
+// of the queue on the server. Only the first one asks Redis, so a thousand waiters of a process
+// send what one sends.
+type waitQueue struct {
+	mu      sync.Mutex
+	waiters []*attempt // protected by mu, as all fields below
+	arrived int64      // number of waiters so far
+	kept    time.Time  // when the places in the server's queue were last prolonged
+	bypass  bypass
+
+	lastAnswer time.Time
+	silent     bool  // no answer since the last failure
+	why        error // why no lease can be had, if not because it is busy
+}
+
+// A bypass counts the grants to other processes since the last grant to this one.
+type bypass struct {
+	since int64 // the server's time at the first answer; 0: there was none
+	last  int64 // the last fence
+	seen  int
+}
+
+const (
+	// unplaced is the place of a waiter that still needs one from the server.
+	unplaced = math.MaxInt64
+
+	// maxBypasses is the number of grants to other processes after which a waiter reserves the
+	// next.
+	maxBypasses = 2
+)
+
+// join makes the attempt the last waiter.
+func (q *waitQueue) join(a *attempt) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.arrived++
+	a.place = q.arrived
+	if a.kind.queues() {
+		a.place = unplaced
+	}
+	q.insert(a)
+}
+
+// leave removes the attempt. granted tells that it leaves with a lease.
+func (q *waitQueue) leave(a *attempt, granted bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.remove(a)
+	if granted {
+		q.noteAnswer(nil)
+	}
+	if granted || len(q.waiters) == 0 {
+		q.bypass = bypass{}
+	}
+}
+
+// awaitTurn waits until the attempt has to ask: when it is the first, or needs a place. It returns
+// false when ctx has ended or the attempt has failed.
+func (q *waitQueue) awaitTurn(ctx context.Context, a *attempt) bool {
+	for ctx.Err() == nil {
+		q.mu.Lock()
+		failed := a.failed != nil
+		asks := !failed && (q.waiters[0] == a || a.place == unplaced && !q.silent)
+		q.mu.Unlock()
+		if failed || asks {
+			return asks
+		}
+		a.waited = true
+		select {
+		case <-a.wake:
+		case <-ctx.Done():
+		}
+	}
+	return false
+}
+
+// request returns what the attempt has to ask for.
+func (q *waitQueue) request(a *attempt) request {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	r := request{enqueue: true}
+	if !a.kind.queues() {
+		if q.bypass.seen >= maxBypasses {
+			r.waitingSince = q.bypass.since
+		}
+		return r
+	}
+	if len(q.waiters) > 0 && q.waiters[0] == a && time.Since(q.kept) > a.opts.WaiterTTL/8 {
+		q.kept = time.Now()
+		for _, other := range q.waiters[1:] {
+			if other.place != unplaced {
+				r.queued = append(r.queued, other.token)
+			}
+		}
+	}
+	return r
+}
+
+// noteBusy notes that the server has answered the attempt, and that the lock is busy.
+func (q *waitQueue) noteBusy(a *attempt, r reply) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.noteAnswer(nil)
+	b := &q.bypass
+	if b.since == 0 {
+		b.since, b.last = r.lastFence+r.age.Microseconds(), r.lastFence
+	}
+	if r.lastFence != b.last {
+		b.last = r.lastFence
+		b.seen++
+	}
+	if a.kind.queues() && r.place != a.place && a.failed == nil {
+		q.move(a, r.place)
+	}
+	for _, token := range r.lost {
+		if at := slices.IndexFunc(q.waiters, func(w *attempt) bool { return w.token == token }); at >= 0 {
+			other := q.waiters[at]
+			q.move(other, unplaced)
+			other.wakeUp()
+		}
+	}
+}
+
+// noteConflict notes that the holders use another size. It reports whether the waiters wait for the
+// holders to leave, because they arrived earlier.
+func (q *waitQueue) noteConflict(why error) (wait bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.noteAnswer(why)
+	return q.bypass.since != 0
+}
+
+// noteAnswer notes that the server answers. The caller holds mu.
+func (q *waitQueue) noteAnswer(why error) {
+	q.why, q.lastAnswer = why, time.Now()
+	if !q.silent {
+		return
+	}
+	q.silent = false
+	for _, w := range q.waiters {
+		if w.place == unplaced {
+			w.wakeUp()
+		}
+	}
+}
+
+// noteFailure notes that a command of the attempt has failed. It reports whether the attempt goes
+// on. Attempts with a deadline go on. The others go on if the server has answered while they
+// waited, for TTL after the last answer: as long as a lease could outlast the failure.
+func (q *waitQueue) noteFailure(a *attempt, why error) (goesOn bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.silent, q.why, q.kept = true, why, time.Time{}
+	for _, w := range slices.Clone(q.waiters) {
+		if !w.hasDeadline && (q.lastAnswer.Before(w.begun) || time.Since(q.lastAnswer) >= a.opts.TTL) {
+			w.failed = why
+			q.remove(w)
+			w.wakeUp()
+		}
+	}
+	return a.failed == nil
+}
+
+// reason returns why the attempt could not get a lease: nil if the lock was busy. silent tells that
+// the last command has failed.
+func (q *waitQueue) reason(a *attempt) (why error, silent bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if a.failed != nil {
+		return a.failed, true
+	}
+	return q.why, q.silent
+}
+
+// wakeFirst makes the first waiter ask at once.
+func (q *waitQueue) wakeFirst() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.waiters) > 0 {
+		q.waiters[0].wakeUp()
+	}
+}
+
+// move gives the attempt another place. The caller holds mu.
+func (q *waitQueue) move(a *attempt, place int64) {
+	q.remove(a)
+	a.place = place
+	q.insert(a)
+}
+
+// remove takes the attempt out, and wakes the waiter that is now the first. The caller holds mu.
+func (q *waitQueue) remove(a *attempt) {
+	at := slices.Index(q.waiters, a)
+	if at < 0 {
+		return
+	}
+	q.waiters = slices.Delete(q.waiters, at, at+1)
+	if at == 0 && len(q.waiters) > 0 {
+		q.waiters[0].wakeUp()
+	}
+}
+
+// insert puts the attempt behind all waiters whose place is not after its own. The caller holds mu.
+func (q *waitQueue) insert(a *attempt) {
+	at := len(q.waiters)
+	for at > 0 && q.waiters[at-1].place > a.place {
+		at--
+	}
+	q.waiters = slices.Insert(q.waiters, at, a)
+}
