@@ -402,9 +402,9 @@ var cacheMutants = []mutant{
 	{
 		name: "waiting-counts-against-the-server",
 		bug:  "The time of a command runs while it waits for a connection",
-		file: "internal/client/client.go",
-		old:  "silent := n.silentSince(begun)\n\t\tif",
-		new:  "silent := time.Since(begun)\n\t\tif",
+		file: "internal/client/server.go",
+		old:  "return min(time.Since(then), time.Since(s.begun)-time.Duration(s.answered.Load()))",
+		new:  "return time.Since(then)",
 		pkg:  ".", test: "TestAdmission_Hits",
 	},
 	{

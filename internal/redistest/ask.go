@@ -1,0 +1,45 @@
+package redistest
+
+import (
+	"context"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// NoRetry configures a client that sends each command once.
+func NoRetry(o *redis.Options) { o.MaxRetries = -1 }
+
+// Do sends a command of which only the success matters, and fails the test without it.
+func Do(t testing.TB, admin *redis.Client, args ...any) {
+	t.Helper()
+	if err := admin.Do(context.Background(), args...).Err(); err != nil {
+		t.Errorf("%v: %v", args, err)
+	}
+}
+
+// Exists reports whether the server has the key.
+func Exists(t testing.TB, rdb redis.UniversalClient, key string) bool {
+	t.Helper()
+	n, err := rdb.Exists(context.Background(), key).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n == 1
+}
+
+// WantTTLs fails the test if any key on the server has no TTL. The check at the end of a test does
+// so for the keys of this module, and only on servers that still answer.
+func WantTTLs(t testing.TB, admin *redis.Client) {
+	t.Helper()
+	ctx := context.Background()
+	keys, err := admin.Keys(ctx, "*").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range keys {
+		if ttl, err := admin.PTTL(ctx, key).Result(); err != nil || ttl == -1 {
+			t.Errorf("PTTL of %s = %d, %v", key, ttl, err)
+		}
+	}
+}

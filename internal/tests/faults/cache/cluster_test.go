@@ -1,0 +1,294 @@
+package cache_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
+)
+
+// owns reports whether a node of a cluster has the slot of a Redis key.
+func owns(t testing.TB, node *redistest.Server, key string) bool {
+	t.Helper()
+	err := node.Admin().Get(context.Background(), key).Err()
+	if _, moved := redis.IsMovedError(err); moved {
+		return false
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return true
+}
+
+// A dead node of a cluster costs only the keys in its slots.
+//
+//fault:frozen-node
+//fault:dead-node
+func TestCluster_NodeDies(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t)
+	for _, node := range cluster.Nodes {
+		redistest.Do(t, node.Admin(), "config", "set", "cluster-require-full-coverage", "no")
+	}
+	c := cachetest.New(t, cluster.Client(t), redistest.Namespace(t), 300*time.Millisecond)
+	const each = 6
+	var living, dead []string
+	for i := 0; len(living) < each || len(dead) < each; i++ {
+		key := fmt.Sprintf("k%d", i)
+		c.AwaitCached(key)
+		if owns(t, cluster.Nodes[1], c.ValueKey(key)) {
+			dead = append(dead, key)
+		} else {
+			living = append(living, key)
+		}
+	}
+	cluster.Nodes[1].Kill()
+
+	redistest.Await(t, "a round in which all keys of living nodes are hits", func() bool {
+		ok := true
+		for i := range each {
+			c.MustLoad(dead[i])
+			before := c.Loads.Load()
+			c.MustLoad(living[i])
+			ok = ok && c.Loads.Load() == before
+		}
+		return ok
+	})
+	c.WantErrors()
+	if err := c.Delete(t.Context(), dead[0]); err == nil {
+		t.Error("Delete of a key on a dead node = nil")
+	}
+	if err := c.Delete(t.Context(), append(living, dead...)...); err == nil {
+		t.Error("Delete of keys on all nodes = nil")
+	}
+	for _, key := range living { // deleted, and now loaded and stored again
+		c.MustLoad(key)
+		if _, err := c.Get(t.Context(), key); err != nil {
+			t.Errorf("a key on a living node: %v", err)
+		}
+	}
+}
+
+// A frozen node of a cluster costs the keys of other nodes nothing, and its own keys RedisTimeout
+// once.
+//
+//fault:frozen-node
+func TestCluster_NodeFreezes(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t)
+	c := cachetest.New(t, cluster.Client(t), redistest.Namespace(t), time.Second)
+	var living, frozen []string
+	for i := range 60 {
+		key := fmt.Sprint("k", i)
+		c.AwaitCached(key)
+		if cluster.Owner(t, c.ValueKey(key)) == cluster.Nodes[1] {
+			frozen = append(frozen, key)
+		} else {
+			living = append(living, key)
+		}
+	}
+	onLiving := cachetest.Source{}
+	cluster.Nodes[1].Freeze()
+	defer cluster.Nodes[1].Thaw()
+	var stop atomic.Bool
+	var readers sync.WaitGroup
+	for _, key := range living {
+		readers.Go(func() {
+			for !stop.Load() {
+				if _, err := c.GetOrLoad(t.Context(), key, onLiving.Load); err != nil {
+					t.Error(err)
+				}
+				time.Sleep(time.Millisecond)
+			}
+		})
+	}
+	c.During = func(string) { time.Sleep(10 * time.Millisecond) }
+	readFrozen := func() {
+		var callers sync.WaitGroup
+		for _, key := range frozen {
+			callers.Go(func() { c.WantValue(key) })
+		}
+		callers.Wait()
+	}
+	readFrozen()
+	redistest.Await(t, "the breaker of the frozen node opens", func() bool {
+		readFrozen()
+		return c.Stats().BreakerOpen
+	})
+	failed := func() (n int) { // without the probes of the breaker
+		for op, errs := range c.Log.Errors() {
+			if op != "ping" {
+				n += len(errs)
+			}
+		}
+		return n
+	}
+	before := failed()
+	for range 20 {
+		readFrozen()
+	}
+	if n := failed() - before; n != 0 {
+		t.Errorf("%d commands were sent to a node whose breaker is open", n)
+	}
+	stop.Store(true)
+	readers.Wait()
+	if n := onLiving.Loads.Load(); n != 0 {
+		t.Errorf("%d loads of keys on living nodes", n)
+	}
+	if n := c.Stats().BreakerOpens; n != 1 {
+		t.Errorf("the breaker has opened %d times", n)
+	}
+}
+
+// A master that dies is replaced, while callers of its keys get their values.
+//
+//fault:dead-master
+func TestCluster_MasterDies(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartReplicatedCluster(t) // three masters with a replica each
+	often := func(o *redis.ClusterOptions) { o.ClusterStateReloadInterval, o.DialerRetries = 500*time.Millisecond, 1 }
+	a, b := newPair(t, cluster.Client(t, often), cluster.Client(t, often), 300*time.Millisecond)
+	const keys = 60
+	for i := range keys {
+		key := fmt.Sprint("k", i)
+		redistest.Await(t, "the value is cached", func() bool {
+			a.MustLoad(key)
+			_, err := b.Get(t.Context(), key)
+			return err == nil
+		})
+	}
+	victim := cluster.Owner(t, a.ValueKey("k0"))
+	var lost []string // keys on the victim
+	for i := range keys {
+		if key := fmt.Sprint("k", i); owns(t, victim, a.ValueKey(key)) {
+			lost = append(lost, key)
+		}
+	}
+	victim.Kill()
+	begun := time.Now()
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	var calls atomic.Int64
+	var mu sync.Mutex
+	var slowest time.Duration
+	for _, c := range []*cachetest.Cache{a, b} {
+		for g := range 4 {
+			wg.Go(func() {
+				for i := 0; ; i++ {
+					select {
+					case <-stop:
+						return
+					default:
+					}
+					begun := time.Now()
+					c.MustLoad(fmt.Sprint("k", (i+g*17)%keys))
+					calls.Add(1)
+					mu.Lock()
+					slowest = max(slowest, time.Since(begun))
+					mu.Unlock()
+				}
+			})
+		}
+	}
+	redistest.Await(t, "the keys of the dead master are cached again", func() bool {
+		for _, key := range lost {
+			if _, err := b.Get(context.Background(), key); err != nil {
+				return false
+			}
+		}
+		return true
+	})
+	back := time.Since(begun)
+	close(stop)
+	wg.Wait()
+	t.Logf("%d of %d keys were on the dead master, and cached again after %v", len(lost), keys, back.Round(time.Millisecond))
+	t.Logf("of %d calls in that time the slowest took %v; RedisTimeout is 300 ms", calls.Load(), slowest.Round(time.Millisecond))
+	if a.Log.ErrorCount()+b.Log.ErrorCount() == 0 {
+		t.Error("no cache has noticed the fault")
+	}
+	if owner := cluster.Owner(t, a.ValueKey(lost[0])); owner == victim {
+		t.Error("the dead master still owns its slots")
+	}
+	a.AwaitRecovery()
+	b.AwaitRecovery()
+}
+
+// A slot that moves to another node during a load costs no call its value. In between the lock is
+// on one node and the value on the other or nowhere, and Redis answers scripts on both with
+// TRYAGAIN.
+//
+//fault:moved-slot
+func TestCluster_MovingSlot(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t)
+	tryAgain := func() int { return errorsSaid(t, cluster.Nodes, "TRYAGAIN") }
+	for key, movesFirst := range map[string]func(c *cachetest.Cache, key string) string{
+		"lock-first":  (*cachetest.Cache).LockKey,
+		"value-first": (*cachetest.Cache).ValueKey,
+	} {
+		t.Run(key, func(t *testing.T) {
+			a, b := newPair(t, cluster.Client(t), cluster.Client(t), cachetest.Patient,
+				func(o *singlefill.Options[string]) { o.StaleIfError = time.Hour })
+			if key == "value-first" { // there is one, and it is expired
+				a.MustLoad(key)
+				if err := a.Expire(t.Context(), key); err != nil {
+					t.Fatal(err)
+				}
+				a.AwaitLoads()
+				a.Loads.Store(0)
+			}
+			from := cluster.Owner(t, a.ValueKey(key))
+			before := tryAgain()
+			var wg sync.WaitGroup
+			var moving atomic.Pointer[redistest.Move]
+			a.During = func(string) {
+				goWait(t, &wg, b, from, key)
+				move := cluster.Move(t, a.ValueKey(key))
+				move.Take(movesFirst(a, key))
+				moving.Store(move)
+			}
+			begun := time.Now()
+			wg.Go(func() { a.MustLoad(key) })
+			redistest.Await(t, "scripts are answered with TRYAGAIN", func() bool { return tryAgain() > before+2 })
+			move := moving.Load()
+			move.End()
+			wg.Wait()
+			t.Logf("a load with a move in it took %v", time.Since(begun).Round(time.Millisecond))
+			if owner := cluster.Owner(t, a.ValueKey(key)); owner != move.To {
+				t.Error("the key has not changed its node")
+			}
+			a.WantHit(key)
+			b.WantHit(key)
+			a.WantLoads(1)
+			if s := a.Stats(); s.LoadsUnlocked+s.LocksLost+s.Fenced != 0 {
+				t.Errorf("Stats are %+v; errors %v", s, a.Log.Errors())
+			}
+			redistest.Await(t, "the lock is free", func() bool { return !strings.HasPrefix(held(move.To, a, key), "H") })
+		})
+	}
+}
+
+// errorsSaid returns how often the servers have answered with an error of the code.
+func errorsSaid(t testing.TB, servers []*redistest.Server, code string) (all int) {
+	t.Helper()
+	for _, s := range servers {
+		info, err := s.Admin().Info(context.Background(), "errorstats").Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var n int
+		_, count, _ := strings.Cut(info, "errorstat_"+code+":count=")
+		fmt.Sscan(count, &n)
+		all += n
+	}
+	return all
+}

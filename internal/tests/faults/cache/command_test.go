@@ -1,0 +1,432 @@
+package cache_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2/server"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
+)
+
+// Single commands are lost, repeated or late. newWarm makes the server know the scripts, so that
+// each act on the fill lock is one command.
+func newWarm(t *testing.T) (*redistest.Server, *redistest.Proxy) {
+	t.Helper()
+	s := redistest.Start(t)
+	cachetest.LoadScripts(t, s)
+	return s, redistest.NewProxy(t, s.Addr)
+}
+
+// held returns the record under the lock of key, which begins with H while it is held, and with X
+// when an attempt has been abandoned.
+func held(s *redistest.Server, c *cachetest.Cache, key string) string {
+	return s.Admin().Get(context.Background(), c.LockKey(key)).Val()
+}
+
+// A store whose reply is lost stores the value, and frees the lock.
+//
+//fault:lost-reply
+func TestStore_LostReply(t *testing.T) {
+	for client, configure := range retries {
+		t.Run(client, func(t *testing.T) {
+			t.Parallel()
+			s, p := newWarm(t)
+			rule := p.On(cachetest.Script(t, "store"), redistest.DropReply).Times(1)
+			c := cachetest.New(t, p.Client(t, configure), redistest.Namespace(t), cachetest.Patient)
+			c.MustLoad("k")
+			<-rule.Hit()
+			stored := s.Admin().Get(t.Context(), c.ValueKey("k")).Val()
+			c.MustLoad("k")
+			c.WantHit("k")
+			c.WantLoads(1)
+			if again := s.Admin().Get(t.Context(), c.ValueKey("k")).Val(); stored == "" || again != stored {
+				t.Errorf("the entry was %q, and is %q", stored, again)
+			}
+			if redistest.Exists(t, s.Admin(), c.LockKey("k")) {
+				t.Error("the lock is left behind")
+			}
+			info := c.LastLoad()
+			if client == "client retries" {
+				c.WantNoErrors()
+				if !info.Stored || info.Fenced || info.StoreErr != nil {
+					t.Errorf("Trace.LoadDone reported %+v", info)
+				}
+			} else {
+				c.WantErrors()
+				if info.Fenced || info.Err != nil {
+					t.Errorf("Trace.LoadDone reported %+v", info)
+				}
+			}
+			redistest.WantTTLs(t, s.Admin())
+		})
+	}
+}
+
+// A lock whose reply is lost keeps no caller out.
+//
+//fault:lost-reply
+func TestLock_LostReply(t *testing.T) {
+	for connection, action := range map[string]redistest.Action{
+		"connection closes":     redistest.DropReply,
+		"connection stays open": redistest.MuteReply,
+	} {
+		for client, configure := range retries {
+			t.Run(connection+", "+client, func(t *testing.T) {
+				t.Parallel()
+				s, p := newWarm(t)
+				rule := p.On(cachetest.Script(t, "get_or_lock"), action).Times(1)
+				c := cachetest.New(t, p.Client(t, configure), redistest.Namespace(t), 600*time.Millisecond)
+				c.MustLoad("k")
+				<-rule.Hit()
+				c.WantLoads(1)
+				if !c.LastLoad().Unlocked {
+					c.WantHit("k")
+				}
+				if action == redistest.DropReply && client == "client retries" {
+					c.WantHit("k")
+					c.WantNoErrors()
+				} else if client != "client retries" {
+					c.WantErrors()
+				}
+				redistest.Await(t, "the lock is free", func() bool { return !strings.HasPrefix(held(s, c, "k"), "H") })
+				if err := c.Delete(t.Context(), "k"); err != nil {
+					t.Fatal(err)
+				}
+				other := cachetest.New(t, s.Client(t), c.Namespace, cachetest.Patient)
+				other.MustLoad("k")
+				other.WantLoads(1)
+				other.WantStat("Waits", 0)
+				other.WantHit("k")
+				redistest.WantTTLs(t, s.Admin())
+			})
+		}
+	}
+}
+
+// Locks whose replies are all lost are released by commands whose replies are lost, too.
+//
+//fault:no-reply
+func TestLock_AllRepliesLost(t *testing.T) {
+	t.Parallel()
+	s, p := newWarm(t)
+	c := cachetest.New(t, p.Client(t, redistest.NoRetry), redistest.Namespace(t), cachetest.Impatient, lockTTL(20*time.Second))
+	rule := p.On(redistest.Command("EVALSHA", "EVAL"), redistest.MuteReply)
+	s.ResetCalls()
+	const keys = 5
+	for i := range keys {
+		c.MustLoad(fmt.Sprint("k", i))
+	}
+	c.WantLoads(keys)
+	c.WantErrors()
+	if n := s.Calls("set"); n < keys || rule.Fired() < keys {
+		t.Errorf("%d locks were taken, %d replies were lost", n, rule.Fired())
+	}
+	begun := time.Now()
+	redistest.Await(t, "no lock is held", func() bool {
+		for i := range keys {
+			if strings.HasPrefix(held(s, c, fmt.Sprint("k", i)), "H") {
+				return false
+			}
+		}
+		return true
+	})
+	t.Logf("%d locks were free %v after their loads; LockTTL is 20 s", keys, time.Since(begun).Round(time.Millisecond))
+	rule.Times(0)
+	c.AwaitRecovery()
+}
+
+// A lock command that arrives after its caller has given up takes nothing.
+//
+//fault:late-command
+func TestLock_ArrivesAfterGivingUp(t *testing.T) {
+	t.Parallel()
+	s, p := newWarm(t)
+	rule := p.On(cachetest.Script(t, "get_or_lock"), redistest.HoldRequest).Times(1)
+	c := cachetest.New(t, p.Client(t, redistest.NoRetry), redistest.Namespace(t), cachetest.Impatient)
+	c.MustLoad("k")
+	<-rule.Hit()
+	c.WantLoads(1)
+	redistest.Await(t, "the attempt is marked as abandoned", func() bool { return strings.HasPrefix(held(s, c, "k"), "X") })
+	before := s.Calls("evalsha")
+	rule.Release()
+	redistest.Await(t, "the late command is executed", func() bool { return s.Calls("evalsha") > before })
+	if lock := held(s, c, "k"); !strings.HasPrefix(lock, "X") {
+		t.Errorf("the lock key holds %q", lock)
+	}
+	other := cachetest.New(t, s.Client(t), c.Namespace, cachetest.Patient)
+	other.MustLoad("k")
+	other.WantStat("Waits", 0)
+	other.WantHit("k")
+	redistest.WantTTLs(t, s.Admin())
+}
+
+// A lock command that arrives after the load takes nothing, although its repetition was granted the
+// lock.
+//
+//fault:late-command
+func TestLock_ArrivesAfterLoad(t *testing.T) {
+	t.Parallel()
+	s, p := newWarm(t)
+	rule := p.On(cachetest.Script(t, "get_or_lock"), redistest.HoldRequest).Times(1)
+	c := cachetest.New(t, p.Client(t, redistest.NoRetry), redistest.Namespace(t), cachetest.Patient)
+	loaded := make(chan struct{})
+	go func() {
+		defer close(loaded)
+		c.MustLoad("k")
+	}()
+	<-rule.Hit()
+	p.Cut() // the cache retries on another connection
+	<-loaded
+	if info := c.LastLoad(); !info.Stored {
+		t.Fatalf("the repetition has not led to a load under the lock: %+v", info)
+	}
+	redistest.Await(t, "the attempt is marked as abandoned", func() bool { return strings.HasPrefix(held(s, c, "k"), "X") })
+	before := s.Calls("evalsha")
+	rule.Release()
+	redistest.Await(t, "the late command is executed", func() bool { return s.Calls("evalsha") > before })
+	if lock := held(s, c, "k"); strings.HasPrefix(lock, "H") {
+		t.Errorf("the lock key holds %q", lock)
+	}
+	c.WantHit("k")
+	c.WantLoads(1)
+	redistest.WantTTLs(t, s.Admin())
+}
+
+// A late release, renewal or store does not touch the lock of the next holder.
+//
+//fault:late-command
+func TestLock_LateCommandOfFormerHolder(t *testing.T) {
+	t.Parallel()
+	for _, act := range []string{"release", "renew", "store"} {
+		t.Run(act, func(t *testing.T) {
+			t.Parallel()
+			s, p := newWarm(t)
+			admin := s.Admin()
+			boom := errors.New("boom")
+			c := cachetest.New(t, p.Client(t, redistest.NoRetry), redistest.Namespace(t), cachetest.Impatient, lockTTL(500*time.Millisecond))
+			rule := p.On(cachetest.Script(t, act), redistest.HoldRequest).Times(1)
+			finish := make(chan struct{})
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				_, err := c.GetOrLoad(context.Background(), "k", func(context.Context, string) (string, error) {
+					if act == "renew" {
+						<-rule.Hit()
+					}
+					<-finish
+					if act == "release" {
+						return "", boom
+					}
+					return "old", nil
+				})
+				if act == "release" && err != boom || act != "release" && err != nil {
+					t.Errorf("GetOrLoad = %v", err)
+				}
+			}()
+			if act != "renew" {
+				close(finish)
+			}
+			<-rule.Hit()
+			// The key is deleted, and another process takes the lock.
+			if err := admin.Del(t.Context(), c.ValueKey("k"), c.LockKey("k")).Err(); err != nil {
+				t.Fatal(err)
+			}
+			next := cachetest.New(t, s.Client(t), c.Namespace, cachetest.Impatient, lockTTL(20*time.Second))
+			next.During = func(key string) {
+				lock := held(s, next, key)
+				before := s.Calls("evalsha")
+				rule.Release()
+				redistest.Await(t, "the late command is executed", func() bool { return s.Calls("evalsha") > before })
+				if now := held(s, next, key); !strings.HasPrefix(lock, "H") || now != lock {
+					t.Errorf("the lock key held %q, and holds %q after a late %s", lock, now, act)
+				}
+				if left := admin.PTTL(context.Background(), next.LockKey(key)).Val(); left < 10*time.Second {
+					t.Errorf("a late %s left the lock with a TTL of %v", act, left)
+				}
+			}
+			next.MustLoad("k")
+			if act == "renew" {
+				close(finish)
+			}
+			<-done
+			next.WantHit("k")
+			next.WantLoads(1)
+			redistest.WantTTLs(t, admin)
+		})
+	}
+}
+
+// A command that arrives twice counts once.
+//
+//fault:repeated-command
+func TestCommand_ArrivesTwice(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	p := redistest.NewProxy(t, s.Addr)
+	rules := make(map[string]*redistest.Rule)
+	for _, act := range []string{"get_or_lock", "store", "release", "renew", "expire"} {
+		rules[act] = p.On(cachetest.Script(t, act), redistest.Twice)
+	}
+	rules["del"] = p.On(redistest.Command("DEL"), redistest.Twice)
+	a, b := newPair(t, p.Client(t), p.Client(t), 400*time.Millisecond, func(o *singlefill.Options[string]) {
+		o.LockTTL = 1300 * time.Millisecond // the lock is renewed within the test
+		o.StaleIfError = time.Hour
+	})
+	loading, goOn := make(chan struct{}), make(chan struct{})
+	a.During = func(string) { close(loading); <-goOn }
+	var wg sync.WaitGroup
+	wg.Go(func() { a.MustLoad("k") })
+	<-loading
+	goWait(t, &wg, b, s, "k")
+	<-rules["renew"].Hit()
+	close(goOn)
+	wg.Wait()
+	a.During = nil
+	a.WantHit("k")
+	b.WantHit("k")
+	a.WantLoads(1)
+
+	if err := a.Expire(t.Context(), "k"); err != nil {
+		t.Error(err)
+	}
+	boom := fmt.Errorf("boom")
+	fails := func(context.Context, string) (string, error) { return "", boom }
+	if v, info, err := b.GetOrLoadInfo(t.Context(), "k", fails); v != "value of k" || err != nil || !info.Stale ||
+		info.Err != boom {
+		t.Errorf("GetOrLoadInfo of a stale value whose load fails = %q, %+v, %v", v, info, err)
+	}
+	if _, err := b.GetOrLoad(t.Context(), "bad", fails); err != boom {
+		t.Errorf("GetOrLoad = %v, want the Loader's error", err)
+	}
+	if err := a.Delete(t.Context(), "k"); err != nil {
+		t.Error(err)
+	}
+	b.WantMiss("k")
+	a.During = func(key string) {
+		if err := b.Delete(context.Background(), key); err != nil {
+			t.Error(err)
+		}
+	}
+	a.MustLoad("fenced")
+	a.During = nil
+	b.WantMiss("fenced")
+	for i := range 20 {
+		key := fmt.Sprint("more", i)
+		wg.Go(func() { a.MustLoad(key) })
+		wg.Go(func() { b.MustLoad(key) })
+	}
+	wg.Wait()
+	a.WantLoads(22)
+	if most := a.Most.Load(); most > 20 {
+		t.Errorf("%d loads of 20 keys at a time", most)
+	}
+	a.WantNoErrors()
+	b.WantNoErrors()
+	if s := a.Stats(); s.Fenced != 1 || s.LocksLost != 0 || s.LoadsUnlocked != 0 {
+		t.Errorf("Stats are %+v", s)
+	}
+	for act, rule := range rules {
+		if rule.Fired() == 0 {
+			t.Errorf("no %s has arrived twice", act)
+		}
+		t.Logf("%s: %d arrived twice", act, rule.Fired())
+	}
+}
+
+// A connection that is reset in the middle of a reply costs no call its value.
+//
+//fault:reset
+func TestCommand_ReplyCutShort(t *testing.T) {
+	for what, match := range map[string]func(cmd []string) bool{
+		"GET":         redistest.Command("GET"),
+		"get_or_lock": cachetest.Script(t, "get_or_lock"),
+		"store":       cachetest.Script(t, "store"),
+		"DEL":         redistest.Command("DEL"),
+	} {
+		for client, configure := range retries {
+			t.Run(what+", "+client, func(t *testing.T) {
+				t.Parallel()
+				s, p := newWarm(t)
+				a, b := newPair(t, p.Client(t, configure), s.Client(t), cachetest.Patient)
+				rule := p.On(match, redistest.ResetReply).Times(1)
+				a.MustLoad("k")
+				b.MustLoad("k")
+				a.WantHit("k")
+				a.WantLoads(1)
+				err := a.Delete(t.Context(), "k")
+				if broken := what == "DEL" && client != "client retries"; (err != nil) != broken {
+					t.Errorf("Delete = %v", err)
+				}
+				b.WantMiss("k") // the server has executed the DEL in any case
+				if redistest.Exists(t, s.Admin(), a.LockKey("k")) {
+					t.Error("the lock is left behind")
+				}
+				if rule.Fired() != 1 {
+					t.Errorf("the fault has come about %d times", rule.Fired())
+				}
+			})
+		}
+	}
+}
+
+// A store that never gets through releases its lock behind the call. The server, or a proxy on the
+// way, may refuse a large value by a reset, or sending it may take longer than RedisTimeout.
+//
+//fault:store-fails
+func TestStore_NeverGetsThrough(t *testing.T) {
+	t.Parallel()
+	s, p := newWarm(t)
+	c := cachetest.New(t, p.Client(t), redistest.Namespace(t), cachetest.Impatient, lockTTL(20*time.Second))
+	rule := p.On(cachetest.Script(t, "store"), redistest.CloseBefore)
+	c.MustLoad("k")
+	c.AwaitLoads()
+	if rule.Fired() == 0 {
+		t.Error("the fault has not come about")
+	}
+	if err := c.Close(); err != nil { // it waits for the release
+		t.Error(err)
+	}
+	if redistest.Exists(t, s.Admin(), c.LockKey("k")) {
+		t.Errorf("the lock is held for another %v", s.Admin().PTTL(t.Context(), c.LockKey("k")).Val())
+	}
+}
+
+// A redirection that the client does not follow is retried. A client of a cluster follows MOVED and
+// ASK three times and then returns the last of them, which says, like TRYAGAIN, that nothing was
+// done.
+//
+//fault:last-redirection
+func TestCommand_LastRedirection(t *testing.T) {
+	for _, reply := range []string{"TRYAGAIN x", "MOVED 1 127.0.0.1:1", "ASK 1 127.0.0.1:1"} {
+		t.Run(reply, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m, rdb := redistest.StartMini(t)
+				c := cachetest.New(t, rdb, "ns", cachetest.Impatient)
+				c.MustLoad("before")
+				var scripts atomic.Int64
+				m.Server().SetPreHook(func(p *server.Peer, cmd string, args ...string) bool {
+					if cmd == "EVALSHA" && scripts.Add(1) == 1 {
+						p.WriteError(reply)
+						return true
+					}
+					return false
+				})
+				c.MustLoad("k")
+				c.AwaitLoads()
+				if info := c.LastLoad(); info.Unlocked || !info.Stored {
+					t.Errorf("Trace.LoadDone reported %+v, want a load under the lock", info)
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,373 @@
+package cache_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
+)
+
+// The tests TestRefused_… are about what servers refuse, each in its own words. .ci/run runs them
+// on Valkey, too.
+
+// Without memory hits work, misses load, and no lock is left behind.
+//
+//fault:refused-writes
+func TestRefused_OutOfMemory(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	admin := s.Admin()
+	full := func(on bool) {
+		limit := "0"
+		if on {
+			limit = "1"
+		}
+		redistest.Do(t, admin, "config", "set", "maxmemory", limit)
+	}
+	c := cachetest.New(t, s.Client(t), redistest.Namespace(t), cachetest.Patient)
+	c.MustLoad("kept")
+	c.MustLoad("deleted")
+
+	full(true)
+	c.WantHit("kept")
+	c.MustLoad("kept")
+	c.WantLoads(2)
+	for i := range 20 {
+		c.MustLoad(fmt.Sprintf("missing-%d", i))
+	}
+	c.WantLoads(22)
+	c.WantErrors()
+	if !c.Log.HasError("lock", "OOM") {
+		t.Errorf("Trace reported %v, want OOM for the lock", c.Log.Errors())
+	}
+	if c.Stats().BreakerOpens != 0 {
+		t.Error("a refusal has opened the breaker")
+	}
+	if err := c.Set(t.Context(), "kept", "v"); err == nil {
+		t.Error("Set = nil without memory")
+	}
+	if err := c.Delete(t.Context(), "deleted"); err != nil {
+		t.Errorf("Delete = %v: it needs no memory", err)
+	}
+	c.WantMiss("deleted")
+
+	// The memory may also run out between lock and store.
+	boom := errors.New("boom")
+	for _, want := range []error{nil, boom, singlefill.ErrNotFound} {
+		full(false)
+		key := fmt.Sprintf("loading-%v", want)
+		_, err := c.GetOrLoad(t.Context(), key, func(context.Context, string) (string, error) {
+			if !redistest.Exists(t, admin, c.LockKey(key)) {
+				t.Error("no lock is held")
+			}
+			full(true)
+			return "v", want
+		})
+		if err != want {
+			t.Errorf("GetOrLoad = %v, want %v", err, want)
+		}
+		if redistest.Exists(t, admin, c.LockKey(key)) {
+			t.Errorf("the lock of a load that ended with %v is left behind", want)
+		}
+		c.WantMiss(key)
+	}
+	c.WantStat("StoreErrors", 2)
+
+	full(false)
+	c.MustLoad("missing-0")
+	c.WantHit("missing-0")
+	redistest.WantTTLs(t, admin)
+}
+
+// A replica as the only server is read and not written, and refusals do not open the breaker.
+//
+//fault:replica
+func TestRefused_ByReplica(t *testing.T) {
+	t.Parallel()
+	master := redistest.Start(t)
+	replica := redistest.StartReplica(t, master)
+	writer := cachetest.New(t, master.Client(t), redistest.Namespace(t), cachetest.Patient)
+	writer.MustLoad("kept")
+	c := cachetest.New(t, replica.Client(t), writer.Namespace, cachetest.Impatient)
+	redistest.Await(t, "the replica has the entry", func() bool { return redistest.Exists(t, replica.Admin(), c.ValueKey("kept")) })
+	c.WantHit("kept")
+	c.WantNoErrors()
+	for range 2 * breakerLimit {
+		c.MustLoad("missing")
+	}
+	c.WantLoads(2 * breakerLimit)
+	c.WantErrors()
+	if !c.Log.HasError("lock", "READONLY", "can't write against a read only") {
+		t.Errorf("Trace reported %v, want READONLY for the lock", c.Log.Errors())
+	}
+	if err := c.Delete(t.Context(), "kept"); err == nil {
+		t.Error("Delete on a replica = nil")
+	}
+	if err := c.Set(t.Context(), "kept", "v"); err == nil {
+		t.Error("Set on a replica = nil")
+	}
+	writer.WantHit("kept")
+	if c.Stats().BreakerOpens != 0 {
+		t.Error("a refusal has opened the breaker, which loses hits")
+	}
+	c.WantHit("kept")
+}
+
+// A user without a right gets values, and errors from writes that need the right.
+//
+//fault:missing-right
+func TestRefused_MissingRight(t *testing.T) {
+	for _, user := range []struct {
+		rule    string // of the ACL, on top of all rights
+		quiet   bool   // no error: the library does without the right
+		cached  bool   // loaded values are stored
+		deletes bool   // Delete works
+		sets    bool   // Set works
+	}{
+		{rule: "-@scripting", quiet: true, cached: true, deletes: true, sets: true},
+		{rule: "-evalsha", quiet: true, cached: true, deletes: true, sets: true},
+		{rule: "-eval", quiet: true, cached: true, deletes: true, sets: true},
+		{rule: "-ping", quiet: true, cached: true, deletes: true, sets: true},
+		{rule: "-multi", quiet: true, cached: true, deletes: true},
+		{rule: "-get", deletes: true, sets: true},
+		{rule: "-set", deletes: true},
+		{rule: "-del", cached: true},
+		{rule: "-@scripting -watch", deletes: true, sets: true},
+		{rule: "-@scripting -get", deletes: true, sets: true},
+		{rule: "-@scripting -exec", deletes: true},
+		{rule: "-@write"},
+		{rule: "resetkeys ~other:*"},
+		{rule: "resetkeys %R~*"}, // a user that may only read
+		{rule: "-@all"},
+		{rule: "off"}, // not even AUTH works
+	} {
+		t.Run(user.rule, func(t *testing.T) {
+			t.Parallel()
+			s := redistest.Start(t)
+			admin := s.Admin()
+			rules := []any{"acl", "setuser", "app", "on", ">pw", "~*", "&*", "+@all"}
+			for rule := range strings.FieldsSeq(user.rule) {
+				rules = append(rules, rule)
+			}
+			if err := admin.Do(t.Context(), rules...).Err(); err != nil {
+				t.Fatal(err)
+			}
+			asUser := func(o *redis.Options) { o.Username, o.Password = "app", "pw" }
+			namespace := redistest.Namespace(t)
+			a := cachetest.New(t, s.Client(t, asUser), namespace, cachetest.Patient)
+			b := cachetest.New(t, s.Client(t, asUser), namespace, cachetest.Patient) // with its own source
+
+			if user.cached {
+				var wg sync.WaitGroup
+				a.During = func(string) { goWait(t, &wg, b, s, "k") }
+				a.MustLoad("k")
+				wg.Wait()
+				a.WantHit("k")
+				a.During = nil
+			}
+			for i := range 2 * breakerLimit {
+				a.MustLoad("k")
+				b.MustLoad(fmt.Sprintf("k%d", i%2))
+			}
+			if user.cached {
+				a.WantLoads(1)
+				b.WantLoads(2)
+			} else {
+				a.WantLoads(2 * breakerLimit)
+				b.WantLoads(2 * breakerLimit)
+			}
+			if user.quiet {
+				a.WantNoErrors()
+				b.WantNoErrors()
+			} else {
+				a.WantErrors()
+			}
+			if left := redistest.Exists(t, admin, a.LockKey("k")); left && user.rule != "-del" {
+				t.Error("the lock is left behind")
+			}
+
+			// A write that needs the right fails. A Delete that works refuses the load.
+			if err := a.Delete(t.Context(), "k"); (err == nil) != user.deletes {
+				t.Errorf("Delete = %v", err)
+			}
+			a.During = func(key string) {
+				if err := b.Delete(context.Background(), key); (err == nil) != user.deletes {
+					t.Errorf("Delete = %v", err)
+				}
+			}
+			a.MustLoad("fenced")
+			a.AwaitLoads()
+			if stored := redistest.Exists(t, admin, a.ValueKey("fenced")); stored && user.deletes {
+				t.Error("a value was stored that was deleted during its load")
+			}
+			if err := a.Set(t.Context(), "k", "set"); (err == nil) != user.sets {
+				t.Errorf("Set = %v", err)
+			}
+			redistest.WantTTLs(t, admin)
+			for _, c := range []*cachetest.Cache{a, b} {
+				if c.Stats().BreakerOpens != 0 {
+					t.Errorf("a refusal has opened the breaker: %v", c.Log.Errors())
+				}
+			}
+		})
+	}
+}
+
+// A Set that is refused says why. It is a transaction, whose EXEC says only that an error came
+// before it.
+//
+//fault:busy-server
+func TestRefused_SetNamesReason(t *testing.T) {
+	t.Parallel()
+	t.Run("out of memory", func(t *testing.T) {
+		t.Parallel()
+		s := redistest.Start(t)
+		c := cachetest.New(t, s.Client(t), redistest.Namespace(t), cachetest.Patient)
+		redistest.Do(t, s.Admin(), "config", "set", "maxmemory", "1")
+		if err := c.Set(t.Context(), "k", "v"); !redis.IsOOMError(err) {
+			t.Errorf("Set = %v, want an OOM", err)
+		}
+	})
+	t.Run("busy", func(t *testing.T) {
+		t.Parallel()
+		fault := startBusy(t)
+		c := cachetest.New(t, fault.rdb, redistest.Namespace(t), cachetest.Impatient)
+		fault.begin()
+		defer fault.end()
+		redistest.Await(t, "the breaker is open, as after any other command", func() bool {
+			if err := c.Set(t.Context(), "k", "v"); err == nil {
+				t.Error("Set = nil")
+			}
+			return c.Stats().BreakerOpen
+		})
+	})
+}
+
+// A server that refuses everything for a while, or all writes, breaks no read. The breaker opens
+// only for a server that answers nothing.
+//
+//fault:busy-server
+func TestRefused_ByBusyServer(t *testing.T) {
+	t.Parallel()
+	for _, fault := range []struct {
+		name, says string // nothing is said where the connection may be gone before the reply is read
+		opens      bool   // the breaker
+		start      func(t *testing.T) serverFault
+	}{
+		{"loading", "LOADING", true, startLoading},
+		{"busy", "BUSY", true, startBusy},
+		{"master down", "MASTERDOWN", true, startMasterDown},
+		{"no replicas", "NOREPLICAS", false, startNoReplicas},
+		{"too many clients", "", true, startTooManyClients},
+	} {
+		t.Run(fault.name, func(t *testing.T) {
+			t.Parallel()
+			run := fault.start(t)
+			c := cachetest.New(t, run.rdb, redistest.Namespace(t), 300*time.Millisecond)
+			c.AwaitCached("kept")
+			run.begin()
+			n := 0
+			redistest.Await(t, "the breaker is open, or there were refusals enough to open it", func() bool {
+				n++
+				c.MustLoad(fmt.Sprintf("k%d", n))
+				return c.Stats().BreakerOpen || !fault.opens && n > 2*breakerLimit
+			})
+			if err := c.Delete(t.Context(), "k1"); err == nil {
+				t.Error("Delete = nil")
+			}
+			if !fault.opens {
+				c.WantHit("kept")
+				c.WantStat("BreakerOpens", 0)
+			}
+			c.WantErrors()
+			if !c.Log.HasError("lock", fault.says) && !c.Log.HasError("get", fault.says) {
+				t.Errorf("Trace reported %v, want %s", c.Log.Errors(), fault.says)
+			}
+			run.end()
+			c.AwaitRecovery()
+		})
+	}
+}
+
+// A serverFault is a client of a server, and how the server's trouble begins and ends.
+type serverFault struct {
+	rdb        *redis.Client
+	begin, end func()
+}
+
+func startLoading(t *testing.T) serverFault {
+	s := redistest.Start(t)
+	return serverFault{s.Client(t), func() {
+		redistest.Do(t, s.Admin(), "debug", "populate", 10000)
+		redistest.Do(t, s.Admin(), "save")
+		redistest.Do(t, s.Admin(), "config", "set", "key-load-delay", "200")
+		redistest.Do(t, s.Admin(), "config", "set", "loading-process-events-interval-bytes", "1024")
+		reloader, client := s.Client(t, patientOnce), s.Client(t, redistest.NoRetry)
+		reloaded := make(chan struct{})
+		t.Cleanup(func() { <-reloaded })
+		go func() {
+			defer close(reloaded)
+			reloader.Do(context.Background(), "debug", "reload", "nosave")
+		}()
+		redistest.Await(t, "the server is loading", func() bool {
+			return redis.IsLoadingError(client.Ping(context.Background()).Err())
+		})
+	}, func() {}}
+}
+
+func startBusy(t *testing.T) serverFault {
+	s := redistest.Start(t, "--busy-reply-threshold", "20")
+	ended := make(chan struct{})
+	return serverFault{s.Client(t), func() {
+		looper, client := s.Client(t, patientOnce), s.Client(t, redistest.NoRetry)
+		go func() {
+			defer close(ended)
+			looper.Do(context.Background(), "eval", "while true do end", 0)
+		}()
+		redistest.Await(t, "the server is busy", func() bool {
+			return redis.HasErrorPrefix(client.Ping(context.Background()).Err(), "BUSY")
+		})
+	}, func() {
+		redistest.Do(t, s.Admin(), "script", "kill")
+		<-ended
+	}}
+}
+
+func startMasterDown(t *testing.T) serverFault {
+	master := redistest.Start(t)
+	replica := redistest.StartReplica(t, master)
+	redistest.Do(t, replica.Admin(), "config", "set", "replica-serve-stale-data", "no")
+	redistest.Do(t, replica.Admin(), "config", "set", "replica-read-only", "no")
+	return serverFault{replica.Client(t), func() {
+		master.Kill()
+		client := replica.Client(t, redistest.NoRetry)
+		redistest.Await(t, "the master is down", func() bool {
+			return redis.IsMasterDownError(client.Get(context.Background(), "x").Err())
+		})
+	}, func() { redistest.Do(t, replica.Admin(), "replicaof", "no", "one") }}
+}
+
+func startNoReplicas(t *testing.T) serverFault {
+	s := redistest.Start(t)
+	return serverFault{s.Client(t),
+		func() { redistest.Do(t, s.Admin(), "config", "set", "min-replicas-to-write", "1") },
+		func() { redistest.Do(t, s.Admin(), "config", "set", "min-replicas-to-write", "0") },
+	}
+}
+
+func startTooManyClients(t *testing.T) serverFault {
+	s := redistest.Start(t)
+	return serverFault{s.Client(t), func() {
+		redistest.Do(t, s.Admin(), "config", "set", "maxclients", "1")
+		redistest.Do(t, s.Admin(), "client", "kill", "type", "normal", "skipme", "yes")
+	}, func() { redistest.Do(t, s.Admin(), "config", "set", "maxclients", "1000") }}
+}

@@ -1,0 +1,495 @@
+package cache_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
+)
+
+// A call gets its value although the server dies in the middle of it.
+//
+//fault:crash-in-call
+func TestServer_DiesDuringCall(t *testing.T) {
+	t.Parallel()
+	start := func(t *testing.T) (*redistest.Server, *redistest.Proxy, *cachetest.Cache) {
+		t.Parallel()
+		s, p := newWarm(t)
+		return s, p, cachetest.New(t, p.Client(t), redistest.Namespace(t), cachetest.Impatient)
+	}
+	// dieAt kills the server when the command of an act is about to reach it.
+	dieAt := func(t *testing.T, act string) {
+		s, p, c := start(t)
+		rule := p.On(cachetest.Script(t, act), redistest.HoldRequest)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			c.MustLoad("k")
+		}()
+		<-rule.Hit()
+		s.Kill()
+		rule.Release()
+		<-done
+		c.WantLoads(1)
+		c.WantErrors()
+		if act == "store" {
+			c.WantStat("StoreErrors", 1)
+			if info := c.LastLoad(); info.StoreErr == nil || info.Stored || info.Fenced || info.Unlocked || info.Err != nil {
+				t.Errorf("Trace.LoadDone reported %+v", info)
+			}
+		}
+		s.Restart()
+		c.AwaitRecovery()
+	}
+	t.Run("between read and lock", func(t *testing.T) { dieAt(t, "get_or_lock") })
+	t.Run("between load and store", func(t *testing.T) { dieAt(t, "store") })
+	t.Run("during the load", func(t *testing.T) {
+		s, _, c := start(t)
+		c.During = func(string) { s.Kill() }
+		c.MustLoad("k")
+		c.WantLoads(1)
+		c.WantErrors()
+		c.WantStat("StoreErrors", 1)
+		c.During = nil
+		s.Restart()
+		c.AwaitRecovery()
+	})
+	t.Run("restarted during the load", func(t *testing.T) {
+		s, _, c := start(t)
+		c.During = func(string) { s.Restart() }
+		c.MustLoad("k")
+		c.WantLoads(1)
+		c.During = nil
+		c.AwaitLoads()
+		// The lock is gone with everything else: the store is refused, or fails on a dead
+		// connection.
+		if n := c.Stats(); n.Stored != 0 || n.Fenced+n.StoreErrors != 1 {
+			t.Errorf("Stats are %+v", n)
+		}
+		if redistest.Exists(t, s.Admin(), c.ValueKey("k")) || redistest.Exists(t, s.Admin(), c.LockKey("k")) {
+			t.Error("keys exist after the restart")
+		}
+		c.AwaitRecovery()
+	})
+}
+
+// A restart costs the entries and nothing else.
+//
+//fault:flushall
+func TestServer_Restarts(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	c := cachetest.New(t, s.Client(t), redistest.Namespace(t), cachetest.Patient)
+	c.MustLoad("k")
+	c.WantHit("k")
+	s.Restart()
+	c.MustLoad("k") // by EVAL, since the script is unknown
+	c.WantHit("k")
+	c.WantLoads(2)
+	if s.Calls("eval") == 0 {
+		t.Error("the server has not forgotten the scripts")
+	}
+}
+
+// A restart that forgets nothing costs nothing.
+//
+//fault:restart-aof
+func TestServer_RestartsFromItsLog(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
+	a, b := newPair(t, s.Client(t), s.Client(t), cachetest.Patient)
+	var wg sync.WaitGroup
+	var pid int
+	a.During = func(key string) {
+		goWait(t, &wg, b, s, key)
+		pid = s.Pid()
+		s.Restart()
+	}
+	begun := time.Now()
+	a.MustLoad("k")
+	wg.Wait()
+	t.Logf("a load with a restart in it took %v", time.Since(begun).Round(time.Millisecond))
+	if s.Pid() == pid {
+		t.Error("the server was not restarted")
+	}
+	a.During = nil
+	a.WantHit("k")
+	b.WantHit("k")
+	a.WantLoads(1)
+	a.WantStat("Stored", 1)
+	if n := a.Stats(); n.Fenced+n.LocksLost+n.LoadsUnlocked != 0 {
+		t.Errorf("Stats are %+v", n)
+	}
+}
+
+// A server that stalls, or refuses writes for a while, breaks no read.
+//
+//fault:short-freeze
+//fault:long-freeze
+func TestServer_Stalls(t *testing.T) {
+	for _, fault := range []struct {
+		name  string
+		reads bool // are answered during the fault
+		begin func(t *testing.T, s *redistest.Server) (end func())
+	}{
+		{"asleep for a second", false, func(t *testing.T, s *redistest.Server) func() {
+			slept := make(chan struct{})
+			once := s.Client(t, patientOnce)
+			before := s.Calls("debug")
+			go func() {
+				defer close(slept)
+				once.Do(context.Background(), "debug", "sleep", "1")
+			}()
+			return func() {
+				<-slept
+				if s.Calls("debug") == before {
+					t.Error("the server has not slept")
+				}
+			}
+		}},
+		{"paused", false, func(t *testing.T, s *redistest.Server) func() {
+			redistest.Do(t, s.Admin(), "client", "pause", 800, "all") // UNPAUSE would wait, too
+			return func() { redistest.Do(t, s.Client(t), "ping") }
+		}},
+		{"writes paused", true, func(t *testing.T, s *redistest.Server) func() {
+			redistest.Do(t, s.Admin(), "client", "pause", 600_000, "write")
+			return func() { redistest.Do(t, s.Admin(), "client", "unpause") }
+		}},
+		{"cannot save", true, func(t *testing.T, s *redistest.Server) func() { return failSaves(t, s) }},
+	} {
+		t.Run(fault.name, func(t *testing.T) {
+			t.Parallel()
+			s := redistest.Start(t)
+			c := cachetest.New(t, s.Client(t), redistest.Namespace(t), cachetest.Impatient)
+			c.AwaitCached("kept")
+			end := fault.begin(t, s)
+			var slowest time.Duration
+			redistest.Await(t, "the cache has noticed", func() bool {
+				begun := time.Now()
+				c.MustLoad(fmt.Sprint("k", c.Loads.Load()))
+				slowest = max(slowest, time.Since(begun))
+				return c.Log.ErrorCount() > 0
+			})
+			if fault.reads {
+				c.WantHit("kept")
+			} else {
+				c.MustLoad("kept")
+			}
+			if err := c.Set(t.Context(), "k", "v"); err == nil && fault.name != "asleep for a second" {
+				t.Error("Set = nil")
+			}
+			t.Logf("the slowest call took %v; RedisTimeout is %v", slowest.Round(time.Millisecond), cachetest.Impatient)
+			end()
+			c.WantErrors()
+			c.AwaitRecovery()
+			c.WantHit("kept")
+		})
+	}
+}
+
+// failSaves makes a server fail to save, and so refuse writes, until mend is called.
+func failSaves(t testing.TB, s *redistest.Server) (mend func()) {
+	t.Helper()
+	ctx := context.Background()
+	dir := s.Admin().ConfigGet(ctx, "dir").Val()["dir"]
+	inTheWay := filepath.Join(dir, "dump.rdb", "not empty") // a file cannot replace this directory
+	if err := os.MkdirAll(inTheWay, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	redistest.Do(t, s.Admin(), "config", "set", "save", "3600 1")
+	redistest.Do(t, s.Admin(), "bgsave")
+	client := s.Client(t, redistest.NoRetry)
+	redistest.Await(t, "writes are refused", func() bool {
+		return redis.HasErrorPrefix(client.Set(ctx, "x", "y", time.Minute).Err(), "MISCONF")
+	})
+	return func() { redistest.Do(t, s.Admin(), "config", "set", "save", "") }
+}
+
+// A FLUSHALL during a load costs the entry and nothing else.
+//
+//fault:flushall
+func TestServer_FlushedDuringLoad(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	c := cachetest.New(t, s.Client(t), redistest.Namespace(t), cachetest.Patient)
+	c.During = func(key string) {
+		if !strings.HasPrefix(held(s, c, key), "H") {
+			t.Error("the lock is not held during the load")
+		}
+		if err := s.Admin().FlushAll(context.Background()).Err(); err != nil {
+			t.Error(err)
+		}
+	}
+	c.MustLoad("k")
+	c.During = nil
+	c.WantLoads(1)
+	c.WantNoErrors()
+	c.WantStat("Fenced", 1)
+	c.WantStat("Stored", 0)
+	c.WantMiss("k")
+	if n := s.Admin().DBSize(t.Context()).Val(); n != 0 {
+		t.Errorf("%d keys exist", n)
+	}
+	c.MustLoad("k")
+	c.WantHit("k")
+	c.WantLoads(2)
+}
+
+// A FLUSHALL of a warm cache costs one load of each key, MaxLoads at a time in each process.
+//
+//fault:everything-cold
+func TestServer_FlushedWhenWarm(t *testing.T) {
+	t.Parallel()
+	const keys, maxLoads = 1000, 2
+	s := redistest.Start(t)
+	a, b := newPair(t, s.Client(t), s.Client(t), cachetest.Patient,
+		func(o *singlefill.Options[string]) { o.MaxLoads = maxLoads })
+	readAll := func(callers int) { // of each process
+		var wg sync.WaitGroup
+		for _, c := range []*cachetest.Cache{a, b} {
+			for g := range callers {
+				wg.Go(func() {
+					for i := 0; i < keys && !t.Failed(); i++ {
+						c.WantValue(fmt.Sprint("k", (i+g*31)%keys))
+					}
+				})
+			}
+		}
+		wg.Wait()
+	}
+	readAll(1)
+	a.WantLoads(keys)
+	a.During = func(string) { time.Sleep(time.Millisecond) } // the source is at its limit
+	if err := s.Admin().FlushAll(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if n := s.Admin().DBSize(t.Context()).Val(); n != 0 {
+		t.Errorf("%d keys are left", n)
+	}
+	begun := time.Now()
+	readAll(4)
+	t.Logf("%d keys were back after %v, with %d loads at a time in two processes", keys,
+		time.Since(begun).Round(time.Millisecond), a.Most.Load())
+	a.WantLoads(2 * keys)
+	if most := a.Most.Load(); most > 2*maxLoads {
+		t.Errorf("%d loads at a time, MaxLoads is %d in each of two processes", most, maxLoads)
+	}
+	readAll(1)
+	a.WantLoads(2 * keys)
+	a.WantNoErrors()
+	b.WantNoErrors()
+}
+
+// SCRIPT FLUSH is invisible to callers.
+//
+//fault:script-flush
+func TestServer_ForgetsScripts(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	a, b := newPair(t, s.Client(t), s.Client(t), cachetest.Patient)
+	flush := func() {
+		if err := s.Admin().ScriptFlush(context.Background()).Err(); err != nil {
+			t.Error(err)
+		}
+	}
+	keys := int64(0)
+	load := func() {
+		keys++
+		var wg sync.WaitGroup
+		for _, c := range []*cachetest.Cache{a, b} {
+			for range 5 {
+				wg.Go(func() { c.MustLoad(fmt.Sprintf("k%d", keys)) })
+			}
+		}
+		wg.Wait()
+	}
+
+	for range 5 {
+		load()
+		flush()
+	}
+	a.During = func(string) { flush() }
+	for range 5 {
+		load()
+	}
+	a.During = nil
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				flush()
+			}
+		}
+	}()
+	s.ResetCalls()
+	for range 100 {
+		load()
+	}
+	close(stop)
+	<-stopped
+
+	if s.Calls("script|flush") < 10 || s.Calls("eval") == 0 {
+		t.Errorf("the fault has not come about: %v", s.AllCalls())
+	}
+	a.WantLoads(keys)
+	a.WantNoErrors()
+	b.WantNoErrors()
+	redistest.WantTTLs(t, s.Admin())
+}
+
+// Evictions cost loads and nothing else. The memory is enough for a tenth of the keys, so entries
+// and locks of running loads may go at any time.
+//
+//fault:eviction
+func TestServer_EvictsKeys(t *testing.T) {
+	t.Parallel()
+	const keys = 300
+	s := redistest.Start(t, "--maxmemory-policy", "allkeys-random", "--maxmemory-samples", "1")
+	var used int64
+	fmt.Sscan(s.Admin().InfoMap(t.Context(), "memory").Item("Memory", "used_memory"), &used)
+	large := strings.Repeat("x", 4096)
+	a, b := newPair(t, s.Client(t), s.Client(t), cachetest.Patient)
+	redistest.Do(t, s.Admin(), "config", "set", "maxmemory", used+1_000_000)
+	evicted := func() (n int64) {
+		fmt.Sscan(s.Admin().InfoMap(context.Background(), "stats").Item("Stats", "evicted_keys"), &n)
+		return n
+	}
+	var wg sync.WaitGroup
+	var calls atomic.Int64
+	for _, c := range []*cachetest.Cache{a, b} {
+		for g := range 4 {
+			wg.Go(func() {
+				for i := 0; i < 250 || i < 20_000 && evicted() < 100; i++ {
+					calls.Add(1)
+					key := fmt.Sprint("k", (i*7+g*13)%keys)
+					v, err := c.GetOrLoad(context.Background(), key, func(_ context.Context, key string) (string, error) {
+						return large + key, nil
+					})
+					if err != nil || v != large+key {
+						t.Errorf("GetOrLoad(%s) = %d bytes, %v", key, len(v), err)
+						return
+					}
+				}
+			})
+		}
+	}
+	wg.Wait()
+	n := evicted()
+	if n < 100 {
+		t.Errorf("%d keys were evicted", n)
+	}
+	var loads, fenced int64
+	for _, c := range []*cachetest.Cache{a, b} {
+		stats := c.Stats()
+		loads, fenced = loads+stats.Loads, fenced+stats.Fenced
+		if stats.LoadsUnlocked != 0 || stats.RedisErrors != 0 || stats.BreakerOpens != 0 {
+			t.Errorf("Stats are %+v", stats)
+		}
+	}
+	t.Logf("%d calls, %d keys evicted, %d loads, %d of them refused at the store", calls.Load(), n, loads, fenced)
+}
+
+// A key that another program deletes or overwrites during its load keeps no caller from the value.
+//
+//fault:foreign-key
+func TestServer_KeyOverwrittenDuringLoad(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	redistest.Planted(t, "{")
+	for _, which := range []string{"value", "lock"} {
+		for what, put := range map[string][]any{
+			"deleted": nil, "a text": {"set", "some text"}, "a list": {"rpush", "x"}, "a hash": {"hset", "x", "y"},
+			"an entry": {"set", foreignEntry(t)}, "a foreign lock": {"set", "H" + strings.Repeat("x", 42)},
+		} {
+			t.Run(which+" becomes "+what, func(t *testing.T) {
+				a, b := newPair(t, s.Client(t), s.Client(t), cachetest.Patient)
+				key := a.ValueKey("k")
+				if which == "lock" {
+					key = a.LockKey("k")
+				}
+				var wg sync.WaitGroup
+				a.During = func(string) {
+					a.During = nil
+					goWait(t, &wg, b, s, "k")
+					_, err := s.Admin().TxPipelined(t.Context(), func(p redis.Pipeliner) error { // one step
+						p.Del(t.Context(), key)
+						if put != nil {
+							p.Do(t.Context(), append([]any{put[0], key}, put[1:]...)...)
+						}
+						return nil
+					})
+					if err != nil {
+						t.Error(err)
+					}
+				}
+				a.MustLoad("k")
+				wg.Wait()
+				b.MustLoad("k")
+				a.AwaitLoads()
+				b.AwaitLoads()
+				a.WantHit("k")
+				b.WantHit("k")
+				if n := a.Loads.Load(); n > 2 {
+					t.Errorf("%d loads", n)
+				}
+				if ttl := s.Admin().PTTL(t.Context(), a.ValueKey("k")).Val(); ttl <= 0 {
+					t.Errorf("the value has a TTL of %v", ttl)
+				}
+				a.WantNoErrors()
+				b.WantNoErrors()
+			})
+		}
+	}
+}
+
+// A lock that another program overwrites is not taken for the failure of the load that callers wait
+// for: they load themselves.
+//
+//fault:bad-bytes
+func TestServer_LockOverwrittenWhileWaiting(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	c := cachetest.New(t, s.Client(t), redistest.Namespace(t), cachetest.Patient)
+	put := func(text string) {
+		t.Helper()
+		if err := s.Admin().Set(t.Context(), c.LockKey("k"), text, time.Minute).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, text := range []string{"a text of another program that is longer than a token", "garbage", "Hello"} {
+		put("H" + strings.Repeat("x", 42))
+		var wg sync.WaitGroup
+		goWait(t, &wg, c, s, "k")
+		put(text)
+		wg.Wait()
+		if err := c.Delete(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// foreignEntry returns an entry that is well formed, with a payload that is no value of the cache.
+func foreignEntry(t testing.TB) string {
+	t.Helper()
+	data, err := entry.Entry{FreshUntil: time.Now().Add(time.Hour), Payload: []byte("x")}.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}

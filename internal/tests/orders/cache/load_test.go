@@ -1,0 +1,107 @@
+package cache_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/schedule"
+)
+
+// A cold key is loaded once.
+func TestOrders_ColdKey(t *testing.T) {
+	t.Parallel()
+	explore(t, schedule.Plan{AtLeast: 200, Together: true}, func(w *schedule.World) {
+		s := newScenario(t, w, singlefill.Options[string]{})
+		for _, p := range []string{"A", "B", "C"} {
+			s.goGet(p, p)
+		}
+		s.end()
+		s.wantLoads(1)
+	})
+}
+
+// A load that takes longer than LockTTL keeps its lock.
+func TestOrders_SlowLoad(t *testing.T) {
+	t.Parallel()
+	plan := schedule.Plan{
+		AtLeast: 50, Together: true, Faults: 1, Hold: []time.Duration{lockTTL + 2*schedule.Step}, OnlyPoints: true,
+	}
+	explore(t, plan, func(w *schedule.World) {
+		s := newScenario(t, w, singlefill.Options[string]{})
+		for _, p := range []string{"A", "B"} {
+			s.goGet(p, p)
+		}
+		s.end()
+		s.wantLoads(1)
+	})
+}
+
+// A failed load reaches all callers that waited for it.
+func TestOrders_FailedLoad(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		load singlefill.Loader[string]
+	}{
+		{"an error", func(context.Context, string) (string, error) { return "", io.ErrUnexpectedEOF }},
+		{"a panic", func(context.Context, string) (string, error) { panic("a bug") }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			explore(t, schedule.Plan{AtLeast: 50}, func(w *schedule.World) {
+				s := newScenario(t, w, singlefill.Options[string]{})
+				for _, p := range []string{"A", "B"} {
+					var loaded, waited atomic.Bool
+					s.opts.Trace = &singlefill.Trace{WaitDone: func(context.Context, singlefill.WaitInfo) { waited.Store(true) }}
+					c := s.newCache(w.Client(p))
+					s.caches[p] = c
+					w.Go(p, p, func(ctx context.Context) {
+						_, err := c.GetOrLoad(ctx, "k", func(ctx context.Context, key string) (string, error) {
+							loaded.Store(true)
+							w.At(p, "loads")
+							return test.load(ctx, key)
+						})
+						var remote *singlefill.RemoteError
+						switch {
+						case err == nil:
+							w.Errorf("%s got no error", p)
+						case waited.Load() && (loaded.Load() || !errors.As(err, &remote)):
+							w.Errorf("%s waited for a load that failed, and got %v; it has loaded: %t", p, err, loaded.Load())
+						}
+					})
+				}
+				s.end()
+				if w.Server.Exists("ns:{k}") {
+					w.Errorf("a failure is stored")
+				}
+			})
+		})
+	}
+}
+
+// A failed load leaves the lock of another process alone.
+func TestOrders_FailedLoadAndDelete(t *testing.T) {
+	t.Parallel()
+	explore(t, schedule.Plan{AtLeast: 50, Together: true}, func(w *schedule.World) {
+		s := newScenario(t, w, singlefill.Options[string]{})
+		s.loadErr, s.failing = errors.New("no answer"), "A"
+		s.goGet("A", "A")
+		s.goChange("B", "C", deletes)
+		s.end()
+	})
+}
+
+// A late command does not take the lock for an attempt that was abandoned.
+func TestOrders_AbandonedLock(t *testing.T) {
+	t.Parallel()
+	plan := schedule.Plan{AtLeast: 50, Pauses: 1, Faults: 1, Break: true, Hold: []time.Duration{3 * schedule.Step}}
+	explore(t, plan, func(w *schedule.World) {
+		s := newScenario(t, w, singlefill.Options[string]{})
+		s.goGet("A", "A")
+		s.end()
+	})
+}

@@ -1,0 +1,72 @@
+package cache_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/schedule"
+)
+
+// A refresh does not undo an invalidation.
+func TestOrders_RefreshAndInvalidation(t *testing.T) {
+	for _, how := range announcements {
+		t.Run(how.name, func(t *testing.T) {
+			t.Parallel()
+			explore(t, schedule.Plan{AtLeast: 50}, func(w *schedule.World) {
+				s := newScenario(t, w, singlefill.Options[string]{StaleWhileRevalidate: ttl})
+				s.mayBeStale = how.name == "Expire"
+				s.fillAndExpire()
+				s.goGet("A", "A")
+				s.goChange("B", "C", how.announce)
+				s.end()
+			})
+		})
+	}
+}
+
+// A failed refresh keeps all processes from the source until RetryAfter.
+func TestOrders_FailedRefresh(t *testing.T) {
+	t.Parallel()
+	explore(t, schedule.Plan{AtLeast: 50}, func(w *schedule.World) {
+		s := newScenario(t, w, singlefill.Options[string]{StaleWhileRevalidate: ttl, RetryAfter: time.Minute})
+		s.loadErr = errors.New("no answer")
+		s.fillAndExpire()
+		for _, p := range []string{"A", "B"} {
+			w.Go(p, p, func(ctx context.Context) {
+				if v, err := s.get(ctx, p, p); v != "v1" || err != nil {
+					w.Errorf("%s got %q, %v; want the stale value", p, v, err)
+				}
+			})
+		}
+		s.end()
+		s.wantLoads(1)
+	})
+}
+
+// A caller without a value to fall back on loads in spite of a failed refresh. Only a load that a
+// caller waited for may fail it.
+func TestOrders_FailedRefreshAndDelete(t *testing.T) {
+	t.Parallel()
+	explore(t, schedule.Plan{AtLeast: 50}, func(w *schedule.World) {
+		s := newScenario(t, w, singlefill.Options[string]{StaleWhileRevalidate: ttl, RetryAfter: time.Minute})
+		s.loadErr = errors.New("no answer")
+		s.fillAndExpire()
+		var errA, errC error
+		w.Go("A", "A", func(ctx context.Context) { _, errA = s.get(ctx, "A", "A") })
+		w.Go("B", "B", func(ctx context.Context) {
+			s.change(ctx, "B", deletes)
+			w.At("C", "begins")
+			_, errC = s.cache("C").GetOrLoad(ctx, "k", func(context.Context, string) (string, error) {
+				w.At("C", "loads")
+				return "v2", nil
+			})
+		})
+		s.end()
+		if errC != nil && errA == nil {
+			w.Errorf("the caller got %v, although A's failed refresh had no other waiter", errC)
+		}
+	})
+}

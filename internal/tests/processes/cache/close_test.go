@@ -1,0 +1,61 @@
+package cache_test
+
+import (
+	"testing"
+
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+// Close during loads waits for their ends: a value is stored, and a failure reaches its waiters.
+//
+//fault:close
+func TestClose_DuringLoad(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	processes := f.startAll(2, config{})
+	closer, waiter := processes[0], processes[1]
+	for _, key := range []string{"good", "bad"} {
+		load := plan{Block: true}
+		if key == "bad" {
+			load.Fail = "no such table"
+		}
+		closer.get(key, key, 1, load)
+		closer.begun(key)
+		waiter.get(key, key, 10, plan{})
+		waiter.waiting(key, key)
+	}
+	closer.order(order{Op: "close", Tag: "close"})
+	redistest.Await(t, "new calls are refused", func() bool { return closer.peek("good").Kind == gotClosed })
+	f.wantLoads("good", 1)
+
+	closer.release("bad")
+	closer.wantDone("bad", 1, gotOwn, "no such table")
+	waiter.wantDone("bad", 10, gotRemote, "no such table")
+	closer.release("good")
+	closer.await("close", "close")
+	if f.stored("good") == "" || f.locked("good") != "" {
+		t.Errorf("after Close: value %q, lock %q", f.stored("good"), f.locked("good"))
+	}
+	closer.wantDone("good", 1, gotValue, closer.name+"/1")
+	waiter.wantDone("good", 10, gotValue, closer.name+"/1")
+	f.wantLoads("good", 1)
+}
+
+// Close ends the waiting for a load in another process.
+//
+//fault:close
+func TestClose_WhileWaiting(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	processes := f.startAll(2, config{})
+	holder, closer := processes[0], processes[1]
+	holder.get("load", "k", 1, plan{Block: true})
+	v := holder.begun("load").Value
+	closer.get("waits", "k", 10, plan{})
+	closer.waiting("waits", "k")
+	closer.do(order{Op: "close"})
+	closer.wantDone("waits", 10, gotClosed, "")
+	holder.release("load")
+	holder.wantDone("load", 1, gotValue, v)
+	f.wantLoads("k", 1)
+}

@@ -1,0 +1,134 @@
+package cache_test
+
+import (
+	"testing"
+
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+// failures are the ways in which a load fails, and what calls get in its process and elsewhere.
+var failures = []struct {
+	name         string
+	plan         plan
+	here, remote outcome
+}{
+	{"error", plan{Fail: "no such table"}, outcome{gotOwn, "no such table"}, outcome{gotRemote, "no such table"}},
+	{"not found, not remembered", plan{NotFound: true}, outcome{gotNotFound, ""}, outcome{gotNotFound, ""}},
+	{"panic", plan{Panic: "index out of range"}, outcome{gotPanic, "index out of range"},
+		outcome{gotRemote, "singlefill: Loader panicked: index out of range"}},
+}
+
+// A failure reaches all callers that waited for the load, in every process. Later callers load
+// again.
+//
+//fault:failed-load
+func TestFailure_AllWaiters(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	processes := f.startAll(8, config{NotFoundTTL: -1})
+	holder, others := processes[0], processes[1:]
+	for i, failure := range failures {
+		key := failure.name
+		blocked := failure.plan
+		blocked.Block = true
+		holder.get("fails"+key, key, 1, blocked)
+		holder.begun("fails" + key)
+		holder.get("joins"+key, key, 9, failure.plan)
+		holder.joined("joins" + key)
+		var groups []waiters
+		for _, p := range others {
+			p.get("waits"+key, key, 10, plan{})
+			groups = append(groups, waiters{p, "waits" + key, key})
+		}
+		awaitWaiting(groups...)
+		holder.release("fails" + key)
+		holder.wantDone("fails"+key, 1, failure.here.Kind, failure.here.Text)
+		holder.wantDone("joins"+key, 9, failure.here.Kind, failure.here.Text)
+		for _, p := range others {
+			p.wantDone("waits"+key, 10, failure.remote.Kind, failure.remote.Text)
+		}
+		f.wantLoads(key, 1)
+		if got := f.stored(key); got != "" {
+			t.Errorf("%s: %q is stored", key, got)
+		}
+
+		next := processes[i*3%len(processes)]
+		next.get("next"+key, key, 1, plan{})
+		v := next.begun("next" + key)
+		next.wantDone("next"+key, 1, gotValue, v.Value)
+		for _, p := range processes {
+			p.get("after"+key, key, 1, plan{})
+		}
+		for _, p := range processes {
+			p.wantDone("after"+key, 1, gotValue, v.Value)
+		}
+		f.wantLoads(key, 2)
+		f.wantNoOverlap(key)
+	}
+}
+
+// A failure also reaches the waiters whose next poll finds that another process has taken the lock.
+// They neither wait for that process nor load themselves.
+func TestFailure_BehindNextHolder(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	processes := f.startAll(3, config{NotFoundTTL: -1})
+	holder, next, waiter := processes[0], processes[1], processes[2]
+	for _, failure := range failures {
+		key := failure.name
+		blocked := failure.plan
+		blocked.Block = true
+		holder.get("fails"+key, key, 1, blocked)
+		holder.begun("fails" + key)
+		waiter.get("waits"+key, key, 10, plan{})
+		waiter.waiting("waits"+key, key)
+
+		poll := waiter.proxy.On(scripts, redistest.HoldRequest).Times(1)
+		redistest.Await(t, "a poll is held back", func() bool { return poll.Fired() > 0 })
+		holder.release("fails" + key)
+		holder.wantDone("fails"+key, 1, failure.here.Kind, failure.here.Text)
+		next.get("next"+key, key, 1, plan{Block: true})
+		v := next.begun("next" + key).Value
+		poll.Release()
+		waiter.wantDone("waits"+key, 10, failure.remote.Kind, failure.remote.Text)
+
+		next.wantUnfinished("next" + key)
+		waiter.get("again"+key, key, 10, plan{})
+		waiter.waiting("again"+key, key)
+		next.release("next" + key)
+		next.wantDone("next"+key, 1, gotValue, v)
+		waiter.wantDone("again"+key, 10, gotValue, v)
+		f.wantLoads(key, 2)
+	}
+}
+
+// A call that begins after the failure loads again, even in a process whose waiters do not know
+// yet.
+//
+//fault:failed-load
+func TestFailure_LaterCall(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	processes := f.startAll(2, config{})
+	holder, waiter := processes[0], processes[1]
+	holder.get("fails", "k", 1, plan{Block: true, Fail: "no such table"})
+	holder.begun("fails")
+	waiter.get("waits", "k", 10, plan{})
+	waiter.waiting("waits", "k")
+
+	poll := waiter.proxy.On(scripts, redistest.HoldRequest).Times(1)
+	redistest.Await(t, "a poll is held back", func() bool { return poll.Fired() > 0 })
+	holder.release("fails")
+	holder.wantDone("fails", 1, gotOwn, "no such table")
+	waiter.get("later", "k", 10, plan{})
+	waiter.joined("later")
+	poll.Release()
+
+	waiter.wantDone("waits", 10, gotRemote, "no such table")
+	v := waiter.begun("later").Value
+	waiter.wantDone("later", 10, gotValue, v)
+	f.wantLoads("k", 2)
+
+	holder.get("holder", "k", 1, plan{})
+	holder.wantDone("holder", 1, gotValue, v)
+}

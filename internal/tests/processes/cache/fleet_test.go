@@ -1,0 +1,361 @@
+package cache_test
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+// A fleet is a Redis and the processes that share a namespace there.
+type fleet struct {
+	t         *testing.T
+	server    *redistest.Server
+	rdb       *redis.Client
+	namespace string
+	started   int
+}
+
+// newFleet starts a server. After the test, when its processes have been killed, each key of the
+// namespace must have a TTL.
+func newFleet(t *testing.T) *fleet {
+	t.Helper()
+	server := redistest.Start(t)
+	f := &fleet{t: t, server: server, rdb: server.Admin(), namespace: redistest.Namespace(t)}
+	t.Cleanup(f.wantTTLs)
+	return f
+}
+
+func (f *fleet) wantTTLs() {
+	f.t.Helper()
+	ctx := context.Background()
+	keys := f.rdb.Scan(ctx, 0, f.namespace+":*", 1000).Iterator()
+	for keys.Next(ctx) {
+		if left := f.rdb.PTTL(ctx, keys.Val()).Val(); left == -1 {
+			f.t.Errorf("key %q has no TTL", keys.Val())
+		}
+	}
+	if err := keys.Err(); err != nil {
+		f.t.Error(err)
+	}
+}
+
+// start starts a process with a cache, behind its own proxy.
+func (f *fleet) start(c config) *process {
+	f.t.Helper()
+	return f.spawn(c).ready()
+}
+
+// startAll starts n processes of the same config at once.
+func (f *fleet) startAll(n int, c config) []*process {
+	f.t.Helper()
+	processes := make([]*process, n)
+	for i := range processes {
+		processes[i] = f.spawn(c)
+	}
+	for _, p := range processes {
+		p.ready()
+	}
+	return processes
+}
+
+func (f *fleet) spawn(c config) *process {
+	f.t.Helper()
+	f.started++
+	c.Name = fmt.Sprint("process", f.started)
+	c.Addr, c.Counters, c.Namespace = f.server.Addr, cmp.Or(c.Counters, f.server.Addr), f.namespace
+	p := &process{t: f.t, name: c.Name, namespace: f.namespace, polls: make(map[string]int)}
+	if !c.Direct {
+		p.proxy = redistest.NewProxy(f.t, f.server.Addr)
+		p.proxy.On(func(cmd []string) bool { p.countPoll(cmd); return false }, redistest.Pass)
+		c.Addr = p.proxy.Addr
+	}
+	p.Process = redistest.Spawn(f.t, workerRole)
+	p.order(order{Op: "new", Config: c})
+	return p
+}
+
+// count returns a counter.
+func (f *fleet) count(key string) int {
+	f.t.Helper()
+	n, err := f.rdb.Get(f.t.Context(), key).Int()
+	if err != nil && !errors.Is(err, redis.Nil) {
+		f.t.Fatal(err)
+	}
+	return n
+}
+
+// wantLoads asserts how many loads of key have begun in the whole fleet.
+func (f *fleet) wantLoads(key string, want int) {
+	f.t.Helper()
+	if n := f.count(loadsKey(f.namespace, key)); n != want {
+		f.t.Errorf("%d loads of %q, want %d", n, key, want)
+	}
+}
+
+// wantNoOverlap asserts that no two loads of key ran at a time.
+func (f *fleet) wantNoOverlap(key string) {
+	f.t.Helper()
+	if n := f.count(overlapsKey(f.namespace, key)); n != 0 {
+		f.t.Errorf("%d loads of %q began while another ran", n, key)
+	}
+}
+
+// stored returns the bytes under the value key, and locked those under the lock key; "" if there
+// are none.
+func (f *fleet) stored(key string) string { return f.bytes(valueKey(f.namespace, key)) }
+func (f *fleet) locked(key string) string { return f.bytes(lockKey(f.namespace, key)) }
+
+func (f *fleet) bytes(name string) string {
+	f.t.Helper()
+	s, err := f.rdb.Get(f.t.Context(), name).Result()
+	if err != nil && !errors.Is(err, redis.Nil) {
+		f.t.Fatal(err)
+	}
+	return s
+}
+
+// now returns the time of the server.
+func (f *fleet) now() time.Time {
+	f.t.Helper()
+	now, err := f.rdb.Time(f.t.Context()).Result()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return now
+}
+
+// lockEnd returns when the lock of key will expire, by the server's clock.
+func (f *fleet) lockEnd(key string) time.Time {
+	f.t.Helper()
+	var now *redis.TimeCmd
+	var left *redis.DurationCmd
+	_, err := f.rdb.TxPipelined(f.t.Context(), func(p redis.Pipeliner) error {
+		now, left = p.Time(f.t.Context()), p.PTTL(f.t.Context(), lockKey(f.namespace, key))
+		return nil
+	})
+	if err != nil || left.Val() < 0 {
+		f.t.Fatalf("lock of %q: %v left, %v", key, left.Val(), err)
+	}
+	return now.Val().Add(left.Val())
+}
+
+// A process is a worker as the test sees it.
+type process struct {
+	*redistest.Process
+	t         *testing.T
+	name      string
+	namespace string
+	proxy     *redistest.Proxy
+	orders    int
+	unread    []report // received, and not yet returned by await
+
+	mu    sync.Mutex
+	polls map[string]int // protected by mu: by value key, the scripts that the process has sent
+}
+
+var scripts = redistest.Command("EVALSHA", "EVAL")
+
+// countPoll counts a script by its first key.
+func (p *process) countPoll(cmd []string) {
+	if scripts(cmd) && len(cmd) > 3 {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.polls[cmd[3]]++
+	}
+}
+
+func (p *process) polled(key string) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.polls[valueKey(p.namespace, key)]
+}
+
+func (p *process) ready() *process {
+	p.t.Helper()
+	p.await("new", "")
+	return p
+}
+
+func (p *process) order(o order) {
+	p.t.Helper()
+	line, err := json.Marshal(o)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.Send(string(line))
+}
+
+// await returns the first report of an event that await has not returned before.
+func (p *process) await(event, tag string) report {
+	p.t.Helper()
+	match := func(r report) bool { return r.Event == event && r.Tag == tag }
+	if i := slices.IndexFunc(p.unread, match); i >= 0 {
+		r := p.unread[i]
+		p.unread = slices.Delete(p.unread, i, i+1)
+		return r
+	}
+	for {
+		line := p.Line()
+		var r report
+		if err := json.Unmarshal([]byte(line), &r); err != nil {
+			p.t.Fatalf("%s said %q: %v", p.name, line, err)
+		}
+		switch {
+		case match(r):
+			return r
+		case r.Event == "trouble":
+			p.t.Logf("%s: %s", p.name, r.Err)
+		case r.Event == "unlocked":
+			p.t.Errorf("%s loaded %q without the lock", p.name, r.Key)
+		default:
+			p.unread = append(p.unread, r)
+		}
+	}
+}
+
+// has reports whether an event has been reported that await has not returned.
+func (p *process) has(event, tag string) bool {
+	p.t.Helper()
+	p.stats() // its report comes after all earlier ones
+	return slices.ContainsFunc(p.unread, func(r report) bool { return r.Event == event && r.Tag == tag })
+}
+
+// do gives an order and waits until it has been carried out.
+func (p *process) do(o order) report {
+	p.t.Helper()
+	p.orders++
+	o.Tag = fmt.Sprint("order", p.orders)
+	p.order(o)
+	r := p.await(o.Op, o.Tag)
+	if r.Err != "" {
+		p.t.Fatalf("%s of %s: %s", o.Op, p.name, r.Err)
+	}
+	return r
+}
+
+func (p *process) delete(key string) { p.t.Helper(); p.do(order{Op: "delete", Key: key}) }
+func (p *process) expire(key string) { p.t.Helper(); p.do(order{Op: "expire", Key: key}) }
+func (p *process) set(key, value string) {
+	p.t.Helper()
+	p.do(order{Op: "set", Key: key, Value: value})
+}
+func (p *process) stats() singlefill.Stats { p.t.Helper(); return p.do(order{Op: "stats"}).Stats }
+func (p *process) pool() redis.PoolStats   { p.t.Helper(); return p.do(order{Op: "stats"}).Pool }
+
+// peek returns the outcome of Get.
+func (p *process) peek(key string) outcome {
+	p.t.Helper()
+	return p.do(order{Op: "peek", Key: key}).Outcomes[0].outcome
+}
+
+// get has n goroutines call GetOrLoad.
+func (p *process) get(tag, key string, n int, load plan) {
+	p.t.Helper()
+	p.order(order{Op: "get", Tag: tag, Key: key, N: n, Plan: load})
+}
+
+// begun waits until a load of the calls of tag begins.
+func (p *process) begun(tag string) report { p.t.Helper(); return p.await("begun", tag) }
+
+// release lets all loads of tag return, and pass one of them.
+func (p *process) release(tag string) { p.t.Helper(); p.order(order{Op: "release", Tag: tag}) }
+func (p *process) pass(tag string)    { p.t.Helper(); p.order(order{Op: "pass", Tag: tag}) }
+
+// tally returns the outcomes and counts of tag so far.
+func (p *process) tally(tag string) report {
+	p.t.Helper()
+	p.order(order{Op: "tally", Tag: tag})
+	return p.await("tally", tag)
+}
+
+// joined waits until all calls of tag wait in GetOrLoad. A call that reads for itself does not yet.
+func (p *process) joined(tag string) {
+	p.t.Helper()
+	p.order(order{Op: "joined", Tag: tag})
+	p.await("joined", tag)
+}
+
+// waiting waits until all calls of tag, which are for key, wait for a load in another process.
+func (p *process) waiting(tag, key string) { p.t.Helper(); awaitWaiting(waiters{p, tag, key}) }
+
+// waiters are the calls of tag in a process, which are for key.
+type waiters struct {
+	*process
+	tag, key string
+}
+
+// awaitWaiting is waiting for several groups of calls at once. When all calls of a group have
+// joined, its process has sent three more polls: the first may have been decided before, the second
+// waits on behalf of all calls, and the third shows that the second has been answered.
+func awaitWaiting(groups ...waiters) {
+	for _, g := range groups {
+		g.t.Helper()
+		g.joined(g.tag)
+	}
+	before := make([]int, len(groups))
+	for i, g := range groups {
+		before[i] = g.polled(g.key)
+	}
+	for i, g := range groups {
+		redistest.Await(g.t, fmt.Sprintf("%s waits for %q", g.name, g.key), func() bool { return g.polled(g.key) >= before[i]+3 })
+	}
+}
+
+// done waits until all calls of tag have returned.
+func (p *process) done(tag string) map[outcome]int {
+	p.t.Helper()
+	return counted(p.await("done", tag).Outcomes)
+}
+
+func counted(all []countedOutcome) map[outcome]int {
+	m := make(map[outcome]int)
+	for _, c := range all {
+		m[c.outcome] += c.N
+	}
+	return m
+}
+
+// allDone waits until all calls of tag in the processes have returned.
+func allDone(processes []*process, tag string) map[outcome]int {
+	all := make(map[outcome]int)
+	for _, p := range processes {
+		p.t.Helper()
+		for o, n := range p.done(tag) {
+			all[o] += n
+		}
+	}
+	return all
+}
+
+// wantDone waits until all n calls of tag have returned, and asserts what.
+func (p *process) wantDone(tag string, n int, kind, text string) {
+	p.t.Helper()
+	if got := p.done(tag); got[outcome{kind, text}] != n || len(got) != 1 {
+		p.t.Errorf("%d calls %q of %s got %v, want %s %q", n, tag, p.name, got, kind, text)
+	}
+}
+
+// wantUnfinished asserts that calls of tag have not returned yet.
+func (p *process) wantUnfinished(tag string) {
+	p.t.Helper()
+	if p.has("done", tag) {
+		p.t.Errorf("calls %q of %s have returned", tag, p.name)
+	}
+}
+
+// wantRefused waits until the one store that the process has lost is counted.
+func (p *process) wantRefused() {
+	p.t.Helper()
+	redistest.Await(p.t, "the refused store is counted", func() bool { return p.stats().Fenced == 1 })
+}

@@ -1,0 +1,419 @@
+package cache_test
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
+)
+
+// workerRole is the one role of child processes: a process that uses a cache.
+const workerRole = "worker"
+
+func init() { redistest.Role(workerRole, runWorker) }
+
+// A worker is the state of a child process.
+type worker struct {
+	*redistest.Child
+	config
+	rdb      *redis.Client // the cache's
+	counters *redis.Client // neither behind the proxy nor used by the cache
+	cache    *singlefill.Cache[string]
+	loads    atomic.Int64
+
+	mu     sync.Mutex
+	calls  map[string]*calls // protected by mu: by tag
+	errors map[string]error  // protected by mu: by text
+}
+
+func runWorker(p *redistest.Child) {
+	w := &worker{Child: p, calls: make(map[string]*calls), errors: make(map[string]error)}
+	for line, ok := p.Next(); ok; line, ok = p.Next() {
+		var o order
+		if err := json.Unmarshal([]byte(line), &o); err != nil {
+			panic(err)
+		}
+		w.handle(o)
+	}
+}
+
+func (w *worker) report(r report) {
+	line, err := json.Marshal(r)
+	if err != nil {
+		panic(err)
+	}
+	w.Say("%s", line)
+}
+
+// handle starts what an order asks for, and does not wait for it: orders are started one after
+// another.
+func (w *worker) handle(o order) {
+	switch o.Op {
+	case "new":
+		w.open(o)
+	case "get":
+		w.get(o)
+	case "start":
+		close(w.tagged(o.Tag).start)
+	case "release":
+		close(w.tagged(o.Tag).release)
+	case "pass":
+		c := w.tagged(o.Tag)
+		go func() { c.release <- struct{}{} }()
+	case "read":
+		w.read(o)
+	case "stop":
+		close(w.tagged(o.Tag).stop)
+	case "tally":
+		w.report(w.tagged(o.Tag).tally())
+	case "joined":
+		c := w.tagged(o.Tag)
+		go func() {
+			c.joined.Wait()
+			w.report(report{Event: o.Op, Tag: o.Tag})
+		}()
+	default:
+		go w.do(o)
+	}
+}
+
+// do carries out an order and reports that it is done.
+func (w *worker) do(o order) {
+	ctx := context.Background()
+	r := report{Event: o.Op, Tag: o.Tag, Key: o.Key}
+	var err error
+	switch o.Op {
+	case "peek": // Get
+		v, err := w.cache.Get(ctx, o.Key)
+		r.Outcomes = []countedOutcome{{outcomeOf(o.Key, v, err, nil), 1}}
+	case "delete":
+		err = w.cache.Delete(ctx, o.Key)
+	case "expire":
+		err = w.cache.Expire(ctx, o.Key)
+	case "set":
+		err = w.cache.Set(ctx, o.Key, o.Value)
+	case "close":
+		err = w.cache.Close()
+	case "ping":
+		err = w.rdb.Ping(ctx).Err()
+	case "stats":
+		r.Stats, r.Pool = w.cache.Stats(), *w.rdb.PoolStats()
+	case "sweep":
+		r.Outcomes = w.sweep(o)
+	case "churn":
+		r.Outcomes = w.churn(o)
+	default:
+		panic("unknown order " + o.Op)
+	}
+	if err != nil {
+		r.Err = err.Error()
+	}
+	w.report(r)
+}
+
+func (w *worker) open(o order) {
+	w.config = o.Config
+	w.rdb = quietClient(w.Addr, w.PoolSize)
+	w.must(w.rdb.Ping(context.Background())) // a first connection takes longer than a command
+	w.counters = quietClient(w.Counters, 0)
+	var err error
+	opts := w.options()
+	opts.Trace = &singlefill.Trace{
+		RedisError: func(_ context.Context, op string, err error) {
+			if !w.Outage {
+				w.report(report{Event: "trouble", Err: fmt.Sprintf("%s: %v", op, err)})
+			}
+		},
+		LoadDone: func(_ context.Context, l singlefill.LoadInfo) {
+			if l.Unlocked && !w.Outage {
+				w.report(report{Event: "unlocked", Key: l.Key})
+			}
+		},
+	}
+	if w.cache, err = singlefill.New(w.rdb, w.Namespace, cmp.Or(w.TTL, defaultTTL), opts); err != nil {
+		panic(err)
+	}
+	w.report(report{Event: o.Op, Tag: o.Tag})
+}
+
+func quietClient(addr string, poolSize int) *redis.Client {
+	return redis.NewClient(&redis.Options{
+		Addr: addr, PoolSize: poolSize, PoolTimeout: time.Minute,
+		ReadTimeout: time.Minute, WriteTimeout: time.Minute,
+		DisableIdentity:          true,
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+	})
+}
+
+// calls are the goroutines of one order.
+type calls struct {
+	order
+	start   chan struct{}  // closed when they may start
+	release chan struct{}  // closed when their Loader may return
+	stop    chan struct{}  // closed when they are to stop
+	err     error          // of their Loader
+	joined  sync.WaitGroup // done when all of them wait in GetOrLoad
+	ended   sync.WaitGroup
+
+	counts   []atomic.Int64 // see report
+	running  atomic.Int64
+	overlaps atomic.Int64
+
+	mu       sync.Mutex
+	outcomes map[outcome]int // protected by mu
+}
+
+func (w *worker) begin(o order) *calls {
+	c := &calls{
+		order: o, start: make(chan struct{}), release: make(chan struct{}), stop: make(chan struct{}),
+		counts: make([]atomic.Int64, o.N), outcomes: make(map[outcome]int),
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if text := o.Plan.Fail; text != "" {
+		if w.errors[text] == nil {
+			w.errors[text] = errors.New(text)
+		}
+		c.err = w.errors[text]
+	}
+	w.calls[o.Tag] = c
+	return c
+}
+
+func (w *worker) tagged(tag string) *calls {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if c := w.calls[tag]; c != nil {
+		return c
+	}
+	panic("no calls are tagged " + tag)
+}
+
+func (c *calls) note(o outcome) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.outcomes[o]++
+}
+
+func (c *calls) tally() report {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r := report{Event: "tally", Tag: c.Tag, Overlaps: c.overlaps.Load()}
+	for o, n := range c.outcomes {
+		r.Outcomes = append(r.Outcomes, countedOutcome{o, n})
+	}
+	for i := range c.counts {
+		r.Counts = append(r.Counts, c.counts[i].Load())
+	}
+	return r
+}
+
+func (w *worker) finish(c *calls) {
+	c.ended.Wait()
+	r := c.tally()
+	r.Event = "done"
+	w.report(r)
+}
+
+// get starts N goroutines that call GetOrLoadInfo once each.
+func (w *worker) get(o order) {
+	c := w.begin(o)
+	var ready sync.WaitGroup
+	for range o.N {
+		c.joined.Add(1)
+		ready.Add(1)
+		c.ended.Go(func() {
+			ready.Done()
+			<-c.start
+			ctx := cachetest.OnJoin(context.Background(), c.joined.Done)
+			v, info, err := w.cache.GetOrLoadInfo(ctx, o.Key, w.loader(c))
+			ctx.Done() // it may have returned without waiting
+			c.note(staleOutcomeOf(o.Key, v, info, err, c.err))
+		})
+	}
+	if o.Start {
+		go func() {
+			ready.Wait()
+			w.report(report{Event: "ready", Tag: o.Tag})
+		}()
+	} else {
+		close(c.start)
+	}
+	go w.finish(c)
+}
+
+// read starts N goroutines that call GetOrLoadInfo again and again, with a pause before each call,
+// until the order stop.
+func (w *worker) read(o order) {
+	c := w.begin(o)
+	load := func(ctx context.Context, key string) (string, error) {
+		if c.running.Add(1) > 1 {
+			c.overlaps.Add(1)
+		}
+		defer c.running.Add(-1)
+		return w.loader(c)(ctx, key)
+	}
+	for i := range o.N {
+		c.ended.Go(func() {
+			for {
+				select {
+				case <-c.stop:
+					return
+				case <-time.After(o.Every):
+				}
+				v, info, err := w.cache.GetOrLoadInfo(context.Background(), o.Key, load)
+				c.note(staleOutcomeOf(o.Key, v, info, err, c.err))
+				c.counts[i].Add(1)
+			}
+		})
+	}
+	go w.finish(c)
+}
+
+// sweep has N goroutines ask for all Keys, each beginning with another one. It returns the values
+// as "key=value".
+func (w *worker) sweep(o order) []countedOutcome {
+	c := w.begin(o)
+	for i := range o.N {
+		c.ended.Go(func() {
+			for j := range o.Keys {
+				key := fmt.Sprint("key", (i*o.Keys/o.N+j)%o.Keys)
+				v, err := w.cache.GetOrLoad(context.Background(), key, w.loader(c))
+				got := outcomeOf(key, v, err, nil)
+				got.Text = key + "=" + got.Text
+				c.note(got)
+			}
+		})
+	}
+	c.ended.Wait()
+	return c.tally().Outcomes
+}
+
+// churn changes the source of its key N times and deletes the key from the cache each time. During
+// that it reads the keys of all processes, which have numbers for names. It returns the reads whose
+// value is older than a Delete that had returned before they began.
+func (w *worker) churn(o order) (old []countedOutcome) {
+	ctx := context.Background()
+	c := w.begin(o)
+	read := func(reader, key, deleted string) {
+		v, err := w.cache.GetOrLoad(ctx, key, w.loader(c))
+		got, err2 := strconv.Atoi(v)
+		least, err3 := strconv.Atoi(deleted)
+		if err := errors.Join(err, err2, err3); err != nil {
+			c.note(outcome{gotError, err.Error()})
+		} else if got < least {
+			c.note(outcome{gotValue, fmt.Sprintf("%s of %s: %d after the Delete for %d", reader, key, got, least)})
+		}
+	}
+	over := make(chan struct{})
+	for n := range o.Keys {
+		key := fmt.Sprint("key", n)
+		for range 2 {
+			c.ended.Go(func() {
+				for {
+					select {
+					case <-over:
+						return
+					default:
+						read("a reader", key, w.number(deletedKey(w.Namespace, key)))
+					}
+				}
+			})
+		}
+	}
+	for n := range o.N {
+		version := w.counters.Incr(ctx, sourceKey(w.Namespace, o.Key))
+		w.must(version)
+		if err := w.cache.Delete(ctx, o.Key); err != nil {
+			c.note(outcome{gotError, err.Error()})
+			break
+		}
+		w.must(w.counters.Set(ctx, deletedKey(w.Namespace, o.Key), version.Val(), 0))
+		if n%2 == 0 { // otherwise the next Delete meets the loads that this one has caused
+			read("the writer", o.Key, fmt.Sprint(version.Val()))
+		}
+	}
+	close(over)
+	c.ended.Wait()
+	return c.tally().Outcomes
+}
+
+// loader returns the Loader of calls. Each load counts and reports its beginning and its end.
+func (w *worker) loader(c *calls) singlefill.Loader[string] {
+	return func(ctx context.Context, key string) (string, error) {
+		value := fmt.Sprintf("%s/%d", w.Name, w.loads.Add(1))
+		nth, at := w.loadBegins(key)
+		if c.Plan.Source {
+			value = w.number(sourceKey(w.Namespace, key))
+		}
+		w.report(report{Event: "begun", Tag: c.Tag, Key: key, Value: value, Nth: nth, At: at})
+		if c.Plan.Sleep > 0 {
+			time.Sleep(c.Plan.Sleep)
+		}
+		if c.Plan.Block {
+			cancelled := ctx.Done()
+			if c.Plan.IgnoreCtx {
+				cancelled = nil
+			}
+			select {
+			case <-c.release:
+			case <-cancelled:
+			}
+		}
+		w.must(w.counters.Decr(context.Background(), runningKey(w.Namespace, key)))
+		w.must(w.counters.Decr(context.Background(), allRunningKey(w.Namespace)))
+		w.report(report{Event: "ended", Tag: c.Tag, Key: key, Value: value})
+		switch {
+		case c.err != nil && (!c.Plan.Source || value == sourceDown):
+			return "", c.err
+		case c.Plan.Panic != "":
+			panic(c.Plan.Panic)
+		case c.Plan.NotFound:
+			return "", singlefill.ErrNotFound
+		}
+		return value, nil
+	}
+}
+
+func (w *worker) loadBegins(key string) (nth int, at time.Time) {
+	ctx := context.Background()
+	p := w.counters.Pipeline()
+	n := p.Incr(ctx, loadsKey(w.Namespace, key))
+	running := p.Incr(ctx, runningKey(w.Namespace, key))
+	all := p.Incr(ctx, allRunningKey(w.Namespace))
+	now := p.Time(ctx)
+	if _, err := p.Exec(ctx); err != nil {
+		panic(err)
+	}
+	w.must(w.counters.ZAddGT(ctx, mostRunningKey(w.Namespace), redis.Z{Score: float64(all.Val()), Member: "most"}))
+	if running.Val() > 1 {
+		w.must(w.counters.Incr(ctx, overlapsKey(w.Namespace, key)))
+	}
+	return int(n.Val()), now.Val()
+}
+
+func (w *worker) number(key string) string {
+	s, err := w.counters.Get(context.Background(), key).Result()
+	if err != nil && !errors.Is(err, redis.Nil) {
+		panic(err)
+	}
+	return cmp.Or(s, "0")
+}
+
+func (w *worker) must(cmd redis.Cmder) {
+	if err := cmd.Err(); err != nil {
+		panic(err)
+	}
+}
