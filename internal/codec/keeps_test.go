@@ -83,7 +83,7 @@ func TestTakes_TypeThatIsLost(t *testing.T) {
 		}
 	}
 	_ = partly{amount: 1}
-	_ = hidden{amount: 1}
+	_ = embedding{hidden{amount: 1}}.hidden.amount
 	_ = jsonObject{amount: 1}
 	_ = marshalled{amount: 1}
 }
