@@ -16,6 +16,7 @@ func TestMapGoesOnWithoutAProcessAndWithoutRedis(t *testing.T) {
 	chromium(t)
 	f := startFleet(t, "-away=1h") // killed processes stay away
 	p := openPage(t, f)
+	begin := p.text("place")
 
 	// The page asks all processes for each tile, and one of them computes it.
 	seen := p.shown()
@@ -45,8 +46,11 @@ func TestMapGoesOnWithoutAProcessAndWithoutRedis(t *testing.T) {
 	p.click("input[value=turn]")
 	p.press("0")
 	look()
-	p.press("+")
+	p.press("+") // from the whole set this leads to the start, not into the black centre
 	look()
+	if place := p.text("place"); place != begin {
+		t.Errorf("the map began at %s, and is at %s", begin, place)
+	}
 	f.await(t, "all is reported", f.settled)
 	checkOnce(t, f.computed(0), seen)
 	f.await(t, "there are hits", func() bool { return f.sum().Hits > before })
@@ -98,11 +102,11 @@ func TestMapGoesOnWhenAProcessAndRedisReturn(t *testing.T) {
 	p.await("all ask Redis", `!document.querySelector("article.down, article.trouble")`)
 
 	// A new Redis is empty. Each tile is computed once more, and new tiles once.
-	p.zoomTo("zoom-in", "3")
+	p.zoomTo("zoom-in", "4")
 	f.await(t, "nothing is being computed", func() bool { return f.sum().Loading == 0 })
 	first := len(f.computed(0))
 	p.click("input[value=turn]")
-	p.zoomTo("zoom-in", "4")
+	p.zoomTo("zoom-in", "5")
 	seen := p.shown()
 	p.drag(-300, 300)
 	seen = append(seen, p.shown()...)

@@ -3,7 +3,8 @@
 const tileSize = 256;
 const minZoom = 0, maxZoom = 30;
 const atOnce = 5;     // tiles requested at a time: one less than the connections of a browser to one server
-const centre = {x: 0.43908903, y: 0.46704352}; // interesting at every zoom level
+// Around this place there is something to see at every zoom level from this one on.
+const start = {x: 0.56621890781552, y: 0.29319620394319, zoom: 3};
 const settling = 120; // ms without a move before new tiles are requested: none for tiles that only pass by
 const pace = 220;     // ms of an animation
 
@@ -23,19 +24,21 @@ export class TileMap {
   constructor(box, fleet) {
     this.#box = box;
     this.#fleet = fleet;
-    this.#view = this.#goal = this.#all();
+    this.#view = this.#goal = start;
     new ResizeObserver(() => this.#moved()).observe(box);
     this.#listen();
   }
 
+  // #all returns the view of the whole set.
   #all() {
     const {clientWidth: w, clientHeight: h} = this.#box;
-    return {...centre, zoom: Math.max(1, Math.round(Math.log2(Math.min(w, h) / tileSize)))};
+    return {x: 0.4375, y: 0.5, zoom: Math.max(1, Math.round(Math.log2(Math.min(w, h) / tileSize)))};
   }
 
   // Moving.
 
-  // pan moves the view by pixels. zoomBy zooms towards a point of the element.
+  // pan moves the view by pixels. zoomBy zooms towards a point of the element. Without a point it
+  // zooms towards the centre, but from the whole set towards the start: the centre is black.
 
   pan(dx, dy) {
     const scale = tileSize * 2 ** this.#goal.zoom;
@@ -45,6 +48,11 @@ export class TileMap {
   zoomBy(levels, point, animated = true) {
     const {x, y, zoom} = this.#goal;
     const next = clamp(zoom + levels, minZoom, maxZoom);
+    const all = this.#all();
+    if (!point && levels > 0 && x === all.x && y === all.y && zoom === all.zoom) {
+      this.#go({...start, zoom: next}, animated);
+      return;
+    }
     const [dx, dy] = point ? this.#fromCentre(point) : [0, 0];
     const shift = (1 / 2 ** zoom - 1 / 2 ** next) / tileSize;
     this.#go({x: x + dx * shift, y: y + dy * shift, zoom: next}, animated);
