@@ -280,13 +280,14 @@ func TestProcessThatIsDownCannotBeKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.close()
+	before := stateOf(f, redisName)
 	if err := f.kill(redisName); err != nil {
 		t.Fatal(err)
 	}
 	if err := f.kill(redisName); err != errDown {
 		t.Errorf("%v", err)
 	}
-	if s := stateOf(f, redisName); s.PID != 0 || time.Until(time.UnixMilli(s.Returns)) < time.Minute {
+	if s := stateOf(f, redisName); s.PID != 0 || s.Since <= before.Since || before.Since == 0 || time.Until(time.UnixMilli(s.Returns)) < time.Minute {
 		t.Errorf("%+v", s)
 	}
 }

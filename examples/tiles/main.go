@@ -5,8 +5,9 @@
 //	go run ./examples/tiles             # with an embedded Redis, in another process
 //	REDIS_URL=redis://127.0.0.1:6379 go run ./examples/tiles
 //
-// The page asks all three processes for each tile, and still each tile is computed once. It has
-// buttons that kill a process, or Redis: the map goes on.
+// The page asks all three processes for each tile, and still each tile is computed once. It reads
+// the visible tiles again and again, as many visitors would: these reads are hits. It has buttons
+// that kill a process, or Redis: the map goes on.
 //
 // The code to copy is in service.go. The rest is for the show: fleet.go starts the processes, and
 // restarts them after they were killed; feed.go reports to the page what they do.
