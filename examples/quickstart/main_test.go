@@ -25,6 +25,26 @@ func TestQuickstartIsColdInEachRunOnARealRedis(t *testing.T) {
 	checkRun(t, program, url)
 }
 
+// -h says what the program does, and starts nothing.
+func TestHelp(t *testing.T) {
+	t.Parallel()
+	out, err := exec.Command(build(t), "-h").Output()
+	if err != nil {
+		t.Errorf("%v", err)
+	}
+	for _, want := range []string{"Usage: quickstart\n", "a cache stampede", "GET, load, SET, then with singlefill", "no flags", "REDIS_URL"} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("no %q", want)
+		}
+	}
+	if strings.Contains(string(out), "All answers were right.") {
+		t.Error("it has run")
+	}
+	if t.Failed() {
+		t.Logf("\n%s", out)
+	}
+}
+
 func build(t *testing.T) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "quickstart")

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"net"
 	"net/http"
@@ -143,6 +144,26 @@ func TestFlagsOutOfRangeAreRefused(t *testing.T) {
 	}
 	if err := supervise([]string{"-away=9ms"}); err == nil || !strings.Contains(err.Error(), "at least 10ms is allowed") {
 		t.Errorf("%v", err)
+	}
+}
+
+// -h says what the program does, and then names all flags.
+func TestHelp(t *testing.T) {
+	t.Parallel()
+	_, _, usage, err := parseFlags([]string{"-h"})
+	if err != flag.ErrHelp {
+		t.Errorf("%v", err)
+	}
+	purpose, flags, _ := strings.Cut(usage, "\n  -")
+	for _, want := range []string{"map of the Mandelbrot set", "3 processes", "share one Redis", "kill a process or Redis", "REDIS_URL"} {
+		if !strings.Contains(purpose, want) {
+			t.Errorf("no %q before the flags in\n%s", want, usage)
+		}
+	}
+	for _, want := range []string{"away time", "(default 6s)", "-port port", "(default 8080)"} {
+		if !strings.Contains(flags, want) {
+			t.Errorf("no %q among the flags in\n%s", want, usage)
+		}
 	}
 }
 
