@@ -107,12 +107,14 @@ type label struct {
 }
 
 func labelsOf(refills []refill, at func(time.Duration) float64) (labels []label) {
-	const room = 40
 	for _, f := range refills {
 		x := at((f.began + f.ended) / 2)
-		if n := len(labels); n > 0 && x-labels[n-1].x < room {
-			labels[n-1].loads += f.loads
-			continue
+		if n := len(labels); n > 0 {
+			last := &labels[n-1]
+			if letters := len(thousands(last.loads) + thousands(f.loads)); x-last.x < 12+4*float64(letters) {
+				last.loads += f.loads
+				continue
+			}
 		}
 		labels = append(labels, label{x, f.loads})
 	}

@@ -169,9 +169,10 @@ func TestBarsOfOneRowThatTouchAreOne(t *testing.T) {
 
 func TestLabelsThatAreCloseAreOne(t *testing.T) {
 	t.Parallel()
-	got := labelsOf([]refill{{began: 0, ended: 20, loads: 5}, {began: 30, ended: 40, loads: 2}, {began: 90, ended: 110, loads: 1}},
+	got := labelsOf([]refill{{began: 0, ended: 20, loads: 5}, {began: 20, ended: 30, loads: 2}, {began: 90, ended: 110, loads: 1},
+		{began: 120, ended: 130, loads: 400}, {began: 155, ended: 165, loads: 300}, {began: 195, ended: 205, loads: 1}, {began: 220, ended: 230, loads: 1}},
 		func(d time.Duration) float64 { return float64(d) })
-	if want := []label{{10, 7}, {100, 1}}; !slices.Equal(got, want) {
+	if want := []label{{10, 7}, {100, 401}, {160, 300}, {200, 1}, {225, 1}}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 }
