@@ -10,6 +10,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"log"
 	"os"
@@ -38,11 +39,21 @@ var months = []string{"january", "february", "march"}
 
 func report(month string) string { return "the report on " + month }
 
+const usage = `Usage: quickstart
+
+Shows what a cache stampede costs. Several processes ask at once for reports that are slow to make:
+first with the usual GET, load, SET, then with singlefill. It prints the loads, the Redis commands
+and the time of each way. It takes a few seconds and has no flags.
+It embeds a Redis, unless the environment variable REDIS_URL names one.
+`
+
 func main() {
 	log.SetFlags(0)
+	flag.Usage = func() { fmt.Print(usage) }
+	flag.Parse()
 	run := compare
-	if len(os.Args) == 3 {
-		run = func() error { return work(os.Args[1], os.Args[2]) }
+	if flag.NArg() == 2 { // started by fleet
+		run = func() error { return work(flag.Arg(0), flag.Arg(1)) }
 	}
 	if err := run(); err != nil {
 		log.Fatalf("quickstart: %v", err)

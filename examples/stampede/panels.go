@@ -107,27 +107,28 @@ type label struct {
 }
 
 func labelsOf(refills []refill, at func(time.Duration) float64) (labels []label) {
-	const room = 40
 	for _, f := range refills {
 		x := at((f.began + f.ended) / 2)
-		if n := len(labels); n > 0 && x-labels[n-1].x < room {
-			labels[n-1].loads += f.loads
-			continue
+		if n := len(labels); n > 0 {
+			last := &labels[n-1]
+			if letters := len(thousands(last.loads) + thousands(f.loads)); x-last.x < 12+4*float64(letters) {
+				last.loads += f.loads
+				continue
+			}
 		}
 		labels = append(labels, label{x, f.loads})
 	}
 	return labels
 }
 
-// latencies draws how long the slower half of the calls of a phase took, by percentiles. Each
-// further "9" of a percentile has the same width.
-func (d *svg) latencies(f frame, title string, phase int, runs []recording) {
-	low, high := math.Inf(1), math.Inf(-1) // of both phases, so that both panels have the same scale
+// latencies draws how long the slower half of the calls of the expiring phase took, by percentiles.
+// Each further "9" of a percentile has the same width. There is no such panel for the cold phase:
+// its calls all take as long as one load, with each contender.
+func (d *svg) latencies(f frame, runs []recording) {
+	low, high := math.Inf(1), math.Inf(-1)
 	for _, r := range runs {
-		for phase := range phases {
-			s := r.summary(phase)
-			low, high = min(low, logOf(s.p50)), max(high, logOf(s.max))
-		}
+		s := r.summary(expiring)
+		low, high = min(low, logOf(s.p50)), max(high, logOf(s.max))
 	}
 	low, high = math.Floor(low), max(math.Ceil(high), math.Floor(low)+1)
 	ticks := []float64{50, 90, 99, 99.9}
@@ -136,7 +137,7 @@ func (d *svg) latencies(f frame, title string, phase int, runs []recording) {
 	x := func(nines float64) float64 { return f.x((nines - first) / (last - first)) }
 	y := func(log float64) float64 { return f.y((log - low) / (high - low)) }
 
-	d.text(f.left-52, f.top-16, "head", "", title)
+	d.text(f.left-52, f.top-16, "head", "", "Latency, expiring")
 	for log := low; log <= high; log++ {
 		d.path("grid", fmt.Sprintf("M%s %sH%s", px(f.left), px(y(log)), px(f.right)))
 		d.text(f.left-8, y(log)+4, "", "end", tidy(time.Duration(math.Round(math.Pow(10, log)))))
@@ -148,7 +149,7 @@ func (d *svg) latencies(f frame, title string, phase int, runs []recording) {
 	}
 	d.text(f.x(0.5), f.bottom+34, "muted", "middle", "percentile of the calls")
 	for i, r := range runs {
-		took := slices.Sorted(slices.Values(r.Calls[phase]))
+		took := slices.Sorted(slices.Values(r.Calls[expiring]))
 		var line strings.Builder
 		for n := first; n < min(last, math.Log10(float64(len(took))))+0.01; n += (last - first) / 90 {
 			fmt.Fprintf(&line, "%c%s %s", "ML"[min(line.Len(), 1)], px(x(n)), px(y(logOf(quantile(took, 1-math.Pow(10, -n))))))
@@ -174,7 +175,7 @@ func (d *svg) commands(f frame, runs []recording) {
 		d.path("grid", fmt.Sprintf("M%s %sH%s", px(f.left), px(f.y(v/highest)), px(f.right)))
 		d.text(f.left-8, f.y(v/highest)+4, "", "end", fmt.Sprintf("%.6g", v))
 	}
-	const wide, pitch = 25, 34
+	const wide, pitch = 32, 44
 	for phase := range phases {
 		middle := f.x((float64(phase) + 0.5) / phases)
 		d.text(middle, f.bottom+17, "", "middle", phaseNames[phase])

@@ -60,9 +60,8 @@ func drawing(p plan, kind string, runs []recording) []byte {
 		tidy(p.Load), tidy(p.TTL), tidy(p.Pause)))
 
 	d.loads(frame{160, 122, right, 200}, p, runs)
-	d.latencies(frame{70, 500, 268, 640}, "Latency, cold", cold, runs)
-	d.latencies(frame{334, 500, 532, 640}, "Latency, expiring", expiring, runs)
-	d.commands(frame{596, 500, right, 640}, runs)
+	d.latencies(frame{70, 500, 440, 640}, runs)
+	d.commands(frame{510, 500, right, 640}, runs)
 	d.legend(702, runs)
 	d.text(margin, height-30, "muted", "", "Made by "+p.command)
 	d.text(margin, height-13, "muted", "", "with "+where)

@@ -106,6 +106,7 @@ type child struct {
 type childState struct {
 	Name    string `json:"name"`
 	PID     int    `json:"pid"`     // 0: not running
+	Since   int64  `json:"since"`   // the time of its latest start or end, in Unix ms
 	Returns int64  `json:"returns"` // if not running: the time of its next start, in Unix ms
 }
 
@@ -140,7 +141,7 @@ func (c *child) start(ctx context.Context) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.state = childState{Name: c.task.Name, PID: cmd.Process.Pid}
+	c.state = childState{Name: c.task.Name, PID: cmd.Process.Pid, Since: time.Now().UnixMilli()}
 	c.cmd, c.gone = cmd, make(chan struct{})
 	return nil
 }
@@ -150,7 +151,8 @@ func (c *child) keep(ctx context.Context, away time.Duration) {
 	for {
 		err := c.cmd.Wait()
 		c.mu.Lock()
-		c.state.PID, c.state.Returns = 0, time.Now().Add(away).UnixMilli()
+		now := time.Now()
+		c.state.PID, c.state.Since, c.state.Returns = 0, now.UnixMilli(), now.Add(away).UnixMilli()
 		close(c.gone)
 		c.mu.Unlock()
 		for {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"net"
 	"net/http"
@@ -146,6 +147,26 @@ func TestSupervise_Flags(t *testing.T) {
 	}
 }
 
+// -h says what the program does, and then names all flags.
+func TestHelp(t *testing.T) {
+	t.Parallel()
+	_, _, usage, err := parseFlags([]string{"-h"})
+	if err != flag.ErrHelp {
+		t.Errorf("%v", err)
+	}
+	purpose, flags, _ := strings.Cut(usage, "\n  -")
+	for _, want := range []string{"map of the Mandelbrot set", "3 processes", "share one Redis", "kill a process or Redis", "REDIS_URL"} {
+		if !strings.Contains(purpose, want) {
+			t.Errorf("no %q before the flags in\n%s", want, usage)
+		}
+	}
+	for _, want := range []string{"away time", "(default 6s)", "-port port", "(default 8080)"} {
+		if !strings.Contains(flags, want) {
+			t.Errorf("no %q among the flags in\n%s", want, usage)
+		}
+	}
+}
+
 // startSupervisor starts the command, and returns its first port.
 func startSupervisor(t *testing.T) (p *redistest.Process, first int) {
 	t.Helper()
@@ -280,13 +301,14 @@ func TestPage_ProcessThatIsDown(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.close()
+	before := stateOf(f, redisName)
 	if err := f.kill(redisName); err != nil {
 		t.Fatal(err)
 	}
 	if err := f.kill(redisName); err != errDown {
 		t.Errorf("%v", err)
 	}
-	if s := stateOf(f, redisName); s.PID != 0 || time.Until(time.UnixMilli(s.Returns)) < time.Minute {
+	if s := stateOf(f, redisName); s.PID != 0 || s.Since <= before.Since || before.Since == 0 || time.Until(time.UnixMilli(s.Returns)) < time.Minute {
 		t.Errorf("%+v", s)
 	}
 }

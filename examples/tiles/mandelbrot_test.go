@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"image"
 	"image/color"
 	"image/png"
+	"math"
 	"strings"
 	"testing"
 )
@@ -110,5 +112,44 @@ func TestRender_Context(t *testing.T) {
 	cancel(nil)
 	if _, err := render(ctx, coordinates{0, 0, 0}); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
+	}
+}
+
+// The map begins where a visitor who only zooms in sees something at every level: less than a third
+// of the view is the black inside of the set, and the shades of neighbouring points differ.
+func TestStart_EveryZoom(t *testing.T) {
+	t.Parallel()
+	script, err := pageFiles.ReadFile("page/map.js")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var x, y float64
+	var zoom int
+	_, line, _ := strings.Cut(string(script), "\nconst start = ")
+	if _, err := fmt.Sscanf(line, "{x: %g, y: %g, zoom: %d};", &x, &y, &zoom); err != nil {
+		t.Fatalf("no start in map.js: %v", err)
+	}
+	const width, height, apart = 910, 800, 6 // pixels
+	for z := zoom; z <= maxZoom; z++ {
+		pixel := 4 / math.Ldexp(tileSize, z)
+		shade := func(right, down int) color.RGBA {
+			return shadeOf(escape(4*x-2.5+pixel*float64(right), 2-4*y-pixel*float64(down), 300+40*z))
+		}
+		points, black, edges := 0, 0, 0
+		for right := -width / 2; right < width/2; right += 2 * apart {
+			for down := -height / 2; down < height/2; down += 2 * apart {
+				points++
+				here := shade(right, down)
+				if here == shadeOf(-1) {
+					black++
+				}
+				if math.Abs(float64(here.R)-float64(shade(right+apart, down).R)) > 12 {
+					edges++
+				}
+			}
+		}
+		if black*3 > points || edges*20 < points {
+			t.Errorf("at zoom level %d: of %d points %d are black, and %d lie at an edge", z, points, black, edges)
+		}
 	}
 }

@@ -17,8 +17,14 @@ func TestMap_KilledProcessAndRedis(t *testing.T) {
 	f := startFleet(t, "-away=1h") // killed processes stay away
 	p := openPage(t, f)
 
-	// The page asks all processes for each tile, and one of them computes it.
+	// The page reads the visible tiles again, so there are hits without any action.
 	seen := p.shown()
+	f.await(t, "there are hits", func() bool { return f.sum().Hits > 0 })
+	p.await("the page shows them", `[...document.querySelectorAll("dd[data-count=Hits]")].some(dd => Number(dd.textContent) > 0)`)
+	p.click("#again") // from here on the actions below cause all requests
+
+	// The page asks all processes for each tile, and one of them computes it.
+	begin := p.text("place")
 	look := func() { seen = append(seen, p.shown()...) }
 	p.drag(-300, 120)
 	look()
@@ -34,8 +40,8 @@ func TestMap_KilledProcessAndRedis(t *testing.T) {
 	if s := f.sum(); asked < 3*s.Loads || s.Waits == 0 {
 		t.Errorf("not all were asked for each tile: the page has asked %d times, and the fleet has counted %+v", asked, s)
 	}
-	p.await("the page has counted as many", fmt.Sprintf(`document.getElementById("computed").textContent === "%d"`, len(f.computed(0))))
-	if twice := evaluate[string](p, `document.getElementById("twice").textContent`); twice != "0" {
+	f.await(t, "the page has counted as many", func() bool { return p.text("computed") == fmt.Sprint(f.reported()) })
+	if twice := p.text("twice"); twice != "0" {
 		t.Errorf("the page says that %s tiles were computed twice", twice)
 	}
 
@@ -45,8 +51,11 @@ func TestMap_KilledProcessAndRedis(t *testing.T) {
 	p.click("input[value=turn]")
 	p.press("0")
 	look()
-	p.press("+")
+	p.press("+") // from the whole set this leads to the start, not into the black centre
 	look()
+	if place := p.text("place"); place != begin {
+		t.Errorf("the map began at %s, and is at %s", begin, place)
+	}
 	f.await(t, "all is reported", f.settled)
 	checkOnce(t, f.computed(0), seen)
 	f.await(t, "there are hits", func() bool { return f.sum().Hits > before })
@@ -76,11 +85,59 @@ func TestMap_KilledProcessAndRedis(t *testing.T) {
 	first = len(f.computed(0))
 	p.zoomTo("zoom-in", "5")
 	p.drag(-150, -100)
-	p.screenshot("without Redis")
 	f.await(t, "tiles are computed without Redis", func() bool {
 		return slices.ContainsFunc(f.computed(first), func(l load) bool { return l.Unlocked })
 	})
 	p.await("the page shows it", `Number(document.getElementById("unlocked").textContent) > 0`)
+
+	// Without the lock each process computes a tile, and the page counts that.
+	f.await(t, "all is reported", f.settled)
+	tiles := make(map[string]bool)
+	for _, l := range f.computed(first) {
+		tiles[l.Tile] = true
+	}
+	twice := len(f.computed(first)) - len(tiles)
+	if twice == 0 {
+		t.Error("no tile was computed twice")
+	}
+	f.await(t, fmt.Sprintf("the page says that %d were computed twice", twice), func() bool { return p.text("twice") == fmt.Sprint(twice) })
+
+	// Commands failed, and no request.
+	p.await("the page shows Redis errors", `[...document.querySelectorAll("dd[data-count=RedisErrors]")].some(dd => Number(dd.textContent) > 0)`)
+	for id, want := range map[string]string{"failed": "0", "note-failed": "No request has failed."} {
+		if got := p.text(id); got != want {
+			t.Errorf("%s is %q, want %q", id, got, want)
+		}
+	}
+	for _, id := range []string{"note-errors", "note-unlocked"} {
+		if !evaluate[bool](p, fmt.Sprintf("document.getElementById(%q).checkVisibility()", id)) {
+			t.Errorf("%s is not visible", id)
+		}
+	}
+	p.screenshot("without Redis")
+	p.checkConsole(killed)
+}
+
+// The page counts the requests that a killed process does not answer, and shows every tile.
+func TestFailedRequests_KilledProcess(t *testing.T) {
+	chromium(t)
+	f := startFleet(t, "-away=500ms")
+	p := openPage(t, f)
+	killed := f.ports[1]
+	for range 10 { // a process may have answered everything before it is dead
+		asked := p.text("asked")
+		p.click("#zoom-in")
+		p.await("the page asks", fmt.Sprintf(`document.getElementById("asked").textContent !== %q`, asked))
+		p.click(card(fmt.Sprint(killed)) + " button")
+		p.awaitMap()
+		p.await("the process is back", fmt.Sprintf("document.querySelector(%q)", card(fmt.Sprint(killed))+" button:enabled"))
+		if p.text("failed") != "0" {
+			break
+		}
+	}
+	if p.text("failed") == "0" {
+		t.Error("the page has counted no failed request")
+	}
 	p.checkConsole(killed)
 }
 
@@ -98,11 +155,11 @@ func TestMap_ReturningProcessAndRedis(t *testing.T) {
 	p.await("all ask Redis", `!document.querySelector("article.down, article.trouble")`)
 
 	// A new Redis is empty. Each tile is computed once more, and new tiles once.
-	p.zoomTo("zoom-in", "3")
+	p.zoomTo("zoom-in", "4")
 	f.await(t, "nothing is being computed", func() bool { return f.sum().Loading == 0 })
 	first := len(f.computed(0))
 	p.click("input[value=turn]")
-	p.zoomTo("zoom-in", "4")
+	p.zoomTo("zoom-in", "5")
 	seen := p.shown()
 	p.drag(-300, 300)
 	seen = append(seen, p.shown()...)

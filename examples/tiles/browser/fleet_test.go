@@ -20,9 +20,10 @@ type fleet struct {
 	url   string
 	ports []int
 
-	mu    sync.Mutex
-	loads []load        // protected by mu: the reports of all processes, each once
-	stats map[int]stats // protected by mu: the latest ones, by port
+	mu        sync.Mutex
+	loads     []load        // protected by mu: the reports of all processes, each once
+	refreshes int           // protected by mu: refreshes, which are not in loads
+	stats     map[int]stats // protected by mu: the latest ones, by port
 }
 
 type load struct {
@@ -122,10 +123,12 @@ func (f *fleet) note(t *testing.T, port int, data string) {
 		if message.Error != "" {
 			t.Errorf("%d failed to compute %s: %s", port, message.Tile, message.Error)
 		}
-		if !message.Refresh { // a tile may expire while a slow machine runs this test
-			message.port = port
-			f.loads = append(f.loads, message.load)
+		if message.Refresh { // a tile may expire while a slow machine runs this test
+			f.refreshes++
+			return
 		}
+		message.port = port
+		f.loads = append(f.loads, message.load)
 	}
 }
 
@@ -146,7 +149,14 @@ func (f *fleet) sum() (sum stats) {
 	return sum
 }
 
+// reported returns the number of loads and refreshes so far.
+func (f *fleet) reported() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.loads) + f.refreshes
+}
+
 // settled reports whether no load runs, and all loads have been reported.
 func (f *fleet) settled() bool {
-	return f.sum().Loading == 0 && f.sum().Loads == int64(len(f.computed(0)))
+	return f.sum().Loading == 0 && f.sum().Loads == int64(f.reported())
 }

@@ -101,6 +101,12 @@ func evaluate[T any](p *page, expression string) T {
 	return v
 }
 
+// text returns the text of the element with an id.
+func (p *page) text(id string) string {
+	p.t.Helper()
+	return evaluate[string](p, fmt.Sprintf("document.getElementById(%q).textContent", id))
+}
+
 // awaitMap waits until the map shows every tile of the view.
 func (p *page) awaitMap() {
 	p.t.Helper()

@@ -4,10 +4,11 @@ import {Fleet} from "./fleet.js";
 import {TileMap} from "./map.js";
 
 const fleet = new Fleet();
-new TileMap(document.getElementById("map"), fleet);
+const map = new TileMap(document.getElementById("map"), fleet);
 
 document.getElementById("asking").addEventListener("change", () => {
   fleet.mode = new FormData(document.getElementById("asking")).get("mode");
+  map.readsAgain = document.getElementById("again").checked;
   document.getElementById("tiles").classList.toggle("plain", !document.getElementById("tinted").checked);
 });
 

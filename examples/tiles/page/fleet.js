@@ -2,7 +2,7 @@
 
 const element = id => document.getElementById(id);
 
-const life = 5 * 60 * 1000; // ms: Redis can serve a computed tile for at least this long
+const life = 5 * 60 * 1000; // ms: Redis can serve a computed tile for at least this long, unless it is killed
 const longestLog = 150;
 
 export class Fleet {
@@ -11,6 +11,7 @@ export class Fleet {
   #members = new Map(); // by name, in the order of the fleet
   #turn = 0;
   #asked = 0;
+  #failed = 0;
   #computed = 0;
   #twice = 0;
   #unlocked = 0;
@@ -28,13 +29,16 @@ export class Fleet {
   // Asking.
 
   // get resolves with the first answer: the picture, and the process that computed it. It does not
-  // ask processes that are known to be down. If a process fails, it asks the next one.
-  async get(tile, signal) {
+  // ask processes that are known to be down. If a process fails, it asks the next one. With
+  // all=true it resolves when every process that it asks has answered.
+  async get(tile, signal, all = false) {
     const servers = [...this.#members.values()].filter(m => m.url);
     const up = servers.filter(m => m.pid);
     const asked = up.length ? up : servers;
     if (this.mode === "all") {
-      return Promise.any(asked.map(m => this.#ask(m, tile, signal)));
+      const answers = asked.map(m => this.#ask(m, tile, signal));
+      if (all) await Promise.allSettled(answers);
+      return Promise.any(answers);
     }
     const first = this.#turn++;
     for (let i = 0; i < asked.length; i++) {
@@ -50,13 +54,19 @@ export class Fleet {
   async #ask(member, tile, signal) {
     this.#asked++;
     this.#showSums();
-    const response = await fetch(`${member.url}/tiles/${tile}`, {signal});
-    if (!response.ok) throw new Error(`${member.name} answered ${response.status}`);
-    return {
-      picture: await response.blob(),
-      process: response.headers.get("Tile-Process"),
-      took: response.headers.get("Tile-Took"),
-    };
+    try {
+      const response = await fetch(`${member.url}/tiles/${tile}`, {signal});
+      if (!response.ok) throw new Error(`${member.name} answered ${response.status}`);
+      return {
+        picture: await response.blob(),
+        process: response.headers.get("Tile-Process"),
+        took: response.headers.get("Tile-Took"),
+      };
+    } catch (err) {
+      if (!signal.aborted) this.#failed++;
+      this.#showSums();
+      throw err;
+    }
   }
 
   colourOf(name) { return this.#members.get(name)?.colour ?? "var(--quiet)"; }
@@ -76,7 +86,6 @@ export class Fleet {
       }
       if (member.pid && !state.pid) this.#log(member, "was killed", "down");
       if (member.pid === 0 && state.pid) this.#log(member, "is back, and remembers nothing");
-      if (member.name === "redis" && member.pid !== state.pid) this.#computedAt.clear();
       Object.assign(member, state);
       showStatus(member);
     }
@@ -118,10 +127,11 @@ export class Fleet {
     switch (event.kind) {
     case "stats":
       for (const dd of member.card.querySelectorAll("dd")) {
-        dd.textContent = dd.dataset.count.split(" ").reduce((sum, name) => sum + event.stats[name], 0);
+        dd.textContent = event.stats[dd.dataset.count];
       }
-      member.breakerOpen = event.stats.BreakerOpen;
+      member.stats = event.stats;
       showStatus(member);
+      this.#showSums();
       break;
     case "load":
       this.#noteLoad(member, event);
@@ -147,19 +157,25 @@ export class Fleet {
     if (event.refresh) what += ", in the background";
     if (event.unlocked) what += ", without Redis";
     this.#log(member, what, "", event.at);
-    if (event.at < this.#opened || event.error) return;
+    if (event.error) return;
+    const before = this.#computedAt.get(event.tile) ?? 0;
+    this.#computedAt.set(event.tile, Math.max(before, event.at));
+    if (event.at < this.#opened) return;
     this.#computed++;
-    if (event.unlocked) {
-      this.#unlocked++;
-    } else if (!event.refresh) {
-      if (event.at - (this.#computedAt.get(event.tile) ?? -Infinity) < life) this.#twice++;
-      this.#computedAt.set(event.tile, event.at);
-    }
+    if (event.unlocked) this.#unlocked++;
+    // A Redis that was killed has lost its tiles.
+    const since = Math.max(event.at - life, this.#members.get("redis")?.since ?? 0);
+    if (before >= since && !event.refresh) this.#twice++;
     this.#showSums();
   }
 
   #showSums() {
+    const redisErrors = [...this.#members.values()].reduce((sum, m) => sum + (m.stats?.RedisErrors ?? 0), 0);
+    element("note-unlocked").hidden = !this.#unlocked;
+    element("note-errors").hidden = !redisErrors;
+    element("note-failed").textContent = this.#failed ? `${this.#failed} of ${this.#asked} requests have failed.` : "No request has failed.";
     element("asked").textContent = this.#asked;
+    element("failed").textContent = this.#failed;
     element("computed").textContent = this.#computed;
     element("twice").textContent = this.#twice;
     element("unlocked").textContent = this.#unlocked;
@@ -191,13 +207,13 @@ function showStatus(member) {
   const {card} = member;
   const down = !member.pid;
   let text = `process ${member.pid}`;
-  if (member.breakerOpen) text = "does not ask Redis now";
+  if (member.stats?.BreakerOpen) text = "does not ask Redis now";
   if (down) {
     const seconds = Math.ceil((member.returns - Date.now()) / 1000);
     text = seconds > 0 ? `killed, back in ${seconds} s` : "killed, starting again";
   }
   card.classList.toggle("down", down);
-  card.classList.toggle("trouble", !!member.breakerOpen);
+  card.classList.toggle("trouble", !!member.stats?.BreakerOpen);
   const status = card.querySelector(".status");
   if (status.textContent !== text) status.textContent = text;
   card.querySelector("button").disabled = down;

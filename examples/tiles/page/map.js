@@ -3,39 +3,47 @@
 const tileSize = 256;
 const minZoom = 0, maxZoom = 30;
 const atOnce = 5;     // tiles requested at a time: one less than the connections of a browser to one server
-const centre = {x: 0.43908903, y: 0.46704352}; // interesting at every zoom level
+// Around this place there is something to see at every zoom level from this one on.
+const start = {x: 0.56621890781552, y: 0.29319620394319, zoom: 3};
 const settling = 120; // ms without a move before new tiles are requested: none for tiles that only pass by
 const pace = 220;     // ms of an animation
+const rest = 1000;    // ms between two reads of tiles that are already shown
 
 const clamp = (v, least, most) => Math.min(Math.max(v, least), most);
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 export class TileMap {
+  readsAgain = true; // as visitors of a busy map do; else no tile is read twice, and there are no hits
+
   #box;      // the element of the map
   #fleet;
   #view;     // zoom, and x and y of the centre, in a world that is 1 wide and high
   #goal;     // the view at the end of the animation
   #tiles = new Map(); // by name
   #asking = 0;
+  #reads = 0; // of tiles that were already shown
   #timer;
   #frame;
 
   constructor(box, fleet) {
     this.#box = box;
     this.#fleet = fleet;
-    this.#view = this.#goal = this.#all();
+    this.#view = this.#goal = start;
     new ResizeObserver(() => this.#moved()).observe(box);
     this.#listen();
+    setTimeout(() => this.#readAgain(), rest);
   }
 
+  // #all returns the view of the whole set.
   #all() {
     const {clientWidth: w, clientHeight: h} = this.#box;
-    return {...centre, zoom: Math.max(1, Math.round(Math.log2(Math.min(w, h) / tileSize)))};
+    return {x: 0.4375, y: 0.5, zoom: Math.max(1, Math.round(Math.log2(Math.min(w, h) / tileSize)))};
   }
 
   // Moving.
 
-  // pan moves the view by pixels. zoomBy zooms towards a point of the element.
+  // pan moves the view by pixels. zoomBy zooms towards a point of the element. Without a point it
+  // zooms towards the centre, but from the whole set towards the start: the centre is black.
 
   pan(dx, dy) {
     const scale = tileSize * 2 ** this.#goal.zoom;
@@ -45,6 +53,11 @@ export class TileMap {
   zoomBy(levels, point, animated = true) {
     const {x, y, zoom} = this.#goal;
     const next = clamp(zoom + levels, minZoom, maxZoom);
+    const all = this.#all();
+    if (!point && levels > 0 && x === all.x && y === all.y && zoom === all.zoom) {
+      this.#go({...start, zoom: next}, animated);
+      return;
+    }
     const [dx, dy] = point ? this.#fromCentre(point) : [0, 0];
     const shift = (1 / 2 ** zoom - 1 / 2 ** next) / tileSize;
     this.#go({x: x + dx * shift, y: y + dy * shift, zoom: next}, animated);
@@ -187,7 +200,7 @@ export class TileMap {
     const box = document.createElement("div");
     box.className = "tile";
     box.dataset.tile = name;
-    this.#tiles.set(name, {name, z, x, y, box, here: false, asked: false, gone: new AbortController()});
+    this.#tiles.set(name, {name, z, x, y, box, here: false, asked: false, read: 0, gone: new AbortController()});
     document.getElementById("tiles").append(box);
   }
 
@@ -229,13 +242,33 @@ export class TileMap {
     } finally {
       URL.revokeObjectURL(img.src);
     }
-    const label = document.createElement("span");
-    label.textContent = `${process} \u00b7 ${took} ms`;
-    tile.box.append(img, label);
-    tile.box.style.setProperty("--who", this.#fleet.colourOf(process));
-    tile.box.dataset.process = process;
+    tile.box.append(img, document.createElement("span"));
+    this.#label(tile, {process, took});
     tile.box.classList.add("here");
     tile.here = true;
+  }
+
+  // #label shows which process computed a tile.
+  #label(tile, {process, took}) {
+    tile.box.querySelector("span").textContent = `${process} \u00b7 ${took} ms`;
+    tile.box.style.setProperty("--who", this.#fleet.colourOf(process));
+    tile.box.dataset.process = process;
+  }
+
+  // #readAgain reads the visible tile whose last read is the longest ago, while none is missing.
+  // The picture of a tile never changes, but another process may have computed it.
+  async #readAgain() {
+    const shown = [...this.#tiles.values()].filter(t => t.here && t.z === this.#level);
+    const tile = shown.sort((a, b) => a.read - b.read)[0];
+    if (this.readsAgain && tile && !this.#asking && !document.hidden) {
+      tile.read = ++this.#reads;
+      try {
+        this.#label(tile, await this.#fleet.get(tile.name, tile.gone.signal, true));
+      } catch {
+        // No process can answer now, or the tile is no longer visible. The tile shows its old label.
+      }
+    }
+    setTimeout(() => this.#readAgain(), rest);
   }
 
   // #place moves the tiles to their places, on whole pixels, so that there are no gaps.
