@@ -41,7 +41,7 @@ type Locker struct {
 // when rdb is nil or a pipeline, name is empty, or opts are incoherent. So do [NewFairMutex] and
 // [NewSemaphore].
 func NewMutex(rdb redis.UniversalClient, name string, opts *Options) (*Locker, error) {
-	return newLocker(rdb, name, keysOf(name), mutex{}, opts)
+	return newLocker(rdb, name, mutex{}, opts, keysOf)
 }
 
 // NewFairMutex returns a [Locker] of which one lease is held at a time, granted in the order in
@@ -54,7 +54,7 @@ func NewMutex(rdb redis.UniversalClient, name string, opts *Options) (*Locker, e
 // The price of the order is a slower hand-over: a released lock stays free until the next waiter
 // asks again, for about an eighth of the time for which it was held, and 100 ms at most.
 func NewFairMutex(rdb redis.UniversalClient, name string, opts *Options) (*Locker, error) {
-	return newLocker(rdb, name, keysOf(name), fair{}, opts)
+	return newLocker(rdb, name, fair{}, opts, keysOf)
 }
 
 // NewSemaphore returns a [Locker] of which at most size leases are held at a time. Each lease ends
@@ -67,16 +67,16 @@ func NewSemaphore(rdb redis.UniversalClient, name string, size int, opts *Option
 	if size < 1 {
 		return nil, fmt.Errorf("lock: size of %.100q is %d: at least 1 is allowed", name, size)
 	}
-	return newLocker(rdb, name, keysOf(name), semaphore{size: size}, opts)
+	return newLocker(rdb, name, semaphore{size: size}, opts, keysOf)
 }
 
 func init() {
 	fleetlock.NewSemaphore = func(rdb redis.UniversalClient, name, key string, size int, opts *Options) (*Locker, error) {
-		return newLocker(rdb, name, keysAt(key), semaphore{size: size}, opts)
+		return newLocker(rdb, name, semaphore{size: size}, opts, func(string) keys { return keysAt(key) })
 	}
 }
 
-func newLocker(rdb redis.UniversalClient, name string, keys keys, kind kind, opts *Options) (*Locker, error) {
+func newLocker(rdb redis.UniversalClient, name string, kind kind, opts *Options, keysOf func(name string) keys) (*Locker, error) {
 	if err := client.Check(rdb); err != nil {
 		return nil, fmt.Errorf("lock: %w", err)
 	}
@@ -90,7 +90,7 @@ func newLocker(rdb redis.UniversalClient, name string, keys keys, kind kind, opt
 	if err != nil {
 		return nil, err
 	}
-	l := &Locker{name: name, kind: kind, keys: keys, opts: o}
+	l := &Locker{name: name, kind: kind, keys: keysOf(name), opts: o}
 	if o.Trace != nil {
 		l.trace = *o.Trace
 	}
