@@ -258,7 +258,7 @@ var lockMutants = []mutant{
 		file: "lock/command.go",
 		old:  "NoRetry() bool { return true }",
 		new:  "NoRetry() bool { return false }",
-		pkg:  "lock", test: "TestALostReplyIsNotForgottenWhenRedisCannotBeReachedAfterIt",
+		pkg:  "internal/tests/faults/lock", test: "TestErrAmbiguous_LostReplyThenRefused",
 	},
 	{
 		name: "lost-lease-not-given-back",
@@ -365,7 +365,7 @@ var lockMutants = []mutant{
 		file: "lock/lua/mutex_release.lua",
 		old:  "redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('%.0f', ms))\n",
 		new:  "",
-		pkg:  "lock", test: "TestFailover_LeaseThatTheOldMasterDoesNotKnow/mutex",
+		pkg:  "internal/tests/faults/lock", test: "TestFailover_LeaseThatTheOldMasterDoesNotKnow/mutex",
 	},
 	{
 		name: "marks-without-limit",

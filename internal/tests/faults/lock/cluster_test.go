@@ -1,0 +1,195 @@
+package lock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/locktest"
+	"github.com/singlefill/singlefill/lock"
+)
+
+// Clusters whose keys move and whose nodes die.
+
+// The keys of a lock that is held and waited for move to another node, one by one, and nothing is
+// lost. Redis runs no script on keys that are in two places, and says to try again.
+//
+//fault:moved-slot
+func TestCluster_SlotMoves(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t)
+	var all []heldLock
+	for _, k := range locktest.Kinds {
+		all = append(all, hold(t, k, cluster.Client(t), k.Name, time.Second, 6*time.Second))
+	}
+	contested := contestAll(t, cluster.Client(t), all)
+	renewals := make(map[string]int) // after the move
+	for _, c := range contested {
+		from := cluster.Owner(t, locktest.Key(c.Name))
+		if c.Name == "fair" {
+			redistest.Await(t, "the waiter is in the queue", func() bool {
+				return from.Admin().ZCard(context.Background(), locktest.Key(c.Name)+":queue").Val() == 1
+			})
+		}
+		before := tryAgains(t, cluster)
+		move := cluster.Move(t, locktest.Key(c.Name))
+		move.Take(locktest.Key(c.Name))
+		if len(move.Rest()) == 0 {
+			t.Fatalf("%s: nothing is left to be moved", c.Name)
+		}
+		redistest.Await(t, "a client is told to try again", func() bool { return tryAgains(t, cluster) > before })
+		move.End()
+		if left, marks := locktest.Left(t, from.Admin(), c.Name); len(left)+len(marks) > 0 {
+			t.Errorf("%s: on the old node: %q %q", c.Name, left, marks)
+		}
+		renewals[c.Name] = c.holder.Count("renewed")
+	}
+	for _, c := range contested {
+		redistest.Await(t, "each is renewed on its new node",
+			func() bool { return c.holder.Count("renewed") >= renewals[c.Name]+c.Size })
+		c.handOver(t)
+		owner := cluster.Owner(t, locktest.Key(c.Name))
+		redistest.Await(t, "nothing is left of the lock", func() bool {
+			left, _ := locktest.Left(t, owner.Admin(), c.Name)
+			return len(left) == 0
+		})
+	}
+}
+
+// tryAgains returns how often the nodes of a cluster have said to try again.
+func tryAgains(t testing.TB, cluster *redistest.Cluster) (all int) {
+	t.Helper()
+	for _, node := range cluster.Nodes {
+		info, err := node.Admin().Info(context.Background(), "errorstats").Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var n int
+		_, count, _ := strings.Cut(info, "errorstat_TRYAGAIN:count=")
+		fmt.Sscan(count, &n)
+		all += n
+	}
+	return all
+}
+
+// A master that dies costs no lease that its replica knows, if the replica takes over within TTL.
+//
+//fault:dead-master
+func TestCluster_MasterDies(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartReplicatedCluster(t)
+	often := func(o *redis.ClusterOptions) { o.ClusterStateReloadInterval, o.DialerRetries = 500*time.Millisecond, 1 }
+	var all []heldLock
+	for _, k := range locktest.Kinds {
+		name := "{name}" + k.Name // all on one node
+		all = append(all, hold(t, k, cluster.Client(t, often), name, time.Second, 12*time.Second))
+	}
+	victim := cluster.Owner(t, locktest.Key("{name}"))
+	conn := victim.Admin().Conn()
+	if n, err := conn.Wait(t.Context(), 1, 10*time.Second).Result(); n < 1 || err != nil {
+		t.Fatalf("%d replicas know of it, %v", n, err)
+	}
+	_ = conn.Close()
+	victim.Kill()
+	begun := time.Now()
+	for i, h := range all {
+		h.awaitRenewal(t)
+		if i == 0 {
+			t.Logf("the first renewal by the new master came %v after the death of the old one; TTL is 12 s",
+				time.Since(begun).Round(time.Millisecond))
+		}
+	}
+	if owner := cluster.Owner(t, locktest.Key("{name}")); owner == victim {
+		t.Error("the dead master serves the keys")
+	}
+	for _, h := range all {
+		other := h.Locker(t, cluster.Client(t, often), "{name}"+h.Name, time.Second, locktest.Long)
+		if _, err := other.TryAcquire(t.Context()); !errors.Is(err, lock.ErrBusy) {
+			t.Errorf("%s: TryAcquire of another = %v, want ErrBusy", h.Name, err)
+		}
+		h.release(t)
+		for _, l := range h.Fill(t, other) {
+			locktest.Release(t, l)
+		}
+	}
+}
+
+// The keys of a lock are in one slot, whatever its name, and a dead node affects other locks only.
+//
+//fault:dead-node
+func TestCluster_OneSlot(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t)
+	clients := []redis.UniversalClient{cluster.Client(t), cluster.Client(t), cluster.Client(t)}
+	for _, name := range []string{"plain", "a{b}c", "{x}y", "a{}b", "}{x}", "%7D", "{", "a}b{c"} {
+		for _, k := range locktest.Kinds {
+			if strings.HasPrefix(name, "}") {
+				contend(t, k, clients, name)
+			}
+			leases := k.Fill(t, k.Locker(t, clients[0], name, locktest.Patient, locktest.Long))
+			got := k.Wait(t, k.Locker(t, clients[1], name, locktest.Patient, locktest.Long))
+			if slots, _ := slotsOf(t, cluster); len(slots) != 1 {
+				t.Errorf("%s %q: its keys are in %d slots: %v", k.Name, name, len(slots), slots)
+			}
+			for _, l := range leases {
+				locktest.Release(t, l)
+			}
+			locktest.Release(t, got())
+			for _, n := range cluster.Nodes {
+				do(t, n, "flushall")
+			}
+		}
+	}
+
+	for _, n := range cluster.Nodes {
+		do(t, n, "config", "set", "cluster-require-full-coverage", "no")
+	}
+	var all []heldLock
+	for _, k := range locktest.Kinds {
+		all = append(all, hold(t, k, clients[0], "{name}"+k.Name, time.Second, 9*time.Second))
+	}
+	_, node := slotsOf(t, cluster)
+	cluster.Nodes[(node+1)%len(cluster.Nodes)].Kill()
+	for _, h := range all {
+		h.awaitRenewal(t)
+		h.release(t)
+		contend(t, h.Kind, clients, "{name}"+h.Name)
+	}
+}
+
+// contend checks that goroutines of several clients never hold the lock together.
+func contend(t *testing.T, k locktest.Kind, clients []redis.UniversalClient, name string) {
+	t.Helper()
+	c := &crowd{Kind: k}
+	for _, rdb := range clients {
+		c.lockers = append(c.lockers, k.Locker(t, rdb, name, locktest.Patient, locktest.Long))
+	}
+	c.run(t, 4, func(turns int) bool { return turns < 4 })
+	if n := int(c.granted.Load()); n != 16*len(clients) {
+		t.Errorf("%s %q: %d grants", k.Name, name, n)
+	}
+}
+
+// slotsOf returns the slots of all keys of a cluster, and the node that has the last of them.
+func slotsOf(t testing.TB, cluster *redistest.Cluster) (slots map[int64][]string, node int) {
+	t.Helper()
+	slots = make(map[int64][]string)
+	for i, n := range cluster.Nodes {
+		keys, err := n.Admin().Keys(context.Background(), "*").Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, key := range keys {
+			slot := n.Admin().ClusterKeySlot(context.Background(), key).Val()
+			slots[slot] = append(slots[slot], key)
+			node = i
+		}
+	}
+	return slots, node
+}

@@ -1,0 +1,192 @@
+package lock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/locktest"
+	"github.com/singlefill/singlefill/lock"
+)
+
+// Failovers and replicas.
+
+// failoverTimeout and failoverTTL are those of Lockers that must not see an error during a
+// failover.
+const failoverTimeout, failoverTTL = 3 * time.Second, 10 * time.Second
+
+// A failover behind one address, whose old master becomes a replica and keeps its connections,
+// fails no call and costs no lease.
+//
+//fault:failover-one-address
+func TestFailover_OldMasterKeepsItsConnections(t *testing.T) {
+	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
+		const conns = 25
+		old := redistest.Start(t)
+		next := redistest.StartReplica(t, old)
+		p := redistest.NewProxy(t, old.Addr)
+		rdb := p.Client(t, func(o *redis.Options) { o.PoolSize, o.MinIdleConns = conns, conns })
+		var events locktest.Events
+		open := func(rdb *redis.Client, name string) *lock.Locker {
+			l, err := k.Open(rdb, name, &lock.Options{
+				TTL: failoverTTL, RedisTimeout: failoverTimeout, WaiterTTL: 5 * failoverTimeout, Trace: events.Trace(),
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return l
+		}
+		take := func(l *lock.Locker) *lock.Lease {
+			t.Helper()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			lease, err := l.Acquire(ctx)
+			if err != nil {
+				t.Errorf("Acquire: %v", err)
+			}
+			return lease
+		}
+		useAllConnections := func(when string) {
+			var callers sync.WaitGroup
+			for i := range conns {
+				l := open(rdb, fmt.Sprint(when, i))
+				callers.Go(func() { locktest.Release(t, take(l)) })
+			}
+			callers.Wait()
+		}
+		held := take(open(rdb, "held"))
+		useAllConnections("before")
+		redistest.Await(t, "the pool is full, and the replica knows all", func() bool {
+			return rdb.PoolStats().TotalConns == conns && next.Admin().Exists(t.Context(), locktest.Key("held")).Val() == 1
+		})
+
+		host, port, _ := net.SplitHostPort(next.Addr)
+		do(t, next, "replicaof", "no", "one")
+		p.Redirect(next.Addr)
+		do(t, old, "replicaof", host, port)
+		tried, err := open(rdb, "taken").TryAcquire(t.Context())
+		if err != nil {
+			t.Errorf("TryAcquire: %v", err)
+		}
+		taken := take(open(next.Client(t), "other"))
+		useAllConnections("after")
+		renewed := events.Count("renewed")
+		redistest.Await(t, "leases are renewed", func() bool { return events.Count("renewed") >= renewed+2 })
+		for _, lease := range []*lock.Lease{held, tried, taken} {
+			locktest.Release(t, lease)
+		}
+		if lost := events.Of("lost"); len(lost) > 0 {
+			t.Errorf("lost: %+v", lost)
+		}
+	})
+}
+
+// An old master does not decide about a lease that it does not know.
+//
+//fault:failover-one-address
+func TestFailover_LeaseThatTheOldMasterDoesNotKnow(t *testing.T) {
+	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
+		old, next := redistest.Start(t), redistest.Start(t)
+		p := redistest.NewProxy(t, next.Addr)
+		rdb := p.Client(t, func(o *redis.Options) { o.PoolSize, o.MinIdleConns = 1, 0 })
+		lease := locktest.Take(t, k.Locker(t, rdb, "n", failoverTimeout, failoverTTL))
+		p.Redirect(old.Addr)
+		p.Cut()
+		// The one connection is to the old master.
+		if err := rdb.Ping(t.Context()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		// It has been a replica since, of a master that it does not reach.
+		do(t, old, "replicaof", "127.0.0.1", "1")
+		p.Redirect(next.Addr)
+		locktest.Release(t, lease)
+	})
+}
+
+// After a failover to a replica that does not know the leases, other callers have them at once; the
+// old holders learn it at their next renewal, and their release changes nothing. The fences grow.
+//
+//fault:failover-lost-lock
+func TestFailover_LosesLeases(t *testing.T) {
+	t.Parallel()
+	master := redistest.Start(t)
+	replica := redistest.StartReplica(t, master)
+	host, _, _ := strings.Cut(replica.Addr, ":")
+	do(t, replica, "replicaof", host, 1) // cut off: no server is there
+	p := redistest.NewProxy(t, master.Addr)
+	const ttl = 6 * time.Second
+	var all []heldLock
+	for _, k := range locktest.Kinds {
+		all = append(all, hold(t, k, p.Client(t), k.Name, time.Second, ttl))
+		if n := k.Holders(t, replica.Admin(), k.Name); n != 0 {
+			t.Errorf("the replica knows of %d holders", n)
+		}
+	}
+	master.Kill()
+	do(t, replica, "replicaof", "no", "one")
+	p.Redirect(replica.Addr)
+	p.Cut()
+	begun := time.Now()
+	for _, h := range all {
+		next := h.Fill(t, h.Locker(t, p.Client(t), h.Name, locktest.Patient, locktest.Long))
+		before := h.State(t, replica.Admin(), h.Name)
+		for _, l := range h.leases {
+			if next[0].Fence() <= l.Fence() {
+				t.Errorf("%s: fence %d after %d", h.Name, next[0].Fence(), l.Fence())
+			}
+			h.holder.WantLost(t, l, gone) // a renewal was answered
+		}
+		if now := h.State(t, replica.Admin(), h.Name); now != before || before == "" {
+			t.Errorf("%s: the lock had %s, and has %s", h.Name, before, now)
+		}
+		for _, l := range next {
+			locktest.Release(t, l)
+		}
+	}
+	t.Logf("all learnt it within %v of the failover; TTL is %v, and they are renewed at a third of it",
+		time.Since(begun).Round(time.Millisecond), ttl)
+	for _, h := range all {
+		h.WantFree(t, replica, h.Name)
+	}
+}
+
+// A replica knows who holds a lock, but grants and releases nothing.
+//
+//fault:replica
+func TestReplica_GrantsNothing(t *testing.T) {
+	t.Parallel()
+	master := redistest.Start(t)
+	replica := redistest.StartReplica(t, master)
+	all := holdAll(t, master, time.Second, 5*time.Second)
+	for _, h := range all {
+		redistest.Await(t, "the replica has the lock", func() bool { return h.Holders(t, replica.Admin(), h.Name) == h.Size })
+		lease, err := h.Locker(t, replica.Client(t), h.Name, hasty, locktest.Long).TryAcquire(t.Context())
+		if lease != nil || !errors.Is(err, lock.ErrBusy) && !errors.Is(err, lock.ErrUnavailable) {
+			t.Errorf("%s: TryAcquire on a replica = %v, %v, want ErrBusy or ErrUnavailable", h.Name, lease, err)
+		}
+	}
+
+	// The two change places, and the clients do not know.
+	do(t, replica, "replicaof", "no", "one")
+	host, port, _ := strings.Cut(replica.Addr, ":")
+	do(t, master, "replicaof", host, port)
+	eachHeld(all, func(h heldLock) {
+		if err := h.leases[0].Release(t.Context()); !errors.Is(err, lock.ErrUnavailable) && !errors.Is(err, lock.ErrAmbiguous) {
+			t.Errorf("%s: Release on a replica = %v, want ErrUnavailable or ErrAmbiguous", h.Name, err)
+		}
+	})
+	for _, h := range all {
+		for _, l := range h.leases[1:] {
+			h.holder.WantLost(t, l, notRenewed)
+		}
+		h.WantFree(t, replica, h.Name)
+	}
+}

@@ -1,0 +1,225 @@
+package lock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/locktest"
+	"github.com/singlefill/singlefill/lock"
+)
+
+// Commands that arrive late, or twice.
+
+// An acquire that arrives after its caller has given up takes nothing.
+//
+//fault:late-command
+func TestAcquire_ArrivesAfterGivingUp(t *testing.T) {
+	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
+		for _, what := range []string{"after RedisTimeout", "with its context"} {
+			t.Run(what, func(t *testing.T) {
+				p := behindProxy(t, k, redistest.Start(t))
+				late := p.on("acquire", redistest.HoldRequest).Times(1)
+				p.Command(t, p.s, "abandon")
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				timeout := hasty
+				if what == "with its context" {
+					timeout = locktest.Patient
+					go func() { <-late.Hit(); cancel() }()
+				}
+				lease, err := p.through(timeout, noRetries).Acquire(ctx)
+				if lease != nil || !errors.Is(err, lock.ErrAmbiguous) || errors.Is(err, context.Canceled) != (ctx.Err() != nil) {
+					t.Fatalf("Acquire = %v, %v, want ErrAmbiguous", lease, err)
+				}
+				redistest.Await(t, "the attempt is marked as abandoned", func() bool {
+					_, marks := p.left()
+					return len(marks) == 1
+				})
+				p.deliver(late)
+				p.wantNothing()
+				p.wantFree()
+			})
+		}
+	})
+}
+
+// An acquire that arrives after the lease of its second try was released takes nothing.
+//
+//fault:late-command
+func TestAcquire_ArrivesAfterRelease(t *testing.T) {
+	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
+		p := behindProxy(t, k, redistest.Start(t))
+		late := p.on("acquire", redistest.HoldRequest).Times(1)
+		p.Command(t, p.s, "release")
+		got := k.Wait(t, p.through(locktest.Patient, noRetries))
+		awaitFault(t, late)
+		p.proxy.Cut() // the second try is on another connection
+		locktest.Release(t, got())
+		p.deliver(late)
+		p.wantNothing()
+		p.wantFree()
+	})
+}
+
+// A late renewal brings no lease back, and does not affect the next holder.
+//
+//fault:late-command
+func TestRenewal_ArrivesLate(t *testing.T) {
+	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
+		for what, taken := range map[string]bool{"while the lock is free": false, "while others hold it": true} {
+			t.Run(what, func(t *testing.T) {
+				p := behindProxy(t, k, redistest.Start(t))
+				admin, key := p.s.Admin(), locktest.Key(p.name)
+				late := p.on("renew", redistest.HoldRequest).Times(1)
+				l := k.Locker(t, p.proxy.Client(t, noRetries), p.name, hasty, 1800*time.Millisecond)
+				lease := locktest.Take(t, l)
+				awaitFault(t, late)
+				p.proxy.Refuse(true) // no other renewal
+				l.WantLost(t, lease, notRenewed)
+				redistest.Await(t, "the lease has ended", func() bool { return k.Holders(t, admin, p.name) == 0 })
+				if taken {
+					k.Fill(t, p.direct())
+				}
+				before, left := p.state(), admin.PTTL(t.Context(), key).Val()
+				p.deliver(late)
+				if now := p.state(); now != before {
+					t.Errorf("the lock had %s, and has %s", before, now)
+				}
+				if now := admin.PTTL(t.Context(), key).Val(); now > left || left > 0 && now < left/2 {
+					t.Errorf("the lock had %v to live, and has %v", left, now)
+				}
+			})
+		}
+	})
+}
+
+// A late release does not affect the next holder.
+//
+//fault:late-command
+func TestRelease_ArrivesLate(t *testing.T) {
+	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
+		p := behindProxy(t, k, redistest.Start(t))
+		l := p.through(hasty, noRetries)
+		lease := locktest.Take(t, l)
+		late := p.on("release", redistest.HoldRequest).Times(1)
+		if err := lease.Release(t.Context()); !errors.Is(err, lock.ErrAmbiguous) {
+			t.Errorf("Release = %v, want ErrAmbiguous", err)
+		}
+		awaitFault(t, late)
+		redistest.Await(t, "another try has released it", func() bool { return l.Count("released") == 1 })
+		k.Fill(t, p.direct())
+		before := p.state()
+		p.deliver(late)
+		if now := p.state(); now != before || before == "" {
+			t.Errorf("the lock had %s, and has %s", before, now)
+		}
+	})
+}
+
+// deliver delivers a late command, and waits until the server has executed it.
+func (p proxied) deliver(late *redistest.Rule) {
+	p.t.Helper()
+	before := p.s.Calls("evalsha")
+	late.Release()
+	redistest.Await(p.t, "the late command is executed", func() bool { return p.s.Calls("evalsha") > before })
+}
+
+// A command that is delivered again, at once or when all is over, counts once.
+//
+//fault:repeated-command
+func TestCommand_DeliveredTwice(t *testing.T) {
+	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
+		p := behindProxy(t, k, redistest.Shared(t))
+		r := p.record()
+		l := k.Locker(t, p.proxy.Client(t), p.name, time.Second, 4*time.Second)
+		lease := locktest.Take(t, l)
+		r.want("acquire", fmt.Sprint(lease.Fence()))
+		if n := k.Holders(t, p.s.Admin(), p.name); n != 1 {
+			t.Errorf("%d hold it after a second acquire", n)
+		}
+		redistest.Await(t, "it is renewed", func() bool { return l.Count("renewed") > 0 })
+		r.want("renew", "1")
+		if n := k.Holders(t, p.s.Admin(), p.name); n != 1 {
+			t.Errorf("%d hold it after a second renewal", n)
+		}
+		locktest.Release(t, lease)
+
+		others := k.Fill(t, p.direct())
+		before := p.state()
+		r.want("release", "1")
+		r.want("renew", "0")
+		r.want("acquire", "[refused 0")
+		_, known := p.left()
+		// A waiter that leaves causes an abandon. Its commands are lost, or a mutex would have
+		// nothing to undo.
+		lost := p.on("acquire", redistest.DropReply)
+		if _, err := l.Acquire(t.Context()); !errors.Is(err, lock.ErrAmbiguous) {
+			t.Errorf("Acquire = %v, want ErrAmbiguous", err)
+		}
+		awaitFault(t, lost)
+		redistest.Await(t, "the attempt is abandoned", func() bool {
+			_, marks := p.left()
+			return len(marks) == len(known)+1
+		})
+		r.want("abandon", "0")
+		r.want("acquire", "[refused 0")
+		if now := p.state(); now != before {
+			t.Errorf("the lock had %s, and has %s", before, now)
+		}
+		for _, other := range others {
+			locktest.Release(t, other)
+		}
+		p.wantFree()
+	})
+}
+
+// A recorder keeps the last command of each act.
+type recorder struct {
+	proxied
+	mu   sync.Mutex
+	last map[string][]any // protected by mu
+}
+
+func (p proxied) record() *recorder {
+	r := &recorder{proxied: p, last: make(map[string][]any)}
+	for _, act := range []string{"acquire", "renew", "release", "abandon"} {
+		match := p.Command(p.t, p.s, act)
+		p.proxy.On(func(cmd []string) bool {
+			if match(cmd) {
+				r.mu.Lock()
+				defer r.mu.Unlock()
+				r.last[act] = nil
+				for _, arg := range cmd {
+					r.last[act] = append(r.last[act], arg)
+				}
+			}
+			return false
+		}, redistest.Pass)
+	}
+	return r
+}
+
+// want sends the last command of an act again, and checks the answer: a number, or how an array
+// begins.
+func (r *recorder) want(act, answer string) {
+	r.t.Helper()
+	r.mu.Lock()
+	cmd := r.last[act]
+	r.mu.Unlock()
+	if cmd == nil {
+		r.t.Fatalf("there was no %s", act)
+	}
+	got, err := r.s.Admin().Do(r.t.Context(), cmd...).Result()
+	if err != nil {
+		r.t.Fatalf("%s again: %v", act, err)
+	}
+	if text := fmt.Sprint(got); text != answer && !(strings.HasPrefix(answer, "[") && strings.HasPrefix(text, answer)) {
+		r.t.Errorf("%s again: the answer is %v, want %s", act, got, answer)
+	}
+}

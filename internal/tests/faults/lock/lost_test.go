@@ -1,0 +1,349 @@
+package lock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/locktest"
+	"github.com/singlefill/singlefill/lock"
+)
+
+// Requests and replies that are lost.
+
+// retryingClients are clients that retry by themselves, and clients that do not.
+var retryingClients = map[string]func(*redis.Options){"client retries": func(*redis.Options) {}, "client does not": noRetries}
+
+// ways are the ways to lose a command such that there is time for a retry.
+var ways = []struct {
+	name    string
+	action  redistest.Action
+	cut     bool // the connection, when the fault has come about
+	clients map[string]func(*redis.Options)
+}{
+	{"request lost", redistest.CloseBefore, false, retryingClients},
+	{"reply lost", redistest.HoldReply, true, retryingClients},
+	{"request lost in silence", redistest.DropRequest, false, map[string]func(*redis.Options){"client gives up": impatient}},
+	{"reply lost in silence", redistest.MuteReply, false, map[string]func(*redis.Options){"client gives up": impatient}},
+}
+
+// eachWay runs a test with each kind, way and client. fault lets the first command of an act be
+// lost.
+func eachWay(t *testing.T, run func(t *testing.T, p proxied, client func(*redis.Options), fault func(act string) *redistest.Rule)) {
+	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
+		for _, way := range ways {
+			for client, change := range way.clients {
+				t.Run(way.name+", "+client, func(t *testing.T) {
+					p := behindProxy(t, k, redistest.Shared(t))
+					run(t, p, change, func(act string) *redistest.Rule {
+						rule := p.on(act, way.action).Times(1)
+						if way.cut {
+							go func() {
+								select {
+								case <-rule.Hit():
+									p.proxy.Cut()
+								case <-t.Context().Done():
+								}
+							}()
+						}
+						return rule
+					})
+				})
+			}
+		}
+	})
+}
+
+// Acquire retries after a lost request or reply, and takes the lock once.
+//
+//fault:lost-request
+func TestAcquire_LostOnce(t *testing.T) {
+	eachWay(t, func(t *testing.T, p proxied, client func(*redis.Options), fault func(string) *redistest.Rule) {
+		before := locktest.Take(t, p.direct())
+		locktest.Release(t, before)
+		rule := fault("acquire")
+		l := p.through(locktest.Patient, client)
+		lease := locktest.Take(t, l)
+		awaitFault(t, rule)
+		if n := p.Holders(t, p.s.Admin(), p.name); n != 1 {
+			t.Errorf("%d hold it, want 1", n)
+		}
+		if last := p.fence(); lease.Fence() != last || last <= before.Fence() {
+			t.Errorf("fence %d, in Redis %d, before %d", lease.Fence(), last, before.Fence())
+		}
+		locktest.Release(t, lease)
+		wantTrace(t, l, 1, 1, 0)
+		p.wantFree()
+	})
+}
+
+// A retry after a lost reply gets the fence of the grant.
+//
+//fault:lost-reply
+func TestFence_LostReply(t *testing.T) {
+	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
+		p := behindProxy(t, k, redistest.Shared(t))
+		rule := p.on("acquire", redistest.HoldReply).Times(1)
+		got := k.Wait(t, p.through(locktest.Patient, noRetries))
+		awaitFault(t, rule)
+		granted := p.fence()
+		p.proxy.Cut()
+		if lease := got(); lease.Fence() != granted || granted == 0 {
+			t.Errorf("fence %d, want %d", lease.Fence(), granted)
+		}
+	})
+}
+
+// Release retries after a lost request or reply, and returns nil.
+//
+//fault:lost-request
+func TestRelease_LostOnce(t *testing.T) {
+	eachWay(t, func(t *testing.T, p proxied, client func(*redis.Options), fault func(string) *redistest.Rule) {
+		l := p.through(locktest.Patient, client)
+		lease := locktest.Take(t, l)
+		rule := fault("release")
+		locktest.Release(t, lease)
+		awaitFault(t, rule)
+		p.wantNothing()
+		if err := lease.Release(t.Context()); !errors.Is(err, lock.ErrLost) {
+			t.Errorf("the second Release = %v, want ErrLost", err)
+		}
+		wantTrace(t, l, 1, 1, 0)
+		p.wantFree()
+	})
+}
+
+// A lost renewal is retried, and the lease is kept. All kinds and ways run at once, since each
+// waits for its renewal.
+//
+//fault:lost-request
+func TestRenewal_LostOnce(t *testing.T) {
+	t.Parallel()
+	for _, k := range locktest.Kinds {
+		for _, way := range ways {
+			p := behindProxy(t, k, redistest.Shared(t))
+			for client, change := range way.clients {
+				l := k.Locker(t, p.proxy.Client(t, change), p.name, time.Second, 9*time.Second)
+				rule := p.on("renew", way.action).Times(1)
+				lease := locktest.Take(t, l)
+				defer func() {
+					awaitFault(t, rule)
+					p.proxy.Cut()
+					redistest.Await(t, "it is renewed", func() bool { return l.Count("renewed") > 0 })
+					locktest.Release(t, lease)
+					if n := l.Count("lost"); n != 0 {
+						t.Errorf("%s, %s, %s: Trace was told of %d lost", k.Name, way.name, client, n)
+					}
+				}()
+				break // the client's own retries do not matter here: one of them will do
+			}
+		}
+	}
+}
+
+// silences are the ways to lose a command while the connection stays open.
+var silences = map[string]redistest.Action{"request lost": redistest.DropRequest, "reply lost": redistest.MuteReply}
+
+// Acquire returns ErrAmbiguous after RedisTimeout at a silent Redis, and leaves nothing.
+//
+//fault:silence
+func TestAcquire_SilentRedis(t *testing.T) {
+	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
+		for what, action := range silences {
+			t.Run(what, func(t *testing.T) {
+				p := behindProxy(t, k, redistest.Shared(t))
+				rule := p.on("acquire", action).Times(1)
+				l := p.through(hasty)
+				begun := time.Now()
+				lease, err := l.Acquire(t.Context())
+				if took := time.Since(begun); took > clientBound {
+					t.Errorf("Acquire took %v", took)
+				}
+				if lease != nil || !errors.Is(err, lock.ErrAmbiguous) || errors.Is(err, lock.ErrBusy) || errors.Is(err, lock.ErrUnavailable) {
+					t.Fatalf("Acquire = %v, %v, want ErrAmbiguous", lease, err)
+				}
+				awaitFault(t, rule)
+				p.wantFree()
+			})
+		}
+	})
+}
+
+// Release returns ErrAmbiguous after RedisTimeout at a silent Redis, and releases in the
+// background.
+//
+//fault:silence
+func TestRelease_SilentRedis(t *testing.T) {
+	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
+		for what, action := range silences {
+			t.Run(what, func(t *testing.T) {
+				p := behindProxy(t, k, redistest.Shared(t))
+				l := p.through(hasty)
+				lease := locktest.Take(t, l)
+				rule := p.on("release", action).Times(1)
+				begun := time.Now()
+				err := lease.Release(t.Context())
+				if took := time.Since(begun); took > clientBound {
+					t.Errorf("Release took %v", took)
+				}
+				if !errors.Is(err, lock.ErrAmbiguous) || errors.Is(err, lock.ErrLost) {
+					t.Errorf("Release = %v, want ErrAmbiguous", err)
+				}
+				awaitFault(t, rule)
+				redistest.Await(t, "Trace is told of the release", func() bool { return l.Count("released") == 1 })
+				wantTrace(t, l, 1, 1, 0)
+				p.wantFree()
+			})
+		}
+	})
+}
+
+// Acquire without any reply returns ErrAmbiguous, and is undone, also when the clean-up meets a
+// fault.
+//
+//fault:no-reply
+func TestAcquire_NeverAnswered(t *testing.T) {
+	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
+		for what, abandon := range map[string]redistest.Action{
+			"cleaned up at once":                redistest.Pass,
+			"clean-up: request lost":            redistest.CloseBefore,
+			"clean-up: request lost in silence": redistest.DropRequest,
+			"clean-up: reply lost":              redistest.DropReply,
+			"clean-up: reply lost in silence":   redistest.MuteReply,
+		} {
+			t.Run(what, func(t *testing.T) {
+				p := behindProxy(t, k, redistest.Shared(t))
+				rule := p.on("acquire", redistest.DropReply)
+				cleanup := p.on("abandon", abandon).Times(1)
+				lease, err := p.through(hasty, noRetries).Acquire(t.Context())
+				if lease != nil || !errors.Is(err, lock.ErrAmbiguous) {
+					t.Fatalf("Acquire = %v, %v, want ErrAmbiguous", lease, err)
+				}
+				if rule.Fired() < 2 {
+					t.Errorf("it was tried %d times, want more", rule.Fired())
+				}
+				awaitFault(t, cleanup)
+				p.wantFree()
+			})
+		}
+	})
+}
+
+// A refused connection after a lost reply does not make the error ErrUnavailable: the command was
+// executed.
+//
+//fault:lost-reply-then-refused
+func TestErrAmbiguous_LostReplyThenRefused(t *testing.T) {
+	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
+		for client, change := range retryingClients {
+			for _, act := range []string{"acquire", "release"} {
+				t.Run(act+", "+client, func(t *testing.T) {
+					p := behindProxy(t, k, redistest.Shared(t))
+					rule := p.on(act, redistest.HoldReply).Times(1)
+					l := p.through(time.Second, change, func(o *redis.Options) { o.DialerRetries = 1 })
+					failed := make(chan error, 1)
+					go func() {
+						lease, err := l.Acquire(context.Background())
+						if act == "release" && err == nil {
+							err = lease.Release(context.Background())
+						}
+						failed <- err
+					}()
+					awaitFault(t, rule)
+					p.proxy.Refuse(true)
+					p.proxy.Cut()
+					if err := <-failed; !errors.Is(err, lock.ErrAmbiguous) || errors.Is(err, lock.ErrUnavailable) {
+						t.Errorf("%v, want ErrAmbiguous", err)
+					}
+					p.proxy.Refuse(false)
+					p.wantFree()
+				})
+			}
+		}
+	})
+}
+
+// A connection that is reset in the middle of a reply is like a lost reply.
+//
+//fault:reset
+func TestReply_Reset(t *testing.T) {
+	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
+		for _, act := range []string{"acquire", "release"} {
+			for client, change := range retryingClients {
+				t.Run(act+", "+client, func(t *testing.T) {
+					p := behindProxy(t, k, redistest.Shared(t))
+					rule := p.on(act, redistest.ResetReply).Times(1)
+					l := p.through(locktest.Patient, change)
+					lease := locktest.Take(t, l)
+					if last := p.fence(); lease.Fence() != last {
+						t.Errorf("fence %d, in Redis %d", lease.Fence(), last)
+					}
+					if n := k.Holders(t, p.s.Admin(), p.name); n != 1 {
+						t.Errorf("%d hold it", n)
+					}
+					locktest.Release(t, lease)
+					if rule.Fired() != 1 {
+						t.Errorf("the fault has come about %d times", rule.Fired())
+					}
+					wantTrace(t, l, 1, 1, 0)
+					p.wantFree()
+				})
+			}
+		}
+	})
+}
+
+// A semaphore keeps its size when every fifth reply is lost with its connection: no caller gets an
+// additional place, and no place is lost.
+//
+//fault:lost-reply
+func TestNewSemaphore_LostReplies(t *testing.T) {
+	t.Parallel()
+	for _, retries := range []int{3, -1} {
+		t.Run(fmt.Sprint("retries ", retries), func(t *testing.T) {
+			t.Parallel()
+			p := behindProxy(t, locktest.Kind{Name: "semaphore", Size: 3}, redistest.Shared(t))
+			var seen atomic.Int64
+			lost := p.proxy.On(func(cmd []string) bool {
+				return redistest.Command("evalsha")(cmd) && seen.Add(1)%5 == 0
+			}, redistest.DropReply)
+			c := &locktest.Contest{T: t, Rdb: p.s.Client(t), Name: p.name, Size: p.Size}
+			l := p.through(locktest.Patient, func(o *redis.Options) { o.MaxRetries = retries })
+			c.Run(12, 10, func(int) *lock.Locker { return l.Locker })
+			if lost.Fired() < 40 {
+				t.Errorf("%d replies were lost", lost.Fired())
+			}
+		})
+	}
+}
+
+// A place whose grant was never answered is given back, long before its TTL.
+//
+//fault:no-reply
+func TestNewSemaphore_GrantNeverAnswered(t *testing.T) {
+	t.Parallel()
+	p := behindProxy(t, locktest.Kind{Name: "semaphore", Size: 1}, redistest.Shared(t))
+	mute := p.on("acquire", redistest.MuteReply)
+	l := p.through(locktest.Patient)
+	ctx, cancel := context.WithCancel(t.Context())
+	got := make(chan error, 1)
+	go func() {
+		_, err := l.TryAcquire(ctx)
+		got <- err
+	}()
+	awaitFault(t, mute)
+	if n := p.Holders(t, p.s.Admin(), p.name); n != 1 {
+		t.Errorf("%d hold it: the place was not granted", n)
+	}
+	cancel()
+	if err := <-got; !errors.Is(err, lock.ErrAmbiguous) || !errors.Is(err, context.Canceled) {
+		t.Errorf("TryAcquire: %v", err)
+	}
+	locktest.Release(t, locktest.Take(t, p.direct()))
+}

@@ -1,0 +1,204 @@
+package lock_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/locktest"
+	"github.com/singlefill/singlefill/lock"
+)
+
+// In these tests Redis, or the network before it, fails. They check throughout that there are never
+// too many holders, that nothing is left which keeps other callers waiting, and that an error says
+// what is known.
+
+func TestMain(m *testing.M) { redistest.Ring(m) }
+
+const (
+	// hasty is the RedisTimeout of a Locker that has to give up.
+	hasty = 500 * time.Millisecond
+
+	// firm is the RedisTimeout of a Locker that has to see nothing but refusals: its last try has
+	// half of it.
+	firm = 2 * time.Second
+
+	// clientBound tells what RedisTimeout bounds from what the client's own settings do: 5 s and
+	// more.
+	clientBound = 4 * time.Second
+
+	stuckAfter = 30 * time.Second
+
+	// gone and notRenewed are parts of the reasons for a loss.
+	gone       = "gone from Redis"
+	notRenewed = "not be renewed"
+)
+
+// A heldLock is a lock whose places are all held. Its name is that of its kind.
+type heldLock struct {
+	locktest.Kind
+	holder *locktest.Locker
+	leases []*lock.Lease
+}
+
+// holdAll makes a heldLock of each kind. Tests in which time has to pass do it once for all kinds.
+func holdAll(t testing.TB, s *redistest.Server, redisTimeout, ttl time.Duration) (all []heldLock) {
+	t.Helper()
+	for _, k := range locktest.Kinds {
+		all = append(all, hold(t, k, s.Client(t), k.Name, redisTimeout, ttl))
+	}
+	return all
+}
+
+func hold(t testing.TB, k locktest.Kind, rdb redis.UniversalClient, name string, redisTimeout, ttl time.Duration) heldLock {
+	t.Helper()
+	h := heldLock{Kind: k, holder: k.Locker(t, rdb, name, redisTimeout, ttl)}
+	h.leases = k.Fill(t, h.holder)
+	return h
+}
+
+// awaitRenewal waits until each lease has been renewed.
+func (h heldLock) awaitRenewal(t testing.TB) {
+	t.Helper()
+	redistest.Await(t, "each is renewed", func() bool { return h.holder.Count("renewed") >= h.Size })
+}
+
+// release releases the leases, none of which must have been lost.
+func (h heldLock) release(t testing.TB) {
+	t.Helper()
+	for _, l := range h.leases {
+		locktest.Release(t, l)
+	}
+	if n := h.holder.Count("lost"); n != 0 {
+		t.Errorf("%s: Trace was told of %d lost", h.Name, n)
+	}
+}
+
+// eachHeld calls f for all locks at the same time.
+func eachHeld(all []heldLock, f func(h heldLock)) {
+	var group sync.WaitGroup
+	for _, h := range all {
+		group.Go(func() { f(h) })
+	}
+	group.Wait()
+}
+
+// A contestedLock is a heldLock with a waiter.
+type contestedLock struct {
+	heldLock
+	got func() *lock.Lease
+}
+
+func contestAll(t testing.TB, rdb redis.UniversalClient, all []heldLock) (contested []contestedLock) {
+	t.Helper()
+	for _, h := range all {
+		contested = append(contested, contestedLock{h, h.Wait(t, h.Locker(t, rdb, h.Name, locktest.Patient, locktest.Long))})
+	}
+	return contested
+}
+
+// handOver checks that the leases are still held, and that the waiter gets one after their release.
+func (c contestedLock) handOver(t testing.TB) {
+	t.Helper()
+	c.awaitRenewal(t)
+	c.release(t)
+	locktest.Release(t, c.got())
+}
+
+// awaitFault waits until a fault has come about.
+func awaitFault(t testing.TB, rule *redistest.Rule) {
+	t.Helper()
+	select {
+	case <-rule.Hit():
+	case <-time.After(stuckAfter):
+		t.Fatal("the fault has not come about")
+	}
+}
+
+// do sends the server a command, of which only the success matters.
+func do(t testing.TB, s *redistest.Server, args ...any) {
+	t.Helper()
+	if err := s.Admin().Do(context.Background(), args...).Err(); err != nil {
+		t.Errorf("%v: %v", args, err)
+	}
+}
+
+func noRetries(o *redis.Options) { o.MaxRetries = -1 }
+
+// impatient makes a client that soon gives up a silent connection.
+func impatient(o *redis.Options) { o.ReadTimeout = 100 * time.Millisecond }
+
+// unbounded makes a client that waits for a reply for as long as it takes.
+func unbounded(o *redis.Options) { o.MaxRetries, o.ReadTimeout = -1, -1 }
+
+// A proxied lock is reached by some clients through a proxy, and by others directly.
+type proxied struct {
+	locktest.Kind
+	t     *testing.T
+	s     *redistest.Server
+	proxy *redistest.Proxy
+	name  string
+}
+
+// behindProxy makes a proxied lock. Tests that count the calls of a server start one.
+func behindProxy(t *testing.T, k locktest.Kind, s *redistest.Server) proxied {
+	return proxied{Kind: k, t: t, s: s, proxy: redistest.NewProxy(t, s.Addr), name: redistest.Namespace(t)}
+}
+
+// on lets the proxy meet the commands of an act with an action.
+func (p proxied) on(act string, action redistest.Action) *redistest.Rule {
+	p.t.Helper()
+	return p.proxy.On(p.Command(p.t, p.s, act), action)
+}
+
+// through makes a Locker behind the proxy, whose leases are long.
+func (p proxied) through(redisTimeout time.Duration, change ...func(*redis.Options)) *locktest.Locker {
+	p.t.Helper()
+	return p.Locker(p.t, p.proxy.Client(p.t, change...), p.name, redisTimeout, locktest.Long)
+}
+
+// direct makes a patient Locker that reaches the server without the proxy.
+func (p proxied) direct() *locktest.Locker {
+	p.t.Helper()
+	return p.Locker(p.t, p.s.Client(p.t), p.name, locktest.Patient, locktest.Long)
+}
+
+// fence returns the last fence, by the server.
+func (p proxied) fence() int64 {
+	n, _ := p.s.Admin().Get(p.t.Context(), locktest.Key(p.name)+":fence").Int64()
+	return n
+}
+
+// left returns the keys and the marks of the lock.
+func (p proxied) left() (keys, marks []string) {
+	p.t.Helper()
+	return locktest.Left(p.t, p.s.Admin(), p.name)
+}
+
+// wantNothing checks that no keys but the fence and the marks are left.
+func (p proxied) wantNothing() {
+	p.t.Helper()
+	if keys, _ := p.left(); len(keys) > 0 {
+		p.t.Errorf("left behind: %q", keys)
+	}
+}
+
+// state returns what the server knows about the holders.
+func (p proxied) state() string { return p.State(p.t, p.s.Admin(), p.name) }
+
+func (p proxied) wantFree() {
+	p.t.Helper()
+	p.WantFree(p.t, p.s, p.name)
+}
+
+// wantTrace checks how many transitions Trace was told of.
+func wantTrace(t testing.TB, l *locktest.Locker, acquired, released, lost int) {
+	t.Helper()
+	if a, r, n := l.Count("acquired"), l.Count("released"), l.Count("lost"); a != acquired || r != released || n != lost {
+		t.Errorf("Trace was told of %d acquired, %d released, %d lost; want %d, %d, %d", a, r, n, acquired, released, lost)
+	}
+}

@@ -1,0 +1,339 @@
+package lock_test
+
+import (
+	"context"
+	"errors"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/schedule"
+	"github.com/singlefill/singlefill/internal/tests/locktest"
+	"github.com/singlefill/singlefill/lock"
+)
+
+// These tests hold in every order in which the commands of several processes can reach Redis: see
+// package schedule. With -short they run a sample of the orders.
+
+func TestMain(m *testing.M) {
+	debug.SetGCPercent(400) // miniredis makes a Lua state for each script
+	redistest.Main(m)
+}
+
+// Times in whole steps of the scheduler.
+const (
+	stepTTL     = 9 * schedule.Step
+	stepTimeout = 2 * schedule.Step
+
+	// stepMark is the longest life of a mark, and a step.
+	stepMark = 2*(stepTTL+2*stepTimeout) + schedule.Step
+)
+
+// A contest is processes that acquire leases of one name. It knows which of them may hold one.
+type contest struct {
+	*schedule.World
+	kind locktest.Kind
+
+	// harmed are the processes to which faults may happen. They may fail, and lose their leases.
+	harmed []string
+
+	mu      sync.Mutex             // guards all fields below
+	holders map[string]*lock.Lease // by process
+	fence   int64                  // the largest
+	queue   []string               // processes that wait, in the order of their first commands
+}
+
+func newContest(w *schedule.World, kind locktest.Kind, harmed ...string) *contest {
+	w.Scripts(locktest.Scripts(), ".")
+	c := &contest{World: w, kind: kind, harmed: harmed, holders: make(map[string]*lock.Lease)}
+	w.Executed = c.executed
+	return c
+}
+
+func (c *contest) locker(process string) *lock.Locker {
+	opts := &lock.Options{TTL: stepTTL, WaiterTTL: stepTTL, RedisTimeout: stepTimeout}
+	l, err := c.kind.Open(c.Client(process), "n", opts)
+	if err != nil {
+		panic(err)
+	}
+	return l
+}
+
+// executed is called after each command.
+func (c *contest) executed(process, what string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, key := range c.Server.Keys() {
+		if c.Server.TTL(key) <= 0 {
+			c.Errorf("key %q has no TTL", key)
+		}
+	}
+	if n := c.held(); n > c.kind.Size {
+		c.Errorf("%d leases are held on the server, want at most %d", n, c.kind.Size)
+	}
+	if strings.HasPrefix(what, `"fair_acquire`) && !slices.Contains(c.queue, process) && c.holders[process] == nil {
+		c.queue = append(c.queue, process)
+	}
+}
+
+// held returns how many leases the server has.
+func (c *contest) held() (n int) {
+	switch c.Server.Type("{n}:lock") {
+	case "string":
+		return 1
+	case "zset":
+		ends, _ := c.Server.SortedSet("{n}:lock")
+		for _, end := range ends {
+			if int64(end) > time.Now().UnixMilli() {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// goTurn starts a process that acquires a lease, works and releases it, and checks that it may.
+func (c *contest) goTurn(process string, work func()) {
+	l := c.locker(process)
+	c.Go(process, process, func(ctx context.Context) {
+		lease, err := l.Acquire(ctx)
+		c.entered(process, lease, err)
+		if err != nil {
+			return
+		}
+		work()
+		lost := c.leaves(process, lease)
+		switch err := lease.Release(ctx); {
+		case lost && !errors.Is(err, lock.ErrLost):
+			c.Errorf("%s has lost its lease, and Release returned %v", process, err)
+		case !lost && err != nil && !slices.Contains(c.harmed, process):
+			c.Errorf("%s: Release: %v", process, err)
+		}
+	})
+}
+
+func (c *contest) entered(process string, lease *lock.Lease, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	place := slices.Index(c.queue, process)
+	c.queue = slices.DeleteFunc(c.queue, func(p string) bool { return p == process })
+	if err != nil {
+		if !slices.Contains(c.harmed, process) {
+			c.Errorf("%s: Acquire: %v", process, err)
+		}
+		return
+	}
+	if place > 0 {
+		c.Errorf("%s acquired it before %v", process, c.queue[:place])
+	}
+	others := 0
+	for _, other := range c.holders {
+		if other.Context().Err() == nil {
+			others++
+		}
+	}
+	if others >= c.kind.Size {
+		c.Errorf("%s acquired it while %d others held it", process, others)
+	}
+	if c.kind.Size == 1 && lease.Fence() <= c.fence {
+		c.Errorf("%s: the fence is %d after %d", process, lease.Fence(), c.fence)
+	}
+	c.fence = max(c.fence, lease.Fence())
+	c.holders[process] = lease
+}
+
+func (c *contest) leaves(process string, lease *lock.Lease) (lost bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.holders, process)
+	lost = lease.Context().Err() != nil
+	if lost && !slices.Contains(c.harmed, process) {
+		c.Errorf("%s has lost its lease", process)
+	}
+	return lost
+}
+
+// wantNothingLeft runs the schedule to its end and then for d. It wants no key but the last fence
+// and the marks of ended attempts, and later no marks.
+func (c *contest) wantNothingLeft(d time.Duration) {
+	c.Settle(d)
+	for _, key := range c.Server.Keys() {
+		if key != "{n}:lock:fence" && !strings.HasPrefix(key, "{n}:lock:ended") {
+			c.Errorf("key %q is left behind", key)
+		}
+	}
+	c.Settle(stepMark)
+	if keys := c.Server.Keys(); len(keys) > 1 || len(keys) == 1 && keys[0] != "{n}:lock:fence" {
+		c.Errorf("keys %q are left behind for good", keys)
+	}
+}
+
+// eachKind runs a test for each kind, each with one holder at most.
+func eachKind(t *testing.T, run func(t *testing.T, kind locktest.Kind)) {
+	for _, kind := range locktest.Kinds {
+		kind.Size = 1
+		t.Run(kind.Name, func(t *testing.T) {
+			t.Parallel()
+			run(t, kind)
+		})
+	}
+}
+
+// explore runs a scenario in every order of the plan, or in a sample of them.
+func explore(t *testing.T, plan schedule.Plan, scenario func(w *schedule.World)) {
+	if testing.Short() {
+		plan.AtLeast, plan.Sample = 0, 20
+	}
+	schedule.Explore(t, plan, scenario)
+}
+
+// In every order there are never more holders than allowed.
+func TestInEveryOrder_NotTooManyHolders(t *testing.T) {
+	locktest.EachKind(t, func(t *testing.T, kind locktest.Kind) {
+		explore(t, schedule.Plan{AtLeast: 80, Together: true}, func(w *schedule.World) {
+			c := newContest(w, kind)
+			for _, p := range []string{"A", "B", "C"} {
+				c.goTurn(p, func() {
+					time.Sleep(schedule.Step)
+					w.At(p, "works")
+				})
+			}
+			c.wantNothingLeft(0)
+		})
+	})
+}
+
+// In every order the faults of one process do not affect the others.
+func TestInEveryOrder_FaultsOfOneProcess(t *testing.T) {
+	eachKind(t, func(t *testing.T, kind locktest.Kind) {
+		plan := schedule.Plan{
+			AtLeast: 200, Together: true, Faults: 1, Hit: []string{"A"}, Cancel: []string{"A"}, Break: true,
+			Hold: []time.Duration{3 * schedule.Step}, Cut: []time.Duration{stepTTL + 2*schedule.Step},
+		}
+		explore(t, plan, func(w *schedule.World) {
+			c := newContest(w, kind, "A")
+			for _, p := range []string{"A", "B"} {
+				c.goTurn(p, func() {
+					time.Sleep(schedule.Step)
+					w.At(p, "works")
+				})
+			}
+			c.wantNothingLeft(stepTTL)
+		})
+	})
+}
+
+// In every order a waiter that gives up does not affect the others.
+func TestInEveryOrder_WaiterGivesUp(t *testing.T) {
+	eachKind(t, func(t *testing.T, kind locktest.Kind) {
+		plan := schedule.Plan{AtLeast: 40, Together: true, Faults: 1, Cancel: []string{"B"}}
+		explore(t, plan, func(w *schedule.World) {
+			c := newContest(w, kind, "B")
+			processes := []string{"A", "B"}
+			if kind.Name == "fair" {
+				processes = append(processes, "C") // which may queue behind B
+			}
+			for _, p := range processes {
+				c.goTurn(p, func() { w.At(p, "works") })
+			}
+			c.wantNothingLeft(0)
+		})
+	})
+}
+
+// late is a plan in which the commands of a process are held up for longer than it waits for them,
+// and lose their connections.
+var late = schedule.Plan{Hit: []string{"A"}, Break: true, Hold: []time.Duration{3 * schedule.Step}}
+
+// In every order a renewal brings no lease back.
+func TestInEveryOrder_Renewal(t *testing.T) {
+	eachKind(t, func(t *testing.T, kind locktest.Kind) {
+		plan := late
+		plan.AtLeast, plan.Faults = 40, 1
+		explore(t, plan, func(w *schedule.World) {
+			c := newContest(w, kind, "A")
+			c.goTurn("A", func() {
+				time.Sleep(stepTTL / 3) // a renewal is in transit
+				w.At("A", "is done")
+			})
+			c.wantNothingLeft(stepTimeout)
+		})
+	})
+}
+
+// In every order an acquire that was given up takes nothing.
+func TestInEveryOrder_AcquireGivenUp(t *testing.T) {
+	eachKind(t, func(t *testing.T, kind locktest.Kind) {
+		plan := late
+		plan.AtLeast, plan.Faults, plan.Cancel = 200, 2, []string{"A"}
+		explore(t, plan, func(w *schedule.World) {
+			c := newContest(w, kind, "A")
+			c.goTurn("A", func() { w.At("A", "works") })
+			c.wantNothingLeft(stepTimeout)
+		})
+	})
+}
+
+// In every order a lost reply does not lock its owner out.
+func TestInEveryOrder_LostReply(t *testing.T) {
+	eachKind(t, func(t *testing.T, kind locktest.Kind) {
+		plan := schedule.Plan{AtLeast: 10, Faults: 1, Break: true}
+		explore(t, plan, func(w *schedule.World) {
+			c := newContest(w, kind)
+			begun := time.Now()
+			c.goTurn("A", func() {
+				if d := time.Since(begun); d >= stepTTL {
+					w.Errorf("acquired after %v, as if another one had held it", d)
+				}
+			})
+			c.wantNothingLeft(stepTimeout)
+		})
+	})
+}
+
+// In every order a lease that Redis has lost ends with its renewal.
+func TestInEveryOrder_LostByRedis(t *testing.T) {
+	eachKind(t, func(t *testing.T, kind locktest.Kind) {
+		explore(t, schedule.Plan{AtLeast: 5, Together: true, Pauses: 4}, func(w *schedule.World) {
+			c := newContest(w, kind)
+			a, b, rdb := c.locker("A"), c.locker("B"), w.Client("B")
+			acquired := make(chan struct{})
+			w.Go("A", "A", func(ctx context.Context) {
+				lease, err := a.Acquire(ctx)
+				close(acquired)
+				if err != nil {
+					w.Errorf("A: %v", err)
+					return
+				}
+				time.Sleep(2 * stepTTL) // longer than B takes to begin, and then a third of TTL
+				if context.Cause(lease.Context()) != lock.ErrLost {
+					w.Errorf("A does not know that it has lost its lease")
+				}
+				if err := lease.Release(ctx); !errors.Is(err, lock.ErrLost) {
+					w.Errorf("A: Release: %v, want ErrLost", err)
+				}
+			})
+			w.Go("B", "B", func(ctx context.Context) {
+				<-acquired
+				w.At("B", "makes Redis lose it")
+				if n := rdb.Del(ctx, "{n}:lock").Val(); n != 1 {
+					w.Errorf("%d keys were there", n)
+				}
+				lease, err := b.Acquire(ctx)
+				if err != nil {
+					w.Errorf("B: %v", err)
+					return
+				}
+				time.Sleep(stepTTL)
+				if err := lease.Release(ctx); err != nil {
+					w.Errorf("B: Release: %v", err)
+				}
+			})
+			c.wantNothingLeft(0)
+		})
+	})
+}
