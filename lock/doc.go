@@ -37,8 +37,7 @@
 //   - a twentieth of TTL before another caller can hold it, when Redis could not be asked in time
 //     or MaxHold is over.
 //
-// The holder has to stop then. The next holder may repeat what it has begun, so the work has to
-// tolerate that.
+// The holder has to stop then. The next holder may repeat its work, which has to tolerate that.
 //
 // # Errors
 //
@@ -54,7 +53,7 @@
 //     may have granted is given back in the background, or ends after TTL.
 //   - [ErrNotReleased], from Do: its function has run, and the lease could not be given back.
 //   - [ErrConflict]: a lock of another kind or size, or some other data, uses this name.
-//   - Any other error: a setting has to change, such as a missing permission.
+//   - Any other error: a setting has to change, for example a missing permission.
 //
 // Only ErrLost and ErrNotReleased come from Do after its function has run.
 //

@@ -25,8 +25,9 @@ func embeddedRedis() (rdb *redis.Client, stop func()) {
 	return rdb, func() { rdb.Close(); mini.Close() }
 }
 
-// A job that every machine starts at the same hour, and that one of them is to do. The lease keeps two from doing
-// it at once, and lets the next one do it if the first has died; that it is done already the job itself knows.
+// Every machine starts a job at the same hour, and one of them has to do it. The lease keeps two
+// machines from doing it at once, and lets the next one do it if the first has died. The job itself
+// knows when it is done.
 func Example_cronJob() {
 	rdb, stop := embeddedRedis()
 	defer stop()
@@ -65,7 +66,7 @@ func Example_cronJob() {
 	// Output: reports made: 1
 }
 
-// A service that bears five connections at a time, from all machines together.
+// A service accepts five connections at a time, from all machines together.
 func ExampleNewSemaphore() {
 	rdb, stop := embeddedRedis()
 	defer stop()
@@ -98,7 +99,7 @@ func ExampleNewSemaphore() {
 	// Output: more than five at a time: false
 }
 
-// One process of the fleet at a time writes the index. The others wait for it.
+// One process of the fleet at a time writes the index. The other processes wait.
 func ExampleNewMutex() {
 	rdb, stop := embeddedRedis()
 	defer stop()
@@ -117,7 +118,7 @@ func ExampleNewMutex() {
 	// <nil>
 }
 
-// Orders of one customer are taken one after the other, in the order in which they have come.
+// The orders of one customer are processed one after the other, in the order of their arrival.
 func ExampleNewFairMutex() {
 	rdb, stop := embeddedRedis()
 	defer stop()
@@ -140,7 +141,7 @@ func ExampleNewFairMutex() {
 	// coffee is ordered
 }
 
-// The context bounds the wait. The lease outlives it: it is the holder's until it is released.
+// The context bounds the wait. The lease outlives it, until it is released.
 func ExampleLocker_Acquire() {
 	rdb, stop := embeddedRedis()
 	defer stop()
@@ -154,7 +155,7 @@ func ExampleLocker_Acquire() {
 	cancel()
 	switch {
 	case errors.Is(err, lock.ErrBusy):
-		fmt.Println("others have held it for a minute")
+		fmt.Println("other callers have held it for a minute")
 	case err != nil:
 		fmt.Println("Redis cannot say who holds it, or a setting is wrong:", err)
 	default:
@@ -168,7 +169,7 @@ func ExampleLocker_Acquire() {
 	// held: false
 }
 
-// Nobody has to clean up where somebody does already.
+// A process skips the clean-up while another process does it.
 func ExampleLocker_TryAcquire() {
 	rdb, stop := embeddedRedis()
 	defer stop()
@@ -182,10 +183,10 @@ func ExampleLocker_TryAcquire() {
 		lease, err := cleaning.TryAcquire(ctx)
 		switch {
 		case errors.Is(err, lock.ErrBusy):
-			fmt.Println("somebody does it")
+			fmt.Println("another process does it")
 			return
 		case err != nil:
-			fmt.Println("it is not known whether anybody does it:", err)
+			fmt.Println("Redis cannot say whether another process does it:", err)
 			return
 		}
 		defer lease.Release(ctx)
@@ -193,14 +194,14 @@ func ExampleLocker_TryAcquire() {
 	}
 	cleanUp(func() {
 		fmt.Println("cleaning up")
-		cleanUp(nil) // another process, meanwhile
+		cleanUp(nil) // by another process
 	})
 	// Output:
 	// cleaning up
-	// somebody does it
+	// another process does it
 }
 
-// The context of the work ends when the lease is lost, here because Redis loses all it knows.
+// The context of the work ends when the lease is lost, here because Redis loses all its data.
 func ExampleLocker_Do() {
 	rdb, stop := embeddedRedis()
 	defer stop()
@@ -213,14 +214,15 @@ func ExampleLocker_Do() {
 		if err := rdb.FlushAll(ctx).Err(); err != nil {
 			return err
 		}
-		<-ctx.Done() // told at the next renewal, after a third of TTL
+		<-ctx.Done() // at the next renewal, after a third of TTL
 		return fmt.Errorf("half of the index is written: %w", context.Cause(ctx))
 	})
 	fmt.Println(errors.Is(err, lock.ErrLost), err)
 	// Output: true half of the index is written: lock: lost
 }
 
-// A holder that was frozen does not know that its lease has ended. What it writes to is to refuse it, by the fence.
+// A holder that was frozen does not know that its lease has ended. The resource rejects its writes
+// by the fence.
 func ExampleLease_Fence() {
 	rdb, stop := embeddedRedis()
 	defer stop()
@@ -268,7 +270,7 @@ func (l *ledger) write(fence int64, entry string) string {
 	return entry + " is written"
 }
 
-// A lease that is lost is worth a line in a log, and a long wait one in a chart.
+// A lost lease is worth a line in a log, and a long wait a point in a chart.
 func ExampleTrace() {
 	rdb, stop := embeddedRedis()
 	defer stop()

@@ -11,7 +11,7 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// strangeNames are names that a mapping might stumble over.
+// strangeNames returns names with which a mapping could go wrong.
 func strangeNames() []string {
 	return append([]string{
 		"n", "user:42", "{", "}", "{}", "}{", "}}", "}a", "{a}", "a{b}c", "a}b", "a}", "a{", "{a", "{}a", "%", "%7D",
@@ -21,12 +21,13 @@ func strangeNames() []string {
 	}, strings.Repeat("k", 64<<10), strings.Repeat("}", 64<<10), strings.Repeat("{", 64<<10))
 }
 
-// all returns the keys of a name, with the tombstone of an attempt.
+// all returns the keys of a name.
 func (k keys) all() []string {
 	return []string{k.lock, k.fence, k.ended, k.reservation, k.queue, k.alive, k.details}
 }
 
-func TestKeyNamesAreAsDocumented(t *testing.T) {
+// The keys of a name are named as documented.
+func TestKeys_Names(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string]string{
 		"n": "{n}", "}": "{%7D}", "}a}": "{%7Da}}", "%": "{%25}", "%7D": "{%257D}", "a}b%": "{a}b%}", "{": "{{}",
@@ -43,10 +44,14 @@ func TestKeyNamesAreAsDocumented(t *testing.T) {
 	}
 }
 
-// Asks a real node, since a mistake about hash tags would be made here as in the code.
+// All keys of a name are in one slot. A real node says so, since a mistake about hash tags would be
+// made here as in the code.
 //
 //fault:strange-keys
-func TestAllKeysOfANameAreInOneSlot(t *testing.T) {
+func TestKeys_OneSlot(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a cluster takes seconds to start")
+	}
 	t.Parallel()
 	node := redistest.SharedCluster(t).Nodes[0].Admin()
 	slot := func(key string) int64 {
@@ -79,7 +84,7 @@ func TestAllKeysOfANameAreInOneSlot(t *testing.T) {
 	}
 }
 
-// checkKeys reports an error if two names share a key, or one of them has two keys that are one.
+// checkKeys returns an error if two names share a key, or two keys of a name are the same.
 func checkKeys(a, b string) error {
 	of := make(map[string]string)
 	for _, name := range []string{a, b} {
@@ -97,7 +102,8 @@ func checkKeys(a, b string) error {
 	return nil
 }
 
-func TestNoTwoNamesShareAKey(t *testing.T) {
+// No two names share a key.
+func TestKeys_NotShared(t *testing.T) {
 	t.Parallel()
 	names := strangeNames()
 	names = names[:len(names)-3] // the long ones are like others
@@ -130,7 +136,8 @@ func TestNoTwoNamesShareAKey(t *testing.T) {
 	}
 }
 
-func FuzzKeysOfNames(f *testing.F) {
+// No two names share a key.
+func FuzzKeys(f *testing.F) {
 	names := strangeNames()
 	for i, name := range names[:40] {
 		f.Add(name, names[(i*7)%40])
@@ -145,10 +152,13 @@ func FuzzKeysOfNames(f *testing.F) {
 	})
 }
 
-// Uses each name as any other, all at once, on a cluster, where keys in two slots fail.
+// A strange name is a name. A cluster refuses scripts whose keys are in two slots.
 //
 //fault:strange-keys
-func TestStrangeNamesAreNames(t *testing.T) {
+func TestLocker_StrangeNames(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a cluster takes seconds to start")
+	}
 	t.Parallel()
 	rdb := redistest.SharedCluster(t).Client(t)
 	opts := &Options{TTL: time.Minute, WaiterTTL: time.Minute, RedisTimeout: 5 * time.Second}

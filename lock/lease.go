@@ -161,8 +161,7 @@ func (l *Lease) Release(ctx context.Context) error {
 	return explain("release", l.owner.name, err)
 }
 
-// retryRelease repeats the command until there is a reply, within the time that one command may
-// take.
+// retryRelease repeats the command until there is a reply, for as long as one command may take.
 func (l *Lease) retryRelease(ctx context.Context) (outcome int32, err error) {
 	l.owner.sent.Store(false)
 	return client.Retry(ctx, l.owner.opts.RedisTimeout, isTemporary, func(within time.Duration) (int32, error) {

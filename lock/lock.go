@@ -112,7 +112,7 @@ func newLocker(rdb redis.UniversalClient, name string, kind kind, opts *Options)
 //   - [ErrAmbiguous]: a command was sent and not answered. What it may have acquired is given back in
 //     the background, or ends after TTL. If ctx ended during a command, the error also is ctx.Err().
 //   - [ErrConflict]: a lock of another kind or size, or some other data, uses this name.
-//   - Any other error: a setting has to change, such as a missing permission.
+//   - Any other error: a setting has to change, for example a missing permission.
 //
 // An Acquire that fails leaves no place in a queue, and a command of it that arrives late acquires
 // nothing. While Redis answers, its place and its reservation have been given back when Acquire

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -14,13 +15,18 @@ import (
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/locktest"
 	"github.com/singlefill/singlefill/lock"
 )
 
-func TestMain(m *testing.M) { redistest.Main(m) }
+func TestMain(m *testing.M) {
+	debug.SetGCPercent(400) // miniredis makes a Lua state for each script
+	redistest.Main(m)
+}
 
-// kinds are those of which one lease is held at a time.
+// kinds are the kinds of locks. Each has one holder at most.
 var kinds = []string{"mutex", "fair", "semaphore"}
 
 // newLocker returns a Locker of one of the kinds.
@@ -55,8 +61,9 @@ func eachKind(t *testing.T, run func(t *testing.T, kind string)) {
 	}
 }
 
-// inBubble runs a test with a miniredis that lives by the bubble's clock. What calls have left to be done behind
-// them has a minute for it; a goroutine that is left then, as of a lease that is not released, fails the test.
+// inBubble runs a test with a miniredis that lives by the bubble's clock. The background of its
+// calls has a minute to finish. A goroutine that is left then, as of a lease that is not released,
+// fails the test.
 func inBubble(t *testing.T, run func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client)) {
 	synctest.Test(t, func(t *testing.T) {
 		m, rdb := redistest.StartMini(t)
@@ -65,24 +72,23 @@ func inBubble(t *testing.T, run func(t *testing.T, m *miniredis.Miniredis, rdb *
 	})
 }
 
-// eachKindInBubble runs a test for each of the kinds, in a bubble of its own.
+// eachKindInBubble runs a test for each of the kinds, each in a bubble.
 func eachKindInBubble(t *testing.T, run func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client)) {
 	eachKind(t, func(t *testing.T, kind string) {
 		inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) { run(t, kind, m, rdb) })
 	})
 }
 
-// patient returns options for tests by the real clock that want to see no errors but those that they have made,
-// on a machine that is busy with others. What o sets is kept.
+// patient returns options for tests by the real clock that see only the errors which they have
+// made, also on a busy machine. What o sets is kept.
 func patient(o lock.Options) *lock.Options {
-	if o.RedisTimeout == 0 {
-		o.RedisTimeout = 3 * time.Second
-	}
-	if o.TTL == 0 {
-		o.TTL = max(15*time.Second, 4*o.RedisTimeout)
-	}
-	if o.WaiterTTL == 0 {
-		o.WaiterTTL = max(15*time.Second, 4*o.RedisTimeout)
+	for _, d := range []struct {
+		field *time.Duration
+		value time.Duration
+	}{{&o.RedisTimeout, 9 * time.Second}, {&o.TTL, time.Minute}, {&o.WaiterTTL, time.Minute}} {
+		if *d.field == 0 {
+			*d.field = d.value
+		}
 	}
 	return &o
 }
@@ -96,14 +102,24 @@ func mustAcquire(t testing.TB, l *lock.Locker) *lock.Lease {
 	return lease
 }
 
+// mustTry acquires a lease that is free.
+func mustTry(t testing.TB, l *lock.Locker) *lock.Lease {
+	t.Helper()
+	lease, err := l.TryAcquire(t.Context())
+	if err != nil {
+		t.Fatalf("TryAcquire: %v", err)
+	}
+	return lease
+}
+
 func mustRelease(t testing.TB, lease *lock.Lease) {
 	t.Helper()
 	if err := lease.Release(t.Context()); err != nil {
-		t.Fatalf("Release: %v", err)
+		t.Errorf("Release: %v", err)
 	}
 }
 
-// wantBusy checks that somebody holds it.
+// wantBusy checks that the lock is held.
 func wantBusy(t testing.TB, l *lock.Locker) {
 	t.Helper()
 	if lease, err := l.TryAcquire(t.Context()); err != lock.ErrBusy {
@@ -112,7 +128,7 @@ func wantBusy(t testing.TB, l *lock.Locker) {
 	}
 }
 
-// wantIs checks an error by errors.Is, and that it is no other of this package's.
+// wantIs checks an error by errors.Is, and that it is no other error of this package.
 func wantIs(t testing.TB, what string, err error, want ...error) {
 	t.Helper()
 	for _, w := range want {
@@ -127,7 +143,8 @@ func wantIs(t testing.TB, what string, err error, want ...error) {
 	}
 }
 
-// wantElapsed checks how much time has passed since begun, to the nanosecond. Use it in bubbles only.
+// wantElapsed checks how much time has passed since begun, to the nanosecond. Use it in bubbles
+// only.
 func wantElapsed(t testing.TB, what string, begun time.Time, want time.Duration) {
 	t.Helper()
 	if d := time.Since(begun); d != want {
@@ -135,9 +152,37 @@ func wantElapsed(t testing.TB, what string, begun time.Time, want time.Duration)
 	}
 }
 
-// keysOf returns the keys of a name, without {name}:lock, and their TTLs: "" is the lock itself, ":fence",
-// ":queue", ":alive" and ":details" are what they say, ":ended" has the marks. A TTL of -1 is none. The
-// name must not begin with '}' or '%'.
+func wantHeld(t testing.TB, lease *lock.Lease) {
+	t.Helper()
+	if cause := context.Cause(lease.Context()); cause != nil {
+		t.Errorf("the context has ended by %v", cause)
+	}
+}
+
+func wantLost(t testing.TB, lease *lock.Lease) {
+	t.Helper()
+	select {
+	case <-lease.Context().Done():
+		if cause := context.Cause(lease.Context()); !errors.Is(cause, lock.ErrLost) {
+			t.Errorf("the cause is %v, want ErrLost", cause)
+		}
+	default:
+		t.Error("the context has not ended")
+	}
+}
+
+// awaitEnd waits for the end of the lease, but not for ever: a bubble would renew it endlessly.
+func awaitEnd(t testing.TB, lease *lock.Lease) {
+	t.Helper()
+	select {
+	case <-lease.Context().Done():
+	case <-time.After(10 * time.Minute):
+		t.Error("the lease's context does not end")
+	}
+}
+
+// keysOf returns the keys of a name, without {name}:lock, and their TTLs: "" is the lock itself,
+// ":ended" has the marks. A TTL of -1 is none. The name must not begin with '}' or '%'.
 func keysOf(t testing.TB, rdb redis.UniversalClient, name string) map[string]time.Duration {
 	t.Helper()
 	ctx := context.Background() // it may be called by a Cleanup
@@ -167,15 +212,15 @@ func keysOf(t testing.TB, rdb redis.UniversalClient, name string) map[string]tim
 		if err != nil {
 			t.Fatal(err)
 		}
-		if left != -2 { // it has expired meanwhile
+		if left != -2 { // it has just expired
 			ttls[strings.TrimPrefix(key, prefix)] = left
 		}
 	}
 	return ttls
 }
 
-// wantKeys checks that the name has exactly these keys, named as by keysOf, and that each has a TTL. Tombstones
-// count as one key ":ended", which is not asked for if it is not in want.
+// wantKeys checks that the name has exactly these keys, named as by keysOf, and that each has a
+// TTL. The marks, ":ended", are only checked if want has them.
 func wantKeys(t testing.TB, rdb redis.UniversalClient, name string, want ...string) {
 	t.Helper()
 	var got []string
@@ -197,73 +242,17 @@ func wantKeys(t testing.TB, rdb redis.UniversalClient, name string, want ...stri
 	}
 }
 
-// events records what a Trace is told.
-type events struct {
-	mu   sync.Mutex
-	list []event // protected by mu
-}
-
-type event struct {
-	what string // acquired, released, lost, renewed, waited, or the op of a RedisError
-	at   time.Time
-	lock.LeaseInfo
-}
-
-func (e *events) add(what string, info lock.LeaseInfo) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.list = append(e.list, event{what, time.Now(), info})
-}
-
-func (e *events) trace() *lock.Trace {
-	on := func(what string) func(context.Context, lock.LeaseInfo) {
-		return func(_ context.Context, info lock.LeaseInfo) { e.add(what, info) }
-	}
-	return &lock.Trace{
-		Acquired: on("acquired"), Released: on("released"), Lost: on("lost"), Renewed: on("renewed"), Waited: on("waited"),
-		RedisError: func(_ context.Context, op string, err error) { e.add(op, lock.LeaseInfo{Err: err}) },
-	}
-}
-
-// all returns what has been told so far.
-func (e *events) all() []event {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return slices.Clone(e.list)
-}
-
-// of returns those with one of the names.
-func (e *events) of(what ...string) []event {
-	return slices.DeleteFunc(e.all(), func(e event) bool { return !slices.Contains(what, e.what) })
-}
-
-// transitions names the events of leases, in order, but not renewals.
-func (e *events) transitions() string {
-	var names []string
-	for _, event := range e.of("acquired", "released", "lost") {
-		names = append(names, event.what)
-	}
-	return strings.Join(names, " ")
-}
-
-func (e *events) String() string {
-	var b strings.Builder
-	for _, e := range e.all() {
-		fmt.Fprintf(&b, "\n%s %+v", e.what, e.LeaseInfo)
-	}
-	return b.String()
-}
-
-// One after the other, on every kind of client: the least that must work.
-func TestEveryKindOfClientWorksWithEveryKindOfLock(t *testing.T) {
+// Every kind of lock works on every kind of client, one holder after the other: the least that must
+// work.
+func TestLocker_EveryKindOfClient(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		for _, kind := range kinds {
 			t.Run(kind, func(t *testing.T) {
 				t.Parallel()
 				name := redistest.Namespace(t)
-				var e events
-				opts := patient(lock.Options{Trace: e.trace()})
+				var e locktest.Events
+				opts := patient(lock.Options{Trace: e.Trace()})
 				here, there := newLocker(t, kind, rdb, name, opts), newLocker(t, kind, rdb, name, opts)
 				lease := mustAcquire(t, here)
 				wantBusy(t, here)
@@ -275,7 +264,7 @@ func TestEveryKindOfClientWorksWithEveryKindOfLock(t *testing.T) {
 				wantKeys(t, rdb, name, held...)
 
 				var wg sync.WaitGroup
-				inside, last := 0, lease.Fence() // the lock protects them: -race says if it does not
+				inside, last := 0, lease.Fence() // protected by the lock, which -race checks
 				for range 4 {
 					wg.Go(func() {
 						for range 3 {
@@ -292,7 +281,7 @@ func TestEveryKindOfClientWorksWithEveryKindOfLock(t *testing.T) {
 						}
 					})
 				}
-				redistest.Await(t, "somebody waits", func() bool { return waiting(t, rdb, kind, name) })
+				redistest.Await(t, "a caller waits", func() bool { return waiting(t, rdb, kind, name) })
 				mustRelease(t, lease)
 				wg.Wait()
 				next := mustAcquire(t, here)
@@ -301,7 +290,7 @@ func TestEveryKindOfClientWorksWithEveryKindOfLock(t *testing.T) {
 				}
 				mustRelease(t, next)
 				wantKeys(t, rdb, name, ":fence", ":ended")
-				if n := len(e.of("acquire", "renew", "release", "abandon")); n != 0 {
+				if n := len(e.Of("acquire", "renew", "release", "abandon")); n != 0 {
 					t.Errorf("%d commands have failed:%s", n, &e)
 				}
 			})
@@ -309,7 +298,7 @@ func TestEveryKindOfClientWorksWithEveryKindOfLock(t *testing.T) {
 	})
 }
 
-// waiting reports whether a waiter is known to Redis; only a fair mutex tells.
+// waiting reports whether Redis knows of a waiter. Only a fair mutex can tell.
 func waiting(t testing.TB, rdb redis.UniversalClient, kind, name string) bool {
 	if kind != "fair" {
 		return true
@@ -319,4 +308,91 @@ func waiting(t testing.TB, rdb redis.UniversalClient, kind, name string) bool {
 		t.Fatal(err)
 	}
 	return n > 0
+}
+
+// Locks on two servers, or of two names, do not interact.
+//
+//fault:two-names
+func TestLocker_TwoServersTwoNames(t *testing.T) {
+	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+		_, other := redistest.StartMini(t)
+		leases := []*lock.Lease{
+			mustAcquire(t, newLocker(t, kind, rdb, "n", nil)), mustAcquire(t, newLocker(t, kind, other, "n", nil)),
+			mustAcquire(t, newLocker(t, kind, rdb, "n2", nil)), mustAcquire(t, newLocker(t, kind, rdb, "N", nil)),
+		}
+		for i, lease := range leases {
+			mustRelease(t, lease)
+			for _, held := range leases[i+1:] {
+				wantHeld(t, held)
+			}
+		}
+	})
+}
+
+// A cache and a lock of one name do not meet: a cache keeps its keys in a namespace, so nothing of
+// a lock is ever taken for a value.
+//
+//fault:two-names
+func TestLocker_CacheOfThatName(t *testing.T) {
+	t.Parallel()
+	_, rdb := redistest.StartMini(t)
+	for _, namespace := range []string{"n", ":lock", "lock", "%7D"} {
+		cache, err := singlefill.New[string](rdb, namespace, time.Hour, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer cache.Close()
+		for _, name := range []string{"n", "n}:lock", ":lock", "lock"} {
+			l, err := lock.NewMutex(rdb, name, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cache.Set(t.Context(), name, "v"); err != nil {
+				t.Fatal(err)
+			}
+			err = l.Do(t.Context(), func(ctx context.Context) error {
+				v, err := cache.Get(ctx, name)
+				if err == nil && v != "v" {
+					err = fmt.Errorf("the value is %q", v)
+				}
+				if err == nil {
+					err = cache.Delete(ctx, name)
+				}
+				return err
+			})
+			if err != nil {
+				t.Errorf("%s, %s: %v", namespace, name, err)
+			}
+		}
+	}
+}
+
+// A closed client ends calls at once, and nothing goes on in the background.
+//
+//fault:release-twice
+func TestLocker_ClosedClient(t *testing.T) {
+	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+		client, f := withFaults(t, m)
+		l := newLocker(t, kind, client, "n", nil)
+		lease, forgotten := mustAcquire(t, l), mustAcquire(t, newLocker(t, kind, client, "other", nil))
+		_ = client.Close()
+		begun := time.Now()
+		err := lease.Release(t.Context())
+		wantIs(t, "Release", err, lock.ErrUnavailable, redis.ErrClosed)
+		wantIs(t, "the second Release", lease.Release(t.Context()), lock.ErrUnavailable, redis.ErrClosed)
+		_, err = l.Acquire(t.Context())
+		wantIs(t, "Acquire", err, lock.ErrUnavailable, redis.ErrClosed)
+		_, err = l.TryAcquire(t.Context())
+		wantIs(t, "TryAcquire", err, lock.ErrUnavailable, redis.ErrClosed)
+		wantElapsed(t, "all that returns", begun, 0)
+		f.take()
+		awaitEnd(t, forgotten)
+		wantElapsed(t, "the other lease is lost", begun, leaseTTL-leaseMargin)
+		wantLost(t, forgotten)
+		f.take()
+		time.Sleep(time.Hour)
+		if ops := f.take(); ops != "abandon" {
+			t.Errorf("it tried %q, want once to give back what was lost", ops)
+		}
+	})
 }

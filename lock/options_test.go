@@ -12,11 +12,14 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/locktest"
 	"github.com/singlefill/singlefill/lock"
 )
 
+// Arguments that make no sense are refused before anything is sent.
+//
 //fault:bad-options
-func TestWhatMakesNoSenseIsRefusedBeforeAnythingIsSent(t *testing.T) {
+func TestOptions_Refused(t *testing.T) {
 	t.Parallel()
 	p := redistest.NewProxy(t, "127.0.0.1:1")
 	rdb := p.Client(t)
@@ -84,7 +87,8 @@ func TestWhatMakesNoSenseIsRefusedBeforeAnythingIsSent(t *testing.T) {
 			if strings.HasPrefix(c.want, "size") && kind != "NewSemaphore" {
 				want = ""
 			}
-			if strings.HasPrefix(c.want, "Options.WaiterTTL is 5s") && kind != "NewFairMutex" { // others do not use the default
+			// The other kinds do not use the default.
+			if strings.HasPrefix(c.want, "Options.WaiterTTL is 5s") && kind != "NewFairMutex" {
 				want = ""
 			}
 			l, err := create()
@@ -102,7 +106,8 @@ func TestWhatMakesNoSenseIsRefusedBeforeAnythingIsSent(t *testing.T) {
 	}
 }
 
-// A pipeline that passes for a client: commands are queued until Exec, so that nothing is ever answered.
+// A clientAndPipeline is a pipeline that looks like a client. It queues commands until Exec, so
+// that nothing is ever answered.
 type clientAndPipeline struct{ redis.UniversalClient }
 
 func (clientAndPipeline) Len() int                                           { return 0 }
@@ -126,7 +131,8 @@ func (clientAndPipeline) Hello(context.Context, int, string, string, string) *re
 
 var _ redis.Pipeliner = clientAndPipeline{}
 
-func TestTheDefaultsAreAsDocumented(t *testing.T) {
+// The defaults are as documented.
+func TestOptions_Defaults(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
 		learn(t, rdb, kind)
 		for what, opts := range map[string]*lock.Options{"nil": nil, "zero": {}, "negative where that is off": {MaxHold: -1}} {
@@ -144,7 +150,7 @@ func TestTheDefaultsAreAsDocumented(t *testing.T) {
 				gone := make(chan struct{})
 				go func() { defer close(gone); _, _ = l.Acquire(ctx) }()
 				time.Sleep(time.Second)
-				score, err := rdb.ZRangeWithScores(t.Context(), "{n}:lock:alive", 0, 0).Result()
+				score, err := rdb.ZRangeWithScores(t.Context(), aliveKey, 0, 0).Result()
 				if err != nil || len(score) != 1 {
 					t.Fatal(score, err)
 				}
@@ -155,7 +161,11 @@ func TestTheDefaultsAreAsDocumented(t *testing.T) {
 				cancel()
 				<-gone
 			}
-			time.Sleep(time.Hour) // no MaxHold
+			hold := 10 * time.Minute
+			if opts != nil && opts.MaxHold < 0 {
+				hold = 30 * time.Minute
+			}
+			time.Sleep(hold) // longer than any MaxHold
 			wantHeld(t, lease)
 			mustRelease(t, lease)
 			begun := time.Now()
@@ -169,35 +179,36 @@ func TestTheDefaultsAreAsDocumented(t *testing.T) {
 	})
 }
 
-func TestOptionsAreCopiedAndMayBeShared(t *testing.T) {
+// Options are copied, and may be shared.
+func TestOptions_Copied(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-		var e events
-		opts := &lock.Options{TTL: 6 * time.Second, Trace: e.trace()}
+		var e locktest.Events
+		opts := &lock.Options{TTL: 6 * time.Second, Trace: e.Trace()}
 		was := *opts
 		a, b := newLocker(t, kind, rdb, "a", opts), newLocker(t, kind, rdb, "b", opts)
 		if *opts != was {
 			t.Errorf("the options were changed to %+v", *opts)
 		}
-		*opts.Trace = lock.Trace{Acquired: func(context.Context, lock.LeaseInfo) { t.Error("told who came later") }}
+		*opts.Trace = lock.Trace{Acquired: func(context.Context, lock.LeaseInfo) { t.Error("the later Trace is called") }}
 		*opts = lock.Options{TTL: -1, RedisTimeout: 1}
 		for _, l := range []*lock.Locker{a, b} {
 			lease := mustAcquire(t, l)
 			time.Sleep(3 * time.Second)
 			mustRelease(t, lease)
 		}
-		if n := len(e.of("renewed")); n != 2 {
+		if n := len(e.Of("renewed")); n != 2 {
 			t.Errorf("%d renewals:%s", n, &e)
 		}
-		if s := e.transitions(); s != "acquired released acquired released" {
+		if s := e.Transitions(); s != "acquired released acquired released" {
 			t.Errorf("told %q", s)
 		}
 	})
 }
 
-// The largest numbers that are allowed work, on a real server too.
+// The largest times that are allowed work, on a real server too.
 //
 //fault:bad-options
-func TestEnormousTimesAreTimes(t *testing.T) {
+func TestOptions_EnormousTimes(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		for _, kind := range kinds {

@@ -1,11 +1,9 @@
 package lock_test
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -18,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/locktest"
 	"github.com/singlefill/singlefill/lock"
 )
 
@@ -30,222 +29,112 @@ func semaphore(t testing.TB, rdb redis.UniversalClient, name string, size int, o
 	return l
 }
 
-// semPatient is for tests in which no stall of the machine may make a lease end or a command time out.
-var semPatient = lock.Options{TTL: time.Minute, WaiterTTL: time.Minute, RedisTimeout: 9 * time.Second}
-
-// A semCheck sees how many hold a semaphore at once, in two ways: it asks the server in one step, and it notes
-// from when till when each has held it, by the server's clock.
-type semCheck struct {
-	t    testing.TB
-	rdb  redis.UniversalClient
-	name string
-	size int
-
-	mu     sync.Mutex
-	spells [][2]int64 // protected by mu: µs
-	fences []int64    // protected by mu
-}
-
-// look returns the server's time.
-func (c *semCheck) look() int64 {
-	r, err := c.rdb.Eval(context.Background(), `
-		local t = redis.call('TIME')
-		local ms = string.format('(%.0f', math.floor(tonumber(t[1]) * 1000 + tonumber(t[2]) / 1000))
-		return {tonumber(t[1]), tonumber(t[2]), redis.call('ZCOUNT', KEYS[1], ms, '+inf')}`, []string{"{" + c.name + "}:lock"}).Int64Slice()
-	if err != nil {
-		c.t.Error(err)
-		return 0
-	}
-	if r[2] > int64(c.size) {
-		c.t.Errorf("%d hold it, of %d", r[2], c.size)
-	}
-	return r[0]*1_000_000 + r[1]
-}
-
-// run takes, holds and releases, in n goroutines for so many rounds.
-func (c *semCheck) run(n, rounds int, l func(who int) *lock.Locker) {
-	var wg sync.WaitGroup
-	for who := range n {
-		wg.Go(func() {
-			for range rounds {
-				lease, err := l(who).Acquire(c.t.Context())
-				if err != nil {
-					c.t.Error(err)
-					return
-				}
-				from := c.look()
-				c.mu.Lock()
-				c.fences = append(c.fences, lease.Fence())
-				c.mu.Unlock()
-				till := c.look()
-				if err := lease.Release(c.t.Context()); err != nil {
-					c.t.Error(err)
-				}
-				c.mu.Lock()
-				c.spells = append(c.spells, [2]int64{from, till})
-				c.mu.Unlock()
-			}
-		})
-	}
-	wg.Wait()
-	if len(c.spells) != n*rounds {
-		c.t.Errorf("held %d times, want %d", len(c.spells), n*rounds)
-	}
-	if most := semMost(c.spells); most > c.size {
-		c.t.Errorf("%d held it at once, of %d", most, c.size)
-	}
-	slices.Sort(c.fences)
-	if same := len(c.fences) - len(slices.Compact(c.fences)); same != 0 {
-		c.t.Errorf("%d leases had the fence of another", same)
-	}
-	redistest.Await(c.t, "nothing is left", func() bool {
-		n, err := c.rdb.Eval(context.Background(), `return redis.call('EXISTS', KEYS[1]) + redis.call('EXISTS', KEYS[2])`,
-			[]string{"{" + c.name + "}:lock", "{" + c.name + "}:lock:details"}).Int()
-		return n == 0 && err == nil
-	})
-}
-
-// semMost returns how many of the spells overlap at most. Those that touch do not: what ends within a µs may
-// have ended before.
-func semMost(spells [][2]int64) (most int) {
-	type edge struct {
-		at int64
-		by int
-	}
-	var edges []edge
-	for _, s := range spells {
-		edges = append(edges, edge{s[0], 1}, edge{s[1], -1})
-	}
-	slices.SortFunc(edges, func(a, b edge) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.by, b.by)) })
-	n := 0
-	for _, e := range edges {
-		n += e.by
-		most = max(most, n)
-	}
-	return most
-}
-
-func TestSemaphoreNeverHasMoreHoldersThanItsSize(t *testing.T) {
+// A semaphore never has more holders than its size, on every kind of client.
+func TestNewSemaphore_Size(t *testing.T) {
 	t.Parallel()
 	for _, size := range []int{1, 5} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
 			redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-				c := &semCheck{t: t, rdb: rdb, name: redistest.Namespace(t), size: size}
-				var lockers []*lock.Locker
-				for range 4 {
-					lockers = append(lockers, semaphore(t, rdb, c.name, size, &semPatient))
-				}
-				c.run(8, 3, func(who int) *lock.Locker { return lockers[who%4] })
+				contend(t, size, 8, 3, rdb, rdb, rdb, rdb)
 			})
 		})
 	}
 }
 
-func TestSemaphoreOfManyRoundsNeverHasMoreHoldersThanItsSize(t *testing.T) {
+// A semaphore never has more holders than its size when fifty goroutines compete on a real server.
+func TestNewSemaphore_ManyRounds(t *testing.T) {
 	t.Parallel()
-	rounds := 200
+	rounds := 40
 	if testing.Short() {
-		rounds = 10
+		rounds = 4
 	}
 	s := redistest.Shared(t)
-	c := &semCheck{t: t, rdb: s.Client(t), name: redistest.Namespace(t), size: 5}
+	clients := make([]redis.UniversalClient, 10)
+	for i := range clients {
+		clients[i] = s.Client(t)
+	}
+	contend(t, 5, 50, rounds, clients...)
+}
+
+// contend has n goroutines take a semaphore in rounds, by a Locker of each client.
+func contend(t *testing.T, size, n, rounds int, clients ...redis.UniversalClient) {
+	c := &locktest.Contest{T: t, Rdb: clients[0], Name: redistest.Namespace(t), Size: size}
 	var lockers []*lock.Locker
-	for range 10 {
-		lockers = append(lockers, semaphore(t, s.Client(t), c.name, c.size, &semPatient))
+	for _, rdb := range clients {
+		lockers = append(lockers, semaphore(t, rdb, c.Name, size, patient(lock.Options{})))
 	}
-	c.run(50, rounds, func(who int) *lock.Locker { return lockers[who%10] })
+	c.Run(n, rounds, func(who int) *lock.Locker { return lockers[who%len(lockers)] })
 }
 
-// Every fifth reply of whatever kind is lost, and the connection with it. Nobody gets a place more by that, and
-// no place is lost.
+// A caller with another size gets ErrConflict, which names both sizes, while a lease is held.
 //
-//fault:lost-reply
-func TestSemaphoreKeepsItsSizeWhenRepliesAreLost(t *testing.T) {
-	t.Parallel()
-	for _, retries := range []int{3, -1} {
-		t.Run(fmt.Sprint("retries ", retries), func(t *testing.T) {
-			t.Parallel()
-			s := redistest.Shared(t)
-			proxy := redistest.NewProxy(t, s.Addr)
-			var seen atomic.Int64
-			lost := proxy.On(func(cmd []string) bool {
-				return redistest.Command("evalsha")(cmd) && seen.Add(1)%5 == 0
-			}, redistest.DropReply)
-			c := &semCheck{t: t, rdb: s.Client(t), name: redistest.Namespace(t), size: 3}
-			through := semaphore(t, proxy.Client(t, func(o *redis.Options) { o.MaxRetries = retries }), c.name, c.size, &semPatient)
-			c.run(12, 10, func(int) *lock.Locker { return through })
-			if lost.Fired() < 40 {
-				t.Errorf("%d replies were lost", lost.Fired())
-			}
-		})
-	}
-}
-
-//fault:no-reply
-func TestAPlaceWhoseGrantWasNeverAnsweredIsGivenBack(t *testing.T) {
-	t.Parallel()
-	s := redistest.Shared(t)
-	proxy := redistest.NewProxy(t, s.Addr)
-	name := redistest.Namespace(t)
-	direct := semaphore(t, s.Client(t), name, 1, &semPatient)
-	fairRelease(t, fairTake(t, direct)) // the server knows the script
-	mute := proxy.On(func(cmd []string) bool {
-		return redistest.Command("evalsha")(cmd) && cmd[2] == "5" && // holders, fence, ended attempts, reservation, details
-			s.Admin().Exists(context.Background(), "{"+name+"}:lock").Val() == 0
-	}, redistest.MuteReply)
-	ctx, cancel := context.WithCancel(t.Context())
-	got := make(chan error, 1)
-	go func() {
-		_, err := semaphore(t, proxy.Client(t), name, 1, &semPatient).TryAcquire(ctx)
-		got <- err
-	}()
-	<-mute.Hit()
-	if s.Admin().Exists(t.Context(), "{"+name+"}:lock").Val() != 1 {
-		t.Error("the place was not granted")
-	}
-	cancel()
-	if err := <-got; !errors.Is(err, lock.ErrAmbiguous) || !errors.Is(err, context.Canceled) {
-		t.Errorf("TryAcquire: %v", err)
-	}
-	lease, err := direct.Acquire(t.Context()) // long before the other's TTL, or the test times out
-	if err != nil {
-		t.Fatal(err)
-	}
-	fairRelease(t, lease)
-}
-
-func TestSemaphoreOfAnotherSizeIsAnErrorThatNamesBoth(t *testing.T) {
+//fault:disagreement
+func TestNewSemaphore_OtherSize(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		name := redistest.Namespace(t)
-		two, three := semaphore(t, rdb, name, 2, &semPatient), semaphore(t, rdb, name, 33, &semPatient)
-		refused := func(l *lock.Locker, here, there string) {
+		of := func(size int) *lock.Locker { return semaphore(t, rdb, name, size, patient(lock.Options{})) }
+		wantRefused := func(here, there int) {
 			t.Helper()
-			for what, ask := range map[string]func(context.Context) (*lock.Lease, error){"Acquire": l.Acquire, "TryAcquire": l.TryAcquire} {
-				_, err := ask(t.Context())
-				if err == nil || errors.Is(err, lock.ErrBusy) || errors.Is(err, lock.ErrUnavailable) || errors.Is(err, lock.ErrAmbiguous) ||
-					!strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), here+" here") || !strings.Contains(err.Error(), there+" with") {
-					t.Errorf("%s: %v", what, err)
+			l := of(here)
+			for what, call := range map[string]func(context.Context) (*lock.Lease, error){"Acquire": l.Acquire, "TryAcquire": l.TryAcquire} {
+				_, err := call(t.Context())
+				wantIs(t, what, err, lock.ErrConflict)
+				want := fmt.Sprintf("is %d here, and %d with", here, there)
+				if err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), want) {
+					t.Errorf("%s: %v, want it to say %q", what, err, want)
 				}
 			}
 		}
-		a, b := fairTake(t, two), fairTake(t, two)
-		refused(three, "33", "2")
-		fairRelease(t, a)
-		refused(three, "33", "2")
-		fairRelease(t, b)
-		c := fairTake(t, three)
-		refused(two, "2", "33")
-		fairRelease(t, c)
-		fairRelease(t, fairTake(t, two))
+		a, b := mustTry(t, of(3)), mustTry(t, of(3))
+		wantRefused(33, 3)
+		wantRefused(2, 3)
+		mustRelease(t, a)
+		wantRefused(33, 3)
+		mustRelease(t, b)
+		c := mustTry(t, of(33))
+		wantRefused(3, 33)
+		mustRelease(t, c)
+		mustRelease(t, mustTry(t, of(3)))
 	})
 }
 
-// semDead lets n holders of one semaphore die, step apart, and returns when their leases end.
-func semDead(t *testing.T, m *miniredis.Miniredis, n int, step time.Duration, opts *lock.Options) (ends []time.Time) {
+// A waiter goes on when the first holder of another size gets in, and gets ErrConflict if that
+// lasts.
+//
+//fault:disagreement
+func TestNewSemaphore_WaiterOfAnotherSize(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		sized := func(size int) *lock.Locker { return semaphore(t, redistest.NewMiniClient(t, m), "n", size, nil) }
+		other := sized(2)
+		holder := mustAcquire(t, sized(1))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			_, err := sized(1).Acquire(ctx)
+			wantIs(t, "a waiter until ctx has ended", err, lock.ErrConflict, context.DeadlineExceeded)
+		})
+		wg.Go(func() { mustRelease(t, mustAcquire(t, sized(1))) })
+		synctest.Wait()
+		time.Sleep(100 * time.Millisecond)
+		_, err := other.Acquire(t.Context())
+		wantIs(t, "another size at first", err, lock.ErrConflict)
+		mustRelease(t, holder)
+		if holder, err = other.TryAcquire(t.Context()); err != nil {
+			t.Fatal(err) // no time has passed in which a waiter could ask
+		}
+		time.Sleep(5 * time.Second)
+		mustRelease(t, holder)
+		wg.Wait()
+	})
+}
+
+// dieHolding lets n holders of one semaphore die, step apart, and returns when their leases end.
+func dieHolding(t *testing.T, m *miniredis.Miniredis, n int, step time.Duration, opts *lock.Options) (ends []time.Time) {
 	for range n {
 		rdb := redistest.NewMiniClient(t, m)
-		fairTake(t, semaphore(t, rdb, "n", n, opts))
+		mustTry(t, semaphore(t, rdb, "n", n, opts))
 		ends = append(ends, time.Now().Add(opts.TTL))
 		_ = rdb.Close()
 		time.Sleep(step)
@@ -253,17 +142,17 @@ func semDead(t *testing.T, m *miniredis.Miniredis, n int, step time.Duration, op
 	return ends
 }
 
-// The wait is guided by the next end of a lease: no pause of a waiter passes it by. What has ended is found out
-// by each attempt anew.
+// Dead holders are replaced right after their TTL: no pause of a waiter lasts beyond the next end
+// of a lease.
 //
 //fault:killed-holder
-func TestDeadHoldersOfASemaphoreAreReplacedRightAfterTheirTTL(t *testing.T) {
+func TestNewSemaphore_DeadHolders(t *testing.T) {
 	t.Parallel()
 	for _, step := range []time.Duration{0, 70 * time.Millisecond} {
 		t.Run(fmt.Sprint(step, " apart"), func(t *testing.T) {
-			fairBubble(t, func(t *testing.T, m *miniredis.Miniredis) {
+			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
 				const n = 4
-				ends := semDead(t, m, n, step, &lock.Options{TTL: time.Second, RedisTimeout: 100 * time.Millisecond})
+				ends := dieHolding(t, m, n, step, &lock.Options{TTL: time.Second, RedisTimeout: 100 * time.Millisecond})
 				l := semaphore(t, redistest.NewMiniClient(t, m), "n", n, nil)
 				if _, err := l.TryAcquire(t.Context()); err != lock.ErrBusy {
 					t.Errorf("TryAcquire: %v", err)
@@ -295,19 +184,20 @@ func TestDeadHoldersOfASemaphoreAreReplacedRightAfterTheirTTL(t *testing.T) {
 					t.Errorf("TryAcquire: %v", err)
 				}
 				for _, lease := range leases {
-					fairRelease(t, lease)
+					mustRelease(t, lease)
 				}
 			})
 		})
 	}
 }
 
-func TestAPlaceInASemaphoreIsHeldForAsLongAsItsHolderLives(t *testing.T) {
+// A place is held for as long as its holder lives.
+func TestNewSemaphore_LivingHolders(t *testing.T) {
 	t.Parallel()
-	fairBubble(t, func(t *testing.T, m *miniredis.Miniredis) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
 		l := semaphore(t, redistest.NewMiniClient(t, m), "n", 2, nil)
 		other := semaphore(t, redistest.NewMiniClient(t, m), "n", 2, nil)
-		a, b := fairTake(t, l), fairTake(t, l)
+		a, b := mustTry(t, l), mustTry(t, l)
 		if a.Fence() >= b.Fence() {
 			t.Errorf("fence %d, then %d", a.Fence(), b.Fence())
 		}
@@ -317,32 +207,32 @@ func TestAPlaceInASemaphoreIsHeldForAsLongAsItsHolderLives(t *testing.T) {
 				t.Fatalf("TryAcquire: %v", err)
 			}
 		}
-		fairRelease(t, a)
-		c := fairTake(t, other)
+		mustRelease(t, a)
+		c := mustTry(t, other)
 		if c.Fence() <= b.Fence() {
 			t.Errorf("fence %d, then %d", b.Fence(), c.Fence())
 		}
-		fairRelease(t, b)
-		fairRelease(t, c)
-		if keys := fairKeys(m); len(keys) != 0 {
+		mustRelease(t, b)
+		mustRelease(t, c)
+		if keys := leftKeys(m); len(keys) != 0 {
 			t.Errorf("%v are left", keys)
 		}
 	})
 }
 
-// A holder with a short TTL neither keeps a dead one with a long TTL alive nor cuts it short, and the other way
-// round. The keys live as long as the longest, and not much longer.
-func TestEachHolderOfASemaphoreEndsByItsOwnTTL(t *testing.T) {
+// Each lease ends by its own TTL, beside holders with a longer and with a shorter one. The keys
+// live as long as the longest, and not much longer.
+func TestNewSemaphore_OwnTTLs(t *testing.T) {
 	t.Parallel()
 	const long, short = time.Minute, 2 * time.Second
 	for _, dies := range []time.Duration{long, short} {
 		t.Run(fmt.Sprint("the one of ", dies, " dies"), func(t *testing.T) {
-			fairBubble(t, func(t *testing.T, m *miniredis.Miniredis) {
+			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
 				var dead *redis.Client
 				var alive *lock.Lease
 				for _, ttl := range []time.Duration{long, short} {
 					rdb := redistest.NewMiniClient(t, m)
-					lease := fairTake(t, semaphore(t, rdb, "n", 2, &lock.Options{TTL: ttl}))
+					lease := mustTry(t, semaphore(t, rdb, "n", 2, &lock.Options{TTL: ttl}))
 					if ttl == dies {
 						dead = rdb
 					} else {
@@ -357,35 +247,36 @@ func TestEachHolderOfASemaphoreEndsByItsOwnTTL(t *testing.T) {
 					if _, err := l.TryAcquire(t.Context()); err != lock.ErrBusy {
 						t.Fatalf("TryAcquire %v before its end: %v", time.Until(end), err)
 					}
-					for _, key := range fairKeys(m) {
+					for _, key := range leftKeys(m) {
 						if ttl := m.TTL(key); ttl < time.Until(end) || ttl > long+time.Second {
 							t.Fatalf("%s lives for %v", key, ttl)
 						}
 					}
 					time.Sleep(min(900*time.Millisecond, time.Until(end)))
 				}
-				lease := fairTake(t, l)
+				lease := mustTry(t, l)
 				if err := alive.Context().Err(); err != nil {
 					t.Errorf("the other one has ended: %v", err)
 				}
-				fairRelease(t, lease)
-				fairRelease(t, alive)
+				mustRelease(t, lease)
+				mustRelease(t, alive)
 			})
 		})
 	}
 }
 
-func TestTheKeysOfASemaphoreAreGoneWhenAllHoldersHaveDied(t *testing.T) {
+// The keys of a semaphore are gone when all holders have died.
+func TestNewSemaphore_AllDie(t *testing.T) {
 	t.Parallel()
-	fairBubble(t, func(t *testing.T, m *miniredis.Miniredis) {
-		ends := semDead(t, m, 5, 300*time.Millisecond, &lock.Options{TTL: 10 * time.Second})
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+		ends := dieHolding(t, m, 5, 300*time.Millisecond, &lock.Options{TTL: 10 * time.Second})
 		last := ends[len(ends)-1]
 		time.Sleep(time.Until(last) - time.Millisecond)
-		if keys := fairKeys(m); len(keys) != 2 {
+		if keys := leftKeys(m); len(keys) != 2 {
 			t.Errorf("before the last has ended there are %v", keys)
 		}
 		time.Sleep(time.Millisecond + time.Second)
-		if keys := fairKeys(m); len(keys) != 0 {
+		if keys := leftKeys(m); len(keys) != 0 {
 			t.Errorf("%v are left", keys)
 		}
 		time.Sleep(24 * time.Hour)
@@ -395,26 +286,27 @@ func TestTheKeysOfASemaphoreAreGoneWhenAllHoldersHaveDied(t *testing.T) {
 	})
 }
 
-func TestALostPlaceInASemaphoreIsNotTakenAgainByRenewing(t *testing.T) {
+// Renewing does not take a lost place again.
+func TestNewSemaphore_LostPlace(t *testing.T) {
 	t.Parallel()
 	for _, how := range []string{"removed", "all keys are lost"} {
 		t.Run(how, func(t *testing.T) {
-			fairBubble(t, func(t *testing.T, m *miniredis.Miniredis) {
+			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
 				l := semaphore(t, redistest.NewMiniClient(t, m), "n", 1, nil)
-				lease := fairTake(t, l)
+				lease := mustTry(t, l)
 				time.Sleep(time.Second)
 				if how == "removed" {
-					holders, err := m.ZMembers(fairLockKey)
+					holders, err := m.ZMembers(lockKey)
 					if err != nil || len(holders) != 1 {
 						t.Fatal(holders, err)
 					}
-					if _, err := m.ZRem(fairLockKey, holders[0]); err != nil {
+					if _, err := m.ZRem(lockKey, holders[0]); err != nil {
 						t.Fatal(err)
 					}
 				} else {
 					m.FlushAll()
 				}
-				second := fairTake(t, l)
+				second := mustTry(t, l)
 				if second.Fence() <= lease.Fence() {
 					t.Errorf("fence %d, then %d", lease.Fence(), second.Fence())
 				}
@@ -426,22 +318,23 @@ func TestALostPlaceInASemaphoreIsNotTakenAgainByRenewing(t *testing.T) {
 					t.Errorf("Release: %v", err)
 				}
 				time.Sleep(time.Minute)
-				if holders, _ := m.ZMembers(fairLockKey); len(holders) != 1 || second.Context().Err() != nil {
+				if holders, _ := m.ZMembers(lockKey); len(holders) != 1 || second.Context().Err() != nil {
 					t.Errorf("there are %d holders; the second: %v", len(holders), second.Context().Err())
 				}
-				fairRelease(t, second)
+				mustRelease(t, second)
 			})
 		})
 	}
 }
 
-func TestTryAcquireOfASemaphoreIsOneCommand(t *testing.T) {
+// TryAcquire is one command, and none with a context that has ended.
+func TestNewSemaphore_TryIsOneCommand(t *testing.T) {
 	t.Parallel()
-	fairBubble(t, func(t *testing.T, m *miniredis.Miniredis) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
 		l := semaphore(t, redistest.NewMiniClient(t, m), "n", 1, nil)
-		lease := fairTake(t, l)
+		lease := mustTry(t, l)
 		asked := 0
-		fairWatch(m, func(*server.Peer, string, string, []string) bool { asked++; return false })
+		watchScripts(m, func(*server.Peer, string, string, []string) bool { asked++; return false })
 		begun := time.Now()
 		if _, err := l.TryAcquire(t.Context()); err != lock.ErrBusy {
 			t.Errorf("TryAcquire: %v", err)
@@ -456,16 +349,17 @@ func TestTryAcquireOfASemaphoreIsOneCommand(t *testing.T) {
 				t.Errorf("%s with a context that has ended: %v, %d commands", what, err, asked-1)
 			}
 		}
-		fairRelease(t, lease)
+		mustRelease(t, lease)
 	})
 }
 
-func TestWaitersOfASemaphoreAskRedisModeratelyAndGiveUpOnTime(t *testing.T) {
+// Waiters ask Redis moderately, and give up on time.
+func TestNewSemaphore_ManyWaiters(t *testing.T) {
 	t.Parallel()
-	fairBubble(t, func(t *testing.T, m *miniredis.Miniredis) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
 		const n, patience = 20, 7 * time.Second
 		l := semaphore(t, redistest.NewMiniClient(t, m), "n", 1, nil)
-		lease := fairTake(t, l)
+		lease := mustTry(t, l)
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		begun := time.Now()
@@ -482,68 +376,12 @@ func TestWaitersOfASemaphoreAskRedisModeratelyAndGiveUpOnTime(t *testing.T) {
 		}
 		time.Sleep(2 * time.Second) // at first they ask more often
 		var asked atomic.Int64
-		fairWatch(m, func(*server.Peer, string, string, []string) bool { asked.Add(1); return false })
+		watchScripts(m, func(*server.Peer, string, string, []string) bool { asked.Add(1); return false })
 		time.Sleep(4 * time.Second)
 		if perSecond := asked.Load() / 4; perSecond > 12*n {
 			t.Errorf("%d commands in a second by %d waiters", perSecond, n)
 		}
 		wg.Wait()
-		fairRelease(t, lease)
+		mustRelease(t, lease)
 	})
-}
-
-// The bubble's clock is that of the clients, and an hour off: all that counts is the server's.
-//
-//fault:process-clock
-func TestAClientsClockChangesNothingForASemaphore(t *testing.T) {
-	t.Parallel()
-	for _, skew := range []time.Duration{-time.Hour, time.Hour} {
-		t.Run(skew.String(), func(t *testing.T) {
-			fairBubble(t, func(t *testing.T, m *miniredis.Miniredis) {
-				now := time.Now().Add(skew)
-				pass := func(d, step time.Duration) {
-					for ; d > 0; d -= step {
-						time.Sleep(step)
-						now = now.Add(step)
-						m.SetTime(now)
-						synctest.Wait()
-					}
-				}
-				m.SetTime(now)
-				rdb := redistest.NewMiniClient(t, m)
-				l := semaphore(t, rdb, "n", 2, nil)
-				other := semaphore(t, redistest.NewMiniClient(t, m), "n", 2, nil)
-				a := fairTake(t, l)
-				if d := time.UnixMicro(a.Fence()).Sub(now); d != 0 {
-					t.Errorf("the fence is %v off the server's clock", d)
-				}
-				fairTake(t, l)
-				for range 4 {
-					pass(5*time.Second, time.Second)
-					if _, err := other.TryAcquire(t.Context()); err != lock.ErrBusy {
-						t.Fatalf("TryAcquire while two hold it: %v", err)
-					}
-				}
-				fairRelease(t, a)
-				b := fairTake(t, other)
-				_ = rdb.Close()
-				got := make(chan time.Time, 1)
-				go func() {
-					c, err := other.Acquire(t.Context())
-					if err != nil {
-						t.Error(err)
-					}
-					got <- time.Now()
-					fairRelease(t, c)
-				}()
-				died := time.Now()
-				pass(11*time.Second, 100*time.Millisecond)
-				// Its last renewal was up to a third of its TTL ago.
-				if d := (<-got).Sub(died); d < 6*time.Second || d > 10*time.Second+200*time.Millisecond {
-					t.Errorf("a dead holder was replaced after %v", d)
-				}
-				fairRelease(t, b)
-			})
-		})
-	}
 }

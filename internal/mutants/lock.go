@@ -9,7 +9,7 @@ var lockMutants = []mutant{
 		file: "lock/lua/mutex_release.lua",
 		old:  "if redis.call('GET', KEYS[1]) == ARGV[1] then",
 		new:  "if redis.call('GET', KEYS[1]) then",
-		pkg:  "lock", test: "TestNoOrderOfStepsStealsOrOutlivesALease/mutex",
+		pkg:  "lock", test: "TestScripts_RandomSteps/mutex",
 	},
 	{
 		name: "lock-get-then-del",
@@ -24,7 +24,7 @@ var lockMutants = []mutant{
 		n, err := o.client.Redis.Del(ctx, o.keys.lock).Result()
 		return n == 1, err
 	})`,
-		pkg: "lock", test: "TestReleaseReturnsNilOnceAndEndsTheContextAtOnce",
+		pkg: "lock", test: "TestRelease_NilOnce",
 	},
 	{
 		name: "lock-token-per-process",
@@ -32,7 +32,7 @@ var lockMutants = []mutant{
 		file: "lock/lock.go",
 		old:  "token: rand.Text()})",
 		new:  "token: rand.Text()[:0] + \"AAAAAAAAAAAAAAAAAAAAAAAAAA\"})",
-		pkg:  "lock", test: "TestReleaseReturnsNilOnceAndEndsTheContextAtOnce",
+		pkg:  "lock", test: "TestRelease_NilOnce",
 	},
 	{
 		name: "lock-renew-revives",
@@ -40,15 +40,15 @@ var lockMutants = []mutant{
 		file: "lock/lua/mutex_renew.lua",
 		old:  "if redis.call('GET', KEYS[1]) ~=",
 		new:  "redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2])\nif redis.call('GET', KEYS[1]) ~=",
-		pkg:  "lock", test: "TestNoOrderOfStepsStealsOrOutlivesALease/mutex",
+		pkg:  "lock", test: "TestScripts_RandomSteps/mutex",
 	},
 	{
 		name: "lock-renew-any",
-		bug:  "Renewing does not look who holds the lock: it prolongs another one's lease",
+		bug:  "Renewing does not check the holder: it prolongs another holder's lease",
 		file: "lock/lua/mutex_renew.lua",
 		old:  "if redis.call('GET', KEYS[1]) ~= ARGV[1] then",
 		new:  "if not redis.call('GET', KEYS[1]) then",
-		pkg:  "lock", test: "TestNoOrderOfStepsStealsOrOutlivesALease/mutex",
+		pkg:  "lock", test: "TestScripts_RandomSteps/mutex",
 	},
 	{
 		name: "semaphore-renew-revives",
@@ -56,7 +56,7 @@ var lockMutants = []mutant{
 		file: "lock/lua/semaphore_renew.lua",
 		old:  "if not ends or ends <= ms then\n",
 		new:  "ends = ends or 0\nif false then\n",
-		pkg:  "lock", test: "TestNoOrderOfStepsStealsOrOutlivesALease/semaphore",
+		pkg:  "lock", test: "TestScripts_RandomSteps/semaphore",
 	},
 
 	// Time.
@@ -66,7 +66,7 @@ var lockMutants = []mutant{
 		file: "lock/lua/mutex_renew.lua",
 		old:  "redis.call('PEXPIRE'",
 		new:  "redis.call('EXPIRE'",
-		pkg:  "lock", test: "TestNoOrderOfStepsStealsOrOutlivesALease/mutex",
+		pkg:  "lock", test: "TestScripts_RandomSteps/mutex",
 	},
 	{
 		name: "semaphore-score-seconds",
@@ -74,7 +74,7 @@ var lockMutants = []mutant{
 		file: "lock/lua/semaphore_acquire.lua",
 		old:  "local ms = math.floor(now / 1000)",
 		new:  "local ms = math.floor(now / 1000000)",
-		pkg:  "lock", test: "TestNoOrderOfStepsStealsOrOutlivesALease/semaphore",
+		pkg:  "lock", test: "TestScripts_RandomSteps/semaphore",
 	},
 	{
 		name: "semaphore-client-clock",
@@ -88,7 +88,7 @@ var lockMutants = []mutant{
 		"  return real.call(name, ...)\n"+
 		"end}\n", now.Unix(), now.Nanosecond()/1000)
 	return o.runAcquire(ctx, within, newScript(text+semaphoreAcquireLua),`,
-		pkg: "lock", test: "TestAClientsClockChangesNothingForASemaphore",
+		pkg: "lock", test: "TestNewSemaphore_ClientClock",
 	},
 	{
 		name: "lock-life-from-reply",
@@ -96,7 +96,7 @@ var lockMutants = []mutant{
 		file: "lock/acquire.go",
 		old:  "\t\t\treturn &Lease{owner: a.owner, fence: r.number, sentAt: sent}",
 		new:  "\t\t\treturn &Lease{owner: a.owner, fence: r.number, sentAt: sent.Add(time.Since(sent))}",
-		pkg:  "lock", test: "TestALeasesLifeBeginsWhenItIsAskedFor",
+		pkg:  "lock", test: "TestLease_LifeBeginsWhenSent",
 	},
 	{
 		name: "lock-no-margin",
@@ -104,7 +104,7 @@ var lockMutants = []mutant{
 		file: "lock/lease.go",
 		old:  "return max(ttl/20, 2*time.Millisecond)",
 		new:  "return 1",
-		pkg:  "lock", test: "TestAHolderIsToldBeforeAnybodyElseCanHoldIt",
+		pkg:  "lock", test: "TestLease_LostBeforeItsEnd",
 	},
 	{
 		name: "lock-max-hold-ignored",
@@ -112,7 +112,7 @@ var lockMutants = []mutant{
 		file: "lock/lease.go",
 		old:  "MaxHold: opts.MaxHold,",
 		new:  "MaxHold: 30 * opts.MaxHold,",
-		pkg:  "lock", test: "TestALeaseIsLostAfterMaxHold/mutex",
+		pkg:  "lock", test: "TestLease_MaxHold/mutex",
 	},
 
 	// Places.
@@ -126,7 +126,7 @@ var lockMutants = []mutant{
 		return reply{state: busy, number: 1}, err
 	}
 	return o.runAcquire(ctx, within, semaphoreAcquire, []string{o.keys.reservation, o.keys.details}, life, since, 1<<30)`,
-		pkg: "lock", test: "TestSemaphoreOfManyRoundsNeverHasMoreHoldersThanItsSize",
+		pkg: "lock", test: "TestNewSemaphore_ManyRounds",
 	},
 	{
 		name: "semaphore-off-by-one",
@@ -134,7 +134,7 @@ var lockMutants = []mutant{
 		file: "lock/lua/semaphore_acquire.lua",
 		old:  "local free = tonumber(ARGV[6]) - taken\n",
 		new:  "local free = tonumber(ARGV[6]) - taken + 1\n",
-		pkg:  "lock", test: "TestNoOrderOfStepsStealsOrOutlivesALease/semaphore",
+		pkg:  "lock", test: "TestScripts_RandomSteps/semaphore",
 	},
 	{
 		name: "semaphore-counts-the-dead",
@@ -142,17 +142,17 @@ var lockMutants = []mutant{
 		file: "lock/lua/semaphore_acquire.lua",
 		old:  "for _, dead in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', ms))) do",
 		new:  "for _, dead in ipairs({}) do",
-		pkg:  "lock", test: "TestSemaphoreScriptsByWhatIsThere",
+		pkg:  "lock", test: "TestSemaphoreScripts",
 	},
 
 	// A TTL on every key.
 	{
 		name: "mutex-forever",
-		bug:  "A mutex is taken without a TTL: who dies holding it blocks it for good",
+		bug:  "A mutex is taken without a TTL: a dead holder blocks it for good",
 		file: "lock/lua/mutex_acquire.lua",
 		old:  "redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])",
 		new:  "redis.call('SET', KEYS[1], ARGV[1])",
-		pkg:  "lock", test: "TestNoOrderOfStepsStealsOrOutlivesALease/mutex",
+		pkg:  "lock", test: "TestScripts_RandomSteps/mutex",
 	},
 	{
 		name: "fair-mutex-forever",
@@ -160,7 +160,7 @@ var lockMutants = []mutant{
 		file: "lock/lua/fair_acquire.lua",
 		old:  "redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])",
 		new:  "redis.call('SET', KEYS[1], ARGV[1])",
-		pkg:  "lock", test: "TestNoOrderOfStepsStealsOrOutlivesALease/fair",
+		pkg:  "lock", test: "TestScripts_RandomSteps/fair",
 	},
 	{
 		name: "semaphore-forever",
@@ -168,7 +168,7 @@ var lockMutants = []mutant{
 		file: "lock/lua/semaphore_acquire.lua",
 		old:  "redis.call('PEXPIREAT', KEYS[1], ends)\n",
 		new:  "",
-		pkg:  "lock", test: "TestEveryStepMayBeRepeatedAndMayArriveLate/taken_twice/semaphore",
+		pkg:  "lock", test: "TestScripts_RepeatedAndLate/taken_twice/semaphore",
 	},
 	{
 		name: "details-forever",
@@ -176,7 +176,7 @@ var lockMutants = []mutant{
 		file: "lock/lua/semaphore_acquire.lua",
 		old:  "'size', ARGV[6])\nredis.call('PEXPIREAT', KEYS[5], ends)\n",
 		new:  "'size', ARGV[6])\n",
-		pkg:  "lock", test: "TestEveryStepMayBeRepeatedAndMayArriveLate/taken_twice/semaphore",
+		pkg:  "lock", test: "TestScripts_RepeatedAndLate/taken_twice/semaphore",
 	},
 	{
 		name: "fence-forever",
@@ -184,7 +184,7 @@ var lockMutants = []mutant{
 		file: "lock/lua/mutex_acquire.lua",
 		old:  "fence), 'PX', ARGV[3])",
 		new:  "fence))",
-		pkg:  "lock", test: "TestNoOrderOfStepsStealsOrOutlivesALease/mutex",
+		pkg:  "lock", test: "TestScripts_RandomSteps/mutex",
 	},
 	{
 		name: "released-forever",
@@ -192,7 +192,7 @@ var lockMutants = []mutant{
 		file: "lock/lua/mutex_release.lua",
 		old:  "    redis.call('PEXPIRE', KEYS[2], life)\n    redis.call('ZREMRANGEBYRANK'",
 		new:  "    redis.call('ZREMRANGEBYRANK'",
-		pkg:  "lock", test: "TestNoOrderOfStepsStealsOrOutlivesALease/mutex",
+		pkg:  "lock", test: "TestScripts_RandomSteps/mutex",
 	},
 	{
 		name: "abandoned-forever",
@@ -200,7 +200,7 @@ var lockMutants = []mutant{
 		file: "lock/lua/mutex_abandon.lua",
 		old:  "redis.call('PEXPIRE', KEYS[2], life)\nredis.call('ZREMRANGEBYRANK'",
 		new:  "redis.call('ZREMRANGEBYRANK'",
-		pkg:  "lock", test: "TestNoOrderOfStepsStealsOrOutlivesALease/mutex",
+		pkg:  "lock", test: "TestScripts_RandomSteps/mutex",
 	},
 	{
 		name: "queue-forever",
@@ -208,7 +208,7 @@ var lockMutants = []mutant{
 		file: "lock/lua/fair_acquire.lua",
 		old:  "if redis.call('PTTL', key) < 2",
 		new:  "if key ~= KEYS[4] and redis.call('PTTL', key) < 2",
-		pkg:  "lock", test: "TestTheKeysOfAFairMutexAreGoneWhenAllHaveDied",
+		pkg:  "lock", test: "TestNewFairMutex_AllDie",
 	},
 	{
 		name: "alive-forever",
@@ -216,17 +216,17 @@ var lockMutants = []mutant{
 		file: "lock/lua/fair_acquire.lua",
 		old:  "if redis.call('PTTL', key) < 2",
 		new:  "if key ~= KEYS[5] and redis.call('PTTL', key) < 2",
-		pkg:  "lock", test: "TestTheKeysOfAFairMutexAreGoneWhenAllHaveDied",
+		pkg:  "lock", test: "TestNewFairMutex_AllDie",
 	},
 
 	// Commands that are lost, repeated and late.
 	{
 		name: "tombstone-unwritten",
-		bug:  "Giving up an attempt leaves no mark: its command takes the lock for nobody when it arrives",
+		bug:  "Giving up an attempt leaves no mark: a late command takes the lock although no caller waits",
 		file: "lock/lua/mutex_abandon.lua",
 		old:  "redis.call('ZADD', KEYS[2], string.format('%.0f', ms + ARGV[2]), ARGV[1])\n",
 		new:  "",
-		pkg:  "lock", test: "TestNoOrderOfStepsStealsOrOutlivesALease/mutex",
+		pkg:  "lock", test: "TestScripts_RandomSteps/mutex",
 	},
 	{
 		name: "tombstone-unread",
@@ -234,7 +234,7 @@ var lockMutants = []mutant{
 		file: "lock/lua/mutex_acquire.lua",
 		old:  "if ended and tonumber(ended) > ms then",
 		new:  "if false then",
-		pkg:  "lock", test: "TestNoOrderOfStepsStealsOrOutlivesALease/mutex",
+		pkg:  "lock", test: "TestScripts_RandomSteps/mutex",
 	},
 	{
 		name: "release-not-repeatable",
@@ -242,15 +242,15 @@ var lockMutants = []mutant{
 		file: "lock/lua/mutex_release.lua",
 		old:  "    redis.call('ZADD', KEYS[2], string.format('%.0f', ms + ARGV[2]), ARGV[1])\n",
 		new:  "",
-		pkg:  "lock", test: "TestNoOrderOfStepsStealsOrOutlivesALease/mutex",
+		pkg:  "lock", test: "TestScripts_RandomSteps/mutex",
 	},
 	{
 		name: "acquire-not-repeatable",
-		bug:  "Asking again with the same token says busy: who lost the reply is locked out by its own lease",
+		bug:  "Asking again with the same token says busy: a caller whose reply was lost is locked out by its own lease",
 		file: "lock/lua/mutex_acquire.lua",
 		old:  "local ours = holder == ARGV[1]",
 		new:  "local ours = false",
-		pkg:  "lock", test: "TestNoOrderOfStepsStealsOrOutlivesALease/mutex",
+		pkg:  "lock", test: "TestScripts_RandomSteps/mutex",
 	},
 	{
 		name: "client-retries",
@@ -266,7 +266,7 @@ var lockMutants = []mutant{
 		file: "lock/lease.go",
 		old:  "if why != renew.ErrGone {",
 		new:  "if false {",
-		pkg:  "lock", test: "TestALeaseThatWasLostForWantOfAnAnswerIsGivenBack",
+		pkg:  "lock", test: "TestLease_LostUnanswered",
 	},
 	{
 		name: "clean-ups-without-limit",
@@ -274,7 +274,7 @@ var lockMutants = []mutant{
 		file: "lock/cleanup.go",
 		old:  "const maxWorkers = 8",
 		new:  "const maxWorkers = 1 << 30",
-		pkg:  "lock", test: "TestAtASilentServerFewCommandsCleanUp",
+		pkg:  "lock", test: "TestCleanup_FewCommands",
 	},
 
 	// Waiting.
@@ -284,7 +284,7 @@ var lockMutants = []mutant{
 		file: "lock/acquire.go",
 		old:  "; backoff = min(2*backoff, maxPause) {",
 		new:  "; {",
-		pkg:  "lock", test: "TestAWaiterAsksLessAndLessOftenAndTakesOverFromADeadHolderAtItsEnd/mutex",
+		pkg:  "lock", test: "TestAcquire_DeadHolder/mutex",
 	},
 	{
 		name: "lock-polls-in-step",
@@ -292,7 +292,7 @@ var lockMutants = []mutant{
 		file: "lock/acquire.go",
 		old:  "(0.5 + rand.Float64())",
 		new:  "1",
-		pkg:  "lock", test: "TestWaitersDoNotAskInStep",
+		pkg:  "lock", test: "TestAcquire_RandomPauses",
 	},
 	{
 		name: "lock-waits-beyond-the-lease",
@@ -300,31 +300,31 @@ var lockMutants = []mutant{
 		file: "lock/acquire.go",
 		old:  "d = min(d, left+time.Millisecond+rand.N(4*time.Millisecond))",
 		new:  "_ = left",
-		pkg:  "lock", test: "TestAWaiterAsksLessAndLessOftenAndTakesOverFromADeadHolderAtItsEnd/mutex",
+		pkg:  "lock", test: "TestAcquire_DeadHolder/mutex",
 	},
 	{
 		name: "place-in-queue-not-left",
-		bug:  "Who gives up waiting stays in the queue: those behind wait for nobody",
+		bug:  "A waiter that gives up stays in the queue: the waiters behind it wait for a dead one",
 		file: "lock/acquire.go",
 		old:  "if !a.inTransit && !a.hasPlace {",
 		new:  "if !a.inTransit {",
-		pkg:  "lock", test: "TestAFairWaiterThatGivesUpLeavesAtOnce",
+		pkg:  "lock", test: "TestNewFairMutex_WaiterGivesUp",
 	},
 	{
 		name: "time-as-order",
-		bug:  "The queue is ordered by time: who came in the same millisecond is ordered by token",
+		bug:  "The queue is ordered by time: waiters of the same millisecond are ordered by token",
 		file: "lock/lua/fair_acquire.lua",
 		old:  "string.format('%.0f', (tonumber(tail) or 0) + 1)",
 		new:  "string.format('%.0f', ms)",
-		pkg:  "lock", test: "TestFairMutexKeepsTheOrderOfOneInstantHoweverLongAndOftenTheyAsk",
+		pkg:  "lock", test: "TestNewFairMutex_OrderOfOneInstant",
 	},
 	{
 		name: "try-barges",
-		bug:  "TryAcquire overtakes those who wait while the mutex is free",
+		bug:  "TryAcquire overtakes the waiters of a free mutex",
 		file: "lock/lua/fair_acquire.lua",
 		old:  "not holder and (head == ARGV[1] or not head) then",
 		new:  "not holder and (head == ARGV[1] or not head or ARGV[5] == '0') then",
-		pkg:  "lock", test: "TestFairScriptsByWhatIsThere",
+		pkg:  "lock", test: "TestFairScripts",
 	},
 	{
 		name: "one-dead-waiter-at-a-time",
@@ -332,7 +332,7 @@ var lockMutants = []mutant{
 		file: "lock/lua/fair_acquire.lua",
 		old:  "  redis.call('ZREM', KEYS[5], dead)\nend",
 		new:  "  redis.call('ZREM', KEYS[5], dead)\n  break\nend",
-		pkg:  "lock", test: "TestFairScriptsByWhatIsThere",
+		pkg:  "lock", test: "TestFairScripts",
 	},
 	{
 		name: "fair-writes-before-its-rights",
@@ -340,7 +340,7 @@ var lockMutants = []mutant{
 		file: "lock/lua/fair_acquire.lua",
 		old:  "  fence = math.max(last + 1, now)\n",
 		new:  "  fence = math.max(last + 1, now)\n  redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])\n",
-		pkg:  "lock", test: "TestAFairAcquireThatMayNotGoOnHasDoneNothing",
+		pkg:  "internal/tests/faults/lock", test: "TestNewFairMutex_MissingRight",
 	},
 
 	{
@@ -383,7 +383,7 @@ var lockMutants = []mutant{
 		file: "lock/lua/mutex_acquire.lua",
 		old:  "math.max(last + 1, now)",
 		new:  "now",
-		pkg:  "lock", test: "TestTheFenceGrowsWithEveryGrant/mutex",
+		pkg:  "lock", test: "TestFence_Grows/mutex",
 	},
 	{
 		name: "fence-by-counter-alone",
@@ -391,7 +391,7 @@ var lockMutants = []mutant{
 		file: "lock/lua/mutex_acquire.lua",
 		old:  "math.max(last + 1, now)",
 		new:  "last + 1",
-		pkg:  "lock", test: "TestTheFenceGrowsWithEveryGrant/mutex",
+		pkg:  "lock", test: "TestFence_Grows/mutex",
 	},
 
 	// Release and Do.
@@ -401,7 +401,7 @@ var lockMutants = []mutant{
 		file: "lock/lease.go",
 		old:  "ctx = client.Detach(ctx)",
 		new:  "_ = client.Detach",
-		pkg:  "lock", test: "TestReleaseReturnsNilOnceAndEndsTheContextAtOnce",
+		pkg:  "lock", test: "TestRelease_NilOnce",
 	},
 	{
 		name: "lease-ends-with-the-request",
@@ -409,7 +409,7 @@ var lockMutants = []mutant{
 		file: "lock/lease.go",
 		old:  "ctx = context.WithoutCancel(ctx)",
 		new:  "",
-		pkg:  "lock", test: "TestALeaseHasTheValuesOfTheContextAndOutlivesIt",
+		pkg:  "lock", test: "TestLease_ContextOfAcquire",
 	},
 	{
 		name: "do-keeps-the-lease-of-a-panic",
@@ -417,7 +417,7 @@ var lockMutants = []mutant{
 		file: "lock/lock.go",
 		old:  "failed := lease.Release(ctx)",
 		new:  "if p := recover(); p != nil {\n\t\t\tpanic(p)\n\t\t}\n\t\tfailed := lease.Release(ctx)",
-		pkg:  "lock", test: "TestDoHoldsALeaseWhileItsFunctionRuns/mutex", hangs: true,
+		pkg:  "lock", test: "TestDo_Panic/mutex", hangs: true,
 	},
 	{
 		name: "do-hides-the-error",
@@ -425,6 +425,6 @@ var lockMutants = []mutant{
 		file: "lock/lock.go",
 		old:  "case err != nil || failed == nil:",
 		new:  "case failed == nil:",
-		pkg:  "lock", test: "TestDoHoldsALeaseWhileItsFunctionRuns/mutex",
+		pkg:  "lock", test: "TestDo_ReleaseFails/mutex",
 	},
 }

@@ -1,0 +1,403 @@
+package lock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/locktest"
+	"github.com/singlefill/singlefill/lock"
+)
+
+// Acquire waits for as long as its context lasts, whatever the number of tries and the life of a
+// lease.
+func TestAcquire_LongWait(t *testing.T) {
+	eachKindInBubble(t, func(t *testing.T, kind string, _ *miniredis.Miniredis, rdb *redis.Client) {
+		holder := mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
+		begun := time.Now()
+		time.AfterFunc(30*time.Second, func() {
+			if err := holder.Release(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+		lease := mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
+		if took := time.Since(begun); took < 30*time.Second || took > 30*time.Second+150*time.Millisecond {
+			t.Errorf("taken over after %v, want 30s and a pause", took)
+		}
+		mustRelease(t, lease)
+	})
+}
+
+// A call returns at the instant at which its context ends.
+//
+//fault:cancelled
+func TestAcquire_ContextEnds(t *testing.T) {
+	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+		learn(t, rdb, kind)
+		holder := mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
+		var e locktest.Events
+		l := newLocker(t, kind, rdb, "n", &lock.Options{Trace: e.Trace()})
+		c := record(m)
+		for name, slow := range map[string]time.Duration{"in a pause": 0, "in the middle of a command": 400 * time.Millisecond} {
+			want := []error{lock.ErrBusy}
+			if slow > 0 {
+				want[0] = lock.ErrAmbiguous
+			}
+			for _, d := range []time.Duration{1234567, 50*time.Millisecond + 1, 3*time.Second + 7} {
+				if slow > 0 {
+					d = slow/4 + d%slow/2
+				}
+				c.delay(slow)
+				begun := time.Now()
+				ctx, cancel := context.WithTimeout(t.Context(), d)
+				_, err := l.Acquire(ctx)
+				cancel()
+				wantElapsed(t, name+", at the deadline", begun, d)
+				wantIs(t, name, err, append(want, context.DeadlineExceeded)...)
+
+				begun = time.Now()
+				ctx, cancel = context.WithCancel(t.Context())
+				time.AfterFunc(d, cancel)
+				_, err = l.Acquire(ctx)
+				wantElapsed(t, name+", when cancelled", begun, d)
+				wantIs(t, name, err, append(want, context.Canceled)...)
+				c.delay(0)
+				time.Sleep(time.Minute) // for the clean-up
+			}
+		}
+		if kind == "fair" {
+			wantKeys(t, rdb, "n", "", ":fence")
+		}
+		c.reset()
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		for what, call := range map[string]func(context.Context) (*lock.Lease, error){"Acquire": l.Acquire, "TryAcquire": l.TryAcquire} {
+			if lease, err := call(ctx); lease != nil || err != context.Canceled {
+				t.Errorf("%s with a context that has ended: %v, %v", what, lease, err)
+			}
+		}
+		err := l.Do(ctx, func(context.Context) error { t.Error("Do has called"); return nil })
+		if n := len(c.all()); n != 0 || err != context.Canceled {
+			t.Errorf("with a context that has ended: %d commands, Do says %v", n, err)
+		}
+		mustRelease(t, holder)
+		if s := e.Transitions(); s != "" {
+			t.Errorf("told %q without a lease", s)
+		}
+	})
+}
+
+// The first answer ends a call at its instant.
+func TestAcquire_FirstAnswer(t *testing.T) {
+	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+		const slow = 7654321 * time.Nanosecond
+		learn(t, rdb, kind)
+		holder := newLocker(t, kind, rdb, "held", nil)
+		lease := mustAcquire(t, holder)
+		foreign := "{foreign}:lock"
+		redistest.Planted(t, foreign)
+		if err := rdb.RPush(t.Context(), foreign, "x").Err(); err != nil {
+			t.Fatal(err)
+		}
+		c := record(m)
+		c.delay(slow)
+		for name, call := range map[string]func() error{
+			"free": func() error {
+				lease, err := newLocker(t, kind, rdb, "free", &lock.Options{TTL: time.Hour}).Acquire(t.Context())
+				defer lease.Release(t.Context())
+				if n, took := len(c.all()), time.Since(c.times()[0]); n != 1 || took != slow {
+					t.Errorf("granted by %d commands, after %v", n, took)
+				}
+				return err
+			},
+			"busy": func() error {
+				_, err := newLocker(t, kind, rdb, "held", nil).TryAcquire(t.Context())
+				if n, took := len(c.all()), time.Since(c.times()[0]); n != 1 || took != slow {
+					t.Errorf("ErrBusy by %d commands, after %v", n, took)
+				}
+				if err != lock.ErrBusy {
+					t.Errorf("TryAcquire: %v, want ErrBusy itself", err)
+				}
+				return nil
+			},
+			"an error": func() error {
+				_, err := newLocker(t, kind, rdb, "foreign", nil).Acquire(t.Context())
+				want := 1
+				if kind == "fair" {
+					want = 2 // it leaves the queue
+				}
+				if n, took := len(c.all()), time.Since(c.times()[0]); n != want || took != time.Duration(want)*slow || err == nil {
+					t.Errorf("%v by %d commands, after %v", err, n, took)
+				}
+				return nil
+			},
+		} {
+			c.reset()
+			if err := call(); err != nil {
+				t.Error(name, err)
+			}
+			time.Sleep(time.Second) // for the background
+		}
+		c.delay(0)
+		mustRelease(t, lease)
+	})
+}
+
+// A waiter holds no connection between two commands.
+//
+//fault:waiting-callers
+func TestAcquire_HoldsNoConnection(t *testing.T) {
+	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+		takeFor(t, rdb, kind, "n")
+		waits := redistest.NewMiniClient(t, m)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_, _ = newLocker(t, kind, waits, "n", nil).Acquire(ctx)
+		}()
+		for range 50 {
+			time.Sleep(97 * time.Millisecond)
+			synctest.Wait()
+			if s := waits.PoolStats(); s.IdleConns != s.TotalConns || s.TotalConns == 0 {
+				t.Errorf("%d connections, %d idle", s.TotalConns, s.IdleConns)
+			}
+		}
+		<-done
+	})
+}
+
+// A waiter that gives up has given its place back when Acquire returns: its process may end then.
+//
+//fault:given-up
+func TestAcquire_GivesItsPlaceBackBeforeItReturns(t *testing.T) {
+	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+		holder := mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
+		client := redistest.NewMiniClient(t, m)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			_, err := newLocker(t, kind, client, "n", nil).Acquire(ctx)
+			wantIs(t, "Acquire", err, lock.ErrBusy, context.Canceled)
+			_ = client.Close()
+		}()
+		for time.Sleep(300 * time.Millisecond); !m.Exists("{n}:lock:queue") && !m.Exists("{n}:lock:next"); {
+			mustRelease(t, holder)
+			holder = mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
+			time.Sleep(300 * time.Millisecond)
+		}
+		cancel()
+		<-ended
+		mustRelease(t, holder)
+		next, err := newLocker(t, kind, rdb, "n", nil).TryAcquire(t.Context())
+		if err != nil {
+			t.Fatalf("TryAcquire of the free lock: %v", err)
+		}
+		mustRelease(t, next)
+	})
+}
+
+// A waiter with time left outlasts a Redis that does not answer, or refuses, with the same token; a
+// waiter of a fair mutex keeps its place.
+//
+//fault:stalled-waiters
+func TestAcquire_OutlastsAStall(t *testing.T) {
+	for what, fails := range map[string]fault{
+		"silent": silence, "replies lost": replyLost, "no connection": noConnection,
+		"read only": refusal("READONLY You can't write against a read only replica."), "loading": refusal("LOADING Redis is loading"),
+	} {
+		for _, begins := range []bool{false, true} { // when the waiter arrives, or later
+			t.Run(fmt.Sprintf("%s, from the beginning %v", what, begins), func(t *testing.T) {
+				eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+					holder := mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
+					client, f := withFaults(t, m)
+					l := newLocker(t, kind, client, "n", nil)
+					if begins {
+						f.set(fails)
+					}
+					ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+					defer cancel()
+					var wg sync.WaitGroup
+					order := make(chan int, 3)
+					wait := func(i int, l *lock.Locker) {
+						wg.Go(func() {
+							lease, err := l.Acquire(ctx)
+							if err != nil {
+								t.Errorf("waiter %d: %v", i, err)
+								return
+							}
+							order <- i
+							mustRelease(t, lease)
+						})
+						synctest.Wait()
+						time.Sleep(10 * time.Millisecond)
+					}
+					wait(0, l)
+					wait(1, l)
+					wait(2, newLocker(t, kind, rdb, "n", nil))
+					f.set(fails)
+					time.Sleep(1100 * time.Millisecond)
+					f.set(nil)
+					time.Sleep(time.Second)
+					mustRelease(t, holder)
+					wg.Wait()
+					if first := <-order; kind == "fair" && !begins && first != 0 {
+						t.Errorf("waiter %d was the first", first)
+					}
+				})
+			})
+		}
+	}
+}
+
+// Without a deadline a waiter outlasts a stall for as long as a lease could, and a later caller for
+// RedisTimeout.
+//
+//fault:stalled-waiters
+func TestAcquire_WithoutADeadline(t *testing.T) {
+	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+		holder := mustAcquire(t, newLocker(t, kind, rdb, "n", &lock.Options{TTL: time.Hour}))
+		client, f := withFaults(t, m)
+		l := newLocker(t, kind, client, "n", nil)
+		begun := time.Now()
+		var wg sync.WaitGroup
+		for range 20 {
+			wg.Go(func() {
+				_, err := l.Acquire(t.Context())
+				if !errors.Is(err, lock.ErrUnavailable) {
+					t.Errorf("a waiter: %v", err)
+				}
+				if took := time.Since(begun); took < leaseTTL || took > leaseTTL+2*leaseWaits {
+					t.Errorf("a waiter has waited for %v", took)
+				}
+			})
+		}
+		synctest.Wait()
+		f.set(noConnection)
+		wg.Wait()
+		begun = time.Now()
+		for range 20 {
+			wg.Go(func() {
+				_, err := l.Acquire(t.Context())
+				wantIs(t, "a caller", err, lock.ErrUnavailable)
+				if took := time.Since(begun); took > leaseWaits {
+					t.Errorf("a caller has waited for %v", took)
+				}
+			})
+		}
+		wg.Wait()
+		f.set(nil)
+		mustRelease(t, holder)
+	})
+}
+
+// A process that is stalled while its command is answered does not take an ended lease for its own.
+//
+//fault:stalled-grant
+func TestAcquire_StalledForLongerThanTTL(t *testing.T) {
+	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+		client := redistest.NewMiniClient(t, m)
+		bounded := *client.Options()
+		bounded.ContextTimeoutEnabled = true
+		slow := redis.NewClient(&bounded)
+		defer slow.Close()
+		f := new(faults)
+		slow.AddHook(f)
+		learn(t, rdb, kind)
+		var once sync.Once
+		f.set(func(_ context.Context, execute func() error) error {
+			err := execute()
+			once.Do(func() { time.Sleep(leaseTTL + time.Second) })
+			return err
+		}, "acquire")
+		time.AfterFunc(leaseTTL+500*time.Millisecond, func() {
+			other := mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
+			time.Sleep(4500 * time.Millisecond)
+			mustRelease(t, other)
+		})
+		begun := time.Now()
+		lease, err := newLocker(t, kind, slow, "n", nil).Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(begun); took < leaseTTL+5*time.Second {
+			t.Errorf("granted after %v, while another held it", took)
+		}
+		wantHeld(t, lease)
+		wantBusy(t, newLocker(t, kind, rdb, "n", nil))
+		mustRelease(t, lease)
+	})
+}
+
+// However many calls a server leaves unanswered, few commands at a time undo what they may have
+// done.
+func TestCleanup_FewCommands(t *testing.T) {
+	const calls, atOnce = 500, 8
+	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+		learn(t, rdb, kind)
+		client, f := withFaults(t, m)
+		l, before := newLocker(t, kind, client, "n", nil), countMarks(m)
+		var trying, most atomic.Int64
+		f.decide(func(op string) fault {
+			switch op {
+			case "acquire":
+				return silence
+			case "abandon":
+				return func(ctx context.Context, execute func() error) error {
+					now := trying.Add(1)
+					defer trying.Add(-1)
+					most.Store(max(most.Load(), now))
+					return silence(ctx, execute)
+				}
+			}
+			return nil
+		})
+		var acquiring sync.WaitGroup
+		for range calls {
+			acquiring.Go(func() {
+				_, err := l.TryAcquire(t.Context())
+				wantIs(t, "TryAcquire", err, lock.ErrAmbiguous)
+			})
+		}
+		acquiring.Wait()
+		time.Sleep(leaseTTL / 2)
+		if n := most.Load(); n == 0 || n > atOnce {
+			t.Errorf("%d commands at once, want 1 to %d", n, atOnce)
+		}
+		f.set(nil)
+		time.Sleep(2 * leaseWaits)
+		synctest.Wait()
+		marks := countMarks(m)
+		if marks-before != calls {
+			t.Errorf("%d of %d attempts are marked as abandoned", marks-before, calls)
+		}
+		f.take()
+		time.Sleep(time.Hour)
+		if ops := f.take(); ops != "" {
+			t.Errorf("afterwards it sent %s", ops)
+		}
+	})
+}
+
+// countMarks counts the marks of ended attempts on the server.
+func countMarks(m *miniredis.Miniredis) (n int) {
+	for _, key := range m.Keys() {
+		if strings.Contains(key, ":ended") {
+			ended, _ := m.SortedSet(key)
+			n += len(ended)
+		}
+	}
+	return n
+}

@@ -1,0 +1,301 @@
+package lock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/locktest"
+	"github.com/singlefill/singlefill/lock"
+)
+
+// A serverClock is the clock of a miniredis, which stands still once it is set.
+type serverClock struct {
+	m   *miniredis.Miniredis
+	mu  sync.Mutex
+	off time.Duration // protected by mu
+}
+
+// runClock makes the clock of the server follow that of the bubble, until stop is called.
+func runClock(m *miniredis.Miniredis) (c *serverClock, stop func()) {
+	c = &serverClock{m: m}
+	stopped := make(chan struct{})
+	go func() {
+		for {
+			select {
+			case <-stopped:
+				return
+			case <-time.After(10 * time.Millisecond):
+				c.put(0)
+			}
+		}
+	}()
+	return c, func() { close(stopped) }
+}
+
+// put puts the clock forward or back.
+func (c *serverClock) put(by time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.off += by
+	c.m.SetTime(time.Now().Add(c.off))
+}
+
+// A server whose clock is an hour off grants leases as any other.
+//
+//fault:server-clock
+func TestLease_ServerClockOff(t *testing.T) {
+	eachKind(t, func(t *testing.T, kind string) {
+		for _, off := range []time.Duration{-time.Hour, time.Hour} {
+			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				var e locktest.Events
+				l := newLocker(t, kind, rdb, "n", &lock.Options{Trace: e.Trace()})
+				clock, stop := runClock(m)
+				defer stop()
+				clock.put(off)
+				lease := mustAcquire(t, l)
+				for range 60 {
+					wantBusy(t, l)
+					time.Sleep(time.Second)
+				}
+				if err := context.Cause(lease.Context()); err != nil {
+					t.Error(err)
+				}
+				mustRelease(t, lease)
+				mustRelease(t, mustAcquire(t, l))
+				if s := e.Transitions(); s != "acquired released acquired released" {
+					t.Error(s)
+				}
+			})
+		}
+	})
+}
+
+// A server's clock that is put forward costs the leases, and one that is put back does not. The
+// clock of a real server cannot be moved by a test; miniredis' can.
+//
+//fault:server-clock
+func TestLease_ServerClockJumps(t *testing.T) {
+	const ttl, timeout = 3 * time.Second, 500 * time.Millisecond
+	for _, k := range locktest.Kinds {
+		for _, jump := range []time.Duration{time.Hour, -time.Hour} {
+			t.Run(k.Name+" "+jump.String(), func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					m, rdb := redistest.StartMini(t)
+					clock, stop := runClock(m)
+					defer stop()
+					holder := k.Locker(t, rdb, "name", timeout, ttl)
+					leases := k.Fill(t, holder)
+					other := k.Locker(t, redistest.NewMiniClient(t, m), "name", timeout, ttl)
+					time.Sleep(ttl / 2)
+					before, err := rdb.Time(t.Context()).Result()
+					if err != nil {
+						t.Fatal(err)
+					}
+					clock.put(jump)
+					if moved := rdb.Time(t.Context()).Val().Sub(before); (moved - jump).Abs() > time.Second {
+						t.Fatalf("the clock has moved by %v", moved)
+					}
+					begun := time.Now()
+					if jump > 0 {
+						next := locktest.Take(t, other)
+						if took := time.Since(begun); took > 200*time.Millisecond {
+							t.Errorf("another had it after %v", took)
+						}
+						for _, l := range leases {
+							<-l.Context().Done()
+							if next.Fence() <= l.Fence() {
+								t.Errorf("fence %d after %d", next.Fence(), l.Fence())
+							}
+						}
+						if took := time.Since(begun); took > ttl/3+timeout {
+							t.Errorf("the holders learnt it after %v, want a renewal's time", took)
+						}
+						for _, l := range leases {
+							holder.WantLost(t, l, "gone from Redis")
+						}
+						return
+					}
+					for range 20 {
+						if _, err := other.TryAcquire(t.Context()); !errors.Is(err, lock.ErrBusy) {
+							t.Fatalf("TryAcquire of another = %v, want ErrBusy", err)
+						}
+						time.Sleep(ttl / 3)
+					}
+					for _, l := range leases {
+						if err := context.Cause(l.Context()); err != nil {
+							t.Errorf("a lease was lost: %v", err)
+						}
+						locktest.Release(t, l)
+					}
+					if next := locktest.Take(t, other); next.Fence() <= leases[0].Fence() {
+						t.Errorf("fence %d after %d", next.Fence(), leases[0].Fence())
+					}
+				})
+			})
+		}
+	}
+}
+
+// Only the server's clock counts. The bubble's clock is that of the clients, and an hour off.
+//
+//fault:process-clock
+func TestNewSemaphore_ClientClock(t *testing.T) {
+	t.Parallel()
+	for _, skew := range []time.Duration{-time.Hour, time.Hour} {
+		t.Run(skew.String(), func(t *testing.T) {
+			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+				now := time.Now().Add(skew)
+				pass := func(d, step time.Duration) {
+					for ; d > 0; d -= step {
+						time.Sleep(step)
+						now = now.Add(step)
+						m.SetTime(now)
+						synctest.Wait()
+					}
+				}
+				m.SetTime(now)
+				rdb := redistest.NewMiniClient(t, m)
+				l := semaphore(t, rdb, "n", 2, nil)
+				other := semaphore(t, redistest.NewMiniClient(t, m), "n", 2, nil)
+				a := mustTry(t, l)
+				if d := time.UnixMicro(a.Fence()).Sub(now); d != 0 {
+					t.Errorf("the fence is %v off the server's clock", d)
+				}
+				mustTry(t, l)
+				for range 4 {
+					pass(5*time.Second, time.Second)
+					if _, err := other.TryAcquire(t.Context()); err != lock.ErrBusy {
+						t.Fatalf("TryAcquire while two hold it: %v", err)
+					}
+				}
+				mustRelease(t, a)
+				b := mustTry(t, other)
+				_ = rdb.Close()
+				got := make(chan time.Time, 1)
+				go func() {
+					c, err := other.Acquire(t.Context())
+					if err != nil {
+						t.Error(err)
+					}
+					got <- time.Now()
+					mustRelease(t, c)
+				}()
+				died := time.Now()
+				pass(11*time.Second, 100*time.Millisecond)
+				// The last renewal was up to a third of TTL before.
+				if d := (<-got).Sub(died); d < 6*time.Second || d > 10*time.Second+200*time.Millisecond {
+					t.Errorf("a dead holder was replaced after %v", d)
+				}
+				mustRelease(t, b)
+			})
+		})
+	}
+}
+
+// A dead waiter does not live longer when the server's clock is put back.
+//
+//fault:clock-dead-waiter
+func TestNewFairMutex_DeadWaiterAndClockPutBack(t *testing.T) {
+	for _, before := range []bool{true, false} {
+		t.Run(fmt.Sprint("waiter arrived before ", before), func(t *testing.T) {
+			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				opts := &lock.Options{WaiterTTL: 2 * time.Second}
+				holder := mustAcquire(t, newLocker(t, "fair", rdb, "n", opts))
+				mortal := redistest.NewMiniClient(t, m)
+				ended := make(chan struct{})
+				go func() {
+					defer close(ended)
+					_, _ = newLocker(t, "fair", mortal, "n", opts).Acquire(t.Context())
+				}()
+				synctest.Wait()
+				got := make(chan *lock.Lease, 1)
+				wait := func() {
+					go func() { got <- mustAcquire(t, newLocker(t, "fair", redistest.NewMiniClient(t, m), "n", opts)) }()
+					synctest.Wait()
+				}
+				if before {
+					wait()
+				}
+				_ = mortal.Close()
+				<-ended
+				clock, stop := runClock(m)
+				defer stop()
+				clock.put(-time.Hour)
+				if !before {
+					wait()
+				}
+				mustRelease(t, holder)
+				select {
+				case lease := <-got:
+					mustRelease(t, lease)
+				case <-time.After(2 * opts.WaiterTTL):
+					t.Error("the dead waiter keeps the others waiting")
+				}
+			})
+		})
+	}
+}
+
+// The fence grows with every grant, also when Redis has lost it and when the clock was put back.
+func TestFence_Grows(t *testing.T) {
+	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+		last := time.Now().UnixMicro() - 1
+		lockers := []*lock.Locker{newLocker(t, kind, rdb, "n", nil), newLocker(t, kind, rdb, "n", nil), newLocker(t, kind, redistest.NewMiniClient(t, m), "n", nil)}
+		grant := func(when string) {
+			t.Helper()
+			for range 5 {
+				for _, l := range lockers { // all in one instant
+					lease := mustAcquire(t, l)
+					if lease.Fence() <= last {
+						t.Errorf("%s: %d after %d", when, lease.Fence(), last)
+					}
+					last = lease.Fence()
+					mustRelease(t, lease)
+				}
+			}
+		}
+		grant("at first")
+		time.Sleep(time.Millisecond)
+		m.FlushAll()
+		grant("after FLUSHALL")
+		time.Sleep(time.Millisecond)
+		m.Del("{n}:lock:fence")
+		grant("after its key was lost")
+		time.Sleep(48 * time.Hour)
+		grant("after its key has expired")
+		lease := mustAcquire(t, lockers[0])
+		m.SetTime(time.Now().Add(-time.Hour)) // the server's clock is put back
+		last = lease.Fence()
+		mustRelease(t, lease)
+		grant("after the clock was put back")
+	})
+}
+
+// The fence grows on every kind of client, and is a time in µs.
+func TestFence_EveryKindOfClient(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		for _, kind := range kinds {
+			name := redistest.Namespace(t)
+			last := int64(0)
+			for range 20 {
+				lease := mustAcquire(t, newLocker(t, kind, rdb, name, patient(lock.Options{})))
+				if n := lease.Fence(); n <= last || n < 1e15 || n > 9e15 {
+					t.Errorf("%s: the fence is %d after %d", kind, n, last)
+				}
+				last = lease.Fence()
+				mustRelease(t, lease)
+			}
+		}
+	})
+}

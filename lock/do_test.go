@@ -1,0 +1,169 @@
+package lock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/tests/locktest"
+	"github.com/singlefill/singlefill/lock"
+)
+
+var errBoom = errors.New("boom")
+
+// A doScene calls Do. It checks the calls of Trace, and that the lock is free afterwards.
+type doScene struct {
+	*testing.T
+	m     *miniredis.Miniredis
+	f     *faults
+	l     *lock.Locker
+	e     *locktest.Events
+	other *lock.Locker // of another process
+}
+
+func eachDoScene(t *testing.T, run func(s doScene)) {
+	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+		e := new(locktest.Events)
+		client, f := withFaults(t, m)
+		l := newLocker(t, kind, client, "n", &lock.Options{Trace: e.Trace()})
+		run(doScene{T: t, m: m, f: f, l: l, e: e, other: newLocker(t, kind, rdb, "n", nil)})
+	})
+}
+
+// do calls Do with fn, while which the lock is held, and expects transitions of the lease.
+func (s doScene) do(ctx context.Context, transitions string, fn func(ctx context.Context) error) (panicked any, err error) {
+	s.Helper()
+	s.e.Reset()
+	func() {
+		defer func() { panicked = recover() }()
+		err = s.l.Do(ctx, func(ctx context.Context) error {
+			wantBusy(s, s.other)
+			return fn(ctx)
+		})
+	}()
+	time.Sleep(2 * leaseWaits)
+	if got := s.e.Transitions(); got != transitions {
+		s.Errorf("told %q, want %q", got, transitions)
+	}
+	s.f.set(nil)
+	mustRelease(s, mustAcquire(s, s.other))
+	return panicked, err
+}
+
+// Do holds a lease while its function runs, and returns the function's error unchanged.
+func TestDo_ReturnsTheError(t *testing.T) {
+	eachDoScene(t, func(s doScene) {
+		for _, want := range []error{nil, errBoom, fmt.Errorf("wrapped: %w", errBoom), lock.ErrBusy, context.Canceled} {
+			_, err := s.do(s.Context(), "acquired released", func(context.Context) error { time.Sleep(time.Minute); return want })
+			if err != want {
+				s.Errorf("%v came back as %v", want, err)
+			}
+		}
+	})
+}
+
+// A panic and a Goexit of the function go on, and the lease is released.
+func TestDo_Panic(t *testing.T) {
+	eachDoScene(t, func(s doScene) {
+		if p, _ := s.do(s.Context(), "acquired released", func(context.Context) error { panic(errBoom) }); p != errBoom {
+			s.Errorf("a panic went on as %v", p)
+		}
+		s.e.Reset()
+		gone := make(chan struct{})
+		go func() {
+			defer close(gone)
+			_ = s.l.Do(s.Context(), func(context.Context) error { runtime.Goexit(); return nil })
+			s.Error("Goexit came back")
+		}()
+		<-gone
+		if got := s.e.Transitions(); got != "acquired released" {
+			s.Errorf("Goexit: told %q", got)
+		}
+	})
+}
+
+// The end of ctx reaches the function, and does not keep the lease from being released.
+func TestDo_ContextEnds(t *testing.T) {
+	eachDoScene(t, func(s doScene) {
+		ctx, cancel := context.WithCancelCause(context.WithValue(s.Context(), valueKey{}, "v"))
+		_, err := s.do(ctx, "acquired released", func(ctx context.Context) error {
+			if ctx.Value(valueKey{}) != "v" {
+				s.Error("the value is missing")
+			}
+			cancel(errBoom)
+			<-ctx.Done()
+			if cause := context.Cause(ctx); cause != errBoom {
+				s.Errorf("cancelled with cause %v", cause)
+			}
+			return nil
+		})
+		if err != nil {
+			s.Errorf("after ctx has ended: %v", err)
+		}
+	})
+}
+
+// A loss reaches the function, and Do returns it.
+func TestDo_LostLease(t *testing.T) {
+	eachDoScene(t, func(s doScene) {
+		for _, want := range []error{nil, context.Canceled, errBoom} {
+			_, err := s.do(s.Context(), "acquired lost", func(ctx context.Context) error {
+				s.m.FlushAll()
+				begun := time.Now()
+				<-ctx.Done()
+				wantElapsed(s, "the function's context ends", begun, leaseTTL/3)
+				if !errors.Is(context.Cause(ctx), lock.ErrLost) {
+					s.Errorf("cancelled with cause %v", context.Cause(ctx))
+				}
+				return want
+			})
+			if want == errBoom && err != errBoom || want != errBoom && !errors.Is(err, lock.ErrLost) || want != nil && !errors.Is(err, want) {
+				s.Errorf("after a loss: %v, want %v", err, want)
+			}
+		}
+		_, err := s.do(s.Context(), "acquired lost", func(context.Context) error { s.m.FlushAll(); return nil })
+		if !errors.Is(err, lock.ErrLost) {
+			s.Errorf("a loss found out at the end: %v", err)
+		}
+	})
+}
+
+// An error of the release hides no other error, and no panic.
+func TestDo_ReleaseFails(t *testing.T) {
+	refuse := refusal("ERR some error")
+	eachDoScene(t, func(s doScene) {
+		for _, want := range []error{nil, errBoom} {
+			_, err := s.do(s.Context(), "acquired", func(context.Context) error { s.f.set(refuse, "release"); return want })
+			if want == errBoom && err != errBoom || want == nil && !errors.Is(err, lock.ErrNotReleased) {
+				s.Errorf("Release failed: %v, want %v", err, want)
+			}
+			wantIs(s, "Do", err) // none of the errors which mean that the function has not run
+			time.Sleep(leaseTTL)
+		}
+		p, _ := s.do(s.Context(), "acquired", func(context.Context) error { s.f.set(refuse, "release"); panic(errBoom) })
+		if p != errBoom {
+			s.Errorf("a panic went on as %v", p)
+		}
+	})
+}
+
+// Without a lease the function is not called.
+func TestDo_WithoutALease(t *testing.T) {
+	eachDoScene(t, func(s doScene) {
+		fn := func(context.Context) error { s.Error("called"); return nil }
+		s.f.set(refusal("OOM command not allowed"), "acquire")
+		wantIs(s, "Do", s.l.Do(s.Context(), fn), lock.ErrUnavailable)
+		s.f.set(nil)
+		holder := mustAcquire(s, s.other)
+		ctx, stop := context.WithTimeout(s.Context(), time.Second)
+		defer stop()
+		wantIs(s, "Do", s.l.Do(ctx, fn), lock.ErrBusy, context.DeadlineExceeded)
+		mustRelease(s, holder)
+	})
+}

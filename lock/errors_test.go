@@ -1,0 +1,175 @@
+package lock_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/locktest"
+	"github.com/singlefill/singlefill/lock"
+)
+
+const (
+	needsScripts = "locks need scripts: allow the Redis user +eval and +evalsha"
+	needsRights  = "allow the Redis user what the scripts use (+@string"
+)
+
+var failures = []struct {
+	what  string
+	fails fault
+	want  error // nil: none of this package
+	says  string
+	takes time.Duration // 0: returns at once; -1: may take RedisTimeout
+}{
+	{"refused connection", noConnection, lock.ErrUnavailable, "refused", leaseWaits},
+	{"no connection is free", func(context.Context, func() error) error { return redis.ErrPoolTimeout }, lock.ErrUnavailable, "pool", leaseWaits},
+	{"loading", refusal("LOADING Redis is loading the dataset in memory"), lock.ErrUnavailable, "LOADING", leaseWaits},
+	{"busy", refusal("BUSY Redis is busy running a script"), lock.ErrUnavailable, "BUSY", leaseWaits},
+	{"cluster down", refusal("CLUSTERDOWN The cluster is down"), lock.ErrUnavailable, "CLUSTERDOWN", leaseWaits},
+	{"silent", silence, lock.ErrAmbiguous, "deadline", leaseWaits},
+	{"silent after it was done", lostSilently, lock.ErrAmbiguous, "deadline", leaseWaits},
+	{"cut", requestLost, lock.ErrAmbiguous, "", leaseWaits},
+	{"cut after it was done", replyLost, lock.ErrAmbiguous, "", leaseWaits},
+	{"reset", func(context.Context, func() error) error {
+		return &net.OpError{Op: "read", Err: errors.New("connection reset by peer")}
+	}, lock.ErrAmbiguous, "reset", leaseWaits},
+
+	{"out of memory", refusal("OOM command not allowed when used memory > 'maxmemory'. script: 0, on @user_script:1."), lock.ErrUnavailable, "OOM", -1},
+	{"read only", refusal("READONLY You can't write against a read only replica. script: 0, on @user_script:1."), lock.ErrUnavailable, "READONLY", -1},
+	{"no scripts", refusal("NOPERM this user has no permissions to run the 'evalsha' command"), nil, needsScripts, 0},
+	{"no scripts, on Redis 7.2", refusal("NOPERM User app has no permissions to run the 'evalsha' command"), nil, needsScripts, 0},
+	{"scripts are not there", refusal("ERR unknown command 'evalsha', with args beginning with: "), nil, needsScripts, 0},
+	{"a right is missing inside a script", refusal("ERR The user executing the script can't run this command or subcommand script: 0, on @user_script:1."), nil, needsRights, 0},
+	{"a right is missing inside a script, as of Redis 8", refusal("ERR ACL failure in script: User u has no permissions to run the 'set' command script: 0, on @user_script:1."), nil, needsRights, 0},
+	{"the same before Redis 7", refusal("ERR Error running script (call to f_0): @user_script:1: @user_script: 1: -NOPERM this user has no permissions to run the 'get' command or its subcommand"), nil, needsRights, 0},
+	{"a key is forbidden", refusal("NOPERM this user has no permissions to access one of the keys used as arguments"), nil, "the keys {name}:lock*", 0},
+	{"a key is forbidden, on Redis 7", refusal("NOPERM No permissions to access a key"), nil, "the keys {name}:lock*", 0},
+	{"a key of another type", refusal("WRONGTYPE Operation against a key holding the wrong kind of value script: 0, on @user_script:1."), lock.ErrConflict, "choose another name", 0},
+	{"the same before Redis 7", refusal("ERR Error running script (call to f_0): @user_script:1: WRONGTYPE Operation against a key holding the wrong kind of value"), lock.ErrConflict, "choose another name", 0},
+	{"a key without an end", refusal("FOREIGN the key has no expiry, so it is no lock of ours script: 0, on @user_script:1."), lock.ErrConflict, "choose another name", 0},
+}
+
+// Each failure is one of the errors of this package, and says how to mend it if that can be done. A
+// refusal ends the call at once, an unreachable server after RedisTimeout.
+func TestErrors_Kinds(t *testing.T) {
+	for _, c := range failures {
+		t.Run(c.what, func(t *testing.T) {
+			eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+				learn(t, rdb, kind)
+				client, f := withFaults(t, m)
+				l := newLocker(t, kind, client, "some name", nil)
+				for op, call := range map[string]func() error{
+					"Acquire": func() error { _, err := l.Acquire(t.Context()); return err },
+					"TryAcquire": func() error {
+						lease, err := l.TryAcquire(t.Context())
+						if lease != nil {
+							t.Error("it has given a lease")
+						}
+						return err
+					},
+					"Do": func() error { return l.Do(t.Context(), func(context.Context) error { t.Error("called"); return nil }) },
+					"Release": func() error {
+						f.set(nil)
+						lease := mustAcquire(t, l)
+						f.set(c.fails)
+						return lease.Release(t.Context())
+					},
+				} {
+					f.set(c.fails)
+					begun := time.Now()
+					err := call()
+					took := time.Since(begun)
+					if c.want == nil {
+						wantIs(t, op, err)
+					} else {
+						wantIs(t, op, err, c.want)
+					}
+					if err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), `"some name"`) {
+						t.Errorf("%s: %v; want it to say %q, and the name", op, err, c.says)
+					}
+					if c.takes == 0 && took != 0 || took > leaseWaits || c.takes > 0 && took < c.takes/2 {
+						t.Errorf("%s has taken %v", op, took)
+					}
+					f.set(nil)
+					time.Sleep(2 * leaseTTL)
+					mustRelease(t, mustAcquire(t, newLocker(t, kind, rdb, "some name", nil)))
+				}
+			})
+		})
+	}
+}
+
+// An error shortens a long name.
+func TestErrors_LongName(t *testing.T) {
+	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+		client, f := withFaults(t, m)
+		f.set(refusal("OOM"))
+		_, err := newLocker(t, kind, client, strings.Repeat("n", 64<<10), nil).Acquire(t.Context())
+		if n := len(err.Error()); n > 300 {
+			t.Errorf("%d bytes: %.500v", n, err)
+		}
+	})
+}
+
+// foreignData are commands that put something else under a key.
+var foreignData = map[string][]any{"a list": {"rpush", "x"}, "a text without a TTL": {"set", "some text"}}
+
+// A foreign key is named and left alone, and nothing is taken beside it.
+//
+//fault:foreign-key
+func TestErrConflict_ForeignKey(t *testing.T) {
+	suffixes := map[string][]string{
+		"mutex": {"", ":fence"}, "fair": {"", ":fence", ":queue", ":alive"}, "semaphore": {"", ":fence", ":details"},
+	}
+	eachScript(t, func(t *testing.T, s *steps) {
+		for _, suffix := range suffixes[s.kind] {
+			for what, put := range foreignData {
+				name := redistest.Namespace(t)
+				key := locktest.Key(name) + suffix
+				redistest.Planted(t, key)
+				if err := s.rdb.(*redis.Client).Do(t.Context(), append([]any{put[0], key}, put[1:]...)...).Err(); err != nil {
+					t.Fatal(err)
+				}
+				before := dump(t, s.rdb, key)
+				l := newLocker(t, s.kind, s.rdb, name, patient(lock.Options{}))
+				for range 2 {
+					lease, err := l.TryAcquire(t.Context())
+					wantIs(t, "Acquire", err, lock.ErrConflict)
+					if lease != nil || err == nil || !strings.Contains(err.Error(), "its key holds something else") {
+						t.Errorf("%q is %s: Acquire: %v, %v", suffix, what, lease, err)
+					}
+				}
+				if after := dump(t, s.rdb, key); after != before {
+					t.Errorf("the key held %q, and holds %q", before, after)
+				}
+				keys := keysOf(t, s.rdb, name)
+				delete(keys, suffix)
+				for other := range keys {
+					if !strings.HasPrefix(other, ":ended") {
+						t.Errorf("%q is %s: %q is left", suffix, what, other)
+					}
+				}
+			}
+		}
+	})
+}
+
+// dump returns the value of a key, or its type where there is no DUMP, as on miniredis.
+func dump(t *testing.T, rdb redis.UniversalClient, key string) string {
+	t.Helper()
+	s, err := rdb.Dump(t.Context(), key).Result()
+	if err != nil {
+		s, err = rdb.Type(t.Context(), key).Result()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}

@@ -1,0 +1,205 @@
+package lock_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/alicebob/miniredis/v2/server"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+// faults is a hook of a client. A test decides with it what happens to the commands of its Lockers.
+type faults struct {
+	mu     sync.Mutex
+	on     func(op string) fault // protected by mu; nil: none
+	ops    []string              // protected by mu: the scripts that were called, in order
+	failed int                   // protected by mu: how many commands have met a fault
+}
+
+// A fault happens in place of a command, which execute executes.
+type fault func(ctx context.Context, execute func() error) error
+
+func requestLost(context.Context, func() error) error { return io.ErrUnexpectedEOF }
+
+func replyLost(_ context.Context, execute func() error) error {
+	_ = execute()
+	return io.ErrUnexpectedEOF
+}
+
+func silence(ctx context.Context, _ func() error) error { <-ctx.Done(); return ctx.Err() }
+
+// slow delays the reply.
+func slow(d time.Duration) fault {
+	return func(_ context.Context, execute func() error) error {
+		err := execute()
+		time.Sleep(d)
+		return err
+	}
+}
+
+func refusal(text string) fault {
+	return func(context.Context, func() error) error { return replyError(text) }
+}
+
+func noConnection(context.Context, func() error) error {
+	return &net.OpError{Op: "dial", Err: errors.New("refused")}
+}
+
+func lostSilently(ctx context.Context, execute func() error) error {
+	_ = execute()
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// A replyError is the answer of a server.
+type replyError string
+
+func (e replyError) Error() string { return string(e) }
+
+func (e replyError) RedisError() {}
+
+// withFaults returns another client, as another process would have.
+func withFaults(t testing.TB, m *miniredis.Miniredis) (*redis.Client, *faults) {
+	rdb, f := redistest.NewMiniClient(t, m), new(faults)
+	rdb.AddHook(f)
+	return rdb, f
+}
+
+// set makes the commands of the ops, or all commands, meet a fault until the next set. nil is none.
+func (f *faults) set(what fault, ops ...string) {
+	f.decide(func(op string) fault {
+		if len(ops) > 0 && !slices.Contains(ops, op) {
+			return nil
+		}
+		return what
+	})
+}
+
+// decide makes the commands of each op meet the fault that on returns. nil is none.
+func (f *faults) decide(on func(op string) fault) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.on = on
+}
+
+// take returns the ops since the last take.
+func (f *faults) take() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	defer func() { f.ops = nil }()
+	return strings.Join(f.ops, " ")
+}
+
+// opOfHash has the op of each script, by its hash and by its text.
+var opOfHash = func() map[string]string {
+	ops := make(map[string]string)
+	files, err := lua.ReadDir("lua")
+	if err != nil {
+		panic(err)
+	}
+	for _, file := range files {
+		text, err := lua.ReadFile("lua/" + file.Name())
+		if err != nil {
+			panic(err)
+		}
+		_, op, _ := strings.Cut(strings.TrimSuffix(file.Name(), ".lua"), "_")
+		ops[redis.NewScript(string(text)).Hash()] = op
+		ops[string(text)] = op
+	}
+	return ops
+}()
+
+func (f *faults) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (f *faults) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (f *faults) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		op := cmd.Name()
+		if op == "evalsha" || op == "eval" {
+			op = opOfHash[cmd.Args()[1].(string)]
+		}
+		f.mu.Lock()
+		var what fault
+		if f.on != nil {
+			what = f.on(op)
+		}
+		if op != "hello" && cmd.Name() != "eval" {
+			f.ops = append(f.ops, op)
+		}
+		f.mu.Unlock()
+		if what == nil {
+			return next(ctx, cmd)
+		}
+		err := what(ctx, func() error { return next(ctx, cmd) })
+		cmd.SetErr(err)
+		if err != nil {
+			f.mu.Lock()
+			f.failed++
+			f.mu.Unlock()
+		}
+		return err
+	}
+}
+
+// commands records the scripts that a server gets.
+type commands struct {
+	mu   sync.Mutex
+	at   []time.Time   // protected by mu
+	args [][]string    // protected by mu
+	slow time.Duration // protected by mu
+}
+
+// record begins to record. Call it before the server gets any command.
+func record(m *miniredis.Miniredis) *commands {
+	c := new(commands)
+	m.Server().SetPreHook(func(p *server.Peer, cmd string, args ...string) bool {
+		if cmd != "EVALSHA" && cmd != "EVAL" {
+			return false
+		}
+		c.mu.Lock()
+		slow := c.slow
+		c.at, c.args = append(c.at, time.Now()), append(c.args, append([]string{cmd}, args...))
+		c.mu.Unlock()
+		time.Sleep(slow)
+		return false
+	})
+	return c
+}
+
+func (c *commands) delay(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.slow = d
+}
+
+// reset forgets the scripts so far.
+func (c *commands) reset() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.at, c.args = nil, nil
+}
+
+func (c *commands) times() []time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.at)
+}
+
+func (c *commands) all() [][]string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.args)
+}

@@ -1,0 +1,256 @@
+package lock_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/alicebob/miniredis/v2/server"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/locktest"
+	"github.com/singlefill/singlefill/lock"
+)
+
+// Release returns nil once, ends the context at once, and has no power over the next lease of the
+// Locker.
+//
+//fault:release-twice
+func TestRelease_NilOnce(t *testing.T) {
+	for what, release := range map[string]func(t *testing.T, lease *lock.Lease) (nils, losts int){
+		"twice": func(t *testing.T, lease *lock.Lease) (int, int) {
+			mustRelease(t, lease)
+			if cause := context.Cause(lease.Context()); cause != context.Canceled {
+				t.Errorf("the context has ended by %v, want it to be cancelled", cause)
+			}
+			wantIs(t, "the second Release", lease.Release(t.Context()), lock.ErrLost)
+			return 1, 1
+		},
+		"ten at once": func(t *testing.T, lease *lock.Lease) (nils, losts int) {
+			errs := make(chan error)
+			for range 10 {
+				go func() { errs <- lease.Release(t.Context()) }()
+			}
+			for range 10 {
+				if err := <-errs; err == nil {
+					nils++
+				} else if errors.Is(err, lock.ErrLost) {
+					losts++
+				}
+			}
+			return nils, losts - 8
+		},
+		"with a context that has ended": func(t *testing.T, lease *lock.Lease) (int, int) {
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			if err := lease.Release(ctx); err != nil {
+				t.Error(err)
+			}
+			wantIs(t, "the second Release", lease.Release(ctx), lock.ErrLost)
+			return 1, 1
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+				var e locktest.Events
+				client, f := withFaults(t, m)
+				l := newLocker(t, kind, client, "n", &lock.Options{Trace: e.Trace()})
+				lease := mustAcquire(t, l)
+				if nils, losts := release(t, lease); nils != 1 || losts != 1 {
+					t.Errorf("%d nil, %d and the rest ErrLost", nils, losts)
+				}
+				if ops := f.take(); ops != "acquire release" {
+					t.Errorf("sent %s", ops)
+				}
+				select {
+				case <-lease.Context().Done():
+				default:
+					t.Error("the context has not ended")
+				}
+				next := mustAcquire(t, l)
+				wantIs(t, "Release of the old", lease.Release(t.Context()), lock.ErrLost)
+				time.Sleep(time.Minute)
+				wantHeld(t, next)
+				mustRelease(t, next)
+				if s := e.Transitions(); s != "acquired released acquired released" {
+					t.Errorf("told %q", s)
+				}
+			})
+		})
+	}
+}
+
+// Release finds out that the lease was lost.
+//
+//fault:release-twice
+func TestRelease_LostLease(t *testing.T) {
+	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+		var e locktest.Events
+		lease := mustAcquire(t, newLocker(t, kind, rdb, "n", &lock.Options{Trace: e.Trace()}))
+		m.FlushAll()
+		takeFor(t, rdb, kind, "n")
+		for range 2 {
+			wantIs(t, "Release", lease.Release(t.Context()), lock.ErrLost)
+		}
+		wantBusy(t, newLocker(t, kind, rdb, "n", nil))
+		if s := e.Transitions(); s != "acquired lost" {
+			t.Errorf("told %q", s)
+		}
+	})
+}
+
+// A Release that is not answered says what is known. The outcome is found out in the background and
+// traced once, and a later Release returns it.
+func TestRelease_NotAnswered(t *testing.T) {
+	for _, c := range []struct {
+		what  string
+		fails fault
+		lasts time.Duration
+		want  error // nil: it was found out in time
+	}{
+		{"a reply lost", replyLost, time.Millisecond, nil},
+		{"requests lost for a while", requestLost, leaseWaits / 2, nil},
+		{"no connection for a while", noConnection, leaseWaits / 2, nil},
+		{"loading for a while", refusal("LOADING Redis is loading"), leaseWaits / 2, nil},
+		{"replies lost", replyLost, 3 * leaseWaits, lock.ErrAmbiguous},
+		{"requests lost", requestLost, 3 * leaseWaits, lock.ErrAmbiguous},
+		{"silent", silence, 3 * leaseWaits, lock.ErrAmbiguous},
+		{"no connection", noConnection, 3 * leaseWaits, lock.ErrUnavailable},
+		{"loading", refusal("LOADING Redis is loading"), 3 * leaseWaits, lock.ErrUnavailable},
+		{"replies lost for long", replyLost, leaseTTL - 2*leaseWaits, lock.ErrAmbiguous},
+		{"a reply lost, then silence for long", func() fault {
+			var once sync.Map
+			return func(ctx context.Context, execute func() error) error {
+				if _, again := once.LoadOrStore(ctx.Value(callKey{}), true); !again {
+					return replyLost(ctx, execute)
+				}
+				return silence(ctx, execute)
+			}
+		}(), leaseTTL - 2*leaseWaits, lock.ErrAmbiguous},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+				learn(t, rdb, kind)
+				var e locktest.Events
+				client, f := withFaults(t, m)
+				lease := mustAcquire(t, newLocker(t, kind, client, "n", &lock.Options{Trace: e.Trace()}))
+				f.set(c.fails)
+				ended := time.Now().Add(c.lasts)
+				time.AfterFunc(c.lasts, func() { f.set(nil) })
+				begun := time.Now()
+				err := lease.Release(context.WithValue(t.Context(), callKey{}, kind))
+				if c.want == nil {
+					if err != nil {
+						t.Errorf("Release: %v", err)
+					}
+				} else {
+					wantIs(t, "Release", err, c.want)
+				}
+				if took := time.Since(begun); took > leaseWaits {
+					t.Errorf("Release took %v", took)
+				}
+				if context.Cause(lease.Context()) != context.Canceled {
+					t.Errorf("the context has ended by %v", context.Cause(lease.Context()))
+				}
+				if c.want != nil { // the outcome is found out when Redis answers
+					wantIs(t, "the second Release", lease.Release(t.Context()), c.want)
+				}
+				time.Sleep(time.Until(ended) + 2*leaseWaits)
+				if c.want != nil {
+					wantIs(t, "Release when Redis answers", lease.Release(t.Context()))
+				}
+				wantIs(t, "Release after one that returned nil", lease.Release(t.Context()), lock.ErrLost)
+				if s := e.Transitions(); s != "acquired released" {
+					t.Errorf("told %q", s)
+				}
+				wantKeys(t, rdb, "n", ":fence")
+			})
+		})
+	}
+}
+
+type callKey struct{}
+
+// Release retries in the background after each temporary refusal.
+func TestRelease_RetriesRefusals(t *testing.T) {
+	for _, text := range []string{
+		"LOADING Redis is loading the dataset in memory", "BUSY Redis is busy running a script", "MASTERDOWN Link with MASTER is down",
+		"CLUSTERDOWN The cluster is down", "TRYAGAIN Multiple keys request during rehashing of slot", "NOREPLICAS Not enough good replicas to write.",
+		"MISCONF Redis is configured to save RDB snapshots", "READONLY You can't write against a read only replica.", "OOM command not allowed",
+	} {
+		t.Run(text, func(t *testing.T) {
+			eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+				var e locktest.Events
+				client, f := withFaults(t, m)
+				lease := mustAcquire(t, newLocker(t, kind, client, "n", &lock.Options{Trace: e.Trace()}))
+				f.set(refusal(text))
+				begun := time.Now()
+				wantIs(t, "Release", lease.Release(t.Context()), lock.ErrUnavailable)
+				if took := time.Since(begun); took > leaseWaits {
+					t.Errorf("Release took %v", took)
+				}
+				f.set(nil)
+				time.Sleep(2 * leaseWaits)
+				if s := e.Transitions(); s != "acquired released" {
+					t.Errorf("told %q", s)
+				}
+				wantKeys(t, rdb, "n", ":fence", ":ended")
+			})
+		})
+	}
+}
+
+// Release retries after the last redirection that the client follows.
+//
+//fault:last-redirection
+func TestRelease_LastRedirection(t *testing.T) {
+	for _, says := range []string{"TRYAGAIN x", "MOVED 1 127.0.0.1:1", "ASK 1 127.0.0.1:1"} {
+		t.Run(says, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m, rdb := redistest.StartMini(t)
+				k := locktest.KindOf("mutex")
+				l := k.Locker(t, rdb, "name", time.Second, time.Minute)
+				lease := locktest.Take(t, l)
+				var said atomic.Int64
+				m.Server().SetPreHook(func(p *server.Peer, cmd string, args ...string) bool {
+					if cmd == "EVALSHA" && said.Add(1) == 1 {
+						p.WriteError(says)
+						return true
+					}
+					return false
+				})
+				if err := lease.Release(t.Context()); err != nil {
+					t.Errorf("Release = %v", err)
+				}
+				time.Sleep(10 * time.Second)
+				if m.Exists("{name}:lock") {
+					t.Error("10 s later it is still held")
+				}
+			})
+		})
+	}
+}
+
+// What Redis keeps of ended attempts is bounded for each name, whatever the TTL.
+func TestRelease_MarksAreBounded(t *testing.T) {
+	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+		l := newLocker(t, kind, rdb, "n", &lock.Options{TTL: 24 * time.Hour})
+		for range 530 {
+			mustRelease(t, mustAcquire(t, l))
+		}
+		if n := countMarks(m); n > 500 {
+			t.Errorf("there are %d marks", n)
+		}
+		time.Sleep(3 * time.Minute)
+		wantKeys(t, rdb, "n", ":fence")
+		if n := countMarks(m); n > 0 {
+			t.Errorf("there are %d marks after 3 minutes", n)
+		}
+	})
+}
