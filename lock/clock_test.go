@@ -209,17 +209,18 @@ func TestNewFairMutex_DeadWaiterAndClockPutBack(t *testing.T) {
 	for _, before := range []bool{true, false} {
 		t.Run(fmt.Sprint("waiter arrived before ", before), func(t *testing.T) {
 			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				holder := mustAcquire(t, newLocker(t, "fair", rdb, "n", nil))
+				opts := &lock.Options{WaiterTTL: 2 * time.Second}
+				holder := mustAcquire(t, newLocker(t, "fair", rdb, "n", opts))
 				mortal := redistest.NewMiniClient(t, m)
 				ended := make(chan struct{})
 				go func() {
 					defer close(ended)
-					_, _ = newLocker(t, "fair", mortal, "n", nil).Acquire(t.Context())
+					_, _ = newLocker(t, "fair", mortal, "n", opts).Acquire(t.Context())
 				}()
 				synctest.Wait()
 				got := make(chan *lock.Lease, 1)
 				wait := func() {
-					go func() { got <- mustAcquire(t, newLocker(t, "fair", redistest.NewMiniClient(t, m), "n", nil)) }()
+					go func() { got <- mustAcquire(t, newLocker(t, "fair", redistest.NewMiniClient(t, m), "n", opts)) }()
 					synctest.Wait()
 				}
 				if before {
@@ -237,7 +238,7 @@ func TestNewFairMutex_DeadWaiterAndClockPutBack(t *testing.T) {
 				select {
 				case lease := <-got:
 					mustRelease(t, lease)
-				case <-time.After(10 * time.Second):
+				case <-time.After(2 * opts.WaiterTTL):
 					t.Error("the dead waiter keeps the others waiting")
 				}
 			})

@@ -163,7 +163,7 @@ func TestOptions_Defaults(t *testing.T) {
 			}
 			hold := 10 * time.Minute
 			if opts != nil && opts.MaxHold < 0 {
-				hold = time.Hour
+				hold = 30 * time.Minute
 			}
 			time.Sleep(hold) // longer than any MaxHold
 			wantHeld(t, lease)

@@ -241,7 +241,7 @@ func TestRelease_LastRedirection(t *testing.T) {
 func TestRelease_MarksAreBounded(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
 		l := newLocker(t, kind, rdb, "n", &lock.Options{TTL: 24 * time.Hour})
-		for range 600 {
+		for range 530 {
 			mustRelease(t, mustAcquire(t, l))
 		}
 		if n := countMarks(m); n > 500 {

@@ -144,7 +144,7 @@ type proxied struct {
 	name  string
 }
 
-// behindProxy makes a proxied lock. Tests that count the server's calls have a server of their own.
+// behindProxy makes a proxied lock. Tests that count the calls of a server start one.
 func behindProxy(t *testing.T, k locktest.Kind, s *redistest.Server) proxied {
 	return proxied{Kind: k, t: t, s: s, proxy: redistest.NewProxy(t, s.Addr), name: redistest.Namespace(t)}
 }
