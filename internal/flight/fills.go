@@ -73,9 +73,14 @@ type Fill[R any] struct {
 	empty      bool // the key was empty when the fill began
 	queued     bool // the fill waits for a slot: see Queued
 	callers    callers
-	loadedFrom Stamp
-	cancelLoad func()
+	running    running
 	outcome    outcome[R]
+}
+
+// running is set when the load begins.
+type running struct {
+	since  Stamp
+	cancel func()
 }
 
 // callers counts the callers in a fill.
@@ -146,7 +151,7 @@ func (g *Fills[R]) Join(key string, call *Caller, run func(f *Fill[R], over func
 	if call.Stamp == 0 {
 		call.Stamp = g.clock.Now()
 	}
-	w := Waiter[R]{Fill: f, First: first, late: f.phase == loading && call.Stamp >= f.loadedFrom, Caller: call}
+	w := Waiter[R]{Fill: f, First: first, late: f.phase == loading && call.Stamp >= f.running.since, Caller: call}
 	f.callers.all++
 	f.callers.kept = f.callers.kept || call.Keep
 	if !w.late {
@@ -249,9 +254,9 @@ func (g *Fills[R]) Wanted(f *Fill[R]) bool {
 func (g *Fills[R]) BeginLoad(f *Fill[R], cancel func()) Stamp {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	f.phase, f.loadedFrom, f.cancelLoad = loading, g.clock.Now(), cancel
+	f.phase, f.running = loading, running{g.clock.Now(), cancel}
 	f.callers.early = f.callers.all
-	return f.loadedFrom
+	return f.running.since
 }
 
 // End sets the result of a fill, valid from validFrom, and wakes the callers. Only the first End
@@ -341,7 +346,7 @@ func (g *Fills[R]) supersede(f *Fill[R]) {
 // cancelIfVoid cancels a load whose result no caller may take any more, and Redis would refuse.
 func (f *Fill[R]) cancelIfVoid() {
 	if f.superseded && f.phase == loading && f.callers.early == 0 {
-		f.cancelLoad()
+		f.running.cancel()
 	}
 }
 
