@@ -44,7 +44,7 @@ func TestStore_LostReply(t *testing.T) {
 			rule := p.On(cachetest.Script(t, "store"), redistest.DropReply).Times(1)
 			c := cachetest.New(t, p.Client(t, configure), redistest.Namespace(t), cachetest.Patient)
 			c.MustLoad("k")
-			<-rule.Hit()
+			awaitHit(t, rule)
 			stored := s.Admin().Get(t.Context(), c.ValueKey("k")).Val()
 			c.MustLoad("k")
 			c.WantHit("k")
@@ -87,7 +87,7 @@ func TestLock_LostReply(t *testing.T) {
 				rule := p.On(cachetest.Script(t, "get_or_lock"), action).Times(1)
 				c := cachetest.New(t, p.Client(t, configure), redistest.Namespace(t), 600*time.Millisecond)
 				c.MustLoad("k")
-				<-rule.Hit()
+				awaitHit(t, rule)
 				c.WantLoads(1)
 				if !c.LastLoad().Unlocked {
 					c.WantHit("k")
@@ -119,7 +119,7 @@ func TestLock_LostReply(t *testing.T) {
 func TestLock_AllRepliesLost(t *testing.T) {
 	t.Parallel()
 	s, p := newWarm(t)
-	c := cachetest.New(t, p.Client(t, redistest.NoRetry), redistest.Namespace(t), cachetest.Impatient, lockTTL(20*time.Second))
+	c := cachetest.New(t, p.Client(t, redistest.NoRetry), redistest.Namespace(t), stallTimeout, lockTTL(20*time.Second))
 	rule := p.On(redistest.Command("EVALSHA", "EVAL"), redistest.MuteReply)
 	s.ResetCalls()
 	const keys = 5
@@ -152,9 +152,9 @@ func TestLock_ArrivesAfterGivingUp(t *testing.T) {
 	t.Parallel()
 	s, p := newWarm(t)
 	rule := p.On(cachetest.Script(t, "get_or_lock"), redistest.HoldRequest).Times(1)
-	c := cachetest.New(t, p.Client(t, redistest.NoRetry), redistest.Namespace(t), cachetest.Impatient)
+	c := cachetest.New(t, p.Client(t, redistest.NoRetry), redistest.Namespace(t), stallTimeout)
 	c.MustLoad("k")
-	<-rule.Hit()
+	awaitHit(t, rule)
 	c.WantLoads(1)
 	redistest.Await(t, "the attempt is marked as abandoned", func() bool { return strings.HasPrefix(held(s, c, "k"), "X") })
 	before := s.Calls("evalsha")
@@ -184,7 +184,7 @@ func TestLock_ArrivesAfterLoad(t *testing.T) {
 		defer close(loaded)
 		c.MustLoad("k")
 	}()
-	<-rule.Hit()
+	awaitHit(t, rule)
 	p.Cut() // the cache retries on another connection
 	<-loaded
 	if info := c.LastLoad(); !info.Stored {
@@ -213,17 +213,17 @@ func TestLock_LateCommandOfFormerHolder(t *testing.T) {
 			s, p := newWarm(t)
 			admin := s.Admin()
 			boom := errors.New("boom")
-			c := cachetest.New(t, p.Client(t, redistest.NoRetry), redistest.Namespace(t), cachetest.Impatient, lockTTL(500*time.Millisecond))
+			c := cachetest.New(t, p.Client(t, redistest.NoRetry), redistest.Namespace(t), stallTimeout, lockTTL(3*stallTimeout))
 			rule := p.On(cachetest.Script(t, act), redistest.HoldRequest).Times(1)
 			finish := make(chan struct{})
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
-				_, err := c.GetOrLoad(context.Background(), "k", func(context.Context, string) (string, error) {
-					if act == "renew" {
-						<-rule.Hit()
+				_, err := c.GetOrLoad(context.Background(), "k", func(ctx context.Context, _ string) (string, error) {
+					select {
+					case <-finish:
+					case <-ctx.Done(): // the test has failed
 					}
-					<-finish
 					if act == "release" {
 						return "", boom
 					}
@@ -236,12 +236,12 @@ func TestLock_LateCommandOfFormerHolder(t *testing.T) {
 			if act != "renew" {
 				close(finish)
 			}
-			<-rule.Hit()
+			awaitHit(t, rule)
 			// The key is deleted, and another process takes the lock.
 			if err := admin.Del(t.Context(), c.ValueKey("k"), c.LockKey("k")).Err(); err != nil {
 				t.Fatal(err)
 			}
-			next := cachetest.New(t, s.Client(t), c.Namespace, cachetest.Impatient, lockTTL(20*time.Second))
+			next := cachetest.New(t, s.Client(t), c.Namespace, cachetest.Patient, lockTTL(20*time.Second))
 			next.During = func(key string) {
 				lock := held(s, next, key)
 				before := s.Calls("evalsha")
@@ -288,7 +288,7 @@ func TestCommand_ArrivesTwice(t *testing.T) {
 	wg.Go(func() { a.MustLoad("k") })
 	<-loading
 	goWait(t, &wg, b, s, "k")
-	<-rules["renew"].Hit()
+	awaitHit(t, rules["renew"])
 	close(goOn)
 	wg.Wait()
 	a.During = nil
@@ -386,7 +386,7 @@ func TestCommand_ReplyCutShort(t *testing.T) {
 func TestStore_NeverGetsThrough(t *testing.T) {
 	t.Parallel()
 	s, p := newWarm(t)
-	c := cachetest.New(t, p.Client(t), redistest.Namespace(t), cachetest.Impatient, lockTTL(20*time.Second))
+	c := cachetest.New(t, p.Client(t), redistest.Namespace(t), stallTimeout, lockTTL(20*time.Second))
 	rule := p.On(cachetest.Script(t, "store"), redistest.CloseBefore)
 	c.MustLoad("k")
 	c.AwaitLoads()

@@ -31,6 +31,16 @@ func newPair(t testing.TB, a, b redis.UniversalClient, redisTimeout time.Duratio
 	return x, y
 }
 
+// stallTimeout is the RedisTimeout of a cache one of whose commands is not answered, while the others
+// must be, even on a busy machine.
+const stallTimeout = 500 * time.Millisecond
+
+// awaitHit waits until the rule's fault has come about.
+func awaitHit(t testing.TB, rule *redistest.Rule) {
+	t.Helper()
+	redistest.Await(t, "the fault comes about", func() bool { return rule.Fired() > 0 })
+}
+
 // lockTTL sets Options.LockTTL.
 func lockTTL(d time.Duration) func(*singlefill.Options[string]) {
 	return func(o *singlefill.Options[string]) { o.LockTTL = d }

@@ -82,7 +82,7 @@ func TestRefresh_RedisDies(t *testing.T) {
 				s := redistest.Start(t)
 				p := redistest.NewProxy(t, s.Addr)
 				rdb := p.Client(t, func(o *redis.Options) { o.MaxRetries, o.DialerRetries = -1, 1 })
-				c := newRefresh(t, rdb, s.Admin(), kind, cachetest.Impatient)
+				c := newRefresh(t, rdb, s.Admin(), kind, stallTimeout)
 				loading, goOn := make(chan struct{}), make(chan struct{})
 				var first sync.Once
 				c.During = func(string) { first.Do(func() { close(loading) }); <-goOn }
@@ -147,7 +147,7 @@ func TestRefresh_LostReply(t *testing.T) {
 					if v, err := c.GetOrLoad(t.Context(), "k", load); v != "old" || err != nil {
 						t.Errorf("GetOrLoad = %q, %v; want the old value", v, err)
 					}
-					<-rule.Hit()
+					awaitHit(t, rule)
 					switch {
 					case act == "release": // no process loads until RetryAfter
 						redistest.Await(t, "the failure is recorded", func() bool { return strings.HasPrefix(held(s, c, "k"), "F") })

@@ -97,7 +97,7 @@ func TestRefused_ByReplica(t *testing.T) {
 	replica := redistest.StartReplica(t, master)
 	writer := cachetest.New(t, master.Client(t), redistest.Namespace(t), cachetest.Patient)
 	writer.MustLoad("kept")
-	c := cachetest.New(t, replica.Client(t), writer.Namespace, cachetest.Impatient)
+	c := cachetest.New(t, replica.Client(t), writer.Namespace, cachetest.Patient)
 	redistest.Await(t, "the replica has the entry", func() bool { return redistest.Exists(t, replica.Admin(), c.ValueKey("kept")) })
 	c.WantHit("kept")
 	c.WantNoErrors()
