@@ -113,13 +113,14 @@ func TestFleet_ForeignRedis(t *testing.T) {
 
 func TestFleet_CannotStart(t *testing.T) {
 	t.Parallel()
-	first, err := freePorts(0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	taken, err := net.Listen("tcp", local(first+1))
-	if err != nil {
-		t.Fatal(err)
+	var first int
+	var taken net.Listener
+	for taken == nil { // another program may take the port first
+		var err error
+		if first, err = freePorts(0); err != nil {
+			t.Fatal(err)
+		}
+		taken, _ = net.Listen("tcp", local(first+1))
 	}
 	defer taken.Close()
 	if err := checkFree(first); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("ports %d to %d are needed", first, first+ports-1)) {
