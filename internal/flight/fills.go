@@ -141,15 +141,15 @@ func (g *Fills[R]) Join(key string, call *Caller, run func(f *Fill[R], over func
 	if f == nil && g.closed && !call.Outer.inside(g) {
 		return Waiter[R]{}, ErrClosed
 	}
+	if call.Stamp == 0 { // before the fill runs: what it finds out is then newer than the call
+		call.Stamp = g.clock.Now()
+	}
 	first := f == nil
 	if first {
 		f = g.add(&Fill[R]{Key: key, empty: call.Empty, Load: Load{cache: g, outer: call.Outer}}, run)
 	}
 	if !call.Outer.waitFor(&f.Load) {
 		return Waiter[R]{}, ErrRecursive
-	}
-	if call.Stamp == 0 {
-		call.Stamp = g.clock.Now()
 	}
 	w := Waiter[R]{Fill: f, First: first, late: f.phase == loading && call.Stamp >= f.running.since, Caller: call}
 	f.callers.all++

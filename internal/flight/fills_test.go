@@ -53,6 +53,26 @@ func TestFills_OnePerKey(t *testing.T) {
 	}
 }
 
+// The caller that starts a fill may take all that the fill finds out, however soon the fill runs.
+func TestFills_FirstCallerIsEarly(t *testing.T) {
+	t.Parallel()
+	g := newFills()
+	for range 10_000 {
+		stamps := make(chan Stamp, 1)
+		w, err := g.Join("k", &Caller{}, func(_ *Fill[string], over func()) {
+			stamps <- g.clock.Now()
+			over()
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s := <-stamps; !w.Before(s) {
+			t.Fatalf("the caller has stamp %d, its fill asks with stamp %d", w.Stamp, s)
+		}
+		g.End(w.Fill, nil, Always)
+	}
+}
+
 // A caller takes a result only if it joined before the stamp from which the result is valid.
 func TestFills_StampsDecide(t *testing.T) {
 	t.Parallel()
