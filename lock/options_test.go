@@ -16,24 +16,21 @@ import (
 	"github.com/singlefill/singlefill/lock"
 )
 
-// Arguments that make no sense are refused before anything is sent.
-//
-//fault:bad-options
-func TestOptions_Refused(t *testing.T) {
-	t.Parallel()
-	p := redistest.NewProxy(t, "127.0.0.1:1")
-	rdb := p.Client(t)
+// A constructorCase has arguments of the constructors.
+type constructorCase struct {
+	rdb  redis.UniversalClient
+	name string
+	size int
+	opts *lock.Options
+	want string // of the error; "": there is none
+}
+
+func constructorCases(rdb redis.UniversalClient) []constructorCase {
 	type options = lock.Options
 	const ms = time.Millisecond
 	const ttlText = ": more than three times RedisTimeout (500ms) is allowed, so that a renewal can fail and be tried again"
 	const waiterText = ": more than three times RedisTimeout (500ms) is allowed, so that a waiter can miss a reply and keep its place"
-	for _, c := range []struct {
-		rdb  redis.UniversalClient
-		name string
-		size int
-		opts *options
-		want string // "" for nothing
-	}{
+	return []constructorCase{
 		{rdb, "n", 1, nil, ""},
 		{rdb, "n", 1, &options{}, ""},
 		{rdb, "a:b/c {d}é%\x00\xff", math.MaxInt, nil, ""},
@@ -74,30 +71,39 @@ func TestOptions_Refused(t *testing.T) {
 		{rdb, "n", 0, nil, `size of "n" is 0: at least 1 is allowed`},
 		{rdb, "n", -1, nil, `size of "n" is -1: at least 1 is allowed`},
 		{rdb, strings.Repeat("n", 64<<10), math.MinInt, nil, `size of "` + strings.Repeat("n", 100) + `" is -9223372036854775808: at least 1 is allowed`},
-	} {
-		for kind, create := range map[string]func() (*lock.Locker, error){
+	}
+}
+
+// wantOf returns the error of one constructor.
+func (c constructorCase) wantOf(constructor string) string {
+	switch {
+	case c.want == "",
+		strings.HasPrefix(c.want, "size") && constructor != "NewSemaphore",
+		strings.HasPrefix(c.want, "Options.WaiterTTL is 5s") && constructor != "NewFairMutex": // others do not use the default
+		return ""
+	}
+	return "lock: " + c.want
+}
+
+// Arguments that make no sense are refused before anything is sent.
+//
+//fault:bad-options
+func TestOptions_Refused(t *testing.T) {
+	t.Parallel()
+	p := redistest.NewProxy(t, "127.0.0.1:1")
+	for _, c := range constructorCases(p.Client(t)) {
+		for constructor, create := range map[string]func() (*lock.Locker, error){
 			"NewMutex":     func() (*lock.Locker, error) { return lock.NewMutex(c.rdb, c.name, c.opts) },
 			"NewFairMutex": func() (*lock.Locker, error) { return lock.NewFairMutex(c.rdb, c.name, c.opts) },
 			"NewSemaphore": func() (*lock.Locker, error) { return lock.NewSemaphore(c.rdb, c.name, c.size, c.opts) },
 		} {
-			want := c.want
-			if want != "" {
-				want = "lock: " + want
-			}
-			if strings.HasPrefix(c.want, "size") && kind != "NewSemaphore" {
-				want = ""
-			}
-			// The other kinds do not use the default.
-			if strings.HasPrefix(c.want, "Options.WaiterTTL is 5s") && kind != "NewFairMutex" {
-				want = ""
-			}
 			l, err := create()
-			got := ""
+			got, want := "", c.wantOf(constructor)
 			if err != nil {
 				got = err.Error()
 			}
 			if got != want || (l == nil) != (err != nil) {
-				t.Errorf("%s(%.20q, %d, %+v) = %v, %q; want %q", kind, c.name, c.size, c.opts, l, got, want)
+				t.Errorf("%s(%.20q, %d, %+v) = %v, %q; want %q", constructor, c.name, c.size, c.opts, l, got, want)
 			}
 		}
 	}

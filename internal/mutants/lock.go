@@ -192,7 +192,7 @@ var lockMutants = []mutant{
 		file: "lock/lua/mutex_release.lua",
 		old:  "    redis.call('PEXPIRE', KEYS[2], life)\n    redis.call('ZREMRANGEBYRANK'",
 		new:  "    redis.call('ZREMRANGEBYRANK'",
-		pkg:  "lock", test: "TestScripts_RandomSteps/mutex",
+		pkg:  "lock", test: "TestScripts_RepeatedAndLate/released_twice,_and_by_others/mutex",
 	},
 	{
 		name: "abandoned-forever",
@@ -200,7 +200,7 @@ var lockMutants = []mutant{
 		file: "lock/lua/mutex_abandon.lua",
 		old:  "redis.call('PEXPIRE', KEYS[2], life)\nredis.call('ZREMRANGEBYRANK'",
 		new:  "redis.call('ZREMRANGEBYRANK'",
-		pkg:  "lock", test: "TestScripts_RandomSteps/mutex",
+		pkg:  "lock", test: "TestScripts_RepeatedAndLate/abandoned_before_it_arrived/mutex",
 	},
 	{
 		name: "queue-forever",
@@ -258,7 +258,7 @@ var lockMutants = []mutant{
 		file: "lock/command.go",
 		old:  "NoRetry() bool { return true }",
 		new:  "NoRetry() bool { return false }",
-		pkg:  "internal/tests/faults/lock", test: "TestErrAmbiguous_LostReplyThenRefused",
+		pkg:  "internal/tests/faults/lock", test: "TestErrAmbiguous_LostReplyThenRefused/mutex",
 	},
 	{
 		name: "lost-lease-not-given-back",
