@@ -77,10 +77,10 @@ func constructorCases(rdb redis.UniversalClient) []constructorCase {
 // wantOf returns the error of one constructor.
 func (c constructorCase) wantOf(constructor string) string {
 	switch {
-	case c.want == "",
-		strings.HasPrefix(c.want, "size") && constructor != "NewSemaphore",
-		strings.HasPrefix(c.want, "Options.WaiterTTL is 5s") && constructor != "NewFairMutex": // others do not use the default
+	case c.want == "", strings.HasPrefix(c.want, "size") && constructor != "NewSemaphore":
 		return ""
+	case strings.HasPrefix(c.want, "Options.WaiterTTL is 5s") && constructor != "NewFairMutex":
+		return "" // the other kinds do not use the default
 	}
 	return "lock: " + c.want
 }

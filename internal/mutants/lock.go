@@ -14,8 +14,8 @@ var lockMutants = []mutant{
 	{
 		name: "lock-get-then-del",
 		bug:  "Release is a GET and then a DEL: in between the lease may end and be another's",
-		file: "lock/kinds.go",
-		old:  "return o.runRelease(ctx, within, mutexRelease, o.keys.lock, o.keys.ended)",
+		file: "lock/command.go",
+		old:  "return o.runOnLease(ctx, within, \"release\", s, keys, o.markLife().Milliseconds(), maxMarks)",
 		new: `return client.DoWithin(ctx, o.client, within, "release", o.keys.lock, func(ctx context.Context) (bool, error) {
 		holder, err := o.client.Redis.Get(ctx, o.keys.lock).Result()
 		if err != nil || len(holder) < len(o.token) || holder[:len(o.token)] != o.token {

@@ -34,7 +34,7 @@ func Main(m *testing.M) {
 // Otherwise it is like [Main].
 func Ring(m *testing.M) {
 	runIfChild()
-	runMore(2)
+	flag.Parse()
 	if testing.Short() {
 		fmt.Println("redistest: these tests do not run with -short")
 		os.Exit(0)
