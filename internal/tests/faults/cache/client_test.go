@@ -65,7 +65,7 @@ func TestClient_ImpatientCallers(t *testing.T) {
 //fault:many-commands
 func TestClient_ManyColdKeys(t *testing.T) {
 	t.Parallel()
-	const keys, connections, redisTimeout = 1000, 10, 2*time.Second
+	const keys, connections, redisTimeout = 1000, 10, 2 * time.Second
 	const each = redisTimeout * connections / keys // of the reads alone
 	s := redistest.Start(t)
 	few := func(o *redis.Options) {
