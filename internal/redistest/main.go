@@ -46,6 +46,16 @@ func Ring(m *testing.M) {
 	os.Exit(run(m))
 }
 
+// Quick reports whether a test is to run on a sample: with -short, and where there is
+// no server, so that a first go test ./... takes no longer than a minute.
+func Quick() bool {
+	if testing.Short() {
+		return true
+	}
+	_, err := findProgram()
+	return err != nil && !required()
+}
+
 func runIfChild() {
 	if role, child := os.LookupEnv(childEnv); child {
 		runChild(role)

@@ -15,7 +15,7 @@ func TestMain(m *testing.M) { redistest.Main(m) }
 // explore runs a scenario in all orders of plan.
 func explore(t *testing.T, plan schedule.Plan, run func(w *schedule.World)) {
 	t.Helper()
-	if testing.Short() {
+	if redistest.Quick() {
 		plan.AtLeast, plan.Sample = 0, 20
 	}
 	schedule.Explore(t, plan, run)
