@@ -156,9 +156,11 @@ func TestNewFairMutex_OrderOfOneInstant(t *testing.T) {
 		}
 		lease := mustTry(t, lockers[0])
 		waiters := &waiterGroup{t: t, hold: time.Millisecond}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // so that a wrong order fails
+		defer cancel()
 		begun := time.Now()
 		for who := range n {
-			waiters.join(t.Context(), lockers[who%4], who)
+			waiters.join(ctx, lockers[who%4], who)
 			synctest.Wait()
 		}
 		if time.Since(begun) != 0 {
