@@ -120,19 +120,22 @@ func (x *filling[T]) storeOrRelease(ctx context.Context, o *outcome[T], data []b
 }
 
 // abandon gives up an attempt to lock that was not answered. Otherwise its command could still take
-// the lock, without a load to follow. It tries until Redis answers, the lock has expired, or the
-// cache is closed.
+// the lock, or keep it, without a load. It tries until Redis answers or the lock has expired. When
+// the cache is closed it tries once more, also while the breaker is open: that may be due to the
+// very commands that were not answered.
 func (c *Cache[T]) abandon(ctx context.Context, lock fill.Lock) {
-	end := time.Now().Add(c.opts.lockTTL)
-	for time.Now().Before(end) {
-		if !c.client.Away(lock.Key()) {
+	for end := time.Now().Add(c.opts.lockTTL); time.Now().Before(end); {
+		closed := c.checkOpen() != nil
+		if closed || !c.client.Away(lock.Key()) {
 			if _, err := lock.Abandon(ctx); !client.Unreachable(err) {
 				return
 			}
 		}
+		if closed {
+			return
+		}
 		select {
 		case <-c.closing:
-			return
 		case <-time.After(maxPause):
 		}
 	}

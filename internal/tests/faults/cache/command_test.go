@@ -386,7 +386,7 @@ func TestCommand_ReplyCutShort(t *testing.T) {
 func TestStore_NeverGetsThrough(t *testing.T) {
 	t.Parallel()
 	s, p := newWarm(t)
-	c := cachetest.New(t, p.Client(t), redistest.Namespace(t), cachetest.Impatient, lockTTL(20*time.Second))
+	c := cachetest.New(t, p.Client(t), redistest.Namespace(t), stallTimeout, lockTTL(20*time.Second))
 	rule := p.On(cachetest.Script(t, "store"), redistest.CloseBefore)
 	var key string
 	redistest.Await(t, "the fault comes about", func() bool { // a load may run unlocked if the machine stalls
