@@ -139,8 +139,7 @@ func (c *Cache[T]) Set(ctx context.Context, key string, value T) error {
 		return wrap(ctx, "set", err)
 	}
 	defer c.fills.Supersede(key) // after the command: a later caller then joins no fill that began before it
-	pair := fill.Pair{Value: c.valueKey(key), Lock: lockKey(c.valueKey(key))}
-	return wrap(ctx, "set", c.set(ctx, pair, data, c.opts.keptFor(life)))
+	return wrap(ctx, "set", c.set(ctx, pairOf(c.valueKey(key)), data, c.opts.keptFor(life)))
 }
 
 func (c *Cache[T]) set(ctx context.Context, pair fill.Pair, data []byte, life time.Duration) error {
@@ -233,7 +232,7 @@ func onNode(values []string, do func(pairs []fill.Pair) error) error {
 	for values := range slices.Chunk(values, batch) {
 		pairs := make([]fill.Pair, len(values))
 		for i, value := range values {
-			pairs[i] = fill.Pair{Value: value, Lock: lockKey(value)}
+			pairs[i] = pairOf(value)
 		}
 		err := do(pairs)
 		if errs = append(errs, err); client.Unreachable(err) {
@@ -284,15 +283,16 @@ func checkCall(ctx context.Context, key string) error {
 	return ctx.Err()
 }
 
-// valueKey and lockKey return a pair of keys in one slot. Namespaces have no braces, and no value
-// key ends as a lock key does, so the keys of two pairs differ.
+// valueKey and pairOf return a pair of keys in one slot. Namespaces have no braces, and no value key
+// ends as a lock key does, so the keys of two pairs differ.
 func (c *Cache[T]) valueKey(key string) string { return c.namespace + ":{" + client.HashTag(key) + "}" }
 
-func lockKey(valueKey string) string { return valueKey + ":lock" }
+func pairOf(valueKey string) fill.Pair {
+	return fill.Pair{Value: valueKey, Lock: valueKey + ":lock"}
+}
 
 func (c *Cache[T]) newLock(key string) *fill.Lock {
-	value := c.valueKey(key)
-	return fill.New(c.client, value, lockKey(value), c.opts.lockTTL)
+	return fill.New(c.client, pairOf(c.valueKey(key)), c.opts.lockTTL)
 }
 
 // lifeOf returns how long value is fresh. With less than 1 ms it is not stored.

@@ -34,7 +34,7 @@ func (c *Cache[T]) Check(ctx context.Context) error {
 	}
 	var errs []error
 	for _, sameNode := range c.client.ByNode(keys) {
-		err := c.checkNode(ctx, fill.Pair{Value: sameNode[0], Lock: lockKey(sameNode[0])})
+		err := c.checkNode(ctx, pairOf(sameNode[0]))
 		if errs = append(errs, err); client.Unreachable(err) || ctx.Err() != nil {
 			break
 		}
@@ -59,8 +59,8 @@ func (c *Cache[T]) checkNode(ctx context.Context, pair fill.Pair) error {
 	if err != nil {
 		return err
 	}
-	stored := fill.New(c.client, pair.Value, pair.Lock, ttl)
-	released := fill.New(c.client, pair.Value, pair.Lock, ttl)
+	stored := fill.New(c.client, pair, ttl)
+	released := fill.New(c.client, pair, ttl)
 	within := c.opts.redisTimeout
 	take := func(l *fill.Lock) error {
 		r, err := l.GetOrLock(ctx, within, fill.Query{Take: true})
@@ -86,7 +86,7 @@ func (c *Cache[T]) checkNode(ctx context.Context, pair fill.Pair) error {
 		}},
 		{"lock", func() error { return take(stored) }},
 		{"wait", func() error {
-			_, err := fill.New(c.client, pair.Value, pair.Lock, ttl).GetOrLock(ctx, within, fill.Query{Take: true})
+			_, err := fill.New(c.client, pair, ttl).GetOrLock(ctx, within, fill.Query{Take: true})
 			return err
 		}},
 		{"renew", func() error { _, err := stored.Renew(ctx); return err }},
@@ -98,7 +98,7 @@ func (c *Cache[T]) checkNode(ctx context.Context, pair fill.Pair) error {
 			_, err := released.Release(ctx, within, fill.ReleaseNote{Failure: fill.NotFoundRecord, RetryAfter: time.Millisecond})
 			return err
 		}},
-		{"abandon", func() error { _, err := fill.New(c.client, pair.Value, pair.Lock, ttl).Abandon(ctx); return err }},
+		{"abandon", func() error { _, err := fill.New(c.client, pair, ttl).Abandon(ctx); return err }},
 		{"set", func() error { return c.set(ctx, pair, data, ttl) }},
 		{"delete", func() error { return c.delete(ctx, []fill.Pair{pair}) }},
 	} {

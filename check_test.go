@@ -8,8 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
 )
@@ -20,25 +18,11 @@ var rights = []string{
 	"+eval", "+evalsha", "+multi", "+exec", "+ping",
 }
 
-// as returns a client of a new user with such rights on a shared server.
-func as(t *testing.T, name string, rights []string) *redis.Client {
-	t.Helper()
-	s := redistest.Shared(t)
-	args := []any{"acl", "setuser", name, "on", ">pw"}
-	for _, right := range rights {
-		args = append(args, right)
-	}
-	if err := s.Admin().Do(t.Context(), args...).Err(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { s.Admin().Do(context.Background(), "acl", "deluser", name) })
-	return s.Client(t, func(o *redis.Options) { o.Username, o.Password = name, "pw" })
-}
-
 // A cache with exactly the documented rights does everything, and nothing is refused.
 func TestCheck_DocumentedRights(t *testing.T) {
 	t.Parallel()
-	c, err := singlefill.New(as(t, "all-rights", rights), "shop:"+t.Name(), time.Minute,
+	s := redistest.Shared(t)
+	c, err := singlefill.New(s.Client(t, s.User(t, rights...)), "shop:"+t.Name(), time.Minute,
 		&singlefill.Options[string]{StaleIfError: time.Minute, LockTTL: 1600 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
@@ -56,7 +40,16 @@ func TestCheck_DocumentedRights(t *testing.T) {
 	}{
 		{"a load that fails", func() error { _, err := c.GetOrLoad(ctx, "k", fails[string](boom)); return err }, boom},
 		{"a load that is renewed", func() error {
-			_, err := c.GetOrLoad(ctx, "k", func(context.Context, string) (string, error) { time.Sleep(600 * time.Millisecond); return "v", nil })
+			_, err := c.GetOrLoad(ctx, "k", func(context.Context, string) (string, error) {
+				left := func() time.Duration { return s.Admin().PTTL(ctx, "shop:"+t.Name()+":{k}:lock").Val() }
+				last := left()
+				redistest.Await(t, "the lock is renewed", func() bool {
+					before := last
+					last = left()
+					return last > before
+				})
+				return "v", nil
+			})
 			return err
 		}, nil},
 		{"a hit", func() error { _, err := c.GetOrLoad(ctx, "k", mustNotLoad[string](t)); return err }, nil},
@@ -87,7 +80,8 @@ func TestCheck_MaxFleetLoads(t *testing.T) {
 		"some": {rights, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c, err := singlefill.New(as(t, "fleet-"+name, test.rights), "shop:"+t.Name(), time.Minute, &singlefill.Options[string]{MaxFleetLoads: 1})
+			s := redistest.Shared(t)
+			c, err := singlefill.New(s.Client(t, s.User(t, test.rights...)), "shop:"+t.Name(), time.Minute, &singlefill.Options[string]{MaxFleetLoads: 1})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -115,7 +109,8 @@ func TestCheck_MissingRight(t *testing.T) {
 		}
 		t.Run(right, func(t *testing.T) {
 			fewer := append(append([]string{}, rights[:i]...), rights[i+1:]...)
-			c, err := singlefill.New(as(t, strings.Trim(right, "+~:*")+"-missing", fewer), "shop:"+t.Name(), time.Minute, &singlefill.Options[string]{})
+			s := redistest.Shared(t)
+			c, err := singlefill.New(s.Client(t, s.User(t, fewer...)), "shop:"+t.Name(), time.Minute, &singlefill.Options[string]{})
 			if err != nil {
 				t.Fatal(err)
 			}

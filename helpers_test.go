@@ -121,13 +121,9 @@ func userEach(t *testing.T, run func(t *testing.T, rdb, look redis.UniversalClie
 }
 
 // noScripts makes a user of the server who may run no scripts, and makes a client that user.
-func noScripts(t testing.TB, s *redistest.Server, more ...any) func(*redis.Options) {
+func noScripts(t testing.TB, s *redistest.Server, more ...string) func(*redis.Options) {
 	t.Helper()
-	rules := append([]any{"ACL", "SETUSER", "noscripts", "on", ">pw", "~*", "&*", "+@all", "-@scripting"}, more...)
-	if err := s.Admin().Do(t.Context(), rules...).Err(); err != nil {
-		t.Fatal(err)
-	}
-	return func(o *redis.Options) { o.Username, o.Password = "noscripts", "pw" }
+	return s.User(t, append([]string{"~*", "&*", "+@all", "-@scripting"}, more...)...)
 }
 
 // proxied returns a cache behind a proxy, and one in the same namespace beside it. The server knows

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"strings"
 	"testing"
 	"testing/quick"
@@ -46,7 +45,7 @@ func TestKeys_Names(t *testing.T) {
 		if name != want {
 			t.Errorf("the value of %q is named %q, want %q", key, name, want)
 		}
-		if lock := lockKey(name); lock != want+":lock" {
+		if lock := pairOf(name).Lock; lock != want+":lock" {
 			t.Errorf("the lock of %q is named %q, want %q", key, lock, want+":lock")
 		}
 	}
@@ -98,9 +97,9 @@ func checkNames(namespaceA, a, namespaceB, b string) error {
 	switch {
 	case (valueA == valueB) != same:
 		return fmt.Errorf("values of %q %q and %q %q: %q, %q", namespaceA, a, namespaceB, b, valueA, valueB)
-	case (lockKey(valueA) == lockKey(valueB)) != same:
-		return fmt.Errorf("locks of %q %q and %q %q: %q, %q", namespaceA, a, namespaceB, b, lockKey(valueA), lockKey(valueB))
-	case valueA == lockKey(valueB) || valueB == lockKey(valueA):
+	case (pairOf(valueA).Lock == pairOf(valueB).Lock) != same:
+		return fmt.Errorf("locks of %q %q and %q %q: %q, %q", namespaceA, a, namespaceB, b, pairOf(valueA).Lock, pairOf(valueB).Lock)
+	case valueA == pairOf(valueB).Lock || valueB == pairOf(valueA).Lock:
 		return fmt.Errorf("value and lock of %q %q and %q %q: %q, %q", namespaceA, a, namespaceB, b, valueA, valueB)
 	}
 	return nil
@@ -129,27 +128,13 @@ func FuzzKeys(f *testing.F) {
 //fault:strange-keys
 func TestKeys_SameSlot(t *testing.T) {
 	t.Parallel()
-	node := redistest.SharedCluster(t).Nodes[0].Admin()
-	slot := func(name string) int64 {
-		n, err := node.ClusterKeySlot(t.Context(), name).Result()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return n
-	}
-	keys := strangeKeys()
-	rnd := rand.New(rand.NewPCG(1, 2))
-	for range 100 {
-		b := make([]byte, 1+rnd.IntN(8))
-		for i := range b {
-			b[i] = "ab{}%:\x00\xff"[rnd.IntN(8)]
-		}
-		keys = append(keys, string(b))
-	}
+	cluster := redistest.SharedCluster(t)
+	slot := func(name string) int64 { return cluster.Slot(t, name) }
+	keys := append(strangeKeys(), redistest.RandomKeys()...)
 	for _, namespace := range []string{"users", "a:b%"} {
 		c := keyCache(namespace)
 		for _, key := range keys {
-			value, lock := slot(c.valueKey(key)), slot(lockKey(c.valueKey(key)))
+			value, lock := slot(c.valueKey(key)), slot(pairOf(c.valueKey(key)).Lock)
 			if value != lock {
 				t.Errorf("%.50q: the value is in slot %d, the lock in %d", key, value, lock)
 			}

@@ -15,21 +15,6 @@ import (
 // lockRights are those that the package documentation lists, beside the keys of the lock.
 var lockRights = []string{"+@string", "+@sortedset", "+@hash", "+@keyspace", "+time", "+eval", "+evalsha"}
 
-// as returns a client of a new user with such rights on a shared server.
-func as(t *testing.T, name string, rights []string) *redis.Client {
-	t.Helper()
-	s := redistest.Shared(t)
-	args := []any{"acl", "setuser", name, "on", ">pw"}
-	for _, right := range rights {
-		args = append(args, right)
-	}
-	if err := s.Admin().Do(t.Context(), args...).Err(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { s.Admin().Do(context.Background(), "acl", "deluser", name) })
-	return s.Client(t, func(o *redis.Options) { o.Username, o.Password = name, "pw" })
-}
-
 var checkedKinds = map[string]func(rdb redis.UniversalClient, name string) (*lock.Locker, error){
 	"mutex": func(rdb redis.UniversalClient, name string) (*lock.Locker, error) {
 		return lock.NewMutex(rdb, name, nil)
@@ -48,9 +33,9 @@ func TestLocker_Check(t *testing.T) {
 	t.Parallel()
 	for kind, newLocker := range checkedKinds {
 		t.Run(kind, func(t *testing.T) {
-			name := redistest.Namespace(t)
+			s, name := redistest.Shared(t), redistest.Namespace(t)
 			check := func(t *testing.T, rights []string) error {
-				l, err := newLocker(as(t, strings.ReplaceAll(t.Name(), "/", "-"), append([]string{"~{" + name + "}:lock*"}, rights...)), name)
+				l, err := newLocker(s.Client(t, s.User(t, append([]string{"~{" + name + "}:lock*"}, rights...)...)), name)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -2,7 +2,6 @@ package lock
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"strings"
 	"testing"
 	"testing/quick"
@@ -44,8 +43,7 @@ func TestKeys_Names(t *testing.T) {
 	}
 }
 
-// All keys of a name are in one slot. A real node says so, since a mistake about hash tags would be
-// made here as in the code.
+// All keys of a name are in one slot.
 //
 //fault:strange-keys
 func TestKeys_OneSlot(t *testing.T) {
@@ -53,24 +51,9 @@ func TestKeys_OneSlot(t *testing.T) {
 		t.Skip("a cluster takes seconds to start")
 	}
 	t.Parallel()
-	node := redistest.SharedCluster(t).Nodes[0].Admin()
-	slot := func(key string) int64 {
-		n, err := node.ClusterKeySlot(t.Context(), key).Result()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return n
-	}
-	names := strangeNames()
-	rnd := rand.New(rand.NewPCG(1, 2))
-	for range 100 {
-		b := make([]byte, 1+rnd.IntN(8))
-		for i := range b {
-			b[i] = "ab{}%:\x00\xff"[rnd.IntN(8)]
-		}
-		names = append(names, string(b))
-	}
-	for _, name := range names {
+	cluster := redistest.SharedCluster(t)
+	slot := func(key string) int64 { return cluster.Slot(t, key) }
+	for _, name := range append(strangeNames(), redistest.RandomKeys()...) {
 		all := keysOf(name).all()
 		want := slot(all[0])
 		for _, key := range all[1:] {

@@ -84,7 +84,7 @@ func compare() error {
 		}
 		fmt.Printf("%-15s %6d %6d %6d %7d %15d %6.1f s\n", way, t.Calls, t.Loads, t.Calls-t.Loads-t.Hits, t.Hits, t.Commands, time.Since(begun).Seconds())
 	}
-	fmt.Println("\nA call loads (makes the report), waits for a load under way, or hits (finds the report in Redis).")
+	fmt.Println("\nA call loads (makes the report), waits for one in flight, or hits (finds the report in Redis).")
 	fmt.Println("All answers were right.")
 	return nil
 }

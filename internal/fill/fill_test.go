@@ -112,7 +112,7 @@ func (f backend) fixture(t testing.TB) *fixture {
 	value := fmt.Sprintf("fill:{%d}", pairs.Add(1))
 	redistest.Planted(t, value) // the test itself writes the keys
 	b.Lock = New(newClient(t, f.rdb, func(op string, err error) { b.failed = append(b.failed, fmt.Errorf("%s: %w", op, err)) }),
-		value, value+":lock", life)
+		Pair{value, value + ":lock"}, life)
 	b.token, b.stamp = me, stamp
 	return b
 }
@@ -603,7 +603,7 @@ func TestAbandon_RefusesAttempt(t *testing.T) {
 			t.Errorf("the late attempt is answered %+v, %v", r, err)
 		}
 		b.want(b.key, abandoned(me), life)
-		next := New(b.client, b.value, b.key, life)
+		next := New(b.client, Pair{b.value, b.key}, life)
 		if r, err := next.GetOrLock(t.Context(), time.Second, Query{Take: true}); err != nil || r.Status != Locked {
 			t.Errorf("the next attempt is answered %+v, %v", r, err)
 		}
@@ -648,13 +648,13 @@ func TestNew_Token(t *testing.T) {
 	b := f.fixture(t)
 	seen := make(map[string]bool)
 	for range 1000 {
-		l := New(b.client, b.value, b.key, life)
+		l := New(b.client, Pair{b.value, b.key}, life)
 		if len(l.token) != tokenLen || seen[l.token] {
 			t.Fatalf("token %q: %d bytes, seen before: %t", l.token, len(l.token), seen[l.token])
 		}
 		seen[l.token] = true
 	}
-	old, now := New(b.client, b.value, b.key, life), New(b.client, b.value, b.key, life)
+	old, now := New(b.client, Pair{b.value, b.key}, life), New(b.client, Pair{b.value, b.key}, life)
 	for _, l := range []*Lock{old, now} {
 		b.set(b.key, state{}) // the previous attempt's lock has expired
 		if r, err := l.GetOrLock(t.Context(), time.Second, Query{Take: true}); err != nil || r.Status != Locked {

@@ -37,7 +37,7 @@ func keep(t *testing.T) *keeper {
 	redistest.Planted(t, "v:{k}:lock")
 	k := &keeper{mini: m, admin: redistest.NewMiniClient(t, m), nudge: make(chan struct{}, 1), ended: make(chan struct{})}
 	c := client.New(rdb, time.Second, func(context.Context, string, error) {}, nil, nil)
-	k.Lock = New(c, "v:{k}", "v:{k}:lock", keepTTL)
+	k.Lock = New(c, Pair{"v:{k}", "v:{k}:lock"}, keepTTL)
 	begun := time.Now()
 	if r, err := k.GetOrLock(t.Context(), time.Second, Query{Take: true}); err != nil || r.Status != Locked {
 		t.Fatalf("answered %+v, %v", r, err)

@@ -64,8 +64,8 @@ type Lock struct {
 }
 
 // New returns a new attempt, which holds nothing yet. Its token has 130 bits from crypto/rand.
-func New(c *client.Client, value, key string, ttl time.Duration) *Lock {
-	return &Lock{client: c, value: value, key: key, token: rand.Text(), ttl: ttl}
+func New(c *client.Client, pair Pair, ttl time.Duration) *Lock {
+	return &Lock{client: c, value: pair.Value, key: pair.Lock, token: rand.Text(), ttl: ttl}
 }
 
 // Key returns the key of the lock, which determines its node.

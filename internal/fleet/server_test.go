@@ -43,7 +43,9 @@ func measure(t *testing.T, commands int) costs {
 	rdb := s.Client(t, func(o *redis.Options) { o.PoolSize = conns })
 	c := client.New(rdb, time.Minute, func(_ context.Context, op string, err error) { t.Errorf("%s: %v", op, err) },
 		nil, nil)
-	ask := func() *fill.Lock { return fill.New(c, "fleet:{k}", "fleet:{k}:lock", time.Hour) }
+	ask := func() *fill.Lock {
+		return fill.New(c, fill.Pair{Value: "fleet:{k}", Lock: "fleet:{k}:lock"}, time.Hour)
+	}
 	get := func(l *fill.Lock, want string) {
 		if r, err := l.GetOrLock(t.Context(), time.Minute, fill.Query{Take: true}); err != nil || r.Status != want {
 			t.Errorf("answered %+v, %v, want %s", r, err, want)

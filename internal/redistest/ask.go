@@ -2,6 +2,8 @@ package redistest
 
 import (
 	"context"
+	"fmt"
+	"sync/atomic"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -43,3 +45,19 @@ func WantTTLs(t testing.TB, admin *redis.Client) {
 		}
 	}
 }
+
+// User makes a user of the server with such rights, as ACL SETUSER takes them, and returns what
+// makes a client that user. The user is gone after the test.
+func (s *Server) User(t testing.TB, rights ...string) func(*redis.Options) {
+	t.Helper()
+	name := fmt.Sprint("user", users.Add(1))
+	args := []any{"acl", "setuser", name, "on", ">pw"}
+	for _, right := range rights {
+		args = append(args, right)
+	}
+	Do(t, s.admin, args...)
+	t.Cleanup(func() { s.admin.Do(context.Background(), "acl", "deluser", name) })
+	return func(o *redis.Options) { o.Username, o.Password = name, "pw" }
+}
+
+var users atomic.Int64

@@ -193,11 +193,10 @@ func TestRefused_Refresh(t *testing.T) {
 		s := redistest.Start(t)
 		return s, s.Client(t)
 	}
-	startUser := func(rules ...any) func(t *testing.T) (*redistest.Server, *redis.Client) {
+	startUser := func(rules ...string) func(t *testing.T) (*redistest.Server, *redis.Client) {
 		return func(t *testing.T) (*redistest.Server, *redis.Client) {
 			s := redistest.Start(t)
-			redistest.Do(t, s.Admin(), append([]any{"acl", "setuser", "app", "on", ">pw", "~*", "&*", "+@all"}, rules...)...)
-			return s, s.Client(t, func(o *redis.Options) { o.Username, o.Password = "app", "pw" })
+			return s, s.Client(t, s.User(t, append([]string{"~*", "&*", "+@all"}, rules...)...))
 		}
 	}
 	startReplica := func(t *testing.T) (*redistest.Server, *redis.Client) {
@@ -296,8 +295,7 @@ func TestRefused_Expire(t *testing.T) {
 		}},
 		{"no right", "NOPERM", true, func(t *testing.T) (*redistest.Server, *redis.Client, func()) {
 			s := redistest.Start(t)
-			redistest.Do(t, s.Admin(), "acl", "setuser", "reader", "on", ">pw", "%R~*", "+@read")
-			return s, s.Client(t, func(o *redis.Options) { o.Username, o.Password = "reader", "pw" }), func() {}
+			return s, s.Client(t, s.User(t, "%R~*", "+@read")), func() {}
 		}},
 	} {
 		t.Run(refusal.name, func(t *testing.T) {

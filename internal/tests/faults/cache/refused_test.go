@@ -154,14 +154,7 @@ func TestRefused_MissingRight(t *testing.T) {
 			t.Parallel()
 			s := redistest.Start(t)
 			admin := s.Admin()
-			rules := []any{"acl", "setuser", "app", "on", ">pw", "~*", "&*", "+@all"}
-			for rule := range strings.FieldsSeq(user.rule) {
-				rules = append(rules, rule)
-			}
-			if err := admin.Do(t.Context(), rules...).Err(); err != nil {
-				t.Fatal(err)
-			}
-			asUser := func(o *redis.Options) { o.Username, o.Password = "app", "pw" }
+			asUser := s.User(t, append([]string{"~*", "&*", "+@all"}, strings.Fields(user.rule)...)...)
 			namespace := redistest.Namespace(t)
 			a := cachetest.New(t, s.Client(t, asUser), namespace, cachetest.Patient)
 			b := cachetest.New(t, s.Client(t, asUser), namespace, cachetest.Patient) // with its own source

@@ -202,9 +202,8 @@ func TestNewFairMutex_MissingRight(t *testing.T) {
 	locker := func(name string, change ...func(*redis.Options)) *locktest.Locker {
 		return fair.Locker(t, s.Client(t, change...), name, locktest.Patient, locktest.Long)
 	}
-	without := func(name string, rules ...any) *locktest.Locker {
-		do(t, s, append([]any{"acl", "setuser", name, "on", ">pw", "~*", "&*", "+@all"}, rules...)...)
-		return locker(name, func(o *redis.Options) { o.Username, o.Password = name, "pw" })
+	without := func(name string, rules ...string) *locktest.Locker {
+		return locker(name, s.User(t, append([]string{"~*", "&*", "+@all"}, rules...)...))
 	}
 	exist := func(name string, parts ...string) int64 {
 		keys := make([]string, len(parts))

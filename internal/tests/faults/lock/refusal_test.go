@@ -3,7 +3,6 @@ package lock_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -256,7 +255,7 @@ func TestAcquire_MissingRight(t *testing.T) {
 		for rule, says := range rights(t, k) {
 			u := &restricted{Kind: k, t: t, name: "name" + rule, rule: rule, says: says}
 			users = append(users, u)
-			u.connect(s, fmt.Sprint("user", len(users)))
+			u.connect(s)
 		}
 		var group sync.WaitGroup
 		for _, u := range users {
@@ -302,15 +301,11 @@ type restricted struct {
 	errs             []error
 }
 
-func (u *restricted) connect(s *redistest.Server, as string) {
+func (u *restricted) connect(s *redistest.Server) {
 	u.t.Helper()
-	args := []any{"acl", "setuser", as, "on", ">pw", "~*", "&*", "+@all"}
-	for word := range strings.FieldsSeq(u.rule) {
-		args = append(args, word)
-	}
-	do(u.t, s, args...)
+	user := s.User(u.t, append([]string{"~*", "&*", "+@all"}, strings.Fields(u.rule)...)...)
 	const ttl = 1800 * time.Millisecond
-	u.l = u.Locker(u.t, s.Client(u.t, func(o *redis.Options) { o.Username, o.Password = as, "pw" }), u.name, hasty, ttl)
+	u.l = u.Locker(u.t, s.Client(u.t, user), u.name, hasty, ttl)
 }
 
 // use takes, waits for and releases all places, twice, and notes the errors.
