@@ -143,13 +143,23 @@ func (c *Cache[T]) Set(ctx context.Context, key string, value T) error {
 }
 
 func (c *Cache[T]) set(ctx context.Context, pair fill.Pair, data []byte, life time.Duration) error {
-	_, err := client.Do(ctx, c.client, "set", pair.Value, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, client.Transaction(ctx, c.client.Redis, func(p redis.Pipeliner) {
+	superseded, err := client.Do(ctx, c.client, "set", pair.Value, func(ctx context.Context) (bool, error) {
+		var locks *redis.IntCmd
+		err := client.Transaction(ctx, c.client.Redis, func(p redis.Pipeliner) {
 			p.Set(ctx, pair.Value, data, life)
-			p.Del(ctx, pair.Lock)
+			locks = p.Del(ctx, pair.Lock)
 		})
+		return locks.Val() > 0, err
 	})
+	if superseded {
+		c.wake(ctx, pair.Lock)
+	}
 	return err
+}
+
+// wake wakes those who wait for loads that have been superseded.
+func (c *Cache[T]) wake(ctx context.Context, locks ...string) {
+	c.fills.Go(func() { c.client.Wake(client.Detach(ctx), locks) })
 }
 
 // batch is how many keys one round trip, and so one RedisTimeout, has to carry at most.
@@ -168,14 +178,25 @@ func (c *Cache[T]) Delete(ctx context.Context, keys ...string) error {
 }
 
 func (c *Cache[T]) delete(ctx context.Context, pairs []fill.Pair) error {
-	_, err := client.Do(ctx, c.client, "delete", pairs[0].Value, func(ctx context.Context) ([]redis.Cmder, error) {
-		return c.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
-			for _, pair := range pairs {
+	superseded, err := client.Do(ctx, c.client, "delete", pairs[0].Value, func(ctx context.Context) (superseded []string, err error) {
+		locks := make([]*redis.DurationCmd, len(pairs))
+		_, err = c.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+			for i, pair := range pairs {
+				locks[i] = p.PTTL(ctx, pair.Lock) // only to know whom to wake
 				p.Del(ctx, pair.Value, pair.Lock)
 			}
 			return nil
 		})
+		for i, lock := range locks {
+			if lock.Val() > 0 {
+				superseded = append(superseded, pairs[i].Lock)
+			}
+		}
+		return superseded, err
 	})
+	if len(superseded) > 0 {
+		c.wake(ctx, superseded...)
+	}
 	return err
 }
 
@@ -257,6 +278,7 @@ func (c *Cache[T]) Close() error {
 		c.fills.Close()
 	})
 	c.fills.Drain()
+	c.client.StopListening()
 	return nil
 }
 

@@ -125,7 +125,7 @@ func TestMiss_OneGETTwoScripts(t *testing.T) {
 	}
 }
 
-// Set is one transaction, and Delete one DEL for each key.
+// Set is one transaction, and Delete one DEL and a look at the lock for each key.
 func TestSetDelete_OneRoundTrip(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -139,7 +139,7 @@ func TestSetDelete_OneRoundTrip(t *testing.T) {
 	if err := c.Delete(t.Context(), "k", "l"); err != nil {
 		t.Error(err)
 	}
-	wantCalls(t, server, "Delete of two keys", map[string]int64{"del": 2})
+	wantCalls(t, server, "Delete of two keys", map[string]int64{"del": 2, "pttl": 2})
 }
 
 // Get returns a value, ErrNotFound or ErrMiss, as the cache knows.

@@ -248,10 +248,12 @@ func (x *filling[T]) unreached() step {
 func (x *filling[T]) follow(ctx context.Context, next step, a *attempt, reply fill.Reply, stamp flight.Stamp) step {
 	switch next {
 	case takeValue:
+		x.wait.found()
 		x.loadTimes.note(x.fill.Key, x.old.entry.LoadTime)
 		x.end(ctx, &x.old.result, stamp)
 		return ended
 	case takeFailure:
+		x.wait.found()
 		// Callers that had joined when the lock was last seen held have waited for that load.
 		err := x.opts.errors.remoteError(x.fill.Key, reply.Text)
 		x.end(ctx, &result[T]{err: err, failed: err != ErrNotFound}, a.lastAsked)
@@ -262,7 +264,9 @@ func (x *filling[T]) follow(ctx context.Context, next step, a *attempt, reply fi
 		x.slot.Release()
 		a.awaited, a.lastAsked, a.queue = reply.Text, stamp, false
 		x.wait.polls++
-		if x.pause(ctx, x.wait.pause(reply)) == interrupted {
+		d := x.wait.pause(reply)
+		x.wait.listen(x.client, x.lock.Key(), d)
+		if x.pause(ctx, d) == interrupted {
 			return ended
 		}
 	case waitForSlot:

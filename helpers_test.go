@@ -22,6 +22,7 @@ import (
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/wake"
 )
 
 func TestMain(m *testing.M) { redistest.Main(m) }
@@ -220,6 +221,7 @@ func isScript(t testing.TB, name string) func(cmd []string) bool {
 	if err != nil {
 		t.Fatal(err)
 	}
+	text = append([]byte(wake.Lua), text...)
 	hash := fmt.Sprintf("%x", sha1.Sum(text))
 	return func(cmd []string) bool {
 		return redistest.Command("evalsha", "eval")(cmd) && (cmd[1] == hash || cmd[1] == string(text))

@@ -69,7 +69,7 @@ func TestHooks_SeeEveryCommand(t *testing.T) {
 			h.mu.Lock()
 			defer h.mu.Unlock()
 			got := slices.DeleteFunc(slices.Clone(h.names), func(name string) bool { return name == "hello" }) // of connections
-			want := []string{"get", "evalsha", "eval", "evalsha", "eval", "multi", "set", "del", "exec", "del"}
+			want := []string{"get", "evalsha", "eval", "evalsha", "eval", "multi", "set", "del", "exec", "pttl", "del"}
 			if !slices.Equal(got, want) {
 				t.Errorf("the hook saw %v, want %v", got, want)
 			}

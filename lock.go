@@ -21,7 +21,7 @@ func (x *filling[T]) ask(ctx context.Context, a attempt, take bool) (fill.Reply,
 	reply, err := client.Retry(ctx, a.within, client.Unreachable, func(within time.Duration) (fill.Reply, error) {
 		return x.lock.GetOrLock(ctx, within, query)
 	})
-	x.wait.heard(time.Since(sent))
+	x.wait.answered(sent)
 	switch {
 	case err != nil:
 	case reply.Status == fill.Hit:

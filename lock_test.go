@@ -292,6 +292,7 @@ type watch struct {
 
 func inWatch(t *testing.T, opts singlefill.Options[string], run func(t *testing.T, w *watch)) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		redistest.Mute(m)
 		w := &watch{t: t, m: m, rdb: rdb, ns: redistest.Namespace(t)}
 		w.there = newCacheIn(t, redistest.NewMiniClient(t, m), w.ns, &opts)
 		w.here = w.another(opts)
@@ -511,7 +512,7 @@ func TestWait_WrongEstimate(t *testing.T) {
 func TestWait_SlowServer(t *testing.T) {
 	const slow, length = 40 * time.Millisecond, time.Second
 	inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
-		w.rdb.Ping(t.Context()) // the first command of a connection is another one
+		w.waits("k", length) // until then connections are opened
 		var answered time.Time
 		var pauses []time.Duration
 		w.rdb.AddHook(before(func(redis.Cmder) error {
@@ -609,6 +610,7 @@ func TestWait_EndOfTheHoldersLock(t *testing.T) {
 // A waiter polls every 250 ms at least.
 func TestWait_LongestPause(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		redistest.Mute(m)
 		ns := redistest.Namespace(t)
 		var waited singlefill.WaitInfo
 		there := newCacheIn[string](t, rdb, ns, nil)
@@ -650,9 +652,10 @@ func TestWait_NoPollsWithoutCallers(t *testing.T) {
 		time.Sleep(time.Second)
 		cancel()
 		waits.wantErr(t, context.Canceled)
+		time.Sleep(3 * time.Second) // until the channel is unsubscribed
 		synctest.Wait()
 		commands := m.CommandCount()
-		time.Sleep(5 * time.Second) // before the lock's renewal
+		time.Sleep(2 * time.Second) // before the lock's renewal
 		if n := m.CommandCount() - commands; n != 0 {
 			t.Errorf("%d commands without a caller", n)
 		}

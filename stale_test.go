@@ -459,7 +459,7 @@ func TestStaleIfError_EveryFailure(t *testing.T) {
 				if !test.is(r.info.Err) {
 					t.Errorf("the reason is %v", r.info.Err)
 				}
-				if over := r.took + test.took; test.took < 0 && over > 0 && over < 320*time.Millisecond {
+				if over := r.took + test.took; test.took < 0 && over >= 0 && over < 320*time.Millisecond {
 					test.took = r.took
 				}
 				r.want(t, "the call", answer{

@@ -5,8 +5,10 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/fill"
 	"github.com/singlefill/singlefill/internal/flight"
+	"github.com/singlefill/singlefill/internal/wake"
 )
 
 // A wait decides when a fill that waits for another process polls Redis.
@@ -19,6 +21,10 @@ import (
 // time since: that bounds how late a waiter finds the value, in a number of polls that grows with
 // the logarithm of the load.
 //
+// A wait that the second poll does not end listens for a wake-up. While it hears, it polls at once
+// when it is woken, and otherwise rarely: a lost wake-up costs at most listeningPause. A wake-up that
+// ends no wait, which may be forged or late, makes the next one count less.
+//
 // Processes that wait for the same key poll at the same time. A process notices the others only by
 // the time that its own commands take. It pauses at least crowd times as long, so that no more than
 // one waiter in crowd+1 is in the queue of the server. A single slow command may have other causes:
@@ -27,8 +33,14 @@ type wait struct {
 	begun    time.Time
 	polls    int
 	expected estimate
+	sent     time.Time     // when the last command was sent
 	last     time.Duration // duration of the last command
 	quick    time.Duration // duration of the quicker one of the last two
+
+	ear    *wake.Ear
+	wakeUp chan struct{} // has an element when it is worth polling
+	hears  bool          // every wake-up since the last command
+	woken  int           // polls in a row that followed a wake-up
 }
 
 const (
@@ -37,15 +49,55 @@ const (
 	crowd        = 2
 	minJoinPause = 10 * time.Millisecond
 	maxJoinPause = 50 * time.Millisecond
+
+	// A wait listens before a pause this long, and after this number of polls.
+	listenAfter      = 10 * time.Millisecond
+	listenAfterPolls = 2
+
+	// listeningPause is the time between two polls while no wake-up comes.
+	listeningPause = 4 * time.Second
 )
 
 func newWait(expected estimate) wait {
 	return wait{begun: time.Now(), expected: expected, last: maxPause / crowd}
 }
 
-// heard notes how long a command took.
-func (w *wait) heard(took time.Duration) {
-	w.quick, w.last = min(w.last, took), took
+// answered notes when a command was sent, and that it has been answered now.
+func (w *wait) answered(sent time.Time) {
+	took := time.Since(sent)
+	w.sent, w.quick, w.last = sent, min(w.last, took), took
+}
+
+// listen begins to listen before a pause of d, if the wait is long enough to be worth it.
+func (w *wait) listen(c *client.Client, key string, d time.Duration) {
+	if w.ear != nil || d < listenAfter && w.polls < listenAfterPolls {
+		return
+	}
+	wakeUp := make(chan struct{}, 1)
+	w.wakeUp = wakeUp
+	w.ear = c.Listen(key, func(string, bool) {
+		select {
+		case wakeUp <- struct{}{}:
+		default:
+		}
+	})
+}
+
+// found notes that the awaited load has ended. If a poll has found that out that no wake-up brought
+// forward, wake-ups get lost.
+func (w *wait) found() {
+	if w.hears {
+		w.ear.Missed()
+	}
+}
+
+// end ends the wait.
+func (w *wait) end() {
+	if w.ear == nil {
+		return
+	}
+	w.ear.Close()
+	w.ear, w.wakeUp, w.hears = nil, nil, false
 }
 
 // pause returns how long to sleep before the next poll. It is up to a quarter shorter or longer at
@@ -54,8 +106,20 @@ func (w *wait) heard(took time.Duration) {
 func (w *wait) pause(reply fill.Reply) time.Duration {
 	d := max(w.expected.pause(reply.Age), minPause)
 	d = max(min(d, maxPause), crowd*w.quick)
+	if w.hears = w.ear != nil && w.ear.Hears(w.sent); w.hears {
+		d = w.listeningPause(reply)
+	}
 	d = time.Duration(float64(d) * (0.75 + rand.Float64()/2))
 	return min(d, reply.Left+time.Millisecond+rand.N(4*time.Millisecond))
+}
+
+// listeningPause returns how long to sleep if no wake-up comes. It is only worth a poll to find out
+// that a wake-up was lost.
+func (w *wait) listeningPause(reply fill.Reply) time.Duration {
+	if left := w.expected.late - reply.Age; left > 0 {
+		return min(left+left/2+2*minJoinPause, listeningPause)
+	}
+	return listeningPause
 }
 
 // joinPause returns how long to sleep after a caller has joined, for which the value may already be
@@ -63,6 +127,16 @@ func (w *wait) pause(reply fill.Reply) time.Duration {
 // commands.
 func (w *wait) joinPause() time.Duration {
 	return max(min(minJoinPause+time.Since(w.begun)/32, maxJoinPause), crowd*w.quick)
+}
+
+// wakePause returns how long to sleep after a wake-up: not at all, unless the last ones were of no
+// use.
+func (w *wait) wakePause() time.Duration {
+	w.woken++
+	if w.woken == 1 {
+		return 0
+	}
+	return min(minPause<<min(w.woken, 10), maxPause) - time.Since(w.sent)
 }
 
 // An event is what ends a pause.
@@ -94,11 +168,13 @@ func (x *filling[T]) queue(ctx context.Context) event {
 	return x.await(ctx, time.Duration(max(x.slots.Queued(), 1))*queuedPoll, granted)
 }
 
-// await sleeps for d, or until slot receives a value. If slot is nil, a caller that joins shortens
-// the sleep; otherwise an invalidation of the key ends it.
+// await sleeps for d, or until slot receives a value, or a wake-up comes. If slot is nil, a caller
+// that joins shortens the sleep unless a wake-up would do so; otherwise an invalidation of the key
+// ends it.
 func (x *filling[T]) await(ctx context.Context, d time.Duration, slot <-chan struct{}) event {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
+	woken := false
 	end, closing := time.Now().Add(d), x.closing
 	if slot != nil && x.fill.Load.Awaited() {
 		closing = nil // Close waits for the load that needs this one
@@ -106,9 +182,15 @@ func (x *filling[T]) await(ctx context.Context, d time.Duration, slot <-chan str
 	for {
 		select {
 		case <-timer.C:
+			if !woken {
+				x.wait.woken = 0
+			}
 			return paused
 		case <-slot:
 			return granted
+		case <-x.wait.wakeUp:
+			x.wait.hears, woken = false, true
+			timer.Reset(min(time.Until(end), x.wait.wakePause()))
 		case <-closing:
 			x.end(ctx, &result[T]{err: ErrClosed}, flight.Always)
 			return interrupted
@@ -119,12 +201,17 @@ func (x *filling[T]) await(ctx context.Context, d time.Duration, slot <-chan str
 			if slot != nil {
 				return paused
 			}
+			if x.wait.hears {
+				continue
+			}
 			timer.Reset(min(time.Until(end), x.wait.joinPause()))
 		}
 	}
 }
 
+// waited notes the end of a wait.
 func (x *filling[T]) waited(ctx context.Context) {
+	x.wait.end()
 	if x.wait.polls == 0 {
 		return
 	}

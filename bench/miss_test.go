@@ -14,6 +14,7 @@ import (
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/wake"
 	"github.com/vmihailenco/msgpack/v5"
 )
 
@@ -85,7 +86,7 @@ func misses(b *testing.B, goroutines, size int) {
 }
 
 func script(name string) *redis.Script {
-	return redis.NewScript(string(must(os.ReadFile("../internal/fill/lua/" + name + ".lua"))))
+	return redis.NewScript(wake.Lua + string(must(os.ReadFile("../internal/fill/lua/"+name+".lua"))))
 }
 
 var getOrLock, store = script("get_or_lock"), script("store")

@@ -9,13 +9,16 @@ import (
 	"weak"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/wake"
 )
 
 // A server is what all caches and locks of this process that share one client know about the server
 // behind it: how many commands can be sent at a time, and when it last answered.
 type server struct {
-	rdb  redis.UniversalClient
-	gate gate
+	rdb   redis.UniversalClient
+	gate  gate
+	wakes *wake.Listener
 
 	begun    time.Time
 	answered atomic.Int64 // time of the last answer, in ns since begun
@@ -41,6 +44,7 @@ type clientAddr struct {
 // user, since equal clients cannot be recognized.
 func serverOf(rdb redis.UniversalClient) *server {
 	s := &server{rdb: rdb, begun: time.Now()}
+	s.wakes = wake.New(rdb)
 	s.gate.size = uint64(max(1, connections(rdb)))
 	v := reflect.ValueOf(rdb)
 	if v.Kind() != reflect.Pointer {

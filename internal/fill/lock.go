@@ -12,6 +12,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/wake"
 )
 
 //go:embed lua/get_or_lock.lua
@@ -33,13 +34,15 @@ var renewLua string
 var expireLua string
 
 var (
-	getOrLockScript = redis.NewScript(getOrLockLua)
-	storeScript     = redis.NewScript(storeLua)
-	releaseScript   = redis.NewScript(releaseLua)
-	abandonScript   = redis.NewScript(abandonLua)
-	renewScript     = redis.NewScript(renewLua)
-	expireScript    = redis.NewScript(expireLua)
+	getOrLockScript = newScript(getOrLockLua)
+	storeScript     = newScript(storeLua)
+	releaseScript   = newScript(releaseLua)
+	abandonScript   = newScript(abandonLua)
+	renewScript     = newScript(renewLua)
+	expireScript    = newScript(expireLua)
 )
+
+func newScript(text string) *redis.Script { return redis.NewScript(wake.Lua + text) }
 
 // A Lock is one attempt to hold the lock of one key. Each attempt has a new token, so that no
 // command for it touches a lock that another attempt holds, even in this process.

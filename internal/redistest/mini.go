@@ -1,11 +1,15 @@
 package redistest
 
 import (
+	"bytes"
 	"context"
 	"net"
+	"slices"
+	"sync"
 	"testing"
 
 	"github.com/alicebob/miniredis/v2"
+	"github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -35,8 +39,69 @@ func StartMini(t testing.TB) (*miniredis.Miniredis, *redis.Client) {
 func NewMiniClient(t testing.TB, m *miniredis.Miniredis) *redis.Client {
 	opt := quiet("127.0.0.1:6379")
 	opt.PoolSize = 1000
-	opt.Dialer = func(context.Context, string, string) (net.Conn, error) { return m.Dial() }
+	opt.Dialer = func(context.Context, string, string) (net.Conn, error) { return dialMini(m) }
 	c := redis.NewClient(opt)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
+}
+
+// Mute makes the miniredis refuse everybody who wants to listen, so that waiters only poll.
+func Mute(m *miniredis.Miniredis) {
+	m.Server().SetPreHook(func(c *server.Peer, cmd string, _ ...string) bool {
+		if cmd != "SSUBSCRIBE" {
+			return false
+		}
+		c.WriteError("NOPERM this user has no permissions to access one of the channels used as arguments")
+		return true
+	})
+}
+
+// dialMini connects to m. A net.Pipe has no buffer: a client and a server that write at the same time
+// would wait for each other. So from the first command on that makes the server write before it has
+// read everything, a subscription or a long pipeline, commands wait in a buffer.
+func dialMini(m *miniredis.Miniredis) (net.Conn, error) {
+	conn, err := m.Dial()
+	if err != nil {
+		return nil, err
+	}
+	c := &bufferedConn{Conn: conn, out: make(chan []byte, 1000), closed: make(chan struct{})}
+	go c.pump()
+	return c, nil
+}
+
+type bufferedConn struct {
+	net.Conn
+	buffers bool
+	out    chan []byte
+	once   sync.Once
+	closed chan struct{}
+}
+
+func (c *bufferedConn) Write(b []byte) (int, error) {
+	pipeline := len(b) > 4<<10 && bytes.Contains(b, []byte("\r\n*"))
+	if c.buffers = c.buffers || pipeline || bytes.Contains(b, []byte("subscribe\r\n")); !c.buffers {
+		return c.Conn.Write(b)
+	}
+	select {
+	case c.out <- slices.Clone(b):
+		return len(b), nil
+	case <-c.closed:
+		return 0, net.ErrClosed
+	}
+}
+
+func (c *bufferedConn) pump() {
+	for {
+		select {
+		case b := <-c.out:
+			_, _ = c.Conn.Write(b) // after Close it fails, and so does the client's next read
+		case <-c.closed:
+			return
+		}
+	}
+}
+
+func (c *bufferedConn) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	return c.Conn.Close()
 }

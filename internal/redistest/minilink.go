@@ -28,7 +28,7 @@ func StartMiniLink(t testing.TB) (*MiniLink, *redis.Client) {
 	l := &MiniLink{Mini: m, sent: make(map[string]int)}
 	opt := *direct.Options()
 	opt.Dialer = func(context.Context, string, string) (net.Conn, error) {
-		conn, err := m.Dial()
+		conn, err := dialMini(m)
 		return &miniConn{conn, l}, err
 	}
 	c := redis.NewClient(&opt)

@@ -9,6 +9,7 @@
 local lock = redis.pcall('GET', KEYS[1])
 if type(lock) == 'string' and string.sub(lock, 1, 27) == 'H' .. ARGV[1] then
   redis.call('DEL', KEYS[1])
+  wake(KEYS[1], '')
   return 1
 end
 if not lock then redis.call('SET', KEYS[1], 'X' .. ARGV[1], 'PX', ARGV[2]) end

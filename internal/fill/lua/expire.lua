@@ -25,5 +25,5 @@ else
   redis.call('SETRANGE', KEYS[1], 27, ARGV[2]) -- makes it another entry than the known one
   stale = 1
 end
-redis.call('DEL', KEYS[2])
+if redis.call('DEL', KEYS[2]) == 1 then wake(KEYS[2], '') end
 return stale

@@ -22,7 +22,11 @@ if ours == 1 and (ARGV[3] ~= '' or ARGV[4] ~= '0') then
     retry = math.min(tonumber(time[1]) * 1000000 + tonumber(time[2]) + tonumber(ARGV[4]) * 1000, 9e15)
   end
   local left = redis.pcall('SET', KEYS[1], 'F' .. ARGV[1] .. string.format('%016.0f', retry) .. ARGV[3], 'PX', ARGV[5])
-  if not left.err then return 1 end -- out of memory: release the lock without a note
+  if not left.err then
+    wake(KEYS[1], '')
+    return 1
+  end -- else out of memory: release the lock without a note
 end
 redis.call('DEL', KEYS[1])
+wake(KEYS[1], '')
 return ours

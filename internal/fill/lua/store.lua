@@ -9,10 +9,12 @@ local lock = redis.pcall('GET', KEYS[2])
 if type(lock) == 'string' and string.sub(lock, 1, 43) == 'H' .. ARGV[1] .. ARGV[2] then
   redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4])
   redis.call('DEL', KEYS[2])
+  wake(KEYS[2], '')
   return 1
 end
 if type(lock) == 'string' and string.sub(lock, 1, 27) == 'H' .. ARGV[1] then
   redis.call('DEL', KEYS[2]) -- a late command was granted the lock again: no load runs under it
+  wake(KEYS[2], '')
 end
 -- Every entry is unique: if this one is there, an earlier try stored it and its reply was lost.
 if redis.pcall('GET', KEYS[1]) == ARGV[3] then return 1 end

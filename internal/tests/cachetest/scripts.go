@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/wake"
 )
 
 // Scripts returns the folder of the fill lock's scripts. A test runs in the folder of its package,
@@ -37,6 +38,7 @@ func Script(t testing.TB, name string) func(cmd []string) bool {
 	if err != nil {
 		t.Fatal(err)
 	}
+	text = append([]byte(wake.Lua), text...)
 	hash := redis.NewScript(string(text)).Hash()
 	return func(cmd []string) bool {
 		return len(cmd) > 1 && (strings.EqualFold(cmd[0], "evalsha") && cmd[1] == hash ||

@@ -1,0 +1,320 @@
+package wake
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	// sweepEvery is the time between two looks for channels that nobody listens to any more. They
+	// stay subscribed until then: the next wait for a hot key sends no command to listen.
+	sweepEvery = time.Second
+
+	// idleLife is how long the connection stays open without a channel.
+	idleLife = 10 * time.Second
+
+	// firstPause is the time between the loss of a connection and the next one. It doubles up to
+	// longestPause until a connection hears something.
+	firstPause   = 100 * time.Millisecond
+	longestPause = 10 * time.Second
+
+	// perCommand is how many channels one command subscribes at most.
+	perCommand = 1000
+)
+
+// A line is the connection of a Listener, and the next one when that has broken. One goroutine
+// writes, another one reads.
+type line struct {
+	*Listener
+	ctx     context.Context
+	close   context.CancelFunc
+	changed chan struct{} // has an element if there may be something to write
+
+	// Guarded by Listener.mu.
+	channels   map[string]*channel
+	wanted     []string  // channels to subscribe
+	unanswered []request // commands, in the order of their answers
+	heard      bool      // this connection has subscribed something
+	lastUsed   time.Time // when a sweep last found a channel
+}
+
+// A request is a command to subscribe or unsubscribe. Its answer has a part for each channel, or is
+// one error.
+type request struct {
+	kind     string
+	channels []string
+}
+
+func newLine(l *Listener) *line {
+	ctx, stop := context.WithCancel(context.Background())
+	return &line{Listener: l, ctx: ctx, close: stop, changed: make(chan struct{}, 1), channels: make(map[string]*channel), lastUsed: time.Now()}
+}
+
+// want makes the writer subscribe a channel. The caller holds mu.
+func (n *line) want(name string) {
+	n.channels[name].state = wanted
+	n.wanted = append(n.wanted, name)
+	select {
+	case n.changed <- struct{}{}:
+	default:
+	}
+}
+
+// run keeps a connection open until the line is closed.
+func (n *line) run() {
+	for pause := firstPause; ; pause = min(2*pause, longestPause) {
+		n.connect()
+		if n.ctx.Err() != nil {
+			return
+		}
+		if n.lost() {
+			pause = firstPause
+		}
+		select {
+		case <-n.ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+	}
+}
+
+// connect writes to one connection until it breaks, or the line is closed.
+func (n *line) connect() {
+	ctx, cancel := context.WithCancel(n.ctx)
+	pubsub := subscriber(ctx, n.rdb)
+	if pubsub == nil {
+		n.beDeaf()
+		cancel()
+		return
+	}
+	var reader sync.WaitGroup
+	defer reader.Wait()
+	defer pubsub.Close()
+	defer cancel() // before Close, which waits while the client dials
+	sweep := time.NewTicker(sweepEvery)
+	defer sweep.Stop()
+	for reading := false; ; {
+		var requests []request
+		select {
+		case <-ctx.Done():
+			return
+		case <-n.changed:
+			requests = n.subscriptions()
+		case <-sweep.C:
+			requests = n.sweep()
+		}
+		for _, r := range requests {
+			if r.send(ctx, pubsub) != nil {
+				return
+			}
+			if !reading { // not earlier: the first command connects to the right node
+				reading = true
+				reader.Go(func() {
+					defer cancel()
+					for n.receive(ctx, pubsub) {
+					}
+				})
+			}
+		}
+	}
+}
+
+// subscriber returns nil if the user's client cannot subscribe.
+func subscriber(ctx context.Context, rdb redis.UniversalClient) (p *redis.PubSub) {
+	defer func() { _ = recover() }() // a wrapper may have no such method behind it
+	return rdb.SSubscribe(ctx)
+}
+
+// subscriptions returns the commands that subscribe what is wanted.
+func (n *line) subscriptions() []request {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var names []string
+	for _, name := range n.wanted {
+		if c := n.channels[name]; c != nil && c.state == wanted {
+			c.state = requested
+			names = append(names, name)
+		}
+	}
+	n.wanted = nil
+	if n.plain {
+		return n.request("subscribe", names)
+	}
+	return n.request("ssubscribe", names)
+}
+
+// sweep forgets channels that nobody has listened to since the last sweep, and returns the commands
+// that unsubscribe them. It closes the line when there has been no channel for idleLife.
+func (n *line) sweep() []request {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var names []string
+	for name, c := range n.channels {
+		switch {
+		case len(c.ears) > 0:
+			c.unused = false
+		case !c.unused:
+			c.unused = true
+		default:
+			delete(n.channels, name)
+			if c.state == subscribed || c.state == requested {
+				names = append(names, name)
+			}
+		}
+	}
+	if len(n.channels) > 0 {
+		n.lastUsed = time.Now()
+	} else if time.Since(n.lastUsed) >= idleLife && n.line == n {
+		n.hangUp()
+	}
+	if n.plain {
+		return n.request("unsubscribe", names)
+	}
+	return n.request("sunsubscribe", names)
+}
+
+// request returns the commands for channels, and expects their answers. The caller holds mu.
+func (n *line) request(kind string, names []string) (requests []request) {
+	size := perCommand
+	if n.oneByOne {
+		size = 1
+	}
+	for some := range slices.Chunk(names, size) {
+		requests = append(requests, request{kind, some})
+	}
+	n.unanswered = append(n.unanswered, requests...)
+	return requests
+}
+
+func (r request) send(ctx context.Context, p *redis.PubSub) error {
+	switch r.kind {
+	case "ssubscribe":
+		return p.SSubscribe(ctx, r.channels...)
+	case "subscribe":
+		return p.Subscribe(ctx, r.channels...)
+	case "sunsubscribe":
+		return p.SUnsubscribe(ctx, r.channels...)
+	}
+	return p.Unsubscribe(ctx, r.channels...)
+}
+
+// receive reads one message. It returns false when the connection is of no use any more.
+func (n *line) receive(ctx context.Context, p *redis.PubSub) bool {
+	message, err := p.Receive(ctx)
+	var refusal redis.Error
+	switch m := message.(type) {
+	case *redis.Message:
+		n.deliver(m)
+		return true
+	case *redis.Subscription:
+		return n.answered(m.Kind, m.Channel)
+	case nil:
+		return errors.As(err, &refusal) && n.refused(refusal)
+	}
+	return true
+}
+
+func (n *line) deliver(m *redis.Message) {
+	n.mu.Lock()
+	var told ears
+	if c := n.channels[m.Channel]; c != nil {
+		told = told.with(c)
+	}
+	n.mu.Unlock()
+	told.tell(m.Payload, true)
+}
+
+// answered notes the server's answer for one channel. An answer that was not asked for ends a
+// subscription, when a slot moves to another node; otherwise the client has connected again, and
+// messages may have been lost.
+func (n *line) answered(kind, name string) (goOn bool) {
+	n.mu.Lock()
+	c := n.channels[name]
+	asked := len(n.unanswered) > 0 && n.unanswered[0].kind == kind && n.unanswered[0].channels[0] == name
+	ends := strings.HasSuffix(kind, "unsubscribe")
+	var told ears
+	switch {
+	case asked:
+		if r := &n.unanswered[0]; len(r.channels) > 1 {
+			r.channels = r.channels[1:]
+		} else {
+			n.unanswered = n.unanswered[1:]
+		}
+		if c != nil && !ends && c.state == requested {
+			c.state, c.since = subscribed, time.Now()
+			n.heard = true
+			told = told.with(c)
+		}
+	case ends && c != nil:
+		told = told.with(c)
+		c.state = refused
+	}
+	n.mu.Unlock()
+	told.tell("", false)
+	return asked || ends
+}
+
+// refused notes that the server refuses the first unanswered command.
+func (n *line) refused(why redis.Error) (goOn bool) {
+	n.mu.Lock()
+	if len(n.unanswered) == 0 {
+		n.mu.Unlock()
+		return false
+	}
+	r := n.unanswered[0]
+	n.unanswered = n.unanswered[1:]
+	unknown := strings.HasPrefix(why.Error(), "ERR unknown command") && r.kind == "ssubscribe"
+	crosses := redis.HasErrorPrefix(why, "CROSSSLOT ") && len(r.channels) > 1
+	n.plain, n.oneByOne = n.plain || unknown, n.oneByOne || crosses
+	for _, name := range r.channels {
+		switch c := n.channels[name]; {
+		case c == nil || c.state != requested:
+		case unknown || crosses:
+			n.want(name)
+		default:
+			c.state = refused
+		}
+	}
+	n.mu.Unlock()
+	if !unknown && !crosses && !moves(why) {
+		n.beDeaf() // it lets nobody listen
+		return false
+	}
+	return true
+}
+
+// moves reports whether a refusal is about the slot of a channel.
+func moves(why redis.Error) bool {
+	for _, prefix := range []string{"MOVED ", "ASK ", "TRYAGAIN ", "CLUSTERDOWN "} {
+		if redis.HasErrorPrefix(why, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// lost notes the loss of the connection: nobody hears until the next one has subscribed the
+// channels again. It reports whether the lost one had subscribed any.
+func (n *line) lost() (heard bool) {
+	n.mu.Lock()
+	heard = n.heard
+	n.heard, n.unanswered, n.wanted = false, nil, nil
+	var told ears
+	for name, c := range n.channels {
+		if len(c.ears) == 0 {
+			delete(n.channels, name)
+			continue
+		}
+		told = told.with(c)
+		n.want(name)
+	}
+	n.mu.Unlock()
+	told.tell("", false)
+	return heard
+}

@@ -1,0 +1,8 @@
+-- Tells those who listen to a channel. A wake-up is a hint: nothing is lost if it is refused.
+local function wake(channel, message)
+  local heard = redis.pcall('SPUBLISH', channel, message)
+  if type(heard) == 'table' and heard.err and string.find(heard.err, 'Unknown Redis command', 1, true) then
+    redis.pcall('PUBLISH', channel, message)
+  end
+end
+
