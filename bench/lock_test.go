@@ -74,7 +74,7 @@ func BenchmarkLock(b *testing.B) {
 }
 
 func freeLocks(b *testing.B) {
-	rdb := open(b, redistest.Start(b))
+	rdb := open(b, redistest.Start(b).Addr)
 	ctx := request(b)
 	r := race{ops: 50, bases: []string{"redislock", "redsync"}}
 	for _, l := range lockers(rdb) {
@@ -93,7 +93,7 @@ func freeLocks(b *testing.B) {
 // next waiter has it. Each holder holds it for 2 ms.
 func handOvers(b *testing.B, contenders, times int) {
 	var sent commands
-	rdb := open(b, redistest.Start(b), sent.count, func(o *redis.Options) { o.PoolSize = contenders })
+	rdb := open(b, redistest.Start(b).Addr, sent.count, func(o *redis.Options) { o.PoolSize = contenders })
 	ctx := request(b)
 	all := lockers(rdb)
 	idle, asked := make([][]float64, len(all)), make([]float64, len(all))

@@ -119,7 +119,7 @@ func (m *member) waited(polls int) {
 }
 
 func (m *member) singlefill(addr string) getter {
-	c := must(singlefill.New(dialed(addr, &m.sent), "stampede", time.Hour, &singlefill.Options[string]{
+	c := must(singlefill.New(dialed(addr, m.sent.count), "stampede", time.Hour, &singlefill.Options[string]{
 		Trace: &singlefill.Trace{WaitDone: func(_ context.Context, w singlefill.WaitInfo) { m.waited(w.Polls) }},
 	}))
 	return func(ctx context.Context, key string, load func() (string, error)) (string, error) {
@@ -128,7 +128,7 @@ func (m *member) singlefill(addr string) getter {
 }
 
 func (m *member) goRedisCache(addr string) getter {
-	c := cache.New(&cache.Options{Redis: dialed(addr, &m.sent)})
+	c := cache.New(&cache.Options{Redis: dialed(addr, m.sent.count)})
 	return func(ctx context.Context, key string, load func() (string, error)) (v string, err error) {
 		err = c.Once(&cache.Item{Ctx: ctx, Key: "go-redis/cache:" + key, Value: &v,
 			Do: func(*cache.Item) (any, error) { return load() }})
@@ -137,7 +137,7 @@ func (m *member) goRedisCache(addr string) getter {
 }
 
 func (m *member) singleflight(addr string) getter {
-	rdb := dialed(addr, &m.sent)
+	rdb := dialed(addr, m.sent.count)
 	return once(func(ctx context.Context, key string, load func() (string, error)) (string, error) {
 		v, err := rdb.Get(ctx, "singleflight:"+key).Result()
 		if err != redis.Nil {
@@ -160,7 +160,7 @@ func once(get getter) getter {
 }
 
 func (m *member) setNX(addr string) getter {
-	rdb := dialed(addr, &m.sent)
+	rdb := dialed(addr, m.sent.count)
 	return once(func(ctx context.Context, key string, load func() (string, error)) (string, error) {
 		key = "set-nx:" + key
 		for polls := 0; ; polls++ {
