@@ -24,6 +24,8 @@ func TestBenchmarks(t *testing.T) {
 		"pipelined hits": autoPipelinedHits,
 		"near hits":      func(b *testing.B) { nearHits(b, 100) },
 		"misses":         func(b *testing.B) { misses(b, redistest.Start(b).Addr, 64, 100) },
+		"round trips":    func(b *testing.B) { roundTrips(b, time.Microsecond) },
+		"distant hits":   func(b *testing.B) { serialHits(b, distant(b, redistest.Start(b), time.Microsecond), 100) },
 		"stampedes":      func(b *testing.B) { stampedes(b, 2, 1, 1, 5*time.Millisecond) },
 		"bounds":         func(b *testing.B) { bounds(b, 64) },
 		"free locks":     freeLocks,
