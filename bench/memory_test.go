@@ -214,7 +214,7 @@ func heldLocks(b *testing.B, n int) {
 		releases := make([]func(context.Context) error, n)
 		reportBytes(b, l.name, n, func() {
 			for i := range releases {
-				releases[i] = must(l.acquire(ctx, fmt.Sprintf("held:%s:%d", l.name, i)))
+				releases[i] = must(l.lock(fmt.Sprintf("held:%s:%d", l.name, i))(ctx))
 			}
 		})
 		for _, release := range releases {

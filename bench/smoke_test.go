@@ -29,7 +29,11 @@ func TestBenchmarks(t *testing.T) {
 		"stampedes":      func(b *testing.B) { stampedes(b, 2, 1, 1, 5*time.Millisecond) },
 		"bounds":         func(b *testing.B) { bounds(b, 64) },
 		"free locks":     freeLocks,
-		"hand-overs":     func(b *testing.B) { handOvers(b, 2, 2) },
+		"hand-overs": func(b *testing.B) {
+			handOvers(b, 2, time.Millisecond, 100*time.Millisecond, []string{"Mutex", "FairMutex", "Semaphore of 1"})
+		},
+		"drain":          func(b *testing.B) { drain(b, 2, 2, 10*time.Millisecond) },
+		"standing queue": func(b *testing.B) { standingQueue(b, 2, 2, 50*time.Millisecond, []string{"FairMutex"}) },
 		"idle caches":    func(b *testing.B) { idleCaches(b, 10) },
 		"waiting":        func(b *testing.B) { waitingGoroutines(b, 10) },
 		"running loads":  func(b *testing.B) { runningLoads(b, 10) },
