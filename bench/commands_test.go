@@ -5,15 +5,17 @@ import (
 	"context"
 	"net"
 	"sync/atomic"
+	"testing"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/singlefill/singlefill/internal/redistest"
 )
 
 // commands counts the commands that clients of any library send: it counts the beginnings of
 // requests, each of which starts with the number of its strings.
 type commands struct{ n atomic.Int64 }
 
-// count makes a go-redis client count its commands.
+// count makes a go-redis client count its commands, also those of its subscriptions.
 func (c *commands) count(o *redis.Options) {
 	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		return c.dial(ctx, network, addr)
@@ -42,4 +44,22 @@ func (c *countedConn) Write(b []byte) (int, error) {
 	}
 	c.commands.n.Add(int64(lines))
 	return c.Conn.Write(b)
+}
+
+// The commands on the connection of a subscription are counted.
+func TestCommands_Subscription(t *testing.T) {
+	s, ctx := redistest.Shared(t), t.Context()
+	var sent commands
+	sub := open(t, s.Addr, sent.count).Subscribe(ctx, "one")
+	defer sub.Close()
+	if _, err := sub.Receive(ctx); err != nil {
+		t.Fatal(err)
+	}
+	before := sent.n.Load()
+	if err := sub.Subscribe(ctx, "two", "three"); err != nil {
+		t.Fatal(err)
+	}
+	if n := sent.n.Load() - before; n != 1 {
+		t.Errorf("%d commands", n)
+	}
 }

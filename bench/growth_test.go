@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/maintnotifications"
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
 )
@@ -32,7 +31,7 @@ func BenchmarkGrowth(b *testing.B) {
 // manyGoroutines reads at least five times in each goroutine: the first read is slower, as the
 // stack grows.
 func manyGoroutines(b *testing.B, n int) {
-	rdb := open(b, redistest.Start(b), patiently)
+	rdb := open(b, redistest.Start(b).Addr, patiently)
 	h := newHits(b, n, n, 100)
 	race{ops: max(5*n, 1000), goroutines: n, bases: []string{"floor"}, contenders: []contender{
 		h.floor(rdb), h.singlefill("singlefill", newCache(b, rdb, patient)),
@@ -47,7 +46,7 @@ func patiently(o *redis.Options) {
 
 // manyKeys reads distant keys, one after the other.
 func manyKeys(b *testing.B, n int) {
-	rdb := open(b, redistest.Start(b))
+	rdb := open(b, redistest.Start(b).Addr)
 	h := newHits(b, 0, n, 100)
 	r := race{ops: 500, bases: []string{"floor"}, contenders: []contender{
 		h.floor(rdb), h.singlefill("singlefill", newCache(b, rdb, patient)),
@@ -113,7 +112,7 @@ func manyProcesses(b *testing.B, n, ops int) {
 }
 
 func runReader(p *redistest.Child) {
-	rdb := dialed(p.Args[0], nil)
+	rdb := dialed(p.Args[0])
 	h := &hits{
 		contexts: []context.Context{context.Background()},
 		keys:     []string{"order:" + p.Args[1]},
@@ -139,20 +138,6 @@ func runReader(p *redistest.Child) {
 		}
 		p.Say("%s", must(json.Marshal([2]time.Time{begun, time.Now()})))
 	}
-}
-
-// dialed returns a client for a child process. count may be nil.
-func dialed(addr string, count *commands) *redis.Client {
-	o := &redis.Options{
-		Addr:                     addr,
-		ContextTimeoutEnabled:    true,
-		DisableIdentity:          true,
-		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
-	}
-	if count != nil {
-		count.count(o)
-	}
-	return redis.NewClient(o)
 }
 
 // tell sends an order to all children; hear receives a report.

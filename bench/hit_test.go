@@ -142,47 +142,45 @@ func (h *hits) otter() contender {
 
 func BenchmarkHit(b *testing.B) {
 	for _, size := range sizes {
-		b.Run("serial/"+size.name, func(b *testing.B) { serialHits(b, size.bytes) })
+		b.Run("serial/"+size.name, func(b *testing.B) { serialHits(b, redistest.Start(b).Addr, size.bytes) })
 	}
-	b.Run("64_goroutines/64_keys,_2KB", func(b *testing.B) { parallelHits(b, 64, 2<<10) })
+	b.Run("64_goroutines/64_keys,_2KB", func(b *testing.B) { parallelHits(b, redistest.Start(b).Addr, 64, 2<<10) })
 	b.Run("64_goroutines/64_keys,_2KB,_AutoPipeline", autoPipelinedHits)
-	b.Run("64_goroutines/1_key,_100B", func(b *testing.B) { parallelHits(b, 1, 100) })
-	b.Run("64_goroutines/1_key,_2KB", func(b *testing.B) { parallelHits(b, 1, 2<<10) })
+	b.Run("64_goroutines/1_key,_100B", func(b *testing.B) { parallelHits(b, redistest.Start(b).Addr, 1, 100) })
+	b.Run("64_goroutines/1_key,_2KB", func(b *testing.B) { parallelHits(b, redistest.Start(b).Addr, 1, 2<<10) })
 	for _, size := range sizes {
 		b.Run("client-side_caching/"+size.name, func(b *testing.B) { nearHits(b, size.bytes) })
 	}
 }
 
-func serialHits(b *testing.B, size int) {
-	s := redistest.Start(b)
-	rdb, unbounded := open(b, s), s.Client(b)
+func serialHits(b *testing.B, addr string, size int) {
+	rdb := open(b, addr)
 	h := newHits(b, 0, 1, size)
 	race{ops: 100, bases: []string{"floor"}, contenders: []contender{
 		h.floor(rdb),
 		h.singlefill("singlefill", newCache[order](b, rdb)),
-		h.singlefill("singlefill, default client", newCache[order](b, unbounded)),
+		h.singlefill("singlefill, default client", newCache[order](b, open(b, addr, unbounded))),
 		h.goRedisCache(rdb),
 		h.singleflight(rdb),
-		h.rueidis(openRueidis(b, s), false),
+		h.rueidis(openRueidis(b, addr), false),
 	}}.run(b)
 }
 
-func parallelHits(b *testing.B, keys, size int) {
-	s := redistest.Start(b)
-	rdb, unbounded := open(b, s), s.Client(b)
+func parallelHits(b *testing.B, addr string, keys, size int) {
+	rdb := open(b, addr)
 	h := newHits(b, 64, keys, size)
 	race{ops: 64 * 16, goroutines: 64, bases: []string{"floor", "go-redis/cache"}, contenders: []contender{
 		h.floor(rdb),
 		h.singlefill("singlefill", newCache[order](b, rdb)),
-		h.singlefill("singlefill, default client", newCache[order](b, unbounded)),
+		h.singlefill("singlefill, default client", newCache[order](b, open(b, addr, unbounded))),
 		h.goRedisCache(rdb),
 		h.singleflight(rdb),
-		h.rueidis(openRueidis(b, s), false),
+		h.rueidis(openRueidis(b, addr), false),
 	}}.run(b)
 }
 
 func autoPipelinedHits(b *testing.B) {
-	rdb := open(b, redistest.Start(b))
+	rdb := open(b, redistest.Start(b).Addr)
 	pipeline, err := rdb.AutoPipeline()
 	if err != nil {
 		b.Fatal(err)
@@ -199,8 +197,8 @@ func autoPipelinedHits(b *testing.B) {
 
 // nearHits are answered within this process.
 func nearHits(b *testing.B, size int) {
-	s := redistest.Start(b)
-	rdb := open(b, s, func(o *redis.Options) {
+	addr := redistest.Start(b).Addr
+	rdb := open(b, addr, func(o *redis.Options) {
 		o.Protocol, o.ClientSideCacheConfig = 3, &redis.ClientSideCacheConfig{}
 	})
 	h := newHits(b, 0, 1, size)
@@ -208,7 +206,7 @@ func nearHits(b *testing.B, size int) {
 		h.floor(rdb),
 		h.singlefill("singlefill", newCache[order](b, rdb)),
 		h.goRedisCache(rdb),
-		h.rueidis(openRueidis(b, s), true),
+		h.rueidis(openRueidis(b, addr), true),
 		h.otter(),
 	}}.run(b)
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
 	"github.com/redis/rueidis"
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
@@ -44,14 +45,33 @@ var sizes = []struct {
 	bytes int
 }{{"100B", 100}, {"2KB", 2 << 10}, {"64KB", 64 << 10}}
 
-// open returns a client with the options that the README recommends.
-func open(b testing.TB, s *redistest.Server, mutate ...func(*redis.Options)) *redis.Client {
-	bounded := func(o *redis.Options) { o.ContextTimeoutEnabled = true }
-	return s.Client(b, append([]func(*redis.Options){bounded}, mutate...)...)
+// open returns a client of the server at addr, with the options that the README recommends. It is
+// closed when the benchmark ends.
+func open(b testing.TB, addr string, mutate ...func(*redis.Options)) *redis.Client {
+	c := dialed(addr, mutate...)
+	b.Cleanup(func() { _ = c.Close() })
+	return c
 }
 
-func openRueidis(b testing.TB, s *redistest.Server) rueidis.Client {
-	c, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{s.Addr}})
+// dialed is open for a child process.
+func dialed(addr string, mutate ...func(*redis.Options)) *redis.Client {
+	o := &redis.Options{
+		Addr:                     addr,
+		ContextTimeoutEnabled:    true,
+		DisableIdentity:          true,
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+	}
+	for _, m := range mutate {
+		m(o)
+	}
+	return redis.NewClient(o)
+}
+
+// unbounded undoes what the README recommends.
+func unbounded(o *redis.Options) { o.ContextTimeoutEnabled = false }
+
+func openRueidis(b testing.TB, addr string) rueidis.Client {
+	c, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{addr}})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -33,11 +33,12 @@ type getter func(ctx context.Context, key string, load func() (string, error)) (
 
 // members are the getters by name.
 var members = map[string]func(m *member, addr string) getter{
-	"singlefill":     (*member).singlefill,
-	"go-redis/cache": (*member).goRedisCache,
-	"singleflight":   (*member).singleflight,
-	"SET NX":         (*member).setNX,
-	"rueidisaside":   (*member).rueidisaside,
+	"singlefill":              (*member).singlefill,
+	"singlefill, no wake-ups": (*member).withoutWakeUps,
+	"go-redis/cache":          (*member).goRedisCache,
+	"singleflight":            (*member).singleflight,
+	"SET NX":                  (*member).setNX,
+	"rueidisaside":            (*member).rueidisaside,
 }
 
 func init() {
@@ -118,8 +119,21 @@ func (m *member) waited(polls int) {
 	m.polls = append(m.polls, polls)
 }
 
-func (m *member) singlefill(addr string) getter {
-	c := must(singlefill.New(dialed(addr, &m.sent), "stampede", time.Hour, &singlefill.Options[string]{
+func (m *member) singlefill(addr string) getter { return m.filled(dialed(addr, m.sent.count)) }
+
+// withoutWakeUps is singlefill as a user of Redis who may not subscribe to any channel, nor publish:
+// its waiters have to poll.
+func (m *member) withoutWakeUps(addr string) getter {
+	const user, password = "without-channels", "secret"
+	admin := dialed(addr)
+	defer admin.Close()
+	must(admin.Do(context.Background(),
+		"ACL", "SETUSER", user, "on", ">"+password, "~*", "+@all", "resetchannels").Result())
+	return m.filled(dialed(addr, m.sent.count, func(o *redis.Options) { o.Username, o.Password = user, password }))
+}
+
+func (m *member) filled(rdb *redis.Client) getter {
+	c := must(singlefill.New(rdb, "stampede", time.Hour, &singlefill.Options[string]{
 		Trace: &singlefill.Trace{WaitDone: func(_ context.Context, w singlefill.WaitInfo) { m.waited(w.Polls) }},
 	}))
 	return func(ctx context.Context, key string, load func() (string, error)) (string, error) {
@@ -128,7 +142,7 @@ func (m *member) singlefill(addr string) getter {
 }
 
 func (m *member) goRedisCache(addr string) getter {
-	c := cache.New(&cache.Options{Redis: dialed(addr, &m.sent)})
+	c := cache.New(&cache.Options{Redis: dialed(addr, m.sent.count)})
 	return func(ctx context.Context, key string, load func() (string, error)) (v string, err error) {
 		err = c.Once(&cache.Item{Ctx: ctx, Key: "go-redis/cache:" + key, Value: &v,
 			Do: func(*cache.Item) (any, error) { return load() }})
@@ -137,7 +151,7 @@ func (m *member) goRedisCache(addr string) getter {
 }
 
 func (m *member) singleflight(addr string) getter {
-	rdb := dialed(addr, &m.sent)
+	rdb := dialed(addr, m.sent.count)
 	return once(func(ctx context.Context, key string, load func() (string, error)) (string, error) {
 		v, err := rdb.Get(ctx, "singleflight:"+key).Result()
 		if err != redis.Nil {
@@ -160,7 +174,7 @@ func once(get getter) getter {
 }
 
 func (m *member) setNX(addr string) getter {
-	rdb := dialed(addr, &m.sent)
+	rdb := dialed(addr, m.sent.count)
 	return once(func(ctx context.Context, key string, load func() (string, error)) (string, error) {
 		key = "set-nx:" + key
 		for polls := 0; ; polls++ {

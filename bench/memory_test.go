@@ -42,7 +42,7 @@ func reportBytes(b *testing.B, name string, n int, make func()) {
 }
 
 func idleCaches(b *testing.B, n int) {
-	rdb := open(b, redistest.Start(b))
+	rdb := open(b, redistest.Start(b).Addr)
 	caches := make([]*singlefill.Cache[order], n)
 	reportBytes(b, "singlefill", n, func() {
 		for i := range caches {
@@ -87,7 +87,7 @@ func waitingIn(function string) int {
 }
 
 func waitingGoroutines(b *testing.B, n int) {
-	rdb := open(b, redistest.Start(b))
+	rdb := open(b, redistest.Start(b).Addr)
 	ctx := request(b)
 	var all sync.WaitGroup
 
@@ -151,7 +151,7 @@ func twoOf(b *testing.B, rdb redis.UniversalClient, namespace string) (_, _ *sin
 }
 
 func runningLoads(b *testing.B, n int) {
-	rdb := open(b, redistest.Start(b))
+	rdb := open(b, redistest.Start(b).Addr)
 	ctx := request(b)
 	var all sync.WaitGroup
 
@@ -182,7 +182,7 @@ func runningLoads(b *testing.B, n int) {
 // queuedKeys are cold keys that wait for a slot. They come in waves, so that the number of commands
 // in flight does not matter.
 func queuedKeys(b *testing.B, n int) {
-	rdb := open(b, redistest.Start(b))
+	rdb := open(b, redistest.Start(b).Addr)
 	ctx := request(b)
 	opts := patient
 	opts.MaxLoads = 1
@@ -208,13 +208,13 @@ func queuedKeys(b *testing.B, n int) {
 }
 
 func heldLocks(b *testing.B, n int) {
-	rdb := open(b, redistest.Start(b))
+	rdb := open(b, redistest.Start(b).Addr)
 	ctx := request(b)
 	for _, l := range lockers(rdb) {
 		releases := make([]func(context.Context) error, n)
 		reportBytes(b, l.name, n, func() {
 			for i := range releases {
-				releases[i] = must(l.acquire(ctx, fmt.Sprintf("held:%s:%d", l.name, i)))
+				releases[i] = must(l.lock(fmt.Sprintf("held:%s:%d", l.name, i))(ctx))
 			}
 		})
 		for _, release := range releases {

@@ -22,16 +22,16 @@ import (
 // remains.
 func BenchmarkMiss(b *testing.B) {
 	for _, size := range sizes {
-		b.Run("serial/"+size.name, func(b *testing.B) { misses(b, 0, size.bytes) })
+		b.Run("serial/"+size.name, func(b *testing.B) { misses(b, redistest.Start(b).Addr, 0, size.bytes) })
 	}
-	b.Run("64_goroutines/2KB", func(b *testing.B) { misses(b, 64, 2<<10) })
+	b.Run("64_goroutines/2KB", func(b *testing.B) { misses(b, redistest.Start(b).Addr, 64, 2<<10) })
 }
 
 // missTTL keeps the server small.
 const missTTL = 10 * time.Second
 
-func misses(b *testing.B, goroutines, size int) {
-	rdb := open(b, redistest.Start(b))
+func misses(b *testing.B, addr string, goroutines, size int) {
+	rdb := open(b, addr)
 	value := orderOf(size)
 	ctx := request(b)
 	newKey := func() string { return rand.Text() }

@@ -19,15 +19,22 @@ func TestBenchmarks(t *testing.T) {
 	quick = true
 	t.Cleanup(func() { _ = benchtime.Set(before); quick = false })
 	for name, run := range map[string]func(b *testing.B){
-		"serial hits":    func(b *testing.B) { serialHits(b, 100) },
-		"parallel hits":  func(b *testing.B) { parallelHits(b, 64, 100) },
-		"pipelined hits": autoPipelinedHits,
-		"near hits":      func(b *testing.B) { nearHits(b, 100) },
-		"misses":         func(b *testing.B) { misses(b, 64, 100) },
-		"stampedes":      func(b *testing.B) { stampedes(b, 2, 1, 1, 5*time.Millisecond) },
-		"bounds":         func(b *testing.B) { bounds(b, 64) },
-		"free locks":     freeLocks,
-		"hand-overs":     func(b *testing.B) { handOvers(b, 2, 2) },
+		"serial hits":       func(b *testing.B) { serialHits(b, redistest.Start(b).Addr, 100) },
+		"parallel hits":     func(b *testing.B) { parallelHits(b, redistest.Start(b).Addr, 64, 100) },
+		"pipelined hits":    autoPipelinedHits,
+		"near hits":         func(b *testing.B) { nearHits(b, 100) },
+		"misses":            func(b *testing.B) { misses(b, redistest.Start(b).Addr, 64, 100) },
+		"round trips":       func(b *testing.B) { roundTrips(b, time.Microsecond) },
+		"distant hits":      func(b *testing.B) { serialHits(b, distant(b, redistest.Start(b), time.Microsecond), 100) },
+		"stampedes":         func(b *testing.B) { stampedes(b, 2, 1, 1, 5*time.Millisecond) },
+		"polling stampedes": func(b *testing.B) { stampedes(b, 2, 1, 1, 101*time.Millisecond) },
+		"bounds":            func(b *testing.B) { bounds(b, 64) },
+		"free locks":        freeLocks,
+		"hand-overs": func(b *testing.B) {
+			handOvers(b, 2, time.Millisecond, 100*time.Millisecond, []string{"Mutex", "FairMutex", "Semaphore of 1"})
+		},
+		"drain":          func(b *testing.B) { drain(b, 2, 2, 10*time.Millisecond) },
+		"standing queue": func(b *testing.B) { standingQueue(b, 2, 2, 50*time.Millisecond, []string{"FairMutex"}) },
 		"idle caches":    func(b *testing.B) { idleCaches(b, 10) },
 		"waiting":        func(b *testing.B) { waitingGoroutines(b, 10) },
 		"running loads":  func(b *testing.B) { runningLoads(b, 10) },

@@ -3,6 +3,7 @@ package bench
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -37,9 +38,8 @@ type herd struct {
 	commands  float64
 }
 
-// stampedes runs warmUps first, for contenders that can learn how long a load takes.
-func stampedes(b *testing.B, processes, warmUps, keys int, load time.Duration) {
-	s := redistest.Start(b)
+// newHerds returns a herd for each contender; with polling also one that gets no wake-ups.
+func newHerds(polling bool) []*herd {
 	herds := []*herd{
 		{name: "singlefill, load time known", role: "singlefill", learns: true},
 		{name: "singlefill, load time ±30 %", role: "singlefill", learns: true, varies: 0.3},
@@ -49,6 +49,17 @@ func stampedes(b *testing.B, processes, warmUps, keys int, load time.Duration) {
 		{name: "singleflight, SET NX, poll every 100 ms", role: "SET NX"},
 		{name: "rueidisaside", role: "rueidisaside"},
 	}
+	if polling {
+		herds = slices.Insert(herds, 3, &herd{name: "singlefill, no wake-ups", role: "singlefill, no wake-ups", fresh: true})
+	}
+	return herds
+}
+
+// stampedes runs warmUps first, for contenders that can learn how long a load takes.
+func stampedes(b *testing.B, processes, warmUps, keys int, load time.Duration) {
+	s := redistest.Start(b)
+	polling := keys == 1 && load > 100*time.Millisecond // the longer the load, the longer the pauses
+	herds := newHerds(polling)
 	number := 0
 	run := func(h *herd) { // with new keys
 		number++
@@ -81,6 +92,7 @@ func stampedes(b *testing.B, processes, warmUps, keys int, load time.Duration) {
 			b.ReportMetric(Median(h.polls), "polls")
 			b.ReportMetric(Quantile(h.polls, 1), "most-polls")
 			b.ReportMetric(h.commands/n, "commands")
+			b.ReportMetric(h.commands/n/float64(processes), "commands/process")
 		})
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
@@ -16,7 +15,8 @@ func BenchmarkTried(b *testing.B) {
 }
 
 func bounds(b *testing.B, goroutines int) {
-	rdb := open(b, redistest.Start(b))
+	addr := redistest.Start(b).Addr
+	rdb := open(b, addr)
 	h := newHits(b, goroutines, max(1, goroutines), 100)
 	const limit = 500 * time.Millisecond
 	r := race{ops: 200, goroutines: goroutines, bases: []string{"floor"}, contenders: []contender{
@@ -43,19 +43,10 @@ func bounds(b *testing.B, goroutines int) {
 			}
 		}},
 		h.singlefill("singlefill, timers shared", newCache[order](b, rdb)),
-		h.singlefill("singlefill, default client", newCache[order](b, redis.UniversalClient(unboundedLike(b, rdb)))),
+		h.singlefill("singlefill, default client", newCache[order](b, open(b, addr, unbounded))),
 	}}
 	if goroutines > 0 {
 		r.ops = goroutines * 16
 	}
 	r.run(b)
-}
-
-// unboundedLike returns a client of the same server without ContextTimeoutEnabled.
-func unboundedLike(b *testing.B, rdb *redis.Client) *redis.Client {
-	o := *rdb.Options()
-	o.ContextTimeoutEnabled = false
-	c := redis.NewClient(&o)
-	b.Cleanup(func() { _ = c.Close() })
-	return c
 }

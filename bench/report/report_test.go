@@ -6,6 +6,8 @@ import (
 	"io"
 	"strings"
 	"testing"
+
+	"github.com/singlefill/singlefill/bench"
 )
 
 const sample = `date: 2026-01-02
@@ -93,7 +95,7 @@ func TestCell(t *testing.T) {
 	}
 }
 
-// A target is compared with the median.
+// A target is compared with the median of the runs, in the worst of its rows.
 func TestTarget_Measure(t *testing.T) {
 	for _, test := range []struct {
 		target
@@ -105,14 +107,58 @@ func TestTarget_Measure(t *testing.T) {
 		{target{path: "Hit/64 goroutines/1 key/singlefill", unit: "×floor", throughput: true, limit: 5}, 5, true},
 		{target{path: "Hit/64 goroutines/1 key/singlefill", unit: "×floor", throughput: true, limit: 6}, 5, false},
 		{target{path: "Growth/keys/100000/singlefill", per: "Growth/keys/1/singlefill", unit: "×floor", limit: 1.1}, 1.2, false},
+		{target{path: `Growth/keys/\d+/singlefill`, per: "floor", unit: "ns/op", limit: 1.3}, 1.3, true},
+		{target{path: `Growth/keys/\d+/singlefill`, per: "floor", unit: "ns/op", limit: 1.2}, 1.3, false},
 	} {
-		v, met, ok := test.target.measure(parsed(t))
+		m, ok := test.measure(parsed(t))
+		v, met := bench.Median(m.values), test.excess(m) <= 0
 		if !ok || met != test.met || v < test.measured*0.999 || v > test.measured*1.001 {
 			t.Errorf("%+v: measured %v, met %v, ok %v; want %v, %v", test.target, v, met, ok, test.measured, test.met)
 		}
 	}
-	if _, _, ok := (target{path: "Hit/serial/64KB/singlefill", unit: "×floor"}).measure(parsed(t)); ok {
-		t.Error("what was not measured has been measured")
+	for _, missing := range []target{
+		{path: "Hit/serial/64KB/singlefill", unit: "×floor"},
+		{path: "Hit/serial/2KB/singlefill", unit: "p99-ms"},
+		{path: "Hit/serial/2KB/singlefill", unit: "ns/op", per: "rueidis"},
+	} {
+		if m, ok := missing.measure(parsed(t)); ok {
+			t.Errorf("%+v was not measured, and is %v", missing, m.values)
+		}
+	}
+}
+
+// A ratio is that of the measurements of one run, and a missed target names the worst row.
+func TestWriteTargets(t *testing.T) {
+	before := targets
+	t.Cleanup(func() { targets = before })
+	targets = []target{
+		{what: "one", path: "Lock/a/b/ours", unit: "p99-ms", per: "theirs", limit: 1.5},
+		{what: "two", path: "Lock/a/.*/ours", unit: "p99-ms", limit: 3},
+		{what: "three", path: "Lock/none/.*/ours", unit: "p99-ms", limit: 250},
+	}
+	var all results
+	if err := all.read(strings.NewReader(`BenchmarkLock/a/b/ours 1 2 p99-ms
+BenchmarkLock/a/b/theirs 1 1 p99-ms
+BenchmarkLock/a/c/ours 1 9 p99-ms
+BenchmarkLock/a/b/ours 1 30 p99-ms
+BenchmarkLock/a/b/theirs 1 30 p99-ms
+BenchmarkLock/a/c/ours 1 8 p99-ms
+BenchmarkLock/a/b/ours 1 2 p99-ms
+BenchmarkLock/a/b/theirs 1 2 p99-ms
+BenchmarkLock/a/c/ours 1 7 p99-ms
+`)); err != nil {
+		t.Fatal(err)
+	}
+	var got strings.Builder
+	writeTargets(&got, all)
+	const want = `| | target | measured | |
+| --- | ---: | ---: | --- |
+| one | ≤ 1.50 | 1.00 (1.00–2.00) | met |
+| two | ≤ 3.0 ms | 8.0 ms (7.0–9.0) | **missed**, most by: c, ours |
+| three | ≤ 250 ms |  | not measured |
+`
+	if got.String() != want {
+		t.Errorf("got\n%s\nwant\n%s", got.String(), want)
 	}
 }
 

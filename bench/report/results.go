@@ -71,29 +71,46 @@ func (all *results) read(from io.Reader) error {
 }
 
 func (all *results) row(parts []string) *row {
-	for _, r := range all.rows {
-		if r.path() == strings.Join(parts, "/") {
-			return r
-		}
+	if r := all.find(strings.Join(parts, "/")); r != nil {
+		return r
 	}
 	r := &row{parts[0], parts[1], parts[2], parts[3], nil, make(map[string][]float64)}
 	all.rows = append(all.rows, r)
 	return r
 }
 
+// find returns the row of a path, or nil.
+func (all *results) find(path string) *row {
+	for _, r := range all.rows {
+		if r.path() == path {
+			return r
+		}
+	}
+	return nil
+}
+
+// matching returns the rows whose whole path matches a regular expression.
+func (all *results) matching(path string) (rows []*row) {
+	pattern := regexp.MustCompile("^(?:" + path + ")$")
+	for _, r := range all.rows {
+		if pattern.MatchString(r.path()) {
+			rows = append(rows, r)
+		}
+	}
+	return rows
+}
+
 // median returns the median of a metric. ok is false if it was not measured.
 func (all *results) median(path, unit string) (m float64, ok bool) {
-	for _, r := range all.rows {
-		if r.path() == path && len(r.values[unit]) > 0 {
-			return bench.Median(r.values[unit]), true
-		}
+	if r := all.find(path); r != nil && len(r.values[unit]) > 0 {
+		return bench.Median(r.values[unit]), true
 	}
 	return 0, false
 }
 
 // order is the order of the columns; other columns come last.
 var order = []string{
-	"ns/op", "×", "loads/key", "p50-ms", "p99-ms", "p99-%", "polls", "most-polls", "commands", "allocs", "+allocs",
+	"ns/op", "×", "loads/key", "p50-ms", "p99-ms", "p99-%", "polls", "most-polls", "until the last-ms", "commands", "allocs", "+allocs",
 }
 
 func rank(unit string) int {

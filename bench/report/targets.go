@@ -3,13 +3,18 @@ package main
 import (
 	"fmt"
 	"io"
+	"slices"
+	"strings"
+
+	"github.com/singlefill/singlefill/bench"
 )
 
-// A target is a bound on one metric.
+// A target is a bound on one metric, in each of some rows.
 type target struct {
-	what       string
-	path, unit string
-	per        string // path of the divisor of the metric, or empty
+	what string
+	path string // of the rows: a regular expression
+	unit string
+	per  string // divisor of the metric: a path, a contender of the same scenario, or empty
 	// throughput says that the metric is a ratio of times, and limit a minimum ratio of
 	// throughputs.
 	throughput bool
@@ -32,6 +37,10 @@ var targets = []target{
 	{
 		what: "hit, serial: allocations more than the floor's",
 		path: "Hit/serial/2KB/singlefill", unit: "+allocs", limit: 8,
+	},
+	{
+		what: "hit, serial, default client: time, × floor",
+		path: "Hit/serial/.*/singlefill, default client", unit: "×floor", limit: 1.25,
 	},
 	{
 		what: "hits, 64 goroutines, 64 keys: throughput, × floor",
@@ -67,47 +76,51 @@ var targets = []target{
 	},
 	{
 		what: "miss, serial, 100 B: time, × the three commands by hand",
-		path: "Miss/serial/100B/singlefill", unit: "×three by hand", limit: 1.1,
+		path: "Miss/serial/100B/singlefill", unit: "×three by hand", limit: 1.25,
 	},
 	{
 		what: "miss, serial, 2 KB: time, × the three commands by hand",
-		path: "Miss/serial/2KB/singlefill", unit: "×three by hand", limit: 1.1,
+		path: "Miss/serial/2KB/singlefill", unit: "×three by hand", limit: 1.25,
 	},
 	{
 		what: "miss, serial, 64 KB: time, × the three commands by hand",
-		path: "Miss/serial/64KB/singlefill", unit: "×three by hand", limit: 1.1,
+		path: "Miss/serial/64KB/singlefill", unit: "×three by hand", limit: 1.25,
 	},
 	{
-		what: "stampede, 137 ms, load time known: p99 beyond the load, ms",
-		path: "Stampede/1 key/137ms load/singlefill, load time known", unit: "p99-ms", limit: 5,
+		what: "stampede, 1 key, 10 ms: p99 beyond the load, × rueidisaside",
+		path: "Stampede/1 key/10ms load/singlefill, (load time .*|new processes)", unit: "p99-ms", per: "rueidisaside", limit: 1.1,
 	},
 	{
-		what: "the same: polls of a waiting process",
-		path: "Stampede/1 key/137ms load/singlefill, load time known", unit: "polls", limit: 12,
+		what: "stampede, 1 key, 137 ms: p99 beyond the load, × rueidisaside",
+		path: "Stampede/1 key/137ms load/singlefill, (load time .*|new processes)", unit: "p99-ms", per: "rueidisaside", limit: 1.1,
 	},
 	{
-		what: "stampede, 1.37 s, load time known: p99 beyond the load, ms",
-		path: "Stampede/1 key/1.37s load/singlefill, load time known", unit: "p99-ms", limit: 10,
+		what: "stampede, 1 key, 1.37 s: p99 beyond the load, × rueidisaside",
+		path: "Stampede/1 key/1.37s load/singlefill, (load time .*|new processes)", unit: "p99-ms", per: "rueidisaside", limit: 1.1,
 	},
 	{
-		what: "the same: polls of a waiting process",
-		path: "Stampede/1 key/1.37s load/singlefill, load time known", unit: "polls", limit: 30,
+		what: "stampede, 1 key: commands, × rueidisaside",
+		path: "Stampede/1 key/.*/singlefill, (load time .*|new processes)", unit: "commands", per: "rueidisaside", limit: 0.5,
 	},
 	{
-		what: "stampede, 137 ms, load time ±30 %: p99 beyond the load, % of it",
-		path: "Stampede/1 key/137ms load/singlefill, load time ±30 %", unit: "p99-%", limit: 15,
+		what: "the same: commands of each process",
+		path: "Stampede/1 key/.*/singlefill, (load time .*|new processes)", unit: "commands/process", limit: 8,
 	},
 	{
-		what: "stampede, 1.37 s, load time ±30 %: p99 beyond the load, % of it",
-		path: "Stampede/1 key/1.37s load/singlefill, load time ±30 %", unit: "p99-%", limit: 15,
+		what: "stampede, 100 keys, 10 ms: p99 beyond the load, × rueidisaside",
+		path: "Stampede/100 keys/10ms load/singlefill, (load time .*|new processes)", unit: "p99-ms", per: "rueidisaside", limit: 1.5,
 	},
 	{
-		what: "stampede, 137 ms, new processes: p99 beyond the load, % of it",
-		path: "Stampede/1 key/137ms load/singlefill, new processes", unit: "p99-%", limit: 30,
+		what: "stampede, 100 keys, 137 ms: p99 beyond the load, × rueidisaside",
+		path: "Stampede/100 keys/137ms load/singlefill, (load time .*|new processes)", unit: "p99-ms", per: "rueidisaside", limit: 1.5,
 	},
 	{
-		what: "stampede, 1.37 s, new processes: p99 beyond the load, % of it",
-		path: "Stampede/1 key/1.37s load/singlefill, new processes", unit: "p99-%", limit: 30,
+		what: "stampede, 100 keys, 1.37 s: p99 beyond the load, × rueidisaside",
+		path: "Stampede/100 keys/1.37s load/singlefill, (load time .*|new processes)", unit: "p99-ms", per: "rueidisaside", limit: 1.5,
+	},
+	{
+		what: "stampede, 100 keys: commands, × rueidisaside",
+		path: "Stampede/100 keys/.*/singlefill, (load time .*|new processes)", unit: "commands", per: "rueidisaside", limit: 0.5,
 	},
 	{
 		what: "free mutex, acquire and release: time, × redislock",
@@ -116,6 +129,38 @@ var targets = []target{
 	{
 		what: "the same: time, × redsync",
 		path: "Lock/acquire and release/free/Mutex", unit: "×redsync", limit: 1.05,
+	},
+	{
+		what: "hand-over of a mutex: p50",
+		path: `HandOver/\d+ processes/.*/Mutex`, unit: "p50-ms", limit: 1.5,
+	},
+	{
+		what: "the same: p99",
+		path: `HandOver/\d+ processes/.*/Mutex`, unit: "p99-ms", limit: 8,
+	},
+	{
+		what: "hand-over of a fair mutex: p50",
+		path: `HandOver/\d+ processes/.*/FairMutex`, unit: "p50-ms", limit: 1.5,
+	},
+	{
+		what: "the same: p99",
+		path: `HandOver/\d+ processes/.*/FairMutex`, unit: "p99-ms", limit: 8,
+	},
+	{
+		what: "hand-over of a semaphore: p50",
+		path: `HandOver/\d+ processes/.*/Semaphore of 1`, unit: "p50-ms", limit: 1.5,
+	},
+	{
+		what: "the same: p99",
+		path: `HandOver/\d+ processes/.*/Semaphore of 1`, unit: "p99-ms", limit: 8,
+	},
+	{
+		what: "drain of 50 fair waiters",
+		path: "HandOver/drain, after a hold of 6s/.*/FairMutex", unit: "until the last-ms", limit: 250,
+	},
+	{
+		what: "standing queue of 1,000 waiters: commands a second",
+		path: "HandOver/standing queue/.*", unit: "commands/s", limit: 500,
 	},
 	{
 		what: "10,000 goroutines: × floor, compared with 1",
@@ -131,45 +176,85 @@ var targets = []target{
 	},
 }
 
-// measure returns the measured value and whether it meets the target. ok is false if it was not
-// measured.
-func (t target) measure(all results) (v float64, met, ok bool) {
-	v, ok = all.median(t.path, t.unit)
-	if !ok {
-		return 0, false, false
-	}
-	if t.per != "" {
-		base, ok := all.median(t.per, t.unit)
-		if !ok {
-			return 0, false, false
+// A measurement is what is compared with a target.
+type measurement struct {
+	row    *row
+	alone  bool      // no other row has to meet the target
+	values []float64 // one for each run of the benchmark
+}
+
+// measure returns the measurement of the row that is farthest from meeting the target. ok is false
+// if a row, or its divisor, was not measured.
+func (t target) measure(all results) (worst measurement, ok bool) {
+	rows := all.matching(t.path)
+	for _, r := range rows {
+		m := measurement{r, len(rows) == 1, t.values(all, r)}
+		if len(m.values) == 0 {
+			return measurement{}, false
 		}
-		v /= base
+		if worst.row == nil || t.excess(m) > t.excess(worst) {
+			worst = m
+		}
+	}
+	return worst, worst.row != nil
+}
+
+// values returns the metric of each run, divided by that of the divisor in the same run.
+func (t target) values(all results, r *row) []float64 {
+	values := slices.Clone(r.values[t.unit])
+	if t.per != "" {
+		path := t.per
+		if !strings.Contains(path, "/") {
+			path = r.part + "/" + r.table + "/" + r.scenario + "/" + t.per
+		}
+		per := all.find(path)
+		if per == nil || len(per.values[t.unit]) != len(values) {
+			return nil
+		}
+		for i := range values {
+			values[i] /= per.values[t.unit][i]
+		}
 	}
 	if t.throughput {
-		v = 1 / v
-		return v, v >= t.limit, true
+		for i := range values {
+			values[i] = 1 / values[i]
+		}
 	}
-	return v, v <= t.limit, true
+	return values
+}
+
+// excess returns by how much the measurement misses the target; it is negative if it does better.
+func (t target) excess(m measurement) float64 {
+	if t.throughput {
+		return t.limit - bench.Median(m.values)
+	}
+	return bench.Median(m.values) - t.limit
 }
 
 func writeTargets(w io.Writer, all results) {
 	fmt.Fprint(w, "| | target | measured | |\n| --- | ---: | ---: | --- |\n")
 	for _, t := range targets {
-		v, met, ok := t.measure(all)
-		sign, verdict := "≤", "met"
+		sign, unit := "≤", t.unit
 		if t.throughput {
 			sign = "≥"
 		}
-		if !met {
-			verdict = "**missed**"
+		if t.per != "" {
+			unit = "×"
 		}
-		measured := fmt.Sprintf("%.2f", v)
-		if v >= 10 {
-			measured = fmt.Sprintf("%.0f", v)
+		measured, verdict := "", "not measured"
+		if m, ok := t.measure(all); ok {
+			measured, verdict = cell(unit, m.values), t.verdict(m)
 		}
-		if !ok {
-			measured, verdict = "", "not measured"
-		}
-		fmt.Fprintf(w, "| %s | %s %v | %s | %s |\n", t.what, sign, t.limit, measured, verdict)
+		fmt.Fprintf(w, "| %s | %s %s | %s | %s |\n", t.what, sign, format(unit, t.limit), measured, verdict)
 	}
+}
+
+func (t target) verdict(m measurement) string {
+	switch {
+	case t.excess(m) <= 0:
+		return "met"
+	case m.alone:
+		return "**missed**"
+	}
+	return fmt.Sprintf("**missed**, most by: %s, %s", m.row.scenario, m.row.contender)
 }
