@@ -24,7 +24,7 @@ func Expire(ctx context.Context, c *client.Client, pairs []Pair) error {
 		cmds, err := c.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
 			for _, pair := range pairs { // EVAL, since a pipeline cannot fall back from EVALSHA
 				fresh, random := entry.Stale(now)
-				expireScript.Eval(ctx, p, []string{pair.Value, pair.Lock}, fresh, random)
+				p.Eval(ctx, expireLua, []string{pair.Value, pair.Lock}, fresh, random)
 			}
 			return nil
 		})

@@ -170,7 +170,7 @@ func TestStore_RepeatedAfterExpire(t *testing.T) {
 // expireOnce runs the script.
 func (b *fixture) expireOnce(fresh, random string) (stale int) {
 	b.t.Helper()
-	stale, err := expireScript.Run(b.t.Context(), b.admin, []string{b.value, b.key}, fresh, random).Int()
+	stale, err := b.admin.Eval(b.t.Context(), expireLua, []string{b.value, b.key}, fresh, random).Int()
 	if err != nil {
 		b.t.Fatal(err)
 	}
