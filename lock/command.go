@@ -12,11 +12,15 @@ import (
 )
 
 // runAcquire runs a script that acquires the lock or takes a place in its queue.
-func (o *owner) runAcquire(ctx context.Context, within time.Duration, s script, keys []string, args ...any) (reply, error) {
-	keys = append([]string{o.keys.lock, o.keys.fence, o.keys.ended}, keys...)
-	args = append([]any{o.token, o.opts.TTL.Milliseconds(), fenceLife.Milliseconds()}, args...)
+func (o *owner) runAcquire(ctx context.Context, within time.Duration, s client.Script, keys []string, args ...any) (reply, error) {
+	call := append(s.Call(3+len(keys), 3+len(args)), o.keys.lock, o.keys.fence, o.keys.ended)
+	for _, key := range keys {
+		call = append(call, key)
+	}
+	call = append(call, o.token, o.opts.TTL.Milliseconds(), int64(fenceLife/time.Millisecond))
+	call = append(call, args...)
 	return client.DoWithin(ctx, o.client, within, "acquire", o.keys.lock, func(ctx context.Context) (reply, error) {
-		answer, err := o.run(ctx, s, keys, args).Result()
+		answer, err := o.run(ctx, s, call).Result()
 		if err != nil {
 			return reply{}, err
 		}
@@ -51,61 +55,56 @@ func parseReply(answer any) (r reply, err error) {
 	return r, nil
 }
 
-func (o *owner) runRenew(ctx context.Context, s script, keys ...string) (bool, error) {
+func (o *owner) runRenew(ctx context.Context, s client.Script, keys ...string) (bool, error) {
 	return o.runOnLease(ctx, o.opts.RedisTimeout, "renew", s, keys, o.opts.TTL.Milliseconds())
 }
 
-func (o *owner) runRelease(ctx context.Context, within time.Duration, s script, keys ...string) (bool, error) {
+func (o *owner) runRelease(ctx context.Context, within time.Duration, s client.Script, keys ...string) (bool, error) {
 	return o.runOnLease(ctx, within, "release", s, keys, o.markLife().Milliseconds(), maxMarks)
 }
 
-func (o *owner) runAbandon(ctx context.Context, s script, keys ...string) error {
+func (o *owner) runAbandon(ctx context.Context, s client.Script, keys ...string) error {
 	_, err := o.runOnLease(ctx, o.opts.RedisTimeout, "abandon", s, keys, o.markLife().Milliseconds(), maxMarks)
 	return err
 }
 
 // runOnLease runs a script that changes what the owner may hold.
-func (o *owner) runOnLease(ctx context.Context, within time.Duration, op string, s script, keys []string, args ...any) (bool, error) {
-	args = append([]any{o.token}, args...)
+func (o *owner) runOnLease(ctx context.Context, within time.Duration, op string, s client.Script, keys []string, args ...any) (bool, error) {
+	call := s.Call(len(keys), 1+len(args))
+	for _, key := range keys {
+		call = append(call, key)
+	}
+	call = append(append(call, o.token), args...)
 	return client.DoWithin(ctx, o.client, within, op, keys[0], func(ctx context.Context) (bool, error) {
-		done, err := o.run(ctx, s, keys, args).Int()
+		done, err := o.run(ctx, s, call).Int()
 		return done == 1, err
 	})
 }
 
-func (o *owner) run(ctx context.Context, s script, keys []string, args []any) *redis.Cmd {
-	cmd := o.sendToMaster(ctx, "evalsha", s.hash, keys, args)
-	if err := cmd.Err(); err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
-		cmd = o.sendToMaster(ctx, "eval", s.text, keys, args)
-	}
-	return cmd
+func (o *owner) run(ctx context.Context, s client.Script, call []any) *redis.Cmd {
+	return s.Run(call, func(call []any) *redis.Cmd { return o.sendToMaster(ctx, call) })
 }
 
 // sendToMaster sends a command, and sends it again while a replica answers. After a failover behind
 // one address the replica is the old master, to which the client's pool still has connections. The
 // client closes each connection that answers so.
-func (o *owner) sendToMaster(ctx context.Context, name string, script any, keys []string, args []any) *redis.Cmd {
+func (o *owner) sendToMaster(ctx context.Context, call []any) *redis.Cmd {
 	sent := o.sent.Load()
-	cmd := o.send(ctx, name, script, keys, args)
+	cmd := o.send(ctx, call)
 	if !redis.IsReadOnlyError(cmd.Err()) {
 		return cmd
 	}
 	for range o.client.Redis.PoolStats().TotalConns + 1 {
 		o.sent.Store(sent) // what a replica has answered is not in doubt
-		if cmd = o.send(ctx, name, script, keys, args); !redis.IsReadOnlyError(cmd.Err()) || ctx.Err() != nil {
+		if cmd = o.send(ctx, call); !redis.IsReadOnlyError(cmd.Err()) || ctx.Err() != nil {
 			break
 		}
 	}
 	return cmd
 }
 
-func (o *owner) send(ctx context.Context, name string, script any, keys []string, args []any) *redis.Cmd {
-	all := append(make([]any, 0, 3+len(keys)+len(args)), name, script, len(keys))
-	for _, key := range keys {
-		all = append(all, key)
-	}
-	cmd := once{redis.NewCmd(ctx, append(all, args...)...), &o.sent}
-	cmd.SetFirstKeyPos(3)
+func (o *owner) send(ctx context.Context, call []any) *redis.Cmd {
+	cmd := once{client.Command(ctx, call), &o.sent}
 	_ = o.client.Redis.Process(ctx, cmd) // cmd has the error
 	return cmd.Cmd
 }

@@ -1,6 +1,7 @@
 package lock
 
 import (
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -52,12 +53,17 @@ type keys struct {
 
 func keysOf(name string) keys { return keysAt("{" + client.HashTag(name) + "}:lock") }
 
-// keysAt returns the keys that begin with lock, which has a hash tag.
+// keysAt returns the keys that begin with lock, which has a hash tag. They are parts of one string,
+// since some programs make a Locker for each lease.
 func keysAt(lock string) keys {
-	return keys{
-		lock: lock, fence: lock + ":fence", ended: lock + ":ended", reservation: lock + ":next",
-		queue: lock + ":queue", alive: lock + ":alive", details: lock + ":details",
+	endings := [...]string{"", ":fence", ":ended", ":next", ":queue", ":alive", ":details"}
+	rest := strings.Join(endings[:], lock)
+	k := [len(endings)]string{lock}
+	for i, ending := range endings[1:] {
+		n := len(lock) + len(ending)
+		k[1+i], rest = rest[:n], rest[n:]
 	}
+	return keys{lock: k[0], fence: k[1], ended: k[2], reservation: k[3], queue: k[4], alive: k[5], details: k[6]}
 }
 
 func (k keys) names() []string {

@@ -3,7 +3,7 @@ package lock
 import (
 	_ "embed"
 
-	"github.com/redis/go-redis/v9"
+	"github.com/singlefill/singlefill/internal/client"
 )
 
 var (
@@ -28,20 +28,14 @@ var (
 	//go:embed lua/semaphore_abandon.lua
 	semaphoreAbandonLua string
 
-	mutexAcquire     = newScript(mutexAcquireLua)
-	mutexRenew       = newScript(mutexRenewLua)
-	mutexRelease     = newScript(mutexReleaseLua)
-	mutexAbandon     = newScript(mutexAbandonLua)
-	fairAcquire      = newScript(fairAcquireLua)
-	fairAbandon      = newScript(fairAbandonLua)
-	semaphoreAcquire = newScript(semaphoreAcquireLua)
-	semaphoreRenew   = newScript(semaphoreRenewLua)
-	semaphoreRelease = newScript(semaphoreReleaseLua)
-	semaphoreAbandon = newScript(semaphoreAbandonLua)
+	mutexAcquire     = client.NewScript(mutexAcquireLua)
+	mutexRenew       = client.NewScript(mutexRenewLua)
+	mutexRelease     = client.NewScript(mutexReleaseLua)
+	mutexAbandon     = client.NewScript(mutexAbandonLua)
+	fairAcquire      = client.NewScript(fairAcquireLua)
+	fairAbandon      = client.NewScript(fairAbandonLua)
+	semaphoreAcquire = client.NewScript(semaphoreAcquireLua)
+	semaphoreRenew   = client.NewScript(semaphoreRenewLua)
+	semaphoreRelease = client.NewScript(semaphoreReleaseLua)
+	semaphoreAbandon = client.NewScript(semaphoreAbandonLua)
 )
-
-// A script is called by its hash, and by its text while the server does not know it. Both are
-// strings.
-type script struct{ text, hash any }
-
-func newScript(text string) script { return script{text, redis.NewScript(text).Hash()} }

@@ -18,9 +18,8 @@ import (
 // background until it answers, so that no caller has to try. A command whose caller has left counts
 // by its own outcome, whatever the caller's deadline was.
 type breaker struct {
-	outage atomic.Pointer[outage] // nil: closed
-	// opening is closed when the breaker opens, for the commands that wait to be sent.
-	opening atomic.Pointer[chan struct{}]
+	outage  atomic.Pointer[outage]        // nil: closed
+	opening atomic.Pointer[chan struct{}] // nil: no command has waited for it; see opens
 }
 
 // An outage is the reason why a breaker has opened.
@@ -39,6 +38,15 @@ func (b *breaker) refusal() error {
 		return nil
 	}
 	return fmt.Errorf("redis does not answer: %w", o.err)
+}
+
+// opens returns a channel that is closed when the breaker opens, for a command that waits to be sent.
+// If the breaker is open already, refusal says so.
+func (b *breaker) opens() <-chan struct{} {
+	if b.opening.Load() == nil {
+		b.opening.CompareAndSwap(nil, new(make(chan struct{})))
+	}
+	return *b.opening.Load()
 }
 
 // Away reports whether the breaker of key's node is open, so that the node must not be asked.
@@ -74,7 +82,9 @@ func (c *Client) noteFailure(n *node, call call, err error) {
 		return
 	}
 	if n.outage.CompareAndSwap(nil, &outage{err, call.key}) {
-		close(*n.opening.Load())
+		if opening := n.opening.Load(); opening != nil {
+			close(*opening)
+		}
 		defer c.background(func(closing <-chan struct{}) { c.recover(n, closing) })
 		c.change(+1)
 	}

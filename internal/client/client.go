@@ -26,7 +26,6 @@ type Client struct {
 	queued  atomic.Int64
 
 	bounded    bool // Redis returns when the deadline of a context has passed
-	limit      limit
 	failed     func(ctx context.Context, op string, err error)
 	changed    func(open bool)
 	background func(run func(closing <-chan struct{})) // nil: no breakers
@@ -52,7 +51,8 @@ func Check(rdb redis.UniversalClient) error {
 func New(rdb redis.UniversalClient, timeout time.Duration,
 	failed func(ctx context.Context, op string, err error), changed func(open bool),
 	background func(run func(closing <-chan struct{}))) *Client {
-	c := &Client{Redis: rdb, Timeout: timeout, node: newNode(rdb), failed: failed, changed: changed, background: background}
+	c := &Client{Redis: rdb, Timeout: timeout, failed: failed, changed: changed, background: background}
+	c.node = c.newNode(rdb)
 	// By default go-redis observes the deadline of a context while it dials or waits for a
 	// connection, but not while it waits for a reply; with ContextTimeoutEnabled it does.
 	// Client.WithTimeout would return a clone with that timeout, but the clone runs none of the
@@ -112,7 +112,7 @@ func DoWithin[R any](ctx context.Context, c *Client, timeout time.Duration, op, 
 	}
 	if c.bounded && !endsWithin(ctx, timeout) {
 		defer n.gate.leave()
-		bounded, cancel := c.bound(ctx, call.sent, timeout)
+		bounded, cancel := c.bound(ctx, n, call.sent, timeout)
 		defer cancel()
 		r, err := cmd(bounded)
 		c.observe(ctx, n, call, err)
@@ -137,10 +137,10 @@ func (c *Client) wait(ctx context.Context, n *node, call *call) error {
 	c.queued.Add(1)
 	defer c.queued.Add(-1)
 	begun, w := call.sent, n.gate.enqueue()
-	patience := time.NewTimer(c.Timeout - n.silentSince(begun))
-	defer patience.Stop()
+	shared := n.limit.shared(begun, c.Timeout).Done()
+	var patience <-chan time.Time // of a command that waits for longer
 	for {
-		opening := *n.opening.Load()
+		opening := n.opens()
 		silent := n.silentSince(begun)
 		if c.stalled(silent) { // the process was stalled, and answers may be about to arrive
 			begun = time.Now().Add(-c.Timeout * 3 / 4)
@@ -161,7 +161,9 @@ func (c *Client) wait(ctx context.Context, n *node, call *call) error {
 			n.gate.giveUp(w)
 			return err
 		}
-		patience.Reset(max(c.Timeout-silent, 1))
+		if shared == nil {
+			patience = time.After(max(c.Timeout-silent, 1))
+		}
 		select {
 		case <-w.admitted:
 			call.sent = time.Now()
@@ -170,7 +172,9 @@ func (c *Client) wait(ctx context.Context, n *node, call *call) error {
 			}
 		case <-ctx.Done():
 		case <-opening:
-		case <-patience.C:
+		case <-shared:
+			shared = nil
+		case <-patience:
 		}
 	}
 }
@@ -213,9 +217,9 @@ func runAsync[R any](ctx context.Context, c *Client, n *node, call call, bounded
 }
 
 // bound returns a context that bounds a command sent now.
-func (c *Client) bound(ctx context.Context, now time.Time, timeout time.Duration) (context.Context, context.CancelFunc) {
+func (c *Client) bound(ctx context.Context, n *node, now time.Time, timeout time.Duration) (context.Context, context.CancelFunc) {
 	if timeout == c.Timeout {
-		return c.limit.within(ctx, now, timeout), func() {}
+		return n.limit.within(ctx, now, timeout), func() {}
 	}
 	return context.WithTimeout(Detach(ctx), timeout)
 }
@@ -234,7 +238,7 @@ func (c *Client) Get(ctx context.Context, now time.Time, key string) (data []byt
 	if err := c.enter(ctx, n, &call); err != nil {
 		return nil, time.Since(call.sent), err
 	}
-	bounded := c.limit.within(ctx, call.sent, c.Timeout)
+	bounded := n.limit.within(ctx, call.sent, c.Timeout)
 	if c.bounded && !endsWithin(ctx, c.Timeout) {
 		defer n.gate.leave()
 		data, err = c.Redis.Get(bounded, key).Bytes()
@@ -275,8 +279,7 @@ func (c *Client) observe(ctx context.Context, n *node, call call, err error) {
 // command is reachable. A redirection counts as unreachable: the client has followed as many as it
 // may, or does not follow it, since a slot is being moved or its master replaced.
 func Unreachable(err error) bool {
-	var reply redis.Error
-	if !errors.As(err, &reply) {
+	if _, refused := errors.AsType[redis.Error](err); !refused {
 		return err != nil
 	}
 	return redis.IsLoadingError(err) || redis.IsClusterDownError(err) || redis.IsMasterDownError(err) ||

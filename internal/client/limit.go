@@ -15,19 +15,25 @@ type limit struct {
 
 type sharedLimit struct {
 	ctx context.Context
+	d   time.Duration
 	old time.Time // when it is no longer shared
 }
 
 // within returns a context with the values of ctx that ends between 15/16 d and d from now.
 func (l *limit) within(ctx context.Context, now time.Time, d time.Duration) context.Context {
+	return commandContext{l.shared(now, d), ctx}
+}
+
+// shared is within, without the values of a context.
+func (l *limit) shared(now time.Time, d time.Duration) context.Context {
 	s := l.latest.Load()
-	if s == nil || !now.Before(s.old) {
-		shared, cancel := context.WithTimeout(context.Background(), d)
-		context.AfterFunc(shared, cancel)
-		s = &sharedLimit{shared, now.Add(d / 16)}
+	if s == nil || s.d != d || !now.Before(s.old) {
+		ctx, cancel := context.WithTimeout(context.Background(), d)
+		context.AfterFunc(ctx, cancel)
+		s = &sharedLimit{ctx, d, now.Add(d / 16)}
 		l.latest.Store(s)
 	}
-	return commandContext{s.ctx, ctx}
+	return s.ctx
 }
 
 // A commandContext ends with one context and has the values of another.

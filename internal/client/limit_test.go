@@ -50,7 +50,8 @@ func TestLimit_Shared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const d = 16 * time.Second
 		var l limit
-		done := func() <-chan struct{} { return l.within(t.Context(), time.Now(), d).Done() }
+		within := func(d time.Duration) <-chan struct{} { return l.within(t.Context(), time.Now(), d).Done() }
+		done := func() <-chan struct{} { return within(d) }
 		first := done()
 		time.Sleep(time.Second - 1)
 		if done() != first {
@@ -59,6 +60,14 @@ func TestLimit_Shared(t *testing.T) {
 		time.Sleep(time.Nanosecond)
 		if done() == first {
 			t.Error("the same one after a sixteenth")
+		}
+		shorter := within(time.Second)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		select {
+		case <-shorter:
+		default:
+			t.Error("a command with less time got the limit of another one")
 		}
 		<-done()
 	})

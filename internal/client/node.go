@@ -16,13 +16,20 @@ import (
 type node struct {
 	*server
 	breaker
-	pings *flight.Reads[error]
+	limit limit
+
+	firstPing sync.Once
+	pings     *flight.Reads[error] // set by firstPing
 }
 
-func newNode(rdb redis.UniversalClient) *node {
-	n := &node{server: serverOf(rdb), pings: flight.NewReads[error](new(flight.Clock))}
-	n.opening.Store(new(make(chan struct{})))
-	return n
+// newNode returns a node of the server behind rdb. Clients without breakers share one, since it has
+// nothing that belongs to a Client.
+func (c *Client) newNode(rdb redis.UniversalClient) *node {
+	s := serverOf(rdb)
+	if c.background == nil {
+		return s.node
+	}
+	return &node{server: s}
 }
 
 // nodes are the nodes of a Cluster, by their clients in go-redis.
@@ -54,7 +61,7 @@ func (c *Client) nodeOf(key string) *node {
 		return n.(*node)
 	}
 	c.nodes.forgetIdle()
-	n, _ := c.nodes.of.LoadOrStore(master, newNode(master))
+	n, _ := c.nodes.of.LoadOrStore(master, c.newNode(master))
 	return n.(*node)
 }
 
@@ -98,6 +105,7 @@ func (c *Client) ByNode(keys []string) [][]string {
 // returns true. Concurrent callers share a command.
 func (c *Client) Reachable(ctx context.Context, key string) bool {
 	n := c.nodeOf(key)
+	n.firstPing.Do(func() { n.pings = flight.NewReads[error](new(flight.Clock)) })
 	turn, found, err := n.pings.Join(ctx, "")
 	switch {
 	case err != nil:

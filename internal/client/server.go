@@ -19,6 +19,7 @@ type server struct {
 	rdb   redis.UniversalClient
 	gate  gate
 	wakes *wake.Listener
+	node  *node // of all Clients without breakers
 
 	begun    time.Time
 	answered atomic.Int64 // time of the last answer, in ns since begun
@@ -43,12 +44,9 @@ type clientAddr struct {
 // serverOf returns the server behind rdb. A client that is not a pointer gets a new server for each
 // user, since equal clients cannot be recognized.
 func serverOf(rdb redis.UniversalClient) *server {
-	s := &server{rdb: rdb, begun: time.Now()}
-	s.wakes = wake.New(rdb)
-	s.gate.size = uint64(max(1, connections(rdb)))
 	v := reflect.ValueOf(rdb)
 	if v.Kind() != reflect.Pointer {
-		return s
+		return newServer(rdb)
 	}
 	servers.mu.Lock()
 	defer servers.mu.Unlock()
@@ -56,8 +54,17 @@ func serverOf(rdb redis.UniversalClient) *server {
 	if known := servers.of[at].Value(); known != nil {
 		return known
 	}
+	s := newServer(rdb)
 	servers.of[at] = weak.Make(s)
 	runtime.AddCleanup(s, forget, at)
+	return s
+}
+
+func newServer(rdb redis.UniversalClient) *server {
+	s := &server{rdb: rdb, begun: time.Now()}
+	s.gate.size = uint64(max(1, connections(rdb)))
+	s.wakes = wake.New(rdb)
+	s.node = &node{server: s}
 	return s
 }
 

@@ -7,6 +7,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/wake"
 )
 
 // A Pair is the two Redis keys of one cache key.
@@ -24,7 +25,7 @@ func Expire(ctx context.Context, c *client.Client, pairs []Pair) error {
 		cmds, err := c.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
 			for _, pair := range pairs { // EVAL, since a pipeline cannot fall back from EVALSHA
 				fresh, random := entry.Stale(now)
-				expireScript.Eval(ctx, p, []string{pair.Value, pair.Lock}, fresh, random)
+				p.Eval(ctx, wake.Lua+expireLua, []string{pair.Value, pair.Lock}, fresh, random)
 			}
 			return nil
 		})

@@ -15,6 +15,7 @@ import (
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/wake"
 )
 
 func (b *fixture) expire() error {
@@ -170,7 +171,7 @@ func TestStore_RepeatedAfterExpire(t *testing.T) {
 // expireOnce runs the script.
 func (b *fixture) expireOnce(fresh, random string) (stale int) {
 	b.t.Helper()
-	stale, err := expireScript.Run(b.t.Context(), b.admin, []string{b.value, b.key}, fresh, random).Int()
+	stale, err := b.admin.Eval(b.t.Context(), wake.Lua+expireLua, []string{b.value, b.key}, fresh, random).Int()
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/wake"
 )
 
 const keepTTL = 6 * time.Second
@@ -49,7 +50,7 @@ func keep(t *testing.T) *keeper {
 	var times []time.Duration // protected by mu
 	failing := false          // protected by mu
 	m.Server().SetPreHook(func(p *server.Peer, cmd string, args ...string) bool {
-		if cmd == "EVALSHA" && args[0] == renewScript.Hash() {
+		if cmd == "EVALSHA" && args[0] == redis.NewScript(wake.Lua+renewLua).Hash() {
 			mu.Lock()
 			defer mu.Unlock()
 			times = append(times, time.Since(begun))

@@ -39,10 +39,9 @@ var (
 	releaseScript   = newScript(releaseLua)
 	abandonScript   = newScript(abandonLua)
 	renewScript     = newScript(renewLua)
-	expireScript    = newScript(expireLua)
 )
 
-func newScript(text string) *redis.Script { return redis.NewScript(wake.Lua + text) }
+func newScript(text string) client.Script { return client.NewScript(wake.Lua + text) }
 
 // A Lock is one attempt to hold the lock of one key. Each attempt has a new token, so that no
 // command for it touches a lock that another attempt holds, even in this process.
@@ -117,10 +116,11 @@ type Reply struct {
 
 // GetOrLock returns an entry other than the known one, or else takes the lock if it is free.
 func (l *Lock) GetOrLock(ctx context.Context, within time.Duration, q Query) (Reply, error) {
+	call := append(getOrLockScript.Call(2, 6), l.value, l.key,
+		l.token, l.ttl.Milliseconds(), q.Known, q.Awaited, flag(q.Take), q.For)
 	sent := time.Now()
 	r, err := client.DoWithin(ctx, l.client, within, "lock", l.value, func(ctx context.Context) (Reply, error) {
-		r, err := parseLockReply(getOrLockScript.Run(ctx, l.client.Redis, []string{l.value, l.key},
-			l.token, l.ttl.Milliseconds(), q.Known, q.Awaited, flag(q.Take), q.For))
+		r, err := parseLockReply(l.run(ctx, getOrLockScript, call))
 		if client.ScriptsRefused(err) {
 			return l.watchGetOrLock(ctx, q)
 		}
@@ -135,7 +135,7 @@ func (l *Lock) GetOrLock(ctx context.Context, within time.Duration, q Query) (Re
 	return r, err
 }
 
-func flag(set bool) string {
+func flag(set bool) any {
 	if set {
 		return "1"
 	}
@@ -198,12 +198,25 @@ func (l *Lock) Renew(ctx context.Context) (bool, error) {
 	return l.act(ctx, l.client.Timeout, "renew", renewScript, []string{l.key}, l.watchRenew, l.stamp, l.ttl.Milliseconds())
 }
 
-func (l *Lock) act(ctx context.Context, within time.Duration, op string, script *redis.Script, keys []string, judge watchFunc, args ...any) (bool, error) {
+func (l *Lock) act(ctx context.Context, within time.Duration, op string, script client.Script, keys []string, judge watchFunc, args ...any) (bool, error) {
+	call := script.Call(len(keys), 1+len(args))
+	for _, key := range keys {
+		call = append(call, key)
+	}
+	call = append(append(call, l.token), args...)
 	return client.DoWithin(ctx, l.client, within, op, keys[0], func(ctx context.Context) (bool, error) {
-		done, err := script.Run(ctx, l.client.Redis, keys, append([]any{l.token}, args...)...).Int()
+		done, err := l.run(ctx, script, call).Int()
 		if client.ScriptsRefused(err) {
 			return watch(ctx, l.client.Redis, keys, judge)
 		}
 		return done == 1, err
+	})
+}
+
+func (l *Lock) run(ctx context.Context, script client.Script, call []any) *redis.Cmd {
+	return script.Run(call, func(call []any) *redis.Cmd {
+		cmd := client.Command(ctx, call)
+		_ = l.client.Redis.Process(ctx, cmd) // cmd has the error
+		return cmd
 	})
 }

@@ -72,9 +72,9 @@ func dialMini(m *miniredis.Miniredis) (net.Conn, error) {
 type bufferedConn struct {
 	net.Conn
 	buffers bool
-	out    chan []byte
-	once   sync.Once
-	closed chan struct{}
+	out     chan []byte
+	once    sync.Once
+	closed  chan struct{}
 }
 
 func (c *bufferedConn) Write(b []byte) (int, error) {

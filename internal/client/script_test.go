@@ -1,0 +1,53 @@
+package client
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+)
+
+// A keyPrefix is a hook of a user that puts a tenant before the key of each script.
+type keyPrefix string
+
+func (keyPrefix) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (keyPrefix) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (p keyPrefix) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if strings.HasPrefix(cmd.Name(), "eval") {
+			cmd.Args()[3] = string(p) + cmd.Args()[3].(string)
+		}
+		return next(ctx, cmd)
+	}
+}
+
+// A hook that changes the arguments of a command changes those of that command only, also when the
+// server does not know the script, so that it is sent twice.
+func TestScript_HookChangesArguments(t *testing.T) {
+	t.Parallel()
+	rdb := redis.NewClient(&redis.Options{Addr: miniredis.RunT(t).Addr()})
+	defer rdb.Close()
+	rdb.AddHook(keyPrefix("tenant:"))
+	script := NewScript("return {KEYS[1], ARGV[1]}")
+	for _, when := range []string{"unknown", "known"} {
+		sent := 0
+		got, err := script.Run(append(script.Call(1, 1), "key", "arg"), func(call []any) *redis.Cmd {
+			sent++
+			cmd := Command(t.Context(), call)
+			_ = rdb.Process(t.Context(), cmd)
+			return cmd
+		}).StringSlice()
+		if err != nil || strings.Join(got, " ") != "tenant:key arg" {
+			t.Errorf("a script that is %s: %q, %v", when, got, err)
+		}
+		if (sent == 2) != (when == "unknown") {
+			t.Errorf("a script that is %s was sent %d times", when, sent)
+		}
+	}
+}
