@@ -87,6 +87,7 @@ func endsWithin(ctx context.Context, d time.Duration) bool {
 type call struct {
 	op, key string
 	sent    time.Time
+	gate    *gate
 }
 
 // Do runs one command or pipeline on the node of key, for at most c.Timeout from when it can be
@@ -102,16 +103,29 @@ func Do[R any](ctx context.Context, c *Client, op, key string, cmd func(ctx cont
 // DoWithin is Do with another bound, which must not exceed c.Timeout.
 func DoWithin[R any](ctx context.Context, c *Client, timeout time.Duration, op, key string,
 	cmd func(ctx context.Context) (R, error)) (R, error) {
+	n := c.nodeOf(key)
+	return do(ctx, c, n, &n.gate, timeout, op, key, cmd)
+}
+
+// DoScript is DoWithin of a command that uses Send.
+func DoScript[R any](ctx context.Context, c *Client, timeout time.Duration, op, key string,
+	cmd func(ctx context.Context) (R, error)) (R, error) {
+	n := c.nodeOf(key)
+	return do(ctx, c, n, &n.scripts.gate, timeout, op, key, cmd)
+}
+
+func do[R any](ctx context.Context, c *Client, n *node, g *gate, timeout time.Duration, op, key string,
+	cmd func(ctx context.Context) (R, error)) (R, error) {
 	var none R
 	if err := ctx.Err(); err != nil {
 		return none, err
 	}
-	n, call := c.nodeOf(key), call{op, key, time.Now()}
+	call := call{op, key, time.Now(), g}
 	if err := c.enter(ctx, n, &call); err != nil {
 		return none, err
 	}
 	if c.bounded && !endsWithin(ctx, timeout) {
-		defer n.gate.leave()
+		defer g.leave()
 		bounded, cancel := c.bound(ctx, n, call.sent, timeout)
 		defer cancel()
 		r, err := cmd(bounded)
@@ -119,12 +133,12 @@ func DoWithin[R any](ctx context.Context, c *Client, timeout time.Duration, op, 
 		return r, err
 	}
 	bounded, cancel := context.WithTimeout(Detach(ctx), timeout)
-	return runAsync(ctx, c, n, call, bounded, func() { cancel(); n.gate.leave() }, cmd)
+	return runAsync(ctx, c, n, call, bounded, func() { cancel(); g.leave() }, cmd)
 }
 
 // enter returns nil when the command can be sent; the command must then leave the gate.
 func (c *Client) enter(ctx context.Context, n *node, call *call) error {
-	if n.gate.tryEnter() {
+	if call.gate.tryEnter() {
 		return nil
 	}
 	return c.wait(ctx, n, call)
@@ -136,7 +150,7 @@ func (c *Client) enter(ctx context.Context, n *node, call *call) error {
 func (c *Client) wait(ctx context.Context, n *node, call *call) error {
 	c.queued.Add(1)
 	defer c.queued.Add(-1)
-	begun, w := call.sent, n.gate.enqueue()
+	begun, w := call.sent, call.gate.enqueue()
 	shared := n.limit.shared(begun, c.Timeout).Done()
 	var patience <-chan time.Time // of a command that waits for longer
 	for {
@@ -158,7 +172,7 @@ func (c *Client) wait(ctx context.Context, n *node, call *call) error {
 			c.failed(Detach(ctx), call.op, err)
 		}
 		if err != nil {
-			n.gate.giveUp(w)
+			call.gate.giveUp(w)
 			return err
 		}
 		if shared == nil {
@@ -231,7 +245,8 @@ func (c *Client) Get(ctx context.Context, now time.Time, key string) (data []byt
 	if err := ctx.Err(); err != nil {
 		return nil, 0, err
 	}
-	n, call := c.nodeOf(key), call{"get", key, now}
+	n := c.nodeOf(key)
+	call := call{"get", key, now, &n.gate}
 	if err := n.refusal(); err != nil {
 		return nil, 0, err
 	}

@@ -16,10 +16,11 @@ import (
 // A server is what all caches and locks of this process that share one client know about the server
 // behind it: how many commands can be sent at a time, and when it last answered.
 type server struct {
-	rdb   redis.UniversalClient
-	gate  gate
-	wakes *wake.Listener
-	node  *node // of all Clients without breakers
+	rdb     redis.UniversalClient
+	gate    gate // of commands that go alone
+	scripts batcher
+	wakes   *wake.Listener
+	node    *node // of all Clients without breakers
 
 	begun    time.Time
 	answered atomic.Int64 // time of the last answer, in ns since begun
@@ -62,7 +63,10 @@ func serverOf(rdb redis.UniversalClient) *server {
 
 func newServer(rdb redis.UniversalClient) *server {
 	s := &server{rdb: rdb, begun: time.Now()}
-	s.gate.size = uint64(max(1, connections(rdb)))
+	all := connections(rdb)
+	s.scripts.limit = pipelines(all)
+	s.scripts.gate.size = mostTogether
+	s.gate.size = uint64(max(1, all-s.scripts.limit))
 	s.wakes = wake.New(rdb)
 	s.node = &node{server: s}
 	return s

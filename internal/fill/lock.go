@@ -103,6 +103,8 @@ const (
 	Free    = "free"    // the lock is free, and Take is false
 	Gone    = "gone"    // there is nothing to refresh
 	Refused = "refused" // this attempt has been abandoned
+
+	unrun = "unrun" // the server runs no scripts for this user
 )
 
 // A Reply is the answer of GetOrLock.
@@ -119,13 +121,18 @@ func (l *Lock) GetOrLock(ctx context.Context, within time.Duration, q Query) (Re
 	call := append(getOrLockScript.Call(2, 6), l.value, l.key,
 		l.token, l.ttl.Milliseconds(), q.Known, q.Awaited, flag(q.Take), q.For)
 	sent := time.Now()
-	r, err := client.DoWithin(ctx, l.client, within, "lock", l.value, func(ctx context.Context) (Reply, error) {
+	r, err := client.DoScript(ctx, l.client, within, "lock", l.value, func(ctx context.Context) (Reply, error) {
 		r, err := parseLockReply(l.run(ctx, getOrLockScript, call))
 		if client.ScriptsRefused(err) {
-			return l.watchGetOrLock(ctx, q)
+			return Reply{Status: unrun}, nil
 		}
 		return r, err
 	})
+	if r.Status == unrun {
+		r, err = client.DoWithin(ctx, l.client, within, "lock", l.value, func(ctx context.Context) (Reply, error) {
+			return l.watchGetOrLock(ctx, q)
+		})
+	}
 	switch {
 	case err != nil:
 		l.InDoubt = l.InDoubt || q.Take && client.Unreachable(err)
@@ -204,19 +211,24 @@ func (l *Lock) act(ctx context.Context, within time.Duration, op string, script 
 		call = append(call, key)
 	}
 	call = append(append(call, l.token), args...)
-	return client.DoWithin(ctx, l.client, within, op, keys[0], func(ctx context.Context) (bool, error) {
+	const unrun = -1
+	done, err := client.DoScript(ctx, l.client, within, op, keys[0], func(ctx context.Context) (int, error) {
 		done, err := l.run(ctx, script, call).Int()
 		if client.ScriptsRefused(err) {
-			return watch(ctx, l.client.Redis, keys, judge)
+			return unrun, nil
 		}
+		return done, err
+	})
+	if done != unrun {
 		return done == 1, err
+	}
+	return client.DoWithin(ctx, l.client, within, op, keys[0], func(ctx context.Context) (bool, error) {
+		return watch(ctx, l.client.Redis, keys, judge)
 	})
 }
 
 func (l *Lock) run(ctx context.Context, script client.Script, call []any) *redis.Cmd {
 	return script.Run(call, func(call []any) *redis.Cmd {
-		cmd := client.Command(ctx, call)
-		_ = l.client.Redis.Process(ctx, cmd) // cmd has the error
-		return cmd
+		return l.client.Send(ctx, l.key, client.Command(ctx, call))
 	})
 }
