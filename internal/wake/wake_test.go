@@ -1,0 +1,275 @@
+package wake_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/alicebob/miniredis/v2/server"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/wake"
+)
+
+func TestMain(m *testing.M) { redistest.Main(m) }
+
+// An ear counts what it is told.
+type ear struct {
+	*wake.Ear
+	messages, changes atomic.Int64
+}
+
+func listen(t testing.TB, l *wake.Listener, name string) *ear {
+	e := new(ear)
+	e.Ear = l.Listen(name, func(_ string, ok bool) {
+		if ok {
+			e.messages.Add(1)
+		} else {
+			e.changes.Add(1)
+		}
+	})
+	t.Cleanup(e.Close)
+	return e
+}
+
+func (e *ear) hears() bool { return e.Hears(time.Now()) }
+
+// publish publishes as the scripts do.
+func publish(t testing.TB, rdb redis.UniversalClient, name string) {
+	t.Helper()
+	if err := rdb.Eval(context.Background(), wake.Lua+"wake(KEYS[1], 'm') return 1", []string{name}).Err(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Every server brings messages to all who listen to a channel, and to nobody else.
+func TestListener_Hears(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		if _, cluster := rdb.(*redis.ClusterClient); cluster {
+			t.Skip("the cache listens at each node: see TestListener_Cluster")
+		}
+		l := wake.New(rdb)
+		ns := redistest.Namespace(t)
+		redistest.Planted(t, ns)
+		a, b, other := listen(t, l, ns+"a"), listen(t, l, ns+"a"), listen(t, l, ns+"b")
+		redistest.Await(t, "all hear", func() bool { return a.hears() && b.hears() && other.hears() })
+		publish(t, rdb, ns+"a")
+		redistest.Await(t, "both get the message", func() bool { return a.messages.Load() == 1 && b.messages.Load() == 1 })
+		if n := other.messages.Load(); n != 0 {
+			t.Errorf("another channel got %d messages", n)
+		}
+		for _, e := range []*ear{a, b, other} {
+			e.Close()
+		}
+		l.CloseIdle()
+	})
+}
+
+// However many channels there are, they share one connection, which is closed when nobody listens.
+func TestListener_OneConnection(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	l := wake.New(s.Client(t))
+	var ears []*ear
+	for i := range 3000 {
+		ears = append(ears, listen(t, l, fmt.Sprint("c", i)))
+	}
+	redistest.Await(t, "all hear", func() bool {
+		for _, e := range ears {
+			if !e.hears() {
+				return false
+			}
+		}
+		return true
+	})
+	if n := subscribers(t, s); n != 1 {
+		t.Errorf("%d connections listen, want 1", n)
+	}
+	if n := s.Calls("ssubscribe"); n > 30 {
+		t.Errorf("%d commands for 3000 channels", n)
+	}
+	l.CloseIdle()
+	if n := subscribers(t, s); n != 1 {
+		t.Errorf("%d connections listen while somebody does, want 1", n)
+	}
+	for _, e := range ears {
+		e.Close()
+	}
+	l.CloseIdle()
+	redistest.Await(t, "the connection is closed", func() bool { return subscribers(t, s) == 0 })
+}
+
+func subscribers(t testing.TB, s *redistest.Server) int {
+	list, err := s.Admin().Do(context.Background(), "client", "list", "type", "pubsub").Text()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Count(list, "id=")
+}
+
+// A channel that nobody listens to is unsubscribed, and the connection without a channel is closed.
+func TestListener_Idle(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		l := wake.New(rdb)
+		a, b := listen(t, l, "a"), listen(t, l, "b")
+		synctest.Wait()
+		a.Close()
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		if channels := m.PubSubChannels(""); len(channels) != 1 || channels[0] != "b" || !b.hears() {
+			t.Errorf("subscribed are %q, want b", channels)
+		}
+		b.Close()
+		time.Sleep(13 * time.Second)
+		synctest.Wait()
+		if n := m.CurrentConnectionCount(); n != 0 {
+			t.Errorf("%d connections are open", n)
+		}
+		again := listen(t, l, "a")
+		synctest.Wait()
+		time.Sleep(time.Nanosecond)
+		if !again.hears() {
+			t.Error("nobody hears any more")
+		}
+		again.Close()
+		l.CloseIdle()
+	})
+}
+
+// Who listens again soon finds the channel subscribed.
+func TestListener_KeepsSubscription(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		l := wake.New(rdb)
+		listen(t, l, "a").Close()
+		synctest.Wait()
+		time.Sleep(time.Nanosecond)
+		commands := m.CommandCount()
+		again := listen(t, l, "a")
+		if !again.hears() || m.CommandCount() != commands {
+			t.Errorf("hears: %t, after %d commands", again.hears(), m.CommandCount()-commands)
+		}
+		again.Close()
+		l.CloseIdle()
+	})
+}
+
+// A connection that breaks makes everybody deaf, and tells them; the next one hears again.
+func TestListener_ConnectionBreaks(t *testing.T) {
+	for name, breaks := range map[string]func(t *testing.T, s *redistest.Server){
+		"killed": func(t *testing.T, s *redistest.Server) {
+			redistest.Do(t, s.Admin(), "client", "kill", "type", "pubsub")
+		},
+		"too slow": func(t *testing.T, s *redistest.Server) { // the server closes it when its buffer overflows
+			redistest.Do(t, s.Admin(), "config", "set", "client-output-buffer-limit", "pubsub 1 1 1")
+			redistest.Do(t, s.Admin(), "spublish", "a", strings.Repeat("x", 100<<10))
+		},
+		"restarted": func(_ *testing.T, s *redistest.Server) {
+			s.Kill()
+			s.Restart()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := redistest.Start(t)
+			l := wake.New(s.Client(t))
+			e := listen(t, l, "a")
+			redistest.Await(t, "it hears", e.hears)
+			changes := e.changes.Load()
+			breaks(t, s)
+			redistest.Await(t, "it is told", func() bool { return e.changes.Load() >= changes+2 })
+			redistest.Await(t, "it hears again", e.hears)
+			redistest.Do(t, s.Admin(), "config", "set", "client-output-buffer-limit", "pubsub 33554432 8388608 60")
+			publish(t, s.Admin(), "a")
+			redistest.Await(t, "a message comes", func() bool { return e.messages.Load() > 0 })
+			e.Close()
+			l.CloseIdle()
+		})
+	}
+}
+
+// A server that lets nobody listen is left alone for a minute.
+func TestListener_Refused(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		var tries int
+		m.Server().SetPreHook(func(c *server.Peer, cmd string, _ ...string) bool {
+			if cmd != "SSUBSCRIBE" {
+				return false
+			}
+			tries++
+			c.WriteError("NOPERM this user has no permissions")
+			return true
+		})
+		l := wake.New(rdb)
+		for range 100 {
+			e := listen(t, l, "a")
+			time.Sleep(590 * time.Millisecond)
+			if e.hears() {
+				t.Error("it hears")
+			}
+			e.Close()
+		}
+		synctest.Wait()
+		if tries != 1 {
+			t.Errorf("it tried %d times in a minute", tries)
+		}
+		m.Server().SetPreHook(nil)
+		time.Sleep(2 * time.Second)
+		e := listen(t, l, "a")
+		synctest.Wait()
+		time.Sleep(time.Nanosecond)
+		if !e.hears() {
+			t.Error("it does not hear after a minute")
+		}
+		e.Close()
+		l.CloseIdle()
+	})
+}
+
+// After a message that did not come, nobody listens for a minute.
+func TestListener_Missed(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		l := wake.New(rdb)
+		a, b := listen(t, l, "a"), listen(t, l, "b")
+		synctest.Wait()
+		time.Sleep(time.Nanosecond)
+		if !a.hears() || !b.hears() {
+			t.Fatal("they do not hear")
+		}
+		told := b.changes.Load()
+		a.Missed()
+		if a.hears() || b.hears() || b.changes.Load() != told+1 {
+			t.Errorf("they hear: %t, %t; b is told %d times", a.hears(), b.hears(), b.changes.Load()-told)
+		}
+		time.Sleep(59 * time.Second)
+		if c := listen(t, l, "c"); c.hears() {
+			t.Error("somebody listens")
+		}
+		if n := m.CurrentConnectionCount(); n != 0 {
+			t.Errorf("%d connections are open", n)
+		}
+	})
+}
+
+// A client of the user's that cannot subscribe is left alone.
+func TestListener_NoWayToListen(t *testing.T) {
+	t.Parallel()
+	e := listen(t, wake.New(struct{ redis.UniversalClient }{}), "a")
+	redistest.Await(t, "it has been tried", func() bool {
+		e.Missed() // harmless
+		return !e.hears()
+	})
+}
+
+func inBubble(t *testing.T, run func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client)) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m, rdb := redistest.StartMini(t)
+		run(t, m, rdb)
+	})
+}
