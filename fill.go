@@ -2,7 +2,7 @@ package singlefill
 
 import (
 	"context"
-	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/singlefill/singlefill/internal/client"
@@ -27,6 +27,8 @@ type filling[T any] struct {
 	rest     time.Duration // how long no other refresh of that entry is started
 	queued   time.Duration // time spent waiting for slots
 	loading  bool          // the Loader has been called, and has no outcome yet
+
+	superseded atomic.Bool // the load was cancelled because no caller may have its value any more
 }
 
 // fill runs a fill from its first command to its end. l is what a read has found.
@@ -333,21 +335,19 @@ func (x *filling[T]) loadUnlocked(ctx context.Context) {
 	})
 }
 
-// errSuperseded is the cause of the end of a load whose value no caller may have any more.
-var errSuperseded = errors.New("singlefill: the key was deleted, set or made stale while it was loaded")
-
-// A running load has two contexts: ctx is for the Loader, bounded ends at LoadTimeout only.
+// A running load has a context that ends at LoadTimeout, or earlier by cancel.
 type running struct {
-	ctx, bounded context.Context
-	cancel       func()
-	began        flight.Stamp
+	ctx    context.Context
+	cancel func()
+	began  flight.Stamp
 }
 
 func (x *filling[T]) beginLoad(ctx context.Context) (l running) {
-	l.bounded, l.cancel = context.WithTimeout(ctx, x.opts.loadTimeout)
-	inner, supersede := context.WithCancelCause(l.bounded)
-	l.ctx = inner
-	l.began = x.fills.BeginLoad(x.fill, func() { supersede(errSuperseded) })
+	l.ctx, l.cancel = context.WithTimeout(ctx, x.opts.loadTimeout)
+	l.began = x.fills.BeginLoad(x.fill, func() {
+		x.superseded.Store(true)
+		l.cancel()
+	})
 	x.loading = true
 	return l
 }

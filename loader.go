@@ -194,13 +194,16 @@ func (c *Cache[T]) wait(ctx context.Context, key string, load Loader[T], w waite
 	}
 }
 
-// patience returns the context of a wait. If the caller has an old value, it ends when the fill is StaleAfter old.
+// patience returns the context of a wait. If the caller has an old value, it ends when the fill is
+// StaleAfter old.
 func (c *Cache[T]) patience(ctx context.Context, w waiter[T], l *lookup[T]) (context.Context, context.CancelFunc) {
 	if !w.Keep || !c.servable(&l.result) {
-		return ctx, func() {}
+		return ctx, noCancel
 	}
 	return context.WithDeadline(ctx, w.Begun.Add(c.opts.staleAfter))
 }
+
+func noCancel() {} // a literal in a generic function is allocated
 
 // fallback returns the old value that a caller gets in place of a failure, or at its deadline; nil
 // if there is none. It is the one that the caller's own read found, unless the fill has seen the

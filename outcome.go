@@ -48,14 +48,16 @@ func (x *filling[T]) call(l running, done func(o outcome[T])) {
 			done(o)
 		}
 	}
-	stop := context.AfterFunc(l.bounded, func() {
+	// Not context.AfterFunc, since the context also ends when the fill is superseded.
+	timeout := time.AfterFunc(x.opts.loadTimeout, func() {
+		<-l.ctx.Done() // at its deadline, which is now, and not because finish cancels it
 		var o outcome[T]
 		o.Err = fmt.Errorf("singlefill: load of %.100q took longer than LoadTimeout (%v): %w", f.Key, x.opts.loadTimeout, context.DeadlineExceeded)
 		o.text = o.Err.Error()
 		finish(o)
 	})
 	x.protect(l.ctx, func(o outcome[T]) {
-		stop()
+		timeout.Stop()
 		finish(o)
 	})
 }
@@ -85,7 +87,7 @@ func (x *filling[T]) protect(ctx context.Context, done func(o outcome[T])) {
 		o.life = x.lifeOf(key, o.value)
 	} else {
 		o.notFound, o.text = errors.Is(o.Err, ErrNotFound), o.Err.Error()
-		o.superseded = context.Cause(ctx) == errSuperseded
+		o.superseded = x.superseded.Load()
 	}
 	returned = true
 }

@@ -65,7 +65,7 @@ type Fill[R any] struct {
 	Wake    chan struct{} // a caller joined, the last one left, or the key was invalidated
 
 	ended chan struct{} // closed when phase becomes done
-	void  chan struct{} // closed when superseded becomes true
+	void  chan struct{} // closed when superseded becomes true; nil while no late caller waits
 
 	// Guarded by Fills.mu.
 	phase      phase
@@ -156,6 +156,8 @@ func (g *Fills[R]) Join(key string, call *Caller, run func(f *Fill[R], over func
 	f.callers.kept = f.callers.kept || call.Keep
 	if !w.late {
 		f.callers.early++
+	} else if f.void == nil {
+		f.void = make(chan struct{})
 	}
 	if !first && !f.queued && !call.Keep { // a caller with an old value is in no hurry
 		f.wake()
@@ -176,13 +178,16 @@ func (g *Fills[R]) Refresh(key, entry string, run func(f *Fill[R], over func()))
 
 func (g *Fills[R]) add(f *Fill[R], run func(f *Fill[R], over func())) *Fill[R] {
 	f.Begun = time.Now()
-	f.Wake, f.ended, f.void = make(chan struct{}, 1), make(chan struct{}), make(chan struct{})
+	f.Wake, f.ended = make(chan struct{}, 1), make(chan struct{})
 	g.byKey[f.Key] = f
 	if f.empty {
 		g.empty.Add(1)
 	}
 	g.running.Add(1)
-	go run(f, g.running.Done)
+	go func() {
+		f.Load.begin() // here, where the stack is short
+		run(f, g.running.Done)
+	}()
 	return f
 }
 
@@ -338,7 +343,9 @@ func (g *Fills[R]) supersede(f *Fill[R]) {
 	case f.phase == loading && !f.superseded:
 		f.superseded = true
 		g.forget(f)
-		close(f.void)
+		if f.void != nil {
+			close(f.void)
+		}
 		f.cancelIfVoid()
 	}
 }

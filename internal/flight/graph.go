@@ -21,7 +21,7 @@ type Load struct {
 	// Guarded by graph.
 	// over is set when the fill has ended. Its Loader and its context may live on.
 	over      bool
-	goroutine int // runs the Loader
+	goroutine int // runs the fill and its Loader
 	slot      *Slot
 	waits     map[*Load]calls // loads that calls from inside this load wait for
 	waiters   map[*Load]int   // loads whose calls wait for this load
@@ -36,13 +36,16 @@ type calls struct {
 
 type loadKey struct{}
 
-// Inside returns a context that marks calls as made from inside l. It must be called in the
-// goroutine that runs the Loader.
-func (l *Load) Inside(ctx context.Context) context.Context {
+// begin notes that the calling goroutine runs the fill.
+func (l *Load) begin() {
 	id := goroutineID()
 	graph.Lock()
+	defer graph.Unlock()
 	l.goroutine = id
-	graph.Unlock()
+}
+
+// Inside returns a context that marks calls as made from inside l.
+func (l *Load) Inside(ctx context.Context) context.Context {
 	return context.WithValue(ctx, loadKey{}, l)
 }
 
@@ -147,8 +150,8 @@ func (l *Load) blocksOn(target *Load, seen map[*Load]bool) bool {
 }
 
 // goroutineID returns the number of the calling goroutine. The runtime shows it only in stack
-// traces, as "goroutine 42 [running]:". net/http reads it in the same way. Only loads and calls
-// from inside loads need it.
+// traces, as "goroutine 42 [running]:". net/http reads it in the same way. It takes about 1 µs, and
+// another one for each function on the stack. Only fills and calls from inside loads need it.
 func goroutineID() int {
 	var buf [40]byte
 	text := bytes.TrimPrefix(buf[:runtime.Stack(buf[:], false)], []byte("goroutine "))

@@ -8,7 +8,7 @@ import (
 // inLoader makes this goroutine run the Loaders of loads.
 func inLoader(loads ...*Load) {
 	for _, l := range loads {
-		l.Inside(context.Background())
+		l.begin()
 	}
 }
 

@@ -211,8 +211,8 @@ var cacheMutants = []mutant{
 		name: "load-without-end",
 		bug:  "A Loader that does not come back is waited for without an end",
 		file: "outcome.go",
-		old:  "stop := context.AfterFunc(l.bounded, func() {",
-		new:  "stop := context.AfterFunc(context.Background(), func() {",
+		old:  "timeout := time.AfterFunc(x.opts.loadTimeout, func() {",
+		new:  "timeout := time.AfterFunc(1<<62, func() {",
 		pkg:  ".", test: "TestLoadTimeout_LoaderIgnoresItsContext",
 	},
 	{
