@@ -57,7 +57,7 @@ func LoadScripts(t testing.TB, s *redistest.Server) {
 	for _, file := range files {
 		text, err := fs.ReadFile(scripts, file)
 		if err == nil {
-			err = s.Admin().ScriptLoad(t.Context(), string(text)).Err()
+			err = s.Admin().ScriptLoad(t.Context(), wake.Lua+string(text)).Err()
 		}
 		if err != nil {
 			t.Fatal(err)
