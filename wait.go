@@ -54,8 +54,9 @@ const (
 	listenAfter      = 10 * time.Millisecond
 	listenAfterPolls = 2
 
-	// listeningPause is the time between two polls while no wake-up comes.
-	listeningPause = 4 * time.Second
+	// listeningPause is the time between two polls while no wake-up comes. It is longer than LockTTL by
+	// default: what is polled for is the end of a dead holder's lock.
+	listeningPause = 7 * time.Second
 )
 
 func newWait(expected estimate) wait {

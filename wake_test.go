@@ -1,0 +1,228 @@
+package singlefill_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2/server"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+// A listening watch lets its processes listen. It counts what the one that waits sends, and what
+// both send to listen.
+type listening struct {
+	*watch
+	sent, subscriptions atomic.Int64
+	lost                atomic.Bool // messages are
+}
+
+func inListening(t *testing.T, run func(t *testing.T, l *listening)) {
+	inWatch(t, singlefill.Options[string]{LockTTL: 5 * time.Second, RedisTimeout: time.Second}, func(t *testing.T, w *watch) {
+		l := &listening{watch: w}
+		w.m.Server().SetPreHook(func(c *server.Peer, cmd string, _ ...string) bool {
+			if strings.HasSuffix(cmd, "SUBSCRIBE") && cmd != "SSUBSCRIBE" { // which miniredis does not know
+				l.subscriptions.Add(1)
+			}
+			if cmd == "PUBLISH" && l.lost.Load() {
+				c.WriteInt(0)
+				return true
+			}
+			return false
+		})
+		w.waits("warm", time.Millisecond) // the server knows the scripts
+		w.rdb.AddHook(before(func(cmd redis.Cmder) error {
+			if cmd.Name() != "hello" { // of a new connection
+				l.sent.Add(1)
+			}
+			return nil
+		}))
+		run(t, l)
+	})
+}
+
+// A waiter that listens has the value in the instant in which it is stored. That costs few commands,
+// however long the load takes and whether or not its length is known.
+func TestWake_AtTheStore(t *testing.T) {
+	for _, length := range []time.Duration{20 * time.Millisecond, 137 * time.Millisecond, 1370 * time.Millisecond, 10 * time.Second} {
+		t.Run(length.String(), func(t *testing.T) {
+			inListening(t, func(t *testing.T, l *listening) {
+				for i := range 3 {
+					l.sent.Store(0)
+					l.subscriptions.Store(0)
+					late, polls := l.waits("k", length)
+					if late != 0 {
+						t.Errorf("wait %d: the value comes %v after the load", i, late)
+					}
+					if n := l.sent.Load() + l.subscriptions.Load(); n > 8 {
+						t.Errorf("wait %d: %d commands, %d of them polls; want 8 at most", i, n, polls)
+					}
+				}
+			})
+		})
+	}
+}
+
+// Whatever ends a load in another process wakes those who wait for it.
+func TestWake_WhateverEndsTheLoad(t *testing.T) {
+	boom := errors.New("boom")
+	for name, end := range map[string]func(t *testing.T, l *listening, load *loading[string]){
+		"value":     func(_ *testing.T, _ *listening, load *loading[string]) { load.give("v") },
+		"failure":   func(_ *testing.T, _ *listening, load *loading[string]) { load.fail(boom) },
+		"not found": func(_ *testing.T, _ *listening, load *loading[string]) { load.fail(singlefill.ErrNotFound) },
+		"closed":    func(_ *testing.T, _ *listening, load *loading[string]) { load.fail(singlefill.ErrClosed) },
+		"Set":       func(t *testing.T, l *listening, _ *loading[string]) { must(t, l.there.Set(t.Context(), "k", "v")) },
+		"Delete":    func(t *testing.T, l *listening, _ *loading[string]) { must(t, l.there.Delete(t.Context(), "k")) },
+		"Expire":    func(t *testing.T, l *listening, _ *loading[string]) { must(t, l.there.Expire(t.Context(), "k")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inListening(t, func(t *testing.T, l *listening) {
+				src := newSource[string](t)
+				loads := goGet(t.Context(), l.there, "k", src.load)
+				load := src.next(t)
+				waits := goGet(t.Context(), l.here, "k", gives("v"))
+				time.Sleep(time.Second)
+				begun := time.Now()
+				end(t, l, load)
+				waits.result(t)
+				if d := time.Since(begun); d != 0 {
+					t.Errorf("the wait ends after %v", d)
+				}
+				if strings.Contains("Set Delete Expire", name) {
+					load.give("late")
+				}
+				loads.result(t)
+			})
+		})
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// A lost wake-up costs one rare poll. Then waiters poll as if nobody woke them, for a minute.
+func TestWake_Lost(t *testing.T) {
+	const length = 2 * time.Second
+	inListening(t, func(t *testing.T, l *listening) {
+		l.lost.Store(true)
+		late, _ := l.waits("k", length)
+		if late > 5*time.Second {
+			t.Errorf("the first value comes %v after the load, want 5s at most", late)
+		}
+		for i := range 10 {
+			if late, polls := l.waits(fmt.Sprint("unknown", i), length); late > longest {
+				t.Errorf("a value comes %v after the load, with %d polls, want %v at most", late, polls, longest)
+			}
+		}
+		if n := l.subscriptions.Load(); n > 1 {
+			t.Errorf("%d subscriptions after the first one was in vain", n)
+		}
+		l.lost.Store(false)
+		time.Sleep(time.Minute)
+		if late, _ := l.waits("later", length); late != 0 {
+			t.Errorf("a minute later the value comes %v after the load", late)
+		}
+	})
+}
+
+// Wake-ups that end no wait, as many as there may be, cause no more polls than waiting without any.
+func TestWake_Flood(t *testing.T) {
+	const length = 10 * time.Second
+	inListening(t, func(t *testing.T, l *listening) {
+		flood := time.NewTicker(time.Millisecond)
+		defer flood.Stop()
+		over := make(chan struct{})
+		forger := redistest.NewMiniClient(t, l.m)
+		go func() {
+			for {
+				select {
+				case <-flood.C:
+					forger.Publish(t.Context(), l.ns+":{k}:lock", "forged")
+				case <-over:
+					return
+				}
+			}
+		}()
+		late, polls := l.waits("k", length)
+		close(over)
+		if most := 12 + int(length/(250*time.Millisecond)); late > longest || polls > most {
+			t.Errorf("late by %v after %d polls, want %v and %d at most", late, polls, longest, most)
+		}
+		synctest.Wait()
+	})
+}
+
+// Callers that join a wait that listens cause no polls.
+func TestWake_JoinersSendNothing(t *testing.T) {
+	inListening(t, func(t *testing.T, l *listening) {
+		src := newSource[string](t)
+		loads := goGet(t.Context(), l.there, "k", src.load)
+		load := src.next(t)
+		calls := []*call[string]{goGet(t.Context(), l.here, "k", mustNotLoad[string](t))}
+		time.Sleep(time.Second)
+		l.sent.Store(0)
+		for range 100 {
+			calls = append(calls, goGet(t.Context(), l.here, "k", mustNotLoad[string](t)))
+			time.Sleep(10 * time.Millisecond)
+		}
+		if n := l.sent.Load(); n != 0 {
+			t.Errorf("100 callers caused %d commands", n)
+		}
+		load.give("v")
+		for _, c := range calls {
+			c.want(t, "v")
+		}
+		loads.want(t, "v")
+	})
+}
+
+// A waiter whose holder dies takes over at the end of the lock, though nothing wakes it.
+func TestWake_HolderDies(t *testing.T) {
+	inListening(t, func(t *testing.T, l *listening) {
+		const life = 10 * time.Second
+		dead := "H" + strings.Repeat("T", 26) + strings.Repeat("0", 16)
+		must(t, l.rdb.Set(t.Context(), l.ns+":{k}:lock", dead, life).Err())
+		begun := time.Now()
+		goGet(t.Context(), l.here, "k", gives("v")).want(t, "v")
+		if d := time.Since(begun); d > life+6*time.Millisecond {
+			t.Errorf("it takes over after %v, want %v", d, life)
+		}
+		if n := l.sent.Load(); n > 12 {
+			t.Errorf("%d commands", n)
+		}
+	})
+}
+
+// A process that closes its cache leaves no connection behind.
+func TestWake_CloseEndsListening(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	ns := redistest.Namespace(t)
+	there, here := newCacheIn[string](t, s.Client(t), ns, nil), newCacheIn[string](t, s.Client(t), ns, nil)
+	src := newSource[string](t)
+	loads := goGet(t.Context(), there, "k", src.load)
+	load := src.next(t)
+	waits := goGet(t.Context(), here, "k", mustNotLoad[string](t))
+	listeners := func() int {
+		list, err := s.Admin().Do(t.Context(), "client", "list", "type", "pubsub").Text()
+		must(t, err)
+		return strings.Count(list, "id=")
+	}
+	redistest.Await(t, "it listens", func() bool { return listeners() == 1 })
+	load.give("v")
+	waits.want(t, "v")
+	loads.want(t, "v")
+	_ = here.Close()
+	redistest.Await(t, "nobody listens", func() bool { return listeners() == 0 })
+}
