@@ -40,6 +40,7 @@ type wait struct {
 	ear    *wake.Ear
 	wakeUp chan struct{} // has an element when it is worth polling
 	hears  bool          // every wake-up since the last command
+	since  time.Time     // when that was sent
 	woken  int           // polls in a row that followed a wake-up
 }
 
@@ -88,7 +89,7 @@ func (w *wait) listen(c *client.Client, key string, d time.Duration) {
 // forward, wake-ups get lost.
 func (w *wait) found() {
 	if w.hears {
-		w.ear.Missed()
+		w.ear.Missed(w.since)
 	}
 }
 
@@ -107,7 +108,8 @@ func (w *wait) end() {
 func (w *wait) pause(reply fill.Reply) time.Duration {
 	d := max(w.expected.pause(reply.Age), minPause)
 	d = max(min(d, maxPause), crowd*w.quick)
-	if w.hears = w.ear != nil && w.ear.Hears(w.sent); w.hears {
+	w.since = w.sent
+	if w.hears = w.ear != nil && w.ear.Hears(w.since); w.hears {
 		d = w.listeningPause(reply)
 	}
 	d = time.Duration(float64(d) * (0.75 + rand.Float64()/2))

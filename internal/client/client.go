@@ -246,7 +246,7 @@ func (c *Client) Get(ctx context.Context, now time.Time, key string) (data []byt
 		return nil, 0, err
 	}
 	n := c.nodeOf(key)
-	call := call{"get", key, now, &n.gate}
+	call := call{"get", key, now, &n.gets.gate}
 	if err := n.refusal(); err != nil {
 		return nil, 0, err
 	}
@@ -255,18 +255,26 @@ func (c *Client) Get(ctx context.Context, now time.Time, key string) (data []byt
 	}
 	bounded := n.limit.within(ctx, call.sent, c.Timeout)
 	if c.bounded && !endsWithin(ctx, c.Timeout) {
-		defer n.gate.leave()
-		data, err = c.Redis.Get(bounded, key).Bytes()
+		defer n.gets.gate.leave()
+		data, err = c.sendGet(bounded, n, key)
 		c.observe(ctx, n, call, err)
 	} else {
-		data, err = runAsync(ctx, c, n, call, bounded, n.gate.leave, func(ctx context.Context) ([]byte, error) {
-			return c.Redis.Get(ctx, key).Bytes()
+		data, err = runAsync(ctx, c, n, call, bounded, n.gets.gate.leave, func(ctx context.Context) ([]byte, error) {
+			return c.sendGet(ctx, n, key)
 		})
 	}
 	if err != nil {
 		asked = time.Since(call.sent)
 	}
 	return data, asked, err
+}
+
+func (c *Client) sendGet(ctx context.Context, n *node, key string) ([]byte, error) {
+	cmd := redis.NewStringCmd(ctx, "get", key)
+	if err := c.send(ctx, &n.gets, cmd); err != nil {
+		return nil, err
+	}
+	return cmd.Bytes()
 }
 
 // Detach returns a context with the values of ctx that never ends.

@@ -18,6 +18,7 @@ import (
 type server struct {
 	rdb     redis.UniversalClient
 	gate    gate // of commands that go alone
+	gets    batcher
 	scripts batcher
 	wakes   *wake.Listener
 	node    *node // of all Clients without breakers
@@ -64,9 +65,10 @@ func serverOf(rdb redis.UniversalClient) *server {
 func newServer(rdb redis.UniversalClient) *server {
 	s := &server{rdb: rdb, begun: time.Now()}
 	all := connections(rdb)
-	s.scripts.limit = pipelines(all)
-	s.scripts.gate.size = mostTogether
-	s.gate.size = uint64(max(1, all-s.scripts.limit))
+	few := max(1, all/4)
+	s.gate.size = uint64(few)
+	s.scripts.open(few)
+	s.gets.open(max(1, all-2*few))
 	s.wakes = wake.New(rdb)
 	s.node = &node{server: s}
 	return s

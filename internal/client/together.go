@@ -7,12 +7,12 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// mostTogether is how many scripts are admitted to a node at a time, and so the longest pipeline.
-// The server needs a few milliseconds for it.
+// mostTogether is how many commands wait to be sent together, and so the longest pipeline. A server
+// needs a few milliseconds for it.
 const mostTogether = 256
 
-// A batcher sends scripts that are due at the same moment in one pipeline: the polls of a hundred
-// keys, the renewals of a hundred locks. A script that comes while few others are on their way is
+// A batcher sends commands that are due at the same moment in one pipeline: the polls of a hundred
+// keys, the renewals of a hundred locks. A command that comes while few others are on their way is
 // sent at once, and alone. Those that come while many are wait until the next one returns, and then
 // go together.
 type batcher struct {
@@ -27,40 +27,40 @@ type batcher struct {
 // A parcel is a command that waits to be sent.
 type parcel struct {
 	ctx  context.Context
-	cmd  *redis.Cmd
+	cmd  redis.Cmder
 	done chan struct{} // closed when cmd has its reply
 }
 
-// pipelines returns how many of a client's connections may carry scripts. The others are left to
-// the commands that go alone: neither kind waits for the other.
-func pipelines(connections int) int { return max(1, connections/4) }
+// open sets how many connections the batcher may use.
+func (b *batcher) open(limit int) {
+	b.limit = limit
+	b.gate.size = uint64(limit + mostTogether)
+}
 
-// Send sends a script to the node of key, with those that are due at the same moment. ctx bounds
-// it. It must be called within DoScript.
-func (c *Client) Send(ctx context.Context, key string, cmd *redis.Cmd) *redis.Cmd {
-	if _, ok := c.Redis.(*redis.AutoPipeliner); ok {
-		_ = c.Redis.Process(ctx, cmd) // cmd has the error
-		return cmd
-	}
-	b := &c.nodeOf(key).scripts
+// SendScript sends a script to the node of key, with others that are due at the same moment. ctx
+// bounds it. It must be called within DoScript. cmd has the reply if the error is nil.
+func (c *Client) SendScript(ctx context.Context, key string, cmd redis.Cmder) error {
+	return c.send(ctx, &c.nodeOf(key).scripts, cmd)
+}
+
+func (c *Client) send(ctx context.Context, b *batcher, cmd redis.Cmder) error {
 	b.mu.Lock()
 	if b.sending < b.limit {
 		b.sending++
 		b.mu.Unlock()
 		defer b.release(ctx, c)()
 		_ = c.Redis.Process(ctx, cmd) // cmd has the error
-		return cmd
+		return nil
 	}
 	p := &parcel{ctx, cmd, make(chan struct{})}
 	b.waiting = append(b.waiting, p)
 	b.mu.Unlock()
+	c.queued.Add(1)
 	select {
 	case <-p.done:
-		return cmd
+		return nil
 	case <-ctx.Done():
-		late := redis.NewCmd(ctx, cmd.Args()...) // cmd may still get its reply
-		late.SetErr(ctx.Err())
-		return late
+		return ctx.Err() // cmd may still get its reply
 	}
 }
 
@@ -94,6 +94,7 @@ func (b *batcher) carry(c *Client, together []*parcel) {
 	ctx, cancel := context.WithTimeout(Detach(together[0].ctx), c.Timeout)
 	defer cancel()
 	defer b.release(ctx, c)()
+	c.queued.Add(-int64(len(together)))
 	_, _ = c.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each command has its error
 		for _, one := range together {
 			if one.ctx.Err() == nil { // else its caller has left

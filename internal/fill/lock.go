@@ -229,6 +229,11 @@ func (l *Lock) act(ctx context.Context, within time.Duration, op string, script 
 
 func (l *Lock) run(ctx context.Context, script client.Script, call []any) *redis.Cmd {
 	return script.Run(call, func(call []any) *redis.Cmd {
-		return l.client.Send(ctx, l.key, client.Command(ctx, call))
+		cmd := client.Command(ctx, call)
+		if err := l.client.SendScript(ctx, l.key, cmd); err != nil {
+			cmd = redis.NewCmd(ctx)
+			cmd.SetErr(err)
+		}
+		return cmd
 	})
 }

@@ -224,6 +224,7 @@ func (n *line) deliver(m *redis.Message) {
 	n.mu.Lock()
 	var told ears
 	if c := n.channels[m.Channel]; c != nil {
+		c.last = time.Now()
 		told = told.with(c)
 	}
 	n.mu.Unlock()

@@ -22,6 +22,10 @@ import (
 //go:embed wake.lua
 var Lua string
 
+// latest is how much later than the reply to a command a message comes that was published before it,
+// unless it is lost. A channel stays subscribed for longer.
+const latest = 500 * time.Millisecond
+
 // distrust is how long nobody listens at a server that has let nobody listen, or whose messages get
 // lost.
 const distrust = time.Minute
@@ -43,6 +47,7 @@ type channel struct {
 	ears   map[*Ear]struct{}
 	state  state
 	since  time.Time // when it was subscribed
+	last   time.Time // of the messages
 	unused bool      // since the last sweep
 }
 
@@ -121,9 +126,24 @@ func (l *Listener) channel(name string) *channel {
 	return l.line.channels[name]
 }
 
-// Missed notes that what the Ear has waited for came without a wake-up. The messages of this server
-// seem to get lost, so for some time nobody listens there.
-func (e *Ear) Missed() { e.listener.beDeaf() }
+// Missed notes that what the Ear has waited for came without a message since then. If none comes in
+// the next moments either, the messages of this server get lost, and for some time nobody listens
+// there.
+func (e *Ear) Missed(since time.Time) {
+	time.AfterFunc(latest, func() {
+		if e.missed(since) {
+			e.listener.beDeaf()
+		}
+	})
+}
+
+func (e *Ear) missed(since time.Time) bool {
+	l := e.listener
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	c := l.channel(e.name)
+	return c != nil && c.state == subscribed && c.since.Before(since) && c.last.Before(since)
+}
 
 func (l *Listener) beDeaf() {
 	l.mu.Lock()

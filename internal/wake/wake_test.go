@@ -241,17 +241,25 @@ func TestListener_Missed(t *testing.T) {
 		if !a.hears() || !b.hears() {
 			t.Fatal("they do not hear")
 		}
-		told := b.changes.Load()
-		a.Missed()
+		told, begun := b.changes.Load(), time.Now()
+		b.Missed(begun)
+		publish(t, rdb, "b") // it was only late
+		time.Sleep(time.Second)
+		if !a.hears() || !b.hears() {
+			t.Fatal("they do not hear after a late message")
+		}
+		a.Missed(begun)
+		time.Sleep(time.Second)
+		synctest.Wait()
 		if a.hears() || b.hears() || b.changes.Load() != told+1 {
 			t.Errorf("they hear: %t, %t; b is told %d times", a.hears(), b.hears(), b.changes.Load()-told)
 		}
-		time.Sleep(59 * time.Second)
+		time.Sleep(58 * time.Second)
 		if c := listen(t, l, "c"); c.hears() {
 			t.Error("somebody listens")
 		}
-		if n := m.CurrentConnectionCount(); n != 0 {
-			t.Errorf("%d connections are open", n)
+		if n := m.CurrentConnectionCount(); n != 1 {
+			t.Errorf("%d connections are open, want that of publish", n)
 		}
 	})
 }
@@ -261,7 +269,7 @@ func TestListener_NoWayToListen(t *testing.T) {
 	t.Parallel()
 	e := listen(t, wake.New(struct{ redis.UniversalClient }{}), "a")
 	redistest.Await(t, "it has been tried", func() bool {
-		e.Missed() // harmless
+		e.Missed(time.Now()) // harmless
 		return !e.hears()
 	})
 }
