@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
@@ -58,7 +59,7 @@ func TestAdmission_ImpatientCaller(t *testing.T) {
 		for end, cancelAt := range map[string]time.Duration{"deadline": time.Hour, "cancelled": patience} {
 			synctest.Test(t, func(t *testing.T) {
 				rdb := distantMini(t, 1, bounded, takes)
-				c := cachetest.New(t, rdb, "ns", redisTimeout)
+				c := cachetest.New(t, rdb, "ns", redisTimeout, func(o *singlefill.Options[string]) { o.LockTTL = time.Minute })
 				c.During = func(string) { time.Sleep(10 * time.Millisecond) }
 				var wg sync.WaitGroup
 				for i := range 20 { // of which one is sent, and the others wait

@@ -26,6 +26,7 @@ type Client struct {
 	queued  atomic.Int64
 
 	bounded    bool // Redis returns when the deadline of a context has passed
+	pipelines  bool // Redis sends commands together by itself
 	failed     func(ctx context.Context, op string, err error)
 	changed    func(open bool)
 	background func(run func(closing <-chan struct{})) // nil: no breakers
@@ -59,6 +60,8 @@ func New(rdb redis.UniversalClient, timeout time.Duration,
 	// user's hooks: it would be missing in every trace. The user's functions that are called for
 	// each new connection may take any time.
 	switch user := rdb.(type) {
+	case *redis.AutoPipeliner:
+		c.pipelines = true
 	case *redis.Client:
 		o := user.Options()
 		c.bounded = o.ContextTimeoutEnabled && o.OnConnect == nil && o.CredentialsProvider == nil &&

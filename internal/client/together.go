@@ -44,6 +44,10 @@ func (c *Client) SendScript(ctx context.Context, key string, cmd redis.Cmder) er
 }
 
 func (c *Client) send(ctx context.Context, b *batcher, cmd redis.Cmder) error {
+	if c.pipelines {
+		_ = c.Redis.Process(ctx, cmd) // cmd has the error
+		return nil
+	}
 	b.mu.Lock()
 	if b.sending < b.limit {
 		b.sending++
