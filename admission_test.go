@@ -54,12 +54,12 @@ func TestAdmission_Hits(t *testing.T) {
 //
 //fault:many-commands
 func TestAdmission_ImpatientCaller(t *testing.T) {
-	const redisTimeout, takes, patience = 10 * time.Second, time.Second, 800 * time.Millisecond
+	const redisTimeout, takes, patience = 8 * time.Second, time.Second, 800 * time.Millisecond
 	for kind, bounded := range map[string]bool{"default": false, "minds deadlines": true} {
 		for end, cancelAt := range map[string]time.Duration{"deadline": time.Hour, "cancelled": patience} {
 			synctest.Test(t, func(t *testing.T) {
 				rdb := distantMini(t, 1, bounded, takes)
-				c := cachetest.New(t, rdb, "ns", redisTimeout, func(o *singlefill.Options[string]) { o.LockTTL = time.Minute })
+				c := cachetest.New(t, rdb, "ns", redisTimeout, func(o *singlefill.Options[string]) { o.LockTTL = 25 * time.Second })
 				c.During = func(string) { time.Sleep(10 * time.Millisecond) }
 				var wg sync.WaitGroup
 				for i := range 20 { // of which one is sent, and the others wait

@@ -20,6 +20,7 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/wake"
 )
 
 // A wire is the connection to the server that carries the commands of all clients.
@@ -68,6 +69,7 @@ func (w *World) Scripts(files fs.FS, dir string) {
 		if err != nil {
 			w.t.Fatal(err)
 		}
+		text = append([]byte(wake.Lua), text...)
 		hash := sha1.Sum(text)
 		s := script{strings.TrimSuffix(e.Name(), ".lua"), string(text)}
 		w.wire.scripts[hex.EncodeToString(hash[:])], w.wire.scripts[s.text] = s, s
@@ -85,6 +87,7 @@ func (w *World) Client(process string) *redis.Client {
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	})
 	w.t.Cleanup(func() { _ = rdb.Close() })
+	wake.Mute(rdb) // messages from the server to a process would not wait for the scheduler
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.clients = append(w.clients, rdb)

@@ -11,6 +11,7 @@ package wake
 
 import (
 	_ "embed"
+	"math"
 	"sync"
 	"time"
 
@@ -61,7 +62,21 @@ const (
 )
 
 // New returns a Listener at the server of rdb.
-func New(rdb redis.UniversalClient) *Listener { return &Listener{rdb: rdb} }
+func New(rdb redis.UniversalClient) *Listener {
+	l := &Listener{rdb: rdb}
+	if user, ok := rdb.(*redis.Client); ok {
+		if _, mute := muted.Load(user); mute {
+			l.deafUntil = time.Now().Add(math.MaxInt64)
+		}
+	}
+	return l
+}
+
+var muted sync.Map // of *redis.Client
+
+// Mute makes nobody listen through a client that has not been used yet: waiters only poll. It is for
+// tests of polling.
+func Mute(rdb *redis.Client) { muted.Store(rdb, true) }
 
 // An Ear is somebody who listens to one channel.
 type Ear struct {

@@ -74,7 +74,7 @@ func (f *fleet) spawn(c config) *process {
 	f.started++
 	c.Name = fmt.Sprint("process", f.started)
 	c.Addr, c.Counters, c.Namespace = f.server.Addr, cmp.Or(c.Counters, f.server.Addr), f.namespace
-	p := &process{t: f.t, name: c.Name, namespace: f.namespace, polls: make(map[string]int)}
+	p := &process{t: f.t, name: c.Name, namespace: f.namespace, polls: make(map[string]int), listens: make(map[string]bool)}
 	if !c.Direct {
 		p.proxy = redistest.NewProxy(f.t, f.server.Addr)
 		p.proxy.On(func(cmd []string) bool { p.countPoll(cmd); return false }, redistest.Pass)
@@ -160,19 +160,32 @@ type process struct {
 	orders    int
 	unread    []report // received, and not yet returned by await
 
-	mu    sync.Mutex
-	polls map[string]int // protected by mu: by value key, the scripts that the process has sent
+	mu      sync.Mutex
+	polls   map[string]int  // protected by mu: by value key, the scripts that the process has sent
+	listens map[string]bool // protected by mu: by lock key
 }
 
 var scripts = redistest.Command("EVALSHA", "EVAL")
 
-// countPoll counts a script by its first key.
+// countPoll counts a script by its first key, and notes the channels to which the process listens.
 func (p *process) countPoll(cmd []string) {
-	if scripts(cmd) && len(cmd) > 3 {
-		p.mu.Lock()
-		defer p.mu.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case scripts(cmd) && len(cmd) > 3:
 		p.polls[cmd[3]]++
+	case redistest.Command("SSUBSCRIBE")(cmd):
+		for _, channel := range cmd[1:] {
+			p.listens[channel] = true
+		}
 	}
+}
+
+// listensTo reports whether the process has asked to be woken for key.
+func (p *process) listensTo(key string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.listens[lockKey(p.namespace, key)]
 }
 
 func (p *process) polled(key string) int {
@@ -297,7 +310,8 @@ type waiters struct {
 
 // awaitWaiting is waiting for several groups of calls at once. When all calls of a group have
 // joined, its process has sent three more polls: the first may have been decided before, the second
-// waits on behalf of all calls, and the third shows that the second has been answered.
+// waits on behalf of all calls, and the third shows that the second has been answered. A process
+// that listens polls rarely.
 func awaitWaiting(groups ...waiters) {
 	for _, g := range groups {
 		g.t.Helper()
@@ -308,7 +322,7 @@ func awaitWaiting(groups ...waiters) {
 		before[i] = g.polled(g.key)
 	}
 	for i, g := range groups {
-		redistest.Await(g.t, fmt.Sprintf("%s waits for %q", g.name, g.key), func() bool { return g.polled(g.key) >= before[i]+3 })
+		redistest.Await(g.t, fmt.Sprintf("%s waits for %q", g.name, g.key), func() bool { return g.polled(g.key) >= before[i]+3 || g.listensTo(g.key) })
 	}
 }
 

@@ -42,10 +42,12 @@ func TestWait_FewCommands(t *testing.T) {
 			polls, wait := waiter.polled("k")-before, f.now().Sub(begun)
 			waiter.wantUnfinished("waits")
 
-			if most := maxPolls(wait); polls < 2 || polls > most {
-				t.Errorf("%d polls in %v, want 2 to %d", polls, wait, most)
+			if most := maxPolls(wait); polls > most {
+				t.Errorf("%d polls in %v, want %d at most", polls, wait, most)
 			}
-			if gets.Fired() > 2 || others.Fired() != 0 { // the second GET is for callers that began during the first
+			// The second GET is for callers that began during the first. A connection to listen costs a
+			// few commands.
+			if gets.Fired() > 2 || others.Fired() > 5 {
 				t.Errorf("%d GETs, want 2 at most; %d other commands", gets.Fired(), others.Fired())
 			}
 			holder.release("load")
