@@ -164,6 +164,17 @@ func TestWake_Flood(t *testing.T) {
 	})
 }
 
+// What is published before a waiter is subscribed is not lost: it asks when it hears.
+func TestWake_PublishedBeforeSubscribed(t *testing.T) {
+	const length = 3 * time.Millisecond // the waiter has just begun to listen
+	inListening(t, func(t *testing.T, l *listening) {
+		l.lost.Store(true)
+		if late, _ := l.waits("k", length); late > 4*time.Millisecond {
+			t.Errorf("the value comes %v after the load", late)
+		}
+	})
+}
+
 // Callers that join a wait that listens cause no polls.
 func TestWake_JoinersSendNothing(t *testing.T) {
 	inListening(t, func(t *testing.T, l *listening) {

@@ -46,8 +46,8 @@ var fillMutants = []mutant{
 		name: "fill-store-keeps-lock",
 		bug:  "The store does not release the lock: the next miss waits for its TTL",
 		file: "internal/fill/lua/store.lua",
-		old:  "  redis.call('DEL', KEYS[2])\n  return 1",
-		new:  "  return 1",
+		old:  "  redis.call('DEL', KEYS[2])\n  wake(KEYS[2], '')\n  return 1",
+		new:  "  wake(KEYS[2], '')\n  return 1",
 		pkg:  "internal/fill", test: "TestStore_HolderOnly",
 	},
 	{
@@ -182,8 +182,8 @@ var fillMutants = []mutant{
 		name: "expire-keeps-lock",
 		bug:  "Expire leaves the lock: a value loaded before is stored after it",
 		file: "internal/fill/lua/expire.lua",
-		old:  "redis.call('DEL', KEYS[2])\n",
-		new:  "",
+		old:  "if redis.call('DEL', KEYS[2]) == 1 then",
+		new:  "if redis.call('EXISTS', KEYS[2]) == 1 then",
 		pkg:  "internal/fill", test: "TestExpire_RunningLoad",
 	},
 	{

@@ -1,0 +1,127 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+// held counts what a client sends, and holds it up.
+type held struct {
+	mu        sync.Mutex
+	alone     int
+	pipelines []int // lengths
+	takes     time.Duration
+}
+
+func (h *held) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (h *held) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		h.mu.Lock()
+		get := cmd.Name() == "get"
+		if get {
+			h.alone++
+		}
+		h.mu.Unlock()
+		if get {
+			time.Sleep(h.takes)
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (h *held) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		h.mu.Lock()
+		get := cmds[0].Name() == "get"
+		if get {
+			h.pipelines = append(h.pipelines, len(cmds))
+		}
+		h.mu.Unlock()
+		if get {
+			time.Sleep(h.takes)
+		}
+		return next(ctx, cmds)
+	}
+}
+
+// Commands that come while all connections are in use go together when one returns, and each gets
+// its own reply. What comes to a free connection does not wait.
+func TestTogether_OnePipeline(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m, rdb := redistest.StartMini(t)
+		h := &held{takes: 10 * time.Millisecond}
+		rdb.AddHook(h)
+		c := New(rdb, time.Second, func(_ context.Context, op string, err error) { t.Errorf("%s: %v", op, err) }, nil, nil)
+		c.node.gets.open(2)
+		const keys = 50
+		var wg sync.WaitGroup
+		begun := time.Now()
+		for i := range keys {
+			key := fmt.Sprint("k", i)
+			if err := m.Set(key, "value of "+key); err != nil {
+				t.Fatal(err)
+			}
+			wg.Go(func() {
+				if data, _, err := c.Get(t.Context(), time.Now(), key); err != nil || string(data) != "value of "+key {
+					t.Errorf("%s: %q, %v", key, data, err)
+				}
+			})
+		}
+		synctest.Wait()
+		if n := c.Queued(); n != keys-2 {
+			t.Errorf("%d commands wait, want %d", n, keys-2)
+		}
+		wg.Wait()
+		if h.alone != 2 || len(h.pipelines) != 1 || h.pipelines[0] != keys-2 || c.Queued() != 0 {
+			t.Errorf("%d went alone, and pipelines of %v; %d wait", h.alone, h.pipelines, c.Queued())
+		}
+		if took := time.Since(begun); took != 2*h.takes {
+			t.Errorf("all took %v, want %v", took, 2*h.takes)
+		}
+	})
+}
+
+// A caller that leaves while its command waits gets its own error; the others get their replies, and
+// its command is not sent.
+func TestTogether_CallerLeaves(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		_, rdb := redistest.StartMini(t)
+		h := &held{takes: 100 * time.Millisecond}
+		rdb.AddHook(h)
+		c := New(rdb, time.Second, func(context.Context, string, error) {}, nil, nil)
+		c.node.gets.open(1)
+		get := func(ctx context.Context) error { _, _, err := c.Get(ctx, time.Now(), "k"); return err }
+		var wg sync.WaitGroup
+		wg.Go(func() { _ = get(t.Context()) })
+		synctest.Wait()
+		left, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		for range 3 {
+			wg.Go(func() {
+				if err := get(t.Context()); !errors.Is(err, redis.Nil) {
+					t.Error(err)
+				}
+			})
+		}
+		if err := get(left); err != context.DeadlineExceeded || left.Err() == nil {
+			t.Errorf("%v, and its context: %v", err, left.Err())
+		}
+		wg.Wait()
+		time.Sleep(time.Second)
+		if len(h.pipelines) != 1 || c.Queued() != 0 {
+			t.Errorf("pipelines of %v; %d wait", h.pipelines, c.Queued())
+		}
+	})
+}
