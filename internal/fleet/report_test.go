@@ -53,7 +53,7 @@ func TestScale(t *testing.T) {
 	var rows []row
 	for _, n := range sizes {
 		for _, length := range lengths {
-			inFleet(t, n, c, func(f *fleet) {
+			inFleet(t, n, c, false, func(f *fleet) {
 				begun := len(rows)
 				rows = append(rows, f.constant(length)...)
 				// Ten stampedes of larger fleets take too long.

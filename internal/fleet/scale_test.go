@@ -15,7 +15,7 @@ func TestStampede_OneLoad(t *testing.T) {
 	}
 	for _, n := range sizes {
 		for _, length := range []time.Duration{10 * time.Millisecond, 100 * time.Millisecond} {
-			inFleet(t, n, usual, func(f *fleet) {
+			inFleet(t, n, usual, false, func(f *fleet) {
 				b := bounds{costs: usual, waiters: n * hotKeys, length: length}
 				s := stampede{keys: "k", length: func() time.Duration { return length }}
 				check(t, "the first load", b, f.run(s))
@@ -48,7 +48,7 @@ func check(t *testing.T, what string, b bounds, r result) {
 func TestStampede_DeadHolder(t *testing.T) {
 	t.Parallel()
 	const n, length = 10, time.Second
-	inFleet(t, n, usual, func(f *fleet) {
+	inFleet(t, n, usual, false, func(f *fleet) {
 		b := bounds{costs: usual, waiters: n * hotKeys, length: length}
 		r := f.run(stampede{keys: "k", length: func() time.Duration { return length }, dies: true})
 		for _, n := range r.loads {
