@@ -54,6 +54,10 @@ const (
 	listenAfter      = 10 * time.Millisecond
 	listenAfterPolls = 2
 
+	// listenReplies is how many replies it takes until a wait hears: of the connection, of the first
+	// command on it, of the subscription, and of the next poll.
+	listenReplies = 4
+
 	// listeningPause is the time between two polls while no wake-up comes.
 	listeningPause = 4 * time.Second
 )
@@ -68,9 +72,13 @@ func (w *wait) answered(sent time.Time) {
 	w.sent, w.quick, w.last = sent, min(w.last, took), took
 }
 
-// listen begins to listen before a pause of d, if the wait is long enough to be worth it.
-func (w *wait) listen(c *client.Client, key string, d time.Duration) {
-	if w.ear != nil || d < listenAfter && w.polls < listenAfterPolls {
+// listen begins to listen before a pause, if the wait is long enough to be worth it. A connection
+// costs the server as much as several polls. Where replies are slow because many processes wait, the
+// queue of the server must not grow: only some of them, at random, listen before the same pause.
+func (w *wait) listen(c *client.Client, key string, reply fill.Reply) {
+	d := w.expected.pause(reply.Age)
+	short := d < listenAfter && w.polls < listenAfterPolls || d < listenReplies*w.last
+	if w.ear != nil || short || rand.N(w.last+1) > listenAfter {
 		return
 	}
 	wakeUp := make(chan struct{}, 1)
