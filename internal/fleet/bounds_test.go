@@ -10,6 +10,9 @@ const (
 	crowd    = 2
 	longer   = 1.25 // the longest pause, by its jitter
 	shorter  = 0.75
+
+	listeningPause = 4 * time.Second
+	minJoinPause   = 10 * time.Millisecond
 )
 
 // bounds are the bounds of a stampede.

@@ -92,6 +92,26 @@ func check(t *testing.T, what string, b bounds, r result) {
 	}
 }
 
+// Messages that get lost delay those who listen until their next poll.
+func TestStampede_LostMessages(t *testing.T) {
+	t.Parallel()
+	const n, length = 10, time.Second
+	inFleet(t, n, usual, true, func(f *fleet) {
+		f.server.lose = true
+		b := bounds{costs: usual, waiters: n * hotKeys, length: length, wakeUps: true}
+		s := stampede{keys: "k", length: func() time.Duration { return length }}
+		next := time.Duration(longer * float64(listeningPause))
+		if most := slices.Max(f.run(s).late); most > next+b.late() {
+			t.Errorf("the first load: a waiter is %v late, want %v at most", most, next+b.late())
+		}
+		// Waiters that know the length poll after half of it has passed again.
+		next = time.Duration(longer * float64(length/2+2*minJoinPause))
+		if most := slices.Max(f.run(s).late); most > next+b.late() {
+			t.Errorf("a load like the one before: a waiter is %v late, want %v at most", most, next+b.late())
+		}
+	})
+}
+
 // A dead holder is replaced by one other holder.
 func TestStampede_DeadHolder(t *testing.T) {
 	t.Parallel()

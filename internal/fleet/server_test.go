@@ -18,6 +18,7 @@ type server struct {
 	costs
 	redis  *redis.Client // of the miniredis
 	refuse bool          // connections of listeners: there are no wake-ups
+	lose   bool          // messages
 
 	queue     chan job
 	stopped   chan struct{}
@@ -103,6 +104,9 @@ func (s *server) work() {
 // deliver sends what a command has published to the listeners, one after the other.
 func (s *server) deliver() {
 	for _, channel := range s.published {
+		if s.lose {
+			break
+		}
 		listeners := slices.DeleteFunc(s.listeners[channel], (*conn).gone)
 		s.listeners[channel] = listeners
 		for _, c := range listeners {
