@@ -38,9 +38,9 @@ type wait struct {
 	quick    time.Duration // duration of the quicker one of the last two
 
 	ear    *wake.Ear
-	wakeUp chan struct{} // has an element when it is worth polling
-	hears  bool          // every wake-up since the last command
-	woken  int           // polls in a row that followed a wake-up
+	wakeUp chan bool // has an element when it is worth polling; true: a wake-up
+	hears  bool      // every wake-up since the last command
+	woken  int       // wake-ups in a row that brought a poll forward
 }
 
 const (
@@ -81,11 +81,11 @@ func (w *wait) listen(c *client.Client, key string, reply fill.Reply) {
 	if w.ear != nil || short || rand.N(w.last+1) > listenAfter {
 		return
 	}
-	wakeUp := make(chan struct{}, 1)
+	wakeUp := make(chan bool, 1)
 	w.wakeUp = wakeUp
-	w.ear = c.Listen(key, func(string, bool) {
+	w.ear = c.Listen(key, func(_ string, message bool) {
 		select {
-		case wakeUp <- struct{}{}:
+		case wakeUp <- message:
 		default:
 		}
 	})
@@ -137,11 +137,13 @@ func (w *wait) joinPause() time.Duration {
 	return max(min(minJoinPause+time.Since(w.begun)/32, maxJoinPause), crowd*w.quick)
 }
 
-// wakePause returns how long to sleep after a wake-up: not at all, unless the last ones were of no
-// use.
-func (w *wait) wakePause() time.Duration {
-	w.woken++
-	if w.woken == 1 {
+// wakePause returns how long to sleep after a wake-up, or after the Ear has begun or ceased to hear:
+// not at all, unless the last wake-ups were of no use.
+func (w *wait) wakePause(message bool) time.Duration {
+	if message {
+		w.woken++
+	}
+	if w.woken <= 1 {
 		return 0
 	}
 	return min(minPause<<min(w.woken, 10), maxPause) - time.Since(w.sent)
@@ -196,9 +198,9 @@ func (x *filling[T]) await(ctx context.Context, d time.Duration, slot <-chan str
 			return paused
 		case <-slot:
 			return granted
-		case <-x.wait.wakeUp:
+		case message := <-x.wait.wakeUp:
 			x.wait.hears, woken = false, true
-			timer.Reset(min(time.Until(end), x.wait.wakePause()))
+			timer.Reset(min(time.Until(end), x.wait.wakePause(message)))
 		case <-closing:
 			x.end(ctx, &result[T]{err: ErrClosed}, flight.Always)
 			return interrupted
