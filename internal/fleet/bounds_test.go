@@ -46,9 +46,8 @@ func (b bounds) late() time.Duration {
 }
 
 // heard is the longest time that a waiter that listens waits after the end of the load: until the
-// value is stored, until the message has come, and until the reply. It does not poll twice within
-// minPause times two to the number of wake-ups, of which the start of listening is one.
-func (b bounds) heard() time.Duration { return 2*b.reply() + b.trip/2 + 4*minPause }
+// value is stored, until the message has come, and until the reply.
+func (b bounds) heard() time.Duration { return 2*b.reply() + b.trip/2 }
 
 // polls is how often a process asks at most, from the beginning of the load until it has the value.
 func (b bounds) polls() (n int) {
