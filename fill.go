@@ -267,7 +267,7 @@ func (x *filling[T]) follow(ctx context.Context, next step, a *attempt, reply fi
 		a.awaited, a.lastAsked, a.queue = reply.Text, stamp, false
 		x.wait.polls++
 		d := x.wait.pause(reply)
-		x.wait.listen(x.client, x.lock.Key(), d)
+		x.wait.listen(x.client, x.lock.Key(), reply)
 		if x.pause(ctx, d) == interrupted {
 			return ended
 		}

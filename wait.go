@@ -38,10 +38,10 @@ type wait struct {
 	quick    time.Duration // duration of the quicker one of the last two
 
 	ear    *wake.Ear
-	wakeUp chan struct{} // has an element when it is worth polling
-	hears  bool          // every wake-up since the last command
-	since  time.Time     // when that was sent
-	woken  int           // polls in a row that followed a wake-up
+	wakeUp chan bool // has an element when it is worth polling; true: a wake-up
+	hears  bool      // every wake-up since the last command
+	since  time.Time // when that was sent
+	woken  int       // wake-ups in a row that brought a poll forward
 }
 
 const (
@@ -54,6 +54,10 @@ const (
 	// A wait listens before a pause this long, and after this number of polls.
 	listenAfter      = 10 * time.Millisecond
 	listenAfterPolls = 2
+
+	// listenReplies is how many replies it takes until a wait hears: of the connection, of the first
+	// command on it, of the subscription, and of the next poll.
+	listenReplies = 4
 
 	// listeningPause is the time between two polls while no wake-up comes. It is longer than LockTTL by
 	// default: what is polled for is the end of a dead holder's lock.
@@ -70,16 +74,20 @@ func (w *wait) answered(sent time.Time) {
 	w.sent, w.quick, w.last = sent, min(w.last, took), took
 }
 
-// listen begins to listen before a pause of d, if the wait is long enough to be worth it.
-func (w *wait) listen(c *client.Client, key string, d time.Duration) {
-	if w.ear != nil || d < listenAfter && w.polls < listenAfterPolls {
+// listen begins to listen before a pause, if the wait is long enough to be worth it. A connection
+// costs the server as much as several polls. Where replies are slow because many processes wait, the
+// queue of the server must not grow: only some of them, at random, listen before the same pause.
+func (w *wait) listen(c *client.Client, key string, reply fill.Reply) {
+	d := w.expected.pause(reply.Age)
+	short := d < listenAfter && w.polls < listenAfterPolls || d < listenReplies*w.last
+	if w.ear != nil || short || rand.N(w.last+1) > listenAfter {
 		return
 	}
-	wakeUp := make(chan struct{}, 1)
+	wakeUp := make(chan bool, 1)
 	w.wakeUp = wakeUp
-	w.ear = c.Listen(key, func(string, bool) {
+	w.ear = c.Listen(key, func(_ string, message bool) {
 		select {
-		case wakeUp <- struct{}{}:
+		case wakeUp <- message:
 		default:
 		}
 	})
@@ -132,11 +140,13 @@ func (w *wait) joinPause() time.Duration {
 	return max(min(minJoinPause+time.Since(w.begun)/32, maxJoinPause), crowd*w.quick)
 }
 
-// wakePause returns how long to sleep after a wake-up: not at all, unless the last ones were of no
-// use.
-func (w *wait) wakePause() time.Duration {
-	w.woken++
-	if w.woken == 1 {
+// wakePause returns how long to sleep after a wake-up, or after the Ear has begun or ceased to hear:
+// not at all, unless the last wake-ups were of no use.
+func (w *wait) wakePause(message bool) time.Duration {
+	if message {
+		w.woken++
+	}
+	if w.woken <= 1 {
 		return 0
 	}
 	return min(minPause<<min(w.woken, 10), maxPause) - time.Since(w.sent)
@@ -191,9 +201,9 @@ func (x *filling[T]) await(ctx context.Context, d time.Duration, slot <-chan str
 			return paused
 		case <-slot:
 			return granted
-		case <-x.wait.wakeUp:
+		case message := <-x.wait.wakeUp:
 			x.wait.hears, woken = false, true
-			timer.Reset(min(time.Until(end), x.wait.wakePause()))
+			timer.Reset(min(time.Until(end), x.wait.wakePause(message)))
 		case <-closing:
 			x.end(ctx, &result[T]{err: ErrClosed}, flight.Always)
 			return interrupted

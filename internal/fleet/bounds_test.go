@@ -10,6 +10,9 @@ const (
 	crowd    = 2
 	longer   = 1.25 // the longest pause, by its jitter
 	shorter  = 0.75
+
+	listeningPause = 4 * time.Second
+	minJoinPause   = 10 * time.Millisecond
 )
 
 // bounds are the bounds of a stampede.
@@ -18,10 +21,19 @@ type bounds struct {
 	waiters int           // processes times keys
 	length  time.Duration // of the longest load
 	known   bool          // length is known to the waiters, and constant
+	wakeUps bool
 }
 
 // reply is the longest time until a reply, since each waiter has one command in flight at a time.
-func (b bounds) reply() time.Duration { return b.trip + time.Duration(b.waiters)*b.script }
+// With wake-ups, all of them may begin to listen at the same time, and a message to each may come
+// before.
+func (b bounds) reply() time.Duration {
+	each := b.script
+	if b.wakeUps {
+		each += b.message + b.plain + (b.connection+b.plain)/hotKeys
+	}
+	return b.trip + time.Duration(b.waiters)*each
+}
 
 // late is the longest time that a waiter waits after the end of the load: until the value is
 // stored, until the pause that had begun before has passed, and until the reply.
@@ -32,6 +44,10 @@ func (b bounds) late() time.Duration {
 	}
 	return 2*b.reply() + time.Duration(longer*float64(max(pause, crowd*b.reply())))
 }
+
+// heard is the longest time that a waiter that listens waits after the end of the load: until the
+// value is stored, until the message has come, and until the reply.
+func (b bounds) heard() time.Duration { return 2*b.reply() + b.trip/2 }
 
 // polls is how often a process asks at most, from the beginning of the load until it has the value.
 func (b bounds) polls() (n int) {
@@ -48,9 +64,14 @@ func (b bounds) polls() (n int) {
 }
 
 // commands is the largest number of commands: one GET and one first script of each waiter, the
-// polls, and the commands of the holders.
+// polls, and the commands of the holders. With wake-ups, each process also opens a connection, says
+// HELLO and subscribes to each key, and unsubscribes from it.
 func (b bounds) commands() int {
-	return b.waiters*(2+b.polls()) + hotKeys*(2+int(b.length/(lockTTL/3)))
+	each := 2 + b.polls()
+	if b.wakeUps {
+		each += 2/hotKeys + 2
+	}
+	return b.waiters*each + hotKeys*(2+int(b.length/(lockTTL/3)))
 }
 
 // taken is the longest time from a holder's death to its replacement.

@@ -22,6 +22,9 @@ const (
 	lockTTL = 5 * time.Second // the default
 	hotKeys = 2
 	within  = 10 * time.Millisecond // every process asks for every key within this time
+
+	// Listeners close their connections within this time after a stampede.
+	hangUp = 15 * time.Second
 )
 
 // A fleet is a number of processes that use one namespace on one server.
@@ -39,12 +42,15 @@ type process struct {
 	polls map[string]int // protected by mu: polls of the last wait, by key
 }
 
-// inFleet runs a test with a fleet of n processes, in fake time.
-func inFleet(t *testing.T, n int, c costs, run func(f *fleet)) {
+// inFleet runs a test with a fleet of n processes, in fake time. Without wakeUps the server lets
+// nobody listen.
+func inFleet(t *testing.T, n int, c costs, wakeUps bool, run func(f *fleet)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		_, rdb := redistest.StartMini(t)
-		f := &fleet{t: t, server: &server{costs: c, redis: rdb}}
+		m, rdb := redistest.StartMini(t)
+		f := &fleet{t: t, server: newServer(c, m, rdb)}
+		f.server.refuse = !wakeUps
+		t.Cleanup(func() { close(f.server.stopped) })
 		for range n {
 			p := &process{link: &link{server: f.server}, polls: make(map[string]int)}
 			client := p.link.client()
@@ -101,7 +107,9 @@ func (f *fleet) run(s stampede) (r result) {
 		}
 	}
 	wg.Wait()
-	r.load, r.lasted = f.server.take(), max(time.Since(begun), window)
+	over := time.Now()
+	time.Sleep(hangUp)
+	r.load, r.lasted = f.server.take(), max(over.Sub(begun), window)
 	for _, k := range keys {
 		r.loads = append(r.loads, k.loads)
 		if s.dies {
@@ -117,7 +125,7 @@ func (f *fleet) run(s stampede) (r result) {
 	for _, p := range f.processes {
 		p.link.dead.Store(false) // another process takes its place
 	}
-	first, last := begun.UnixNano()/int64(window), time.Now().UnixNano()/int64(window)
+	first, last := begun.UnixNano()/int64(window), over.UnixNano()/int64(window)
 	for w := first; w <= last; w++ {
 		r.windows = append(r.windows, r.arrivals[w])
 	}
@@ -192,6 +200,7 @@ func (k *hotKey) load(_ context.Context, p *process) (string, error) {
 // add adds the result of another stampede.
 func (r *result) add(more result) {
 	r.commands += more.commands
+	r.messages += more.messages
 	r.queued = max(r.queued, more.queued)
 	r.lasted += more.lasted
 	r.loads = append(r.loads, more.loads...)

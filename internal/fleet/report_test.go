@@ -30,6 +30,7 @@ const (
 
 // A row is the result of all stampedes of one kind.
 type row struct {
+	wakeUps   bool
 	processes int
 	length    time.Duration
 	kind      string
@@ -53,17 +54,21 @@ func TestScale(t *testing.T) {
 	var rows []row
 	for _, n := range sizes {
 		for _, length := range lengths {
-			inFleet(t, n, c, func(f *fleet) {
-				begun := len(rows)
-				rows = append(rows, f.constant(length)...)
-				// Ten stampedes of larger fleets take too long.
-				if n <= 1000 && length <= time.Second {
-					rows = append(rows, f.varying(length))
-				}
-				for _, r := range rows[begun:] {
-					t.Log(strings.Join(r.cells(c), " "))
-				}
-			})
+			for _, wakeUps := range []bool{true, false} {
+				inFleet(t, n, c, wakeUps, func(f *fleet) {
+					begun := len(rows)
+					rows = append(rows, f.constant(length)...)
+					// Ten stampedes of larger fleets take too long.
+					if n <= 1000 && length <= time.Second {
+						rows = append(rows, f.varying(length))
+					}
+					for i := range rows[begun:] {
+						r := &rows[begun+i]
+						r.wakeUps = wakeUps
+						t.Log(wakeUps, strings.Join(r.cells(c), " "))
+					}
+				})
+			}
 		}
 		writeTable(t, folder, c, rows) // intermediate results
 		writePlots(t, folder, c, rows)
@@ -78,7 +83,7 @@ func (f *fleet) constant(length time.Duration) (rows []row) {
 	}
 	for _, kind := range kinds {
 		s.dies = kind == dead
-		rows = append(rows, row{len(f.processes), length, kind, f.run(s)})
+		rows = append(rows, row{processes: len(f.processes), length: length, kind: kind, result: f.run(s)})
 	}
 	return rows
 }
@@ -90,7 +95,7 @@ func (f *fleet) varying(length time.Duration) row {
 	for range 6 {
 		f.run(s) // so that the processes learn how long a load takes
 	}
-	r := row{len(f.processes), length, varying, f.run(s)}
+	r := row{processes: len(f.processes), length: length, kind: varying, result: f.run(s)}
 	for range 3 {
 		r.add(f.run(s))
 	}
@@ -99,13 +104,14 @@ func (f *fleet) varying(length time.Duration) row {
 
 var columns = []string{
 	"processes", "load", "kind", "loads per key", "late, p50", "p99", "max", "bound",
-	"polls, p50", "max", "commands/s, mean", "peak", "longest queue", "dead for",
+	"polls, p50", "max", "commands each", "commands/s, mean", "peak", "longest queue", "dead for",
 }
 
 func (r row) cells(c costs) []string {
 	bound, took := "", ""
 	if r.kind == first || r.kind == known {
-		bound = short(bounds{costs: c, waiters: r.processes * hotKeys, length: r.length, known: r.kind == known}.late())
+		b := bounds{costs: c, waiters: r.processes * hotKeys, length: r.length, known: r.kind == known, wakeUps: r.wakeUps}
+		bound = short(b.late())
 	}
 	if r.taken != nil {
 		took = short(slices.Max(r.taken))
@@ -118,9 +124,12 @@ func (r row) cells(c costs) []string {
 		thousands(r.processes), fmt.Sprint(r.length), r.kind, loads,
 		short(quantile(r.late, 0.5)), short(quantile(r.late, 0.99)), short(quantile(r.late, 1)), bound,
 		fmt.Sprint(quantile(r.polls, 0.5)), fmt.Sprint(quantile(r.polls, 1)),
-		thousands(r.mean()), thousands(r.peak()), short(r.queued), took,
+		fmt.Sprintf("%.1f", r.each()), thousands(r.mean()), thousands(r.peak()), short(r.queued), took,
 	}
 }
+
+// each is commands per waiter. A connection counts as one.
+func (r row) each() float64 { return float64(r.commands) / float64(len(r.loads)*r.processes) }
 
 // mean and peak are commands per second: over the whole time, and in the busiest window.
 func (r row) mean() int { return int(float64(r.commands) / r.lasted.Seconds()) }
@@ -157,11 +166,18 @@ func writeTable(t *testing.T, folder string, c costs, rows []row) {
 		t.Fatalf("%s has no %q and %q", name, begin, end)
 	}
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "The server: %v for a script, %v for any other command, as measured on a redis-server here; %v there and back.\n"+
-		"Each stampede: %d hot keys; every process asks for each of them within %v.\n\n", c.script, c.plain, c.trip, hotKeys, within)
-	fmt.Fprintf(&b, "| %s |\n|%s\n", strings.Join(columns, " | "), strings.Repeat(" ---: |", len(columns)))
-	for _, r := range rows {
-		fmt.Fprintf(&b, "| %s |\n", strings.Join(r.cells(c), " | "))
+	fmt.Fprintf(&b, "The server: %v for a script, %v for any other command, %v for a message to one listener and %v for\n"+
+		"a connection, as measured on a redis-server here; %v there and back.\n"+
+		"Each stampede: %d hot keys; every process asks for each of them within %v.\n",
+		c.script, c.plain, c.message, c.connection, c.trip, hotKeys, within)
+	for _, wakeUps := range []bool{true, false} {
+		fmt.Fprintf(&b, "\n%s:\n\n", map[bool]string{true: "With wake-ups", false: "Without"}[wakeUps])
+		fmt.Fprintf(&b, "| %s |\n|%s\n", strings.Join(columns, " | "), strings.Repeat(" ---: |", len(columns)))
+		for _, r := range rows {
+			if r.wakeUps == wakeUps {
+				fmt.Fprintf(&b, "| %s |\n", strings.Join(r.cells(c), " | "))
+			}
+		}
 	}
 	write(t, folder, "scale.md", slices.Concat(before, []byte(begin), b.Bytes(), []byte(end), after))
 }
@@ -175,33 +191,34 @@ func write(t *testing.T, folder, name string, data []byte) {
 func writePlots(t *testing.T, folder string, c costs, rows []row) {
 	ms := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 	late := chart{
-		title: "How late the slowest 1 % of waiters get the value", x: "processes", y: "ms after the load's end, p99",
-		xticks: floats(sizes), yticks: decades(1, 1000),
+		title: "How late the slowest 1 % of waiters get a value loaded for the first time", x: "processes", y: "ms after the load's end, p99",
+		xticks: floats(sizes), yticks: decades(0.1, 1000),
 	}
-	polls := chart{
-		title: "How often a waiting process asks", x: "processes", y: "polls, median",
-		xticks: floats(sizes), yticks: []float64{1, 2, 5, 10, 20, 50, 100},
+	each := chart{
+		title: "What a waiter sends during a first load", x: "processes", y: "commands",
+		xticks: floats(sizes), yticks: []float64{2, 5, 10, 20, 50, 100},
 	}
 	commands := chart{
-		title: "What the server is given to do around 1 s loads", x: "processes", y: "commands per second",
-		xticks: floats(sizes), yticks: decades(100, 1_000_000),
+		title: "What the server is given to do around first loads of 1 s", x: "processes", y: "commands per second",
+		xticks: floats(sizes), yticks: decades(10, 1_000_000),
 	}
+	ways := map[bool]string{true: "", false: ", no wake-ups"}
 	for i, length := range lengths {
-		for _, kind := range []string{first, known} {
+		for _, wakeUps := range []bool{true, false} {
 			of := func(value func(r row) float64) series {
-				s := series{name: fmt.Sprintf("%v, %s", length, kind), color: i, dashed: kind == first}
+				s := series{name: length.String() + ways[wakeUps], color: i, dashed: !wakeUps}
 				for _, r := range rows {
-					if r.length == length && r.kind == kind {
+					if r.length == length && r.kind == first && r.wakeUps == wakeUps {
 						s.points = append(s.points, [2]float64{float64(r.processes), value(r)})
 					}
 				}
 				return s
 			}
 			late.series = append(late.series, of(func(r row) float64 { return ms(quantile(r.late, 0.99)) }))
-			polls.series = append(polls.series, of(func(r row) float64 { return float64(quantile(r.polls, 0.5)) }))
+			each.series = append(each.series, of(row.each))
 			if length == time.Second {
 				mean, peak := of(func(r row) float64 { return float64(r.mean()) }), of(func(r row) float64 { return float64(r.peak()) })
-				mean.name, peak.name = kind+", mean", kind+", peak"
+				mean.name, peak.name = "mean"+ways[wakeUps], "peak"+ways[wakeUps]
 				mean.color, peak.color = 0, 1
 				commands.series = append(commands.series, mean, peak)
 			}
@@ -216,19 +233,19 @@ func writePlots(t *testing.T, folder string, c costs, rows []row) {
 	late.series = append(late.series, floor)
 	commands.series = append(commands.series, capacity)
 	write(t, folder, "scale-late.svg", late.svg())
-	write(t, folder, "scale-polls.svg", polls.svg())
+	write(t, folder, "scale-each.svg", each.svg())
 	write(t, folder, "scale-commands.svg", commands.svg())
 
 	largest := rows[len(rows)-1].processes
 	over := chart{
-		title: fmt.Sprintf("%s processes: what the server is given to do around one 1 s load", thousands(largest)),
+		title: fmt.Sprintf("%s processes: what the server is given to do around a first load of 1 s", thousands(largest)),
 		x:     "ms since the first one asked", y: "commands per second", linear: true,
 	}
 	for _, r := range rows {
-		if r.processes != largest || r.length != time.Second || r.kind != first && r.kind != known {
+		if r.processes != largest || r.length != time.Second || r.kind != first {
 			continue
 		}
-		s := series{name: r.kind, color: len(over.series), dashed: r.kind == first}
+		s := series{name: "1s" + ways[r.wakeUps], color: len(over.series), dashed: !r.wakeUps}
 		for i, n := range r.windows {
 			s.points = append(s.points, [2]float64{float64(i) * ms(window), float64(n * int(time.Second/window))})
 		}

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// A stampede causes one load, for which waiters wait no longer than computed.
+// A stampede causes one load, for which waiters wait no longer than computed, with wake-ups and
+// without.
 func TestStampede_OneLoad(t *testing.T) {
 	t.Parallel()
 	sizes := []int{10, 100}
@@ -15,14 +16,61 @@ func TestStampede_OneLoad(t *testing.T) {
 	}
 	for _, n := range sizes {
 		for _, length := range []time.Duration{10 * time.Millisecond, 100 * time.Millisecond} {
-			inFleet(t, n, usual, func(f *fleet) {
-				b := bounds{costs: usual, waiters: n * hotKeys, length: length}
-				s := stampede{keys: "k", length: func() time.Duration { return length }}
-				check(t, "the first load", b, f.run(s))
-				b.known = true
-				check(t, "a load like the one before", b, f.run(s))
-			})
+			for _, wakeUps := range []bool{true, false} {
+				inFleet(t, n, usual, wakeUps, func(f *fleet) {
+					b := bounds{costs: usual, waiters: n * hotKeys, length: length, wakeUps: wakeUps}
+					s := stampede{keys: "k", length: func() time.Duration { return length }}
+					check(t, "the first load", b, f.run(s))
+					b.known = true
+					check(t, "a load like the one before", b, f.run(s))
+				})
+			}
 		}
+	}
+}
+
+// During a long load every waiter begins to listen. It then polls once: when the load has ended.
+func TestStampede_AllHear(t *testing.T) {
+	t.Parallel()
+	const n, length = 10, 3 * time.Second
+	inFleet(t, n, usual, true, func(f *fleet) {
+		b := bounds{costs: usual, waiters: n * hotKeys, length: 100 * time.Millisecond, wakeUps: true}
+		s := stampede{keys: "k", length: func() time.Duration { return length }}
+		for _, what := range []string{"the first load", "a load like the one before"} {
+			r := f.run(s)
+			if want := (n - 1) * hotKeys; r.messages != want {
+				t.Errorf("%s: %d messages, want %d", what, r.messages, want)
+			}
+			if most := slices.Max(r.late); most > b.heard() {
+				t.Errorf("%s: a waiter is %v late, want %v at most", what, most, b.heard())
+			}
+			// All listen within 100 ms.
+			if most := slices.Max(r.polls); most > b.polls() {
+				t.Errorf("%s: a process polls %d times, want %d at most", what, most, b.polls())
+			}
+		}
+	})
+}
+
+// Listening does not overload a server that the stampede itself keeps busy for most of RedisTimeout,
+// like 10,000 processes, and for which a connection is expensive, as with TLS.
+func TestStampede_BusyServer(t *testing.T) {
+	t.Parallel()
+	slow := costs{
+		script: 100 * usual.script, plain: 100 * usual.plain, message: 100 * usual.message,
+		connection: 20 * time.Millisecond, trip: usual.trip,
+	}
+	for _, length := range []time.Duration{time.Second, 10 * time.Second} {
+		inFleet(t, 100, slow, true, func(f *fleet) {
+			s := stampede{keys: "k", length: func() time.Duration { return length }}
+			for _, what := range []string{"the first load", "a load like the one before"} {
+				for _, n := range f.run(s).loads {
+					if n != 1 {
+						t.Errorf("%s, %v: %d loads, want 1", what, length, n)
+					}
+				}
+			}
+		})
 	}
 }
 
@@ -44,23 +92,45 @@ func check(t *testing.T, what string, b bounds, r result) {
 	}
 }
 
+// Messages that get lost delay those who listen until their next poll.
+func TestStampede_LostMessages(t *testing.T) {
+	t.Parallel()
+	const n, length = 10, time.Second
+	inFleet(t, n, usual, true, func(f *fleet) {
+		f.server.lose = true
+		b := bounds{costs: usual, waiters: n * hotKeys, length: length, wakeUps: true}
+		s := stampede{keys: "k", length: func() time.Duration { return length }}
+		next := time.Duration(longer * float64(listeningPause))
+		if most := slices.Max(f.run(s).late); most > next+b.late() {
+			t.Errorf("the first load: a waiter is %v late, want %v at most", most, next+b.late())
+		}
+		// Waiters that know the length poll after half of it has passed again.
+		next = time.Duration(longer * float64(length/2+2*minJoinPause))
+		if most := slices.Max(f.run(s).late); most > next+b.late() {
+			t.Errorf("a load like the one before: a waiter is %v late, want %v at most", most, next+b.late())
+		}
+	})
+}
+
 // A dead holder is replaced by one other holder.
 func TestStampede_DeadHolder(t *testing.T) {
 	t.Parallel()
 	const n, length = 10, time.Second
-	inFleet(t, n, usual, func(f *fleet) {
-		b := bounds{costs: usual, waiters: n * hotKeys, length: length}
-		r := f.run(stampede{keys: "k", length: func() time.Duration { return length }, dies: true})
-		for _, n := range r.loads {
-			if n != 2 {
-				t.Errorf("%d loads, want that of the dead and one more", n)
+	for _, wakeUps := range []bool{true, false} {
+		inFleet(t, n, usual, wakeUps, func(f *fleet) {
+			b := bounds{costs: usual, waiters: n * hotKeys, length: length, wakeUps: wakeUps}
+			r := f.run(stampede{keys: "k", length: func() time.Duration { return length }, dies: true})
+			for _, n := range r.loads {
+				if n != 2 {
+					t.Errorf("%d loads, want that of the dead and one more", n)
+				}
 			}
-		}
-		if most := slices.Max(r.taken); most > b.taken() {
-			t.Errorf("replaced after %v, want %v at most", most, b.taken())
-		}
-		if most := slices.Max(r.late); most > b.late() {
-			t.Errorf("a waiter is %v late, want %v at most", most, b.late())
-		}
-	})
+			if most := slices.Max(r.taken); most > b.taken() {
+				t.Errorf("replaced after %v, want %v at most", most, b.taken())
+			}
+			if most := slices.Max(r.late); most > b.late() {
+				t.Errorf("a waiter is %v late, want %v at most", most, b.late())
+			}
+		})
+	}
 }

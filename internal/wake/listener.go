@@ -126,7 +126,7 @@ func (e *Ear) Hears(then time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	c := l.channel(e.name)
-	if c == nil || c.state != subscribed || !c.since.Before(then) {
+	if c == nil || c.state != subscribed || c.since.After(then) {
 		return false
 	}
 	_, listens := c.ears[e]
