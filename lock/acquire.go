@@ -26,8 +26,11 @@ type attempt struct {
 	unanswered bool // since the last answer a command was sent, which may have been executed
 	answered   bool // the last command
 
-	place  int64 // in the waitQueue; protected by its mutex
-	failed error // why it has to end before its context does; protected by the waitQueue's mutex
+	place  int64 // in the waitQueue; protected by its mutex, as all fields below
+	failed error // why it has to end before its context does
+	asked  asked
+	next   nextAsk
+	calm   calm
 }
 
 const (
@@ -63,6 +66,7 @@ func (a *attempt) wait(ctx context.Context) (lease *Lease, err error) {
 		r, sent, err := a.ask(ctx, q.request(a))
 		switch {
 		case err == nil && r.state == held:
+			q.noteHeld(a, r)
 			return &Lease{owner: a.owner, fence: r.number, sentAt: sent}, nil
 		case err == nil && r.state == busy:
 			q.noteBusy(a, r)
@@ -73,7 +77,7 @@ func (a *attempt) wait(ctx context.Context) (lease *Lease, err error) {
 		case !isTemporary(err) || ctx.Err() != nil || !q.noteFailure(a, err):
 			return nil, a.explain(ctx, err)
 		}
-		a.sleep(ctx, a.pause(backoff, r))
+		q.sleep(ctx, a, a.pause(backoff, r))
 	}
 	return nil, a.gaveUp(ctx)
 }
@@ -84,16 +88,20 @@ func (a *attempt) wait(ctx context.Context) (lease *Lease, err error) {
 // lease: the hand-over costs a small part of that age, and the commands of all waiters together
 // grow with the logarithm of their number only. Otherwise the pause is backoff. It never lasts
 // beyond the end of the holder's lease, nor for so long that a place in the queue could be lost.
+//
+// While the attempt would hear of a release, it only asks to find out that wake-ups get lost.
 func (a *attempt) pause(backoff time.Duration, r reply) time.Duration {
 	d := backoff
 	known := r.state == busy && r.ahead >= 0
 	if ahead := time.Duration(min(r.ahead, 10_000)); known {
 		d = min(max(firstPause, r.age/8)*(1+ahead), maxPause+ahead*maxPause/16)
 	}
-	d = time.Duration(float64(d) * (0.5 + rand.Float64()))
+	d = vary(d)
+	if r.state == busy && a.calm.hears {
+		d = listeningPause*3/4 + rand.N(listeningPause/2)
+	}
 	if r.state == busy {
-		left := time.Duration(min(r.number, int64(time.Hour/time.Millisecond))) * time.Millisecond
-		d = min(d, left+time.Millisecond+rand.N(4*time.Millisecond))
+		d = min(d, r.left()+time.Millisecond+rand.N(4*time.Millisecond))
 	}
 	if a.kind.queues() {
 		d = min(d, a.opts.WaiterTTL/6)
@@ -101,30 +109,14 @@ func (a *attempt) pause(backoff time.Duration, r reply) time.Duration {
 	return d
 }
 
-// sleep returns earlier when the attempt is woken, or ctx ends.
-func (a *attempt) sleep(ctx context.Context, d time.Duration) {
-	a.waited = true
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-a.wake:
-	case <-ctx.Done():
-	}
-}
-
-func (a *attempt) wakeUp() {
-	select {
-	case a.wake <- struct{}{}:
-	default:
-	}
-}
+// vary returns a random time between a half and one and a half of d.
+func vary(d time.Duration) time.Duration { return time.Duration(float64(d) * (0.5 + rand.Float64())) }
 
 // ask returns a reply that is younger than a lease lives. After an older grant this process was
 // stalled, and another process may hold the lock by now. So ask sends the same token again: the
 // server prolongs the lease, grants it again, or says that the lock is busy.
 func (a *attempt) ask(ctx context.Context, req request) (r reply, sent time.Time, err error) {
-	a.hasPlace = a.hasPlace || req.enqueue && a.kind.queues() || req.waitingSince != 0
+	a.hasPlace = a.hasPlace || req.enqueue && a.kind.queues() || req.reserves || req.listens
 	for {
 		r, sent, err = a.retry(ctx, req)
 		if err != nil || r.state != held || time.Since(sent) < a.opts.TTL-margin(a.opts.TTL) {

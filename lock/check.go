@@ -41,7 +41,7 @@ func (l *Locker) Check(ctx context.Context) error {
 	}{
 		{"acquire", func() error { return acquire(holder, request{}, held) }},
 		{"wait", func() error {
-			return acquire(waiter, request{enqueue: true, waitingSince: time.Now().UnixMicro()}, busy)
+			return acquire(waiter, request{enqueue: true, reserves: true, listens: true, waitingSince: time.Now().UnixMicro()}, busy)
 		}},
 		{"renew", func() error { _, err := probe.kind.renew(ctx, holder); return err }},
 		{"release", func() error { _, err := probe.kind.release(ctx, holder, probe.opts.RedisTimeout); return err }},

@@ -50,6 +50,9 @@ func parseReply(answer any) (r reply, err error) {
 	if !ok {
 		return r, fmt.Errorf("unexpected reply %v", answer)
 	}
+	if r.state == kept {
+		r.state, r.free = busy, true
+	}
 	r.number, r.ahead, r.lastFence, r.place = numbers[0], numbers[1], numbers[2], numbers[4]
 	r.age = time.Duration(min(numbers[3], int64(time.Hour/time.Microsecond))) * time.Microsecond
 	return r, nil
@@ -60,11 +63,11 @@ func (o *owner) runRenew(ctx context.Context, s client.Script, keys ...string) (
 }
 
 func (o *owner) runRelease(ctx context.Context, within time.Duration, s client.Script, keys ...string) (bool, error) {
-	return o.runOnLease(ctx, within, "release", s, keys, o.markLife().Milliseconds(), maxMarks)
+	return o.runOnLease(ctx, within, "release", s, keys, o.markLife().Milliseconds(), maxMarks, o.reservationLife())
 }
 
 func (o *owner) runAbandon(ctx context.Context, s client.Script, keys ...string) error {
-	_, err := o.runOnLease(ctx, o.opts.RedisTimeout, "abandon", s, keys, o.markLife().Milliseconds(), maxMarks)
+	_, err := o.runOnLease(ctx, o.opts.RedisTimeout, "abandon", s, keys, o.markLife().Milliseconds(), maxMarks, o.reservationLife())
 	return err
 }
 

@@ -13,7 +13,7 @@
 // that outlives a function.
 //
 //	one holder at a time, in any order          NewMutex
-//	one holder at a time, in order of arrival   NewFairMutex: dearer, and slower to hand over
+//	one holder at a time, in order of arrival   NewFairMutex: its waiters ask more often
 //	n holders at a time                         NewSemaphore
 //	do it unless another caller is doing it     any kind, with TryAcquire: ErrBusy means no
 //	load a value once for the whole fleet       none: singlefill.Cache.GetOrLoad
@@ -80,12 +80,17 @@
 //
 //	~{n}:lock* +@string +@sortedset +@hash +@keyspace +time +eval +evalsha
 //
-// [Locker.Check] names what Redis refuses.
+// [Locker.Check] names what Redis refuses. A release wakes a waiter by a message if the user also has
+//
+//	&{n}:lock:* +@pubsub
+//
+// Without these rights, and while messages get lost, waiters poll.
 //
 // # Keys
 //
 // The lock named n uses the key {n}:lock and keys that begin with {n}:lock, all in one slot. Each
-// key has a TTL. After all leases have been released, two things remain:
+// key has a TTL. Waiters listen on channels whose names begin with {n}:lock, over one connection for
+// all locks of the process on a server; it is closed ten seconds after the last wait. After all leases have been released, two things remain:
 //
 //   - the last fence, for a day;
 //   - marks of the last 500 ended attempts, which make repeated and late commands harmless. A mark

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"net"
 	"slices"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/locktest"
 )
 
 // faults is a hook of a client. A test decides with it what happens to the commands of its Lockers.
@@ -103,18 +105,15 @@ func (f *faults) take() string {
 // opOfHash has the op of each script, by its hash and by its text.
 var opOfHash = func() map[string]string {
 	ops := make(map[string]string)
-	files, err := lua.ReadDir("lua")
+	files, err := fs.ReadDir(locktest.Scripts(), ".")
 	if err != nil {
 		panic(err)
 	}
 	for _, file := range files {
-		text, err := lua.ReadFile("lua/" + file.Name())
-		if err != nil {
-			panic(err)
-		}
+		text := locktest.Text(file.Name())
 		_, op, _ := strings.Cut(strings.TrimSuffix(file.Name(), ".lua"), "_")
-		ops[redis.NewScript(string(text)).Hash()] = op
-		ops[string(text)] = op
+		ops[redis.NewScript(text).Hash()] = op
+		ops[text] = op
 	}
 	return ops
 }()
@@ -160,6 +159,15 @@ type commands struct {
 	at   []time.Time   // protected by mu
 	args [][]string    // protected by mu
 	slow time.Duration // protected by mu
+
+	muted bool // nobody may listen
+}
+
+// recordMuted is record, and lets nobody listen, so that waiters only poll.
+func recordMuted(m *miniredis.Miniredis) *commands {
+	c := record(m)
+	c.muted = true
+	return c
 }
 
 // record begins to record. Call it before the server gets any command.
@@ -167,7 +175,7 @@ func record(m *miniredis.Miniredis) *commands {
 	c := new(commands)
 	m.Server().SetPreHook(func(p *server.Peer, cmd string, args ...string) bool {
 		if cmd != "EVALSHA" && cmd != "EVAL" {
-			return false
+			return c.muted && redistest.Muted(p, cmd)
 		}
 		c.mu.Lock()
 		slow := c.slow

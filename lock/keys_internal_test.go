@@ -22,7 +22,7 @@ func strangeNames() []string {
 
 // all returns the keys of a name.
 func (k keys) all() []string {
-	return []string{k.lock, k.fence, k.ended, k.reservation, k.queue, k.alive, k.details}
+	return []string{k.lock, k.fence, k.ended, k.reservation, k.waiting, k.queue, k.alive, k.details}
 }
 
 // The keys of a name are named as documented.
@@ -35,7 +35,7 @@ func TestKeys_Names(t *testing.T) {
 		if k.lock != want+":lock" {
 			t.Errorf("the lock of %q is named %q, want %q", name, k.lock, want+":lock")
 		}
-		for i, suffix := range []string{"", ":fence", ":ended", ":next", ":queue", ":alive", ":details"} {
+		for i, suffix := range []string{"", ":fence", ":ended", ":next", ":waiting", ":queue", ":alive", ":details"} {
 			if got := k.all()[i]; got != want+":lock"+suffix {
 				t.Errorf("a key of %q is named %q, want %q", name, got, want+":lock"+suffix)
 			}

@@ -17,10 +17,11 @@ type kind interface {
 
 // A request is what a command to acquire says besides the token.
 type request struct {
-	enqueue bool // takes a place in the queue
+	enqueue  bool // takes a place in the queue
+	reserves bool // reserves the next grant
+	listens  bool // takes a place among the waiters that a release wakes
 
-	// waitingSince asks for a reservation, if it is not 0. It is the server's time in µs at which the
-	// process began to wait.
+	// waitingSince is the server's time in µs at which the process began to wait. 0: now.
 	waitingSince int64
 
 	// queued has the tokens of other waiters of the process, which keep their places in the queue.
@@ -31,18 +32,25 @@ type request struct {
 type reply struct {
 	state  string
 	number int64 // held: the fence; busy: ask again within so many ms; otherSize: that size
+	free   bool  // busy, but not held: it is kept for another waiter
 
 	ahead     int64         // number of waiters ahead in the queue; -1: unknown
 	lastFence int64         // of the last grant
 	age       time.Duration // of the last grant
-	place     int64         // in the queue; 0: none
+	place     int64         // in the queue; 0: none. Without a queue, 1: it was not among the waiting
 	lost      []string      // of request.queued, the tokens that have no place any more
+}
+
+// left returns for how long a busy answer is true at most: until the holder's lease ends.
+func (r reply) left() time.Duration {
+	return time.Duration(min(r.number, int64(time.Hour/time.Millisecond))) * time.Millisecond
 }
 
 // States of a reply.
 const (
 	held      = "held"
 	busy      = "busy"
+	kept      = "kept" // becomes busy and free
 	otherSize = "size"
 )
 
@@ -50,8 +58,8 @@ const (
 type mutex struct{}
 
 func (mutex) acquire(ctx context.Context, o *owner, within time.Duration, r request) (reply, error) {
-	life, since := o.reservation(r)
-	return o.runAcquire(ctx, within, mutexAcquire, []string{o.keys.reservation, o.keys.queue}, life, since)
+	reserved, since, waiting := o.waits(r)
+	return o.runAcquire(ctx, within, mutexAcquire, []string{o.keys.reservation, o.keys.waiting, o.keys.queue}, reserved, since, waiting)
 }
 
 func (mutex) renew(ctx context.Context, o *owner) (bool, error) {
@@ -59,11 +67,11 @@ func (mutex) renew(ctx context.Context, o *owner) (bool, error) {
 }
 
 func (mutex) release(ctx context.Context, o *owner, within time.Duration) (bool, error) {
-	return o.runRelease(ctx, within, mutexRelease, o.keys.lock, o.keys.ended)
+	return o.runRelease(ctx, within, mutexRelease, o.keys.lock, o.keys.ended, o.keys.reservation, o.keys.waiting)
 }
 
 func (mutex) abandon(ctx context.Context, o *owner) error {
-	return o.runAbandon(ctx, mutexAbandon, o.keys.lock, o.keys.ended, o.keys.reservation)
+	return o.runAbandon(ctx, mutexAbandon, o.keys.lock, o.keys.ended, o.keys.reservation, o.keys.waiting)
 }
 
 func (mutex) queues() bool { return false }
@@ -83,6 +91,10 @@ func (fair) acquire(ctx context.Context, o *owner, within time.Duration, r reque
 	return o.runAcquire(ctx, within, fairAcquire, []string{o.keys.queue, o.keys.alive}, args...)
 }
 
+func (fair) release(ctx context.Context, o *owner, within time.Duration) (bool, error) {
+	return o.runRelease(ctx, within, fairRelease, o.keys.lock, o.keys.ended, o.keys.queue)
+}
+
 func (fair) abandon(ctx context.Context, o *owner) error {
 	return o.runAbandon(ctx, fairAbandon, o.keys.lock, o.keys.ended, o.keys.queue, o.keys.alive)
 }
@@ -93,8 +105,8 @@ func (fair) queues() bool { return true }
 type semaphore struct{ size int }
 
 func (s semaphore) acquire(ctx context.Context, o *owner, within time.Duration, r request) (reply, error) {
-	life, since := o.reservation(r)
-	return o.runAcquire(ctx, within, semaphoreAcquire, []string{o.keys.reservation, o.keys.details}, life, since, s.size)
+	reserved, since, waiting := o.waits(r)
+	return o.runAcquire(ctx, within, semaphoreAcquire, []string{o.keys.reservation, o.keys.waiting, o.keys.details}, reserved, since, waiting, s.size)
 }
 
 func (semaphore) renew(ctx context.Context, o *owner) (bool, error) {
@@ -102,20 +114,29 @@ func (semaphore) renew(ctx context.Context, o *owner) (bool, error) {
 }
 
 func (semaphore) release(ctx context.Context, o *owner, within time.Duration) (bool, error) {
-	return o.runRelease(ctx, within, semaphoreRelease, o.keys.lock, o.keys.ended, o.keys.details)
+	return o.runRelease(ctx, within, semaphoreRelease, o.keys.lock, o.keys.ended, o.keys.reservation, o.keys.waiting, o.keys.details)
 }
 
 func (semaphore) abandon(ctx context.Context, o *owner) error {
-	return o.runAbandon(ctx, semaphoreAbandon, o.keys.lock, o.keys.ended, o.keys.reservation, o.keys.details)
+	return o.runAbandon(ctx, semaphoreAbandon, o.keys.lock, o.keys.ended, o.keys.reservation, o.keys.waiting, o.keys.details)
 }
 
 func (semaphore) queues() bool { return false }
 
-// reservation returns the life in ms of the reservation that the request asks for, and since when
-// its process has been waiting.
-func (o *owner) reservation(r request) (life int64, since string) {
-	if r.waitingSince == 0 {
-		return 0, ""
+// waits returns the lives in ms of what the request asks for, a reservation and a place among the
+// waiters that a release wakes, and since when its process has been waiting.
+func (o *owner) waits(r request) (reserved int64, since string, waiting int64) {
+	if r.reserves {
+		reserved = o.reservationLife()
 	}
-	return (o.opts.RedisTimeout + 2*maxPause).Milliseconds(), fmt.Sprintf("%020d", r.waitingSince)
+	if r.waitingSince != 0 {
+		since = fmt.Sprintf("%020d", r.waitingSince)
+	}
+	if r.listens {
+		waiting = waitingLife.Milliseconds()
+	}
+	return reserved, since, waiting
 }
+
+// reservationLife returns for how many ms a reservation outlasts the lease of the holder.
+func (o *owner) reservationLife() int64 { return (o.opts.RedisTimeout + 2*maxPause).Milliseconds() }

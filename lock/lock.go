@@ -51,8 +51,9 @@ func NewMutex(rdb redis.UniversalClient, name string, opts *Options) (*Locker, e
 // A waiter keeps its place in the queue by asking, at least three times in [Options.WaiterTTL].
 // Dead waiters are skipped together, WaiterTTL after they were last heard of.
 //
-// The price of the order is a slower hand-over: a released lock stays free until the next waiter
-// asks again, for about an eighth of the time for which it was held, and 100 ms at most.
+// The price of the order is that the waiters of each process ask at least six times in WaiterTTL, and
+// that a dead waiter at the head of the queue keeps the released lock from the others until it is
+// skipped.
 func NewFairMutex(rdb redis.UniversalClient, name string, opts *Options) (*Locker, error) {
 	return newLocker(rdb, name, fair{}, opts, keysOf)
 }
@@ -91,6 +92,7 @@ func newLocker(rdb redis.UniversalClient, name string, kind kind, opts *Options,
 		return nil, err
 	}
 	l := &Locker{name: name, kind: kind, keys: keysOf(name), opts: o}
+	l.waiters.id = rand.Text()[:idLen]
 	if o.Trace != nil {
 		l.trace = *o.Trace
 	}
@@ -100,11 +102,16 @@ func newLocker(rdb redis.UniversalClient, name string, kind kind, opts *Options,
 
 // Acquire waits until a lease is granted or ctx ends. The lease outlives ctx: see [Lease].
 //
-// The first waiter of a Locker asks Redis on behalf of all of them. Its pause between two commands
-// grows from 2 ms to 100 ms, with a random factor between a half and one and a half, and never
-// lasts beyond the end of the holder's lease. Once the waiter is known to be the next, the pause is
-// an eighth of the time for which the lease has been held; it grows with the number of waiters
-// ahead of it. A waiter holds no connection during a pause.
+// The first waiter of a Locker asks Redis on behalf of all of them. After its second command it
+// listens: whatever frees the lock wakes one waiter that can have it, and without a message a waiter
+// asks at the end of the holder's lease, and at least every five seconds.
+//
+// Where nobody may listen or publish, or messages get lost, waiters poll. The pause between two
+// commands grows from 2 ms to 100 ms, with a random factor between a half and one and a half, and
+// never lasts beyond the end of the holder's lease. Once the waiter is known to be the next, the pause
+// is an eighth of the time for which the lease has been held; it grows with the number of waiters
+// ahead of it. A waiter holds no connection during a pause, but for the one of the process that
+// listens.
 //
 // A waiter outlasts a Redis that does not answer or cannot write: it retries with the same token,
 // and keeps its place in the queue, until ctx ends. If ctx has no deadline, a waiter retries for
@@ -175,7 +182,7 @@ func (l *Locker) acquire(ctx context.Context, wait bool) (*Lease, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	a := newAttempt(ctx, &owner{Locker: l, token: rand.Text()})
+	a := newAttempt(ctx, &owner{Locker: l, token: l.waiters.newToken()})
 	ask := a.try
 	if wait {
 		ask = a.wait

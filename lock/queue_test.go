@@ -77,6 +77,7 @@ func TestNewFairMutex_DeadWaiters(t *testing.T) {
 func TestNewFairMutex_OwnWaiterTTL(t *testing.T) {
 	t.Parallel()
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+		redistest.Mute(m)
 		const long = 20 * time.Second
 		mortal := redistest.NewMiniClient(t, m)
 		longLived := newLocker(t, "fair", mortal, "n", &lock.Options{WaiterTTL: long})

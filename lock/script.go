@@ -4,9 +4,12 @@ import (
 	_ "embed"
 
 	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/wake"
 )
 
 var (
+	//go:embed lua/waiting.lua
+	waitingLua string
 	//go:embed lua/mutex_acquire.lua
 	mutexAcquireLua string
 	//go:embed lua/mutex_renew.lua
@@ -17,6 +20,8 @@ var (
 	mutexAbandonLua string
 	//go:embed lua/fair_acquire.lua
 	fairAcquireLua string
+	//go:embed lua/fair_release.lua
+	fairReleaseLua string
 	//go:embed lua/fair_abandon.lua
 	fairAbandonLua string
 	//go:embed lua/semaphore_acquire.lua
@@ -28,14 +33,17 @@ var (
 	//go:embed lua/semaphore_abandon.lua
 	semaphoreAbandonLua string
 
-	mutexAcquire     = client.NewScript(mutexAcquireLua)
-	mutexRenew       = client.NewScript(mutexRenewLua)
-	mutexRelease     = client.NewScript(mutexReleaseLua)
-	mutexAbandon     = client.NewScript(mutexAbandonLua)
-	fairAcquire      = client.NewScript(fairAcquireLua)
-	fairAbandon      = client.NewScript(fairAbandonLua)
-	semaphoreAcquire = client.NewScript(semaphoreAcquireLua)
-	semaphoreRenew   = client.NewScript(semaphoreRenewLua)
-	semaphoreRelease = client.NewScript(semaphoreReleaseLua)
-	semaphoreAbandon = client.NewScript(semaphoreAbandonLua)
+	mutexAcquire     = newScript(mutexAcquireLua)
+	mutexRenew       = newScript(mutexRenewLua)
+	mutexRelease     = newScript(mutexReleaseLua)
+	mutexAbandon     = newScript(mutexAbandonLua)
+	fairAcquire      = newScript(fairAcquireLua)
+	fairRelease      = newScript(fairReleaseLua)
+	fairAbandon      = newScript(fairAbandonLua)
+	semaphoreAcquire = newScript(semaphoreAcquireLua)
+	semaphoreRenew   = newScript(semaphoreRenewLua)
+	semaphoreRelease = newScript(semaphoreReleaseLua)
+	semaphoreAbandon = newScript(semaphoreAbandonLua)
 )
+
+func newScript(text string) client.Script { return client.NewScript(wake.Lua + waitingLua + text) }

@@ -2,7 +2,6 @@ package lock_test
 
 import (
 	"context"
-	"embed"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -19,11 +18,9 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/locktest"
 	"github.com/singlefill/singlefill/lock"
 )
-
-//go:embed lua/*.lua
-var lua embed.FS
 
 const (
 	scriptTTL      = 10_000 // ms
@@ -60,7 +57,7 @@ func (s *steps) do(op, who string) (state string, number int64) {
 }
 
 func (s *steps) try(op, who string) (state string, number int64, err error) {
-	ended, next := s.lock+":ended", s.lock+":next"
+	ended := s.lock + ":ended"
 	var keys []string
 	args := []any{token(who)}
 	file := s.kind
@@ -71,15 +68,15 @@ func (s *steps) try(op, who string) (state string, number int64, err error) {
 	case "renew":
 		keys, args = []string{s.lock, ended}, append(args, scriptTTL)
 	case "release":
-		keys, args = []string{s.lock, ended}, append(args, scriptReleased, 100)
+		keys, args = []string{s.lock, ended}, append(args, scriptReleased, 100, 700)
 	case "abandon":
-		keys, args = []string{s.lock, ended}, append(args, scriptTTL, 100)
+		keys, args = []string{s.lock, ended}, append(args, scriptTTL, 100, 700)
 	}
-	if s.kind != "fair" && (op == "acquire" || op == "abandon") {
-		keys = append(keys, next)
+	if s.kind != "fair" && op != "renew" {
+		keys = append(keys, s.lock+":next", s.lock+":waiting")
 	}
 	if s.kind != "fair" && op == "acquire" {
-		args = append(args, 0, "")
+		args = append(args, 0, "", 0)
 	}
 	switch {
 	case s.kind == "mutex" && op == "acquire":
@@ -89,7 +86,9 @@ func (s *steps) try(op, who string) (state string, number int64, err error) {
 		if op == "acquire" {
 			args = append(args, 1)
 		}
-	case s.kind == "fair" && (op == "acquire" || op == "abandon"):
+	case s.kind == "fair" && op == "release":
+		keys = append(keys, s.lock+":queue")
+	case s.kind == "fair" && op != "renew":
 		keys = append(keys, s.lock+":queue", s.lock+":alive")
 		if op == "acquire" {
 			args = append(args, 5000, 0)
@@ -97,11 +96,7 @@ func (s *steps) try(op, who string) (state string, number int64, err error) {
 	case s.kind == "fair":
 		file = "mutex"
 	}
-	text, err := lua.ReadFile("lua/" + file + "_" + op + ".lua")
-	if err != nil {
-		return "", 0, err
-	}
-	reply, err := redis.NewScript(string(text)).Run(s.t.Context(), s.rdb, keys, args...).Result()
+	reply, err := redis.NewScript(locktest.Text(file+"_"+op+".lua")).Run(s.t.Context(), s.rdb, keys, args...).Result()
 	switch r := reply.(type) {
 	case []any:
 		return r[0].(string), r[1].(int64), err
@@ -380,7 +375,7 @@ func TestScripts_NoClientTime(t *testing.T) {
 		watchScripts(m, func(_ *server.Peer, op, _ string, args []string) bool {
 			mu.Lock()
 			defer mu.Unlock()
-			got[op+" "+tokenPattern.ReplaceAllString(strings.Join(args, " "), "TOKEN")] = true
+			got[op+" "+serverTime.ReplaceAllString(tokenPattern.ReplaceAllString(strings.Join(args, " "), "TOKEN"), "SINCE")] = true
 			return false
 		})
 		rdb := redistest.NewMiniClient(t, m)
@@ -410,10 +405,13 @@ func TestScripts_NoClientTime(t *testing.T) {
 		}
 		before := session()
 		time.Sleep(1000*time.Hour + 17*time.Millisecond)
-		if after := session(); len(before) != 3+3+5 || !slices.Equal(before, after) {
+		if after := session(); len(before) != 8+4+3 || !slices.Equal(before, after) {
 			t.Errorf("at first they got\n%s\nlater\n%s", strings.Join(before, "\n"), strings.Join(after, "\n"))
 		}
 	})
 }
 
 var tokenPattern = regexp.MustCompile(`[A-Z2-7]{26}`)
+
+// serverTime matches a time that the server has told a waiter, and the waiter tells the server.
+var serverTime = regexp.MustCompile(`\b0000\d{16}\b`)

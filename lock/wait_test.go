@@ -21,7 +21,7 @@ import (
 func TestAcquire_DeadHolder(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
 		const life = scriptTTL * time.Millisecond
-		c := record(m)
+		c := recordMuted(m)
 		for i := range 4 {
 			name := fmt.Sprint("n", i)
 			learn(t, rdb, kind)
@@ -57,7 +57,7 @@ func TestAcquire_DeadHolder(t *testing.T) {
 func TestAcquire_RandomPauses(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
 		takeFor(t, rdb, kind, "n")
-		c := record(m)
+		c := recordMuted(m)
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
 		var wg sync.WaitGroup
@@ -89,26 +89,36 @@ func TestAcquire_IsNotStarvedByALoop(t *testing.T) {
 	for hold, during := range map[time.Duration]time.Duration{
 		time.Millisecond: 500 * time.Millisecond, 10 * time.Millisecond: time.Second, 300 * time.Millisecond: 12 * time.Second,
 	} {
-		t.Run(hold.String(), func(t *testing.T) {
-			eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-				ctx, cancel := context.WithTimeout(t.Context(), during)
-				defer cancel()
-				var wg sync.WaitGroup
-				counts, all := make([]int, 4), 0
-				for i := range counts {
-					l := newLocker(t, kind, redistest.NewMiniClient(t, m), "n", nil)
-					wg.Go(func() { counts[i] = takes(ctx, t, l, hold) })
-				}
-				wg.Wait()
-				for _, n := range counts {
-					all += n
-				}
-				t.Logf("%s: %v", kind, counts)
-				if least := slices.Min(counts); least < all/16 {
-					t.Errorf("grants: %v, want each process to have a quarter of its share", counts)
-				}
+		for _, muted := range []bool{false, true} { // without wake-ups, too
+			t.Run(fmt.Sprintf("%v, muted %v", hold, muted), func(t *testing.T) {
+				eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+					if muted {
+						redistest.Mute(m)
+					}
+					compete(t, kind, m, hold, during)
+				})
 			})
-		})
+		}
+	}
+}
+
+// compete has four processes acquire the lock in loops.
+func compete(t *testing.T, kind string, m *miniredis.Miniredis, hold, during time.Duration) {
+	ctx, cancel := context.WithTimeout(t.Context(), during)
+	defer cancel()
+	var wg sync.WaitGroup
+	counts, all := make([]int, 4), 0
+	for i := range counts {
+		l := newLocker(t, kind, redistest.NewMiniClient(t, m), "n", nil)
+		wg.Go(func() { counts[i] = takes(ctx, t, l, hold) })
+	}
+	wg.Wait()
+	for _, n := range counts {
+		all += n
+	}
+	t.Logf("%s: %v", kind, counts)
+	if least := slices.Min(counts); least < all/16 {
+		t.Errorf("grants: %v, want each process to have a quarter of its share", counts)
 	}
 }
 
@@ -164,6 +174,7 @@ func TestAcquire_DeadReservation(t *testing.T) {
 	for _, kind := range []string{"mutex", "semaphore"} {
 		t.Run(kind, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				redistest.Mute(m)
 				l, mortal := newLocker(t, kind, rdb, "n", nil), redistest.NewMiniClient(t, m)
 				holder := mustAcquire(t, l)
 				ended := make(chan struct{})

@@ -2,6 +2,7 @@ package lock
 
 import (
 	"context"
+	"crypto/rand"
 	"math"
 	"slices"
 	"sync"
@@ -12,6 +13,8 @@ import (
 // of the queue on the server. Only the first one asks Redis, so a thousand waiters of a process
 // send what one sends.
 type waitQueue struct {
+	id string // begins the tokens of the attempts, and ends the name of the channel
+
 	mu      sync.Mutex
 	waiters []*attempt // protected by mu, as all fields below
 	arrived int64      // number of waiters so far
@@ -21,6 +24,8 @@ type waitQueue struct {
 	lastAnswer time.Time
 	silent     bool  // no answer since the last failure
 	why        error // why no lease can be had, if not because it is busy
+
+	hearing
 }
 
 // A bypass counts the grants to other processes since the last grant to this one.
@@ -38,6 +43,12 @@ const (
 	// next.
 	maxBypasses = 2
 )
+
+// idLen is what the scripts take from a token for the name of a channel.
+const idLen = 12
+
+// newToken returns a token for an attempt. It has the length and the uniqueness of rand.Text.
+func (q *waitQueue) newToken() string { return q.id + rand.Text()[idLen:] }
 
 // join makes the attempt the last waiter.
 func (q *waitQueue) join(a *attempt) {
@@ -58,10 +69,12 @@ func (q *waitQueue) leave(a *attempt, granted bool) {
 	q.remove(a)
 	if granted {
 		q.noteAnswer(nil)
+		q.useless = 0
 	}
 	if granted || len(q.waiters) == 0 {
 		q.bypass = bypass{}
 	}
+	q.closeEar()
 }
 
 // awaitTurn waits until the attempt has to ask: when it is the first, or needs a place. It returns
@@ -88,11 +101,10 @@ func (q *waitQueue) awaitTurn(ctx context.Context, a *attempt) bool {
 func (q *waitQueue) request(a *attempt) request {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	q.prepare(a)
 	r := request{enqueue: true}
 	if !a.kind.queues() {
-		if q.bypass.seen >= maxBypasses {
-			r.waitingSince = q.bypass.since
-		}
+		r.listens, r.reserves, r.waitingSince = a.asked.listens, q.bypass.seen >= maxBypasses, q.bypass.since
 		return r
 	}
 	if len(q.waiters) > 0 && q.waiters[0] == a && time.Since(q.kept) > a.opts.WaiterTTL/8 {
@@ -115,10 +127,12 @@ func (q *waitQueue) noteBusy(a *attempt, r reply) {
 	if b.since == 0 {
 		b.since, b.last = r.lastFence+r.age.Microseconds(), r.lastFence
 	}
-	if r.lastFence != b.last {
+	changed := r.lastFence != b.last
+	if changed {
 		b.last = r.lastFence
 		b.seen++
 	}
+	q.notePause(a, r, changed)
 	if a.kind.queues() && r.place != a.place && a.failed == nil {
 		q.move(a, r.place)
 	}
@@ -129,6 +143,13 @@ func (q *waitQueue) noteBusy(a *attempt, r reply) {
 			other.wakeUp()
 		}
 	}
+}
+
+// noteHeld notes that the attempt has got a lease.
+func (q *waitQueue) noteHeld(a *attempt, r reply) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.noteMissed(a, r)
 }
 
 // noteConflict notes that the holders use another size. It reports whether the waiters wait for the
@@ -182,11 +203,11 @@ func (q *waitQueue) reason(a *attempt) (why error, silent bool) {
 	return q.why, q.silent
 }
 
-// wakeFirst makes the first waiter ask at once.
+// wakeFirst makes the first waiter ask at once, unless it hears of the release anyway.
 func (q *waitQueue) wakeFirst() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if len(q.waiters) > 0 {
+	if len(q.waiters) > 0 && !q.hears(q.waiters[0].asked.at) {
 		q.waiters[0].wakeUp()
 	}
 }

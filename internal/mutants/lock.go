@@ -15,7 +15,7 @@ var lockMutants = []mutant{
 		name: "lock-get-then-del",
 		bug:  "Release is a GET and then a DEL: in between the lease may end and be another's",
 		file: "lock/command.go",
-		old:  "return o.runOnLease(ctx, within, \"release\", s, keys, o.markLife().Milliseconds(), maxMarks)",
+		old:  "return o.runOnLease(ctx, within, \"release\", s, keys, o.markLife().Milliseconds(), maxMarks, o.reservationLife())",
 		new: `return client.DoWithin(ctx, o.client, within, "release", o.keys.lock, func(ctx context.Context) (bool, error) {
 		holder, err := o.client.Redis.Get(ctx, o.keys.lock).Result()
 		if err != nil || len(holder) < len(o.token) || holder[:len(o.token)] != o.token {
@@ -30,8 +30,8 @@ var lockMutants = []mutant{
 		name: "lock-token-per-process",
 		bug:  "The token belongs to the process, not to the Acquire: two goroutines hold the lock at once",
 		file: "lock/lock.go",
-		old:  "token: rand.Text()})",
-		new:  "token: rand.Text()[:0] + \"AAAAAAAAAAAAAAAAAAAAAAAAAA\"})",
+		old:  "token: l.waiters.newToken()})",
+		new:  "token: l.waiters.newToken()[:0] + \"AAAAAAAAAAAAAAAAAAAAAAAAAA\"})",
 		pkg:  "lock", test: "TestRelease_NilOnce",
 	},
 	{
@@ -120,20 +120,20 @@ var lockMutants = []mutant{
 		name: "semaphore-count-then-add",
 		bug:  "Holders are counted by one command and added by the next: two take the last place",
 		file: "lock/kinds.go",
-		old:  "return o.runAcquire(ctx, within, semaphoreAcquire, []string{o.keys.reservation, o.keys.details}, life, since, s.size)",
+		old:  "return o.runAcquire(ctx, within, semaphoreAcquire, []string{o.keys.reservation, o.keys.waiting, o.keys.details}, reserved, since, waiting, s.size)",
 		new: `n, err := o.client.Redis.ZCard(ctx, o.keys.lock).Result()
 	if err != nil || n >= int64(s.size) {
 		return reply{state: busy, number: 1}, err
 	}
-	return o.runAcquire(ctx, within, semaphoreAcquire, []string{o.keys.reservation, o.keys.details}, life, since, 1<<30)`,
+	return o.runAcquire(ctx, within, semaphoreAcquire, []string{o.keys.reservation, o.keys.waiting, o.keys.details}, reserved, since, waiting, 1<<30)`,
 		pkg: "lock", test: "TestNewSemaphore_ManyRounds",
 	},
 	{
 		name: "semaphore-off-by-one",
 		bug:  "One more than the semaphore's size may hold it",
 		file: "lock/lua/semaphore_acquire.lua",
-		old:  "local free = tonumber(ARGV[6]) - taken\n",
-		new:  "local free = tonumber(ARGV[6]) - taken + 1\n",
+		old:  "local free = tonumber(ARGV[7]) - taken\n",
+		new:  "local free = tonumber(ARGV[7]) - taken + 1\n",
 		pkg:  "lock", test: "TestScripts_RandomSteps/semaphore",
 	},
 	{
@@ -174,8 +174,8 @@ var lockMutants = []mutant{
 		name: "details-forever",
 		bug:  "What is known of the holders has no TTL",
 		file: "lock/lua/semaphore_acquire.lua",
-		old:  "'size', ARGV[6])\nredis.call('PEXPIREAT', KEYS[5], ends)\n",
-		new:  "'size', ARGV[6])\n",
+		old:  "'size', ARGV[7])\nredis.call('PEXPIREAT', KEYS[6], ends)\n",
+		new:  "'size', ARGV[7])\n",
 		pkg:  "lock", test: "TestScripts_RepeatedAndLate/taken_twice/semaphore",
 	},
 	{
@@ -298,8 +298,8 @@ var lockMutants = []mutant{
 		name: "lock-waits-beyond-the-lease",
 		bug:  "A waiter sleeps past the end of the holder's lease",
 		file: "lock/acquire.go",
-		old:  "d = min(d, left+time.Millisecond+rand.N(4*time.Millisecond))",
-		new:  "_ = left",
+		old:  "d = min(d, r.left()+time.Millisecond+rand.N(4*time.Millisecond))",
+		new:  "_ = r.left()",
 		pkg:  "lock", test: "TestAcquire_DeadHolder/mutex",
 	},
 	{
@@ -347,9 +347,9 @@ var lockMutants = []mutant{
 		name: "who-waits-longer-asks-more-rarely",
 		bug:  "A waiter never has the lock reserved: it starves beside a loop that takes it again at once",
 		file: "lock/waitqueue.go",
-		old:  "if q.bypass.seen >= maxBypasses {",
-		new:  "if false {",
-		pkg:  "lock", test: "TestAcquire_IsNotStarvedByALoop/300ms/mutex",
+		old:  "q.bypass.seen >= maxBypasses, q.bypass.since",
+		new:  "false, q.bypass.since",
+		pkg:  "lock", test: "TestAcquire_IsNotStarvedByALoop/300ms,_muted_true/mutex",
 	},
 	{
 		name: "others-lose-their-places",
@@ -426,5 +426,79 @@ var lockMutants = []mutant{
 		old:  "case err != nil || failed == nil:",
 		new:  "case failed == nil:",
 		pkg:  "lock", test: "TestDo_ReleaseFails/mutex",
+	},
+
+	// Wake-ups.
+	{
+		name: "release-wakes-nobody",
+		bug:  "A release wakes nobody: the next holder finds out by its next poll",
+		file: "lock/lua/mutex_release.lua",
+		old:  "  wakeNext(KEYS[1], KEYS[3], KEYS[4], ARGV[4], false)\n",
+		new:  "",
+		pkg:  "lock", test: "TestWakeUp_AtTheRelease/mutex",
+	},
+	{
+		name: "fair-release-wakes-nobody",
+		bug:  "A release of a fair mutex wakes nobody",
+		file: "lock/lua/fair_release.lua",
+		old:  "  wakeHead(KEYS[1], KEYS[3])\n",
+		new:  "",
+		pkg:  "lock", test: "TestWakeUp_AtTheRelease/fair",
+	},
+	{
+		name: "release-wakes-the-same",
+		bug:  "Two places become free, and both releases wake the same waiter",
+		file: "lock/lua/waiting.lua",
+		old:  "token = redis.call('ZPOPMIN', waiting)[1]",
+		new:  "token = redis.call('ZRANGE', waiting, 0, 0)[1]",
+		pkg:  "lock", test: "TestWakeUp_OnePerFreePlace",
+	},
+	{
+		name: "release-wakes-the-dead",
+		bug:  "A release wakes a waiter whose connection is gone, and nobody else",
+		file: "lock/lua/waiting.lua",
+		old:  "if tell(lock, token, token) == 0 then token = nil end",
+		new:  "tell(lock, token, token)",
+		pkg:  "lock", test: "TestWakeUp_DeadWaiter/killed_mutex",
+	},
+	{
+		name: "no-second-waiter-is-told",
+		bug:  "Nobody stands in for a woken waiter that is frozen",
+		file: "lock/lua/waiting.lua",
+		old:  "while last and tell(lock, last, '') == 0 do",
+		new:  "while false do",
+		pkg:  "lock", test: "TestWakeUp_DeadWaiter/frozen_semaphore",
+	},
+	{
+		name: "wake-up-given-up",
+		bug:  "A woken waiter that gives up keeps the wake-up",
+		file: "lock/lua/mutex_abandon.lua",
+		old:  "if redis.call('EXISTS', KEYS[1]) == 0 then wakeNext(KEYS[1], KEYS[3], KEYS[4], ARGV[4], false) end\n",
+		new:  "",
+		pkg:  "lock", test: "TestWakeUp_PassedOn/mutex",
+	},
+	{
+		name: "waiting-forever",
+		bug:  "The waiters that listen are kept without a TTL",
+		file: "lock/lua/waiting.lua",
+		old:  "redis.call('PEXPIRE', waiting, life)",
+		new:  "redis.call('EXISTS', waiting)",
+		pkg:  "lock", test: "TestWakeUp_NothingIsLeft/mutex",
+	},
+	{
+		name: "lost-wake-ups-awaited",
+		bug:  "A process whose wake-ups get lost goes on waiting for them",
+		file: "lock/wake.go",
+		old:  "q.ear.Missed(a.calm.since)",
+		new:  "_ = q.ear",
+		pkg:  "lock", test: "TestWakeUp_NobodyHears/PUBLISH/mutex",
+	},
+	{
+		name: "wake-ups-believed",
+		bug:  "A waiter asks once for each message, however many lead to nothing",
+		file: "lock/wake.go",
+		old:  "if q.useless == 0 {",
+		new:  "if true {",
+		pkg:  "lock", test: "TestWakeUp_Forged/its_own_token/mutex",
 	},
 }

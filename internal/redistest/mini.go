@@ -46,14 +46,15 @@ func NewMiniClient(t testing.TB, m *miniredis.Miniredis) *redis.Client {
 }
 
 // Mute makes the miniredis refuse everybody who wants to listen, so that waiters only poll.
-func Mute(m *miniredis.Miniredis) {
-	m.Server().SetPreHook(func(c *server.Peer, cmd string, _ ...string) bool {
-		if cmd != "SSUBSCRIBE" {
-			return false
-		}
-		c.WriteError("NOPERM this user has no permissions to access one of the channels used as arguments")
-		return true
-	})
+func Mute(m *miniredis.Miniredis) { m.Server().SetPreHook(Muted) }
+
+// Muted is the hook that Mute sets, for tests with a hook of their own.
+func Muted(c *server.Peer, cmd string, _ ...string) bool {
+	if cmd != "SSUBSCRIBE" {
+		return false
+	}
+	c.WriteError("NOPERM this user has no permissions to access one of the channels used as arguments")
+	return true
 }
 
 // dialMini connects to m. A net.Pipe has no buffer: a client and a server that write at the same time

@@ -301,7 +301,8 @@ func moves(why redis.Error) bool {
 }
 
 // lost notes the loss of the connection: nobody hears until the next one has subscribed the
-// channels again. It reports whether the lost one had subscribed any.
+// channels again. Without a channel there is no next one. It reports whether the lost one had
+// subscribed any.
 func (n *line) lost() (heard bool) {
 	n.mu.Lock()
 	heard = n.heard
@@ -314,6 +315,9 @@ func (n *line) lost() (heard bool) {
 		}
 		told = told.with(c)
 		n.want(name)
+	}
+	if len(n.channels) == 0 && n.line == n { // perhaps the user's client is closed
+		n.hangUp()
 	}
 	n.mu.Unlock()
 	told.tell("", false)

@@ -83,13 +83,14 @@ type Ear struct {
 	listener *Listener
 	name     string
 	tell     func(message string, ok bool)
+	since    time.Time
 }
 
 // Listen makes tell be called with each message on the channel. With ok false it says that the Ear
 // begins to hear, or ceases to: see Hears. tell must return at once. It may be called once more
 // after Close.
 func (l *Listener) Listen(name string, tell func(message string, ok bool)) *Ear {
-	e := &Ear{l, name, tell}
+	e := &Ear{l, name, tell, time.Now()}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if time.Now().Before(l.deafUntil) {
@@ -126,7 +127,7 @@ func (e *Ear) Hears(then time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	c := l.channel(e.name)
-	if c == nil || c.state != subscribed || c.since.After(then) {
+	if c == nil || c.state != subscribed || c.since.After(then) || e.since.After(then) {
 		return false
 	}
 	_, listens := c.ears[e]

@@ -1,8 +1,10 @@
--- Tells those who listen to a channel. A wake-up is a hint: nothing is lost if it is refused.
+-- Tells those who listen to a channel, and returns how many there are, or an error. A wake-up is a
+-- hint: nothing is lost if it is refused.
 local function wake(channel, message)
   local heard = redis.pcall('SPUBLISH', channel, message)
   if type(heard) == 'table' and heard.err and string.find(heard.err, 'Unknown Redis command', 1, true) then
-    redis.pcall('PUBLISH', channel, message)
+    heard = redis.pcall('PUBLISH', channel, message)
   end
+  return heard
 end
 

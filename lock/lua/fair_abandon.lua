@@ -1,5 +1,5 @@
 -- Abandons an attempt in one step: leaves the queue, gives back a lease granted since, and refuses
--- its commands in transit.
+-- its commands in transit. If it was the next, the next one is woken.
 --
 -- KEYS  1 lock  2 ended attempts  3 queue  4 alive
 -- ARGV  1 token  2 life of the mark, ms  3 how many marks are kept
@@ -15,12 +15,14 @@ local function try(...)
 end
 
 local taken = 0
+local first = try('ZRANK', KEYS[3], ARGV[1]) == 0
 try('ZREM', KEYS[3], ARGV[1])
 try('ZREM', KEYS[4], ARGV[1])
 if try('GET', KEYS[1]) == ARGV[1] then
   try('DEL', KEYS[1])
   taken = 1
 end
+if (taken == 1 or first) and redis.pcall('EXISTS', KEYS[1]) == 0 then wakeHead(KEYS[1], KEYS[3]) end
 local time = redis.call('TIME')
 local ms = math.floor((tonumber(time[1]) * 1000000 + tonumber(time[2])) / 1000)
 local life = math.max(redis.call('PTTL', KEYS[2]), ARGV[2])

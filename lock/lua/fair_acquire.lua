@@ -12,6 +12,7 @@
 --           last   = the last fence; age = time since its grant, µs
 --           place  = number by which the queue is ordered; 0: not in the queue
 --           lost   = of the other waiters, those that have no place any more
+--   {kept, number, ahead, last, age, place, lost…} the mutex is free for the first in the queue
 --   {refused, 0} this attempt was abandoned or released before the command arrived
 --
 -- queue orders the waiters by a number given at arrival, never by a time. alive has the time until
@@ -100,6 +101,6 @@ else
   redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', string.format('%.0f', ms))
 end
 local ahead = redis.call('ZRANK', KEYS[4], ARGV[1]) or redis.call('ZCARD', KEYS[4])
-local reply = {'busy', math.max(left, 0), ahead, last, math.max(now - last, 0), tonumber(place or 0)}
+local reply = {holder and 'busy' or 'kept', math.max(left, 0), ahead, last, math.max(now - last, 0), tonumber(place or 0)}
 for _, token in ipairs(lost) do reply[#reply + 1] = token end
 return reply

@@ -1,8 +1,10 @@
--- Abandons an attempt: gives back its lease and its reservation, and refuses its commands in
--- transit.
+-- Abandons an attempt: gives back its lease, its reservation and its place among the waiting, and
+-- refuses its commands in transit. If the mutex is free then, another waiter is woken: the one that
+-- gives up may have been woken for it.
 --
--- KEYS  1 lock  2 ended attempts  3 reservation
+-- KEYS  1 lock  2 ended attempts  3 reservation  4 waiting
 -- ARGV  1 token  2 life of the mark, ms  3 how many marks are kept
+--       4 life of a reservation after a release, ms
 --
 -- Returns 1 if it released a lease, 0 if the attempt held nothing.
 
@@ -14,6 +16,8 @@ if redis.call('GET', KEYS[1]) == ARGV[1] then
   taken = 1
 end
 if string.sub(redis.call('GET', KEYS[3]) or '', -#ARGV[1]) == ARGV[1] then redis.call('DEL', KEYS[3]) end
+redis.pcall('ZREM', KEYS[4], ARGV[1])
+if redis.call('EXISTS', KEYS[1]) == 0 then wakeNext(KEYS[1], KEYS[3], KEYS[4], ARGV[4], false) end
 local life = math.max(redis.call('PTTL', KEYS[2]), ARGV[2])
 -- First this: without the permission for it, no key may be left without a TTL.
 redis.call('PEXPIRE', KEYS[2], life)

@@ -1,15 +1,20 @@
 -- Takes the mutex if it is free and not reserved for another waiter.
 --
--- KEYS  1 lock  2 fence  3 ended attempts  4 reservation  5 queue of a fair mutex
+-- KEYS  1 lock  2 fence  3 ended attempts  4 reservation  5 waiting  6 queue of a fair mutex
 -- ARGV  1 token  2 life of the lease, ms  3 life of the fence, ms
 --       4 life of a reservation, ms; 0: this attempt reserves nothing
---       5 server's time at which its process began to wait, µs, padded with zeros
+--       5 server's time at which its process began to wait, µs, padded with zeros; '': now
+--       6 life of a place among the waiting, ms; 0: this attempt is not to be woken
 --
--- Returns the fence if this token holds the mutex, also when it asks again. Otherwise it returns
---   {busy, number, ahead, last, age}
---           number = what is left of the holder's lease, or of the reservation, ms
+-- Returns the fence if this token holds the mutex, also when it asks again; or {held, fence, 0, 0, 0, 1}
+-- if it is to be woken, and is not among the waiting any more. Otherwise it returns
+--   {busy, number, ahead, last, age, added}
+--           number = what is left of the holder's lease, ms
 --           ahead  = 0 if this attempt has the reservation, -1 if not
 --           last   = the last fence; age = time since its grant, µs
+--           added  = 1 if this attempt is among the waiting, and was not before
+--   {kept, number, ahead, last, age, added} the mutex is free, and reserved for another waiter
+--           number = what is left of the reservation, ms
 --   {refused, 0} this attempt was abandoned or released before the command arrived
 --
 -- The lock key holds the token of the holder. While there is a holder, the last fence is the
@@ -17,7 +22,8 @@
 -- it grows even after Redis has lost it, if the clock does.
 --
 -- The reservation has the waiting time and the token of the waiter that gets the mutex next. A
--- process that has waited for longer takes it over.
+-- process that has waited for longer takes it over. It lasts for as long as the holder's lease, and
+-- some time after it; a release leaves only that time.
 
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
@@ -30,9 +36,9 @@ local holder = redis.call('GET', KEYS[1])
 local ours = holder == ARGV[1]
 if ours and last > 0 then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
-  return last
+  return granted(last, KEYS[5], ARGV[1], ARGV[6] ~= '0')
 end
-if not ours and redis.call('EXISTS', KEYS[5]) == 1 then
+if not ours and redis.call('EXISTS', KEYS[6]) == 1 then
   return redis.error_reply('FOREIGN a fair mutex of this name has waiters')
 end
 
@@ -44,16 +50,20 @@ if not ours and (holder or reserved) then
   local left = redis.call('PTTL', KEYS[holder and 1 or 4])
   if left == -1 then return redis.error_reply('FOREIGN the key has no expiry, so it is no lock of ours') end
   if insists and not reserved then
-    redis.pcall('SET', KEYS[4], me, 'PX', ARGV[4])
+    redis.pcall('SET', KEYS[4], me, 'PX', math.max(left, 0) + ARGV[4])
     next = me
   end
   -- A write: a replica refuses it, since its data may be old.
   redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', string.format('%.0f', ms))
-  return {'busy', math.max(left, 0), next == me and 0 or -1, last, math.max(now - last, 0)}
+  local added = 0
+  if ARGV[6] ~= '0' then
+    added = awaitWakeUp(KEYS[5], ARGV[1], ARGV[5] ~= '' and ARGV[5] or string.format('%.0f', now), ARGV[6])
+  end
+  return {holder and 'busy' or 'kept', math.max(left, 0), next == me and 0 or -1, last, math.max(now - last, 0), added}
 end
 
 local fence = math.max(last + 1, now)
 redis.call('SET', KEYS[2], string.format('%.0f', fence), 'PX', ARGV[3])
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 if next == me then redis.call('DEL', KEYS[4]) end
-return fence
+return granted(fence, KEYS[5], ARGV[1], ARGV[6] ~= '0')

@@ -1,7 +1,8 @@
--- Releases the mutex if this token still holds it.
+-- Releases the mutex if this token still holds it, and wakes a waiter.
 --
--- KEYS  1 lock  2 ended attempts
+-- KEYS  1 lock  2 ended attempts  3 reservation  4 waiting
 -- ARGV  1 token  2 life of the mark, ms  3 how many marks are kept
+--       4 life of a reservation after a release, ms
 --
 -- Returns 1 if it is released, also by an earlier try whose reply was lost; 0 if this token does
 -- not hold it. Of too many marks those that expire first are dropped.
@@ -10,6 +11,7 @@ local time = redis.call('TIME')
 local ms = math.floor((tonumber(time[1]) * 1000000 + tonumber(time[2])) / 1000)
 if redis.call('GET', KEYS[1]) == ARGV[1] then
   redis.call('DEL', KEYS[1])
+  wakeNext(KEYS[1], KEYS[3], KEYS[4], ARGV[4], false)
   pcall(function() -- the release counts even if the mark cannot be written
     local life = math.max(redis.call('PTTL', KEYS[2]), ARGV[2])
     -- First this: without the permission for it, no key may be left without a TTL.

@@ -1,15 +1,20 @@
 -- Takes one of size places if one is free and not reserved for another waiter.
 --
--- KEYS  1 holders  2 fence  3 ended attempts  4 reservation  5 details
+-- KEYS  1 holders  2 fence  3 ended attempts  4 reservation  5 waiting  6 details
 -- ARGV  1 token  2 life of the lease, ms  3 life of the fence, ms
 --       4 life of a reservation, ms; 0: this attempt reserves nothing
---       5 server's time at which its process began to wait, µs, padded with zeros  6 size
+--       5 server's time at which its process began to wait, µs, padded with zeros; '': now
+--       6 life of a place among the waiting, ms; 0: this attempt is not to be woken  7 size
 --
--- Returns the fence if this token holds a place, also when it asks again. Otherwise it returns
---   {busy, number, ahead, last, age}
---           number = what is left of the lease that ends next, or of the reservation, ms
+-- Returns the fence if this token holds a place, also when it asks again; or {held, fence, 0, 0, 0, 1}
+-- if it is to be woken, and is not among the waiting any more. Otherwise it returns
+--   {busy, number, ahead, last, age, added}
+--           number = what is left of the lease that ends next, ms
 --           ahead  = 0 if this attempt has the reservation, -1 if not
 --           last   = the last fence; age = time since its grant, µs
+--           added  = 1 if this attempt is among the waiting, and was not before
+--   {kept, number, ahead, last, age, added} the only free place is reserved for another waiter
+--           number = what is left of the reservation, ms
 --   {size, number}  number = the size that the present holders use
 --   {refused, 0} this attempt was abandoned or released before the command arrived
 --
@@ -23,7 +28,7 @@ local ended = redis.call('ZSCORE', KEYS[3], ARGV[1])
 if ended and tonumber(ended) > ms then return {'refused', 0} end
 for _, dead in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', ms))) do
   redis.call('ZREM', KEYS[1], dead)
-  redis.call('HDEL', KEYS[5], dead)
+  redis.call('HDEL', KEYS[6], dead)
 end
 
 local function confirm() -- by a write: a replica refuses it, since its data may be old
@@ -32,9 +37,9 @@ end
 
 local taken = redis.call('ZCARD', KEYS[1])
 -- HLEN refuses a foreign key.
-if taken == 0 and redis.call('HLEN', KEYS[5]) > 0 then redis.call('DEL', KEYS[5]) end
-local size = redis.call('HGET', KEYS[5], 'size')
-if size and size ~= ARGV[6] then
+if taken == 0 and redis.call('HLEN', KEYS[6]) > 0 then redis.call('DEL', KEYS[6]) end
+local size = redis.call('HGET', KEYS[6], 'size')
+if size and size ~= ARGV[7] then
   confirm()
   return {'size', tonumber(size)}
 end
@@ -45,19 +50,23 @@ local me = ARGV[5] .. ARGV[1]
 local insists = ARGV[4] ~= '0'
 local fence
 if redis.call('ZSCORE', KEYS[1], ARGV[1]) then
-  fence = tonumber(redis.call('HGET', KEYS[5], ARGV[1]))
+  fence = tonumber(redis.call('HGET', KEYS[6], ARGV[1]))
 else
   local reserved = next and next ~= me and not (insists and me < next)
-  local free = tonumber(ARGV[6]) - taken
+  local free = tonumber(ARGV[7]) - taken
   if free < 1 or reserved and free == 1 then
     local left = redis.call('PTTL', KEYS[4])
     if free < 1 then left = tonumber(redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2]) - ms end
     if insists and not reserved then
-      redis.pcall('SET', KEYS[4], me, 'PX', ARGV[4])
+      redis.pcall('SET', KEYS[4], me, 'PX', math.max(left, 0) + ARGV[4])
       next = me
     end
     confirm()
-    return {'busy', math.max(left, 0), next == me and 0 or -1, last, math.max(now - last, 0)}
+    local added = 0
+    if ARGV[6] ~= '0' then
+      added = awaitWakeUp(KEYS[5], ARGV[1], ARGV[5] ~= '' and ARGV[5] or string.format('%.0f', now), ARGV[6])
+    end
+    return {free < 1 and 'busy' or 'kept', math.max(left, 0), next == me and 0 or -1, last, math.max(now - last, 0), added}
   end
 end
 if not fence then
@@ -68,10 +77,10 @@ end
 -- In this order a missing permission shows before a key could be left without a TTL.
 local ends = tonumber(redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')[2] or 0)
 ends = string.format('%.0f', math.max(ms + ARGV[2], ends) + 1000)
-redis.call('PEXPIREAT', KEYS[5], ends)
-redis.call('HSET', KEYS[5], ARGV[1], string.format('%.0f', fence), 'size', ARGV[6])
-redis.call('PEXPIREAT', KEYS[5], ends)
+redis.call('PEXPIREAT', KEYS[6], ends)
+redis.call('HSET', KEYS[6], ARGV[1], string.format('%.0f', fence), 'size', ARGV[7])
+redis.call('PEXPIREAT', KEYS[6], ends)
 redis.call('ZADD', KEYS[1], string.format('%.0f', ms + ARGV[2]), ARGV[1])
 redis.call('PEXPIREAT', KEYS[1], ends)
 if next == me then redis.call('DEL', KEYS[4]) end
-return fence
+return granted(fence, KEYS[5], ARGV[1], ARGV[6] ~= '0')

@@ -1,7 +1,8 @@
--- Releases the place if this token still holds it.
+-- Releases the place if this token still holds it, and wakes a waiter.
 --
--- KEYS  1 holders  2 ended attempts  3 details
+-- KEYS  1 holders  2 ended attempts  3 reservation  4 waiting  5 details
 -- ARGV  1 token  2 life of the mark, ms  3 how many marks are kept
+--       4 life of a reservation after a release, ms
 --
 -- Returns 1 if it is released, also by an earlier try whose reply was lost; 0 if this token does
 -- not hold it.
@@ -9,10 +10,14 @@
 local ends = tonumber(redis.call('ZSCORE', KEYS[1], ARGV[1]))
 local time = redis.call('TIME')
 local ms = math.floor((tonumber(time[1]) * 1000000 + tonumber(time[2])) / 1000)
+local size = redis.pcall('HGET', KEYS[5], 'size') -- foreign details must not keep the holder's place
+size = tonumber(type(size) == 'string' and size or 1)
 redis.call('ZREM', KEYS[1], ARGV[1])
-redis.call('HDEL', KEYS[3], ARGV[1])
-if redis.call('ZCARD', KEYS[1]) == 0 then redis.call('DEL', KEYS[3]) end
+redis.call('HDEL', KEYS[5], ARGV[1])
+local taken = redis.call('ZCARD', KEYS[1])
+if taken == 0 then redis.call('DEL', KEYS[5]) end
 if ends and ends > ms then
+  wakeNext(KEYS[1], KEYS[3], KEYS[4], ARGV[4], size - taken > 1)
   pcall(function() -- the release counts even if the mark cannot be written
     local life = math.max(redis.call('PTTL', KEYS[2]), ARGV[2])
     -- First this: without the permission for it, no key may be left without a TTL.

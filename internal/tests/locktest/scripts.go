@@ -6,16 +6,44 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/fstest"
 
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/wake"
 )
 
-// Scripts returns the scripts of package lock. Tests run in the directory of their package, so they
-// are found above it.
+// Scripts returns the scripts of package lock, without the beginning that package wake gives to all
+// scripts. Tests run in the directory of their package, so they are found above it.
 func Scripts() fs.FS {
+	files := os.DirFS(filepath.Join(root(), "lock", "lua"))
+	names, _ := fs.Glob(files, "*_*.lua") // the pattern is correct
+	scripts := make(fstest.MapFS)
+	for _, name := range names {
+		scripts[name] = &fstest.MapFile{Data: []byte(read(files, "waiting.lua") + read(files, name))}
+	}
+	return scripts
+}
+
+// Shared returns the beginning of all scripts: what they need to wake waiters, and can do without.
+func Shared() string {
+	return wake.Lua + read(os.DirFS(filepath.Join(root(), "lock", "lua")), "waiting.lua")
+}
+
+// Text returns the text of the script that is named like its file.
+func Text(file string) string { return wake.Lua + read(Scripts(), file) }
+
+func read(files fs.FS, name string) string {
+	text, err := fs.ReadFile(files, name)
+	if err != nil {
+		panic(err)
+	}
+	return string(text)
+}
+
+func root() string {
 	for dir := "."; ; dir = filepath.Join(dir, "..") {
 		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
-			return os.DirFS(filepath.Join(dir, "lock", "lua"))
+			return dir
 		}
 		if path, err := filepath.Abs(dir); err != nil || path == filepath.Dir(path) {
 			panic("there is no go.mod above this directory")
@@ -27,14 +55,10 @@ func Scripts() fs.FS {
 func (k Kind) Script(t testing.TB, act string) string {
 	t.Helper()
 	kind := k.Name
-	if kind == "fair" && (act == "renew" || act == "release") {
+	if kind == "fair" && act == "renew" {
 		kind = "mutex"
 	}
-	text, err := fs.ReadFile(Scripts(), kind+"_"+act+".lua")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
+	return Text(kind + "_" + act + ".lua")
 }
 
 // Command matches the commands of one act. The server knows the script from then on, so that the

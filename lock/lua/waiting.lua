@@ -1,0 +1,71 @@
+-- What the scripts of locks know of the waiters that a release wakes.
+--
+-- A waiter listens on a channel of its Locker, which has the name of the lock and the first twelve
+-- characters of its token. The message is the token of the waiter that is woken. One more waiter gets
+-- an empty message: it asks later, in case the other one is dead.
+
+local function tell(lock, token, message)
+  return wake(lock .. ':' .. string.sub(token, 1, 12), message)
+end
+
+-- Wakes the first waiter of a queue.
+local function wakeHead(lock, queue)
+  pcall(function() -- the release counts even if nobody can be woken
+    local waiters = redis.call('ZRANGE', queue, 0, 1)
+    if waiters[1] then tell(lock, waiters[1], waiters[1]) end
+    if waiters[2] then tell(lock, waiters[2], '') end
+  end)
+end
+
+-- waiting is a sorted set of the attempts at a mutex or semaphore that listen, by the server's time in
+-- µs at which their process began to wait. A release takes out the one that it wakes. If another
+-- attempt is quicker, it comes back with its next command, and with the same time.
+
+-- Adds an attempt to the waiting. Returns 1 if it was not there.
+local function awaitWakeUp(waiting, token, since, life)
+  local function outlive()
+    if redis.call('PTTL', waiting) < tonumber(life) then redis.call('PEXPIRE', waiting, life) end
+  end
+  local added = 0
+  pcall(function() -- without it the attempt only asks
+    -- First this: without the permission for it, no key may be left without a TTL.
+    outlive()
+    added = redis.call('ZADD', waiting, since, token)
+    outlive()
+    redis.call('ZREMRANGEBYRANK', waiting, 500, -1)
+  end)
+  return added
+end
+
+-- Returns the reply to an attempt that gets the lock.
+local function granted(fence, waiting, token, listens)
+  if redis.pcall('ZREM', waiting, token) == 0 and listens then return {'held', fence, 0, 0, 0, 1} end
+  return fence
+end
+
+-- Wakes the waiter that can have a place that is free now: the one with the reservation, which lives
+-- for another life ms at most, or the one that has waited longest. With others, another one can have
+-- the place if the one with the reservation has been woken before. A waiter that does not listen any
+-- more is dead.
+local function wakeNext(lock, reservation, waiting, life, others)
+  pcall(function() -- the release counts even if nobody can be woken
+    local reserved = redis.call('GET', reservation)
+    local token
+    if reserved then
+      if redis.call('PTTL', reservation) > tonumber(life) then redis.call('PEXPIRE', reservation, life) end
+      token = string.sub(reserved, 21)
+      if redis.call('ZREM', waiting, token) == 0 and others then token = nil end
+      if token then tell(lock, token, token) end
+    end
+    while not token do
+      token = redis.call('ZPOPMIN', waiting)[1]
+      if not token then return end
+      if tell(lock, token, token) == 0 then token = nil end
+    end
+    local last = redis.call('ZRANGE', waiting, -1, -1)[1]
+    while last and tell(lock, last, '') == 0 do
+      redis.call('ZREM', waiting, last)
+      last = redis.call('ZRANGE', waiting, -1, -1)[1]
+    end
+  end)
+end

@@ -1,0 +1,240 @@
+package lock
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/singlefill/singlefill/internal/wake"
+)
+
+// The first waiter of a waitQueue listens for all of them. Whatever frees the lock for a waiter wakes
+// one: the first in the queue of a fair mutex; of a mutex or semaphore the one with the reservation,
+// or else the one that has waited longest and listens. The waiter that is woken asks at once. One
+// other waiter gets a message without a token, and asks after the longest pause that there would be
+// without wake-ups: if the woken one is frozen, that is all it costs.
+//
+// Each waitQueue has a channel of its own, so that a release costs the others nothing. Without a
+// message the first waiter asks rarely, to find out that messages get lost.
+const (
+	// A waitQueue listens from this busy answer to its first waiter on: a short wait opens nothing.
+	listenAfter = 2
+
+	// listeningPause is the mean time between two commands while no message comes.
+	listeningPause = 4 * time.Second
+
+	// waitingLife is how long a waiter that is not heard of counts as one that a release wakes, if
+	// there is no other one.
+	waitingLife = 3 * listeningPause
+
+	// deafness is how long a waitQueue that hears nothing waits until it listens again.
+	deafness = time.Minute
+
+	// stillSubscribed is for how long it costs no command to listen again.
+	stillSubscribed = time.Second
+)
+
+// hearing is what a waitQueue hears.
+type hearing struct {
+	ear      *wake.Ear
+	since    time.Time // when it was last opened
+	messages int       // heard, including that the ear begins or ceases to hear
+	useless  int       // wake-ups since the lock was last seen to change hands
+	closed   time.Time // when it was last closed
+}
+
+// A nextAsk is when an attempt asks next.
+type nextAsk struct {
+	at     time.Time
+	latest time.Time // whatever is heard
+	woken  bool      // nothing puts it off
+}
+
+// asked is the last command of an attempt that waits.
+type asked struct {
+	at       time.Time
+	listens  bool // it has asked to be woken
+	messages int  // heard before
+	busy     int  // number of busy answers, so far, to the attempt as the first waiter
+}
+
+// A calm is the time after a busy answer in which the waiter hears when it can have the lock.
+type calm struct {
+	hears    bool      // otherwise there is none
+	since    time.Time // when the command was sent
+	messages int       // heard before
+	until    time.Time // the end of the holder's lease, at the earliest
+	ahead    int64     // waiters ahead, in any case
+}
+
+// sleep returns when it is time to ask, or ctx ends: after d, earlier when the attempt is woken.
+func (q *waitQueue) sleep(ctx context.Context, a *attempt, d time.Duration) {
+	a.waited = true
+	timer := time.NewTimer(q.schedule(a, d))
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+		case <-a.wake:
+		case <-ctx.Done():
+			return
+		}
+		left := q.untilAsk(a)
+		if left <= 0 {
+			return
+		}
+		timer.Reset(left)
+	}
+}
+
+// schedule makes the attempt ask after d at the latest, and returns the time until then.
+func (q *waitQueue) schedule(a *attempt, d time.Duration) time.Duration {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	next := &a.next
+	next.latest = time.Now().Add(d)
+	if next.at.IsZero() || next.latest.Before(next.at) {
+		next.at = next.latest
+	}
+	return time.Until(next.at)
+}
+
+func (q *waitQueue) untilAsk(a *attempt) time.Duration {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return time.Until(a.next.at)
+}
+
+// wakeUp makes the attempt ask at once. The caller holds the mutex of the waitQueue.
+func (a *attempt) wakeUp() { a.wakeUpAt(time.Now()) }
+
+// wakeUpAt makes the attempt ask at that time, or earlier. The caller holds the mutex of the
+// waitQueue.
+func (a *attempt) wakeUpAt(at time.Time) {
+	a.next.woken = true
+	if a.next.at.IsZero() || at.Before(a.next.at) {
+		a.next.at = at
+	}
+	a.look()
+}
+
+// look makes the attempt look for what to do.
+func (a *attempt) look() {
+	select {
+	case a.wake <- struct{}{}:
+	default:
+	}
+}
+
+// prepare prepares a command of the attempt. The first waiter asks to be woken if it would hear it.
+// The caller holds mu.
+func (q *waitQueue) prepare(a *attempt) {
+	first := len(q.waiters) > 0 && q.waiters[0] == a
+	if first && q.ear == nil && time.Since(q.closed) < stillSubscribed {
+		q.listen(a)
+	}
+	a.next = nextAsk{}
+	a.asked.at, a.asked.messages = time.Now(), q.messages
+	a.asked.listens = first && q.hears(a.asked.at)
+}
+
+// notePause notes what a busy answer says about the time until the next one. The caller holds mu.
+func (q *waitQueue) notePause(a *attempt, r reply, changed bool) {
+	if changed || r.free {
+		q.useless = 0
+	}
+	q.noteMissed(a, r)
+	if len(q.waiters) > 0 && q.waiters[0] == a {
+		a.asked.busy++
+		deaf := !q.hears(a.asked.at) && time.Since(q.since) > deafness
+		if q.ear == nil && a.asked.busy >= listenAfter || q.ear != nil && deaf {
+			q.listen(a)
+		}
+	}
+	a.calm = calm{
+		hears: a.asked.listens && !r.free && q.hears(a.asked.at), since: a.asked.at, messages: a.asked.messages,
+		until: a.asked.at.Add(r.left()), ahead: r.ahead,
+	}
+}
+
+// noteMissed notes it if the attempt should have heard a message before this reply, and has not. The
+// caller holds mu.
+func (q *waitQueue) noteMissed(a *attempt, r reply) {
+	missed := r.place == 1 // a release has taken it out of the waiting
+	if a.kind.queues() {   // the lock was released to it
+		missed = r.state == held && a.calm.ahead == 0 && time.Now().Before(a.calm.until)
+	}
+	if missed && a.calm.hears && q.messages == a.calm.messages {
+		q.ear.Missed(a.calm.since)
+	}
+}
+
+// closeEar ends listening if there is no waiter. The caller holds mu.
+func (q *waitQueue) closeEar() {
+	if q.ear != nil && len(q.waiters) == 0 {
+		q.ear.Close()
+		q.ear, q.closed = nil, time.Now()
+	}
+}
+
+// listen begins to listen. The caller holds mu.
+func (q *waitQueue) listen(a *attempt) {
+	if q.ear != nil {
+		q.ear.Close()
+	}
+	q.ear, q.since = a.client.Listen(a.keys.lock+":"+q.id, q.heard), time.Now()
+}
+
+// hears reports whether the waitQueue has heard every message since then. The caller holds mu.
+func (q *waitQueue) hears(then time.Time) bool { return q.ear != nil && q.ear.Hears(then) }
+
+// heard is called for each message, and when the ear begins or ceases to hear.
+func (q *waitQueue) heard(token string, ok bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.messages++
+	if len(q.waiters) == 0 {
+		return
+	}
+	first := q.waiters[0]
+	switch {
+	case !ok:
+		first.wakeUp()
+	case slices.ContainsFunc(q.waiters, func(a *attempt) bool { return a.token == token }):
+		if !first.next.woken {
+			first.wakeUpAt(first.asked.at.Add(q.wakePause()))
+			q.useless++
+		}
+	default:
+		first.putOff()
+	}
+}
+
+// wakePause returns the shortest time between two commands when a wake-up comes: none, unless the
+// last wake-ups were of no use.
+func (q *waitQueue) wakePause() time.Duration {
+	if q.useless == 0 {
+		return 0
+	}
+	return min(firstPause<<min(q.useless-1, 10), maxPause)
+}
+
+// putOff makes the attempt ask after the longest pause there would be without wake-ups: the lock is
+// free at this moment, and another waiter was woken for it. The next such message puts that off, but
+// not beyond the time at which the attempt would ask without a message. The caller holds the mutex of
+// the waitQueue.
+func (a *attempt) putOff() {
+	next := &a.next
+	if next.woken {
+		return
+	}
+	at := time.Now().Add(vary(maxPause + time.Duration(max(a.calm.ahead, 0))*maxPause/16))
+	if !next.latest.IsZero() && next.latest.Before(at) {
+		at = next.latest
+	}
+	earlier := at.Before(next.at)
+	next.at = at
+	if earlier { // otherwise the attempt looks when it would have asked
+		a.look()
+	}
+}
