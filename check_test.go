@@ -23,7 +23,7 @@ func TestCheck_DocumentedRights(t *testing.T) {
 	t.Parallel()
 	s := redistest.Shared(t)
 	c, err := singlefill.New(s.Client(t, s.User(t, rights...)), "shop:"+t.Name(), time.Minute,
-		&singlefill.Options[string]{StaleIfError: time.Minute, LockTTL: 1600 * time.Millisecond})
+		&singlefill.Options[string]{StaleIfError: time.Minute, LockTTL: 6 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
