@@ -158,7 +158,7 @@ func (e *Ear) missed(since time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	c := l.channel(e.name)
-	return c != nil && c.state == subscribed && c.since.Before(since) && c.last.Before(since)
+	return c != nil && c.state == subscribed && !c.since.After(since) && c.last.Before(since)
 }
 
 func (l *Listener) beDeaf() {
