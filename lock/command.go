@@ -19,8 +19,8 @@ func (o *owner) runAcquire(ctx context.Context, within time.Duration, s client.S
 	}
 	call = append(call, o.token, o.opts.TTL.Milliseconds(), int64(fenceLife/time.Millisecond))
 	call = append(call, args...)
-	return client.DoWithin(ctx, o.client, within, "acquire", o.keys.lock, func(ctx context.Context) (reply, error) {
-		answer, err := o.run(ctx, s, call).Result()
+	return run(ctx, o, within, "acquire", s, call, func(cmd *redis.Cmd) (reply, error) {
+		answer, err := cmd.Result()
 		if err != nil {
 			return reply{}, err
 		}
@@ -78,38 +78,46 @@ func (o *owner) runOnLease(ctx context.Context, within time.Duration, op string,
 		call = append(call, key)
 	}
 	call = append(append(call, o.token), args...)
-	return client.DoWithin(ctx, o.client, within, op, keys[0], func(ctx context.Context) (bool, error) {
-		done, err := o.run(ctx, s, call).Int()
+	return run(ctx, o, within, op, s, call, func(cmd *redis.Cmd) (bool, error) {
+		done, err := cmd.Int()
 		return done == 1, err
 	})
 }
 
-func (o *owner) run(ctx context.Context, s client.Script, call []any) *redis.Cmd {
-	return s.Run(call, func(call []any) *redis.Cmd { return o.sendToMaster(ctx, call) })
-}
-
-// sendToMaster sends a command, and sends it again while a replica answers. After a failover behind
-// one address the replica is the old master, to which the client's pool still has connections. The
-// client closes each connection that answers so.
-func (o *owner) sendToMaster(ctx context.Context, call []any) *redis.Cmd {
-	sent := o.sent.Load()
-	cmd := o.send(ctx, call)
-	if !redis.IsReadOnlyError(cmd.Err()) {
-		return cmd
+// run sends a call, and sends it again while a replica answers. After a failover behind one address
+// the replica is the old master, to which the client's pool still has connections. The client closes
+// each connection that answers so.
+func run[R any](ctx context.Context, o *owner, within time.Duration, op string, s client.Script, call []any,
+	read func(cmd *redis.Cmd) (R, error)) (R, error) {
+	type reply struct {
+		value            R
+		unknown, replica bool
 	}
-	for range o.client.Redis.PoolStats().TotalConns + 1 {
-		o.sent.Store(sent) // what a replica has answered is not in doubt
-		if cmd = o.send(ctx, call); !redis.IsReadOnlyError(cmd.Err()) || ctx.Err() != nil {
-			break
+	sent := o.sent.Load()
+	for tries := -1; ; {
+		cmd := once{client.Command(ctx, call), &o.sent}
+		r, err := client.Send(ctx, o.client, within, op, o.keys.lock, cmd, func() (reply, error) {
+			switch err := cmd.Err(); {
+			case client.Unknown(err):
+				return reply{unknown: true}, nil
+			case redis.IsReadOnlyError(err) && tries != 0 && ctx.Err() == nil:
+				return reply{replica: true}, nil
+			}
+			r, err := read(cmd.Cmd)
+			return reply{value: r}, err
+		})
+		switch {
+		case r.unknown:
+			s.WithText(call)
+		case r.replica:
+			o.sent.Store(sent) // what a replica has answered is not in doubt
+			if tries--; tries < 0 {
+				tries = int(o.client.Redis.PoolStats().TotalConns) // each may be one to the old master
+			}
+		default:
+			return r.value, err
 		}
 	}
-	return cmd
-}
-
-func (o *owner) send(ctx context.Context, call []any) *redis.Cmd {
-	cmd := once{client.Command(ctx, call), &o.sent}
-	_ = o.client.Redis.Process(ctx, cmd) // cmd has the error
-	return cmd.Cmd
 }
 
 // once is a command that the client sends once, and that notes when it is sent. If the client

@@ -26,7 +26,6 @@ type Client struct {
 	queued  atomic.Int64
 
 	bounded    bool // Redis returns when the deadline of a context has passed
-	pipelines  bool // Redis sends commands together by itself
 	failed     func(ctx context.Context, op string, err error)
 	changed    func(open bool)
 	background func(run func(closing <-chan struct{})) // nil: no breakers
@@ -60,8 +59,6 @@ func New(rdb redis.UniversalClient, timeout time.Duration,
 	// user's hooks: it would be missing in every trace. The user's functions that are called for
 	// each new connection may take any time.
 	switch user := rdb.(type) {
-	case *redis.AutoPipeliner:
-		c.pipelines = true
 	case *redis.Client:
 		o := user.Options()
 		c.bounded = o.ContextTimeoutEnabled && o.OnConnect == nil && o.CredentialsProvider == nil &&
@@ -90,7 +87,7 @@ func endsWithin(ctx context.Context, d time.Duration) bool {
 type call struct {
 	op, key string
 	sent    time.Time
-	gate    *gate
+	group   *group // with which it is sent, or nil
 }
 
 // Do runs one command or pipeline on the node of key, for at most c.Timeout from when it can be
@@ -106,54 +103,76 @@ func Do[R any](ctx context.Context, c *Client, op, key string, cmd func(ctx cont
 // DoWithin is Do with another bound, which must not exceed c.Timeout.
 func DoWithin[R any](ctx context.Context, c *Client, timeout time.Duration, op, key string,
 	cmd func(ctx context.Context) (R, error)) (R, error) {
-	n := c.nodeOf(key)
-	return do(ctx, c, n, &n.gate, timeout, op, key, cmd)
+	return do(ctx, c, timeout, op, key, nil, func(ctx context.Context, _ *group) (R, error) { return cmd(ctx) })
 }
 
-// DoScript is DoWithin of a command that uses Send.
-func DoScript[R any](ctx context.Context, c *Client, timeout time.Duration, op, key string,
-	cmd func(ctx context.Context) (R, error)) (R, error) {
-	n := c.nodeOf(key)
-	return do(ctx, c, n, &n.scripts.gate, timeout, op, key, cmd)
+// Send is DoWithin of a command that may go with others. It returns what read makes of its reply.
+func Send[R any](ctx context.Context, c *Client, timeout time.Duration, op, key string, cmd redis.Cmder,
+	read func() (R, error)) (R, error) {
+	return do(ctx, c, timeout, op, key, cmd, func(ctx context.Context, together *group) (R, error) {
+		if err := c.process(ctx, cmd, together); err != nil {
+			var none R
+			return none, err
+		}
+		return read()
+	})
 }
 
-func do[R any](ctx context.Context, c *Client, n *node, g *gate, timeout time.Duration, op, key string,
-	cmd func(ctx context.Context) (R, error)) (R, error) {
+// process returns nil when cmd has its reply or error.
+func (c *Client) process(ctx context.Context, cmd redis.Cmder, together *group) error {
+	if together != nil {
+		return together.wait(ctx)
+	}
+	_ = c.Redis.Process(ctx, cmd) // cmd has the error
+	return nil
+}
+
+func do[R any](ctx context.Context, c *Client, timeout time.Duration, op, key string, cmd redis.Cmder,
+	run func(ctx context.Context, together *group) (R, error)) (R, error) {
 	var none R
 	if err := ctx.Err(); err != nil {
 		return none, err
 	}
-	call := call{op, key, time.Now(), g}
-	if err := c.enter(ctx, n, &call); err != nil {
+	n, call := c.nodeOf(key), call{op: op, key: key, sent: time.Now()}
+	if err := c.enter(ctx, n, &call, cmd); err != nil {
 		return none, err
 	}
 	if c.bounded && !endsWithin(ctx, timeout) {
-		defer g.leave()
+		answered := false
+		defer func() { n.leave(call, answered) }()
 		bounded, cancel := c.bound(ctx, n, call.sent, timeout)
 		defer cancel()
-		r, err := cmd(bounded)
-		c.observe(ctx, n, call, err)
+		r, err := run(bounded, call.group)
+		answered = c.observe(ctx, n, call, err)
 		return r, err
 	}
 	bounded, cancel := context.WithTimeout(Detach(ctx), timeout)
-	return runAsync(ctx, c, n, call, bounded, func() { cancel(); g.leave() }, cmd)
+	done := func(answered bool) { cancel(); n.leave(call, answered) }
+	return runAsync(ctx, c, n, call, bounded, done, func(ctx context.Context) (R, error) { return run(ctx, call.group) })
 }
 
-// enter returns nil when the command can be sent; the command must then leave the gate.
-func (c *Client) enter(ctx context.Context, n *node, call *call) error {
-	if call.gate.tryEnter() {
+// enter returns nil when the command can be sent. It must then leave.
+func (c *Client) enter(ctx context.Context, n *node, call *call, cmd redis.Cmder) error {
+	if n.gate.tryEnter() {
 		return nil
 	}
-	return c.wait(ctx, n, call)
+	return c.wait(ctx, n, call, cmd)
+}
+
+// leave leaves the gate. Commands that are sent together leave together, by themselves.
+func (n *node) leave(call call, answered bool) {
+	if call.group == nil {
+		n.gate.leave(answered)
+	}
 }
 
 // wait queues at the gate of a node until the command is admitted. It returns an error when ctx
 // ends, when the breaker opens, and when no command was answered for as long as a command may take:
 // then the queue does not move.
-func (c *Client) wait(ctx context.Context, n *node, call *call) error {
+func (c *Client) wait(ctx context.Context, n *node, call *call, cmd redis.Cmder) error {
 	c.queued.Add(1)
 	defer c.queued.Add(-1)
-	begun, w := call.sent, call.gate.enqueue()
+	begun, w := call.sent, n.gate.enqueue(parcel{c, ctx, cmd})
 	shared := n.limit.shared(begun, c.Timeout).Done()
 	var patience <-chan time.Time // of a command that waits for longer
 	for {
@@ -175,7 +194,7 @@ func (c *Client) wait(ctx context.Context, n *node, call *call) error {
 			c.failed(Detach(ctx), call.op, err)
 		}
 		if err != nil {
-			call.gate.giveUp(w)
+			n.gate.giveUp(w)
 			return err
 		}
 		if shared == nil {
@@ -183,7 +202,7 @@ func (c *Client) wait(ctx context.Context, n *node, call *call) error {
 		}
 		select {
 		case <-w.admitted:
-			call.sent = time.Now()
+			call.sent, call.group = time.Now(), w.group
 			if ctx.Err() == nil && n.outage.Load() == nil {
 				return nil
 			}
@@ -201,7 +220,7 @@ func (c *Client) Queued() int64 { return c.queued.Load() }
 
 // runAsync runs a command in its own goroutine, which may outlive this call for as long as the
 // user's client makes it wait. done is called when the client has returned.
-func runAsync[R any](ctx context.Context, c *Client, n *node, call call, bounded context.Context, done func(),
+func runAsync[R any](ctx context.Context, c *Client, n *node, call call, bounded context.Context, done func(answered bool),
 	cmd func(ctx context.Context) (R, error)) (R, error) {
 	var none R
 	type reply struct {
@@ -217,8 +236,11 @@ func runAsync[R any](ctx context.Context, c *Client, n *node, call call, bounded
 		}
 	}
 	go func() {
-		defer done()
-		finish(cmd(bounded))
+		answered := false
+		defer func() { done(answered) }()
+		r, err := cmd(bounded)
+		answered = !Unreachable(err)
+		finish(r, err)
 	}()
 	select {
 	case r := <-replies:
@@ -248,36 +270,35 @@ func (c *Client) Get(ctx context.Context, now time.Time, key string) (data []byt
 	if err := ctx.Err(); err != nil {
 		return nil, 0, err
 	}
-	n := c.nodeOf(key)
-	call := call{"get", key, now, &n.gets.gate}
+	n, call := c.nodeOf(key), call{op: "get", key: key, sent: now}
 	if err := n.refusal(); err != nil {
 		return nil, 0, err
 	}
-	if err := c.enter(ctx, n, &call); err != nil {
+	cmd := redis.NewStringCmd(ctx, "get", key)
+	if err := c.enter(ctx, n, &call, cmd); err != nil {
 		return nil, time.Since(call.sent), err
 	}
 	bounded := n.limit.within(ctx, call.sent, c.Timeout)
 	if c.bounded && !endsWithin(ctx, c.Timeout) {
-		defer n.gets.gate.leave()
-		data, err = c.sendGet(bounded, n, key)
-		c.observe(ctx, n, call, err)
+		answered := false
+		defer func() { n.leave(call, answered) }()
+		if err = c.process(bounded, cmd, call.group); err == nil {
+			data, err = cmd.Bytes()
+		}
+		answered = c.observe(ctx, n, call, err)
 	} else {
-		data, err = runAsync(ctx, c, n, call, bounded, n.gets.gate.leave, func(ctx context.Context) ([]byte, error) {
-			return c.sendGet(ctx, n, key)
+		leave := func(answered bool) { n.leave(call, answered) }
+		data, err = runAsync(ctx, c, n, call, bounded, leave, func(ctx context.Context) ([]byte, error) {
+			if err := c.process(ctx, cmd, call.group); err != nil {
+				return nil, err
+			}
+			return cmd.Bytes()
 		})
 	}
 	if err != nil {
 		asked = time.Since(call.sent)
 	}
 	return data, asked, err
-}
-
-func (c *Client) sendGet(ctx context.Context, n *node, key string) ([]byte, error) {
-	cmd := redis.NewStringCmd(ctx, "get", key)
-	if err := c.send(ctx, &n.gets, cmd); err != nil {
-		return nil, err
-	}
-	return cmd.Bytes()
 }
 
 // Detach returns a context with the values of ctx that never ends.
@@ -288,7 +309,8 @@ func Detach(ctx context.Context) context.Context {
 	return context.WithoutCancel(ctx)
 }
 
-func (c *Client) observe(ctx context.Context, n *node, call call, err error) {
+// observe reports whether the server has answered.
+func (c *Client) observe(ctx context.Context, n *node, call call, err error) (answered bool) {
 	failed := err != nil && !errors.Is(err, redis.Nil)
 	if failed {
 		defer c.failed(Detach(ctx), call.op, err)
@@ -296,9 +318,10 @@ func (c *Client) observe(ctx context.Context, n *node, call call, err error) {
 	if failed && Unreachable(err) {
 		yieldToReaders()
 		c.noteFailure(n, call, err)
-		return
+		return false
 	}
 	n.noteAnswer()
+	return true
 }
 
 // Unreachable reports whether the server cannot answer anything now. A server that refuses a

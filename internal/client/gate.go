@@ -9,17 +9,20 @@ import (
 // A gate admits as many commands at a time as can be sent. More commands would wait for a
 // connection of the pool, while their time is running although the server has not been asked. The
 // others queue in order. No command overtakes another, so that none waits for ever.
+//
+// The first ones in the queue take the next free place together: see [group].
 type gate struct {
 	size  uint64
-	state atomic.Uint64 // lower half: commands admitted; upper half: commands waiting
+	state atomic.Uint64 // lower half: places taken; upper half: commands waiting
 
 	mu    sync.Mutex
-	queue list.List // of chan struct{}, one per waiting command; protected by mu
+	queue list.List // of *waiter; protected by mu
+	most  int       // length of the next group; protected by mu
 }
 
 const oneWaiting = 1 << 32
 
-func admitted(state uint64) uint64 { return state % oneWaiting }
+func taken(state uint64) uint64 { return state % oneWaiting }
 
 // tryEnter admits a command if there is room and no command waits.
 func (g *gate) tryEnter() bool {
@@ -36,53 +39,76 @@ func (g *gate) tryEnter() bool {
 
 // A waiter is a command that waits at a gate.
 type waiter struct {
+	parcel
 	admitted chan struct{} // closed when the command is admitted
+	group    *group        // with which it has been admitted; nil: alone
 	element  *list.Element
 }
 
 // enqueue adds a command to the queue.
-func (g *gate) enqueue() waiter {
+func (g *gate) enqueue(p parcel) *waiter {
+	w := &waiter{parcel: p, admitted: make(chan struct{})}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	admitted := make(chan struct{})
-	w := waiter{admitted, g.queue.PushBack(admitted)}
+	w.element = g.queue.PushBack(w)
 	g.state.Add(oneWaiting)
-	g.admit() // a command may have left before it could see this one
+	g.admit(false) // a command may have left before it could see this one
 	return w
 }
 
 // giveUp removes a command from the queue, or makes it leave if it has been admitted.
-func (g *gate) giveUp(w waiter) {
+func (g *gate) giveUp(w *waiter) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	select {
 	case <-w.admitted:
-		g.state.Add(^uint64(0))
-		g.admit()
+		if w.group == nil {
+			g.state.Add(^uint64(0))
+			g.admit(false)
+		}
 	default:
 		g.queue.Remove(w.element)
 		g.state.Add(^uint64(oneWaiting - 1))
 	}
 }
 
-// leave makes room for the next command.
-func (g *gate) leave() {
+// leave makes room for the next commands: several of them if this one was answered. At a server that
+// does not answer, a single one finds that out.
+func (g *gate) leave(answered bool) {
 	if g.state.Add(^uint64(0)) >= oneWaiting {
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		g.admit()
+		g.admit(answered)
 	}
 }
 
 // admit admits the first waiting commands. The caller holds g.mu.
-func (g *gate) admit() {
-	for first := g.queue.Front(); first != nil; first = g.queue.Front() {
-		state := g.state.Load()
-		if admitted(state) >= g.size {
-			return
+func (g *gate) admit(together bool) {
+	for g.queue.Len() > 0 && taken(g.state.Load()) < g.size {
+		most := 1
+		if together {
+			most = max(g.most, 1)
 		}
-		if g.state.CompareAndSwap(state, state+1-oneWaiting) {
-			close(g.queue.Remove(first).(chan struct{}))
+		ready := g.next(most)
+		g.state.Add(1 - uint64(len(ready))*oneWaiting)
+		if len(ready) > 1 {
+			newGroup(g, ready)
+		}
+		for _, w := range ready {
+			close(w.admitted)
 		}
 	}
+}
+
+// next removes the first waiter from the queue, and those behind it that can go with it. The caller
+// holds g.mu.
+func (g *gate) next(most int) (ready []*waiter) {
+	for front := g.queue.Front(); front != nil && len(ready) < most; front = g.queue.Front() {
+		w := front.Value.(*waiter)
+		if len(ready) > 0 && (w.cmd == nil || ready[0].cmd == nil) {
+			break
+		}
+		ready = append(ready, g.queue.Remove(front).(*waiter))
+	}
+	return ready
 }

@@ -17,9 +17,9 @@ func TestGate_Order(t *testing.T) {
 			t.Fatalf("command %d at a gate of two: %t", i, entered)
 		}
 	}
-	var line []waiter
+	var line []*waiter
 	for range 4 {
-		line = append(line, g.enqueue())
+		line = append(line, g.enqueue(parcel{}))
 	}
 	open := func() (open []bool) {
 		for _, p := range line {
@@ -32,7 +32,7 @@ func TestGate_Order(t *testing.T) {
 		}
 		return open
 	}
-	g.leave()
+	g.leave(true)
 	if got := open(); !slices.Equal(got, []bool{true, false, false, false}) {
 		t.Fatalf("after one has left: %v", got)
 	}
@@ -45,7 +45,7 @@ func TestGate_Order(t *testing.T) {
 		t.Fatalf("after the first two have given up: %v", got)
 	}
 	for range 3 {
-		g.leave()
+		g.leave(true)
 	}
 	if state := g.state.Load(); state != 0 || !open()[3] {
 		t.Fatalf("when all have left, the last admitted: %v, the state is %#x", open(), state)
@@ -64,7 +64,7 @@ func TestGate_Crowd(t *testing.T) {
 		wg.Go(func() {
 			for j := range 500 {
 				if !g.tryEnter() {
-					p := g.enqueue()
+					p := g.enqueue(parcel{})
 					if (i+j)%3 == 0 {
 						g.giveUp(p)
 						continue
@@ -76,7 +76,7 @@ func TestGate_Crowd(t *testing.T) {
 				}
 				runtime.Gosched()
 				inside.Add(-1)
-				g.leave()
+				g.leave(true)
 			}
 		})
 	}

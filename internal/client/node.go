@@ -132,7 +132,7 @@ func (c *Client) Reachable(ctx context.Context, key string) bool {
 func (c *Client) ping(ctx context.Context, n *node) error {
 	bounded, cancel := context.WithTimeout(Detach(ctx), c.Timeout)
 	ping := call{op: "ping", sent: time.Now()}
-	_, err := runAsync(ctx, c, n, ping, bounded, cancel, func(ctx context.Context) (string, error) {
+	_, err := runAsync(ctx, c, n, ping, bounded, func(bool) { cancel() }, func(ctx context.Context) (string, error) {
 		return n.rdb.Ping(ctx).Result()
 	})
 	return err

@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"slices"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -28,12 +29,33 @@ func Command(ctx context.Context, call []any) *redis.Cmd {
 	return cmd
 }
 
-// Run sends a call. send may send it several times.
-func (s Script) Run(call []any, send func(call []any) *redis.Cmd) *redis.Cmd {
-	cmd := send(call)
-	if err := cmd.Err(); err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
-		call[0], call[1] = "eval", s.text
-		cmd = send(call)
+// Unknown reports whether the server does not know the script of an EVALSHA that failed with err.
+func Unknown(err error) bool { return err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") }
+
+// WithText turns a call into an EVAL.
+func (s Script) WithText(call []any) { call[0], call[1] = "eval", s.text }
+
+// Run sends a call to the node of key, as [Send] does.
+func Run[R any](ctx context.Context, c *Client, timeout time.Duration, op, key string, s Script, call []any,
+	read func(cmd *redis.Cmd) (R, error)) (R, error) {
+	type reply struct {
+		value   R
+		unknown bool
 	}
-	return cmd
+	send := func() (reply, error) {
+		cmd := Command(ctx, call)
+		return Send(ctx, c, timeout, op, key, cmd, func() (reply, error) {
+			if Unknown(cmd.Err()) {
+				return reply{unknown: true}, nil
+			}
+			r, err := read(cmd)
+			return reply{value: r}, err
+		})
+	}
+	r, err := send()
+	if r.unknown {
+		s.WithText(call)
+		r, err = send()
+	}
+	return r.value, err
 }

@@ -16,12 +16,10 @@ import (
 // A server is what all caches and locks of this process that share one client know about the server
 // behind it: how many commands can be sent at a time, and when it last answered.
 type server struct {
-	rdb     redis.UniversalClient
-	gate    gate // of commands that go alone
-	gets    batcher
-	scripts batcher
-	wakes   *wake.Listener
-	node    *node // of all Clients without breakers
+	rdb   redis.UniversalClient
+	gate  gate
+	wakes *wake.Listener
+	node  *node // of all Clients without breakers
 
 	begun    time.Time
 	answered atomic.Int64 // time of the last answer, in ns since begun
@@ -64,11 +62,10 @@ func serverOf(rdb redis.UniversalClient) *server {
 
 func newServer(rdb redis.UniversalClient) *server {
 	s := &server{rdb: rdb, begun: time.Now()}
-	all := connections(rdb)
-	few := max(1, all/4)
-	s.gate.size = uint64(few)
-	s.scripts.open(few)
-	s.gets.open(max(1, all-2*few))
+	s.gate.size = uint64(connections(rdb))
+	if _, ok := rdb.(*redis.AutoPipeliner); !ok { // which sends commands together by itself
+		s.gate.most = firstTogether
+	}
 	s.wakes = wake.New(rdb)
 	s.node = &node{server: s}
 	return s

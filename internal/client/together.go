@@ -2,112 +2,88 @@ package client
 
 import (
 	"context"
-	"sync"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
 
-// mostTogether is how many commands wait to be sent together, and so the longest pipeline. A server
-// needs a few milliseconds for it.
-const mostTogether = 256
-
-// A batcher sends commands that are due at the same moment in one pipeline: the polls of a hundred
-// keys, the renewals of a hundred locks. A command that comes while few others are on their way is
-// sent at once, and alone. Those that come while many are wait until the next one returns, and then
-// go together.
-type batcher struct {
-	gate  gate
-	limit int // on the connections in use
-
-	mu      sync.Mutex
-	sending int       // connections in use
-	waiting []*parcel // if sending == limit
-}
-
-// A parcel is a command that waits to be sent.
+// A parcel is a command that may go with others. A command without cmd goes alone.
 type parcel struct {
-	ctx  context.Context
-	cmd  redis.Cmder
-	done chan struct{} // closed when cmd has its reply
+	client *Client
+	ctx    context.Context
+	cmd    redis.Cmder
 }
 
-// open sets how many connections the batcher may use.
-func (b *batcher) open(limit int) {
-	b.limit = limit
-	b.gate.size = uint64(limit + mostTogether)
+// A group is several commands that go in one pipeline, through one connection: the polls of a
+// hundred keys, the renewals of a hundred locks. They have waited for a connection. A command that
+// finds one free does not wait for others.
+//
+// How many commands a connection can carry in the time of one is not known, since their replies may
+// have any length. So the groups of a server begin small. They grow while they are quick, and shrink
+// when one is slow, as in the slow start of TCP (RFC 5681).
+type group struct {
+	waiters []*waiter
+	done    chan struct{} // closed when each command has its reply
 }
 
-// SendScript sends a script to the node of key, with others that are due at the same moment. ctx
-// bounds it. It must be called within DoScript. cmd has the reply if the error is nil.
-func (c *Client) SendScript(ctx context.Context, key string, cmd redis.Cmder) error {
-	return c.send(ctx, &c.nodeOf(key).scripts, cmd)
-}
+const (
+	firstTogether = 16
+	mostTogether  = 256 // a server needs a few milliseconds for them
 
-func (c *Client) send(ctx context.Context, b *batcher, cmd redis.Cmder) error {
-	if c.pipelines {
-		_ = c.Redis.Process(ctx, cmd) // cmd has the error
-		return nil
+	// quick is the part of a command's time that a group may take.
+	quick = 8
+)
+
+// newGroup sends commands that a gate has admitted to one place.
+func newGroup(g *gate, waiters []*waiter) {
+	together := &group{waiters, make(chan struct{})}
+	for _, w := range waiters {
+		w.group = together
 	}
-	b.mu.Lock()
-	if b.sending < b.limit {
-		b.sending++
-		b.mu.Unlock()
-		defer b.release(ctx, c)()
-		_ = c.Redis.Process(ctx, cmd) // cmd has the error
-		return nil
-	}
-	p := &parcel{ctx, cmd, make(chan struct{})}
-	b.waiting = append(b.waiting, p)
-	b.mu.Unlock()
-	c.queued.Add(1)
-	select {
-	case <-p.done:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err() // cmd may still get its reply
-	}
+	go together.send(g)
 }
 
-// release returns a function to be called when a command or a pipeline has returned: its connection
-// can then carry those that wait. A client that does not observe deadlines may return much later
-// than it was told to, so that the next ones do not wait for it.
-func (b *batcher) release(ctx context.Context, c *Client) func() {
-	if c.bounded {
-		return func() { b.next(c) }
+// send gives each command the time that it would have alone.
+func (s *group) send(g *gate) {
+	first := s.waiters[0]
+	var timeout time.Duration
+	for _, w := range s.waiters {
+		timeout = max(timeout, w.client.Timeout)
 	}
-	next := sync.OnceFunc(func() { b.next(c) })
-	stop := context.AfterFunc(ctx, next)
-	return func() { stop(); next() }
-}
-
-// next lets a connection carry the commands that wait.
-func (b *batcher) next(c *Client) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if len(b.waiting) == 0 {
-		b.sending--
-		return
-	}
-	together := b.waiting
-	b.waiting = nil
-	go b.carry(c, together)
-}
-
-// carry sends commands in one pipeline. It ends when the time of the last one does.
-func (b *batcher) carry(c *Client, together []*parcel) {
-	ctx, cancel := context.WithTimeout(Detach(together[0].ctx), c.Timeout)
+	ctx, cancel := context.WithTimeout(Detach(first.ctx), timeout)
 	defer cancel()
-	defer b.release(ctx, c)()
-	c.queued.Add(-int64(len(together)))
-	_, _ = c.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each command has its error
-		for _, one := range together {
-			if one.ctx.Err() == nil { // else its caller has left
-				_ = p.Process(ctx, one.cmd)
+	sent := time.Now()
+	_, err := first.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each command has its error
+		for _, w := range s.waiters {
+			if w.ctx.Err() == nil { // else its caller has left
+				_ = p.Process(ctx, w.cmd)
 			}
 		}
 		return nil
 	})
-	for _, one := range together {
-		close(one.done)
+	close(s.done)
+	answered := !Unreachable(err)
+	g.adapt(len(s.waiters), answered && time.Since(sent) <= timeout/quick)
+	g.leave(answered)
+}
+
+// adapt adapts the length of the next group to the last one.
+func (g *gate) adapt(length int, quick bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !quick {
+		g.most = max(min(g.most, length)/2, 2) // alone they would not show when they can grow again
+	} else if length >= g.most {
+		g.most = min(2*g.most, mostTogether)
+	}
+}
+
+// wait returns nil when the command has its reply, and an error when ctx ends before.
+func (s *group) wait(ctx context.Context) error {
+	select {
+	case <-s.done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err() // the command may still get its reply
 	}
 }

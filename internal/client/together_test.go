@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -20,6 +22,7 @@ type held struct {
 	alone     int
 	pipelines []int // lengths
 	takes     time.Duration
+	fails     bool
 }
 
 func (h *held) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -34,6 +37,10 @@ func (h *held) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		h.mu.Unlock()
 		if get {
 			time.Sleep(h.takes)
+			if h.fails {
+				cmd.SetErr(io.ErrUnexpectedEOF)
+				return io.ErrUnexpectedEOF
+			}
 		}
 		return next(ctx, cmd)
 	}
@@ -63,7 +70,7 @@ func TestTogether_OnePipeline(t *testing.T) {
 		h := &held{takes: 10 * time.Millisecond}
 		rdb.AddHook(h)
 		c := New(rdb, time.Second, func(_ context.Context, op string, err error) { t.Errorf("%s: %v", op, err) }, nil, nil)
-		c.node.gets.open(2)
+		c.node.gate.size, c.node.gate.most = 2, mostTogether
 		const keys = 50
 		var wg sync.WaitGroup
 		begun := time.Now()
@@ -101,7 +108,7 @@ func TestTogether_CallerLeaves(t *testing.T) {
 		h := &held{takes: 100 * time.Millisecond}
 		rdb.AddHook(h)
 		c := New(rdb, time.Second, func(context.Context, string, error) {}, nil, nil)
-		c.node.gets.open(1)
+		c.node.gate.size = 1
 		get := func(ctx context.Context) error { _, _, err := c.Get(ctx, time.Now(), "k"); return err }
 		var wg sync.WaitGroup
 		wg.Go(func() { _ = get(t.Context()) })
@@ -124,4 +131,47 @@ func TestTogether_CallerLeaves(t *testing.T) {
 			t.Errorf("pipelines of %v; %d wait", h.pipelines, c.Queued())
 		}
 	})
+}
+
+// The pipelines grow while the server is quick, and shrink to two commands when it is slow. After a
+// command that was not answered the next one goes alone.
+func TestTogether_Length(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name  string
+		takes time.Duration
+		fails bool
+		most  int
+		want  string
+	}{
+		{"quick", time.Millisecond, false, firstTogether, "[16 32 64 128 256 256 247]"},
+		{"quick again", time.Millisecond, false, 2, "[2 4 8 16 32 64 128 256 256 233]"},
+		{"slow", timeout / 4, false, 256, "[256 128 64 32 16 8 4 2 2 2 2 2"},
+		{"no answer", time.Millisecond, true, firstTogether, "[]"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			_, rdb := redistest.StartMini(t)
+			h := &held{takes: test.takes, fails: test.fails}
+			rdb.AddHook(h)
+			c := New(rdb, timeout, func(context.Context, string, error) {}, nil, nil)
+			c.node.gate.size, c.node.gate.most = 1, test.most
+			const commands = 1000
+			var wg sync.WaitGroup
+			for range commands {
+				wg.Go(func() {
+					if _, _, err := c.Get(t.Context(), time.Now(), "k"); Unreachable(err) != test.fails {
+						t.Error(err)
+					}
+				})
+			}
+			wg.Wait()
+			time.Sleep(time.Second)
+			if got := fmt.Sprint(h.pipelines); !strings.HasPrefix(got, test.want) {
+				t.Errorf("%s: %d alone and pipelines of %.80s, want %s", test.name, h.alone, got, test.want)
+			}
+			if state := c.node.gate.state.Load(); state != 0 {
+				t.Errorf("%s: the gate is %#x in the end", test.name, state)
+			}
+		})
+	}
 }

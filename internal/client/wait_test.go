@@ -19,10 +19,9 @@ import (
 // that wait for a connection between bubbles.
 func occupied(t *testing.T) (w *watcher, over chan struct{}) {
 	w, over = watch(t, mute(t), timeout), make(chan struct{})
-	w.node.gate.size, w.node.gets.gate.size = 1, 1
-	w.node.gets.gate.tryEnter()
+	w.node.gate.size = 1
 	go func() {
-		_, _ = Do(context.Background(), w.Client, "occupy", "k", func(context.Context) (int, error) { <-over; w.node.gets.gate.leave(); return 0, nil })
+		_, _ = Do(context.Background(), w.Client, "occupy", "k", func(context.Context) (int, error) { <-over; return 0, nil })
 	}()
 	synctest.Wait()
 	return w, over

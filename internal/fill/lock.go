@@ -121,8 +121,8 @@ func (l *Lock) GetOrLock(ctx context.Context, within time.Duration, q Query) (Re
 	call := append(getOrLockScript.Call(2, 6), l.value, l.key,
 		l.token, l.ttl.Milliseconds(), q.Known, q.Awaited, flag(q.Take), q.For)
 	sent := time.Now()
-	r, err := client.DoScript(ctx, l.client, within, "lock", l.value, func(ctx context.Context) (Reply, error) {
-		r, err := parseLockReply(l.run(ctx, getOrLockScript, call))
+	r, err := client.Run(ctx, l.client, within, "lock", l.value, getOrLockScript, call, func(cmd *redis.Cmd) (Reply, error) {
+		r, err := parseLockReply(cmd)
 		if client.ScriptsRefused(err) {
 			return Reply{Status: unrun}, nil
 		}
@@ -212,8 +212,8 @@ func (l *Lock) act(ctx context.Context, within time.Duration, op string, script 
 	}
 	call = append(append(call, l.token), args...)
 	const unrun = -1
-	done, err := client.DoScript(ctx, l.client, within, op, keys[0], func(ctx context.Context) (int, error) {
-		done, err := l.run(ctx, script, call).Int()
+	done, err := client.Run(ctx, l.client, within, op, keys[0], script, call, func(cmd *redis.Cmd) (int, error) {
+		done, err := cmd.Int()
 		if client.ScriptsRefused(err) {
 			return unrun, nil
 		}
@@ -224,16 +224,5 @@ func (l *Lock) act(ctx context.Context, within time.Duration, op string, script 
 	}
 	return client.DoWithin(ctx, l.client, within, op, keys[0], func(ctx context.Context) (bool, error) {
 		return watch(ctx, l.client.Redis, keys, judge)
-	})
-}
-
-func (l *Lock) run(ctx context.Context, script client.Script, call []any) *redis.Cmd {
-	return script.Run(call, func(call []any) *redis.Cmd {
-		cmd := client.Command(ctx, call)
-		if err := l.client.SendScript(ctx, l.key, cmd); err != nil {
-			cmd = redis.NewCmd(ctx)
-			cmd.SetErr(err)
-		}
-		return cmd
 	})
 }
