@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
@@ -34,10 +35,10 @@ func TestScript_HookChangesArguments(t *testing.T) {
 	rdb := redis.NewClient(&redis.Options{Addr: miniredis.RunT(t).Addr()})
 	defer rdb.Close()
 	rdb.AddHook(keyPrefix("tenant:"))
-	w := watch(t, rdb, timeout)
+	w := watch(t, rdb, time.Minute)
 	script := NewScript("return {KEYS[1], ARGV[1]}")
 	for _, when := range []string{"unknown", "known"} {
-		got, err := Run(t.Context(), w.Client, timeout, "op", "key", script, append(script.Call(1, 1), "key", "arg"),
+		got, err := Run(t.Context(), w.Client, w.Timeout, "op", "key", script, append(script.Call(1, 1), "key", "arg"),
 			func(cmd *redis.Cmd) ([]string, error) { return cmd.StringSlice() })
 		if err != nil || strings.Join(got, " ") != "tenant:key arg" {
 			t.Errorf("a script that is %s: %q, %v", when, got, err)
