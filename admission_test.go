@@ -36,8 +36,8 @@ func TestAdmission_Hits(t *testing.T) {
 				wg.Go(func() { c.WantValue(fmt.Sprint("k", i)) })
 			}
 			synctest.Wait()
-			if n := c.Stats().CommandsQueued; n != keys-connections {
-				t.Errorf("%s: %d commands wait to be sent, want %d", kind, n, keys-connections)
+			if n := c.Stats().CommandsQueued; n != keys-connections/4 {
+				t.Errorf("%s: %d commands wait to be sent, want %d", kind, n, keys-connections/4)
 			}
 			wg.Wait()
 			if n := c.Stats(); n.Loads != 0 || n.Hits != keys || n.RedisErrors != 0 || n.CommandsQueued != 0 {

@@ -22,7 +22,7 @@ var rights = []string{
 func TestCheck_DocumentedRights(t *testing.T) {
 	t.Parallel()
 	s := redistest.Shared(t)
-	c, err := singlefill.New(s.Client(t, s.User(t, rights...)), "shop:"+t.Name(), time.Minute,
+	c, err := singlefill.New(s.Client(t, s.User(t, rights...)), "shop:"+redistest.Namespace(t), time.Minute,
 		&singlefill.Options[string]{StaleIfError: time.Minute, LockTTL: 6 * time.Second})
 	if err != nil {
 		t.Fatal(err)
@@ -41,7 +41,7 @@ func TestCheck_DocumentedRights(t *testing.T) {
 		{"a load that fails", func() error { _, err := c.GetOrLoad(ctx, "k", fails[string](boom)); return err }, boom},
 		{"a load that is renewed", func() error {
 			_, err := c.GetOrLoad(ctx, "k", func(context.Context, string) (string, error) {
-				left := func() time.Duration { return s.Admin().PTTL(ctx, "shop:"+t.Name()+":{k}:lock").Val() }
+				left := func() time.Duration { return s.Admin().PTTL(ctx, "shop:"+redistest.Namespace(t)+":{k}:lock").Val() }
 				last := left()
 				redistest.Await(t, "the lock is renewed", func() bool {
 					before := last
@@ -81,7 +81,7 @@ func TestCheck_MaxFleetLoads(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := redistest.Shared(t)
-			c, err := singlefill.New(s.Client(t, s.User(t, test.rights...)), "shop:"+t.Name(), time.Minute, &singlefill.Options[string]{MaxFleetLoads: 1})
+			c, err := singlefill.New(s.Client(t, s.User(t, test.rights...)), "shop:"+redistest.Namespace(t), time.Minute, &singlefill.Options[string]{MaxFleetLoads: 1})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -110,7 +110,7 @@ func TestCheck_MissingRight(t *testing.T) {
 		t.Run(right, func(t *testing.T) {
 			fewer := append(append([]string{}, rights[:i]...), rights[i+1:]...)
 			s := redistest.Shared(t)
-			c, err := singlefill.New(s.Client(t, s.User(t, fewer...)), "shop:"+t.Name(), time.Minute, &singlefill.Options[string]{})
+			c, err := singlefill.New(s.Client(t, s.User(t, fewer...)), "shop:"+redistest.Namespace(t), time.Minute, &singlefill.Options[string]{})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -345,7 +345,7 @@ func TestAcquire_StalledForLongerThanTTL(t *testing.T) {
 // However many calls a server leaves unanswered, few commands at a time undo what they may have
 // done.
 func TestCleanup_FewCommands(t *testing.T) {
-	const calls, atOnce = 500, 8
+	const calls, atOnce = 250, 8 // as many calls as the client sends at a time
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
 		learn(t, rdb, kind)
 		client, f := withFaults(t, m)

@@ -87,6 +87,7 @@ func endsWithin(ctx context.Context, d time.Duration) bool {
 type call struct {
 	op, key string
 	sent    time.Time
+	gate    *gate
 	group   *group // with which it is sent, or nil
 }
 
@@ -133,13 +134,17 @@ func do[R any](ctx context.Context, c *Client, timeout time.Duration, op, key st
 	if err := ctx.Err(); err != nil {
 		return none, err
 	}
-	n, call := c.nodeOf(key), call{op: op, key: key, sent: time.Now()}
+	n := c.nodeOf(key)
+	call := call{op: op, key: key, sent: time.Now(), gate: &n.alone}
+	if cmd != nil {
+		call.gate = &n.together
+	}
 	if err := c.enter(ctx, n, &call, cmd); err != nil {
 		return none, err
 	}
 	if c.bounded && !endsWithin(ctx, timeout) {
 		answered := false
-		defer func() { n.leave(call, answered) }()
+		defer func() { call.leave(answered) }()
 		bounded, cancel := c.bound(ctx, n, call.sent, timeout)
 		defer cancel()
 		r, err := run(bounded, call.group)
@@ -147,22 +152,22 @@ func do[R any](ctx context.Context, c *Client, timeout time.Duration, op, key st
 		return r, err
 	}
 	bounded, cancel := context.WithTimeout(Detach(ctx), timeout)
-	done := func(answered bool) { cancel(); n.leave(call, answered) }
+	done := func(answered bool) { cancel(); call.leave(answered) }
 	return runAsync(ctx, c, n, call, bounded, done, func(ctx context.Context) (R, error) { return run(ctx, call.group) })
 }
 
 // enter returns nil when the command can be sent. It must then leave.
 func (c *Client) enter(ctx context.Context, n *node, call *call, cmd redis.Cmder) error {
-	if n.gate.tryEnter() {
+	if call.gate.tryEnter() {
 		return nil
 	}
 	return c.wait(ctx, n, call, cmd)
 }
 
 // leave leaves the gate. Commands that are sent together leave together, by themselves.
-func (n *node) leave(call call, answered bool) {
+func (call *call) leave(answered bool) {
 	if call.group == nil {
-		n.gate.leave(answered)
+		call.gate.leave(answered)
 	}
 }
 
@@ -172,7 +177,7 @@ func (n *node) leave(call call, answered bool) {
 func (c *Client) wait(ctx context.Context, n *node, call *call, cmd redis.Cmder) error {
 	c.queued.Add(1)
 	defer c.queued.Add(-1)
-	begun, w := call.sent, n.gate.enqueue(parcel{c, ctx, cmd})
+	begun, w := call.sent, call.gate.enqueue(parcel{c, ctx, cmd})
 	shared := n.limit.shared(begun, c.Timeout).Done()
 	var patience <-chan time.Time // of a command that waits for longer
 	for {
@@ -194,7 +199,7 @@ func (c *Client) wait(ctx context.Context, n *node, call *call, cmd redis.Cmder)
 			c.failed(Detach(ctx), call.op, err)
 		}
 		if err != nil {
-			n.gate.giveUp(w)
+			call.gate.giveUp(w)
 			return err
 		}
 		if shared == nil {
@@ -270,7 +275,8 @@ func (c *Client) Get(ctx context.Context, now time.Time, key string) (data []byt
 	if err := ctx.Err(); err != nil {
 		return nil, 0, err
 	}
-	n, call := c.nodeOf(key), call{op: "get", key: key, sent: now}
+	n := c.nodeOf(key)
+	call := call{op: "get", key: key, sent: now, gate: &n.together}
 	if err := n.refusal(); err != nil {
 		return nil, 0, err
 	}
@@ -281,13 +287,13 @@ func (c *Client) Get(ctx context.Context, now time.Time, key string) (data []byt
 	bounded := n.limit.within(ctx, call.sent, c.Timeout)
 	if c.bounded && !endsWithin(ctx, c.Timeout) {
 		answered := false
-		defer func() { n.leave(call, answered) }()
+		defer func() { call.leave(answered) }()
 		if err = c.process(bounded, cmd, call.group); err == nil {
 			data, err = cmd.Bytes()
 		}
 		answered = c.observe(ctx, n, call, err)
 	} else {
-		leave := func(answered bool) { n.leave(call, answered) }
+		leave := func(answered bool) { call.leave(answered) }
 		data, err = runAsync(ctx, c, n, call, bounded, leave, func(ctx context.Context) ([]byte, error) {
 			if err := c.process(ctx, cmd, call.group); err != nil {
 				return nil, err

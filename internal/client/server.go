@@ -16,10 +16,11 @@ import (
 // A server is what all caches and locks of this process that share one client know about the server
 // behind it: how many commands can be sent at a time, and when it last answered.
 type server struct {
-	rdb   redis.UniversalClient
-	gate  gate
-	wakes *wake.Listener
-	node  *node // of all Clients without breakers
+	rdb      redis.UniversalClient
+	alone    gate // of commands that go alone
+	together gate // of commands that may go with others
+	wakes    *wake.Listener
+	node     *node // of all Clients without breakers
 
 	begun    time.Time
 	answered atomic.Int64 // time of the last answer, in ns since begun
@@ -62,9 +63,13 @@ func serverOf(rdb redis.UniversalClient) *server {
 
 func newServer(rdb redis.UniversalClient) *server {
 	s := &server{rdb: rdb, begun: time.Now()}
-	s.gate.size = uint64(connections(rdb))
+	all := connections(rdb)
+	s.alone.size, s.together.size = uint64(all), uint64(all)
 	if _, ok := rdb.(*redis.AutoPipeliner); !ok { // which sends commands together by itself
-		s.gate.most = firstTogether
+		// A few connections that carry many commands each cost less than many that carry few.
+		few := max(1, all/4)
+		s.alone.size, s.together.size = uint64(max(1, all-few)), uint64(few)
+		s.together.most = firstTogether
 	}
 	s.wakes = wake.New(rdb)
 	s.node = &node{server: s}

@@ -70,7 +70,7 @@ func TestTogether_OnePipeline(t *testing.T) {
 		h := &held{takes: 10 * time.Millisecond}
 		rdb.AddHook(h)
 		c := New(rdb, time.Second, func(_ context.Context, op string, err error) { t.Errorf("%s: %v", op, err) }, nil, nil)
-		c.node.gate.size, c.node.gate.most = 2, mostTogether
+		c.node.together.size, c.node.together.most = 2, mostTogether
 		const keys = 50
 		var wg sync.WaitGroup
 		begun := time.Now()
@@ -108,7 +108,7 @@ func TestTogether_CallerLeaves(t *testing.T) {
 		h := &held{takes: 100 * time.Millisecond}
 		rdb.AddHook(h)
 		c := New(rdb, time.Second, func(context.Context, string, error) {}, nil, nil)
-		c.node.gate.size = 1
+		c.node.together.size = 1
 		get := func(ctx context.Context) error { _, _, err := c.Get(ctx, time.Now(), "k"); return err }
 		var wg sync.WaitGroup
 		wg.Go(func() { _ = get(t.Context()) })
@@ -154,7 +154,7 @@ func TestTogether_Length(t *testing.T) {
 			h := &held{takes: test.takes, fails: test.fails}
 			rdb.AddHook(h)
 			c := New(rdb, timeout, func(context.Context, string, error) {}, nil, nil)
-			c.node.gate.size, c.node.gate.most = 1, test.most
+			c.node.together.size, c.node.together.most = 1, test.most
 			const commands = 1000
 			var wg sync.WaitGroup
 			for range commands {
@@ -169,7 +169,7 @@ func TestTogether_Length(t *testing.T) {
 			if got := fmt.Sprint(h.pipelines); !strings.HasPrefix(got, test.want) {
 				t.Errorf("%s: %d alone and pipelines of %.80s, want %s", test.name, h.alone, got, test.want)
 			}
-			if state := c.node.gate.state.Load(); state != 0 {
+			if state := c.node.together.state.Load(); state != 0 {
 				t.Errorf("%s: the gate is %#x in the end", test.name, state)
 			}
 		})

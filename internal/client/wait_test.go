@@ -19,9 +19,10 @@ import (
 // that wait for a connection between bubbles.
 func occupied(t *testing.T) (w *watcher, over chan struct{}) {
 	w, over = watch(t, mute(t), timeout), make(chan struct{})
-	w.node.gate.size = 1
+	w.node.alone.size, w.node.together.size = 1, 1
+	w.node.together.tryEnter()
 	go func() {
-		_, _ = Do(context.Background(), w.Client, "occupy", "k", func(context.Context) (int, error) { <-over; return 0, nil })
+		_, _ = Do(context.Background(), w.Client, "occupy", "k", func(context.Context) (int, error) { <-over; w.node.together.leave(true); return 0, nil })
 	}()
 	synctest.Wait()
 	return w, over
@@ -35,7 +36,7 @@ func TestWait_TimeBeginsWhenSent(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := watch(t, mute(t), timeout)
-		w.node.gate.size = 2
+		w.node.alone.size = 2
 		const commands, takes = 100, timeout * 9 / 10
 		var wg sync.WaitGroup
 		var sent atomic.Int64
@@ -92,8 +93,8 @@ func TestWait_CallerLeaves(t *testing.T) {
 			}
 			close(over)
 			synctest.Wait()
-			if w.failures("get") != 0 || w.Queued() != 0 || w.node.gate.state.Load() != 0 {
-				t.Errorf("%s: %d failures, %d wait, the gate is %#x", way, w.failures("get"), w.Queued(), w.node.gate.state.Load())
+			if w.failures("get") != 0 || w.Queued() != 0 || w.node.alone.state.Load()+w.node.together.state.Load() != 0 {
+				t.Errorf("%s: %d failures, %d wait, the gates are %#x and %#x", way, w.failures("get"), w.Queued(), w.node.alone.state.Load(), w.node.together.state.Load())
 			}
 			time.Sleep(time.Hour)
 		})
@@ -109,33 +110,35 @@ func TestWait_FrozenServer(t *testing.T) {
 		"default":            func(*redis.Options) {},
 		"observes deadlines": func(o *redis.Options) { o.ContextTimeoutEnabled = true },
 	} {
-		for _, size := range []int{1, 10} {
-			synctest.Test(t, func(t *testing.T) {
-				w := watch(t, mute(t, open), timeout)
-				w.node.gate.size = uint64(size)
-				begun := time.Now()
-				var wg sync.WaitGroup
-				for range 5000 {
-					wg.Go(func() {
-						if err := w.get(t.Context()); err == nil {
-							t.Error("no error")
-						}
-						if took := time.Since(begun); took > timeout {
-							t.Errorf("%s, %d connections: a command took %v", kind, size, took)
-						}
-					})
-				}
-				wg.Wait()
-				// Commands that notice the silence at the same instant count until one opens the
-				// breaker.
-				if !w.AnyAway() || w.failures("get") > 50 {
-					t.Errorf("%s, %d connections: breaker open: %t, %d failures", kind, size, w.AnyAway(), w.failures("get"))
-				}
-				time.Sleep(time.Minute)
-				if state := w.node.gate.state.Load(); state != 0 {
-					t.Errorf("%s: the gate is %#x in the end", kind, state)
-				}
-			})
+		for way, get := range gets {
+			for _, size := range []int{1, 10} {
+				synctest.Test(t, func(t *testing.T) {
+					w := watch(t, mute(t, open), timeout)
+					w.node.alone.size, w.node.together.size = uint64(size), uint64(size)
+					begun := time.Now()
+					var wg sync.WaitGroup
+					for range 5000 {
+						wg.Go(func() {
+							if err := get(w, t.Context()); err == nil {
+								t.Error("no error")
+							}
+							if took := time.Since(begun); took > timeout {
+								t.Errorf("%s, %s, %d connections: a command took %v", kind, way, size, took)
+							}
+						})
+					}
+					wg.Wait()
+					// Commands that notice the silence at the same instant count until one opens the
+					// breaker.
+					if !w.AnyAway() || w.failures("get") > 50 {
+						t.Errorf("%s, %s, %d connections: breaker open: %t, %d failures", kind, way, size, w.AnyAway(), w.failures("get"))
+					}
+					time.Sleep(time.Minute)
+					if alone, together := w.node.alone.state.Load(), w.node.together.state.Load(); alone+together != 0 {
+						t.Errorf("%s, %s: the gates are %#x and %#x in the end", kind, way, alone, together)
+					}
+				})
+			}
 		}
 	}
 }
@@ -147,7 +150,7 @@ func TestWait_WithoutBreaker(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		c := New(mute(t), timeout, func(context.Context, string, error) {}, nil, nil)
-		c.node.gate.size = 2
+		c.node.together.size = 2
 		begun := time.Now()
 		var wg sync.WaitGroup
 		for range 100 {
