@@ -22,7 +22,8 @@ var rights = []string{
 func TestCheck_DocumentedRights(t *testing.T) {
 	t.Parallel()
 	s := redistest.Shared(t)
-	c, err := singlefill.New(s.Client(t, s.User(t, rights...)), "shop:"+redistest.Namespace(t), time.Minute,
+	ns := "shop:" + redistest.Namespace(t)
+	c, err := singlefill.New(s.Client(t, s.User(t, rights...)), ns, time.Minute,
 		&singlefill.Options[string]{StaleIfError: time.Minute, LockTTL: 6 * time.Second})
 	if err != nil {
 		t.Fatal(err)
@@ -41,7 +42,7 @@ func TestCheck_DocumentedRights(t *testing.T) {
 		{"a load that fails", func() error { _, err := c.GetOrLoad(ctx, "k", fails[string](boom)); return err }, boom},
 		{"a load that is renewed", func() error {
 			_, err := c.GetOrLoad(ctx, "k", func(context.Context, string) (string, error) {
-				left := func() time.Duration { return s.Admin().PTTL(ctx, "shop:"+redistest.Namespace(t)+":{k}:lock").Val() }
+				left := func() time.Duration { return s.Admin().PTTL(ctx, ns+":{k}:lock").Val() }
 				last := left()
 				redistest.Await(t, "the lock is renewed", func() bool {
 					before := last
