@@ -29,8 +29,9 @@ type service struct {
 	render func(ctx context.Context, at coordinates) ([]byte, error)
 }
 
-func newCache(rdb redis.UniversalClient, trace *singlefill.Trace) (*singlefill.Cache[Tile], error) {
+func newCache(rdb redis.UniversalClient, trace *singlefill.Trace, codec singlefill.Codec) (*singlefill.Cache[Tile], error) {
 	return singlefill.New(rdb, "tiles", time.Minute, &singlefill.Options[Tile]{
+		Codec: codec, // nil, except in tests
 		// An expired tile is served at once, and computed again in the background.
 		StaleWhileRevalidate: 5 * time.Minute,
 		// A load keeps a processor busy, and the embedded Redis may have to wait for one.

@@ -19,6 +19,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/singlefilltest"
 )
 
 func TestMain(m *testing.M) {
@@ -40,7 +41,7 @@ type peer struct {
 func startPeer(t *testing.T, rdb redis.UniversalClient, name string, render func(context.Context, coordinates) ([]byte, error)) peer {
 	t.Helper()
 	feed := newFeed()
-	tiles, err := newCache(rdb, feed.trace())
+	tiles, err := newCache(rdb, feed.trace(), singlefilltest.Codec(t, nil))
 	if err != nil {
 		t.Fatal(err)
 	}

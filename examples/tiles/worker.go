@@ -65,7 +65,7 @@ func serveTiles(t task, untilEnd func()) error {
 	}
 	defer rdb.Close()
 	feed := newFeed()
-	tiles, err := newCache(rdb, feed.trace())
+	tiles, err := newCache(rdb, feed.trace(), nil)
 	if err != nil {
 		return err
 	}
