@@ -25,6 +25,7 @@ func BenchmarkMiss(b *testing.B) {
 		b.Run("serial/"+size.name, func(b *testing.B) { misses(b, redistest.Start(b).Addr, 0, size.bytes) })
 	}
 	b.Run("64_goroutines/2KB", func(b *testing.B) { misses(b, redistest.Start(b).Addr, 64, 2<<10) })
+	b.Run("20,000_goroutines/100B", func(b *testing.B) { misses(b, redistest.Start(b).Addr, 20_000, 100) }) // at once
 }
 
 // missTTL keeps the server small.
@@ -80,7 +81,7 @@ func misses(b *testing.B, addr string, goroutines, size int) {
 		}},
 	}}
 	if goroutines > 0 {
-		r.ops = 64 * 8
+		r.ops = max(64*8, goroutines)
 	}
 	r.run(b)
 }
