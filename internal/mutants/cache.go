@@ -112,9 +112,9 @@ var cacheMutants = []mutant{
 	{
 		name: "wake-no-confirmation",
 		bug:  "A waiter does not ask when its subscription is confirmed: what was published before is lost",
-		file: "wait.go",
-		old:  "w.ear.Hears(w.since)",
-		new:  "w.ear.Hears(time.Now())",
+		file: "internal/wake/line.go",
+		old:  "n.heard = true\n\t\t\ttold = told.with(c)\n",
+		new:  "n.heard = true\n",
 		pkg:  ".", test: "TestWake_PublishedBeforeSubscribed",
 	},
 	{
@@ -129,8 +129,8 @@ var cacheMutants = []mutant{
 		name: "wake-flood",
 		bug:  "Each message causes a poll, useful or not",
 		file: "wait.go",
-		old:  "\tif w.woken == 1 {\n",
-		new:  "\tif w.woken > 0 {\n",
+		old:  "\tif w.woken <= 1 {\n",
+		new:  "\tif w.woken >= 0 {\n",
 		pkg:  ".", test: "TestWake_Flood",
 	},
 	{
