@@ -22,8 +22,9 @@ import (
 // the logarithm of the load.
 //
 // A wait that the second poll does not end listens for a wake-up. While it hears, it polls at once
-// when it is woken, and otherwise rarely: a lost wake-up costs at most listeningPause. A wake-up that
-// ends no wait, which may be forged or late, makes the next one count less.
+// when it is woken, and otherwise rarely: a lost wake-up costs at most listeningPause and a quarter
+// of it, and no more than is left of the holder's lock. A wake-up that ends no wait, which may be
+// forged or late, makes the next one count less.
 //
 // Processes that wait for the same key poll at the same time. A process notices the others only by
 // the time that its own commands take. It pauses at least crowd times as long, so that no more than

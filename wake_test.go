@@ -6,7 +6,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/alicebob/miniredis/v2/server"
@@ -25,7 +24,11 @@ type listening struct {
 }
 
 func inListening(t *testing.T, run func(t *testing.T, l *listening)) {
-	inWatch(t, singlefill.Options[string]{LockTTL: 5 * time.Second, RedisTimeout: time.Second}, func(t *testing.T, w *watch) {
+	inListeningFor(t, 5*time.Second, run)
+}
+
+func inListeningFor(t *testing.T, lockTTL time.Duration, run func(t *testing.T, l *listening)) {
+	inWatch(t, singlefill.Options[string]{LockTTL: lockTTL, RedisTimeout: time.Second}, func(t *testing.T, w *watch) {
 		l := &listening{watch: w}
 		w.m.Server().SetPreHook(func(c *server.Peer, cmd string, _ ...string) bool {
 			if strings.HasSuffix(cmd, "SUBSCRIBE") && cmd != "SSUBSCRIBE" { // which miniredis does not know
@@ -46,6 +49,24 @@ func inListening(t *testing.T, run func(t *testing.T, l *listening)) {
 		}))
 		run(t, l)
 	})
+}
+
+// channel returns the channel of a key.
+func (l *listening) channel(key string) string { return l.ns + ":{" + key + "}:lock" }
+
+// onPublish calls do in place of each message. It returns how often it has done so.
+func (l *listening) onPublish(do func(channel, message string)) (times *atomic.Int64) {
+	times = new(atomic.Int64)
+	l.m.Server().SetPreHook(func(c *server.Peer, cmd string, args ...string) bool {
+		if cmd != "PUBLISH" {
+			return false
+		}
+		times.Add(1)
+		go do(args[0], args[1])
+		c.WriteInt(1)
+		return true
+	})
+	return times
 }
 
 // A waiter that listens has the value in the instant in which it is stored. That costs few commands,
@@ -112,6 +133,9 @@ func must(t testing.TB, err error) {
 }
 
 // A lost wake-up costs one rare poll. Then waiters poll as if nobody woke them, for a minute.
+//
+//fault:lost-wake-ups
+//fault:frozen-listener
 func TestWake_Lost(t *testing.T) {
 	const length = 2 * time.Second
 	inListening(t, func(t *testing.T, l *listening) {
@@ -137,34 +161,33 @@ func TestWake_Lost(t *testing.T) {
 	})
 }
 
-// Wake-ups that end no wait, as many as there may be, cause no more polls than waiting without any.
-func TestWake_Flood(t *testing.T) {
-	const length = 10 * time.Second
-	inListening(t, func(t *testing.T, l *listening) {
-		flood := time.NewTicker(time.Millisecond)
-		defer flood.Stop()
-		over := make(chan struct{})
-		forger := redistest.NewMiniClient(t, l.m)
-		go func() {
-			for {
-				select {
-				case <-flood.C:
-					forger.Publish(t.Context(), l.ns+":{k}:lock", "forged")
-				case <-over:
-					return
+// A lost wake-up costs the rest of LockTTL or listeningPause, whichever is shorter.
+//
+//fault:lost-wake-ups
+//fault:frozen-listener
+func TestWake_LostCosts(t *testing.T) {
+	for lockTTL, most := range map[time.Duration]time.Duration{
+		5 * time.Second:  5 * time.Second,
+		25 * time.Second: 7 * time.Second * 5 / 4,
+	} {
+		t.Run(lockTTL.String(), func(t *testing.T) {
+			inListeningFor(t, lockTTL, func(t *testing.T, l *listening) {
+				lost := l.onPublish(func(string, string) {})
+				for i, length := range []time.Duration{200 * time.Millisecond, time.Second, 9 * time.Second, time.Second} {
+					late, _ := l.waits(fmt.Sprint("k", i), length)
+					if late > most || i == 0 && late < longest || lost.Load() != int64(i+1) {
+						t.Errorf("wait %d: late by %v after %d lost messages, want %v at most", i, late, lost.Load(), most)
+					}
+					time.Sleep(2 * time.Minute) // until it listens again
 				}
-			}
-		}()
-		late, polls := l.waits("k", length)
-		close(over)
-		if most := 12 + int(length/(250*time.Millisecond)); late > longest || polls > most {
-			t.Errorf("late by %v after %d polls, want %v and %d at most", late, polls, longest, most)
-		}
-		synctest.Wait()
-	})
+			})
+		})
+	}
 }
 
 // What is published before a waiter is subscribed is not lost: it asks once it is.
+//
+//fault:strange-wake-ups
 func TestWake_PublishedBeforeSubscribed(t *testing.T) {
 	const length, later = 2 * time.Second, time.Millisecond
 	inListening(t, func(t *testing.T, l *listening) {
@@ -210,11 +233,13 @@ func TestWake_JoinersSendNothing(t *testing.T) {
 }
 
 // A waiter whose holder dies takes over at the end of the lock, though nothing wakes it.
+//
+//fault:killed-holder
 func TestWake_HolderDies(t *testing.T) {
 	inListening(t, func(t *testing.T, l *listening) {
 		const life = 10 * time.Second
 		dead := "H" + strings.Repeat("T", 26) + strings.Repeat("0", 16)
-		must(t, l.rdb.Set(t.Context(), l.ns+":{k}:lock", dead, life).Err())
+		must(t, l.rdb.Set(t.Context(), l.channel("k"), dead, life).Err())
 		begun := time.Now()
 		goGet(t.Context(), l.here, "k", gives("v")).want(t, "v")
 		if d := time.Since(begun); d > life+6*time.Millisecond {

@@ -3,6 +3,7 @@ package histories
 import (
 	"context"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -22,6 +23,7 @@ const (
 	faultCut      = "all connections of a process cut"
 	faultAway     = "server out of reach for a while"
 	faultKillConn = "CLIENT KILL"
+	faultKillSubs = "CLIENT KILL of connections for wake-ups"
 	faultFlush    = "SCRIPT FLUSH"
 	faultFreeze   = "SIGSTOP"
 	faultDeath    = "SIGKILL"
@@ -30,7 +32,7 @@ const (
 var (
 	networkFaults = []string{
 		faultRequest, faultReply, faultMute, faultClose, faultLateAsk, faultLateSay,
-		faultDelay, faultCut, faultAway, faultKillConn, faultFlush,
+		faultDelay, faultCut, faultAway, faultKillConn, faultKillSubs, faultFlush,
 	}
 	processFaults = []string{faultFreeze, faultFreeze, faultDeath}
 
@@ -54,7 +56,7 @@ type injector struct {
 // same time, each in random order.
 func (f *fleet) injectFaults(seed uint64) *injector {
 	g := &injector{fleet: f, stop: make(chan struct{}), hits: make(map[string]int)}
-	for i, faults := range [][]string{networkFaults, processFaults} {
+	for i, faults := range f.faults() {
 		rng := rand.New(rand.NewPCG(seed, uint64(i)))
 		g.running.Go(func() {
 			for {
@@ -70,6 +72,16 @@ func (f *fleet) injectFaults(seed uint64) *injector {
 	return g
 }
 
+// faults returns the faults of the network and of processes. Where a process cannot wake others, they
+// listen for a moment only, and there is seldom a connection for wake-ups.
+func (f *fleet) faults() [][]string {
+	network := slices.Clone(networkFaults)
+	if slices.Contains(f.users[:], noScripts) {
+		network = slices.DeleteFunc(network, func(fault string) bool { return fault == faultKillSubs })
+	}
+	return [][]string{network, processFaults}
+}
+
 // stopped stops the faults and returns how often each of them happened.
 func (g *injector) stopped() map[string]int {
 	close(g.stop)
@@ -81,7 +93,7 @@ func (g *injector) stopped() map[string]int {
 func (g *injector) missing() string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for _, faults := range [][]string{networkFaults, processFaults} {
+	for _, faults := range g.faults() {
 		for _, fault := range faults {
 			if g.hits[fault] == 0 {
 				return fault
@@ -131,8 +143,12 @@ func (g *injector) make(fault string, rng *rand.Rand) {
 		again := proxy.On(redistest.Command("hello"), redistest.Pass).Times(1)
 		proxy.Cut()
 		g.await(fault, again)
-	case faultKillConn:
-		killed, err := g.server.Admin().ClientKillByFilter(context.Background(), "TYPE", "normal", "SKIPME", "yes").Result()
+	case faultKillConn, faultKillSubs:
+		kind := "normal"
+		if fault == faultKillSubs {
+			kind = "pubsub"
+		}
+		killed, err := g.server.Admin().ClientKillByFilter(context.Background(), "TYPE", kind, "SKIPME", "yes").Result()
 		if err == nil && killed > 0 {
 			g.hit(fault)
 		}

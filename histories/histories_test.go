@@ -73,10 +73,18 @@ func cachePlan(faults bool) func(rng *rand.Rand) plan {
 			Threads:  1 + rng.IntN(2),
 			Ops:      longer(faults, 5+rng.IntN(8)),
 			Sole:     rng.IntN(3) == 0,
-			LoadTime: time.Duration(1+rng.IntN(4)) * time.Millisecond,
+			LoadTime: loadTime(rng),
 			Pause:    pause(faults, rng.IntN(4)),
 		}
 	}
+}
+
+// loadTime returns the longest time of a load. Waiters listen for wake-ups of the longer ones.
+func loadTime(rng *rand.Rand) time.Duration {
+	if rng.IntN(3) == 0 {
+		return 100 * time.Millisecond
+	}
+	return time.Duration(1+rng.IntN(4)) * time.Millisecond
 }
 
 func lockPlan(faults bool) func(rng *rand.Rand) plan {

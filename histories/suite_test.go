@@ -20,7 +20,7 @@ type suite struct {
 	plan   func(rng *rand.Rand) plan
 	judge  func(f *fleet, p plan, ops []op, n *tally) (claims []claim, err error)
 	faults bool
-	users  [processes]string
+	users  [processes]string // of every other batch
 
 	n       *tally
 	hits    map[string]int
@@ -37,19 +37,31 @@ func (s *suite) run(count, batch, atOnce int) {
 	}
 	s.n, s.hits = &tally{counts: make(map[string]int)}, make(map[string]int)
 	begun := time.Now()
+	users := s.users
+	if users != everyone {
+		batch = min(batch, (count+1)/2)
+	}
 	for first := 0; first < count && !s.stopped.Load(); first += batch {
 		last := min(first+batch, count)
-		s.t.Run(fmt.Sprintf("%d to %d", first+1, last), func(t *testing.T) { s.batch(t, seed, first, last, atOnce) })
+		s.t.Run(fmt.Sprintf("%d to %d", first+1, last), func(t *testing.T) { s.batch(t, users, seed, first, last, atOnce) })
+		if users == s.users {
+			users = everyone
+		} else {
+			users = s.users
+		}
 	}
 	s.t.Logf("seed %d, %v\n%s", seed, time.Since(begun).Round(time.Second), s.summary())
 }
 
-func (s *suite) batch(t *testing.T, seed uint64, first, last, atOnce int) {
+// everyone has the users of processes that all are the default user.
+var everyone [processes]string
+
+func (s *suite) batch(t *testing.T, users [processes]string, seed uint64, first, last, atOnce int) {
 	timeouts := calm
 	if s.faults {
 		timeouts = hasty
 	}
-	f := newFleet(t, timeouts, s.faults, s.users)
+	f := newFleet(t, timeouts, s.faults, users)
 	more := func() bool { return false }
 	if s.faults {
 		g := f.injectFaults(seed + uint64(first))
@@ -80,7 +92,13 @@ func (s *suite) batch(t *testing.T, seed uint64, first, last, atOnce int) {
 	if trouble := f.firstTrouble(); trouble != "" && !s.faults {
 		t.Errorf("an error where nothing had failed: %s", trouble)
 	}
-	if slices.Contains(s.users[:], noScripts) && f.server.Calls("watch") == 0 {
+	s.n.add("wake-ups sent", int(f.server.Calls("spublish")))
+	listens := f.server.Calls("ssubscribe")
+	s.n.add("commands to listen", int(listens))
+	if listens == 0 && users == everyone && last-first >= 50 {
+		t.Error("no process has listened for wake-ups")
+	}
+	if slices.Contains(users[:], noScripts) && f.server.Calls("watch") == 0 {
 		t.Error("nobody has had to do without scripts")
 	}
 }

@@ -112,9 +112,9 @@ var cacheMutants = []mutant{
 	{
 		name: "wake-no-confirmation",
 		bug:  "A waiter does not ask when its subscription is confirmed: what was published before is lost",
-		file: "wait.go",
-		old:  "w.ear.Hears(w.since)",
-		new:  "w.ear.Hears(time.Now())",
+		file: "internal/wake/line.go",
+		old:  "n.heard = true\n\t\t\ttold = told.with(c)\n",
+		new:  "n.heard = true\n",
 		pkg:  ".", test: "TestWake_PublishedBeforeSubscribed",
 	},
 	{
@@ -126,11 +126,27 @@ var cacheMutants = []mutant{
 		pkg:  ".", test: "TestWake_Lost",
 	},
 	{
+		name: "wake-unanswered",
+		bug:  "A frozen connection for wake-ups is kept as long as any waiter listens",
+		file: "internal/wake/line.go",
+		old:  "return n.unanswered[0].sweeps > mostSweeps",
+		new:  "return false",
+		pkg:  "internal/wake", test: "TestListener_Unanswered",
+	},
+	{
+		name: "wake-lost-polls-late",
+		bug:  "A waiter that listens does not poll before the lock as last seen ends",
+		file: "wait.go",
+		old:  "\t\treturn min(left+left/2+2*minJoinPause, listeningPause)\n\t}\n\treturn listeningPause\n",
+		new:  "\t\treturn time.Hour\n\t}\n\treturn time.Hour\n",
+		pkg:  ".", test: "TestWake_LostCosts",
+	},
+	{
 		name: "wake-flood",
 		bug:  "Each message causes a poll, useful or not",
 		file: "wait.go",
-		old:  "\tif w.woken == 1 {\n",
-		new:  "\tif w.woken > 0 {\n",
+		old:  "\tif w.woken <= 1 {\n",
+		new:  "\tif w.woken >= 0 {\n",
 		pkg:  ".", test: "TestWake_Flood",
 	},
 	{

@@ -151,6 +151,12 @@ func (c *link) replies() {
 			arrived = time.Now()
 		}
 		rule := c.answered(f)
+		if c.isMessage(f) && !c.mute.Load() {
+			if rule = c.p.messageRule(f.bulks); rule != nil && rule.action == Twice {
+				rule.fire()
+				rule, f.raw = nil, append(f.raw, f.raw...)
+			}
+		}
 		if c.mute.Load() || rule != nil && !c.reply(rule, f) {
 			continue
 		}
@@ -171,7 +177,12 @@ func (c *link) replies() {
 	}
 }
 
-// reply applies what the rule does to the reply, and reports whether to forward it.
+// isMessage reports whether the server sent the frame to a subscriber of a channel.
+func (c *link) isMessage(f frame) bool {
+	return (f.isPush() || c.subscribed.Load()) && len(f.bulks) == 3 && (f.bulks[0] == "message" || f.bulks[0] == "smessage")
+}
+
+// reply applies what the rule does to the reply or message, and reports whether to forward it.
 func (c *link) reply(rule *Rule, f frame) bool {
 	switch rule.action {
 	case HoldReply:
@@ -185,7 +196,7 @@ func (c *link) reply(rule *Rule, f frame) bool {
 		rule.fire()
 		_ = c.client.Close()
 		return false
-	case Twice:
+	case Twice, DropMessage:
 		rule.fire()
 		return false
 	case ResetReply:

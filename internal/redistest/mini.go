@@ -57,17 +57,23 @@ func Muted(c *server.Peer, cmd string, _ ...string) bool {
 	return true
 }
 
-// dialMini connects to m. A net.Pipe has no buffer: a client and a server that write at the same time
-// would wait for each other. So from the first command on that makes the server write before it has
-// read everything, a subscription or a long pipeline, commands wait in a buffer.
+// dialMini connects to m.
 func dialMini(m *miniredis.Miniredis) (net.Conn, error) {
 	conn, err := m.Dial()
 	if err != nil {
 		return nil, err
 	}
+	return Buffered(conn), nil
+}
+
+// Buffered returns a client's end of a net.Pipe, which has no buffer: a client and a server that
+// write at the same time would wait for each other. So from the first command on that makes the
+// server write before it has read everything, a subscription or a long pipeline, commands wait in a
+// buffer.
+func Buffered(conn net.Conn) net.Conn {
 	c := &bufferedConn{Conn: conn, out: make(chan []byte, 1000), closed: make(chan struct{})}
 	go c.pump()
-	return c, nil
+	return c
 }
 
 type bufferedConn struct {

@@ -18,7 +18,7 @@ import (
 //
 // Replies are matched to commands by their order. A subscription is answered by any number of
 // messages: on subscribing commands, and with RESP2 on all later commands of the connection, rules
-// about replies do not fire.
+// about replies do not fire. Messages have rules of their own: see OnMessage.
 type Proxy struct {
 	Addr string
 
@@ -38,7 +38,8 @@ type Proxy struct {
 	mu        sync.Mutex
 	listener  net.Listener       // protected by mu: nil while refusing
 	links     map[*link]struct{} // protected by mu
-	rules     []*Rule            // protected by mu
+	rules     []*Rule            // protected by mu: of commands
+	messages  []*Rule            // protected by mu: of messages
 	blackHole bool               // protected by mu
 	closed    bool               // protected by mu
 }
@@ -75,6 +76,16 @@ func (p *Proxy) On(match func(cmd []string) bool, action Action) *Rule {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.rules = append(p.rules, rule)
+	return rule
+}
+
+// OnMessage applies action to every later message of Pub/Sub on a channel. The action is DropMessage,
+// Twice, or one for replies.
+func (p *Proxy) OnMessage(channel string, action Action) *Rule {
+	rule := newRule(func(message []string) bool { return message[1] == channel }, action)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.messages = append(p.messages, rule)
 	return rule
 }
 
@@ -236,8 +247,20 @@ func (p *Proxy) rule(cmd []string) *Rule {
 	p.mu.Lock()
 	rules := p.rules // rules are only ever appended
 	p.mu.Unlock()
+	return first(rules, cmd)
+}
+
+// messageRule returns the first rule that applies to a message, or nil.
+func (p *Proxy) messageRule(message []string) *Rule {
+	p.mu.Lock()
+	rules := p.messages
+	p.mu.Unlock()
+	return first(rules, message)
+}
+
+func first(rules []*Rule, words []string) *Rule {
 	for _, r := range rules {
-		if r.takes(cmd) {
+		if r.takes(words) {
 			return r
 		}
 	}

@@ -35,6 +35,8 @@ const (
 	// ResetReply forwards the command, forwards the first half of its reply and resets the
 	// connection.
 	ResetReply
+	// DropMessage swallows a message. Of a command it would be Pass.
+	DropMessage
 )
 
 // A Rule is one fault and the count of its effects.

@@ -22,6 +22,8 @@
 // schedule can be repeated. The pauses of a waiter may be longer if its commands have waited long
 // for the end of their step.
 //
+// With Plan.Listen the steps are a hundred times shorter.
+//
 // TTLs and timeouts should be whole steps, or chance may decide which ends first. Runs that do not
 // repeat are counted as lost; if more than a fifth are lost, the test fails. The server's clock
 // advances by a microsecond with each command.

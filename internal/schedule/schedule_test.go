@@ -201,6 +201,41 @@ func TestExplore_Sample(t *testing.T) {
 	}
 }
 
+// A message arrives before or after what another process does, or never.
+func TestExplore_Messages(t *testing.T) {
+	got := outcomes(t, Plan{AtLeast: 100, Sample: 100, Listen: true, Faults: 1, Lose: true}, func(w *World) string {
+		listener, publisher := w.Client("A"), w.Client("B")
+		heard, done := "never", false
+		w.Go("A", "A", func(ctx context.Context) {
+			sub := listener.SSubscribe(ctx, "c")
+			defer sub.Close()
+			if _, err := sub.Receive(ctx); err != nil {
+				w.Errorf("%v", err)
+			}
+			w.Go("B", "B", func(ctx context.Context) {
+				n, err := publisher.Eval(ctx, "return redis.call('PUBLISH', KEYS[1], 'm')", []string{"c"}).Int()
+				if n != 1 || err != nil {
+					w.Errorf("%d clients heard the message, %v", n, err)
+				}
+				w.At("B", "goes on")
+				done = true
+			})
+			if m, err := sub.ReceiveTimeout(ctx, time.Second); err == nil {
+				heard = "before"
+				if m, ok := m.(*redis.Message); !ok || m.Channel != "c" || m.Payload != "m" {
+					w.Errorf("got %v", m)
+				}
+				if done {
+					heard = "after"
+				}
+			}
+		})
+		w.Run()
+		return heard
+	})
+	want(t, got, "after", "before", "never")
+}
+
 // An exploration that proves too little fails.
 func TestExplorer_Complaint(t *testing.T) {
 	for _, e := range []explorer{

@@ -24,6 +24,10 @@ const (
 	firstPause   = 100 * time.Millisecond
 	longestPause = 10 * time.Second
 
+	// mostSweeps is how many sweeps may find a command unanswered until the connection is given up:
+	// the network may swallow what is sent on it.
+	mostSweeps = 5
+
 	// perCommand is how many channels one command subscribes at most.
 	perCommand = 1000
 )
@@ -49,6 +53,7 @@ type line struct {
 type request struct {
 	kind     string
 	channels []string
+	sweeps   int // that have found it unanswered
 }
 
 func newLine(l *Listener) *line {
@@ -107,6 +112,9 @@ func (n *line) connect() {
 		case <-n.changed:
 			requests = n.subscriptions()
 		case <-sweep.C:
+			if n.frozen() {
+				return
+			}
 			requests = n.sweep()
 		}
 		for _, r := range requests {
@@ -186,10 +194,21 @@ func (n *line) request(kind string, names []string) (requests []request) {
 		size = 1
 	}
 	for some := range slices.Chunk(names, size) {
-		requests = append(requests, request{kind, some})
+		requests = append(requests, request{kind: kind, channels: some})
 	}
 	n.unanswered = append(n.unanswered, requests...)
 	return requests
+}
+
+// frozen reports whether the server has left a command unanswered for too long. A sweep calls it.
+func (n *line) frozen() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if len(n.unanswered) == 0 {
+		return false
+	}
+	n.unanswered[0].sweeps++
+	return n.unanswered[0].sweeps > mostSweeps
 }
 
 func (r request) send(ctx context.Context, p *redis.PubSub) error {

@@ -231,6 +231,38 @@ func TestListener_Refused(t *testing.T) {
 	})
 }
 
+// A connection on which the server leaves a command unanswered is replaced, though others listen on
+// it all the time.
+func TestListener_Unanswered(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		l := wake.New(rdb)
+		a := listen(t, l, "a")
+		synctest.Wait()
+		var swallowed int
+		m.Server().SetPreHook(func(_ *server.Peer, cmd string, _ ...string) bool {
+			if cmd == "SUBSCRIBE" {
+				swallowed++
+			}
+			return cmd == "SUBSCRIBE"
+		})
+		b := listen(t, l, "b")
+		synctest.Wait()
+		m.Server().SetPreHook(nil)
+		time.Sleep(4 * time.Second)
+		if swallowed != 1 || !a.hears() || b.hears() {
+			t.Errorf("%d commands are unanswered; they hear: %t, %t", swallowed, a.hears(), b.hears())
+		}
+		told := a.changes.Load()
+		time.Sleep(3 * time.Second)
+		if !a.hears() || !b.hears() || a.changes.Load() != told+2 {
+			t.Errorf("they hear: %t, %t; a is told %d times", a.hears(), b.hears(), a.changes.Load()-told)
+		}
+		a.Close()
+		b.Close()
+		l.CloseIdle()
+	})
+}
+
 // After a message that did not come, nobody listens for a minute.
 func TestListener_Missed(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {

@@ -30,8 +30,9 @@ type scenario struct {
 	admin *redis.Client // its commands do not wait for the scheduler
 	opts  singlefill.Options[string]
 
-	loadErr error  // of all loads, or only of those in process failing
-	failing string //
+	loadErr  error         // of all loads, or only of those in process failing
+	failing  string        //
+	loadTime time.Duration // how long each load takes at least
 
 	mayOverlap bool // two loads of the key may run at a time, since there are faults
 	mayBeStale bool // calls may get an expired value after a change has been announced
@@ -120,6 +121,7 @@ func (s *scenario) load(process string, ended int) (string, error) {
 	if s.failing == "" || s.failing == process {
 		err = s.loadErr
 	}
+	time.Sleep(s.loadTime)
 	s.At(process, fmt.Sprintf("loads %s, %v", v, err))
 	return v, err
 }

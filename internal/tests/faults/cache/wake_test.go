@@ -1,0 +1,347 @@
+package cache_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
+)
+
+// The tests TestWake_… disturb the connection on which a process listens for wake-ups, and leave
+// its commands alone. Each waiter gets its value, from one load, and no connection is left open.
+
+// wakeTTL is the LockTTL of these tests: a waiter that relies on a wake-up that does not come polls
+// within this time.
+const wakeTTL = 3 * time.Second
+
+// newListeners returns two caches of one source, in which waiters listen.
+func newListeners(t testing.TB, a, b redis.UniversalClient) (x, y *cachetest.Cache) {
+	t.Helper()
+	return newPair(t, a, b, wakeTTL/4, func(o *singlefill.Options[string]) { o.LockTTL = wakeTTL })
+}
+
+// A waiting is a call in one process that waits for a load in another one.
+type waiting struct {
+	t       testing.TB
+	a, b    *cachetest.Cache // the load runs in a
+	channel string
+	goOn    func() // ends the load
+	calls   sync.WaitGroup
+	before  int64 // number of loads
+}
+
+// startWaiting returns when the load runs and the call has polled.
+func startWaiting(t testing.TB, s *redistest.Server, a, b *cachetest.Cache, key string) *waiting {
+	t.Helper()
+	loading, over := make(chan struct{}), make(chan struct{})
+	w := &waiting{t: t, a: a, b: b, channel: a.LockKey(key), before: a.Loads.Load()}
+	w.goOn = sync.OnceFunc(func() { close(over) })
+	t.Cleanup(w.goOn)
+	a.During = func(string) { close(loading); <-over }
+	w.calls.Go(func() { a.WantValue(key) })
+	<-loading
+	polls := s.Calls("pttl")
+	w.calls.Go(func() { b.WantValue(key) })
+	redistest.Await(t, "the call waits for another process", func() bool { return s.Calls("pttl") > polls })
+	return w
+}
+
+// awaitListening waits until the waiter is subscribed at s.
+func (w *waiting) awaitListening(s *redistest.Server) {
+	w.t.Helper()
+	redistest.Await(w.t, "the waiter listens", func() bool { return subscribers(w.t, s, w.channel) == 1 })
+}
+
+// end ends the load, and waits until both calls have the value.
+func (w *waiting) end() {
+	w.t.Helper()
+	begun := time.Now()
+	w.goOn()
+	w.calls.Wait()
+	w.t.Logf("the waiter had its value %v after the load", time.Since(begun).Round(time.Millisecond))
+	w.a.WantLoads(w.before + 1)
+}
+
+// subscribers returns the number of connections that are subscribed to a channel.
+func subscribers(t testing.TB, s *redistest.Server, channel string) int64 {
+	t.Helper()
+	n, err := s.Admin().PubSubShardNumSub(context.Background(), channel).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n[channel]
+}
+
+// listeners returns the number of connections that have subscribed a channel.
+func listeners(t testing.TB, s *redistest.Server) int {
+	t.Helper()
+	list, err := s.Admin().Do(context.Background(), "client", "list", "type", "pubsub").Text()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Count(list, "id=")
+}
+
+// closeListeners closes the caches, and waits until the servers have no connection that listens.
+func closeListeners(t testing.TB, servers []*redistest.Server, caches ...*cachetest.Cache) {
+	t.Helper()
+	for _, c := range caches {
+		_ = c.Close()
+	}
+	for _, s := range servers {
+		redistest.Await(t, "no connection listens", func() bool { return listeners(t, s) == 0 })
+	}
+}
+
+// A message that is lost, late, repeated or cut short, and a connection that is frozen when the
+// message comes, cost the waiter one poll.
+//
+//fault:lost-wake-ups
+//fault:strange-wake-ups
+//fault:cut-listener
+//fault:frozen-listener
+func TestWake_Message(t *testing.T) {
+	for name, action := range map[string]redistest.Action{
+		"lost":                 redistest.DropMessage,
+		"late":                 redistest.HoldReply,
+		"repeated":             redistest.Twice,
+		"cut short":            redistest.ResetReply,
+		"lost with the rest":   redistest.DropReply,
+		"connection is frozen": redistest.MuteReply,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := redistest.Start(t)
+			p := redistest.NewProxy(t, s.Addr)
+			a, b := newListeners(t, s.Client(t), p.Client(t))
+			rule := p.OnMessage(a.LockKey("k"), action).Times(1)
+			w := startWaiting(t, s, a, b, "k")
+			w.awaitListening(s)
+			w.end()
+			awaitHit(t, rule)
+			rule.Release()
+			startWaiting(t, s, a, b, "afterwards").end()
+			a.WantNoErrors()
+			b.WantNoErrors()
+			closeListeners(t, []*redistest.Server{s}, a, b)
+		})
+	}
+}
+
+// A waiter whose connection the server closes, as often as it may, listens again over the next one.
+//
+//fault:cut-listener
+func TestWake_ConnectionClosed(t *testing.T) {
+	// Each returns how many connections the server closes.
+	for name, closes := range map[string]func(t *testing.T, s *redistest.Server, channel string) (int64, error){
+		"killed": func(t *testing.T, s *redistest.Server, _ string) (int64, error) {
+			return s.Admin().ClientKillByFilter(t.Context(), "type", "pubsub").Result()
+		},
+		"buffer overflows": func(t *testing.T, s *redistest.Server, channel string) (int64, error) {
+			redistest.Do(t, s.Admin(), "config", "set", "client-output-buffer-limit", "pubsub 1 1 1")
+			defer redistest.Do(t, s.Admin(), "config", "set", "client-output-buffer-limit", "pubsub 33554432 8388608 60")
+			return s.Admin().SPublish(t.Context(), channel, strings.Repeat("x", 1<<20)).Result()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := redistest.Start(t)
+			a, b := newListeners(t, s.Client(t), s.Client(t))
+			w := startWaiting(t, s, a, b, "k")
+			for range 5 {
+				redistest.Await(t, "the server closes the connection", func() bool {
+					n, err := closes(t, s, w.channel)
+					if err != nil {
+						t.Error(err)
+					}
+					return n > 0
+				})
+			}
+			w.awaitListening(s)
+			w.end()
+			a.WantNoErrors()
+			b.WantNoErrors()
+			closeListeners(t, []*redistest.Server{s}, a, b)
+		})
+	}
+}
+
+// A waiter that cannot open a connection to listen polls. It listens as soon as it can.
+//
+//fault:cut-listener
+//fault:frozen-listener
+func TestWake_ConnectionRefused(t *testing.T) {
+	type world struct {
+		s       *redistest.Server
+		p       *redistest.Proxy
+		refused *atomic.Int64 // dials
+	}
+	// Each begins a fault, and returns how often it has come about, and what ends it.
+	for name, begin := range map[string]func(t *testing.T, w world) (times func() int, end func()){
+		"refused": func(_ *testing.T, w world) (func() int, func()) {
+			w.p.Refuse(true)
+			return func() int { return int(w.refused.Load()) }, func() { w.p.Refuse(false) }
+		},
+		"too many clients": func(t *testing.T, w world) (func() int, func()) {
+			limit := func(n int) { redistest.Do(t, w.s.Admin(), "config", "set", "maxclients", n) }
+			limit(info(t, w.s, "clients", "connected_clients"))
+			return func() int { return info(t, w.s, "stats", "rejected_connections") }, func() { limit(1000) }
+		},
+		"closed": func(_ *testing.T, w world) (func() int, func()) {
+			rule := w.p.On(redistest.Command("ssubscribe"), redistest.CloseBefore)
+			return rule.Fired, func() { rule.Times(0) }
+		},
+		"swallowed": func(_ *testing.T, w world) (func() int, func()) {
+			rule := w.p.On(redistest.Command("ssubscribe"), redistest.DropRequest)
+			return rule.Fired, func() { rule.Times(0) }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := world{s: redistest.Start(t), refused: new(atomic.Int64)}
+			w.p = redistest.NewProxy(t, w.s.Addr)
+			one := func(o *redis.Options) { o.PoolSize = 1 }
+			dial := func(o *redis.Options) {
+				o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+					conn, err := new(net.Dialer).DialContext(ctx, network, addr)
+					if err != nil {
+						w.refused.Add(1)
+					}
+					return conn, err
+				}
+			}
+			a, b := newListeners(t, w.s.Client(t, one), w.p.Client(t, one, dial))
+			a.MustLoad("before")
+			b.WantHit("before") // each has the connection for its commands
+			times, end := begin(t, w)
+			for _, key := range []string{"k1", "k2"} {
+				waits := startWaiting(t, w.s, a, b, key)
+				redistest.Await(t, "the fault comes about", func() bool { return times() > 0 })
+				waits.end()
+			}
+			waits := startWaiting(t, w.s, a, b, "k3")
+			if n := subscribers(t, w.s, waits.channel); n != 0 {
+				t.Errorf("%d connections listen in spite of the fault", n)
+			}
+			end()
+			waits.awaitListening(w.s)
+			waits.end()
+			a.WantNoErrors()
+			b.WantNoErrors()
+			closeListeners(t, []*redistest.Server{w.s}, a, b)
+		})
+	}
+}
+
+// info returns a number of a section of INFO.
+func info(t testing.TB, s *redistest.Server, section, field string) (n int) {
+	t.Helper()
+	text, err := s.Admin().Info(context.Background(), section).Result()
+	_, number, found := strings.Cut(text, field+":")
+	if err != nil || !found {
+		t.Fatalf("INFO %s has no %s: %v", section, field, err)
+	}
+	fmt.Sscan(number, &n)
+	return n
+}
+
+// Users who may not use the channels share loads like others. Their waiters poll, and no call gets an
+// error.
+//
+//fault:lost-wake-ups
+//fault:missing-right
+func TestWake_NoChannels(t *testing.T) {
+	for name, may := range map[string][2]bool{ // publish, listen
+		"neither": {}, "listens only": {false, true}, "publishes only": {true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := redistest.Start(t)
+			user := func(may bool) *redis.Client {
+				channels := "resetchannels"
+				if may {
+					channels = "allchannels"
+				}
+				return s.Client(t, s.User(t, "+@all", "~*", channels))
+			}
+			publisher, listener := user(may[0]), user(may[1])
+			a, b := newListeners(t, publisher, listener)
+			for i := range 3 {
+				w := startWaiting(t, s, a, b, fmt.Sprint("k", i))
+				switch {
+				case i > 0: // the waiter does not even try
+				case may[1]:
+					w.awaitListening(s)
+				default:
+					redistest.Await(t, "listening is refused", func() bool { return refusedChannels(t, s, listener) > 0 })
+				}
+				w.end()
+			}
+			if n := refusedChannels(t, s, publisher); (n == 0) != may[0] {
+				t.Errorf("%d messages were refused", n)
+			}
+			a.WantNoErrors()
+			b.WantNoErrors()
+			closeListeners(t, []*redistest.Server{s}, a, b)
+		})
+	}
+}
+
+// refusedChannels returns how many commands of a user the server has refused because of a channel.
+func refusedChannels(t testing.TB, s *redistest.Server, user *redis.Client) (n int64) {
+	t.Helper()
+	log, err := s.Admin().ACLLog(context.Background(), 100).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, entry := range log {
+		if entry.Reason == "channel" && entry.Username == user.Options().Username {
+			n += entry.Count
+		}
+	}
+	return n
+}
+
+// A waiter whose slot moves to another node gets its value. Later waiters listen at the new node.
+//
+//fault:moved-slot
+func TestWake_MovedSlot(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t)
+	client := cluster.Client(t)
+	a, b := newListeners(t, cluster.Client(t), client)
+	from := cluster.Owner(t, a.ValueKey("k"))
+	b.WantMiss("k") // so that its client knows the nodes
+	w := startWaiting(t, from, a, b, "k")
+	w.awaitListening(from)
+	move := cluster.Move(t, a.ValueKey("k"))
+	move.End()
+	redistest.Await(t, "the old node ends the subscription", func() bool { return subscribers(t, from, w.channel) == 0 })
+	w.end()
+	if owner := cluster.Owner(t, a.ValueKey("k")); owner != move.To {
+		t.Error("the slot has not changed its node")
+	}
+
+	redistest.Await(t, "the client knows the new node", func() bool {
+		client.ReloadState(context.Background())
+		master, err := client.MasterForKey(context.Background(), w.channel)
+		return err == nil && master.Options().Addr == move.To.Addr
+	})
+	if err := a.Delete(t.Context(), "k"); err != nil {
+		t.Error(err)
+	}
+	w = startWaiting(t, move.To, a, b, "k")
+	w.awaitListening(move.To)
+	w.end()
+	closeListeners(t, cluster.Nodes, a, b)
+}
