@@ -19,7 +19,7 @@ func (o *owner) runAcquire(ctx context.Context, within time.Duration, s client.S
 	}
 	call = append(call, o.token, o.opts.TTL.Milliseconds(), int64(fenceLife/time.Millisecond))
 	call = append(call, args...)
-	return client.DoWithin(ctx, o.client, within, "acquire", o.keys.lock, func(ctx context.Context) (reply, error) {
+	return client.DoScript(ctx, o.client, within, "acquire", o.keys.lock, func(ctx context.Context) (reply, error) {
 		answer, err := o.run(ctx, s, call).Result()
 		if err != nil {
 			return reply{}, err
@@ -78,7 +78,7 @@ func (o *owner) runOnLease(ctx context.Context, within time.Duration, op string,
 		call = append(call, key)
 	}
 	call = append(append(call, o.token), args...)
-	return client.DoWithin(ctx, o.client, within, op, keys[0], func(ctx context.Context) (bool, error) {
+	return client.DoScript(ctx, o.client, within, op, keys[0], func(ctx context.Context) (bool, error) {
 		done, err := o.run(ctx, s, call).Int()
 		return done == 1, err
 	})
@@ -108,7 +108,11 @@ func (o *owner) sendToMaster(ctx context.Context, call []any) *redis.Cmd {
 
 func (o *owner) send(ctx context.Context, call []any) *redis.Cmd {
 	cmd := once{client.Command(ctx, call), &o.sent}
-	_ = o.client.Redis.Process(ctx, cmd) // cmd has the error
+	if err := o.client.SendScript(ctx, o.keys.lock, cmd); err != nil {
+		late := redis.NewCmd(ctx) // cmd may still get its reply
+		late.SetErr(err)
+		return late
+	}
 	return cmd.Cmd
 }
 
