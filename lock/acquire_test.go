@@ -343,13 +343,13 @@ func TestAcquire_StalledForLongerThanTTL(t *testing.T) {
 }
 
 // However many calls a server leaves unanswered, few commands at a time undo what they may have
-// done.
+// done, also with a Locker for each call.
 func TestCleanup_FewCommands(t *testing.T) {
 	const calls, atOnce = 500, 8
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
 		learn(t, rdb, kind)
 		client, f := withFaults(t, m)
-		l, before := newLocker(t, kind, client, "n", nil), countMarks(m)
+		before := countMarks(m)
 		var trying, most atomic.Int64
 		f.decide(func(op string) fault {
 			switch op {
@@ -367,6 +367,7 @@ func TestCleanup_FewCommands(t *testing.T) {
 		})
 		var acquiring sync.WaitGroup
 		for range calls {
+			l := newLocker(t, kind, client, "n", nil)
 			acquiring.Go(func() {
 				_, err := l.TryAcquire(t.Context())
 				if !errors.Is(err, lock.ErrUnavailable) { // which says of a command that it was never sent

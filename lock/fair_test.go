@@ -118,8 +118,9 @@ func TestNewFairMutex_Order(t *testing.T) {
 		const n = 12
 		name := redistest.Namespace(t)
 		var lockers []*lock.Locker
-		for range 3 {
-			lockers = append(lockers, newLocker(t, "fair", rdb, name, patient(lock.Options{})))
+		for i := range 3 { // with different options their waiters ask separately
+			ttl := time.Minute + time.Duration(i)*time.Second
+			lockers = append(lockers, newLocker(t, "fair", rdb, name, patient(lock.Options{TTL: ttl})))
 		}
 		lease := mustTry(t, lockers[0])
 		waiters := &waiterGroup{t: t}

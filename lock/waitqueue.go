@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// A waitQueue has the waiters of one Locker in order of arrival, or for a fair mutex in the order
-// of the queue on the server. Only the first one asks Redis, so a thousand waiters of a process
-// send what one sends.
+// A waitQueue has the waiters of one lock in order of arrival, or for a fair mutex in the order of the
+// queue on the server. Only the first one asks Redis, so a thousand waiters of a process send what one
+// sends.
 type waitQueue struct {
 	id string // begins the tokens of the attempts, and ends the name of the channel
 

@@ -138,3 +138,6 @@ func (s *server) noteFailure(sent time.Time) (failures int, silent time.Duration
 func (s *server) silentSince(then time.Time) time.Duration {
 	return min(time.Since(then), time.Since(s.begun)-time.Duration(s.answered.Load()))
 }
+
+// Shared returns what all Clients of one user's client have in common. It is good for comparison only.
+func (c *Client) Shared() any { return c.node.server }
