@@ -436,7 +436,8 @@ func TestNewMutex_FairMutexOfThatName(t *testing.T) {
 		fair, plain := newLocker(t, "fair", rdb, "n", nil), newLocker(t, "mutex", rdb, "n", nil)
 		holder := mustAcquire(t, fair)
 		got := make(chan *lock.Lease)
-		go func() { got <- mustAcquire(t, newLocker(t, "fair", rdb, "n", nil)) }()
+		waiter := newLocker(t, "fair", redistest.NewMiniClient(t, m), "n", nil) // which the release does not wake
+		go func() { got <- mustAcquire(t, waiter) }()
 		synctest.Wait()
 		_, err := plain.TryAcquire(t.Context())
 		wantIs(t, "while it is held", err, lock.ErrConflict)
