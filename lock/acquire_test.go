@@ -350,7 +350,7 @@ func TestCleanup_FewCommands(t *testing.T) {
 		learn(t, rdb, kind)
 		client, f := withFaults(t, m)
 		before := countMarks(m)
-		var trying, most atomic.Int64
+		var trying, most, ambiguous atomic.Int64
 		f.decide(func(op string) fault {
 			switch op {
 			case "acquire":
@@ -370,9 +370,11 @@ func TestCleanup_FewCommands(t *testing.T) {
 			l := newLocker(t, kind, client, "n", nil)
 			acquiring.Go(func() {
 				_, err := l.TryAcquire(t.Context())
-				if !errors.Is(err, lock.ErrUnavailable) { // which says of a command that it was never sent
-					wantIs(t, "TryAcquire", err, lock.ErrAmbiguous)
+				if errors.Is(err, lock.ErrUnavailable) { // there was no connection: nothing was sent
+					return
 				}
+				ambiguous.Add(1)
+				wantIs(t, "TryAcquire", err, lock.ErrAmbiguous)
 			})
 		}
 		acquiring.Wait()
@@ -383,9 +385,8 @@ func TestCleanup_FewCommands(t *testing.T) {
 		f.set(nil)
 		time.Sleep(2 * leaseWaits)
 		synctest.Wait()
-		marks := countMarks(m)
-		if marks-before != calls {
-			t.Errorf("%d of %d attempts are marked as abandoned", marks-before, calls)
+		if marks, sent := countMarks(m)-before, int(ambiguous.Load()); sent < calls/4 || marks < sent || marks > calls {
+			t.Errorf("%d attempts are marked as abandoned, want those %d of %d calls that were sent", marks, sent, calls)
 		}
 		f.take()
 		time.Sleep(time.Hour)
