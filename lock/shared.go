@@ -22,7 +22,7 @@ type sharedKey struct {
 	opts   Options
 }
 
-// sharedBy finds a shared that is in use. The map keeps none alive.
+// sharedBy finds a shared that is in use. The map keeps neither it nor its client alive.
 var sharedBy = struct {
 	mu sync.Mutex
 	of map[sharedKey]weak.Pointer[shared] // protected by mu

@@ -51,11 +51,13 @@ func TestShared_SameLock(t *testing.T) {
 	}
 }
 
-// What Lockers share is forgotten with the last of them.
+// What Lockers share is forgotten with the last of them, also if their client refers to them.
 func TestShared_Forgotten(t *testing.T) {
 	t.Parallel()
-	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
-	defer rdb.Close()
+	type client struct {
+		redis.UniversalClient
+		locker *Locker
+	}
 	known := func() (n int) {
 		sharedBy.mu.Lock()
 		defer sharedBy.mu.Unlock()
@@ -66,13 +68,13 @@ func TestShared_Forgotten(t *testing.T) {
 		}
 		return n
 	}
-	l, err := NewMutex(rdb, "a name of this test", nil)
-	if err != nil {
+	rdb, err := &client{}, error(nil)
+	if rdb.locker, err = NewMutex(rdb, "a name of this test", nil); err != nil {
 		t.Fatal(err)
 	}
 	if n := known(); n != 1 {
 		t.Errorf("%d are known", n)
 	}
-	runtime.KeepAlive(l)
+	runtime.KeepAlive(rdb)
 	redistest.Await(t, "it is forgotten", func() bool { runtime.GC(); return known() == 0 })
 }

@@ -139,5 +139,5 @@ func (s *server) silentSince(then time.Time) time.Duration {
 	return min(time.Since(then), time.Since(s.begun)-time.Duration(s.answered.Load()))
 }
 
-// Shared returns what all Clients of one user's client have in common. It is good for comparison only.
-func (c *Client) Shared() any { return c.node.server }
+// Shared returns a value that is equal for all Clients of one user's client. It keeps nothing alive.
+func (c *Client) Shared() any { return weak.Make(c.node.server) }
