@@ -28,9 +28,10 @@ type attempt struct {
 
 	place  int64 // in the waitQueue; protected by its mutex, as all fields below
 	failed error // why it has to end before its context does
-	asked  asked
+	busy   int   // number of busy answers to it as the first waiter
+	asked  asked // the last command
 	next   nextAsk
-	calm   calm
+	calm   calm // only the attempt itself changes it
 }
 
 const (

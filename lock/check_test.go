@@ -17,13 +17,13 @@ var lockRights = []string{"+@string", "+@sortedset", "+@hash", "+@keyspace", "+t
 
 var checkedKinds = map[string]func(rdb redis.UniversalClient, name string) (*lock.Locker, error){
 	"mutex": func(rdb redis.UniversalClient, name string) (*lock.Locker, error) {
-		return lock.NewMutex(rdb, name, nil)
+		return lock.NewMutex(rdb, name, patient(lock.Options{}))
 	},
 	"fair": func(rdb redis.UniversalClient, name string) (*lock.Locker, error) {
-		return lock.NewFairMutex(rdb, name, nil)
+		return lock.NewFairMutex(rdb, name, patient(lock.Options{}))
 	},
 	"semaphore": func(rdb redis.UniversalClient, name string) (*lock.Locker, error) {
-		return lock.NewSemaphore(rdb, name, 2, nil)
+		return lock.NewSemaphore(rdb, name, 2, patient(lock.Options{}))
 	},
 }
 

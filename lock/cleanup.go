@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// maxWorkers bounds the commands of a Locker that clean up at the same time.
+// maxWorkers bounds the commands of a cleanupQueue at the same time.
 const maxWorkers = 8
 
 // A cleanupQueue has the commands that could not be finished during the calls that caused them. A

@@ -118,8 +118,9 @@ func TestNewFairMutex_Order(t *testing.T) {
 		const n = 12
 		name := redistest.Namespace(t)
 		var lockers []*lock.Locker
-		for range 3 {
-			lockers = append(lockers, newLocker(t, "fair", rdb, name, patient(lock.Options{})))
+		for i := range 3 { // with different options their waiters ask separately
+			ttl := time.Minute + time.Duration(i)*time.Second
+			lockers = append(lockers, newLocker(t, "fair", rdb, name, patient(lock.Options{TTL: ttl})))
 		}
 		lease := mustTry(t, lockers[0])
 		waiters := &waiterGroup{t: t}
@@ -435,7 +436,8 @@ func TestNewMutex_FairMutexOfThatName(t *testing.T) {
 		fair, plain := newLocker(t, "fair", rdb, "n", nil), newLocker(t, "mutex", rdb, "n", nil)
 		holder := mustAcquire(t, fair)
 		got := make(chan *lock.Lease)
-		go func() { got <- mustAcquire(t, newLocker(t, "fair", rdb, "n", nil)) }()
+		waiter := newLocker(t, "fair", redistest.NewMiniClient(t, m), "n", nil) // which the release does not wake
+		go func() { got <- mustAcquire(t, waiter) }()
 		synctest.Wait()
 		_, err := plain.TryAcquire(t.Context())
 		wantIs(t, "while it is held", err, lock.ErrConflict)

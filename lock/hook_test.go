@@ -120,8 +120,21 @@ var opOfHash = func() map[string]string {
 
 func (f *faults) DialHook(next redis.DialHook) redis.DialHook { return next }
 
+// ProcessPipelineHook treats commands that are sent together like commands that are sent at the same
+// moment.
 func (f *faults) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
+	alone := f.ProcessHook(func(ctx context.Context, cmd redis.Cmder) error { return next(ctx, []redis.Cmder{cmd}) })
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if name := cmds[0].Name(); name != "evalsha" && name != "eval" {
+			return next(ctx, cmds)
+		}
+		var wg sync.WaitGroup
+		for _, cmd := range cmds {
+			wg.Go(func() { _ = alone(ctx, cmd) }) // cmd has the error
+		}
+		wg.Wait()
+		return nil
+	}
 }
 
 func (f *faults) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
@@ -210,4 +223,52 @@ func (c *commands) all() [][]string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.args)
+}
+
+// roundTrips is a hook of a client. It counts the round trips for scripts, alone or in a pipeline, and
+// makes each last.
+type roundTrips struct {
+	mu   sync.Mutex
+	n    int           // protected by mu
+	last time.Duration // protected by mu: how long each lasts
+}
+
+// reset forgets the round trips so far, and makes the next ones last for d.
+func (r *roundTrips) reset(d time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.n, r.last = 0, d
+}
+
+func (r *roundTrips) count() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.n
+}
+
+func (r *roundTrips) travel(cmd redis.Cmder) {
+	if cmd.Name() != "evalsha" && cmd.Name() != "eval" {
+		return
+	}
+	r.mu.Lock()
+	r.n++
+	d := r.last
+	r.mu.Unlock()
+	time.Sleep(d)
+}
+
+func (r *roundTrips) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (r *roundTrips) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		r.travel(cmd)
+		return next(ctx, cmd)
+	}
+}
+
+func (r *roundTrips) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		r.travel(cmds[0])
+		return next(ctx, cmds)
+	}
 }

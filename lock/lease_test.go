@@ -57,6 +57,42 @@ func TestLease_Renewals(t *testing.T) {
 	})
 }
 
+// Renewals that are due at the same moment share round trips. So they need few connections, and a
+// server that is slow, but answers in time, costs no lease.
+func TestLease_RenewalsTogether(t *testing.T) {
+	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+		const leases, few = 300, 40
+		learn(t, rdb, kind)
+		client := redis.NewClient(&redis.Options{
+			Addr: rdb.Options().Addr, Dialer: rdb.Options().Dialer, PoolSize: 10,
+			DisableIdentity: true, MaintNotificationsConfig: rdb.Options().MaintNotificationsConfig,
+		})
+		defer client.Close()
+		trips := new(roundTrips)
+		client.AddHook(trips)
+		var e locktest.Events
+		var held []*lock.Lease
+		for i := range leases {
+			held = append(held, mustAcquire(t, newLocker(t, kind, client, fmt.Sprint("n", i), &lock.Options{Trace: e.Trace()})))
+		}
+		time.Sleep(leaseTTL / 6)
+		for round, slow := range []time.Duration{time.Millisecond, leaseWaits / 5} {
+			trips.reset(slow)
+			time.Sleep(leaseTTL / 3)
+			if n, want := len(e.Of("renewed")), (round+1)*leases; n != want || len(e.Of("renew"))+len(e.Of("lost")) > 0 {
+				t.Fatalf("round trips of %v: %d renewals, want %d; failed: %d, lost: %d", slow, n, want, len(e.Of("renew")), len(e.Of("lost")))
+			}
+			if n := trips.count(); n > few {
+				t.Errorf("round trips of %v: %d for %d renewals, want %d at most", slow, n, leases, few)
+			}
+		}
+		trips.reset(0)
+		for _, lease := range held {
+			mustRelease(t, lease)
+		}
+	})
+}
+
 // A held lease needs no goroutine, so a thousand leases cost no thousand stacks.
 func TestLease_NoGoroutine(t *testing.T) {
 	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {

@@ -2,7 +2,6 @@ package lock
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"time"
@@ -14,22 +13,24 @@ import (
 )
 
 // A Locker acquires leases of one name. It holds nothing itself, and each lease is independent. It
-// is safe for concurrent use. Make one per name and process: the waiters of one Locker ask Redis
-// together, those of two Lockers ask separately.
+// is safe for concurrent use.
+//
+// The waiters of a process ask Redis together if their Lockers have the same client, kind, name and
+// options, apart from [Options.MaxHold] and [Options.Trace]. So a program may make a Locker for each
+// request.
 type Locker struct {
-	name    string
-	kind    kind
-	keys    keys
-	client  *client.Client
-	opts    Options
-	trace   Trace
-	waiters waitQueue
-	cleanup cleanupQueue
+	name   string
+	kind   kind
+	keys   keys
+	client *client.Client
+	opts   Options
+	trace  Trace
+	*shared
 }
 
 // NewMutex returns a [Locker] of which one lease is held at a time in the whole fleet.
 //
-// The waiters of one Locker are served in order of arrival. Waiters of different processes compete,
+// The waiters of one process are served in order of arrival. Waiters of different processes compete,
 // but none starves: a process that has seen two grants to others reserves the next one. A waiter
 // that dies with a reservation keeps the free lock from others for [Options.RedisTimeout] and
 // 200 ms.
@@ -92,17 +93,17 @@ func newLocker(rdb redis.UniversalClient, name string, kind kind, opts *Options,
 		return nil, err
 	}
 	l := &Locker{name: name, kind: kind, keys: keysOf(name), opts: o}
-	l.waiters.id = rand.Text()[:idLen]
 	if o.Trace != nil {
 		l.trace = *o.Trace
 	}
 	l.client = client.New(rdb, o.RedisTimeout, l.redisFailed, nil, nil)
+	l.shared = sharedOf(l)
 	return l, nil
 }
 
 // Acquire waits until a lease is granted or ctx ends. The lease outlives ctx: see [Lease].
 //
-// The first waiter of a Locker asks Redis on behalf of all of them. After its second command it
+// The first waiter of a process asks Redis on behalf of all of them. After its second command it
 // listens: whatever frees the lock wakes one waiter that can have it, and without a message a waiter
 // asks at the end of the holder's lease, and at least every five seconds.
 //

@@ -253,7 +253,9 @@ func TestLocker_EveryKindOfClient(t *testing.T) {
 				name := redistest.Namespace(t)
 				var e locktest.Events
 				opts := patient(lock.Options{Trace: e.Trace()})
-				here, there := newLocker(t, kind, rdb, name, opts), newLocker(t, kind, rdb, name, opts)
+				here := newLocker(t, kind, rdb, name, opts)
+				opts.TTL += time.Second // so that here wakes the waiters of there through the server only
+				there := newLocker(t, kind, rdb, name, opts)
 				lease := mustAcquire(t, here)
 				wantBusy(t, here)
 				wantBusy(t, there)

@@ -62,7 +62,7 @@ func TestAcquire_RandomPauses(t *testing.T) {
 		defer cancel()
 		var wg sync.WaitGroup
 		for range 10 {
-			l := newLocker(t, kind, rdb, "n", nil)
+			l := newLocker(t, kind, redistest.NewMiniClient(t, m), "n", nil)
 			wg.Go(func() {
 				_, err := l.Acquire(ctx)
 				wantIs(t, "Acquire", err, lock.ErrBusy, context.DeadlineExceeded)

@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// A waitQueue has the waiters of one Locker in order of arrival, or for a fair mutex in the order
-// of the queue on the server. Only the first one asks Redis, so a thousand waiters of a process
-// send what one sends.
+// A waitQueue has the waiters of one lock in order of arrival, or for a fair mutex in the order of the
+// queue on the server. Only the first one asks Redis, so a thousand waiters of a process send what one
+// sends.
 type waitQueue struct {
 	id string // begins the tokens of the attempts, and ends the name of the channel
 
@@ -83,7 +83,7 @@ func (q *waitQueue) awaitTurn(ctx context.Context, a *attempt) bool {
 	for ctx.Err() == nil {
 		q.mu.Lock()
 		failed := a.failed != nil
-		asks := !failed && (q.waiters[0] == a || a.place == unplaced && !q.silent)
+		asks := !failed && (q.isFirst(a) || a.place == unplaced && !q.silent)
 		q.mu.Unlock()
 		if failed || asks {
 			return asks
@@ -107,7 +107,7 @@ func (q *waitQueue) request(a *attempt) request {
 		r.listens, r.reserves, r.waitingSince = a.asked.listens, q.bypass.seen >= maxBypasses, q.bypass.since
 		return r
 	}
-	if len(q.waiters) > 0 && q.waiters[0] == a && time.Since(q.kept) > a.opts.WaiterTTL/8 {
+	if q.isFirst(a) && time.Since(q.kept) > a.opts.WaiterTTL/8 {
 		q.kept = time.Now()
 		for _, other := range q.waiters[1:] {
 			if other.place != unplaced {
@@ -211,6 +211,9 @@ func (q *waitQueue) wakeFirst() {
 		q.waiters[0].wakeUp()
 	}
 }
+
+// isFirst reports whether the attempt asks for all. The caller holds mu.
+func (q *waitQueue) isFirst(a *attempt) bool { return len(q.waiters) > 0 && q.waiters[0] == a }
 
 // move gives the attempt another place. The caller holds mu.
 func (q *waitQueue) move(a *attempt, place int64) {

@@ -36,35 +36,33 @@ const (
 
 // hearing is what a waitQueue hears.
 type hearing struct {
-	ear      *wake.Ear
-	since    time.Time // when it was last opened
+	ear      *wake.Ear // nil: it does not listen
+	opened   time.Time // when it last began to listen
+	closed   time.Time // when it last ceased to listen
 	messages int       // heard, including that the ear begins or ceases to hear
 	useless  int       // wake-ups since the lock was last seen to change hands
-	closed   time.Time // when it was last closed
 }
 
-// A nextAsk is when an attempt asks next.
+// A nextAsk is when an attempt asks next. Each command begins a new one.
 type nextAsk struct {
-	at     time.Time
-	latest time.Time // whatever is heard
-	woken  bool      // nothing puts it off
+	at     time.Time // zero: not known while the command is in flight
+	latest time.Time // even if messages put it off
+	woken  bool      // no message puts it off
 }
 
-// asked is the last command of an attempt that waits.
+// asked is a command of an attempt that waits.
 type asked struct {
 	at       time.Time
-	listens  bool // it has asked to be woken
+	listens  bool // it asks to be woken
 	messages int  // heard before
-	busy     int  // number of busy answers, so far, to the attempt as the first waiter
 }
 
-// A calm is the time after a busy answer in which the waiter hears when it can have the lock.
+// A calm is what an attempt knows from its last busy answer.
 type calm struct {
-	hears    bool      // otherwise there is none
-	since    time.Time // when the command was sent
-	messages int       // heard before
-	until    time.Time // the end of the holder's lease, at the earliest
-	ahead    int64     // waiters ahead, in any case
+	asked           // the command
+	hears bool      // a message will tell when the lock is released to this attempt
+	until time.Time // the end of the holder's lease, if it is not renewed
+	ahead int64     // waiters ahead; -1: unknown
 }
 
 // sleep returns when it is time to ask, or ctx ends: after d, earlier when the attempt is woken.
@@ -115,11 +113,11 @@ func (a *attempt) wakeUpAt(at time.Time) {
 	if a.next.at.IsZero() || at.Before(a.next.at) {
 		a.next.at = at
 	}
-	a.look()
+	a.notify()
 }
 
-// look makes the attempt look for what to do.
-func (a *attempt) look() {
+// notify makes the attempt look for what to do.
+func (a *attempt) notify() {
 	select {
 	case a.wake <- struct{}{}:
 	default:
@@ -129,13 +127,11 @@ func (a *attempt) look() {
 // prepare prepares a command of the attempt. The first waiter asks to be woken if it would hear it.
 // The caller holds mu.
 func (q *waitQueue) prepare(a *attempt) {
-	first := len(q.waiters) > 0 && q.waiters[0] == a
-	if first && q.ear == nil && time.Since(q.closed) < stillSubscribed {
+	if q.isFirst(a) && q.ear == nil && time.Since(q.closed) < stillSubscribed {
 		q.listen(a)
 	}
-	a.next = nextAsk{}
-	a.asked.at, a.asked.messages = time.Now(), q.messages
-	a.asked.listens = first && q.hears(a.asked.at)
+	now := time.Now()
+	a.next, a.asked = nextAsk{}, asked{at: now, listens: q.isFirst(a) && q.hears(now), messages: q.messages}
 }
 
 // notePause notes what a busy answer says about the time until the next one. The caller holds mu.
@@ -144,17 +140,15 @@ func (q *waitQueue) notePause(a *attempt, r reply, changed bool) {
 		q.useless = 0
 	}
 	q.noteMissed(a, r)
-	if len(q.waiters) > 0 && q.waiters[0] == a {
-		a.asked.busy++
-		deaf := !q.hears(a.asked.at) && time.Since(q.since) > deafness
-		if q.ear == nil && a.asked.busy >= listenAfter || q.ear != nil && deaf {
+	if q.isFirst(a) {
+		a.busy++
+		deaf := !q.hears(a.asked.at) && time.Since(q.opened) > deafness
+		if q.ear == nil && a.busy >= listenAfter || q.ear != nil && deaf {
 			q.listen(a)
 		}
 	}
-	a.calm = calm{
-		hears: a.asked.listens && !r.free && q.hears(a.asked.at), since: a.asked.at, messages: a.asked.messages,
-		until: a.asked.at.Add(r.left()), ahead: r.ahead,
-	}
+	hears := a.asked.listens && !r.free && q.hears(a.asked.at)
+	a.calm = calm{asked: a.asked, hears: hears, until: a.asked.at.Add(r.left()), ahead: r.ahead}
 }
 
 // noteMissed notes it if the attempt should have heard a message before this reply, and has not. The
@@ -165,7 +159,7 @@ func (q *waitQueue) noteMissed(a *attempt, r reply) {
 		missed = r.state == held && a.calm.ahead == 0 && time.Now().Before(a.calm.until)
 	}
 	if missed && a.calm.hears && q.messages == a.calm.messages {
-		q.ear.Missed(a.calm.since)
+		q.ear.Missed(a.calm.at)
 	}
 }
 
@@ -182,7 +176,7 @@ func (q *waitQueue) listen(a *attempt) {
 	if q.ear != nil {
 		q.ear.Close()
 	}
-	q.ear, q.since = a.client.Listen(a.keys.lock+":"+q.id, q.heard), time.Now()
+	q.ear, q.opened = a.client.Listen(a.keys.lock+":"+q.id, q.heard), time.Now()
 }
 
 // hears reports whether the waitQueue has heard every message since then. The caller holds mu.
@@ -235,6 +229,6 @@ func (a *attempt) putOff() {
 	earlier := at.Before(next.at)
 	next.at = at
 	if earlier { // otherwise the attempt looks when it would have asked
-		a.look()
+		a.notify()
 	}
 }

@@ -140,3 +140,6 @@ func (s *server) noteFailure(sent time.Time) (failures int, silent time.Duration
 func (s *server) silentSince(then time.Time) time.Duration {
 	return min(time.Since(then), time.Since(s.begun)-time.Duration(s.answered.Load()))
 }
+
+// Shared returns a value that is equal for all Clients of one user's client. It keeps nothing alive.
+func (c *Client) Shared() any { return weak.Make(c.node.server) }

@@ -1,6 +1,6 @@
 -- What the scripts of locks know of the waiters that a release wakes.
 --
--- A waiter listens on a channel of its Locker, which has the name of the lock and the first twelve
+-- A waiter listens on a channel of its process, which has the name of the lock and the first twelve
 -- characters of its token. The message is the token of the waiter that is woken. One more waiter gets
 -- an empty message: it asks later, in case the other one is dead.
 

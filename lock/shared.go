@@ -1,0 +1,53 @@
+package lock
+
+import (
+	"crypto/rand"
+	"runtime"
+	"sync"
+	"weak"
+)
+
+// A shared is what the Lockers of this process have in common that stand for the same lock: programs
+// make a Locker for each request. It lives as long as one of them.
+type shared struct {
+	waiters waitQueue
+	cleanup cleanupQueue
+}
+
+// A sharedKey has what such Lockers agree in: everything that a waiter may say or do for another one.
+type sharedKey struct {
+	client any    // see client.Client.Shared
+	lock   string // the key in Redis
+	kind   kind
+	opts   Options
+}
+
+// sharedBy finds a shared that is in use. The map keeps neither it nor its client alive.
+var sharedBy = struct {
+	mu sync.Mutex
+	of map[sharedKey]weak.Pointer[shared] // protected by mu
+}{of: make(map[sharedKey]weak.Pointer[shared])}
+
+// sharedOf returns what the Locker shares.
+func sharedOf(l *Locker) *shared {
+	key := sharedKey{l.client.Shared(), l.keys.lock, l.kind, l.opts}
+	key.opts.MaxHold, key.opts.Trace = 0, nil // which a waiter does not use
+	sharedBy.mu.Lock()
+	defer sharedBy.mu.Unlock()
+	if known := sharedBy.of[key].Value(); known != nil {
+		return known
+	}
+	s := new(shared)
+	s.waiters.id = rand.Text()[:idLen]
+	sharedBy.of[key] = weak.Make(s)
+	runtime.AddCleanup(s, forgetShared, key)
+	return s
+}
+
+func forgetShared(key sharedKey) {
+	sharedBy.mu.Lock()
+	defer sharedBy.mu.Unlock()
+	if sharedBy.of[key].Value() == nil { // and not one created since
+		delete(sharedBy.of, key)
+	}
+}
