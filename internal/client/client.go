@@ -199,8 +199,11 @@ func (c *Client) wait(ctx context.Context, n *node, call *call, cmd redis.Cmder)
 			c.failed(Detach(ctx), call.op, err)
 		}
 		if err != nil {
-			call.gate.giveUp(w)
-			return err
+			if call.gate.giveUp(w) {
+				return err
+			}
+			call.sent, call.group = time.Now(), w.group
+			return nil
 		}
 		if shared == nil {
 			patience = time.After(max(c.Timeout-silent, 1))

@@ -56,20 +56,23 @@ func (g *gate) enqueue(p parcel) *waiter {
 	return w
 }
 
-// giveUp removes a command from the queue, or makes it leave if it has been admitted.
-func (g *gate) giveUp(w *waiter) {
+// giveUp removes a command from the queue, or makes it leave if it has been admitted. It returns
+// false if that is too late: others have taken the command along.
+func (g *gate) giveUp(w *waiter) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	select {
 	case <-w.admitted:
-		if w.group == nil {
-			g.state.Add(^uint64(0))
-			g.admit(false)
+		if w.group != nil {
+			return w.group.leaveOut(w)
 		}
+		g.state.Add(^uint64(0))
+		g.admit(false)
 	default:
 		g.queue.Remove(w.element)
 		g.state.Add(^uint64(oneWaiting - 1))
 	}
+	return true
 }
 
 // leave makes room for the next commands: several of them if this one was answered. At a server that
@@ -92,7 +95,7 @@ func (g *gate) admit(together bool) {
 		ready := g.next(most)
 		g.state.Add(1 - uint64(len(ready))*oneWaiting)
 		if len(ready) > 1 {
-			newGroup(g, ready)
+			go newGroup(ready).send(g)
 		}
 		for _, w := range ready {
 			close(w.admitted)

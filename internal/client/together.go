@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -22,7 +23,8 @@ type parcel struct {
 // have any length. So the groups of a server begin small. They grow while they are quick, and shrink
 // when one is slow, as in the slow start of TCP (RFC 5681).
 type group struct {
-	waiters []*waiter
+	waiters []*waiter     // protected by the mutex of the gate until gone is set
+	gone    bool          // the commands are being sent; protected by the mutex of the gate
 	done    chan struct{} // closed when each command has its reply
 }
 
@@ -34,17 +36,34 @@ const (
 	quick = 8
 )
 
-// newGroup sends commands that a gate has admitted to one place.
-func newGroup(g *gate, waiters []*waiter) {
-	together := &group{waiters, make(chan struct{})}
+// newGroup returns a group of commands that a gate has admitted to one place. The caller holds the
+// mutex of the gate.
+func newGroup(waiters []*waiter) *group {
+	s := &group{waiters: waiters, done: make(chan struct{})}
 	for _, w := range waiters {
-		w.group = together
+		w.group = s
 	}
-	go together.send(g)
+	return s
+}
+
+// leaveOut removes a command whose caller has left. It returns false if the commands are being sent.
+// The caller holds the mutex of the gate.
+func (s *group) leaveOut(w *waiter) bool {
+	if !s.gone {
+		s.waiters = slices.DeleteFunc(s.waiters, func(other *waiter) bool { return other == w })
+	}
+	return !s.gone
 }
 
 // send gives each command the time that it would have alone.
 func (s *group) send(g *gate) {
+	g.mu.Lock()
+	s.gone = true
+	g.mu.Unlock()
+	if len(s.waiters) == 0 {
+		g.leave(true)
+		return
+	}
 	first := s.waiters[0]
 	var timeout time.Duration
 	for _, w := range s.waiters {
@@ -55,9 +74,7 @@ func (s *group) send(g *gate) {
 	sent := time.Now()
 	_, err := first.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each command has its error
 		for _, w := range s.waiters {
-			if w.ctx.Err() == nil { // else its caller has left
-				_ = p.Process(ctx, w.cmd)
-			}
+			_ = p.Process(ctx, w.cmd)
 		}
 		return nil
 	})

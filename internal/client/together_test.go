@@ -175,3 +175,48 @@ func TestTogether_Length(t *testing.T) {
 		})
 	}
 }
+
+// A caller can leave until its command goes. A command that goes gets its reply, wherever its caller
+// is.
+func TestTogether_LeavesAsTheyGo(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m, rdb := redistest.StartMini(t)
+		if err := m.Set("k", "v"); err != nil {
+			t.Fatal(err)
+		}
+		h := &held{}
+		rdb.AddHook(h)
+		c := New(rdb, timeout, func(context.Context, string, error) {}, nil, nil)
+		g := &gate{size: 1, most: mostTogether}
+		g.tryEnter()
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		var waiters []*waiter
+		for range 4 {
+			waiters = append(waiters, g.enqueue(parcel{c, ended, redis.NewStringCmd(ended, "get", "k")}))
+		}
+		if !g.giveUp(waiters[0]) {
+			t.Error("a caller cannot leave while its command waits")
+		}
+		g.mu.Lock() // holds up the group
+		g.state.Add(^uint64(0))
+		g.admit(true)
+		if !waiters[1].group.leaveOut(waiters[1]) {
+			t.Error("a caller cannot leave before its command goes")
+		}
+		g.mu.Unlock()
+		synctest.Wait()
+		if g.giveUp(waiters[2]) {
+			t.Error("a caller can leave when its command has gone")
+		}
+		for i, want := range []string{"", "", "v", "v"} {
+			if got := waiters[i].cmd.(*redis.StringCmd).Val(); got != want {
+				t.Errorf("command %d: %q, want %q", i, got, want)
+			}
+		}
+		if state := g.state.Load(); fmt.Sprint(h.pipelines) != "[2]" || state != 0 {
+			t.Errorf("pipelines of %v; the gate is %#x in the end", h.pipelines, state)
+		}
+	})
+}
