@@ -29,11 +29,11 @@ other mutants are tried nevertheless.
   -anchors  only report lost anchors
 
 All mutants take ten to twenty minutes. The tests start the Redis servers that they need. The mutants are in
-internal/mutants/{fill,cache,lock}.go.
+internal/mutants.
 `
 
 // mutants are all mutants.
-var mutants = slices.Concat(fillMutants, cacheMutants, lockMutants)
+var mutants = slices.Concat(fillMutants, cacheMutants, waitMutants, loadMutants, clientMutants, lockMutants, lockWaitMutants)
 
 func main() {
 	anchors := flag.Bool("anchors", false, "")
@@ -109,5 +109,5 @@ func lostAnchors(n int) error {
 	if n == 0 {
 		return nil
 	}
-	return fmt.Errorf("%d mutants have lost their anchors: mend them in internal/mutants/{fill,cache,lock}.go", n)
+	return fmt.Errorf("%d mutants have lost their anchors: mend them in internal/mutants", n)
 }
