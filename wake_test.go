@@ -173,7 +173,7 @@ func TestWake_LostCosts(t *testing.T) {
 		t.Run(lockTTL.String(), func(t *testing.T) {
 			inListeningFor(t, lockTTL, func(t *testing.T, l *listening) {
 				lost := l.onPublish(func(string, string) {})
-				for i, length := range []time.Duration{200 * time.Millisecond, time.Second, 9 * time.Second, time.Second} {
+				for i, length := range []time.Duration{200 * time.Millisecond, time.Second, 5 * time.Second, time.Second} {
 					late, _ := l.waits(fmt.Sprint("k", i), length)
 					if late > most || i == 0 && late < longest || lost.Load() != int64(i+1) {
 						t.Errorf("wait %d: late by %v after %d lost messages, want %v at most", i, late, lost.Load(), most)
