@@ -324,6 +324,9 @@ func (c *Client) observe(ctx context.Context, n *node, call call, err error) (an
 	if failed {
 		defer c.failed(Detach(ctx), call.op, err)
 	}
+	if errors.Is(err, redis.ErrClosed) {
+		n.wakes.Close()
+	}
 	if failed && Unreachable(err) {
 		yieldToReaders()
 		c.noteFailure(n, call, err)

@@ -268,6 +268,9 @@ func (n *line) answered(kind, name string) (goOn bool) {
 		}
 		if c != nil && !ends && c.state == requested {
 			c.state, c.since = subscribed, time.Now()
+			if !n.heard && len(c.ears) == 0 {
+				go n.closeWithClient()
+			}
 			n.heard = true
 			told = told.with(c)
 		}
@@ -278,6 +281,14 @@ func (n *line) answered(kind, name string) (goOn bool) {
 	n.mu.Unlock()
 	told.tell("", false)
 	return asked || ends
+}
+
+// closeWithClient closes the line if the user's client is closed. A client that is closed while it
+// dials leaves the new connection open. Somebody who listens would notice at the next command.
+func (n *line) closeWithClient() {
+	if errors.Is(n.rdb.Ping(n.ctx).Err(), redis.ErrClosed) {
+		n.Close()
+	}
 }
 
 // refused notes that the server refuses the first unanswered command.

@@ -184,6 +184,14 @@ func (l *Listener) CloseIdle() {
 	l.hangUp()
 }
 
+// Close closes the connection. Whoever listens hears nothing any more.
+func (l *Listener) Close() {
+	l.mu.Lock()
+	told := l.hangUp()
+	l.mu.Unlock()
+	told.tell("", false)
+}
+
 // hangUp closes the connection, and returns those who hear nothing any more. The caller holds mu.
 func (l *Listener) hangUp() (deaf ears) {
 	if l.line == nil {
