@@ -227,7 +227,8 @@ func (c *Client) wait(ctx context.Context, n *node, call *call, cmd redis.Cmder)
 func (c *Client) Queued() int64 { return c.queued.Load() }
 
 // runAsync runs a command in its own goroutine, which may outlive this call for as long as the
-// user's client makes it wait. done is called when the client has returned.
+// user's client makes it wait. done is called when the command has an outcome: at the latest when
+// bounded ends.
 func runAsync[R any](ctx context.Context, c *Client, n *node, call call, bounded context.Context, done func(answered bool),
 	cmd func(ctx context.Context) (R, error)) (R, error) {
 	var none R
@@ -239,17 +240,11 @@ func runAsync[R any](ctx context.Context, c *Client, n *node, call call, bounded
 	var finished atomic.Bool
 	finish := func(r R, err error) {
 		if finished.CompareAndSwap(false, true) {
-			c.observe(ctx, n, call, err)
+			done(c.observe(ctx, n, call, err))
 			replies <- reply{r, err}
 		}
 	}
-	go func() {
-		answered := false
-		defer func() { done(answered) }()
-		r, err := cmd(bounded)
-		answered = !Unreachable(err)
-		finish(r, err)
-	}()
+	go func() { finish(cmd(bounded)) }()
 	select {
 	case r := <-replies:
 		return r.value, r.err

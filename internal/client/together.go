@@ -71,6 +71,7 @@ func (s *group) send(g *gate) {
 	}
 	ctx, cancel := context.WithTimeout(Detach(first.ctx), timeout)
 	defer cancel()
+	stop := context.AfterFunc(ctx, func() { g.leave(false) })
 	sent := time.Now()
 	_, err := first.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each command has its error
 		for _, w := range s.waiters {
@@ -81,7 +82,9 @@ func (s *group) send(g *gate) {
 	close(s.done)
 	answered := !Unreachable(err)
 	g.adapt(len(s.waiters), answered && time.Since(sent) <= timeout/quick)
-	g.leave(answered)
+	if stop() { // otherwise it has left when its time was over
+		g.leave(answered)
+	}
 }
 
 // adapt adapts the length of the next group to the last one.

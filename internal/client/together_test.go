@@ -34,9 +34,10 @@ func (h *held) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		if get {
 			h.alone++
 		}
+		takes := h.takes
 		h.mu.Unlock()
 		if get {
-			time.Sleep(h.takes)
+			time.Sleep(takes)
 			if h.fails {
 				cmd.SetErr(io.ErrUnexpectedEOF)
 				return io.ErrUnexpectedEOF
@@ -53,9 +54,10 @@ func (h *held) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Process
 		if get {
 			h.pipelines = append(h.pipelines, len(cmds))
 		}
+		takes := h.takes
 		h.mu.Unlock()
 		if get {
-			time.Sleep(h.takes)
+			time.Sleep(takes)
 		}
 		return next(ctx, cmds)
 	}
@@ -219,4 +221,49 @@ func TestTogether_LeavesAsTheyGo(t *testing.T) {
 			t.Errorf("pipelines of %v; the gate is %#x in the end", h.pipelines, state)
 		}
 	})
+}
+
+// A command whose reply is lost keeps its place until its time is over, and no longer, though a client
+// that does not observe deadlines keeps the connection.
+func TestTogether_LostReply(t *testing.T) {
+	t.Parallel()
+	for _, together := range []int{0, 5} {
+		synctest.Test(t, func(t *testing.T) {
+			_, rdb := redistest.StartMini(t)
+			h := &held{takes: time.Hour}
+			rdb.AddHook(h)
+			c := New(rdb, timeout, func(context.Context, string, error) {}, nil, nil)
+			g := &c.node.together
+			g.size, g.most = 1, mostTogether
+			var lost sync.WaitGroup
+			if together > 0 {
+				g.tryEnter() // until all wait
+			}
+			for range max(1, together) {
+				lost.Go(func() {
+					if _, _, err := c.Get(t.Context(), time.Now(), "k"); err != context.DeadlineExceeded {
+						t.Error(err)
+					}
+				})
+			}
+			synctest.Wait()
+			if together > 0 {
+				g.leave(true)
+			}
+			synctest.Wait()
+			h.mu.Lock()
+			h.takes = 0
+			h.mu.Unlock()
+			time.Sleep(timeout / 3)
+			begun := time.Now()
+			if _, _, err := c.Get(t.Context(), begun, "k"); err != redis.Nil || time.Since(begun) != timeout-timeout/3 {
+				t.Errorf("behind %d lost commands: %v after %v, want %v", max(1, together), err, time.Since(begun), timeout-timeout/3)
+			}
+			lost.Wait()
+			time.Sleep(2 * time.Hour)
+			if state := g.state.Load(); state != 0 || len(h.pipelines) != min(1, together) {
+				t.Errorf("behind %d: the gate is %#x in the end, pipelines of %v", max(1, together), state, h.pipelines)
+			}
+		})
+	}
 }

@@ -14,17 +14,15 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// occupied returns a watcher that can send one command at a time, and whose first command runs
-// until over is closed. Its pool is larger than one, since go-redis shares the timers of commands
-// that wait for a connection between bubbles.
+// occupied returns a watcher that can send no command until over is closed. Its pool is larger than
+// one, since go-redis shares the timers of commands that wait for a connection between bubbles.
 func occupied(t *testing.T) (w *watcher, over chan struct{}) {
 	w, over = watch(t, mute(t), timeout), make(chan struct{})
-	w.node.alone.size, w.node.together.size = 1, 1
-	w.node.together.tryEnter()
-	go func() {
-		_, _ = Do(context.Background(), w.Client, "occupy", "k", func(context.Context) (int, error) { <-over; w.node.together.leave(true); return 0, nil })
-	}()
-	synctest.Wait()
+	for _, g := range []*gate{&w.node.alone, &w.node.together} {
+		g.size = 1
+		g.tryEnter()
+		go func() { <-over; g.leave(true) }()
+	}
 	return w, over
 }
 

@@ -13,10 +13,10 @@ import (
 // The processes of these tests listen for wake-ups. Loads take so long that a waiter listens when they
 // end. Then each wake-up arrives before or after any other command, or never.
 var (
-	hears = schedule.Plan{AtLeast: 100, Sample: 100, Listen: true}
-	loses = schedule.Plan{AtLeast: 100, Sample: 100, Listen: true, Faults: 2, Lose: true}
+	hears = schedule.Plan{AtLeast: 40, Sample: 40, Listen: true}
+	loses = schedule.Plan{AtLeast: 40, Sample: 40, Listen: true, Faults: 2, Lose: true}
 	mixed = schedule.Plan{
-		AtLeast: 150, Sample: 150, Listen: true, Pauses: 1, Faults: 3, Cancel: []string{"A", "B"}, Break: true,
+		AtLeast: 60, Sample: 60, Listen: true, Pauses: 1, Faults: 3, Cancel: []string{"A", "B"}, Break: true,
 		Hold: []time.Duration{3 * schedule.Step}, Cut: []time.Duration{lockTTL + 2*schedule.Step},
 	}
 )
