@@ -157,7 +157,7 @@ func (c *Cache[T]) set(ctx context.Context, pair fill.Pair, data []byte, life ti
 	return err
 }
 
-// wake wakes those who wait for loads that have been superseded.
+// wake wakes the waiters of loads that have been superseded.
 func (c *Cache[T]) wake(ctx context.Context, locks ...string) {
 	c.fills.Go(func() { c.client.Wake(client.Detach(ctx), locks) })
 }

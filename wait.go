@@ -21,8 +21,8 @@ import (
 // time since: that bounds how late a waiter finds the value, in a number of polls that grows with
 // the logarithm of the load.
 //
-// A wait that the second poll does not end listens for a wake-up. While it hears, it polls at once
-// when it is woken, and otherwise rarely: a lost wake-up costs at most listeningPause and a quarter
+// A wait that the second poll does not end subscribes to wake-ups. While its subscription is complete,
+// it polls at once when it is woken, and otherwise rarely: a lost wake-up costs at most listeningPause and a quarter
 // of it, and no more than is left of the holder's lock. A wake-up that ends no wait, which may be
 // forged or late, makes the next one count less.
 //
@@ -38,11 +38,11 @@ type wait struct {
 	last     time.Duration // duration of the last command
 	quick    time.Duration // duration of the quicker one of the last two
 
-	ear    *wake.Ear
-	wakeUp chan bool // has an element when it is worth polling; true: a wake-up
-	hears  bool      // every wake-up since the last command
-	since  time.Time // when that was sent
-	woken  int       // wake-ups in a row that brought a poll forward
+	sub      *wake.Subscription
+	wakeUp   chan bool // has an element when it is worth polling; true: a wake-up
+	complete bool      // every wake-up since the last command
+	since    time.Time // when that was sent
+	woken    int       // wake-ups in a row that brought a poll forward
 }
 
 const (
@@ -56,7 +56,7 @@ const (
 	listenAfter      = 10 * time.Millisecond
 	listenAfterPolls = 2
 
-	// listenReplies is how many replies it takes until a wait hears: of the connection, of the first
+	// listenReplies is how many replies it takes until a wait is subscribed: of the connection, of the first
 	// command on it, of the subscription, and of the next poll.
 	listenReplies = 4
 
@@ -81,12 +81,12 @@ func (w *wait) answered(sent time.Time) {
 func (w *wait) listen(c *client.Client, key string, reply fill.Reply) {
 	d := w.expected.pause(reply.Age)
 	short := d < listenAfter && w.polls < listenAfterPolls || d < listenReplies*w.last
-	if w.ear != nil || short || rand.N(w.last+1) > listenAfter {
+	if w.sub != nil || short || rand.N(w.last+1) > listenAfter {
 		return
 	}
 	wakeUp := make(chan bool, 1)
 	w.wakeUp = wakeUp
-	w.ear = c.Listen(key, func(_ string, message bool) {
+	w.sub = c.Listen(key, func(_ string, message bool) {
 		select {
 		case wakeUp <- message:
 		default:
@@ -97,18 +97,18 @@ func (w *wait) listen(c *client.Client, key string, reply fill.Reply) {
 // found notes that the awaited load has ended. If a poll has found that out that no wake-up brought
 // forward, wake-ups get lost.
 func (w *wait) found() {
-	if w.hears {
-		w.ear.Missed(w.since)
+	if w.complete {
+		w.sub.Missed(w.since)
 	}
 }
 
 // end ends the wait.
 func (w *wait) end() {
-	if w.ear == nil {
+	if w.sub == nil {
 		return
 	}
-	w.ear.Close()
-	w.ear, w.wakeUp, w.hears = nil, nil, false
+	w.sub.Close()
+	w.sub, w.wakeUp, w.complete = nil, nil, false
 }
 
 // pause returns how long to sleep before the next poll. It is up to a quarter shorter or longer at
@@ -118,7 +118,7 @@ func (w *wait) pause(reply fill.Reply) time.Duration {
 	d := max(w.expected.pause(reply.Age), minPause)
 	d = max(min(d, maxPause), crowd*w.quick)
 	w.since = w.sent
-	if w.hears = w.ear != nil && w.ear.Hears(w.since); w.hears {
+	if w.complete = w.sub != nil && w.sub.Complete(w.since); w.complete {
 		d = w.listeningPause(reply)
 	}
 	d = time.Duration(float64(d) * (0.75 + rand.Float64()/2))
@@ -141,8 +141,8 @@ func (w *wait) joinPause() time.Duration {
 	return max(min(minJoinPause+time.Since(w.begun)/32, maxJoinPause), crowd*w.quick)
 }
 
-// wakePause returns how long to sleep after a wake-up, or after the Ear has begun or ceased to hear:
-// not at all, unless the last wake-ups were of no use.
+// wakePause returns how long to sleep after a wake-up, or after the subscription has become complete or
+// ceased to be: not at all, unless the last wake-ups were of no use.
 func (w *wait) wakePause(message bool) time.Duration {
 	if message {
 		w.woken++
@@ -203,7 +203,7 @@ func (x *filling[T]) await(ctx context.Context, d time.Duration, slot <-chan str
 		case <-slot:
 			return granted
 		case message := <-x.wait.wakeUp:
-			x.wait.hears, woken = false, true
+			x.wait.complete, woken = false, true
 			timer.Reset(min(time.Until(end), x.wait.wakePause(message)))
 		case <-closing:
 			x.end(ctx, &result[T]{err: ErrClosed}, flight.Always)
@@ -215,7 +215,7 @@ func (x *filling[T]) await(ctx context.Context, d time.Duration, slot <-chan str
 			if slot != nil {
 				return paused
 			}
-			if x.wait.hears {
+			if x.wait.complete {
 				continue
 			}
 			timer.Reset(min(time.Until(end), x.wait.joinPause()))

@@ -91,7 +91,7 @@ func TestWake_AtTheStore(t *testing.T) {
 	}
 }
 
-// Whatever ends a load in another process wakes those who wait for it.
+// Every end of a load in another process wakes its waiters.
 func TestWake_WhateverEndsTheLoad(t *testing.T) {
 	boom := errors.New("boom")
 	for name, end := range map[string]func(t *testing.T, l *listening, load *loading[string]){
@@ -132,7 +132,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// A lost wake-up costs one rare poll. Then waiters poll as if nobody woke them, for a minute.
+// A lost wake-up costs one rare poll. Then waiters poll as without wake-ups, for a minute.
 //
 //fault:lost-wake-ups
 //fault:frozen-listener
@@ -151,7 +151,7 @@ func TestWake_Lost(t *testing.T) {
 			}
 		}
 		if n := l.subscriptions.Load(); n > 1 {
-			t.Errorf("%d subscriptions after the first one was in vain", n)
+			t.Errorf("%d subscriptions after the first one, whose message was lost", n)
 		}
 		l.lost.Store(false)
 		time.Sleep(time.Minute)
@@ -271,5 +271,5 @@ func TestWake_CloseEndsListening(t *testing.T) {
 	waits.want(t, "v")
 	loads.want(t, "v")
 	_ = here.Close()
-	redistest.Await(t, "nobody listens", func() bool { return listeners() == 0 })
+	redistest.Await(t, "the connection is closed", func() bool { return listeners() == 0 })
 }

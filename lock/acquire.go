@@ -31,7 +31,7 @@ type attempt struct {
 	busy   int   // number of busy answers to it as the first waiter
 	asked  asked // the last command
 	next   nextAsk
-	calm   calm // only the attempt itself changes it
+	quiet  quiet // only the attempt itself changes it
 }
 
 const (
@@ -98,7 +98,7 @@ func (a *attempt) pause(backoff time.Duration, r reply) time.Duration {
 		d = min(max(firstPause, r.age/8)*(1+ahead), maxPause+ahead*maxPause/16)
 	}
 	d = vary(d)
-	if r.state == busy && a.calm.hears {
+	if r.state == busy && a.quiet.complete {
 		d = listeningPause*3/4 + rand.N(listeningPause/2)
 	}
 	if r.state == busy {

@@ -173,10 +173,10 @@ type commands struct {
 	args [][]string    // protected by mu
 	slow time.Duration // protected by mu
 
-	muted bool // nobody may listen
+	muted bool // subscriptions are refused
 }
 
-// recordMuted is record, and lets nobody listen, so that waiters only poll.
+// recordMuted is record, and refuses subscriptions, so that waiters only poll.
 func recordMuted(m *miniredis.Miniredis) *commands {
 	c := record(m)
 	c.muted = true

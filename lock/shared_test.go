@@ -25,7 +25,7 @@ func TestShared_ManyLockers(t *testing.T) {
 		holder := newLocker(t, kind, rdb, "n", opts)
 		c := record(m)
 		// wait has waiters wait for a time, each with the Locker that next returns, and then get the
-		// lock. It returns how many scripts the server got meanwhile, and thereafter.
+		// lock. It returns how many scripts the server got during that, and after it.
 		wait := func(next func() *lock.Locker) (waiting, serving int) {
 			lease := mustAcquire(t, holder)
 			var wg sync.WaitGroup

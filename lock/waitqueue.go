@@ -25,7 +25,7 @@ type waitQueue struct {
 	silent     bool  // no answer since the last failure
 	why        error // why no lease can be had, if not because it is busy
 
-	hearing
+	listening
 }
 
 // A bypass counts the grants to other processes since the last grant to this one.
@@ -203,11 +203,11 @@ func (q *waitQueue) reason(a *attempt) (why error, silent bool) {
 	return q.why, q.silent
 }
 
-// wakeFirst makes the first waiter ask at once, unless it hears of the release anyway.
+// wakeFirst makes the first waiter ask at once, unless a message will tell it.
 func (q *waitQueue) wakeFirst() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if len(q.waiters) > 0 && !q.hears(q.waiters[0].asked.at) {
+	if len(q.waiters) > 0 && !q.complete(q.waiters[0].asked.at) {
 		q.waiters[0].wakeUp()
 	}
 }

@@ -14,7 +14,7 @@ import (
 // other waiter gets a message without a token, and asks after the longest pause that there would be
 // without wake-ups: if the woken one is frozen, that is all it costs.
 //
-// Each waitQueue has a channel of its own, so that a release costs the others nothing. Without a
+// Each waitQueue has a channel of its own, so that a release costs the other processes nothing. Without a
 // message the first waiter asks rarely, to find out that messages get lost.
 const (
 	// A waitQueue listens from this busy answer to its first waiter on: a short wait opens nothing.
@@ -23,24 +23,25 @@ const (
 	// listeningPause is the mean time between two commands while no message comes.
 	listeningPause = 4 * time.Second
 
-	// waitingLife is how long a waiter that is not heard of counts as one that a release wakes, if
+	// waitingLife is how long a waiter that sends nothing counts as one that a release wakes, if
 	// there is no other one.
 	waitingLife = 3 * listeningPause
 
-	// deafness is how long a waitQueue that hears nothing waits until it listens again.
-	deafness = time.Minute
+	// resubscribeAfter is how long a waitQueue without a complete subscription waits until it
+	// subscribes again.
+	resubscribeAfter = time.Minute
 
 	// stillSubscribed is for how long it costs no command to listen again.
 	stillSubscribed = time.Second
 )
 
-// hearing is what a waitQueue hears.
-type hearing struct {
-	ear      *wake.Ear // nil: it does not listen
-	opened   time.Time // when it last began to listen
-	closed   time.Time // when it last ceased to listen
-	messages int       // heard, including that the ear begins or ceases to hear
-	useless  int       // wake-ups since the lock was last seen to change hands
+// listening is the state of the subscription of a waitQueue.
+type listening struct {
+	sub      *wake.Subscription // nil: it does not listen
+	opened   time.Time          // when it last began to listen
+	closed   time.Time          // when it last ceased to listen
+	messages int                // received, and changes of the subscription
+	useless  int                // wake-ups since the lock was last seen to change hands
 }
 
 // A nextAsk is when an attempt asks next. Each command begins a new one.
@@ -54,15 +55,15 @@ type nextAsk struct {
 type asked struct {
 	at       time.Time
 	listens  bool // it asks to be woken
-	messages int  // heard before
+	messages int  // received before
 }
 
-// A calm is what an attempt knows from its last busy answer.
-type calm struct {
-	asked           // the command
-	hears bool      // a message will tell when the lock is released to this attempt
-	until time.Time // the end of the holder's lease, if it is not renewed
-	ahead int64     // waiters ahead; -1: unknown
+// A quiet is what an attempt knows from its last busy answer.
+type quiet struct {
+	asked              // the command
+	complete bool      // a message will tell when the lock is released to this attempt
+	until    time.Time // the end of the holder's lease, if it is not renewed
+	ahead    int64     // waiters ahead; -1: unknown
 }
 
 // sleep returns when it is time to ask, or ctx ends: after d, earlier when the attempt is woken.
@@ -124,14 +125,14 @@ func (a *attempt) notify() {
 	}
 }
 
-// prepare prepares a command of the attempt. The first waiter asks to be woken if it would hear it.
+// prepare prepares a command of the attempt. The first waiter asks to be woken if it would receive the message.
 // The caller holds mu.
 func (q *waitQueue) prepare(a *attempt) {
-	if q.isFirst(a) && q.ear == nil && time.Since(q.closed) < stillSubscribed {
+	if q.isFirst(a) && q.sub == nil && time.Since(q.closed) < stillSubscribed {
 		q.listen(a)
 	}
 	now := time.Now()
-	a.next, a.asked = nextAsk{}, asked{at: now, listens: q.isFirst(a) && q.hears(now), messages: q.messages}
+	a.next, a.asked = nextAsk{}, asked{at: now, listens: q.isFirst(a) && q.complete(now), messages: q.messages}
 }
 
 // notePause notes what a busy answer says about the time until the next one. The caller holds mu.
@@ -142,48 +143,48 @@ func (q *waitQueue) notePause(a *attempt, r reply, changed bool) {
 	q.noteMissed(a, r)
 	if q.isFirst(a) {
 		a.busy++
-		deaf := !q.hears(a.asked.at) && time.Since(q.opened) > deafness
-		if q.ear == nil && a.busy >= listenAfter || q.ear != nil && deaf {
+		lost := !q.complete(a.asked.at) && time.Since(q.opened) > resubscribeAfter
+		if q.sub == nil && a.busy >= listenAfter || q.sub != nil && lost {
 			q.listen(a)
 		}
 	}
-	hears := a.asked.listens && !r.free && q.hears(a.asked.at)
-	a.calm = calm{asked: a.asked, hears: hears, until: a.asked.at.Add(r.left()), ahead: r.ahead}
+	complete := a.asked.listens && !r.free && q.complete(a.asked.at)
+	a.quiet = quiet{asked: a.asked, complete: complete, until: a.asked.at.Add(r.left()), ahead: r.ahead}
 }
 
-// noteMissed notes it if the attempt should have heard a message before this reply, and has not. The
+// noteMissed notes it if the attempt should have received a message before this reply, and has not. The
 // caller holds mu.
 func (q *waitQueue) noteMissed(a *attempt, r reply) {
 	missed := r.place == 1 // a release has taken it out of the waiting
 	if a.kind.queues() {   // the lock was released to it
-		missed = r.state == held && a.calm.ahead == 0 && time.Now().Before(a.calm.until)
+		missed = r.state == held && a.quiet.ahead == 0 && time.Now().Before(a.quiet.until)
 	}
-	if missed && a.calm.hears && q.messages == a.calm.messages {
-		q.ear.Missed(a.calm.at)
+	if missed && a.quiet.complete && q.messages == a.quiet.messages {
+		q.sub.Missed(a.quiet.at)
 	}
 }
 
 // closeEar ends listening if there is no waiter. The caller holds mu.
 func (q *waitQueue) closeEar() {
-	if q.ear != nil && len(q.waiters) == 0 {
-		q.ear.Close()
-		q.ear, q.closed = nil, time.Now()
+	if q.sub != nil && len(q.waiters) == 0 {
+		q.sub.Close()
+		q.sub, q.closed = nil, time.Now()
 	}
 }
 
 // listen begins to listen. The caller holds mu.
 func (q *waitQueue) listen(a *attempt) {
-	if q.ear != nil {
-		q.ear.Close()
+	if q.sub != nil {
+		q.sub.Close()
 	}
-	q.ear, q.opened = a.client.Listen(a.keys.lock+":"+q.id, q.heard), time.Now()
+	q.sub, q.opened = a.client.Listen(a.keys.lock+":"+q.id, q.received), time.Now()
 }
 
-// hears reports whether the waitQueue has heard every message since then. The caller holds mu.
-func (q *waitQueue) hears(then time.Time) bool { return q.ear != nil && q.ear.Hears(then) }
+// complete reports whether the waitQueue has received every message since then. The caller holds mu.
+func (q *waitQueue) complete(then time.Time) bool { return q.sub != nil && q.sub.Complete(then) }
 
-// heard is called for each message, and when the ear begins or ceases to hear.
-func (q *waitQueue) heard(token string, ok bool) {
+// received is called for each message, and when the subscription changes.
+func (q *waitQueue) received(token string, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.messages++
@@ -222,7 +223,7 @@ func (a *attempt) putOff() {
 	if next.woken {
 		return
 	}
-	at := time.Now().Add(vary(maxPause + time.Duration(max(a.calm.ahead, 0))*maxPause/16))
+	at := time.Now().Add(vary(maxPause + time.Duration(max(a.quiet.ahead, 0))*maxPause/16))
 	if !next.latest.IsZero() && next.latest.Before(at) {
 		at = next.latest
 	}

@@ -19,7 +19,7 @@ import (
 // listening is how long a waiter takes at most until it listens.
 const listening = 500 * time.Millisecond
 
-// waiters starts n waiters, each with a client and a Locker of its own, and waits until they listen.
+// waiters starts n waiters, each with another client and Locker, and waits until they are subscribed.
 // Each sends the lease that it gets.
 func startWaiters(ctx context.Context, t *testing.T, m *miniredis.Miniredis, kind string, n int) <-chan *lock.Lease {
 	leases := make(chan *lock.Lease, n)
@@ -240,7 +240,7 @@ func TestWakeUp_PassedOn(t *testing.T) {
 	})
 }
 
-// Where nobody may listen, or messages get lost, a waiter gets the lock as if there were no wake-ups,
+// Where subscriptions are refused, or messages get lost, a waiter gets the lock as if there were no wake-ups,
 // but for one that was lost before.
 //
 //fault:lost-wake-ups
@@ -307,7 +307,7 @@ func TestWakeUp_Forged(t *testing.T) {
 					time.Sleep(time.Millisecond)
 				}
 				if n := len(c.all()); heard != 3000 || n > 45 {
-					t.Errorf("%d messages heard, %d commands in 3 s", heard, n)
+					t.Errorf("%d messages received, %d commands in 3 s", heard, n)
 				}
 				released := time.Now()
 				mustRelease(t, lease)
@@ -321,7 +321,7 @@ func TestWakeUp_Forged(t *testing.T) {
 	}
 }
 
-// When no caller waits any more, nobody listens, and no waiter is left.
+// When no caller waits any more, no subscription and no waiter is left.
 func TestWakeUp_NothingIsLeft(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
 		lease := mustAcquire(t, newLocker(t, kind, rdb, "n", nil))

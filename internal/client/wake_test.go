@@ -17,7 +17,7 @@ import (
 )
 
 // A user's client that is closed while it dials the connection for wake-ups leaves that one open. It is
-// closed nevertheless: at once if nobody waits any more, otherwise at the next command.
+// closed nevertheless: at once if there is no waiter any more, otherwise at the next command.
 func TestListener_ClosedWhileDialling(t *testing.T) {
 	t.Parallel()
 	for _, waits := range []bool{false, true} {
@@ -44,7 +44,7 @@ func TestListener_ClosedWhileDialling(t *testing.T) {
 			close(dialled)
 			synctest.Wait()
 			if n := dials.Load(); n != 2 || told.Load() != waits {
-				t.Fatalf("%d connections; somebody hears: %t, want %t", n, told.Load(), waits)
+				t.Fatalf("%d connections; the waiter is notified: %t, want %t", n, told.Load(), waits)
 			}
 			if waits {
 				_ = w.get(t.Context())
@@ -70,7 +70,7 @@ func TestListener_Cluster(t *testing.T) {
 	}
 	const n = 60
 	var keys [n]string
-	var ears [n]*wake.Ear
+	var ears [n]*wake.Subscription
 	var messages [n]atomic.Int64
 	for i := range n {
 		keys[i] = fmt.Sprintf("ns:{k%d}:lock", i)
@@ -80,8 +80,8 @@ func TestListener_Cluster(t *testing.T) {
 			}
 		})
 	}
-	redistest.Await(t, "all hear", func() bool {
-		return !slices.ContainsFunc(ears[:], func(e *wake.Ear) bool { return !e.Hears(time.Now()) })
+	redistest.Await(t, "all are subscribed", func() bool {
+		return !slices.ContainsFunc(ears[:], func(e *wake.Subscription) bool { return !e.Complete(time.Now()) })
 	})
 	listeners := func(node *redistest.Server) int {
 		list, err := node.Admin().Do(t.Context(), "client", "list", "type", "pubsub").Text()

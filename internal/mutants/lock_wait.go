@@ -162,7 +162,7 @@ var lockWaitMutants = []mutant{
 		name: "lost-wake-ups-awaited",
 		bug:  "A process whose wake-ups get lost goes on waiting for them",
 		file: "lock/wake.go",
-		old:  "q.ear.Missed(a.calm.at)",
+		old:  "q.sub.Missed(a.quiet.at)",
 		new:  "_ = q.ear",
 		pkg:  "lock", test: "TestWakeUp_NobodyHears/PUBLISH/mutex",
 	},

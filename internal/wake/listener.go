@@ -1,9 +1,9 @@
-// Package wake receives wake-ups: messages by which Redis tells those who wait for a key that it is
-// worth asking again.
+// Package wake receives wake-ups: Pub/Sub messages by which Redis tells the waiters of a key that
+// polling it again is worthwhile.
 //
-// A wake-up is a hint. It may be lost, late, repeated, forged or meant for somebody else: whoever
-// gets one asks, and only the answer counts. So whoever waits must also ask without one: rarely
-// while its Ear hears, and otherwise as if there were no wake-ups.
+// A wake-up is a hint. It may be lost, late, repeated, forged or meant for another waiter: a waiter
+// that gets one polls, and only the reply counts. So a waiter must also poll without wake-ups: rarely
+// while its Subscription is complete, and otherwise as often as if there were none.
 //
 // The scripts publish on a channel that has the name of the lock's key. In a Cluster it is a sharded
 // channel, in the slot of the key.
@@ -23,29 +23,29 @@ import (
 //go:embed wake.lua
 var Lua string
 
-// latest is how much later than the reply to a command a message comes that was published before it,
-// unless it is lost. A channel stays subscribed for longer.
+// latest is how much later than the reply to a command a message may arrive that was published before
+// that command. After this time it counts as lost. A channel stays subscribed for longer.
 const latest = 500 * time.Millisecond
 
-// distrust is how long nobody listens at a server that has let nobody listen, or whose messages get
-// lost.
-const distrust = time.Minute
+// disabledFor is how long a Listener does not subscribe after its server has refused a subscription or
+// lost a message.
+const disabledFor = time.Minute
 
-// A Listener listens at one server for everybody in this process who waits for one of its keys. It
-// has one connection, which it opens for the first Ear, and closes some time after the last one.
+// A Listener subscribes at one server for all waiters of this process. It has one connection, which it
+// opens for the first Subscription, and closes some time after the last one.
 type Listener struct {
 	rdb redis.UniversalClient
 
-	mu        sync.Mutex
-	line      *line // nil: there is no connection
-	plain     bool  // the server has no sharded channels
-	oneByOne  bool  // it is a node of a Cluster: a command cannot have channels of two slots
-	deafUntil time.Time
+	mu            sync.Mutex
+	conn          *connection // nil: there is no connection
+	plain         bool        // the server has no sharded channels
+	oneByOne      bool        // it is a node of a Cluster: a command cannot have channels of two slots
+	disabledUntil time.Time
 }
 
-// A channel is one that somebody listens to, or did so a moment ago.
+// A channel has Subscriptions, or had one in the last seconds.
 type channel struct {
-	ears   map[*Ear]struct{}
+	subs   map[*Subscription]struct{}
 	state  state
 	since  time.Time // when it was subscribed
 	last   time.Time // of the messages
@@ -66,7 +66,7 @@ func New(rdb redis.UniversalClient) *Listener {
 	l := &Listener{rdb: rdb}
 	if user, ok := rdb.(*redis.Client); ok {
 		if _, mute := muted.Load(user); mute {
-			l.deafUntil = time.Now().Add(math.MaxInt64)
+			l.disabledUntil = time.Now().Add(math.MaxInt64)
 		}
 	}
 	return l
@@ -74,153 +74,154 @@ func New(rdb redis.UniversalClient) *Listener {
 
 var muted sync.Map // of *redis.Client
 
-// Mute makes nobody listen through a client that has not been used yet: waiters only poll. It is for
-// tests of polling.
+// Mute disables the Listener of a client that has not been used yet, so that waiters only poll. It is
+// for tests of polling.
 func Mute(rdb *redis.Client) { muted.Store(rdb, true) }
 
-// An Ear is somebody who listens to one channel.
-type Ear struct {
+// A Subscription is one waiter's interest in one channel.
+type Subscription struct {
 	listener *Listener
 	name     string
-	tell     func(message string, ok bool)
+	notify   func(message string, ok bool)
 	since    time.Time
 }
 
-// Listen makes tell be called with each message on the channel. With ok false it says that the Ear
-// begins to hear, or ceases to: see Hears. tell must return at once. It may be called once more
-// after Close.
-func (l *Listener) Listen(name string, tell func(message string, ok bool)) *Ear {
-	e := &Ear{l, name, tell, time.Now()}
+// Listen subscribes to a channel, and calls notify with each message on it. It calls notify with ok false
+// when the Subscription becomes complete and when it ceases to be: see Complete. notify must return at
+// once. It may be called once more after Close.
+func (l *Listener) Listen(name string, notify func(message string, ok bool)) *Subscription {
+	s := &Subscription{l, name, notify, time.Now()}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if time.Now().Before(l.deafUntil) {
-		return e
+	if time.Now().Before(l.disabledUntil) {
+		return s
 	}
-	if l.line == nil {
-		l.line = newLine(l)
-		go l.line.run()
+	if l.conn == nil {
+		l.conn = newConnection(l)
+		go l.conn.run()
 	}
-	c := l.line.channels[name]
+	c := l.conn.channels[name]
 	if c == nil {
-		c = &channel{ears: make(map[*Ear]struct{})}
-		l.line.channels[name] = c
-		l.line.want(name)
+		c = &channel{subs: make(map[*Subscription]struct{})}
+		l.conn.channels[name] = c
+		l.conn.want(name)
 	}
-	c.ears[e] = struct{}{}
-	return e
+	c.subs[s] = struct{}{}
+	return s
 }
 
-// Close ends listening.
-func (e *Ear) Close() {
-	l := e.listener
+// Close ends the Subscription.
+func (s *Subscription) Close() {
+	l := s.listener
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if c := l.channel(e.name); c != nil {
-		delete(c.ears, e)
+	if c := l.channel(s.name); c != nil {
+		delete(c.subs, s)
 	}
 }
 
-// Hears reports whether the Ear has heard every message since then, as far as the server can be
-// trusted.
-func (e *Ear) Hears(then time.Time) bool {
-	l := e.listener
+// Complete reports whether the Subscription has received every message since then. It does not notice
+// a message that the server or the network has lost without an error.
+func (s *Subscription) Complete(then time.Time) bool {
+	l := s.listener
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	c := l.channel(e.name)
-	if c == nil || c.state != subscribed || c.since.After(then) || e.since.After(then) {
+	c := l.channel(s.name)
+	if c == nil || c.state != subscribed || c.since.After(then) || s.since.After(then) {
 		return false
 	}
-	_, listens := c.ears[e]
+	_, listens := c.subs[s]
 	return listens
 }
 
-// channel returns nil if nobody listens to such a channel. The caller holds mu.
+// channel returns nil if there is no such channel. The caller holds mu.
 func (l *Listener) channel(name string) *channel {
-	if l.line == nil {
+	if l.conn == nil {
 		return nil
 	}
-	return l.line.channels[name]
+	return l.conn.channels[name]
 }
 
-// Missed notes that what the Ear has waited for came without a message since then. If none comes in
-// the next moments either, the messages of this server get lost, and for some time nobody listens
-// there.
-func (e *Ear) Missed(since time.Time) {
+// Missed notes that the waiter's load or lease has ended, and that no message has arrived since then.
+// If none arrives in the next moments either, this server loses messages, and the Listener is disabled
+// for some time.
+func (s *Subscription) Missed(since time.Time) {
 	time.AfterFunc(latest, func() {
-		if e.missed(since) {
-			e.listener.beDeaf()
+		if s.missed(since) {
+			s.listener.disable()
 		}
 	})
 }
 
-func (e *Ear) missed(since time.Time) bool {
-	l := e.listener
+func (s *Subscription) missed(since time.Time) bool {
+	l := s.listener
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	c := l.channel(e.name)
+	c := l.channel(s.name)
 	return c != nil && c.state == subscribed && !c.since.After(since) && c.last.Before(since)
 }
 
-func (l *Listener) beDeaf() {
+func (l *Listener) disable() {
 	l.mu.Lock()
-	l.deafUntil = time.Now().Add(distrust)
-	told := l.hangUp()
+	l.disabledUntil = time.Now().Add(disabledFor)
+	affected := l.disconnect()
 	l.mu.Unlock()
-	told.tell("", false)
+	affected.notify("", false)
 }
 
-// CloseIdle closes the connection if nobody listens.
+// CloseIdle closes the connection if there is no Subscription.
 func (l *Listener) CloseIdle() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.line == nil {
+	if l.conn == nil {
 		return
 	}
-	for _, c := range l.line.channels {
-		if len(c.ears) > 0 {
+	for _, c := range l.conn.channels {
+		if len(c.subs) > 0 {
 			return
 		}
 	}
-	l.hangUp()
+	l.disconnect()
 }
 
-// Close closes the connection. Whoever listens hears nothing any more.
+// Close closes the connection. No Subscription is complete any more.
 func (l *Listener) Close() {
 	l.mu.Lock()
-	told := l.hangUp()
+	affected := l.disconnect()
 	l.mu.Unlock()
-	told.tell("", false)
+	affected.notify("", false)
 }
 
-// hangUp closes the connection, and returns those who hear nothing any more. The caller holds mu.
-func (l *Listener) hangUp() (deaf ears) {
-	if l.line == nil {
+// disconnect closes the connection, and returns the Subscriptions that were complete. The caller holds
+// mu.
+func (l *Listener) disconnect() (lost subscriptions) {
+	if l.conn == nil {
 		return nil
 	}
-	for _, c := range l.line.channels {
-		deaf = deaf.with(c)
+	for _, c := range l.conn.channels {
+		lost = lost.with(c)
 	}
-	l.line.close()
-	l.line = nil
-	return deaf
+	l.conn.close()
+	l.conn = nil
+	return lost
 }
 
-// ears are told without holding mu.
-type ears []*Ear
+// subscriptions are notified without holding mu.
+type subscriptions []*Subscription
 
-// with adds those who hear a channel.
-func (s ears) with(c *channel) ears {
+// with adds the Subscriptions of a channel, if they are complete.
+func (s subscriptions) with(c *channel) subscriptions {
 	if c.state != subscribed {
 		return s
 	}
-	for e := range c.ears {
+	for e := range c.subs {
 		s = append(s, e)
 	}
 	return s
 }
 
-func (s ears) tell(message string, ok bool) {
+func (s subscriptions) notify(message string, ok bool) {
 	for _, e := range s {
-		e.tell(message, ok)
+		e.notify(message, ok)
 	}
 }

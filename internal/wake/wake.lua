@@ -1,4 +1,4 @@
--- Tells those who listen to a channel, and returns how many there are, or an error. A wake-up is a
+-- Publishes to a channel, and returns how many clients have received the message, or an error. A wake-up is a
 -- hint: nothing is lost if it is refused.
 local function wake(channel, message)
   local heard = redis.pcall('SPUBLISH', channel, message)

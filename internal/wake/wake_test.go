@@ -21,13 +21,13 @@ func TestMain(m *testing.M) { redistest.Main(m) }
 
 // An ear counts what it is told.
 type ear struct {
-	*wake.Ear
+	*wake.Subscription
 	messages, changes atomic.Int64
 }
 
 func listen(t testing.TB, l *wake.Listener, name string) *ear {
 	e := new(ear)
-	e.Ear = l.Listen(name, func(_ string, ok bool) {
+	e.Subscription = l.Listen(name, func(_ string, ok bool) {
 		if ok {
 			e.messages.Add(1)
 		} else {
@@ -38,7 +38,7 @@ func listen(t testing.TB, l *wake.Listener, name string) *ear {
 	return e
 }
 
-func (e *ear) hears() bool { return e.Hears(time.Now()) }
+func (e *ear) complete() bool { return e.Complete(time.Now()) }
 
 // publish publishes as the scripts do.
 func publish(t testing.TB, rdb redis.UniversalClient, name string) {
@@ -48,7 +48,7 @@ func publish(t testing.TB, rdb redis.UniversalClient, name string) {
 	}
 }
 
-// Every server brings messages to all who listen to a channel, and to nobody else.
+// Every server sends a message to all Subscriptions of its channel, and to no other.
 func TestListener_Hears(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		if _, cluster := rdb.(*redis.ClusterClient); cluster {
@@ -58,7 +58,7 @@ func TestListener_Hears(t *testing.T) {
 		ns := redistest.Namespace(t)
 		redistest.Planted(t, ns)
 		a, b, other := listen(t, l, ns+"a"), listen(t, l, ns+"a"), listen(t, l, ns+"b")
-		redistest.Await(t, "all hear", func() bool { return a.hears() && b.hears() && other.hears() })
+		redistest.Await(t, "all are complete", func() bool { return a.complete() && b.complete() && other.complete() })
 		publish(t, rdb, ns+"a")
 		redistest.Await(t, "both get the message", func() bool { return a.messages.Load() == 1 && b.messages.Load() == 1 })
 		if n := other.messages.Load(); n != 0 {
@@ -71,7 +71,7 @@ func TestListener_Hears(t *testing.T) {
 	})
 }
 
-// However many channels there are, they share one connection, which is closed when nobody listens.
+// However many channels there are, they share one connection, which is closed with the last one.
 func TestListener_OneConnection(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -84,9 +84,9 @@ func TestListener_OneConnection(t *testing.T) {
 		ears = append(ears, listen(t, l, fmt.Sprint("c", i)))
 	}
 	close(dialled)
-	redistest.Await(t, "all hear", func() bool {
+	redistest.Await(t, "all are complete", func() bool {
 		for _, e := range ears {
-			if !e.hears() {
+			if !e.complete() {
 				return false
 			}
 		}
@@ -117,7 +117,7 @@ func subscribers(t testing.TB, s *redistest.Server) int {
 	return strings.Count(list, "id=")
 }
 
-// A channel that nobody listens to is unsubscribed, and the connection without a channel is closed.
+// A channel without a Subscription is unsubscribed, and the connection without a channel is closed.
 func TestListener_Idle(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		l := wake.New(rdb)
@@ -126,7 +126,7 @@ func TestListener_Idle(t *testing.T) {
 		a.Close()
 		time.Sleep(3 * time.Second)
 		synctest.Wait()
-		if channels := m.PubSubChannels(""); len(channels) != 1 || channels[0] != "b" || !b.hears() {
+		if channels := m.PubSubChannels(""); len(channels) != 1 || channels[0] != "b" || !b.complete() {
 			t.Errorf("subscribed are %q, want b", channels)
 		}
 		b.Close()
@@ -138,8 +138,8 @@ func TestListener_Idle(t *testing.T) {
 		again := listen(t, l, "a")
 		synctest.Wait()
 		time.Sleep(time.Nanosecond)
-		if !again.hears() {
-			t.Error("nobody hears any more")
+		if !again.complete() {
+			t.Error("no Subscription is complete any more")
 		}
 		again.Close()
 		l.CloseIdle()
@@ -155,15 +155,16 @@ func TestListener_KeepsSubscription(t *testing.T) {
 		time.Sleep(time.Nanosecond)
 		commands := m.CommandCount()
 		again := listen(t, l, "a")
-		if !again.hears() || m.CommandCount() != commands {
-			t.Errorf("hears: %t, after %d commands", again.hears(), m.CommandCount()-commands)
+		if !again.complete() || m.CommandCount() != commands {
+			t.Errorf("complete: %t, after %d commands", again.complete(), m.CommandCount()-commands)
 		}
 		again.Close()
 		l.CloseIdle()
 	})
 }
 
-// A connection that breaks makes everybody deaf, and tells them; the next one hears again.
+// When a connection breaks, its Subscriptions are notified, and not complete until the next one has
+// subscribed.
 func TestListener_ConnectionBreaks(t *testing.T) {
 	for name, breaks := range map[string]func(t *testing.T, s *redistest.Server){
 		"killed": func(t *testing.T, s *redistest.Server) {
@@ -183,11 +184,11 @@ func TestListener_ConnectionBreaks(t *testing.T) {
 			s := redistest.Start(t)
 			l := wake.New(s.Client(t))
 			e := listen(t, l, "a")
-			redistest.Await(t, "it hears", e.hears)
+			redistest.Await(t, "it is complete", e.complete)
 			changes := e.changes.Load()
 			breaks(t, s)
 			redistest.Await(t, "it is told", func() bool { return e.changes.Load() >= changes+2 })
-			redistest.Await(t, "it hears again", e.hears)
+			redistest.Await(t, "it is complete again", e.complete)
 			redistest.Do(t, s.Admin(), "config", "set", "client-output-buffer-limit", "pubsub 33554432 8388608 60")
 			publish(t, s.Admin(), "a")
 			redistest.Await(t, "a message comes", func() bool { return e.messages.Load() > 0 })
@@ -197,7 +198,7 @@ func TestListener_ConnectionBreaks(t *testing.T) {
 	}
 }
 
-// A server that lets nobody listen is left alone for a minute.
+// A server that refuses a subscription gets no other one for a minute.
 func TestListener_Refused(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		var tries int
@@ -213,8 +214,8 @@ func TestListener_Refused(t *testing.T) {
 		for range 100 {
 			e := listen(t, l, "a")
 			time.Sleep(590 * time.Millisecond)
-			if e.hears() {
-				t.Error("it hears")
+			if e.complete() {
+				t.Error("it is complete")
 			}
 			e.Close()
 		}
@@ -227,8 +228,8 @@ func TestListener_Refused(t *testing.T) {
 		e := listen(t, l, "a")
 		synctest.Wait()
 		time.Sleep(time.Nanosecond)
-		if !e.hears() {
-			t.Error("it does not hear after a minute")
+		if !e.complete() {
+			t.Error("it is not complete after a minute")
 		}
 		e.Close()
 		l.CloseIdle()
@@ -253,13 +254,13 @@ func TestListener_Unanswered(t *testing.T) {
 		synctest.Wait()
 		m.Server().SetPreHook(nil)
 		time.Sleep(4 * time.Second)
-		if swallowed != 1 || !a.hears() || b.hears() {
-			t.Errorf("%d commands are unanswered; they hear: %t, %t", swallowed, a.hears(), b.hears())
+		if swallowed != 1 || !a.complete() || b.complete() {
+			t.Errorf("%d commands are unanswered; complete: %t, %t", swallowed, a.complete(), b.complete())
 		}
 		told := a.changes.Load()
 		time.Sleep(3 * time.Second)
-		if !a.hears() || !b.hears() || a.changes.Load() != told+2 {
-			t.Errorf("they hear: %t, %t; a is told %d times", a.hears(), b.hears(), a.changes.Load()-told)
+		if !a.complete() || !b.complete() || a.changes.Load() != told+2 {
+			t.Errorf("complete: %t, %t; a is told %d times", a.complete(), b.complete(), a.changes.Load()-told)
 		}
 		a.Close()
 		b.Close()
@@ -267,31 +268,31 @@ func TestListener_Unanswered(t *testing.T) {
 	})
 }
 
-// After a message that did not come, nobody listens for a minute.
+// After a message that was lost, there is no subscription for a minute.
 func TestListener_Missed(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		l := wake.New(rdb)
 		a, b := listen(t, l, "a"), listen(t, l, "b")
 		synctest.Wait()
 		time.Sleep(time.Nanosecond)
-		if !a.hears() || !b.hears() {
-			t.Fatal("they do not hear")
+		if !a.complete() || !b.complete() {
+			t.Fatal("they are not complete")
 		}
 		told, begun := b.changes.Load(), time.Now()
 		b.Missed(begun)
 		publish(t, rdb, "b") // it was only late
 		time.Sleep(time.Second)
-		if !a.hears() || !b.hears() {
-			t.Fatal("they do not hear after a late message")
+		if !a.complete() || !b.complete() {
+			t.Fatal("they are not complete after a late message")
 		}
 		a.Missed(begun)
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if a.hears() || b.hears() || b.changes.Load() != told+1 {
-			t.Errorf("they hear: %t, %t; b is told %d times", a.hears(), b.hears(), b.changes.Load()-told)
+		if a.complete() || b.complete() || b.changes.Load() != told+1 {
+			t.Errorf("complete: %t, %t; b is told %d times", a.complete(), b.complete(), b.changes.Load()-told)
 		}
 		time.Sleep(58 * time.Second)
-		if c := listen(t, l, "c"); c.hears() {
+		if c := listen(t, l, "c"); c.complete() {
 			t.Error("somebody listens")
 		}
 		if n := m.CurrentConnectionCount(); n != 1 {
@@ -306,7 +307,7 @@ func TestListener_NoWayToListen(t *testing.T) {
 	e := listen(t, wake.New(struct{ redis.UniversalClient }{}), "a")
 	redistest.Await(t, "it has been tried", func() bool {
 		e.Missed(time.Now()) // harmless
-		return !e.hears()
+		return !e.complete()
 	})
 }
 

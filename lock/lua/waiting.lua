@@ -10,7 +10,7 @@ end
 
 -- Wakes the first waiter of a queue.
 local function wakeHead(lock, queue)
-  pcall(function() -- the release counts even if nobody can be woken
+  pcall(function() -- the release counts even if no waiter can be woken
     local waiters = redis.call('ZRANGE', queue, 0, 1)
     if waiters[1] then tell(lock, waiters[1], waiters[1]) end
     if waiters[2] then tell(lock, waiters[2], '') end
@@ -48,7 +48,7 @@ end
 -- the place if the one with the reservation has been woken before. A waiter that does not listen any
 -- more is dead.
 local function wakeNext(lock, reservation, waiting, life, others)
-  pcall(function() -- the release counts even if nobody can be woken
+  pcall(function() -- the release counts even if no waiter can be woken
     local reserved = redis.call('GET', reservation)
     local token
     if reserved then

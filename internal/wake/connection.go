@@ -12,29 +12,29 @@ import (
 )
 
 const (
-	// sweepEvery is the time between two looks for channels that nobody listens to any more. They
-	// stay subscribed until then: the next wait for a hot key sends no command to listen.
+	// sweepEvery is the time between two sweeps for channels without a Subscription. They stay
+	// subscribed until then: the next wait for a hot key sends no command to subscribe.
 	sweepEvery = time.Second
 
 	// idleLife is how long the connection stays open without a channel.
 	idleLife = 10 * time.Second
 
 	// firstPause is the time between the loss of a connection and the next one. It doubles up to
-	// longestPause until a connection hears something.
+	// longestPause until a subscription succeeds.
 	firstPause   = 100 * time.Millisecond
 	longestPause = 10 * time.Second
 
-	// mostSweeps is how many sweeps may find a command unanswered until the connection is given up:
-	// the network may swallow what is sent on it.
+	// mostSweeps is how many sweeps may find a command unanswered until the connection is closed: the
+	// network may swallow what is sent on it.
 	mostSweeps = 5
 
 	// perCommand is how many channels one command subscribes at most.
 	perCommand = 1000
 )
 
-// A line is the connection of a Listener, and the next one when that has broken. One goroutine
-// writes, another one reads.
-type line struct {
+// A connection is the connection of a Listener. When it breaks, the Listener connects again. One
+// goroutine writes, another one reads.
+type connection struct {
 	*Listener
 	ctx     context.Context
 	close   context.CancelFunc
@@ -44,7 +44,7 @@ type line struct {
 	channels   map[string]*channel
 	wanted     []string  // channels to subscribe
 	unanswered []request // commands, in the order of their answers
-	heard      bool      // this connection has subscribed something
+	heard      bool      // a subscription has succeeded since it was connected
 	lastUsed   time.Time // when a sweep last found a channel
 }
 
@@ -56,13 +56,13 @@ type request struct {
 	sweeps   int // that have found it unanswered
 }
 
-func newLine(l *Listener) *line {
+func newConnection(l *Listener) *connection {
 	ctx, stop := context.WithCancel(context.Background())
-	return &line{Listener: l, ctx: ctx, close: stop, changed: make(chan struct{}, 1), channels: make(map[string]*channel), lastUsed: time.Now()}
+	return &connection{Listener: l, ctx: ctx, close: stop, changed: make(chan struct{}, 1), channels: make(map[string]*channel), lastUsed: time.Now()}
 }
 
 // want makes the writer subscribe a channel. The caller holds mu.
-func (n *line) want(name string) {
+func (n *connection) want(name string) {
 	n.channels[name].state = wanted
 	n.wanted = append(n.wanted, name)
 	select {
@@ -71,8 +71,8 @@ func (n *line) want(name string) {
 	}
 }
 
-// run keeps a connection open until the line is closed.
-func (n *line) run() {
+// run connects, again and again, until the connection is closed.
+func (n *connection) run() {
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
 		n.connect()
 		if n.ctx.Err() != nil {
@@ -89,12 +89,12 @@ func (n *line) run() {
 	}
 }
 
-// connect writes to one connection until it breaks, or the line is closed.
-func (n *line) connect() {
+// connect connects, and writes until the connection breaks or is closed.
+func (n *connection) connect() {
 	ctx, cancel := context.WithCancel(n.ctx)
 	pubsub := subscriber(ctx, n.rdb)
 	if pubsub == nil {
-		n.beDeaf()
+		n.disable()
 		cancel()
 		return
 	}
@@ -110,7 +110,7 @@ func (n *line) connect() {
 		case <-ctx.Done():
 			return
 		case <-n.changed:
-			requests = n.subscriptions()
+			requests = n.subscribe()
 		case <-sweep.C:
 			if n.frozen() {
 				return
@@ -139,8 +139,8 @@ func subscriber(ctx context.Context, rdb redis.UniversalClient) (p *redis.PubSub
 	return rdb.SSubscribe(ctx)
 }
 
-// subscriptions returns the commands that subscribe what is wanted.
-func (n *line) subscriptions() []request {
+// subscribe returns the commands that subscribe the wanted channels.
+func (n *connection) subscribe() []request {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	var names []string
@@ -157,15 +157,15 @@ func (n *line) subscriptions() []request {
 	return n.request("ssubscribe", names)
 }
 
-// sweep forgets channels that nobody has listened to since the last sweep, and returns the commands
-// that unsubscribe them. It closes the line when there has been no channel for idleLife.
-func (n *line) sweep() []request {
+// sweep forgets channels that have had no Subscription since the last sweep, and returns the commands
+// that unsubscribe them. It closes the connection when there has been no channel for idleLife.
+func (n *connection) sweep() []request {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	var names []string
 	for name, c := range n.channels {
 		switch {
-		case len(c.ears) > 0:
+		case len(c.subs) > 0:
 			c.unused = false
 		case !c.unused:
 			c.unused = true
@@ -178,8 +178,8 @@ func (n *line) sweep() []request {
 	}
 	if len(n.channels) > 0 {
 		n.lastUsed = time.Now()
-	} else if time.Since(n.lastUsed) >= idleLife && n.line == n {
-		n.hangUp()
+	} else if time.Since(n.lastUsed) >= idleLife && n.conn == n {
+		n.disconnect()
 	}
 	if n.plain {
 		return n.request("unsubscribe", names)
@@ -188,7 +188,7 @@ func (n *line) sweep() []request {
 }
 
 // request returns the commands for channels, and expects their answers. The caller holds mu.
-func (n *line) request(kind string, names []string) (requests []request) {
+func (n *connection) request(kind string, names []string) (requests []request) {
 	size := perCommand
 	if n.oneByOne {
 		size = 1
@@ -201,7 +201,7 @@ func (n *line) request(kind string, names []string) (requests []request) {
 }
 
 // frozen reports whether the server has left a command unanswered for too long. A sweep calls it.
-func (n *line) frozen() bool {
+func (n *connection) frozen() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if len(n.unanswered) == 0 {
@@ -223,8 +223,8 @@ func (r request) send(ctx context.Context, p *redis.PubSub) error {
 	return p.Unsubscribe(ctx, r.channels...)
 }
 
-// receive reads one message. It returns false when the connection is of no use any more.
-func (n *line) receive(ctx context.Context, p *redis.PubSub) bool {
+// receive reads one message. It returns false when the connection must be closed.
+func (n *connection) receive(ctx context.Context, p *redis.PubSub) bool {
 	message, err := p.Receive(ctx)
 	var refusal redis.Error
 	switch m := message.(type) {
@@ -239,26 +239,26 @@ func (n *line) receive(ctx context.Context, p *redis.PubSub) bool {
 	return true
 }
 
-func (n *line) deliver(m *redis.Message) {
+func (n *connection) deliver(m *redis.Message) {
 	n.mu.Lock()
-	var told ears
+	var affected subscriptions
 	if c := n.channels[m.Channel]; c != nil {
 		c.last = time.Now()
-		told = told.with(c)
+		affected = affected.with(c)
 	}
 	n.mu.Unlock()
-	told.tell(m.Payload, true)
+	affected.notify(m.Payload, true)
 }
 
-// answered notes the server's answer for one channel. An answer that was not asked for ends a
+// answered notes the server's answer for one channel. An answer without a request ends a
 // subscription, when a slot moves to another node; otherwise the client has connected again, and
 // messages may have been lost.
-func (n *line) answered(kind, name string) (goOn bool) {
+func (n *connection) answered(kind, name string) (goOn bool) {
 	n.mu.Lock()
 	c := n.channels[name]
 	asked := len(n.unanswered) > 0 && n.unanswered[0].kind == kind && n.unanswered[0].channels[0] == name
 	ends := strings.HasSuffix(kind, "unsubscribe")
-	var told ears
+	var affected subscriptions
 	switch {
 	case asked:
 		if r := &n.unanswered[0]; len(r.channels) > 1 {
@@ -268,31 +268,31 @@ func (n *line) answered(kind, name string) (goOn bool) {
 		}
 		if c != nil && !ends && c.state == requested {
 			c.state, c.since = subscribed, time.Now()
-			if !n.heard && len(c.ears) == 0 {
+			if !n.heard && len(c.subs) == 0 {
 				go n.closeWithClient()
 			}
 			n.heard = true
-			told = told.with(c)
+			affected = affected.with(c)
 		}
 	case ends && c != nil:
-		told = told.with(c)
+		affected = affected.with(c)
 		c.state = refused
 	}
 	n.mu.Unlock()
-	told.tell("", false)
+	affected.notify("", false)
 	return asked || ends
 }
 
-// closeWithClient closes the line if the user's client is closed. A client that is closed while it
-// dials leaves the new connection open. Somebody who listens would notice at the next command.
-func (n *line) closeWithClient() {
+// closeWithClient closes the connection if the user's client is closed. A client that is closed while
+// it dials leaves the new connection open. A waiter would notice at its next command.
+func (n *connection) closeWithClient() {
 	if errors.Is(n.rdb.Ping(n.ctx).Err(), redis.ErrClosed) {
 		n.Close()
 	}
 }
 
 // refused notes that the server refuses the first unanswered command.
-func (n *line) refused(why redis.Error) (goOn bool) {
+func (n *connection) refused(why redis.Error) (goOn bool) {
 	n.mu.Lock()
 	if len(n.unanswered) == 0 {
 		n.mu.Unlock()
@@ -314,7 +314,7 @@ func (n *line) refused(why redis.Error) (goOn bool) {
 	}
 	n.mu.Unlock()
 	if !unknown && !crosses && !moves(why) {
-		n.beDeaf() // it lets nobody listen
+		n.disable()
 		return false
 	}
 	return true
@@ -330,26 +330,26 @@ func moves(why redis.Error) bool {
 	return false
 }
 
-// lost notes the loss of the connection: nobody hears until the next one has subscribed the
-// channels again. Without a channel there is no next one. It reports whether the lost one had
-// subscribed any.
-func (n *line) lost() (heard bool) {
+// lost notes that the connection has broken: no Subscription is complete until the channels have been
+// subscribed again. Without a channel the Listener does not connect again. lost reports whether a
+// subscription had succeeded.
+func (n *connection) lost() (heard bool) {
 	n.mu.Lock()
 	heard = n.heard
 	n.heard, n.unanswered, n.wanted = false, nil, nil
-	var told ears
+	var affected subscriptions
 	for name, c := range n.channels {
-		if len(c.ears) == 0 {
+		if len(c.subs) == 0 {
 			delete(n.channels, name)
 			continue
 		}
-		told = told.with(c)
+		affected = affected.with(c)
 		n.want(name)
 	}
-	if len(n.channels) == 0 && n.line == n { // perhaps the user's client is closed
-		n.hangUp()
+	if len(n.channels) == 0 && n.conn == n { // perhaps the user's client is closed
+		n.disconnect()
 	}
 	n.mu.Unlock()
-	told.tell("", false)
+	affected.notify("", false)
 	return heard
 }
