@@ -135,10 +135,7 @@ func do[R any](ctx context.Context, c *Client, timeout time.Duration, op, key st
 		return none, err
 	}
 	n := c.nodeOf(key)
-	call := call{op: op, key: key, sent: time.Now(), gate: &n.alone}
-	if cmd != nil {
-		call.gate = &n.together
-	}
+	call := call{op: op, key: key, sent: time.Now(), gate: n.gateOf(cmd)}
 	if err := c.enter(ctx, n, &call, cmd); err != nil {
 		return none, err
 	}
@@ -274,11 +271,11 @@ func (c *Client) Get(ctx context.Context, now time.Time, key string) (data []byt
 		return nil, 0, err
 	}
 	n := c.nodeOf(key)
-	call := call{op: "get", key: key, sent: now, gate: &n.together}
 	if err := n.refusal(); err != nil {
 		return nil, 0, err
 	}
 	cmd := redis.NewStringCmd(ctx, "get", key)
+	call := call{op: "get", key: key, sent: now, gate: n.gateOf(cmd)}
 	if err := c.enter(ctx, n, &call, cmd); err != nil {
 		return nil, time.Since(call.sent), err
 	}

@@ -64,8 +64,8 @@ func serverOf(rdb redis.UniversalClient) *server {
 func newServer(rdb redis.UniversalClient) *server {
 	s := &server{rdb: rdb, begun: time.Now()}
 	all := connections(rdb)
-	s.alone.size, s.together.size = uint64(all), uint64(all)
-	if _, ok := rdb.(*redis.AutoPipeliner); !ok { // which sends commands together by itself
+	s.alone.size = uint64(all)
+	if _, ok := rdb.(*redis.Client); ok {
 		// A few connections that carry many commands each cost less than many that carry few.
 		few := max(1, all/4)
 		s.alone.size, s.together.size = uint64(max(1, all-few)), uint64(few)
@@ -74,6 +74,16 @@ func newServer(rdb redis.UniversalClient) *server {
 	s.wakes = wake.New(rdb)
 	s.node = &node{server: s}
 	return s
+}
+
+// gateOf returns the gate for a command, or for one that cannot go with others if cmd is nil. Commands
+// go together only if they certainly go to one server: one that does not answer would hold up the
+// commands for others.
+func (s *server) gateOf(cmd redis.Cmder) *gate {
+	if cmd == nil || s.together.size == 0 {
+		return &s.alone
+	}
+	return &s.together
 }
 
 func forget(at clientAddr) {

@@ -101,6 +101,35 @@ func TestTogether_OnePipeline(t *testing.T) {
 	})
 }
 
+// Through a client that may reach several servers commands do not go together.
+func TestTogether_OneServerOnly(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		_, rdb := redistest.StartMini(t)
+		h := &held{takes: 10 * time.Millisecond}
+		rdb.AddHook(h)
+		c := New(wrapped{rdb}, time.Second, func(_ context.Context, op string, err error) { t.Errorf("%s: %v", op, err) }, nil, nil)
+		c.node.alone.size = 2
+		var wg sync.WaitGroup
+		for range 20 {
+			wg.Go(func() { _, _, _ = c.Get(t.Context(), time.Now(), "k") })
+		}
+		wg.Wait()
+		if h.alone != 20 || len(h.pipelines) != 0 {
+			t.Errorf("%d went alone, and pipelines of %v", h.alone, h.pipelines)
+		}
+	})
+	for _, rdb := range []redis.UniversalClient{
+		redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}}),
+		redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}}),
+	} {
+		if s := newServer(rdb); s.gateOf(redis.NewStringCmd(t.Context())) != &s.alone {
+			t.Errorf("commands through a %T may go together", rdb)
+		}
+		_ = rdb.Close()
+	}
+}
+
 // A caller that leaves while its command waits gets its own error; the others get their replies, and
 // its command is not sent.
 func TestTogether_CallerLeaves(t *testing.T) {
