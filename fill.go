@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/singlefill/singlefill/internal/client"
-	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/fill"
 	"github.com/singlefill/singlefill/internal/flight"
 )
@@ -23,8 +22,7 @@ type filling[T any] struct {
 
 	old      *lookup[T]    // what the key holds, as last seen
 	oldSince flight.Stamp  // old is known to be true as of this stamp
-	of       string        // header of the entry that a refresh is for
-	rest     time.Duration // how long no other refresh of that entry is started
+	rest     time.Duration // how long no other refresh of the same entry is started
 	queued   time.Duration // time spent waiting for slots
 	loading  bool          // the Loader has been called, and has no outcome yet
 
@@ -34,7 +32,7 @@ type filling[T any] struct {
 // fill runs a fill from its first command to its end. l is what a read has found.
 func (c *Cache[T]) fill(ctx context.Context, f *flight.Fill[result[T]], load Loader[T], l *lookup[T], over func()) {
 	x := &filling[T]{
-		Cache: c, fill: f, load: load, over: over, old: l, of: entry.Header(l.data),
+		Cache: c, fill: f, load: load, over: over, old: l,
 		lock: c.newLock(f.Key),
 		slot: c.slots.NewSlot(&f.Load),
 	}
@@ -89,10 +87,8 @@ func (x *filling[T]) finish(ctx context.Context) {
 func (x *filling[T]) end(ctx context.Context, r *result[T], validFrom flight.Stamp) {
 	x.waited(ctx) // WaitDone comes before the callers continue
 	x.loading = false
-	if x.fill.Refresh && x.rest > 0 {
-		x.fills.Rest(x.fill, x.of, x.rest)
-		x.rest = 0
-	}
+	x.fills.Rest(x.fill, x.rest)
+	x.rest = 0
 	if r != nil && r.failed {
 		r.oldSince = x.oldSince
 		if x.servable(&x.old.result) {
@@ -188,7 +184,7 @@ func (x *filling[T]) acquire(ctx context.Context, within time.Duration) step {
 		a.wanted = !x.fill.Refresh || x.fills.Wanted(x.fill)
 		take := x.trySlot(ctx, a.wanted)
 		if !take {
-			if !a.wanted && x.fills.EndIfDeserted(x.fill) {
+			if !a.wanted && x.fills.EndIfDeserted(x.fill, x.rest) {
 				return ended
 			}
 			if a.queue && !x.client.Away(x.lock.Key()) {
@@ -239,7 +235,7 @@ func (x *filling[T]) worthAsking(a *attempt, err error) bool {
 // unreached is the step after Redis did not answer: the source serves the callers. A refresh
 // without callers ends.
 func (x *filling[T]) unreached() step {
-	if x.fill.Refresh && x.fills.EndIfDeserted(x.fill) {
+	if x.fill.Refresh && x.fills.EndIfDeserted(x.fill, x.rest) {
 		return ended
 	}
 	return loadUnlocked
@@ -274,7 +270,7 @@ func (x *filling[T]) follow(ctx context.Context, next step, a *attempt, reply fi
 	case waitForSlot:
 		a.queue, a.lastAsked = true, stamp
 	case leave:
-		if x.fills.EndIfDeserted(x.fill) {
+		if x.fills.EndIfDeserted(x.fill, x.rest) {
 			return ended
 		}
 	case loadLocked:

@@ -209,7 +209,7 @@ func (x *filling[T]) await(ctx context.Context, d time.Duration, slot <-chan str
 			x.end(ctx, &result[T]{err: ErrClosed}, flight.Always)
 			return interrupted
 		case <-x.fill.Wake:
-			if x.fills.EndIfDeserted(x.fill) {
+			if x.fills.EndIfDeserted(x.fill, x.rest) {
 				return interrupted
 			}
 			if slot != nil {

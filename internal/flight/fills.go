@@ -64,6 +64,7 @@ type Fill[R any] struct {
 	Load    Load          // its node in the graph of loads that wait for each other
 	Wake    chan struct{} // a caller joined, the last one left, or the key was invalidated
 
+	entry string        // that a refresh is for
 	ended chan struct{} // closed when phase becomes done
 	void  chan struct{} // closed when superseded becomes true; nil while no late caller waits
 
@@ -172,7 +173,7 @@ func (g *Fills[R]) Refresh(key, entry string, run func(f *Fill[R], over func()))
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if refreshed, ok := g.recent[key]; !g.closed && g.byKey[key] == nil && !(ok && refreshed == entry) {
-		g.add(&Fill[R]{Key: key, Refresh: true, Load: Load{cache: g}}, run)
+		g.add(&Fill[R]{Key: key, Refresh: true, entry: entry, Load: Load{cache: g}}, run)
 	}
 }
 
@@ -272,12 +273,13 @@ func (g *Fills[R]) End(f *Fill[R], r *R, validFrom Stamp) {
 	g.end(f, r, validFrom)
 }
 
-// EndIfDeserted ends a fill without a result if no caller wants it. It reports whether the fill has
-// ended.
-func (g *Fills[R]) EndIfDeserted(f *Fill[R]) bool {
+// EndIfDeserted ends a fill without a result if no caller wants it; a refresh then rests. It
+// reports whether the fill has ended.
+func (g *Fills[R]) EndIfDeserted(f *Fill[R], rest time.Duration) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !f.callers.want() {
+		g.rest(f, rest) // in the same step: the next reader may begin a refresh
 		g.end(f, nil, 0)
 	}
 	return f.phase == done
@@ -303,15 +305,23 @@ func (g *Fills[R]) forget(f *Fill[R]) {
 	}
 }
 
-// Rest keeps Refresh from refreshing the entry again for d.
-func (g *Fills[R]) Rest(f *Fill[R], entry string, d time.Duration) {
+// Rest keeps Refresh from refreshing the entry of a refresh again for d. It does nothing when the
+// refresh has ended.
+func (g *Fills[R]) Rest(f *Fill[R], d time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.recent[f.Key] = entry
+	g.rest(f, d)
+}
+
+func (g *Fills[R]) rest(f *Fill[R], d time.Duration) {
+	if !f.Refresh || d <= 0 || f.phase == done {
+		return
+	}
+	g.recent[f.Key] = f.entry
 	time.AfterFunc(d, func() {
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		if g.recent[f.Key] == entry {
+		if g.recent[f.Key] == f.entry {
 			delete(g.recent, f.Key)
 		}
 	})

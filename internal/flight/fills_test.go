@@ -326,7 +326,7 @@ func TestFills_EndIfDesertedAgainstJoin(t *testing.T) {
 		defer over()
 		fills.Add(1)
 		for range 10 {
-			if g.EndIfDeserted(f) {
+			if g.EndIfDeserted(f, 0) {
 				return
 			}
 		}
@@ -368,14 +368,14 @@ func TestFills_EndIfDeserted(t *testing.T) {
 	t.Parallel()
 	g := newFills()
 	a := mustJoin(t, g, "k", &Caller{})
-	if g.EndIfDeserted(a.Fill) {
+	if g.EndIfDeserted(a.Fill, 0) {
 		t.Error("a fill with a caller is ended")
 	}
 	gone, leave := context.WithCancel(t.Context())
 	leave()
 	g.Wait(gone, a)
 	for range 2 { // the second call reports the same
-		if !g.EndIfDeserted(a.Fill) {
+		if !g.EndIfDeserted(a.Fill, 0) {
 			t.Error("a fill without callers is not ended")
 		}
 	}

@@ -1,6 +1,8 @@
 package flight
 
 import (
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -46,7 +48,7 @@ func TestFills_Rest(t *testing.T) {
 			before := refreshes
 			g.Refresh("k", entry, func(f *Fill[string], over func()) {
 				refreshes++
-				g.Rest(f, entry, time.Second)
+				g.Rest(f, time.Second)
 				g.End(f, nil, 0)
 				over()
 			})
@@ -80,6 +82,32 @@ func TestFills_Rest(t *testing.T) {
 			t.Errorf("%d entries are remembered", len(g.recent))
 		}
 	})
+}
+
+// A refresh that ends because no caller wants it rests from the moment at which another may begin.
+func TestFills_RestOfDeserted(t *testing.T) {
+	t.Parallel()
+	for range 100 {
+		g := newFills()
+		var refreshes atomic.Int64
+		var readers sync.WaitGroup
+		for range 8 {
+			readers.Go(func() {
+				for range 100 {
+					g.Refresh("k", "e", func(f *Fill[string], over func()) {
+						defer over()
+						refreshes.Add(1)
+						g.EndIfDeserted(f, time.Hour)
+					})
+				}
+			})
+		}
+		readers.Wait()
+		g.Drain()
+		if n := refreshes.Load(); n != 1 {
+			t.Fatalf("%d refreshes of one entry, want 1", n)
+		}
+	}
 }
 
 // After Close callers only join existing fills; only calls from inside a running load start new

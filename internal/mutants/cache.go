@@ -134,6 +134,14 @@ var cacheMutants = []mutant{
 		pkg:  "internal/flight", test: "TestFills_Refresh",
 	},
 	{
+		name: "deserted-refresh-does-not-rest",
+		bug:  "A refresh that Redis did not answer is followed by another at the next read",
+		file: "internal/flight/fills.go",
+		old:  "		g.rest(f, rest) // in the same step: the next reader may begin a refresh\n",
+		new:  "",
+		pkg:  "internal/flight", test: "TestFills_RestOfDeserted",
+	},
+	{
 		name: "refresh-waits-for-the-lock",
 		bug:  "A refresh does not only try the lock, but waits in each process for the one that has it",
 		file: "fill.go",
