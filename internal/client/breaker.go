@@ -73,21 +73,25 @@ func yieldToReaders() {
 	runtime.Gosched()
 }
 
-func (c *Client) noteFailure(n *node, call call, err error) {
+// noteFailure counts a command that was not answered, and opens the breaker when it has to. It
+// returns false if another command has opened it.
+func (c *Client) noteFailure(n *node, call call, err error) bool {
 	if c.stalled(time.Since(call.sent)) {
-		return
+		return true
 	}
 	failures, silent := n.noteFailure(call.sent)
 	if c.background == nil || failures < Limit || silent < c.Timeout {
-		return
+		return true
 	}
-	if n.outage.CompareAndSwap(nil, &outage{err, call.key}) {
-		if opening := n.opening.Load(); opening != nil {
-			close(*opening)
-		}
-		defer c.background(func(closing <-chan struct{}) { c.recover(n, closing) })
-		c.change(+1)
+	if !n.outage.CompareAndSwap(nil, &outage{err, call.key}) {
+		return false
 	}
+	if opening := n.opening.Load(); opening != nil {
+		close(*opening)
+	}
+	defer c.background(func(closing <-chan struct{}) { c.recover(n, closing) })
+	c.change(+1)
+	return true
 }
 
 // stalled reports whether something that should end after c.Timeout ended so much later that this

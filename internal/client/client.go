@@ -192,8 +192,11 @@ func (c *Client) wait(ctx context.Context, n *node, call *call, cmd redis.Cmder)
 		if err == nil && silent >= c.Timeout {
 			err = fmt.Errorf("no answer for %v to the commands before: %w", silent, redis.ErrPoolTimeout)
 			call.sent = time.Now().Add(-silent)
-			c.noteFailure(n, *call, err)
-			c.failed(Detach(ctx), call.op, err)
+			if c.noteFailure(n, *call, err) {
+				c.failed(Detach(ctx), call.op, err)
+			} else {
+				err = cmp.Or(n.refusal(), err) // as if this one had noticed the silence a moment later
+			}
 		}
 		if err != nil {
 			if call.gate.giveUp(w) {
