@@ -53,12 +53,12 @@ func TestShared_ManyLockers(t *testing.T) {
 		waiting, serving := wait(func() *lock.Locker { return l })
 		time.Sleep(time.Minute)
 		waitingMany, servingMany := wait(func() *lock.Locker { return newLocker(t, kind, client, "n", opts) })
-		// The pauses are random. A line for each Locker would send two hundred times as much.
-		if waitingMany > 2*waiting {
+		if waitingMany > waiting*11/10 { // the pauses are random
 			t.Errorf("while they wait: %d scripts, and %d with one Locker", waitingMany, waiting)
 		}
-		if servingMany > 2*serving {
-			t.Errorf("until all have had it: %d scripts, and %d with one Locker", servingMany, serving)
+		// Each acquires and releases. A wake-up that comes before its poll has ended costs another poll.
+		if most := 3 * waiters; serving > most || servingMany > most {
+			t.Errorf("until all have had it: %d scripts, and %d with one Locker; want at most %d", servingMany, serving, most)
 		}
 	})
 }
