@@ -15,8 +15,8 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// A listening watch lets its processes listen. It counts what the one that waits sends, and what
-// both send to listen.
+// A listening watch lets its processes listen. It counts the commands of the waiting process,
+// and the subscriptions of both.
 type listening struct {
 	*watch
 	sent, subscriptions atomic.Int64

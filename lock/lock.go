@@ -107,7 +107,7 @@ func newLocker(rdb redis.UniversalClient, name string, kind kind, opts *Options,
 // listens: whatever frees the lock wakes one waiter that can have it, and without a message a waiter
 // asks at the end of the holder's lease, and at least every five seconds.
 //
-// Where nobody may listen or publish, or messages get lost, waiters poll. The pause between two
+// Where Redis refuses to publish or to subscribe, or loses messages, waiters poll. The pause between two
 // commands grows from 2 ms to 100 ms, with a random factor between a half and one and a half, and
 // never lasts beyond the end of the holder's lease. Once the waiter is known to be the next, the pause
 // is an eighth of the time for which the lease has been held; it grows with the number of waiters

@@ -16,7 +16,7 @@ import (
 	"github.com/singlefill/singlefill/internal/wake"
 )
 
-// A user's client that is closed while it dials the connection for wake-ups leaves that one open. It is
+// A user's client that is closed while it dials the connection for wake-ups leaves that connection open. It is
 // closed nevertheless: at once if there is no waiter any more, otherwise at the next command.
 func TestListener_ClosedWhileDialling(t *testing.T) {
 	t.Parallel()

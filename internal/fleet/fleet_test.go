@@ -42,8 +42,8 @@ type process struct {
 	polls map[string]int // protected by mu: polls of the last wait, by key
 }
 
-// inFleet runs a test with a fleet of n processes, in fake time. Without wakeUps the server lets
-// nobody listen.
+// inFleet runs a test with a fleet of n processes, in fake time. Without wakeUps the server
+// refuses subscriptions.
 func inFleet(t *testing.T, n int, c costs, wakeUps bool, run func(f *fleet)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {

@@ -92,7 +92,7 @@ func check(t *testing.T, what string, b bounds, r result) {
 	}
 }
 
-// Messages that get lost delay those who listen until their next poll.
+// A lost message delays a subscribed waiter until its next poll.
 func TestStampede_LostMessages(t *testing.T) {
 	t.Parallel()
 	const n, length = 10, time.Second

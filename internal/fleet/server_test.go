@@ -50,7 +50,7 @@ const window = 100 * time.Millisecond
 func newServer(c costs, m *miniredis.Miniredis, rdb *redis.Client) *server {
 	s := &server{
 		costs: c, redis: rdb,
-		// Nobody waits for room.
+		// No sender waits for room.
 		queue: make(chan job, 1<<17), stopped: make(chan struct{}), listeners: make(map[string][]*conn),
 	}
 	m.Server().SetPreHook(func(p *miniserver.Peer, cmd string, args ...string) bool {

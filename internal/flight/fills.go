@@ -38,13 +38,18 @@ type Fills[R any] struct {
 	mu      sync.Mutex
 	closed  bool
 	byKey   map[string]*Fill[R] // fills that callers can join
-	// recent maps the key of each refresh that ended a moment ago to the entry that it refreshed.
-	recent map[string]string
-	empty  atomic.Int64 // fills in byKey whose key was empty: see Filling
+	resting map[string]rest     // refreshes that ended a moment ago, by key
+	empty   atomic.Int64        // fills in byKey whose key was empty: see Filling
 }
 
 func NewFills[R any](clock *Clock) *Fills[R] {
-	return &Fills[R]{clock: clock, byKey: make(map[string]*Fill[R]), recent: make(map[string]string)}
+	return &Fills[R]{clock: clock, byKey: make(map[string]*Fill[R]), resting: make(map[string]rest)}
+}
+
+// A rest is the time in which an entry is not refreshed again.
+type rest struct {
+	entry string
+	until time.Time
 }
 
 // A phase is a stage of a fill.
@@ -172,7 +177,9 @@ func (g *Fills[R]) Join(key string, call *Caller, run func(f *Fill[R], over func
 func (g *Fills[R]) Refresh(key, entry string, run func(f *Fill[R], over func())) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if refreshed, ok := g.recent[key]; !g.closed && g.byKey[key] == nil && !(ok && refreshed == entry) {
+	r := g.resting[key]
+	rests := r.entry == entry && time.Now().Before(r.until)
+	if !g.closed && g.byKey[key] == nil && !rests {
 		g.add(&Fill[R]{Key: key, Refresh: true, entry: entry, Load: Load{cache: g}}, run)
 	}
 }
@@ -317,12 +324,13 @@ func (g *Fills[R]) rest(f *Fill[R], d time.Duration) {
 	if !f.Refresh || d <= 0 || f.phase == done {
 		return
 	}
-	g.recent[f.Key] = f.entry
+	r := rest{f.entry, time.Now().Add(d)}
+	g.resting[f.Key] = r
 	time.AfterFunc(d, func() {
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		if g.recent[f.Key] == f.entry {
-			delete(g.recent, f.Key)
+		if g.resting[f.Key] == r {
+			delete(g.resting, f.Key)
 		}
 	})
 }

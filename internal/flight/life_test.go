@@ -78,8 +78,8 @@ func TestFills_Rest(t *testing.T) {
 		time.Sleep(time.Second + 1)
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		if len(g.recent) != 0 {
-			t.Errorf("%d entries are remembered", len(g.recent))
+		if len(g.resting) != 0 {
+			t.Errorf("%d entries are remembered", len(g.resting))
 		}
 	})
 }

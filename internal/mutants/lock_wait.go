@@ -1,6 +1,6 @@
 package main
 
-// lockWaitMutants are bugs of those who wait for a lock.
+// lockWaitMutants are bugs of waiters for a lock.
 var lockWaitMutants = []mutant{
 	// Waiting.
 	{

@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { redistest.Main(m) }
 
-// An ear counts what it is told.
+// An ear counts the calls of a subscription.
 type ear struct {
 	*wake.Subscription
 	messages, changes atomic.Int64

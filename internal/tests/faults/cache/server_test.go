@@ -474,7 +474,7 @@ func TestServer_LockOverwrittenWhileWaiting(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	rdb := s.Client(t)
-	wake.Mute(rdb) // otherwise a waiter notices after seconds: the other program wakes nobody
+	wake.Mute(rdb) // otherwise a waiter notices after seconds: the other program sends no wake-ups
 	c := cachetest.New(t, rdb, redistest.Namespace(t), cachetest.Patient)
 	put := func(text string) {
 		t.Helper()
