@@ -130,7 +130,7 @@ var cacheMutants = []mutant{
 		bug:  "Each reader of a stale value begins a refresh",
 		file: "internal/flight/fills.go",
 		old:  "!g.closed && g.byKey[key] == nil && !rests {",
-		new:  "!g.closed {",
+		new:  "!g.closed || rests {",
 		pkg:  "internal/flight", test: "TestFills_Refresh",
 	},
 	{
