@@ -1,6 +1,7 @@
 package histories
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -150,7 +151,8 @@ func asSteps(ops []op, fair bool, l ttls) (out []porcupine.Operation) {
 		switch {
 		case o.Name == opRelease:
 			releases[key{o.Process, o.Of}] = o
-		case o.Result != resultOK && o.Result != resultBusy, o.Marks[markAgain] != 0, fair && o.Begin+l.silent() < o.End:
+		case o.Result != resultOK && o.Result != resultBusy, o.Marks[markAgain] != 0, o.Begin+min(l.silent(), l.holder()) < o.End:
+			// The last case: a lease was granted, but the reply came so late that the process asked again.
 			unknown = min(unknown, o.Begin)
 		}
 	}
@@ -204,10 +206,14 @@ func asSteps(ops []op, fair bool, l ttls) (out []porcupine.Operation) {
 			continue
 		}
 		end := max(o.Begin, o.Marks[markRenewed]) + l.server()
+		renewal := max(o.Begin, cmp.Or(o.Marks[markRenewal], o.Marks[markRenewed]))
 		if released && r.Result == resultLost {
-			add(stepLost, r.Begin, r.End, 0, max(o.Begin, o.Marks[markRenewal])+l.holder() <= r.End)
+			add(stepLost, r.Begin, r.End, 0, renewal+l.holder() <= r.End)
 		} else if released {
 			end = min(end, r.Begin)
+		}
+		if !released || r.Result == resultLost { // the holder may have lost it, and abandoned it
+			end = min(end, renewal+l.server())
 		}
 		add(stepEnd, end, never, 0, false)
 	}

@@ -122,7 +122,9 @@ func (arrivals) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		if c == nil || !c.asks || !strings.HasPrefix(cmd.Name(), "eval") {
 			return next(ctx, cmd)
 		}
-		c.before.Store(c.over.Load())
+		if cmd.Name() != "eval" { // which follows an EVALSHA that the server did not know
+			c.before.Store(c.over.Load())
+		}
 		if c.once && c.before.Load() != 0 && !c.ended.Load() {
 			c.mark(markAgain, now())
 		}

@@ -222,6 +222,23 @@ var controls = []control{
 	{"mutex", "a lease lost when it was over", true, `
 		0 0-1 Acquire 1 ok renewal=33 renewed=34
 		0 130-131 Release - lost`},
+	{"mutex", "busy because of a grant whose reply came too late", true, `
+		0 0-150 Acquire 2 ok
+		1 10-11 TryAcquire - busy
+		0 151-152 Release - ok`},
+	{"mutex", "busy although it is free, and no reply was late", false, `
+		0 0-1 Acquire 1 ok
+		0 2-3 Release - ok
+		0 4-80 Acquire 2 ok
+		1 10-11 TryAcquire - busy
+		1 12-13 Acquire 3 ok
+		1 14-15 Release - ok
+		0 81-82 Release - ok`},
+	{"mutex", "the next one after a lease that was lost while its renewal took long", true, `
+		0 0-1 Acquire 1 ok renewal=20 renewed=60
+		1 2-130 Acquire 2 ok
+		1 131-132 Release - ok
+		0 133-134 Release - lost`},
 
 	{"semaphore 2", "two at once", true, `
 		0 0-1 Acquire 1 ok
