@@ -130,10 +130,18 @@ func (c *Client) Reachable(ctx context.Context, key string) bool {
 // ping asks a node for an answer. It does not queue at the gate, which the silence that it checks
 // may have blocked.
 func (c *Client) ping(ctx context.Context, n *node) error {
-	bounded, cancel := context.WithTimeout(Detach(ctx), c.Timeout)
-	ping := call{op: "ping", sent: time.Now()}
-	_, err := runAsync(ctx, c, n, ping, bounded, func(bool) { cancel() }, func(ctx context.Context) (string, error) {
-		return n.rdb.Ping(ctx).Result()
-	})
+	_, err := doNow(ctx, c, n, call{op: "ping"}, func(ctx context.Context) (string, error) { return n.rdb.Ping(ctx).Result() })
 	return err
+}
+
+// DoNow is Do without queueing at the gate, for a rare command on which all callers depend. While
+// thousands of commands are queued, it waits for a connection of the pool only.
+func DoNow[R any](ctx context.Context, c *Client, op, key string, cmd func(ctx context.Context) (R, error)) (R, error) {
+	return doNow(ctx, c, c.nodeOf(key), call{op: op, key: key}, cmd)
+}
+
+func doNow[R any](ctx context.Context, c *Client, n *node, call call, cmd func(ctx context.Context) (R, error)) (R, error) {
+	bounded, cancel := context.WithTimeout(Detach(ctx), c.Timeout)
+	call.sent = time.Now()
+	return runAsync(ctx, c, n, call, bounded, func(bool) { cancel() }, cmd)
 }
