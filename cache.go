@@ -39,7 +39,8 @@ type Cache[T any] struct {
 	fleetSlots *lock.Locker
 	loadTimes  *loadTimes
 	counters   *counters
-	clone      func(T) T // nil: T is not plain, or the codec is the user's and may share parts of values
+	near       *nearTier[T] // nil: off
+	clone      func(T) T    // nil: T is not plain, or the codec is the user's and may share parts of values
 	closing    chan struct{}
 	closeOnce  sync.Once
 }
@@ -82,6 +83,9 @@ func New[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, 
 	if codec.Own(s.codec) {
 		c.clone = clone.Func[T]()
 	}
+	if s.near != nil {
+		c.near = c.newNear(*s.near)
+	}
 	c.slots.Behind, c.slots.NoLease = c.fills.Behind, c.client.AnyAway
 	if s.maxFleetLoads > 0 {
 		c.slots.Lease, err = c.fleet(rdb)
@@ -97,6 +101,11 @@ func (c *Cache[T]) Get(ctx context.Context, key string) (T, error) {
 	var zero T
 	if err := c.check(ctx, key); err != nil {
 		return zero, err
+	}
+	if c.near != nil {
+		if v, _, err, ok := c.nearHit(ctx, key, nil); ok {
+			return v, err
+		}
 	}
 	var l lookup[T]
 	c.get(ctx, key, &l)
@@ -138,7 +147,7 @@ func (c *Cache[T]) Set(ctx context.Context, key string, value T) error {
 	if err != nil {
 		return wrap(ctx, "set", err)
 	}
-	defer c.fills.Supersede(key) // after the command: a later caller then joins no fill that began before it
+	defer c.invalidated(key)
 	return wrap(ctx, "set", c.set(ctx, pairOf(c.valueKey(key)), data, c.opts.keptFor(life)))
 }
 
@@ -154,7 +163,18 @@ func (c *Cache[T]) set(ctx context.Context, pair fill.Pair, data []byte, life ti
 	if superseded {
 		c.wake(ctx, pair.Lock)
 	}
-	return err
+	return c.notified(ctx, notice{}, []fill.Pair{pair}, err)
+}
+
+// invalidated is called when the command has returned: a later caller then joins no fill that began
+// before it, and gets no value that was in memory before it.
+func (c *Cache[T]) invalidated(keys ...string) {
+	for _, key := range keys {
+		c.fills.Supersede(key)
+		if c.near != nil {
+			c.near.Forget(c.valueKey(key))
+		}
+	}
 }
 
 // wake wakes the waiters of loads that have been superseded.
@@ -178,26 +198,36 @@ func (c *Cache[T]) Delete(ctx context.Context, keys ...string) error {
 }
 
 func (c *Cache[T]) delete(ctx context.Context, pairs []fill.Pair) error {
-	superseded, err := client.Do(ctx, c.client, "delete", pairs[0].Value, func(ctx context.Context) (superseded []string, err error) {
+	type reply struct {
+		superseded []string // locks
+		refused    bool     // the notice
+	}
+	notifies := c.notifies()
+	r, err := client.Do(ctx, c.client, "delete", pairs[0].Value, func(ctx context.Context) (r reply, err error) {
 		locks := make([]*redis.DurationCmd, len(pairs))
-		_, err = c.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+		deletes := 0 // commands
+		cmds, err := c.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
 			for i, pair := range pairs {
 				locks[i] = p.PTTL(ctx, pair.Lock) // only to know whom to wake
 				p.Del(ctx, pair.Value, pair.Lock)
+			}
+			if deletes = p.Len(); notifies {
+				c.near.Add(ctx, p, valuesOf(pairs))
 			}
 			return nil
 		})
 		for i, lock := range locks {
 			if lock.Val() > 0 {
-				superseded = append(superseded, pairs[i].Lock)
+				r.superseded = append(r.superseded, pairs[i].Lock)
 			}
 		}
-		return superseded, err
+		r.refused = notifies && refusedNotice(cmds[:deletes], err)
+		return r, err
 	})
-	if len(superseded) > 0 {
-		c.wake(ctx, superseded...)
+	if len(r.superseded) > 0 {
+		c.wake(ctx, r.superseded...)
 	}
-	return err
+	return c.notified(ctx, notice{sent: notifies, refused: r.refused}, pairs, err)
 }
 
 // Expire makes the values under keys stale without removing them: the source has changed, but the
@@ -210,7 +240,7 @@ func (c *Cache[T]) delete(ctx context.Context, pairs []fill.Pair) error {
 // After an error some keys may not have been made stale.
 func (c *Cache[T]) Expire(ctx context.Context, keys ...string) error {
 	return c.inBatches(ctx, "expire", keys, func(pairs []fill.Pair) error {
-		return fill.Expire(ctx, c.client, pairs)
+		return c.notified(ctx, notice{}, pairs, fill.Expire(ctx, c.client, pairs))
 	})
 }
 
@@ -226,11 +256,7 @@ func (c *Cache[T]) inBatches(ctx context.Context, op string, keys []string, do f
 		}
 		values[i] = c.valueKey(key)
 	}
-	defer func() { // after the command: a later caller then joins no fill that began before it
-		for _, key := range keys {
-			c.fills.Supersede(key)
-		}
-	}()
+	defer c.invalidated(keys...)
 	groups := c.client.ByNode(values)
 	errs := make([]error, len(groups))
 	var nodes sync.WaitGroup

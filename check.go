@@ -42,6 +42,11 @@ func (c *Cache[T]) Check(ctx context.Context) error {
 	if c.fleetSlots != nil && (len(errs) == 0 || !client.Unreachable(errs[len(errs)-1])) {
 		errs = append(errs, c.fleetSlots.Check(ctx))
 	}
+	if c.near != nil && (len(errs) == 0 || !client.Unreachable(errs[len(errs)-1])) {
+		if err := c.near.Check(ctx); err != nil {
+			errs = append(errs, fmt.Errorf("singlefill: check: near: %w", err))
+		}
+	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}

@@ -69,6 +69,50 @@ func TestCheck_DocumentedRights(t *testing.T) {
 	}
 }
 
+// With Near the documented rights are those and some more; without these Check fails, and memory
+// serves nothing.
+func TestCheck_Near(t *testing.T) {
+	t.Parallel()
+	s := redistest.Shared(t)
+	nearRights := []string{"+xadd", "+xrange", "+xrevrange"}
+	for _, missing := range append(nearRights, "") {
+		t.Run("without "+missing, func(t *testing.T) {
+			t.Parallel()
+			allowed := slices.DeleteFunc(append(slices.Clone(rights), nearRights...), func(right string) bool { return right == missing })
+			rdb := s.Client(t, s.User(t, allowed...))
+			ns := "shop:" + redistest.Namespace(t)
+			c := newCacheIn(t, s.Admin(), ns, near(singlefill.Near{}))
+			limited, err := singlefill.New(rdb, ns, time.Minute, near(singlefill.Near{}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer limited.Close()
+			err = limited.Check(t.Context())
+			if missing == "" {
+				if err != nil {
+					t.Errorf("Check: %v", err)
+				}
+				awaitNear(t, limited, "k", gives("old"))
+				if err := limited.Delete(t.Context(), "k"); err != nil || limited.Stats().RedisErrors != 0 {
+					t.Errorf("Delete: %v; %+v", err, limited.Stats())
+				}
+				return
+			}
+			if err == nil || !strings.Contains(err.Error(), missing[1:]) {
+				t.Errorf("Check: %v; want an error that names %s", err, missing[1:])
+			}
+			awaitNear(t, c, "k", gives("old"))
+			if v, err := limited.GetOrLoad(t.Context(), "k", gives("old")); v != "old" || err != nil {
+				t.Errorf("GetOrLoad: %q, %v", v, err)
+			}
+			if err := limited.Delete(t.Context(), "k"); err != nil {
+				t.Errorf("Delete: %v", err)
+			}
+			awaitValue(t, c, "k", "new", gives("new"))
+		})
+	}
+}
+
 // With MaxFleetLoads the documented rights are those and some more; without these Check fails, and
 // Stats tells that the limit was off.
 func TestCheck_MaxFleetLoads(t *testing.T) {

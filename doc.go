@@ -66,6 +66,24 @@
 // nothing to serve joins it. If it fails, a mark in the lock key keeps the fleet off the source for
 // [Options.RetryAfter], by the clock of the server, except for calls that have nothing to serve.
 //
+// # Near
+//
+// [Options.Near] keeps decoded values in the memory of each process, so that a hit is no round
+// trip. Delete, Set and Expire append what they have invalidated to a log in Redis, a stream named
+// after the namespace and ":log". Each process that serves values from memory reads the log at
+// least twice in [Near].MaxLag, and at once when Redis wakes it.
+//
+// In the process that calls Delete, Set or Expire memory is exact. In any other process a call that
+// begins more than MaxLag after that has returned never gets the old value. This depends on no
+// message and no timer: a process serves from memory only while the last answered read of the log
+// was sent less than MaxLag ago. Otherwise it asks Redis. If a part of the log is lost, it drops
+// everything. If Redis loses what it has acknowledged, the end of the value's life, or of Near.TTL,
+// is the bound. The age of a proof counts by the monotonic clock, which stands still while the
+// machine is suspended.
+//
+// While Redis does not answer, memory serves nothing as current. If the load fails as well, what it
+// has within [Options.StaleIfError] is returned as stale.
+//
 // # Values that do not exist
 //
 // A Loader that finds nothing returns [ErrNotFound], bare or wrapped. The cache remembers it like a
@@ -143,7 +161,8 @@
 //
 //	~shop:* +get +getrange +set +setrange +del +pexpire +pttl +time +eval +evalsha +multi +exec +ping
 //
-// and for [Options.MaxFleetLoads] also +@sortedset +@hash +pexpireat.
+// and for [Options.MaxFleetLoads] also +@sortedset +@hash +pexpireat, for [Options.Near] also +xadd
+// +xrange +xrevrange.
 //
 // Scripts and MULTI run these commands, so a category such as +@read is not enough: TIME and EVAL
 // are in others. For a user without EVAL and EVALSHA, +watch and +unwatch replace them. The client

@@ -42,7 +42,7 @@ func (c *Cache[T]) fill(ctx context.Context, f *flight.Fill[result[T]], load Loa
 			x.finish(ctx)
 		}
 	}()
-	if f.Refresh {
+	if f.Refresh && l.data != nil {
 		c.decode(ctx, f.Key, l.data, x.old) // the reader owns what it has decoded
 	}
 	x.wait = newWait(c.loadTimes.estimate(f.Key, x.old.entry.LoadTime))

@@ -61,6 +61,11 @@ func (c *Cache[T]) GetOrLoadInfo(ctx context.Context, key string, load Loader[T]
 	if err := c.checkOpen(); err != nil && !c.fills.Inside(flight.LoadOf(ctx)) {
 		return zero, ValueInfo{}, err
 	}
+	if c.near != nil {
+		if v, info, err, ok := c.nearHit(ctx, key, load); ok {
+			return v, info, err
+		}
+	}
 	var l lookup[T]
 	w, from, err := c.readOrJoin(ctx, key, load, nil, &l)
 	switch {
@@ -124,7 +129,7 @@ func (c *Cache[T]) readOrJoin(ctx context.Context, key string, load Loader[T], c
 	if turn.End(l) && c.clone != nil {
 		from.own = false
 	}
-	if l.freshness == revalidate || l.hit && c.early(&l.entry, l.at) {
+	if c.due(l) {
 		c.refresh(client.Detach(ctx), key, load, l.data)
 	}
 	return w, from, nil
@@ -141,7 +146,7 @@ func (c *Cache[T]) readFor(ctx context.Context, key string, load Loader[T], turn
 	found = nil // a function of Trace may panic
 	c.read(ctx, key, &l)
 	found = &l
-	if l.freshness == revalidate || l.hit && c.early(&l.entry, l.at) {
+	if c.due(&l) {
 		c.refresh(ctx, key, load, l.data)
 	}
 }
@@ -249,6 +254,15 @@ type lookup[T any] struct {
 	data      []byte        // the bytes found
 	redisErr  error         // Redis did not answer
 	asked     time.Duration // time spent without an answer
+	early     bool          // with Near: a hit refreshes the entry before it expires
+}
+
+// due reports whether a hit refreshes its entry.
+func (c *Cache[T]) due(l *lookup[T]) bool {
+	if c.near != nil { // one draw decides for all hits in memory, too
+		return l.freshness == revalidate || l.hit && l.early
+	}
+	return l.freshness == revalidate || l.hit && c.early(&l.entry, l.at)
 }
 
 // read gets the key until Redis answers, for RedisTimeout in all: a connection may have broken.
@@ -260,6 +274,7 @@ func (c *Cache[T]) read(ctx context.Context, key string, l *lookup[T]) {
 		}
 		left := c.opts.redisTimeout - l.asked - pause
 		if left < c.opts.redisTimeout/10 || !client.Unreachable(l.redisErr) || errors.Is(l.redisErr, redis.ErrClosed) || c.client.Away(c.valueKey(key)) || !client.Sleep(ctx, pause) {
+			c.recall(key, l)
 			return
 		}
 		l.asked += pause
@@ -268,11 +283,14 @@ func (c *Cache[T]) read(ctx context.Context, key string, l *lookup[T]) {
 
 // get sends one plain GET, which a replica or the client's own cache may answer.
 func (c *Cache[T]) get(ctx context.Context, key string, l *lookup[T]) {
-	data, asked, err := c.client.Get(ctx, time.Now(), c.valueKey(key))
+	valueKey := c.valueKey(key)
+	g := c.generation(valueKey)
+	data, asked, err := c.client.Get(ctx, time.Now(), valueKey)
 	l.redisErr = nil
 	switch {
 	case err == nil:
 		c.decode(ctx, key, data, l)
+		c.keep(key, g, l)
 	case client.WrongType(err):
 		c.badValue(ctx, key, err)
 	case !errors.Is(err, redis.Nil):

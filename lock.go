@@ -16,7 +16,7 @@ import (
 // then.
 func (x *filling[T]) ask(ctx context.Context, a attempt, take bool) (fill.Reply, flight.Stamp, error) {
 	query := fill.Query{Known: entry.Header(x.old.data), Awaited: a.awaited, Take: take, For: x.purpose(a.wanted)}
-	stamp := x.clock.Now()
+	g, stamp := x.generation(x.lock.ValueKey()), x.clock.Now()
 	sent := time.Now()
 	reply, err := client.Retry(ctx, a.within, client.Unreachable, func(within time.Duration) (fill.Reply, error) {
 		return x.lock.GetOrLock(ctx, within, query)
@@ -27,6 +27,7 @@ func (x *filling[T]) ask(ctx context.Context, a attempt, take bool) (fill.Reply,
 	case reply.Status == fill.Hit:
 		x.old = new(lookup[T])
 		x.decode(ctx, x.fill.Key, []byte(reply.Text), x.old)
+		x.keep(x.fill.Key, g, x.old)
 		x.oldSince = stamp
 	default:
 		x.oldSince = stamp
@@ -72,10 +73,13 @@ func (x *filling[T]) commit(ctx context.Context, o outcome[T], began flight.Stam
 	} else if data == nil && !note.Drop && !errors.Is(o.Err, ErrClosed) {
 		x.backOff(&note)
 	}
-	stamp := x.clock.Now()
+	g, stamp := x.generation(x.lock.ValueKey()), x.clock.Now()
 	ours, err := x.storeOrRelease(ctx, &o, data, note)
 	switch {
 	case err == nil && ours: // this proves that the key has not been invalidated since the load began
+		if o.Stored {
+			x.keepLoaded(x.fill.Key, g, &o)
+		}
 		x.oldSince = stamp
 		x.end(ctx, &r, stamp)
 	case r.failed && !x.servable(&x.old.result): // callers that joined during the load have waited for its failure

@@ -111,6 +111,11 @@ type Options[T any] struct {
 	// get the text only. A name has at most 100 bytes and no control characters. Default: none.
 	Errors map[string]error
 
+	// Near keeps values in the memory of this process. It costs Delete nothing more on a single
+	// server, and a round trip with other clients; Set and Expire a round trip. New refuses it with a
+	// client that reads from replicas or has client-side caching. Default: nil, off.
+	Near *Near
+
 	// Trace has functions to call when something happens. Default: none.
 	Trace *Trace
 }
@@ -130,6 +135,7 @@ type settings[T any] struct {
 	maxLoads      int // 0: no limit
 	maxFleetLoads int // 0: no limit
 	errors        sentinels
+	near          *Near // nil: off
 	trace         Trace
 }
 
@@ -179,6 +185,12 @@ func resolve[T any](rdb redis.UniversalClient, namespace string, ttl time.Durati
 	}
 	if opts.Trace != nil {
 		s.trace = *opts.Trace
+	}
+	if opts.Near != nil {
+		if err := checkNear(opts.Near, rdb); err != nil {
+			return settings[T]{}, err
+		}
+		s.near = new(*opts.Near)
 	}
 	for _, name := range slices.Sorted(maps.Keys(opts.Errors)) {
 		s.errors = append(s.errors, sentinel{name, opts.Errors[name]})

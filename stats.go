@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync/atomic"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -14,7 +15,8 @@ import (
 // of several fields are exact only while no call runs.
 type Stats struct {
 	// Calls.
-	Hits         int64 // calls whose first read found a value, or ErrNotFound, in Redis
+	Hits         int64 // calls whose first read found a value, or ErrNotFound, in memory or in Redis
+	NearHits     int64 // of Hits, those in memory: see Near
 	Misses       int64 // GetOrLoad calls answered in another way, and Get calls that returned ErrMiss
 	Shared       int64 // of these, GetOrLoad calls for which another call of this process read, waited or loaded
 	Stale        int64 // of these, calls that returned a stale value
@@ -40,6 +42,10 @@ type Stats struct {
 	Waits     int64 // waits for a load in another process
 	LocksLost int64 // locks found lost while their load ran
 
+	// Near.
+	NearDrops int64         // times everything in memory was dropped, since Redis had lost a part of the log
+	NearAge   time.Duration // age of the newest proof that memory is current; -1 without a proof, 0 without Near
+
 	// Redis.
 	RedisErrors    int64 // commands that failed
 	Refused        int64 // of RedisErrors, commands that the server refused: no right, no memory, read-only
@@ -51,7 +57,7 @@ type Stats struct {
 
 // counters are the counts from which Stats are made.
 type counters struct {
-	hits, misses, shared, stale, staleOnError, refreshes                 atomic.Int64
+	hits, nearHits, misses, shared, stale, staleOnError, refreshes       atomic.Int64
 	loads, loadsNotFound, loadErrors, loadPanics, loadsUnlocked, loading atomic.Int64
 	loadsUnlimited                                                       atomic.Int64
 	stored, storeErrors, fenced, locksLost                               atomic.Int64
@@ -61,8 +67,9 @@ type counters struct {
 // Stats returns the counts so far, also after Close.
 func (c *Cache[T]) Stats() Stats {
 	n := c.counters
-	return Stats{
-		Hits: n.hits.Load(), Misses: n.misses.Load(), Shared: n.shared.Load(),
+	nearHits := n.nearHits.Load()
+	s := Stats{
+		Hits: n.hits.Load() + nearHits, NearHits: nearHits, Misses: n.misses.Load(), Shared: n.shared.Load(),
 		Stale: n.stale.Load(), StaleOnError: n.staleOnError.Load(), Refreshes: n.refreshes.Load(),
 		Loads: n.loads.Load(), LoadsNotFound: n.loadsNotFound.Load(), LoadErrors: n.loadErrors.Load(),
 		LoadPanics: n.loadPanics.Load(), LoadsUnlocked: n.loadsUnlocked.Load(), LoadsUnlimited: n.loadsUnlimited.Load(), Loading: n.loading.Load(),
@@ -71,6 +78,10 @@ func (c *Cache[T]) Stats() Stats {
 		BadValues: n.badValues.Load(), BreakerOpens: n.breakerOpens.Load(), BreakerOpen: c.client.AnyAway(),
 		CommandsQueued: c.client.Queued(), Queued: int64(c.slots.Queued()),
 	}
+	if c.near != nil {
+		s.NearDrops, s.NearAge = c.near.dropped.Load(), c.near.Age()
+	}
+	return s
 }
 
 // The methods below count an event and call the function of Trace for it.

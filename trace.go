@@ -12,7 +12,7 @@ import (
 //
 // No function gets a value. Keys may be secret: think before logging them.
 type Trace struct {
-	// Hit is called when the first read of a GetOrLoad or Get finds a value in Redis.
+	// Hit is called when the first read of a GetOrLoad or Get finds a value in memory or in Redis.
 	Hit func(ctx context.Context, key string)
 
 	// Miss is called when a GetOrLoad gets its result in another way, from a load here or in
@@ -34,12 +34,16 @@ type Trace struct {
 	WaitDone func(ctx context.Context, info WaitInfo)
 
 	// RedisError is called for each command that failed. op is its purpose: get, lock, store,
-	// release, renew, abandon, set, delete, expire, fleet (for MaxFleetLoads) or ping.
+	// release, renew, abandon, set, delete, expire, near (for its log), wake, fleet (for MaxFleetLoads) or ping.
 	RedisError func(ctx context.Context, op string, err error)
 
 	// BadValue is called when the bytes under key are not an entry, or their payload cannot be
 	// decoded.
 	BadValue func(ctx context.Context, key string, err error)
+
+	// NearDropped is called when everything that [Near] has in memory was dropped, because Redis has
+	// lost a part of the log.
+	NearDropped func()
 
 	// BreakerChanged is called when the cache stops sending commands to a Redis that does not
 	// answer (open), and when it sends them again. With a Cluster: when it stops for the first

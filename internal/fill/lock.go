@@ -73,6 +73,9 @@ func New(c *client.Client, pair Pair, ttl time.Duration) *Lock {
 // Key returns the key of the lock, which determines its node.
 func (l *Lock) Key() string { return l.key }
 
+// ValueKey returns the key of the value.
+func (l *Lock) ValueKey() string { return l.value }
+
 const tokenLen, stampLen = 26, 16
 
 // What the entry in Query.Known is good for.

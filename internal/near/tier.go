@@ -1,0 +1,242 @@
+// Package near keeps values in the memory of a process, and finds out from a log in Redis which of
+// them have been invalidated.
+//
+// The bound. An invalidation that has returned is in the log. A value is served from memory only if
+// the last answered read of the log was sent less than MaxLag ago. So MaxLag after an invalidation
+// has returned, no process serves the old value: it has read the record, or it does not serve from
+// memory. Whatever happens to the log, to the server or to the process, this needs no message and
+// no timer to arrive.
+//
+// These rules keep it:
+//
+//  1. A record is appended after the invalidation has been executed. In the other order a process
+//     could read the record, and then the old value.
+//  2. The log is read from the last known record on, including that one. If it is missing, the log
+//     has lost records, and everything in memory is dropped.
+//  3. Each value has the generation that its stripe had before the command was sent that read it.
+//     An invalidation changes the generation. So a value that was in transit is never served.
+//  4. The age of a proof counts from when its command was sent, by the monotonic clock. The
+//     generations change before the proof is noted.
+//  5. The process that invalidates changes its generations before the call returns.
+//
+// docs/near.md has a model of the protocol.
+package near
+
+import (
+	"context"
+	"math"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"github.com/maypok86/otter/v2"
+
+	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/wake"
+)
+
+// A Tier holds values in memory. An invalidated one stays until it is replaced or evicted.
+type Tier[V any] struct {
+	Log
+	values  *otter.Cache[string, *Item[V]]
+	stripes []atomic.Uint64 // generations of keys, by hash
+	maxLag  time.Duration
+	begun   time.Time
+
+	proof     atomic.Int64 // when the last answered read of the log was sent, in ns since begun
+	used      atomic.Bool  // a value was asked for a moment ago
+	following atomic.Bool  // a goroutine reads the log
+
+	hints atomic.Int64 // since the last hint was begun
+
+	at position // in the log; only the goroutine that reads it uses it
+
+	background func(run func(closing <-chan struct{}))
+	dropped    func()
+}
+
+// An Item is a value to keep. Put sets the rest.
+type Item[V any] struct {
+	generation Generation // first: a hit reads it together with the beginning of Value
+	Value      V
+}
+
+// A Generation is that of a key's stripe at some time.
+type Generation struct {
+	stripe *atomic.Uint64
+	number uint64
+}
+
+func (g Generation) current() bool { return g.stripe.Load() == g.number }
+
+// never is the proof before the first read.
+const never = math.MinInt64
+
+// New returns an empty Tier for size values. key is the key of the log. background runs a function
+// until closing is closed. dropped is called when the Tier has dropped everything because the log
+// had lost records.
+func New[V any](c *client.Client, key string, size int, maxLag time.Duration,
+	background func(run func(closing <-chan struct{})), dropped func()) *Tier[V] {
+	stripes := 1024
+	for stripes < size && stripes < 1<<20 {
+		stripes *= 2
+	}
+	t := &Tier[V]{
+		Log: Log{client: c, key: key, life: max(minLife, 4*maxLag)},
+		values: otter.Must(&otter.Options[string, *Item[V]]{
+			MaximumSize: size,
+			Executor:    func(run func()) { run() }, // eviction takes less time than to start a goroutine for it
+		}),
+		stripes: make([]atomic.Uint64, stripes),
+		maxLag:  maxLag, begun: time.Now(), background: background, dropped: dropped,
+	}
+	t.proof.Store(never)
+	return t
+}
+
+// Get returns the value of key, or nil if there is none that may be current. It is proven if no
+// invalidation that returned longer than MaxLag before now is unknown here.
+func (t *Tier[V]) Get(key string) (value *V, now time.Duration, proven bool) {
+	now = time.Since(t.begun)
+	if !t.used.Load() {
+		t.used.Store(true)
+	}
+	proof := t.proof.Load() // before the generation, which is changed before it
+	proven = proof != never && now-time.Duration(proof) < t.maxLag
+	if !t.following.Load() {
+		t.follow()
+	}
+	item, ok := t.values.GetIfPresent(key)
+	if !ok || !item.generation.current() {
+		return nil, now, proven
+	}
+	return &item.Value, now, proven
+}
+
+// Generation must be called before the command is sent that reads or writes the value.
+func (t *Tier[V]) Generation(valueKey string) Generation {
+	s := t.stripe(Hash(valueKey))
+	return Generation{s, s.Load()}
+}
+
+// Put keeps a value, unless the key has been invalidated since g.
+func (t *Tier[V]) Put(key string, g Generation, item *Item[V]) {
+	if item.generation = g; g.current() {
+		t.values.Set(key, item)
+	}
+}
+
+// Forget makes what has been kept of a key useless.
+func (t *Tier[V]) Forget(valueKey string) { t.stripe(Hash(valueKey)).Add(1) }
+
+func (t *Tier[V]) stripe(hash uint64) *atomic.Uint64 {
+	return &t.stripes[hash&uint64(len(t.stripes)-1)]
+}
+
+// Age returns the age of the proof, or -1 if there is none.
+func (t *Tier[V]) Age() time.Duration {
+	if proof := t.proof.Load(); proof != never {
+		return time.Since(t.begun) - time.Duration(proof)
+	}
+	return -1
+}
+
+// At converts a time to the clock of Get.
+func (t *Tier[V]) At(at time.Time) time.Duration { return at.Sub(t.begun) }
+
+// WakeOthers makes the other processes read the log soon. However many records there are, this
+// process sends one hint at a time.
+func (t *Tier[V]) WakeOthers(ctx context.Context) {
+	if t.hints.Add(1) > 1 {
+		return
+	}
+	t.background(func(<-chan struct{}) {
+		for {
+			n := t.hints.Load()
+			t.Hint(ctx)
+			if t.hints.CompareAndSwap(n, 0) {
+				return
+			}
+		}
+	})
+}
+
+// follow reads the log until no value is asked for.
+func (t *Tier[V]) follow() {
+	if !t.following.CompareAndSwap(false, true) {
+		return
+	}
+	t.background(func(closing <-chan struct{}) {
+		defer t.following.Store(false)
+		wakeUps := make(chan struct{}, 1)
+		var sub *wake.Subscription
+		defer func() {
+			if sub != nil {
+				sub.Close()
+			}
+		}()
+		for lastUsed := time.Now(); ; {
+			if sub == nil { // nil again while the client does not know the node
+				sub = t.client.Listen(t.key, func(string, bool) {
+					select {
+					case wakeUps <- struct{}{}:
+					default:
+					}
+				})
+			}
+			pause := t.maxLag*7/16 + rand.N(t.maxLag/16) // processes that were woken together drift apart
+			if t.catchUp() != nil {
+				pause /= 4
+			}
+			timer := time.NewTimer(pause)
+			select {
+			case <-timer.C:
+			case <-wakeUps:
+				timer.Stop()
+			case <-closing:
+				timer.Stop()
+				return
+			}
+			if t.used.Swap(false) {
+				lastUsed = time.Now()
+			} else if time.Since(lastUsed) >= t.maxLag/2 {
+				return
+			}
+		}
+	})
+}
+
+// catchUp reads the log to its end.
+func (t *Tier[V]) catchUp() error {
+	if t.client.Away(t.key) {
+		return t.client.Refusal(t.key)
+	}
+	for more := true; more; {
+		news, last, err := t.read(context.Background(), t.at)
+		if err != nil {
+			return err
+		}
+		if news.lost {
+			t.drop()
+		}
+		for _, hash := range news.hashes {
+			t.stripe(hash).Add(1)
+		}
+		t.at = last
+		if more = news.more; !more {
+			t.proof.Store(int64(t.At(news.sent)))
+		}
+	}
+	return nil
+}
+
+// drop drops everything.
+func (t *Tier[V]) drop() {
+	for i := range t.stripes {
+		t.stripes[i].Add(1)
+	}
+	t.values.InvalidateAll()
+	if t.at != (position{}) {
+		t.dropped()
+	}
+}

@@ -1,0 +1,206 @@
+package near
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+func TestMain(m *testing.M) { redistest.Main(m) }
+
+const (
+	logKey = "near:log"
+	maxLag = time.Second
+)
+
+// A tier is a Tier whose log is read when a test says so.
+type tier struct {
+	*Tier[string]
+	drops int
+}
+
+func newTier(rdb redis.UniversalClient) *tier {
+	x := new(tier)
+	c := client.New(rdb, 5*time.Second, func(context.Context, string, error) {}, func(bool) {}, func(func(<-chan struct{})) {})
+	x.Tier = New[string](c, logKey, 100, maxLag, func(func(<-chan struct{})) {}, func() { x.drops++ })
+	return x
+}
+
+// inBubble runs a test with a tier that has read the log, and with the log as another process has
+// it.
+func inBubble(t *testing.T, run func(t *testing.T, x *tier, other *Log, rdb *redis.Client)) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		_, rdb := redistest.StartMini(t)
+		x, other := newTier(rdb), newTier(rdb)
+		x.read(t)
+		run(t, x, &other.Log, rdb)
+	})
+}
+
+func (x *tier) read(t testing.TB) {
+	t.Helper()
+	if err := x.catchUp(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// keep keeps a value of key, which is its own value key, as if a command had just found it.
+func (x *tier) keep(key string) { x.Put(key, x.Generation(key), &Item[string]{Value: "v"}) }
+
+func (x *tier) want(t testing.TB, what, key string, kept bool) {
+	t.Helper()
+	if v, _, _ := x.Get(key); v != nil != kept {
+		t.Errorf("%s: a value of %s is kept: %v, want %v", what, key, !kept, kept)
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A record makes the values of its keys useless, and no other ones.
+func TestTier_Record(t *testing.T) {
+	inBubble(t, func(t *testing.T, x *tier, other *Log, _ *redis.Client) {
+		x.keep("a")
+		x.keep("b")
+		transit := x.Generation("a")
+		must(t, other.Append(t.Context(), []string{"a", "c"}))
+		x.want(t, "before it is read", "a", true)
+		x.read(t)
+		x.want(t, "after a record of a", "a", false)
+		x.want(t, "after a record of a", "b", true)
+		x.Put("a", transit, &Item[string]{})
+		x.want(t, "sent before the record was read", "a", false)
+		x.keep("a")
+		x.read(t)
+		x.want(t, "sent after the record was read", "a", true)
+		if x.drops != 0 {
+			t.Error("everything was dropped")
+		}
+	})
+}
+
+// Whatever removes the last record that a process knows, the process drops everything: also what is
+// in transit.
+func TestTier_RecordsLost(t *testing.T) {
+	for name, lose := range map[string]func(t *testing.T, x *tier, rdb *redis.Client){
+		"removed": func(t *testing.T, x *tier, rdb *redis.Client) { must(t, rdb.Del(t.Context(), logKey).Err()) },
+		"trimmed": func(t *testing.T, x *tier, rdb *redis.Client) {
+			must(t, rdb.XTrimMaxLen(t.Context(), logKey, 0).Err())
+		},
+		"the ID given again": func(t *testing.T, x *tier, rdb *redis.Client) {
+			must(t, rdb.Del(t.Context(), logKey).Err())
+			must(t, rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: logKey, ID: x.at.id, Values: []string{"other", ""}}).Err())
+			must(t, rdb.PExpire(t.Context(), logKey, time.Hour).Err())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, x *tier, other *Log, rdb *redis.Client) {
+				x.keep("a")
+				transit := x.Generation("b")
+				must(t, other.Append(t.Context(), []string{"a", "b"}))
+				lose(t, x, rdb)
+				must(t, other.Append(t.Context(), []string{"c"}))
+				x.read(t)
+				x.want(t, "a record of it is lost", "a", false)
+				x.Put("b", transit, &Item[string]{})
+				x.want(t, "sent before", "b", false)
+				if x.drops != 1 {
+					t.Errorf("%d drops, want 1", x.drops)
+				}
+				x.keep("a")
+				x.read(t)
+				x.want(t, "sent after that", "a", true)
+			})
+		})
+	}
+}
+
+// The proof is as old as its command, however late the reply.
+func TestTier_AgeOfTheProof(t *testing.T) {
+	inBubble(t, func(t *testing.T, x *tier, _ *Log, rdb *redis.Client) {
+		rdb.AddHook(lateReplies(maxLag * 3 / 4))
+		x.read(t)
+		if _, _, proven := x.Get("a"); !proven {
+			t.Error("there is no proof, 3/4 of MaxLag after the log was read")
+		}
+		time.Sleep(maxLag/4 - 1)
+		if _, _, proven := x.Get("a"); !proven {
+			t.Error("there is no proof just before MaxLag")
+		}
+		time.Sleep(1)
+		if _, _, proven := x.Get("a"); proven {
+			t.Error("there is a proof MaxLag after the log was asked")
+		}
+	})
+}
+
+// lateReplies is a hook that delays the replies to pipelines.
+type lateReplies time.Duration
+
+func (h lateReplies) DialHook(next redis.DialHook) redis.DialHook          { return next }
+func (h lateReplies) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+func (h lateReplies) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		err := next(ctx, cmds)
+		time.Sleep(time.Duration(h))
+		return err
+	}
+}
+
+// A reader that sees the proof of a read of the log sees the generations of that read, too.
+func TestTier_GenerationsBeforeProof(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	rdb := s.Client(t)
+	x, other := newTier(rdb), newTier(rdb)
+	for round := range 30 {
+		x.read(t)
+		x.keep("k")
+		records := make([][]string, perRead-1)
+		for i := range records {
+			for j := range perRecord {
+				records[i] = append(records[i], fmt.Sprint(i, j))
+			}
+		}
+		records[len(records)-1] = []string{"k"}
+		_, err := rdb.Pipelined(t.Context(), func(p redis.Pipeliner) error {
+			for _, keys := range records {
+				other.Add(t.Context(), p, keys)
+			}
+			return nil
+		})
+		must(t, err)
+		x.proof.Store(never) // as if MaxLag had passed
+		var over atomic.Bool
+		seen := make(chan bool)
+		go func() {
+			for !over.Load() {
+				if v, _, proven := x.Get("k"); v != nil && proven {
+					seen <- true
+					return
+				}
+			}
+			seen <- false
+		}()
+		err = x.catchUp()
+		over.Store(true)
+		if <-seen {
+			t.Fatalf("round %d: a value is proven that the same read of the log says was invalidated", round)
+		}
+		must(t, err)
+	}
+}

@@ -1,0 +1,307 @@
+package singlefill
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/fill"
+	"github.com/singlefill/singlefill/internal/near"
+)
+
+// Near keeps decoded values in the memory of this process. A hit in memory takes a tenth of a
+// microsecond in place of a round trip.
+//
+// What Delete, Set and Expire promise holds exactly in the process that calls them. In every other
+// process a GetOrLoad or Get that begins more than MaxLag after such a call has returned never gets
+// the old value. Usually it takes milliseconds. Whatever is lost or delayed on the way, a process
+// that cannot prove this asks Redis, as without Near. If Redis loses what it has acknowledged, for
+// example in a failover, the life of the value or TTL is the bound.
+//
+// The processes of a namespace must agree on whether they use Near: what a process without it
+// deletes stays in the memory of the others until it expires. So turn it on in those that only
+// write first.
+type Near struct {
+	// Size is how many values are kept at most. The least useful ones are dropped (W-TinyLFU).
+	// Default: 10,000.
+	Size int
+
+	// TTL is how long a value is kept at most. At least 1 ms. Default: as long as it can be served.
+	TTL time.Duration
+
+	// MaxLag bounds how long after an invalidation in another process an old value is served from
+	// memory. While values are served from memory, the process sends a command or two in each half
+	// of MaxLag. From 10 ms to an hour. Default: 1 s.
+	MaxLag time.Duration
+
+	// Share makes all callers get the same value, which they must not change. Otherwise each caller
+	// owns its value. That costs nothing for a T without pointers, slices and maps, a copy for other
+	// plain types, and decoding for the rest and with a Codec of the user.
+	Share bool
+}
+
+// checkNear reports the first setting of Near that makes no sense.
+func checkNear(n *Near, rdb redis.UniversalClient) error {
+	switch {
+	case n.Size < 0:
+		return fmt.Errorf("singlefill: Near.Size is %d: at least 1 is allowed, or 0 for 10,000", n.Size)
+	case n.TTL != 0 && n.TTL < time.Millisecond:
+		return fmt.Errorf("singlefill: Near.TTL is %v: at least 1ms is allowed, or 0 for the life of the value", n.TTL)
+	case n.MaxLag != 0 && (n.MaxLag < 10*time.Millisecond || n.MaxLag > time.Hour):
+		return fmt.Errorf("singlefill: Near.MaxLag is %v: 10ms to 1h is allowed, or 0 for 1s", n.MaxLag)
+	}
+	const old = "could bring an old value back into memory after a Delete"
+	switch rdb := rdb.(type) {
+	case *redis.Client:
+		if o := rdb.Options(); o.ClientSideCache != nil || o.ClientSideCacheConfig != nil {
+			return fmt.Errorf("singlefill: Options.Near is set and rdb has client-side caching, which %s: turn one of them off", old)
+		}
+	case *redis.ClusterClient:
+		if o := rdb.Options(); o.ReadOnly || o.RouteByLatency || o.RouteRandomly {
+			return fmt.Errorf("singlefill: Options.Near is set and rdb reads from replicas (ReadOnly, RouteByLatency or RouteRandomly), which %s: turn one of them off", old)
+		}
+	}
+	return nil
+}
+
+// A nearTier is the memory of a cache with Near.
+type nearTier[T any] struct {
+	*near.Tier[nearValue[T]]
+	ttl     time.Duration
+	share   bool
+	dropped atomic.Int64
+}
+
+// A nearValue is what memory has of an entry. Its times are those of the entry, by the clock of the
+// tier.
+type nearValue[T any] struct {
+	// All that a hit reads comes first: it is in one or two lines of the processor's cache.
+	freshEnd  time.Duration // fresh until then
+	staleEnd  time.Duration // served until then
+	written   time.Duration
+	refreshAt atomic.Int64 // when a hit next refreshes the entry
+	notFound  bool
+	value     T      // unless payload has it
+	payload   []byte // to be decoded for each caller; nil: value has it
+
+	end        time.Duration // kept until then, for times in which neither Redis nor the source answers
+	writtenAt  int64         // of the entry, as in Redis: Unix time in ms
+	freshUntil int64
+}
+
+func (c *Cache[T]) newNear(n Near) *nearTier[T] {
+	t := &nearTier[T]{ttl: bounded(orDefault(n.TTL, forever)), share: n.Share}
+	background := func(run func(<-chan struct{})) { c.fills.Go(func() { run(c.closing) }) }
+	t.Tier = near.New[nearValue[T]](c.client, c.logKey(), orDefault(n.Size, 10_000), orDefault(n.MaxLag, time.Second), background, func() {
+		t.dropped.Add(1)
+		if c.opts.trace.NearDropped != nil {
+			c.opts.trace.NearDropped()
+		}
+	})
+	return t
+}
+
+// logKey returns the key of the log, which is no value key.
+func (c *Cache[T]) logKey() string { return c.namespace + ":log" }
+
+// nearHit serves key from memory. ok is false if memory has nothing to serve, or cannot prove that
+// it is recent enough. load refreshes an entry that expires soon or is stale; nil: nothing does.
+func (c *Cache[T]) nearHit(ctx context.Context, key string, load Loader[T]) (v T, info ValueInfo, err error, ok bool) {
+	n, now, proven := c.near.Get(key)
+	if n == nil || !proven || now >= n.staleEnd {
+		return v, info, nil, false
+	}
+	if v, err = c.nearCopy(n); err != nil && err != ErrNotFound {
+		return v, info, nil, false
+	}
+	c.counters.nearHits.Add(1)
+	if c.opts.trace.Hit != nil {
+		c.opts.trace.Hit(ctx, key)
+	}
+	info.Stale, info.Age = now >= n.freshEnd, max(0, now-n.written)
+	if info.Stale {
+		c.noteStale(ctx, key, info)
+	}
+	if at := n.refreshAt.Load(); load != nil && int64(now) >= at && n.refreshAt.CompareAndSwap(at, int64(now+refreshRest)) {
+		c.refreshNear(client.Detach(ctx), key, load, n)
+	}
+	return v, info, err, true
+}
+
+// nearCopy returns a value that the caller owns, unless callers share it, or ErrNotFound.
+func (c *Cache[T]) nearCopy(n *nearValue[T]) (v T, err error) {
+	switch {
+	case n.notFound:
+		return v, ErrNotFound
+	case n.payload != nil:
+		return c.unmarshal(n.payload)
+	case c.near.share:
+		return n.value, nil
+	}
+	return c.clone(n.value), nil
+}
+
+// refreshNear refreshes an entry that memory has, unless another process has refreshed it: then it
+// only reads the new one.
+func (c *Cache[T]) refreshNear(ctx context.Context, key string, load Loader[T], n *nearValue[T]) {
+	c.fills.Go(func() {
+		var l lookup[T]
+		c.read(ctx, key, &l)
+		newer := l.freshness == fresh && !l.early && l.entry.WrittenAt.UnixMilli() != n.writtenAt
+		if l.redisErr == nil && !newer {
+			c.refresh(ctx, key, load, l.data)
+		}
+	})
+}
+
+// generation is to be taken before the command is sent whose reply is kept.
+func (c *Cache[T]) generation(valueKey string) (g near.Generation) {
+	if c.near != nil {
+		g = c.near.Generation(valueKey)
+	}
+	return g
+}
+
+// keep keeps what a command has found in memory.
+func (c *Cache[T]) keep(key string, g near.Generation, l *lookup[T]) {
+	if c.near == nil || l.freshness == expired {
+		return
+	}
+	item := c.newNearValue(&l.entry, l.at)
+	n := &item.Value
+	l.early = n.refreshAt.Load() <= int64(c.near.At(l.at))
+	switch {
+	case l.entry.NotFound:
+	case c.near.share:
+		n.value = l.value
+	case c.clone != nil:
+		n.value = c.clone(l.value)
+	default:
+		n.payload = l.entry.Payload
+	}
+	c.near.Put(key, g, item)
+}
+
+// keepLoaded keeps the value of a load that has been stored: as it is in Redis, since the codec may
+// drop a part of what was loaded.
+func (c *Cache[T]) keepLoaded(key string, g near.Generation, o *outcome[T]) {
+	if c.near == nil {
+		return
+	}
+	l := lookup[T]{result: result[T]{entry: o.entry, at: time.Now(), freshness: fresh}}
+	if !o.entry.NotFound && (c.near.share || c.clone != nil) {
+		var err error
+		if l.value, err = c.unmarshal(o.entry.Payload); err != nil {
+			return
+		}
+	}
+	c.keep(key, g, &l)
+}
+
+// newNearValue converts the times of an entry, which are those of the wall clock. at is now.
+func (c *Cache[T]) newNearValue(e *entry.Entry, at time.Time) *near.Item[nearValue[T]] {
+	now := c.near.At(at)
+	item := new(near.Item[nearValue[T]])
+	n := &item.Value
+	n.notFound, n.written = e.NotFound, now-bounded(at.Sub(e.WrittenAt))
+	n.writtenAt, n.freshUntil = e.WrittenAt.UnixMilli(), e.FreshUntil.UnixMilli()
+	fresh := bounded(e.FreshUntil.Sub(at))
+	n.freshEnd = now + fresh
+	n.staleEnd = now + min(fresh+bounded(c.opts.staleWhileRevalidate), c.near.ttl)
+	n.end = now + min(fresh+bounded(c.opts.window()), c.near.ttl)
+	if e.Expired {
+		n.freshEnd = min(n.freshEnd, now)
+	}
+	refreshAt := n.freshEnd
+	if mean := c.opts.earlyRefresh * float64(e.LoadTime); mean > 0 { // as early does
+		refreshAt -= time.Duration(min(rand.ExpFloat64()*mean, float64(forever)))
+	}
+	n.refreshAt.Store(int64(refreshAt))
+	return item
+}
+
+// forever is as long as a Duration can be without a sum of several exceeding it.
+const forever = math.MaxInt64 / 8
+
+func bounded(d time.Duration) time.Duration { return max(-forever, min(d, forever)) }
+
+// recall is for times in which Redis does not answer: what memory has may be older than MaxLag, but
+// if the load fails as well, it is the old value to fall back to.
+func (c *Cache[T]) recall(key string, l *lookup[T]) {
+	if c.near == nil {
+		return
+	}
+	n, now, _ := c.near.Get(key)
+	if n == nil || now >= n.end {
+		return
+	}
+	v, err := c.nearCopy(n)
+	if err != nil && err != ErrNotFound {
+		return
+	}
+	old := result[T]{value: v, at: time.Now(), freshness: ifError, err: err}
+	old.entry = entry.Entry{
+		NotFound: n.notFound, Expired: true, // for all that is known
+		FreshUntil: time.UnixMilli(n.freshUntil), WrittenAt: time.UnixMilli(n.writtenAt),
+	}
+	if err == nil {
+		if old.entry.Payload, err = c.marshal(v); err != nil { // the other callers decode it
+			return
+		}
+	}
+	if c.servable(&old) {
+		l.result = old
+	}
+}
+
+// A notice tells the memory of all processes that keys have been invalidated.
+type notice struct {
+	sent    bool // in the pipeline of the invalidation
+	refused bool // the server has executed the invalidation, and refused the notice
+}
+
+// notifies reports whether a notice may go in the pipeline of the invalidation.
+func (c *Cache[T]) notifies() bool { return c.near != nil && c.near.OneServer() }
+
+// refusedNotice reports whether the server has executed all of the commands that invalidate, and
+// has refused one of those behind them. err is the error of the pipeline. Commands that the server
+// refuses for the same reason have equal errors, so err alone does not tell which of them it is of.
+func refusedNotice(invalidating []redis.Cmder, err error) bool {
+	return err != nil && !client.Unreachable(err) &&
+		!slices.ContainsFunc(invalidating, func(cmd redis.Cmder) bool { return cmd.Err() != nil })
+}
+
+// notified is called when the invalidation has been answered with err. It returns err, or why other
+// processes cannot be told.
+func (c *Cache[T]) notified(ctx context.Context, n notice, pairs []fill.Pair, err error) error {
+	if c.near == nil {
+		return err
+	}
+	switch {
+	case n.refused:
+		err = c.near.Reset(ctx)
+	case n.sent:
+	case err == nil:
+		err = c.near.Append(ctx, valuesOf(pairs))
+	case client.Unreachable(err): // it may have been executed
+		_ = c.near.Append(ctx, valuesOf(pairs)) // err says that it may not have been
+	}
+	c.near.WakeOthers(client.Detach(ctx))
+	return err
+}
+
+func valuesOf(pairs []fill.Pair) []string {
+	values := make([]string, len(pairs))
+	for i, pair := range pairs {
+		values[i] = pair.Value
+	}
+	return values
+}

@@ -1,0 +1,427 @@
+package singlefill_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+// near are the options of a Raw cache with Near.
+func near(n singlefill.Near) *singlefill.Options[string] {
+	return &singlefill.Options[string]{Codec: singlefill.Raw, Jitter: -1, Near: &n}
+}
+
+// awaitNear asks until memory serves key, and returns the value.
+func awaitNear[T any](t testing.TB, c *singlefill.Cache[T], key string, load singlefill.Loader[T]) (v T) {
+	t.Helper()
+	redistest.Await(t, key+" is served from memory", func() bool {
+		before := c.Stats().NearHits
+		var err error
+		if v, err = c.GetOrLoad(context.Background(), key, load); err != nil {
+			t.Fatal(err)
+		}
+		return c.Stats().NearHits > before
+	})
+	return v
+}
+
+// awaitValue asks until the cache returns want.
+func awaitValue(t testing.TB, c *singlefill.Cache[string], key, want string, load singlefill.Loader[string]) {
+	t.Helper()
+	redistest.Await(t, key+" is "+want, func() bool {
+		v, err := c.GetOrLoad(context.Background(), key, load)
+		return err == nil && v == want
+	})
+}
+
+// A hit in memory sends no command. What Delete, Set and Expire change is seen at once in their own
+// process, and soon in every other one.
+func TestNear_Invalidations(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		if hitsMayBeLate(t) {
+			t.Skip("New refuses Near with client-side caching")
+		}
+		ctx, ns := t.Context(), redistest.Namespace(t)
+		here, there := newCacheIn(t, rdb, ns, near(singlefill.Near{})), newCacheIn(t, rdb, ns, near(singlefill.Near{}))
+		source := "v1"
+		load := func(context.Context, string) (string, error) { return source, nil }
+		for i, change := range []struct {
+			name   string
+			change func() error
+		}{
+			{"Delete", func() error { return here.Delete(ctx, "k") }},
+			{"Set", func() error { return here.Set(ctx, "k", source) }},
+			{"Expire", func() error { return here.Expire(ctx, "k") }},
+			{"Delete of many", func() error { return here.Delete(ctx, "a", "k", "b") }},
+		} {
+			awaitNear(t, here, "k", load)
+			awaitNear(t, there, "k", load)
+			source = fmt.Sprintf("v%d", i+2)
+			if err := change.change(); err != nil {
+				t.Fatalf("%s: %v", change.name, err)
+			}
+			if v, err := here.GetOrLoad(ctx, "k", load); v != source || err != nil {
+				t.Errorf("after %s, in the same process: %q, %v; want %q", change.name, v, err, source)
+			}
+			awaitValue(t, there, "k", source, load)
+			if v, err := there.Get(ctx, "k"); v != source || err != nil {
+				t.Errorf("after %s, Get in another process: %q, %v; want %q", change.name, v, err, source)
+			}
+		}
+	})
+}
+
+// No process serves a value from memory MaxLag after its invalidation has returned, although no
+// wake-up arrives.
+func TestNear_MaxLag(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+		const maxLag = 10 * time.Second
+		fleet := newCaches(t, m, redistest.Namespace(t), 3, near(singlefill.Near{MaxLag: maxLag}))
+		var version atomic.Int64
+		load := func(context.Context, string) (string, error) { return fmt.Sprint(version.Load()), nil }
+		m.Server().SetPreHook(nil)
+		for _, c := range fleet {
+			awaitNear(t, c, "k", load)
+		}
+		for range 50 {
+			version.Add(1)
+			if err := fleet[0].Delete(t.Context(), "k"); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(maxLag)
+			for i, c := range fleet {
+				if v, _ := c.GetOrLoad(t.Context(), "k", load); v != fmt.Sprint(version.Load()) {
+					t.Errorf("process %d has version %s, want %d", i, v, version.Load())
+				}
+			}
+			for _, c := range fleet {
+				awaitNear(t, c, "k", load)
+			}
+		}
+	})
+}
+
+// Hits in memory send nothing but a read of the log in each half of MaxLag; a cache that nobody
+// asks sends nothing.
+func TestNear_Commands(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := newCache(t, rdb, near(singlefill.Near{MaxLag: 10 * time.Second}))
+		awaitNear(t, c, "k", gives("v"))
+		time.Sleep(time.Second)
+		wantCommands(t, m, "hits within half of MaxLag", 0, 0, func() {
+			for range 1000 {
+				ask(t.Context(), c, "k", mustNotLoad[string](t))
+			}
+		})
+		wantCommands(t, m, "hits for 100 s", 40, 48, func() { // two commands in 4.4 to 5 s
+			for range 1000 {
+				time.Sleep(100 * time.Millisecond)
+				ask(t.Context(), c, "k", mustNotLoad[string](t))
+			}
+		})
+		if hits := c.Stats().NearHits; hits < 2000 {
+			t.Errorf("%d hits in memory", hits)
+		}
+		time.Sleep(time.Minute)
+		wantCommands(t, m, "an hour without a call", 0, 0, func() { time.Sleep(time.Hour / 2) })
+	})
+}
+
+// Memory also serves answers that there is no value, and stale values within StaleWhileRevalidate,
+// which one process of the fleet refreshes.
+func TestNear_NotFoundAndStale(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		opts := near(singlefill.Near{MaxLag: time.Hour})
+		opts.StaleWhileRevalidate, opts.EarlyRefresh, opts.NotFoundTTL = time.Hour, -1, time.Hour
+		c := newCache(t, rdb, opts)
+		ask(t.Context(), c, "warm", gives("v"))
+		synctest.Wait()
+		for range 3 {
+			if _, err := c.GetOrLoad(t.Context(), "none", fails[string](singlefill.ErrNotFound)); err != singlefill.ErrNotFound {
+				t.Errorf("GetOrLoad: %v", err)
+			}
+		}
+		if _, err := c.Get(t.Context(), "none"); err != singlefill.ErrNotFound || c.Stats().NearHits != 3 {
+			t.Errorf("Get: %v; %+v", err, c.Stats())
+		}
+
+		ask(t.Context(), c, "k", gives("old"))
+		for range 11 { // the process stays awake
+			time.Sleep(6 * time.Minute)
+			ask(t.Context(), c, "warm", gives("v"))
+		}
+		hits := c.Stats().NearHits
+		v, info, err := c.GetOrLoadInfo(t.Context(), "k", gives("new"))
+		if v != "old" || err != nil || !info.Stale || info.Age != 66*time.Minute || c.Stats().NearHits != hits+1 {
+			t.Errorf("%q, %+v, %v; %d hits in memory, want the old value from memory", v, info, err, c.Stats().NearHits-hits)
+		}
+		synctest.Wait()
+		if v, info, err = c.GetOrLoadInfo(t.Context(), "k", mustNotLoad[string](t)); v != "new" || err != nil || info.Stale || c.Stats().NearHits != hits+2 {
+			t.Errorf("%q, %+v, %v; want the new value from memory", v, info, err)
+		}
+	})
+}
+
+// An early refresh is drawn once for an entry, not once for each hit in memory.
+func TestNear_EarlyRefresh(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		opts := near(singlefill.Near{MaxLag: time.Hour})
+		opts.TTLFunc = func(string, string) time.Duration { return 20 * time.Minute }
+		c := newCache(t, rdb, opts)
+		const keys = 60
+		load := takes(time.Second, "v", nil)
+		hits := func(d time.Duration) {
+			for range int(d / time.Second) {
+				time.Sleep(time.Second)
+				for i := range keys {
+					_, _ = c.GetOrLoad(t.Context(), fmt.Sprint(i), load)
+				}
+			}
+		}
+		hits(time.Minute)
+		n := c.Stats()
+		// Each draw refreshes with a probability of e^-60 at most until then; as many draws as there are
+		// hits would refresh each key for certain in the last seconds.
+		hits(17 * time.Minute)
+		if d := c.Stats(); n.Loads != keys || d.Loads != keys || d.Misses != keys {
+			t.Errorf("%+v; want one load for each key", d)
+		}
+		load = gives("v")
+		hits(3 * time.Minute)
+		if n := c.Stats(); n.Refreshes == 0 || n.Refreshes == keys || n.Loads != 2*keys {
+			t.Errorf("%+v; want that some keys are refreshed before they expire", n)
+		}
+	})
+}
+
+// Each caller owns its value, unless Share is set.
+func TestNear_Ownership(t *testing.T) {
+	t.Parallel()
+	type any1 struct{ V any }
+	rdb := redistest.Shared(t).Client(t)
+	for _, share := range []bool{false, true} {
+		slices := newCache(t, rdb, &singlefill.Options[[]int]{Near: &singlefill.Near{Share: share}})
+		decoded := newCache(t, rdb, &singlefill.Options[*any1]{Near: &singlefill.Near{Share: share}})
+		a, b := awaitNear(t, slices, "k", gives([]int{1, 2})), awaitNear(t, slices, "k", gives([]int{1, 2}))
+		if (&a[0] == &b[0]) != share {
+			t.Errorf("Share %t: two callers have one slice: %t", share, &a[0] == &b[0])
+		}
+		c, d := awaitNear(t, decoded, "k", gives(&any1{"x"})), awaitNear(t, decoded, "k", gives(&any1{"x"}))
+		if (c == d) != share || c.V != "x" || d.V != "x" {
+			t.Errorf("Share %t: two callers have one pointer: %t; %v, %v", share, c == d, c.V, d.V)
+		}
+	}
+}
+
+// What callers change is not seen by others, also not by who asks while the value comes in.
+func TestNear_ChangedValues(t *testing.T) {
+	t.Parallel()
+	c := newCache(t, redistest.Shared(t).Client(t), &singlefill.Options[map[string]int]{Near: &singlefill.Near{}})
+	var callers sync.WaitGroup
+	for range 8 {
+		callers.Go(func() {
+			for i := range 300 {
+				v, err := c.GetOrLoad(t.Context(), "k", gives(map[string]int{"n": 1}))
+				if err != nil || len(v) != 1 || v["n"] != 1 {
+					t.Errorf("%v, %v", v, err)
+					return
+				}
+				v["n"] = 2
+				if i%50 == 0 {
+					_ = c.Delete(t.Context(), "k")
+				}
+			}
+		})
+	}
+	callers.Wait()
+}
+
+// When neither Redis nor the source answers, what memory has within StaleIfError is served as stale.
+func TestNear_Fallback(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	p := redistest.NewProxy(t, s.Addr)
+	opts := near(singlefill.Near{MaxLag: 50 * time.Millisecond})
+	opts.StaleIfError, opts.RedisTimeout = time.Hour, 100*time.Millisecond
+	c, err := singlefill.New(p.Client(t), redistest.Namespace(t), time.Hour, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	awaitNear(t, c, "k", gives("v"))
+	p.BlackHole(true)
+	redistest.Await(t, "memory is not proven any more", func() bool { return c.Stats().NearAge > 50*time.Millisecond })
+	hits := c.Stats().NearHits
+	v, info, err := c.GetOrLoadInfo(t.Context(), "k", fails[string](errSource))
+	if v != "v" || err != nil || !info.Stale || info.Err != errSource {
+		t.Errorf("%q, %+v, %v; want the value as stale, because of the source", v, info, err)
+	}
+	if _, err := c.GetOrLoad(t.Context(), "other", fails[string](errSource)); err != errSource {
+		t.Errorf("of a key that is not in memory: %v", err)
+	}
+	if v, err := c.GetOrLoad(t.Context(), "k", gives("new")); v != "new" || err != nil {
+		t.Errorf("%q, %v; want the new value of the source", v, err)
+	}
+	if n := c.Stats(); n.NearHits != hits {
+		t.Errorf("%d hits in memory without a proof", n.NearHits-hits)
+	}
+	p.BlackHole(false)
+	awaitNear(t, c, "k", gives("v"))
+}
+
+// A loss of the log drops everything, which Stats and Trace tell.
+func TestNear_LogLost(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	ns := redistest.Namespace(t)
+	opts := near(singlefill.Near{MaxLag: 100 * time.Millisecond})
+	dropped := make(chan struct{}, 100)
+	opts.Trace = &singlefill.Trace{NearDropped: func() { dropped <- struct{}{} }}
+	c := newCacheIn(t, s.Client(t), ns, opts)
+	other := newCacheIn(t, s.Client(t), ns, near(singlefill.Near{}))
+	awaitNear(t, c, "k", gives("old"))
+	if c.Stats().NearDrops != 0 {
+		t.Error("the first read of the log counts as a drop")
+	}
+	p := s.Admin()
+	if err := other.Delete(t.Context(), "k"); err != nil {
+		t.Fatal(err)
+	}
+	p.Del(t.Context(), ns+":log")
+	awaitValue(t, c, "k", "new", gives("new"))
+	awaitNear(t, c, "k", gives("new"))
+	p.Del(t.Context(), ns+":log")
+	redistest.Await(t, "memory is dropped", func() bool {
+		_, _ = c.GetOrLoad(t.Context(), "k", gives("new"))
+		return c.Stats().NearDrops > 0
+	})
+	<-dropped
+	awaitNear(t, c, "k", gives("new"))
+}
+
+// A Delete whose record the server has no memory for drops everything everywhere.
+func TestNear_NoMemoryForTheLog(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	ns := redistest.Namespace(t)
+	here, there := newCacheIn(t, s.Client(t), ns, near(singlefill.Near{})), newCacheIn(t, s.Client(t), ns, near(singlefill.Near{}))
+	awaitNear(t, here, "k", gives("old"))
+	awaitNear(t, there, "k", gives("old"))
+	redistest.Do(t, s.Admin(), "config", "set", "maxmemory", "1")
+	if err := here.Delete(t.Context(), "k"); err != nil {
+		t.Errorf("Delete: %v", err)
+	}
+	awaitValue(t, there, "k", "new", gives("new"))
+	if here.Stats().RedisErrors == 0 {
+		t.Error("the refusal is not counted")
+	}
+}
+
+// However many callers miss, the log is read: memory goes on serving.
+func TestNear_ManyMisses(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.Shared(t).Client(t, func(o *redis.Options) { o.PoolSize = 4 })
+	c := newCache(t, rdb, near(singlefill.Near{Size: 100}))
+	awaitNear(t, c, "hot", gives("v"))
+	stop := make(chan struct{})
+	var callers sync.WaitGroup
+	defer callers.Wait()
+	defer close(stop)
+	for i := range 1000 {
+		callers.Go(func() {
+			for n := 0; ; n++ {
+				select {
+				case <-stop:
+					return
+				default:
+					_, _ = c.GetOrLoad(context.Background(), fmt.Sprintf("cold %d %d", i, n), gives("v"))
+				}
+			}
+		})
+	}
+	for range 20 {
+		redistest.Await(t, "callers wait for connections", func() bool { return c.Stats().CommandsQueued > 100 })
+		awaitNear(t, c, "hot", gives("v"))
+	}
+}
+
+// A Delete of thousands of keys reaches all of them.
+func TestNear_DeleteThousands(t *testing.T) {
+	t.Parallel()
+	ns, s := redistest.Namespace(t), redistest.Shared(t)
+	here, there := newCacheIn(t, s.Client(t), ns, near(singlefill.Near{})), newCacheIn(t, s.Client(t), ns, near(singlefill.Near{}))
+	keys := make([]string, 2000)
+	for i := range keys {
+		keys[i] = fmt.Sprint(i)
+		_, _ = there.GetOrLoad(t.Context(), keys[i], gives("old"))
+	}
+	awaitNear(t, there, "1999", gives("old"))
+	if err := here.Delete(t.Context(), keys...); err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range keys {
+		awaitValue(t, there, key, "new", gives("new"))
+	}
+}
+
+// Near does not come back to life when the cache is closed.
+func TestNear_Close(t *testing.T) {
+	t.Parallel()
+	c := newCache(t, redistest.Shared(t).Client(t), near(singlefill.Near{}))
+	awaitNear(t, c, "k", gives("v"))
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.GetOrLoad(t.Context(), "k", gives("v")); !errors.Is(err, singlefill.ErrClosed) {
+		t.Errorf("GetOrLoad after Close: %v", err)
+	}
+}
+
+// New refuses settings of Near that make no sense, and clients that may read old values.
+func TestNear_Refused(t *testing.T) {
+	t.Parallel()
+	plain := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+	defer plain.Close()
+	caching := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", Protocol: 3, ClientSideCacheConfig: &redis.ClientSideCacheConfig{}})
+	defer caching.Close()
+	cluster := func(set func(o *redis.ClusterOptions)) redis.UniversalClient {
+		o := &redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}}
+		set(o)
+		c := redis.NewClusterClient(o)
+		t.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+	for _, refusal := range []struct {
+		near singlefill.Near
+		rdb  redis.UniversalClient
+		want string
+	}{
+		{singlefill.Near{Size: -1}, plain, "Near.Size is -1: at least 1 is allowed"},
+		{singlefill.Near{TTL: time.Microsecond}, plain, "Near.TTL is 1µs: at least 1ms is allowed"},
+		{singlefill.Near{TTL: -1}, plain, "Near.TTL is -1ns"},
+		{singlefill.Near{MaxLag: time.Millisecond}, plain, "Near.MaxLag is 1ms: 10ms to 1h is allowed"},
+		{singlefill.Near{MaxLag: 2 * time.Hour}, plain, "Near.MaxLag is 2h0m0s"},
+		{singlefill.Near{}, caching, "client-side caching"},
+		{singlefill.Near{}, cluster(func(o *redis.ClusterOptions) { o.ReadOnly = true }), "reads from replicas"},
+		{singlefill.Near{}, cluster(func(o *redis.ClusterOptions) { o.RouteByLatency = true }), "reads from replicas"},
+		{singlefill.Near{}, cluster(func(o *redis.ClusterOptions) { o.RouteRandomly = true }), "reads from replicas"},
+	} {
+		_, err := singlefill.New(refusal.rdb, "ns", time.Minute, &singlefill.Options[int]{Near: &refusal.near})
+		if err == nil || !strings.Contains(err.Error(), refusal.want) {
+			t.Errorf("New with %+v and %T: %v; want an error with %q", refusal.near, refusal.rdb, err, refusal.want)
+		}
+	}
+}
