@@ -119,6 +119,9 @@ func (w *World) dump() string {
 		case "zset":
 			scores, _ := w.Server.SortedSet(key)
 			fmt.Fprintln(&b, w.sorted(scores))
+		case "stream":
+			records, _ := w.Server.Stream(key)
+			fmt.Fprintf(&b, "%q\n", records)
 		case "hash":
 			fields, _ := w.Server.HKeys(key)
 			for _, f := range fields {

@@ -43,6 +43,8 @@ type scenario struct {
 	begun     int                                  // protected by mu: announcements that have begun
 	ended     int                                  // protected by mu: announcements that have ended
 	announced int                                  // protected by mu: the version that was announced last
+	changer   string                               // protected by mu: the process that announced it
+	at        time.Time                            // protected by mu: when the announcement had ended
 	loads     []*load                              // protected by mu: in the order in which they began
 }
 
@@ -99,6 +101,9 @@ func (s *scenario) goGet(process, caller string) {
 func (s *scenario) get(ctx context.Context, process, caller string) (string, error) {
 	s.mu.Lock()
 	announced, ended := s.announced, s.ended
+	if near := s.opts.Near; near != nil && process != s.changer && time.Since(s.at) <= near.MaxLag {
+		announced = 0
+	}
 	s.mu.Unlock()
 	s.Note(process, fmt.Sprint(caller, announced, ended))
 	inside := context.WithValue(ctx, endedKey{}, ended)
@@ -186,7 +191,7 @@ func (s *scenario) change(ctx context.Context, process string, announce announce
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err == nil {
-		s.announced, s.ended = version, begun
+		s.announced, s.ended, s.changer, s.at = version, begun, process, time.Now()
 	}
 }
 

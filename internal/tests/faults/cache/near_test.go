@@ -1,0 +1,779 @@
+package cache_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
+)
+
+// The tests TestNear_… keep values in the memory of two processes, change the source, and call
+// Delete in one of them. What they assert is the promise of Options.Near: no call of this process
+// that begins after the Delete gets an older value, and no call of the other process that begins
+// more than MaxLag after it.
+
+// nearLag is the MaxLag of these tests.
+const nearLag = 300 * time.Millisecond
+
+// A nearCache is a cache with Near. The value of each key is the version of the source, "1" at
+// first.
+type nearCache struct {
+	*singlefill.Cache[string]
+	t         testing.TB
+	namespace string
+	version   *atomic.Int64 // of the source, which caches share
+	announced *sync.Map     // of keys to their versions when they were last deleted
+	errors    *atomic.Int64 // of commands for the log
+}
+
+// newNear returns two caches of one source in one namespace.
+func newNear(t testing.TB, a, b redis.UniversalClient, redisTimeout time.Duration) (x, y *nearCache) {
+	t.Helper()
+	namespace, version, announced := redistest.Namespace(t), new(atomic.Int64), new(sync.Map)
+	version.Store(1)
+	open := func(rdb redis.UniversalClient) *nearCache {
+		c := &nearCache{t: t, namespace: namespace, version: version, announced: announced, errors: new(atomic.Int64)}
+		var err error
+		c.Cache, err = singlefill.New(rdb, namespace, time.Hour, &singlefill.Options[string]{
+			RedisTimeout: redisTimeout, LockTTL: 10 * time.Second,
+			Near: &singlefill.Near{MaxLag: nearLag},
+			Trace: &singlefill.Trace{RedisError: func(_ context.Context, op string, _ error) {
+				if op == "near" {
+					c.errors.Add(1)
+				}
+			}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+	return open(a), open(b)
+}
+
+// logKey and valueKey return the Redis keys of the log and of a value.
+func (c *nearCache) logKey() string             { return c.namespace + ":log" }
+func (c *nearCache) valueKey(key string) string { return c.namespace + ":{" + key + "}" }
+
+// get calls GetOrLoad, and returns the version that it gets.
+func (c *nearCache) get(key string) int64 {
+	c.t.Helper()
+	v, err := c.GetOrLoad(context.Background(), key, func(context.Context, string) (string, error) {
+		return strconv.FormatInt(c.version.Load(), 10), nil
+	})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	n, err := strconv.ParseInt(v, 10, 64)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return n
+}
+
+// isHit reports whether a call is served from memory.
+func (c *nearCache) isHit(key string) bool {
+	c.t.Helper()
+	before := c.Stats().NearHits
+	c.get(key)
+	return c.Stats().NearHits > before
+}
+
+// awaitHits waits until keys are served from memory.
+func (c *nearCache) awaitHits(keys ...string) {
+	c.t.Helper()
+	for _, key := range keys {
+		redistest.Await(c.t, "a hit in memory", func() bool { return c.isHit(key) })
+	}
+}
+
+// awaitUnproven waits until nothing can be served from memory. Only a fault makes that last.
+func (c *nearCache) awaitUnproven() {
+	c.t.Helper()
+	redistest.Await(c.t, "memory is not proven to be current", func() bool {
+		age := c.Stats().NearAge
+		return age < 0 || age >= nearLag
+	})
+}
+
+// change changes the source, and deletes keys. It returns when Delete returned.
+func (c *nearCache) change(keys ...string) (returned time.Time) {
+	c.t.Helper()
+	version := c.version.Add(1)
+	err := c.Delete(context.Background(), keys...)
+	returned = time.Now()
+	if err != nil {
+		c.t.Fatalf("Delete: %v", err)
+	}
+	for _, key := range keys {
+		c.announced.Store(key, version)
+		if got := c.get(key); got < version {
+			c.t.Errorf("the process that called Delete got version %d of %s after it, want %d", got, key, version)
+		}
+	}
+	return returned
+}
+
+// announcedOf returns the version of key when it was last deleted.
+func (c *nearCache) announcedOf(key string) int64 {
+	v, ok := c.announced.Load(key)
+	if !ok {
+		c.t.Fatalf("%s was never deleted", key)
+	}
+	return v.(int64)
+}
+
+// wantNew calls until a call has begun more than MaxLag after a Delete returned, and a little
+// longer. It fails the test if such a call gets an older version than was announced.
+func (c *nearCache) wantNew(returned time.Time, keys ...string) {
+	c.t.Helper()
+	for _, key := range keys {
+		version := c.announcedOf(key)
+		redistest.Await(c.t, "MaxLag has passed", func() bool {
+			begun := time.Now()
+			got := c.get(key)
+			late := begun.Sub(returned)
+			if late > nearLag && got < version {
+				c.t.Fatalf("a call that began %v after Delete returned got version %d of %s, want %d", late, got, key, version)
+			}
+			return late > nearLag+nearLag/4
+		})
+	}
+}
+
+// wantWorking fails the test unless both processes serve keys from memory again, and the promise
+// holds.
+func wantWorking(a, b *nearCache, keys ...string) {
+	a.t.Helper()
+	a.awaitHits(keys...)
+	b.awaitHits(keys...)
+	b.wantNew(a.change(keys...), keys...)
+	b.awaitHits(keys...)
+}
+
+// dropHints makes the proxy swallow all messages that say that there is something to read.
+func dropHints(p *redistest.Proxy, c *nearCache) *redistest.Rule {
+	return p.OnMessage(c.logKey(), redistest.DropMessage)
+}
+
+// readsLog matches the commands that read the log from the last known record on.
+func readsLog(c *nearCache) func(cmd []string) bool {
+	return func(cmd []string) bool { return strings.EqualFold(cmd[0], "xrange") && cmd[1] == c.logKey() }
+}
+
+// A process that Redis does not answer asks its source instead of its memory after MaxLag. It comes
+// back by itself.
+//
+//fault:near-unreachable
+func TestNear_NoAnswer(t *testing.T) {
+	for name, disturb := range map[string]func(p *redistest.Proxy) (fired func() int, end func()){
+		"connections are cut and refused": func(p *redistest.Proxy) (func() int, func()) {
+			p.Refuse(true)
+			cut := p.Cut()
+			return func() int { return cut }, func() { p.Refuse(false) }
+		},
+		"black hole": func(p *redistest.Proxy) (func() int, func()) {
+			p.BlackHole(true)
+			return func() int { return p.Counts().Swallowed }, func() { p.BlackHole(false) }
+		},
+		"replies are lost": func(p *redistest.Proxy) (func() int, func()) {
+			var over atomic.Bool
+			rule := p.On(func([]string) bool { return !over.Load() }, redistest.MuteReply)
+			return rule.Fired, func() { over.Store(true) }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := redistest.Start(t)
+			p := redistest.NewProxy(t, s.Addr)
+			a, b := newNear(t, s.Client(t), p.Client(t), cachetest.Impatient)
+			a.awaitHits("k")
+			b.awaitHits("k")
+			fired, end := disturb(p)
+			b.wantNew(a.change("k"), "k")
+			if fired() == 0 {
+				t.Error("the fault has not come about")
+			}
+			b.awaitUnproven()
+			if b.isHit("k") {
+				t.Error("a hit in memory without an answer of Redis")
+			}
+			end()
+			wantWorking(a, b, "k")
+		})
+	}
+}
+
+// The proof that memory is current is as old as the command, not as its reply.
+//
+//fault:near-late-reply
+func TestNear_LateReply(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	p := redistest.NewProxy(t, s.Addr)
+	a, b := newNear(t, s.Client(t), p.Client(t), cachetest.Patient)
+	dropHints(p, b)
+	a.awaitHits("k")
+	b.awaitHits("k")
+	rule := p.On(readsLog(b), redistest.HoldReply).Times(1)
+	redistest.Await(t, "a reply is held", func() bool { b.get("k"); return rule.Fired() > 0 })
+	returned := a.change("k")
+	redistest.Await(t, "MaxLag has passed", func() bool { return time.Since(returned) > nearLag })
+	// Without a call in between: it would replace the old value.
+	age := b.Stats().NearAge
+	rule.Release()
+	redistest.Await(t, "the reply has come", func() bool { return b.Stats().NearAge < age })
+	b.wantNew(returned, "k")
+	wantWorking(a, b, "k")
+}
+
+// A value that is in transit while the process reads that it was deleted is not kept.
+//
+//fault:near-late-reply
+func TestNear_LateValue(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	p := redistest.NewProxy(t, s.Addr)
+	a, b := newNear(t, s.Client(t), p.Client(t), cachetest.Patient)
+	a.awaitHits("k")
+	b.awaitHits("other")
+	rule := p.On(func(cmd []string) bool {
+		return strings.EqualFold(cmd[0], "get") && cmd[1] == b.valueKey("k")
+	}, redistest.HoldReply).Times(1)
+	early := make(chan int64, 1)
+	go func() { early <- b.get("k") }()
+	awaitHit(t, rule)
+	a.change("other")
+	redistest.Await(t, "the process reads the log", func() bool { return b.get("other") == 2 })
+	returned := a.change("k")
+	a.change("other")
+	redistest.Await(t, "the process has read of the Delete", func() bool { return b.get("other") == 4 })
+	rule.Release()
+	if v := <-early; v != 1 {
+		t.Errorf("the call that began before the Delete got version %d", v)
+	}
+	b.wantNew(returned, "k")
+	wantWorking(a, b, "k")
+}
+
+// A log that has lost records is noticed, whatever has been written since.
+//
+//fault:near-lost-log
+func TestNear_LostLog(t *testing.T) {
+	for name, lose := range map[string]func(t *testing.T, s *redistest.Server, a *nearCache){
+		"deleted": func(t *testing.T, s *redistest.Server, a *nearCache) {
+			redistest.Do(t, s.Admin(), "del", a.logKey())
+		},
+		"deleted, and begun again": func(t *testing.T, s *redistest.Server, a *nearCache) {
+			redistest.Do(t, s.Admin(), "del", a.logKey())
+			a.change("other")
+		},
+		"deleted, and begun again with the same IDs": func(t *testing.T, s *redistest.Server, a *nearCache) {
+			records, err := s.Admin().XRange(t.Context(), a.logKey(), "-", "+").Result()
+			if err != nil {
+				t.Fatal(err)
+			}
+			redistest.Do(t, s.Admin(), "del", a.logKey())
+			for _, r := range records[:len(records)-1] {
+				redistest.Do(t, s.Admin(), "xadd", a.logKey(), r.ID, "name", "")
+			}
+			redistest.Do(t, s.Admin(), "pexpire", a.logKey(), 60_000)
+		},
+		"trimmed": func(t *testing.T, s *redistest.Server, a *nearCache) {
+			redistest.Do(t, s.Admin(), "xtrim", a.logKey(), "maxlen", 0)
+		},
+		"trimmed, and written": func(t *testing.T, s *redistest.Server, a *nearCache) {
+			redistest.Do(t, s.Admin(), "xtrim", a.logKey(), "maxlen", 0)
+			a.change("other")
+		},
+		"flushed": func(t *testing.T, s *redistest.Server, _ *nearCache) {
+			redistest.Do(t, s.Admin(), "flushall")
+		},
+		"flushed by a restart": func(_ *testing.T, s *redistest.Server, _ *nearCache) { s.Restart() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := redistest.Start(t)
+			p := redistest.NewProxy(t, s.Addr)
+			a, b := newNear(t, s.Client(t), p.Client(t), cachetest.Patient)
+			dropHints(p, b)
+			a.awaitHits("k", "other")
+			b.awaitHits("k", "other")
+			rule := p.On(readsLog(b), redistest.HoldRequest)
+			redistest.Await(t, "a read of the log is held", func() bool { b.get("k"); return rule.Fired() > 0 })
+			returned := a.change("k")
+			lose(t, s, a)
+			before := b.Stats().NearDrops
+			rule.Release()
+			b.wantNew(returned, "k")
+			redistest.Await(t, "memory is dropped", func() bool { b.get("k"); return b.Stats().NearDrops > before })
+			wantWorking(a, b, "k", "other")
+		})
+	}
+}
+
+// After FLUSHALL values are loaded again: what is gone from Redis is not served from memory for
+// longer than MaxLag.
+//
+//fault:near-lost-log
+func TestNear_FlushReloads(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	a, b := newNear(t, s.Client(t), s.Client(t), cachetest.Patient)
+	a.awaitHits("k")
+	b.awaitHits("k")
+	a.version.Add(1)
+	redistest.Do(t, s.Admin(), "flushall")
+	returned := time.Now()
+	a.announced.Store("k", a.version.Load())
+	a.wantNew(returned, "k")
+	b.wantNew(returned, "k")
+	for _, c := range []*nearCache{a, b} {
+		if n := c.Stats().NearDrops; n != 1 {
+			t.Errorf("memory was dropped %d times, want once", n)
+		}
+	}
+	wantWorking(a, b, "k")
+}
+
+// A failover may lose the last records. A process that has read one of them drops what it has.
+//
+//fault:near-failover
+func TestNear_Failover(t *testing.T) {
+	for name, test := range map[string]struct {
+		loses bool                                                            // the replica lacks the last record
+		then  func(t *testing.T, replica *redistest.Server, log, last string) // after the failover
+		drops bool
+	}{
+		"all records":          {},
+		"without the last one": {loses: true, drops: true},
+		"another record has its ID": {loses: true, drops: true, then: func(t *testing.T, replica *redistest.Server, log, last string) {
+			redistest.Do(t, replica.Admin(), "xadd", log, last, "name", "")
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			master := redistest.Start(t)
+			replica := redistest.StartReplica(t, master)
+			p := redistest.NewProxy(t, master.Addr)
+			a, b := newNear(t, p.Client(t), p.Client(t), cachetest.Patient)
+			a.awaitHits("k")
+			b.awaitHits("k")
+			redistest.Await(t, "the replica has the value and the log", func() bool {
+				n, err := replica.Admin().Exists(t.Context(), a.valueKey("k"), a.logKey()).Result()
+				return err == nil && n == 2
+			})
+			if test.loses {
+				host, _, _ := strings.Cut(replica.Addr, ":")
+				redistest.Do(t, replica.Admin(), "replicaof", host, 1) // a port without a server: the replica is cut off
+			}
+			b.wantNew(a.change("k"), "k")
+			newest, err := master.Admin().XRevRangeN(t.Context(), a.logKey(), "+", "-", 1).Result()
+			if err != nil || len(newest) != 1 {
+				t.Fatalf("the newest record is %v, %v", newest, err)
+			}
+			has := func() bool {
+				records, err := replica.Admin().XRange(t.Context(), a.logKey(), newest[0].ID, newest[0].ID).Result()
+				if err != nil {
+					t.Fatal(err)
+				}
+				return len(records) == 1
+			}
+			if !test.loses {
+				redistest.Await(t, "the replica has the last record", has)
+			} else if has() {
+				t.Fatal("the replica has the last record")
+			}
+			drops := b.Stats().NearDrops
+			master.Kill()
+			redistest.Do(t, replica.Admin(), "replicaof", "no", "one")
+			if test.then != nil {
+				test.then(t, replica, a.logKey(), newest[0].ID)
+			}
+			p.Redirect(replica.Addr)
+			p.Cut()
+			wantWorking(a, b, "k")
+			if dropped := b.Stats().NearDrops > drops; dropped != test.drops {
+				t.Errorf("memory was dropped: %t, want %t", dropped, test.drops)
+			}
+		})
+	}
+}
+
+// A master that has become a replica proves nothing: its log may lag.
+//
+//fault:near-failover
+func TestNear_Demoted(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	a, b := newNear(t, s.Client(t), s.Client(t), cachetest.Patient)
+	wantWorking(a, b, "k")
+	host, _, _ := strings.Cut(s.Addr, ":")
+	redistest.Do(t, s.Admin(), "replicaof", host, 1) // a port without a server
+	b.awaitUnproven()
+	if b.isHit("k") {
+		t.Error("a hit in memory, proven by a replica")
+	}
+	if errorsSaid(t, []*redistest.Server{s}, "READONLY") == 0 {
+		t.Error("the server has not refused a command")
+	}
+	redistest.Do(t, s.Admin(), "replicaof", "no", "one")
+	wantWorking(a, b, "k")
+}
+
+// A server without memory refuses to append to the log. Then Delete removes the log, for which
+// there is always memory.
+//
+//fault:near-refused
+func TestNear_OutOfMemory(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	a, b := newNear(t, s.Client(t), s.Client(t), cachetest.Patient)
+	a.awaitHits("k")
+	b.awaitHits("k")
+	before := errorsSaid(t, []*redistest.Server{s}, "OOM")
+	redistest.Do(t, s.Admin(), "config", "set", "maxmemory", 1)
+	returned := a.change("k")
+	if errorsSaid(t, []*redistest.Server{s}, "OOM") == before {
+		t.Error("the server has not refused a command")
+	}
+	if redistest.Exists(t, s.Admin(), a.logKey()) {
+		t.Error("the log is still there")
+	}
+	b.wantNew(returned, "k")
+	if err := a.Set(t.Context(), "k", "v"); err == nil {
+		t.Error("Set = nil without memory")
+	}
+	redistest.Do(t, s.Admin(), "config", "set", "maxmemory", 0)
+	wantWorking(a, b, "k")
+}
+
+// A server that refuses the DEL as well, and is writable again a moment later, has not deleted
+// anything. Delete says so.
+//
+//fault:near-refused
+func TestNear_RefusedForAMoment(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	p := redistest.NewProxy(t, s.Addr)
+	a, _ := newNear(t, p.Client(t), s.Client(t), cachetest.Patient)
+	a.awaitHits("k")
+	resets := p.On(func(cmd []string) bool {
+		return strings.EqualFold(cmd[0], "del") && len(cmd) == 2 && cmd[1] == a.logKey()
+	}, redistest.HoldRequest)
+	cannotSave(t, s)
+	before := errorsSaid(t, []*redistest.Server{s}, "MISCONF")
+	deleted := make(chan error, 1)
+	go func() { deleted <- a.Delete(context.Background(), "k") }()
+	var err error
+	answered := false
+	redistest.Await(t, "Delete returns, or resets the log", func() bool {
+		select {
+		case err = <-deleted:
+			answered = true
+		default:
+		}
+		return answered || resets.Fired() > 0
+	})
+	redistest.Do(t, s.Admin(), "config", "set", "stop-writes-on-bgsave-error", "no")
+	resets.Release()
+	if !answered {
+		err = <-deleted
+	}
+	if errorsSaid(t, []*redistest.Server{s}, "MISCONF") == before {
+		t.Error("the server has not refused a command")
+	}
+	if err == nil && redistest.Exists(t, s.Admin(), a.valueKey("k")) {
+		t.Error("Delete = nil, and the value is still there")
+	}
+}
+
+// cannotSave makes a server refuse writes because it could not save its data.
+func cannotSave(t *testing.T, s *redistest.Server) {
+	t.Helper()
+	ctx := t.Context()
+	// The file cannot take the place of a directory.
+	if err := os.MkdirAll(filepath.Join(s.Admin().ConfigGet(ctx, "dir").Val()["dir"], "dump.rdb", "not empty"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	redistest.Do(t, s.Admin(), "config", "set", "save", "3600 1")
+	redistest.Do(t, s.Admin(), "bgsave")
+	redistest.Await(t, "writes are refused", func() bool {
+		return redis.HasErrorPrefix(s.Admin().Set(ctx, "x", "y", time.Minute).Err(), "MISCONF")
+	})
+}
+
+// A Delete whose caller leaves in the middle of its command shares nothing with the command, which
+// goes on: see the race detector.
+//
+//fault:near-cancelled
+func TestNear_DeleteIsCancelled(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	a, b := newNear(t, s.Client(t), s.Client(t), cachetest.Patient)
+	a.awaitHits("k")
+	b.awaitHits("k")
+	before := s.Calls("del")
+	for range 50 {
+		ctx, cancel := context.WithCancel(t.Context())
+		if err := a.Delete(cachetest.OnJoin(ctx, cancel), "k"); err != nil && !errors.Is(err, context.Canceled) {
+			t.Errorf("Delete = %v", err)
+		}
+	}
+	redistest.Await(t, "commands of callers that have left are executed", func() bool { return s.Calls("del") > before })
+	wantWorking(a, b, "k")
+}
+
+// Another program stores something else under the key of the log. Nothing is served from memory
+// then, until a Delete removes it.
+//
+//fault:near-foreign-log
+func TestNear_ForeignLog(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	a, b := newNear(t, s.Client(t), s.Client(t), cachetest.Patient)
+	redistest.Do(t, s.Admin(), "set", a.logKey(), "something else", "px", 3_600_000)
+	redistest.Await(t, "the log cannot be read", func() bool { b.get("k"); return b.errors.Load() > 2 })
+	if n := b.Stats().NearHits; n != 0 {
+		t.Errorf("%d hits in memory without a log", n)
+	}
+	b.wantNew(a.change("k"), "k")
+	wantWorking(a, b, "k")
+
+	returned := a.change("k")
+	redistest.Do(t, s.Admin(), "set", a.logKey(), "something else", "px", 3_600_000)
+	b.wantNew(returned, "k")
+	b.awaitUnproven()
+	if errorsSaid(t, []*redistest.Server{s}, "WRONGTYPE") == 0 {
+		t.Error("the server has not refused a command")
+	}
+	redistest.Do(t, s.Admin(), "del", a.logKey())
+	wantWorking(a, b, "k")
+}
+
+// Records that make no sense are as good as a loss of records.
+//
+//fault:near-foreign-log
+func TestNear_ForeignRecord(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	a, b := newNear(t, s.Client(t), s.Client(t), cachetest.Patient)
+	a.awaitHits("k")
+	b.awaitHits("k")
+	for _, record := range [][]any{{"name", "too short"}, {"x", "1", "y", "2"}, {"", ""}, {"name", strings.Repeat("x", 1<<20)}} {
+		redistest.Do(t, s.Admin(), append([]any{"xadd", a.logKey(), "*"}, record...)...)
+		b.wantNew(a.change("k"), "k")
+	}
+	if b.Stats().NearDrops == 0 {
+		t.Error("no record was noticed")
+	}
+	wantWorking(a, b, "k")
+}
+
+// A user without a right gets values, and the promise holds. Without the commands of the log nothing
+// is served from memory for longer than MaxLag.
+//
+//fault:near-missing-right
+func TestNear_MissingRight(t *testing.T) {
+	for rule, serves := range map[string]bool{
+		"-xadd":         false,
+		"-xrange":       false,
+		"-xrevrange":    false,
+		"-pexpire":      false,
+		"resetchannels": true,
+		"-@pubsub":      true,
+		"-@scripting":   true,
+	} {
+		t.Run(rule, func(t *testing.T) {
+			t.Parallel()
+			s := redistest.Start(t)
+			asUser := s.User(t, append([]string{"~*", "&*", "+@all"}, rule)...)
+			a, b := newNear(t, s.Client(t, asUser), s.Client(t, asUser), cachetest.Patient)
+			if serves {
+				for range 2 {
+					wantWorking(a, b, "k")
+				}
+				if n := a.Stats().RedisErrors + b.Stats().RedisErrors; n != 0 {
+					t.Errorf("%d errors of Redis", n)
+				}
+				return
+			}
+			for range 2 {
+				b.wantNew(a.change("k"), "k")
+			}
+			redistest.Await(t, "commands for the log are refused", func() bool { b.get("k"); return b.errors.Load() > 2 })
+			b.awaitUnproven()
+			if b.isHit("k") {
+				t.Error("a hit in memory without a right to the log")
+			}
+			if n, err := s.Admin().PTTL(t.Context(), a.logKey()).Result(); err != nil || n == -1 {
+				t.Errorf("the log has no TTL: %v, %v", n, err)
+			}
+		})
+	}
+}
+
+// Without its wake-ups a process reads the log by itself.
+//
+//fault:near-lost-hints
+func TestNear_LostHints(t *testing.T) {
+	for name, action := range map[string]redistest.Action{
+		"lost": redistest.DropMessage, "late": redistest.HoldReply, "repeated": redistest.Twice, "cut short": redistest.ResetReply,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := redistest.Start(t)
+			p := redistest.NewProxy(t, s.Addr)
+			a, b := newNear(t, s.Client(t), p.Client(t), cachetest.Patient)
+			rule := p.OnMessage(a.logKey(), action)
+			redistest.Await(t, "the fault comes about", func() bool {
+				a.awaitHits("k")
+				b.awaitHits("k")
+				b.wantNew(a.change("k"), "k")
+				return rule.Fired() > 0
+			})
+			wantWorking(a, b, "k")
+			rule.Release()
+		})
+	}
+}
+
+const nearRole = "near"
+
+func init() { redistest.Role(nearRole, runNear) }
+
+// runNear is a process that calls GetOrLoad for each line. The source is a Redis key.
+func runNear(p *redistest.Child) {
+	rdb := redis.NewClient(&redis.Options{Addr: p.Args[0], DisableIdentity: true})
+	defer rdb.Close()
+	c, err := singlefill.New(rdb, p.Args[1], time.Hour, &singlefill.Options[string]{Near: &singlefill.Near{MaxLag: nearLag}})
+	if err != nil {
+		p.Say("failed %v", err)
+		return
+	}
+	defer c.Close()
+	for key, ok := p.Next(); ok; key, ok = p.Next() {
+		v, err := c.GetOrLoad(context.Background(), key, func(ctx context.Context, _ string) (string, error) {
+			return rdb.Get(ctx, p.Args[2]).Result()
+		})
+		p.Say("got %s %d %v", v, c.Stats().NearHits, err)
+	}
+}
+
+// A process that was frozen takes nothing from memory when it goes on, since its proof is too old.
+//
+//fault:near-frozen
+func TestNear_FrozenProcess(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	a, _ := newNear(t, s.Client(t), s.Client(t), cachetest.Patient)
+	const source = "source"
+	setSource := func(v int64) { redistest.Do(t, s.Admin(), "set", source, v, "px", 3_600_000) }
+	setSource(1)
+	b := redistest.Spawn(t, nearRole, s.Addr, a.namespace, source)
+	ask := func() (version, hits int64) {
+		t.Helper()
+		said := b.Expect("got ")
+		var failure string
+		if _, err := fmt.Sscan(said, &version, &hits, &failure); err != nil || failure != "<nil>" {
+			t.Fatalf("the process said %q", said)
+		}
+		return version, hits
+	}
+	for round := range int64(3) {
+		a.awaitHits("k")
+		var hits int64
+		redistest.Await(t, "a hit in the memory of the process", func() bool {
+			before := hits
+			b.Send("k")
+			_, hits = ask()
+			return hits > before && before > 0
+		})
+		b.Freeze()
+		setSource(round + 2)
+		returned := a.change("k")
+		redistest.Await(t, "MaxLag has passed", func() bool { return time.Since(returned) > nearLag })
+		b.Send("k")
+		b.Thaw()
+		if v, _ := ask(); v < round+2 {
+			t.Errorf("the process that was frozen got version %d, want %d", v, round+2)
+		}
+	}
+}
+
+// Delete of many keys on all nodes of a Cluster is noticed in other processes, also while the slot
+// of the log moves to another node.
+//
+//fault:near-cluster
+func TestNear_Cluster(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t)
+	a, b := newNear(t, cluster.Client(t), cluster.Client(t), cachetest.Patient)
+	keys := make([]string, 30)
+	nodes := make(map[*redistest.Server]bool)
+	for i := range keys {
+		keys[i] = fmt.Sprint("k", i)
+		nodes[cluster.Owner(t, a.valueKey(keys[i]))] = true
+	}
+	if len(nodes) != len(cluster.Nodes) {
+		t.Fatalf("the keys are on %d nodes", len(nodes))
+	}
+	wantWorking(a, b, keys...)
+
+	before := errorsSaid(t, cluster.Nodes, "ASK")
+	move := cluster.Move(t, a.logKey())
+	wantWorking(a, b, keys[:3]...)
+	returned := a.change(keys[:3]...)
+	move.Take(a.logKey())
+	b.wantNew(returned, keys[:3]...)
+	wantWorking(a, b, keys[:3]...)
+	if errorsSaid(t, cluster.Nodes, "ASK") == before {
+		t.Error("no command was redirected")
+	}
+	returned = a.change(keys[:3]...)
+	move.End()
+	b.wantNew(returned, keys[:3]...)
+	wantWorking(a, b, keys...)
+}
+
+// While the node of the log does not answer, Delete of a key on another node returns an error, and
+// the values on other nodes are read from Redis.
+//
+//fault:near-cluster
+func TestNear_FrozenLogNode(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t)
+	a, b := newNear(t, cluster.Client(t), cluster.Client(t), cachetest.Impatient)
+	node, key := cluster.Owner(t, a.logKey()), ""
+	for i := 0; key == ""; i++ {
+		if k := fmt.Sprint("k", i); cluster.Owner(t, a.valueKey(k)) != node {
+			key = k
+		}
+	}
+	wantWorking(a, b, key)
+	node.Freeze()
+	defer node.Thaw()
+	b.awaitUnproven()
+	if b.isHit(key) {
+		t.Error("a hit in memory without the log")
+	}
+	if err := a.Delete(t.Context(), key); err == nil {
+		t.Error("Delete = nil, though other processes cannot be told")
+	}
+	node.Thaw()
+	wantWorking(a, b, key)
+}

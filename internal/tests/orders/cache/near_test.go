@@ -1,0 +1,165 @@
+package cache_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/schedule"
+)
+
+// The processes of these tests keep values in memory. Scenarios check that a call of the process
+// that announced a change gets the new value, and so does a call of another process that begins more
+// than MaxLag after the announcement.
+
+const maxLag = 8 * schedule.Step
+
+// newNearScenario returns a scenario in which A and B keep values in memory.
+func newNearScenario(t *testing.T, w *schedule.World) *scenario {
+	s := newScenario(t, w, singlefill.Options[string]{Near: &singlefill.Near{MaxLag: maxLag, Size: 100}})
+	s.mayOverlap = true
+	w.Hint = func(args []string) bool { return slices.Contains(args, "ns:log:{ns:log}") }
+	return s
+}
+
+// goRead starts an actor that calls GetOrLoad again and again, for longer than MaxLag after a
+// change. Most calls find the value in memory.
+func (s *scenario) goRead(process string, calls int, pause time.Duration) {
+	s.Go(process, process, func(ctx context.Context) {
+		for i := range calls {
+			_, _ = s.get(ctx, process, fmt.Sprint(process, i))
+			time.Sleep(pause)
+		}
+	})
+}
+
+// goAnnounce starts an actor that keeps the value in memory, changes it, and calls GetOrLoad at once
+// and more than MaxLag later in both processes.
+func (s *scenario) goAnnounce(process, other string, announce announcement) {
+	s.Go(process, process, func(ctx context.Context) {
+		_, _ = s.get(ctx, process, process+", before the change,")
+		s.At(process, "changes the source")
+		s.change(ctx, process, announce)
+		_, _ = s.get(ctx, process, process+", after the change,")
+		_, _ = s.get(ctx, other, other+", after the change,")
+		time.Sleep(maxLag + schedule.Step)
+		_, _ = s.get(ctx, process, process+", long after the change,")
+		_, _ = s.get(ctx, other, other+", long after the change,")
+	})
+}
+
+// goLose starts an actor that deletes the log.
+func (s *scenario) goLose() {
+	s.Go("X", "X", func(context.Context) {
+		s.Note("X", "the log is deleted")
+		if err := s.admin.Del(context.Background(), "ns:log").Err(); err != nil {
+			s.Errorf("DEL: %v", err)
+		}
+	})
+}
+
+// stored stores the value, so that the first call reads it.
+func (s *scenario) stored() {
+	c, err := singlefill.New(s.admin, "ns", ttl, &singlefill.Options[string]{Codec: singlefill.JSON, Jitter: -1})
+	if err != nil {
+		panic(err)
+	}
+	defer c.Close()
+	if err := c.Set(context.Background(), "k", "v1"); err != nil {
+		panic(err)
+	}
+}
+
+// exploreNear is explore. It fails the test if no call was served from memory.
+func exploreNear(t *testing.T, plan schedule.Plan, run func(s *scenario)) {
+	t.Helper()
+	hits := int64(0)
+	explore(t, plan, func(w *schedule.World) {
+		s := newNearScenario(t, w)
+		run(s)
+		s.end()
+		for _, c := range s.caches {
+			hits += c.Stats().NearHits
+		}
+	})
+	t.Logf("%d hits in memory", hits)
+	if hits == 0 {
+		t.Error("no call was served from memory")
+	}
+}
+
+// In all orders of a read, its value in transit, an announcement, its record, a read of the log and
+// a loss of the log, no process serves the old value for longer than MaxLag.
+func TestOrders_NearAll(t *testing.T) {
+	for _, how := range announcements {
+		for _, test := range []struct {
+			name  string
+			plan  schedule.Plan
+			loses bool
+		}{
+			{"", schedule.Plan{AtLeast: 50, Together: true}, false},
+			{", and the log is lost", schedule.Plan{AtLeast: 50, Together: true}, true},
+			{", replies in transit, and the log is lost", schedule.Plan{AtLeast: 100, Sample: 100}, true},
+		} {
+			t.Run(how.name+test.name, func(t *testing.T) {
+				t.Parallel()
+				if how.name == "Expire" && test.loses { // there are thousands, which differ little from those of Set
+					test.plan.Sample = 100
+				}
+				exploreNear(t, test.plan, func(s *scenario) {
+					s.stored()
+					s.goRead("B", 1, 0)
+					s.Go("A", "A", func(ctx context.Context) {
+						s.change(ctx, "A", how.announce)
+						for range 4 {
+							time.Sleep(3 * schedule.Step) // so that B goes on reading the log
+							_, _ = s.get(ctx, "B", "B, after the change,")
+						}
+					})
+					if test.loses {
+						s.goLose()
+					}
+				})
+			})
+		}
+	}
+}
+
+// Longer schedules, in which both processes read before and after the change.
+func TestOrders_Near(t *testing.T) {
+	for _, how := range announcements {
+		for name, loses := range map[string]bool{"": false, ", and the log is lost": true} {
+			t.Run(how.name+name, func(t *testing.T) {
+				t.Parallel()
+				exploreNear(t, schedule.Plan{AtLeast: 20, Sample: 20, Pauses: 4}, func(s *scenario) {
+					s.goRead("B", 4, 3*schedule.Step)
+					s.goAnnounce("A", "B", how.announce)
+					if loses {
+						s.goLose()
+					}
+				})
+			})
+		}
+	}
+}
+
+// The same if commands or replies are late, connections break, and processes are cut off.
+func TestOrders_NearWithFaults(t *testing.T) {
+	for _, how := range announcements {
+		t.Run(how.name, func(t *testing.T) {
+			t.Parallel()
+			exploreNear(t, schedule.Plan{
+				AtLeast: 40, Sample: 40, Pauses: 4, Faults: 2, Break: true,
+				Hold: []time.Duration{3 * schedule.Step, maxLag + 2*schedule.Step},
+				Cut:  []time.Duration{maxLag + 2*schedule.Step},
+			}, func(s *scenario) {
+				s.goRead("B", 5, 3*schedule.Step)
+				s.goAnnounce("A", "B", how.announce)
+				s.goLose()
+			})
+		})
+	}
+}
