@@ -3,6 +3,7 @@ package histories
 import (
 	"cmp"
 	"fmt"
+	"time"
 
 	"github.com/anishathalye/porcupine"
 )
@@ -150,6 +151,23 @@ func asFloors(ops []op, windows bool, log map[[2]int]int64) (out []porcupine.Ope
 			continue
 		}
 		out = append(out, operation(o))
+	}
+	return out
+}
+
+// asNear selects what the model floors says of the reads of one process whose caches have Near. Each
+// invalidation of another process takes effect MaxLag after it has returned. An old value that
+// replaced an error may be older: memory may have it from before Redis could not be asked.
+func asNear(ops []op, process int, maxLag time.Duration, windows, faults bool, log map[[2]int]int64) (out []porcupine.Operation) {
+	for _, operation := range asFloors(ops, windows, log) {
+		o := operation.Input.(op)
+		switch {
+		case isRead(o) && (o.Process != process || faults && o.Fallback):
+			continue
+		case isInvalidation(o) && o.Process != process:
+			operation.Return += maxLag.Nanoseconds()
+		}
+		out = append(out, operation)
 	}
 	return out
 }

@@ -19,6 +19,7 @@ type profile struct {
 	maxLoads      int
 	maxFleetLoads int
 	failing       bool // the source sometimes fails
+	near          bool // values are kept in memory
 }
 
 func (p profile) windows() bool { return p.swr > 0 || p.sie > 0 }
@@ -28,13 +29,23 @@ var profiles = map[string]profile{
 	"short":  {ttl: 10 * time.Millisecond}, // expires, and is refreshed early, all the time
 	"narrow": {ttl: 20 * time.Millisecond, maxLoads: 1, maxFleetLoads: 2},
 	"stale":  {ttl: 8 * time.Millisecond, swr: 10 * time.Millisecond, sie: 40 * time.Millisecond, failing: true},
+
+	"near":       {ttl: time.Minute, near: true},
+	"near stale": {ttl: 30 * time.Millisecond, swr: 40 * time.Millisecond, sie: 100 * time.Millisecond, failing: true, near: true},
 }
+
+// nearProfiles are the profiles whose caches have a log.
+var nearProfiles = []string{"near", "near stale"}
 
 func (x *process) openCaches() {
 	for name, p := range profiles {
+		var near *singlefill.Near
+		if p.near {
+			near = &singlefill.Near{MaxLag: x.Timeouts.MaxLag}
+		}
 		cache, err := singlefill.New(x.rdb, name, p.ttl, &singlefill.Options[int64]{
 			StaleWhileRevalidate: p.swr, StaleIfError: p.sie, RetryAfter: 4 * time.Millisecond,
-			MaxLoads: p.maxLoads, MaxFleetLoads: p.maxFleetLoads,
+			MaxLoads: p.maxLoads, MaxFleetLoads: p.maxFleetLoads, Near: near,
 			RedisTimeout: x.Timeouts.RedisTimeout, LockTTL: x.Timeouts.LockTTL, LoadTimeout: x.Timeouts.LoadTimeout,
 			Trace: &singlefill.Trace{RedisError: x.redisError, LoadStart: x.loadStart, LoadDone: x.loadDone},
 		})
@@ -101,8 +112,25 @@ func (x *process) finished(history int) bool {
 			return false
 		}
 	}
-	x.sendLocked(report{History: history, Event: "done"})
+	x.sendLocked(report{History: history, Event: "done", Counts: x.newCountsLocked()})
 	return true
+}
+
+// newCountsLocked returns what the caches have counted since it was called last. The caller holds
+// mu.
+func (x *process) newCountsLocked() map[string]int64 {
+	counts := make(map[string]int64)
+	for _, c := range x.caches {
+		s := c.Stats()
+		counts[countNearHits] += s.NearHits
+		counts[countNearDrops] += s.NearDrops
+	}
+	changes := make(map[string]int64)
+	for what, n := range counts {
+		changes[what] = n - x.counted[what]
+	}
+	x.counted = counts
+	return changes
 }
 
 // version returns the source's version, which is the number of its changes.
@@ -164,7 +192,7 @@ func (x *process) cacheThread(p plan) func(rng *rand.Rand, writer bool) {
 
 func (x *process) endRead(c *call, v int64, info singlefill.ValueInfo, err error) {
 	var remote *singlefill.RemoteError
-	o := op{Value: v, Stale: info.Stale, Result: resultOK}
+	o := op{Value: v, Stale: info.Stale, Fallback: info.Err != nil, Result: resultOK}
 	switch {
 	case err == nil:
 	case err == singlefill.ErrNotFound:

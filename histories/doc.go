@@ -53,6 +53,12 @@
 //     failed. One unanswered command is enough, for example if the process was frozen.
 //   - A Set that failed may still be executed, even after a later Delete: its value is allowed.
 //
+// Model "floors after MaxLag" is for caches with Near. Each process has its own floors: its own
+// invalidations raise them when they have returned, those of other processes MaxLag later. While
+// there are faults, an old value that replaces an error may be older: when Redis cannot be asked,
+// memory may have it from before the Delete. MaxLag is short, so that histories outlast it: it must
+// be kept however busy the machine is.
+//
 // A write that failed, or whose process died, raises no floor. Errors and misses are no values: the
 // model does not say when a read must succeed. But a call that never returns fails the test.
 //
@@ -80,6 +86,7 @@
 // Each process reaches the server through its own proxy, which loses requests and replies, holds
 // them, cuts connections, and swallows everything for a while. Connections are killed and scripts
 // flushed on the server. Processes are frozen for longer than the TTLs of their leases, and killed.
-// Each fault is counted when it happens, and the test fails if one never does. Redis loses no data:
-// the documentation of the library says what may happen then, and it is not a matter of order.
+// Logs of Near are removed and trimmed. Each fault is counted when it happens, and the test fails
+// if one never does. Redis loses no other data: the documentation of the library says what may
+// happen then, and it is not a matter of order.
 package histories

@@ -27,6 +27,8 @@ const (
 	faultFlush    = "SCRIPT FLUSH"
 	faultFreeze   = "SIGSTOP"
 	faultDeath    = "SIGKILL"
+	faultLogLost  = "DEL of a near log"
+	faultLogCut   = "XTRIM of a near log"
 )
 
 var (
@@ -34,6 +36,7 @@ var (
 		faultRequest, faultReply, faultMute, faultClose, faultLateAsk, faultLateSay,
 		faultDelay, faultCut, faultAway, faultKillConn, faultKillSubs, faultFlush,
 	}
+	logFaults     = []string{faultLogLost, faultLogCut}
 	processFaults = []string{faultFreeze, faultFreeze, faultDeath}
 
 	actions = map[string]redistest.Action{
@@ -53,7 +56,7 @@ type injector struct {
 }
 
 // injectFaults injects faults until it is stopped: faults of the network and of processes at the
-// same time, each in random order.
+// same time, and of logs, each in random order.
 func (f *fleet) injectFaults(seed uint64) *injector {
 	g := &injector{fleet: f, stop: make(chan struct{}), hits: make(map[string]int)}
 	for i, faults := range f.faults() {
@@ -72,14 +75,18 @@ func (f *fleet) injectFaults(seed uint64) *injector {
 	return g
 }
 
-// faults returns the faults of the network and of processes. Where a process cannot wake others, they
+// faults returns the faults of the network, of processes and, with caches, of their logs. Where a process cannot wake others, they
 // listen for a moment only, and there is seldom a connection for wake-ups.
 func (f *fleet) faults() [][]string {
 	network := slices.Clone(networkFaults)
 	if slices.Contains(f.users[:], noScripts) {
 		network = slices.DeleteFunc(network, func(fault string) bool { return fault == faultKillSubs })
 	}
-	return [][]string{network, processFaults}
+	faults := [][]string{network, processFaults}
+	if f.caches {
+		faults = append(faults, logFaults)
+	}
+	return faults
 }
 
 // stopped stops the faults and returns how often each of them happened.
@@ -157,6 +164,11 @@ func (g *injector) make(fault string, rng *rand.Rand) {
 		if g.server.Admin().ScriptFlush(context.Background()).Err() == nil {
 			g.await(fault, again)
 		}
+	case faultLogLost, faultLogCut:
+		if g.loseLog(pick(rng, nearProfiles...)+":log", fault == faultLogCut, rng) {
+			g.hit(fault)
+		}
+		g.rest(upTo(rng, 4*g.timeouts.MaxLag))
 	case faultFreeze:
 		m := g.member(place)
 		m.Freeze()
@@ -180,6 +192,15 @@ func (g *injector) make(fault string, rng *rand.Rand) {
 	}
 }
 
+// loseLog removes a log, or all but its newest records. It reports whether there was something to
+// remove.
+func (g *injector) loseLog(key string, cut bool, rng *rand.Rand) bool {
+	if cut {
+		return g.server.Admin().XTrimMaxLen(context.Background(), key, rng.Int64N(3)).Val() > 0
+	}
+	return g.server.Admin().Del(context.Background(), key).Val() > 0
+}
+
 // await waits a while for a rule to fire.
 func (g *injector) await(fault string, rule *redistest.Rule) {
 	select {
@@ -194,7 +215,7 @@ func (g *injector) await(fault string, rule *redistest.Rule) {
 // data matches the commands that caches and locks send.
 func data(cmd []string) bool {
 	switch strings.ToLower(cmd[0]) {
-	case "get", "del", "eval", "evalsha", "multi", "set", "exec":
+	case "get", "del", "eval", "evalsha", "multi", "set", "exec", "xadd", "xrange":
 		return true
 	}
 	return false

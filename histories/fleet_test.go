@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -35,12 +36,14 @@ type fleet struct {
 	source   *redistest.Server
 	control  *net.UnixListener // not TCP, which may lose the last report of a killed process
 	timeouts timeouts
+	caches   bool               // run by the processes, not locks
 	users    [processes]string  // the Redis user of each process; empty: the default user
 	proxies  []*redistest.Proxy // of each process, if there are faults
 
 	mu      sync.Mutex
-	members []*member // protected by mu
-	trouble string    // protected by mu: the first that was reported
+	members []*member        // protected by mu
+	trouble string           // protected by mu: the first that was reported
+	counts  map[string]int64 // protected by mu: what the caches have counted
 }
 
 // A member is one process of a fleet, until it dies.
@@ -55,7 +58,7 @@ type member struct {
 }
 
 func newFleet(t *testing.T, p timeouts, proxied bool, users [processes]string) *fleet {
-	f := &fleet{t: t, server: redistest.Start(t), source: redistest.Start(t), timeouts: p, users: users}
+	f := &fleet{t: t, server: redistest.Start(t), source: redistest.Start(t), timeouts: p, users: users, counts: make(map[string]int64)}
 	user := []any{"ACL", "SETUSER", noScripts, "on", ">" + noScripts, "~*", "&*", "+@all", "-@scripting"}
 	if err := f.server.Admin().Do(context.Background(), user...).Err(); err != nil {
 		t.Fatal(err)
@@ -119,6 +122,13 @@ func (f *fleet) listen(m *member) {
 			f.mu.Unlock()
 			continue
 		}
+		if len(r.Counts) > 0 {
+			f.mu.Lock()
+			for what, n := range r.Counts {
+				f.counts[what] += n
+			}
+			f.mu.Unlock()
+		}
 		m.mu.Lock()
 		h := m.histories[r.History]
 		if r.Event == "done" {
@@ -142,6 +152,13 @@ func (f *fleet) firstTrouble() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.trouble
+}
+
+// counted returns what the caches have counted.
+func (f *fleet) counted() map[string]int64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return maps.Clone(f.counts)
 }
 
 // run makes the processes run a history.

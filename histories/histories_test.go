@@ -30,13 +30,15 @@ func TestMain(m *testing.M) { redistest.Main(m) }
 // calm has timeouts so long that no stall of the machine exceeds them.
 var calm = timeouts{
 	RedisTimeout: 20 * time.Second, LockTTL: 2 * time.Minute, LoadTimeout: 5 * time.Minute,
-	TTLs: ttls{Lease: 5 * time.Minute, Waiter: 5 * time.Minute},
+	MaxLag: 30 * time.Millisecond, // kept however stalled the machine is
+	TTLs:   ttls{Lease: 5 * time.Minute, Waiter: 5 * time.Minute},
 }
 
 // hasty has timeouts so short that faults have effects.
 var hasty = timeouts{
 	RedisTimeout: 100 * time.Millisecond, LockTTL: 350 * time.Millisecond, LoadTimeout: 10 * time.Second,
-	TTLs: ttls{Lease: 350 * time.Millisecond, Waiter: 350 * time.Millisecond},
+	MaxLag: 120 * time.Millisecond,
+	TTLs:   ttls{Lease: 350 * time.Millisecond, Waiter: 350 * time.Millisecond},
 }
 
 // cacheUsers has a user without the right to run scripts, which locks need.
@@ -44,13 +46,13 @@ var cacheUsers = [processes]string{2: noScripts}
 
 // Histories of the cache agree with the models.
 func TestHistories_Cache(t *testing.T) {
-	s := &suite{t: t, plan: cachePlan(false), judge: judgeCache(false), users: cacheUsers}
+	s := &suite{t: t, plan: cachePlan(false), judge: judgeCache(false), users: cacheUsers, caches: true}
 	s.run(*calmFlag, calmBatch, atOnce)
 }
 
 // Histories of the cache under faults agree with the models.
 func TestHistories_CacheFaults(t *testing.T) {
-	s := &suite{t: t, plan: cachePlan(true), judge: judgeCache(true), users: cacheUsers, faults: true}
+	s := &suite{t: t, plan: cachePlan(true), judge: judgeCache(true), users: cacheUsers, caches: true, faults: true}
 	s.run(*faultyFlag, faultyBatch, faultyOnce)
 }
 
@@ -68,14 +70,19 @@ func TestHistories_LockFaults(t *testing.T) {
 
 func cachePlan(faults bool) func(rng *rand.Rand) plan {
 	return func(rng *rand.Rand) plan {
-		return plan{
-			Of:       pick(rng, "plain", "plain", "short", "narrow", "stale"),
+		p := plan{
+			Of:       pick(rng, "plain", "plain", "short", "narrow", "stale", "near", "near stale"),
 			Threads:  1 + rng.IntN(2),
 			Ops:      longer(faults, 5+rng.IntN(8)),
 			Sole:     rng.IntN(3) == 0,
 			LoadTime: loadTime(rng),
 			Pause:    pause(faults, rng.IntN(4)),
 		}
+		if profiles[p.Of].near { // longer than MaxLag
+			p.Ops *= 2
+			p.Pause = max(p.Pause, 8*time.Millisecond)
+		}
+		return p
 	}
 }
 
@@ -124,8 +131,16 @@ func judgeCache(faults bool) func(f *fleet, p plan, ops []op, n *tally) ([]claim
 			return nil, err
 		}
 		windows := profiles[p.Of].windows()
-		claims = []claim{{"floors", floors, asFloors(ops, windows, log)}}
-		if !faults && !windows {
+		near := profiles[p.Of].near
+		if near {
+			n.noteNear(ops)
+			for process := range processes {
+				claims = append(claims, claim{"floors after MaxLag", floors, asNear(ops, process, f.timeouts.MaxLag, windows, faults, log)})
+			}
+		} else {
+			claims = []claim{{"floors", floors, asFloors(ops, windows, log)}}
+		}
+		if !faults && !windows && !near {
 			claims = append(claims, claim{"register", register, asRegister(ops)})
 		}
 		if !faults {
@@ -171,6 +186,25 @@ func (n *tally) noteCache(ops []op) {
 	n.note("with a load that Redis could not be asked about", unproved)
 	n.note("with a write that failed, or an op whose process died", failed)
 	n.note("with a stale answer", stale)
+}
+
+// noteNear counts what a history of a cache with Near has covered.
+func (n *tally) noteNear(ops []op) {
+	var lagged, proved bool
+	for _, o := range ops {
+		if !isInvalidation(o) || o.Result != resultOK {
+			continue
+		}
+		version := versionAt(ops, o)
+		for _, read := range ops {
+			if isRead(read) && !read.Stale && read.Begin > o.End && read.Process != o.Process {
+				lagged = lagged || read.Result == resultOK && read.Value < version
+				proved = true
+			}
+		}
+	}
+	n.note("with a read after a Delete, Set or Expire of another process that has Near", proved)
+	n.note("with an old value of Near within MaxLag", lagged)
 }
 
 func (n *tally) noteLock(ops []op) {

@@ -31,6 +31,9 @@ type op struct {
 	Stale   bool   `json:",omitempty"`
 	Error   string `json:",omitempty"`
 
+	// Fallback is set if the value replaced an error.
+	Fallback bool `json:",omitempty"`
+
 	Marks map[string]int64 `json:",omitempty"` // when other events of the op were seen
 }
 
@@ -64,8 +67,15 @@ type report struct {
 	History int
 	Event   string // begin, end, mark, or done: the process has no more reports for this history
 	op
-	At int64
+	At     int64
+	Counts map[string]int64 `json:",omitempty"` // with done: see newCountsLocked
 }
+
+// What caches count.
+const (
+	countNearHits  = "values served from memory"
+	countNearDrops = "times everything in memory was dropped"
+)
 
 // A history is what several processes did with one key or lock.
 type history struct {
@@ -97,7 +107,7 @@ func (h *history) note(process int, r report) {
 		r.op.Process, r.Begin, r.End = process, r.At, never
 		h.ops[id] = &r.op
 	case "end":
-		o.End, o.Result, o.Stale, o.Error = r.At, r.Result, r.Stale, r.Error
+		o.End, o.Result, o.Stale, o.Fallback, o.Error = r.At, r.Result, r.Stale, r.Fallback, r.Error
 		o.Value = cmp.Or(r.Value, o.Value)
 	case "mark":
 		if o.Marks == nil {

@@ -11,7 +11,7 @@ import (
 
 // A control is a small history and whether a model accepts it. Each line is an op: its process, its
 // begin and end in ms (? if the end was not seen), its name, its value or -, its result, and its
-// marks. A Delete, Set or Expire belongs to the last change of its process, a Release to its last
+// marks. MaxLag is 50 ms. A Delete, Set or Expire belongs to the last change of its process, a Release to its last
 // acquire.
 type control struct {
 	model string
@@ -142,6 +142,79 @@ var controls = []control{
 		0 4-5 change 2 ok
 		0 6-7 Delete 2 ok
 		1 8-9 GetOrLoad 1 stale`},
+
+	{"near", "an old value in another process, MaxLag after Delete", false, `
+		0 0-1 change 1 ok
+		0 2-3 Delete 1 ok
+		1 54-55 GetOrLoad - absent`},
+	{"near", "an old value in another process, within MaxLag", true, `
+		0 0-1 change 1 ok
+		0 2-3 Delete 1 ok
+		1 52-60 GetOrLoad - absent
+		1 53-54 GetOrLoad - absent`},
+	{"near", "an old value after that, and after a read of the new one", true, `
+		0 0-1 change 1 ok
+		0 2-3 Delete 1 ok
+		1 4-5 GetOrLoad 1 ok
+		2 6-7 GetOrLoad - absent`},
+	{"near", "an old value in the process that has called Delete", false, `
+		0 0-1 change 1 ok
+		0 2-3 Delete 1 ok
+		0 4-5 GetOrLoad - absent`},
+	{"near", "an old value in the process that has called Expire", false, `
+		0 0-1 change 1 ok
+		0 2-3 Expire 1 ok
+		0 4-5 Get - absent`},
+	{"near", "an old value in the process that has called Set", false, `
+		0 0-1 change 1 ok
+		0 2-3 Set 1 ok
+		0 4-5 GetOrLoad - absent`},
+	{"near", "the MaxLag of a later Delete does not excuse a value older than the first one's", false, `
+		0 0-1 change 1 ok
+		0 2-3 Delete 1 ok
+		0 40-41 change 2 ok
+		0 42-43 Delete 2 ok
+		1 60-61 GetOrLoad - absent`},
+	{"near", "the value of the first one within the MaxLag of a later Delete", true, `
+		0 0-1 change 1 ok
+		0 2-3 Delete 1 ok
+		0 40-41 change 2 ok
+		0 42-43 Delete 2 ok
+		1 60-61 GetOrLoad 1 ok`},
+	{"near", "an old value long after a Delete that failed, or whose process died", true, `
+		0 0-1 change 1 ok
+		0 2-3 Delete 1 failed
+		2 4-5 change 2 ok
+		2 6-? Delete 2 unknown
+		1 500-501 GetOrLoad - absent`},
+	{"near", "a value that the source has never had", false, `
+		0 0-1 change 1 ok
+		0 2-3 Delete 1 ok
+		1 4-5 GetOrLoad 2 ok`},
+	{"near", "the old value in place of an error, MaxLag after Delete", true, `
+		0 0-1 change 1 ok
+		0 2-3 Delete 1 ok
+		0 4-5 change 2 ok
+		0 6-7 Delete 2 ok
+		1 100-101 GetOrLoad 1 fallback`},
+	{"near windows", "an old value MaxLag after Expire, said to be stale", true, `
+		0 0-1 change 1 ok
+		0 2-3 Delete 1 ok
+		0 4-5 change 2 ok
+		0 6-7 Expire 2 ok
+		1 100-101 GetOrLoad 1 stale`},
+	{"near windows", "an old value MaxLag after Expire, said to be fresh", false, `
+		0 0-1 change 1 ok
+		0 2-3 Delete 1 ok
+		0 4-5 change 2 ok
+		0 6-7 Expire 2 ok
+		1 100-101 GetOrLoad 1 ok`},
+	{"near windows", "an old value MaxLag after Delete, said to be stale", false, `
+		0 0-1 change 1 ok
+		0 2-3 Delete 1 ok
+		0 4-5 change 2 ok
+		0 6-7 Delete 2 ok
+		1 100-101 GetOrLoad 1 stale`},
 
 	{"loads", "two loads one after the other", true, `
 		0 0-9 GetOrLoad - absent
@@ -336,6 +409,14 @@ func (c control) judge(ops []op) bool {
 		return loadsAlone(ops) == nil
 	case "register":
 		model, steps = register, asRegister(ops)
+	case "near", "near windows":
+		for process := range processes {
+			steps := asNear(ops, process, 50*time.Millisecond, c.model == "near windows", true, nil)
+			if !porcupine.CheckOperations(floors, steps) {
+				return false
+			}
+		}
+		return true
 	case "floors", "windows":
 		steps = asFloors(ops, c.model == "windows", nil)
 	default:
@@ -364,6 +445,8 @@ func parse(t *testing.T, text string) (ops []op) {
 			o.Result = ""
 		case "stale":
 			o.Result, o.Stale = resultOK, true
+		case "fallback":
+			o.Result, o.Stale, o.Fallback = resultOK, true, true
 		}
 		for _, f := range fields[5:] {
 			mark, at, _ := strings.Cut(f, "=")

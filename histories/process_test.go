@@ -37,6 +37,7 @@ type setup struct {
 // timeouts are the timeouts of a process, and the TTLs after which it is taken for dead.
 type timeouts struct {
 	RedisTimeout, LockTTL, LoadTimeout time.Duration
+	MaxLag                             time.Duration // of caches with Near
 	TTLs                               ttls
 }
 
@@ -67,6 +68,8 @@ type process struct {
 	out *json.Encoder // protected by mu
 	// Protected by mu: loads that are not done, by the call that started them.
 	loads map[*call][]*call
+	// Protected by mu: what the parent has been told of.
+	counted map[string]int64
 }
 
 func runProcess(p *redistest.Child) {

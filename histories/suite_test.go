@@ -21,6 +21,7 @@ type suite struct {
 	judge  func(f *fleet, p plan, ops []op, n *tally) (claims []claim, err error)
 	faults bool
 	users  [processes]string // of every other batch
+	caches bool              // histories of caches, some of them with Near
 
 	n       *tally
 	hits    map[string]int
@@ -50,6 +51,9 @@ func (s *suite) run(count, batch, atOnce int) {
 			users = s.users
 		}
 	}
+	if s.caches && count >= 50 && s.n.count(countNearHits) == 0 {
+		s.t.Error("no value was served from memory")
+	}
 	s.t.Logf("seed %d, %v\n%s", seed, time.Since(begun).Round(time.Second), s.summary())
 }
 
@@ -62,6 +66,7 @@ func (s *suite) batch(t *testing.T, users [processes]string, seed uint64, first,
 		timeouts = hasty
 	}
 	f := newFleet(t, timeouts, s.faults, users)
+	f.caches = s.caches
 	more := func() bool { return false }
 	if s.faults {
 		g := f.injectFaults(seed + uint64(first))
@@ -91,6 +96,11 @@ func (s *suite) batch(t *testing.T, users [processes]string, seed uint64, first,
 	workers.Wait()
 	if trouble := f.firstTrouble(); trouble != "" && !s.faults {
 		t.Errorf("an error where nothing had failed: %s", trouble)
+	}
+	if s.caches {
+		for what, n := range f.counted() {
+			s.n.add(what, int(n))
+		}
 	}
 	s.n.add("wake-ups sent", int(f.server.Calls("spublish")))
 	listens := f.server.Calls("ssubscribe")
