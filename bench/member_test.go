@@ -124,12 +124,17 @@ func (m *member) singlefill(addr string) getter { return m.filled(dialed(addr, m
 // withoutWakeUps is singlefill as a user of Redis who may not subscribe to any channel, nor publish:
 // its waiters have to poll.
 func (m *member) withoutWakeUps(addr string) getter {
+	return m.filled(dialed(addr, m.sent.count, withoutChannels(addr)))
+}
+
+// withoutChannels creates such a user.
+func withoutChannels(addr string) func(o *redis.Options) {
 	const user, password = "without-channels", "secret"
 	admin := dialed(addr)
 	defer admin.Close()
 	must(admin.Do(context.Background(),
 		"ACL", "SETUSER", user, "on", ">"+password, "~*", "+@all", "resetchannels").Result())
-	return m.filled(dialed(addr, m.sent.count, func(o *redis.Options) { o.Username, o.Password = user, password }))
+	return func(o *redis.Options) { o.Username, o.Password = user, password }
 }
 
 func (m *member) filled(rdb *redis.Client) getter {

@@ -88,6 +88,7 @@ func TestCell(t *testing.T) {
 		{"×floor", []float64{0.01, 0.02, 0.9}, "0.0200 (0.0100–0.90)"},
 		{"+allocs", []float64{5}, "+5"},
 		{"loads/key", []float64{1.5}, "1.5"},
+		{"hit ratio", []float64{0.7512, 0.7514}, "0.751"},
 	} {
 		if got := cell(test.unit, test.values); got != test.want {
 			t.Errorf("cell(%q, %v) = %q, want %q", test.unit, test.values, got, test.want)

@@ -110,7 +110,8 @@ func (all *results) median(path, unit string) (m float64, ok bool) {
 
 // order is the order of the columns; other columns come last.
 var order = []string{
-	"ns/op", "×", "loads/key", "p50-ms", "p99-ms", "p99-%", "polls", "most-polls", "until the last-ms", "commands", "allocs", "+allocs",
+	"ns/op", "×", "loads/key", "p50-ms", "p99-ms", "p99-%", "max-ms", "polls", "most-polls", "until the last-ms", "round trips", "commands",
+	"allocs", "+allocs",
 }
 
 func rank(unit string) int {
@@ -173,6 +174,8 @@ func format(unit string, v float64) string {
 		return duration(v * 1e6)
 	case strings.HasPrefix(unit, "+"):
 		return fmt.Sprintf("%+.0f", v)
+	case unit == "hit ratio":
+		return fmt.Sprintf("%.3f", v)
 	case v != 0 && v < 10:
 		return strings.TrimSuffix(fmt.Sprintf("%.1f", v), ".0")
 	}

@@ -75,6 +75,42 @@ var targets = []target{
 		path: "Hit/client-side caching/64KB/singlefill", unit: "×floor", limit: 1.3,
 	},
 	{
+		what: "hit in memory, a string, serial: time",
+		path: "Near/near hit, a string of 100 B/serial/singlefill", unit: "ns/op", limit: 100,
+	},
+	{
+		what: "the same: time, × otter",
+		path: "Near/near hit, a string of 100 B/serial/singlefill", unit: "×otter", limit: 2.2,
+	},
+	{
+		what: "the same: allocations",
+		path: "Near/near hit, a string of 100 B/serial/singlefill", unit: "allocs", limit: 0,
+	},
+	{
+		what: "hits in memory, a string, 64 goroutines: time",
+		path: "Near/near hit, a string of 100 B/64 goroutines/singlefill", unit: "ns/op", limit: 100,
+	},
+	{
+		what: "the same: time, × otter",
+		path: "Near/near hit, a string of 100 B/64 goroutines/singlefill", unit: "×otter", limit: 2.2,
+	},
+	{
+		what: "hit in Redis that memory does not have: time, × without Near",
+		path: "Near/hit in Redis/.*/near miss", unit: "×without Near", limit: 1.05,
+	},
+	{
+		what: "Delete with Near, one server: round trips",
+		path: "Near/what a Delete sends/one server/with Near", unit: "round trips", limit: 1,
+	},
+	{
+		what: "the same, a Cluster",
+		path: "Near/what a Delete sends/a Cluster of 3/with Near", unit: "round trips", limit: 2,
+	},
+	{
+		what: "lag after a Delete, without wake-ups: longest, with MaxLag of 1 s",
+		path: "Near/lag after a Delete/.*/singlefill, no wake-ups", unit: "max-ms", limit: 1000,
+	},
+	{
 		what: "miss, serial, 100 B: time, × the three commands by hand",
 		path: "Miss/serial/100B/singlefill", unit: "×three by hand", limit: 1.25,
 	},

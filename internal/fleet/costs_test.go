@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"context"
+	"crypto/rand"
 	"strings"
 	"sync"
 	"testing"
@@ -18,6 +19,10 @@ import (
 type costs struct {
 	script time.Duration // of the server, for a script
 	plain  time.Duration // of the server, for any other command
+	// Of the server, for a command for the log of Near, together with the PEXPIRE that follows it: to
+	// read the last record, and to append one.
+	logRead, logAppend time.Duration
+	logRecord          time.Duration // of the server, for each further record that is read
 	// Of the server, to bring a published message to one of its listeners.
 	message time.Duration
 	// Of the server, to accept a connection, for the client's usual commands there, and to close it.
@@ -26,8 +31,15 @@ type costs struct {
 }
 
 func (c costs) of(cmd redis.Cmder) time.Duration {
-	if strings.HasPrefix(cmd.Name(), "eval") {
+	switch name := cmd.Name(); {
+	case strings.HasPrefix(name, "eval"):
 		return c.script
+	case name == "xrange" || name == "xrevrange":
+		return c.logRead
+	case name == "xadd":
+		return c.logAppend
+	case name == "pexpire":
+		return 0
 	}
 	return c.plain
 }
@@ -36,6 +48,7 @@ func (c costs) of(cmd redis.Cmder) time.Duration {
 var usual = costs{
 	script: 12 * time.Microsecond, plain: 4 * time.Microsecond,
 	message: 3 * time.Microsecond, connection: 45 * time.Microsecond,
+	logRead: 8 * time.Microsecond, logAppend: 8 * time.Microsecond, logRecord: 500 * time.Nanosecond,
 	trip: 200 * time.Microsecond,
 }
 
@@ -48,6 +61,8 @@ func measure(t *testing.T, commands int) costs {
 		more := measureOnce(t, commands)
 		found.script, found.plain = min(found.script, more.script), min(found.plain, more.plain)
 		found.message, found.connection = min(found.message, more.message), min(found.connection, more.connection)
+		found.logRead, found.logAppend = min(found.logRead, more.logRead), min(found.logAppend, more.logAppend)
+		found.logRecord = min(found.logRecord, more.logRecord)
 	}
 	return found
 }
@@ -84,9 +99,38 @@ func measureOnce(t *testing.T, commands int) costs {
 	found := usual
 	found.script = each(commands, func() { get(ask(), fill.Busy) })
 	found.plain = each(commands, func() { rdb.Get(t.Context(), "fleet:{k}") })
+	measureLog(t, rdb, &found, func(do func()) time.Duration { return each(commands, do) })
 	found.connection = each(commands/20, func() { connect(t, rdb) }) - 2*found.plain // HELLO and PING
 	found.message = messages(t, s, rdb, commands/20) - found.plain/listeners
 	return found
+}
+
+// measureLog measures the commands for the log of Near. Records are as internal/near writes them: of
+// one key.
+func measureLog(t *testing.T, rdb *redis.Client, found *costs, each func(do func()) time.Duration) {
+	const log = "fleet:log"
+	pipelined := func(do func(p redis.Pipeliner)) {
+		_, err := rdb.Pipelined(t.Context(), func(p redis.Pipeliner) error {
+			do(p)
+			p.PExpire(t.Context(), log, time.Minute)
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	add := &redis.XAddArgs{Stream: log, MaxLen: 4096, Approx: true, Values: []string{rand.Text(), "8 bytes."}}
+	found.logAppend = each(func() { pipelined(func(p redis.Pipeliner) { p.XAdd(t.Context(), add) }) })
+	const more = 50
+	last := rdb.XRevRangeN(t.Context(), log, "+", "-", 1+more).Val()
+	if len(last) != 1+more {
+		t.Fatalf("the log has %d records", len(last))
+	}
+	read := func(from redis.XMessage) time.Duration {
+		return each(func() { pipelined(func(p redis.Pipeliner) { p.XRangeN(t.Context(), log, from.ID, "+", 256) }) })
+	}
+	found.logRead = read(last[0])
+	found.logRecord = max(0, read(last[more])-found.logRead) / more
 }
 
 // connect sends a PING on a new connection.

@@ -46,6 +46,12 @@ type process struct {
 // refuses subscriptions.
 func inFleet(t *testing.T, n int, c costs, wakeUps bool, run func(f *fleet)) {
 	t.Helper()
+	inNearFleet(t, n, c, wakeUps, nil, run)
+}
+
+// inNearFleet is inFleet of processes with Options.Near.
+func inNearFleet(t *testing.T, n int, c costs, wakeUps bool, near *singlefill.Near, run func(f *fleet)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		m, rdb := redistest.StartMini(t)
 		f := &fleet{t: t, server: newServer(c, m, rdb)}
@@ -55,7 +61,7 @@ func inFleet(t *testing.T, n int, c costs, wakeUps bool, run func(f *fleet)) {
 			p := &process{link: &link{server: f.server}, polls: make(map[string]int)}
 			client := p.link.client()
 			// Jitter and early refreshes, which prevent stampedes, are off.
-			opts := &singlefill.Options[string]{Jitter: -1, EarlyRefresh: -1, LockTTL: lockTTL}
+			opts := &singlefill.Options[string]{Jitter: -1, EarlyRefresh: -1, LockTTL: lockTTL, Near: near}
 			opts.Trace = &singlefill.Trace{WaitDone: p.waited}
 			var err error
 			if p.cache, err = singlefill.New(client, "fleet", ttl, opts); err != nil {

@@ -43,12 +43,7 @@ func TestScale(t *testing.T) {
 	t.Parallel()
 	folder, sizes, lengths, commands := *docs, sizes, lengths, 100_000
 	if folder == "" {
-		folder, sizes, lengths, commands = t.TempDir(), sizes[:1], lengths[:1], 2000
-		page, err := os.ReadFile("../../docs/scale.md")
-		if err != nil {
-			t.Fatal(err)
-		}
-		write(t, folder, "scale.md", page)
+		folder, sizes, lengths, commands = copyOfPage(t), sizes[:1], lengths[:1], 2000
 	}
 	c := measure(t, commands)
 	var rows []row
@@ -73,6 +68,17 @@ func TestScale(t *testing.T) {
 		writeTable(t, folder, c, rows) // intermediate results
 		writePlots(t, folder, c, rows)
 	}
+}
+
+// copyOfPage returns a folder with a copy of the page, to be written to.
+func copyOfPage(t *testing.T) (folder string) {
+	folder = t.TempDir()
+	page, err := os.ReadFile("../../docs/scale.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, folder, "scale.md", page)
+	return folder
 }
 
 func (f *fleet) constant(length time.Duration) (rows []row) {
@@ -152,19 +158,12 @@ func thousands(n int) string {
 	return s
 }
 
-const begin, end = "<!-- begin of what scripts/scale writes -->\n", "<!-- end of what scripts/scale writes -->\n"
+const (
+	begin, end         = "<!-- begin of what scripts/scale writes -->\n", "<!-- end of what scripts/scale writes -->\n"
+	beginNear, endNear = "<!-- begin of what scripts/scale writes about Near -->\n", "<!-- end of what scripts/scale writes about Near -->\n"
+)
 
 func writeTable(t *testing.T, folder string, c costs, rows []row) {
-	name := filepath.Join(folder, "scale.md")
-	text, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, rest, ok1 := bytes.Cut(text, []byte(begin))
-	_, after, ok2 := bytes.Cut(rest, []byte(end))
-	if !ok1 || !ok2 {
-		t.Fatalf("%s has no %q and %q", name, begin, end)
-	}
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "The server: %v for a script, %v for any other command, %v for a message to one listener and %v for\n"+
 		"a connection, as measured on a redis-server here; %v there and back.\n"+
@@ -179,7 +178,21 @@ func writeTable(t *testing.T, folder string, c costs, rows []row) {
 			}
 		}
 	}
-	write(t, folder, "scale.md", slices.Concat(before, []byte(begin), b.Bytes(), []byte(end), after))
+	writeBetween(t, folder, begin, end, b.Bytes())
+}
+
+// writeBetween replaces what is between two marks of scale.md.
+func writeBetween(t *testing.T, folder, begin, end string, data []byte) {
+	text, err := os.ReadFile(filepath.Join(folder, "scale.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, ok1 := bytes.Cut(text, []byte(begin))
+	_, after, ok2 := bytes.Cut(rest, []byte(end))
+	if !ok1 || !ok2 {
+		t.Fatalf("scale.md has no %q and %q", begin, end)
+	}
+	write(t, folder, "scale.md", slices.Concat(before, []byte(begin), data, []byte(end), after))
 }
 
 func write(t *testing.T, folder, name string, data []byte) {

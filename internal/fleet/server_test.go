@@ -22,7 +22,8 @@ type server struct {
 
 	queue     chan job
 	stopped   chan struct{}
-	published []string // channels: what the command that is executed has published
+	published []string      // channels: what the command that is executed has published
+	reply     time.Duration // what its reply costs beyond its usual cost
 	listeners map[string][]*conn
 
 	mu   sync.Mutex
@@ -42,6 +43,7 @@ type load struct {
 	messages int           // that were brought to a listener
 	arrivals map[int64]int // commands by the number of the window
 	queued   time.Duration // by the command that queued for longest
+	busy     time.Duration // with all of it
 }
 
 const window = 100 * time.Millisecond
@@ -93,10 +95,16 @@ func (s *server) work() {
 			time.Sleep(time.Until(j.arrival))
 			s.mu.Lock()
 			s.queued = max(s.queued, time.Since(j.arrival))
+			s.busy += j.cost
 			s.mu.Unlock()
 			time.Sleep(j.cost)
 			j.do()
 			s.deliver()
+			s.mu.Lock()
+			s.busy += s.reply
+			s.mu.Unlock()
+			time.Sleep(s.reply)
+			s.reply = 0
 		}
 	}
 }
@@ -115,6 +123,7 @@ func (s *server) deliver() {
 		}
 		s.mu.Lock()
 		s.messages += len(listeners)
+		s.busy += time.Duration(len(listeners)) * s.message
 		s.mu.Unlock()
 	}
 	s.published = nil
@@ -131,6 +140,9 @@ func (s *server) execute(ctx context.Context, cmds ...redis.Cmder) error {
 			mu.Lock()
 			defer mu.Unlock()
 			_ = s.redis.Process(context.Background(), cmds[i])
+			if read, ok := cmds[i].(*redis.XMessageSliceCmd); ok {
+				s.reply = time.Duration(max(0, len(read.Val())-1)) * s.logRecord
+			}
 			if i == len(cmds)-1 {
 				close(done)
 			}

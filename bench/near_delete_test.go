@@ -1,0 +1,280 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/rueidis"
+	"github.com/redis/rueidis/rueidisaside"
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+func oneServer(b *testing.B) redis.UniversalClient { return open(b, redistest.Start(b).Addr) }
+
+func clusterOfThree(b *testing.B) redis.UniversalClient {
+	return redistest.StartCluster(b).Client(b, func(o *redis.ClusterOptions) { o.ContextTimeoutEnabled = true })
+}
+
+// withAndWithout returns caches without Near and with it, by the names of the contenders.
+func withAndWithout(b *testing.B, rdb redis.UniversalClient) ([]string, []*singlefill.Cache[string]) {
+	return []string{"without Near", "with Near"}, []*singlefill.Cache[string]{
+		newCache[string](b, rdb), newCache(b, rdb, near[string](false)),
+	}
+}
+
+// nearDeletes deletes keys that have a value. Storing it is not measured.
+func nearDeletes(b *testing.B, dial func(b *testing.B) redis.UniversalClient) {
+	rdb := dial(b)
+	names, caches := withAndWithout(b, rdb)
+	ctx := request(b)
+	r := race{ops: 50, bases: names[:1]}
+	for i, c := range caches {
+		r.contenders = append(r.contenders, contender{names[i], func(i int) error {
+			return c.Delete(ctx, "order:"+strconv.Itoa(i))
+		}})
+	}
+	r.run(b)
+}
+
+// A recorder notes the round trips of a client. It knows those of the caller by a value in their
+// context, which calls in the background inherit as well: those are scripts, and a Delete has none.
+type recorder struct {
+	mu                               sync.Mutex
+	trips, commands, behind, scripts int // protected by mu
+}
+
+func (r *recorder) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (r *recorder) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		r.note(cmd)
+		return next(ctx, cmd)
+	}
+}
+
+func (r *recorder) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		r.note(cmds...)
+		return next(ctx, cmds)
+	}
+}
+
+func (r *recorder) note(cmds ...redis.Cmder) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch name := cmds[0].Name(); {
+	case strings.HasPrefix(name, "eval"):
+		r.scripts += len(cmds)
+	case name == "hello": // of a new connection
+	default:
+		r.trips++
+		r.commands += len(cmds)
+	}
+}
+
+// nearCommands counts what a Delete sends. No value is read, so that nothing else is sent.
+func nearCommands(b *testing.B, dial func(b *testing.B) redis.UniversalClient) {
+	rdb := dial(b)
+	sent := new(recorder)
+	rdb.AddHook(sent)
+	names, caches := withAndWithout(b, rdb)
+	for i, c := range caches {
+		const deletes = 20
+		for n := range deletes + 1 {
+			if n == 1 { // the first one loads the script of the hint
+				time.Sleep(50 * time.Millisecond)
+				sent.mu.Lock()
+				sent.trips, sent.commands, sent.scripts = 0, 0, 0
+				sent.mu.Unlock()
+			}
+			if err := c.Delete(b.Context(), "order:"+strconv.Itoa(n)); err != nil {
+				b.Fatal(err)
+			}
+		}
+		_ = c.Close() // waits for what goes on in the background
+		report(b, names[i], func(b *testing.B) {
+			b.ReportMetric(float64(sent.trips)/deletes, "round_trips")
+			b.ReportMetric(float64(sent.commands)/deletes, "commands")
+			b.ReportMetric(float64(sent.scripts)/deletes, "scripts_behind_it")
+		})
+	}
+}
+
+// A follower is a process that returns the value of a key again and again, from memory if it can.
+// The source of the value is a key in the same server.
+type follower struct {
+	source *redis.Client
+	get    func(ctx context.Context, key string) (string, error)
+	delete func(ctx context.Context, key string) error
+}
+
+// followers are the followers by name.
+var followers = map[string]func(f *follower, addr string){
+	"near":                (*follower).near,
+	"near, no wake-ups":   (*follower).nearWithoutWakeUps,
+	"near, rueidisaside":  (*follower).rueidisaside,
+	"near, no near cache": (*follower).far,
+}
+
+func init() {
+	for name, start := range followers {
+		redistest.Role(name, func(p *redistest.Child) {
+			f := &follower{source: dialed(p.Args[0])}
+			start(f, p.Args[0])
+			f.run(p)
+		})
+	}
+}
+
+func (f *follower) load(ctx context.Context, _ string) (string, error) {
+	return f.source.Get(ctx, "source").Result()
+}
+
+func (f *follower) near(addr string) { f.caching(dialed(addr), &singlefill.Near{}) }
+
+func (f *follower) nearWithoutWakeUps(addr string) {
+	f.caching(dialed(addr, withoutChannels(addr)), &singlefill.Near{})
+}
+
+// far asks Redis at each call. It shows what a load and its waiters take, and the pauses of await.
+func (f *follower) far(addr string) { f.caching(dialed(addr), nil) }
+
+func (f *follower) caching(rdb *redis.Client, n *singlefill.Near) {
+	c := must(singlefill.New(rdb, "lag", time.Hour, &singlefill.Options[string]{Near: n}))
+	f.get = func(ctx context.Context, key string) (string, error) { return c.GetOrLoad(ctx, key, f.load) }
+	f.delete = func(ctx context.Context, key string) error { return c.Delete(ctx, key) }
+}
+
+func (f *follower) rueidisaside(addr string) {
+	c := must(rueidisaside.NewClient(rueidisaside.ClientOption{ClientOption: rueidis.ClientOption{InitAddress: []string{addr}}}))
+	f.get = func(ctx context.Context, key string) (string, error) {
+		return c.Get(ctx, time.Hour, "aside:"+key, f.load)
+	}
+	f.delete = func(ctx context.Context, key string) error { return c.Del(ctx, "aside:"+key) }
+}
+
+// run obeys lines "await VALUE", which is answered by "has VALUE" and the time when a call returned
+// it, and "delete VALUE", which makes VALUE the one of the source, and is answered by the time when
+// the deletion had returned.
+func (f *follower) run(p *redistest.Child) {
+	ctx := context.Background()
+	awaited := make(chan string, 1)
+	go func() {
+		for value := range awaited {
+			for must(f.get(ctx, "k")) != value {
+				time.Sleep(100 * time.Microsecond)
+			}
+			p.Say("has %s %d", value, time.Now().UnixNano())
+			for range 20 { // it is in memory, and used
+				must(f.get(ctx, "k"))
+				time.Sleep(time.Millisecond)
+			}
+			p.Say("serves %s", value)
+		}
+	}()
+	for line, ok := p.Next(); ok; line, ok = p.Next() {
+		order, value, _ := strings.Cut(line, " ")
+		switch order {
+		case "await":
+			awaited <- value
+		case "delete":
+			must("OK", f.source.Set(ctx, "source", value, 0).Err())
+			must("OK", f.delete(ctx, "k"))
+			p.Say("deleted %s %d", value, time.Now().UnixNano())
+		}
+	}
+}
+
+// lags measures how long after the return of a Delete in one of the processes the last one returns
+// the new value.
+func lags(b *testing.B, n int) {
+	s := redistest.Start(b)
+	type pack struct {
+		name, role string
+		processes  []*redistest.Process
+		lags       []float64 // ms
+	}
+	packs := []*pack{
+		{name: "singlefill", role: "near"},
+		{name: "singlefill, no wake-ups", role: "near, no wake-ups"},
+		{name: "singlefill without Near", role: "near, no near cache"},
+		{name: "rueidisaside", role: "near, rueidisaside"},
+	}
+	ctx := b.Context()
+	for _, k := range packs {
+		for range n {
+			k.processes = append(k.processes, redistest.Spawn(b, k.role, s.Addr))
+		}
+	}
+	at := func(answer string) time.Time {
+		_, ns, _ := strings.Cut(answer, " ")
+		return time.Unix(0, must(strconv.ParseInt(ns, 10, 64)))
+	}
+	for round := range rounds(b) {
+		for i := range packs {
+			k := packs[(i+round)%len(packs)]
+			old, value := fmt.Sprint(2*round), fmt.Sprint(2*round+1)
+			if err := s.Admin().Set(ctx, "source", old, 0).Err(); err != nil {
+				b.Fatal(err)
+			}
+			if round > 0 || i > 0 { // what the packs before have left
+				k.processes[0].Send("delete " + old)
+				k.processes[0].Expect("deleted " + old)
+			}
+			for _, p := range k.processes {
+				p.Send("await " + old)
+			}
+			for _, p := range k.processes {
+				p.Expect("serves " + old)
+			}
+			for _, p := range k.processes {
+				p.Send("await " + value)
+			}
+			time.Sleep(10 * time.Millisecond)
+			k.processes[0].Send("delete " + value)
+			// The answers of the first process come in any order.
+			deleted, last := time.Time{}, time.Time{}
+			for j, p := range k.processes {
+				if j > 0 {
+					last = latest(last, at(p.Expect("has ")))
+					continue
+				}
+				for deleted.IsZero() || last.IsZero() {
+					word, rest, _ := strings.Cut(p.Line(), " ")
+					switch word {
+					case "deleted":
+						deleted = at(rest)
+					case "has":
+						last = at(rest)
+					}
+				}
+			}
+			for _, p := range k.processes {
+				p.Expect("serves " + value)
+			}
+			k.lags = append(k.lags, max(0, last.Sub(deleted).Seconds()*1e3))
+		}
+	}
+	for _, k := range packs {
+		report(b, k.name, func(b *testing.B) {
+			b.ReportMetric(Median(k.lags), "p50-ms")
+			b.ReportMetric(Quantile(k.lags, 0.99), "p99-ms")
+			b.ReportMetric(Quantile(k.lags, 1), "max-ms")
+			b.ReportMetric(float64(len(k.lags)), "deletes")
+		})
+	}
+}
+
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}

@@ -1,0 +1,297 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-redis/cache/v9"
+	"github.com/maypok86/otter/v2"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/rueidis"
+	"github.com/redis/rueidis/rueidisaside"
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/vmihailenco/msgpack/v5"
+)
+
+// BenchmarkNear measures Options.Near. Its fleet of processes is in internal/fleet.
+func BenchmarkNear(b *testing.B) {
+	b.Run("near_hit,_a_string_of_100_B/serial", func(b *testing.B) { nearStrings(b, 0) })
+	b.Run("near_hit,_a_string_of_100_B/64_goroutines", func(b *testing.B) { nearStrings(b, 64) })
+	b.Run("near_hit,_a_struct_of_2_KB/serial", func(b *testing.B) { nearStructs(b, 0) })
+	b.Run("near_hit,_a_struct_of_2_KB/64_goroutines", func(b *testing.B) { nearStructs(b, 64) })
+	for _, size := range sizes[:2] {
+		b.Run("hit_in_Redis/serial,_"+size.name, func(b *testing.B) { nearMisses(b, 0, size.bytes) })
+	}
+	b.Run("hit_in_Redis/64_goroutines,_2KB", func(b *testing.B) { nearMisses(b, 64, 2<<10) })
+	b.Run("Delete/one_server", func(b *testing.B) { nearDeletes(b, oneServer) })
+	b.Run("Delete/a_Cluster_of_3", func(b *testing.B) { nearDeletes(b, clusterOfThree) })
+	b.Run("what_a_Delete_sends/one_server", func(b *testing.B) { nearCommands(b, oneServer) })
+	b.Run("what_a_Delete_sends/a_Cluster_of_3", func(b *testing.B) { nearCommands(b, clusterOfThree) })
+	b.Run("lag_after_a_Delete/8_processes", func(b *testing.B) { lags(b, 8) })
+	b.Run("memory_of_an_entry/100_B", func(b *testing.B) { nearMemory(b, nearKeys) })
+	b.Run("hit_ratio/Zipf,_1.01,_100,000_keys,_10,000_entries", func(b *testing.B) { nearRatios(b, 100_000, 10_000, 400_000) })
+}
+
+const (
+	// nearKeys is how many entries are in memory, and nearDraws how many of them are read in turn: a
+	// power of two, so that the choice of a key costs next to nothing beside a hit.
+	nearKeys  = 10_000
+	nearDraws = 1 << 14
+)
+
+// nearReads are reads of random keys that are in memory.
+type nearReads struct {
+	contexts []context.Context
+	keys     []string
+	draws    []string // random ones of keys
+}
+
+func newNearReads(b *testing.B, goroutines int) *nearReads {
+	h := new(nearReads)
+	for range max(1, goroutines) { // 1 or 64
+		h.contexts = append(h.contexts, request(b))
+	}
+	n := nearKeys
+	if quick {
+		n = 100
+	}
+	for i := range n {
+		h.keys = append(h.keys, fmt.Sprintf("order:%08d", i))
+	}
+	random := rand.New(rand.NewPCG(1, 2))
+	for range nearDraws {
+		h.draws = append(h.draws, h.keys[random.IntN(n)])
+	}
+	return h
+}
+
+func (h *nearReads) ctx(i int) context.Context { return h.contexts[i&(len(h.contexts)-1)] }
+
+func (h *nearReads) key(i int) string { return h.draws[i&(nearDraws-1)] }
+
+// ops is the length of a block: n operations, or the next multiple of the number of goroutines.
+func (h *nearReads) ops(n int) int {
+	return (n + len(h.contexts) - 1) / len(h.contexts) * len(h.contexts)
+}
+
+// near returns options of a cache with Near. Contenders take turns: with a long MaxLag a cache does
+// not fall asleep until its next turn comes.
+func near[T any](share bool) singlefill.Options[T] {
+	return singlefill.Options[T]{Near: &singlefill.Near{MaxLag: 10 * time.Second, Share: share}}
+}
+
+// nearSinglefill is GetOrLoad of keys that are in memory.
+func nearSinglefill[T any](b *testing.B, name string, h *nearReads, c *singlefill.Cache[T], value T) contender {
+	load := func(context.Context, string) (T, error) { return value, nil }
+	redistest.Await(b, "everything is in memory", func() bool {
+		before := c.Stats().NearHits
+		err := share(len(h.keys), 64, func(i int) error {
+			_, err := c.GetOrLoad(b.Context(), h.keys[i], load)
+			return err
+		})
+		if err != nil {
+			b.Fatal(err)
+		}
+		return c.Stats().NearHits-before == int64(len(h.keys))
+	})
+	ready := c.Stats()
+	b.Cleanup(func() {
+		s := c.Stats()
+		if far := s.Hits - s.NearHits - (ready.Hits - ready.NearHits); far*100 > s.Hits {
+			b.Errorf("%s: %d of %d hits were in Redis", name, far, s.Hits)
+		}
+	})
+	none := func(context.Context, string) (v T, err error) { return v, errMiss }
+	return contender{name, func(i int) error {
+		_, err := c.GetOrLoad(h.ctx(i), h.key(i), none)
+		return err
+	}}
+}
+
+// fill stores all keys as requests do, each after a read of Redis: other memory is allocated between
+// two entries, which puts them as far apart as those of a cache in use.
+func (h *nearReads) fill(b *testing.B, rdb *redis.Client, set func(key string)) {
+	err := share(len(h.keys), 64, func(i int) error {
+		if err := rdb.Get(b.Context(), h.keys[i]).Err(); err != redis.Nil {
+			return fmt.Errorf("a miss was a hit, or %w", err)
+		}
+		set(h.keys[i])
+		return nil
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+}
+
+func nearOtter[T any](b *testing.B, name string, h *nearReads, rdb *redis.Client, o otter.Options[string, T], value T) contender {
+	o.MaximumSize = nearKeys
+	c := otter.Must(&o)
+	h.fill(b, rdb, func(key string) { c.Set(key, value) })
+	return contender{name, func(i int) error {
+		if _, ok := c.GetIfPresent(h.key(i)); !ok {
+			return errMiss
+		}
+		return nil
+	}}
+}
+
+// nearGoRedisCache has a local cache of encoded values. It is larger than the others, which loses
+// none of the keys.
+func nearGoRedisCache[T any](h *nearReads, rdb *redis.Client, value T) contender {
+	c := cache.New(&cache.Options{Redis: rdb, LocalCache: cache.NewTinyLFU(4*nearKeys, time.Hour)})
+	for _, key := range h.keys {
+		if err := c.Set(&cache.Item{Key: "go-redis/cache:" + key, Value: value}); err != nil {
+			panic(err)
+		}
+	}
+	load := func(*cache.Item) (any, error) { return nil, errMiss }
+	draws := prefixed("go-redis/cache:", h.draws)
+	return contender{"go-redis/cache, TinyLFU", func(i int) error {
+		var v T
+		return c.Once(&cache.Item{Ctx: h.ctx(i), Key: draws[i&(nearDraws-1)], Value: &v, Do: load})
+	}}
+}
+
+// prefixed returns keys that cost nothing to concatenate in a measurement.
+func prefixed(prefix string, keys []string) []string {
+	all := make([]string, len(keys))
+	for i, key := range keys {
+		all[i] = prefix + key
+	}
+	return all
+}
+
+// clientCaches are the client-side caches: of go-redis, of rueidis, and of rueidisaside, which adds
+// a loader. They keep replies, which decode decodes at each hit.
+func clientCaches(b *testing.B, h *nearReads, addr string, data []byte, decode func(data string) error) []contender {
+	tracking := open(b, addr, func(o *redis.Options) {
+		o.Protocol, o.ClientSideCacheConfig = 3, &redis.ClientSideCacheConfig{}
+	})
+	raw := prefixed("raw:", h.draws)
+	for _, key := range h.keys {
+		must(tracking.Set(b.Context(), "raw:"+key, data, time.Hour).Result())
+	}
+	direct := openRueidis(b, addr)
+	aside := must(rueidisaside.NewClient(rueidisaside.ClientOption{ClientOption: rueidis.ClientOption{InitAddress: []string{addr}}}))
+	b.Cleanup(aside.Close)
+	text := string(data)
+	load := func(context.Context, string) (string, error) { return text, nil }
+	all := []contender{
+		{"rueidisaside", func(i int) error {
+			v, err := aside.Get(h.ctx(i), time.Hour, h.key(i), load)
+			if err != nil {
+				return err
+			}
+			return decode(v)
+		}},
+		{"rueidis DoCache", func(i int) error {
+			v, err := direct.DoCache(h.ctx(i), direct.B().Get().Key(raw[i&(nearDraws-1)]).Cache(), time.Hour).ToString()
+			if err != nil {
+				return err
+			}
+			return decode(v)
+		}},
+		{"go-redis, client-side caching", func(i int) error {
+			v, err := tracking.Get(h.ctx(i), raw[i&(nearDraws-1)]).Result()
+			if err != nil {
+				return err
+			}
+			return decode(v)
+		}},
+	}
+	for _, c := range all {
+		if err := share(nearDraws, 64, c.op); err != nil {
+			b.Fatal(err)
+		}
+	}
+	return all
+}
+
+func nearStrings(b *testing.B, goroutines int) {
+	addr := redistest.Start(b).Addr
+	rdb := open(b, addr)
+	h := newNearReads(b, goroutines)
+	value := strings.Repeat("v", 100)
+	var plain sync.Map
+	h.fill(b, rdb, func(key string) { plain.Store(key, value) })
+	race{ops: h.ops(4 * nearDraws), goroutines: goroutines, bases: []string{"otter"}, contenders: append([]contender{
+		nearOtter(b, "otter", h, rdb, otter.Options[string, string]{}, value),
+		nearOtter(b, "otter, its entries expire", h, rdb, otter.Options[string, string]{
+			ExpiryCalculator: otter.ExpiryWriting[string, string](time.Hour),
+		}, value),
+		{"sync.Map", func(i int) error {
+			v, _ := plain.Load(h.key(i))
+			if _, ok := v.(string); !ok {
+				return errMiss
+			}
+			return nil
+		}},
+		nearSinglefill(b, "singlefill", h, newCache(b, rdb, near[string](false)), value),
+		nearGoRedisCache(h, rdb, value),
+	}, clientCaches(b, h, addr, []byte(value), func(string) error { return nil })...)}.run(b)
+}
+
+// An openOrder is an order that cannot be copied field by field, since it may hold anything.
+type openOrder struct {
+	order
+	Note any
+}
+
+func nearStructs(b *testing.B, goroutines int) {
+	addr := redistest.Start(b).Addr
+	rdb := open(b, addr)
+	h := newNearReads(b, goroutines)
+	value := orderOf(2 << 10)
+	decode := func(data string) error {
+		var v order
+		return msgpack.Unmarshal([]byte(data), &v)
+	}
+	// Blocks are shorter than those of strings, since decoding takes a hundred times as long.
+	race{ops: h.ops(2000), goroutines: goroutines, bases: []string{"otter"}, contenders: append([]contender{
+		nearOtter(b, "otter", h, rdb, otter.Options[string, order]{}, value),
+		nearSinglefill(b, "singlefill, Share", h, newCache(b, rdb, near[order](true)), value),
+		nearSinglefill(b, "singlefill, copied", h, newCache(b, rdb, near[order](false)), value),
+		nearSinglefill(b, "singlefill, decoded", h, newCache(b, rdb, near[openOrder](false)), openOrder{value, nil}),
+		nearGoRedisCache(h, rdb, value),
+	}, clientCaches(b, h, addr, must(msgpack.Marshal(&value)), decode)...)}.run(b)
+}
+
+// nearMisses are hits in Redis: a memory of few entries has none of them.
+func nearMisses(b *testing.B, goroutines, size int) {
+	rdb := open(b, redistest.Start(b).Addr)
+	value := orderOf(size)
+	h := newNearReads(b, goroutines)
+	if !quick {
+		h.keys = h.keys[:2000]
+	}
+	small := singlefill.Options[order]{Near: &singlefill.Near{Size: 20}}
+	far := func(name string, c *singlefill.Cache[order]) contender {
+		for _, key := range h.keys {
+			if err := c.Set(b.Context(), key, value); err != nil {
+				b.Fatal(err)
+			}
+		}
+		b.Cleanup(func() {
+			if s := c.Stats(); s.NearHits*50 > s.Hits {
+				b.Errorf("%s: %d of %d hits were in memory", name, s.NearHits, s.Hits)
+			}
+		})
+		none := func(context.Context, string) (v order, err error) { return v, errMiss }
+		var next atomic.Int64 // over all blocks, so that a key does not come again soon
+		return contender{name, func(i int) error {
+			_, err := c.GetOrLoad(h.ctx(i), h.keys[next.Add(1)%int64(len(h.keys))], none)
+			return err
+		}}
+	}
+	race{ops: h.ops(200), goroutines: goroutines, bases: []string{"without Near"}, contenders: []contender{
+		far("without Near", newCache[order](b, rdb)),
+		far("near miss", newCache(b, rdb, small)),
+	}}.run(b)
+}
