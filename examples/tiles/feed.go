@@ -109,7 +109,9 @@ func (f *feed) serve(stats func() singlefill.Stats) http.HandlerFunc {
 			for i, e := range events {
 				send(fmt.Sprintf("%s/%d", f.run, next-len(events)+i+1), e)
 			}
-			if now := stats(); told == nil || now != *told {
+			now := stats()
+			now.NearAge = 0 // it changes all the time
+			if told == nil || now != *told {
 				send("", count{"stats", now})
 				told = &now
 			}

@@ -34,6 +34,8 @@ func newCache(rdb redis.UniversalClient, trace *singlefill.Trace, codec singlefi
 		Codec: codec, // nil, except in tests
 		// An expired tile is served at once, and computed again in the background.
 		StaleWhileRevalidate: 5 * time.Minute,
+		// A process that has shown a tile keeps it in memory. No code changes a Tile, so requests share it.
+		Near: &singlefill.Near{Share: true},
 		// A load keeps a processor busy, and the embedded Redis may have to wait for one.
 		MaxLoads:     max(1, runtime.GOMAXPROCS(0)/processes),
 		RedisTimeout: 1500 * time.Millisecond,

@@ -21,6 +21,7 @@ func TestMap_KilledProcessAndRedis(t *testing.T) {
 	seen := p.shown()
 	f.await(t, "there are hits", func() bool { return f.sum().Hits > 0 })
 	p.await("the page shows them", `[...document.querySelectorAll("dd[data-count=Hits]")].some(dd => Number(dd.textContent) > 0)`)
+	p.await("the page shows hits in memory", `[...document.querySelectorAll("dd[data-count=NearHits]")].some(dd => Number(dd.textContent) > 0)`)
 	p.click("#again") // from here on the actions below cause all requests
 
 	// The page asks all processes for each tile, and one of them computes it.
