@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -77,14 +78,17 @@ func (h *hits) singlefill(name string, c *singlefill.Cache[order]) contender {
 }
 
 func (h *hits) goRedisCache(rdb redis.UniversalClient) contender {
-	c := cache.New(&cache.Options{Redis: rdb})
+	return h.goRedisCacheBy("go-redis/cache", cache.New(&cache.Options{Redis: rdb}))
+}
+
+func (h *hits) goRedisCacheBy(name string, c *cache.Cache) contender {
 	for i := range h.keys {
 		if err := c.Set(&cache.Item{Key: "go-redis/cache:" + h.key(i), Value: &h.value}); err != nil {
 			panic(err)
 		}
 	}
 	load := func(*cache.Item) (any, error) { return nil, errMiss }
-	return contender{"go-redis/cache", func(i int) error {
+	return contender{name, func(i int) error {
 		var v order
 		return c.Once(&cache.Item{Ctx: h.ctx(i), Key: "go-redis/cache:" + h.key(i), Value: &v, Do: load})
 	}}
@@ -151,6 +155,7 @@ func BenchmarkHit(b *testing.B) {
 	for _, size := range sizes {
 		b.Run("client-side_caching/"+size.name, func(b *testing.B) { nearHits(b, size.bytes) })
 	}
+	b.Run("in_memory/2KB", func(b *testing.B) { memoryHits(b, 2<<10) })
 }
 
 func serialHits(b *testing.B, addr string, size int) {
@@ -192,6 +197,22 @@ func autoPipelinedHits(b *testing.B) {
 		h.singlefill("singlefill", newCache[order](b, pipeline)),
 		h.goRedisCache(pipeline),
 		h.singleflight(pipeline),
+	}}.run(b)
+}
+
+// memoryHits are hits of the caches that keep values in this process, against a GET of Redis. See
+// BenchmarkNear for more.
+func memoryHits(b *testing.B, size int) {
+	rdb := open(b, redistest.Start(b).Addr)
+	h := newHits(b, 0, 1, size)
+	local := cache.New(&cache.Options{Redis: rdb, LocalCache: cache.NewTinyLFU(1000, time.Hour)})
+	near := &nearReads{contexts: h.contexts, keys: h.keys, draws: slices.Repeat(h.keys, nearDraws)}
+	race{ops: 1000, bases: []string{"floor"}, contenders: []contender{
+		h.floor(rdb),
+		nearSinglefill(b, "singlefill", near, newCache(b, rdb, singlefill.Options[order]{
+			Near: &singlefill.Near{MaxLag: 10 * time.Second},
+		}), h.value),
+		h.goRedisCacheBy("go-redis/cache", local),
 	}}.run(b)
 }
 

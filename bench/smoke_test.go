@@ -23,6 +23,7 @@ func TestBenchmarks(t *testing.T) {
 		"parallel hits":     func(b *testing.B) { parallelHits(b, redistest.Start(b).Addr, 64, 100) },
 		"pipelined hits":    autoPipelinedHits,
 		"near hits":         func(b *testing.B) { nearHits(b, 100) },
+		"memory hits":       func(b *testing.B) { memoryHits(b, 100) },
 		"near strings":      func(b *testing.B) { nearStrings(b, 0) },
 		"near structs":      func(b *testing.B) { nearStructs(b, 64) },
 		"near misses":       func(b *testing.B) { nearMisses(b, 0, 100) },

@@ -13,6 +13,7 @@ var summary = []struct{ what, scenario string }{
 	{"64 goroutines, each with a key of its own", "Hit/64 goroutines/64 keys, 2KB"},
 	{"64 goroutines, one hot key", "Hit/64 goroutines/1 key, 2KB"},
 	{"a hit in the client's own cache", "Hit/client-side caching/2KB"},
+	{"a hit in memory: `Near`, `TinyLFU`", "Hit/in memory/2KB"},
 }
 
 var compared = []string{"singlefill", "go-redis/cache", "singleflight"}
@@ -26,6 +27,9 @@ func writeSummary(w io.Writer, all results) {
 			ratio := "–"
 			if v, ok := all.median(s.scenario+"/"+contender, "×floor"); ok {
 				ratio = fmt.Sprintf("%.2f", v)
+				if v < 0.1 {
+					ratio = fmt.Sprintf("%.3f", v)
+				}
 			}
 			fmt.Fprintf(w, " %s |", ratio)
 		}
