@@ -26,7 +26,7 @@ import (
 // more than MaxLag after it.
 
 // nearLag is the MaxLag of these tests.
-const nearLag = 300 * time.Millisecond
+const nearLag = 200 * time.Millisecond
 
 // A nearCache is a cache with Near. The value of each key is the version of the source, "1" at
 // first.
