@@ -79,6 +79,8 @@ func (x *filling[T]) commit(ctx context.Context, o outcome[T], began flight.Stam
 	case err == nil && ours: // this proves that the key has not been invalidated since the load began
 		if o.Stored {
 			x.keepLoaded(x.fill.Key, g, &o)
+		} else if note.Drop && x.near != nil {
+			x.near.Forget(x.lock.ValueKey()) // Redis has just dropped the old value
 		}
 		x.oldSince = stamp
 		x.end(ctx, &r, stamp)

@@ -290,12 +290,19 @@ func (c *Cache[T]) notified(ctx context.Context, n notice, pairs []fill.Pair, er
 		err = c.near.Reset(ctx)
 	case n.sent:
 	case err == nil:
-		err = c.near.Append(ctx, valuesOf(pairs))
-	case client.Unreachable(err): // it may have been executed
-		_ = c.near.Append(ctx, valuesOf(pairs)) // err says that it may not have been
+		if err = c.near.Append(ctx, valuesOf(pairs)); err != nil && ctx.Err() != nil {
+			c.appendLater(ctx, pairs)
+		}
+	case client.Unreachable(err): // it may have been executed, and err says that it may not have been
+		c.appendLater(ctx, pairs)
 	}
 	c.near.WakeOthers(client.Detach(ctx))
 	return err
+}
+
+// appendLater tries to append the notice of a call that fails anyway.
+func (c *Cache[T]) appendLater(ctx context.Context, pairs []fill.Pair) {
+	c.fills.Go(func() { _ = c.near.Append(client.Detach(ctx), valuesOf(pairs)) }) // failures are traced
 }
 
 func valuesOf(pairs []fill.Pair) []string {

@@ -175,6 +175,31 @@ func TestNear_NotFoundAndStale(t *testing.T) {
 	})
 }
 
+// A refresh that finds nothing to keep drops the old value from memory, too.
+func TestNear_RefreshDrops(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		opts := near(singlefill.Near{MaxLag: time.Hour})
+		opts.StaleWhileRevalidate, opts.NotFoundTTL, opts.EarlyRefresh = 2*time.Hour, -1, -1
+		c := newCache(t, rdb, opts)
+		ask(t.Context(), c, "warm", gives("v"))
+		synctest.Wait()
+		ask(t.Context(), c, "k", gives("old"))
+		for range 7 { // the process stays awake
+			time.Sleep(10 * time.Minute)
+			ask(t.Context(), c, "warm", gives("v"))
+		}
+		hits := c.Stats().NearHits
+		v, err := c.GetOrLoad(t.Context(), "k", fails[string](singlefill.ErrNotFound))
+		if v != "old" || err != nil || c.Stats().NearHits != hits+1 {
+			t.Errorf("%q, %v; want the stale value from memory", v, err)
+		}
+		synctest.Wait()
+		if v, err = c.GetOrLoad(t.Context(), "k", gives("new")); v != "new" || err != nil {
+			t.Errorf("after the refresh: %q, %v; want the new value", v, err)
+		}
+	})
+}
+
 // An early refresh is drawn once for an entry, not once for each hit in memory.
 func TestNear_EarlyRefresh(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {

@@ -46,8 +46,8 @@ func nearDeletes(b *testing.B, dial func(b *testing.B) redis.UniversalClient) {
 // A recorder notes the round trips of a client. It knows those of the caller by a value in their
 // context, which calls in the background inherit as well: those are scripts, and a Delete has none.
 type recorder struct {
-	mu                               sync.Mutex
-	trips, commands, behind, scripts int // protected by mu
+	mu                       sync.Mutex
+	trips, commands, scripts int // protected by mu
 }
 
 func (r *recorder) DialHook(next redis.DialHook) redis.DialHook { return next }

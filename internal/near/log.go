@@ -257,7 +257,7 @@ func (l *Log) Hint(ctx context.Context) {
 const hintCost = 500 * time.Microsecond
 
 // toldKey returns a key in the slot of the log. It exists while the next hint must wait.
-func (l *Log) toldKey() string { return l.key + ":{" + l.key + "}" }
+func (l *Log) toldKey() string { return l.key + ":{" + l.key + "}:told" }
 
 var hint = redis.NewScript(wake.Lua + `
 local wait = redis.call('PTTL', KEYS[2])

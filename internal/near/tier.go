@@ -185,7 +185,7 @@ func (t *Tier[V]) follow() {
 				})
 			}
 			pause := t.maxLag*7/16 + rand.N(t.maxLag/16) // processes that were woken together drift apart
-			if t.catchUp() != nil {
+			if err := t.catchUp(); client.Unreachable(err) {
 				pause /= 4
 			}
 			timer := time.NewTimer(pause)
