@@ -208,24 +208,24 @@ func TestNear_EarlyRefresh(t *testing.T) {
 		c := newCache(t, rdb, opts)
 		const keys = 60
 		load := takes(time.Second, "v", nil)
-		hits := func(d time.Duration) {
+		hits := func(d time.Duration, each int) {
 			for range int(d / time.Second) {
 				time.Sleep(time.Second)
-				for i := range keys {
-					_, _ = c.GetOrLoad(t.Context(), fmt.Sprint(i), load)
+				for i := range keys * each {
+					_, _ = c.GetOrLoad(t.Context(), fmt.Sprint(i%keys), load)
 				}
 			}
 		}
-		hits(time.Minute)
+		hits(time.Minute, 1)
 		n := c.Stats()
-		// Each draw refreshes with a probability of e^-60 at most until then; as many draws as there are
-		// hits would refresh each key for certain in the last seconds.
-		hits(17 * time.Minute)
+		// Each draw refreshes with a probability of e^-60 at most until then. A draw for each of the hits
+		// that follow would refresh each key for certain.
+		hits(17*time.Minute, 1)
 		if d := c.Stats(); n.Loads != keys || d.Loads != keys || d.Misses != keys {
 			t.Errorf("%+v; want one load for each key", d)
 		}
 		load = gives("v")
-		hits(3 * time.Minute)
+		hits(3*time.Minute, 100)
 		if n := c.Stats(); n.Refreshes == 0 || n.Refreshes == keys || n.Loads != 2*keys {
 			t.Errorf("%+v; want that some keys are refreshed before they expire", n)
 		}

@@ -170,7 +170,7 @@ func TestTier_GenerationsBeforeProof(t *testing.T) {
 	for round := range 30 {
 		x.read(t)
 		x.keep("k")
-		records := make([][]string, perRead-1)
+		records := make([][]string, perRead-2) // one page
 		for i := range records {
 			for j := range perRecord {
 				records[i] = append(records[i], fmt.Sprint(i, j))
