@@ -23,8 +23,10 @@ import (
 // What Delete, Set and Expire promise holds exactly in the process that calls them. In every other
 // process a GetOrLoad or Get that begins more than MaxLag after such a call has returned never gets
 // the old value. Usually it takes milliseconds. Whatever is lost or delayed on the way, a process
-// that cannot prove this asks Redis, as without Near. If Redis loses what it has acknowledged, for
-// example in a failover, the life of the value or TTL is the bound.
+// that cannot prove this asks Redis, as without Near. (If neither Redis nor the Loader answers, what
+// memory has within [Options.StaleIfError] is returned in place of an error, and told as stale.) If
+// Redis loses what it has acknowledged, for example in a failover, the life of the value or TTL is
+// the bound.
 //
 // The processes of a namespace must agree on whether they use Near: what a process without it
 // deletes stays in the memory of the others until it expires. So turn it on in those that only
