@@ -142,7 +142,11 @@ func (c *conn) Read(b []byte) (int, error) {
 	if len(c.unread) == 0 {
 		select {
 		case p := <-c.pushes:
-			time.Sleep(time.Until(p.arrival))
+			select {
+			case <-time.After(time.Until(p.arrival)):
+			case <-c.closed: // while it is in transit
+				return 0, net.ErrClosed
+			}
 			c.unread = []byte(p.data)
 		case <-c.closed:
 			return 0, net.ErrClosed
