@@ -21,6 +21,8 @@ func StartMini(t testing.TB) (*miniredis.Miniredis, *redis.Client) {
 	m.ClockTTL(true)
 	t.Cleanup(func() {
 		checkMini(t, m)
+		closing.Lock()
+		defer closing.Unlock()
 		m.Close()
 	})
 	conn, err := m.Dial() // the first connection makes m.Server() usable
@@ -57,8 +59,14 @@ func Muted(c *server.Peer, cmd string, _ ...string) bool {
 	return true
 }
 
+// closing is locked while a miniredis is closed. A connection for wake-ups may be dialled after the
+// end of a test, and a miniredis does not expect both at once.
+var closing sync.RWMutex
+
 // dialMini connects to m.
 func dialMini(m *miniredis.Miniredis) (net.Conn, error) {
+	closing.RLock()
+	defer closing.RUnlock()
 	conn, err := m.Dial()
 	if err != nil {
 		return nil, err
