@@ -10,6 +10,8 @@ import (
 var (
 	//go:embed lua/waiting.lua
 	waitingLua string
+	//go:embed lua/ended.lua
+	endedLua string
 	//go:embed lua/mutex_acquire.lua
 	mutexAcquireLua string
 	//go:embed lua/mutex_renew.lua
@@ -46,4 +48,6 @@ var (
 	semaphoreAbandon = newScript(semaphoreAbandonLua)
 )
 
-func newScript(text string) client.Script { return client.NewScript(wake.Lua + waitingLua + text) }
+func newScript(text string) client.Script {
+	return client.NewScript(wake.Lua + waitingLua + endedLua + text)
+}

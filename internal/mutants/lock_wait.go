@@ -95,8 +95,8 @@ var lockWaitMutants = []mutant{
 	{
 		name: "marks-without-limit",
 		bug:  "What is known of ended attempts grows with TTL and the number of releases",
-		file: "lock/lua/mutex_release.lua",
-		old:  "    redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -1 - ARGV[3])\n",
+		file: "lock/lua/ended.lua",
+		old:  "  call('ZREMRANGEBYRANK', ended, 0, -1 - most)\n",
 		new:  "",
 		pkg:  "lock", test: "TestRelease_MarksAreBounded/mutex",
 	},

@@ -25,10 +25,5 @@ end
 if (taken == 1 or first) and redis.pcall('EXISTS', KEYS[1]) == 0 then wakeHead(KEYS[1], KEYS[3]) end
 local time = redis.call('TIME')
 local ms = math.floor((tonumber(time[1]) * 1000000 + tonumber(time[2])) / 1000)
-local life = math.max(redis.call('PTTL', KEYS[2]), ARGV[2])
--- First this: without the permission for it, no key may be left without a TTL.
-redis.call('PEXPIRE', KEYS[2], life)
-try('ZADD', KEYS[2], string.format('%.0f', ms + ARGV[2]), ARGV[1])
-redis.call('PEXPIRE', KEYS[2], life)
-try('ZREMRANGEBYRANK', KEYS[2], 0, -1 - ARGV[3])
+mark(try, KEYS[2], ARGV[1], ms, ARGV[2], ARGV[3])
 return refused or taken

@@ -4,21 +4,14 @@
 -- ARGV  1 token  2 life of the mark, ms  3 how many marks are kept
 --
 -- Returns 1 if it is released, also by an earlier try whose reply was lost; 0 if this token does
--- not hold it. Of too many marks those that expire first are dropped.
+-- not hold it.
 
 local time = redis.call('TIME')
 local ms = math.floor((tonumber(time[1]) * 1000000 + tonumber(time[2])) / 1000)
 if redis.call('GET', KEYS[1]) == ARGV[1] then
   redis.call('DEL', KEYS[1])
   wakeHead(KEYS[1], KEYS[3])
-  pcall(function() -- the release counts even if the mark cannot be written
-    local life = math.max(redis.call('PTTL', KEYS[2]), ARGV[2])
-    -- First this: without the permission for it, no key may be left without a TTL.
-    redis.call('PEXPIRE', KEYS[2], life)
-    redis.call('ZADD', KEYS[2], string.format('%.0f', ms + ARGV[2]), ARGV[1])
-    redis.call('PEXPIRE', KEYS[2], life)
-    redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -1 - ARGV[3])
-  end)
+  pcall(mark, redis.call, KEYS[2], ARGV[1], ms, ARGV[2], ARGV[3]) -- the release counts also without the mark
   return 1
 end
 -- A write: a replica refuses it, since its data may be old.

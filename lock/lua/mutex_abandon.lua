@@ -18,10 +18,5 @@ end
 if string.sub(redis.call('GET', KEYS[3]) or '', -#ARGV[1]) == ARGV[1] then redis.call('DEL', KEYS[3]) end
 redis.pcall('ZREM', KEYS[4], ARGV[1])
 if redis.call('EXISTS', KEYS[1]) == 0 then wakeNext(KEYS[1], KEYS[3], KEYS[4], ARGV[4], false) end
-local life = math.max(redis.call('PTTL', KEYS[2]), ARGV[2])
--- First this: without the permission for it, no key may be left without a TTL.
-redis.call('PEXPIRE', KEYS[2], life)
-redis.call('ZADD', KEYS[2], string.format('%.0f', ms + ARGV[2]), ARGV[1])
-redis.call('PEXPIRE', KEYS[2], life)
-redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -1 - ARGV[3])
+mark(redis.call, KEYS[2], ARGV[1], ms, ARGV[2], ARGV[3])
 return taken

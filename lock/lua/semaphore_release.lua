@@ -18,14 +18,7 @@ local taken = redis.call('ZCARD', KEYS[1])
 if taken == 0 then redis.call('DEL', KEYS[5]) end
 if ends and ends > ms then
   wakeNext(KEYS[1], KEYS[3], KEYS[4], ARGV[4], size - taken > 1)
-  pcall(function() -- the release counts even if the mark cannot be written
-    local life = math.max(redis.call('PTTL', KEYS[2]), ARGV[2])
-    -- First this: without the permission for it, no key may be left without a TTL.
-    redis.call('PEXPIRE', KEYS[2], life)
-    redis.call('ZADD', KEYS[2], string.format('%.0f', ms + ARGV[2]), ARGV[1])
-    redis.call('PEXPIRE', KEYS[2], life)
-    redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -1 - ARGV[3])
-  end)
+  pcall(mark, redis.call, KEYS[2], ARGV[1], ms, ARGV[2], ARGV[3]) -- the release counts also without the mark
   return 1
 end
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('%.0f', ms))

@@ -49,6 +49,7 @@ end
 -- more is dead.
 local function wakeNext(lock, reservation, waiting, life, others)
   pcall(function() -- the release counts even if no waiter can be woken
+    if redis.call('EXISTS', reservation, waiting) == 0 then return end
     local reserved = redis.call('GET', reservation)
     local token
     if reserved then

@@ -184,8 +184,8 @@ func TestNewFairMutex_LeavesWhenItMayWrite(t *testing.T) {
 	go func() { _, err := waiter.Acquire(ctx); ended <- err }()
 	p.awaitQueued(1)
 	do(t, p.s, "config", "set", "min-replicas-to-write", "1")
-	if err := <-ended; !errors.Is(err, lock.ErrUnavailable) && !errors.Is(err, lock.ErrAmbiguous) {
-		t.Errorf("Acquire: %v, want an error of Redis", err)
+	if err := <-ended; !errors.Is(err, context.DeadlineExceeded) { // busy, if it has not asked since
+		t.Errorf("Acquire: %v, want the end of its context", err)
 	}
 	do(t, p.s, "config", "set", "min-replicas-to-write", "0")
 	p.awaitQueued(0)
