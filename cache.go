@@ -103,7 +103,7 @@ func (c *Cache[T]) Get(ctx context.Context, key string) (T, error) {
 		return zero, err
 	}
 	if c.near != nil {
-		if v, _, err, ok := c.nearHit(ctx, key, nil); ok {
+		if v, _, err, _, ok := c.nearHit(ctx, key, false); ok {
 			return v, err
 		}
 	}
@@ -134,36 +134,40 @@ func (c *Cache[T]) Set(ctx context.Context, key string, value T) error {
 	if err := c.check(ctx, key); err != nil {
 		return err
 	}
+	s, err := c.newSet(key, value)
+	if err != nil {
+		return wrap(ctx, "set", err)
+	}
+	if s.Data == nil {
+		return c.Delete(ctx, key)
+	}
+	defer c.invalidated(key)
+	return wrap(ctx, "set", c.set(ctx, s))
+}
+
+func (c *Cache[T]) set(ctx context.Context, s fill.Set) error {
+	superseded, err := s.Do(ctx, c.client)
+	if superseded {
+		c.wake(ctx, s.Lock)
+	}
+	return c.notified(ctx, notice{}, []fill.Pair{s.Pair}, err)
+}
+
+// newSet returns what Set stores. Data is nil if the value is not to be stored.
+func (c *Cache[T]) newSet(key string, value T) (s fill.Set, err error) {
+	s.Pair = pairOf(c.valueKey(key))
 	life := c.lifeOf(key, value)
 	if life < time.Millisecond {
-		return c.Delete(ctx, key)
+		return s, nil
 	}
 	payload, err := c.marshal(value)
 	if err != nil {
-		return wrap(ctx, "set", err)
+		return s, err
 	}
 	now := time.Now()
-	data, err := entry.Entry{FreshUntil: now.Add(life), WrittenAt: now, Payload: payload}.Encode()
-	if err != nil {
-		return wrap(ctx, "set", err)
-	}
-	defer c.invalidated(key)
-	return wrap(ctx, "set", c.set(ctx, pairOf(c.valueKey(key)), data, c.opts.keptFor(life)))
-}
-
-func (c *Cache[T]) set(ctx context.Context, pair fill.Pair, data []byte, life time.Duration) error {
-	superseded, err := client.Do(ctx, c.client, "set", pair.Value, func(ctx context.Context) (bool, error) {
-		var locks *redis.IntCmd
-		err := client.Transaction(ctx, c.client.Redis, func(p redis.Pipeliner) {
-			p.Set(ctx, pair.Value, data, life)
-			locks = p.Del(ctx, pair.Lock)
-		})
-		return locks.Val() > 0, err
-	})
-	if superseded {
-		c.wake(ctx, pair.Lock)
-	}
-	return c.notified(ctx, notice{}, []fill.Pair{pair}, err)
+	s.Life = c.opts.keptFor(life)
+	s.Data, err = entry.Entry{FreshUntil: now.Add(life), WrittenAt: now, Payload: payload}.Encode()
+	return s, err
 }
 
 // invalidated is called when the command has returned: a later caller then joins no fill that began
@@ -257,7 +261,7 @@ func (c *Cache[T]) inBatches(ctx context.Context, op string, keys []string, do f
 		values[i] = c.valueKey(key)
 	}
 	defer c.invalidated(keys...)
-	groups := c.client.ByNode(values)
+	groups := client.ByNode(c.client, values, func(value string) string { return value })
 	errs := make([]error, len(groups))
 	var nodes sync.WaitGroup
 	for i, values := range groups {

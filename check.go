@@ -33,7 +33,7 @@ func (c *Cache[T]) Check(ctx context.Context) error {
 		}
 	}
 	var errs []error
-	for _, sameNode := range c.client.ByNode(keys) {
+	for _, sameNode := range client.ByNode(c.client, keys, func(key string) string { return key }) {
 		err := c.checkNode(ctx, pairOf(sameNode[0]))
 		if errs = append(errs, err); client.Unreachable(err) || ctx.Err() != nil {
 			break
@@ -104,7 +104,7 @@ func (c *Cache[T]) checkNode(ctx context.Context, pair fill.Pair) error {
 			return err
 		}},
 		{"abandon", func() error { _, err := fill.New(c.client, pair, ttl).Abandon(ctx); return err }},
-		{"set", func() error { return c.set(ctx, pair, data, ttl) }},
+		{"set", func() error { return c.set(ctx, fill.Set{Pair: pair, Data: data, Life: ttl}) }},
 		{"delete", func() error { return c.delete(ctx, []fill.Pair{pair}) }},
 	} {
 		err := step.run()

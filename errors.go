@@ -3,6 +3,8 @@ package singlefill
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/singlefill/singlefill/internal/fill"
 	"github.com/singlefill/singlefill/internal/flight"
@@ -99,4 +101,29 @@ func (s sentinels) remoteError(key, record string) error {
 		}
 	}
 	return remote
+}
+
+// ManyError is returned by [Cache.GetOrLoadMany], [Cache.GetMany] and [Cache.SetMany] if some keys
+// have errors. errors.Is and errors.As look at each of them.
+type ManyError struct {
+	Errs map[string]error // by key
+}
+
+func (e *ManyError) Error() string {
+	for _, key := range slices.Sorted(maps.Keys(e.Errs)) {
+		if len(e.Errs) == 1 {
+			return fmt.Sprintf("singlefill: key %.100q: %v", key, e.Errs[key])
+		}
+		return fmt.Sprintf("singlefill: %d keys have errors; the first, %.100q: %v", len(e.Errs), key, e.Errs[key])
+	}
+	return "singlefill: no key has an error"
+}
+
+// Unwrap returns the errors in the order of their keys.
+func (e *ManyError) Unwrap() []error {
+	errs := make([]error, 0, len(e.Errs))
+	for _, key := range slices.Sorted(maps.Keys(e.Errs)) {
+		errs = append(errs, e.Errs[key])
+	}
+	return errs
 }

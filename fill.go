@@ -16,9 +16,10 @@ type filling[T any] struct {
 	fill *flight.Fill[result[T]]
 	load Loader[T]
 	lock *fill.Lock
-	slot *flight.Slot
+	slot slot
 	wait wait
-	over func() // to be called when no work is left
+	seat seat[T] // of a fill of many keys
+	over func()  // to be called when no work is left
 
 	old      *lookup[T]    // what the key holds, as last seen
 	oldSince flight.Stamp  // old is known to be true as of this stamp
@@ -29,12 +30,26 @@ type filling[T any] struct {
 	superseded atomic.Bool // the load was cancelled because no caller may have its value any more
 }
 
+// A slot is the right to load: a [flight.Slot], or a [flight.Share] of the one that the fills of many
+// keys have in common.
+type slot interface {
+	Try(local bool) bool
+	TryLease(ctx context.Context) bool
+	Queue() (granted <-chan struct{})
+	Held() bool
+	Release()
+}
+
 // fill runs a fill from its first command to its end. l is what a read has found.
-func (c *Cache[T]) fill(ctx context.Context, f *flight.Fill[result[T]], load Loader[T], l *lookup[T], over func()) {
+func (c *Cache[T]) fill(ctx context.Context, f *flight.Fill[result[T]], load Loader[T], l *lookup[T], over func(), in seat[T]) {
 	x := &filling[T]{
-		Cache: c, fill: f, load: load, over: over, old: l,
+		Cache: c, fill: f, load: load, over: over, old: l, seat: in,
 		lock: c.newLock(f.Key),
-		slot: c.slots.NewSlot(&f.Load),
+	}
+	if in.bulk == nil {
+		x.slot = c.slots.NewSlot(f.Load)
+	} else {
+		x.takeSeat()
 	}
 	loads := false
 	defer func() {
@@ -76,6 +91,7 @@ func (x *filling[T]) finish(ctx context.Context) {
 		x.end(ctx, &result[T]{err: &PanicError{Value: "runtime.Goexit was called"}, failed: true}, flight.Always)
 	}
 	x.end(ctx, nil, 0) // does nothing if the fill has ended
+	x.seat.decided()
 	x.slot.Release()
 	if x.lock.InDoubt {
 		x.fills.Behind(func() { x.abandon(ctx, *x.lock) })
@@ -259,6 +275,7 @@ func (x *filling[T]) follow(ctx context.Context, next step, a *attempt, reply fi
 	case retryNew:
 		x.lock = x.newLock(x.fill.Key)
 	case waitForLock:
+		x.seat.decided()
 		x.slot.Release()
 		a.awaited, a.lastAsked, a.queue = reply.Text, stamp, false
 		x.wait.polls++
@@ -297,6 +314,7 @@ func (x *filling[T]) loadLocked(ctx context.Context) {
 		stop()
 		l.cancel()
 		x.slot.Release()
+		x.lock.Convoy = x.seat.stores()
 		if !o.failed() {
 			x.loadTimes.note(x.fill.Key, o.Duration)
 		}

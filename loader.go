@@ -10,6 +10,7 @@ import (
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/flight"
+	"github.com/singlefill/singlefill/internal/near"
 )
 
 // A Loader asks the source for the value of key. It returns [ErrNotFound], bare or wrapped, when
@@ -62,7 +63,10 @@ func (c *Cache[T]) GetOrLoadInfo(ctx context.Context, key string, load Loader[T]
 		return zero, ValueInfo{}, err
 	}
 	if c.near != nil {
-		if v, info, err, ok := c.nearHit(ctx, key, load); ok {
+		if v, info, err, due, ok := c.nearHit(ctx, key, true); ok {
+			if due != nil {
+				c.refreshNear(client.Detach(ctx), key, load, due)
+			}
 			return v, info, err
 		}
 	}
@@ -88,7 +92,7 @@ type origin struct {
 // key empty: it joins at once. call is nil in the first round of a call.
 func (c *Cache[T]) readOrJoin(ctx context.Context, key string, load Loader[T], call *flight.Caller, l *lookup[T]) (w waiter[T], from origin, err error) {
 	if c.fills.Filling(key) {
-		w, err = c.join(ctx, key, load, call, 0, l)
+		w, err = c.join(ctx, key, load, call, 0, l, seat[T]{})
 		return w, from, err
 	}
 	turn, found, err := c.reads.Join(ctx, key)
@@ -103,7 +107,7 @@ func (c *Cache[T]) readOrJoin(ctx context.Context, key string, load Loader[T], c
 	case found != nil:
 		*l, from.shared = *found, !delegated
 		if !l.hit {
-			w, err = c.join(ctx, key, load, call, turn.Arrived, l)
+			w, err = c.join(ctx, key, load, call, turn.Arrived, l, seat[T]{})
 		}
 		return w, from, err
 	}
@@ -121,7 +125,7 @@ func (c *Cache[T]) readOrJoin(ctx context.Context, key string, load Loader[T], c
 	case l.redisErr != nil && ctx.Err() != nil:
 		return w, from, ctx.Err()
 	case !l.hit: // join before the turn ends: the next batch then meets the fill, and does not read
-		if w, err = c.join(ctx, key, load, call, turn.Arrived, l); err != nil {
+		if w, err = c.join(ctx, key, load, call, turn.Arrived, l, seat[T]{}); err != nil {
 			return w, from, err
 		}
 	}
@@ -153,41 +157,30 @@ func (c *Cache[T]) readFor(ctx context.Context, key string, load Loader[T], turn
 
 type waiter[T any] = flight.Waiter[result[T]]
 
-// join joins the fill of key, or starts one with what l has found.
-func (c *Cache[T]) join(ctx context.Context, key string, load Loader[T], call *flight.Caller, arrived flight.Stamp, l *lookup[T]) (waiter[T], error) {
+// join joins the fill of key, or starts one with what l has found. A fill of many keys has a seat in a
+// bulk load, in place of load.
+func (c *Cache[T]) join(ctx context.Context, key string, load Loader[T], call *flight.Caller, arrived flight.Stamp, l *lookup[T], in seat[T]) (waiter[T], error) {
 	if call == nil {
 		call = &flight.Caller{Outer: flight.LoadOf(ctx), Stamp: arrived}
 	}
 	call.Empty = l.redisErr == nil && l.freshness == expired
 	call.Keep = c.opts.staleAfter > 0 && c.servable(&l.result)
+	if in.bulk != nil {
+		call.Group = in.bulk.node
+	}
 	found := *l
 	return c.fills.Join(key, call, func(f *flight.Fill[result[T]], over func()) {
-		c.fill(client.Detach(ctx), f, load, &found, over)
+		c.fill(client.Detach(ctx), f, load, &found, over, in)
 	})
 }
 
-// wait waits for a fill. l is what the caller's own read found. If the result of the fill is older
-// than the call, the caller reads and joins again.
+// wait waits for fills until one has a result that is not older than the call. l is what the
+// caller's own read found.
 func (c *Cache[T]) wait(ctx context.Context, key string, load Loader[T], w waiter[T], l lookup[T], from origin) (v T, info ValueInfo, err error) {
 	for {
-		patience, cancel := c.patience(ctx, w, &l)
-		r, verdict := c.fills.Wait(patience, w)
-		cancel()
-		switch old, own := c.fallback(patience, w, &l, r, verdict); {
-		case old != nil:
-			return c.deliver(ctx, key, old, origin{own: own && from.own, shared: !w.First})
-		case verdict == flight.Left && ctx.Err() != nil:
-			return v, info, ctx.Err()
-		case verdict == flight.Owned || verdict == flight.Shared:
-			return c.deliver(ctx, key, r, origin{own: verdict == flight.Owned, shared: !w.First})
-		case r != nil && r.unverified && !c.client.Reachable(ctx, c.valueKey(key)):
-			return c.deliver(ctx, key, r, origin{shared: true})
-		}
-		if ctx.Err() != nil {
-			if old, own := c.fallback(ctx, w, &l, nil, flight.Left); old != nil {
-				return c.deliver(ctx, key, old, origin{own: own && from.own, shared: !w.First})
-			}
-			return v, info, ctx.Err()
+		v, info, err, over := c.waitFor(ctx, key, w, &l, from)
+		if over {
+			return v, info, err
 		}
 		l = lookup[T]{}
 		if w, from, err = c.readOrJoin(ctx, key, load, w.Caller, &l); err != nil {
@@ -197,6 +190,34 @@ func (c *Cache[T]) wait(ctx context.Context, key string, load Loader[T], w waite
 			return c.deliver(ctx, key, &l.result, from)
 		}
 	}
+}
+
+// waitFor waits for one fill. over is false if its result is older than the call: the caller has to
+// read and join again.
+func (c *Cache[T]) waitFor(ctx context.Context, key string, w waiter[T], l *lookup[T], from origin) (v T, info ValueInfo, err error, over bool) {
+	patience, cancel := c.patience(ctx, w, l)
+	r, verdict := c.fills.Wait(patience, w)
+	cancel()
+	old, own := c.fallback(patience, w, l, r, verdict)
+	switch {
+	case old != nil:
+	case verdict == flight.Left && ctx.Err() != nil:
+		return v, info, ctx.Err(), true
+	case verdict == flight.Owned || verdict == flight.Shared:
+		v, info, err = c.deliver(ctx, key, r, origin{own: verdict == flight.Owned, shared: !w.First})
+		return v, info, err, true
+	case r != nil && r.unverified && !c.client.Reachable(ctx, c.valueKey(key)):
+		v, info, err = c.deliver(ctx, key, r, origin{shared: true})
+		return v, info, err, true
+	case ctx.Err() == nil:
+		return v, info, nil, false
+	default:
+		if old, own = c.fallback(ctx, w, l, nil, flight.Left); old == nil {
+			return v, info, ctx.Err(), true
+		}
+	}
+	v, info, err = c.deliver(ctx, key, old, origin{own: own && from.own, shared: !w.First})
+	return v, info, err, true
 }
 
 // patience returns the context of a wait. If the caller has an old value, it ends when the fill is
@@ -272,13 +293,23 @@ func (c *Cache[T]) read(ctx context.Context, key string, l *lookup[T]) {
 			l.hit = l.freshness >= revalidate
 			return
 		}
-		left := c.opts.redisTimeout - l.asked - pause
-		if left < c.opts.redisTimeout/10 || !client.Unreachable(l.redisErr) || errors.Is(l.redisErr, redis.ErrClosed) || c.client.Away(c.valueKey(key)) || !client.Sleep(ctx, pause) {
+		if !c.readAgain(ctx, key, l, pause) {
 			c.recall(key, l)
 			return
 		}
-		l.asked += pause
 	}
+}
+
+// readAgain pauses before a read is repeated that Redis did not answer. It reports whether to repeat
+// it.
+func (c *Cache[T]) readAgain(ctx context.Context, key string, l *lookup[T], pause time.Duration) bool {
+	left := c.opts.redisTimeout - l.asked - pause
+	if left < c.opts.redisTimeout/10 || !client.Unreachable(l.redisErr) || errors.Is(l.redisErr, redis.ErrClosed) ||
+		c.client.Away(c.valueKey(key)) || !client.Sleep(ctx, pause) {
+		return false
+	}
+	l.asked += pause
+	return true
 }
 
 // get sends one plain GET, which a replica or the client's own cache may answer.
@@ -286,6 +317,14 @@ func (c *Cache[T]) get(ctx context.Context, key string, l *lookup[T]) {
 	valueKey := c.valueKey(key)
 	g := c.generation(valueKey)
 	data, asked, err := c.client.Get(ctx, time.Now(), valueKey)
+	c.found(ctx, key, g, data, err, l)
+	if l.redisErr != nil {
+		l.asked += asked
+	}
+}
+
+// found notes the reply to a GET that was sent after g was taken.
+func (c *Cache[T]) found(ctx context.Context, key string, g near.Generation, data []byte, err error, l *lookup[T]) {
 	l.redisErr = nil
 	switch {
 	case err == nil:
@@ -295,7 +334,6 @@ func (c *Cache[T]) get(ctx context.Context, key string, l *lookup[T]) {
 		c.badValue(ctx, key, err)
 	case !errors.Is(err, redis.Nil):
 		l.redisErr = err
-		l.asked += asked
 	}
 }
 

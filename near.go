@@ -115,14 +115,15 @@ func (c *Cache[T]) newNear(n Near) *nearTier[T] {
 func (c *Cache[T]) logKey() string { return c.namespace + ":log" }
 
 // nearHit serves key from memory. ok is false if memory has nothing to serve, or cannot prove that
-// it is recent enough. load refreshes an entry that expires soon or is stale; nil: nothing does.
-func (c *Cache[T]) nearHit(ctx context.Context, key string, load Loader[T]) (v T, info ValueInfo, err error, ok bool) {
+// it is recent enough. due is the entry if it expires soon or is stale, and the caller has to
+// refresh it.
+func (c *Cache[T]) nearHit(ctx context.Context, key string, refreshes bool) (v T, info ValueInfo, err error, due *nearValue[T], ok bool) {
 	n, now, proven := c.near.Get(key)
 	if n == nil || !proven || now >= n.staleEnd {
-		return v, info, nil, false
+		return v, info, nil, nil, false
 	}
 	if v, err = c.nearCopy(n); err != nil && err != ErrNotFound {
-		return v, info, nil, false
+		return v, info, nil, nil, false
 	}
 	c.counters.nearHits.Add(1)
 	if c.opts.trace.Hit != nil {
@@ -132,10 +133,10 @@ func (c *Cache[T]) nearHit(ctx context.Context, key string, load Loader[T]) (v T
 	if info.Stale {
 		c.noteStale(ctx, key, info)
 	}
-	if at := n.refreshAt.Load(); load != nil && int64(now) >= at && n.refreshAt.CompareAndSwap(at, int64(now+refreshRest)) {
-		c.refreshNear(client.Detach(ctx), key, load, n)
+	if at := n.refreshAt.Load(); refreshes && int64(now) >= at && n.refreshAt.CompareAndSwap(at, int64(now+refreshRest)) {
+		due = n
 	}
-	return v, info, err, true
+	return v, info, err, due, true
 }
 
 // nearCopy returns a value that the caller owns, unless callers share it, or ErrNotFound.
@@ -157,11 +158,16 @@ func (c *Cache[T]) refreshNear(ctx context.Context, key string, load Loader[T], 
 	c.fills.Go(func() {
 		var l lookup[T]
 		c.read(ctx, key, &l)
-		newer := l.freshness == fresh && !l.early && l.entry.WrittenAt.UnixMilli() != n.writtenAt
-		if l.redisErr == nil && !newer {
+		if n.refreshes(&l) {
 			c.refresh(ctx, key, load, l.data)
 		}
 	})
+}
+
+// refreshes reports whether what is in Redis still has to be refreshed.
+func (n *nearValue[T]) refreshes(l *lookup[T]) bool {
+	newer := l.freshness == fresh && !l.early && l.entry.WrittenAt.UnixMilli() != n.writtenAt
+	return l.redisErr == nil && !newer
 }
 
 // generation is to be taken before the command is sent whose reply is kept.

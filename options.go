@@ -104,6 +104,10 @@ type Options[T any] struct {
 	// here, too. Default: no limit.
 	MaxFleetLoads int
 
+	// MaxBatch is how many keys one call of a [ManyLoader] gets at most. Calls for more keys run at the
+	// same time, each in a place of MaxLoads. Default: 256.
+	MaxBatch int
+
 	// Errors names errors of the source that mean the same in every process, such as "down" for
 	// ErrDown. If a load fails with one of them (errors.Is), callers that waited in other processes
 	// get a [*RemoteError] that unwraps to the error that their Options have under the same name.
@@ -134,6 +138,7 @@ type settings[T any] struct {
 	redisTimeout  time.Duration
 	maxLoads      int // 0: no limit
 	maxFleetLoads int // 0: no limit
+	maxBatch      int
 	errors        sentinels
 	near          *Near // nil: off
 	trace         Trace
@@ -179,6 +184,7 @@ func resolve[T any](rdb redis.UniversalClient, namespace string, ttl time.Durati
 		redisTimeout:  orDefault(opts.RedisTimeout, 500*time.Millisecond),
 		maxLoads:      max(0, orDefault(opts.MaxLoads, 64)),
 		maxFleetLoads: max(0, opts.MaxFleetLoads),
+		maxBatch:      orDefault(opts.MaxBatch, 256),
 	}
 	if s.codec == nil {
 		s.codec = MsgPack
@@ -219,6 +225,8 @@ func (s settings[T]) check(opts *Options[T]) error {
 		return fmt.Errorf("singlefill: Options.RetryAfter is %v: at least 1ms is allowed, or a negative one for none", s.retryAfter)
 	case s.redisTimeout < time.Millisecond:
 		return fmt.Errorf("singlefill: Options.RedisTimeout is %v: at least 1ms is allowed", s.redisTimeout)
+	case s.maxBatch < 1:
+		return fmt.Errorf("singlefill: Options.MaxBatch is %d: at least 1 is allowed, or 0 for 256", s.maxBatch)
 	case s.lockTTL <= 0:
 		return fmt.Errorf("singlefill: Options.LockTTL is %v: it must be positive", s.lockTTL)
 	case s.loadTimeout <= 0:

@@ -100,8 +100,8 @@ func (c *Cache[T]) refresh(ctx context.Context, key string, load Loader[T], data
 	if c.checkOpen() != nil {
 		return
 	}
-	c.fills.Refresh(key, entry.Header(data), func(f *flight.Fill[result[T]], over func()) {
-		c.fill(ctx, f, load, &lookup[T]{data: data}, over)
+	c.fills.Refresh(key, entry.Header(data), nil, func(f *flight.Fill[result[T]], over func()) {
+		c.fill(ctx, f, load, &lookup[T]{data: data}, over, seat[T]{})
 	})
 }
 

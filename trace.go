@@ -34,7 +34,7 @@ type Trace struct {
 	WaitDone func(ctx context.Context, info WaitInfo)
 
 	// RedisError is called for each command that failed. op is its purpose: get, lock, store,
-	// release, renew, abandon, set, delete, expire, near (for its log), wake, fleet (for MaxFleetLoads) or ping.
+	// release, renew, abandon, set, delete, expire, clear, near (for its log), wake, fleet (for MaxFleetLoads) or ping.
 	RedisError func(ctx context.Context, op string, err error)
 
 	// BadValue is called when the bytes under key are not an entry, or their payload cannot be
@@ -44,6 +44,9 @@ type Trace struct {
 	// NearDropped is called when everything that [Near] has in memory was dropped, because Redis has
 	// lost a part of the log.
 	NearDropped func()
+
+	// Clearing is called after each step of a Clear, from a goroutine for each master.
+	Clearing func(ctx context.Context, info ClearInfo)
 
 	// BreakerChanged is called when the cache stops sending commands to a Redis that does not
 	// answer (open), and when it sends them again. With a Cluster: when it stops for the first

@@ -179,7 +179,7 @@ func (x *filling[T]) queue(ctx context.Context) event {
 		x.fills.Queued(x.fill, false)
 	}()
 	granted := x.slot.Queue()
-	return x.await(ctx, time.Duration(max(x.slots.Queued(), 1))*queuedPoll, granted)
+	return x.await(ctx, time.Duration(max(x.slots.Queued(), 1)*x.seat.fills())*queuedPoll, granted)
 }
 
 // await sleeps for d, or until slot receives a value, or a wake-up comes. If slot is nil, a caller

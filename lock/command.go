@@ -96,7 +96,7 @@ func run[R any](ctx context.Context, o *owner, within time.Duration, op string, 
 	sent := o.sent.Load()
 	for tries := -1; ; {
 		cmd := once{client.Command(ctx, call), &o.sent}
-		r, err := client.Send(ctx, o.client, within, op, o.keys.lock, cmd, func() (reply, error) {
+		r, err := client.Send(ctx, o.client, nil, within, op, o.keys.lock, cmd, func() (reply, error) {
 			switch err := cmd.Err(); {
 			case client.Unknown(err):
 				return reply{unknown: true}, nil

@@ -190,7 +190,7 @@ func TestCluster_FrozenNode(t *testing.T) {
 	}
 	redistest.Await(t, "the cluster answers", func() bool { return errors.Is(get(keys[0]), redis.Nil) })
 
-	groups := w.ByNode(keys)
+	groups := ByNode(w.Client, keys, func(key string) string { return key })
 	if len(groups) != len(cluster.Nodes) || len(slices.Concat(groups...)) != len(keys) {
 		t.Fatalf("the keys of %d nodes are in groups %v", len(cluster.Nodes), groups)
 	}

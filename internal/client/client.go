@@ -104,13 +104,14 @@ func Do[R any](ctx context.Context, c *Client, op, key string, cmd func(ctx cont
 // DoWithin is Do with another bound, which must not exceed c.Timeout.
 func DoWithin[R any](ctx context.Context, c *Client, timeout time.Duration, op, key string,
 	cmd func(ctx context.Context) (R, error)) (R, error) {
-	return do(ctx, c, timeout, op, key, nil, func(ctx context.Context, _ *group) (R, error) { return cmd(ctx) })
+	return do(ctx, c, timeout, op, key, parcel{}, func(ctx context.Context, _ *group) (R, error) { return cmd(ctx) })
 }
 
 // Send is DoWithin of a command that may go with others. It returns what read makes of its reply.
-func Send[R any](ctx context.Context, c *Client, timeout time.Duration, op, key string, cmd redis.Cmder,
+// convoy is the one with which it goes, or nil.
+func Send[R any](ctx context.Context, c *Client, convoy *Convoy, timeout time.Duration, op, key string, cmd redis.Cmder,
 	read func() (R, error)) (R, error) {
-	return do(ctx, c, timeout, op, key, cmd, func(ctx context.Context, together *group) (R, error) {
+	return do(ctx, c, timeout, op, key, parcel{cmd: cmd, convoy: convoy}, func(ctx context.Context, together *group) (R, error) {
 		if err := c.process(ctx, cmd, together); err != nil {
 			var none R
 			return none, err
@@ -128,15 +129,16 @@ func (c *Client) process(ctx context.Context, cmd redis.Cmder, together *group) 
 	return nil
 }
 
-func do[R any](ctx context.Context, c *Client, timeout time.Duration, op, key string, cmd redis.Cmder,
+func do[R any](ctx context.Context, c *Client, timeout time.Duration, op, key string, p parcel,
 	run func(ctx context.Context, together *group) (R, error)) (R, error) {
 	var none R
 	if err := ctx.Err(); err != nil {
 		return none, err
 	}
 	n := c.nodeOf(key)
-	call := call{op: op, key: key, sent: time.Now(), gate: n.gateOf(cmd)}
-	if err := c.enter(ctx, n, &call, cmd); err != nil {
+	p.client, p.ctx = c, ctx
+	call := call{op: op, key: key, sent: time.Now(), gate: n.gateOf(p.cmd)}
+	if err := c.enter(n, &call, p); err != nil {
 		return none, err
 	}
 	if c.bounded && !endsWithin(ctx, timeout) {
@@ -154,11 +156,11 @@ func do[R any](ctx context.Context, c *Client, timeout time.Duration, op, key st
 }
 
 // enter returns nil when the command can be sent. It must then leave.
-func (c *Client) enter(ctx context.Context, n *node, call *call, cmd redis.Cmder) error {
-	if call.gate.tryEnter() {
+func (c *Client) enter(n *node, call *call, p parcel) error {
+	if p.convoy == nil && call.gate.tryEnter() {
 		return nil
 	}
-	return c.wait(ctx, n, call, cmd)
+	return c.wait(n, call, p)
 }
 
 // leave leaves the gate. Commands that are sent together leave together, by themselves.
@@ -171,10 +173,10 @@ func (call *call) leave(answered bool) {
 // wait queues at the gate of a node until the command is admitted. It returns an error when ctx
 // ends, when the breaker opens, and when no command was answered for as long as a command may take:
 // then the queue does not move.
-func (c *Client) wait(ctx context.Context, n *node, call *call, cmd redis.Cmder) error {
+func (c *Client) wait(n *node, call *call, p parcel) error {
 	c.queued.Add(1)
 	defer c.queued.Add(-1)
-	begun, w := call.sent, call.gate.enqueue(parcel{c, ctx, cmd})
+	ctx, begun, w := p.ctx, call.sent, call.gate.enqueue(p)
 	shared := n.limit.shared(begun, c.Timeout).Done()
 	var patience <-chan time.Time // of a command that waits for longer
 	for {
@@ -279,7 +281,7 @@ func (c *Client) Get(ctx context.Context, now time.Time, key string) (data []byt
 	}
 	cmd := redis.NewStringCmd(ctx, "get", key)
 	call := call{op: "get", key: key, sent: now, gate: n.gateOf(cmd)}
-	if err := c.enter(ctx, n, &call, cmd); err != nil {
+	if err := c.enter(n, &call, parcel{client: c, ctx: ctx, cmd: cmd}); err != nil {
 		return nil, time.Since(call.sent), err
 	}
 	bounded := n.limit.within(ctx, call.sent, c.Timeout)

@@ -80,22 +80,22 @@ func (n *nodes) forgetIdle() {
 	})
 }
 
-// ByNode returns keys in groups, one for each node.
-func (c *Client) ByNode(keys []string) [][]string {
+// ByNode returns items in groups, one for each node of their keys.
+func ByNode[E any](c *Client, items []E, keyOf func(E) string) [][]E {
 	if c.nodes.cluster == nil {
-		return [][]string{keys}
+		return [][]E{items}
 	}
-	var groups [][]string
+	var groups [][]E
 	group := make(map[*node]int)
-	for _, key := range keys {
-		n := c.nodeOf(key)
+	for _, item := range items {
+		n := c.nodeOf(keyOf(item))
 		i, ok := group[n]
 		if !ok {
 			i = len(groups)
 			group[n] = i
 			groups = append(groups, nil)
 		}
-		groups[i] = append(groups[i], key)
+		groups[i] = append(groups[i], item)
 	}
 	return groups
 }

@@ -36,7 +36,7 @@ func Unknown(err error) bool { return err != nil && redis.HasErrorPrefix(err, "N
 func (s Script) WithText(call []any) { call[0], call[1] = "eval", s.text }
 
 // Run sends a call to the node of key, as [Send] does.
-func Run[R any](ctx context.Context, c *Client, timeout time.Duration, op, key string, s Script, call []any,
+func Run[R any](ctx context.Context, c *Client, convoy *Convoy, timeout time.Duration, op, key string, s Script, call []any,
 	read func(cmd *redis.Cmd) (R, error)) (R, error) {
 	type reply struct {
 		value   R
@@ -44,7 +44,7 @@ func Run[R any](ctx context.Context, c *Client, timeout time.Duration, op, key s
 	}
 	send := func() (reply, error) {
 		cmd := Command(ctx, call)
-		return Send(ctx, c, timeout, op, key, cmd, func() (reply, error) {
+		return Send(ctx, c, convoy, timeout, op, key, cmd, func() (reply, error) {
 			if Unknown(cmd.Err()) {
 				return reply{unknown: true}, nil
 			}

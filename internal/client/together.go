@@ -13,6 +13,7 @@ type parcel struct {
 	client *Client
 	ctx    context.Context
 	cmd    redis.Cmder
+	convoy *Convoy // with which it goes, or nil
 }
 
 // A group is several commands that go in one pipeline, through one connection: the polls of a
@@ -81,7 +82,9 @@ func (s *group) send(g *gate) {
 	})
 	close(s.done)
 	answered := !Unreachable(err)
-	g.adapt(len(s.waiters), answered && time.Since(sent) <= timeout/quick)
+	if first.convoy == nil {
+		g.adapt(len(s.waiters), answered && time.Since(sent) <= timeout/quick)
+	}
 	if stop() { // otherwise it has left when its time was over
 		g.leave(answered)
 	}

@@ -107,7 +107,7 @@ func TestListener_Cluster(t *testing.T) {
 			t.Errorf("%d connections listen at %s, want 1", n, node.Addr)
 		}
 	}
-	for _, group := range w.ByNode(keys[:]) {
+	for _, group := range ByNode(w.Client, keys[:], func(key string) string { return key }) {
 		w.Wake(t.Context(), group)
 	}
 	redistest.Await(t, "each has a message", func() bool {

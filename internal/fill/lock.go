@@ -55,6 +55,9 @@ type Lock struct {
 	// attempt must be abandoned in the end.
 	InDoubt bool
 
+	// Convoy is with what the next command goes, or nil.
+	Convoy *client.Convoy
+
 	client *client.Client
 	value  string // key of the value
 	key    string // key of the lock
@@ -124,7 +127,7 @@ func (l *Lock) GetOrLock(ctx context.Context, within time.Duration, q Query) (Re
 	call := append(getOrLockScript.Call(2, 6), l.value, l.key,
 		l.token, l.ttl.Milliseconds(), q.Known, q.Awaited, flag(q.Take), q.For)
 	sent := time.Now()
-	r, err := client.Run(ctx, l.client, within, "lock", l.value, getOrLockScript, call, func(cmd *redis.Cmd) (Reply, error) {
+	r, err := client.Run(ctx, l.client, l.convoy(), within, "lock", l.value, getOrLockScript, call, func(cmd *redis.Cmd) (Reply, error) {
 		r, err := parseLockReply(cmd)
 		if client.ScriptsRefused(err) {
 			return Reply{Status: unrun}, nil
@@ -143,6 +146,13 @@ func (l *Lock) GetOrLock(ctx context.Context, within time.Duration, q Query) (Re
 		l.held, l.stamp = sent, r.Text
 	}
 	return r, err
+}
+
+// convoy returns with what this command goes. The next one goes alone.
+func (l *Lock) convoy() *client.Convoy {
+	v := l.Convoy
+	l.Convoy = nil
+	return v
 }
 
 func flag(set bool) any {
@@ -215,7 +225,7 @@ func (l *Lock) act(ctx context.Context, within time.Duration, op string, script 
 	}
 	call = append(append(call, l.token), args...)
 	const unrun = -1
-	done, err := client.Run(ctx, l.client, within, op, keys[0], script, call, func(cmd *redis.Cmd) (int, error) {
+	done, err := client.Run(ctx, l.client, l.convoy(), within, op, keys[0], script, call, func(cmd *redis.Cmd) (int, error) {
 		done, err := cmd.Int()
 		if client.ScriptsRefused(err) {
 			return unrun, nil

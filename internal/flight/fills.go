@@ -66,7 +66,7 @@ type Fill[R any] struct {
 	Key     string
 	Refresh bool // callers have already been answered
 	Begun   time.Time
-	Load    Load          // its node in the graph of loads that wait for each other
+	Load    *Load         // its node in the graph of loads that wait for each other
 	Wake    chan struct{} // a caller joined, the last one left, or the key was invalidated
 
 	entry string        // that a refresh is for
@@ -110,6 +110,7 @@ type outcome[R any] struct {
 // old for it.
 type Caller struct {
 	Outer *Load // the load that made the call, or nil
+	Group *Load // the node of a fill that the call starts; nil: the fill gets its own
 	Empty bool  // the call found the key empty
 	Keep  bool  // the fill goes on when the caller has left it
 	Stamp Stamp // taken after the call began; if it is 0, Join sets it
@@ -152,9 +153,9 @@ func (g *Fills[R]) Join(key string, call *Caller, run func(f *Fill[R], over func
 	}
 	first := f == nil
 	if first {
-		f = g.add(&Fill[R]{Key: key, empty: call.Empty, Load: Load{cache: g, outer: call.Outer}}, run)
+		f = g.add(&Fill[R]{Key: key, empty: call.Empty, Load: call.Group}, call.Outer, run)
 	}
-	if !call.Outer.waitFor(&f.Load) {
+	if !call.Outer.waitFor(f.Load) {
 		return Waiter[R]{}, ErrRecursive
 	}
 	w := Waiter[R]{Fill: f, First: first, late: f.phase == loading && call.Stamp >= f.running.since, Caller: call}
@@ -173,18 +174,26 @@ func (g *Fills[R]) Join(key string, call *Caller, run func(f *Fill[R], over func
 
 // Refresh starts a fill without callers for an entry of key, unless the key has a fill, or a
 // refresh of the same entry ended a moment ago. A caller that finds nothing to serve joins it like
-// any fill.
-func (g *Fills[R]) Refresh(key, entry string, run func(f *Fill[R], over func())) {
+// any fill. group is the node of the fill; nil: it gets its own. Refresh reports whether it has
+// started the fill.
+func (g *Fills[R]) Refresh(key, entry string, group *Load, run func(f *Fill[R], over func())) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	r := g.resting[key]
 	rests := r.entry == entry && time.Now().Before(r.until)
-	if !g.closed && g.byKey[key] == nil && !rests {
-		g.add(&Fill[R]{Key: key, Refresh: true, entry: entry, Load: Load{cache: g}}, run)
+	if g.closed || g.byKey[key] != nil || rests {
+		return false
 	}
+	g.add(&Fill[R]{Key: key, Refresh: true, entry: entry, Load: group}, nil, run)
+	return true
 }
 
-func (g *Fills[R]) add(f *Fill[R], run func(f *Fill[R], over func())) *Fill[R] {
+func (g *Fills[R]) add(f *Fill[R], outer *Load, run func(f *Fill[R], over func())) *Fill[R] {
+	alone := f.Load == nil
+	if alone {
+		f.Load = g.NewLoad(outer)
+	}
+	f.Load.start()
 	f.Begun = time.Now()
 	f.Wake, f.ended = make(chan struct{}, 1), make(chan struct{})
 	g.byKey[f.Key] = f
@@ -193,7 +202,9 @@ func (g *Fills[R]) add(f *Fill[R], run func(f *Fill[R], over func())) *Fill[R] {
 	}
 	g.running.Add(1)
 	go func() {
-		f.Load.begin() // here, where the stack is short
+		if alone {
+			f.Load.Begin() // here, where the stack is short
+		}
 		run(f, g.running.Done)
 	}()
 	return f
@@ -220,7 +231,7 @@ const (
 // Wait waits until the fill ends, its result is void for this caller, or ctx ends. Then the caller
 // leaves the fill.
 func (g *Fills[R]) Wait(ctx context.Context, w Waiter[R]) (*R, Verdict) {
-	defer w.Outer.leave(&w.Load)
+	defer w.Outer.leave(w.Load)
 	var void chan struct{}
 	if w.late {
 		void = w.void
@@ -349,6 +360,15 @@ func (g *Fills[R]) LockLost(f *Fill[R]) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.supersede(f)
+}
+
+// SupersedeAll is Supersede for all keys.
+func (g *Fills[R]) SupersedeAll() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, f := range g.byKey {
+		g.supersede(f)
+	}
 }
 
 // supersede makes the result of a running load void for callers that joined after it began; they

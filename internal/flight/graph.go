@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"runtime"
+	"slices"
 	"strconv"
 	"sync"
 )
@@ -13,18 +14,19 @@ import (
 var graph sync.Mutex
 
 // A Load is the node of one fill in the graph of loads that wait for other loads of this process,
-// in any cache. A Loader that calls a cache waits for the fill it joins.
+// in any cache. A Loader that calls a cache waits for the fill it joins. The fills that one call
+// starts for many keys are one node, since one Loader works for them.
 type Load struct {
-	cache any   // the *Fills of the fill
+	cache any   // the *Fills of the fills
 	outer *Load // the load that started it, or nil
 
 	// Guarded by graph.
-	// over is set when the fill has ended. Its Loader and its context may live on.
-	over      bool
-	goroutine int // runs the fill and its Loader
-	slot      *Slot
-	waits     map[*Load]calls // loads that calls from inside this load wait for
-	waiters   map[*Load]int   // loads whose calls wait for this load
+	// fills counts the fills that have not ended. The Loader and its context may live on.
+	fills      int
+	goroutines []int // run a fill or a Loader
+	slot       *Slot
+	waits      map[*Load]calls // loads that calls from inside this load wait for
+	waiters    map[*Load]int   // loads whose calls wait for this load
 }
 
 // calls counts the calls from inside one load that wait for another.
@@ -36,12 +38,27 @@ type calls struct {
 
 type loadKey struct{}
 
-// begin notes that the calling goroutine runs the fill.
-func (l *Load) begin() {
+// NewLoad returns the node of a group of fills. outer is the load that starts them, or nil.
+func (g *Fills[R]) NewLoad(outer *Load) *Load { return &Load{cache: g, outer: outer} }
+
+// Begin notes that the calling goroutine runs a Loader. The function that it returns notes the end.
+func (l *Load) Begin() (end func()) {
 	id := goroutineID()
 	graph.Lock()
 	defer graph.Unlock()
-	l.goroutine = id
+	l.goroutines = append(l.goroutines, id)
+	return func() {
+		graph.Lock()
+		defer graph.Unlock()
+		l.goroutines = slices.DeleteFunc(l.goroutines, func(other int) bool { return other == id })
+	}
+}
+
+// start notes that a fill begins.
+func (l *Load) start() {
+	graph.Lock()
+	defer graph.Unlock()
+	l.fills++
 }
 
 // Inside returns a context that marks calls as made from inside l.
@@ -55,19 +72,19 @@ func LoadOf(ctx context.Context) *Load {
 	return l
 }
 
-// finish notes that the fill has ended.
+// finish notes that a fill has ended.
 func (l *Load) finish() {
 	graph.Lock()
 	defer graph.Unlock()
-	l.over = true
+	l.fills--
 }
 
-// inside reports whether l, or a load around it, is a load of cache that is not over.
+// inside reports whether l, or a load around it, is a load of cache with a fill that has not ended.
 func (l *Load) inside(cache any) bool {
 	graph.Lock()
 	defer graph.Unlock()
 	for ; l != nil; l = l.outer {
-		if l.cache == cache && !l.over {
+		if l.cache == cache && l.fills > 0 {
 			return true
 		}
 	}
@@ -95,7 +112,7 @@ func (l *Load) waitFor(other *Load) bool {
 	defer graph.Unlock()
 	n := l.waits[other]
 	n.all++
-	if id == l.goroutine {
+	if slices.Contains(l.goroutines, id) {
 		if other.blocksOn(l, make(map[*Load]bool)) {
 			return false
 		}
@@ -123,7 +140,7 @@ func (l *Load) leave(other *Load) {
 	defer graph.Unlock()
 	n := l.waits[other]
 	n.all--
-	if id == l.goroutine {
+	if slices.Contains(l.goroutines, id) {
 		n.blocking--
 	}
 	l.waits[other] = n

@@ -8,7 +8,7 @@ import (
 // inLoader makes this goroutine run the Loaders of loads.
 func inLoader(loads ...*Load) {
 	for _, l := range loads {
-		l.begin()
+		l.Begin()
 	}
 }
 
@@ -162,8 +162,8 @@ func TestGraph_Context(t *testing.T) {
 func TestGraph_Inside(t *testing.T) {
 	t.Parallel()
 	one, two := new(int), new(int)
-	outer := &Load{cache: one}
-	inner := &Load{cache: two, outer: outer}
+	outer := &Load{cache: one, fills: 1}
+	inner := &Load{cache: two, outer: outer, fills: 1}
 	if !inner.inside(one) || !inner.inside(two) || !outer.inside(one) || outer.inside(two) {
 		t.Error("want inner inside both caches, outer inside its own")
 	}

@@ -15,9 +15,9 @@ func TestFills_Refresh(t *testing.T) {
 	g := newFills()
 	begun := make(chan *Fill[string], 10)
 	run := func(f *Fill[string], over func()) { begun <- f; over() }
-	g.Refresh("k", "e1", run)
-	g.Refresh("k", "e1", run)
-	g.Refresh("k", "e2", run)
+	g.Refresh("k", "e1", nil, run)
+	g.Refresh("k", "e1", nil, run)
+	g.Refresh("k", "e2", nil, run)
 	f := <-begun
 	w := mustJoin(t, g, "k", &Caller{})
 	if w.Fill != f || !f.Refresh || w.First {
@@ -30,7 +30,7 @@ func TestFills_Refresh(t *testing.T) {
 		t.Errorf("%d more refreshes have begun", len(begun))
 	}
 	mustJoin(t, g, "k", &Caller{})
-	g.Refresh("k", "e1", run)
+	g.Refresh("k", "e1", nil, run)
 	g.Drain()
 	if len(begun) > 0 {
 		t.Error("a refresh begins although the key has a fill")
@@ -46,7 +46,7 @@ func TestFills_Rest(t *testing.T) {
 		refreshes := 0
 		refresh := func(entry string) (begun bool) {
 			before := refreshes
-			g.Refresh("k", entry, func(f *Fill[string], over func()) {
+			g.Refresh("k", entry, nil, func(f *Fill[string], over func()) {
 				refreshes++
 				g.Rest(f, time.Second)
 				g.End(f, nil, 0)
@@ -94,7 +94,7 @@ func TestFills_RestOfDeserted(t *testing.T) {
 		for range 8 {
 			readers.Go(func() {
 				for range 100 {
-					g.Refresh("k", "e", func(f *Fill[string], over func()) {
+					g.Refresh("k", "e", nil, func(f *Fill[string], over func()) {
 						defer over()
 						refreshes.Add(1)
 						g.EndIfDeserted(f, time.Hour)
@@ -119,24 +119,24 @@ func TestFills_Close(t *testing.T) {
 	g.Close()
 	ran := false
 	g.Go(func() { ran = true })
-	g.Refresh("r", "e", func(f *Fill[string], over func()) { ran = true; over() })
+	g.Refresh("r", "e", nil, func(f *Fill[string], over func()) { ran = true; over() })
 	if _, err := g.Join("l", &Caller{}, byHand); err != ErrClosed {
 		t.Errorf("Join after Close: %v, want ErrClosed", err)
 	}
 	mustJoin(t, g, "k", &Caller{})
-	nested := mustJoin(t, other, "n", &Caller{Outer: &a.Load})
-	if !g.Inside(&a.Load) || !g.Inside(&nested.Load) || g.Inside(nil) || other.Inside(&a.Load) {
+	nested := mustJoin(t, other, "n", &Caller{Outer: a.Load})
+	if !g.Inside(a.Load) || !g.Inside(nested.Load) || g.Inside(nil) || other.Inside(a.Load) {
 		t.Error("want calls from inside the load, and from a load inside it, inside")
 	}
-	inner := mustJoin(t, g, "l", &Caller{Outer: &nested.Load})
+	inner := mustJoin(t, g, "l", &Caller{Outer: nested.Load})
 	if !inner.First {
 		t.Error("a call from inside a load starts no fill")
 	}
 	endWith(g, a.Fill, "v", Always)
-	if g.Inside(&a.Load) || g.Inside(&nested.Load) {
+	if g.Inside(a.Load) || g.Inside(nested.Load) {
 		t.Error("a load that is over counts")
 	}
-	if _, err := g.Join("m", &Caller{Outer: &nested.Load}, byHand); err != ErrClosed {
+	if _, err := g.Join("m", &Caller{Outer: nested.Load}, byHand); err != ErrClosed {
 		t.Errorf("Join from inside a load that is over: %v, want ErrClosed", err)
 	}
 	g.Drain()
@@ -176,12 +176,12 @@ func TestFills_Recursive(t *testing.T) {
 	t.Parallel()
 	g, h := newFills(), newFills()
 	a, b := mustJoin(t, g, "a", &Caller{}), mustJoin(t, h, "b", &Caller{})
-	inLoader(&a.Load, &b.Load)
-	if _, err := g.Join("a", &Caller{Outer: &a.Load}, byHand); err != ErrRecursive {
+	inLoader(a.Load, b.Load)
+	if _, err := g.Join("a", &Caller{Outer: a.Load}, byHand); err != ErrRecursive {
 		t.Errorf("a load joins its own fill: %v", err)
 	}
-	waits := mustJoin(t, h, "b", &Caller{Outer: &a.Load})
-	if _, err := g.Join("a", &Caller{Outer: &b.Load}, byHand); err != ErrRecursive {
+	waits := mustJoin(t, h, "b", &Caller{Outer: a.Load})
+	if _, err := g.Join("a", &Caller{Outer: b.Load}, byHand); err != ErrRecursive {
 		t.Errorf("two loads join each other's fills: %v", err)
 	}
 	if a.callers.all != 1 || len(b.Load.waits) != 0 {

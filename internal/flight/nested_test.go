@@ -64,7 +64,7 @@ func (w *world) get(ctx context.Context, key int) {
 }
 
 func (w *world) fill(ctx context.Context, f *Fill[string], key int) {
-	g, s := w.caches[key%2], w.pools[key%2].NewSlot(&f.Load)
+	g, s := w.caches[key%2], w.pools[key%2].NewSlot(f.Load)
 	if !s.Try(false) {
 		select {
 		case <-s.Queue():

@@ -51,7 +51,7 @@ type Slot struct {
 	lender  *Slot         // whose permit it is; nil: the fill's own
 	lentTo  *Slot         // runs under this permit now
 	queued  *list.Element // nil: not in the queue
-	granted chan struct{} // receives a value when a queued fill is granted a slot
+	granted chan struct{} // closed when a queued fill is granted a slot
 }
 
 // A permit is the right to run one load.
@@ -123,15 +123,15 @@ func (s *Slot) TryLease(ctx context.Context) bool {
 	return ok
 }
 
-// Queue waits in line for a slot. The channel receives a value when the fill has one.
+// Queue waits in line for a slot. The channel is closed when the fill has one.
 func (s *Slot) Queue() <-chan struct{} {
 	graph.Lock()
 	defer graph.Unlock()
 	if s.permit != nil { // granted since the fill last tried
-		s.granted = make(chan struct{}, 1)
-		s.granted <- struct{}{}
+		s.granted = make(chan struct{})
+		close(s.granted)
 	} else if s.queued == nil {
-		s.granted = make(chan struct{}, 1)
+		s.granted = make(chan struct{})
 		s.queued = s.pool.queue.PushBack(s)
 		s.pool.serve()
 		if s.permit == nil {
@@ -234,7 +234,7 @@ func (p *Slots) waitForLease() {
 func (s *Slot) grant(p *permit, lender *Slot) {
 	s.leaveQueue()
 	s.permit, s.lender = p, lender
-	s.granted <- struct{}{}
+	close(s.granted)
 }
 
 func (s *Slot) leaveQueue() {

@@ -65,11 +65,15 @@ func (l *Log) OneServer() bool {
 
 // Add adds a record to a pipeline. keys are at most perRecord keys.
 func (l *Log) Add(ctx context.Context, p redis.Pipeliner, keys []string) *redis.StringCmd {
+	return l.add(ctx, p, hashesOf(keys))
+}
+
+func hashesOf(keys []string) string {
 	var hashes []byte
 	for _, key := range keys {
 		hashes = binary.BigEndian.AppendUint64(hashes, Hash(key))
 	}
-	return l.add(ctx, p, string(hashes))
+	return string(hashes)
 }
 
 func (l *Log) add(ctx context.Context, p redis.Pipeliner, value string) *redis.StringCmd {
@@ -81,22 +85,29 @@ func (l *Log) add(ctx context.Context, p redis.Pipeliner, value string) *redis.S
 // Append appends records of keys, after their invalidation has been answered.
 func (l *Log) Append(ctx context.Context, keys []string) error {
 	for keys := range slices.Chunk(keys, perRecord) {
-		_, err := client.Do(ctx, l.client, op, l.key, func(ctx context.Context) (string, error) {
-			var added *redis.StringCmd
-			_, err := l.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
-				added = l.Add(ctx, p, keys)
-				return nil
-			})
-			return added.Val(), err
-		})
-		if err != nil && !client.Unreachable(err) {
-			err = l.Reset(ctx)
-		}
-		if err != nil {
+		if err := l.append(ctx, hashesOf(keys)); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// AppendAll appends a record of all keys, after their invalidation has been answered.
+func (l *Log) AppendAll(ctx context.Context) error { return l.append(ctx, everything) }
+
+func (l *Log) append(ctx context.Context, value string) error {
+	_, err := client.Do(ctx, l.client, op, l.key, func(ctx context.Context) (string, error) {
+		var added *redis.StringCmd
+		_, err := l.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+			added = l.add(ctx, p, value)
+			return nil
+		})
+		return added.Val(), err
+	})
+	if err != nil && !client.Unreachable(err) {
+		err = l.Reset(ctx)
+	}
+	return err
 }
 
 // Reset removes the log. Every process then drops what it has in memory. It is for a record that the

@@ -47,7 +47,8 @@ type Tier[V any] struct {
 	used      atomic.Bool  // a value was asked for a moment ago
 	following atomic.Bool  // a goroutine reads the log
 
-	hints atomic.Int64 // since the last hint was begun
+	hints   atomic.Int64 // since the last hint was begun
+	putting atomic.Int64 // calls of Put that run
 
 	at position // in the log; only the goroutine that reads it uses it
 
@@ -81,11 +82,12 @@ func New[V any](c *client.Client, key string, size int, maxLag time.Duration,
 	for stripes < size && stripes < 1<<20 {
 		stripes *= 2
 	}
-	t := &Tier[V]{
+	t := new(Tier[V])
+	*t = Tier[V]{
 		Log: Log{client: c, key: key, life: max(minLife, 4*maxLag)},
 		values: otter.Must(&otter.Options[string, *Item[V]]{
 			MaximumSize: size,
-			Executor:    func(run func()) { run() }, // eviction takes less time than to start a goroutine for it
+			Executor:    t.maintain,
 		}),
 		stripes: make([]atomic.Uint64, stripes),
 		maxLag:  maxLag, begun: time.Now(), background: background, dropped: dropped,
@@ -122,12 +124,32 @@ func (t *Tier[V]) Generation(valueKey string) Generation {
 // Put keeps a value, unless the key has been invalidated since g.
 func (t *Tier[V]) Put(key string, g Generation, item *Item[V]) {
 	if item.generation = g; g.current() {
+		t.putting.Add(1)
+		defer t.putting.Add(-1)
 		t.values.Set(key, item)
+	}
+}
+
+// maintain runs the bookkeeping of otter. What a Put causes takes less time than to start a goroutine
+// for it. What hits cause is the bookkeeping of many of them: no hit has to wait for that.
+func (t *Tier[V]) maintain(run func()) {
+	if t.putting.Load() > 0 {
+		run()
+	} else {
+		go run()
 	}
 }
 
 // Forget makes what has been kept of a key useless.
 func (t *Tier[V]) Forget(valueKey string) { t.stripe(Hash(valueKey)).Add(1) }
+
+// ForgetAll is Forget for all keys.
+func (t *Tier[V]) ForgetAll() {
+	for i := range t.stripes {
+		t.stripes[i].Add(1)
+	}
+	t.values.InvalidateAll()
+}
 
 func (t *Tier[V]) stripe(hash uint64) *atomic.Uint64 {
 	return &t.stripes[hash&uint64(len(t.stripes)-1)]
@@ -232,10 +254,7 @@ func (t *Tier[V]) catchUp() error {
 
 // drop drops everything.
 func (t *Tier[V]) drop() {
-	for i := range t.stripes {
-		t.stripes[i].Add(1)
-	}
-	t.values.InvalidateAll()
+	t.ForgetAll()
 	if t.at != (position{}) {
 		t.dropped()
 	}

@@ -1,0 +1,197 @@
+package singlefill
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/client"
+)
+
+// Clear removes every value of the namespace, and supersedes every load that is in flight, in any
+// process: no GetOrLoad that begins after Clear has returned gets a value that was loaded before
+// Clear was called. What others store while Clear runs may stay.
+//
+// Clear scans the keys of each master twice, a few hundred at a time, so that it holds up no other
+// command for long. The time it takes grows with the number of keys in the database, not with those
+// of the namespace. [Trace.Clearing] tells how far it is.
+//
+// After an error, and when ctx has ended, a part of the values may have been removed: call Clear
+// again. Do so too if slots of a Cluster were moved meanwhile, since a SCAN may miss a key on its
+// way.
+func (c *Cache[T]) Clear(ctx context.Context) error {
+	if err := c.checkOpen(); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	defer c.invalidatedAll()
+	err := c.sweepAll(ctx)
+	if c.near != nil { // after an error, too: a part of the values may have been removed
+		detached := client.Detach(ctx)
+		err = errors.Join(err, c.near.AppendAll(detached))
+		c.near.WakeOthers(detached)
+	}
+	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+		return ctx.Err()
+	}
+	return wrap(ctx, "clear", err)
+}
+
+// invalidatedAll is invalidated for all keys.
+func (c *Cache[T]) invalidatedAll() {
+	c.fills.SupersedeAll()
+	if c.near != nil {
+		c.near.ForgetAll()
+	}
+}
+
+// ClearInfo tells [Trace.Clearing] how far a Clear is.
+type ClearInfo struct {
+	Pass    int   // 1: locks; 2: values
+	Scanned int64 // keys of the database that this pass has looked at, about
+	Keys    int64 // keys of the database when the pass began
+	Removed int64 // values that have been removed
+}
+
+// A pass removes one kind of keys.
+type pass struct {
+	number  int
+	pattern string
+	remove  func(ctx context.Context, keys []string) error
+}
+
+// sweepAll removes the locks, and then the values. A load that held its lock when sweepAll began has
+// lost it after the first pass, and its value is refused; or it has stored its value before the
+// second pass began. That pass finds it, since a SCAN returns each key that exists from its beginning
+// to its end. With a single pass, or in the other order, a load could turn its lock into a value
+// behind the cursor.
+func (c *Cache[T]) sweepAll(ctx context.Context) error {
+	masters, err := client.Do(ctx, c.client, clearing, "", c.client.Masters)
+	if err != nil {
+		return err
+	}
+	values := literal(c.namespace) + ":{*}"
+	for _, p := range []pass{
+		{1, values + literal(pairOf("").Lock), c.removeLocks},
+		{2, values, c.removeValues},
+	} {
+		if err := c.sweep(ctx, masters, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// clearing is the purpose of the commands of Clear.
+const clearing = "clear"
+
+// literal returns a pattern of SCAN that matches s only.
+func literal(s string) string {
+	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(s)
+}
+
+// scanCount is how many keys of the database one step looks at. It takes a server about 0.2 ms.
+const scanCount = 1000
+
+// A clearProgress is what Trace is told. All masters count together.
+type clearProgress struct{ scanned, keys, removed atomic.Int64 }
+
+// sweep removes the keys of one pass from all masters at the same time.
+func (c *Cache[T]) sweep(ctx context.Context, masters []redis.Cmdable, p pass) error {
+	var progress clearProgress
+	errs := make([]error, len(masters))
+	var all sync.WaitGroup
+	for i, master := range masters {
+		all.Go(func() { errs[i] = c.sweepMaster(ctx, master, p, &progress) })
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
+
+func (c *Cache[T]) sweepMaster(ctx context.Context, master redis.Cmdable, p pass, progress *clearProgress) error {
+	size, err := client.Do(ctx, c.client, clearing, "", func(ctx context.Context) (int64, error) { return master.DBSize(ctx).Result() })
+	if err != nil {
+		return err
+	}
+	progress.keys.Add(size)
+	type step struct {
+		keys   []string
+		cursor uint64
+	}
+	for cursor := uint64(0); ; {
+		s, err := client.Retry(ctx, c.opts.redisTimeout, client.Unreachable, func(within time.Duration) (step, error) {
+			return client.DoWithin(ctx, c.client, within, clearing, "", func(ctx context.Context) (s step, err error) {
+				s.keys, s.cursor, err = master.Scan(ctx, cursor, p.pattern, scanCount).Result()
+				return s, err
+			})
+		})
+		if err != nil {
+			return err
+		}
+		for keys := range slices.Chunk(s.keys, batch) {
+			if err := p.remove(ctx, keys); err != nil {
+				return err
+			}
+		}
+		c.clearStep(ctx, p, progress, len(s.keys))
+		if cursor = s.cursor; cursor == 0 {
+			return nil
+		}
+	}
+}
+
+func (c *Cache[T]) clearStep(ctx context.Context, p pass, progress *clearProgress, removed int) {
+	if c.opts.trace.Clearing == nil {
+		return
+	}
+	info := ClearInfo{Pass: p.number, Keys: progress.keys.Load()}
+	info.Scanned = min(progress.scanned.Add(scanCount), info.Keys)
+	if p.number == 2 {
+		info.Removed = progress.removed.Add(int64(removed))
+	}
+	c.opts.trace.Clearing(ctx, info)
+}
+
+// removeLocks removes locks, and wakes those that wait for them.
+func (c *Cache[T]) removeLocks(ctx context.Context, locks []string) error {
+	removed, err := client.Do(ctx, c.client, clearing, locks[0], func(ctx context.Context) (removed []string, err error) {
+		cmds := make([]*redis.IntCmd, len(locks))
+		_, err = c.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+			for i, lock := range locks {
+				cmds[i] = p.Del(ctx, lock)
+			}
+			return nil
+		})
+		for i, cmd := range cmds {
+			if cmd.Val() > 0 {
+				removed = append(removed, locks[i])
+			}
+		}
+		return removed, err
+	})
+	if len(removed) > 0 {
+		c.wake(ctx, removed...)
+	}
+	return err
+}
+
+// removeValues removes values. The server frees their memory behind the reply.
+func (c *Cache[T]) removeValues(ctx context.Context, values []string) error {
+	_, err := client.Do(ctx, c.client, clearing, values[0], func(ctx context.Context) ([]redis.Cmder, error) {
+		return c.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+			for _, value := range values {
+				p.Unlink(ctx, value)
+			}
+			return nil
+		})
+	})
+	return err
+}

@@ -1,0 +1,40 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// GetMany sends one GET for each of keys, all of one node, in one pipeline. It returns an error if
+// no key was answered; otherwise each reply has its own. Like Get it sends nothing while the breaker
+// is open. asked is how long the server has been asked.
+func (c *Client) GetMany(ctx context.Context, keys []string) (replies []*redis.StringCmd, asked time.Duration, err error) {
+	if err := c.Refusal(keys[0]); err != nil {
+		return nil, 0, err
+	}
+	begun := time.Now()
+	replies, err = Do(ctx, c, "get", keys[0], func(ctx context.Context) ([]*redis.StringCmd, error) {
+		replies := make([]*redis.StringCmd, len(keys))
+		_, _ = c.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each reply has its error
+			for i, key := range keys {
+				replies[i] = p.Get(ctx, key)
+			}
+			return nil
+		})
+		for _, reply := range replies {
+			if err := reply.Err(); err != nil && !errors.Is(err, redis.Nil) {
+				return replies, err
+			}
+		}
+		return replies, nil
+	})
+	for _, reply := range replies {
+		if !Unreachable(reply.Err()) || errors.Is(reply.Err(), redis.Nil) {
+			return replies, 0, nil
+		}
+	}
+	return nil, time.Since(begun), err
+}

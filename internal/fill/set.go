@@ -1,0 +1,67 @@
+package fill
+
+import (
+	"context"
+	_ "embed"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/wake"
+)
+
+//go:embed lua/set.lua
+var setLua string
+
+// A Set writes an entry, and invalidates a running load, in one step on the server.
+type Set struct {
+	Pair
+	Data []byte
+	Life time.Duration
+	Err  error // of SetMany
+}
+
+// Do runs one Set. It reports whether a load was invalidated: those that wait for it are to be
+// woken.
+func (s Set) Do(ctx context.Context, c *client.Client) (superseded bool, err error) {
+	return client.Do(ctx, c, "set", s.Value, func(ctx context.Context) (bool, error) {
+		var locks *redis.IntCmd
+		err := client.Transaction(ctx, c.Redis, func(p redis.Pipeliner) {
+			p.Set(ctx, s.Value, s.Data, s.Life)
+			locks = p.Del(ctx, s.Lock)
+		})
+		return locks.Val() > 0, err
+	})
+}
+
+// SetMany runs sets of one node in one round trip, and sets the error of each. It returns the error
+// of the pipeline. Without scripts the sets are done one after the other.
+func SetMany(ctx context.Context, c *client.Client, sets []Set) error {
+	cmds, err := client.Do(ctx, c, "set", sets[0].Value, func(ctx context.Context) ([]redis.Cmder, error) {
+		cmds, err := c.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+			for _, s := range sets { // EVAL, since a pipeline cannot fall back from EVALSHA
+				p.Eval(ctx, wake.Lua+setLua, []string{s.Value, s.Lock}, s.Data, s.Life.Milliseconds())
+			}
+			return nil
+		})
+		if client.ScriptsRefused(err) {
+			err = nil
+		}
+		return cmds, err
+	})
+	for i := range sets {
+		switch {
+		case cmds == nil: // no answer in time
+			sets[i].Err = err
+		case !client.ScriptsRefused(cmds[i].Err()):
+			sets[i].Err = cmds[i].Err()
+		case !client.Unreachable(err):
+			if _, sets[i].Err = sets[i].Do(ctx, c); client.Unreachable(sets[i].Err) {
+				err = sets[i].Err
+			}
+		default:
+			sets[i].Err = err
+		}
+	}
+	return err
+}

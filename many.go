@@ -1,0 +1,443 @@
+package singlefill
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/fill"
+	"github.com/singlefill/singlefill/internal/flight"
+	"github.com/singlefill/singlefill/internal/near"
+)
+
+// GetOrLoadMany returns the values under keys: from Redis those that are there, the others from load,
+// which gets them together. What [Cache.GetOrLoad] promises holds for each key by itself: a key is
+// loaded once for all callers of both methods, in all processes, and a Delete refuses its own key
+// only.
+//
+// load gets the keys that this call could lock at once, [Options.MaxBatch] of them at most in one
+// call. The call then waits for the keys that others load. It never holds a lock while it waits for
+// another one, so calls with keys in common cannot lock each other out. With a Cluster, keys on a
+// master that is slow to answer may be loaded by another call of load.
+//
+// The map has what exists; a key that load leaves out does not. Other errors come as a
+// [*ManyError], and the map then has the other keys. When ctx ends, GetOrLoadMany returns what it has
+// by then, and the error of ctx for the rest.
+func (c *Cache[T]) GetOrLoadMany(ctx context.Context, keys []string, load ManyLoader[T]) (map[string]T, error) {
+	if load == nil {
+		return nil, errors.New("singlefill: load is nil")
+	}
+	outer := flight.LoadOf(ctx)
+	m, err := c.newMany(ctx, keys, c.fills.Inside(outer))
+	if err != nil {
+		return nil, err
+	}
+	m.load, m.outer = load, outer
+	for asks := m.nearHits(true); len(asks) > 0; {
+		asks = m.waitAll(m.readAndJoin(asks))
+	}
+	return m.result()
+}
+
+// GetMany returns the values under keys that the cache has, as [Cache.Get] does for one key. A key
+// that it does not have is not in the map; that is no error. Keys that Redis could not be asked for
+// have errors in a [*ManyError]. When ctx ends, GetMany returns what it has by then.
+func (c *Cache[T]) GetMany(ctx context.Context, keys []string) (map[string]T, error) {
+	m, err := c.newMany(ctx, keys, false)
+	if err != nil {
+		return nil, err
+	}
+	for part := range m.read(m.nearHits(false), false) {
+		for _, a := range part {
+			switch {
+			case a.redisErr != nil:
+				m.put(a.key, a.value, wrap(ctx, "get", a.redisErr))
+			case a.freshness < revalidate:
+				c.noteMiss(ctx, a.key)
+			default:
+				a.hit = true
+				m.hit(a)
+			}
+		}
+	}
+	return m.result()
+}
+
+// SetMany stores values, as [Cache.Set] does for each of them: it warms up a cache in few round
+// trips. Keys that may not have been stored have errors in a [*ManyError].
+func (c *Cache[T]) SetMany(ctx context.Context, values map[string]T) error {
+	keys := make([]string, 0, len(values))
+	for key := range values {
+		keys = append(keys, key)
+	}
+	m, err := c.newMany(ctx, keys, false)
+	if err != nil {
+		return err
+	}
+	defer c.invalidated(m.keys...)
+	var sets []fill.Set
+	var gone []string // their values are not to be stored
+	keyOf := make(map[string]string, len(keys))
+	for _, key := range m.keys {
+		s, err := c.newSet(key, values[key])
+		keyOf[s.Value] = key
+		switch {
+		case err != nil:
+			m.fail(key, wrap(ctx, "set", err))
+		case s.Data == nil:
+			gone = append(gone, key)
+		default:
+			sets = append(sets, s)
+		}
+	}
+	for _, s := range c.setAll(ctx, sets) {
+		if s.Err != nil {
+			m.fail(keyOf[s.Value], wrap(ctx, "set", s.Err))
+		}
+	}
+	if err := c.Delete(ctx, gone...); err != nil {
+		for _, key := range gone {
+			m.fail(key, err)
+		}
+	}
+	_, err = m.result()
+	return err
+}
+
+// setAll stores values, on all nodes at the same time, and sets the error of each.
+func (c *Cache[T]) setAll(ctx context.Context, sets []fill.Set) []fill.Set {
+	var done []fill.Set
+	groups := client.ByNode(c.client, sets, func(s fill.Set) string { return s.Value })
+	var nodes sync.WaitGroup
+	for _, group := range groups {
+		nodes.Go(func() {
+			var err error
+			for sets := range slices.Chunk(group, batch) {
+				if !client.Unreachable(err) { // else the node is dead: it costs one RedisTimeout
+					err = c.setPart(ctx, sets)
+				}
+				if err != nil && client.Unreachable(err) {
+					for i := range sets {
+						sets[i].Err = cmp.Or(sets[i].Err, err)
+					}
+				}
+			}
+		})
+	}
+	nodes.Wait()
+	for _, group := range groups {
+		done = append(done, group...)
+	}
+	return done
+}
+
+// setPart stores a few hundred values on one node.
+func (c *Cache[T]) setPart(ctx context.Context, sets []fill.Set) error {
+	err := fill.SetMany(ctx, c.client, sets)
+	pairs := make([]fill.Pair, len(sets))
+	for i, s := range sets {
+		pairs[i] = s.Pair
+	}
+	told := c.notified(ctx, notice{}, pairs, nil)
+	for i := range sets {
+		sets[i].Err = cmp.Or(sets[i].Err, told)
+	}
+	return cmp.Or(err, told)
+}
+
+// A many is a call for many keys.
+type many[T any] struct {
+	*Cache[T]
+	ctx   context.Context
+	load  ManyLoader[T]
+	outer *flight.Load // the load that makes the call, or nil
+	keys  []string     // without duplicates
+
+	values map[string]T
+	errs   map[string]error // nil: none
+}
+
+func (c *Cache[T]) newMany(ctx context.Context, keys []string, nested bool) (*many[T], error) {
+	if err := c.checkOpen(); err != nil && !nested {
+		return nil, err
+	}
+	m := &many[T]{Cache: c, ctx: ctx, values: make(map[string]T, len(keys)), keys: make([]string, 0, len(keys))}
+	seen := make(map[string]bool, len(keys))
+	for _, key := range keys {
+		if key == "" {
+			return nil, errors.New("singlefill: a key is empty")
+		}
+		if !seen[key] {
+			seen[key] = true
+			m.keys = append(m.keys, key)
+		}
+	}
+	return m, ctx.Err()
+}
+
+// An ask is a key of a call that has no result yet.
+type ask[T any] struct {
+	lookup[T]
+	key    string
+	part   int            // keys of one part are on one server
+	call   *flight.Caller // nil in the first round
+	waiter waiter[T]
+	memory *nearValue[T] // what memory has, if it is to be refreshed
+}
+
+// nearHits delivers what memory has, and returns the other keys.
+func (m *many[T]) nearHits(refreshes bool) (asks []*ask[T]) {
+	var due []*ask[T]
+	for _, key := range m.keys {
+		a := &ask[T]{key: key}
+		if m.near == nil {
+			asks = append(asks, a)
+			continue
+		}
+		v, _, err, n, ok := m.nearHit(m.ctx, key, refreshes)
+		if !ok {
+			asks = append(asks, a)
+			continue
+		}
+		m.put(key, v, err)
+		if n != nil {
+			a.memory = n
+			due = append(due, a)
+		}
+	}
+	if len(due) > 0 {
+		m.refreshNearAll(due)
+	}
+	return asks
+}
+
+// readAndJoin reads keys and delivers what it finds. For the others it joins fills, or starts them.
+// It returns those.
+func (m *many[T]) readAndJoin(asks []*ask[T]) (joined []*ask[T]) {
+	var read, misses, due []*ask[T]
+	for _, a := range asks {
+		if m.fills.Filling(a.key) {
+			misses = append(misses, a)
+		} else {
+			read = append(read, a)
+		}
+	}
+	joined = m.joinAll(misses)
+	misses = nil
+	for part := range m.read(read, true) {
+		for _, a := range part {
+			switch {
+			case a.redisErr != nil && m.ctx.Err() != nil:
+				m.fail(a.key, m.ctx.Err())
+			case a.hit:
+				m.hit(a)
+				if m.due(&a.lookup) {
+					due = append(due, a)
+				}
+			default:
+				misses = append(misses, a)
+			}
+		}
+		if part == nil { // the next one is slow to come
+			joined = append(joined, m.joinAll(misses)...)
+			misses = nil
+		}
+	}
+	joined = append(joined, m.joinAll(misses)...)
+	m.refreshAll(due)
+	return joined
+}
+
+// read reads keys, in a pipeline for each part of them: a few hundred on one server. It yields the
+// parts as they come, and nil once if the next one is slow to come. With again, what Redis does not
+// answer is read again, for RedisTimeout in all.
+func (m *many[T]) read(asks []*ask[T], again bool) func(yield func([]*ask[T]) bool) {
+	return func(yield func([]*ask[T]) bool) {
+		parts := m.parts(asks)
+		if len(parts) == 1 {
+			m.readPart(parts[0], again)
+			yield(parts[0])
+			return
+		}
+		done := make(chan []*ask[T], len(parts))
+		for _, part := range parts {
+			go func() {
+				m.readPart(part, again)
+				done <- part
+			}()
+		}
+		var slow <-chan time.Time
+		for n := len(parts); n > 0; {
+			select {
+			case part := <-done:
+				n--
+				yield(part)
+				slow = time.After(gather)
+			case <-slow:
+				yield(nil)
+			}
+		}
+	}
+}
+
+func (m *many[T]) parts(asks []*ask[T]) (parts [][]*ask[T]) {
+	for _, group := range client.ByNode(m.client, asks, func(a *ask[T]) string { return m.valueKey(a.key) }) {
+		for part := range slices.Chunk(group, batch) {
+			for _, a := range part {
+				a.part = len(parts)
+			}
+			parts = append(parts, part)
+		}
+	}
+	return parts
+}
+
+func (m *many[T]) readPart(part []*ask[T], again bool) {
+	asks := part
+	for pause := minPause; ; pause *= 2 {
+		m.getAll(asks)
+		if !again {
+			return
+		}
+		asks = nil
+		for _, a := range part {
+			a.hit = a.redisErr == nil && a.freshness >= revalidate
+			if a.redisErr != nil {
+				asks = append(asks, a)
+			}
+		}
+		if len(asks) == 0 {
+			return
+		}
+		if first := asks[0]; !m.readAgain(m.ctx, first.key, &first.lookup, pause) {
+			for _, a := range asks {
+				a.asked = first.asked
+				m.recall(a.key, &a.lookup)
+			}
+			return
+		}
+	}
+}
+
+// getAll sends one GET for each key, in one pipeline.
+func (m *many[T]) getAll(asks []*ask[T]) {
+	keys, generations := make([]string, len(asks)), make([]near.Generation, len(asks))
+	for i, a := range asks {
+		keys[i] = m.valueKey(a.key)
+		generations[i] = m.generation(keys[i])
+	}
+	replies, asked, err := m.client.GetMany(m.ctx, keys)
+	for i, a := range asks {
+		if err != nil {
+			a.redisErr = err
+			a.asked += asked
+			continue
+		}
+		data, err := replies[i].Bytes()
+		m.found(m.ctx, a.key, generations[i], data, err, &a.lookup)
+	}
+}
+
+// joinAll joins the fills of keys. The fills that it starts load in bulk.
+func (m *many[T]) joinAll(misses []*ask[T]) (joined []*ask[T]) {
+	for chunk := range slices.Chunk(misses, m.opts.maxBatch) {
+		b := m.newBulk(m.load, m.outer, len(chunk))
+		for _, a := range chunk {
+			var err error
+			a.waiter, err = m.join(m.ctx, a.key, nil, a.call, 0, &a.lookup, b.seatIn(a.part))
+			b.taken(a.part, err == nil && a.waiter.First)
+			if err != nil {
+				m.fail(a.key, err)
+				continue
+			}
+			joined = append(joined, a)
+		}
+		b.depart()
+	}
+	return joined
+}
+
+// waitAll waits for fills, delivers their results, and returns those whose results are older than the
+// call.
+func (m *many[T]) waitAll(joined []*ask[T]) (again []*ask[T]) {
+	for _, a := range joined {
+		v, _, err, over := m.waitFor(m.ctx, a.key, a.waiter, &a.lookup, origin{own: true})
+		if over {
+			m.put(a.key, v, err)
+		} else {
+			again = append(again, &ask[T]{key: a.key, call: a.waiter.Caller})
+		}
+	}
+	return again
+}
+
+// refreshAll refreshes entries in the background, in bulk.
+func (m *many[T]) refreshAll(due []*ask[T]) {
+	if len(due) == 0 || m.checkOpen() != nil {
+		return
+	}
+	ctx := client.Detach(m.ctx)
+	for chunk := range slices.Chunk(due, m.opts.maxBatch) {
+		b := m.newBulk(m.load, nil, len(chunk))
+		for _, a := range chunk {
+			in, data := b.seatIn(a.part), a.data
+			begun := m.fills.Refresh(a.key, entry.Header(data), b.node, func(f *flight.Fill[result[T]], over func()) {
+				m.fill(ctx, f, nil, &lookup[T]{data: data}, over, in)
+			})
+			b.taken(a.part, begun)
+		}
+		b.depart()
+	}
+}
+
+// refreshNearAll refreshes entries that memory has, unless another process has refreshed them.
+func (m *many[T]) refreshNearAll(due []*ask[T]) {
+	background := &many[T]{Cache: m.Cache, ctx: client.Detach(m.ctx), load: m.load}
+	m.fills.Go(func() {
+		var old []*ask[T]
+		for part := range background.read(due, true) {
+			for _, a := range part {
+				if a.memory.refreshes(&a.lookup) {
+					old = append(old, a)
+				}
+			}
+		}
+		background.refreshAll(old)
+	})
+}
+
+// hit delivers what a read has found.
+func (m *many[T]) hit(a *ask[T]) {
+	v, _, err := m.deliver(m.ctx, a.key, &a.result, origin{own: true})
+	m.put(a.key, v, err)
+}
+
+// put sets the result of a key.
+func (m *many[T]) put(key string, v T, err error) {
+	switch err {
+	case nil:
+		m.values[key] = v
+	case ErrNotFound:
+	default:
+		m.fail(key, err)
+	}
+}
+
+func (m *many[T]) fail(key string, err error) {
+	if m.errs == nil {
+		m.errs = make(map[string]error)
+	}
+	m.errs[key] = err
+}
+
+func (m *many[T]) result() (map[string]T, error) {
+	if m.errs == nil {
+		return m.values, nil
+	}
+	return m.values, &ManyError{m.errs}
+}
