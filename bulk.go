@@ -35,7 +35,7 @@ type bulk[T any] struct {
 	// Protected by mu.
 	mu        sync.Mutex
 	undecided int           // fills that may get their locks by the commands that are under way
-	rows      map[int]*row  // by part
+	rows      map[int]*row  // by node: see ask
 	arrived   []*arrival[T] // fills that hold their locks, and wait for a call of the ManyLoader
 	gathering *time.Timer   // calls the ManyLoader; nil: nothing has arrived
 	running   *bulkCall[T]  // nil: the ManyLoader does not run
@@ -89,24 +89,24 @@ func (c *Cache[T]) newBulk(load ManyLoader[T], outer *flight.Load, fills int) *b
 	}
 }
 
-// seatIn returns a seat for a fill whose key is in a part: see [ask].
-func (b *bulk[T]) seatIn(part int) seat[T] {
+// seatIn returns a seat for a fill whose key is on a node.
+func (b *bulk[T]) seatIn(node int) seat[T] {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	r := b.rows[part]
+	r := b.rows[node]
 	if r == nil {
 		r = &row{asks: new(client.Convoy)}
-		b.rows[part] = r
+		b.rows[node] = r
 	}
 	return seat[T]{bulk: b, row: r}
 }
 
 // taken notes whether the fill of a seat has begun. It has not if its key has another fill.
-func (b *bulk[T]) taken(part int, begun bool) {
+func (b *bulk[T]) taken(node int, begun bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if begun {
-		b.rows[part].fills++
+		b.rows[node].fills++
 	} else {
 		b.decide()
 	}
@@ -140,11 +140,15 @@ func (s *seat[T]) decided() {
 		return
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.isKnown {
+	known := s.isKnown
+	if !known {
 		s.isKnown = true
 		s.row.decided++
 		s.decide()
+	}
+	s.mu.Unlock()
+	if !known {
+		s.row.asks.Leave() // it has asked, or will not ask together with the others
 	}
 }
 
@@ -277,6 +281,9 @@ func (b *bulk[T]) end(call *bulkCall[T], values map[string]T, err error) {
 	for r, n := range stores {
 		r.stores = new(client.Convoy)
 		r.stores.Expect(n)
+		if err == context.DeadlineExceeded { // the fills end by themselves
+			r.stores = nil
+		}
 	}
 	for _, a := range call.batch {
 		close(a.done)
@@ -286,7 +293,7 @@ func (b *bulk[T]) end(call *bulkCall[T], values map[string]T, err error) {
 	b.begin() // for those that have come meanwhile
 }
 
-// stores returns with what the command goes that stores the outcome of a load.
+// stores returns with what the command goes that stores what loadOne has returned.
 func (s *seat[T]) stores() *client.Convoy {
 	if s.bulk == nil {
 		return nil

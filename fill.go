@@ -314,7 +314,7 @@ func (x *filling[T]) loadLocked(ctx context.Context) {
 		stop()
 		l.cancel()
 		x.slot.Release()
-		x.lock.Convoy = x.seat.stores()
+		x.lock.Convoy = o.convoy
 		if !o.failed() {
 			x.loadTimes.note(x.fill.Key, o.Duration)
 		}
@@ -337,6 +337,7 @@ func (x *filling[T]) loadUnlocked(ctx context.Context) {
 		l.cancel()
 		x.slot.Release()
 		o.Unlocked = true
+		o.convoy.Leave()
 		x.encode(&o) // callers decode their copies from it
 		r := o.result()
 		validFrom := l.began

@@ -184,7 +184,7 @@ func (c *Cache[T]) newMany(ctx context.Context, keys []string, nested bool) (*ma
 type ask[T any] struct {
 	lookup[T]
 	key    string
-	part   int            // keys of one part are on one server
+	node   int            // keys with the same number are on one server
 	call   *flight.Caller // nil in the first round
 	waiter waiter[T]
 	memory *nearValue[T] // what memory has, if it is to be refreshed
@@ -220,6 +220,7 @@ func (m *many[T]) nearHits(refreshes bool) (asks []*ask[T]) {
 // It returns those.
 func (m *many[T]) readAndJoin(asks []*ask[T]) (joined []*ask[T]) {
 	var read, misses, due []*ask[T]
+	m.locate(asks)
 	for _, a := range asks {
 		if m.fills.Filling(a.key) {
 			misses = append(misses, a)
@@ -258,7 +259,10 @@ func (m *many[T]) readAndJoin(asks []*ask[T]) (joined []*ask[T]) {
 // answer is read again, for RedisTimeout in all.
 func (m *many[T]) read(asks []*ask[T], again bool) func(yield func([]*ask[T]) bool) {
 	return func(yield func([]*ask[T]) bool) {
-		parts := m.parts(asks)
+		var parts [][]*ask[T]
+		for _, group := range m.locate(asks) {
+			parts = slices.AppendSeq(parts, slices.Chunk(group, batch))
+		}
 		if len(parts) == 1 {
 			m.readPart(parts[0], again)
 			yield(parts[0])
@@ -285,16 +289,15 @@ func (m *many[T]) read(asks []*ask[T], again bool) func(yield func([]*ask[T]) bo
 	}
 }
 
-func (m *many[T]) parts(asks []*ask[T]) (parts [][]*ask[T]) {
-	for _, group := range client.ByNode(m.client, asks, func(a *ask[T]) string { return m.valueKey(a.key) }) {
-		for part := range slices.Chunk(group, batch) {
-			for _, a := range part {
-				a.part = len(parts)
-			}
-			parts = append(parts, part)
+// locate finds out which keys are on one server.
+func (m *many[T]) locate(asks []*ask[T]) (groups [][]*ask[T]) {
+	groups = client.ByNode(m.client, asks, func(a *ask[T]) string { return m.valueKey(a.key) })
+	for node, group := range groups {
+		for _, a := range group {
+			a.node = node
 		}
 	}
-	return parts
+	return groups
 }
 
 func (m *many[T]) readPart(part []*ask[T], again bool) {
@@ -349,8 +352,8 @@ func (m *many[T]) joinAll(misses []*ask[T]) (joined []*ask[T]) {
 		b := m.newBulk(m.load, m.outer, len(chunk))
 		for _, a := range chunk {
 			var err error
-			a.waiter, err = m.join(m.ctx, a.key, nil, a.call, 0, &a.lookup, b.seatIn(a.part))
-			b.taken(a.part, err == nil && a.waiter.First)
+			a.waiter, err = m.join(m.ctx, a.key, nil, a.call, 0, &a.lookup, b.seatIn(a.node))
+			b.taken(a.node, err == nil && a.waiter.First)
 			if err != nil {
 				m.fail(a.key, err)
 				continue
@@ -385,11 +388,11 @@ func (m *many[T]) refreshAll(due []*ask[T]) {
 	for chunk := range slices.Chunk(due, m.opts.maxBatch) {
 		b := m.newBulk(m.load, nil, len(chunk))
 		for _, a := range chunk {
-			in, data := b.seatIn(a.part), a.data
+			in, data := b.seatIn(a.node), a.data
 			begun := m.fills.Refresh(a.key, entry.Header(data), b.node, func(f *flight.Fill[result[T]], over func()) {
 				m.fill(ctx, f, nil, &lookup[T]{data: data}, over, in)
 			})
-			b.taken(a.part, begun)
+			b.taken(a.node, begun)
 		}
 		b.depart()
 	}
@@ -419,11 +422,10 @@ func (m *many[T]) hit(a *ask[T]) {
 
 // put sets the result of a key.
 func (m *many[T]) put(key string, v T, err error) {
-	switch err {
-	case nil:
+	switch {
+	case err == nil:
 		m.values[key] = v
-	case ErrNotFound:
-	default:
+	case !errors.Is(err, ErrNotFound):
 		m.fail(key, err)
 	}
 }

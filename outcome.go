@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/fill"
 )
@@ -21,6 +22,8 @@ type outcome[T any] struct {
 	notFound   bool          // Err is ErrNotFound or wraps it
 	text       string        // of Err
 	superseded bool          // the load was cancelled because no caller could have had its value
+
+	convoy *client.Convoy // with what the command goes that stores it
 }
 
 func (o outcome[T]) failed() bool { return o.Err != nil && !o.notFound }
@@ -83,7 +86,9 @@ func (x *filling[T]) protect(ctx context.Context, done func(o outcome[T])) {
 	if x.opts.trace.LoadStart != nil {
 		ctx = x.opts.trace.LoadStart(ctx, key)
 	}
-	if o.value, o.Err = x.load(ctx, key); o.Err == nil {
+	o.value, o.Err = x.load(ctx, key)
+	o.convoy = x.seat.stores()
+	if o.Err == nil {
 		o.life = x.lifeOf(key, o.value)
 	} else {
 		o.notFound, o.text = errors.Is(o.Err, ErrNotFound), o.Err.Error()

@@ -10,25 +10,40 @@ import (
 // comes later goes as if there were no Convoy. A nil *Convoy has none.
 type Convoy struct {
 	mu       sync.Mutex
-	expected int // commands; 0: not known
+	expected int // members; 0: not known
+	left     int // members that send no command
 	waiting  []*waiter
 	gate     *gate
 	timer    *time.Timer
 	departed bool
 }
 
-// linger is how long a Convoy waits for commands that do not come.
-const linger = 2 * time.Millisecond
+// linger is how long a Convoy waits at most for members that are late.
+const linger = 50 * time.Millisecond
 
-// Expect tells how many commands will come.
-func (v *Convoy) Expect(n int) {
+// Expect tells how many members there are.
+func (v *Convoy) Expect(n int) { v.count(func() { v.expected = n }) }
+
+// Leave tells that a member sends no command.
+func (v *Convoy) Leave() {
+	if v != nil {
+		v.count(func() { v.left++ })
+	}
+}
+
+func (v *Convoy) count(change func()) {
 	v.mu.Lock()
-	v.expected = n
-	depart := len(v.waiting) >= n && v.timer != nil
+	change()
+	complete := v.complete()
 	v.mu.Unlock()
-	if depart {
+	if complete {
 		v.depart()
 	}
+}
+
+// complete reports whether no other command will come. The caller holds v.mu.
+func (v *Convoy) complete() bool {
+	return v.expected > 0 && len(v.waiting) > 0 && len(v.waiting)+v.left >= v.expected
 }
 
 // join adds a command. It returns false if the Convoy has departed, or goes through another gate.
@@ -45,9 +60,9 @@ func (v *Convoy) join(g *gate, w *waiter) bool {
 	if v.timer == nil {
 		v.timer = time.AfterFunc(linger, v.depart)
 	}
-	full := len(v.waiting) == v.expected
+	complete := v.complete()
 	v.mu.Unlock()
-	if full {
+	if complete {
 		v.depart()
 	}
 	return true

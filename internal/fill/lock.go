@@ -55,7 +55,7 @@ type Lock struct {
 	// attempt must be abandoned in the end.
 	InDoubt bool
 
-	// Convoy is with what the next command goes, or nil.
+	// Convoy is with what the next GetOrLock, Store or Release goes, or nil.
 	Convoy *client.Convoy
 
 	client *client.Client
@@ -183,7 +183,7 @@ func parseLockReply(cmd *redis.Cmd) (r Reply, err error) {
 // Store writes the entry and releases the lock. It returns false if the server refused and wrote
 // nothing.
 func (l *Lock) Store(ctx context.Context, within time.Duration, data []byte, life time.Duration) (bool, error) {
-	return l.act(ctx, within, "store", storeScript, []string{l.value, l.key}, l.watchStore(data, life), l.stamp, data, life.Milliseconds())
+	return l.act(ctx, l.convoy(), within, "store", storeScript, []string{l.value, l.key}, l.watchStore(data, life), l.stamp, data, life.Milliseconds())
 }
 
 // A ReleaseNote is what a load that has no value to store leaves for others.
@@ -202,7 +202,7 @@ func (v ReleaseNote) life(ttl time.Duration) time.Duration { return max(ttl, v.R
 // Release releases the lock and leaves the note. If this attempt does not hold the lock, it does
 // nothing.
 func (l *Lock) Release(ctx context.Context, within time.Duration, v ReleaseNote) (bool, error) {
-	return l.act(ctx, within, "release", releaseScript, []string{l.key, l.value}, l.watchRelease(v),
+	return l.act(ctx, l.convoy(), within, "release", releaseScript, []string{l.key, l.value}, l.watchRelease(v),
 		l.stamp, v.Failure, v.RetryAfter.Milliseconds(), v.life(l.ttl).Milliseconds(), flag(v.Drop))
 }
 
@@ -210,22 +210,22 @@ func (l *Lock) Release(ctx context.Context, within time.Duration, v ReleaseNote)
 // be in transit. The server refuses it for the TTL of the lock, unless another attempt uses the
 // lock in between. If it takes the lock after that, for no load, the lock ends after its TTL.
 func (l *Lock) Abandon(ctx context.Context) (bool, error) {
-	return l.act(ctx, l.client.Timeout, "abandon", abandonScript, []string{l.key}, l.watchAbandon, l.ttl.Milliseconds())
+	return l.act(ctx, nil, l.client.Timeout, "abandon", abandonScript, []string{l.key}, l.watchAbandon, l.ttl.Milliseconds())
 }
 
 // Renew prolongs the lock. It returns false if the lock is lost.
 func (l *Lock) Renew(ctx context.Context) (bool, error) {
-	return l.act(ctx, l.client.Timeout, "renew", renewScript, []string{l.key}, l.watchRenew, l.stamp, l.ttl.Milliseconds())
+	return l.act(ctx, nil, l.client.Timeout, "renew", renewScript, []string{l.key}, l.watchRenew, l.stamp, l.ttl.Milliseconds())
 }
 
-func (l *Lock) act(ctx context.Context, within time.Duration, op string, script client.Script, keys []string, judge watchFunc, args ...any) (bool, error) {
+func (l *Lock) act(ctx context.Context, convoy *client.Convoy, within time.Duration, op string, script client.Script, keys []string, judge watchFunc, args ...any) (bool, error) {
 	call := script.Call(len(keys), 1+len(args))
 	for _, key := range keys {
 		call = append(call, key)
 	}
 	call = append(append(call, l.token), args...)
 	const unrun = -1
-	done, err := client.Run(ctx, l.client, l.convoy(), within, op, keys[0], script, call, func(cmd *redis.Cmd) (int, error) {
+	done, err := client.Run(ctx, l.client, convoy, within, op, keys[0], script, call, func(cmd *redis.Cmd) (int, error) {
 		done, err := cmd.Int()
 		if client.ScriptsRefused(err) {
 			return unrun, nil

@@ -1,0 +1,145 @@
+package singlefill_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+// Clear removes the values and locks of its namespace, and nothing else.
+func TestClear(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		ctx, ns := t.Context(), redistest.Namespace(t)
+		c := newCacheIn(t, rdb, ns+":a*[b]", &singlefill.Options[string]{Codec: singlefill.Raw, MaxFleetLoads: 3})
+		others := []*singlefill.Cache[string]{ // namespaces that the pattern must not match
+			newCacheIn(t, rdb, ns+":aXb", &raw), newCacheIn(t, rdb, ns+":a*[b]:more", &raw), newCacheIn(t, rdb, ns, &raw),
+		}
+		values := make(map[string]string)
+		for _, key := range append(manyKeys(600), "}:lock", "a}:lock", "x}:loads", "{", "}") {
+			values[key] = valueOf(key)
+		}
+		for _, c := range append(others, c) {
+			if err := c.SetMany(ctx, values); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := c.GetOrLoad(ctx, "failed", fails[string](errSource)); err != errSource { // leaves a note in its lock
+			t.Fatal(err)
+		}
+		if err := c.Clear(ctx); err != nil {
+			t.Fatal(err)
+		}
+		keys := slices.Sorted(func(yield func(string) bool) {
+			for key := range values {
+				if !yield(key) {
+					return
+				}
+			}
+		})
+		redistest.Await(t, "the values are gone", func() bool {
+			got, err := c.GetMany(ctx, keys)
+			return err == nil && len(got) == 0
+		})
+		for _, c := range others {
+			got, err := c.GetMany(ctx, keys)
+			if err != nil {
+				t.Error(err)
+			}
+			wantMany(t, "another namespace", got, keys...)
+		}
+	})
+}
+
+// Every load that is under way is void, in this process and in others, and those who wait for it in
+// other processes are woken.
+func TestClear_Loads(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+		caches := newCaches(t, m, "ns", 3, &raw)
+		s := newSource[string](t)
+		var before []*call[string]
+		for i, c := range caches {
+			before = append(before, goGet(t.Context(), c, fmt.Sprint("k", i), s.load))
+		}
+		old := []*loading[string]{s.next(t), s.next(t), s.next(t)}
+		time.Sleep(time.Second)
+		if err := caches[0].Clear(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		var after []*call[string]
+		for i := range caches {
+			after = append(after, goGet(t.Context(), caches[(i+1)%3], fmt.Sprint("k", i), s.load))
+		}
+		for range after {
+			s.next(t).give("new") // it does not wait for the old load
+		}
+		for _, call := range after {
+			call.want(t, "new")
+		}
+		for _, load := range old {
+			load.give("old")
+		}
+		for _, call := range before { // they began before Clear
+			call.want(t, "old")
+		}
+		for i, c := range caches {
+			wantGet(t, c, fmt.Sprint("k", i), "new", nil)
+		}
+	})
+}
+
+// Trace tells how far a Clear is. Its context can end it, and the next call goes on.
+func TestClear_Progress(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.Start(t).Client(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	var mu sync.Mutex
+	var steps []singlefill.ClearInfo
+	trace := &singlefill.Trace{Clearing: func(_ context.Context, info singlefill.ClearInfo) {
+		mu.Lock()
+		defer mu.Unlock()
+		if steps = append(steps, info); info.Pass == 2 {
+			cancel()
+		}
+	}}
+	c := newCache(t, rdb, &singlefill.Options[string]{Codec: singlefill.Raw, Trace: trace})
+	values := make(map[string]string)
+	for _, key := range manyKeys(5000) {
+		values[key] = valueOf(key)
+	}
+	if err := c.SetMany(ctx, values); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Clear(ctx); err != context.Canceled {
+		t.Errorf("Clear: %v, want the end of its context", err)
+	}
+	left, err := c.GetMany(t.Context(), manyKeys(5000))
+	if err != nil || len(left) == 0 || len(left) == len(values) {
+		t.Errorf("%d values left, %v; want a part of %d", len(left), err, len(values))
+	}
+	if err := c.Clear(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if last := steps[len(steps)-1]; last.Pass != 2 || last.Removed != int64(len(left)) || last.Scanned != last.Keys || last.Keys < last.Removed {
+		t.Errorf("the last step is %+v, want %d values removed, and all keys scanned", last, len(left))
+	}
+}
+
+// An error of Redis is returned.
+func TestClear_RedisAway(t *testing.T) {
+	inSilence(t, func(t *testing.T, c *singlefill.Cache[string]) {
+		if err := c.Clear(t.Context()); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Clear: %v, want the end of RedisTimeout", err)
+		}
+	})
+}

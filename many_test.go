@@ -1,0 +1,858 @@
+package singlefill_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+// A manySource has a ManyLoader whose answer is "value of key" for each key that it does not lack.
+type manySource struct {
+	takes time.Duration
+	lacks map[string]bool
+	err   error
+
+	mu            sync.Mutex
+	calls         [][]string // the keys of each, sorted
+	running, most int
+}
+
+func (s *manySource) load(_ context.Context, keys []string) (map[string]string, error) {
+	s.mu.Lock()
+	s.calls = append(s.calls, slices.Sorted(slices.Values(keys)))
+	s.running++
+	s.most = max(s.most, s.running)
+	s.mu.Unlock()
+	if s.takes > 0 {
+		time.Sleep(s.takes)
+	}
+	s.mu.Lock()
+	s.running--
+	s.mu.Unlock()
+	values := make(map[string]string)
+	for _, key := range keys {
+		if !s.lacks[key] {
+			values[key] = valueOf(key)
+		}
+	}
+	return values, s.err
+}
+
+// wantCalls wants the calls of the ManyLoader since the last one, in the order of their keys.
+func (s *manySource) wantCalls(t testing.TB, what string, want ...[]string) {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	slices.SortFunc(s.calls, slices.Compare)
+	if !slices.EqualFunc(s.calls, want, slices.Equal) {
+		t.Errorf("%s: the loader was called with %q, want %q", what, s.calls, want)
+	}
+	s.calls = nil
+}
+
+func valueOf(key string) string { return "value of " + key }
+
+// wantMany wants the values of keys, and no others.
+func wantMany(t testing.TB, what string, got map[string]string, keys ...string) {
+	t.Helper()
+	want := make(map[string]string)
+	for _, key := range keys {
+		want[key] = valueOf(key)
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("%s: got %q, want %q", what, got, want)
+	}
+}
+
+// wantManyErrors wants an error for each of keys, and no others.
+func wantManyErrors(t testing.TB, what string, err, want error, keys ...string) {
+	t.Helper()
+	var many *singlefill.ManyError
+	if !errors.As(err, &many) || !slices.Equal(slices.Sorted(maps.Keys(many.Errs)), keys) || !errors.Is(err, want) {
+		t.Errorf("%s: error %v, want %v for %q", what, err, want, keys)
+		return
+	}
+	for key, err := range many.Errs {
+		if !errors.Is(err, want) {
+			t.Errorf("%s: %s: %v, want %v", what, key, err, want)
+		}
+	}
+}
+
+// manyKeys returns n keys, in order.
+func manyKeys(n int) (keys []string) {
+	for i := range n {
+		keys = append(keys, fmt.Sprintf("k%04d", i))
+	}
+	return keys
+}
+
+// A goMany is a GetOrLoadMany in a goroutine.
+type goMany struct {
+	done   chan struct{}
+	values map[string]string
+	err    error
+}
+
+func goGetMany(ctx context.Context, c *singlefill.Cache[string], keys []string, load singlefill.ManyLoader[string]) *goMany {
+	g := &goMany{done: make(chan struct{})}
+	go func() {
+		defer close(g.done)
+		g.values, g.err = c.GetOrLoadMany(ctx, keys, load)
+	}()
+	return g
+}
+
+// The loader gets the keys that Redis does not have, once each. What it leaves out does not exist,
+// and that is remembered.
+func TestGetOrLoadMany(t *testing.T) {
+	t.Parallel()
+	userEach(t, func(t *testing.T, rdb, _ redis.UniversalClient) {
+		ctx := t.Context()
+		c := newCache(t, rdb, &raw)
+		if err := c.Set(ctx, "b", valueOf("b")); err != nil {
+			t.Fatal(err)
+		}
+		s := &manySource{lacks: map[string]bool{"none": true}}
+		_, cluster := rdb.(*redis.ClusterClient)
+		one := !cluster
+		redistest.Await(t, "the client sees b", func() bool { _, err := c.Get(ctx, "b"); return err == nil })
+		for _, round := range []struct {
+			what string
+			want [][]string
+		}{
+			{"first", [][]string{{"a", "c", "none"}}},
+			{"second", nil},
+		} {
+			got, err := c.GetOrLoadMany(ctx, []string{"a", "b", "a", "c", "none", "b"}, s.load)
+			if err != nil {
+				t.Error(err)
+			}
+			wantMany(t, round.what, got, "a", "b", "c")
+			if len(s.calls) > 1 && !one { // keys on a master that is slow to answer
+				s.calls = [][]string{slices.Sorted(slices.Values(slices.Concat(s.calls...)))}
+			}
+			s.wantCalls(t, round.what, round.want...)
+			redistest.Await(t, "the client sees what was stored", func() bool {
+				_, err := c.Get(ctx, "none")
+				v, _ := c.Get(ctx, "a")
+				return err == singlefill.ErrNotFound && v == valueOf("a")
+			})
+		}
+	})
+}
+
+// A call for a hundred keys needs three round trips: to read, to lock and to store. Hits need one.
+// No keys need none.
+func TestGetOrLoadMany_RoundTrips(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	rdb := server.Client(t)
+	var trips tripCounter
+	rdb.AddHook(&trips)
+	c := newCache(t, rdb, &raw)
+	s := new(manySource)
+	get := func(keys []string) {
+		t.Helper()
+		got, err := c.GetOrLoadMany(t.Context(), keys, s.load)
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantMany(t, "get", got, keys...)
+	}
+	get([]string{"x"}) // the server learns the scripts
+	trips.take()
+	for _, row := range []struct {
+		what  string
+		keys  []string
+		trips int
+	}{
+		{"misses", manyKeys(100), 3},
+		{"hits", manyKeys(100), 1},
+		{"no keys", nil, 0},
+	} {
+		get(row.keys)
+		if n := trips.take(); n != row.trips {
+			t.Errorf("%s: %d round trips, want %d", row.what, n, row.trips)
+		}
+	}
+}
+
+// A tripCounter counts commands and pipelines.
+type tripCounter struct {
+	mu sync.Mutex
+	n  int
+}
+
+func (c *tripCounter) take() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := c.n
+	c.n = 0
+	return n
+}
+
+func (c *tripCounter) add() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.n++
+}
+
+func (c *tripCounter) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (c *tripCounter) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error { c.add(); return next(ctx, cmd) }
+}
+
+func (c *tripCounter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if cmds[0].Name() != "hello" && cmds[0].Name() != "client" {
+			c.add()
+		}
+		return next(ctx, cmds)
+	}
+}
+
+// Bad input touches nothing, and the error says what is wrong.
+func TestMany_BadInput(t *testing.T) {
+	t.Parallel()
+	_, rdb := redistest.StartMini(t)
+	c := newCache(t, rdb, &raw)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	s := new(manySource)
+	for _, row := range []struct {
+		what string
+		call func() error
+		want string
+	}{
+		{"nil loader", func() error { _, err := c.GetOrLoadMany(t.Context(), []string{"a"}, nil); return err }, "load is nil"},
+		{"empty key", func() error { _, err := c.GetOrLoadMany(t.Context(), []string{"a", ""}, s.load); return err }, "a key is empty"},
+		{"empty key to get", func() error { _, err := c.GetMany(t.Context(), []string{""}); return err }, "a key is empty"},
+		{"empty key to set", func() error { return c.SetMany(t.Context(), map[string]string{"a": "1", "": "2"}) }, "a key is empty"},
+		{"ended context", func() error { _, err := c.GetOrLoadMany(ended, []string{"a"}, s.load); return err }, "context canceled"},
+		{"ended context to clear", func() error { return c.Clear(ended) }, "context canceled"},
+		{"MaxBatch", func() error {
+			_, err := singlefill.New(rdb, "ns", time.Minute, &singlefill.Options[string]{MaxBatch: -1})
+			return err
+		}, "Options.MaxBatch is -1: at least 1 is allowed"},
+	} {
+		if err := row.call(); err == nil || !strings.Contains(err.Error(), row.want) {
+			t.Errorf("%s: error %v, want %q", row.what, err, row.want)
+		}
+	}
+	s.wantCalls(t, "bad input")
+	if _, err := c.Get(t.Context(), "a"); err != singlefill.ErrMiss {
+		t.Errorf("a: %v, want a miss", err)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, loading := c.GetOrLoadMany(t.Context(), []string{"a"}, s.load)
+	_, getting := c.GetMany(t.Context(), []string{"a"})
+	for what, err := range map[string]error{"GetOrLoadMany": loading, "GetMany": getting, "SetMany": c.SetMany(t.Context(), nil), "Clear": c.Clear(t.Context())} {
+		if err != singlefill.ErrClosed {
+			t.Errorf("%s after Close: %v, want ErrClosed", what, err)
+		}
+	}
+}
+
+// A failure of the loader is the failure of each of its keys. The other keys are returned.
+func TestGetOrLoadMany_Failures(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		what string
+		load singlefill.ManyLoader[string]
+		want error // by errors.Is
+		is   func(err error) bool
+	}{
+		{"error", (&manySource{err: errSource}).load, errSource, nil},
+		{"panic", func(context.Context, []string) (map[string]string, error) { panic(errSource) }, errSource, isPanic},
+		{"Goexit", func(context.Context, []string) (map[string]string, error) { runtime.Goexit(); return nil, nil }, nil, isPanic},
+	} {
+		t.Run(row.what, func(t *testing.T) {
+			t.Parallel()
+			_, rdb := redistest.StartMini(t)
+			c := newCache(t, rdb, &raw)
+			if err := c.Set(t.Context(), "had", valueOf("had")); err != nil {
+				t.Fatal(err)
+			}
+			got, err := c.GetOrLoadMany(t.Context(), []string{"a", "had", "b"}, row.load)
+			wantMany(t, row.what, got, "had")
+			if row.want != nil {
+				wantManyErrors(t, row.what, err, row.want, "a", "b")
+			}
+			if row.is != nil && !row.is(err) {
+				t.Errorf("error %v, want a PanicError", err)
+			}
+			s := new(manySource) // a failure is not remembered, and leaves no lock
+			if got, err = c.GetOrLoadMany(t.Context(), []string{"a", "had", "b"}, s.load); err != nil {
+				t.Error(err)
+			}
+			wantMany(t, "after that", got, "a", "had", "b")
+			if stats := c.Stats(); stats.LoadErrors != 2 || row.is != nil && stats.LoadPanics != 2 {
+				t.Errorf("%d errors and %d panics, want 2 of 2 keys", stats.LoadErrors, stats.LoadPanics)
+			}
+		})
+	}
+}
+
+func isPanic(err error) bool {
+	_, is := errors.AsType[*singlefill.PanicError](err)
+	return is
+}
+
+// ErrNotFound from the loader means that none of its keys exists.
+func TestGetOrLoadMany_NoneExists(t *testing.T) {
+	t.Parallel()
+	_, rdb := redistest.StartMini(t)
+	c := newCache(t, rdb, &raw)
+	s := &manySource{err: fmt.Errorf("shop: %w", singlefill.ErrNotFound)}
+	for _, what := range []string{"loaded", "remembered"} {
+		got, err := c.GetOrLoadMany(t.Context(), []string{"a", "b"}, s.load)
+		if err != nil || len(got) != 0 {
+			t.Errorf("%s: got %q, %v; want nothing", what, got, err)
+		}
+	}
+	s.wantCalls(t, "both calls", []string{"a", "b"})
+}
+
+// The text of a ManyError names a key, and it unwraps to the error of each.
+func TestManyError(t *testing.T) {
+	t.Parallel()
+	one := &singlefill.ManyError{Errs: map[string]error{"k": errSource}}
+	two := &singlefill.ManyError{Errs: map[string]error{"z": errSource, "a": singlefill.ErrClosed}}
+	if got, want := one.Error(), `singlefill: key "k": the source is down`; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if got, want := two.Error(), `singlefill: 2 keys have errors; the first, "a": singlefill: cache is closed`; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if !errors.Is(two, errSource) || !errors.Is(two, singlefill.ErrClosed) || errors.Is(two, singlefill.ErrMiss) {
+		t.Error("errors.Is does not see the errors of the keys")
+	}
+}
+
+// Single calls and calls for many keys meet in the same fills, here and in other processes.
+func TestGetOrLoadMany_MeetsSingleCalls(t *testing.T) {
+	for _, processes := range []int{1, 2} {
+		t.Run(fmt.Sprintf("%d processes", processes), func(t *testing.T) {
+			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+				caches := newCaches(t, m, "ns", processes, &raw)
+				one, many := caches[0], caches[processes-1]
+				single := newSource[string](t)
+				s := &manySource{takes: 2 * time.Second}
+
+				first := goGet(t.Context(), one, "a", single.load)
+				a := single.next(t)
+				call := goGetMany(t.Context(), many, []string{"a", "b"}, s.load)
+				time.Sleep(time.Second)
+				second := goGet(t.Context(), one, "b", mustNotLoad[string](t))
+				time.Sleep(2 * time.Second)
+				select {
+				case <-call.done:
+					t.Error("the call does not wait for the single one")
+				default:
+				}
+				a.give(valueOf("a"))
+				<-call.done
+				if call.err != nil {
+					t.Error(call.err)
+				}
+				wantMany(t, "the call", call.values, "a", "b")
+				first.want(t, valueOf("a"))
+				second.want(t, valueOf("b"))
+				s.wantCalls(t, "the call", []string{"b"})
+				single.want(t, 1)
+			})
+		})
+	}
+}
+
+// Calls with keys in common load each key once, and wait for each other.
+func TestGetOrLoadMany_Overlap(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+		s := &manySource{takes: time.Second}
+		var calls []*goMany
+		var asked [][]string
+		keys := manyKeys(20)
+		for i, c := range newCaches(t, m, "ns", 4, &raw) {
+			part := slices.Concat(keys[i*4:], keys[:i*2])
+			if i%2 == 1 {
+				slices.Reverse(part)
+			}
+			asked = append(asked, part)
+			calls = append(calls, goGetMany(t.Context(), c, part, s.load))
+		}
+		for i, call := range calls {
+			<-call.done
+			if call.err != nil {
+				t.Error(call.err)
+			}
+			wantMany(t, fmt.Sprint("process ", i), call.values, asked[i]...)
+		}
+		if all := slices.Sorted(slices.Values(slices.Concat(s.calls...))); !slices.Equal(all, keys) {
+			t.Errorf("loaded %q, want each key once", all)
+		}
+	})
+}
+
+// A loader gets MaxBatch keys at most. Its calls run at the same time, as far as MaxLoads allows.
+func TestGetOrLoadMany_MaxBatch(t *testing.T) {
+	for _, row := range []struct{ maxLoads, most int }{{-1, 3}, {2, 2}, {1, 1}} {
+		t.Run(fmt.Sprintf("MaxLoads %d", row.maxLoads), func(t *testing.T) {
+			inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+				c := newCache(t, rdb, &singlefill.Options[string]{Codec: singlefill.Raw, MaxBatch: 4, MaxLoads: row.maxLoads})
+				s := &manySource{takes: time.Second}
+				keys := manyKeys(10)
+				got, err := c.GetOrLoadMany(t.Context(), keys, s.load)
+				if err != nil {
+					t.Error(err)
+				}
+				wantMany(t, "the call", got, keys...)
+				s.wantCalls(t, "the call", keys[:4], keys[4:8], keys[8:])
+				if s.most != row.most {
+					t.Errorf("%d calls of the loader at once, want %d", s.most, row.most)
+				}
+			})
+		})
+	}
+}
+
+// At the end of its context a call returns what it has, and the error of the context for the rest.
+// The loads go on.
+func TestGetOrLoadMany_Deadline(t *testing.T) {
+	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		c := newCache(t, rdb, &raw)
+		if err := c.Set(t.Context(), "had", valueOf("had")); err != nil {
+			t.Fatal(err)
+		}
+		s := &manySource{takes: 10 * time.Second}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		begun := time.Now()
+		got, err := c.GetOrLoadMany(ctx, []string{"a", "had", "b"}, s.load)
+		wantElapsed(t, "the call", begun, time.Second)
+		wantMany(t, "the call", got, "had")
+		wantManyErrors(t, "the call", err, context.DeadlineExceeded, "a", "b")
+		time.Sleep(10 * time.Second)
+		got, err = c.GetMany(t.Context(), []string{"a", "b"})
+		if err != nil {
+			t.Error(err)
+		}
+		wantMany(t, "later", got, "a", "b")
+	})
+}
+
+// A Delete, Set or Expire during a load refuses the value of its own key only.
+func TestGetOrLoadMany_Invalidation(t *testing.T) {
+	for what, invalidate := range map[string]func(ctx context.Context, c *singlefill.Cache[string]) error{
+		"Delete": func(ctx context.Context, c *singlefill.Cache[string]) error { return c.Delete(ctx, "a") },
+		"Set":    func(ctx context.Context, c *singlefill.Cache[string]) error { return c.Set(ctx, "a", "set") },
+		"Expire": func(ctx context.Context, c *singlefill.Cache[string]) error { return c.Expire(ctx, "a") },
+		"Clear":  func(ctx context.Context, c *singlefill.Cache[string]) error { return c.Clear(ctx) },
+	} {
+		for _, processes := range []int{1, 2} {
+			t.Run(fmt.Sprintf("%s, %d processes", what, processes), func(t *testing.T) {
+				inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+					caches := newCaches(t, m, "ns", processes, &raw)
+					loads, invalidates := caches[0], caches[processes-1]
+					s := &manySource{takes: time.Second}
+					early := goGetMany(t.Context(), loads, []string{"a", "b"}, s.load)
+					time.Sleep(time.Second / 2)
+					if err := invalidate(t.Context(), invalidates); err != nil {
+						t.Fatal(err)
+					}
+					late := goGetMany(t.Context(), loads, []string{"a", "b"}, (&manySource{}).load)
+					<-early.done
+					<-late.done
+					if early.err != nil || late.err != nil {
+						t.Errorf("errors %v and %v", early.err, late.err)
+					}
+					wantMany(t, "the early call", early.values, "a", "b")
+					fenced := int64(1)
+					if what == "Clear" {
+						fenced = 2
+					}
+					if n := loads.Stats().Fenced; n != fenced {
+						t.Errorf("%d values refused, want %d", n, fenced)
+					}
+					if v, _ := invalidates.Get(t.Context(), "b"); v != valueOf("b") {
+						t.Errorf("b is %q, want the value loaded", v)
+					}
+				})
+			})
+		}
+	}
+}
+
+// Values that are stale are returned at once, and refreshed by one call of the loader behind.
+func TestGetOrLoadMany_Refresh(t *testing.T) {
+	for _, memory := range []*singlefill.Near{nil, {}} {
+		t.Run(fmt.Sprintf("near %v", memory != nil), func(t *testing.T) {
+			inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+				opts := staleOptions(time.Minute, 0)
+				opts.Near = memory
+				c := newCache(t, rdb, opts)
+				s := new(manySource)
+				keys := manyKeys(50)
+				for range 2 { // the second one reads from memory
+					if _, err := c.GetOrLoadMany(t.Context(), keys, s.load); err != nil {
+						t.Fatal(err)
+					}
+					synctest.Wait()
+				}
+				s.wantCalls(t, "fresh", keys)
+				time.Sleep(staleLife + time.Second)
+				s.takes = time.Second
+				begun := time.Now()
+				got, err := c.GetOrLoadMany(t.Context(), keys, s.load)
+				if err != nil {
+					t.Error(err)
+				}
+				wantElapsed(t, "the call", begun, 0)
+				wantMany(t, "the call", got, keys...)
+				time.Sleep(5 * time.Second)
+				s.wantCalls(t, "stale", keys)
+				if n := c.Stats().Refreshes; n != 50 {
+					t.Errorf("%d keys refreshed, want 50", n)
+				}
+			})
+		})
+	}
+}
+
+// Old values stand in for a load that fails.
+func TestGetOrLoadMany_StaleIfError(t *testing.T) {
+	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		c := newCache(t, rdb, staleOptions(0, time.Minute))
+		if err := c.SetMany(t.Context(), map[string]string{"a": valueOf("a"), "b": valueOf("b")}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(staleLife + time.Second)
+		s := &manySource{err: errSource}
+		got, err := c.GetOrLoadMany(t.Context(), []string{"a", "b", "new"}, s.load)
+		wantMany(t, "the call", got, "a", "b")
+		wantManyErrors(t, "the call", err, errSource, "new")
+		if n := c.Stats().StaleOnError; n != 2 {
+			t.Errorf("%d old values, want 2", n)
+		}
+	})
+}
+
+// Without Redis the loader is called once, and nothing is stored.
+func TestGetOrLoadMany_RedisAway(t *testing.T) {
+	inSilence(t, func(t *testing.T, c *singlefill.Cache[string]) {
+		s := &manySource{takes: time.Second}
+		keys := manyKeys(20)
+		one, two := goGetMany(t.Context(), c, keys, s.load), goGetMany(t.Context(), c, keys, s.load)
+		for _, call := range []*goMany{one, two} {
+			<-call.done
+			if call.err != nil {
+				t.Error(call.err)
+			}
+			wantMany(t, "the call", call.values, keys...)
+		}
+		s.wantCalls(t, "both calls", keys)
+		if n := c.Stats().LoadsUnlocked; n != 20 {
+			t.Errorf("%d keys loaded without the lock, want 20", n)
+		}
+	})
+}
+
+// inSilence runs a test in a bubble with a Redis that does not answer.
+func inSilence(t *testing.T, run func(t *testing.T, c *singlefill.Cache[string])) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		link, rdb := redistest.StartMiniLink(t)
+		c := newCache(t, rdb, &raw)
+		link.BlackHole(true)
+		run(t, c)
+		link.BlackHole(false)
+	})
+}
+
+// Bytes that are no entry are a miss.
+func TestGetOrLoadMany_BadBytes(t *testing.T) {
+	t.Parallel()
+	m, rdb := redistest.StartMini(t)
+	c, err := singlefill.New(rdb, "ns", time.Hour, &raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_ = m.Set("ns:{a}", "rubbish")
+	_, _ = m.Lpush("ns:{b}", "a list")
+	s := new(manySource)
+	got, err := c.GetOrLoadMany(t.Context(), []string{"a", "b", "c"}, s.load)
+	if err != nil {
+		t.Error(err)
+	}
+	wantMany(t, "the call", got, "a", "b", "c")
+	s.wantCalls(t, "the call", []string{"a", "b", "c"})
+	if c.Stats().BadValues == 0 {
+		t.Error("no bad value is counted")
+	}
+}
+
+// A ManyLoader may call the cache for other keys: its place serves the nested load. For its own keys
+// the call is recursive.
+func TestGetOrLoadMany_Nested(t *testing.T) {
+	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		c := newCache(t, rdb, &singlefill.Options[string]{Codec: singlefill.Raw, MaxLoads: 1})
+		inner := new(manySource)
+		got, err := c.GetOrLoadMany(t.Context(), []string{"a", "b"}, func(ctx context.Context, keys []string) (map[string]string, error) {
+			for what, call := range map[string]func() error{
+				"GetOrLoad":     func() error { _, err := c.GetOrLoad(ctx, "b", gives("b")); return err },
+				"GetOrLoadMany": func() error { _, err := c.GetOrLoadMany(ctx, []string{"x", "a"}, inner.load); return err },
+			} {
+				if err := call(); !errors.Is(err, singlefill.ErrRecursive) {
+					t.Errorf("%s of a key of the load: %v, want ErrRecursive", what, err)
+				}
+			}
+			nested, err := c.GetOrLoadMany(ctx, []string{"x", "y"}, inner.load)
+			if err != nil {
+				return nil, err
+			}
+			wantMany(t, "nested", nested, "x", "y")
+			return map[string]string{"a": valueOf("a"), "b": valueOf("b")}, nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		wantMany(t, "the call", got, "a", "b")
+	})
+}
+
+// A loader that ignores the end of its context is abandoned at LoadTimeout.
+func TestGetOrLoadMany_LoadTimeout(t *testing.T) {
+	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		c := newCache(t, rdb, &singlefill.Options[string]{Codec: singlefill.Raw, MaxLoads: 1, LoadTimeout: 30 * time.Second})
+		slow := &manySource{takes: time.Hour}
+		begun := time.Now()
+		_, err := c.GetOrLoadMany(t.Context(), []string{"a", "b"}, slow.load)
+		wantElapsed(t, "the call", begun, 30*time.Second)
+		wantManyErrors(t, "the call", err, context.DeadlineExceeded, "a", "b")
+		got, err := c.GetOrLoadMany(t.Context(), []string{"a", "b"}, new(manySource).load)
+		if err != nil {
+			t.Error(err)
+		}
+		wantMany(t, "the next call", got, "a", "b")
+		time.Sleep(time.Hour) // the loader ends
+	})
+}
+
+// The context of the loader ends when no caller may have any of its values, and not before.
+func TestGetOrLoadMany_Superseded(t *testing.T) {
+	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		c := newCache(t, rdb, &raw)
+		ctx, cancel := context.WithCancel(t.Context())
+		var inside context.Context
+		call := goGetMany(ctx, c, []string{"a", "b"}, func(ctx context.Context, keys []string) (map[string]string, error) {
+			inside = ctx
+			<-ctx.Done()
+			return nil, ctx.Err()
+		})
+		synctest.Wait()
+		cancel()
+		<-call.done
+		for _, key := range []string{"a", "b"} {
+			synctest.Wait()
+			if inside.Err() != nil {
+				t.Errorf("the context has ended before %s was deleted", key)
+			}
+			if err := c.Delete(t.Context(), key); err != nil {
+				t.Error(err)
+			}
+		}
+		synctest.Wait()
+		if inside.Err() == nil {
+			t.Error("the load goes on though nobody may have its values")
+		}
+	})
+}
+
+// Each caller owns its values.
+func TestGetOrLoadMany_Ownership(t *testing.T) {
+	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		c := newCache[[]string](t, rdb, nil)
+		load := func(_ context.Context, keys []string) (map[string][]string, error) {
+			time.Sleep(time.Second)
+			values := make(map[string][]string)
+			for _, key := range keys {
+				values[key] = []string{key}
+			}
+			return values, nil
+		}
+		var all sync.WaitGroup
+		for range 4 {
+			all.Go(func() {
+				got, err := c.GetOrLoadMany(t.Context(), []string{"a", "b"}, load)
+				if want := map[string][]string{"a": {"a"}, "b": {"b"}}; err != nil || !reflect.DeepEqual(got, want) {
+					t.Errorf("got %q, %v; want %q", got, err, want)
+				}
+				for _, v := range got {
+					v[0] = "changed"
+				}
+			})
+		}
+		all.Wait()
+	})
+}
+
+// Hits in memory send no command, and a Delete elsewhere reaches them.
+func TestGetOrLoadMany_Near(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.Shared(t).Client(t)
+	ns := redistest.Namespace(t)
+	here, there := newCacheIn(t, rdb, ns, near(singlefill.Near{})), newCacheIn(t, rdb, ns, near(singlefill.Near{}))
+	s := new(manySource)
+	keys := manyKeys(10)
+	inMemory := func() {
+		t.Helper()
+		redistest.Await(t, "all keys are served from memory", func() bool {
+			before := there.Stats().NearHits
+			got, err := there.GetOrLoadMany(t.Context(), keys, s.load)
+			if err != nil {
+				t.Fatal(err)
+			}
+			wantMany(t, "the call", got, keys...)
+			return there.Stats().NearHits-before == int64(len(keys))
+		})
+	}
+	for what, invalidate := range map[string]func() error{
+		"Delete":  func() error { return here.Delete(t.Context(), keys[0]) },
+		"Clear":   func() error { return here.Clear(t.Context()) },
+		"SetMany": func() error { return here.SetMany(t.Context(), map[string]string{keys[0]: valueOf(keys[0])}) },
+	} {
+		inMemory()
+		before := there.Stats().NearHits
+		if err := invalidate(); err != nil {
+			t.Fatal(err)
+		}
+		redistest.Await(t, what+" reaches the memory of another process", func() bool {
+			_, err := there.Get(t.Context(), keys[0])
+			after := there.Stats().NearHits
+			reached := err != nil || after == before
+			before = after
+			return reached
+		})
+	}
+}
+
+// GetMany returns what is there, without a load. Absence is no error.
+func TestGetMany(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		ctx := t.Context()
+		c := newCache(t, rdb, &raw)
+		if err := c.SetMany(ctx, map[string]string{"a": valueOf("a"), "b": valueOf("b")}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.GetOrLoad(ctx, "none", fails[string](singlefill.ErrNotFound)); err != singlefill.ErrNotFound {
+			t.Fatal(err)
+		}
+		for _, keys := range [][]string{{"a", "missing", "b", "a", "none"}, nil} {
+			got, err := c.GetMany(ctx, keys)
+			if err != nil {
+				t.Error(err)
+			}
+			if keys == nil {
+				wantMany(t, "no keys", got)
+			} else {
+				wantMany(t, "the call", got, "a", "b")
+			}
+		}
+		if s := c.Stats(); s.Loads != 1 || s.Hits != 3 || s.Misses != 2 {
+			t.Errorf("%d loads, %d hits, %d misses; want 1, 3, 2", s.Loads, s.Hits, s.Misses)
+		}
+	})
+}
+
+// An error of Redis is the error of each key, since GetMany has no source to fall back on.
+func TestGetMany_RedisAway(t *testing.T) {
+	inSilence(t, func(t *testing.T, c *singlefill.Cache[string]) {
+		got, err := c.GetMany(t.Context(), []string{"a", "b"})
+		wantMany(t, "the call", got)
+		wantManyErrors(t, "the call", err, context.DeadlineExceeded, "a", "b")
+		if err := c.SetMany(t.Context(), map[string]string{"a": "1", "b": "2"}); err == nil {
+			t.Error("SetMany has no error")
+		} else {
+			wantManyErrors(t, "SetMany", err, context.DeadlineExceeded, "a", "b")
+		}
+	})
+}
+
+// SetMany is Set for each key: it supersedes loads, and follows TTLFunc.
+func TestSetMany(t *testing.T) {
+	t.Parallel()
+	userEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		ctx, ns := t.Context(), redistest.Namespace(t)
+		c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.Raw, TTLFunc: func(_ string, v string) time.Duration {
+			if v == "not kept" {
+				return 0
+			}
+			return time.Minute
+		}})
+		s := newSource[string](t)
+		call := goGet(ctx, c, "a", s.load)
+		load := s.next(t)
+		values := make(map[string]string)
+		for _, key := range manyKeys(300) {
+			values[key] = valueOf(key)
+		}
+		values["a"] = valueOf("a")
+		if err := c.SetMany(ctx, values); err != nil {
+			t.Fatal(err)
+		}
+		load.give("loaded before")
+		call.want(t, "loaded before")
+		c2 := newCacheIn(t, rdb, ns, &raw)
+		redistest.Await(t, "the load has ended", func() bool { return c.Stats().Loading == 0 && c.Stats().Fenced == 1 })
+		keys := slices.Sorted(maps.Keys(values))
+		for key := range values {
+			if ttl := look.PTTL(ctx, ns+":{"+key+"}").Val(); ttl <= 0 || ttl > time.Minute {
+				t.Errorf("%s lives for %v, want a minute", key, ttl)
+			}
+		}
+		got, err := c2.GetMany(ctx, keys)
+		if err != nil {
+			t.Error(err)
+		}
+		wantMany(t, "after SetMany", got, keys...)
+		if err := c.SetMany(ctx, map[string]string{keys[0]: "not kept"}); err != nil {
+			t.Error(err)
+		}
+		redistest.Await(t, "the value is gone", func() bool { _, err := c2.Get(ctx, keys[0]); return err == singlefill.ErrMiss })
+	})
+}
+
+// A value that cannot be encoded keeps no other one from being stored.
+func TestSetMany_BadValue(t *testing.T) {
+	t.Parallel()
+	_, rdb := redistest.StartMini(t)
+	c := newCache[any](t, rdb, &singlefill.Options[any]{Codec: singlefill.JSON})
+	err := c.SetMany(t.Context(), map[string]any{"good": "v", "bad": make(chan int)})
+	var many *singlefill.ManyError
+	if !errors.As(err, &many) || len(many.Errs) != 1 || many.Errs["bad"] == nil {
+		t.Errorf("error %v, want one of the bad key", err)
+	}
+	if v, err := c.Get(t.Context(), "good"); v != "v" || err != nil {
+		t.Errorf("good is %v, %v", v, err)
+	}
+}
