@@ -80,26 +80,20 @@ func (c *Cache[T]) SetMany(ctx context.Context, values map[string]T) error {
 		return err
 	}
 	defer c.invalidated(m.keys...)
-	var sets []fill.Set
+	var sets []manySet
 	var gone []string // their values are not to be stored
-	keyOf := make(map[string]string, len(keys))
 	for _, key := range m.keys {
 		s, err := c.newSet(key, values[key])
-		keyOf[s.Value] = key
 		switch {
 		case err != nil:
 			m.fail(key, wrap(ctx, "set", err))
 		case s.Data == nil:
 			gone = append(gone, key)
 		default:
-			sets = append(sets, s)
+			sets = append(sets, manySet{s, key})
 		}
 	}
-	for _, s := range c.setAll(ctx, sets) {
-		if s.Err != nil {
-			m.fail(keyOf[s.Value], wrap(ctx, "set", s.Err))
-		}
-	}
+	m.setAll(sets)
 	if err := c.Delete(ctx, gone...); err != nil {
 		for _, key := range gone {
 			m.fail(key, err)
@@ -107,47 +101,6 @@ func (c *Cache[T]) SetMany(ctx context.Context, values map[string]T) error {
 	}
 	_, err = m.result()
 	return err
-}
-
-// setAll stores values, on all nodes at the same time, and sets the error of each.
-func (c *Cache[T]) setAll(ctx context.Context, sets []fill.Set) []fill.Set {
-	var done []fill.Set
-	groups := client.ByNode(c.client, sets, func(s fill.Set) string { return s.Value })
-	var nodes sync.WaitGroup
-	for _, group := range groups {
-		nodes.Go(func() {
-			var err error
-			for sets := range slices.Chunk(group, batch) {
-				if !client.Unreachable(err) { // else the node is dead: it costs one RedisTimeout
-					err = c.setPart(ctx, sets)
-				}
-				if err != nil && client.Unreachable(err) {
-					for i := range sets {
-						sets[i].Err = cmp.Or(sets[i].Err, err)
-					}
-				}
-			}
-		})
-	}
-	nodes.Wait()
-	for _, group := range groups {
-		done = append(done, group...)
-	}
-	return done
-}
-
-// setPart stores a few hundred values on one node.
-func (c *Cache[T]) setPart(ctx context.Context, sets []fill.Set) error {
-	err := fill.SetMany(ctx, c.client, sets)
-	pairs := make([]fill.Pair, len(sets))
-	for i, s := range sets {
-		pairs[i] = s.Pair
-	}
-	told := c.notified(ctx, notice{}, pairs, nil)
-	for i := range sets {
-		sets[i].Err = cmp.Or(sets[i].Err, told)
-	}
-	return cmp.Or(err, told)
 }
 
 // A many is a call for many keys.
@@ -412,6 +365,54 @@ func (m *many[T]) refreshNearAll(due []*ask[T]) {
 		}
 		background.refreshAll(old)
 	})
+}
+
+// A manySet is what SetMany stores under one key.
+type manySet struct {
+	fill.Set
+	key string
+}
+
+// setAll stores values, on all nodes at the same time.
+func (m *many[T]) setAll(sets []manySet) {
+	groups := client.ByNode(m.client, sets, func(s manySet) string { return s.Value })
+	errs := make([][]error, len(groups))
+	var nodes sync.WaitGroup
+	for i, group := range groups {
+		nodes.Go(func() { errs[i] = m.setOnNode(group) })
+	}
+	nodes.Wait()
+	for i, group := range groups {
+		for j, s := range group {
+			if err := errs[i][j]; err != nil {
+				m.fail(s.key, wrap(m.ctx, "set", err))
+			}
+		}
+	}
+}
+
+// setOnNode stores the values of one node, and returns the error of each. A dead node costs one
+// RedisTimeout, however many keys there are.
+func (m *many[T]) setOnNode(sets []manySet) (errs []error) {
+	var failed error
+	for part := range slices.Chunk(sets, batch) {
+		if client.Unreachable(failed) {
+			errs = append(errs, slices.Repeat([]error{failed}, len(part))...)
+			continue
+		}
+		plain, pairs := make([]fill.Set, len(part)), make([]fill.Pair, len(part))
+		for i, s := range part {
+			plain[i], pairs[i] = s.Set, s.Pair
+		}
+		var each []error
+		each, failed = fill.SetMany(m.ctx, m.client, plain)
+		told := m.notified(m.ctx, notice{}, pairs, nil)
+		for _, err := range each {
+			errs = append(errs, cmp.Or(err, told))
+		}
+		failed = cmp.Or(failed, told)
+	}
+	return errs
 }
 
 // hit delivers what a read has found.

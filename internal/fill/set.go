@@ -18,7 +18,6 @@ type Set struct {
 	Pair
 	Data []byte
 	Life time.Duration
-	Err  error // of SetMany
 }
 
 // Do runs one Set. It reports whether a load was invalidated: those that wait for it are to be
@@ -34,9 +33,9 @@ func (s Set) Do(ctx context.Context, c *client.Client) (superseded bool, err err
 	})
 }
 
-// SetMany runs sets of one node in one round trip, and sets the error of each. It returns the error
-// of the pipeline. Without scripts the sets are done one after the other.
-func SetMany(ctx context.Context, c *client.Client, sets []Set) error {
+// SetMany runs sets of one node in one round trip. It returns the error of each, and the one of the
+// pipeline. Without scripts the sets are done one after the other.
+func SetMany(ctx context.Context, c *client.Client, sets []Set) (errs []error, err error) {
 	cmds, err := client.Do(ctx, c, "set", sets[0].Value, func(ctx context.Context) ([]redis.Cmder, error) {
 		cmds, err := c.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
 			for _, s := range sets { // EVAL, since a pipeline cannot fall back from EVALSHA
@@ -49,19 +48,20 @@ func SetMany(ctx context.Context, c *client.Client, sets []Set) error {
 		}
 		return cmds, err
 	})
-	for i := range sets {
+	errs = make([]error, len(sets))
+	for i, s := range sets {
 		switch {
 		case cmds == nil: // no answer in time
-			sets[i].Err = err
+			errs[i] = err
 		case !client.ScriptsRefused(cmds[i].Err()):
-			sets[i].Err = cmds[i].Err()
-		case !client.Unreachable(err):
-			if _, sets[i].Err = sets[i].Do(ctx, c); client.Unreachable(sets[i].Err) {
-				err = sets[i].Err
-			}
+			errs[i] = cmds[i].Err()
+		case client.Unreachable(err):
+			errs[i] = err
 		default:
-			sets[i].Err = err
+			if _, errs[i] = s.Do(ctx, c); client.Unreachable(errs[i]) {
+				err = errs[i]
+			}
 		}
 	}
-	return err
+	return errs, err
 }
