@@ -139,6 +139,8 @@ type ask[T any] struct {
 	key    string
 	node   int            // keys with the same number are on one server
 	call   *flight.Caller // nil in the first round
+	turn   flight.Turn[lookup[T]]
+	shared bool // other calls have the same lookup
 	waiter waiter[T]
 	memory *nearValue[T] // what memory has, if it is to be refreshed
 }
@@ -146,8 +148,11 @@ type ask[T any] struct {
 // nearHits delivers what memory has, and returns the other keys.
 func (m *many[T]) nearHits(refreshes bool) (asks []*ask[T]) {
 	var due []*ask[T]
-	for _, key := range m.keys {
-		a := &ask[T]{key: key}
+	all := make([]ask[T], len(m.keys)) // one allocation
+	asks = make([]*ask[T], 0, len(m.keys))
+	for i, key := range m.keys {
+		a := &all[i]
+		a.key = key
 		if m.near == nil {
 			asks = append(asks, a)
 			continue
@@ -253,31 +258,99 @@ func (m *many[T]) locate(asks []*ask[T]) (groups [][]*ask[T]) {
 	return groups
 }
 
+// readPart reads the keys of one node. It shares their reads with other calls of this process: it
+// reads at once what no other call is reading, and what is left when that is over, if no other call
+// has read it by then.
 func (m *many[T]) readPart(part []*ask[T], again bool) {
-	asks := part
-	for pause := minPause; ; pause *= 2 {
-		m.getAll(asks)
-		if !again {
+	if !again { // GetMany, which like Get shares nothing
+		m.getAll(part)
+		return
+	}
+	var mine, others []*ask[T]
+	for _, a := range part {
+		if a.turn = m.reads.Arrive(a.key); a.turn.Arrived == 0 {
+			mine = append(mine, a)
+		} else {
+			others = append(others, a)
+		}
+	}
+	for {
+		m.takeTurns(mine)
+		if len(others) == 0 {
 			return
 		}
-		asks = nil
-		for _, a := range part {
-			a.hit = a.redisErr == nil && a.freshness >= revalidate
-			if a.redisErr != nil {
-				asks = append(asks, a)
+		mine, others = m.awaitTurns(others)
+	}
+}
+
+// awaitTurns waits until the first of asks has its turn or has been read, and returns those that have
+// their turns by then, and those that still wait.
+func (m *many[T]) awaitTurns(asks []*ask[T]) (mine, others []*ask[T]) {
+	for i, a := range asks {
+		var found *lookup[T]
+		over := true
+		if i == 0 {
+			var err error
+			if a.turn, found, err = a.turn.Wait(m.ctx); err != nil {
+				a.redisErr = err
+				for _, a := range asks[1:] {
+					a.turn.Leave()
+					a.redisErr = err
+				}
+				return nil, nil
+			}
+		} else {
+			found, over = a.turn.Try()
+		}
+		switch {
+		case !over:
+			others = append(others, a)
+		case found != nil:
+			a.lookup, a.shared = *found, true
+		default:
+			mine = append(mine, a)
+		}
+	}
+	return mine, others
+}
+
+// takeTurns reads keys until Redis answers, for RedisTimeout in all. What has a fill by now is not
+// read.
+func (m *many[T]) takeTurns(asks []*ask[T]) {
+	ended := false
+	defer func() {
+		for _, a := range asks {
+			if !ended || m.ctx.Err() != nil && a.redisErr != nil { // another call of the batch reads
+				a.turn.End(nil)
+			} else {
+				a.shared = a.turn.End(&a.lookup) && m.clone != nil
 			}
 		}
-		if len(asks) == 0 {
-			return
+	}()
+	var left []*ask[T]
+	for _, a := range asks {
+		if !m.fills.Filling(a.key) {
+			left = append(left, a)
 		}
-		if first := asks[0]; !m.readAgain(m.ctx, first.key, &first.lookup, pause) {
-			for _, a := range asks {
+	}
+	for pause := minPause; len(left) > 0; pause *= 2 {
+		m.getAll(left)
+		for _, a := range left {
+			a.hit = a.redisErr == nil && a.freshness >= revalidate
+		}
+		left = slices.DeleteFunc(left, func(a *ask[T]) bool { return a.redisErr == nil })
+		if len(left) == 0 {
+			break
+		}
+		if first := left[0]; !m.readAgain(m.ctx, first.key, &first.lookup, pause) {
+			for _, a := range left {
 				a.asked = first.asked
 				m.recall(a.key, &a.lookup)
 			}
-			return
+			break
 		}
 	}
+	ended = true
 }
 
 // getAll sends one GET for each key, in one pipeline.
@@ -305,7 +378,7 @@ func (m *many[T]) joinAll(misses []*ask[T]) (joined []*ask[T]) {
 		b := m.newBulk(m.load, m.outer, len(chunk))
 		for _, a := range chunk {
 			var err error
-			a.waiter, err = m.join(m.ctx, a.key, nil, a.call, 0, &a.lookup, b.seatIn(a.node))
+			a.waiter, err = m.join(m.ctx, a.key, nil, a.call, a.turn.Arrived, &a.lookup, b.seatIn(a.node))
 			b.taken(a.node, err == nil && a.waiter.First)
 			if err != nil {
 				m.fail(a.key, err)
@@ -322,7 +395,7 @@ func (m *many[T]) joinAll(misses []*ask[T]) (joined []*ask[T]) {
 // call.
 func (m *many[T]) waitAll(joined []*ask[T]) (again []*ask[T]) {
 	for _, a := range joined {
-		v, _, err, over := m.waitFor(m.ctx, a.key, a.waiter, &a.lookup, origin{own: true})
+		v, _, err, over := m.waitFor(m.ctx, a.key, a.waiter, &a.lookup, a.from())
 		if over {
 			m.put(a.key, v, err)
 		} else {
@@ -415,9 +488,14 @@ func (m *many[T]) setOnNode(sets []manySet) (errs []error) {
 	return errs
 }
 
+// from tells what the call may do with the value that a read has found.
+func (a *ask[T]) from() origin {
+	return origin{own: !a.shared, shared: a.shared && a.turn.Arrived != 0}
+}
+
 // hit delivers what a read has found.
 func (m *many[T]) hit(a *ask[T]) {
-	v, _, err := m.deliver(m.ctx, a.key, &a.result, origin{own: true})
+	v, _, err := m.deliver(m.ctx, a.key, &a.result, a.from())
 	m.put(a.key, v, err)
 }
 

@@ -195,6 +195,8 @@ func TestGetOrLoadMany_RoundTrips(t *testing.T) {
 
 // A tripCounter counts commands and pipelines.
 type tripCounter struct {
+	takes time.Duration // time of each pipeline
+
 	mu sync.Mutex
 	n  int
 }
@@ -223,6 +225,7 @@ func (c *tripCounter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.
 	return func(ctx context.Context, cmds []redis.Cmder) error {
 		if cmds[0].Name() != "hello" && cmds[0].Name() != "client" {
 			c.add()
+			time.Sleep(c.takes)
 		}
 		return next(ctx, cmds)
 	}
@@ -555,7 +558,7 @@ func TestGetOrLoadMany_StaleIfError(t *testing.T) {
 	})
 }
 
-// Without Redis the loader is called once, and nothing is stored.
+// Without Redis the loader runs once at a time, and nothing is stored.
 func TestGetOrLoadMany_RedisAway(t *testing.T) {
 	inSilence(t, func(t *testing.T, c *singlefill.Cache[string]) {
 		s := &manySource{takes: time.Second}
@@ -568,9 +571,11 @@ func TestGetOrLoadMany_RedisAway(t *testing.T) {
 			}
 			wantMany(t, "the call", call.values, keys...)
 		}
-		s.wantCalls(t, "both calls", keys)
-		if n := c.Stats().LoadsUnlocked; n != 20 {
-			t.Errorf("%d keys loaded without the lock, want 20", n)
+		if s.most != 1 {
+			t.Errorf("the loader ran %d times at once", s.most)
+		}
+		if stats := c.Stats(); stats.LoadsUnlocked != stats.Loads || stats.Loads != int64(20*len(s.calls)) {
+			t.Errorf("%d of %d keys loaded without the lock, in %d calls of the loader", stats.LoadsUnlocked, stats.Loads, len(s.calls))
 		}
 	})
 }
@@ -683,6 +688,35 @@ func TestGetOrLoadMany_Superseded(t *testing.T) {
 		synctest.Wait()
 		if inside.Err() == nil {
 			t.Error("the load goes on though nobody may have its values")
+		}
+	})
+}
+
+// Calls for the same keys at once share reads: the first one reads alone, one of the others for all
+// that came meanwhile.
+func TestGetOrLoadMany_SharedReads(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+		rdb := redistest.NewMiniClient(t, m)
+		c := newCache(t, rdb, &raw)
+		keys := manyKeys(10)
+		if _, err := c.GetOrLoadMany(t.Context(), keys, new(manySource).load); err != nil {
+			t.Fatal(err)
+		}
+		trips := tripCounter{takes: time.Second}
+		rdb.AddHook(&trips)
+		var calls []*goMany
+		for range 50 {
+			calls = append(calls, goGetMany(t.Context(), c, keys, new(manySource).load))
+		}
+		for _, call := range calls {
+			<-call.done
+			if call.err != nil {
+				t.Error(call.err)
+			}
+			wantMany(t, "the call", call.values, keys...)
+		}
+		if n := trips.take(); n != 2 {
+			t.Errorf("%d pipelines, want 2", n)
 		}
 	})
 }

@@ -44,13 +44,21 @@ type Turn[V any] struct {
 // batch has read, and returns what that caller found. It returns the error of ctx if ctx ends
 // first.
 func (r *Reads[V]) Join(ctx context.Context, key string) (turn Turn[V], found *V, err error) {
-	turn = Turn[V]{reads: r, key: key}
+	if turn = r.Arrive(key); turn.Arrived == 0 {
+		return turn, nil, nil
+	}
+	return turn.Wait(ctx)
+}
+
+// Arrive is Join without waiting. If Arrived is 0 the caller may read at once. Otherwise it must Wait.
+func (r *Reads[V]) Arrive(key string) Turn[V] {
+	turn := Turn[V]{reads: r, key: key}
 	r.mu.Lock()
 	b, busy := r.keys[key]
 	if !busy {
 		r.keys[key] = nil
 		r.mu.Unlock()
-		return turn, nil, nil
+		return turn
 	}
 	if b == nil {
 		b = &batch[V]{token: make(chan struct{}, 1), done: make(chan struct{})}
@@ -60,7 +68,7 @@ func (r *Reads[V]) Join(ctx context.Context, key string) (turn Turn[V], found *V
 	r.mu.Unlock()
 
 	turn.batch, turn.Arrived = b, r.clock.Now()
-	return turn.wait(ctx)
+	return turn
 }
 
 // Delegate runs read with this turn in another goroutine, and waits like the other members of the
@@ -70,10 +78,11 @@ func (t Turn[V]) Delegate(ctx context.Context, read func(Turn[V])) (turn Turn[V]
 	t.batch.size++
 	t.reads.mu.Unlock()
 	go read(t)
-	return t.wait(ctx)
+	return t.Wait(ctx)
 }
 
-func (t Turn[V]) wait(ctx context.Context) (Turn[V], *V, error) {
+// Wait is the rest of Join.
+func (t Turn[V]) Wait(ctx context.Context) (Turn[V], *V, error) {
 	select {
 	case <-t.batch.done:
 		return t, t.batch.result, nil
@@ -88,6 +97,21 @@ func (t Turn[V]) wait(ctx context.Context) (Turn[V], *V, error) {
 		return t, nil, ctx.Err()
 	}
 }
+
+// Try is Wait for a caller that does not wait now. over is false if it still has to.
+func (t Turn[V]) Try() (found *V, over bool) {
+	select {
+	case <-t.batch.done:
+		return t.batch.result, true
+	case <-t.batch.token:
+		return nil, true
+	default:
+		return nil, false
+	}
+}
+
+// Leave ends a wait that has not begun, or is not over.
+func (t Turn[V]) Leave() { t.reads.leave(t.key, t.batch) }
 
 // End ends a turn and gives found to the batch. A caller that leaves before it has a reply passes
 // nil; another member of the batch gets its turn then. End reports whether other callers share
