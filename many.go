@@ -504,7 +504,8 @@ func (m *many[T]) put(key string, v T, err error) {
 	switch {
 	case err == nil:
 		m.values[key] = v
-	case !errors.Is(err, ErrNotFound):
+	case isNotFound(err):
+	default:
 		m.fail(key, err)
 	}
 }

@@ -91,10 +91,17 @@ func (x *filling[T]) protect(ctx context.Context, done func(o outcome[T])) {
 	if o.Err == nil {
 		o.life = x.lifeOf(key, o.value)
 	} else {
-		o.notFound, o.text = errors.Is(o.Err, ErrNotFound), o.Err.Error()
+		o.notFound, o.text = isNotFound(o.Err), o.Err.Error()
 		o.superseded = x.superseded.Load()
 	}
 	returned = true
+}
+
+// isNotFound reports whether the source has no such value. A panic tells nothing of the source, whatever
+// its argument: that of a ManyLoader comes as an error.
+func isNotFound(err error) bool {
+	_, panicked := errors.AsType[*PanicError](err)
+	return !panicked && errors.Is(err, ErrNotFound)
 }
 
 // encode returns the entry to store for an outcome, or nil and the note with which to release the
