@@ -75,9 +75,10 @@ type arrival[T any] struct {
 
 // A bulkCall is one call of the ManyLoader.
 type bulkCall[T any] struct {
-	batch  []*arrival[T]
-	cancel context.CancelFunc
-	over   bool // protected by the mutex of the bulk
+	batch   []*arrival[T]
+	cancel  context.CancelFunc
+	timeout *time.Timer // abandons it
+	over    bool        // protected by the mutex of the bulk
 }
 
 // newBulk returns a bulk for fills that are about to begin. outer is the load that makes the call.
@@ -221,11 +222,9 @@ func (b *bulk[T]) begin() {
 	call.cancel = cancel
 	b.running = call
 	b.slot.BeginLoad()
-	context.AfterFunc(ctx, func() {
-		if ctx.Err() == context.DeadlineExceeded { // a ManyLoader that ignores its context is abandoned
-			b.end(call, nil, ctx.Err())
-		}
-	})
+	// A ManyLoader that ignores its context is abandoned. Not context.AfterFunc, since the context also
+	// ends when the fills have left, a moment before its deadline.
+	call.timeout = time.AfterFunc(b.opts.loadTimeout, func() { b.end(call, nil, context.DeadlineExceeded) })
 	go b.run(ctx, call)
 }
 
@@ -263,6 +262,7 @@ func (b *bulk[T]) end(call *bulkCall[T], values map[string]T, err error) {
 		return
 	}
 	call.over = true
+	call.timeout.Stop()
 	stores := make(map[*row]int)
 	for _, a := range call.batch {
 		v, ok := values[a.key]
