@@ -203,6 +203,10 @@ func (b *bulk[T]) leave(a *arrival[T]) {
 		b.arrived = slices.Delete(b.arrived, i, i+1)
 		a.err = a.ctx.Err()
 		close(a.done)
+		if len(b.arrived) == 0 { // the next one sets it again
+			b.gathering.Stop()
+			b.gathering = nil
+		}
 	}
 	if b.running != nil && !slices.ContainsFunc(b.running.batch, func(a *arrival[T]) bool { return !a.left }) {
 		b.running.cancel()

@@ -390,3 +390,37 @@ func TestEarlyRefresh_Never(t *testing.T) {
 		}
 	})
 }
+
+// A fill that comes to a bulk after another one has left it is loaded.
+func TestBulk_ArrivalThatLeaves(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		_, rdb := redistest.StartMini(t)
+		c, err := New(rdb, redistest.Namespace(t), time.Hour, &Options[string]{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := c.newBulk(func(_ context.Context, keys []string) (map[string]string, error) {
+			return map[string]string{keys[0]: "v"}, nil
+		}, nil, 2)
+		leaves, waits := b.seatIn(0), b.seatIn(0)
+		b.taken(0, true)
+		b.taken(0, true)
+		b.depart()
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel() // no caller wants the value
+		if _, err := leaves.loadOne(ctx, "leaves"); err != context.Canceled {
+			t.Errorf("err = %v, want that of the context", err)
+		}
+		waits.decided() // for another process
+		time.Sleep(time.Second)
+		ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if v, err := waits.loadOne(ctx, "waits"); v != "v" || err != nil {
+			t.Errorf("got %q, %v", v, err)
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
