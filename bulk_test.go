@@ -22,7 +22,7 @@ func TestGetOrLoadMany_HangingLoader(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)
 		opts := raw
-		opts.LockTTL, opts.LoadTimeout = 5*time.Second, 12*time.Second
+		opts.RedisTimeout, opts.LockTTL, opts.LoadTimeout = time.Second, 5*time.Second, 12*time.Second
 		c := newCacheIn(t, rdb, ns, &opts)
 		other := newCacheIn(t, redistest.NewMiniClient(t, m), ns, &raw)
 		src := newSource[string](t)
