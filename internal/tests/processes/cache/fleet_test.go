@@ -278,6 +278,12 @@ func (p *process) get(tag, key string, n int, load plan) {
 	p.order(order{Op: "get", Tag: tag, Key: key, N: n, Plan: load})
 }
 
+// many has the process call GetOrLoadMany.
+func (p *process) many(tag string, keys []string, load plan) {
+	p.t.Helper()
+	p.order(order{Op: "many", Tag: tag, Names: keys, Plan: load})
+}
+
 // begun waits until a load of the calls of tag begins.
 func (p *process) begun(tag string) report { p.t.Helper(); return p.await("begun", tag) }
 

@@ -84,6 +84,7 @@ type order struct {
 	Start bool   `json:",omitempty"` // the goroutines wait for the order start
 	Plan  plan   `json:",omitzero"`
 
+	Names  []string      `json:",omitempty"` // of keys
 	Every  time.Duration `json:",omitempty"` // pause before each call
 	Config config        `json:",omitzero"`
 }
@@ -179,6 +180,7 @@ func mostRunningKey(namespace string) string   { return "count:most:" + namespac
 func overlapsKey(namespace, key string) string { return "count:overlaps:" + namespace + ":" + key }
 func sourceKey(namespace, key string) string   { return "count:source:" + namespace + ":" + key }
 func deletedKey(namespace, key string) string  { return "count:deleted:" + namespace + ":" + key }
+func clearedKey(namespace string) string       { return "count:cleared:" + namespace }
 
 // The Redis keys of the cache.
 func valueKey(namespace, key string) string { return namespace + ":{" + key + "}" }

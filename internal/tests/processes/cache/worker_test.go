@@ -72,6 +72,10 @@ func (w *worker) handle(o order) {
 	case "pass":
 		c := w.tagged(o.Tag)
 		go func() { c.release <- struct{}{} }()
+	case "many":
+		w.many(o)
+	case "versions":
+		w.versions(o)
 	case "read":
 		w.read(o)
 	case "stop":
@@ -102,6 +106,8 @@ func (w *worker) do(o order) {
 		err = w.cache.Delete(ctx, o.Key)
 	case "expire":
 		err = w.cache.Expire(ctx, o.Key)
+	case "clear":
+		err = w.cache.Clear(ctx)
 	case "set":
 		err = w.cache.Set(ctx, o.Key, o.Value)
 	case "close":
@@ -251,6 +257,81 @@ func (w *worker) get(o order) {
 	} else {
 		close(c.start)
 	}
+	go w.finish(c)
+}
+
+// many calls GetOrLoadMany once for the keys Names. The outcome of a key is "key=value".
+func (w *worker) many(o order) {
+	c := w.begin(o)
+	c.ended.Go(func() {
+		values, err := w.cache.GetOrLoadMany(context.Background(), o.Names, manyLoader(w.loader(c)))
+		for key, v := range values {
+			c.note(outcome{gotValue, key + "=" + v})
+		}
+		if err != nil {
+			c.note(outcome{gotError, err.Error()})
+		}
+	})
+	go w.finish(c)
+}
+
+// manyLoader loads all keys at the same time.
+func manyLoader(load singlefill.Loader[string]) singlefill.ManyLoader[string] {
+	return func(ctx context.Context, keys []string) (map[string]string, error) {
+		values, errs := make([]string, len(keys)), make([]error, len(keys))
+		var all sync.WaitGroup
+		for i, key := range keys {
+			all.Go(func() { values[i], errs[i] = load(ctx, key) })
+		}
+		all.Wait()
+		found := make(map[string]string, len(keys))
+		for i, key := range keys {
+			found[key] = values[i]
+		}
+		return found, errors.Join(errs...)
+	}
+}
+
+// versions reads the keys Names until the order stop, one by one and all together. The values are the
+// versions of a source. It notes the values that are older than the version of which the key clearedKey
+// said, before the call, that a Clear for it had returned.
+func (w *worker) versions(o order) {
+	c := w.begin(o)
+	ctx := context.Background()
+	check := func(how, key, v, cleared string, err error) {
+		got, err2 := strconv.Atoi(v)
+		least, err3 := strconv.Atoi(cleared)
+		if err := errors.Join(err, err2, err3); err != nil {
+			c.note(outcome{gotError, err.Error()})
+		} else if got < least {
+			c.note(outcome{gotValue, fmt.Sprintf("%s of %s: %d after the Clear for %d", how, key, got, least)})
+		}
+	}
+	again := func(i int, call func(cleared string)) {
+		c.ended.Go(func() {
+			for {
+				select {
+				case <-c.stop:
+					return
+				default:
+					call(w.number(clearedKey(w.Namespace)))
+					c.counts[i].Add(1)
+				}
+			}
+		})
+	}
+	for i, key := range o.Names {
+		again(i, func(cleared string) {
+			v, err := w.cache.GetOrLoad(ctx, key, w.loader(c))
+			check("GetOrLoad", key, v, cleared, err)
+		})
+	}
+	again(len(o.Names), func(cleared string) {
+		values, err := w.cache.GetOrLoadMany(ctx, o.Names, manyLoader(w.loader(c)))
+		for _, key := range o.Names {
+			check("GetOrLoadMany", key, values[key], cleared, err)
+		}
+	})
 	go w.finish(c)
 }
 
