@@ -1,0 +1,308 @@
+package cache_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
+)
+
+// loadMany returns a ManyLoader of the source of c. before, if it is not nil, is called first.
+func loadMany(c *cachetest.Cache, before func(keys []string)) singlefill.ManyLoader[string] {
+	return func(ctx context.Context, keys []string) (map[string]string, error) {
+		if before != nil {
+			before(keys)
+		}
+		values := make(map[string]string, len(keys))
+		for _, key := range keys {
+			values[key], _ = c.Load(ctx, key)
+		}
+		return values, nil
+	}
+}
+
+// mustLoadMany fails the test if GetOrLoadMany does not return the values of all keys.
+func mustLoadMany(t testing.TB, c *cachetest.Cache, keys []string, load singlefill.ManyLoader[string]) {
+	t.Helper()
+	values, err := c.GetOrLoadMany(context.Background(), keys, load)
+	if err != nil || len(values) != len(keys) {
+		t.Errorf("GetOrLoadMany = %d values, %v; want %d", len(values), err, len(keys))
+	}
+	for _, key := range keys {
+		if v := values[key]; v != "value of "+key {
+			t.Errorf("the value of %q is %q", key, v)
+		}
+	}
+}
+
+func keysOf(prefix string, n int) (keys []string) {
+	for i := range n {
+		keys = append(keys, fmt.Sprint(prefix, i))
+	}
+	return keys
+}
+
+// wantFree fails the test if the lock of one of the keys is held.
+func wantFree(t testing.TB, s *redistest.Server, c *cachetest.Cache, keys []string) {
+	t.Helper()
+	for _, key := range keys {
+		if lock := held(s, c, key); strings.HasPrefix(lock, "H") {
+			t.Errorf("the lock of %q holds %q", key, lock)
+		}
+	}
+}
+
+// With a frozen node, a call for keys of all nodes loads the keys of the others, and delivers their
+// hits, before the frozen node has failed to answer. Then it loads the keys of that node.
+//
+//fault:frozen-node
+func TestGetOrLoadMany_FrozenNode(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t)
+	c := cachetest.New(t, cluster.Client(t), redistest.Namespace(t), cachetest.Patient)
+	isFrozen := func(key string) bool { return cluster.Owner(t, c.ValueKey(key)) == cluster.Nodes[1] }
+	warm, cold := keysOf("warm", 30), keysOf("cold", 30)
+	hits := 0
+	for _, key := range warm {
+		c.AwaitCached(key)
+		if !isFrozen(key) {
+			hits++
+		}
+	}
+	frozen := make(map[string]bool)
+	healthy := 0 // keys to be loaded from other nodes
+	for _, key := range slices.Concat(warm, cold) {
+		frozen[key] = isFrozen(key)
+	}
+	for _, key := range cold {
+		if !frozen[key] {
+			healthy++
+		}
+	}
+	before := c.Stats().Hits
+	cluster.Nodes[1].Freeze()
+	defer cluster.Nodes[1].Thaw()
+
+	var mu sync.Mutex
+	loaded := make(map[string]int) // protected by mu
+	mustLoadMany(t, c, slices.Concat(warm, cold), loadMany(c, func(keys []string) {
+		mu.Lock()
+		defer mu.Unlock()
+		early := 0
+		for _, key := range keys {
+			loaded[key]++
+			if !frozen[key] {
+				early++
+			}
+		}
+		if early == 0 {
+			return
+		}
+		if early < len(keys) {
+			t.Errorf("the keys %v of all nodes are loaded together", keys)
+		}
+		redistest.Await(t, "the hits on other nodes are delivered", func() bool { return c.Stats().Hits-before == int64(hits) })
+		if n := c.Log.ErrorCount(); n != 0 {
+			t.Errorf("the keys %v of other nodes are loaded after %d commands for the frozen one have failed", keys, n)
+		}
+	}))
+	c.WantErrors()
+	for key, n := range loaded {
+		if n != 1 {
+			t.Errorf("%q was loaded %d times", key, n)
+		}
+	}
+	if want := healthy + len(warm) - hits + len(cold) - healthy; len(loaded) != want {
+		t.Errorf("%d keys were loaded, want %d", len(loaded), want)
+	}
+	for _, key := range cold {
+		if !frozen[key] {
+			c.WantHit(key)
+		}
+	}
+}
+
+// A connection that is cut in the middle of a pipeline costs no key its value, and no key is loaded
+// that Redis has.
+//
+//fault:reset
+func TestGetOrLoadMany_ReplyCutShort(t *testing.T) {
+	for what, match := range map[string]func(cmd []string) bool{
+		"GET":         redistest.Command("GET"),
+		"get_or_lock": cachetest.Script(t, "get_or_lock"),
+		"store":       cachetest.Script(t, "store"),
+	} {
+		for client, configure := range retries {
+			t.Run(what+", "+client, func(t *testing.T) {
+				t.Parallel()
+				s, p := newWarm(t)
+				c, other := newPair(t, p.Client(t, configure), s.Client(t), cachetest.Patient)
+				warm, cold := keysOf("warm", 8), keysOf("cold", 8)
+				for _, key := range warm {
+					other.MustLoad(key)
+				}
+				rule := p.On(match, redistest.ResetReply).After(3).Times(1)
+				mustLoadMany(t, c, slices.Concat(warm, cold), loadMany(c, nil))
+				if rule.Fired() != 1 {
+					t.Errorf("the fault has come about %d times", rule.Fired())
+				}
+				c.WantLoads(16)
+				c.AwaitLoads()
+				for _, key := range cold {
+					other.WantHit(key)
+				}
+				if n := c.Stats().LoadsUnlocked; n != 0 {
+					t.Errorf("%d loads ran without the lock", n)
+				}
+				wantFree(t, s, c, cold)
+				redistest.WantTTLs(t, s.Admin())
+			})
+		}
+	}
+}
+
+// A user who may run no scripts can store and load many keys.
+//
+//fault:missing-right
+func TestRefused_ManyWithoutScripts(t *testing.T) {
+	for _, rule := range []string{"-@scripting", "-eval", "-evalsha"} {
+		t.Run(rule, func(t *testing.T) {
+			t.Parallel()
+			s := redistest.Start(t)
+			c := cachetest.New(t, s.Client(t, s.User(t, "~*", "&*", "+@all", rule)), redistest.Namespace(t), cachetest.Patient)
+			values := make(map[string]string)
+			warm, cold := keysOf("warm", 20), keysOf("cold", 20)
+			for _, key := range warm {
+				values[key] = "value of " + key
+			}
+			if err := c.SetMany(t.Context(), values); err != nil {
+				t.Errorf("SetMany = %v", err)
+			}
+			mustLoadMany(t, c, slices.Concat(warm, cold), loadMany(c, nil))
+			c.WantLoads(20)
+			for _, key := range slices.Concat(warm, cold) {
+				c.WantHit(key)
+			}
+			c.WantNoErrors()
+			wantFree(t, s, c, cold)
+
+			// A SetMany during the load refuses its value.
+			mustLoadMany(t, c, []string{"set"}, loadMany(c, func([]string) {
+				if err := c.SetMany(context.Background(), map[string]string{"set": "newer"}); err != nil {
+					t.Errorf("SetMany = %v", err)
+				}
+			}))
+			c.AwaitLoads()
+			if v, err := c.Get(t.Context(), "set"); v != "newer" || err != nil {
+				t.Errorf("Get = %q, %v, want what was set during the load", v, err)
+			}
+			redistest.WantTTLs(t, s.Admin())
+		})
+	}
+}
+
+// While Redis refuses writes, many keys are loaded, and hits are answered. SetMany returns the reason for
+// each key.
+//
+//fault:refused-writes
+func TestRefused_ManyWhileWritesAreRefused(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	c := cachetest.New(t, s.Client(t), redistest.Namespace(t), cachetest.Patient)
+	warm, cold := keysOf("warm", 5), keysOf("cold", 5)
+	mustLoadMany(t, c, warm, loadMany(c, nil))
+	c.AwaitLoads()
+	cannotSave(t, s)
+
+	mustLoadMany(t, c, slices.Concat(warm, cold), loadMany(c, nil))
+	c.WantLoads(10)
+	if !c.Log.HasError("lock", "MISCONF") {
+		t.Errorf("Trace reported %v, want MISCONF for the lock", c.Log.Errors())
+	}
+	err := c.SetMany(t.Context(), map[string]string{"cold0": "v", "cold1": "v"})
+	var many *singlefill.ManyError
+	if !errors.As(err, &many) || len(many.Errs) != 2 || !strings.Contains(many.Errs["cold1"].Error(), "MISCONF") {
+		t.Errorf("SetMany = %v, want MISCONF for two keys", err)
+	}
+	if c.Stats().BreakerOpens != 0 {
+		t.Error("a refusal has opened the breaker")
+	}
+	redistest.Do(t, s.Admin(), "config", "set", "stop-writes-on-bgsave-error", "no")
+	mustLoadMany(t, c, cold, loadMany(c, nil))
+	c.AwaitLoads()
+	c.WantHit("cold0")
+	redistest.WantTTLs(t, s.Admin())
+}
+
+// Clear says what the server refuses.
+//
+//fault:missing-right
+func TestRefused_Clear(t *testing.T) {
+	for _, right := range []string{"scan", "unlink"} {
+		t.Run(right, func(t *testing.T) {
+			t.Parallel()
+			s := redistest.Start(t)
+			c := cachetest.New(t, s.Client(t, s.User(t, "~*", "&*", "+@all", "-"+right)), redistest.Namespace(t), cachetest.Patient)
+			c.MustLoad("k")
+			err := c.Clear(t.Context())
+			if _, refused := errors.AsType[redis.Error](err); !refused || !strings.Contains(strings.ToLower(err.Error()), right) {
+				t.Errorf("Clear = %v, want an error of Redis that names %q", err, right)
+			}
+			if c.Stats().BreakerOpens != 0 {
+				t.Error("a refusal has opened the breaker")
+			}
+			allowed := cachetest.New(t, s.Client(t), c.Namespace, cachetest.Patient)
+			if err := allowed.Clear(t.Context()); err != nil {
+				t.Errorf("Clear of a user who may = %v", err)
+			}
+			c.WantMiss("k")
+		})
+	}
+}
+
+// A Clear that is cancelled returns the error of its context, and can be called again.
+//
+//fault:cancelled
+func TestClear_Cancelled(t *testing.T) {
+	for pass := 1; pass <= 2; pass++ {
+		t.Run(fmt.Sprint("pass ", pass), func(t *testing.T) {
+			t.Parallel()
+			s := redistest.Start(t)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			steps := 0 // of the pass
+			c := cachetest.New(t, s.Client(t), redistest.Namespace(t), cachetest.Patient, func(o *singlefill.Options[string]) {
+				o.Trace.Clearing = func(_ context.Context, info singlefill.ClearInfo) {
+					if info.Pass == pass {
+						steps++
+						cancel()
+					}
+				}
+			})
+			keys := keysOf("k", 3000) // a pass takes several steps
+			mustLoadMany(t, c, keys, loadMany(c, nil))
+			c.AwaitLoads()
+			if err := c.Clear(ctx); err != context.Canceled {
+				t.Errorf("Clear = %v, want context.Canceled", err)
+			}
+			if steps != 1 {
+				t.Errorf("Clear has made %d steps, one after its context had ended", steps)
+			}
+			if err := c.Clear(t.Context()); err != nil {
+				t.Errorf("the second Clear = %v", err)
+			}
+			if values, err := c.GetMany(t.Context(), keys); len(values) != 0 || err != nil {
+				t.Errorf("%d values are left, %v", len(values), err)
+			}
+		})
+	}
+}
