@@ -1,0 +1,169 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+const bystanderRole = "bystander"
+
+func init() { redistest.Role(bystanderRole, runBystanders) }
+
+// bystanders is how many connections read while a namespace is cleared, and bystanderPause how long
+// each of them pauses between two reads. Without pauses they would measure how busy they keep the
+// machine.
+const (
+	bystanders     = 100
+	bystanderPause = 20 * time.Millisecond
+)
+
+// bystanderKey is in no namespace that is cleared.
+const bystanderKey = "bystander"
+
+// runBystanders reads all the time. It answers each line with what the reads have taken since the
+// last one, in µs.
+func runBystanders(p *redistest.Child) {
+	var mu sync.Mutex
+	var took []int64
+	for range bystanders {
+		rdb := dialed(p.Args[0], func(o *redis.Options) { o.PoolSize = 1 })
+		must(rdb.Ping(context.Background()).Result())
+		go func() {
+			for time.Sleep(rand.N(bystanderPause)); ; time.Sleep(bystanderPause) {
+				begun := time.Now()
+				must(rdb.Get(context.Background(), bystanderKey).Result())
+				us := time.Since(begun).Microseconds()
+				mu.Lock()
+				took = append(took, us)
+				mu.Unlock()
+			}
+		}()
+	}
+	p.Say("ready")
+	for _, ok := p.Next(); ok; _, ok = p.Next() {
+		mu.Lock()
+		reads := took
+		took = nil
+		mu.Unlock()
+		p.Say("%s", must(json.Marshal(reads)))
+	}
+}
+
+// latencies are those of reads, in ms.
+type latencies []float64
+
+// note adds what a process of bystanders has read since the last note.
+func (l *latencies) note(p *redistest.Process) {
+	p.Send("reads")
+	var reads []int64
+	hear(p, &reads)
+	for _, us := range reads {
+		*l = append(*l, float64(us)/1e3)
+	}
+}
+
+// clears measures how long it takes to remove the values of a namespace, and what others notice of
+// it.
+func clears(b *testing.B, keys int) {
+	s := redistest.Start(b)
+	quiet := time.Second
+	if quick {
+		keys, quiet = 2000, 20*time.Millisecond
+	}
+	ctx := b.Context()
+	if err := s.Admin().Set(ctx, bystanderKey, strings.Repeat("x", 100), time.Hour).Err(); err != nil {
+		b.Fatal(err)
+	}
+	rdb := open(b, s.Addr)
+	namespace := redistest.Namespace(b)
+	c, err := singlefill.New[string](rdb, namespace, time.Hour, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = c.Close() })
+	readers := redistest.Spawn(b, bystanderRole, s.Addr)
+	readers.Expect("ready")
+
+	contenders := []struct {
+		name  string
+		clear func() error
+		took  []float64 // ns
+		seen  latencies
+	}{
+		{name: "Clear", clear: func() error { return c.Clear(ctx) }},
+		{name: "SCAN and UNLINK, by hand", clear: func() error { return clearByHand(ctx, rdb, namespace) }},
+	}
+	var before, ignored latencies
+	for round := range rounds(b) {
+		for i := range contenders {
+			k := &contenders[(i+round)%len(contenders)]
+			populate(b, s, namespace, keys)
+			time.Sleep(quiet) // the server may still free memory
+			ignored.note(readers)
+			time.Sleep(quiet)
+			before.note(readers)
+			begun := time.Now()
+			if err := k.clear(); err != nil {
+				b.Fatalf("%s: %v", k.name, err)
+			}
+			k.took = append(k.took, float64(time.Since(begun)))
+			k.seen.note(readers)
+			if n := s.Admin().DBSize(ctx).Val(); n != 1 {
+				b.Fatalf("%s: %d keys are left", k.name, n-1)
+			}
+		}
+	}
+	show := func(b *testing.B, l latencies) {
+		b.ReportMetric(Median(l), "p50-ms")
+		b.ReportMetric(Quantile(l, 0.99), "p99-ms")
+		b.ReportMetric(Quantile(l, 1), "max-ms")
+	}
+	report(b, "before", func(b *testing.B) { show(b, before) })
+	for _, k := range contenders {
+		report(b, k.name, func(b *testing.B) {
+			b.ReportMetric(Median(k.took), "ns/op")
+			show(b, k.seen)
+		})
+	}
+}
+
+// populate stores values of 100 B under the keys of a namespace. A script does it in a tenth of the
+// time; what the values hold does not matter here.
+func populate(b *testing.B, s *redistest.Server, namespace string, keys int) {
+	const step = 10_000
+	set := redis.NewScript(`for i = ARGV[1], ARGV[2] do
+	redis.call('SET', ARGV[3] .. string.format('%d', i) .. '}', ARGV[4], 'EX', 3600)
+end`)
+	for i := 0; i < keys; i += step {
+		err := set.Run(b.Context(), s.Admin(), nil, i, min(i+step, keys)-1, namespace+":{", strings.Repeat("x", 100)).Err()
+		if err != nil && err != redis.Nil {
+			b.Fatal(err)
+		}
+	}
+	if n := s.Admin().DBSize(b.Context()).Val(); n != int64(keys)+1 {
+		b.Fatalf("%d keys in place of %d", n, keys+1)
+	}
+}
+
+// clearByHand scans once. A value that is loaded meanwhile may stay, or come back.
+func clearByHand(ctx context.Context, rdb *redis.Client, namespace string) error {
+	for cursor := uint64(0); ; {
+		keys, next, err := rdb.Scan(ctx, cursor, fmt.Sprintf("%s:{*}", namespace), 1000).Result()
+		if err == nil && len(keys) > 0 {
+			err = rdb.Unlink(ctx, keys...).Err()
+		}
+		if cursor = next; err != nil || cursor == 0 {
+			return err
+		}
+	}
+}
