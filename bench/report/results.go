@@ -110,7 +110,7 @@ func (all *results) median(path, unit string) (m float64, ok bool) {
 
 // order is the order of the columns; other columns come last.
 var order = []string{
-	"ns/op", "×", "loads/key", "p50-ms", "p99-ms", "p99-%", "max-ms", "polls", "most-polls", "until the last-ms", "round trips", "commands",
+	"ns/op", "×", "loads/key", "queries", "p50-ms", "p99-ms", "p99-%", "max-ms", "polls", "most-polls", "until the last-ms", "round trips", "commands",
 	"allocs", "+allocs",
 }
 

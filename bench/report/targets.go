@@ -123,6 +123,26 @@ var targets = []target{
 		path: "Miss/serial/64KB/singlefill", unit: "×three by hand", limit: 1.25,
 	},
 	{
+		what: "100 hits in one call, 100 B: time, × pipeline of GETs and decode",
+		path: "Many/100 hits/100B/singlefill", unit: "×floor", limit: 1.2,
+	},
+	{
+		what: "100 hits in one call, 2 KB: time, × pipeline of GETs and decode",
+		path: "Many/100 hits/2KB/singlefill", unit: "×floor", limit: 1.2,
+	},
+	{
+		what: "100 cold keys in one call, query of 5 ms: time, × by hand without locks",
+		path: "Many/100 cold keys/query of 5 ms/singlefill", unit: "×by hand", limit: 1.6,
+	},
+	{
+		what: "stampede, each caller asks for the same 100 keys: p99 beyond the load",
+		path: "Many/stampede/.*/singlefill, .*", unit: "p99-ms", limit: 30,
+	},
+	{
+		what: "the same: round trips",
+		path: "Many/stampede/.*/singlefill, .*", unit: "round trips", limit: 1000,
+	},
+	{
 		what: "stampede, 1 key, 10 ms: p99 beyond the load, × rueidisaside",
 		path: "Stampede/1 key/10ms load/singlefill, (load time .*|new processes)", unit: "p99-ms", per: "rueidisaside", limit: 1.1,
 	},
