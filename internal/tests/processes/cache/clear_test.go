@@ -14,11 +14,11 @@ import (
 // whatever order reads, loads and the steps of the Clear come.
 func TestClear_AgainAndAgain(t *testing.T) {
 	t.Parallel()
-	const rounds = 15
+	const rounds = 20
 	f := newFleet(t)
 	ctx := t.Context()
 	_, err := f.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
-		for i := range 5000 { // a Clear takes several steps
+		for i := range 20_000 { // a Clear takes many steps, and loads begin before it and end in it
 			p.Set(ctx, fmt.Sprintf("other:{%d}", i), "", time.Hour)
 		}
 		return nil
@@ -39,10 +39,11 @@ func TestClear_AgainAndAgain(t *testing.T) {
 		}
 	}
 	change(1)
-	clears := f.start(config{})
-	readers := f.startAll(3, config{Direct: true})
+	short := config{Direct: true, TTL: 50 * time.Millisecond} // there are always loads
+	clears := f.start(short)
+	readers := f.startAll(3, short)
 	for _, p := range append(readers, clears) {
-		p.order(order{Op: "versions", Tag: "read", Names: keys, N: len(keys) + 1, Plan: plan{Source: true, Sleep: time.Millisecond}})
+		p.order(order{Op: "versions", Tag: "read", Names: keys, N: len(keys) + 1, Plan: plan{Source: true, Sleep: 5 * time.Millisecond}})
 	}
 	for version := 2; version < 2+rounds; version++ {
 		change(version)
