@@ -22,7 +22,8 @@ var (
 	// that it loads, or two loads of this process ask for each other's keys. The cache recognises
 	// such a call by the context of the Loader, so a Loader must pass its context on. Only calls in
 	// the goroutine of the Loader count, since a Loader need not wait for other goroutines. A
-	// circle through other goroutines or processes is not detected; it ends at LoadTimeout.
+	// circle through other goroutines or processes is not detected; it ends at LoadTimeout. All keys
+	// of one GetOrLoadMany count as one load.
 	ErrRecursive = flight.ErrRecursive
 
 	// ErrClosed is returned by every method but Stats after Close.

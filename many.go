@@ -22,8 +22,9 @@ import (
 //
 // load gets the keys that this call could lock at once, [Options.MaxBatch] of them at most in one
 // call. The call then waits for the keys that others load. It never holds a lock while it waits for
-// another one, so calls with keys in common cannot lock each other out. With a Cluster, keys on a
-// master that is slow to answer may be loaded by another call of load.
+// another one, so calls with keys in common cannot lock each other out. Keys on a master of a Cluster
+// that is slow to answer are loaded by another call of load. If a key is deleted while others load
+// it, it is asked for again when the other keys have their results.
 //
 // The map has what exists; a key that load leaves out does not. Other errors come as a
 // [*ManyError], and the map then has the other keys. When ctx ends, GetOrLoadMany returns what it has

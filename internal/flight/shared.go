@@ -12,6 +12,7 @@ type SharedSlot struct {
 	slot    *Slot
 	users   int           // shares that are held or queue
 	loading chan struct{} // closed when the Loader that runs in the slot has returned; nil: none runs
+	noLease bool          // TryLease has failed
 }
 
 // NewShared returns the request of a group, which holds no slot yet.
@@ -50,8 +51,12 @@ func (s *Share) Try(local bool) bool {
 	return s.try(func(slot *Slot) bool { return slot.Try(local) })
 }
 
+// TryLease asks Redis once for all fills of the group.
 func (s *Share) TryLease(ctx context.Context) bool {
-	return s.try(func(slot *Slot) bool { return slot.TryLease(ctx) })
+	return s.try(func(slot *Slot) bool {
+		s.of.noLease = s.of.noLease || !slot.TryLease(ctx)
+		return !s.of.noLease
+	})
 }
 
 func (s *Share) try(slot func(*Slot) bool) bool {
