@@ -103,7 +103,7 @@ func (c *Cache[T]) Get(ctx context.Context, key string) (T, error) {
 		return zero, err
 	}
 	if c.near != nil {
-		if v, _, err, _, ok := c.nearHit(ctx, key, false); ok {
+		if v, _, _, ok, err := c.nearHit(ctx, key, false); ok {
 			return v, err
 		}
 	}

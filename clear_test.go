@@ -23,7 +23,7 @@ func TestClear(t *testing.T) {
 		ctx, ns := t.Context(), redistest.Namespace(t)
 		c := newCacheIn(t, rdb, ns+":a*[b]", &singlefill.Options[string]{Codec: singlefill.Raw, MaxFleetLoads: 3})
 		others := []*singlefill.Cache[string]{ // namespaces that the pattern must not match
-			newCacheIn(t, rdb, ns+":aXb", &raw), newCacheIn(t, rdb, ns+":a*[b]:more", &raw), newCacheIn(t, rdb, ns, &raw),
+			newCacheIn(t, rdb, ns+":aX[b]", &raw), newCacheIn(t, rdb, ns+":a*b", &raw), newCacheIn(t, rdb, ns+":a*[b]:more", &raw), newCacheIn(t, rdb, ns, &raw),
 		}
 		values := make(map[string]string)
 		for _, key := range append(manyKeys(600), "}:lock", "a}:lock", "x}:loads", "{", "}") {

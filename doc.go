@@ -142,7 +142,8 @@
 //   - [ErrClosed]: the cache is closed. [ErrRecursive]: a Loader waits for itself.
 //
 // It returns no error of Redis: see [Stats] and [Trace]. [Cache.Get] returns [ErrMiss] and, like
-// Set, Delete and Expire, errors that wrap those of Redis.
+// Set, Delete and Expire, errors that wrap those of Redis. [Cache.GetOrLoadMany] returns the errors
+// of single keys in a [*ManyError].
 //
 // # Contexts
 //

@@ -111,13 +111,14 @@ type ManyError struct {
 }
 
 func (e *ManyError) Error() string {
-	for _, key := range slices.Sorted(maps.Keys(e.Errs)) {
-		if len(e.Errs) == 1 {
-			return fmt.Sprintf("singlefill: key %.100q: %v", key, e.Errs[key])
-		}
-		return fmt.Sprintf("singlefill: %d keys have errors; the first, %.100q: %v", len(e.Errs), key, e.Errs[key])
+	if len(e.Errs) == 0 {
+		return "singlefill: no key has an error"
 	}
-	return "singlefill: no key has an error"
+	first := slices.Min(slices.Collect(maps.Keys(e.Errs)))
+	if len(e.Errs) == 1 {
+		return fmt.Sprintf("singlefill: key %.100q: %v", first, e.Errs[first])
+	}
+	return fmt.Sprintf("singlefill: %d keys have errors; the first, %.100q: %v", len(e.Errs), first, e.Errs[first])
 }
 
 // Unwrap returns the errors in the order of their keys.

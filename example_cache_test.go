@@ -125,6 +125,36 @@ func ExampleCache_GetOrLoadInfo() {
 	// 7, 0s old: price service is down
 }
 
+// The loader gets the keys that are missing. One that it leaves out does not exist.
+func ExampleCache_GetOrLoadMany() {
+	prices, stop := embeddedCache[int]("prices", time.Minute, nil)
+	defer stop()
+
+	shop := map[string]int{"tea": 7, "coffee": 9, "milk": 2}
+	load := func(ctx context.Context, items []string) (map[string]int, error) {
+		fmt.Println("asking for the prices of", len(items), "items")
+		found := make(map[string]int)
+		for _, item := range items {
+			if price, ok := shop[item]; ok {
+				found[item] = price
+			}
+		}
+		return found, nil
+	}
+
+	ctx := context.Background()
+	for _, page := range [][]string{{"tea", "coffee", "gold"}, {"tea", "gold", "milk"}, {"tea", "coffee", "milk"}} {
+		found, err := prices.GetOrLoadMany(ctx, page, load)
+		fmt.Println(found, err)
+	}
+	// Output:
+	// asking for the prices of 3 items
+	// map[coffee:9 tea:7] <nil>
+	// asking for the prices of 1 items
+	// map[milk:2 tea:7] <nil>
+	// map[coffee:9 milk:2 tea:7] <nil>
+}
+
 // Get reads the cache only. ErrMiss says nothing about the source; ErrNotFound does.
 func ExampleCache_Get() {
 	names, stop := embeddedCache[string]("names", time.Hour, nil)

@@ -63,7 +63,7 @@ func (c *Cache[T]) GetOrLoadInfo(ctx context.Context, key string, load Loader[T]
 		return zero, ValueInfo{}, err
 	}
 	if c.near != nil {
-		if v, info, err, due, ok := c.nearHit(ctx, key, true); ok {
+		if v, info, due, ok, err := c.nearHit(ctx, key, true); ok {
 			if due != nil {
 				c.refreshNear(client.Detach(ctx), key, load, due)
 			}

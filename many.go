@@ -158,7 +158,7 @@ func (m *many[T]) nearHits(refreshes bool) (asks []*ask[T]) {
 			asks = append(asks, a)
 			continue
 		}
-		v, _, err, n, ok := m.nearHit(m.ctx, key, refreshes)
+		v, _, n, ok, err := m.nearHit(m.ctx, key, refreshes)
 		if !ok {
 			asks = append(asks, a)
 			continue

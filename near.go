@@ -117,13 +117,13 @@ func (c *Cache[T]) logKey() string { return c.namespace + ":log" }
 // nearHit serves key from memory. ok is false if memory has nothing to serve, or cannot prove that
 // it is recent enough. due is the entry if it expires soon or is stale, and the caller has to
 // refresh it.
-func (c *Cache[T]) nearHit(ctx context.Context, key string, refreshes bool) (v T, info ValueInfo, err error, due *nearValue[T], ok bool) {
+func (c *Cache[T]) nearHit(ctx context.Context, key string, refreshes bool) (v T, info ValueInfo, due *nearValue[T], ok bool, err error) {
 	n, now, proven := c.near.Get(key)
 	if n == nil || !proven || now >= n.staleEnd {
-		return v, info, nil, nil, false
+		return v, info, nil, false, nil
 	}
 	if v, err = c.nearCopy(n); err != nil && err != ErrNotFound {
-		return v, info, nil, nil, false
+		return v, info, nil, false, nil
 	}
 	c.counters.nearHits.Add(1)
 	if c.opts.trace.Hit != nil {
@@ -136,7 +136,7 @@ func (c *Cache[T]) nearHit(ctx context.Context, key string, refreshes bool) (v T
 	if at := n.refreshAt.Load(); refreshes && int64(now) >= at && n.refreshAt.CompareAndSwap(at, int64(now+refreshRest)) {
 		due = n
 	}
-	return v, info, err, due, true
+	return v, info, due, true, err
 }
 
 // nearCopy returns a value that the caller owns, unless callers share it, or ErrNotFound.

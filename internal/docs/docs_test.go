@@ -129,9 +129,13 @@ type database struct{}
 
 func (database) User(ctx context.Context, id string) (user User, err error) { return user, err }
 
+func (database) Users(ctx context.Context, ids []string) (users map[string]User, err error) { return users, err }
+
 var db database
 
-func snippet(ctx context.Context, rdb redis.UniversalClient) error {
+var members *singlefill.Cache[User]
+
+func snippet(ctx context.Context, rdb redis.UniversalClient, ids []string) error {
 	{
 ` + snippet + `
 		use(` + declared(snippet) + `)
