@@ -141,7 +141,8 @@ type ask[T any] struct {
 	node   int            // keys with the same number are on one server
 	call   *flight.Caller // nil in the first round
 	turn   flight.Turn[lookup[T]]
-	shared bool // other calls have the same lookup
+	shared bool // other calls may have the same lookup
+	theirs bool // another call has read it
 	waiter waiter[T]
 	memory *nearValue[T] // what memory has, if it is to be refreshed
 }
@@ -196,7 +197,7 @@ func (m *many[T]) readAndJoin(asks []*ask[T]) (joined []*ask[T]) {
 				m.fail(a.key, m.ctx.Err())
 			case a.hit:
 				m.hit(a)
-				if m.due(&a.lookup) {
+				if !a.theirs && m.due(&a.lookup) {
 					due = append(due, a)
 				}
 			default:
@@ -307,7 +308,7 @@ func (m *many[T]) awaitTurns(asks []*ask[T]) (mine, others []*ask[T]) {
 		case !over:
 			others = append(others, a)
 		case found != nil:
-			a.lookup, a.shared = *found, true
+			a.lookup, a.shared, a.theirs = *found, true, true
 		default:
 			mine = append(mine, a)
 		}
@@ -491,7 +492,7 @@ func (m *many[T]) setOnNode(sets []manySet) (errs []error) {
 
 // from tells what the call may do with the value that a read has found.
 func (a *ask[T]) from() origin {
-	return origin{own: !a.shared, shared: a.shared && a.turn.Arrived != 0}
+	return origin{own: !a.shared, shared: a.theirs}
 }
 
 // hit delivers what a read has found.
