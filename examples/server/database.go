@@ -31,6 +31,11 @@ type database interface {
 	//	SELECT id, name FROM products WHERE id = $1
 	Product(ctx context.Context, id string) (Product, error)
 
+	// Products is a ManyLoader. It leaves out products that do not exist.
+	//
+	//	SELECT id, name FROM products WHERE id = ANY($1)
+	Products(ctx context.Context, ids []string) (map[string]Product, error)
+
 	// Rename changes a product, and adds the change to the outbox in the same transaction. So no
 	// change is forgotten, whatever happens after the commit.
 	//
@@ -62,21 +67,33 @@ type memory struct {
 func newMemory() *memory { return &memory{names: make(map[string]string)} }
 
 func (m *memory) Product(ctx context.Context, id string) (Product, error) {
+	found, err := m.Products(ctx, []string{id})
+	if err != nil {
+		return Product{}, err
+	}
+	return found[id], exists(id)
+}
+
+func (m *memory) Products(ctx context.Context, ids []string) (map[string]Product, error) {
 	select {
 	case <-time.After(500 * time.Millisecond):
 	case <-ctx.Done():
-		return Product{}, ctx.Err()
+		return nil, ctx.Err()
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err := exists(id); err != nil {
-		return Product{}, err
+	found := make(map[string]Product)
+	for _, id := range ids {
+		if exists(id) != nil {
+			continue
+		}
+		name, renamed := m.names[id]
+		if !renamed {
+			name = "Product " + id
+		}
+		found[id] = Product{ID: id, Name: name}
 	}
-	name, renamed := m.names[id]
-	if !renamed {
-		name = "Product " + id
-	}
-	return Product{ID: id, Name: name}, nil
+	return found, nil
 }
 
 func (m *memory) Rename(ctx context.Context, id, name string) (change, error) {

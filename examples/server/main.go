@@ -4,6 +4,7 @@
 //	go run ./examples/server            # with an embedded Redis
 //	REDIS_URL=redis://127.0.0.1:6379 go run ./examples/server
 //	curl 127.0.0.1:8080/products/42     # 404 for a product that does not exist, such as 1000
+//	curl '127.0.0.1:8080/products?id=42&id=43&id=1000'
 //	curl -X PUT -d '{"name": "Teapot"}' 127.0.0.1:8080/products/42
 //	curl 127.0.0.1:8080/stats
 package main
@@ -19,6 +20,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -116,6 +118,7 @@ type service struct {
 
 func (s *service) routes() http.Handler {
 	mux := http.NewServeMux()
+	mux.HandleFunc("GET /products", s.list)
 	mux.HandleFunc("GET /products/{id}", s.product)
 	mux.HandleFunc("PUT /products/{id}", s.rename)
 	mux.HandleFunc("GET /stats", s.stats)
@@ -133,6 +136,32 @@ func (s *service) product(w http.ResponseWriter, r *http.Request) {
 	reply(w, product)
 }
 
+// list answers with the products that exist, in the order of the request. Those that are not in the
+// cache take one query.
+func (s *service) list(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), s.timeout)
+	defer cancel()
+	ids := r.URL.Query()["id"]
+	if len(ids) > maxList || slices.Contains(ids, "") {
+		http.Error(w, fmt.Sprintf("up to %d ids are allowed, none of them empty", maxList), http.StatusBadRequest)
+		return
+	}
+	found, err := s.products.GetOrLoadMany(ctx, ids, s.db.Products)
+	if err != nil {
+		s.fail(w, r, err)
+		return
+	}
+	products := make([]Product, 0, len(found))
+	for _, id := range ids {
+		if product, ok := found[id]; ok {
+			products = append(products, product)
+		}
+	}
+	reply(w, products)
+}
+
+const maxList = 100
+
 func (s *service) fail(w http.ResponseWriter, r *http.Request, err error) {
 	switch {
 	case errors.Is(err, singlefill.ErrNotFound):
@@ -141,7 +170,7 @@ func (s *service) fail(w http.ResponseWriter, r *http.Request, err error) {
 		http.Error(w, "this takes too long, try again", http.StatusGatewayTimeout)
 	case r.Context().Err() != nil: // the client has left
 	default:
-		log.Printf("product %q: %v", r.PathValue("id"), err)
+		log.Printf("%s: %v", r.URL, err)
 		http.Error(w, "something went wrong", http.StatusInternalServerError)
 	}
 }
