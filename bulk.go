@@ -34,7 +34,7 @@ type bulk[T any] struct {
 
 	// Protected by mu.
 	mu        sync.Mutex
-	undecided int           // fills that may get their locks by the commands that are under way
+	undecided int           // fills that may get their locks by the commands in flight
 	rows      map[int]*row  // by node: see ask
 	arrived   []*arrival[T] // fills that hold their locks, and wait for a call of the ManyLoader
 	gathering *time.Timer   // calls the ManyLoader; nil: nothing has arrived
@@ -294,7 +294,7 @@ func (b *bulk[T]) end(call *bulkCall[T], values map[string]T, err error) {
 	}
 	b.running = nil
 	b.slot.EndLoad()
-	b.begin() // for those that have come meanwhile
+	b.begin() // for fills that arrived during the call
 }
 
 // stores returns with what the command goes that stores what loadOne has returned.

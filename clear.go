@@ -23,8 +23,7 @@ import (
 // of the namespace. [Trace.Clearing] tells how far it is.
 //
 // After an error, and when ctx has ended, a part of the values may have been removed: call Clear
-// again. Do so too if slots of a Cluster were moved meanwhile, since a SCAN may miss a key on its
-// way.
+// again. Do so too if slots of a Cluster moved while Clear ran: a SCAN may miss a key that moves.
 func (c *Cache[T]) Clear(ctx context.Context) error {
 	if err := c.checkOpen(); err != nil {
 		return err
@@ -102,7 +101,7 @@ func literal(s string) string {
 // millisecond.
 const scanCount = 500
 
-// A clearProgress is what Trace is told. All masters count together.
+// A clearProgress is what Trace reports. All masters count together.
 type clearProgress struct{ scanned, keys, removed atomic.Int64 }
 
 // sweep removes the keys of one pass from all masters at the same time.

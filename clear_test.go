@@ -61,8 +61,8 @@ func TestClear(t *testing.T) {
 	})
 }
 
-// Every load that is under way is void, in this process and in others, and those who wait for it in
-// other processes are woken.
+// Every load in flight is void, in this process and in others, and its waiters in other processes are
+// woken.
 func TestClear_Loads(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
 		caches := newCaches(t, m, "ns", 3, &raw)

@@ -27,8 +27,8 @@ import (
 // it, it is asked for again when the other keys have their results.
 //
 // The map has what exists; a key that load leaves out does not. Other errors come as a
-// [*ManyError], and the map then has the other keys. When ctx ends, GetOrLoadMany returns what it has
-// by then, and the error of ctx for the rest.
+// [*ManyError], and the map then has the other keys. When ctx ends, GetOrLoadMany returns the
+// values that it has found, and the error of ctx for the rest.
 func (c *Cache[T]) GetOrLoadMany(ctx context.Context, keys []string, load ManyLoader[T]) (map[string]T, error) {
 	if load == nil {
 		return nil, errors.New("singlefill: load is nil")
@@ -47,7 +47,7 @@ func (c *Cache[T]) GetOrLoadMany(ctx context.Context, keys []string, load ManyLo
 
 // GetMany returns the values under keys that the cache has, as [Cache.Get] does for one key. A key
 // that it does not have is not in the map; that is no error. Keys that Redis could not be asked for
-// have errors in a [*ManyError]. When ctx ends, GetMany returns what it has by then.
+// have errors in a [*ManyError]. When ctx ends, GetMany returns the values that it has found.
 func (c *Cache[T]) GetMany(ctx context.Context, keys []string) (map[string]T, error) {
 	m, err := c.newMany(ctx, keys, false)
 	if err != nil {
