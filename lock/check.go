@@ -21,7 +21,7 @@ func (l *Locker) Check(ctx context.Context) error {
 	}
 	probe := &Locker{
 		name: l.name, kind: l.kind, keys: keysAt(l.keys.lock + ":check:" + rand.Text()),
-		client: l.client, opts: l.opts, trace: l.trace,
+		client: l.client, opts: l.opts,
 	}
 	if _, ok := probe.kind.(semaphore); ok {
 		probe.kind = semaphore{size: 1} // so that the second one waits

@@ -19,8 +19,9 @@ type cleanupQueue struct {
 
 // A cleanupTask is tried until it is done, or until its end: what it undoes ends by itself then.
 type cleanupTask struct {
-	try func() (done bool)
-	end time.Time
+	try  func() (done bool)
+	end  time.Time
+	over func() // is called when it is done or has ended
 }
 
 // abandonLater makes the server forget the owner: what it holds, its place in the queue, and any
@@ -36,15 +37,15 @@ func (o *owner) abandonLater(ctx context.Context) {
 		// A command that was never sent leaves nothing behind. The second look is for a command
 		// that was just being written when the call ended.
 		return err == nil || !isTemporary(err) || tries > 1 && !o.sent.Load()
-	})
+	}, func() {})
 }
 
-// cleanUpLater has try called in the background until it is done, for at most life.
-func (l *Locker) cleanUpLater(life time.Duration, try func() (done bool)) {
+// cleanUpLater has try called in the background until it is done, for at most life, and then over.
+func (l *Locker) cleanUpLater(life time.Duration, try func() (done bool), over func()) {
 	q := &l.cleanup
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.tasks = append(q.tasks, cleanupTask{try, time.Now().Add(life)})
+	q.tasks = append(q.tasks, cleanupTask{try, time.Now().Add(life), over})
 	if q.workers < maxWorkers {
 		q.workers++
 		go q.work(l.opts.RedisTimeout)
@@ -59,8 +60,13 @@ func (q *cleanupQueue) work(longestPause time.Duration) {
 		if !ok {
 			return
 		}
+		if !time.Now().Before(task.end) {
+			task.over()
+			continue
+		}
 		if task.try() {
 			pause = firstPause
+			task.over()
 			continue
 		}
 		q.mu.Lock()
@@ -75,11 +81,9 @@ func (q *cleanupQueue) work(longestPause time.Duration) {
 func (q *cleanupQueue) next() (task cleanupTask, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for len(q.tasks) > 0 {
+	if len(q.tasks) > 0 {
 		task, q.tasks = q.tasks[0], q.tasks[1:]
-		if time.Now().Before(task.end) {
-			return task, true
-		}
+		return task, true
 	}
 	q.tasks = nil
 	q.workers--

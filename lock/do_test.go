@@ -139,14 +139,14 @@ func TestDo_ReleaseFails(t *testing.T) {
 	refuse := refusal("ERR some error")
 	eachDoScene(t, func(s doScene) {
 		for _, want := range []error{nil, errBoom} {
-			_, err := s.do(s.Context(), "acquired", func(context.Context) error { s.f.set(refuse, "release"); return want })
+			_, err := s.do(s.Context(), "acquired lost", func(context.Context) error { s.f.set(refuse, "release"); return want })
 			if want == errBoom && err != errBoom || want == nil && !errors.Is(err, lock.ErrNotReleased) {
 				s.Errorf("Release failed: %v, want %v", err, want)
 			}
 			wantIs(s, "Do", err) // none of the errors which mean that the function has not run
 			time.Sleep(leaseTTL)
 		}
-		p, _ := s.do(s.Context(), "acquired", func(context.Context) error { s.f.set(refuse, "release"); panic(errBoom) })
+		p, _ := s.do(s.Context(), "acquired lost", func(context.Context) error { s.f.set(refuse, "release"); panic(errBoom) })
 		if p != errBoom {
 			s.Errorf("a panic went on as %v", p)
 		}

@@ -19,6 +19,8 @@ type Lease struct {
 	owner  *owner
 	fence  int64
 	sentAt time.Time // when the command was sent that acquired it
+	trace  *Trace
+	told   atomic.Bool // its end, to trace
 
 	ctx     context.Context
 	end     context.CancelCauseFunc
@@ -53,16 +55,17 @@ func margin(ttl time.Duration) time.Duration { return max(ttl/20, 2*time.Millise
 func (l *Lease) start(ctx context.Context) {
 	ctx = context.WithoutCancel(ctx)
 	l.ctx, l.end = context.WithCancelCause(ctx)
-	opts, trace := l.owner.opts, &l.owner.trace
-	if trace.Acquired != nil {
-		trace.Acquired(ctx, l.info(nil))
+	opts := l.owner.opts
+	l.trace = l.owner.trace.Load()
+	if l.trace.Acquired != nil {
+		l.trace.Acquired(ctx, l.info(nil))
 	}
 	renewal := renew.Lease{
 		TTL: opts.TTL, Taken: l.sentAt, Margin: margin(opts.TTL), MaxHold: opts.MaxHold,
 		Renew: func(ctx context.Context) (bool, error) {
 			held, err := l.owner.kind.renew(ctx, l.owner)
-			if held && !l.ended.Load() && trace.Renewed != nil {
-				trace.Renewed(ctx, l.info(nil))
+			if held && !l.ended.Load() && l.trace.Renewed != nil {
+				l.trace.Renewed(ctx, l.info(nil))
 			}
 			return held, err
 		},
@@ -81,8 +84,8 @@ func (l *Lease) start(ctx context.Context) {
 }
 
 func (l *Lease) traceLost(ctx context.Context, why error) {
-	if l.owner.trace.Lost != nil {
-		l.owner.trace.Lost(ctx, l.info(fmt.Errorf("%w: %w", ErrLost, why)))
+	if l.told.CompareAndSwap(false, true) && l.trace.Lost != nil {
+		l.trace.Lost(ctx, l.info(fmt.Errorf("%w: %w", ErrLost, why)))
 	}
 }
 
@@ -151,8 +154,12 @@ func (l *Lease) Release(ctx context.Context) error {
 	if err == nil {
 		return l.finish(ctx, outcome)
 	}
-	if first && isTemporary(err) {
-		l.releaseLater(ctx)
+	switch {
+	case !first:
+	case isTemporary(err):
+		l.releaseLater(ctx, err)
+	default:
+		l.traceLost(ctx, err)
 	}
 	defer l.mayRetry.Store(true)
 	if l.ambiguous {
@@ -172,14 +179,14 @@ func (l *Lease) retryRelease(ctx context.Context) (outcome int32, err error) {
 }
 
 // releaseLater retries in the background, until the lease ends by itself.
-func (l *Lease) releaseLater(ctx context.Context) {
+func (l *Lease) releaseLater(ctx context.Context, err error) {
 	l.owner.cleanUpLater(l.owner.opts.TTL, func() (done bool) {
-		outcome, err := l.tryRelease(ctx, l.owner.opts.RedisTimeout)
-		if err == nil {
+		var outcome int32
+		if outcome, err = l.tryRelease(ctx, l.owner.opts.RedisTimeout); err == nil {
 			_ = l.finish(ctx, outcome) // the call has returned
 		}
 		return err == nil || !isTemporary(err)
-	})
+	}, func() { l.traceLost(ctx, err) }) // unless it is known to be released
 }
 
 func (l *Lease) tryRelease(ctx context.Context, within time.Duration) (outcome int32, err error) {
@@ -197,8 +204,8 @@ func (l *Lease) finish(ctx context.Context, outcome int32) error {
 	case first && outcome == lost:
 		l.traceLost(ctx, renew.ErrGone)
 	case first:
-		if l.owner.trace.Released != nil {
-			l.owner.trace.Released(ctx, l.info(nil))
+		if l.told.CompareAndSwap(false, true) && l.trace.Released != nil {
+			l.trace.Released(ctx, l.info(nil))
 		}
 		l.owner.waiters.wakeFirst()
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -24,7 +25,7 @@ type Locker struct {
 	keys   keys
 	client *client.Client
 	opts   Options
-	trace  Trace
+	trace  atomic.Pointer[Trace] // never nil
 	*shared
 }
 
@@ -93,8 +94,9 @@ func newLocker(rdb redis.UniversalClient, name string, kind kind, opts *Options,
 		return nil, err
 	}
 	l := &Locker{name: name, kind: kind, keys: keysOf(name), opts: o}
+	l.trace.Store(new(Trace))
 	if o.Trace != nil {
-		l.trace = *o.Trace
+		l.AddTrace(o.Trace)
 	}
 	l.client = client.New(rdb, o.RedisTimeout, l.redisFailed, nil, nil)
 	l.shared = sharedOf(l)
@@ -192,8 +194,8 @@ func (l *Locker) acquire(ctx context.Context, wait bool) (*Lease, error) {
 	if lease == nil {
 		a.leave(ctx)
 	}
-	if a.waited && l.trace.Waited != nil {
-		l.trace.Waited(ctx, LeaseInfo{Name: l.name, Duration: time.Since(a.begun), Err: err})
+	if t := l.trace.Load(); a.waited && t.Waited != nil {
+		t.Waited(ctx, LeaseInfo{Name: l.name, Duration: time.Since(a.begun), Err: err})
 	}
 	if lease != nil {
 		lease.start(ctx)

@@ -9,8 +9,7 @@ import (
 // synchronously, from many goroutines at once: they must be quick and must not panic.
 //
 // For each lease, Acquired is called once, before the first renewal. After that, either Released or
-// Lost is called once. Neither is called only in three cases: the process dies, Redis refuses the
-// release for good (see [Lease.Release]), or Redis cannot be asked until the lease has ended.
+// Lost is called once, unless the process dies.
 type Trace struct {
 	// Acquired is called when a lease was granted.
 	Acquired func(ctx context.Context, info LeaseInfo)
@@ -18,7 +17,9 @@ type Trace struct {
 	// Released is called when the lease was given back.
 	Released func(ctx context.Context, info LeaseInfo)
 
-	// Lost is called when the lease ended before it was released. Err wraps [ErrLost].
+	// Lost is called when the lease ended before it was released, and also when Redis refuses the
+	// release for good (see [Lease.Release]) or cannot be asked until the lease has ended. Err wraps
+	// [ErrLost].
 	Lost func(ctx context.Context, info LeaseInfo)
 
 	// Renewed is called when the server has prolonged the lease.
@@ -49,8 +50,49 @@ type LeaseInfo struct {
 	Err error
 }
 
+// AddTrace adds functions to those of [Options.Trace], which are called first. They are called for the
+// leases that are acquired from now on, and cannot be removed.
+func (l *Locker) AddTrace(t *Trace) {
+	for {
+		old := l.trace.Load()
+		if l.trace.CompareAndSwap(old, join(old, t)) {
+			return
+		}
+	}
+}
+
+// join returns a Trace that calls the functions of a, and then those of b.
+func join(a, b *Trace) *Trace {
+	t := &Trace{
+		Acquired: then(a.Acquired, b.Acquired),
+		Released: then(a.Released, b.Released),
+		Lost:     then(a.Lost, b.Lost),
+		Renewed:  then(a.Renewed, b.Renewed),
+		Waited:   then(a.Waited, b.Waited),
+	}
+	if t.RedisError = a.RedisError; a.RedisError == nil {
+		t.RedisError = b.RedisError
+	} else if b.RedisError != nil {
+		t.RedisError = func(ctx context.Context, op string, err error) {
+			a.RedisError(ctx, op, err)
+			b.RedisError(ctx, op, err)
+		}
+	}
+	return t
+}
+
+func then(f, g func(context.Context, LeaseInfo)) func(context.Context, LeaseInfo) {
+	switch {
+	case f == nil:
+		return g
+	case g == nil:
+		return f
+	}
+	return func(ctx context.Context, info LeaseInfo) { f(ctx, info); g(ctx, info) }
+}
+
 func (l *Locker) redisFailed(ctx context.Context, op string, err error) {
-	if l.trace.RedisError != nil {
-		l.trace.RedisError(ctx, op, err)
+	if t := l.trace.Load(); t.RedisError != nil {
+		t.RedisError(ctx, op, err)
 	}
 }
