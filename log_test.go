@@ -1,0 +1,139 @@
+package singlefill_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
+)
+
+// logTo returns a logger without times.
+func logTo(b *bytes.Buffer) *slog.Logger {
+	return slog.New(slog.NewTextHandler(b, &slog.HandlerOptions{ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
+		if len(groups) == 0 && a.Key == slog.TimeKey {
+			return slog.Attr{}
+		}
+		return a
+	}}))
+}
+
+// LogTrace writes one line for each load that an operator has to know of, and none for any other.
+func TestLogTrace_Lines(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name string
+		opts *singlefill.LogOptions
+		run  func(t *testing.T, c *singlefill.Cache[any], rdb *redis.Client)
+		want string
+	}{
+		{"hits, loads and no value", nil, func(t *testing.T, c *singlefill.Cache[any], _ *redis.Client) {
+			_, _ = c.GetOrLoad(t.Context(), "k", gives[any]("v"))
+			_, _ = c.GetOrLoad(t.Context(), "k", gives[any]("v"))
+			_, _ = c.GetOrLoad(t.Context(), "none", fails[any](singlefill.ErrNotFound))
+		}, ""},
+		{"failed", nil, func(t *testing.T, c *singlefill.Cache[any], _ *redis.Client) {
+			_, _ = c.GetOrLoad(t.Context(), "secret", fails[any](errors.New("boom")))
+		}, "level=WARN msg=\"load failed\" duration=0s err=boom\n"},
+		{"failed, slow, with its key", &singlefill.LogOptions{Keys: true}, func(t *testing.T, c *singlefill.Cache[any], _ *redis.Client) {
+			_, _ = c.GetOrLoad(t.Context(), "k", takes[any](3*time.Second, nil, errors.New("boom")))
+		}, "level=WARN msg=\"load failed\" duration=3s key=k err=boom\n"},
+		{"slow", nil, func(t *testing.T, c *singlefill.Cache[any], _ *redis.Client) {
+			_, _ = c.GetOrLoad(t.Context(), "a", takes[any](time.Second-1, "v", nil))
+			_, _ = c.GetOrLoad(t.Context(), "b", takes[any](time.Second, "v", nil))
+		}, "level=INFO msg=\"load was slow\" duration=1s\n"},
+		{"slow is off", &singlefill.LogOptions{Slow: -1}, func(t *testing.T, c *singlefill.Cache[any], _ *redis.Client) {
+			_, _ = c.GetOrLoad(t.Context(), "k", takes[any](5*time.Second, "v", nil))
+		}, ""},
+		{"not encoded", nil, func(t *testing.T, c *singlefill.Cache[any], _ *redis.Client) {
+			_, _ = c.GetOrLoad(t.Context(), "k", gives[any](func() {}))
+		}, "level=WARN msg=\"loaded value not stored\" duration=0s store_err="},
+		{"refused", nil, func(t *testing.T, c *singlefill.Cache[any], _ *redis.Client) {
+			_, _ = c.GetOrLoad(t.Context(), "k", func(ctx context.Context, key string) (any, error) { return "v", c.Delete(ctx, key) })
+		}, "level=INFO msg=\"load refused: its key was changed meanwhile, or its lock was lost\" duration=0s\n"},
+		{"Redis is silent", nil, func(t *testing.T, c *singlefill.Cache[any], rdb *redis.Client) {
+			_ = rdb.Close()
+			_, _ = c.GetOrLoad(t.Context(), "k", gives[any]("v"))
+		}, "level=WARN msg=\"load without the lock: redis did not answer\" duration=0s unlocked=true\n"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+				var b bytes.Buffer
+				c, err := singlefill.New[any](rdb, "ns", time.Hour, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				c.AddTrace(singlefill.LogTrace(logTo(&b), test.opts))
+				test.run(t, c, rdb)
+				if err := c.Close(); err != nil {
+					t.Error(err)
+				}
+				got := b.String()
+				if i := strings.Index(got, "store_err="); i >= 0 {
+					got = got[:i+len("store_err=")]
+				}
+				var lines string // of loads
+				for line := range strings.Lines(got) {
+					if strings.Contains(line, "load") {
+						lines += line
+					}
+				}
+				if lines != test.want {
+					t.Errorf("wrote\n%s, want\n%s", lines, test.want)
+				}
+			})
+		})
+	}
+}
+
+// An outage writes ten lines of a kind each second. The next line tells how many were dropped.
+func TestLogTrace_Sampled(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var b bytes.Buffer
+		trace := singlefill.LogTrace(logTo(&b), nil)
+		fail := func(n int) {
+			for range n {
+				trace.LoadDone(t.Context(), singlefill.LoadInfo{Key: "k", Err: errors.New("boom")})
+			}
+		}
+		want := func(what string, lines int, last string) {
+			t.Helper()
+			got := strings.Split(strings.TrimSpace(b.String()), "\n")
+			if len(got) != lines || !strings.HasSuffix(got[len(got)-1], last) {
+				t.Errorf("%s: %d lines, the last one %q; want %d, that ends with %q", what, len(got), got[len(got)-1], lines, last)
+			}
+			b.Reset()
+		}
+		fail(1000)
+		want("a thousand in a second", 10, "err=boom")
+		trace.LoadDone(t.Context(), singlefill.LoadInfo{Key: "k", Fenced: true})
+		want("another kind", 1, "duration=0s")
+		time.Sleep(time.Second)
+		fail(1)
+		want("in the next second", 1, "dropped=990")
+		fail(1)
+		want("after that", 1, "err=boom")
+	})
+}
+
+// The breaker is logged when it opens and when it closes.
+func TestLogTrace_Breaker(t *testing.T) {
+	t.Parallel()
+	var b bytes.Buffer
+	trace := singlefill.LogTrace(logTo(&b), nil)
+	trace.BreakerChanged(true)
+	trace.BreakerChanged(false)
+	want := "level=WARN msg=\"redis does not answer: no commands are sent\"\nlevel=INFO msg=\"redis answers again\"\n"
+	if b.String() != want {
+		t.Errorf("wrote\n%s, want\n%s", b.String(), want)
+	}
+}
