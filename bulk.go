@@ -5,6 +5,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/singlefill/singlefill/internal/client"
@@ -25,12 +26,11 @@ type ManyLoader[T any] func(ctx context.Context, keys []string) (map[string]T, e
 // while another one is awaited, and calls with keys in common cannot lock each other out. A fill that
 // gets its lock later loads with those that come at the same time.
 type bulk[T any] struct {
-	opts     *settings[T]
-	counters *counters
-	load     ManyLoader[T]
-	node     *flight.Load
-	slot     *flight.SharedSlot
-	size     int // fills
+	cache *Cache[T]
+	load  ManyLoader[T]
+	node  *flight.Load
+	slot  *flight.SharedSlot
+	size  int // fills
 
 	// Protected by mu.
 	mu        sync.Mutex
@@ -67,6 +67,7 @@ type arrival[T any] struct {
 	ctx   context.Context
 	key   string
 	row   *row
+	call  *atomic.Pointer[flight.Call]
 	left  bool          // no caller may have the value; protected by the mutex of the bulk
 	done  chan struct{} // closed when value and err are set
 	value T
@@ -85,7 +86,7 @@ type bulkCall[T any] struct {
 func (c *Cache[T]) newBulk(load ManyLoader[T], outer *flight.Load, fills int) *bulk[T] {
 	node := c.fills.NewLoad(outer)
 	return &bulk[T]{
-		opts: &c.opts, counters: c.counters, load: load,
+		cache: c, load: load,
 		node: node, slot: c.slots.NewShared(node), size: fills, undecided: fills, rows: make(map[int]*row),
 	}
 }
@@ -132,7 +133,7 @@ func (s *seat[T]) fills() int {
 func (x *filling[T]) takeSeat() {
 	x.slot = x.seat.slot.NewShare()
 	x.lock.Convoy = x.seat.row.asks
-	x.load = func(ctx context.Context, key string) (T, error) { return x.seat.loadOne(ctx, key) }
+	x.load = func(ctx context.Context, key string) (T, error) { return x.seat.loadOne(ctx, key, &x.fill.Call) }
 }
 
 // decided notes that the fill holds its lock, or will not for now.
@@ -161,8 +162,8 @@ func (b *bulk[T]) decide() {
 }
 
 // loadOne is the Loader of one fill: it waits for a call of the ManyLoader.
-func (s *seat[T]) loadOne(ctx context.Context, key string) (T, error) {
-	a := &arrival[T]{ctx: ctx, key: key, row: s.row, done: make(chan struct{})}
+func (s *seat[T]) loadOne(ctx context.Context, key string, call *atomic.Pointer[flight.Call]) (T, error) {
+	a := &arrival[T]{ctx: ctx, key: key, row: s.row, call: call, done: make(chan struct{})}
 	s.arrive(a)
 	s.decided()
 	stop := context.AfterFunc(ctx, func() { s.leave(a) })
@@ -222,20 +223,21 @@ func (b *bulk[T]) begin() {
 	call := &bulkCall[T]{batch: b.arrived}
 	b.gathering.Stop()
 	b.arrived, b.gathering = nil, nil
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(call.batch[0].ctx), b.opts.loadTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(call.batch[0].ctx), b.cache.opts.loadTimeout)
 	call.cancel = cancel
 	b.running = call
 	b.slot.BeginLoad()
 	// A ManyLoader that ignores its context is abandoned. Not context.AfterFunc, since the context also
 	// ends when the fills have left, a moment before its deadline.
-	call.timeout = time.AfterFunc(b.opts.loadTimeout, func() { b.end(call, nil, context.DeadlineExceeded) })
+	call.timeout = time.AfterFunc(b.cache.opts.loadTimeout, func() { b.end(call, nil, context.DeadlineExceeded) })
 	go b.run(ctx, call)
 }
 
 func (b *bulk[T]) run(ctx context.Context, call *bulkCall[T]) {
 	keys := make([]string, len(call.batch))
+	calls := make([]*atomic.Pointer[flight.Call], len(call.batch))
 	for i, a := range call.batch {
-		keys[i] = a.key
+		keys[i], calls[i] = a.key, a.call
 	}
 	var values map[string]T
 	var err error
@@ -248,12 +250,13 @@ func (b *bulk[T]) run(ctx context.Context, call *bulkCall[T]) {
 				p = "runtime.Goexit was called"
 			}
 			err = &PanicError{Value: p, Stack: debug.Stack()}
-			b.counters.loadPanics.Add(int64(len(keys)))
+			b.cache.counters.loadPanics.Add(int64(len(keys)))
 		}
 		left()
 		b.end(call, values, err)
 		call.cancel()
 	}()
+	ctx = b.cache.loadStart(ctx, keys[0], calls...)
 	values, err = b.load(ctx, keys)
 	returned = true
 }

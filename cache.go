@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -39,8 +40,9 @@ type Cache[T any] struct {
 	fleetSlots *lock.Locker
 	loadTimes  *loadTimes
 	counters   *counters
-	near       *nearTier[T] // nil: off
-	clone      func(T) T    // nil: T is not plain, or the codec is the user's and may share parts of values
+	trace      atomic.Pointer[Trace] // never nil
+	near       *nearTier[T]          // nil: off
+	clone      func(T) T             // nil: T is not plain, or the codec is the user's and may share parts of values
 	closing    chan struct{}
 	closeOnce  sync.Once
 }
@@ -77,6 +79,7 @@ func New[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, 
 		counters:  new(counters),
 		closing:   make(chan struct{}),
 	}
+	c.trace.Store(new(s.trace))
 	c.client = client.New(rdb, s.redisTimeout, c.redisFailed, c.breakerChanged, func(run func(<-chan struct{})) {
 		c.fills.Go(func() { run(c.closing) })
 	})
@@ -92,6 +95,9 @@ func New[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, 
 	}
 	return c, err
 }
+
+// Namespace returns the namespace that was given to [New].
+func (c *Cache[T]) Namespace() string { return c.namespace }
 
 // Get returns the value under key if the cache has it, [ErrMiss] if it does not, and [ErrNotFound]
 // if it remembers that the source has none. It returns a value within
@@ -113,13 +119,10 @@ func (c *Cache[T]) Get(ctx context.Context, key string) (T, error) {
 	case l.redisErr != nil:
 		return zero, wrap(ctx, "get", l.redisErr)
 	case l.freshness < revalidate:
-		c.noteMiss(ctx, key)
+		c.noteMiss(ctx, key, ValueInfo{})
 		return zero, ErrMiss
 	}
-	c.noteHit(ctx, key)
-	if l.freshness == revalidate {
-		c.noteStale(ctx, key, ValueInfo{Stale: true, Age: l.entry.Age(l.at)})
-	}
+	c.noteHit(ctx, key, &c.counters.redis, ValueInfo{Stale: l.freshness == revalidate, Age: l.entry.Age(l.at)})
 	return l.value, l.err
 }
 

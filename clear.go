@@ -117,7 +117,7 @@ func (c *Cache[T]) sweep(ctx context.Context, masters []redis.Cmdable, p pass) e
 }
 
 func (c *Cache[T]) sweepMaster(ctx context.Context, master redis.Cmdable, p pass, progress *clearProgress) error {
-	if c.opts.trace.Clearing != nil { // without the right to ask, there is no estimate
+	if c.trace.Load().Clearing != nil { // without the right to ask, there is no estimate
 		keys, _ := client.Do(ctx, c.client, clearing, "", func(ctx context.Context) (int64, error) { return master.DBSize(ctx).Result() })
 		progress.keys.Add(keys)
 	}
@@ -148,7 +148,7 @@ func (c *Cache[T]) sweepMaster(ctx context.Context, master redis.Cmdable, p pass
 }
 
 func (c *Cache[T]) clearStep(ctx context.Context, p pass, progress *clearProgress, removed int) {
-	if c.opts.trace.Clearing == nil {
+	if c.trace.Load().Clearing == nil {
 		return
 	}
 	info := ClearInfo{Pass: p.number, Keys: progress.keys.Load()}
@@ -158,7 +158,7 @@ func (c *Cache[T]) clearStep(ctx context.Context, p pass, progress *clearProgres
 	if p.number == 2 {
 		info.Removed = progress.removed.Add(int64(removed))
 	}
-	c.opts.trace.Clearing(ctx, info)
+	c.trace.Load().Clearing(ctx, info)
 }
 
 // removeLocks removes locks, and wakes those that wait for them.

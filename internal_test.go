@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/quick"
 	"testing/synctest"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/fill"
+	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
@@ -409,14 +411,14 @@ func TestBulk_ArrivalThatLeaves(t *testing.T) {
 		b.depart()
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel() // no caller wants the value
-		if _, err := leaves.loadOne(ctx, "leaves"); err != context.Canceled {
+		if _, err := leaves.loadOne(ctx, "leaves", new(atomic.Pointer[flight.Call])); err != context.Canceled {
 			t.Errorf("err = %v, want that of the context", err)
 		}
 		waits.decided() // for another process
 		time.Sleep(time.Second)
 		ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if v, err := waits.loadOne(ctx, "waits"); v != "v" || err != nil {
+		if v, err := waits.loadOne(ctx, "waits", new(atomic.Pointer[flight.Call])); v != "v" || err != nil {
 			t.Errorf("got %q, %v", v, err)
 		}
 		if err := c.Close(); err != nil {

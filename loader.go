@@ -195,6 +195,10 @@ func (c *Cache[T]) wait(ctx context.Context, key string, load Loader[T], w waite
 // waitFor waits for one fill. over is false if its result is older than the call: the caller has to
 // read and join again.
 func (c *Cache[T]) waitFor(ctx context.Context, key string, w waiter[T], l *lookup[T], from origin) (v T, info ValueInfo, err error, over bool) {
+	if done := c.trace.Load().ShareDone; done != nil && !w.First {
+		begun := time.Now()
+		defer func() { done(ctx, shareInfo(key, time.Since(begun), w.Call.Load())) }()
+	}
 	patience, cancel := c.patience(ctx, w, l)
 	r, verdict := c.fills.Wait(patience, w)
 	cancel()
@@ -344,18 +348,15 @@ func (c *Cache[T]) deliver(ctx context.Context, key string, r *result[T], from o
 	if from.shared {
 		c.counters.shared.Add(1)
 	}
-	if r.hit {
-		c.noteHit(ctx, key)
-	} else {
-		c.noteMiss(ctx, key)
-	}
 	var zero T
 	info, err := c.infoOf(r)
+	if r.hit {
+		c.noteHit(ctx, key, &c.counters.redis, info)
+	} else {
+		c.noteMiss(ctx, key, info)
+	}
 	if err != nil {
 		return zero, info, err
-	}
-	if info.Stale {
-		c.noteStale(ctx, key, info)
 	}
 	switch {
 	case r.err != nil:

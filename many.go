@@ -59,7 +59,7 @@ func (c *Cache[T]) GetMany(ctx context.Context, keys []string) (map[string]T, er
 			case a.redisErr != nil:
 				m.put(a.key, a.value, wrap(ctx, "get", a.redisErr))
 			case a.freshness < revalidate:
-				c.noteMiss(ctx, a.key)
+				c.noteMiss(ctx, a.key, ValueInfo{})
 			default:
 				a.hit = true
 				m.hit(a)

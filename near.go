@@ -104,8 +104,8 @@ func (c *Cache[T]) newNear(n Near) *nearTier[T] {
 	background := func(run func(<-chan struct{})) { c.fills.Go(func() { run(c.closing) }) }
 	t.Tier = near.New[nearValue[T]](c.client, c.logKey(), orDefault(n.Size, 10_000), orDefault(n.MaxLag, time.Second), background, func() {
 		t.dropped.Add(1)
-		if c.opts.trace.NearDropped != nil {
-			c.opts.trace.NearDropped()
+		if t := c.trace.Load(); t.NearDropped != nil {
+			t.NearDropped()
 		}
 	})
 	return t
@@ -125,14 +125,8 @@ func (c *Cache[T]) nearHit(ctx context.Context, key string, refreshes bool) (v T
 	if v, err = c.nearCopy(n); err != nil && err != ErrNotFound {
 		return v, info, nil, false, nil
 	}
-	c.counters.nearHits.Add(1)
-	if c.opts.trace.Hit != nil {
-		c.opts.trace.Hit(ctx, key)
-	}
 	info.Stale, info.Age = now >= n.freshEnd, max(0, now-n.written)
-	if info.Stale {
-		c.noteStale(ctx, key, info)
-	}
+	c.noteHit(ctx, key, &c.counters.near, info)
 	if at := n.refreshAt.Load(); refreshes && int64(now) >= at && n.refreshAt.CompareAndSwap(at, int64(now+refreshRest)) {
 		due = n
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/fill"
+	"github.com/singlefill/singlefill/internal/flight"
 )
 
 // An outcome is how a load ended, and what happened to its value.
@@ -23,6 +24,7 @@ type outcome[T any] struct {
 	text       string        // of Err
 	superseded bool          // the load was cancelled because no caller could have had its value
 
+	call   *flight.Call   // of the Loader; nil: there was none
 	convoy *client.Convoy // with what the command goes that stores it
 }
 
@@ -48,6 +50,9 @@ func (x *filling[T]) call(l running, done func(o outcome[T])) {
 		if over.CompareAndSwap(false, true) {
 			x.counters.loading.Add(-1)
 			o.Key, o.Refresh, o.Duration, o.Queued = f.Key, f.Refresh, time.Since(begun), x.queued
+			if o.call = f.Call.Load(); o.call != nil {
+				o.Keys = o.call.Keys
+			}
 			done(o)
 		}
 	}
@@ -83,8 +88,8 @@ func (x *filling[T]) protect(ctx context.Context, done func(o outcome[T])) {
 	}()
 	key := x.fill.Key
 	ctx = x.fill.Load.Inside(ctx)
-	if x.opts.trace.LoadStart != nil {
-		ctx = x.opts.trace.LoadStart(ctx, key)
+	if x.seat.bulk == nil { // otherwise the call of the ManyLoader begins later
+		ctx = x.loadStart(ctx, key, &x.fill.Call)
 	}
 	o.value, o.Err = x.load(ctx, key)
 	o.convoy = x.seat.stores()

@@ -148,9 +148,9 @@ func TestStaleWhileRevalidate_OneRefresh(t *testing.T) {
 		e.want(t, "the refresh", "done k <nil>, stored true, refresh true")
 		for i, c := range fleet {
 			ask(t.Context(), c, "k", src.load).wantFresh(t, "refreshed", "new")
-			want := singlefill.Stats{Hits: 23, Stale: 22}
+			want := singlefill.Stats{Hits: 23, Stale: 22, StaleHits: 22}
 			if i == 0 {
-				want = singlefill.Stats{Hits: 24, Stale: 23, Loads: 1, Refreshes: 1, Stored: 1}
+				want = singlefill.Stats{Hits: 24, Stale: 23, StaleHits: 23, Loads: 1, Refreshes: 1, Stored: 1}
 			}
 			s := c.Stats()
 			s.Waits = 0 // which TestRefresh_LeftIsNoWait counts

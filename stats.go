@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/flight"
 )
 
 // Stats are counts since [New], except where a field says "now". They are read one by one, so sums
@@ -17,10 +18,12 @@ type Stats struct {
 	// Calls.
 	Hits         int64 // calls whose first read found a value, or ErrNotFound, in memory or in Redis
 	NearHits     int64 // of Hits, those in memory: see Near
+	StaleHits    int64 // of Hits, those that found a stale value
+	NearStale    int64 // of NearHits, those that found a stale value
 	Misses       int64 // GetOrLoad calls answered in another way, and Get calls that returned ErrMiss
 	Shared       int64 // of these, GetOrLoad calls for which another call of this process read, waited or loaded
-	Stale        int64 // of these, calls that returned a stale value
-	StaleOnError int64 // of Stale, calls that got it because a load failed or took too long for them
+	Stale        int64 // calls that returned a stale value, hits and misses
+	StaleOnError int64 // of Stale, misses that got it because a load failed or took too long for them
 
 	// Loads.
 	Loads          int64 // loads started
@@ -57,20 +60,26 @@ type Stats struct {
 
 // counters are the counts from which Stats are made.
 type counters struct {
-	hits, nearHits, misses, shared, stale, staleOnError, refreshes       atomic.Int64
+	redis, near                                                          hits
+	misses, staleMisses, staleOnError, shared, refreshes                 atomic.Int64
 	loads, loadsNotFound, loadErrors, loadPanics, loadsUnlocked, loading atomic.Int64
 	loadsUnlimited                                                       atomic.Int64
 	stored, storeErrors, fenced, locksLost                               atomic.Int64
 	waits, redisErrors, refused, badValues, breakerOpens                 atomic.Int64
 }
 
+// hits are the hits in Redis, or in memory.
+type hits struct{ fresh, stale atomic.Int64 }
+
 // Stats returns the counts so far, also after Close.
 func (c *Cache[T]) Stats() Stats {
 	n := c.counters
-	nearHits := n.nearHits.Load()
+	stale, nearStale, onError := n.redis.stale.Load(), n.near.stale.Load(), n.staleOnError.Load()
+	nearHits := n.near.fresh.Load() + nearStale
 	s := Stats{
-		Hits: n.hits.Load() + nearHits, NearHits: nearHits, Misses: n.misses.Load(), Shared: n.shared.Load(),
-		Stale: n.stale.Load(), StaleOnError: n.staleOnError.Load(), Refreshes: n.refreshes.Load(),
+		Hits: n.redis.fresh.Load() + stale + nearHits, NearHits: nearHits, StaleHits: stale + nearStale, NearStale: nearStale,
+		Misses: n.misses.Load(), Stale: stale + nearStale + n.staleMisses.Load() + onError, StaleOnError: onError,
+		Shared: n.shared.Load(), Refreshes: n.refreshes.Load(),
 		Loads: n.loads.Load(), LoadsNotFound: n.loadsNotFound.Load(), LoadErrors: n.loadErrors.Load(),
 		LoadPanics: n.loadPanics.Load(), LoadsUnlocked: n.loadsUnlocked.Load(), LoadsUnlimited: n.loadsUnlimited.Load(), Loading: n.loading.Load(),
 		Stored: n.stored.Load(), StoreErrors: n.storeErrors.Load(), Fenced: n.fenced.Load(),
@@ -86,28 +95,50 @@ func (c *Cache[T]) Stats() Stats {
 
 // The methods below count an event and call the function of Trace for it.
 
-func (c *Cache[T]) noteHit(ctx context.Context, key string) {
-	c.counters.hits.Add(1)
-	if c.opts.trace.Hit != nil {
-		c.opts.trace.Hit(ctx, key)
+func (c *Cache[T]) noteHit(ctx context.Context, key string, n *hits, info ValueInfo) {
+	if info.Stale {
+		n.stale.Add(1)
+	} else {
+		n.fresh.Add(1)
+	}
+	t := c.trace.Load()
+	if t.Hit != nil {
+		t.Hit(ctx, key)
+	}
+	if info.Stale && t.Stale != nil {
+		t.Stale(ctx, key, info)
 	}
 }
 
-func (c *Cache[T]) noteMiss(ctx context.Context, key string) {
+func (c *Cache[T]) noteMiss(ctx context.Context, key string, info ValueInfo) {
 	c.counters.misses.Add(1)
-	if c.opts.trace.Miss != nil {
-		c.opts.trace.Miss(ctx, key)
+	switch {
+	case !info.Stale:
+	case info.Err != nil:
+		c.counters.staleOnError.Add(1)
+	default:
+		c.counters.staleMisses.Add(1)
+	}
+	t := c.trace.Load()
+	if t.Miss != nil {
+		t.Miss(ctx, key)
+	}
+	if info.Stale && t.Stale != nil {
+		t.Stale(ctx, key, info)
 	}
 }
 
-func (c *Cache[T]) noteStale(ctx context.Context, key string, info ValueInfo) {
-	c.counters.stale.Add(1)
-	if info.Err != nil {
-		c.counters.staleOnError.Add(1)
+// loadStart is called before a Loader or ManyLoader is. key is the first of its keys; calls has the place of
+// each of them where its fill finds the call.
+func (c *Cache[T]) loadStart(ctx context.Context, key string, calls ...*atomic.Pointer[flight.Call]) context.Context {
+	if t := c.trace.Load(); t.LoadStart != nil {
+		ctx = t.LoadStart(ctx, key)
 	}
-	if c.opts.trace.Stale != nil {
-		c.opts.trace.Stale(ctx, key, info)
+	call := &flight.Call{Context: ctx, Keys: len(calls)}
+	for _, place := range calls {
+		place.Store(call)
 	}
+	return ctx
 }
 
 func (c *Cache[T]) loadDone(ctx context.Context, o outcome[T]) {
@@ -127,15 +158,20 @@ func (c *Cache[T]) loadDone(ctx context.Context, o outcome[T]) {
 	if o.StoreErr != nil {
 		n.storeErrors.Add(1)
 	}
-	if c.opts.trace.LoadDone != nil {
-		c.opts.trace.LoadDone(ctx, o.LoadInfo)
+	t := c.trace.Load()
+	if t.LoadDone == nil {
+		return
 	}
+	if o.call != nil {
+		ctx = client.Detach(o.call.Context)
+	}
+	t.LoadDone(ctx, o.LoadInfo)
 }
 
 func (c *Cache[T]) badValue(ctx context.Context, key string, err error) {
 	c.counters.badValues.Add(1)
-	if c.opts.trace.BadValue != nil {
-		c.opts.trace.BadValue(client.Detach(ctx), key, err)
+	if t := c.trace.Load(); t.BadValue != nil {
+		t.BadValue(client.Detach(ctx), key, err)
 	}
 }
 
@@ -145,8 +181,8 @@ func (c *Cache[T]) redisFailed(ctx context.Context, op string, err error) {
 	if errors.As(err, &reply) && !client.Unreachable(err) {
 		c.counters.refused.Add(1)
 	}
-	if c.opts.trace.RedisError != nil {
-		c.opts.trace.RedisError(ctx, op, err)
+	if t := c.trace.Load(); t.RedisError != nil {
+		t.RedisError(ctx, op, err)
 	}
 }
 
@@ -154,7 +190,7 @@ func (c *Cache[T]) breakerChanged(open bool) {
 	if open {
 		c.counters.breakerOpens.Add(1)
 	}
-	if c.opts.trace.BreakerChanged != nil {
-		c.opts.trace.BreakerChanged(open)
+	if t := c.trace.Load(); t.BreakerChanged != nil {
+		t.BreakerChanged(open)
 	}
 }

@@ -3,6 +3,9 @@ package singlefill
 import (
 	"context"
 	"time"
+
+	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/flight"
 )
 
 // Trace is a set of optional functions that a [Cache] calls when something happens, as
@@ -22,13 +25,19 @@ type Trace struct {
 	// Stale is called, beside Hit or Miss, when a GetOrLoad or Get returns a stale value.
 	Stale func(ctx context.Context, key string, info ValueInfo)
 
-	// LoadStart is called before each Loader. The context that it returns is given to the Loader;
-	// it must be ctx or derived from ctx.
+	// LoadStart is called before each call of a Loader, and before each call of a ManyLoader with the
+	// first of its keys. The context that it returns is given to the Loader; it must be ctx or derived
+	// from ctx.
 	LoadStart func(ctx context.Context, key string) context.Context
 
-	// LoadDone is called when a load is over and its outcome has been stored, refused or given up.
-	// The calls that waited for the load may have returned before.
+	// LoadDone is called when a load is over and its outcome has been stored, refused or given up:
+	// for each key of a ManyLoader. The calls that waited for the load may have returned before. ctx has
+	// the values of the context that LoadStart has returned.
 	LoadDone func(ctx context.Context, info LoadInfo)
+
+	// ShareDone is called when a GetOrLoad has waited for a load that another call of this process
+	// has begun, or waits for in another process. ctx is that of the GetOrLoad.
+	ShareDone func(ctx context.Context, info ShareInfo)
 
 	// WaitDone is called when this process has waited for a load in another process.
 	WaitDone func(ctx context.Context, info WaitInfo)
@@ -57,6 +66,7 @@ type Trace struct {
 // LoadInfo describes a load to [Trace.LoadDone].
 type LoadInfo struct {
 	Key      string
+	Keys     int           // of the ManyLoader's call; 1 for a Loader, 0 if neither has been called
 	Duration time.Duration // of the Loader alone
 	Queued   time.Duration // time that the fill waited for slots of MaxLoads and MaxFleetLoads before
 	Err      error         // of the Loader; nil for a value
@@ -65,6 +75,89 @@ type LoadInfo struct {
 	Fenced   bool          // Redis refused the outcome: the key was deleted, set or made stale, or the lock was lost
 	Refresh  bool          // the load ran in the background of a value that could still be served
 	Unlocked bool          // Redis did not answer, so other processes may have loaded at the same time
+}
+
+// ShareInfo describes to [Trace.ShareDone] how a call has waited for the load of another one.
+type ShareInfo struct {
+	Key      string
+	Duration time.Duration // of the wait
+	// Load has the values of the context that LoadStart has returned. It is nil if no Loader has been
+	// called in this process.
+	Load context.Context
+}
+
+func shareInfo(key string, d time.Duration, call *flight.Call) ShareInfo {
+	info := ShareInfo{Key: key, Duration: d}
+	if call != nil {
+		info.Load = client.Detach(call.Context)
+	}
+	return info
+}
+
+// AddTrace adds functions to those of [Options.Trace], which are called first. They are called for what
+// happens from now on, and cannot be removed.
+func (c *Cache[T]) AddTrace(t *Trace) {
+	for {
+		old := c.trace.Load()
+		if c.trace.CompareAndSwap(old, join(old, t)) {
+			return
+		}
+	}
+}
+
+// join returns a Trace that calls the functions of a, and then those of b.
+func join(a, b *Trace) *Trace {
+	t := &Trace{
+		Hit:        then(a.Hit, b.Hit),
+		Miss:       then(a.Miss, b.Miss),
+		Stale:      then2(a.Stale, b.Stale),
+		LoadStart:  a.LoadStart,
+		LoadDone:   then(a.LoadDone, b.LoadDone),
+		ShareDone:  then(a.ShareDone, b.ShareDone),
+		WaitDone:   then(a.WaitDone, b.WaitDone),
+		RedisError: then2(a.RedisError, b.RedisError),
+		BadValue:   then2(a.BadValue, b.BadValue),
+		Clearing:   then(a.Clearing, b.Clearing),
+	}
+	switch {
+	case a.LoadStart == nil:
+		t.LoadStart = b.LoadStart
+	case b.LoadStart != nil:
+		t.LoadStart = func(ctx context.Context, key string) context.Context {
+			return b.LoadStart(a.LoadStart(ctx, key), key)
+		}
+	}
+	if t.NearDropped = a.NearDropped; a.NearDropped == nil {
+		t.NearDropped = b.NearDropped
+	} else if b.NearDropped != nil {
+		t.NearDropped = func() { a.NearDropped(); b.NearDropped() }
+	}
+	if t.BreakerChanged = a.BreakerChanged; a.BreakerChanged == nil {
+		t.BreakerChanged = b.BreakerChanged
+	} else if b.BreakerChanged != nil {
+		t.BreakerChanged = func(open bool) { a.BreakerChanged(open); b.BreakerChanged(open) }
+	}
+	return t
+}
+
+func then[A any](f, g func(context.Context, A)) func(context.Context, A) {
+	switch {
+	case f == nil:
+		return g
+	case g == nil:
+		return f
+	}
+	return func(ctx context.Context, a A) { f(ctx, a); g(ctx, a) }
+}
+
+func then2[A, B any](f, g func(context.Context, A, B)) func(context.Context, A, B) {
+	switch {
+	case f == nil:
+		return g
+	case g == nil:
+		return f
+	}
+	return func(ctx context.Context, a A, b B) { f(ctx, a, b); g(ctx, a, b) }
 }
 
 // WaitInfo describes a wait for another process to [Trace.WaitDone].

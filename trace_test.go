@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
@@ -312,4 +314,179 @@ func TestTrace_PanicHangsNoCaller(t *testing.T) {
 	}
 	joins.want(t, "v")
 	goGet(t.Context(), c, "k", mustNotLoad[string](t)).want(t, "v")
+}
+
+// AddTrace adds functions to those that there are, which are called first.
+func TestAddTrace(t *testing.T) {
+	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		var seen []string
+		trace := func(name string) *singlefill.Trace {
+			add := func(format string, args ...any) { seen = append(seen, name+" "+fmt.Sprintf(format, args...)) }
+			return &singlefill.Trace{
+				Hit:   func(_ context.Context, key string) { add("hit %s", key) },
+				Miss:  func(_ context.Context, key string) { add("miss %s", key) },
+				Stale: func(_ context.Context, key string, _ singlefill.ValueInfo) { add("stale %s", key) },
+				LoadStart: func(ctx context.Context, key string) context.Context {
+					before, _ := ctx.Value(traceKey{}).(string)
+					return context.WithValue(ctx, traceKey{}, before+name)
+				},
+				LoadDone: func(ctx context.Context, info singlefill.LoadInfo) {
+					add("done %s in %v, ended: %v", info.Key, ctx.Value(traceKey{}), ctx.Err())
+				},
+				BreakerChanged: func(open bool) { add("breaker %t", open) },
+			}
+		}
+		c := newCache(t, rdb, &singlefill.Options[string]{Trace: trace("A"), StaleWhileRevalidate: time.Hour})
+		c.AddTrace(&singlefill.Trace{})
+		c.AddTrace(trace("B"))
+		ctx := t.Context()
+		_, _ = c.GetOrLoad(ctx, "k", gives("v"))
+		synctest.Wait()
+		_, _ = c.GetOrLoad(ctx, "k", mustNotLoad[string](t))
+		time.Sleep(time.Hour)
+		_, _ = c.Get(ctx, "k")
+		want := []string{
+			"A miss k", "B miss k", "A done k in AB, ended: <nil>", "B done k in AB, ended: <nil>",
+			"A hit k", "B hit k", "A hit k", "B hit k", "A stale k", "B stale k",
+		}
+		slices.Sort(seen[:4]) // LoadDone may come before or after
+		slices.Sort(want[:4])
+		if !slices.Equal(seen, want) {
+			t.Errorf("told\n%q, want\n%q", seen, want)
+		}
+	})
+}
+
+// LoadDone has the values of the context of LoadStart, also if the Loader has been abandoned.
+func TestTrace_LoadDoneContext(t *testing.T) {
+	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		release := make(chan struct{})
+		for what, load := range map[string]singlefill.Loader[string]{
+			"value":     gives("v"),
+			"error":     fails[string](errors.New("no")),
+			"panic":     func(context.Context, string) (string, error) { panic("no") },
+			"abandoned": func(context.Context, string) (string, error) { <-release; return "", nil },
+		} {
+			var told []any
+			c := newCache(t, rdb, &singlefill.Options[string]{LoadTimeout: time.Minute, Trace: &singlefill.Trace{
+				LoadStart: func(ctx context.Context, key string) context.Context { return context.WithValue(ctx, traceKey{}, what) },
+				LoadDone: func(ctx context.Context, info singlefill.LoadInfo) {
+					told = append(told, ctx.Value(traceKey{}), ctx.Err(), info.Keys)
+				},
+			}})
+			_, _ = c.GetOrLoad(t.Context(), "k", load)
+			synctest.Wait()
+			if want := []any{what, nil, 1}; !slices.Equal(told, want) {
+				t.Errorf("%s: told %v, want %v", what, told, want)
+			}
+		}
+		close(release)
+	})
+}
+
+// A call of a ManyLoader is traced once when it begins, and for each key when it is over.
+func TestTrace_ManyLoader(t *testing.T) {
+	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		var mu sync.Mutex
+		var started []string
+		done := make(map[string]string)
+		c := newCache(t, rdb, &singlefill.Options[string]{MaxBatch: 3, Trace: &singlefill.Trace{
+			LoadStart: func(ctx context.Context, key string) context.Context {
+				mu.Lock()
+				defer mu.Unlock()
+				started = append(started, key)
+				return context.WithValue(ctx, traceKey{}, key)
+			},
+			LoadDone: func(ctx context.Context, info singlefill.LoadInfo) {
+				mu.Lock()
+				defer mu.Unlock()
+				done[info.Key] = fmt.Sprint(ctx.Value(traceKey{}), " ", info.Keys)
+			},
+		}})
+		first := make(map[string]string)
+		_, err := c.GetOrLoadMany(t.Context(), []string{"a", "b", "c", "d", "e"}, func(ctx context.Context, keys []string) (map[string]string, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			values := make(map[string]string)
+			for _, key := range keys {
+				values[key] = key
+				first[key] = fmt.Sprint(keys[0], " ", len(keys))
+			}
+			if ctx.Value(traceKey{}) != keys[0] {
+				t.Errorf("the ManyLoader for %q has the context of the load of %v", keys, ctx.Value(traceKey{}))
+			}
+			return values, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if len(started) != 2 || !maps.Equal(done, first) {
+			t.Errorf("started %q, done in %v; want two calls, done in %v", started, done, first)
+		}
+	})
+}
+
+// A call that waited for the load of another one is told so, with the values of its context.
+func TestTrace_ShareDone(t *testing.T) {
+	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		var shared []string
+		c := newCache(t, rdb, &singlefill.Options[string]{Trace: &singlefill.Trace{
+			LoadStart: func(ctx context.Context, key string) context.Context {
+				return context.WithValue(ctx, traceKey{}, "load")
+			},
+			ShareDone: func(ctx context.Context, info singlefill.ShareInfo) {
+				shared = append(shared, fmt.Sprintf("%v waited %v for the %v of %s", ctx.Value(traceKey{}), info.Duration, info.Load.Value(traceKey{}), info.Key))
+			},
+		}})
+		src := newSource[string](t)
+		who := func(name string) context.Context { return context.WithValue(t.Context(), traceKey{}, name) }
+		first := goGet(who("the first"), c, "k", src.load)
+		load := src.next(t)
+		time.Sleep(time.Second)
+		second := goGet(who("the second"), c, "k", src.load).waits(t)
+		synctest.Wait()
+		time.Sleep(time.Second)
+		ctx, cancel := context.WithTimeout(who("the third"), time.Second)
+		defer cancel()
+		if _, err := c.GetOrLoad(ctx, "k", src.load); err != context.DeadlineExceeded {
+			t.Errorf("err = %v, want that of the deadline", err)
+		}
+		load.give("v")
+		first.want(t, "v")
+		second.want(t, "v")
+		synctest.Wait()
+		want := []string{"the third waited 1s for the load of k", "the second waited 2s for the load of k"}
+		if !slices.Equal(shared, want) {
+			t.Errorf("told %q, want %q", shared, want)
+		}
+	})
+}
+
+// Hits of stale values are counted by where they were found.
+func TestStats_StaleByLayer(t *testing.T) {
+	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		opts := near(singlefill.Near{})
+		opts.StaleWhileRevalidate = time.Hour
+		c := newCache(t, rdb, opts)
+		ctx := t.Context()
+		awaitNear(t, c, "k", gives("v"))
+		src := newSource[string](t)
+		before := c.Stats()
+		if err := c.Expire(ctx, "k"); err != nil { // memory forgets it
+			t.Fatal(err)
+		}
+		for range 3 {
+			if v, err := c.GetOrLoad(ctx, "k", src.load); v != "v" || err != nil {
+				t.Fatalf("%q, %v", v, err)
+			}
+			synctest.Wait()
+		}
+		s := c.Stats()
+		redisStale, nearStale := s.StaleHits-s.NearStale, s.NearStale
+		if s.Hits-before.Hits != 3 || s.Stale != 3 || redisStale == 0 || nearStale == 0 || s.StaleOnError != 0 {
+			t.Errorf("%+v, want three stale hits, in Redis and in memory", s)
+		}
+		src.next(t).give("w")
+	})
 }

@@ -232,7 +232,7 @@ func (x *filling[T]) waited(ctx context.Context) {
 	x.counters.waits.Add(1)
 	polls := x.wait.polls
 	x.wait.polls = 0
-	if x.opts.trace.WaitDone != nil {
-		x.opts.trace.WaitDone(ctx, WaitInfo{Key: x.fill.Key, Duration: time.Since(x.wait.begun), Polls: polls})
+	if t := x.trace.Load(); t.WaitDone != nil {
+		t.WaitDone(ctx, WaitInfo{Key: x.fill.Key, Duration: time.Since(x.wait.begun), Polls: polls})
 	}
 }

@@ -69,6 +69,8 @@ type Fill[R any] struct {
 	Load    *Load         // its node in the graph of loads that wait for each other
 	Wake    chan struct{} // a caller joined, the last one left, or the key was invalidated
 
+	Call atomic.Pointer[Call] // that brings the value; nil before it begins
+
 	entry string        // that a refresh is for
 	ended chan struct{} // closed when phase becomes done
 	void  chan struct{} // closed when superseded becomes true; nil while no late caller waits
@@ -81,6 +83,12 @@ type Fill[R any] struct {
 	callers    callers
 	running    running
 	outcome    outcome[R]
+}
+
+// A Call is a call of the function that loads the value of a fill, or those of several.
+type Call struct {
+	Context context.Context
+	Keys    int
 }
 
 // running is set when the load begins.
