@@ -1,0 +1,336 @@
+package prometheus_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/lock"
+	sfprometheus "github.com/singlefill/singlefill/prometheus"
+)
+
+func TestMain(m *testing.M) { redistest.Main(m) }
+
+// register returns a registry with a Collector of caches.
+func register(t testing.TB, caches ...sfprometheus.Cache) (*prometheus.Registry, *sfprometheus.Collector) {
+	t.Helper()
+	r, c := prometheus.NewPedanticRegistry(), sfprometheus.NewCollector(caches...)
+	if err := r.Register(c); err != nil {
+		t.Fatal(err)
+	}
+	return r, c
+}
+
+// values returns the samples of a registry: by name and labels in the order of their names, without
+// buckets, and without zeros.
+func values(t testing.TB, r *prometheus.Registry) map[string]float64 {
+	t.Helper()
+	families, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	samples := make(map[string]float64)
+	for _, f := range families {
+		for _, m := range f.Metric {
+			var labels []string
+			for _, l := range m.Label {
+				labels = append(labels, l.GetName()+"="+l.GetValue())
+			}
+			v := m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+			if v != 0 {
+				samples[strings.TrimPrefix(f.GetName(), "singlefill_")+" "+strings.Join(labels, " ")] = v
+			}
+		}
+	}
+	return samples
+}
+
+func wantValues(t testing.TB, r *prometheus.Registry, want map[string]float64) {
+	t.Helper()
+	got := values(t, r)
+	for name, v := range want {
+		if got[name] != v {
+			t.Errorf("%s is %v, want %v", name, got[name], v)
+		}
+	}
+	for name, v := range got {
+		if _, ok := want[name]; !ok {
+			t.Errorf("%s is %v, want 0", name, v)
+		}
+	}
+}
+
+func newCache(t testing.TB, rdb redis.UniversalClient, namespace string, opts *singlefill.Options[string]) *singlefill.Cache[string] {
+	t.Helper()
+	c, err := singlefill.New(rdb, namespace, time.Hour, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func gives(v string) singlefill.Loader[string] {
+	return func(context.Context, string) (string, error) { return v, nil }
+}
+
+func fails(err error) singlefill.Loader[string] {
+	return func(context.Context, string) (string, error) { return "", err }
+}
+
+// Each event of a cache is counted once, under its labels.
+func TestCollector_Cache(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		if strings.Contains(t.Name()+"/", "/csc/") { // a hit may come from before a Set
+			return
+		}
+		ns := redistest.Namespace(t)
+		c := newCache(t, rdb, ns, &singlefill.Options[string]{StaleIfError: time.Hour, RetryAfter: -1, EarlyRefresh: -1})
+		r, _ := register(t, c)
+		ctx := t.Context()
+		var many atomic.Int64 // calls of the ManyLoader: one, or more if a node is slow
+
+		_, _ = c.GetOrLoad(ctx, "a", gives("v"))                       // a miss, loaded
+		_, _ = c.GetOrLoad(ctx, "a", gives("v"))                       // a hit
+		_, _ = c.Get(ctx, "unknown")                                   // a miss
+		_, _ = c.GetOrLoad(ctx, "none", fails(singlefill.ErrNotFound)) // a miss, not found
+		_, _ = c.GetOrLoad(ctx, "b", fails(errors.New("no")))          // a miss, failed
+		_, _ = c.GetOrLoad(ctx, "b", func(context.Context, string) (string, error) { panic("no") })
+		_, _ = c.GetOrLoadMany(ctx, []string{"x", "y", "z"}, func(context.Context, []string) (map[string]string, error) {
+			many.Add(1)
+			return map[string]string{"x": "v", "y": "v"}, nil // z does not exist
+		})
+		_ = c.Expire(ctx, "a")
+		_, _ = c.GetOrLoad(ctx, "a", fails(errors.New("no"))) // a miss that gets the old value
+		_, _ = c.GetOrLoad(ctx, "d", func(ctx context.Context, key string) (string, error) { return "v", c.Delete(ctx, key) })
+		if err := c.Close(); err != nil { // LoadDone may come after the call has returned
+			t.Fatal(err)
+		}
+		of := func(name, labels string) string { return name + " cache=" + ns + labels }
+		wantValues(t, r, map[string]float64{
+			of("gets_total", " layer=redis result=hit"):      1,
+			of("gets_total", " layer=redis result=miss"):     10,
+			of("stale_served_total", " reason=load_failed"):  1,
+			of("loads_total", " kind=call result=value"):     4,
+			of("loads_total", " kind=call result=not_found"): 2,
+			of("loads_total", " kind=call result=error"):     2,
+			of("loads_total", " kind=call result=panic"):     1,
+			of("load_duration_seconds", " kind=call"):        6 + float64(many.Load()), // a ManyLoader counts once for its keys
+			of("stores_total", " result=stored"):             5,
+			of("stores_total", " result=fenced"):             1,
+		})
+	})
+}
+
+// Hits in memory and in Redis, fresh and stale, have labels of their own. Together they are all calls.
+func TestCollector_Layers(t *testing.T) {
+	t.Parallel()
+	_, rdb := redistest.StartMini(t)
+	ns := redistest.Namespace(t)
+	c := newCache(t, rdb, ns, &singlefill.Options[string]{Near: &singlefill.Near{}, StaleWhileRevalidate: time.Hour, EarlyRefresh: -1})
+	r, _ := register(t, c)
+	ctx := t.Context()
+	held := make(chan struct{})
+	defer close(held)
+	calls := 0.
+	get := func(load singlefill.Loader[string]) {
+		t.Helper()
+		if v, err := c.GetOrLoad(ctx, "k", load); v != "v" || err != nil {
+			t.Fatalf("%q, %v", v, err)
+		}
+		calls++
+	}
+	of := func(labels string) float64 { return values(t, r)["gets_total cache="+ns+" "+labels] }
+	redistest.Await(t, "a hit in memory", func() bool { get(gives("v")); return of("layer=near result=hit") > 0 })
+	redistest.Await(t, "the age of its proof", func() bool { return values(t, r)["near_proof_age_seconds cache="+ns] > 0 })
+	if err := c.Expire(ctx, "k"); err != nil {
+		t.Fatal(err)
+	}
+	redistest.Await(t, "a stale hit in memory", func() bool {
+		get(func(context.Context, string) (string, error) { <-held; return "v", nil })
+		return of("layer=near result=stale") > 0
+	})
+	sum, stale := 0., 0.
+	for name, v := range values(t, r) {
+		if strings.HasPrefix(name, "gets_total ") {
+			sum += v
+		}
+		if strings.HasPrefix(name, "gets_total ") && strings.HasSuffix(name, "result=stale") {
+			stale += v
+		}
+	}
+	if served := values(t, r)["stale_served_total cache="+ns+" reason=revalidating"]; sum != calls || stale != served {
+		t.Errorf("%v gets of %v calls, %v stale hits of %v stale values", sum, calls, stale, served)
+	}
+}
+
+// A wait for another process, and what an outage of Redis does, are counted.
+func TestCollector_WaitAndOutage(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	ns := redistest.Namespace(t)
+	client, asked := server.Client(t), make(chan struct{}, 1)
+	client.AddHook(afterScript(asked))
+	here, there := newCache(t, client, ns, nil), newCache(t, server.Client(t), ns, nil)
+	r, _ := register(t, here)
+	loading, finish := make(chan struct{}), make(chan struct{})
+	done := make(chan error, 1)
+	go func() {
+		_, err := there.GetOrLoad(t.Context(), "k", func(context.Context, string) (string, error) {
+			close(loading)
+			<-finish
+			return "v", nil
+		})
+		done <- err
+	}()
+	<-loading
+	waited := make(chan error, 1)
+	go func() {
+		_, err := here.GetOrLoad(t.Context(), "k", gives("mine"))
+		waited <- err
+	}()
+	<-asked // the waiter has seen the lock
+	close(finish)
+	if err := errors.Join(<-done, <-waited); err != nil {
+		t.Fatal(err)
+	}
+	if n := values(t, r)["wait_duration_seconds cache="+ns]; n != 1 {
+		t.Errorf("%v waits, want 1", n)
+	}
+
+	server.Kill()
+	redistest.Await(t, "the breaker opens", func() bool {
+		_, _ = here.GetOrLoad(t.Context(), "k", gives("v"))
+		return values(t, r)["breaker_open cache="+ns] == 1
+	})
+	got := values(t, r)
+	if got["redis_errors_total cache="+ns+" op=get"] == 0 || got["loads_unlocked_total cache="+ns] == 0 || got["breaker_opened_total cache="+ns] != 1 {
+		t.Errorf("an outage counts as %v", got)
+	}
+	if n := got["redis_errors_total cache="+ns+" op=get"]; n > float64(here.Stats().RedisErrors) {
+		t.Errorf("%v failed GETs, of %d failed commands", n, here.Stats().RedisErrors)
+	}
+}
+
+// afterScript tells when the first script has been answered.
+type afterScript chan struct{}
+
+func (afterScript) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (a afterScript) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if cmd.Name() == "evalsha" && err == nil {
+			select {
+			case a <- struct{}{}:
+			default:
+			}
+		}
+		return err
+	}
+}
+
+func (afterScript) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// Caches with one namespace are added.
+func TestCollector_SameNamespace(t *testing.T) {
+	t.Parallel()
+	_, rdb := redistest.StartMini(t)
+	ns := redistest.Namespace(t)
+	a, b := newCache(t, rdb, ns, nil), newCache(t, rdb, ns, nil)
+	r, collector := register(t, a)
+	collector.Add(b)
+	for _, c := range []*singlefill.Cache[string]{a, b} {
+		if err := c.Set(t.Context(), "k", "v"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Get(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantValues(t, r, map[string]float64{"gets_total cache=" + ns + " layer=redis result=hit": 2})
+}
+
+// A hit calls nothing of a Collector.
+func TestCollector_HitsAreFree(t *testing.T) {
+	t.Parallel()
+	var c fakeCache
+	sfprometheus.NewCollector(&c)
+	if tr := c.trace; tr.Hit != nil || tr.Miss != nil || tr.Stale != nil {
+		t.Error("a Collector is called for hits")
+	}
+}
+
+type fakeCache struct{ trace *singlefill.Trace }
+
+func (*fakeCache) Namespace() string              { return "ns" }
+func (*fakeCache) Stats() singlefill.Stats        { return singlefill.Stats{} }
+func (c *fakeCache) AddTrace(t *singlefill.Trace) { c.trace = t }
+
+// Leases and waits are counted under the label that the program has chosen, not under the name.
+func TestCollector_Locks(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m, rdb := redistest.StartMini(t)
+		r, collector := register(t)
+		l, err := lock.NewMutex(rdb, "of one user", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.AddTrace(collector.LockTrace("jobs"))
+		lease, err := l.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantValues(t, r, map[string]float64{"lock_held lock=jobs": 1, "lock_acquired_total lock=jobs": 1})
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		if _, err := l.Acquire(ctx); !errors.Is(err, lock.ErrBusy) {
+			t.Errorf("err = %v, want ErrBusy", err)
+		}
+		if err := lease.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if lease, err = l.Acquire(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		m.FlushAll()
+		if err := lease.Release(t.Context()); !errors.Is(err, lock.ErrLost) {
+			t.Errorf("err = %v, want ErrLost", err)
+		}
+		wantValues(t, r, map[string]float64{
+			"lock_acquired_total lock=jobs": 2, "lock_lost_total lock=jobs": 1, "lock_hold_duration_seconds lock=jobs": 2,
+			"lock_wait_duration_seconds lock=jobs result=busy": 1,
+		})
+	})
+}
+
+// Names, labels and help follow the conventions, every metric is described, and those of a cache that has
+// done nothing are there with zeros.
+func TestCollector_Conventions(t *testing.T) {
+	t.Parallel()
+	_, rdb := redistest.StartMini(t)
+	r, collector := register(t, newCache(t, rdb, redistest.Namespace(t), nil))
+	collector.LockTrace("jobs")
+	problems, err := testutil.GatherAndLint(r)
+	if err != nil || len(problems) > 0 {
+		t.Errorf("%v, %v", problems, err)
+	}
+	n, err := testutil.GatherAndCount(r)
+	if err != nil || n < 50 {
+		t.Errorf("%d series of a new cache and lock, %v", n, err)
+	}
+}
