@@ -79,13 +79,14 @@ func TestSource_Hold(t *testing.T) {
 	both(t, func(t *testing.T) {
 		source := singlefilltest.NewSource(t, upper)
 		source.Hold()
-		source.Hold() // changes nothing
 		var calls sync.WaitGroup
 		calls.Go(func() {
 			if _, err := source.Load(t.Context(), "a"); err != errDown {
 				t.Errorf("Load: %v", err)
 			}
 		})
+		source.AwaitHeld(t, 1)
+		source.Hold() // changes nothing
 		calls.Go(func() {
 			if _, err := source.LoadMany(t.Context(), []string{"a", "b"}); err != errDown {
 				t.Errorf("LoadMany: %v", err)
@@ -121,7 +122,7 @@ func TestSource_HoldAgain(t *testing.T) {
 	})
 }
 
-// The end of its context ends a call that is held or slow, which is then not held any more.
+// The end of its context ends a call that is held or slow.
 func TestSource_Context(t *testing.T) {
 	both(t, func(t *testing.T) {
 		source := singlefilltest.NewSource(t, upper)
@@ -150,7 +151,24 @@ func TestSource_Context(t *testing.T) {
 		if err := <-done; err != context.Canceled {
 			t.Errorf("Load: %v", err)
 		}
-		source.AwaitHeld(t, 0)
+	})
+}
+
+// A call that its context has ended is not held any more.
+func TestSource_HeldUntilContextEnds(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		source := singlefilltest.NewSource(t, upper)
+		source.Hold()
+		ctx, cancel := context.WithCancel(t.Context())
+		go source.Load(ctx, "a")
+		source.AwaitHeld(t, 1)
+		cancel()
+		synctest.Wait()
+		got := reported(func(t testing.TB) { source.AwaitHeld(t, 1) })
+		if len(got) != 1 || !strings.Contains(got[0], ": 0 calls are held") {
+			t.Errorf("reported %q", got)
+		}
 	})
 }
 
