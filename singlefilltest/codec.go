@@ -1,16 +1,3 @@
-// Package singlefilltest helps to test programs that use package singlefill.
-//
-// A codec may lose a part of a value without an error: a field that is not exported or has the tag
-// "-", or all fields beside an embedded type with a marshalling method. The loss shows at the first
-// hit. [Codec] lets a test find it:
-//
-//	orders, err := singlefill.New(rdb, "orders", time.Hour, &singlefill.Options[Order]{
-//		Codec: singlefilltest.Codec(t, nil),
-//	})
-//
-// A test that stores an Order with a field price then fails with
-//
-//	singlefilltest: Order.Items[2].price is lost: 42 became 0
 package singlefilltest
 
 import (

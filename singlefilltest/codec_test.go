@@ -15,7 +15,6 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -24,21 +23,6 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/singlefilltest"
 )
-
-func TestMain(m *testing.M) { redistest.Main(m) }
-
-// A fakeTB records what is reported to it.
-type fakeTB struct {
-	testing.TB
-	mu     sync.Mutex
-	errors []string // protected by mu
-}
-
-func (f *fakeTB) Errorf(format string, args ...any) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.errors = append(f.errors, fmt.Sprintf(format, args...))
-}
 
 type (
 	order struct {

@@ -6,22 +6,20 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/alicebob/miniredis/v2/server"
+	"github.com/redis/go-redis/v9"
 	"github.com/singlefill/singlefill"
-	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/singlefilltest"
 )
 
-// A world is the service in a bubble, with a Redis that can be silent and a product 42 in the cache.
+// A world is the service in a bubble, with a Redis that can be silenced and product 42 in the cache.
 type world struct {
 	*memory
 	*service
-	silent  atomic.Bool
+	rdb     *redis.Client
 	renamed func() // called right after the commit
 }
 
@@ -35,14 +33,13 @@ func (w *world) Rename(ctx context.Context, id, name string) (change, error) {
 func inWorld(t *testing.T, test func(t *testing.T, w *world)) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		mini, rdb := redistest.StartMini(t)
+		rdb := singlefilltest.Redis(t)
 		products, err := singlefill.New(rdb, "products", 10*time.Minute, &singlefill.Options[Product]{Codec: singlefilltest.Codec(t, nil)})
 		if err != nil {
 			t.Fatal(err)
 		}
-		w := &world{memory: newMemory(), renamed: func() {}}
+		w := &world{memory: newMemory(), rdb: rdb, renamed: func() {}}
 		w.service = &service{products: products, db: w, timeout: 2 * time.Second}
-		mini.Server().SetPreHook(func(*server.Peer, string, ...string) bool { return w.silent.Load() })
 		ctx, cancel := context.WithCancel(t.Context())
 		stopped := make(chan struct{})
 		go func() { defer close(stopped); w.workOff(ctx) }()
@@ -108,12 +105,12 @@ func TestRename_ClientLeaves(t *testing.T) {
 // The outbox deletes what changed while Redis did not answer, as soon as it answers.
 func TestRename_RedisSilent(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		w.silent.Store(true)
+		resume := singlefilltest.Silence(t, w.rdb)
 		w.check(t, http.MethodPut, teapot, http.StatusAccepted, "")
 		w.check(t, http.MethodPut, kettle, http.StatusAccepted, "")
 		time.Sleep(time.Minute)
 		w.checkOutbox(t, 2)
-		w.silent.Store(false)
+		resume()
 		time.Sleep(2 * time.Second)
 		w.checkOutbox(t, 0)
 		w.check(t, http.MethodGet, "", http.StatusOK, `"Kettle"`)

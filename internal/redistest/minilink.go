@@ -9,6 +9,8 @@ import (
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/mini"
 )
 
 // MiniLink is the network between one client and a miniredis. It counts what the client sends, and
@@ -28,7 +30,7 @@ func StartMiniLink(t testing.TB) (*MiniLink, *redis.Client) {
 	l := &MiniLink{Mini: m, sent: make(map[string]int)}
 	opt := *direct.Options()
 	opt.Dialer = func(context.Context, string, string) (net.Conn, error) {
-		conn, err := dialMini(m)
+		conn, err := mini.Dial(m)
 		return &miniConn{conn, l}, err
 	}
 	c := redis.NewClient(&opt)

@@ -1,0 +1,267 @@
+package singlefilltest_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/singlefilltest"
+)
+
+// newCache returns a cache that is closed at the end of the test.
+func newCache(t *testing.T, rdb *redis.Client, opts *singlefill.Options[string]) *singlefill.Cache[string] {
+	t.Helper()
+	cache, err := singlefill.New(rdb, "cache", time.Hour, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cache.Close() })
+	return cache
+}
+
+// check fails the test unless a GetOrLoad of the key k returns want.
+func check(t *testing.T, cache *singlefill.Cache[string], load singlefill.Loader[string], want string) {
+	t.Helper()
+	if v, err := cache.GetOrLoad(t.Context(), "k", load); v != want || err != nil {
+		t.Errorf("GetOrLoad: %q, %v; want %q", v, err, want)
+	}
+}
+
+// serial returns a source whose nth load returns "n".
+func serial(t testing.TB) *singlefilltest.Source[string] {
+	var source *singlefilltest.Source[string]
+	source = singlefilltest.NewSource(t, func(context.Context, string) (string, error) {
+		return fmt.Sprint(source.Calls()), nil
+	})
+	return source
+}
+
+// Each call returns another, empty Redis.
+func TestRedis_Isolated(t *testing.T) {
+	both(t, func(t *testing.T) {
+		a, b := singlefilltest.Redis(t), singlefilltest.Redis(t)
+		if err := a.Set(t.Context(), "k", "v", 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := b.DBSize(t.Context()).Result(); n != 0 || err != nil {
+			t.Errorf("the other Redis has %d keys, %v", n, err)
+		}
+	})
+}
+
+// The client is closed at the end of the test, and cannot be used for faults any more.
+func TestRedis_Closed(t *testing.T) {
+	t.Parallel()
+	var rdb *redis.Client
+	if got := reported(func(t testing.TB) { rdb = singlefilltest.Redis(t) }); got != nil {
+		t.Fatalf("reported %q", got)
+	}
+	if err := rdb.Ping(t.Context()).Err(); err != redis.ErrClosed {
+		t.Errorf("PING: %v", err)
+	}
+	if got := reported(func(t testing.TB) { singlefilltest.Silence(t, rdb) }); len(got) != 1 {
+		t.Errorf("Silence reported %q", got)
+	}
+}
+
+// In a bubble keys and values expire by its clock.
+func TestRedis_FakeTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		begun := time.Now()
+		rdb := singlefilltest.Redis(t)
+		source := serial(t)
+		cache := newCache(t, rdb, &singlefill.Options[string]{Jitter: -1, EarlyRefresh: -1})
+		check(t, cache, source.Load, "1")
+		time.Sleep(time.Hour - time.Millisecond)
+		check(t, cache, source.Load, "1")
+		if n, err := rdb.DBSize(t.Context()).Result(); n != 1 || err != nil {
+			t.Errorf("Redis has %d keys, %v", n, err)
+		}
+		time.Sleep(time.Millisecond)
+		if n, err := rdb.Exists(t.Context(), "cache:{k}").Result(); n != 0 || err != nil {
+			t.Errorf("Redis has %d keys after their life, %v", n, err)
+		}
+		check(t, cache, source.Load, "2")
+		if took := time.Since(begun); took != time.Hour {
+			t.Errorf("it took %v", took)
+		}
+	})
+}
+
+// Two caches on one client act as two processes: one loads, and the other one waits for it.
+func TestRedis_TwoProcesses(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		rdb := singlefilltest.Redis(t)
+		a, b := newCache(t, rdb, nil), newCache(t, rdb, nil)
+		source := serial(t)
+		source.Hold()
+		var calls sync.WaitGroup
+		calls.Go(func() { check(t, a, source.Load, "1") })
+		calls.Go(func() { check(t, b, source.Load, "1") })
+		synctest.Wait()
+		source.Release()
+		calls.Wait()
+		source.WantLoads(t, "k", 1)
+		if n := a.Stats().Waits + b.Stats().Waits; n != 1 {
+			t.Errorf("%d waits", n)
+		}
+	})
+}
+
+// A pipeline whose replies are longer than any buffer does not block, nor does a long value.
+func TestRedis_LongPipeline(t *testing.T) {
+	both(t, func(t *testing.T) {
+		rdb := singlefilltest.Redis(t)
+		long := strings.Repeat("v", 100_000)
+		cmds, err := rdb.Pipelined(t.Context(), func(p redis.Pipeliner) error {
+			for range 100 {
+				p.Set(t.Context(), "k", long, time.Minute)
+				p.Get(t.Context(), "k")
+			}
+			return nil
+		})
+		if err != nil || len(cmds) != 200 || cmds[199].(*redis.StringCmd).Val() != long {
+			t.Errorf("%d replies, %v", len(cmds), err)
+		}
+	})
+}
+
+// faults are the two faults, and the error of a command that may take so long.
+var faults = []struct {
+	name  string
+	begin func(testing.TB, *redis.Client) func()
+	limit time.Duration
+	err   error
+}{
+	{"Silence", singlefilltest.Silence, 50 * time.Millisecond, context.DeadlineExceeded},
+	{"Disconnect", singlefilltest.Disconnect, time.Minute, syscall.ECONNREFUSED},
+}
+
+// set sets the key k within d.
+func set(t *testing.T, rdb *redis.Client, value string, d time.Duration) error {
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	defer cancel()
+	return rdb.Set(ctx, "k", value, 0).Err()
+}
+
+// During a fault no command is executed. After it all commands are, and Redis has what it had before.
+func TestFaults_Commands(t *testing.T) {
+	for _, fault := range faults {
+		t.Run(fault.name, func(t *testing.T) {
+			both(t, func(t *testing.T) {
+				rdb := singlefilltest.Redis(t)
+				if err := set(t, rdb, "before", time.Minute); err != nil {
+					t.Fatal(err)
+				}
+				end := fault.begin(t, rdb)
+				for range 3 {
+					if err := set(t, rdb, "during", fault.limit); !errors.Is(err, fault.err) {
+						t.Errorf("SET: %v, want %v", err, fault.err)
+					}
+				}
+				end()
+				if v, err := rdb.Get(t.Context(), "k").Result(); v != "before" || err != nil {
+					t.Errorf("GET: %q, %v", v, err)
+				}
+				if err := set(t, rdb, "after", time.Minute); err != nil {
+					t.Errorf("SET: %v", err)
+				}
+			})
+		})
+	}
+}
+
+// A fault ends when all faults are over, and a second call does not end another fault.
+func TestFaults_Overlap(t *testing.T) {
+	both(t, func(t *testing.T) {
+		rdb := singlefilltest.Redis(t)
+		resume, resumeOther, reconnect := singlefilltest.Silence(t, rdb), singlefilltest.Silence(t, rdb), singlefilltest.Disconnect(t, rdb)
+		for _, end := range []func(){resume, resume, reconnect, reconnect} {
+			end()
+			if err := set(t, rdb, "v", 20*time.Millisecond); err == nil {
+				t.Error("a fault has ended too early")
+			}
+		}
+		resumeOther()
+		if err := set(t, rdb, "v", time.Minute); err != nil {
+			t.Errorf("after the faults: %v", err)
+		}
+	})
+}
+
+// A cache serves from the source during a fault, also with an open breaker. A second after the fault it serves what it had.
+func TestFaults_Cache(t *testing.T) {
+	t.Parallel()
+	for _, fault := range faults {
+		t.Run(fault.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				rdb := singlefilltest.Redis(t)
+				cache := newCache(t, rdb, nil)
+				source := serial(t)
+				check(t, cache, source.Load, "1")
+				end := fault.begin(t, rdb)
+				check(t, cache, source.Load, "2")
+				for !cache.Stats().BreakerOpen {
+					check(t, cache, source.Load, fmt.Sprint(source.Calls()+1))
+				}
+				end()
+				time.Sleep(time.Second)
+				check(t, cache, source.Load, "1")
+				if cache.Stats().BreakerOpen {
+					t.Error("the breaker is open")
+				}
+			})
+		})
+	}
+}
+
+// A fault affects one Redis.
+func TestFaults_OneRedis(t *testing.T) {
+	both(t, func(t *testing.T) {
+		for _, fault := range faults {
+			rdb := singlefilltest.Redis(t)
+			fault.begin(t, singlefilltest.Redis(t))
+			if err := set(t, rdb, "v", time.Minute); err != nil {
+				t.Errorf("%s: %v", fault.name, err)
+			}
+		}
+	})
+}
+
+// A client that is not one of Redis is refused.
+func TestFaults_OtherClient(t *testing.T) {
+	t.Parallel()
+	other := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+	defer other.Close()
+	for _, rdb := range []*redis.Client{nil, other} {
+		for _, fault := range faults {
+			want := fmt.Sprintf("fatal: singlefilltest: %s: rdb is %v: only a client that", fault.name, rdb)
+			got := reported(func(t testing.TB) { fault.begin(t, rdb) })
+			if len(got) != 1 || !strings.HasPrefix(got[0], want) {
+				t.Errorf("reported %q, want %q", got, want)
+			}
+		}
+	}
+}
+
+// Redis works for a test that has closed the client itself.
+func TestRedis_ClosedByTheTest(t *testing.T) {
+	t.Parallel()
+	got := reported(func(t testing.TB) { singlefilltest.Redis(t).Close() })
+	if !slices.Equal(got, nil) {
+		t.Errorf("reported %q", got)
+	}
+}

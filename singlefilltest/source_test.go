@@ -1,0 +1,378 @@
+package singlefilltest_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/singlefilltest"
+)
+
+var errDown = errors.New("db is down")
+
+// upper is a Loader of the keys in capitals, except those that begin with "no".
+func upper(_ context.Context, key string) (string, error) {
+	if strings.HasPrefix(key, "no") {
+		return "", fmt.Errorf("key %q: %w", key, singlefill.ErrNotFound)
+	}
+	return strings.ToUpper(key), nil
+}
+
+// A source returns what its function returns, and counts calls and the keys that they ask for.
+func TestSource_Counts(t *testing.T) {
+	t.Parallel()
+	source := singlefilltest.NewSource(t, upper)
+	if v, err := source.Load(t.Context(), "a"); v != "A" || err != nil {
+		t.Errorf("Load: %q, %v", v, err)
+	}
+	if _, err := source.Load(t.Context(), "none"); !errors.Is(err, singlefill.ErrNotFound) {
+		t.Errorf("Load: %v", err)
+	}
+	found, err := source.LoadMany(t.Context(), []string{"a", "none", "b"})
+	if !maps.Equal(found, map[string]string{"a": "A", "b": "B"}) || err != nil {
+		t.Errorf("LoadMany: %v, %v", found, err)
+	}
+	if n := source.Calls(); n != 3 {
+		t.Errorf("%d calls", n)
+	}
+	for key, want := range map[string]int{"a": 2, "none": 2, "b": 1, "c": 0} {
+		if n := source.Loads(key); n != want {
+			t.Errorf("%d loads of %q, want %d", n, key, want)
+		}
+		source.WantLoads(t, key, want)
+	}
+}
+
+// Fail replaces the function, also for keys that do not exist, until Fail(nil).
+func TestSource_Fail(t *testing.T) {
+	t.Parallel()
+	source := singlefilltest.NewSource(t, upper)
+	for _, err := range []error{errDown, singlefill.ErrNotFound, nil} {
+		source.Fail(err)
+		if _, got := source.Load(t.Context(), "a"); got != err {
+			t.Errorf("Load: %v, want %v", got, err)
+		}
+		found, got := source.LoadMany(t.Context(), []string{"a"})
+		wantFound, want := 0, err
+		switch err {
+		case singlefill.ErrNotFound: // a ManyLoader leaves the key out
+			want = nil
+		case nil:
+			wantFound = 1
+		}
+		if got != want || len(found) != wantFound {
+			t.Errorf("LoadMany: %v, %v; want %d values, %v", found, got, wantFound, want)
+		}
+	}
+}
+
+// Calls that are held go on with Release. They fail if Fail has been called by then.
+func TestSource_Hold(t *testing.T) {
+	both(t, func(t *testing.T) {
+		source := singlefilltest.NewSource(t, upper)
+		source.Hold()
+		var calls sync.WaitGroup
+		calls.Go(func() {
+			if _, err := source.Load(t.Context(), "a"); err != errDown {
+				t.Errorf("Load: %v", err)
+			}
+		})
+		source.AwaitHeld(t, 1)
+		source.Hold() // changes nothing
+		calls.Go(func() {
+			if _, err := source.LoadMany(t.Context(), []string{"a", "b"}); err != errDown {
+				t.Errorf("LoadMany: %v", err)
+			}
+		})
+		source.AwaitHeld(t, 2)
+		source.WantLoads(t, "a", 2)
+		source.Fail(errDown)
+		source.Release()
+		source.Release() // does nothing
+		calls.Wait()
+		source.Fail(nil)
+		if v, err := source.Load(t.Context(), "a"); v != "A" || err != nil {
+			t.Errorf("after Release: %q, %v", v, err)
+		}
+	})
+}
+
+// A second Hold counts only the calls that it holds.
+func TestSource_HoldAgain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		source := singlefilltest.NewSource(t, upper)
+		for range 2 {
+			source.Hold()
+			go source.Load(t.Context(), "a")
+			source.AwaitHeld(t, 1)
+			if got := reported(func(t testing.TB) { source.AwaitHeld(t, 2) }); len(got) != 1 {
+				t.Errorf("reported %q", got)
+			}
+			source.Release()
+		}
+	})
+}
+
+// The end of its context ends a call that is held or slow.
+func TestSource_Context(t *testing.T) {
+	both(t, func(t *testing.T) {
+		source := singlefilltest.NewSource(t, upper)
+		source.Slow(time.Hour)
+		for range 2 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			if _, err := source.Load(ctx, "a"); err != context.DeadlineExceeded {
+				t.Errorf("Load: %v", err)
+			}
+			cancel()
+			source.Hold()
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := source.LoadMany(ctx, []string{"a"}); err != context.Canceled {
+			t.Errorf("LoadMany: %v", err)
+		}
+		done := make(chan error)
+		ctx, cancel = context.WithCancel(t.Context())
+		go func() {
+			_, err := source.Load(ctx, "b")
+			done <- err
+		}()
+		source.AwaitHeld(t, 1)
+		cancel()
+		if err := <-done; err != context.Canceled {
+			t.Errorf("Load: %v", err)
+		}
+	})
+}
+
+// A call that its context has ended is not held any more.
+func TestSource_HeldUntilContextEnds(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		source := singlefilltest.NewSource(t, upper)
+		source.Hold()
+		ctx, cancel := context.WithCancel(t.Context())
+		go source.Load(ctx, "a")
+		source.AwaitHeld(t, 1)
+		cancel()
+		synctest.Wait()
+		got := reported(func(t testing.TB) { source.AwaitHeld(t, 1) })
+		if len(got) != 1 || !strings.Contains(got[0], ": 0 calls are held") {
+			t.Errorf("reported %q", got)
+		}
+	})
+}
+
+// A slow source takes so much longer for each call, after it has been released.
+func TestSource_Slow(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		source := singlefilltest.NewSource(t, upper)
+		for _, d := range []time.Duration{time.Hour, 0, -1} {
+			source.Slow(d)
+			begun := time.Now()
+			if _, err := source.LoadMany(t.Context(), []string{"a", "b"}); err != nil {
+				t.Error(err)
+			}
+			if took := time.Since(begun); took != max(d, 0) {
+				t.Errorf("it took %v, want %v", took, d)
+			}
+		}
+		source.Slow(time.Second)
+		source.Hold()
+		begun := time.Now()
+		go func() {
+			time.Sleep(time.Minute)
+			source.Release()
+		}()
+		if _, err := source.Load(t.Context(), "a"); err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(begun); took != time.Minute+time.Second {
+			t.Errorf("it took %v", took)
+		}
+	})
+}
+
+// At the end of its test a source releases what it holds.
+func TestSource_ReleasedAtTheEnd(t *testing.T) {
+	both(t, func(t *testing.T) {
+		done := make(chan error)
+		got := reported(func(f testing.TB) {
+			source := singlefilltest.NewSource(f, upper)
+			source.Hold()
+			go func() {
+				_, err := source.Load(t.Context(), "a")
+				done <- err
+			}()
+			source.AwaitHeld(f, 1)
+		})
+		if err := <-done; err != nil || got != nil {
+			t.Errorf("Load: %v; reported %q", err, got)
+		}
+	})
+}
+
+// WantLoads reports the number, and the calls that asked for the key.
+func TestSource_WantLoads(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		fail := func(load func()) func() {
+			return func() {
+				defer func() { _ = recover() }()
+				load()
+			}
+		}
+		var end func()
+		source := singlefilltest.NewSource(t, func(ctx context.Context, key string) (string, error) {
+			if end != nil {
+				end()
+			}
+			return upper(ctx, key)
+		})
+		want := func(key string, n int, lines ...string) {
+			t.Helper()
+			text := fmt.Sprintf("singlefilltest: loads of %q: %d, want %d:", key, source.Loads(key), n) + strings.Join(lines, "\n\t")
+			got := reported(func(t testing.TB) { source.WantLoads(t, key, n) })
+			if len(got) != 1 || got[0] != text {
+				t.Errorf("reported\n%q, want\n%q", got, text)
+			}
+		}
+		want("a", 1, " the source was not called")
+
+		source.Load(t.Context(), "a")
+		const first = `"a" at 0s: returned after 0s`
+		want("a", 2, "", first)
+		want("a", 0, "", first)
+		want("z", 1, "", first) // what was loaded in its place
+
+		time.Sleep(time.Second)
+		source.Slow(500 * time.Millisecond)
+		source.Fail(errDown)
+		source.LoadMany(t.Context(), []string{"a", "b"})
+		source.Fail(nil)
+		const second = `"a", "b" at 1s: failed after 500ms: db is down`
+		want("a", 1, "", first, second)
+		want("b", 2, "", second)
+
+		source.Slow(0)
+		end = func() { panic("ouch") }
+		fail(func() { source.Load(t.Context(), "p") })()
+		end = runtime.Goexit
+		exited := make(chan struct{})
+		go func() {
+			defer close(exited)
+			source.Load(t.Context(), "p")
+		}()
+		<-exited
+		const panicked = `"p" at 1.5s: panicked or called runtime.Goexit after 0s`
+		want("p", 1, "", panicked, panicked)
+
+		source.Hold()
+		go source.Load(t.Context(), "c")
+		synctest.Wait()
+		time.Sleep(time.Minute)
+		want("c", 0, "", `"c" at 1.5s: has not ended after 1m0s`)
+	})
+}
+
+// A report of many calls, or of many keys, has twenty of them.
+func TestSource_LongReport(t *testing.T) {
+	t.Parallel()
+	source := singlefilltest.NewSource(t, upper)
+	for range 23 {
+		source.LoadMany(t.Context(), strings.Fields(strings.Repeat("a ", 22)))
+	}
+	got := reported(func(t testing.TB) { source.WantLoads(t, "a", 1) })
+	if len(got) != 1 || strings.Count(got[0], "\n") != 21 || !strings.HasSuffix(got[0], "\n\tand 3 more") ||
+		strings.Count(got[0], `"a", and 2 more at`) != 20 {
+		t.Errorf("reported %q", got)
+	}
+}
+
+// AwaitHeld ends the test if the calls do not come, and at once if nothing is held.
+func TestSource_AwaitHeldFails(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		source := singlefilltest.NewSource(t, upper)
+		begun := time.Now()
+		got := reported(func(t testing.TB) { source.AwaitHeld(t, 1) })
+		if len(got) != 1 || !strings.Contains(got[0], "call Hold before") || time.Since(begun) != 0 {
+			t.Errorf("without Hold: reported %q after %v", got, time.Since(begun))
+		}
+		source.Hold()
+		go source.Load(t.Context(), "a")
+		got = reported(func(t testing.TB) { source.AwaitHeld(t, 2) })
+		want := "fatal: singlefilltest: 1 calls are held after 10s, want 2:\n\t\"a\" at 0s: has not ended after 10s"
+		if len(got) != 1 || got[0] != want {
+			t.Errorf("reported %q, want %q", got, want)
+		}
+	})
+}
+
+// A source needs a function.
+func TestNewSource_Nil(t *testing.T) {
+	t.Parallel()
+	got := reported(func(t testing.TB) { singlefilltest.NewSource[string](t, nil) })
+	if len(got) != 1 || !strings.HasPrefix(got[0], "fatal: singlefilltest: NewSource: load is nil") {
+		t.Errorf("reported %q", got)
+	}
+}
+
+// A source may be called, changed and asked from many goroutines.
+func TestSource_Concurrent(t *testing.T) {
+	t.Parallel()
+	source := singlefilltest.NewSource(t, upper)
+	var all sync.WaitGroup
+	for i := range 20 {
+		all.Go(func() {
+			source.Hold()
+			go func() { source.Fail(errDown); source.Slow(1); source.Release() }()
+			source.Load(t.Context(), "a")
+			source.LoadMany(t.Context(), []string{"a"})
+			source.Release()
+			_ = source.Calls() + source.Loads("a")
+			reported(func(t testing.TB) { source.WantLoads(t, "a", -i) })
+		})
+	}
+	for source.Calls() < 40 { // some may be held by a later Hold
+		source.Release()
+		runtime.Gosched()
+	}
+	source.Release()
+	all.Wait()
+}
+
+// A stampede in a cache is one load, and one of the callers of many keys one call.
+func TestSource_InACache(t *testing.T) {
+	both(t, func(t *testing.T) {
+		cache := newCache(t, singlefilltest.Redis(t), nil)
+		source := singlefilltest.NewSource(t, upper)
+		source.Hold()
+		var calls sync.WaitGroup
+		for range 50 {
+			calls.Go(func() { check(t, cache, source.Load, "K") })
+		}
+		source.AwaitHeld(t, 1)
+		source.Release()
+		calls.Wait()
+		source.WantLoads(t, "k", 1)
+		found, err := cache.GetOrLoadMany(t.Context(), []string{"a", "b", "none", "k"}, source.LoadMany)
+		if !maps.Equal(found, map[string]string{"a": "A", "b": "B", "k": "K"}) || err != nil {
+			t.Errorf("GetOrLoadMany: %v, %v", found, err)
+		}
+		if n := source.Calls(); n != 2 {
+			t.Errorf("%d calls", n)
+		}
+		source.WantLoads(t, "k", 1)
+	})
+}
