@@ -190,37 +190,17 @@
 //
 // # Testing
 //
-// Code that uses a cache can be tested with miniredis, if its keys may expire: mini.ClockTTL(true).
-// Delete makes a key cold, Expire makes a value stale, and in a bubble of testing/synctest
-// time.Sleep does both. FastForward makes no value stale: a reader judges by its own clock.
+// Package singlefilltest has a Redis for one test, which can hang or go away, a source that counts its
+// loads and can be held, and a Codec that reports fields which a codec drops. Delete makes a key cold,
+// Expire makes a value stale, and in a bubble of testing/synctest time.Sleep ages all values. With
+// another miniredis call ClockTTL(true), so that keys expire; FastForward makes no value stale, since
+// a reader judges by its own clock.
 //
-//	synctest.Test(t, func(t *testing.T) {
-//		mini := miniredis.NewMiniRedis()
-//		defer mini.Close()
-//		mini.ClockTTL(true)
-//		first, _ := mini.Dial() // starts the server, without a listener
-//		first.Close()
-//		var silent atomic.Bool // while it is set, Redis neither executes nor answers commands
-//		mini.Server().SetPreHook(func(*server.Peer, string, ...string) bool { return silent.Load() })
-//		rdb := redis.NewClient(&redis.Options{
-//			Addr:   "127.0.0.1:6379", // an address, since a name would be looked up; nothing is dialled
-//			Dialer: func(context.Context, string, string) (net.Conn, error) { return mini.Dial() },
-//			ContextTimeoutEnabled: true,
-//		})
-//		defer rdb.Close()
-//		...
-//		time.Sleep(5 * time.Minute) // values loaded before have expired
-//		silent.Store(true)          // the source serves all reads
-//		...
-//		silent.Store(false)
-//		time.Sleep(time.Second) // the breaker has closed
-//	})
+// # Seeing it in production
 //
-// Do not use mini.Close and mini.Restart for an outage in a bubble: the next Dial starts a closed
-// server again, which ends the outage at once, and with the listener of Restart the test hangs.
-//
-// A hit may lack fields that the load returned, since codecs drop some without an error. Package
-// singlefilltest has a Codec for tests that reports them.
+// [Cache.Stats] has counts, and [Trace] tells of each event. [LogTrace] writes to slog what an operator
+// has to know. The modules prometheus and otel beside this package have metrics and spans, grafana has
+// a dashboard and alert rules, and the command cmd/singlefill shows what is in a namespace.
 //
 // # Promise: one load
 //
