@@ -1,12 +1,15 @@
 // Command server is an HTTP service whose slow query is cached with singlefill. An update deletes the
 // changed product from the cache: see update.go.
 //
-//	go run ./examples/server            # with an embedded Redis
-//	REDIS_URL=redis://127.0.0.1:6379 go run ./examples/server
+//	go -C examples/server run .         # with an embedded Redis
+//	REDIS_URL=redis://127.0.0.1:6379 go -C examples/server run .
 //	curl 127.0.0.1:8080/products/42     # 404 for a product that does not exist, such as 1000
 //	curl '127.0.0.1:8080/products?id=42&id=43&id=1000'
 //	curl -X PUT -d '{"name": "Teapot"}' 127.0.0.1:8080/products/42
-//	curl 127.0.0.1:8080/stats
+//	curl 127.0.0.1:8080/stats           # also /metrics and /health
+//
+// If Prometheus is installed, it starts, too, and the service prints the address of its graphs. The
+// dashboard for Grafana and the alert rules are in the folder grafana of the repository.
 package main
 
 import (
@@ -28,6 +31,7 @@ import (
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/lock"
 )
 
 func main() {
@@ -41,6 +45,7 @@ func run(args []string, db database) error {
 	flags := flag.NewFlagSet("server", flag.ExitOnError)
 	listen := flags.String("listen", "127.0.0.1:8080", "`address` to listen on; port 0: any free port")
 	timeout := flags.Duration("timeout", 2*time.Second, "deadline of one request")
+	prometheus := flags.String("prometheus", "prometheus", "`program` to start beside the service if it is there; empty: none")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -58,7 +63,12 @@ func run(args []string, db database) error {
 	}
 	defer products.Close() // waits for loads that outlive their requests, and stores their values
 
-	s := &service{products: products, db: db, timeout: *timeout}
+	outbox, err := lock.NewMutex(rdb, "outbox", nil)
+	if err != nil {
+		return err
+	}
+
+	s := &service{products: products, db: db, outbox: outbox, timeout: *timeout, metrics: observe(products, outbox)}
 	working, stopWorking := context.WithCancel(ctx)
 	var worker sync.WaitGroup
 	worker.Go(func() { s.workOff(working) })
@@ -70,6 +80,14 @@ func run(args []string, db database) error {
 		return err
 	}
 	fmt.Printf("listening on http://%s\n", listener.Addr())
+	graph, stopPrometheus, err := startPrometheus(*prometheus, listener.Addr().String())
+	defer stopPrometheus()
+	switch {
+	case err != nil:
+		log.Printf("Prometheus did not start: %v", err)
+	case graph != "":
+		fmt.Println("graphs:", graphs(graph))
+	}
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(listener) }()
 
@@ -113,6 +131,8 @@ func openRedis(url string) (*redis.Client, func(), error) {
 type service struct {
 	products *singlefill.Cache[Product]
 	db       database
+	outbox   *lock.Locker // of the process that works off the outbox
+	metrics  http.Handler
 	timeout  time.Duration
 }
 
@@ -122,6 +142,8 @@ func (s *service) routes() http.Handler {
 	mux.HandleFunc("GET /products/{id}", s.product)
 	mux.HandleFunc("PUT /products/{id}", s.rename)
 	mux.HandleFunc("GET /stats", s.stats)
+	mux.HandleFunc("GET /health", s.health)
+	mux.Handle("GET /metrics", s.metrics)
 	return mux
 }
 

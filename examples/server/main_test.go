@@ -52,7 +52,7 @@ func init() {
 			}
 			return Product{ID: id, Name: "Product " + id}, nil
 		}
-		err := run(append([]string{"-listen=127.0.0.1:0"}, p.Args[1:]...), testDatabase{newMemory(), query})
+		err := run(append([]string{"-listen=127.0.0.1:0", "-prometheus="}, p.Args[1:]...), testDatabase{newMemory(), query})
 		p.Say("ended %v", err)
 	})
 }

@@ -3,9 +3,12 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"log"
 	"net/http"
 	"time"
+
+	"github.com/singlefill/singlefill/lock"
 )
 
 // rename answers 204 if all later reads return the new name, and 202 if some may return the old one
@@ -50,7 +53,8 @@ func (s *service) invalidate(ctx context.Context, changes ...change) error {
 }
 
 // workOff invalidates once a second what the outbox has: changes of requests that could not do so,
-// since Redis did not answer or their process died. Each process of a fleet may run it.
+// since Redis did not answer or their process died. Each process of a fleet runs it; a lock has one of
+// them work at a time, which saves work and is not needed for more.
 func (s *service) workOff(ctx context.Context) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -60,12 +64,24 @@ func (s *service) workOff(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		changes, err := s.db.Outbox(ctx)
-		if err == nil && len(changes) > 0 {
-			err = s.invalidate(ctx, changes...)
-		}
-		if err != nil && ctx.Err() == nil {
+		if err := s.workOffOnce(ctx); err != nil && ctx.Err() == nil {
 			log.Printf("outbox: %v", err)
 		}
 	}
+}
+
+func (s *service) workOffOnce(ctx context.Context) error {
+	changes, err := s.db.Outbox(ctx)
+	if err != nil || len(changes) == 0 {
+		return err
+	}
+	lease, err := s.outbox.TryAcquire(ctx)
+	if errors.Is(err, lock.ErrBusy) {
+		return nil // another process is at it
+	}
+	if err != nil {
+		return err
+	}
+	defer lease.Release(ctx)
+	return s.invalidate(lease.Context(), changes...)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/lock"
 	"github.com/singlefill/singlefill/singlefilltest"
 )
 
@@ -39,7 +40,11 @@ func inWorld(t *testing.T, test func(t *testing.T, w *world)) {
 			t.Fatal(err)
 		}
 		w := &world{memory: newMemory(), rdb: rdb, renamed: func() {}}
-		w.service = &service{products: products, db: w, timeout: 2 * time.Second}
+		outbox, err := lock.NewMutex(rdb, "outbox", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.service = &service{products: products, db: w, outbox: outbox, metrics: observe(products, outbox), timeout: 2 * time.Second}
 		ctx, cancel := context.WithCancel(t.Context())
 		stopped := make(chan struct{})
 		go func() { defer close(stopped); w.workOff(ctx) }()
