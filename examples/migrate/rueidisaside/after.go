@@ -1,0 +1,35 @@
+package rueidisaside
+
+import (
+	"context"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/singlefill/singlefill"
+
+	"github.com/singlefill/singlefill/examples/migrate/users"
+)
+
+// After caches users with singlefill.
+type After struct {
+	db    *users.DB
+	cache *singlefill.Cache[users.User]
+}
+
+func NewAfter(rdb redis.UniversalClient, db *users.DB) (*After, error) {
+	c, err := singlefill.New[users.User](rdb, "users", 5*time.Minute, &singlefill.Options[users.User]{
+		LockTTL: 5 * time.Second,
+		Near:    &singlefill.Near{Size: 10_000},
+	})
+	return &After{db, c}, err
+}
+
+func (a *After) User(ctx context.Context, id string) (users.User, error) {
+	return a.cache.GetOrLoad(ctx, id, a.db.User)
+}
+
+func (a *After) Forget(ctx context.Context, id string) error {
+	return a.cache.Delete(ctx, id)
+}
+
+func (a *After) Close() error { return a.cache.Close() }
