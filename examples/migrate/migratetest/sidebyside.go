@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/singlefill/singlefill/examples/migrate/users"
 )
 
@@ -108,3 +110,13 @@ func (c *Call) Wait(t testing.TB) (users.User, error) {
 type Panicked struct{ Value any }
 
 func (p *Panicked) Error() string { return fmt.Sprint("panicked: ", p.Value) }
+
+// WantKeys fails the test unless Redis has the keys, each with a TTL.
+func WantKeys(t testing.TB, rdb redis.UniversalClient, keys ...string) {
+	t.Helper()
+	for _, key := range keys {
+		if ttl := rdb.PTTL(context.Background(), key).Val(); ttl <= 0 {
+			t.Errorf("PTTL of %s is %v, want a TTL", key, ttl)
+		}
+	}
+}

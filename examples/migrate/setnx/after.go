@@ -2,6 +2,7 @@ package setnx
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -25,7 +26,17 @@ func NewAfter(rdb redis.UniversalClient, db *users.DB, lockTTL time.Duration) (*
 }
 
 func (a *After) User(ctx context.Context, id string) (users.User, error) {
-	return a.cache.GetOrLoad(ctx, id, a.db.User)
+	user, err := a.cache.GetOrLoad(ctx, id, func(ctx context.Context, id string) (users.User, error) {
+		user, err := a.db.User(ctx, id)
+		if errors.Is(err, users.ErrNoUser) {
+			return user, singlefill.ErrNotFound // remembered, for a minute
+		}
+		return user, err
+	})
+	if errors.Is(err, singlefill.ErrNotFound) {
+		return user, users.ErrNoUser
+	}
+	return user, err
 }
 
 func (a *After) Forget(ctx context.Context, id string) error {
