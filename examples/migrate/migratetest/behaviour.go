@@ -3,7 +3,6 @@ package migratetest
 import (
 	"context"
 	"errors"
-	"sync"
 	"testing"
 	"time"
 
@@ -196,43 +195,4 @@ func wantReads(t *testing.T, db *users.DB, want int) {
 	if n := db.Reads(); n != want {
 		t.Errorf("the source was read %d times, want %d", n, want)
 	}
-}
-
-// count counts the commands of rdb that are answered without an error.
-func count(rdb *redis.Client) func(name string) int64 {
-	h := new(counter)
-	rdb.AddHook(h)
-	return h.answered
-}
-
-type counter struct {
-	mu    sync.Mutex
-	calls map[string]int64
-}
-
-func (h *counter) answered(name string) int64 {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.calls[name]
-}
-
-func (h *counter) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (h *counter) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		err := next(ctx, cmd)
-		if cmd.Err() == nil {
-			h.mu.Lock()
-			defer h.mu.Unlock()
-			if h.calls == nil {
-				h.calls = make(map[string]int64)
-			}
-			h.calls[cmd.Name()]++
-		}
-		return err
-	}
-}
-
-func (h *counter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
 }

@@ -81,7 +81,7 @@ func TestLockRenewed(t *testing.T) {
 	ctx := migratetest.Context(t)
 	rdb := redistest.Start(t).Client(t)
 	db := migratetest.NewDB(t)
-	after, err := NewAfter(rdb, db, 1600*time.Millisecond)
+	after, err := NewAfter(rdb, db, lockTTL)
 	migratetest.OK(t, err)
 	defer after.Close()
 	held, release := db.HoldNext()
