@@ -22,7 +22,10 @@ func NewAfter(rdb redis.UniversalClient, db *users.DB) (*After, error) {
 	c, err := singlefill.New[users.User](rdb, "users", 5*time.Minute, &singlefill.Options[users.User]{
 		Near: &singlefill.Near{Size: 10_000, TTL: time.Minute},
 	})
-	return &After{db, c}, err
+	if err != nil {
+		return nil, err
+	}
+	return &After{db, c}, nil
 }
 
 func (a *After) User(ctx context.Context, id string) (users.User, error) {

@@ -10,14 +10,15 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Before runs fn while this process holds the lock. It waits until ctx ends.
-func Before(ctx context.Context, rdb redis.UniversalClient, fn func(context.Context) error) error {
+// Before runs fn while this process holds the lock. It waits until ctx ends, or for 10 s if ctx has
+// no deadline.
+func Before(ctx context.Context, rdb redis.UniversalClient, fn func(context.Context) error) (err error) {
 	held, err := redislock.Obtain(ctx, rdb, "jobs", 10*time.Second, &redislock.Options{
 		RetryStrategy: redislock.LinearBackoff(100 * time.Millisecond),
 	})
 	if err != nil {
 		return err
 	}
-	err = fn(ctx)
-	return errors.Join(err, held.Release(context.WithoutCancel(ctx)))
+	defer func() { err = errors.Join(err, held.Release(context.WithoutCancel(ctx))) }()
+	return fn(ctx)
 }

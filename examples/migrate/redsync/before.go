@@ -11,12 +11,14 @@ import (
 )
 
 // Before runs fn while this process holds the lock. It tries 32 times, for some five seconds.
-func Before(ctx context.Context, rdb redis.UniversalClient, fn func(context.Context) error) error {
+func Before(ctx context.Context, rdb redis.UniversalClient, fn func(context.Context) error) (err error) {
 	mutex := redsync.New(goredis.NewPool(rdb)).NewMutex("jobs")
 	if err := mutex.LockContext(ctx); err != nil {
 		return err
 	}
-	err := fn(ctx)
-	_, unlockErr := mutex.UnlockContext(context.WithoutCancel(ctx))
-	return errors.Join(err, unlockErr)
+	defer func() {
+		_, unlockErr := mutex.UnlockContext(context.WithoutCancel(ctx))
+		err = errors.Join(err, unlockErr)
+	}()
+	return fn(ctx)
 }

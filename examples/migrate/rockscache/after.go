@@ -23,7 +23,10 @@ func NewAfter(rdb redis.UniversalClient, db *users.DB, strong bool) (*After, err
 	c, err := singlefill.New[users.User](rdb, "users", 5*time.Minute, &singlefill.Options[users.User]{
 		StaleWhileRevalidate: 10 * time.Second,
 	})
-	return &After{db, c, strong}, err
+	if err != nil {
+		return nil, err
+	}
+	return &After{db, c, strong}, nil
 }
 
 func (a *After) User(ctx context.Context, id string) (users.User, error) {

@@ -22,7 +22,10 @@ func NewAfter(rdb redis.UniversalClient, db *users.DB) (*After, error) {
 		LockTTL: 5 * time.Second,
 		Near:    &singlefill.Near{Size: 10_000},
 	})
-	return &After{db, c}, err
+	if err != nil {
+		return nil, err
+	}
+	return &After{db, c}, nil
 }
 
 func (a *After) User(ctx context.Context, id string) (users.User, error) {

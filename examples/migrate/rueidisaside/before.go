@@ -23,7 +23,10 @@ func NewBefore(addr string, db *users.DB) (*Before, error) {
 		ClientOption: rueidis.ClientOption{InitAddress: []string{addr}},
 		ClientTTL:    5 * time.Second,
 	})
-	return &Before{db, c}, err
+	if err != nil {
+		return nil, err
+	}
+	return &Before{db, c}, nil
 }
 
 func (b *Before) User(ctx context.Context, id string) (users.User, error) {

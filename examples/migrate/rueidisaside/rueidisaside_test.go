@@ -127,6 +127,31 @@ func TestDeleteElsewhere(t *testing.T) {
 	}
 }
 
+// A process that has no rueidis client deletes for rueidisaside by a plain DEL: also a value in the
+// memory of other processes, and the placeholder of a load.
+func TestPlainDel(t *testing.T) {
+	t.Parallel()
+	ctx := migratetest.Context(t)
+	rdb := redistest.Start(t).Client(t)
+	db := migratetest.NewDB(t)
+	before := openBefore(t, rdb, db)
+	held, release := db.HoldNext()
+	defer release()
+	late := migratetest.Go(ctx, before)
+	<-held
+	for _, name := range []string{"Grace", "Hedy"} {
+		migratetest.OK(t, db.Rename(ctx, "42", name))
+		migratetest.OK(t, rdb.Del(ctx, "user:42").Err())
+		release()
+		_, err := late.Wait(t)
+		migratetest.OK(t, err)
+		redistest.Await(t, "the new name", func() bool {
+			user, err := before.User(ctx, "42")
+			return err == nil && user.Name == name
+		})
+	}
+}
+
 // If both used one key, rueidisaside would return an entry of singlefill as the value.
 func TestSharedKey(t *testing.T) {
 	t.Parallel()

@@ -22,7 +22,10 @@ func NewAfter(rdb redis.UniversalClient, db *users.DB, lockTTL time.Duration) (*
 		Codec:   singlefill.JSON,
 		LockTTL: lockTTL,
 	})
-	return &After{db, c}, err
+	if err != nil {
+		return nil, err
+	}
+	return &After{db, c}, nil
 }
 
 func (a *After) User(ctx context.Context, id string) (users.User, error) {
