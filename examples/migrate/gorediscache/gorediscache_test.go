@@ -86,7 +86,10 @@ func TestDeleteElsewhere(t *testing.T) {
 	before, beforeElsewhere := openBefore(t, s.Client(t), db), openBefore(t, s.Client(t), db)
 	after, afterElsewhere := openAfter(t, s.Client(t), db), openAfter(t, s.Client(t), db)
 	migratetest.WantName(t, before, "Ada")
-	migratetest.WantName(t, after, "Ada")
+	redistest.Await(t, "a hit in memory", func() bool {
+		migratetest.WantName(t, after, "Ada")
+		return after.(*After).cache.Stats().NearHits > 0
+	})
 	migratetest.OK(t, users.Rename(ctx, db, "42", "Grace", beforeElsewhere, afterElsewhere))
 	redistest.Await(t, "the new name in the other process", func() bool {
 		user, err := after.User(ctx, "42")
