@@ -21,16 +21,16 @@ type Cache interface {
 }
 
 // Rename commits a new name, then deletes the user from every cache that any process still reads.
-// An error of one cache does not keep the others from being asked.
+// A cache that fails or hangs does not keep the others from being asked.
 func Rename(ctx context.Context, db *DB, id, name string, caches ...Cache) error {
 	if err := db.Rename(ctx, id, name); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-	defer cancel()
 	var errs []error
 	for _, c := range caches {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		errs = append(errs, c.Forget(ctx, id))
+		cancel()
 	}
 	return errors.Join(errs...)
 }
