@@ -1,0 +1,32 @@
+module github.com/singlefill/singlefill/examples/migrate
+
+go 1.26.0
+
+replace github.com/singlefill/singlefill => ../..
+
+require (
+	github.com/bsm/redislock v0.9.4
+	github.com/dtm-labs/rockscache v0.1.1
+	github.com/go-redis/cache/v9 v9.0.0
+	github.com/go-redsync/redsync/v4 v4.18.0
+	github.com/redis/go-redis/v9 v9.23.0
+	github.com/redis/rueidis v1.0.78
+	github.com/redis/rueidis/rueidisaside v1.0.78
+	github.com/singlefill/singlefill v0.0.0-00010101000000-000000000000
+	golang.org/x/sync v0.24.0
+)
+
+require (
+	github.com/alicebob/miniredis/v2 v2.40.0 // indirect
+	github.com/cespare/xxhash/v2 v2.3.0 // indirect
+	github.com/google/uuid v1.3.0 // indirect
+	github.com/klauspost/compress v1.13.6 // indirect
+	github.com/lithammer/shortuuid v3.0.0+incompatible // indirect
+	github.com/maypok86/otter/v2 v2.4.0 // indirect
+	github.com/vmihailenco/go-tinylfu v0.2.2 // indirect
+	github.com/vmihailenco/msgpack/v5 v5.4.1 // indirect
+	github.com/vmihailenco/tagparser/v2 v2.0.0 // indirect
+	github.com/yuin/gopher-lua v1.1.1 // indirect
+	go.uber.org/atomic v1.12.0 // indirect
+	golang.org/x/sys v0.48.0 // indirect
+)

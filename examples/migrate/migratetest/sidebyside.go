@@ -1,0 +1,122 @@
+// Package migratetest has what the tests of the programs share.
+package migratetest
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/examples/migrate/users"
+)
+
+// Context returns a context that ends after 15 s: a test that hangs fails.
+func Context(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// NewDB returns a database with the user 42, Ada.
+func NewDB(t *testing.T) *users.DB {
+	db := new(users.DB)
+	OK(t, db.Rename(t.Context(), "42", "Ada"))
+	return db
+}
+
+// SideBySide checks the rules of a rollout that hold for every pair of caches. Neither sees the
+// values of the other. A write that deletes in one only leaves the old value in the other; one that
+// deletes in both does not.
+func SideBySide(t *testing.T, db *users.DB, before, after users.Cache) {
+	t.Helper()
+	ctx := Context(t)
+	reads := db.Reads()
+	for range 2 {
+		WantName(t, before, "Ada")
+		WantName(t, after, "Ada")
+	}
+	if n := db.Reads() - reads; n != 2 {
+		t.Errorf("2 caches read the source %d times, want once each", n)
+	}
+
+	OK(t, users.Rename(ctx, db, "42", "Grace", before))
+	WantName(t, before, "Grace")
+	WantName(t, after, "Ada")
+
+	OK(t, users.Rename(ctx, db, "42", "Hedy", after))
+	WantName(t, before, "Grace")
+	WantName(t, after, "Hedy")
+
+	OK(t, users.Rename(ctx, db, "42", "Joan", before, after))
+	WantName(t, before, "Joan")
+	WantName(t, after, "Joan")
+}
+
+// WantName fails the test unless c returns user 42 with the name.
+func WantName(t testing.TB, c users.Cache, name string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Second)
+	defer cancel()
+	user, err := c.User(ctx, "42")
+	if err != nil || user != (users.User{ID: "42", Name: name}) {
+		t.Errorf("%T.User = %v, %v, want %s", c, user, err, name)
+	}
+}
+
+// OK fails the test for an error.
+func OK(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A Call is a call of User that runs in the background.
+type Call struct {
+	user users.User
+	err  error
+	done chan struct{}
+}
+
+// Go asks c for user 42 in the background.
+func Go(ctx context.Context, c users.Cache) *Call {
+	call := &Call{done: make(chan struct{})}
+	go func() {
+		defer close(call.done)
+		defer func() {
+			if r := recover(); r != nil {
+				call.err = &Panicked{r}
+			}
+		}()
+		call.user, call.err = c.User(ctx, "42")
+	}()
+	return call
+}
+
+// Wait returns the result of the call.
+func (c *Call) Wait(t testing.TB) (users.User, error) {
+	t.Helper()
+	select {
+	case <-c.done:
+	case <-time.After(15 * time.Second):
+		t.Fatal("the call has not returned for 15 s")
+	}
+	return c.user, c.err
+}
+
+// Panicked is the error of a call that panicked.
+type Panicked struct{ Value any }
+
+func (p *Panicked) Error() string { return fmt.Sprint("panicked: ", p.Value) }
+
+// WantKeys fails the test unless Redis has the keys, each with a TTL.
+func WantKeys(t testing.TB, rdb redis.UniversalClient, keys ...string) {
+	t.Helper()
+	for _, key := range keys {
+		if ttl := rdb.PTTL(context.Background(), key).Val(); ttl <= 0 {
+			t.Errorf("PTTL of %s is %v, want a TTL", key, ttl)
+		}
+	}
+}
