@@ -84,6 +84,15 @@ func (e Entry) Encode() ([]byte, error) {
 
 // Parse parses the header of b. The payload aliases b.
 func Parse(b []byte) (Entry, error) {
+	e, err := ParseHeader(b, int64(len(b)))
+	if err == nil {
+		e.Payload = b[HeaderLen:]
+	}
+	return e, err
+}
+
+// ParseHeader parses the header of an entry of size bytes, which b begins with. It returns no payload.
+func ParseHeader(b []byte, size int64) (Entry, error) {
 	switch {
 	case len(b) < HeaderLen:
 		return Entry{}, errors.New("singlefill: entry is shorter than its header")
@@ -93,9 +102,9 @@ func Parse(b []byte) (Entry, error) {
 		return Entry{}, errors.New("singlefill: entry of an unknown version")
 	case b[flagsAt]&^(flagNotFound|flagExpired) != 0:
 		return Entry{}, errors.New("singlefill: entry with unknown flags")
-	case uint64(binary.BigEndian.Uint32(b[lengthAt:])) != uint64(len(b)-HeaderLen):
+	case int64(binary.BigEndian.Uint32(b[lengthAt:])) != size-HeaderLen:
 		return Entry{}, errors.New("singlefill: entry is truncated or overlong")
-	case b[flagsAt]&flagNotFound != 0 && len(b) > HeaderLen:
+	case b[flagsAt]&flagNotFound != 0 && size > HeaderLen:
 		return Entry{}, errors.New("singlefill: not-found entry with a payload")
 	}
 	return Entry{
@@ -104,7 +113,6 @@ func Parse(b []byte) (Entry, error) {
 		FreshUntil: time.UnixMilli(int64(binary.BigEndian.Uint64(b[freshAt:]))),
 		WrittenAt:  time.UnixMilli(int64(binary.BigEndian.Uint64(b[writtenAt:]))),
 		LoadTime:   time.Duration(binary.BigEndian.Uint32(b[loadTimeAt:])) * time.Millisecond,
-		Payload:    b[HeaderLen:],
 	}, nil
 }
 

@@ -1,0 +1,106 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/singlefill/singlefill"
+)
+
+// cache returns a cache of the namespace, by which entries are changed as processes change them.
+func (x *execution) cache(namespace string, trace *singlefill.Trace) (*singlefill.Cache[any], error) {
+	return singlefill.New[any](x.rdb, namespace, time.Hour, &singlefill.Options[any]{
+		RedisTimeout: x.timeout, LockTTL: 4 * x.timeout, Trace: trace,
+		// The records that tell processes with Near of a change are appended in any case. The log lives
+		// four times as long as this, which is not shorter than processes with a longer MaxLag need.
+		Near: &singlefill.Near{Size: 1, MaxLag: time.Hour},
+	})
+}
+
+func prepareDelete(x *execution, _ *flag.FlagSet) func(ctx context.Context, args []string) error {
+	return func(ctx context.Context, args []string) error {
+		return x.change(args[0], args[1:], "deleted", func(c *singlefill.Cache[any], keys []string) error { return c.Delete(ctx, keys...) })
+	}
+}
+
+func prepareExpire(x *execution, _ *flag.FlagSet) func(ctx context.Context, args []string) error {
+	return func(ctx context.Context, args []string) error {
+		return x.change(args[0], args[1:], "made stale", func(c *singlefill.Cache[any], keys []string) error { return c.Expire(ctx, keys...) })
+	}
+}
+
+// change changes keys, whether there are entries of them or not: a load may be under way.
+func (x *execution) change(namespace string, keys []string, done string, do func(c *singlefill.Cache[any], keys []string) error) error {
+	c, err := x.cache(namespace, nil)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(do(c, keys), c.Close()); err != nil {
+		return err
+	}
+	if x.json {
+		return x.printJSON(map[string]any{"namespace": namespace, "keys": keys})
+	}
+	for _, key := range keys {
+		fmt.Fprintf(x.stdout, "%s: %s\n", printable(key), done)
+	}
+	return nil
+}
+
+func prepareClear(x *execution, flags *flag.FlagSet) func(ctx context.Context, args []string) error {
+	yes := flags.Bool("yes", false, "do not ask")
+	return func(ctx context.Context, args []string) error {
+		if !*yes {
+			if err := x.confirm(args[0]); err != nil {
+				return err
+			}
+		}
+		return x.clear(ctx, args[0])
+	}
+}
+
+// confirm asks whether to clear a namespace.
+func (x *execution) confirm(namespace string) error {
+	if !x.ask {
+		return errors.New("clear asks before it deletes everything, and stdin is no terminal: use -yes")
+	}
+	fmt.Fprintf(x.stderr, "This deletes every key of the namespace %s. Its name, to go on: ", printable(namespace))
+	answer, err := bufio.NewReader(x.stdin).ReadString('\n')
+	if answer = strings.TrimSpace(answer); answer != namespace {
+		return errors.Join(errors.New("nothing was deleted: the answer was not the name of the namespace"), err)
+	}
+	return nil
+}
+
+func (x *execution) clear(ctx context.Context, namespace string) error {
+	var removed int64
+	events := make(chan singlefill.ClearInfo, 64)
+	shown := make(chan struct{})
+	go func() {
+		defer close(shown)
+		for info := range events {
+			removed = max(removed, info.Removed)
+			x.showProgress("pass %d of 2: %d of %d keys looked at, %d values deleted", info.Pass, info.Scanned, info.Keys, info.Removed)
+		}
+	}()
+	c, err := x.cache(namespace, &singlefill.Trace{Clearing: func(_ context.Context, info singlefill.ClearInfo) { events <- info }})
+	if err == nil {
+		err = errors.Join(c.Clear(ctx), c.Close())
+	}
+	close(events)
+	<-shown
+	x.clearProgress()
+	if err != nil {
+		return err
+	}
+	if x.json {
+		return x.printJSON(map[string]any{"namespace": namespace, "removed": removed})
+	}
+	fmt.Fprintf(x.stdout, "%d values deleted\n", removed)
+	return nil
+}

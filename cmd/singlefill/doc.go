@@ -1,0 +1,54 @@
+// Command singlefill shows and changes what caches and locks of package singlefill have in Redis.
+//
+//	singlefill ls users                 # the keys of a namespace
+//	singlefill get users 42             # an entry: its header in words, its payload as JSON
+//	singlefill ttl users 42             # what is left of an entry
+//	singlefill del users 42 43          # as Cache.Delete
+//	singlefill expire users 42          # as Cache.Expire
+//	singlefill clear users              # as Cache.Clear; it asks first
+//	singlefill locks users              # loads under way: the fill locks of a namespace
+//	singlefill locks                    # locks of package lock, their holders and waiters
+//	singlefill top users                # the same every two seconds
+//
+// Flags of a command come before or after its arguments; behind -- nothing is a flag. singlefill COMMAND
+// -h lists them. All commands have
+//
+//	-redis URL   the server; default: $REDIS_URL, or redis://127.0.0.1:6379
+//	-timeout d   bound on each Redis command; default: 3s
+//	-json        one JSON document, with times in RFC 3339 and durations in seconds
+//
+// # Servers
+//
+//	redis://user:password@host:6379/0                       a server; rediss:// is TLS, unix:// a socket
+//	redis://host:6379?addr=host2:6379                       a Cluster; one address is enough, too
+//	redis://host:26379?master_name=main&addr=host2:26379    the master that Sentinels name
+//
+// Other parameters are those of go-redis, such as dial_timeout=2s or skip_verify=true.
+//
+// # What the commands cost
+//
+// ls, locks and top find keys by SCAN, on one master after the other, and never by KEYS: they look at
+// each key of the server, and hold up no other command for more than a moment. ls reads the first 35
+// bytes of each value, get the whole of one. These commands, and ttl, change nothing: a user with the
+// rights +@read +info +ping +time is enough, with a Cluster also +@connection +cluster. Of a database with
+// more than 100,000 keys top shows a part at a time.
+//
+// # What the changes promise
+//
+// del, expire and clear are the calls of the library, with its promises: a load under way is not
+// stored after them, and processes with Options.Near hear of them. For that they append a record to
+// the log of the namespace, whether a process follows it or not; the log expires by itself.
+//
+// # Times
+//
+// Ages are judged by this machine's clock, as a reader of the cache judges them by its own. "Gone in" is
+// the server's TTL: the rest of the life and of the stale windows. Since when a lock is held, is told by
+// the server's clock. Redis knows a holder by a random token only; which process it is, the logs and
+// metrics of the processes tell. What hits and misses cost a process, tell its metrics as well: see the
+// modules prometheus and otel.
+//
+// # Exit status
+//
+// 0; 1 after an error, which is on stderr; 2 if the command line is wrong. get and ttl exit with 1 if
+// there is no entry. Colours are used on a terminal, unless NO_COLOR is set.
+package main

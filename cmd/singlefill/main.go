@@ -1,0 +1,179 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	redis.SetLogger(noLog{}) // errors are on stderr, once
+	x := &execution{
+		stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, getenv: os.Getenv,
+		ask: isTerminal(os.Stdin), live: isTerminal(os.Stdout), progress: isTerminal(os.Stderr),
+	}
+	status := x.run(ctx, os.Args[1:])
+	stop()
+	os.Exit(status)
+}
+
+type noLog struct{}
+
+func (noLog) Printf(context.Context, string, ...any) {}
+
+func isTerminal(f *os.File) bool {
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}
+
+// An execution is one run of the command.
+type execution struct {
+	stdin          io.Reader
+	stdout, stderr io.Writer
+	getenv         func(string) string
+
+	// Whether stdin, stdout and stderr are terminals.
+	ask, live, progress bool
+
+	// Set by run.
+	rdb     redis.UniversalClient
+	json    bool
+	timeout time.Duration
+}
+
+// A command is a subcommand. prepare adds its flags, and returns what to do with the arguments.
+type command struct {
+	name, args, help string
+	min, max         int // arguments
+	prepare          func(x *execution, flags *flag.FlagSet) func(ctx context.Context, args []string) error
+}
+
+var commands = []command{
+	{"ls", "NAMESPACE", "list the keys of a namespace", 1, 1, prepareList},
+	{"get", "NAMESPACE KEY", "show an entry and its payload", 2, 2, prepareGet},
+	{"ttl", "NAMESPACE KEY", "show what is left of an entry", 2, 2, prepareTTL},
+	{"del", "NAMESPACE KEY...", "delete keys, and refuse loads of them that are under way", 2, many, prepareDelete},
+	{"expire", "NAMESPACE KEY...", "make values stale without removing them", 2, many, prepareExpire},
+	{"clear", "NAMESPACE", "delete all keys of a namespace", 1, 1, prepareClear},
+	{"locks", "[NAMESPACE]", "show the loads under way in a namespace, or the locks of package lock", 0, 1, prepareLocks},
+	{"top", "NAMESPACE", "show keys, loads and the server, again and again", 1, 1, prepareTop},
+}
+
+const many = 1 << 20
+
+// errUsage has been explained on stderr.
+var errUsage = errors.New("usage")
+
+// run executes a command line, and returns the exit status.
+func (x *execution) run(ctx context.Context, args []string) int {
+	switch err := x.execute(ctx, args); {
+	case err == nil, errors.Is(err, flag.ErrHelp):
+		return 0
+	case err == errUsage:
+		return 2
+	case ctx.Err() != nil:
+		fmt.Fprintln(x.stderr, "singlefill: interrupted")
+		return 1
+	default:
+		fmt.Fprintln(x.stderr, "singlefill:", strings.TrimPrefix(err.Error(), "singlefill: "))
+		return 1
+	}
+}
+
+func (x *execution) execute(ctx context.Context, args []string) error {
+	if len(args) == 0 {
+		x.usage(x.stderr)
+		return errUsage
+	}
+	name, args := args[0], args[1:]
+	switch name {
+	case "help", "-h", "-help", "--help":
+		x.usage(x.stdout)
+		return nil
+	}
+	i := slices.IndexFunc(commands, func(c command) bool { return c.name == name })
+	if i < 0 {
+		fmt.Fprintf(x.stderr, "singlefill: there is no command %q\n\n", name)
+		x.usage(x.stderr)
+		return errUsage
+	}
+	c := commands[i]
+	flags := flag.NewFlagSet(c.name, flag.ContinueOnError)
+	flags.SetOutput(x.stderr)
+	flags.Usage = func() {
+		fmt.Fprintf(flags.Output(), "usage: singlefill %s [flags] %s\n\n%s.\n\n", c.name, c.args, strings.ToUpper(c.help[:1])+c.help[1:])
+		flags.PrintDefaults()
+	}
+	url := flags.String("redis", "", "`URL` of the server (default $REDIS_URL, or "+defaultURL+")")
+	flags.BoolVar(&x.json, "json", false, "print JSON")
+	flags.DurationVar(&x.timeout, "timeout", 3*time.Second, "bound on each Redis command")
+	do := c.prepare(x, flags)
+	args, err := parse(flags, args)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return err
+	case err != nil:
+		return errUsage
+	case len(args) < c.min || len(args) > c.max:
+		return x.wrong("usage: singlefill %s [flags] %s", c.name, c.args)
+	case x.timeout < time.Millisecond:
+		return x.wrong("singlefill: -timeout is %v: at least 1ms is allowed", x.timeout)
+	}
+	if x.rdb, err = connect(ctx, *url, x.getenv("REDIS_URL"), x.timeout); err != nil {
+		return err
+	}
+	defer x.rdb.Close()
+	return do(ctx, args)
+}
+
+// wrong explains what is wrong with the command line.
+func (x *execution) wrong(format string, args ...any) error {
+	fmt.Fprintf(x.stderr, format+"\n", args...)
+	return errUsage
+}
+
+// parse parses flags before, between and behind the arguments, and returns these. Behind "--" nothing is
+// a flag.
+func parse(flags *flag.FlagSet, args []string) (rest []string, err error) {
+	var literal []string
+	if i := slices.Index(args, "--"); i >= 0 {
+		args, literal = args[:i], args[i+1:]
+	}
+	for {
+		if err := flags.Parse(args); err != nil {
+			return nil, err
+		}
+		if args = flags.Args(); len(args) == 0 {
+			return append(rest, literal...), nil
+		}
+		rest, args = append(rest, args[0]), args[1:]
+	}
+}
+
+func (x *execution) usage(w io.Writer) {
+	fmt.Fprintln(w, "usage: singlefill COMMAND [flags] ...")
+	fmt.Fprintln(w)
+	for _, c := range commands {
+		fmt.Fprintf(w, "  %-26s %s\n", c.name+" "+c.args, c.help)
+	}
+	fmt.Fprintln(w, "\nThe server is $REDIS_URL, or "+defaultURL+". singlefill COMMAND -h lists the flags of a command.")
+}
+
+func (x *execution) printJSON(v any) error {
+	e := json.NewEncoder(x.stdout)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(v)
+}

@@ -1,0 +1,524 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/lock"
+)
+
+func TestMain(m *testing.M) { redistest.Main(m) }
+
+// A terminal runs the command.
+type terminal struct {
+	testing.TB
+	url   string
+	stdin string // nothing: stdin is no terminal
+}
+
+// each runs a test on a server and on a Cluster. rdb may do everything.
+func each(t *testing.T, run func(t *testing.T, c terminal, rdb redis.UniversalClient)) {
+	t.Parallel()
+	t.Run("server", func(t *testing.T) {
+		t.Parallel()
+		s := redistest.Shared(t)
+		run(t, terminal{TB: t, url: "redis://" + s.Addr}, s.Client(t))
+	})
+	t.Run("cluster", func(t *testing.T) {
+		t.Parallel()
+		c := redistest.SharedCluster(t)
+		rdb := c.Client(t)
+		run(t, terminal{TB: t, url: "redis://" + rdb.Options().Addrs[0]}, rdb)
+	})
+}
+
+// run returns what the command writes, and its exit status.
+func (c terminal) run(args ...string) (stdout, stderr string, status int) {
+	var out, errs bytes.Buffer
+	x := &execution{
+		stdin: strings.NewReader(c.stdin), stdout: &out, stderr: &errs, ask: c.stdin != "",
+		getenv: func(name string) string { return map[string]string{"REDIS_URL": c.url}[name] },
+	}
+	status = x.run(c.Context(), args)
+	return out.String(), errs.String(), status
+}
+
+// ok returns what the command writes to stdout. The command must succeed.
+func (c terminal) ok(args ...string) string {
+	c.Helper()
+	stdout, stderr, status := c.run(args...)
+	if status != 0 || stderr != "" {
+		c.Fatalf("singlefill %q: status %d, %s", args, status, stderr)
+	}
+	return stdout
+}
+
+// fails checks that the command fails with a status and a message.
+func (c terminal) fails(want int, message string, args ...string) {
+	c.Helper()
+	stdout, stderr, status := c.run(args...)
+	if status != want || !strings.Contains(stderr, message) {
+		c.Errorf("singlefill %q: status %d, %q, %q; want status %d and %q", args, status, stdout, stderr, want, message)
+	}
+}
+
+func newCache[T any](t testing.TB, rdb redis.UniversalClient, ns string, opts *singlefill.Options[T]) *singlefill.Cache[T] {
+	t.Helper()
+	c, err := singlefill.New(rdb, ns, time.Hour, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func check(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// listed returns the states of keys that ls tells, in order.
+func (c terminal) listed(args ...string) (keys []string, states map[string]string, found int) {
+	c.Helper()
+	var list struct {
+		Found int
+		Keys  []struct{ Key, State string }
+	}
+	if err := json.Unmarshal([]byte(c.ok(append([]string{"ls", "-json"}, args...)...)), &list); err != nil {
+		c.Fatal(err)
+	}
+	states = make(map[string]string)
+	for _, r := range list.Keys {
+		keys = append(keys, r.Key)
+		states[r.Key] = r.State
+	}
+	return keys, states, list.Found
+}
+
+// ls tells the state of each key, whatever it is called and whatever it holds, and of no other namespace.
+func TestList_States(t *testing.T) {
+	each(t, func(t *testing.T, c terminal, rdb redis.UniversalClient) {
+		ns, ctx := redistest.Namespace(t)+"*[a]", t.Context()
+		cache := newCache(t, rdb, ns, &singlefill.Options[string]{StaleWhileRevalidate: time.Hour})
+		want := map[string]string{"old": "stale", "none": "not found", "text": foreign, "list": foreign}
+		for _, key := range []string{"plain", "}brace", "%7D", "{x}", "a b", "line\nbreak", "ünï"} {
+			check(t, cache.Set(ctx, key, "v"))
+			want[key] = "fresh"
+		}
+		check(t, cache.Set(ctx, "old", "v"), cache.Expire(ctx, "old"))
+		_, err := cache.GetOrLoad(ctx, "none", func(context.Context, string) (string, error) { return "", singlefill.ErrNotFound })
+		if err != singlefill.ErrNotFound {
+			t.Fatal(err)
+		}
+		check(t, rdb.Set(ctx, ns+":{text}", "no entry", time.Hour).Err(), rdb.RPush(ctx, ns+":{list}", "x").Err(), rdb.Expire(ctx, ns+":{list}", time.Hour).Err())
+		check(t, newCache[string](t, rdb, ns+"2", nil).Set(ctx, "other", "v"), newCache[string](t, rdb, strings.Replace(ns, "*", "x", 1), nil).Set(ctx, "other", "v"))
+		keys, states, found := c.listed(ns)
+		if found != len(want) || !slices.IsSorted(keys) || fmt.Sprint(states) != fmt.Sprint(want) {
+			t.Errorf("found %d: %v\nwant %v", found, states, want)
+		}
+		if text := c.ok("ls", ns); strings.Count(text, "\n") != 1+len(want) || !strings.Contains(text, `"line\nbreak"`) {
+			t.Errorf("as text:\n%s", text)
+		}
+		if _, states, _ := c.listed(ns, "-match", "*l*"); len(states) != 4 { // plain, old, line, list
+			t.Errorf("-match finds %v", states)
+		}
+	})
+}
+
+// ls shows the first keys in an order, and tells that there are more.
+func TestList_OrderAndLimit(t *testing.T) {
+	each(t, func(t *testing.T, c terminal, rdb redis.UniversalClient) {
+		ns, ctx := redistest.Namespace(t), t.Context()
+		var i int
+		cache := newCache(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.Raw, Jitter: -1, TTLFunc: func(key string, _ string) time.Duration {
+			return time.Hour + time.Duration(i)*time.Minute
+		}})
+		for i = range 50 {
+			check(t, cache.Set(ctx, fmt.Sprintf("k%02d", i), strings.Repeat("x", (i*7)%50)))
+		}
+		for order, want := range map[string]string{"key": "k00 k01 k02", "left": "k00 k01 k02", "size": "k07 k14 k21"} {
+			keys, _, found := c.listed("-sort", order, "-limit", "3", ns)
+			if got := strings.Join(keys, " "); got != want || found != 50 {
+				t.Errorf("-sort %s: %s of %d, want %s", order, got, found, want)
+			}
+		}
+		if text := c.ok("ls", "-limit=3", ns); !strings.HasSuffix(text, "3 of 50 keys: -limit 0 shows all\n") {
+			t.Errorf("nothing tells that there are more:\n%s", text)
+		}
+		if keys, _, _ := c.listed("-limit", "0", ns); len(keys) != 50 {
+			t.Errorf("-limit 0 shows %d", len(keys))
+		}
+	})
+}
+
+type order struct {
+	ID     int
+	Items  []string
+	Prices map[int]float64
+}
+
+// get shows the payload of each codec as JSON, and the header in words.
+func TestGet(t *testing.T) {
+	each(t, func(t *testing.T, c terminal, rdb redis.UniversalClient) {
+		ns, ctx := redistest.Namespace(t), t.Context()
+		pack := newCache(t, rdb, ns, &singlefill.Options[order]{StaleIfError: time.Hour})
+		text := newCache(t, rdb, ns+"j", &singlefill.Options[order]{Codec: singlefill.JSON})
+		raw := newCache(t, rdb, ns+"r", &singlefill.Options[[]byte]{Codec: singlefill.Raw})
+		v := order{7, []string{"tea"}, map[int]float64{3: 1.5}}
+		check(t, pack.Set(ctx, "a", v), text.Set(ctx, "a", v), raw.Set(ctx, "a", []byte("plain text")), raw.Set(ctx, "bin", []byte{0xFF, 0}), raw.Set(ctx, "7", []byte("7")))
+		_, _ = pack.GetOrLoad(ctx, "none", func(context.Context, string) (order, error) { return order{}, singlefill.ErrNotFound })
+		payload := func(args ...string) string {
+			var e struct {
+				Codec   string
+				Payload json.RawMessage
+			}
+			check(t, json.Unmarshal([]byte(c.ok(append([]string{"get", "-json"}, args...)...)), &e))
+			var b bytes.Buffer
+			if e.Payload != nil {
+				check(t, json.Compact(&b, e.Payload))
+			}
+			return e.Codec + " " + b.String()
+		}
+		for _, test := range []struct{ got, want string }{
+			{payload(ns, "a"), `msgpack {"ID":7,"Items":["tea"],"Prices":{"3":1.5}}`},
+			{payload(ns+"j", "a"), `json {"ID":7,"Items":["tea"],"Prices":{"3":1.5}}`},
+			{payload(ns+"r", "a"), `raw "plain text"`},
+			{payload(ns+"r", "bin"), `raw "/wA="`},
+			{payload(ns+"r", "7", "-codec", "raw"), `raw "7"`},
+			{payload(ns, "none"), ` `},
+		} {
+			if test.got != test.want {
+				t.Errorf("got %s, want %s", test.got, test.want)
+			}
+		}
+		if got := c.ok("get", "-payload", ns+"r", "bin"); got != "\xff\x00" {
+			t.Errorf("-payload: %q", got)
+		}
+		shown := c.ok("get", ns, "a")
+		for _, want := range []string{`state: +fresh`, `fresh: +for \d+m`, `gone: +in 1h\d+m`, `payload: +\d+ bytes, msgpack`, `"tea"`} {
+			if !regexp.MustCompile(want).MatchString(shown) {
+				t.Errorf("no %q in\n%s", want, shown)
+			}
+		}
+		if got := c.ok("get", ns, "none"); !strings.Contains(got, "not found: the source had no such value") {
+			t.Errorf("an absence is\n%s", got)
+		}
+		if got := c.ok("ttl", ns, "a"); !regexp.MustCompile(`^fresh: fresh for \d+m.*, gone in 1h\d+m`).MatchString(got) {
+			t.Errorf("ttl: %s", got)
+		}
+		check(t, pack.Expire(ctx, "a"))
+		if got := c.ok("ttl", ns, "a"); !strings.HasPrefix(got, "stale: fresh until ") {
+			t.Errorf("ttl of a stale value: %s", got)
+		}
+		check(t, rdb.Set(ctx, ns+":{text}", "no entry", time.Hour).Err())
+		c.fails(1, "holds no entry", "get", ns, "text")
+		c.fails(1, "holds no entry", "ttl", ns, "text")
+		c.fails(1, "has no entry unknown", "get", ns, "unknown")
+		c.fails(1, "has no entry unknown", "ttl", ns, "unknown")
+		c.fails(1, "KEY is empty", "get", ns, "")
+		c.fails(1, "the payload is not json", "get", "-codec=json", ns+"r", "a")
+	})
+}
+
+// del, expire and clear refuse loads under way, and reach the memory of processes with Near.
+func TestChange_Promises(t *testing.T) {
+	each(t, func(t *testing.T, c terminal, rdb redis.UniversalClient) {
+		for _, change := range [][]string{{"del", "NS", "k"}, {"expire", "NS", "k"}, {"clear", "-yes", "NS"}} {
+			t.Run(change[0], func(t *testing.T) {
+				ns, ctx := redistest.Namespace(t), t.Context()
+				c := c
+				c.TB = t
+				args := slices.Clone(change)
+				args[slices.Index(args, "NS")] = ns
+				there := newCache(t, rdb, ns, &singlefill.Options[string]{Near: &singlefill.Near{MaxLag: 100 * time.Millisecond}})
+				check(t, there.Set(ctx, "k", "old"))
+				redistest.Await(t, "a hit in memory", func() bool {
+					_, err := there.Get(ctx, "k")
+					return err == nil && there.Stats().NearHits > 0
+				})
+				loader := newCache[string](t, rdb, ns, nil)
+				v, err := loader.GetOrLoad(ctx, "loading", func(context.Context, string) (string, error) {
+					args := slices.Clone(args)
+					if args[0] != "clear" {
+						args = append(args, "loading")
+					}
+					c.ok(args...)
+					return "loaded before", nil
+				})
+				if v != "loaded before" || err != nil {
+					t.Errorf("the load itself: %q, %v", v, err)
+				}
+				if _, err := loader.Get(ctx, "loading"); err != singlefill.ErrMiss {
+					t.Errorf("the value of a load under way is there: %v", err)
+				}
+				redistest.Await(t, "memory has forgotten it", func() bool {
+					_, err := there.Get(ctx, "k")
+					return err == singlefill.ErrMiss
+				})
+			})
+		}
+	})
+}
+
+// clear asks for the name of the namespace. It refuses to go on without a terminal or with another answer.
+func TestClear_Asks(t *testing.T) {
+	t.Parallel()
+	s := redistest.Shared(t)
+	rdb := s.Client(t)
+	ns, ctx := redistest.Namespace(t), t.Context()
+	cache := newCache[string](t, rdb, ns, nil)
+	for i := range 1000 {
+		check(t, cache.Set(ctx, fmt.Sprint(i), "v"))
+	}
+	c := terminal{TB: t, url: "redis://" + s.Addr}
+	c.fails(1, "stdin is no terminal: use -yes", "clear", ns)
+	c.stdin = "yes\n"
+	c.fails(1, "nothing was deleted", "clear", ns)
+	if _, _, found := c.listed(ns); found != 1000 {
+		t.Errorf("%d keys are left", found)
+	}
+	c.stdin = ns + "\n"
+	if stdout, _, status := c.run("clear", ns); stdout != "1000 values deleted\n" || status != 0 {
+		t.Errorf("%q, status %d", stdout, status)
+	}
+	if _, _, found := c.listed(ns); found != 0 {
+		t.Errorf("%d keys are left", found)
+	}
+}
+
+// locks tells who loads what, and who holds and waits for what, since when.
+func TestLocks(t *testing.T) {
+	each(t, func(t *testing.T, c terminal, rdb redis.UniversalClient) {
+		ns, ctx := redistest.Namespace(t), t.Context()
+		cache := newCache[string](t, rdb, ns, nil)
+		_, err := cache.GetOrLoad(ctx, "}k", func(context.Context, string) (string, error) {
+			var loads []struct {
+				Key, Holder string
+				Held, Left  float64
+			}
+			check(t, json.Unmarshal([]byte(strings.ReplaceAll(c.ok("locks", "-json", ns), "_seconds", "")), &loads))
+			if len(loads) != 1 || loads[0].Key != "}k" || len(loads[0].Holder) != 26 || loads[0].Held < 0 || loads[0].Held > 60 || loads[0].Left <= 0 || loads[0].Left > 5 {
+				t.Errorf("during a load: %+v", loads)
+			}
+			if text := c.ok("top", "-count=1", ns); !strings.Contains(text, "loads 1") || !strings.Contains(text, "}k") {
+				t.Errorf("top shows\n%s", text)
+			}
+			return "v", nil
+		})
+		check(t, err)
+		if got := strings.TrimSpace(c.ok("locks", "-json", ns)); got != "[]" {
+			t.Errorf("after the load: %s", got)
+		}
+
+		waits, cancel := context.WithCancel(ctx)
+		defer cancel()
+		mutex, err := lock.NewMutex(rdb, ns+" mutex", nil)
+		check(t, err)
+		fair, err := lock.NewFairMutex(rdb, ns+" fair", nil)
+		check(t, err)
+		semaphore, err := lock.NewSemaphore(rdb, ns+" semaphore", 3, nil)
+		check(t, err)
+		for _, l := range []*lock.Locker{mutex, fair, semaphore, semaphore} {
+			lease, err := l.Acquire(ctx)
+			check(t, err)
+			defer lease.Release(ctx)
+		}
+		gone := make(chan struct{})
+		defer func() { cancel(); <-gone }()
+		go func() { defer close(gone); _, _ = fair.Acquire(waits) }()
+		type seen struct {
+			Name, Kind string
+			Size       int
+			Holders    []struct{ Token string }
+			Waiting    int
+			Fence      int64
+		}
+		locks := func() map[string]seen {
+			var all []seen
+			check(t, json.Unmarshal([]byte(c.ok("locks", "-json")), &all))
+			found := make(map[string]seen)
+			for _, l := range all {
+				if name, ok := strings.CutPrefix(l.Name, ns+" "); ok {
+					found[name] = l
+				}
+			}
+			return found
+		}
+		redistest.Await(t, "a waiter of the fair mutex", func() bool { return locks()["fair"].Waiting == 1 })
+		all := locks()
+		for name, want := range map[string]struct {
+			kind          string
+			holders, size int
+		}{"mutex": {"mutex", 1, 0}, "fair": {"fair mutex", 1, 0}, "semaphore": {"semaphore", 2, 3}} {
+			if l := all[name]; l.Kind != want.kind || len(l.Holders) != want.holders || l.Size != want.size || l.Fence == 0 {
+				t.Errorf("%s: %+v", name, l)
+			}
+		}
+		if text := c.ok("locks"); !strings.Contains(text, "semaphore of 3") {
+			t.Errorf("as text:\n%s", text)
+		}
+	})
+}
+
+// top counts values and what has happened since the last view.
+func TestTop(t *testing.T) {
+	each(t, func(t *testing.T, c terminal, rdb redis.UniversalClient) {
+		ns, ctx := redistest.Namespace(t), t.Context()
+		cache := newCache[string](t, rdb, ns, nil)
+		for i := range 30 {
+			check(t, cache.Set(ctx, fmt.Sprint(i), "v"))
+		}
+		views := json.NewDecoder(strings.NewReader(c.ok("top", "-json", "-count=2", "-interval=100ms", ns)))
+		for range 2 {
+			var v struct {
+				Values  int
+				Scanned float64
+			}
+			check(t, views.Decode(&v))
+			if v.Values != 30 || v.Scanned != 1 {
+				t.Errorf("%+v, want 30 values", v)
+			}
+		}
+		if views.More() {
+			t.Error("more views than -count says")
+		}
+	})
+}
+
+// A user who may only read can use all commands that change nothing.
+func TestReadOnlyUser(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	rdb := s.Client(t)
+	ns, ctx := redistest.Namespace(t), t.Context()
+	check(t, newCache[string](t, rdb, ns, nil).Set(ctx, "k", "v"))
+	var user redis.Options
+	s.User(t, "~*", "+@read", "+info", "+ping", "+time")(&user)
+	c := terminal{TB: t, url: fmt.Sprintf("redis://%s:%s@%s", user.Username, user.Password, s.Addr)}
+	for _, args := range [][]string{{"ls", ns}, {"get", ns, "k"}, {"ttl", ns, "k"}, {"locks", ns}, {"locks"}, {"top", "-count=1", ns}} {
+		c.ok(args...)
+	}
+	c.fails(1, "NOPERM", "del", ns, "k")
+}
+
+// A Sentinel names the master.
+func TestSentinel(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	sentinel := redistest.StartSentinel(t, s)
+	ns := redistest.Namespace(t)
+	check(t, newCache[string](t, s.Client(t), ns, nil).Set(t.Context(), "k", "v"))
+	c := terminal{TB: t, url: "redis://" + sentinel.Addr + "?master_name=" + redistest.MasterName}
+	c.ok("get", ns, "k")
+	c.ok("del", ns, "k")
+	c.fails(1, "has no entry", "get", ns, "k")
+}
+
+// A wrong command line is explained, with status 2, before anything is asked.
+func TestUsage(t *testing.T) {
+	t.Parallel()
+	c := terminal{TB: t, url: "redis://127.0.0.1:1"}
+	for message, args := range map[string][]string{
+		"usage: singlefill COMMAND":                   nil,
+		`there is no command "nix"`:                   {"nix"},
+		"usage: singlefill ls [flags] NAMESPACE":      {"ls"},
+		"usage: singlefill get [flags] NAMESPACE KEY": {"get", "ns"},
+		"-x": {"ls", "-x", "ns"},
+		"-timeout is 0s: at least 1ms is allowed": {"ls", "-timeout=0", "ns"},
+	} {
+		c.fails(2, message, args...)
+	}
+	if text := c.ok("help"); strings.Count(text, "\n") < 10 {
+		t.Errorf("help: %s", text)
+	}
+	s := redistest.Shared(t)
+	c.url = "redis://" + s.Addr
+	for message, args := range map[string][]string{
+		`-sort is "x": key, age, left, size or load is allowed`: {"ls", "-sort=x", "ns"},
+		"-limit is -1: 0 or more is allowed":                    {"ls", "-limit=-1", "ns"},
+		`-codec is "x": auto, msgpack, json or raw is allowed`:  {"get", "-codec=x", "ns", "k"},
+		"-interval is 1ms: at least 100ms is allowed":           {"top", "-interval=1ms", "ns"},
+		"-count is -1: 0 or more is allowed":                    {"top", "-count=-1", "ns"},
+	} {
+		c.fails(2, message, args...)
+	}
+	c.fails(1, "namespace", "del", "{ns}", "k")
+	c.ok("del", "ns", "--", "-k")
+}
+
+// An address that leads nowhere is named without its password.
+func TestConnect_Errors(t *testing.T) {
+	t.Parallel()
+	c := terminal{TB: t}
+	for _, address := range []string{"redis://u:secret@127.0.0.1:1", "foo", "redis://u:secret@127.0.0.1:x", "http://u:secret@127.0.0.1", "redis://u:secret@127.0.0.1:1?addr=127.0.0.1:2", "redis://:secret@127.0.0.1:1?nix=1"} {
+		for _, args := range [][]string{{"ls", "ns"}, {"ls", "-redis", address, "ns"}} {
+			c.url = address
+			source := "REDIS_URL"
+			if len(args) > 2 {
+				c.url, source = "", "-redis"
+			}
+			stdout, stderr, status := c.run(append(args, "-timeout=2s")...)
+			if status != 1 || !strings.HasPrefix(stderr, "singlefill: "+source) || strings.Contains(stdout+stderr, "secret") {
+				t.Errorf("%s: status %d, %q", address, status, stderr)
+			}
+		}
+	}
+}
+
+// The program ends at an interrupt, quietly if it is top, and with a status.
+func TestProgram(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS == "windows" {
+		t.Skip("there is no interrupt of another process")
+	}
+	s := redistest.Shared(t)
+	ns := redistest.Namespace(t)
+	check(t, newCache[string](t, s.Client(t), ns, nil).Set(t.Context(), "k", "v"))
+	program := filepath.Join(t.TempDir(), "singlefill")
+	if out, err := exec.Command("go", "build", "-o", program, ".").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	start := func(args ...string) (*exec.Cmd, *bytes.Buffer) {
+		cmd := exec.Command(program, args...)
+		cmd.Env = append(os.Environ(), "REDIS_URL="+(&url.URL{Scheme: "redis", Host: s.Addr}).String())
+		var out bytes.Buffer
+		cmd.Stderr = &out
+		return cmd, &out
+	}
+	cmd, _ := start("ls", ns)
+	if out, err := cmd.Output(); err != nil || !strings.Contains(string(out), "fresh") || strings.Contains(string(out), "\x1b") {
+		t.Errorf("ls: %v, %q", err, out)
+	}
+	cmd, stderr := start("get", ns, "unknown")
+	if err := cmd.Run(); cmd.ProcessState.ExitCode() != 1 || !strings.HasPrefix(stderr.String(), "singlefill: ") {
+		t.Errorf("get: %v, %q", err, stderr)
+	}
+	cmd, stderr = start("top", "-json", ns)
+	pipe, err := cmd.StdoutPipe()
+	check(t, err, cmd.Start())
+	var v map[string]any
+	check(t, json.NewDecoder(pipe).Decode(&v)) // it shows views
+	check(t, cmd.Process.Signal(os.Interrupt))
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("top ends with %v, %s", err, stderr)
+	}
+}

@@ -1,0 +1,106 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/client"
+)
+
+// scanCount is how many keys of the database one step looks at: that takes a server less than a
+// millisecond.
+const scanCount = 500
+
+// masters returns a client of each server that has a part of the keys.
+func masters(ctx context.Context, rdb redis.UniversalClient) (all []*redis.Client, err error) {
+	cluster, ok := rdb.(*redis.ClusterClient)
+	if !ok {
+		return []*redis.Client{rdb.(*redis.Client)}, nil
+	}
+	var mu sync.Mutex
+	err = cluster.ForEachMaster(ctx, func(_ context.Context, master *redis.Client) error {
+		mu.Lock()
+		defer mu.Unlock()
+		all = append(all, master)
+		return nil
+	})
+	return all, err
+}
+
+// scan calls each for the keys that match a pattern, on one master after the other. A key that moves
+// meanwhile may come twice, or not at all.
+func (x *execution) scan(ctx context.Context, pattern string, each func(keys []string) error) error {
+	all, err := masters(ctx, x.rdb)
+	if err != nil {
+		return err
+	}
+	var total, scanned int64
+	for _, master := range all {
+		size, err := master.DBSize(ctx).Result()
+		if err != nil {
+			return err
+		}
+		total += size
+	}
+	defer x.clearProgress()
+	for _, master := range all {
+		for cursor := uint64(0); ; {
+			keys, next, err := master.Scan(ctx, cursor, pattern, scanCount).Result()
+			if err != nil {
+				return err
+			}
+			if len(keys) > 0 {
+				if err := each(keys); err != nil {
+					return err
+				}
+			}
+			scanned = min(scanned+scanCount, total)
+			x.showProgress("%d of %d keys looked at", scanned, total)
+			if cursor = next; cursor == 0 {
+				break
+			}
+		}
+	}
+	return nil
+}
+
+// showProgress replaces the line on a terminal.
+func (x *execution) showProgress(format string, args ...any) {
+	if x.progress {
+		fmt.Fprintf(x.stderr, "\r\x1b[K"+format, args...)
+	}
+}
+
+func (x *execution) clearProgress() {
+	if x.progress {
+		fmt.Fprint(x.stderr, "\r\x1b[K")
+	}
+}
+
+// literal returns a pattern that matches s only.
+func literal(s string) string {
+	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(s)
+}
+
+func valueKey(namespace, key string) string { return namespace + ":{" + client.HashTag(key) + "}" }
+
+// userKey is the reverse of valueKey.
+func userKey(namespace, valueKey string) string {
+	key := strings.TrimSuffix(strings.TrimPrefix(valueKey, namespace+":{"), "}")
+	return untag(key)
+}
+
+// untag is the reverse of client.HashTag.
+func untag(tag string) string {
+	switch {
+	case strings.HasPrefix(tag, "%7D"):
+		return "}" + tag[3:]
+	case strings.HasPrefix(tag, "%25"):
+		return "%" + tag[3:]
+	}
+	return tag
+}
