@@ -1,0 +1,285 @@
+package fill
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+// fixtures returns n fixtures of one client.
+func (f backend) fixtures(t testing.TB, n int) []*fixture {
+	first := f.fixture(t)
+	all := []*fixture{first}
+	for range n - 1 {
+		b := f.fixture(t)
+		b.client = first.client
+		all = append(all, b)
+	}
+	return all
+}
+
+// setsOf returns a Set for each of the fixtures. Each has a value and a life of its own.
+func setsOf(all []*fixture) (sets []Set) {
+	for i, b := range all {
+		sets = append(sets, Set{Pair{b.value, b.key}, fmt.Appendf(nil, "entry %d", i), lifeOf(i)})
+	}
+	return sets
+}
+
+func lifeOf(i int) time.Duration { return time.Duration(i+1) * time.Hour }
+
+// wantSet checks that the set of number i has been done, or has not.
+func (b *fixture) wantSet(i int, done bool) {
+	b.t.Helper()
+	if !done {
+		b.want(b.value, state{text: entryA}, 0)
+		b.want(b.key, held(other), 0)
+		return
+	}
+	b.want(b.value, state{text: fmt.Sprint("entry ", i)}, lifeOf(i))
+	b.want(b.key, state{}, 0)
+}
+
+// A trips counts round trips: pipelines and transactions, and how many commands each of them has.
+type trips struct{ each []int }
+
+func (n *trips) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (n *trips) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+func (n *trips) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if name := cmds[0].Name(); name == "eval" || name == "multi" {
+			n.each = append(n.each, len(cmds))
+		}
+		return next(ctx, cmds)
+	}
+}
+
+// SetMany stores each entry under its key, with its own life, whatever is there, and removes each
+// lock. With scripts that takes one round trip.
+func TestSetMany_States(t *testing.T) {
+	t.Parallel()
+	eachBackend(t, func(t *testing.T, f backend) {
+		values := []state{{}, {text: entryA}, {list: true}, {text: "garbage", forever: true}}
+		locks := []state{{}, held(other), failed(other, "boom"), abandoned(other)}
+		all := f.fixtures(t, len(values)*len(locks))
+		for i, b := range all {
+			b.set(b.value, values[i%len(values)])
+			b.set(b.key, locks[i/len(values)])
+		}
+		var n trips
+		f.rdb.AddHook(&n)
+		errs, err := SetMany(t.Context(), all[0].client, setsOf(all))
+		if err != nil || len(errs) != len(all) || errors.Join(errs...) != nil {
+			t.Errorf("SetMany = %v, %v", errs, err)
+		}
+		for i, b := range all {
+			b.wantSet(i, true)
+		}
+		if want := []int{len(all)}; !strings.Contains(t.Name(), "without_scripts") && !slices.Equal(n.each, want) {
+			t.Errorf("pipelines of %v commands, want %v", n.each, want)
+		}
+	})
+}
+
+// A load whose lock SetMany has removed is refused when it stores its value, renews or releases its
+// lock.
+func TestSetMany_RefusesLoads(t *testing.T) {
+	t.Parallel()
+	eachBackend(t, func(t *testing.T, f backend) {
+		all := f.fixtures(t, 3)
+		for _, b := range all {
+			if r, err := b.GetOrLock(t.Context(), opTimeout, Query{Take: true}); err != nil || r.Status != Locked {
+				t.Fatalf("answered %+v, %v", r, err)
+			}
+		}
+		if _, err := SetMany(t.Context(), all[0].client, setsOf(all)); err != nil {
+			t.Fatal(err)
+		}
+		for i, b := range all {
+			renewed, err1 := b.Renew(t.Context())
+			stored, err2 := b.Store(t.Context(), opTimeout, []byte(entryB), time.Minute)
+			released, err3 := b.Release(t.Context(), opTimeout, ReleaseNote{Failure: "boom", Drop: true})
+			if err := errors.Join(err1, err2, err3); renewed || stored || released || err != nil {
+				t.Errorf("after SetMany, Renew = %t, Store = %t, Release = %t, %v", renewed, stored, released, err)
+			}
+			b.wantSet(i, true)
+		}
+	})
+}
+
+// Sets that the server refuses have their errors, and the others are done, with scripts and without.
+func TestSetMany_Refused(t *testing.T) {
+	t.Parallel()
+	for _, rules := range []string{"+@all", "+@all -@scripting"} {
+		t.Run(rules, func(t *testing.T) {
+			s := redistest.Start(t)
+			f := backend{s.Client(t, func(o *redis.Options) { o.Username, o.Password = "app", "pw" }), s.Admin()}
+			all := f.fixtures(t, 4)
+			acl := []any{"acl", "setuser", "app", "on", ">pw", "&*"}
+			for i, b := range all {
+				b.set(b.value, state{text: entryA})
+				b.set(b.key, held(other))
+				if i%2 == 0 {
+					acl = append(acl, "~"+b.value+"*")
+				}
+			}
+			for _, rule := range strings.Fields(rules) {
+				acl = append(acl, rule)
+			}
+			if err := s.Admin().Do(t.Context(), acl...).Err(); err != nil {
+				t.Fatal(err)
+			}
+			errs, err := SetMany(t.Context(), all[0].client, setsOf(all))
+			if client.Unreachable(err) || len(errs) != len(all) {
+				t.Fatalf("SetMany = %v, %v", errs, err)
+			}
+			for i, b := range all {
+				if allowed := i%2 == 0; (errs[i] == nil) != allowed {
+					t.Errorf("set %d is allowed: %t, and its error is %v", i, allowed, errs[i])
+				}
+				b.wantSet(i, i%2 == 0)
+			}
+			if len(all[0].failed) == 0 {
+				t.Error("no failure is traced")
+			}
+		})
+	}
+}
+
+// A script that fails is the error of its own set. Without a life it fails.
+func TestSetMany_OwnErrors(t *testing.T) {
+	t.Parallel()
+	for name, open := range map[string]func(testing.TB) backend{"mini": openMini, "real": openReal} {
+		t.Run(name, func(t *testing.T) {
+			all := open(t).fixtures(t, 3)
+			for _, b := range all {
+				b.set(b.value, state{text: entryA})
+				b.set(b.key, held(other))
+			}
+			sets := setsOf(all)
+			sets[1].Life = 0
+			errs, err := SetMany(t.Context(), all[0].client, sets)
+			if len(errs) != 3 || errs[0] != nil || errs[1] == nil || errs[2] != nil || err == nil || client.Unreachable(err) {
+				t.Errorf("SetMany = %v, %v", errs, err)
+			}
+			for i, b := range all {
+				b.wantSet(i, i != 1)
+			}
+		})
+	}
+}
+
+// A server that does not answer is an error of each set, and costs one timeout: without scripts
+// nothing is sent after the first set that has no answer.
+func TestSetMany_NoAnswer(t *testing.T) {
+	t.Parallel()
+	const bound = 150 * time.Millisecond
+	for _, test := range []struct {
+		name    string
+		user    func(*redis.Options)
+		command string
+		done    int // sets that are answered before
+		sent    int64
+	}{
+		{"scripts", func(*redis.Options) {}, "eval", 0, 0},
+		{"without scripts, the first", asNoScripts, "multi", 0, 0},
+		{"without scripts, the third", asNoScripts, "multi", 2, 2},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			s := redistest.Start(t)
+			noScripts(t, s)
+			p := redistest.NewProxy(t, s.Addr)
+			rdb := p.Client(t, test.user, func(o *redis.Options) { o.MaxRetries = -1 })
+			all := backend{rdb, s.Admin()}.fixtures(t, 5)
+			var failures []error
+			short := client.New(rdb, bound, func(_ context.Context, _ string, err error) { failures = append(failures, err) }, nil, nil)
+			for _, b := range all {
+				b.set(b.value, state{text: entryA})
+				b.set(b.key, held(other))
+			}
+			rule := p.On(redistest.Command(test.command), redistest.DropRequest).After(test.done)
+			errs, err := SetMany(t.Context(), short, setsOf(all))
+			if !client.Unreachable(err) || len(errs) != len(all) || rule.Fired() == 0 {
+				t.Fatalf("SetMany = %v, %v; the fault has fired %d times", errs, err, rule.Fired())
+			}
+			for i, b := range all {
+				if done := i < test.done; done != (errs[i] == nil) || !done && !client.Unreachable(errs[i]) {
+					t.Errorf("set %d: %v", i, errs[i])
+				}
+				b.wantSet(i, i < test.done)
+			}
+			if len(failures) != 1 {
+				t.Errorf("%d commands had no answer, want 1: %v", len(failures), failures)
+			}
+			if n := s.Calls("multi"); n != test.sent {
+				t.Errorf("%d transactions have arrived, want %d", n, test.sent)
+			}
+		})
+	}
+}
+
+// SetMany sends nothing for a caller that has left, and says so for each set.
+func TestSetMany_Cancelled(t *testing.T) {
+	t.Parallel()
+	eachBackend(t, func(t *testing.T, f backend) {
+		all := f.fixtures(t, 2)
+		for _, b := range all {
+			b.set(b.value, state{text: entryA})
+			b.set(b.key, held(other))
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		errs, err := SetMany(ctx, all[0].client, setsOf(all))
+		if err != context.Canceled || !slices.Equal(errs, []error{err, err}) {
+			t.Errorf("SetMany = %v, %v", errs, err)
+		}
+		for i, b := range all {
+			b.wantSet(i, false)
+		}
+	})
+}
+
+// SetMany wakes the waiters of the locks that it has removed, and no others.
+func TestSetMany_Wakes(t *testing.T) {
+	t.Parallel()
+	s := redistest.Shared(t)
+	all := backend{s.Client(t), s.Admin()}.fixtures(t, 2)
+	sub := s.Admin().SSubscribe(t.Context(), all[0].key, all[1].key)
+	defer sub.Close()
+	for range 2 {
+		if _, err := sub.Receive(t.Context()); err != nil { // confirmations
+			t.Fatal(err)
+		}
+	}
+	all[1].set(all[1].key, held(other))
+	for range 2 { // the second one removes no lock
+		if _, err := SetMany(t.Context(), all[0].client, setsOf(all)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Admin().SPublish(t.Context(), all[0].key, "the end").Err(); err != nil {
+		t.Fatal(err)
+	}
+	var heard []string
+	for !slices.Contains(heard, all[0].key+" the end") {
+		m, err := sub.ReceiveMessage(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		heard = append(heard, m.Channel+" "+m.Payload)
+	}
+	if want := []string{all[1].key + " ", all[0].key + " the end"}; !slices.Equal(heard, want) {
+		t.Errorf("heard %q, want %q", heard, want)
+	}
+}
