@@ -23,29 +23,42 @@ const (
 	loadTimeout  = 30 * time.Second
 )
 
-// A scenario is what processes do in one schedule. They cache one key, whose value in the source is
-// "v1", then "v2" and so on. The scenario checks which values calls get.
+// A scenario is what processes do in one schedule. They cache the values of sources, most of them of
+// one key. The scenario checks which values calls get.
 type scenario struct {
 	*schedule.World
-	admin *redis.Client // its commands do not wait for the scheduler
-	opts  singlefill.Options[string]
+	*source                    // of the key "k"
+	sources map[string]*source // all of them, by key
+	admin   *redis.Client      // its commands do not wait for the scheduler
+	opts    singlefill.Options[string]
 
 	loadErr  error         // of all loads, or only of those in process failing
 	failing  string        //
 	loadTime time.Duration // how long each load takes at least
 
-	mayOverlap bool // two loads of the key may run at a time, since there are faults
 	mayBeStale bool // calls may get an expired value after a change has been announced
 
+	mu     sync.Mutex
+	caches map[string]*singlefill.Cache[string] // protected by mu: by process
+}
+
+// A source has the value of one key: "v1", then "v2" and so on, with the key in front if it is one of
+// several. It checks what calls get.
+type source struct {
+	world  *schedule.World
+	key    string
+	prefix string // of the value
+
+	mayOverlap bool // two loads of the key may run at a time, since there are faults
+
 	mu        sync.Mutex
-	caches    map[string]*singlefill.Cache[string] // protected by mu: by process
-	version   int                                  // protected by mu: of the value in the source
-	begun     int                                  // protected by mu: announcements that have begun
-	ended     int                                  // protected by mu: announcements that have ended
-	announced int                                  // protected by mu: the version that was announced last
-	changer   string                               // protected by mu: the process that announced it
-	at        time.Time                            // protected by mu: when the announcement had ended
-	loads     []*load                              // protected by mu: in the order in which they began
+	version   int       // protected by mu: of the value
+	begun     int       // protected by mu: announcements that have begun
+	ended     int       // protected by mu: announcements that have ended
+	announced int       // protected by mu: the version that was announced last
+	changer   string    // protected by mu: the process that announced it
+	at        time.Time // protected by mu: when the announcement had ended
+	loads     []*load   // protected by mu: in the order in which they began
 }
 
 // A load runs in process, for a call that began after so many announcements had ended.
@@ -59,7 +72,11 @@ func newScenario(t *testing.T, w *schedule.World, opts singlefill.Options[string
 	w.Scripts(cachetest.Scripts(t), ".")
 	opts.Codec, opts.Jitter, opts.EarlyRefresh = singlefill.JSON, -1, -1
 	opts.LockTTL, opts.RedisTimeout, opts.LoadTimeout = lockTTL, redisTimeout, loadTimeout
-	s := &scenario{World: w, admin: w.Admin(), opts: opts, version: 1, caches: make(map[string]*singlefill.Cache[string])}
+	k := &source{world: w, key: "k", version: 1}
+	s := &scenario{
+		World: w, source: k, sources: map[string]*source{"k": k},
+		admin: w.Admin(), opts: opts, caches: make(map[string]*singlefill.Cache[string]),
+	}
 	w.Executed = s.wantTTLs
 	return s
 }
@@ -99,19 +116,18 @@ func (s *scenario) goGet(process, caller string) {
 
 // get calls GetOrLoad in a process, and checks the result.
 func (s *scenario) get(ctx context.Context, process, caller string) (string, error) {
-	s.mu.Lock()
-	announced, ended := s.announced, s.ended
-	if near := s.opts.Near; near != nil && process != s.changer && time.Since(s.at) <= near.MaxLag {
-		announced = 0
-	}
-	s.mu.Unlock()
+	return s.getKey(ctx, s.source, process, caller)
+}
+
+func (s *scenario) getKey(ctx context.Context, of *source, process, caller string) (string, error) {
+	announced, ended := s.known(of, process)
 	s.Note(process, fmt.Sprint(caller, announced, ended))
-	inside := context.WithValue(ctx, endedKey{}, ended)
-	v, info, err := s.cache(process).GetOrLoadInfo(inside, "k", func(context.Context, string) (string, error) {
-		return s.load(process, ended)
+	inside := context.WithValue(ctx, endedKey(of.key), ended)
+	v, info, err := s.cache(process).GetOrLoadInfo(inside, of.key, func(context.Context, string) (string, error) {
+		return s.load(of, process, ended)
 	})
 	switch {
-	case err == nil && versionOf(v) < announced && !(info.Stale && s.mayBeStale):
+	case err == nil && of.versionOf(v) < announced && !(info.Stale && s.mayBeStale):
 		s.Errorf("%s got %s (%+v), but v%d had been announced before the call", caller, v, info, announced)
 	case err != nil && s.loadErr == nil && err != ctx.Err():
 		s.Errorf("%s: %v", caller, err)
@@ -119,8 +135,19 @@ func (s *scenario) get(ctx context.Context, process, caller string) (string, err
 	return v, err
 }
 
-func (s *scenario) load(process string, ended int) (string, error) {
-	v, over := s.begin(process, ended)
+// known returns which version a call that begins now in a process must get at least, and how many
+// announcements have ended.
+func (s *scenario) known(of *source, process string) (announced, ended int) {
+	of.mu.Lock()
+	defer of.mu.Unlock()
+	if near := s.opts.Near; near != nil && process != of.changer && time.Since(of.at) <= near.MaxLag {
+		return 0, of.ended
+	}
+	return of.announced, of.ended
+}
+
+func (s *scenario) load(of *source, process string, ended int) (string, error) {
+	v, over := of.begin(process, ended)
 	defer over()
 	var err error
 	if s.failing == "" || s.failing == process {
@@ -133,37 +160,39 @@ func (s *scenario) load(process string, ended int) (string, error) {
 
 // begin reads the source. It checks that no other load runs, unless an announcement that began
 // after the calls of both loads may have superseded the other one.
-func (s *scenario) begin(process string, ended int) (v string, over func()) {
+func (s *source) begin(process string, ended int) (v string, over func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, other := range s.loads {
 		if !s.mayOverlap && !other.over && s.begun <= min(other.ended, ended) {
-			s.Errorf("%s loads while %s does", process, other.process)
+			s.world.Errorf("%s loads %s while %s does", process, s.key, other.process)
 		}
 	}
 	l := &load{process: process, ended: ended}
 	s.loads = append(s.loads, l)
-	return fmt.Sprint("v", s.version), func() {
+	return fmt.Sprint(s.prefix, "v", s.version), func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		l.over = true
 	}
 }
 
-// endedKey is the context key of how many announcements had ended when a call began.
-type endedKey struct{}
+// endedKey is the context key of how many announcements of a key had ended when a call began.
+type endedKey string
 
 // loadDone checks that a load is refused only if an announcement began after its call.
 func (s *scenario) loadDone(ctx context.Context, info singlefill.LoadInfo) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if ended := ctx.Value(endedKey{}); info.Fenced && !s.mayOverlap && ended == s.begun {
+	of := s.sources[info.Key]
+	of.mu.Lock()
+	defer of.mu.Unlock()
+	if ended := ctx.Value(endedKey(of.key)); info.Fenced && !of.mayOverlap && ended == of.begun {
 		s.Errorf("a load is refused without a reason: %+v", info)
 	}
 }
 
-func versionOf(value string) (n int) {
-	fmt.Sscanf(value, "v%d", &n)
+// versionOf returns the version of a value, or 0 if it is none of the source.
+func (s *source) versionOf(value string) (n int) {
+	fmt.Sscanf(value, s.prefix+"v%d", &n)
 	return n
 }
 
@@ -182,16 +211,20 @@ var announcements = []struct {
 
 // change changes the source and announces it.
 func (s *scenario) change(ctx context.Context, process string, announce announcement) {
-	s.mu.Lock()
-	s.version++
-	s.begun++
-	version, begun := s.version, s.begun
-	s.mu.Unlock()
+	s.changeKey(ctx, s.source, process, announce)
+}
+
+func (s *scenario) changeKey(ctx context.Context, of *source, process string, announce announcement) {
+	of.mu.Lock()
+	of.version++
+	of.begun++
+	version, begun := of.version, of.begun
+	of.mu.Unlock()
 	err := announce(ctx, s.cache(process))
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	of.mu.Lock()
+	defer of.mu.Unlock()
 	if err == nil {
-		s.announced, s.ended, s.changer, s.at = version, begun, process, time.Now()
+		of.announced, of.ended, of.changer, of.at = version, begun, process, time.Now()
 	}
 }
 
@@ -220,8 +253,10 @@ func (s *scenario) end() {
 	if s.mayOverlap { // a lock that no process could release expires
 		s.Settle(lockTTL + schedule.Step)
 	}
-	if record, _ := s.Server.Get("ns:{k}:lock"); strings.HasPrefix(record, "H") {
-		s.Errorf("the lock is left behind: %q", record)
+	for key := range s.sources {
+		if record, _ := s.Server.Get("ns:{" + key + "}:lock"); strings.HasPrefix(record, "H") {
+			s.Errorf("the lock of %s is left behind: %q", key, record)
+		}
 	}
 	s.Go("Z", "Z", func(context.Context) {
 		for _, c := range s.caches {
@@ -233,13 +268,15 @@ func (s *scenario) end() {
 	s.Run()
 	reader := s.newCache(s.admin)
 	defer reader.Close()
-	if v, err := reader.Get(context.Background(), "k"); err == nil && versionOf(v) < s.announced && !s.mayBeStale {
-		s.Errorf("the cache has %s in the end, but v%d was announced", v, s.announced)
+	for key, of := range s.sources {
+		if v, err := reader.Get(context.Background(), key); err == nil && of.versionOf(v) < of.announced && !s.mayBeStale {
+			s.Errorf("the cache has %s in the end, but v%d was announced", v, of.announced)
+		}
 	}
 }
 
-func (s *scenario) wantLoads(want int) {
+func (s *source) wantLoads(want int) {
 	if len(s.loads) != want {
-		s.Errorf("%d loads, want %d", len(s.loads), want)
+		s.world.Errorf("%d loads of %s, want %d", len(s.loads), s.key, want)
 	}
 }
