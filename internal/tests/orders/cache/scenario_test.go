@@ -38,6 +38,8 @@ type scenario struct {
 
 	mayBeStale bool // calls may get an expired value after a change has been announced
 
+	unroll map[string][]string // by process: see unroller; nil: pipelines stay as they are
+
 	mu     sync.Mutex
 	caches map[string]*singlefill.Cache[string] // protected by mu: by process
 }
@@ -96,7 +98,11 @@ func (s *scenario) cache(process string) *singlefill.Cache[string] {
 	defer s.mu.Unlock()
 	if s.caches[process] == nil {
 		s.opts.Trace = &singlefill.Trace{LoadDone: s.loadDone}
-		s.caches[process] = s.newCache(s.Client(process))
+		rdb := s.Client(process)
+		if s.unroll != nil {
+			rdb.AddHook(unroller{s.unroll[process]})
+		}
+		s.caches[process] = s.newCache(rdb)
 	}
 	return s.caches[process]
 }
