@@ -3,6 +3,7 @@ package cache_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -30,6 +31,13 @@ func newManyScenario(t *testing.T, w *schedule.World, keys ...string) *scenario 
 // An unroller sends the commands of a pipeline one after the other, in the order of keys: the fills of
 // a call come in any order, and a schedule must repeat.
 type unroller struct{ keys []string }
+
+func (s *scenario) unrollerOf(process string) unroller {
+	if keys := s.unroll[process]; keys != nil {
+		return unroller{keys}
+	}
+	return unroller{slices.Sorted(maps.Keys(s.sources))}
+}
 
 func (unroller) DialHook(next redis.DialHook) redis.DialHook { return next }
 
@@ -180,7 +188,7 @@ func TestOrders_ManyAndDelete(t *testing.T) {
 // goDelete starts an actor that changes the source of a key, deletes the key, and then calls next.
 func (s *scenario) goDelete(process, key string, next func(ctx context.Context)) {
 	s.Go(process, process+", the deleter,", func(ctx context.Context) {
-		s.changeKey(ctx, s.sources[key], process, func(ctx context.Context, c *singlefill.Cache[string]) error {
+		_ = s.changeKey(ctx, s.sources[key], process, func(ctx context.Context, c *singlefill.Cache[string]) error {
 			return c.Delete(ctx, key)
 		})
 		s.At(process, "has deleted")

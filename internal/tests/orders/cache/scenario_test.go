@@ -38,7 +38,7 @@ type scenario struct {
 
 	mayBeStale bool // calls may get an expired value after a change has been announced
 
-	unroll map[string][]string // by process: see unroller; nil: pipelines stay as they are
+	unroll map[string][]string // keys, by process: see unroller; nil: pipelines stay as they are
 
 	mu     sync.Mutex
 	caches map[string]*singlefill.Cache[string] // protected by mu: by process
@@ -100,7 +100,7 @@ func (s *scenario) cache(process string) *singlefill.Cache[string] {
 		s.opts.Trace = &singlefill.Trace{LoadDone: s.loadDone}
 		rdb := s.Client(process)
 		if s.unroll != nil {
-			rdb.AddHook(unroller{s.unroll[process]})
+			rdb.AddHook(s.unrollerOf(process))
 		}
 		s.caches[process] = s.newCache(rdb)
 	}
@@ -217,10 +217,10 @@ var announcements = []struct {
 
 // change changes the source and announces it.
 func (s *scenario) change(ctx context.Context, process string, announce announcement) {
-	s.changeKey(ctx, s.source, process, announce)
+	_ = s.changeKey(ctx, s.source, process, announce)
 }
 
-func (s *scenario) changeKey(ctx context.Context, of *source, process string, announce announcement) {
+func (s *scenario) changeKey(ctx context.Context, of *source, process string, announce announcement) error {
 	of.mu.Lock()
 	of.version++
 	of.begun++
@@ -232,6 +232,7 @@ func (s *scenario) changeKey(ctx context.Context, of *source, process string, an
 	if err == nil {
 		of.announced, of.ended, of.changer, of.at = version, begun, process, time.Now()
 	}
+	return err
 }
 
 // goChange starts an actor that changes the source, and then calls GetOrLoad in another process.
