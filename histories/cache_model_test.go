@@ -8,7 +8,8 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// The ops of a cache's history. A write is a change of the source and then a Delete, Set or Expire.
+// The ops of a cache's history, each of which is about one key. A write is a change of the source and
+// then a Delete, Set, SetMany, Expire or Clear.
 const (
 	opGetOrLoad = "GetOrLoad"
 	opGet       = "Get"
@@ -17,6 +18,11 @@ const (
 	opDelete    = "Delete" // belongs to a change, like Set and Expire
 	opSet       = "Set"
 	opExpire    = "Expire"
+	opClear     = "Clear" // belongs to a change, or to none if only another key has changed
+
+	opGetOrLoadMany = "GetOrLoadMany"
+	opGetMany       = "GetMany"
+	opSetMany       = "SetMany"
 )
 
 // Marks of a load.
@@ -30,10 +36,23 @@ const (
 func isAbsent(version int64) bool { return version%5 == 0 }
 
 func isRead(o op) bool {
-	return (o.Name == opGetOrLoad || o.Name == opGet) && (o.Result == resultOK || o.Result == resultAbsent)
+	switch o.Name {
+	case opGetOrLoad, opGetOrLoadMany, opGet, opGetMany:
+		return o.Result == resultOK || o.Result == resultAbsent
+	}
+	return false
 }
 
-func isInvalidation(o op) bool { return o.Name == opDelete || o.Name == opSet || o.Name == opExpire }
+func isMany(o op) bool { return o.Name == opGetMany || o.Name == opGetOrLoadMany }
+
+// isBare reports whether a read does not tell how old its value is.
+func isBare(o op) bool { return o.Name == opGet || isMany(o) }
+
+func isInvalidation(o op) bool {
+	return o.Name == opDelete || o.Name == opExpire || o.Name == opClear || isSet(o)
+}
+
+func isSet(o op) bool { return o.Name == opSet || o.Name == opSetMany }
 
 func isWrite(o op) bool { return o.Name == opChange || isInvalidation(o) }
 
@@ -128,7 +147,7 @@ func asFloors(ops []op, windows bool, log map[[2]int]int64) (out []porcupine.Ope
 	// The Set failed, and may still be executed, even after a later Delete.
 	haunting := make(map[int64]bool)
 	for _, o := range ops {
-		if o.Name == opSet && o.Result != resultOK {
+		if isSet(o) && o.Result != resultOK {
 			haunting[o.Value] = true
 		}
 	}
@@ -146,7 +165,7 @@ func asFloors(ops []op, windows bool, log map[[2]int]int64) (out []porcupine.Ope
 			}
 		case isRead(o) && !haunting[o.Value]:
 			o.Begin = sharedSince(ops, o)
-			o.Stale = o.Stale || o.Name == opGet && windows // Get does not report it
+			o.Stale = o.Stale || isBare(o) && windows
 		default:
 			continue
 		}
@@ -158,11 +177,12 @@ func asFloors(ops []op, windows bool, log map[[2]int]int64) (out []porcupine.Ope
 // asNear selects what the model floors says of the reads of one process whose caches have Near. Each
 // invalidation of another process takes effect MaxLag after it has returned. An old value that
 // replaced an error may be older: memory may have it from before Redis could not be asked.
+// GetOrLoadMany does not tell whether a value did.
 func asNear(ops []op, process int, maxLag time.Duration, windows, faults bool, log map[[2]int]int64) (out []porcupine.Operation) {
 	for _, operation := range asFloors(ops, windows, log) {
 		o := operation.Input.(op)
 		switch {
-		case isRead(o) && (o.Process != process || faults && o.Fallback):
+		case isRead(o) && (o.Process != process || faults && (o.Fallback || o.Name == opGetOrLoadMany && windows)):
 			continue
 		case isInvalidation(o) && o.Process != process:
 			operation.Return += maxLag.Nanoseconds()
@@ -209,6 +229,16 @@ func sharedSince(ops []op, read op) int64 {
 
 func sameValue(l, read op) bool {
 	return l.Result == read.Result && (l.Value == read.Value || l.Result == resultAbsent)
+}
+
+// ofKey returns the ops of one key.
+func ofKey(ops []op, key int) (of []op) {
+	for _, o := range ops {
+		if o.Key == key {
+			of = append(of, o)
+		}
+	}
+	return of
 }
 
 // loadsAlone returns an error if two loads of the key ran at once although no write had superseded

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 
@@ -39,24 +41,43 @@ var nearProfiles = []string{"near", "near stale"}
 
 func (x *process) openCaches() {
 	for name, p := range profiles {
-		var near *singlefill.Near
-		if p.near {
-			near = &singlefill.Near{MaxLag: x.Timeouts.MaxLag}
+		x.caches[name] = x.openCache(name, p)
+	}
+}
+
+func (x *process) openCache(namespace string, p profile) *singlefill.Cache[int64] {
+	var near *singlefill.Near
+	if p.near {
+		near = &singlefill.Near{MaxLag: x.Timeouts.MaxLag}
+	}
+	cache, err := singlefill.New(x.rdb, namespace, p.ttl, &singlefill.Options[int64]{
+		StaleWhileRevalidate: p.swr, StaleIfError: p.sie, RetryAfter: 4 * time.Millisecond,
+		MaxLoads: p.maxLoads, MaxFleetLoads: p.maxFleetLoads, Near: near,
+		RedisTimeout: x.Timeouts.RedisTimeout, LockTTL: x.Timeouts.LockTTL, LoadTimeout: x.Timeouts.LoadTimeout,
+		Trace: &singlefill.Trace{RedisError: x.redisError, LoadStart: x.loadStart, LoadDone: x.loadDone},
+	})
+	must(err)
+	return cache
+}
+
+// cacheOf returns the cache of a history. What a Clear removes is of this history only.
+func (x *process) cacheOf(p plan) (cache *singlefill.Cache[int64], closes func()) {
+	if !p.Clears {
+		return x.caches[p.Of], func() {}
+	}
+	cache = x.openCache(p.Of+" "+p.Name, profiles[p.Of])
+	return cache, func() {
+		if err := cache.Close(); err != nil {
+			x.trouble("Close", err)
 		}
-		cache, err := singlefill.New(x.rdb, name, p.ttl, &singlefill.Options[int64]{
-			StaleWhileRevalidate: p.swr, StaleIfError: p.sie, RetryAfter: 4 * time.Millisecond,
-			MaxLoads: p.maxLoads, MaxFleetLoads: p.maxFleetLoads, Near: near,
-			RedisTimeout: x.Timeouts.RedisTimeout, LockTTL: x.Timeouts.LockTTL, LoadTimeout: x.Timeouts.LoadTimeout,
-			Trace: &singlefill.Trace{RedisError: x.redisError, LoadStart: x.loadStart, LoadDone: x.loadDone},
-		})
-		must(err)
-		x.caches[name] = cache
 	}
 }
 
 func (x *process) redisError(ctx context.Context, op string, err error) {
-	if first := callOf(ctx); first != nil && (op == "store" || op == "release") {
-		first.doubted.Store(true)
+	if op == "store" || op == "release" {
+		for _, first := range callsOf(ctx) {
+			first.doubted.Store(true)
+		}
 	}
 	if x.User != "" && strings.HasPrefix(err.Error(), "NOPERM") {
 		return // the semaphore of MaxFleetLoads needs scripts
@@ -64,7 +85,21 @@ func (x *process) redisError(ctx context.Context, op string, err error) {
 	x.trouble(op, err)
 }
 
-// A load is a Loader's call until its result is stored or refused.
+// calls are the ops of one call of a method, by key: one of each key.
+type calls map[string]*call
+
+type callsKey struct{}
+
+func (c calls) inside(ctx context.Context) context.Context {
+	return context.WithValue(ctx, callsKey{}, c)
+}
+
+func callsOf(ctx context.Context) calls {
+	c, _ := ctx.Value(callsKey{}).(calls)
+	return c
+}
+
+// A load is a Loader's call for one key until its result is stored or refused.
 type load struct {
 	*call
 	first *call // the call that started the load
@@ -72,13 +107,13 @@ type load struct {
 
 type loadKey struct{}
 
-func (x *process) loadStart(ctx context.Context, _ string) context.Context {
-	l := &load{first: callOf(ctx)}
+func (x *process) loadStart(ctx context.Context, key string) context.Context {
+	l := &load{first: callsOf(ctx)[key]}
 	return context.WithValue(ctx, loadKey{}, l)
 }
 
 func (x *process) loadDone(ctx context.Context, info singlefill.LoadInfo) {
-	first := callOf(ctx)
+	first := callsOf(ctx)[info.Key]
 	at := now()
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -145,12 +180,7 @@ var errSource = errors.New("the source is down")
 func (x *process) loader(p plan) singlefill.Loader[int64] {
 	return func(ctx context.Context, _ string) (int64, error) {
 		l := ctx.Value(loadKey{}).(*load)
-		l.call = x.newCall(p, opLoad)
-		x.mu.Lock()
-		x.loads[l.first] = append(x.loads[l.first], l.call)
-		x.sendLocked(l.begun(opLoad, l.first.id, 0))
-		x.mu.Unlock()
-
+		x.beginLoad(p, l)
 		v := x.version(p.Name)
 		time.Sleep(rand.N(p.LoadTime + 1)) // the value becomes older on its way
 		switch {
@@ -166,30 +196,56 @@ func (x *process) loader(p plan) singlefill.Loader[int64] {
 	}
 }
 
-func (x *process) cacheThread(p plan) func(rng *rand.Rand, writer bool) {
-	cache, load := x.caches[p.Of], x.loader(p)
-	return func(rng *rand.Rand, writer bool) {
+// beginLoad reports a load of one key.
+func (x *process) beginLoad(p plan, l *load) {
+	l.call = x.newCall(p, opLoad)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.loads[l.first] = append(x.loads[l.first], l.call)
+	x.sendLocked(l.begun(opLoad, l.first.id, 0))
+}
+
+func (x *process) cacheThread(p plan) (act func(rng *rand.Rand, writer bool), closes func()) {
+	cache, closes := x.cacheOf(p)
+	act = func(rng *rand.Rand, writer bool) {
+		keys := rng.Perm(p.Keys)[:1+rng.IntN(p.Keys)]
+		many := len(keys) > 1 || rng.IntN(8) == 0
 		n := rng.IntN(10)
 		switch {
 		case n >= 7 && (writer || !p.Sole):
-			x.write(p, rng, cache)
+			x.write(p, rng, cache, keys, many)
+		case n == 6 && many:
+			x.getMany(p, cache, keys)
 		case n == 6:
+			p := p.at(keys[0])
 			c := x.begin(p, opGet, 0, 0)
-			v, err := cache.Get(c.context(), p.Name)
+			v, err := cache.Get(calls{p.Name: c}.inside(context.Background()), p.Name)
 			x.endRead(c, v, singlefill.ValueInfo{}, err)
+		case many:
+			ctx, cancel := x.callerContext(p, rng)
+			x.getOrLoadMany(ctx, p, cache, keys)
+			cancel()
 		default:
+			p := p.at(keys[0])
+			ctx, cancel := x.callerContext(p, rng)
 			c := x.begin(p, opGetOrLoad, 0, 0)
-			ctx, cancel := c.context(), context.CancelFunc(func() {})
-			if rng.IntN(10) == 0 {
-				ctx, cancel = context.WithTimeout(ctx, upTo(rng, 2*p.LoadTime))
-			}
-			v, info, err := cache.GetOrLoadInfo(ctx, p.Name, load)
+			v, info, err := cache.GetOrLoadInfo(calls{p.Name: c}.inside(ctx), p.Name, x.loader(p))
 			x.endRead(c, v, info, err)
 			cancel()
 		}
 	}
+	return act, closes
 }
 
+// callerContext returns the context of a read. Some callers leave early.
+func (x *process) callerContext(p plan, rng *rand.Rand) (context.Context, context.CancelFunc) {
+	if rng.IntN(10) == 0 {
+		return context.WithTimeout(context.Background(), upTo(rng, 2*p.LoadTime))
+	}
+	return context.Background(), func() {}
+}
+
+// endRead reports the outcome of one key.
 func (x *process) endRead(c *call, v int64, info singlefill.ValueInfo, err error) {
 	var remote *singlefill.RemoteError
 	o := op{Value: v, Stale: info.Stale, Fallback: info.Err != nil, Result: resultOK}
@@ -210,28 +266,50 @@ func (x *process) endRead(c *call, v int64, info singlefill.ValueInfo, err error
 	c.end(o)
 }
 
-// write changes the source, and then the cache.
-func (x *process) write(p plan, rng *rand.Rand, cache *singlefill.Cache[int64]) {
-	c := x.begin(p, opChange, 0, 0)
-	v, err := x.source.RPush(context.Background(), p.Name, fmt.Sprintf("%d %d", p.Process, c.id)).Result()
-	must(err)
-	c.end(op{Value: v, Result: resultOK})
-
-	var what string
-	act := func(ctx context.Context) error { return cache.Delete(ctx, p.Name) }
-	switch n := rng.IntN(6); {
-	case n == 0:
-		what, act = opExpire, func(ctx context.Context) error { return cache.Expire(ctx, p.Name) }
-	case n <= 2 && p.Sole && !isAbsent(v):
-		what, act = opSet, func(ctx context.Context) error { return cache.Set(ctx, p.Name, v) }
-	default:
-		what = opDelete
+// write changes the source of each key, and then the cache, by one call. It may be a call for many
+// keys.
+func (x *process) write(p plan, rng *rand.Rand, cache *singlefill.Cache[int64], keys []int, many bool) {
+	changes, values, absent := make(map[int]*call), make(map[string]int64), false
+	for _, key := range keys {
+		p := p.at(key)
+		c := x.begin(p, opChange, 0, 0)
+		v, err := x.source.RPush(context.Background(), p.Name, fmt.Sprintf("%d %d", p.Process, c.id)).Result()
+		must(err)
+		c.end(op{Value: v, Result: resultOK})
+		changes[key], values[p.Name] = c, v
+		absent = absent || isAbsent(v)
 	}
-	b := x.begin(p, what, c.id, v)
-	o := op{Result: resultOK}
-	if err := act(b.context()); err != nil {
-		o.Result, o.Error = resultFailed, err.Error()
+
+	what, names := opDelete, slices.Collect(maps.Keys(values))
+	act := func(ctx context.Context) error { return cache.Delete(ctx, names...) }
+	switch n := rng.IntN(6); {
+	case p.Clears && rng.IntN(2) == 0:
+		what, act = opClear, cache.Clear
+		keys = rng.Perm(p.Keys)
+	case n == 0:
+		what, act = opExpire, func(ctx context.Context) error { return cache.Expire(ctx, names...) }
+	case n <= 4 && p.Sole && !absent && many:
+		what, act = opSetMany, func(ctx context.Context) error { return cache.SetMany(ctx, values) }
+	case n <= 2 && p.Sole && !absent:
+		what, act = opSet, func(ctx context.Context) error { return cache.Set(ctx, names[0], values[names[0]]) }
+	}
+	begun := make(calls)
+	for _, key := range keys {
+		p, of := p.at(key), 0
+		if changes[key] != nil {
+			of = changes[key].id
+		}
+		begun[p.Name] = x.begin(p, what, of, values[p.Name])
+	}
+	err := act(begun.inside(context.Background()))
+	if err != nil {
 		x.trouble(what, err)
 	}
-	b.end(o)
+	for name, c := range begun {
+		o := op{Result: resultOK}
+		if err := errorOf(err, name); err != nil {
+			o.Result, o.Error = resultFailed, err.Error()
+		}
+		c.end(o)
+	}
 }

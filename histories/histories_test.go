@@ -2,6 +2,7 @@ package histories
 
 import (
 	"flag"
+	"fmt"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -75,8 +76,13 @@ func cachePlan(faults bool) func(rng *rand.Rand) plan {
 			Threads:  1 + rng.IntN(2),
 			Ops:      longer(faults, 5+rng.IntN(8)),
 			Sole:     rng.IntN(3) == 0,
+			Keys:     pick(rng, 1, 1, 2, 3),
+			Clears:   rng.IntN(4) == 0,
 			LoadTime: loadTime(rng),
 			Pause:    pause(faults, rng.IntN(4)),
+		}
+		if p.Keys > 1 { // each key has a part of them
+			p.Ops = p.Ops * 3 / 2
 		}
 		if profiles[p.Of].near { // longer than MaxLag
 			p.Ops *= 2
@@ -121,34 +127,49 @@ func pause(faults bool, ms int) time.Duration {
 	return time.Duration(ms) * time.Millisecond
 }
 
-func pick(rng *rand.Rand, of ...string) string { return of[rng.IntN(len(of))] }
+func pick[V any](rng *rand.Rand, of ...V) V { return of[rng.IntN(len(of))] }
 
 func judgeCache(faults bool) func(f *fleet, p plan, ops []op, n *tally) ([]claim, error) {
 	return func(f *fleet, p plan, ops []op, n *tally) (claims []claim, err error) {
 		n.noteCache(ops)
-		log, err := f.log(p.Name)
-		if err != nil {
-			return nil, err
-		}
-		windows := profiles[p.Of].windows()
-		near := profiles[p.Of].near
-		if near {
+		if profiles[p.Of].near {
 			n.noteNear(ops)
-			for process := range processes {
-				claims = append(claims, claim{"floors after MaxLag", floors, asNear(ops, process, f.timeouts.MaxLag, windows, faults, log)})
-			}
-		} else {
-			claims = []claim{{"floors", floors, asFloors(ops, windows, log)}}
 		}
-		if !faults && !windows && !near {
-			claims = append(claims, claim{"register", register, asRegister(ops)})
-		}
+		n.note("with several keys", p.Keys > 1)
 		if !faults {
 			n.add("checked for loads side by side", 1)
-			err = loadsAlone(ops)
 		}
-		return claims, err
+		for key := range p.Keys {
+			log, err := f.log(p.at(key).Name)
+			if err != nil {
+				return nil, err
+			}
+			of := ofKey(ops, key)
+			claims = append(claims, claimsOf(f, p, of, log, faults)...)
+			if !faults {
+				if err := loadsAlone(of); err != nil {
+					return claims, fmt.Errorf("key %d: %w", key, err)
+				}
+			}
+		}
+		return claims, nil
 	}
+}
+
+// claimsOf returns what must be true of the ops of one key.
+func claimsOf(f *fleet, p plan, ops []op, log map[[2]int]int64, faults bool) (claims []claim) {
+	windows := profiles[p.Of].windows()
+	if profiles[p.Of].near {
+		for process := range processes {
+			claims = append(claims, claim{"floors after MaxLag", floors, asNear(ops, process, f.timeouts.MaxLag, windows, faults, log)})
+		}
+		return claims
+	}
+	claims = []claim{{"floors", floors, asFloors(ops, windows, log)}}
+	if !faults && !windows {
+		claims = append(claims, claim{"register", register, asRegister(ops)})
+	}
+	return claims
 }
 
 func judgeLock(f *fleet, p plan, ops []op, n *tally) ([]claim, error) {
@@ -159,29 +180,36 @@ func judgeLock(f *fleet, p plan, ops []op, n *tally) ([]claim, error) {
 
 // noteCache counts what a history has covered.
 func (n *tally) noteCache(ops []op) {
-	var race, superseded, moved, unproved, stale, failed bool
-	var seen int64
+	var race, superseded, cleared, manyAtOnce, moved, unproved, stale, failed bool
+	seen := make(map[int]int64) // by key
 	for i, o := range ops {
 		if isRead(o) {
 			n.add("reads with an answer", 1)
-			moved = moved || seen != 0 && o.Value > seen
-			seen = max(seen, o.Value)
+			n.note("reads with an answer, by GetOrLoadMany or GetMany", isMany(o))
+			moved = moved || seen[o.Key] != 0 && o.Value > seen[o.Key]
+			seen[o.Key] = max(seen[o.Key], o.Value)
 			stale = stale || o.Stale
 		}
 		n.note("loads", o.Name == opLoad)
-		n.note("Delete, Set, Expire: done", isInvalidation(o) && o.Result == resultOK)
+		n.note("Delete, Set, Expire, Clear: done", isInvalidation(o) && o.Result == resultOK)
+		n.note("Clear: done", o.Name == opClear && o.Result == resultOK)
+		n.note("SetMany: done", o.Name == opSetMany && o.Result == resultOK)
 		failed = failed || isInvalidation(o) && o.Result != resultOK || o.Result == "" && o.Name != opLoad
 		unproved = unproved || o.Marks[markUnproved] != 0
 		for _, later := range ops[i+1:] {
-			if later.Process == o.Process || !o.overlaps(later) {
+			if later.Key != o.Key || later.Process == o.Process || !o.overlaps(later) {
 				continue
 			}
 			race = race || isRead(o) && isWrite(later) || isWrite(o) && isRead(later)
 			superseded = superseded || o.Name == opLoad && isInvalidation(later) || isInvalidation(o) && later.Name == opLoad
+			cleared = cleared || o.Name == opLoad && later.Name == opClear || o.Name == opClear && later.Name == opLoad
+			manyAtOnce = manyAtOnce || isMany(o) && isMany(later)
 		}
 	}
 	n.note("with a read and a write of two processes at once", race)
-	n.note("with a load and a Delete, Set or Expire of two processes at once", superseded)
+	n.note("with a load and a Delete, Set, Expire or Clear of two processes at once", superseded)
+	n.note("with a load and a Clear of two processes at once", cleared)
+	n.note("with reads of a key by calls for many of two processes at once", manyAtOnce)
 	n.note("with reads of more than one version", moved)
 	n.note("with a load that Redis could not be asked about", unproved)
 	n.note("with a write that failed, or an op whose process died", failed)
@@ -195,15 +223,16 @@ func (n *tally) noteNear(ops []op) {
 		if !isInvalidation(o) || o.Result != resultOK {
 			continue
 		}
-		version := versionAt(ops, o)
-		for _, read := range ops {
+		of := ofKey(ops, o.Key)
+		version := versionAt(of, o)
+		for _, read := range of {
 			if isRead(read) && !read.Stale && read.Begin > o.End && read.Process != o.Process {
 				lagged = lagged || read.Result == resultOK && read.Value < version
 				proved = true
 			}
 		}
 	}
-	n.note("with a read after a Delete, Set or Expire of another process that has Near", proved)
+	n.note("with a read after a Delete, Set, Expire or Clear of another process that has Near", proved)
 	n.note("with an old value of Near within MaxLag", lagged)
 }
 

@@ -23,6 +23,7 @@ type op struct {
 	Process int    // index of the process
 	ID      int    // unique within the process
 	Of      int    `json:",omitempty"` // ID of the op that this op belongs to
+	Key     int    `json:",omitempty"` // index of the key
 	Name    string // of the method that was called
 	Begin   int64
 	End     int64
@@ -51,6 +52,9 @@ const (
 
 func (o op) String() string {
 	s := o.Name
+	if o.Key != 0 {
+		s += fmt.Sprintf(" [key %d]", o.Key)
+	}
 	if o.Value != 0 {
 		s += fmt.Sprintf(" %d", o.Value)
 	}

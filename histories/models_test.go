@@ -11,8 +11,8 @@ import (
 
 // A control is a small history and whether a model accepts it. Each line is an op: its process, its
 // begin and end in ms (? if the end was not seen), its name, its value or -, its result, and its
-// marks. MaxLag is 50 ms. A Delete, Set or Expire belongs to the last change of its process, a Release to its last
-// acquire.
+// marks or its key. MaxLag is 50 ms. An invalidation belongs to the last change of its process, a
+// Release to its last acquire.
 type control struct {
 	model string
 	what  string
@@ -124,6 +124,53 @@ var controls = []control{
 		0 5-6 Delete 2 ok
 		2 8-19 GetOrLoad 1 ok`},
 
+	{"floors", "an old value after Clear", false, `
+		0 0-1 change 1 ok
+		0 2-3 Clear 1 ok
+		1 4-5 GetOrLoad - absent`},
+	{"floors", "an old value during Clear", true, `
+		0 0-1 change 1 ok
+		0 2-9 Clear 1 ok
+		1 4-5 GetOrLoad - absent`},
+	{"floors", "an old value after a Clear because of another change", false, `
+		0 0-1 change 1 ok
+		0 4-5 Clear 0 ok
+		1 6-7 GetOrLoad - absent`},
+	{"floors", "a value whose SetMany failed, after a later Clear", true, `
+		0 0-1 change 1 ok
+		0 2-3 SetMany 1 failed
+		0 4-5 change 2 ok
+		0 6-7 Clear 2 ok
+		1 8-9 GetOrLoad 1 ok`},
+	{"floors", "an old value by GetOrLoadMany after SetMany", false, `
+		0 0-1 change 1 ok
+		0 2-3 SetMany 1 ok
+		1 4-5 GetOrLoadMany - absent`},
+	{"floors", "an old value after the Delete of another key", true, `
+		0 0-1 change 1 ok
+		0 0-1 change 1 ok key=1
+		0 2-3 Delete 1 ok key=1
+		1 4-5 GetOrLoad - absent`},
+	{"floors", "an old value of the second key after a Delete of both", false, `
+		0 0-1 change 1 ok
+		0 2-3 Delete 1 ok
+		0 0-1 change 1 ok key=1
+		0 2-3 Delete 1 ok key=1
+		1 4-5 GetOrLoadMany 1 ok
+		1 4-5 GetOrLoadMany - absent key=1`},
+
+	{"windows", "an old value by GetOrLoadMany after Expire", true, `
+		0 0-1 change 1 ok
+		0 2-3 Delete 1 ok
+		0 4-5 change 2 ok
+		0 6-7 Expire 2 ok
+		1 8-9 GetOrLoadMany 1 ok`},
+	{"windows", "an old value by GetOrLoadMany after Clear", false, `
+		0 0-1 change 1 ok
+		0 2-3 Delete 1 ok
+		0 4-5 change 2 ok
+		0 6-7 Clear 2 ok
+		1 8-9 GetOrLoadMany 1 ok`},
 	{"windows", "an old value after Expire, said to be stale", true, `
 		0 0-1 change 1 ok
 		0 2-3 Delete 1 ok
@@ -197,6 +244,20 @@ var controls = []control{
 		0 4-5 change 2 ok
 		0 6-7 Delete 2 ok
 		1 100-101 GetOrLoad 1 fallback`},
+	{"near", "an old value in another process, MaxLag after Clear", false, `
+		0 0-1 change 1 ok
+		0 2-3 Clear 1 ok
+		1 54-55 GetOrLoadMany - absent`},
+	{"near", "an old value in the process that has called Clear", false, `
+		0 0-1 change 1 ok
+		0 2-3 Clear 1 ok
+		0 4-5 GetOrLoadMany - absent`},
+	{"near windows", "an old value by GetOrLoadMany, perhaps in place of an error, MaxLag after Delete", true, `
+		0 0-1 change 1 ok
+		0 2-3 Delete 1 ok
+		0 4-5 change 2 ok
+		0 6-7 Delete 2 ok
+		1 100-101 GetOrLoadMany 1 ok`},
 	{"near windows", "an old value MaxLag after Expire, said to be stale", true, `
 		0 0-1 change 1 ok
 		0 2-3 Delete 1 ok
@@ -226,6 +287,17 @@ var controls = []control{
 		0 1-6 load - absent
 		1 0-9 GetOrLoad - absent
 		1 5-8 load - absent`},
+	{"loads", "loads of two keys at once", true, `
+		0 0-9 GetOrLoadMany - absent
+		0 1-6 load - absent
+		0 0-9 GetOrLoadMany - absent key=1
+		0 1-6 load - absent key=1`},
+	{"loads", "a load beside one that a Clear has superseded", true, `
+		0 0-9 GetOrLoadMany - absent
+		0 1-6 load - absent
+		2 3-4 Clear 0 ok
+		1 3-9 GetOrLoad 1 ok
+		1 5-8 load 1 ok`},
 	{"loads", "a load beside one that a Delete has superseded", true, `
 		0 0-9 GetOrLoad - absent
 		0 1-6 load - absent
@@ -402,7 +474,17 @@ func TestModels(t *testing.T) {
 	}
 }
 
+// judge judges each key by itself.
 func (c control) judge(ops []op) bool {
+	for key := range 2 {
+		if !c.judgeKey(ofKey(ops, key)) {
+			return false
+		}
+	}
+	return true
+}
+
+func (c control) judgeKey(ops []op) bool {
 	model, steps := floors, []porcupine.Operation(nil)
 	switch c.model {
 	case "loads":
@@ -450,6 +532,10 @@ func parse(t *testing.T, text string) (ops []op) {
 		}
 		for _, f := range fields[5:] {
 			mark, at, _ := strings.Cut(f, "=")
+			if mark == "key" {
+				o.Key = int(number(t, at))
+				continue
+			}
 			o.Marks[mark] = number(t, at) * 1e6
 		}
 		if isInvalidation(o) || o.Name == opRelease || o.Name == opLoad {

@@ -46,7 +46,9 @@ type plan struct {
 	History   int
 	Seed      uint64
 	Of        string // a cache profile, or a kind of lock
-	Name      string // of the key or the lock
+	Name      string // of the key or the lock; of several keys the first one: see at
+	Keys      int    // of a cache
+	Clears    bool   // some writes are a Clear; the cache has a namespace of its own
 	Threads   int    // in each process
 	Ops       int    // in each thread
 	Sole      bool   // one thread makes all writes, and may call Set
@@ -56,6 +58,15 @@ type plan struct {
 	Start     int64         // when all threads begin
 
 	Process int // index of the process
+	Key     int // index of the key that an op is about
+}
+
+// at returns the plan of the ops of one key.
+func (p plan) at(key int) plan {
+	if p.Key = key; key > 0 {
+		p.Name += fmt.Sprint(" ", key)
+	}
+	return p
 }
 
 type process struct {
@@ -126,7 +137,8 @@ func (x *process) carryOut(p plan) {
 	if _, cached := profiles[p.Of]; cached {
 		thread = x.cacheThread
 	}
-	act := thread(p)
+	act, closes := thread(p)
+	defer closes()
 	time.Sleep(time.Duration(p.Start - now()))
 	var running sync.WaitGroup
 	for i := range p.Threads {
@@ -151,6 +163,7 @@ type call struct {
 	x       *process
 	history int
 	id      int
+	key     int
 	doubted atomic.Bool // a command that would have proved its load failed
 	asks    bool        // acquires a lock
 	once    bool        // without waiting
@@ -175,13 +188,13 @@ func (x *process) begin(p plan, name string, of int, value int64) *call {
 }
 
 func (x *process) newCall(p plan, name string) *call {
-	c := &call{x: x, history: p.History, id: int(x.ids.Add(1)), once: name == opTryAcquire}
+	c := &call{x: x, history: p.History, id: int(x.ids.Add(1)), key: p.Key, once: name == opTryAcquire}
 	c.asks = c.once || name == opAcquire
 	return c
 }
 
 func (c *call) begun(name string, of int, value int64) report {
-	return report{History: c.history, Event: "begin", op: op{ID: c.id, Of: of, Name: name, Value: value}, At: now()}
+	return report{History: c.history, Event: "begin", op: op{ID: c.id, Of: of, Key: c.key, Name: name, Value: value}, At: now()}
 }
 
 func (c *call) context() context.Context {
