@@ -1,6 +1,6 @@
 // Package histories checks the promises between processes by what processes see. Several OS
-// processes make many random calls to one Redis server, each history on one key or lock name. Each
-// call is recorded with its begin and end on a clock that they share. Then porcupine searches for
+// processes make many random calls to one Redis server, each history on one lock name or on up to
+// three keys. Each call is recorded with its begin and end on a clock that they share. Then porcupine searches for
 // an order of the calls that agrees with a model. If there is none, a promise is broken.
 //
 // The module is separate, so that users of the library do not depend on porcupine. It has only
@@ -23,6 +23,12 @@
 // all writes of a key. If two threads changed the source in one order and called Set in the other,
 // the cache would keep the wrong value, though it works correctly.
 //
+// The outcome of each key of a call for many keys is an operation of its own, which begins and ends
+// with the call: the keys of a call are neither read nor written in one step. The models are those of
+// one key, and each key is judged by itself. A Clear is a write of each key. It is also an
+// invalidation of the keys whose sources did not change before it. Histories with Clear have a
+// namespace of their own, since a Clear supersedes the loads of all others in its namespace.
+//
 // Model "register": a write, from the change of the source until Delete returns, is one operation,
 // and so is a read by GetOrLoad or Get. The operations agree with a register that takes the
 // versions in the order of the source. A cache whose source is changed before the cache cannot
@@ -36,16 +42,18 @@
 //     No call that returned before they came can have got a newer value.
 //   - Any other value is a reply of the server to a command that was sent after the call began.
 //   - Delete, Set and Expire remove the entry and the lock in one step. A value that is stored
-//     afterwards was loaded after the source had changed.
+//     afterwards was loaded after the source had changed. Clear removes the lock first. Until it
+//     removes the entry too, readers get that entry or a later one.
 //
 // Without faults, two loads of a key do not run at once either, unless a write has superseded one.
 //
-// Model "floors": a Delete, Set or Expire that returned nil raises a floor to the version that the
-// source had when it began. A read that begins later gets no older version. Where stale values may
-// be served, the floor of Expire applies only to values that are not stale. The model does not
-// order reads: no more is true under faults and within the stale windows, where a process that
-// cannot reach the server loads by itself and gets ahead of readers of the entry. The model is
-// weaker in two cases, which the documentation of the library names:
+// Model "floors": a Delete, Set, Expire or Clear that returned nil raises a floor to the version that
+// the source had when it began. A read that begins later gets no older version. Where stale values may
+// be served, the floor of Expire applies only to values that are not stale. Get, GetMany and
+// GetOrLoadMany do not tell whether a value is stale, so it does not apply to theirs. The model does
+// not order reads: no more is true under faults and within the stale windows, where a process that
+// cannot reach the server loads by itself and gets ahead of readers of the entry. The model is weaker
+// in two cases, which the documentation of the library names:
 //
 //   - While Redis cannot be asked, callers share the load that is in flight in their process,
 //     though a Delete elsewhere may have superseded it. Such reads count as begun with that load.
