@@ -72,6 +72,10 @@ type pass struct {
 // second pass began. That pass finds it, since a SCAN returns each key that exists from its beginning
 // to its end. With a single pass, or in the other order, a load could turn its lock into a value
 // behind the cursor.
+//
+// The second pass removes each value together with its lock, which may be that of a load that began
+// after the first pass. Such a load may know the old value, and if it kept its lock, calls after
+// Clear could get that value from it in place of an error.
 func (c *Cache[T]) sweepAll(ctx context.Context) error {
 	masters, err := client.Do(ctx, c.client, clearing, "", c.client.Masters)
 	if err != nil {
@@ -161,18 +165,37 @@ func (c *Cache[T]) clearStep(ctx context.Context, p pass, progress *clearProgres
 	c.trace.Load().Clearing(ctx, info)
 }
 
-// removeLocks removes locks, and wakes those that wait for them.
 func (c *Cache[T]) removeLocks(ctx context.Context, locks []string) error {
+	return c.removeAll(ctx, locks, 1, func(p redis.Pipeliner, lock int) *redis.IntCmd {
+		return p.Del(ctx, locks[lock])
+	})
+}
+
+// removeValues removes values, each together with its lock. The server frees the memory of the values
+// behind the reply.
+func (c *Cache[T]) removeValues(ctx context.Context, values []string) error {
+	locks := make([]string, len(values))
+	for i, value := range values {
+		locks[i] = pairOf(value).Lock
+	}
+	return c.removeAll(ctx, locks, 2, func(p redis.Pipeliner, lock int) *redis.IntCmd {
+		return p.Unlink(ctx, values[lock], locks[lock])
+	})
+}
+
+// removeAll runs a command for each lock, in one pipeline. A command that has removed as many keys as
+// it was given has removed the lock: those that wait for it are woken.
+func (c *Cache[T]) removeAll(ctx context.Context, locks []string, keys int64, remove func(p redis.Pipeliner, lock int) *redis.IntCmd) error {
 	removed, err := client.Do(ctx, c.client, clearing, locks[0], func(ctx context.Context) (removed []string, err error) {
 		cmds := make([]*redis.IntCmd, len(locks))
 		_, err = c.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
-			for i, lock := range locks {
-				cmds[i] = p.Del(ctx, lock)
+			for i := range locks {
+				cmds[i] = remove(p, i)
 			}
 			return nil
 		})
 		for i, cmd := range cmds {
-			if cmd.Val() > 0 {
+			if cmd.Val() == keys {
 				removed = append(removed, locks[i])
 			}
 		}
@@ -181,18 +204,5 @@ func (c *Cache[T]) removeLocks(ctx context.Context, locks []string) error {
 	if len(removed) > 0 {
 		c.wake(ctx, removed...)
 	}
-	return err
-}
-
-// removeValues removes values. The server frees their memory behind the reply.
-func (c *Cache[T]) removeValues(ctx context.Context, values []string) error {
-	_, err := client.Do(ctx, c.client, clearing, values[0], func(ctx context.Context) ([]redis.Cmder, error) {
-		return c.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
-			for _, value := range values {
-				p.Unlink(ctx, value)
-			}
-			return nil
-		})
-	})
 	return err
 }

@@ -2,6 +2,7 @@ package cache_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 
 	"github.com/singlefill/singlefill"
@@ -47,7 +48,33 @@ func TestOrders_Clear(t *testing.T) {
 	}
 }
 
-// The same with loads of several keys, whose locks and values are not removed in one step.
+// A call after Clear does not get an old value in place of the error of a load that began while Clear
+// ran: that load has read the old value before Clear removed it, and has its lock after Clear has
+// removed those of others.
+func TestOrders_ClearAndFailedLoad(t *testing.T) {
+	for _, test := range []struct {
+		name, process string // of the call after Clear
+		opts          singlefill.Options[string]
+	}{
+		{"a refresh in the process of the call", "A", singlefill.Options[string]{StaleWhileRevalidate: ttl, StaleIfError: ttl}},
+		{"a refresh elsewhere", "C", singlefill.Options[string]{StaleWhileRevalidate: ttl, StaleIfError: ttl}},
+		{"a load in the process of the call", "A", singlefill.Options[string]{StaleIfError: ttl}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			explore(t, schedule.Plan{AtLeast: 100, Together: true}, func(w *schedule.World) {
+				s := newScenario(t, w, test.opts)
+				s.loadErr = errors.New("no answer")
+				s.fillAndExpire()
+				s.goGet("A", "early")
+				s.goChange("B", test.process, clears)
+				s.end()
+			})
+		})
+	}
+}
+
+// A call after Clear does not get what calls for many keys have loaded before it, whose locks and values are not removed in one step.
 func TestOrders_ClearAndMany(t *testing.T) {
 	for _, test := range []struct {
 		name, process string // of the call after Clear
