@@ -116,9 +116,9 @@ func TestConvoy_LateMember(t *testing.T) {
 				v.Expect(expected)
 			}
 			r.goGet(v, 0, 1)
-			time.Sleep(linger - 1)
+			time.Sleep(linger - time.Nanosecond)
 			r.wantSent(0)
-			time.Sleep(1)
+			time.Sleep(time.Nanosecond)
 			r.wantSent(0, 2)
 			begun := time.Now()
 			r.goGet(v, 2)

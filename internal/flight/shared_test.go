@@ -2,6 +2,7 @@ package flight
 
 import (
 	"context"
+	"slices"
 	"testing"
 )
 
@@ -34,8 +35,8 @@ func TestSharedSlot_OneSlot(t *testing.T) {
 	p := NewSlots(2)
 	_, shares := group(p, 3)
 	other := holding(t, p)
-	for _, s := range shares {
-		if !s.Try(false) || !s.Try(false) {
+	for _, s := range slices.Concat(shares, shares) { // twice counts once
+		if !s.Try(false) {
 			t.Error("a fill of the group has no share")
 		}
 	}
@@ -62,8 +63,8 @@ func TestSharedSlot_Queue(t *testing.T) {
 	p := NewSlots(1)
 	holder := holding(t, p)
 	_, shares := group(p, 3)
-	for _, s := range shares[:2] {
-		if s.Try(false) || s.Held() || !waitsFor(s) || !waitsFor(s) {
+	for _, s := range slices.Concat(shares[:2], shares[:2]) {
+		if s.Try(false) || s.Held() || !waitsFor(s) {
 			t.Error("a fill of the group has a share of a slot that another fill holds")
 		}
 	}
