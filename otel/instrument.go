@@ -24,12 +24,12 @@ type Cache interface {
 // Options are the settings of [Instrument] and [LockTrace]. A nil *Options, like the zero value, means
 // the defaults.
 type Options struct {
-	// MeterProvider gets the metrics. Default: that of otel.GetMeterProvider, also if it is set later.
-	// A provider of go.opentelemetry.io/otel/metric/noop turns them off.
+	// MeterProvider gets the metrics. Default: the global one, otel.GetMeterProvider. A provider of
+	// package go.opentelemetry.io/otel/metric/noop turns them off.
 	MeterProvider metric.MeterProvider
 
-	// TracerProvider gets the spans. Default: that of otel.GetTracerProvider, also if it is set later.
-	// A provider of go.opentelemetry.io/otel/trace/noop turns them off.
+	// TracerProvider gets the spans. Default: the global one, otel.GetTracerProvider. A provider of
+	// package go.opentelemetry.io/otel/trace/noop turns them off.
 	TracerProvider trace.TracerProvider
 
 	// Keys adds keys to the spans as singlefill.keys, names of locks as singlefill.lock.name, and

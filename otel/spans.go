@@ -2,6 +2,7 @@ package otel
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -48,6 +49,7 @@ func (s *spans) endLoad(span trace.Span, done []singlefill.LoadInfo) {
 			err = info.Err
 		}
 	}
+	slices.Sort(keys) // the outcomes come in any order
 	attrs := []attribute.KeyValue{
 		kindOf(done[0]),
 		attribute.Int("singlefill.load.size", len(done)),
