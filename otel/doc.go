@@ -17,10 +17,10 @@
 //	                  or given up. Its parent is the span of the call that started the load; that span
 //	                  may have ended when a refresh runs in the background. The Loader's context
 //	                  carries it, so the spans of the Loader's queries are its children.
-//	wait NAMESPACE    a wait for a load in another process, one for each key; or the wait of a GetOrLoad
-//	                  for a load that another call of this process has begun, with a link to the span
-//	                  of that load if this process has called its Loader. Its parent is the span of the
-//	                  call that waited.
+//	wait NAMESPACE    a wait for a load in another process; a GetOrLoadMany has one for each key that it
+//	                  waits for. Or the wait of a GetOrLoad for a load that another call of this
+//	                  process has begun, with a link to the span of that load if this process has
+//	                  called its Loader. Its parent is the span of the call that waited.
 //	wait LOCK         an Acquire that had to wait: see [LockTrace].
 //
 // A load has the status Error if a key failed, but not if a key does not exist. Its attributes:
@@ -57,7 +57,8 @@
 //	singlefill.stale.served {reason}          stale values returned: revalidating, or load_failed
 //	singlefill.loads {kind, result}           keys loaded: kind call or refresh; result value, not_found, error
 //	                                          or panic
-//	singlefill.load.duration {kind}           histogram of calls of a Loader or ManyLoader, in seconds
+//	singlefill.load.duration {kind}           histogram of calls of a Loader or ManyLoader, in seconds; its
+//	                                          exemplars are the spans of loads
 //	singlefill.loads.unlocked                 loads without the fill lock, since Redis did not answer
 //	singlefill.loads.unlimited                loads that MaxFleetLoads could not limit
 //	singlefill.loads.running, .queued         loads now, and those that wait for MaxLoads or MaxFleetLoads

@@ -54,8 +54,6 @@ func (o *Options) withDefaults() (c Options) {
 
 func (o *Options) meter() metric.Meter { return o.MeterProvider.Meter(scope) }
 
-func (o *Options) tracer() trace.Tracer { return o.TracerProvider.Tracer(scope) }
-
 // Instrument adds the metrics and spans of this package to a cache. Call it once for each cache, before
 // its first use: a load that runs already gets no span.
 //

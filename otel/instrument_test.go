@@ -96,9 +96,18 @@ func (x *telemetry) newCache(t testing.TB, rdb redis.UniversalClient, namespace 
 	return c
 }
 
+// newCache returns a cache that is patient, unless opts have a LoadTimeout: a busy machine may keep a
+// server from answering for seconds.
 func newCache(t testing.TB, rdb redis.UniversalClient, namespace string, opts *singlefill.Options[string]) *singlefill.Cache[string] {
 	t.Helper()
-	c, err := singlefill.New(rdb, namespace, time.Hour, opts)
+	var o singlefill.Options[string]
+	if opts != nil {
+		o = *opts
+	}
+	if o.LoadTimeout == 0 {
+		o.RedisTimeout, o.LockTTL, o.LoadTimeout = 10*time.Second, 40*time.Second, time.Minute
+	}
+	c, err := singlefill.New(rdb, namespace, time.Hour, &o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,10 +124,11 @@ func (x *telemetry) instrument(t testing.TB, c sfotel.Cache) metric.Registration
 	return registration
 }
 
-// request starts the span of a request, which is not recorded among those that the test looks at.
+// request returns a context with the span of a request, which x does not record.
 func (x *telemetry) request(ctx context.Context) (context.Context, trace.SpanContext) {
+	n := byte(requests.Add(1))
 	of := trace.NewSpanContext(trace.SpanContextConfig{
-		TraceID: trace.TraceID{1, byte(requests.Add(1))}, SpanID: trace.SpanID{1, byte(requests.Add(1))}, TraceFlags: trace.FlagsSampled,
+		TraceID: trace.TraceID{1, n}, SpanID: trace.SpanID{1, n}, TraceFlags: trace.FlagsSampled,
 	})
 	return trace.ContextWithSpanContext(ctx, of), of
 }

@@ -14,7 +14,6 @@ import (
 
 // loads has the metrics and spans of the loads and waits of one cache.
 type loads struct {
-	name attribute.KeyValue // of the cache
 	spans
 
 	loads       metric.Int64Counter
@@ -26,8 +25,7 @@ type loads struct {
 func newLoads(o *Options, name attribute.KeyValue) (*loads, error) {
 	m := &maker{meter: o.meter()}
 	l := &loads{
-		name:        name,
-		spans:       spans{tracer: o.tracer(), of: name, keys: o.Keys},
+		spans:       newSpans(o, name),
 		loads:       m.counter("singlefill.loads", "{load}", "Keys loaded."),
 		durations:   m.histogram("singlefill.load.duration", "Duration of the calls of Loaders and ManyLoaders."),
 		waits:       m.histogram("singlefill.wait.duration", "Duration of waits for a load in another process."),

@@ -52,7 +52,7 @@ func newLocks(o *Options, label attribute.KeyValue) (*locks, error) {
 	m := &maker{meter: o.meter()}
 	l := &locks{
 		label:       metric.WithAttributes(label),
-		spans:       spans{tracer: o.tracer(), of: label, keys: o.Keys},
+		spans:       newSpans(o, label),
 		held:        m.upDownCounter("singlefill.lock.held", "{lease}", "Leases held by this process."),
 		acquired:    m.counter("singlefill.lock.acquired", "{lease}", "Leases granted."),
 		lost:        m.counter("singlefill.lock.lost", "{lease}", "Leases that ended before their release."),
@@ -76,7 +76,7 @@ func (l *locks) trace() *lock.Trace {
 		},
 		Waited: l.waitEnded,
 		RedisError: func(ctx context.Context, op string, _ error) {
-			l.redisErrors.Add(ctx, 1, metric.WithAttributes(l.of, opKey.String(op)))
+			l.redisErrors.Add(ctx, 1, metric.WithAttributes(l.name, opKey.String(op)))
 		},
 	}
 }
@@ -94,7 +94,7 @@ func (l *locks) waitEnded(ctx context.Context, info lock.LeaseInfo) {
 	case info.Err != nil:
 		result = resultKey.String("error")
 	}
-	l.waits.Record(ctx, info.Duration.Seconds(), metric.WithAttributes(l.of, result))
+	l.waits.Record(ctx, info.Duration.Seconds(), metric.WithAttributes(l.name, result))
 	attrs := []attribute.KeyValue{result}
 	if l.keys {
 		attrs = append(attrs, attribute.String("singlefill.lock.name", info.Name))

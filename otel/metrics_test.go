@@ -115,7 +115,7 @@ func TestMetrics_Outage(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	x, ns := newTelemetry(t), redistest.Namespace(t)
-	c := x.newCache(t, server.Client(t), ns, nil)
+	c := x.newCache(t, server.Client(t), ns, &singlefill.Options[string]{LoadTimeout: 30 * time.Second})
 	server.Kill()
 	redistest.Await(t, "the breaker opens", func() bool {
 		_, _ = c.GetOrLoad(t.Context(), "k", gives("v"))
@@ -140,6 +140,29 @@ func TestMetrics_Outage(t *testing.T) {
 			t.Errorf("a load without Redis has %s", line)
 		}
 	}
+}
+
+// The exemplar of a load's duration is the span of the load.
+func TestMetrics_Exemplar(t *testing.T) {
+	t.Parallel()
+	_, rdb := redistest.StartMini(t)
+	x := newTelemetry(t)
+	c := x.newCache(t, rdb, "ns", nil)
+	if _, err := c.GetOrLoad(t.Context(), "k", gives("v")); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Close()
+	load := x.named("load ns")[0].SpanContext().SpanID()
+	for _, m := range x.collect(t) {
+		if m.Name == "singlefill.load.duration" {
+			examples := m.Data.(metricdata.Histogram[float64]).DataPoints[0].Exemplars
+			if len(examples) != 1 || !slices.Equal(examples[0].SpanID, load[:]) {
+				t.Errorf("%+v, want the span %v", examples, load)
+			}
+			return
+		}
+	}
+	t.Error("singlefill.load.duration is missing")
 }
 
 // Caches with one namespace are added.

@@ -13,16 +13,20 @@ import (
 	"github.com/singlefill/singlefill"
 )
 
-// spans makes the spans of one cache or kind of locks.
+// spans makes the spans of one cache, or of the locks of one label.
 type spans struct {
 	tracer trace.Tracer
-	of     attribute.KeyValue
-	keys   bool // Options.Keys
+	name   attribute.KeyValue // the namespace or the label
+	keys   bool               // Options.Keys
+}
+
+func newSpans(o *Options, name attribute.KeyValue) spans {
+	return spans{tracer: o.TracerProvider.Tracer(scope), name: name, keys: o.Keys}
 }
 
 // startLoad begins the span of a call of a Loader, or of a ManyLoader whose first key is key.
 func (s *spans) startLoad(ctx context.Context, key string) (context.Context, trace.Span) {
-	return s.tracer.Start(ctx, "load "+s.of.Value.AsString(), trace.WithAttributes(s.withKeys([]attribute.KeyValue{s.of}, key)...))
+	return s.tracer.Start(ctx, "load "+s.name.Value.AsString(), trace.WithAttributes(s.withKeys([]attribute.KeyValue{s.name}, key)...))
 }
 
 // endLoad ends the span of a call when the outcomes of all its keys are known.
@@ -89,8 +93,8 @@ func (s *spans) waitedForProcess(ctx context.Context, info singlefill.WaitInfo) 
 
 // waited returns the span of a wait that is over.
 func (s *spans) waited(ctx context.Context, d time.Duration, attrs []attribute.KeyValue, more ...trace.SpanStartOption) trace.Span {
-	more = append(more, trace.WithTimestamp(time.Now().Add(-d)), trace.WithAttributes(append(attrs, s.of)...))
-	_, span := s.tracer.Start(ctx, "wait "+s.of.Value.AsString(), more...)
+	more = append(more, trace.WithTimestamp(time.Now().Add(-d)), trace.WithAttributes(append(attrs, s.name)...))
+	_, span := s.tracer.Start(ctx, "wait "+s.name.Value.AsString(), more...)
 	return span
 }
 
