@@ -1,0 +1,403 @@
+package otel_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	metricnoop "go.opentelemetry.io/otel/metric/noop"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/lock"
+	sfotel "github.com/singlefill/singlefill/otel"
+)
+
+func TestMain(m *testing.M) { redistest.Main(m) }
+
+// A telemetry records the metrics and spans of a test.
+type telemetry struct {
+	sfotel.Options
+	spans  *tracetest.SpanRecorder
+	reader *sdkmetric.ManualReader
+}
+
+// newTelemetry returns a telemetry. The test fails if a span is ended twice, or never.
+func newTelemetry(t testing.TB) *telemetry {
+	x := &telemetry{spans: tracetest.NewSpanRecorder(), reader: sdkmetric.NewManualReader()}
+	provider := &strictProvider{TracerProvider: sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(x.spans)), t: t}
+	x.TracerProvider = provider
+	x.MeterProvider = sdkmetric.NewMeterProvider(sdkmetric.WithReader(x.reader))
+	t.Cleanup(func() {
+		if n := provider.open.Load(); n != 0 {
+			t.Errorf("%d spans have not been ended", n)
+		}
+	})
+	return x
+}
+
+// A strictProvider counts the spans that have not been ended, and reports those that are ended twice.
+type strictProvider struct {
+	trace.TracerProvider
+	t    testing.TB
+	open atomic.Int64
+}
+
+func (p *strictProvider) Tracer(name string, opts ...trace.TracerOption) trace.Tracer {
+	return strictTracer{p.TracerProvider.Tracer(name, opts...), p}
+}
+
+type strictTracer struct {
+	trace.Tracer
+	provider *strictProvider
+}
+
+func (t strictTracer) Start(ctx context.Context, name string, opts ...trace.SpanStartOption) (context.Context, trace.Span) {
+	ctx, span := t.Tracer.Start(ctx, name, opts...)
+	t.provider.open.Add(1)
+	return ctx, &strictSpan{Span: span, provider: t.provider}
+}
+
+type strictSpan struct {
+	trace.Span
+	provider *strictProvider
+	ended    atomic.Bool
+}
+
+func (s *strictSpan) End(opts ...trace.SpanEndOption) {
+	if !s.ended.CompareAndSwap(false, true) {
+		s.provider.t.Error("a span is ended twice")
+		return
+	}
+	s.Span.End(opts...)
+	s.provider.open.Add(-1)
+}
+
+// newCache returns a cache that is instrumented with x.
+func (x *telemetry) newCache(t testing.TB, rdb redis.UniversalClient, namespace string, opts *singlefill.Options[string]) *singlefill.Cache[string] {
+	t.Helper()
+	c := newCache(t, rdb, namespace, opts)
+	x.instrument(t, c)
+	return c
+}
+
+// newCache returns a cache that is patient, unless opts have a LoadTimeout: a busy machine may keep a
+// server from answering for seconds.
+func newCache(t testing.TB, rdb redis.UniversalClient, namespace string, opts *singlefill.Options[string]) *singlefill.Cache[string] {
+	t.Helper()
+	var o singlefill.Options[string]
+	if opts != nil {
+		o = *opts
+	}
+	if o.LoadTimeout == 0 {
+		o.RedisTimeout, o.LockTTL, o.LoadTimeout = 10*time.Second, 40*time.Second, time.Minute
+	}
+	c, err := singlefill.New(rdb, namespace, time.Hour, &o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func (x *telemetry) instrument(t testing.TB, c sfotel.Cache) metric.Registration {
+	t.Helper()
+	registration, err := sfotel.Instrument(c, &x.Options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return registration
+}
+
+// request returns a context with the span of a request, which x does not record.
+func (x *telemetry) request(ctx context.Context) (context.Context, trace.SpanContext) {
+	n := byte(requests.Add(1))
+	of := trace.NewSpanContext(trace.SpanContextConfig{
+		TraceID: trace.TraceID{1, n}, SpanID: trace.SpanID{1, n}, TraceFlags: trace.FlagsSampled,
+	})
+	return trace.ContextWithSpanContext(ctx, of), of
+}
+
+var requests atomic.Int64
+
+// collect returns the metrics of this module.
+func (x *telemetry) collect(t testing.TB) []metricdata.Metrics {
+	t.Helper()
+	var all metricdata.ResourceMetrics
+	if err := x.reader.Collect(t.Context(), &all); err != nil {
+		t.Fatal(err)
+	}
+	var metrics []metricdata.Metrics
+	for _, scope := range all.ScopeMetrics {
+		metrics = append(metrics, scope.Metrics...)
+	}
+	return metrics
+}
+
+// values returns the values of the metrics, without zeros, and for histograms the number of
+// observations: by name and by attributes in the order of their names, all without "singlefill.".
+func (x *telemetry) values(t testing.TB) map[string]float64 {
+	t.Helper()
+	values := make(map[string]float64)
+	add := func(name string, attrs attribute.Set, v float64) {
+		if v != 0 {
+			name = strings.TrimPrefix(name, "singlefill.")
+			values[strings.Join(append([]string{name}, words(attrs.ToSlice())...), " ")] = v
+		}
+	}
+	for _, m := range x.collect(t) {
+		switch data := m.Data.(type) {
+		case metricdata.Sum[int64]:
+			for _, p := range data.DataPoints {
+				add(m.Name, p.Attributes, float64(p.Value))
+			}
+		case metricdata.Gauge[float64]:
+			for _, p := range data.DataPoints {
+				add(m.Name, p.Attributes, p.Value)
+			}
+		case metricdata.Histogram[float64]:
+			for _, p := range data.DataPoints {
+				add(m.Name, p.Attributes, float64(p.Count))
+			}
+		default:
+			t.Errorf("%s has data of type %T", m.Name, data)
+		}
+	}
+	return values
+}
+
+func (x *telemetry) wantValues(t testing.TB, want map[string]float64) {
+	t.Helper()
+	got := x.values(t)
+	for name, v := range want {
+		if got[name] != v {
+			t.Errorf("%s is %v, want %v", name, got[name], v)
+		}
+	}
+	for name, v := range got {
+		if _, ok := want[name]; !ok {
+			t.Errorf("%s is %v, want 0", name, v)
+		}
+	}
+}
+
+// words returns attributes as texts.
+func words(attrs []attribute.KeyValue) (words []string) {
+	for _, a := range attrs {
+		words = append(words, strings.TrimPrefix(string(a.Key), "singlefill.")+"="+a.Value.String())
+	}
+	slices.Sort(words)
+	return words
+}
+
+// wantSpans compares the spans that have been ended, in any order. A span is its name, the attributes
+// in the order of their names, and its status if that is Error.
+func (x *telemetry) wantSpans(t testing.TB, want ...string) {
+	t.Helper()
+	var got []string
+	for _, s := range x.spans.Ended() {
+		line := s.Name() + ": " + strings.Join(words(s.Attributes()), " ")
+		if status := s.Status(); status.Code.String() == "Error" {
+			line += fmt.Sprintf(", Error %q", status.Description)
+		}
+		got = append(got, line)
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("spans:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+func gives(v string) singlefill.Loader[string] {
+	return func(context.Context, string) (string, error) { return v, nil }
+}
+
+func fails(err error) singlefill.Loader[string] {
+	return func(context.Context, string) (string, error) { return "", err }
+}
+
+type fakeCache struct{ traces []*singlefill.Trace }
+
+func (*fakeCache) Namespace() string              { return "ns" }
+func (*fakeCache) Stats() singlefill.Stats        { return singlefill.Stats{} }
+func (c *fakeCache) AddTrace(t *singlefill.Trace) { c.traces = append(c.traces, t) }
+
+// A hit calls nothing of this package.
+func TestInstrument_HitsAreFree(t *testing.T) {
+	t.Parallel()
+	var c fakeCache
+	newTelemetry(t).instrument(t, &c)
+	if len(c.traces) != 1 || c.traces[0].Hit != nil || c.traces[0].Miss != nil || c.traces[0].Stale != nil {
+		t.Errorf("%+v: want one Trace, without functions for hits", c.traces)
+	}
+}
+
+// Everything that a Trace can tell is either exported or left out on purpose. This test fails when
+// singlefill gets another function.
+func TestInstrument_EveryFunction(t *testing.T) {
+	t.Parallel()
+	var c fakeCache
+	newTelemetry(t).instrument(t, &c)
+	left := map[string]string{
+		"Hit": "Stats", "Miss": "Stats", "Stale": "Stats", "BadValue": "Stats", "NearDropped": "Stats", "BreakerChanged": "Stats",
+		"Clearing": "rare, and its caller knows",
+	}
+	v := reflect.ValueOf(*c.traces[0])
+	for i := range v.NumField() {
+		name := v.Type().Field(i).Name
+		if _, out := left[name]; v.Field(i).IsNil() != out {
+			t.Errorf("%s: is used %t, left out %t", name, !v.Field(i).IsNil(), out)
+		}
+	}
+}
+
+// An error names what is wrong, and nothing is added to the cache.
+func TestInstrument_Errors(t *testing.T) {
+	t.Parallel()
+	if _, err := sfotel.Instrument(nil, nil); err == nil || !strings.Contains(err.Error(), "cache is nil") {
+		t.Errorf("a nil cache: %v", err)
+	}
+	if _, err := sfotel.LockTrace("", nil); err == nil || !strings.Contains(err.Error(), `label is ""`) {
+		t.Errorf("an empty label: %v", err)
+	}
+	for _, name := range []string{
+		"singlefill.loads", "singlefill.load.duration", "singlefill.gets", "singlefill.breaker.open", "singlefill.near.proof.age", "callback",
+	} {
+		var c fakeCache
+		_, err := sfotel.Instrument(&c, &sfotel.Options{MeterProvider: refusingProvider{refuses: name}})
+		if !errors.Is(err, errRefused) || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s is refused: err = %v, want one that wraps the provider's and names it", name, err)
+		}
+		if len(c.traces) > 0 {
+			t.Errorf("%s is refused: the cache has a Trace", name)
+		}
+	}
+	for _, name := range []string{"singlefill.lock.held", "singlefill.lock.lost", "singlefill.lock.hold.duration"} {
+		tr, err := sfotel.LockTrace("jobs", &sfotel.Options{MeterProvider: refusingProvider{refuses: name}})
+		if !errors.Is(err, errRefused) || !strings.Contains(err.Error(), name) || tr != nil {
+			t.Errorf("%s is refused: %v, %v", name, tr, err)
+		}
+	}
+}
+
+var errRefused = errors.New("refused")
+
+// A refusingProvider refuses one instrument, or callbacks.
+type refusingProvider struct {
+	metricnoop.MeterProvider
+	refuses string
+}
+
+func (p refusingProvider) Meter(string, ...metric.MeterOption) metric.Meter {
+	return refusingMeter{refuses: p.refuses}
+}
+
+type refusingMeter struct {
+	metricnoop.Meter
+	refuses string
+}
+
+func (m refusingMeter) check(name string) error {
+	if name == m.refuses {
+		return errRefused
+	}
+	return nil
+}
+
+func (m refusingMeter) Int64Counter(name string, _ ...metric.Int64CounterOption) (metric.Int64Counter, error) {
+	return metricnoop.Int64Counter{}, m.check(name)
+}
+
+func (m refusingMeter) Int64UpDownCounter(name string, _ ...metric.Int64UpDownCounterOption) (metric.Int64UpDownCounter, error) {
+	return metricnoop.Int64UpDownCounter{}, m.check(name)
+}
+
+func (m refusingMeter) Float64Histogram(name string, _ ...metric.Float64HistogramOption) (metric.Float64Histogram, error) {
+	return metricnoop.Float64Histogram{}, m.check(name)
+}
+
+func (m refusingMeter) Int64ObservableCounter(name string, _ ...metric.Int64ObservableCounterOption) (metric.Int64ObservableCounter, error) {
+	return metricnoop.Int64ObservableCounter{}, m.check(name)
+}
+
+func (m refusingMeter) Int64ObservableUpDownCounter(name string, _ ...metric.Int64ObservableUpDownCounterOption) (metric.Int64ObservableUpDownCounter, error) {
+	return metricnoop.Int64ObservableUpDownCounter{}, m.check(name)
+}
+
+func (m refusingMeter) Float64ObservableGauge(name string, _ ...metric.Float64ObservableGaugeOption) (metric.Float64ObservableGauge, error) {
+	return metricnoop.Float64ObservableGauge{}, m.check(name)
+}
+
+func (m refusingMeter) RegisterCallback(metric.Callback, ...metric.Observable) (metric.Registration, error) {
+	return metricnoop.Registration{}, m.check("callback")
+}
+
+// Without Options the global providers get the metrics and spans. This test sets them, so it does not run
+// in parallel.
+func TestInstrument_Globals(t *testing.T) {
+	_, rdb := redistest.StartMini(t)
+	x, ns := newTelemetry(t), redistest.Namespace(t)
+	tracers, meters := otel.GetTracerProvider(), otel.GetMeterProvider()
+	otel.SetTracerProvider(x.TracerProvider)
+	otel.SetMeterProvider(x.MeterProvider)
+	defer otel.SetTracerProvider(tracers)
+	defer otel.SetMeterProvider(meters)
+	c := newCache(t, rdb, ns, nil)
+	if _, err := sfotel.Instrument(c, nil); err != nil {
+		t.Fatal(err)
+	}
+	trace, err := sfotel.LockTrace("jobs", &sfotel.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.GetOrLoad(t.Context(), "k", gives("v")); err != nil {
+		t.Fatal(err)
+	}
+	trace.Acquired(t.Context(), lock.LeaseInfo{})
+	_ = c.Close()
+	x.wantSpans(t, "load "+ns+": cache="+ns+" kind=call load.size=1 load.stored=1")
+	x.wantValues(t, map[string]float64{
+		"gets cache=" + ns + " layer=redis result=miss": 1,
+		"loads cache=" + ns + " kind=call result=value": 1,
+		"load.duration cache=" + ns + " kind=call":      1,
+		"stores cache=" + ns + " result=stored":         1,
+		"lock.held lock=jobs":                           1,
+		"lock.acquired lock=jobs":                       1,
+	})
+}
+
+// After Unregister no Stats are read, and the metrics that come from them are gone.
+func TestInstrument_Unregister(t *testing.T) {
+	t.Parallel()
+	_, rdb := redistest.StartMini(t)
+	x, ns := newTelemetry(t), redistest.Namespace(t)
+	c := newCache(t, rdb, ns, nil)
+	registration := x.instrument(t, c)
+	if _, err := c.GetOrLoad(t.Context(), "k", gives("v")); err != nil {
+		t.Fatal(err)
+	}
+	if err := registration.Unregister(); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Close()
+	x.wantValues(t, map[string]float64{
+		"loads cache=" + ns + " kind=call result=value": 1,
+		"load.duration cache=" + ns + " kind=call":      1,
+	})
+}

@@ -1,0 +1,597 @@
+package otel_test
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+// A load has one span, whose parent is that of the call; the Loader's context carries it. A hit has
+// none. What does not exist is no error.
+func TestSpans_Load(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		if strings.Contains(t.Name()+"/", "/csc/") { // a hit may come from before a load
+			return
+		}
+		loaded := func(t *testing.T, run func(ctx context.Context, c *singlefill.Cache[string], load func(singlefill.Loader[string]) singlefill.Loader[string]), want ...string) {
+			t.Helper()
+			x := newTelemetry(t)
+			ns := redistest.Namespace(t)
+			c := x.newCache(t, rdb, ns, nil)
+			ctx, request := x.request(t.Context())
+			var inside trace.SpanContext
+			run(ctx, c, func(load singlefill.Loader[string]) singlefill.Loader[string] {
+				return func(ctx context.Context, key string) (string, error) {
+					inside = trace.SpanContextFromContext(ctx)
+					return load(ctx, key)
+				}
+			})
+			_ = c.Close() // LoadDone may come later than the answer
+			for i := range want {
+				want[i] = "load " + ns + ": cache=" + ns + " " + want[i]
+			}
+			x.wantSpans(t, want...)
+			for _, s := range x.spans.Ended() {
+				if s.Parent().SpanID() != request.SpanID() || s.SpanContext().TraceID() != request.TraceID() {
+					t.Errorf("the parent is %v, want the span of the call, %v", s.Parent().SpanID(), request.SpanID())
+				}
+				if s.SpanContext().SpanID() != inside.SpanID() {
+					t.Errorf("the Loader runs in the span %v, want %v", inside.SpanID(), s.SpanContext().SpanID())
+				}
+			}
+		}
+		type in = func(singlefill.Loader[string]) singlefill.Loader[string]
+		t.Run("value, and a hit", func(t *testing.T) {
+			loaded(t, func(ctx context.Context, c *singlefill.Cache[string], in in) {
+				for range 2 {
+					_, _ = c.GetOrLoad(ctx, "a", in(gives("v")))
+				}
+			}, "kind=call load.size=1 load.stored=1")
+		})
+		t.Run("not found", func(t *testing.T) {
+			loaded(t, func(ctx context.Context, c *singlefill.Cache[string], in in) {
+				_, _ = c.GetOrLoad(ctx, "a", in(fails(fmt.Errorf("no row: %w", singlefill.ErrNotFound))))
+			}, "kind=call load.not_found=1 load.size=1 load.stored=1")
+		})
+		t.Run("error", func(t *testing.T) {
+			loaded(t, func(ctx context.Context, c *singlefill.Cache[string], in in) {
+				_, _ = c.GetOrLoad(ctx, "a", in(fails(fmt.Errorf("query: %w", new(sourceError)))))
+			}, `error.type=*otel_test.sourceError kind=call load.size=1 load.stored=0, Error ""`)
+		})
+		t.Run("panic", func(t *testing.T) {
+			loaded(t, func(ctx context.Context, c *singlefill.Cache[string], in in) {
+				_, _ = c.GetOrLoad(ctx, "a", in(func(context.Context, string) (string, error) { panic(singlefill.ErrNotFound) }))
+			}, `error.type=*singlefill.PanicError kind=call load.size=1 load.stored=0, Error ""`)
+		})
+		t.Run("Goexit", func(t *testing.T) {
+			loaded(t, func(ctx context.Context, c *singlefill.Cache[string], in in) {
+				_, _ = c.GetOrLoad(ctx, "a", in(func(context.Context, string) (string, error) { runtime.Goexit(); return "", nil }))
+			}, `error.type=*singlefill.PanicError kind=call load.size=1 load.stored=0, Error ""`)
+		})
+		t.Run("deleted during the load", func(t *testing.T) {
+			loaded(t, func(ctx context.Context, c *singlefill.Cache[string], in in) {
+				_, _ = c.GetOrLoad(ctx, "a", in(func(ctx context.Context, key string) (string, error) { return "v", c.Delete(ctx, key) }))
+			}, "kind=call load.fenced=1 load.size=1 load.stored=0")
+		})
+	})
+}
+
+type sourceError struct{}
+
+func (*sourceError) Error() string { return "no" }
+
+// A value that cannot be stored is no error of the load, and is told.
+func TestSpans_StoreError(t *testing.T) {
+	t.Parallel()
+	_, rdb := redistest.StartMini(t)
+	x := newTelemetry(t)
+	c := x.newCache(t, rdb, "ns", &singlefill.Options[string]{Codec: refusingCodec{}})
+	_, _ = c.GetOrLoad(t.Context(), "k", gives("v"))
+	_ = c.Close()
+	x.wantSpans(t, "load ns: cache=ns kind=call load.size=1 load.store_errors=1 load.stored=0")
+}
+
+type refusingCodec struct{}
+
+func (refusingCodec) Marshal(any) ([]byte, error) { return nil, errors.New("no") }
+func (refusingCodec) Unmarshal([]byte, any) error { return errors.New("no") }
+
+// inBubble runs a test with the clock of a synctest bubble.
+func inBubble(t *testing.T, run func(t *testing.T, x *telemetry, rdb *redis.Client)) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		x := newTelemetry(t)
+		_, rdb := redistest.StartMini(t)
+		run(t, x, rdb)
+	})
+}
+
+func took(s sdktrace.ReadOnlySpan) time.Duration { return s.EndTime().Sub(s.StartTime()) }
+
+// named returns the spans of that name that have been ended.
+func (x *telemetry) named(name string) (spans []sdktrace.ReadOnlySpan) {
+	for _, s := range x.spans.Ended() {
+		if s.Name() == name {
+			spans = append(spans, s)
+		}
+	}
+	return spans
+}
+
+// The span of a load that is abandoned at LoadTimeout ends then, and not again when the Loader returns.
+func TestSpans_LoadTimeout(t *testing.T) {
+	inBubble(t, func(t *testing.T, x *telemetry, rdb *redis.Client) {
+		c := x.newCache(t, rdb, "ns", &singlefill.Options[string]{LoadTimeout: 10 * time.Second})
+		returned := make(chan struct{})
+		_, err := c.GetOrLoad(t.Context(), "k", func(context.Context, string) (string, error) {
+			defer close(returned)
+			time.Sleep(time.Minute) // ignores its context
+			return "v", nil
+		})
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("err = %v, want that of LoadTimeout", err)
+		}
+		synctest.Wait()
+		const want = `load ns: cache=ns error.type=context.deadlineExceededError kind=call load.size=1 load.stored=0, Error ""`
+		x.wantSpans(t, want)
+		if s := x.spans.Ended(); len(s) != 1 || took(s[0]) != 10*time.Second {
+			t.Errorf("the span has not ended at LoadTimeout")
+		}
+		<-returned
+		synctest.Wait()
+		x.wantSpans(t, want)
+	})
+}
+
+// The span of a load that Delete supersedes ends with the load, beside that of the next load.
+func TestSpans_Superseded(t *testing.T) {
+	inBubble(t, func(t *testing.T, x *telemetry, rdb *redis.Client) {
+		c := x.newCache(t, rdb, "ns", nil)
+		var wg sync.WaitGroup
+		get := func(d time.Duration) {
+			wg.Go(func() {
+				if _, err := c.GetOrLoad(t.Context(), "k", func(context.Context, string) (string, error) { time.Sleep(d); return "v", nil }); err != nil {
+					t.Error(err)
+				}
+			})
+			synctest.Wait()
+		}
+		get(10 * time.Second)
+		if err := c.Delete(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		get(time.Second)
+		wg.Wait()
+		synctest.Wait()
+		x.wantSpans(t, "load ns: cache=ns kind=call load.fenced=1 load.size=1 load.stored=0", "load ns: cache=ns kind=call load.size=1 load.stored=1")
+	})
+}
+
+// A load that waits for a slot of MaxLoads tells how long it did.
+func TestSpans_Queued(t *testing.T) {
+	inBubble(t, func(t *testing.T, x *telemetry, rdb *redis.Client) {
+		c := x.newCache(t, rdb, "ns", &singlefill.Options[string]{MaxLoads: 1})
+		var wg sync.WaitGroup
+		for _, key := range []string{"a", "b"} {
+			wg.Go(func() {
+				_, _ = c.GetOrLoad(t.Context(), key, func(context.Context, string) (string, error) { time.Sleep(time.Second); return "v", nil })
+			})
+			synctest.Wait()
+		}
+		wg.Wait()
+		synctest.Wait()
+		x.wantSpans(t, "load ns: cache=ns kind=call load.size=1 load.stored=1", "load ns: cache=ns kind=call load.queued=1 load.size=1 load.stored=1")
+	})
+}
+
+// A refresh in the background has a span of its own, in the trace of the call that started it.
+func TestSpans_Refresh(t *testing.T) {
+	inBubble(t, func(t *testing.T, x *telemetry, rdb *redis.Client) {
+		c := x.newCache(t, rdb, "ns", &singlefill.Options[string]{StaleWhileRevalidate: time.Hour})
+		if err := c.Set(t.Context(), "k", "v"); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Expire(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		ctx, request := x.request(t.Context())
+		if v, err := c.GetOrLoad(ctx, "k", gives("w")); v != "v" || err != nil {
+			t.Errorf("%q, %v", v, err)
+		}
+		synctest.Wait()
+		x.wantSpans(t, "load ns: cache=ns kind=refresh load.size=1 load.stored=1")
+		if s := x.spans.Ended(); len(s) != 1 || s[0].Parent().SpanID() != request.SpanID() {
+			t.Error("the parent is not the span of the call")
+		}
+		x.wantValues(t, map[string]float64{
+			"gets cache=ns layer=redis result=stale":    1,
+			"stale.served cache=ns reason=revalidating": 1,
+			"loads cache=ns kind=refresh result=value":  1,
+			"load.duration cache=ns kind=refresh":       1,
+			"stores cache=ns result=stored":             1,
+		})
+	})
+}
+
+// One call of a ManyLoader has one span for all its keys, which ends with the last of them.
+func TestSpans_ManyLoader(t *testing.T) {
+	t.Parallel()
+	keys := []string{"x", "y", "z"}
+	get := func(t *testing.T, x *telemetry, c *singlefill.Cache[string], load singlefill.ManyLoader[string], want string) {
+		t.Helper()
+		ctx, request := x.request(t.Context())
+		_, _ = c.GetOrLoadMany(ctx, keys, load)
+		_ = c.Close()
+		x.wantSpans(t, want)
+		if s := x.spans.Ended(); len(s) != 1 || s[0].Parent().SpanID() != request.SpanID() {
+			t.Error("the parent is not the span of the call")
+		}
+	}
+	for _, kind := range []string{"miniredis", "redis-server"} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			var rdb *redis.Client
+			if kind == "miniredis" {
+				_, rdb = redistest.StartMini(t)
+			} else {
+				rdb = redistest.Shared(t).Client(t)
+			}
+			t.Run("values", func(t *testing.T) {
+				x, ns := newTelemetry(t), redistest.Namespace(t)
+				c := x.newCache(t, rdb, ns, nil)
+				get(t, x, c, func(ctx context.Context, _ []string) (map[string]string, error) {
+					if n := len(x.spans.Started()); n != 1 {
+						t.Errorf("%d spans have begun, want that of the call", n)
+					}
+					return map[string]string{"x": "v", "y": "v"}, c.Delete(ctx, "y")
+				}, "load "+ns+": cache="+ns+" kind=call load.fenced=1 load.not_found=1 load.size=3 load.stored=2")
+			})
+			t.Run("error", func(t *testing.T) {
+				x, ns := newTelemetry(t), redistest.Namespace(t)
+				get(t, x, x.newCache(t, rdb, ns, nil), func(context.Context, []string) (map[string]string, error) {
+					return nil, new(sourceError)
+				}, "load "+ns+": cache="+ns+` error.type=*otel_test.sourceError kind=call load.size=3 load.stored=0, Error ""`)
+			})
+			t.Run("panic", func(t *testing.T) {
+				x, ns := newTelemetry(t), redistest.Namespace(t)
+				get(t, x, x.newCache(t, rdb, ns, nil), func(context.Context, []string) (map[string]string, error) {
+					panic("no")
+				}, "load "+ns+": cache="+ns+` error.type=*singlefill.PanicError kind=call load.size=3 load.stored=0, Error ""`)
+			})
+		})
+	}
+}
+
+// The span of a ManyLoader that is abandoned at LoadTimeout ends then, once.
+func TestSpans_ManyLoaderTimeout(t *testing.T) {
+	inBubble(t, func(t *testing.T, x *telemetry, rdb *redis.Client) {
+		c := x.newCache(t, rdb, "ns", &singlefill.Options[string]{LoadTimeout: 10 * time.Second})
+		returned := make(chan struct{})
+		_, err := c.GetOrLoadMany(t.Context(), []string{"x", "y", "z"}, func(context.Context, []string) (map[string]string, error) {
+			defer close(returned)
+			time.Sleep(time.Minute) // ignores its context
+			return nil, nil
+		})
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("err = %v, want that of LoadTimeout", err)
+		}
+		synctest.Wait()
+		want := `load ns: cache=ns error.type=context.deadlineExceededError kind=call load.size=3 load.stored=0, Error ""`
+		x.wantSpans(t, want)
+		<-returned
+		synctest.Wait()
+		x.wantSpans(t, want)
+	})
+}
+
+// A call that waits for the load of another one has a span of its wait, with a link to the span of the
+// load. It is in the trace of the call that waited.
+func TestSpans_Shared(t *testing.T) {
+	inBubble(t, func(t *testing.T, x *telemetry, rdb *redis.Client) {
+		c := x.newCache(t, rdb, "ns", nil)
+		load := func(context.Context, string) (string, error) { time.Sleep(3 * time.Second); return "v", nil }
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			ctx, _ := x.request(t.Context())
+			_, _ = c.GetOrLoad(ctx, "k", load)
+		})
+		time.Sleep(time.Second)
+		ctx, request := x.request(t.Context())
+		if v, err := c.GetOrLoad(ctx, "k", load); v != "v" || err != nil {
+			t.Errorf("%q, %v", v, err)
+		}
+		wg.Wait()
+		synctest.Wait()
+		x.wantSpans(t, "load ns: cache=ns kind=call load.size=1 load.stored=1", "wait ns: cache=ns wait.for=call")
+		wait, first := x.named("wait ns")[0], x.named("load ns")[0]
+		if links := wait.Links(); len(links) != 1 || links[0].SpanContext.SpanID() != first.SpanContext().SpanID() {
+			t.Errorf("the wait has the links %v, want one to the load", links)
+		}
+		if wait.Parent().SpanID() != request.SpanID() || took(wait) != 2*time.Second || !wait.EndTime().Equal(time.Now()) {
+			t.Errorf("the wait took %v and has the parent %v, want 2s and %v", took(wait), wait.Parent().SpanID(), request.SpanID())
+		}
+		if n := x.values(t)["wait.duration cache=ns"]; n != 0 {
+			t.Errorf("%v waits for another process, want none", n)
+		}
+	})
+}
+
+// A wait for another process has a span, in the trace of the call that waited, without a link. So has
+// that of a call that joins it.
+func TestSpans_OtherProcess(t *testing.T) {
+	inBubble(t, func(t *testing.T, x *telemetry, rdb *redis.Client) {
+		there, here := newCache(t, rdb, "ns", nil), x.newCache(t, rdb, "ns", nil)
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			_, _ = there.GetOrLoad(t.Context(), "k", func(context.Context, string) (string, error) { time.Sleep(3 * time.Second); return "v", nil })
+		})
+		synctest.Wait()
+		get := func(request context.Context) {
+			if v, err := here.GetOrLoad(request, "k", gives("mine")); v != "v" || err != nil {
+				t.Errorf("%q, %v", v, err)
+			}
+		}
+		first, parent := x.request(t.Context())
+		wg.Go(func() { get(first) })
+		synctest.Wait()
+		get(t.Context())
+		wg.Wait()
+		waits := x.named("wait ns")
+		if len(waits) != 2 || len(x.spans.Ended()) != 2 {
+			t.Fatalf("%d waits, %d spans, want 2 of each", len(waits), len(x.spans.Ended()))
+		}
+		for _, s := range waits {
+			line := strings.Join(words(s.Attributes()), " ")
+			if d := took(s); d < 3*time.Second || d > 4*time.Second || len(s.Links()) > 0 {
+				t.Errorf("%s took %v and has the links %v, want 3s and none", line, d, s.Links())
+			}
+			switch {
+			case strings.HasSuffix(line, "wait.for=call"):
+			case !strings.Contains(line, "wait.for=process wait.polls=") || s.Parent().SpanID() != parent.SpanID():
+				t.Errorf("%s, with the parent %v", line, s.Parent().SpanID())
+			}
+		}
+		if n := x.values(t)["wait.duration cache=ns"]; n != 1 {
+			t.Errorf("%v waits, want 1", n)
+		}
+	})
+}
+
+// The same on a real server, where the waiter is woken.
+func TestSpans_OtherProcessOnServer(t *testing.T) {
+	t.Parallel()
+	server := redistest.Shared(t)
+	x, ns := newTelemetry(t), redistest.Namespace(t)
+	there, client := newCache(t, server.Client(t), ns, nil), server.Client(t)
+	asked := make(afterScript, 1)
+	client.AddHook(asked)
+	here := x.newCache(t, client, ns, nil)
+	loading, finish, done := make(chan struct{}), make(chan struct{}), make(chan error, 2)
+	go func() {
+		_, err := there.GetOrLoad(t.Context(), "k", func(context.Context, string) (string, error) {
+			close(loading)
+			<-finish
+			return "v", nil
+		})
+		done <- err
+	}()
+	<-loading
+	go func() {
+		_, err := here.GetOrLoad(t.Context(), "k", gives("mine"))
+		done <- err
+	}()
+	<-asked // the waiter has seen the lock
+	close(finish)
+	if err := errors.Join(<-done, <-done); err != nil {
+		t.Fatal(err)
+	}
+	if len(x.spans.Ended()) != 1 || len(x.named("wait "+ns)) != 1 || x.values(t)["wait.duration cache="+ns] != 1 {
+		t.Errorf("spans %v and metrics %v, want one wait", x.spans.Ended(), x.values(t))
+	}
+}
+
+// afterScript tells when the first script has been answered.
+type afterScript chan struct{}
+
+func (afterScript) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (a afterScript) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if cmd.Name() == "evalsha" && err == nil {
+			select {
+			case a <- struct{}{}:
+			default:
+			}
+		}
+		return err
+	}
+}
+
+func (afterScript) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// A load inside a load of the same cache is a child of it, and each span ends with its own load.
+func TestSpans_Nested(t *testing.T) {
+	inBubble(t, func(t *testing.T, x *telemetry, rdb *redis.Client) {
+		c := x.newCache(t, rdb, "ns", nil)
+		loadNested(t, c)
+		inner, outer := x.nested(t)
+		if inner.Parent().SpanID() != outer.SpanContext().SpanID() {
+			t.Errorf("the inner load is a child of %v, want of the outer one, %v", inner.Parent().SpanID(), outer.SpanContext().SpanID())
+		}
+	})
+}
+
+// Two instrumentations of one cache end their own spans.
+func TestSpans_TwoProviders(t *testing.T) {
+	inBubble(t, func(t *testing.T, x *telemetry, rdb *redis.Client) {
+		y, c := newTelemetry(t), x.newCache(t, rdb, "ns", nil)
+		y.instrument(t, c)
+		loadNested(t, c)
+		x.nested(t)
+		y.nested(t)
+	})
+}
+
+// loadNested loads a key for two seconds. In the last one its Loader loads another key.
+func loadNested(t *testing.T, c *singlefill.Cache[string]) {
+	t.Helper()
+	_, err := c.GetOrLoad(t.Context(), "outer", func(ctx context.Context, _ string) (string, error) {
+		time.Sleep(time.Second)
+		return c.GetOrLoad(ctx, "inner", func(context.Context, string) (string, error) { time.Sleep(time.Second); return "v", nil })
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Wait()
+}
+
+// nested returns the spans of loadNested.
+func (x *telemetry) nested(t *testing.T) (inner, outer sdktrace.ReadOnlySpan) {
+	t.Helper()
+	const want = "load ns: cache=ns kind=call load.size=1 load.stored=1"
+	x.wantSpans(t, want, want)
+	s := slices.SortedFunc(slices.Values(x.spans.Ended()), func(a, b sdktrace.ReadOnlySpan) int { return cmp.Compare(took(a), took(b)) })
+	if len(s) != 2 || took(s[0]) != time.Second || took(s[1]) != 2*time.Second {
+		t.Fatalf("%v, want a load of 1s and one of 2s", s)
+	}
+	return s[0], s[1]
+}
+
+// A key whose load ends before its ManyLoader is called has the context of the call. If that is the
+// context of another load of this cache, the span of that load goes on.
+func TestSpans_NoLoader(t *testing.T) {
+	t.Parallel()
+	x := newTelemetry(t)
+	var c fakeCache
+	x.instrument(t, &c)
+	tr := c.traces[0]
+	outer := tr.LoadStart(t.Context(), "outer")
+	tr.LoadDone(outer, singlefill.LoadInfo{Key: "inner", Err: context.Canceled})
+	x.wantSpans(t)
+	x.wantValues(t, map[string]float64{"loads cache=ns kind=call result=error": 1})
+	tr.LoadDone(outer, singlefill.LoadInfo{Key: "outer", Keys: 1})
+	x.wantSpans(t, "load ns: cache=ns kind=call load.size=1 load.stored=0")
+}
+
+// A load that began before Instrument is counted and has no span.
+func TestSpans_InstrumentedDuringLoad(t *testing.T) {
+	inBubble(t, func(t *testing.T, x *telemetry, rdb *redis.Client) {
+		c := newCache(t, rdb, "ns", nil)
+		_, err := c.GetOrLoad(t.Context(), "k", func(context.Context, string) (string, error) { x.instrument(t, c); return "v", nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		x.wantSpans(t)
+		if n := x.values(t)["loads cache=ns kind=call result=value"]; n != 1 {
+			t.Errorf("%v loads, want 1", n)
+		}
+	})
+}
+
+// A loader of many keys at once ends its span once, whatever the order in which their outcomes come.
+func TestSpans_ManyOutcomesAtOnce(t *testing.T) {
+	t.Parallel()
+	x := newTelemetry(t)
+	var c fakeCache
+	x.instrument(t, &c)
+	tr := c.traces[0]
+	ctx := tr.LoadStart(t.Context(), "k0")
+	var wg sync.WaitGroup
+	for i := range 256 {
+		wg.Go(func() { tr.LoadDone(ctx, singlefill.LoadInfo{Key: fmt.Sprint("k", i), Keys: 256, Stored: true}) })
+	}
+	wg.Wait()
+	x.wantSpans(t, "load ns: cache=ns kind=call load.size=256 load.stored=256")
+	if n := x.values(t)["load.duration cache=ns kind=call"]; n != 1 {
+		t.Errorf("%v calls of a ManyLoader, want 1", n)
+	}
+}
+
+// Neither a key, nor the name of a lock, nor the text of an error is in any span or metric, unless Keys
+// is set.
+func TestKeys(t *testing.T) {
+	for _, keys := range []bool{false, true} {
+		t.Run(fmt.Sprint(keys), func(t *testing.T) {
+			inBubble(t, func(t *testing.T, x *telemetry, rdb *redis.Client) {
+				x.Keys = keys
+				there, c := newCache(t, rdb, "ns", nil), x.newCache(t, rdb, "ns", &singlefill.Options[string]{LoadTimeout: 10 * time.Second})
+				ctx := t.Context()
+				var wg sync.WaitGroup
+				hangs := func(context.Context, string) (string, error) { time.Sleep(15 * time.Second); return "v", nil }
+				get := func(c *singlefill.Cache[string], key string, load singlefill.Loader[string]) {
+					wg.Go(func() { _, _ = c.GetOrLoad(ctx, key, load) })
+					synctest.Wait()
+				}
+				get(c, "secret-timeout", hangs)
+				get(c, "secret-timeout", hangs) // shares it
+				get(there, "secret-there", hangs)
+				get(c, "secret-there", hangs) // waits for it
+				get(c, "secret-error", fails(errors.New("no row secret-text")))
+				get(c, "secret-panic", func(context.Context, string) (string, error) { panic("secret-value") })
+				get(c, "secret-deleted", func(ctx context.Context, key string) (string, error) { return "v", c.Delete(ctx, key) })
+				_, _ = c.GetOrLoadMany(ctx, []string{"secret-1", "secret-2"}, func(context.Context, []string) (map[string]string, error) {
+					return nil, errors.New("no rows secret-text")
+				})
+				l, _ := newMutex(t, x, "secret-lock")
+				if _, err := l.Acquire(ctx); err != nil {
+					t.Fatal(err)
+				}
+				soon, cancel := context.WithTimeout(ctx, time.Second)
+				defer cancel()
+				_, _ = l.Acquire(soon)
+				wg.Wait()
+				synctest.Wait()
+
+				if n := len(x.spans.Ended()); n != 8 {
+					t.Errorf("%d spans, want one of each kind", n)
+				}
+				for _, m := range x.collect(t) {
+					if text := fmt.Sprintf("%+v", m); strings.Contains(text, "secret") {
+						t.Errorf("a metric has a key: %s", text)
+					}
+				}
+				for _, s := range x.spans.Ended() {
+					text := fmt.Sprintf("%q %+v %+v %+v %+v", s.Name(), s.Attributes(), s.Events(), s.Links(), s.Status())
+					if strings.Contains(text, "secret") != keys {
+						t.Errorf("Keys is %t: %s", keys, text)
+					}
+				}
+				if !keys {
+					return
+				}
+				var all strings.Builder
+				for _, s := range x.spans.Ended() {
+					fmt.Fprintln(&all, words(s.Attributes()), s.Status().Description)
+				}
+				for _, want := range []string{
+					`keys=["secret-timeout"]`, `load of "secret-timeout" took longer`, `keys=["secret-there"]`, "no row secret-text",
+					"panicked: secret-value", `keys=["secret-1","secret-2"]`, "lock.name=secret-lock",
+				} {
+					if !strings.Contains(all.String(), want) {
+						t.Errorf("%s is missing in\n%s", want, all.String())
+					}
+				}
+			})
+		})
+	}
+}
