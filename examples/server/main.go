@@ -7,6 +7,7 @@
 //	curl '127.0.0.1:8080/products?id=42&id=43&id=1000'
 //	curl -X PUT -d '{"name": "Teapot"}' 127.0.0.1:8080/products/42
 //	curl 127.0.0.1:8080/stats           # also /metrics and /health
+//	go -C examples/server run . -spans=/dev/stderr
 //
 // If Prometheus is installed, it starts, too, and the service prints the address of its graphs. The
 // dashboard for Grafana and the alert rules are in the folder grafana of the repository.
@@ -32,6 +33,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/lock"
+	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
 )
 
 func main() {
@@ -46,12 +48,18 @@ func run(args []string, db database) error {
 	listen := flags.String("listen", "127.0.0.1:8080", "`address` to listen on; port 0: any free port")
 	timeout := flags.Duration("timeout", 2*time.Second, "deadline of one request")
 	prometheus := flags.String("prometheus", "prometheus", "`program` to start beside the service if it is there; empty: none")
+	spans := flags.String("spans", "", "`file` to append spans of OpenTelemetry to; empty: none")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 
+	tracers, stopSpans, err := openSpans(*spans)
+	if err != nil {
+		return err
+	}
+	defer stopSpans()
 	rdb, closeRedis, err := openRedis(os.Getenv("REDIS_URL"))
 	if err != nil {
 		return err
@@ -68,13 +76,17 @@ func run(args []string, db database) error {
 		return err
 	}
 
-	s := &service{products: products, db: db, outbox: outbox, timeout: *timeout, metrics: observe(products, outbox)}
+	metrics, err := observe(products, outbox, tracers)
+	if err != nil {
+		return err
+	}
+	s := &service{products: products, db: db, outbox: outbox, timeout: *timeout, metrics: metrics}
 	working, stopWorking := context.WithCancel(ctx)
 	var worker sync.WaitGroup
 	worker.Go(func() { s.workOff(working) })
 	defer worker.Wait()
 	defer stopWorking()
-	server := &http.Server{Handler: s.routes(), ReadHeaderTimeout: 5 * time.Second}
+	server := &http.Server{Handler: otelhttp.NewHandler(s.routes(), "", otelhttp.WithTracerProvider(tracers)), ReadHeaderTimeout: 5 * time.Second}
 	listener, err := net.Listen("tcp", *listen)
 	if err != nil {
 		return err

@@ -14,6 +14,7 @@ import (
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/lock"
 	"github.com/singlefill/singlefill/singlefilltest"
+	"go.opentelemetry.io/otel/trace/noop"
 )
 
 // A world is the service in a bubble, with a Redis that can be silenced and product 42 in the cache.
@@ -44,7 +45,11 @@ func inWorld(t *testing.T, test func(t *testing.T, w *world)) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w.service = &service{products: products, db: w, outbox: outbox, metrics: observe(products, outbox), timeout: 2 * time.Second}
+		metrics, err := observe(products, outbox, noop.NewTracerProvider())
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.service = &service{products: products, db: w, outbox: outbox, metrics: metrics, timeout: 2 * time.Second}
 		ctx, cancel := context.WithCancel(t.Context())
 		stopped := make(chan struct{})
 		go func() { defer close(stopped); w.workOff(ctx) }()
