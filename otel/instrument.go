@@ -14,7 +14,7 @@ import (
 // scope names this package to OpenTelemetry.
 const scope = "github.com/singlefill/singlefill/otel"
 
-// A Cache is a *singlefill.Cache[T] of any T.
+// A Cache is a *singlefill.Cache of any type.
 type Cache interface {
 	Namespace() string
 	Stats() singlefill.Stats

@@ -8,7 +8,7 @@ import (
 	"github.com/singlefill/singlefill"
 )
 
-// A Cache is a *singlefill.Cache[T] of any T.
+// A Cache is a *singlefill.Cache of any type.
 type Cache interface {
 	Namespace() string
 	Stats() singlefill.Stats

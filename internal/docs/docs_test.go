@@ -135,6 +135,8 @@ var db database
 
 var members *singlefill.Cache[User]
 
+var users, orders = members, members
+
 func snippet(ctx context.Context, rdb redis.UniversalClient, ids []string) error {
 	{
 ` + snippet + `
@@ -147,10 +149,17 @@ func use(...any) {}
 `
 	var imports strings.Builder
 	for _, path := range []string{
-		"context", "database/sql", "errors", "time", "github.com/redis/go-redis/v9", "github.com/singlefill/singlefill",
+		"context", "database/sql", "errors", "log/slog", "time", "github.com/prometheus/client_golang/prometheus",
+		"github.com/redis/go-redis/v9", "github.com/singlefill/singlefill",
 	} {
-		if name := filepath.Base(strings.TrimSuffix(path, "/v9")); strings.Contains(body, strings.TrimPrefix(name, "go-")+".") {
+		name := strings.TrimPrefix(filepath.Base(strings.TrimSuffix(path, "/v9")), "go-")
+		if regexp.MustCompile(`\b` + name + `\.`).MatchString(body) {
 			fmt.Fprintf(&imports, "import %q\n", path)
+		}
+	}
+	for _, module := range []string{"otel", "prometheus"} {
+		if name := "sf" + module; strings.Contains(body, name+".") {
+			fmt.Fprintf(&imports, "import %s %q\n", name, "github.com/singlefill/singlefill/"+module)
 		}
 	}
 	return "package snippet\n\n" + imports.String() + body
@@ -173,7 +182,12 @@ func vet(t *testing.T, source string) string {
 	if err := os.WriteFile(file, []byte(source), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	out, err := goCommand("vet", file).CombinedOutput()
+	cmd := goCommand("vet", file)
+	if strings.Contains(source, "sfprometheus") { // a module that requires the others
+		cmd.Dir = filepath.Join(root, "examples", "server")
+		cmd.Env = os.Environ() // what it requires may not have been downloaded
+	}
+	out, err := cmd.CombinedOutput()
 	if err == nil {
 		return ""
 	}
@@ -192,7 +206,7 @@ func goCommand(args ...string) *exec.Cmd {
 func TestGodoc_IsWhole(t *testing.T) {
 	t.Parallel()
 	link := regexp.MustCompile(`(?m)^(?:[^\t\n].*)?(\[\*?[A-Z][\w.]*\])`) // a line that begins with a tab is code
-	for _, dir := range []string{".", "lock", "singlefilltest"} {
+	for _, dir := range []string{".", "lock", "singlefilltest", "prometheus", "otel"} {
 		var files []*ast.File
 		fset := token.NewFileSet()
 		names, _ := filepath.Glob(filepath.Join(root, dir, "*.go")) // the pattern is a good one
