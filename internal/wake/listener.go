@@ -14,6 +14,7 @@ import (
 	"math"
 	"sync"
 	"time"
+	"weak"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -65,18 +66,18 @@ const (
 func New(rdb redis.UniversalClient) *Listener {
 	l := &Listener{rdb: rdb}
 	if user, ok := rdb.(*redis.Client); ok {
-		if _, mute := muted.Load(user); mute {
+		if _, mute := muted.Load(weak.Make(user)); mute {
 			l.disabledUntil = time.Now().Add(math.MaxInt64)
 		}
 	}
 	return l
 }
 
-var muted sync.Map // of *redis.Client
+var muted sync.Map // of weak.Pointer[redis.Client]
 
 // Mute disables the Listener of a client that has not been used yet, so that waiters only poll. It is
 // for tests of polling.
-func Mute(rdb *redis.Client) { muted.Store(rdb, true) }
+func Mute(rdb *redis.Client) { muted.Store(weak.Make(rdb), true) }
 
 // A Subscription is one waiter's interest in one channel.
 type Subscription struct {
