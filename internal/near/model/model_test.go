@@ -3,6 +3,8 @@ package model
 import (
 	"testing"
 	"time"
+
+	"github.com/singlefill/singlefill/internal/redistest"
 )
 
 // The invariants hold in every state.
@@ -19,8 +21,8 @@ func TestModel(t *testing.T) {
 		{"failover", model{deletes: 1, log: 2, maxLag: 2, others: otherStripes, failover: true}, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if test.long && testing.Short() {
-				t.Skip("takes seconds")
+			if test.long && (testing.Short() || redistest.Race) {
+				t.Skip("takes seconds, or with -race a minute")
 			}
 			t.Parallel()
 			begun := time.Now()

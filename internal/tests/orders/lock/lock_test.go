@@ -185,8 +185,11 @@ func eachKind(t *testing.T, run func(t *testing.T, kind locktest.Kind)) {
 
 // explore runs a scenario in every order of the plan, or in a sample of them.
 func explore(t *testing.T, plan schedule.Plan, scenario func(w *schedule.World)) {
-	if redistest.Quick() {
+	switch {
+	case redistest.Quick():
 		plan.AtLeast, plan.Sample = 0, 20
+	case redistest.Race && plan.Sample == 0:
+		plan.AtLeast, plan.Sample = 0, 100
 	}
 	schedule.Explore(t, plan, scenario)
 }
