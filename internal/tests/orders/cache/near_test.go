@@ -162,3 +162,22 @@ func TestOrders_NearWithFaults(t *testing.T) {
 		})
 	}
 }
+
+// The same if processes listen for hints. Each arrives before or after any other command, or never: the
+// bound needs none.
+func TestOrders_NearHints(t *testing.T) {
+	for name, plan := range map[string]schedule.Plan{
+		"all arrive":    {AtLeast: 20, Sample: 20, Pauses: 2, Listen: true},
+		"some are lost": {AtLeast: 20, Sample: 20, Pauses: 2, Listen: true, Faults: 2, Lose: true},
+	} {
+		for _, how := range announcements {
+			t.Run(how.name+", "+name, func(t *testing.T) {
+				t.Parallel()
+				exploreNear(t, plan, func(s *scenario) {
+					s.goRead("B", 4, 3*schedule.Step)
+					s.goAnnounce("A", "B", how.announce)
+				})
+			})
+		}
+	}
+}
