@@ -22,8 +22,10 @@ import (
 
 // BenchmarkNear measures Options.Near. Its fleet of processes is in internal/fleet.
 func BenchmarkNear(b *testing.B) {
-	b.Run("near_hit,_a_string_of_100_B/serial", func(b *testing.B) { nearStrings(b, 0) })
-	b.Run("near_hit,_a_string_of_100_B/64_goroutines", func(b *testing.B) { nearStrings(b, 64) })
+	b.Run("near_hit,_a_string_of_100_B/serial", func(b *testing.B) { nearStrings(b, 0, nearKeys) })
+	b.Run("near_hit,_a_string_of_100_B/64_goroutines", func(b *testing.B) { nearStrings(b, 64, nearKeys) })
+	b.Run("near_hit,_100_hot_strings/serial", func(b *testing.B) { nearStrings(b, 0, 100) })
+	b.Run("near_hit,_100_hot_strings/64_goroutines", func(b *testing.B) { nearStrings(b, 64, 100) })
 	b.Run("near_hit,_a_struct_of_2_KB/serial", func(b *testing.B) { nearStructs(b, 0) })
 	b.Run("near_hit,_a_struct_of_2_KB/64_goroutines", func(b *testing.B) { nearStructs(b, 64) })
 	for _, size := range sizes[:2] {
@@ -53,12 +55,11 @@ type nearReads struct {
 	draws    []string // random ones of keys
 }
 
-func newNearReads(b *testing.B, goroutines int) *nearReads {
+func newNearReads(b *testing.B, goroutines, n int) *nearReads {
 	h := new(nearReads)
 	for range max(1, goroutines) { // 1 or 64
 		h.contexts = append(h.contexts, request(b))
 	}
-	n := nearKeys
 	if quick {
 		n = 100
 	}
@@ -214,10 +215,10 @@ func clientCaches(b *testing.B, h *nearReads, addr string, data []byte, decode f
 	return all
 }
 
-func nearStrings(b *testing.B, goroutines int) {
+func nearStrings(b *testing.B, goroutines, keys int) {
 	addr := redistest.Start(b).Addr
 	rdb := open(b, addr)
-	h := newNearReads(b, goroutines)
+	h := newNearReads(b, goroutines, keys)
 	value := strings.Repeat("v", 100)
 	var plain sync.Map
 	h.fill(b, rdb, func(key string) { plain.Store(key, value) })
@@ -247,7 +248,7 @@ type openOrder struct {
 func nearStructs(b *testing.B, goroutines int) {
 	addr := redistest.Start(b).Addr
 	rdb := open(b, addr)
-	h := newNearReads(b, goroutines)
+	h := newNearReads(b, goroutines, nearKeys)
 	value := orderOf(2 << 10)
 	decode := func(data string) error {
 		var v order
@@ -267,7 +268,7 @@ func nearStructs(b *testing.B, goroutines int) {
 func nearMisses(b *testing.B, goroutines, size int) {
 	rdb := open(b, redistest.Start(b).Addr)
 	value := orderOf(size)
-	h := newNearReads(b, goroutines)
+	h := newNearReads(b, goroutines, nearKeys)
 	if !quick {
 		h.keys = h.keys[:2000]
 	}

@@ -24,7 +24,7 @@ func TestBenchmarks(t *testing.T) {
 		"pipelined hits":    autoPipelinedHits,
 		"near hits":         func(b *testing.B) { nearHits(b, 100) },
 		"memory hits":       func(b *testing.B) { memoryHits(b, 100) },
-		"near strings":      func(b *testing.B) { nearStrings(b, 0) },
+		"near strings":      func(b *testing.B) { nearStrings(b, 0, 100) },
 		"near structs":      func(b *testing.B) { nearStructs(b, 64) },
 		"near misses":       func(b *testing.B) { nearMisses(b, 0, 100) },
 		"near deletes":      func(b *testing.B) { nearDeletes(b, oneServer) },

@@ -95,6 +95,14 @@ var targets = []target{
 		path: "Near/near hit, a string of 100 B/64 goroutines/singlefill", unit: "×otter", limit: 2.2,
 	},
 	{
+		what: "hits in memory, 100 hot keys, serial: time",
+		path: "Near/near hit, 100 hot strings/serial/singlefill", unit: "ns/op", limit: 100,
+	},
+	{
+		what: "the same: time, × otter",
+		path: "Near/near hit, 100 hot strings/serial/singlefill", unit: "×otter", limit: 2.2,
+	},
+	{
 		what: "hit in Redis that memory does not have: time, × without Near",
 		path: "Near/hit in Redis/.*/near miss", unit: "×without Near", limit: 1.05,
 	},

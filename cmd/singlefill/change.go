@@ -56,7 +56,7 @@ func prepareClear(x *execution, flags *flag.FlagSet) func(ctx context.Context, a
 	yes := flags.Bool("yes", false, "do not ask")
 	return func(ctx context.Context, args []string) error {
 		if !*yes {
-			if err := x.confirm(args[0]); err != nil {
+			if err := x.confirm(ctx, args[0]); err != nil {
 				return err
 			}
 		}
@@ -65,16 +65,25 @@ func prepareClear(x *execution, flags *flag.FlagSet) func(ctx context.Context, a
 }
 
 // confirm asks whether to clear a namespace.
-func (x *execution) confirm(namespace string) error {
+func (x *execution) confirm(ctx context.Context, namespace string) error {
 	if !x.ask {
 		return errors.New("clear asks before it deletes everything, and stdin is no terminal: use -yes")
 	}
 	fmt.Fprintf(x.stderr, "This deletes every key of the namespace %s. Its name, to go on: ", printable(namespace))
-	answer, err := bufio.NewReader(x.stdin).ReadString('\n')
-	if answer = strings.TrimSpace(answer); answer != namespace {
-		return errors.Join(errors.New("nothing was deleted: the answer was not the name of the namespace"), err)
+	answers := make(chan string, 1)
+	go func() { // an interrupt does not end the read
+		answer, _ := bufio.NewReader(x.stdin).ReadString('\n')
+		answers <- strings.TrimSpace(answer)
+	}()
+	select {
+	case answer := <-answers:
+		if answer != namespace {
+			return errors.New("nothing was deleted: the answer was not the name of the namespace")
+		}
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
 	}
-	return nil
 }
 
 func (x *execution) clear(ctx context.Context, namespace string) error {

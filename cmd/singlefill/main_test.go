@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/url"
 	"os"
 	"os/exec"
@@ -277,6 +278,38 @@ func TestChange_Promises(t *testing.T) {
 			})
 		}
 	})
+}
+
+// An interrupt ends the question of clear, and nothing is deleted.
+func TestClear_Interrupted(t *testing.T) {
+	t.Parallel()
+	s := redistest.Shared(t)
+	c := newCache[string](t, s.Client(t), redistest.Namespace(t), nil)
+	check(t, c.Set(t.Context(), "k", "v"))
+	ctx, cancel := context.WithCancel(t.Context())
+	silent, answer := io.Pipe()
+	defer answer.Close()
+	asked := &writer{wrote: cancel}
+	x := &execution{
+		stdin: silent, stdout: io.Discard, stderr: asked, ask: true,
+		getenv: func(string) string { return "redis://" + s.Addr },
+	}
+	if status := x.run(ctx, []string{"clear", c.Namespace()}); status != 1 || !strings.HasSuffix(asked.String(), "interrupted\n") {
+		t.Errorf("status %d, %s", status, asked)
+	}
+	_, err := c.Get(t.Context(), "k")
+	check(t, err)
+}
+
+// A writer is a buffer that calls wrote when something has been written.
+type writer struct {
+	bytes.Buffer
+	wrote func()
+}
+
+func (w *writer) Write(p []byte) (int, error) {
+	defer w.wrote()
+	return w.Buffer.Write(p)
 }
 
 // clear asks for the name of the namespace. It refuses to go on without a terminal or with another answer.
