@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
@@ -97,6 +98,27 @@ func TestClear_Loads(t *testing.T) {
 		for i, c := range caches {
 			wantGet(t, c, fmt.Sprint("k", i), "new", nil)
 		}
+	})
+}
+
+// A call after Clear does not join a load from before, even if Redis cannot tell any more that this
+// load has lost its lock.
+func TestClear_ThenAway(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := newCache(t, rdb, &raw)
+		s := newSource[string](t)
+		before := goGet(t.Context(), c, "k", s.load)
+		old := s.next(t)
+		if err := c.Clear(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		m.SetError("LOADING dataset")
+		after := goGet(t.Context(), c, "k", func(context.Context, string) (string, error) { return "new", nil })
+		synctest.Wait()
+		old.give("old")
+		after.want(t, "new")
+		before.want(t, "old")
+		m.SetError("")
 	})
 }
 
