@@ -41,7 +41,7 @@ type Cache[T any] struct {
 	loadTimes  *loadTimes
 	counters   *counters
 	trace      atomic.Pointer[Trace] // never nil
-	near       *nearTier[T]          // nil: off
+	near       *nearTier             // nil: off
 	clone      func(T) T             // nil: T is not plain, or the codec is the user's and may share parts of values
 	closing    chan struct{}
 	closeOnce  sync.Once

@@ -75,8 +75,8 @@ func checkNear(n *Near, rdb redis.UniversalClient) error {
 }
 
 // A nearTier is the memory of a cache with Near.
-type nearTier[T any] struct {
-	*near.Tier[nearValue[T]]
+type nearTier struct {
+	*near.Tier
 	ttl     time.Duration
 	share   bool
 	dropped atomic.Int64
@@ -85,6 +85,7 @@ type nearTier[T any] struct {
 // A nearValue is what memory has of an entry. Its times are those of the entry, by the clock of the
 // tier.
 type nearValue[T any] struct {
+	near.Item
 	// All that a hit reads comes first: it is in one or two lines of the processor's cache.
 	freshEnd  time.Duration // fresh until then
 	staleEnd  time.Duration // served until then
@@ -99,10 +100,10 @@ type nearValue[T any] struct {
 	freshUntil int64
 }
 
-func (c *Cache[T]) newNear(n Near) *nearTier[T] {
-	t := &nearTier[T]{ttl: bounded(orDefault(n.TTL, forever)), share: n.Share}
+func (c *Cache[T]) newNear(n Near) *nearTier {
+	t := &nearTier{ttl: bounded(orDefault(n.TTL, forever)), share: n.Share}
 	background := func(run func(<-chan struct{})) { c.fills.Go(func() { run(c.closing) }) }
-	t.Tier = near.New[nearValue[T]](c.client, c.logKey(), orDefault(n.Size, 10_000), orDefault(n.MaxLag, time.Second), background, func() {
+	t.Tier = near.New(c.client, c.logKey(), orDefault(n.Size, 10_000), orDefault(n.MaxLag, time.Second), background, func() {
 		t.dropped.Add(1)
 		if t := c.trace.Load(); t.NearDropped != nil {
 			t.NearDropped()
@@ -118,8 +119,9 @@ func (c *Cache[T]) logKey() string { return c.namespace + ":log" }
 // it is recent enough. due is the entry if it expires soon or is stale, and the caller has to
 // refresh it.
 func (c *Cache[T]) nearHit(ctx context.Context, key string, refreshes bool) (v T, info ValueInfo, due *nearValue[T], ok bool, err error) {
-	n, now, proven := c.near.Get(key)
-	if n == nil || !proven || now >= n.staleEnd {
+	kept, now, proven := c.near.Get(key)
+	n, ok := kept.(*nearValue[T])
+	if !ok || !proven || now >= n.staleEnd {
 		return v, info, nil, false, nil
 	}
 	if v, err = c.nearCopy(n); err != nil && err != ErrNotFound {
@@ -177,8 +179,7 @@ func (c *Cache[T]) keep(key string, g near.Generation, l *lookup[T]) {
 	if c.near == nil || l.freshness == expired {
 		return
 	}
-	item := c.newNearValue(&l.entry, l.at)
-	n := &item.Value
+	n := c.newNearValue(&l.entry, l.at)
 	l.early = n.refreshAt.Load() <= int64(c.near.At(l.at))
 	switch {
 	case l.entry.NotFound:
@@ -189,7 +190,7 @@ func (c *Cache[T]) keep(key string, g near.Generation, l *lookup[T]) {
 	default:
 		n.payload = l.entry.Payload
 	}
-	c.near.Put(key, g, item)
+	c.near.Put(key, g, n)
 }
 
 // keepLoaded keeps the value of a load that has been stored: as it is in Redis, since the codec may
@@ -209,10 +210,9 @@ func (c *Cache[T]) keepLoaded(key string, g near.Generation, o *outcome[T]) {
 }
 
 // newNearValue converts the times of an entry, which are those of the wall clock. at is now.
-func (c *Cache[T]) newNearValue(e *entry.Entry, at time.Time) *near.Item[nearValue[T]] {
+func (c *Cache[T]) newNearValue(e *entry.Entry, at time.Time) *nearValue[T] {
 	now := c.near.At(at)
-	item := new(near.Item[nearValue[T]])
-	n := &item.Value
+	n := new(nearValue[T])
 	n.notFound, n.written = e.NotFound, now-bounded(at.Sub(e.WrittenAt))
 	n.writtenAt, n.freshUntil = e.WrittenAt.UnixMilli(), e.FreshUntil.UnixMilli()
 	fresh := bounded(e.FreshUntil.Sub(at))
@@ -227,7 +227,7 @@ func (c *Cache[T]) newNearValue(e *entry.Entry, at time.Time) *near.Item[nearVal
 		refreshAt -= time.Duration(min(rand.ExpFloat64()*mean, float64(forever)))
 	}
 	n.refreshAt.Store(int64(refreshAt))
-	return item
+	return n
 }
 
 // forever is as long as a Duration can be without a sum of several exceeding it.
@@ -241,8 +241,9 @@ func (c *Cache[T]) recall(key string, l *lookup[T]) {
 	if c.near == nil {
 		return
 	}
-	n, now, _ := c.near.Get(key)
-	if n == nil || now >= n.end {
+	kept, now, _ := c.near.Get(key)
+	n, ok := kept.(*nearValue[T])
+	if !ok || now >= n.end {
 		return
 	}
 	v, err := c.nearCopy(n)

@@ -83,8 +83,8 @@ var nearMutants = []mutant{
 		name: "near-without-proof",
 		bug:  "Memory is served without a proof that it is current",
 		file: "near.go",
-		old:  "if n == nil || !proven || now >= n.staleEnd {",
-		new:  "if n == nil || proven && false || now >= n.staleEnd {",
+		old:  "if !ok || !proven || now >= n.staleEnd {",
+		new:  "if !ok || proven && false || now >= n.staleEnd {",
 		pkg:  ".", test: "TestNearRules_NoProof",
 	},
 

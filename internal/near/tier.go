@@ -36,9 +36,12 @@ import (
 )
 
 // A Tier holds values in memory. An invalidated one stays until it is replaced or evicted.
-type Tier[V any] struct {
+//
+// It is not generic: the code of otter would be in a program, and compiled, once for each type of
+// values.
+type Tier struct {
 	Log
-	values  *otter.Cache[string, *Item[V]]
+	values  *otter.Cache[string, Value]
 	stripes []atomic.Uint64 // generations of keys, by hash
 	maxLag  time.Duration
 	begun   time.Time
@@ -56,11 +59,14 @@ type Tier[V any] struct {
 	dropped    func()
 }
 
-// An Item is a value to keep. Put sets the rest.
-type Item[V any] struct {
-	generation Generation // first: a hit reads it together with the beginning of Value
-	Value      V
-}
+// A Value is a pointer to a struct that embeds an Item.
+type Value interface{ item() *Item }
+
+// An Item is the part of a Value that Put sets. It should come first: a hit reads it together with
+// what follows.
+type Item struct{ generation Generation }
+
+func (i *Item) item() *Item { return i }
 
 // A Generation is that of a key's stripe at some time.
 type Generation struct {
@@ -76,16 +82,16 @@ const never = math.MinInt64
 // New returns an empty Tier for size values. key is the key of the log. background runs a function
 // until closing is closed. dropped is called when the Tier has dropped everything because the log
 // had lost records.
-func New[V any](c *client.Client, key string, size int, maxLag time.Duration,
-	background func(run func(closing <-chan struct{})), dropped func()) *Tier[V] {
+func New(c *client.Client, key string, size int, maxLag time.Duration,
+	background func(run func(closing <-chan struct{})), dropped func()) *Tier {
 	stripes := 1024
 	for stripes < size && stripes < 1<<20 {
 		stripes *= 2
 	}
-	t := new(Tier[V])
-	*t = Tier[V]{
+	t := new(Tier)
+	*t = Tier{
 		Log: Log{client: c, key: key, life: max(minLife, 4*maxLag)},
-		values: otter.Must(&otter.Options[string, *Item[V]]{
+		values: otter.Must(&otter.Options[string, Value]{
 			MaximumSize: size,
 			Executor:    t.maintain,
 		}),
@@ -98,7 +104,7 @@ func New[V any](c *client.Client, key string, size int, maxLag time.Duration,
 
 // Get returns the value of key, or nil if there is none that may be current. It is proven if no
 // invalidation that returned longer than MaxLag before now is unknown here.
-func (t *Tier[V]) Get(key string) (value *V, now time.Duration, proven bool) {
+func (t *Tier) Get(key string) (value Value, now time.Duration, proven bool) {
 	now = time.Since(t.begun)
 	if !t.used.Load() {
 		t.used.Store(true)
@@ -108,31 +114,31 @@ func (t *Tier[V]) Get(key string) (value *V, now time.Duration, proven bool) {
 	if !t.following.Load() {
 		t.follow()
 	}
-	item, ok := t.values.GetIfPresent(key)
-	if !ok || !item.generation.current() {
+	value, ok := t.values.GetIfPresent(key)
+	if !ok || !value.item().generation.current() {
 		return nil, now, proven
 	}
-	return &item.Value, now, proven
+	return value, now, proven
 }
 
 // Generation must be called before the command is sent that reads or writes the value.
-func (t *Tier[V]) Generation(valueKey string) Generation {
+func (t *Tier) Generation(valueKey string) Generation {
 	s := t.stripe(Hash(valueKey))
 	return Generation{s, s.Load()}
 }
 
 // Put keeps a value, unless the key has been invalidated since g.
-func (t *Tier[V]) Put(key string, g Generation, item *Item[V]) {
-	if item.generation = g; g.current() {
+func (t *Tier) Put(key string, g Generation, value Value) {
+	if value.item().generation = g; g.current() {
 		t.putting.Add(1)
 		defer t.putting.Add(-1)
-		t.values.Set(key, item)
+		t.values.Set(key, value)
 	}
 }
 
 // maintain runs the bookkeeping of otter. What a Put causes takes less time than to start a goroutine
 // for it. What hits cause is the bookkeeping of many of them: no hit has to wait for that.
-func (t *Tier[V]) maintain(run func()) {
+func (t *Tier) maintain(run func()) {
 	if t.putting.Load() > 0 {
 		run()
 	} else {
@@ -141,22 +147,22 @@ func (t *Tier[V]) maintain(run func()) {
 }
 
 // Forget makes what has been kept of a key useless.
-func (t *Tier[V]) Forget(valueKey string) { t.stripe(Hash(valueKey)).Add(1) }
+func (t *Tier) Forget(valueKey string) { t.stripe(Hash(valueKey)).Add(1) }
 
 // ForgetAll is Forget for all keys.
-func (t *Tier[V]) ForgetAll() {
+func (t *Tier) ForgetAll() {
 	for i := range t.stripes {
 		t.stripes[i].Add(1)
 	}
 	t.values.InvalidateAll()
 }
 
-func (t *Tier[V]) stripe(hash uint64) *atomic.Uint64 {
+func (t *Tier) stripe(hash uint64) *atomic.Uint64 {
 	return &t.stripes[hash&uint64(len(t.stripes)-1)]
 }
 
 // Age returns the age of the proof, or -1 if there is none.
-func (t *Tier[V]) Age() time.Duration {
+func (t *Tier) Age() time.Duration {
 	if proof := t.proof.Load(); proof != never {
 		return time.Since(t.begun) - time.Duration(proof)
 	}
@@ -164,11 +170,11 @@ func (t *Tier[V]) Age() time.Duration {
 }
 
 // At converts a time to the clock of Get.
-func (t *Tier[V]) At(at time.Time) time.Duration { return at.Sub(t.begun) }
+func (t *Tier) At(at time.Time) time.Duration { return at.Sub(t.begun) }
 
 // WakeOthers makes the other processes read the log soon. However many records there are, this
 // process sends one hint at a time.
-func (t *Tier[V]) WakeOthers(ctx context.Context) {
+func (t *Tier) WakeOthers(ctx context.Context) {
 	if t.hints.Add(1) > 1 {
 		return
 	}
@@ -184,7 +190,7 @@ func (t *Tier[V]) WakeOthers(ctx context.Context) {
 }
 
 // follow reads the log until no value is asked for.
-func (t *Tier[V]) follow() {
+func (t *Tier) follow() {
 	if !t.following.CompareAndSwap(false, true) {
 		return
 	}
@@ -229,7 +235,7 @@ func (t *Tier[V]) follow() {
 }
 
 // catchUp reads the log to its end.
-func (t *Tier[V]) catchUp() error {
+func (t *Tier) catchUp() error {
 	if t.client.Away(t.key) {
 		return t.client.Refusal(t.key)
 	}
@@ -253,7 +259,7 @@ func (t *Tier[V]) catchUp() error {
 }
 
 // drop drops everything.
-func (t *Tier[V]) drop() {
+func (t *Tier) drop() {
 	t.ForgetAll()
 	if t.at != (position{}) {
 		t.dropped()

@@ -21,14 +21,14 @@ const (
 
 // A tier is a Tier whose log is read when a test says so.
 type tier struct {
-	*Tier[string]
+	*Tier
 	drops int
 }
 
 func newTier(rdb redis.UniversalClient) *tier {
 	x := new(tier)
 	c := client.New(rdb, 5*time.Second, func(context.Context, string, error) {}, func(bool) {}, func(func(<-chan struct{})) {})
-	x.Tier = New[string](c, logKey, 100, maxLag, func(func(<-chan struct{})) {}, func() { x.drops++ })
+	x.Tier = New(c, logKey, 100, maxLag, func(func(<-chan struct{})) {}, func() { x.drops++ })
 	return x
 }
 
@@ -52,7 +52,7 @@ func (x *tier) read(t testing.TB) {
 }
 
 // keep keeps a value of key, which is its own value key, as if a command had just found it.
-func (x *tier) keep(key string) { x.Put(key, x.Generation(key), &Item[string]{Value: "v"}) }
+func (x *tier) keep(key string) { x.Put(key, x.Generation(key), new(Item)) }
 
 func (x *tier) want(t testing.TB, what, key string, kept bool) {
 	t.Helper()
@@ -79,7 +79,7 @@ func TestTier_Record(t *testing.T) {
 		x.read(t)
 		x.want(t, "after a record of a", "a", false)
 		x.want(t, "after a record of a", "b", true)
-		x.Put("a", transit, &Item[string]{})
+		x.Put("a", transit, new(Item))
 		x.want(t, "sent before the record was read", "a", false)
 		x.keep("a")
 		x.read(t)
@@ -113,7 +113,7 @@ func TestTier_RecordsLost(t *testing.T) {
 				must(t, other.Append(t.Context(), []string{"c"}))
 				x.read(t)
 				x.want(t, "a record of it is lost", "a", false)
-				x.Put("b", transit, &Item[string]{})
+				x.Put("b", transit, new(Item))
 				x.want(t, "sent before", "b", false)
 				if x.drops != 1 {
 					t.Errorf("%d drops, want 1", x.drops)
