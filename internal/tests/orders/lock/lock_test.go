@@ -1,6 +1,7 @@
 package lock_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"runtime/debug"
@@ -188,8 +189,8 @@ func explore(t *testing.T, plan schedule.Plan, scenario func(w *schedule.World))
 	switch {
 	case redistest.Quick():
 		plan.AtLeast, plan.Sample = 0, 20
-	case redistest.Race && plan.Sample == 0:
-		plan.AtLeast, plan.Sample = 0, 100
+	case redistest.Race:
+		plan.AtLeast, plan.Sample = 0, min(cmp.Or(plan.Sample, 50), 50)
 	}
 	schedule.Explore(t, plan, scenario)
 }
