@@ -17,7 +17,7 @@ import (
 	"github.com/singlefill/singlefill/internal/near"
 )
 
-// Near keeps decoded values in the memory of this process. A hit in memory takes a tenth of a
+// Near keeps decoded values in the memory of this process. A hit in memory takes a fraction of a
 // microsecond in place of a round trip.
 //
 // What Delete, Set and Expire promise holds exactly in the process that calls them. In every other
