@@ -2,6 +2,7 @@ package otel
 
 import (
 	"errors"
+	"reflect"
 
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
@@ -64,7 +65,7 @@ func (o *Options) meter() metric.Meter { return o.MeterProvider.Meter(scope) }
 // Instrument returns an error, and adds nothing to the cache, if cache is nil or if the MeterProvider
 // refuses an instrument.
 func Instrument(cache Cache, opts *Options) (metric.Registration, error) {
-	if cache == nil {
+	if v := reflect.ValueOf(cache); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
 		return nil, errors.New("singlefill/otel: cache is nil: a *singlefill.Cache is needed")
 	}
 	o := opts.withDefaults()

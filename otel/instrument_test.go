@@ -270,8 +270,10 @@ func TestInstrument_EveryFunction(t *testing.T) {
 // An error names what is wrong, and nothing is added to the cache.
 func TestInstrument_Errors(t *testing.T) {
 	t.Parallel()
-	if _, err := sfotel.Instrument(nil, nil); err == nil || !strings.Contains(err.Error(), "cache is nil") {
-		t.Errorf("a nil cache: %v", err)
+	for _, none := range []sfotel.Cache{nil, (*singlefill.Cache[string])(nil)} { // the second: New returned an error
+		if _, err := sfotel.Instrument(none, nil); err == nil || !strings.Contains(err.Error(), "cache is nil") {
+			t.Errorf("a nil cache: %v", err)
+		}
 	}
 	if _, err := sfotel.LockTrace("", nil); err == nil || !strings.Contains(err.Error(), `label is ""`) {
 		t.Errorf("an empty label: %v", err)
