@@ -18,6 +18,19 @@ import (
 // share memory, since their callers own them.
 type ManyLoader[T any] func(ctx context.Context, keys []string) (map[string]T, error)
 
+// A manyLoader is a ManyLoader without its type.
+type manyLoader interface {
+	loadMany(ctx context.Context, keys []string) (values func(key string) (value any, ok bool), err error)
+}
+
+func (l ManyLoader[T]) loadMany(ctx context.Context, keys []string) (func(key string) (any, bool), error) {
+	values, err := l(ctx, keys)
+	return func(key string) (any, bool) {
+		v, ok := values[key]
+		return &v, ok
+	}, err
+}
+
 // A bulk is the load of the fills that one call starts, Options.MaxBatch of them at most. They have
 // one slot, and one call of the ManyLoader works for those that hold their locks.
 //
@@ -25,20 +38,20 @@ type ManyLoader[T any] func(ctx context.Context, keys []string) (map[string]T, e
 // server that has answered none of its fills is waited for no longer than gather. So no lock is held
 // while another one is awaited, and calls with keys in common cannot lock each other out. A fill that
 // gets its lock later loads with those that come at the same time.
-type bulk[T any] struct {
-	cache *Cache[T]
-	load  ManyLoader[T]
+type bulk struct {
+	cache *engine
+	load  manyLoader
 	node  *flight.Load
 	slot  *flight.SharedSlot
 	size  int // fills
 
 	// Protected by mu.
 	mu        sync.Mutex
-	undecided int           // fills that may get their locks by the commands in flight
-	rows      map[int]*row  // by node: see ask
-	arrived   []*arrival[T] // fills that hold their locks, and wait for a call of the ManyLoader
-	gathering *time.Timer   // calls the ManyLoader; nil: nothing has arrived
-	running   *bulkCall[T]  // nil: the ManyLoader does not run
+	undecided int          // fills that may get their locks by the commands in flight
+	rows      map[int]*row // by node: see ask
+	arrived   []*arrival   // fills that hold their locks, and wait for a call of the ManyLoader
+	gathering *time.Timer  // calls the ManyLoader; nil: nothing has arrived
+	running   *bulkCall    // nil: the ManyLoader does not run
 }
 
 // gather is how long fills that hold their locks wait for a server that has not answered, or for
@@ -46,10 +59,10 @@ type bulk[T any] struct {
 const gather = 5 * time.Millisecond
 
 // A seat is the place of a fill in a bulk.
-type seat[T any] struct {
-	*bulk[T]      // nil: the fill is of one key
-	row      *row // of fills whose keys are on one server
-	isKnown  bool // whether the fill holds its lock; protected by the mutex of the bulk
+type seat struct {
+	*bulk        // nil: the fill is of one key
+	row     *row // of fills whose keys are on one server
+	isKnown bool // whether the fill holds its lock; protected by the mutex of the bulk
 }
 
 // A row is the fills of a bulk whose keys are on one server. Their commands go together.
@@ -63,36 +76,36 @@ type row struct {
 }
 
 // An arrival is a fill that waits for the ManyLoader.
-type arrival[T any] struct {
+type arrival struct {
 	ctx   context.Context
 	key   string
 	row   *row
 	call  *atomic.Pointer[flight.Call]
 	left  bool          // no caller may have the value; protected by the mutex of the bulk
 	done  chan struct{} // closed when value and err are set
-	value T
+	value any
 	err   error
 }
 
 // A bulkCall is one call of the ManyLoader.
-type bulkCall[T any] struct {
-	batch   []*arrival[T]
+type bulkCall struct {
+	batch   []*arrival
 	cancel  context.CancelFunc
 	timeout *time.Timer // abandons it
 	over    bool        // protected by the mutex of the bulk
 }
 
 // newBulk returns a bulk for fills that are about to begin. outer is the load that makes the call.
-func (c *Cache[T]) newBulk(load ManyLoader[T], outer *flight.Load, fills int) *bulk[T] {
+func (c *engine) newBulk(load manyLoader, outer *flight.Load, fills int) *bulk {
 	node := c.fills.NewLoad(outer)
-	return &bulk[T]{
+	return &bulk{
 		cache: c, load: load,
 		node: node, slot: c.slots.NewShared(node), size: fills, undecided: fills, rows: make(map[int]*row),
 	}
 }
 
 // seatIn returns a seat for a fill whose key is on a node.
-func (b *bulk[T]) seatIn(node int) seat[T] {
+func (b *bulk) seatIn(node int) seat {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	r := b.rows[node]
@@ -100,11 +113,11 @@ func (b *bulk[T]) seatIn(node int) seat[T] {
 		r = &row{asks: new(client.Convoy)}
 		b.rows[node] = r
 	}
-	return seat[T]{bulk: b, row: r}
+	return seat{bulk: b, row: r}
 }
 
 // taken notes whether the fill of a seat has begun. It has not if its key has another fill.
-func (b *bulk[T]) taken(node int, begun bool) {
+func (b *bulk) taken(node int, begun bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if begun {
@@ -115,14 +128,14 @@ func (b *bulk[T]) taken(node int, begun bool) {
 }
 
 // depart is called when all fills have begun.
-func (b *bulk[T]) depart() {
+func (b *bulk) depart() {
 	for _, r := range b.rows { // not changed any more
 		r.asks.Expect(r.fills)
 	}
 }
 
 // fills returns how many fills load together with this one.
-func (s *seat[T]) fills() int {
+func (s *seat) fills() int {
 	if s.bulk == nil {
 		return 1
 	}
@@ -130,14 +143,14 @@ func (s *seat[T]) fills() int {
 }
 
 // takeSeat makes a fill one of many.
-func (x *filling[T]) takeSeat() {
+func (x *filling) takeSeat() {
 	x.slot = x.seat.slot.NewShare()
 	x.lock.Convoy = x.seat.row.asks
-	x.load = func(ctx context.Context, key string) (T, error) { return x.seat.loadOne(ctx, key, &x.fill.Call) }
+	x.load = seatLoader{x}
 }
 
 // decided notes that the fill holds its lock, or will not for now.
-func (s *seat[T]) decided() {
+func (s *seat) decided() {
 	if s.bulk == nil {
 		return
 	}
@@ -155,15 +168,21 @@ func (s *seat[T]) decided() {
 }
 
 // decide counts a fill that is decided. The caller holds b.mu.
-func (b *bulk[T]) decide() {
+func (b *bulk) decide() {
 	if b.undecided--; b.undecided == 0 {
 		b.begin()
 	}
 }
 
-// loadOne is the Loader of one fill: it waits for a call of the ManyLoader.
-func (s *seat[T]) loadOne(ctx context.Context, key string, call *atomic.Pointer[flight.Call]) (T, error) {
-	a := &arrival[T]{ctx: ctx, key: key, row: s.row, call: call, done: make(chan struct{})}
+// A seatLoader is the Loader of one fill of many: it waits for a call of the ManyLoader.
+type seatLoader struct{ *filling }
+
+func (x seatLoader) load(ctx context.Context, key string) (any, error) {
+	return x.seat.loadOne(ctx, key, &x.fill.Call)
+}
+
+func (s *seat) loadOne(ctx context.Context, key string, call *atomic.Pointer[flight.Call]) (any, error) {
+	a := &arrival{ctx: ctx, key: key, row: s.row, call: call, done: make(chan struct{})}
 	s.arrive(a)
 	s.decided()
 	stop := context.AfterFunc(ctx, func() { s.leave(a) })
@@ -172,7 +191,7 @@ func (s *seat[T]) loadOne(ctx context.Context, key string, call *atomic.Pointer[
 	return a.value, a.err
 }
 
-func (b *bulk[T]) arrive(a *arrival[T]) {
+func (b *bulk) arrive(a *arrival) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.arrived = append(b.arrived, a)
@@ -182,7 +201,7 @@ func (b *bulk[T]) arrive(a *arrival[T]) {
 }
 
 // gathered begins, unless a server has just begun to answer.
-func (b *bulk[T]) gathered() {
+func (b *bulk) gathered() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, r := range b.rows {
@@ -196,7 +215,7 @@ func (b *bulk[T]) gathered() {
 
 // leave is called when no caller may have the value of a fill any more. If that is so for all of
 // them, the context of the ManyLoader ends.
-func (b *bulk[T]) leave(a *arrival[T]) {
+func (b *bulk) leave(a *arrival) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	a.left = true
@@ -209,18 +228,18 @@ func (b *bulk[T]) leave(a *arrival[T]) {
 			b.gathering = nil
 		}
 	}
-	if b.running != nil && !slices.ContainsFunc(b.running.batch, func(a *arrival[T]) bool { return !a.left }) {
+	if b.running != nil && !slices.ContainsFunc(b.running.batch, func(a *arrival) bool { return !a.left }) {
 		b.running.cancel()
 	}
 }
 
 // begin calls the ManyLoader for the fills that have arrived, unless it is running: a place of
 // MaxLoads is for one call. The caller holds b.mu.
-func (b *bulk[T]) begin() {
+func (b *bulk) begin() {
 	if b.running != nil || len(b.arrived) == 0 {
 		return
 	}
-	call := &bulkCall[T]{batch: b.arrived}
+	call := &bulkCall{batch: b.arrived}
 	b.gathering.Stop()
 	b.arrived, b.gathering = nil, nil
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(call.batch[0].ctx), b.cache.opts.loadTimeout)
@@ -233,13 +252,13 @@ func (b *bulk[T]) begin() {
 	go b.run(ctx, call)
 }
 
-func (b *bulk[T]) run(ctx context.Context, call *bulkCall[T]) {
+func (b *bulk) run(ctx context.Context, call *bulkCall) {
 	keys := make([]string, len(call.batch))
 	calls := make([]*atomic.Pointer[flight.Call], len(call.batch))
 	for i, a := range call.batch {
 		keys[i], calls[i] = a.key, a.call
 	}
-	var values map[string]T
+	var values func(key string) (any, bool)
 	var err error
 	returned := false
 	left := b.node.Begin()
@@ -257,12 +276,12 @@ func (b *bulk[T]) run(ctx context.Context, call *bulkCall[T]) {
 		call.cancel()
 	}()
 	ctx = b.cache.loadStart(ctx, keys[0], calls...)
-	values, err = b.load(ctx, keys)
+	values, err = b.load.loadMany(ctx, keys)
 	returned = true
 }
 
 // end gives each fill its outcome. Only the first call counts.
-func (b *bulk[T]) end(call *bulkCall[T], values map[string]T, err error) {
+func (b *bulk) end(call *bulkCall, values func(key string) (any, bool), err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if call.over {
@@ -272,14 +291,11 @@ func (b *bulk[T]) end(call *bulkCall[T], values map[string]T, err error) {
 	call.timeout.Stop()
 	stores := make(map[*row]int)
 	for _, a := range call.batch {
-		v, ok := values[a.key]
-		switch {
-		case err != nil:
-			a.err = err
-		case ok:
-			a.value = v
-		default:
-			a.err = ErrNotFound
+		if a.err = err; err == nil {
+			var ok bool
+			if a.value, ok = values(a.key); !ok {
+				a.err = ErrNotFound
+			}
 		}
 		if !a.left {
 			stores[a.row]++
@@ -301,7 +317,7 @@ func (b *bulk[T]) end(call *bulkCall[T], values map[string]T, err error) {
 }
 
 // stores returns with what the command goes that stores what loadOne has returned.
-func (s *seat[T]) stores() *client.Convoy {
+func (s *seat) stores() *client.Convoy {
 	if s.bulk == nil {
 		return nil
 	}

@@ -13,8 +13,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/client"
-	"github.com/singlefill/singlefill/internal/clone"
-	"github.com/singlefill/singlefill/internal/codec"
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/fill"
 	"github.com/singlefill/singlefill/internal/flight"
@@ -28,13 +26,18 @@ import (
 // Each caller of GetOrLoad and Get owns the value that it gets. The exception is a value that the
 // codec cannot encode or cannot decode again: the callers of this process that waited for it share
 // it.
-type Cache[T any] struct {
-	opts      settings[T]
+type Cache[T any] struct{ engine *engine }
+
+// An engine is a Cache without its type: it carries a value as a pointer to a T, and hands it to
+// values, which know T. So it is compiled once.
+type engine struct {
+	opts      settings
+	values    values
 	namespace string
 	client    *client.Client
 	clock     *flight.Clock
-	reads     *flight.Reads[lookup[T]]
-	fills     *flight.Fills[result[T]]
+	reads     *flight.Reads[lookup]
+	fills     *flight.Fills[result]
 	slots     *flight.Slots // MaxLoads and MaxFleetLoads
 	// fleetSlots is the semaphore of MaxFleetLoads, or nil.
 	fleetSlots *lock.Locker
@@ -42,7 +45,6 @@ type Cache[T any] struct {
 	counters   *counters
 	trace      atomic.Pointer[Trace] // never nil
 	near       *nearTier             // nil: off
-	clone      func(T) T             // nil: T is not plain, or the codec is the user's and may share parts of values
 	closing    chan struct{}
 	closeOnce  sync.Once
 }
@@ -63,17 +65,33 @@ type Cache[T any] struct {
 // pipeline, namespace is empty or has braces or control characters, ttl is less than 1 ms, or opts
 // contradict each other.
 func New[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, opts *Options[T]) (*Cache[T], error) {
-	s, err := resolve(rdb, namespace, ttl, opts)
+	if opts == nil {
+		opts = new(Options[T])
+	}
+	s, err := resolve(rdb, namespace, ttl, withoutType(opts))
 	if err != nil {
 		return nil, err
 	}
+	v, err := newValues(s.codec, opts.TTLFunc)
+	if err != nil {
+		return nil, err
+	}
+	e, err := newEngine(rdb, namespace, s, v)
+	if err != nil {
+		return nil, err
+	}
+	return &Cache[T]{e}, nil
+}
+
+func newEngine(rdb redis.UniversalClient, namespace string, s settings, v values) (_ *engine, err error) {
 	clock := new(flight.Clock)
-	c := &Cache[T]{
+	c := &engine{
 		opts:      s,
+		values:    v,
 		namespace: namespace,
 		clock:     clock,
-		reads:     flight.NewReads[lookup[T]](clock),
-		fills:     flight.NewFills[result[T]](clock),
+		reads:     flight.NewReads[lookup](clock),
+		fills:     flight.NewFills[result](clock),
 		slots:     flight.NewSlots(s.maxLoads),
 		loadTimes: newLoadTimes(),
 		counters:  new(counters),
@@ -83,9 +101,6 @@ func New[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, 
 	c.client = client.New(rdb, s.redisTimeout, c.redisFailed, c.breakerChanged, func(run func(<-chan struct{})) {
 		c.fills.Go(func() { run(c.closing) })
 	})
-	if codec.Own(s.codec) {
-		c.clone = clone.Func[T]()
-	}
 	if s.near != nil {
 		c.near = c.newNear(*s.near)
 	}
@@ -97,30 +112,34 @@ func New[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, 
 }
 
 // Namespace returns the namespace that was given to [New].
-func (c *Cache[T]) Namespace() string { return c.namespace }
+func (c *Cache[T]) Namespace() string { return c.engine.namespace }
 
 // Get returns the value under key if the cache has it, [ErrMiss] if it does not, and [ErrNotFound]
 // if it remembers that the source has none. It returns a value within
 // [Options.StaleWhileRevalidate], but not one within StaleIfError. Get neither loads nor refreshes,
 // and it waits for no load. An error of Redis is returned, since Get has no source to fall back on.
 func (c *Cache[T]) Get(ctx context.Context, key string) (T, error) {
-	var zero T
+	v, err := c.engine.lookUp(ctx, key)
+	return valueOf[T](v), err
+}
+
+func (c *engine) lookUp(ctx context.Context, key string) (any, error) {
 	if err := c.check(ctx, key); err != nil {
-		return zero, err
+		return nil, err
 	}
 	if c.near != nil {
 		if v, _, _, ok, err := c.nearHit(ctx, key, false); ok {
 			return v, err
 		}
 	}
-	var l lookup[T]
+	var l lookup
 	c.get(ctx, key, &l)
 	switch {
 	case l.redisErr != nil:
-		return zero, wrap(ctx, "get", l.redisErr)
+		return nil, wrap(ctx, "get", l.redisErr)
 	case l.freshness < revalidate:
 		c.noteMiss(ctx, key, ValueInfo{})
-		return zero, ErrMiss
+		return nil, ErrMiss
 	}
 	c.noteHit(ctx, key, &c.counters.redis, ValueInfo{Stale: l.freshness == revalidate, Age: l.entry.Age(l.at)})
 	return l.value, l.err
@@ -134,6 +153,10 @@ func (c *Cache[T]) Get(ctx context.Context, key string) (T, error) {
 // stored, and a command that was not answered in time may still be executed, even after a later
 // Delete.
 func (c *Cache[T]) Set(ctx context.Context, key string, value T) error {
+	return c.engine.setValue(ctx, key, &value)
+}
+
+func (c *engine) setValue(ctx context.Context, key string, value any) error {
 	if err := c.check(ctx, key); err != nil {
 		return err
 	}
@@ -142,13 +165,13 @@ func (c *Cache[T]) Set(ctx context.Context, key string, value T) error {
 		return wrap(ctx, "set", err)
 	}
 	if s.Data == nil {
-		return c.Delete(ctx, key)
+		return c.invalidate(ctx, "delete", []string{key}, c.delete)
 	}
 	defer c.invalidated(key)
 	return wrap(ctx, "set", c.set(ctx, s))
 }
 
-func (c *Cache[T]) set(ctx context.Context, s fill.Set) error {
+func (c *engine) set(ctx context.Context, s fill.Set) error {
 	superseded, err := s.Do(ctx, c.client)
 	if superseded {
 		c.wake(ctx, s.Lock)
@@ -157,13 +180,13 @@ func (c *Cache[T]) set(ctx context.Context, s fill.Set) error {
 }
 
 // newSet returns what Set stores. Data is nil if the value is not to be stored.
-func (c *Cache[T]) newSet(key string, value T) (s fill.Set, err error) {
+func (c *engine) newSet(key string, value any) (s fill.Set, err error) {
 	s.Pair = pairOf(c.valueKey(key))
 	life := c.lifeOf(key, value)
 	if life < time.Millisecond {
 		return s, nil
 	}
-	payload, err := c.marshal(value)
+	payload, err := c.values.encode(value)
 	if err != nil {
 		return s, err
 	}
@@ -175,7 +198,7 @@ func (c *Cache[T]) newSet(key string, value T) (s fill.Set, err error) {
 
 // invalidated is called when the command has returned: a later caller then joins no fill that began
 // before it, and gets no value that was in memory before it.
-func (c *Cache[T]) invalidated(keys ...string) {
+func (c *engine) invalidated(keys ...string) {
 	for _, key := range keys {
 		c.fills.Supersede(key)
 		if c.near != nil {
@@ -185,7 +208,7 @@ func (c *Cache[T]) invalidated(keys ...string) {
 }
 
 // wake wakes the waiters of loads that have been superseded.
-func (c *Cache[T]) wake(ctx context.Context, locks ...string) {
+func (c *engine) wake(ctx context.Context, locks ...string) {
 	c.fills.Go(func() { c.client.Wake(client.Detach(ctx), locks) })
 }
 
@@ -201,10 +224,10 @@ const batch = 256
 // After an error some of the keys may not have been deleted: call Delete again, or accept the old
 // values until they expire.
 func (c *Cache[T]) Delete(ctx context.Context, keys ...string) error {
-	return c.inBatches(ctx, "delete", keys, func(pairs []fill.Pair) error { return c.delete(ctx, pairs) })
+	return c.engine.invalidate(ctx, "delete", keys, c.engine.delete)
 }
 
-func (c *Cache[T]) delete(ctx context.Context, pairs []fill.Pair) error {
+func (c *engine) delete(ctx context.Context, pairs []fill.Pair) error {
 	type reply struct {
 		superseded []string // locks
 		refused    bool     // the notice
@@ -246,13 +269,15 @@ func (c *Cache[T]) delete(ctx context.Context, pairs []fill.Pair) error {
 // After Expire has returned, no process takes the old values for fresh, whatever its clock says.
 // After an error some keys may not have been made stale.
 func (c *Cache[T]) Expire(ctx context.Context, keys ...string) error {
-	return c.inBatches(ctx, "expire", keys, func(pairs []fill.Pair) error {
-		return c.notified(ctx, notice{}, pairs, fill.Expire(ctx, c.client, pairs))
-	})
+	return c.engine.invalidate(ctx, "expire", keys, c.engine.expire)
 }
 
-// inBatches invalidates keys by do, on all nodes at the same time.
-func (c *Cache[T]) inBatches(ctx context.Context, op string, keys []string, do func(pairs []fill.Pair) error) error {
+func (c *engine) expire(ctx context.Context, pairs []fill.Pair) error {
+	return c.notified(ctx, notice{}, pairs, fill.Expire(ctx, c.client, pairs))
+}
+
+// invalidate invalidates keys by do, in batches, on all nodes at the same time.
+func (c *engine) invalidate(ctx context.Context, op string, keys []string, do func(ctx context.Context, pairs []fill.Pair) error) error {
 	if err := c.checkOpen(); err != nil || len(keys) == 0 {
 		return err
 	}
@@ -268,7 +293,7 @@ func (c *Cache[T]) inBatches(ctx context.Context, op string, keys []string, do f
 	errs := make([]error, len(groups))
 	var nodes sync.WaitGroup
 	for i, values := range groups {
-		nodes.Go(func() { errs[i] = wrap(ctx, op, onNode(values, do)) })
+		nodes.Go(func() { errs[i] = wrap(ctx, op, onNode(ctx, values, do)) })
 	}
 	nodes.Wait()
 	if err := ctx.Err(); err != nil && slices.Contains(errs, err) {
@@ -277,18 +302,18 @@ func (c *Cache[T]) inBatches(ctx context.Context, op string, keys []string, do f
 	return errors.Join(errs...)
 }
 
-// onNode is inBatches for the keys of one node. A node that does not answer a batch gets no other
+// onNode is invalidate for the keys of one node. A node that does not answer a batch gets no other
 // one: a dead server costs one RedisTimeout, however many keys there are. The first batch is sent
 // even while the breaker is open: the server may have come back, and an invalidation that is not
 // tried is lost.
-func onNode(values []string, do func(pairs []fill.Pair) error) error {
+func onNode(ctx context.Context, values []string, do func(ctx context.Context, pairs []fill.Pair) error) error {
 	var errs []error
 	for values := range slices.Chunk(values, batch) {
 		pairs := make([]fill.Pair, len(values))
 		for i, value := range values {
 			pairs[i] = pairOf(value)
 		}
-		err := do(pairs)
+		err := do(ctx, pairs)
 		if errs = append(errs, err); client.Unreachable(err) {
 			break
 		}
@@ -305,6 +330,11 @@ func onNode(values []string, do func(pairs []fill.Pair) error) error {
 // in the background, for about LockTTL. Close does not close the client; the caller does that
 // afterwards. A second Close does nothing.
 func (c *Cache[T]) Close() error {
+	c.engine.close()
+	return nil
+}
+
+func (c *engine) close() {
 	c.closeOnce.Do(func() {
 		close(c.closing)
 		c.reads.Drain() // calls that began before may still start a load
@@ -312,17 +342,16 @@ func (c *Cache[T]) Close() error {
 	})
 	c.fills.Drain()
 	c.client.StopListening()
-	return nil
 }
 
-func (c *Cache[T]) check(ctx context.Context, key string) error {
+func (c *engine) check(ctx context.Context, key string) error {
 	if err := c.checkOpen(); err != nil {
 		return err
 	}
 	return checkCall(ctx, key)
 }
 
-func (c *Cache[T]) checkOpen() error {
+func (c *engine) checkOpen() error {
 	select {
 	case <-c.closing:
 		return ErrClosed
@@ -340,26 +369,26 @@ func checkCall(ctx context.Context, key string) error {
 
 // valueKey and pairOf return a pair of keys in one slot. Namespaces have no braces, and no value key
 // ends as a lock key does, so the keys of two pairs differ.
-func (c *Cache[T]) valueKey(key string) string { return c.namespace + ":{" + client.HashTag(key) + "}" }
+func (c *engine) valueKey(key string) string { return c.namespace + ":{" + client.HashTag(key) + "}" }
 
 func pairOf(valueKey string) fill.Pair {
 	return fill.Pair{Value: valueKey, Lock: valueKey + ":lock"}
 }
 
-func (c *Cache[T]) newLock(key string) *fill.Lock {
+func (c *engine) newLock(key string) *fill.Lock {
 	return fill.New(c.client, pairOf(c.valueKey(key)), c.opts.lockTTL)
 }
 
 // lifeOf returns how long value is fresh. With less than 1 ms it is not stored.
-func (c *Cache[T]) lifeOf(key string, value T) time.Duration {
-	if c.opts.ttlFunc == nil {
+func (c *engine) lifeOf(key string, value any) time.Duration {
+	if c.values.life == nil {
 		return c.shorten(c.opts.ttl)
 	}
-	return c.shorten(c.opts.ttlFunc(key, value))
+	return c.shorten(c.values.life(key, value))
 }
 
 // shorten subtracts the jitter from a life.
-func (c *Cache[T]) shorten(life time.Duration) time.Duration {
+func (c *engine) shorten(life time.Duration) time.Duration {
 	if life < time.Millisecond {
 		return 0
 	}

@@ -22,7 +22,9 @@ import (
 //
 // Without a right the cache goes on loading, and may store nothing: see Stats.Refused. Call Check
 // when a process starts, or in a health check.
-func (c *Cache[T]) Check(ctx context.Context) error {
+func (c *Cache[T]) Check(ctx context.Context) error { return c.engine.checkRights(ctx) }
+
+func (c *engine) checkRights(ctx context.Context) error {
 	if err := c.checkOpen(); err != nil {
 		return err
 	}
@@ -55,10 +57,10 @@ func (c *Cache[T]) Check(ctx context.Context) error {
 
 // checkKey returns a new value key. The value keys of callers have their tag right behind the
 // namespace.
-func (c *Cache[T]) checkKey() string { return c.namespace + ":check:{" + rand.Text() + "}" }
+func (c *engine) checkKey() string { return c.namespace + ":check:{" + rand.Text() + "}" }
 
 // checkNode goes through the life of two fills on the node of a pair of keys.
-func (c *Cache[T]) checkNode(ctx context.Context, pair fill.Pair) error {
+func (c *engine) checkNode(ctx context.Context, pair fill.Pair) error {
 	ttl := c.opts.lockTTL
 	data, err := entry.Entry{FreshUntil: time.Now().Add(ttl), WrittenAt: time.Now(), NotFound: true}.Encode()
 	if err != nil {
@@ -125,7 +127,7 @@ func (c *Cache[T]) checkNode(ctx context.Context, pair fill.Pair) error {
 
 // checkCommands sends the commands of the scripts one by one: Redis does not name the command that
 // it refuses inside a script.
-func (c *Cache[T]) checkCommands(ctx context.Context, pair fill.Pair) error {
+func (c *engine) checkCommands(ctx context.Context, pair fill.Pair) error {
 	var errs []error
 	ttl := c.opts.lockTTL.Milliseconds()
 	for _, args := range [][]any{

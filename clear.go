@@ -24,7 +24,9 @@ import (
 //
 // After an error, and when ctx has ended, a part of the values may have been removed: call Clear
 // again. Do so too if slots of a Cluster moved while Clear ran: a SCAN may miss a key that moves.
-func (c *Cache[T]) Clear(ctx context.Context) error {
+func (c *Cache[T]) Clear(ctx context.Context) error { return c.engine.clear(ctx) }
+
+func (c *engine) clear(ctx context.Context) error {
 	if err := c.checkOpen(); err != nil {
 		return err
 	}
@@ -45,7 +47,7 @@ func (c *Cache[T]) Clear(ctx context.Context) error {
 }
 
 // invalidatedAll is invalidated for all keys.
-func (c *Cache[T]) invalidatedAll() {
+func (c *engine) invalidatedAll() {
 	c.fills.SupersedeAll()
 	if c.near != nil {
 		c.near.ForgetAll()
@@ -76,7 +78,7 @@ type pass struct {
 // The second pass removes each value together with its lock, which may be that of a load that began
 // after the first pass. Such a load may know the old value, and if it kept its lock, calls after
 // Clear could get that value from it in place of an error.
-func (c *Cache[T]) sweepAll(ctx context.Context) error {
+func (c *engine) sweepAll(ctx context.Context) error {
 	masters, err := client.Do(ctx, c.client, clearing, "", c.client.Masters)
 	if err != nil {
 		return err
@@ -109,7 +111,7 @@ const scanCount = 500
 type clearProgress struct{ scanned, keys, removed atomic.Int64 }
 
 // sweep removes the keys of one pass from all masters at the same time.
-func (c *Cache[T]) sweep(ctx context.Context, masters []redis.Cmdable, p pass) error {
+func (c *engine) sweep(ctx context.Context, masters []redis.Cmdable, p pass) error {
 	var progress clearProgress
 	errs := make([]error, len(masters))
 	var all sync.WaitGroup
@@ -120,7 +122,7 @@ func (c *Cache[T]) sweep(ctx context.Context, masters []redis.Cmdable, p pass) e
 	return errors.Join(errs...)
 }
 
-func (c *Cache[T]) sweepMaster(ctx context.Context, master redis.Cmdable, p pass, progress *clearProgress) error {
+func (c *engine) sweepMaster(ctx context.Context, master redis.Cmdable, p pass, progress *clearProgress) error {
 	if c.trace.Load().Clearing != nil { // without the right to ask, there is no estimate
 		keys, _ := client.Do(ctx, c.client, clearing, "", func(ctx context.Context) (int64, error) { return master.DBSize(ctx).Result() })
 		progress.keys.Add(keys)
@@ -151,7 +153,7 @@ func (c *Cache[T]) sweepMaster(ctx context.Context, master redis.Cmdable, p pass
 	}
 }
 
-func (c *Cache[T]) clearStep(ctx context.Context, p pass, progress *clearProgress, removed int) {
+func (c *engine) clearStep(ctx context.Context, p pass, progress *clearProgress, removed int) {
 	if c.trace.Load().Clearing == nil {
 		return
 	}
@@ -165,7 +167,7 @@ func (c *Cache[T]) clearStep(ctx context.Context, p pass, progress *clearProgres
 	c.trace.Load().Clearing(ctx, info)
 }
 
-func (c *Cache[T]) removeLocks(ctx context.Context, locks []string) error {
+func (c *engine) removeLocks(ctx context.Context, locks []string) error {
 	return c.removeAll(ctx, locks, 1, func(p redis.Pipeliner, lock int) *redis.IntCmd {
 		return p.Del(ctx, locks[lock])
 	})
@@ -173,7 +175,7 @@ func (c *Cache[T]) removeLocks(ctx context.Context, locks []string) error {
 
 // removeValues removes values, each together with its lock. The server frees the memory of the values
 // behind the reply.
-func (c *Cache[T]) removeValues(ctx context.Context, values []string) error {
+func (c *engine) removeValues(ctx context.Context, values []string) error {
 	locks := make([]string, len(values))
 	for i, value := range values {
 		locks[i] = pairOf(value).Lock
@@ -185,7 +187,7 @@ func (c *Cache[T]) removeValues(ctx context.Context, values []string) error {
 
 // removeAll runs a command for each lock, in one pipeline. A command that has removed as many keys as
 // it was given has removed the lock: those that wait for it are woken.
-func (c *Cache[T]) removeAll(ctx context.Context, locks []string, keys int64, remove func(p redis.Pipeliner, lock int) *redis.IntCmd) error {
+func (c *engine) removeAll(ctx context.Context, locks []string, keys int64, remove func(p redis.Pipeliner, lock int) *redis.IntCmd) error {
 	removed, err := client.Do(ctx, c.client, clearing, locks[0], func(ctx context.Context) (removed []string, err error) {
 		cmds := make([]*redis.IntCmd, len(locks))
 		_, err = c.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {

@@ -3,8 +3,10 @@ package singlefill
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"time"
 
+	"github.com/singlefill/singlefill/internal/clone"
 	"github.com/singlefill/singlefill/internal/codec"
 	"github.com/singlefill/singlefill/internal/entry"
 )
@@ -59,9 +61,67 @@ var (
 	Raw Codec = codec.Raw
 )
 
+// values is all that knows T. The engine holds a value as a pointer to a T; nil stands for none.
+type values struct {
+	// encode and decode return a panic of the codec as an error: the codec may be the user's, and the
+	// bytes hostile.
+	encode func(value any) (payload []byte, err error)
+	decode func(payload []byte) (value any, err error)
+
+	// clone returns a pointer to a T that shares no mutable memory with value once it is copied. It is
+	// nil if T is not plain, or if the codec is the user's and may share parts of values.
+	clone func(value any) any
+
+	// life is TTLFunc, or nil.
+	life func(key string, value any) time.Duration
+}
+
+// valueOf returns the T of a value of the engine, or the zero T for nil.
+func valueOf[T any](value any) (v T) {
+	if p, ok := value.(*T); ok {
+		v = *p
+	}
+	return v
+}
+
+func newValues[T any](by Codec, ttlFunc func(key string, v T) time.Duration) (v values, err error) {
+	typ := reflect.TypeFor[T]()
+	if err := codec.Takes(by, typ); err != nil {
+		return v, err
+	}
+	v.encode = func(value any) (payload []byte, err error) {
+		defer recovered(&err)
+		if payload, err = by.Marshal(*value.(*T)); err == nil && payload == nil {
+			payload = []byte{}
+		}
+		return payload, err
+	}
+	v.decode = func(payload []byte) (value any, err error) {
+		defer recovered(&err)
+		p := new(T)
+		if err = by.Unmarshal(payload, p); err == nil {
+			value = p
+		}
+		return value, err
+	}
+	if codec.Own(by) {
+		v.clone = clone.Func(typ)
+	}
+	if ttlFunc != nil {
+		v.life = func(key string, value any) time.Duration { return ttlFunc(key, *value.(*T)) }
+	}
+	return v, nil
+}
+
+func recovered(err *error) {
+	if p := recover(); p != nil {
+		*err = fmt.Errorf("codec panicked: %v", p)
+	}
+}
+
 // decode reads an entry and judges its freshness. Bytes that are not an entry, or not of a T, are a
 // miss; they are counted.
-func (c *Cache[T]) decode(ctx context.Context, key string, data []byte, l *lookup[T]) {
+func (c *engine) decode(ctx context.Context, key string, data []byte, l *lookup) {
 	l.data, l.at = data, time.Now()
 	var err error
 	if l.entry, err = entry.Parse(data); err == nil {
@@ -69,7 +129,7 @@ func (c *Cache[T]) decode(ctx context.Context, key string, data []byte, l *looku
 			if l.entry.NotFound {
 				l.err = ErrNotFound
 			} else {
-				l.value, err = c.unmarshal(l.entry.Payload)
+				l.value, err = c.values.decode(l.entry.Payload)
 			}
 			if err == nil {
 				l.freshness = use
@@ -78,28 +138,5 @@ func (c *Cache[T]) decode(ctx context.Context, key string, data []byte, l *looku
 	}
 	if err != nil {
 		c.badValue(ctx, key, err)
-	}
-}
-
-// marshal and unmarshal turn a panic of the codec into an error: the codec may be the user's, and
-// the bytes hostile.
-func (c *Cache[T]) marshal(value T) (payload []byte, err error) {
-	defer recovered(&err)
-	if payload, err = c.opts.codec.Marshal(value); err == nil && payload == nil {
-		payload = []byte{}
-	}
-	return payload, err
-}
-
-func (c *Cache[T]) unmarshal(payload []byte) (_ T, err error) {
-	defer recovered(&err)
-	v := new(T) // not a named result, which would be on the heap and make defer slow
-	err = c.opts.codec.Unmarshal(payload, v)
-	return *v, err
-}
-
-func recovered(err *error) {
-	if p := recover(); p != nil {
-		*err = fmt.Errorf("codec panicked: %v", p)
 	}
 }

@@ -11,23 +11,24 @@ import (
 )
 
 // A filling is a running fill: it waits for the value that another process stores, or loads one.
-type filling[T any] struct {
-	*Cache[T]
-	fill *flight.Fill[result[T]]
-	load Loader[T]
+type filling struct {
+	*engine
+	fill *flight.Fill[result]
+	load loader
 	lock *fill.Lock
 	slot slot
 	wait wait
-	seat seat[T] // of a fill of many keys
-	over func()  // to be called when no work is left
+	seat seat   // of a fill of many keys
+	over func() // to be called when no work is left
 
-	old      *lookup[T]    // what the key holds, as last seen
+	old      *lookup       // what the key holds, as last seen
 	oldSince flight.Stamp  // old is known to be true as of this stamp
 	rest     time.Duration // how long no other refresh of the same entry is started
 	queued   time.Duration // time spent waiting for slots
 	loading  bool          // the Loader has been called, and has no outcome yet
 
 	superseded atomic.Bool // the load was cancelled because no caller may have its value any more
+	returned   atomic.Bool // the load has an outcome
 }
 
 // A slot is the right to load: a [flight.Slot], or a [flight.Share] of the one that the fills of many
@@ -41,9 +42,9 @@ type slot interface {
 }
 
 // fill runs a fill from its first command to its end. l is what a read has found.
-func (c *Cache[T]) fill(ctx context.Context, f *flight.Fill[result[T]], load Loader[T], l *lookup[T], over func(), in seat[T]) {
-	x := &filling[T]{
-		Cache: c, fill: f, load: load, over: over, old: l, seat: in,
+func (c *engine) fill(ctx context.Context, f *flight.Fill[result], load loader, l *lookup, over func(), in seat) {
+	x := &filling{
+		engine: c, fill: f, load: load, over: over, old: l, seat: in,
 		lock: c.newLock(f.Key),
 	}
 	if in.bulk == nil {
@@ -85,10 +86,10 @@ func (c *Cache[T]) fill(ctx context.Context, f *flight.Fill[result[T]], load Loa
 
 // finish is the last step of a fill. It gives back what the fill holds, and ends it if nothing else
 // has.
-func (x *filling[T]) finish(ctx context.Context) {
+func (x *filling) finish(ctx context.Context) {
 	if x.loading { // the codec called runtime.Goexit
 		x.lock.InDoubt = true
-		x.end(ctx, &result[T]{err: &PanicError{Value: "runtime.Goexit was called"}, failed: true}, flight.Always)
+		x.end(ctx, &result{err: &PanicError{Value: "runtime.Goexit was called"}, failed: true}, flight.Always)
 	}
 	x.end(ctx, nil, 0) // does nothing if the fill has ended
 	x.seat.decided()
@@ -100,7 +101,7 @@ func (x *filling[T]) finish(ctx context.Context) {
 }
 
 // end hands the result to the callers. The result is known to be true as of validFrom.
-func (x *filling[T]) end(ctx context.Context, r *result[T], validFrom flight.Stamp) {
+func (x *filling) end(ctx context.Context, r *result, validFrom flight.Stamp) {
 	x.waited(ctx) // WaitDone comes before the callers continue
 	x.loading = false
 	x.fills.Rest(x.fill, x.rest)
@@ -191,7 +192,7 @@ const maxUnanswered = 2
 //
 // A refresh that no caller waits for asks once. It leaves the key to its holder, and the slots to
 // loads that callers wait for.
-func (x *filling[T]) acquire(ctx context.Context, within time.Duration) step {
+func (x *filling) acquire(ctx context.Context, within time.Duration) step {
 	defer x.waited(ctx)
 	// With MaxFleetLoads the lock is asked for first: a slot costs two commands then.
 	a := attempt{within: within, queue: x.slots.Lease == nil}
@@ -234,7 +235,7 @@ func (x *filling[T]) acquire(ctx context.Context, within time.Duration) step {
 }
 
 // trySlot takes a slot if one is free.
-func (x *filling[T]) trySlot(ctx context.Context, wanted bool) bool {
+func (x *filling) trySlot(ctx context.Context, wanted bool) bool {
 	if wanted {
 		return x.slot.Try(false)
 	}
@@ -243,14 +244,14 @@ func (x *filling[T]) trySlot(ctx context.Context, wanted bool) bool {
 
 // worthAsking reports whether to ask again after a command without an answer: callers wait, and the
 // server answers other commands.
-func (x *filling[T]) worthAsking(a *attempt, err error) bool {
+func (x *filling) worthAsking(a *attempt, err error) bool {
 	a.unanswered++
 	return a.unanswered < maxUnanswered && a.wanted && client.Unreachable(err) && !x.client.Silent(x.lock.Key())
 }
 
 // unreached is the step after Redis did not answer: the source serves the callers. A refresh
 // without callers ends.
-func (x *filling[T]) unreached() step {
+func (x *filling) unreached() step {
 	if x.fill.Refresh && x.fills.EndIfDeserted(x.fill, x.rest) {
 		return ended
 	}
@@ -259,7 +260,7 @@ func (x *filling[T]) unreached() step {
 
 // follow takes a step within acquire. It returns ended, loadLocked, or any other step if acquire
 // goes on.
-func (x *filling[T]) follow(ctx context.Context, next step, a *attempt, reply fill.Reply, stamp flight.Stamp) step {
+func (x *filling) follow(ctx context.Context, next step, a *attempt, reply fill.Reply, stamp flight.Stamp) step {
 	switch next {
 	case takeValue:
 		x.wait.found()
@@ -270,7 +271,7 @@ func (x *filling[T]) follow(ctx context.Context, next step, a *attempt, reply fi
 		x.wait.found()
 		// Callers that had joined when the lock was last seen held have waited for that load.
 		err := x.opts.errors.remoteError(x.fill.Key, reply.Text)
-		x.end(ctx, &result[T]{err: err, failed: err != ErrNotFound}, a.lastAsked)
+		x.end(ctx, &result{err: err, failed: err != ErrNotFound}, a.lastAsked)
 		return ended
 	case retryNew:
 		x.lock = x.newLock(x.fill.Key)
@@ -306,10 +307,10 @@ func (x *filling[T]) follow(ctx context.Context, next step, a *attempt, reply fi
 
 // loadLocked loads while it renews the lock. One command then stores the value and releases the
 // lock.
-func (x *filling[T]) loadLocked(ctx context.Context) {
+func (x *filling) loadLocked(ctx context.Context) {
 	l := x.beginLoad(ctx)
 	stop := x.renew(l.ctx)
-	x.call(l, func(o outcome[T]) {
+	x.call(l, func(o outcome) {
 		defer x.finish(ctx)
 		stop()
 		l.cancel()
@@ -324,7 +325,7 @@ func (x *filling[T]) loadLocked(ctx context.Context) {
 
 // loadUnlocked loads while Redis does not answer. The callers of this process share the outcome. It
 // is not stored: this process may have missed a Delete.
-func (x *filling[T]) loadUnlocked(ctx context.Context) {
+func (x *filling) loadUnlocked(ctx context.Context) {
 	if x.lock.InDoubt {
 		lock := *x.lock
 		x.lock.InDoubt = false
@@ -332,7 +333,7 @@ func (x *filling[T]) loadUnlocked(ctx context.Context) {
 	}
 	x.counters.loadsUnlocked.Add(1)
 	l := x.beginLoad(ctx)
-	x.call(l, func(o outcome[T]) {
+	x.call(l, func(o outcome) {
 		defer x.finish(ctx)
 		l.cancel()
 		x.slot.Release()
@@ -357,7 +358,7 @@ type running struct {
 	began  flight.Stamp
 }
 
-func (x *filling[T]) beginLoad(ctx context.Context) (l running) {
+func (x *filling) beginLoad(ctx context.Context) (l running) {
 	l.ctx, l.cancel = context.WithTimeout(ctx, x.opts.loadTimeout)
 	l.began = x.fills.BeginLoad(x.fill, func() {
 		x.superseded.Store(true)

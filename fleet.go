@@ -18,7 +18,7 @@ import (
 // A slot expires like the fill lock, and no load outlives LoadTimeout. A load acquires its slot
 // before its fill lock, and releases it while another process loads the key. So no process holds
 // one of the two and waits for the other.
-func (c *Cache[T]) fleet(rdb redis.UniversalClient) (func(ctx context.Context, wait bool) (func(), bool), error) {
+func (c *engine) fleet(rdb redis.UniversalClient) (func(ctx context.Context, wait bool) (func(), bool), error) {
 	s := c.opts
 	newSemaphore := fleetlock.NewSemaphore.(func(redis.UniversalClient, string, string, int, *lock.Options) (*lock.Locker, error))
 	// No value key ends with ":loads", so this key is no key of a caller.
@@ -58,7 +58,7 @@ func (c *Cache[T]) fleet(rdb redis.UniversalClient) (func(ctx context.Context, w
 
 // fleetRefused reports an error of the semaphore. Errors of its commands have been reported by its
 // Trace.
-func (c *Cache[T]) fleetRefused(ctx context.Context, err error) {
+func (c *engine) fleetRefused(ctx context.Context, err error) {
 	var reply redis.Error
 	if !errors.Is(err, lock.ErrUnavailable) && !errors.Is(err, lock.ErrAmbiguous) && !errors.As(err, &reply) {
 		c.redisFailed(ctx, "fleet", err)

@@ -29,7 +29,7 @@ func strangeKeys() []string {
 	return append(keys, strings.Repeat("k", 64<<10), strings.Repeat("}", 64<<10))
 }
 
-func keyCache(namespace string) *Cache[string] { return &Cache[string]{namespace: namespace} }
+func keyCache(namespace string) *engine { return &engine{namespace: namespace} }
 
 // Keys have their documented names in Redis.
 func TestKeys_Names(t *testing.T) {
@@ -300,7 +300,7 @@ func earlyCache(t *testing.T, beta float64) *Cache[string] {
 // earlyHit is the decision of one hit, left before the end of an entry whose load took loadTime.
 func earlyHit(c *Cache[string], left, loadTime time.Duration) bool {
 	now := time.Now()
-	return c.early(&entry.Entry{FreshUntil: now.Add(left), LoadTime: loadTime}, now)
+	return c.engine.early(&entry.Entry{FreshUntil: now.Add(left), LoadTime: loadTime}, now)
 }
 
 // A hit refreshes early with the probability of XFetch.
@@ -402,9 +402,9 @@ func TestBulk_ArrivalThatLeaves(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b := c.newBulk(func(_ context.Context, keys []string) (map[string]string, error) {
+		b := c.engine.newBulk(ManyLoader[string](func(_ context.Context, keys []string) (map[string]string, error) {
 			return map[string]string{keys[0]: "v"}, nil
-		}, nil, 2)
+		}), nil, 2)
 		leaves, waits := b.seatIn(0), b.seatIn(0)
 		b.taken(0, true)
 		b.taken(0, true)
@@ -418,7 +418,7 @@ func TestBulk_ArrivalThatLeaves(t *testing.T) {
 		time.Sleep(time.Second)
 		ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if v, err := waits.loadOne(ctx, "waits", new(atomic.Pointer[flight.Call])); v != "v" || err != nil {
+		if v, err := waits.loadOne(ctx, "waits", new(atomic.Pointer[flight.Call])); valueOf[string](v) != "v" || err != nil {
 			t.Errorf("got %q, %v", v, err)
 		}
 		if err := c.Close(); err != nil {

@@ -52,15 +52,33 @@ func (c *Cache[T]) GetOrLoad(ctx context.Context, key string, load Loader[T]) (T
 // GetOrLoadInfo is [Cache.GetOrLoad] that also tells whether the value is fresh or stale, how old
 // it is, and why it is not newer.
 func (c *Cache[T]) GetOrLoadInfo(ctx context.Context, key string, load Loader[T]) (T, ValueInfo, error) {
-	var zero T
+	var untyped loader // stays nil for a nil Loader
+	if load != nil {
+		untyped = load
+	}
+	v, info, err := c.engine.getOrLoad(ctx, key, untyped)
+	return valueOf[T](v), info, err
+}
+
+// A loader is a Loader without its type.
+type loader interface {
+	load(ctx context.Context, key string) (value any, err error)
+}
+
+func (l Loader[T]) load(ctx context.Context, key string) (any, error) {
+	v, err := l(ctx, key)
+	return &v, err
+}
+
+func (c *engine) getOrLoad(ctx context.Context, key string, load loader) (any, ValueInfo, error) {
 	if err := checkCall(ctx, key); err != nil {
-		return zero, ValueInfo{}, err
+		return nil, ValueInfo{}, err
 	}
 	if load == nil {
-		return zero, ValueInfo{}, errors.New("singlefill: load is nil")
+		return nil, ValueInfo{}, errors.New("singlefill: load is nil")
 	}
 	if err := c.checkOpen(); err != nil && !c.fills.Inside(flight.LoadOf(ctx)) {
-		return zero, ValueInfo{}, err
+		return nil, ValueInfo{}, err
 	}
 	if c.near != nil {
 		if v, info, due, ok, err := c.nearHit(ctx, key, true); ok {
@@ -70,11 +88,11 @@ func (c *Cache[T]) GetOrLoadInfo(ctx context.Context, key string, load Loader[T]
 			return v, info, err
 		}
 	}
-	var l lookup[T]
+	var l lookup
 	w, from, err := c.readOrJoin(ctx, key, load, nil, &l)
 	switch {
 	case err != nil:
-		return zero, ValueInfo{}, err
+		return nil, ValueInfo{}, err
 	case l.hit:
 		return c.deliver(ctx, key, &l.result, from)
 	}
@@ -90,16 +108,16 @@ type origin struct {
 // readOrJoin reads key from Redis, by a GET that callers share. If that finds nothing to serve, the
 // caller joins the key's fill, or starts one. A caller does not read if a fill runs that found the
 // key empty: it joins at once. call is nil in the first round of a call.
-func (c *Cache[T]) readOrJoin(ctx context.Context, key string, load Loader[T], call *flight.Caller, l *lookup[T]) (w waiter[T], from origin, err error) {
+func (c *engine) readOrJoin(ctx context.Context, key string, load loader, call *flight.Caller, l *lookup) (w waiter, from origin, err error) {
 	if c.fills.Filling(key) {
-		w, err = c.join(ctx, key, load, call, 0, l, seat[T]{})
+		w, err = c.join(ctx, key, load, call, 0, l, seat{})
 		return w, from, err
 	}
 	turn, found, err := c.reads.Join(ctx, key)
 	delegated := false // another goroutine has read for this caller
 	for err == nil && found == nil && turn.Arrived != 0 && c.client.MayLeave(ctx) {
 		delegated = true // so that the others need no second read if this caller leaves
-		turn, found, err = turn.Delegate(ctx, func(turn flight.Turn[lookup[T]]) { c.readFor(client.Detach(ctx), key, load, turn) })
+		turn, found, err = turn.Delegate(ctx, func(turn flight.Turn[lookup]) { c.readFor(client.Detach(ctx), key, load, turn) })
 	}
 	switch {
 	case err != nil:
@@ -107,7 +125,7 @@ func (c *Cache[T]) readOrJoin(ctx context.Context, key string, load Loader[T], c
 	case found != nil:
 		*l, from.shared = *found, !delegated
 		if !l.hit {
-			w, err = c.join(ctx, key, load, call, turn.Arrived, l, seat[T]{})
+			w, err = c.join(ctx, key, load, call, turn.Arrived, l, seat{})
 		}
 		return w, from, err
 	}
@@ -125,12 +143,12 @@ func (c *Cache[T]) readOrJoin(ctx context.Context, key string, load Loader[T], c
 	case l.redisErr != nil && ctx.Err() != nil:
 		return w, from, ctx.Err()
 	case !l.hit: // join before the turn ends: the next batch then meets the fill, and does not read
-		if w, err = c.join(ctx, key, load, call, turn.Arrived, l, seat[T]{}); err != nil {
+		if w, err = c.join(ctx, key, load, call, turn.Arrived, l, seat{}); err != nil {
 			return w, from, err
 		}
 	}
 	ended = true
-	if turn.End(l) && c.clone != nil {
+	if turn.End(l) && c.values.clone != nil {
 		from.own = false
 	}
 	if c.due(l) {
@@ -140,8 +158,8 @@ func (c *Cache[T]) readOrJoin(ctx context.Context, key string, load Loader[T], c
 }
 
 // readFor reads for a batch of callers, in a goroutine that one of them started.
-func (c *Cache[T]) readFor(ctx context.Context, key string, load Loader[T], turn flight.Turn[lookup[T]]) {
-	var l lookup[T]
+func (c *engine) readFor(ctx context.Context, key string, load loader, turn flight.Turn[lookup]) {
+	var l lookup
 	found := &l
 	defer func() { turn.End(found) }()
 	if c.fills.Filling(key) {
@@ -155,11 +173,11 @@ func (c *Cache[T]) readFor(ctx context.Context, key string, load Loader[T], turn
 	}
 }
 
-type waiter[T any] = flight.Waiter[result[T]]
+type waiter = flight.Waiter[result]
 
 // join joins the fill of key, or starts one with what l has found. A fill of many keys has a seat in a
 // bulk load, in place of load.
-func (c *Cache[T]) join(ctx context.Context, key string, load Loader[T], call *flight.Caller, arrived flight.Stamp, l *lookup[T], in seat[T]) (waiter[T], error) {
+func (c *engine) join(ctx context.Context, key string, load loader, call *flight.Caller, arrived flight.Stamp, l *lookup, in seat) (waiter, error) {
 	if call == nil {
 		call = &flight.Caller{Outer: flight.LoadOf(ctx), Stamp: arrived}
 	}
@@ -169,20 +187,20 @@ func (c *Cache[T]) join(ctx context.Context, key string, load Loader[T], call *f
 		call.Group = in.bulk.node
 	}
 	found := *l
-	return c.fills.Join(key, call, func(f *flight.Fill[result[T]], over func()) {
+	return c.fills.Join(key, call, func(f *flight.Fill[result], over func()) {
 		c.fill(client.Detach(ctx), f, load, &found, over, in)
 	})
 }
 
 // wait waits for fills until one has a result that is not older than the call. l is what the
 // caller's own read found.
-func (c *Cache[T]) wait(ctx context.Context, key string, load Loader[T], w waiter[T], l lookup[T], from origin) (v T, info ValueInfo, err error) {
+func (c *engine) wait(ctx context.Context, key string, load loader, w waiter, l lookup, from origin) (v any, info ValueInfo, err error) {
 	for {
 		v, info, err, over := c.waitFor(ctx, key, w, &l, from)
 		if over {
 			return v, info, err
 		}
-		l = lookup[T]{}
+		l = lookup{}
 		if w, from, err = c.readOrJoin(ctx, key, load, w.Caller, &l); err != nil {
 			return v, info, err
 		}
@@ -194,7 +212,7 @@ func (c *Cache[T]) wait(ctx context.Context, key string, load Loader[T], w waite
 
 // waitFor waits for one fill. over is false if its result is older than the call: the caller has to
 // read and join again.
-func (c *Cache[T]) waitFor(ctx context.Context, key string, w waiter[T], l *lookup[T], from origin) (v T, info ValueInfo, err error, over bool) {
+func (c *engine) waitFor(ctx context.Context, key string, w waiter, l *lookup, from origin) (v any, info ValueInfo, err error, over bool) {
 	if done := c.trace.Load().ShareDone; done != nil && !w.First {
 		begun := time.Now()
 		defer func() { done(ctx, shareInfo(key, time.Since(begun), w.Call.Load())) }()
@@ -226,7 +244,7 @@ func (c *Cache[T]) waitFor(ctx context.Context, key string, w waiter[T], l *look
 
 // patience returns the context of a wait. If the caller has an old value, it ends when the fill is
 // StaleAfter old.
-func (c *Cache[T]) patience(ctx context.Context, w waiter[T], l *lookup[T]) (context.Context, context.CancelFunc) {
+func (c *engine) patience(ctx context.Context, w waiter, l *lookup) (context.Context, context.CancelFunc) {
 	if !w.Keep || !c.servable(&l.result) {
 		return ctx, noCancel
 	}
@@ -238,7 +256,7 @@ func noCancel() {} // a literal in a generic function is allocated
 // fallback returns the old value that a caller gets in place of a failure, or at its deadline; nil
 // if there is none. It is the one that the caller's own read found, unless the fill has seen the
 // key since.
-func (c *Cache[T]) fallback(ctx context.Context, w waiter[T], l *lookup[T], r *result[T], verdict flight.Verdict) (old *result[T], own bool) {
+func (c *engine) fallback(ctx context.Context, w waiter, l *lookup, r *result, verdict flight.Verdict) (old *result, own bool) {
 	switch {
 	case verdict == flight.Left && ctx.Err() == context.DeadlineExceeded:
 		l.failure = ctx.Err()
@@ -258,8 +276,8 @@ func (c *Cache[T]) fallback(ctx context.Context, w waiter[T], l *lookup[T], r *r
 }
 
 // A result is what a read found, or how a fill ended.
-type result[T any] struct {
-	value     T           // one caller owns it; it is shared only if it cannot be copied
+type result struct {
+	value     any         // one caller owns it; it is shared only if it cannot be copied
 	entry     entry.Entry // of value; the other callers decode its payload. Zero: there is none
 	at        time.Time   // of the judgement of entry
 	freshness freshness   // of entry, at that time
@@ -269,21 +287,21 @@ type result[T any] struct {
 	failed     bool         // err is the failure of a load
 	failure    error        // failure of the load that this old value replaces
 	unverified bool         // Redis did not tell whether the value was invalidated while it was loaded
-	old        *result[T]   // fallback in place of err; nil: there is none
+	old        *result      // fallback in place of err; nil: there is none
 	oldSince   flight.Stamp // the key is known to have held old as of this stamp
 }
 
 // A lookup is what one command found under a value key.
-type lookup[T any] struct {
-	result[T]               // its value is decoded unless it is expired
-	data      []byte        // the bytes found
-	redisErr  error         // Redis did not answer
-	asked     time.Duration // time spent without an answer
-	early     bool          // with Near: a hit refreshes the entry before it expires
+type lookup struct {
+	result                 // its value is decoded unless it is expired
+	data     []byte        // the bytes found
+	redisErr error         // Redis did not answer
+	asked    time.Duration // time spent without an answer
+	early    bool          // with Near: a hit refreshes the entry before it expires
 }
 
 // due reports whether a hit refreshes its entry.
-func (c *Cache[T]) due(l *lookup[T]) bool {
+func (c *engine) due(l *lookup) bool {
 	if c.near != nil { // one draw decides for all hits in memory, too
 		return l.freshness == revalidate || l.hit && l.early
 	}
@@ -291,7 +309,7 @@ func (c *Cache[T]) due(l *lookup[T]) bool {
 }
 
 // read gets the key until Redis answers, for RedisTimeout in all: a connection may have broken.
-func (c *Cache[T]) read(ctx context.Context, key string, l *lookup[T]) {
+func (c *engine) read(ctx context.Context, key string, l *lookup) {
 	for pause := minPause; ; pause *= 2 {
 		if c.get(ctx, key, l); l.redisErr == nil {
 			l.hit = l.freshness >= revalidate
@@ -306,7 +324,7 @@ func (c *Cache[T]) read(ctx context.Context, key string, l *lookup[T]) {
 
 // readAgain pauses before a read is repeated that Redis did not answer. It reports whether to repeat
 // it.
-func (c *Cache[T]) readAgain(ctx context.Context, key string, l *lookup[T], pause time.Duration) bool {
+func (c *engine) readAgain(ctx context.Context, key string, l *lookup, pause time.Duration) bool {
 	left := c.opts.redisTimeout - l.asked - pause
 	if left < c.opts.redisTimeout/10 || !client.Unreachable(l.redisErr) || errors.Is(l.redisErr, redis.ErrClosed) ||
 		c.client.Away(c.valueKey(key)) || !client.Sleep(ctx, pause) {
@@ -317,7 +335,7 @@ func (c *Cache[T]) readAgain(ctx context.Context, key string, l *lookup[T], paus
 }
 
 // get sends one plain GET, which a replica or the client's own cache may answer.
-func (c *Cache[T]) get(ctx context.Context, key string, l *lookup[T]) {
+func (c *engine) get(ctx context.Context, key string, l *lookup) {
 	valueKey := c.valueKey(key)
 	g := c.generation(valueKey)
 	data, asked, err := c.client.Get(ctx, time.Now(), valueKey)
@@ -328,7 +346,7 @@ func (c *Cache[T]) get(ctx context.Context, key string, l *lookup[T]) {
 }
 
 // found notes the reply to a GET that was sent after g was taken.
-func (c *Cache[T]) found(ctx context.Context, key string, g near.Generation, data []byte, err error, l *lookup[T]) {
+func (c *engine) found(ctx context.Context, key string, g near.Generation, data []byte, err error, l *lookup) {
 	l.redisErr = nil
 	switch {
 	case err == nil:
@@ -344,11 +362,10 @@ func (c *Cache[T]) found(ctx context.Context, key string, g near.Generation, dat
 // deliver returns a result to a caller. The owner gets the value, every other caller a copy, so
 // that no caller can change the value of another. If several callers share a read, and the value
 // can be cloned, each of them gets a clone.
-func (c *Cache[T]) deliver(ctx context.Context, key string, r *result[T], from origin) (T, ValueInfo, error) {
+func (c *engine) deliver(ctx context.Context, key string, r *result, from origin) (any, ValueInfo, error) {
 	if from.shared {
 		c.counters.shared.Add(1)
 	}
-	var zero T
 	info, err := c.infoOf(r)
 	if r.hit {
 		c.noteHit(ctx, key, &c.counters.redis, info)
@@ -356,16 +373,16 @@ func (c *Cache[T]) deliver(ctx context.Context, key string, r *result[T], from o
 		c.noteMiss(ctx, key, info)
 	}
 	if err != nil {
-		return zero, info, err
+		return nil, info, err
 	}
 	switch {
 	case r.err != nil:
-		return zero, info, r.err
+		return nil, info, r.err
 	case from.own:
-	case r.hit && c.clone != nil:
-		return c.clone(r.value), info, nil
+	case r.hit && c.values.clone != nil:
+		return c.values.clone(r.value), info, nil
 	case r.entry.Payload != nil:
-		if v, err := c.unmarshal(r.entry.Payload); err == nil {
+		if v, err := c.values.decode(r.entry.Payload); err == nil {
 			return v, info, nil
 		}
 	}

@@ -14,7 +14,7 @@ import (
 // ask sends one command: it looks for an entry and, if take is set, takes the lock if no process
 // holds it. The stamp is from before the command. What the reply says of the key is true as of
 // then.
-func (x *filling[T]) ask(ctx context.Context, a attempt, take bool) (fill.Reply, flight.Stamp, error) {
+func (x *filling) ask(ctx context.Context, a attempt, take bool) (fill.Reply, flight.Stamp, error) {
 	query := fill.Query{Known: entry.Header(x.old.data), Awaited: a.awaited, Take: take, For: x.purpose(a.wanted)}
 	g, stamp := x.generation(x.lock.ValueKey()), x.clock.Now()
 	sent := time.Now()
@@ -25,7 +25,7 @@ func (x *filling[T]) ask(ctx context.Context, a attempt, take bool) (fill.Reply,
 	switch {
 	case err != nil:
 	case reply.Status == fill.Hit:
-		x.old = new(lookup[T])
+		x.old = new(lookup)
 		x.decode(ctx, x.fill.Key, []byte(reply.Text), x.old)
 		x.keep(x.fill.Key, g, x.old)
 		x.oldSince = stamp
@@ -39,7 +39,7 @@ func (x *filling[T]) ask(ctx context.Context, a attempt, take bool) (fill.Reply,
 }
 
 // purpose tells the script what the callers can do with the entry that the key holds.
-func (x *filling[T]) purpose(wanted bool) string {
+func (x *filling) purpose(wanted bool) string {
 	switch {
 	case !wanted:
 		return fill.Served
@@ -55,7 +55,7 @@ const renewAfter = 10 * time.Millisecond
 
 // renew renews the lock until stop is called. A caller that joins brings the next renewal forward,
 // so that a lost lock is noticed soon.
-func (x *filling[T]) renew(ctx context.Context) (stop func()) {
+func (x *filling) renew(ctx context.Context) (stop func()) {
 	return x.fills.Later(min(renewAfter, x.opts.lockTTL/3), func() {
 		x.lock.Keep(ctx, x.fill.Wake, func() {
 			x.counters.locksLost.Add(1)
@@ -65,7 +65,7 @@ func (x *filling[T]) renew(ctx context.Context) (stop func()) {
 }
 
 // commit stores the outcome of a load, or releases the lock, and hands the outcome to the callers.
-func (x *filling[T]) commit(ctx context.Context, o outcome[T], began flight.Stamp) {
+func (x *filling) commit(ctx context.Context, o outcome, began flight.Stamp) {
 	data, note := x.encode(&o)
 	r := o.result()
 	if o.superseded {
@@ -100,7 +100,7 @@ func (x *filling[T]) commit(ctx context.Context, o outcome[T], began flight.Stam
 }
 
 // backOff keeps the fleet off the source for RetryAfter, if there is an old value to serve.
-func (x *filling[T]) backOff(note *fill.ReleaseNote) {
+func (x *filling) backOff(note *fill.ReleaseNote) {
 	if x.servable(&x.old.result) {
 		note.RetryAfter = x.opts.retryAfter
 		x.rest = min(x.opts.retryAfter, maxRest)
@@ -109,10 +109,11 @@ func (x *filling[T]) backOff(note *fill.ReleaseNote) {
 
 // storeOrRelease stores data and releases the lock in one step. Without data, or if the server
 // refuses to store it, it only releases the lock. It reports whether this fill still held the lock.
-func (x *filling[T]) storeOrRelease(ctx context.Context, o *outcome[T], data []byte, note fill.ReleaseNote) (ours bool, err error) {
+func (x *filling) storeOrRelease(ctx context.Context, o *outcome, data []byte, note fill.ReleaseNote) (ours bool, err error) {
 	if data != nil {
+		kept := x.opts.keptFor(o.life)
 		ours, err = client.Retry(ctx, x.opts.redisTimeout, client.Unreachable, func(within time.Duration) (bool, error) {
-			return x.lock.Store(ctx, within, data, x.opts.keptFor(o.life))
+			return x.lock.Store(ctx, within, data, kept)
 		})
 		o.Stored, o.Fenced, o.StoreErr = ours, err == nil && !ours, err
 		if err == nil || client.Unreachable(err) {
@@ -129,7 +130,7 @@ func (x *filling[T]) storeOrRelease(ctx context.Context, o *outcome[T], data []b
 // the lock, or keep it, without a load. It tries until Redis answers or the lock has expired. When
 // the cache is closed it tries once more, also while the breaker is open: that may be due to the
 // very commands that were not answered.
-func (c *Cache[T]) abandon(ctx context.Context, lock fill.Lock) {
+func (c *engine) abandon(ctx context.Context, lock fill.Lock) {
 	for end := time.Now().Add(c.opts.lockTTL); time.Now().Before(end); {
 		closed := c.checkOpen() != nil
 		if closed || !c.client.Away(lock.Key()) {

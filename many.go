@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -33,12 +34,33 @@ func (c *Cache[T]) GetOrLoadMany(ctx context.Context, keys []string, load ManyLo
 	if load == nil {
 		return nil, errors.New("singlefill: load is nil")
 	}
+	found := make(valueMap[T], len(keys))
+	err := c.engine.getOrLoadMany(ctx, keys, load, found)
+	return found.result(err)
+}
+
+// A collector takes the values of a call for many keys.
+type collector interface{ put(key string, value any) }
+
+type valueMap[T any] map[string]T
+
+func (m valueMap[T]) put(key string, value any) { m[key] = *value.(*T) }
+
+// result returns the values of a call that has begun.
+func (m valueMap[T]) result(err error) (map[string]T, error) {
+	if _, begun := err.(*ManyError); err != nil && !begun {
+		return nil, err
+	}
+	return m, err
+}
+
+func (c *engine) getOrLoadMany(ctx context.Context, keys []string, load manyLoader, into collector) error {
 	outer := flight.LoadOf(ctx)
 	m, err := c.newMany(ctx, keys, c.fills.Inside(outer))
 	if err != nil {
-		return nil, err
+		return err
 	}
-	m.load, m.outer = load, outer
+	m.load, m.outer, m.into = load, outer, into
 	for asks := m.nearHits(true); len(asks) > 0; {
 		asks = m.waitAll(m.readAndJoin(asks))
 	}
@@ -49,10 +71,16 @@ func (c *Cache[T]) GetOrLoadMany(ctx context.Context, keys []string, load ManyLo
 // that it does not have is not in the map; that is no error. Keys that Redis could not be asked for
 // have errors in a [*ManyError]. When ctx ends, GetMany returns the values that it has found.
 func (c *Cache[T]) GetMany(ctx context.Context, keys []string) (map[string]T, error) {
+	found := make(valueMap[T], len(keys))
+	return found.result(c.engine.getMany(ctx, keys, found))
+}
+
+func (c *engine) getMany(ctx context.Context, keys []string, into collector) error {
 	m, err := c.newMany(ctx, keys, false)
 	if err != nil {
-		return nil, err
+		return err
 	}
+	m.into = into
 	for part := range m.read(m.nearHits(false), false) {
 		for _, a := range part {
 			switch {
@@ -72,10 +100,13 @@ func (c *Cache[T]) GetMany(ctx context.Context, keys []string) (map[string]T, er
 // SetMany stores values, as [Cache.Set] does for each of them: it warms up a cache in few round
 // trips. Keys that may not have been stored have errors in a [*ManyError].
 func (c *Cache[T]) SetMany(ctx context.Context, values map[string]T) error {
-	keys := make([]string, 0, len(values))
-	for key := range values {
-		keys = append(keys, key)
-	}
+	return c.engine.setMany(ctx, slices.Collect(maps.Keys(values)), func(key string) any {
+		v := values[key]
+		return &v
+	})
+}
+
+func (c *engine) setMany(ctx context.Context, keys []string, value func(key string) any) error {
 	m, err := c.newMany(ctx, keys, false)
 	if err != nil {
 		return err
@@ -84,7 +115,7 @@ func (c *Cache[T]) SetMany(ctx context.Context, values map[string]T) error {
 	var sets []manySet
 	var gone []string // their values are not to be stored
 	for _, key := range m.keys {
-		s, err := c.newSet(key, values[key])
+		s, err := c.newSet(key, value(key))
 		switch {
 		case err != nil:
 			m.fail(key, wrap(ctx, "set", err))
@@ -95,32 +126,31 @@ func (c *Cache[T]) SetMany(ctx context.Context, values map[string]T) error {
 		}
 	}
 	m.setAll(sets)
-	if err := c.Delete(ctx, gone...); err != nil {
+	if err := c.invalidate(ctx, "delete", gone, c.delete); err != nil {
 		for _, key := range gone {
 			m.fail(key, err)
 		}
 	}
-	_, err = m.result()
-	return err
+	return m.result()
 }
 
 // A many is a call for many keys.
-type many[T any] struct {
-	*Cache[T]
+type many struct {
+	*engine
 	ctx   context.Context
-	load  ManyLoader[T]
+	load  manyLoader
 	outer *flight.Load // the load that makes the call, or nil
 	keys  []string     // without duplicates
 
-	values map[string]T
-	errs   map[string]error // nil: none
+	into collector
+	errs map[string]error // nil: none
 }
 
-func (c *Cache[T]) newMany(ctx context.Context, keys []string, nested bool) (*many[T], error) {
+func (c *engine) newMany(ctx context.Context, keys []string, nested bool) (*many, error) {
 	if err := c.checkOpen(); err != nil && !nested {
 		return nil, err
 	}
-	m := &many[T]{Cache: c, ctx: ctx, values: make(map[string]T, len(keys)), keys: make([]string, 0, len(keys))}
+	m := &many{engine: c, ctx: ctx, keys: make([]string, 0, len(keys))}
 	seen := make(map[string]bool, len(keys))
 	for _, key := range keys {
 		if key == "" {
@@ -135,23 +165,23 @@ func (c *Cache[T]) newMany(ctx context.Context, keys []string, nested bool) (*ma
 }
 
 // An ask is a key of a call that has no result yet.
-type ask[T any] struct {
-	lookup[T]
+type ask struct {
+	lookup
 	key    string
 	node   int            // keys with the same number are on one server
 	call   *flight.Caller // nil in the first round
-	turn   flight.Turn[lookup[T]]
+	turn   flight.Turn[lookup]
 	shared bool // other calls may have the same lookup
 	theirs bool // another call has read it
-	waiter waiter[T]
-	memory *nearValue[T] // what memory has, if it is to be refreshed
+	waiter waiter
+	memory *nearValue // what memory has, if it is to be refreshed
 }
 
 // nearHits delivers what memory has, and returns the other keys.
-func (m *many[T]) nearHits(refreshes bool) (asks []*ask[T]) {
-	var due []*ask[T]
-	all := make([]ask[T], len(m.keys)) // one allocation
-	asks = make([]*ask[T], 0, len(m.keys))
+func (m *many) nearHits(refreshes bool) (asks []*ask) {
+	var due []*ask
+	all := make([]ask, len(m.keys)) // one allocation
+	asks = make([]*ask, 0, len(m.keys))
 	for i, key := range m.keys {
 		a := &all[i]
 		a.key = key
@@ -178,8 +208,8 @@ func (m *many[T]) nearHits(refreshes bool) (asks []*ask[T]) {
 
 // readAndJoin reads keys and delivers what it finds. For the others it joins fills, or starts them.
 // It returns those.
-func (m *many[T]) readAndJoin(asks []*ask[T]) (joined []*ask[T]) {
-	var read, misses, due []*ask[T]
+func (m *many) readAndJoin(asks []*ask) (joined []*ask) {
+	var read, misses, due []*ask
 	m.locate(asks)
 	for _, a := range asks {
 		if m.fills.Filling(a.key) {
@@ -217,9 +247,9 @@ func (m *many[T]) readAndJoin(asks []*ask[T]) (joined []*ask[T]) {
 // read reads keys, in a pipeline for each part of them: a few hundred on one server. It yields the
 // parts as they come, and nil once if the next one is slow to come. With again, what Redis does not
 // answer is read again, for RedisTimeout in all.
-func (m *many[T]) read(asks []*ask[T], again bool) func(yield func([]*ask[T]) bool) {
-	return func(yield func([]*ask[T]) bool) {
-		var parts [][]*ask[T]
+func (m *many) read(asks []*ask, again bool) func(yield func([]*ask) bool) {
+	return func(yield func([]*ask) bool) {
+		var parts [][]*ask
 		for _, group := range m.locate(asks) {
 			parts = slices.AppendSeq(parts, slices.Chunk(group, batch))
 		}
@@ -228,7 +258,7 @@ func (m *many[T]) read(asks []*ask[T], again bool) func(yield func([]*ask[T]) bo
 			yield(parts[0])
 			return
 		}
-		done := make(chan []*ask[T], len(parts))
+		done := make(chan []*ask, len(parts))
 		for _, part := range parts {
 			go func() {
 				m.readPart(part, again)
@@ -250,8 +280,8 @@ func (m *many[T]) read(asks []*ask[T], again bool) func(yield func([]*ask[T]) bo
 }
 
 // locate finds out which keys are on one server.
-func (m *many[T]) locate(asks []*ask[T]) (groups [][]*ask[T]) {
-	groups = client.ByNode(m.client, asks, func(a *ask[T]) string { return m.valueKey(a.key) })
+func (m *many) locate(asks []*ask) (groups [][]*ask) {
+	groups = client.ByNode(m.client, asks, func(a *ask) string { return m.valueKey(a.key) })
 	for node, group := range groups {
 		for _, a := range group {
 			a.node = node
@@ -263,12 +293,12 @@ func (m *many[T]) locate(asks []*ask[T]) (groups [][]*ask[T]) {
 // readPart reads the keys of one node. It shares their reads with other calls of this process: it
 // reads at once what no other call is reading, and what is left when that is over, if no other call
 // has read it by then.
-func (m *many[T]) readPart(part []*ask[T], again bool) {
+func (m *many) readPart(part []*ask, again bool) {
 	if !again { // GetMany, which like Get shares nothing
 		m.getAll(part)
 		return
 	}
-	var mine, others []*ask[T]
+	var mine, others []*ask
 	for _, a := range part {
 		if a.turn = m.reads.Arrive(a.key); a.turn.Arrived == 0 {
 			mine = append(mine, a)
@@ -287,9 +317,9 @@ func (m *many[T]) readPart(part []*ask[T], again bool) {
 
 // awaitTurns waits until the first of asks has its turn or has been read, and returns those that have
 // their turns by then, and those that still wait.
-func (m *many[T]) awaitTurns(asks []*ask[T]) (mine, others []*ask[T]) {
+func (m *many) awaitTurns(asks []*ask) (mine, others []*ask) {
 	for i, a := range asks {
-		var found *lookup[T]
+		var found *lookup
 		over := true
 		if i == 0 {
 			var err error
@@ -318,18 +348,18 @@ func (m *many[T]) awaitTurns(asks []*ask[T]) (mine, others []*ask[T]) {
 
 // takeTurns reads keys until Redis answers, for RedisTimeout in all. What has a fill by now is not
 // read.
-func (m *many[T]) takeTurns(asks []*ask[T]) {
+func (m *many) takeTurns(asks []*ask) {
 	ended := false
 	defer func() {
 		for _, a := range asks {
 			if !ended || m.ctx.Err() != nil && a.redisErr != nil { // another call of the batch reads
 				a.turn.End(nil)
 			} else {
-				a.shared = a.turn.End(&a.lookup) && m.clone != nil
+				a.shared = a.turn.End(&a.lookup) && m.values.clone != nil
 			}
 		}
 	}()
-	var left []*ask[T]
+	var left []*ask
 	for _, a := range asks {
 		if !m.fills.Filling(a.key) {
 			left = append(left, a)
@@ -340,7 +370,7 @@ func (m *many[T]) takeTurns(asks []*ask[T]) {
 		for _, a := range left {
 			a.hit = a.redisErr == nil && a.freshness >= revalidate
 		}
-		left = slices.DeleteFunc(left, func(a *ask[T]) bool { return a.redisErr == nil })
+		left = slices.DeleteFunc(left, func(a *ask) bool { return a.redisErr == nil })
 		if len(left) == 0 {
 			break
 		}
@@ -356,7 +386,7 @@ func (m *many[T]) takeTurns(asks []*ask[T]) {
 }
 
 // getAll sends one GET for each key, in one pipeline.
-func (m *many[T]) getAll(asks []*ask[T]) {
+func (m *many) getAll(asks []*ask) {
 	keys, generations := make([]string, len(asks)), make([]near.Generation, len(asks))
 	for i, a := range asks {
 		keys[i] = m.valueKey(a.key)
@@ -375,7 +405,7 @@ func (m *many[T]) getAll(asks []*ask[T]) {
 }
 
 // joinAll joins the fills of keys. The fills that it starts load in bulk.
-func (m *many[T]) joinAll(misses []*ask[T]) (joined []*ask[T]) {
+func (m *many) joinAll(misses []*ask) (joined []*ask) {
 	for chunk := range slices.Chunk(misses, m.opts.maxBatch) {
 		b := m.newBulk(m.load, m.outer, len(chunk))
 		for _, a := range chunk {
@@ -395,20 +425,20 @@ func (m *many[T]) joinAll(misses []*ask[T]) (joined []*ask[T]) {
 
 // waitAll waits for fills, delivers their results, and returns those whose results are older than the
 // call.
-func (m *many[T]) waitAll(joined []*ask[T]) (again []*ask[T]) {
+func (m *many) waitAll(joined []*ask) (again []*ask) {
 	for _, a := range joined {
 		v, _, err, over := m.waitFor(m.ctx, a.key, a.waiter, &a.lookup, a.from())
 		if over {
 			m.put(a.key, v, err)
 		} else {
-			again = append(again, &ask[T]{key: a.key, call: a.waiter.Caller})
+			again = append(again, &ask{key: a.key, call: a.waiter.Caller})
 		}
 	}
 	return again
 }
 
 // refreshAll refreshes entries in the background, in bulk.
-func (m *many[T]) refreshAll(due []*ask[T]) {
+func (m *many) refreshAll(due []*ask) {
 	if len(due) == 0 || m.checkOpen() != nil {
 		return
 	}
@@ -417,8 +447,8 @@ func (m *many[T]) refreshAll(due []*ask[T]) {
 		b := m.newBulk(m.load, nil, len(chunk))
 		for _, a := range chunk {
 			in, data := b.seatIn(a.node), a.data
-			begun := m.fills.Refresh(a.key, entry.Header(data), b.node, func(f *flight.Fill[result[T]], over func()) {
-				m.fill(ctx, f, nil, &lookup[T]{data: data}, over, in)
+			begun := m.fills.Refresh(a.key, entry.Header(data), b.node, func(f *flight.Fill[result], over func()) {
+				m.fill(ctx, f, nil, &lookup{data: data}, over, in)
 			})
 			b.taken(a.node, begun)
 		}
@@ -427,10 +457,10 @@ func (m *many[T]) refreshAll(due []*ask[T]) {
 }
 
 // refreshNearAll refreshes entries that memory has, unless another process has refreshed them.
-func (m *many[T]) refreshNearAll(due []*ask[T]) {
-	background := &many[T]{Cache: m.Cache, ctx: client.Detach(m.ctx), load: m.load}
+func (m *many) refreshNearAll(due []*ask) {
+	background := &many{engine: m.engine, ctx: client.Detach(m.ctx), load: m.load}
 	m.fills.Go(func() {
-		var old []*ask[T]
+		var old []*ask
 		for part := range background.read(due, true) {
 			for _, a := range part {
 				if a.memory.refreshes(&a.lookup) {
@@ -449,7 +479,7 @@ type manySet struct {
 }
 
 // setAll stores values, on all nodes at the same time.
-func (m *many[T]) setAll(sets []manySet) {
+func (m *many) setAll(sets []manySet) {
 	groups := client.ByNode(m.client, sets, func(s manySet) string { return s.Value })
 	errs := make([][]error, len(groups))
 	var nodes sync.WaitGroup
@@ -468,7 +498,7 @@ func (m *many[T]) setAll(sets []manySet) {
 
 // setOnNode stores the values of one node, and returns the error of each. A dead node costs one
 // RedisTimeout, however many keys there are.
-func (m *many[T]) setOnNode(sets []manySet) (errs []error) {
+func (m *many) setOnNode(sets []manySet) (errs []error) {
 	var failed error
 	for part := range slices.Chunk(sets, batch) {
 		if client.Unreachable(failed) {
@@ -491,37 +521,37 @@ func (m *many[T]) setOnNode(sets []manySet) (errs []error) {
 }
 
 // from tells what the call may do with the value that a read has found.
-func (a *ask[T]) from() origin {
+func (a *ask) from() origin {
 	return origin{own: !a.shared, shared: a.theirs}
 }
 
 // hit delivers what a read has found.
-func (m *many[T]) hit(a *ask[T]) {
+func (m *many) hit(a *ask) {
 	v, _, err := m.deliver(m.ctx, a.key, &a.result, a.from())
 	m.put(a.key, v, err)
 }
 
 // put sets the result of a key.
-func (m *many[T]) put(key string, v T, err error) {
+func (m *many) put(key string, v any, err error) {
 	switch {
 	case err == nil:
-		m.values[key] = v
+		m.into.put(key, v)
 	case isNotFound(err):
 	default:
 		m.fail(key, err)
 	}
 }
 
-func (m *many[T]) fail(key string, err error) {
+func (m *many) fail(key string, err error) {
 	if m.errs == nil {
 		m.errs = make(map[string]error)
 	}
 	m.errs[key] = err
 }
 
-func (m *many[T]) result() (map[string]T, error) {
+func (m *many) result() error {
 	if m.errs == nil {
-		return m.values, nil
+		return nil
 	}
-	return m.values, &ManyError{m.errs}
+	return &ManyError{m.errs}
 }

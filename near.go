@@ -84,7 +84,7 @@ type nearTier struct {
 
 // A nearValue is what memory has of an entry. Its times are those of the entry, by the clock of the
 // tier.
-type nearValue[T any] struct {
+type nearValue struct {
 	near.Item
 	// All that a hit reads comes first: it is in one or two lines of the processor's cache.
 	freshEnd  time.Duration // fresh until then
@@ -92,7 +92,7 @@ type nearValue[T any] struct {
 	written   time.Duration
 	refreshAt atomic.Int64 // when a hit next refreshes the entry
 	notFound  bool
-	value     T      // unless payload has it
+	value     any    // unless payload has it
 	payload   []byte // to be decoded for each caller; nil: value has it
 
 	end        time.Duration // kept until then, for times in which neither Redis nor the source answers
@@ -100,7 +100,7 @@ type nearValue[T any] struct {
 	freshUntil int64
 }
 
-func (c *Cache[T]) newNear(n Near) *nearTier {
+func (c *engine) newNear(n Near) *nearTier {
 	t := &nearTier{ttl: bounded(orDefault(n.TTL, forever)), share: n.Share}
 	background := func(run func(<-chan struct{})) { c.fills.Go(func() { run(c.closing) }) }
 	t.Tier = near.New(c.client, c.logKey(), orDefault(n.Size, 10_000), orDefault(n.MaxLag, time.Second), background, func() {
@@ -113,14 +113,14 @@ func (c *Cache[T]) newNear(n Near) *nearTier {
 }
 
 // logKey returns the key of the log, which is no value key.
-func (c *Cache[T]) logKey() string { return c.namespace + ":log" }
+func (c *engine) logKey() string { return c.namespace + ":log" }
 
 // nearHit serves key from memory. ok is false if memory has nothing to serve, or cannot prove that
 // it is recent enough. due is the entry if it expires soon or is stale, and the caller has to
 // refresh it.
-func (c *Cache[T]) nearHit(ctx context.Context, key string, refreshes bool) (v T, info ValueInfo, due *nearValue[T], ok bool, err error) {
+func (c *engine) nearHit(ctx context.Context, key string, refreshes bool) (v any, info ValueInfo, due *nearValue, ok bool, err error) {
 	kept, now, proven := c.near.Get(key)
-	n, ok := kept.(*nearValue[T])
+	n, ok := kept.(*nearValue)
 	if !ok || !proven || now >= n.staleEnd {
 		return v, info, nil, false, nil
 	}
@@ -136,23 +136,23 @@ func (c *Cache[T]) nearHit(ctx context.Context, key string, refreshes bool) (v T
 }
 
 // nearCopy returns a value that the caller owns, unless callers share it, or ErrNotFound.
-func (c *Cache[T]) nearCopy(n *nearValue[T]) (v T, err error) {
+func (c *engine) nearCopy(n *nearValue) (v any, err error) {
 	switch {
 	case n.notFound:
 		return v, ErrNotFound
 	case n.payload != nil:
-		return c.unmarshal(n.payload)
+		return c.values.decode(n.payload)
 	case c.near.share:
 		return n.value, nil
 	}
-	return c.clone(n.value), nil
+	return c.values.clone(n.value), nil
 }
 
 // refreshNear refreshes an entry that memory has, unless another process has refreshed it: then it
 // only reads the new one.
-func (c *Cache[T]) refreshNear(ctx context.Context, key string, load Loader[T], n *nearValue[T]) {
+func (c *engine) refreshNear(ctx context.Context, key string, load loader, n *nearValue) {
 	c.fills.Go(func() {
-		var l lookup[T]
+		var l lookup
 		c.read(ctx, key, &l)
 		if n.refreshes(&l) {
 			c.refresh(ctx, key, load, l.data)
@@ -161,13 +161,13 @@ func (c *Cache[T]) refreshNear(ctx context.Context, key string, load Loader[T], 
 }
 
 // refreshes reports whether what is in Redis still has to be refreshed.
-func (n *nearValue[T]) refreshes(l *lookup[T]) bool {
+func (n *nearValue) refreshes(l *lookup) bool {
 	newer := l.freshness == fresh && !l.early && l.entry.WrittenAt.UnixMilli() != n.writtenAt
 	return l.redisErr == nil && !newer
 }
 
 // generation is to be taken before the command is sent whose reply is kept.
-func (c *Cache[T]) generation(valueKey string) (g near.Generation) {
+func (c *engine) generation(valueKey string) (g near.Generation) {
 	if c.near != nil {
 		g = c.near.Generation(valueKey)
 	}
@@ -175,7 +175,7 @@ func (c *Cache[T]) generation(valueKey string) (g near.Generation) {
 }
 
 // keep keeps what a command has found in memory.
-func (c *Cache[T]) keep(key string, g near.Generation, l *lookup[T]) {
+func (c *engine) keep(key string, g near.Generation, l *lookup) {
 	if c.near == nil || l.freshness == expired {
 		return
 	}
@@ -185,8 +185,8 @@ func (c *Cache[T]) keep(key string, g near.Generation, l *lookup[T]) {
 	case l.entry.NotFound:
 	case c.near.share:
 		n.value = l.value
-	case c.clone != nil:
-		n.value = c.clone(l.value)
+	case c.values.clone != nil:
+		n.value = c.values.clone(l.value)
 	default:
 		n.payload = l.entry.Payload
 	}
@@ -195,14 +195,14 @@ func (c *Cache[T]) keep(key string, g near.Generation, l *lookup[T]) {
 
 // keepLoaded keeps the value of a load that has been stored: as it is in Redis, since the codec may
 // drop a part of what was loaded.
-func (c *Cache[T]) keepLoaded(key string, g near.Generation, o *outcome[T]) {
+func (c *engine) keepLoaded(key string, g near.Generation, o *outcome) {
 	if c.near == nil {
 		return
 	}
-	l := lookup[T]{result: result[T]{entry: o.entry, at: time.Now(), freshness: fresh}}
-	if !o.entry.NotFound && (c.near.share || c.clone != nil) {
+	l := lookup{result: result{entry: o.entry, at: time.Now(), freshness: fresh}}
+	if !o.entry.NotFound && (c.near.share || c.values.clone != nil) {
 		var err error
-		if l.value, err = c.unmarshal(o.entry.Payload); err != nil {
+		if l.value, err = c.values.decode(o.entry.Payload); err != nil {
 			return
 		}
 	}
@@ -210,9 +210,9 @@ func (c *Cache[T]) keepLoaded(key string, g near.Generation, o *outcome[T]) {
 }
 
 // newNearValue converts the times of an entry, which are those of the wall clock. at is now.
-func (c *Cache[T]) newNearValue(e *entry.Entry, at time.Time) *nearValue[T] {
+func (c *engine) newNearValue(e *entry.Entry, at time.Time) *nearValue {
 	now := c.near.At(at)
-	n := new(nearValue[T])
+	n := new(nearValue)
 	n.notFound, n.written = e.NotFound, now-bounded(at.Sub(e.WrittenAt))
 	n.writtenAt, n.freshUntil = e.WrittenAt.UnixMilli(), e.FreshUntil.UnixMilli()
 	fresh := bounded(e.FreshUntil.Sub(at))
@@ -237,12 +237,12 @@ func bounded(d time.Duration) time.Duration { return max(-forever, min(d, foreve
 
 // recall is for times in which Redis does not answer: what memory has may be older than MaxLag, but
 // if the load fails as well, it is the old value to fall back to.
-func (c *Cache[T]) recall(key string, l *lookup[T]) {
+func (c *engine) recall(key string, l *lookup) {
 	if c.near == nil {
 		return
 	}
 	kept, now, _ := c.near.Get(key)
-	n, ok := kept.(*nearValue[T])
+	n, ok := kept.(*nearValue)
 	if !ok || now >= n.end {
 		return
 	}
@@ -250,13 +250,13 @@ func (c *Cache[T]) recall(key string, l *lookup[T]) {
 	if err != nil && err != ErrNotFound {
 		return
 	}
-	old := result[T]{value: v, at: time.Now(), freshness: ifError, err: err}
+	old := result{value: v, at: time.Now(), freshness: ifError, err: err}
 	old.entry = entry.Entry{
 		NotFound: n.notFound, Expired: true, // for all that is known
 		FreshUntil: time.UnixMilli(n.freshUntil), WrittenAt: time.UnixMilli(n.writtenAt),
 	}
 	if err == nil {
-		if old.entry.Payload, err = c.marshal(v); err != nil { // the other callers decode it
+		if old.entry.Payload, err = c.values.encode(v); err != nil { // the other callers decode it
 			return
 		}
 	}
@@ -272,7 +272,7 @@ type notice struct {
 }
 
 // notifies reports whether a notice may go in the pipeline of the invalidation.
-func (c *Cache[T]) notifies() bool { return c.near != nil && c.near.OneServer() }
+func (c *engine) notifies() bool { return c.near != nil && c.near.OneServer() }
 
 // refusedNotice reports whether the server has executed all of the commands that invalidate, and
 // has refused one of those behind them. err is the error of the pipeline. Commands that the server
@@ -284,7 +284,7 @@ func refusedNotice(invalidating []redis.Cmder, err error) bool {
 
 // notified is called when the invalidation has been answered with err. It returns err, or why other
 // processes cannot be told.
-func (c *Cache[T]) notified(ctx context.Context, n notice, pairs []fill.Pair, err error) error {
+func (c *engine) notified(ctx context.Context, n notice, pairs []fill.Pair, err error) error {
 	if c.near == nil {
 		return err
 	}
@@ -304,7 +304,7 @@ func (c *Cache[T]) notified(ctx context.Context, n notice, pairs []fill.Pair, er
 }
 
 // appendLater tries to append the notice of a call that fails anyway.
-func (c *Cache[T]) appendLater(ctx context.Context, pairs []fill.Pair) {
+func (c *engine) appendLater(ctx context.Context, pairs []fill.Pair) {
 	c.fills.Go(func() { _ = c.near.Append(client.Detach(ctx), valuesOf(pairs)) }) // failures are traced
 }
 

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -13,7 +12,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/client"
-	"github.com/singlefill/singlefill/internal/codec"
 )
 
 // Options tune a [Cache]. A nil *Options, like the zero value, selects the defaults, which suit
@@ -125,10 +123,9 @@ type Options[T any] struct {
 }
 
 // settings are Options with the defaults filled in. Off is zero.
-type settings[T any] struct {
+type settings struct {
 	staleWindows
 	codec         Codec
-	ttlFunc       func(key string, v T) time.Duration
 	jitter        float64
 	ttl           time.Duration
 	notFoundTTL   time.Duration // 0: not remembered
@@ -152,21 +149,42 @@ type staleWindows struct {
 	retryAfter           time.Duration
 }
 
+// withoutType returns o without TTLFunc, the only option that knows T. The rest of the code is then
+// compiled once, and not for each T.
+func withoutType[T any](o *Options[T]) *Options[any] {
+	return &Options[any]{
+		Codec:                o.Codec,
+		Jitter:               o.Jitter,
+		NotFoundTTL:          o.NotFoundTTL,
+		EarlyRefresh:         o.EarlyRefresh,
+		StaleWhileRevalidate: o.StaleWhileRevalidate,
+		StaleIfError:         o.StaleIfError,
+		StaleAfter:           o.StaleAfter,
+		RetryAfter:           o.RetryAfter,
+		LockTTL:              o.LockTTL,
+		LoadTimeout:          o.LoadTimeout,
+		RedisTimeout:         o.RedisTimeout,
+		MaxLoads:             o.MaxLoads,
+		MaxFleetLoads:        o.MaxFleetLoads,
+		MaxBatch:             o.MaxBatch,
+		Errors:               o.Errors,
+		Near:                 o.Near,
+		Trace:                o.Trace,
+	}
+}
+
 // resolve checks the arguments of New and fills in the defaults.
-func resolve[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, opts *Options[T]) (settings[T], error) {
+func resolve(rdb redis.UniversalClient, namespace string, ttl time.Duration, opts *Options[any]) (settings, error) {
 	if err := client.Check(rdb); err != nil {
-		return settings[T]{}, fmt.Errorf("singlefill: %w", err)
+		return settings{}, fmt.Errorf("singlefill: %w", err)
 	}
 	if err := checkNamespace(namespace); err != nil {
-		return settings[T]{}, err
+		return settings{}, err
 	}
 	if ttl < time.Millisecond {
-		return settings[T]{}, fmt.Errorf("singlefill: ttl is %v: at least 1ms is allowed", ttl)
+		return settings{}, fmt.Errorf("singlefill: ttl is %v: at least 1ms is allowed", ttl)
 	}
-	if opts == nil {
-		opts = &Options[T]{}
-	}
-	s := settings[T]{
+	s := settings{
 		staleWindows: staleWindows{
 			staleWhileRevalidate: max(0, opts.StaleWhileRevalidate),
 			staleIfError:         max(0, opts.StaleIfError),
@@ -174,7 +192,6 @@ func resolve[T any](rdb redis.UniversalClient, namespace string, ttl time.Durati
 			retryAfter:           max(0, orDefault(opts.RetryAfter, time.Second)),
 		},
 		codec:         opts.Codec,
-		ttlFunc:       opts.TTLFunc,
 		jitter:        max(0, orDefault(opts.Jitter, 0.1)),
 		ttl:           ttl,
 		notFoundTTL:   max(0, orDefault(opts.NotFoundTTL, min(ttl, time.Minute))),
@@ -194,7 +211,7 @@ func resolve[T any](rdb redis.UniversalClient, namespace string, ttl time.Durati
 	}
 	if opts.Near != nil {
 		if err := checkNear(opts.Near, rdb); err != nil {
-			return settings[T]{}, err
+			return settings{}, err
 		}
 		s.near = new(*opts.Near)
 	}
@@ -205,7 +222,7 @@ func resolve[T any](rdb redis.UniversalClient, namespace string, ttl time.Durati
 }
 
 // check reports the first setting that makes no sense. opts are the options as they were given.
-func (s settings[T]) check(opts *Options[T]) error {
+func (s settings) check(opts *Options[any]) error {
 	switch {
 	case math.IsNaN(s.jitter) || s.jitter >= 1:
 		return fmt.Errorf("singlefill: Options.Jitter is %v: a fraction below 1 is allowed, or a negative number for none", s.jitter)
@@ -254,7 +271,7 @@ func (s settings[T]) check(opts *Options[T]) error {
 			return fmt.Errorf("singlefill: Options.Errors has the name %.100q: 1 to 100 bytes without control characters are allowed", known.name)
 		}
 	}
-	return codec.Takes(s.codec, reflect.TypeFor[T]())
+	return nil
 }
 
 // orDefault returns v unless it is the zero value of its type.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
-	"sync/atomic"
 	"time"
 
 	"github.com/singlefill/singlefill/internal/client"
@@ -15,9 +14,9 @@ import (
 )
 
 // An outcome is how a load ended, and what happened to its value.
-type outcome[T any] struct {
+type outcome struct {
 	LoadInfo
-	value      T
+	value      any
 	entry      entry.Entry   // of value, or of ErrNotFound
 	life       time.Duration // of value
 	notFound   bool          // Err is ErrNotFound or wraps it
@@ -28,16 +27,16 @@ type outcome[T any] struct {
 	convoy *client.Convoy // with what the command goes that stores it
 }
 
-func (o outcome[T]) failed() bool { return o.Err != nil && !o.notFound }
+func (o outcome) failed() bool { return o.Err != nil && !o.notFound }
 
-func (o outcome[T]) result() result[T] {
-	return result[T]{value: o.value, entry: o.entry, at: o.entry.WrittenAt, freshness: fresh, err: o.Err, failed: o.failed()}
+func (o outcome) result() result {
+	return result{value: o.value, entry: o.entry, at: o.entry.WrittenAt, freshness: fresh, err: o.Err, failed: o.failed()}
 }
 
 // call runs the Loader, and then done, once, with its outcome: in this goroutine, or, if the Loader
 // has not returned at LoadTimeout, in another one. The goroutine of a Loader that hangs is
 // abandoned.
-func (x *filling[T]) call(l running, done func(o outcome[T])) {
+func (x *filling) call(l running, done func(o outcome)) {
 	f := x.fill
 	x.counters.loads.Add(1)
 	if f.Refresh {
@@ -45,9 +44,8 @@ func (x *filling[T]) call(l running, done func(o outcome[T])) {
 	}
 	x.counters.loading.Add(1)
 	begun := time.Now()
-	var over atomic.Bool
-	finish := func(o outcome[T]) {
-		if over.CompareAndSwap(false, true) {
+	finish := func(o outcome) {
+		if x.returned.CompareAndSwap(false, true) {
 			x.counters.loading.Add(-1)
 			o.Key, o.Refresh, o.Duration, o.Queued = f.Key, f.Refresh, time.Since(begun), x.queued
 			if o.call = f.Call.Load(); o.call != nil {
@@ -59,20 +57,20 @@ func (x *filling[T]) call(l running, done func(o outcome[T])) {
 	// Not context.AfterFunc, since the context also ends when the fill is superseded.
 	timeout := time.AfterFunc(x.opts.loadTimeout, func() {
 		<-l.ctx.Done() // at its deadline, which is now, and not because finish cancels it
-		var o outcome[T]
+		var o outcome
 		o.Err = fmt.Errorf("singlefill: load of %.100q took longer than LoadTimeout (%v): %w", f.Key, x.opts.loadTimeout, context.DeadlineExceeded)
 		o.text = o.Err.Error()
 		finish(o)
 	})
-	x.protect(l.ctx, func(o outcome[T]) {
+	x.protect(l.ctx, func(o outcome) {
 		timeout.Stop()
 		finish(o)
 	})
 }
 
 // protect runs the code of the user, and reports a panic or runtime.Goexit as the outcome.
-func (x *filling[T]) protect(ctx context.Context, done func(o outcome[T])) {
-	var o outcome[T]
+func (x *filling) protect(ctx context.Context, done func(o outcome)) {
+	var o outcome
 	returned := false
 	defer func() {
 		if !returned {
@@ -91,7 +89,7 @@ func (x *filling[T]) protect(ctx context.Context, done func(o outcome[T])) {
 	if x.seat.bulk == nil { // otherwise the call of the ManyLoader begins later
 		ctx = x.loadStart(ctx, key, &x.fill.Call)
 	}
-	o.value, o.Err = x.load(ctx, key)
+	o.value, o.Err = x.load.load(ctx, key)
 	o.convoy = x.seat.stores()
 	if o.Err == nil {
 		o.life = x.lifeOf(key, o.value)
@@ -111,10 +109,10 @@ func isNotFound(err error) bool {
 
 // encode returns the entry to store for an outcome, or nil and the note with which to release the
 // lock.
-func (c *Cache[T]) encode(o *outcome[T]) (data []byte, note fill.ReleaseNote) {
+func (c *engine) encode(o *outcome) (data []byte, note fill.ReleaseNote) {
 	switch {
 	case o.Err == nil:
-		o.entry.Payload, o.StoreErr = c.marshal(o.value)
+		o.entry.Payload, o.StoreErr = c.values.encode(o.value)
 	case o.notFound:
 		o.life, note.Failure = c.shorten(c.opts.notFoundTTL), fill.NotFoundRecord
 	case errors.Is(o.Err, ErrClosed):

@@ -37,7 +37,7 @@ const (
 	fresh
 )
 
-func (c *Cache[T]) freshnessOf(e *entry.Entry, now time.Time) freshness {
+func (c *engine) freshnessOf(e *entry.Entry, now time.Time) freshness {
 	late := now.Sub(e.FreshUntil)
 	if late < 0 && !e.Expired {
 		return fresh
@@ -69,7 +69,7 @@ func (s staleWindows) keptFor(life time.Duration) time.Duration {
 //
 // This is XFetch: Vattani, Chierichetti, Lowenstein, Optimal Probabilistic Cache Stampede
 // Prevention, VLDB 2015.
-func (c *Cache[T]) early(e *entry.Entry, now time.Time) bool {
+func (c *engine) early(e *entry.Entry, now time.Time) bool {
 	mean := c.opts.earlyRefresh * float64(e.LoadTime)
 	return mean > 0 && rand.ExpFloat64()*mean >= float64(e.FreshUntil.Sub(now))
 }
@@ -96,23 +96,23 @@ func restFor(left time.Duration) time.Duration {
 
 // refresh loads key in the background, in one process of the fleet. A caller that finds nothing to
 // serve joins it. Loads that callers wait for go first.
-func (c *Cache[T]) refresh(ctx context.Context, key string, load Loader[T], data []byte) {
+func (c *engine) refresh(ctx context.Context, key string, load loader, data []byte) {
 	if c.checkOpen() != nil {
 		return
 	}
-	c.fills.Refresh(key, entry.Header(data), nil, func(f *flight.Fill[result[T]], over func()) {
-		c.fill(ctx, f, load, &lookup[T]{data: data}, over, seat[T]{})
+	c.fills.Refresh(key, entry.Header(data), nil, func(f *flight.Fill[result], over func()) {
+		c.fill(ctx, f, load, &lookup{data: data}, over, seat{})
 	})
 }
 
 // servable reports whether an old value may still be served.
-func (c *Cache[T]) servable(r *result[T]) bool {
+func (c *engine) servable(r *result) bool {
 	return r.freshness > expired && c.freshnessOf(&r.entry, time.Now()) > expired
 }
 
 // infoOf describes a result. If it is a fallback that has become too old by now, infoOf returns the
 // failure that it replaced.
-func (c *Cache[T]) infoOf(r *result[T]) (info ValueInfo, err error) {
+func (c *engine) infoOf(r *result) (info ValueInfo, err error) {
 	if r.entry.WrittenAt.IsZero() {
 		return info, nil
 	}

@@ -72,7 +72,9 @@ type counters struct {
 type hits struct{ fresh, stale atomic.Int64 }
 
 // Stats returns the counts so far, also after Close.
-func (c *Cache[T]) Stats() Stats {
+func (c *Cache[T]) Stats() Stats { return c.engine.stats() }
+
+func (c *engine) stats() Stats {
 	n := c.counters
 	stale, nearStale, onError := n.redis.stale.Load(), n.near.stale.Load(), n.staleOnError.Load()
 	nearHits := n.near.fresh.Load() + nearStale
@@ -95,7 +97,7 @@ func (c *Cache[T]) Stats() Stats {
 
 // The methods below count an event and call the function of Trace for it.
 
-func (c *Cache[T]) noteHit(ctx context.Context, key string, n *hits, info ValueInfo) {
+func (c *engine) noteHit(ctx context.Context, key string, n *hits, info ValueInfo) {
 	if info.Stale {
 		n.stale.Add(1)
 	} else {
@@ -110,7 +112,7 @@ func (c *Cache[T]) noteHit(ctx context.Context, key string, n *hits, info ValueI
 	}
 }
 
-func (c *Cache[T]) noteMiss(ctx context.Context, key string, info ValueInfo) {
+func (c *engine) noteMiss(ctx context.Context, key string, info ValueInfo) {
 	c.counters.misses.Add(1)
 	switch {
 	case !info.Stale:
@@ -130,7 +132,7 @@ func (c *Cache[T]) noteMiss(ctx context.Context, key string, info ValueInfo) {
 
 // loadStart is called before a Loader or ManyLoader is. key is the first of its keys; calls has the place of
 // each of them where its fill finds the call.
-func (c *Cache[T]) loadStart(ctx context.Context, key string, calls ...*atomic.Pointer[flight.Call]) context.Context {
+func (c *engine) loadStart(ctx context.Context, key string, calls ...*atomic.Pointer[flight.Call]) context.Context {
 	if t := c.trace.Load(); t.LoadStart != nil {
 		ctx = t.LoadStart(ctx, key)
 	}
@@ -141,7 +143,7 @@ func (c *Cache[T]) loadStart(ctx context.Context, key string, calls ...*atomic.P
 	return ctx
 }
 
-func (c *Cache[T]) loadDone(ctx context.Context, o outcome[T]) {
+func (c *engine) loadDone(ctx context.Context, o outcome) {
 	n := c.counters
 	switch {
 	case o.notFound:
@@ -168,14 +170,14 @@ func (c *Cache[T]) loadDone(ctx context.Context, o outcome[T]) {
 	t.LoadDone(ctx, o.LoadInfo)
 }
 
-func (c *Cache[T]) badValue(ctx context.Context, key string, err error) {
+func (c *engine) badValue(ctx context.Context, key string, err error) {
 	c.counters.badValues.Add(1)
 	if t := c.trace.Load(); t.BadValue != nil {
 		t.BadValue(client.Detach(ctx), key, err)
 	}
 }
 
-func (c *Cache[T]) redisFailed(ctx context.Context, op string, err error) {
+func (c *engine) redisFailed(ctx context.Context, op string, err error) {
 	c.counters.redisErrors.Add(1)
 	var reply redis.Error
 	if errors.As(err, &reply) && !client.Unreachable(err) {
@@ -186,7 +188,7 @@ func (c *Cache[T]) redisFailed(ctx context.Context, op string, err error) {
 	}
 }
 
-func (c *Cache[T]) breakerChanged(open bool) {
+func (c *engine) breakerChanged(open bool) {
 	if open {
 		c.counters.breakerOpens.Add(1)
 	}

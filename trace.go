@@ -96,7 +96,9 @@ func shareInfo(key string, d time.Duration, call *flight.Call) ShareInfo {
 
 // AddTrace adds functions to those of [Options.Trace], which are called first. They are called for what
 // happens from now on, and cannot be removed.
-func (c *Cache[T]) AddTrace(t *Trace) {
+func (c *Cache[T]) AddTrace(t *Trace) { c.engine.addTrace(t) }
+
+func (c *engine) addTrace(t *Trace) {
 	for {
 		old := c.trace.Load()
 		if c.trace.CompareAndSwap(old, join(old, t)) {

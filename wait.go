@@ -163,7 +163,7 @@ const (
 )
 
 // pause sleeps for d, or less if a caller joins.
-func (x *filling[T]) pause(ctx context.Context, d time.Duration) event { return x.await(ctx, d, nil) }
+func (x *filling) pause(ctx context.Context, d time.Duration) event { return x.await(ctx, d, nil) }
 
 // queuedPoll is the time between two polls of all queued fills of this cache together.
 const queuedPoll = 250 * time.Millisecond
@@ -171,7 +171,7 @@ const queuedPoll = 250 * time.Millisecond
 // queue waits for a slot, or until it is time to poll for a value from another process. The more
 // fills are queued, the more rarely each of them polls: a queue of any length sends four commands a
 // second.
-func (x *filling[T]) queue(ctx context.Context) event {
+func (x *filling) queue(ctx context.Context) event {
 	x.fills.Queued(x.fill, true)
 	begun := time.Now()
 	defer func() {
@@ -185,7 +185,7 @@ func (x *filling[T]) queue(ctx context.Context) event {
 // await sleeps for d, or until slot receives a value, or a wake-up comes. If slot is nil, a caller
 // that joins shortens the sleep unless a wake-up would do so; otherwise an invalidation of the key
 // ends it.
-func (x *filling[T]) await(ctx context.Context, d time.Duration, slot <-chan struct{}) event {
+func (x *filling) await(ctx context.Context, d time.Duration, slot <-chan struct{}) event {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	woken := false
@@ -206,7 +206,7 @@ func (x *filling[T]) await(ctx context.Context, d time.Duration, slot <-chan str
 			x.wait.complete, woken = false, true
 			timer.Reset(min(time.Until(end), x.wait.wakePause(message)))
 		case <-closing:
-			x.end(ctx, &result[T]{err: ErrClosed}, flight.Always)
+			x.end(ctx, &result{err: ErrClosed}, flight.Always)
 			return interrupted
 		case <-x.fill.Wake:
 			if x.fills.EndIfDeserted(x.fill, x.rest) {
@@ -224,7 +224,7 @@ func (x *filling[T]) await(ctx context.Context, d time.Duration, slot <-chan str
 }
 
 // waited notes the end of a wait.
-func (x *filling[T]) waited(ctx context.Context) {
+func (x *filling) waited(ctx context.Context) {
 	x.wait.end()
 	if x.wait.polls == 0 {
 		return

@@ -11,8 +11,9 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// Func returns a function that copies values of type T, or nil if T is not plain. A copy shares no
-// mutable memory with its original.
+// Func returns a function that copies what a pointer to a T points to, or nil if T is not plain. It
+// returns a pointer to a T that shares no mutable memory with the original, which for a T without
+// references is the argument: the caller copies a T when it takes it out of the pointer.
 //
 // Numbers, strings and times are plain, and so are structs, arrays, slices, maps and pointers of
 // plain types. Types that may hide something are not plain: interfaces, channels, functions,
@@ -20,17 +21,19 @@ import (
 //
 // A value is copied as a tree: what two references share is copied twice, as a decoder would have
 // created it.
-func Func[T any]() func(v T) T {
-	own, plain := make(plans).of(reflect.TypeFor[T]())
+func Func(typ reflect.Type) func(p any) any {
+	own, plain := make(plans).of(typ)
 	switch {
 	case !plain:
 		return nil
 	case own == nil:
-		return func(v T) T { return v }
+		return func(p any) any { return p }
 	}
-	return func(v T) T {
-		own.replace(reflect.ValueOf(&v).Elem())
-		return v
+	return func(p any) any {
+		c := reflect.New(typ)
+		c.Elem().Set(reflect.ValueOf(p).Elem())
+		own.replace(c.Elem())
+		return c.Interface()
 	}
 }
 

@@ -76,12 +76,12 @@ func references(v reflect.Value, all map[uintptr]bool) map[uintptr]bool {
 
 func wantCopy[T any](t *testing.T, v T) {
 	t.Helper()
-	copyOf := Func[T]()
+	copyOf := Func(reflect.TypeFor[T]())
 	if copyOf == nil {
 		t.Errorf("%T is not plain", v)
 		return
 	}
-	c := copyOf(v)
+	c := *copyOf(&v).(*T)
 	if !reflect.DeepEqual(c, v) {
 		t.Errorf("%T: the copy of %+v is %+v", v, v, c)
 	}
@@ -151,7 +151,7 @@ func (ownBinary) UnmarshalBinary([]byte) error { return nil }
 
 func wantNone[T any](t *testing.T) {
 	t.Helper()
-	if Func[T]() != nil {
+	if Func(reflect.TypeFor[T]()) != nil {
 		t.Errorf("%v counts as plain", reflect.TypeFor[T]())
 	}
 }

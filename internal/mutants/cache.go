@@ -55,7 +55,7 @@ var cacheMutants = []mutant{
 		name: "readers-share-a-value",
 		bug:  "Readers who share a read are given one value: what one of them changes the others see",
 		file: "loader.go",
-		old:  "return c.clone(r.value), info, nil",
+		old:  "return c.values.clone(r.value), info, nil",
 		new:  "return r.value, info, nil",
 		pkg:  ".", test: "TestGetOrLoad_ReadersOwnTheirValues/plain",
 	},

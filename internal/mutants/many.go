@@ -78,8 +78,8 @@ var manyMutants = []mutant{
 		name: "bulk-cancelled-by-one",
 		bug:  "The Delete of one key ends the load of all",
 		file: "bulk.go",
-		old:  "func(a *arrival[T]) bool { return !a.left }) {",
-		new:  "func(a *arrival[T]) bool { return false }) {",
+		old:  "func(a *arrival) bool { return !a.left }) {",
+		new:  "func(a *arrival) bool { return false }) {",
 		pkg:  ".", test: "TestGetOrLoadMany_Superseded",
 	},
 	{
