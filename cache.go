@@ -14,7 +14,7 @@ import (
 
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
-	"github.com/singlefill/singlefill/internal/fill"
+	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/lock"
 )
@@ -171,16 +171,16 @@ func (c *engine) setValue(ctx context.Context, key string, value any) error {
 	return wrap(ctx, "set", c.set(ctx, s))
 }
 
-func (c *engine) set(ctx context.Context, s fill.Set) error {
+func (c *engine) set(ctx context.Context, s filllock.Set) error {
 	superseded, err := s.Do(ctx, c.client)
 	if superseded {
 		c.wake(ctx, s.Lock)
 	}
-	return c.notified(ctx, notice{}, []fill.Pair{s.Pair}, err)
+	return c.notified(ctx, notice{}, []filllock.Pair{s.Pair}, err)
 }
 
 // newSet returns what Set stores. Data is nil if the value is not to be stored.
-func (c *engine) newSet(key string, value any) (s fill.Set, err error) {
+func (c *engine) newSet(key string, value any) (s filllock.Set, err error) {
 	s.Pair = pairOf(c.valueKey(key))
 	life := c.lifeOf(key, value)
 	if life < time.Millisecond {
@@ -227,7 +227,7 @@ func (c *Cache[T]) Delete(ctx context.Context, keys ...string) error {
 	return c.engine.invalidate(ctx, "delete", keys, c.engine.delete)
 }
 
-func (c *engine) delete(ctx context.Context, pairs []fill.Pair) error {
+func (c *engine) delete(ctx context.Context, pairs []filllock.Pair) error {
 	type reply struct {
 		superseded []string // locks
 		refused    bool     // the notice
@@ -272,12 +272,12 @@ func (c *Cache[T]) Expire(ctx context.Context, keys ...string) error {
 	return c.engine.invalidate(ctx, "expire", keys, c.engine.expire)
 }
 
-func (c *engine) expire(ctx context.Context, pairs []fill.Pair) error {
-	return c.notified(ctx, notice{}, pairs, fill.Expire(ctx, c.client, pairs))
+func (c *engine) expire(ctx context.Context, pairs []filllock.Pair) error {
+	return c.notified(ctx, notice{}, pairs, filllock.Expire(ctx, c.client, pairs))
 }
 
 // invalidate invalidates keys by do, in batches, on all nodes at the same time.
-func (c *engine) invalidate(ctx context.Context, op string, keys []string, do func(ctx context.Context, pairs []fill.Pair) error) error {
+func (c *engine) invalidate(ctx context.Context, op string, keys []string, do func(ctx context.Context, pairs []filllock.Pair) error) error {
 	if err := c.checkOpen(); err != nil || len(keys) == 0 {
 		return err
 	}
@@ -306,10 +306,10 @@ func (c *engine) invalidate(ctx context.Context, op string, keys []string, do fu
 // one: a dead server costs one RedisTimeout, however many keys there are. The first batch is sent
 // even while the breaker is open: the server may have come back, and an invalidation that is not
 // tried is lost.
-func onNode(ctx context.Context, values []string, do func(ctx context.Context, pairs []fill.Pair) error) error {
+func onNode(ctx context.Context, values []string, do func(ctx context.Context, pairs []filllock.Pair) error) error {
 	var errs []error
 	for values := range slices.Chunk(values, batch) {
-		pairs := make([]fill.Pair, len(values))
+		pairs := make([]filllock.Pair, len(values))
 		for i, value := range values {
 			pairs[i] = pairOf(value)
 		}
@@ -371,12 +371,12 @@ func checkCall(ctx context.Context, key string) error {
 // ends as a lock key does, so the keys of two pairs differ.
 func (c *engine) valueKey(key string) string { return c.namespace + ":{" + client.HashTag(key) + "}" }
 
-func pairOf(valueKey string) fill.Pair {
-	return fill.Pair{Value: valueKey, Lock: valueKey + ":lock"}
+func pairOf(valueKey string) filllock.Pair {
+	return filllock.Pair{Value: valueKey, Lock: valueKey + ":lock"}
 }
 
-func (c *engine) newLock(key string) *fill.Lock {
-	return fill.New(c.client, pairOf(c.valueKey(key)), c.opts.lockTTL)
+func (c *engine) newLock(key string) *filllock.Lock {
+	return filllock.New(c.client, pairOf(c.valueKey(key)), c.opts.lockTTL)
 }
 
 // lifeOf returns how long value is fresh. With less than 1 ms it is not stored.

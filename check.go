@@ -11,7 +11,7 @@ import (
 
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
-	"github.com/singlefill/singlefill/internal/fill"
+	"github.com/singlefill/singlefill/internal/filllock"
 )
 
 // Check sends every command that the cache may ever send, on keys that no caller can use, and
@@ -60,18 +60,18 @@ func (c *engine) checkRights(ctx context.Context) error {
 func (c *engine) checkKey() string { return c.namespace + ":check:{" + rand.Text() + "}" }
 
 // checkNode goes through the life of two fills on the node of a pair of keys.
-func (c *engine) checkNode(ctx context.Context, pair fill.Pair) error {
+func (c *engine) checkNode(ctx context.Context, pair filllock.Pair) error {
 	ttl := c.opts.lockTTL
 	data, err := entry.Entry{FreshUntil: time.Now().Add(ttl), WrittenAt: time.Now(), NotFound: true}.Encode()
 	if err != nil {
 		return err
 	}
-	stored := fill.New(c.client, pair, ttl)
-	released := fill.New(c.client, pair, ttl)
+	stored := filllock.New(c.client, pair, ttl)
+	released := filllock.New(c.client, pair, ttl)
 	within := c.opts.redisTimeout
-	take := func(l *fill.Lock) error {
-		r, err := l.GetOrLock(ctx, within, fill.Query{Take: true})
-		if err == nil && r.Status != fill.Locked {
+	take := func(l *filllock.Lock) error {
+		r, err := l.GetOrLock(ctx, within, filllock.Query{Take: true})
+		if err == nil && r.Status != filllock.Locked {
 			return fmt.Errorf("unexpected reply %q", r.Status)
 		}
 		return err
@@ -93,21 +93,21 @@ func (c *engine) checkNode(ctx context.Context, pair fill.Pair) error {
 		}},
 		{"lock", func() error { return take(stored) }},
 		{"wait", func() error {
-			_, err := fill.New(c.client, pair, ttl).GetOrLock(ctx, within, fill.Query{Take: true})
+			_, err := filllock.New(c.client, pair, ttl).GetOrLock(ctx, within, filllock.Query{Take: true})
 			return err
 		}},
 		{"renew", func() error { _, err := stored.Renew(ctx); return err }},
 		{"store", func() error { _, err := stored.Store(ctx, within, data, ttl); return err }},
-		{"expire", func() error { return fill.Expire(ctx, c.client, []fill.Pair{pair}) }},
-		{"delete", func() error { return c.delete(ctx, []fill.Pair{pair}) }},
+		{"expire", func() error { return filllock.Expire(ctx, c.client, []filllock.Pair{pair}) }},
+		{"delete", func() error { return c.delete(ctx, []filllock.Pair{pair}) }},
 		{"lock", func() error { return take(released) }},
 		{"release", func() error {
-			_, err := released.Release(ctx, within, fill.ReleaseNote{Failure: fill.NotFoundRecord, RetryAfter: time.Millisecond})
+			_, err := released.Release(ctx, within, filllock.ReleaseNote{Failure: filllock.NotFoundRecord, RetryAfter: time.Millisecond})
 			return err
 		}},
-		{"abandon", func() error { _, err := fill.New(c.client, pair, ttl).Abandon(ctx); return err }},
-		{"set", func() error { return c.set(ctx, fill.Set{Pair: pair, Data: data, Life: ttl}) }},
-		{"delete", func() error { return c.delete(ctx, []fill.Pair{pair}) }},
+		{"abandon", func() error { _, err := filllock.New(c.client, pair, ttl).Abandon(ctx); return err }},
+		{"set", func() error { return c.set(ctx, filllock.Set{Pair: pair, Data: data, Life: ttl}) }},
+		{"delete", func() error { return c.delete(ctx, []filllock.Pair{pair}) }},
 	} {
 		err := step.run()
 		if err == nil || named[step.op] {
@@ -127,7 +127,7 @@ func (c *engine) checkNode(ctx context.Context, pair fill.Pair) error {
 
 // checkCommands sends the commands of the scripts one by one: Redis does not name the command that
 // it refuses inside a script.
-func (c *engine) checkCommands(ctx context.Context, pair fill.Pair) error {
+func (c *engine) checkCommands(ctx context.Context, pair filllock.Pair) error {
 	var errs []error
 	ttl := c.opts.lockTTL.Milliseconds()
 	for _, args := range [][]any{

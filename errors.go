@@ -6,7 +6,7 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/singlefill/singlefill/internal/fill"
+	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
 )
 
@@ -89,12 +89,12 @@ func (s sentinels) nameOf(err error) string {
 // remoteError returns the error that a failure record of another process stands for.
 func (s sentinels) remoteError(key, record string) error {
 	switch record {
-	case fill.NotFoundRecord:
+	case filllock.NotFoundRecord:
 		return ErrNotFound
 	case "":
 		return &RemoteError{Key: key, Message: "its value could not be stored"}
 	}
-	name, text := fill.ParseFailure(record)
+	name, text := filllock.ParseFailure(record)
 	remote := &RemoteError{Key: key, Message: text}
 	for _, known := range s {
 		if name == known.name {

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/singlefill/singlefill/internal/client"
-	"github.com/singlefill/singlefill/internal/fill"
+	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
 )
 
@@ -15,7 +15,7 @@ type filling struct {
 	*engine
 	fill *flight.Fill[result]
 	load loader
-	lock *fill.Lock
+	lock *filllock.Lock
 	slot slot
 	wait wait
 	seat seat   // of a fill of many keys
@@ -143,28 +143,28 @@ type view struct {
 
 // decide returns the step that follows from a reply. It has no effects: it sends nothing, locks
 // nothing and reads no clock.
-func decide(r fill.Reply, v view) step {
+func decide(r filllock.Reply, v view) step {
 	switch r.Status {
-	case fill.Hit:
+	case filllock.Hit:
 		if v.servable {
 			return takeValue
 		}
 		return askAgain
-	case fill.Locked:
+	case filllock.Locked:
 		return loadLocked
-	case fill.Failed:
+	case filllock.Failed:
 		return takeFailure
-	case fill.Refused:
+	case filllock.Refused:
 		return retryNew
-	case fill.Gone:
+	case filllock.Gone:
 		if v.wanted {
 			return askAgain // as a load
 		}
-	case fill.Busy:
+	case filllock.Busy:
 		if v.wanted {
 			return waitForLock
 		}
-	case fill.Free:
+	case filllock.Free:
 		if v.wanted {
 			return waitForSlot
 		}
@@ -260,7 +260,7 @@ func (x *filling) unreached() step {
 
 // follow takes a step within acquire. It returns ended, loadLocked, or any other step if acquire
 // goes on.
-func (x *filling) follow(ctx context.Context, next step, a *attempt, reply fill.Reply, stamp flight.Stamp) step {
+func (x *filling) follow(ctx context.Context, next step, a *attempt, reply filllock.Reply, stamp flight.Stamp) step {
 	switch next {
 	case takeValue:
 		x.wait.found()

@@ -217,7 +217,7 @@ func argsOf(cmd redis.Cmder) (args []string) {
 // isScript matches the calls of a script of the fill lock, by its hash and in full.
 func isScript(t testing.TB, name string) func(cmd []string) bool {
 	t.Helper()
-	text, err := os.ReadFile("internal/fill/lua/" + name + ".lua")
+	text, err := os.ReadFile("internal/filllock/lua/" + name + ".lua")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/entry"
-	"github.com/singlefill/singlefill/internal/fill"
+	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/redistest"
 )
@@ -200,36 +200,36 @@ func TestDecide(t *testing.T) {
 		view   view
 		want   step
 	}{
-		{fill.Hit, none, askAgain},
-		{fill.Hit, wanted, askAgain},
-		{fill.Hit, servable, takeValue},
-		{fill.Hit, both, takeValue},
-		{fill.Locked, none, loadLocked},
-		{fill.Locked, wanted, loadLocked},
-		{fill.Locked, servable, loadLocked},
-		{fill.Locked, both, loadLocked},
-		{fill.Busy, none, leave},
-		{fill.Busy, wanted, waitForLock},
-		{fill.Busy, servable, leave},
-		{fill.Busy, both, waitForLock},
-		{fill.Failed, none, takeFailure},
-		{fill.Failed, wanted, takeFailure},
-		{fill.Failed, servable, takeFailure},
-		{fill.Failed, both, takeFailure},
-		{fill.Free, none, leave},
-		{fill.Free, wanted, waitForSlot},
-		{fill.Free, servable, leave},
-		{fill.Free, both, waitForSlot},
-		{fill.Gone, none, leave},
-		{fill.Gone, wanted, askAgain},
-		{fill.Gone, servable, leave},
-		{fill.Gone, both, askAgain},
-		{fill.Refused, none, retryNew},
-		{fill.Refused, wanted, retryNew},
-		{fill.Refused, servable, retryNew},
-		{fill.Refused, both, retryNew},
+		{filllock.Hit, none, askAgain},
+		{filllock.Hit, wanted, askAgain},
+		{filllock.Hit, servable, takeValue},
+		{filllock.Hit, both, takeValue},
+		{filllock.Locked, none, loadLocked},
+		{filllock.Locked, wanted, loadLocked},
+		{filllock.Locked, servable, loadLocked},
+		{filllock.Locked, both, loadLocked},
+		{filllock.Busy, none, leave},
+		{filllock.Busy, wanted, waitForLock},
+		{filllock.Busy, servable, leave},
+		{filllock.Busy, both, waitForLock},
+		{filllock.Failed, none, takeFailure},
+		{filllock.Failed, wanted, takeFailure},
+		{filllock.Failed, servable, takeFailure},
+		{filllock.Failed, both, takeFailure},
+		{filllock.Free, none, leave},
+		{filllock.Free, wanted, waitForSlot},
+		{filllock.Free, servable, leave},
+		{filllock.Free, both, waitForSlot},
+		{filllock.Gone, none, leave},
+		{filllock.Gone, wanted, askAgain},
+		{filllock.Gone, servable, leave},
+		{filllock.Gone, both, askAgain},
+		{filllock.Refused, none, retryNew},
+		{filllock.Refused, wanted, retryNew},
+		{filllock.Refused, servable, retryNew},
+		{filllock.Refused, both, retryNew},
 	} {
-		if got := decide(fill.Reply{Status: test.status}, test.view); got != test.want {
+		if got := decide(filllock.Reply{Status: test.status}, test.view); got != test.want {
 			t.Errorf("%s, %+v: step %d, want %d", test.status, test.view, got, test.want)
 		}
 	}

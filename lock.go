@@ -7,24 +7,24 @@ import (
 
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
-	"github.com/singlefill/singlefill/internal/fill"
+	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
 )
 
 // ask sends one command: it looks for an entry and, if take is set, takes the lock if no process
 // holds it. The stamp is from before the command. What the reply says of the key is true as of
 // then.
-func (x *filling) ask(ctx context.Context, a attempt, take bool) (fill.Reply, flight.Stamp, error) {
-	query := fill.Query{Known: entry.Header(x.old.data), Awaited: a.awaited, Take: take, For: x.purpose(a.wanted)}
+func (x *filling) ask(ctx context.Context, a attempt, take bool) (filllock.Reply, flight.Stamp, error) {
+	query := filllock.Query{Known: entry.Header(x.old.data), Awaited: a.awaited, Take: take, For: x.purpose(a.wanted)}
 	g, stamp := x.generation(x.lock.ValueKey()), x.clock.Now()
 	sent := time.Now()
-	reply, err := client.Retry(ctx, a.within, client.Unreachable, func(within time.Duration) (fill.Reply, error) {
+	reply, err := client.Retry(ctx, a.within, client.Unreachable, func(within time.Duration) (filllock.Reply, error) {
 		return x.lock.GetOrLock(ctx, within, query)
 	})
 	x.wait.answered(sent)
 	switch {
 	case err != nil:
-	case reply.Status == fill.Hit:
+	case reply.Status == filllock.Hit:
 		x.old = new(lookup)
 		x.decode(ctx, x.fill.Key, []byte(reply.Text), x.old)
 		x.keep(x.fill.Key, g, x.old)
@@ -42,11 +42,11 @@ func (x *filling) ask(ctx context.Context, a attempt, take bool) (fill.Reply, fl
 func (x *filling) purpose(wanted bool) string {
 	switch {
 	case !wanted:
-		return fill.Served
+		return filllock.Served
 	case x.servable(&x.old.result):
-		return fill.Fallback
+		return filllock.Fallback
 	}
-	return fill.Unusable
+	return filllock.Unusable
 }
 
 // renewAfter is the age at which a lock is first renewed. A quicker load needs no timer for
@@ -69,7 +69,7 @@ func (x *filling) commit(ctx context.Context, o outcome, began flight.Stamp) {
 	data, note := x.encode(&o)
 	r := o.result()
 	if o.superseded {
-		note = fill.ReleaseNote{} // waiters in other processes load, rather than fail with this
+		note = filllock.ReleaseNote{} // waiters in other processes load, rather than fail with this
 	} else if data == nil && !note.Drop && !errors.Is(o.Err, ErrClosed) {
 		x.backOff(&note)
 	}
@@ -100,7 +100,7 @@ func (x *filling) commit(ctx context.Context, o outcome, began flight.Stamp) {
 }
 
 // backOff keeps the fleet off the source for RetryAfter, if there is an old value to serve.
-func (x *filling) backOff(note *fill.ReleaseNote) {
+func (x *filling) backOff(note *filllock.ReleaseNote) {
 	if x.servable(&x.old.result) {
 		note.RetryAfter = x.opts.retryAfter
 		x.rest = min(x.opts.retryAfter, maxRest)
@@ -109,7 +109,7 @@ func (x *filling) backOff(note *fill.ReleaseNote) {
 
 // storeOrRelease stores data and releases the lock in one step. Without data, or if the server
 // refuses to store it, it only releases the lock. It reports whether this fill still held the lock.
-func (x *filling) storeOrRelease(ctx context.Context, o *outcome, data []byte, note fill.ReleaseNote) (ours bool, err error) {
+func (x *filling) storeOrRelease(ctx context.Context, o *outcome, data []byte, note filllock.ReleaseNote) (ours bool, err error) {
 	if data != nil {
 		kept := x.opts.keptFor(o.life)
 		ours, err = client.Retry(ctx, x.opts.redisTimeout, client.Unreachable, func(within time.Duration) (bool, error) {
@@ -130,7 +130,7 @@ func (x *filling) storeOrRelease(ctx context.Context, o *outcome, data []byte, n
 // the lock, or keep it, without a load. It tries until Redis answers or the lock has expired. When
 // the cache is closed it tries once more, also while the breaker is open: that may be due to the
 // very commands that were not answered.
-func (c *engine) abandon(ctx context.Context, lock fill.Lock) {
+func (c *engine) abandon(ctx context.Context, lock filllock.Lock) {
 	for end := time.Now().Add(c.opts.lockTTL); time.Now().Before(end); {
 		closed := c.checkOpen() != nil
 		if closed || !c.client.Away(lock.Key()) {

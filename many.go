@@ -11,7 +11,7 @@ import (
 
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
-	"github.com/singlefill/singlefill/internal/fill"
+	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/near"
 )
@@ -474,7 +474,7 @@ func (m *many) refreshNearAll(due []*ask) {
 
 // A manySet is what SetMany stores under one key.
 type manySet struct {
-	fill.Set
+	filllock.Set
 	key string
 }
 
@@ -505,12 +505,12 @@ func (m *many) setOnNode(sets []manySet) (errs []error) {
 			errs = append(errs, slices.Repeat([]error{failed}, len(part))...)
 			continue
 		}
-		plain, pairs := make([]fill.Set, len(part)), make([]fill.Pair, len(part))
+		plain, pairs := make([]filllock.Set, len(part)), make([]filllock.Pair, len(part))
 		for i, s := range part {
 			plain[i], pairs[i] = s.Set, s.Pair
 		}
 		var each []error
-		each, failed = fill.SetMany(m.ctx, m.client, plain)
+		each, failed = filllock.SetMany(m.ctx, m.client, plain)
 		told := m.notified(m.ctx, notice{}, pairs, nil)
 		for _, err := range each {
 			errs = append(errs, cmp.Or(err, told))

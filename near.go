@@ -13,7 +13,7 @@ import (
 
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
-	"github.com/singlefill/singlefill/internal/fill"
+	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/near"
 )
 
@@ -284,7 +284,7 @@ func refusedNotice(invalidating []redis.Cmder, err error) bool {
 
 // notified is called when the invalidation has been answered with err. It returns err, or why other
 // processes cannot be told.
-func (c *engine) notified(ctx context.Context, n notice, pairs []fill.Pair, err error) error {
+func (c *engine) notified(ctx context.Context, n notice, pairs []filllock.Pair, err error) error {
 	if c.near == nil {
 		return err
 	}
@@ -304,11 +304,11 @@ func (c *engine) notified(ctx context.Context, n notice, pairs []fill.Pair, err 
 }
 
 // appendLater tries to append the notice of a call that fails anyway.
-func (c *engine) appendLater(ctx context.Context, pairs []fill.Pair) {
+func (c *engine) appendLater(ctx context.Context, pairs []filllock.Pair) {
 	c.fills.Go(func() { _ = c.near.Append(client.Detach(ctx), valuesOf(pairs)) }) // failures are traced
 }
 
-func valuesOf(pairs []fill.Pair) []string {
+func valuesOf(pairs []filllock.Pair) []string {
 	values := make([]string, len(pairs))
 	for i, pair := range pairs {
 		values[i] = pair.Value

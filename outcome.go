@@ -9,7 +9,7 @@ import (
 
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
-	"github.com/singlefill/singlefill/internal/fill"
+	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
 )
 
@@ -109,16 +109,16 @@ func isNotFound(err error) bool {
 
 // encode returns the entry to store for an outcome, or nil and the note with which to release the
 // lock.
-func (c *engine) encode(o *outcome) (data []byte, note fill.ReleaseNote) {
+func (c *engine) encode(o *outcome) (data []byte, note filllock.ReleaseNote) {
 	switch {
 	case o.Err == nil:
 		o.entry.Payload, o.StoreErr = c.values.encode(o.value)
 	case o.notFound:
-		o.life, note.Failure = c.shorten(c.opts.notFoundTTL), fill.NotFoundRecord
+		o.life, note.Failure = c.shorten(c.opts.notFoundTTL), filllock.NotFoundRecord
 	case errors.Is(o.Err, ErrClosed):
 		return nil, note // this process is closing; other processes can still load
 	default:
-		note.Failure = fill.FailureRecord(c.opts.errors.nameOf(o.Err), o.text)
+		note.Failure = filllock.FailureRecord(c.opts.errors.nameOf(o.Err), o.text)
 		return nil, note
 	}
 	o.entry.NotFound, o.entry.LoadTime, o.entry.WrittenAt = o.notFound, o.Duration, time.Now()

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/singlefill/singlefill/internal/client"
-	"github.com/singlefill/singlefill/internal/fill"
+	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/wake"
 )
@@ -78,7 +78,7 @@ func (w *wait) answered(sent time.Time) {
 // listen begins to listen before a pause, if the wait is long enough to be worth it. A connection
 // costs the server as much as several polls. Where replies are slow because many processes wait, the
 // queue of the server must not grow: only some of them, at random, listen before the same pause.
-func (w *wait) listen(c *client.Client, key string, reply fill.Reply) {
+func (w *wait) listen(c *client.Client, key string, reply filllock.Reply) {
 	d := w.expected.pause(reply.Age)
 	short := d < listenAfter && w.polls < listenAfterPolls || d < listenReplies*w.last
 	if w.sub != nil || short || rand.N(w.last+1) > listenAfter {
@@ -114,7 +114,7 @@ func (w *wait) end() {
 // pause returns how long to sleep before the next poll. It is up to a quarter shorter or longer at
 // random, so that processes that poll together drift apart. It does not exceed the end of the
 // holder's lock.
-func (w *wait) pause(reply fill.Reply) time.Duration {
+func (w *wait) pause(reply filllock.Reply) time.Duration {
 	d := max(w.expected.pause(reply.Age), minPause)
 	d = max(min(d, maxPause), crowd*w.quick)
 	w.since = w.sent
@@ -127,7 +127,7 @@ func (w *wait) pause(reply fill.Reply) time.Duration {
 
 // listeningPause returns how long to sleep if no wake-up comes. It is only worth a poll to find out
 // that a wake-up was lost.
-func (w *wait) listeningPause(reply fill.Reply) time.Duration {
+func (w *wait) listeningPause(reply filllock.Reply) time.Duration {
 	if left := w.expected.late - reply.Age; left > 0 {
 		return min(left+left/2+2*minJoinPause, listeningPause)
 	}

@@ -87,7 +87,7 @@ func misses(b *testing.B, addr string, goroutines, size int) {
 }
 
 func script(name string) *redis.Script {
-	return redis.NewScript(wake.Lua + string(must(os.ReadFile("../internal/fill/lua/"+name+".lua"))))
+	return redis.NewScript(wake.Lua + string(must(os.ReadFile("../internal/filllock/lua/"+name+".lua"))))
 }
 
 var getOrLock, store = script("get_or_lock"), script("store")

@@ -11,7 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/client"
-	"github.com/singlefill/singlefill/internal/fill"
+	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
@@ -74,15 +74,15 @@ func measureOnce(t *testing.T, commands int) costs {
 	rdb := s.Client(t, func(o *redis.Options) { o.PoolSize = 4 * conns })
 	c := client.New(rdb, time.Minute, func(_ context.Context, op string, err error) { t.Errorf("%s: %v", op, err) },
 		nil, nil)
-	ask := func() *fill.Lock {
-		return fill.New(c, fill.Pair{Value: "fleet:{k}", Lock: "fleet:{k}:lock"}, time.Hour)
+	ask := func() *filllock.Lock {
+		return filllock.New(c, filllock.Pair{Value: "fleet:{k}", Lock: "fleet:{k}:lock"}, time.Hour)
 	}
-	get := func(l *fill.Lock, want string) {
-		if r, err := l.GetOrLock(t.Context(), time.Minute, fill.Query{Take: true}); err != nil || r.Status != want {
+	get := func(l *filllock.Lock, want string) {
+		if r, err := l.GetOrLock(t.Context(), time.Minute, filllock.Query{Take: true}); err != nil || r.Status != want {
 			t.Errorf("answered %+v, %v, want %s", r, err, want)
 		}
 	}
-	get(ask(), fill.Locked)
+	get(ask(), filllock.Locked)
 	each := func(n int, do func()) time.Duration {
 		before := mainThread(t, s)
 		var wg sync.WaitGroup
@@ -97,7 +97,7 @@ func measureOnce(t *testing.T, commands int) costs {
 		return (mainThread(t, s) - before) / time.Duration(n)
 	}
 	found := usual
-	found.script = each(commands, func() { get(ask(), fill.Busy) })
+	found.script = each(commands, func() { get(ask(), filllock.Busy) })
 	found.plain = each(commands, func() { rdb.Get(t.Context(), "fleet:{k}") })
 	measureLog(t, rdb, &found, func(do func()) time.Duration { return each(commands, do) })
 	found.connection = each(commands/20, func() { connect(t, rdb) }) - 2*found.plain // HELLO and PING

@@ -14,7 +14,7 @@ var cacheMutants = []mutant{
 	{
 		name: "set-keeps-lock",
 		bug:  "Set leaves the lock: a load from before overwrites what was set",
-		file: "internal/fill/set.go",
+		file: "internal/filllock/set.go",
 		old:  "locks = p.Del(ctx, s.Lock)",
 		new:  "locks = p.Exists(ctx, s.Lock)",
 		pkg:  ".", test: "TestRefresh_InvalidationWins",
@@ -22,7 +22,7 @@ var cacheMutants = []mutant{
 	{
 		name: "set-forever",
 		bug:  "Set stores without a TTL",
-		file: "internal/fill/set.go",
+		file: "internal/filllock/set.go",
 		old:  "p.Set(ctx, s.Value, s.Data, s.Life)",
 		new:  "p.Set(ctx, s.Value, s.Data, 0)",
 		pkg:  ".", test: "TestTTL_Jitter",

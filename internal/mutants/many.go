@@ -101,7 +101,7 @@ var manyMutants = []mutant{
 	{
 		name: "set-many-keeps-lock",
 		bug:  "SetMany leaves the lock: a load from before overwrites what was set",
-		file: "internal/fill/lua/set.lua",
+		file: "internal/filllock/lua/set.lua",
 		old:  "redis.call('DEL', KEYS[2]) == 1",
 		new:  "redis.call('EXISTS', KEYS[2]) == 1",
 		pkg:  ".", test: "TestSetMany/single", hangs: true,

@@ -1,7 +1,7 @@
-// Package fill is the fill lock: one holder per key across all processes, and the right to store a
+// Package filllock is the fill lock: one holder per key across all processes, and the right to store a
 // value only while holding it. Value and lock are two keys in one slot, so that each command is one
 // step on the server.
-package fill
+package filllock
 
 import (
 	"context"
