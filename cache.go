@@ -16,6 +16,7 @@ import (
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
+	"github.com/singlefill/singlefill/internal/wait"
 	"github.com/singlefill/singlefill/lock"
 )
 
@@ -41,7 +42,7 @@ type engine struct {
 	slots     *flight.Slots // MaxLoads and MaxFleetLoads
 	// fleetSlots is the semaphore of MaxFleetLoads, or nil.
 	fleetSlots *lock.Locker
-	loadTimes  *loadTimes
+	loadTimes  *wait.Times
 	counters   *counters
 	trace      atomic.Pointer[Trace] // never nil
 	near       *nearTier             // nil: off
@@ -93,7 +94,7 @@ func newEngine(rdb redis.UniversalClient, namespace string, s settings, v values
 		reads:     flight.NewReads[lookup](clock),
 		fills:     flight.NewFills[result](clock),
 		slots:     flight.NewSlots(s.maxLoads),
-		loadTimes: newLoadTimes(),
+		loadTimes: wait.NewTimes(),
 		counters:  new(counters),
 		closing:   make(chan struct{}),
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"runtime/debug"
 	"slices"
 
 	"github.com/singlefill/singlefill/internal/filllock"
@@ -36,6 +37,14 @@ var (
 type PanicError struct {
 	Value any    // the argument of panic; for runtime.Goexit a text that says so
 	Stack []byte // of the Loader's goroutine, as debug.Stack formats it
+}
+
+// panicked returns the error of a panic whose argument is p, or of runtime.Goexit.
+func panicked(p any) *PanicError {
+	if p == nil { // panic(nil) has not been nil since Go 1.21
+		p = "runtime.Goexit was called"
+	}
+	return &PanicError{Value: p, Stack: debug.Stack()}
 }
 
 func (e *PanicError) Error() string {

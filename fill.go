@@ -2,12 +2,16 @@ package singlefill
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"time"
 
+	"github.com/singlefill/singlefill/internal/bulk"
 	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
+	"github.com/singlefill/singlefill/internal/wait"
 )
 
 // A filling is a running fill: it waits for the value that another process stores, or loads one.
@@ -17,9 +21,9 @@ type filling struct {
 	load loader
 	lock *filllock.Lock
 	slot slot
-	wait wait
-	seat seat   // of a fill of many keys
-	over func() // to be called when no work is left
+	wait wait.Wait
+	seat *bulk.Seat // of a fill of many keys
+	over func()     // to be called when no work is left
 
 	old      *lookup       // what the key holds, as last seen
 	oldSince flight.Stamp  // old is known to be true as of this stamp
@@ -42,15 +46,15 @@ type slot interface {
 }
 
 // fill runs a fill from its first command to its end. l is what a read has found.
-func (c *engine) fill(ctx context.Context, f *flight.Fill[result], load loader, l *lookup, over func(), in seat) {
+func (c *engine) fill(ctx context.Context, f *flight.Fill[result], load loader, l *lookup, over func(), in *bulk.Seat) {
 	x := &filling{
 		engine: c, fill: f, load: load, over: over, old: l, seat: in,
 		lock: c.newLock(f.Key),
 	}
-	if in.bulk == nil {
+	if in == nil {
 		x.slot = c.slots.NewSlot(f.Load)
 	} else {
-		x.takeSeat()
+		x.slot, x.lock.Convoy = in.NewShare(), in.Asks()
 	}
 	loads := false
 	defer func() {
@@ -61,7 +65,7 @@ func (c *engine) fill(ctx context.Context, f *flight.Fill[result], load loader, 
 	if f.Refresh && l.data != nil {
 		c.decode(ctx, f.Key, l.data, x.old) // the reader owns what it has decoded
 	}
-	x.wait = newWait(c.loadTimes.estimate(f.Key, x.old.entry.LoadTime))
+	x.wait = wait.New(c.loadTimes.Estimate(f.Key, x.old.entry.LoadTime))
 	within := c.opts.redisTimeout
 	if l.redisErr != nil && c.client.Silent(x.lock.Key()) {
 		within -= l.asked
@@ -77,7 +81,7 @@ func (c *engine) fill(ctx context.Context, f *flight.Fill[result], load loader, 
 			loads = true
 			x.loadUnlocked(ctx)
 			return
-		case next == ended || x.queue(ctx) == interrupted:
+		case next == ended || x.queue(ctx) == wait.Interrupted:
 			return
 		}
 		within = c.opts.redisTimeout // Redis may have come back while the fill was queued
@@ -92,7 +96,7 @@ func (x *filling) finish(ctx context.Context) {
 		x.end(ctx, &result{err: &PanicError{Value: "runtime.Goexit was called"}, failed: true}, flight.Always)
 	}
 	x.end(ctx, nil, 0) // does nothing if the fill has ended
-	x.seat.decided()
+	x.seat.Decided()
 	x.slot.Release()
 	if x.lock.InDoubt {
 		x.fills.Behind(func() { x.abandon(ctx, *x.lock) })
@@ -115,6 +119,26 @@ func (x *filling) end(ctx context.Context, r *result, validFrom flight.Stamp) {
 		}
 	}
 	x.fills.End(x.fill, r, validFrom)
+}
+
+// An outcome is how a load ended, and what happened to its value.
+type outcome struct {
+	LoadInfo
+	value      any
+	entry      entry.Entry   // of value, or of ErrNotFound
+	life       time.Duration // of value
+	notFound   bool          // Err is ErrNotFound or wraps it
+	text       string        // of Err
+	superseded bool          // the load was cancelled because no caller could have had its value
+
+	call   *flight.Call   // of the Loader; nil: there was none
+	convoy *client.Convoy // with what the command goes that stores it
+}
+
+func (o outcome) failed() bool { return o.Err != nil && !o.notFound }
+
+func (o outcome) result() result {
+	return result{value: o.value, entry: o.entry, at: o.entry.WrittenAt, freshness: fresh, err: o.Err, failed: o.failed()}
 }
 
 // A step is what a fill does next.
@@ -207,10 +231,10 @@ func (x *filling) acquire(ctx context.Context, within time.Duration) step {
 			if a.queue && !x.client.Away(x.lock.Key()) {
 				event := x.queue(ctx)
 				a.within = x.opts.redisTimeout // Redis may have come back while the fill was queued
-				if event == interrupted {
+				if event == wait.Interrupted {
 					return ended
 				}
-				if event == granted {
+				if event == wait.Granted {
 					continue
 				}
 			}
@@ -263,12 +287,12 @@ func (x *filling) unreached() step {
 func (x *filling) follow(ctx context.Context, next step, a *attempt, reply filllock.Reply, stamp flight.Stamp) step {
 	switch next {
 	case takeValue:
-		x.wait.found()
-		x.loadTimes.note(x.fill.Key, x.old.entry.LoadTime)
+		x.wait.Found()
+		x.loadTimes.Note(x.fill.Key, x.old.entry.LoadTime)
 		x.end(ctx, &x.old.result, stamp)
 		return ended
 	case takeFailure:
-		x.wait.found()
+		x.wait.Found()
 		// Callers that had joined when the lock was last seen held have waited for that load.
 		err := x.opts.errors.remoteError(x.fill.Key, reply.Text)
 		x.end(ctx, &result{err: err, failed: err != ErrNotFound}, a.lastAsked)
@@ -276,13 +300,13 @@ func (x *filling) follow(ctx context.Context, next step, a *attempt, reply filll
 	case retryNew:
 		x.lock = x.newLock(x.fill.Key)
 	case waitForLock:
-		x.seat.decided()
+		x.seat.Decided()
 		x.slot.Release()
 		a.awaited, a.lastAsked, a.queue = reply.Text, stamp, false
-		x.wait.polls++
-		d := x.wait.pause(reply)
-		x.wait.listen(x.client, x.lock.Key(), reply)
-		if x.pause(ctx, d) == interrupted {
+		x.wait.Polls++
+		d := x.wait.Pause(reply)
+		x.wait.Listen(x.client, x.lock.Key(), reply)
+		if x.pause(ctx, d) == wait.Interrupted {
 			return ended
 		}
 	case waitForSlot:
@@ -305,6 +329,54 @@ func (x *filling) follow(ctx context.Context, next step, a *attempt, reply filll
 	return next
 }
 
+// pause sleeps for d, or less if a caller joins.
+func (x *filling) pause(ctx context.Context, d time.Duration) wait.Event { return x.sleep(ctx, d, nil) }
+
+// queuedPoll is the time between two polls of all queued fills of this cache together.
+const queuedPoll = 250 * time.Millisecond
+
+// queue waits for a slot, or until it is time to poll for a value from another process. The more
+// fills are queued, the more rarely each of them polls: a queue of any length sends four commands a
+// second.
+func (x *filling) queue(ctx context.Context) wait.Event {
+	x.fills.Queued(x.fill, true)
+	begun := time.Now()
+	defer func() {
+		x.queued += time.Since(begun)
+		x.fills.Queued(x.fill, false)
+	}()
+	granted := x.slot.Queue()
+	return x.sleep(ctx, time.Duration(max(x.slots.Queued(), 1)*x.seat.Fills())*queuedPoll, granted)
+}
+
+// sleep sleeps for d, or until slot receives a value, or a wake-up comes.
+func (x *filling) sleep(ctx context.Context, d time.Duration, slot <-chan struct{}) wait.Event {
+	closing := x.closing
+	if slot != nil && x.fill.Load.Awaited() {
+		closing = nil // Close waits for the load that needs this one
+	}
+	event := x.wait.Sleep(d, slot, closing, x.fill.Wake, func() bool { return x.fills.EndIfDeserted(x.fill, x.rest) })
+	if event == wait.Closed {
+		x.end(ctx, &result{err: ErrClosed}, flight.Always)
+		return wait.Interrupted
+	}
+	return event
+}
+
+// waited notes the end of a wait.
+func (x *filling) waited(ctx context.Context) {
+	x.wait.End()
+	if x.wait.Polls == 0 {
+		return
+	}
+	x.counters.waits.Add(1)
+	polls := x.wait.Polls
+	x.wait.Polls = 0
+	if t := x.trace.Load(); t.WaitDone != nil {
+		t.WaitDone(ctx, WaitInfo{Key: x.fill.Key, Duration: time.Since(x.wait.Begun), Polls: polls})
+	}
+}
+
 // loadLocked loads while it renews the lock. One command then stores the value and releases the
 // lock.
 func (x *filling) loadLocked(ctx context.Context) {
@@ -317,7 +389,7 @@ func (x *filling) loadLocked(ctx context.Context) {
 		x.slot.Release()
 		x.lock.Convoy = o.convoy
 		if !o.failed() {
-			x.loadTimes.note(x.fill.Key, o.Duration)
+			x.loadTimes.Note(x.fill.Key, o.Duration)
 		}
 		x.commit(ctx, o, l.began)
 	})
@@ -366,4 +438,39 @@ func (x *filling) beginLoad(ctx context.Context) (l running) {
 	})
 	x.loading = true
 	return l
+}
+
+// call runs the Loader, and then done, once, with its outcome: in this goroutine, or, if the Loader
+// has not returned at LoadTimeout, in another one. The goroutine of a Loader that hangs is
+// abandoned.
+func (x *filling) call(l running, done func(o outcome)) {
+	f := x.fill
+	x.counters.loads.Add(1)
+	if f.Refresh {
+		x.counters.refreshes.Add(1)
+	}
+	x.counters.loading.Add(1)
+	begun := time.Now()
+	finish := func(o outcome) {
+		if x.returned.CompareAndSwap(false, true) {
+			x.counters.loading.Add(-1)
+			o.Key, o.Refresh, o.Duration, o.Queued = f.Key, f.Refresh, time.Since(begun), x.queued
+			if o.call = f.Call.Load(); o.call != nil {
+				o.Keys = o.call.Keys
+			}
+			done(o)
+		}
+	}
+	// Not context.AfterFunc, since the context also ends when the fill is superseded.
+	timeout := time.AfterFunc(x.opts.loadTimeout, func() {
+		<-l.ctx.Done() // at its deadline, which is now, and not because finish cancels it
+		var o outcome
+		o.Err = fmt.Errorf("singlefill: load of %.100q took longer than LoadTimeout (%v): %w", f.Key, x.opts.loadTimeout, context.DeadlineExceeded)
+		o.text = o.Err.Error()
+		finish(o)
+	})
+	x.callLoader(l.ctx, func(o outcome) {
+		timeout.Stop()
+		finish(o)
+	})
 }

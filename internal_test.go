@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/quick"
 	"testing/synctest"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/filllock"
-	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
@@ -235,57 +233,6 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// A process remembers the load times of a bounded number of keys.
-func TestLoadTimes_Bounded(t *testing.T) {
-	m := newLoadTimes()
-	for i := range 3 * remembered {
-		key, took := fmt.Sprint("k", i), time.Second<<(i%4)
-		m.note(key, took)
-		if e := m.estimate(key, 0); e != (estimate{took, took}) {
-			t.Fatalf("%s: %+v, just after a load of %v", key, e, took)
-		}
-		if n := len(m.keys); n > remembered {
-			t.Fatalf("%d keys are remembered, want %d at most", n, remembered)
-		}
-	}
-	m.note("set", 0)
-	if e := m.estimate("set", 0); e != (estimate{}) {
-		t.Errorf("%+v is expected of a key that was set, in a namespace of loads of all lengths", e)
-	}
-}
-
-// An estimate follows the last loads, and ignores one that is like no other.
-func TestLoadTimes_Estimate(t *testing.T) {
-	for name, c := range map[string]struct {
-		loads []int // s
-		want  estimate
-	}{
-		"none":                       {nil, estimate{}},
-		"one":                        {[]int{10}, estimate{10, 10}},
-		"two":                        {[]int{14, 10}, estimate{9, 15}},
-		"two of different orders":    {[]int{1, 10}, estimate{}},
-		"a few":                      {[]int{12, 10, 9, 13}, estimate{8, 14}},
-		"the first is like no other": {[]int{1, 10, 10, 10, 10}, estimate{10, 10}},
-		"the last is like no other":  {[]int{10, 10, 10, 10, 99}, estimate{10, 10}},
-		"one is too short, one long": {[]int{10, 1, 10, 99, 10}, estimate{10, 10}},
-		"many that vary":             {[]int{13, 7, 9, 11, 8, 12, 10, 10}, estimate{7, 13}},
-		"a change, seen once":        {[]int{10, 10, 10, 10, 10, 10, 10, 10, 99}, estimate{10, 10}},
-		"a change, seen twice":       {[]int{10, 10, 10, 10, 10, 10, 10, 10, 99, 99}, estimate{}},
-		"a change, seen often":       {[]int{10, 10, 10, 99, 99, 99, 99, 99, 99, 99}, estimate{99, 99}},
-		"a small change, seen twice": {[]int{10, 10, 10, 10, 10, 10, 10, 10, 18, 18}, estimate{8, 20}},
-		"of two orders":              {[]int{10, 1, 10, 1, 10, 10, 10, 10}, estimate{}},
-	} {
-		var h history
-		for _, load := range c.loads {
-			h = h.add(time.Duration(load) * time.Second)
-		}
-		want := estimate{c.want.early * time.Second, c.want.late * time.Second}
-		if e := h.estimate(); e != want || h.estimate() != e {
-			t.Errorf("%s: loads of %v s: %+v, want %+v", name, c.loads, e, want)
-		}
-	}
-}
-
 // earlyCache returns a cache that only decides on early refreshes; it sends nothing.
 func earlyCache(t *testing.T, beta float64) *Cache[string] {
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379"})
@@ -389,40 +336,6 @@ func TestEarlyRefresh_Never(t *testing.T) {
 					}
 				}
 			}
-		}
-	})
-}
-
-// A fill that comes to a bulk after another one has left it is loaded.
-func TestBulk_ArrivalThatLeaves(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		_, rdb := redistest.StartMini(t)
-		c, err := New(rdb, redistest.Namespace(t), time.Hour, &Options[string]{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		b := c.engine.newBulk(ManyLoader[string](func(_ context.Context, keys []string) (map[string]string, error) {
-			return map[string]string{keys[0]: "v"}, nil
-		}), nil, 2)
-		leaves, waits := b.seatIn(0), b.seatIn(0)
-		b.taken(0, true)
-		b.taken(0, true)
-		b.depart()
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel() // no caller wants the value
-		if _, err := leaves.loadOne(ctx, "leaves", new(atomic.Pointer[flight.Call])); err != context.Canceled {
-			t.Errorf("err = %v, want that of the context", err)
-		}
-		waits.decided() // for another process
-		time.Sleep(time.Second)
-		ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		if v, err := waits.loadOne(ctx, "waits", new(atomic.Pointer[flight.Call])); valueOf[string](v) != "v" || err != nil {
-			t.Errorf("got %q, %v", v, err)
-		}
-		if err := c.Close(); err != nil {
-			t.Error(err)
 		}
 	})
 }

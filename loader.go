@@ -7,10 +7,12 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/singlefill/singlefill/internal/bulk"
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/near"
+	"github.com/singlefill/singlefill/internal/wait"
 )
 
 // A Loader asks the source for the value of key. It returns [ErrNotFound], bare or wrapped, when
@@ -110,7 +112,7 @@ type origin struct {
 // key empty: it joins at once. call is nil in the first round of a call.
 func (c *engine) readOrJoin(ctx context.Context, key string, load loader, call *flight.Caller, l *lookup) (w waiter, from origin, err error) {
 	if c.fills.Filling(key) {
-		w, err = c.join(ctx, key, load, call, 0, l, seat{})
+		w, err = c.join(ctx, key, load, call, 0, l, nil)
 		return w, from, err
 	}
 	turn, found, err := c.reads.Join(ctx, key)
@@ -125,7 +127,7 @@ func (c *engine) readOrJoin(ctx context.Context, key string, load loader, call *
 	case found != nil:
 		*l, from.shared = *found, !delegated
 		if !l.hit {
-			w, err = c.join(ctx, key, load, call, turn.Arrived, l, seat{})
+			w, err = c.join(ctx, key, load, call, turn.Arrived, l, nil)
 		}
 		return w, from, err
 	}
@@ -143,7 +145,7 @@ func (c *engine) readOrJoin(ctx context.Context, key string, load loader, call *
 	case l.redisErr != nil && ctx.Err() != nil:
 		return w, from, ctx.Err()
 	case !l.hit: // join before the turn ends: the next batch then meets the fill, and does not read
-		if w, err = c.join(ctx, key, load, call, turn.Arrived, l, seat{}); err != nil {
+		if w, err = c.join(ctx, key, load, call, turn.Arrived, l, nil); err != nil {
 			return w, from, err
 		}
 	}
@@ -177,15 +179,13 @@ type waiter = flight.Waiter[result]
 
 // join joins the fill of key, or starts one with what l has found. A fill of many keys has a seat in a
 // bulk load, in place of load.
-func (c *engine) join(ctx context.Context, key string, load loader, call *flight.Caller, arrived flight.Stamp, l *lookup, in seat) (waiter, error) {
+func (c *engine) join(ctx context.Context, key string, load loader, call *flight.Caller, arrived flight.Stamp, l *lookup, in *bulk.Seat) (waiter, error) {
 	if call == nil {
 		call = &flight.Caller{Outer: flight.LoadOf(ctx), Stamp: arrived}
 	}
 	call.Empty = l.redisErr == nil && l.freshness == expired
 	call.Keep = c.opts.staleAfter > 0 && c.servable(&l.result)
-	if in.bulk != nil {
-		call.Group = in.bulk.node
-	}
+	call.Group = in.Node()
 	found := *l
 	return c.fills.Join(key, call, func(f *flight.Fill[result], over func()) {
 		c.fill(client.Detach(ctx), f, load, &found, over, in)
@@ -275,6 +275,44 @@ func (c *engine) fallback(ctx context.Context, w waiter, l *lookup, r *result, v
 	return old, own
 }
 
+// callLoader calls the Loader of a fill, and then done, also after a panic or runtime.Goexit, which it
+// reports as the outcome.
+func (x *filling) callLoader(ctx context.Context, done func(o outcome)) {
+	var o outcome
+	returned := false
+	defer func() {
+		if !returned {
+			o.Err = panicked(recover())
+			o.notFound, o.text = false, o.Err.Error()
+			x.counters.loadPanics.Add(1)
+		}
+		done(o)
+	}()
+	key := x.fill.Key
+	ctx = x.fill.Load.Inside(ctx)
+	if x.seat == nil {
+		ctx = x.loadStart(ctx, key, &x.fill.Call)
+		o.value, o.Err = x.load.load(ctx, key)
+	} else { // its call of the ManyLoader begins later
+		o.value, o.Err = x.seat.Load(ctx, key, &x.fill.Call)
+		o.convoy = x.seat.Stores()
+	}
+	if o.Err == nil {
+		o.life = x.lifeOf(key, o.value)
+	} else {
+		o.notFound, o.text = isNotFound(o.Err), o.Err.Error()
+		o.superseded = x.superseded.Load()
+	}
+	returned = true
+}
+
+// isNotFound reports whether the source has no such value. A panic tells nothing of the source, whatever
+// its argument: that of a ManyLoader comes as an error.
+func isNotFound(err error) bool {
+	_, panicked := errors.AsType[*PanicError](err)
+	return !panicked && errors.Is(err, ErrNotFound)
+}
+
 // A result is what a read found, or how a fill ended.
 type result struct {
 	value     any         // one caller owns it; it is shared only if it cannot be copied
@@ -310,7 +348,7 @@ func (c *engine) due(l *lookup) bool {
 
 // read gets the key until Redis answers, for RedisTimeout in all: a connection may have broken.
 func (c *engine) read(ctx context.Context, key string, l *lookup) {
-	for pause := minPause; ; pause *= 2 {
+	for pause := wait.MinPause; ; pause *= 2 {
 		if c.get(ctx, key, l); l.redisErr == nil {
 			l.hit = l.freshness >= revalidate
 			return

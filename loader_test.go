@@ -303,7 +303,7 @@ func TestPanicError(t *testing.T) {
 				if !strings.Contains(err.Error(), test.text) {
 					t.Errorf("the error says %q, want %q", err, test.text)
 				}
-				if !strings.Contains(string(p.Stack), "protect") {
+				if !strings.Contains(string(p.Stack), "callLoader") {
 					t.Errorf("not the stack of the Loader:\n%s", p.Stack)
 				}
 				if is := errors.Is(err, cause); is != (test.value == cause) {

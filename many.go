@@ -7,14 +7,23 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/singlefill/singlefill/internal/bulk"
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/near"
+	"github.com/singlefill/singlefill/internal/wait"
 )
+
+// A ManyLoader asks the source for the values of keys, which are Options.MaxBatch at most. It is to
+// GetOrLoadMany what a [Loader] is to GetOrLoad, whose rules hold. A key that it leaves out does not
+// exist; the cache remembers that. An error is the outcome of each of the keys. No two values may
+// share memory, since their callers own them.
+type ManyLoader[T any] func(ctx context.Context, keys []string) (map[string]T, error)
 
 // GetOrLoadMany returns the values under keys: from Redis those that are there, the others from load,
 // which gets them together. What [Cache.GetOrLoad] promises holds for each key by itself: a key is
@@ -52,6 +61,19 @@ func (m valueMap[T]) result(err error) (map[string]T, error) {
 		return nil, err
 	}
 	return m, err
+}
+
+// A manyLoader is a ManyLoader without its type.
+type manyLoader interface {
+	loadMany(ctx context.Context, keys []string) (values func(key string) (value any, ok bool), err error)
+}
+
+func (l ManyLoader[T]) loadMany(ctx context.Context, keys []string) (func(key string) (any, bool), error) {
+	values, err := l(ctx, keys)
+	return func(key string) (any, bool) {
+		v, ok := values[key]
+		return &v, ok
+	}, err
 }
 
 func (c *engine) getOrLoadMany(ctx context.Context, keys []string, load manyLoader, into collector) error {
@@ -271,7 +293,7 @@ func (m *many) read(asks []*ask, again bool) func(yield func([]*ask) bool) {
 			case part := <-done:
 				n--
 				yield(part)
-				slow = time.After(gather)
+				slow = time.After(bulk.Gather)
 			case <-slow:
 				yield(nil)
 			}
@@ -365,7 +387,7 @@ func (m *many) takeTurns(asks []*ask) {
 			left = append(left, a)
 		}
 	}
-	for pause := minPause; len(left) > 0; pause *= 2 {
+	for pause := wait.MinPause; len(left) > 0; pause *= 2 {
 		m.getAll(left)
 		for _, a := range left {
 			a.hit = a.redisErr == nil && a.freshness >= revalidate
@@ -407,20 +429,49 @@ func (m *many) getAll(asks []*ask) {
 // joinAll joins the fills of keys. The fills that it starts load in bulk.
 func (m *many) joinAll(misses []*ask) (joined []*ask) {
 	for chunk := range slices.Chunk(misses, m.opts.maxBatch) {
-		b := m.newBulk(m.load, m.outer, len(chunk))
+		b := m.newBulk(m.outer, len(chunk))
 		for _, a := range chunk {
 			var err error
-			a.waiter, err = m.join(m.ctx, a.key, nil, a.call, a.turn.Arrived, &a.lookup, b.seatIn(a.node))
-			b.taken(a.node, err == nil && a.waiter.First)
+			a.waiter, err = m.join(m.ctx, a.key, nil, a.call, a.turn.Arrived, &a.lookup, b.Seat(a.node))
+			b.Taken(a.node, err == nil && a.waiter.First)
 			if err != nil {
 				m.fail(a.key, err)
 				continue
 			}
 			joined = append(joined, a)
 		}
-		b.depart()
+		b.Depart()
 	}
 	return joined
+}
+
+// newBulk returns the bulk of fills that are about to begin. outer is the load that makes the call.
+func (m *many) newBulk(outer *flight.Load, fills int) *bulk.Bulk {
+	node := m.fills.NewLoad(outer)
+	return bulk.New(m.callLoader, m.opts.loadTimeout, node, m.slots.NewShared(node), fills)
+}
+
+// callLoader calls the ManyLoader. It reports a panic or runtime.Goexit as the outcome of each key.
+func (m *many) callLoader(ctx context.Context, keys []string, calls []*atomic.Pointer[flight.Call], done func(bulk.Outcome)) {
+	var values func(key string) (any, bool)
+	var err error
+	defer func() {
+		if p := recover(); values == nil {
+			err = panicked(p)
+			m.counters.loadPanics.Add(int64(len(keys)))
+		}
+		done(func(key string) (any, error) {
+			if err != nil {
+				return nil, err
+			}
+			if v, ok := values(key); ok {
+				return v, nil
+			}
+			return nil, ErrNotFound
+		})
+	}()
+	ctx = m.loadStart(ctx, keys[0], calls...)
+	values, err = m.load.loadMany(ctx, keys)
 }
 
 // waitAll waits for fills, delivers their results, and returns those whose results are older than the
@@ -444,15 +495,15 @@ func (m *many) refreshAll(due []*ask) {
 	}
 	ctx := client.Detach(m.ctx)
 	for chunk := range slices.Chunk(due, m.opts.maxBatch) {
-		b := m.newBulk(m.load, nil, len(chunk))
+		b := m.newBulk(nil, len(chunk))
 		for _, a := range chunk {
-			in, data := b.seatIn(a.node), a.data
-			begun := m.fills.Refresh(a.key, entry.Header(data), b.node, func(f *flight.Fill[result], over func()) {
+			in, data := b.Seat(a.node), a.data
+			begun := m.fills.Refresh(a.key, entry.Header(data), b.Node(), func(f *flight.Fill[result], over func()) {
 				m.fill(ctx, f, nil, &lookup{data: data}, over, in)
 			})
-			b.taken(a.node, begun)
+			b.Taken(a.node, begun)
 		}
-		b.depart()
+		b.Depart()
 	}
 }
 

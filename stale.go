@@ -101,7 +101,7 @@ func (c *engine) refresh(ctx context.Context, key string, load loader, data []by
 		return
 	}
 	c.fills.Refresh(key, entry.Header(data), nil, func(f *flight.Fill[result], over func()) {
-		c.fill(ctx, f, load, &lookup{data: data}, over, seat{})
+		c.fill(ctx, f, load, &lookup{data: data}, over, nil)
 	})
 }
 

@@ -103,8 +103,8 @@ var cacheMutants = []mutant{
 		name: "stamp-after-the-command",
 		bug:  "What a command proves counts from its reply: a caller that came while it was in transit takes its result",
 		file: "lock.go",
-		old:  "\tx.wait.answered(sent)\n",
-		new:  "\tx.wait.answered(sent)\n\tstamp = x.clock.Now()\n",
+		old:  "\tx.wait.Answered(sent)\n",
+		new:  "\tx.wait.Answered(sent)\n\tstamp = x.clock.Now()\n",
 		pkg:  ".", test: "TestDelete_ValueFoundWhileLocking",
 	},
 

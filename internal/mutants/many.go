@@ -61,7 +61,7 @@ var manyMutants = []mutant{
 	{
 		name: "bulk-recursion-unseen",
 		bug:  "A ManyLoader that asks for its own key waits for itself until LoadTimeout",
-		file: "bulk.go",
+		file: "internal/bulk/bulk.go",
 		old:  "	left := b.node.Begin()\n",
 		new:  "	left := func() {}\n",
 		pkg:  ".", test: "TestGetOrLoadMany_Nested", hangs: true,
@@ -69,15 +69,15 @@ var manyMutants = []mutant{
 	{
 		name: "bulk-left-out-is-zero",
 		bug:  "A key that the ManyLoader leaves out has the zero value",
-		file: "bulk.go",
-		old:  "			a.err = ErrNotFound\n",
-		new:  "			a.err = nil\n",
+		file: "many.go",
+		old:  "			return nil, ErrNotFound\n",
+		new:  "			return new(string), nil\n",
 		pkg:  ".", test: "TestGetOrLoadMany/mini",
 	},
 	{
 		name: "bulk-cancelled-by-one",
 		bug:  "The Delete of one key ends the load of all",
-		file: "bulk.go",
+		file: "internal/bulk/bulk.go",
 		old:  "func(a *arrival) bool { return !a.left }) {",
 		new:  "func(a *arrival) bool { return false }) {",
 		pkg:  ".", test: "TestGetOrLoadMany_Superseded",

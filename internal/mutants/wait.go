@@ -14,7 +14,7 @@ var waitMutants = []mutant{
 	{
 		name: "wake-lost-unnoticed",
 		bug:  "A waiter goes on to rely on messages that do not come",
-		file: "wait.go",
+		file: "internal/wait/wait.go",
 		old:  "\t\tw.sub.Missed(w.since)\n",
 		new:  "",
 		pkg:  ".", test: "TestWake_Lost",
@@ -30,7 +30,7 @@ var waitMutants = []mutant{
 	{
 		name: "wake-lost-polls-late",
 		bug:  "A waiter that listens does not poll before the lock as last seen ends",
-		file: "wait.go",
+		file: "internal/wait/wait.go",
 		old:  "\t\treturn min(left+left/2+2*minJoinPause, listeningPause)\n\t}\n\treturn listeningPause\n",
 		new:  "\t\treturn time.Hour\n\t}\n\treturn time.Hour\n",
 		pkg:  ".", test: "TestWake_LostCosts",
@@ -38,7 +38,7 @@ var waitMutants = []mutant{
 	{
 		name: "wake-flood",
 		bug:  "Each message causes a poll, useful or not",
-		file: "wait.go",
+		file: "internal/wait/wait.go",
 		old:  "\tif w.woken <= 1 {\n",
 		new:  "\tif w.woken >= 0 {\n",
 		pkg:  ".", test: "TestWake_Flood",
@@ -46,7 +46,7 @@ var waitMutants = []mutant{
 	{
 		name: "wake-holder-dies",
 		bug:  "A waiter that listens sleeps beyond the end of a dead holder's lock",
-		file: "wait.go",
+		file: "internal/wait/wait.go",
 		old:  "return min(d, reply.Left+",
 		new:  "if w.complete { return d }; return min(d, reply.Left+",
 		pkg:  ".", test: "TestWake_HolderDies",
@@ -54,7 +54,7 @@ var waitMutants = []mutant{
 	{
 		name: "waiter-woken-locally-only",
 		bug:  "A waiter does not ask again by itself: only what happens in its own process wakes it",
-		file: "wait.go",
+		file: "internal/wait/wait.go",
 		old:  "case <-timer.C:",
 		new:  "case <-(chan time.Time)(nil):",
 		pkg:  ".", test: "TestLock_DeadHolder",
@@ -62,15 +62,15 @@ var waitMutants = []mutant{
 	{
 		name: "polls-never-slow-down",
 		bug:  "A waiter asks every 5 ms for as long as it waits",
-		file: "wait.go",
-		old:  "maxPause     = 250 * time.Millisecond",
-		new:  "maxPause     = minPause",
+		file: "internal/wait/wait.go",
+		old:  "MaxPause     = 250 * time.Millisecond",
+		new:  "MaxPause     = MinPause",
 		pkg:  ".", test: "TestWait_LongestPause",
 	},
 	{
 		name: "one-odd-load-counts",
 		bug:  "One load that is like no other makes a waiter miss the end of the next ones",
-		file: "loadtimes.go",
+		file: "internal/wait/times.go",
 		old:  "if len(times) >= 5 {",
 		new:  "if len(times) > len(h.last) {",
 		pkg:  ".", test: "TestWait_OneOddLoad",
@@ -78,7 +78,7 @@ var waitMutants = []mutant{
 	{
 		name: "waits-beyond-the-lock",
 		bug:  "A waiter sleeps past the end of the holder's lock",
-		file: "wait.go",
+		file: "internal/wait/wait.go",
 		old:  "return min(d, reply.Left+time.Millisecond+rand.N(4*time.Millisecond))",
 		new:  "return d + 0*rand.N(time.Millisecond)",
 		pkg:  ".", test: "TestWait_EndOfTheHoldersLock",
@@ -87,8 +87,8 @@ var waitMutants = []mutant{
 		name: "place-held-while-waiting",
 		bug:  "A place to load is held while another process loads the key",
 		file: "fill.go",
-		old:  "\t\tx.seat.decided()\n\t\tx.slot.Release()\n\t\ta.awaited",
-		new:  "\t\tx.seat.decided()\n\t\ta.awaited",
+		old:  "\t\tx.seat.Decided()\n\t\tx.slot.Release()\n\t\ta.awaited",
+		new:  "\t\tx.seat.Decided()\n\t\ta.awaited",
 		pkg:  ".", test: "TestMaxLoads_WaitingHoldsNoSlot",
 	},
 	{
@@ -102,9 +102,9 @@ var waitMutants = []mutant{
 	{
 		name: "queue-polls",
 		bug:  "Each key that queues for a place asks Redis four times a second, however many there are",
-		file: "wait.go",
-		old:  "return x.await(ctx, time.Duration(max(x.slots.Queued(), 1)*x.seat.fills())*queuedPoll, granted)",
-		new:  "return x.await(ctx, queuedPoll, granted)",
+		file: "fill.go",
+		old:  "return x.sleep(ctx, time.Duration(max(x.slots.Queued(), 1)*x.seat.Fills())*queuedPoll, granted)",
+		new:  "return x.sleep(ctx, queuedPoll, granted)",
 		pkg:  ".", test: "TestMaxLoads_LongQueue",
 	},
 	{

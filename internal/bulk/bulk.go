@@ -1,8 +1,9 @@
-package singlefill
+// Package bulk gathers the loads of the fills that one call for many keys starts: one call of the
+// ManyLoader works for all that hold their locks.
+package bulk
 
 import (
 	"context"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -12,38 +13,19 @@ import (
 	"github.com/singlefill/singlefill/internal/flight"
 )
 
-// A ManyLoader asks the source for the values of keys, which are Options.MaxBatch at most. It is to
-// GetOrLoadMany what a [Loader] is to GetOrLoad, whose rules hold. A key that it leaves out does not
-// exist; the cache remembers that. An error is the outcome of each of the keys. No two values may
-// share memory, since their callers own them.
-type ManyLoader[T any] func(ctx context.Context, keys []string) (map[string]T, error)
-
-// A manyLoader is a ManyLoader without its type.
-type manyLoader interface {
-	loadMany(ctx context.Context, keys []string) (values func(key string) (value any, ok bool), err error)
-}
-
-func (l ManyLoader[T]) loadMany(ctx context.Context, keys []string) (func(key string) (any, bool), error) {
-	values, err := l(ctx, keys)
-	return func(key string) (any, bool) {
-		v, ok := values[key]
-		return &v, ok
-	}, err
-}
-
-// A bulk is the load of the fills that one call starts, Options.MaxBatch of them at most. They have
+// A Bulk is the load of the fills that one call starts, Options.MaxBatch of them at most. They have
 // one slot, and one call of the ManyLoader works for those that hold their locks.
 //
 // The ManyLoader is called when each fill either holds its lock or waits for another process; a
-// server that has answered none of its fills is waited for no longer than gather. So no lock is held
+// server that has answered none of its fills is waited for no longer than Gather. So no lock is held
 // while another one is awaited, and calls with keys in common cannot lock each other out. A fill that
 // gets its lock later loads with those that come at the same time.
-type bulk struct {
-	cache *engine
-	load  manyLoader
-	node  *flight.Load
-	slot  *flight.SharedSlot
-	size  int // fills
+type Bulk struct {
+	load    Loader
+	timeout time.Duration
+	node    *flight.Load
+	slot    *flight.SharedSlot
+	size    int // fills
 
 	// Protected by mu.
 	mu        sync.Mutex
@@ -54,13 +36,21 @@ type bulk struct {
 	running   *bulkCall    // nil: the ManyLoader does not run
 }
 
-// gather is how long fills that hold their locks wait for a server that has not answered, or for
-// other fills that have waited for another process.
-const gather = 5 * time.Millisecond
+// A Loader loads keys, and then calls done once with the outcome of each, in the same goroutine, also
+// if a function of the user panics or ends the goroutine. calls has the place of each key where its
+// fill finds the call.
+type Loader func(ctx context.Context, keys []string, calls []*atomic.Pointer[flight.Call], done func(outcome Outcome))
 
-// A seat is the place of a fill in a bulk.
-type seat struct {
-	*bulk        // nil: the fill is of one key
+// An Outcome returns the value of a key, or why there is none.
+type Outcome func(key string) (value any, err error)
+
+// Gather is how long fills that hold their locks wait for a server that has not answered, or for
+// other fills that have waited for another process.
+const Gather = 5 * time.Millisecond
+
+// A Seat is the place of a fill in a bulk. A nil Seat is that of a fill of one key.
+type Seat struct {
+	bulk    *Bulk
 	row     *row // of fills whose keys are on one server
 	isKnown bool // whether the fill holds its lock; protected by the mutex of the bulk
 }
@@ -95,118 +85,122 @@ type bulkCall struct {
 	over    bool        // protected by the mutex of the bulk
 }
 
-// newBulk returns a bulk for fills that are about to begin. outer is the load that makes the call.
-func (c *engine) newBulk(load manyLoader, outer *flight.Load, fills int) *bulk {
-	node := c.fills.NewLoad(outer)
-	return &bulk{
-		cache: c, load: load,
-		node: node, slot: c.slots.NewShared(node), size: fills, undecided: fills, rows: make(map[int]*row),
+// New returns a bulk for fills that are about to begin. node is theirs in the graph of loads. A Loader
+// that runs for longer than timeout is abandoned.
+func New(load Loader, timeout time.Duration, node *flight.Load, slot *flight.SharedSlot, fills int) *Bulk {
+	return &Bulk{
+		load: load, timeout: timeout,
+		node: node, slot: slot, size: fills, undecided: fills, rows: make(map[int]*row),
 	}
 }
 
-// seatIn returns a seat for a fill whose key is on a node.
-func (b *bulk) seatIn(node int) seat {
+// Node is the node of the fills in the graph of loads.
+func (b *Bulk) Node() *flight.Load { return b.node }
+
+// Seat returns a seat for a fill whose key is on a server.
+func (b *Bulk) Seat(server int) *Seat {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	r := b.rows[node]
+	r := b.rows[server]
 	if r == nil {
 		r = &row{asks: new(client.Convoy)}
-		b.rows[node] = r
+		b.rows[server] = r
 	}
-	return seat{bulk: b, row: r}
+	return &Seat{bulk: b, row: r}
 }
 
-// taken notes whether the fill of a seat has begun. It has not if its key has another fill.
-func (b *bulk) taken(node int, begun bool) {
+// Taken notes whether the fill of a seat has begun. It has not if its key has another fill.
+func (b *Bulk) Taken(server int, begun bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if begun {
-		b.rows[node].fills++
+		b.rows[server].fills++
 	} else {
 		b.decide()
 	}
 }
 
-// depart is called when all fills have begun.
-func (b *bulk) depart() {
+// Depart is called when all fills have begun.
+func (b *Bulk) Depart() {
 	for _, r := range b.rows { // not changed any more
 		r.asks.Expect(r.fills)
 	}
 }
 
-// fills returns how many fills load together with this one.
-func (s *seat) fills() int {
-	if s.bulk == nil {
+// Node is the node of the fill in the graph of loads; nil: it gets one of its own.
+func (s *Seat) Node() *flight.Load {
+	if s == nil {
+		return nil
+	}
+	return s.bulk.node
+}
+
+// Fills returns how many fills load together with this one.
+func (s *Seat) Fills() int {
+	if s == nil {
 		return 1
 	}
-	return s.size
+	return s.bulk.size
 }
 
-// takeSeat makes a fill one of many.
-func (x *filling) takeSeat() {
-	x.slot = x.seat.slot.NewShare()
-	x.lock.Convoy = x.seat.row.asks
-	x.load = seatLoader{x}
-}
+// NewShare returns the fill's share of the slot.
+func (s *Seat) NewShare() *flight.Share { return s.bulk.slot.NewShare() }
 
-// decided notes that the fill holds its lock, or will not for now.
-func (s *seat) decided() {
-	if s.bulk == nil {
+// Asks returns with what the commands go that ask for the lock.
+func (s *Seat) Asks() *client.Convoy { return s.row.asks }
+
+// Decided notes that the fill holds its lock, or will not for now.
+func (s *Seat) Decided() {
+	if s == nil {
 		return
 	}
-	s.mu.Lock()
+	s.bulk.mu.Lock()
 	known := s.isKnown
 	if !known {
 		s.isKnown = true
 		s.row.decided++
-		s.decide()
+		s.bulk.decide()
 	}
-	s.mu.Unlock()
+	s.bulk.mu.Unlock()
 	if !known {
 		s.row.asks.Leave() // it has asked, or will not ask together with the others
 	}
 }
 
 // decide counts a fill that is decided. The caller holds b.mu.
-func (b *bulk) decide() {
+func (b *Bulk) decide() {
 	if b.undecided--; b.undecided == 0 {
 		b.begin()
 	}
 }
 
-// A seatLoader is the Loader of one fill of many: it waits for a call of the ManyLoader.
-type seatLoader struct{ *filling }
-
-func (x seatLoader) load(ctx context.Context, key string) (any, error) {
-	return x.seat.loadOne(ctx, key, &x.fill.Call)
-}
-
-func (s *seat) loadOne(ctx context.Context, key string, call *atomic.Pointer[flight.Call]) (any, error) {
+// Load is the Loader of one fill: it waits for a call of the ManyLoader.
+func (s *Seat) Load(ctx context.Context, key string, call *atomic.Pointer[flight.Call]) (any, error) {
 	a := &arrival{ctx: ctx, key: key, row: s.row, call: call, done: make(chan struct{})}
-	s.arrive(a)
-	s.decided()
-	stop := context.AfterFunc(ctx, func() { s.leave(a) })
+	s.bulk.arrive(a)
+	s.Decided()
+	stop := context.AfterFunc(ctx, func() { s.bulk.leave(a) })
 	defer stop()
 	<-a.done
 	return a.value, a.err
 }
 
-func (b *bulk) arrive(a *arrival) {
+func (b *Bulk) arrive(a *arrival) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.arrived = append(b.arrived, a)
 	if b.gathering == nil {
-		b.gathering = time.AfterFunc(gather, b.gathered)
+		b.gathering = time.AfterFunc(Gather, b.gathered)
 	}
 }
 
 // gathered begins, unless a server has just begun to answer.
-func (b *bulk) gathered() {
+func (b *Bulk) gathered() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, r := range b.rows {
 		if r.decided > 0 && r.decided < r.fills && b.gathering != nil {
-			b.gathering.Reset(gather)
+			b.gathering.Reset(Gather)
 			return
 		}
 	}
@@ -215,7 +209,7 @@ func (b *bulk) gathered() {
 
 // leave is called when no caller may have the value of a fill any more. If that is so for all of
 // them, the context of the ManyLoader ends.
-func (b *bulk) leave(a *arrival) {
+func (b *Bulk) leave(a *arrival) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	a.left = true
@@ -235,53 +229,39 @@ func (b *bulk) leave(a *arrival) {
 
 // begin calls the ManyLoader for the fills that have arrived, unless it is running: a place of
 // MaxLoads is for one call. The caller holds b.mu.
-func (b *bulk) begin() {
+func (b *Bulk) begin() {
 	if b.running != nil || len(b.arrived) == 0 {
 		return
 	}
 	call := &bulkCall{batch: b.arrived}
 	b.gathering.Stop()
 	b.arrived, b.gathering = nil, nil
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(call.batch[0].ctx), b.cache.opts.loadTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(call.batch[0].ctx), b.timeout)
 	call.cancel = cancel
 	b.running = call
 	b.slot.BeginLoad()
 	// A ManyLoader that ignores its context is abandoned. Not context.AfterFunc, since the context also
 	// ends when the fills have left, a moment before its deadline.
-	call.timeout = time.AfterFunc(b.cache.opts.loadTimeout, func() { b.end(call, nil, context.DeadlineExceeded) })
+	call.timeout = time.AfterFunc(b.timeout, func() { b.end(call, nil) })
 	go b.run(ctx, call)
 }
 
-func (b *bulk) run(ctx context.Context, call *bulkCall) {
+func (b *Bulk) run(ctx context.Context, call *bulkCall) {
 	keys := make([]string, len(call.batch))
 	calls := make([]*atomic.Pointer[flight.Call], len(call.batch))
 	for i, a := range call.batch {
 		keys[i], calls[i] = a.key, a.call
 	}
-	var values func(key string) (any, bool)
-	var err error
-	returned := false
 	left := b.node.Begin()
-	defer func() {
-		if !returned {
-			p := recover()
-			if p == nil {
-				p = "runtime.Goexit was called"
-			}
-			err = &PanicError{Value: p, Stack: debug.Stack()}
-			b.cache.counters.loadPanics.Add(int64(len(keys)))
-		}
+	b.load(ctx, keys, calls, func(outcome Outcome) {
 		left()
-		b.end(call, values, err)
+		b.end(call, outcome)
 		call.cancel()
-	}()
-	ctx = b.cache.loadStart(ctx, keys[0], calls...)
-	values, err = b.load.loadMany(ctx, keys)
-	returned = true
+	})
 }
 
-// end gives each fill its outcome. Only the first call counts.
-func (b *bulk) end(call *bulkCall, values func(key string) (any, bool), err error) {
+// end gives each fill its outcome; with nil, the Loader has been abandoned. Only the first call counts.
+func (b *Bulk) end(call *bulkCall, outcome Outcome) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if call.over {
@@ -291,11 +271,8 @@ func (b *bulk) end(call *bulkCall, values func(key string) (any, bool), err erro
 	call.timeout.Stop()
 	stores := make(map[*row]int)
 	for _, a := range call.batch {
-		if a.err = err; err == nil {
-			var ok bool
-			if a.value, ok = values(a.key); !ok {
-				a.err = ErrNotFound
-			}
+		if a.err = context.DeadlineExceeded; outcome != nil {
+			a.value, a.err = outcome(a.key)
 		}
 		if !a.left {
 			stores[a.row]++
@@ -304,7 +281,7 @@ func (b *bulk) end(call *bulkCall, values func(key string) (any, bool), err erro
 	for r, n := range stores {
 		r.stores = new(client.Convoy)
 		r.stores.Expect(n)
-		if err == context.DeadlineExceeded { // the fills end by themselves
+		if outcome == nil { // the fills end by themselves
 			r.stores = nil
 		}
 	}
@@ -316,12 +293,12 @@ func (b *bulk) end(call *bulkCall, values func(key string) (any, bool), err erro
 	b.begin() // for fills that arrived during the call
 }
 
-// stores returns with what the command goes that stores what loadOne has returned.
-func (s *seat) stores() *client.Convoy {
-	if s.bulk == nil {
+// Stores returns with what the command goes that stores what Load has returned.
+func (s *Seat) Stores() *client.Convoy {
+	if s == nil {
 		return nil
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.bulk.mu.Lock()
+	defer s.bulk.mu.Unlock()
 	return s.row.stores
 }

@@ -1,4 +1,4 @@
-package singlefill
+package wait
 
 import (
 	"hash/maphash"
@@ -7,14 +7,14 @@ import (
 	"time"
 )
 
-// An estimate is the likely duration of a load: between early and late. The zero estimate knows
+// An Estimate is the likely duration of a load: between early and late. The zero Estimate knows
 // nothing.
-type estimate struct{ early, late time.Duration }
+type Estimate struct{ early, late time.Duration }
 
 // pause returns how long to wait before the next poll for a load that has run for age.
-func (e estimate) pause(age time.Duration) time.Duration {
+func (e Estimate) pause(age time.Duration) time.Duration {
 	if age < 0 { // the clock of the server has been set back
-		return maxPause
+		return MaxPause
 	}
 	return max((e.early-age)/2, (e.late-e.early)/12, (age-e.late)/5)
 }
@@ -40,23 +40,23 @@ func (h history) add(took time.Duration) history {
 // equally late. But after one load of five times the usual length, waiters of the next six loads of
 // 1 s were 60 to 110 ms late in the median, and 1.1 to 1.8 ms with the quasi-range (simulated
 // fleets of 10 and of 100 processes).
-func (h history) estimate() estimate {
+func (h history) estimate() Estimate {
 	times := h.last[:min(h.n, len(h.last))]
 	slices.Sort(times)
 	if len(times) >= 5 {
 		times = times[1 : len(times)-1]
 	}
 	if len(times) == 0 || times[len(times)-1]/3 > times[0] {
-		return estimate{}
+		return Estimate{}
 	}
 	shortest, longest := times[0], times[len(times)-1]
 	margin := (longest - shortest) / 4
-	return estimate{shortest - margin, longest + margin}
+	return Estimate{shortest - margin, longest + margin}
 }
 
-// loadTimes has the histories of the last keys that this process has loaded or waited for, and one
+// Times has the histories of the last keys that this process has loaded or waited for, and one
 // of all keys.
-type loadTimes struct {
+type Times struct {
 	mu   sync.Mutex
 	keys map[uint64]history // by hash of the key
 	all  history
@@ -65,12 +65,13 @@ type loadTimes struct {
 
 const remembered = 1000 // keys at most
 
-func newLoadTimes() *loadTimes {
-	return &loadTimes{keys: make(map[uint64]history), seed: maphash.MakeSeed()}
+// NewTimes returns Times that have seen no load.
+func NewTimes() *Times {
+	return &Times{keys: make(map[uint64]history), seed: maphash.MakeSeed()}
 }
 
-// note remembers how long a load took; 0 stands for a value that was Set.
-func (m *loadTimes) note(key string, took time.Duration) {
+// Note remembers how long a load took; 0 stands for a value that was Set.
+func (m *Times) Note(key string, took time.Duration) {
 	if took == 0 {
 		return
 	}
@@ -86,16 +87,16 @@ func (m *loadTimes) note(key string, took time.Duration) {
 	m.keys[hash], m.all = m.keys[hash].add(took), m.all.add(took)
 }
 
-// estimate returns the likely duration of a load of key. before is the duration of the load that
+// Estimate returns the likely duration of a load of key. before is the duration of the load that
 // made the entry in Redis, or 0 if that is not known.
-func (m *loadTimes) estimate(key string, before time.Duration) estimate {
+func (m *Times) Estimate(key string, before time.Duration) Estimate {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if h := m.keys[maphash.String(m.seed, key)]; h.n > 0 {
 		return h.estimate()
 	}
 	if before > 0 {
-		return estimate{before, before}
+		return Estimate{before, before}
 	}
 	return m.all.estimate()
 }
