@@ -187,10 +187,14 @@ func Own(c any) bool {
 	return false
 }
 
-// Takes returns an error if c is a codec of this package that can never encode a typ, or keeps nothing of it.
+// Takes returns an error if c is a codec of this package that cannot store values of typ, or keeps
+// nothing of them.
 func Takes(c any, typ reflect.Type) error {
 	if _, raw := c.(rawCodec); raw && !isString(typ) && !isBytes(typ) {
 		return fmt.Errorf("singlefill: Options.Codec Raw takes []byte or string, not %v", typ)
 	}
-	return checkKeeps(c, typ)
+	if j := judgeOf(c); j != nil {
+		return j.check(typ)
+	}
+	return nil
 }

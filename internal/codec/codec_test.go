@@ -446,7 +446,11 @@ var (
 
 const keepsBytesExt = 77
 
-func init() { msgpack.RegisterExt(keepsBytesExt, (*keepsBytes)(nil)) }
+// registerExt registers an extension for the length of a test.
+func registerExt(t *testing.T) {
+	msgpack.RegisterExt(keepsBytesExt, (*keepsBytes)(nil))
+	t.Cleanup(func() { msgpack.UnregisterExt(keepsBytesExt) })
+}
 
 func (*keepsDecoder) DecodeMsgpack(d *msgpack.Decoder) error {
 	keptDecoder, keptReader = d, d.Buffered()
@@ -473,6 +477,7 @@ func (*looksAround) UnmarshalText([]byte) error {
 
 // A decoder or buffer that a method keeps shows no later value.
 func TestUnmarshal_KeptDecoder(t *testing.T) {
+	registerExt(t)
 	type other struct {
 		Name string
 		Look looksAround

@@ -1,0 +1,346 @@
+package codec
+
+import (
+	"encoding"
+	"encoding/json"
+	"fmt"
+	"iter"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/vmihailenco/msgpack/v5"
+)
+
+// A judge knows what one codec can store of a type. It judges types before there is a value, so that
+// a program learns of a mistake when it starts, and not from loads that are never stored.
+type judge struct {
+	name     string // of the codec
+	tag      string // of its options for a field
+	encodes  []reflect.Type
+	decodes  []reflect.Type
+	marshal  func(v any) ([]byte, error)
+	isStruct func(data []byte) bool
+
+	fits   map[reflect.Type]bool         // types that unfit has seen
+	lostIn map[reflect.Type]reflect.Type // results of lost; nil while it runs
+}
+
+// judgeOf returns the judge of a codec of this package, or nil.
+func judgeOf(c any) *judge {
+	j := &judge{fits: make(map[reflect.Type]bool), lostIn: make(map[reflect.Type]reflect.Type)}
+	switch c.(type) {
+	case msgPackCodec:
+		j.name, j.tag, j.marshal = "MsgPack", "msgpack", msgpack.Marshal
+		j.encodes = []reflect.Type{reflect.TypeFor[msgpack.CustomEncoder](), reflect.TypeFor[msgpack.Marshaler](),
+			reflect.TypeFor[encoding.BinaryMarshaler](), reflect.TypeFor[encoding.TextMarshaler]()}
+		j.decodes = []reflect.Type{reflect.TypeFor[msgpack.CustomDecoder](), reflect.TypeFor[msgpack.Unmarshaler](),
+			reflect.TypeFor[encoding.BinaryUnmarshaler](), reflect.TypeFor[encoding.TextUnmarshaler]()}
+		j.isStruct = func(data []byte) bool { // a map or an array
+			return data[0]&0xe0 == 0x80 || data[0] >= 0xdc && data[0] <= 0xdf
+		}
+	case jsonCodec:
+		j.name, j.tag, j.marshal = "JSON", "json", json.Marshal
+		j.encodes = []reflect.Type{reflect.TypeFor[json.Marshaler](), reflect.TypeFor[encoding.TextMarshaler]()}
+		j.decodes = []reflect.Type{reflect.TypeFor[json.Unmarshaler](), reflect.TypeFor[encoding.TextUnmarshaler]()}
+		j.isStruct = func(data []byte) bool { return data[0] == '{' }
+	default:
+		return nil
+	}
+	return j
+}
+
+// check returns an error if values of typ cannot be stored, or if nothing of them would be.
+func (j *judge) check(typ reflect.Type) error {
+	// Endless types come first: the codec overflows the stack when it only looks at one.
+	bad := j.endless(typ, "", make(map[reflect.Type]bool))
+	if bad == nil {
+		bad = j.unfit(typ, "")
+	}
+	if bad != nil {
+		return fmt.Errorf("singlefill: T is %v: %s cannot store %v: %s; give the field the tag `%s:\"-\"`, "+
+			"give the type marshalling methods, or set Options.Codec", typ, j.name, bad, bad.why, j.tag)
+	}
+	if lost := j.lost(typ); lost != nil {
+		return fmt.Errorf("singlefill: T is %v: %s keeps nothing of %v, since it drops fields that are not exported or "+
+			"have the tag `%s:\"-\"`; export a field, give the type marshalling methods, or set Options.Codec",
+			typ, j.name, lost, j.tag)
+	}
+	return nil
+}
+
+// A misfit is a part of T that the codec cannot store.
+type misfit struct {
+	path string // from T, such as ".Lines[].Done"; "" is T itself
+	typ  reflect.Type
+	why  string
+}
+
+func (m *misfit) String() string {
+	if m.path == "" {
+		return "it"
+	}
+	return fmt.Sprintf("T%s, of type %v", m.path, m.typ)
+}
+
+// endless returns the first part of typ that is a pointer to itself, as in type P *P, or that MsgPack
+// would flatten into itself, as in type S struct{ *S }. done has the types that it has visited.
+func (j *judge) endless(typ reflect.Type, path string, done map[reflect.Type]bool) (bad *misfit) {
+	if done[typ] || j.hasMethods(typ) {
+		return nil
+	}
+	done[typ] = true
+	if j.circles(typ, nil) {
+		return &misfit{path, typ, "it refers to itself without end"}
+	}
+	switch typ.Kind() {
+	case reflect.Pointer:
+		return j.endless(typ.Elem(), path, done)
+	case reflect.Slice, reflect.Array:
+		return j.endless(typ.Elem(), path+"[]", done)
+	case reflect.Map:
+		if bad = j.endless(typ.Key(), path+"[key]", done); bad == nil {
+			bad = j.endless(typ.Elem(), path+"[]", done)
+		}
+		return bad
+	case reflect.Struct:
+		for f := range j.fields(typ) {
+			if bad = j.endless(f.Type, path+"."+f.Name, done); bad != nil {
+				return bad
+			}
+		}
+	}
+	return nil
+}
+
+// circles reports whether pointers, and for MsgPack embedded fields, lead from typ to a type that is on
+// the way already.
+func (j *judge) circles(typ reflect.Type, way []reflect.Type) bool {
+	if slices.Contains(way, typ) {
+		return true
+	}
+	way = append(way, typ)
+	switch {
+	case j.hasMethods(typ):
+	case typ.Kind() == reflect.Pointer:
+		return j.circles(typ.Elem(), way)
+	case typ.Kind() == reflect.Struct && j.tag == "msgpack":
+		for f := range j.fields(typ) {
+			if f.Anonymous && j.circles(f.Type, way) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// unfit returns the first part of typ that can hold nothing but nil, or not even that: the codec
+// cannot encode its values, or cannot decode them again. It does not judge types with methods of their
+// own.
+func (j *judge) unfit(typ reflect.Type, path string) (bad *misfit) {
+	if j.fits[typ] || j.hasMethods(typ) {
+		return nil
+	}
+	j.fits[typ] = true // until the first misfit ends all
+	switch typ.Kind() {
+	case reflect.Interface:
+		if typ.NumMethod() > 0 && !j.decodesInto(typ) {
+			return &misfit{path, typ, "nothing can be decoded into an interface with methods"}
+		}
+		return nil
+	case reflect.Struct:
+		if j.registered(typ) {
+			return nil
+		}
+		return j.unfitField(typ, path, nil, nil)
+	case reflect.Pointer:
+		bad = j.unfit(typ.Elem(), path)
+	case reflect.Slice:
+		bad = j.unfit(typ.Elem(), path+"[]")
+	case reflect.Array:
+		if typ.Len() > 0 {
+			bad = j.unfit(typ.Elem(), path+"[]")
+		}
+	case reflect.Map:
+		if bad = j.unfit(typ.Elem(), path+"[]"); bad == nil && j.tag == "msgpack" { // JSON has rules of its own for keys
+			bad = j.unfit(typ.Key(), path+"[key]")
+		}
+	}
+	if _, err := j.zero(typ); bad == nil && err != nil {
+		return &misfit{path, typ, "the type has no encoding"}
+	}
+	return bad
+}
+
+// unfitField is unfit for the fields of a struct. within are the structs that embed it; the codec does
+// not encode a field that has a name of theirs, which are in hidden.
+func (j *judge) unfitField(typ reflect.Type, path string, within []reflect.Type, hidden map[string]bool) (bad *misfit) {
+	if slices.Contains(within, typ) {
+		return nil
+	}
+	within = append(within, typ)
+	names := maps.Clone(hidden)
+	if j.tag == "json" { // MsgPack does not flatten a struct of which it would hide a field
+		if names == nil {
+			names = make(map[string]bool)
+		}
+		for f := range j.fields(typ) {
+			names[j.nameOf(f)] = true
+		}
+	}
+	for f := range j.fields(typ) {
+		at := path + "." + f.Name
+		elem, isPointer := f.Type, f.Type.Kind() == reflect.Pointer
+		if isPointer {
+			elem = elem.Elem()
+		}
+		isStruct := elem.Kind() == reflect.Struct
+		switch {
+		case hidden[j.nameOf(f)] || j.omits(f):
+		case !f.IsExported() && !isStruct: // it is embedded
+			if j.tag == "msgpack" { // JSON drops it
+				bad = &misfit{at, f.Type, "an embedded field that is not exported cannot be decoded"}
+			}
+		case !f.IsExported() && isPointer:
+			for range j.fields(elem) { // without a field nothing is decoded
+				bad = &misfit{at, f.Type, "an embedded pointer to a type that is not exported cannot be decoded"}
+				break
+			}
+		case f.Anonymous && isStruct && j.nameOf(f) == f.Name && !j.hasMethods(elem):
+			bad = j.unfitField(elem, at, within, names)
+		default:
+			bad = j.unfit(f.Type, at)
+		}
+		if bad != nil {
+			return bad
+		}
+	}
+	return nil
+}
+
+// fields yields the fields of a struct that the codec does not drop.
+func (j *judge) fields(typ reflect.Type) iter.Seq[reflect.StructField] {
+	return func(yield func(reflect.StructField) bool) {
+		for i := range typ.NumField() {
+			f := typ.Field(i)
+			tag := f.Tag.Get(j.tag)
+			dropped := tag == "-" || j.tag == "msgpack" && strings.HasPrefix(tag, "-,")
+			if !dropped && (f.IsExported() || f.Anonymous) && !yield(f) {
+				return
+			}
+		}
+	}
+}
+
+func (j *judge) nameOf(f reflect.StructField) string {
+	if name, _, _ := strings.Cut(f.Tag.Get(j.tag), ","); name != "" {
+		return name
+	}
+	return f.Name
+}
+
+// omits reports whether the codec leaves out a field that is nil. Such a field may be nil in all
+// values.
+func (j *judge) omits(f reflect.StructField) bool {
+	options := strings.Split(f.Tag.Get(j.tag), ",")[1:]
+	switch f.Type.Kind() {
+	case reflect.Interface, reflect.Pointer, reflect.Slice, reflect.Map:
+		if slices.Contains(options, "omitempty") {
+			return true
+		}
+	}
+	return j.tag == "json" && slices.Contains(options, "omitzero")
+}
+
+// hasMethods reports whether a type encodes or decodes itself.
+func (j *judge) hasMethods(typ reflect.Type) bool {
+	has := func(method reflect.Type) bool {
+		return typ.Implements(method) || reflect.PointerTo(typ).Implements(method)
+	}
+	return slices.ContainsFunc(j.encodes, has) || slices.ContainsFunc(j.decodes, has)
+}
+
+// decodesInto reports whether MsgPack may decode something into an interface with methods: an error, a
+// time, or a type that the program has registered as an extension.
+func (j *judge) decodesInto(typ reflect.Type) bool {
+	return j.tag == "msgpack" &&
+		(typ == reflect.TypeFor[error]() || reflect.TypeFor[time.Time]().Implements(typ) || extended())
+}
+
+// extended reports whether the program has registered an extension of MsgPack.
+func extended() bool {
+	const interned, times = -128, -1 // which the msgpack package registers
+	for id := interned + 1; id < 128; id++ {
+		if id != times && registeredExt(byte(id)) {
+			return true
+		}
+	}
+	return false
+}
+
+func registeredExt(id byte) bool {
+	var v any
+	err := func() (err error) {
+		defer recoverTo(&err, "msgpack.Unmarshal") // code of the program
+		return msgpack.Unmarshal([]byte{0xc7, 0, id}, &v)
+	}()
+	return err == nil || !strings.Contains(err.Error(), "unknown ext id")
+}
+
+// registered reports whether the program has registered an encoder for a struct, which encodes it
+// otherwise than as a struct.
+func (j *judge) registered(typ reflect.Type) bool {
+	data, err := j.zero(typ)
+	return err == nil && !j.isStruct(data)
+}
+
+// zero encodes the zero value of a type.
+func (j *judge) zero(typ reflect.Type) (data []byte, err error) {
+	defer recoverTo(&err, j.name) // code of the program
+	return j.marshal(reflect.New(typ).Interface())
+}
+
+// lost returns the struct within typ because of which nothing of typ is kept, or nil: all the data of
+// typ is in fields that the codec drops. An empty struct has nothing to lose, and a type that contains
+// itself keeps its shape.
+func (j *judge) lost(typ reflect.Type) reflect.Type {
+	lost, seen := j.lostIn[typ]
+	if seen {
+		return lost
+	}
+	j.lostIn[typ] = nil
+	switch typ.Kind() {
+	case reflect.Pointer, reflect.Slice, reflect.Array, reflect.Map:
+		lost = j.lost(typ.Elem())
+	case reflect.Struct:
+		lost = j.lostFields(typ)
+	}
+	j.lostIn[typ] = lost
+	return lost
+}
+
+func (j *judge) lostFields(typ reflect.Type) reflect.Type {
+	if typ.NumField() == 0 || j.encodesItself(typ) {
+		return nil
+	}
+	lost := typ
+	for f := range j.fields(typ) {
+		if lost = j.lost(f.Type); lost == nil {
+			return nil // this field is kept
+		}
+	}
+	return lost
+}
+
+// encodesItself reports whether the codec encodes typ by a method, or by an encoder that is registered
+// for it.
+func (j *judge) encodesItself(typ reflect.Type) bool {
+	has := func(method reflect.Type) bool { return reflect.PointerTo(typ).Implements(method) }
+	if slices.ContainsFunc(j.encodes, has) {
+		return true
+	}
+	data, err := j.zero(typ)
+	return err != nil || !j.isStruct(data)
+}

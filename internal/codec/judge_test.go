@@ -1,0 +1,362 @@
+package codec
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math/big"
+	"os"
+	"os/exec"
+	"reflect"
+	"runtime/debug"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vmihailenco/msgpack/v5"
+)
+
+type (
+	hidden struct{ amount int64 }
+	dashed struct {
+		Amount int64 `msgpack:"-" json:"-"`
+	}
+	marshalled struct{ amount int64 }
+	embedding  struct{ hidden }
+	promoted   struct{ inner }
+	inner      struct{ Amount int64 }
+	nested     struct{ Price hidden }
+	// hiddenTwice loses its second field like the first.
+	hiddenTwice struct{ Price, Discount hidden }
+	partly      struct {
+		Name   string
+		amount int64
+	}
+	omitting struct {
+		Name string `msgpack:",omitempty" json:",omitempty"`
+	}
+	recursive struct {
+		Next *recursive
+		Name string
+	}
+	empty struct{}
+
+	// jsonObject looks like a struct in JSON, but encodes itself.
+	jsonObject struct{ amount int64 }
+)
+
+func (jsonObject) MarshalJSON() ([]byte, error) { return []byte(`{"amount":0}`), nil }
+func (jsonObject) EncodeMsgpack(e *msgpack.Encoder) error {
+	return e.EncodeMap(map[string]any{"amount": 0})
+}
+
+func (marshalled) MarshalBinary() ([]byte, error)   { return []byte{1}, nil }
+func (*marshalled) UnmarshalBinary([]byte) error    { return nil }
+func (marshalled) MarshalText() ([]byte, error)     { return []byte("1"), nil }
+func (*marshalled) UnmarshalText(text []byte) error { return nil }
+
+// A type of which the codec keeps nothing is refused; one of which it keeps something is not.
+func TestTakes_TypeThatIsLost(t *testing.T) {
+	for typ, lost := range map[reflect.Type]bool{
+		reflect.TypeFor[hidden]():            true,
+		reflect.TypeFor[*hidden]():           true,
+		reflect.TypeFor[[]hidden]():          true,
+		reflect.TypeFor[map[string]hidden](): true,
+		reflect.TypeFor[dashed]():            true,
+		reflect.TypeFor[nested]():            true,
+		reflect.TypeFor[embedding]():         true,
+		reflect.TypeFor[hiddenTwice]():       true,
+		reflect.TypeFor[marshalled]():        false,
+		reflect.TypeFor[jsonObject]():        false,
+		reflect.TypeFor[promoted]():          false,
+		reflect.TypeFor[partly]():            false,
+		reflect.TypeFor[omitting]():          false,
+		reflect.TypeFor[recursive]():         false,
+		reflect.TypeFor[empty]():             false,
+		reflect.TypeFor[time.Time]():         false,
+		reflect.TypeFor[*big.Int]():          false,
+		reflect.TypeFor[any]():               false,
+		reflect.TypeFor[int]():               false,
+		reflect.TypeFor[map[string]string](): false,
+	} {
+		for name, c := range map[string]any{"MsgPack": MsgPack, "JSON": JSON} {
+			t.Run(name+" "+typ.String(), func(t *testing.T) {
+				err := Takes(c, typ)
+				if (err != nil) != lost {
+					t.Fatalf("Takes returned %v, want an error: %t", err, lost)
+				}
+				if lost && (!strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), typ.String())) {
+					t.Errorf("the error names neither codec nor type: %v", err)
+				}
+			})
+		}
+	}
+	_ = partly{amount: 1}
+	_ = embedding{hidden{amount: 1}}.hidden.amount
+	_ = jsonObject{amount: 1}
+	_ = marshalled{amount: 1}
+}
+
+type (
+	tree     map[string]tree
+	list     []list
+	boxes    []*boxes
+	byName   map[string][]byName
+	pair     [2]*pair
+	selves   *selves
+	toOther  *toSelves
+	toSelves *toOther
+	chained  struct {
+		Next *chained
+		Kids map[string][]chained
+		All  []tree
+	}
+	embedsItself struct {
+		*embedsItself
+		N int
+	}
+	Left struct {
+		*Right
+		N int
+	}
+	Right struct {
+		*Left
+		M int
+	}
+	ownLoop struct{ *ownLoop }
+)
+
+func (*ownLoop) MarshalJSON() ([]byte, error)            { return []byte("null"), nil }
+func (*ownLoop) MarshalBinary() (data []byte, err error) { return nil, nil }
+
+// Takes returns for each recursive type, and refuses those that the codec itself cannot look at. It
+// runs in a child, since a stack overflow ends the process.
+func TestTakes_RecursiveType(t *testing.T) {
+	const child = "SINGLEFILL_RECURSIVE_TYPES"
+	if os.Getenv(child) == "" {
+		cmd := exec.Command(os.Args[0], "-test.run=^TestTakes_RecursiveType$", "-test.v")
+		cmd.Env = append(os.Environ(), child+"=1")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%.4000s", err, out)
+		}
+		return
+	}
+	debug.SetMaxStack(16 << 20)
+	msgPackOnly := true
+	for _, tt := range []struct {
+		typ     reflect.Type
+		endless bool
+		only    bool // MsgPack refuses it
+	}{
+		{reflect.TypeFor[tree](), false, false},
+		{reflect.TypeFor[*tree](), false, false},
+		{reflect.TypeFor[list](), false, false},
+		{reflect.TypeFor[boxes](), false, false},
+		{reflect.TypeFor[byName](), false, false},
+		{reflect.TypeFor[pair](), false, false},
+		{reflect.TypeFor[chained](), false, false},
+		{reflect.TypeFor[ownLoop](), false, false},
+		{reflect.TypeFor[struct {
+			N    int
+			Self *selves `msgpack:"-" json:"-"`
+		}](), false, false},
+		{reflect.TypeFor[selves](), true, false},
+		{reflect.TypeFor[[]selves](), true, false},
+		{reflect.TypeFor[map[string]selves](), true, false},
+		{reflect.TypeFor[struct{ Self selves }](), true, false},
+		{reflect.TypeFor[toOther](), true, false},
+		{reflect.TypeFor[embedsItself](), true, msgPackOnly},
+		{reflect.TypeFor[*Left](), true, msgPackOnly},
+		{reflect.TypeFor[[]struct{ F Right }](), true, msgPackOnly},
+	} {
+		for name, c := range map[string]any{"MsgPack": MsgPack, "JSON": JSON} {
+			err := Takes(c, tt.typ)
+			endless := err != nil && strings.Contains(err.Error(), "refers to itself")
+			if want := tt.endless && !(tt.only && name == "JSON"); endless != want {
+				t.Errorf("%s takes %v: %v, want endless: %t", name, tt.typ, err, want)
+			}
+		}
+	}
+}
+
+// Values of recursive types come back.
+func TestRecursiveType_RoundTrip(t *testing.T) {
+	for _, v := range []any{
+		tree{"a": {"b": {}}, "c": {}},
+		list{{}, {{}, {}}},
+		byName{"a": {{"b": {}}}},
+		chained{Next: &chained{}, Kids: map[string][]chained{"x": {{}}}, All: []tree{{"a": {}}}},
+	} {
+		for name, c := range own {
+			data, err := c.Marshal(v)
+			if err != nil {
+				t.Errorf("%s of %T: %v", name, v, err)
+				continue
+			}
+			p := reflect.New(reflect.TypeOf(v))
+			if err := c.Unmarshal(data, p.Interface()); err != nil {
+				t.Errorf("%s of %T: %v", name, v, err)
+			} else if got := p.Elem().Interface(); !reflect.DeepEqual(got, v) {
+				t.Errorf("%s: %+v came back as %+v", name, v, got)
+			}
+		}
+	}
+}
+
+// own are the codecs that Takes judges.
+var own = map[string]interface {
+	Marshal(v any) ([]byte, error)
+	Unmarshal(data []byte, v any) error
+}{"MsgPack": MsgPack, "JSON": JSON}
+
+type (
+	base   struct{ N int }
+	secret struct{ n int }
+	words  []string
+
+	withReader  struct{ Body io.Reader }
+	withErr     struct{ Err error }
+	withTime    struct{ At fmt.Stringer }
+	withFunc    struct{ Done func() }
+	withChan    struct{ Events []chan int }
+	withComplex struct{ Z [2]complex64 }
+	deep        struct {
+		Name  string
+		Lines map[string]*withReader
+	}
+	embedsPointer struct {
+		*base
+		Z int
+	}
+	embedsDeeply struct{ embedsPointer }
+	embedsValue  struct {
+		base
+		Z int
+	}
+	embedsSecret struct {
+		*secret
+		Z int
+	}
+	embedsWords struct {
+		words
+		Z int
+	}
+	omitsReader struct {
+		N    int
+		Body io.Reader       `msgpack:",omitempty" json:",omitempty"`
+		More []chan int      `msgpack:"more,omitempty" json:"more,omitempty"`
+		Any  map[string]any  `msgpack:"any" json:"any"`
+		None [0]func()       // has no element
+		Ext  *big.Float      // encodes itself
+		P    *json5          // encodes itself
+		skip func(io.Reader) // is not exported
+	}
+	dropsReader struct {
+		N    int
+		Body io.Reader  `msgpack:"-" json:"-"`
+		Done chan int   `msgpack:"-" json:"-"`
+		F    func()     `msgpack:"-" json:"-"`
+		Z    complex128 `msgpack:"-" json:"-"`
+	}
+	shadowed struct {
+		Withs
+		Done bool
+	}
+	Withs struct{ Done func() }
+	json5 struct{ F func() }
+	shape interface{ Area() float64 }
+)
+
+func (json5) MarshalText() ([]byte, error)  { return []byte("5"), nil }
+func (*json5) UnmarshalText(_ []byte) error { return nil }
+
+// A type is refused if a part of it can hold nothing but nil, and not otherwise. The error names T, the
+// way to the part, and its type.
+func TestTakes_TypeThatCannotBeStored(t *testing.T) {
+	_ = omitsReader{skip: nil}
+	_ = embedsSecret{secret: &secret{n: 1}}
+	const both, fits = "MsgPack JSON", ""
+	for typ, want := range map[reflect.Type]struct{ refusedBy, part string }{
+		reflect.TypeFor[io.Reader]():                {both, "it: "},
+		reflect.TypeFor[shape]():                    {both, "it: "},
+		reflect.TypeFor[[]shape]():                  {both, "T[], of type codec.shape"},
+		reflect.TypeFor[func()]():                   {both, "it: "},
+		reflect.TypeFor[*chan int]():                {both, "it: "},
+		reflect.TypeFor[map[string]complex128]():    {both, "T[], of type complex128"},
+		reflect.TypeFor[withReader]():               {both, "T.Body, of type io.Reader"},
+		reflect.TypeFor[withFunc]():                 {both, "T.Done, of type func()"},
+		reflect.TypeFor[withChan]():                 {both, "T.Events[], of type chan int"},
+		reflect.TypeFor[withComplex]():              {both, "T.Z[], of type complex64"},
+		reflect.TypeFor[*deep]():                    {both, "T.Lines[].Body, of type io.Reader"},
+		reflect.TypeFor[embedsPointer]():            {both, "T.base, of type *codec.base"},
+		reflect.TypeFor[embedsDeeply]():             {both, "T.embedsPointer.base, of type *codec.base"},
+		reflect.TypeFor[[]embedsPointer]():          {both, "T[].base, of type *codec.base"},
+		reflect.TypeFor[withErr]():                  {"JSON", "T.Err, of type error"}, // MsgPack stores its text
+		reflect.TypeFor[withTime]():                 {"JSON", "T.At, of type fmt.Stringer"},
+		reflect.TypeFor[map[any]int]():              {"JSON", "it: "},
+		reflect.TypeFor[struct{ M map[bool]int }](): {"JSON", "T.M, of type map[bool]int"},
+		reflect.TypeFor[embedsWords]():              {"MsgPack", "T.words, of type codec.words"},
+		reflect.TypeFor[struct{ U uintptr }]():      {"MsgPack", "T.U, of type uintptr"},
+		reflect.TypeFor[shadowed]():                 {"MsgPack", "T.Withs.Done, of type func()"},
+		reflect.TypeFor[embedsValue]():              {fits, ""},
+		reflect.TypeFor[embedsSecret]():             {fits, ""},
+		reflect.TypeFor[omitsReader]():              {fits, ""},
+		reflect.TypeFor[dropsReader]():              {fits, ""},
+		reflect.TypeFor[json5]():                    {fits, ""},
+		reflect.TypeFor[map[string]any]():           {fits, ""},
+		reflect.TypeFor[[]*time.Time]():             {fits, ""},
+		reflect.TypeFor[map[[2]string]int]():        {"JSON", "it: "},
+		reflect.TypeFor[map[int]json5]():            {fits, ""},
+	} {
+		for name, c := range own {
+			t.Run(name+" "+typ.String(), func(t *testing.T) {
+				err := Takes(c, typ)
+				refused := strings.Contains(want.refusedBy, name)
+				switch {
+				case (err != nil) != refused:
+					t.Fatalf("Takes returned %v, want an error: %t", err, refused)
+				case !refused:
+				case !strings.Contains(err.Error(), want.part), !strings.Contains(err.Error(), "T is "+typ.String()):
+					t.Errorf("the error does not name %q of %v: %v", want.part, typ, err)
+				}
+			})
+		}
+	}
+}
+
+// What Takes refuses cannot be stored, and what it takes can be: a value in which nothing is nil comes
+// back, or does not.
+func TestTakes_AgreesWithTheCodecs(t *testing.T) {
+	n := 1
+	ch := make(chan int)
+	for _, v := range []any{
+		withReader{strings.NewReader("x")}, withFunc{func() {}}, withChan{[]chan int{ch}}, withComplex{},
+		deep{Lines: map[string]*withReader{"x": {strings.NewReader("x")}}},
+		embedsPointer{&base{1}, 1}, embedsDeeply{embedsPointer{&base{1}, 1}}, embedsValue{base{1}, 1}, embedsSecret{&secret{}, 1},
+		withErr{errors.New("x")}, withTime{time.Now()}, map[bool]int{true: 1}, struct{ U uintptr }{1},
+		shadowed{Withs{func() {}}, true}, dropsReader{N: 1, F: func() {}}, omitsReader{N: 1, P: new(json5)},
+		struct{ P **int }{new(*int)}, &n,
+	} {
+		for name, c := range own {
+			taken := Takes(c, reflect.TypeOf(v))
+			data, err := c.Marshal(v)
+			if err == nil {
+				err = c.Unmarshal(data, reflect.New(reflect.TypeOf(v)).Interface())
+			}
+			if (taken == nil) != (err == nil) {
+				t.Errorf("%s of %T: Takes returned %v, and the codec %v", name, v, taken, err)
+			}
+		}
+	}
+}
+
+// MsgPack decodes extensions into interfaces, so with one of the program's own no interface is refused.
+func TestTakes_RegisteredExtension(t *testing.T) {
+	registerExt(t)
+	if err := Takes(MsgPack, reflect.TypeFor[withReader]()); err != nil {
+		t.Error(err)
+	}
+	if err := Takes(MsgPack, reflect.TypeFor[withFunc]()); err == nil {
+		t.Error("a func is taken")
+	}
+}
