@@ -33,6 +33,8 @@ type (
 	list   []list
 	tree   map[string]tree
 	ring   *ring
+	pair   [2]*pair
+	byName map[string][]byName
 	id     string
 	named  *order
 	holder struct{ Named named }
@@ -134,6 +136,8 @@ func TestFunc_Copies(t *testing.T) {
 	wantCopy(t, list{{}, nil, {{}, {}}})
 	wantCopy(t, tree{"a": {"b": nil, "c": {}}})
 	wantCopy[ring](t, nil)
+	wantCopy(t, pair{{}, {nil, {}}})
+	wantCopy(t, byName{"a": {{"b": {}}, nil}})
 	wantCopy(t, make([]int, 2, 10))
 }
 
