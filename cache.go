@@ -63,8 +63,8 @@ type engine struct {
 // a changed T a new namespace.
 //
 // New returns an error that names the argument, its value and what is allowed if rdb is nil or a
-// pipeline, namespace is empty or has braces or control characters, ttl is less than 1 ms, or opts
-// contradict each other.
+// pipeline, namespace is empty or has braces or control characters, ttl is less than 1 ms, opts
+// contradict each other, or the codec cannot store values of T (see [MsgPack]).
 func New[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, opts *Options[T]) (*Cache[T], error) {
 	if opts == nil {
 		opts = new(Options[T])

@@ -34,10 +34,17 @@ type Codec interface {
 //
 // of memory as a T, since a byte or two can stand for a whole element: a megabyte of nils decodes
 // into a million structs. The bound is the number of array items times the largest slice element
-// within T, and likewise for map entries and maps (see internal/msgcheck). It is an over-estimate,
-// so a T of many small numbers beside a few huge structs may be refused without need. Marshal
-// applies the same limit: a value that could not be read back is an error when it is written. For a
-// T that is an interface, Marshal judges the value in it.
+// within T, and likewise for map entries and maps (see internal/msgcheck), counted for each level of
+// nesting by itself. It is an over-estimate, so a T of many small numbers beside a few huge structs
+// at the same level may be refused without need. Marshal applies the same limit: a value that could
+// not be read back is an error when it is written. For a T that is an interface, Marshal judges the
+// value in it.
+//
+// [New] refuses a T of which MsgPack or JSON keeps nothing, or with a part that can hold nothing but
+// nil: a func, a channel, a complex number, an interface with methods, an embedded pointer to an
+// unexported struct, a pointer type that points to itself. It does not judge types with marshalling
+// methods, nor fields with the tag "-", nor fields that omitempty leaves out. MsgPack stores an error
+// as its text, and decodes a time.Time, and types given to msgpack.RegisterExt, into any interface.
 var (
 	// MsgPack is the default: fast, compact, and it distinguishes nil from empty.
 	//

@@ -80,7 +80,7 @@ func (d *decoder) decode(doc msgcheck.Doc, v any) error {
 func checkMsgPack(data []byte, cost *msgcheck.Cost) (msgcheck.Doc, error) {
 	doc, err := msgcheck.Check(data, maxNesting)
 	if err == nil {
-		err = cost.Bound(doc.Counts, len(data))
+		err = cost.Bound(doc.Counts, len(data), doc.Levels)
 	}
 	if err != nil {
 		return msgcheck.Doc{}, fmt.Errorf("singlefill: %w", err)
@@ -117,7 +117,8 @@ func (jsonCodec) Unmarshal(data []byte, v any) (err error) {
 func checkJSON(data []byte, v any) error {
 	count := func(c string) int { return bytes.Count(data, []byte(c)) }
 	n := msgcheck.Counts{Items: count("[") + count(","), Entries: count(":"), Maps: count("{")}
-	if err := msgcheck.CostOf(reflect.TypeOf(v)).Bound(n, len(data)); err != nil {
+	levels := func() *msgcheck.Levels { return msgcheck.JSONLevels(data) }
+	if err := msgcheck.CostOf(reflect.TypeOf(v)).Bound(n, len(data), levels); err != nil {
 		return fmt.Errorf("singlefill: json: %w", err)
 	}
 	return nil

@@ -771,3 +771,37 @@ func TestOwn(t *testing.T) {
 		}
 	}
 }
+
+// Forty vectors are stored: what the items of a fixed array take is in the array already. As many nils
+// in the place of vectors are refused.
+func TestFixedArrays_AreStored(t *testing.T) {
+	type vectors struct {
+		Name string
+		Of   [][768]float32
+	}
+	v := vectors{Name: "an [embedding], of many", Of: make([][768]float32, 40)}
+	for i := range v.Of {
+		for k := range v.Of[i] {
+			v.Of[i][k] = float32(i) + float32(k)/768
+		}
+	}
+	const nilsLen = 40 * 768
+	for name, c := range own {
+		data, err := c.Marshal(v)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		var again vectors
+		if err := c.Unmarshal(data, &again); err != nil || !reflect.DeepEqual(again, v) {
+			t.Errorf("%s: the vectors did not come back: %v", name, err)
+		}
+		nils, err := c.Marshal(map[string]any{"Of": make([]any, nilsLen)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Unmarshal(nils, new(vectors)); err == nil {
+			t.Errorf("%s: %d bytes of nils are read as vectors of %d MB", name, len(nils), nilsLen*768*4/1000000)
+		}
+	}
+}

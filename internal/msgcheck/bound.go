@@ -1,6 +1,8 @@
 package msgcheck
 
 import (
+	"encoding"
+	"encoding/json"
 	"fmt"
 	"math/bits"
 	"reflect"
@@ -14,12 +16,17 @@ const (
 	boundFactor = 64       // plus bytes for each byte of the document
 )
 
-// A Cost is what decoding into a type allocates for one of each of Counts, in bytes.
+// A Cost is what decoding into a type allocates for one of each of Counts, in bytes: at each level, and
+// at most.
 type Cost struct {
-	typ                reflect.Type
-	item, entry, table uint64
-	private            bool
+	unit
+	typ     reflect.Type
+	levels  [maxLevels]unit
+	private bool
 }
+
+// A unit is the bytes of the largest slice element, map entry and map of one entry.
+type unit struct{ item, entry, table uint64 }
 
 // Bound returns an error if decoding a document of size bytes with these counts may allocate more
 // than 64 MiB + 64 × size. Its estimate is
@@ -30,21 +37,39 @@ type Cost struct {
 // entry reachable from the type. This is an upper bound, since the counts do not say which element
 // is of which type. It excludes temporary garbage (about as much again, with JSON up to five times
 // as much), strings (as long as the document) and custom decoders.
-func (c *Cost) Bound(n Counts, size int) error {
+//
+// If that is too much, the estimate is made for each level of the document by itself, with the largest
+// elements that the type has at that level: the items of an array do not cost what its neighbours in a
+// slice of arrays cost. levels is called only then.
+func (c *Cost) Bound(n Counts, size int, levels func() *Levels) error {
 	budget := boundBase + boundFactor*uint64(size)
-	for _, part := range [...]struct{ n, cost uint64 }{
-		{uint64(n.Items), c.item},
-		{uint64(n.Entries), c.entry},
-		{uint64(n.Maps), c.table},
-	} {
-		over, sum := bits.Mul64(part.n, part.cost)
-		if over > 0 || sum > budget {
+	if left := budget; c.unit.spend(&left, n) {
+		return nil
+	}
+	left := budget
+	for i, n := range levels() {
+		if !c.levels[i].spend(&left, n) {
 			return fmt.Errorf("%d bytes with %d items and %d entries may take more than %d MiB as %v",
-				size, n.Items, n.Entries, (boundBase+boundFactor*uint64(size))>>20, c.typ)
+				size, n.Items, n.Entries, budget>>20, c.typ)
 		}
-		budget -= sum
 	}
 	return nil
+}
+
+// spend takes the estimate of n from the budget. It returns false if that does not suffice.
+func (u unit) spend(budget *uint64, n Counts) bool {
+	for _, part := range [...]struct{ n, cost uint64 }{
+		{uint64(n.Items), u.item},
+		{uint64(n.Entries), u.entry},
+		{uint64(n.Maps), u.table},
+	} {
+		over, sum := bits.Mul64(part.n, part.cost)
+		if over > 0 || sum > *budget {
+			return false
+		}
+		*budget -= sum
+	}
+	return true
 }
 
 // costs caches the *Cost of each reflect.Type.
@@ -57,7 +82,8 @@ func CostOf(typ reflect.Type) *Cost {
 	}
 	c := &Cost{typ: typ}
 	if typ != nil {
-		c.visit(typ, make(map[reflect.Type]bool))
+		v := visitor{Cost: c, seen: make(map[visit]bool)}
+		v.visit(visit{typ: typ})
 	}
 	costs.Store(typ, c)
 	return c
@@ -67,6 +93,22 @@ func CostOf(typ reflect.Type) *Cost {
 // buffer: a method of a type within it or, if it contains an interface, of any type registered for
 // an extension. That decoder must not be reused.
 func (c *Cost) Private() bool { return c.private }
+
+// decodesItself reports whether a type has a decoding method, which may decode what is within it at any
+// level.
+func decodesItself(typ reflect.Type) bool {
+	for _, method := range decodingMethods {
+		if typ.Implements(method) || reflect.PointerTo(typ).Implements(method) {
+			return true
+		}
+	}
+	return false
+}
+
+var decodingMethods = []reflect.Type{
+	customDecoder, unmarshaler, reflect.TypeFor[json.Unmarshaler](),
+	reflect.TypeFor[encoding.BinaryUnmarshaler](), reflect.TypeFor[encoding.TextUnmarshaler](),
+}
 
 var (
 	customDecoder = reflect.TypeFor[msgpack.CustomDecoder]()
@@ -78,29 +120,55 @@ func meetsDecoder(typ reflect.Type) bool {
 	return typ.Kind() == reflect.Interface || p.Implements(customDecoder) || p.Implements(unmarshaler)
 }
 
-// visit raises c to the costs of typ and of all types within it. seen ends recursive types.
-func (c *Cost) visit(typ reflect.Type, seen map[reflect.Type]bool) {
-	if seen[typ] {
+// A visitor visits the types within a type.
+type visitor struct {
+	*Cost
+	seen map[visit]bool // ends recursive types
+}
+
+// A visit is to a type whose values are at a level: their items are, if they have any. With deeper they
+// may be at any deeper level, too.
+type visit struct {
+	typ    reflect.Type
+	level  int
+	deeper bool
+}
+
+// visit raises the costs to those of a type and of all types within it.
+func (c visitor) visit(v visit) {
+	v.level = min(v.level, maxLevels-1)
+	if decodesItself(v.typ) {
+		v.deeper = true
+	}
+	if c.seen[v] {
 		return
 	}
-	seen[typ] = true
-	c.private = c.private || meetsDecoder(typ)
-	switch typ.Kind() {
+	c.seen[v] = true
+	c.private = c.private || meetsDecoder(v.typ)
+	within := func(typ reflect.Type, levels int) {
+		c.visit(visit{typ, v.level + levels, v.deeper})
+	}
+	switch typ := v.typ; typ.Kind() {
 	case reflect.Interface: // []any and map[string]any
-		c.raise(wordsInterface+valueInterface, entryCost(wordsString, wordsInterface)+valueInterface, tableCost(wordsString, wordsInterface))
+		v.deeper = true
+		c.raise(v, unit{wordsInterface + valueInterface,
+			entryCost(wordsString, wordsInterface) + valueInterface, tableCost(wordsString, wordsInterface)})
 	case reflect.Pointer:
-		c.visit(typ.Elem(), seen)
+		within(typ.Elem(), 0)
 	case reflect.Slice:
-		c.raise(uint64(typ.Elem().Size())+valueCost(typ.Elem(), 0), 0, 0)
-		c.visit(typ.Elem(), seen)
+		c.raise(v, unit{item: uint64(typ.Elem().Size()) + valueCost(typ.Elem(), 0)})
+		within(typ.Elem(), 1)
 	case reflect.Array:
-		c.raise(valueCost(typ.Elem(), 0), 0, 0)
-		c.visit(typ.Elem(), seen)
+		c.raise(v, unit{item: valueCost(typ.Elem(), 0)})
+		within(typ.Elem(), 1)
 	case reflect.Map:
 		key, elem := uint64(typ.Key().Size()), uint64(typ.Elem().Size())
-		c.raise(0, entryCost(key, elem)+valueCost(typ.Key(), 0)+valueCost(typ.Elem(), 0), tableCost(key, elem))
-		c.visit(typ.Key(), seen)
-		c.visit(typ.Elem(), seen)
+		c.raise(v, unit{
+			entry: entryCost(key, elem) + valueCost(typ.Key(), 0) + valueCost(typ.Elem(), 0),
+			table: tableCost(key, elem),
+		})
+		within(typ.Key(), 1)
+		within(typ.Elem(), 1)
 	case reflect.Struct:
 		embedded := valueCost(typ, 0)
 		for i := range typ.NumField() {
@@ -109,15 +177,27 @@ func (c *Cost) visit(typ reflect.Type, seen map[reflect.Type]bool) {
 				continue
 			}
 			// A struct is encoded as a map of its fields, or as an array.
-			v := embedded + valueCost(f.Type, 0)
-			c.raise(v, v, 0)
-			c.visit(f.Type, seen)
+			cost := embedded + valueCost(f.Type, 0)
+			c.raise(v, unit{item: cost, entry: cost})
+			within(f.Type, 1)
+			if f.Anonymous {
+				within(f.Type, 0) // its fields are promoted
+			}
 		}
 	}
 }
 
-func (c *Cost) raise(item, entry, table uint64) {
-	c.item, c.entry, c.table = max(c.item, item), max(c.entry, entry), max(c.table, table)
+// raise notes what a type costs at the levels of a visit.
+func (c visitor) raise(v visit, cost unit) {
+	c.unit.raise(cost)
+	c.levels[v.level].raise(cost)
+	for i := v.level; v.deeper && i < maxLevels; i++ {
+		c.levels[i].raise(cost)
+	}
+}
+
+func (u *unit) raise(to unit) {
+	u.item, u.entry, u.table = max(u.item, to.item), max(u.entry, to.entry), max(u.table, to.table)
 }
 
 const (

@@ -402,13 +402,26 @@ func TestBound_IsUpperBound(t *testing.T) {
 		{"\x89\xa1a\x80\xa1b\x80\xa1c\x80\xa1d\x80\xa1e\x80\xa1f\x80\xa1g\x80\xa1h\x80\xa1i\x80", new([]map[string]any)},
 		{"\xd6\xff\x00\x00\x00\x00", new(any)},
 		{"\xd6\xff\x00\x00\x00\x00", new([]*time.Time)},
+		{"\x91\xca\x00\x00\x00\x00", new([][64]float32)},
+		{"\xc0", new([][64]float32)},
+		{"\x81\xa1V\x91\xc0", new([]struct{ V [][64]float32 })},
+		{"\x81\xa1V\x91\xc0", new([]promotes)},
+		{"\x91\x91\xc0", new([]wrapped)},
+		{"\x91\x91\x91\x91\x91\x91\x91\x91\x91\x91\x91\x91\x91\x91\x91\x91\x91\x91\x91\x91\xc0", new([]listOf)},
 	} {
 		doc, err := Check(repeat(list, tt.unit, n), maxDepth)
 		if err != nil {
 			t.Fatalf("%x: %v", tt.unit, err)
 		}
 		c := CostOf(reflect.TypeOf(tt.v))
-		reckoned := int64(uint64(doc.Items)*c.item + uint64(doc.Entries)*c.entry + uint64(doc.Maps)*c.table)
+		reckoned := int64(0) // the lower one of the two estimates
+		for i, n := range doc.Levels() {
+			u := c.levels[i]
+			reckoned += int64(uint64(n.Items)*u.item + uint64(n.Entries)*u.entry + uint64(n.Maps)*u.table)
+		}
+		if atMost := int64(uint64(doc.Items)*c.item + uint64(doc.Entries)*c.entry + uint64(doc.Maps)*c.table); reckoned > atMost {
+			t.Errorf("%x into %T: reckoned %d by level and %d in all", tt.unit, tt.v, reckoned, atMost)
+		}
 		took := allocated(func() {
 			if err := decode(doc, tt.v); err != nil {
 				t.Errorf("%x into %T: %v", tt.unit, tt.v, err)
@@ -447,9 +460,84 @@ func TestBound(t *testing.T) {
 		{Counts{Items: 1 << 20}, 1 << 20, nil, true},
 		{Counts{Items: 1 << 10}, 1 << 10, node{}, true},
 	} {
-		if err := CostOf(reflect.TypeOf(tt.v)).Bound(tt.n, tt.size); (err == nil) != tt.ok {
+		if err := CostOf(reflect.TypeOf(tt.v)).Bound(tt.n, tt.size, func() *Levels { return &Levels{tt.n} }); (err == nil) != tt.ok {
 			t.Errorf("%+v, %d bytes, %T: %v", tt.n, tt.size, tt.v, err)
 		}
+	}
+}
+
+type (
+	promotes struct{ *Promoted }
+	Promoted struct{ V []big }
+	listOf   []listOf
+
+	// wrapped decodes its items one level deeper than its type says.
+	wrapped []big
+)
+
+func (w *wrapped) DecodeMsgpack(d *msgpack.Decoder) error {
+	if n, err := d.DecodeArrayLen(); err != nil || n != 1 {
+		return err
+	}
+	return d.Decode((*[]big)(w))
+}
+
+// Items of an array do not cost what an array costs that is an item of a slice, and what is at one level
+// does not cost what is at another one.
+func TestBound_Levels(t *testing.T) {
+	vectors := Levels{{Items: 40}, {Items: 40 * 768}}
+	for _, tt := range []struct {
+		n  Levels
+		v  any
+		ok bool
+	}{
+		{vectors, [][768]float32{}, true},
+		{vectors, new([][768]float32), true},
+		{vectors, []*[768]float32{}, true},
+		{vectors, []any{}, true},
+		{vectors, [][][768]float32{}, false},
+		{Levels{{Items: 40 * 768}, {Items: 40}}, [][768]float32{}, false}, // nils for vectors
+		{Levels{{Entries: 40, Maps: 1}, {Items: 40 * 768}}, map[string][768]float32{}, true},
+		{Levels{{Entries: 1, Maps: 1}, {Items: 40}, {Items: 40 * 768}}, struct{ V [][768]float32 }{}, true},
+		{Levels{{Entries: 1, Maps: 1}, {Items: 40 * 768}}, struct{ V [][768]float32 }{}, false},
+		{Levels{{Entries: 1, Maps: 1}, {Items: 1 << 20}}, promotes{}, false},
+		{Levels{{}, {Items: 1 << 20}}, wrapped{}, false},
+		{Levels{{}, {}, {Items: 1 << 20}}, wrapped{}, false},
+		{Levels{maxLevels - 1: {Items: 1 << 20}}, node{}, false},
+	} {
+		var all Counts
+		for _, n := range tt.n {
+			all.Items, all.Entries, all.Maps = all.Items+n.Items, all.Entries+n.Entries, all.Maps+n.Maps
+		}
+		err := CostOf(reflect.TypeOf(tt.v)).Bound(all, 4*all.Items, func() *Levels { return &tt.n })
+		if (err == nil) != tt.ok {
+			t.Errorf("%+v as %T: %v", tt.n[:3], tt.v, err)
+		}
+	}
+}
+
+// The levels of a document tell where its items and entries are.
+func TestLevels(t *testing.T) {
+	// [[1, 2, nil], {"a": [], "b": ["x"]}, "[,:", 3.5]
+	const packed = "\x94\x93\x01\x02\xc0\x82\xa1a\x90\xa1b\x91\xa1x\xa3[,:\xca\x00\x00\x00\x00"
+	doc, err := Check([]byte(packed), maxDepth)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Levels{{Items: 4}, {Items: 3, Entries: 2, Maps: 1}, {Items: 1}}
+	if got := *doc.Levels(); got != want {
+		t.Errorf("levels of msgpack: %v, want %v", got[:3], want[:3])
+	}
+	// JSON counts what is in an empty array, and the comma between two entries.
+	want = Levels{{Items: 4}, {Items: 4, Entries: 2, Maps: 1}, {Items: 2}}
+	if got := *JSONLevels([]byte(`[[1, 2, null], {"a": [], "b": ["x"]}, "[,:\"]]", 3.5]`)); got != want {
+		t.Errorf("levels of JSON: %v, want %v", got[:3], want[:3])
+	}
+	if doc, err = Check([]byte(strings.Repeat("\x91", maxDepth)+"\xc0"), maxDepth); err != nil {
+		t.Fatal(err)
+	}
+	if n := doc.Levels()[maxLevels-1].Items; n != maxDepth-maxLevels+1 {
+		t.Errorf("%d items at the last level", n)
 	}
 }
 
@@ -479,6 +567,13 @@ func FuzzCheck(f *testing.F) {
 		agrees(t, data)
 		doc, err := Check(data, maxDepth)
 		if err == nil {
+			var sum Counts
+			for _, n := range doc.Levels() {
+				sum.Items, sum.Entries, sum.Maps = sum.Items+n.Items, sum.Entries+n.Entries, sum.Maps+n.Maps
+			}
+			if sum != doc.Counts {
+				t.Fatalf("%+v, but %+v by level", doc.Counts, sum)
+			}
 			if n := doc.Items + doc.Entries; n > len(data) || doc.Maps > doc.Entries {
 				t.Fatalf("%+v in %d bytes", doc.Counts, len(data))
 			}
