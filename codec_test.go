@@ -25,6 +25,8 @@ type person struct {
 	Boss  *person
 }
 
+type tree map[string]tree
+
 func newPerson() person {
 	return person{"Ann", 42, []string{"a", "b"}, map[string]int{"x": 1}, &person{Name: "Bob"}}
 }
@@ -45,6 +47,15 @@ func TestCodec_RoundTrip(t *testing.T) {
 		t.Run("raw bytes", func(t *testing.T) {
 			testRoundTrip(t, rdb, &singlefill.Options[[]byte]{Codec: singlefill.Raw}, bytes.Repeat([]byte{0xc1, 0}, 1<<16))
 		})
+		vectors := make([][768]float32, 40)
+		for i := range vectors {
+			vectors[i][i] = 1
+		}
+		t.Run("vectors", func(t *testing.T) { testRoundTrip(t, rdb, nil, vectors) })
+		t.Run("vectors as JSON", func(t *testing.T) {
+			testRoundTrip(t, rdb, &singlefill.Options[[][768]float32]{Codec: singlefill.JSON}, vectors)
+		})
+		t.Run("tree", func(t *testing.T) { testRoundTrip(t, rdb, nil, tree{"a": {"b": {}}, "c": {}}) })
 	})
 }
 

@@ -3,7 +3,9 @@ package singlefill_test
 import (
 	"context"
 	"fmt"
+	"io"
 	"math"
+	"reflect"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -135,6 +137,32 @@ func TestNew_RefusesBadOptions(t *testing.T) {
 		if c != nil {
 			_ = c.Close()
 		}
+	}
+}
+
+// New refuses a T with a part that cannot be stored, and names the way to it.
+//
+//fault:bad-options
+func TestNew_RefusesTypesThatCannotBeStored(t *testing.T) {
+	t.Parallel()
+	type part struct{ N int }
+	type embeds struct{ *part }
+	wantRefused[io.Reader](t, "it: ")
+	wantRefused[map[string]struct{ Body io.Reader }](t, "T[].Body, of type io.Reader")
+	wantRefused[struct{ Done []func() }](t, "T.Done[], of type func()")
+	wantRefused[struct{ Events chan int }](t, "T.Events, of type chan int")
+	wantRefused[*struct{ Z complex128 }](t, "T.Z, of type complex128")
+	wantRefused[[]embeds](t, "T[].part, of type *singlefill_test.part")
+}
+
+func wantRefused[T any](t *testing.T, part string) {
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // no command is sent
+	defer rdb.Close()
+	if c, err := singlefill.New[T](rdb, "users", time.Minute, nil); err == nil {
+		t.Errorf("New takes %v", reflect.TypeFor[T]())
+		_ = c.Close()
+	} else if !strings.Contains(err.Error(), "cannot store "+part) {
+		t.Errorf("the error for %v does not name %q: %v", reflect.TypeFor[T](), part, err)
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"iter"
-	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -87,7 +86,7 @@ func (m *misfit) String() string {
 
 // endless returns the first part of typ that is a pointer to itself, as in type P *P, or that MsgPack
 // would flatten into itself, as in type S struct{ *S }. done has the types that it has visited.
-func (j *judge) endless(typ reflect.Type, path string, done map[reflect.Type]bool) (bad *misfit) {
+func (j *judge) endless(typ reflect.Type, path string, done map[reflect.Type]bool) *misfit {
 	if done[typ] || j.hasMethods(typ) {
 		return nil
 	}
@@ -95,21 +94,9 @@ func (j *judge) endless(typ reflect.Type, path string, done map[reflect.Type]boo
 	if j.circles(typ, nil) {
 		return &misfit{path, typ, "it refers to itself without end"}
 	}
-	switch typ.Kind() {
-	case reflect.Pointer:
-		return j.endless(typ.Elem(), path, done)
-	case reflect.Slice, reflect.Array:
-		return j.endless(typ.Elem(), path+"[]", done)
-	case reflect.Map:
-		if bad = j.endless(typ.Key(), path+"[key]", done); bad == nil {
-			bad = j.endless(typ.Elem(), path+"[]", done)
-		}
-		return bad
-	case reflect.Struct:
-		for f := range j.fields(typ) {
-			if bad = j.endless(f.Type, path+"."+f.Name, done); bad != nil {
-				return bad
-			}
+	for at, part := range j.parts(typ) {
+		if bad := j.endless(part, path+at, done); bad != nil {
+			return bad
 		}
 	}
 	return nil
@@ -139,56 +126,33 @@ func (j *judge) circles(typ reflect.Type, way []reflect.Type) bool {
 // unfit returns the first part of typ that can hold nothing but nil, or not even that: the codec
 // cannot encode its values, or cannot decode them again. It does not judge types with methods of their
 // own.
-func (j *judge) unfit(typ reflect.Type, path string) (bad *misfit) {
+func (j *judge) unfit(typ reflect.Type, path string) *misfit {
 	if j.fits[typ] || j.hasMethods(typ) {
 		return nil
 	}
 	j.fits[typ] = true // until the first misfit ends all
-	switch typ.Kind() {
-	case reflect.Interface:
-		if typ.NumMethod() > 0 && !j.decodesInto(typ) {
-			return &misfit{path, typ, "nothing can be decoded into an interface with methods"}
-		}
-		return nil
-	case reflect.Struct:
-		if j.registered(typ) {
-			return nil
-		}
-		return j.unfitField(typ, path, nil, nil)
-	case reflect.Pointer:
-		bad = j.unfit(typ.Elem(), path)
-	case reflect.Slice:
-		bad = j.unfit(typ.Elem(), path+"[]")
-	case reflect.Array:
-		if typ.Len() > 0 {
-			bad = j.unfit(typ.Elem(), path+"[]")
-		}
-	case reflect.Map:
-		if bad = j.unfit(typ.Elem(), path+"[]"); bad == nil && j.tag == "msgpack" { // JSON has rules of its own for keys
-			bad = j.unfit(typ.Key(), path+"[key]")
+	kind := typ.Kind()
+	switch {
+	case kind == reflect.Interface && typ.NumMethod() > 0 && !j.decodesInto(typ):
+		return &misfit{path, typ, "nothing can be decoded into an interface with methods"}
+	case kind == reflect.Struct:
+		return j.unfitFields(typ, path)
+	}
+	for at, part := range j.parts(typ) {
+		if bad := j.unfit(part, path+at); bad != nil {
+			return bad
 		}
 	}
-	if _, err := j.zero(typ); bad == nil && err != nil {
+	// The zero of an array has items, whose methods may refuse to encode a zero.
+	if _, err := j.zero(typ); err != nil && kind != reflect.Array {
 		return &misfit{path, typ, "the type has no encoding"}
 	}
-	return bad
+	return nil
 }
 
-// unfitField is unfit for the fields of a struct. within are the structs that embed it; the codec does
-// not encode a field that has a name of theirs, which are in hidden.
-func (j *judge) unfitField(typ reflect.Type, path string, within []reflect.Type, hidden map[string]bool) (bad *misfit) {
-	if slices.Contains(within, typ) {
+func (j *judge) unfitFields(typ reflect.Type, path string) (bad *misfit) {
+	if j.registered(typ) {
 		return nil
-	}
-	within = append(within, typ)
-	names := maps.Clone(hidden)
-	if j.tag == "json" { // MsgPack does not flatten a struct of which it would hide a field
-		if names == nil {
-			names = make(map[string]bool)
-		}
-		for f := range j.fields(typ) {
-			names[j.nameOf(f)] = true
-		}
 	}
 	for f := range j.fields(typ) {
 		at := path + "." + f.Name
@@ -198,26 +162,47 @@ func (j *judge) unfitField(typ reflect.Type, path string, within []reflect.Type,
 		}
 		isStruct := elem.Kind() == reflect.Struct
 		switch {
-		case hidden[j.nameOf(f)] || j.omits(f):
-		case !f.IsExported() && !isStruct: // it is embedded
-			if j.tag == "msgpack" { // JSON drops it
-				bad = &misfit{at, f.Type, "an embedded field that is not exported cannot be decoded"}
-			}
-		case !f.IsExported() && isPointer:
+		case j.omits(f):
+		case f.IsExported() || isStruct && !isPointer:
+			bad = j.unfit(f.Type, at)
+		case isStruct: // it is embedded
 			for range j.fields(elem) { // without a field nothing is decoded
 				bad = &misfit{at, f.Type, "an embedded pointer to a type that is not exported cannot be decoded"}
-				break
 			}
-		case f.Anonymous && isStruct && j.nameOf(f) == f.Name && !j.hasMethods(elem):
-			bad = j.unfitField(elem, at, within, names)
-		default:
-			bad = j.unfit(f.Type, at)
+		case j.tag == "msgpack": // JSON drops it
+			bad = &misfit{at, f.Type, "an embedded field that is not exported cannot be decoded"}
 		}
 		if bad != nil {
 			return bad
 		}
 	}
 	return nil
+}
+
+// parts yields the types that values of typ consist of, and how to get from typ to them.
+func (j *judge) parts(typ reflect.Type) iter.Seq2[string, reflect.Type] {
+	return func(yield func(string, reflect.Type) bool) {
+		switch typ.Kind() {
+		case reflect.Pointer:
+			yield("", typ.Elem())
+		case reflect.Slice:
+			yield("[]", typ.Elem())
+		case reflect.Array:
+			if typ.Len() > 0 {
+				yield("[]", typ.Elem())
+			}
+		case reflect.Map:
+			if yield("[]", typ.Elem()) {
+				yield("[key]", typ.Key())
+			}
+		case reflect.Struct:
+			for f := range j.fields(typ) {
+				if !yield("."+f.Name, f.Type) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // fields yields the fields of a struct that the codec does not drop.
@@ -232,13 +217,6 @@ func (j *judge) fields(typ reflect.Type) iter.Seq[reflect.StructField] {
 			}
 		}
 	}
-}
-
-func (j *judge) nameOf(f reflect.StructField) string {
-	if name, _, _ := strings.Cut(f.Tag.Get(j.tag), ","); name != "" {
-		return name
-	}
-	return f.Name
 }
 
 // omits reports whether the codec leaves out a field that is nil. Such a field may be nil in all

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"reflect"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -141,6 +142,7 @@ func TestTakes_RecursiveType(t *testing.T) {
 		}
 		return
 	}
+	_ = embedsItself{}.embedsItself
 	debug.SetMaxStack(16 << 20)
 	msgPackOnly := true
 	for _, tt := range []struct {
@@ -258,14 +260,24 @@ type (
 		F    func()     `msgpack:"-" json:"-"`
 		Z    complex128 `msgpack:"-" json:"-"`
 	}
-	shadowed struct {
-		Withs
-		Done bool
-	}
-	Withs struct{ Done func() }
+	// positive refuses to encode a zero.
+	positive int
+
 	json5 struct{ F func() }
 	shape interface{ Area() float64 }
 )
+
+func (p positive) MarshalText() ([]byte, error) {
+	if p <= 0 {
+		return nil, errors.New("not positive")
+	}
+	return []byte(strconv.Itoa(int(p))), nil
+}
+func (p *positive) UnmarshalText(text []byte) (err error) {
+	n, err := strconv.Atoi(string(text))
+	*p = positive(n)
+	return err
+}
 
 func (json5) MarshalText() ([]byte, error)  { return []byte("5"), nil }
 func (*json5) UnmarshalText(_ []byte) error { return nil }
@@ -275,6 +287,7 @@ func (*json5) UnmarshalText(_ []byte) error { return nil }
 func TestTakes_TypeThatCannotBeStored(t *testing.T) {
 	_ = omitsReader{skip: nil}
 	_ = embedsSecret{secret: &secret{n: 1}}
+	_ = embedsWords{words: nil}
 	const both, fits = "MsgPack JSON", ""
 	for typ, want := range map[reflect.Type]struct{ refusedBy, part string }{
 		reflect.TypeFor[io.Reader]():                {both, "it: "},
@@ -297,7 +310,7 @@ func TestTakes_TypeThatCannotBeStored(t *testing.T) {
 		reflect.TypeFor[struct{ M map[bool]int }](): {"JSON", "T.M, of type map[bool]int"},
 		reflect.TypeFor[embedsWords]():              {"MsgPack", "T.words, of type codec.words"},
 		reflect.TypeFor[struct{ U uintptr }]():      {"MsgPack", "T.U, of type uintptr"},
-		reflect.TypeFor[shadowed]():                 {"MsgPack", "T.Withs.Done, of type func()"},
+		reflect.TypeFor[[2]positive]():              {fits, ""},
 		reflect.TypeFor[embedsValue]():              {fits, ""},
 		reflect.TypeFor[embedsSecret]():             {fits, ""},
 		reflect.TypeFor[omitsReader]():              {fits, ""},
@@ -334,7 +347,7 @@ func TestTakes_AgreesWithTheCodecs(t *testing.T) {
 		deep{Lines: map[string]*withReader{"x": {strings.NewReader("x")}}},
 		embedsPointer{&base{1}, 1}, embedsDeeply{embedsPointer{&base{1}, 1}}, embedsValue{base{1}, 1}, embedsSecret{&secret{}, 1},
 		withErr{errors.New("x")}, withTime{time.Now()}, map[bool]int{true: 1}, struct{ U uintptr }{1},
-		shadowed{Withs{func() {}}, true}, dropsReader{N: 1, F: func() {}}, omitsReader{N: 1, P: new(json5)},
+		[2]positive{1, 2}, dropsReader{N: 1, F: func() {}}, omitsReader{N: 1, P: new(json5)},
 		struct{ P **int }{new(*int)}, &n,
 	} {
 		for name, c := range own {
