@@ -247,7 +247,9 @@ func earlyCache(t *testing.T, beta float64) *Cache[string] {
 // earlyHit is the decision of one hit, left before the end of an entry whose load took loadTime.
 func earlyHit(c *Cache[string], left, loadTime time.Duration) bool {
 	now := time.Now()
-	return c.engine.early(&entry.Entry{FreshUntil: now.Add(left), LoadTime: loadTime}, now)
+	return c.engine.due(&lookup{
+		result: result{entry: entry.Entry{FreshUntil: now.Add(left), LoadTime: loadTime}, at: now, freshness: fresh, hit: true},
+	})
 }
 
 // A hit refreshes early with the probability of XFetch.

@@ -338,14 +338,6 @@ type lookup struct {
 	early    bool          // with Near: a hit refreshes the entry before it expires
 }
 
-// due reports whether a hit refreshes its entry.
-func (c *engine) due(l *lookup) bool {
-	if c.near != nil { // one draw decides for all hits in memory, too
-		return l.freshness == revalidate || l.hit && l.early
-	}
-	return l.freshness == revalidate || l.hit && c.early(&l.entry, l.at)
-}
-
 // read gets the key until Redis answers, for RedisTimeout in all: a connection may have broken.
 func (c *engine) read(ctx context.Context, key string, l *lookup) {
 	for pause := wait.MinPause; ; pause *= 2 {
@@ -389,7 +381,9 @@ func (c *engine) found(ctx context.Context, key string, g near.Generation, data 
 	switch {
 	case err == nil:
 		c.decode(ctx, key, data, l)
-		c.keep(key, g, l)
+		if c.near != nil {
+			c.keep(key, g, l)
+		}
 	case client.WrongType(err):
 		c.badValue(ctx, key, err)
 	case !errors.Is(err, redis.Nil):

@@ -32,7 +32,9 @@ func (x *filling) ask(ctx context.Context, a attempt, take bool) (filllock.Reply
 	case reply.Status == filllock.Hit:
 		x.old = new(lookup)
 		x.decode(ctx, x.fill.Key, []byte(reply.Text), x.old)
-		x.keep(x.fill.Key, g, x.old)
+		if x.near != nil {
+			x.keep(x.fill.Key, g, x.old)
+		}
 		x.oldSince = stamp
 	default:
 		x.oldSince = stamp

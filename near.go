@@ -176,7 +176,7 @@ func (c *engine) generation(valueKey string) (g near.Generation) {
 
 // keep keeps what a command has found in memory.
 func (c *engine) keep(key string, g near.Generation, l *lookup) {
-	if c.near == nil || l.freshness == expired {
+	if l.freshness == expired {
 		return
 	}
 	n := c.newNearValue(&l.entry, l.at)

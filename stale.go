@@ -62,16 +62,19 @@ func (s staleWindows) keptFor(life time.Duration) time.Duration {
 	return math.MaxInt64
 }
 
-// early decides at random whether a hit refreshes its entry before it expires: with probability
-// exp(-left/(β·δ)), where δ is the duration of its load. So processes choose one reader to refresh
-// without talking to each other, and the longer a load takes, the sooner. At any rate of reads
+// due reports whether a hit refreshes its entry: if it is stale, and at random before it expires, with
+// probability exp(-left/(β·δ)), where δ is the duration of its load. So processes choose one reader to
+// refresh without talking to each other, and the longer a load takes, the sooner. At any rate of reads
 // about e^(1/β) readers are chosen per expiry; the lock lets one of them load.
 //
 // This is XFetch: Vattani, Chierichetti, Lowenstein, Optimal Probabilistic Cache Stampede
 // Prevention, VLDB 2015.
-func (c *engine) early(e *entry.Entry, now time.Time) bool {
-	mean := c.opts.earlyRefresh * float64(e.LoadTime)
-	return mean > 0 && rand.ExpFloat64()*mean >= float64(e.FreshUntil.Sub(now))
+func (c *engine) due(l *lookup) bool {
+	if !l.hit || l.freshness == revalidate || c.near != nil { // with Near one draw decides for all hits in memory
+		return l.freshness == revalidate || l.hit && l.early
+	}
+	mean := c.opts.earlyRefresh * float64(l.entry.LoadTime)
+	return mean > 0 && rand.ExpFloat64()*mean >= float64(l.entry.FreshUntil.Sub(l.at))
 }
 
 const (
@@ -121,7 +124,7 @@ func (c *engine) infoOf(r *result) (info ValueInfo, err error) {
 		now = time.Now()
 		use = c.freshnessOf(&r.entry, now)
 	}
-	info.Age = r.entry.Age(now)
+	info.Age = max(0, now.Sub(r.entry.WrittenAt)) // the clocks of writer and reader may disagree
 	switch {
 	case use == expired:
 		return ValueInfo{}, r.failure

@@ -137,9 +137,14 @@ func do[R any](ctx context.Context, c *Client, timeout time.Duration, op, key st
 	}
 	n := c.nodeOf(key)
 	p.client, p.ctx = c, ctx
-	call := call{op: op, key: key, sent: time.Now(), gate: n.gateOf(p.cmd)}
-	if err := c.enter(n, &call, p); err != nil {
-		return none, err
+	call := call{op: op, key: key, sent: time.Now(), gate: n.alone}
+	if p.cmd != nil {
+		call.gate = n.together
+	}
+	if p.convoy != nil || !call.gate.tryEnter() {
+		if err := c.wait(n, &call, p); err != nil {
+			return none, err
+		}
 	}
 	if c.bounded && !endsWithin(ctx, timeout) {
 		answered := false
@@ -153,14 +158,6 @@ func do[R any](ctx context.Context, c *Client, timeout time.Duration, op, key st
 	bounded, cancel := context.WithTimeout(Detach(ctx), timeout)
 	done := func(answered bool) { cancel(); call.leave(answered) }
 	return runAsync(ctx, c, n, call, bounded, done, func(ctx context.Context) (R, error) { return run(ctx, call.group) })
-}
-
-// enter returns nil when the command can be sent. It must then leave.
-func (c *Client) enter(n *node, call *call, p parcel) error {
-	if p.convoy == nil && call.gate.tryEnter() {
-		return nil
-	}
-	return c.wait(n, call, p)
 }
 
 // leave leaves the gate. Commands that are sent together leave together, by themselves.
@@ -177,7 +174,7 @@ func (c *Client) wait(n *node, call *call, p parcel) error {
 	c.queued.Add(1)
 	defer c.queued.Add(-1)
 	ctx, begun, w := p.ctx, call.sent, call.gate.enqueue(p)
-	shared := n.limit.shared(begun, c.Timeout).Done()
+	shared := n.limit.next(begun, c.Timeout).Done()
 	var patience <-chan time.Time // of a command that waits for longer
 	for {
 		opening := n.opens()
@@ -263,7 +260,7 @@ func runAsync[R any](ctx context.Context, c *Client, n *node, call call, bounded
 // bound returns a context that bounds a command sent now.
 func (c *Client) bound(ctx context.Context, n *node, now time.Time, timeout time.Duration) (context.Context, context.CancelFunc) {
 	if timeout == c.Timeout {
-		return n.limit.within(ctx, now, timeout), func() {}
+		return commandContext{n.limit.next(now, timeout), ctx}, func() {}
 	}
 	return context.WithTimeout(Detach(ctx), timeout)
 }
@@ -276,15 +273,17 @@ func (c *Client) Get(ctx context.Context, now time.Time, key string) (data []byt
 		return nil, 0, err
 	}
 	n := c.nodeOf(key)
-	if err := n.refusal(); err != nil {
-		return nil, 0, err
+	if n.outage.Load() != nil {
+		return nil, 0, n.refusal()
 	}
 	cmd := redis.NewStringCmd(ctx, "get", key)
-	call := call{op: "get", key: key, sent: now, gate: n.gateOf(cmd)}
-	if err := c.enter(n, &call, parcel{client: c, ctx: ctx, cmd: cmd}); err != nil {
-		return nil, time.Since(call.sent), err
+	call := call{op: "get", key: key, sent: now, gate: n.together}
+	if !call.gate.tryEnter() {
+		if err := c.wait(n, &call, parcel{client: c, ctx: ctx, cmd: cmd}); err != nil {
+			return nil, time.Since(call.sent), err
+		}
 	}
-	bounded := n.limit.within(ctx, call.sent, c.Timeout)
+	bounded := commandContext{n.limit.next(call.sent, c.Timeout), ctx}
 	if c.bounded && !endsWithin(ctx, c.Timeout) {
 		answered := false
 		defer func() { call.leave(answered) }()
@@ -329,7 +328,7 @@ func (c *Client) observe(ctx context.Context, n *node, call call, err error) (an
 		c.noteFailure(n, call, err)
 		return false
 	}
-	n.noteAnswer()
+	n.answered.Store(int64(time.Since(n.begun)))
 	return true
 }
 

@@ -19,13 +19,8 @@ type sharedLimit struct {
 	old time.Time // when it is no longer shared
 }
 
-// within returns a context with the values of ctx that ends between 15/16 d and d from now.
-func (l *limit) within(ctx context.Context, now time.Time, d time.Duration) context.Context {
-	return commandContext{l.shared(now, d), ctx}
-}
-
-// shared is within, without the values of a context.
-func (l *limit) shared(now time.Time, d time.Duration) context.Context {
+// next returns a context that ends between 15/16 d and d from now.
+func (l *limit) next(now time.Time, d time.Duration) context.Context {
 	s := l.latest.Load()
 	if s == nil || s.d != d || !now.Before(s.old) {
 		ctx, cancel := context.WithTimeout(context.Background(), d)

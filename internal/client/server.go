@@ -17,8 +17,8 @@ import (
 // behind it: how many commands can be sent at a time, and when it last answered.
 type server struct {
 	rdb      redis.UniversalClient
-	alone    gate // of commands that go alone
-	together gate // of commands that may go with others
+	alone    *gate // of commands that go alone
+	together *gate // of commands that may go with others, if the client is known to have one server
 	wakes    *wake.Listener
 	node     *node // of all Clients without breakers
 
@@ -62,28 +62,20 @@ func serverOf(rdb redis.UniversalClient) *server {
 }
 
 func newServer(rdb redis.UniversalClient) *server {
-	s := &server{rdb: rdb, begun: time.Now()}
 	all := connections(rdb)
-	s.alone.size = uint64(all)
+	s := &server{rdb: rdb, begun: time.Now(), alone: &gate{size: uint64(all)}}
+	s.together = s.alone
 	if _, ok := rdb.(*redis.Client); ok {
-		// A few connections that carry many commands each cost less than many that carry few.
+		// Commands go together only if they certainly go to one server: one that does not answer would
+		// hold up the commands for others. A few connections that carry many commands each cost less
+		// than many that carry few.
 		few := max(1, all/4)
-		s.alone.size, s.together.size = uint64(max(1, all-few)), uint64(few)
-		s.together.most = firstTogether
+		s.alone.size = uint64(max(1, all-few))
+		s.together = &gate{size: uint64(few), most: firstTogether}
 	}
 	s.wakes = wake.New(rdb)
 	s.node = &node{server: s}
 	return s
-}
-
-// gateOf returns the gate for a command, or for one that cannot go with others if cmd is nil. Commands
-// go together only if they certainly go to one server: one that does not answer would hold up the
-// commands for others.
-func (s *server) gateOf(cmd redis.Cmder) *gate {
-	if cmd == nil || s.together.size == 0 {
-		return &s.alone
-	}
-	return &s.together
 }
 
 func forget(at clientAddr) {
@@ -124,8 +116,6 @@ func atMost(size, active int) int {
 	}
 	return size
 }
-
-func (s *server) noteAnswer() { s.answered.Store(int64(time.Since(s.begun))) }
 
 // noteFailure counts a command that was not answered. A command sent before the last answer does
 // not count: commands fail in volleys, and the server may have started to answer in between. It

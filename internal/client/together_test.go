@@ -123,7 +123,7 @@ func TestTogether_OneServerOnly(t *testing.T) {
 		redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}}),
 		redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}}),
 	} {
-		if s := newServer(rdb); s.gateOf(redis.NewStringCmd(t.Context())) != &s.alone {
+		if s := newServer(rdb); s.together != s.alone {
 			t.Errorf("commands through a %T may go together", rdb)
 		}
 		_ = rdb.Close()
@@ -262,7 +262,7 @@ func TestTogether_LostReply(t *testing.T) {
 			h := &held{takes: time.Hour}
 			rdb.AddHook(h)
 			c := New(rdb, timeout, func(context.Context, string, error) {}, nil, nil)
-			g := &c.node.together
+			g := c.node.together
 			g.size, g.most = 1, mostTogether
 			var lost sync.WaitGroup
 			if together > 0 {

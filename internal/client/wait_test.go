@@ -18,7 +18,7 @@ import (
 // one, since go-redis shares the timers of commands that wait for a connection between bubbles.
 func occupied(t *testing.T) (w *watcher, over chan struct{}) {
 	w, over = watch(t, mute(t), timeout), make(chan struct{})
-	for _, g := range []*gate{&w.node.alone, &w.node.together} {
+	for _, g := range []*gate{w.node.alone, w.node.together} {
 		g.size = 1
 		g.tryEnter()
 		go func() { <-over; g.leave(true) }()

@@ -42,7 +42,7 @@ func (msgPackCodec) Unmarshal(data []byte, v any) (err error) {
 	if err != nil {
 		return err
 	}
-	if len(data) > maxReused || cost.Private() {
+	if len(data) > maxReused || cost.Private {
 		return newDecoder().decode(doc, v)
 	}
 	d := decoders.Get().(*decoder)

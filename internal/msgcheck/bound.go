@@ -20,9 +20,13 @@ const (
 // at most.
 type Cost struct {
 	unit
-	typ     reflect.Type
-	levels  [maxLevels]unit
-	private bool
+	typ    reflect.Type
+	levels [maxLevels]unit
+
+	// Private is set if decoding into the type may call a method that gets the decoder or its buffer:
+	// a method of a type within it or, if it contains an interface, of any type registered for an
+	// extension. That decoder must not be reused.
+	Private bool
 }
 
 // A unit is the bytes of the largest slice element, map entry and map of one entry.
@@ -89,11 +93,6 @@ func CostOf(typ reflect.Type) *Cost {
 	return c
 }
 
-// Private reports whether decoding into the type may call a method that gets the decoder or its
-// buffer: a method of a type within it or, if it contains an interface, of any type registered for
-// an extension. That decoder must not be reused.
-func (c *Cost) Private() bool { return c.private }
-
 // decodesItself reports whether a type has a decoding method, which may decode what is within it at any
 // level.
 func decodesItself(typ reflect.Type) bool {
@@ -144,7 +143,7 @@ func (c visitor) visit(v visit) {
 		return
 	}
 	c.seen[v] = true
-	c.private = c.private || meetsDecoder(v.typ)
+	c.Private = c.Private || meetsDecoder(v.typ)
 	within := func(typ reflect.Type, levels int) {
 		c.visit(visit{typ, v.level + levels, v.deeper})
 	}

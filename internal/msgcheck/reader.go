@@ -25,7 +25,9 @@ type Reader struct {
 // Reset moves r to the start of doc.
 func (r *Reader) Reset(doc Doc) {
 	*r = Reader{data: doc.data, run: doc.data, ext: doc.ext}
-	r.skipExt()
+	if len(doc.ext) > 0 {
+		r.skipExt()
+	}
 }
 
 // skipExt drops the payloads before pos.

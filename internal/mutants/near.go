@@ -160,7 +160,7 @@ var nearMutants = []mutant{
 		bug:  "Each hit in memory draws whether it refreshes: far more often than once, since hits cost nothing",
 		file: "near.go",
 		old:  "refreshes && int64(now) >= at &&",
-		new:  "refreshes && c.early(&entry.Entry{FreshUntil: time.UnixMilli(n.freshUntil), LoadTime: time.Second}, time.Now()) &&",
+		new:  "refreshes && rand.ExpFloat64()*float64(time.Second) >= float64(time.Until(time.UnixMilli(n.freshUntil))) &&",
 		pkg:  ".", test: "TestNear_EarlyRefresh",
 	},
 }
