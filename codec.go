@@ -3,7 +3,6 @@ package singlefill
 import (
 	"context"
 	"errors"
-	"fmt"
 	"reflect"
 	"time"
 
@@ -11,6 +10,7 @@ import (
 	"github.com/singlefill/singlefill/internal/codec"
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/filllock"
+	"github.com/singlefill/singlefill/internal/foreign"
 )
 
 // A Codec turns values into bytes and back. It must be safe for concurrent use.
@@ -124,7 +124,7 @@ func newValues[T any](by Codec, ttlFunc func(key string, v T) time.Duration) (v 
 
 func recovered(err *error) {
 	if p := recover(); p != nil {
-		*err = fmt.Errorf("codec panicked: %v", p)
+		*err = errors.New("codec panicked: " + foreign.Text(p))
 	}
 }
 
@@ -158,7 +158,7 @@ func (c *engine) encode(o *outcome) (data []byte, note filllock.ReleaseNote) {
 		o.entry.Payload, o.StoreErr = c.values.encode(o.value)
 	case o.notFound:
 		o.life, note.Failure = c.shorten(c.opts.notFoundTTL), filllock.NotFoundRecord
-	case errors.Is(o.Err, ErrClosed):
+	case foreign.Is(o.Err, ErrClosed):
 		return nil, note // this process is closing; other processes can still load
 	default:
 		note.Failure = filllock.FailureRecord(c.opts.errors.nameOf(o.Err), o.text)

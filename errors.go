@@ -9,6 +9,7 @@ import (
 
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
+	"github.com/singlefill/singlefill/internal/foreign"
 )
 
 var (
@@ -35,7 +36,9 @@ var (
 // callers that waited for the load get it. The process goes on, and the next call loads the key
 // again.
 type PanicError struct {
-	Value any    // the argument of panic; for runtime.Goexit a text that says so
+	// Value is the argument of panic; for runtime.Goexit it is a text that says so. Error shows errors,
+	// Stringers and values of basic types, and of all others only their type.
+	Value any
 	Stack []byte // of the Loader's goroutine, as debug.Stack formats it
 }
 
@@ -48,7 +51,7 @@ func panicked(p any) *PanicError {
 }
 
 func (e *PanicError) Error() string {
-	return fmt.Sprintf("singlefill: Loader panicked: %v", e.Value)
+	return "singlefill: Loader panicked: " + foreign.Text(e.Value)
 }
 
 // Unwrap returns the argument of panic if it was an error.
@@ -88,7 +91,7 @@ type sentinel struct {
 // none.
 func (s sentinels) nameOf(err error) string {
 	for _, known := range s {
-		if errors.Is(err, known.err) {
+		if foreign.Is(err, known.err) {
 			return known.name
 		}
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -59,6 +61,106 @@ func TestErrors_KeepTheirIdentity(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+var errNever = errors.New("never returned")
+
+// Errors with methods that panic.
+type (
+	panicsOnIs     struct{ error }
+	panicsOnUnwrap struct{ text string }
+
+	// incomparable panics when it is compared with an error of its type.
+	incomparable struct{ with any }
+)
+
+func (*panicsOnIs) Is(error) bool       { panic("Is") }
+func (*panicsOnUnwrap) Unwrap() error   { panic("Unwrap") }
+func (e *panicsOnUnwrap) Error() string { return e.text }
+func (incomparable) Error() string      { return "incomparable" }
+
+// An error whose methods panic, or that cannot be compared, is returned as it is to all callers, and
+// its text to other processes.
+//
+//fault:failed-load
+func TestGetOrLoad_ErrorThatPanics(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		err  error
+		text string // in other processes
+	}{
+		{"Error", (*typedNil)(nil), "*singlefill_test.typedNil"},
+		{"Is", &panicsOnIs{errDown}, errDown.Error()},
+		{"Unwrap", &panicsOnUnwrap{"no route"}, "no route"},
+		{"==", incomparable{[]int{1}}, "incomparable"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+				opts := &singlefill.Options[string]{
+					Errors: map[string]error{"first": incomparable{[]int{2}}, "second": errNever},
+					Trace:  singlefill.LogTrace(slog.New(slog.DiscardHandler), nil),
+				}
+				c, elsewhere := newCacheIn(t, rdb, "n", opts), newCacheIn(t, rdb, "n", opts)
+				src := newSource[string](t)
+				calls := []*call[string]{goGet(t.Context(), c, "k", src.load)}
+				load := src.next(t)
+				calls = append(calls, goGet(t.Context(), c, "k", src.load))
+				away := goGet(t.Context(), elsewhere, "k", src.load)
+				synctest.Wait() // they wait for the load
+				load.fail(test.err)
+				for _, a := range calls {
+					if _, err := a.result(t); !identical(err, test.err) {
+						t.Errorf("got %T, want the %T of the load", err, test.err)
+					}
+				}
+				_, err := away.result(t)
+				if remote, ok := errors.AsType[*singlefill.RemoteError](err); !ok || !strings.Contains(remote.Message, test.text) {
+					t.Errorf("another process got %v, want a RemoteError with %q", err, test.text)
+				}
+				_, err = c.GetOrLoadMany(t.Context(), []string{"k"}, func(context.Context, []string) (map[string]string, error) {
+					return nil, test.err
+				})
+				if many, ok := errors.AsType[*singlefill.ManyError](err); !ok || !identical(many.Errs["k"], test.err) {
+					t.Errorf("GetOrLoadMany: got %T, want a ManyError with the %T of the load", err, test.err)
+				}
+				wantUnlocked(t, rdb, "n", "k")
+				if s := c.Stats(); s.LoadErrors != 2 || s.LoadPanics != 0 {
+					t.Errorf("%d errors and %d panics counted, want 2 and 0", s.LoadErrors, s.LoadPanics)
+				}
+			})
+		})
+	}
+}
+
+// identical is ==, also for errors that cannot be compared.
+func identical(a, b error) bool {
+	if _, ok := b.(incomparable); ok {
+		return reflect.DeepEqual(a, b)
+	}
+	return a == b
+}
+
+// A panic with a value that contains itself is a PanicError. fmt would overflow the stack with it, which
+// ends the process.
+//
+//fault:failed-load
+func TestPanicError_EndlessValue(t *testing.T) {
+	t.Parallel()
+	endless := map[string]any{}
+	endless["self"] = endless
+	_, rdb := redistest.StartMini(t)
+	c := newCache(t, rdb, &raw)
+	_, err := c.GetOrLoad(t.Context(), "k", func(context.Context, string) (string, error) { panic(endless) })
+	if p, ok := errors.AsType[*singlefill.PanicError](err); !ok || !reflect.DeepEqual(p.Value, endless) {
+		t.Errorf("got %T, want a PanicError with the value", err)
+	}
+	if !strings.Contains(err.Error(), "map[string]interface {}") {
+		t.Errorf("the error says %q, want the type of the value", err)
+	}
+	panics := newCache(t, rdb, &singlefill.Options[string]{Codec: badCodec{singlefill.JSON, func(any) error { panic(endless) }, nil}})
+	if err := panics.Set(t.Context(), "k", "v"); err == nil || !strings.Contains(err.Error(), "map[string]interface {}") {
+		t.Errorf("Set returned %v, want the type of the value", err)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/flight"
+	"github.com/singlefill/singlefill/internal/foreign"
 	"github.com/singlefill/singlefill/internal/near"
 	"github.com/singlefill/singlefill/internal/wait"
 )
@@ -283,7 +284,7 @@ func (x *filling) callLoader(ctx context.Context, done func(o outcome)) {
 	defer func() {
 		if !returned {
 			o.Err = panicked(recover())
-			o.notFound, o.text = false, o.Err.Error()
+			o.notFound, o.text = false, foreign.Text(o.Err)
 			x.counters.loadPanics.Add(1)
 		}
 		done(o)
@@ -300,7 +301,7 @@ func (x *filling) callLoader(ctx context.Context, done func(o outcome)) {
 	if o.Err == nil {
 		o.life = x.lifeOf(key, o.value)
 	} else {
-		o.notFound, o.text = isNotFound(o.Err), o.Err.Error()
+		o.notFound, o.text = isNotFound(o.Err), foreign.Text(o.Err)
 		o.superseded = x.superseded.Load()
 	}
 	returned = true
@@ -308,7 +309,8 @@ func (x *filling) callLoader(ctx context.Context, done func(o outcome)) {
 
 // isNotFound reports whether the source has no such value. A panic tells nothing of the source, whatever
 // its argument: that of a ManyLoader comes as an error.
-func isNotFound(err error) bool {
+func isNotFound(err error) (is bool) {
+	defer func() { _ = recover() }() // of a method of err
 	_, panicked := errors.AsType[*PanicError](err)
 	return !panicked && errors.Is(err, ErrNotFound)
 }

@@ -256,8 +256,7 @@ type typedNil struct{ text string }
 
 func (e *typedNil) Error() string { return e.text }
 
-// A panic or runtime.Goexit of the Loader, of its error or of TTLFunc is a PanicError to all
-// callers that waited.
+// A panic or runtime.Goexit of the Loader or of TTLFunc is a PanicError to all callers that waited.
 //
 //fault:failed-load
 func TestPanicError(t *testing.T) {
@@ -275,7 +274,6 @@ func TestPanicError(t *testing.T) {
 			{"panic with an error", raw, func(context.Context, string) (string, error) { panic(cause) }, cause, "cause"},
 			{"panic of nil", raw, func(context.Context, string) (string, error) { panic(nil) }, nil, "nil"},
 			{"Goexit", raw, func(context.Context, string) (string, error) { runtime.Goexit(); return "", nil }, nil, "Goexit"},
-			{"an error that cannot say what it is", raw, fails[string]((*typedNil)(nil)), nil, "nil pointer"},
 			{"TTLFunc", singlefill.Options[string]{TTLFunc: func(string, string) time.Duration { panic("a ttl") }}, gives("v"), "a ttl", "a ttl"},
 		} {
 			t.Run(test.name, func(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/fleetlock"
 	"github.com/singlefill/singlefill/internal/flight"
+	"github.com/singlefill/singlefill/internal/foreign"
 	"github.com/singlefill/singlefill/internal/wait"
 	"github.com/singlefill/singlefill/lock"
 )
@@ -77,7 +78,7 @@ func (x *filling) commit(ctx context.Context, o outcome, began flight.Stamp) {
 	r := o.result()
 	if o.superseded {
 		note = filllock.ReleaseNote{} // waiters in other processes load, rather than fail with this
-	} else if data == nil && !note.Drop && !errors.Is(o.Err, ErrClosed) {
+	} else if data == nil && !note.Drop && !foreign.Is(o.Err, ErrClosed) {
 		x.backOff(&note)
 	}
 	g, stamp := x.generation(x.lock.ValueKey()), x.clock.Now()

@@ -95,11 +95,11 @@ func shareInfo(key string, d time.Duration, call *flight.Call) ShareInfo {
 }
 
 // AddTrace adds functions to those of [Options.Trace], which are called first. They are called for what
-// happens from now on, and cannot be removed.
+// happens from now on, and cannot be removed. Nil adds nothing.
 func (c *Cache[T]) AddTrace(t *Trace) { c.engine.addTrace(t) }
 
 func (c *engine) addTrace(t *Trace) {
-	for {
+	for t != nil {
 		old := c.trace.Load()
 		if c.trace.CompareAndSwap(old, join(old, t)) {
 			return

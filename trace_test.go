@@ -490,3 +490,15 @@ func TestStats_StaleByLayer(t *testing.T) {
 		src.next(t).give("w")
 	})
 }
+
+// AddTrace(nil) adds nothing.
+func TestAddTrace_Nil(t *testing.T) {
+	t.Parallel()
+	_, rdb := redistest.StartMini(t)
+	misses := 0
+	c := newCache(t, rdb, &singlefill.Options[string]{Trace: &singlefill.Trace{Miss: func(context.Context, string) { misses++ }}})
+	c.AddTrace(nil)
+	if _, err := c.Get(t.Context(), "k"); err != singlefill.ErrMiss || misses != 1 {
+		t.Errorf("Get returned %v, and Miss was called %d times, want once", err, misses)
+	}
+}

@@ -126,10 +126,15 @@ const (
 	panicked = "panic"
 )
 
-func resultOf(err error) string {
+func resultOf(err error) (result string) {
 	if err == nil {
 		return value
 	}
+	defer func() {
+		if recover() != nil { // a method of err
+			result = failed
+		}
+	}()
 	if _, ok := errors.AsType[*singlefill.PanicError](err); ok {
 		return panicked
 	}

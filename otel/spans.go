@@ -110,12 +110,16 @@ func (s *spans) fail(span trace.Span, err error) {
 	if err == nil {
 		return
 	}
-	text := ""
-	if s.keys {
-		text = err.Error()
-	}
+	kind, text := semconv.ErrorTypeOther, ""
+	func() {
+		defer func() { _ = recover() }() // of a method of err
+		kind = semconv.ErrorType(err)
+		if s.keys {
+			text = err.Error()
+		}
+	}()
 	span.SetStatus(codes.Error, text)
-	span.SetAttributes(semconv.ErrorType(err))
+	span.SetAttributes(kind)
 }
 
 func count(b bool) int {

@@ -107,6 +107,24 @@ func TestSpans_StoreError(t *testing.T) {
 	x.wantSpans(t, "load ns: cache=ns kind=call load.size=1 load.store_errors=1 load.stored=0")
 }
 
+// An error whose methods panic is a failed load.
+func TestSpans_ErrorThatPanics(t *testing.T) {
+	t.Parallel()
+	_, rdb := redistest.StartMini(t)
+	x := newTelemetry(t)
+	x.Keys = true
+	c := x.newCache(t, rdb, "ns", nil)
+	_, _ = c.GetOrLoad(t.Context(), "k", fails(brokenError{}))
+	_ = c.Close()
+	x.wantSpans(t, `load ns: cache=ns error.type=_OTHER keys=["k"] kind=call load.size=1 load.stored=0, Error ""`)
+}
+
+type brokenError struct{}
+
+func (brokenError) Error() string     { panic("Error") }
+func (brokenError) ErrorType() string { panic("ErrorType") }
+func (brokenError) Is(error) bool     { panic("Is") }
+
 type refusingCodec struct{}
 
 func (refusingCodec) Marshal(any) ([]byte, error) { return nil, errors.New("no") }

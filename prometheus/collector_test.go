@@ -88,6 +88,24 @@ func fails(err error) singlefill.Loader[string] {
 	return func(context.Context, string) (string, error) { return "", err }
 }
 
+// An error whose methods panic is a failed load.
+func TestCollector_ErrorThatPanics(t *testing.T) {
+	t.Parallel()
+	_, rdb := redistest.StartMini(t)
+	c := newCache(t, rdb, "ns", nil)
+	r, _ := register(t, c)
+	_, _ = c.GetOrLoad(t.Context(), "k", fails(brokenError{}))
+	_ = c.Close()
+	if got := values(t, r)["loads_total cache=ns kind=call result=error"]; got != 1 {
+		t.Errorf("%v failed loads, want 1", got)
+	}
+}
+
+type brokenError struct{}
+
+func (brokenError) Error() string { panic("Error") }
+func (brokenError) Is(error) bool { panic("Is") }
+
 // Each event of a cache is counted once, under its labels.
 func TestCollector_Cache(t *testing.T) {
 	t.Parallel()

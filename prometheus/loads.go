@@ -101,10 +101,15 @@ type loader struct{ observed atomic.Bool }
 
 type loaderKey struct{ m *loadMetrics } // several Collectors may observe one cache
 
-func resultOf(err error) string {
+func resultOf(err error) (result string) {
 	if err == nil {
 		return value
 	}
+	defer func() {
+		if recover() != nil { // a method of err
+			result = failed
+		}
+	}()
 	if _, ok := errors.AsType[*singlefill.PanicError](err); ok {
 		return panicked
 	}

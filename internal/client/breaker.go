@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/foreign"
 )
 
 // A breaker spares callers the wait for a node that does not answer. It opens after Limit failures
@@ -167,7 +169,7 @@ func (c *Client) change(by int64) {
 func (c *Client) report(open bool) {
 	defer func() {
 		if p := recover(); p != nil {
-			c.failed(context.Background(), "ping", fmt.Errorf("reporting that the breaker is open (%t) panicked: %v", open, p))
+			c.failed(context.Background(), "ping", fmt.Errorf("reporting that the breaker is open (%t) panicked: %s", open, foreign.Text(p)))
 		}
 	}()
 	c.changed(open)

@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"sync"
 
+	"github.com/singlefill/singlefill/internal/foreign"
 	"github.com/singlefill/singlefill/internal/msgcheck"
 	"github.com/vmihailenco/msgpack/v5"
 )
@@ -139,7 +140,7 @@ func addressable(v any) any {
 // recoverTo turns a panic of a user's method into *err.
 func recoverTo(err *error, op string) {
 	if p := recover(); p != nil {
-		*err = fmt.Errorf("singlefill: panic in %s: %v", op, p)
+		*err = fmt.Errorf("singlefill: panic in %s: %s", op, foreign.Text(p))
 	}
 }
 

@@ -1,0 +1,34 @@
+// Package foreign asks the errors and the panics of the user, whose methods may panic themselves. It is
+// for goroutines of the library, where a panic would end the process.
+package foreign
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+)
+
+// Is is errors.Is. It returns false if a method of err or the comparison panics.
+func Is(err, target error) (is bool) {
+	defer func() { _ = recover() }()
+	return errors.Is(err, target)
+}
+
+// Text returns the text of an error, or of the argument of a panic. Like the runtime, it shows of other
+// values than basic ones only their type: fmt overflows the stack with a map that contains itself. That
+// is also the text of a value whose method panics.
+func Text(v any) (text string) {
+	text = fmt.Sprintf("(%T)", v)
+	defer func() { _ = recover() }()
+	switch v := v.(type) {
+	case error:
+		return v.Error()
+	case fmt.Stringer:
+		return v.String()
+	}
+	switch kind := reflect.ValueOf(v).Kind(); {
+	case kind >= reflect.Bool && kind <= reflect.Complex128, kind == reflect.String:
+		return fmt.Sprint(v)
+	}
+	return text
+}
