@@ -23,7 +23,7 @@ func Scripts(t testing.TB) fs.FS {
 	}
 	for ; ; dir = filepath.Dir(dir) {
 		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
-			return os.DirFS(filepath.Join(dir, "internal", "fill", "lua"))
+			return os.DirFS(filepath.Join(dir, "internal", "filllock", "lua"))
 		}
 		if dir == filepath.Dir(dir) {
 			t.Fatal("go.mod is in no folder above the test's")
