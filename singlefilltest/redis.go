@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -33,16 +34,18 @@ func Redis(t testing.TB) *redis.Client {
 	if err != nil {
 		t.Fatalf("singlefilltest: Redis: %v", err)
 	}
-	s := &fakeServer{mini: m, conns: make(map[*fakeConn]struct{})}
-	m.Server().SetPreHook(func(*server.Peer, string, ...string) bool { return s.silent() })
+	s := &fakeServer{t: t, bubble: bubble(), mini: m, conns: make(map[*fakeConn]struct{})}
+	// A script calls the hook with the mutex of miniredis locked, so the hook must not wait for anything.
+	m.Server().SetPreHook(func(*server.Peer, string, ...string) bool { return s.silences.Load() > 0 })
 	options := mini.Options(s.dial)
 	options.ContextTimeoutEnabled = true
 	rdb := redis.NewClient(options)
 	servers.Store(rdb, s)
 	t.Cleanup(func() {
 		servers.Delete(rdb)
-		_ = rdb.Close()     // a test may have closed it
-		s.fault(&s.outages) // a dial would start the miniredis again
+		_ = rdb.Close() // a test may have closed it
+		checkClosed(t)
+		fault(&s.outages) // a dial would start the miniredis again
 		mini.Close(m)
 	})
 	return rdb
@@ -59,7 +62,7 @@ func Redis(t testing.TB) *redis.Client {
 func Silence(t testing.TB, rdb *redis.Client) (resume func()) {
 	t.Helper()
 	s := serverOf(t, "Silence", rdb)
-	return s.fault(&s.silences)
+	return fault(&s.silences)
 }
 
 // Disconnect makes the Redis of rdb unreachable, as if its process had ended: its connections are
@@ -68,7 +71,7 @@ func Silence(t testing.TB, rdb *redis.Client) (resume func()) {
 func Disconnect(t testing.TB, rdb *redis.Client) (reconnect func()) {
 	t.Helper()
 	s := serverOf(t, "Disconnect", rdb)
-	reconnect = s.fault(&s.outages)
+	reconnect = fault(&s.outages)
 	s.disconnect()
 	return reconnect
 }
@@ -87,43 +90,42 @@ func serverOf(t testing.TB, caller string, rdb *redis.Client) *fakeServer {
 
 // A fakeServer is a miniredis with faults. Each fault that is in force counts.
 type fakeServer struct {
-	mini *miniredis.Miniredis
+	t                 testing.TB
+	bubble            string // in which Redis was called
+	report            sync.Once
+	mini              *miniredis.Miniredis
+	silences, outages atomic.Int32
 
-	mu       sync.Mutex
-	silences int                    // protected by mu
-	outages  int                    // protected by mu
-	conns    map[*fakeConn]struct{} // protected by mu
+	mu    sync.Mutex             // not locked while miniredis is called
+	conns map[*fakeConn]struct{} // protected by mu
 }
 
 // fault counts a fault until end is called.
-func (s *fakeServer) fault(count *int) (end func()) {
-	add := func(n int) {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		*count += n
-	}
-	add(1)
-	return sync.OnceFunc(func() { add(-1) })
-}
-
-func (s *fakeServer) silent() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.silences > 0
+func fault(count *atomic.Int32) (end func()) {
+	count.Add(1)
+	return sync.OnceFunc(func() { count.Add(-1) })
 }
 
 func (s *fakeServer) dial() (net.Conn, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.outages > 0 {
+	switch used := bubble(); {
+	case s.outages.Load() > 0:
 		return refusedConn{}, nil
+	case used != s.bubble:
+		err := misplaced("Redis", s.bubble, used)
+		s.report.Do(func() { s.t.Errorf("%v", err) })
+		return nil, err
 	}
 	conn, err := mini.Dial(s.mini)
 	if err != nil {
 		return nil, err
 	}
 	c := &fakeConn{conn, s}
+	s.mu.Lock()
 	s.conns[c] = struct{}{}
+	s.mu.Unlock()
+	if s.outages.Load() > 0 { // Disconnect may have come too early for this connection
+		_ = c.Close()
+	}
 	return c, nil
 }
 
