@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -21,7 +22,8 @@ import (
 
 // A ManyLoader asks the source for the values of keys, which are Options.MaxBatch at most. It is to
 // GetOrLoadMany what a [Loader] is to GetOrLoad, whose rules hold. A key that it leaves out does not
-// exist; the cache remembers that. An error is the outcome of each of the keys. No two values may
+// exist; the cache remembers that. An error is the outcome of each of the keys. If the map has a key that
+// is not among keys, such as another spelling of one, those that it leaves out fail. No two values may
 // share memory, since their callers own them.
 type ManyLoader[T any] func(ctx context.Context, keys []string) (map[string]T, error)
 
@@ -65,15 +67,35 @@ func (m valueMap[T]) result(err error) (map[string]T, error) {
 
 // A manyLoader is a ManyLoader without its type.
 type manyLoader interface {
-	loadMany(ctx context.Context, keys []string) (values func(key string) (value any, ok bool), err error)
+	loadMany(ctx context.Context, keys []string) (bulk.Outcome, error)
 }
 
-func (l ManyLoader[T]) loadMany(ctx context.Context, keys []string) (func(key string) (any, bool), error) {
-	values, err := l(ctx, keys)
-	return func(key string) (any, bool) {
-		v, ok := values[key]
-		return &v, ok
+func (l ManyLoader[T]) loadMany(ctx context.Context, keys []string) (bulk.Outcome, error) {
+	values, err := l(ctx, slices.Clone(keys)) // it may change them
+	left := ErrNotFound
+	if stray, ok := strayKey(values, keys); ok {
+		left = fmt.Errorf("singlefill: the ManyLoader was not asked for the key %.100q that it returned", stray)
+	}
+	return func(key string) (any, error) {
+		if v, ok := values[key]; ok {
+			return &v, nil
+		}
+		return nil, left
 	}, err
+}
+
+// strayKey returns the first key, in alphabetical order, that is in values and not in keys.
+func strayKey[T any](values map[string]T, keys []string) (stray string, ok bool) {
+	asked := make(map[string]bool, len(keys))
+	for _, key := range keys {
+		asked[key] = true
+	}
+	for key := range values {
+		if !asked[key] && (!ok || key < stray) {
+			stray, ok = key, true
+		}
+	}
+	return stray, ok
 }
 
 func (c *engine) getOrLoadMany(ctx context.Context, keys []string, load manyLoader, into collector) error {
@@ -453,25 +475,20 @@ func (m *many) newBulk(outer *flight.Load, fills int) *bulk.Bulk {
 
 // callLoader calls the ManyLoader. It reports a panic or runtime.Goexit as the outcome of each key.
 func (m *many) callLoader(ctx context.Context, keys []string, calls []*atomic.Pointer[flight.Call], done func(bulk.Outcome)) {
-	var values func(key string) (any, bool)
+	var outcome bulk.Outcome
 	var err error
 	defer func() {
-		if p := recover(); values == nil {
+		if p := recover(); outcome == nil {
 			err = panicked(p)
 			m.counters.loadPanics.Add(int64(len(keys)))
 		}
-		done(func(key string) (any, error) {
-			if err != nil {
-				return nil, err
-			}
-			if v, ok := values(key); ok {
-				return v, nil
-			}
-			return nil, ErrNotFound
-		})
+		if err != nil {
+			outcome = func(string) (any, error) { return nil, err }
+		}
+		done(outcome)
 	}()
 	ctx = m.loadStart(ctx, keys[0], calls...)
-	values, err = m.load.loadMany(ctx, keys)
+	outcome, err = m.load.loadMany(ctx, keys)
 }
 
 // waitAll waits for fills, delivers their results, and returns those whose results are older than the

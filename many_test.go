@@ -315,6 +315,60 @@ func TestGetOrLoadMany_Failures(t *testing.T) {
 	}
 }
 
+// A loader that returns a key that it was not asked for has made a mistake, such as another spelling: the
+// keys that it leaves out fail, and are not remembered as not found. What it was asked for is stored.
+//
+//fault:failed-load
+func TestGetOrLoadMany_StrayKeys(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		what string
+		load singlefill.ManyLoader[string]
+	}{
+		{"another spelling", func(_ context.Context, keys []string) (map[string]string, error) {
+			return map[string]string{"asked": valueOf("asked"), "foo": "v", "zoo": "v"}, nil
+		}},
+		{"another spelling in its keys", func(_ context.Context, keys []string) (map[string]string, error) {
+			for i := range keys {
+				keys[i] = strings.ToLower(keys[i])
+			}
+			return map[string]string{"asked": valueOf("asked"), "foo": "v"}, nil
+		}},
+	} {
+		t.Run(row.what, func(t *testing.T) {
+			t.Parallel()
+			_, rdb := redistest.StartMini(t)
+			c := newCache(t, rdb, &raw)
+			got, err := c.GetOrLoadMany(t.Context(), []string{"Foo", "asked", "none"}, row.load)
+			wantMany(t, "the first call", got, "asked")
+			many, ok := errors.AsType[*singlefill.ManyError](err)
+			if !ok || len(many.Errs) != 2 {
+				t.Fatalf("error %v, want one of each of the other two keys", err)
+			}
+			for _, key := range []string{"Foo", "none"} {
+				if err := many.Errs[key]; err == nil || !strings.Contains(err.Error(), `"foo"`) {
+					t.Errorf("%s: error %v, want one that names foo", key, err)
+				}
+				wantGet(t, c, key, "", singlefill.ErrMiss)
+			}
+			wantGet(t, c, "asked", valueOf("asked"), nil)
+			goGet(t.Context(), c, "Foo", gives("v")).want(t, "v")
+			wantGet(t, c, "foo", "", singlefill.ErrMiss)
+		})
+	}
+	t.Run("none is left out", func(t *testing.T) {
+		t.Parallel()
+		_, rdb := redistest.StartMini(t)
+		c := newCache(t, rdb, &raw)
+		got, err := c.GetOrLoadMany(t.Context(), []string{"a"}, func(context.Context, []string) (map[string]string, error) {
+			return map[string]string{"a": valueOf("a"), "more": "v"}, nil
+		})
+		if wantMany(t, "a", got, "a"); err != nil {
+			t.Errorf("error %v, want none", err)
+		}
+	})
+}
+
 func isPanic(err error) bool {
 	_, is := errors.AsType[*singlefill.PanicError](err)
 	return is

@@ -3,6 +3,14 @@ package main
 // manyMutants are bugs of calls for many keys, and of Clear.
 var manyMutants = []mutant{
 	{
+		name: "many-stray-keys",
+		bug:  "A loader that spells keys in another way finds nothing, and every key is remembered as not found",
+		file: "many.go",
+		old:  "if !asked[key] && ",
+		new:  "if false && ",
+		pkg:  ".", test: "TestGetOrLoadMany_StrayKeys",
+	},
+	{
 		name: "clear-values-first",
 		bug:  "Clear removes the values first: a load that stores between the passes is missed",
 		file: "clear.go",
