@@ -78,8 +78,8 @@ var manyMutants = []mutant{
 		name: "bulk-left-out-is-zero",
 		bug:  "A key that the ManyLoader leaves out has the zero value",
 		file: "many.go",
-		old:  "			return nil, ErrNotFound\n",
-		new:  "			return new(string), nil\n",
+		old:  "		return nil, left\n",
+		new:  "		_ = left\n		return new(T), nil\n",
 		pkg:  ".", test: "TestGetOrLoadMany/mini",
 	},
 	{
