@@ -102,8 +102,8 @@ func (x *filling) commit(ctx context.Context, o outcome, began flight.Stamp) {
 		_, err = x.storeOrRelease(ctx, &o, data, note)
 	}
 	// A value that the server never accepts, for example one that is too large, must not keep the
-	// lock.
-	x.lock.InDoubt = x.lock.InDoubt || client.Unreachable(err)
+	// lock, nor must a server that refuses writes for a moment.
+	x.lock.InDoubt = x.lock.InDoubt || err != nil
 	x.loadDone(ctx, o)
 }
 
@@ -134,15 +134,15 @@ func (x *filling) storeOrRelease(ctx context.Context, o *outcome, data []byte, n
 	})
 }
 
-// abandon gives up an attempt to lock that was not answered. Otherwise its command could still take
-// the lock, or keep it, without a load. It tries until Redis answers or the lock has expired. When
-// the cache is closed it tries once more, also while the breaker is open: that may be due to the
-// very commands that were not answered.
+// abandon gives up an attempt to lock of which a command was not answered, or whose release was
+// refused. Otherwise it could still take the lock, or keep it, without a load. It tries until Redis
+// does it or the lock has expired. When the cache is closed it tries once more, also while the
+// breaker is open: that may be due to the very commands that were not answered.
 func (c *engine) abandon(ctx context.Context, lock filllock.Lock) {
 	for end := time.Now().Add(c.opts.lockTTL); time.Now().Before(end); {
 		closed := c.checkOpen() != nil
 		if closed || !c.client.Away(lock.Key()) {
-			if _, err := lock.Abandon(ctx); !client.Unreachable(err) {
+			if _, err := lock.Abandon(ctx); err == nil {
 				return
 			}
 		}

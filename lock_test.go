@@ -267,6 +267,51 @@ func TestUnlocked_LockInDoubtIsAbandoned(t *testing.T) {
 	})
 }
 
+// A lock that the server has refused to release is given up once the server accepts writes again: a
+// waiting process then loads, and need not wait for the end of the lock.
+//
+//fault:refused-writes
+func TestLock_RefusedRelease(t *testing.T) {
+	t.Parallel()
+	for says, fault := range map[string]struct{ begin, end []any }{
+		"NOREPLICAS": {
+			[]any{"config", "set", "min-replicas-to-write", "1"}, []any{"config", "set", "min-replicas-to-write", "0"},
+		},
+		"READONLY": {[]any{"replicaof", "127.0.0.1", "1"}, []any{"replicaof", "no", "one"}},
+	} {
+		t.Run(says, func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Start(t)
+			ns := redistest.Namespace(t)
+			abandons := make(chan error, 1)
+			opts := &singlefill.Options[string]{LockTTL: time.Hour, LoadTimeout: 2 * time.Hour, Trace: &singlefill.Trace{
+				RedisError: func(_ context.Context, op string, err error) {
+					if op == "abandon" {
+						select {
+						case abandons <- err:
+						default:
+						}
+					}
+				},
+			}}
+			here, there := newCacheIn(t, server.Client(t), ns, opts), newCacheIn(t, server.Client(t), ns, opts)
+			src := newSource[string](t)
+			first := goGet(t.Context(), here, "k", src.load)
+			load := src.next(t)
+			waits := goGet(t.Context(), there, "k", gives("v2"))
+			redistest.Await(t, "the other process has found the lock held", func() bool { return server.Calls("pttl") > 0 })
+			redistest.Do(t, server.Admin(), fault.begin...)
+			load.give("v1")
+			first.want(t, "v1")
+			if err := receive(t, "the server refuses", abandons); !redis.HasErrorPrefix(err, says) {
+				t.Errorf("the lock is given up, which fails with %v, want %s", err, says)
+			}
+			redistest.Do(t, server.Admin(), fault.end...)
+			waits.want(t, "v2")
+		})
+	}
+}
+
 // inOutage runs a test with two processes, one of which cannot reach Redis while down is on.
 func inOutage(t *testing.T, down *outage, run func(t *testing.T, here, there *singlefill.Cache[string])) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {

@@ -51,8 +51,8 @@ func newScript(text string) client.Script { return client.NewScript(wake.Lua + t
 // reply was lost. The server gives each grant of the lock a stamp, which Store, Release and Renew
 // must show.
 type Lock struct {
-	// InDoubt is set when a command to take the lock was not answered and may still arrive. Such an
-	// attempt must be abandoned in the end.
+	// InDoubt is set when a command to take the lock was not answered and may still arrive, or when the
+	// lock could not be released. Such an attempt must be abandoned in the end.
 	InDoubt bool
 
 	// Convoy is with what the next GetOrLock, Store or Release goes, or nil.
