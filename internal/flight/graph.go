@@ -23,7 +23,7 @@ type Load struct {
 	// Guarded by graph.
 	// fills counts the fills that have not ended. The Loader and its context may live on.
 	fills      int
-	goroutines []int // run a fill or a Loader
+	goroutines []uint64 // run a fill or a Loader
 	slot       *Slot
 	waits      map[*Load]calls // loads that calls from inside this load wait for
 	waiters    map[*Load]int   // loads whose calls wait for this load
@@ -50,7 +50,7 @@ func (l *Load) Begin() (end func()) {
 	return func() {
 		graph.Lock()
 		defer graph.Unlock()
-		l.goroutines = slices.DeleteFunc(l.goroutines, func(other int) bool { return other == id })
+		l.goroutines = slices.DeleteFunc(l.goroutines, func(other uint64) bool { return other == id })
 	}
 }
 
@@ -169,10 +169,13 @@ func (l *Load) blocksOn(target *Load, seen map[*Load]bool) bool {
 // goroutineID returns the number of the calling goroutine. The runtime shows it only in stack
 // traces, as "goroutine 42 [running]:". net/http reads it in the same way. It takes about 1 µs, and
 // another one for each function on the stack. Only fills and calls from inside loads need it.
-func goroutineID() int {
+func goroutineID() uint64 {
 	var buf [40]byte
-	text := bytes.TrimPrefix(buf[:runtime.Stack(buf[:], false)], []byte("goroutine "))
-	text, _, _ = bytes.Cut(text, []byte(" "))
-	id, _ := strconv.Atoi(string(text))
+	return goroutineNumber(buf[:runtime.Stack(buf[:], false)])
+}
+
+func goroutineNumber(stack []byte) uint64 {
+	text, _, _ := bytes.Cut(bytes.TrimPrefix(stack, []byte("goroutine ")), []byte(" "))
+	id, _ := strconv.ParseUint(string(text), 10, 64)
 	return id
 }

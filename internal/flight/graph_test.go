@@ -181,3 +181,16 @@ func TestGraph_GoroutineID(t *testing.T) {
 		t.Errorf("%d is not the number of this goroutine alone", id)
 	}
 }
+
+// The numbers of goroutines are read whole, also where an int has 32 bits.
+func TestGraph_GoroutineNumber(t *testing.T) {
+	for text, want := range map[string]uint64{
+		"goroutine 42 [running]:\nmain.main()": 42,
+		"goroutine 5000000001 [running]:\nmai": 5000000001,
+		"goroutine 18446744073709551615 [runn": 1<<64 - 1,
+	} {
+		if got := goroutineNumber([]byte(text)); got != want {
+			t.Errorf("the number in %q is read as %d, want %d", text, got, want)
+		}
+	}
+}

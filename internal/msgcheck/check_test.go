@@ -470,6 +470,10 @@ type (
 	promotes struct{ *Promoted }
 	Promoted struct{ V []big }
 	listOf   []listOf
+	nested   struct {
+		Big  []big
+		More []nested
+	}
 
 	// wrapped decodes its items one level deeper than its type says.
 	wrapped []big
@@ -503,7 +507,7 @@ func TestBound_Levels(t *testing.T) {
 		{Levels{{Entries: 1, Maps: 1}, {Items: 1 << 20}}, promotes{}, false},
 		{Levels{{}, {Items: 1 << 20}}, wrapped{}, false},
 		{Levels{{}, {}, {Items: 1 << 20}}, wrapped{}, false},
-		{Levels{maxLevels - 1: {Items: 1 << 20}}, node{}, false},
+		{Levels{maxLevels - 1: {Items: 1 << 20}}, nested{}, false},
 	} {
 		var all Counts
 		for _, n := range tt.n {

@@ -155,7 +155,7 @@ var loadMutants = []mutant{
 		name: "abandoned-once",
 		bug:  "A lock taken without a reply is given up by one command, which may fail",
 		file: "lock.go",
-		old:  "\t\t\tif _, err := lock.Abandon(ctx); !client.Unreachable(err) {\n\t\t\t\treturn\n\t\t\t}\n",
+		old:  "\t\t\tif _, err := lock.Abandon(ctx); err == nil {\n\t\t\t\treturn\n\t\t\t}\n",
 		new:  "\t\t\t_, _ = lock.Abandon(ctx)\n\t\t\treturn\n",
 		pkg:  ".", test: "TestUnlocked_LockInDoubtIsAbandoned",
 	},

@@ -21,13 +21,13 @@ func (e Estimate) pause(age time.Duration) time.Duration {
 
 // A history has the durations of the last loads. The zero history has seen none.
 type history struct {
-	last [8]time.Duration
-	n    int // loads seen
+	last [8]time.Duration // the newest one first
+	n    int              // of last, those that are set
 }
 
 func (h history) add(took time.Duration) history {
-	h.last[h.n%len(h.last)] = took
-	h.n++
+	copy(h.last[1:], h.last[:])
+	h.last[0], h.n = took, min(h.n+1, len(h.last))
 	return h
 }
 
@@ -41,7 +41,7 @@ func (h history) add(took time.Duration) history {
 // 1 s were 60 to 110 ms late in the median, and 1.1 to 1.8 ms with the quasi-range (simulated
 // fleets of 10 and of 100 processes).
 func (h history) estimate() Estimate {
-	times := h.last[:min(h.n, len(h.last))]
+	times := h.last[:h.n]
 	slices.Sort(times)
 	if len(times) >= 5 {
 		times = times[1 : len(times)-1]
