@@ -3,7 +3,6 @@ package lock
 import (
 	"context"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -93,9 +92,8 @@ func run[R any](ctx context.Context, o *owner, within time.Duration, op string, 
 		value            R
 		unknown, replica bool
 	}
-	sent := o.sent.Load()
 	for tries := -1; ; {
-		cmd := once{client.Command(ctx, call), &o.sent}
+		cmd := once{client.Command(ctx, call)}
 		r, err := client.Send(ctx, o.client, nil, within, op, o.keys.lock, cmd, func() (reply, error) {
 			switch err := cmd.Err(); {
 			case client.Unknown(err):
@@ -110,7 +108,6 @@ func run[R any](ctx context.Context, o *owner, within time.Duration, op string, 
 		case r.unknown:
 			s.WithText(call)
 		case r.replica:
-			o.sent.Store(sent) // what a replica has answered is not in doubt
 			if tries--; tries < 0 {
 				tries = int(o.client.Redis.PoolStats().TotalConns) // each may be one to the old master
 			}
@@ -120,20 +117,9 @@ func run[R any](ctx context.Context, o *owner, within time.Duration, op string, 
 	}
 }
 
-// once is a command that the client sends once, and that notes when it is sent. If the client
-// retried by itself, its last error would hide the outcome of earlier tries: a grant whose reply
-// was lost, then a refused connection, would look like a lock that was never acquired. This package
-// retries by itself, and remembers.
-type once struct {
-	*redis.Cmd
-	sent *atomic.Bool
-}
+// once is a command that the client sends once. If the client retried by itself, its last error
+// would hide the outcome of earlier tries: a grant whose reply was lost, then a refused connection,
+// would look like a lock that was never acquired. This package retries by itself, and remembers.
+type once struct{ *redis.Cmd }
 
 func (once) NoRetry() bool { return true }
-
-// Args is called when the command is written to a connection, so not while there is none. A hook
-// may call it too; a command that was not sent then counts as sent, which does no harm.
-func (c once) Args() []any {
-	c.sent.Store(true)
-	return c.Cmd.Args()
-}

@@ -2,7 +2,6 @@ package lock
 
 import (
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/singlefill/singlefill/internal/client"
@@ -14,7 +13,6 @@ import (
 type owner struct {
 	*Locker
 	token string
-	sent  atomic.Bool // a command has been written to a connection
 
 	// inTransit tells that a command to acquire was not answered and may still arrive. It does not change
 	// once a lease is held.
