@@ -95,7 +95,7 @@ func (a *attempt) pause(backoff time.Duration, r reply) time.Duration {
 	d := backoff
 	known := r.state == busy && r.ahead >= 0
 	if ahead := time.Duration(min(r.ahead, 10_000)); known {
-		d = min(max(firstPause, r.age/8)*(1+ahead), maxPause+ahead*maxPause/16)
+		d = min(max(firstPause, min(r.age, time.Hour)/8)*(1+ahead), maxPause+ahead*maxPause/16)
 	}
 	d = vary(d)
 	if r.state == busy && a.quiet.complete {

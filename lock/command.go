@@ -3,6 +3,7 @@ package lock
 import (
 	"context"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -53,7 +54,7 @@ func parseReply(answer any) (r reply, err error) {
 		r.state, r.free = busy, true
 	}
 	r.number, r.ahead, r.lastFence, r.place = numbers[0], numbers[1], numbers[2], numbers[4]
-	r.age = time.Duration(min(numbers[3], int64(time.Hour/time.Microsecond))) * time.Microsecond
+	r.age = time.Duration(min(numbers[3], int64(math.MaxInt64/time.Microsecond))) * time.Microsecond
 	return r, nil
 }
 
