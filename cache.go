@@ -151,7 +151,7 @@ func (c *engine) lookUp(ctx context.Context, key string) (any, error) {
 // deletes the key.
 //
 // After an error the key may hold the new value or the old one, a load in flight may still be
-// stored, and a command that was not answered in time may still be executed, even after a later
+// stored, and a command that was sent and not answered may still be executed, even after a later
 // Delete.
 func (c *Cache[T]) Set(ctx context.Context, key string, value T) error {
 	return c.engine.setValue(ctx, key, &value)

@@ -95,7 +95,7 @@ func (a *attempt) pause(backoff time.Duration, r reply) time.Duration {
 	d := backoff
 	known := r.state == busy && r.ahead >= 0
 	if ahead := time.Duration(min(r.ahead, 10_000)); known {
-		d = min(max(firstPause, r.age/8)*(1+ahead), maxPause+ahead*maxPause/16)
+		d = min(max(firstPause, min(r.age, time.Hour)/8)*(1+ahead), maxPause+ahead*maxPause/16)
 	}
 	d = vary(d)
 	if r.state == busy && a.quiet.complete {
@@ -117,7 +117,6 @@ func vary(d time.Duration) time.Duration { return time.Duration(float64(d) * (0.
 // stalled, and another process may hold the lock by now. So ask sends the same token again: the
 // server prolongs the lease, grants it again, or says that the lock is busy.
 func (a *attempt) ask(ctx context.Context, req request) (r reply, sent time.Time, err error) {
-	a.hasPlace = a.hasPlace || req.enqueue && a.kind.queues() || req.reserves || req.listens
 	for {
 		r, sent, err = a.retry(ctx, req)
 		if err != nil || r.state != held || time.Since(sent) < a.opts.TTL-margin(a.opts.TTL) {
@@ -139,6 +138,7 @@ func (a *attempt) retry(ctx context.Context, req request) (r reply, sent time.Ti
 		unknown := mayHaveArrived(err)
 		a.unanswered = err != nil && a.unanswered || unknown
 		a.inTransit = a.inTransit || unknown
+		a.hasPlace = a.hasPlace || !client.Unsent(err) && (req.enqueue && a.kind.queues() || req.reserves || req.listens)
 		a.answered = err == nil || !client.Unreachable(err)
 		return r, err
 	})
@@ -148,7 +148,7 @@ func (a *attempt) retry(ctx context.Context, req request) (r reply, sent time.Ti
 // mayHaveArrived reports whether a command that failed may have reached the server, or still reach
 // it.
 func mayHaveArrived(err error) bool {
-	if err == nil {
+	if err == nil || client.Unsent(err) {
 		return false
 	}
 	var reply redis.Error
@@ -185,11 +185,10 @@ func (a *attempt) gaveUp(ctx context.Context) error {
 // explain returns the caller's error for a command that failed with err.
 func (a *attempt) explain(ctx context.Context, err error) error {
 	switch {
-	case a.unanswered && a.sent.Load():
-		return fmt.Errorf("%w: acquire %.100q: %w", ErrAmbiguous, a.name, cmp.Or(ctx.Err(), err))
 	case a.unanswered:
-		return fmt.Errorf("%w: acquire %.100q: %w", ErrUnavailable, a.name, cmp.Or(ctx.Err(), err))
-	case ctx.Err() != nil: // perhaps after a refusal, which says nothing about other holders
+		return fmt.Errorf("%w: acquire %.100q: %w", ErrAmbiguous, a.name, cmp.Or(ctx.Err(), err))
+	// perhaps after a refusal, which says nothing about other holders
+	case ctx.Err() != nil && !errors.Is(err, ctx.Err()):
 		return fmt.Errorf("%w: acquire %.100q: %w: %w", ErrUnavailable, a.name, ctx.Err(), err)
 	}
 	return explain("acquire", a.name, err)

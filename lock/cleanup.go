@@ -27,16 +27,13 @@ type cleanupTask struct {
 // abandonLater makes the server forget the owner: what it holds, its place in the queue, and any
 // command of it that is still in transit.
 func (o *owner) abandonLater(ctx context.Context) {
-	tries, life := 0, o.opts.TTL
+	life := o.opts.TTL
 	if o.kind.queues() {
 		life = max(life, o.opts.WaiterTTL)
 	}
 	o.cleanUpLater(life, func() bool {
-		tries++
 		err := o.kind.abandon(ctx, o)
-		// A command that was never sent leaves nothing behind. The second look is for a command
-		// that was just being written when the call ended.
-		return err == nil || !isTemporary(err) || tries > 1 && !o.sent.Load()
+		return err == nil || !isTemporary(err)
 	}, func() {})
 }
 

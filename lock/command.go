@@ -3,7 +3,7 @@ package lock
 import (
 	"context"
 	"fmt"
-	"sync/atomic"
+	"math"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -54,7 +54,7 @@ func parseReply(answer any) (r reply, err error) {
 		r.state, r.free = busy, true
 	}
 	r.number, r.ahead, r.lastFence, r.place = numbers[0], numbers[1], numbers[2], numbers[4]
-	r.age = time.Duration(min(numbers[3], int64(time.Hour/time.Microsecond))) * time.Microsecond
+	r.age = time.Duration(min(numbers[3], int64(math.MaxInt64/time.Microsecond))) * time.Microsecond
 	return r, nil
 }
 
@@ -93,9 +93,8 @@ func run[R any](ctx context.Context, o *owner, within time.Duration, op string, 
 		value            R
 		unknown, replica bool
 	}
-	sent := o.sent.Load()
 	for tries := -1; ; {
-		cmd := once{client.Command(ctx, call), &o.sent}
+		cmd := once{client.Command(ctx, call)}
 		r, err := client.Send(ctx, o.client, nil, within, op, o.keys.lock, cmd, func() (reply, error) {
 			switch err := cmd.Err(); {
 			case client.Unknown(err):
@@ -110,7 +109,6 @@ func run[R any](ctx context.Context, o *owner, within time.Duration, op string, 
 		case r.unknown:
 			s.WithText(call)
 		case r.replica:
-			o.sent.Store(sent) // what a replica has answered is not in doubt
 			if tries--; tries < 0 {
 				tries = int(o.client.Redis.PoolStats().TotalConns) // each may be one to the old master
 			}
@@ -120,20 +118,9 @@ func run[R any](ctx context.Context, o *owner, within time.Duration, op string, 
 	}
 }
 
-// once is a command that the client sends once, and that notes when it is sent. If the client
-// retried by itself, its last error would hide the outcome of earlier tries: a grant whose reply
-// was lost, then a refused connection, would look like a lock that was never acquired. This package
-// retries by itself, and remembers.
-type once struct {
-	*redis.Cmd
-	sent *atomic.Bool
-}
+// once is a command that the client sends once. If the client retried by itself, its last error
+// would hide the outcome of earlier tries: a grant whose reply was lost, then a refused connection,
+// would look like a lock that was never acquired. This package retries by itself, and remembers.
+type once struct{ *redis.Cmd }
 
 func (once) NoRetry() bool { return true }
-
-// Args is called when the command is written to a connection, so not while there is none. A hook
-// may call it too; a command that was not sent then counts as sent, which does no harm.
-func (c once) Args() []any {
-	c.sent.Store(true)
-	return c.Cmd.Args()
-}

@@ -170,10 +170,9 @@ func (l *Lease) Release(ctx context.Context) error {
 
 // retryRelease repeats the command until there is a reply, for as long as one command may take.
 func (l *Lease) retryRelease(ctx context.Context) (outcome int32, err error) {
-	l.owner.sent.Store(false)
 	return client.Retry(ctx, l.owner.opts.RedisTimeout, isTemporary, func(within time.Duration) (int32, error) {
 		outcome, err := l.tryRelease(ctx, within)
-		l.ambiguous = l.ambiguous || mayHaveArrived(err) && l.owner.sent.Load()
+		l.ambiguous = l.ambiguous || mayHaveArrived(err)
 		return outcome, err
 	})
 }

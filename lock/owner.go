@@ -2,7 +2,6 @@ package lock
 
 import (
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/singlefill/singlefill/internal/client"
@@ -14,7 +13,6 @@ import (
 type owner struct {
 	*Locker
 	token string
-	sent  atomic.Bool // a command has been written to a connection
 
 	// inTransit tells that a command to acquire was not answered and may still arrive. It does not change
 	// once a lease is held.
@@ -26,7 +24,8 @@ const (
 	// less than that.
 	fenceLife = 24 * time.Hour
 
-	// maxMarks bounds the marks of ended attempts that a name has.
+	// maxMarks bounds the marks of ended attempts that a name has: those that end in the second half
+	// of the life of a new mark, which is a different half for each of the two lives of marks.
 	maxMarks = 500
 
 	// maxMarkLife bounds how long a mark lives, apart from the time that a release is retried. A
@@ -36,7 +35,7 @@ const (
 
 // markLife returns how long the mark of the ended attempt lives: a release is retried for
 // RedisTimeout and then for TTL. A mark lives twice as long if a command to acquire may still
-// arrive, so that such marks are the last to be dropped when there are too many.
+// arrive. Releases cannot push out such marks then, nor can they push out those of releases.
 func (o *owner) markLife() time.Duration {
 	life := min(o.opts.TTL, maxMarkLife) + 2*o.opts.RedisTimeout
 	if o.inTransit {

@@ -254,3 +254,33 @@ func TestRelease_MarksAreBounded(t *testing.T) {
 		}
 	})
 }
+
+// The marks of attempts that were not answered do not push out the mark of a release, by which a
+// repeated release knows that the lease was held to the end.
+//
+//fault:killed-connections
+func TestRelease_BesideUnansweredAttempts(t *testing.T) {
+	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+		learn(t, rdb, kind)
+		client, f := withFaults(t, m)
+		l := newLocker(t, kind, client, "n", &lock.Options{RedisTimeout: 20 * time.Millisecond})
+		f.set(requestLost, "acquire")
+		for range 600 {
+			_, err := l.TryAcquire(t.Context())
+			wantIs(t, "TryAcquire", err, lock.ErrAmbiguous)
+		}
+		f.set(nil)
+		lease := mustAcquire(t, l)
+		var tries atomic.Int64
+		f.decide(func(op string) fault {
+			if op == "release" && tries.Add(1) == 1 {
+				return replyLost
+			}
+			return nil
+		})
+		mustRelease(t, lease)
+		if n := countMarks(m); tries.Load() != 2 || n < 500 || n > 1500 {
+			t.Errorf("released in %d tries, beside %d marks", tries.Load(), n)
+		}
+	})
+}

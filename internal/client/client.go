@@ -108,16 +108,24 @@ func DoWithin[R any](ctx context.Context, c *Client, timeout time.Duration, op, 
 }
 
 // Send is DoWithin of a command that may go with others. It returns what read makes of its reply.
-// convoy is the one with which it goes, or nil.
+// convoy is the one with which it goes, or nil. Once Send has returned, the command is not sent any
+// more; the error tells whether it was: see [Unsent].
 func Send[R any](ctx context.Context, c *Client, convoy *Convoy, timeout time.Duration, op, key string, cmd redis.Cmder,
 	read func() (R, error)) (R, error) {
-	return do(ctx, c, timeout, op, key, parcel{cmd: cmd, convoy: convoy}, func(ctx context.Context, together *group) (R, error) {
-		if err := c.process(ctx, cmd, together); err != nil {
-			var none R
+	caller := new(Caller)
+	cmd = caller.Only(cmd)
+	r, err := do(ctx, c, timeout, op, key, parcel{cmd: cmd, convoy: convoy}, func(ctx context.Context, together *group) (R, error) {
+		var none R
+		if err := c.process(ctx, cmd, together); err != nil || caller.left.Load() {
 			return none, err
 		}
 		return read()
 	})
+	caller.Leave()
+	if err != nil && !caller.sent.Load() {
+		err = unsent{err}
+	}
+	return r, err
 }
 
 // process returns nil when cmd has its reply or error.

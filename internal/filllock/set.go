@@ -23,10 +23,13 @@ type Set struct {
 // Do runs one Set. It reports whether a load was invalidated: those that wait for it are to be
 // woken.
 func (s Set) Do(ctx context.Context, c *client.Client) (superseded bool, err error) {
+	var caller client.Caller
+	defer caller.Leave()
 	return client.Do(ctx, c, "set", s.Value, func(ctx context.Context) (bool, error) {
 		var locks *redis.IntCmd
 		err := client.Transaction(ctx, c.Redis, func(p redis.Pipeliner) {
-			p.Set(ctx, s.Value, s.Data, s.Life)
+			set := redis.NewStatusCmd(ctx, "set", s.Value, s.Data, "px", s.Life.Milliseconds())
+			_ = p.Process(ctx, caller.Only(set))
 			locks = p.Del(ctx, s.Lock)
 		})
 		return locks.Val() > 0, err
@@ -36,10 +39,14 @@ func (s Set) Do(ctx context.Context, c *client.Client) (superseded bool, err err
 // SetMany runs sets of one node in one round trip. It returns the error of each, and the one of the
 // pipeline. Without scripts the sets are done one after the other.
 func SetMany(ctx context.Context, c *client.Client, sets []Set) (errs []error, err error) {
+	var caller client.Caller
+	defer caller.Leave()
 	cmds, err := client.Do(ctx, c, "set", sets[0].Value, func(ctx context.Context) ([]redis.Cmder, error) {
 		cmds, err := c.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
 			for _, s := range sets { // EVAL, since a pipeline cannot fall back from EVALSHA
-				p.Eval(ctx, wake.Lua+setLua, []string{s.Value, s.Lock}, s.Data, s.Life.Milliseconds())
+				set := redis.NewCmd(ctx, "eval", wake.Lua+setLua, 2, s.Value, s.Lock, s.Data, s.Life.Milliseconds())
+				set.SetFirstKeyPos(3)
+				_ = p.Process(ctx, caller.Only(set))
 			}
 			return nil
 		})

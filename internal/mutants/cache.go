@@ -23,8 +23,8 @@ var cacheMutants = []mutant{
 		name: "set-forever",
 		bug:  "Set stores without a TTL",
 		file: "internal/filllock/set.go",
-		old:  "p.Set(ctx, s.Value, s.Data, s.Life)",
-		new:  "p.Set(ctx, s.Value, s.Data, 0)",
+		old:  `, "px", s.Life.Milliseconds())`,
+		new:  ")",
 		pkg:  ".", test: "TestTTL_Jitter",
 	},
 	{

@@ -77,4 +77,12 @@ var clientMutants = []mutant{
 		new:  "time.Since(sent) <= timeout",
 		pkg:  "./internal/client", test: "TestTogether_Length",
 	},
+	{
+		name: "given-up-and-executed",
+		bug:  "A command that was given up is sent when the client has a connection",
+		file: "internal/client/late.go",
+		old:  "if t.caller.left.Load() {",
+		new:  "if false {",
+		pkg:  "internal/tests/faults/lock", test: "TestAcquire_SlowConnection",
+	},
 }

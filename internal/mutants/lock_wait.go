@@ -96,9 +96,17 @@ var lockWaitMutants = []mutant{
 		name: "marks-without-limit",
 		bug:  "What is known of ended attempts grows with TTL and the number of releases",
 		file: "lock/lua/ended.lua",
-		old:  "  call('ZREMRANGEBYRANK', ended, 0, -1 - most)\n",
+		old:  "    redis.call('ZREMRANGEBYRANK', ended, first, first + many - most - 1)\n",
 		new:  "",
 		pkg:  "lock", test: "TestRelease_MarksAreBounded/mutex",
+	},
+	{
+		name: "marks-push-out-releases",
+		bug:  "Too many marks of unanswered attempts push out the mark of a release: ErrLost, though it was held",
+		file: "lock/lua/ended.lua",
+		old:  "string.format('%.0f', ms + life / 2)",
+		new:  "string.format('%.0f', ms + life / 2)\n  call('ZREMRANGEBYRANK', ended, 0, -1 - most)",
+		pkg:  "lock", test: "TestRelease_BesideUnansweredAttempts/mutex",
 	},
 
 	// Wake-ups.

@@ -16,6 +16,42 @@ import (
 
 // Commands that arrive late, or twice.
 
+// What a caller has given up before its client had a connection is never executed, although the
+// client would write it then.
+//
+//fault:slow-connection
+func TestAcquire_SlowConnection(t *testing.T) {
+	for what, frozen := range map[string]bool{"OnConnect": false, "handshake": true} {
+		t.Run(what, func(t *testing.T) {
+			locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
+				s := redistest.Start(t)
+				for _, act := range []string{"acquire", "release", "abandon"} {
+					k.Command(t, s, act)
+				}
+				rdb, connect := s.Unconnected(t, frozen)
+				l, err := k.Open(rdb, "n", &lock.Options{RedisTimeout: 50 * time.Millisecond, TTL: locktest.Long})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := l.TryAcquire(t.Context()); !errors.Is(err, lock.ErrUnavailable) {
+					t.Errorf("TryAcquire = %v, want ErrUnavailable", err)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+				defer cancel()
+				_, err = l.Acquire(ctx)
+				if !errors.Is(err, lock.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("Acquire = %v, want ErrUnavailable and the error of its context", err)
+				}
+				connect()
+				if n := s.Calls("evalsha"); n != 0 {
+					t.Fatalf("%d commands were executed late", n)
+				}
+				k.WantFree(t, s, "n")
+			})
+		})
+	}
+}
+
 // An acquire that arrives after its caller has given up takes nothing.
 //
 //fault:late-command
