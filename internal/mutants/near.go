@@ -156,6 +156,14 @@ var nearMutants = []mutant{
 		pkg:  ".", test: "TestNear_Commands",
 	},
 	{
+		name: "near-hint-holds-up-close",
+		bug:  "Close waits until the next hint is due",
+		file: "internal/near/log.go",
+		old:  "time.Duration(wait)*time.Millisecond, nil, closing)",
+		new:  "time.Duration(wait)*time.Millisecond, nil, nil)",
+		pkg:  "internal/near", test: "TestTier_CloseWhileAHintWaits",
+	},
+	{
 		name: "near-refresh-at-each-read",
 		bug:  "Each hit in memory draws whether it refreshes: far more often than once, since hits cost nothing",
 		file: "near.go",

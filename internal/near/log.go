@@ -246,8 +246,8 @@ func (l *Log) Check(ctx context.Context) error {
 //
 // It costs the server time for each process that listens, and each of them reads. So hints are
 // rare where many listen: one that comes too early is sent a moment later, together with those of
-// other processes.
-func (l *Log) Hint(ctx context.Context) {
+// other processes. When closing is closed, none is sent later.
+func (l *Log) Hint(ctx context.Context, closing <-chan struct{}) {
 	for range 2 {
 		wait, err := client.Do(ctx, l.client, "wake", l.key, func(ctx context.Context) (int64, error) {
 			wait, err := hint.Run(ctx, l.client.Redis, []string{l.key, l.toldKey()}, hintCost.Microseconds()).Int64()
@@ -256,11 +256,25 @@ func (l *Log) Hint(ctx context.Context) {
 			}
 			return wait, err
 		})
-		if err != nil || wait <= 0 || !client.Sleep(ctx, time.Duration(wait)*time.Millisecond) {
+		if err != nil || wait <= 0 || !pause(time.Duration(wait)*time.Millisecond, nil, closing) {
 			return
 		}
 		// If others have sent a hint since, it was for this record, too.
 	}
+}
+
+// pause returns after d, or earlier if something arrives in wakeUps. It returns false as soon as
+// closing is closed.
+func pause(d time.Duration, wakeUps, closing <-chan struct{}) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-wakeUps:
+	case <-closing:
+		return false
+	}
+	return true
 }
 
 // hintCost is the time between two hints for each process that listens. A message costs the server

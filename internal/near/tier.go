@@ -178,10 +178,10 @@ func (t *Tier) WakeOthers(ctx context.Context) {
 	if t.hints.Add(1) > 1 {
 		return
 	}
-	t.background(func(<-chan struct{}) {
+	t.background(func(closing <-chan struct{}) {
 		for {
 			n := t.hints.Load()
-			t.Hint(ctx)
+			t.Hint(ctx, closing)
 			if t.hints.CompareAndSwap(n, 0) {
 				return
 			}
