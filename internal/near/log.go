@@ -256,25 +256,14 @@ func (l *Log) Hint(ctx context.Context, closing <-chan struct{}) {
 			}
 			return wait, err
 		})
-		if err != nil || wait <= 0 || !pause(time.Duration(wait)*time.Millisecond, nil, closing) {
+		if err != nil || wait <= 0 {
+			return
+		}
+		if _, open := pause(time.Duration(wait)*time.Millisecond, nil, closing); !open {
 			return
 		}
 		// If others have sent a hint since, it was for this record, too.
 	}
-}
-
-// pause returns after d, or earlier if something arrives in wakeUps. It returns false as soon as
-// closing is closed.
-func pause(d time.Duration, wakeUps, closing <-chan struct{}) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-wakeUps:
-	case <-closing:
-		return false
-	}
-	return true
 }
 
 // hintCost is the time between two hints for each process that listens. A message costs the server
