@@ -246,8 +246,8 @@ func (l *Log) Check(ctx context.Context) error {
 //
 // It costs the server time for each process that listens, and each of them reads. So hints are
 // rare where many listen: one that comes too early is sent a moment later, together with those of
-// other processes.
-func (l *Log) Hint(ctx context.Context) {
+// other processes. When closing is closed, none is sent later.
+func (l *Log) Hint(ctx context.Context, closing <-chan struct{}) {
 	for range 2 {
 		wait, err := client.Do(ctx, l.client, "wake", l.key, func(ctx context.Context) (int64, error) {
 			wait, err := hint.Run(ctx, l.client.Redis, []string{l.key, l.toldKey()}, hintCost.Microseconds()).Int64()
@@ -256,7 +256,10 @@ func (l *Log) Hint(ctx context.Context) {
 			}
 			return wait, err
 		})
-		if err != nil || wait <= 0 || !client.Sleep(ctx, time.Duration(wait)*time.Millisecond) {
+		if err != nil || wait <= 0 {
+			return
+		}
+		if _, open := pause(time.Duration(wait)*time.Millisecond, nil, closing); !open {
 			return
 		}
 		// If others have sent a hint since, it was for this record, too.

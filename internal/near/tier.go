@@ -178,10 +178,10 @@ func (t *Tier) WakeOthers(ctx context.Context) {
 	if t.hints.Add(1) > 1 {
 		return
 	}
-	t.background(func(<-chan struct{}) {
+	t.background(func(closing <-chan struct{}) {
 		for {
 			n := t.hints.Load()
-			t.Hint(ctx)
+			t.Hint(ctx, closing)
 			if t.hints.CompareAndSwap(n, 0) {
 				return
 			}
@@ -198,31 +198,35 @@ func (t *Tier) follow() {
 		defer t.following.Store(false)
 		wakeUps := make(chan struct{}, 1)
 		var sub *wake.Subscription
+		listen := func() {
+			next := t.client.Listen(t.key, func(string, bool) {
+				select {
+				case wakeUps <- struct{}{}:
+				default:
+				}
+			})
+			if sub != nil {
+				sub.Close()
+			}
+			sub = next // nil while the client does not know the node
+		}
 		defer func() {
 			if sub != nil {
 				sub.Close()
 			}
 		}()
 		for lastUsed := time.Now(); ; {
-			if sub == nil { // nil again while the client does not know the node
-				sub = t.client.Listen(t.key, func(string, bool) {
-					select {
-					case wakeUps <- struct{}{}:
-					default:
-					}
-				})
-			}
-			pause := t.maxLag*7/16 + rand.N(t.maxLag/16) // processes that were woken together drift apart
+			listen()
+			due := time.Now().Add(t.maxLag*7/16 + rand.N(t.maxLag/16)) // processes that were woken together drift apart
 			if err := t.catchUp(); client.Unreachable(err) {
-				pause /= 4
+				due = time.Now().Add(time.Until(due) / 4)
 			}
-			timer := time.NewTimer(pause)
-			select {
-			case <-timer.C:
-			case <-wakeUps:
-				timer.Stop()
-			case <-closing:
-				timer.Stop()
+			_, open := pause(min(rest, t.maxLag/4), nil, closing)
+			for woken := false; open && !woken && time.Until(due) > 0; {
+				listen()
+				woken, open = pause(min(listenEvery, time.Until(due)), wakeUps, closing)
+			}
+			if !open {
 				return
 			}
 			if t.used.Swap(false) {
@@ -232,6 +236,32 @@ func (t *Tier) follow() {
 			}
 		}
 	})
+}
+
+const (
+	// rest is the least time between two reads of the log, unless a quarter of MaxLag is shorter,
+	// whatever wakes the process: other programs may send messages, too. A wake-up that arrives in
+	// the meantime is heard afterwards.
+	rest = 20 * time.Millisecond
+
+	// listenEvery is how often the process listens again. That costs nothing while it hears. But the
+	// server may have refused it, and the log may have moved to another node.
+	listenEvery = time.Second
+)
+
+// pause returns after d, or earlier if something arrives in wakeUps. It returns at once if closing is
+// closed.
+func pause(d time.Duration, wakeUps, closing <-chan struct{}) (woken, open bool) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return false, true
+	case <-wakeUps:
+		return true, true
+	case <-closing:
+		return false, false
+	}
 }
 
 // catchUp reads the log to its end.

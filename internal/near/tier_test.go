@@ -175,3 +175,26 @@ func TestTier_GenerationsBeforeProof(t *testing.T) {
 		}
 	})
 }
+
+// A hint that has to wait for the next one to be due does not hold up Close.
+func TestTier_CloseWhileAHintWaits(t *testing.T) {
+	inBubble(t, func(t *testing.T, x *tier, _ *Log, rdb *redis.Client) {
+		must(t, rdb.Set(t.Context(), x.toldKey(), "", time.Hour).Err())
+		closing, ended := make(chan struct{}), make(chan struct{})
+		x.background = func(run func(<-chan struct{})) {
+			go func() {
+				defer close(ended)
+				run(closing)
+			}()
+		}
+		x.WakeOthers(t.Context())
+		synctest.Wait()
+		time.Sleep(time.Second)
+		began := time.Now()
+		close(closing)
+		<-ended
+		if d := time.Since(began); d > 0 {
+			t.Errorf("Close waits for a hint for %v", d)
+		}
+	})
+}

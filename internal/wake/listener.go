@@ -106,6 +106,8 @@ func (l *Listener) Listen(name string, notify func(message string, ok bool)) *Su
 		c = &channel{subs: make(map[*Subscription]struct{})}
 		l.conn.channels[name] = c
 		l.conn.want(name)
+	} else if c.state == refused { // the slot may have come to this node since
+		l.conn.want(name)
 	}
 	c.subs[s] = struct{}{}
 	return s

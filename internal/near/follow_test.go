@@ -1,0 +1,131 @@
+package near
+
+import (
+	"context"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2/server"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+// following makes a tier read the log until the test ends, and returns a function that lets time
+// pass in which values are asked for.
+func (x *tier) following(t *testing.T) (serve func(time.Duration)) {
+	closing, ended := make(chan struct{}), make(chan struct{})
+	x.background = func(run func(<-chan struct{})) {
+		go func() {
+			defer close(ended)
+			run(closing)
+		}()
+	}
+	t.Cleanup(func() {
+		close(closing)
+		<-ended
+		x.client.StopListening()
+	})
+	return func(d time.Duration) {
+		for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(min(x.maxLag/8, time.Until(end))) {
+			x.Get("a")
+		}
+		synctest.Wait()
+	}
+}
+
+// A server that refuses to subscribe for a moment does not cost the wake-ups for longer than a minute,
+// however long MaxLag is.
+//
+//fault:near-lost-hints
+func TestTier_ListensAgain(t *testing.T) {
+	for refusal, lag := range map[string]time.Duration{
+		"NOPERM for a moment":      maxLag,
+		"NOPERM for another":       time.Hour,
+		"CLUSTERDOWN for a moment": time.Hour,
+	} {
+		t.Run(refusal, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				m, rdb := redistest.StartMini(t)
+				var refuse atomic.Bool
+				var refused atomic.Int64
+				m.Server().SetPreHook(func(c *server.Peer, cmd string, _ ...string) bool {
+					if !refuse.Load() || !strings.HasSuffix(strings.ToLower(cmd), "subscribe") {
+						return false
+					}
+					refused.Add(1)
+					c.WriteError(refusal)
+					return true
+				})
+				x, other := newTier(rdb), newTier(rdb)
+				x.maxLag = lag
+				refuse.Store(true)
+				serve := x.following(t)
+				serve(time.Second)
+				if refused.Load() == 0 {
+					t.Fatal("no subscription was refused")
+				}
+				refuse.Store(false)
+				serve(time.Minute + listenEvery)
+				x.keep("a")
+				must(t, other.Append(t.Context(), []string{"a"}))
+				other.Hint(t.Context(), nil)
+				time.Sleep(rest)
+				synctest.Wait()
+				x.want(t, "a wake-up later", "a", false)
+			})
+		})
+	}
+}
+
+// However many wake-ups arrive, the log is read a few times a second, and a genuine one among them is
+// not lost.
+//
+//fault:near-forged-hints
+func TestTier_Flood(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		_, rdb := redistest.StartMini(t)
+		var reads atomic.Int64
+		rdb.AddHook(countReads{&reads})
+		x, other := newTier(rdb), newTier(rdb)
+		serve := x.following(t)
+		serve(time.Second)
+		before := reads.Load()
+		for range 1000 {
+			must(t, rdb.Publish(t.Context(), logKey, "forged").Err())
+			time.Sleep(time.Millisecond)
+			x.Get("a")
+		}
+		if n := reads.Load() - before; n > int64(time.Second/rest)+1 {
+			t.Errorf("%d reads of the log in a second of forged wake-ups", n)
+		} else if n == 0 {
+			t.Error("no wake-up was heard")
+		}
+		x.keep("a")
+		must(t, other.Append(t.Context(), []string{"a"}))
+		other.Hint(t.Context(), nil)
+		time.Sleep(rest)
+		synctest.Wait()
+		x.want(t, "after a flood", "a", false)
+	})
+}
+
+// countReads is a hook that counts the reads of the log.
+type countReads struct{ n *atomic.Int64 }
+
+func (h countReads) DialHook(next redis.DialHook) redis.DialHook          { return next }
+func (h countReads) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+func (h countReads) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if cmds[0].Name() == "xrange" {
+			h.n.Add(1)
+		}
+		return next(ctx, cmds)
+	}
+}
