@@ -1,6 +1,7 @@
 package singlefill
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -17,11 +18,14 @@ import (
 // Check sends every command that the cache may ever send, on keys that no caller can use, and
 // returns an error that names each purpose for which Redis refuses a command. In a Cluster it asks
 // every master that the client knows. It returns the first error if Redis does not answer, and then
-// sends nothing more. The keys begin with the namespace and ":check:". Check removes them; if it
+// sends nothing more. The keys begin with the namespace and ":check:" or ":log:". Check removes them; if it
 // cannot, they expire after LockTTL.
 //
-// Without a right the cache goes on loading, and may store nothing: see Stats.Refused. Call Check
-// when a process starts, or in a health check.
+// Without a right the cache goes on loading, and may store nothing: see Stats.Refused. A program that
+// never calls Clear does not need the rights that are refused for clear.
+//
+// Call Check when a process starts. It is no health check: the cache survives an outage of Redis, and a
+// probe that asks Redis makes an outage of all processes out of it.
 func (c *Cache[T]) Check(ctx context.Context) error { return c.engine.checkRights(ctx) }
 
 func (c *engine) checkRights(ctx context.Context) error {
@@ -40,6 +44,9 @@ func (c *engine) checkRights(ctx context.Context) error {
 		if errs = append(errs, err); client.Unreachable(err) || ctx.Err() != nil {
 			break
 		}
+	}
+	if len(errs) == 0 || !client.Unreachable(errs[len(errs)-1]) {
+		errs = append(errs, c.checkScan(ctx))
 	}
 	if c.fleetSlots != nil && (len(errs) == 0 || !client.Unreachable(errs[len(errs)-1])) {
 		errs = append(errs, c.fleetSlots.Check(ctx))
@@ -76,6 +83,16 @@ func (c *engine) checkNode(ctx context.Context, pair filllock.Pair) error {
 		}
 		return err
 	}
+	remove := func() error { // as Delete does, but no process with Near needs to learn of it
+		_, err := client.Do(ctx, c.client, "delete", pair.Value, func(ctx context.Context) ([]redis.Cmder, error) {
+			return c.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+				p.PTTL(ctx, pair.Lock)
+				p.Del(ctx, pair.Value, pair.Lock)
+				return nil
+			})
+		})
+		return err
+	}
 	var errs []error
 	named := make(map[string]bool)
 	for _, step := range []struct {
@@ -99,15 +116,16 @@ func (c *engine) checkNode(ctx context.Context, pair filllock.Pair) error {
 		{"renew", func() error { _, err := stored.Renew(ctx); return err }},
 		{"store", func() error { _, err := stored.Store(ctx, within, data, ttl); return err }},
 		{"expire", func() error { return filllock.Expire(ctx, c.client, []filllock.Pair{pair}) }},
-		{"delete", func() error { return c.delete(ctx, []filllock.Pair{pair}) }},
+		{"delete", remove},
 		{"lock", func() error { return take(released) }},
 		{"release", func() error {
 			_, err := released.Release(ctx, within, filllock.ReleaseNote{Failure: filllock.NotFoundRecord, RetryAfter: time.Millisecond})
 			return err
 		}},
 		{"abandon", func() error { _, err := filllock.New(c.client, pair, ttl).Abandon(ctx); return err }},
-		{"set", func() error { return c.set(ctx, filllock.Set{Pair: pair, Data: data, Life: ttl}) }},
-		{"delete", func() error { return c.delete(ctx, []filllock.Pair{pair}) }},
+		{"set", func() error { _, err := filllock.Set{Pair: pair, Data: data, Life: ttl}.Do(ctx, c.client); return err }},
+		{"clear", func() error { return c.removeValues(ctx, []string{pair.Value}) }},
+		{"delete", remove},
 	} {
 		err := step.run()
 		if err == nil || named[step.op] {
@@ -123,6 +141,21 @@ func (c *engine) checkNode(ctx context.Context, pair filllock.Pair) error {
 		errs = append(errs, c.checkCommands(ctx, pair))
 	}
 	return errors.Join(errs...)
+}
+
+// checkScan looks for a key that no caller can use, on each master.
+func (c *engine) checkScan(ctx context.Context) error {
+	_, err := client.Do(ctx, c.client, clearing, "", func(ctx context.Context) (any, error) {
+		masters, err := c.client.Masters(ctx)
+		for _, master := range masters {
+			err = cmp.Or(err, master.Scan(ctx, 0, literal(c.checkKey()), 1).Err())
+		}
+		return nil, err
+	})
+	if err != nil {
+		return fmt.Errorf("singlefill: check: clear: %w", err)
+	}
+	return nil
 }
 
 // checkCommands sends the commands of the scripts one by one: Redis does not name the command that

@@ -15,7 +15,7 @@ import (
 // rights are those that the package documentation lists, for the namespace shop.
 var rights = []string{
 	"~shop:*", "+get", "+getrange", "+set", "+setrange", "+del", "+pexpire", "+pttl", "+time",
-	"+eval", "+evalsha", "+multi", "+exec", "+ping",
+	"+eval", "+evalsha", "+multi", "+exec", "+ping", "+scan", "+unlink",
 }
 
 // A cache with exactly the documented rights does everything, and nothing is refused.
@@ -58,6 +58,7 @@ func TestCheck_DocumentedRights(t *testing.T) {
 		{"a refresh that fails", func() error { _, err := c.GetOrLoad(ctx, "k", fails[string](boom)); return err }, nil},
 		{"Set", func() error { return c.Set(ctx, "k", "v") }, nil},
 		{"Delete", func() error { return c.Delete(ctx, "k") }, nil},
+		{"Clear", func() error { return c.Clear(ctx) }, nil},
 	} {
 		if err := test.do(); err != test.want {
 			t.Errorf("%s: %v, want %v", test.what, err, test.want)
@@ -91,6 +92,10 @@ func TestCheck_Near(t *testing.T) {
 			if missing == "" {
 				if err != nil {
 					t.Errorf("Check: %v", err)
+				}
+				// Each process with Near would read what Check writes to the log of the namespace.
+				if n, err := rdb.XRange(t.Context(), ns+":log", "-", "+").Result(); len(n) > 1 || err != nil {
+					t.Errorf("the log has %d records after Check, %v; want the one that its reader writes", len(n), err)
 				}
 				awaitNear(t, limited, "k", gives("old"))
 				if err := limited.Delete(t.Context(), "k"); err != nil || limited.Stats().RedisErrors != 0 {

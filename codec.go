@@ -48,7 +48,8 @@ type Codec interface {
 var (
 	// MsgPack is the default: fast, compact, and it distinguishes nil from empty.
 	//
-	//   - Fields are named by the tag `msgpack:"name"` or by their Go name. It ignores json tags.
+	//   - Fields are named by the tag `msgpack:"name"` or by their Go name. It ignores json tags: a
+	//     field with `json:"-"` is stored. Use JSON for types that rely on them.
 	//   - It drops unexported fields; singlefilltest.Codec finds fields that are lost. It does not
 	//     support the option intern of its tag.
 	//   - It ignores a field that T does not have, and leaves a missing field zero: entries of an

@@ -162,15 +162,15 @@
 //
 //	~shop:* +get +getrange +set +setrange +del +pexpire +pttl +time +eval +evalsha +multi +exec +ping
 //
-// and for [Options.MaxFleetLoads] also +@sortedset +@hash +pexpireat, for [Options.Near] also +xadd
-// +xrange +xrevrange.
+// and for [Cache.Clear] also +scan +unlink, for [Options.MaxFleetLoads] +@sortedset +@hash +pexpireat,
+// for [Options.Near] +xadd +xrange +xrevrange.
 //
 // Scripts and MULTI run these commands, so a category such as +@read is not enough: TIME and EVAL
 // are in others. For a user without EVAL and EVALSHA, +watch and +unwatch replace them. The client
 // has needs beside these, such as +client|setinfo or, in a Cluster, +cluster|slots and +readonly.
 //
-// A missing right breaks no read, but nothing may be stored. [Cache.Check] names what is refused;
-// Stats.Refused counts it.
+// A missing right breaks no read, but nothing may be stored. [Cache.Check] names what is refused, when a
+// process starts; Stats.Refused counts it. Check is no health check, since the cache survives an outage.
 //
 // # Watching it
 //

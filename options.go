@@ -97,9 +97,9 @@ type Options[T any] struct {
 	// the bound of MaxLoads. Loads wait for it in no order. It costs each load two or three round
 	// trips, and each process with loads that wait some ten commands a second. While Redis does not
 	// answer, or refuses to say, only MaxLoads holds: Stats.LoadsUnlimited counts that. While
-	// processes disagree on the number, as during a deployment that changes it, those that come
-	// second are not bound, and report a RedisError to Trace. A nested load runs in a lent slot
-	// here, too. Default: no limit.
+	// processes disagree on the number, as during a deployment that changes it, the larger one
+	// bounds the loads of all, until LockTTL after the last load of a process that has it. A nested
+	// load runs in a lent slot here, too. Default: no limit.
 	MaxFleetLoads int
 
 	// MaxBatch is how many keys one call of a [ManyLoader] gets at most. Calls for more keys run at the

@@ -7,7 +7,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -682,33 +681,49 @@ func TestMaxFleetLoads_Outage(t *testing.T) {
 	}
 }
 
-// A process that disagrees with others on MaxFleetLoads is served, and learns of it by
-// Trace.RedisError.
+// While processes disagree on MaxFleetLoads, as during a deployment that changes it, the larger number
+// bounds the loads of all: as many run, by the count of the server, and never one more.
 //
 //fault:disagreement
 func TestMaxFleetLoads_Disagreement(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		const keys, largest = 6, 4
 		ns := redistest.Namespace(t)
-		var mu sync.Mutex
-		var errs []string // protected by mu
-		one := newCacheIn(t, rdb, ns, &singlefill.Options[string]{MaxFleetLoads: 1})
-		two := newCacheIn(t, rdb, ns, &singlefill.Options[string]{MaxFleetLoads: 2, Trace: &singlefill.Trace{
-			RedisError: func(_ context.Context, op string, err error) {
-				mu.Lock()
-				defer mu.Unlock()
-				errs = append(errs, op+": "+err.Error())
-			},
-		}})
 		src := newSource[string](t)
-		busy := goGet(t.Context(), one, "busy", src.load)
-		load := src.next(t)
-		goGet(t.Context(), two, "k", gives("v")).want(t, "v") // not bound, but served
-		mu.Lock()
-		defer mu.Unlock()
-		if len(errs) != 1 || !strings.HasPrefix(errs[0], "fleet: ") || !strings.Contains(errs[0], "is 2 here, and 1 with") {
-			t.Errorf("Trace.RedisError got %q", errs)
+		var caches []*singlefill.Cache[string]
+		var calls []*call[string]
+		for _, limit := range []int{2, largest} {
+			c := newCacheIn(t, rdb, ns, patient(&singlefill.Options[string]{MaxFleetLoads: limit}))
+			caches = append(caches, c)
+			for k := range keys {
+				calls = append(calls, goGet(t.Context(), c, fmt.Sprint(k, " of ", limit), src.load))
+			}
 		}
-		load.give("v")
-		busy.want(t, "v")
+		running := make(chan *loading[string], largest)
+		for range largest {
+			running <- src.next(t)
+		}
+		for begun := int64(largest); begun <= 2*keys; begun++ {
+			src.want(t, begun)
+			if held, err := rdb.ZCard(t.Context(), fleetKey(ns)).Result(); held > largest || err != nil {
+				t.Errorf("%d slots are held, %v", held, err)
+			}
+			(<-running).give("v")
+			if begun < 2*keys {
+				running <- src.next(t)
+			}
+		}
+		for range largest - 1 {
+			(<-running).give("v")
+		}
+		for _, a := range calls {
+			a.want(t, "v")
+		}
+		src.want(t, 2*keys)
+		for _, c := range caches {
+			if s := c.Stats(); s.LoadsUnlimited != 0 {
+				t.Errorf("%d loads without the limit", s.LoadsUnlimited)
+			}
+		}
 	})
 }

@@ -13,8 +13,8 @@ import (
 // Check runs every script that this Locker may run, on keys that no lock uses, and returns an error
 // that names each purpose for which Redis refuses it. It returns the first error if Redis does not
 // answer, and then sends nothing more. The keys begin with those of the name and ":check:". Check
-// removes them; if it cannot, they expire, within a day. Call it when a process starts, or in a
-// health check.
+// removes them; if it cannot, they expire, within a day. Call it when a process starts, and not
+// in a health check, which would end processes during an outage of Redis.
 func (l *Locker) Check(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err

@@ -101,12 +101,21 @@ func (fair) abandon(ctx context.Context, o *owner) error {
 
 func (fair) queues() bool { return true }
 
-// A semaphore is a set of holders, each with the end of its lease.
-type semaphore struct{ size int }
+// A semaphore is a set of holders, each with the end of its lease. If processes disagree on the size,
+// either the largest one counts, or those that come second get otherSize.
+type semaphore struct {
+	size    int
+	largest bool
+}
 
 func (s semaphore) acquire(ctx context.Context, o *owner, within time.Duration, r request) (reply, error) {
 	reserved, since, waiting := o.waits(r)
-	return o.runAcquire(ctx, within, semaphoreAcquire, []string{o.keys.reservation, o.keys.waiting, o.keys.details}, reserved, since, waiting, s.size)
+	largest := 0
+	if s.largest {
+		largest = 1
+	}
+	keys := []string{o.keys.reservation, o.keys.waiting, o.keys.details}
+	return o.runAcquire(ctx, within, semaphoreAcquire, keys, reserved, since, waiting, s.size, largest)
 }
 
 func (semaphore) renew(ctx context.Context, o *owner) (bool, error) {

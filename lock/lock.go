@@ -75,7 +75,7 @@ func NewSemaphore(rdb redis.UniversalClient, name string, size int, opts *Option
 
 func init() {
 	fleetlock.NewSemaphore = func(rdb redis.UniversalClient, name, key string, size int, opts *Options) (*Locker, error) {
-		return newLocker(rdb, name, semaphore{size: size}, opts, func(string) keys { return keysAt(key) })
+		return newLocker(rdb, name, semaphore{size: size, largest: true}, opts, func(string) keys { return keysAt(key) })
 	}
 }
 

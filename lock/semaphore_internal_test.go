@@ -109,6 +109,44 @@ var semaphorePlays = map[string]string{
 		C takes 3 -> held
 		A takes 2 -> refused
 		D takes 2 -> size 3`,
+	"the largest size counts, whichever came first": `
+		A shares 2 -> held
+		B shares 3 -> held
+		C shares 2 -> held
+		D shares 2 -> busy
+		D shares 3 -> busy
+		holders -> A B C
+		details -> A B C
+		A shares 2 -> same
+		A releases -> yes
+		D shares 2 -> held
+		E takes 2 -> size 3
+		E takes 3 -> busy`,
+	"the largest size counts for as long as a process uses it": `
+		A shares 3 -> held
+		B shares 2 -> held
+		C shares 2 -> held
+		past size
+		C releases -> yes
+		D shares 2 -> busy
+		A releases -> yes
+		D shares 2 -> held
+		E shares 2 -> busy
+		E shares 3 -> held
+		F shares 2 -> busy
+		holders -> B D E`,
+	"the largest size of a process that tells no end of it": `
+		A takes 3 -> held
+		B shares 2 -> held
+		C shares 2 -> held
+		D shares 2 -> busy
+		D takes 3 -> busy
+		past size
+		A releases -> yes
+		D shares 2 -> busy
+		B releases -> yes
+		D shares 2 -> held
+		holders -> C D`,
 	"another size works when the holders have died": `
 		A takes 2 -> held
 		dead A

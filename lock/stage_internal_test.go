@@ -21,11 +21,13 @@ import (
 //	A waits -> busy 2     a player asks for the lock, and queues if it is busy; 2 waiters are ahead
 //	A tries, A renews, A releases, A abandons
 //	A takes 3 -> held     of a semaphore of size 3
+//	A shares 3 -> held    of one whose largest size counts
 //	queue -> A B          what there is: queue, alive, holder, holders, details, keys, mark A
 //	lives A -> 60         the seconds for which a waiter, or a holder of a semaphore, counts as alive
 //	ttl queue -> 120      the life of a key; up to 15 s less will do
 //	dead A, del queue     the life of a waiter or holder is over; a key is lost
 //	future fence          the last fence is from the future
+//	past size             no process has used the size for the life of a lease
 //	place A               a player gets a place at the head of the queue
 //	list queue, immortal lock, text fence     a key holds foreign data
 //
@@ -114,7 +116,7 @@ func (s *stage) look(ctx context.Context, verb, what string) (outcome string, ok
 		var fields, names []string
 		fields, err = s.do(ctx, "HKEYS", s.keys.details).StringSlice()
 		for _, f := range fields {
-			if f != "size" {
+			if f != "size" && f != "sizeUntil" {
 				names = append(names, f[:1])
 			}
 		}
@@ -188,6 +190,8 @@ func (s *stage) change(ctx context.Context, verb, what string) (ok bool, err err
 		micros, err = s.serverMicros(ctx)
 		s.top = micros + 1_000_000_000
 		err = errors.Join(err, s.do(ctx, "SET", key, s.top, "PX", life).Err())
+	case "past":
+		err = s.do(ctx, "HSET", s.keys.details, "sizeUntil", 1).Err()
 	case "del":
 		err = s.do(ctx, "DEL", key).Err()
 	case "list":
@@ -225,7 +229,10 @@ func (s *stage) play(ctx context.Context, who, verb string, args []string) (stri
 	token := stageToken(who)
 	within := l.opts.RedisTimeout
 	switch verb {
-	case "waits", "tries", "takes":
+	case "waits", "tries", "takes", "shares":
+		if verb == "shares" {
+			l.kind = semaphore{size: size, largest: true}
+		}
 		a := &owner{Locker: l, token: token}
 		r, err := l.kind.acquire(ctx, a, within, request{enqueue: verb == "waits"})
 		switch {

@@ -6,8 +6,11 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
 )
@@ -24,29 +27,50 @@ func (x *execution) cache(namespace string, trace *singlefill.Trace) (*singlefil
 
 func prepareDelete(x *execution, _ *flag.FlagSet) func(ctx context.Context, args []string) error {
 	return func(ctx context.Context, args []string) error {
-		return x.change(args[0], args[1:], "deleted", func(c *singlefill.Cache[any], keys []string) error { return c.Delete(ctx, keys...) })
+		return x.change(ctx, args[0], args[1:], "deleted", func(c *singlefill.Cache[any], keys []string) error { return c.Delete(ctx, keys...) })
 	}
 }
 
 func prepareExpire(x *execution, _ *flag.FlagSet) func(ctx context.Context, args []string) error {
 	return func(ctx context.Context, args []string) error {
-		return x.change(args[0], args[1:], "made stale", func(c *singlefill.Cache[any], keys []string) error { return c.Expire(ctx, keys...) })
+		return x.change(ctx, args[0], args[1:], "made stale", func(c *singlefill.Cache[any], keys []string) error { return c.Expire(ctx, keys...) })
 	}
 }
 
-// change changes keys, whether there are entries of them or not: a load may be under way.
-func (x *execution) change(namespace string, keys []string, done string, do func(c *singlefill.Cache[any], keys []string) error) error {
+// change changes keys, and says which of them had an entry before. It changes the others, too, since
+// loads of them may be running.
+func (x *execution) change(ctx context.Context, namespace string, keys []string, done string, do func(c *singlefill.Cache[any], keys []string) error) error {
 	c, err := x.cache(namespace, nil)
 	if err != nil {
 		return err
+	}
+	lives := make([]*redis.DurationCmd, len(keys))
+	_, err = x.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for i, key := range keys {
+			lives[i] = p.PTTL(ctx, valueKey(namespace, key))
+		}
+		return nil
+	})
+	if err != nil {
+		return errors.Join(err, c.Close())
+	}
+	absent := []string{}
+	for i, key := range keys {
+		if lives[i].Val() == -2 { // ns, as go-redis has it
+			absent = append(absent, key)
+		}
 	}
 	if err := errors.Join(do(c, keys), c.Close()); err != nil {
 		return err
 	}
 	if x.json {
-		return x.printJSON(map[string]any{"namespace": namespace, "keys": keys})
+		return x.printJSON(map[string]any{"namespace": namespace, "keys": keys, "absent": absent})
 	}
 	for _, key := range keys {
+		if slices.Contains(absent, key) {
+			fmt.Fprintf(x.stdout, "%s: no entry was there; loads of it that run now are not stored\n", printable(key))
+			continue
+		}
 		fmt.Fprintf(x.stdout, "%s: %s\n", printable(key), done)
 	}
 	return nil

@@ -1,6 +1,7 @@
 // Command singlefill shows and changes what caches and locks of package singlefill have in Redis.
 //
 //	singlefill ls users                 # the keys of a namespace
+//	singlefill ls                       # the namespaces
 //	singlefill get users 42             # an entry: its header in words, its payload as JSON
 //	singlefill ttl users 42             # what is left of an entry
 //	singlefill del users 42 43          # as Cache.Delete
@@ -50,5 +51,6 @@
 // # Exit status
 //
 // 0; 1 after an error, which is on stderr; 2 if the command line is wrong. get and ttl exit with 1 if
-// there is no entry. Colours are used on a terminal, unless NO_COLOR is set.
+// there is no entry, and ls if no key matches. del and expire say which keys had no entry, and exit with 0,
+// since they have kept loads of them from being stored. Colours are used on a terminal, unless NO_COLOR is set.
 package main

@@ -5,6 +5,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -97,6 +98,9 @@ func prepareList(x *execution, flags *flag.FlagSet) func(ctx context.Context, ar
 		case *limit < 0:
 			return x.wrong("singlefill: -limit is %d: 0 or more is allowed", *limit)
 		}
+		if len(args) == 0 {
+			return x.listNamespaces(ctx)
+		}
 		return x.list(ctx, args[0], *match, *limit, func(a, b row) int { return cmp.Or(compare(a, b), cmp.Compare(a.Key, b.Key)) })
 	}
 }
@@ -124,12 +128,19 @@ func (x *execution) list(ctx context.Context, namespace, match string, limit int
 		return err
 	}
 	trim()
+	var none error
+	if found == 0 {
+		none = fmt.Errorf("no key of the namespace %s matches %s; ls without a namespace lists namespaces", printable(namespace), match)
+	}
 	if x.json {
-		return x.printJSON(struct {
+		return cmp.Or(x.printJSON(struct {
 			Namespace string `json:"namespace"`
 			Found     int    `json:"found"`
 			Keys      []row  `json:"keys"`
-		}{namespace, found, kept})
+		}{namespace, found, kept}), none)
+	}
+	if none != nil {
+		return none
 	}
 	t := x.table("KEY", "STATE", "AGE", "FRESH FOR", "GONE IN", "LOAD", "SIZE")
 	for _, r := range kept {
@@ -139,6 +150,54 @@ func (x *execution) list(ctx context.Context, namespace, match string, limit int
 	if len(kept) < found {
 		fmt.Fprintf(x.stdout, "%d of %d keys: -limit 0 shows all\n", len(kept), found)
 	}
+	return nil
+}
+
+// listNamespaces prints the namespaces that have an entry, with the number of their keys.
+func (x *execution) listNamespaces(ctx context.Context) error {
+	type count struct {
+		Namespace string `json:"namespace"`
+		Keys      int    `json:"keys"`
+	}
+	found := make(map[string]map[string]bool) // keys by namespace; SCAN may return a key twice
+	err := x.scan(ctx, "*:{*}", func(keys []string) error {
+		byNamespace := make(map[string][]string)
+		for _, key := range keys {
+			namespace, _, _ := strings.Cut(key, ":{") // a namespace has no brace
+			byNamespace[namespace] = append(byNamespace[namespace], key)
+		}
+		for namespace, keys := range byNamespace {
+			rows, err := x.rows(ctx, namespace, keys)
+			if err != nil {
+				return err
+			}
+			for _, r := range rows {
+				if r.State == foreign {
+					continue
+				}
+				if found[namespace] == nil {
+					found[namespace] = make(map[string]bool)
+				}
+				found[namespace][r.Key] = true
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	counts := []count{}
+	for _, namespace := range slices.Sorted(maps.Keys(found)) {
+		counts = append(counts, count{namespace, len(found[namespace])})
+	}
+	if x.json {
+		return x.printJSON(counts)
+	}
+	t := x.table("NAMESPACE", "KEYS")
+	for _, c := range counts {
+		t.add(printable(c.Namespace), c.Keys)
+	}
+	t.print()
 	return nil
 }
 

@@ -61,7 +61,7 @@ type command struct {
 }
 
 var commands = []command{
-	{"ls", "NAMESPACE", "list the keys of a namespace", 1, 1, prepareList},
+	{"ls", "[NAMESPACE]", "list the keys of a namespace, or the namespaces", 0, 1, prepareList},
 	{"get", "NAMESPACE KEY", "show an entry and its payload", 2, 2, prepareGet},
 	{"ttl", "NAMESPACE KEY", "show what is left of an entry", 2, 2, prepareTTL},
 	{"del", "NAMESPACE KEY...", "delete keys, and refuse loads of them that are under way", 2, many, prepareDelete},

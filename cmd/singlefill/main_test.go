@@ -280,6 +280,53 @@ func TestChange_Promises(t *testing.T) {
 	})
 }
 
+// del and expire say which keys had no entry, and succeed.
+func TestChange_Absent(t *testing.T) {
+	each(t, func(t *testing.T, c terminal, rdb redis.UniversalClient) {
+		ns := redistest.Namespace(t)
+		there := newCache[string](t, rdb, ns, nil)
+		for change, done := range map[string]string{"expire": "made stale", "del": "deleted"} {
+			check(t, there.Set(t.Context(), "k", "v"))
+			out := c.ok(change, ns, "k", "typo")
+			if !strings.Contains(out, "k: "+done+"\n") || !strings.Contains(out, "typo: no entry was there") {
+				t.Errorf("%s: %q", change, out)
+			}
+		}
+		if out := c.ok("del", "-json", ns, "typo"); !strings.Contains(strings.Join(strings.Fields(out), ""), `"absent":["typo"]`) {
+			t.Errorf("del -json: %s", out)
+		}
+	})
+}
+
+// ls of a namespace without keys fails, and ls without an argument lists those that have some.
+func TestList_Namespaces(t *testing.T) {
+	each(t, func(t *testing.T, c terminal, rdb redis.UniversalClient) {
+		ns := redistest.Namespace(t)
+		check(t, newCache[string](t, rdb, ns, nil).Set(t.Context(), "a", "v"))
+		check(t, newCache[string](t, rdb, ns, nil).Set(t.Context(), "b:{c}", "v"))
+		check(t, rdb.Set(t.Context(), ns+"other:{k}", "no entry", time.Minute).Err())
+		c.fails(1, "no key of the namespace "+ns+"typo", "ls", ns+"typo")
+		c.fails(1, "no key of the namespace "+ns, "ls", "-match", "x*", ns)
+		var list []struct {
+			Namespace string
+			Keys      int
+		}
+		check(t, json.Unmarshal([]byte(c.ok("ls", "-json")), &list))
+		n := 0
+		for _, l := range list {
+			if l.Namespace == ns && l.Keys == 2 {
+				n++
+			}
+			if l.Namespace == ns+"other" {
+				t.Errorf("a foreign key is listed as a namespace: %v", list)
+			}
+		}
+		if n != 1 {
+			t.Errorf("ls: %v", list)
+		}
+	})
+}
+
 // An interrupt ends the question of clear, and nothing is deleted.
 func TestClear_Interrupted(t *testing.T) {
 	t.Parallel()
@@ -333,9 +380,7 @@ func TestClear_Asks(t *testing.T) {
 	if stdout, _, status := c.run("clear", ns); stdout != "1000 values deleted\n" || status != 0 {
 		t.Errorf("%q, status %d", stdout, status)
 	}
-	if _, _, found := c.listed(ns); found != 0 {
-		t.Errorf("%d keys are left", found)
-	}
+	c.fails(1, "no key of the namespace", "ls", ns)
 }
 
 // locks tells who loads what, and who holds and waits for what, since when.
@@ -447,7 +492,7 @@ func TestReadOnlyUser(t *testing.T) {
 	var user redis.Options
 	s.User(t, "~*", "+@read", "+info", "+ping", "+time")(&user)
 	c := terminal{TB: t, url: fmt.Sprintf("redis://%s:%s@%s", user.Username, user.Password, s.Addr)}
-	for _, args := range [][]string{{"ls", ns}, {"get", ns, "k"}, {"ttl", ns, "k"}, {"locks", ns}, {"locks"}, {"top", "-count=1", ns}} {
+	for _, args := range [][]string{{"ls"}, {"ls", ns}, {"get", ns, "k"}, {"ttl", ns, "k"}, {"locks", ns}, {"locks"}, {"top", "-count=1", ns}} {
 		c.ok(args...)
 	}
 	c.fails(1, "NOPERM", "del", ns, "k")
@@ -473,7 +518,7 @@ func TestUsage(t *testing.T) {
 	for message, args := range map[string][]string{
 		"usage: singlefill COMMAND":                   nil,
 		`there is no command "nix"`:                   {"nix"},
-		"usage: singlefill ls [flags] NAMESPACE":      {"ls"},
+		"usage: singlefill ls [flags] [NAMESPACE]":    {"ls", "a", "b"},
 		"usage: singlefill get [flags] NAMESPACE KEY": {"get", "ns"},
 		"-x": {"ls", "-x", "ns"},
 		"-timeout is 0s: at least 1ms is allowed": {"ls", "-timeout=0", "ns"},

@@ -3,7 +3,8 @@
 // other locks follow from their names.
 package fleetlock
 
-// NewSemaphore is lock.NewSemaphore with the first key of the semaphore, which has a hash tag:
+// NewSemaphore is lock.NewSemaphore with the first key of the semaphore, which has a hash tag. While
+// processes disagree on the size, the largest one counts:
 //
 //	func(rdb redis.UniversalClient, name, key string, size int, opts *lock.Options) (*lock.Locker, error)
 //

@@ -120,20 +120,20 @@ var lockMutants = []mutant{
 		name: "semaphore-count-then-add",
 		bug:  "Holders are counted by one command and added by the next: two take the last place",
 		file: "lock/kinds.go",
-		old:  "return o.runAcquire(ctx, within, semaphoreAcquire, []string{o.keys.reservation, o.keys.waiting, o.keys.details}, reserved, since, waiting, s.size)",
+		old:  "return o.runAcquire(ctx, within, semaphoreAcquire, keys, reserved, since, waiting, s.size, largest)",
 		new: `n, err := o.client.Redis.ZCard(ctx, o.keys.lock).Result()
 	if err != nil || n >= int64(s.size) {
 		return reply{state: busy, number: 1}, err
 	}
-	return o.runAcquire(ctx, within, semaphoreAcquire, []string{o.keys.reservation, o.keys.waiting, o.keys.details}, reserved, since, waiting, 1<<30)`,
+	return o.runAcquire(ctx, within, semaphoreAcquire, keys, reserved, since, waiting, 1<<30, largest)`,
 		pkg: "lock", test: "TestNewSemaphore_ManyRounds",
 	},
 	{
 		name: "semaphore-off-by-one",
 		bug:  "One more than the semaphore's size may hold it",
 		file: "lock/lua/semaphore_acquire.lua",
-		old:  "local free = tonumber(ARGV[7]) - taken\n",
-		new:  "local free = tonumber(ARGV[7]) - taken + 1\n",
+		old:  "local free = tonumber(places) - taken\n",
+		new:  "local free = tonumber(places) - taken + 1\n",
 		pkg:  "lock", test: "TestScripts_RandomSteps/semaphore",
 	},
 	{
@@ -142,6 +142,23 @@ var lockMutants = []mutant{
 		file: "lock/lua/semaphore_acquire.lua",
 		old:  "for _, dead in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', ms))) do",
 		new:  "for _, dead in ipairs({}) do",
+		pkg:  "lock", test: "TestSemaphoreScripts",
+	},
+
+	{
+		name: "fleet-loads-smaller-limit",
+		bug:  "The smaller MaxFleetLoads bounds its processes, so that those with the larger one keep all places",
+		file: "lock/lua/semaphore_acquire.lua",
+		old:  "then places = size else",
+		new:  "then places = places else",
+		pkg:  "lock", test: "TestSemaphoreScripts",
+	},
+	{
+		name: "fleet-loads-larger-for-ever",
+		bug:  "A larger MaxFleetLoads counts while loads run, although no process has it any more",
+		file: "lock/lua/semaphore_acquire.lua",
+		old:  "if larger and sizeUntil > ms",
+		new:  "if larger",
 		pkg:  "lock", test: "TestSemaphoreScripts",
 	},
 
@@ -174,8 +191,8 @@ var lockMutants = []mutant{
 		name: "details-forever",
 		bug:  "What is known of the holders has no TTL",
 		file: "lock/lua/semaphore_acquire.lua",
-		old:  "'size', ARGV[7])\nredis.call('PEXPIREAT', KEYS[6], ends)\n",
-		new:  "'size', ARGV[7])\n",
+		old:  "end\nredis.call('PEXPIREAT', KEYS[6], ends)\n",
+		new:  "end\n",
 		pkg:  "lock", test: "TestScripts_RepeatedAndLate/taken_twice/semaphore",
 	},
 	{

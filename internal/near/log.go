@@ -228,13 +228,16 @@ func (n *news) note(record redis.XMessage) error {
 	return nil
 }
 
-// Check returns an error if the server refuses a command for the log.
+// Check returns an error if the server refuses a command for the log. It sends them for another log in
+// the same slot, which no process reads, and removes that one.
 func (l *Log) Check(ctx context.Context) error {
-	_, err := client.Do(ctx, l.client, op, l.key, func(ctx context.Context) (int, error) {
+	other := &Log{client: l.client, key: l.key + ":{" + l.key + "}:check:" + rand.Text(), life: l.life}
+	_, err := client.Do(ctx, l.client, op, other.key, func(ctx context.Context) (int, error) {
 		cmds, err := l.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
-			l.add(ctx, p, "")
-			p.XRangeN(ctx, l.key, "-", "+", 1)
-			p.XRevRangeN(ctx, l.key, "+", "-", 1)
+			other.add(ctx, p, "")
+			p.XRangeN(ctx, other.key, "-", "+", 1)
+			p.XRevRangeN(ctx, other.key, "+", "-", 1)
+			p.Del(ctx, other.key)
 			return nil
 		})
 		return len(cmds), err

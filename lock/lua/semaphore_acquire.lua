@@ -4,7 +4,8 @@
 -- ARGV  1 token  2 life of the lease, ms  3 life of the fence, ms
 --       4 life of a reservation, ms; 0: this attempt reserves nothing
 --       5 server's time at which its process began to wait, µs, padded with zeros; '': now
---       6 life of a place among the waiting, ms; 0: this attempt is not to be woken  7 size
+--       6 life of a place among the waiting, ms; 0: this attempt is not to be woken
+--       7 size  8 1: if processes disagree on the size, the largest one counts; 0: they must agree
 --
 -- Returns the fence if this token holds a place, also when it asks again; or {held, fence, 0, 0, 0, 1}
 -- if it is to be woken, and is not among the waiting any more. Otherwise it returns
@@ -19,7 +20,9 @@
 --   {refused, 0} this attempt was abandoned or released before the command arrived
 --
 -- holders has the end of each lease, in ms of the server's clock; details has the fence of each
--- lease, and the size. The reservation is like that of a mutex, and keeps one place.
+-- lease, the size, and, if the largest one counts, until when it counts for processes with a smaller
+-- one: for the life of a lease after the last grant to a process that has it. The reservation is like
+-- that of a mutex, and keeps one place.
 
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
@@ -38,10 +41,17 @@ end
 local taken = redis.call('ZCARD', KEYS[1])
 -- HLEN refuses a foreign key.
 if taken == 0 and redis.call('HLEN', KEYS[6]) > 0 then redis.call('DEL', KEYS[6]) end
+local places = ARGV[7]
 local size = redis.call('HGET', KEYS[6], 'size')
+local sizeUntil
 if size and size ~= ARGV[7] then
-  confirm()
-  return {'size', tonumber(size)}
+  if ARGV[8] == '0' then
+    confirm()
+    return {'size', tonumber(size)}
+  end
+  local larger = (tonumber(size) or 0) > tonumber(places)
+  sizeUntil = tonumber(redis.call('HGET', KEYS[6], 'sizeUntil') or ms + ARGV[2])
+  if larger and sizeUntil > ms then places = size else sizeUntil = nil end
 end
 local last = tonumber(redis.call('GET', KEYS[2]) or 0)
 if not last then return redis.error_reply('FOREIGN the key of the fence holds something else') end
@@ -53,7 +63,7 @@ if redis.call('ZSCORE', KEYS[1], ARGV[1]) then
   fence = tonumber(redis.call('HGET', KEYS[6], ARGV[1]))
 else
   local reserved = next and next ~= me and not (insists and me < next)
-  local free = tonumber(ARGV[7]) - taken
+  local free = tonumber(places) - taken
   if free < 1 or reserved and free == 1 then
     local left = redis.call('PTTL', KEYS[4])
     if free < 1 then left = tonumber(redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2]) - ms end
@@ -78,7 +88,10 @@ end
 local ends = tonumber(redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')[2] or 0)
 ends = string.format('%.0f', math.max(ms + ARGV[2], ends) + 1000)
 redis.call('PEXPIREAT', KEYS[6], ends)
-redis.call('HSET', KEYS[6], ARGV[1], string.format('%.0f', fence), 'size', ARGV[7])
+redis.call('HSET', KEYS[6], ARGV[1], string.format('%.0f', fence), 'size', places)
+if ARGV[8] == '1' then
+  redis.call('HSET', KEYS[6], 'sizeUntil', string.format('%.0f', sizeUntil or ms + ARGV[2]))
+end
 redis.call('PEXPIREAT', KEYS[6], ends)
 redis.call('ZADD', KEYS[1], string.format('%.0f', ms + ARGV[2]), ARGV[1])
 redis.call('PEXPIREAT', KEYS[1], ends)

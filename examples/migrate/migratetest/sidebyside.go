@@ -4,6 +4,7 @@ package migratetest
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -60,7 +61,7 @@ func WantName(t testing.TB, c users.Cache, name string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Second)
 	defer cancel()
 	user, err := c.User(ctx, "42")
-	if err != nil || user != (users.User{ID: "42", Name: name}) {
+	if err != nil || user.ID != "42" || user.Name != name {
 		t.Errorf("%T.User = %v, %v, want %s", c, user, err, name)
 	}
 }
@@ -118,5 +119,18 @@ func WantKeys(t testing.TB, rdb redis.UniversalClient, keys ...string) {
 		if ttl := rdb.PTTL(context.Background(), key).Val(); ttl <= 0 {
 			t.Errorf("PTTL of %s is %v, want a TTL", key, ttl)
 		}
+	}
+}
+
+// Codec checks that a cache leaves out of Redis what json tags leave out.
+func Codec(t *testing.T, rdb *redis.Client, cache users.Cache, key string) {
+	t.Helper()
+	ctx := Context(t)
+	_, err := cache.User(ctx, "42")
+	OK(t, err)
+	data, err := rdb.Get(ctx, key).Result()
+	OK(t, err)
+	if !strings.Contains(data, "Ada") || strings.Contains(data, "secret") {
+		t.Errorf("%s is %q, want the name and no password", key, data)
 	}
 }

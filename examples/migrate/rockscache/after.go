@@ -21,6 +21,7 @@ type After struct {
 // NewAfter serves the old value after a Forget while a new one is loaded, unless strong is set.
 func NewAfter(rdb redis.UniversalClient, db *users.DB, strong bool) (*After, error) {
 	c, err := singlefill.New[users.User](rdb, "users", 5*time.Minute, &singlefill.Options[users.User]{
+		Codec:                singlefill.JSON, // as before; MsgPack ignores json tags
 		StaleWhileRevalidate: 10 * time.Second,
 	})
 	if err != nil {

@@ -34,6 +34,13 @@ func newAfter(t *testing.T, rdb *redis.Client, db *users.DB, strong bool) *After
 	return a
 }
 
+// The cache keeps the password out of Redis, as the old one did.
+func TestCodec(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.Start(t).Client(t)
+	migratetest.Codec(t, rdb, openAfter(t, rdb, migratetest.NewDB(t)), "users:{42}")
+}
+
 // Old and new processes share a Redis: their keys differ, and a write deletes in both.
 func TestSideBySide(t *testing.T) {
 	t.Parallel()

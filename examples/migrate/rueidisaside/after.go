@@ -19,6 +19,7 @@ type After struct {
 
 func NewAfter(rdb redis.UniversalClient, db *users.DB) (*After, error) {
 	c, err := singlefill.New[users.User](rdb, "users", 5*time.Minute, &singlefill.Options[users.User]{
+		Codec:   singlefill.JSON, // as before; MsgPack ignores json tags
 		LockTTL: 5 * time.Second,
 		Near:    &singlefill.Near{Size: 10_000},
 	})

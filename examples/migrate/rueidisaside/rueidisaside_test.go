@@ -37,6 +37,13 @@ func openAfter(t *testing.T, rdb *redis.Client, db *users.DB) users.Cache {
 	return a
 }
 
+// The cache keeps the password out of Redis, as the old one did.
+func TestCodec(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.Start(t).Client(t)
+	migratetest.Codec(t, rdb, openAfter(t, rdb, migratetest.NewDB(t)), "users:{42}")
+}
+
 // Old and new processes share a Redis: their keys differ, and a write deletes in both.
 func TestSideBySide(t *testing.T) {
 	t.Parallel()

@@ -9,7 +9,10 @@ import (
 )
 
 // A User is a row of the database.
-type User struct{ ID, Name string }
+type User struct {
+	ID, Name string
+	Password string `json:"-"` // no cache may hold it
+}
 
 // ErrNoUser is returned for an id that the database does not have.
 var ErrNoUser = errors.New("no such user")
