@@ -19,9 +19,13 @@ type LogOptions struct {
 }
 
 // LogTrace returns a [Trace] for [Options.Trace] or [Cache.AddTrace] that writes what an operator has
-// to know to logger: a line for each load that failed, ran without the fill lock, could not be stored,
-// was refused by Redis or was slow, and one each time that the cache stops sending commands to Redis
-// and that it sends them again. A load gets one line, for the first of these that applies to it.
+// to know to logger:
+//
+//   - a line for each load that failed, ran without the fill lock, could not be stored, was refused by
+//     Redis or was slow; for the first of these that applies to it
+//   - a line for each command that Redis refuses: a right is missing, or it is out of memory
+//   - a line for each value that cannot be decoded: two types in one namespace, or another program
+//   - a line each time that the cache stops sending commands to Redis, and that it sends them again
 //
 // Of each kind it writes ten lines a second at most, so that an outage does not fill the disk. The next
 // line that it writes tells by the attribute "dropped" how many there would have been.
@@ -36,7 +40,9 @@ func LogTrace(logger *slog.Logger, opts *LogOptions) *Trace {
 	}
 	l.Slow = orDefault(l.Slow, time.Second)
 	return &Trace{
-		LoadDone: l.loadDone,
+		LoadDone:   l.loadDone,
+		RedisError: l.redisError,
+		BadValue:   l.badValue,
 		BreakerChanged: func(open bool) {
 			if open {
 				l.write(context.Background(), slog.LevelWarn, "redis does not answer: no commands are sent")
@@ -63,7 +69,7 @@ func (l *loadLog) loadDone(ctx context.Context, info LoadInfo) {
 	case info.Err != nil && !isNotFound(info.Err):
 		message = "load failed"
 	case info.Unlocked:
-		message = "load without the lock: redis did not answer"
+		message = "load without the lock: redis did not answer, or refused"
 	case info.StoreErr != nil:
 		message = "loaded value not stored"
 	case l.Slow >= 0 && info.Duration >= l.Slow:
@@ -91,6 +97,21 @@ func (l *loadLog) loadDone(ctx context.Context, info LoadInfo) {
 		attrs = append(attrs, slog.Any("store_err", info.StoreErr))
 	}
 	l.write(ctx, level, message, attrs...)
+}
+
+// redisError tells of a refusal. Commands that were not answered are told by the loads that they cost.
+func (l *loadLog) redisError(ctx context.Context, op string, err error) {
+	if refusal(err) {
+		l.write(ctx, slog.LevelWarn, "redis refused a command", slog.String("op", op), slog.Any("err", err))
+	}
+}
+
+func (l *loadLog) badValue(ctx context.Context, key string, err error) {
+	attrs := []slog.Attr{slog.Any("err", err)}
+	if l.Keys {
+		attrs = append(attrs, slog.String("key", key))
+	}
+	l.write(ctx, slog.LevelWarn, "a value in redis is not one of this cache: another type in its namespace, or another program", attrs...)
 }
 
 func (l *loadLog) write(ctx context.Context, level slog.Level, message string, attrs ...slog.Attr) {

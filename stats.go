@@ -179,8 +179,7 @@ func (c *engine) badValue(ctx context.Context, key string, err error) {
 
 func (c *engine) redisFailed(ctx context.Context, op string, err error) {
 	c.counters.redisErrors.Add(1)
-	var reply redis.Error
-	if errors.As(err, &reply) && !client.Unreachable(err) {
+	if refusal(err) {
 		c.counters.refused.Add(1)
 	}
 	if t := c.trace.Load(); t.RedisError != nil {
@@ -195,4 +194,10 @@ func (c *engine) breakerChanged(open bool) {
 	if t := c.trace.Load(); t.BreakerChanged != nil {
 		t.BreakerChanged(open)
 	}
+}
+
+// refusal reports whether a server that could answer has refused a command.
+func refusal(err error) bool {
+	var reply redis.Error
+	return errors.As(err, &reply) && !client.Unreachable(err)
 }
