@@ -116,8 +116,11 @@ func Send[R any](ctx context.Context, c *Client, convoy *Convoy, timeout time.Du
 	cmd = caller.Only(cmd)
 	r, err := do(ctx, c, timeout, op, key, parcel{cmd: cmd, convoy: convoy}, func(ctx context.Context, together *group) (R, error) {
 		var none R
-		if err := c.process(ctx, cmd, together); err != nil || caller.left.Load() {
+		if err := c.process(ctx, cmd, together); err != nil {
 			return none, err
+		}
+		if caller.left.Load() { // the reply may be that of a PING
+			return none, cmd.Err()
 		}
 		return read()
 	})

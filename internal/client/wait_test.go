@@ -264,3 +264,23 @@ func TestBounded_OnConnect(t *testing.T) {
 		time.Sleep(time.Hour)
 	})
 }
+
+// A command without an answer counts as one, also if its caller has left before.
+func TestSend_CallerLeavesASilentServer(t *testing.T) {
+	t.Parallel()
+	for range 20 { // the client returns at the moment at which the time is over
+		synctest.Test(t, func(t *testing.T) {
+			w := watch(t, mute(t, func(*redis.Options) {}), timeout)
+			ctx, cancel := context.WithTimeout(t.Context(), timeout/2)
+			defer cancel()
+			cmd := redis.NewCmd(ctx, "get", "k")
+			if _, err := Send(ctx, w.Client, nil, timeout, "op", "", cmd, func() (int, error) { return 0, cmd.Err() }); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("Send: %v", err)
+			}
+			time.Sleep(time.Minute)
+			if n := w.failures("op"); n != 1 {
+				t.Errorf("%d failures, want 1", n)
+			}
+		})
+	}
+}
