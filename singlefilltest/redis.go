@@ -45,7 +45,9 @@ func Redis(t testing.TB) *redis.Client {
 		servers.Delete(rdb)
 		_ = rdb.Close() // a test may have closed it
 		checkClosed(t)
+		s.dialling.Lock()
 		fault(&s.outages) // a dial would start the miniredis again
+		s.dialling.Unlock()
 		mini.Close(m)
 	})
 	return rdb
@@ -96,6 +98,8 @@ type fakeServer struct {
 	mini              *miniredis.Miniredis
 	silences, outages atomic.Int32
 
+	dialling sync.RWMutex // locked to refuse all later dials
+
 	mu    sync.Mutex             // not locked while miniredis is called
 	conns map[*fakeConn]struct{} // protected by mu
 }
@@ -107,6 +111,8 @@ func fault(count *atomic.Int32) (end func()) {
 }
 
 func (s *fakeServer) dial() (net.Conn, error) {
+	s.dialling.RLock()
+	defer s.dialling.RUnlock()
 	switch used := bubble(); {
 	case s.outages.Load() > 0:
 		return refusedConn{}, nil
