@@ -125,9 +125,15 @@ func TestCollector_Cache(t *testing.T) {
 		_, _ = c.GetOrLoad(ctx, "none", fails(singlefill.ErrNotFound)) // a miss, not found
 		_, _ = c.GetOrLoad(ctx, "b", fails(errors.New("no")))          // a miss, failed
 		_, _ = c.GetOrLoad(ctx, "b", func(context.Context, string) (string, error) { panic("no") })
-		_, _ = c.GetOrLoadMany(ctx, []string{"x", "y", "z"}, func(context.Context, []string) (map[string]string, error) {
+		_, _ = c.GetOrLoadMany(ctx, []string{"x", "y", "z"}, func(_ context.Context, keys []string) (map[string]string, error) {
 			many.Add(1)
-			return map[string]string{"x": "v", "y": "v"}, nil // z does not exist
+			found := map[string]string{}
+			for _, key := range keys {
+				if key != "z" { // z does not exist
+					found[key] = "v"
+				}
+			}
+			return found, nil
 		})
 		_ = c.Expire(ctx, "a")
 		_, _ = c.GetOrLoad(ctx, "a", fails(errors.New("no"))) // a miss that gets the old value

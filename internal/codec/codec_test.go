@@ -478,6 +478,7 @@ func (*looksAround) UnmarshalText([]byte) error {
 // A decoder or buffer that a method keeps shows no later value.
 func TestUnmarshal_KeptDecoder(t *testing.T) {
 	registerExt(t)
+	keptDecoder, keptReader, keptBytes, leakedValues = nil, nil, nil, nil // other tests call these methods, too
 	type other struct {
 		Name string
 		Look looksAround
