@@ -1,21 +1,17 @@
 package fleet
 
-import "time"
+import (
+	"time"
 
-// The bounds in docs/scale.md, where they can be computed. The constants are those of wait.go, from
-// which the bounds were derived by hand.
-const (
-	minPause = 2 * time.Millisecond
-	maxPause = 250 * time.Millisecond
-	crowd    = 2
-	longer   = 1.25 // the longest pause, by its jitter
-	shorter  = 0.75
-
-	listeningPause = 4 * time.Second
-	minJoinPause   = 10 * time.Millisecond
+	"github.com/singlefill/singlefill/internal/wait"
 )
 
-// bounds are the bounds of a stampede.
+const (
+	longer  = 1 + wait.Jitter
+	shorter = 1 - wait.Jitter
+)
+
+// bounds are the bounds of a stampede, in docs/scale.md, where they can be computed.
 type bounds struct {
 	costs
 	waiters int           // processes times keys
@@ -38,11 +34,11 @@ func (b bounds) reply() time.Duration {
 // late is the longest time that a waiter waits after the end of the load: until the value is
 // stored, until the pause that had begun before has passed, and until the reply.
 func (b bounds) late() time.Duration {
-	pause := minPause + time.Millisecond/5 // the end of a load is known to the millisecond
+	pause := wait.MinPause + time.Millisecond/5 // the end of a load is known to the millisecond
 	if !b.known {
-		pause = max(minPause, min((b.length+b.reply())/5, maxPause))
+		pause = max(wait.MinPause, min((b.length+b.reply())/5, wait.MaxPause))
 	}
-	return 2*b.reply() + time.Duration(longer*float64(max(pause, crowd*b.reply())))
+	return 2*b.reply() + time.Duration(longer*float64(max(pause, wait.Crowd*b.reply())))
 }
 
 // heard is the longest time that a waiter that listens waits after the end of the load: until the
@@ -58,7 +54,7 @@ func (b bounds) polls() (n int) {
 		} else if b.known {
 			pause = (age - b.length) / 5
 		}
-		age += time.Duration(shorter * float64(min(max(pause, minPause), maxPause)))
+		age += time.Duration(shorter * float64(min(max(pause, wait.MinPause), wait.MaxPause)))
 	}
 	return n
 }

@@ -4,6 +4,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/singlefill/singlefill/internal/wait"
 )
 
 // A stampede causes one load, for which waiters wait no longer than computed, with wake-ups and
@@ -100,12 +102,12 @@ func TestStampede_LostMessages(t *testing.T) {
 		f.server.lose = true
 		b := bounds{costs: usual, waiters: n * hotKeys, length: length, wakeUps: true}
 		s := stampede{keys: "k", length: func() time.Duration { return length }}
-		next := time.Duration(longer * float64(listeningPause))
+		next := time.Duration(longer * float64(wait.ListeningPause))
 		if most := slices.Max(f.run(s).late); most > next+b.late() {
 			t.Errorf("the first load: a waiter is %v late, want %v at most", most, next+b.late())
 		}
 		// Waiters that know the length poll after half of it has passed again.
-		next = time.Duration(longer * float64(length/2+2*minJoinPause))
+		next = time.Duration(longer * float64(length/2+2*wait.MinJoinPause))
 		if most := slices.Max(f.run(s).late); most > next+b.late() {
 			t.Errorf("a load like the one before: a waiter is %v late, want %v at most", most, next+b.late())
 		}

@@ -31,7 +31,7 @@ var waitMutants = []mutant{
 		name: "wake-lost-polls-late",
 		bug:  "A waiter that listens does not poll before the lock as last seen ends",
 		file: "internal/wait/wait.go",
-		old:  "\t\treturn min(left+left/2+2*minJoinPause, listeningPause)\n\t}\n\treturn listeningPause\n",
+		old:  "\t\treturn min(left+left/2+2*MinJoinPause, ListeningPause)\n\t}\n\treturn ListeningPause\n",
 		new:  "\t\treturn time.Hour\n\t}\n\treturn time.Hour\n",
 		pkg:  ".", test: "TestWake_LostCosts",
 	},

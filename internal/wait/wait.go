@@ -22,13 +22,13 @@ import (
 // the logarithm of the load.
 //
 // A wait that the second poll does not end subscribes to wake-ups. While its subscription is complete,
-// it polls at once when it is woken, and otherwise rarely: a lost wake-up costs at most listeningPause and a quarter
+// it polls at once when it is woken, and otherwise rarely: a lost wake-up costs at most ListeningPause and a quarter
 // of it, and no more than is left of the holder's lock. A wake-up that ends no wait, which may be
 // forged or late, makes the next one count less.
 //
 // Processes that wait for the same key poll at the same time. A process notices the others only by
-// the time that its own commands take. It pauses at least crowd times as long, so that no more than
-// one waiter in crowd+1 is in the queue of the server. A single slow command may have other causes:
+// the time that its own commands take. It pauses at least Crowd times as long, so that no more than
+// one waiter in Crowd+1 is in the queue of the server. A single slow command may have other causes:
 // the quicker one of the last two counts, and the first one up to MaxPause.
 type Wait struct {
 	Begun    time.Time
@@ -48,8 +48,9 @@ type Wait struct {
 const (
 	MinPause     = 2 * time.Millisecond
 	MaxPause     = 250 * time.Millisecond
-	crowd        = 2
-	minJoinPause = 10 * time.Millisecond
+	Crowd        = 2
+	Jitter       = 0.25 // of a pause
+	MinJoinPause = 10 * time.Millisecond
 	maxJoinPause = 50 * time.Millisecond
 
 	// A wait listens before a pause this long, and after this number of polls.
@@ -60,14 +61,14 @@ const (
 	// command on it, of the subscription, and of the next poll.
 	listenReplies = 4
 
-	// listeningPause is the time between two polls while no wake-up comes. It is longer than LockTTL by
+	// ListeningPause is the time between two polls while no wake-up comes. It is longer than LockTTL by
 	// default: what is polled for is the end of a dead holder's lock.
-	listeningPause = 7 * time.Second
+	ListeningPause = 7 * time.Second
 )
 
 // New returns a wait that begins now for a load that takes expected.
 func New(expected Estimate) Wait {
-	return Wait{Begun: time.Now(), expected: expected, last: MaxPause / crowd}
+	return Wait{Begun: time.Now(), expected: expected, last: MaxPause / Crowd}
 }
 
 // Answered notes when a command was sent, and that it has been answered now.
@@ -117,12 +118,12 @@ func (w *Wait) End() {
 // holder's lock.
 func (w *Wait) Pause(reply filllock.Reply) time.Duration {
 	d := max(w.expected.pause(reply.Age), MinPause)
-	d = max(min(d, MaxPause), crowd*w.quick)
+	d = max(min(d, MaxPause), Crowd*w.quick)
 	w.since = w.sent
 	if w.complete = w.sub != nil && w.sub.Complete(w.since); w.complete {
 		d = w.listeningPause(reply)
 	}
-	d = time.Duration(float64(d) * (0.75 + rand.Float64()/2))
+	d = time.Duration(float64(d) * (1 - Jitter + 2*Jitter*rand.Float64()))
 	return min(d, reply.Left+time.Millisecond+rand.N(4*time.Millisecond))
 }
 
@@ -130,16 +131,16 @@ func (w *Wait) Pause(reply filllock.Reply) time.Duration {
 // that a wake-up was lost.
 func (w *Wait) listeningPause(reply filllock.Reply) time.Duration {
 	if left := w.expected.late - reply.Age; left > 0 {
-		return min(left+left/2+2*minJoinPause, listeningPause)
+		return min(left+left/2+2*MinJoinPause, ListeningPause)
 	}
-	return listeningPause
+	return ListeningPause
 }
 
 // joinPause returns how long to sleep after a caller has joined, for which the value may already be
 // there. It grows from 10 to 50 ms with the time waited, so that many new callers do not cause many
 // commands.
 func (w *Wait) joinPause() time.Duration {
-	return max(min(minJoinPause+time.Since(w.Begun)/32, maxJoinPause), crowd*w.quick)
+	return max(min(MinJoinPause+time.Since(w.Begun)/32, maxJoinPause), Crowd*w.quick)
 }
 
 // wakePause returns how long to sleep after a wake-up, or after the subscription has become complete or
