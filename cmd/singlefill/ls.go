@@ -99,6 +99,15 @@ func prepareList(x *execution, flags *flag.FlagSet) func(ctx context.Context, ar
 			return x.wrong("singlefill: -limit is %d: 0 or more is allowed", *limit)
 		}
 		if len(args) == 0 {
+			var ofKeys error
+			flags.Visit(func(f *flag.Flag) {
+				if f.Name == "sort" || f.Name == "limit" || f.Name == "match" {
+					ofKeys = x.wrong("singlefill: -%s selects keys: name their NAMESPACE", f.Name)
+				}
+			})
+			if ofKeys != nil {
+				return ofKeys
+			}
 			return x.listNamespaces(ctx)
 		}
 		return x.list(ctx, args[0], *match, *limit, func(a, b row) int { return cmp.Or(compare(a, b), cmp.Compare(a.Key, b.Key)) })

@@ -533,6 +533,7 @@ func TestUsage(t *testing.T) {
 	for message, args := range map[string][]string{
 		`-sort is "x": key, age, left, size or load is allowed`: {"ls", "-sort=x", "ns"},
 		"-limit is -1: 0 or more is allowed":                    {"ls", "-limit=-1", "ns"},
+		"-match selects keys: name their NAMESPACE":             {"ls", "-match=user*"},
 		`-codec is "x": auto, msgpack, json or raw is allowed`:  {"get", "-codec=x", "ns", "k"},
 		"-interval is 1ms: at least 100ms is allowed":           {"top", "-interval=1ms", "ns"},
 		"-count is -1: 0 or more is allowed":                    {"top", "-count=-1", "ns"},
