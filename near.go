@@ -100,6 +100,9 @@ type nearValue struct {
 	freshUntil int64
 }
 
+// End implements near.Value.
+func (n *nearValue) End() time.Duration { return n.end }
+
 func (c *engine) newNear(n Near) *nearTier {
 	t := &nearTier{ttl: bounded(orDefault(n.TTL, forever)), share: n.Share}
 	background := func(run func(<-chan struct{})) { c.fills.Go(func() { run(c.closing) }) }

@@ -57,9 +57,27 @@ var nearMutants = []mutant{
 		name: "near-drop-keeps-generations",
 		bug:  "When records are lost, memory is emptied, but what is in transit is kept",
 		file: "internal/near/tier.go",
-		old:  "\tfor i := range t.stripes {\n\t\tt.stripes[i].Add(1)\n\t}\n",
-		new:  "",
+		old:  "\t\t\t(*stripes)[i].Add(1)\n",
+		new:  "\t\t\t_ = i\n",
 		pkg:  "internal/near", test: "TestTier_RecordsLost/removed",
+	},
+
+	// Memory.
+	{
+		name: "near-sweep-keeps-deleted",
+		bug:  "Values that have been deleted stay in memory until they would have expired",
+		file: "internal/near/tier.go",
+		old:  "return !v.item().generation.current() || v.End() <= now",
+		new:  "return v.End() <= now",
+		pkg:  "internal/near", test: "TestTier_Sweep",
+	},
+	{
+		name: "near-sweep-once",
+		bug:  "Values are freed a minute after the first one has been put, and never again",
+		file: "internal/near/tier.go",
+		old:  "\t\tt.sweeping.Store(false)\n",
+		new:  "",
+		pkg:  "internal/near", test: "TestTier_Sweep",
 	},
 
 	// The proof.

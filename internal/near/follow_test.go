@@ -3,6 +3,7 @@ package near
 import (
 	"context"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -14,21 +15,22 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
+// background runs what the tier does in the background until the test ends.
+func (x *tier) background(t *testing.T) {
+	var running sync.WaitGroup
+	closing := make(chan struct{})
+	x.Tier.background = func(run func(<-chan struct{})) { running.Go(func() { run(closing) }) }
+	t.Cleanup(func() {
+		close(closing)
+		running.Wait()
+		x.client.StopListening()
+	})
+}
+
 // following makes a tier read the log until the test ends, and returns a function that lets time
 // pass in which values are asked for.
 func (x *tier) following(t *testing.T) (serve func(time.Duration)) {
-	closing, ended := make(chan struct{}), make(chan struct{})
-	x.background = func(run func(<-chan struct{})) {
-		go func() {
-			defer close(ended)
-			run(closing)
-		}()
-	}
-	t.Cleanup(func() {
-		close(closing)
-		<-ended
-		x.client.StopListening()
-	})
+	x.background(t)
 	return func(d time.Duration) {
 		for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(min(x.maxLag/8, time.Until(end))) {
 			x.Get("a")

@@ -35,14 +35,15 @@ import (
 	"github.com/singlefill/singlefill/internal/wake"
 )
 
-// A Tier holds values in memory. An invalidated one stays until it is replaced or evicted.
+// A Tier holds values in memory. One that cannot be served any more is freed within sweepEvery.
 //
 // It is not generic: the code of otter would be in a program, and compiled, once for each type of
 // values.
 type Tier struct {
 	Log
 	values  *otter.Cache[string, Value]
-	stripes []atomic.Uint64 // generations of keys, by hash
+	size    int
+	stripes atomic.Pointer[[]atomic.Uint64] // generations of keys, by hash; nil until the first is asked for
 	maxLag  time.Duration
 	begun   time.Time
 
@@ -53,6 +54,8 @@ type Tier struct {
 	hints   atomic.Int64 // since the last hint was begun
 	putting atomic.Int64 // calls of Put that run
 
+	sweeping atomic.Bool // a goroutine frees values
+
 	at position // in the log; only the goroutine that reads it uses it
 
 	background func(run func(closing <-chan struct{}))
@@ -60,7 +63,12 @@ type Tier struct {
 }
 
 // A Value is a pointer to a struct that embeds an Item.
-type Value interface{ item() *Item }
+type Value interface {
+	item() *Item
+
+	// End returns until when the value may be served, by the clock of the Tier.
+	End() time.Duration
+}
 
 // An Item is the part of a Value that Put sets. It should come first: a hit reads it together with
 // what follows.
@@ -84,10 +92,6 @@ const never = math.MinInt64
 // had lost records.
 func New(c *client.Client, key string, size int, maxLag time.Duration,
 	background func(run func(closing <-chan struct{})), dropped func()) *Tier {
-	stripes := 1024
-	for stripes < size && stripes < 1<<20 {
-		stripes *= 2
-	}
 	t := new(Tier)
 	*t = Tier{
 		Log: Log{client: c, key: key, life: max(minLife, 4*maxLag)},
@@ -95,8 +99,7 @@ func New(c *client.Client, key string, size int, maxLag time.Duration,
 			MaximumSize: size,
 			Executor:    t.maintain,
 		}),
-		stripes: make([]atomic.Uint64, stripes),
-		maxLag:  maxLag, begun: time.Now(), background: background, dropped: dropped,
+		size: size, maxLag: maxLag, begun: time.Now(), background: background, dropped: dropped,
 	}
 	t.proof.Store(never)
 	return t
@@ -123,6 +126,14 @@ func (t *Tier) Get(key string) (value Value, now time.Duration, proven bool) {
 
 // Generation must be called before the command is sent that reads or writes the value.
 func (t *Tier) Generation(valueKey string) Generation {
+	if t.stripes.Load() == nil {
+		n := 1024
+		for n < t.size && n < 1<<20 {
+			n *= 2
+		}
+		stripes := make([]atomic.Uint64, n)
+		t.stripes.CompareAndSwap(nil, &stripes)
+	}
 	s := t.stripe(Hash(valueKey))
 	return Generation{s, s.Load()}
 }
@@ -133,6 +144,45 @@ func (t *Tier) Put(key string, g Generation, value Value) {
 		t.putting.Add(1)
 		defer t.putting.Add(-1)
 		t.values.Set(key, value)
+		t.sweep()
+	}
+}
+
+// sweepEvery is how often values that cannot be served any more are freed.
+const sweepEvery = time.Minute
+
+// sweep frees such values until there is none left of any kind. Otter could do that by an expiry of its
+// own, but then each hit would read another clock.
+func (t *Tier) sweep() {
+	if t.sweeping.Load() || !t.sweeping.CompareAndSwap(false, true) {
+		return
+	}
+	t.background(func(closing <-chan struct{}) {
+		open := true
+		for open && t.values.EstimatedSize() > 0 {
+			_, open = pause(sweepEvery, nil, closing)
+			t.free()
+		}
+		t.sweeping.Store(false)
+		if open && t.values.EstimatedSize() > 0 { // put by a call that found this goroutine at its end
+			t.sweep()
+		}
+	})
+}
+
+func (t *Tier) free() {
+	now := time.Since(t.begun)
+	dead := func(v Value) bool { return !v.item().generation.current() || v.End() <= now }
+	for key, v := range t.values.All() {
+		if !dead(v) {
+			continue
+		}
+		t.values.ComputeIfPresent(key, func(v Value) (Value, otter.ComputeOp) {
+			if dead(v) { // it may have been replaced
+				return nil, otter.InvalidateOp
+			}
+			return v, otter.CancelOp
+		})
 	}
 }
 
@@ -147,18 +197,28 @@ func (t *Tier) maintain(run func()) {
 }
 
 // Forget makes what has been kept of a key useless.
-func (t *Tier) Forget(valueKey string) { t.stripe(Hash(valueKey)).Add(1) }
+func (t *Tier) Forget(valueKey string) { t.forget(Hash(valueKey)) }
+
+// forget has nothing to do before the first generation is asked for: what is read then is read later.
+func (t *Tier) forget(hash uint64) {
+	if t.stripes.Load() != nil {
+		t.stripe(hash).Add(1)
+	}
+}
 
 // ForgetAll is Forget for all keys.
 func (t *Tier) ForgetAll() {
-	for i := range t.stripes {
-		t.stripes[i].Add(1)
+	if stripes := t.stripes.Load(); stripes != nil {
+		for i := range *stripes {
+			(*stripes)[i].Add(1)
+		}
 	}
 	t.values.InvalidateAll()
 }
 
 func (t *Tier) stripe(hash uint64) *atomic.Uint64 {
-	return &t.stripes[hash&uint64(len(t.stripes)-1)]
+	stripes := *t.stripes.Load()
+	return &stripes[hash&uint64(len(stripes)-1)]
 }
 
 // Age returns the age of the proof, or -1 if there is none.
@@ -278,7 +338,7 @@ func (t *Tier) catchUp() error {
 			t.drop()
 		}
 		for _, hash := range news.hashes {
-			t.stripe(hash).Add(1)
+			t.forget(hash)
 		}
 		t.at = last
 		if more = news.more; !more {

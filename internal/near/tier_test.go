@@ -2,6 +2,10 @@ package near
 
 import (
 	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -51,8 +55,17 @@ func (x *tier) read(t testing.TB) {
 	}
 }
 
+type value struct {
+	Item
+	end time.Duration
+}
+
+func (v *value) End() time.Duration { return v.end }
+
+func lasting() *value { return &value{end: math.MaxInt64} }
+
 // keep keeps a value of key, which is its own value key, as if a command had just found it.
-func (x *tier) keep(key string) { x.Put(key, x.Generation(key), new(Item)) }
+func (x *tier) keep(key string) { x.Put(key, x.Generation(key), lasting()) }
 
 func (x *tier) want(t testing.TB, what, key string, kept bool) {
 	t.Helper()
@@ -79,7 +92,7 @@ func TestTier_Record(t *testing.T) {
 		x.read(t)
 		x.want(t, "after a record of a", "a", false)
 		x.want(t, "after a record of a", "b", true)
-		x.Put("a", transit, new(Item))
+		x.Put("a", transit, lasting())
 		x.want(t, "sent before the record was read", "a", false)
 		x.keep("a")
 		x.read(t)
@@ -113,7 +126,7 @@ func TestTier_RecordsLost(t *testing.T) {
 				must(t, other.Append(t.Context(), []string{"c"}))
 				x.read(t)
 				x.want(t, "a record of it is lost", "a", false)
-				x.Put("b", transit, new(Item))
+				x.Put("b", transit, lasting())
 				x.want(t, "sent before", "b", false)
 				if x.drops != 1 {
 					t.Errorf("%d drops, want 1", x.drops)
@@ -181,7 +194,7 @@ func TestTier_CloseWhileAHintWaits(t *testing.T) {
 	inBubble(t, func(t *testing.T, x *tier, _ *Log, rdb *redis.Client) {
 		must(t, rdb.Set(t.Context(), x.toldKey(), "", time.Hour).Err())
 		closing, ended := make(chan struct{}), make(chan struct{})
-		x.background = func(run func(<-chan struct{})) {
+		x.Tier.background = func(run func(<-chan struct{})) {
 			go func() {
 				defer close(ended)
 				run(closing)
@@ -197,4 +210,79 @@ func TestTier_CloseWhileAHintWaits(t *testing.T) {
 			t.Errorf("Close waits for a hint for %v", d)
 		}
 	})
+}
+
+// What has ended or was invalidated is freed, and nothing else. Nothing runs when nothing is left.
+func TestTier_Sweep(t *testing.T) {
+	inBubble(t, func(t *testing.T, x *tier, _ *Log, _ *redis.Client) {
+		x.background(t)
+		x.Put("ends", x.Generation("ends"), &value{end: time.Second})
+		x.Put("ends later", x.Generation("ends later"), &value{end: sweepEvery * 3 / 2})
+		x.keep("deleted")
+		x.Forget("deleted")
+		x.Put("replaced", x.Generation("replaced"), &value{end: time.Second})
+		x.keep("replaced")
+		for _, want := range [][]string{{"ends later", "replaced"}, {"replaced"}} {
+			time.Sleep(sweepEvery)
+			synctest.Wait()
+			if keys := slices.Sorted(x.values.Keys()); !slices.Equal(keys, want) {
+				t.Errorf("in memory is %q, want %q", keys, want)
+			}
+		}
+		x.Forget("replaced")
+		time.Sleep(sweepEvery)
+		synctest.Wait()
+		if x.sweeping.Load() {
+			t.Error("a goroutine waits for nothing")
+		}
+		x.Put("after that", x.Generation("after that"), new(value))
+		time.Sleep(sweepEvery)
+		synctest.Wait()
+		if n := x.values.EstimatedSize(); n > 0 {
+			t.Errorf("%d values are left of those put later", n)
+		}
+	})
+}
+
+// A Tier that has never been asked for a value takes next to no memory, and has nothing to forget.
+func TestTier_Empty(t *testing.T) {
+	inBubble(t, func(t *testing.T, x *tier, _ *Log, _ *redis.Client) {
+		x.Forget("a")
+		x.ForgetAll()
+		if x.stripes.Load() != nil {
+			t.Error("it has allocated the generations of keys")
+		}
+		g := x.Generation("a")
+		x.Forget("a")
+		x.Put("a", g, lasting())
+		x.want(t, "invalidated after the first generation was taken", "a", false)
+	})
+}
+
+// What an empty Tier takes.
+func BenchmarkTier_Empty(b *testing.B) {
+	b.ReportAllocs()
+	for b.Loop() {
+		newTier(nil)
+	}
+}
+
+// Freeing values, one half of which cannot be served any more.
+func BenchmarkTier_Sweep(b *testing.B) {
+	for _, n := range []int{10_000, 1_000_000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			x := newTier(nil)
+			x.Tier = New(nil, logKey, 2*n, maxLag, func(func(<-chan struct{})) {}, nil)
+			for b.Loop() {
+				b.StopTimer()
+				for i := range n {
+					key := strconv.Itoa(i)
+					x.Put(key, x.Generation(key), &value{end: time.Duration(i%2) * time.Hour})
+				}
+				b.StartTimer()
+				x.free()
+			}
+			b.ReportMetric(float64(b.Elapsed())/float64(b.N*n), "ns/value")
+		})
+	}
 }
