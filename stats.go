@@ -46,7 +46,7 @@ type Stats struct {
 	LocksLost int64 // locks found lost while their load ran
 
 	// Near.
-	NearDrops int64         // times everything in memory was dropped, since Redis had lost a part of the log
+	NearDrops int64         // times everything in memory was dropped, since Redis had lost a part of the log before its end
 	NearAge   time.Duration // age of the newest proof that memory is current; -1 without a proof, 0 without Near
 
 	// Redis.

@@ -51,7 +51,7 @@ type Trace struct {
 	BadValue func(ctx context.Context, key string, err error)
 
 	// NearDropped is called when everything that [Near] has in memory was dropped, because Redis has
-	// lost a part of the log.
+	// lost a part of the log before its end. The log of an idle fleet expires, which is not told.
 	NearDropped func()
 
 	// Clearing is called after each step of a Clear, from a goroutine for each master.

@@ -89,7 +89,7 @@ const never = math.MinInt64
 
 // New returns an empty Tier for size values. key is the key of the log. background runs a function
 // until closing is closed. dropped is called when the Tier has dropped everything because the log
-// had lost records.
+// had lost records before its end.
 func New(c *client.Client, key string, size int, maxLag time.Duration,
 	background func(run func(closing <-chan struct{})), dropped func()) *Tier {
 	t := new(Tier)
@@ -348,10 +348,10 @@ func (t *Tier) catchUp() error {
 	return nil
 }
 
-// drop drops everything.
+// drop drops everything. It tells so unless the log may have expired, since no process used it.
 func (t *Tier) drop() {
 	t.ForgetAll()
-	if t.at != (position{}) {
+	if t.at != (position{}) && t.Age() < t.life {
 		t.dropped()
 	}
 }

@@ -139,6 +139,21 @@ func TestTier_RecordsLost(t *testing.T) {
 	}
 }
 
+// A log that has expired while nothing used it has lost its records, but that is no fault to tell.
+func TestTier_IdleLogExpires(t *testing.T) {
+	inBubble(t, func(t *testing.T, x *tier, other *Log, rdb *redis.Client) {
+		x.keep("a")
+		time.Sleep(x.life)
+		must(t, rdb.Del(t.Context(), logKey).Err())
+		must(t, other.Append(t.Context(), []string{"b"}))
+		x.read(t)
+		x.want(t, "the log has expired", "a", false)
+		if x.drops != 0 {
+			t.Errorf("%d drops are told, want none", x.drops)
+		}
+	})
+}
+
 // The proof is as old as its command, however late the reply.
 func TestTier_AgeOfTheProof(t *testing.T) {
 	inBubble(t, func(t *testing.T, x *tier, _ *Log, rdb *redis.Client) {
