@@ -41,26 +41,6 @@ func program(t testing.TB, name string) string {
 	return path
 }
 
-// promtool accepts the alert rules. They fire when they should, and only then.
-func TestAlerts(t *testing.T) {
-	t.Parallel()
-	promtool := program(t, "promtool")
-	for _, args := range [][]string{{"check", "rules", "alerts.yml"}, {"test", "rules", "alerts_test.yml"}} {
-		cmd := exec.Command(promtool, args...)
-		cmd.Dir = "../grafana"
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Errorf("promtool %s: %v\n%s", args, err, out)
-		}
-	}
-	rules, err := os.ReadFile("../grafana/alerts.yml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if alerts, runbooks := strings.Count(string(rules), "- alert:"), strings.Count(string(rules), "runbook:"); alerts == 0 || alerts != runbooks {
-		t.Errorf("%d alerts have %d runbook lines", alerts, runbooks)
-	}
-}
-
 // A panel of the dashboard.
 type panel struct {
 	Type        string
