@@ -1,10 +1,12 @@
+//go:build !race
+
+// A search has one goroutine and takes ten times as long with -race: scripts/test runs it without.
+
 package model
 
 import (
 	"testing"
 	"time"
-
-	"github.com/singlefill/singlefill/internal/redistest"
 )
 
 // The invariants hold in every state.
@@ -20,8 +22,8 @@ func TestModel(t *testing.T) {
 		{"two Deletes", model{deletes: 2, log: 2, maxLag: 2}, true},
 		{"failover", model{deletes: 1, log: 2, maxLag: 2, others: otherStripes, failover: true}, true},
 	} {
-		if test.long && (testing.Short() || redistest.Race) {
-			continue // it takes seconds, with -race a minute: scripts/test runs it without
+		if test.long && (testing.Short()) {
+			continue // it takes seconds
 		}
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()

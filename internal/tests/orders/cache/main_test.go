@@ -4,7 +4,6 @@
 package cache_test
 
 import (
-	"cmp"
 	"runtime/debug"
 	"testing"
 
@@ -20,11 +19,8 @@ func TestMain(m *testing.M) {
 // explore runs a scenario in all orders of plan.
 func explore(t *testing.T, plan schedule.Plan, run func(w *schedule.World)) {
 	t.Helper()
-	switch {
-	case redistest.Quick():
+	if redistest.Quick() || redistest.Race {
 		plan.AtLeast, plan.Sample = 0, 20
-	case redistest.Race:
-		plan.AtLeast, plan.Sample = 0, min(cmp.Or(plan.Sample, 50), 50)
 	}
 	schedule.Explore(t, plan, run)
 }

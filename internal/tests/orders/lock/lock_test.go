@@ -1,7 +1,6 @@
 package lock_test
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"runtime/debug"
@@ -186,11 +185,8 @@ func eachKind(t *testing.T, run func(t *testing.T, kind locktest.Kind)) {
 
 // explore runs a scenario in every order of the plan, or in a sample of them.
 func explore(t *testing.T, plan schedule.Plan, scenario func(w *schedule.World)) {
-	switch {
-	case redistest.Quick():
+	if redistest.Quick() || redistest.Race {
 		plan.AtLeast, plan.Sample = 0, 20
-	case redistest.Race:
-		plan.AtLeast, plan.Sample = 0, min(cmp.Or(plan.Sample, 50), 50)
 	}
 	schedule.Explore(t, plan, scenario)
 }
