@@ -177,7 +177,7 @@ func (c *engine) set(ctx context.Context, s filllock.Set) error {
 	if superseded {
 		c.wake(ctx, s.Lock)
 	}
-	return c.notified(ctx, notice{}, []filllock.Pair{s.Pair}, err)
+	return c.record(ctx, []filllock.Pair{s.Pair}, recorded{}, err)
 }
 
 // newSet returns what Set stores. Data is nil if the value is not to be stored.
@@ -231,9 +231,9 @@ func (c *Cache[T]) Delete(ctx context.Context, keys ...string) error {
 func (c *engine) delete(ctx context.Context, pairs []filllock.Pair) error {
 	type reply struct {
 		superseded []string // locks
-		refused    bool     // the notice
+		refused    bool     // the records
 	}
-	notifies := c.notifies()
+	records := c.near != nil && c.near.OneServer() // in the same pipeline
 	r, err := client.Do(ctx, c.client, "delete", pairs[0].Value, func(ctx context.Context) (r reply, err error) {
 		locks := make([]*redis.DurationCmd, len(pairs))
 		deletes := 0 // commands
@@ -242,7 +242,7 @@ func (c *engine) delete(ctx context.Context, pairs []filllock.Pair) error {
 				locks[i] = p.PTTL(ctx, pair.Lock) // only to know whom to wake
 				p.Del(ctx, pair.Value, pair.Lock)
 			}
-			if deletes = p.Len(); notifies {
+			if deletes = p.Len(); records {
 				c.near.Add(ctx, p, valuesOf(pairs))
 			}
 			return nil
@@ -252,13 +252,13 @@ func (c *engine) delete(ctx context.Context, pairs []filllock.Pair) error {
 				r.superseded = append(r.superseded, pairs[i].Lock)
 			}
 		}
-		r.refused = notifies && refusedNotice(cmds[:deletes], err)
+		r.refused = records && recordRefused(cmds[:deletes], err)
 		return r, err
 	})
 	if len(r.superseded) > 0 {
 		c.wake(ctx, r.superseded...)
 	}
-	return c.notified(ctx, notice{sent: notifies, refused: r.refused}, pairs, err)
+	return c.record(ctx, pairs, recorded{sent: records, refused: r.refused}, err)
 }
 
 // Expire makes the values under keys stale without removing them: the source has changed, but the
@@ -274,7 +274,7 @@ func (c *Cache[T]) Expire(ctx context.Context, keys ...string) error {
 }
 
 func (c *engine) expire(ctx context.Context, pairs []filllock.Pair) error {
-	return c.notified(ctx, notice{}, pairs, filllock.Expire(ctx, c.client, pairs))
+	return c.record(ctx, pairs, recorded{}, filllock.Expire(ctx, c.client, pairs))
 }
 
 // invalidate invalidates keys by do, in batches, on all nodes at the same time.

@@ -579,7 +579,7 @@ func (m *many) setOnNode(sets []manySet) (errs []error) {
 		}
 		var each []error
 		each, failed = filllock.SetMany(m.ctx, m.client, plain)
-		told := m.notified(m.ctx, notice{}, pairs, nil)
+		told := m.record(m.ctx, pairs, recorded{}, nil)
 		for _, err := range each {
 			errs = append(errs, cmp.Or(err, told))
 		}

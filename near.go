@@ -268,46 +268,43 @@ func (c *engine) recall(key string, l *lookup) {
 	}
 }
 
-// A notice tells the memory of all processes that keys have been invalidated.
-type notice struct {
+// recorded says what is known of the records of an invalidation when it has been answered.
+type recorded struct {
 	sent    bool // in the pipeline of the invalidation
-	refused bool // the server has executed the invalidation, and refused the notice
+	refused bool // the server has executed the invalidation, and refused them
 }
 
-// notifies reports whether a notice may go in the pipeline of the invalidation.
-func (c *engine) notifies() bool { return c.near != nil && c.near.OneServer() }
-
-// refusedNotice reports whether the server has executed all of the commands that invalidate, and
+// recordRefused reports whether the server has executed all of the commands that invalidate, and
 // has refused one of those behind them. err is the error of the pipeline. Commands that the server
 // refuses for the same reason have equal errors, so err alone does not tell which of them it is of.
-func refusedNotice(invalidating []redis.Cmder, err error) bool {
+func recordRefused(invalidating []redis.Cmder, err error) bool {
 	return err != nil && !client.Unreachable(err) &&
 		!slices.ContainsFunc(invalidating, func(cmd redis.Cmder) bool { return cmd.Err() != nil })
 }
 
-// notified is called when the invalidation has been answered with err. It returns err, or why other
-// processes cannot be told.
-func (c *engine) notified(ctx context.Context, n notice, pairs []filllock.Pair, err error) error {
+// record tells the memory of other processes that keys have been invalidated, by records in the log.
+// The invalidation has been answered with err. It returns err, or why they cannot be told.
+func (c *engine) record(ctx context.Context, pairs []filllock.Pair, r recorded, err error) error {
 	if c.near == nil {
 		return err
 	}
 	switch {
-	case n.refused:
+	case r.refused:
 		err = c.near.Reset(ctx)
-	case n.sent:
+	case r.sent:
 	case err == nil:
 		if err = c.near.Append(ctx, valuesOf(pairs)); err != nil && ctx.Err() != nil {
-			c.appendLater(ctx, pairs)
+			c.recordLater(ctx, pairs)
 		}
 	case client.Unreachable(err): // it may have been executed, and err says that it may not have been
-		c.appendLater(ctx, pairs)
+		c.recordLater(ctx, pairs)
 	}
 	c.near.WakeOthers(client.Detach(ctx))
 	return err
 }
 
-// appendLater tries to append the notice of a call that fails anyway.
-func (c *engine) appendLater(ctx context.Context, pairs []filllock.Pair) {
+// recordLater tries to append the records of a call that fails anyway.
+func (c *engine) recordLater(ctx context.Context, pairs []filllock.Pair) {
 	c.fills.Go(func() { _ = c.near.Append(client.Detach(ctx), valuesOf(pairs)) }) // failures are traced
 }
 
