@@ -72,6 +72,14 @@ var nearMutants = []mutant{
 		pkg:  "internal/near", test: "TestTier_Sweep",
 	},
 	{
+		name: "near-first-stripes",
+		bug:  "Each of the first calls has generations of its own, so what it keeps is never invalidated",
+		file: "internal/near/tier.go",
+		old:  "\t\tt.stripes.CompareAndSwap(nil, &stripes)\n\t}\n",
+		new:  "\t\tdefer t.stripes.CompareAndSwap(nil, &stripes)\n\t\ts := &stripes[Hash(valueKey)&uint64(n-1)]\n\t\treturn Generation{s, s.Load()}\n\t}\n",
+		pkg:  "internal/near", test: "TestTier_FirstGenerations",
+	},
+	{
 		name: "near-sweep-once",
 		bug:  "Values are freed a minute after the first one has been put, and never again",
 		file: "internal/near/tier.go",

@@ -160,8 +160,9 @@ func (t *Tier) sweep() {
 	t.background(func(closing <-chan struct{}) {
 		open := true
 		for open && t.values.EstimatedSize() > 0 {
-			_, open = pause(sweepEvery, nil, closing)
-			t.free()
+			if _, open = pause(sweepEvery, nil, closing); open {
+				t.free(closing)
+			}
 		}
 		t.sweeping.Store(false)
 		if open && t.values.EstimatedSize() > 0 { // put by a call that found this goroutine at its end
@@ -170,10 +171,16 @@ func (t *Tier) sweep() {
 	})
 }
 
-func (t *Tier) free() {
+// free looks at each value. A million take about a second, for which Close does not wait.
+func (t *Tier) free(closing <-chan struct{}) {
 	now := time.Since(t.begun)
 	dead := func(v Value) bool { return !v.item().generation.current() || v.End() <= now }
 	for key, v := range t.values.All() {
+		select {
+		case <-closing:
+			return
+		default:
+		}
 		if !dead(v) {
 			continue
 		}

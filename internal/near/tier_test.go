@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -274,6 +275,40 @@ func TestTier_Empty(t *testing.T) {
 	})
 }
 
+// Close does not wait for a sweep.
+func TestTier_CloseDuringASweep(t *testing.T) {
+	inBubble(t, func(t *testing.T, x *tier, _ *Log, _ *redis.Client) {
+		x.Put("ended", x.Generation("ended"), new(value))
+		closing := make(chan struct{})
+		close(closing)
+		x.free(closing)
+		if x.values.EstimatedSize() != 1 {
+			t.Error("the sweep goes on")
+		}
+	})
+}
+
+// Calls that ask for the first generation at the same time get those of the same stripes.
+func TestTier_FirstGenerations(t *testing.T) {
+	t.Parallel()
+	for range 20 {
+		x := newTier(nil)
+		x.size = 1 << 20 // takes a while to allocate
+		generations := make([]Generation, 8)
+		var asking sync.WaitGroup
+		for i := range generations {
+			asking.Go(func() { generations[i] = x.Generation("a") })
+		}
+		asking.Wait()
+		x.Forget("a")
+		for _, g := range generations {
+			if g.current() {
+				t.Fatal("one does not notice that its key was invalidated")
+			}
+		}
+	}
+}
+
 // What an empty Tier takes.
 func BenchmarkTier_Empty(b *testing.B) {
 	b.ReportAllocs()
@@ -295,7 +330,7 @@ func BenchmarkTier_Sweep(b *testing.B) {
 					x.Put(key, x.Generation(key), &value{end: time.Duration(i%2) * time.Hour})
 				}
 				b.StartTimer()
-				x.free()
+				x.free(nil)
 			}
 			b.ReportMetric(float64(b.Elapsed())/float64(b.N*n), "ns/value")
 		})
