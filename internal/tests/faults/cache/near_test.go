@@ -42,6 +42,11 @@ type nearCache struct {
 // newNear returns two caches of one source in one namespace.
 func newNear(t testing.TB, a, b redis.UniversalClient, redisTimeout time.Duration) (x, y *nearCache) {
 	t.Helper()
+	return newNearWithin(t, nearLag, a, b, redisTimeout)
+}
+
+func newNearWithin(t testing.TB, maxLag time.Duration, a, b redis.UniversalClient, redisTimeout time.Duration) (x, y *nearCache) {
+	t.Helper()
 	namespace, version, announced := redistest.Namespace(t), new(atomic.Int64), new(sync.Map)
 	version.Store(1)
 	open := func(rdb redis.UniversalClient) *nearCache {
@@ -49,7 +54,7 @@ func newNear(t testing.TB, a, b redis.UniversalClient, redisTimeout time.Duratio
 		var err error
 		c.Cache, err = singlefill.New(rdb, namespace, time.Hour, &singlefill.Options[string]{
 			RedisTimeout: redisTimeout, LockTTL: 10 * time.Second,
-			Near: &singlefill.Near{MaxLag: nearLag},
+			Near: &singlefill.Near{MaxLag: maxLag},
 			Trace: &singlefill.Trace{RedisError: func(_ context.Context, op string, _ error) {
 				if op == "near" {
 					c.errors.Add(1)
@@ -687,6 +692,40 @@ func TestNear_LostHints(t *testing.T) {
 			})
 			wantWorking(a, b, "k")
 			rule.Release()
+		})
+	}
+}
+
+// When the log moves to another node, or its node is replaced, processes listen there: with a MaxLag of
+// an hour nothing but a message tells them of a Delete.
+//
+//fault:near-lost-hints
+//fault:moved-slot
+func TestNear_ListensWhereTheLogIs(t *testing.T) {
+	for name, move := range map[string]func(t *testing.T, cluster *redistest.Cluster, log string){
+		"its slot moves": func(t *testing.T, cluster *redistest.Cluster, log string) { cluster.Move(t, log).End() },
+		"its node dies":  func(t *testing.T, cluster *redistest.Cluster, log string) { cluster.Owner(t, log).Kill() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cluster := redistest.StartReplicatedCluster(t)
+			often := func(o *redis.ClusterOptions) { o.ClusterStateReloadInterval, o.DialerRetries = 500*time.Millisecond, 1 }
+			a, b := newNearWithin(t, time.Hour, cluster.Client(t, often), cluster.Client(t, often), cachetest.Patient)
+			key := "k"
+			for i := 0; cluster.Owner(t, a.valueKey(key)) == cluster.Owner(t, a.logKey()); i++ {
+				key = fmt.Sprint("k", i) // its node lives
+			}
+			hear := func() {
+				b.awaitHits(key)
+				version := a.version.Add(1)
+				redistest.Await(t, "the other process hears of a Delete", func() bool {
+					_ = a.Delete(t.Context(), key) // it fails until the log has a master again
+					return b.get(key) >= version
+				})
+			}
+			hear()
+			move(t, cluster, a.logKey())
+			hear()
 		})
 	}
 }
