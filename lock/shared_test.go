@@ -20,7 +20,10 @@ import (
 //fault:long-waits
 func TestShared_ManyLockers(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-		const waiters = 200
+		waiters := 200
+		if redistest.Race {
+			waiters = 50
+		}
 		opts := &lock.Options{TTL: time.Hour}
 		holder := newLocker(t, kind, rdb, "n", opts)
 		c := record(m)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
 )
 
 // deleteRates are the Deletes a second in a fleet that serves from memory.
@@ -110,6 +111,9 @@ func (f *fleet) nearHits() (n int64) {
 // TestNearScale is TestScale for fleets of up to 1,000 processes that serve from memory. It runs
 // before all tests that are parallel: TestScale writes to the same page.
 func TestNearScale(t *testing.T) {
+	if redistest.Race {
+		t.Skip("a report, for which nothing runs that other tests do not")
+	}
 	folder, sizes, rates, commands := *docs, sizes[:3], deleteRates, 100_000
 	if folder == "" {
 		folder, sizes, rates, commands = copyOfPage(t), sizes[:1], rates[1:2], 2000

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/singlefill/singlefill/internal/redistest"
 )
 
 var docs = flag.String("scale", "", "simulate everything, and write it to scale.md and the plots in this folder")
@@ -40,6 +42,9 @@ type row struct {
 // TestScale measures the costs of a server, simulates stampedes, and writes the page and its plots.
 // Without -scale it writes a copy, from the smallest fleet only.
 func TestScale(t *testing.T) {
+	if redistest.Race {
+		t.Skip("a report, for which nothing runs that other tests do not")
+	}
 	t.Parallel()
 	folder, sizes, lengths, commands := *docs, sizes, lengths, 100_000
 	if folder == "" {

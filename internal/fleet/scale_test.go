@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/internal/wait"
 )
 
@@ -13,7 +14,7 @@ import (
 func TestStampede_OneLoad(t *testing.T) {
 	t.Parallel()
 	sizes := []int{10, 100}
-	if testing.Short() {
+	if testing.Short() || redistest.Race {
 		sizes = sizes[:1]
 	}
 	for _, n := range sizes {
