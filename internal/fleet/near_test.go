@@ -111,7 +111,7 @@ func (f *fleet) nearHits() (n int64) {
 // TestNearScale is TestScale for fleets of up to 1,000 processes that serve from memory. It runs
 // before all tests that are parallel: TestScale writes to the same page.
 func TestNearScale(t *testing.T) {
-	if redistest.Race {
+	if testing.Short() || redistest.Race {
 		t.Skip("a report, for which nothing runs that other tests do not")
 	}
 	folder, sizes, rates, commands := *docs, sizes[:3], deleteRates, 100_000

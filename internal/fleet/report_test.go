@@ -42,7 +42,7 @@ type row struct {
 // TestScale measures the costs of a server, simulates stampedes, and writes the page and its plots.
 // Without -scale it writes a copy, from the smallest fleet only.
 func TestScale(t *testing.T) {
-	if redistest.Race {
+	if testing.Short() || redistest.Race {
 		t.Skip("a report, for which nothing runs that other tests do not")
 	}
 	t.Parallel()

@@ -20,7 +20,7 @@ func TestMain(m *testing.M) {
 func explore(t *testing.T, plan schedule.Plan, run func(w *schedule.World)) {
 	t.Helper()
 	if redistest.Quick() || redistest.Race {
-		plan.AtLeast, plan.Sample = 0, 20
+		plan.AtLeast, plan.Sample = 0, 10
 	}
 	schedule.Explore(t, plan, run)
 }

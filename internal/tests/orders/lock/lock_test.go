@@ -186,7 +186,7 @@ func eachKind(t *testing.T, run func(t *testing.T, kind locktest.Kind)) {
 // explore runs a scenario in every order of the plan, or in a sample of them.
 func explore(t *testing.T, plan schedule.Plan, scenario func(w *schedule.World)) {
 	if redistest.Quick() || redistest.Race {
-		plan.AtLeast, plan.Sample = 0, 20
+		plan.AtLeast, plan.Sample = 0, 10
 	}
 	schedule.Explore(t, plan, scenario)
 }
