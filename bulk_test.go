@@ -14,20 +14,21 @@ import (
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
 // A ManyLoader that never returns costs the keys that it was called for LoadTimeout. A key of the same
 // call that has waited for another process is loaded after that.
 func TestGetOrLoadMany_HangingLoader(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)
-		opts := raw
+		opts := cachetest.Raw
 		opts.RedisTimeout, opts.LockTTL, opts.LoadTimeout = time.Second, 5*time.Second, 12*time.Second
-		c := newCacheIn(t, rdb, ns, &opts)
-		other := newCacheIn(t, redistest.NewMiniClient(t, m), ns, &raw)
-		src := newSource[string](t)
-		elsewhere := goGet(t.Context(), other, "waits", src.load)
-		held := src.next(t)
+		c := cachetest.NewCacheIn(t, rdb, ns, &opts)
+		other := cachetest.NewCacheIn(t, redistest.NewMiniClient(t, m), ns, &cachetest.Raw)
+		src := cachetest.NewSource[string](t)
+		elsewhere := cachetest.GoGet(t.Context(), other, "waits", src.Load)
+		held := src.Next(t)
 
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
@@ -55,8 +56,8 @@ func TestGetOrLoadMany_HangingLoader(t *testing.T) {
 		}
 		<-done
 		close(hang)
-		held.give("v1")
-		elsewhere.want(t, "v1")
+		held.Give("v1")
+		elsewhere.Want(t, "v1")
 		synctest.Wait()
 	})
 }
@@ -64,8 +65,8 @@ func TestGetOrLoadMany_HangingLoader(t *testing.T) {
 // An error of the ManyLoader that wraps ErrNotFound is remembered, and is no error of the call. A panic
 // with such an error is a failure.
 func TestGetOrLoadMany_WrappedNotFound(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache(t, rdb, &raw)
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
 		wrapped := fmt.Errorf("no row: %w", singlefill.ErrNotFound)
 		values, err := c.GetOrLoadMany(t.Context(), []string{"a", "b"}, func(context.Context, []string) (map[string]string, error) {
 			return nil, wrapped

@@ -16,6 +16,7 @@ import (
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
+
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/lock"
 )

@@ -12,6 +12,7 @@ import (
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
 // A commandTracer is a hook that notes the names of commands, as a tracing library does.
@@ -51,15 +52,15 @@ func TestHooks_SeeEveryCommand(t *testing.T) {
 			t.Parallel()
 			s := redistest.Start(t)
 			rdb := s.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = bounded })
-			c, err := singlefill.New[string](rdb, redistest.Namespace(t), time.Hour, patient[string](nil))
+			c, err := singlefill.New[string](rdb, redistest.Namespace(t), time.Hour, cachetest.PatientOptions[string](nil))
 			if err != nil {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { _ = c.Close() })
 			var h commandTracer
 			rdb.AddHook(&h)
-			v, err := c.GetOrLoad(t.Context(), "k", gives("v"))
-			wantValue(t, v, err, "v")
+			v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives("v"))
+			cachetest.WantValue(t, v, err, "v")
 			if err := c.Set(t.Context(), "k", "w"); err != nil {
 				t.Fatal(err)
 			}

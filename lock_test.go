@@ -16,32 +16,33 @@ import (
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
 // A dead holder is replaced when its lock ends, by a waiter's next poll.
 //
 //fault:killed-holder
 func TestLock_DeadHolder(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)
-		c := newCacheIn(t, rdb, ns, &raw) // LockTTL is 20 s
+		c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw) // LockTTL is 20 s
 		// Another process dies: its lock stays as it is while it loads, and no process renews it.
-		src := newSource[string](t)
-		lives := goGet(t.Context(), newCacheIn(t, rdb, ns, &raw), "l", src.load)
-		load := src.next(t)
-		lock, _ := stored(t, rdb, ns+":{l}:lock")
+		src := cachetest.NewSource[string](t)
+		lives := cachetest.GoGet(t.Context(), cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw), "l", src.Load)
+		load := src.Next(t)
+		lock, _ := cachetest.Stored(t, rdb, ns+":{l}:lock")
 		if err := rdb.Set(t.Context(), ns+":{k}:lock", lock, 20*time.Second).Err(); err != nil {
 			t.Fatal(err)
 		}
-		load.give("v")
-		lives.want(t, "v")
+		load.Give("v")
+		lives.Want(t, "v")
 		begun := time.Now()
-		v, err := c.GetOrLoad(t.Context(), "k", gives("v"))
-		wantValue(t, v, err, "v")
+		v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives("v"))
+		cachetest.WantValue(t, v, err, "v")
 		if d := time.Since(begun); d < 20*time.Second || d > 20*time.Second+320*time.Millisecond {
 			t.Errorf("loaded after %v, want 20s and a poll", d)
 		}
-		wantStored(t, rdb, ns, "k", "v")
+		cachetest.WantStored(t, rdb, ns, "k", "v")
 	})
 }
 
@@ -49,19 +50,19 @@ func TestLock_DeadHolder(t *testing.T) {
 //
 //fault:slow-load
 func TestLock_RenewedWhileLoading(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)
 		opts := &singlefill.Options[string]{RedisTimeout: 300 * time.Millisecond, LockTTL: time.Second, LoadTimeout: time.Minute}
-		there, here := newCacheIn(t, rdb, ns, opts), newCacheIn(t, rdb, ns, opts)
-		src := newSource[string](t)
-		loads := goGet(t.Context(), there, "k", src.load)
-		load := src.next(t)
-		waits := goGet(t.Context(), here, "k", src.load)
+		there, here := cachetest.NewCacheIn(t, rdb, ns, opts), cachetest.NewCacheIn(t, rdb, ns, opts)
+		src := cachetest.NewSource[string](t)
+		loads := cachetest.GoGet(t.Context(), there, "k", src.Load)
+		load := src.Next(t)
+		waits := cachetest.GoGet(t.Context(), here, "k", src.Load)
 		time.Sleep(55 * time.Second)
-		load.give("v")
-		loads.want(t, "v")
-		waits.want(t, "v")
-		src.want(t, 1)
+		load.Give("v")
+		loads.Want(t, "v")
+		waits.Want(t, "v")
+		src.Want(t, 1)
 		if s := there.Stats(); s.LocksLost != 0 || s.Stored != 1 {
 			t.Errorf("%+v, want the load stored", s)
 		}
@@ -72,25 +73,25 @@ func TestLock_RenewedWhileLoading(t *testing.T) {
 //
 //fault:many-joiners
 func TestLock_RenewalsOfManyJoiners(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		const loads, arrivals = 32, 100
 		var renewals atomic.Int64
-		isRenewal := isScript(t, "renew")
-		rdb.AddHook(before(func(cmd redis.Cmder) error {
-			if isRenewal(argsOf(cmd)) {
+		isRenewal := cachetest.Script(t, "renew")
+		rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
+			if isRenewal(cachetest.Args(cmd)) {
 				renewals.Add(1)
 			}
 			return nil
 		}))
-		c := newCache[string](t, rdb, nil)
-		src := &countedSource{takes: 2 * time.Second, value: "v"}
+		c := cachetest.NewCache[string](t, rdb, nil)
+		src := &cachetest.TimedSource{Takes: 2 * time.Second, Value: "v"}
 		var callers sync.WaitGroup
 		for range arrivals {
-			callers.Go(func() { getAll(t.Context(), t, c, loads, src.load) })
+			callers.Go(func() { cachetest.GetAll(t.Context(), t, c, loads, src.Load) })
 			time.Sleep(15 * time.Millisecond)
 		}
 		callers.Wait()
-		if n := src.loads.Load(); n != loads {
+		if n := src.Loads.Load(); n != loads {
 			t.Errorf("%d loads, want %d", n, loads)
 		}
 		if n := renewals.Load(); n > 10*loads {
@@ -101,25 +102,25 @@ func TestLock_RenewalsOfManyJoiners(t *testing.T) {
 
 // Callers that joined a failed load share its failure, even if the reply to its release was lost.
 func TestLock_LostReplyOfTheRelease(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		isRelease := isScript(t, "release")
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		isRelease := cachetest.Script(t, "release")
 		var lost atomic.Bool
-		rdb.AddHook(after(func(cmd redis.Cmder) error {
-			if isRelease(argsOf(cmd)) && !lost.Swap(true) {
+		rdb.AddHook(cachetest.After(func(cmd redis.Cmder) error {
+			if isRelease(cachetest.Args(cmd)) && !lost.Swap(true) {
 				return errors.New("connection reset")
 			}
 			return nil
 		}))
-		c := newCache[string](t, rdb, nil)
-		src := newSource[string](t)
-		first := goGet(t.Context(), c, "k", src.load)
-		load := src.next(t)
+		c := cachetest.NewCache[string](t, rdb, nil)
+		src := cachetest.NewSource[string](t)
+		first := cachetest.GoGet(t.Context(), c, "k", src.Load)
+		load := src.Next(t)
 		time.Sleep(time.Second)
-		joins := goGet(t.Context(), c, "k", gives("loaded again")).waits(t)
+		joins := cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("loaded again")).Waits(t)
 		synctest.Wait()
-		load.fail(errSource)
-		first.wantErr(t, errSource)
-		joins.wantErr(t, errSource)
+		load.Fail(cachetest.ErrSource)
+		first.WantErr(t, cachetest.ErrSource)
+		joins.WantErr(t, cachetest.ErrSource)
 	})
 }
 
@@ -127,63 +128,63 @@ func TestLock_LostReplyOfTheRelease(t *testing.T) {
 // one by one.
 func TestRemoteError_FailureElsewhere(t *testing.T) {
 	t.Parallel()
-	p, ns, waiter, loader, rdb := proxied(t, &raw)
-	src := newSource[string](t)
+	p, ns, waiter, loader, rdb := cachetest.Proxied(t, &cachetest.Raw)
+	src := cachetest.NewSource[string](t)
 	for i, test := range []struct{ text, want string }{
 		{"no connection to the database", "no connection to the database"},
 		{strings.Repeat("ü", 600), strings.Repeat("ü", 512)}, // 1 KiB, cut at a character
 		{"", ""},
 	} {
 		key := fmt.Sprint("k", i)
-		loads := goGet(t.Context(), loader, key, src.load)
-		load := src.next(t)
+		loads := cachetest.GoGet(t.Context(), loader, key, src.Load)
+		load := src.Next(t)
 		read := p.On(redistest.Command("get"), redistest.HoldReply).Times(1)
-		asked := p.On(isScript(t, "get_or_lock"), redistest.HoldReply).Times(1)
-		waits := []*call[string]{goGet(t.Context(), waiter, key, src.load)}
-		receive(t, "the read has found nothing", read.Hit())
+		asked := p.On(cachetest.Script(t, "get_or_lock"), redistest.HoldReply).Times(1)
+		waits := []*cachetest.Call[string]{cachetest.GoGet(t.Context(), waiter, key, src.Load)}
+		cachetest.Receive(t, "the read has found nothing", read.Hit())
 		for range 5 {
-			waits = append(waits, goGet(t.Context(), waiter, key, src.load).waits(t))
+			waits = append(waits, cachetest.GoGet(t.Context(), waiter, key, src.Load).Waits(t))
 		}
 		read.Release()
-		receive(t, "the lock is found held", asked.Hit())
+		cachetest.Receive(t, "the lock is found held", asked.Hit())
 		asked.Release()
 		boom := errors.New(test.text)
-		load.fail(boom)
-		loads.wantErr(t, boom)
+		load.Fail(boom)
+		loads.WantErr(t, boom)
 		for _, a := range waits {
-			_, err := a.result(t)
+			_, err := a.Result(t)
 			var remote *singlefill.RemoteError
 			if !errors.As(err, &remote) || remote.Key != key || remote.Message != test.want {
 				t.Errorf("got %v, want a RemoteError with %q", err, test.want)
 			}
 		}
-		src.want(t, int64(i+1))
-		wantStored(t, rdb, ns, key, "")
+		src.Want(t, int64(i+1))
+		cachetest.WantStored(t, rdb, ns, key, "")
 	}
 }
 
 // A caller that arrives after a failure in another process loads again.
 func TestRemoteError_LaterCallerLoads(t *testing.T) {
 	t.Parallel()
-	p, _, waiter, loader, _ := proxied(t, &raw)
-	src := newSource[string](t)
-	loads := goGet(t.Context(), loader, "k", src.load)
-	load := src.next(t)
-	asked := p.On(isScript(t, "get_or_lock"), redistest.HoldReply).Times(1)
-	before := goGet(t.Context(), waiter, "k", src.load)
-	receive(t, "the lock is found held", asked.Hit())
+	p, _, waiter, loader, _ := cachetest.Proxied(t, &cachetest.Raw)
+	src := cachetest.NewSource[string](t)
+	loads := cachetest.GoGet(t.Context(), loader, "k", src.Load)
+	load := src.Next(t)
+	asked := p.On(cachetest.Script(t, "get_or_lock"), redistest.HoldReply).Times(1)
+	before := cachetest.GoGet(t.Context(), waiter, "k", src.Load)
+	cachetest.Receive(t, "the lock is found held", asked.Hit())
 	boom := errors.New("boom")
-	load.fail(boom)
-	loads.wantErr(t, boom)
-	after := goGet(t.Context(), waiter, "k", src.load).waits(t)
+	load.Fail(boom)
+	loads.WantErr(t, boom)
+	after := cachetest.GoGet(t.Context(), waiter, "k", src.Load).Waits(t)
 	asked.Release()
 	var remote *singlefill.RemoteError
-	if _, err := before.result(t); !errors.As(err, &remote) {
+	if _, err := before.Result(t); !errors.As(err, &remote) {
 		t.Errorf("got %v, want a RemoteError", err)
 	}
-	src.next(t).give("v")
-	after.want(t, "v")
-	src.want(t, 2)
+	src.Next(t).Give("v")
+	after.Want(t, "v")
+	src.Want(t, 2)
 }
 
 // A value loaded without Redis is not given to callers that arrived after a Delete, once Redis is
@@ -191,23 +192,23 @@ func TestRemoteError_LaterCallerLoads(t *testing.T) {
 //
 //fault:away-at-end
 func TestUnlocked_LateCallerAfterTheOutage(t *testing.T) {
-	down := new(outage)
+	down := new(cachetest.Outage)
 	inOutage(t, down, func(t *testing.T, here, there *singlefill.Cache[string]) {
-		src := newSource[string](t)
-		down.on.Store(true)
-		early := goGet(t.Context(), here, "k", src.load)
-		load := src.next(t)
+		src := cachetest.NewSource[string](t)
+		down.On.Store(true)
+		early := cachetest.GoGet(t.Context(), here, "k", src.Load)
+		load := src.Next(t)
 		time.Sleep(1500 * time.Millisecond)
-		down.on.Store(false)
+		down.On.Store(false)
 		time.Sleep(2 * time.Second)
 		if err := there.Delete(t.Context(), "k"); err != nil {
 			t.Fatal(err)
 		}
-		late := goGet(t.Context(), here, "k", gives("new"))
+		late := cachetest.GoGet(t.Context(), here, "k", cachetest.Gives("new"))
 		synctest.Wait()
-		load.give("old")
-		early.want(t, "old")
-		late.want(t, "new")
+		load.Give("old")
+		early.Want(t, "old")
+		late.Want(t, "new")
 		if s := here.Stats(); s.LoadsUnlocked != 1 || s.BreakerOpens != 0 {
 			t.Errorf("%+v, want one load without the lock, and the breaker closed", s)
 		}
@@ -218,49 +219,49 @@ func TestUnlocked_LateCallerAfterTheOutage(t *testing.T) {
 //
 //fault:away-at-end
 func TestUnlocked_LateCallerDuringTheOutage(t *testing.T) {
-	down := new(outage)
+	down := new(cachetest.Outage)
 	inOutage(t, down, func(t *testing.T, here, there *singlefill.Cache[string]) {
-		src := newSource[string](t)
-		down.on.Store(true)
-		early := goGet(t.Context(), here, "k", src.load)
-		load := src.next(t)
-		late := goGet(t.Context(), here, "k", src.load)
+		src := cachetest.NewSource[string](t)
+		down.On.Store(true)
+		early := cachetest.GoGet(t.Context(), here, "k", src.Load)
+		load := src.Next(t)
+		late := cachetest.GoGet(t.Context(), here, "k", src.Load)
 		time.Sleep(3 * time.Second)
-		load.give("v")
-		early.want(t, "v")
-		late.want(t, "v")
-		src.want(t, 1)
+		load.Give("v")
+		early.Want(t, "v")
+		late.Want(t, "v")
+		src.Want(t, 1)
 	})
 }
 
 // LoadsUnlocked counts a load when it begins.
 func TestUnlocked_CountedAtTheBeginning(t *testing.T) {
-	down := new(outage)
+	down := new(cachetest.Outage)
 	inOutage(t, down, func(t *testing.T, here, there *singlefill.Cache[string]) {
-		src := newSource[string](t)
-		down.on.Store(true)
-		a := goGet(t.Context(), here, "k", src.load)
-		load := src.next(t)
+		src := cachetest.NewSource[string](t)
+		down.On.Store(true)
+		a := cachetest.GoGet(t.Context(), here, "k", src.Load)
+		load := src.Next(t)
 		if n := here.Stats().LoadsUnlocked; n != 1 {
 			t.Errorf("%d loads without the lock while one runs, want 1", n)
 		}
-		load.give("v")
-		a.want(t, "v")
+		load.Give("v")
+		a.Want(t, "v")
 	})
 }
 
 // A lock taken without a reply is given up when Redis is back, even if the first attempt to do so
 // fails.
 func TestUnlocked_LockInDoubtIsAbandoned(t *testing.T) {
-	down := &outage{keeps: redistest.Command("evalsha"), arrives: isScript(t, "get_or_lock")}
+	down := &cachetest.Outage{Keeps: redistest.Command("evalsha"), Arrives: cachetest.Script(t, "get_or_lock")}
 	inOutage(t, down, func(t *testing.T, here, there *singlefill.Cache[string]) {
-		goGet(t.Context(), here, "warm", gives("v")).want(t, "v")
-		down.on.Store(true)
-		goGet(t.Context(), here, "k", gives("v")).want(t, "v")
+		cachetest.GoGet(t.Context(), here, "warm", cachetest.Gives("v")).Want(t, "v")
+		down.On.Store(true)
+		cachetest.GoGet(t.Context(), here, "k", cachetest.Gives("v")).Want(t, "v")
 		time.Sleep(3 * time.Second)
-		down.on.Store(false)
+		down.On.Store(false)
 		begun := time.Now()
-		goGet(t.Context(), there, "k", gives("v")).want(t, "v")
+		cachetest.GoGet(t.Context(), there, "k", cachetest.Gives("v")).Want(t, "v")
 		if d := time.Since(begun); d > 2*time.Second {
 			t.Errorf("another process loads %v after the outage, want 2s at most: LockTTL is 20s", d)
 		}
@@ -294,34 +295,34 @@ func TestLock_RefusedRelease(t *testing.T) {
 					}
 				},
 			}}
-			here, there := newCacheIn(t, server.Client(t), ns, opts), newCacheIn(t, server.Client(t), ns, opts)
-			src := newSource[string](t)
-			first := goGet(t.Context(), here, "k", src.load)
-			load := src.next(t)
-			waits := goGet(t.Context(), there, "k", gives("v2"))
+			here, there := cachetest.NewCacheIn(t, server.Client(t), ns, opts), cachetest.NewCacheIn(t, server.Client(t), ns, opts)
+			src := cachetest.NewSource[string](t)
+			first := cachetest.GoGet(t.Context(), here, "k", src.Load)
+			load := src.Next(t)
+			waits := cachetest.GoGet(t.Context(), there, "k", cachetest.Gives("v2"))
 			redistest.Await(t, "the other process has found the lock held", func() bool { return server.Calls("pttl") > 0 })
 			redistest.Do(t, server.Admin(), fault.begin...)
-			load.give("v1")
-			first.want(t, "v1")
-			if err := receive(t, "the server refuses", abandons); !redis.HasErrorPrefix(err, says) {
+			load.Give("v1")
+			first.Want(t, "v1")
+			if err := cachetest.Receive(t, "the server refuses", abandons); !redis.HasErrorPrefix(err, says) {
 				t.Errorf("the lock is given up, which fails with %v, want %s", err, says)
 			}
 			redistest.Do(t, server.Admin(), fault.end...)
-			waits.want(t, "v2")
+			waits.Want(t, "v2")
 		})
 	}
 }
 
 // inOutage runs a test with two processes, one of which cannot reach Redis while down is on.
-func inOutage(t *testing.T, down *outage, run func(t *testing.T, here, there *singlefill.Cache[string])) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+func inOutage(t *testing.T, down *cachetest.Outage, run func(t *testing.T, here, there *singlefill.Cache[string])) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		faulty := redistest.NewMiniClient(t, m)
-		faulty.AddHook(down.hook())
+		faulty.AddHook(down.Hook())
 		ns := redistest.Namespace(t)
-		there := newCacheIn(t, rdb, ns, &singlefill.Options[string]{RedisTimeout: time.Second})
-		here := newCacheIn(t, faulty, ns, &singlefill.Options[string]{RedisTimeout: time.Second})
+		there := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{RedisTimeout: time.Second})
+		here := cachetest.NewCacheIn(t, faulty, ns, &singlefill.Options[string]{RedisTimeout: time.Second})
 		run(t, here, there)
-		down.on.Store(false)
+		down.On.Store(false)
 	})
 }
 
@@ -336,10 +337,10 @@ type watch struct {
 }
 
 func inWatch(t *testing.T, opts singlefill.Options[string], run func(t *testing.T, w *watch)) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		redistest.Mute(m)
 		w := &watch{t: t, m: m, rdb: rdb, ns: redistest.Namespace(t)}
-		w.there = newCacheIn(t, redistest.NewMiniClient(t, m), w.ns, &opts)
+		w.there = cachetest.NewCacheIn(t, redistest.NewMiniClient(t, m), w.ns, &opts)
 		w.here = w.another(opts)
 		run(t, w)
 	})
@@ -348,7 +349,7 @@ func inWatch(t *testing.T, opts singlefill.Options[string], run func(t *testing.
 // another returns a new process to watch, which has seen no load.
 func (w *watch) another(opts singlefill.Options[string]) *singlefill.Cache[string] {
 	opts.Trace = &singlefill.Trace{WaitDone: func(_ context.Context, i singlefill.WaitInfo) { w.wait = i }}
-	return newCacheIn(w.t, w.rdb, w.ns, &opts)
+	return cachetest.NewCacheIn(w.t, w.rdb, w.ns, &opts)
 }
 
 // waits loads a key there and waits for it here, from the beginning. It returns by how much the
@@ -356,13 +357,13 @@ func (w *watch) another(opts singlefill.Options[string]) *singlefill.Cache[strin
 func (w *watch) waits(key string, length time.Duration, result ...error) (late time.Duration, polls int) {
 	w.t.Helper()
 	err := errors.Join(result...)
-	loads := goGet(w.t.Context(), w.there, key, takes(length, "v", err))
+	loads := cachetest.GoGet(w.t.Context(), w.there, key, cachetest.Takes(length, "v", err))
 	synctest.Wait()
 	begun := time.Now()
-	waits := goGet(w.t.Context(), w.here, key, mustNotLoad[string](w.t))
-	waits.result(w.t)
+	waits := cachetest.GoGet(w.t.Context(), w.here, key, cachetest.MustNotLoad[string](w.t))
+	waits.Result(w.t)
 	late = time.Since(begun) - length
-	loads.result(w.t)
+	loads.Result(w.t)
 	w.m.Del(w.ns + ":{" + key + "}")
 	return late, w.wait.Polls
 }
@@ -391,7 +392,7 @@ func TestWait_KnownLoadTime(t *testing.T) {
 				}
 			},
 			"loaded": func(w *watch) {
-				goGet(w.t.Context(), w.here, "k", takes(c.length, "v", nil)).want(w.t, "v")
+				cachetest.GoGet(w.t.Context(), w.here, "k", cachetest.Takes(c.length, "v", nil)).Want(w.t, "v")
 				w.m.Del(w.ns + ":{k}")
 			},
 			"waited for many": func(w *watch) {
@@ -434,7 +435,7 @@ func TestWait_OneOddLoad(t *testing.T) {
 							if i == at {
 								took = odd
 							}
-							goGet(t.Context(), w.here, key(i), takes(took, "v", nil)).want(t, "v")
+							cachetest.GoGet(t.Context(), w.here, key(i), cachetest.Takes(took, "v", nil)).Want(t, "v")
 							w.m.Del(w.ns + ":{" + key(i) + "}")
 						}
 						for i := range 3 {
@@ -455,12 +456,12 @@ func TestWait_LoadTimeFromTheOldEntry(t *testing.T) {
 	opts := singlefill.Options[string]{StaleIfError: time.Hour, Jitter: -1, EarlyRefresh: -1}
 	const length = 1370 * time.Millisecond
 	inWatch(t, opts, func(t *testing.T, w *watch) {
-		goGet(t.Context(), w.there, "k", takes(length, "v", nil)).want(t, "v")
+		cachetest.GoGet(t.Context(), w.there, "k", cachetest.Takes(length, "v", nil)).Want(t, "v")
 		time.Sleep(time.Hour + time.Minute)
-		goGet(t.Context(), w.there, "k", takes(length, "v", nil))
+		cachetest.GoGet(t.Context(), w.there, "k", cachetest.Takes(length, "v", nil))
 		synctest.Wait()
 		begun := time.Now()
-		goGet(t.Context(), w.here, "k", mustNotLoad[string](t)).want(t, "v")
+		cachetest.GoGet(t.Context(), w.here, "k", cachetest.MustNotLoad[string](t)).Want(t, "v")
 		if late := time.Since(begun) - length; late > shortest || w.wait.Polls > 22 {
 			t.Errorf("waits %v longer, and asks %d times; want at most %v and 22", late, w.wait.Polls, shortest)
 		}
@@ -486,10 +487,10 @@ func TestWait_UnknownLoadTime(t *testing.T) {
 // A waiter that arrives late polls by the age of the load, not by the time since its arrival.
 func TestWait_LateWaiter(t *testing.T) {
 	inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
-		loads := goGet(t.Context(), w.there, "k", takes(15*time.Second, "v", nil))
+		loads := cachetest.GoGet(t.Context(), w.there, "k", cachetest.Takes(15*time.Second, "v", nil))
 		time.Sleep(10 * time.Second)
-		goGet(t.Context(), w.here, "k", mustNotLoad[string](t)).want(t, "v")
-		loads.want(t, "v")
+		cachetest.GoGet(t.Context(), w.here, "k", cachetest.MustNotLoad[string](t)).Want(t, "v")
+		loads.Want(t, "v")
 		if most := 1 + int(5*time.Second/(250*time.Millisecond*3/4)); w.wait.Polls > most {
 			t.Errorf("asks %d times in the last 5s, want %d at most", w.wait.Polls, most)
 		}
@@ -560,7 +561,7 @@ func TestWait_SlowServer(t *testing.T) {
 		w.waits("k", length) // until then connections are opened
 		var answered time.Time
 		var pauses []time.Duration
-		w.rdb.AddHook(before(func(redis.Cmder) error {
+		w.rdb.AddHook(cachetest.Before(func(redis.Cmder) error {
 			pauses = append(pauses, time.Since(answered))
 			time.Sleep(slow)
 			answered = time.Now()
@@ -584,7 +585,7 @@ func TestWait_OneSlowCommand(t *testing.T) {
 	inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
 		w.waits("k", length)
 		var commands atomic.Int64
-		w.rdb.AddHook(before(func(redis.Cmder) error {
+		w.rdb.AddHook(cachetest.Before(func(redis.Cmder) error {
 			if commands.Add(1) == 3 { // after the first look and the first question
 				time.Sleep(slow)
 			}
@@ -615,7 +616,7 @@ func TestWait_LockOfImpossibleAge(t *testing.T) {
 					t.Fatal(err)
 				}
 				begun := time.Now()
-				goGet(t.Context(), w.here, "k", gives("v")).want(t, "v")
+				cachetest.GoGet(t.Context(), w.here, "k", cachetest.Gives("v")).Want(t, "v")
 				if took := time.Since(begun); took < 10*time.Second || took > 10*time.Second+5*time.Millisecond {
 					t.Errorf("the lock is taken after %v, want 10s", took)
 				}
@@ -629,22 +630,22 @@ func TestWait_LockOfImpossibleAge(t *testing.T) {
 
 // A waiter does not sleep past the end of the holder's lock, however rarely it polls by then.
 func TestWait_EndOfTheHoldersLock(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		const life, keys = 10 * time.Second, 20
 		ns := redistest.Namespace(t)
-		c := newCacheIn(t, rdb, ns, &raw)
+		c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
 		begun := time.Now()
-		var calls []*call[string]
+		var calls []*cachetest.Call[string]
 		for k := range keys {
 			key := fmt.Sprint(k)
 			dead := "H" + strings.Repeat("T", 26) + fmt.Sprintf("%016d", k)
 			if err := rdb.Set(t.Context(), ns+":{"+key+"}:lock", dead, life).Err(); err != nil {
 				t.Fatal(err)
 			}
-			calls = append(calls, goGet(t.Context(), c, key, gives("v")))
+			calls = append(calls, cachetest.GoGet(t.Context(), c, key, cachetest.Gives("v")))
 		}
 		for _, a := range calls {
-			a.want(t, "v")
+			a.Want(t, "v")
 		}
 		if d := time.Since(begun); d < life || d > life+6*time.Millisecond {
 			t.Errorf("the last of %d keys was loaded after %v, want %v and at most 6ms", keys, d, life)
@@ -654,22 +655,22 @@ func TestWait_EndOfTheHoldersLock(t *testing.T) {
 
 // A waiter polls every 250 ms at least.
 func TestWait_LongestPause(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		redistest.Mute(m)
 		ns := redistest.Namespace(t)
 		var waited singlefill.WaitInfo
-		there := newCacheIn[string](t, rdb, ns, nil)
-		here := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Trace: &singlefill.Trace{
+		there := cachetest.NewCacheIn[string](t, rdb, ns, nil)
+		here := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Trace: &singlefill.Trace{
 			WaitDone: func(_ context.Context, i singlefill.WaitInfo) { waited = i },
 		}})
-		src := newSource[string](t)
-		goGet(t.Context(), there, "k", src.load)
-		load := src.next(t)
-		waits := goGet(t.Context(), here, "k", src.load)
+		src := cachetest.NewSource[string](t)
+		cachetest.GoGet(t.Context(), there, "k", src.Load)
+		load := src.Next(t)
+		waits := cachetest.GoGet(t.Context(), here, "k", src.Load)
 		time.Sleep(30 * time.Second)
-		load.give("v")
+		load.Give("v")
 		begun := time.Now()
-		waits.want(t, "v")
+		waits.Want(t, "v")
 		if late := time.Since(begun); late > 320*time.Millisecond {
 			t.Errorf("the value is seen after %v, want at most a poll of 250ms and its jitter", late)
 		}
@@ -686,17 +687,17 @@ func TestWait_LongestPause(t *testing.T) {
 
 // A process stops polling when its last caller has left.
 func TestWait_NoPollsWithoutCallers(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)
-		there, here := newCacheIn[string](t, rdb, ns, nil), newCacheIn[string](t, rdb, ns, nil)
-		src := newSource[string](t)
-		loads := goGet(t.Context(), there, "k", src.load)
-		load := src.next(t)
+		there, here := cachetest.NewCacheIn[string](t, rdb, ns, nil), cachetest.NewCacheIn[string](t, rdb, ns, nil)
+		src := cachetest.NewSource[string](t)
+		loads := cachetest.GoGet(t.Context(), there, "k", src.Load)
+		load := src.Next(t)
 		ctx, cancel := context.WithCancel(t.Context())
-		waits := goGet(ctx, here, "k", src.load)
+		waits := cachetest.GoGet(ctx, here, "k", src.Load)
 		time.Sleep(time.Second)
 		cancel()
-		waits.wantErr(t, context.Canceled)
+		waits.WantErr(t, context.Canceled)
 		time.Sleep(3 * time.Second) // until the channel is unsubscribed
 		synctest.Wait()
 		commands := m.CommandCount()
@@ -704,8 +705,8 @@ func TestWait_NoPollsWithoutCallers(t *testing.T) {
 		if n := m.CommandCount() - commands; n != 0 {
 			t.Errorf("%d commands without a caller", n)
 		}
-		load.give("v")
-		loads.want(t, "v")
-		src.want(t, 1)
+		load.Give("v")
+		loads.Want(t, "v")
+		src.Want(t, 1)
 	})
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
 // A manySource has a ManyLoader whose answer is "value of key" for each key that it does not lack.
@@ -122,9 +123,9 @@ func goGetMany(ctx context.Context, c *singlefill.Cache[string], keys []string, 
 // and that is remembered.
 func TestGetOrLoadMany(t *testing.T) {
 	t.Parallel()
-	userEach(t, func(t *testing.T, rdb, _ redis.UniversalClient) {
+	cachetest.UserEach(t, func(t *testing.T, rdb, _ redis.UniversalClient) {
 		ctx := t.Context()
-		c := newCache(t, rdb, &raw)
+		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
 		if err := c.Set(ctx, "b", valueOf("b")); err != nil {
 			t.Fatal(err)
 		}
@@ -160,10 +161,10 @@ func TestGetOrLoadMany(t *testing.T) {
 // A call for a hundred keys needs three round trips: to read, to lock and to store. Hits need one.
 // No keys need none.
 func TestGetOrLoadMany_RoundTrips(t *testing.T) {
-	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) { // commands that take no time are not late
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) { // no command is late
 		var trips tripCounter
 		rdb.AddHook(&trips)
-		c := newCache(t, rdb, &raw)
+		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
 		s := new(manySource)
 		get := func(keys []string) {
 			t.Helper()
@@ -234,7 +235,7 @@ func (c *tripCounter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.
 func TestMany_BadInput(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
-	c := newCache(t, rdb, &raw)
+	c := cachetest.NewCache(t, rdb, &cachetest.Raw)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	s := new(manySource)
@@ -283,14 +284,14 @@ func TestGetOrLoadMany_Failures(t *testing.T) {
 		want error // by errors.Is
 		is   func(err error) bool
 	}{
-		{"error", (&manySource{err: errSource}).load, errSource, nil},
-		{"panic", func(context.Context, []string) (map[string]string, error) { panic(errSource) }, errSource, isPanic},
+		{"error", (&manySource{err: cachetest.ErrSource}).load, cachetest.ErrSource, nil},
+		{"panic", func(context.Context, []string) (map[string]string, error) { panic(cachetest.ErrSource) }, cachetest.ErrSource, isPanic},
 		{"Goexit", func(context.Context, []string) (map[string]string, error) { runtime.Goexit(); return nil, nil }, nil, isPanic},
 	} {
 		t.Run(row.what, func(t *testing.T) {
 			t.Parallel()
 			_, rdb := redistest.StartMini(t)
-			c := newCache(t, rdb, &raw)
+			c := cachetest.NewCache(t, rdb, &cachetest.Raw)
 			if err := c.Set(t.Context(), "had", valueOf("had")); err != nil {
 				t.Fatal(err)
 			}
@@ -337,7 +338,7 @@ func TestGetOrLoadMany_StrayKeys(t *testing.T) {
 		t.Run(row.what, func(t *testing.T) {
 			t.Parallel()
 			_, rdb := redistest.StartMini(t)
-			c := newCache(t, rdb, &raw)
+			c := cachetest.NewCache(t, rdb, &cachetest.Raw)
 			got, err := c.GetOrLoadMany(t.Context(), []string{"Foo", "asked", "none"}, row.load)
 			wantMany(t, "the first call", got, "asked")
 			many, ok := errors.AsType[*singlefill.ManyError](err)
@@ -348,17 +349,17 @@ func TestGetOrLoadMany_StrayKeys(t *testing.T) {
 				if err := many.Errs[key]; err == nil || !strings.Contains(err.Error(), `"foo"`) {
 					t.Errorf("%s: error %v, want one that names foo", key, err)
 				}
-				wantGet(t, c, key, "", singlefill.ErrMiss)
+				cachetest.WantGet(t, c, key, "", singlefill.ErrMiss)
 			}
-			wantGet(t, c, "asked", valueOf("asked"), nil)
-			goGet(t.Context(), c, "Foo", gives("v")).want(t, "v")
-			wantGet(t, c, "foo", "", singlefill.ErrMiss)
+			cachetest.WantGet(t, c, "asked", valueOf("asked"), nil)
+			cachetest.GoGet(t.Context(), c, "Foo", cachetest.Gives("v")).Want(t, "v")
+			cachetest.WantGet(t, c, "foo", "", singlefill.ErrMiss)
 		})
 	}
 	t.Run("none is left out", func(t *testing.T) {
 		t.Parallel()
 		_, rdb := redistest.StartMini(t)
-		c := newCache(t, rdb, &raw)
+		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
 		got, err := c.GetOrLoadMany(t.Context(), []string{"a"}, func(context.Context, []string) (map[string]string, error) {
 			return map[string]string{"a": valueOf("a"), "more": "v"}, nil
 		})
@@ -377,7 +378,7 @@ func isPanic(err error) bool {
 func TestGetOrLoadMany_NoneExists(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
-	c := newCache(t, rdb, &raw)
+	c := cachetest.NewCache(t, rdb, &cachetest.Raw)
 	s := &manySource{err: fmt.Errorf("shop: %w", singlefill.ErrNotFound)}
 	for _, what := range []string{"loaded", "remembered"} {
 		got, err := c.GetOrLoadMany(t.Context(), []string{"a", "b"}, s.load)
@@ -391,15 +392,15 @@ func TestGetOrLoadMany_NoneExists(t *testing.T) {
 // The text of a ManyError names a key, and it unwraps to the error of each.
 func TestManyError(t *testing.T) {
 	t.Parallel()
-	one := &singlefill.ManyError{Errs: map[string]error{"k": errSource}}
-	two := &singlefill.ManyError{Errs: map[string]error{"z": errSource, "a": singlefill.ErrClosed}}
+	one := &singlefill.ManyError{Errs: map[string]error{"k": cachetest.ErrSource}}
+	two := &singlefill.ManyError{Errs: map[string]error{"z": cachetest.ErrSource, "a": singlefill.ErrClosed}}
 	if got, want := one.Error(), `singlefill: key "k": the source is down`; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	if got, want := two.Error(), `singlefill: 2 keys have errors; the first, "a": singlefill: cache is closed`; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
-	if !errors.Is(two, errSource) || !errors.Is(two, singlefill.ErrClosed) || errors.Is(two, singlefill.ErrMiss) {
+	if !errors.Is(two, cachetest.ErrSource) || !errors.Is(two, singlefill.ErrClosed) || errors.Is(two, singlefill.ErrMiss) {
 		t.Error("errors.Is does not see the errors of the keys")
 	}
 }
@@ -408,33 +409,33 @@ func TestManyError(t *testing.T) {
 func TestGetOrLoadMany_MeetsSingleCalls(t *testing.T) {
 	for _, processes := range []int{1, 2} {
 		t.Run(fmt.Sprintf("%d processes", processes), func(t *testing.T) {
-			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-				caches := newCaches(t, m, "ns", processes, &raw)
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+				caches := cachetest.NewCaches(t, m, "ns", processes, &cachetest.Raw)
 				one, many := caches[0], caches[processes-1]
-				single := newSource[string](t)
+				single := cachetest.NewSource[string](t)
 				s := &manySource{takes: 2 * time.Second}
 
-				first := goGet(t.Context(), one, "a", single.load)
-				a := single.next(t)
+				first := cachetest.GoGet(t.Context(), one, "a", single.Load)
+				a := single.Next(t)
 				call := goGetMany(t.Context(), many, []string{"a", "b"}, s.load)
 				time.Sleep(time.Second)
-				second := goGet(t.Context(), one, "b", mustNotLoad[string](t))
+				second := cachetest.GoGet(t.Context(), one, "b", cachetest.MustNotLoad[string](t))
 				time.Sleep(2 * time.Second)
 				select {
 				case <-call.done:
 					t.Error("the call does not wait for the single one")
 				default:
 				}
-				a.give(valueOf("a"))
+				a.Give(valueOf("a"))
 				<-call.done
 				if call.err != nil {
 					t.Error(call.err)
 				}
 				wantMany(t, "the call", call.values, "a", "b")
-				first.want(t, valueOf("a"))
-				second.want(t, valueOf("b"))
+				first.Want(t, valueOf("a"))
+				second.Want(t, valueOf("b"))
 				s.wantCalls(t, "the call", []string{"b"})
-				single.want(t, 1)
+				single.Want(t, 1)
 			})
 		})
 	}
@@ -442,12 +443,12 @@ func TestGetOrLoadMany_MeetsSingleCalls(t *testing.T) {
 
 // Calls with keys in common load each key once, and wait for each other.
 func TestGetOrLoadMany_Overlap(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
 		s := &manySource{takes: time.Second}
 		var calls []*goMany
 		var asked [][]string
 		keys := manyKeys(20)
-		for i, c := range newCaches(t, m, "ns", 4, &raw) {
+		for i, c := range cachetest.NewCaches(t, m, "ns", 4, &cachetest.Raw) {
 			part := slices.Concat(keys[i*4:], keys[:i*2])
 			if i%2 == 1 {
 				slices.Reverse(part)
@@ -472,8 +473,8 @@ func TestGetOrLoadMany_Overlap(t *testing.T) {
 func TestGetOrLoadMany_MaxBatch(t *testing.T) {
 	for _, row := range []struct{ maxLoads, most int }{{-1, 3}, {2, 2}, {1, 1}} {
 		t.Run(fmt.Sprintf("MaxLoads %d", row.maxLoads), func(t *testing.T) {
-			inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-				c := newCache(t, rdb, &singlefill.Options[string]{Codec: singlefill.Raw, MaxBatch: 4, MaxLoads: row.maxLoads})
+			cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+				c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Codec: singlefill.Raw, MaxBatch: 4, MaxLoads: row.maxLoads})
 				s := &manySource{takes: time.Second}
 				keys := manyKeys(10)
 				got, err := c.GetOrLoadMany(t.Context(), keys, s.load)
@@ -493,8 +494,8 @@ func TestGetOrLoadMany_MaxBatch(t *testing.T) {
 // At the end of its context a call returns what it has, and the error of the context for the rest.
 // The loads go on.
 func TestGetOrLoadMany_Deadline(t *testing.T) {
-	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache(t, rdb, &raw)
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
 		if err := c.Set(t.Context(), "had", valueOf("had")); err != nil {
 			t.Fatal(err)
 		}
@@ -503,7 +504,7 @@ func TestGetOrLoadMany_Deadline(t *testing.T) {
 		defer cancel()
 		begun := time.Now()
 		got, err := c.GetOrLoadMany(ctx, []string{"a", "had", "b"}, s.load)
-		wantElapsed(t, "the call", begun, time.Second)
+		cachetest.WantElapsed(t, "the call", begun, time.Second)
 		wantMany(t, "the call", got, "had")
 		wantManyErrors(t, "the call", err, context.DeadlineExceeded, "a", "b")
 		time.Sleep(10 * time.Second)
@@ -525,8 +526,8 @@ func TestGetOrLoadMany_Invalidation(t *testing.T) {
 	} {
 		for _, processes := range []int{1, 2} {
 			t.Run(fmt.Sprintf("%s, %d processes", what, processes), func(t *testing.T) {
-				inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-					caches := newCaches(t, m, "ns", processes, &raw)
+				cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+					caches := cachetest.NewCaches(t, m, "ns", processes, &cachetest.Raw)
 					loads, invalidates := caches[0], caches[processes-1]
 					s := &manySource{takes: time.Second}
 					early := goGetMany(t.Context(), loads, []string{"a", "b"}, s.load)
@@ -561,10 +562,10 @@ func TestGetOrLoadMany_Invalidation(t *testing.T) {
 func TestGetOrLoadMany_Refresh(t *testing.T) {
 	for _, memory := range []*singlefill.Near{nil, {}} {
 		t.Run(fmt.Sprintf("near %v", memory != nil), func(t *testing.T) {
-			inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-				opts := staleOptions(time.Minute, 0)
+			cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+				opts := cachetest.StaleOptions(time.Minute, 0)
 				opts.Near = memory
-				c := newCache(t, rdb, opts)
+				c := cachetest.NewCache(t, rdb, opts)
 				s := new(manySource)
 				keys := manyKeys(50)
 				for range 2 { // the second one reads from memory
@@ -574,14 +575,14 @@ func TestGetOrLoadMany_Refresh(t *testing.T) {
 					synctest.Wait()
 				}
 				s.wantCalls(t, "fresh", keys)
-				time.Sleep(staleLife + time.Second)
+				time.Sleep(cachetest.StaleLife + time.Second)
 				s.takes = time.Second
 				begun := time.Now()
 				got, err := c.GetOrLoadMany(t.Context(), keys, s.load)
 				if err != nil {
 					t.Error(err)
 				}
-				wantElapsed(t, "the call", begun, 0)
+				cachetest.WantElapsed(t, "the call", begun, 0)
 				wantMany(t, "the call", got, keys...)
 				time.Sleep(5 * time.Second)
 				s.wantCalls(t, "stale", keys)
@@ -595,16 +596,16 @@ func TestGetOrLoadMany_Refresh(t *testing.T) {
 
 // Old values stand in for a load that fails.
 func TestGetOrLoadMany_StaleIfError(t *testing.T) {
-	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache(t, rdb, staleOptions(0, time.Minute))
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, cachetest.StaleOptions(0, time.Minute))
 		if err := c.SetMany(t.Context(), map[string]string{"a": valueOf("a"), "b": valueOf("b")}); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(staleLife + time.Second)
-		s := &manySource{err: errSource}
+		time.Sleep(cachetest.StaleLife + time.Second)
+		s := &manySource{err: cachetest.ErrSource}
 		got, err := c.GetOrLoadMany(t.Context(), []string{"a", "b", "new"}, s.load)
 		wantMany(t, "the call", got, "a", "b")
-		wantManyErrors(t, "the call", err, errSource, "new")
+		wantManyErrors(t, "the call", err, cachetest.ErrSource, "new")
 		if n := c.Stats().StaleOnError; n != 2 {
 			t.Errorf("%d old values, want 2", n)
 		}
@@ -638,7 +639,7 @@ func inSilence(t *testing.T, run func(t *testing.T, c *singlefill.Cache[string])
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		link, rdb := redistest.StartMiniLink(t)
-		c := newCache(t, rdb, &raw)
+		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
 		link.BlackHole(true)
 		run(t, c)
 		link.BlackHole(false)
@@ -649,7 +650,7 @@ func inSilence(t *testing.T, run func(t *testing.T, c *singlefill.Cache[string])
 func TestGetOrLoadMany_BadBytes(t *testing.T) {
 	t.Parallel()
 	m, rdb := redistest.StartMini(t)
-	c, err := singlefill.New(rdb, "ns", time.Hour, &raw)
+	c, err := singlefill.New(rdb, "ns", time.Hour, &cachetest.Raw)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -671,12 +672,12 @@ func TestGetOrLoadMany_BadBytes(t *testing.T) {
 // A ManyLoader may call the cache for other keys: its place serves the nested load. For its own keys
 // the call is recursive.
 func TestGetOrLoadMany_Nested(t *testing.T) {
-	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache(t, rdb, &singlefill.Options[string]{Codec: singlefill.Raw, MaxLoads: 1})
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Codec: singlefill.Raw, MaxLoads: 1})
 		inner := new(manySource)
 		got, err := c.GetOrLoadMany(t.Context(), []string{"a", "b"}, func(ctx context.Context, keys []string) (map[string]string, error) {
 			for what, call := range map[string]func() error{
-				"GetOrLoad":     func() error { _, err := c.GetOrLoad(ctx, "b", gives("b")); return err },
+				"GetOrLoad":     func() error { _, err := c.GetOrLoad(ctx, "b", cachetest.Gives("b")); return err },
 				"GetOrLoadMany": func() error { _, err := c.GetOrLoadMany(ctx, []string{"x", "a"}, inner.load); return err },
 			} {
 				if err := call(); !errors.Is(err, singlefill.ErrRecursive) {
@@ -699,12 +700,12 @@ func TestGetOrLoadMany_Nested(t *testing.T) {
 
 // A loader that ignores the end of its context is abandoned at LoadTimeout.
 func TestGetOrLoadMany_LoadTimeout(t *testing.T) {
-	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache(t, rdb, &singlefill.Options[string]{Codec: singlefill.Raw, MaxLoads: 1, LoadTimeout: 30 * time.Second})
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Codec: singlefill.Raw, MaxLoads: 1, LoadTimeout: 30 * time.Second})
 		slow := &manySource{takes: time.Hour}
 		begun := time.Now()
 		_, err := c.GetOrLoadMany(t.Context(), []string{"a", "b"}, slow.load)
-		wantElapsed(t, "the call", begun, 30*time.Second)
+		cachetest.WantElapsed(t, "the call", begun, 30*time.Second)
 		wantManyErrors(t, "the call", err, context.DeadlineExceeded, "a", "b")
 		got, err := c.GetOrLoadMany(t.Context(), []string{"a", "b"}, new(manySource).load)
 		if err != nil {
@@ -717,8 +718,8 @@ func TestGetOrLoadMany_LoadTimeout(t *testing.T) {
 
 // The context of the loader ends when no caller may have any of its values, and not before.
 func TestGetOrLoadMany_Superseded(t *testing.T) {
-	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache(t, rdb, &raw)
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
 		ctx, cancel := context.WithCancel(t.Context())
 		var inside context.Context
 		call := goGetMany(ctx, c, []string{"a", "b"}, func(ctx context.Context, keys []string) (map[string]string, error) {
@@ -748,9 +749,9 @@ func TestGetOrLoadMany_Superseded(t *testing.T) {
 // Calls for the same keys at once share reads: the first one reads alone, one of the others for all
 // that came meanwhile.
 func TestGetOrLoadMany_SharedReads(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
 		rdb := redistest.NewMiniClient(t, m)
-		c := newCache(t, rdb, &raw)
+		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
 		keys := manyKeys(10)
 		if _, err := c.GetOrLoadMany(t.Context(), keys, new(manySource).load); err != nil {
 			t.Fatal(err)
@@ -776,8 +777,8 @@ func TestGetOrLoadMany_SharedReads(t *testing.T) {
 
 // Each caller owns its values.
 func TestGetOrLoadMany_Ownership(t *testing.T) {
-	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache[[]string](t, rdb, nil)
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache[[]string](t, rdb, nil)
 		load := func(_ context.Context, keys []string) (map[string][]string, error) {
 			time.Sleep(time.Second)
 			values := make(map[string][]string)
@@ -807,7 +808,7 @@ func TestGetOrLoadMany_Near(t *testing.T) {
 	t.Parallel()
 	rdb := redistest.Shared(t).Client(t)
 	ns := redistest.Namespace(t)
-	here, there := newCacheIn(t, rdb, ns, near(singlefill.Near{})), newCacheIn(t, rdb, ns, near(singlefill.Near{}))
+	here, there := cachetest.NewCacheIn(t, rdb, ns, near(singlefill.Near{})), cachetest.NewCacheIn(t, rdb, ns, near(singlefill.Near{}))
 	s := new(manySource)
 	keys := manyKeys(10)
 	inMemory := func() {
@@ -847,11 +848,11 @@ func TestGetMany(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ctx := t.Context()
-		c := newCache(t, rdb, &raw)
+		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
 		if err := c.SetMany(ctx, map[string]string{"a": valueOf("a"), "b": valueOf("b")}); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := c.GetOrLoad(ctx, "none", fails[string](singlefill.ErrNotFound)); err != singlefill.ErrNotFound {
+		if _, err := c.GetOrLoad(ctx, "none", cachetest.Fails[string](singlefill.ErrNotFound)); err != singlefill.ErrNotFound {
 			t.Fatal(err)
 		}
 		for _, keys := range [][]string{{"a", "missing", "b", "a", "none"}, nil} {
@@ -888,17 +889,17 @@ func TestGetMany_RedisAway(t *testing.T) {
 // SetMany is Set for each key: it supersedes loads, and follows TTLFunc.
 func TestSetMany(t *testing.T) {
 	t.Parallel()
-	userEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
 		ctx, ns := t.Context(), redistest.Namespace(t)
-		c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.Raw, TTLFunc: func(_ string, v string) time.Duration {
+		c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.Raw, TTLFunc: func(_ string, v string) time.Duration {
 			if v == "not kept" {
 				return 0
 			}
 			return time.Minute
 		}})
-		s := newSource[string](t)
-		call := goGet(ctx, c, "a", s.load)
-		load := s.next(t)
+		s := cachetest.NewSource[string](t)
+		call := cachetest.GoGet(ctx, c, "a", s.Load)
+		load := s.Next(t)
 		values := make(map[string]string)
 		for _, key := range manyKeys(300) {
 			values[key] = valueOf(key)
@@ -907,9 +908,9 @@ func TestSetMany(t *testing.T) {
 		if err := c.SetMany(ctx, values); err != nil {
 			t.Fatal(err)
 		}
-		load.give("loaded before")
-		call.want(t, "loaded before")
-		c2 := newCacheIn(t, rdb, ns, &raw)
+		load.Give("loaded before")
+		call.Want(t, "loaded before")
+		c2 := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
 		redistest.Await(t, "the load has ended", func() bool { return c.Stats().Loading == 0 && c.Stats().Fenced == 1 })
 		keys := slices.Sorted(maps.Keys(values))
 		for key := range values {
@@ -933,7 +934,7 @@ func TestSetMany(t *testing.T) {
 func TestSetMany_BadValue(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
-	c := newCache[any](t, rdb, &singlefill.Options[any]{Codec: singlefill.JSON})
+	c := cachetest.NewCache[any](t, rdb, &singlefill.Options[any]{Codec: singlefill.JSON})
 	err := c.SetMany(t.Context(), map[string]any{"good": "v", "bad": make(chan int)})
 	var many *singlefill.ManyError
 	if !errors.As(err, &many) || len(many.Errs) != 1 || many.Errs["bad"] == nil {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
 // A pipelineHook is called in place of each pipeline; next carries it out.
@@ -36,7 +37,7 @@ func TestNearRules_DeleteLeaves(t *testing.T) {
 		time.Sleep(100 * time.Millisecond) // not synchronized with the caller
 		return next(ctx, cmds)
 	}))
-	c := newCache(t, rdb, &singlefill.Options[string]{Near: &singlefill.Near{}})
+	c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Near: &singlefill.Near{}})
 	ctx, leave := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer leave()
 	if err := c.Delete(ctx, "k"); err != context.DeadlineExceeded {
@@ -54,43 +55,43 @@ func TestNearRules_InTransit(t *testing.T) {
 		late    bool // it is stored just after the read has missed it
 	}{
 		"read":   {func(*testing.T) func([]string) bool { return redistest.Command("get") }, true, false},
-		"locked": {func(t *testing.T) func([]string) bool { return isScript(t, "get_or_lock") }, true, true},
-		"stored": {func(t *testing.T) func([]string) bool { return isScript(t, "store") }, false, false},
+		"locked": {func(t *testing.T) func([]string) bool { return cachetest.Script(t, "get_or_lock") }, true, true},
+		"stored": {func(t *testing.T) func([]string) bool { return cachetest.Script(t, "store") }, false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 				redistest.Mute(m)
 				ns, ctx := redistest.Namespace(t), t.Context()
-				here := newCacheIn(t, rdb, ns, near(singlefill.Near{MaxLag: time.Hour}))
-				there := newCaches(t, m, ns, 1, near(singlefill.Near{}))[0]
-				awaitNear(t, here, "other", gives("v"))
+				here := cachetest.NewCacheIn(t, rdb, ns, near(singlefill.Near{MaxLag: time.Hour}))
+				there := cachetest.NewCaches(t, m, ns, 1, near(singlefill.Near{}))[0]
+				awaitNear(t, here, "other", cachetest.Gives("v"))
 				store := func() { must(t, there.Set(ctx, "k", "old")) }
 				if test.found && !test.late {
 					store()
 				}
 				matches := test.command(t)
 				var done atomic.Bool
-				rdb.AddHook(after(func(cmd redis.Cmder) error {
-					if matches(argsOf(cmd)) && done.CompareAndSwap(false, true) {
+				rdb.AddHook(cachetest.After(func(cmd redis.Cmder) error {
+					if matches(cachetest.Args(cmd)) && done.CompareAndSwap(false, true) {
 						must(t, here.Delete(ctx, "k"))
 					}
 					return nil
 				}))
-				rdb.AddHook(hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+				rdb.AddHook(cachetest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 					err := next(ctx, cmd)
 					if test.late && cmd.Name() == "get" && !done.Load() {
 						store()
 					}
 					return err
 				}))
-				if _, err := here.GetOrLoad(ctx, "k", gives("old")); err != nil {
+				if _, err := here.GetOrLoad(ctx, "k", cachetest.Gives("old")); err != nil {
 					t.Error(err)
 				}
 				if !done.Load() {
 					t.Error("nothing was deleted")
 				}
-				v, err := here.GetOrLoad(ctx, "k", gives("new"))
-				wantValue(t, v, err, "new")
+				v, err := here.GetOrLoad(ctx, "k", cachetest.Gives("new"))
+				cachetest.WantValue(t, v, err, "new")
 			})
 		})
 	}
@@ -98,19 +99,19 @@ func TestNearRules_InTransit(t *testing.T) {
 
 // The process that invalidates serves nothing old from memory, though it does not read the log.
 func TestNearRules_OwnInvalidation(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		redistest.Mute(m)
 		ctx := t.Context()
-		c := newCache(t, rdb, near(singlefill.Near{MaxLag: time.Hour}))
+		c := cachetest.NewCache(t, rdb, near(singlefill.Near{MaxLag: time.Hour}))
 		for name, change := range map[string]func() error{
 			"Delete": func() error { return c.Delete(ctx, "k") },
 			"Set":    func() error { return c.Set(ctx, "k", "new") },
 			"Expire": func() error { return c.Expire(ctx, "k") },
 		} {
-			awaitNear(t, c, "k", gives("old"))
+			awaitNear(t, c, "k", cachetest.Gives("old"))
 			must(t, change())
-			v, err := c.GetOrLoad(ctx, "k", gives("new"))
-			if wantValue(t, v, err, "new"); t.Failed() {
+			v, err := c.GetOrLoad(ctx, "k", cachetest.Gives("new"))
+			if cachetest.WantValue(t, v, err, "new"); t.Failed() {
 				t.Fatal(name)
 			}
 			must(t, c.Delete(ctx, "k"))
@@ -120,16 +121,16 @@ func TestNearRules_OwnInvalidation(t *testing.T) {
 
 // A process that has not read the log for MaxLag asks Redis.
 func TestNearRules_NoProof(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns, ctx := redistest.Namespace(t), t.Context()
-		here := newCacheIn(t, rdb, ns, near(singlefill.Near{}))
-		there := newCaches(t, m, ns, 1, near(singlefill.Near{}))[0]
-		awaitNear(t, here, "k", gives("old"))
+		here := cachetest.NewCacheIn(t, rdb, ns, near(singlefill.Near{}))
+		there := cachetest.NewCaches(t, m, ns, 1, near(singlefill.Near{}))[0]
+		awaitNear(t, here, "k", cachetest.Gives("old"))
 		time.Sleep(time.Minute) // until it does not read the log any more
 		must(t, there.Delete(ctx, "k"))
 		time.Sleep(time.Second)
-		v, err := here.GetOrLoad(ctx, "k", gives("new"))
-		wantValue(t, v, err, "new")
+		v, err := here.GetOrLoad(ctx, "k", cachetest.Gives("new"))
+		cachetest.WantValue(t, v, err, "new")
 	})
 }
 
@@ -152,7 +153,7 @@ func TestNearRules_OtherProcess(t *testing.T) {
 	} {
 		for _, refused := range []bool{false, true} {
 			t.Run(name+map[bool]string{false: "", true: ", record refused"}[refused], func(t *testing.T) {
-				inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 					var refuses atomic.Bool
 					m.Server().SetPreHook(func(c *server.Peer, cmd string, args ...string) bool {
 						if cmd == "XADD" && refuses.Load() {
@@ -163,13 +164,13 @@ func TestNearRules_OtherProcess(t *testing.T) {
 					})
 					ns, ctx := redistest.Namespace(t), t.Context()
 					opts := near(singlefill.Near{MaxLag: maxLag})
-					here := newCaches(t, m, ns, 1, opts)[0]
+					here := cachetest.NewCaches(t, m, ns, 1, opts)[0]
 					var there cache
 					if test.wrap != nil {
-						there = newCacheIn(t, test.wrap(rdb), ns, opts)
+						there = cachetest.NewCacheIn(t, test.wrap(rdb), ns, opts)
 						rdb.AddHook(byServers(long))
 					} else {
-						there = newCacheIn(t, rdb, ns, opts)
+						there = cachetest.NewCacheIn(t, rdb, ns, opts)
 						rdb.AddHook(slowInvalidations(long))
 					}
 					var source atomic.Pointer[string]
@@ -198,7 +199,7 @@ func TestNearRules_OtherProcess(t *testing.T) {
 						}
 					}
 					v, err := here.GetOrLoad(ctx, "k", load)
-					wantValue(t, v, err, "new")
+					cachetest.WantValue(t, v, err, "new")
 				})
 			})
 		}
@@ -238,5 +239,5 @@ func byServers(d time.Duration) pipelineHook {
 }
 
 func forTheLog(cmd redis.Cmder) bool {
-	return len(cmd.Args()) > 1 && strings.HasSuffix(argsOf(cmd)[1], ":log")
+	return len(cmd.Args()) > 1 && strings.HasSuffix(cachetest.Args(cmd)[1], ":log")
 }

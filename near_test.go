@@ -16,6 +16,7 @@ import (
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
 // near are the options of a Raw cache with Near.
@@ -51,14 +52,14 @@ func awaitValue(t testing.TB, c *singlefill.Cache[string], key, want string, loa
 func TestNear_Invalidations(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		if hitsMayBeLate(t) {
+		if cachetest.HitsMayBeLate(t) {
 			if _, err := singlefill.New(rdb, "ns", time.Minute, near(singlefill.Near{})); err == nil {
 				t.Error("New accepts Near with client-side caching")
 			}
 			return
 		}
 		ctx, ns := t.Context(), redistest.Namespace(t)
-		here, there := newCacheIn(t, rdb, ns, near(singlefill.Near{})), newCacheIn(t, rdb, ns, near(singlefill.Near{}))
+		here, there := cachetest.NewCacheIn(t, rdb, ns, near(singlefill.Near{})), cachetest.NewCacheIn(t, rdb, ns, near(singlefill.Near{}))
 		source := "v1"
 		load := func(context.Context, string) (string, error) { return source, nil }
 		for i, change := range []struct {
@@ -90,9 +91,9 @@ func TestNear_Invalidations(t *testing.T) {
 // No process serves a value from memory MaxLag after its invalidation has returned, although no
 // wake-up arrives.
 func TestNear_MaxLag(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
 		const maxLag = 10 * time.Second
-		fleet := newCaches(t, m, redistest.Namespace(t), 3, near(singlefill.Near{MaxLag: maxLag}))
+		fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 3, near(singlefill.Near{MaxLag: maxLag}))
 		var version atomic.Int64
 		load := func(context.Context, string) (string, error) { return fmt.Sprint(version.Load()), nil }
 		m.Server().SetPreHook(nil)
@@ -120,40 +121,40 @@ func TestNear_MaxLag(t *testing.T) {
 // Hits in memory send nothing but a read of the log in each half of MaxLag; a cache that nobody
 // asks sends nothing.
 func TestNear_Commands(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache(t, rdb, near(singlefill.Near{MaxLag: 10 * time.Second}))
-		awaitNear(t, c, "k", gives("v"))
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, near(singlefill.Near{MaxLag: 10 * time.Second}))
+		awaitNear(t, c, "k", cachetest.Gives("v"))
 		time.Sleep(time.Second)
-		wantCommands(t, m, "hits within half of MaxLag", 0, 0, func() {
+		cachetest.WantCommands(t, m, "hits within half of MaxLag", 0, 0, func() {
 			for range 1000 {
-				ask(t.Context(), c, "k", mustNotLoad[string](t))
+				cachetest.Ask(t.Context(), c, "k", cachetest.MustNotLoad[string](t))
 			}
 		})
-		wantCommands(t, m, "hits for 100 s", 40, 48, func() { // two commands in 4.4 to 5 s
+		cachetest.WantCommands(t, m, "hits for 100 s", 40, 48, func() { // two commands in 4.4 to 5 s
 			for range 1000 {
 				time.Sleep(100 * time.Millisecond)
-				ask(t.Context(), c, "k", mustNotLoad[string](t))
+				cachetest.Ask(t.Context(), c, "k", cachetest.MustNotLoad[string](t))
 			}
 		})
 		if hits := c.Stats().NearHits; hits < 2000 {
 			t.Errorf("%d hits in memory", hits)
 		}
 		time.Sleep(time.Minute)
-		wantCommands(t, m, "an hour without a call", 0, 0, func() { time.Sleep(time.Hour / 2) })
+		cachetest.WantCommands(t, m, "an hour without a call", 0, 0, func() { time.Sleep(time.Hour / 2) })
 	})
 }
 
 // Memory also serves answers that there is no value, and stale values within StaleWhileRevalidate,
 // which one process of the fleet refreshes.
 func TestNear_NotFoundAndStale(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		opts := near(singlefill.Near{MaxLag: time.Hour})
 		opts.StaleWhileRevalidate, opts.EarlyRefresh, opts.NotFoundTTL = time.Hour, -1, time.Hour
-		c := newCache(t, rdb, opts)
-		ask(t.Context(), c, "warm", gives("v"))
+		c := cachetest.NewCache(t, rdb, opts)
+		cachetest.Ask(t.Context(), c, "warm", cachetest.Gives("v"))
 		synctest.Wait()
 		for range 3 {
-			if _, err := c.GetOrLoad(t.Context(), "none", fails[string](singlefill.ErrNotFound)); err != singlefill.ErrNotFound {
+			if _, err := c.GetOrLoad(t.Context(), "none", cachetest.Fails[string](singlefill.ErrNotFound)); err != singlefill.ErrNotFound {
 				t.Errorf("GetOrLoad: %v", err)
 			}
 		}
@@ -161,18 +162,18 @@ func TestNear_NotFoundAndStale(t *testing.T) {
 			t.Errorf("Get: %v; %+v", err, c.Stats())
 		}
 
-		ask(t.Context(), c, "k", gives("old"))
+		cachetest.Ask(t.Context(), c, "k", cachetest.Gives("old"))
 		for range 11 { // the process stays awake
 			time.Sleep(6 * time.Minute)
-			ask(t.Context(), c, "warm", gives("v"))
+			cachetest.Ask(t.Context(), c, "warm", cachetest.Gives("v"))
 		}
 		hits := c.Stats().NearHits
-		v, info, err := c.GetOrLoadInfo(t.Context(), "k", gives("new"))
+		v, info, err := c.GetOrLoadInfo(t.Context(), "k", cachetest.Gives("new"))
 		if v != "old" || err != nil || !info.Stale || info.Age != 66*time.Minute || c.Stats().NearHits != hits+1 {
 			t.Errorf("%q, %+v, %v; %d hits in memory, want the old value from memory", v, info, err, c.Stats().NearHits-hits)
 		}
 		synctest.Wait()
-		if v, info, err = c.GetOrLoadInfo(t.Context(), "k", mustNotLoad[string](t)); v != "new" || err != nil || info.Stale || c.Stats().NearHits != hits+2 {
+		if v, info, err = c.GetOrLoadInfo(t.Context(), "k", cachetest.MustNotLoad[string](t)); v != "new" || err != nil || info.Stale || c.Stats().NearHits != hits+2 {
 			t.Errorf("%q, %+v, %v; want the new value from memory", v, info, err)
 		}
 	})
@@ -180,24 +181,24 @@ func TestNear_NotFoundAndStale(t *testing.T) {
 
 // A refresh that finds nothing to keep drops the old value from memory, too.
 func TestNear_RefreshDrops(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		opts := near(singlefill.Near{MaxLag: time.Hour})
 		opts.StaleWhileRevalidate, opts.NotFoundTTL, opts.EarlyRefresh = 2*time.Hour, -1, -1
-		c := newCache(t, rdb, opts)
-		ask(t.Context(), c, "warm", gives("v"))
+		c := cachetest.NewCache(t, rdb, opts)
+		cachetest.Ask(t.Context(), c, "warm", cachetest.Gives("v"))
 		synctest.Wait()
-		ask(t.Context(), c, "k", gives("old"))
+		cachetest.Ask(t.Context(), c, "k", cachetest.Gives("old"))
 		for range 7 { // the process stays awake
 			time.Sleep(10 * time.Minute)
-			ask(t.Context(), c, "warm", gives("v"))
+			cachetest.Ask(t.Context(), c, "warm", cachetest.Gives("v"))
 		}
 		hits := c.Stats().NearHits
-		v, err := c.GetOrLoad(t.Context(), "k", fails[string](singlefill.ErrNotFound))
+		v, err := c.GetOrLoad(t.Context(), "k", cachetest.Fails[string](singlefill.ErrNotFound))
 		if v != "old" || err != nil || c.Stats().NearHits != hits+1 {
 			t.Errorf("%q, %v; want the stale value from memory", v, err)
 		}
 		synctest.Wait()
-		if v, err = c.GetOrLoad(t.Context(), "k", gives("new")); v != "new" || err != nil {
+		if v, err = c.GetOrLoad(t.Context(), "k", cachetest.Gives("new")); v != "new" || err != nil {
 			t.Errorf("after the refresh: %q, %v; want the new value", v, err)
 		}
 	})
@@ -205,12 +206,12 @@ func TestNear_RefreshDrops(t *testing.T) {
 
 // An early refresh is drawn once for an entry, not once for each hit in memory.
 func TestNear_EarlyRefresh(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		opts := near(singlefill.Near{MaxLag: time.Hour})
 		opts.TTLFunc = func(string, string) time.Duration { return 20 * time.Minute }
-		c := newCache(t, rdb, opts)
+		c := cachetest.NewCache(t, rdb, opts)
 		const keys = 60
-		load := takes(time.Second, "v", nil)
+		load := cachetest.Takes(time.Second, "v", nil)
 		hits := func(d time.Duration, each int) {
 			for range int(d / time.Second) {
 				time.Sleep(time.Second)
@@ -227,7 +228,7 @@ func TestNear_EarlyRefresh(t *testing.T) {
 		if d := c.Stats(); n.Loads != keys || d.Loads != keys || d.Misses != keys {
 			t.Errorf("%+v; want one load for each key", d)
 		}
-		load = gives("v")
+		load = cachetest.Gives("v")
 		hits(3*time.Minute, 100)
 		if n := c.Stats(); n.Refreshes == 0 || n.Refreshes == keys || n.Loads != 2*keys {
 			t.Errorf("%+v; want that some keys are refreshed before they expire", n)
@@ -241,13 +242,13 @@ func TestNear_Ownership(t *testing.T) {
 	type any1 struct{ V any }
 	rdb := redistest.Shared(t).Client(t)
 	for _, share := range []bool{false, true} {
-		slices := newCache(t, rdb, &singlefill.Options[[]int]{Near: &singlefill.Near{Share: share}})
-		decoded := newCache(t, rdb, &singlefill.Options[*any1]{Near: &singlefill.Near{Share: share}})
-		a, b := awaitNear(t, slices, "k", gives([]int{1, 2})), awaitNear(t, slices, "k", gives([]int{1, 2}))
+		slices := cachetest.NewCache(t, rdb, &singlefill.Options[[]int]{Near: &singlefill.Near{Share: share}})
+		decoded := cachetest.NewCache(t, rdb, &singlefill.Options[*any1]{Near: &singlefill.Near{Share: share}})
+		a, b := awaitNear(t, slices, "k", cachetest.Gives([]int{1, 2})), awaitNear(t, slices, "k", cachetest.Gives([]int{1, 2}))
 		if (&a[0] == &b[0]) != share {
 			t.Errorf("Share %t: two callers have one slice: %t", share, &a[0] == &b[0])
 		}
-		c, d := awaitNear(t, decoded, "k", gives(&any1{"x"})), awaitNear(t, decoded, "k", gives(&any1{"x"}))
+		c, d := awaitNear(t, decoded, "k", cachetest.Gives(&any1{"x"})), awaitNear(t, decoded, "k", cachetest.Gives(&any1{"x"}))
 		if (c == d) != share || c.V != "x" || d.V != "x" {
 			t.Errorf("Share %t: two callers have one pointer: %t; %v, %v", share, c == d, c.V, d.V)
 		}
@@ -257,12 +258,12 @@ func TestNear_Ownership(t *testing.T) {
 // What callers change is not seen by others, also not by who asks while the value comes in.
 func TestNear_ChangedValues(t *testing.T) {
 	t.Parallel()
-	c := newCache(t, redistest.Shared(t).Client(t), &singlefill.Options[map[string]int]{Near: &singlefill.Near{}})
+	c := cachetest.NewCache(t, redistest.Shared(t).Client(t), &singlefill.Options[map[string]int]{Near: &singlefill.Near{}})
 	var callers sync.WaitGroup
 	for range 8 {
 		callers.Go(func() {
 			for i := range 300 {
-				v, err := c.GetOrLoad(t.Context(), "k", gives(map[string]int{"n": 1}))
+				v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives(map[string]int{"n": 1}))
 				if err != nil || len(v) != 1 || v["n"] != 1 {
 					t.Errorf("%v, %v", v, err)
 					return
@@ -289,25 +290,25 @@ func TestNear_Fallback(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	awaitNear(t, c, "k", gives("v"))
+	awaitNear(t, c, "k", cachetest.Gives("v"))
 	p.BlackHole(true)
 	redistest.Await(t, "memory is not proven any more", func() bool { return c.Stats().NearAge > 50*time.Millisecond })
 	hits := c.Stats().NearHits
-	v, info, err := c.GetOrLoadInfo(t.Context(), "k", fails[string](errSource))
-	if v != "v" || err != nil || !info.Stale || info.Err != errSource {
+	v, info, err := c.GetOrLoadInfo(t.Context(), "k", cachetest.Fails[string](cachetest.ErrSource))
+	if v != "v" || err != nil || !info.Stale || info.Err != cachetest.ErrSource {
 		t.Errorf("%q, %+v, %v; want the value as stale, because of the source", v, info, err)
 	}
-	if _, err := c.GetOrLoad(t.Context(), "other", fails[string](errSource)); err != errSource {
+	if _, err := c.GetOrLoad(t.Context(), "other", cachetest.Fails[string](cachetest.ErrSource)); err != cachetest.ErrSource {
 		t.Errorf("of a key that is not in memory: %v", err)
 	}
-	if v, err := c.GetOrLoad(t.Context(), "k", gives("new")); v != "new" || err != nil {
+	if v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives("new")); v != "new" || err != nil {
 		t.Errorf("%q, %v; want the new value of the source", v, err)
 	}
 	if n := c.Stats(); n.NearHits != hits {
 		t.Errorf("%d hits in memory without a proof", n.NearHits-hits)
 	}
 	p.BlackHole(false)
-	awaitNear(t, c, "k", gives("v"))
+	awaitNear(t, c, "k", cachetest.Gives("v"))
 }
 
 // A loss of the log drops everything, which Stats and Trace tell.
@@ -318,9 +319,9 @@ func TestNear_LogLost(t *testing.T) {
 	opts := near(singlefill.Near{MaxLag: 100 * time.Millisecond})
 	dropped := make(chan struct{}, 100)
 	opts.Trace = &singlefill.Trace{NearDropped: func() { dropped <- struct{}{} }}
-	c := newCacheIn(t, s.Client(t), ns, opts)
-	other := newCacheIn(t, s.Client(t), ns, near(singlefill.Near{}))
-	awaitNear(t, c, "k", gives("old"))
+	c := cachetest.NewCacheIn(t, s.Client(t), ns, opts)
+	other := cachetest.NewCacheIn(t, s.Client(t), ns, near(singlefill.Near{}))
+	awaitNear(t, c, "k", cachetest.Gives("old"))
 	if c.Stats().NearDrops != 0 {
 		t.Error("the first read of the log counts as a drop")
 	}
@@ -329,15 +330,15 @@ func TestNear_LogLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.Del(t.Context(), ns+":log")
-	awaitValue(t, c, "k", "new", gives("new"))
-	awaitNear(t, c, "k", gives("new"))
+	awaitValue(t, c, "k", "new", cachetest.Gives("new"))
+	awaitNear(t, c, "k", cachetest.Gives("new"))
 	p.Del(t.Context(), ns+":log")
 	redistest.Await(t, "memory is dropped", func() bool {
-		_, _ = c.GetOrLoad(t.Context(), "k", gives("new"))
+		_, _ = c.GetOrLoad(t.Context(), "k", cachetest.Gives("new"))
 		return c.Stats().NearDrops > 0
 	})
 	<-dropped
-	awaitNear(t, c, "k", gives("new"))
+	awaitNear(t, c, "k", cachetest.Gives("new"))
 }
 
 // A Delete whose record the server has no memory for drops everything everywhere.
@@ -345,14 +346,14 @@ func TestNear_NoMemoryForTheLog(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	ns := redistest.Namespace(t)
-	here, there := newCacheIn(t, s.Client(t), ns, near(singlefill.Near{})), newCacheIn(t, s.Client(t), ns, near(singlefill.Near{}))
-	awaitNear(t, here, "k", gives("old"))
-	awaitNear(t, there, "k", gives("old"))
+	here, there := cachetest.NewCacheIn(t, s.Client(t), ns, near(singlefill.Near{})), cachetest.NewCacheIn(t, s.Client(t), ns, near(singlefill.Near{}))
+	awaitNear(t, here, "k", cachetest.Gives("old"))
+	awaitNear(t, there, "k", cachetest.Gives("old"))
 	redistest.Do(t, s.Admin(), "config", "set", "maxmemory", "1")
 	if err := here.Delete(t.Context(), "k"); err != nil {
 		t.Errorf("Delete: %v", err)
 	}
-	awaitValue(t, there, "k", "new", gives("new"))
+	awaitValue(t, there, "k", "new", cachetest.Gives("new"))
 	if here.Stats().RedisErrors == 0 {
 		t.Error("the refusal is not counted")
 	}
@@ -362,8 +363,8 @@ func TestNear_NoMemoryForTheLog(t *testing.T) {
 func TestNear_ManyMisses(t *testing.T) {
 	t.Parallel()
 	rdb := redistest.Shared(t).Client(t, func(o *redis.Options) { o.PoolSize = 4 })
-	c := newCache(t, rdb, near(singlefill.Near{Size: 100}))
-	awaitNear(t, c, "hot", gives("v"))
+	c := cachetest.NewCache(t, rdb, near(singlefill.Near{Size: 100}))
+	awaitNear(t, c, "hot", cachetest.Gives("v"))
 	stop := make(chan struct{})
 	var callers sync.WaitGroup
 	defer callers.Wait()
@@ -375,14 +376,14 @@ func TestNear_ManyMisses(t *testing.T) {
 				case <-stop:
 					return
 				default:
-					_, _ = c.GetOrLoad(context.Background(), fmt.Sprintf("cold %d %d", i, n), gives("v"))
+					_, _ = c.GetOrLoad(context.Background(), fmt.Sprintf("cold %d %d", i, n), cachetest.Gives("v"))
 				}
 			}
 		})
 	}
 	for range 20 {
 		redistest.Await(t, "callers wait for connections", func() bool { return c.Stats().CommandsQueued > 100 })
-		awaitNear(t, c, "hot", gives("v"))
+		awaitNear(t, c, "hot", cachetest.Gives("v"))
 	}
 }
 
@@ -390,30 +391,30 @@ func TestNear_ManyMisses(t *testing.T) {
 func TestNear_DeleteThousands(t *testing.T) {
 	t.Parallel()
 	ns, s := redistest.Namespace(t), redistest.Shared(t)
-	here, there := newCacheIn(t, s.Client(t), ns, near(singlefill.Near{})), newCacheIn(t, s.Client(t), ns, near(singlefill.Near{}))
+	here, there := cachetest.NewCacheIn(t, s.Client(t), ns, near(singlefill.Near{})), cachetest.NewCacheIn(t, s.Client(t), ns, near(singlefill.Near{}))
 	keys := make([]string, 2000)
 	for i := range keys {
 		keys[i] = fmt.Sprint(i)
-		_, _ = there.GetOrLoad(t.Context(), keys[i], gives("old"))
+		_, _ = there.GetOrLoad(t.Context(), keys[i], cachetest.Gives("old"))
 	}
-	awaitNear(t, there, "1999", gives("old"))
+	awaitNear(t, there, "1999", cachetest.Gives("old"))
 	if err := here.Delete(t.Context(), keys...); err != nil {
 		t.Fatal(err)
 	}
 	for _, key := range keys {
-		awaitValue(t, there, key, "new", gives("new"))
+		awaitValue(t, there, key, "new", cachetest.Gives("new"))
 	}
 }
 
 // Near does not come back to life when the cache is closed.
 func TestNear_Close(t *testing.T) {
 	t.Parallel()
-	c := newCache(t, redistest.Shared(t).Client(t), near(singlefill.Near{}))
-	awaitNear(t, c, "k", gives("v"))
+	c := cachetest.NewCache(t, redistest.Shared(t).Client(t), near(singlefill.Near{}))
+	awaitNear(t, c, "k", cachetest.Gives("v"))
 	if err := c.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.GetOrLoad(t.Context(), "k", gives("v")); !errors.Is(err, singlefill.ErrClosed) {
+	if _, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives("v")); !errors.Is(err, singlefill.ErrClosed) {
 		t.Errorf("GetOrLoad after Close: %v", err)
 	}
 }

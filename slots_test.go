@@ -18,6 +18,7 @@ import (
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/fleetlock"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 	"github.com/singlefill/singlefill/lock"
 )
 
@@ -25,53 +26,53 @@ import (
 func TestMaxLoads_LoadsAtATime(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		c := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 3})
-		src := newSource[string](t)
-		var herd []*call[string]
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 3})
+		src := cachetest.NewSource[string](t)
+		var herd []*cachetest.Call[string]
 		for i := range 20 {
-			herd = append(herd, goGet(t.Context(), c, fmt.Sprint(i), src.load).waits(t))
+			herd = append(herd, cachetest.GoGet(t.Context(), c, fmt.Sprint(i), src.Load).Waits(t))
 		}
-		var running []*loading[string]
+		var running []*cachetest.HeldLoad[string]
 		for range 3 {
-			running = append(running, src.next(t))
+			running = append(running, src.Next(t))
 		}
 		for range 17 {
 			if n := c.Stats().Loading; n > 3 {
 				t.Errorf("%d loads at a time, want at most 3", n)
 			}
-			running[0].give("v")
-			running = append(running[1:], src.next(t))
+			running[0].Give("v")
+			running = append(running[1:], src.Next(t))
 		}
 		for _, l := range running {
-			l.give("v")
+			l.Give("v")
 		}
 		for _, a := range herd {
-			a.want(t, "v")
+			a.Want(t, "v")
 		}
-		src.want(t, 20)
+		src.Want(t, 20)
 	})
 }
 
 // Loads beyond MaxLoads begin in the order in which their callers arrived.
 func TestMaxLoads_Order(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
-		src := newSource[string](t)
-		var herd []*call[string]
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		src := cachetest.NewSource[string](t)
+		var herd []*cachetest.Call[string]
 		var want, got []string
 		for i := range 10 {
 			key := fmt.Sprint("k", i)
 			want = append(want, key)
-			herd = append(herd, goGet(t.Context(), c, key, src.load))
+			herd = append(herd, cachetest.GoGet(t.Context(), c, key, src.Load))
 			synctest.Wait() // it loads or queues
 		}
 		for range want {
-			load := src.next(t)
-			got = append(got, load.key)
-			load.give("v")
+			load := src.Next(t)
+			got = append(got, load.Key)
+			load.Give("v")
 		}
 		for _, a := range herd {
-			a.want(t, "v")
+			a.Want(t, "v")
 		}
 		if !slices.Equal(got, want) {
 			t.Errorf("loads began in the order %v, want %v", got, want)
@@ -83,20 +84,20 @@ func TestMaxLoads_Order(t *testing.T) {
 //
 //fault:long-queue
 func TestMaxLoads_LongQueue(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		const keys = 500
 		var commands atomic.Int64
-		rdb.AddHook(before(func(redis.Cmder) error { commands.Add(1); return nil }))
-		c := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
-		src := newSource[string](t)
-		busy := goGet(t.Context(), c, "busy", src.load)
-		load := src.next(t)
+		rdb.AddHook(cachetest.Before(func(redis.Cmder) error { commands.Add(1); return nil }))
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		src := cachetest.NewSource[string](t)
+		busy := cachetest.GoGet(t.Context(), c, "busy", src.Load)
+		load := src.Next(t)
 		var want, got []string
-		var queue []*call[string]
+		var queue []*cachetest.Call[string]
 		for i := range keys {
 			key := fmt.Sprint(i)
 			want = append(want, key)
-			queue = append(queue, goGet(t.Context(), c, key, func(_ context.Context, key string) (string, error) {
+			queue = append(queue, cachetest.GoGet(t.Context(), c, key, func(_ context.Context, key string) (string, error) {
 				got = append(got, key) // one at a time
 				return "v", nil
 			}))
@@ -110,10 +111,10 @@ func TestMaxLoads_LongQueue(t *testing.T) {
 		if n := commands.Load(); n > 20*6 {
 			t.Errorf("%d commands within 20s, want 6 a second at most", n)
 		}
-		load.give("v")
-		busy.want(t, "v")
+		load.Give("v")
+		busy.Want(t, "v")
 		for _, a := range queue {
-			a.want(t, "v")
+			a.Want(t, "v")
 		}
 		if !slices.Equal(got, want) {
 			t.Error("the keys were not loaded in the order in which they came")
@@ -130,14 +131,14 @@ func TestMaxLoads_GoroutinesOfTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const keys = 500
 		_, rdb := redistest.StartMini(t)
-		c := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
-		src := newSource[string](t)
-		busy := goGet(t.Context(), c, "busy", src.load)
-		load := src.next(t)
-		var queue []*call[string]
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		src := cachetest.NewSource[string](t)
+		busy := cachetest.GoGet(t.Context(), c, "busy", src.Load)
+		load := src.Next(t)
+		var queue []*cachetest.Call[string]
 		join := func(n int) {
 			for range n {
-				queue = append(queue, goGet(t.Context(), c, fmt.Sprint(len(queue)), gives("v")))
+				queue = append(queue, cachetest.GoGet(t.Context(), c, fmt.Sprint(len(queue)), cachetest.Gives("v")))
 				synctest.Wait()
 			}
 		}
@@ -147,10 +148,10 @@ func TestMaxLoads_GoroutinesOfTheQueue(t *testing.T) {
 		if n := runtime.NumGoroutine() - before; n > 2*keys+10 {
 			t.Errorf("%d goroutines for %d keys, want at most two for each", n, keys)
 		}
-		load.give("v")
-		busy.want(t, "v")
+		load.Give("v")
+		busy.Want(t, "v")
 		for _, a := range queue {
-			a.want(t, "v")
+			a.Want(t, "v")
 		}
 	})
 }
@@ -159,14 +160,14 @@ func TestMaxLoads_GoroutinesOfTheQueue(t *testing.T) {
 //
 //fault:long-queue
 func TestMaxLoads_ValueOfAQueuedKey(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
-		src := newSource[string](t)
-		goGet(t.Context(), c, "busy", src.load)
-		src.next(t)
-		var queue []*call[string]
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		src := cachetest.NewSource[string](t)
+		cachetest.GoGet(t.Context(), c, "busy", src.Load)
+		src.Next(t)
+		var queue []*cachetest.Call[string]
 		for i := range 50 {
-			queue = append(queue, goGet(t.Context(), c, fmt.Sprint("k", i), src.load))
+			queue = append(queue, cachetest.GoGet(t.Context(), c, fmt.Sprint("k", i), src.Load))
 		}
 		synctest.Wait()
 		if err := c.Set(t.Context(), "k7", "set"); err != nil { // here; elsewhere is the same
@@ -174,35 +175,35 @@ func TestMaxLoads_ValueOfAQueuedKey(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if v, err := c.GetOrLoad(ctx, "k7", src.load); v != "set" || err != nil {
+		if v, err := c.GetOrLoad(ctx, "k7", src.Load); v != "set" || err != nil {
 			t.Errorf("a later caller got %q, %v", v, err)
 		}
-		queue[7].want(t, "set") // and so does the caller that waited
+		queue[7].Want(t, "set") // and so does the caller that waited
 	})
 }
 
 // A fill whose read was not answered, and which then waited for a slot, asks Redis before it loads.
 func TestMaxLoads_LockAfterTheQueue(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		var mute atomic.Bool
-		rdb.AddHook(hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+		rdb.AddHook(cachetest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 			if cmd.Name() == "get" && mute.Swap(false) {
 				<-ctx.Done()
 				return ctx.Err()
 			}
 			return next(ctx, cmd)
 		}))
-		c := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1, RedisTimeout: time.Second})
-		src := newSource[string](t)
-		first := goGet(t.Context(), c, "x", src.load)
-		busy := src.next(t)
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1, RedisTimeout: time.Second})
+		src := cachetest.NewSource[string](t)
+		first := cachetest.GoGet(t.Context(), c, "x", src.Load)
+		busy := src.Next(t)
 		mute.Store(true)
-		y := goGet(t.Context(), c, "y", gives("y"))
+		y := cachetest.GoGet(t.Context(), c, "y", cachetest.Gives("y"))
 		time.Sleep(1100 * time.Millisecond) // it is in the queue
 		synctest.Wait()
-		busy.give("x")
-		first.want(t, "x")
-		y.want(t, "y")
+		busy.Give("x")
+		first.Want(t, "x")
+		y.Want(t, "y")
 		synctest.Wait()
 		if s := c.Stats(); s.LoadsUnlocked != 0 || s.Stored != 2 {
 			t.Errorf("unlocked %d, stored %d", s.LoadsUnlocked, s.Stored)
@@ -212,59 +213,59 @@ func TestMaxLoads_LockAfterTheQueue(t *testing.T) {
 
 // A fill that waits for another process holds no slot.
 func TestMaxLoads_WaitingHoldsNoSlot(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)
 		opts := &singlefill.Options[string]{MaxLoads: 1}
-		there, here := newCacheIn(t, rdb, ns, opts), newCacheIn(t, rdb, ns, opts)
-		src := newSource[string](t)
-		loads := goGet(t.Context(), there, "x", src.load)
-		load := src.next(t)
-		waits := goGet(t.Context(), here, "x", src.load)
+		there, here := cachetest.NewCacheIn(t, rdb, ns, opts), cachetest.NewCacheIn(t, rdb, ns, opts)
+		src := cachetest.NewSource[string](t)
+		loads := cachetest.GoGet(t.Context(), there, "x", src.Load)
+		load := src.Next(t)
+		waits := cachetest.GoGet(t.Context(), here, "x", src.Load)
 		synctest.Wait()
-		goGet(t.Context(), here, "y", gives("y")).want(t, "y")
-		load.give("x")
-		loads.want(t, "x")
-		waits.want(t, "x")
-		src.want(t, 1)
+		cachetest.GoGet(t.Context(), here, "y", cachetest.Gives("y")).Want(t, "y")
+		load.Give("x")
+		loads.Want(t, "x")
+		waits.Want(t, "x")
+		src.Want(t, 1)
 	})
 }
 
 // A fill that waits for a slot holds no lock.
 func TestMaxLoads_QueueingHoldsNoLock(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)
-		here := newCacheIn(t, rdb, ns, &singlefill.Options[string]{MaxLoads: 1})
-		there := newCacheIn[string](t, rdb, ns, nil)
-		src := newSource[string](t)
-		busy := goGet(t.Context(), here, "x", src.load)
-		load := src.next(t)
-		queues := goGet(t.Context(), here, "y", mustNotLoad[string](t))
+		here := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{MaxLoads: 1})
+		there := cachetest.NewCacheIn[string](t, rdb, ns, nil)
+		src := cachetest.NewSource[string](t)
+		busy := cachetest.GoGet(t.Context(), here, "x", src.Load)
+		load := src.Next(t)
+		queues := cachetest.GoGet(t.Context(), here, "y", cachetest.MustNotLoad[string](t))
 		synctest.Wait()
-		goGet(t.Context(), there, "y", gives("y")).want(t, "y") // another process does not wait for it
-		queues.want(t, "y")                                     // which needs no slot any more
-		load.give("x")
-		busy.want(t, "x")
+		cachetest.GoGet(t.Context(), there, "y", cachetest.Gives("y")).Want(t, "y") // another process does not wait for it
+		queues.Want(t, "y")                                                         // which needs no slot any more
+		load.Give("x")
+		busy.Want(t, "x")
 	})
 }
 
 // A caller that leaves while it waits for a slot causes no load, and no slot is lost.
 func TestMaxLoads_CallerLeavesTheQueue(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
-		src := newSource[string](t)
-		busy := goGet(t.Context(), c, "x", src.load)
-		load := src.next(t)
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		src := cachetest.NewSource[string](t)
+		busy := cachetest.GoGet(t.Context(), c, "x", src.Load)
+		load := src.Next(t)
 		ctx, cancel := context.WithCancel(t.Context())
-		leaves := goGet(ctx, c, "y", mustNotLoad[string](t))
+		leaves := cachetest.GoGet(ctx, c, "y", cachetest.MustNotLoad[string](t))
 		synctest.Wait()
 		cancel()
-		leaves.wantErr(t, context.Canceled)
+		leaves.WantErr(t, context.Canceled)
 		synctest.Wait()
-		load.give("x")
-		busy.want(t, "x")
+		load.Give("x")
+		busy.Want(t, "x")
 		synctest.Wait()
-		goGet(t.Context(), c, "z", gives("z")).want(t, "z") // no slot was lost
-		goGet(t.Context(), c, "y", gives("y")).want(t, "y")
+		cachetest.GoGet(t.Context(), c, "z", cachetest.Gives("z")).Want(t, "z") // no slot was lost
+		cachetest.GoGet(t.Context(), c, "y", cachetest.Gives("y")).Want(t, "y")
 	})
 }
 
@@ -272,15 +273,15 @@ func TestMaxLoads_CallerLeavesTheQueue(t *testing.T) {
 //
 //fault:nested-loads
 func TestMaxLoads_NestedLoads(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 4})
-		nested := &countedSource{takes: 10 * time.Millisecond, value: "v"}
-		goGet(t.Context(), c, "outer", func(ctx context.Context, _ string) (string, error) {
-			getAll(ctx, t, c, 250, nested.load)
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 4})
+		nested := &cachetest.TimedSource{Takes: 10 * time.Millisecond, Value: "v"}
+		cachetest.GoGet(t.Context(), c, "outer", func(ctx context.Context, _ string) (string, error) {
+			cachetest.GetAll(ctx, t, c, 250, nested.Load)
 			return "v", nil
-		}).want(t, "v")
-		if nested.loads.Load() != 250 || nested.most.Load() != 4 {
-			t.Errorf("%d nested loads, %d at a time, want 250 and 4", nested.loads.Load(), nested.most.Load())
+		}).Want(t, "v")
+		if nested.Loads.Load() != 250 || nested.Most.Load() != 4 {
+			t.Errorf("%d nested loads, %d at a time, want 250 and 4", nested.Loads.Load(), nested.Most.Load())
 		}
 	})
 }
@@ -289,38 +290,38 @@ func TestMaxLoads_NestedLoads(t *testing.T) {
 //
 //fault:nested-loads
 func TestMaxLoads_ContextOfAnEndedLoad(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
 		var kept context.Context
-		goGet(t.Context(), c, "outer", func(ctx context.Context, _ string) (string, error) {
+		cachetest.GoGet(t.Context(), c, "outer", func(ctx context.Context, _ string) (string, error) {
 			kept = context.WithoutCancel(ctx)
 			return "v", nil
-		}).want(t, "v")
-		src := &countedSource{takes: 10 * time.Millisecond, value: "v"}
-		getAll(kept, t, c, 100, src.load)
-		if src.loads.Load() != 100 || src.most.Load() != 1 {
-			t.Errorf("%d loads, %d at a time, want 100 and 1", src.loads.Load(), src.most.Load())
+		}).Want(t, "v")
+		src := &cachetest.TimedSource{Takes: 10 * time.Millisecond, Value: "v"}
+		cachetest.GetAll(kept, t, c, 100, src.Load)
+		if src.Loads.Load() != 100 || src.Most.Load() != 1 {
+			t.Errorf("%d loads, %d at a time, want 100 and 1", src.Loads.Load(), src.Most.Load())
 		}
 	})
 }
 
 // A load can ask for a key whose fill waits for the only slot, which this load holds.
 func TestMaxLoads_LoadAsksForAQueuedKey(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
 		holds, asks := make(chan struct{}), make(chan struct{})
-		outer := goGet(t.Context(), c, "a", func(ctx context.Context, _ string) (string, error) {
+		outer := cachetest.GoGet(t.Context(), c, "a", func(ctx context.Context, _ string) (string, error) {
 			close(holds)
 			<-asks
-			return c.GetOrLoad(ctx, "b", mustNotLoad[string](t))
+			return c.GetOrLoad(ctx, "b", cachetest.MustNotLoad[string](t))
 		})
 		<-holds
 		begun := time.Now()
-		outsider := goGet(t.Context(), c, "b", gives("b"))
+		outsider := cachetest.GoGet(t.Context(), c, "b", cachetest.Gives("b"))
 		synctest.Wait() // it queues
 		close(asks)
-		outer.want(t, "b")
-		outsider.want(t, "b")
+		outer.Want(t, "b")
+		outsider.Want(t, "b")
 		if d := time.Since(begun); d > 10*time.Millisecond {
 			t.Errorf("both return after %v, want 10ms at most", d)
 		}
@@ -332,24 +333,24 @@ func TestMaxLoads_LoadAsksForAQueuedKey(t *testing.T) {
 // The only slot of one cache is held by a load that asks another cache for a key. An outsider has
 // begun to load that key, and its load asks the first cache.
 func TestMaxLoads_AnotherCacheNeedsTheSlot(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		one := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
-		two := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		one := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		two := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
 		begun := time.Now()
 		goOn := make(chan struct{})
-		outsider := goGet(t.Context(), two, "b", func(ctx context.Context, _ string) (string, error) {
+		outsider := cachetest.GoGet(t.Context(), two, "b", func(ctx context.Context, _ string) (string, error) {
 			<-goOn
-			return one.GetOrLoad(ctx, "c", gives("c"))
+			return one.GetOrLoad(ctx, "c", cachetest.Gives("c"))
 		})
 		synctest.Wait()
-		outer := goGet(t.Context(), one, "a", func(ctx context.Context, _ string) (string, error) {
-			return two.GetOrLoad(ctx, "b", mustNotLoad[string](t))
+		outer := cachetest.GoGet(t.Context(), one, "a", func(ctx context.Context, _ string) (string, error) {
+			return two.GetOrLoad(ctx, "b", cachetest.MustNotLoad[string](t))
 		})
 		synctest.Wait() // it waits for b
 		close(goOn)
-		outer.want(t, "c")
-		outsider.want(t, "c")
-		wantElapsed(t, "both return", begun, 0)
+		outer.Want(t, "c")
+		outsider.Want(t, "c")
+		cachetest.WantElapsed(t, "both return", begun, 0)
 	})
 }
 
@@ -357,53 +358,53 @@ func TestMaxLoads_AnotherCacheNeedsTheSlot(t *testing.T) {
 //
 //fault:recursion
 func TestMaxLoads_TwoCachesAskEachOther(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		one := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
-		two := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		one := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		two := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
 		begun := time.Now()
 		goOn := make(chan struct{})
 		asks := func(c *singlefill.Cache[string], key string) singlefill.Loader[string] {
 			return func(ctx context.Context, _ string) (string, error) {
 				<-goOn
-				return c.GetOrLoad(ctx, key, gives(key))
+				return c.GetOrLoad(ctx, key, cachetest.Gives(key))
 			}
 		}
-		first := goGet(t.Context(), one, "a", asks(two, "c"))
-		second := goGet(t.Context(), two, "b", asks(one, "d"))
+		first := cachetest.GoGet(t.Context(), one, "a", asks(two, "c"))
+		second := cachetest.GoGet(t.Context(), two, "b", asks(one, "d"))
 		synctest.Wait()
 		close(goOn)
-		first.want(t, "c")
-		second.want(t, "d")
-		wantElapsed(t, "both return", begun, 0)
+		first.Want(t, "c")
+		second.Want(t, "d")
+		cachetest.WantElapsed(t, "both return", begun, 0)
 	})
 }
 
 // A slot that is lent to a load of another cache is given back before its own cache is closed.
 func TestClose_LentSlot(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		var fleet atomic.Int64
-		rdb.AddHook(before(func(cmd redis.Cmder) error {
+		rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
 			if s := fmt.Sprint(cmd.Args()...); strings.HasPrefix(cmd.Name(), "eval") && strings.Contains(s, "}:loads") {
 				fleet.Add(1)
 			}
 			return nil
 		}))
-		one := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1, MaxFleetLoads: 1})
-		two := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
-		src := newSource[string](t)
-		goGet(t.Context(), two, "busy", src.load)
-		busy := src.next(t)
-		a := goGet(t.Context(), one, "a", func(ctx context.Context, _ string) (string, error) {
+		one := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1, MaxFleetLoads: 1})
+		two := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		src := cachetest.NewSource[string](t)
+		cachetest.GoGet(t.Context(), two, "busy", src.Load)
+		busy := src.Next(t)
+		a := cachetest.GoGet(t.Context(), one, "a", func(ctx context.Context, _ string) (string, error) {
 			ctx, cancel := context.WithTimeout(ctx, time.Second)
 			defer cancel()
-			_, err := two.GetOrLoad(ctx, "b", src.load)
+			_, err := two.GetOrLoad(ctx, "b", src.Load)
 			if !errors.Is(err, context.DeadlineExceeded) {
 				t.Error(err)
 			}
 			return "a", nil
 		})
-		b := src.next(t)
-		a.want(t, "a")
+		b := src.Next(t)
+		a.Want(t, "a")
 		var n int64
 		closed := make(chan struct{})
 		go func() {
@@ -412,8 +413,8 @@ func TestClose_LentSlot(t *testing.T) {
 			close(closed)
 		}()
 		synctest.Wait()
-		b.give("b")
-		busy.give("busy")
+		b.Give("b")
+		busy.Give("busy")
 		<-closed
 		time.Sleep(time.Minute)
 		if d := fleet.Load() - n; d != 0 {
@@ -428,32 +429,32 @@ func TestMaxFleetLoads_LoadsAtATime(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		const limit, caches, keys = 3, 3, 12
 		ns := redistest.Namespace(t)
-		src := newSource[string](t)
-		var calls []*call[string]
+		src := cachetest.NewSource[string](t)
+		var calls []*cachetest.Call[string]
 		for range caches {
-			c := newCacheIn(t, rdb, ns, patient(&singlefill.Options[string]{MaxFleetLoads: limit}))
+			c := cachetest.NewCacheIn(t, rdb, ns, cachetest.PatientOptions(&singlefill.Options[string]{MaxFleetLoads: limit}))
 			for k := range keys {
-				calls = append(calls, goGet(t.Context(), c, fmt.Sprint(k), src.load))
+				calls = append(calls, cachetest.GoGet(t.Context(), c, fmt.Sprint(k), src.Load))
 			}
 		}
-		running := make(chan *loading[string], limit)
+		running := make(chan *cachetest.HeldLoad[string], limit)
 		for range limit {
-			running <- src.next(t)
+			running <- src.Next(t)
 		}
 		for begun := int64(limit); begun <= keys; begun++ {
-			src.want(t, begun)
-			(<-running).give("v")
+			src.Want(t, begun)
+			(<-running).Give("v")
 			if begun < keys {
-				running <- src.next(t)
+				running <- src.Next(t)
 			}
 		}
 		for range limit - 1 {
-			(<-running).give("v")
+			(<-running).Give("v")
 		}
 		for _, a := range calls {
-			a.want(t, "v")
+			a.Want(t, "v")
 		}
-		src.want(t, keys)
+		src.Want(t, keys)
 		redistest.Await(t, "no slot is held any more", func() bool {
 			n, err := rdb.Exists(t.Context(), fleetKey(ns)).Result()
 			return n == 0 && err == nil
@@ -464,65 +465,65 @@ func TestMaxFleetLoads_LoadsAtATime(t *testing.T) {
 // A fill that waits for a slot of the fleet holds no lock, so that a process with a slot can load
 // the key.
 func TestMaxFleetLoads_QueueingHoldsNoLock(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)
-		a := newCacheIn(t, rdb, ns, &singlefill.Options[string]{MaxFleetLoads: 1})
-		src := newSource[string](t)
-		busy := goGet(t.Context(), a, "busy", src.load)
-		load := src.next(t)
-		waits := goGet(t.Context(), a, "k", mustNotLoad[string](t))
+		a := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{MaxFleetLoads: 1})
+		src := cachetest.NewSource[string](t)
+		busy := cachetest.GoGet(t.Context(), a, "busy", src.Load)
+		load := src.Next(t)
+		waits := cachetest.GoGet(t.Context(), a, "k", cachetest.MustNotLoad[string](t))
 		time.Sleep(time.Second)
-		wantUnlocked(t, rdb, ns, "k")
-		free := newCacheIn(t, rdb, ns, &singlefill.Options[string]{}) // without the limit
-		goGet(t.Context(), free, "k", gives("v")).want(t, "v")
-		waits.want(t, "v")
-		load.give("v")
-		busy.want(t, "v")
+		cachetest.WantUnlocked(t, rdb, ns, "k")
+		free := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{}) // without the limit
+		cachetest.GoGet(t.Context(), free, "k", cachetest.Gives("v")).Want(t, "v")
+		waits.Want(t, "v")
+		load.Give("v")
+		busy.Want(t, "v")
 	})
 }
 
 // A refresh does not wait for a slot of the fleet.
 func TestMaxFleetLoads_RefreshDoesNotWait(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := oldCache(t, rdb, singlefill.Options[string]{StaleWhileRevalidate: time.Hour, MaxFleetLoads: 1}, "old", time.Second)
-		src := newSource[string](t)
-		busy := goGet(t.Context(), c, "busy", src.load)
-		load := src.next(t)
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.OldCache(t, rdb, singlefill.Options[string]{StaleWhileRevalidate: time.Hour, MaxFleetLoads: 1}, "old", time.Second)
+		src := cachetest.NewSource[string](t)
+		busy := cachetest.GoGet(t.Context(), c, "busy", src.Load)
+		load := src.Next(t)
 		for range 5 {
-			if a := <-goAsk(t.Context(), c, "k", mustNotLoad[string](t)); a.value != "old" || a.took != 0 {
+			if a := <-cachetest.GoAsk(t.Context(), c, "k", cachetest.MustNotLoad[string](t)); a.Value != "old" || a.Took != 0 {
 				t.Errorf("answered %+v", a)
 			}
 			time.Sleep(time.Second)
 		}
-		load.give("v")
-		busy.want(t, "v")
+		load.Give("v")
+		busy.Want(t, "v")
 		synctest.Wait()
 		time.Sleep(time.Second)
-		<-goAsk(t.Context(), c, "k", gives("new"))
+		<-cachetest.GoAsk(t.Context(), c, "k", cachetest.Gives("new"))
 		synctest.Wait()
-		wantGet(t, c, "k", "new", nil)
+		cachetest.WantGet(t, c, "k", "new", nil)
 	})
 }
 
 // A nested load needs no slot of the fleet.
 func TestMaxFleetLoads_NestedLoad(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache(t, rdb, &singlefill.Options[string]{MaxFleetLoads: 1, MaxLoads: 1})
-		goGet(t.Context(), c, "outer", func(ctx context.Context, _ string) (string, error) {
-			return c.GetOrLoad(ctx, "inner", gives("v"))
-		}).want(t, "v")
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxFleetLoads: 1, MaxLoads: 1})
+		cachetest.GoGet(t.Context(), c, "outer", func(ctx context.Context, _ string) (string, error) {
+			return c.GetOrLoad(ctx, "inner", cachetest.Gives("v"))
+		}).Want(t, "v")
 	})
 }
 
 // A load gives its slot of the fleet back, however it ends.
 func TestMaxFleetLoads_SlotIsGivenBack(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)
-		c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{MaxFleetLoads: 1})
+		c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{MaxFleetLoads: 1})
 		for how, load := range map[string]singlefill.Loader[string]{
-			"a value":   gives("v"),
-			"an error":  fails[string](errors.New("boom")),
-			"not found": fails[string](singlefill.ErrNotFound),
+			"a value":   cachetest.Gives("v"),
+			"an error":  cachetest.Fails[string](errors.New("boom")),
+			"not found": cachetest.Fails[string](singlefill.ErrNotFound),
 			"a panic":   func(context.Context, string) (string, error) { panic("boom") },
 			"Goexit":    func(context.Context, string) (string, error) { runtime.Goexit(); return "", nil },
 			"a timeout": func(ctx context.Context, _ string) (string, error) { <-ctx.Done(); return "", ctx.Err() },
@@ -540,12 +541,12 @@ func TestMaxFleetLoads_SlotIsGivenBack(t *testing.T) {
 //
 //fault:killed-fleet-load
 func TestMaxFleetLoads_DeadProcess(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)
 		holdFleetSlot(t, m, ns)
-		c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{MaxFleetLoads: 1})
+		c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{MaxFleetLoads: 1})
 		begun := time.Now()
-		goGet(t.Context(), c, "k", gives("v")).want(t, "v")
+		cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("v")).Want(t, "v")
 		if d := time.Since(begun); d < 5*time.Second || d > 6*time.Second {
 			t.Errorf("the slot of the dead process was taken after %v, want LockTTL, 5s, and a pause", d)
 		}
@@ -558,13 +559,13 @@ func fleetKey(ns string) string { return ns + ":{" + ns + "}:loads" }
 // Every key of a namespace begins with it and a colon, those of MaxFleetLoads too, so that one ACL
 // pattern admits all.
 func TestMaxFleetLoads_Keys(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCacheIn(t, rdb, "shop", &singlefill.Options[string]{MaxFleetLoads: 1})
-		other := newCacheIn(t, rdb, "shop", &singlefill.Options[string]{MaxFleetLoads: 1})
-		src := newSource[string](t)
-		first, second := goGet(t.Context(), c, "1", src.load), goGet(t.Context(), other, "2", src.load)
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCacheIn(t, rdb, "shop", &singlefill.Options[string]{MaxFleetLoads: 1})
+		other := cachetest.NewCacheIn(t, rdb, "shop", &singlefill.Options[string]{MaxFleetLoads: 1})
+		src := cachetest.NewSource[string](t)
+		first, second := cachetest.GoGet(t.Context(), c, "1", src.Load), cachetest.GoGet(t.Context(), other, "2", src.Load)
 		time.Sleep(3 * time.Second) // the other cache waits, and reserves the next slot
-		src.want(t, 1)
+		src.Want(t, 1)
 		keys := m.Keys()
 		if !slices.Contains(keys, fleetKey("shop")) {
 			t.Errorf("no semaphore in %q", keys)
@@ -574,10 +575,10 @@ func TestMaxFleetLoads_Keys(t *testing.T) {
 				t.Errorf("%q is outside of the namespace", key)
 			}
 		}
-		src.next(t).give("v")
-		src.next(t).give("v")
-		first.want(t, "v")
-		second.want(t, "v")
+		src.Next(t).Give("v")
+		src.Next(t).Give("v")
+		first.Want(t, "v")
+		second.Want(t, "v")
 	})
 }
 
@@ -586,7 +587,7 @@ func holdFleetSlot(t *testing.T, m *miniredis.Miniredis, ns string) {
 	t.Helper()
 	dies := make(chan struct{})
 	rdb := redistest.NewMiniClient(t, m)
-	rdb.AddHook(before(func(cmd redis.Cmder) error {
+	rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
 		select {
 		case <-dies:
 			return redis.ErrClosed
@@ -609,23 +610,23 @@ func holdFleetSlot(t *testing.T, m *miniredis.Miniredis, ns string) {
 
 // MaxLoads alone bounds the loads while Redis cannot be asked.
 func TestMaxFleetLoads_WithoutRedis(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache(t, rdb, &singlefill.Options[string]{MaxFleetLoads: 1, MaxLoads: 2})
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxFleetLoads: 1, MaxLoads: 2})
 		m.SetError("LOADING dataset")
-		src := newSource[string](t)
-		var calls []*call[string]
+		src := cachetest.NewSource[string](t)
+		var calls []*cachetest.Call[string]
 		for k := range 4 {
-			calls = append(calls, goGet(t.Context(), c, fmt.Sprint(k), src.load))
+			calls = append(calls, cachetest.GoGet(t.Context(), c, fmt.Sprint(k), src.Load))
 		}
 		for begun := range 2 {
-			first, second := src.next(t), src.next(t)
+			first, second := src.Next(t), src.Next(t)
 			time.Sleep(time.Second)
-			src.want(t, 2*int64(begun)+2)
-			first.give("v")
-			second.give("v")
+			src.Want(t, 2*int64(begun)+2)
+			first.Give("v")
+			second.Give("v")
 		}
 		for _, a := range calls {
-			a.want(t, "v")
+			a.Want(t, "v")
 		}
 		m.SetError("")
 	})
@@ -633,15 +634,15 @@ func TestMaxFleetLoads_WithoutRedis(t *testing.T) {
 
 // A wait for a slot of the fleet that ends in the middle of a command is no outage.
 func TestMaxFleetLoads_SlowRedis(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		rdb.AddHook(slow(20 * time.Millisecond))
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		rdb.AddHook(cachetest.Slow(20 * time.Millisecond))
 		opts := &singlefill.Options[string]{MaxFleetLoads: 1}
 		ns := redistest.Namespace(t)
-		a, b := newCacheIn(t, rdb, ns, opts), newCacheIn(t, rdb, ns, opts)
-		src := newSource[string](t)
-		goGet(t.Context(), a, "x", src.load)
-		src.next(t)
-		goGet(t.Context(), b, "y", src.load)
+		a, b := cachetest.NewCacheIn(t, rdb, ns, opts), cachetest.NewCacheIn(t, rdb, ns, opts)
+		src := cachetest.NewSource[string](t)
+		cachetest.GoGet(t.Context(), a, "x", src.Load)
+		src.Next(t)
+		cachetest.GoGet(t.Context(), b, "y", src.Load)
 		for range 50 {
 			time.Sleep(time.Second)
 			synctest.Wait()
@@ -660,17 +661,17 @@ func TestMaxFleetLoads_Outage(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				_, rdb := redistest.StartMini(t)
 
-				c := newCache(t, rdb, &singlefill.Options[string]{MaxFleetLoads: fleet})
-				var down outage
-				down.on.Store(true)
-				rdb.AddHook(down.hook())
+				c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxFleetLoads: fleet})
+				var down cachetest.Outage
+				down.On.Store(true)
+				rdb.AddHook(down.Hook())
 				begun := time.Now()
-				var calls []*call[string]
+				var calls []*cachetest.Call[string]
 				for i := range 1000 {
-					calls = append(calls, goGet(t.Context(), c, fmt.Sprint(i), takes(100*time.Millisecond, "v", nil)))
+					calls = append(calls, cachetest.GoGet(t.Context(), c, fmt.Sprint(i), cachetest.Takes(100*time.Millisecond, "v", nil)))
 				}
 				for _, a := range calls {
-					<-a.answer
+					<-a.Answer
 				}
 				took[fleet] = time.Since(begun)
 			})
@@ -689,37 +690,37 @@ func TestMaxFleetLoads_Disagreement(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		const keys, largest = 6, 4
 		ns := redistest.Namespace(t)
-		src := newSource[string](t)
+		src := cachetest.NewSource[string](t)
 		var caches []*singlefill.Cache[string]
-		var calls []*call[string]
+		var calls []*cachetest.Call[string]
 		for _, limit := range []int{2, largest} {
-			c := newCacheIn(t, rdb, ns, patient(&singlefill.Options[string]{MaxFleetLoads: limit}))
+			c := cachetest.NewCacheIn(t, rdb, ns, cachetest.PatientOptions(&singlefill.Options[string]{MaxFleetLoads: limit}))
 			caches = append(caches, c)
 			for k := range keys {
-				calls = append(calls, goGet(t.Context(), c, fmt.Sprint(k, " of ", limit), src.load))
+				calls = append(calls, cachetest.GoGet(t.Context(), c, fmt.Sprint(k, " of ", limit), src.Load))
 			}
 		}
-		running := make(chan *loading[string], largest)
+		running := make(chan *cachetest.HeldLoad[string], largest)
 		for range largest {
-			running <- src.next(t)
+			running <- src.Next(t)
 		}
 		for begun := int64(largest); begun <= 2*keys; begun++ {
-			src.want(t, begun)
+			src.Want(t, begun)
 			if held, err := rdb.ZCard(t.Context(), fleetKey(ns)).Result(); held > largest || err != nil {
 				t.Errorf("%d slots are held, %v", held, err)
 			}
-			(<-running).give("v")
+			(<-running).Give("v")
 			if begun < 2*keys {
-				running <- src.next(t)
+				running <- src.Next(t)
 			}
 		}
 		for range largest - 1 {
-			(<-running).give("v")
+			(<-running).Give("v")
 		}
 		for _, a := range calls {
-			a.want(t, "v")
+			a.Want(t, "v")
 		}
-		src.want(t, 2*keys)
+		src.Want(t, 2*keys)
 		for _, c := range caches {
 			if s := c.Stats(); s.LoadsUnlimited != 0 {
 				t.Errorf("%d loads without the limit", s.LoadsUnlimited)

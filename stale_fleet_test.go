@@ -17,6 +17,7 @@ import (
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
 // Readers of a busy key never wait, and each life costs one load.
@@ -32,8 +33,8 @@ func TestEarlyRefresh_NoReaderWaits(t *testing.T) {
 	const workers, pause = 50, 400 * time.Millisecond
 	for _, processes := range []int{1, 5} {
 		t.Run(fmt.Sprint(processes, " processes"), func(t *testing.T) {
-			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-				fleet := newCaches(t, m, redistest.Namespace(t), processes, &singlefill.Options[int64]{
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+				fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), processes, &singlefill.Options[int64]{
 					Jitter: -1, TTLFunc: func(string, int64) time.Duration { return life },
 				})
 				var loads, loading, seen atomic.Int64
@@ -80,31 +81,31 @@ func TestEarlyRefresh_NoReaderWaits(t *testing.T) {
 
 // An early refresh is one load in the fleet, and no reader waits for it.
 func TestEarlyRefresh_OneLoad(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-		opts := staleOptions(0, 0)
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+		opts := cachetest.StaleOptions(0, 0)
 		opts.EarlyRefresh = 1e9 // every hit, if the load took any time
 		opts.TTLFunc = func(string, string) time.Duration { return 10 * time.Second }
-		fleet := newCaches(t, m, redistest.Namespace(t), 2, opts)
-		src := &countedSource{takes: 5 * time.Second, value: "v1"}
-		ask(t.Context(), fleet[0], "k", src.load).want(t, "a load", answer{value: "v1", took: src.takes})
-		src.value = "v2"
+		fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 2, opts)
+		src := &cachetest.TimedSource{Takes: 5 * time.Second, Value: "v1"}
+		cachetest.Ask(t.Context(), fleet[0], "k", src.Load).Want(t, "a load", cachetest.Answer{Value: "v1", Took: src.Takes})
+		src.Value = "v2"
 		begun := time.Now()
 		for time.Since(begun) < 4*time.Second {
 			for _, c := range fleet {
-				ask(t.Context(), c, "k", src.load).want(t, "hammered", answer{
-					value: "v1", info: singlefill.ValueInfo{Age: time.Since(begun)},
+				cachetest.Ask(t.Context(), c, "k", src.Load).Want(t, "hammered", cachetest.Answer{
+					Value: "v1", Info: singlefill.ValueInfo{Age: time.Since(begun)},
 				})
 			}
 			time.Sleep(10 * time.Millisecond)
 		}
-		src.wantLoads(t, "hammered", 2)
+		src.WantLoads(t, "hammered", 2)
 		time.Sleep(2 * time.Second)
 		for _, c := range fleet {
 			v, err := c.Get(t.Context(), "k")
-			wantValue(t, v, err, "v2")
+			cachetest.WantValue(t, v, err, "v2")
 		}
 		time.Sleep(time.Hour)
-		src.wantLoads(t, "not read any more", 2)
+		src.WantLoads(t, "not read any more", 2)
 		for i, c := range fleet {
 			if s := c.Stats(); s.Stale != 0 || s.LoadErrors != 0 || s.Refreshes != s.Loads+int64(i)-1 {
 				t.Errorf("process %d: %+v, want nothing stale, and loads but the first to be refreshes", i, s)
@@ -131,12 +132,12 @@ func TestRetryAfter_OneLoadInTheFleet(t *testing.T) {
 
 // sourceOutage is a source that is down, and four processes that go on reading a stale value.
 func sourceOutage(t *testing.T, opts *singlefill.Options[string], retryAfter time.Duration) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
 		outage := min(24*retryAfter, time.Minute)
 		pause := max(50*time.Millisecond, min(retryAfter/10, 250*time.Millisecond))
 		opts.RetryAfter = retryAfter
-		fleet := newCaches(t, m, redistest.Namespace(t), 4, opts)
-		setStale(t, fleet[0], "k", "old", 0)
+		fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 4, opts)
+		cachetest.SetStale(t, fleet[0], "k", "old", 0)
 		up := time.Now().Add(outage)
 		var tried, trying atomic.Int64
 		load := func(context.Context, string) (string, error) {
@@ -148,15 +149,15 @@ func sourceOutage(t *testing.T, opts *singlefill.Options[string], retryAfter tim
 				return "new", nil
 			}
 			tried.Add(1)
-			return "", errSource
+			return "", cachetest.ErrSource
 		}
 		var wg sync.WaitGroup
 		for i, c := range fleet {
 			wg.Go(func() {
 				time.Sleep(time.Duration(i) * 13 * time.Millisecond)
 				for value := "old"; value == "old"; time.Sleep(pause) {
-					r := ask(t.Context(), c, "k", load)
-					if value = r.value; r.err != nil || r.took > 0 || value == "new" && time.Now().Before(up) {
+					r := cachetest.Ask(t.Context(), c, "k", load)
+					if value = r.Value; r.Err != nil || r.Took > 0 || value == "new" && time.Now().Before(up) {
 						t.Errorf("got %+v", r)
 						return
 					}
@@ -179,17 +180,17 @@ func sourceOutage(t *testing.T, opts *singlefill.Options[string], retryAfter tim
 func TestRetryAfter_Off(t *testing.T) {
 	for _, kind := range windowKinds {
 		t.Run(kind.name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
 				opts := kind.opts()
 				opts.RetryAfter = -1
-				fleet := newCaches(t, m, redistest.Namespace(t), 2, opts)
-				setStale(t, fleet[0], "k", "old", 0)
-				src := &countedSource{err: errSource}
+				fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 2, opts)
+				cachetest.SetStale(t, fleet[0], "k", "old", 0)
+				src := &cachetest.TimedSource{Err: cachetest.ErrSource}
 				for n := range int64(10) {
-					if r := ask(t.Context(), fleet[n/2%2], "k", src.load); r.value != "old" || r.err != nil {
+					if r := cachetest.Ask(t.Context(), fleet[n/2%2], "k", src.Load); r.Value != "old" || r.Err != nil {
 						t.Errorf("got %+v", r)
 					}
-					src.wantLoads(t, "one read more", n+1)
+					src.WantLoads(t, "one read more", n+1)
 				}
 			})
 		})
@@ -200,26 +201,26 @@ func TestRetryAfter_Off(t *testing.T) {
 func TestRetryAfter_AskedOnceASecond(t *testing.T) {
 	for _, retryAfter := range []time.Duration{400 * time.Millisecond, 5 * time.Second} {
 		t.Run(retryAfter.String(), func(t *testing.T) {
-			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-				opts := staleOptions(time.Hour, 0)
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+				opts := cachetest.StaleOptions(time.Hour, 0)
 				opts.RetryAfter = retryAfter
-				fleet := newCaches(t, m, redistest.Namespace(t), 2, opts)
-				src := &countedSource{err: errSource}
-				setStale(t, fleet[0], "k", "old", 0)
+				fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 2, opts)
+				src := &cachetest.TimedSource{Err: cachetest.ErrSource}
+				cachetest.SetStale(t, fleet[0], "k", "old", 0)
 				for _, c := range fleet {
-					ask(t.Context(), c, "k", src.load)
-					src.wantLoads(t, "the failure", 1)
+					cachetest.Ask(t.Context(), c, "k", src.Load)
+					src.WantLoads(t, "the failure", 1)
 				}
 				rest := min(retryAfter, time.Second)
 				read := func() {
 					time.Sleep(rest / 4)
-					ask(t.Context(), fleet[1], "k", src.load)
+					cachetest.Ask(t.Context(), fleet[1], "k", src.Load)
 				}
-				wantCommands(t, m, "within a second", 3, 3, func() { read(); read(); read() })
-				src.wantLoads(t, "within a second", 1)
-				wantCommands(t, m, "after that", 2, 100, read)
+				cachetest.WantCommands(t, m, "within a second", 3, 3, func() { read(); read(); read() })
+				src.WantLoads(t, "within a second", 1)
+				cachetest.WantCommands(t, m, "after that", 2, 100, read)
 				if rest == retryAfter {
-					src.wantLoads(t, "after RetryAfter", 2)
+					src.WantLoads(t, "after RetryAfter", 2)
 				}
 			})
 		})
@@ -253,45 +254,45 @@ func TestRetryAfter_NothingToServe(t *testing.T) {
 		for _, kind := range windowKinds {
 			for asker := range 2 {
 				t.Run(fmt.Sprintf("%s, %s, by %d", test.name, kind.name, asker), func(t *testing.T) {
-					inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+					cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 						ns := redistest.Namespace(t)
 						opts := kind.opts()
 						opts.RetryAfter = 2 * time.Minute // longer than LockTTL, and than the window
-						fleet := newCaches(t, m, ns, 2, opts)
-						setStale(t, fleet[0], "k", "old", 0)
-						src := &countedSource{err: errSource}
-						ask(t.Context(), fleet[0], "k", src.load)
+						fleet := cachetest.NewCaches(t, m, ns, 2, opts)
+						cachetest.SetStale(t, fleet[0], "k", "old", 0)
+						src := &cachetest.TimedSource{Err: cachetest.ErrSource}
+						cachetest.Ask(t.Context(), fleet[0], "k", src.Load)
 						synctest.Wait()
 						time.Sleep(29 * time.Second)
 						for _, c := range fleet {
-							r := ask(t.Context(), c, "k", src.load)
+							r := cachetest.Ask(t.Context(), c, "k", src.Load)
 							if kind.ifError {
-								r.wantRemote(t, "within RetryAfter", 29*time.Second, errSource.Error())
+								r.WantRemote(t, "within RetryAfter", 29*time.Second, cachetest.ErrSource.Error())
 							} else {
-								r.wantOld(t, "within RetryAfter", 29*time.Second, nil)
+								r.WantOld(t, "within RetryAfter", 29*time.Second, nil)
 							}
 						}
-						src.wantLoads(t, "within RetryAfter", 1)
+						src.WantLoads(t, "within RetryAfter", 1)
 
 						if err := test.act(t.Context(), fleet[0], rdb, ns); err != nil {
 							t.Fatal(err)
 						}
-						src.value, src.err = "new", nil
-						r := ask(t.Context(), fleet[asker], "k", src.load)
+						src.Value, src.Err = "new", nil
+						r := cachetest.Ask(t.Context(), fleet[asker], "k", src.Load)
 						switch {
 						case test.want == "set":
-							r.wantFresh(t, "set", "set")
-							if record, found := stored(t, rdb, ns+":{k}:lock"); found {
+							r.WantFresh(t, "set", "set")
+							if record, found := cachetest.Stored(t, rdb, ns+":{k}:lock"); found {
 								t.Errorf("the lock key holds %q", record)
 							}
 							return
 						case test.want == "old" && !kind.ifError:
-							r.wantOld(t, "expired", 29*time.Second, nil)
+							r.WantOld(t, "expired", 29*time.Second, nil)
 						default:
-							r.wantFresh(t, "gone or to be loaded first", "new")
+							r.WantFresh(t, "gone or to be loaded first", "new")
 						}
-						src.wantLoads(t, "at once", 2)
-						wantStored(t, rdb, ns, "k", "new")
+						src.WantLoads(t, "at once", 2)
+						cachetest.WantStored(t, rdb, ns, "k", "new")
 					})
 				})
 			}
@@ -303,24 +304,24 @@ func TestRetryAfter_NothingToServe(t *testing.T) {
 func TestRetryAfter_KeyChanges(t *testing.T) {
 	t.Parallel()
 	refreshEach(t, func(t *testing.T, how string, r *refreshing, rdb, look redis.UniversalClient) {
-		r.load.fail(errors.New("boom"))
+		r.load.Fail(errors.New("boom"))
 		redistest.Await(t, "the refresh is over", func() bool { return r.Stats().LoadErrors == 1 })
 		for _, c := range []*singlefill.Cache[string]{r.Cache, r.elsewhere} {
-			goGet(t.Context(), c, "k", mustNotLoad[string](t)).want(t, "v0") // RetryAfter is an hour
+			cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).Want(t, "v0") // RetryAfter is an hour
 		}
 		supersede(t, r.Cache, how)
-		awaitSeen(t, rdb, look, r.ns, "k")
-		again := goGet(t.Context(), r.Cache, "k", r.src.load)
+		cachetest.AwaitSeen(t, rdb, look, r.ns, "k")
+		again := cachetest.GoGet(t.Context(), r.Cache, "k", r.src.Load)
 		if how == "Expire" {
-			again.want(t, "v0")
+			again.Want(t, "v0")
 		}
-		r.src.next(t).give("v2")
+		r.src.Next(t).Give("v2")
 		if how == "Delete" {
-			again.want(t, "v2")
+			again.Want(t, "v2")
 		}
 		_ = r.Close()
-		wantStored(t, look, r.ns, "k", "v2")
-		r.src.want(t, 2)
+		cachetest.WantStored(t, look, r.ns, "k", "v2")
+		r.src.Want(t, 2)
 	}, "Delete", "Expire") // after a Set no load is needed
 }
 
@@ -330,20 +331,20 @@ func TestRetryAfter_KeyChanges(t *testing.T) {
 func TestRetryAfter_ClosedCache(t *testing.T) {
 	for _, kind := range windowKinds {
 		t.Run(kind.name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				fleet := newCaches(t, m, redistest.Namespace(t), 2, kind.opts())
-				setStale(t, fleet[0], "k", "old", 0)
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 2, kind.opts())
+				cachetest.SetStale(t, fleet[0], "k", "old", 0)
 				var reason error
 				if kind.ifError {
 					reason = singlefill.ErrClosed
 				}
-				src := &countedSource{err: singlefill.ErrClosed}
-				ask(t.Context(), fleet[0], "k", src.load).wantOld(t, "here", 0, reason)
-				src.wantLoads(t, "here", 1)
-				src.value, src.err = "new", nil
-				ask(t.Context(), fleet[1], "k", src.load)
-				src.wantLoads(t, "there", 2)
-				ask(t.Context(), fleet[1], "k", src.load).wantFresh(t, "there", "new")
+				src := &cachetest.TimedSource{Err: singlefill.ErrClosed}
+				cachetest.Ask(t.Context(), fleet[0], "k", src.Load).WantOld(t, "here", 0, reason)
+				src.WantLoads(t, "here", 1)
+				src.Value, src.Err = "new", nil
+				cachetest.Ask(t.Context(), fleet[1], "k", src.Load)
+				src.WantLoads(t, "there", 2)
+				cachetest.Ask(t.Context(), fleet[1], "k", src.Load).WantFresh(t, "there", "new")
 			})
 		})
 	}
@@ -363,8 +364,8 @@ const clockSkew = time.Minute
 func clockCache(t testing.TB, m *miniredis.Miniredis, ns string, opts *singlefill.Options[string], ahead time.Duration) *singlefill.Cache[string] {
 	t.Helper()
 	rdb := redistest.NewMiniClient(t, m)
-	rdb.AddHook(&clockHook{ahead, isScript(t, "store"), isScript(t, "get_or_lock"), isScript(t, "expire")})
-	return newCacheIn(t, rdb, ns, opts)
+	rdb.AddHook(&clockHook{ahead, cachetest.Script(t, "store"), cachetest.Script(t, "get_or_lock"), cachetest.Script(t, "expire")})
+	return cachetest.NewCacheIn(t, rdb, ns, opts)
 }
 
 // clockShift moves the times of an entry, or of its header, by d.
@@ -436,13 +437,13 @@ func (h *clockHook) write(cmd redis.Cmder) {
 func eachClock(t *testing.T, opts func() *singlefill.Options[string], run func(t *testing.T, right, wrong *singlefill.Cache[string], ahead time.Duration)) {
 	for _, ahead := range []time.Duration{clockSkew, -clockSkew} {
 		t.Run(fmt.Sprintf("ahead by %v", ahead), func(t *testing.T) {
-			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 				ns := redistest.Namespace(t)
-				right, wrong := newCacheIn(t, rdb, ns, opts()), clockCache(t, m, ns, opts(), ahead)
+				right, wrong := cachetest.NewCacheIn(t, rdb, ns, opts()), clockCache(t, m, ns, opts(), ahead)
 				if err := wrong.Set(t.Context(), "probe", "v"); err != nil {
 					t.Fatal(err)
 				}
-				if _, e := getEntry(t, rdb, ns, "probe"); !e.WrittenAt.Equal(time.Now().Add(ahead)) {
+				if _, e := cachetest.GetEntry(t, rdb, ns, "probe"); !e.WrittenAt.Equal(time.Now().Add(ahead)) {
 					t.Fatalf("written at %v, want %v ahead of now", e.WrittenAt, ahead)
 				}
 				run(t, right, wrong, ahead)
@@ -453,7 +454,7 @@ func eachClock(t *testing.T, opts func() *singlefill.Options[string], run func(t
 
 func clockOptions(life, swr, sie, retryAfter time.Duration) func() *singlefill.Options[string] {
 	return func() *singlefill.Options[string] {
-		opts := staleOptions(swr, sie)
+		opts := cachetest.StaleOptions(swr, sie)
 		opts.RetryAfter, opts.TTLFunc = retryAfter, func(string, string) time.Duration { return life }
 		return opts
 	}
@@ -473,7 +474,7 @@ func TestClocks_Freshness(t *testing.T) {
 		}{
 			"wrong reader": {right, wrong, ahead}, "wrong writer": {wrong, right, -ahead}, "both wrong": {wrong, wrong, 0}, "both right": {right, right, 0},
 		} {
-			goGet(t.Context(), test.writer, key, gives("v")).want(t, "v")
+			cachetest.GoGet(t.Context(), test.writer, key, cachetest.Gives("v")).Want(t, "v")
 			begun := time.Now()
 			fresh, served, got := time.Duration(0), time.Duration(0), time.Duration(0) // until when
 			for ; time.Since(begun) < life+sie+3*time.Minute; time.Sleep(step) {
@@ -481,7 +482,7 @@ func TestClocks_Freshness(t *testing.T) {
 				if _, err := test.reader.Get(t.Context(), key); err == nil {
 					got = at
 				}
-				v, info, err := test.reader.GetOrLoadInfo(t.Context(), key, fails[string](boom))
+				v, info, err := test.reader.GetOrLoadInfo(t.Context(), key, cachetest.Fails[string](boom))
 				switch {
 				case err == nil && v == "v":
 					served = at
@@ -515,11 +516,11 @@ func TestClocks_EntryThatRedisHasEnded(t *testing.T) {
 	const life, sie = 10 * time.Minute, 5 * time.Minute
 	boom := errors.New("boom")
 	eachClock(t, clockOptions(life, 0, sie, time.Millisecond), func(t *testing.T, right, wrong *singlefill.Cache[string], ahead time.Duration) {
-		goGet(t.Context(), right, "k", gives("v")).want(t, "v")
+		cachetest.GoGet(t.Context(), right, "k", cachetest.Gives("v")).Want(t, "v")
 		time.Sleep(life + sie - max(0, ahead) - time.Second)
-		goGet(t.Context(), wrong, "k", fails[string](boom)).want(t, "v")
+		cachetest.GoGet(t.Context(), wrong, "k", cachetest.Fails[string](boom)).Want(t, "v")
 		time.Sleep(max(0, ahead) + time.Second)
-		goGet(t.Context(), wrong, "k", fails[string](boom)).wantErr(t, boom)
+		cachetest.GoGet(t.Context(), wrong, "k", cachetest.Fails[string](boom)).WantErr(t, boom)
 	})
 }
 
@@ -581,7 +582,7 @@ func TestClocks_FurtherApartThanALife(t *testing.T) {
 							for time.Since(begun) < run {
 								sent := time.Now()
 								v, err := c.GetOrLoad(t.Context(), "k", load)
-								wantValue(t, v, err, "v")
+								cachetest.WantValue(t, v, err, "v")
 								if took := time.Since(sent); took > 4*loadTime { // a load elsewhere, one here, and polls
 									t.Errorf("a call took %v", took)
 								}
@@ -628,7 +629,7 @@ func TestClocks_Expire(t *testing.T) {
 							if err := expirer.Expire(t.Context(), key); err != nil {
 								t.Fatal(err)
 							}
-							v, info, err := reader.GetOrLoadInfo(t.Context(), key, gives("new"))
+							v, info, err := reader.GetOrLoadInfo(t.Context(), key, cachetest.Gives("new"))
 							if name == "refreshed" {
 								if err != nil || v != "old" || !info.Stale {
 									t.Errorf("%s: %q, %+v, %v; want the old value, stale", key, v, info, err)
@@ -637,7 +638,7 @@ func TestClocks_Expire(t *testing.T) {
 								t.Errorf("%s: %q, %+v, %v; want the new value", key, v, info, err)
 							}
 							synctest.Wait()
-							goGet(t.Context(), reader, key, gives("newer")).want(t, "new")
+							cachetest.GoGet(t.Context(), reader, key, cachetest.Gives("newer")).Want(t, "new")
 						}
 					}
 				}
@@ -657,7 +658,7 @@ func TestClocks_RetryAfter(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			eachClock(t, opts, func(t *testing.T, right, wrong *singlefill.Cache[string], _ time.Duration) {
 				for key, caches := range map[string][2]*singlefill.Cache[string]{"wrong fails": {wrong, right}, "right fails": {right, wrong}} {
-					goGet(t.Context(), right, key, gives("old")).want(t, "old")
+					cachetest.GoGet(t.Context(), right, key, cachetest.Gives("old")).Want(t, "old")
 					time.Sleep(life + clockSkew)
 					var loads []time.Duration
 					begun := time.Now()
@@ -667,7 +668,7 @@ func TestClocks_RetryAfter(t *testing.T) {
 					}
 					for ; time.Since(begun) < 2*retryAfter; time.Sleep(time.Second) {
 						for _, c := range caches {
-							goGet(t.Context(), c, key, load).want(t, "old")
+							cachetest.GoGet(t.Context(), c, key, load).Want(t, "old")
 							synctest.Wait()
 						}
 					}

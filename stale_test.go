@@ -20,17 +20,8 @@ import (
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
-
-// staleLife is the life of every entry, unless a test says otherwise.
-const staleLife = time.Hour
-
-// staleOptions are two windows of a Raw cache of which nothing is random.
-func staleOptions(whileRevalidate, ifError time.Duration) *singlefill.Options[string] {
-	return &singlefill.Options[string]{
-		Codec: singlefill.Raw, Jitter: -1, EarlyRefresh: -1, StaleWhileRevalidate: whileRevalidate, StaleIfError: ifError,
-	}
-}
 
 // windowKinds are a minute of each window alone.
 var windowKinds = []struct {
@@ -38,65 +29,18 @@ var windowKinds = []struct {
 	opts    func() *singlefill.Options[string]
 	ifError bool
 }{
-	{"while revalidate", func() *singlefill.Options[string] { return staleOptions(time.Minute, 0) }, false},
-	{"if error", func() *singlefill.Options[string] { return staleOptions(0, time.Minute) }, true},
+	{"while revalidate", func() *singlefill.Options[string] { return cachetest.StaleOptions(time.Minute, 0) }, false},
+	{"if error", func() *singlefill.Options[string] { return cachetest.StaleOptions(0, time.Minute) }, true},
 }
 
-// setStale stores a value and returns when it has been stale for late.
-func setStale(t testing.TB, c *singlefill.Cache[string], key, value string, late time.Duration) {
-	t.Helper()
-	if err := c.Set(t.Context(), key, value); err != nil {
-		t.Fatal(err)
-	}
-	time.Sleep(staleLife + late)
-}
-
-// oldCache returns a cache whose values live for a second. Its key k has been stale for late.
-func oldCache[T any](t *testing.T, rdb *redis.Client, opts singlefill.Options[T], value T, late time.Duration) *singlefill.Cache[T] {
-	t.Helper()
-	opts.Jitter = -1
-	c, err := singlefill.New(rdb, "ns", time.Second, &opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { c.Close() })
-	if err := c.Set(t.Context(), "k", value); err != nil {
-		t.Fatal(err)
-	}
-	time.Sleep(time.Second + late)
-	return c
-}
-
-// wantOld wants the value that setStale stored, at once, stale for late; err is the reason.
-func (a answer) wantOld(t testing.TB, what string, late time.Duration, err error) {
-	t.Helper()
-	a.want(t, what, answer{value: "old", info: singlefill.ValueInfo{Stale: true, Age: staleLife + late, Err: err}})
-}
-
-// wantRemote is wantOld with the failure of another process.
-func (a answer) wantRemote(t testing.TB, what string, late time.Duration, text string) {
-	t.Helper()
-	var remote *singlefill.RemoteError
-	if !errors.As(a.info.Err, &remote) || remote.Message != text {
-		t.Errorf("%s: the reason is %v, want a RemoteError %q", what, a.info.Err, text)
-	}
-	a.wantOld(t, what, late, a.info.Err)
-}
-
-// wantFresh wants a value that was stored at this instant, at once.
-func (a answer) wantFresh(t testing.TB, what, value string) {
-	t.Helper()
-	a.want(t, what, answer{value: value})
-}
-
-// staleTrace is events.trace with what concerns stale values.
-func staleTrace(e *events) *singlefill.Trace {
-	trace := e.trace()
+// staleTrace is Events.Trace with what concerns stale values.
+func staleTrace(e *cachetest.Events) *singlefill.Trace {
+	trace := e.Trace()
 	trace.Stale = func(_ context.Context, key string, i singlefill.ValueInfo) {
-		e.add("stale %s %t, %v old, %v", key, i.Stale, i.Age, i.Err)
+		e.Add("stale %s %t, %v old, %v", key, i.Stale, i.Age, i.Err)
 	}
 	trace.LoadDone = func(_ context.Context, i singlefill.LoadInfo) {
-		e.add("done %s %v, stored %t, refresh %t", i.Key, i.Err, i.Stored, i.Refresh)
+		e.Add("done %s %v, stored %t, refresh %t", i.Key, i.Err, i.Stored, i.Refresh)
 	}
 	return trace
 }
@@ -119,9 +63,9 @@ func TestStale_WindowsToTheMillisecond(t *testing.T) {
 	} {
 		for _, prolonged := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, prolonged %t", w.name, prolonged), func(t *testing.T) {
-				inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 					ns := redistest.Namespace(t)
-					c := newCacheIn(t, rdb, ns, staleOptions(w.swr, w.sie))
+					c := cachetest.NewCacheIn(t, rdb, ns, cachetest.StaleOptions(w.swr, w.sie))
 					probes := []time.Duration{-tick, 0, w.swr - tick, w.swr, w.sie - tick, w.sie, 3 * minute}
 					slices.Sort(probes)
 					probes = slices.Compact(probes)
@@ -131,7 +75,7 @@ func TestStale_WindowsToTheMillisecond(t *testing.T) {
 						if err := c.Set(t.Context(), key, "old"); err != nil {
 							t.Fatal(err)
 						}
-						if kept := m.TTL(ns + ":{" + key + "}"); kept != staleLife+max(w.swr, w.sie) {
+						if kept := m.TTL(ns + ":{" + key + "}"); kept != cachetest.StaleLife+max(w.swr, w.sie) {
 							t.Errorf("Redis keeps it for %v", kept)
 						}
 						if prolonged {
@@ -139,26 +83,26 @@ func TestStale_WindowsToTheMillisecond(t *testing.T) {
 						}
 					}
 					for _, late := range probes {
-						time.Sleep(time.Until(begun.Add(staleLife + late)))
-						src := &countedSource{err: errSource}
+						time.Sleep(time.Until(begun.Add(cachetest.StaleLife + late)))
+						src := &cachetest.TimedSource{Err: cachetest.ErrSource}
 						v, err := c.Get(t.Context(), late.String())
-						r := ask(t.Context(), c, late.String(), src.load)
+						r := cachetest.Ask(t.Context(), c, late.String(), src.Load)
 						switch {
 						case late < 0:
-							r.want(t, "fresh", answer{value: "old", info: singlefill.ValueInfo{Age: staleLife + late}})
-							src.wantLoads(t, "fresh", 0)
+							r.Want(t, "fresh", cachetest.Answer{Value: "old", Info: singlefill.ValueInfo{Age: cachetest.StaleLife + late}})
+							src.WantLoads(t, "fresh", 0)
 						case late < w.swr:
-							r.wantOld(t, "within StaleWhileRevalidate: "+late.String(), late, nil)
-							src.wantLoads(t, "a refresh", 1)
+							r.WantOld(t, "within StaleWhileRevalidate: "+late.String(), late, nil)
+							src.WantLoads(t, "a refresh", 1)
 						case late < w.sie:
-							r.wantOld(t, "within StaleIfError: "+late.String(), late, errSource)
-							src.wantLoads(t, "within StaleIfError", 1)
+							r.WantOld(t, "within StaleIfError: "+late.String(), late, cachetest.ErrSource)
+							src.WantLoads(t, "within StaleIfError", 1)
 						default:
-							r.want(t, "too old: "+late.String(), answer{err: errSource})
-							src.wantLoads(t, "too old", 1)
+							r.Want(t, "too old: "+late.String(), cachetest.Answer{Err: cachetest.ErrSource})
+							src.WantLoads(t, "too old", 1)
 						}
 						if late < 0 || late < w.swr {
-							wantValue(t, v, err, "old")
+							cachetest.WantValue(t, v, err, "old")
 						} else if err != singlefill.ErrMiss {
 							t.Errorf("Get %v late: %q, %v; want ErrMiss", late, v, err)
 						}
@@ -171,24 +115,24 @@ func TestStale_WindowsToTheMillisecond(t *testing.T) {
 
 // The windows of an entry begin when its own life ends.
 func TestStale_WindowsFollowEachLife(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)
-		opts := staleOptions(time.Minute, 2*time.Minute)
+		opts := cachetest.StaleOptions(time.Minute, 2*time.Minute)
 		opts.TTLFunc = func(key, _ string) time.Duration {
 			if key == "own life" {
 				return 10 * time.Minute
 			}
-			return staleLife
+			return cachetest.StaleLife
 		}
 		opts.Jitter = 0.5
-		c := newCacheIn(t, rdb, ns, opts)
+		c := cachetest.NewCacheIn(t, rdb, ns, opts)
 		const keys = 200
 		lives := make(map[time.Duration]bool)
 		for i := range keys {
 			key := fmt.Sprint(i)
-			ask(t.Context(), c, key, gives("old"))
+			cachetest.Ask(t.Context(), c, key, cachetest.Gives("old"))
 			life := m.TTL(ns+":{"+key+"}") - 2*time.Minute
-			if lives[life] = true; life <= staleLife/2 || life > staleLife {
+			if lives[life] = true; life <= cachetest.StaleLife/2 || life > cachetest.StaleLife {
 				t.Errorf("a life of %v, want from half an hour to an hour", life)
 			}
 		}
@@ -196,7 +140,7 @@ func TestStale_WindowsFollowEachLife(t *testing.T) {
 			t.Errorf("%d keys have only %d different lives", keys, len(lives))
 		}
 		for _, key := range []string{"own life", "k"} {
-			ask(t.Context(), c, key, gives("old"))
+			cachetest.Ask(t.Context(), c, key, cachetest.Gives("old"))
 			life := m.TTL(ns+":{"+key+"}") - 2*time.Minute
 			if key == "own life" && (life <= 5*time.Minute || life > 10*time.Minute) {
 				t.Errorf("a life of %v, want from 5 to 10 minutes", life)
@@ -204,19 +148,19 @@ func TestStale_WindowsFollowEachLife(t *testing.T) {
 			begun := time.Now()
 			for _, late := range []time.Duration{-time.Millisecond, 0, 2*time.Minute - time.Millisecond, 2 * time.Minute} {
 				time.Sleep(time.Until(begun.Add(life + late)))
-				want := answer{value: "old", info: singlefill.ValueInfo{Age: life + late, Stale: late >= 0}}
+				want := cachetest.Answer{Value: "old", Info: singlefill.ValueInfo{Age: life + late, Stale: late >= 0}}
 				switch late {
 				case 2*time.Minute - time.Millisecond:
-					want.info.Err = errSource
+					want.Info.Err = cachetest.ErrSource
 				case 2 * time.Minute:
-					want = answer{err: errSource}
+					want = cachetest.Answer{Err: cachetest.ErrSource}
 				}
 				if late == 0 { // no refresh: that would be another life
 					v, err := c.Get(t.Context(), key)
-					wantValue(t, v, err, "old")
+					cachetest.WantValue(t, v, err, "old")
 					continue
 				}
-				ask(t.Context(), c, key, fails[string](errSource)).want(t, fmt.Sprint(key, " ", late, " late"), want)
+				cachetest.Ask(t.Context(), c, key, cachetest.Fails[string](cachetest.ErrSource)).Want(t, fmt.Sprint(key, " ", late, " late"), want)
 			}
 		}
 	})
@@ -224,10 +168,10 @@ func TestStale_WindowsFollowEachLife(t *testing.T) {
 
 // Redis keeps an entry for its life and the longer window.
 func TestStale_TTLInRedis(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		for _, w := range []struct{ swr, sie time.Duration }{{time.Minute, 0}, {0, time.Minute}, {time.Second, time.Minute}, {time.Minute, time.Second}} {
 			ns := redistest.Namespace(t)
-			opts := staleOptions(w.swr, w.sie)
+			opts := cachetest.StaleOptions(w.swr, w.sie)
 			opts.TTLFunc = func(key string, _ string) time.Duration {
 				switch key {
 				case "short":
@@ -235,19 +179,19 @@ func TestStale_TTLInRedis(t *testing.T) {
 				case "for ever":
 					return math.MaxInt64
 				}
-				return staleLife
+				return cachetest.StaleLife
 			}
-			c := newCacheIn(t, rdb, ns, opts)
+			c := cachetest.NewCacheIn(t, rdb, ns, opts)
 			for key, life := range map[string]time.Duration{
-				"set": staleLife, "loaded": staleLife, "none": time.Minute, "short": time.Millisecond, "for ever": math.MaxInt64 - time.Minute,
+				"set": cachetest.StaleLife, "loaded": cachetest.StaleLife, "none": time.Minute, "short": time.Millisecond, "for ever": math.MaxInt64 - time.Minute,
 			} {
 				switch key {
 				case "set":
 					_ = c.Set(t.Context(), key, "v")
 				case "none":
-					_, _ = c.GetOrLoad(t.Context(), key, fails[string](singlefill.ErrNotFound))
+					_, _ = c.GetOrLoad(t.Context(), key, cachetest.Fails[string](singlefill.ErrNotFound))
 				default:
-					_, _ = c.GetOrLoad(t.Context(), key, gives("v"))
+					_, _ = c.GetOrLoad(t.Context(), key, cachetest.Gives("v"))
 				}
 				if kept := m.TTL(ns + ":{" + key + "}"); kept != (life + time.Minute).Truncate(time.Millisecond) {
 					t.Errorf("%s: kept for %v, want %v and a minute", key, kept, life)
@@ -261,28 +205,28 @@ func TestStale_TTLInRedis(t *testing.T) {
 func TestStale_NotFound(t *testing.T) {
 	for _, kind := range windowKinds {
 		t.Run(kind.name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 				opts := kind.opts()
 				opts.RetryAfter = -1
-				c := newCache(t, rdb, opts)
-				ask(t.Context(), c, "k", fails[string](singlefill.ErrNotFound)).want(t, "loaded", answer{err: singlefill.ErrNotFound})
+				c := cachetest.NewCache(t, rdb, opts)
+				cachetest.Ask(t.Context(), c, "k", cachetest.Fails[string](singlefill.ErrNotFound)).Want(t, "loaded", cachetest.Answer{Err: singlefill.ErrNotFound})
 				time.Sleep(time.Minute)
-				want := answer{err: singlefill.ErrNotFound, info: singlefill.ValueInfo{Stale: true, Age: time.Minute}}
+				want := cachetest.Answer{Err: singlefill.ErrNotFound, Info: singlefill.ValueInfo{Stale: true, Age: time.Minute}}
 				if kind.ifError {
-					want.info.Err = errSource
+					want.Info.Err = cachetest.ErrSource
 				} else if _, err := c.Get(t.Context(), "k"); err != singlefill.ErrNotFound {
 					t.Errorf("Get: %v", err)
 				}
-				ask(t.Context(), c, "k", fails[string](errSource)).want(t, "the load fails", want)
+				cachetest.Ask(t.Context(), c, "k", cachetest.Fails[string](cachetest.ErrSource)).Want(t, "the load fails", want)
 				synctest.Wait()
-				r := ask(t.Context(), c, "k", gives("appeared"))
+				r := cachetest.Ask(t.Context(), c, "k", cachetest.Gives("appeared"))
 				if kind.ifError {
-					r.wantFresh(t, "the load succeeds", "appeared")
+					r.WantFresh(t, "the load succeeds", "appeared")
 				} else {
-					r.want(t, "a refresh", want)
+					r.Want(t, "a refresh", want)
 				}
 				synctest.Wait()
-				ask(t.Context(), c, "k", mustNotLoad[string](t)).wantFresh(t, "refreshed", "appeared")
+				cachetest.Ask(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).WantFresh(t, "refreshed", "appeared")
 			})
 		})
 	}
@@ -290,12 +234,12 @@ func TestStale_NotFound(t *testing.T) {
 
 // Empty values are served stale like any other.
 func TestStale_EmptyValues(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		testEmptyServedStale(t, newCache(t, rdb, staleOptions(staleLife, 0)), "")
-		testEmptyServedStale(t, newCache(t, rdb, &singlefill.Options[string]{StaleWhileRevalidate: staleLife}), "")
-		testEmptyServedStale[*int](t, newCache(t, rdb, &singlefill.Options[*int]{StaleWhileRevalidate: staleLife}), nil)
-		testEmptyServedStale[[]byte](t, newCache(t, rdb, &singlefill.Options[[]byte]{StaleWhileRevalidate: staleLife}), nil)
-		testEmptyServedStale[any](t, newCache(t, rdb, &singlefill.Options[any]{StaleWhileRevalidate: staleLife}), nil)
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		testEmptyServedStale(t, cachetest.NewCache(t, rdb, cachetest.StaleOptions(cachetest.StaleLife, 0)), "")
+		testEmptyServedStale(t, cachetest.NewCache(t, rdb, &singlefill.Options[string]{StaleWhileRevalidate: cachetest.StaleLife}), "")
+		testEmptyServedStale[*int](t, cachetest.NewCache(t, rdb, &singlefill.Options[*int]{StaleWhileRevalidate: cachetest.StaleLife}), nil)
+		testEmptyServedStale[[]byte](t, cachetest.NewCache(t, rdb, &singlefill.Options[[]byte]{StaleWhileRevalidate: cachetest.StaleLife}), nil)
+		testEmptyServedStale[any](t, cachetest.NewCache(t, rdb, &singlefill.Options[any]{StaleWhileRevalidate: cachetest.StaleLife}), nil)
 	})
 }
 
@@ -304,12 +248,12 @@ func testEmptyServedStale[T any](t *testing.T, c *singlefill.Cache[T], empty T) 
 	load := func(context.Context, string) (T, error) { loads++; return empty, nil }
 	for n := 1; n <= 2; n++ {
 		v, info, err := c.GetOrLoadInfo(t.Context(), "k", load)
-		wantValue(t, v, err, empty)
+		cachetest.WantValue(t, v, err, empty)
 		synctest.Wait()
 		if info.Stale != (n == 2) || loads != n {
 			t.Errorf("%T: %+v and %d loads", empty, info, loads)
 		}
-		time.Sleep(staleLife)
+		time.Sleep(cachetest.StaleLife)
 	}
 }
 
@@ -317,11 +261,11 @@ func testEmptyServedStale[T any](t *testing.T, c *singlefill.Cache[T], empty T) 
 func TestStale_ValueThatCannotBeDecoded(t *testing.T) {
 	for _, kind := range windowKinds {
 		t.Run(kind.name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 				ns := redistest.Namespace(t)
 				opts := kind.opts()
 				opts.Codec = nil // MsgPack
-				c := newCacheIn(t, rdb, ns, opts)
+				c := cachetest.NewCacheIn(t, rdb, ns, opts)
 				data, err := entry.Entry{FreshUntil: time.Now(), WrittenAt: time.Now(), Payload: []byte{0xc1}}.Encode()
 				if err != nil {
 					t.Fatal(err)
@@ -329,17 +273,17 @@ func TestStale_ValueThatCannotBeDecoded(t *testing.T) {
 				if err := rdb.Set(t.Context(), ns+":{k}", data, time.Minute).Err(); err != nil {
 					t.Fatal(err)
 				}
-				src := &countedSource{err: errSource, takes: time.Second}
+				src := &cachetest.TimedSource{Err: cachetest.ErrSource, Takes: time.Second}
 				for n := range int64(2) { // no RetryAfter: there is nothing to serve
-					ask(t.Context(), c, "k", src.load).want(t, "the load fails", answer{err: errSource, took: src.takes})
-					src.wantLoads(t, "nothing to serve", n+1)
+					cachetest.Ask(t.Context(), c, "k", src.Load).Want(t, "the load fails", cachetest.Answer{Err: cachetest.ErrSource, Took: src.Takes})
+					src.WantLoads(t, "nothing to serve", n+1)
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 				defer cancel()
-				ask(ctx, c, "k", src.load).want(t, "a deadline", answer{err: context.DeadlineExceeded, took: time.Millisecond})
-				time.Sleep(src.takes)
+				cachetest.Ask(ctx, c, "k", src.Load).Want(t, "a deadline", cachetest.Answer{Err: context.DeadlineExceeded, Took: time.Millisecond})
+				time.Sleep(src.Takes)
 				synctest.Wait()
-				ask(t.Context(), c, "k", gives("new")).wantFresh(t, "the load succeeds", "new")
+				cachetest.Ask(t.Context(), c, "k", cachetest.Gives("new")).WantFresh(t, "the load succeeds", "new")
 				if s := c.Stats(); s.BadValues != 4 || s.Stale != 0 || s.Refreshes != 0 || s.Misses != 3 {
 					t.Errorf("%+v, want four bad values, and three calls answered by a load", s)
 				}
@@ -351,29 +295,29 @@ func TestStale_ValueThatCannotBeDecoded(t *testing.T) {
 // A caller that arrives after a Delete gets no value from before it, neither stale nor loaded.
 func TestDelete_StaleValue(t *testing.T) {
 	for _, kind := range windowKinds {
-		for _, fail := range []error{nil, errSource} {
+		for _, fail := range []error{nil, cachetest.ErrSource} {
 			t.Run(fmt.Sprintf("%s, the load fails: %v", kind.name, fail), func(t *testing.T) {
-				inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-					fleet := newCaches(t, m, redistest.Namespace(t), 2, kind.opts())
+				cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+					fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 2, kind.opts())
 					here, there := fleet[0], fleet[1]
-					src := newSource[string](t)
-					setStale(t, here, "k", "old", 0)
-					first := goAsk(t.Context(), here, "k", src.load)
-					load := src.next(t)
+					src := cachetest.NewSource[string](t)
+					cachetest.SetStale(t, here, "k", "old", 0)
+					first := cachetest.GoAsk(t.Context(), here, "k", src.Load)
+					load := src.Next(t)
 					if err := there.Delete(t.Context(), "k"); err != nil {
 						t.Fatal(err)
 					}
 					ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
 					defer cancel()
 					// This process looks at its lock after 10 ms, and does not know of the Delete before.
-					ask(ctx, here, "k", gives("new")).want(t, "a later caller that leaves", answer{
-						err: context.DeadlineExceeded, took: 5 * time.Millisecond,
+					cachetest.Ask(ctx, here, "k", cachetest.Gives("new")).Want(t, "a later caller that leaves", cachetest.Answer{
+						Err: context.DeadlineExceeded, Took: 5 * time.Millisecond,
 					})
-					later := goAsk(t.Context(), here, "k", gives("new"))
+					later := cachetest.GoAsk(t.Context(), here, "k", cachetest.Gives("new"))
 					synctest.Wait()
-					load.ends <- ending[string]{value: "older", err: fail}
-					receive(t, "a reply", later).wantFresh(t, "a later caller that stays", "new")
-					if r := receive(t, "a reply", first); r.err != nil || r.value == "new" {
+					load.Ends <- cachetest.Ending[string]{Value: "older", Err: fail}
+					cachetest.Receive(t, "a reply", later).WantFresh(t, "a later caller that stays", "new")
+					if r := cachetest.Receive(t, "a reply", first); r.Err != nil || r.Value == "new" {
 						t.Errorf("the caller before it got %+v", r)
 					}
 				})
@@ -386,11 +330,11 @@ func TestDelete_StaleValue(t *testing.T) {
 func TestStaleIfError_EveryFailure(t *testing.T) {
 	const late = 10 * time.Second
 	elsewhere := func(t *testing.T, there *singlefill.Cache[string], end error) {
-		src := newSource[string](t)
-		goGet(t.Context(), there, "k", src.load)
-		load := src.next(t)
+		src := cachetest.NewSource[string](t)
+		cachetest.GoGet(t.Context(), there, "k", src.Load)
+		load := src.Next(t)
 		if end != nil {
-			time.AfterFunc(time.Second, func() { load.fail(end) })
+			time.AfterFunc(time.Second, func() { load.Fail(end) })
 		}
 	}
 	for _, test := range []struct {
@@ -401,8 +345,8 @@ func TestStaleIfError_EveryFailure(t *testing.T) {
 		took      time.Duration // negative: that, and up to a poll
 		is        func(err error) bool
 	}{
-		{name: "an error", load: fails[string](errSource), is: func(err error) bool { return err == errSource }},
-		{name: "an error that looks like the caller's", load: fails[string](context.Canceled), is: func(err error) bool { return err == context.Canceled }},
+		{name: "an error", load: cachetest.Fails[string](cachetest.ErrSource), is: func(err error) bool { return err == cachetest.ErrSource }},
+		{name: "an error that looks like the caller's", load: cachetest.Fails[string](context.Canceled), is: func(err error) bool { return err == context.Canceled }},
 		{
 			name: "a panic", load: func(context.Context, string) (string, error) { panic("boom") },
 			is: func(err error) bool {
@@ -421,14 +365,14 @@ func TestStaleIfError_EveryFailure(t *testing.T) {
 			},
 		},
 		{
-			name: "the caller's deadline", load: (&countedSource{takes: 10 * time.Second, value: "new"}).load, deadline: time.Second, took: time.Second,
+			name: "the caller's deadline", load: (&cachetest.TimedSource{Takes: 10 * time.Second, Value: "new"}).Load, deadline: time.Second, took: time.Second,
 			is: func(err error) bool { return err == context.DeadlineExceeded },
 		},
 		{
-			name: "a failure in another process", elsewhere: errSource, took: -time.Second,
+			name: "a failure in another process", elsewhere: cachetest.ErrSource, took: -time.Second,
 			is: func(err error) bool {
 				var remote *singlefill.RemoteError
-				return errors.As(err, &remote) && *remote == singlefill.RemoteError{Key: "k", Message: errSource.Error()}
+				return errors.As(err, &remote) && *remote == singlefill.RemoteError{Key: "k", Message: cachetest.ErrSource.Error()}
 			},
 		},
 		{
@@ -437,35 +381,35 @@ func TestStaleIfError_EveryFailure(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-				var e events
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+				var e cachetest.Events
 				ns := redistest.Namespace(t)
-				opts := staleOptions(0, 5*time.Minute)
-				there := newCaches(t, m, ns, 1, opts)[0]
-				opts.Trace = &singlefill.Trace{Stale: staleTrace(&e).Stale, Miss: e.trace().Miss, Hit: e.trace().Hit}
-				here := newCaches(t, m, ns, 1, opts)[0]
-				setStale(t, there, "k", "old", late)
+				opts := cachetest.StaleOptions(0, 5*time.Minute)
+				there := cachetest.NewCaches(t, m, ns, 1, opts)[0]
+				opts.Trace = &singlefill.Trace{Stale: staleTrace(&e).Stale, Miss: e.Trace().Miss, Hit: e.Trace().Hit}
+				here := cachetest.NewCaches(t, m, ns, 1, opts)[0]
+				cachetest.SetStale(t, there, "k", "old", late)
 				ctx := t.Context()
 				if test.load == nil {
 					elsewhere(t, there, test.elsewhere)
-					test.load = mustNotLoad[string](t)
+					test.load = cachetest.MustNotLoad[string](t)
 				}
 				if test.deadline > 0 {
 					var cancel context.CancelFunc
 					ctx, cancel = context.WithTimeout(ctx, test.deadline)
 					defer cancel()
 				}
-				r := ask(ctx, here, "k", test.load)
-				if !test.is(r.info.Err) {
-					t.Errorf("the reason is %v", r.info.Err)
+				r := cachetest.Ask(ctx, here, "k", test.load)
+				if !test.is(r.Info.Err) {
+					t.Errorf("the reason is %v", r.Info.Err)
 				}
-				if over := r.took + test.took; test.took < 0 && over >= 0 && over < 320*time.Millisecond {
-					test.took = r.took
+				if over := r.Took + test.took; test.took < 0 && over >= 0 && over < 320*time.Millisecond {
+					test.took = r.Took
 				}
-				r.want(t, "the call", answer{
-					value: "old", info: singlefill.ValueInfo{Stale: true, Age: staleLife + late + test.took, Err: r.info.Err}, took: test.took,
+				r.Want(t, "the call", cachetest.Answer{
+					Value: "old", Info: singlefill.ValueInfo{Stale: true, Age: cachetest.StaleLife + late + test.took, Err: r.Info.Err}, Took: test.took,
 				})
-				e.want(t, "the call", "miss k", fmt.Sprintf("stale k true, %v old, %v", r.info.Age, r.info.Err))
+				e.Want(t, "the call", "miss k", fmt.Sprintf("stale k true, %v old, %v", r.Info.Age, r.Info.Err))
 				if s := here.Stats(); s.Stale != 1 || s.StaleOnError != 1 || s.Misses != 1 || s.Hits != 0 || s.Refreshes != 0 {
 					t.Errorf("%+v, want one stale value because of an error", s)
 				}
@@ -479,35 +423,35 @@ func TestStaleIfError_EveryFailure(t *testing.T) {
 //
 // The refresh began within StaleWhileRevalidate and runs on into the time when callers wait for it.
 func TestStaleIfError_FailedRefresh(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache(t, rdb, staleOptions(time.Minute, time.Hour))
-		src := newSource[string](t)
-		setStale(t, c, "k", "old", 59*time.Second)
-		ask(t.Context(), c, "k", src.load).wantOld(t, "the reader that begins it", 59*time.Second, nil)
-		load := src.next(t)
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, cachetest.StaleOptions(time.Minute, time.Hour))
+		src := cachetest.NewSource[string](t)
+		cachetest.SetStale(t, c, "k", "old", 59*time.Second)
+		cachetest.Ask(t.Context(), c, "k", src.Load).WantOld(t, "the reader that begins it", 59*time.Second, nil)
+		load := src.Next(t)
 		time.Sleep(time.Second)
-		waits := goAsk(t.Context(), c, "k", src.load)
+		waits := cachetest.GoAsk(t.Context(), c, "k", src.Load)
 		time.Sleep(10 * time.Second)
-		load.fail(errSource)
-		receive(t, "a reply", waits).want(t, "the caller that waits", answer{
-			value: "old", took: 10 * time.Second,
-			info: singlefill.ValueInfo{Stale: true, Age: staleLife + 70*time.Second, Err: errSource},
+		load.Fail(cachetest.ErrSource)
+		cachetest.Receive(t, "a reply", waits).Want(t, "the caller that waits", cachetest.Answer{
+			Value: "old", Took: 10 * time.Second,
+			Info: singlefill.ValueInfo{Stale: true, Age: cachetest.StaleLife + 70*time.Second, Err: cachetest.ErrSource},
 		})
-		src.want(t, 1)
+		src.Want(t, 1)
 	})
 }
 
 // A value that was fresh when its refresh began is stale when it is served for the refresh's
 // failure.
 func TestStaleIfError_FreshAtTheBeginning(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := oldCache(t, rdb, singlefill.Options[string]{EarlyRefresh: 1e9, StaleIfError: time.Minute}, "", 0)
-		<-goAsk(t.Context(), c, "k", takes(10*time.Millisecond, "old", nil))
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.OldCache(t, rdb, singlefill.Options[string]{EarlyRefresh: 1e9, StaleIfError: time.Minute}, "", 0)
+		<-cachetest.GoAsk(t.Context(), c, "k", cachetest.Takes(10*time.Millisecond, "old", nil))
 		time.Sleep(900 * time.Millisecond)
-		<-goAsk(t.Context(), c, "k", takes(2*time.Second, "", errSource)) // a hit, and an early refresh
+		<-cachetest.GoAsk(t.Context(), c, "k", cachetest.Takes(2*time.Second, "", cachetest.ErrSource)) // a hit, and an early refresh
 		time.Sleep(200 * time.Millisecond)
-		a := <-goAsk(t.Context(), c, "k", mustNotLoad[string](t))
-		if a.value != "old" || a.err != nil || !a.info.Stale || a.info.Err != errSource {
+		a := <-cachetest.GoAsk(t.Context(), c, "k", cachetest.MustNotLoad[string](t))
+		if a.Value != "old" || a.Err != nil || !a.Info.Stale || a.Info.Err != cachetest.ErrSource {
 			t.Errorf("answered %+v", a)
 		}
 		if s := c.Stats(); s.StaleOnError != 1 || s.Stale != 1 {
@@ -519,13 +463,13 @@ func TestStaleIfError_FreshAtTheBeginning(t *testing.T) {
 // A RemoteError does not say that another process failed: within RetryAfter it may be an earlier
 // failure of this one.
 func TestStaleIfError_EarlierFailureHere(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := oldCache(t, rdb, singlefill.Options[string]{StaleIfError: time.Minute}, "old", time.Second)
-		<-goAsk(t.Context(), c, "k", fails[string](errSource))
-		a := <-goAsk(t.Context(), c, "k", mustNotLoad[string](t)) // within RetryAfter
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.OldCache(t, rdb, singlefill.Options[string]{StaleIfError: time.Minute}, "old", time.Second)
+		<-cachetest.GoAsk(t.Context(), c, "k", cachetest.Fails[string](cachetest.ErrSource))
+		a := <-cachetest.GoAsk(t.Context(), c, "k", cachetest.MustNotLoad[string](t)) // within RetryAfter
 		var remote *singlefill.RemoteError
-		if !errors.As(a.info.Err, &remote) || remote.Message != errSource.Error() || strings.Contains(a.info.Err.Error(), "process") {
-			t.Errorf("the old value is served because of %v", a.info.Err)
+		if !errors.As(a.Info.Err, &remote) || remote.Message != cachetest.ErrSource.Error() || strings.Contains(a.Info.Err.Error(), "process") {
+			t.Errorf("the old value is served because of %v", a.Info.Err)
 		}
 	})
 }
@@ -533,15 +477,15 @@ func TestStaleIfError_EarlierFailureHere(t *testing.T) {
 // A caller that waits for another process gets the stale value that the key holds when the load
 // fails.
 func TestStaleIfError_KeyChangesDuringTheWait(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)
-		fleet := newCaches(t, m, ns, 2, staleOptions(0, time.Minute))
+		fleet := cachetest.NewCaches(t, m, ns, 2, cachetest.StaleOptions(0, time.Minute))
 		here, there := fleet[0], fleet[1]
-		src := newSource[string](t)
-		begin := func() (*loading[string], <-chan answer) {
-			goGet(t.Context(), there, "k", src.load)
-			load := src.next(t)
-			waits := goAsk(t.Context(), here, "k", src.load)
+		src := cachetest.NewSource[string](t)
+		begin := func() (*cachetest.HeldLoad[string], <-chan cachetest.Answer) {
+			cachetest.GoGet(t.Context(), there, "k", src.Load)
+			load := src.Next(t)
+			waits := cachetest.GoAsk(t.Context(), here, "k", src.Load)
 			time.Sleep(time.Second)
 			return load, waits
 		}
@@ -554,20 +498,20 @@ func TestStaleIfError_KeyChangesDuringTheWait(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Second)
-		load.fail(errSource)
-		r := receive(t, "a reply", waits)
-		if !r.info.Stale || r.info.Err == nil || r.value != "spare" || r.err != nil {
+		load.Fail(cachetest.ErrSource)
+		r := cachetest.Receive(t, "a reply", waits)
+		if !r.Info.Stale || r.Info.Err == nil || r.Value != "spare" || r.Err != nil {
 			t.Errorf("a stale value has come: got %+v, want it, and no sooner than at the failure", r)
 		}
 
-		setStale(t, there, "k", "old", 0)
+		cachetest.SetStale(t, there, "k", "old", 0)
 		load, waits = begin()
 		if err := rdb.Del(t.Context(), ns+":{k}").Err(); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Second)
-		load.fail(errSource)
-		if r := receive(t, "a reply", waits); r.err == nil || r.info != (singlefill.ValueInfo{}) {
+		load.Fail(cachetest.ErrSource)
+		if r := cachetest.Receive(t, "a reply", waits); r.Err == nil || r.Info != (singlefill.ValueInfo{}) {
 			t.Errorf("the stale value has gone: got %+v, want the failure", r)
 		}
 	})
@@ -575,25 +519,25 @@ func TestStaleIfError_KeyChangesDuringTheWait(t *testing.T) {
 
 // Callers own the stale values they get.
 func TestStaleIfError_CallersOwnTheirValues(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache(t, rdb, &singlefill.Options[[]string]{Jitter: -1, StaleIfError: time.Minute})
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[[]string]{Jitter: -1, StaleIfError: time.Minute})
 		if err := c.Set(t.Context(), "k", []string{"old"}); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(staleLife)
-		src := newSource[[]string](t)
+		time.Sleep(cachetest.StaleLife)
+		src := cachetest.NewSource[[]string](t)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		herd := []*call[[]string]{goGet(ctx, c, "k", src.load)}
-		load := src.next(t)
+		herd := []*cachetest.Call[[]string]{cachetest.GoGet(ctx, c, "k", src.Load)}
+		load := src.Next(t)
 		for range 3 {
-			herd = append(herd, goGet(t.Context(), c, "k", src.load))
+			herd = append(herd, cachetest.GoGet(t.Context(), c, "k", src.Load))
 		}
 		time.Sleep(2 * time.Second)
-		load.fail(errSource)
+		load.Fail(cachetest.ErrSource)
 		for _, a := range herd {
-			v, err := a.result(t)
-			if wantValue(t, v, err, []string{"old"}); len(v) > 0 {
+			v, err := a.Result(t)
+			if cachetest.WantValue(t, v, err, []string{"old"}); len(v) > 0 {
 				v[0] = "mine"
 			}
 		}
@@ -603,16 +547,16 @@ func TestStaleIfError_CallersOwnTheirValues(t *testing.T) {
 // A caller that waits for a refresh does not share the stale value with the reader that began the
 // refresh.
 func TestStaleIfError_ValueIsCopied(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		value := map[string]int{"a": 1}
-		c := oldCache(t, rdb, singlefill.Options[map[string]int]{StaleWhileRevalidate: time.Second, StaleIfError: time.Minute}, value, 900*time.Millisecond)
-		reader, _, err := c.GetOrLoadInfo(t.Context(), "k", takes(time.Second, value, errSource)) // begins the refresh
+		c := cachetest.OldCache(t, rdb, singlefill.Options[map[string]int]{StaleWhileRevalidate: time.Second, StaleIfError: time.Minute}, value, 900*time.Millisecond)
+		reader, _, err := c.GetOrLoadInfo(t.Context(), "k", cachetest.Takes(time.Second, value, cachetest.ErrSource)) // begins the refresh
 		if err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(200 * time.Millisecond)
-		waiter, info, err := c.GetOrLoadInfo(t.Context(), "k", mustNotLoad[map[string]int](t)) // waits for it
-		if err != nil || info.Err != errSource {
+		waiter, info, err := c.GetOrLoadInfo(t.Context(), "k", cachetest.MustNotLoad[map[string]int](t)) // waits for it
+		if err != nil || info.Err != cachetest.ErrSource {
 			t.Fatalf("got %v, %+v, %v", waiter, info, err)
 		}
 		reader["a"] = 2
@@ -624,44 +568,44 @@ func TestStaleIfError_ValueIsCopied(t *testing.T) {
 
 // A cancelled caller gets no stale value, and the load goes on.
 func TestStaleIfError_CancelledCaller(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache(t, rdb, staleOptions(0, time.Minute))
-		setStale(t, c, "k", "old", 0)
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, cachetest.StaleOptions(0, time.Minute))
+		cachetest.SetStale(t, c, "k", "old", 0)
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Second, cancel)
-		r := ask(ctx, c, "k", (&countedSource{takes: 10 * time.Second, value: "new"}).load)
-		r.want(t, "cancelled", answer{err: context.Canceled, took: time.Second})
+		r := cachetest.Ask(ctx, c, "k", (&cachetest.TimedSource{Takes: 10 * time.Second, Value: "new"}).Load)
+		r.Want(t, "cancelled", cachetest.Answer{Err: context.Canceled, Took: time.Second})
 		if s := c.Stats(); s.Stale != 0 || s.StaleOnError != 0 {
 			t.Errorf("%+v, want nothing stale", s)
 		}
 		time.Sleep(9 * time.Second)
 		synctest.Wait()
-		ask(t.Context(), c, "k", mustNotLoad[string](t)).wantFresh(t, "the load has gone on", "new")
+		cachetest.Ask(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).WantFresh(t, "the load has gone on", "new")
 	})
 }
 
 // Callers get the stale value at their deadline, and the load goes on.
 func TestStaleIfError_Deadline(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		fleet := newCaches(t, m, redistest.Namespace(t), 2, staleOptions(0, time.Minute))
-		src := newSource[string](t)
-		setStale(t, fleet[0], "k", "old", 0)
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 2, cachetest.StaleOptions(0, time.Minute))
+		src := cachetest.NewSource[string](t)
+		cachetest.SetStale(t, fleet[0], "k", "old", 0)
 		lived := time.Now()
-		staleHerd(t, "the caller that began it", fleet[0], src.load, 1, lived)
-		load := src.next(t)
+		staleHerd(t, "the caller that began it", fleet[0], src.Load, 1, lived)
+		load := src.Next(t)
 		for range 5 {
-			staleHerd(t, "callers that wait for another process", fleet[1], src.load, 20, lived)
+			staleHerd(t, "callers that wait for another process", fleet[1], src.Load, 20, lived)
 		}
 		time.Sleep(time.Until(lived.Add(10 * time.Second)))
-		load.give("new")
+		load.Give("new")
 		synctest.Wait()
 		for _, c := range fleet {
-			ask(t.Context(), c, "k", src.load).wantFresh(t, "the load is over", "new")
+			cachetest.Ask(t.Context(), c, "k", src.Load).WantFresh(t, "the load is over", "new")
 			if s := c.Stats(); s.Stale != s.StaleOnError || s.Stale < 1 {
 				t.Errorf("%+v, want each stale value counted", s)
 			}
 		}
-		src.want(t, 1)
+		src.Want(t, 1)
 	})
 }
 
@@ -676,17 +620,17 @@ func TestStaleIfError_DeadlineOfAJoiner(t *testing.T) {
 		{"for a refresh begun behind a stale value", time.Minute, time.Hour, time.Minute - time.Second},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				c := newCache(t, rdb, staleOptions(test.swr, test.sie))
-				src := newSource[string](t)
-				setStale(t, c, "k", "old", 0)
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				c := cachetest.NewCache(t, rdb, cachetest.StaleOptions(test.swr, test.sie))
+				src := cachetest.NewSource[string](t)
+				cachetest.SetStale(t, c, "k", "old", 0)
 				lived := time.Now()
 				time.Sleep(test.late)
-				goGet(t.Context(), c, "k", src.load)
-				src.next(t)
+				cachetest.GoGet(t.Context(), c, "k", src.Load)
+				src.Next(t)
 				time.Sleep(time.Second)
-				staleHerd(t, "while it runs", c, src.load, 20, lived)
-				src.want(t, 1)
+				staleHerd(t, "while it runs", c, src.Load, 20, lived)
+				src.Want(t, 1)
 			})
 		})
 	}
@@ -697,7 +641,7 @@ func TestStaleIfError_DeadlineOfAJoiner(t *testing.T) {
 // The first one knows the value from its own read. The others learn only later that it has not been
 // deleted.
 func TestStaleIfError_HangingLoad(t *testing.T) {
-	hangs := takes(20*time.Second, "new", nil)
+	hangs := cachetest.Takes(20*time.Second, "new", nil)
 	for name, test := range map[string]struct {
 		opts singlefill.Options[string]
 		late time.Duration
@@ -706,19 +650,19 @@ func TestStaleIfError_HangingLoad(t *testing.T) {
 		"a refresh": {singlefill.Options[string]{StaleWhileRevalidate: time.Second, StaleIfError: time.Minute}, 900 * time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				c := oldCache(t, rdb, test.opts, "old", test.late)
-				read := func() <-chan answer {
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				c := cachetest.OldCache(t, rdb, test.opts, "old", test.late)
+				read := func() <-chan cachetest.Answer {
 					ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 					t.Cleanup(cancel)
-					return goAsk(ctx, c, "k", hangs)
+					return cachetest.GoAsk(ctx, c, "k", hangs)
 				}
 				first := read()
 				time.Sleep(200 * time.Millisecond)
 				second, third := read(), read()
-				for i, answers := range []<-chan answer{first, second, third} {
+				for i, answers := range []<-chan cachetest.Answer{first, second, third} {
 					a := <-answers
-					if a.value != "old" || a.err != nil || !a.info.Stale {
+					if a.Value != "old" || a.Err != nil || !a.Info.Stale {
 						t.Errorf("caller %d is answered %+v", i, a)
 					}
 				}
@@ -732,16 +676,16 @@ func TestStaleIfError_HangingLoad(t *testing.T) {
 
 // A caller without a stale value gets its context's error at its deadline, and the load goes on.
 func TestStaleIfError_DeadlineWithoutAValue(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache(t, rdb, staleOptions(time.Minute, time.Hour))
-		src := &countedSource{takes: time.Second, value: "v"}
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, cachetest.StaleOptions(time.Minute, time.Hour))
+		src := &cachetest.TimedSource{Takes: time.Second, Value: "v"}
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
-		ask(ctx, c, "k", src.load).want(t, "impatient", answer{err: context.DeadlineExceeded, took: 100 * time.Millisecond})
-		ask(t.Context(), c, "k", src.load).want(t, "patient", answer{value: "v", took: 900 * time.Millisecond})
-		src.wantLoads(t, "the deadline of one", 1)
+		cachetest.Ask(ctx, c, "k", src.Load).Want(t, "impatient", cachetest.Answer{Err: context.DeadlineExceeded, Took: 100 * time.Millisecond})
+		cachetest.Ask(t.Context(), c, "k", src.Load).Want(t, "patient", cachetest.Answer{Value: "v", Took: 900 * time.Millisecond})
+		src.WantLoads(t, "the deadline of one", 1)
 		synctest.Wait()
-		ask(t.Context(), c, "k", mustNotLoad[string](t)).wantFresh(t, "the background result", "v")
+		cachetest.Ask(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).WantFresh(t, "the background result", "v")
 	})
 }
 
@@ -751,14 +695,14 @@ func staleHerd(t *testing.T, what string, c *singlefill.Cache[string], load sing
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	var herd []<-chan answer
+	var herd []<-chan cachetest.Answer
 	for range n {
-		herd = append(herd, goAsk(ctx, c, "k", load))
+		herd = append(herd, cachetest.GoAsk(ctx, c, "k", load))
 	}
 	for _, replies := range herd {
-		receive(t, "a reply", replies).want(t, what, answer{
-			value: "old", took: time.Second,
-			info: singlefill.ValueInfo{Stale: true, Age: staleLife + time.Since(lived), Err: context.DeadlineExceeded},
+		cachetest.Receive(t, "a reply", replies).Want(t, what, cachetest.Answer{
+			Value: "old", Took: time.Second,
+			Info: singlefill.ValueInfo{Stale: true, Age: cachetest.StaleLife + time.Since(lived), Err: context.DeadlineExceeded},
 		})
 	}
 }
@@ -772,28 +716,28 @@ func TestStaleIfError_LoadPastTheWindow(t *testing.T) {
 	}{{"just before the end", tick}, {"at the end", 0}, {"after the end", -time.Second}} {
 		for _, deadline := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, deadline %t", test.name, deadline), func(t *testing.T) {
-				inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 					ns := redistest.Namespace(t)
-					c := newCacheIn(t, rdb, ns, staleOptions(0, time.Minute))
-					setStale(t, c, "k", "old", time.Minute-left)
+					c := cachetest.NewCacheIn(t, rdb, ns, cachetest.StaleOptions(0, time.Minute))
+					cachetest.SetStale(t, c, "k", "old", time.Minute-left)
 					m.SetTTL(ns+":{k}", 24*time.Hour)
-					src := &countedSource{takes: left - test.ends, err: errSource}
-					failure, ctx := errSource, t.Context()
+					src := &cachetest.TimedSource{Takes: left - test.ends, Err: cachetest.ErrSource}
+					failure, ctx := cachetest.ErrSource, t.Context()
 					if deadline {
 						var cancel context.CancelFunc
-						ctx, cancel = context.WithTimeout(ctx, src.takes)
+						ctx, cancel = context.WithTimeout(ctx, src.Takes)
 						defer cancel()
-						src.takes += time.Second
+						src.Takes += time.Second
 						failure = context.DeadlineExceeded
 					}
-					want := answer{err: failure, took: left - test.ends}
+					want := cachetest.Answer{Err: failure, Took: left - test.ends}
 					if test.ends > 0 {
-						want = answer{
-							value: "old", took: want.took,
-							info: singlefill.ValueInfo{Stale: true, Age: staleLife + time.Minute - test.ends, Err: failure},
+						want = cachetest.Answer{
+							Value: "old", Took: want.Took,
+							Info: singlefill.ValueInfo{Stale: true, Age: cachetest.StaleLife + time.Minute - test.ends, Err: failure},
 						}
 					}
-					ask(ctx, c, "k", src.load).want(t, test.name, want)
+					cachetest.Ask(ctx, c, "k", src.Load).Want(t, test.name, want)
 				})
 			})
 		}
@@ -802,20 +746,20 @@ func TestStaleIfError_LoadPastTheWindow(t *testing.T) {
 
 // A stale value is not served past its window, even if the release of the lock is slow.
 func TestStaleIfError_SlowRelease(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		var slow atomic.Bool
-		rdb.AddHook(before(func(redis.Cmder) error {
+		rdb.AddHook(cachetest.Before(func(redis.Cmder) error {
 			if slow.Load() {
 				time.Sleep(400 * time.Millisecond)
 			}
 			return nil
 		}))
-		c := oldCache(t, rdb, singlefill.Options[string]{StaleIfError: 2 * time.Second}, "old", 1900*time.Millisecond)
-		a := <-goAsk(t.Context(), c, "k", func(context.Context, string) (string, error) {
+		c := cachetest.OldCache(t, rdb, singlefill.Options[string]{StaleIfError: 2 * time.Second}, "old", 1900*time.Millisecond)
+		a := <-cachetest.GoAsk(t.Context(), c, "k", func(context.Context, string) (string, error) {
 			slow.Store(true)
-			return "", errSource
+			return "", cachetest.ErrSource
 		})
-		if a.err != errSource || a.info != (singlefill.ValueInfo{}) {
+		if a.Err != cachetest.ErrSource || a.Info != (singlefill.ValueInfo{}) {
 			t.Errorf("answered %+v", a)
 		}
 		time.Sleep(time.Minute) // the cache and the client go on for a while
@@ -832,26 +776,26 @@ func TestStaleIfError_DeletedValue(t *testing.T) {
 		"of a refresh": {StaleWhileRevalidate: time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 				opts.MaxLoads = 1
-				c := oldCache(t, rdb, opts, "old", time.Second)
-				slow := newSource[string](t)
-				other := goGet(t.Context(), c, "other", slow.load)
-				busy := slow.next(t)
-				before := goAsk(t.Context(), c, "k", fails[string](errSource))
+				c := cachetest.OldCache(t, rdb, opts, "old", time.Second)
+				slow := cachetest.NewSource[string](t)
+				other := cachetest.GoGet(t.Context(), c, "other", slow.Load)
+				busy := slow.Next(t)
+				before := cachetest.GoAsk(t.Context(), c, "k", cachetest.Fails[string](cachetest.ErrSource))
 				synctest.Wait()
 				if err := c.Delete(t.Context(), "k"); err != nil {
 					t.Fatal(err)
 				}
 				m.SetError("LOADING dataset")
-				after := goAsk(t.Context(), c, "k", fails[string](errSource))
+				after := cachetest.GoAsk(t.Context(), c, "k", cachetest.Fails[string](cachetest.ErrSource))
 				time.Sleep(5 * time.Second)
-				busy.give("")
-				if a := <-after; a.err == nil {
+				busy.Give("")
+				if a := <-after; a.Err == nil {
 					t.Errorf("the caller after the Delete got %+v", a)
 				}
 				<-before
-				other.want(t, "")
+				other.Want(t, "")
 			})
 		})
 	}

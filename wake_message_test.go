@@ -13,6 +13,7 @@ import (
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
 // A late wake-up makes its waiter late by as much. The process listens on unless the message comes
@@ -76,17 +77,17 @@ func TestWake_Repeated(t *testing.T) {
 //fault:forged-wake-ups
 func TestWake_Forged(t *testing.T) {
 	inListening(t, func(t *testing.T, l *listening) {
-		here := newCacheIn(t, l.rdb, l.ns, &singlefill.Options[string]{LockTTL: 5 * time.Second, RedisTimeout: time.Second})
+		here := cachetest.NewCacheIn(t, l.rdb, l.ns, &singlefill.Options[string]{LockTTL: 5 * time.Second, RedisTimeout: time.Second})
 		keys := []string{"k1", "k2"}
-		var loads, waits []*call[string]
+		var loads, waits []*cachetest.Call[string]
 		var sent [2]atomic.Int64
 		for _, key := range keys {
-			loads = append(loads, goGet(t.Context(), l.there, key, takes(3*time.Second, "v", nil)))
+			loads = append(loads, cachetest.GoGet(t.Context(), l.there, key, cachetest.Takes(3*time.Second, "v", nil)))
 			synctest.Wait()
-			waits = append(waits, goGet(t.Context(), here, key, mustNotLoad[string](t)))
+			waits = append(waits, cachetest.GoGet(t.Context(), here, key, cachetest.MustNotLoad[string](t)))
 		}
 		time.Sleep(time.Second) // until both listen
-		l.rdb.AddHook(before(func(cmd redis.Cmder) error {
+		l.rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
 			for i, key := range keys {
 				if strings.Contains(fmt.Sprint(cmd.Args()...), "{"+key+"}") {
 					sent[i].Add(1)
@@ -102,8 +103,8 @@ func TestWake_Forged(t *testing.T) {
 			t.Errorf("%d commands for the key of the message, %d for the other one; want 1 and 0", sent[0].Load(), sent[1].Load())
 		}
 		for i := range keys {
-			waits[i].want(t, "v")
-			loads[i].want(t, "v")
+			waits[i].Want(t, "v")
+			loads[i].Want(t, "v")
 		}
 	})
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
 // A listening watch lets its processes listen. It counts the commands of the waiting process,
@@ -41,7 +42,7 @@ func inListeningFor(t *testing.T, lockTTL time.Duration, run func(t *testing.T, 
 			return false
 		})
 		w.waits("warm", time.Millisecond) // the server knows the scripts
-		w.rdb.AddHook(before(func(cmd redis.Cmder) error {
+		w.rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
 			if cmd.Name() != "hello" { // of a new connection
 				l.sent.Add(1)
 			}
@@ -94,32 +95,38 @@ func TestWake_AtTheStore(t *testing.T) {
 // Every end of a load in another process wakes its waiters.
 func TestWake_WhateverEndsTheLoad(t *testing.T) {
 	boom := errors.New("boom")
-	for name, end := range map[string]func(t *testing.T, l *listening, load *loading[string]){
-		"value":     func(_ *testing.T, _ *listening, load *loading[string]) { load.give("v") },
-		"failure":   func(_ *testing.T, _ *listening, load *loading[string]) { load.fail(boom) },
-		"not found": func(_ *testing.T, _ *listening, load *loading[string]) { load.fail(singlefill.ErrNotFound) },
-		"closed":    func(_ *testing.T, _ *listening, load *loading[string]) { load.fail(singlefill.ErrClosed) },
-		"Set":       func(t *testing.T, l *listening, _ *loading[string]) { must(t, l.there.Set(t.Context(), "k", "v")) },
-		"Delete":    func(t *testing.T, l *listening, _ *loading[string]) { must(t, l.there.Delete(t.Context(), "k")) },
-		"Expire":    func(t *testing.T, l *listening, _ *loading[string]) { must(t, l.there.Expire(t.Context(), "k")) },
+	for name, end := range map[string]func(t *testing.T, l *listening, load *cachetest.HeldLoad[string]){
+		"value":     func(_ *testing.T, _ *listening, load *cachetest.HeldLoad[string]) { load.Give("v") },
+		"failure":   func(_ *testing.T, _ *listening, load *cachetest.HeldLoad[string]) { load.Fail(boom) },
+		"not found": func(_ *testing.T, _ *listening, load *cachetest.HeldLoad[string]) { load.Fail(singlefill.ErrNotFound) },
+		"closed":    func(_ *testing.T, _ *listening, load *cachetest.HeldLoad[string]) { load.Fail(singlefill.ErrClosed) },
+		"Set": func(t *testing.T, l *listening, _ *cachetest.HeldLoad[string]) {
+			must(t, l.there.Set(t.Context(), "k", "v"))
+		},
+		"Delete": func(t *testing.T, l *listening, _ *cachetest.HeldLoad[string]) {
+			must(t, l.there.Delete(t.Context(), "k"))
+		},
+		"Expire": func(t *testing.T, l *listening, _ *cachetest.HeldLoad[string]) {
+			must(t, l.there.Expire(t.Context(), "k"))
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inListening(t, func(t *testing.T, l *listening) {
-				src := newSource[string](t)
-				loads := goGet(t.Context(), l.there, "k", src.load)
-				load := src.next(t)
-				waits := goGet(t.Context(), l.here, "k", gives("v"))
+				src := cachetest.NewSource[string](t)
+				loads := cachetest.GoGet(t.Context(), l.there, "k", src.Load)
+				load := src.Next(t)
+				waits := cachetest.GoGet(t.Context(), l.here, "k", cachetest.Gives("v"))
 				time.Sleep(time.Second)
 				begun := time.Now()
 				end(t, l, load)
-				waits.result(t)
+				waits.Result(t)
 				if d := time.Since(begun); d != 0 {
 					t.Errorf("the wait ends after %v", d)
 				}
 				if strings.Contains("Set Delete Expire", name) {
-					load.give("late")
+					load.Give("late")
 				}
-				loads.result(t)
+				loads.Result(t)
 			})
 		})
 	}
@@ -211,24 +218,24 @@ func TestWake_PublishedBeforeSubscribed(t *testing.T) {
 // Callers that join a wait that listens cause no polls.
 func TestWake_JoinersSendNothing(t *testing.T) {
 	inListening(t, func(t *testing.T, l *listening) {
-		src := newSource[string](t)
-		loads := goGet(t.Context(), l.there, "k", src.load)
-		load := src.next(t)
-		calls := []*call[string]{goGet(t.Context(), l.here, "k", mustNotLoad[string](t))}
+		src := cachetest.NewSource[string](t)
+		loads := cachetest.GoGet(t.Context(), l.there, "k", src.Load)
+		load := src.Next(t)
+		calls := []*cachetest.Call[string]{cachetest.GoGet(t.Context(), l.here, "k", cachetest.MustNotLoad[string](t))}
 		time.Sleep(time.Second)
 		l.sent.Store(0)
 		for range 100 {
-			calls = append(calls, goGet(t.Context(), l.here, "k", mustNotLoad[string](t)))
+			calls = append(calls, cachetest.GoGet(t.Context(), l.here, "k", cachetest.MustNotLoad[string](t)))
 			time.Sleep(10 * time.Millisecond)
 		}
 		if n := l.sent.Load(); n != 0 {
 			t.Errorf("100 callers caused %d commands", n)
 		}
-		load.give("v")
+		load.Give("v")
 		for _, c := range calls {
-			c.want(t, "v")
+			c.Want(t, "v")
 		}
-		loads.want(t, "v")
+		loads.Want(t, "v")
 	})
 }
 
@@ -241,7 +248,7 @@ func TestWake_HolderDies(t *testing.T) {
 		dead := "H" + strings.Repeat("T", 26) + strings.Repeat("0", 16)
 		must(t, l.rdb.Set(t.Context(), l.channel("k"), dead, life).Err())
 		begun := time.Now()
-		goGet(t.Context(), l.here, "k", gives("v")).want(t, "v")
+		cachetest.GoGet(t.Context(), l.here, "k", cachetest.Gives("v")).Want(t, "v")
 		if d := time.Since(begun); d > life+6*time.Millisecond {
 			t.Errorf("it takes over after %v, want %v", d, life)
 		}
@@ -256,20 +263,20 @@ func TestWake_CloseEndsListening(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	ns := redistest.Namespace(t)
-	there, here := newCacheIn[string](t, s.Client(t), ns, nil), newCacheIn[string](t, s.Client(t), ns, nil)
-	src := newSource[string](t)
-	loads := goGet(t.Context(), there, "k", src.load)
-	load := src.next(t)
-	waits := goGet(t.Context(), here, "k", mustNotLoad[string](t))
+	there, here := cachetest.NewCacheIn[string](t, s.Client(t), ns, nil), cachetest.NewCacheIn[string](t, s.Client(t), ns, nil)
+	src := cachetest.NewSource[string](t)
+	loads := cachetest.GoGet(t.Context(), there, "k", src.Load)
+	load := src.Next(t)
+	waits := cachetest.GoGet(t.Context(), here, "k", cachetest.MustNotLoad[string](t))
 	listeners := func() int {
 		list, err := s.Admin().Do(t.Context(), "client", "list", "type", "pubsub").Text()
 		must(t, err)
 		return strings.Count(list, "id=")
 	}
 	redistest.Await(t, "it listens", func() bool { return listeners() == 1 })
-	load.give("v")
-	waits.want(t, "v")
-	loads.want(t, "v")
+	load.Give("v")
+	waits.Want(t, "v")
+	loads.Want(t, "v")
 	_ = here.Close()
 	redistest.Await(t, "the connection is closed", func() bool { return listeners() == 0 })
 }
