@@ -4,11 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"runtime"
+	"net"
+	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -402,26 +401,6 @@ func TestTTLFunc_ValueNotToKeep(t *testing.T) {
 	})
 }
 
-// A token that expires while it is loaded is returned and not stored.
-func TestTTLFunc_ExpiresWhileLoading(t *testing.T) {
-	for _, kind := range windowKinds {
-		t.Run(kind.name, func(t *testing.T) {
-			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				ns := redistest.Namespace(t)
-				opts := kind.opts()
-				opts.TTLFunc = func(_, token string) time.Duration {
-					until, _ := time.Parse(time.RFC3339, token)
-					return time.Until(until)
-				}
-				c := cachetest.NewCacheIn(t, rdb, ns, opts)
-				src := &cachetest.TimedSource{Takes: 2 * time.Second, Value: time.Now().Add(2 * time.Second).Format(time.RFC3339)}
-				cachetest.Ask(t.Context(), c, "k", src.Load).Want(t, "the token", cachetest.Answer{Value: src.Value, Took: src.Takes})
-				cachetest.WantStored(t, rdb, ns, "k", "")
-			})
-		})
-	}
-}
-
 // ErrNotFound is remembered for NotFoundTTL, by default for a minute, or the ttl if that is
 // shorter.
 func TestNotFoundTTL(t *testing.T) {
@@ -626,154 +605,64 @@ func TestClose_TakesLoadTimeoutAtMost(t *testing.T) {
 	})
 }
 
-// Close waits for a running refresh and its store, and not for one that queues.
-func TestClose_WaitsForRefreshAndStore(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		ns := redistest.Namespace(t)
-		opts := cachetest.StaleOptions(time.Minute, 0)
-		opts.MaxLoads = 1
-		c := cachetest.NewCacheIn(t, rdb, ns, opts)
-		for _, key := range []string{"queues", "k"} {
-			if err := c.Set(t.Context(), key, "old"); err != nil {
+// A commandTracer is a hook that notes the names of commands, as a tracing library does.
+type commandTracer struct {
+	mu    sync.Mutex
+	names []string // protected by mu
+}
+
+func (h *commandTracer) note(name string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.names = append(h.names, name)
+}
+
+func (h *commandTracer) DialHook(next redis.DialHook) redis.DialHook {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) { return next(ctx, network, addr) }
+}
+
+func (h *commandTracer) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error { h.note(cmd.Name()); return next(ctx, cmd) }
+}
+
+func (h *commandTracer) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		for _, cmd := range cmds {
+			h.note(cmd.Name())
+		}
+		return next(ctx, cmds)
+	}
+}
+
+// A hook of the caller's client sees every command of the cache, even if it was added after New.
+func TestHooks_SeeEveryCommand(t *testing.T) {
+	t.Parallel()
+	for name, bounded := range map[string]bool{"default client": false, "client with ContextTimeoutEnabled": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := redistest.Start(t)
+			rdb := s.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = bounded })
+			c, err := singlefill.New[string](rdb, redistest.Namespace(t), time.Hour, cachetest.PatientOptions[string](nil))
+			if err != nil {
 				t.Fatal(err)
 			}
-		}
-		time.Sleep(cachetest.StaleLife)
-		src := &cachetest.TimedSource{Takes: 10 * time.Second, Value: "new"}
-		cachetest.Ask(t.Context(), c, "k", src.Load).WantOld(t, "the reader that begins it", 0, nil)
-		src.WantLoads(t, "a refresh", 1)
-		cachetest.Ask(t.Context(), c, "queues", src.Load).WantOld(t, "the reader that begins another", 0, nil)
-		synctest.Wait()
-		begun := time.Now()
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-		cachetest.WantElapsed(t, "Close returns", begun, 10*time.Second)
-		cachetest.WantStored(t, rdb, ns, "k", "new")
-		cachetest.WantStored(t, rdb, ns, "queues", "old")
-		src.WantLoads(t, "one ran and one queued", 1)
-		if s := c.Stats(); s.Stored != 1 || s.Loading != 0 {
-			t.Errorf("%+v, want the refresh stored", s)
-		}
-	})
-}
-
-// Close waits for a refresh, which stores its value.
-func TestClose_DuringARefresh(t *testing.T) {
-	t.Parallel()
-	refreshEach(t, func(t *testing.T, _ string, r *refreshing, rdb, look redis.UniversalClient) {
-		closed := cachetest.GoClose(t, r.Cache)
-		select {
-		case <-closed:
-			t.Error("Close has returned before the refresh")
-		default:
-		}
-		r.load.Give("v1")
-		cachetest.Receive(t, "Close returns", closed)
-		cachetest.WantStored(t, look, r.ns, "k", "v1")
-		cachetest.WantUnlocked(t, look, r.ns, "k")
-	})
-}
-
-// No load runs or begins after Close has returned, at whatever moment of a refresh.
-func TestClose_AtAnyMomentOfARefresh(t *testing.T) {
-	t.Parallel()
-	const rounds, readers = 300, 4
-	_, rdb := redistest.StartMini(t)
-	ns := redistest.Namespace(t)
-	kinds := []string{"stale", "early"}
-	ran := 0
-	for round := range rounds {
-		cachetest.PutEntry(t, rdb, ns, "k", refreshKinds[kinds[round%2]](), time.Hour)
-		if err := rdb.Del(t.Context(), ns+":{k}:lock").Err(); err != nil {
-			t.Fatal(err)
-		}
-		opts := cachetest.PatientOptions(refreshOptions())
-		opts.MaxLoads = 1 + round%3
-		c, err := singlefill.New(rdb, ns, time.Hour, opts)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var closed atomic.Bool
-		var running, loads atomic.Int64
-		load := func(context.Context, string) (string, error) {
-			running.Add(1)
-			loads.Add(1)
-			if closed.Load() {
-				t.Error("a load begins after Close")
+			t.Cleanup(func() { _ = c.Close() })
+			var h commandTracer
+			rdb.AddHook(&h)
+			v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives("v"))
+			cachetest.WantValue(t, v, err, "v")
+			if err := c.Set(t.Context(), "k", "w"); err != nil {
+				t.Fatal(err)
 			}
-			runtime.Gosched()
-			running.Add(-1)
-			return "v1", nil
-		}
-		var wg sync.WaitGroup
-		for range readers {
-			wg.Go(func() {
-				for {
-					v, err := c.GetOrLoad(t.Context(), "k", load)
-					if err == singlefill.ErrClosed {
-						return
-					}
-					if err != nil || v != "v0" && v != "v1" {
-						t.Errorf("got %q, %v", v, err)
-						return
-					}
-				}
-			})
-		}
-		time.Sleep(time.Duration(rand.IntN(int(time.Millisecond)))) // any moment will do
-		_ = c.Close()
-		closed.Store(true)
-		if n := running.Load(); n != 0 {
-			t.Errorf("%d loads run after Close", n)
-		}
-		s := c.Stats()
-		wg.Wait()
-		if n := loads.Load(); n != s.Loads || s.Loading != 0 || s.Loads != s.Stored {
-			t.Errorf("%d loads, %+v", n, s)
-		}
-		cachetest.WantUnlocked(t, rdb, ns, "k")
-		ran += int(loads.Load())
-	}
-	if ran == 0 {
-		t.Errorf("there was no refresh in %d rounds", rounds)
-	}
-}
-
-// A load that Close waits for can read a stale value, and begins no refresh.
-func TestClose_LoadBeginsNoRefresh(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := cachetest.NewCache(t, rdb, cachetest.StaleOptions(time.Minute, 0))
-		cachetest.SetStale(t, c, "k", "old", 0)
-		outer := cachetest.GoGet(t.Context(), c, "outer", func(ctx context.Context, _ string) (string, error) {
-			time.Sleep(time.Second)
-			return c.GetOrLoad(ctx, "k", cachetest.MustNotLoad[string](t))
-		})
-		synctest.Wait()
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-		outer.Want(t, "old")
-	})
-}
-
-// A read that ends during Close begins no refresh.
-func TestClose_ReadBeginsNoRefresh(t *testing.T) {
-	t.Parallel()
-	for kind := range refreshKinds {
-		t.Run(kind, func(t *testing.T) {
-			t.Parallel()
-			p, ns, c, _, rdb := cachetest.Proxied(t, refreshOptions())
-			cachetest.PutEntry(t, rdb, ns, "k", refreshKinds[kind](), time.Hour)
-			read := p.On(redistest.Command("get"), redistest.HoldReply).Times(1)
-			reads := cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[string](t))
-			cachetest.Receive(t, "the read is answered", read.Hit())
-			closed := cachetest.GoClose(t, c)
-			read.Release()
-			reads.Want(t, "v0")
-			cachetest.Receive(t, "Close returns", closed)
-			if s := c.Stats(); s.Loads != 0 {
-				t.Errorf("%+v, want no load", s)
+			if err := c.Delete(t.Context(), "k"); err != nil {
+				t.Fatal(err)
+			}
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			got := slices.DeleteFunc(slices.Clone(h.names), func(name string) bool { return name == "hello" }) // of connections
+			want := []string{"get", "evalsha", "eval", "evalsha", "eval", "multi", "set", "del", "exec", "pttl", "del"}
+			if !slices.Equal(got, want) {
+				t.Errorf("the hook saw %v, want %v", got, want)
 			}
 		})
 	}

@@ -1,4 +1,4 @@
-package singlefill_test
+package stale_test
 
 import (
 	"context"

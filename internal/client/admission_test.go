@@ -1,4 +1,4 @@
-package singlefill_test
+package client_test
 
 import (
 	"context"

@@ -1,4 +1,5 @@
-package singlefill_test
+// Package stale_test tests what the cache does with values that are stale, or about to be.
+package stale_test
 
 import (
 	"context"
@@ -22,6 +23,8 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
+
+func TestMain(m *testing.M) { redistest.Main(m) }
 
 // windowKinds are a minute of each window alone.
 var windowKinds = []struct {
@@ -796,6 +799,26 @@ func TestStaleIfError_DeletedValue(t *testing.T) {
 				}
 				<-before
 				other.Want(t, "")
+			})
+		})
+	}
+}
+
+// A token that expires while it is loaded is returned and not stored.
+func TestTTLFunc_ExpiresWhileLoading(t *testing.T) {
+	for _, kind := range windowKinds {
+		t.Run(kind.name, func(t *testing.T) {
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				ns := redistest.Namespace(t)
+				opts := kind.opts()
+				opts.TTLFunc = func(_, token string) time.Duration {
+					until, _ := time.Parse(time.RFC3339, token)
+					return time.Until(until)
+				}
+				c := cachetest.NewCacheIn(t, rdb, ns, opts)
+				src := &cachetest.TimedSource{Takes: 2 * time.Second, Value: time.Now().Add(2 * time.Second).Format(time.RFC3339)}
+				cachetest.Ask(t.Context(), c, "k", src.Load).Want(t, "the token", cachetest.Answer{Value: src.Value, Took: src.Takes})
+				cachetest.WantStored(t, rdb, ns, "k", "")
 			})
 		})
 	}

@@ -1,4 +1,4 @@
-package singlefill_test
+package entry_test
 
 import (
 	"context"
@@ -17,6 +17,8 @@ import (
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
 )
+
+func TestMain(m *testing.M) { redistest.Main(m) }
 
 // In these tests another program has written to the cache's keys. Its bytes are a miss, are
 // counted, and are overwritten by one load. No caller gets an error for them, or waits longer than
