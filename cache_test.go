@@ -156,17 +156,11 @@ func TestGet_ValueNotFoundMiss(t *testing.T) {
 			t.Errorf("got %v; want ErrNotFound itself", err)
 		}
 		cachetest.WantGet(t, c, "none", "", singlefill.ErrNotFound)
-		if err := c.Set(t.Context(), "none", "some"); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, c.Set(t.Context(), "none", "some"))
 		cachetest.WantGet(t, c, "none", "some", nil)
-		if err := c.Set(t.Context(), "none", "more"); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, c.Set(t.Context(), "none", "more"))
 		cachetest.WantGet(t, c, "none", "more", nil)
-		if err := c.Delete(t.Context(), "none"); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, c.Delete(t.Context(), "none"))
 		cachetest.WantGet(t, c, "none", "", singlefill.ErrMiss)
 	})
 }
@@ -194,9 +188,7 @@ func TestSet_ValueNotToKeep(t *testing.T) {
 		ns := redistest.Namespace(t)
 		c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.Raw, TTLFunc: lifeInMinutes})
 		for _, value := range []string{"7", "0", "7", "-1"} {
-			if err := c.Set(t.Context(), "k", value); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, c.Set(t.Context(), "k", value))
 			if value == "7" {
 				cachetest.WantStored(t, rdb, ns, "k", "7")
 			} else {
@@ -211,9 +203,7 @@ func TestSet_ValueThatCannotBeEncoded(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
 	c := cachetest.NewCache[any](t, rdb, nil)
-	if err := c.Set(t.Context(), "k", "old"); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, c.Set(t.Context(), "k", "old"))
 	if err := c.Set(t.Context(), "k", func() {}); err == nil {
 		t.Error("Set of a func succeeds")
 	}
@@ -235,17 +225,13 @@ func TestDelete_ManyKeysAndNone(t *testing.T) {
 			keys = append(keys, fmt.Sprint(i))
 		}
 		for _, key := range append(keys, "kept") {
-			if err := c.Set(t.Context(), key, "v"); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, c.Set(t.Context(), key, "v"))
 		}
 		if err := c.Delete(t.Context()); err != nil {
 			t.Errorf("Delete of no keys: %v", err)
 		}
 		cachetest.WantStored(t, rdb, ns, keys[0], "v")
-		if err := c.Delete(t.Context(), append(keys, "was never there", keys[0])...); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, c.Delete(t.Context(), append(keys, "was never there", keys[0])...))
 		for _, key := range keys {
 			cachetest.WantStored(t, rdb, ns, key, "")
 		}
@@ -282,9 +268,7 @@ func TestTTL_Jitter(t *testing.T) {
 						} else {
 							_, err = c.GetOrLoad(t.Context(), key, cachetest.Gives("7"))
 						}
-						if err != nil {
-							t.Fatal(err)
-						}
+						redistest.Must(t, err)
 						life := rdb.PTTL(t.Context(), ns+":{"+key+"}").Val()
 						if life > test.most || life < test.least-slack {
 							t.Errorf("%s lives %v, want %v to %v", key, life, test.least, test.most)
@@ -327,12 +311,8 @@ func TestTTL_EntryThatRedisStillHas(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)
 		c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
-		if err := c.Set(t.Context(), "k", "v"); err != nil {
-			t.Fatal(err)
-		}
-		if err := rdb.PExpire(t.Context(), ns+":{k}", 24*time.Hour).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, c.Set(t.Context(), "k", "v"))
+		redistest.Must(t, rdb.PExpire(t.Context(), ns+":{k}", 24*time.Hour).Err())
 		time.Sleep(time.Hour)
 		cachetest.WantStored(t, rdb, ns, "k", "v")
 		if _, err := c.Get(t.Context(), "k"); err != singlefill.ErrMiss {
@@ -351,9 +331,7 @@ func TestTTLFunc_LifeOfEachValue(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Jitter: -1, TTLFunc: lifeInMinutes})
 		cachetest.GoGet(t.Context(), c, "loaded", cachetest.Gives("2")).Want(t, "2")
-		if err := c.Set(t.Context(), "set", "3"); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, c.Set(t.Context(), "set", "3"))
 		time.Sleep(2*time.Minute - time.Millisecond)
 		cachetest.GoGet(t.Context(), c, "loaded", cachetest.MustNotLoad[string](t)).Want(t, "2")
 		time.Sleep(time.Millisecond)
@@ -418,9 +396,7 @@ func TestNotFoundTTL(t *testing.T) {
 			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 				test.opts.Jitter = -1
 				c, err := singlefill.New(rdb, "ns", test.ttl, &test.opts)
-				if err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, err)
 				defer c.Close()
 				cachetest.GoGet(t.Context(), c, "k", cachetest.Fails[string](singlefill.ErrNotFound)).WantErr(t, singlefill.ErrNotFound)
 				time.Sleep(test.remembers - time.Millisecond)
@@ -449,9 +425,7 @@ func TestClose_EndsAllCallsButStats(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		c := cachetest.NewCache[string](t, rdb, nil)
-		if err := c.Set(t.Context(), "k", "v"); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, c.Set(t.Context(), "k", "v"))
 		if err := errors.Join(c.Close(), c.Close()); err != nil {
 			t.Errorf("Close twice: %v", err)
 		}
@@ -643,20 +617,14 @@ func TestHooks_SeeEveryCommand(t *testing.T) {
 			s := redistest.Start(t)
 			rdb := s.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = bounded })
 			c, err := singlefill.New[string](rdb, redistest.Namespace(t), time.Hour, cachetest.PatientOptions[string](nil))
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			t.Cleanup(func() { _ = c.Close() })
 			var h commandTracer
 			rdb.AddHook(&h)
 			v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives("v"))
 			cachetest.WantValue(t, v, err, "v")
-			if err := c.Set(t.Context(), "k", "w"); err != nil {
-				t.Fatal(err)
-			}
-			if err := c.Delete(t.Context(), "k"); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, c.Set(t.Context(), "k", "w"))
+			redistest.Must(t, c.Delete(t.Context(), "k"))
 			h.mu.Lock()
 			defer h.mu.Unlock()
 			got := slices.DeleteFunc(slices.Clone(h.names), func(name string) bool { return name == "hello" }) // of connections

@@ -26,9 +26,7 @@ func TestCheck_DocumentedRights(t *testing.T) {
 	ns := "shop:" + redistest.Namespace(t)
 	c, err := singlefill.New(s.Client(t, s.User(t, rights...)), ns, time.Minute,
 		&singlefill.Options[string]{StaleIfError: time.Minute, LockTTL: 6 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	defer c.Close()
 	ctx := t.Context()
 	if err := c.Check(ctx); err != nil {
@@ -85,9 +83,7 @@ func TestCheck_Near(t *testing.T) {
 			ns := "shop:" + redistest.Namespace(t)
 			c := cachetest.NewCacheIn(t, s.Admin(), ns, near(singlefill.Near{}))
 			limited, err := singlefill.New(rdb, ns, time.Minute, near(singlefill.Near{}))
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			defer limited.Close()
 			err = limited.Check(t.Context())
 			if missing == "" {
@@ -133,9 +129,7 @@ func TestCheck_MaxFleetLoads(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := redistest.Shared(t)
 			c, err := singlefill.New(s.Client(t, s.User(t, test.rights...)), "shop:"+redistest.Namespace(t), time.Minute, &singlefill.Options[string]{MaxFleetLoads: 1})
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			defer c.Close()
 			if err := c.Check(t.Context()); (err != nil) != (test.off > 0) {
 				t.Errorf("Check: %v", err)
@@ -162,9 +156,7 @@ func TestCheck_MissingRight(t *testing.T) {
 			fewer := append(append([]string{}, rights[:i]...), rights[i+1:]...)
 			s := redistest.Shared(t)
 			c, err := singlefill.New(s.Client(t, s.User(t, fewer...)), "shop:"+redistest.Namespace(t), time.Minute, &singlefill.Options[string]{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			defer c.Close()
 			if err := c.Check(t.Context()); err == nil {
 				t.Errorf("Check found nothing")

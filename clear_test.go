@@ -32,9 +32,7 @@ func TestClear(t *testing.T) {
 			for _, key := range keys {
 				values[key] = valueOf(key)
 			}
-			if err := c.SetMany(ctx, values); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, c.SetMany(ctx, values))
 		}
 		many := append(manyKeys(600), hostile...)
 		set(c, many)
@@ -45,9 +43,7 @@ func TestClear(t *testing.T) {
 		if _, err := c.GetOrLoad(ctx, "failed", cachetest.Fails[string](cachetest.ErrSource)); err != cachetest.ErrSource { // leaves a note in its lock
 			t.Fatal(err)
 		}
-		if err := c.Clear(ctx); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, c.Clear(ctx))
 		redistest.Await(t, "the values are gone", func() bool {
 			got, err := c.GetMany(ctx, many)
 			return err == nil && len(got) == 0
@@ -74,9 +70,7 @@ func TestClear_Loads(t *testing.T) {
 		}
 		old := []*cachetest.HeldLoad[string]{s.Next(t), s.Next(t), s.Next(t)}
 		time.Sleep(time.Second)
-		if err := caches[0].Clear(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, caches[0].Clear(t.Context()))
 		var after []*cachetest.Call[string]
 		for i := range caches {
 			for _, c := range []*singlefill.Cache[string]{caches[i], caches[(i+1)%3]} {
@@ -109,9 +103,7 @@ func TestClear_ThenAway(t *testing.T) {
 		s := cachetest.NewSource[string](t)
 		before := cachetest.GoGet(t.Context(), c, "k", s.Load)
 		old := s.Next(t)
-		if err := c.Clear(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, c.Clear(t.Context()))
 		m.SetError("LOADING dataset")
 		after := cachetest.GoGet(t.Context(), c, "k", func(context.Context, string) (string, error) { return "new", nil })
 		synctest.Wait()
@@ -141,9 +133,7 @@ func TestClear_Progress(t *testing.T) {
 	for _, key := range manyKeys(5000) {
 		values[key] = valueOf(key)
 	}
-	if err := c.SetMany(ctx, values); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, c.SetMany(ctx, values))
 	if err := c.Clear(ctx); err != context.Canceled {
 		t.Errorf("Clear: %v, want the end of its context", err)
 	}

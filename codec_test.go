@@ -67,9 +67,7 @@ func testRoundTrip[T any](t *testing.T, rdb redis.UniversalClient, opts *singlef
 	v, err = c.GetOrLoad(t.Context(), "loaded", cachetest.MustNotLoad[T](t))
 	cachetest.WantValue(t, v, err, value)
 	cachetest.WantGet(t, c, "loaded", value, nil)
-	if err := c.Set(t.Context(), "set", value); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, c.Set(t.Context(), "set", value))
 	v, err = c.GetOrLoad(t.Context(), "set", cachetest.MustNotLoad[T](t))
 	cachetest.WantValue(t, v, err, value)
 	cachetest.WantGet(t, c, "set", value, nil)
@@ -156,9 +154,7 @@ func TestCodec_UnmarshalFails(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				ns := redistest.Namespace(t)
 				good := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.JSON})
-				if err := good.Set(t.Context(), "k", "v"); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, good.Set(t.Context(), "k", "v"))
 				c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: cachetest.BadCodec{Codec: singlefill.JSON, OnUnmarshal: unmarshal}})
 				if _, err := c.Get(t.Context(), "k"); err != singlefill.ErrMiss {
 					t.Errorf("Get: %v, want ErrMiss", err)
@@ -204,9 +200,7 @@ func TestCodec_ValueIsNotCopied(t *testing.T) {
 	p := newPerson()
 	proxy := redistest.NewProxy(t, redistest.Shared(t).Addr)
 	c := cachetest.NewCache(t, proxy.Client(t), &singlefill.Options[*person]{Codec: interning{singlefill.JSON, &p}})
-	if err := c.Set(t.Context(), "k", &p); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, c.Set(t.Context(), "k", &p))
 	read := proxy.On(redistest.Command("get"), redistest.HoldReply).Times(1)
 	herd := []*cachetest.Call[*person]{cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[*person](t))}
 	cachetest.Receive(t, "the first read is answered", read.Hit())
@@ -276,9 +270,7 @@ func TestBadBytes_AreAMiss(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ns := redistest.Namespace(t)
 		whole := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.Raw})
-		if err := whole.Set(t.Context(), "whole", "some value"); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, whole.Set(t.Context(), "whole", "some value"))
 		entry, _ := cachetest.Stored(t, rdb, ns+":{whole}")
 		garbage := map[string]string{
 			"nothing":      "",
@@ -293,9 +285,7 @@ func TestBadBytes_AreAMiss(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				c := cachetest.NewCacheIn[int](t, rdb, ns+name, nil)
 				put := func() {
-					if err := rdb.Set(t.Context(), ns+name+":{k}", data, time.Hour).Err(); err != nil {
-						t.Fatal(err)
-					}
+					redistest.Must(t, rdb.Set(t.Context(), ns+name+":{k}", data, time.Hour).Err())
 				}
 				put()
 				if _, err := c.Get(t.Context(), "k"); err != singlefill.ErrMiss {
@@ -312,9 +302,7 @@ func TestBadBytes_AreAMiss(t *testing.T) {
 		t.Run("of another type", func(t *testing.T) {
 			c := cachetest.NewCacheIn[int](t, rdb, ns+"list", nil)
 			for _, key := range []string{":{k}", ":{k}:lock"} {
-				if err := rdb.RPush(t.Context(), ns+"list"+key, "a").Err(); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, rdb.RPush(t.Context(), ns+"list"+key, "a").Err())
 			}
 			v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives(7))
 			cachetest.WantValue(t, v, err, 7)

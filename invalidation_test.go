@@ -32,9 +32,7 @@ func TestDelete_DuringLoad(t *testing.T) {
 				before := cachetest.GoGet(t.Context(), c, "k", src.Load)
 				older := src.Next(t)
 				joins := cachetest.GoGet(t.Context(), c, "k", src.Load).Waits(t)
-				if err := c.Delete(t.Context(), "k"); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, c.Delete(t.Context(), "k"))
 				after := cachetest.GoGet(t.Context(), c, "k", src.Load)
 				newer := src.Next(t) // without waiting for the older load
 				if order == "the older load ends first" {
@@ -75,9 +73,7 @@ func TestDelete_DuringTheOnlyLoad(t *testing.T) {
 			src := cachetest.NewSource[string](t)
 			a := cachetest.GoGet(t.Context(), c, "k", src.Load)
 			load := src.Next(t)
-			if err := c.Delete(t.Context(), "other", "k"); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, c.Delete(t.Context(), "other", "k"))
 			load.Ends <- cachetest.Ending[string]{Value: "v1", Err: err}
 			if _, got := a.Result(t); got != err {
 				t.Errorf("%s: %v, want %v", name, got, err)
@@ -104,9 +100,7 @@ func TestDelete_ElsewhereDuringLoad(t *testing.T) {
 				before := cachetest.GoGet(t.Context(), here, "k", src.Load)
 				older := src.Next(t)
 				joins := cachetest.GoGet(t.Context(), here, "k", src.Load).Waits(t)
-				if err := elsewhere.Delete(t.Context(), "k"); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, elsewhere.Delete(t.Context(), "k"))
 				after := cachetest.GoGet(t.Context(), here, "k", src.Load)
 				newer := src.Next(t) // without waiting for the older load
 				if order == "the older load ends first" {
@@ -145,9 +139,7 @@ func TestDelete_DeleterLoadsAtOnce(t *testing.T) {
 		before := cachetest.GoGet(t.Context(), elsewhere, "k", src.Load)
 		older := src.Next(t)
 		waits := cachetest.GoGet(t.Context(), here, "k", src.Load).Waits(t) // for the other process
-		if err := here.Delete(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, here.Delete(t.Context(), "k"))
 		after := cachetest.GoGet(t.Context(), here, "k", src.Load)
 		src.Next(t).Give("v2")
 		after.Want(t, "v2")
@@ -177,9 +169,7 @@ func TestDelete_LaterCallerDoesNotWait(t *testing.T) {
 			older := cachetest.GoGet(t.Context(), here, test.name, src.Load)
 			load := src.Next(t)
 			time.Sleep(time.Second)
-			if err := test.deletes(t.Context(), test.name); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, test.deletes(t.Context(), test.name))
 			begun := time.Now()
 			cachetest.GoGet(t.Context(), here, test.name, cachetest.Gives("v2")).Want(t, "v2")
 			if d := time.Since(begun); d > test.most {
@@ -200,15 +190,11 @@ func TestDelete_ReplyInTransit(t *testing.T) {
 	t.Parallel()
 	p, _, slow, direct, _ := cachetest.Proxied(t, &cachetest.Raw)
 	src := cachetest.NewSource[string](t)
-	if err := direct.Set(t.Context(), "k", "v1"); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, direct.Set(t.Context(), "k", "v1"))
 	read := p.On(redistest.Command("get"), redistest.HoldReply).Times(1)
 	before := cachetest.GoGet(t.Context(), slow, "k", src.Load)
 	cachetest.Receive(t, "the read is answered", read.Hit())
-	if err := direct.Delete(t.Context(), "k"); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, direct.Delete(t.Context(), "k"))
 	after := cachetest.GoGet(t.Context(), slow, "k", src.Load).Waits(t)
 	read.Release()
 	before.Want(t, "v1")
@@ -226,15 +212,11 @@ func TestDelete_ValueFoundWhileLocking(t *testing.T) {
 	read := p.On(redistest.Command("get"), redistest.HoldReply).Times(1)
 	before := cachetest.GoGet(t.Context(), slow, "k", src.Load)
 	cachetest.Receive(t, "the read has found nothing", read.Hit())
-	if err := direct.Set(t.Context(), "k", "v1"); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, direct.Set(t.Context(), "k", "v1"))
 	answer := p.On(cachetest.Script(t, "get_or_lock"), redistest.HoldReply).Times(1)
 	read.Release()
 	cachetest.Receive(t, "the script has found v1", answer.Hit())
-	if err := direct.Delete(t.Context(), "k"); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, direct.Delete(t.Context(), "k"))
 	after := cachetest.GoGet(t.Context(), slow, "k", src.Load).Waits(t)
 	answer.Release()
 	before.Want(t, "v1")
@@ -251,9 +233,7 @@ func TestDelete_BeforeTheLossIsNoticed(t *testing.T) {
 	src := cachetest.NewSource[string](t)
 	before := cachetest.GoGet(t.Context(), slow, "k", src.Load)
 	load := src.Next(t)
-	if err := direct.Delete(t.Context(), "k"); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, direct.Delete(t.Context(), "k"))
 	renewal := p.On(cachetest.Script(t, "renew"), redistest.HoldRequest)
 	after := cachetest.GoGet(t.Context(), slow, "k", src.Load).Waits(t)
 	cachetest.Receive(t, "the lock is looked at", renewal.Hit())
@@ -281,9 +261,7 @@ func TestDelete_BetweenLoadAndStore(t *testing.T) {
 			before := cachetest.GoGet(t.Context(), slow, "k", src.Load)
 			src.Next(t).Give("v1")
 			cachetest.Receive(t, "the value is about to be stored", store.Hit())
-			if err := deleter.Delete(t.Context(), "k"); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, deleter.Delete(t.Context(), "k"))
 			after := cachetest.GoGet(t.Context(), slow, "k", src.Load).Waits(t)
 			store.Release()
 			before.Want(t, "v1")
@@ -313,9 +291,7 @@ func TestDelete_WhileTheLockIsTaken(t *testing.T) {
 			lock := p.On(cachetest.Script(t, "get_or_lock"), held).Times(1)
 			before := cachetest.GoGet(t.Context(), slow, "k", src.Load)
 			cachetest.Receive(t, "the lock is asked for", lock.Hit())
-			if err := direct.Delete(t.Context(), "k"); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, direct.Delete(t.Context(), "k"))
 			after := cachetest.GoGet(t.Context(), slow, "k", src.Load).Waits(t)
 			lock.Release()
 			// The load begins after both calls and the Delete, so that both may get its value.
@@ -361,9 +337,7 @@ func TestDelete_StoreWithoutAReply(t *testing.T) {
 		time.Sleep(time.Second / 2)
 		during := get("new")
 		time.Sleep(time.Second/2 + 100*time.Millisecond) // the store is in flight
-		if err := there.Delete(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, there.Delete(t.Context(), "k"))
 		late := get("new")
 		if v := <-first; v != "old" {
 			t.Errorf("the caller before it got %q", v)
@@ -475,9 +449,7 @@ func TestDelete_VoidLoadsAreCancelled(t *testing.T) {
 						_, _ = c.GetOrLoad(ctx, "k", src.Load)
 					})
 					time.Sleep(5 * time.Millisecond)
-					if err := c.Delete(t.Context(), "k"); err != nil {
-						t.Fatal(err)
-					}
+					redistest.Must(t, c.Delete(t.Context(), "k"))
 				}
 				callers.Wait()
 				if n := src.Most.Load(); n > test.most || !test.heeds && n != test.most {
@@ -508,9 +480,7 @@ func TestSet_DuringLoad(t *testing.T) {
 			src := cachetest.NewSource[string](t)
 			before := cachetest.GoGet(t.Context(), c, "k", src.Load)
 			load := src.Next(t)
-			if err := setter.Set(t.Context(), "k", "set"); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, setter.Set(t.Context(), "k", "set"))
 			cachetest.GoGet(t.Context(), c, "k", src.Load).Want(t, "set") // without waiting for the load
 			load.Give("loaded")
 			before.Want(t, "loaded")

@@ -77,9 +77,7 @@ func TestGetOrLoad_CallersShareTheNextRead(t *testing.T) {
 	proxy := redistest.NewProxy(t, redistest.Shared(t).Addr)
 	reads := proxy.On(redistest.Command("get"), redistest.HoldReply)
 	c := cachetest.NewCache[string](t, proxy.Client(t), nil)
-	if err := c.Set(t.Context(), "k", "v"); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, c.Set(t.Context(), "k", "v"))
 	herd := []*cachetest.Call[string]{cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[string](t))}
 	cachetest.Receive(t, "the first read is answered", reads.Hit())
 	next := proxy.On(redistest.Command("get"), redistest.Pass)
@@ -104,9 +102,7 @@ func TestGetOrLoad_NextReaderLeaves(t *testing.T) {
 	proxy := redistest.NewProxy(t, redistest.Shared(t).Addr)
 	reads := proxy.On(redistest.Command("get"), redistest.HoldReply)
 	c := cachetest.NewCache[string](t, proxy.Client(t), nil)
-	if err := c.Set(t.Context(), "k", "v"); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, c.Set(t.Context(), "k", "v"))
 	first := cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[string](t))
 	cachetest.Receive(t, "the first read is answered", reads.Hit())
 	ctx, cancel := context.WithCancel(t.Context())
@@ -124,9 +120,7 @@ func TestGetOrLoad_NextReaderLeaves(t *testing.T) {
 func TestGetOrLoad_LeaversDelayNoReader(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		c := cachetest.NewCache[string](t, rdb, nil)
-		if err := c.Set(t.Context(), "k", "v"); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, c.Set(t.Context(), "k", "v"))
 		rdb.AddHook(cachetest.Slow(30 * time.Millisecond))
 		cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[string](t)) // a read in flight
 		synctest.Wait()
@@ -502,9 +496,7 @@ func TestLoader_ContextValues(t *testing.T) {
 func TestLoadTimeout_Default(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		c, err := singlefill.New[string](rdb, "ns", time.Hour, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		defer c.Close()
 		begun := time.Now()
 		_, err = c.GetOrLoad(t.Context(), "k", func(ctx context.Context, _ string) (string, error) {
@@ -712,9 +704,7 @@ func TestGetOrLoad_ReadersOwnTheirValues(t *testing.T) {
 func readersOwn[T any](t *testing.T, value T, change func(T)) {
 	proxy := redistest.NewProxy(t, redistest.Shared(t).Addr)
 	c := cachetest.NewCache[T](t, proxy.Client(t), nil)
-	if err := c.Set(t.Context(), "k", value); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, c.Set(t.Context(), "k", value))
 	for range 3 {
 		read := proxy.On(redistest.Command("get"), redistest.HoldReply).Times(1)
 		herd := []*cachetest.Call[T]{cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[T](t))}

@@ -35,9 +35,7 @@ func TestLock_DeadHolder(t *testing.T) {
 		lives := cachetest.GoGet(t.Context(), cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw), "l", src.Load)
 		load := src.Next(t)
 		lock, _ := cachetest.Stored(t, rdb, ns+":{l}:lock")
-		if err := rdb.Set(t.Context(), ns+":{k}:lock", lock, 20*time.Second).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, rdb.Set(t.Context(), ns+":{k}:lock", lock, 20*time.Second).Err())
 		load.Give("v")
 		lives.Want(t, "v")
 		begun := time.Now()
@@ -205,9 +203,7 @@ func TestUnlocked_LateCallerAfterTheOutage(t *testing.T) {
 		time.Sleep(1500 * time.Millisecond)
 		down.On.Store(false)
 		time.Sleep(2 * time.Second)
-		if err := there.Delete(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, there.Delete(t.Context(), "k"))
 		late := cachetest.GoGet(t.Context(), here, "k", cachetest.Gives("new"))
 		synctest.Wait()
 		load.Give("old")
@@ -504,13 +500,9 @@ func holdFleetSlot(t *testing.T, m *miniredis.Miniredis, ns string) {
 	}))
 	newSemaphore := fleetlock.NewSemaphore.(func(redis.UniversalClient, string, string, int, *lock.Options) (*lock.Locker, error))
 	l, err := newSemaphore(rdb, "of a dead process", fleetKey(ns), 1, &lock.Options{TTL: 5 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	lease, err := l.TryAcquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	close(dies)
 	t.Cleanup(func() { _ = lease.Release(context.Background()) }) // for its goroutine
 }

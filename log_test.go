@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
@@ -81,9 +82,7 @@ func TestLogTrace_Lines(t *testing.T) {
 			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 				var b bytes.Buffer
 				c, err := singlefill.New[any](rdb, "ns", time.Hour, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, err)
 				c.AddTrace(singlefill.LogTrace(logTo(&b), test.opts))
 				m.SetError(test.reply)
 				test.run(t, c, rdb)

@@ -126,9 +126,7 @@ func TestGetOrLoadMany(t *testing.T) {
 	cachetest.UserEach(t, func(t *testing.T, rdb, _ redis.UniversalClient) {
 		ctx := t.Context()
 		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
-		if err := c.Set(ctx, "b", valueOf("b")); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, c.Set(ctx, "b", valueOf("b")))
 		s := &manySource{lacks: map[string]bool{"none": true}}
 		_, cluster := rdb.(*redis.ClusterClient)
 		one := !cluster
@@ -169,9 +167,7 @@ func TestGetOrLoadMany_RoundTrips(t *testing.T) {
 		get := func(keys []string) {
 			t.Helper()
 			got, err := c.GetOrLoadMany(t.Context(), keys, s.load)
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			wantMany(t, "get", got, keys...)
 		}
 		get([]string{"x"}) // the server learns the scripts
@@ -263,9 +259,7 @@ func TestMany_BadInput(t *testing.T) {
 	if _, err := c.Get(t.Context(), "a"); err != singlefill.ErrMiss {
 		t.Errorf("a: %v, want a miss", err)
 	}
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, c.Close())
 	_, loading := c.GetOrLoadMany(t.Context(), []string{"a"}, s.load)
 	_, getting := c.GetMany(t.Context(), []string{"a"})
 	for what, err := range map[string]error{"GetOrLoadMany": loading, "GetMany": getting, "SetMany": c.SetMany(t.Context(), nil), "Clear": c.Clear(t.Context())} {
@@ -292,9 +286,7 @@ func TestGetOrLoadMany_Failures(t *testing.T) {
 			t.Parallel()
 			_, rdb := redistest.StartMini(t)
 			c := cachetest.NewCache(t, rdb, &cachetest.Raw)
-			if err := c.Set(t.Context(), "had", valueOf("had")); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, c.Set(t.Context(), "had", valueOf("had")))
 			got, err := c.GetOrLoadMany(t.Context(), []string{"a", "had", "b"}, row.load)
 			wantMany(t, row.what, got, "had")
 			if row.want != nil {
@@ -496,9 +488,7 @@ func TestGetOrLoadMany_MaxBatch(t *testing.T) {
 func TestGetOrLoadMany_Deadline(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
 		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
-		if err := c.Set(t.Context(), "had", valueOf("had")); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, c.Set(t.Context(), "had", valueOf("had")))
 		s := &manySource{takes: 10 * time.Second}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
@@ -532,9 +522,7 @@ func TestGetOrLoadMany_Invalidation(t *testing.T) {
 					s := &manySource{takes: time.Second}
 					early := goGetMany(t.Context(), loads, []string{"a", "b"}, s.load)
 					time.Sleep(time.Second / 2)
-					if err := invalidate(t.Context(), invalidates); err != nil {
-						t.Fatal(err)
-					}
+					redistest.Must(t, invalidate(t.Context(), invalidates))
 					late := goGetMany(t.Context(), loads, []string{"a", "b"}, (&manySource{}).load)
 					<-early.done
 					<-late.done
@@ -598,9 +586,7 @@ func TestGetOrLoadMany_Refresh(t *testing.T) {
 func TestGetOrLoadMany_StaleIfError(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
 		c := cachetest.NewCache(t, rdb, cachetest.StaleOptions(0, time.Minute))
-		if err := c.SetMany(t.Context(), map[string]string{"a": valueOf("a"), "b": valueOf("b")}); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, c.SetMany(t.Context(), map[string]string{"a": valueOf("a"), "b": valueOf("b")}))
 		time.Sleep(cachetest.StaleLife + time.Second)
 		s := &manySource{err: cachetest.ErrSource}
 		got, err := c.GetOrLoadMany(t.Context(), []string{"a", "b", "new"}, s.load)
@@ -651,9 +637,7 @@ func TestGetOrLoadMany_BadBytes(t *testing.T) {
 	t.Parallel()
 	m, rdb := redistest.StartMini(t)
 	c, err := singlefill.New(rdb, "ns", time.Hour, &cachetest.Raw)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	defer c.Close()
 	_ = m.Set("ns:{a}", "rubbish")
 	_, _ = m.Lpush("ns:{b}", "a list")
@@ -816,9 +800,7 @@ func TestGetOrLoadMany_Near(t *testing.T) {
 		redistest.Await(t, "all keys are served from memory", func() bool {
 			before := there.Stats().NearHits
 			got, err := there.GetOrLoadMany(t.Context(), keys, s.load)
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			wantMany(t, "the call", got, keys...)
 			return there.Stats().NearHits-before == int64(len(keys))
 		})
@@ -830,9 +812,7 @@ func TestGetOrLoadMany_Near(t *testing.T) {
 	} {
 		inMemory()
 		before := there.Stats().NearHits
-		if err := invalidate(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, invalidate())
 		redistest.Await(t, what+" reaches the memory of another process", func() bool {
 			_, err := there.Get(t.Context(), keys[0])
 			after := there.Stats().NearHits
@@ -849,9 +829,7 @@ func TestGetMany(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ctx := t.Context()
 		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
-		if err := c.SetMany(ctx, map[string]string{"a": valueOf("a"), "b": valueOf("b")}); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, c.SetMany(ctx, map[string]string{"a": valueOf("a"), "b": valueOf("b")}))
 		if _, err := c.GetOrLoad(ctx, "none", cachetest.Fails[string](singlefill.ErrNotFound)); err != singlefill.ErrNotFound {
 			t.Fatal(err)
 		}
@@ -905,9 +883,7 @@ func TestSetMany(t *testing.T) {
 			values[key] = valueOf(key)
 		}
 		values["a"] = valueOf("a")
-		if err := c.SetMany(ctx, values); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, c.SetMany(ctx, values))
 		load.Give("loaded before")
 		call.Want(t, "loaded before")
 		c2 := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)

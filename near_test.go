@@ -104,9 +104,7 @@ func TestNear_MaxLag(t *testing.T) {
 		}
 		for range 50 {
 			version.Add(1)
-			if err := fleet[0].Delete(t.Context(), "k"); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, fleet[0].Delete(t.Context(), "k"))
 			time.Sleep(maxLag)
 			for i, c := range fleet {
 				if v, _ := c.GetOrLoad(t.Context(), "k", load); v != fmt.Sprint(version.Load()) {
@@ -288,9 +286,7 @@ func TestNear_Fallback(t *testing.T) {
 	opts := near(singlefill.Near{MaxLag: 50 * time.Millisecond})
 	opts.StaleIfError, opts.RedisTimeout = time.Hour, 100*time.Millisecond
 	c, err := singlefill.New(p.Client(t), redistest.Namespace(t), time.Hour, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	defer c.Close()
 	awaitNear(t, c, "k", cachetest.Gives("v"))
 	p.BlackHole(true)
@@ -328,9 +324,7 @@ func TestNear_LogLost(t *testing.T) {
 		t.Error("the first read of the log counts as a drop")
 	}
 	p := s.Admin()
-	if err := other.Delete(t.Context(), "k"); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, other.Delete(t.Context(), "k"))
 	p.Del(t.Context(), ns+":log")
 	awaitValue(t, c, "k", "new", cachetest.Gives("new"))
 	awaitNear(t, c, "k", cachetest.Gives("new"))
@@ -400,9 +394,7 @@ func TestNear_DeleteThousands(t *testing.T) {
 		_, _ = there.GetOrLoad(t.Context(), keys[i], cachetest.Gives("old"))
 	}
 	awaitNear(t, there, "1999", cachetest.Gives("old"))
-	if err := here.Delete(t.Context(), keys...); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, here.Delete(t.Context(), keys...))
 	for _, key := range keys {
 		awaitValue(t, there, key, "new", cachetest.Gives("new"))
 	}
@@ -413,9 +405,7 @@ func TestNear_Close(t *testing.T) {
 	t.Parallel()
 	c := cachetest.NewCache(t, redistest.Shared(t).Client(t), near(singlefill.Near{}))
 	awaitNear(t, c, "k", cachetest.Gives("v"))
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, c.Close())
 	if _, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives("v")); !errors.Is(err, singlefill.ErrClosed) {
 		t.Errorf("GetOrLoad after Close: %v", err)
 	}
@@ -506,22 +496,24 @@ func TestNearRules_InTransit(t *testing.T) {
 				here := cachetest.NewCacheIn(t, rdb, ns, near(singlefill.Near{MaxLag: time.Hour}))
 				there := cachetest.NewCaches(t, m, ns, 1, near(singlefill.Near{}))[0]
 				awaitNear(t, here, "other", cachetest.Gives("v"))
-				store := func() { cachetest.Must(t, there.Set(ctx, "k", "old")) }
+				store := func() error { return there.Set(ctx, "k", "old") }
 				if test.found && !test.late {
-					store()
+					redistest.Must(t, store())
 				}
 				matches := test.command(t)
 				var done atomic.Bool
 				rdb.AddHook(cachetest.After(func(cmd redis.Cmder) error {
 					if matches(cachetest.Args(cmd)) && done.CompareAndSwap(false, true) {
-						cachetest.Must(t, here.Delete(ctx, "k"))
+						return here.Delete(ctx, "k")
 					}
 					return nil
 				}))
 				rdb.AddHook(cachetest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 					err := next(ctx, cmd)
 					if test.late && cmd.Name() == "get" && !done.Load() {
-						store()
+						if err := store(); err != nil {
+							t.Error(err)
+						}
 					}
 					return err
 				}))
@@ -550,12 +542,12 @@ func TestNearRules_OwnInvalidation(t *testing.T) {
 			"Expire": func() error { return c.Expire(ctx, "k") },
 		} {
 			awaitNear(t, c, "k", cachetest.Gives("old"))
-			cachetest.Must(t, change())
+			redistest.Must(t, change())
 			v, err := c.GetOrLoad(ctx, "k", cachetest.Gives("new"))
 			if cachetest.WantValue(t, v, err, "new"); t.Failed() {
 				t.Fatal(name)
 			}
-			cachetest.Must(t, c.Delete(ctx, "k"))
+			redistest.Must(t, c.Delete(ctx, "k"))
 		}
 	})
 }
@@ -568,7 +560,7 @@ func TestNearRules_NoProof(t *testing.T) {
 		there := cachetest.NewCaches(t, m, ns, 1, near(singlefill.Near{}))[0]
 		awaitNear(t, here, "k", cachetest.Gives("old"))
 		time.Sleep(time.Minute) // until it does not read the log any more
-		cachetest.Must(t, there.Delete(ctx, "k"))
+		redistest.Must(t, there.Delete(ctx, "k"))
 		time.Sleep(time.Second)
 		v, err := here.GetOrLoad(ctx, "k", cachetest.Gives("new"))
 		cachetest.WantValue(t, v, err, "new")
@@ -625,11 +617,11 @@ func TestNearRules_OtherProcess(t *testing.T) {
 					for busy := true; busy; {
 						select {
 						case err := <-returned:
-							cachetest.Must(t, err)
+							redistest.Must(t, err)
 							busy = false
 						case <-time.After(50 * time.Millisecond):
 							_, err := here.GetOrLoad(ctx, "k", load)
-							cachetest.Must(t, err)
+							redistest.Must(t, err)
 						}
 					}
 					source.Store(&fresh)

@@ -176,9 +176,7 @@ func TestNew_CopiesOptions(t *testing.T) {
 	given := *opts.Trace
 	ns := redistest.Namespace(t)
 	c, err := singlefill.New(rdb, ns, time.Hour, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	if opts.MaxLoads != 0 || opts.NotFoundTTL != 0 || opts.Trace.Hit == nil || given.Miss == nil {
 		t.Errorf("New has changed the options: %+v", opts)
 	}
@@ -206,9 +204,7 @@ func TestNew_ExtremeTTLs(t *testing.T) {
 		ns := redistest.Namespace(t)
 		for _, ttl := range []time.Duration{math.MaxInt64, time.Millisecond, 1500 * time.Microsecond} {
 			c, err := singlefill.New(rdb, ns, ttl, cachetest.PatientOptions(&singlefill.Options[string]{Jitter: 0.999}))
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			key := ttl.String()
 			v, err := c.GetOrLoad(t.Context(), key, cachetest.Gives("v"))
 			cachetest.WantValue(t, v, err, "v")
@@ -230,9 +226,7 @@ func TestOptions_Defaults(t *testing.T) {
 		for _, test := range []struct{ maxLoads, want int }{{0, 64}, {-1, 100}, {3, 3}} {
 			ns := redistest.Namespace(t)
 			c, err := singlefill.New(rdb, ns, time.Hour, &singlefill.Options[string]{MaxLoads: test.maxLoads})
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			src := cachetest.NewSource[string](t)
 			var herd []*cachetest.Call[string]
 			for i := range 100 {

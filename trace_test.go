@@ -49,9 +49,7 @@ func TestStats_Exact(t *testing.T) {
 
 		fenced := cachetest.GoGet(ctx, c, "b", src.Load)
 		load = src.Next(t)
-		if err := c.Set(ctx, "b", "w"); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, c.Set(ctx, "b", "w"))
 		load.Give("v")
 		fenced.Want(t, "v")
 		_ = c.Close()
@@ -117,9 +115,7 @@ func TestTrace_EachEventOnce(t *testing.T) {
 			}, "start b", "done b <nil>, store error false, stored false, fenced true, unlocked false", "miss b")
 		})
 		t.Run("bad bytes", func(t *testing.T) {
-			if err := rdb.Set(ctx, ns+":{c}", "garbage", time.Hour).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, rdb.Set(ctx, ns+":{c}", "garbage", time.Hour).Err())
 			traced(t, func(c *singlefill.Cache[string], _ *cachetest.HeldSource[string]) {
 				_, _ = c.GetOrLoad(ctx, "c", cachetest.Gives("v"))
 			},
@@ -191,9 +187,7 @@ func TestTrace_FunctionsAreOptional(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)
 		c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Trace: &singlefill.Trace{}})
-		if err := rdb.Set(t.Context(), ns+":{k}", "garbage", time.Hour).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, rdb.Set(t.Context(), ns+":{k}", "garbage", time.Hour).Err())
 		for range 2 {
 			v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives("v"))
 			cachetest.WantValue(t, v, err, "v")
@@ -219,9 +213,7 @@ func TestTrace_ContextOfABadValue(t *testing.T) {
 	c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Trace: &singlefill.Trace{
 		BadValue: func(ctx context.Context, _ string, _ error) { bad = append(bad, ctx) },
 	}})
-	if err := rdb.Set(t.Context(), ns+":{k}", "garbage", time.Hour).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, rdb.Set(t.Context(), ns+":{k}", "garbage", time.Hour).Err())
 	ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), tenant{}, "t"), time.Hour)
 	defer cancel()
 	if _, err := c.Get(ctx, "k"); err != singlefill.ErrMiss {
@@ -256,9 +248,7 @@ func TestTrace_PanicHangsNoCaller(t *testing.T) {
 			})
 		},
 	}})
-	if err := rdb.Set(t.Context(), ns+":{k}", "garbage", time.Hour).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, rdb.Set(t.Context(), ns+":{k}", "garbage", time.Hour).Err())
 	panicked := make(chan any, 1)
 	go func() {
 		defer func() { panicked <- recover() }()
@@ -377,9 +367,7 @@ func TestTrace_ManyLoader(t *testing.T) {
 			}
 			return values, nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		synctest.Wait()
 		if len(started) != 2 || !maps.Equal(done, first) {
 			t.Errorf("started %q, done in %v; want two calls, done in %v", started, done, first)

@@ -27,9 +27,7 @@ func TestAdmission_Hits(t *testing.T) {
 			c := cachetest.New(t, rdb, "ns", redisTimeout)
 			for i := range keys {
 				key := fmt.Sprint("k", i)
-				if err := c.Set(t.Context(), key, "value of "+key); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, c.Set(t.Context(), key, "value of "+key))
 			}
 			var wg sync.WaitGroup
 			for i := range keys {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
@@ -104,9 +105,7 @@ func kinds(t testing.TB, p *redistest.Proxy, cluster func() *redistest.Cluster) 
 	auto := func(open func(c *redis.Client) (*redis.AutoPipeliner, error)) func() redis.UniversalClient {
 		return func() redis.UniversalClient {
 			ap, err := open(p.Client(t))
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			t.Cleanup(func() { _ = ap.Close() })
 			return ap
 		}
@@ -231,9 +230,7 @@ func TestDo_ExhaustedPool(t *testing.T) {
 	if err := w.get(t.Context()); err == nil || errors.Is(err, redis.Nil) || time.Since(begun) > bound {
 		t.Errorf("%v after %v", err, time.Since(begun))
 	}
-	if err := s.Admin().RPush(t.Context(), "list", "item").Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, s.Admin().RPush(t.Context(), "list", "item").Err())
 	wg.Wait()
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
@@ -195,9 +196,7 @@ func TestServer_Shared(t *testing.T) {
 		t.Error("two users of one client do not share a gate, or those of two do")
 	}
 	pipeline, err := rdb.AutoPipeline()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	for rdb, want := range map[redis.UniversalClient]int{
 		redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", PoolSize: 7}):                            7,
 		redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", PoolSize: 7, MaxActiveConns: 5}):         5,

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/redistest"
 )
@@ -136,9 +137,7 @@ func TestSetMany_Refused(t *testing.T) {
 			for _, rule := range strings.Fields(rules) {
 				acl = append(acl, rule)
 			}
-			if err := s.Admin().Do(t.Context(), acl...).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, s.Admin().Do(t.Context(), acl...).Err())
 			errs, err := SetMany(t.Context(), all[0].client, setsOf(all))
 			if client.Unreachable(err) || len(errs) != len(all) {
 				t.Fatalf("SetMany = %v, %v", errs, err)
@@ -268,15 +267,11 @@ func TestSetMany_Wakes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := s.Admin().SPublish(t.Context(), all[0].key, "the end").Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, s.Admin().SPublish(t.Context(), all[0].key, "the end").Err())
 	var heard []string
 	for !slices.Contains(heard, all[0].key+" the end") {
 		m, err := sub.ReceiveMessage(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		heard = append(heard, m.Channel+" "+m.Payload)
 	}
 	if want := []string{all[1].key + " ", all[0].key + " the end"}; !slices.Equal(heard, want) {

@@ -51,9 +51,7 @@ func inBubble(t *testing.T, run func(t *testing.T, x *tier, other *Log, rdb *red
 
 func (x *tier) read(t testing.TB) {
 	t.Helper()
-	if err := x.catchUp(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, x.catchUp())
 }
 
 type value struct {
@@ -77,9 +75,7 @@ func (x *tier) want(t testing.TB, what, key string, kept bool) {
 
 func must(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 }
 
 // A record makes the values of its keys useless, and no other ones.

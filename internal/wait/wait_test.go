@@ -306,9 +306,7 @@ func TestWait_LockOfImpossibleAge(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
 				held := "H" + "ANOTHERANOTHERANOTHERANOTH" + at
-				if err := w.rdb.Set(t.Context(), w.ns+":{k}:lock", held, 10*time.Second).Err(); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, w.rdb.Set(t.Context(), w.ns+":{k}:lock", held, 10*time.Second).Err())
 				begun := time.Now()
 				cachetest.GoGet(t.Context(), w.here, "k", cachetest.Gives("v")).Want(t, "v")
 				if took := time.Since(begun); took < 10*time.Second || took > 10*time.Second+5*time.Millisecond {
@@ -333,9 +331,7 @@ func TestWait_EndOfTheHoldersLock(t *testing.T) {
 		for k := range keys {
 			key := fmt.Sprint(k)
 			dead := "H" + strings.Repeat("T", 26) + fmt.Sprintf("%016d", k)
-			if err := rdb.Set(t.Context(), ns+":{"+key+"}:lock", dead, life).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, rdb.Set(t.Context(), ns+":{"+key+"}:lock", dead, life).Err())
 			calls = append(calls, cachetest.GoGet(t.Context(), c, key, cachetest.Gives("v")))
 		}
 		for _, a := range calls {

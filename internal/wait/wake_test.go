@@ -102,13 +102,13 @@ func TestWake_WhateverEndsTheLoad(t *testing.T) {
 		"not found": func(_ *testing.T, _ *listening, load *cachetest.HeldLoad[string]) { load.Fail(singlefill.ErrNotFound) },
 		"closed":    func(_ *testing.T, _ *listening, load *cachetest.HeldLoad[string]) { load.Fail(singlefill.ErrClosed) },
 		"Set": func(t *testing.T, l *listening, _ *cachetest.HeldLoad[string]) {
-			cachetest.Must(t, l.there.Set(t.Context(), "k", "v"))
+			redistest.Must(t, l.there.Set(t.Context(), "k", "v"))
 		},
 		"Delete": func(t *testing.T, l *listening, _ *cachetest.HeldLoad[string]) {
-			cachetest.Must(t, l.there.Delete(t.Context(), "k"))
+			redistest.Must(t, l.there.Delete(t.Context(), "k"))
 		},
 		"Expire": func(t *testing.T, l *listening, _ *cachetest.HeldLoad[string]) {
-			cachetest.Must(t, l.there.Expire(t.Context(), "k"))
+			redistest.Must(t, l.there.Expire(t.Context(), "k"))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -240,7 +240,7 @@ func TestWake_HolderDies(t *testing.T) {
 	inListening(t, func(t *testing.T, l *listening) {
 		const life = 10 * time.Second
 		dead := "H" + strings.Repeat("T", 26) + strings.Repeat("0", 16)
-		cachetest.Must(t, l.rdb.Set(t.Context(), l.channel("k"), dead, life).Err())
+		redistest.Must(t, l.rdb.Set(t.Context(), l.channel("k"), dead, life).Err())
 		begun := time.Now()
 		cachetest.GoGet(t.Context(), l.here, "k", cachetest.Gives("v")).Want(t, "v")
 		if d := time.Since(begun); d > life+6*time.Millisecond {
@@ -264,7 +264,7 @@ func TestWake_CloseEndsListening(t *testing.T) {
 	waits := cachetest.GoGet(t.Context(), here, "k", cachetest.MustNotLoad[string](t))
 	listeners := func() int {
 		list, err := s.Admin().Do(t.Context(), "client", "list", "type", "pubsub").Text()
-		cachetest.Must(t, err)
+		redistest.Must(t, err)
 		return strings.Count(list, "id=")
 	}
 	redistest.Await(t, "it listens", func() bool { return listeners() == 1 })

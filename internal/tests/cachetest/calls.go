@@ -146,11 +146,3 @@ func WantElapsed(t testing.TB, what string, begun time.Time, want time.Duration)
 		t.Errorf("%s after %v, want %v", what, d, want)
 	}
 }
-
-// Must fails the test if a call that cannot fail does.
-func Must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Error(err)
-	}
-}

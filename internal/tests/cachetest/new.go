@@ -29,9 +29,7 @@ func NewCache[T any](t testing.TB, rdb redis.UniversalClient, opts *singlefill.O
 func NewCacheIn[T any](t testing.TB, rdb redis.UniversalClient, namespace string, opts *singlefill.Options[T]) *singlefill.Cache[T] {
 	t.Helper()
 	c, err := singlefill.New(rdb, namespace, time.Hour, PatientOptions(opts))
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	t.Cleanup(func() {
 		if err := c.Close(); err != nil {
 			t.Errorf("Close: %v", err)

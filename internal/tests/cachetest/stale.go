@@ -8,6 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
 )
 
 // StaleLife is the life of every entry, unless a test says otherwise.
@@ -23,9 +24,7 @@ func StaleOptions(whileRevalidate, ifError time.Duration) *singlefill.Options[st
 // SetStale stores a value and returns when it has been stale for late.
 func SetStale(t testing.TB, c *singlefill.Cache[string], key, value string, late time.Duration) {
 	t.Helper()
-	if err := c.Set(t.Context(), key, value); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, c.Set(t.Context(), key, value))
 	time.Sleep(StaleLife + late)
 }
 
@@ -34,13 +33,9 @@ func OldCache[T any](t *testing.T, rdb *redis.Client, opts singlefill.Options[T]
 	t.Helper()
 	opts.Jitter = -1
 	c, err := singlefill.New(rdb, "ns", time.Second, &opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	t.Cleanup(func() { c.Close() })
-	if err := c.Set(t.Context(), "k", value); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, c.Set(t.Context(), "k", value))
 	time.Sleep(time.Second + late)
 	return c
 }

@@ -60,9 +60,7 @@ func PutEntry(t testing.TB, look redis.UniversalClient, ns, key string, e entry.
 	if err == nil {
 		err = look.Set(context.Background(), ns+":{"+key+"}", b, ttl).Err()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return string(b)
 }
 

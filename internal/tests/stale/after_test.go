@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
@@ -24,13 +25,9 @@ func inSlowSource(t *testing.T, opts singlefill.Options[string], run func(t *tes
 	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
 		opts.StaleIfError, opts.StaleAfter, opts.Jitter = time.Hour, within, -1
 		c, err := singlefill.New(rdb, "n", time.Minute, &opts)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		defer c.Close()
-		if err := c.Set(t.Context(), "k", "old"); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, c.Set(t.Context(), "k", "old"))
 		time.Sleep(time.Minute + time.Second)
 		run(t, c, rdb)
 	})

@@ -108,9 +108,7 @@ func eachClock(t *testing.T, opts func() *singlefill.Options[string], run func(t
 			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 				ns := redistest.Namespace(t)
 				right, wrong := cachetest.NewCacheIn(t, rdb, ns, opts()), clockCache(t, m, ns, opts(), ahead)
-				if err := wrong.Set(t.Context(), "probe", "v"); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, wrong.Set(t.Context(), "probe", "v"))
 				if _, e := cachetest.GetEntry(t, rdb, ns, "probe"); !e.WrittenAt.Equal(time.Now().Add(ahead)) {
 					t.Fatalf("written at %v, want %v ahead of now", e.WrittenAt, ahead)
 				}
@@ -290,13 +288,9 @@ func TestClocks_Expire(t *testing.T) {
 					for expirerName, expirer := range caches {
 						for readerName, reader := range caches {
 							key := fmt.Sprint(writerName, expirerName, readerName)
-							if err := writer.Set(t.Context(), key, "old"); err != nil {
-								t.Fatal(err)
-							}
+							redistest.Must(t, writer.Set(t.Context(), key, "old"))
 							time.Sleep(time.Second)
-							if err := expirer.Expire(t.Context(), key); err != nil {
-								t.Fatal(err)
-							}
+							redistest.Must(t, expirer.Expire(t.Context(), key))
 							v, info, err := reader.GetOrLoadInfo(t.Context(), key, cachetest.Gives("new"))
 							if name == "refreshed" {
 								if err != nil || v != "old" || !info.Stale {

@@ -26,9 +26,7 @@ func TestClose_WaitsForRefreshAndStore(t *testing.T) {
 		opts.MaxLoads = 1
 		c := cachetest.NewCacheIn(t, rdb, ns, opts)
 		for _, key := range []string{"queues", "k"} {
-			if err := c.Set(t.Context(), key, "old"); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, c.Set(t.Context(), key, "old"))
 		}
 		time.Sleep(cachetest.StaleLife)
 		src := &cachetest.TimedSource{Takes: 10 * time.Second, Value: "new"}
@@ -77,15 +75,11 @@ func TestClose_AtAnyMomentOfARefresh(t *testing.T) {
 	ran := 0
 	for round := range rounds {
 		cachetest.PutEntry(t, rdb, ns, "k", refreshKinds[kinds[round%2]](), time.Hour)
-		if err := rdb.Del(t.Context(), ns+":{k}:lock").Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, rdb.Del(t.Context(), ns+":{k}:lock").Err())
 		opts := cachetest.PatientOptions(refreshOptions())
 		opts.MaxLoads = 1 + round%3
 		c, err := singlefill.New(rdb, ns, time.Hour, opts)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		var closed atomic.Bool
 		var running, loads atomic.Int64
 		load := func(context.Context, string) (string, error) {

@@ -22,9 +22,7 @@ import (
 // expireKeys expires keys and waits until the client sees it: its own cache may be late.
 func expireKeys(t testing.TB, c *singlefill.Cache[string], rdb, look redis.UniversalClient, ns string, keys ...string) {
 	t.Helper()
-	if err := c.Expire(t.Context(), keys...); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, c.Expire(t.Context(), keys...))
 	for _, key := range keys {
 		cachetest.AwaitSeen(t, rdb, look, ns, key)
 	}
@@ -83,9 +81,7 @@ func TestExpire_Windows(t *testing.T) {
 			ns := redistest.Namespace(t)
 			c := cachetest.NewCacheIn(t, rdb, ns, opts)
 			src := cachetest.NewSource[string](t)
-			if err := c.Set(t.Context(), "k", "old"); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, c.Set(t.Context(), "k", "old"))
 			cachetest.WantGet(t, c, "k", "old", nil)
 			expireKeys(t, c, rdb, look, ns, "k")
 			return c, src, ns
@@ -152,14 +148,10 @@ func TestExpire_SourceFails(t *testing.T) {
 			ns := redistest.Namespace(t)
 			c := cachetest.NewCacheIn(t, rdb, ns, opts)
 			for _, key := range []string{"expired", "deleted", "both"} {
-				if err := c.Set(t.Context(), key, "old"); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, c.Set(t.Context(), key, "old"))
 			}
 			expireKeys(t, c, rdb, look, ns, "expired", "both")
-			if err := c.Delete(t.Context(), "deleted", "both"); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, c.Delete(t.Context(), "deleted", "both"))
 			for _, key := range []string{"expired", "deleted", "both"} {
 				cachetest.AwaitSeen(t, rdb, look, ns, key)
 				if a := cachetest.GoGet(t.Context(), c, key, cachetest.Fails[string](boom)); key == "expired" {
@@ -181,16 +173,12 @@ func TestExpire_AgainProlongsNothing(t *testing.T) {
 				c := cachetest.NewCache(t, rdb, opts)
 				boom := errors.New("boom")
 				for _, first := range []time.Duration{0, 30 * time.Minute, time.Hour + 4*time.Minute} { // the life is an hour
-					if err := c.Set(t.Context(), "k", "old"); err != nil {
-						t.Fatal(err)
-					}
+					redistest.Must(t, c.Set(t.Context(), "k", "old"))
 					ends := min(first, time.Hour) + 10*time.Minute
 					begun := time.Now()
 					time.Sleep(first)
 					for time.Since(begun) < ends {
-						if err := c.Expire(t.Context(), "k"); err != nil {
-							t.Fatal(err)
-						}
+						redistest.Must(t, c.Expire(t.Context(), "k"))
 						cachetest.GoGet(t.Context(), c, "k", cachetest.Fails[string](boom)).Want(t, "old")
 						time.Sleep(time.Minute)
 					}
@@ -226,9 +214,7 @@ func TestExpire_DuringLoad(t *testing.T) {
 					src := cachetest.NewSource[string](t)
 					before := cachetest.GoGet(t.Context(), c, "k", src.Load)
 					older := src.Next(t)
-					if err := by.Expire(t.Context(), "k"); err != nil {
-						t.Fatal(err)
-					}
+					redistest.Must(t, by.Expire(t.Context(), "k"))
 					after := cachetest.GoGet(t.Context(), c, "k", src.Load)
 					newer := src.Next(t) // without waiting for the older load
 					older.Give("v1")
@@ -253,9 +239,7 @@ func TestExpire_DuringLoad(t *testing.T) {
 					src := cachetest.NewSource[string](t)
 					before := cachetest.GoGet(t.Context(), c, "k", src.Load)
 					load := src.Next(t)
-					if err := by.Expire(t.Context(), "missing too", "k"); err != nil {
-						t.Fatal(err)
-					}
+					redistest.Must(t, by.Expire(t.Context(), "missing too", "k"))
 					load.Give("v1")
 					before.Want(t, "v1")
 					_ = c.Close()
@@ -284,9 +268,7 @@ func TestExpire_ManyKeysAndNone(t *testing.T) {
 				cachetest.PutEntry(t, look, ns, keys[i], e, time.Hour)
 			}
 			cachetest.PutEntry(t, look, ns, "kept", e, time.Hour)
-			if err := c.Expire(t.Context(), append(keys, append([]string{"never there"}, keys[:min(many, 1)]...)...)...); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, c.Expire(t.Context(), append(keys, append([]string{"never there"}, keys[:min(many, 1)]...)...)...))
 			for _, key := range keys {
 				if _, got := cachetest.GetEntry(t, look, ns, key); !got.Expired || string(got.Payload) != "v" {
 					t.Errorf("%s of %d: %+v, want an expired entry", key, many, got)
@@ -304,9 +286,7 @@ func TestExpire_ManyKeysAndNone(t *testing.T) {
 func TestExpire_RemovesWhatIsNoEntry(t *testing.T) {
 	t.Parallel()
 	good, err := entry.Entry{FreshUntil: time.Now().Add(time.Hour), Payload: []byte("some value")}.Encode()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
 		ns := redistest.Namespace(t)
 		c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
@@ -321,9 +301,7 @@ func TestExpire_RemovesWhatIsNoEntry(t *testing.T) {
 			"version 0":       "\xc1\x00" + string(good[2:]),
 			"version 2":       "\xc1\x02" + string(good[2:]),
 		} {
-			if err := look.Set(ctx, value(key), data, time.Hour).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, look.Set(ctx, value(key), data, time.Hour).Err())
 			expireKeys(t, c, rdb, look, ns, key)
 			if data, found := cachetest.Stored(t, look, value(key)); found {
 				t.Errorf("%s: %q is still there", key, data)
@@ -401,9 +379,7 @@ func TestExpire_RoundTrips(t *testing.T) {
 	}{{keys[:1], 1}, {keys[:256], 1}, {keys, 2}} {
 		for _, flushed := range []bool{false, true} {
 			if flushed {
-				if err := server.Admin().ScriptFlush(t.Context()).Err(); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, server.Admin().ScriptFlush(t.Context()).Err())
 			}
 			server.ResetCalls()
 			trips.n.Store(0)
@@ -484,9 +460,7 @@ func TestExpire_WithoutScripts(t *testing.T) {
 			done := make(chan error, 1)
 			go func() { done <- c.Expire(context.Background(), "k") }()
 			cachetest.Receive(t, "Expire is about to write", writes.Hit())
-			if err := test.meddle(t, ns); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, test.meddle(t, ns))
 			writes.Release()
 			if err := cachetest.Receive(t, "Expire returns", done); err != nil {
 				t.Error(err)
@@ -522,16 +496,12 @@ func testExpireMany(t *testing.T, c *singlefill.Cache[string], many int) (took t
 	keys := make([]string, many)
 	for i := range keys {
 		keys[i] = fmt.Sprint(i)
-		if err := c.Set(t.Context(), keys[i], "old"); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, c.Set(t.Context(), keys[i], "old"))
 	}
 	cachetest.GoGet(t.Context(), c, "loaded", cachetest.Gives("v")).Want(t, "v")
 	cachetest.WantGet(t, c, "loaded", "v", nil)
 	begun := time.Now()
-	if err := c.Expire(t.Context(), keys...); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, c.Expire(t.Context(), keys...))
 	took = time.Since(begun)
 	for _, key := range keys {
 		if _, info, err := c.GetOrLoadInfo(t.Context(), key, cachetest.Gives("new")); !info.Stale || err != nil {

@@ -23,9 +23,7 @@ type shop struct {
 func newShop(t *testing.T, rdb *redis.Client) shop {
 	t.Helper()
 	prices, err := singlefill.New(rdb, "prices", time.Hour, &singlefill.Options[int]{StaleWhileRevalidate: 30 * time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	t.Cleanup(func() { prices.Close() })
 	price := 7
 	s := shop{prices, singlefilltest.NewSource(t, func(context.Context, string) (int, error) { return price, nil })}

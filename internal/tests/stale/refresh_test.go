@@ -99,9 +99,7 @@ func supersede(t testing.TB, c *singlefill.Cache[string], how string) {
 	case "Expire":
 		err = c.Expire(context.Background(), "k")
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 }
 
 var supersededLeaves = map[string]string{"Delete": "", "Set": "set", "Expire": "v0"}
@@ -304,9 +302,7 @@ func TestRefresh_LeftToItsHolder(t *testing.T) {
 
 		// The holder dies: its lock stays, for less than a second.
 		cachetest.SetStale(t, there, "k", "old", 0)
-		if err := rdb.Set(t.Context(), ns+":{k}:lock", "HOTHEROTHEROTHEROTHEROTHERO0123456789012345", 400*time.Millisecond).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, rdb.Set(t.Context(), ns+":{k}:lock", "HOTHEROTHEROTHEROTHEROTHERO0123456789012345", 400*time.Millisecond).Err())
 		for range 4 {
 			read()
 			time.Sleep(100 * time.Millisecond)
@@ -418,9 +414,7 @@ func TestRefresh_NotAgainAtOnce(t *testing.T) {
 		cachetest.Ask(t.Context(), c, "k", src.Load)
 		src.WantLoads(t, "after 100ms", 2)
 		// A changed entry is refreshed at once.
-		if err := c.Expire(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, c.Expire(t.Context(), "k"))
 		cachetest.Ask(t.Context(), c, "k", src.Load)
 		src.WantLoads(t, "expired", 3)
 	})
@@ -916,9 +910,7 @@ func TestErrRecursive_Refresh(t *testing.T) {
 				return "v1", nil
 			}).Want(t, "v0")
 			cachetest.Receive(t, "the refresh loads", begun)
-			if err := rdb.Del(t.Context(), ns+":{k}").Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, rdb.Del(t.Context(), ns+":{k}").Err())
 			read := p.On(redistest.Command("get"), redistest.HoldReply).Times(1)
 			if first == "the loader" {
 				close(asks)

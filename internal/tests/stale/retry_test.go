@@ -178,9 +178,7 @@ func TestRetryAfter_NothingToServe(t *testing.T) {
 						}
 						src.WantLoads(t, "within RetryAfter", 1)
 
-						if err := test.act(t.Context(), fleet[0], rdb, ns); err != nil {
-							t.Fatal(err)
-						}
+						redistest.Must(t, test.act(t.Context(), fleet[0], rdb, ns))
 						src.Value, src.Err = "new", nil
 						r := cachetest.Ask(t.Context(), fleet[asker], "k", src.Load)
 						switch {

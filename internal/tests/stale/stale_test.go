@@ -75,9 +75,7 @@ func TestStale_WindowsToTheMillisecond(t *testing.T) {
 					begun := time.Now()
 					for _, late := range probes {
 						key := late.String()
-						if err := c.Set(t.Context(), key, "old"); err != nil {
-							t.Fatal(err)
-						}
+						redistest.Must(t, c.Set(t.Context(), key, "old"))
 						if kept := m.TTL(ns + ":{" + key + "}"); kept != cachetest.StaleLife+max(w.swr, w.sie) {
 							t.Errorf("Redis keeps it for %v", kept)
 						}
@@ -270,12 +268,8 @@ func TestStale_ValueThatCannotBeDecoded(t *testing.T) {
 				opts.Codec = nil // MsgPack
 				c := cachetest.NewCacheIn(t, rdb, ns, opts)
 				data, err := entry.Entry{FreshUntil: time.Now(), WrittenAt: time.Now(), Payload: []byte{0xc1}}.Encode()
-				if err != nil {
-					t.Fatal(err)
-				}
-				if err := rdb.Set(t.Context(), ns+":{k}", data, time.Minute).Err(); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, err)
+				redistest.Must(t, rdb.Set(t.Context(), ns+":{k}", data, time.Minute).Err())
 				src := &cachetest.TimedSource{Err: cachetest.ErrSource, Takes: time.Second}
 				for n := range int64(2) { // no RetryAfter: there is nothing to serve
 					cachetest.Ask(t.Context(), c, "k", src.Load).Want(t, "the load fails", cachetest.Answer{Err: cachetest.ErrSource, Took: src.Takes})
@@ -307,9 +301,7 @@ func TestDelete_StaleValue(t *testing.T) {
 					cachetest.SetStale(t, here, "k", "old", 0)
 					first := cachetest.GoAsk(t.Context(), here, "k", src.Load)
 					load := src.Next(t)
-					if err := there.Delete(t.Context(), "k"); err != nil {
-						t.Fatal(err)
-					}
+					redistest.Must(t, there.Delete(t.Context(), "k"))
 					ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
 					defer cancel()
 					// This process looks at its lock after 10 ms, and does not know of the Delete before.
@@ -494,12 +486,8 @@ func TestStaleIfError_KeyChangesDuringTheWait(t *testing.T) {
 		}
 		load, waits := begin() // of nothing
 		data, err := entry.Entry{FreshUntil: time.Now(), WrittenAt: time.Now(), Payload: []byte("spare")}.Encode()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := rdb.Set(t.Context(), ns+":{k}", data, time.Hour).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
+		redistest.Must(t, rdb.Set(t.Context(), ns+":{k}", data, time.Hour).Err())
 		time.Sleep(time.Second)
 		load.Fail(cachetest.ErrSource)
 		r := cachetest.Receive(t, "a reply", waits)
@@ -509,9 +497,7 @@ func TestStaleIfError_KeyChangesDuringTheWait(t *testing.T) {
 
 		cachetest.SetStale(t, there, "k", "old", 0)
 		load, waits = begin()
-		if err := rdb.Del(t.Context(), ns+":{k}").Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, rdb.Del(t.Context(), ns+":{k}").Err())
 		time.Sleep(time.Second)
 		load.Fail(cachetest.ErrSource)
 		if r := cachetest.Receive(t, "a reply", waits); r.Err == nil || r.Info != (singlefill.ValueInfo{}) {
@@ -524,9 +510,7 @@ func TestStaleIfError_KeyChangesDuringTheWait(t *testing.T) {
 func TestStaleIfError_CallersOwnTheirValues(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		c := cachetest.NewCache(t, rdb, &singlefill.Options[[]string]{Jitter: -1, StaleIfError: time.Minute})
-		if err := c.Set(t.Context(), "k", []string{"old"}); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, c.Set(t.Context(), "k", []string{"old"}))
 		time.Sleep(cachetest.StaleLife)
 		src := cachetest.NewSource[[]string](t)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -554,9 +538,7 @@ func TestStaleIfError_ValueIsCopied(t *testing.T) {
 		value := map[string]int{"a": 1}
 		c := cachetest.OldCache(t, rdb, singlefill.Options[map[string]int]{StaleWhileRevalidate: time.Second, StaleIfError: time.Minute}, value, 900*time.Millisecond)
 		reader, _, err := c.GetOrLoadInfo(t.Context(), "k", cachetest.Takes(time.Second, value, cachetest.ErrSource)) // begins the refresh
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		time.Sleep(200 * time.Millisecond)
 		waiter, info, err := c.GetOrLoadInfo(t.Context(), "k", cachetest.MustNotLoad[map[string]int](t)) // waits for it
 		if err != nil || info.Err != cachetest.ErrSource {
@@ -787,9 +769,7 @@ func TestStaleIfError_DeletedValue(t *testing.T) {
 				busy := slow.Next(t)
 				before := cachetest.GoAsk(t.Context(), c, "k", cachetest.Fails[string](cachetest.ErrSource))
 				synctest.Wait()
-				if err := c.Delete(t.Context(), "k"); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, c.Delete(t.Context(), "k"))
 				m.SetError("LOADING dataset")
 				after := cachetest.GoAsk(t.Context(), c, "k", cachetest.Fails[string](cachetest.ErrSource))
 				time.Sleep(5 * time.Second)
