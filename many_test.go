@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -160,8 +161,13 @@ func TestGetOrLoadMany(t *testing.T) {
 // No keys need none.
 func TestGetOrLoadMany_RoundTrips(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) { // no command is late
-		var trips tripCounter
-		rdb.AddHook(&trips)
+		var trips atomic.Int64
+		rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+			if cmds[0].Name() != "hello" {
+				trips.Add(1)
+			}
+			return nil
+		}))
 		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
 		s := new(manySource)
 		get := func(keys []string) {
@@ -171,60 +177,22 @@ func TestGetOrLoadMany_RoundTrips(t *testing.T) {
 			wantMany(t, "get", got, keys...)
 		}
 		get([]string{"x"}) // the server learns the scripts
-		trips.take()
+		trips.Store(0)
 		for _, row := range []struct {
 			what  string
 			keys  []string
-			trips int
+			trips int64
 		}{
 			{"misses", manyKeys(100), 3},
 			{"hits", manyKeys(100), 1},
 			{"no keys", nil, 0},
 		} {
 			get(row.keys)
-			if n := trips.take(); n != row.trips {
+			if n := trips.Swap(0); n != row.trips {
 				t.Errorf("%s: %d round trips, want %d", row.what, n, row.trips)
 			}
 		}
 	})
-}
-
-// A tripCounter counts commands and pipelines.
-type tripCounter struct {
-	takes time.Duration // time of each pipeline
-
-	mu sync.Mutex
-	n  int
-}
-
-func (c *tripCounter) take() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	n := c.n
-	c.n = 0
-	return n
-}
-
-func (c *tripCounter) add() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.n++
-}
-
-func (c *tripCounter) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (c *tripCounter) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error { c.add(); return next(ctx, cmd) }
-}
-
-func (c *tripCounter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		if cmds[0].Name() != "hello" && cmds[0].Name() != "client" {
-			c.add()
-			time.Sleep(c.takes)
-		}
-		return next(ctx, cmds)
-	}
 }
 
 // Bad input touches nothing, and the error says what is wrong.
@@ -740,8 +708,12 @@ func TestGetOrLoadMany_SharedReads(t *testing.T) {
 		if _, err := c.GetOrLoadMany(t.Context(), keys, new(manySource).load); err != nil {
 			t.Fatal(err)
 		}
-		trips := tripCounter{takes: time.Second}
-		rdb.AddHook(&trips)
+		var trips atomic.Int64
+		rdb.AddHook(redistest.Pipelines(func(ctx context.Context, cmds []redis.Cmder, next redis.ProcessPipelineHook) error {
+			trips.Add(1)
+			time.Sleep(time.Second)
+			return next(ctx, cmds)
+		}))
 		var calls []*goMany
 		for range 50 {
 			calls = append(calls, goGetMany(t.Context(), c, keys, new(manySource).load))
@@ -753,7 +725,7 @@ func TestGetOrLoadMany_SharedReads(t *testing.T) {
 			}
 			wantMany(t, "the call", call.values, keys...)
 		}
-		if n := trips.take(); n != 2 {
+		if n := trips.Load(); n != 2 {
 			t.Errorf("%d pipelines, want 2", n)
 		}
 	})

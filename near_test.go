@@ -447,24 +447,13 @@ func TestNear_Refused(t *testing.T) {
 	}
 }
 
-// A pipelineHook is called in place of each pipeline; next carries it out.
-type pipelineHook func(ctx context.Context, cmds []redis.Cmder, next redis.ProcessPipelineHook) error
-
-func (h pipelineHook) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (h pipelineHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
-
-func (h pipelineHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error { return h(ctx, cmds, next) }
-}
-
 // A Delete whose caller leaves shares nothing with its commands, which go on. The race detector
 // notices if it does.
 func TestNearRules_DeleteLeaves(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	rdb := s.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = false })
-	rdb.AddHook(pipelineHook(func(ctx context.Context, cmds []redis.Cmder, next redis.ProcessPipelineHook) error {
+	rdb.AddHook(redistest.Pipelines(func(ctx context.Context, cmds []redis.Cmder, next redis.ProcessPipelineHook) error {
 		time.Sleep(100 * time.Millisecond) // not synchronized with the caller
 		return next(ctx, cmds)
 	}))
@@ -508,7 +497,7 @@ func TestNearRules_InTransit(t *testing.T) {
 					}
 					return nil
 				}))
-				rdb.AddHook(cachetest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+				rdb.AddHook(redistest.Commands(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 					err := next(ctx, cmd)
 					if test.late && cmd.Name() == "get" && !done.Load() {
 						if err := store(); err != nil {
@@ -640,7 +629,7 @@ func TestNearRules_OtherProcess(t *testing.T) {
 }
 
 // slowInvalidations is a hook that delays pipelines that invalidate before they are sent.
-func slowInvalidations(d time.Duration) pipelineHook {
+func slowInvalidations(d time.Duration) redistest.Pipelines {
 	return func(ctx context.Context, cmds []redis.Cmder, next redis.ProcessPipelineHook) error {
 		if !slices.ContainsFunc(cmds, forTheLog) {
 			time.Sleep(d)
@@ -651,7 +640,7 @@ func slowInvalidations(d time.Duration) pipelineHook {
 
 // byServers is slowInvalidations for pipelines whose parts reach several servers: the one with the
 // log executes its part at once.
-func byServers(d time.Duration) pipelineHook {
+func byServers(d time.Duration) redistest.Pipelines {
 	return func(ctx context.Context, cmds []redis.Cmder, next redis.ProcessPipelineHook) error {
 		var log, others []redis.Cmder
 		for _, cmd := range cmds {

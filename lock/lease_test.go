@@ -69,7 +69,7 @@ func TestLease_RenewalsTogether(t *testing.T) {
 		})
 		defer client.Close()
 		trips := new(roundTrips)
-		client.AddHook(trips)
+		client.AddHook(redistest.Trips(trips.hook))
 		var e locktest.Events
 		var held []*lock.Lease
 		for i := range leases {

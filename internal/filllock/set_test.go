@@ -49,22 +49,6 @@ func (b *fixture) wantSet(i int, done bool) {
 	b.want(b.key, state{}, 0)
 }
 
-// A trips counts round trips: pipelines and transactions, and how many commands each of them has.
-type trips struct{ each []int }
-
-func (n *trips) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (n *trips) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
-
-func (n *trips) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		if name := cmds[0].Name(); name == "eval" || name == "multi" {
-			n.each = append(n.each, len(cmds))
-		}
-		return next(ctx, cmds)
-	}
-}
-
 // SetMany stores each entry under its key, with its own life, whatever is there, and removes each
 // lock. With scripts that takes one round trip.
 func TestSetMany_States(t *testing.T) {
@@ -77,8 +61,13 @@ func TestSetMany_States(t *testing.T) {
 			b.set(b.value, values[i%len(values)])
 			b.set(b.key, locks[i/len(values)])
 		}
-		var n trips
-		f.rdb.AddHook(&n)
+		var trips []int // how many commands each of them has
+		f.rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+			if name := cmds[0].Name(); len(cmds) > 1 && (name == "eval" || name == "multi") {
+				trips = append(trips, len(cmds))
+			}
+			return nil
+		}))
 		errs, err := SetMany(t.Context(), all[0].client, setsOf(all))
 		if err != nil || len(errs) != len(all) || errors.Join(errs...) != nil {
 			t.Errorf("SetMany = %v, %v", errs, err)
@@ -86,8 +75,8 @@ func TestSetMany_States(t *testing.T) {
 		for i, b := range all {
 			b.wantSet(i, true)
 		}
-		if want := []int{len(all)}; !strings.Contains(t.Name(), "without_scripts") && !slices.Equal(n.each, want) {
-			t.Errorf("pipelines of %v commands, want %v", n.each, want)
+		if want := []int{len(all)}; !strings.Contains(t.Name(), "without_scripts") && !slices.Equal(trips, want) {
+			t.Errorf("pipelines of %v commands, want %v", trips, want)
 		}
 	})
 }

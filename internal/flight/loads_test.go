@@ -184,7 +184,7 @@ func TestMaxLoads_ValueOfAQueuedKey(t *testing.T) {
 func TestMaxLoads_LockAfterTheQueue(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		var mute atomic.Bool
-		rdb.AddHook(cachetest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+		rdb.AddHook(redistest.Commands(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 			if cmd.Name() == "get" && mute.Swap(false) {
 				<-ctx.Done()
 				return ctx.Err()

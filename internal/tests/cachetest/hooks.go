@@ -7,29 +7,12 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// A Hook is called in place of each command; next carries the command out. Pipelines pass.
-type Hook func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error
-
-func (h Hook) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (h Hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		err := h(ctx, cmd, next)
-		if err != nil {
-			cmd.SetErr(err)
-		}
-		return err
-	}
-}
-
-func (h Hook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
 // Before is a hook that is called before each command, which fails if do does.
-func Before(do func(cmd redis.Cmder) error) Hook {
+func Before(do func(cmd redis.Cmder) error) redistest.Commands {
 	return func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 		if err := do(cmd); err != nil {
 			return err
@@ -39,7 +22,7 @@ func Before(do func(cmd redis.Cmder) error) Hook {
 }
 
 // After is a hook that is called after each command that has succeeded.
-func After(do func(cmd redis.Cmder) error) Hook {
+func After(do func(cmd redis.Cmder) error) redistest.Commands {
 	return func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 		if err := next(ctx, cmd); err != nil {
 			return err
@@ -49,7 +32,7 @@ func After(do func(cmd redis.Cmder) error) Hook {
 }
 
 // Slow is a hook that delays each command.
-func Slow(d time.Duration) Hook {
+func Slow(d time.Duration) redistest.Commands {
 	return Before(func(redis.Cmder) error { time.Sleep(d); return nil })
 }
 
@@ -61,7 +44,7 @@ type Outage struct {
 	Arrives func(cmd []string) bool // the server carries out these commands; nil: none
 }
 
-func (o *Outage) Hook() Hook {
+func (o *Outage) Hook() redistest.Commands {
 	return func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 		_, bounded := ctx.Deadline()
 		if !bounded || !o.On.Load() || o.Keeps != nil && !o.Keeps(Args(cmd)) {

@@ -371,8 +371,14 @@ func TestExpire_RoundTrips(t *testing.T) {
 		keys = append(keys, fmt.Sprint(i))
 		cachetest.PutEntry(t, rdb, ns, keys[i], entry.Entry{FreshUntil: time.Now().Add(time.Hour)}, time.Hour)
 	}
-	var trips expireTrips
-	rdb.AddHook(&trips)
+	isScript := func(cmd redis.Cmder) bool { return strings.HasPrefix(cmd.Name(), "eval") }
+	var trips atomic.Int64
+	rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+		if slices.ContainsFunc(cmds, isScript) {
+			trips.Add(1)
+		}
+		return nil
+	}))
 	for _, test := range []struct {
 		keys  []string
 		trips int64
@@ -382,37 +388,18 @@ func TestExpire_RoundTrips(t *testing.T) {
 				redistest.Must(t, server.Admin().ScriptFlush(t.Context()).Err())
 			}
 			server.ResetCalls()
-			trips.n.Store(0)
+			trips.Store(0)
 			if err := c.Expire(t.Context(), test.keys...); err != nil {
 				t.Error(err)
 			}
 			n := int64(len(test.keys))
-			if got := trips.n.Load(); got != test.trips {
+			if got := trips.Load(); got != test.trips {
 				t.Errorf("%d keys took %d round trips, want %d", n, got, test.trips)
 			}
 			// What the scripts call counts too.
 			cachetest.WantCalls(t, server, fmt.Sprint(n, " keys"), map[string]int64{"eval": n, "getrange": n, "setrange": 2 * n, "del": n})
 		}
 	}
-}
-
-// An expireTrips counts the round trips of a client that carry scripts.
-type expireTrips struct{ n atomic.Int64 }
-
-func (r *expireTrips) note(cmds ...redis.Cmder) {
-	if slices.ContainsFunc(cmds, func(cmd redis.Cmder) bool { return strings.HasPrefix(cmd.Name(), "eval") }) {
-		r.n.Add(1)
-	}
-}
-
-func (r *expireTrips) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (r *expireTrips) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error { r.note(cmd); return next(ctx, cmd) }
-}
-
-func (r *expireTrips) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error { r.note(cmds...); return next(ctx, cmds) }
 }
 
 // Expire without scripts starts again if another client changes the key between its steps.
@@ -514,46 +501,21 @@ func testExpireMany(t *testing.T, c *singlefill.Cache[string], many int) (took t
 // Expire without scripts gives each key its own RedisTimeout: each key is watched by itself.
 func TestExpire_ManyKeysFarFromRedis(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		rdb.AddHook(farUser(20 * time.Millisecond))
+		rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) (err error) {
+			time.Sleep(20 * time.Millisecond)
+			for _, cmd := range cmds {
+				if strings.HasPrefix(cmd.Name(), "eval") {
+					err = refusal("NOPERM this user has no permissions to run the 'eval' command")
+					cmd.SetErr(err)
+				}
+			}
+			return err
+		}))
 		opts := &singlefill.Options[string]{StaleWhileRevalidate: time.Hour, RedisTimeout: time.Second}
 		if took := testExpireMany(t, cachetest.NewCache(t, rdb, opts), 60); took < 2*opts.RedisTimeout {
 			t.Errorf("Expire took %v, which shows nothing: it should take longer than RedisTimeout", took)
 		}
 	})
-}
-
-// A farUser is the hook of a client that is that far from Redis, and may run no scripts.
-type farUser time.Duration
-
-func (far farUser) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (far farUser) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if err := far.refuse(cmd); err != nil {
-			return err
-		}
-		return next(ctx, cmd)
-	}
-}
-
-func (far farUser) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		if err := far.refuse(cmds...); err != nil {
-			return err
-		}
-		return next(ctx, cmds)
-	}
-}
-
-func (far farUser) refuse(cmds ...redis.Cmder) (err error) {
-	time.Sleep(time.Duration(far))
-	for _, cmd := range cmds {
-		if strings.HasPrefix(cmd.Name(), "eval") {
-			err = refusal("NOPERM this user has no permissions to run the 'eval' command")
-			cmd.SetErr(err)
-		}
-	}
-	return err
 }
 
 // Concurrent Expires of a key leave one stale entry, whole.
