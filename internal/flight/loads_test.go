@@ -239,8 +239,10 @@ func TestMaxLoads_QueueingHoldsNoLock(t *testing.T) {
 		load := src.Next(t)
 		queues := cachetest.GoGet(t.Context(), here, "y", cachetest.MustNotLoad[string](t))
 		synctest.Wait()
-		cachetest.GoGet(t.Context(), there, "y", cachetest.Gives("y")).Want(t, "y") // another process does not wait for it
-		queues.Want(t, "y")                                                         // which needs no slot any more
+		begun := time.Now()
+		cachetest.GoGet(t.Context(), there, "y", cachetest.Gives("y")).Want(t, "y")
+		cachetest.WantElapsed(t, "another process loads it", begun, 0)
+		queues.Want(t, "y") // which needs no slot any more
 		load.Give("x")
 		busy.Want(t, "x")
 	})

@@ -96,7 +96,7 @@ var waitMutants = []mutant{
 		bug:  "The lock is taken before there is a place to load: others wait for one who waits",
 		file: "fill.go",
 		old:  "take := x.trySlot(ctx, a.wanted)",
-		new:  "take := x.trySlot(ctx, a.wanted) || true",
+		new:  "take := x.trySlot(ctx, a.wanted)\n\t\tif !take {\n\t\t\t_, _, _ = x.ask(ctx, a, true)\n\t\t}",
 		pkg:  "internal/flight", test: "TestMaxLoads_QueueingHoldsNoLock",
 	},
 	{
