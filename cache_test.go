@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"runtime"
+	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,14 +16,17 @@ import (
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
+
+func TestMain(m *testing.M) { redistest.Main(m) }
 
 // New and Stats send no command.
 func TestNew_SendsNothing(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	proxy := redistest.NewProxy(t, server.Addr)
-	c := newCache[string](t, proxy.Client(t), nil)
+	c := cachetest.NewCache[string](t, proxy.Client(t), nil)
 	c.Stats()
 	if n := proxy.Commands(); n != 0 {
 		t.Errorf("New sent %d commands", n)
@@ -39,7 +40,7 @@ func TestNew_SendsNothing(t *testing.T) {
 func TestCalls_RefusedWithoutACommand(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	c := newCache[string](t, server.Client(t), nil)
+	c := cachetest.NewCache[string](t, server.Client(t), nil)
 	cancelled, cancel := context.WithCancel(t.Context())
 	cancel()
 	expired, cancel := context.WithDeadline(t.Context(), time.Now())
@@ -51,13 +52,13 @@ func TestCalls_RefusedWithoutACommand(t *testing.T) {
 		name, want string
 		call       func()
 	}{
-		{"GetOrLoad of no key", "singlefill: key is empty", func() { _, err = c.GetOrLoad(live, "", mustNotLoad[string](t)) }},
+		{"GetOrLoad of no key", "singlefill: key is empty", func() { _, err = c.GetOrLoad(live, "", cachetest.MustNotLoad[string](t)) }},
 		{"Get of no key", "singlefill: key is empty", func() { _, err = c.Get(live, "") }},
 		{"Set of no key", "singlefill: key is empty", func() { err = c.Set(live, "", "v") }},
 		{"Delete of no key", "singlefill: key is empty", func() { err = c.Delete(live, "k", "") }},
 		{"GetOrLoad without a Loader", "singlefill: load is nil", func() { _, err = c.GetOrLoad(live, "k", nil) }},
-		{"GetOrLoad cancelled", "context canceled", func() { _, err = c.GetOrLoad(cancelled, "k", mustNotLoad[string](t)) }},
-		{"GetOrLoad too late", "context deadline exceeded", func() { _, err = c.GetOrLoad(expired, "k", mustNotLoad[string](t)) }},
+		{"GetOrLoad cancelled", "context canceled", func() { _, err = c.GetOrLoad(cancelled, "k", cachetest.MustNotLoad[string](t)) }},
+		{"GetOrLoad too late", "context deadline exceeded", func() { _, err = c.GetOrLoad(expired, "k", cachetest.MustNotLoad[string](t)) }},
 		{"Get cancelled", "context canceled", func() { _, err = c.Get(cancelled, "k") }},
 		{"Set cancelled", "context canceled", func() { err = c.Set(cancelled, "k", "v") }},
 		{"Delete cancelled", "context canceled", func() { err = c.Delete(cancelled, "k") }},
@@ -67,7 +68,7 @@ func TestCalls_RefusedWithoutACommand(t *testing.T) {
 		if err == nil || err.Error() != test.want {
 			t.Errorf("%s: got error %v, want %q", test.name, err, test.want)
 		}
-		wantCalls(t, server, test.name, nil)
+		cachetest.WantCalls(t, server, test.name, nil)
 	}
 }
 
@@ -75,21 +76,21 @@ func TestCalls_RefusedWithoutACommand(t *testing.T) {
 func TestHit_OneGET(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	c := newCache[string](t, server.Client(t), nil)
-	_, _ = c.GetOrLoad(t.Context(), "some", gives("v"))
-	_, _ = c.GetOrLoad(t.Context(), "none", fails[string](singlefill.ErrNotFound))
+	c := cachetest.NewCache[string](t, server.Client(t), nil)
+	_, _ = c.GetOrLoad(t.Context(), "some", cachetest.Gives("v"))
+	_, _ = c.GetOrLoad(t.Context(), "none", cachetest.Fails[string](singlefill.ErrNotFound))
 	for _, test := range []struct {
 		name string
 		call func()
 	}{
-		{"a value", func() { _, _ = c.GetOrLoad(t.Context(), "some", mustNotLoad[string](t)) }},
-		{"a remembered not-found", func() { _, _ = c.GetOrLoad(t.Context(), "none", mustNotLoad[string](t)) }},
+		{"a value", func() { _, _ = c.GetOrLoad(t.Context(), "some", cachetest.MustNotLoad[string](t)) }},
+		{"a remembered not-found", func() { _, _ = c.GetOrLoad(t.Context(), "none", cachetest.MustNotLoad[string](t)) }},
 		{"Get of a value", func() { _, _ = c.Get(t.Context(), "some") }},
 		{"Get of nothing", func() { _, _ = c.Get(t.Context(), "unknown") }},
 	} {
 		server.ResetCalls()
 		test.call()
-		wantCalls(t, server, test.name, map[string]int64{"get": 1})
+		cachetest.WantCalls(t, server, test.name, map[string]int64{"get": 1})
 	}
 }
 
@@ -100,15 +101,15 @@ func TestMiss_OneGETTwoScripts(t *testing.T) {
 	proxy := redistest.NewProxy(t, server.Addr)
 	gets := proxy.On(redistest.Command("get"), redistest.Pass)
 	scripts := proxy.On(redistest.Command("evalsha"), redistest.Pass)
-	c := newCache[string](t, proxy.Client(t), nil)
+	c := cachetest.NewCache[string](t, proxy.Client(t), nil)
 
-	if _, err := c.GetOrLoad(t.Context(), "first", gives("v")); err != nil { // the server learns the scripts
+	if _, err := c.GetOrLoad(t.Context(), "first", cachetest.Gives("v")); err != nil { // the server learns the scripts
 		t.Fatal(err)
 	}
 	if learnt := server.Calls("eval"); learnt != 2 {
 		t.Errorf("%d scripts sent in full, want 2", learnt)
 	}
-	for i, load := range []singlefill.Loader[string]{gives("v"), fails[string](singlefill.ErrNotFound), fails[string](errors.New("no"))} {
+	for i, load := range []singlefill.Loader[string]{cachetest.Gives("v"), cachetest.Fails[string](singlefill.ErrNotFound), cachetest.Fails[string](errors.New("no"))} {
 		key := fmt.Sprint("miss ", i)
 		commands, get, script := proxy.Commands(), gets.Fired(), scripts.Fired()
 		if i == 2 {
@@ -129,59 +130,53 @@ func TestMiss_OneGETTwoScripts(t *testing.T) {
 func TestSetDelete_OneRoundTrip(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	c := newCache[string](t, server.Client(t), nil)
+	c := cachetest.NewCache[string](t, server.Client(t), nil)
 	server.ResetCalls()
 	if err := c.Set(t.Context(), "k", "v"); err != nil {
 		t.Error(err)
 	}
-	wantCalls(t, server, "Set", map[string]int64{"multi": 1, "set": 1, "del": 1, "exec": 1})
+	cachetest.WantCalls(t, server, "Set", map[string]int64{"multi": 1, "set": 1, "del": 1, "exec": 1})
 	server.ResetCalls()
 	if err := c.Delete(t.Context(), "k", "l"); err != nil {
 		t.Error(err)
 	}
-	wantCalls(t, server, "Delete of two keys", map[string]int64{"del": 2, "pttl": 2})
+	cachetest.WantCalls(t, server, "Delete of two keys", map[string]int64{"del": 2, "pttl": 2})
 }
 
 // Get returns a value, ErrNotFound or ErrMiss, as the cache knows.
 func TestGet_ValueNotFoundMiss(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		c := newCache[string](t, rdb, nil)
+		c := cachetest.NewCache[string](t, rdb, nil)
 		if v, err := c.Get(t.Context(), "unknown"); err != singlefill.ErrMiss || v != "" {
 			t.Errorf("got %q, %v; want ErrMiss itself", v, err)
 		}
-		if _, err := c.GetOrLoad(t.Context(), "none", fails[string](singlefill.ErrNotFound)); err != singlefill.ErrNotFound {
+		if _, err := c.GetOrLoad(t.Context(), "none", cachetest.Fails[string](singlefill.ErrNotFound)); err != singlefill.ErrNotFound {
 			t.Errorf("got %v; want ErrNotFound itself", err)
 		}
-		wantGet(t, c, "none", "", singlefill.ErrNotFound)
-		if err := c.Set(t.Context(), "none", "some"); err != nil {
-			t.Fatal(err)
-		}
-		wantGet(t, c, "none", "some", nil)
-		if err := c.Set(t.Context(), "none", "more"); err != nil {
-			t.Fatal(err)
-		}
-		wantGet(t, c, "none", "more", nil)
-		if err := c.Delete(t.Context(), "none"); err != nil {
-			t.Fatal(err)
-		}
-		wantGet(t, c, "none", "", singlefill.ErrMiss)
+		cachetest.WantGet(t, c, "none", "", singlefill.ErrNotFound)
+		redistest.Must(t, c.Set(t.Context(), "none", "some"))
+		cachetest.WantGet(t, c, "none", "some", nil)
+		redistest.Must(t, c.Set(t.Context(), "none", "more"))
+		cachetest.WantGet(t, c, "none", "more", nil)
+		redistest.Must(t, c.Delete(t.Context(), "none"))
+		cachetest.WantGet(t, c, "none", "", singlefill.ErrMiss)
 	})
 }
 
 // Get starts no refresh, however old the value is.
 func TestGet_RefreshesNothing(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		opts := staleOptions(time.Hour, 2*time.Hour)
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		opts := cachetest.StaleOptions(time.Hour, 2*time.Hour)
 		opts.EarlyRefresh = 1e9
-		c := newCache(t, rdb, opts)
-		src := &countedSource{takes: time.Second, value: "v"}
-		ask(t.Context(), c, "k", src.load)
+		c := cachetest.NewCache(t, rdb, opts)
+		src := &cachetest.TimedSource{Takes: time.Second, Value: "v"}
+		cachetest.Ask(t.Context(), c, "k", src.Load)
 		for range 300 {
 			_, _ = c.Get(t.Context(), "k") // refreshes nothing
 			time.Sleep(time.Minute)
 		}
-		src.wantLoads(t, "only looked at", 1)
+		src.WantLoads(t, "only looked at", 1)
 	})
 }
 
@@ -190,15 +185,13 @@ func TestSet_ValueNotToKeep(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ns := redistest.Namespace(t)
-		c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.Raw, TTLFunc: lifeInMinutes})
+		c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.Raw, TTLFunc: lifeInMinutes})
 		for _, value := range []string{"7", "0", "7", "-1"} {
-			if err := c.Set(t.Context(), "k", value); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, c.Set(t.Context(), "k", value))
 			if value == "7" {
-				wantStored(t, rdb, ns, "k", "7")
+				cachetest.WantStored(t, rdb, ns, "k", "7")
 			} else {
-				wantStored(t, rdb, ns, "k", "")
+				cachetest.WantStored(t, rdb, ns, "k", "")
 			}
 		}
 	})
@@ -208,14 +201,12 @@ func TestSet_ValueNotToKeep(t *testing.T) {
 func TestSet_ValueThatCannotBeEncoded(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
-	c := newCache[any](t, rdb, nil)
-	if err := c.Set(t.Context(), "k", "old"); err != nil {
-		t.Fatal(err)
-	}
+	c := cachetest.NewCache[any](t, rdb, nil)
+	redistest.Must(t, c.Set(t.Context(), "k", "old"))
 	if err := c.Set(t.Context(), "k", func() {}); err == nil {
 		t.Error("Set of a func succeeds")
 	}
-	wantGet[any](t, c, "k", "old", nil)
+	cachetest.WantGet[any](t, c, "k", "old", nil)
 }
 
 // Delete removes all keys that it is given, and no other.
@@ -223,7 +214,7 @@ func TestDelete_ManyKeysAndNone(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ns := redistest.Namespace(t)
-		c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.Raw})
+		c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.Raw})
 		many := 600 // several batches, all nodes of a cluster
 		if strings.HasSuffix(t.Name(), "/mini") {
 			many = 10 // on a net.Pipe, server and client would both wait for the other to read
@@ -233,21 +224,17 @@ func TestDelete_ManyKeysAndNone(t *testing.T) {
 			keys = append(keys, fmt.Sprint(i))
 		}
 		for _, key := range append(keys, "kept") {
-			if err := c.Set(t.Context(), key, "v"); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, c.Set(t.Context(), key, "v"))
 		}
 		if err := c.Delete(t.Context()); err != nil {
 			t.Errorf("Delete of no keys: %v", err)
 		}
-		wantStored(t, rdb, ns, keys[0], "v")
-		if err := c.Delete(t.Context(), append(keys, "was never there", keys[0])...); err != nil {
-			t.Fatal(err)
-		}
+		cachetest.WantStored(t, rdb, ns, keys[0], "v")
+		redistest.Must(t, c.Delete(t.Context(), append(keys, "was never there", keys[0])...))
 		for _, key := range keys {
-			wantStored(t, rdb, ns, key, "")
+			cachetest.WantStored(t, rdb, ns, key, "")
 		}
-		wantStored(t, rdb, ns, "kept", "v")
+		cachetest.WantStored(t, rdb, ns, "kept", "v")
 	})
 }
 
@@ -269,7 +256,7 @@ func TestTTL_Jitter(t *testing.T) {
 		} {
 			t.Run(test.name, func(t *testing.T) {
 				ns := redistest.Namespace(t)
-				c := newCacheIn(t, rdb, ns, &test.opts)
+				c := cachetest.NewCacheIn(t, rdb, ns, &test.opts)
 				shortest, longest := time.Duration(1<<62), time.Duration(0)
 				for i := range 20 {
 					for _, name := range []string{"set", "loaded"} {
@@ -278,11 +265,9 @@ func TestTTL_Jitter(t *testing.T) {
 						if name == "set" {
 							err = c.Set(t.Context(), key, "7")
 						} else {
-							_, err = c.GetOrLoad(t.Context(), key, gives("7"))
+							_, err = c.GetOrLoad(t.Context(), key, cachetest.Gives("7"))
 						}
-						if err != nil {
-							t.Fatal(err)
-						}
+						redistest.Must(t, err)
 						life := rdb.PTTL(t.Context(), ns+":{"+key+"}").Val()
 						if life > test.most || life < test.least-slack {
 							t.Errorf("%s lives %v, want %v to %v", key, life, test.least, test.most)
@@ -300,44 +285,40 @@ func TestTTL_Jitter(t *testing.T) {
 
 // A value is a hit until the last millisecond of its ttl, and a miss after it.
 func TestTTL_ToTheMillisecond(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache(t, rdb, &singlefill.Options[string]{Jitter: -1}) // ttl is an hour
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Jitter: -1}) // ttl is an hour
 		for i, write := range []func() error{
-			func() error { _, err := c.GetOrLoad(t.Context(), "k", gives("v")); return err },
+			func() error { _, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives("v")); return err },
 			func() error { return c.Set(t.Context(), "k", "v") },
 		} {
 			if err := write(); err != nil {
 				t.Fatal(i, err)
 			}
 			time.Sleep(time.Hour - time.Millisecond)
-			goGet(t.Context(), c, "k", mustNotLoad[string](t)).want(t, "v")
+			cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).Want(t, "v")
 			time.Sleep(time.Millisecond)
 			if _, err := c.Get(t.Context(), "k"); err != singlefill.ErrMiss {
 				t.Errorf("Get after the ttl: %v, want ErrMiss", err)
 			}
-			goGet(t.Context(), c, "k", gives("w")).want(t, "w")
+			cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("w")).Want(t, "w")
 		}
 	})
 }
 
 // An expired entry that Redis still has is a miss, and no bad value.
 func TestTTL_EntryThatRedisStillHas(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)
-		c := newCacheIn(t, rdb, ns, &raw)
-		if err := c.Set(t.Context(), "k", "v"); err != nil {
-			t.Fatal(err)
-		}
-		if err := rdb.PExpire(t.Context(), ns+":{k}", 24*time.Hour).Err(); err != nil {
-			t.Fatal(err)
-		}
+		c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
+		redistest.Must(t, c.Set(t.Context(), "k", "v"))
+		redistest.Must(t, rdb.PExpire(t.Context(), ns+":{k}", 24*time.Hour).Err())
 		time.Sleep(time.Hour)
-		wantStored(t, rdb, ns, "k", "v")
+		cachetest.WantStored(t, rdb, ns, "k", "v")
 		if _, err := c.Get(t.Context(), "k"); err != singlefill.ErrMiss {
 			t.Errorf("Get: %v, want ErrMiss", err)
 		}
-		goGet(t.Context(), c, "k", gives("w")).want(t, "w")
-		wantStored(t, rdb, ns, "k", "w")
+		cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("w")).Want(t, "w")
+		cachetest.WantStored(t, rdb, ns, "k", "w")
 		if n := c.Stats().BadValues; n != 0 {
 			t.Errorf("%d bad values: a stale one is none", n)
 		}
@@ -346,20 +327,18 @@ func TestTTL_EntryThatRedisStillHas(t *testing.T) {
 
 // TTLFunc gives loaded and set values their lives.
 func TestTTLFunc_LifeOfEachValue(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache(t, rdb, &singlefill.Options[string]{Jitter: -1, TTLFunc: lifeInMinutes})
-		goGet(t.Context(), c, "loaded", gives("2")).want(t, "2")
-		if err := c.Set(t.Context(), "set", "3"); err != nil {
-			t.Fatal(err)
-		}
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Jitter: -1, TTLFunc: lifeInMinutes})
+		cachetest.GoGet(t.Context(), c, "loaded", cachetest.Gives("2")).Want(t, "2")
+		redistest.Must(t, c.Set(t.Context(), "set", "3"))
 		time.Sleep(2*time.Minute - time.Millisecond)
-		goGet(t.Context(), c, "loaded", mustNotLoad[string](t)).want(t, "2")
+		cachetest.GoGet(t.Context(), c, "loaded", cachetest.MustNotLoad[string](t)).Want(t, "2")
 		time.Sleep(time.Millisecond)
-		goGet(t.Context(), c, "loaded", gives("1")).want(t, "1")
+		cachetest.GoGet(t.Context(), c, "loaded", cachetest.Gives("1")).Want(t, "1")
 		time.Sleep(time.Minute - time.Millisecond)
-		goGet(t.Context(), c, "set", mustNotLoad[string](t)).want(t, "3")
+		cachetest.GoGet(t.Context(), c, "set", cachetest.MustNotLoad[string](t)).Want(t, "3")
 		time.Sleep(time.Millisecond)
-		goGet(t.Context(), c, "set", gives("1")).want(t, "1")
+		cachetest.GoGet(t.Context(), c, "set", cachetest.Gives("1")).Want(t, "1")
 	})
 }
 
@@ -377,46 +356,26 @@ func TestTTLFunc_ValueNotToKeep(t *testing.T) {
 		for _, life := range []time.Duration{0, -time.Hour, time.Millisecond - 1} {
 			t.Run(life.String(), func(t *testing.T) {
 				ns := redistest.Namespace(t)
-				c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{TTLFunc: func(string, string) time.Duration { return life }})
-				src := newSource[string](t)
-				first := goGet(t.Context(), c, "k", src.load)
-				load := src.next(t)
-				var herd []*call[string]
+				c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{TTLFunc: func(string, string) time.Duration { return life }})
+				src := cachetest.NewSource[string](t)
+				first := cachetest.GoGet(t.Context(), c, "k", src.Load)
+				load := src.Next(t)
+				var herd []*cachetest.Call[string]
 				for range 20 {
-					herd = append(herd, goGet(t.Context(), c, "k", src.load).waits(t))
+					herd = append(herd, cachetest.GoGet(t.Context(), c, "k", src.Load).Waits(t))
 				}
-				load.give("v")
-				first.want(t, "v")
+				load.Give("v")
+				first.Want(t, "v")
 				for _, a := range herd {
-					a.want(t, "v")
+					a.Want(t, "v")
 				}
-				wantStored(t, rdb, ns, "k", "")
-				wantUnlocked(t, rdb, ns, "k")
-				goGet(t.Context(), c, "k", gives("w")).want(t, "w")
-				src.want(t, 1)
+				cachetest.WantStored(t, rdb, ns, "k", "")
+				cachetest.WantUnlocked(t, rdb, ns, "k")
+				cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("w")).Want(t, "w")
+				src.Want(t, 1)
 			})
 		}
 	})
-}
-
-// A token that expires while it is loaded is returned and not stored.
-func TestTTLFunc_ExpiresWhileLoading(t *testing.T) {
-	for _, kind := range windowKinds {
-		t.Run(kind.name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				ns := redistest.Namespace(t)
-				opts := kind.opts()
-				opts.TTLFunc = func(_, token string) time.Duration {
-					until, _ := time.Parse(time.RFC3339, token)
-					return time.Until(until)
-				}
-				c := newCacheIn(t, rdb, ns, opts)
-				src := &countedSource{takes: 2 * time.Second, value: time.Now().Add(2 * time.Second).Format(time.RFC3339)}
-				ask(t.Context(), c, "k", src.load).want(t, "the token", answer{value: src.value, took: src.takes})
-				wantStored(t, rdb, ns, "k", "")
-			})
-		})
-	}
 }
 
 // ErrNotFound is remembered for NotFoundTTL, by default for a minute, or the ttl if that is
@@ -433,18 +392,16 @@ func TestNotFoundTTL(t *testing.T) {
 		{"NotFoundTTL", time.Second, singlefill.Options[string]{NotFoundTTL: time.Hour}, time.Hour},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 				test.opts.Jitter = -1
 				c, err := singlefill.New(rdb, "ns", test.ttl, &test.opts)
-				if err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, err)
 				defer c.Close()
-				goGet(t.Context(), c, "k", fails[string](singlefill.ErrNotFound)).wantErr(t, singlefill.ErrNotFound)
+				cachetest.GoGet(t.Context(), c, "k", cachetest.Fails[string](singlefill.ErrNotFound)).WantErr(t, singlefill.ErrNotFound)
 				time.Sleep(test.remembers - time.Millisecond)
-				goGet(t.Context(), c, "k", mustNotLoad[string](t)).wantErr(t, singlefill.ErrNotFound)
+				cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).WantErr(t, singlefill.ErrNotFound)
 				time.Sleep(time.Millisecond)
-				goGet(t.Context(), c, "k", gives("v")).want(t, "v")
+				cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("v")).Want(t, "v")
 			})
 		})
 	}
@@ -455,10 +412,10 @@ func TestNotFoundTTL_Off(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ns := redistest.Namespace(t)
-		c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.Raw, NotFoundTTL: -1})
-		goGet(t.Context(), c, "k", fails[string](singlefill.ErrNotFound)).wantErr(t, singlefill.ErrNotFound)
-		wantStored(t, rdb, ns, "k", "")
-		goGet(t.Context(), c, "k", gives("v")).want(t, "v")
+		c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.Raw, NotFoundTTL: -1})
+		cachetest.GoGet(t.Context(), c, "k", cachetest.Fails[string](singlefill.ErrNotFound)).WantErr(t, singlefill.ErrNotFound)
+		cachetest.WantStored(t, rdb, ns, "k", "")
+		cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("v")).Want(t, "v")
 	})
 }
 
@@ -466,16 +423,14 @@ func TestNotFoundTTL_Off(t *testing.T) {
 func TestClose_EndsAllCallsButStats(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		c := newCache[string](t, rdb, nil)
-		if err := c.Set(t.Context(), "k", "v"); err != nil {
-			t.Fatal(err)
-		}
+		c := cachetest.NewCache[string](t, rdb, nil)
+		redistest.Must(t, c.Set(t.Context(), "k", "v"))
 		if err := errors.Join(c.Close(), c.Close()); err != nil {
 			t.Errorf("Close twice: %v", err)
 		}
 		ctx := t.Context()
 		_, get := c.Get(ctx, "k")
-		_, load := c.GetOrLoad(ctx, "k", mustNotLoad[string](t))
+		_, load := c.GetOrLoad(ctx, "k", cachetest.MustNotLoad[string](t))
 		for name, err := range map[string]error{
 			"Get": get, "GetOrLoad": load, "Set": c.Set(ctx, "k", "v"), "Delete": c.Delete(ctx, "k"), "Delete of nothing": c.Delete(ctx),
 		} {
@@ -496,21 +451,21 @@ func TestClose_EndsAllCallsButStats(t *testing.T) {
 func TestClose_EarlierCallsGetTheLoad(t *testing.T) {
 	t.Parallel()
 	proxy := redistest.NewProxy(t, redistest.Shared(t).Addr)
-	c := newCache[string](t, proxy.Client(t), nil)
-	src := newSource[string](t)
+	c := cachetest.NewCache[string](t, proxy.Client(t), nil)
+	src := cachetest.NewSource[string](t)
 	read := proxy.On(redistest.Command("get"), redistest.HoldReply).Times(1)
-	first := goGet(t.Context(), c, "k", src.load)
-	receive(t, "the read is answered", read.Hit())
-	second := goGet(t.Context(), c, "k", src.load).waits(t)
-	closed := goClose(t, c)
+	first := cachetest.GoGet(t.Context(), c, "k", src.Load)
+	cachetest.Receive(t, "the read is answered", read.Hit())
+	second := cachetest.GoGet(t.Context(), c, "k", src.Load).Waits(t)
+	closed := cachetest.GoClose(t, c)
 	read.Release()
-	src.next(t).give("v")
-	first.want(t, "v")
-	second.want(t, "v")
-	if err := receive(t, "Close returns", closed); err != nil {
+	src.Next(t).Give("v")
+	first.Want(t, "v")
+	second.Want(t, "v")
+	if err := cachetest.Receive(t, "Close returns", closed); err != nil {
 		t.Errorf("Close: %v", err)
 	}
-	src.want(t, 1)
+	src.Want(t, 1)
 }
 
 // Close returns after a running load has ended and its value has been stored.
@@ -518,22 +473,22 @@ func TestClose_WaitsForLoadAndStore(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ns := redistest.Namespace(t)
-		c := newCacheIn(t, rdb, ns, &raw)
-		src := newSource[string](t)
-		first := goGet(t.Context(), c, "k", src.load)
-		load := src.next(t)
-		joins := goGet(t.Context(), c, "k", src.load).waits(t)
-		closed := goClose(t, c)
+		c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
+		src := cachetest.NewSource[string](t)
+		first := cachetest.GoGet(t.Context(), c, "k", src.Load)
+		load := src.Next(t)
+		joins := cachetest.GoGet(t.Context(), c, "k", src.Load).Waits(t)
+		closed := cachetest.GoClose(t, c)
 		select {
 		case <-closed:
 			t.Error("Close has returned before the load")
 		default:
 		}
-		load.give("v")
-		receive(t, "Close returns", closed)
-		wantStored(t, rdb, ns, "k", "v")
-		first.want(t, "v")
-		joins.want(t, "v")
+		load.Give("v")
+		cachetest.Receive(t, "Close returns", closed)
+		cachetest.WantStored(t, rdb, ns, "k", "v")
+		first.Want(t, "v")
+		joins.Want(t, "v")
 	})
 }
 
@@ -542,43 +497,43 @@ func TestClose_LoadAsksForOtherKeys(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ns := redistest.Namespace(t)
-		c := newCacheIn(t, rdb, ns, &raw)
+		c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
 		begun, goOn := make(chan struct{}), make(chan struct{})
-		outer := goGet(t.Context(), c, "a", func(ctx context.Context, _ string) (string, error) {
+		outer := cachetest.GoGet(t.Context(), c, "a", func(ctx context.Context, _ string) (string, error) {
 			close(begun)
 			<-goOn
-			b, err := c.GetOrLoad(ctx, "b", gives("b"))
+			b, err := c.GetOrLoad(ctx, "b", cachetest.Gives("b"))
 			return "a" + b, err
 		})
-		receive(t, "the load begins", begun)
-		closed := goClose(t, c)
+		cachetest.Receive(t, "the load begins", begun)
+		closed := cachetest.GoClose(t, c)
 		close(goOn)
-		receive(t, "Close returns", closed)
-		outer.want(t, "ab")
-		wantStored(t, rdb, ns, "a", "ab")
-		wantStored(t, rdb, ns, "b", "b")
+		cachetest.Receive(t, "Close returns", closed)
+		outer.Want(t, "ab")
+		cachetest.WantStored(t, rdb, ns, "a", "ab")
+		cachetest.WantStored(t, rdb, ns, "b", "b")
 	})
 }
 
 // A load that Close waits for can ask for several keys, one after the other, in one slot.
 func TestClose_NestedLoads(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
 		begun, goOn := make(chan bool), make(chan bool)
-		a := goGet(t.Context(), c, "a", func(ctx context.Context, _ string) (string, error) {
+		a := cachetest.GoGet(t.Context(), c, "a", func(ctx context.Context, _ string) (string, error) {
 			close(begun)
 			<-goOn
-			b := goGet(ctx, c, "b", takes(time.Second, "b", nil))
-			d := goGet(ctx, c, "d", takes(time.Second, "d", nil))
-			v1, err1 := b.result(t)
-			v2, err2 := d.result(t)
+			b := cachetest.GoGet(ctx, c, "b", cachetest.Takes(time.Second, "b", nil))
+			d := cachetest.GoGet(ctx, c, "d", cachetest.Takes(time.Second, "d", nil))
+			v1, err1 := b.Result(t)
+			v2, err2 := d.Result(t)
 			return v1 + v2, errors.Join(err1, err2)
 		})
 		<-begun
 		go func() { _ = c.Close() }()
 		synctest.Wait()
 		close(goOn)
-		a.want(t, "bd")
+		a.Want(t, "bd")
 	})
 }
 
@@ -587,16 +542,16 @@ func TestClose_EndsWaiting(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ns := redistest.Namespace(t)
-		there, here := newCacheIn(t, rdb, ns, &raw), newCacheIn(t, rdb, ns, &raw)
-		src := newSource[string](t)
-		loads := goGet(t.Context(), there, "k", src.load)
-		load := src.next(t)
-		waits := goGet(t.Context(), here, "k", src.load).waits(t)
+		there, here := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw), cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
+		src := cachetest.NewSource[string](t)
+		loads := cachetest.GoGet(t.Context(), there, "k", src.Load)
+		load := src.Next(t)
+		waits := cachetest.GoGet(t.Context(), here, "k", src.Load).Waits(t)
 		go here.Close()
-		waits.wantErr(t, singlefill.ErrClosed)
-		load.give("v")
-		loads.want(t, "v")
-		src.want(t, 1)
+		waits.WantErr(t, singlefill.ErrClosed)
+		load.Give("v")
+		loads.Want(t, "v")
+		src.Want(t, 1)
 	})
 }
 
@@ -604,173 +559,57 @@ func TestClose_EndsWaiting(t *testing.T) {
 //
 //fault:close
 func TestClose_TakesLoadTimeoutAtMost(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1}) // LoadTimeout is a minute
-		src := newSource[string](t)
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1}) // LoadTimeout is a minute
+		src := cachetest.NewSource[string](t)
 		begun := time.Now()
-		hangs := goGet(t.Context(), c, "hangs", src.load)
-		src.next(t)
-		queues := goGet(t.Context(), c, "queues", src.load)
+		hangs := cachetest.GoGet(t.Context(), c, "hangs", src.Load)
+		src.Next(t)
+		queues := cachetest.GoGet(t.Context(), c, "queues", src.Load)
 		synctest.Wait()
 		time.Sleep(20 * time.Second)
 		_ = c.Close()
-		wantElapsed(t, "Close returns", begun, time.Minute)
-		queues.wantErr(t, singlefill.ErrClosed)
-		if _, err := hangs.result(t); !errors.Is(err, context.DeadlineExceeded) {
+		cachetest.WantElapsed(t, "Close returns", begun, time.Minute)
+		queues.WantErr(t, singlefill.ErrClosed)
+		if _, err := hangs.Result(t); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v, want context.DeadlineExceeded", err)
 		}
-		src.want(t, 1)
+		src.Want(t, 1)
 	})
 }
 
-// Close waits for a running refresh and its store, and not for one that queues.
-func TestClose_WaitsForRefreshAndStore(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		ns := redistest.Namespace(t)
-		opts := staleOptions(time.Minute, 0)
-		opts.MaxLoads = 1
-		c := newCacheIn(t, rdb, ns, opts)
-		for _, key := range []string{"queues", "k"} {
-			if err := c.Set(t.Context(), key, "old"); err != nil {
-				t.Fatal(err)
-			}
-		}
-		time.Sleep(staleLife)
-		src := &countedSource{takes: 10 * time.Second, value: "new"}
-		ask(t.Context(), c, "k", src.load).wantOld(t, "the reader that begins it", 0, nil)
-		src.wantLoads(t, "a refresh", 1)
-		ask(t.Context(), c, "queues", src.load).wantOld(t, "the reader that begins another", 0, nil)
-		synctest.Wait()
-		begun := time.Now()
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-		wantElapsed(t, "Close returns", begun, 10*time.Second)
-		wantStored(t, rdb, ns, "k", "new")
-		wantStored(t, rdb, ns, "queues", "old")
-		src.wantLoads(t, "one ran and one queued", 1)
-		if s := c.Stats(); s.Stored != 1 || s.Loading != 0 {
-			t.Errorf("%+v, want the refresh stored", s)
-		}
-	})
-}
-
-// Close waits for a refresh, which stores its value.
-func TestClose_DuringARefresh(t *testing.T) {
+// A hook of the caller's client sees every command of the cache, even if it was added after New.
+func TestHooks_SeeEveryCommand(t *testing.T) {
 	t.Parallel()
-	refreshEach(t, func(t *testing.T, _ string, r *refreshing, rdb, look redis.UniversalClient) {
-		closed := goClose(t, r.Cache)
-		select {
-		case <-closed:
-			t.Error("Close has returned before the refresh")
-		default:
-		}
-		r.load.give("v1")
-		receive(t, "Close returns", closed)
-		wantStored(t, look, r.ns, "k", "v1")
-		wantUnlocked(t, look, r.ns, "k")
-	})
-}
-
-// No load runs or begins after Close has returned, at whatever moment of a refresh.
-func TestClose_AtAnyMomentOfARefresh(t *testing.T) {
-	t.Parallel()
-	const rounds, readers = 300, 4
-	_, rdb := redistest.StartMini(t)
-	ns := redistest.Namespace(t)
-	kinds := []string{"stale", "early"}
-	ran := 0
-	for round := range rounds {
-		putEntry(t, rdb, ns, "k", refreshKinds[kinds[round%2]](), time.Hour)
-		if err := rdb.Del(t.Context(), ns+":{k}:lock").Err(); err != nil {
-			t.Fatal(err)
-		}
-		opts := patient(refreshOptions())
-		opts.MaxLoads = 1 + round%3
-		c, err := singlefill.New(rdb, ns, time.Hour, opts)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var closed atomic.Bool
-		var running, loads atomic.Int64
-		load := func(context.Context, string) (string, error) {
-			running.Add(1)
-			loads.Add(1)
-			if closed.Load() {
-				t.Error("a load begins after Close")
-			}
-			runtime.Gosched()
-			running.Add(-1)
-			return "v1", nil
-		}
-		var wg sync.WaitGroup
-		for range readers {
-			wg.Go(func() {
-				for {
-					v, err := c.GetOrLoad(t.Context(), "k", load)
-					if err == singlefill.ErrClosed {
-						return
-					}
-					if err != nil || v != "v0" && v != "v1" {
-						t.Errorf("got %q, %v", v, err)
-						return
+	for name, bounded := range map[string]bool{"default client": false, "client with ContextTimeoutEnabled": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := redistest.Start(t)
+			rdb := s.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = bounded })
+			c, err := singlefill.New[string](rdb, redistest.Namespace(t), time.Hour, cachetest.PatientOptions[string](nil))
+			redistest.Must(t, err)
+			t.Cleanup(func() { _ = c.Close() })
+			var mu sync.Mutex
+			var got []string // protected by mu
+			rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+				mu.Lock()
+				defer mu.Unlock()
+				for _, cmd := range cmds {
+					if cmd.Name() != "hello" { // of connections
+						got = append(got, cmd.Name())
 					}
 				}
-			})
-		}
-		time.Sleep(time.Duration(rand.IntN(int(time.Millisecond)))) // any moment will do
-		_ = c.Close()
-		closed.Store(true)
-		if n := running.Load(); n != 0 {
-			t.Errorf("%d loads run after Close", n)
-		}
-		s := c.Stats()
-		wg.Wait()
-		if n := loads.Load(); n != s.Loads || s.Loading != 0 || s.Loads != s.Stored {
-			t.Errorf("%d loads, %+v", n, s)
-		}
-		wantUnlocked(t, rdb, ns, "k")
-		ran += int(loads.Load())
-	}
-	if ran == 0 {
-		t.Errorf("there was no refresh in %d rounds", rounds)
-	}
-}
-
-// A load that Close waits for can read a stale value, and begins no refresh.
-func TestClose_LoadBeginsNoRefresh(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache(t, rdb, staleOptions(time.Minute, 0))
-		setStale(t, c, "k", "old", 0)
-		outer := goGet(t.Context(), c, "outer", func(ctx context.Context, _ string) (string, error) {
-			time.Sleep(time.Second)
-			return c.GetOrLoad(ctx, "k", mustNotLoad[string](t))
-		})
-		synctest.Wait()
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-		outer.want(t, "old")
-	})
-}
-
-// A read that ends during Close begins no refresh.
-func TestClose_ReadBeginsNoRefresh(t *testing.T) {
-	t.Parallel()
-	for kind := range refreshKinds {
-		t.Run(kind, func(t *testing.T) {
-			t.Parallel()
-			p, ns, c, _, rdb := proxied(t, refreshOptions())
-			putEntry(t, rdb, ns, "k", refreshKinds[kind](), time.Hour)
-			read := p.On(redistest.Command("get"), redistest.HoldReply).Times(1)
-			reads := goGet(t.Context(), c, "k", mustNotLoad[string](t))
-			receive(t, "the read is answered", read.Hit())
-			closed := goClose(t, c)
-			read.Release()
-			reads.want(t, "v0")
-			receive(t, "Close returns", closed)
-			if s := c.Stats(); s.Loads != 0 {
-				t.Errorf("%+v, want no load", s)
+				return nil
+			}))
+			v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives("v"))
+			cachetest.WantValue(t, v, err, "v")
+			redistest.Must(t, c.Set(t.Context(), "k", "w"))
+			redistest.Must(t, c.Delete(t.Context(), "k"))
+			mu.Lock()
+			defer mu.Unlock()
+			want := []string{"get", "evalsha", "eval", "evalsha", "eval", "multi", "set", "del", "exec", "pttl", "del"}
+			if !slices.Equal(got, want) {
+				t.Errorf("the hook saw %v, want %v", got, want)
 			}
 		})
 	}

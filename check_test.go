@@ -10,6 +10,7 @@ import (
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
 // rights are those that the package documentation lists, for the namespace shop.
@@ -25,9 +26,7 @@ func TestCheck_DocumentedRights(t *testing.T) {
 	ns := "shop:" + redistest.Namespace(t)
 	c, err := singlefill.New(s.Client(t, s.User(t, rights...)), ns, time.Minute,
 		&singlefill.Options[string]{StaleIfError: time.Minute, LockTTL: 6 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	defer c.Close()
 	ctx := t.Context()
 	if err := c.Check(ctx); err != nil {
@@ -39,7 +38,7 @@ func TestCheck_DocumentedRights(t *testing.T) {
 		do   func() error
 		want error
 	}{
-		{"a load that fails", func() error { _, err := c.GetOrLoad(ctx, "k", fails[string](boom)); return err }, boom},
+		{"a load that fails", func() error { _, err := c.GetOrLoad(ctx, "k", cachetest.Fails[string](boom)); return err }, boom},
 		{"a load that is renewed", func() error {
 			_, err := c.GetOrLoad(ctx, "k", func(context.Context, string) (string, error) {
 				left := func() time.Duration { return s.Admin().PTTL(ctx, ns+":{k}:lock").Val() }
@@ -53,9 +52,9 @@ func TestCheck_DocumentedRights(t *testing.T) {
 			})
 			return err
 		}, nil},
-		{"a hit", func() error { _, err := c.GetOrLoad(ctx, "k", mustNotLoad[string](t)); return err }, nil},
+		{"a hit", func() error { _, err := c.GetOrLoad(ctx, "k", cachetest.MustNotLoad[string](t)); return err }, nil},
 		{"Expire", func() error { return c.Expire(ctx, "k") }, nil},
-		{"a refresh that fails", func() error { _, err := c.GetOrLoad(ctx, "k", fails[string](boom)); return err }, nil},
+		{"a refresh that fails", func() error { _, err := c.GetOrLoad(ctx, "k", cachetest.Fails[string](boom)); return err }, nil},
 		{"Set", func() error { return c.Set(ctx, "k", "v") }, nil},
 		{"Delete", func() error { return c.Delete(ctx, "k") }, nil},
 		{"Clear", func() error { return c.Clear(ctx) }, nil},
@@ -82,11 +81,9 @@ func TestCheck_Near(t *testing.T) {
 			allowed := slices.DeleteFunc(append(slices.Clone(rights), nearRights...), func(right string) bool { return right == missing })
 			rdb := s.Client(t, s.User(t, allowed...))
 			ns := "shop:" + redistest.Namespace(t)
-			c := newCacheIn(t, s.Admin(), ns, near(singlefill.Near{}))
+			c := cachetest.NewCacheIn(t, s.Admin(), ns, near(singlefill.Near{}))
 			limited, err := singlefill.New(rdb, ns, time.Minute, near(singlefill.Near{}))
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			defer limited.Close()
 			err = limited.Check(t.Context())
 			if missing == "" {
@@ -97,7 +94,7 @@ func TestCheck_Near(t *testing.T) {
 				if n, err := rdb.XRange(t.Context(), ns+":log", "-", "+").Result(); len(n) > 1 || err != nil {
 					t.Errorf("the log has %d records after Check, %v; want the one that its reader writes", len(n), err)
 				}
-				awaitNear(t, limited, "k", gives("old"))
+				awaitNear(t, limited, "k", cachetest.Gives("old"))
 				if err := limited.Delete(t.Context(), "k"); err != nil || limited.Stats().RedisErrors != 0 {
 					t.Errorf("Delete: %v; %+v", err, limited.Stats())
 				}
@@ -106,14 +103,14 @@ func TestCheck_Near(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), missing[1:]) {
 				t.Errorf("Check: %v; want an error that names %s", err, missing[1:])
 			}
-			awaitNear(t, c, "k", gives("old"))
-			if v, err := limited.GetOrLoad(t.Context(), "k", gives("old")); v != "old" || err != nil {
+			awaitNear(t, c, "k", cachetest.Gives("old"))
+			if v, err := limited.GetOrLoad(t.Context(), "k", cachetest.Gives("old")); v != "old" || err != nil {
 				t.Errorf("GetOrLoad: %q, %v", v, err)
 			}
 			if err := limited.Delete(t.Context(), "k"); err != nil {
 				t.Errorf("Delete: %v", err)
 			}
-			awaitValue(t, c, "k", "new", gives("new"))
+			awaitValue(t, c, "k", "new", cachetest.Gives("new"))
 		})
 	}
 }
@@ -132,14 +129,12 @@ func TestCheck_MaxFleetLoads(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := redistest.Shared(t)
 			c, err := singlefill.New(s.Client(t, s.User(t, test.rights...)), "shop:"+redistest.Namespace(t), time.Minute, &singlefill.Options[string]{MaxFleetLoads: 1})
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			defer c.Close()
 			if err := c.Check(t.Context()); (err != nil) != (test.off > 0) {
 				t.Errorf("Check: %v", err)
 			}
-			if v, err := c.GetOrLoad(t.Context(), "k", gives("v")); v != "v" || err != nil {
+			if v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives("v")); v != "v" || err != nil {
 				t.Errorf("GetOrLoad: %q, %v", v, err)
 			}
 			if s := c.Stats(); s.LoadsUnlimited != test.off || s.Stored != 1 {
@@ -161,9 +156,7 @@ func TestCheck_MissingRight(t *testing.T) {
 			fewer := append(append([]string{}, rights[:i]...), rights[i+1:]...)
 			s := redistest.Shared(t)
 			c, err := singlefill.New(s.Client(t, s.User(t, fewer...)), "shop:"+redistest.Namespace(t), time.Minute, &singlefill.Options[string]{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			defer c.Close()
 			if err := c.Check(t.Context()); err == nil {
 				t.Errorf("Check found nothing")
@@ -181,7 +174,7 @@ func TestCheck_MissingRight(t *testing.T) {
 func TestCheck_Unreachable(t *testing.T) {
 	t.Parallel()
 	m, rdb := redistest.StartMini(t)
-	c := newCache[string](t, rdb, nil)
+	c := cachetest.NewCache[string](t, rdb, nil)
 	if err := c.Check(t.Context()); err != nil {
 		t.Errorf("Check: %v", err)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
 // Clear removes the values and locks of its namespace, and nothing else.
@@ -21,9 +22,9 @@ func TestClear(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ctx, ns := t.Context(), redistest.Namespace(t)
-		c := newCacheIn(t, rdb, ns+":a*[b]", &singlefill.Options[string]{Codec: singlefill.Raw, MaxFleetLoads: 3})
+		c := cachetest.NewCacheIn(t, rdb, ns+":a*[b]", &singlefill.Options[string]{Codec: singlefill.Raw, MaxFleetLoads: 3})
 		others := []*singlefill.Cache[string]{ // namespaces that the pattern must not match
-			newCacheIn(t, rdb, ns+":aX[b]", &raw), newCacheIn(t, rdb, ns+":a*b", &raw), newCacheIn(t, rdb, ns+":a*[b]:more", &raw), newCacheIn(t, rdb, ns, &raw),
+			cachetest.NewCacheIn(t, rdb, ns+":aX[b]", &cachetest.Raw), cachetest.NewCacheIn(t, rdb, ns+":a*b", &cachetest.Raw), cachetest.NewCacheIn(t, rdb, ns+":a*[b]:more", &cachetest.Raw), cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw),
 		}
 		hostile := []string{"}:lock", "a}:lock", "x}:loads", "{", "}"}
 		set := func(c *singlefill.Cache[string], keys []string) {
@@ -31,9 +32,7 @@ func TestClear(t *testing.T) {
 			for _, key := range keys {
 				values[key] = valueOf(key)
 			}
-			if err := c.SetMany(ctx, values); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, c.SetMany(ctx, values))
 		}
 		many := append(manyKeys(600), hostile...)
 		set(c, many)
@@ -41,12 +40,10 @@ func TestClear(t *testing.T) {
 		for _, c := range others {
 			set(c, few)
 		}
-		if _, err := c.GetOrLoad(ctx, "failed", fails[string](errSource)); err != errSource { // leaves a note in its lock
+		if _, err := c.GetOrLoad(ctx, "failed", cachetest.Fails[string](cachetest.ErrSource)); err != cachetest.ErrSource { // leaves a note in its lock
 			t.Fatal(err)
 		}
-		if err := c.Clear(ctx); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, c.Clear(ctx))
 		redistest.Await(t, "the values are gone", func() bool {
 			got, err := c.GetMany(ctx, many)
 			return err == nil && len(got) == 0
@@ -64,38 +61,36 @@ func TestClear(t *testing.T) {
 // Every load in flight is void, in this process and in others, and its waiters in other processes are
 // woken.
 func TestClear_Loads(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-		caches := newCaches(t, m, "ns", 3, &raw)
-		s := newSource[string](t)
-		var before []*call[string]
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+		caches := cachetest.NewCaches(t, m, "ns", 3, &cachetest.Raw)
+		s := cachetest.NewSource[string](t)
+		var before []*cachetest.Call[string]
 		for i, c := range caches {
-			before = append(before, goGet(t.Context(), c, fmt.Sprint("k", i), s.load))
+			before = append(before, cachetest.GoGet(t.Context(), c, fmt.Sprint("k", i), s.Load))
 		}
-		old := []*loading[string]{s.next(t), s.next(t), s.next(t)}
+		old := []*cachetest.HeldLoad[string]{s.Next(t), s.Next(t), s.Next(t)}
 		time.Sleep(time.Second)
-		if err := caches[0].Clear(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		var after []*call[string]
+		redistest.Must(t, caches[0].Clear(t.Context()))
+		var after []*cachetest.Call[string]
 		for i := range caches {
 			for _, c := range []*singlefill.Cache[string]{caches[i], caches[(i+1)%3]} {
-				after = append(after, goGet(t.Context(), c, fmt.Sprint("k", i), s.load))
+				after = append(after, cachetest.GoGet(t.Context(), c, fmt.Sprint("k", i), s.Load))
 			}
 		}
 		for range caches {
-			s.next(t).give("new") // it does not wait for the old load
+			s.Next(t).Give("new") // it does not wait for the old load
 		}
 		for _, call := range after {
-			call.want(t, "new")
+			call.Want(t, "new")
 		}
 		for _, load := range old {
-			load.give("old")
+			load.Give("old")
 		}
 		for _, call := range before { // they began before Clear
-			call.want(t, "old")
+			call.Want(t, "old")
 		}
 		for i, c := range caches {
-			wantGet(t, c, fmt.Sprint("k", i), "new", nil)
+			cachetest.WantGet(t, c, fmt.Sprint("k", i), "new", nil)
 		}
 	})
 }
@@ -103,20 +98,18 @@ func TestClear_Loads(t *testing.T) {
 // A call after Clear does not join a load from before, even if Redis cannot tell any more that this
 // load has lost its lock.
 func TestClear_ThenAway(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache(t, rdb, &raw)
-		s := newSource[string](t)
-		before := goGet(t.Context(), c, "k", s.load)
-		old := s.next(t)
-		if err := c.Clear(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
+		s := cachetest.NewSource[string](t)
+		before := cachetest.GoGet(t.Context(), c, "k", s.Load)
+		old := s.Next(t)
+		redistest.Must(t, c.Clear(t.Context()))
 		m.SetError("LOADING dataset")
-		after := goGet(t.Context(), c, "k", func(context.Context, string) (string, error) { return "new", nil })
+		after := cachetest.GoGet(t.Context(), c, "k", func(context.Context, string) (string, error) { return "new", nil })
 		synctest.Wait()
-		old.give("old")
-		after.want(t, "new")
-		before.want(t, "old")
+		old.Give("old")
+		after.Want(t, "new")
+		before.Want(t, "old")
 		m.SetError("")
 	})
 }
@@ -135,14 +128,12 @@ func TestClear_Progress(t *testing.T) {
 			cancel()
 		}
 	}}
-	c := newCache(t, rdb, &singlefill.Options[string]{Codec: singlefill.Raw, Trace: trace})
+	c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Codec: singlefill.Raw, Trace: trace})
 	values := make(map[string]string)
 	for _, key := range manyKeys(5000) {
 		values[key] = valueOf(key)
 	}
-	if err := c.SetMany(ctx, values); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, c.SetMany(ctx, values))
 	if err := c.Clear(ctx); err != context.Canceled {
 		t.Errorf("Clear: %v, want the end of its context", err)
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
 type person struct {
@@ -60,18 +61,16 @@ func TestCodec_RoundTrip(t *testing.T) {
 }
 
 func testRoundTrip[T any](t *testing.T, rdb redis.UniversalClient, opts *singlefill.Options[T], value T) {
-	c := newCache(t, rdb, opts)
-	v, err := c.GetOrLoad(t.Context(), "loaded", gives(value))
-	wantValue(t, v, err, value)
-	v, err = c.GetOrLoad(t.Context(), "loaded", mustNotLoad[T](t))
-	wantValue(t, v, err, value)
-	wantGet(t, c, "loaded", value, nil)
-	if err := c.Set(t.Context(), "set", value); err != nil {
-		t.Fatal(err)
-	}
-	v, err = c.GetOrLoad(t.Context(), "set", mustNotLoad[T](t))
-	wantValue(t, v, err, value)
-	wantGet(t, c, "set", value, nil)
+	c := cachetest.NewCache(t, rdb, opts)
+	v, err := c.GetOrLoad(t.Context(), "loaded", cachetest.Gives(value))
+	cachetest.WantValue(t, v, err, value)
+	v, err = c.GetOrLoad(t.Context(), "loaded", cachetest.MustNotLoad[T](t))
+	cachetest.WantValue(t, v, err, value)
+	cachetest.WantGet(t, c, "loaded", value, nil)
+	redistest.Must(t, c.Set(t.Context(), "set", value))
+	v, err = c.GetOrLoad(t.Context(), "set", cachetest.MustNotLoad[T](t))
+	cachetest.WantValue(t, v, err, value)
+	cachetest.WantGet(t, c, "set", value, nil)
 }
 
 // Empty values are hits like any other.
@@ -91,44 +90,20 @@ func TestCodec_EmptyValuesAreHits(t *testing.T) {
 
 func testEmpty[T any](t *testing.T, rdb redis.UniversalClient, value T) {
 	for _, codec := range []singlefill.Codec{singlefill.MsgPack, singlefill.JSON} {
-		c := newCache(t, rdb, &singlefill.Options[T]{Codec: codec})
-		v, err := c.GetOrLoad(t.Context(), "k", gives(value))
-		wantValue(t, v, err, value)
-		v, err = c.GetOrLoad(t.Context(), "k", mustNotLoad[T](t))
-		wantValue(t, v, err, value)
-		wantGet(t, c, "k", value, nil)
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[T]{Codec: codec})
+		v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives(value))
+		cachetest.WantValue(t, v, err, value)
+		v, err = c.GetOrLoad(t.Context(), "k", cachetest.MustNotLoad[T](t))
+		cachetest.WantValue(t, v, err, value)
+		cachetest.WantGet(t, c, "k", value, nil)
 	}
 	if s, ok := any(value).(string); ok {
-		c := newCache(t, rdb, &raw)
-		v, err := c.GetOrLoad(t.Context(), "k", gives(s))
-		wantValue(t, v, err, s)
-		v, err = c.GetOrLoad(t.Context(), "k", mustNotLoad[string](t))
-		wantValue(t, v, err, s)
+		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
+		v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives(s))
+		cachetest.WantValue(t, v, err, s)
+		v, err = c.GetOrLoad(t.Context(), "k", cachetest.MustNotLoad[string](t))
+		cachetest.WantValue(t, v, err, s)
 	}
-}
-
-// A badCodec asks marshal and unmarshal, unless they are nil, whether to fail.
-type badCodec struct {
-	singlefill.Codec
-	marshal, unmarshal func(v any) error
-}
-
-func (c badCodec) Marshal(v any) ([]byte, error) {
-	if c.marshal != nil {
-		if err := c.marshal(v); err != nil {
-			return nil, err
-		}
-	}
-	return c.Codec.Marshal(v)
-}
-
-func (c badCodec) Unmarshal(data []byte, v any) error {
-	if c.unmarshal != nil {
-		if err := c.unmarshal(v); err != nil {
-			return err
-		}
-	}
-	return c.Codec.Unmarshal(data, v)
 }
 
 // A value that cannot be encoded is returned to all callers that waited and not stored.
@@ -143,24 +118,24 @@ func TestCodec_MarshalFails(t *testing.T) {
 		} {
 			t.Run(name, func(t *testing.T) {
 				ns := redistest.Namespace(t)
-				var e events
-				c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: badCodec{Codec: singlefill.JSON, marshal: marshal}, Trace: e.trace()})
-				src := newSource[string](t)
-				first := goGet(t.Context(), c, "k", src.load)
-				load := src.next(t)
-				joins := goGet(t.Context(), c, "k", src.load).waits(t)
-				load.give("v")
-				first.want(t, "v")
-				joins.want(t, "v")
-				wantStored(t, rdb, ns, "k", "")
-				if record, found := stored(t, rdb, ns+":{k}:lock"); found {
+				var e cachetest.Events
+				c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: cachetest.BadCodec{Codec: singlefill.JSON, OnMarshal: marshal}, Trace: e.Trace()})
+				src := cachetest.NewSource[string](t)
+				first := cachetest.GoGet(t.Context(), c, "k", src.Load)
+				load := src.Next(t)
+				joins := cachetest.GoGet(t.Context(), c, "k", src.Load).Waits(t)
+				load.Give("v")
+				first.Want(t, "v")
+				joins.Want(t, "v")
+				cachetest.WantStored(t, rdb, ns, "k", "")
+				if record, found := cachetest.Stored(t, rdb, ns+":{k}:lock"); found {
 					t.Errorf("the lock key holds %q", record)
 				}
 				_ = c.Close()
 				if s := c.Stats(); s.StoreErrors != 1 || s.Stored != 0 || s.Loads != 1 || s.LoadErrors != 0 {
 					t.Errorf("%+v, want one store error", s)
 				}
-				e.want(t, "load", "start k", "done k <nil>, store error true, stored false, fenced false, unlocked false", "miss k", "miss k")
+				e.Want(t, "load", "start k", "done k <nil>, store error true, stored false, fenced false, unlocked false", "miss k", "miss k")
 			})
 		}
 	})
@@ -178,16 +153,14 @@ func TestCodec_UnmarshalFails(t *testing.T) {
 		} {
 			t.Run(name, func(t *testing.T) {
 				ns := redistest.Namespace(t)
-				good := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.JSON})
-				if err := good.Set(t.Context(), "k", "v"); err != nil {
-					t.Fatal(err)
-				}
-				c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: badCodec{Codec: singlefill.JSON, unmarshal: unmarshal}})
+				good := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.JSON})
+				redistest.Must(t, good.Set(t.Context(), "k", "v"))
+				c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: cachetest.BadCodec{Codec: singlefill.JSON, OnUnmarshal: unmarshal}})
 				if _, err := c.Get(t.Context(), "k"); err != singlefill.ErrMiss {
 					t.Errorf("Get: %v, want ErrMiss", err)
 				}
-				goGet(t.Context(), c, "k", gives("w")).want(t, "w")
-				wantGet(t, good, "k", "w", nil)
+				cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("w")).Want(t, "w")
+				cachetest.WantGet(t, good, "k", "w", nil)
 				if n := c.Stats().BadValues; n != 2 {
 					t.Errorf("%d bad values, want 2", n)
 				}
@@ -200,8 +173,8 @@ func TestCodec_UnmarshalFails(t *testing.T) {
 func TestCodec_MarshalExits(t *testing.T) {
 	for _, down := range []bool{false, true} {
 		t.Run(fmt.Sprint("down ", down), func(t *testing.T) {
-			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				c := newCache(t, rdb, &singlefill.Options[string]{Codec: badCodec{Codec: singlefill.Raw, marshal: func(any) error { runtime.Goexit(); return nil }}})
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Codec: cachetest.BadCodec{Codec: singlefill.Raw, OnMarshal: func(any) error { runtime.Goexit(); return nil }}})
 				if down {
 					_ = rdb.Close()
 				}
@@ -226,19 +199,17 @@ func TestCodec_ValueIsNotCopied(t *testing.T) {
 	t.Parallel()
 	p := newPerson()
 	proxy := redistest.NewProxy(t, redistest.Shared(t).Addr)
-	c := newCache(t, proxy.Client(t), &singlefill.Options[*person]{Codec: interning{singlefill.JSON, &p}})
-	if err := c.Set(t.Context(), "k", &p); err != nil {
-		t.Fatal(err)
-	}
+	c := cachetest.NewCache(t, proxy.Client(t), &singlefill.Options[*person]{Codec: interning{singlefill.JSON, &p}})
+	redistest.Must(t, c.Set(t.Context(), "k", &p))
 	read := proxy.On(redistest.Command("get"), redistest.HoldReply).Times(1)
-	herd := []*call[*person]{goGet(t.Context(), c, "k", mustNotLoad[*person](t))}
-	receive(t, "the first read is answered", read.Hit())
+	herd := []*cachetest.Call[*person]{cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[*person](t))}
+	cachetest.Receive(t, "the first read is answered", read.Hit())
 	for range 3 {
-		herd = append(herd, goGet(t.Context(), c, "k", mustNotLoad[*person](t)).waits(t))
+		herd = append(herd, cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[*person](t)).Waits(t))
 	}
 	read.Release()
 	for _, a := range herd {
-		if v, err := a.result(t); v != &p || err != nil {
+		if v, err := a.Result(t); v != &p || err != nil {
 			t.Errorf("got %p, %v; want %p, which the codec returns", v, err, &p)
 		}
 	}
@@ -261,22 +232,22 @@ func TestCodec_AliasedBytes(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		codec := aliasing{make(chan struct{})}
-		c := newCache(t, rdb, &singlefill.Options[[]byte]{Codec: codec})
-		src := newSource[[]byte](t)
-		one := goGet(t.Context(), c, "k", src.load).waits(t)
-		load := src.next(t)
-		two := goGet(t.Context(), c, "k", src.load).waits(t)
-		load.give([]byte("value"))
-		var first ending[[]byte]
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[[]byte]{Codec: codec})
+		src := cachetest.NewSource[[]byte](t)
+		one := cachetest.GoGet(t.Context(), c, "k", src.Load).Waits(t)
+		load := src.Next(t)
+		two := cachetest.GoGet(t.Context(), c, "k", src.Load).Waits(t)
+		load.Give([]byte("value"))
+		var first cachetest.Ending[[]byte]
 		select {
-		case first = <-one.answer:
+		case first = <-one.Answer:
 			one = two
-		case first = <-two.answer:
+		case first = <-two.Answer:
 		}
-		wantValue(t, first.value, first.err, []byte("value"))
-		copy(first.value, "CHANGED")
+		cachetest.WantValue(t, first.Value, first.Err, []byte("value"))
+		copy(first.Value, "CHANGED")
 		close(codec.changed)
-		one.want(t, []byte("value"))
+		one.Want(t, []byte("value"))
 	})
 }
 
@@ -298,11 +269,9 @@ func TestBadBytes_AreAMiss(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ns := redistest.Namespace(t)
-		whole := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.Raw})
-		if err := whole.Set(t.Context(), "whole", "some value"); err != nil {
-			t.Fatal(err)
-		}
-		entry, _ := stored(t, rdb, ns+":{whole}")
+		whole := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.Raw})
+		redistest.Must(t, whole.Set(t.Context(), "whole", "some value"))
+		entry, _ := cachetest.Stored(t, rdb, ns+":{whole}")
 		garbage := map[string]string{
 			"nothing":      "",
 			"text":         "a text of another program, long enough for a header",
@@ -314,34 +283,30 @@ func TestBadBytes_AreAMiss(t *testing.T) {
 		}
 		for name, data := range garbage {
 			t.Run(name, func(t *testing.T) {
-				c := newCacheIn[int](t, rdb, ns+name, nil)
+				c := cachetest.NewCacheIn[int](t, rdb, ns+name, nil)
 				put := func() {
-					if err := rdb.Set(t.Context(), ns+name+":{k}", data, time.Hour).Err(); err != nil {
-						t.Fatal(err)
-					}
+					redistest.Must(t, rdb.Set(t.Context(), ns+name+":{k}", data, time.Hour).Err())
 				}
 				put()
 				if _, err := c.Get(t.Context(), "k"); err != singlefill.ErrMiss {
 					t.Errorf("Get: %v, want ErrMiss", err)
 				}
-				v, err := c.GetOrLoad(t.Context(), "k", gives(7))
-				wantValue(t, v, err, 7)
-				wantGet(t, c, "k", 7, nil)
+				v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives(7))
+				cachetest.WantValue(t, v, err, 7)
+				cachetest.WantGet(t, c, "k", 7, nil)
 				if n := c.Stats().BadValues; n < 2 {
 					t.Errorf("%d bad values counted, want at least 2", n)
 				}
 			})
 		}
 		t.Run("of another type", func(t *testing.T) {
-			c := newCacheIn[int](t, rdb, ns+"list", nil)
+			c := cachetest.NewCacheIn[int](t, rdb, ns+"list", nil)
 			for _, key := range []string{":{k}", ":{k}:lock"} {
-				if err := rdb.RPush(t.Context(), ns+"list"+key, "a").Err(); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, rdb.RPush(t.Context(), ns+"list"+key, "a").Err())
 			}
-			v, err := c.GetOrLoad(t.Context(), "k", gives(7))
-			wantValue(t, v, err, 7)
-			wantGet(t, c, "k", 7, nil)
+			v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives(7))
+			cachetest.WantValue(t, v, err, 7)
+			cachetest.WantGet(t, c, "k", 7, nil)
 		})
 	})
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
 var errDown = errors.New("the price service is down")
@@ -36,9 +37,9 @@ func TestErrors_KeepTheirIdentity(t *testing.T) {
 		"unnamed": {errors.New("no route"), map[string]error{"down": theirs}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-				loads := newCacheIn(t, rdb, "n", &singlefill.Options[string]{Errors: map[string]error{"down": errDown, "zz": errDown}})
-				waits := newCacheIn(t, rdb, "n", &singlefill.Options[string]{Errors: test.errs})
+			cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+				loads := cachetest.NewCacheIn(t, rdb, "n", &singlefill.Options[string]{Errors: map[string]error{"down": errDown, "zz": errDown}})
+				waits := cachetest.NewCacheIn(t, rdb, "n", &singlefill.Options[string]{Errors: test.errs})
 				failed := make(chan error, 1)
 				go func() {
 					_, err := loads.GetOrLoad(t.Context(), "k", func(context.Context, string) (string, error) {
@@ -48,7 +49,7 @@ func TestErrors_KeepTheirIdentity(t *testing.T) {
 					failed <- err
 				}()
 				synctest.Wait() // the load has begun
-				_, got := waits.GetOrLoad(t.Context(), "k", mustNotLoad[string](t))
+				_, got := waits.GetOrLoad(t.Context(), "k", cachetest.MustNotLoad[string](t))
 				var remote *singlefill.RemoteError
 				if !errors.As(got, &remote) || remote.Message != test.loaded.Error() || remote.Key != "k" {
 					t.Errorf("got %v, want a RemoteError of k with the text of the load", got)
@@ -96,25 +97,25 @@ func TestGetOrLoad_ErrorThatPanics(t *testing.T) {
 		{"==", incomparable{[]int{1}}, "incomparable"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+			cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
 				opts := &singlefill.Options[string]{
 					Errors: map[string]error{"first": incomparable{[]int{2}}, "second": errNever},
 					Trace:  singlefill.LogTrace(slog.New(slog.DiscardHandler), nil),
 				}
-				c, elsewhere := newCacheIn(t, rdb, "n", opts), newCacheIn(t, rdb, "n", opts)
-				src := newSource[string](t)
-				calls := []*call[string]{goGet(t.Context(), c, "k", src.load)}
-				load := src.next(t)
-				calls = append(calls, goGet(t.Context(), c, "k", src.load))
-				away := goGet(t.Context(), elsewhere, "k", src.load)
+				c, elsewhere := cachetest.NewCacheIn(t, rdb, "n", opts), cachetest.NewCacheIn(t, rdb, "n", opts)
+				src := cachetest.NewSource[string](t)
+				calls := []*cachetest.Call[string]{cachetest.GoGet(t.Context(), c, "k", src.Load)}
+				load := src.Next(t)
+				calls = append(calls, cachetest.GoGet(t.Context(), c, "k", src.Load))
+				away := cachetest.GoGet(t.Context(), elsewhere, "k", src.Load)
 				synctest.Wait() // they wait for the load
-				load.fail(test.err)
+				load.Fail(test.err)
 				for _, a := range calls {
-					if _, err := a.result(t); !identical(err, test.err) {
+					if _, err := a.Result(t); !identical(err, test.err) {
 						t.Errorf("got %T, want the %T of the load", err, test.err)
 					}
 				}
-				_, err := away.result(t)
+				_, err := away.Result(t)
 				if remote, ok := errors.AsType[*singlefill.RemoteError](err); !ok || !strings.Contains(remote.Message, test.text) {
 					t.Errorf("another process got %v, want a RemoteError with %q", err, test.text)
 				}
@@ -124,7 +125,7 @@ func TestGetOrLoad_ErrorThatPanics(t *testing.T) {
 				if many, ok := errors.AsType[*singlefill.ManyError](err); !ok || !identical(many.Errs["k"], test.err) {
 					t.Errorf("GetOrLoadMany: got %T, want a ManyError with the %T of the load", err, test.err)
 				}
-				wantUnlocked(t, rdb, "n", "k")
+				cachetest.WantUnlocked(t, rdb, "n", "k")
 				if s := c.Stats(); s.LoadErrors != 2 || s.LoadPanics != 0 {
 					t.Errorf("%d errors and %d panics counted, want 2 and 0", s.LoadErrors, s.LoadPanics)
 				}
@@ -150,7 +151,7 @@ func TestPanicError_EndlessValue(t *testing.T) {
 	endless := map[string]any{}
 	endless["self"] = endless
 	_, rdb := redistest.StartMini(t)
-	c := newCache(t, rdb, &raw)
+	c := cachetest.NewCache(t, rdb, &cachetest.Raw)
 	_, err := c.GetOrLoad(t.Context(), "k", func(context.Context, string) (string, error) { panic(endless) })
 	if p, ok := errors.AsType[*singlefill.PanicError](err); !ok || !reflect.DeepEqual(p.Value, endless) {
 		t.Errorf("got %T, want a PanicError with the value", err)
@@ -158,7 +159,7 @@ func TestPanicError_EndlessValue(t *testing.T) {
 	if !strings.Contains(err.Error(), "map[string]interface {}") {
 		t.Errorf("the error says %q, want the type of the value", err)
 	}
-	panics := newCache(t, rdb, &singlefill.Options[string]{Codec: badCodec{singlefill.JSON, func(any) error { panic(endless) }, nil}})
+	panics := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Codec: cachetest.BadCodec{Codec: singlefill.JSON, OnMarshal: func(any) error { panic(endless) }, OnUnmarshal: nil}})
 	if err := panics.Set(t.Context(), "k", "v"); err == nil || !strings.Contains(err.Error(), "map[string]interface {}") {
 		t.Errorf("Set returned %v, want the type of the value", err)
 	}
@@ -166,9 +167,9 @@ func TestPanicError_EndlessValue(t *testing.T) {
 
 // LoadInfo.Queued is the time for which a load waited for a slot of MaxLoads.
 func TestLoadInfo_Queued(t *testing.T) {
-	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
 		var infos []singlefill.LoadInfo
-		c := newCacheIn(t, rdb, "n", &singlefill.Options[string]{MaxLoads: 1, Trace: &singlefill.Trace{
+		c := cachetest.NewCacheIn(t, rdb, "n", &singlefill.Options[string]{MaxLoads: 1, Trace: &singlefill.Trace{
 			LoadDone: func(_ context.Context, info singlefill.LoadInfo) { infos = append(infos, info) },
 		}})
 		slow := func(context.Context, string) (string, error) { time.Sleep(3 * time.Second); return "v", nil }

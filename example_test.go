@@ -2,11 +2,16 @@ package singlefill_test
 
 import (
 	"bytes"
+	"compress/flate"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -14,7 +19,9 @@ import (
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
+
 	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/lock"
 )
 
 // embeddedRedis returns a client of an embedded server, so that the examples run anywhere.
@@ -302,4 +309,522 @@ func Example_redisIsDown() {
 	// Ada <nil>
 	// loaded without the lock: 1
 	// deleted: false
+}
+
+// embeddedCache returns a cache on an embedded server, so that the examples run anywhere. A service
+// makes one client of its Redis, and a cache per namespace.
+func embeddedCache[T any](namespace string, ttl time.Duration, opts *singlefill.Options[T]) (c *singlefill.Cache[T], stop func()) {
+	mini, err := miniredis.Run()
+	if err != nil {
+		panic(err)
+	}
+	mini.ClockTTL(true) // or nothing would ever expire
+	rdb := redis.NewClient(&redis.Options{Addr: mini.Addr()})
+	c, err = singlefill.New(rdb, namespace, ttl, opts)
+	if err != nil {
+		panic(err)
+	}
+	return c, func() { c.Close(); rdb.Close(); mini.Close() }
+}
+
+// The second call is a hit. An error of the Loader comes back unchanged and is not remembered.
+func ExampleCache_GetOrLoad() {
+	prices, stop := embeddedCache[int]("prices", time.Minute, nil)
+	defer stop()
+
+	errDown := errors.New("price service is down")
+	down := true
+	load := func(ctx context.Context, item string) (int, error) {
+		fmt.Println("asking for the price of", item)
+		if down {
+			return 0, errDown
+		}
+		return 7, nil
+	}
+
+	ctx := context.Background()
+	_, err := prices.GetOrLoad(ctx, "tea", load)
+	fmt.Println(err, err == errDown)
+	down = false
+	for range 2 {
+		price, err := prices.GetOrLoad(ctx, "tea", load)
+		fmt.Println(price, err)
+	}
+	// Output:
+	// asking for the price of tea
+	// price service is down true
+	// asking for the price of tea
+	// 7 <nil>
+	// 7 <nil>
+}
+
+// A Loader returns ErrNotFound, bare or wrapped, for a value that does not exist. The cache remembers
+// that, too.
+func ExampleCache_GetOrLoad_notFound() {
+	names, stop := embeddedCache[string]("names", time.Hour, nil)
+	defer stop()
+
+	table := map[string]string{"42": "Ada"}
+	queries := 0
+	load := func(ctx context.Context, id string) (string, error) {
+		queries++
+		name, ok := table[id]
+		if !ok {
+			return "", fmt.Errorf("user %s: %w", id, singlefill.ErrNotFound)
+		}
+		return name, nil
+	}
+
+	for range 3 {
+		_, err := names.GetOrLoad(context.Background(), "43", load)
+		fmt.Println(errors.Is(err, singlefill.ErrNotFound))
+	}
+	fmt.Println("queries:", queries)
+	// Output:
+	// true
+	// true
+	// true
+	// queries: 1
+}
+
+// A page that shows a price may have to say that the price is stale.
+func ExampleCache_GetOrLoadInfo() {
+	prices, stop := embeddedCache("prices", time.Minute, &singlefill.Options[int]{StaleIfError: time.Hour})
+	defer stop()
+
+	var down error
+	load := func(ctx context.Context, item string) (int, error) { return 7, down }
+	show := func() {
+		price, info, err := prices.GetOrLoadInfo(context.Background(), "tea", load)
+		switch {
+		case err != nil:
+			fmt.Println("no price:", err)
+		case info.Stale:
+			fmt.Printf("%d, %v old: %v\n", price, info.Age.Round(time.Minute), info.Err)
+		default:
+			fmt.Println(price)
+		}
+	}
+	show()
+	down = errors.New("price service is down")
+	if err := prices.Expire(context.Background(), "tea"); err != nil { // as if the minute were over
+		fmt.Println(err)
+	}
+	show()
+	// Output:
+	// 7
+	// 7, 0s old: price service is down
+}
+
+// The loader gets the keys that are missing. One that it leaves out does not exist.
+func ExampleCache_GetOrLoadMany() {
+	prices, stop := embeddedCache[int]("prices", time.Minute, nil)
+	defer stop()
+
+	shop := map[string]int{"tea": 7, "coffee": 9, "milk": 2}
+	load := func(ctx context.Context, items []string) (map[string]int, error) {
+		fmt.Println("asking for the prices of", len(items), "items")
+		found := make(map[string]int)
+		for _, item := range items {
+			if price, ok := shop[item]; ok {
+				found[item] = price
+			}
+		}
+		return found, nil
+	}
+
+	ctx := context.Background()
+	for _, page := range [][]string{{"tea", "coffee", "gold"}, {"tea", "gold", "milk"}, {"tea", "coffee", "milk"}} {
+		found, err := prices.GetOrLoadMany(ctx, page, load)
+		fmt.Println(found, err)
+	}
+	// Output:
+	// asking for the prices of 3 items
+	// map[coffee:9 tea:7] <nil>
+	// asking for the prices of 1 items
+	// map[milk:2 tea:7] <nil>
+	// map[coffee:9 milk:2 tea:7] <nil>
+}
+
+// Get reads the cache only. ErrMiss says nothing about the source; ErrNotFound does.
+func ExampleCache_Get() {
+	names, stop := embeddedCache[string]("names", time.Hour, nil)
+	defer stop()
+
+	ctx := context.Background()
+	look := func(id string) {
+		name, err := names.Get(ctx, id)
+		switch {
+		case err == nil:
+			fmt.Println(id, "is", name)
+		case errors.Is(err, singlefill.ErrMiss):
+			fmt.Println(id, "may or may not exist")
+		case errors.Is(err, singlefill.ErrNotFound):
+			fmt.Println(id, "does not exist")
+		default:
+			fmt.Println("Redis cannot be asked:", err)
+		}
+	}
+	look("42")
+	if err := names.Set(ctx, "42", "Ada"); err != nil {
+		fmt.Println(err)
+	}
+	look("42")
+	_, _ = names.GetOrLoad(ctx, "43", func(ctx context.Context, id string) (string, error) { return "", singlefill.ErrNotFound })
+	look("43")
+	// Output:
+	// 42 may or may not exist
+	// 42 is Ada
+	// 43 does not exist
+}
+
+// Set stores a value without a load. A load that read the source before Set does not overwrite it.
+func ExampleCache_Set() {
+	names, stop := embeddedCache[string]("names", time.Hour, nil)
+	defer stop()
+
+	ctx := context.Background()
+	load := func(ctx context.Context, id string) (string, error) {
+		old := "Ada"
+		// During this load another process changes the source, and sets the new value:
+		if err := names.Set(ctx, id, "Grace"); err != nil {
+			return "", err
+		}
+		return old, nil
+	}
+	fmt.Println(names.GetOrLoad(ctx, "42", load)) // this call came before the change
+	fmt.Println(names.GetOrLoad(ctx, "42", load))
+	// Output:
+	// Ada <nil>
+	// Grace <nil>
+}
+
+// After a change of the source, delete the key. A load that began before is not stored.
+func ExampleCache_Delete() {
+	names, stop := embeddedCache[string]("names", time.Hour, nil)
+	defer stop()
+
+	table := map[string]string{"42": "Ada"}
+	load := func(ctx context.Context, id string) (string, error) { return table[id], nil }
+
+	ctx := context.Background()
+	fmt.Println(names.GetOrLoad(ctx, "42", load))
+	table["42"] = "Grace"
+	if err := names.Delete(ctx, "42"); err != nil {
+		fmt.Println("the old name may be served for up to an hour:", err)
+		return
+	}
+	fmt.Println(names.GetOrLoad(ctx, "42", load))
+	// Output:
+	// Ada <nil>
+	// Grace <nil>
+}
+
+// After a new price list, the old prices are served while each of them is refreshed once.
+func ExampleCache_Expire() {
+	prices, stop := embeddedCache("prices", time.Hour, &singlefill.Options[int]{StaleWhileRevalidate: time.Minute})
+	defer stop()
+
+	ctx := context.Background()
+	price := 7
+	load := func(ctx context.Context, item string) (int, error) { return price, nil }
+	fmt.Println(prices.GetOrLoad(ctx, "tea", load))
+	price = 8
+	if err := prices.Expire(ctx, "tea", "coffee"); err != nil {
+		fmt.Println("the old prices may be served for up to an hour:", err)
+		return
+	}
+	old, info, err := prices.GetOrLoadInfo(ctx, "tea", load)
+	fmt.Println(old, err, "stale:", info.Stale)
+	// Output:
+	// 7 <nil>
+	// 7 <nil> stale: true
+}
+
+// A metrics library collects Stats, for example expvar.Func(func() any { return prices.Stats() }).
+func ExampleCache_Stats() {
+	prices, stop := embeddedCache[int]("prices", time.Minute, nil)
+	defer stop()
+
+	load := func(ctx context.Context, item string) (int, error) { return 7, nil }
+	for range 10 {
+		if _, err := prices.GetOrLoad(context.Background(), "tea", load); err != nil {
+			fmt.Println(err)
+		}
+	}
+	s := prices.Stats()
+	fmt.Printf("%d loads, %.0f%% hits\n", s.Loads, 100*float64(s.Hits)/float64(s.Hits+s.Misses))
+	// Output: 1 loads, 90% hits
+}
+
+// A stale price is served at once while the new one is loaded in the background.
+func ExampleOptions_staleWhileRevalidate() {
+	refreshed := make(chan string, 1)
+	prices, stop := embeddedCache("prices", time.Minute, &singlefill.Options[int]{
+		StaleWhileRevalidate: time.Hour,
+		Trace: &singlefill.Trace{LoadDone: func(ctx context.Context, info singlefill.LoadInfo) {
+			if info.Refresh {
+				refreshed <- info.Key
+			}
+		}},
+	})
+	defer stop()
+
+	ctx := context.Background()
+	load := func(ctx context.Context, item string) (int, error) { return 8, nil }
+	if err := errors.Join(prices.Set(ctx, "tea", 7), prices.Expire(ctx, "tea")); err != nil { // as if the minute were over
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(prices.GetOrLoad(ctx, "tea", load))
+	fmt.Println(<-refreshed, "is refreshed")
+	fmt.Println(prices.GetOrLoad(ctx, "tea", load))
+	// Output:
+	// 7 <nil>
+	// tea is refreshed
+	// 8 <nil>
+}
+
+// While the source is down, readers get the old value.
+func ExampleOptions_staleIfError() {
+	prices, stop := embeddedCache("prices", time.Minute, &singlefill.Options[int]{StaleIfError: time.Hour})
+	defer stop()
+
+	ctx := context.Background()
+	load := func(ctx context.Context, item string) (int, error) { return 0, errors.New("price service is down") }
+	if err := errors.Join(prices.Set(ctx, "tea", 7), prices.Expire(ctx, "tea")); err != nil { // as if the minute were over
+		fmt.Println(err)
+		return
+	}
+	price, info, err := prices.GetOrLoadInfo(ctx, "tea", load)
+	fmt.Println(price, err, "stale:", info.Stale, "because:", info.Err)
+
+	if err := prices.Delete(ctx, "tea"); err != nil { // now there is nothing left to serve
+		fmt.Println(err)
+	}
+	_, err = prices.GetOrLoad(ctx, "tea", load)
+	fmt.Println(err)
+	// Output:
+	// 7 <nil> stale: true because: price service is down
+	// price service is down
+}
+
+// A token that knows when it expires is cached until shortly before.
+func ExampleOptions_ttlFunc() {
+	type Token struct {
+		Text    string
+		Expires time.Time
+	}
+	tokens, stop := embeddedCache("tokens", time.Hour, &singlefill.Options[Token]{
+		TTLFunc: func(client string, t Token) time.Duration { return time.Until(t.Expires.Add(-time.Minute)) },
+	})
+	defer stop()
+
+	fetch := func(life time.Duration) singlefill.Loader[Token] {
+		return func(ctx context.Context, client string) (Token, error) {
+			fmt.Println("fetching a token for", client)
+			return Token{Text: "secret", Expires: time.Now().Add(life)}, nil
+		}
+	}
+	for range 2 {
+		_, err := tokens.GetOrLoad(context.Background(), "billing", fetch(time.Hour))
+		_, err2 := tokens.GetOrLoad(context.Background(), "search", fetch(30*time.Second))
+		if err := errors.Join(err, err2); err != nil {
+			fmt.Println(err)
+		}
+	}
+	// Output:
+	// fetching a token for billing
+	// fetching a token for search
+	// fetching a token for search
+}
+
+// compressed is a Codec for large values: JSON, deflated.
+type compressed struct{}
+
+func (compressed) Marshal(v any) ([]byte, error) {
+	var b bytes.Buffer
+	w, err := flate.NewWriter(&b, flate.BestSpeed)
+	if err != nil {
+		return nil, err
+	}
+	err = errors.Join(json.NewEncoder(w).Encode(v), w.Close())
+	return b.Bytes(), err
+}
+
+func (compressed) Unmarshal(data []byte, v any) error {
+	r := io.LimitReader(flate.NewReader(bytes.NewReader(data)), 16<<20) // do not trust data
+	return json.NewDecoder(r).Decode(v)
+}
+
+// A Codec must accept any bytes: this one bounds what a few bytes can inflate to.
+func ExampleCodec() {
+	pages, stop := embeddedCache("pages", time.Hour, &singlefill.Options[[]string]{Codec: compressed{}})
+	defer stop()
+
+	ctx := context.Background()
+	if err := pages.Set(ctx, "home", []string{"welcome", "to", "our", "shop"}); err != nil {
+		fmt.Println(err)
+	}
+	fmt.Println(pages.Get(ctx, "home"))
+	// Output: [welcome to our shop] <nil>
+}
+
+// With JSON instead of MsgPack, json tags name the fields, and numbers in an any are float64.
+func ExampleCodec_json() {
+	for _, codec := range []singlefill.Codec{singlefill.MsgPack, singlefill.JSON} {
+		settings, stop := embeddedCache("settings", time.Hour, &singlefill.Options[map[string]any]{Codec: codec})
+		ctx := context.Background()
+		if err := settings.Set(ctx, "shop", map[string]any{"open": true, "items": 500}); err != nil {
+			fmt.Println(err)
+		}
+		shop, err := settings.Get(ctx, "shop")
+		fmt.Printf("%T %v\n", shop["items"], err)
+		stop()
+	}
+	// Output:
+	// uint16 <nil>
+	// float64 <nil>
+}
+
+// Raw stores bytes and strings unchanged. It suits values that are already encoded, or large.
+func ExampleCodec_raw() {
+	images, stop := embeddedCache("images", time.Hour, &singlefill.Options[[]byte]{Codec: singlefill.Raw})
+	defer stop()
+
+	ctx := context.Background()
+	if err := images.Set(ctx, "logo", []byte("GIF89a")); err != nil {
+		fmt.Println(err)
+	}
+	image, err := images.Get(ctx, "logo")
+	fmt.Printf("%s %v\n", image, err)
+	// Output: GIF89a <nil>
+}
+
+// Each function is optional. Stats has the same counts; a Trace also gets the key, and the duration of
+// a load.
+func ExampleTrace() {
+	var hits, misses, failures atomic.Int64
+	prices, stop := embeddedCache("prices", time.Minute, &singlefill.Options[int]{Trace: &singlefill.Trace{
+		Hit:  func(ctx context.Context, key string) { hits.Add(1) },
+		Miss: func(ctx context.Context, key string) { misses.Add(1) },
+		LoadDone: func(ctx context.Context, info singlefill.LoadInfo) {
+			if info.Err != nil {
+				failures.Add(1) // or a line in a log, with info.Key, info.Duration and info.Err
+			}
+		},
+	}})
+	defer stop()
+
+	load := func(ctx context.Context, item string) (int, error) {
+		if item == "coal" {
+			return 0, errors.New("no such thing as a price of coal")
+		}
+		return 7, nil
+	}
+	for _, item := range []string{"tea", "tea", "coal"} {
+		_, _ = prices.GetOrLoad(context.Background(), item, load)
+	}
+	prices.Close() // LoadDone may come after the call has returned
+	fmt.Println(hits.Load(), "hit,", misses.Load(), "misses,", failures.Load(), "failure")
+	// Output: 1 hit, 2 misses, 1 failure
+}
+
+// A Trace can write log lines for loads that failed or were slow, and for stale values. An outage
+// has such an event in every request, so this service writes at most one line of a kind a minute.
+func ExampleTrace_slog() {
+	log := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{
+		ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey || a.Key == "took" {
+				return slog.Attr{} // not the same in each run
+			}
+			return a
+		},
+	}))
+	type write = func(ctx context.Context, msg string, args ...any)
+	sampled := func(w write) write { // w at most once a minute
+		var last atomic.Pointer[time.Time]
+		return func(ctx context.Context, msg string, args ...any) {
+			before, now := last.Load(), time.Now()
+			if (before == nil || now.Sub(*before) >= time.Minute) && last.CompareAndSwap(before, &now) {
+				w(ctx, msg, args...)
+			}
+		}
+	}
+	failed, stale := sampled(log.ErrorContext), sampled(log.WarnContext)
+	unstored, slow := sampled(log.WarnContext), sampled(log.WarnContext)
+	trace := &singlefill.Trace{
+		LoadDone: func(ctx context.Context, info singlefill.LoadInfo) {
+			switch {
+			case info.Err != nil && !errors.Is(info.Err, singlefill.ErrNotFound):
+				failed(ctx, "load failed", "key", info.Key, "took", info.Duration, "err", info.Err)
+			case info.StoreErr != nil:
+				unstored(ctx, "value not stored", "key", info.Key, "err", info.StoreErr)
+			case info.Duration > 500*time.Millisecond:
+				slow(ctx, "slow load", "key", info.Key, "took", info.Duration)
+			}
+		},
+		Stale: func(ctx context.Context, key string, info singlefill.ValueInfo) {
+			stale(ctx, "stale value", "key", key, "err", info.Err)
+		},
+		BreakerChanged: func(open bool) { log.Warn("redis", "answers", !open) },
+	}
+	prices, stop := embeddedCache("prices", time.Minute, &singlefill.Options[int]{StaleIfError: time.Hour, RetryAfter: -1, Trace: trace})
+	defer stop()
+
+	ctx := context.Background()
+	if err := errors.Join(prices.Set(ctx, "tea", 7), prices.Expire(ctx, "tea")); err != nil {
+		fmt.Println(err)
+	}
+	var readers sync.WaitGroup
+	for range 10 {
+		readers.Go(func() {
+			for range 50 { // 500 reads of a stale value while its source is down
+				_, _ = prices.GetOrLoad(ctx, "tea", func(context.Context, string) (int, error) {
+					return 0, errors.New("price service is down")
+				})
+			}
+		})
+	}
+	readers.Wait()
+	prices.Close() // LoadDone may come after the call has returned
+	// Unordered output:
+	// level=ERROR msg="load failed" key=tea err="price service is down"
+	// level=WARN msg="stale value" key=tea err="price service is down"
+}
+
+// A Loader may take a semaphore of package lock: here at most two processes at a time query a
+// database that several namespaces share. The wait counts towards LoadTimeout. If Redis cannot
+// grant a lease, this Loader goes on without one, rather than fail a read.
+func ExampleLoader_semaphore() {
+	mini, err := miniredis.Run()
+	if err != nil {
+		panic(err)
+	}
+	defer mini.Close()
+	rdb := redis.NewClient(&redis.Options{Addr: mini.Addr()})
+	defer rdb.Close()
+	database, err := lock.NewSemaphore(rdb, "database", 2, nil)
+	if err != nil {
+		panic(err)
+	}
+	reports, err := singlefill.New[string](rdb, "reports", time.Hour, nil)
+	if err != nil {
+		panic(err)
+	}
+	defer reports.Close()
+
+	report, err := reports.GetOrLoad(context.Background(), "2030-01", func(ctx context.Context, month string) (string, error) {
+		lease, err := database.Acquire(ctx)
+		switch {
+		case err == nil:
+			defer lease.Release(ctx)
+			ctx = lease.Context()
+		case ctx.Err() != nil:
+			return "", err
+		}
+		return "all is well in " + month, ctx.Err() // or a query with ctx
+	})
+	fmt.Println(report, err)
+	// Output: all is well in 2030-01 <nil>
 }

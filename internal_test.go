@@ -153,9 +153,7 @@ func TestKeys_StrangeKeys(t *testing.T) {
 	c, err := New(redistest.SharedCluster(t).Client(t), redistest.Namespace(t), time.Hour, &Options[string]{
 		RedisTimeout: 5 * time.Second, LockTTL: 20 * time.Second, LoadTimeout: time.Minute,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	defer c.Close()
 	keys := strangeKeys()
 	for i, key := range keys {
@@ -238,9 +236,7 @@ func earlyCache(t *testing.T, beta float64) *Cache[string] {
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379"})
 	t.Cleanup(func() { _ = rdb.Close() })
 	c, err := New(rdb, "early", time.Hour, &Options[string]{EarlyRefresh: beta})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return c
 }
 

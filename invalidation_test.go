@@ -2,12 +2,9 @@ package singlefill_test
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"math/rand/v2"
 	"runtime"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -19,6 +16,7 @@ import (
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
 // A value whose load began before a Delete is not stored after it, and later callers load again at
@@ -29,36 +27,34 @@ func TestDelete_DuringLoad(t *testing.T) {
 		for _, order := range []string{"the older load ends first", "the newer load ends first"} {
 			t.Run(order, func(t *testing.T) {
 				ns := redistest.Namespace(t)
-				c := newCacheIn(t, rdb, ns, &raw)
-				src := newSource[string](t)
-				before := goGet(t.Context(), c, "k", src.load)
-				older := src.next(t)
-				joins := goGet(t.Context(), c, "k", src.load).waits(t)
-				if err := c.Delete(t.Context(), "k"); err != nil {
-					t.Fatal(err)
-				}
-				after := goGet(t.Context(), c, "k", src.load)
-				newer := src.next(t) // without waiting for the older load
+				c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
+				src := cachetest.NewSource[string](t)
+				before := cachetest.GoGet(t.Context(), c, "k", src.Load)
+				older := src.Next(t)
+				joins := cachetest.GoGet(t.Context(), c, "k", src.Load).Waits(t)
+				redistest.Must(t, c.Delete(t.Context(), "k"))
+				after := cachetest.GoGet(t.Context(), c, "k", src.Load)
+				newer := src.Next(t) // without waiting for the older load
 				if order == "the older load ends first" {
-					older.give("v1")
-					before.want(t, "v1")
-					wantStored(t, rdb, ns, "k", "")
-					newer.give("v2")
-					after.want(t, "v2")
+					older.Give("v1")
+					before.Want(t, "v1")
+					cachetest.WantStored(t, rdb, ns, "k", "")
+					newer.Give("v2")
+					after.Want(t, "v2")
 				} else {
-					newer.give("v2")
-					after.want(t, "v2")
-					older.give("v1")
-					before.want(t, "v1")
+					newer.Give("v2")
+					after.Want(t, "v2")
+					older.Give("v1")
+					before.Want(t, "v1")
 				}
 				// A caller that joined before the Delete may get either, but causes no load.
-				if v, err := joins.result(t); err != nil || v != "v1" && v != "v2" {
+				if v, err := joins.Result(t); err != nil || v != "v1" && v != "v2" {
 					t.Errorf("got %q, %v; want v1 or v2", v, err)
 				}
 				_ = c.Close() // the older one's outcome is settled then
-				wantStored(t, rdb, ns, "k", "v2")
-				wantUnlocked(t, rdb, ns, "k")
-				src.want(t, 2)
+				cachetest.WantStored(t, rdb, ns, "k", "v2")
+				cachetest.WantUnlocked(t, rdb, ns, "k")
+				src.Want(t, 2)
 				if s := c.Stats(); s.Stored != 1 || s.Fenced != 1 || s.LoadsUnlocked != 0 {
 					t.Errorf("%+v, want one load stored and one fenced", s)
 				}
@@ -73,19 +69,17 @@ func TestDelete_DuringTheOnlyLoad(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		for name, err := range map[string]error{"value": nil, "not found": singlefill.ErrNotFound} {
 			ns := redistest.Namespace(t)
-			c := newCacheIn(t, rdb, ns, &raw)
-			src := newSource[string](t)
-			a := goGet(t.Context(), c, "k", src.load)
-			load := src.next(t)
-			if err := c.Delete(t.Context(), "other", "k"); err != nil {
-				t.Fatal(err)
-			}
-			load.ends <- ending[string]{"v1", err}
-			if _, got := a.result(t); got != err {
+			c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
+			src := cachetest.NewSource[string](t)
+			a := cachetest.GoGet(t.Context(), c, "k", src.Load)
+			load := src.Next(t)
+			redistest.Must(t, c.Delete(t.Context(), "other", "k"))
+			load.Ends <- cachetest.Ending[string]{Value: "v1", Err: err}
+			if _, got := a.Result(t); got != err {
 				t.Errorf("%s: %v, want %v", name, got, err)
 			}
 			_ = c.Close()
-			wantStored(t, rdb, ns, "k", "")
+			cachetest.WantStored(t, rdb, ns, "k", "")
 			if s := c.Stats(); s.Fenced != 1 {
 				t.Errorf("%s: %+v, want one load fenced", name, s)
 			}
@@ -101,34 +95,32 @@ func TestDelete_ElsewhereDuringLoad(t *testing.T) {
 		for _, order := range []string{"the older load ends first", "the newer load ends first"} {
 			t.Run(order, func(t *testing.T) {
 				ns := redistest.Namespace(t)
-				here, elsewhere := newCacheIn(t, rdb, ns, &raw), newCacheIn(t, rdb, ns, &raw)
-				src := newSource[string](t)
-				before := goGet(t.Context(), here, "k", src.load)
-				older := src.next(t)
-				joins := goGet(t.Context(), here, "k", src.load).waits(t)
-				if err := elsewhere.Delete(t.Context(), "k"); err != nil {
-					t.Fatal(err)
-				}
-				after := goGet(t.Context(), here, "k", src.load)
-				newer := src.next(t) // without waiting for the older load
+				here, elsewhere := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw), cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
+				src := cachetest.NewSource[string](t)
+				before := cachetest.GoGet(t.Context(), here, "k", src.Load)
+				older := src.Next(t)
+				joins := cachetest.GoGet(t.Context(), here, "k", src.Load).Waits(t)
+				redistest.Must(t, elsewhere.Delete(t.Context(), "k"))
+				after := cachetest.GoGet(t.Context(), here, "k", src.Load)
+				newer := src.Next(t) // without waiting for the older load
 				if order == "the older load ends first" {
-					older.give("v1")
-					before.want(t, "v1")
-					newer.give("v2")
-					after.want(t, "v2")
+					older.Give("v1")
+					before.Want(t, "v1")
+					newer.Give("v2")
+					after.Want(t, "v2")
 				} else {
-					newer.give("v2")
-					after.want(t, "v2")
-					older.give("v1")
-					before.want(t, "v1")
+					newer.Give("v2")
+					after.Want(t, "v2")
+					older.Give("v1")
+					before.Want(t, "v1")
 				}
-				if v, err := joins.result(t); err != nil || v != "v1" && v != "v2" {
+				if v, err := joins.Result(t); err != nil || v != "v1" && v != "v2" {
 					t.Errorf("got %q, %v; want v1 or v2", v, err)
 				}
-				goGet(t.Context(), elsewhere, "k", src.load).want(t, "v2")
+				cachetest.GoGet(t.Context(), elsewhere, "k", src.Load).Want(t, "v2")
 				_ = here.Close()
-				wantStored(t, rdb, ns, "k", "v2")
-				src.want(t, 2)
+				cachetest.WantStored(t, rdb, ns, "k", "v2")
+				src.Want(t, 2)
 				if s := here.Stats(); s.LocksLost != 1 || s.Fenced != 1 || s.Stored != 1 {
 					t.Errorf("%+v, want one lock lost, one load fenced and one stored", s)
 				}
@@ -142,31 +134,29 @@ func TestDelete_DeleterLoadsAtOnce(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ns := redistest.Namespace(t)
-		elsewhere, here := newCacheIn(t, rdb, ns, &raw), newCacheIn(t, rdb, ns, &raw)
-		src := newSource[string](t)
-		before := goGet(t.Context(), elsewhere, "k", src.load)
-		older := src.next(t)
-		waits := goGet(t.Context(), here, "k", src.load).waits(t) // for the other process
-		if err := here.Delete(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
-		after := goGet(t.Context(), here, "k", src.load)
-		src.next(t).give("v2")
-		after.want(t, "v2")
-		waits.want(t, "v2")
-		older.give("v1")
-		before.want(t, "v1")
+		elsewhere, here := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw), cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
+		src := cachetest.NewSource[string](t)
+		before := cachetest.GoGet(t.Context(), elsewhere, "k", src.Load)
+		older := src.Next(t)
+		waits := cachetest.GoGet(t.Context(), here, "k", src.Load).Waits(t) // for the other process
+		redistest.Must(t, here.Delete(t.Context(), "k"))
+		after := cachetest.GoGet(t.Context(), here, "k", src.Load)
+		src.Next(t).Give("v2")
+		after.Want(t, "v2")
+		waits.Want(t, "v2")
+		older.Give("v1")
+		before.Want(t, "v1")
 		_ = elsewhere.Close()
-		wantStored(t, rdb, ns, "k", "v2")
-		src.want(t, 2)
+		cachetest.WantStored(t, rdb, ns, "k", "v2")
+		src.Want(t, 2)
 	})
 }
 
 // A caller that arrives after a Delete does not wait for the older load.
 func TestDelete_LaterCallerDoesNotWait(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)
-		here, elsewhere := newCacheIn(t, rdb, ns, &raw), newCacheIn(t, rdb, ns, &raw)
+		here, elsewhere := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw), cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
 		for _, test := range []struct {
 			name    string
 			deletes func(ctx context.Context, keys ...string) error
@@ -175,20 +165,18 @@ func TestDelete_LaterCallerDoesNotWait(t *testing.T) {
 			{"here", here.Delete, 0},
 			{"elsewhere", elsewhere.Delete, 10 * time.Millisecond}, // the time between two looks at a lock
 		} {
-			src := newSource[string](t)
-			older := goGet(t.Context(), here, test.name, src.load)
-			load := src.next(t)
+			src := cachetest.NewSource[string](t)
+			older := cachetest.GoGet(t.Context(), here, test.name, src.Load)
+			load := src.Next(t)
 			time.Sleep(time.Second)
-			if err := test.deletes(t.Context(), test.name); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, test.deletes(t.Context(), test.name))
 			begun := time.Now()
-			goGet(t.Context(), here, test.name, gives("v2")).want(t, "v2")
+			cachetest.GoGet(t.Context(), here, test.name, cachetest.Gives("v2")).Want(t, "v2")
 			if d := time.Since(begun); d > test.most {
 				t.Errorf("deleted %s: loaded again after %v, want %v at most", test.name, d, test.most)
 			}
-			load.give("v1")
-			older.want(t, "v1")
+			load.Give("v1")
+			older.Want(t, "v1")
 		}
 		synctest.Wait()
 		if s := here.Stats(); s.LocksLost != 1 || s.Fenced != 2 {
@@ -200,71 +188,61 @@ func TestDelete_LaterCallerDoesNotWait(t *testing.T) {
 // A reply that was in transit at a Delete is not given to callers that arrive after it.
 func TestDelete_ReplyInTransit(t *testing.T) {
 	t.Parallel()
-	p, _, slow, direct, _ := proxied(t, &raw)
-	src := newSource[string](t)
-	if err := direct.Set(t.Context(), "k", "v1"); err != nil {
-		t.Fatal(err)
-	}
+	p, _, slow, direct, _ := cachetest.Proxied(t, &cachetest.Raw)
+	src := cachetest.NewSource[string](t)
+	redistest.Must(t, direct.Set(t.Context(), "k", "v1"))
 	read := p.On(redistest.Command("get"), redistest.HoldReply).Times(1)
-	before := goGet(t.Context(), slow, "k", src.load)
-	receive(t, "the read is answered", read.Hit())
-	if err := direct.Delete(t.Context(), "k"); err != nil {
-		t.Fatal(err)
-	}
-	after := goGet(t.Context(), slow, "k", src.load).waits(t)
+	before := cachetest.GoGet(t.Context(), slow, "k", src.Load)
+	cachetest.Receive(t, "the read is answered", read.Hit())
+	redistest.Must(t, direct.Delete(t.Context(), "k"))
+	after := cachetest.GoGet(t.Context(), slow, "k", src.Load).Waits(t)
 	read.Release()
-	before.want(t, "v1")
-	src.next(t).give("v2")
-	after.want(t, "v2")
-	src.want(t, 1)
+	before.Want(t, "v1")
+	src.Next(t).Give("v2")
+	after.Want(t, "v2")
+	src.Want(t, 1)
 }
 
 // A value that the lock's script found before a Delete is not given to callers that arrive after
 // it.
 func TestDelete_ValueFoundWhileLocking(t *testing.T) {
 	t.Parallel()
-	p, _, slow, direct, _ := proxied(t, &raw)
-	src := newSource[string](t)
+	p, _, slow, direct, _ := cachetest.Proxied(t, &cachetest.Raw)
+	src := cachetest.NewSource[string](t)
 	read := p.On(redistest.Command("get"), redistest.HoldReply).Times(1)
-	before := goGet(t.Context(), slow, "k", src.load)
-	receive(t, "the read has found nothing", read.Hit())
-	if err := direct.Set(t.Context(), "k", "v1"); err != nil {
-		t.Fatal(err)
-	}
-	answer := p.On(isScript(t, "get_or_lock"), redistest.HoldReply).Times(1)
+	before := cachetest.GoGet(t.Context(), slow, "k", src.Load)
+	cachetest.Receive(t, "the read has found nothing", read.Hit())
+	redistest.Must(t, direct.Set(t.Context(), "k", "v1"))
+	answer := p.On(cachetest.Script(t, "get_or_lock"), redistest.HoldReply).Times(1)
 	read.Release()
-	receive(t, "the script has found v1", answer.Hit())
-	if err := direct.Delete(t.Context(), "k"); err != nil {
-		t.Fatal(err)
-	}
-	after := goGet(t.Context(), slow, "k", src.load).waits(t)
+	cachetest.Receive(t, "the script has found v1", answer.Hit())
+	redistest.Must(t, direct.Delete(t.Context(), "k"))
+	after := cachetest.GoGet(t.Context(), slow, "k", src.Load).Waits(t)
 	answer.Release()
-	before.want(t, "v1")
-	src.next(t).give("v2")
-	after.want(t, "v2")
-	src.want(t, 1)
+	before.Want(t, "v1")
+	src.Next(t).Give("v2")
+	after.Want(t, "v2")
+	src.Want(t, 1)
 }
 
 // A load that ends before its process notices a Delete is not given to callers that arrive after
 // it.
 func TestDelete_BeforeTheLossIsNoticed(t *testing.T) {
 	t.Parallel()
-	p, _, slow, direct, _ := proxied(t, &raw)
-	src := newSource[string](t)
-	before := goGet(t.Context(), slow, "k", src.load)
-	load := src.next(t)
-	if err := direct.Delete(t.Context(), "k"); err != nil {
-		t.Fatal(err)
-	}
-	renewal := p.On(isScript(t, "renew"), redistest.HoldRequest)
-	after := goGet(t.Context(), slow, "k", src.load).waits(t)
-	receive(t, "the lock is looked at", renewal.Hit())
-	load.give("v1")
-	before.want(t, "v1")
+	p, _, slow, direct, _ := cachetest.Proxied(t, &cachetest.Raw)
+	src := cachetest.NewSource[string](t)
+	before := cachetest.GoGet(t.Context(), slow, "k", src.Load)
+	load := src.Next(t)
+	redistest.Must(t, direct.Delete(t.Context(), "k"))
+	renewal := p.On(cachetest.Script(t, "renew"), redistest.HoldRequest)
+	after := cachetest.GoGet(t.Context(), slow, "k", src.Load).Waits(t)
+	cachetest.Receive(t, "the lock is looked at", renewal.Hit())
+	load.Give("v1")
+	before.Want(t, "v1")
 	renewal.Release()
-	src.next(t).give("v2")
-	after.want(t, "v2")
-	src.want(t, 2)
+	src.Next(t).Give("v2")
+	after.Want(t, "v2")
+	src.Want(t, 2)
 }
 
 // A Delete between a load and its store keeps the value out of Redis, and from later callers.
@@ -273,28 +251,26 @@ func TestDelete_BetweenLoadAndStore(t *testing.T) {
 	for _, where := range []string{"here", "in another process"} {
 		t.Run(where, func(t *testing.T) {
 			t.Parallel()
-			p, ns, slow, direct, rdb := proxied(t, &raw)
+			p, ns, slow, direct, rdb := cachetest.Proxied(t, &cachetest.Raw)
 			deleter := direct
 			if where == "here" {
 				deleter = slow
 			}
-			src := newSource[string](t)
-			store := p.On(isScript(t, "store"), redistest.HoldRequest).Times(1)
-			before := goGet(t.Context(), slow, "k", src.load)
-			src.next(t).give("v1")
-			receive(t, "the value is about to be stored", store.Hit())
-			if err := deleter.Delete(t.Context(), "k"); err != nil {
-				t.Fatal(err)
-			}
-			after := goGet(t.Context(), slow, "k", src.load).waits(t)
+			src := cachetest.NewSource[string](t)
+			store := p.On(cachetest.Script(t, "store"), redistest.HoldRequest).Times(1)
+			before := cachetest.GoGet(t.Context(), slow, "k", src.Load)
+			src.Next(t).Give("v1")
+			cachetest.Receive(t, "the value is about to be stored", store.Hit())
+			redistest.Must(t, deleter.Delete(t.Context(), "k"))
+			after := cachetest.GoGet(t.Context(), slow, "k", src.Load).Waits(t)
 			store.Release()
-			before.want(t, "v1")
-			newer := src.next(t)
-			wantStored(t, rdb, ns, "k", "")
-			newer.give("v2")
-			after.want(t, "v2")
-			wantStored(t, rdb, ns, "k", "v2")
-			src.want(t, 2)
+			before.Want(t, "v1")
+			newer := src.Next(t)
+			cachetest.WantStored(t, rdb, ns, "k", "")
+			newer.Give("v2")
+			after.Want(t, "v2")
+			cachetest.WantStored(t, rdb, ns, "k", "v2")
+			src.Want(t, 2)
 			_ = slow.Close()
 			if s := slow.Stats(); s.Fenced != 1 || s.Stored != 1 {
 				t.Errorf("%+v, want one load fenced and one stored", s)
@@ -310,26 +286,24 @@ func TestDelete_WhileTheLockIsTaken(t *testing.T) {
 	for _, held := range []redistest.Action{redistest.HoldRequest, redistest.HoldReply} {
 		t.Run(map[redistest.Action]string{redistest.HoldRequest: "before", redistest.HoldReply: "after"}[held], func(t *testing.T) {
 			t.Parallel()
-			p, ns, slow, direct, rdb := proxied(t, &raw)
-			src := newSource[string](t)
-			lock := p.On(isScript(t, "get_or_lock"), held).Times(1)
-			before := goGet(t.Context(), slow, "k", src.load)
-			receive(t, "the lock is asked for", lock.Hit())
-			if err := direct.Delete(t.Context(), "k"); err != nil {
-				t.Fatal(err)
-			}
-			after := goGet(t.Context(), slow, "k", src.load).waits(t)
+			p, ns, slow, direct, rdb := cachetest.Proxied(t, &cachetest.Raw)
+			src := cachetest.NewSource[string](t)
+			lock := p.On(cachetest.Script(t, "get_or_lock"), held).Times(1)
+			before := cachetest.GoGet(t.Context(), slow, "k", src.Load)
+			cachetest.Receive(t, "the lock is asked for", lock.Hit())
+			redistest.Must(t, direct.Delete(t.Context(), "k"))
+			after := cachetest.GoGet(t.Context(), slow, "k", src.Load).Waits(t)
 			lock.Release()
 			// The load begins after both calls and the Delete, so that both may get its value.
-			src.next(t).give("v2")
-			before.want(t, "v2")
-			after.want(t, "v2")
+			src.Next(t).Give("v2")
+			before.Want(t, "v2")
+			after.Want(t, "v2")
 			if held == redistest.HoldRequest {
-				wantStored(t, rdb, ns, "k", "v2")
+				cachetest.WantStored(t, rdb, ns, "k", "v2")
 			} else {
-				wantStored(t, rdb, ns, "k", "") // its lock was deleted
+				cachetest.WantStored(t, rdb, ns, "k", "") // its lock was deleted
 			}
-			src.want(t, 1)
+			src.Want(t, 1)
 		})
 	}
 }
@@ -338,12 +312,12 @@ func TestDelete_WhileTheLockIsTaken(t *testing.T) {
 //
 // Such a store proves nothing: this process may have been frozen while others went on.
 func TestDelete_StoreWithoutAReply(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		silent := redistest.NewMiniClient(t, m)
-		mute := &outage{keeps: isScript(t, "store")}
-		mute.on.Store(true)
-		silent.AddHook(mute.hook())
-		here, there := newCacheIn[string](t, silent, "n", nil), newCacheIn[string](t, rdb, "n", nil)
+		mute := &cachetest.Outage{Keeps: cachetest.Script(t, "store")}
+		mute.On.Store(true)
+		silent.AddHook(mute.Hook())
+		here, there := cachetest.NewCacheIn[string](t, silent, "n", nil), cachetest.NewCacheIn[string](t, rdb, "n", nil)
 		get := func(value string) chan string {
 			got := make(chan string, 1)
 			go func() {
@@ -363,9 +337,7 @@ func TestDelete_StoreWithoutAReply(t *testing.T) {
 		time.Sleep(time.Second / 2)
 		during := get("new")
 		time.Sleep(time.Second/2 + 100*time.Millisecond) // the store is in flight
-		if err := there.Delete(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, there.Delete(t.Context(), "k"))
 		late := get("new")
 		if v := <-first; v != "old" {
 			t.Errorf("the caller before it got %q", v)
@@ -416,7 +388,7 @@ func TestDelete_ReadersNeverGoBack(t *testing.T) {
 			ns := redistest.Namespace(t)
 			var wg sync.WaitGroup
 			for i, rdb := range clients {
-				c := newCacheIn(t, rdb, ns, &raw)
+				c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
 				for r := range readers {
 					rnd := rand.New(rand.NewPCG(seed, uint64(i*readers+r)))
 					wg.Go(func() {
@@ -466,31 +438,29 @@ func TestDelete_VoidLoadsAreCancelled(t *testing.T) {
 		"the Loader ignores its context": {false, 32}, // it has its slot until it returns
 	} {
 		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				c := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 32})
-				src := &countedSource{takes: 500 * time.Millisecond, heeds: test.heeds, value: "v"}
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 32})
+				src := &cachetest.TimedSource{Takes: 500 * time.Millisecond, Heeds: test.heeds, Value: "v"}
 				var callers sync.WaitGroup
 				for range 200 {
 					callers.Go(func() {
 						ctx, cancel := context.WithTimeout(t.Context(), 8*time.Millisecond)
 						defer cancel()
-						_, _ = c.GetOrLoad(ctx, "k", src.load)
+						_, _ = c.GetOrLoad(ctx, "k", src.Load)
 					})
 					time.Sleep(5 * time.Millisecond)
-					if err := c.Delete(t.Context(), "k"); err != nil {
-						t.Fatal(err)
-					}
+					redistest.Must(t, c.Delete(t.Context(), "k"))
 				}
 				callers.Wait()
-				if n := src.most.Load(); n > test.most || !test.heeds && n != test.most {
+				if n := src.Most.Load(); n > test.most || !test.heeds && n != test.most {
 					t.Errorf("%d loads at a time, want %d at most", n, test.most)
 				}
 				begun := time.Now()
-				goGet(t.Context(), c, "other", gives("v")).want(t, "v")
+				cachetest.GoGet(t.Context(), c, "other", cachetest.Gives("v")).Want(t, "v")
 				if test.heeds {
-					wantElapsed(t, "another key is loaded", begun, 0)
+					cachetest.WantElapsed(t, "another key is loaded", begun, 0)
 				}
-				goGet(t.Context(), c, "k", gives("v")).want(t, "v")
+				cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("v")).Want(t, "v")
 			})
 		})
 	}
@@ -502,355 +472,24 @@ func TestSet_DuringLoad(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		for _, name := range []string{"here", "in another process"} {
 			ns := redistest.Namespace(t)
-			c := newCacheIn(t, rdb, ns, &raw)
+			c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
 			setter := c
 			if name != "here" {
-				setter = newCacheIn(t, rdb, ns, &raw)
+				setter = cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
 			}
-			src := newSource[string](t)
-			before := goGet(t.Context(), c, "k", src.load)
-			load := src.next(t)
-			if err := setter.Set(t.Context(), "k", "set"); err != nil {
-				t.Fatal(err)
-			}
-			goGet(t.Context(), c, "k", src.load).want(t, "set") // without waiting for the load
-			load.give("loaded")
-			before.want(t, "loaded")
+			src := cachetest.NewSource[string](t)
+			before := cachetest.GoGet(t.Context(), c, "k", src.Load)
+			load := src.Next(t)
+			redistest.Must(t, setter.Set(t.Context(), "k", "set"))
+			cachetest.GoGet(t.Context(), c, "k", src.Load).Want(t, "set") // without waiting for the load
+			load.Give("loaded")
+			before.Want(t, "loaded")
 			_ = c.Close()
-			wantStored(t, rdb, ns, "k", "set")
-			src.want(t, 1)
+			cachetest.WantStored(t, rdb, ns, "k", "set")
+			src.Want(t, 1)
 			if s := c.Stats(); s.Fenced != 1 || name == "here" && s.LocksLost != 0 {
 				t.Errorf("%s: %+v, want one load fenced", name, s)
 			}
 		}
 	})
-}
-
-// A Delete, Set or Expire during a refresh wins, however the refresh ends.
-//
-//fault:delete-in-load
-func TestRefresh_InvalidationWins(t *testing.T) {
-	t.Parallel()
-	userEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
-		for kind := range refreshKinds {
-			for how, leaves := range supersededLeaves {
-				for _, where := range []string{"here", "elsewhere"} {
-					for _, end := range []ending[string]{{"v1", nil}, {notToBeKept, nil}, {"", singlefill.ErrNotFound}, {"", errors.New("boom")}} {
-						name := fmt.Sprintf("%s, %s %s, %v", kind, how, where, end)
-						r := beginRefresh(t, rdb, look, kind)
-						supersede(t, r.by(where), how)
-						r.load.ends <- end
-						_ = r.Close()
-						wantStored(t, look, r.ns, "k", leaves)
-						wantUnlocked(t, look, r.ns, "k")
-						if how == "Expire" {
-							if _, e := getEntry(t, look, r.ns, "k"); !e.Expired {
-								t.Errorf("%s: the entry is not expired any more", name)
-							}
-						}
-						r.src.want(t, 1)
-						if s := r.Stats(); s.Refreshes != 1 || s.Stored != 0 || (end.value == "v1") != (s.Fenced == 1) || s.RedisErrors != 0 {
-							t.Errorf("%s: %+v, want one refresh, refused", name, s)
-						}
-						if lock, found := stored(t, look, r.ns+":{k}:lock"); found {
-							t.Errorf("%s: the lock key holds %q", name, lock)
-						}
-					}
-				}
-			}
-		}
-	})
-}
-
-// A call that begins after a Delete loads at once, and its value stays, whichever load ends first.
-func TestRefresh_LoadAfterADelete(t *testing.T) {
-	t.Parallel()
-	refreshEach(t, func(t *testing.T, variant string, r *refreshing, rdb, look redis.UniversalClient) {
-		where, order, _ := strings.Cut(variant, ", ")
-		supersede(t, r.by(where), "Delete")
-		awaitSeen(t, rdb, look, r.ns, "k")
-		after := goGet(t.Context(), r.Cache, "k", r.src.load)
-		newer := r.src.next(t) // without waiting for the refresh
-		if order == "the refresh ends first" {
-			r.load.give("v1")
-			newer.give("v2")
-			after.want(t, "v2")
-		} else {
-			newer.give("v2")
-			after.want(t, "v2")
-			r.load.give("v1")
-		}
-		_ = r.Close()
-		wantStored(t, look, r.ns, "k", "v2")
-		wantUnlocked(t, look, r.ns, "k")
-		r.src.want(t, 2)
-		if s := r.Stats(); s.Refreshes != 1 || s.Loads != 2 || s.Stored != 1 || s.Fenced != 1 {
-			t.Errorf("%+v, want a refresh, refused, and a load, stored", s)
-		}
-	}, "here, the refresh ends first", "here, the load ends first", "elsewhere, the refresh ends first", "elsewhere, the load ends first")
-}
-
-// A caller that arrived after a Delete gets neither the value of the refresh nor the old value for
-// its error.
-//
-// The process of the refresh learns of the Delete only when it stores.
-func TestRefresh_CallerAfterADelete(t *testing.T) {
-	t.Parallel()
-	for _, err := range []error{nil, errors.New("boom")} {
-		t.Run(fmt.Sprint(err), func(t *testing.T) {
-			t.Parallel()
-			p, ns, slow, direct, rdb := proxied(t, refreshOptions())
-			putEntry(t, rdb, ns, "k", refreshKinds["stale"](), time.Hour)
-			src := newSource[string](t)
-			goGet(t.Context(), slow, "k", src.load).want(t, "v0")
-			load := src.next(t)
-			supersede(t, direct, "Delete")
-			renewal := p.On(isScript(t, "renew"), redistest.HoldRequest)
-			after := goGet(t.Context(), slow, "k", src.load).waits(t)
-			receive(t, "the reader has been handed over: the lock is looked at", renewal.Hit())
-			load.ends <- ending[string]{"v1", err}
-			newer := src.next(t)
-			renewal.Release()
-			newer.give("v2")
-			after.want(t, "v2")
-			_ = slow.Close()
-			wantStored(t, rdb, ns, "k", "v2")
-			src.want(t, 2)
-		})
-	}
-}
-
-// An Expire during a refresh causes another one.
-func TestRefresh_AgainAfterExpire(t *testing.T) {
-	t.Parallel()
-	refreshEach(t, func(t *testing.T, _ string, r *refreshing, rdb, look redis.UniversalClient) {
-		expireKeys(t, r.Cache, rdb, look, r.ns, "k")
-		goGet(t.Context(), r.Cache, "k", r.src.load).want(t, "v0")
-		newer := r.src.next(t) // without waiting for the first one
-		newer.give("v2")
-		wantGet(t, r.Cache, "k", "v2", nil)
-		r.load.give("v1")
-		_ = r.Close()
-		wantStored(t, look, r.ns, "k", "v2")
-		r.src.want(t, 2)
-		if s := r.Stats(); s.Refreshes != 2 || s.Stored != 1 || s.Fenced != 1 {
-			t.Errorf("%+v, want two refreshes, one stored and one refused", s)
-		}
-	})
-}
-
-// A refresh loads nothing if its entry is gone when it asks for the lock.
-func TestRefresh_EntryIsGone(t *testing.T) {
-	t.Parallel()
-	for kind := range refreshKinds {
-		for how, leaves := range supersededLeaves {
-			for _, where := range []string{"here", "elsewhere"} {
-				for _, scripts := range []bool{true, false} {
-					t.Run(fmt.Sprintf("%s, %s %s, scripts %t", kind, how, where, scripts), func(t *testing.T) {
-						t.Parallel()
-						p, ns, slow, direct, rdb := proxied(t, refreshOptions())
-						lock := p.On(isScript(t, "get_or_lock"), redistest.HoldRequest).Times(1)
-						if !scripts {
-							s := redistest.Start(t)
-							asUser := noScripts(t, s)
-							rdb, p = s.Admin(), redistest.NewProxy(t, s.Addr)
-							slow, direct = newCacheIn(t, p.Client(t, asUser), ns, refreshOptions()), newCacheIn(t, s.Client(t, asUser), ns, refreshOptions())
-							lock = p.On(redistest.Command("watch"), redistest.HoldRequest).Times(1)
-						}
-						putEntry(t, rdb, ns, "k", refreshKinds[kind](), time.Hour)
-						goGet(t.Context(), slow, "k", mustNotLoad[string](t)).want(t, "v0")
-						receive(t, "the refresh asks for the lock", lock.Hit())
-						supersede(t, map[string]*singlefill.Cache[string]{"here": slow, "elsewhere": direct}[where], how)
-						lock.Release()
-						_ = slow.Close()
-						wantStored(t, rdb, ns, "k", leaves)
-						if lock, found := stored(t, rdb, ns+":{k}:lock"); found {
-							t.Errorf("the lock key holds %q", lock)
-						}
-						if s := slow.Stats(); s.Loads != 0 || s.RedisErrors != 0 || s.Hits != 1 {
-							t.Errorf("%+v, want a hit and no load", s)
-						}
-					})
-				}
-			}
-		}
-	}
-}
-
-// Two loads of a key run at a time only if a write came between, and no caller gets what had been
-// deleted before.
-//
-// Two caches read values that are stale almost at once, of a source that fails at times, while
-// writers delete, set and expire. No caller gets a version older than the last Delete or Set that
-// had returned, nor in place of an error.
-//
-//fault:delete-in-load
-func TestRefresh_RandomCalls(t *testing.T) {
-	t.Parallel()
-	const keys, readers = 3, 4
-	rounds, kinds := 1000, []string{"mini", "single", "no scripts", "cluster"}
-	if testing.Short() {
-		rounds, kinds = 400, kinds[:3]
-	}
-	for _, kind := range kinds {
-		t.Run(kind, func(t *testing.T) {
-			t.Parallel()
-			var clients [2]redis.UniversalClient
-			switch kind {
-			case "mini":
-				m, rdb := redistest.StartMini(t)
-				clients = [2]redis.UniversalClient{rdb, redistest.NewMiniClient(t, m)}
-			case "single":
-				clients = [2]redis.UniversalClient{redistest.Shared(t).Client(t), redistest.Shared(t).Client(t)}
-			case "cluster":
-				clients = [2]redis.UniversalClient{redistest.SharedCluster(t).Client(t), redistest.SharedCluster(t).Client(t)}
-			case "no scripts":
-				s := redistest.Start(t)
-				asUser := noScripts(t, s)
-				clients = [2]redis.UniversalClient{s.Client(t, asUser), s.Client(t, asUser)}
-			}
-			seed := rand.Uint64()
-			t.Logf("seed %d", seed)
-			var total refreshTally
-			states := make([]*refreshState, keys)
-			for k := range states {
-				states[k] = &refreshState{t: t, tally: &total, running: make(map[int]int)}
-			}
-			ns := redistest.Namespace(t)
-			boom := errors.New("boom")
-			var stats [2]*singlefill.Cache[string]
-			var wg sync.WaitGroup
-			for i, rdb := range clients {
-				opts := refreshOptions()
-				opts.StaleWhileRevalidate, opts.StaleIfError, opts.RetryAfter, opts.EarlyRefresh = 4*time.Millisecond, 12*time.Millisecond, time.Millisecond, 2
-				opts.TTLFunc = func(_, v string) time.Duration { return time.Duration(2+len(v)%3) * time.Millisecond }
-				c := newCacheIn(t, rdb, ns, opts)
-				stats[i] = c
-				for r := range readers {
-					rnd := rand.New(rand.NewPCG(seed, uint64(i*readers+r)))
-					wg.Go(func() {
-						for range rounds {
-							k := rnd.IntN(keys)
-							s, key := states[k], strconv.Itoa(k)
-							if rnd.IntN(16) == 0 {
-								s.write(c, key, rnd.IntN(3))
-								continue
-							}
-							fail, slow := rnd.IntN(4) == 0, rnd.IntN(2) == 0
-							load := func(ctx context.Context, _ string) (string, error) {
-								v, end := s.begin(ctx)
-								defer end()
-								if slow {
-									time.Sleep(time.Millisecond)
-								}
-								if fail {
-									return "", boom
-								}
-								return v, nil
-							}
-							ctx, cancel := s.call(t.Context()), func() {}
-							if rnd.IntN(8) == 0 {
-								ctx, cancel = context.WithTimeout(ctx, time.Duration(rnd.IntN(int(time.Millisecond))))
-							}
-							least := s.floor.Load()
-							v, info, err := c.GetOrLoadInfo(ctx, key, load)
-							cancel()
-							var remote *singlefill.RemoteError
-							if got, _ := strconv.ParseInt(v, 10, 64); err == nil && got < least {
-								t.Errorf("key %s is version %d (%+v), deleted before the call: want at least %d", key, got, info, least)
-							}
-							if err != nil && err != context.DeadlineExceeded && err != boom && !errors.As(err, &remote) {
-								t.Errorf("GetOrLoad: %v", err)
-							}
-						}
-					})
-				}
-			}
-			wg.Wait()
-			var s [2]singlefill.Stats
-			for i, c := range stats {
-				_ = c.Close()
-				s[i] = c.Stats()
-			}
-			if n := s[0].Refreshes + s[1].Refreshes; n == 0 || s[0].StaleOnError+s[1].StaleOnError == 0 || total.alone.Load() == 0 {
-				t.Errorf("%+v: no refresh, no stale value for an error, or no load that could be judged", s)
-			}
-			t.Logf("%d loads judged, %d at a time for a reason; %+v", total.alone.Load(), total.broken.Load(), s)
-		})
-	}
-}
-
-type refreshTally struct{ alone, broken atomic.Int64 }
-
-// A refreshState is what the test knows of one key.
-type refreshState struct {
-	t       testing.TB
-	tally   *refreshTally
-	version atomic.Int64 // of the source
-	floor   atomic.Int64 // version as of the last Delete or Set that has returned
-
-	writes sync.Mutex // one write at a time, or the order of two would not be known
-
-	mu           sync.Mutex
-	begun, ended int // writes
-	// running counts loads, by how many writes had ended before the call that began them.
-	running map[int]int
-}
-
-type refreshCall struct{}
-
-// call notes in a context, from which the Loader's is made, how many writes have ended.
-func (s *refreshState) call(ctx context.Context) context.Context {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return context.WithValue(ctx, refreshCall{}, s.ended)
-}
-
-func (s *refreshState) begin(ctx context.Context) (value string, end func()) {
-	since := ctx.Value(refreshCall{}).(int)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch { // a load that a write superseded before it began is not one too many
-	case s.begun == since && s.running[since] > 0:
-		s.t.Error("a load begins while one runs, and no write has superseded either")
-	case len(s.running) > 0:
-		s.tally.broken.Add(1)
-	case s.begun == since:
-		s.tally.alone.Add(1)
-	}
-	s.running[since]++
-	return strconv.FormatInt(s.version.Load(), 10), func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if s.running[since]--; s.running[since] == 0 {
-			delete(s.running, since)
-		}
-	}
-}
-
-func (s *refreshState) write(c *singlefill.Cache[string], key string, how int) {
-	s.writes.Lock()
-	defer s.writes.Unlock()
-	v := s.version.Add(1)
-	s.mu.Lock()
-	s.begun++
-	s.mu.Unlock()
-	var err error
-	switch how {
-	case 0:
-		err = c.Delete(context.Background(), key)
-	case 1:
-		err = c.Set(context.Background(), key, strconv.FormatInt(v, 10))
-	default:
-		err = c.Expire(context.Background(), key)
-	}
-	s.mu.Lock()
-	s.ended++
-	s.mu.Unlock()
-	if err != nil {
-		s.t.Error(err)
-	}
-	if how < 2 {
-		s.floor.Store(v)
-	}
 }

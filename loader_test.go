@@ -18,6 +18,7 @@ import (
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
 // A thousand callers of a cold key share one load.
@@ -27,20 +28,20 @@ import (
 func TestGetOrLoad_ThousandCallers(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		c := newCache[string](t, rdb, nil)
-		src := newSource[string](t)
-		herd := make([]*call[string], 1000)
+		c := cachetest.NewCache[string](t, rdb, nil)
+		src := cachetest.NewSource[string](t)
+		herd := make([]*cachetest.Call[string], 1000)
 		for i := range herd {
-			herd[i] = goGet(t.Context(), c, "k", src.load)
+			herd[i] = cachetest.GoGet(t.Context(), c, "k", src.Load)
 		}
 		for _, a := range herd {
-			a.waits(t)
+			a.Waits(t)
 		}
-		src.next(t).give("v")
+		src.Next(t).Give("v")
 		for _, a := range herd {
-			a.want(t, "v")
+			a.Want(t, "v")
 		}
-		src.want(t, 1)
+		src.Want(t, 1)
 	})
 }
 
@@ -51,20 +52,20 @@ func TestGetOrLoad_HerdSendsTwoReads(t *testing.T) {
 	t.Parallel()
 	proxy := redistest.NewProxy(t, redistest.Shared(t).Addr)
 	reads := proxy.On(redistest.Command("get"), redistest.Pass)
-	c := newCache[string](t, proxy.Client(t), nil)
-	src := newSource[string](t)
-	herd := make([]*call[string], 1000)
+	c := cachetest.NewCache[string](t, proxy.Client(t), nil)
+	src := cachetest.NewSource[string](t)
+	herd := make([]*cachetest.Call[string], 1000)
 	for i := range herd {
-		herd[i] = goGet(t.Context(), c, "k", src.load)
+		herd[i] = cachetest.GoGet(t.Context(), c, "k", src.Load)
 	}
 	for _, a := range herd {
-		a.waits(t)
+		a.Waits(t)
 	}
-	src.next(t).give("v")
+	src.Next(t).Give("v")
 	for _, a := range herd {
-		a.want(t, "v")
+		a.Want(t, "v")
 	}
-	src.want(t, 1)
+	src.Want(t, 1)
 	if n := reads.Fired(); n > 2 {
 		t.Errorf("%d GETs for one load, want at most 2", n)
 	}
@@ -75,19 +76,17 @@ func TestGetOrLoad_CallersShareTheNextRead(t *testing.T) {
 	t.Parallel()
 	proxy := redistest.NewProxy(t, redistest.Shared(t).Addr)
 	reads := proxy.On(redistest.Command("get"), redistest.HoldReply)
-	c := newCache[string](t, proxy.Client(t), nil)
-	if err := c.Set(t.Context(), "k", "v"); err != nil {
-		t.Fatal(err)
-	}
-	herd := []*call[string]{goGet(t.Context(), c, "k", mustNotLoad[string](t))}
-	receive(t, "the first read is answered", reads.Hit())
+	c := cachetest.NewCache[string](t, proxy.Client(t), nil)
+	redistest.Must(t, c.Set(t.Context(), "k", "v"))
+	herd := []*cachetest.Call[string]{cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[string](t))}
+	cachetest.Receive(t, "the first read is answered", reads.Hit())
 	next := proxy.On(redistest.Command("get"), redistest.Pass)
 	for range 100 {
-		herd = append(herd, goGet(t.Context(), c, "k", mustNotLoad[string](t)).waits(t))
+		herd = append(herd, cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).Waits(t))
 	}
 	reads.Times(0).Release()
 	for _, a := range herd {
-		a.want(t, "v")
+		a.Want(t, "v")
 	}
 	if n := next.Fired(); n != 1 {
 		t.Errorf("%d more GETs for 100 callers, want 1", n)
@@ -102,41 +101,37 @@ func TestGetOrLoad_NextReaderLeaves(t *testing.T) {
 	t.Parallel()
 	proxy := redistest.NewProxy(t, redistest.Shared(t).Addr)
 	reads := proxy.On(redistest.Command("get"), redistest.HoldReply)
-	c := newCache[string](t, proxy.Client(t), nil)
-	if err := c.Set(t.Context(), "k", "v"); err != nil {
-		t.Fatal(err)
-	}
-	first := goGet(t.Context(), c, "k", mustNotLoad[string](t))
-	receive(t, "the first read is answered", reads.Hit())
+	c := cachetest.NewCache[string](t, proxy.Client(t), nil)
+	redistest.Must(t, c.Set(t.Context(), "k", "v"))
+	first := cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[string](t))
+	cachetest.Receive(t, "the first read is answered", reads.Hit())
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	leaves := goGet(ctx, c, "k", mustNotLoad[string](t)).waits(t)
-	stays := goGet(t.Context(), c, "k", mustNotLoad[string](t)).waits(t)
+	leaves := cachetest.GoGet(ctx, c, "k", cachetest.MustNotLoad[string](t)).Waits(t)
+	stays := cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).Waits(t)
 	cancel()
-	leaves.wantErr(t, context.Canceled)
+	leaves.WantErr(t, context.Canceled)
 	reads.Times(0).Release()
-	first.want(t, "v")
-	stays.want(t, "v")
+	first.Want(t, "v")
+	stays.Want(t, "v")
 }
 
 // A reader does not wait for each caller of its batch that leaves.
 func TestGetOrLoad_LeaversDelayNoReader(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache[string](t, rdb, nil)
-		if err := c.Set(t.Context(), "k", "v"); err != nil {
-			t.Fatal(err)
-		}
-		rdb.AddHook(slow(30 * time.Millisecond))
-		goGet(t.Context(), c, "k", mustNotLoad[string](t)) // a read in flight
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache[string](t, rdb, nil)
+		redistest.Must(t, c.Set(t.Context(), "k", "v"))
+		rdb.AddHook(cachetest.Slow(30 * time.Millisecond))
+		cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[string](t)) // a read in flight
 		synctest.Wait()
 		for i := range 40 {
 			ctx, cancel := context.WithCancel(t.Context())
 			time.AfterFunc(30*time.Millisecond+time.Duration(i+1)*29*time.Millisecond, cancel)
-			goGet(ctx, c, "k", mustNotLoad[string](t))
+			cachetest.GoGet(ctx, c, "k", cachetest.MustNotLoad[string](t))
 			synctest.Wait()
 		}
 		begun := time.Now()
-		goGet(t.Context(), c, "k", mustNotLoad[string](t)).want(t, "v")
+		cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).Want(t, "v")
 		if took := time.Since(begun); took > 100*time.Millisecond {
 			t.Errorf("a hit took %v", took)
 		}
@@ -163,7 +158,7 @@ func TestGetOrLoad_NeverTwoLoadsAtATime(t *testing.T) {
 			} else {
 				rdb = redistest.Shared(t).Client(t)
 			}
-			c := newCache(t, rdb, &singlefill.Options[int64]{TTLFunc: func(string, int64) time.Duration { return 0 }})
+			c := cachetest.NewCache(t, rdb, &singlefill.Options[int64]{TTLFunc: func(string, int64) time.Duration { return 0 }})
 			var wg sync.WaitGroup
 			for k := range keys {
 				key := fmt.Sprint("k", k)
@@ -207,24 +202,24 @@ func TestGetOrLoad_ErrorIsShared(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ns := redistest.Namespace(t)
-		c := newCacheIn(t, rdb, ns, &raw)
-		src := newSource[string](t)
+		c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
+		src := cachetest.NewSource[string](t)
 		boom := fmt.Errorf("wrapped: %w", io.ErrUnexpectedEOF)
-		herd := []*call[string]{goGet(t.Context(), c, "k", src.load)}
-		load := src.next(t)
+		herd := []*cachetest.Call[string]{cachetest.GoGet(t.Context(), c, "k", src.Load)}
+		load := src.Next(t)
 		for range 10 {
-			herd = append(herd, goGet(t.Context(), c, "k", src.load).waits(t))
+			herd = append(herd, cachetest.GoGet(t.Context(), c, "k", src.Load).Waits(t))
 		}
-		load.fail(boom)
+		load.Fail(boom)
 		for _, a := range herd {
-			a.wantErr(t, boom)
+			a.WantErr(t, boom)
 		}
-		wantStored(t, rdb, ns, "k", "")
-		wantUnlocked(t, rdb, ns, "k")
-		again := goGet(t.Context(), c, "k", src.load)
-		src.next(t).give("v")
-		again.want(t, "v")
-		src.want(t, 2)
+		cachetest.WantStored(t, rdb, ns, "k", "")
+		cachetest.WantUnlocked(t, rdb, ns, "k")
+		again := cachetest.GoGet(t.Context(), c, "k", src.Load)
+		src.Next(t).Give("v")
+		again.Want(t, "v")
+		src.Want(t, 2)
 	})
 }
 
@@ -234,20 +229,20 @@ func TestGetOrLoad_ErrorIsShared(t *testing.T) {
 func TestErrNotFound_Remembered(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		c := newCache[string](t, rdb, nil)
+		c := cachetest.NewCache[string](t, rdb, nil)
 		for name, err := range map[string]error{
 			"bare":    singlefill.ErrNotFound,
 			"wrapped": fmt.Errorf("no such row: %w", singlefill.ErrNotFound),
 		} {
-			src := newSource[string](t)
-			first := goGet(t.Context(), c, name, src.load)
-			load := src.next(t)
-			joins := goGet(t.Context(), c, name, src.load).waits(t)
-			load.fail(err)
-			first.wantErr(t, err)
-			joins.wantErr(t, err)
-			goGet(t.Context(), c, name, mustNotLoad[string](t)).wantErr(t, singlefill.ErrNotFound)
-			wantGet(t, c, name, "", singlefill.ErrNotFound)
+			src := cachetest.NewSource[string](t)
+			first := cachetest.GoGet(t.Context(), c, name, src.Load)
+			load := src.Next(t)
+			joins := cachetest.GoGet(t.Context(), c, name, src.Load).Waits(t)
+			load.Fail(err)
+			first.WantErr(t, err)
+			joins.WantErr(t, err)
+			cachetest.GoGet(t.Context(), c, name, cachetest.MustNotLoad[string](t)).WantErr(t, singlefill.ErrNotFound)
+			cachetest.WantGet(t, c, name, "", singlefill.ErrNotFound)
 		}
 	})
 }
@@ -270,31 +265,31 @@ func TestPanicError(t *testing.T) {
 			value any    // of the PanicError; nil: any
 			text  string // which the error must contain
 		}{
-			{"panic", raw, func(context.Context, string) (string, error) { panic("a text") }, "a text", "singlefill: Loader panicked: a text"},
-			{"panic with an error", raw, func(context.Context, string) (string, error) { panic(cause) }, cause, "cause"},
-			{"panic of nil", raw, func(context.Context, string) (string, error) { panic(nil) }, nil, "nil"},
-			{"Goexit", raw, func(context.Context, string) (string, error) { runtime.Goexit(); return "", nil }, nil, "Goexit"},
-			{"TTLFunc", singlefill.Options[string]{TTLFunc: func(string, string) time.Duration { panic("a ttl") }}, gives("v"), "a ttl", "a ttl"},
+			{"panic", cachetest.Raw, func(context.Context, string) (string, error) { panic("a text") }, "a text", "singlefill: Loader panicked: a text"},
+			{"panic with an error", cachetest.Raw, func(context.Context, string) (string, error) { panic(cause) }, cause, "cause"},
+			{"panic of nil", cachetest.Raw, func(context.Context, string) (string, error) { panic(nil) }, nil, "nil"},
+			{"Goexit", cachetest.Raw, func(context.Context, string) (string, error) { runtime.Goexit(); return "", nil }, nil, "Goexit"},
+			{"TTLFunc", singlefill.Options[string]{TTLFunc: func(string, string) time.Duration { panic("a ttl") }}, cachetest.Gives("v"), "a ttl", "a ttl"},
 		} {
 			t.Run(test.name, func(t *testing.T) {
 				ns := redistest.Namespace(t)
-				c := newCacheIn(t, rdb, ns, &test.opts)
+				c := cachetest.NewCacheIn(t, rdb, ns, &test.opts)
 				begun, goOn := make(chan struct{}), make(chan struct{})
-				first := goGet(t.Context(), c, "k", func(ctx context.Context, key string) (string, error) {
+				first := cachetest.GoGet(t.Context(), c, "k", func(ctx context.Context, key string) (string, error) {
 					close(begun)
 					<-goOn
 					return test.load(ctx, key)
 				})
-				receive(t, "the load begins", begun)
-				joins := goGet(t.Context(), c, "k", mustNotLoad[string](t)).waits(t)
+				cachetest.Receive(t, "the load begins", begun)
+				joins := cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).Waits(t)
 				close(goOn)
 
-				_, err := first.result(t)
+				_, err := first.Result(t)
 				var p *singlefill.PanicError
 				if !errors.As(err, &p) {
 					t.Fatalf("got %v, want a PanicError", err)
 				}
-				joins.wantErr(t, err)
+				joins.WantErr(t, err)
 				if test.value != nil && p.Value != test.value {
 					t.Errorf("Value is %v, want %v", p.Value, test.value)
 				}
@@ -307,9 +302,9 @@ func TestPanicError(t *testing.T) {
 				if is := errors.Is(err, cause); is != (test.value == cause) {
 					t.Errorf("errors.Is says %t of the panic's error", is)
 				}
-				wantUnlocked(t, rdb, ns, "k")
+				cachetest.WantUnlocked(t, rdb, ns, "k")
 				if test.opts.TTLFunc == nil {
-					goGet(t.Context(), c, "k", gives("v")).want(t, "v")
+					cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("v")).Want(t, "v")
 				}
 				if n := c.Stats().LoadPanics; n != 1 {
 					t.Errorf("%d panics counted, want 1", n)
@@ -325,20 +320,20 @@ func TestPanicError(t *testing.T) {
 func TestGetOrLoad_CancelledFirstCaller(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		c := newCache[string](t, rdb, nil)
-		src := newSource[string](t)
+		c := cachetest.NewCache[string](t, rdb, nil)
+		src := cachetest.NewSource[string](t)
 		ctx, cancel := context.WithCancel(t.Context())
-		leader := goGet(ctx, c, "k", src.load)
-		load := src.next(t)
-		waits := goGet(t.Context(), c, "k", src.load).waits(t)
+		leader := cachetest.GoGet(ctx, c, "k", src.Load)
+		load := src.Next(t)
+		waits := cachetest.GoGet(t.Context(), c, "k", src.Load).Waits(t)
 		cancel()
-		leader.wantErr(t, context.Canceled) // the load has not ended
-		if err := load.ctx.Err(); err != nil {
+		leader.WantErr(t, context.Canceled) // the load has not ended
+		if err := load.Ctx.Err(); err != nil {
 			t.Errorf("the load's context: %v", err)
 		}
-		load.give("v")
-		waits.want(t, "v")
-		src.want(t, 1)
+		load.Give("v")
+		waits.Want(t, "v")
+		src.Want(t, 1)
 	})
 }
 
@@ -346,30 +341,30 @@ func TestGetOrLoad_CancelledFirstCaller(t *testing.T) {
 func TestGetOrLoad_CallerLeavesAtOnce(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		c := newCache[string](t, rdb, nil)
-		src := newSource[string](t)
+		c := cachetest.NewCache[string](t, rdb, nil)
+		src := cachetest.NewSource[string](t)
 		ctx, cancel := context.WithCancel(t.Context())
 		expires, stop := context.WithTimeout(t.Context(), time.Hour)
 		defer stop()
-		stays := goGet(expires, c, "k", src.load)
-		load := src.next(t)
-		var leavers []*call[string]
+		stays := cachetest.GoGet(expires, c, "k", src.Load)
+		load := src.Next(t)
+		var leavers []*cachetest.Call[string]
 		for range 9 {
-			leavers = append(leavers, goGet(ctx, c, "k", src.load).waits(t))
+			leavers = append(leavers, cachetest.GoGet(ctx, c, "k", src.Load).Waits(t))
 		}
 		soon, stop := context.WithTimeout(t.Context(), time.Millisecond)
 		defer stop()
-		_, err := c.GetOrLoad(soon, "k", src.load)
+		_, err := c.GetOrLoad(soon, "k", src.Load)
 		if err != context.DeadlineExceeded {
 			t.Errorf("%v at the deadline, want context.DeadlineExceeded itself", err)
 		}
 		cancel()
 		for _, a := range leavers {
-			a.wantErr(t, context.Canceled)
+			a.WantErr(t, context.Canceled)
 		}
-		load.give("v")
-		stays.want(t, "v")
-		src.want(t, 1)
+		load.Give("v")
+		stays.Want(t, "v")
+		src.Want(t, 1)
 	})
 }
 
@@ -380,27 +375,27 @@ func TestGetOrLoad_AllCallersLeave(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ns := redistest.Namespace(t)
-		c := newCacheIn(t, rdb, ns, &raw)
-		src := newSource[string](t)
+		c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
+		src := cachetest.NewSource[string](t)
 		ctx, cancel := context.WithCancel(t.Context())
-		var herd []*call[string]
+		var herd []*cachetest.Call[string]
 		for range 10 {
-			herd = append(herd, goGet(ctx, c, "k", src.load).waits(t))
+			herd = append(herd, cachetest.GoGet(ctx, c, "k", src.Load).Waits(t))
 		}
-		load := src.next(t)
+		load := src.Next(t)
 		cancel()
 		for _, a := range herd {
-			a.wantErr(t, context.Canceled)
+			a.WantErr(t, context.Canceled)
 		}
-		if err := load.ctx.Err(); err != nil {
+		if err := load.Ctx.Err(); err != nil {
 			t.Errorf("the load's context: %v", err)
 		}
-		joins := goGet(t.Context(), c, "k", src.load).waits(t)
-		load.give("v")
-		joins.want(t, "v")
-		wantStored(t, rdb, ns, "k", "v")
-		goGet(t.Context(), c, "k", src.load).want(t, "v")
-		src.want(t, 1)
+		joins := cachetest.GoGet(t.Context(), c, "k", src.Load).Waits(t)
+		load.Give("v")
+		joins.Want(t, "v")
+		cachetest.WantStored(t, rdb, ns, "k", "v")
+		cachetest.GoGet(t.Context(), c, "k", src.Load).Want(t, "v")
+		src.Want(t, 1)
 	})
 }
 
@@ -408,45 +403,45 @@ func TestGetOrLoad_AllCallersLeave(t *testing.T) {
 //
 //fault:cancelled
 func TestGetOrLoad_DeadlineAndCancellation(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)
-		there, here := newCacheIn[string](t, rdb, ns, nil), newCacheIn[string](t, rdb, ns, nil)
-		src := newSource[string](t)
-		goGet(t.Context(), there, "k", src.load)
-		load := src.next(t)
+		there, here := cachetest.NewCacheIn[string](t, rdb, ns, nil), cachetest.NewCacheIn[string](t, rdb, ns, nil)
+		src := cachetest.NewSource[string](t)
+		cachetest.GoGet(t.Context(), there, "k", src.Load)
+		load := src.Next(t)
 		for name, c := range map[string]*singlefill.Cache[string]{"for a load here": there, "for another process": here} {
 			begun := time.Now()
 			ctx, cancel := context.WithTimeout(t.Context(), 1234567*time.Nanosecond)
-			_, err := c.GetOrLoad(ctx, "k", src.load)
+			_, err := c.GetOrLoad(ctx, "k", src.Load)
 			if err != context.DeadlineExceeded {
 				t.Errorf("waiting %s: %v, want context.DeadlineExceeded itself", name, err)
 			}
 			cancel()
-			wantElapsed(t, "the deadline: the call returns", begun, 1234567*time.Nanosecond)
+			cachetest.WantElapsed(t, "the deadline: the call returns", begun, 1234567*time.Nanosecond)
 
 			begun = time.Now()
 			ctx, cancel = context.WithCancel(t.Context())
-			a := goGet(ctx, c, "k", src.load).waits(t)
+			a := cachetest.GoGet(ctx, c, "k", src.Load).Waits(t)
 			cancel()
-			a.wantErr(t, context.Canceled)
-			wantElapsed(t, "cancelled: the call returns", begun, 0)
+			a.WantErr(t, context.Canceled)
+			cachetest.WantElapsed(t, "cancelled: the call returns", begun, 0)
 		}
-		load.give("v")
-		goGet(t.Context(), here, "k", src.load).want(t, "v")
-		src.want(t, 1)
+		load.Give("v")
+		cachetest.GoGet(t.Context(), here, "k", src.Load).Want(t, "v")
+		src.Want(t, 1)
 	})
 }
 
 // A call in the middle of a read returns at its deadline, and within RedisTimeout when it is
 // cancelled.
 func TestGetOrLoad_EndOfContextInARead(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		mute := &outage{keeps: redistest.Command("get")}
-		mute.on.Store(true)
-		rdb.AddHook(mute.hook())
-		c := newCache(t, rdb, &singlefill.Options[string]{RedisTimeout: time.Second})
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		mute := &cachetest.Outage{Keeps: redistest.Command("get")}
+		mute.On.Store(true)
+		rdb.AddHook(mute.Hook())
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{RedisTimeout: time.Second})
 		get := func(ctx context.Context) error { _, err := c.Get(ctx, "k"); return err }
-		load := func(ctx context.Context) error { _, err := c.GetOrLoad(ctx, "k", gives("v")); return err }
+		load := func(ctx context.Context) error { _, err := c.GetOrLoad(ctx, "k", cachetest.Gives("v")); return err }
 		for name, call := range map[string]func(context.Context) error{"Get": get, "GetOrLoad": load} {
 			begun := time.Now()
 			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
@@ -454,7 +449,7 @@ func TestGetOrLoad_EndOfContextInARead(t *testing.T) {
 				t.Errorf("%s: %v, want context.DeadlineExceeded itself", name, err)
 			}
 			cancel()
-			wantElapsed(t, "the deadline: "+name, begun, 100*time.Millisecond)
+			cachetest.WantElapsed(t, "the deadline: "+name, begun, 100*time.Millisecond)
 			time.Sleep(time.Minute) // its command is over
 
 			begun = time.Now()
@@ -474,36 +469,34 @@ func TestLoader_ContextValues(t *testing.T) {
 	t.Parallel()
 	type key struct{}
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		c := newCache(t, rdb, &singlefill.Options[string]{LoadTimeout: 10 * time.Minute})
-		src := newSource[string](t)
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{LoadTimeout: 10 * time.Minute})
+		src := cachetest.NewSource[string](t)
 		ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), key{}, "first"), time.Minute)
-		first := goGet(ctx, c, "k", src.load)
-		load := src.next(t)
-		joins := goGet(context.WithValue(t.Context(), key{}, "second"), c, "k", src.load).waits(t)
-		if v := load.ctx.Value(key{}); v != "first" {
+		first := cachetest.GoGet(ctx, c, "k", src.Load)
+		load := src.Next(t)
+		joins := cachetest.GoGet(context.WithValue(t.Context(), key{}, "second"), c, "k", src.Load).Waits(t)
+		if v := load.Ctx.Value(key{}); v != "first" {
 			t.Errorf("the load's context has the value %v", v)
 		}
-		deadline, ok := load.ctx.Deadline()
+		deadline, ok := load.Ctx.Deadline()
 		if left := time.Until(deadline); !ok || left < 2*time.Minute {
 			t.Errorf("the load ends in %v, %t: want LoadTimeout", left, ok)
 		}
 		cancel()
-		first.wantErr(t, context.Canceled)
-		if err := load.ctx.Err(); err != nil {
+		first.WantErr(t, context.Canceled)
+		if err := load.Ctx.Err(); err != nil {
 			t.Errorf("the load's context: %v", err)
 		}
-		load.give("v")
-		joins.want(t, "v")
+		load.Give("v")
+		joins.Want(t, "v")
 	})
 }
 
 // A load has 30 s by default.
 func TestLoadTimeout_Default(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		c, err := singlefill.New[string](rdb, "ns", time.Hour, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		defer c.Close()
 		begun := time.Now()
 		_, err = c.GetOrLoad(t.Context(), "k", func(ctx context.Context, _ string) (string, error) {
@@ -516,7 +509,7 @@ func TestLoadTimeout_Default(t *testing.T) {
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v, want context.DeadlineExceeded", err)
 		}
-		wantElapsed(t, "the call returns", begun, 30*time.Second)
+		cachetest.WantElapsed(t, "the call returns", begun, 30*time.Second)
 	})
 }
 
@@ -524,30 +517,30 @@ func TestLoadTimeout_Default(t *testing.T) {
 //
 //fault:hung-load
 func TestLoadTimeout_LoaderIgnoresItsContext(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)
-		c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{
+		c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{
 			Codec: singlefill.Raw, RedisTimeout: time.Second, LockTTL: 5 * time.Second, LoadTimeout: 12 * time.Second,
 		})
-		src := newSource[string](t)
+		src := cachetest.NewSource[string](t)
 		begun := time.Now()
-		first := goGet(t.Context(), c, "k", src.load)
-		load := src.next(t)
+		first := cachetest.GoGet(t.Context(), c, "k", src.Load)
+		load := src.Next(t)
 		time.Sleep(11 * time.Second) // the lock has been renewed
-		joins := goGet(t.Context(), c, "k", src.load)
-		_, err := first.result(t)
-		wantElapsed(t, "the first call returns", begun, 12*time.Second)
+		joins := cachetest.GoGet(t.Context(), c, "k", src.Load)
+		_, err := first.Result(t)
+		cachetest.WantElapsed(t, "the first call returns", begun, 12*time.Second)
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v, want context.DeadlineExceeded", err)
 		}
-		joins.wantErr(t, err)
-		wantElapsed(t, "the other call returns", begun, 12*time.Second)
+		joins.WantErr(t, err)
+		cachetest.WantElapsed(t, "the other call returns", begun, 12*time.Second)
 
-		goGet(t.Context(), c, "k", gives("v2")).want(t, "v2") // at once
-		wantElapsed(t, "the key is loaded again", begun, 12*time.Second)
-		load.give("v1")
+		cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("v2")).Want(t, "v2") // at once
+		cachetest.WantElapsed(t, "the key is loaded again", begun, 12*time.Second)
+		load.Give("v1")
 		synctest.Wait()
-		wantStored(t, rdb, ns, "k", "v2")
+		cachetest.WantStored(t, rdb, ns, "k", "v2")
 		if s := c.Stats(); s.LoadErrors != 1 || s.Stored != 1 || s.LocksLost != 0 {
 			t.Errorf("%+v, want one failed load and one stored", s)
 		}
@@ -559,18 +552,18 @@ func TestLoader_OtherKeys(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		for _, maxLoads := range []int{0, 1, -1} {
-			c := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: maxLoads})
-			other := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: maxLoads})
-			goGet(t.Context(), c, "a", func(ctx context.Context, _ string) (string, error) {
+			c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: maxLoads})
+			other := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: maxLoads})
+			cachetest.GoGet(t.Context(), c, "a", func(ctx context.Context, _ string) (string, error) {
 				b, err := c.GetOrLoad(ctx, "b", func(ctx context.Context, _ string) (string, error) {
 					return other.GetOrLoad(ctx, "c", func(ctx context.Context, _ string) (string, error) {
-						return c.GetOrLoad(ctx, "d", gives("d"))
+						return c.GetOrLoad(ctx, "d", cachetest.Gives("d"))
 					})
 				})
 				return "a" + b, err
-			}).want(t, "ad")
-			goGet(t.Context(), c, "b", mustNotLoad[string](t)).want(t, "d")
-			goGet(t.Context(), c, "e", gives("e")).want(t, "e") // the slot is free again
+			}).Want(t, "ad")
+			cachetest.GoGet(t.Context(), c, "b", cachetest.MustNotLoad[string](t)).Want(t, "d")
+			cachetest.GoGet(t.Context(), c, "e", cachetest.Gives("e")).Want(t, "e") // the slot is free again
 		}
 	})
 }
@@ -581,20 +574,20 @@ func TestLoader_OtherKeys(t *testing.T) {
 func TestErrRecursive_OwnKey(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		c := newCache[string](t, rdb, nil)
-		goGet(t.Context(), c, "k", func(ctx context.Context, key string) (string, error) {
-			_, err := c.GetOrLoad(ctx, key, mustNotLoad[string](t))
+		c := cachetest.NewCache[string](t, rdb, nil)
+		cachetest.GoGet(t.Context(), c, "k", func(ctx context.Context, key string) (string, error) {
+			_, err := c.GetOrLoad(ctx, key, cachetest.MustNotLoad[string](t))
 			if err != singlefill.ErrRecursive {
 				t.Errorf("got %v, want ErrRecursive itself", err)
 			}
 			return "v", nil
-		}).want(t, "v")
+		}).Want(t, "v")
 		// Also by way of another key.
-		goGet(t.Context(), c, "a", func(ctx context.Context, _ string) (string, error) {
+		cachetest.GoGet(t.Context(), c, "a", func(ctx context.Context, _ string) (string, error) {
 			return c.GetOrLoad(ctx, "b", func(ctx context.Context, _ string) (string, error) {
-				return c.GetOrLoad(ctx, "a", mustNotLoad[string](t))
+				return c.GetOrLoad(ctx, "a", cachetest.MustNotLoad[string](t))
 			})
-		}).wantErr(t, singlefill.ErrRecursive)
+		}).WantErr(t, singlefill.ErrRecursive)
 	})
 }
 
@@ -604,7 +597,7 @@ func TestErrRecursive_OwnKey(t *testing.T) {
 func TestErrRecursive_LoadsOfEachOther(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		one, two := newCache[string](t, rdb, nil), newCache[string](t, rdb, nil)
+		one, two := cachetest.NewCache[string](t, rdb, nil), cachetest.NewCache[string](t, rdb, nil)
 		for name, other := range map[string]*singlefill.Cache[string]{"of one cache": one, "of two caches": two} {
 			a, b := name+" a", name+" b"
 			both := make(chan struct{}, 2)
@@ -614,7 +607,7 @@ func TestErrRecursive_LoadsOfEachOther(t *testing.T) {
 				return func(ctx context.Context, _ string) (string, error) {
 					both <- struct{}{}
 					<-meet
-					v, err := c.GetOrLoad(ctx, key, mustNotLoad[string](t))
+					v, err := c.GetOrLoad(ctx, key, cachetest.MustNotLoad[string](t))
 					if err == singlefill.ErrRecursive {
 						recursive.Add(1)
 						return "end", nil
@@ -622,13 +615,13 @@ func TestErrRecursive_LoadsOfEachOther(t *testing.T) {
 					return v, err
 				}
 			}
-			first := goGet(t.Context(), one, a, asks(other, b))
-			second := goGet(t.Context(), other, b, asks(one, a))
-			receive(t, "a load", both)
-			receive(t, "both loads", both)
+			first := cachetest.GoGet(t.Context(), one, a, asks(other, b))
+			second := cachetest.GoGet(t.Context(), other, b, asks(one, a))
+			cachetest.Receive(t, "a load", both)
+			cachetest.Receive(t, "both loads", both)
 			close(meet)
-			first.want(t, "end")
-			second.want(t, "end")
+			first.Want(t, "end")
+			second.Want(t, "end")
 			if n := recursive.Load(); n != 1 {
 				t.Errorf("%s: %d calls got ErrRecursive, want 1", name, n)
 			}
@@ -638,78 +631,23 @@ func TestErrRecursive_LoadsOfEachOther(t *testing.T) {
 
 // A Loader can start a load that it does not wait for, and which needs the Loader's own key.
 func TestErrRecursive_Prefetch(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
-		prefetched := make(chan *call[string], 1)
-		a := goGet(t.Context(), c, "a", func(ctx context.Context, _ string) (string, error) {
-			prefetched <- goGet(context.WithoutCancel(ctx), c, "b", func(ctx context.Context, _ string) (string, error) {
-				return c.GetOrLoad(ctx, "a", mustNotLoad[string](t))
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		prefetched := make(chan *cachetest.Call[string], 1)
+		a := cachetest.GoGet(t.Context(), c, "a", func(ctx context.Context, _ string) (string, error) {
+			prefetched <- cachetest.GoGet(context.WithoutCancel(ctx), c, "b", func(ctx context.Context, _ string) (string, error) {
+				return c.GetOrLoad(ctx, "a", cachetest.MustNotLoad[string](t))
 			})
 			time.Sleep(time.Second)
 			return "v", nil
 		})
 		prefetch := <-prefetched
 		synctest.Wait()
-		outsider := goGet(t.Context(), c, "b", mustNotLoad[string](t))
-		a.want(t, "v")
-		prefetch.want(t, "v")
-		outsider.want(t, "v")
+		outsider := cachetest.GoGet(t.Context(), c, "b", cachetest.MustNotLoad[string](t))
+		a.Want(t, "v")
+		prefetch.Want(t, "v")
+		outsider.Want(t, "v")
 	})
-}
-
-// A load that callers wait for gets ErrRecursive from its own key, although the key holds a stale
-// value.
-func TestErrRecursive_StaleKey(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache(t, rdb, staleOptions(0, time.Minute))
-		setStale(t, c, "k", "old", 0)
-		ask(t.Context(), c, "k", func(ctx context.Context, key string) (string, error) {
-			return c.GetOrLoad(ctx, key, mustNotLoad[string](t))
-		}).wantOld(t, "a failure like any other", 0, singlefill.ErrRecursive)
-	})
-}
-
-// A refresh that asks for its own key gets the old value, and ErrRecursive once the value is gone.
-func TestErrRecursive_Refresh(t *testing.T) {
-	t.Parallel()
-	for _, first := range []string{"the loader", "another caller"} {
-		t.Run(first, func(t *testing.T) {
-			t.Parallel()
-			p, ns, c, _, rdb := proxied(t, refreshOptions())
-			putEntry(t, rdb, ns, "k", refreshKinds["stale"](), time.Hour)
-			begun, asks, asked := make(chan struct{}), make(chan struct{}), make(chan struct{})
-			goGet(t.Context(), c, "k", func(ctx context.Context, key string) (string, error) {
-				v, err := c.GetOrLoad(ctx, key, mustNotLoad[string](t))
-				wantValue(t, v, err, "v0") // as long as it is there
-				close(begun)
-				<-asks
-				_, err = c.GetOrLoad(&waitingContext{Context: ctx, asked: asked}, key, mustNotLoad[string](t))
-				if err != singlefill.ErrRecursive {
-					t.Errorf("the loader got %v, want ErrRecursive itself", err)
-				}
-				return "v1", nil
-			}).want(t, "v0")
-			receive(t, "the refresh loads", begun)
-			if err := rdb.Del(t.Context(), ns+":{k}").Err(); err != nil {
-				t.Fatal(err)
-			}
-			read := p.On(redistest.Command("get"), redistest.HoldReply).Times(1)
-			if first == "the loader" {
-				close(asks)
-				receive(t, "the loader's read finds nothing", read.Hit())
-			}
-			innocent := goGet(t.Context(), c, "k", mustNotLoad[string](t)).waits(t)
-			if first != "the loader" {
-				receive(t, "a read finds nothing", read.Hit())
-				close(asks)
-				receive(t, "the loader waits too", asked)
-			}
-			read.Release()
-			innocent.want(t, "v1")
-			_ = c.Close()
-			wantStored(t, rdb, ns, "k", "v1")
-		})
-	}
 }
 
 // Callers that share a load, and those of later hits, own their values.
@@ -730,24 +668,24 @@ func TestGetOrLoad_CallersOwnTheirValues(t *testing.T) {
 }
 
 func testOwnership[T any](t *testing.T, rdb redis.UniversalClient, opts *singlefill.Options[T], value, same T, change func(T)) {
-	c := newCache(t, rdb, opts)
-	src := newSource[T](t)
-	var herd []*call[T]
+	c := cachetest.NewCache(t, rdb, opts)
+	src := cachetest.NewSource[T](t)
+	var herd []*cachetest.Call[T]
 	for range 10 {
-		herd = append(herd, goGet(t.Context(), c, "k", src.load).waits(t))
+		herd = append(herd, cachetest.GoGet(t.Context(), c, "k", src.Load).Waits(t))
 	}
-	src.next(t).give(value)
+	src.Next(t).Give(value)
 	for range 3 { // callers of later hits are owners too
 		for _, a := range herd {
-			v, err := a.result(t)
-			wantValue(t, v, err, same)
+			v, err := a.Result(t)
+			cachetest.WantValue(t, v, err, same)
 			if err == nil {
 				change(v)
 			}
 		}
-		herd = []*call[T]{goGet(t.Context(), c, "k", src.load)}
+		herd = []*cachetest.Call[T]{cachetest.GoGet(t.Context(), c, "k", src.Load)}
 	}
-	src.want(t, 1)
+	src.Want(t, 1)
 }
 
 // Callers that share a read own their values: each changes its value at once, while others still
@@ -765,23 +703,21 @@ func TestGetOrLoad_ReadersOwnTheirValues(t *testing.T) {
 
 func readersOwn[T any](t *testing.T, value T, change func(T)) {
 	proxy := redistest.NewProxy(t, redistest.Shared(t).Addr)
-	c := newCache[T](t, proxy.Client(t), nil)
-	if err := c.Set(t.Context(), "k", value); err != nil {
-		t.Fatal(err)
-	}
+	c := cachetest.NewCache[T](t, proxy.Client(t), nil)
+	redistest.Must(t, c.Set(t.Context(), "k", value))
 	for range 3 {
 		read := proxy.On(redistest.Command("get"), redistest.HoldReply).Times(1)
-		herd := []*call[T]{goGet(t.Context(), c, "k", mustNotLoad[T](t))}
-		receive(t, "the first read is answered", read.Hit())
+		herd := []*cachetest.Call[T]{cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[T](t))}
+		cachetest.Receive(t, "the first read is answered", read.Hit())
 		for range 20 {
-			herd = append(herd, goGet(t.Context(), c, "k", mustNotLoad[T](t)).waits(t))
+			herd = append(herd, cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[T](t)).Waits(t))
 		}
 		read.Release()
 		var wg sync.WaitGroup
 		for _, a := range herd {
 			wg.Go(func() {
-				v, err := a.result(t)
-				wantValue(t, v, err, value)
+				v, err := a.Result(t)
+				cachetest.WantValue(t, v, err, value)
 				if err == nil {
 					change(v)
 				}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,33 +17,34 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/fleetlock"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
+	"github.com/singlefill/singlefill/lock"
 )
 
 // A dead holder is replaced when its lock ends, by a waiter's next poll.
 //
 //fault:killed-holder
 func TestLock_DeadHolder(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)
-		c := newCacheIn(t, rdb, ns, &raw) // LockTTL is 20 s
+		c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw) // LockTTL is 20 s
 		// Another process dies: its lock stays as it is while it loads, and no process renews it.
-		src := newSource[string](t)
-		lives := goGet(t.Context(), newCacheIn(t, rdb, ns, &raw), "l", src.load)
-		load := src.next(t)
-		lock, _ := stored(t, rdb, ns+":{l}:lock")
-		if err := rdb.Set(t.Context(), ns+":{k}:lock", lock, 20*time.Second).Err(); err != nil {
-			t.Fatal(err)
-		}
-		load.give("v")
-		lives.want(t, "v")
+		src := cachetest.NewSource[string](t)
+		lives := cachetest.GoGet(t.Context(), cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw), "l", src.Load)
+		load := src.Next(t)
+		lock, _ := cachetest.Stored(t, rdb, ns+":{l}:lock")
+		redistest.Must(t, rdb.Set(t.Context(), ns+":{k}:lock", lock, 20*time.Second).Err())
+		load.Give("v")
+		lives.Want(t, "v")
 		begun := time.Now()
-		v, err := c.GetOrLoad(t.Context(), "k", gives("v"))
-		wantValue(t, v, err, "v")
+		v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives("v"))
+		cachetest.WantValue(t, v, err, "v")
 		if d := time.Since(begun); d < 20*time.Second || d > 20*time.Second+320*time.Millisecond {
 			t.Errorf("loaded after %v, want 20s and a poll", d)
 		}
-		wantStored(t, rdb, ns, "k", "v")
+		cachetest.WantStored(t, rdb, ns, "k", "v")
 	})
 }
 
@@ -49,19 +52,19 @@ func TestLock_DeadHolder(t *testing.T) {
 //
 //fault:slow-load
 func TestLock_RenewedWhileLoading(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)
 		opts := &singlefill.Options[string]{RedisTimeout: 300 * time.Millisecond, LockTTL: time.Second, LoadTimeout: time.Minute}
-		there, here := newCacheIn(t, rdb, ns, opts), newCacheIn(t, rdb, ns, opts)
-		src := newSource[string](t)
-		loads := goGet(t.Context(), there, "k", src.load)
-		load := src.next(t)
-		waits := goGet(t.Context(), here, "k", src.load)
+		there, here := cachetest.NewCacheIn(t, rdb, ns, opts), cachetest.NewCacheIn(t, rdb, ns, opts)
+		src := cachetest.NewSource[string](t)
+		loads := cachetest.GoGet(t.Context(), there, "k", src.Load)
+		load := src.Next(t)
+		waits := cachetest.GoGet(t.Context(), here, "k", src.Load)
 		time.Sleep(55 * time.Second)
-		load.give("v")
-		loads.want(t, "v")
-		waits.want(t, "v")
-		src.want(t, 1)
+		load.Give("v")
+		loads.Want(t, "v")
+		waits.Want(t, "v")
+		src.Want(t, 1)
 		if s := there.Stats(); s.LocksLost != 0 || s.Stored != 1 {
 			t.Errorf("%+v, want the load stored", s)
 		}
@@ -72,25 +75,25 @@ func TestLock_RenewedWhileLoading(t *testing.T) {
 //
 //fault:many-joiners
 func TestLock_RenewalsOfManyJoiners(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		const loads, arrivals = 32, 100
 		var renewals atomic.Int64
-		isRenewal := isScript(t, "renew")
-		rdb.AddHook(before(func(cmd redis.Cmder) error {
-			if isRenewal(argsOf(cmd)) {
+		isRenewal := cachetest.Script(t, "renew")
+		rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
+			if isRenewal(cachetest.Args(cmd)) {
 				renewals.Add(1)
 			}
 			return nil
 		}))
-		c := newCache[string](t, rdb, nil)
-		src := &countedSource{takes: 2 * time.Second, value: "v"}
+		c := cachetest.NewCache[string](t, rdb, nil)
+		src := &cachetest.TimedSource{Takes: 2 * time.Second, Value: "v"}
 		var callers sync.WaitGroup
 		for range arrivals {
-			callers.Go(func() { getAll(t.Context(), t, c, loads, src.load) })
+			callers.Go(func() { cachetest.GetAll(t.Context(), t, c, loads, src.Load) })
 			time.Sleep(15 * time.Millisecond)
 		}
 		callers.Wait()
-		if n := src.loads.Load(); n != loads {
+		if n := src.Loads.Load(); n != loads {
 			t.Errorf("%d loads, want %d", n, loads)
 		}
 		if n := renewals.Load(); n > 10*loads {
@@ -101,25 +104,25 @@ func TestLock_RenewalsOfManyJoiners(t *testing.T) {
 
 // Callers that joined a failed load share its failure, even if the reply to its release was lost.
 func TestLock_LostReplyOfTheRelease(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		isRelease := isScript(t, "release")
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		isRelease := cachetest.Script(t, "release")
 		var lost atomic.Bool
-		rdb.AddHook(after(func(cmd redis.Cmder) error {
-			if isRelease(argsOf(cmd)) && !lost.Swap(true) {
+		rdb.AddHook(cachetest.After(func(cmd redis.Cmder) error {
+			if isRelease(cachetest.Args(cmd)) && !lost.Swap(true) {
 				return errors.New("connection reset")
 			}
 			return nil
 		}))
-		c := newCache[string](t, rdb, nil)
-		src := newSource[string](t)
-		first := goGet(t.Context(), c, "k", src.load)
-		load := src.next(t)
+		c := cachetest.NewCache[string](t, rdb, nil)
+		src := cachetest.NewSource[string](t)
+		first := cachetest.GoGet(t.Context(), c, "k", src.Load)
+		load := src.Next(t)
 		time.Sleep(time.Second)
-		joins := goGet(t.Context(), c, "k", gives("loaded again")).waits(t)
+		joins := cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("loaded again")).Waits(t)
 		synctest.Wait()
-		load.fail(errSource)
-		first.wantErr(t, errSource)
-		joins.wantErr(t, errSource)
+		load.Fail(cachetest.ErrSource)
+		first.WantErr(t, cachetest.ErrSource)
+		joins.WantErr(t, cachetest.ErrSource)
 	})
 }
 
@@ -127,63 +130,63 @@ func TestLock_LostReplyOfTheRelease(t *testing.T) {
 // one by one.
 func TestRemoteError_FailureElsewhere(t *testing.T) {
 	t.Parallel()
-	p, ns, waiter, loader, rdb := proxied(t, &raw)
-	src := newSource[string](t)
+	p, ns, waiter, loader, rdb := cachetest.Proxied(t, &cachetest.Raw)
+	src := cachetest.NewSource[string](t)
 	for i, test := range []struct{ text, want string }{
 		{"no connection to the database", "no connection to the database"},
 		{strings.Repeat("ü", 600), strings.Repeat("ü", 512)}, // 1 KiB, cut at a character
 		{"", ""},
 	} {
 		key := fmt.Sprint("k", i)
-		loads := goGet(t.Context(), loader, key, src.load)
-		load := src.next(t)
+		loads := cachetest.GoGet(t.Context(), loader, key, src.Load)
+		load := src.Next(t)
 		read := p.On(redistest.Command("get"), redistest.HoldReply).Times(1)
-		asked := p.On(isScript(t, "get_or_lock"), redistest.HoldReply).Times(1)
-		waits := []*call[string]{goGet(t.Context(), waiter, key, src.load)}
-		receive(t, "the read has found nothing", read.Hit())
+		asked := p.On(cachetest.Script(t, "get_or_lock"), redistest.HoldReply).Times(1)
+		waits := []*cachetest.Call[string]{cachetest.GoGet(t.Context(), waiter, key, src.Load)}
+		cachetest.Receive(t, "the read has found nothing", read.Hit())
 		for range 5 {
-			waits = append(waits, goGet(t.Context(), waiter, key, src.load).waits(t))
+			waits = append(waits, cachetest.GoGet(t.Context(), waiter, key, src.Load).Waits(t))
 		}
 		read.Release()
-		receive(t, "the lock is found held", asked.Hit())
+		cachetest.Receive(t, "the lock is found held", asked.Hit())
 		asked.Release()
 		boom := errors.New(test.text)
-		load.fail(boom)
-		loads.wantErr(t, boom)
+		load.Fail(boom)
+		loads.WantErr(t, boom)
 		for _, a := range waits {
-			_, err := a.result(t)
+			_, err := a.Result(t)
 			var remote *singlefill.RemoteError
 			if !errors.As(err, &remote) || remote.Key != key || remote.Message != test.want {
 				t.Errorf("got %v, want a RemoteError with %q", err, test.want)
 			}
 		}
-		src.want(t, int64(i+1))
-		wantStored(t, rdb, ns, key, "")
+		src.Want(t, int64(i+1))
+		cachetest.WantStored(t, rdb, ns, key, "")
 	}
 }
 
 // A caller that arrives after a failure in another process loads again.
 func TestRemoteError_LaterCallerLoads(t *testing.T) {
 	t.Parallel()
-	p, _, waiter, loader, _ := proxied(t, &raw)
-	src := newSource[string](t)
-	loads := goGet(t.Context(), loader, "k", src.load)
-	load := src.next(t)
-	asked := p.On(isScript(t, "get_or_lock"), redistest.HoldReply).Times(1)
-	before := goGet(t.Context(), waiter, "k", src.load)
-	receive(t, "the lock is found held", asked.Hit())
+	p, _, waiter, loader, _ := cachetest.Proxied(t, &cachetest.Raw)
+	src := cachetest.NewSource[string](t)
+	loads := cachetest.GoGet(t.Context(), loader, "k", src.Load)
+	load := src.Next(t)
+	asked := p.On(cachetest.Script(t, "get_or_lock"), redistest.HoldReply).Times(1)
+	before := cachetest.GoGet(t.Context(), waiter, "k", src.Load)
+	cachetest.Receive(t, "the lock is found held", asked.Hit())
 	boom := errors.New("boom")
-	load.fail(boom)
-	loads.wantErr(t, boom)
-	after := goGet(t.Context(), waiter, "k", src.load).waits(t)
+	load.Fail(boom)
+	loads.WantErr(t, boom)
+	after := cachetest.GoGet(t.Context(), waiter, "k", src.Load).Waits(t)
 	asked.Release()
 	var remote *singlefill.RemoteError
-	if _, err := before.result(t); !errors.As(err, &remote) {
+	if _, err := before.Result(t); !errors.As(err, &remote) {
 		t.Errorf("got %v, want a RemoteError", err)
 	}
-	src.next(t).give("v")
-	after.want(t, "v")
-	src.want(t, 2)
+	src.Next(t).Give("v")
+	after.Want(t, "v")
+	src.Want(t, 2)
 }
 
 // A value loaded without Redis is not given to callers that arrived after a Delete, once Redis is
@@ -191,23 +194,21 @@ func TestRemoteError_LaterCallerLoads(t *testing.T) {
 //
 //fault:away-at-end
 func TestUnlocked_LateCallerAfterTheOutage(t *testing.T) {
-	down := new(outage)
+	down := new(cachetest.Outage)
 	inOutage(t, down, func(t *testing.T, here, there *singlefill.Cache[string]) {
-		src := newSource[string](t)
-		down.on.Store(true)
-		early := goGet(t.Context(), here, "k", src.load)
-		load := src.next(t)
+		src := cachetest.NewSource[string](t)
+		down.On.Store(true)
+		early := cachetest.GoGet(t.Context(), here, "k", src.Load)
+		load := src.Next(t)
 		time.Sleep(1500 * time.Millisecond)
-		down.on.Store(false)
+		down.On.Store(false)
 		time.Sleep(2 * time.Second)
-		if err := there.Delete(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
-		late := goGet(t.Context(), here, "k", gives("new"))
+		redistest.Must(t, there.Delete(t.Context(), "k"))
+		late := cachetest.GoGet(t.Context(), here, "k", cachetest.Gives("new"))
 		synctest.Wait()
-		load.give("old")
-		early.want(t, "old")
-		late.want(t, "new")
+		load.Give("old")
+		early.Want(t, "old")
+		late.Want(t, "new")
 		if s := here.Stats(); s.LoadsUnlocked != 1 || s.BreakerOpens != 0 {
 			t.Errorf("%+v, want one load without the lock, and the breaker closed", s)
 		}
@@ -218,49 +219,49 @@ func TestUnlocked_LateCallerAfterTheOutage(t *testing.T) {
 //
 //fault:away-at-end
 func TestUnlocked_LateCallerDuringTheOutage(t *testing.T) {
-	down := new(outage)
+	down := new(cachetest.Outage)
 	inOutage(t, down, func(t *testing.T, here, there *singlefill.Cache[string]) {
-		src := newSource[string](t)
-		down.on.Store(true)
-		early := goGet(t.Context(), here, "k", src.load)
-		load := src.next(t)
-		late := goGet(t.Context(), here, "k", src.load)
+		src := cachetest.NewSource[string](t)
+		down.On.Store(true)
+		early := cachetest.GoGet(t.Context(), here, "k", src.Load)
+		load := src.Next(t)
+		late := cachetest.GoGet(t.Context(), here, "k", src.Load)
 		time.Sleep(3 * time.Second)
-		load.give("v")
-		early.want(t, "v")
-		late.want(t, "v")
-		src.want(t, 1)
+		load.Give("v")
+		early.Want(t, "v")
+		late.Want(t, "v")
+		src.Want(t, 1)
 	})
 }
 
 // LoadsUnlocked counts a load when it begins.
 func TestUnlocked_CountedAtTheBeginning(t *testing.T) {
-	down := new(outage)
+	down := new(cachetest.Outage)
 	inOutage(t, down, func(t *testing.T, here, there *singlefill.Cache[string]) {
-		src := newSource[string](t)
-		down.on.Store(true)
-		a := goGet(t.Context(), here, "k", src.load)
-		load := src.next(t)
+		src := cachetest.NewSource[string](t)
+		down.On.Store(true)
+		a := cachetest.GoGet(t.Context(), here, "k", src.Load)
+		load := src.Next(t)
 		if n := here.Stats().LoadsUnlocked; n != 1 {
 			t.Errorf("%d loads without the lock while one runs, want 1", n)
 		}
-		load.give("v")
-		a.want(t, "v")
+		load.Give("v")
+		a.Want(t, "v")
 	})
 }
 
 // A lock taken without a reply is given up when Redis is back, even if the first attempt to do so
 // fails.
 func TestUnlocked_LockInDoubtIsAbandoned(t *testing.T) {
-	down := &outage{keeps: redistest.Command("evalsha"), arrives: isScript(t, "get_or_lock")}
+	down := &cachetest.Outage{Keeps: redistest.Command("evalsha"), Arrives: cachetest.Script(t, "get_or_lock")}
 	inOutage(t, down, func(t *testing.T, here, there *singlefill.Cache[string]) {
-		goGet(t.Context(), here, "warm", gives("v")).want(t, "v")
-		down.on.Store(true)
-		goGet(t.Context(), here, "k", gives("v")).want(t, "v")
+		cachetest.GoGet(t.Context(), here, "warm", cachetest.Gives("v")).Want(t, "v")
+		down.On.Store(true)
+		cachetest.GoGet(t.Context(), here, "k", cachetest.Gives("v")).Want(t, "v")
 		time.Sleep(3 * time.Second)
-		down.on.Store(false)
+		down.On.Store(false)
 		begun := time.Now()
-		goGet(t.Context(), there, "k", gives("v")).want(t, "v")
+		cachetest.GoGet(t.Context(), there, "k", cachetest.Gives("v")).Want(t, "v")
 		if d := time.Since(begun); d > 2*time.Second {
 			t.Errorf("another process loads %v after the outage, want 2s at most: LockTTL is 20s", d)
 		}
@@ -294,418 +295,335 @@ func TestLock_RefusedRelease(t *testing.T) {
 					}
 				},
 			}}
-			here, there := newCacheIn(t, server.Client(t), ns, opts), newCacheIn(t, server.Client(t), ns, opts)
-			src := newSource[string](t)
-			first := goGet(t.Context(), here, "k", src.load)
-			load := src.next(t)
-			waits := goGet(t.Context(), there, "k", gives("v2"))
+			here, there := cachetest.NewCacheIn(t, server.Client(t), ns, opts), cachetest.NewCacheIn(t, server.Client(t), ns, opts)
+			src := cachetest.NewSource[string](t)
+			first := cachetest.GoGet(t.Context(), here, "k", src.Load)
+			load := src.Next(t)
+			waits := cachetest.GoGet(t.Context(), there, "k", cachetest.Gives("v2"))
 			redistest.Await(t, "the other process has found the lock held", func() bool { return server.Calls("pttl") > 0 })
 			redistest.Do(t, server.Admin(), fault.begin...)
-			load.give("v1")
-			first.want(t, "v1")
-			if err := receive(t, "the server refuses", abandons); !redis.HasErrorPrefix(err, says) {
+			load.Give("v1")
+			first.Want(t, "v1")
+			if err := cachetest.Receive(t, "the server refuses", abandons); !redis.HasErrorPrefix(err, says) {
 				t.Errorf("the lock is given up, which fails with %v, want %s", err, says)
 			}
 			redistest.Do(t, server.Admin(), fault.end...)
-			waits.want(t, "v2")
+			waits.Want(t, "v2")
 		})
 	}
 }
 
 // inOutage runs a test with two processes, one of which cannot reach Redis while down is on.
-func inOutage(t *testing.T, down *outage, run func(t *testing.T, here, there *singlefill.Cache[string])) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+func inOutage(t *testing.T, down *cachetest.Outage, run func(t *testing.T, here, there *singlefill.Cache[string])) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		faulty := redistest.NewMiniClient(t, m)
-		faulty.AddHook(down.hook())
+		faulty.AddHook(down.Hook())
 		ns := redistest.Namespace(t)
-		there := newCacheIn(t, rdb, ns, &singlefill.Options[string]{RedisTimeout: time.Second})
-		here := newCacheIn(t, faulty, ns, &singlefill.Options[string]{RedisTimeout: time.Second})
+		there := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{RedisTimeout: time.Second})
+		here := cachetest.NewCacheIn(t, faulty, ns, &singlefill.Options[string]{RedisTimeout: time.Second})
 		run(t, here, there)
-		down.on.Store(false)
+		down.On.Store(false)
 	})
 }
 
-// A watch has a process that loads, there, and one whose waiting is watched, here.
-type watch struct {
-	t           *testing.T
-	m           *miniredis.Miniredis
-	rdb         *redis.Client // of the process that waits
-	ns          string
-	there, here *singlefill.Cache[string]
-	wait        singlefill.WaitInfo // the last one
-}
-
-func inWatch(t *testing.T, opts singlefill.Options[string], run func(t *testing.T, w *watch)) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		redistest.Mute(m)
-		w := &watch{t: t, m: m, rdb: rdb, ns: redistest.Namespace(t)}
-		w.there = newCacheIn(t, redistest.NewMiniClient(t, m), w.ns, &opts)
-		w.here = w.another(opts)
-		run(t, w)
-	})
-}
-
-// another returns a new process to watch, which has seen no load.
-func (w *watch) another(opts singlefill.Options[string]) *singlefill.Cache[string] {
-	opts.Trace = &singlefill.Trace{WaitDone: func(_ context.Context, i singlefill.WaitInfo) { w.wait = i }}
-	return newCacheIn(w.t, w.rdb, w.ns, &opts)
-}
-
-// waits loads a key there and waits for it here, from the beginning. It returns by how much the
-// wait was longer than the load, and how many polls it took.
-func (w *watch) waits(key string, length time.Duration, result ...error) (late time.Duration, polls int) {
-	w.t.Helper()
-	err := errors.Join(result...)
-	loads := goGet(w.t.Context(), w.there, key, takes(length, "v", err))
-	synctest.Wait()
-	begun := time.Now()
-	waits := goGet(w.t.Context(), w.here, key, mustNotLoad[string](w.t))
-	waits.result(w.t)
-	late = time.Since(begun) - length
-	loads.result(w.t)
-	w.m.Del(w.ns + ":{" + key + "}")
-	return late, w.wait.Polls
-}
-
-const (
-	shortest = 2 * time.Millisecond * 5 / 4   // of all pauses that are not cut short, with its jitter
-	longest  = 250 * time.Millisecond * 5 / 4 // of all pauses
-)
-
-// part is the longest pause that is a part of d, with its jitter.
-func part(d time.Duration, of int) time.Duration {
-	return min(max(d*5/4/time.Duration(of), shortest), longest)
-}
-
-// A waiter that knows how long a load takes polls rarely, and notices its end at once.
-func TestWait_KnownLoadTime(t *testing.T) {
-	for _, c := range []struct {
-		length time.Duration
-		polls  int
-	}{{10 * time.Millisecond, 8}, {137 * time.Millisecond, 12}, {1370 * time.Millisecond, 22}, {10 * time.Second, 75}} {
-		for way, learn := range map[string]func(w *watch){
-			"waited for one": func(w *watch) { w.waits("k", c.length) },
-			"waited for one of another key": func(w *watch) {
-				for range 3 {
-					w.waits("another", c.length)
-				}
-			},
-			"loaded": func(w *watch) {
-				goGet(w.t.Context(), w.here, "k", takes(c.length, "v", nil)).want(w.t, "v")
-				w.m.Del(w.ns + ":{k}")
-			},
-			"waited for many": func(w *watch) {
-				for range 5 {
-					w.waits("k", c.length)
-				}
-			},
-		} {
-			t.Run(fmt.Sprint(c.length, ", ", way), func(t *testing.T) {
-				inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
-					learn(w)
-					for range 4 {
-						late, polls := w.waits("k", c.length)
-						if late > shortest || polls > c.polls {
-							t.Errorf("waits %v longer, and asks %d times; want at most %v and %d", late, polls, shortest, c.polls)
-						}
-					}
-				})
-			})
-		}
-	}
-}
-
-// A waiter forgets one load that was like no other.
-//
-// It may be the first load of a process, or one that met a busy machine.
-func TestWait_OneOddLoad(t *testing.T) {
-	const length, loads = 1370 * time.Millisecond, 10
-	keys := map[string]func(i int) string{
-		"one key":  func(int) string { return "k" },
-		"new keys": func(i int) string { return fmt.Sprint("k", i) },
-	}
-	for name, key := range keys {
-		for _, odd := range []time.Duration{6 * time.Microsecond, length / 10, length * 3 / 2, 7 * length} {
-			for at := range loads {
-				t.Run(fmt.Sprint(name, ", load ", at, " takes ", odd), func(t *testing.T) {
-					inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
-						for i := range max(5, at+1) {
-							took := length
-							if i == at {
-								took = odd
-							}
-							goGet(t.Context(), w.here, key(i), takes(took, "v", nil)).want(t, "v")
-							w.m.Del(w.ns + ":{" + key(i) + "}")
-						}
-						for i := range 3 {
-							late, polls := w.waits(key(loads+i), length)
-							if late > shortest || polls > 22 {
-								t.Errorf("waits %v longer, and asks %d times; want at most %v and 22", late, polls, shortest)
-							}
-						}
-					})
-				})
-			}
-		}
-	}
-}
-
-// A process that has seen no load learns from the old entry how long a load takes.
-func TestWait_LoadTimeFromTheOldEntry(t *testing.T) {
-	opts := singlefill.Options[string]{StaleIfError: time.Hour, Jitter: -1, EarlyRefresh: -1}
-	const length = 1370 * time.Millisecond
-	inWatch(t, opts, func(t *testing.T, w *watch) {
-		goGet(t.Context(), w.there, "k", takes(length, "v", nil)).want(t, "v")
-		time.Sleep(time.Hour + time.Minute)
-		goGet(t.Context(), w.there, "k", takes(length, "v", nil))
-		synctest.Wait()
-		begun := time.Now()
-		goGet(t.Context(), w.here, "k", mustNotLoad[string](t)).want(t, "v")
-		if late := time.Since(begun) - length; late > shortest || w.wait.Polls > 22 {
-			t.Errorf("waits %v longer, and asks %d times; want at most %v and 22", late, w.wait.Polls, shortest)
-		}
-	})
-}
-
-// A waiter that knows nothing notices the end of a load after a quarter of its time at most.
-func TestWait_UnknownLoadTime(t *testing.T) {
-	for _, length := range []time.Duration{5 * time.Millisecond, 50 * time.Millisecond, 500 * time.Millisecond, 5 * time.Second} {
-		t.Run(fmt.Sprint(length), func(t *testing.T) {
-			inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
-				for range 5 {
-					w.here = w.another(singlefill.Options[string]{})
-					if late, _ := w.waits("k", length); late > part(length, 5) {
-						t.Errorf("waits %v longer, want %v at most", late, part(length, 5))
-					}
-				}
-			})
-		})
-	}
-}
-
-// A waiter that arrives late polls by the age of the load, not by the time since its arrival.
-func TestWait_LateWaiter(t *testing.T) {
-	inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
-		loads := goGet(t.Context(), w.there, "k", takes(15*time.Second, "v", nil))
-		time.Sleep(10 * time.Second)
-		goGet(t.Context(), w.here, "k", mustNotLoad[string](t)).want(t, "v")
-		loads.want(t, "v")
-		if most := 1 + int(5*time.Second/(250*time.Millisecond*3/4)); w.wait.Polls > most {
-			t.Errorf("asks %d times in the last 5s, want %d at most", w.wait.Polls, most)
-		}
-	})
-}
-
-// A waiter for loads that vary notices their end within a part of their time.
-func TestWait_VaryingLoads(t *testing.T) {
-	lengths := []time.Duration{700 * time.Millisecond, time.Second, 1300 * time.Millisecond, 900 * time.Millisecond, 1100 * time.Millisecond}
-	inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
-		for i := range 50 {
-			length := lengths[i%len(lengths)]
-			if late, _ := w.waits("k", length); i >= 2*len(lengths) && late > length*15/100 {
-				t.Errorf("load of %v: waits %v longer, want 15%% of it at most", length, late)
-			}
-		}
-	})
-}
-
-// A waiter for loads of all lengths expects none, and does no worse than one that knows nothing.
-func TestWait_LoadsOfAllLengths(t *testing.T) {
-	lengths := []time.Duration{100 * time.Millisecond, time.Second, 300 * time.Millisecond, 3 * time.Second}
-	inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
-		for i := range 20 {
-			length := lengths[i%len(lengths)]
-			if late, _ := w.waits("k", length); i >= len(lengths) && late > part(length, 5) {
-				t.Errorf("load of %v: waits %v longer, want %v at most", length, late, part(length, 5))
-			}
-		}
-	})
-}
-
-// A wrong estimate costs one pause at most, also of a load that fails sooner than others end.
-func TestWait_WrongEstimate(t *testing.T) {
-	for _, c := range []struct {
-		guess, length, late time.Duration
-		polls               int
-	}{
-		{10 * time.Second, 50 * time.Millisecond, longest, 3},
-		{time.Second, 600 * time.Millisecond, 200 * time.Millisecond * 5 / 4, 6},
-		{137 * time.Millisecond, time.Millisecond, 137 * time.Millisecond * 5 / 8, 1},
-		{137 * time.Millisecond, 200 * time.Millisecond, part(63*time.Millisecond, 5), 30},
-		{10 * time.Millisecond, 10 * time.Second, longest, 100},
-	} {
-		for _, result := range []error{nil, errors.New("no value")} {
-			t.Run(fmt.Sprint(c.guess, " for ", c.length, ", ", result), func(t *testing.T) {
-				inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
-					for i := range 4 {
-						key := fmt.Sprint("k", i)
-						w.here = w.another(singlefill.Options[string]{})
-						w.waits(key, c.guess)
-						if late, polls := w.waits(key, c.length, result); late > c.late || polls > c.polls {
-							t.Errorf("waits %v longer, and asks %d times; want at most %v and %d", late, polls, c.late, c.polls)
-						}
-					}
-				})
-			})
-		}
-	}
-}
-
-// A waiter pauses for twice as long as its commands take.
-//
-// Many waiters of one key, in thousands of processes, see nothing else of each other.
-func TestWait_SlowServer(t *testing.T) {
-	const slow, length = 40 * time.Millisecond, time.Second
-	inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
-		w.waits("k", length) // until then connections are opened
-		var answered time.Time
-		var pauses []time.Duration
-		w.rdb.AddHook(before(func(redis.Cmder) error {
-			pauses = append(pauses, time.Since(answered))
-			time.Sleep(slow)
-			answered = time.Now()
-			return nil
-		}))
-		for range 5 { // of which the first knows nothing
-			pauses = nil
-			w.waits("k", length)
-			for _, pause := range pauses[2:] { // after the first look and the first question
-				if least := 2 * slow * 3 / 4; pause < least {
-					t.Errorf("asks again after %v, want twice what a command takes, with its jitter %v", pause, least)
-				}
-			}
-		}
-	})
-}
-
-// One slow command alone does not make a waiter poll less.
-func TestWait_OneSlowCommand(t *testing.T) {
-	const length, slow = 1370 * time.Millisecond, 500 * time.Millisecond
-	inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
-		w.waits("k", length)
-		var commands atomic.Int64
-		w.rdb.AddHook(before(func(redis.Cmder) error {
-			if commands.Add(1) == 3 { // after the first look and the first question
-				time.Sleep(slow)
-			}
-			return nil
-		}))
-		for range 10 {
-			commands.Store(0)
-			if late, polls := w.waits("k", length); late > shortest || polls < 4 {
-				t.Errorf("waits %v longer, and asks %d times", late, polls)
-			}
-		}
-	})
-}
-
-// A waiter polls a lock of an impossible age rarely, and takes it when it ends.
-//
-// A lock's age is the difference of two times of a clock that may have been set, or be that of
-// another server.
-func TestWait_LockOfImpossibleAge(t *testing.T) {
-	for name, at := range map[string]string{
-		"in the future": fmt.Sprintf("%016d", time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()),
-		"no time":       "no time at all!!",
-	} {
-		t.Run(name, func(t *testing.T) {
-			inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
-				held := "H" + "ANOTHERANOTHERANOTHERANOTH" + at
-				if err := w.rdb.Set(t.Context(), w.ns+":{k}:lock", held, 10*time.Second).Err(); err != nil {
-					t.Fatal(err)
-				}
-				begun := time.Now()
-				goGet(t.Context(), w.here, "k", gives("v")).want(t, "v")
-				if took := time.Since(begun); took < 10*time.Second || took > 10*time.Second+5*time.Millisecond {
-					t.Errorf("the lock is taken after %v, want 10s", took)
-				}
-				if most := 2 + int(10*time.Second/(250*time.Millisecond*3/4)); w.wait.Polls > most {
-					t.Errorf("asks %d times in 10s, want %d at most", w.wait.Polls, most)
-				}
-			})
-		})
-	}
-}
-
-// A waiter does not sleep past the end of the holder's lock, however rarely it polls by then.
-func TestWait_EndOfTheHoldersLock(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		const life, keys = 10 * time.Second, 20
+// MaxFleetLoads bounds the loads of all caches of a namespace: as many as the limit run, and never
+// one more.
+func TestMaxFleetLoads_LoadsAtATime(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		const limit, caches, keys = 3, 3, 12
 		ns := redistest.Namespace(t)
-		c := newCacheIn(t, rdb, ns, &raw)
-		begun := time.Now()
-		var calls []*call[string]
-		for k := range keys {
-			key := fmt.Sprint(k)
-			dead := "H" + strings.Repeat("T", 26) + fmt.Sprintf("%016d", k)
-			if err := rdb.Set(t.Context(), ns+":{"+key+"}:lock", dead, life).Err(); err != nil {
-				t.Fatal(err)
+		src := cachetest.NewSource[string](t)
+		var calls []*cachetest.Call[string]
+		for range caches {
+			c := cachetest.NewCacheIn(t, rdb, ns, cachetest.PatientOptions(&singlefill.Options[string]{MaxFleetLoads: limit}))
+			for k := range keys {
+				calls = append(calls, cachetest.GoGet(t.Context(), c, fmt.Sprint(k), src.Load))
 			}
-			calls = append(calls, goGet(t.Context(), c, key, gives("v")))
+		}
+		running := make(chan *cachetest.HeldLoad[string], limit)
+		for range limit {
+			running <- src.Next(t)
+		}
+		for begun := int64(limit); begun <= keys; begun++ {
+			src.Want(t, begun)
+			(<-running).Give("v")
+			if begun < keys {
+				running <- src.Next(t)
+			}
+		}
+		for range limit - 1 {
+			(<-running).Give("v")
 		}
 		for _, a := range calls {
-			a.want(t, "v")
+			a.Want(t, "v")
 		}
-		if d := time.Since(begun); d < life || d > life+6*time.Millisecond {
-			t.Errorf("the last of %d keys was loaded after %v, want %v and at most 6ms", keys, d, life)
-		}
+		src.Want(t, keys)
+		redistest.Await(t, "no slot is held any more", func() bool {
+			n, err := rdb.Exists(t.Context(), fleetKey(ns)).Result()
+			return n == 0 && err == nil
+		})
 	})
 }
 
-// A waiter polls every 250 ms at least.
-func TestWait_LongestPause(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		redistest.Mute(m)
+// A fill that waits for a slot of the fleet holds no lock, so that a process with a slot can load
+// the key.
+func TestMaxFleetLoads_QueueingHoldsNoLock(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)
-		var waited singlefill.WaitInfo
-		there := newCacheIn[string](t, rdb, ns, nil)
-		here := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Trace: &singlefill.Trace{
-			WaitDone: func(_ context.Context, i singlefill.WaitInfo) { waited = i },
-		}})
-		src := newSource[string](t)
-		goGet(t.Context(), there, "k", src.load)
-		load := src.next(t)
-		waits := goGet(t.Context(), here, "k", src.load)
-		time.Sleep(30 * time.Second)
-		load.give("v")
-		begun := time.Now()
-		waits.want(t, "v")
-		if late := time.Since(begun); late > 320*time.Millisecond {
-			t.Errorf("the value is seen after %v, want at most a poll of 250ms and its jitter", late)
-		}
-		synctest.Wait()
-		// 30s / 250ms, and some at the beginning.
-		if waited.Polls < 96 || waited.Polls > 180 {
-			t.Errorf("%d polls in 30s, want about 130", waited.Polls)
-		}
-		if d := waited.Duration; d < 30*time.Second || d > 30*time.Second+320*time.Millisecond {
-			t.Errorf("traced %v of waiting, want 30s and a poll", d)
-		}
-	})
-}
-
-// A process stops polling when its last caller has left.
-func TestWait_NoPollsWithoutCallers(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		ns := redistest.Namespace(t)
-		there, here := newCacheIn[string](t, rdb, ns, nil), newCacheIn[string](t, rdb, ns, nil)
-		src := newSource[string](t)
-		loads := goGet(t.Context(), there, "k", src.load)
-		load := src.next(t)
-		ctx, cancel := context.WithCancel(t.Context())
-		waits := goGet(ctx, here, "k", src.load)
+		a := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{MaxFleetLoads: 1})
+		src := cachetest.NewSource[string](t)
+		busy := cachetest.GoGet(t.Context(), a, "busy", src.Load)
+		load := src.Next(t)
+		waits := cachetest.GoGet(t.Context(), a, "k", cachetest.MustNotLoad[string](t))
 		time.Sleep(time.Second)
-		cancel()
-		waits.wantErr(t, context.Canceled)
-		time.Sleep(3 * time.Second) // until the channel is unsubscribed
-		synctest.Wait()
-		commands := m.CommandCount()
-		time.Sleep(2 * time.Second) // before the lock's renewal
-		if n := m.CommandCount() - commands; n != 0 {
-			t.Errorf("%d commands without a caller", n)
+		cachetest.WantUnlocked(t, rdb, ns, "k")
+		free := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{}) // without the limit
+		cachetest.GoGet(t.Context(), free, "k", cachetest.Gives("v")).Want(t, "v")
+		waits.Want(t, "v")
+		load.Give("v")
+		busy.Want(t, "v")
+	})
+}
+
+// A refresh does not wait for a slot of the fleet.
+func TestMaxFleetLoads_RefreshDoesNotWait(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.OldCache(t, rdb, singlefill.Options[string]{StaleWhileRevalidate: time.Hour, MaxFleetLoads: 1}, "old", time.Second)
+		src := cachetest.NewSource[string](t)
+		busy := cachetest.GoGet(t.Context(), c, "busy", src.Load)
+		load := src.Next(t)
+		for range 5 {
+			if a := <-cachetest.GoAsk(t.Context(), c, "k", cachetest.MustNotLoad[string](t)); a.Value != "old" || a.Took != 0 {
+				t.Errorf("answered %+v", a)
+			}
+			time.Sleep(time.Second)
 		}
-		load.give("v")
-		loads.want(t, "v")
-		src.want(t, 1)
+		load.Give("v")
+		busy.Want(t, "v")
+		synctest.Wait()
+		time.Sleep(time.Second)
+		<-cachetest.GoAsk(t.Context(), c, "k", cachetest.Gives("new"))
+		synctest.Wait()
+		cachetest.WantGet(t, c, "k", "new", nil)
+	})
+}
+
+// A nested load needs no slot of the fleet.
+func TestMaxFleetLoads_NestedLoad(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxFleetLoads: 1, MaxLoads: 1})
+		cachetest.GoGet(t.Context(), c, "outer", func(ctx context.Context, _ string) (string, error) {
+			return c.GetOrLoad(ctx, "inner", cachetest.Gives("v"))
+		}).Want(t, "v")
+	})
+}
+
+// A load gives its slot of the fleet back, however it ends.
+func TestMaxFleetLoads_SlotIsGivenBack(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ns := redistest.Namespace(t)
+		c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{MaxFleetLoads: 1})
+		for how, load := range map[string]singlefill.Loader[string]{
+			"a value":   cachetest.Gives("v"),
+			"an error":  cachetest.Fails[string](errors.New("boom")),
+			"not found": cachetest.Fails[string](singlefill.ErrNotFound),
+			"a panic":   func(context.Context, string) (string, error) { panic("boom") },
+			"Goexit":    func(context.Context, string) (string, error) { runtime.Goexit(); return "", nil },
+			"a timeout": func(ctx context.Context, _ string) (string, error) { <-ctx.Done(); return "", ctx.Err() },
+		} {
+			_, _ = c.GetOrLoad(t.Context(), how, load)
+			synctest.Wait()
+			if n, err := rdb.Exists(t.Context(), fleetKey(ns)).Result(); n != 0 || err != nil {
+				t.Errorf("after %s the slot is still held, %v", how, err)
+			}
+		}
+	})
+}
+
+// A dead process keeps its slot of the fleet for LockTTL.
+//
+//fault:killed-fleet-load
+func TestMaxFleetLoads_DeadProcess(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ns := redistest.Namespace(t)
+		holdFleetSlot(t, m, ns)
+		c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{MaxFleetLoads: 1})
+		begun := time.Now()
+		cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("v")).Want(t, "v")
+		if d := time.Since(begun); d < 5*time.Second || d > 6*time.Second {
+			t.Errorf("the slot of the dead process was taken after %v, want LockTTL, 5s, and a pause", d)
+		}
+	})
+}
+
+// fleetKey is the first key of the semaphore of a namespace.
+func fleetKey(ns string) string { return ns + ":{" + ns + "}:loads" }
+
+// Every key of a namespace begins with it and a colon, those of MaxFleetLoads too, so that one ACL
+// pattern admits all.
+func TestMaxFleetLoads_Keys(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCacheIn(t, rdb, "shop", &singlefill.Options[string]{MaxFleetLoads: 1})
+		other := cachetest.NewCacheIn(t, rdb, "shop", &singlefill.Options[string]{MaxFleetLoads: 1})
+		src := cachetest.NewSource[string](t)
+		first, second := cachetest.GoGet(t.Context(), c, "1", src.Load), cachetest.GoGet(t.Context(), other, "2", src.Load)
+		time.Sleep(3 * time.Second) // the other cache waits, and reserves the next slot
+		src.Want(t, 1)
+		keys := m.Keys()
+		if !slices.Contains(keys, fleetKey("shop")) {
+			t.Errorf("no semaphore in %q", keys)
+		}
+		for _, key := range keys {
+			if !strings.HasPrefix(key, "shop:") {
+				t.Errorf("%q is outside of the namespace", key)
+			}
+		}
+		src.Next(t).Give("v")
+		src.Next(t).Give("v")
+		first.Want(t, "v")
+		second.Want(t, "v")
+	})
+}
+
+// holdFleetSlot takes the only slot of a namespace and never renews it, as a process that has died.
+func holdFleetSlot(t *testing.T, m *miniredis.Miniredis, ns string) {
+	t.Helper()
+	dies := make(chan struct{})
+	rdb := redistest.NewMiniClient(t, m)
+	rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
+		select {
+		case <-dies:
+			return redis.ErrClosed
+		default:
+			return nil
+		}
+	}))
+	newSemaphore := fleetlock.NewSemaphore.(func(redis.UniversalClient, string, string, int, *lock.Options) (*lock.Locker, error))
+	l, err := newSemaphore(rdb, "of a dead process", fleetKey(ns), 1, &lock.Options{TTL: 5 * time.Second})
+	redistest.Must(t, err)
+	lease, err := l.TryAcquire(t.Context())
+	redistest.Must(t, err)
+	close(dies)
+	t.Cleanup(func() { _ = lease.Release(context.Background()) }) // for its goroutine
+}
+
+// MaxLoads alone bounds the loads while Redis cannot be asked.
+func TestMaxFleetLoads_WithoutRedis(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxFleetLoads: 1, MaxLoads: 2})
+		m.SetError("LOADING dataset")
+		src := cachetest.NewSource[string](t)
+		var calls []*cachetest.Call[string]
+		for k := range 4 {
+			calls = append(calls, cachetest.GoGet(t.Context(), c, fmt.Sprint(k), src.Load))
+		}
+		for begun := range 2 {
+			first, second := src.Next(t), src.Next(t)
+			time.Sleep(time.Second)
+			src.Want(t, 2*int64(begun)+2)
+			first.Give("v")
+			second.Give("v")
+		}
+		for _, a := range calls {
+			a.Want(t, "v")
+		}
+		m.SetError("")
+	})
+}
+
+// A wait for a slot of the fleet that ends in the middle of a command is no outage.
+func TestMaxFleetLoads_SlowRedis(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		rdb.AddHook(cachetest.Slow(20 * time.Millisecond))
+		opts := &singlefill.Options[string]{MaxFleetLoads: 1}
+		ns := redistest.Namespace(t)
+		a, b := cachetest.NewCacheIn(t, rdb, ns, opts), cachetest.NewCacheIn(t, rdb, ns, opts)
+		src := cachetest.NewSource[string](t)
+		cachetest.GoGet(t.Context(), a, "x", src.Load)
+		src.Next(t)
+		cachetest.GoGet(t.Context(), b, "y", src.Load)
+		for range 50 {
+			time.Sleep(time.Second)
+			synctest.Wait()
+			if n := a.Stats().Loading + b.Stats().Loading; n > 1 {
+				t.Fatalf("%d loads at a time in the fleet", n)
+			}
+		}
+	})
+}
+
+// MaxFleetLoads delays no load while Redis is silent.
+func TestMaxFleetLoads_Outage(t *testing.T) {
+	took := make(map[int]time.Duration)
+	for _, fleet := range []int{0, 64} {
+		t.Run(fmt.Sprint(fleet), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				_, rdb := redistest.StartMini(t)
+
+				c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxFleetLoads: fleet})
+				var down cachetest.Outage
+				down.On.Store(true)
+				rdb.AddHook(down.Hook())
+				begun := time.Now()
+				var calls []*cachetest.Call[string]
+				for i := range 1000 {
+					calls = append(calls, cachetest.GoGet(t.Context(), c, fmt.Sprint(i), cachetest.Takes(100*time.Millisecond, "v", nil)))
+				}
+				for _, a := range calls {
+					<-a.Answer
+				}
+				took[fleet] = time.Since(begun)
+			})
+		})
+	}
+	if took[64] > 3*took[0] {
+		t.Errorf("1000 loads took %v, and %v with MaxFleetLoads", took[0], took[64])
+	}
+}
+
+// While processes disagree on MaxFleetLoads, as during a deployment that changes it, the larger number
+// bounds the loads of all: as many run, by the count of the server, and never one more.
+//
+//fault:disagreement
+func TestMaxFleetLoads_Disagreement(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		const keys, largest = 6, 4
+		ns := redistest.Namespace(t)
+		src := cachetest.NewSource[string](t)
+		var caches []*singlefill.Cache[string]
+		var calls []*cachetest.Call[string]
+		for _, limit := range []int{2, largest} {
+			c := cachetest.NewCacheIn(t, rdb, ns, cachetest.PatientOptions(&singlefill.Options[string]{MaxFleetLoads: limit}))
+			caches = append(caches, c)
+			for k := range keys {
+				calls = append(calls, cachetest.GoGet(t.Context(), c, fmt.Sprint(k, " of ", limit), src.Load))
+			}
+		}
+		running := make(chan *cachetest.HeldLoad[string], largest)
+		for range largest {
+			running <- src.Next(t)
+		}
+		for begun := int64(largest); begun <= 2*keys; begun++ {
+			src.Want(t, begun)
+			if held, err := rdb.ZCard(t.Context(), fleetKey(ns)).Result(); held > largest || err != nil {
+				t.Errorf("%d slots are held, %v", held, err)
+			}
+			(<-running).Give("v")
+			if begun < 2*keys {
+				running <- src.Next(t)
+			}
+		}
+		for range largest - 1 {
+			(<-running).Give("v")
+		}
+		for _, a := range calls {
+			a.Want(t, "v")
+		}
+		src.Want(t, 2*keys)
+		for _, c := range caches {
+			if s := c.Stats(); s.LoadsUnlimited != 0 {
+				t.Errorf("%d loads without the limit", s.LoadsUnlimited)
+			}
+		}
 	})
 }

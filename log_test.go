@@ -14,6 +14,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
 // logTo returns a logger without times.
@@ -38,51 +40,49 @@ func TestLogTrace_Lines(t *testing.T) {
 		reply string // of Redis to every command; "": none
 	}{
 		{"hits, loads and no value", nil, func(t *testing.T, c *singlefill.Cache[any], _ *redis.Client) {
-			_, _ = c.GetOrLoad(t.Context(), "k", gives[any]("v"))
-			_, _ = c.GetOrLoad(t.Context(), "k", gives[any]("v"))
-			_, _ = c.GetOrLoad(t.Context(), "none", fails[any](singlefill.ErrNotFound))
+			_, _ = c.GetOrLoad(t.Context(), "k", cachetest.Gives[any]("v"))
+			_, _ = c.GetOrLoad(t.Context(), "k", cachetest.Gives[any]("v"))
+			_, _ = c.GetOrLoad(t.Context(), "none", cachetest.Fails[any](singlefill.ErrNotFound))
 		}, "", ""},
 		{"failed", nil, func(t *testing.T, c *singlefill.Cache[any], _ *redis.Client) {
-			_, _ = c.GetOrLoad(t.Context(), "secret", fails[any](errors.New("boom")))
+			_, _ = c.GetOrLoad(t.Context(), "secret", cachetest.Fails[any](errors.New("boom")))
 		}, "level=WARN msg=\"load failed\" duration=0s err=boom\n", ""},
 		{"failed, slow, with its key", &singlefill.LogOptions{Keys: true}, func(t *testing.T, c *singlefill.Cache[any], _ *redis.Client) {
-			_, _ = c.GetOrLoad(t.Context(), "k", takes[any](3*time.Second, nil, errors.New("boom")))
+			_, _ = c.GetOrLoad(t.Context(), "k", cachetest.Takes[any](3*time.Second, nil, errors.New("boom")))
 		}, "level=WARN msg=\"load failed\" duration=3s key=k err=boom\n", ""},
 		{"slow", nil, func(t *testing.T, c *singlefill.Cache[any], _ *redis.Client) {
-			_, _ = c.GetOrLoad(t.Context(), "a", takes[any](time.Second-1, "v", nil))
-			_, _ = c.GetOrLoad(t.Context(), "b", takes[any](time.Second, "v", nil))
+			_, _ = c.GetOrLoad(t.Context(), "a", cachetest.Takes[any](time.Second-1, "v", nil))
+			_, _ = c.GetOrLoad(t.Context(), "b", cachetest.Takes[any](time.Second, "v", nil))
 		}, "level=INFO msg=\"load was slow\" duration=1s\n", ""},
 		{"slow is off", &singlefill.LogOptions{Slow: -1}, func(t *testing.T, c *singlefill.Cache[any], _ *redis.Client) {
-			_, _ = c.GetOrLoad(t.Context(), "k", takes[any](5*time.Second, "v", nil))
+			_, _ = c.GetOrLoad(t.Context(), "k", cachetest.Takes[any](5*time.Second, "v", nil))
 		}, "", ""},
 		{"not encoded", nil, func(t *testing.T, c *singlefill.Cache[any], _ *redis.Client) {
-			_, _ = c.GetOrLoad(t.Context(), "k", gives[any](func() {}))
+			_, _ = c.GetOrLoad(t.Context(), "k", cachetest.Gives[any](func() {}))
 		}, "level=WARN msg=\"loaded value not stored\" duration=0s store_err=", ""},
 		{"refused", nil, func(t *testing.T, c *singlefill.Cache[any], _ *redis.Client) {
 			_, _ = c.GetOrLoad(t.Context(), "k", func(ctx context.Context, key string) (any, error) { return "v", c.Delete(ctx, key) })
 		}, "level=INFO msg=\"load refused: its key was changed meanwhile, or its lock was lost\" duration=0s\n", ""},
 		{"Redis is silent", nil, func(t *testing.T, c *singlefill.Cache[any], rdb *redis.Client) {
 			_ = rdb.Close()
-			_, _ = c.GetOrLoad(t.Context(), "k", gives[any]("v"))
+			_, _ = c.GetOrLoad(t.Context(), "k", cachetest.Gives[any]("v"))
 		}, "level=WARN msg=\"load without the lock: redis did not answer, or refused\" duration=0s unlocked=true\n", ""},
 		{"Redis is out of memory", nil, func(t *testing.T, c *singlefill.Cache[any], _ *redis.Client) {
-			_, _ = c.GetOrLoad(t.Context(), "k", gives[any]("v"))
+			_, _ = c.GetOrLoad(t.Context(), "k", cachetest.Gives[any]("v"))
 		}, "level=WARN msg=\"redis refused a command\" op=get err=\"OOM command not allowed\"\n" +
 			"level=WARN msg=\"redis refused a command\" op=lock err=\"OOM command not allowed\"\n" +
 			"level=WARN msg=\"load without the lock: redis did not answer, or refused\" duration=0s unlocked=true\n", "OOM command not allowed"},
 		{"another type in the namespace", &singlefill.LogOptions{Keys: true}, func(t *testing.T, c *singlefill.Cache[any], rdb *redis.Client) {
 			rdb.Set(t.Context(), "ns:{k}", "other", time.Hour)
-			_, _ = c.GetOrLoad(t.Context(), "k", gives[any]("v"))
+			_, _ = c.GetOrLoad(t.Context(), "k", cachetest.Gives[any]("v"))
 		}, "level=WARN msg=\"a value in redis is not one of this cache: another type in its namespace, or another program\" " +
 			"err=\"singlefill: entry is shorter than its header\" key=k\n", ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 				var b bytes.Buffer
 				c, err := singlefill.New[any](rdb, "ns", time.Hour, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, err)
 				c.AddTrace(singlefill.LogTrace(logTo(&b), test.opts))
 				m.SetError(test.reply)
 				test.run(t, c, rdb)

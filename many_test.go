@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
 // A manySource has a ManyLoader whose answer is "value of key" for each key that it does not lack.
@@ -122,12 +124,10 @@ func goGetMany(ctx context.Context, c *singlefill.Cache[string], keys []string, 
 // and that is remembered.
 func TestGetOrLoadMany(t *testing.T) {
 	t.Parallel()
-	userEach(t, func(t *testing.T, rdb, _ redis.UniversalClient) {
+	cachetest.UserEach(t, func(t *testing.T, rdb, _ redis.UniversalClient) {
 		ctx := t.Context()
-		c := newCache(t, rdb, &raw)
-		if err := c.Set(ctx, "b", valueOf("b")); err != nil {
-			t.Fatal(err)
-		}
+		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
+		redistest.Must(t, c.Set(ctx, "b", valueOf("b")))
 		s := &manySource{lacks: map[string]bool{"none": true}}
 		_, cluster := rdb.(*redis.ClusterClient)
 		one := !cluster
@@ -160,81 +160,46 @@ func TestGetOrLoadMany(t *testing.T) {
 // A call for a hundred keys needs three round trips: to read, to lock and to store. Hits need one.
 // No keys need none.
 func TestGetOrLoadMany_RoundTrips(t *testing.T) {
-	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) { // commands that take no time are not late
-		var trips tripCounter
-		rdb.AddHook(&trips)
-		c := newCache(t, rdb, &raw)
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) { // no command is late
+		var trips atomic.Int64
+		rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+			if cmds[0].Name() != "hello" {
+				trips.Add(1)
+			}
+			return nil
+		}))
+		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
 		s := new(manySource)
 		get := func(keys []string) {
 			t.Helper()
 			got, err := c.GetOrLoadMany(t.Context(), keys, s.load)
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			wantMany(t, "get", got, keys...)
 		}
 		get([]string{"x"}) // the server learns the scripts
-		trips.take()
+		trips.Store(0)
 		for _, row := range []struct {
 			what  string
 			keys  []string
-			trips int
+			trips int64
 		}{
 			{"misses", manyKeys(100), 3},
 			{"hits", manyKeys(100), 1},
 			{"no keys", nil, 0},
 		} {
 			get(row.keys)
-			if n := trips.take(); n != row.trips {
+			if n := trips.Swap(0); n != row.trips {
 				t.Errorf("%s: %d round trips, want %d", row.what, n, row.trips)
 			}
 		}
 	})
 }
 
-// A tripCounter counts commands and pipelines.
-type tripCounter struct {
-	takes time.Duration // time of each pipeline
-
-	mu sync.Mutex
-	n  int
-}
-
-func (c *tripCounter) take() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	n := c.n
-	c.n = 0
-	return n
-}
-
-func (c *tripCounter) add() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.n++
-}
-
-func (c *tripCounter) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (c *tripCounter) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error { c.add(); return next(ctx, cmd) }
-}
-
-func (c *tripCounter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		if cmds[0].Name() != "hello" && cmds[0].Name() != "client" {
-			c.add()
-			time.Sleep(c.takes)
-		}
-		return next(ctx, cmds)
-	}
-}
-
 // Bad input touches nothing, and the error says what is wrong.
 func TestMany_BadInput(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
-	c := newCache(t, rdb, &raw)
+	c := cachetest.NewCache(t, rdb, &cachetest.Raw)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	s := new(manySource)
@@ -262,9 +227,7 @@ func TestMany_BadInput(t *testing.T) {
 	if _, err := c.Get(t.Context(), "a"); err != singlefill.ErrMiss {
 		t.Errorf("a: %v, want a miss", err)
 	}
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, c.Close())
 	_, loading := c.GetOrLoadMany(t.Context(), []string{"a"}, s.load)
 	_, getting := c.GetMany(t.Context(), []string{"a"})
 	for what, err := range map[string]error{"GetOrLoadMany": loading, "GetMany": getting, "SetMany": c.SetMany(t.Context(), nil), "Clear": c.Clear(t.Context())} {
@@ -283,17 +246,15 @@ func TestGetOrLoadMany_Failures(t *testing.T) {
 		want error // by errors.Is
 		is   func(err error) bool
 	}{
-		{"error", (&manySource{err: errSource}).load, errSource, nil},
-		{"panic", func(context.Context, []string) (map[string]string, error) { panic(errSource) }, errSource, isPanic},
+		{"error", (&manySource{err: cachetest.ErrSource}).load, cachetest.ErrSource, nil},
+		{"panic", func(context.Context, []string) (map[string]string, error) { panic(cachetest.ErrSource) }, cachetest.ErrSource, isPanic},
 		{"Goexit", func(context.Context, []string) (map[string]string, error) { runtime.Goexit(); return nil, nil }, nil, isPanic},
 	} {
 		t.Run(row.what, func(t *testing.T) {
 			t.Parallel()
 			_, rdb := redistest.StartMini(t)
-			c := newCache(t, rdb, &raw)
-			if err := c.Set(t.Context(), "had", valueOf("had")); err != nil {
-				t.Fatal(err)
-			}
+			c := cachetest.NewCache(t, rdb, &cachetest.Raw)
+			redistest.Must(t, c.Set(t.Context(), "had", valueOf("had")))
 			got, err := c.GetOrLoadMany(t.Context(), []string{"a", "had", "b"}, row.load)
 			wantMany(t, row.what, got, "had")
 			if row.want != nil {
@@ -337,7 +298,7 @@ func TestGetOrLoadMany_StrayKeys(t *testing.T) {
 		t.Run(row.what, func(t *testing.T) {
 			t.Parallel()
 			_, rdb := redistest.StartMini(t)
-			c := newCache(t, rdb, &raw)
+			c := cachetest.NewCache(t, rdb, &cachetest.Raw)
 			got, err := c.GetOrLoadMany(t.Context(), []string{"Foo", "asked", "none"}, row.load)
 			wantMany(t, "the first call", got, "asked")
 			many, ok := errors.AsType[*singlefill.ManyError](err)
@@ -348,17 +309,17 @@ func TestGetOrLoadMany_StrayKeys(t *testing.T) {
 				if err := many.Errs[key]; err == nil || !strings.Contains(err.Error(), `"foo"`) {
 					t.Errorf("%s: error %v, want one that names foo", key, err)
 				}
-				wantGet(t, c, key, "", singlefill.ErrMiss)
+				cachetest.WantGet(t, c, key, "", singlefill.ErrMiss)
 			}
-			wantGet(t, c, "asked", valueOf("asked"), nil)
-			goGet(t.Context(), c, "Foo", gives("v")).want(t, "v")
-			wantGet(t, c, "foo", "", singlefill.ErrMiss)
+			cachetest.WantGet(t, c, "asked", valueOf("asked"), nil)
+			cachetest.GoGet(t.Context(), c, "Foo", cachetest.Gives("v")).Want(t, "v")
+			cachetest.WantGet(t, c, "foo", "", singlefill.ErrMiss)
 		})
 	}
 	t.Run("none is left out", func(t *testing.T) {
 		t.Parallel()
 		_, rdb := redistest.StartMini(t)
-		c := newCache(t, rdb, &raw)
+		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
 		got, err := c.GetOrLoadMany(t.Context(), []string{"a"}, func(context.Context, []string) (map[string]string, error) {
 			return map[string]string{"a": valueOf("a"), "more": "v"}, nil
 		})
@@ -377,7 +338,7 @@ func isPanic(err error) bool {
 func TestGetOrLoadMany_NoneExists(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
-	c := newCache(t, rdb, &raw)
+	c := cachetest.NewCache(t, rdb, &cachetest.Raw)
 	s := &manySource{err: fmt.Errorf("shop: %w", singlefill.ErrNotFound)}
 	for _, what := range []string{"loaded", "remembered"} {
 		got, err := c.GetOrLoadMany(t.Context(), []string{"a", "b"}, s.load)
@@ -391,15 +352,15 @@ func TestGetOrLoadMany_NoneExists(t *testing.T) {
 // The text of a ManyError names a key, and it unwraps to the error of each.
 func TestManyError(t *testing.T) {
 	t.Parallel()
-	one := &singlefill.ManyError{Errs: map[string]error{"k": errSource}}
-	two := &singlefill.ManyError{Errs: map[string]error{"z": errSource, "a": singlefill.ErrClosed}}
+	one := &singlefill.ManyError{Errs: map[string]error{"k": cachetest.ErrSource}}
+	two := &singlefill.ManyError{Errs: map[string]error{"z": cachetest.ErrSource, "a": singlefill.ErrClosed}}
 	if got, want := one.Error(), `singlefill: key "k": the source is down`; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	if got, want := two.Error(), `singlefill: 2 keys have errors; the first, "a": singlefill: cache is closed`; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
-	if !errors.Is(two, errSource) || !errors.Is(two, singlefill.ErrClosed) || errors.Is(two, singlefill.ErrMiss) {
+	if !errors.Is(two, cachetest.ErrSource) || !errors.Is(two, singlefill.ErrClosed) || errors.Is(two, singlefill.ErrMiss) {
 		t.Error("errors.Is does not see the errors of the keys")
 	}
 }
@@ -408,33 +369,33 @@ func TestManyError(t *testing.T) {
 func TestGetOrLoadMany_MeetsSingleCalls(t *testing.T) {
 	for _, processes := range []int{1, 2} {
 		t.Run(fmt.Sprintf("%d processes", processes), func(t *testing.T) {
-			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-				caches := newCaches(t, m, "ns", processes, &raw)
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+				caches := cachetest.NewCaches(t, m, "ns", processes, &cachetest.Raw)
 				one, many := caches[0], caches[processes-1]
-				single := newSource[string](t)
+				single := cachetest.NewSource[string](t)
 				s := &manySource{takes: 2 * time.Second}
 
-				first := goGet(t.Context(), one, "a", single.load)
-				a := single.next(t)
+				first := cachetest.GoGet(t.Context(), one, "a", single.Load)
+				a := single.Next(t)
 				call := goGetMany(t.Context(), many, []string{"a", "b"}, s.load)
 				time.Sleep(time.Second)
-				second := goGet(t.Context(), one, "b", mustNotLoad[string](t))
+				second := cachetest.GoGet(t.Context(), one, "b", cachetest.MustNotLoad[string](t))
 				time.Sleep(2 * time.Second)
 				select {
 				case <-call.done:
 					t.Error("the call does not wait for the single one")
 				default:
 				}
-				a.give(valueOf("a"))
+				a.Give(valueOf("a"))
 				<-call.done
 				if call.err != nil {
 					t.Error(call.err)
 				}
 				wantMany(t, "the call", call.values, "a", "b")
-				first.want(t, valueOf("a"))
-				second.want(t, valueOf("b"))
+				first.Want(t, valueOf("a"))
+				second.Want(t, valueOf("b"))
 				s.wantCalls(t, "the call", []string{"b"})
-				single.want(t, 1)
+				single.Want(t, 1)
 			})
 		})
 	}
@@ -442,12 +403,12 @@ func TestGetOrLoadMany_MeetsSingleCalls(t *testing.T) {
 
 // Calls with keys in common load each key once, and wait for each other.
 func TestGetOrLoadMany_Overlap(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
 		s := &manySource{takes: time.Second}
 		var calls []*goMany
 		var asked [][]string
 		keys := manyKeys(20)
-		for i, c := range newCaches(t, m, "ns", 4, &raw) {
+		for i, c := range cachetest.NewCaches(t, m, "ns", 4, &cachetest.Raw) {
 			part := slices.Concat(keys[i*4:], keys[:i*2])
 			if i%2 == 1 {
 				slices.Reverse(part)
@@ -472,8 +433,8 @@ func TestGetOrLoadMany_Overlap(t *testing.T) {
 func TestGetOrLoadMany_MaxBatch(t *testing.T) {
 	for _, row := range []struct{ maxLoads, most int }{{-1, 3}, {2, 2}, {1, 1}} {
 		t.Run(fmt.Sprintf("MaxLoads %d", row.maxLoads), func(t *testing.T) {
-			inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-				c := newCache(t, rdb, &singlefill.Options[string]{Codec: singlefill.Raw, MaxBatch: 4, MaxLoads: row.maxLoads})
+			cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+				c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Codec: singlefill.Raw, MaxBatch: 4, MaxLoads: row.maxLoads})
 				s := &manySource{takes: time.Second}
 				keys := manyKeys(10)
 				got, err := c.GetOrLoadMany(t.Context(), keys, s.load)
@@ -493,17 +454,15 @@ func TestGetOrLoadMany_MaxBatch(t *testing.T) {
 // At the end of its context a call returns what it has, and the error of the context for the rest.
 // The loads go on.
 func TestGetOrLoadMany_Deadline(t *testing.T) {
-	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache(t, rdb, &raw)
-		if err := c.Set(t.Context(), "had", valueOf("had")); err != nil {
-			t.Fatal(err)
-		}
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
+		redistest.Must(t, c.Set(t.Context(), "had", valueOf("had")))
 		s := &manySource{takes: 10 * time.Second}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		begun := time.Now()
 		got, err := c.GetOrLoadMany(ctx, []string{"a", "had", "b"}, s.load)
-		wantElapsed(t, "the call", begun, time.Second)
+		cachetest.WantElapsed(t, "the call", begun, time.Second)
 		wantMany(t, "the call", got, "had")
 		wantManyErrors(t, "the call", err, context.DeadlineExceeded, "a", "b")
 		time.Sleep(10 * time.Second)
@@ -525,15 +484,13 @@ func TestGetOrLoadMany_Invalidation(t *testing.T) {
 	} {
 		for _, processes := range []int{1, 2} {
 			t.Run(fmt.Sprintf("%s, %d processes", what, processes), func(t *testing.T) {
-				inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-					caches := newCaches(t, m, "ns", processes, &raw)
+				cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+					caches := cachetest.NewCaches(t, m, "ns", processes, &cachetest.Raw)
 					loads, invalidates := caches[0], caches[processes-1]
 					s := &manySource{takes: time.Second}
 					early := goGetMany(t.Context(), loads, []string{"a", "b"}, s.load)
 					time.Sleep(time.Second / 2)
-					if err := invalidate(t.Context(), invalidates); err != nil {
-						t.Fatal(err)
-					}
+					redistest.Must(t, invalidate(t.Context(), invalidates))
 					late := goGetMany(t.Context(), loads, []string{"a", "b"}, (&manySource{}).load)
 					<-early.done
 					<-late.done
@@ -561,10 +518,10 @@ func TestGetOrLoadMany_Invalidation(t *testing.T) {
 func TestGetOrLoadMany_Refresh(t *testing.T) {
 	for _, memory := range []*singlefill.Near{nil, {}} {
 		t.Run(fmt.Sprintf("near %v", memory != nil), func(t *testing.T) {
-			inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-				opts := staleOptions(time.Minute, 0)
+			cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+				opts := cachetest.StaleOptions(time.Minute, 0)
 				opts.Near = memory
-				c := newCache(t, rdb, opts)
+				c := cachetest.NewCache(t, rdb, opts)
 				s := new(manySource)
 				keys := manyKeys(50)
 				for range 2 { // the second one reads from memory
@@ -574,14 +531,14 @@ func TestGetOrLoadMany_Refresh(t *testing.T) {
 					synctest.Wait()
 				}
 				s.wantCalls(t, "fresh", keys)
-				time.Sleep(staleLife + time.Second)
+				time.Sleep(cachetest.StaleLife + time.Second)
 				s.takes = time.Second
 				begun := time.Now()
 				got, err := c.GetOrLoadMany(t.Context(), keys, s.load)
 				if err != nil {
 					t.Error(err)
 				}
-				wantElapsed(t, "the call", begun, 0)
+				cachetest.WantElapsed(t, "the call", begun, 0)
 				wantMany(t, "the call", got, keys...)
 				time.Sleep(5 * time.Second)
 				s.wantCalls(t, "stale", keys)
@@ -595,16 +552,14 @@ func TestGetOrLoadMany_Refresh(t *testing.T) {
 
 // Old values stand in for a load that fails.
 func TestGetOrLoadMany_StaleIfError(t *testing.T) {
-	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache(t, rdb, staleOptions(0, time.Minute))
-		if err := c.SetMany(t.Context(), map[string]string{"a": valueOf("a"), "b": valueOf("b")}); err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(staleLife + time.Second)
-		s := &manySource{err: errSource}
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, cachetest.StaleOptions(0, time.Minute))
+		redistest.Must(t, c.SetMany(t.Context(), map[string]string{"a": valueOf("a"), "b": valueOf("b")}))
+		time.Sleep(cachetest.StaleLife + time.Second)
+		s := &manySource{err: cachetest.ErrSource}
 		got, err := c.GetOrLoadMany(t.Context(), []string{"a", "b", "new"}, s.load)
 		wantMany(t, "the call", got, "a", "b")
-		wantManyErrors(t, "the call", err, errSource, "new")
+		wantManyErrors(t, "the call", err, cachetest.ErrSource, "new")
 		if n := c.Stats().StaleOnError; n != 2 {
 			t.Errorf("%d old values, want 2", n)
 		}
@@ -638,7 +593,7 @@ func inSilence(t *testing.T, run func(t *testing.T, c *singlefill.Cache[string])
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		link, rdb := redistest.StartMiniLink(t)
-		c := newCache(t, rdb, &raw)
+		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
 		link.BlackHole(true)
 		run(t, c)
 		link.BlackHole(false)
@@ -649,10 +604,8 @@ func inSilence(t *testing.T, run func(t *testing.T, c *singlefill.Cache[string])
 func TestGetOrLoadMany_BadBytes(t *testing.T) {
 	t.Parallel()
 	m, rdb := redistest.StartMini(t)
-	c, err := singlefill.New(rdb, "ns", time.Hour, &raw)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c, err := singlefill.New(rdb, "ns", time.Hour, &cachetest.Raw)
+	redistest.Must(t, err)
 	defer c.Close()
 	_ = m.Set("ns:{a}", "rubbish")
 	_, _ = m.Lpush("ns:{b}", "a list")
@@ -671,12 +624,12 @@ func TestGetOrLoadMany_BadBytes(t *testing.T) {
 // A ManyLoader may call the cache for other keys: its place serves the nested load. For its own keys
 // the call is recursive.
 func TestGetOrLoadMany_Nested(t *testing.T) {
-	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache(t, rdb, &singlefill.Options[string]{Codec: singlefill.Raw, MaxLoads: 1})
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Codec: singlefill.Raw, MaxLoads: 1})
 		inner := new(manySource)
 		got, err := c.GetOrLoadMany(t.Context(), []string{"a", "b"}, func(ctx context.Context, keys []string) (map[string]string, error) {
 			for what, call := range map[string]func() error{
-				"GetOrLoad":     func() error { _, err := c.GetOrLoad(ctx, "b", gives("b")); return err },
+				"GetOrLoad":     func() error { _, err := c.GetOrLoad(ctx, "b", cachetest.Gives("b")); return err },
 				"GetOrLoadMany": func() error { _, err := c.GetOrLoadMany(ctx, []string{"x", "a"}, inner.load); return err },
 			} {
 				if err := call(); !errors.Is(err, singlefill.ErrRecursive) {
@@ -699,12 +652,12 @@ func TestGetOrLoadMany_Nested(t *testing.T) {
 
 // A loader that ignores the end of its context is abandoned at LoadTimeout.
 func TestGetOrLoadMany_LoadTimeout(t *testing.T) {
-	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache(t, rdb, &singlefill.Options[string]{Codec: singlefill.Raw, MaxLoads: 1, LoadTimeout: 30 * time.Second})
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Codec: singlefill.Raw, MaxLoads: 1, LoadTimeout: 30 * time.Second})
 		slow := &manySource{takes: time.Hour}
 		begun := time.Now()
 		_, err := c.GetOrLoadMany(t.Context(), []string{"a", "b"}, slow.load)
-		wantElapsed(t, "the call", begun, 30*time.Second)
+		cachetest.WantElapsed(t, "the call", begun, 30*time.Second)
 		wantManyErrors(t, "the call", err, context.DeadlineExceeded, "a", "b")
 		got, err := c.GetOrLoadMany(t.Context(), []string{"a", "b"}, new(manySource).load)
 		if err != nil {
@@ -717,8 +670,8 @@ func TestGetOrLoadMany_LoadTimeout(t *testing.T) {
 
 // The context of the loader ends when no caller may have any of its values, and not before.
 func TestGetOrLoadMany_Superseded(t *testing.T) {
-	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache(t, rdb, &raw)
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
 		ctx, cancel := context.WithCancel(t.Context())
 		var inside context.Context
 		call := goGetMany(ctx, c, []string{"a", "b"}, func(ctx context.Context, keys []string) (map[string]string, error) {
@@ -748,15 +701,19 @@ func TestGetOrLoadMany_Superseded(t *testing.T) {
 // Calls for the same keys at once share reads: the first one reads alone, one of the others for all
 // that came meanwhile.
 func TestGetOrLoadMany_SharedReads(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
 		rdb := redistest.NewMiniClient(t, m)
-		c := newCache(t, rdb, &raw)
+		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
 		keys := manyKeys(10)
 		if _, err := c.GetOrLoadMany(t.Context(), keys, new(manySource).load); err != nil {
 			t.Fatal(err)
 		}
-		trips := tripCounter{takes: time.Second}
-		rdb.AddHook(&trips)
+		var trips atomic.Int64
+		rdb.AddHook(redistest.Pipelines(func(ctx context.Context, cmds []redis.Cmder, next redis.ProcessPipelineHook) error {
+			trips.Add(1)
+			time.Sleep(time.Second)
+			return next(ctx, cmds)
+		}))
 		var calls []*goMany
 		for range 50 {
 			calls = append(calls, goGetMany(t.Context(), c, keys, new(manySource).load))
@@ -768,7 +725,7 @@ func TestGetOrLoadMany_SharedReads(t *testing.T) {
 			}
 			wantMany(t, "the call", call.values, keys...)
 		}
-		if n := trips.take(); n != 2 {
+		if n := trips.Load(); n != 2 {
 			t.Errorf("%d pipelines, want 2", n)
 		}
 	})
@@ -776,8 +733,8 @@ func TestGetOrLoadMany_SharedReads(t *testing.T) {
 
 // Each caller owns its values.
 func TestGetOrLoadMany_Ownership(t *testing.T) {
-	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache[[]string](t, rdb, nil)
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache[[]string](t, rdb, nil)
 		load := func(_ context.Context, keys []string) (map[string][]string, error) {
 			time.Sleep(time.Second)
 			values := make(map[string][]string)
@@ -807,7 +764,7 @@ func TestGetOrLoadMany_Near(t *testing.T) {
 	t.Parallel()
 	rdb := redistest.Shared(t).Client(t)
 	ns := redistest.Namespace(t)
-	here, there := newCacheIn(t, rdb, ns, near(singlefill.Near{})), newCacheIn(t, rdb, ns, near(singlefill.Near{}))
+	here, there := cachetest.NewCacheIn(t, rdb, ns, near(singlefill.Near{})), cachetest.NewCacheIn(t, rdb, ns, near(singlefill.Near{}))
 	s := new(manySource)
 	keys := manyKeys(10)
 	inMemory := func() {
@@ -815,9 +772,7 @@ func TestGetOrLoadMany_Near(t *testing.T) {
 		redistest.Await(t, "all keys are served from memory", func() bool {
 			before := there.Stats().NearHits
 			got, err := there.GetOrLoadMany(t.Context(), keys, s.load)
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			wantMany(t, "the call", got, keys...)
 			return there.Stats().NearHits-before == int64(len(keys))
 		})
@@ -829,9 +784,7 @@ func TestGetOrLoadMany_Near(t *testing.T) {
 	} {
 		inMemory()
 		before := there.Stats().NearHits
-		if err := invalidate(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, invalidate())
 		redistest.Await(t, what+" reaches the memory of another process", func() bool {
 			_, err := there.Get(t.Context(), keys[0])
 			after := there.Stats().NearHits
@@ -847,11 +800,9 @@ func TestGetMany(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ctx := t.Context()
-		c := newCache(t, rdb, &raw)
-		if err := c.SetMany(ctx, map[string]string{"a": valueOf("a"), "b": valueOf("b")}); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := c.GetOrLoad(ctx, "none", fails[string](singlefill.ErrNotFound)); err != singlefill.ErrNotFound {
+		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
+		redistest.Must(t, c.SetMany(ctx, map[string]string{"a": valueOf("a"), "b": valueOf("b")}))
+		if _, err := c.GetOrLoad(ctx, "none", cachetest.Fails[string](singlefill.ErrNotFound)); err != singlefill.ErrNotFound {
 			t.Fatal(err)
 		}
 		for _, keys := range [][]string{{"a", "missing", "b", "a", "none"}, nil} {
@@ -888,28 +839,26 @@ func TestGetMany_RedisAway(t *testing.T) {
 // SetMany is Set for each key: it supersedes loads, and follows TTLFunc.
 func TestSetMany(t *testing.T) {
 	t.Parallel()
-	userEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
 		ctx, ns := t.Context(), redistest.Namespace(t)
-		c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.Raw, TTLFunc: func(_ string, v string) time.Duration {
+		c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.Raw, TTLFunc: func(_ string, v string) time.Duration {
 			if v == "not kept" {
 				return 0
 			}
 			return time.Minute
 		}})
-		s := newSource[string](t)
-		call := goGet(ctx, c, "a", s.load)
-		load := s.next(t)
+		s := cachetest.NewSource[string](t)
+		call := cachetest.GoGet(ctx, c, "a", s.Load)
+		load := s.Next(t)
 		values := make(map[string]string)
 		for _, key := range manyKeys(300) {
 			values[key] = valueOf(key)
 		}
 		values["a"] = valueOf("a")
-		if err := c.SetMany(ctx, values); err != nil {
-			t.Fatal(err)
-		}
-		load.give("loaded before")
-		call.want(t, "loaded before")
-		c2 := newCacheIn(t, rdb, ns, &raw)
+		redistest.Must(t, c.SetMany(ctx, values))
+		load.Give("loaded before")
+		call.Want(t, "loaded before")
+		c2 := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
 		redistest.Await(t, "the load has ended", func() bool { return c.Stats().Loading == 0 && c.Stats().Fenced == 1 })
 		keys := slices.Sorted(maps.Keys(values))
 		for key := range values {
@@ -933,7 +882,7 @@ func TestSetMany(t *testing.T) {
 func TestSetMany_BadValue(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
-	c := newCache[any](t, rdb, &singlefill.Options[any]{Codec: singlefill.JSON})
+	c := cachetest.NewCache[any](t, rdb, &singlefill.Options[any]{Codec: singlefill.JSON})
 	err := c.SetMany(t.Context(), map[string]any{"good": "v", "bad": make(chan int)})
 	var many *singlefill.ManyError
 	if !errors.As(err, &many) || len(many.Errs) != 1 || many.Errs["bad"] == nil {
@@ -942,4 +891,77 @@ func TestSetMany_BadValue(t *testing.T) {
 	if v, err := c.Get(t.Context(), "good"); v != "v" || err != nil {
 		t.Errorf("good is %v, %v", v, err)
 	}
+}
+
+// A ManyLoader that never returns costs the keys that it was called for LoadTimeout. A key of the same
+// call that has waited for another process is loaded after that.
+func TestGetOrLoadMany_HangingLoader(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ns := redistest.Namespace(t)
+		opts := cachetest.Raw
+		opts.RedisTimeout, opts.LockTTL, opts.LoadTimeout = time.Second, 5*time.Second, 12*time.Second
+		c := cachetest.NewCacheIn(t, rdb, ns, &opts)
+		other := cachetest.NewCacheIn(t, redistest.NewMiniClient(t, m), ns, &cachetest.Raw)
+		src := cachetest.NewSource[string](t)
+		elsewhere := cachetest.GoGet(t.Context(), other, "waits", src.Load)
+		held := src.Next(t)
+
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		hang := make(chan struct{})
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			values, err := c.GetOrLoadMany(ctx, []string{"hangs", "waits"}, func(_ context.Context, keys []string) (map[string]string, error) {
+				if slices.Contains(keys, "hangs") {
+					<-hang
+				}
+				return map[string]string{"waits": "v2"}, nil
+			})
+			var many *singlefill.ManyError
+			if !errors.As(err, &many) || len(many.Errs) != 1 || !errors.Is(many.Errs["hangs"], context.DeadlineExceeded) {
+				t.Errorf("err = %v, want that of LoadTimeout for one key", err)
+			}
+			if ctx.Err() != nil || values["waits"] != "v2" {
+				t.Errorf("values = %v, ctx.Err() = %v", values, ctx.Err())
+			}
+		}()
+		time.Sleep(13 * time.Second)
+		if err := other.Delete(t.Context(), "waits"); err != nil {
+			t.Error(err)
+		}
+		<-done
+		close(hang)
+		held.Give("v1")
+		elsewhere.Want(t, "v1")
+		synctest.Wait()
+	})
+}
+
+// An error of the ManyLoader that wraps ErrNotFound is remembered, and is no error of the call. A panic
+// with such an error is a failure.
+func TestGetOrLoadMany_WrappedNotFound(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
+		wrapped := fmt.Errorf("no row: %w", singlefill.ErrNotFound)
+		values, err := c.GetOrLoadMany(t.Context(), []string{"a", "b"}, func(context.Context, []string) (map[string]string, error) {
+			return nil, wrapped
+		})
+		if len(values) != 0 || err != nil {
+			t.Errorf("got %v, %v for what does not exist", values, err)
+		}
+		if _, err := c.Get(t.Context(), "a"); err != singlefill.ErrNotFound {
+			t.Errorf("Get = %v, want ErrNotFound", err)
+		}
+
+		_, err = c.GetOrLoadMany(t.Context(), []string{"c", "d"}, func(context.Context, []string) (map[string]string, error) {
+			panic(wrapped)
+		})
+		if _, panicked := errors.AsType[*singlefill.PanicError](err); !panicked {
+			t.Errorf("err = %v, want a PanicError", err)
+		}
+		if _, err := c.Get(t.Context(), "c"); err != singlefill.ErrMiss {
+			t.Errorf("Get after a panic = %v, want ErrMiss", err)
+		}
+	})
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -12,10 +13,12 @@ import (
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
+	"github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
 // near are the options of a Raw cache with Near.
@@ -51,14 +54,14 @@ func awaitValue(t testing.TB, c *singlefill.Cache[string], key, want string, loa
 func TestNear_Invalidations(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		if hitsMayBeLate(t) {
+		if cachetest.HitsMayBeLate(t) {
 			if _, err := singlefill.New(rdb, "ns", time.Minute, near(singlefill.Near{})); err == nil {
 				t.Error("New accepts Near with client-side caching")
 			}
 			return
 		}
 		ctx, ns := t.Context(), redistest.Namespace(t)
-		here, there := newCacheIn(t, rdb, ns, near(singlefill.Near{})), newCacheIn(t, rdb, ns, near(singlefill.Near{}))
+		here, there := cachetest.NewCacheIn(t, rdb, ns, near(singlefill.Near{})), cachetest.NewCacheIn(t, rdb, ns, near(singlefill.Near{}))
 		source := "v1"
 		load := func(context.Context, string) (string, error) { return source, nil }
 		for i, change := range []struct {
@@ -90,9 +93,9 @@ func TestNear_Invalidations(t *testing.T) {
 // No process serves a value from memory MaxLag after its invalidation has returned, although no
 // wake-up arrives.
 func TestNear_MaxLag(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
 		const maxLag = 10 * time.Second
-		fleet := newCaches(t, m, redistest.Namespace(t), 3, near(singlefill.Near{MaxLag: maxLag}))
+		fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 3, near(singlefill.Near{MaxLag: maxLag}))
 		var version atomic.Int64
 		load := func(context.Context, string) (string, error) { return fmt.Sprint(version.Load()), nil }
 		m.Server().SetPreHook(nil)
@@ -101,9 +104,7 @@ func TestNear_MaxLag(t *testing.T) {
 		}
 		for range 50 {
 			version.Add(1)
-			if err := fleet[0].Delete(t.Context(), "k"); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, fleet[0].Delete(t.Context(), "k"))
 			time.Sleep(maxLag)
 			for i, c := range fleet {
 				if v, _ := c.GetOrLoad(t.Context(), "k", load); v != fmt.Sprint(version.Load()) {
@@ -120,40 +121,40 @@ func TestNear_MaxLag(t *testing.T) {
 // Hits in memory send nothing but a read of the log in each half of MaxLag; a cache that nobody
 // asks sends nothing.
 func TestNear_Commands(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := newCache(t, rdb, near(singlefill.Near{MaxLag: 10 * time.Second}))
-		awaitNear(t, c, "k", gives("v"))
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, near(singlefill.Near{MaxLag: 10 * time.Second}))
+		awaitNear(t, c, "k", cachetest.Gives("v"))
 		time.Sleep(time.Second)
-		wantCommands(t, m, "hits within half of MaxLag", 0, 0, func() {
+		cachetest.WantCommands(t, m, "hits within half of MaxLag", 0, 0, func() {
 			for range 1000 {
-				ask(t.Context(), c, "k", mustNotLoad[string](t))
+				cachetest.Ask(t.Context(), c, "k", cachetest.MustNotLoad[string](t))
 			}
 		})
-		wantCommands(t, m, "hits for 100 s", 40, 48, func() { // two commands in 4.4 to 5 s
+		cachetest.WantCommands(t, m, "hits for 100 s", 40, 48, func() { // two commands in 4.4 to 5 s
 			for range 1000 {
 				time.Sleep(100 * time.Millisecond)
-				ask(t.Context(), c, "k", mustNotLoad[string](t))
+				cachetest.Ask(t.Context(), c, "k", cachetest.MustNotLoad[string](t))
 			}
 		})
 		if hits := c.Stats().NearHits; hits < 2000 {
 			t.Errorf("%d hits in memory", hits)
 		}
 		time.Sleep(time.Minute)
-		wantCommands(t, m, "an hour without a call", 0, 0, func() { time.Sleep(time.Hour / 2) })
+		cachetest.WantCommands(t, m, "an hour without a call", 0, 0, func() { time.Sleep(time.Hour / 2) })
 	})
 }
 
 // Memory also serves answers that there is no value, and stale values within StaleWhileRevalidate,
 // which one process of the fleet refreshes.
 func TestNear_NotFoundAndStale(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		opts := near(singlefill.Near{MaxLag: time.Hour})
 		opts.StaleWhileRevalidate, opts.EarlyRefresh, opts.NotFoundTTL = time.Hour, -1, time.Hour
-		c := newCache(t, rdb, opts)
-		ask(t.Context(), c, "warm", gives("v"))
+		c := cachetest.NewCache(t, rdb, opts)
+		cachetest.Ask(t.Context(), c, "warm", cachetest.Gives("v"))
 		synctest.Wait()
 		for range 3 {
-			if _, err := c.GetOrLoad(t.Context(), "none", fails[string](singlefill.ErrNotFound)); err != singlefill.ErrNotFound {
+			if _, err := c.GetOrLoad(t.Context(), "none", cachetest.Fails[string](singlefill.ErrNotFound)); err != singlefill.ErrNotFound {
 				t.Errorf("GetOrLoad: %v", err)
 			}
 		}
@@ -161,18 +162,18 @@ func TestNear_NotFoundAndStale(t *testing.T) {
 			t.Errorf("Get: %v; %+v", err, c.Stats())
 		}
 
-		ask(t.Context(), c, "k", gives("old"))
+		cachetest.Ask(t.Context(), c, "k", cachetest.Gives("old"))
 		for range 11 { // the process stays awake
 			time.Sleep(6 * time.Minute)
-			ask(t.Context(), c, "warm", gives("v"))
+			cachetest.Ask(t.Context(), c, "warm", cachetest.Gives("v"))
 		}
 		hits := c.Stats().NearHits
-		v, info, err := c.GetOrLoadInfo(t.Context(), "k", gives("new"))
+		v, info, err := c.GetOrLoadInfo(t.Context(), "k", cachetest.Gives("new"))
 		if v != "old" || err != nil || !info.Stale || info.Age != 66*time.Minute || c.Stats().NearHits != hits+1 {
 			t.Errorf("%q, %+v, %v; %d hits in memory, want the old value from memory", v, info, err, c.Stats().NearHits-hits)
 		}
 		synctest.Wait()
-		if v, info, err = c.GetOrLoadInfo(t.Context(), "k", mustNotLoad[string](t)); v != "new" || err != nil || info.Stale || c.Stats().NearHits != hits+2 {
+		if v, info, err = c.GetOrLoadInfo(t.Context(), "k", cachetest.MustNotLoad[string](t)); v != "new" || err != nil || info.Stale || c.Stats().NearHits != hits+2 {
 			t.Errorf("%q, %+v, %v; want the new value from memory", v, info, err)
 		}
 	})
@@ -180,24 +181,24 @@ func TestNear_NotFoundAndStale(t *testing.T) {
 
 // A refresh that finds nothing to keep drops the old value from memory, too.
 func TestNear_RefreshDrops(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		opts := near(singlefill.Near{MaxLag: time.Hour})
 		opts.StaleWhileRevalidate, opts.NotFoundTTL, opts.EarlyRefresh = 2*time.Hour, -1, -1
-		c := newCache(t, rdb, opts)
-		ask(t.Context(), c, "warm", gives("v"))
+		c := cachetest.NewCache(t, rdb, opts)
+		cachetest.Ask(t.Context(), c, "warm", cachetest.Gives("v"))
 		synctest.Wait()
-		ask(t.Context(), c, "k", gives("old"))
+		cachetest.Ask(t.Context(), c, "k", cachetest.Gives("old"))
 		for range 7 { // the process stays awake
 			time.Sleep(10 * time.Minute)
-			ask(t.Context(), c, "warm", gives("v"))
+			cachetest.Ask(t.Context(), c, "warm", cachetest.Gives("v"))
 		}
 		hits := c.Stats().NearHits
-		v, err := c.GetOrLoad(t.Context(), "k", fails[string](singlefill.ErrNotFound))
+		v, err := c.GetOrLoad(t.Context(), "k", cachetest.Fails[string](singlefill.ErrNotFound))
 		if v != "old" || err != nil || c.Stats().NearHits != hits+1 {
 			t.Errorf("%q, %v; want the stale value from memory", v, err)
 		}
 		synctest.Wait()
-		if v, err = c.GetOrLoad(t.Context(), "k", gives("new")); v != "new" || err != nil {
+		if v, err = c.GetOrLoad(t.Context(), "k", cachetest.Gives("new")); v != "new" || err != nil {
 			t.Errorf("after the refresh: %q, %v; want the new value", v, err)
 		}
 	})
@@ -205,12 +206,12 @@ func TestNear_RefreshDrops(t *testing.T) {
 
 // An early refresh is drawn once for an entry, not once for each hit in memory.
 func TestNear_EarlyRefresh(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		opts := near(singlefill.Near{MaxLag: time.Hour})
 		opts.TTLFunc = func(string, string) time.Duration { return 20 * time.Minute }
-		c := newCache(t, rdb, opts)
+		c := cachetest.NewCache(t, rdb, opts)
 		const keys = 60
-		load := takes(time.Second, "v", nil)
+		load := cachetest.Takes(time.Second, "v", nil)
 		hits := func(d time.Duration, each int) {
 			for range int(d / time.Second) {
 				time.Sleep(time.Second)
@@ -227,7 +228,7 @@ func TestNear_EarlyRefresh(t *testing.T) {
 		if d := c.Stats(); n.Loads != keys || d.Loads != keys || d.Misses != keys {
 			t.Errorf("%+v; want one load for each key", d)
 		}
-		load = gives("v")
+		load = cachetest.Gives("v")
 		hits(3*time.Minute, 100)
 		if n := c.Stats(); n.Refreshes == 0 || n.Refreshes == keys || n.Loads != 2*keys {
 			t.Errorf("%+v; want that some keys are refreshed before they expire", n)
@@ -241,13 +242,13 @@ func TestNear_Ownership(t *testing.T) {
 	type any1 struct{ V any }
 	rdb := redistest.Shared(t).Client(t)
 	for _, share := range []bool{false, true} {
-		slices := newCache(t, rdb, &singlefill.Options[[]int]{Near: &singlefill.Near{Share: share}})
-		decoded := newCache(t, rdb, &singlefill.Options[*any1]{Near: &singlefill.Near{Share: share}})
-		a, b := awaitNear(t, slices, "k", gives([]int{1, 2})), awaitNear(t, slices, "k", gives([]int{1, 2}))
+		slices := cachetest.NewCache(t, rdb, &singlefill.Options[[]int]{Near: &singlefill.Near{Share: share}})
+		decoded := cachetest.NewCache(t, rdb, &singlefill.Options[*any1]{Near: &singlefill.Near{Share: share}})
+		a, b := awaitNear(t, slices, "k", cachetest.Gives([]int{1, 2})), awaitNear(t, slices, "k", cachetest.Gives([]int{1, 2}))
 		if (&a[0] == &b[0]) != share {
 			t.Errorf("Share %t: two callers have one slice: %t", share, &a[0] == &b[0])
 		}
-		c, d := awaitNear(t, decoded, "k", gives(&any1{"x"})), awaitNear(t, decoded, "k", gives(&any1{"x"}))
+		c, d := awaitNear(t, decoded, "k", cachetest.Gives(&any1{"x"})), awaitNear(t, decoded, "k", cachetest.Gives(&any1{"x"}))
 		if (c == d) != share || c.V != "x" || d.V != "x" {
 			t.Errorf("Share %t: two callers have one pointer: %t; %v, %v", share, c == d, c.V, d.V)
 		}
@@ -257,12 +258,12 @@ func TestNear_Ownership(t *testing.T) {
 // What callers change is not seen by others, also not by who asks while the value comes in.
 func TestNear_ChangedValues(t *testing.T) {
 	t.Parallel()
-	c := newCache(t, redistest.Shared(t).Client(t), &singlefill.Options[map[string]int]{Near: &singlefill.Near{}})
+	c := cachetest.NewCache(t, redistest.Shared(t).Client(t), &singlefill.Options[map[string]int]{Near: &singlefill.Near{}})
 	var callers sync.WaitGroup
 	for range 8 {
 		callers.Go(func() {
 			for i := range 300 {
-				v, err := c.GetOrLoad(t.Context(), "k", gives(map[string]int{"n": 1}))
+				v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives(map[string]int{"n": 1}))
 				if err != nil || len(v) != 1 || v["n"] != 1 {
 					t.Errorf("%v, %v", v, err)
 					return
@@ -285,29 +286,27 @@ func TestNear_Fallback(t *testing.T) {
 	opts := near(singlefill.Near{MaxLag: 50 * time.Millisecond})
 	opts.StaleIfError, opts.RedisTimeout = time.Hour, 100*time.Millisecond
 	c, err := singlefill.New(p.Client(t), redistest.Namespace(t), time.Hour, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	defer c.Close()
-	awaitNear(t, c, "k", gives("v"))
+	awaitNear(t, c, "k", cachetest.Gives("v"))
 	p.BlackHole(true)
 	redistest.Await(t, "memory is not proven any more", func() bool { return c.Stats().NearAge > 50*time.Millisecond })
 	hits := c.Stats().NearHits
-	v, info, err := c.GetOrLoadInfo(t.Context(), "k", fails[string](errSource))
-	if v != "v" || err != nil || !info.Stale || info.Err != errSource {
+	v, info, err := c.GetOrLoadInfo(t.Context(), "k", cachetest.Fails[string](cachetest.ErrSource))
+	if v != "v" || err != nil || !info.Stale || info.Err != cachetest.ErrSource {
 		t.Errorf("%q, %+v, %v; want the value as stale, because of the source", v, info, err)
 	}
-	if _, err := c.GetOrLoad(t.Context(), "other", fails[string](errSource)); err != errSource {
+	if _, err := c.GetOrLoad(t.Context(), "other", cachetest.Fails[string](cachetest.ErrSource)); err != cachetest.ErrSource {
 		t.Errorf("of a key that is not in memory: %v", err)
 	}
-	if v, err := c.GetOrLoad(t.Context(), "k", gives("new")); v != "new" || err != nil {
+	if v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives("new")); v != "new" || err != nil {
 		t.Errorf("%q, %v; want the new value of the source", v, err)
 	}
 	if n := c.Stats(); n.NearHits != hits {
 		t.Errorf("%d hits in memory without a proof", n.NearHits-hits)
 	}
 	p.BlackHole(false)
-	awaitNear(t, c, "k", gives("v"))
+	awaitNear(t, c, "k", cachetest.Gives("v"))
 }
 
 // A loss of the log drops everything, which Stats and Trace tell.
@@ -318,26 +317,24 @@ func TestNear_LogLost(t *testing.T) {
 	opts := near(singlefill.Near{MaxLag: 100 * time.Millisecond})
 	dropped := make(chan struct{}, 100)
 	opts.Trace = &singlefill.Trace{NearDropped: func() { dropped <- struct{}{} }}
-	c := newCacheIn(t, s.Client(t), ns, opts)
-	other := newCacheIn(t, s.Client(t), ns, near(singlefill.Near{}))
-	awaitNear(t, c, "k", gives("old"))
+	c := cachetest.NewCacheIn(t, s.Client(t), ns, opts)
+	other := cachetest.NewCacheIn(t, s.Client(t), ns, near(singlefill.Near{}))
+	awaitNear(t, c, "k", cachetest.Gives("old"))
 	if c.Stats().NearDrops != 0 {
 		t.Error("the first read of the log counts as a drop")
 	}
 	p := s.Admin()
-	if err := other.Delete(t.Context(), "k"); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, other.Delete(t.Context(), "k"))
 	p.Del(t.Context(), ns+":log")
-	awaitValue(t, c, "k", "new", gives("new"))
-	awaitNear(t, c, "k", gives("new"))
+	awaitValue(t, c, "k", "new", cachetest.Gives("new"))
+	awaitNear(t, c, "k", cachetest.Gives("new"))
 	p.Del(t.Context(), ns+":log")
 	redistest.Await(t, "memory is dropped", func() bool {
-		_, _ = c.GetOrLoad(t.Context(), "k", gives("new"))
+		_, _ = c.GetOrLoad(t.Context(), "k", cachetest.Gives("new"))
 		return c.Stats().NearDrops > 0
 	})
 	<-dropped
-	awaitNear(t, c, "k", gives("new"))
+	awaitNear(t, c, "k", cachetest.Gives("new"))
 }
 
 // A Delete whose record the server has no memory for drops everything everywhere.
@@ -345,14 +342,14 @@ func TestNear_NoMemoryForTheLog(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	ns := redistest.Namespace(t)
-	here, there := newCacheIn(t, s.Client(t), ns, near(singlefill.Near{})), newCacheIn(t, s.Client(t), ns, near(singlefill.Near{}))
-	awaitNear(t, here, "k", gives("old"))
-	awaitNear(t, there, "k", gives("old"))
+	here, there := cachetest.NewCacheIn(t, s.Client(t), ns, near(singlefill.Near{})), cachetest.NewCacheIn(t, s.Client(t), ns, near(singlefill.Near{}))
+	awaitNear(t, here, "k", cachetest.Gives("old"))
+	awaitNear(t, there, "k", cachetest.Gives("old"))
 	redistest.Do(t, s.Admin(), "config", "set", "maxmemory", "1")
 	if err := here.Delete(t.Context(), "k"); err != nil {
 		t.Errorf("Delete: %v", err)
 	}
-	awaitValue(t, there, "k", "new", gives("new"))
+	awaitValue(t, there, "k", "new", cachetest.Gives("new"))
 	if here.Stats().RedisErrors == 0 {
 		t.Error("the refusal is not counted")
 	}
@@ -362,8 +359,8 @@ func TestNear_NoMemoryForTheLog(t *testing.T) {
 func TestNear_ManyMisses(t *testing.T) {
 	t.Parallel()
 	rdb := redistest.Shared(t).Client(t, func(o *redis.Options) { o.PoolSize = 4 })
-	c := newCache(t, rdb, near(singlefill.Near{Size: 100}))
-	awaitNear(t, c, "hot", gives("v"))
+	c := cachetest.NewCache(t, rdb, near(singlefill.Near{Size: 100}))
+	awaitNear(t, c, "hot", cachetest.Gives("v"))
 	stop := make(chan struct{})
 	var callers sync.WaitGroup
 	defer callers.Wait()
@@ -375,14 +372,14 @@ func TestNear_ManyMisses(t *testing.T) {
 				case <-stop:
 					return
 				default:
-					_, _ = c.GetOrLoad(context.Background(), fmt.Sprintf("cold %d %d", i, n), gives("v"))
+					_, _ = c.GetOrLoad(context.Background(), fmt.Sprintf("cold %d %d", i, n), cachetest.Gives("v"))
 				}
 			}
 		})
 	}
 	for range 20 {
 		redistest.Await(t, "callers wait for connections", func() bool { return c.Stats().CommandsQueued > 100 })
-		awaitNear(t, c, "hot", gives("v"))
+		awaitNear(t, c, "hot", cachetest.Gives("v"))
 	}
 }
 
@@ -390,30 +387,26 @@ func TestNear_ManyMisses(t *testing.T) {
 func TestNear_DeleteThousands(t *testing.T) {
 	t.Parallel()
 	ns, s := redistest.Namespace(t), redistest.Shared(t)
-	here, there := newCacheIn(t, s.Client(t), ns, near(singlefill.Near{})), newCacheIn(t, s.Client(t), ns, near(singlefill.Near{}))
+	here, there := cachetest.NewCacheIn(t, s.Client(t), ns, near(singlefill.Near{})), cachetest.NewCacheIn(t, s.Client(t), ns, near(singlefill.Near{}))
 	keys := make([]string, 2000)
 	for i := range keys {
 		keys[i] = fmt.Sprint(i)
-		_, _ = there.GetOrLoad(t.Context(), keys[i], gives("old"))
+		_, _ = there.GetOrLoad(t.Context(), keys[i], cachetest.Gives("old"))
 	}
-	awaitNear(t, there, "1999", gives("old"))
-	if err := here.Delete(t.Context(), keys...); err != nil {
-		t.Fatal(err)
-	}
+	awaitNear(t, there, "1999", cachetest.Gives("old"))
+	redistest.Must(t, here.Delete(t.Context(), keys...))
 	for _, key := range keys {
-		awaitValue(t, there, key, "new", gives("new"))
+		awaitValue(t, there, key, "new", cachetest.Gives("new"))
 	}
 }
 
 // Near does not come back to life when the cache is closed.
 func TestNear_Close(t *testing.T) {
 	t.Parallel()
-	c := newCache(t, redistest.Shared(t).Client(t), near(singlefill.Near{}))
-	awaitNear(t, c, "k", gives("v"))
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.GetOrLoad(t.Context(), "k", gives("v")); !errors.Is(err, singlefill.ErrClosed) {
+	c := cachetest.NewCache(t, redistest.Shared(t).Client(t), near(singlefill.Near{}))
+	awaitNear(t, c, "k", cachetest.Gives("v"))
+	redistest.Must(t, c.Close())
+	if _, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives("v")); !errors.Is(err, singlefill.ErrClosed) {
 		t.Errorf("GetOrLoad after Close: %v", err)
 	}
 }
@@ -452,4 +445,221 @@ func TestNear_Refused(t *testing.T) {
 			t.Errorf("New with %+v and %T: %v; want an error with %q", refusal.near, refusal.rdb, err, refusal.want)
 		}
 	}
+}
+
+// A Delete whose caller leaves shares nothing with its commands, which go on. The race detector
+// notices if it does.
+func TestNearRules_DeleteLeaves(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	rdb := s.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = false })
+	rdb.AddHook(redistest.Pipelines(func(ctx context.Context, cmds []redis.Cmder, next redis.ProcessPipelineHook) error {
+		time.Sleep(100 * time.Millisecond) // not synchronized with the caller
+		return next(ctx, cmds)
+	}))
+	c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Near: &singlefill.Near{}})
+	ctx, leave := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer leave()
+	if err := c.Delete(ctx, "k"); err != context.DeadlineExceeded {
+		t.Errorf("got %v", err)
+	}
+	redistest.Await(t, "the record is in the log", func() bool { return s.Calls("xadd") > 0 })
+}
+
+// A value that was in transit during an invalidation of this process is not kept, whichever command
+// has found or stored it.
+func TestNearRules_InTransit(t *testing.T) {
+	for name, test := range map[string]struct {
+		command func(t *testing.T) func(cmd []string) bool
+		found   bool // there is a value; otherwise it is loaded
+		late    bool // it is stored just after the read has missed it
+	}{
+		"read":   {func(*testing.T) func([]string) bool { return redistest.Command("get") }, true, false},
+		"locked": {func(t *testing.T) func([]string) bool { return cachetest.Script(t, "get_or_lock") }, true, true},
+		"stored": {func(t *testing.T) func([]string) bool { return cachetest.Script(t, "store") }, false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				redistest.Mute(m)
+				ns, ctx := redistest.Namespace(t), t.Context()
+				here := cachetest.NewCacheIn(t, rdb, ns, near(singlefill.Near{MaxLag: time.Hour}))
+				there := cachetest.NewCaches(t, m, ns, 1, near(singlefill.Near{}))[0]
+				awaitNear(t, here, "other", cachetest.Gives("v"))
+				store := func() error { return there.Set(ctx, "k", "old") }
+				if test.found && !test.late {
+					redistest.Must(t, store())
+				}
+				matches := test.command(t)
+				var done atomic.Bool
+				rdb.AddHook(cachetest.After(func(cmd redis.Cmder) error {
+					if matches(cachetest.Args(cmd)) && done.CompareAndSwap(false, true) {
+						return here.Delete(ctx, "k")
+					}
+					return nil
+				}))
+				rdb.AddHook(redistest.Commands(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+					err := next(ctx, cmd)
+					if test.late && cmd.Name() == "get" && !done.Load() {
+						if err := store(); err != nil {
+							t.Error(err)
+						}
+					}
+					return err
+				}))
+				if _, err := here.GetOrLoad(ctx, "k", cachetest.Gives("old")); err != nil {
+					t.Error(err)
+				}
+				if !done.Load() {
+					t.Error("nothing was deleted")
+				}
+				v, err := here.GetOrLoad(ctx, "k", cachetest.Gives("new"))
+				cachetest.WantValue(t, v, err, "new")
+			})
+		})
+	}
+}
+
+// The process that invalidates serves nothing old from memory, though it does not read the log.
+func TestNearRules_OwnInvalidation(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		redistest.Mute(m)
+		ctx := t.Context()
+		c := cachetest.NewCache(t, rdb, near(singlefill.Near{MaxLag: time.Hour}))
+		for name, change := range map[string]func() error{
+			"Delete": func() error { return c.Delete(ctx, "k") },
+			"Set":    func() error { return c.Set(ctx, "k", "new") },
+			"Expire": func() error { return c.Expire(ctx, "k") },
+		} {
+			awaitNear(t, c, "k", cachetest.Gives("old"))
+			redistest.Must(t, change())
+			v, err := c.GetOrLoad(ctx, "k", cachetest.Gives("new"))
+			if cachetest.WantValue(t, v, err, "new"); t.Failed() {
+				t.Fatal(name)
+			}
+			redistest.Must(t, c.Delete(ctx, "k"))
+		}
+	})
+}
+
+// A process that has not read the log for MaxLag asks Redis.
+func TestNearRules_NoProof(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ns, ctx := redistest.Namespace(t), t.Context()
+		here := cachetest.NewCacheIn(t, rdb, ns, near(singlefill.Near{}))
+		there := cachetest.NewCaches(t, m, ns, 1, near(singlefill.Near{}))[0]
+		awaitNear(t, here, "k", cachetest.Gives("old"))
+		time.Sleep(time.Minute) // until it does not read the log any more
+		redistest.Must(t, there.Delete(ctx, "k"))
+		time.Sleep(time.Second)
+		v, err := here.GetOrLoad(ctx, "k", cachetest.Gives("new"))
+		cachetest.WantValue(t, v, err, "new")
+	})
+}
+
+// A client that is not known to reach one server only.
+type wrapped struct{ redis.UniversalClient }
+
+// MaxLag after an invalidation every process has noticed it: though its command took long, while
+// others read the log and the old value; and though the server refuses the record.
+func TestNearRules_OtherProcess(t *testing.T) {
+	const maxLag, long = time.Second, 3010 * time.Millisecond
+	type cache = *singlefill.Cache[string]
+	for name, test := range map[string]struct {
+		wrap   func(rdb *redis.Client) redis.UniversalClient
+		change func(ctx context.Context, c cache) error
+	}{
+		"Delete":            {nil, func(ctx context.Context, c cache) error { return c.Delete(ctx, "k") }},
+		"Delete by servers": {func(rdb *redis.Client) redis.UniversalClient { return wrapped{rdb} }, func(ctx context.Context, c cache) error { return c.Delete(ctx, "k") }},
+		"Set":               {nil, func(ctx context.Context, c cache) error { return c.Set(ctx, "k", "new") }},
+		"Expire":            {nil, func(ctx context.Context, c cache) error { return c.Expire(ctx, "k") }},
+	} {
+		for _, refused := range []bool{false, true} {
+			t.Run(name+map[bool]string{false: "", true: ", record refused"}[refused], func(t *testing.T) {
+				cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+					var refuses atomic.Bool
+					m.Server().SetPreHook(func(c *server.Peer, cmd string, args ...string) bool {
+						if cmd == "XADD" && refuses.Load() {
+							c.WriteError("OOM command not allowed when used memory > 'maxmemory'.")
+							return true
+						}
+						return redistest.Muted(c, cmd, args...)
+					})
+					ns, ctx := redistest.Namespace(t), t.Context()
+					opts := near(singlefill.Near{MaxLag: maxLag})
+					here := cachetest.NewCaches(t, m, ns, 1, opts)[0]
+					var there cache
+					if test.wrap != nil {
+						there = cachetest.NewCacheIn(t, test.wrap(rdb), ns, opts)
+						rdb.AddHook(byServers(long))
+					} else {
+						there = cachetest.NewCacheIn(t, rdb, ns, opts)
+						rdb.AddHook(slowInvalidations(long))
+					}
+					var source atomic.Pointer[string]
+					old, fresh := "old", "new"
+					source.Store(&old)
+					load := func(context.Context, string) (string, error) { return *source.Load(), nil }
+					awaitNear(t, here, "k", load)
+					refuses.Store(refused)
+					returned := make(chan error)
+					go func() { returned <- test.change(ctx, there) }()
+					for busy := true; busy; {
+						select {
+						case err := <-returned:
+							redistest.Must(t, err)
+							busy = false
+						case <-time.After(50 * time.Millisecond):
+							_, err := here.GetOrLoad(ctx, "k", load)
+							redistest.Must(t, err)
+						}
+					}
+					source.Store(&fresh)
+					for begun := time.Now(); time.Since(begun) < maxLag; time.Sleep(50 * time.Millisecond) {
+						_, err := here.Get(ctx, "other") // so that it goes on reading the log
+						if err != singlefill.ErrMiss {
+							t.Error(err)
+						}
+					}
+					v, err := here.GetOrLoad(ctx, "k", load)
+					cachetest.WantValue(t, v, err, "new")
+				})
+			})
+		}
+	}
+}
+
+// slowInvalidations is a hook that delays pipelines that invalidate before they are sent.
+func slowInvalidations(d time.Duration) redistest.Pipelines {
+	return func(ctx context.Context, cmds []redis.Cmder, next redis.ProcessPipelineHook) error {
+		if !slices.ContainsFunc(cmds, forTheLog) {
+			time.Sleep(d)
+		}
+		return next(ctx, cmds)
+	}
+}
+
+// byServers is slowInvalidations for pipelines whose parts reach several servers: the one with the
+// log executes its part at once.
+func byServers(d time.Duration) redistest.Pipelines {
+	return func(ctx context.Context, cmds []redis.Cmder, next redis.ProcessPipelineHook) error {
+		var log, others []redis.Cmder
+		for _, cmd := range cmds {
+			if forTheLog(cmd) {
+				log = append(log, cmd)
+			} else {
+				others = append(others, cmd)
+			}
+		}
+		if len(log) > 0 {
+			if err := next(ctx, log); err != nil || len(others) == 0 {
+				return err
+			}
+		}
+		time.Sleep(d)
+		return next(ctx, others)
+	}
+}
+
+func forTheLog(cmd redis.Cmder) bool {
+	return len(cmd.Args()) > 1 && strings.HasSuffix(cachetest.Args(cmd)[1], ":log")
 }

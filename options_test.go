@@ -16,6 +16,7 @@ import (
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
 // A clientAndPipeline is a pipeline with the methods of a client: it queues commands until Exec,
@@ -170,30 +171,28 @@ func wantRefused[T any](t *testing.T, part string) {
 func TestNew_CopiesOptions(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
-	var e events
-	opts := patient(&singlefill.Options[string]{Codec: singlefill.Raw, Trace: e.trace(), TTLFunc: lifeInMinutes, Jitter: -1})
+	var e cachetest.Events
+	opts := cachetest.PatientOptions(&singlefill.Options[string]{Codec: singlefill.Raw, Trace: e.Trace(), TTLFunc: lifeInMinutes, Jitter: -1})
 	given := *opts.Trace
 	ns := redistest.Namespace(t)
 	c, err := singlefill.New(rdb, ns, time.Hour, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	if opts.MaxLoads != 0 || opts.NotFoundTTL != 0 || opts.Trace.Hit == nil || given.Miss == nil {
 		t.Errorf("New has changed the options: %+v", opts)
 	}
 	panics := func(any) error { panic("a codec set after New") }
 	*opts.Trace = singlefill.Trace{Hit: func(context.Context, string) { t.Error("a Trace function set after New is called") }}
-	*opts = singlefill.Options[string]{Codec: badCodec{marshal: panics, unmarshal: panics}, MaxLoads: -1}
+	*opts = singlefill.Options[string]{Codec: cachetest.BadCodec{OnMarshal: panics, OnUnmarshal: panics}, MaxLoads: -1}
 	for range 2 {
-		v, err := c.GetOrLoad(t.Context(), "k", gives("7"))
-		wantValue(t, v, err, "7")
+		v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives("7"))
+		cachetest.WantValue(t, v, err, "7")
 	}
-	wantStored(t, rdb, ns, "k", "7")
+	cachetest.WantStored(t, rdb, ns, "k", "7")
 	if life := rdb.PTTL(t.Context(), ns+":{k}").Val(); life > 7*time.Minute || life < 6*time.Minute {
 		t.Errorf("the value lives %v, want 7m", life)
 	}
 	_ = c.Close()
-	e.want(t, "a load and a hit", "start k", "done k <nil>, store error false, stored true, fenced false, unlocked false", "miss k", "hit k")
+	e.Want(t, "a load and a hit", "start k", "done k <nil>, store error false, stored true, fenced false, unlocked false", "miss k", "hit k")
 }
 
 // A cache works at the edges of what New allows.
@@ -204,13 +203,11 @@ func TestNew_ExtremeTTLs(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ns := redistest.Namespace(t)
 		for _, ttl := range []time.Duration{math.MaxInt64, time.Millisecond, 1500 * time.Microsecond} {
-			c, err := singlefill.New(rdb, ns, ttl, patient(&singlefill.Options[string]{Jitter: 0.999}))
-			if err != nil {
-				t.Fatal(err)
-			}
+			c, err := singlefill.New(rdb, ns, ttl, cachetest.PatientOptions(&singlefill.Options[string]{Jitter: 0.999}))
+			redistest.Must(t, err)
 			key := ttl.String()
-			v, err := c.GetOrLoad(t.Context(), key, gives("v"))
-			wantValue(t, v, err, "v")
+			v, err := c.GetOrLoad(t.Context(), key, cachetest.Gives("v"))
+			cachetest.WantValue(t, v, err, "v")
 			if err := c.Set(t.Context(), key, "v"); err != nil {
 				t.Errorf("Set with ttl %v: %v", ttl, err)
 			}
@@ -219,23 +216,21 @@ func TestNew_ExtremeTTLs(t *testing.T) {
 				t.Errorf("ttl %v: %+v, want the value stored", ttl, s)
 			}
 		}
-		checkTTLs(t, rdb, ns)
+		cachetest.CheckTTLs(t, rdb, ns)
 	})
 }
 
 // MaxLoads and LockTTL have their documented defaults.
 func TestOptions_Defaults(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		for _, test := range []struct{ maxLoads, want int }{{0, 64}, {-1, 100}, {3, 3}} {
 			ns := redistest.Namespace(t)
 			c, err := singlefill.New(rdb, ns, time.Hour, &singlefill.Options[string]{MaxLoads: test.maxLoads})
-			if err != nil {
-				t.Fatal(err)
-			}
-			src := newSource[string](t)
-			var herd []*call[string]
+			redistest.Must(t, err)
+			src := cachetest.NewSource[string](t)
+			var herd []*cachetest.Call[string]
 			for i := range 100 {
-				herd = append(herd, goGet(t.Context(), c, fmt.Sprint(i), src.load))
+				herd = append(herd, cachetest.GoGet(t.Context(), c, fmt.Sprint(i), src.Load))
 			}
 			synctest.Wait()
 			if n := c.Stats().Loading; n != int64(test.want) {
@@ -243,17 +238,17 @@ func TestOptions_Defaults(t *testing.T) {
 			}
 			var first string
 			for range 100 {
-				load := src.next(t)
+				load := src.Next(t)
 				if first == "" {
-					first = load.key
+					first = load.Key
 					if life := m.TTL(ns + ":{" + first + "}:lock"); life != 5*time.Second {
 						t.Errorf("LockTTL: a lock lives %v, want 5s", life)
 					}
 				}
-				load.give("v")
+				load.Give("v")
 			}
 			for _, a := range herd {
-				a.want(t, "v")
+				a.Want(t, "v")
 			}
 			_ = c.Close()
 		}

@@ -16,43 +16,42 @@ import (
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
 // Stats counts each event once.
 func TestStats_Exact(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		if hitsMayBeLate(t) {
+		if cachetest.HitsMayBeLate(t) {
 			return
 		}
-		c := newCache[any](t, rdb, nil)
-		src := newSource[any](t)
+		c := cachetest.NewCache[any](t, rdb, nil)
+		src := cachetest.NewSource[any](t)
 		ctx := t.Context()
 
 		_, _ = c.Get(ctx, "a") // a miss
-		first := goGet(ctx, c, "a", src.load)
-		load := src.next(t)
+		first := cachetest.GoGet(ctx, c, "a", src.Load)
+		load := src.Next(t)
 		if n := c.Stats().Loading; n != 1 {
 			t.Errorf("%d loading, want 1", n)
 		}
-		second := goGet(ctx, c, "a", src.load).waits(t)
-		load.give("v")
-		first.want(t, "v")
-		second.want(t, "v")
+		second := cachetest.GoGet(ctx, c, "a", src.Load).Waits(t)
+		load.Give("v")
+		first.Want(t, "v")
+		second.Want(t, "v")
 
-		_, _ = c.GetOrLoad(ctx, "none", fails[any](singlefill.ErrNotFound))
-		_, _ = c.GetOrLoad(ctx, "none", mustNotLoad[any](t)) // a hit
-		_, _ = c.GetOrLoad(ctx, "b", fails[any](errors.New("no")))
+		_, _ = c.GetOrLoad(ctx, "none", cachetest.Fails[any](singlefill.ErrNotFound))
+		_, _ = c.GetOrLoad(ctx, "none", cachetest.MustNotLoad[any](t)) // a hit
+		_, _ = c.GetOrLoad(ctx, "b", cachetest.Fails[any](errors.New("no")))
 		_, _ = c.GetOrLoad(ctx, "b", func(context.Context, string) (any, error) { panic("no") })
-		_, _ = c.GetOrLoad(ctx, "b", gives[any](func() {})) // cannot be encoded
+		_, _ = c.GetOrLoad(ctx, "b", cachetest.Gives[any](func() {})) // cannot be encoded
 
-		fenced := goGet(ctx, c, "b", src.load)
-		load = src.next(t)
-		if err := c.Set(ctx, "b", "w"); err != nil {
-			t.Fatal(err)
-		}
-		load.give("v")
-		fenced.want(t, "v")
+		fenced := cachetest.GoGet(ctx, c, "b", src.Load)
+		load = src.Next(t)
+		redistest.Must(t, c.Set(ctx, "b", "w"))
+		load.Give("v")
+		fenced.Want(t, "v")
 		_ = c.Close()
 
 		want := singlefill.Stats{
@@ -65,72 +64,27 @@ func TestStats_Exact(t *testing.T) {
 	})
 }
 
-// events records the calls of a Trace.
-type events struct {
-	mu   sync.Mutex
-	seen []string
-}
-
-func (e *events) add(format string, args ...any) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.seen = append(e.seen, fmt.Sprintf(format, args...))
-}
-
-// want compares without regard to the order and forgets.
-func (e *events) want(t testing.TB, what string, want ...string) {
-	t.Helper()
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	slices.Sort(want)
-	slices.Sort(e.seen)
-	if !slices.Equal(e.seen, want) {
-		t.Errorf("%s: traced %q, want %q", what, e.seen, want)
-	}
-	e.seen = nil
-}
-
-type traceKey struct{}
-
-func (e *events) trace() *singlefill.Trace {
-	return &singlefill.Trace{
-		Hit:  func(_ context.Context, key string) { e.add("hit %s", key) },
-		Miss: func(_ context.Context, key string) { e.add("miss %s", key) },
-		LoadStart: func(ctx context.Context, key string) context.Context {
-			e.add("start %s", key)
-			return context.WithValue(ctx, traceKey{}, "by LoadStart")
-		},
-		LoadDone: func(_ context.Context, i singlefill.LoadInfo) {
-			e.add("done %s %v, store error %t, stored %t, fenced %t, unlocked %t", i.Key, i.Err, i.StoreErr != nil, i.Stored, i.Fenced, i.Unlocked)
-		},
-		WaitDone:       func(_ context.Context, i singlefill.WaitInfo) { e.add("waited %s, polled %t", i.Key, i.Polls > 0) },
-		RedisError:     func(_ context.Context, op string, err error) { e.add("redis %s", op) },
-		BadValue:       func(_ context.Context, key string, err error) { e.add("bad %s", key) },
-		BreakerChanged: func(open bool) { e.add("breaker %t", open) },
-	}
-}
-
 // Trace is called once for each event.
 func TestTrace_EachEventOnce(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		if hitsMayBeLate(t) {
+		if cachetest.HitsMayBeLate(t) {
 			return
 		}
 		ns := redistest.Namespace(t)
 		ctx := t.Context()
-		traced := func(t *testing.T, run func(c *singlefill.Cache[string], src *source[string]), want ...string) {
+		traced := func(t *testing.T, run func(c *singlefill.Cache[string], src *cachetest.HeldSource[string]), want ...string) {
 			t.Helper()
-			var e events
-			c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Trace: e.trace()})
-			run(c, newSource[string](t))
+			var e cachetest.Events
+			c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Trace: e.Trace()})
+			run(c, cachetest.NewSource[string](t))
 			_ = c.Close() // LoadDone may come later than the answer
-			e.want(t, t.Name(), want...)
+			e.Want(t, t.Name(), want...)
 		}
 		t.Run("load", func(t *testing.T) {
-			traced(t, func(c *singlefill.Cache[string], _ *source[string]) {
+			traced(t, func(c *singlefill.Cache[string], _ *cachetest.HeldSource[string]) {
 				_, _ = c.GetOrLoad(ctx, "a", func(ctx context.Context, key string) (string, error) {
-					if ctx.Value(traceKey{}) != "by LoadStart" {
+					if ctx.Value(cachetest.TraceKey{}) != "by LoadStart" {
 						t.Error("the Loader's context is not the one of LoadStart")
 					}
 					return "v", nil
@@ -138,33 +92,33 @@ func TestTrace_EachEventOnce(t *testing.T) {
 			}, "start a", "done a <nil>, store error false, stored true, fenced false, unlocked false", "miss a")
 		})
 		t.Run("hit", func(t *testing.T) {
-			traced(t, func(c *singlefill.Cache[string], _ *source[string]) {
-				_, _ = c.GetOrLoad(ctx, "a", mustNotLoad[string](t))
+			traced(t, func(c *singlefill.Cache[string], _ *cachetest.HeldSource[string]) {
+				_, _ = c.GetOrLoad(ctx, "a", cachetest.MustNotLoad[string](t))
 				_, _ = c.Get(ctx, "a")
 			}, "hit a", "hit a")
 		})
 		t.Run("Get of nothing", func(t *testing.T) {
-			traced(t, func(c *singlefill.Cache[string], _ *source[string]) { _, _ = c.Get(ctx, "unknown") }, "miss unknown")
+			traced(t, func(c *singlefill.Cache[string], _ *cachetest.HeldSource[string]) { _, _ = c.Get(ctx, "unknown") }, "miss unknown")
 		})
 		t.Run("failure", func(t *testing.T) {
-			traced(t, func(c *singlefill.Cache[string], _ *source[string]) {
-				_, _ = c.GetOrLoad(ctx, "b", fails[string](errors.New("no")))
+			traced(t, func(c *singlefill.Cache[string], _ *cachetest.HeldSource[string]) {
+				_, _ = c.GetOrLoad(ctx, "b", cachetest.Fails[string](errors.New("no")))
 			}, "start b", "done b no, store error false, stored false, fenced false, unlocked false", "miss b")
 		})
 		t.Run("delete during a load", func(t *testing.T) {
-			traced(t, func(c *singlefill.Cache[string], src *source[string]) {
-				a := goGet(ctx, c, "b", src.load)
-				load := src.next(t)
+			traced(t, func(c *singlefill.Cache[string], src *cachetest.HeldSource[string]) {
+				a := cachetest.GoGet(ctx, c, "b", src.Load)
+				load := src.Next(t)
 				_ = c.Delete(ctx, "b")
-				load.give("v")
-				a.want(t, "v")
+				load.Give("v")
+				a.Want(t, "v")
 			}, "start b", "done b <nil>, store error false, stored false, fenced true, unlocked false", "miss b")
 		})
 		t.Run("bad bytes", func(t *testing.T) {
-			if err := rdb.Set(ctx, ns+":{c}", "garbage", time.Hour).Err(); err != nil {
-				t.Fatal(err)
-			}
-			traced(t, func(c *singlefill.Cache[string], _ *source[string]) { _, _ = c.GetOrLoad(ctx, "c", gives("v")) },
+			redistest.Must(t, rdb.Set(ctx, ns+":{c}", "garbage", time.Hour).Err())
+			traced(t, func(c *singlefill.Cache[string], _ *cachetest.HeldSource[string]) {
+				_, _ = c.GetOrLoad(ctx, "c", cachetest.Gives("v"))
+			},
 				"bad c", "start c", "done c <nil>, store error false, stored true, fenced false, unlocked false", "miss c")
 		})
 	})
@@ -175,34 +129,34 @@ func TestTrace_WaitOnce(t *testing.T) {
 	t.Parallel()
 	server := redistest.Shared(t)
 	proxy := redistest.NewProxy(t, server.Addr)
-	asked := proxy.On(isScript(t, "get_or_lock"), redistest.HoldReply)
+	asked := proxy.On(cachetest.Script(t, "get_or_lock"), redistest.HoldReply)
 	ns := redistest.Namespace(t)
-	var e events
-	there := newCacheIn[string](t, server.Client(t), ns, nil)
-	here := newCacheIn(t, proxy.Client(t), ns, &singlefill.Options[string]{Trace: e.trace()})
-	src := newSource[string](t)
+	var e cachetest.Events
+	there := cachetest.NewCacheIn[string](t, server.Client(t), ns, nil)
+	here := cachetest.NewCacheIn(t, proxy.Client(t), ns, &singlefill.Options[string]{Trace: e.Trace()})
+	src := cachetest.NewSource[string](t)
 
-	loads := goGet(t.Context(), there, "k", src.load)
-	load := src.next(t)
-	waits := goGet(t.Context(), here, "k", src.load)
-	receive(t, "the waiter finds the lock held", asked.Hit())
+	loads := cachetest.GoGet(t.Context(), there, "k", src.Load)
+	load := src.Next(t)
+	waits := cachetest.GoGet(t.Context(), here, "k", src.Load)
+	cachetest.Receive(t, "the waiter finds the lock held", asked.Hit())
 	asked.Release()
-	load.give("v")
-	loads.want(t, "v")
-	waits.want(t, "v")
+	load.Give("v")
+	loads.Want(t, "v")
+	waits.Want(t, "v")
 	_ = here.Close()
-	e.want(t, "a wait", "waited k, polled true", "miss k")
+	e.Want(t, "a wait", "waited k, polled true", "miss k")
 	if s := here.Stats(); s.Waits != 1 || s.Misses != 1 || s.Shared != 0 || s.Loads != 0 {
 		t.Errorf("%+v, want one wait and one miss", s)
 	}
-	src.want(t, 1)
+	src.Want(t, 1)
 }
 
 // Errors of Redis, the breaker and a load without Redis are traced.
 func TestTrace_RedisErrorsAndBreaker(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		var e events
-		c := newCache(t, rdb, &singlefill.Options[string]{Trace: e.trace()})
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		var e cachetest.Events
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Trace: e.Trace()})
 		_ = rdb.Close()
 		set := func() {
 			if err := c.Set(t.Context(), "k", "v"); !errors.Is(err, redis.ErrClosed) {
@@ -212,14 +166,14 @@ func TestTrace_RedisErrorsAndBreaker(t *testing.T) {
 		for range 5 {
 			set()
 		}
-		e.want(t, "failures", "redis set", "redis set", "redis set", "redis set", "redis set")
+		e.Want(t, "failures", "redis set", "redis set", "redis set", "redis set", "redis set")
 		time.Sleep(5 * time.Second) // RedisTimeout
 		set()
-		e.want(t, "failures for as long as a command may take", "redis set", "breaker true")
-		v, err := c.GetOrLoad(t.Context(), "k", gives("v"))
-		wantValue(t, v, err, "v")
+		e.Want(t, "failures for as long as a command may take", "redis set", "breaker true")
+		v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives("v"))
+		cachetest.WantValue(t, v, err, "v")
 		_ = c.Close()
-		e.want(t, "a load without Redis", "start k",
+		e.Want(t, "a load without Redis", "start k",
 			"done k <nil>, store error false, stored false, fenced false, unlocked true", "miss k")
 		s := c.Stats()
 		if s.RedisErrors != 6 || s.BreakerOpens != 1 || !s.BreakerOpen || s.LoadsUnlocked != 1 || s.StoreErrors != 0 {
@@ -230,22 +184,20 @@ func TestTrace_RedisErrorsAndBreaker(t *testing.T) {
 
 // Every function of a Trace can be nil.
 func TestTrace_FunctionsAreOptional(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)
-		c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Trace: &singlefill.Trace{}})
-		if err := rdb.Set(t.Context(), ns+":{k}", "garbage", time.Hour).Err(); err != nil {
-			t.Fatal(err)
-		}
+		c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Trace: &singlefill.Trace{}})
+		redistest.Must(t, rdb.Set(t.Context(), ns+":{k}", "garbage", time.Hour).Err())
 		for range 2 {
-			v, err := c.GetOrLoad(t.Context(), "k", gives("v"))
-			wantValue(t, v, err, "v")
+			v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives("v"))
+			cachetest.WantValue(t, v, err, "v")
 		}
 		_ = rdb.Close()
 		for range 6 {
 			_ = c.Set(t.Context(), "k", "v")
 		}
-		v, err := c.GetOrLoad(t.Context(), "k", gives("w"))
-		wantValue(t, v, err, "w")
+		v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives("w"))
+		cachetest.WantValue(t, v, err, "w")
 	})
 }
 
@@ -258,19 +210,17 @@ func TestTrace_ContextOfABadValue(t *testing.T) {
 	ns := redistest.Namespace(t)
 	type tenant struct{}
 	var bad []context.Context
-	c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Trace: &singlefill.Trace{
+	c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Trace: &singlefill.Trace{
 		BadValue: func(ctx context.Context, _ string, _ error) { bad = append(bad, ctx) },
 	}})
-	if err := rdb.Set(t.Context(), ns+":{k}", "garbage", time.Hour).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, rdb.Set(t.Context(), ns+":{k}", "garbage", time.Hour).Err())
 	ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), tenant{}, "t"), time.Hour)
 	defer cancel()
 	if _, err := c.Get(ctx, "k"); err != singlefill.ErrMiss {
 		t.Fatal(err)
 	}
-	v, err := c.GetOrLoad(ctx, "k", gives("v"))
-	wantValue(t, v, err, "v")
+	v, err := c.GetOrLoad(ctx, "k", cachetest.Gives("v"))
+	cachetest.WantValue(t, v, err, "v")
 	if err := c.Close(); err != nil || len(bad) < 2 {
 		t.Fatalf("%v, %d bad values", err, len(bad))
 	}
@@ -289,7 +239,7 @@ func TestTrace_PanicHangsNoCaller(t *testing.T) {
 	bad := make(chan struct{})
 	goOn := make(chan struct{})
 	var once sync.Once
-	c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Trace: &singlefill.Trace{
+	c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Trace: &singlefill.Trace{
 		BadValue: func(context.Context, string, error) {
 			once.Do(func() {
 				close(bad)
@@ -298,27 +248,25 @@ func TestTrace_PanicHangsNoCaller(t *testing.T) {
 			})
 		},
 	}})
-	if err := rdb.Set(t.Context(), ns+":{k}", "garbage", time.Hour).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, rdb.Set(t.Context(), ns+":{k}", "garbage", time.Hour).Err())
 	panicked := make(chan any, 1)
 	go func() {
 		defer func() { panicked <- recover() }()
-		_, _ = c.GetOrLoad(t.Context(), "k", gives("v"))
+		_, _ = c.GetOrLoad(t.Context(), "k", cachetest.Gives("v"))
 	}()
-	receive(t, "bad bytes are traced", bad)
-	joins := goGet(t.Context(), c, "k", gives("v")).waits(t)
+	cachetest.Receive(t, "bad bytes are traced", bad)
+	joins := cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("v")).Waits(t)
 	close(goOn)
-	if p := receive(t, "the caller is gone", panicked); p != "a trace function" {
+	if p := cachetest.Receive(t, "the caller is gone", panicked); p != "a trace function" {
 		t.Errorf("panic of the call: %v", p)
 	}
-	joins.want(t, "v")
-	goGet(t.Context(), c, "k", mustNotLoad[string](t)).want(t, "v")
+	joins.Want(t, "v")
+	cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).Want(t, "v")
 }
 
 // AddTrace adds functions to those that there are, which are called first.
 func TestAddTrace(t *testing.T) {
-	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
 		var seen []string
 		trace := func(name string) *singlefill.Trace {
 			add := func(format string, args ...any) { seen = append(seen, name+" "+fmt.Sprintf(format, args...)) }
@@ -327,22 +275,22 @@ func TestAddTrace(t *testing.T) {
 				Miss:  func(_ context.Context, key string) { add("miss %s", key) },
 				Stale: func(_ context.Context, key string, _ singlefill.ValueInfo) { add("stale %s", key) },
 				LoadStart: func(ctx context.Context, key string) context.Context {
-					before, _ := ctx.Value(traceKey{}).(string)
-					return context.WithValue(ctx, traceKey{}, before+name)
+					before, _ := ctx.Value(cachetest.TraceKey{}).(string)
+					return context.WithValue(ctx, cachetest.TraceKey{}, before+name)
 				},
 				LoadDone: func(ctx context.Context, info singlefill.LoadInfo) {
-					add("done %s in %v, ended: %v", info.Key, ctx.Value(traceKey{}), ctx.Err())
+					add("done %s in %v, ended: %v", info.Key, ctx.Value(cachetest.TraceKey{}), ctx.Err())
 				},
 				BreakerChanged: func(open bool) { add("breaker %t", open) },
 			}
 		}
-		c := newCache(t, rdb, &singlefill.Options[string]{Trace: trace("A"), StaleWhileRevalidate: time.Hour})
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Trace: trace("A"), StaleWhileRevalidate: time.Hour})
 		c.AddTrace(&singlefill.Trace{})
 		c.AddTrace(trace("B"))
 		ctx := t.Context()
-		_, _ = c.GetOrLoad(ctx, "k", gives("v"))
+		_, _ = c.GetOrLoad(ctx, "k", cachetest.Gives("v"))
 		synctest.Wait()
-		_, _ = c.GetOrLoad(ctx, "k", mustNotLoad[string](t))
+		_, _ = c.GetOrLoad(ctx, "k", cachetest.MustNotLoad[string](t))
 		time.Sleep(time.Hour)
 		_, _ = c.Get(ctx, "k")
 		want := []string{
@@ -359,19 +307,21 @@ func TestAddTrace(t *testing.T) {
 
 // LoadDone has the values of the context of LoadStart, also if the Loader has been abandoned.
 func TestTrace_LoadDoneContext(t *testing.T) {
-	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
 		release := make(chan struct{})
 		for what, load := range map[string]singlefill.Loader[string]{
-			"value":     gives("v"),
-			"error":     fails[string](errors.New("no")),
+			"value":     cachetest.Gives("v"),
+			"error":     cachetest.Fails[string](errors.New("no")),
 			"panic":     func(context.Context, string) (string, error) { panic("no") },
 			"abandoned": func(context.Context, string) (string, error) { <-release; return "", nil },
 		} {
 			var told []any
-			c := newCache(t, rdb, &singlefill.Options[string]{LoadTimeout: time.Minute, Trace: &singlefill.Trace{
-				LoadStart: func(ctx context.Context, key string) context.Context { return context.WithValue(ctx, traceKey{}, what) },
+			c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{LoadTimeout: time.Minute, Trace: &singlefill.Trace{
+				LoadStart: func(ctx context.Context, key string) context.Context {
+					return context.WithValue(ctx, cachetest.TraceKey{}, what)
+				},
 				LoadDone: func(ctx context.Context, info singlefill.LoadInfo) {
-					told = append(told, ctx.Value(traceKey{}), ctx.Err(), info.Keys)
+					told = append(told, ctx.Value(cachetest.TraceKey{}), ctx.Err(), info.Keys)
 				},
 			}})
 			_, _ = c.GetOrLoad(t.Context(), "k", load)
@@ -386,21 +336,21 @@ func TestTrace_LoadDoneContext(t *testing.T) {
 
 // A call of a ManyLoader is traced once when it begins, and for each key when it is over.
 func TestTrace_ManyLoader(t *testing.T) {
-	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
 		var mu sync.Mutex
 		var started []string
 		done := make(map[string]string)
-		c := newCache(t, rdb, &singlefill.Options[string]{MaxBatch: 3, Trace: &singlefill.Trace{
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxBatch: 3, Trace: &singlefill.Trace{
 			LoadStart: func(ctx context.Context, key string) context.Context {
 				mu.Lock()
 				defer mu.Unlock()
 				started = append(started, key)
-				return context.WithValue(ctx, traceKey{}, key)
+				return context.WithValue(ctx, cachetest.TraceKey{}, key)
 			},
 			LoadDone: func(ctx context.Context, info singlefill.LoadInfo) {
 				mu.Lock()
 				defer mu.Unlock()
-				done[info.Key] = fmt.Sprint(ctx.Value(traceKey{}), " ", info.Keys)
+				done[info.Key] = fmt.Sprint(ctx.Value(cachetest.TraceKey{}), " ", info.Keys)
 			},
 		}})
 		first := make(map[string]string)
@@ -412,14 +362,12 @@ func TestTrace_ManyLoader(t *testing.T) {
 				values[key] = key
 				first[key] = fmt.Sprint(keys[0], " ", len(keys))
 			}
-			if ctx.Value(traceKey{}) != keys[0] {
-				t.Errorf("the ManyLoader for %q has the context of the load of %v", keys, ctx.Value(traceKey{}))
+			if ctx.Value(cachetest.TraceKey{}) != keys[0] {
+				t.Errorf("the ManyLoader for %q has the context of the load of %v", keys, ctx.Value(cachetest.TraceKey{}))
 			}
 			return values, nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		synctest.Wait()
 		if len(started) != 2 || !maps.Equal(done, first) {
 			t.Errorf("started %q, done in %v; want two calls, done in %v", started, done, first)
@@ -429,32 +377,32 @@ func TestTrace_ManyLoader(t *testing.T) {
 
 // A call that waited for the load of another one is told so, with the values of its context.
 func TestTrace_ShareDone(t *testing.T) {
-	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
 		var shared []string
-		c := newCache(t, rdb, &singlefill.Options[string]{Trace: &singlefill.Trace{
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Trace: &singlefill.Trace{
 			LoadStart: func(ctx context.Context, key string) context.Context {
-				return context.WithValue(ctx, traceKey{}, "load")
+				return context.WithValue(ctx, cachetest.TraceKey{}, "load")
 			},
 			ShareDone: func(ctx context.Context, info singlefill.ShareInfo) {
-				shared = append(shared, fmt.Sprintf("%v waited %v for the %v of %s", ctx.Value(traceKey{}), info.Duration, info.Load.Value(traceKey{}), info.Key))
+				shared = append(shared, fmt.Sprintf("%v waited %v for the %v of %s", ctx.Value(cachetest.TraceKey{}), info.Duration, info.Load.Value(cachetest.TraceKey{}), info.Key))
 			},
 		}})
-		src := newSource[string](t)
-		who := func(name string) context.Context { return context.WithValue(t.Context(), traceKey{}, name) }
-		first := goGet(who("the first"), c, "k", src.load)
-		load := src.next(t)
+		src := cachetest.NewSource[string](t)
+		who := func(name string) context.Context { return context.WithValue(t.Context(), cachetest.TraceKey{}, name) }
+		first := cachetest.GoGet(who("the first"), c, "k", src.Load)
+		load := src.Next(t)
 		time.Sleep(time.Second)
-		second := goGet(who("the second"), c, "k", src.load).waits(t)
+		second := cachetest.GoGet(who("the second"), c, "k", src.Load).Waits(t)
 		synctest.Wait()
 		time.Sleep(time.Second)
 		ctx, cancel := context.WithTimeout(who("the third"), time.Second)
 		defer cancel()
-		if _, err := c.GetOrLoad(ctx, "k", src.load); err != context.DeadlineExceeded {
+		if _, err := c.GetOrLoad(ctx, "k", src.Load); err != context.DeadlineExceeded {
 			t.Errorf("err = %v, want that of the deadline", err)
 		}
-		load.give("v")
-		first.want(t, "v")
-		second.want(t, "v")
+		load.Give("v")
+		first.Want(t, "v")
+		second.Want(t, "v")
 		synctest.Wait()
 		want := []string{"the third waited 1s for the load of k", "the second waited 2s for the load of k"}
 		if !slices.Equal(shared, want) {
@@ -465,19 +413,19 @@ func TestTrace_ShareDone(t *testing.T) {
 
 // Hits of stale values are counted by where they were found.
 func TestStats_StaleByLayer(t *testing.T) {
-	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
 		opts := near(singlefill.Near{})
 		opts.StaleWhileRevalidate = time.Hour
-		c := newCache(t, rdb, opts)
+		c := cachetest.NewCache(t, rdb, opts)
 		ctx := t.Context()
-		awaitNear(t, c, "k", gives("v"))
-		src := newSource[string](t)
+		awaitNear(t, c, "k", cachetest.Gives("v"))
+		src := cachetest.NewSource[string](t)
 		before := c.Stats()
 		if err := c.Expire(ctx, "k"); err != nil { // memory forgets it
 			t.Fatal(err)
 		}
 		for range 3 {
-			if v, err := c.GetOrLoad(ctx, "k", src.load); v != "v" || err != nil {
+			if v, err := c.GetOrLoad(ctx, "k", src.Load); v != "v" || err != nil {
 				t.Fatalf("%q, %v", v, err)
 			}
 			synctest.Wait()
@@ -487,7 +435,7 @@ func TestStats_StaleByLayer(t *testing.T) {
 		if s.Hits-before.Hits != 3 || s.Stale != 3 || redisStale == 0 || nearStale == 0 || s.StaleOnError != 0 {
 			t.Errorf("%+v, want three stale hits, in Redis and in memory", s)
 		}
-		src.next(t).give("w")
+		src.Next(t).Give("w")
 	})
 }
 
@@ -496,7 +444,7 @@ func TestAddTrace_Nil(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
 	misses := 0
-	c := newCache(t, rdb, &singlefill.Options[string]{Trace: &singlefill.Trace{Miss: func(context.Context, string) { misses++ }}})
+	c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Trace: &singlefill.Trace{Miss: func(context.Context, string) { misses++ }}})
 	c.AddTrace(nil)
 	if _, err := c.Get(t.Context(), "k"); err != singlefill.ErrMiss || misses != 1 {
 		t.Errorf("Get returned %v, and Miss was called %d times, want once", err, misses)

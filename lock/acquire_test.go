@@ -106,9 +106,7 @@ func TestAcquire_FirstAnswer(t *testing.T) {
 		lease := mustAcquire(t, holder)
 		foreign := "{foreign}:lock"
 		redistest.Planted(t, foreign)
-		if err := rdb.RPush(t.Context(), foreign, "x").Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, rdb.RPush(t.Context(), foreign, "x").Err())
 		c := record(m)
 		c.delay(slow)
 		for name, call := range map[string]func() error{
@@ -330,9 +328,7 @@ func TestAcquire_StalledForLongerThanTTL(t *testing.T) {
 		})
 		begun := time.Now()
 		lease, err := newLocker(t, kind, slow, "n", nil).Acquire(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		if took := time.Since(begun); took < leaseTTL+5*time.Second {
 			t.Errorf("granted after %v, while another held it", took)
 		}

@@ -3,6 +3,8 @@ package lock
 import (
 	"testing"
 	"time"
+
+	"github.com/singlefill/singlefill/internal/redistest"
 )
 
 // A process has waited since the server's time of its first answer, however old the lease is then,
@@ -12,9 +14,7 @@ func TestWaitQueue_WaitsBehindAnOldLease(t *testing.T) {
 	const now = int64(1_800_000_000_000_000) // µs
 	for _, last := range []int64{now - 1, now - (25 * time.Hour).Microseconds(), 0} {
 		r, err := parseReply([]any{"busy", int64(5000), int64(-1), last, now - last, int64(0)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		l := &Locker{kind: mutex{}, shared: new(shared)}
 		a := &attempt{owner: &owner{Locker: l}, wake: make(chan struct{}, 1)}
 		l.waiters.noteBusy(a, r)

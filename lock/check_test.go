@@ -36,9 +36,7 @@ func TestLocker_Check(t *testing.T) {
 			s, name := redistest.Shared(t), redistest.Namespace(t)
 			check := func(t *testing.T, rights []string) error {
 				l, err := newLocker(s.Client(t, s.User(t, append([]string{"~{" + name + "}:lock*"}, rights...)...)), name)
-				if err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, err)
 				return l.Check(t.Context())
 			}
 			if err := check(t, lockRights); err != nil {
@@ -68,9 +66,7 @@ func TestLocker_CheckUnreachable(t *testing.T) {
 	t.Parallel()
 	m, rdb := redistest.StartMini(t)
 	l, err := lock.NewMutex(rdb, "jobs", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := l.Check(ctx); err != context.Canceled {

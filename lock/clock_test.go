@@ -98,9 +98,7 @@ func TestLease_ServerClockJumps(t *testing.T) {
 					other := k.Locker(t, redistest.NewMiniClient(t, m), "name", timeout, ttl)
 					time.Sleep(ttl / 2)
 					before, err := rdb.Time(t.Context()).Result()
-					if err != nil {
-						t.Fatal(err)
-					}
+					redistest.Must(t, err)
 					clock.put(jump)
 					if moved := rdb.Time(t.Context()).Val().Sub(before); (moved - jump).Abs() > time.Second {
 						t.Fatalf("the clock has moved by %v", moved)

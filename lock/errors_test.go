@@ -134,9 +134,7 @@ func TestErrConflict_ForeignKey(t *testing.T) {
 				name := redistest.Namespace(t)
 				key := locktest.Key(name) + suffix
 				redistest.Planted(t, key)
-				if err := s.rdb.(*redis.Client).Do(t.Context(), append([]any{put[0], key}, put[1:]...)...).Err(); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, s.rdb.(*redis.Client).Do(t.Context(), append([]any{put[0], key}, put[1:]...)...).Err())
 				before := dump(t, s.rdb, key)
 				l := newLocker(t, s.kind, s.rdb, name, patient(lock.Options{}))
 				for range 2 {
@@ -168,8 +166,6 @@ func dump(t *testing.T, rdb redis.UniversalClient, key string) string {
 	if err != nil {
 		s, err = rdb.Type(t.Context(), key).Result()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return s
 }

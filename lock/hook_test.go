@@ -225,7 +225,7 @@ func (c *commands) all() [][]string {
 	return slices.Clone(c.args)
 }
 
-// roundTrips is a hook of a client. It counts the round trips for scripts, alone or in a pipeline, and
+// roundTrips counts the round trips of a client for scripts, alone or in a pipeline, and
 // makes each last.
 type roundTrips struct {
 	mu   sync.Mutex
@@ -246,29 +246,15 @@ func (r *roundTrips) count() int {
 	return r.n
 }
 
-func (r *roundTrips) travel(cmd redis.Cmder) {
-	if cmd.Name() != "evalsha" && cmd.Name() != "eval" {
-		return
+// hook counts, and waits.
+func (r *roundTrips) hook(cmds []redis.Cmder) error {
+	if name := cmds[0].Name(); name != "evalsha" && name != "eval" {
+		return nil
 	}
 	r.mu.Lock()
 	r.n++
 	d := r.last
 	r.mu.Unlock()
 	time.Sleep(d)
-}
-
-func (r *roundTrips) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (r *roundTrips) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		r.travel(cmd)
-		return next(ctx, cmd)
-	}
-}
-
-func (r *roundTrips) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		r.travel(cmds[0])
-		return next(ctx, cmds)
-	}
+	return nil
 }

@@ -153,9 +153,7 @@ func TestLocker_StrangeNames(t *testing.T) {
 		var leases []*Lease
 		for _, name := range strangeNames() {
 			l, err := create(name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			lease, err := l.TryAcquire(t.Context())
 			if err != nil {
 				t.Errorf("%s %.50q: %v", what, name, err)

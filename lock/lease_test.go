@@ -69,7 +69,7 @@ func TestLease_RenewalsTogether(t *testing.T) {
 		})
 		defer client.Close()
 		trips := new(roundTrips)
-		client.AddHook(trips)
+		client.AddHook(redistest.Trips(trips.hook))
 		var e locktest.Events
 		var held []*lock.Lease
 		for i := range leases {
@@ -97,9 +97,7 @@ func TestLease_RenewalsTogether(t *testing.T) {
 func TestLease_NoGoroutine(t *testing.T) {
 	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
 		l, err := lock.NewSemaphore(rdb, "n", 100, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		for range 100 {
 			defer mustRelease(t, mustAcquire(t, l))
 		}
@@ -246,9 +244,7 @@ func TestLease_CutOff(t *testing.T) {
 					f.set(silence)
 					begun := time.Now()
 					next, err := k.Locker(t, rdb, "name", timeout, ttl).Acquire(t.Context())
-					if err != nil {
-						t.Fatal(err)
-					}
+					redistest.Must(t, err)
 					if took := time.Since(begun); took > ttl+200*time.Millisecond {
 						t.Errorf("another has acquired it after %v, later than TTL and a pause", took)
 					}
@@ -482,9 +478,7 @@ func TestLease_ContextOfAcquire(t *testing.T) {
 			Acquired: note("acquired"), Renewed: note("renewed"), Released: note("released"),
 			RedisError: func(ctx context.Context, _ string, _ error) { seen["error"] = ctx.Value(valueKey{}) },
 		}}).Acquire(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		cancel()
 		time.Sleep(time.Minute)
 		f.set(requestLost, "renew")

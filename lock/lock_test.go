@@ -44,9 +44,7 @@ func newLocker(t testing.TB, kind string, rdb redis.UniversalClient, name string
 	default:
 		t.Fatalf("no kind is called %q", kind)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return l
 }
 
@@ -203,15 +201,11 @@ func keysOf(t testing.TB, rdb redis.UniversalClient, name string) map[string]tim
 	} else {
 		err = list(ctx, rdb)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	ttls := make(map[string]time.Duration)
 	for _, key := range all {
 		left, err := rdb.PTTL(ctx, key).Result()
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		if left != -2 { // it has just expired
 			ttls[strings.TrimPrefix(key, prefix)] = left
 		}
@@ -306,9 +300,7 @@ func waiting(t testing.TB, rdb redis.UniversalClient, kind, name string) bool {
 		return true
 	}
 	n, err := rdb.ZCard(t.Context(), "{"+name+"}:lock:queue").Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return n > 0
 }
 
@@ -340,18 +332,12 @@ func TestLocker_CacheOfThatName(t *testing.T) {
 	_, rdb := redistest.StartMini(t)
 	for _, namespace := range []string{"n", ":lock", "lock", "%7D"} {
 		cache, err := singlefill.New[string](rdb, namespace, time.Hour, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		defer cache.Close()
 		for _, name := range []string{"n", "n}:lock", ":lock", "lock"} {
 			l, err := lock.NewMutex(rdb, name, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := cache.Set(t.Context(), name, "v"); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
+			redistest.Must(t, cache.Set(t.Context(), name, "v"))
 			err = l.Do(t.Context(), func(ctx context.Context) error {
 				v, err := cache.Get(ctx, name)
 				if err == nil && v != "v" {

@@ -334,9 +334,7 @@ func TestScripts_SentInFull(t *testing.T) {
 			t.Errorf("a known script: %s", s)
 		}
 		flush := func() {
-			if err := rdb.ScriptFlush(t.Context()).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, rdb.ScriptFlush(t.Context()).Err())
 		}
 		flush()
 		lease = mustAcquire(t, l)

@@ -23,9 +23,7 @@ import (
 func semaphore(t testing.TB, rdb redis.UniversalClient, name string, size int, opts *lock.Options) *lock.Locker {
 	t.Helper()
 	l, err := lock.NewSemaphore(rdb, name, size, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return l
 }
 

@@ -18,9 +18,7 @@ func TestShared_SameLock(t *testing.T) {
 		defer c.Close()
 	}
 	must := func(l *Locker, err error) *shared {
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		return l.shared
 	}
 	one := must(NewSemaphore(clients[0], "n", 2, nil))

@@ -94,9 +94,7 @@ func TestWakeUp_OnePerFreePlace(t *testing.T) {
 		const size = 3
 		open := func(rdb redis.UniversalClient) *lock.Locker {
 			l, err := lock.NewSemaphore(rdb, "n", size, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			return l
 		}
 		var held []*lock.Lease
@@ -186,9 +184,7 @@ func TestWakeUp_Reservation(t *testing.T) {
 						limit, reserved = 700*time.Millisecond+longestPause, token("D")
 					}
 					since, _ := m.ZScore(waitingKey(kind), tokens[1])
-					if err := m.Set("{n}:lock:next", fmt.Sprintf("%020.0f", since)+reserved); err != nil {
-						t.Fatal(err)
-					}
+					redistest.Must(t, m.Set("{n}:lock:next", fmt.Sprintf("%020.0f", since)+reserved))
 					m.SetTTL("{n}:lock:next", time.Minute)
 					released := time.Now()
 					mustRelease(t, lease)

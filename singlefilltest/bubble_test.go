@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/singlefilltest"
 )
 
@@ -61,9 +62,7 @@ func TestMisuse_NotClosed(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		cache, err := singlefill.New(singlefilltest.Redis(t), "cache", time.Hour, &singlefill.Options[int]{Near: &singlefill.Near{}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		if v, err := cache.GetOrLoad(t.Context(), "k", seven); v != 7 || err != nil {
 			t.Fatal(v, err)
 		}

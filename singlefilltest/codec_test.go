@@ -288,9 +288,7 @@ func TestCodec_InACache(t *testing.T) {
 	_, rdb := redistest.StartMini(t)
 	f := new(fakeTB)
 	orders, err := singlefill.New(rdb, redistest.Namespace(t), time.Hour, &singlefill.Options[order]{Codec: singlefilltest.Codec(f, nil)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	for range 2 {
 		o, err := orders.GetOrLoad(t.Context(), "1", func(context.Context, string) (order, error) {
 			return order{ID: "1", Items: []item{{"tea", 42}}}, nil

@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/singlefilltest"
 )
 
@@ -22,9 +23,7 @@ import (
 func newCache(t *testing.T, rdb *redis.Client, opts *singlefill.Options[string]) *singlefill.Cache[string] {
 	t.Helper()
 	cache, err := singlefill.New(rdb, "cache", time.Hour, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	t.Cleanup(func() { cache.Close() })
 	return cache
 }
@@ -50,9 +49,7 @@ func serial(t testing.TB) *singlefilltest.Source[string] {
 func TestRedis_Isolated(t *testing.T) {
 	both(t, func(t *testing.T) {
 		a, b := singlefilltest.Redis(t), singlefilltest.Redis(t)
-		if err := a.Set(t.Context(), "k", "v", 0).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, a.Set(t.Context(), "k", "v", 0).Err())
 		if n, err := b.DBSize(t.Context()).Result(); n != 0 || err != nil {
 			t.Errorf("the other Redis has %d keys, %v", n, err)
 		}
@@ -162,9 +159,7 @@ func TestFaults_Commands(t *testing.T) {
 		t.Run(fault.name, func(t *testing.T) {
 			both(t, func(t *testing.T) {
 				rdb := singlefilltest.Redis(t)
-				if err := set(t, rdb, "before", time.Minute); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, set(t, rdb, "before", time.Minute))
 				end := fault.begin(t, rdb)
 				for range 3 {
 					if err := set(t, rdb, "during", fault.limit); !errors.Is(err, fault.err) {

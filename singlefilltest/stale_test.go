@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/singlefilltest"
 )
 
@@ -83,9 +84,7 @@ func TestMakeStale_Fails(t *testing.T) {
 			}
 		}
 		want(`no value to serve under "k": ` + singlefill.ErrMiss.Error())
-		if err := cache.Set(t.Context(), "k", "v"); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, cache.Set(t.Context(), "k", "v"))
 		resume := singlefilltest.Silence(t, rdb)
 		want(`no value to serve under "k": singlefill: get: `)
 		resume()

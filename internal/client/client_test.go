@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -16,6 +15,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
@@ -104,9 +104,7 @@ func kinds(t testing.TB, p *redistest.Proxy, cluster func() *redistest.Cluster) 
 	auto := func(open func(c *redis.Client) (*redis.AutoPipeliner, error)) func() redis.UniversalClient {
 		return func() redis.UniversalClient {
 			ap, err := open(p.Client(t))
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			t.Cleanup(func() { _ = ap.Close() })
 			return ap
 		}
@@ -231,9 +229,7 @@ func TestDo_ExhaustedPool(t *testing.T) {
 	if err := w.get(t.Context()); err == nil || errors.Is(err, redis.Nil) || time.Since(begun) > bound {
 		t.Errorf("%v after %v", err, time.Since(begun))
 	}
-	if err := s.Admin().RPush(t.Context(), "list", "item").Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, s.Admin().RPush(t.Context(), "list", "item").Err())
 	wg.Wait()
 }
 
@@ -405,36 +401,6 @@ func TestNew_UserClientUnchanged(t *testing.T) {
 	}
 }
 
-// A hook counts the commands that pass through it.
-type hook struct {
-	mu  sync.Mutex
-	saw map[string]int // protected by mu
-}
-
-func (h *hook) see(cmds ...redis.Cmder) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, cmd := range cmds {
-		h.saw[cmd.Name()]++
-	}
-}
-
-func (h *hook) seen() map[string]int {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return maps.Clone(h.saw)
-}
-
-func (h *hook) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (h *hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error { h.see(cmd); return next(ctx, cmd) }
-}
-
-func (h *hook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error { h.see(cmds...); return next(ctx, cmds) }
-}
-
 // Hooks of the user's client see every command.
 func TestDo_UserHooks(t *testing.T) {
 	t.Parallel()
@@ -444,8 +410,16 @@ func TestDo_UserHooks(t *testing.T) {
 		clients["cluster"] = redistest.SharedCluster(t).Client(t)
 	}
 	for name, rdb := range clients {
-		h := &hook{saw: make(map[string]int)}
-		rdb.AddHook(h)
+		var mu sync.Mutex
+		saw := make(map[string]int) // protected by mu
+		rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+			mu.Lock()
+			defer mu.Unlock()
+			for _, cmd := range cmds {
+				saw[cmd.Name()]++
+			}
+			return nil
+		}))
 		w := watch(t, rdb, 5*time.Second)
 		if err := w.get(t.Context()); !errors.Is(err, redis.Nil) {
 			t.Errorf("%s: %v", name, err)
@@ -459,11 +433,11 @@ func TestDo_UserHooks(t *testing.T) {
 		if !w.Reachable(t.Context(), "") { // a node of a Cluster is asked through its own client
 			t.Errorf("%s: the server cannot be asked", name)
 		}
-		for _, cmd := range []string{"get", "del", "ping"} {
-			if h.seen()[cmd] != 1 {
-				t.Errorf("%s: the hook saw %v, want one %s", name, h.seen(), cmd)
-			}
+		mu.Lock()
+		if saw["get"] != 1 || saw["del"] != 1 || saw["ping"] != 1 {
+			t.Errorf("%s: the hook saw %v, want one GET, DEL and PING", name, saw)
 		}
+		mu.Unlock()
 	}
 }
 

@@ -26,9 +26,7 @@ func newRoad(t *testing.T, keys int) *road {
 	m, rdb := redistest.StartMini(t)
 	for i := range keys {
 		key := fmt.Sprint(i)
-		if err := m.Set(key, "value of "+key); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, m.Set(key, "value of "+key))
 	}
 	h := new(held)
 	rdb.AddHook(h)

@@ -1,32 +1,15 @@
 package client
 
 import (
-	"context"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/redistest"
 )
-
-// A keyPrefix is a hook of a user that puts a tenant before the key of each script.
-type keyPrefix string
-
-func (keyPrefix) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (keyPrefix) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-func (p keyPrefix) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if strings.HasPrefix(cmd.Name(), "eval") {
-			cmd.Args()[3] = string(p) + cmd.Args()[3].(string)
-		}
-		return next(ctx, cmd)
-	}
-}
 
 // A hook that changes the arguments of a command changes those of that command only, also when the
 // server does not know the script, so that it is sent twice.
@@ -34,7 +17,14 @@ func TestScript_HookChangesArguments(t *testing.T) {
 	t.Parallel()
 	rdb := redis.NewClient(&redis.Options{Addr: miniredis.RunT(t).Addr()})
 	defer rdb.Close()
-	rdb.AddHook(keyPrefix("tenant:"))
+	rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+		for _, cmd := range cmds {
+			if strings.HasPrefix(cmd.Name(), "eval") {
+				cmd.Args()[3] = "tenant:" + cmd.Args()[3].(string)
+			}
+		}
+		return nil
+	}))
 	w := watch(t, rdb, time.Minute)
 	script := NewScript("return {KEYS[1], ARGV[1]}")
 	for _, when := range []string{"unknown", "known"} {

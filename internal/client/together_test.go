@@ -78,9 +78,7 @@ func TestTogether_OnePipeline(t *testing.T) {
 		begun := time.Now()
 		for i := range keys {
 			key := fmt.Sprint("k", i)
-			if err := m.Set(key, "value of "+key); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, m.Set(key, "value of "+key))
 			wg.Go(func() {
 				if data, _, err := c.Get(t.Context(), time.Now(), key); err != nil || string(data) != "value of "+key {
 					t.Errorf("%s: %q, %v", key, data, err)
@@ -213,9 +211,7 @@ func TestTogether_LeavesAsTheyGo(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		m, rdb := redistest.StartMini(t)
-		if err := m.Set("k", "v"); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, m.Set("k", "v"))
 		h := &held{}
 		rdb.AddHook(h)
 		c := New(rdb, timeout, func(context.Context, string, error) {}, nil, nil)

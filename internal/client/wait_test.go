@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
@@ -195,9 +196,7 @@ func TestServer_Shared(t *testing.T) {
 		t.Error("two users of one client do not share a gate, or those of two do")
 	}
 	pipeline, err := rdb.AutoPipeline()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	for rdb, want := range map[redis.UniversalClient]int{
 		redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", PoolSize: 7}):                            7,
 		redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", PoolSize: 7, MaxActiveConns: 5}):         5,
@@ -271,7 +270,10 @@ func TestSend_CallerLeavesASilentServer(t *testing.T) {
 	for range 20 { // the client returns at the moment at which the time is over
 		synctest.Test(t, func(t *testing.T) {
 			rdb := mute(t)
-			rdb.AddHook(hangs{})
+			rdb.AddHook(redistest.Commands(func(ctx context.Context, _ redis.Cmder, _ redis.ProcessHook) error {
+				<-ctx.Done()
+				return ctx.Err()
+			}))
 			w := watch(t, rdb, timeout)
 			ctx, cancel := context.WithTimeout(t.Context(), timeout/2)
 			defer cancel()
@@ -285,21 +287,4 @@ func TestSend_CallerLeavesASilentServer(t *testing.T) {
 			}
 		})
 	}
-}
-
-// hangs is a hook that returns when the context of a command ends.
-type hangs struct{}
-
-func (hangs) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (hangs) ProcessHook(redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		<-ctx.Done()
-		cmd.SetErr(ctx.Err())
-		return ctx.Err()
-	}
-}
-
-func (hangs) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
 }

@@ -85,9 +85,7 @@ func TestListener_Cluster(t *testing.T) {
 	})
 	listeners := func(node *redistest.Server) int {
 		list, err := node.Admin().Do(t.Context(), "client", "list", "type", "pubsub").Text()
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		return strings.Count(list, "id=")
 	}
 	for _, node := range cluster.Nodes {

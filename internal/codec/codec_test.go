@@ -146,13 +146,9 @@ func TestCodecs_RoundTrip(t *testing.T) {
 		testRoundTrip(t, c, struct{ N big.Int }{*big.NewInt(5)})
 
 		data, err := c.Marshal(item)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		var got codecItem
-		if err := c.Unmarshal(data, &got); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, c.Unmarshal(data, &got))
 		if !got.Created.Equal(item.Created) || !got.ByID[-1].Created.Equal(item.Created) {
 			t.Errorf("%T: %v came back as %v", c, item.Created, got.Created)
 		}
@@ -197,12 +193,8 @@ func TestMsgPack_Pitfalls(t *testing.T) {
 	to := func(in, out any) {
 		t.Helper()
 		data, err := MsgPack.Marshal(in)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := MsgPack.Unmarshal(data, out); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
+		redistest.Must(t, MsgPack.Unmarshal(data, out))
 	}
 	var m map[string]any
 	to(struct {
@@ -590,9 +582,7 @@ func TestRaw_Copies(t *testing.T) {
 	data := []byte("abc")
 	var a, b []byte
 	for _, p := range []*[]byte{&a, &b} {
-		if err := Raw.Unmarshal(data, p); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, Raw.Unmarshal(data, p))
 	}
 	a[0] = 'X'
 	if string(data) != "abc" || string(b) != "abc" {
@@ -800,9 +790,7 @@ func TestFixedArrays_AreStored(t *testing.T) {
 			t.Errorf("%s: the vectors did not come back: %v", name, err)
 		}
 		nils, err := c.Marshal(map[string]any{"Of": make([]any, nilsLen)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		if err := c.Unmarshal(nils, new(vectors)); err == nil {
 			t.Errorf("%s: %d bytes of nils are read as vectors of %d MB", name, len(nils), nilsLen*768*4/1000000)
 		}

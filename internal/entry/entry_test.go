@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/singlefill/singlefill/internal/redistest"
 )
 
 // The random bytes of the golden entries, 27 to 34, are zero.
@@ -31,9 +33,7 @@ var goldenEntries = []struct {
 
 func goldenBytes(t testing.TB, text string) []byte {
 	b, err := hex.DecodeString(strings.ReplaceAll(text, " ", ""))
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return b
 }
 
@@ -43,9 +43,7 @@ func TestEntry_Golden(t *testing.T) {
 	for _, g := range goldenEntries {
 		want := goldenBytes(t, g.hex)
 		got, err := g.entry.Encode()
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		clear(got[27:35])
 		if !bytes.Equal(got, want) {
 			t.Errorf("%s: got %x, want %x", g.name, got, want)
@@ -68,9 +66,7 @@ func TestEncode_UniqueHeaders(t *testing.T) {
 	seen := make(map[string]bool)
 	for range 10_000 {
 		data, err := e.Encode()
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		if h := Header(data); seen[h] || len(h) != 35 {
 			t.Fatalf("header %x, %d bytes, of two entries", h, len(h))
 		} else {
@@ -230,9 +226,7 @@ func FuzzEntry(f *testing.F) {
 			return
 		}
 		again, err := e.Encode()
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		copy(again[27:35], data[27:35])
 		if !bytes.Equal(again, data) {
 			t.Errorf("%x is parsed as %+v, which is %x", data, e, again)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/redistest"
@@ -128,9 +129,7 @@ func TestExpire_RunningLoad(t *testing.T) {
 		if r, err := b.GetOrLock(t.Context(), opTimeout, Query{Known: data[:35], Take: true, For: Served}); err != nil || r.Status != Locked {
 			t.Fatalf("answered %+v, %v", r, err)
 		}
-		if err := b.expire(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, b.expire())
 		expired, _ := b.get(b.value)
 		stored, err1 := b.Store(t.Context(), opTimeout, []byte(entryA), life)
 		released, err2 := b.Release(t.Context(), opTimeout, ReleaseNote{Failure: "failure", RetryAfter: life, Drop: true})
@@ -157,9 +156,7 @@ func TestStore_RepeatedAfterExpire(t *testing.T) {
 		if ok, err := b.Store(t.Context(), opTimeout, data, life); !ok || err != nil {
 			t.Fatal(ok, err)
 		}
-		if err := b.expire(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, b.expire())
 		expired, _ := b.get(b.value)
 		if ok, err := b.Store(t.Context(), opTimeout, data, life); ok || err != nil {
 			t.Errorf("Store again = %t, %v", ok, err)
@@ -324,9 +321,7 @@ func TestExpire_MissingRight(t *testing.T) {
 		{"-del", state{text: "garbage"}, false},
 		{"-@all", state{text: data}, false},
 	} {
-		if err := s.Admin().Do(t.Context(), "acl", "setuser", "app", "reset", "on", ">pw", "~*", "&*", "+@all", c.rule).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, s.Admin().Do(t.Context(), "acl", "setuser", "app", "reset", "on", ">pw", "~*", "&*", "+@all", c.rule).Err())
 		b := backend{s.Client(t, func(o *redis.Options) { o.Username, o.Password, o.Protocol = "app", "pw", 2 }), s.Admin()}.fixture(t)
 		b.set(b.value, c.value)
 		b.set(b.key, held(other))
@@ -351,13 +346,9 @@ func spread(t *testing.T, cluster *redis.ClusterClient, n int, data string) (pai
 	for i := range n {
 		value := fmt.Sprintf("%s:{%d}", ns, i)
 		pairs = append(pairs, Pair{value, value + ":lock"})
-		if err := errors.Join(cluster.Set(t.Context(), value, data, left).Err(), cluster.Set(t.Context(), value+":lock", held(other).text, left).Err()); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, errors.Join(cluster.Set(t.Context(), value, data, left).Err(), cluster.Set(t.Context(), value+":lock", held(other).text, left).Err()))
 		owner, err := cluster.MasterForKey(t.Context(), value)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		owners = append(owners, owner.Options().Addr)
 	}
 	return pairs, owners
@@ -368,9 +359,7 @@ func wantPair(t *testing.T, cluster *redis.ClusterClient, pair Pair, data string
 	t.Helper()
 	value, err1 := cluster.Get(t.Context(), pair.Value).Result()
 	locked, err2 := cluster.Exists(t.Context(), pair.Lock).Result()
-	if err := errors.Join(err1, err2); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, errors.Join(err1, err2))
 	e, err := entry.Parse([]byte(value))
 	if err != nil || e.Expired != expired || (value == data) == expired || (locked == 1) == expired {
 		t.Errorf("%s holds %+v, %v, locked %d, want it expired: %t", pair.Value, e, err, locked, expired)
@@ -438,9 +427,7 @@ func TestExpire_DeadNode(t *testing.T) {
 func TestExpire_ClosedClient(t *testing.T) {
 	t.Parallel()
 	b := openMini(t).fixture(t)
-	if err := b.rdb.Close(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, b.rdb.Close())
 	if err := b.expire(); !errors.Is(err, redis.ErrClosed) || len(b.failed) != 1 {
 		t.Errorf("Expire: %v, told %v, want ErrClosed", err, b.failed)
 	}

@@ -21,9 +21,7 @@ func TestSlowConnection(t *testing.T) {
 	s := redistest.Start(t)
 	noScripts(t, s)
 	for _, text := range []string{wake.Lua + getOrLockLua, wake.Lua + storeLua} {
-		if err := s.Admin().ScriptLoad(t.Context(), text).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, s.Admin().ScriptLoad(t.Context(), text).Err())
 	}
 	for rights, user := range map[string]func(*redis.Options){"scripts": func(*redis.Options) {}, "no scripts": asNoScripts} {
 		for what, c := range map[string]struct {

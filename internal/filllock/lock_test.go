@@ -14,6 +14,7 @@ import (
 
 	"github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
+
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/redistest"
 )
@@ -89,9 +90,7 @@ func openRealWatch(t testing.TB) backend {
 
 func noScripts(t testing.TB, s *redistest.Server) {
 	t.Helper()
-	if err := s.Admin().Do(context.Background(), "acl", "setuser", "noscripts", "on", ">pw", "~*", "&*", "+@all", "-@scripting").Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, s.Admin().Do(context.Background(), "acl", "setuser", "noscripts", "on", ">pw", "~*", "&*", "+@all", "-@scripting").Err())
 }
 
 func asNoScripts(o *redis.Options) { o.Username, o.Password = "noscripts", "pw" }
@@ -405,9 +404,7 @@ func TestGetOrLock_UnknownAge(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	noScripts(t, s)
-	if err := s.Admin().Do(t.Context(), "acl", "setuser", "noscripts", "-time").Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, s.Admin().Do(t.Context(), "acl", "setuser", "noscripts", "-time").Err())
 	b := backend{s.Client(t, asNoScripts), s.Admin()}.fixture(t)
 	for _, want := range []string{Locked, Busy} {
 		r, err := b.GetOrLock(t.Context(), opTimeout, Query{Take: true})
@@ -669,9 +666,7 @@ func TestNew_Token(t *testing.T) {
 
 func setMemory(t testing.TB, admin *redis.Client, limit string) {
 	t.Helper()
-	if err := admin.ConfigSet(context.Background(), "maxmemory", limit).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, admin.ConfigSet(context.Background(), "maxmemory", limit).Err())
 }
 
 // Release succeeds without memory: it cannot leave a note then, but it releases the lock and drops
@@ -790,9 +785,7 @@ func TestLock_MissingRight(t *testing.T) {
 		{"-time", held(me), leaveAlone},
 		{"-pexpire", held(me), renew},
 	} {
-		if err := s.Admin().Do(t.Context(), "acl", "setuser", "app", "reset", "on", ">pw", "~*", "&*", "+@all", c.rule).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, s.Admin().Do(t.Context(), "acl", "setuser", "app", "reset", "on", ">pw", "~*", "&*", "+@all", c.rule).Err())
 		b := backend{s.Client(t, func(o *redis.Options) { o.Username, o.Password = "app", "pw" }), s.Admin()}.fixture(t)
 		b.set(b.key, c.before)
 		if err := c.act(b); err == nil || client.Unreachable(err) || len(b.failed) != 1 {

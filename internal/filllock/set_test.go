@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/redistest"
 )
@@ -48,22 +49,6 @@ func (b *fixture) wantSet(i int, done bool) {
 	b.want(b.key, state{}, 0)
 }
 
-// A trips counts round trips: pipelines and transactions, and how many commands each of them has.
-type trips struct{ each []int }
-
-func (n *trips) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (n *trips) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
-
-func (n *trips) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		if name := cmds[0].Name(); name == "eval" || name == "multi" {
-			n.each = append(n.each, len(cmds))
-		}
-		return next(ctx, cmds)
-	}
-}
-
 // SetMany stores each entry under its key, with its own life, whatever is there, and removes each
 // lock. With scripts that takes one round trip.
 func TestSetMany_States(t *testing.T) {
@@ -76,8 +61,13 @@ func TestSetMany_States(t *testing.T) {
 			b.set(b.value, values[i%len(values)])
 			b.set(b.key, locks[i/len(values)])
 		}
-		var n trips
-		f.rdb.AddHook(&n)
+		var trips []int // how many commands each of them has
+		f.rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+			if name := cmds[0].Name(); len(cmds) > 1 && (name == "eval" || name == "multi") {
+				trips = append(trips, len(cmds))
+			}
+			return nil
+		}))
 		errs, err := SetMany(t.Context(), all[0].client, setsOf(all))
 		if err != nil || len(errs) != len(all) || errors.Join(errs...) != nil {
 			t.Errorf("SetMany = %v, %v", errs, err)
@@ -85,8 +75,8 @@ func TestSetMany_States(t *testing.T) {
 		for i, b := range all {
 			b.wantSet(i, true)
 		}
-		if want := []int{len(all)}; !strings.Contains(t.Name(), "without_scripts") && !slices.Equal(n.each, want) {
-			t.Errorf("pipelines of %v commands, want %v", n.each, want)
+		if want := []int{len(all)}; !strings.Contains(t.Name(), "without_scripts") && !slices.Equal(trips, want) {
+			t.Errorf("pipelines of %v commands, want %v", trips, want)
 		}
 	})
 }
@@ -136,9 +126,7 @@ func TestSetMany_Refused(t *testing.T) {
 			for _, rule := range strings.Fields(rules) {
 				acl = append(acl, rule)
 			}
-			if err := s.Admin().Do(t.Context(), acl...).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, s.Admin().Do(t.Context(), acl...).Err())
 			errs, err := SetMany(t.Context(), all[0].client, setsOf(all))
 			if client.Unreachable(err) || len(errs) != len(all) {
 				t.Fatalf("SetMany = %v, %v", errs, err)
@@ -268,15 +256,11 @@ func TestSetMany_Wakes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := s.Admin().SPublish(t.Context(), all[0].key, "the end").Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, s.Admin().SPublish(t.Context(), all[0].key, "the end").Err())
 	var heard []string
 	for !slices.Contains(heard, all[0].key+" the end") {
 		m, err := sub.ReceiveMessage(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		heard = append(heard, m.Channel+" "+m.Payload)
 	}
 	if want := []string{all[1].key + " ", all[0].key + " the end"}; !slices.Equal(heard, want) {

@@ -166,9 +166,7 @@ func messages(t *testing.T, s *redistest.Server, rdb *redis.Client, count int) t
 	}
 	before := mainThread(t, s)
 	for range count / listeners {
-		if err := rdb.SPublish(t.Context(), "fleet:{k}:lock", "").Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, rdb.SPublish(t.Context(), "fleet:{k}:lock", "").Err())
 	}
 	heard.Wait()
 	return (mainThread(t, s) - before) / time.Duration(count)
@@ -180,9 +178,7 @@ func mainThread(t *testing.T, s *redistest.Server) (ran time.Duration) {
 		name, seconds, _ := strings.Cut(strings.TrimSpace(line), ":")
 		if name == "used_cpu_sys_main_thread" || name == "used_cpu_user_main_thread" {
 			d, err := time.ParseDuration(seconds + "s")
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			ran += d
 		}
 	}

@@ -79,9 +79,7 @@ func TestScale(t *testing.T) {
 func copyOfPage(t *testing.T) (folder string) {
 	folder = t.TempDir()
 	page, err := os.ReadFile("../../docs/scale.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	write(t, folder, "scale.md", page)
 	return folder
 }
@@ -189,9 +187,7 @@ func writeTable(t *testing.T, folder string, c costs, rows []row) {
 // writeBetween replaces what is between two marks of scale.md.
 func writeBetween(t *testing.T, folder, begin, end string, data []byte) {
 	text, err := os.ReadFile(filepath.Join(folder, "scale.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	before, rest, ok1 := bytes.Cut(text, []byte(begin))
 	_, after, ok2 := bytes.Cut(rest, []byte(end))
 	if !ok1 || !ok2 {
@@ -201,9 +197,7 @@ func writeBetween(t *testing.T, folder, begin, end string, data []byte) {
 }
 
 func write(t *testing.T, folder, name string, data []byte) {
-	if err := os.WriteFile(filepath.Join(folder, name), data, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, os.WriteFile(filepath.Join(folder, name), data, 0o644))
 }
 
 func writePlots(t *testing.T, folder string, c costs, rows []row) {

@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+
+	"github.com/singlefill/singlefill/internal/redistest"
 )
 
 func newFills() *Fills[string] { return NewFills[string](new(Clock)) }
@@ -63,9 +65,7 @@ func TestFills_FirstCallerIsEarly(t *testing.T) {
 			stamps <- g.clock.Now()
 			over()
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		if s := <-stamps; !w.Before(s) {
 			t.Fatalf("the caller has stamp %d, its fill asks with stamp %d", w.Stamp, s)
 		}

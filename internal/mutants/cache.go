@@ -17,7 +17,7 @@ var cacheMutants = []mutant{
 		file: "internal/filllock/set.go",
 		old:  "locks = p.Del(ctx, s.Lock)",
 		new:  "locks = p.Exists(ctx, s.Lock)",
-		pkg:  ".", test: "TestRefresh_InvalidationWins",
+		pkg:  "internal/tests/stale", test: "TestRefresh_InvalidationWins",
 	},
 	{
 		name: "set-forever",
@@ -115,7 +115,7 @@ var cacheMutants = []mutant{
 		file: "stale.go",
 		old:  "case late < c.opts.staleIfError:",
 		new:  "case c.opts.staleIfError > 0:",
-		pkg:  ".", test: "TestStale_WindowsToTheMillisecond",
+		pkg:  "internal/tests/stale", test: "TestStale_WindowsToTheMillisecond",
 	},
 	{
 		name: "served-beyond-its-window",
@@ -123,7 +123,7 @@ var cacheMutants = []mutant{
 		file: "stale.go",
 		old:  "case late < c.opts.staleWhileRevalidate:",
 		new:  "case c.opts.staleWhileRevalidate > 0:",
-		pkg:  ".", test: "TestStale_WindowsToTheMillisecond",
+		pkg:  "internal/tests/stale", test: "TestStale_WindowsToTheMillisecond",
 	},
 	{
 		name: "every-reader-refreshes",
@@ -147,7 +147,7 @@ var cacheMutants = []mutant{
 		file: "fill.go",
 		old:  "a.wanted = !x.fill.Refresh || x.fills.Wanted(x.fill)",
 		new:  "a.wanted = true",
-		pkg:  ".", test: "TestRefresh_LeftToItsHolder",
+		pkg:  "internal/tests/stale", test: "TestRefresh_LeftToItsHolder",
 	},
 	{
 		name: "early-refresh-sign",

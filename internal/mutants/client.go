@@ -25,7 +25,7 @@ var clientMutants = []mutant{
 		file: "internal/client/server.go",
 		old:  "return min(time.Since(then), time.Since(s.begun)-time.Duration(s.answered.Load()))",
 		new:  "return time.Since(then)",
-		pkg:  ".", test: "TestAdmission_Hits",
+		pkg:  "internal/client", test: "TestAdmission_Hits",
 	},
 	{
 		name: "impatience-opens-the-breaker",
@@ -41,7 +41,7 @@ var clientMutants = []mutant{
 		file: "internal/flight/fills.go",
 		old:  "return c.all > 0 || c.kept",
 		new:  "return c.all > 0",
-		pkg:  ".", test: "TestStaleAfter_Queue",
+		pkg:  "internal/tests/stale", test: "TestStaleAfter_Queue",
 	},
 	{
 		name: "stale-after-per-call",
@@ -49,7 +49,7 @@ var clientMutants = []mutant{
 		file: "loader.go",
 		old:  "w.Begun.Add(c.opts.staleAfter)",
 		new:  "time.Now().Add(c.opts.staleAfter)",
-		pkg:  ".", test: "TestStaleAfter_SlowSource",
+		pkg:  "internal/tests/stale", test: "TestStaleAfter_SlowSource",
 	},
 
 	// The gate and the groups.

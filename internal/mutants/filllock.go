@@ -168,7 +168,7 @@ var fillMutants = []mutant{
 		file: "lock.go",
 		old:  "\t\tnote.RetryAfter = x.opts.retryAfter\n",
 		new:  "",
-		pkg:  ".", test: "TestRetryAfter_NothingToServe",
+		pkg:  "internal/tests/stale", test: "TestRetryAfter_NothingToServe",
 	},
 	{
 		name: "retry-after-unit",

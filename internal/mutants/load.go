@@ -33,7 +33,7 @@ var loadMutants = []mutant{
 		file: "errors.go",
 		old:  "p = \"runtime.Goexit was called\"",
 		new:  "select {}",
-		pkg:  ".", test: "TestRefresh_Panic",
+		pkg:  "internal/tests/stale", test: "TestRefresh_Panic",
 	},
 	{
 		name: "load-without-end",
@@ -81,7 +81,7 @@ var loadMutants = []mutant{
 		file: "internal/flight/slots.go",
 		old:  "s != nil && s.permit != nil && s.lentTo == nil",
 		new:  "s != nil && s.permit != nil",
-		pkg:  ".", test: "TestMaxLoads_NestedLoads",
+		pkg:  "internal/flight", test: "TestMaxLoads_NestedLoads",
 	},
 	{
 		name: "place-not-lent-again",

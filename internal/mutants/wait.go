@@ -9,7 +9,7 @@ var waitMutants = []mutant{
 		file: "internal/wake/connection.go",
 		old:  "n.heard = true\n\t\t\taffected = affected.with(c)\n",
 		new:  "n.heard = true\n",
-		pkg:  ".", test: "TestWake_PublishedBeforeSubscribed",
+		pkg:  "internal/wait", test: "TestWake_PublishedBeforeSubscribed",
 	},
 	{
 		name: "wake-lost-unnoticed",
@@ -17,7 +17,7 @@ var waitMutants = []mutant{
 		file: "internal/wait/wait.go",
 		old:  "\t\tw.sub.Missed(w.since)\n",
 		new:  "",
-		pkg:  ".", test: "TestWake_Lost",
+		pkg:  "internal/wait", test: "TestWake_Lost",
 	},
 	{
 		name: "wake-unanswered",
@@ -33,7 +33,7 @@ var waitMutants = []mutant{
 		file: "internal/wait/wait.go",
 		old:  "\t\treturn min(left+left/2+2*MinJoinPause, ListeningPause)\n\t}\n\treturn ListeningPause\n",
 		new:  "\t\treturn time.Hour\n\t}\n\treturn time.Hour\n",
-		pkg:  ".", test: "TestWake_LostCosts",
+		pkg:  "internal/wait", test: "TestWake_LostCosts",
 	},
 	{
 		name: "wake-flood",
@@ -41,7 +41,7 @@ var waitMutants = []mutant{
 		file: "internal/wait/wait.go",
 		old:  "\tif w.woken <= 1 {\n",
 		new:  "\tif w.woken >= 0 {\n",
-		pkg:  ".", test: "TestWake_Flood",
+		pkg:  "internal/wait", test: "TestWake_Flood",
 	},
 	{
 		name: "wake-holder-dies",
@@ -49,7 +49,7 @@ var waitMutants = []mutant{
 		file: "internal/wait/wait.go",
 		old:  "return min(d, reply.Left+",
 		new:  "if w.complete { return d }; return min(d, reply.Left+",
-		pkg:  ".", test: "TestWake_HolderDies",
+		pkg:  "internal/wait", test: "TestWake_HolderDies",
 	},
 	{
 		name: "waiter-woken-locally-only",
@@ -65,7 +65,7 @@ var waitMutants = []mutant{
 		file: "internal/wait/wait.go",
 		old:  "MaxPause     = 250 * time.Millisecond",
 		new:  "MaxPause     = MinPause",
-		pkg:  ".", test: "TestWait_LongestPause",
+		pkg:  "internal/wait", test: "TestWait_LongestPause",
 	},
 	{
 		name: "one-odd-load-counts",
@@ -73,7 +73,7 @@ var waitMutants = []mutant{
 		file: "internal/wait/times.go",
 		old:  "if len(times) >= 5 {",
 		new:  "if len(times) > len(h.last) {",
-		pkg:  ".", test: "TestWait_OneOddLoad",
+		pkg:  "internal/wait", test: "TestWait_OneOddLoad",
 	},
 	{
 		name: "waits-beyond-the-lock",
@@ -81,7 +81,7 @@ var waitMutants = []mutant{
 		file: "internal/wait/wait.go",
 		old:  "return min(d, reply.Left+time.Millisecond+rand.N(4*time.Millisecond))",
 		new:  "return d + 0*rand.N(time.Millisecond)",
-		pkg:  ".", test: "TestWait_EndOfTheHoldersLock",
+		pkg:  "internal/wait", test: "TestWait_EndOfTheHoldersLock",
 	},
 	{
 		name: "place-held-while-waiting",
@@ -89,15 +89,15 @@ var waitMutants = []mutant{
 		file: "fill.go",
 		old:  "\t\tx.seat.Decided()\n\t\tx.slot.Release()\n\t\ta.awaited",
 		new:  "\t\tx.seat.Decided()\n\t\ta.awaited",
-		pkg:  ".", test: "TestMaxLoads_WaitingHoldsNoSlot",
+		pkg:  "internal/flight", test: "TestMaxLoads_WaitingHoldsNoSlot",
 	},
 	{
 		name: "lock-held-while-queueing",
 		bug:  "The lock is taken before there is a place to load: others wait for one who waits",
 		file: "fill.go",
 		old:  "take := x.trySlot(ctx, a.wanted)",
-		new:  "take := x.trySlot(ctx, a.wanted) || true",
-		pkg:  ".", test: "TestMaxLoads_QueueingHoldsNoLock",
+		new:  "take := x.trySlot(ctx, a.wanted)\n\t\tif !take {\n\t\t\t_, _, _ = x.ask(ctx, a, true)\n\t\t}",
+		pkg:  "internal/flight", test: "TestMaxLoads_QueueingHoldsNoLock",
 	},
 	{
 		name: "queue-polls",
@@ -105,7 +105,7 @@ var waitMutants = []mutant{
 		file: "fill.go",
 		old:  "return x.sleep(ctx, time.Duration(max(x.slots.Queued(), 1)*x.seat.Fills())*queuedPoll, granted)",
 		new:  "return x.sleep(ctx, queuedPoll, granted)",
-		pkg:  ".", test: "TestMaxLoads_LongQueue",
+		pkg:  "internal/flight", test: "TestMaxLoads_LongQueue",
 	},
 	{
 		name: "newcomer-overtakes",

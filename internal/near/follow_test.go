@@ -1,7 +1,6 @@
 package near
 
 import (
-	"context"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -93,7 +92,12 @@ func TestTier_Flood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, rdb := redistest.StartMini(t)
 		var reads atomic.Int64
-		rdb.AddHook(countReads{&reads})
+		rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+			if cmds[0].Name() == "xrange" {
+				reads.Add(1)
+			}
+			return nil
+		}))
 		x, other := newTier(rdb), newTier(rdb)
 		serve := x.following(t)
 		serve(time.Second)
@@ -115,19 +119,4 @@ func TestTier_Flood(t *testing.T) {
 		synctest.Wait()
 		x.want(t, "after a flood", "a", false)
 	})
-}
-
-// countReads is a hook that counts the reads of the log.
-type countReads struct{ n *atomic.Int64 }
-
-func (h countReads) DialHook(next redis.DialHook) redis.DialHook          { return next }
-func (h countReads) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
-
-func (h countReads) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		if cmds[0].Name() == "xrange" {
-			h.n.Add(1)
-		}
-		return next(ctx, cmds)
-	}
 }

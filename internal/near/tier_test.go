@@ -51,9 +51,7 @@ func inBubble(t *testing.T, run func(t *testing.T, x *tier, other *Log, rdb *red
 
 func (x *tier) read(t testing.TB) {
 	t.Helper()
-	if err := x.catchUp(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, x.catchUp())
 }
 
 type value struct {
@@ -77,9 +75,7 @@ func (x *tier) want(t testing.TB, what, key string, kept bool) {
 
 func must(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 }
 
 // A record makes the values of its keys useless, and no other ones.
@@ -158,7 +154,11 @@ func TestTier_IdleLogExpires(t *testing.T) {
 // The proof is as old as its command, however late the reply.
 func TestTier_AgeOfTheProof(t *testing.T) {
 	inBubble(t, func(t *testing.T, x *tier, _ *Log, rdb *redis.Client) {
-		rdb.AddHook(lateReplies(maxLag * 3 / 4))
+		rdb.AddHook(redistest.Pipelines(func(ctx context.Context, cmds []redis.Cmder, next redis.ProcessPipelineHook) error {
+			err := next(ctx, cmds)
+			time.Sleep(maxLag * 3 / 4)
+			return err
+		}))
 		x.read(t)
 		if _, _, proven := x.Get("a"); !proven {
 			t.Error("there is no proof, 3/4 of MaxLag after the log was read")
@@ -172,20 +172,6 @@ func TestTier_AgeOfTheProof(t *testing.T) {
 			t.Error("there is a proof MaxLag after the log was asked")
 		}
 	})
-}
-
-// lateReplies is a hook that delays the replies to pipelines.
-type lateReplies time.Duration
-
-func (h lateReplies) DialHook(next redis.DialHook) redis.DialHook          { return next }
-func (h lateReplies) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
-
-func (h lateReplies) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		err := next(ctx, cmds)
-		time.Sleep(time.Duration(h))
-		return err
-	}
 }
 
 // The generations change before the proof is noted: a reader that sees the proof sees them, too.

@@ -12,6 +12,14 @@ import (
 // NoRetry configures a client that sends each command once.
 func NoRetry(o *redis.Options) { o.MaxRetries = -1 }
 
+// Must ends the test if there was an error. Call it in the goroutine of the test.
+func Must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Do sends a command of which only the success matters, and fails the test without it.
 func Do(t testing.TB, admin *redis.Client, args ...any) {
 	t.Helper()
@@ -24,9 +32,7 @@ func Do(t testing.TB, admin *redis.Client, args ...any) {
 func Exists(t testing.TB, rdb redis.UniversalClient, key string) bool {
 	t.Helper()
 	n, err := rdb.Exists(context.Background(), key).Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	return n == 1
 }
 
@@ -36,9 +42,7 @@ func WantTTLs(t testing.TB, admin *redis.Client) {
 	t.Helper()
 	ctx := context.Background()
 	keys, err := admin.Keys(ctx, "*").Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	for _, key := range keys {
 		if ttl, err := admin.PTTL(ctx, key).Result(); err != nil || ttl == -1 {
 			t.Errorf("PTTL of %s = %d, %v", key, ttl, err)

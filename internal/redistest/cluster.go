@@ -47,9 +47,7 @@ func StartReplicatedCluster(t testing.TB) *Cluster {
 func startCluster(t testing.TB, nodeTimeout time.Duration, replicas bool) *Cluster {
 	t.Helper()
 	c, err := launchCluster(program(t), nodeTimeout, replicas)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	t.Cleanup(func() {
 		check(t, c.all()...)
 		c.stop()

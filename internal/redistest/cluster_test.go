@@ -20,9 +20,7 @@ func TestCluster_SpreadsKeys(t *testing.T) {
 	ctx := t.Context()
 	for i := range 60 {
 		key := fmt.Sprint("key", i)
-		if err := c.Set(ctx, key, i, 0).Err(); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, c.Set(ctx, key, i, 0).Err())
 		if n, err := c.Get(ctx, key).Int(); n != i || err != nil {
 			t.Fatalf("read %d, %v, not %d", n, err, i)
 		}
@@ -66,9 +64,7 @@ func TestCluster_Move(t *testing.T) {
 	c := cluster.Client(t)
 	ctx := t.Context()
 	for _, key := range []string{"{k}1", "{k}2"} {
-		if err := c.Set(ctx, key, key, time.Minute).Err(); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, c.Set(ctx, key, key, time.Minute).Err())
 	}
 	move := cluster.Move(t, "{k}1")
 	move.Take("{k}1")

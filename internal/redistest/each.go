@@ -53,9 +53,7 @@ func openCluster(t *testing.T) redis.UniversalClient {
 
 func openAutoPipeline(t *testing.T) redis.UniversalClient {
 	ap, err := Shared(t).Client(t).AutoPipeline()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	t.Cleanup(func() { _ = ap.Close() })
 	return ap
 }

@@ -28,9 +28,7 @@ func TestLeaks_Connection(t *testing.T) {
 	t.Parallel()
 	s := Start(t)
 	forgotten := redis.NewClient(quiet(s.Addr))
-	if err := forgotten.Ping(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, forgotten.Ping(t.Context()).Err())
 	assertLeaks(t, s.leaks(t.Name(), 10*time.Millisecond), "a connection to "+s.Addr)
 	_ = forgotten.Close()
 	assertLeaks(t, s.leaks(t.Name(), leakLimit))
@@ -53,9 +51,7 @@ func TestLeaks_KeyWithoutTTL(t *testing.T) {
 	for key, ttl := range map[string]time.Duration{
 		"ns:{good}": time.Minute, "ns:{" + bad + "}": 0, "{" + bad + " too}:lock": 0, "tally": 0, "ns:{planted}": 0,
 	} {
-		if err := s.Admin().Set(t.Context(), key, "v", ttl).Err(); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, s.Admin().Set(t.Context(), key, "v", ttl).Err())
 	}
 	Planted(t, "{planted}")
 	assertLeaks(t, s.leaks(t.Name(), leakLimit), `"ns:{`+bad+`}"`, `"{`+bad+` too}:lock"`)

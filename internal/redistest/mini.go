@@ -16,9 +16,7 @@ import (
 // its clock.
 func StartMini(t testing.TB) (*miniredis.Miniredis, *redis.Client) {
 	m, err := mini.Start()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	t.Cleanup(func() {
 		checkMini(t, m)
 		mini.Close(m)

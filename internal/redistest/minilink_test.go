@@ -16,9 +16,7 @@ func TestMiniLink_BlackHole(t *testing.T) {
 			defer cancel()
 			return rdb.WithTimeout(100*time.Millisecond).Set(ctx, "k", value, time.Minute).Err()
 		}
-		if err := set("before"); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, set("before"))
 		link.BlackHoleAt("SET")
 		if err := rdb.Get(t.Context(), "k").Err(); err != nil || link.Swallows() {
 			t.Fatalf("before the command: GET says %v", err)
@@ -30,9 +28,7 @@ func TestMiniLink_BlackHole(t *testing.T) {
 			t.Errorf("the server has %q", v)
 		}
 		link.BlackHole(false)
-		if err := set("after"); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, set("after"))
 		if v, _ := link.Mini.Get("k"); v != "after" {
 			t.Errorf("the server has %q", v)
 		}

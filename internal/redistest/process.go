@@ -97,9 +97,7 @@ type Process struct {
 func Spawn(t testing.TB, role string, args ...string) *Process {
 	t.Helper()
 	binary, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	p := &Process{t: t, role: role, output: &lines{news: make(chan struct{}, 1)}, log: new(tail)}
 	cmd := exec.Command(binary, args...)
 	cmd.Env = append(os.Environ(), childEnv+"="+role)

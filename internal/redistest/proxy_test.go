@@ -23,9 +23,7 @@ func setup(t *testing.T) (p *Proxy, c, direct *redis.Client) {
 	p = NewProxy(t, s.Addr)
 	c = p.Client(t, impatient)
 	// So that the client of hasty needs no handshake.
-	if err := c.Ping(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, c.Ping(t.Context()).Err())
 	direct = s.Client(t, impatient)
 	direct.Del(t.Context(), t.Name()) // from an earlier run under -count
 	return p, c, direct
@@ -66,9 +64,7 @@ func TestProxy_Forwards(t *testing.T) {
 			sets := p.On(Command("SET"), Pass)
 			ctx := t.Context()
 			large := strings.Repeat("x\r\n", 1<<20)
-			if err := set(ctx, t, c, large); err != nil {
-				t.Fatal(err)
-			}
+			Must(t, set(ctx, t, c, large))
 			assertValue(t, c, large)
 			var group sync.WaitGroup
 			for range 8 {
@@ -375,9 +371,7 @@ func TestProxy_RuleArguments(t *testing.T) {
 func TestProxy_BlackHole(t *testing.T) {
 	t.Parallel()
 	p, c, direct := setup(t)
-	if err := set(t.Context(), t, c, "1"); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, set(t.Context(), t, c, "1"))
 	p.BlackHole(true)
 	for _, connection := range []string{"existing", "new"} {
 		if err := set(t.Context(), t, hasty(c), "2"); !isTimeout(err) {
@@ -470,14 +464,10 @@ func TestProxy_Twice(t *testing.T) {
 func TestProxy_ResetReply(t *testing.T) {
 	t.Parallel()
 	p, c, direct := setup(t)
-	if err := set(t.Context(), t, c, strings.Repeat("x", 1000)); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, set(t.Context(), t, c, strings.Repeat("x", 1000)))
 	rule := p.On(Command("GET"), ResetReply).Times(1)
 	conn, err := net.Dial("tcp", p.Addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	defer conn.Close()
 	fmt.Fprintf(conn, "GET %s\r\n", t.Name())
 	_ = conn.SetReadDeadline(time.Now().Add(time.Minute))
@@ -495,9 +485,7 @@ func TestProxy_ResetReply(t *testing.T) {
 func TestProxy_Trickle(t *testing.T) {
 	t.Parallel()
 	p, c, _ := setup(t)
-	if err := set(t.Context(), t, c, "0123456789"); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, set(t.Context(), t, c, "0123456789"))
 	const pause = 2 * time.Millisecond
 	p.Trickle(1, pause)
 	start := time.Now()
@@ -522,9 +510,7 @@ func TestProxy_DeadServer(t *testing.T) {
 	p := NewProxy(t, s.Addr)
 	c := p.Client(t, impatient)
 	rule := p.On(Command("PING"), HoldReply)
-	if err := set(t.Context(), t, c, "1"); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, set(t.Context(), t, c, "1"))
 	s.Kill()
 	for range 2 {
 		if err := set(t.Context(), t, c, "2"); !isClosed(err) {
@@ -543,9 +529,7 @@ func TestProxy_Redirect(t *testing.T) {
 	t.Parallel()
 	second := Start(t) // started first, so that it is stopped after the clients are closed
 	p, c, first := setup(t)
-	if err := set(t.Context(), t, c, "1"); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, set(t.Context(), t, c, "1"))
 	p.Redirect(second.Addr)
 	assertValue(t, c, "1") // on the existing connection
 	p.Cut()

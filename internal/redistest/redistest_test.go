@@ -46,9 +46,7 @@ func TestEach_ClientsWork(t *testing.T) {
 		ns := Namespace(t)
 		for i := range 20 {
 			key := fmt.Sprint(ns, i)
-			if err := rdb.Set(ctx, key, i, time.Minute).Err(); err != nil {
-				t.Fatal(err)
-			}
+			Must(t, rdb.Set(ctx, key, i, time.Minute).Err())
 			if n, err := rdb.Get(ctx, key).Int(); n != i || err != nil {
 				t.Fatalf("read %d, %v, not %d", n, err, i)
 			}
@@ -66,9 +64,7 @@ func TestStartMini_BubbleTime(t *testing.T) {
 		m, first := StartMini(t)
 		second := NewMiniClient(t, m)
 		ctx := context.Background()
-		if err := first.Set(ctx, "k", "v", time.Hour).Err(); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, first.Set(ctx, "k", "v", time.Hour).Err())
 		time.Sleep(time.Hour - time.Second)
 		if v, err := second.Get(ctx, "k").Result(); v != "v" || err != nil {
 			t.Fatalf("read %q, %v before the TTL", v, err)

@@ -16,13 +16,9 @@ import (
 func StartReplica(t testing.TB, master *Server) *Server {
 	t.Helper()
 	ctx := context.Background()
-	if err := master.admin.ConfigSet(ctx, "repl-diskless-sync-delay", "0").Err(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, master.admin.ConfigSet(ctx, "repl-diskless-sync-delay", "0").Err())
 	host, port, err := net.SplitHostPort(master.Addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	replica := Start(t, "--replicaof", host, port, "--repl-diskless-sync-delay", "0")
 	Await(t, "the replica has its master's data", func() bool {
 		info, err := replica.admin.Info(ctx, "replication").Result()
@@ -40,9 +36,7 @@ const MasterName = "mymaster"
 func StartSentinel(t testing.TB, master *Server) *Server {
 	t.Helper()
 	s, err := launch(program(t), watching(master))
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	t.Cleanup(func() {
 		check(t, s)
 		s.stop()

@@ -32,9 +32,7 @@ func setReplicated(t *testing.T, c *redis.Client, key, value string) {
 	t.Helper()
 	conn := c.Conn()
 	defer conn.Close()
-	if err := conn.Set(t.Context(), key, value, 0).Err(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, conn.Set(t.Context(), key, value, 0).Err())
 	if n, err := conn.Wait(t.Context(), 1, 10*time.Second).Result(); n != 1 || err != nil {
 		t.Fatalf("%d replicas got the write, %v", n, err)
 	}

@@ -53,9 +53,7 @@ func TestServer_RestartEmpty(t *testing.T) {
 	s := Start(t)
 	c := s.Client(t, impatient)
 	ctx := t.Context()
-	if err := c.Set(ctx, "k", "v", 0).Err(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, c.Set(ctx, "k", "v", 0).Err())
 	before := s.Pid()
 	s.Kill()
 	if err := c.Get(ctx, "k").Err(); err == nil || errors.Is(err, redis.Nil) {
@@ -75,9 +73,7 @@ func TestServer_RestartWithData(t *testing.T) {
 	t.Parallel()
 	s := Start(t, "--appendonly", "yes", "--appendfsync", "always")
 	ctx := t.Context()
-	if err := s.Admin().Set(ctx, "k", "v", 0).Err(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, s.Admin().Set(ctx, "k", "v", 0).Err())
 	s.Restart()
 	if v, err := s.Admin().Get(ctx, "k").Result(); v != "v" || err != nil {
 		t.Fatalf("read %q, %v after Restart", v, err)
@@ -89,9 +85,7 @@ func TestServer_Freeze(t *testing.T) {
 	t.Parallel()
 	s := Start(t)
 	c := s.Client(t, impatient)
-	if err := c.Ping(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, c.Ping(t.Context()).Err())
 	s.Freeze()
 	if err := c.WithTimeout(100*time.Millisecond).Set(t.Context(), "k", "late", 0).Err(); !isTimeout(err) {
 		t.Fatalf("a frozen server: %v", err)
@@ -136,9 +130,7 @@ func TestServer_TakenPort(t *testing.T) {
 		}
 		return args, err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	defer s.stop()
 	if tries != 2 || s.Addr == taken.Addr {
 		t.Errorf("started on %s at try %d", s.Addr, tries)

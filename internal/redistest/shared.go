@@ -24,9 +24,7 @@ func Shared(t testing.TB) *Server {
 	defer shared.serverMu.Unlock()
 	if shared.server == nil {
 		s, err := launch(program(t), plain(nil))
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		shared.server = s
 	}
 	return shared.server
@@ -40,9 +38,7 @@ func SharedCluster(t testing.TB) *Cluster {
 	defer shared.clusterMu.Unlock()
 	if shared.cluster == nil {
 		c, err := launchCluster(program(t), time.Minute, false)
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		shared.cluster = c
 	}
 	return shared.cluster

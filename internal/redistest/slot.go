@@ -11,9 +11,7 @@ import (
 func (c *Cluster) Slot(t testing.TB, key string) int64 {
 	t.Helper()
 	n, err := c.Nodes[0].admin.ClusterKeySlot(context.Background(), key).Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	return n
 }
 

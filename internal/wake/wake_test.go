@@ -111,9 +111,7 @@ func TestListener_OneConnection(t *testing.T) {
 
 func subscribers(t testing.TB, s *redistest.Server) int {
 	list, err := s.Admin().Do(context.Background(), "client", "list", "type", "pubsub").Text()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return strings.Count(list, "id=")
 }
 

@@ -18,9 +18,7 @@ import (
 func Scripts(t testing.TB) fs.FS {
 	t.Helper()
 	dir, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	for ; ; dir = filepath.Dir(dir) {
 		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
 			return os.DirFS(filepath.Join(dir, "internal", "filllock", "lua"))
@@ -35,9 +33,7 @@ func Scripts(t testing.TB) fs.FS {
 func Script(t testing.TB, name string) func(cmd []string) bool {
 	t.Helper()
 	text, err := fs.ReadFile(Scripts(t), name+".lua")
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	text = append([]byte(wake.Lua), text...)
 	hash := redis.NewScript(string(text)).Hash()
 	return func(cmd []string) bool {
@@ -59,8 +55,6 @@ func LoadScripts(t testing.TB, s *redistest.Server) {
 		if err == nil {
 			err = s.Admin().ScriptLoad(t.Context(), wake.Lua+string(text)).Err()
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 	}
 }

@@ -118,9 +118,7 @@ func (k Kind) Holders(t testing.TB, admin *redis.Client, name string) int {
 	} else {
 		n, err = admin.Exists(ctx, Key(name)).Result()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return int(n)
 }
 
@@ -164,9 +162,7 @@ func Left(t testing.TB, admin *redis.Client, name string) (left, marks []string)
 	t.Helper()
 	ctx := context.Background()
 	keys, err := admin.Keys(ctx, "*").Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	for _, key := range keys {
 		if !strings.HasPrefix(key, Key(name)) {
 			continue

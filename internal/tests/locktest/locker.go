@@ -30,9 +30,7 @@ func (k Kind) Locker(t testing.TB, rdb redis.UniversalClient, name string, redis
 	l.Locker, err = k.Open(rdb, name, &lock.Options{
 		TTL: ttl, RedisTimeout: redisTimeout, WaiterTTL: 4 * redisTimeout, Trace: l.Trace(),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return l
 }
 

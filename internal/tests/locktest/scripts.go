@@ -67,9 +67,7 @@ func (k Kind) Command(t testing.TB, s *redistest.Server, act string) func(cmd []
 	t.Helper()
 	text := k.Script(t, act)
 	sha, err := s.Admin().ScriptLoad(t.Context(), text).Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return func(cmd []string) bool {
 		return len(cmd) > 1 && (strings.EqualFold(cmd[0], "evalsha") && cmd[1] == sha ||
 			strings.EqualFold(cmd[0], "eval") && cmd[1] == text)

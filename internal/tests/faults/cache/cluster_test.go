@@ -23,9 +23,7 @@ func owns(t testing.TB, node *redistest.Server, key string) bool {
 	if _, moved := redis.IsMovedError(err); moved {
 		return false
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return true
 }
 
@@ -240,9 +238,7 @@ func TestCluster_MovingSlot(t *testing.T) {
 				func(o *singlefill.Options[string]) { o.StaleIfError = time.Hour })
 			if key == "value-first" { // there is one, and it is expired
 				a.MustLoad(key)
-				if err := a.Expire(t.Context(), key); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, a.Expire(t.Context(), key))
 				a.AwaitLoads()
 				a.Loads.Store(0)
 			}
@@ -282,9 +278,7 @@ func errorsSaid(t testing.TB, servers []*redistest.Server, code string) (all int
 	t.Helper()
 	for _, s := range servers {
 		info, err := s.Admin().Info(context.Background(), "errorstats").Result()
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		var n int
 		_, count, _ := strings.Cut(info, "errorstat_"+code+":count=")
 		fmt.Sscan(count, &n)

@@ -99,9 +99,7 @@ func TestLock_LostReply(t *testing.T) {
 					c.WantErrors()
 				}
 				redistest.Await(t, "the lock is free", func() bool { return !strings.HasPrefix(held(s, c, "k"), "H") })
-				if err := c.Delete(t.Context(), "k"); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, c.Delete(t.Context(), "k"))
 				other := cachetest.New(t, s.Client(t), c.Namespace, cachetest.Patient)
 				other.MustLoad("k")
 				other.WantLoads(1)
@@ -238,9 +236,7 @@ func TestLock_LateCommandOfFormerHolder(t *testing.T) {
 			}
 			awaitHit(t, rule)
 			// The key is deleted, and another process takes the lock.
-			if err := admin.Del(t.Context(), c.ValueKey("k"), c.LockKey("k")).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, admin.Del(t.Context(), c.ValueKey("k"), c.LockKey("k")).Err())
 			next := cachetest.New(t, s.Client(t), c.Namespace, cachetest.Patient, lockTTL(20*time.Second))
 			next.During = func(key string) {
 				lock := held(s, next, key)

@@ -61,9 +61,7 @@ func newNearWithin(t testing.TB, maxLag time.Duration, a, b redis.UniversalClien
 				}
 			}},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		t.Cleanup(func() { _ = c.Close() })
 		return c
 	}
@@ -289,9 +287,7 @@ func TestNear_LostLog(t *testing.T) {
 		},
 		"deleted, and begun again with the same IDs": func(t *testing.T, s *redistest.Server, a *nearCache) {
 			records, err := s.Admin().XRange(t.Context(), a.logKey(), "-", "+").Result()
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			redistest.Do(t, s.Admin(), "del", a.logKey())
 			for _, r := range records[:len(records)-1] {
 				redistest.Do(t, s.Admin(), "xadd", a.logKey(), r.ID, "name", "")
@@ -393,9 +389,7 @@ func TestNear_Failover(t *testing.T) {
 			}
 			has := func() bool {
 				records, err := replica.Admin().XRange(t.Context(), a.logKey(), newest[0].ID, newest[0].ID).Result()
-				if err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, err)
 				return len(records) == 1
 			}
 			if !test.loses {
@@ -460,9 +454,7 @@ func TestNear_Sentinel(t *testing.T) {
 	redistest.Await(t, "the replica has the newest record", func() bool {
 		of := func(s *redistest.Server) string {
 			newest, err := s.Admin().XRevRangeN(t.Context(), a.logKey(), "+", "-", 1).Result()
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			return fmt.Sprint(newest)
 		}
 		return of(master) == of(replica)
@@ -551,9 +543,7 @@ func cannotSave(t *testing.T, s *redistest.Server) {
 	t.Helper()
 	ctx := t.Context()
 	// The file cannot take the place of a directory.
-	if err := os.MkdirAll(filepath.Join(s.Admin().ConfigGet(ctx, "dir").Val()["dir"], "dump.rdb", "not empty"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, os.MkdirAll(filepath.Join(s.Admin().ConfigGet(ctx, "dir").Val()["dir"], "dump.rdb", "not empty"), 0o700))
 	redistest.Do(t, s.Admin(), "config", "set", "save", "3600 1")
 	redistest.Do(t, s.Admin(), "bgsave")
 	redistest.Await(t, "writes are refused", func() bool {

@@ -45,9 +45,7 @@ func putEntry(t testing.TB, admin redis.UniversalClient, key string, e entry.Ent
 	if err == nil {
 		err = admin.Set(t.Context(), key, data, time.Hour).Err()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 }
 
 // wantOld fails the test unless GetOrLoad returns the old value of k.

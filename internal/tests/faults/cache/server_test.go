@@ -213,9 +213,7 @@ func failSaves(t testing.TB, s *redistest.Server) (mend func()) {
 	ctx := context.Background()
 	dir := s.Admin().ConfigGet(ctx, "dir").Val()["dir"]
 	inTheWay := filepath.Join(dir, "dump.rdb", "not empty") // a file cannot replace this directory
-	if err := os.MkdirAll(inTheWay, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, os.MkdirAll(inTheWay, 0o700))
 	redistest.Do(t, s.Admin(), "config", "set", "save", "3600 1")
 	redistest.Do(t, s.Admin(), "bgsave")
 	client := s.Client(t, redistest.NoRetry)
@@ -280,9 +278,7 @@ func TestServer_FlushedWhenWarm(t *testing.T) {
 	readAll(1)
 	a.WantLoads(keys)
 	a.During = func(string) { time.Sleep(time.Millisecond) } // the source is at its limit
-	if err := s.Admin().FlushAll(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, s.Admin().FlushAll(t.Context()).Err())
 	if n := s.Admin().DBSize(t.Context()).Val(); n != 0 {
 		t.Errorf("%d keys are left", n)
 	}
@@ -478,9 +474,7 @@ func TestServer_LockOverwrittenWhileWaiting(t *testing.T) {
 	c := cachetest.New(t, rdb, redistest.Namespace(t), cachetest.Patient)
 	put := func(text string) {
 		t.Helper()
-		if err := s.Admin().Set(t.Context(), c.LockKey("k"), text, time.Minute).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, s.Admin().Set(t.Context(), c.LockKey("k"), text, time.Minute).Err())
 	}
 	for _, text := range []string{"a text of another program that is longer than a token", "garbage", "Hello"} {
 		put("H" + strings.Repeat("x", 42))
@@ -488,9 +482,7 @@ func TestServer_LockOverwrittenWhileWaiting(t *testing.T) {
 		goWait(t, &wg, c, s, "k")
 		put(text)
 		wg.Wait()
-		if err := c.Delete(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, c.Delete(t.Context(), "k"))
 	}
 }
 
@@ -498,8 +490,6 @@ func TestServer_LockOverwrittenWhileWaiting(t *testing.T) {
 func foreignEntry(t testing.TB) string {
 	t.Helper()
 	data, err := entry.Entry{FreshUntil: time.Now().Add(time.Hour), Payload: []byte("x")}.Encode()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return string(data)
 }

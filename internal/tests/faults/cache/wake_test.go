@@ -76,9 +76,7 @@ func (w *waiting) end() {
 func subscribers(t testing.TB, s *redistest.Server, channel string) int64 {
 	t.Helper()
 	n, err := s.Admin().PubSubShardNumSub(context.Background(), channel).Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return n[channel]
 }
 
@@ -86,9 +84,7 @@ func subscribers(t testing.TB, s *redistest.Server, channel string) int64 {
 func listeners(t testing.TB, s *redistest.Server) int {
 	t.Helper()
 	list, err := s.Admin().Do(context.Background(), "client", "list", "type", "pubsub").Text()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return strings.Count(list, "id=")
 }
 
@@ -301,9 +297,7 @@ func TestWake_NoChannels(t *testing.T) {
 func refusedChannels(t testing.TB, s *redistest.Server, user *redis.Client) (n int64) {
 	t.Helper()
 	log, err := s.Admin().ACLLog(context.Background(), 100).Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	for _, entry := range log {
 		if entry.Reason == "channel" && entry.Username == user.Options().Username {
 			n += entry.Count

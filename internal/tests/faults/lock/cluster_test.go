@@ -67,9 +67,7 @@ func tryAgains(t testing.TB, cluster *redistest.Cluster) (all int) {
 	t.Helper()
 	for _, node := range cluster.Nodes {
 		info, err := node.Admin().Info(context.Background(), "errorstats").Result()
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		var n int
 		_, count, _ := strings.Cut(info, "errorstat_TRYAGAIN:count=")
 		fmt.Sscan(count, &n)
@@ -182,9 +180,7 @@ func slotsOf(t testing.TB, cluster *redistest.Cluster) (slots map[int64][]string
 	slots = make(map[int64][]string)
 	for i, n := range cluster.Nodes {
 		keys, err := n.Admin().Keys(context.Background(), "*").Result()
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		for _, key := range keys {
 			slot := n.Admin().ClusterKeySlot(context.Background(), key).Val()
 			slots[slot] = append(slots[slot], key)

@@ -39,9 +39,7 @@ func TestFailover_OldMasterKeepsItsConnections(t *testing.T) {
 			l, err := k.Open(rdb, name, &lock.Options{
 				TTL: failoverTTL, RedisTimeout: failoverTimeout, WaiterTTL: 5 * failoverTimeout, Trace: events.Trace(),
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			return l
 		}
 		take := func(l *lock.Locker) *lock.Lease {
@@ -101,9 +99,7 @@ func TestFailover_LeaseThatTheOldMasterDoesNotKnow(t *testing.T) {
 		p.Redirect(old.Addr)
 		p.Cut()
 		// The one connection is to the old master.
-		if err := rdb.Ping(t.Context()).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, rdb.Ping(t.Context()).Err())
 		// It has been a replica since, of a master that it does not reach.
 		do(t, old, "replicaof", "127.0.0.1", "1")
 		p.Redirect(next.Addr)

@@ -30,9 +30,7 @@ func TestAcquire_SlowConnection(t *testing.T) {
 				}
 				rdb, connect := s.Unconnected(t, frozen)
 				l, err := k.Open(rdb, "n", &lock.Options{RedisTimeout: 50 * time.Millisecond, TTL: locktest.Long})
-				if err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, err)
 				if _, err := l.TryAcquire(t.Context()); !errors.Is(err, lock.ErrUnavailable) {
 					t.Errorf("TryAcquire = %v, want ErrUnavailable", err)
 				}

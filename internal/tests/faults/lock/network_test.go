@@ -63,9 +63,7 @@ func TestLease_BlackHole(t *testing.T) {
 func open(t testing.TB, k locktest.Kind, rdb redis.UniversalClient) *lock.Locker {
 	t.Helper()
 	l, err := k.Open(rdb, k.Name, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return l
 }
 
@@ -81,9 +79,7 @@ func TestErrUnavailable_LongDials(t *testing.T) {
 	held := make(map[string]*lock.Lease)
 	for _, k := range locktest.Kinds {
 		lease, err := open(t, k, rdb).Acquire(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		held[k.Name] = lease
 	}
 	s.Kill()

@@ -175,9 +175,7 @@ func TestNewFairMutex_LeavesWhenItMayWrite(t *testing.T) {
 	p := behindProxy(t, fair, redistest.Start(t))
 	lease := locktest.Take(t, p.direct())
 	waiter, err := lock.NewFairMutex(p.s.Client(t), p.name, &lock.Options{WaiterTTL: time.Hour})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	ended := make(chan error, 1)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()

@@ -213,9 +213,7 @@ func TestLease_ServerCannotSave(t *testing.T) {
 	ctx := context.Background()
 	inTheWay := filepath.Join(s.Admin().ConfigGet(ctx, "dir").Val()["dir"], "dump.rdb", "not empty")
 	// The file cannot take the place of a directory.
-	if err := os.MkdirAll(inTheWay, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, os.MkdirAll(inTheWay, 0o700))
 	do(t, s, "config", "set", "save", "3600 1")
 	do(t, s, "bgsave")
 	asks := s.Client(t, noRetries)

@@ -23,9 +23,7 @@ func TestClear_AgainAndAgain(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	keys := keysOf("k", 6)
 	change := func(version int) {
 		_, err := f.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
@@ -34,9 +32,7 @@ func TestClear_AgainAndAgain(t *testing.T) {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 	}
 	change(1)
 	short := config{Direct: true, TTL: 50 * time.Millisecond} // there are always loads
@@ -48,9 +44,7 @@ func TestClear_AgainAndAgain(t *testing.T) {
 	for version := 2; version < 2+rounds; version++ {
 		change(version)
 		clears.do(order{Op: "clear"})
-		if err := f.rdb.Set(ctx, clearedKey(f.namespace), version, 0).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, f.rdb.Set(ctx, clearedKey(f.namespace), version, 0).Err())
 		for _, p := range readers { // each call is made again
 			before := p.tally("read").Counts
 			redistest.Await(t, "all readers have made two more calls", func() bool {

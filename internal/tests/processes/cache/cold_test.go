@@ -94,9 +94,7 @@ func TestGetOrLoad_HitDespiteLock(t *testing.T) {
 	a.get("another", "another", 1, plan{Block: true})
 	a.begun("another")
 	foreign := f.locked("another")
-	if err := f.rdb.Set(t.Context(), lockKey(f.namespace, "k"), foreign, time.Minute).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, f.rdb.Set(t.Context(), lockKey(f.namespace, "k"), foreign, time.Minute).Err())
 	for _, p := range processes {
 		gets := p.proxy.On(redistest.Command("GET"), redistest.Pass)
 		others := p.proxy.On(func(cmd []string) bool { return !strings.EqualFold(cmd[0], "HELLO") }, redistest.Pass)
@@ -114,9 +112,7 @@ func TestGetOrLoad_HitDespiteLock(t *testing.T) {
 	}
 
 	// Without the value callers wait for the holder.
-	if err := f.rdb.Del(t.Context(), valueKey(f.namespace, "k")).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, f.rdb.Del(t.Context(), valueKey(f.namespace, "k")).Err())
 	a.get("waits", "k", 1, plan{})
 	a.waiting("waits", "k")
 	b.set("k", "v2")

@@ -252,9 +252,7 @@ func TestRefresh_ValueGone(t *testing.T) {
 	a.get("old", "k", 1, plan{Block: true})
 	a.wantDone("old", 1, gotStale, v)
 	load := a.begun("old")
-	if err := g.rdb.Del(t.Context(), valueKey(g.namespace, "k")).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, g.rdb.Del(t.Context(), valueKey(g.namespace, "k")).Err())
 	var others []waiters
 	for _, p := range g.members {
 		p.get("waits", "k", 10, plan{})

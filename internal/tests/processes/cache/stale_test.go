@@ -94,9 +94,7 @@ func TestStaleIfError_FailedLoad(t *testing.T) {
 				g.wantLoads("k", loads)
 
 				// RetryAfter passes.
-				if err := f.rdb.Del(t.Context(), lockKey(f.namespace, "k")).Err(); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, f.rdb.Del(t.Context(), lockKey(f.namespace, "k")).Err())
 				if !hangs { // only the first process has a short LoadTimeout
 					g.members = append(g.members[1:], g.members[0])
 					holder, others = g.members[0], g.members[1:]

@@ -1,4 +1,4 @@
-package singlefill_test
+package stale_test
 
 import (
 	"context"
@@ -23,9 +23,7 @@ type shop struct {
 func newShop(t *testing.T, rdb *redis.Client) shop {
 	t.Helper()
 	prices, err := singlefill.New(rdb, "prices", time.Hour, &singlefill.Options[int]{StaleWhileRevalidate: 30 * time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	t.Cleanup(func() { prices.Close() })
 	price := 7
 	s := shop{prices, singlefilltest.NewSource(t, func(context.Context, string) (int, error) { return price, nil })}
@@ -45,7 +43,7 @@ func (s shop) check(t *testing.T, want int, stale bool) {
 
 // A cache serves each age of a value from a Redis that is there, silent, or back after an outage that
 // opened the breaker.
-func TestRecipe_Outage(t *testing.T) {
+func TestStale_Outage(t *testing.T) {
 	t.Parallel()
 	const there, silent, back = "there", "silent", "back"
 	for _, test := range []struct {
@@ -94,7 +92,7 @@ func TestRecipe_Outage(t *testing.T) {
 
 // FastForward ends keys in Redis, but makes no value stale: readers judge by their own clock. Sleeping
 // in the bubble does.
-func TestRecipe_FastForwardAgesNoValue(t *testing.T) {
+func TestStale_FastForwardAgesNoValue(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		mini, rdb := redistest.StartMini(t)

@@ -1,4 +1,4 @@
-package singlefill_test
+package entry_test
 
 import (
 	"context"
@@ -13,9 +13,12 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
 )
+
+func TestMain(m *testing.M) { redistest.Main(m) }
 
 // In these tests another program has written to the cache's keys. Its bytes are a miss, are
 // counted, and are overwritten by one load. No caller gets an error for them, or waits longer than
@@ -65,9 +68,7 @@ func newForeignCache[T any](t testing.TB, rdb redis.UniversalClient, codec singl
 			h.bad = append(h.bad, err)
 		}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	t.Cleanup(func() { _ = h.Close() })
 	return h
 }
@@ -191,9 +192,7 @@ func testForeign[T any](t *testing.T, rdb redis.UniversalClient, name string, co
 	t.Run(name, func(t *testing.T) {
 		h := newForeignCache(t, rdb, codec, right)
 		put := func(t *testing.T, what string, data []byte) {
-			if err := rdb.Set(t.Context(), h.value("k"), data, time.Minute).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, rdb.Set(t.Context(), h.value("k"), data, time.Minute).Err())
 			// A client with its own cache sees them a little later.
 			redistest.Await(t, "the bytes are seen", func() bool {
 				got, err := rdb.Get(t.Context(), h.value("k")).Bytes()
@@ -215,9 +214,7 @@ func testForeign[T any](t *testing.T, rdb redis.UniversalClient, name string, co
 		}
 		for _, forever := range []bool{false, true} {
 			for what, write := range foreignTypes(h.value("k")) {
-				if err := rdb.Del(t.Context(), h.value("k")).Err(); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, rdb.Del(t.Context(), h.value("k")).Err())
 				if err := write(t.Context(), rdb); err != nil {
 					t.Fatal(what, err)
 				}
@@ -288,21 +285,15 @@ func TestForeignBytes_UnderLockKey(t *testing.T) {
 			"a foreign failure":  "F" + strings.Repeat("x", 26) + "E" + "foreign",
 		} {
 			for _, ttl := range []time.Duration{0, time.Hour} {
-				if err := errors.Join(rdb.Del(t.Context(), h.value("k")).Err(), rdb.Set(t.Context(), h.value("k")+":lock", text, ttl).Err()); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, errors.Join(rdb.Del(t.Context(), h.value("k")).Err(), rdb.Set(t.Context(), h.value("k")+":lock", text, ttl).Err()))
 				h.wantLoadedOnce(t, fmt.Sprintf("%s for %v", what, ttl))
 			}
 		}
 		// Locks of this library have a TTL.
-		if err := errors.Join(rdb.Del(t.Context(), h.value("k")).Err(), rdb.Set(t.Context(), h.value("k")+":lock", "H"+strings.Repeat("x", 42), 0).Err()); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, errors.Join(rdb.Del(t.Context(), h.value("k")).Err(), rdb.Set(t.Context(), h.value("k")+":lock", "H"+strings.Repeat("x", 42), 0).Err()))
 		h.wantLoadedOnce(t, "a lock without a TTL")
 		for what, write := range foreignTypes(h.value("k") + ":lock") {
-			if err := errors.Join(rdb.Del(t.Context(), h.value("k")).Err(), write(t.Context(), rdb)); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, errors.Join(rdb.Del(t.Context(), h.value("k")).Err(), write(t.Context(), rdb)))
 			h.wantLoadedOnce(t, what)
 		}
 		if s := h.Stats(); s.BadValues != 0 || s.RedisErrors != 0 {
@@ -365,9 +356,7 @@ func mayAllocate(n int) uint64 { return 64<<20 + uint64(n)*(64+64) }
 func fuzzStored[T any](t *testing.T, rdb *redis.Client, name string, codec singlefill.Codec, right T, data []byte) {
 	t.Helper()
 	h := newForeignCache(t, rdb, codec, right)
-	if err := rdb.Set(t.Context(), h.value("k"), data, time.Minute).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, rdb.Set(t.Context(), h.value("k"), data, time.Minute).Err())
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	_, err := h.GetOrLoad(t.Context(), "k", h.load)

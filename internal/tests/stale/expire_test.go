@@ -1,4 +1,4 @@
-package singlefill_test
+package stale_test
 
 import (
 	"context"
@@ -16,16 +16,15 @@ import (
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
 // expireKeys expires keys and waits until the client sees it: its own cache may be late.
 func expireKeys(t testing.TB, c *singlefill.Cache[string], rdb, look redis.UniversalClient, ns string, keys ...string) {
 	t.Helper()
-	if err := c.Expire(t.Context(), keys...); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, c.Expire(t.Context(), keys...))
 	for _, key := range keys {
-		awaitSeen(t, rdb, look, ns, key)
+		cachetest.AwaitSeen(t, rdb, look, ns, key)
 	}
 }
 
@@ -33,9 +32,9 @@ func expireKeys(t testing.TB, c *singlefill.Cache[string], rdb, look redis.Unive
 func TestExpire_ChangesOnlyFreshness(t *testing.T) {
 	t.Parallel()
 	hour := func(n int) time.Time { return time.Now().Add(time.Duration(n) * time.Hour).Truncate(time.Millisecond) }
-	userEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
 		ns := redistest.Namespace(t)
-		c := newCacheIn(t, rdb, ns, &raw)
+		c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
 		for key, e := range map[string]entry.Entry{
 			"value":     {FreshUntil: hour(1), WrittenAt: hour(-1), LoadTime: 12345 * time.Millisecond, Payload: []byte("a\x00\xff\r\n")},
 			"empty":     {FreshUntil: hour(1), WrittenAt: hour(-1), Payload: []byte{}},
@@ -45,15 +44,15 @@ func TestExpire_ChangesOnlyFreshness(t *testing.T) {
 			"expired":   {FreshUntil: hour(-2), WrittenAt: hour(-3), Payload: []byte("v"), Expired: true},
 		} {
 			const ttl = 37 * time.Hour
-			before := putEntry(t, look, ns, key, e, ttl)
+			before := cachetest.PutEntry(t, look, ns, key, e, ttl)
 			begun := time.Now().Truncate(time.Millisecond)
 			expireKeys(t, c, rdb, look, ns, key)
-			after, got := getEntry(t, look, ns, key)
-			if before[:headerFlagsAt] != after[:headerFlagsAt] || before[headerRestAt:headerRandomAt] != after[headerRestAt:headerRandomAt] ||
-				before[headerEndAt:] != after[headerEndAt:] {
+			after, got := cachetest.GetEntry(t, look, ns, key)
+			if before[:cachetest.HeaderFlagsAt] != after[:cachetest.HeaderFlagsAt] || before[cachetest.HeaderRestAt:cachetest.HeaderRandomAt] != after[cachetest.HeaderRestAt:cachetest.HeaderRandomAt] ||
+				before[cachetest.HeaderEndAt:] != after[cachetest.HeaderEndAt:] {
 				t.Errorf("%s: %.50q has become %.50q", key, before, after)
 			}
-			if before[headerRandomAt:headerEndAt] == after[headerRandomAt:headerEndAt] {
+			if before[cachetest.HeaderRandomAt:cachetest.HeaderEndAt] == after[cachetest.HeaderRandomAt:cachetest.HeaderEndAt] {
 				t.Errorf("%s: the random bytes are still the same", key)
 			}
 			if !got.Expired || got.NotFound != e.NotFound {
@@ -77,53 +76,51 @@ func TestExpire_ChangesOnlyFreshness(t *testing.T) {
 func TestExpire_Windows(t *testing.T) {
 	t.Parallel()
 	boom := errors.New("boom")
-	userEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
-		begin := func(t *testing.T, opts *singlefill.Options[string]) (*singlefill.Cache[string], *source[string], string) {
+	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		begin := func(t *testing.T, opts *singlefill.Options[string]) (*singlefill.Cache[string], *cachetest.HeldSource[string], string) {
 			ns := redistest.Namespace(t)
-			c := newCacheIn(t, rdb, ns, opts)
-			src := newSource[string](t)
-			if err := c.Set(t.Context(), "k", "old"); err != nil {
-				t.Fatal(err)
-			}
-			wantGet(t, c, "k", "old", nil)
+			c := cachetest.NewCacheIn(t, rdb, ns, opts)
+			src := cachetest.NewSource[string](t)
+			redistest.Must(t, c.Set(t.Context(), "k", "old"))
+			cachetest.WantGet(t, c, "k", "old", nil)
 			expireKeys(t, c, rdb, look, ns, "k")
 			return c, src, ns
 		}
 		t.Run("refreshed behind", func(t *testing.T) {
-			c, src, _ := begin(t, staleOptions(time.Hour, 0))
-			wantGet(t, c, "k", "old", nil)
-			src.want(t, 0)
+			c, src, _ := begin(t, cachetest.StaleOptions(time.Hour, 0))
+			cachetest.WantGet(t, c, "k", "old", nil)
+			src.Want(t, 0)
 			for range 10 {
-				v, info, err := c.GetOrLoadInfo(t.Context(), "k", src.load) // although the load does not end
-				wantValue(t, v, err, "old")
+				v, info, err := c.GetOrLoadInfo(t.Context(), "k", src.Load) // although the load does not end
+				cachetest.WantValue(t, v, err, "old")
 				if !info.Stale || info.Err != nil {
 					t.Errorf("%+v, want a stale value and no error", info)
 				}
 			}
-			src.next(t).give("new")
-			wantGet(t, c, "k", "new", nil)
-			goGet(t.Context(), c, "k", src.load).want(t, "new")
+			src.Next(t).Give("new")
+			cachetest.WantGet(t, c, "k", "new", nil)
+			cachetest.GoGet(t.Context(), c, "k", src.Load).Want(t, "new")
 			_ = c.Close()
-			src.want(t, 1)
+			src.Want(t, 1)
 			if s := c.Stats(); s.Refreshes != 1 || s.Stored != 1 || s.Fenced != 0 {
 				t.Errorf("%+v, want one refresh, stored", s)
 			}
 		})
-		for name, opts := range map[string]*singlefill.Options[string]{"kept for errors": staleOptions(0, time.Hour), "not kept": staleOptions(0, 0)} {
+		for name, opts := range map[string]*singlefill.Options[string]{"kept for errors": cachetest.StaleOptions(0, time.Hour), "not kept": cachetest.StaleOptions(0, 0)} {
 			t.Run(name, func(t *testing.T) {
 				c, src, _ := begin(t, opts)
-				wantGet(t, c, "k", "", singlefill.ErrMiss)
-				waits := goGet(t.Context(), c, "k", src.load).waits(t)
-				src.next(t).give("new")
-				waits.want(t, "new")
-				wantGet(t, c, "k", "new", nil)
-				src.want(t, 1)
+				cachetest.WantGet(t, c, "k", "", singlefill.ErrMiss)
+				waits := cachetest.GoGet(t.Context(), c, "k", src.Load).Waits(t)
+				src.Next(t).Give("new")
+				waits.Want(t, "new")
+				cachetest.WantGet(t, c, "k", "new", nil)
+				src.Want(t, 1)
 			})
 			t.Run(name+", source fails", func(t *testing.T) {
 				c, _, _ := begin(t, opts)
-				v, info, err := c.GetOrLoadInfo(t.Context(), "k", fails[string](boom))
+				v, info, err := c.GetOrLoadInfo(t.Context(), "k", cachetest.Fails[string](boom))
 				if opts.StaleIfError > 0 {
-					wantValue(t, v, err, "old")
+					cachetest.WantValue(t, v, err, "old")
 					if !info.Stale || info.Err != boom {
 						t.Errorf("%+v, want a stale value and why", info)
 					}
@@ -134,10 +131,10 @@ func TestExpire_Windows(t *testing.T) {
 		}
 		t.Run("a remembered not-found", func(t *testing.T) {
 			ns := redistest.Namespace(t)
-			c := newCacheIn(t, rdb, ns, staleOptions(0, 0))
-			goGet(t.Context(), c, "k", fails[string](singlefill.ErrNotFound)).wantErr(t, singlefill.ErrNotFound)
+			c := cachetest.NewCacheIn(t, rdb, ns, cachetest.StaleOptions(0, 0))
+			cachetest.GoGet(t.Context(), c, "k", cachetest.Fails[string](singlefill.ErrNotFound)).WantErr(t, singlefill.ErrNotFound)
 			expireKeys(t, c, rdb, look, ns, "k")
-			goGet(t.Context(), c, "k", gives("found")).want(t, "found")
+			cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("found")).Want(t, "found")
 		})
 	})
 }
@@ -146,24 +143,20 @@ func TestExpire_Windows(t *testing.T) {
 func TestExpire_SourceFails(t *testing.T) {
 	t.Parallel()
 	boom := errors.New("boom")
-	userEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
-		for name, opts := range map[string]*singlefill.Options[string]{"refreshed": staleOptions(time.Hour, 0), "loaded": staleOptions(0, time.Hour)} {
+	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		for name, opts := range map[string]*singlefill.Options[string]{"refreshed": cachetest.StaleOptions(time.Hour, 0), "loaded": cachetest.StaleOptions(0, time.Hour)} {
 			ns := redistest.Namespace(t)
-			c := newCacheIn(t, rdb, ns, opts)
+			c := cachetest.NewCacheIn(t, rdb, ns, opts)
 			for _, key := range []string{"expired", "deleted", "both"} {
-				if err := c.Set(t.Context(), key, "old"); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, c.Set(t.Context(), key, "old"))
 			}
 			expireKeys(t, c, rdb, look, ns, "expired", "both")
-			if err := c.Delete(t.Context(), "deleted", "both"); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, c.Delete(t.Context(), "deleted", "both"))
 			for _, key := range []string{"expired", "deleted", "both"} {
-				awaitSeen(t, rdb, look, ns, key)
-				if a := goGet(t.Context(), c, key, fails[string](boom)); key == "expired" {
-					a.want(t, "old")
-				} else if v, err := a.result(t); err != boom {
+				cachetest.AwaitSeen(t, rdb, look, ns, key)
+				if a := cachetest.GoGet(t.Context(), c, key, cachetest.Fails[string](boom)); key == "expired" {
+					a.Want(t, "old")
+				} else if v, err := a.Result(t); err != boom {
 					t.Errorf("%s, %s: got %q, %v; want the error of the source", name, key, v, err)
 				}
 			}
@@ -173,27 +166,23 @@ func TestExpire_SourceFails(t *testing.T) {
 
 // Another Expire prolongs no window.
 func TestExpire_AgainProlongsNothing(t *testing.T) {
-	for name, opts := range map[string]*singlefill.Options[string]{"refreshed": staleOptions(10*time.Minute, 0), "kept for errors": staleOptions(0, 10*time.Minute)} {
+	for name, opts := range map[string]*singlefill.Options[string]{"refreshed": cachetest.StaleOptions(10*time.Minute, 0), "kept for errors": cachetest.StaleOptions(0, 10*time.Minute)} {
 		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 				opts.RetryAfter = time.Millisecond
-				c := newCache(t, rdb, opts)
+				c := cachetest.NewCache(t, rdb, opts)
 				boom := errors.New("boom")
 				for _, first := range []time.Duration{0, 30 * time.Minute, time.Hour + 4*time.Minute} { // the life is an hour
-					if err := c.Set(t.Context(), "k", "old"); err != nil {
-						t.Fatal(err)
-					}
+					redistest.Must(t, c.Set(t.Context(), "k", "old"))
 					ends := min(first, time.Hour) + 10*time.Minute
 					begun := time.Now()
 					time.Sleep(first)
 					for time.Since(begun) < ends {
-						if err := c.Expire(t.Context(), "k"); err != nil {
-							t.Fatal(err)
-						}
-						goGet(t.Context(), c, "k", fails[string](boom)).want(t, "old")
+						redistest.Must(t, c.Expire(t.Context(), "k"))
+						cachetest.GoGet(t.Context(), c, "k", cachetest.Fails[string](boom)).Want(t, "old")
 						time.Sleep(time.Minute)
 					}
-					goGet(t.Context(), c, "k", fails[string](boom)).wantErr(t, boom)
+					cachetest.GoGet(t.Context(), c, "k", cachetest.Fails[string](boom)).WantErr(t, boom)
 					if _, err := c.Get(t.Context(), "k"); err != singlefill.ErrMiss {
 						t.Errorf("Get: %v, want ErrMiss", err)
 					}
@@ -209,56 +198,52 @@ func TestExpire_AgainProlongsNothing(t *testing.T) {
 //fault:delete-in-load
 func TestExpire_DuringLoad(t *testing.T) {
 	t.Parallel()
-	userEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
 		for _, where := range []string{"here", "elsewhere"} {
 			for _, old := range []string{"", "old"} { // beyond StaleWhileRevalidate: callers wait for the load
 				t.Run(where+" "+old, func(t *testing.T) {
 					ns := redistest.Namespace(t)
-					c := newCacheIn(t, rdb, ns, staleOptions(0, time.Hour))
+					c := cachetest.NewCacheIn(t, rdb, ns, cachetest.StaleOptions(0, time.Hour))
 					by := c
 					if where == "elsewhere" {
-						by = newCacheIn(t, rdb, ns, staleOptions(0, time.Hour))
+						by = cachetest.NewCacheIn(t, rdb, ns, cachetest.StaleOptions(0, time.Hour))
 					}
 					if old != "" {
-						putEntry(t, look, ns, "k", entry.Entry{FreshUntil: time.Now().Add(-time.Second), Payload: []byte(old)}, time.Hour)
+						cachetest.PutEntry(t, look, ns, "k", entry.Entry{FreshUntil: time.Now().Add(-time.Second), Payload: []byte(old)}, time.Hour)
 					}
-					src := newSource[string](t)
-					before := goGet(t.Context(), c, "k", src.load)
-					older := src.next(t)
-					if err := by.Expire(t.Context(), "k"); err != nil {
-						t.Fatal(err)
-					}
-					after := goGet(t.Context(), c, "k", src.load)
-					newer := src.next(t) // without waiting for the older load
-					older.give("v1")
-					before.want(t, "v1")
-					newer.give("v2")
-					after.want(t, "v2")
+					src := cachetest.NewSource[string](t)
+					before := cachetest.GoGet(t.Context(), c, "k", src.Load)
+					older := src.Next(t)
+					redistest.Must(t, by.Expire(t.Context(), "k"))
+					after := cachetest.GoGet(t.Context(), c, "k", src.Load)
+					newer := src.Next(t) // without waiting for the older load
+					older.Give("v1")
+					before.Want(t, "v1")
+					newer.Give("v2")
+					after.Want(t, "v2")
 					_ = c.Close()
-					wantStored(t, look, ns, "k", "v2")
-					wantUnlocked(t, look, ns, "k")
-					src.want(t, 2)
+					cachetest.WantStored(t, look, ns, "k", "v2")
+					cachetest.WantUnlocked(t, look, ns, "k")
+					src.Want(t, 2)
 					if s := c.Stats(); s.Stored != 1 || s.Fenced != 1 {
 						t.Errorf("%+v, want one load stored and one fenced", s)
 					}
 				})
 				t.Run(where+" "+old+", the only load", func(t *testing.T) {
 					ns := redistest.Namespace(t)
-					c, other := newCacheIn(t, rdb, ns, staleOptions(0, time.Hour)), newCacheIn(t, rdb, ns, staleOptions(0, time.Hour))
+					c, other := cachetest.NewCacheIn(t, rdb, ns, cachetest.StaleOptions(0, time.Hour)), cachetest.NewCacheIn(t, rdb, ns, cachetest.StaleOptions(0, time.Hour))
 					by := map[string]*singlefill.Cache[string]{"here": c, "elsewhere": other}[where]
 					if old != "" {
-						putEntry(t, look, ns, "k", entry.Entry{FreshUntil: time.Now().Add(-time.Second), Payload: []byte(old)}, time.Hour)
+						cachetest.PutEntry(t, look, ns, "k", entry.Entry{FreshUntil: time.Now().Add(-time.Second), Payload: []byte(old)}, time.Hour)
 					}
-					src := newSource[string](t)
-					before := goGet(t.Context(), c, "k", src.load)
-					load := src.next(t)
-					if err := by.Expire(t.Context(), "missing too", "k"); err != nil {
-						t.Fatal(err)
-					}
-					load.give("v1")
-					before.want(t, "v1")
+					src := cachetest.NewSource[string](t)
+					before := cachetest.GoGet(t.Context(), c, "k", src.Load)
+					load := src.Next(t)
+					redistest.Must(t, by.Expire(t.Context(), "missing too", "k"))
+					load.Give("v1")
+					before.Want(t, "v1")
 					_ = c.Close()
-					wantStored(t, look, ns, "k", old)
+					cachetest.WantStored(t, look, ns, "k", old)
 				})
 			}
 		}
@@ -268,9 +253,9 @@ func TestExpire_DuringLoad(t *testing.T) {
 // Expire makes all keys stale that it is given, and no other.
 func TestExpire_ManyKeysAndNone(t *testing.T) {
 	t.Parallel()
-	userEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
 		ns := redistest.Namespace(t)
-		c := newCacheIn(t, rdb, ns, &raw)
+		c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
 		counts := []int{0, 1, 257, 1000}
 		if strings.HasSuffix(t.Name(), "/mini") {
 			counts = []int{0, 1} // on a net.Pipe, server and client would both wait for the other to read
@@ -280,21 +265,19 @@ func TestExpire_ManyKeysAndNone(t *testing.T) {
 			var keys []string
 			for i := range many {
 				keys = append(keys, fmt.Sprint(many, "-", i))
-				putEntry(t, look, ns, keys[i], e, time.Hour)
+				cachetest.PutEntry(t, look, ns, keys[i], e, time.Hour)
 			}
-			putEntry(t, look, ns, "kept", e, time.Hour)
-			if err := c.Expire(t.Context(), append(keys, append([]string{"never there"}, keys[:min(many, 1)]...)...)...); err != nil {
-				t.Fatal(err)
-			}
+			cachetest.PutEntry(t, look, ns, "kept", e, time.Hour)
+			redistest.Must(t, c.Expire(t.Context(), append(keys, append([]string{"never there"}, keys[:min(many, 1)]...)...)...))
 			for _, key := range keys {
-				if _, got := getEntry(t, look, ns, key); !got.Expired || string(got.Payload) != "v" {
+				if _, got := cachetest.GetEntry(t, look, ns, key); !got.Expired || string(got.Payload) != "v" {
 					t.Errorf("%s of %d: %+v, want an expired entry", key, many, got)
 				}
 			}
-			if _, got := getEntry(t, look, ns, "kept"); got.Expired {
+			if _, got := cachetest.GetEntry(t, look, ns, "kept"); got.Expired {
 				t.Error("a key that was not named is expired")
 			}
-			wantStored(t, look, ns, "never there", "")
+			cachetest.WantStored(t, look, ns, "never there", "")
 		}
 	})
 }
@@ -303,28 +286,24 @@ func TestExpire_ManyKeysAndNone(t *testing.T) {
 func TestExpire_RemovesWhatIsNoEntry(t *testing.T) {
 	t.Parallel()
 	good, err := entry.Entry{FreshUntil: time.Now().Add(time.Hour), Payload: []byte("some value")}.Encode()
-	if err != nil {
-		t.Fatal(err)
-	}
-	userEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+	redistest.Must(t, err)
+	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
 		ns := redistest.Namespace(t)
-		c := newCacheIn(t, rdb, ns, &raw)
+		c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
 		ctx := t.Context()
 		value := func(key string) string { return ns + ":{" + key + "}" }
 		for key, data := range map[string]string{
 			"text":            "a text of another program, which is longer than a header",
 			"empty":           "",
 			"one byte":        "\xc1",
-			"a header less 1": string(good[:headerEndAt-1]),
+			"a header less 1": string(good[:cachetest.HeaderEndAt-1]),
 			"another magic":   "\xc2" + string(good[1:]),
 			"version 0":       "\xc1\x00" + string(good[2:]),
 			"version 2":       "\xc1\x02" + string(good[2:]),
 		} {
-			if err := look.Set(ctx, value(key), data, time.Hour).Err(); err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, look.Set(ctx, value(key), data, time.Hour).Err())
 			expireKeys(t, c, rdb, look, ns, key)
-			if data, found := stored(t, look, value(key)); found {
+			if data, found := cachetest.Stored(t, look, value(key)); found {
 				t.Errorf("%s: %q is still there", key, data)
 			}
 		}
@@ -352,7 +331,7 @@ func TestExpire_RemovesWhatIsNoEntry(t *testing.T) {
 func TestExpire_RefusedWithoutACommand(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	c, closed := newCache[string](t, server.Client(t), nil), newCache[string](t, server.Client(t), nil)
+	c, closed := cachetest.NewCache[string](t, server.Client(t), nil), cachetest.NewCache[string](t, server.Client(t), nil)
 	_ = closed.Close()
 	cancelled, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -376,7 +355,7 @@ func TestExpire_RefusedWithoutACommand(t *testing.T) {
 		if err := test.c.Expire(test.ctx, test.keys...); fmt.Sprint(err) != test.want {
 			t.Errorf("%s: got error %v, want %q", test.name, err, test.want)
 		}
-		wantCalls(t, server, test.name, nil)
+		cachetest.WantCalls(t, server, test.name, nil)
 	}
 }
 
@@ -386,63 +365,48 @@ func TestExpire_RoundTrips(t *testing.T) {
 	server := redistest.Start(t)
 	rdb := server.Client(t)
 	ns := redistest.Namespace(t)
-	c := newCacheIn[string](t, rdb, ns, nil)
+	c := cachetest.NewCacheIn[string](t, rdb, ns, nil)
 	var keys []string
 	for i := range 257 {
 		keys = append(keys, fmt.Sprint(i))
-		putEntry(t, rdb, ns, keys[i], entry.Entry{FreshUntil: time.Now().Add(time.Hour)}, time.Hour)
+		cachetest.PutEntry(t, rdb, ns, keys[i], entry.Entry{FreshUntil: time.Now().Add(time.Hour)}, time.Hour)
 	}
-	var trips expireTrips
-	rdb.AddHook(&trips)
+	isScript := func(cmd redis.Cmder) bool { return strings.HasPrefix(cmd.Name(), "eval") }
+	var trips atomic.Int64
+	rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+		if slices.ContainsFunc(cmds, isScript) {
+			trips.Add(1)
+		}
+		return nil
+	}))
 	for _, test := range []struct {
 		keys  []string
 		trips int64
 	}{{keys[:1], 1}, {keys[:256], 1}, {keys, 2}} {
 		for _, flushed := range []bool{false, true} {
 			if flushed {
-				if err := server.Admin().ScriptFlush(t.Context()).Err(); err != nil {
-					t.Fatal(err)
-				}
+				redistest.Must(t, server.Admin().ScriptFlush(t.Context()).Err())
 			}
 			server.ResetCalls()
-			trips.n.Store(0)
+			trips.Store(0)
 			if err := c.Expire(t.Context(), test.keys...); err != nil {
 				t.Error(err)
 			}
 			n := int64(len(test.keys))
-			if got := trips.n.Load(); got != test.trips {
+			if got := trips.Load(); got != test.trips {
 				t.Errorf("%d keys took %d round trips, want %d", n, got, test.trips)
 			}
 			// What the scripts call counts too.
-			wantCalls(t, server, fmt.Sprint(n, " keys"), map[string]int64{"eval": n, "getrange": n, "setrange": 2 * n, "del": n})
+			cachetest.WantCalls(t, server, fmt.Sprint(n, " keys"), map[string]int64{"eval": n, "getrange": n, "setrange": 2 * n, "del": n})
 		}
 	}
-}
-
-// An expireTrips counts the round trips of a client that carry scripts.
-type expireTrips struct{ n atomic.Int64 }
-
-func (r *expireTrips) note(cmds ...redis.Cmder) {
-	if slices.ContainsFunc(cmds, func(cmd redis.Cmder) bool { return strings.HasPrefix(cmd.Name(), "eval") }) {
-		r.n.Add(1)
-	}
-}
-
-func (r *expireTrips) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (r *expireTrips) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error { r.note(cmd); return next(ctx, cmd) }
-}
-
-func (r *expireTrips) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error { r.note(cmds...); return next(ctx, cmds) }
 }
 
 // Expire without scripts starts again if another client changes the key between its steps.
 func TestExpire_WithoutScripts(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
-	asUser := noScripts(t, s)
+	asUser := cachetest.NoScripts(t, s)
 	now := time.Now()
 	fresh := entry.Entry{FreshUntil: now.Add(time.Hour), WrittenAt: now, Payload: []byte("v1")}
 	newer := entry.Entry{FreshUntil: now.Add(2 * time.Hour), WrittenAt: now, LoadTime: time.Minute, Payload: []byte("v2, longer")}
@@ -454,8 +418,14 @@ func TestExpire_WithoutScripts(t *testing.T) {
 		want   string // payload
 		since  time.Time
 	}{
-		{"set", func(t *testing.T, ns string) error { putEntry(t, s.Admin(), ns, "k", newer, time.Hour); return nil }, "v2, longer", now},
-		{"expired", func(t *testing.T, ns string) error { putEntry(t, s.Admin(), ns, "k", expired, time.Hour); return nil }, "v1", expired.FreshUntil},
+		{"set", func(t *testing.T, ns string) error {
+			cachetest.PutEntry(t, s.Admin(), ns, "k", newer, time.Hour)
+			return nil
+		}, "v2, longer", now},
+		{"expired", func(t *testing.T, ns string) error {
+			cachetest.PutEntry(t, s.Admin(), ns, "k", expired, time.Hour)
+			return nil
+		}, "v1", expired.FreshUntil},
 		{"deleted", func(t *testing.T, ns string) error { return s.Admin().Del(t.Context(), ns+":{k}").Err() }, "", now},
 		{"foreign", func(t *testing.T, ns string) error {
 			return s.Admin().Set(t.Context(), ns+":{k}", strings.Repeat("x", 100), time.Hour).Err()
@@ -471,17 +441,15 @@ func TestExpire_WithoutScripts(t *testing.T) {
 			t.Parallel()
 			p := redistest.NewProxy(t, s.Addr)
 			ns := redistest.Namespace(t)
-			c := newCacheIn(t, p.Client(t, asUser), ns, &raw)
-			putEntry(t, s.Admin(), ns, "k", fresh, time.Hour)
+			c := cachetest.NewCacheIn(t, p.Client(t, asUser), ns, &cachetest.Raw)
+			cachetest.PutEntry(t, s.Admin(), ns, "k", fresh, time.Hour)
 			writes := p.On(redistest.Command("multi"), redistest.HoldRequest).Times(1)
 			done := make(chan error, 1)
 			go func() { done <- c.Expire(context.Background(), "k") }()
-			receive(t, "Expire is about to write", writes.Hit())
-			if err := test.meddle(t, ns); err != nil {
-				t.Fatal(err)
-			}
+			cachetest.Receive(t, "Expire is about to write", writes.Hit())
+			redistest.Must(t, test.meddle(t, ns))
 			writes.Release()
-			if err := receive(t, "Expire returns", done); err != nil {
+			if err := cachetest.Receive(t, "Expire returns", done); err != nil {
 				t.Error(err)
 			}
 			if n := s.Admin().Exists(t.Context(), ns+":{k}:lock").Val(); n != 0 {
@@ -493,7 +461,7 @@ func TestExpire_WithoutScripts(t *testing.T) {
 				}
 				return
 			}
-			_, got := getEntry(t, s.Admin(), ns, "k")
+			_, got := cachetest.GetEntry(t, s.Admin(), ns, "k")
 			if !got.Expired || string(got.Payload) != test.want || got.FreshUntil.Sub(test.since).Abs() > 30*time.Minute {
 				t.Errorf("%+v, want %q, stale since %v", got, test.want, test.since)
 			}
@@ -505,7 +473,7 @@ func TestExpire_WithoutScripts(t *testing.T) {
 func TestExpire_ManyKeysWithoutScripts(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	c := newCache(t, server.Client(t, noScripts(t, server, "-time")),
+	c := cachetest.NewCache(t, server.Client(t, cachetest.NoScripts(t, server, "-time")),
 		&singlefill.Options[string]{StaleWhileRevalidate: time.Hour})
 	testExpireMany(t, c, 300)
 }
@@ -515,19 +483,15 @@ func testExpireMany(t *testing.T, c *singlefill.Cache[string], many int) (took t
 	keys := make([]string, many)
 	for i := range keys {
 		keys[i] = fmt.Sprint(i)
-		if err := c.Set(t.Context(), keys[i], "old"); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, c.Set(t.Context(), keys[i], "old"))
 	}
-	goGet(t.Context(), c, "loaded", gives("v")).want(t, "v")
-	wantGet(t, c, "loaded", "v", nil)
+	cachetest.GoGet(t.Context(), c, "loaded", cachetest.Gives("v")).Want(t, "v")
+	cachetest.WantGet(t, c, "loaded", "v", nil)
 	begun := time.Now()
-	if err := c.Expire(t.Context(), keys...); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, c.Expire(t.Context(), keys...))
 	took = time.Since(begun)
 	for _, key := range keys {
-		if _, info, err := c.GetOrLoadInfo(t.Context(), key, gives("new")); !info.Stale || err != nil {
+		if _, info, err := c.GetOrLoadInfo(t.Context(), key, cachetest.Gives("new")); !info.Stale || err != nil {
 			t.Fatalf("%s after Expire: %+v, %v", key, info, err)
 		}
 	}
@@ -536,69 +500,44 @@ func testExpireMany(t *testing.T, c *singlefill.Cache[string], many int) (took t
 
 // Expire without scripts gives each key its own RedisTimeout: each key is watched by itself.
 func TestExpire_ManyKeysFarFromRedis(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		rdb.AddHook(farUser(20 * time.Millisecond))
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) (err error) {
+			time.Sleep(20 * time.Millisecond)
+			for _, cmd := range cmds {
+				if strings.HasPrefix(cmd.Name(), "eval") {
+					err = refusal("NOPERM this user has no permissions to run the 'eval' command")
+					cmd.SetErr(err)
+				}
+			}
+			return err
+		}))
 		opts := &singlefill.Options[string]{StaleWhileRevalidate: time.Hour, RedisTimeout: time.Second}
-		if took := testExpireMany(t, newCache(t, rdb, opts), 60); took < 2*opts.RedisTimeout {
+		if took := testExpireMany(t, cachetest.NewCache(t, rdb, opts), 60); took < 2*opts.RedisTimeout {
 			t.Errorf("Expire took %v, which shows nothing: it should take longer than RedisTimeout", took)
 		}
 	})
 }
 
-// A farUser is the hook of a client that is that far from Redis, and may run no scripts.
-type farUser time.Duration
-
-func (far farUser) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (far farUser) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if err := far.refuse(cmd); err != nil {
-			return err
-		}
-		return next(ctx, cmd)
-	}
-}
-
-func (far farUser) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		if err := far.refuse(cmds...); err != nil {
-			return err
-		}
-		return next(ctx, cmds)
-	}
-}
-
-func (far farUser) refuse(cmds ...redis.Cmder) (err error) {
-	time.Sleep(time.Duration(far))
-	for _, cmd := range cmds {
-		if strings.HasPrefix(cmd.Name(), "eval") {
-			err = refusal("NOPERM this user has no permissions to run the 'eval' command")
-			cmd.SetErr(err)
-		}
-	}
-	return err
-}
-
 // Concurrent Expires of a key leave one stale entry, whole.
 func TestExpire_Concurrent(t *testing.T) {
 	t.Parallel()
-	userEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
 		ns := redistest.Namespace(t)
-		c := newCacheIn(t, rdb, ns, &raw)
-		putEntry(t, look, ns, "k", entry.Entry{FreshUntil: time.Now().Add(time.Hour), Payload: []byte("v")}, time.Hour)
+		c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
+		cachetest.PutEntry(t, look, ns, "k", entry.Entry{FreshUntil: time.Now().Add(time.Hour), Payload: []byte("v")}, time.Hour)
 		errs := make(chan error, 20)
 		for range cap(errs) {
 			go func() { errs <- c.Expire(context.Background(), "k") }()
 		}
 		all := slices.Collect(func(yield func(error) bool) {
 			for range cap(errs) {
-				yield(receive(t, "Expire returns", errs))
+				yield(cachetest.Receive(t, "Expire returns", errs))
 			}
 		})
 		if err := errors.Join(all...); err != nil {
 			t.Error(err)
 		}
-		if _, e := getEntry(t, look, ns, "k"); !e.Expired || string(e.Payload) != "v" {
+		if _, e := cachetest.GetEntry(t, look, ns, "k"); !e.Expired || string(e.Payload) != "v" {
 			t.Errorf("%+v, want an expired entry of v", e)
 		}
 	})

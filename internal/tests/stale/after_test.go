@@ -1,4 +1,4 @@
-package singlefill_test
+package stale_test
 
 import (
 	"context"
@@ -13,6 +13,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
 // within is how long the caches of these tests wait when they have an old value.
@@ -20,16 +22,12 @@ const within = 50 * time.Millisecond
 
 // inSlowSource runs a test with a cache that has an expired value "old" under "k".
 func inSlowSource(t *testing.T, opts singlefill.Options[string], run func(t *testing.T, c *singlefill.Cache[string], rdb *redis.Client)) {
-	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
 		opts.StaleIfError, opts.StaleAfter, opts.Jitter = time.Hour, within, -1
 		c, err := singlefill.New(rdb, "n", time.Minute, &opts)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		defer c.Close()
-		if err := c.Set(t.Context(), "k", "old"); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, c.Set(t.Context(), "k", "old"))
 		time.Sleep(time.Minute + time.Second)
 		run(t, c, rdb)
 	})
@@ -43,7 +41,7 @@ func wantOldAfter(t *testing.T, c *singlefill.Cache[string], d time.Duration, lo
 	if v != "old" || err != nil || !info.Stale || info.Err != context.DeadlineExceeded {
 		t.Errorf("%q, %+v, %v; want the old value, and that StaleAfter is the reason", v, info, err)
 	}
-	wantElapsed(t, "GetOrLoad returned", begun, d)
+	cachetest.WantElapsed(t, "GetOrLoad returned", begun, d)
 }
 
 // With an old value at hand, callers of a source that hangs wait until the load is StaleAfter old.
@@ -52,15 +50,15 @@ func TestStaleAfter_SlowSource(t *testing.T) {
 	inSlowSource(t, singlefill.Options[string]{}, func(t *testing.T, c *singlefill.Cache[string], _ *redis.Client) {
 		slow := func(context.Context, string) (string, error) { time.Sleep(10 * time.Second); return "new", nil }
 		wantOldAfter(t, c, within, slow)
-		wantOldAfter(t, c, 0, mustNotLoad[string](t)) // the load has been in flight for StaleAfter
+		wantOldAfter(t, c, 0, cachetest.MustNotLoad[string](t)) // the load has been in flight for StaleAfter
 		time.Sleep(20 * time.Millisecond)
 		var callers sync.WaitGroup
 		for range 100 {
-			callers.Go(func() { wantOldAfter(t, c, 0, mustNotLoad[string](t)) })
+			callers.Go(func() { wantOldAfter(t, c, 0, cachetest.MustNotLoad[string](t)) })
 		}
 		callers.Wait()
 		time.Sleep(10 * time.Second)
-		v, info, err := c.GetOrLoadInfo(t.Context(), "k", mustNotLoad[string](t))
+		v, info, err := c.GetOrLoadInfo(t.Context(), "k", cachetest.MustNotLoad[string](t))
 		if v != "new" || info.Stale || err != nil {
 			t.Errorf("after the load: %q, %+v, %v", v, info, err)
 		}
@@ -100,10 +98,10 @@ func TestStaleAfter_Queue(t *testing.T) {
 			_, _ = c.GetOrLoad(t.Context(), "other", func(context.Context, string) (string, error) { time.Sleep(10 * time.Second); return "v", nil })
 		})
 		synctest.Wait()
-		wantOldAfter(t, c, within, gives("new"))
+		wantOldAfter(t, c, within, cachetest.Gives("new"))
 		other.Wait()
 		time.Sleep(time.Second)
-		if v, info, err := c.GetOrLoadInfo(t.Context(), "k", mustNotLoad[string](t)); v != "new" || info.Stale || err != nil {
+		if v, info, err := c.GetOrLoadInfo(t.Context(), "k", cachetest.MustNotLoad[string](t)); v != "new" || info.Stale || err != nil {
 			t.Errorf("after the queue: %q, %+v, %v", v, info, err)
 		}
 	})
@@ -112,13 +110,13 @@ func TestStaleAfter_Queue(t *testing.T) {
 // A caller that waits for a load in another process gets the old value after StaleAfter, too.
 func TestStaleAfter_OtherProcess(t *testing.T) {
 	inSlowSource(t, singlefill.Options[string]{}, func(t *testing.T, c *singlefill.Cache[string], rdb *redis.Client) {
-		other := newCacheIn(t, rdb, "n", &singlefill.Options[string]{StaleIfError: time.Hour})
+		other := cachetest.NewCacheIn(t, rdb, "n", &singlefill.Options[string]{StaleIfError: time.Hour})
 		var loading sync.WaitGroup
 		loading.Go(func() {
 			_, _ = other.GetOrLoad(t.Context(), "k", func(context.Context, string) (string, error) { time.Sleep(10 * time.Second); return "new", nil })
 		})
 		synctest.Wait()
-		wantOldAfter(t, c, within, mustNotLoad[string](t))
+		wantOldAfter(t, c, within, cachetest.MustNotLoad[string](t))
 		loading.Wait()
 	})
 }

@@ -1,0 +1,424 @@
+package flight_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
+)
+
+// MaxLoads bounds the loads at a time.
+func TestMaxLoads_LoadsAtATime(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 3})
+		src := cachetest.NewSource[string](t)
+		var herd []*cachetest.Call[string]
+		for i := range 20 {
+			herd = append(herd, cachetest.GoGet(t.Context(), c, fmt.Sprint(i), src.Load).Waits(t))
+		}
+		var running []*cachetest.HeldLoad[string]
+		for range 3 {
+			running = append(running, src.Next(t))
+		}
+		for range 17 {
+			if n := c.Stats().Loading; n > 3 {
+				t.Errorf("%d loads at a time, want at most 3", n)
+			}
+			running[0].Give("v")
+			running = append(running[1:], src.Next(t))
+		}
+		for _, l := range running {
+			l.Give("v")
+		}
+		for _, a := range herd {
+			a.Want(t, "v")
+		}
+		src.Want(t, 20)
+	})
+}
+
+// Loads beyond MaxLoads begin in the order in which their callers arrived.
+func TestMaxLoads_Order(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		src := cachetest.NewSource[string](t)
+		var herd []*cachetest.Call[string]
+		var want, got []string
+		for i := range 10 {
+			key := fmt.Sprint("k", i)
+			want = append(want, key)
+			herd = append(herd, cachetest.GoGet(t.Context(), c, key, src.Load))
+			synctest.Wait() // it loads or queues
+		}
+		for range want {
+			load := src.Next(t)
+			got = append(got, load.Key)
+			load.Give("v")
+		}
+		for _, a := range herd {
+			a.Want(t, "v")
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("loads began in the order %v, want %v", got, want)
+		}
+	})
+}
+
+// Keys that wait for a slot send a few commands a second together, and are loaded in their order.
+//
+//fault:long-queue
+func TestMaxLoads_LongQueue(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		const keys = 500
+		var commands atomic.Int64
+		rdb.AddHook(cachetest.Before(func(redis.Cmder) error { commands.Add(1); return nil }))
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		src := cachetest.NewSource[string](t)
+		busy := cachetest.GoGet(t.Context(), c, "busy", src.Load)
+		load := src.Next(t)
+		var want, got []string
+		var queue []*cachetest.Call[string]
+		for i := range keys {
+			key := fmt.Sprint(i)
+			want = append(want, key)
+			queue = append(queue, cachetest.GoGet(t.Context(), c, key, func(_ context.Context, key string) (string, error) {
+				got = append(got, key) // one at a time
+				return "v", nil
+			}))
+			synctest.Wait()
+		}
+		if n := c.Stats().Queued; n != keys {
+			t.Errorf("%d loads are queued, want %d", n, keys)
+		}
+		commands.Store(0)
+		time.Sleep(20 * time.Second)
+		if n := commands.Load(); n > 20*6 {
+			t.Errorf("%d commands within 20s, want 6 a second at most", n)
+		}
+		load.Give("v")
+		busy.Want(t, "v")
+		for _, a := range queue {
+			a.Want(t, "v")
+		}
+		if !slices.Equal(got, want) {
+			t.Error("the keys were not loaded in the order in which they came")
+		}
+	})
+}
+
+// A key that waits for a slot costs one goroutine beside its caller's.
+//
+// The test counts all goroutines, and so does not run in parallel.
+//
+//fault:long-queue
+func TestMaxLoads_GoroutinesOfTheQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const keys = 500
+		_, rdb := redistest.StartMini(t)
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		src := cachetest.NewSource[string](t)
+		busy := cachetest.GoGet(t.Context(), c, "busy", src.Load)
+		load := src.Next(t)
+		var queue []*cachetest.Call[string]
+		join := func(n int) {
+			for range n {
+				queue = append(queue, cachetest.GoGet(t.Context(), c, fmt.Sprint(len(queue)), cachetest.Gives("v")))
+				synctest.Wait()
+			}
+		}
+		join(10) // there are connections now
+		before := runtime.NumGoroutine()
+		join(keys)
+		if n := runtime.NumGoroutine() - before; n > 2*keys+10 {
+			t.Errorf("%d goroutines for %d keys, want at most two for each", n, keys)
+		}
+		load.Give("v")
+		busy.Want(t, "v")
+		for _, a := range queue {
+			a.Want(t, "v")
+		}
+	})
+}
+
+// A value that is in Redis is found although the fill of its key waits for a slot.
+//
+//fault:long-queue
+func TestMaxLoads_ValueOfAQueuedKey(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		src := cachetest.NewSource[string](t)
+		cachetest.GoGet(t.Context(), c, "busy", src.Load)
+		src.Next(t)
+		var queue []*cachetest.Call[string]
+		for i := range 50 {
+			queue = append(queue, cachetest.GoGet(t.Context(), c, fmt.Sprint("k", i), src.Load))
+		}
+		synctest.Wait()
+		if err := c.Set(t.Context(), "k7", "set"); err != nil { // here; elsewhere is the same
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if v, err := c.GetOrLoad(ctx, "k7", src.Load); v != "set" || err != nil {
+			t.Errorf("a later caller got %q, %v", v, err)
+		}
+		queue[7].Want(t, "set") // and so does the caller that waited
+	})
+}
+
+// A fill whose read was not answered, and which then waited for a slot, asks Redis before it loads.
+func TestMaxLoads_LockAfterTheQueue(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		var mute atomic.Bool
+		rdb.AddHook(redistest.Commands(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			if cmd.Name() == "get" && mute.Swap(false) {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return next(ctx, cmd)
+		}))
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1, RedisTimeout: time.Second})
+		src := cachetest.NewSource[string](t)
+		first := cachetest.GoGet(t.Context(), c, "x", src.Load)
+		busy := src.Next(t)
+		mute.Store(true)
+		y := cachetest.GoGet(t.Context(), c, "y", cachetest.Gives("y"))
+		time.Sleep(1100 * time.Millisecond) // it is in the queue
+		synctest.Wait()
+		busy.Give("x")
+		first.Want(t, "x")
+		y.Want(t, "y")
+		synctest.Wait()
+		if s := c.Stats(); s.LoadsUnlocked != 0 || s.Stored != 2 {
+			t.Errorf("unlocked %d, stored %d", s.LoadsUnlocked, s.Stored)
+		}
+	})
+}
+
+// A fill that waits for another process holds no slot.
+func TestMaxLoads_WaitingHoldsNoSlot(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ns := redistest.Namespace(t)
+		opts := &singlefill.Options[string]{MaxLoads: 1}
+		there, here := cachetest.NewCacheIn(t, rdb, ns, opts), cachetest.NewCacheIn(t, rdb, ns, opts)
+		src := cachetest.NewSource[string](t)
+		loads := cachetest.GoGet(t.Context(), there, "x", src.Load)
+		load := src.Next(t)
+		waits := cachetest.GoGet(t.Context(), here, "x", src.Load)
+		synctest.Wait()
+		cachetest.GoGet(t.Context(), here, "y", cachetest.Gives("y")).Want(t, "y")
+		load.Give("x")
+		loads.Want(t, "x")
+		waits.Want(t, "x")
+		src.Want(t, 1)
+	})
+}
+
+// A fill that waits for a slot holds no lock.
+func TestMaxLoads_QueueingHoldsNoLock(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ns := redistest.Namespace(t)
+		here := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{MaxLoads: 1})
+		there := cachetest.NewCacheIn[string](t, rdb, ns, nil)
+		src := cachetest.NewSource[string](t)
+		busy := cachetest.GoGet(t.Context(), here, "x", src.Load)
+		load := src.Next(t)
+		queues := cachetest.GoGet(t.Context(), here, "y", cachetest.MustNotLoad[string](t))
+		synctest.Wait()
+		begun := time.Now()
+		cachetest.GoGet(t.Context(), there, "y", cachetest.Gives("y")).Want(t, "y")
+		cachetest.WantElapsed(t, "another process loads it", begun, 0)
+		queues.Want(t, "y") // which needs no slot any more
+		load.Give("x")
+		busy.Want(t, "x")
+	})
+}
+
+// A caller that leaves while it waits for a slot causes no load, and no slot is lost.
+func TestMaxLoads_CallerLeavesTheQueue(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		src := cachetest.NewSource[string](t)
+		busy := cachetest.GoGet(t.Context(), c, "x", src.Load)
+		load := src.Next(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		leaves := cachetest.GoGet(ctx, c, "y", cachetest.MustNotLoad[string](t))
+		synctest.Wait()
+		cancel()
+		leaves.WantErr(t, context.Canceled)
+		synctest.Wait()
+		load.Give("x")
+		busy.Want(t, "x")
+		synctest.Wait()
+		cachetest.GoGet(t.Context(), c, "z", cachetest.Gives("z")).Want(t, "z") // no slot was lost
+		cachetest.GoGet(t.Context(), c, "y", cachetest.Gives("y")).Want(t, "y")
+	})
+}
+
+// A Loader that asks for many keys at once lends its slot to one of them at a time.
+//
+//fault:nested-loads
+func TestMaxLoads_NestedLoads(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 4})
+		nested := &cachetest.TimedSource{Takes: 10 * time.Millisecond, Value: "v"}
+		cachetest.GoGet(t.Context(), c, "outer", func(ctx context.Context, _ string) (string, error) {
+			cachetest.GetAll(ctx, t, c, 250, nested.Load)
+			return "v", nil
+		}).Want(t, "v")
+		if nested.Loads.Load() != 250 || nested.Most.Load() != 4 {
+			t.Errorf("%d nested loads, %d at a time, want 250 and 4", nested.Loads.Load(), nested.Most.Load())
+		}
+	})
+}
+
+// A context kept from a load that has ended gives no slot.
+//
+//fault:nested-loads
+func TestMaxLoads_ContextOfAnEndedLoad(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		var kept context.Context
+		cachetest.GoGet(t.Context(), c, "outer", func(ctx context.Context, _ string) (string, error) {
+			kept = context.WithoutCancel(ctx)
+			return "v", nil
+		}).Want(t, "v")
+		src := &cachetest.TimedSource{Takes: 10 * time.Millisecond, Value: "v"}
+		cachetest.GetAll(kept, t, c, 100, src.Load)
+		if src.Loads.Load() != 100 || src.Most.Load() != 1 {
+			t.Errorf("%d loads, %d at a time, want 100 and 1", src.Loads.Load(), src.Most.Load())
+		}
+	})
+}
+
+// A load can ask for a key whose fill waits for the only slot, which this load holds.
+func TestMaxLoads_LoadAsksForAQueuedKey(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		holds, asks := make(chan struct{}), make(chan struct{})
+		outer := cachetest.GoGet(t.Context(), c, "a", func(ctx context.Context, _ string) (string, error) {
+			close(holds)
+			<-asks
+			return c.GetOrLoad(ctx, "b", cachetest.MustNotLoad[string](t))
+		})
+		<-holds
+		begun := time.Now()
+		outsider := cachetest.GoGet(t.Context(), c, "b", cachetest.Gives("b"))
+		synctest.Wait() // it queues
+		close(asks)
+		outer.Want(t, "b")
+		outsider.Want(t, "b")
+		if d := time.Since(begun); d > 10*time.Millisecond {
+			t.Errorf("both return after %v, want 10ms at most", d)
+		}
+	})
+}
+
+// A load can wait for a load of another cache that needs the slot of this one.
+//
+// The only slot of one cache is held by a load that asks another cache for a key. An outsider has
+// begun to load that key, and its load asks the first cache.
+func TestMaxLoads_AnotherCacheNeedsTheSlot(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		one := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		two := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		begun := time.Now()
+		goOn := make(chan struct{})
+		outsider := cachetest.GoGet(t.Context(), two, "b", func(ctx context.Context, _ string) (string, error) {
+			<-goOn
+			return one.GetOrLoad(ctx, "c", cachetest.Gives("c"))
+		})
+		synctest.Wait()
+		outer := cachetest.GoGet(t.Context(), one, "a", func(ctx context.Context, _ string) (string, error) {
+			return two.GetOrLoad(ctx, "b", cachetest.MustNotLoad[string](t))
+		})
+		synctest.Wait() // it waits for b
+		close(goOn)
+		outer.Want(t, "c")
+		outsider.Want(t, "c")
+		cachetest.WantElapsed(t, "both return", begun, 0)
+	})
+}
+
+// Two caches' only slots can be held by loads that ask the other cache for a new key.
+//
+//fault:recursion
+func TestMaxLoads_TwoCachesAskEachOther(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		one := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		two := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		begun := time.Now()
+		goOn := make(chan struct{})
+		asks := func(c *singlefill.Cache[string], key string) singlefill.Loader[string] {
+			return func(ctx context.Context, _ string) (string, error) {
+				<-goOn
+				return c.GetOrLoad(ctx, key, cachetest.Gives(key))
+			}
+		}
+		first := cachetest.GoGet(t.Context(), one, "a", asks(two, "c"))
+		second := cachetest.GoGet(t.Context(), two, "b", asks(one, "d"))
+		synctest.Wait()
+		close(goOn)
+		first.Want(t, "c")
+		second.Want(t, "d")
+		cachetest.WantElapsed(t, "both return", begun, 0)
+	})
+}
+
+// A slot that is lent to a load of another cache is given back before its own cache is closed.
+func TestClose_LentSlot(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		var fleet atomic.Int64
+		rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
+			if s := fmt.Sprint(cmd.Args()...); strings.HasPrefix(cmd.Name(), "eval") && strings.Contains(s, "}:loads") {
+				fleet.Add(1)
+			}
+			return nil
+		}))
+		one := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1, MaxFleetLoads: 1})
+		two := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		src := cachetest.NewSource[string](t)
+		cachetest.GoGet(t.Context(), two, "busy", src.Load)
+		busy := src.Next(t)
+		a := cachetest.GoGet(t.Context(), one, "a", func(ctx context.Context, _ string) (string, error) {
+			ctx, cancel := context.WithTimeout(ctx, time.Second)
+			defer cancel()
+			_, err := two.GetOrLoad(ctx, "b", src.Load)
+			if !errors.Is(err, context.DeadlineExceeded) {
+				t.Error(err)
+			}
+			return "a", nil
+		})
+		b := src.Next(t)
+		a.Want(t, "a")
+		var n int64
+		closed := make(chan struct{})
+		go func() {
+			_ = one.Close()
+			n = fleet.Load()
+			close(closed)
+		}()
+		synctest.Wait()
+		b.Give("b")
+		busy.Give("busy")
+		<-closed
+		time.Sleep(time.Minute)
+		if d := fleet.Load() - n; d != 0 {
+			t.Errorf("%d commands of a cache that is closed", d)
+		}
+	})
+}

@@ -1,0 +1,130 @@
+package cachetest
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/singlefill/singlefill"
+)
+
+// Loaders.
+
+var ErrSource = errors.New("the source is down")
+
+// Gives is a Loader that has an answer at once.
+func Gives[T any](value T) singlefill.Loader[T] {
+	return func(context.Context, string) (T, error) { return value, nil }
+}
+
+func Fails[T any](err error) singlefill.Loader[T] {
+	return func(context.Context, string) (T, error) { var zero T; return zero, err }
+}
+
+// Takes is a Loader that takes its time.
+func Takes[T any](d time.Duration, value T, err error) singlefill.Loader[T] {
+	return func(context.Context, string) (T, error) { time.Sleep(d); return value, err }
+}
+
+// MustNotLoad is the Loader of a call that has to be a hit.
+func MustNotLoad[T any](t testing.TB) singlefill.Loader[T] {
+	return func(_ context.Context, key string) (T, error) {
+		var zero T
+		t.Errorf("%q is loaded, want a hit", key)
+		return zero, errors.New("loaded")
+	}
+}
+
+// A HeldSource has a Loader whose loads go on until the test says how they end.
+type HeldSource[T any] struct {
+	loads atomic.Int64
+	Begun chan *HeldLoad[T]
+	over  chan struct{} // the test is: no Loader must outlive it
+}
+
+type HeldLoad[T any] struct {
+	Ctx  context.Context
+	Key  string
+	Ends chan Ending[T]
+}
+
+type Ending[T any] struct {
+	Value T
+	Err   error
+}
+
+// NewSource makes a source. Make the caches first: they wait for their loads at the end of the
+// test.
+func NewSource[T any](t testing.TB) *HeldSource[T] {
+	s := &HeldSource[T]{Begun: make(chan *HeldLoad[T], 100), over: make(chan struct{})}
+	t.Cleanup(func() { close(s.over) })
+	return s
+}
+
+func (s *HeldSource[T]) Load(ctx context.Context, key string) (T, error) {
+	s.loads.Add(1)
+	l := &HeldLoad[T]{ctx, key, make(chan Ending[T], 1)}
+	s.Begun <- l
+	select {
+	case e := <-l.Ends:
+		return e.Value, e.Err
+	case <-s.over:
+		var zero T
+		return zero, errors.New("the test is over")
+	}
+}
+
+// Next waits for the beginning of a load.
+func (s *HeldSource[T]) Next(t testing.TB) *HeldLoad[T] {
+	t.Helper()
+	return Receive(t, "a load begins", s.Begun)
+}
+
+func (s *HeldSource[T]) Want(t testing.TB, loads int64) {
+	t.Helper()
+	if n := s.loads.Load(); n != loads {
+		t.Errorf("%d loads, want %d", n, loads)
+	}
+}
+
+func (l *HeldLoad[T]) Give(value T)   { l.Ends <- Ending[T]{Value: value} }
+func (l *HeldLoad[T]) Fail(err error) { l.Ends <- Ending[T]{Err: err} }
+
+// A TimedSource has a Loader that ends by itself, with value and err, and is counted.
+type TimedSource struct {
+	Loads, running, Most atomic.Int64 // most: that ran at a time
+	Takes                time.Duration
+	Heeds                bool // the Loader ends with its context
+	Value                string
+	Err                  error
+}
+
+func (s *TimedSource) Load(ctx context.Context, _ string) (string, error) {
+	s.Loads.Add(1)
+	n := s.running.Add(1)
+	for most := s.Most.Load(); n > most && !s.Most.CompareAndSwap(most, n); most = s.Most.Load() {
+	}
+	defer s.running.Add(-1)
+	if !s.Heeds {
+		time.Sleep(s.Takes)
+		return s.Value, s.Err
+	}
+	select {
+	case <-time.After(s.Takes):
+		return s.Value, s.Err
+	case <-ctx.Done():
+		return "", ctx.Err()
+	}
+}
+
+// WantLoads counts the loads when all goroutines of the bubble wait.
+func (s *TimedSource) WantLoads(t testing.TB, what string, want int64) {
+	t.Helper()
+	synctest.Wait()
+	if n := s.Loads.Load(); n != want {
+		t.Errorf("%s: %d loads, want %d", what, n, want)
+	}
+}

@@ -1,0 +1,166 @@
+package stale_test
+
+import (
+	"context"
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
+)
+
+// Close waits for a running refresh and its store, and not for one that queues.
+func TestClose_WaitsForRefreshAndStore(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ns := redistest.Namespace(t)
+		opts := cachetest.StaleOptions(time.Minute, 0)
+		opts.MaxLoads = 1
+		c := cachetest.NewCacheIn(t, rdb, ns, opts)
+		for _, key := range []string{"queues", "k"} {
+			redistest.Must(t, c.Set(t.Context(), key, "old"))
+		}
+		time.Sleep(cachetest.StaleLife)
+		src := &cachetest.TimedSource{Takes: 10 * time.Second, Value: "new"}
+		cachetest.Ask(t.Context(), c, "k", src.Load).WantOld(t, "the reader that begins it", 0, nil)
+		src.WantLoads(t, "a refresh", 1)
+		cachetest.Ask(t.Context(), c, "queues", src.Load).WantOld(t, "the reader that begins another", 0, nil)
+		synctest.Wait()
+		begun := time.Now()
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		cachetest.WantElapsed(t, "Close returns", begun, 10*time.Second)
+		cachetest.WantStored(t, rdb, ns, "k", "new")
+		cachetest.WantStored(t, rdb, ns, "queues", "old")
+		src.WantLoads(t, "one ran and one queued", 1)
+		if s := c.Stats(); s.Stored != 1 || s.Loading != 0 {
+			t.Errorf("%+v, want the refresh stored", s)
+		}
+	})
+}
+
+// Close waits for a refresh, which stores its value.
+func TestClose_DuringARefresh(t *testing.T) {
+	t.Parallel()
+	refreshEach(t, func(t *testing.T, _ string, r *refreshing, rdb, look redis.UniversalClient) {
+		closed := cachetest.GoClose(t, r.Cache)
+		select {
+		case <-closed:
+			t.Error("Close has returned before the refresh")
+		default:
+		}
+		r.load.Give("v1")
+		cachetest.Receive(t, "Close returns", closed)
+		cachetest.WantStored(t, look, r.ns, "k", "v1")
+		cachetest.WantUnlocked(t, look, r.ns, "k")
+	})
+}
+
+// No load runs or begins after Close has returned, at whatever moment of a refresh.
+func TestClose_AtAnyMomentOfARefresh(t *testing.T) {
+	t.Parallel()
+	const rounds, readers = 300, 4
+	_, rdb := redistest.StartMini(t)
+	ns := redistest.Namespace(t)
+	kinds := []string{"stale", "early"}
+	ran := 0
+	for round := range rounds {
+		cachetest.PutEntry(t, rdb, ns, "k", refreshKinds[kinds[round%2]](), time.Hour)
+		redistest.Must(t, rdb.Del(t.Context(), ns+":{k}:lock").Err())
+		opts := cachetest.PatientOptions(refreshOptions())
+		opts.MaxLoads = 1 + round%3
+		c, err := singlefill.New(rdb, ns, time.Hour, opts)
+		redistest.Must(t, err)
+		var closed atomic.Bool
+		var running, loads atomic.Int64
+		load := func(context.Context, string) (string, error) {
+			running.Add(1)
+			loads.Add(1)
+			if closed.Load() {
+				t.Error("a load begins after Close")
+			}
+			runtime.Gosched()
+			running.Add(-1)
+			return "v1", nil
+		}
+		var wg sync.WaitGroup
+		for range readers {
+			wg.Go(func() {
+				for {
+					v, err := c.GetOrLoad(t.Context(), "k", load)
+					if err == singlefill.ErrClosed {
+						return
+					}
+					if err != nil || v != "v0" && v != "v1" {
+						t.Errorf("got %q, %v", v, err)
+						return
+					}
+				}
+			})
+		}
+		time.Sleep(time.Duration(rand.IntN(int(time.Millisecond)))) // any moment will do
+		_ = c.Close()
+		closed.Store(true)
+		if n := running.Load(); n != 0 {
+			t.Errorf("%d loads run after Close", n)
+		}
+		s := c.Stats()
+		wg.Wait()
+		if n := loads.Load(); n != s.Loads || s.Loading != 0 || s.Loads != s.Stored {
+			t.Errorf("%d loads, %+v", n, s)
+		}
+		cachetest.WantUnlocked(t, rdb, ns, "k")
+		ran += int(loads.Load())
+	}
+	if ran == 0 {
+		t.Errorf("there was no refresh in %d rounds", rounds)
+	}
+}
+
+// A load that Close waits for can read a stale value, and begins no refresh.
+func TestClose_LoadBeginsNoRefresh(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, cachetest.StaleOptions(time.Minute, 0))
+		cachetest.SetStale(t, c, "k", "old", 0)
+		outer := cachetest.GoGet(t.Context(), c, "outer", func(ctx context.Context, _ string) (string, error) {
+			time.Sleep(time.Second)
+			return c.GetOrLoad(ctx, "k", cachetest.MustNotLoad[string](t))
+		})
+		synctest.Wait()
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		outer.Want(t, "old")
+	})
+}
+
+// A read that ends during Close begins no refresh.
+func TestClose_ReadBeginsNoRefresh(t *testing.T) {
+	t.Parallel()
+	for kind := range refreshKinds {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			p, ns, c, _, rdb := cachetest.Proxied(t, refreshOptions())
+			cachetest.PutEntry(t, rdb, ns, "k", refreshKinds[kind](), time.Hour)
+			read := p.On(redistest.Command("get"), redistest.HoldReply).Times(1)
+			reads := cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[string](t))
+			cachetest.Receive(t, "the read is answered", read.Hit())
+			closed := cachetest.GoClose(t, c)
+			read.Release()
+			reads.Want(t, "v0")
+			cachetest.Receive(t, "Close returns", closed)
+			if s := c.Stats(); s.Loads != 0 {
+				t.Errorf("%+v, want no load", s)
+			}
+		})
+	}
+}

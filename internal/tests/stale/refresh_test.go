@@ -1,0 +1,931 @@
+package stale_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
+)
+
+// refreshKinds are entries of v0 that every read refreshes. One is stale. The other one soon will
+// be, and its load took so long that an early refresh is certain.
+var refreshKinds = map[string]func() entry.Entry{
+	"stale": func() entry.Entry {
+		return entry.Entry{FreshUntil: time.Now().Add(-time.Second), WrittenAt: time.Now().Add(-time.Minute), Payload: []byte("v0")}
+	},
+	"early": func() entry.Entry {
+		return entry.Entry{FreshUntil: time.Now().Add(time.Second), WrittenAt: time.Now(), LoadTime: 1000 * time.Hour, Payload: []byte("v0")}
+	},
+}
+
+const notToBeKept = "a value that is not to be kept"
+
+func refreshOptions() *singlefill.Options[string] {
+	return &singlefill.Options[string]{
+		Codec: singlefill.Raw, Jitter: -1, StaleWhileRevalidate: time.Hour, RetryAfter: time.Hour, NotFoundTTL: -1,
+		TTLFunc: func(_, v string) time.Duration {
+			if v == notToBeKept {
+				return 0
+			}
+			return time.Hour
+		},
+	}
+}
+
+// A refreshing is a cache in the middle of a refresh of the key k.
+type refreshing struct {
+	*singlefill.Cache[string]
+	elsewhere *singlefill.Cache[string] // in another process
+	src       *cachetest.HeldSource[string]
+	load      *cachetest.HeldLoad[string] // of the refresh
+	ns        string
+}
+
+func beginRefresh(t testing.TB, rdb, look redis.UniversalClient, kind string) *refreshing {
+	t.Helper()
+	r := &refreshing{ns: redistest.Namespace(t)}
+	r.Cache, r.elsewhere = cachetest.NewCacheIn(t, rdb, r.ns, refreshOptions()), cachetest.NewCacheIn(t, rdb, r.ns, refreshOptions())
+	r.src = cachetest.NewSource[string](t)
+	cachetest.PutEntry(t, look, r.ns, "k", refreshKinds[kind](), time.Hour)
+	cachetest.GoGet(t.Context(), r.Cache, "k", r.src.Load).Want(t, "v0")
+	r.load = r.src.Next(t)
+	return r
+}
+
+func (r *refreshing) by(where string) *singlefill.Cache[string] {
+	if where == "here" {
+		return r.Cache
+	}
+	return r.elsewhere
+}
+
+// refreshEach runs a test in the middle of a refresh of every kind, on every client, for each
+// variant.
+func refreshEach(t *testing.T, run func(t *testing.T, variant string, r *refreshing, rdb, look redis.UniversalClient), variants ...string) {
+	if len(variants) == 0 {
+		variants = []string{""}
+	}
+	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		for kind := range refreshKinds {
+			for _, variant := range variants {
+				t.Run(strings.TrimSuffix(kind+", "+variant, ", "), func(t *testing.T) { run(t, variant, beginRefresh(t, rdb, look, kind), rdb, look) })
+			}
+		}
+	})
+}
+
+// supersede invalidates the key k.
+func supersede(t testing.TB, c *singlefill.Cache[string], how string) {
+	t.Helper()
+	var err error
+	switch how {
+	case "Delete":
+		err = c.Delete(context.Background(), "k")
+	case "Set":
+		err = c.Set(context.Background(), "k", "set")
+	case "Expire":
+		err = c.Expire(context.Background(), "k")
+	}
+	redistest.Must(t, err)
+}
+
+var supersededLeaves = map[string]string{"Delete": "", "Set": "set", "Expire": "v0"}
+
+// A stale value is served at once, in all processes, until one of them has refreshed it.
+func TestStaleWhileRevalidate_OneRefresh(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ns := redistest.Namespace(t)
+		var e cachetest.Events
+		opts := cachetest.StaleOptions(time.Minute, 0)
+		opts.Trace = staleTrace(&e)
+		fleet := cachetest.NewCaches(t, m, ns, 3, opts)
+		src := cachetest.NewSource[string](t)
+		cachetest.SetStale(t, fleet[0], "k", "old", time.Second)
+		cachetest.Ask(t.Context(), fleet[0], "k", src.Load).WantOld(t, "the first reader", time.Second, nil)
+		load := src.Next(t)
+		e.Want(t, "the first reader", "hit k", "stale k true, 1h0m1s old, <nil>", "start k")
+		for range 20 {
+			for _, c := range fleet {
+				cachetest.Ask(t.Context(), c, "k", src.Load).WantOld(t, "at once", time.Second, nil)
+			}
+		}
+		time.Sleep(50 * time.Second)
+		for _, c := range fleet {
+			cachetest.Ask(t.Context(), c, "k", src.Load).WantOld(t, "while the refresh runs", 51*time.Second, nil)
+			v, err := c.Get(t.Context(), "k")
+			cachetest.WantValue(t, v, err, "old")
+		}
+		synctest.Wait()
+		src.Want(t, 1)
+		e.Seen = nil
+		load.Give("new")
+		synctest.Wait()
+		e.Want(t, "the refresh", "done k <nil>, stored true, refresh true")
+		for i, c := range fleet {
+			cachetest.Ask(t.Context(), c, "k", src.Load).WantFresh(t, "refreshed", "new")
+			want := singlefill.Stats{Hits: 23, Stale: 22, StaleHits: 22}
+			if i == 0 {
+				want = singlefill.Stats{Hits: 24, Stale: 23, StaleHits: 23, Loads: 1, Refreshes: 1, Stored: 1}
+			}
+			s := c.Stats()
+			s.Waits = 0 // which TestRefresh_LeftIsNoWait counts
+			if s != want {
+				t.Errorf("process %d: %+v, want %+v", i, s, want)
+			}
+		}
+		synctest.Wait()
+		src.Want(t, 1)
+	})
+}
+
+// Readers of a value that can be served do not wait for its refresh because of a short outage.
+func TestStaleWhileRevalidate_ShortOutage(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		var fail atomic.Bool
+		rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
+			if cmd.Name() == "get" && fail.Swap(false) {
+				return errors.New("connection reset")
+			}
+			return nil
+		}))
+		c := cachetest.OldCache(t, rdb, singlefill.Options[string]{StaleWhileRevalidate: time.Minute}, "old", time.Second)
+		refreshing := cachetest.NewSource[string](t)
+		<-cachetest.GoAsk(t.Context(), c, "k", refreshing.Load)
+		refresh := refreshing.Next(t)
+		fail.Store(true)
+		if a := <-cachetest.GoAsk(t.Context(), c, "k", cachetest.MustNotLoad[string](t)); a.Value != "old" || a.Err != nil || fail.Load() {
+			t.Errorf("the reader whose GET failed is answered %+v", a)
+		}
+
+		m.SetError("LOADING dataset")
+		away := cachetest.GoAsk(t.Context(), c, "k", cachetest.MustNotLoad[string](t)) // there is nothing to serve
+		time.Sleep(3 * time.Second)
+		m.SetError("")
+		time.Sleep(3 * time.Second)
+		if a := <-cachetest.GoAsk(t.Context(), c, "k", cachetest.MustNotLoad[string](t)); a.Value != "old" || a.Err != nil {
+			t.Errorf("a reader after the outage is answered %+v", a)
+		}
+		refresh.Give("new")
+		if a := <-away; a.Value != "new" || a.Err != nil {
+			t.Errorf("the reader that waited for the refresh got %+v", a)
+		}
+	})
+}
+
+// Readers of a stale value wait neither for a lock nor for a slot.
+func TestRefresh_ReadersNeverWait(t *testing.T) {
+	for kind := range refreshKinds {
+		t.Run(kind, func(t *testing.T) {
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				ns := redistest.Namespace(t)
+				opts := refreshOptions()
+				opts.MaxLoads = 1
+				c := cachetest.NewCacheIn(t, rdb, ns, opts)
+				src := cachetest.NewSource[string](t)
+				cachetest.PutEntry(t, rdb, ns, "k", refreshKinds[kind](), time.Hour)
+				lock := "H" + strings.Repeat("T", 26) + fmt.Sprintf("%016d", time.Now().UnixMicro())
+				if err := rdb.Set(t.Context(), ns+":{k}:lock", lock, 20*time.Second).Err(); err != nil { // of a process that is dead
+					t.Fatal(err)
+				}
+				busy := cachetest.GoGet(t.Context(), c, "busy", src.Load) // takes the only slot
+				other := src.Next(t)
+				read := func() {
+					t.Helper()
+					begun := time.Now()
+					v, err := c.GetOrLoad(t.Context(), "k", src.Load)
+					cachetest.WantValue(t, v, err, "v0")
+					cachetest.WantElapsed(t, "a read", begun, 0)
+				}
+				for range 40 { // the lock ends after half of it
+					read()
+					time.Sleep(time.Second)
+				}
+				src.Want(t, 1)
+				other.Give("v")
+				busy.Want(t, "v")
+				time.Sleep(time.Second) // the refresh is not tried again before
+				read()
+				load := src.Next(t)
+				read()
+				load.Give("v1")
+				synctest.Wait()
+				cachetest.GoGet(t.Context(), c, "k", src.Load).Want(t, "v1")
+				src.Want(t, 2)
+			})
+		})
+	}
+}
+
+// Each read is one GET while a refresh runs, here or elsewhere.
+func TestRefresh_EachReadIsOneGET(t *testing.T) {
+	t.Parallel()
+	const reads = 1000
+	for kind := range refreshKinds {
+		for _, where := range []string{"here", "elsewhere"} {
+			t.Run(kind+", "+where, func(t *testing.T) {
+				t.Parallel()
+				p, ns, here, elsewhere, rdb := cachetest.Proxied(t, refreshOptions())
+				cachetest.PutEntry(t, rdb, ns, "k", refreshKinds[kind](), time.Hour)
+				src := cachetest.NewSource[string](t)
+				begun := time.Now()
+				cachetest.GoGet(t.Context(), map[string]*singlefill.Cache[string]{"here": here, "elsewhere": elsewhere}[where], "k", src.Load).Want(t, "v0")
+				load := src.Next(t)
+				gets := p.On(redistest.Command("get"), redistest.Pass)
+				scripts := p.On(redistest.Command("evalsha", "eval"), redistest.Pass)
+				others := p.On(func(cmd []string) bool { return !redistest.Command("hello")(cmd) }, redistest.Pass)
+				hits := here.Stats().Hits
+				for range reads {
+					v, err := here.GetOrLoad(t.Context(), "k", cachetest.MustNotLoad[string](t))
+					cachetest.WantValue(t, v, err, "v0")
+				}
+				// A lock held elsewhere is looked at once a second, and one held here renewed more rarely.
+				most := int(time.Since(begun) / time.Second)
+				if where == "elsewhere" {
+					most++
+				}
+				if n := gets.Fired(); n != reads {
+					t.Errorf("%d GETs for %d reads", n, reads)
+				}
+				if n := scripts.Fired(); n > most {
+					t.Errorf("%d scripts for %d reads, want at most %d", n, reads, most)
+				}
+				if n := others.Fired(); n > 0 {
+					t.Errorf("%d other commands for %d reads", n, reads)
+				}
+				if n := here.Stats().Hits - hits; n != reads {
+					t.Errorf("%d hits of %d reads", n, reads)
+				}
+				load.Give("v1")
+				cachetest.WantGet(t, here, "k", "v1", nil)
+				src.Want(t, 1)
+			})
+		}
+	}
+}
+
+// A refresh is left to the process that holds the lock, and is tried again a second later.
+func TestRefresh_LeftToItsHolder(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ns := redistest.Namespace(t)
+		fleet := cachetest.NewCaches(t, m, ns, 2, cachetest.StaleOptions(time.Hour, 0))
+		here, there := fleet[0], fleet[1]
+		src := cachetest.NewSource[string](t)
+		cachetest.SetStale(t, there, "k", "old", 0)
+		read := func() { cachetest.Ask(t.Context(), here, "k", src.Load) }
+		cachetest.Ask(t.Context(), there, "k", src.Load)
+		load := src.Next(t)
+		read()
+		synctest.Wait()
+		cachetest.WantCommands(t, m, "within a second", 9, 9, func() {
+			for range 9 {
+				time.Sleep(100 * time.Millisecond)
+				read()
+			}
+		})
+		cachetest.WantCommands(t, m, "after a second", 2, 100, func() { time.Sleep(100 * time.Millisecond); read() })
+		cachetest.WantCommands(t, m, "no reads", 0, 0, func() { time.Sleep(5 * time.Second) }) // the lock is renewed after 6.67s
+		load.Give("new")
+		synctest.Wait()
+
+		// The holder dies: its lock stays, for less than a second.
+		cachetest.SetStale(t, there, "k", "old", 0)
+		redistest.Must(t, rdb.Set(t.Context(), ns+":{k}:lock", "HOTHEROTHEROTHEROTHEROTHERO0123456789012345", 400*time.Millisecond).Err())
+		for range 4 {
+			read()
+			time.Sleep(100 * time.Millisecond)
+			synctest.Wait()
+			src.Want(t, 1)
+		}
+		read()
+		src.Next(t).Give("new")
+		synctest.Wait()
+		cachetest.WantStored(t, rdb, ns, "k", "new")
+	})
+}
+
+// A refresh that is left to another process is no wait.
+func TestRefresh_LeftIsNoWait(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+		var e cachetest.Events
+		opts := cachetest.StaleOptions(time.Minute, 0)
+		opts.Trace = e.Trace()
+		fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 2, opts)
+		src := cachetest.NewSource[string](t)
+		cachetest.SetStale(t, fleet[0], "k", "old", 0)
+		cachetest.Ask(t.Context(), fleet[0], "k", src.Load).WantOld(t, "here", 0, nil)
+		src.Next(t)
+		cachetest.Ask(t.Context(), fleet[1], "k", src.Load).WantOld(t, "there", 0, nil)
+		synctest.Wait()
+		e.Want(t, "two reads", "hit k", "start k", "hit k")
+		if n := fleet[1].Stats().Waits; n != 0 {
+			t.Errorf("%d waits", n)
+		}
+	})
+}
+
+// A refresh that gives up at once, again and again, is no wait.
+func TestRefresh_GivenUpIsNoWait(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		opts := singlefill.Options[string]{StaleWhileRevalidate: time.Hour}
+		a, b := cachetest.OldCache(t, rdb, opts, "old", 0), cachetest.OldCache(t, rdb, opts, "old", time.Second)
+		source := cachetest.NewSource[string](t)
+		<-cachetest.GoAsk(t.Context(), a, "k", source.Load)
+		refresh := source.Next(t)
+		for range 50 {
+			<-cachetest.GoAsk(t.Context(), b, "k", cachetest.MustNotLoad[string](t))
+			time.Sleep(100 * time.Millisecond)
+		}
+		if n := b.Stats().Waits; n != 0 {
+			t.Errorf("%d waits, but no call has waited", n)
+		}
+		refresh.Give("new")
+	})
+}
+
+// A refresh gives way to loads that callers wait for.
+func TestRefresh_GivesWayToLoads(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		var scripts atomic.Int64
+		rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
+			if strings.HasPrefix(cmd.Name(), "eval") {
+				scripts.Add(1)
+			}
+			return nil
+		}))
+		c := cachetest.OldCache(t, rdb, singlefill.Options[string]{StaleWhileRevalidate: time.Hour, MaxLoads: 1}, "old", time.Second)
+		slow := cachetest.NewSource[string](t)
+		first := cachetest.GoGet(t.Context(), c, "first", slow.Load)
+		busy := slow.Next(t)
+		scripts.Store(0)
+		for range 100 {
+			if a := <-cachetest.GoAsk(t.Context(), c, "k", cachetest.MustNotLoad[string](t)); a.Value != "old" || a.Took != 0 {
+				t.Fatalf("answered %+v", a)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		if n := scripts.Load(); n > 10 { // the renewals of the first load
+			t.Errorf("%d scripts for refreshes that have no slot", n)
+		}
+		second := cachetest.GoGet(t.Context(), c, "second", cachetest.Gives("v"))
+		synctest.Wait()
+		busy.Give("v")
+		first.Want(t, "v")
+		second.Want(t, "v")
+		time.Sleep(2 * time.Second)
+		<-cachetest.GoAsk(t.Context(), c, "k", cachetest.Gives("new"))
+		synctest.Wait()
+		cachetest.WantGet(t, c, "k", "new", nil)
+	})
+}
+
+// An entry that has just been refreshed is not refreshed again.
+//
+// A replica, or the client's own cache, shows the old entry for a moment after the refresh.
+func TestRefresh_NotAgainAtOnce(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ns := redistest.Namespace(t)
+		c := cachetest.NewCacheIn(t, rdb, ns, cachetest.StaleOptions(time.Hour, 0))
+		cachetest.SetStale(t, c, "k", "old", 0)
+		data, _ := cachetest.Stored(t, rdb, ns+":{k}")
+		src := &cachetest.TimedSource{Value: "new"}
+		cachetest.Ask(t.Context(), c, "k", src.Load).WantOld(t, "the reader that begins it", 0, nil)
+		src.WantLoads(t, "a refresh", 1)
+		_ = m.Set(ns+":{k}", data)
+		m.SetTTL(ns+":{k}", time.Hour)
+		for range 9 {
+			time.Sleep(11 * time.Millisecond)
+			cachetest.Ask(t.Context(), c, "k", src.Load)
+		}
+		src.WantLoads(t, "within 100ms", 1)
+		time.Sleep(time.Millisecond)
+		cachetest.Ask(t.Context(), c, "k", src.Load)
+		src.WantLoads(t, "after 100ms", 2)
+		// A changed entry is refreshed at once.
+		redistest.Must(t, c.Expire(t.Context(), "k"))
+		cachetest.Ask(t.Context(), c, "k", src.Load)
+		src.WantLoads(t, "expired", 3)
+	})
+}
+
+// A short outage stops refreshes for a second, not for RetryAfter.
+func TestRefresh_AfterAShortOutage(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		var fail atomic.Bool
+		rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
+			if strings.HasPrefix(cmd.Name(), "eval") && fail.Load() {
+				return errors.New("connection reset")
+			}
+			return nil
+		}))
+		c := cachetest.OldCache(t, rdb, singlefill.Options[string]{StaleWhileRevalidate: 2 * time.Hour, RetryAfter: time.Hour}, "old", time.Second)
+		fail.Store(true)
+		<-cachetest.GoAsk(t.Context(), c, "k", cachetest.MustNotLoad[string](t))
+		time.Sleep(500 * time.Millisecond) // it has tried for as long as one command may take
+		fail.Store(false)
+		time.Sleep(time.Second)
+		<-cachetest.GoAsk(t.Context(), c, "k", cachetest.Gives("new"))
+		synctest.Wait()
+		cachetest.WantGet(t, c, "k", "new", nil)
+	})
+}
+
+// A refresh has the context values of the call that began it, and ends at LoadTimeout.
+func TestRefresh_Context(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ns := redistest.Namespace(t)
+		opts := cachetest.StaleOptions(time.Hour, 0)
+		opts.RetryAfter = time.Second
+		c := cachetest.NewCacheIn(t, rdb, ns, opts)
+		src := cachetest.NewSource[string](t)
+		cachetest.SetStale(t, c, "k", "old", 0)
+		begun := time.Now()
+		ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), cachetest.TraceKey{}, "kept"), time.Second)
+		cachetest.Ask(ctx, c, "k", src.Load).WantOld(t, "the reader that begins it", 0, nil)
+		cancel()
+		load := src.Next(t)
+		time.Sleep(time.Minute - 1)
+		if deadline, _ := load.Ctx.Deadline(); load.Ctx.Value(cachetest.TraceKey{}) != "kept" || load.Ctx.Err() != nil || !deadline.Equal(begun.Add(time.Minute)) {
+			t.Errorf("the Loader's context: %v, %v; ends after %v", load.Ctx.Value(cachetest.TraceKey{}), load.Ctx.Err(), deadline.Sub(begun))
+		}
+		cachetest.Ask(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).WantOld(t, "just before LoadTimeout", time.Minute-1, nil)
+		time.Sleep(time.Nanosecond)
+		synctest.Wait()
+		if load.Ctx.Err() != context.DeadlineExceeded {
+			t.Errorf("at LoadTimeout the Loader's context says %v", load.Ctx.Err())
+		}
+		cachetest.WantUnlocked(t, rdb, ns, "k")
+		time.Sleep(time.Second)
+		cachetest.Ask(t.Context(), c, "k", cachetest.Gives("new")).WantOld(t, "after RetryAfter", time.Minute+time.Second, nil)
+		synctest.Wait()
+		load.Give("left behind")
+		synctest.Wait()
+		cachetest.WantStored(t, rdb, ns, "k", "new")
+		if s := c.Stats(); s.LoadErrors != 1 || s.Refreshes != 2 || s.Stored != 1 {
+			t.Errorf("%+v, want one failed refresh and one stored", s)
+		}
+	})
+}
+
+// A refresh can ask for other keys, and for its own as long as that can be served.
+func TestRefresh_AsksForKeys(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		then time.Duration // the Loader asks
+		want cachetest.Answer
+	}{
+		{"while it can be served", time.Second, cachetest.Answer{Value: "old", Info: singlefill.ValueInfo{Stale: true, Age: cachetest.StaleLife + 51*time.Second}}},
+		{"when it can not be served any more", 10 * time.Second, cachetest.Answer{Err: singlefill.ErrRecursive}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				opts := cachetest.StaleOptions(time.Minute, 0)
+				opts.MaxLoads = 1
+				c := cachetest.NewCache(t, rdb, opts)
+				cachetest.SetStale(t, c, "k", "old", 50*time.Second)
+				replies := make(chan cachetest.Answer, 1)
+				cachetest.Ask(t.Context(), c, "k", func(ctx context.Context, _ string) (string, error) {
+					time.Sleep(test.then)
+					replies <- cachetest.Ask(ctx, c, "k", cachetest.MustNotLoad[string](t))
+					return c.GetOrLoad(ctx, "other", cachetest.Gives("other"))
+				}).WantOld(t, "the reader that begins it", 50*time.Second, nil)
+				cachetest.Receive(t, "a reply", replies).Want(t, "its own key", test.want)
+				synctest.Wait()
+				cachetest.Ask(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).WantFresh(t, "refreshed", "other")
+				if s := c.Stats(); s.Loads != 2 || s.Refreshes != 1 {
+					t.Errorf("%+v, want a refresh, and the load of the other key in it", s)
+				}
+			})
+		})
+	}
+}
+
+// A refresh that panics or exits frees its lock, and a later one succeeds.
+func TestRefresh_Panic(t *testing.T) {
+	for name, load := range map[string]singlefill.Loader[string]{
+		"panic":  func(context.Context, string) (string, error) { panic("boom") },
+		"Goexit": func(context.Context, string) (string, error) { runtime.Goexit(); return "", nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				ns := redistest.Namespace(t)
+				c := cachetest.NewCacheIn(t, rdb, ns, cachetest.StaleOptions(time.Minute, 0))
+				cachetest.SetStale(t, c, "k", "old", 0)
+				cachetest.Ask(t.Context(), c, "k", load).WantOld(t, "the reader that begins it", 0, nil)
+				synctest.Wait()
+				cachetest.WantUnlocked(t, rdb, ns, "k")
+				time.Sleep(time.Second)
+				cachetest.Ask(t.Context(), c, "k", cachetest.Gives("new")).WantOld(t, "after RetryAfter", time.Second, nil)
+				synctest.Wait()
+				cachetest.WantStored(t, rdb, ns, "k", "new")
+				if s := c.Stats(); s.LoadPanics != 1 || s.LoadErrors != 1 || s.Refreshes != 2 {
+					t.Errorf("%+v, want one panic", s)
+				}
+			})
+		})
+	}
+}
+
+// A codec that exits in a refresh harms no other call.
+func TestRefresh_CodecExits(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		var decodes atomic.Int64
+		codec := cachetest.BadCodec{Codec: singlefill.Raw, OnUnmarshal: func(any) error {
+			if decodes.Add(1) == 2 { // of the refresh, after the reader's
+				runtime.Goexit()
+			}
+			return nil
+		}}
+		c := cachetest.OldCache(t, rdb, singlefill.Options[string]{StaleWhileRevalidate: time.Second, Codec: codec}, "old", 500*time.Millisecond)
+		if a := <-cachetest.GoAsk(t.Context(), c, "k", cachetest.MustNotLoad[string](t)); a.Value != "old" || a.Err != nil {
+			t.Errorf("the reader is answered %+v", a)
+		}
+		time.Sleep(5 * time.Second)
+		if a := <-cachetest.GoAsk(t.Context(), c, "k", cachetest.Gives("new")); a.Value != "new" || a.Err != nil || decodes.Load() != 2 {
+			t.Errorf("a later caller is answered %+v", a)
+		}
+	})
+}
+
+// A refresh whose value cannot be encoded has failed: RetryAfter holds.
+func TestRefresh_ValueThatCannotBeEncoded(t *testing.T) {
+	for _, kind := range windowKinds {
+		t.Run(kind.name, func(t *testing.T) {
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				ns := redistest.Namespace(t)
+				opts := kind.opts()
+				opts.RetryAfter = 10 * time.Second
+				opts.Codec = cachetest.BadCodec{Codec: singlefill.Raw, OnMarshal: func(v any) error {
+					if v == "cannot be encoded" {
+						return errors.New("no")
+					}
+					return nil
+				}}
+				fleet := cachetest.NewCaches(t, m, ns, 2, opts)
+				cachetest.SetStale(t, fleet[0], "k", "old", 0)
+				src := &cachetest.TimedSource{Value: "cannot be encoded"}
+				r := cachetest.Ask(t.Context(), fleet[0], "k", src.Load)
+				if kind.ifError {
+					r.WantFresh(t, "the caller that waited for it", "cannot be encoded")
+				} else {
+					r.WantOld(t, "the reader that began it", 0, nil)
+				}
+				synctest.Wait()
+				time.Sleep(opts.RetryAfter - time.Millisecond)
+				for _, c := range fleet {
+					r := cachetest.Ask(t.Context(), c, "k", src.Load)
+					if kind.ifError {
+						r.WantRemote(t, "within RetryAfter", opts.RetryAfter-time.Millisecond, "its value could not be stored")
+					} else {
+						r.WantOld(t, "within RetryAfter", opts.RetryAfter-time.Millisecond, nil)
+					}
+				}
+				src.WantLoads(t, "within RetryAfter", 1)
+				time.Sleep(time.Millisecond)
+				synctest.Wait()
+				cachetest.Ask(t.Context(), fleet[0], "k", src.Load)
+				src.WantLoads(t, "after RetryAfter", 2)
+				cachetest.WantStored(t, rdb, ns, "k", "old")
+				if s := fleet[0].Stats(); s.StoreErrors != 2 || s.LoadErrors != 0 {
+					t.Errorf("%+v, want two store errors", s)
+				}
+			})
+		})
+	}
+}
+
+// A refusal is an error reply.
+type refusal string
+
+func (e refusal) Error() string { return string(e) }
+func (refusal) RedisError()     {}
+
+// A refresh whose value Redis refuses has failed: RetryAfter holds.
+func TestRefresh_RefusedStore(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		var refuse atomic.Bool
+		isStore := cachetest.Script(t, "store")
+		rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
+			if refuse.Load() && isStore(cachetest.Args(cmd)) {
+				return refusal("ERR invalid bulk length")
+			}
+			return nil
+		}))
+		c := cachetest.OldCache(t, rdb, singlefill.Options[string]{StaleWhileRevalidate: time.Hour, RetryAfter: 10 * time.Second}, "old", time.Second)
+		refuse.Store(true)
+		for range 200 {
+			if a := <-cachetest.GoAsk(t.Context(), c, "k", cachetest.Gives("too large")); a.Value != "old" || a.Err != nil {
+				t.Fatalf("answered %+v", a)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		if s := c.Stats(); s.Loads != 2 || s.StoreErrors != 2 {
+			t.Errorf("%d loads and %d store errors in 20 s, want one for each RetryAfter, 2", s.Loads, s.StoreErrors)
+		}
+	})
+}
+
+// A refresh that finds nothing to keep removes the old value.
+func TestRefresh_NothingToKeep(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		set  func(o *singlefill.Options[string])
+		load singlefill.Loader[string]
+		want cachetest.Answer // of the caller that waits for the load
+		kept bool             // remembered instead
+	}{
+		{
+			"not found", func(o *singlefill.Options[string]) { o.NotFoundTTL = -1 },
+			cachetest.Fails[string](fmt.Errorf("wrapped: %w", singlefill.ErrNotFound)), cachetest.Answer{}, false,
+		},
+		{"not found, remembered", func(*singlefill.Options[string]) {}, cachetest.Fails[string](singlefill.ErrNotFound), cachetest.Answer{Err: singlefill.ErrNotFound}, true},
+		{
+			"a value without a life", func(o *singlefill.Options[string]) {
+				o.TTLFunc = func(_, v string) time.Duration {
+					if v == "dead" {
+						return 0
+					}
+					return cachetest.StaleLife
+				}
+			}, cachetest.Gives("dead"), cachetest.Answer{Value: "dead"}, false,
+		},
+	} {
+		for _, kind := range windowKinds {
+			t.Run(test.name+", "+kind.name, func(t *testing.T) {
+				cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+					ns := redistest.Namespace(t)
+					opts := kind.opts()
+					test.set(opts)
+					fleet := cachetest.NewCaches(t, m, ns, 2, opts)
+					cachetest.SetStale(t, fleet[0], "k", "old", time.Second)
+					r := cachetest.Ask(t.Context(), fleet[0], "k", test.load)
+					switch {
+					case !kind.ifError:
+						r.WantOld(t, "the reader that begins it", time.Second, nil)
+					case test.want == cachetest.Answer{}:
+						if !errors.Is(r.Err, singlefill.ErrNotFound) || r.Err == singlefill.ErrNotFound || r.Info.Stale {
+							t.Errorf("got %+v, want the Loader's error", r)
+						}
+					default:
+						r.Want(t, "the caller that waits for it", test.want)
+					}
+					synctest.Wait()
+					if s := fleet[0].Stats(); s.LoadErrors != 0 || s.StaleOnError != 0 {
+						t.Errorf("%+v, want no failure", s)
+					}
+					if test.kept {
+						cachetest.Ask(t.Context(), fleet[1], "k", cachetest.MustNotLoad[string](t)).Want(t, "remembered", cachetest.Answer{Err: singlefill.ErrNotFound})
+						return
+					}
+					cachetest.WantStored(t, rdb, ns, "k", "")
+					if record, found := cachetest.Stored(t, rdb, ns+":{k}:lock"); found && test.want.Value != "" {
+						t.Errorf("the lock key holds %q, though nothing has failed", record)
+					}
+					cachetest.Ask(t.Context(), fleet[1], "k", cachetest.Gives("new")).WantFresh(t, "the next caller", "new")
+				})
+			})
+		}
+	}
+}
+
+// A refresh that finds nothing to keep empties the key, on every client, and the next call loads at
+// once.
+func TestRefresh_EmptiesTheKey(t *testing.T) {
+	t.Parallel()
+	ends := map[string]cachetest.Ending[string]{"a value not to keep": {Value: notToBeKept, Err: nil}, "not found": {Value: "", Err: singlefill.ErrNotFound}}
+	refreshEach(t, func(t *testing.T, variant string, r *refreshing, rdb, look redis.UniversalClient) {
+		cachetest.WantStored(t, look, r.ns, "k", "v0")
+		r.load.Ends <- ends[variant]
+		_ = r.Close()
+		cachetest.WantStored(t, look, r.ns, "k", "")
+		cachetest.WantUnlocked(t, look, r.ns, "k")
+		cachetest.AwaitSeen(t, rdb, look, r.ns, "k")
+		cachetest.GoGet(t.Context(), r.elsewhere, "k", cachetest.Gives("v2")).Want(t, "v2") // at once, whatever RetryAfter says
+	}, "a value not to keep", "not found")
+}
+
+// Callers that miss during a refresh share it.
+func TestRefresh_SharedByMisses(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		fail error
+	}{{"which succeeds", nil}, {"which fails", cachetest.ErrSource}} {
+		t.Run(test.name, func(t *testing.T) {
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+				fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 2, cachetest.StaleOptions(time.Minute, 0))
+				here, there := fleet[0], fleet[1]
+				src := cachetest.NewSource[string](t)
+				cachetest.SetStale(t, here, "k", "old", 50*time.Second)
+				cachetest.Ask(t.Context(), here, "k", src.Load).WantOld(t, "the reader that begins it", 50*time.Second, nil)
+				load := src.Next(t)
+				time.Sleep(10 * time.Second) // now the value cannot be served any more
+				var herd []<-chan cachetest.Answer
+				for range 20 {
+					herd = append(herd, cachetest.GoAsk(t.Context(), here, "k", src.Load))
+				}
+				elsewhere := cachetest.GoAsk(t.Context(), there, "k", src.Load)
+				time.Sleep(5 * time.Second)
+				herd = append(herd, cachetest.GoAsk(t.Context(), here, "k", src.Load))
+				synctest.Wait()
+				src.Want(t, 1)
+				if test.fail == nil {
+					load.Give("new")
+				} else {
+					load.Fail(test.fail)
+				}
+				for i, replies := range herd {
+					want := cachetest.Answer{Err: test.fail, Took: 5 * time.Second}
+					if test.fail == nil {
+						want.Value = "new"
+					}
+					if i == 20 {
+						want.Took = 0
+					}
+					cachetest.Receive(t, "a reply", replies).Want(t, "a caller that waited here", want)
+				}
+				r := cachetest.Receive(t, "a reply", elsewhere)
+				var remote *singlefill.RemoteError
+				if test.fail == nil && (r.Value != "new" || r.Err != nil) || test.fail != nil && !errors.As(r.Err, &remote) {
+					t.Errorf("the caller that waited elsewhere got %+v", r)
+				}
+				src.Want(t, 1)
+				if s := here.Stats(); s.Refreshes != 1 || s.Loads != 1 || s.Misses != 21 || s.Hits != 1 || s.Stale != 1 {
+					t.Errorf("%+v, want one refresh for them all", s)
+				}
+			})
+		})
+	}
+}
+
+// Readers of a value that vanishes share its refresh.
+func TestRefresh_SharedWhenTheValueVanishes(t *testing.T) {
+	boom := errors.New("boom")
+	for kind := range refreshKinds {
+		for _, end := range []cachetest.Ending[string]{{Value: "v1", Err: nil}, {Value: "", Err: singlefill.ErrNotFound}, {Value: "", Err: boom}} {
+			t.Run(fmt.Sprint(kind, " ", end.Err), func(t *testing.T) {
+				cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+					r := beginRefresh(t, rdb, rdb, kind)
+					if n, err := rdb.Del(t.Context(), r.ns+":{k}").Result(); n != 1 || err != nil { // evicted, say
+						t.Fatal(n, err)
+					}
+					var herd []*cachetest.Call[string]
+					for range 20 {
+						herd = append(herd, cachetest.GoGet(t.Context(), r.Cache, "k", r.src.Load))
+						synctest.Wait() // it has found nothing, and waits
+					}
+					begun := time.Now()
+					r.load.Ends <- end
+					for _, a := range herd {
+						switch {
+						case end.Err == boom: // the old value is served in its place: it has not been deleted
+							a.Want(t, "v0")
+						case end.Err != nil:
+							a.WantErr(t, end.Err)
+						default:
+							a.Want(t, end.Value)
+						}
+					}
+					cachetest.WantElapsed(t, "all have their answer", begun, 0)
+					_ = r.Close()
+					cachetest.WantUnlocked(t, rdb, r.ns, "k")
+					r.src.Want(t, 1)
+					if s := r.Stats(); s.Refreshes != 1 || s.Misses != 20 || end.Err == boom && s.StaleOnError != 20 && kind == "stale" {
+						t.Errorf("%+v, want one refresh and 20 misses", s)
+					}
+				})
+			})
+		}
+	}
+}
+
+// A value that vanishes during its refresh is not loaded twice.
+func TestRefresh_VanishedValueIsLoadedOnce(t *testing.T) {
+	t.Parallel()
+	refreshEach(t, func(t *testing.T, _ string, r *refreshing, rdb, look redis.UniversalClient) {
+		if n, err := look.Del(t.Context(), r.ns+":{k}").Result(); n != 1 || err != nil {
+			t.Fatal(n, err)
+		}
+		var herd []*cachetest.Call[string]
+		for i := range 20 {
+			herd = append(herd, cachetest.GoGet(t.Context(), r.by([]string{"here", "elsewhere"}[i%2]), "k", r.src.Load).Waits(t))
+		}
+		r.load.Give("v1")
+		for _, a := range herd {
+			if v, err := a.Result(t); err != nil || v != "v1" && !(cachetest.HitsMayBeLate(t) && v == "v0") {
+				t.Errorf("got %q, %v; want v1", v, err)
+			}
+		}
+		_ = r.Close()
+		cachetest.WantStored(t, look, r.ns, "k", "v1")
+		cachetest.WantUnlocked(t, look, r.ns, "k")
+		r.src.Want(t, 1)
+	})
+}
+
+// A refresh without the lock is joined by a caller that could take the lock.
+//
+// It loads for a caller that found nothing to serve. Then another caller's GET fails, and its lock
+// command does not.
+func TestRefresh_WithoutTheLockIsJoined(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		var failScripts, failGet atomic.Bool
+		rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
+			if strings.HasPrefix(cmd.Name(), "eval") && failScripts.Load() || cmd.Name() == "get" && failGet.Swap(false) {
+				return errors.New("connection reset")
+			}
+			return nil
+		}))
+		c := cachetest.OldCache(t, rdb, singlefill.Options[string]{StaleWhileRevalidate: time.Second}, "old", 900*time.Millisecond)
+		src := cachetest.NewSource[string](t)
+		failScripts.Store(true)
+		<-cachetest.GoAsk(t.Context(), c, "k", src.Load) // begins the refresh
+		time.Sleep(150 * time.Millisecond)
+		first := cachetest.GoAsk(t.Context(), c, "k", src.Load)
+		load := src.Next(t)
+		failScripts.Store(false)
+		failGet.Store(true)
+		second := cachetest.GoAsk(t.Context(), c, "k", src.Load)
+		time.Sleep(time.Second)
+		src.Want(t, 1)
+		load.Give("new")
+		if a := <-first; a.Value != "new" || a.Err != nil {
+			t.Errorf("the first caller is answered %+v", a)
+		}
+		select { // Redis has answered since the load began: the second one may have to ask again
+		case a := <-second:
+			if a.Value != "new" || a.Err != nil {
+				t.Errorf("the second caller is answered %+v", a)
+			}
+		case load := <-src.Begun:
+			load.Give("newer")
+			if a := <-second; a.Value != "newer" || a.Err != nil {
+				t.Errorf("the second caller is answered %+v", a)
+			}
+		}
+	})
+}
+
+// A load that callers wait for gets ErrRecursive from its own key, although the key holds a stale
+// value.
+func TestErrRecursive_StaleKey(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, cachetest.StaleOptions(0, time.Minute))
+		cachetest.SetStale(t, c, "k", "old", 0)
+		cachetest.Ask(t.Context(), c, "k", func(ctx context.Context, key string) (string, error) {
+			return c.GetOrLoad(ctx, key, cachetest.MustNotLoad[string](t))
+		}).WantOld(t, "a failure like any other", 0, singlefill.ErrRecursive)
+	})
+}
+
+// A refresh that asks for its own key gets the old value, and ErrRecursive once the value is gone.
+func TestErrRecursive_Refresh(t *testing.T) {
+	t.Parallel()
+	for _, first := range []string{"the loader", "another caller"} {
+		t.Run(first, func(t *testing.T) {
+			t.Parallel()
+			p, ns, c, _, rdb := cachetest.Proxied(t, refreshOptions())
+			cachetest.PutEntry(t, rdb, ns, "k", refreshKinds["stale"](), time.Hour)
+			begun, asks, asked := make(chan struct{}), make(chan struct{}), make(chan struct{})
+			cachetest.GoGet(t.Context(), c, "k", func(ctx context.Context, key string) (string, error) {
+				v, err := c.GetOrLoad(ctx, key, cachetest.MustNotLoad[string](t))
+				cachetest.WantValue(t, v, err, "v0") // as long as it is there
+				close(begun)
+				<-asks
+				_, err = c.GetOrLoad(cachetest.OnJoin(ctx, func() { close(asked) }), key, cachetest.MustNotLoad[string](t))
+				if err != singlefill.ErrRecursive {
+					t.Errorf("the loader got %v, want ErrRecursive itself", err)
+				}
+				return "v1", nil
+			}).Want(t, "v0")
+			cachetest.Receive(t, "the refresh loads", begun)
+			redistest.Must(t, rdb.Del(t.Context(), ns+":{k}").Err())
+			read := p.On(redistest.Command("get"), redistest.HoldReply).Times(1)
+			if first == "the loader" {
+				close(asks)
+				cachetest.Receive(t, "the loader's read finds nothing", read.Hit())
+			}
+			innocent := cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).Waits(t)
+			if first != "the loader" {
+				cachetest.Receive(t, "a read finds nothing", read.Hit())
+				close(asks)
+				cachetest.Receive(t, "the loader waits too", asked)
+			}
+			read.Release()
+			innocent.Want(t, "v1")
+			_ = c.Close()
+			cachetest.WantStored(t, rdb, ns, "k", "v1")
+		})
+	}
+}

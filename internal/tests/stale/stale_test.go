@@ -1,0 +1,805 @@
+// Package stale_test tests what the cache does with values that are stale, or about to be.
+package stale_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"runtime"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
+)
+
+func TestMain(m *testing.M) { redistest.Main(m) }
+
+// windowKinds are a minute of each window alone.
+var windowKinds = []struct {
+	name    string
+	opts    func() *singlefill.Options[string]
+	ifError bool
+}{
+	{"while revalidate", func() *singlefill.Options[string] { return cachetest.StaleOptions(time.Minute, 0) }, false},
+	{"if error", func() *singlefill.Options[string] { return cachetest.StaleOptions(0, time.Minute) }, true},
+}
+
+// staleTrace is Events.Trace with what concerns stale values.
+func staleTrace(e *cachetest.Events) *singlefill.Trace {
+	trace := e.Trace()
+	trace.Stale = func(_ context.Context, key string, i singlefill.ValueInfo) {
+		e.Add("stale %s %t, %v old, %v", key, i.Stale, i.Age, i.Err)
+	}
+	trace.LoadDone = func(_ context.Context, i singlefill.LoadInfo) {
+		e.Add("done %s %v, stored %t, refresh %t", i.Key, i.Err, i.Stored, i.Refresh)
+	}
+	return trace
+}
+
+// The windows end to the millisecond, even if Redis keeps the entry for longer.
+//
+// A replica may go on showing what is over.
+func TestStale_WindowsToTheMillisecond(t *testing.T) {
+	const minute, tick = time.Minute, time.Millisecond
+	for _, w := range []struct {
+		name     string
+		swr, sie time.Duration
+	}{
+		{"neither", 0, 0},
+		{"while revalidate", minute, 0},
+		{"if error", 0, minute},
+		{"if error the longer", minute, 2 * minute},
+		{"if error the shorter", 2 * minute, minute},
+		{"a millisecond each", tick, 2 * tick},
+	} {
+		for _, prolonged := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, prolonged %t", w.name, prolonged), func(t *testing.T) {
+				cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+					ns := redistest.Namespace(t)
+					c := cachetest.NewCacheIn(t, rdb, ns, cachetest.StaleOptions(w.swr, w.sie))
+					probes := []time.Duration{-tick, 0, w.swr - tick, w.swr, w.sie - tick, w.sie, 3 * minute}
+					slices.Sort(probes)
+					probes = slices.Compact(probes)
+					begun := time.Now()
+					for _, late := range probes {
+						key := late.String()
+						redistest.Must(t, c.Set(t.Context(), key, "old"))
+						if kept := m.TTL(ns + ":{" + key + "}"); kept != cachetest.StaleLife+max(w.swr, w.sie) {
+							t.Errorf("Redis keeps it for %v", kept)
+						}
+						if prolonged {
+							m.SetTTL(ns+":{"+key+"}", 24*time.Hour)
+						}
+					}
+					for _, late := range probes {
+						time.Sleep(time.Until(begun.Add(cachetest.StaleLife + late)))
+						src := &cachetest.TimedSource{Err: cachetest.ErrSource}
+						v, err := c.Get(t.Context(), late.String())
+						r := cachetest.Ask(t.Context(), c, late.String(), src.Load)
+						switch {
+						case late < 0:
+							r.Want(t, "fresh", cachetest.Answer{Value: "old", Info: singlefill.ValueInfo{Age: cachetest.StaleLife + late}})
+							src.WantLoads(t, "fresh", 0)
+						case late < w.swr:
+							r.WantOld(t, "within StaleWhileRevalidate: "+late.String(), late, nil)
+							src.WantLoads(t, "a refresh", 1)
+						case late < w.sie:
+							r.WantOld(t, "within StaleIfError: "+late.String(), late, cachetest.ErrSource)
+							src.WantLoads(t, "within StaleIfError", 1)
+						default:
+							r.Want(t, "too old: "+late.String(), cachetest.Answer{Err: cachetest.ErrSource})
+							src.WantLoads(t, "too old", 1)
+						}
+						if late < 0 || late < w.swr {
+							cachetest.WantValue(t, v, err, "old")
+						} else if err != singlefill.ErrMiss {
+							t.Errorf("Get %v late: %q, %v; want ErrMiss", late, v, err)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// The windows of an entry begin when its own life ends.
+func TestStale_WindowsFollowEachLife(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ns := redistest.Namespace(t)
+		opts := cachetest.StaleOptions(time.Minute, 2*time.Minute)
+		opts.TTLFunc = func(key, _ string) time.Duration {
+			if key == "own life" {
+				return 10 * time.Minute
+			}
+			return cachetest.StaleLife
+		}
+		opts.Jitter = 0.5
+		c := cachetest.NewCacheIn(t, rdb, ns, opts)
+		const keys = 200
+		lives := make(map[time.Duration]bool)
+		for i := range keys {
+			key := fmt.Sprint(i)
+			cachetest.Ask(t.Context(), c, key, cachetest.Gives("old"))
+			life := m.TTL(ns+":{"+key+"}") - 2*time.Minute
+			if lives[life] = true; life <= cachetest.StaleLife/2 || life > cachetest.StaleLife {
+				t.Errorf("a life of %v, want from half an hour to an hour", life)
+			}
+		}
+		if len(lives) < keys/2 {
+			t.Errorf("%d keys have only %d different lives", keys, len(lives))
+		}
+		for _, key := range []string{"own life", "k"} {
+			cachetest.Ask(t.Context(), c, key, cachetest.Gives("old"))
+			life := m.TTL(ns+":{"+key+"}") - 2*time.Minute
+			if key == "own life" && (life <= 5*time.Minute || life > 10*time.Minute) {
+				t.Errorf("a life of %v, want from 5 to 10 minutes", life)
+			}
+			begun := time.Now()
+			for _, late := range []time.Duration{-time.Millisecond, 0, 2*time.Minute - time.Millisecond, 2 * time.Minute} {
+				time.Sleep(time.Until(begun.Add(life + late)))
+				want := cachetest.Answer{Value: "old", Info: singlefill.ValueInfo{Age: life + late, Stale: late >= 0}}
+				switch late {
+				case 2*time.Minute - time.Millisecond:
+					want.Info.Err = cachetest.ErrSource
+				case 2 * time.Minute:
+					want = cachetest.Answer{Err: cachetest.ErrSource}
+				}
+				if late == 0 { // no refresh: that would be another life
+					v, err := c.Get(t.Context(), key)
+					cachetest.WantValue(t, v, err, "old")
+					continue
+				}
+				cachetest.Ask(t.Context(), c, key, cachetest.Fails[string](cachetest.ErrSource)).Want(t, fmt.Sprint(key, " ", late, " late"), want)
+			}
+		}
+	})
+}
+
+// Redis keeps an entry for its life and the longer window.
+func TestStale_TTLInRedis(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		for _, w := range []struct{ swr, sie time.Duration }{{time.Minute, 0}, {0, time.Minute}, {time.Second, time.Minute}, {time.Minute, time.Second}} {
+			ns := redistest.Namespace(t)
+			opts := cachetest.StaleOptions(w.swr, w.sie)
+			opts.TTLFunc = func(key string, _ string) time.Duration {
+				switch key {
+				case "short":
+					return time.Millisecond
+				case "for ever":
+					return math.MaxInt64
+				}
+				return cachetest.StaleLife
+			}
+			c := cachetest.NewCacheIn(t, rdb, ns, opts)
+			for key, life := range map[string]time.Duration{
+				"set": cachetest.StaleLife, "loaded": cachetest.StaleLife, "none": time.Minute, "short": time.Millisecond, "for ever": math.MaxInt64 - time.Minute,
+			} {
+				switch key {
+				case "set":
+					_ = c.Set(t.Context(), key, "v")
+				case "none":
+					_, _ = c.GetOrLoad(t.Context(), key, cachetest.Fails[string](singlefill.ErrNotFound))
+				default:
+					_, _ = c.GetOrLoad(t.Context(), key, cachetest.Gives("v"))
+				}
+				if kept := m.TTL(ns + ":{" + key + "}"); kept != (life + time.Minute).Truncate(time.Millisecond) {
+					t.Errorf("%s: kept for %v, want %v and a minute", key, kept, life)
+				}
+			}
+		}
+	})
+}
+
+// A stale ErrNotFound is served and refreshed like a value.
+func TestStale_NotFound(t *testing.T) {
+	for _, kind := range windowKinds {
+		t.Run(kind.name, func(t *testing.T) {
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				opts := kind.opts()
+				opts.RetryAfter = -1
+				c := cachetest.NewCache(t, rdb, opts)
+				cachetest.Ask(t.Context(), c, "k", cachetest.Fails[string](singlefill.ErrNotFound)).Want(t, "loaded", cachetest.Answer{Err: singlefill.ErrNotFound})
+				time.Sleep(time.Minute)
+				want := cachetest.Answer{Err: singlefill.ErrNotFound, Info: singlefill.ValueInfo{Stale: true, Age: time.Minute}}
+				if kind.ifError {
+					want.Info.Err = cachetest.ErrSource
+				} else if _, err := c.Get(t.Context(), "k"); err != singlefill.ErrNotFound {
+					t.Errorf("Get: %v", err)
+				}
+				cachetest.Ask(t.Context(), c, "k", cachetest.Fails[string](cachetest.ErrSource)).Want(t, "the load fails", want)
+				synctest.Wait()
+				r := cachetest.Ask(t.Context(), c, "k", cachetest.Gives("appeared"))
+				if kind.ifError {
+					r.WantFresh(t, "the load succeeds", "appeared")
+				} else {
+					r.Want(t, "a refresh", want)
+				}
+				synctest.Wait()
+				cachetest.Ask(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).WantFresh(t, "refreshed", "appeared")
+			})
+		})
+	}
+}
+
+// Empty values are served stale like any other.
+func TestStale_EmptyValues(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		testEmptyServedStale(t, cachetest.NewCache(t, rdb, cachetest.StaleOptions(cachetest.StaleLife, 0)), "")
+		testEmptyServedStale(t, cachetest.NewCache(t, rdb, &singlefill.Options[string]{StaleWhileRevalidate: cachetest.StaleLife}), "")
+		testEmptyServedStale[*int](t, cachetest.NewCache(t, rdb, &singlefill.Options[*int]{StaleWhileRevalidate: cachetest.StaleLife}), nil)
+		testEmptyServedStale[[]byte](t, cachetest.NewCache(t, rdb, &singlefill.Options[[]byte]{StaleWhileRevalidate: cachetest.StaleLife}), nil)
+		testEmptyServedStale[any](t, cachetest.NewCache(t, rdb, &singlefill.Options[any]{StaleWhileRevalidate: cachetest.StaleLife}), nil)
+	})
+}
+
+func testEmptyServedStale[T any](t *testing.T, c *singlefill.Cache[T], empty T) {
+	loads := 0
+	load := func(context.Context, string) (T, error) { loads++; return empty, nil }
+	for n := 1; n <= 2; n++ {
+		v, info, err := c.GetOrLoadInfo(t.Context(), "k", load)
+		cachetest.WantValue(t, v, err, empty)
+		synctest.Wait()
+		if info.Stale != (n == 2) || loads != n {
+			t.Errorf("%T: %+v and %d loads", empty, info, loads)
+		}
+		time.Sleep(cachetest.StaleLife)
+	}
+}
+
+// A stale value that cannot be decoded is a miss.
+func TestStale_ValueThatCannotBeDecoded(t *testing.T) {
+	for _, kind := range windowKinds {
+		t.Run(kind.name, func(t *testing.T) {
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				ns := redistest.Namespace(t)
+				opts := kind.opts()
+				opts.Codec = nil // MsgPack
+				c := cachetest.NewCacheIn(t, rdb, ns, opts)
+				data, err := entry.Entry{FreshUntil: time.Now(), WrittenAt: time.Now(), Payload: []byte{0xc1}}.Encode()
+				redistest.Must(t, err)
+				redistest.Must(t, rdb.Set(t.Context(), ns+":{k}", data, time.Minute).Err())
+				src := &cachetest.TimedSource{Err: cachetest.ErrSource, Takes: time.Second}
+				for n := range int64(2) { // no RetryAfter: there is nothing to serve
+					cachetest.Ask(t.Context(), c, "k", src.Load).Want(t, "the load fails", cachetest.Answer{Err: cachetest.ErrSource, Took: src.Takes})
+					src.WantLoads(t, "nothing to serve", n+1)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+				defer cancel()
+				cachetest.Ask(ctx, c, "k", src.Load).Want(t, "a deadline", cachetest.Answer{Err: context.DeadlineExceeded, Took: time.Millisecond})
+				time.Sleep(src.Takes)
+				synctest.Wait()
+				cachetest.Ask(t.Context(), c, "k", cachetest.Gives("new")).WantFresh(t, "the load succeeds", "new")
+				if s := c.Stats(); s.BadValues != 4 || s.Stale != 0 || s.Refreshes != 0 || s.Misses != 3 {
+					t.Errorf("%+v, want four bad values, and three calls answered by a load", s)
+				}
+			})
+		})
+	}
+}
+
+// A caller that arrives after a Delete gets no value from before it, neither stale nor loaded.
+func TestDelete_StaleValue(t *testing.T) {
+	for _, kind := range windowKinds {
+		for _, fail := range []error{nil, cachetest.ErrSource} {
+			t.Run(fmt.Sprintf("%s, the load fails: %v", kind.name, fail), func(t *testing.T) {
+				cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+					fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 2, kind.opts())
+					here, there := fleet[0], fleet[1]
+					src := cachetest.NewSource[string](t)
+					cachetest.SetStale(t, here, "k", "old", 0)
+					first := cachetest.GoAsk(t.Context(), here, "k", src.Load)
+					load := src.Next(t)
+					redistest.Must(t, there.Delete(t.Context(), "k"))
+					ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+					defer cancel()
+					// This process looks at its lock after 10 ms, and does not know of the Delete before.
+					cachetest.Ask(ctx, here, "k", cachetest.Gives("new")).Want(t, "a later caller that leaves", cachetest.Answer{
+						Err: context.DeadlineExceeded, Took: 5 * time.Millisecond,
+					})
+					later := cachetest.GoAsk(t.Context(), here, "k", cachetest.Gives("new"))
+					synctest.Wait()
+					load.Ends <- cachetest.Ending[string]{Value: "older", Err: fail}
+					cachetest.Receive(t, "a reply", later).WantFresh(t, "a later caller that stays", "new")
+					if r := cachetest.Receive(t, "a reply", first); r.Err != nil || r.Value == "new" {
+						t.Errorf("the caller before it got %+v", r)
+					}
+				})
+			})
+		}
+	}
+}
+
+// A stale value is returned in place of every kind of failure, with the reason.
+func TestStaleIfError_EveryFailure(t *testing.T) {
+	const late = 10 * time.Second
+	elsewhere := func(t *testing.T, there *singlefill.Cache[string], end error) {
+		src := cachetest.NewSource[string](t)
+		cachetest.GoGet(t.Context(), there, "k", src.Load)
+		load := src.Next(t)
+		if end != nil {
+			time.AfterFunc(time.Second, func() { load.Fail(end) })
+		}
+	}
+	for _, test := range []struct {
+		name      string
+		load      singlefill.Loader[string] // nil: another process is loading
+		elsewhere error                     // how that ends
+		deadline  time.Duration
+		took      time.Duration // negative: that, and up to a poll
+		is        func(err error) bool
+	}{
+		{name: "an error", load: cachetest.Fails[string](cachetest.ErrSource), is: func(err error) bool { return err == cachetest.ErrSource }},
+		{name: "an error that looks like the caller's", load: cachetest.Fails[string](context.Canceled), is: func(err error) bool { return err == context.Canceled }},
+		{
+			name: "a panic", load: func(context.Context, string) (string, error) { panic("boom") },
+			is: func(err error) bool {
+				var p *singlefill.PanicError
+				return errors.As(err, &p) && p.Value == "boom"
+			},
+		},
+		{
+			name: "Goexit", load: func(context.Context, string) (string, error) { runtime.Goexit(); return "", nil },
+			is: func(err error) bool { return errors.As(err, new(*singlefill.PanicError)) },
+		},
+		{
+			name: "LoadTimeout", load: func(context.Context, string) (string, error) { time.Sleep(30 * time.Minute); return "too late", nil }, took: time.Minute,
+			is: func(err error) bool {
+				return errors.Is(err, context.DeadlineExceeded) && err != context.DeadlineExceeded
+			},
+		},
+		{
+			name: "the caller's deadline", load: (&cachetest.TimedSource{Takes: 10 * time.Second, Value: "new"}).Load, deadline: time.Second, took: time.Second,
+			is: func(err error) bool { return err == context.DeadlineExceeded },
+		},
+		{
+			name: "a failure in another process", elsewhere: cachetest.ErrSource, took: -time.Second,
+			is: func(err error) bool {
+				var remote *singlefill.RemoteError
+				return errors.As(err, &remote) && *remote == singlefill.RemoteError{Key: "k", Message: cachetest.ErrSource.Error()}
+			},
+		},
+		{
+			name: "the caller's deadline while another process loads", deadline: time.Second, took: time.Second,
+			is: func(err error) bool { return err == context.DeadlineExceeded },
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+				var e cachetest.Events
+				ns := redistest.Namespace(t)
+				opts := cachetest.StaleOptions(0, 5*time.Minute)
+				there := cachetest.NewCaches(t, m, ns, 1, opts)[0]
+				opts.Trace = &singlefill.Trace{Stale: staleTrace(&e).Stale, Miss: e.Trace().Miss, Hit: e.Trace().Hit}
+				here := cachetest.NewCaches(t, m, ns, 1, opts)[0]
+				cachetest.SetStale(t, there, "k", "old", late)
+				ctx := t.Context()
+				if test.load == nil {
+					elsewhere(t, there, test.elsewhere)
+					test.load = cachetest.MustNotLoad[string](t)
+				}
+				if test.deadline > 0 {
+					var cancel context.CancelFunc
+					ctx, cancel = context.WithTimeout(ctx, test.deadline)
+					defer cancel()
+				}
+				r := cachetest.Ask(ctx, here, "k", test.load)
+				if !test.is(r.Info.Err) {
+					t.Errorf("the reason is %v", r.Info.Err)
+				}
+				if over := r.Took + test.took; test.took < 0 && over >= 0 && over < 320*time.Millisecond {
+					test.took = r.Took
+				}
+				r.Want(t, "the call", cachetest.Answer{
+					Value: "old", Info: singlefill.ValueInfo{Stale: true, Age: cachetest.StaleLife + late + test.took, Err: r.Info.Err}, Took: test.took,
+				})
+				e.Want(t, "the call", "miss k", fmt.Sprintf("stale k true, %v old, %v", r.Info.Age, r.Info.Err))
+				if s := here.Stats(); s.Stale != 1 || s.StaleOnError != 1 || s.Misses != 1 || s.Hits != 0 || s.Refreshes != 0 {
+					t.Errorf("%+v, want one stale value because of an error", s)
+				}
+				time.Sleep(time.Hour) // the load that was left behind is over
+			})
+		})
+	}
+}
+
+// A caller that waits for a refresh gets the stale value if the refresh fails.
+//
+// The refresh began within StaleWhileRevalidate and runs on into the time when callers wait for it.
+func TestStaleIfError_FailedRefresh(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, cachetest.StaleOptions(time.Minute, time.Hour))
+		src := cachetest.NewSource[string](t)
+		cachetest.SetStale(t, c, "k", "old", 59*time.Second)
+		cachetest.Ask(t.Context(), c, "k", src.Load).WantOld(t, "the reader that begins it", 59*time.Second, nil)
+		load := src.Next(t)
+		time.Sleep(time.Second)
+		waits := cachetest.GoAsk(t.Context(), c, "k", src.Load)
+		time.Sleep(10 * time.Second)
+		load.Fail(cachetest.ErrSource)
+		cachetest.Receive(t, "a reply", waits).Want(t, "the caller that waits", cachetest.Answer{
+			Value: "old", Took: 10 * time.Second,
+			Info: singlefill.ValueInfo{Stale: true, Age: cachetest.StaleLife + 70*time.Second, Err: cachetest.ErrSource},
+		})
+		src.Want(t, 1)
+	})
+}
+
+// A value that was fresh when its refresh began is stale when it is served for the refresh's
+// failure.
+func TestStaleIfError_FreshAtTheBeginning(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.OldCache(t, rdb, singlefill.Options[string]{EarlyRefresh: 1e9, StaleIfError: time.Minute}, "", 0)
+		<-cachetest.GoAsk(t.Context(), c, "k", cachetest.Takes(10*time.Millisecond, "old", nil))
+		time.Sleep(900 * time.Millisecond)
+		<-cachetest.GoAsk(t.Context(), c, "k", cachetest.Takes(2*time.Second, "", cachetest.ErrSource)) // a hit, and an early refresh
+		time.Sleep(200 * time.Millisecond)
+		a := <-cachetest.GoAsk(t.Context(), c, "k", cachetest.MustNotLoad[string](t))
+		if a.Value != "old" || a.Err != nil || !a.Info.Stale || a.Info.Err != cachetest.ErrSource {
+			t.Errorf("answered %+v", a)
+		}
+		if s := c.Stats(); s.StaleOnError != 1 || s.Stale != 1 {
+			t.Errorf("%d stale, %d of them on an error, want 1 and 1", s.Stale, s.StaleOnError)
+		}
+	})
+}
+
+// A RemoteError does not say that another process failed: within RetryAfter it may be an earlier
+// failure of this one.
+func TestStaleIfError_EarlierFailureHere(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.OldCache(t, rdb, singlefill.Options[string]{StaleIfError: time.Minute}, "old", time.Second)
+		<-cachetest.GoAsk(t.Context(), c, "k", cachetest.Fails[string](cachetest.ErrSource))
+		a := <-cachetest.GoAsk(t.Context(), c, "k", cachetest.MustNotLoad[string](t)) // within RetryAfter
+		var remote *singlefill.RemoteError
+		if !errors.As(a.Info.Err, &remote) || remote.Message != cachetest.ErrSource.Error() || strings.Contains(a.Info.Err.Error(), "process") {
+			t.Errorf("the old value is served because of %v", a.Info.Err)
+		}
+	})
+}
+
+// A caller that waits for another process gets the stale value that the key holds when the load
+// fails.
+func TestStaleIfError_KeyChangesDuringTheWait(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ns := redistest.Namespace(t)
+		fleet := cachetest.NewCaches(t, m, ns, 2, cachetest.StaleOptions(0, time.Minute))
+		here, there := fleet[0], fleet[1]
+		src := cachetest.NewSource[string](t)
+		begin := func() (*cachetest.HeldLoad[string], <-chan cachetest.Answer) {
+			cachetest.GoGet(t.Context(), there, "k", src.Load)
+			load := src.Next(t)
+			waits := cachetest.GoAsk(t.Context(), here, "k", src.Load)
+			time.Sleep(time.Second)
+			return load, waits
+		}
+		load, waits := begin() // of nothing
+		data, err := entry.Entry{FreshUntil: time.Now(), WrittenAt: time.Now(), Payload: []byte("spare")}.Encode()
+		redistest.Must(t, err)
+		redistest.Must(t, rdb.Set(t.Context(), ns+":{k}", data, time.Hour).Err())
+		time.Sleep(time.Second)
+		load.Fail(cachetest.ErrSource)
+		r := cachetest.Receive(t, "a reply", waits)
+		if !r.Info.Stale || r.Info.Err == nil || r.Value != "spare" || r.Err != nil {
+			t.Errorf("a stale value has come: got %+v, want it, and no sooner than at the failure", r)
+		}
+
+		cachetest.SetStale(t, there, "k", "old", 0)
+		load, waits = begin()
+		redistest.Must(t, rdb.Del(t.Context(), ns+":{k}").Err())
+		time.Sleep(time.Second)
+		load.Fail(cachetest.ErrSource)
+		if r := cachetest.Receive(t, "a reply", waits); r.Err == nil || r.Info != (singlefill.ValueInfo{}) {
+			t.Errorf("the stale value has gone: got %+v, want the failure", r)
+		}
+	})
+}
+
+// Callers own the stale values they get.
+func TestStaleIfError_CallersOwnTheirValues(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[[]string]{Jitter: -1, StaleIfError: time.Minute})
+		redistest.Must(t, c.Set(t.Context(), "k", []string{"old"}))
+		time.Sleep(cachetest.StaleLife)
+		src := cachetest.NewSource[[]string](t)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		herd := []*cachetest.Call[[]string]{cachetest.GoGet(ctx, c, "k", src.Load)}
+		load := src.Next(t)
+		for range 3 {
+			herd = append(herd, cachetest.GoGet(t.Context(), c, "k", src.Load))
+		}
+		time.Sleep(2 * time.Second)
+		load.Fail(cachetest.ErrSource)
+		for _, a := range herd {
+			v, err := a.Result(t)
+			if cachetest.WantValue(t, v, err, []string{"old"}); len(v) > 0 {
+				v[0] = "mine"
+			}
+		}
+	})
+}
+
+// A caller that waits for a refresh does not share the stale value with the reader that began the
+// refresh.
+func TestStaleIfError_ValueIsCopied(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		value := map[string]int{"a": 1}
+		c := cachetest.OldCache(t, rdb, singlefill.Options[map[string]int]{StaleWhileRevalidate: time.Second, StaleIfError: time.Minute}, value, 900*time.Millisecond)
+		reader, _, err := c.GetOrLoadInfo(t.Context(), "k", cachetest.Takes(time.Second, value, cachetest.ErrSource)) // begins the refresh
+		redistest.Must(t, err)
+		time.Sleep(200 * time.Millisecond)
+		waiter, info, err := c.GetOrLoadInfo(t.Context(), "k", cachetest.MustNotLoad[map[string]int](t)) // waits for it
+		if err != nil || info.Err != cachetest.ErrSource {
+			t.Fatalf("got %v, %+v, %v", waiter, info, err)
+		}
+		reader["a"] = 2
+		if !maps.Equal(waiter, value) {
+			t.Error("two callers have one map")
+		}
+	})
+}
+
+// A cancelled caller gets no stale value, and the load goes on.
+func TestStaleIfError_CancelledCaller(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, cachetest.StaleOptions(0, time.Minute))
+		cachetest.SetStale(t, c, "k", "old", 0)
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, cancel)
+		r := cachetest.Ask(ctx, c, "k", (&cachetest.TimedSource{Takes: 10 * time.Second, Value: "new"}).Load)
+		r.Want(t, "cancelled", cachetest.Answer{Err: context.Canceled, Took: time.Second})
+		if s := c.Stats(); s.Stale != 0 || s.StaleOnError != 0 {
+			t.Errorf("%+v, want nothing stale", s)
+		}
+		time.Sleep(9 * time.Second)
+		synctest.Wait()
+		cachetest.Ask(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).WantFresh(t, "the load has gone on", "new")
+	})
+}
+
+// Callers get the stale value at their deadline, and the load goes on.
+func TestStaleIfError_Deadline(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 2, cachetest.StaleOptions(0, time.Minute))
+		src := cachetest.NewSource[string](t)
+		cachetest.SetStale(t, fleet[0], "k", "old", 0)
+		lived := time.Now()
+		staleHerd(t, "the caller that began it", fleet[0], src.Load, 1, lived)
+		load := src.Next(t)
+		for range 5 {
+			staleHerd(t, "callers that wait for another process", fleet[1], src.Load, 20, lived)
+		}
+		time.Sleep(time.Until(lived.Add(10 * time.Second)))
+		load.Give("new")
+		synctest.Wait()
+		for _, c := range fleet {
+			cachetest.Ask(t.Context(), c, "k", src.Load).WantFresh(t, "the load is over", "new")
+			if s := c.Stats(); s.Stale != s.StaleOnError || s.Stale < 1 {
+				t.Errorf("%+v, want each stale value counted", s)
+			}
+		}
+		src.Want(t, 1)
+	})
+}
+
+// A caller that joins a running load gets the stale value at its deadline.
+func TestStaleIfError_DeadlineOfAJoiner(t *testing.T) {
+	for _, test := range []struct {
+		name     string
+		swr, sie time.Duration
+		late     time.Duration // the load begins
+	}{
+		{"for a load", 0, time.Minute, 0},
+		{"for a refresh begun behind a stale value", time.Minute, time.Hour, time.Minute - time.Second},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				c := cachetest.NewCache(t, rdb, cachetest.StaleOptions(test.swr, test.sie))
+				src := cachetest.NewSource[string](t)
+				cachetest.SetStale(t, c, "k", "old", 0)
+				lived := time.Now()
+				time.Sleep(test.late)
+				cachetest.GoGet(t.Context(), c, "k", src.Load)
+				src.Next(t)
+				time.Sleep(time.Second)
+				staleHerd(t, "while it runs", c, src.Load, 20, lived)
+				src.Want(t, 1)
+			})
+		})
+	}
+}
+
+// All callers of a load that hangs get the stale value at their deadlines.
+//
+// The first one knows the value from its own read. The others learn only later that it has not been
+// deleted.
+func TestStaleIfError_HangingLoad(t *testing.T) {
+	hangs := cachetest.Takes(20*time.Second, "new", nil)
+	for name, test := range map[string]struct {
+		opts singlefill.Options[string]
+		late time.Duration
+	}{
+		"a load":    {singlefill.Options[string]{StaleIfError: time.Minute}, time.Second},
+		"a refresh": {singlefill.Options[string]{StaleWhileRevalidate: time.Second, StaleIfError: time.Minute}, 900 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				c := cachetest.OldCache(t, rdb, test.opts, "old", test.late)
+				read := func() <-chan cachetest.Answer {
+					ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+					t.Cleanup(cancel)
+					return cachetest.GoAsk(ctx, c, "k", hangs)
+				}
+				first := read()
+				time.Sleep(200 * time.Millisecond)
+				second, third := read(), read()
+				for i, answers := range []<-chan cachetest.Answer{first, second, third} {
+					a := <-answers
+					if a.Value != "old" || a.Err != nil || !a.Info.Stale {
+						t.Errorf("caller %d is answered %+v", i, a)
+					}
+				}
+				if n := c.Stats().Loads; n != 1 {
+					t.Errorf("%d loads, want 1", n)
+				}
+			})
+		})
+	}
+}
+
+// A caller without a stale value gets its context's error at its deadline, and the load goes on.
+func TestStaleIfError_DeadlineWithoutAValue(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, cachetest.StaleOptions(time.Minute, time.Hour))
+		src := &cachetest.TimedSource{Takes: time.Second, Value: "v"}
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		cachetest.Ask(ctx, c, "k", src.Load).Want(t, "impatient", cachetest.Answer{Err: context.DeadlineExceeded, Took: 100 * time.Millisecond})
+		cachetest.Ask(t.Context(), c, "k", src.Load).Want(t, "patient", cachetest.Answer{Value: "v", Took: 900 * time.Millisecond})
+		src.WantLoads(t, "the deadline of one", 1)
+		synctest.Wait()
+		cachetest.Ask(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).WantFresh(t, "the background result", "v")
+	})
+}
+
+// staleHerd asks n times at once, with a deadline of a second each, and wants the old value, whose
+// life ended at lived.
+func staleHerd(t *testing.T, what string, c *singlefill.Cache[string], load singlefill.Loader[string], n int, lived time.Time) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	var herd []<-chan cachetest.Answer
+	for range n {
+		herd = append(herd, cachetest.GoAsk(ctx, c, "k", load))
+	}
+	for _, replies := range herd {
+		cachetest.Receive(t, "a reply", replies).Want(t, what, cachetest.Answer{
+			Value: "old", Took: time.Second,
+			Info: singlefill.ValueInfo{Stale: true, Age: cachetest.StaleLife + time.Since(lived), Err: context.DeadlineExceeded},
+		})
+	}
+}
+
+// A stale value is not served past its window, however long the load takes.
+func TestStaleIfError_LoadPastTheWindow(t *testing.T) {
+	const left, tick = time.Second, time.Millisecond // when the load begins
+	for _, test := range []struct {
+		name string
+		ends time.Duration // the load, or the caller's patience, before the window's end
+	}{{"just before the end", tick}, {"at the end", 0}, {"after the end", -time.Second}} {
+		for _, deadline := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, deadline %t", test.name, deadline), func(t *testing.T) {
+				cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+					ns := redistest.Namespace(t)
+					c := cachetest.NewCacheIn(t, rdb, ns, cachetest.StaleOptions(0, time.Minute))
+					cachetest.SetStale(t, c, "k", "old", time.Minute-left)
+					m.SetTTL(ns+":{k}", 24*time.Hour)
+					src := &cachetest.TimedSource{Takes: left - test.ends, Err: cachetest.ErrSource}
+					failure, ctx := cachetest.ErrSource, t.Context()
+					if deadline {
+						var cancel context.CancelFunc
+						ctx, cancel = context.WithTimeout(ctx, src.Takes)
+						defer cancel()
+						src.Takes += time.Second
+						failure = context.DeadlineExceeded
+					}
+					want := cachetest.Answer{Err: failure, Took: left - test.ends}
+					if test.ends > 0 {
+						want = cachetest.Answer{
+							Value: "old", Took: want.Took,
+							Info: singlefill.ValueInfo{Stale: true, Age: cachetest.StaleLife + time.Minute - test.ends, Err: failure},
+						}
+					}
+					cachetest.Ask(ctx, c, "k", src.Load).Want(t, test.name, want)
+				})
+			})
+		}
+	}
+}
+
+// A stale value is not served past its window, even if the release of the lock is slow.
+func TestStaleIfError_SlowRelease(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		var slow atomic.Bool
+		rdb.AddHook(cachetest.Before(func(redis.Cmder) error {
+			if slow.Load() {
+				time.Sleep(400 * time.Millisecond)
+			}
+			return nil
+		}))
+		c := cachetest.OldCache(t, rdb, singlefill.Options[string]{StaleIfError: 2 * time.Second}, "old", 1900*time.Millisecond)
+		a := <-cachetest.GoAsk(t.Context(), c, "k", func(context.Context, string) (string, error) {
+			slow.Store(true)
+			return "", cachetest.ErrSource
+		})
+		if a.Err != cachetest.ErrSource || a.Info != (singlefill.ValueInfo{}) {
+			t.Errorf("answered %+v", a)
+		}
+		time.Sleep(time.Minute) // the cache and the client go on for a while
+	})
+}
+
+// A deleted value is not served to callers that arrive after the Delete, even if Redis stops
+// answering then.
+//
+// A fill of the deleted value waits for a slot at that time, and nothing can be proved any more.
+func TestStaleIfError_DeletedValue(t *testing.T) {
+	for name, opts := range map[string]singlefill.Options[string]{
+		"of a load":    {StaleIfError: time.Minute},
+		"of a refresh": {StaleWhileRevalidate: time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				opts.MaxLoads = 1
+				c := cachetest.OldCache(t, rdb, opts, "old", time.Second)
+				slow := cachetest.NewSource[string](t)
+				other := cachetest.GoGet(t.Context(), c, "other", slow.Load)
+				busy := slow.Next(t)
+				before := cachetest.GoAsk(t.Context(), c, "k", cachetest.Fails[string](cachetest.ErrSource))
+				synctest.Wait()
+				redistest.Must(t, c.Delete(t.Context(), "k"))
+				m.SetError("LOADING dataset")
+				after := cachetest.GoAsk(t.Context(), c, "k", cachetest.Fails[string](cachetest.ErrSource))
+				time.Sleep(5 * time.Second)
+				busy.Give("")
+				if a := <-after; a.Err == nil {
+					t.Errorf("the caller after the Delete got %+v", a)
+				}
+				<-before
+				other.Want(t, "")
+			})
+		})
+	}
+}
+
+// A token that expires while it is loaded is returned and not stored.
+func TestTTLFunc_ExpiresWhileLoading(t *testing.T) {
+	for _, kind := range windowKinds {
+		t.Run(kind.name, func(t *testing.T) {
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				ns := redistest.Namespace(t)
+				opts := kind.opts()
+				opts.TTLFunc = func(_, token string) time.Duration {
+					until, _ := time.Parse(time.RFC3339, token)
+					return time.Until(until)
+				}
+				c := cachetest.NewCacheIn(t, rdb, ns, opts)
+				src := &cachetest.TimedSource{Takes: 2 * time.Second, Value: time.Now().Add(2 * time.Second).Format(time.RFC3339)}
+				cachetest.Ask(t.Context(), c, "k", src.Load).Want(t, "the token", cachetest.Answer{Value: src.Value, Took: src.Takes})
+				cachetest.WantStored(t, rdb, ns, "k", "")
+			})
+		})
+	}
+}

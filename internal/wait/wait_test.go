@@ -1,0 +1,402 @@
+package wait_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
+)
+
+func TestMain(m *testing.M) { redistest.Main(m) }
+
+// A watch has a process that loads, there, and one whose waiting is watched, here.
+type watch struct {
+	t           *testing.T
+	m           *miniredis.Miniredis
+	rdb         *redis.Client // of the process that waits
+	ns          string
+	there, here *singlefill.Cache[string]
+	wait        singlefill.WaitInfo // the last one
+}
+
+func inWatch(t *testing.T, opts singlefill.Options[string], run func(t *testing.T, w *watch)) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		redistest.Mute(m)
+		w := &watch{t: t, m: m, rdb: rdb, ns: redistest.Namespace(t)}
+		w.there = cachetest.NewCacheIn(t, redistest.NewMiniClient(t, m), w.ns, &opts)
+		w.here = w.another(opts)
+		run(t, w)
+	})
+}
+
+// another returns a new process to watch, which has seen no load.
+func (w *watch) another(opts singlefill.Options[string]) *singlefill.Cache[string] {
+	opts.Trace = &singlefill.Trace{WaitDone: func(_ context.Context, i singlefill.WaitInfo) { w.wait = i }}
+	return cachetest.NewCacheIn(w.t, w.rdb, w.ns, &opts)
+}
+
+// waits loads a key there and waits for it here, from the beginning. It returns by how much the
+// wait was longer than the load, and how many polls it took.
+func (w *watch) waits(key string, length time.Duration, result ...error) (late time.Duration, polls int) {
+	w.t.Helper()
+	err := errors.Join(result...)
+	loads := cachetest.GoGet(w.t.Context(), w.there, key, cachetest.Takes(length, "v", err))
+	synctest.Wait()
+	begun := time.Now()
+	waits := cachetest.GoGet(w.t.Context(), w.here, key, cachetest.MustNotLoad[string](w.t))
+	waits.Result(w.t)
+	late = time.Since(begun) - length
+	loads.Result(w.t)
+	w.m.Del(w.ns + ":{" + key + "}")
+	return late, w.wait.Polls
+}
+
+const (
+	shortest = 2 * time.Millisecond * 5 / 4   // of all pauses that are not cut short, with its jitter
+	longest  = 250 * time.Millisecond * 5 / 4 // of all pauses
+)
+
+// part is the longest pause that is a part of d, with its jitter.
+func part(d time.Duration, of int) time.Duration {
+	return min(max(d*5/4/time.Duration(of), shortest), longest)
+}
+
+// A waiter that knows how long a load takes polls rarely, and notices its end at once.
+func TestWait_KnownLoadTime(t *testing.T) {
+	for _, c := range []struct {
+		length time.Duration
+		polls  int
+	}{{10 * time.Millisecond, 8}, {137 * time.Millisecond, 12}, {1370 * time.Millisecond, 22}, {10 * time.Second, 75}} {
+		for way, learn := range map[string]func(w *watch){
+			"waited for one": func(w *watch) { w.waits("k", c.length) },
+			"waited for one of another key": func(w *watch) {
+				for range 3 {
+					w.waits("another", c.length)
+				}
+			},
+			"loaded": func(w *watch) {
+				cachetest.GoGet(w.t.Context(), w.here, "k", cachetest.Takes(c.length, "v", nil)).Want(w.t, "v")
+				w.m.Del(w.ns + ":{k}")
+			},
+			"waited for many": func(w *watch) {
+				for range 5 {
+					w.waits("k", c.length)
+				}
+			},
+		} {
+			t.Run(fmt.Sprint(c.length, ", ", way), func(t *testing.T) {
+				inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
+					learn(w)
+					for range 4 {
+						late, polls := w.waits("k", c.length)
+						if late > shortest || polls > c.polls {
+							t.Errorf("waits %v longer, and asks %d times; want at most %v and %d", late, polls, shortest, c.polls)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// A waiter forgets one load that was like no other.
+//
+// It may be the first load of a process, or one that met a busy machine.
+func TestWait_OneOddLoad(t *testing.T) {
+	const length, loads = 1370 * time.Millisecond, 10
+	keys := map[string]func(i int) string{
+		"one key":  func(int) string { return "k" },
+		"new keys": func(i int) string { return fmt.Sprint("k", i) },
+	}
+	for name, key := range keys {
+		for _, odd := range []time.Duration{6 * time.Microsecond, length / 10, length * 3 / 2, 7 * length} {
+			for at := range loads {
+				t.Run(fmt.Sprint(name, ", load ", at, " takes ", odd), func(t *testing.T) {
+					inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
+						for i := range max(5, at+1) {
+							took := length
+							if i == at {
+								took = odd
+							}
+							cachetest.GoGet(t.Context(), w.here, key(i), cachetest.Takes(took, "v", nil)).Want(t, "v")
+							w.m.Del(w.ns + ":{" + key(i) + "}")
+						}
+						for i := range 3 {
+							late, polls := w.waits(key(loads+i), length)
+							if late > shortest || polls > 22 {
+								t.Errorf("waits %v longer, and asks %d times; want at most %v and 22", late, polls, shortest)
+							}
+						}
+					})
+				})
+			}
+		}
+	}
+}
+
+// A process that has seen no load learns from the old entry how long a load takes.
+func TestWait_LoadTimeFromTheOldEntry(t *testing.T) {
+	opts := singlefill.Options[string]{StaleIfError: time.Hour, Jitter: -1, EarlyRefresh: -1}
+	const length = 1370 * time.Millisecond
+	inWatch(t, opts, func(t *testing.T, w *watch) {
+		cachetest.GoGet(t.Context(), w.there, "k", cachetest.Takes(length, "v", nil)).Want(t, "v")
+		time.Sleep(time.Hour + time.Minute)
+		cachetest.GoGet(t.Context(), w.there, "k", cachetest.Takes(length, "v", nil))
+		synctest.Wait()
+		begun := time.Now()
+		cachetest.GoGet(t.Context(), w.here, "k", cachetest.MustNotLoad[string](t)).Want(t, "v")
+		if late := time.Since(begun) - length; late > shortest || w.wait.Polls > 22 {
+			t.Errorf("waits %v longer, and asks %d times; want at most %v and 22", late, w.wait.Polls, shortest)
+		}
+	})
+}
+
+// A waiter that knows nothing notices the end of a load after a quarter of its time at most.
+func TestWait_UnknownLoadTime(t *testing.T) {
+	for _, length := range []time.Duration{5 * time.Millisecond, 50 * time.Millisecond, 500 * time.Millisecond, 5 * time.Second} {
+		t.Run(fmt.Sprint(length), func(t *testing.T) {
+			inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
+				for range 5 {
+					w.here = w.another(singlefill.Options[string]{})
+					if late, _ := w.waits("k", length); late > part(length, 5) {
+						t.Errorf("waits %v longer, want %v at most", late, part(length, 5))
+					}
+				}
+			})
+		})
+	}
+}
+
+// A waiter that arrives late polls by the age of the load, not by the time since its arrival.
+func TestWait_LateWaiter(t *testing.T) {
+	inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
+		loads := cachetest.GoGet(t.Context(), w.there, "k", cachetest.Takes(15*time.Second, "v", nil))
+		time.Sleep(10 * time.Second)
+		cachetest.GoGet(t.Context(), w.here, "k", cachetest.MustNotLoad[string](t)).Want(t, "v")
+		loads.Want(t, "v")
+		if most := 1 + int(5*time.Second/(250*time.Millisecond*3/4)); w.wait.Polls > most {
+			t.Errorf("asks %d times in the last 5s, want %d at most", w.wait.Polls, most)
+		}
+	})
+}
+
+// A waiter for loads that vary notices their end within a part of their time.
+func TestWait_VaryingLoads(t *testing.T) {
+	lengths := []time.Duration{700 * time.Millisecond, time.Second, 1300 * time.Millisecond, 900 * time.Millisecond, 1100 * time.Millisecond}
+	inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
+		for i := range 50 {
+			length := lengths[i%len(lengths)]
+			if late, _ := w.waits("k", length); i >= 2*len(lengths) && late > length*15/100 {
+				t.Errorf("load of %v: waits %v longer, want 15%% of it at most", length, late)
+			}
+		}
+	})
+}
+
+// A waiter for loads of all lengths expects none, and does no worse than one that knows nothing.
+func TestWait_LoadsOfAllLengths(t *testing.T) {
+	lengths := []time.Duration{100 * time.Millisecond, time.Second, 300 * time.Millisecond, 3 * time.Second}
+	inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
+		for i := range 20 {
+			length := lengths[i%len(lengths)]
+			if late, _ := w.waits("k", length); i >= len(lengths) && late > part(length, 5) {
+				t.Errorf("load of %v: waits %v longer, want %v at most", length, late, part(length, 5))
+			}
+		}
+	})
+}
+
+// A wrong estimate costs one pause at most, also of a load that fails sooner than others end.
+func TestWait_WrongEstimate(t *testing.T) {
+	for _, c := range []struct {
+		guess, length, late time.Duration
+		polls               int
+	}{
+		{10 * time.Second, 50 * time.Millisecond, longest, 3},
+		{time.Second, 600 * time.Millisecond, 200 * time.Millisecond * 5 / 4, 6},
+		{137 * time.Millisecond, time.Millisecond, 137 * time.Millisecond * 5 / 8, 1},
+		{137 * time.Millisecond, 200 * time.Millisecond, part(63*time.Millisecond, 5), 30},
+		{10 * time.Millisecond, 10 * time.Second, longest, 100},
+	} {
+		for _, result := range []error{nil, errors.New("no value")} {
+			t.Run(fmt.Sprint(c.guess, " for ", c.length, ", ", result), func(t *testing.T) {
+				inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
+					for i := range 4 {
+						key := fmt.Sprint("k", i)
+						w.here = w.another(singlefill.Options[string]{})
+						w.waits(key, c.guess)
+						if late, polls := w.waits(key, c.length, result); late > c.late || polls > c.polls {
+							t.Errorf("waits %v longer, and asks %d times; want at most %v and %d", late, polls, c.late, c.polls)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// A waiter pauses for twice as long as its commands take.
+//
+// Many waiters of one key, in thousands of processes, see nothing else of each other.
+func TestWait_SlowServer(t *testing.T) {
+	const slow, length = 40 * time.Millisecond, time.Second
+	inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
+		w.waits("k", length) // until then connections are opened
+		var answered time.Time
+		var pauses []time.Duration
+		w.rdb.AddHook(cachetest.Before(func(redis.Cmder) error {
+			pauses = append(pauses, time.Since(answered))
+			time.Sleep(slow)
+			answered = time.Now()
+			return nil
+		}))
+		for range 5 { // of which the first knows nothing
+			pauses = nil
+			w.waits("k", length)
+			for _, pause := range pauses[2:] { // after the first look and the first question
+				if least := 2 * slow * 3 / 4; pause < least {
+					t.Errorf("asks again after %v, want twice what a command takes, with its jitter %v", pause, least)
+				}
+			}
+		}
+	})
+}
+
+// One slow command alone does not make a waiter poll less.
+func TestWait_OneSlowCommand(t *testing.T) {
+	const length, slow = 1370 * time.Millisecond, 500 * time.Millisecond
+	inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
+		w.waits("k", length)
+		var commands atomic.Int64
+		w.rdb.AddHook(cachetest.Before(func(redis.Cmder) error {
+			if commands.Add(1) == 3 { // after the first look and the first question
+				time.Sleep(slow)
+			}
+			return nil
+		}))
+		for range 10 {
+			commands.Store(0)
+			if late, polls := w.waits("k", length); late > shortest || polls < 4 {
+				t.Errorf("waits %v longer, and asks %d times", late, polls)
+			}
+		}
+	})
+}
+
+// A waiter polls a lock of an impossible age rarely, and takes it when it ends.
+//
+// A lock's age is the difference of two times of a clock that may have been set, or be that of
+// another server.
+func TestWait_LockOfImpossibleAge(t *testing.T) {
+	for name, at := range map[string]string{
+		"in the future": fmt.Sprintf("%016d", time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()),
+		"no time":       "no time at all!!",
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
+				held := "H" + "ANOTHERANOTHERANOTHERANOTH" + at
+				redistest.Must(t, w.rdb.Set(t.Context(), w.ns+":{k}:lock", held, 10*time.Second).Err())
+				begun := time.Now()
+				cachetest.GoGet(t.Context(), w.here, "k", cachetest.Gives("v")).Want(t, "v")
+				if took := time.Since(begun); took < 10*time.Second || took > 10*time.Second+5*time.Millisecond {
+					t.Errorf("the lock is taken after %v, want 10s", took)
+				}
+				if most := 2 + int(10*time.Second/(250*time.Millisecond*3/4)); w.wait.Polls > most {
+					t.Errorf("asks %d times in 10s, want %d at most", w.wait.Polls, most)
+				}
+			})
+		})
+	}
+}
+
+// A waiter does not sleep past the end of the holder's lock, however rarely it polls by then.
+func TestWait_EndOfTheHoldersLock(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		const life, keys = 10 * time.Second, 20
+		ns := redistest.Namespace(t)
+		c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
+		begun := time.Now()
+		var calls []*cachetest.Call[string]
+		for k := range keys {
+			key := fmt.Sprint(k)
+			dead := "H" + strings.Repeat("T", 26) + fmt.Sprintf("%016d", k)
+			redistest.Must(t, rdb.Set(t.Context(), ns+":{"+key+"}:lock", dead, life).Err())
+			calls = append(calls, cachetest.GoGet(t.Context(), c, key, cachetest.Gives("v")))
+		}
+		for _, a := range calls {
+			a.Want(t, "v")
+		}
+		if d := time.Since(begun); d < life || d > life+6*time.Millisecond {
+			t.Errorf("the last of %d keys was loaded after %v, want %v and at most 6ms", keys, d, life)
+		}
+	})
+}
+
+// A waiter polls every 250 ms at least.
+func TestWait_LongestPause(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		redistest.Mute(m)
+		ns := redistest.Namespace(t)
+		var waited singlefill.WaitInfo
+		there := cachetest.NewCacheIn[string](t, rdb, ns, nil)
+		here := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Trace: &singlefill.Trace{
+			WaitDone: func(_ context.Context, i singlefill.WaitInfo) { waited = i },
+		}})
+		src := cachetest.NewSource[string](t)
+		cachetest.GoGet(t.Context(), there, "k", src.Load)
+		load := src.Next(t)
+		waits := cachetest.GoGet(t.Context(), here, "k", src.Load)
+		time.Sleep(30 * time.Second)
+		load.Give("v")
+		begun := time.Now()
+		waits.Want(t, "v")
+		if late := time.Since(begun); late > 320*time.Millisecond {
+			t.Errorf("the value is seen after %v, want at most a poll of 250ms and its jitter", late)
+		}
+		synctest.Wait()
+		// 30s / 250ms, and some at the beginning.
+		if waited.Polls < 96 || waited.Polls > 180 {
+			t.Errorf("%d polls in 30s, want about 130", waited.Polls)
+		}
+		if d := waited.Duration; d < 30*time.Second || d > 30*time.Second+320*time.Millisecond {
+			t.Errorf("traced %v of waiting, want 30s and a poll", d)
+		}
+	})
+}
+
+// A process stops polling when its last caller has left.
+func TestWait_NoPollsWithoutCallers(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ns := redistest.Namespace(t)
+		there, here := cachetest.NewCacheIn[string](t, rdb, ns, nil), cachetest.NewCacheIn[string](t, rdb, ns, nil)
+		src := cachetest.NewSource[string](t)
+		loads := cachetest.GoGet(t.Context(), there, "k", src.Load)
+		load := src.Next(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		waits := cachetest.GoGet(ctx, here, "k", src.Load)
+		time.Sleep(time.Second)
+		cancel()
+		waits.WantErr(t, context.Canceled)
+		time.Sleep(3 * time.Second) // until the channel is unsubscribed
+		synctest.Wait()
+		commands := m.CommandCount()
+		time.Sleep(2 * time.Second) // before the lock's renewal
+		if n := m.CommandCount() - commands; n != 0 {
+			t.Errorf("%d commands without a caller", n)
+		}
+		load.Give("v")
+		loads.Want(t, "v")
+		src.Want(t, 1)
+	})
+}

@@ -1,0 +1,419 @@
+package wait_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2/server"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
+)
+
+// A listening watch lets its processes listen. It counts the commands of the waiting process,
+// and the subscriptions of both.
+type listening struct {
+	*watch
+	sent, subscriptions atomic.Int64
+	lost                atomic.Bool // messages are
+}
+
+func inListening(t *testing.T, run func(t *testing.T, l *listening)) {
+	inListeningFor(t, 5*time.Second, run)
+}
+
+func inListeningFor(t *testing.T, lockTTL time.Duration, run func(t *testing.T, l *listening)) {
+	inWatch(t, singlefill.Options[string]{LockTTL: lockTTL, RedisTimeout: time.Second}, func(t *testing.T, w *watch) {
+		l := &listening{watch: w}
+		w.m.Server().SetPreHook(func(c *server.Peer, cmd string, _ ...string) bool {
+			if strings.HasSuffix(cmd, "SUBSCRIBE") && cmd != "SSUBSCRIBE" { // which miniredis does not know
+				l.subscriptions.Add(1)
+			}
+			if cmd == "PUBLISH" && l.lost.Load() {
+				c.WriteInt(0)
+				return true
+			}
+			return false
+		})
+		w.waits("warm", time.Millisecond) // the server knows the scripts
+		w.rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
+			if cmd.Name() != "hello" { // of a new connection
+				l.sent.Add(1)
+			}
+			return nil
+		}))
+		run(t, l)
+	})
+}
+
+// channel returns the channel of a key.
+func (l *listening) channel(key string) string { return l.ns + ":{" + key + "}:lock" }
+
+// onPublish calls do in place of each message. It returns how often it has done so.
+func (l *listening) onPublish(do func(channel, message string)) (times *atomic.Int64) {
+	times = new(atomic.Int64)
+	l.m.Server().SetPreHook(func(c *server.Peer, cmd string, args ...string) bool {
+		if cmd != "PUBLISH" {
+			return false
+		}
+		times.Add(1)
+		go do(args[0], args[1])
+		c.WriteInt(1)
+		return true
+	})
+	return times
+}
+
+// A waiter that listens has the value in the instant in which it is stored. That costs few commands,
+// however long the load takes and whether or not its length is known.
+func TestWake_AtTheStore(t *testing.T) {
+	for _, length := range []time.Duration{20 * time.Millisecond, 137 * time.Millisecond, 1370 * time.Millisecond, 10 * time.Second} {
+		t.Run(length.String(), func(t *testing.T) {
+			inListening(t, func(t *testing.T, l *listening) {
+				for i := range 3 {
+					l.sent.Store(0)
+					l.subscriptions.Store(0)
+					late, polls := l.waits("k", length)
+					if late != 0 {
+						t.Errorf("wait %d: the value comes %v after the load", i, late)
+					}
+					if n := l.sent.Load() + l.subscriptions.Load(); n > 8 {
+						t.Errorf("wait %d: %d commands, %d of them polls; want 8 at most", i, n, polls)
+					}
+				}
+			})
+		})
+	}
+}
+
+// Every end of a load in another process wakes its waiters.
+func TestWake_WhateverEndsTheLoad(t *testing.T) {
+	boom := errors.New("boom")
+	for name, end := range map[string]func(t *testing.T, l *listening, load *cachetest.HeldLoad[string]){
+		"value":     func(_ *testing.T, _ *listening, load *cachetest.HeldLoad[string]) { load.Give("v") },
+		"failure":   func(_ *testing.T, _ *listening, load *cachetest.HeldLoad[string]) { load.Fail(boom) },
+		"not found": func(_ *testing.T, _ *listening, load *cachetest.HeldLoad[string]) { load.Fail(singlefill.ErrNotFound) },
+		"closed":    func(_ *testing.T, _ *listening, load *cachetest.HeldLoad[string]) { load.Fail(singlefill.ErrClosed) },
+		"Set": func(t *testing.T, l *listening, _ *cachetest.HeldLoad[string]) {
+			redistest.Must(t, l.there.Set(t.Context(), "k", "v"))
+		},
+		"Delete": func(t *testing.T, l *listening, _ *cachetest.HeldLoad[string]) {
+			redistest.Must(t, l.there.Delete(t.Context(), "k"))
+		},
+		"Expire": func(t *testing.T, l *listening, _ *cachetest.HeldLoad[string]) {
+			redistest.Must(t, l.there.Expire(t.Context(), "k"))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inListening(t, func(t *testing.T, l *listening) {
+				src := cachetest.NewSource[string](t)
+				loads := cachetest.GoGet(t.Context(), l.there, "k", src.Load)
+				load := src.Next(t)
+				waits := cachetest.GoGet(t.Context(), l.here, "k", cachetest.Gives("v"))
+				time.Sleep(time.Second)
+				begun := time.Now()
+				end(t, l, load)
+				waits.Result(t)
+				if d := time.Since(begun); d != 0 {
+					t.Errorf("the wait ends after %v", d)
+				}
+				if strings.Contains("Set Delete Expire", name) {
+					load.Give("late")
+				}
+				loads.Result(t)
+			})
+		})
+	}
+}
+
+// A lost wake-up costs one rare poll. Then waiters poll as without wake-ups, for a minute.
+//
+//fault:lost-wake-ups
+//fault:frozen-listener
+func TestWake_Lost(t *testing.T) {
+	const length = 2 * time.Second
+	inListening(t, func(t *testing.T, l *listening) {
+		l.lost.Store(true)
+		late, _ := l.waits("k", length)
+		time.Sleep(time.Second) // until it is sure that none comes
+		if late > 5*time.Second {
+			t.Errorf("the first value comes %v after the load, want 5s at most", late)
+		}
+		for i := range 10 {
+			if late, polls := l.waits(fmt.Sprint("unknown", i), length); late > longest {
+				t.Errorf("a value comes %v after the load, with %d polls, want %v at most", late, polls, longest)
+			}
+		}
+		if n := l.subscriptions.Load(); n > 1 {
+			t.Errorf("%d subscriptions after the first one, whose message was lost", n)
+		}
+		l.lost.Store(false)
+		time.Sleep(time.Minute)
+		if late, _ := l.waits("later", length); late != 0 {
+			t.Errorf("a minute later the value comes %v after the load", late)
+		}
+	})
+}
+
+// A lost wake-up costs the rest of LockTTL or ListeningPause, whichever is shorter.
+//
+//fault:lost-wake-ups
+//fault:frozen-listener
+func TestWake_LostCosts(t *testing.T) {
+	for lockTTL, most := range map[time.Duration]time.Duration{
+		5 * time.Second:  5 * time.Second,
+		25 * time.Second: 7 * time.Second * 5 / 4,
+	} {
+		t.Run(lockTTL.String(), func(t *testing.T) {
+			inListeningFor(t, lockTTL, func(t *testing.T, l *listening) {
+				lost := l.onPublish(func(string, string) {})
+				for i, length := range []time.Duration{200 * time.Millisecond, time.Second, 5 * time.Second, time.Second} {
+					late, _ := l.waits(fmt.Sprint("k", i), length)
+					if late > most || i == 0 && late < longest || lost.Load() != int64(i+1) {
+						t.Errorf("wait %d: late by %v after %d lost messages, want %v at most", i, late, lost.Load(), most)
+					}
+					time.Sleep(2 * time.Minute) // until it listens again
+				}
+			})
+		})
+	}
+}
+
+// What is published before a waiter is subscribed is not lost: it asks once it is.
+//
+//fault:strange-wake-ups
+func TestWake_PublishedBeforeSubscribed(t *testing.T) {
+	const length, later = 2 * time.Second, time.Millisecond
+	inListening(t, func(t *testing.T, l *listening) {
+		confirm := make(chan struct{})
+		l.m.Server().SetPreHook(func(_ *server.Peer, cmd string, _ ...string) bool {
+			if cmd == "SUBSCRIBE" {
+				<-confirm
+			}
+			return false
+		})
+		go func() {
+			time.Sleep(length + later)
+			close(confirm)
+		}()
+		if late, _ := l.waits("k", length); late > later {
+			t.Errorf("the value comes %v after the load, want %v at most", late, later)
+		}
+	})
+}
+
+// Callers that join a wait that listens cause no polls.
+func TestWake_JoinersSendNothing(t *testing.T) {
+	inListening(t, func(t *testing.T, l *listening) {
+		src := cachetest.NewSource[string](t)
+		loads := cachetest.GoGet(t.Context(), l.there, "k", src.Load)
+		load := src.Next(t)
+		calls := []*cachetest.Call[string]{cachetest.GoGet(t.Context(), l.here, "k", cachetest.MustNotLoad[string](t))}
+		time.Sleep(time.Second)
+		l.sent.Store(0)
+		for range 100 {
+			calls = append(calls, cachetest.GoGet(t.Context(), l.here, "k", cachetest.MustNotLoad[string](t)))
+			time.Sleep(10 * time.Millisecond)
+		}
+		if n := l.sent.Load(); n != 0 {
+			t.Errorf("100 callers caused %d commands", n)
+		}
+		load.Give("v")
+		for _, c := range calls {
+			c.Want(t, "v")
+		}
+		loads.Want(t, "v")
+	})
+}
+
+// A waiter whose holder dies takes over at the end of the lock, though nothing wakes it.
+//
+//fault:killed-holder
+func TestWake_HolderDies(t *testing.T) {
+	inListening(t, func(t *testing.T, l *listening) {
+		const life = 10 * time.Second
+		dead := "H" + strings.Repeat("T", 26) + strings.Repeat("0", 16)
+		redistest.Must(t, l.rdb.Set(t.Context(), l.channel("k"), dead, life).Err())
+		begun := time.Now()
+		cachetest.GoGet(t.Context(), l.here, "k", cachetest.Gives("v")).Want(t, "v")
+		if d := time.Since(begun); d > life+6*time.Millisecond {
+			t.Errorf("it takes over after %v, want %v", d, life)
+		}
+		if n := l.sent.Load(); n > 12 {
+			t.Errorf("%d commands", n)
+		}
+	})
+}
+
+// A process that closes its cache leaves no connection behind.
+func TestWake_CloseEndsListening(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	ns := redistest.Namespace(t)
+	there, here := cachetest.NewCacheIn[string](t, s.Client(t), ns, nil), cachetest.NewCacheIn[string](t, s.Client(t), ns, nil)
+	src := cachetest.NewSource[string](t)
+	loads := cachetest.GoGet(t.Context(), there, "k", src.Load)
+	load := src.Next(t)
+	waits := cachetest.GoGet(t.Context(), here, "k", cachetest.MustNotLoad[string](t))
+	listeners := func() int {
+		list, err := s.Admin().Do(t.Context(), "client", "list", "type", "pubsub").Text()
+		redistest.Must(t, err)
+		return strings.Count(list, "id=")
+	}
+	redistest.Await(t, "it listens", func() bool { return listeners() == 1 })
+	load.Give("v")
+	waits.Want(t, "v")
+	loads.Want(t, "v")
+	_ = here.Close()
+	redistest.Await(t, "the connection is closed", func() bool { return listeners() == 0 })
+}
+
+// A late wake-up makes its waiter late by as much. The process listens on unless the message comes
+// half a second later than the value.
+//
+//fault:strange-wake-ups
+func TestWake_Late(t *testing.T) {
+	const length = 2 * time.Second
+	for _, delay := range []time.Duration{100 * time.Millisecond, 400 * time.Millisecond, 3 * time.Second} {
+		t.Run(delay.String(), func(t *testing.T) {
+			inListening(t, func(t *testing.T, l *listening) {
+				delayed := l.onPublish(func(channel, message string) {
+					time.Sleep(delay)
+					l.m.Publish(channel, message)
+				})
+				for i := range 3 { // a message of the first load may come during the second one
+					if late, _ := l.waits("k", length); late > delay {
+						t.Errorf("wait %d: the value comes %v after the load, want %v at most", i, late, delay)
+					}
+				}
+				if delayed.Load() == 0 {
+					t.Error("no message was late")
+				}
+				time.Sleep(delay)
+				l.m.Server().SetPreHook(nil)
+				if late, _ := l.waits("k", length); delay < 500*time.Millisecond && late != 0 {
+					t.Errorf("the value comes %v after the load: it does not listen any more", late)
+				}
+			})
+		})
+	}
+}
+
+// A wake-up that is repeated causes few polls, also in the next load of the key.
+//
+//fault:strange-wake-ups
+func TestWake_Repeated(t *testing.T) {
+	const length, times = time.Second, 100
+	inListening(t, func(t *testing.T, l *listening) {
+		repeated := l.onPublish(func(channel, message string) {
+			for range times {
+				l.m.Publish(channel, message)
+				time.Sleep(length / times)
+			}
+		})
+		for i := range 3 {
+			if late, polls := l.waits("k", length); late > longest || polls > 25 {
+				t.Errorf("wait %d: late by %v after %d polls, want %v and 25 at most", i, late, polls, longest)
+			}
+		}
+		if repeated.Load() == 0 {
+			t.Error("no message was repeated")
+		}
+		time.Sleep(length)
+	})
+}
+
+// A forged message makes the waiter of its key ask once, and no other waiter. No waiter takes a value
+// from it.
+//
+//fault:forged-wake-ups
+func TestWake_Forged(t *testing.T) {
+	inListening(t, func(t *testing.T, l *listening) {
+		here := cachetest.NewCacheIn(t, l.rdb, l.ns, &singlefill.Options[string]{LockTTL: 5 * time.Second, RedisTimeout: time.Second})
+		keys := []string{"k1", "k2"}
+		var loads, waits []*cachetest.Call[string]
+		var sent [2]atomic.Int64
+		for _, key := range keys {
+			loads = append(loads, cachetest.GoGet(t.Context(), l.there, key, cachetest.Takes(3*time.Second, "v", nil)))
+			synctest.Wait()
+			waits = append(waits, cachetest.GoGet(t.Context(), here, key, cachetest.MustNotLoad[string](t)))
+		}
+		time.Sleep(time.Second) // until both listen
+		l.rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
+			for i, key := range keys {
+				if strings.Contains(fmt.Sprint(cmd.Args()...), "{"+key+"}") {
+					sent[i].Add(1)
+				}
+			}
+			return nil
+		}))
+		if n := l.m.Publish(l.channel("k1"), "forged"); n != 1 {
+			t.Errorf("%d processes got the forged message, want 1", n)
+		}
+		time.Sleep(time.Second)
+		if sent[0].Load() != 1 || sent[1].Load() != 0 {
+			t.Errorf("%d commands for the key of the message, %d for the other one; want 1 and 0", sent[0].Load(), sent[1].Load())
+		}
+		for i := range keys {
+			waits[i].Want(t, "v")
+			loads[i].Want(t, "v")
+		}
+	})
+}
+
+// While the server does not answer a subscription, waiters poll. They hear over the next connection.
+//
+//fault:frozen-listener
+func TestWake_Unanswered(t *testing.T) {
+	const length = 2 * time.Second
+	inListening(t, func(t *testing.T, l *listening) {
+		var swallowed atomic.Int64
+		l.m.Server().SetPreHook(func(_ *server.Peer, cmd string, _ ...string) bool {
+			return cmd == "SUBSCRIBE" && swallowed.Add(1) == 1
+		})
+		for i := range 4 {
+			if late, polls := l.waits(fmt.Sprint("unknown", i), length); late > longest {
+				t.Errorf("a value comes %v after the load, with %d polls, want %v at most", late, polls, longest)
+			}
+		}
+		if late, _ := l.waits("later", length); late != 0 || swallowed.Load() < 2 {
+			t.Errorf("later the value comes %v after the load, after %d tries to listen", late, swallowed.Load())
+		}
+	})
+}
+
+// Wake-ups that end no wait, as many as there may be, cause no more polls than waiting without any.
+//
+//fault:forged-wake-ups
+func TestWake_Flood(t *testing.T) {
+	const length = 10 * time.Second
+	inListening(t, func(t *testing.T, l *listening) {
+		flood := time.NewTicker(time.Millisecond)
+		defer flood.Stop()
+		over := make(chan struct{})
+		forger := redistest.NewMiniClient(t, l.m)
+		go func() {
+			for {
+				select {
+				case <-flood.C:
+					forger.Publish(t.Context(), l.channel("k"), "forged")
+				case <-over:
+					return
+				}
+			}
+		}()
+		late, polls := l.waits("k", length)
+		close(over)
+		if most := 12 + int(length/(250*time.Millisecond)); late > longest || polls > most {
+			t.Errorf("late by %v after %d polls, want %v and %d at most", late, polls, longest, most)
+		}
+		synctest.Wait()
+	})
+}
