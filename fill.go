@@ -63,7 +63,7 @@ func (c *engine) fill(ctx context.Context, f *flight.Fill[result], load loader, 
 		}
 	}()
 	if f.Refresh && l.data != nil {
-		c.decode(ctx, f.Key, l.data, x.old) // the reader owns what it has decoded
+		c.decode(ctx, f.Key, l.data, x.old) // the reader owns its value
 	}
 	x.wait = wait.New(c.loadTimes.Estimate(f.Key, x.old.entry.LoadTime))
 	within := c.opts.redisTimeout

@@ -99,7 +99,7 @@ func (l *loadLog) loadDone(ctx context.Context, info LoadInfo) {
 	l.write(ctx, level, message, attrs...)
 }
 
-// redisError tells of a refusal. Commands that were not answered are told by the loads that they cost.
+// redisError logs a refusal. Commands that were not answered show in the loads that they cost.
 func (l *loadLog) redisError(ctx context.Context, op string, err error) {
 	if refusal(err) {
 		l.write(ctx, slog.LevelWarn, "redis refused a command", slog.String("op", op), slog.Any("err", err))

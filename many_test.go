@@ -699,7 +699,7 @@ func TestGetOrLoadMany_Superseded(t *testing.T) {
 }
 
 // Calls for the same keys at once share reads: the first one reads alone, one of the others for all
-// that came meanwhile.
+// that came in between.
 func TestGetOrLoadMany_SharedReads(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
 		rdb := redistest.NewMiniClient(t, m)
@@ -795,7 +795,7 @@ func TestGetOrLoadMany_Near(t *testing.T) {
 	}
 }
 
-// GetMany returns what is there, without a load. Absence is no error.
+// GetMany returns the values that Redis has, without a load. Absence is no error.
 func TestGetMany(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {

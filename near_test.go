@@ -118,7 +118,7 @@ func TestNear_MaxLag(t *testing.T) {
 	})
 }
 
-// Hits in memory send nothing but a read of the log in each half of MaxLag; a cache that nobody
+// Hits in memory send nothing but a read of the log in each half of MaxLag; a cache that no caller
 // asks sends nothing.
 func TestNear_Commands(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
@@ -255,7 +255,7 @@ func TestNear_Ownership(t *testing.T) {
 	}
 }
 
-// What callers change is not seen by others, also not by who asks while the value comes in.
+// What callers change is not seen by others, also not by a caller that asks while the value comes in.
 func TestNear_ChangedValues(t *testing.T) {
 	t.Parallel()
 	c := cachetest.NewCache(t, redistest.Shared(t).Client(t), &singlefill.Options[map[string]int]{Near: &singlefill.Near{}})

@@ -375,7 +375,7 @@ func TestTrace_ManyLoader(t *testing.T) {
 	})
 }
 
-// A call that waited for the load of another one is told so, with the values of its context.
+// A call that waited for the load of another one learns so from ShareDone, with the values of its context.
 func TestTrace_ShareDone(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
 		var shared []string

@@ -40,7 +40,7 @@ const distanceRole = "distance"
 func init() { redistest.Role(distanceRole, runDistance) }
 
 // distant returns another address of the server, at which each round trip takes longer by
-// roundTrip. A process of its own forwards the bytes. What its work takes is measured first, and
+// roundTrip. A separate process forwards the bytes. The time that it takes is measured first, and
 // the delay is shorter by that.
 func distant(b *testing.B, s *redistest.Server, roundTrip time.Duration) string {
 	at := func(delay time.Duration) string {

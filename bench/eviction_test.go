@@ -18,7 +18,7 @@ import (
 
 // BenchmarkEviction shows what a server that is out of memory does to locks and to a cache, under each
 // maxmemory-policy. A server of 30 MB is full, and for fifteen seconds a thousand values of 2 KB a second
-// are stored that are not read. Meanwhile mutexes are held and asked for by others, loads of a second hold
+// are stored that are not read. At the same time mutexes are held and asked for by others, loads of a second hold
 // their fill locks, and keys are deleted from a cache with Near. Run it with -benchtime 1x.
 func BenchmarkEviction(b *testing.B) {
 	for _, policy := range []string{"noeviction", "allkeys-lru", "allkeys-lfu", "volatile-lru", "volatile-ttl"} {

@@ -156,7 +156,7 @@ end`)
 	}
 }
 
-// clearByHand scans once. A value that is loaded meanwhile may stay, or come back.
+// clearByHand scans once. A value that is loaded during the scan may stay, or come back.
 func clearByHand(ctx context.Context, rdb *redis.Client, namespace string) error {
 	for cursor := uint64(0); ; {
 		keys, next, err := rdb.Scan(ctx, cursor, fmt.Sprintf("%s:{*}", namespace), 1000).Result()

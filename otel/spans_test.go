@@ -96,7 +96,7 @@ type sourceError struct{}
 
 func (*sourceError) Error() string { return "no" }
 
-// A value that cannot be stored is no error of the load, and is told.
+// A value that cannot be stored is no error of the load, and is an event of its span.
 func TestSpans_StoreError(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)

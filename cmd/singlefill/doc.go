@@ -7,7 +7,7 @@
 //	singlefill del users 42 43          # as Cache.Delete
 //	singlefill expire users 42          # as Cache.Expire
 //	singlefill clear users              # as Cache.Clear; it asks first
-//	singlefill locks users              # loads under way: the fill locks of a namespace
+//	singlefill locks users              # loads in flight: the fill locks of a namespace
 //	singlefill locks                    # locks of package lock, their holders and waiters
 //	singlefill top users                # the same every two seconds
 //
@@ -36,16 +36,16 @@
 //
 // # What the changes promise
 //
-// del, expire and clear are the calls of the library, with its promises: a load under way is not
+// del, expire and clear are the calls of the library, with its promises: a load in flight is not
 // stored after them, and processes with Options.Near hear of them. For that they append a record to
 // the log of the namespace, whether a process follows it or not; the log expires by itself.
 //
 // # Times
 //
 // Ages are judged by this machine's clock, as a reader of the cache judges them by its own. "Gone in" is
-// the server's TTL: the rest of the life and of the stale windows. Since when a lock is held, is told by
-// the server's clock. Redis knows a holder by a random token only; which process it is, the logs and
-// metrics of the processes tell. What hits and misses cost a process, tell its metrics as well: see the
+// the server's TTL: the rest of the life and of the stale windows. The time
+// since when a lock is held is by the server's clock. Redis knows a holder by a random token only; the
+// logs and metrics of the processes tell which process it is, and what hits and misses cost: see the
 // modules prometheus and otel.
 //
 // # Exit status

@@ -240,7 +240,7 @@ func TestGet(t *testing.T) {
 	})
 }
 
-// del, expire and clear refuse loads under way, and reach the memory of processes with Near.
+// del, expire and clear refuse loads in flight, and reach the memory of processes with Near.
 func TestChange_Promises(t *testing.T) {
 	each(t, func(t *testing.T, c terminal, rdb redis.UniversalClient) {
 		for _, change := range [][]string{{"del", "NS", "k"}, {"expire", "NS", "k"}, {"clear", "-yes", "NS"}} {

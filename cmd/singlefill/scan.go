@@ -32,7 +32,7 @@ func masters(ctx context.Context, rdb redis.UniversalClient) (all []*redis.Clien
 }
 
 // scan calls each for the keys that match a pattern, on one master after the other. A key that moves
-// meanwhile may come twice, or not at all.
+// at that time may come twice, or not at all.
 func (x *execution) scan(ctx context.Context, pattern string, each func(keys []string) error) error {
 	all, err := masters(ctx, x.rdb)
 	if err != nil {

@@ -108,7 +108,7 @@ func TestSharedSlot_LeavingTheQueue(t *testing.T) {
 	wantFree(t, p, 1)
 }
 
-// While the Loader runs no other fill gets a share, in any way, and all that queue are told of its
+// While the Loader runs no other fill gets a share, in any way, and every fill in the queue learns of its
 // end. Fills that have their shares keep them.
 func TestSharedSlot_Load(t *testing.T) {
 	t.Parallel()

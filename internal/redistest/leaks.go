@@ -135,7 +135,7 @@ func keysWithoutTTL(rdb *redis.Client) (found []string, err error) {
 func checkMini(t testing.TB, m *miniredis.Miniredis) {
 	t.Helper()
 	for _, key := range m.Keys() {
-		// A key that expires meanwhile has no TTL, and does not exist.
+		// A key that has expired since has no TTL, and does not exist.
 		if m.TTL(key) == 0 && m.Exists(key) && isModuleKey(key) && !isPlanted(t.Name(), key) {
 			t.Errorf("redistest: a key has no TTL: %q", key)
 		}

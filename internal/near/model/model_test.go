@@ -190,7 +190,7 @@ func (m *model) goOn(t *testing.T, s state, last string, reached func(s *state) 
 	return end
 }
 
-// A search with tidy reaches the same states as one without it, if these are then tidied.
+// A search with tidy reaches the same states as one without it, if they are then tidied.
 func TestModel_Tidy(t *testing.T) {
 	t.Parallel()
 	m := model{deletes: 1, log: 2, maxLag: 1, others: allStripes, failover: true}
