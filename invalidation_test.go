@@ -95,7 +95,8 @@ func TestDelete_ElsewhereDuringLoad(t *testing.T) {
 		for _, order := range []string{"the older load ends first", "the newer load ends first"} {
 			t.Run(order, func(t *testing.T) {
 				ns := redistest.Namespace(t)
-				here, elsewhere := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw), cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
+				here, elsewhere := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw),
+					cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
 				src := cachetest.NewSource[string](t)
 				before := cachetest.GoGet(t.Context(), here, "k", src.Load)
 				older := src.Next(t)

@@ -635,9 +635,10 @@ func TestErrRecursive_Prefetch(t *testing.T) {
 		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
 		prefetched := make(chan *cachetest.Call[string], 1)
 		a := cachetest.GoGet(t.Context(), c, "a", func(ctx context.Context, _ string) (string, error) {
-			prefetched <- cachetest.GoGet(context.WithoutCancel(ctx), c, "b", func(ctx context.Context, _ string) (string, error) {
-				return c.GetOrLoad(ctx, "a", cachetest.MustNotLoad[string](t))
-			})
+			prefetched <- cachetest.GoGet(context.WithoutCancel(ctx), c, "b",
+				func(ctx context.Context, _ string) (string, error) {
+					return c.GetOrLoad(ctx, "a", cachetest.MustNotLoad[string](t))
+				})
 			time.Sleep(time.Second)
 			return "v", nil
 		})

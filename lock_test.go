@@ -295,7 +295,8 @@ func TestLock_RefusedRelease(t *testing.T) {
 					}
 				},
 			}}
-			here, there := cachetest.NewCacheIn(t, server.Client(t), ns, opts), cachetest.NewCacheIn(t, server.Client(t), ns, opts)
+			here, there := cachetest.NewCacheIn(t, server.Client(t), ns, opts),
+				cachetest.NewCacheIn(t, server.Client(t), ns, opts)
 			src := cachetest.NewSource[string](t)
 			first := cachetest.GoGet(t.Context(), here, "k", src.Load)
 			load := src.Next(t)
@@ -567,7 +568,8 @@ func TestMaxFleetLoads_Outage(t *testing.T) {
 				begun := time.Now()
 				var calls []*cachetest.Call[string]
 				for i := range 1000 {
-					calls = append(calls, cachetest.GoGet(t.Context(), c, fmt.Sprint(i), cachetest.Takes(100*time.Millisecond, "v", nil)))
+					calls = append(calls, cachetest.GoGet(t.Context(), c, fmt.Sprint(i),
+						cachetest.Takes(100*time.Millisecond, "v", nil)))
 				}
 				for _, a := range calls {
 					<-a.Answer

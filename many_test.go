@@ -247,7 +247,8 @@ func TestGetOrLoadMany_Failures(t *testing.T) {
 		is   func(err error) bool
 	}{
 		{"error", (&manySource{err: cachetest.ErrSource}).load, cachetest.ErrSource, nil},
-		{"panic", func(context.Context, []string) (map[string]string, error) { panic(cachetest.ErrSource) }, cachetest.ErrSource, isPanic},
+		{"panic", func(context.Context, []string) (map[string]string, error) { panic(cachetest.ErrSource) },
+			cachetest.ErrSource, isPanic},
 		{"Goexit", func(context.Context, []string) (map[string]string, error) { runtime.Goexit(); return nil, nil }, nil, isPanic},
 	} {
 		t.Run(row.what, func(t *testing.T) {
@@ -434,7 +435,8 @@ func TestGetOrLoadMany_MaxBatch(t *testing.T) {
 	for _, row := range []struct{ maxLoads, most int }{{-1, 3}, {2, 2}, {1, 1}} {
 		t.Run(fmt.Sprintf("MaxLoads %d", row.maxLoads), func(t *testing.T) {
 			cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-				c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Codec: singlefill.Raw, MaxBatch: 4, MaxLoads: row.maxLoads})
+				c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Codec: singlefill.Raw, MaxBatch: 4,
+					MaxLoads: row.maxLoads})
 				s := &manySource{takes: time.Second}
 				keys := manyKeys(10)
 				got, err := c.GetOrLoadMany(t.Context(), keys, s.load)
@@ -653,7 +655,8 @@ func TestGetOrLoadMany_Nested(t *testing.T) {
 // A loader that ignores the end of its context is abandoned at LoadTimeout.
 func TestGetOrLoadMany_LoadTimeout(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Codec: singlefill.Raw, MaxLoads: 1, LoadTimeout: 30 * time.Second})
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Codec: singlefill.Raw, MaxLoads: 1,
+			LoadTimeout: 30 * time.Second})
 		slow := &manySource{takes: time.Hour}
 		begun := time.Now()
 		_, err := c.GetOrLoadMany(t.Context(), []string{"a", "b"}, slow.load)
@@ -764,7 +767,8 @@ func TestGetOrLoadMany_Near(t *testing.T) {
 	t.Parallel()
 	rdb := redistest.Shared(t).Client(t)
 	ns := redistest.Namespace(t)
-	here, there := cachetest.NewCacheIn(t, rdb, ns, near(singlefill.Near{})), cachetest.NewCacheIn(t, rdb, ns, near(singlefill.Near{}))
+	here, there := cachetest.NewCacheIn(t, rdb, ns, near(singlefill.Near{})),
+		cachetest.NewCacheIn(t, rdb, ns, near(singlefill.Near{}))
 	s := new(manySource)
 	keys := manyKeys(10)
 	inMemory := func() {

@@ -61,7 +61,8 @@ func TestNear_Invalidations(t *testing.T) {
 			return
 		}
 		ctx, ns := t.Context(), redistest.Namespace(t)
-		here, there := cachetest.NewCacheIn(t, rdb, ns, near(singlefill.Near{})), cachetest.NewCacheIn(t, rdb, ns, near(singlefill.Near{}))
+		here, there := cachetest.NewCacheIn(t, rdb, ns, near(singlefill.Near{})),
+			cachetest.NewCacheIn(t, rdb, ns, near(singlefill.Near{}))
 		source := "v1"
 		load := func(context.Context, string) (string, error) { return source, nil }
 		for i, change := range []struct {
@@ -244,11 +245,13 @@ func TestNear_Ownership(t *testing.T) {
 	for _, share := range []bool{false, true} {
 		slices := cachetest.NewCache(t, rdb, &singlefill.Options[[]int]{Near: &singlefill.Near{Share: share}})
 		decoded := cachetest.NewCache(t, rdb, &singlefill.Options[*any1]{Near: &singlefill.Near{Share: share}})
-		a, b := awaitNear(t, slices, "k", cachetest.Gives([]int{1, 2})), awaitNear(t, slices, "k", cachetest.Gives([]int{1, 2}))
+		a, b := awaitNear(t, slices, "k", cachetest.Gives([]int{1, 2})),
+			awaitNear(t, slices, "k", cachetest.Gives([]int{1, 2}))
 		if (&a[0] == &b[0]) != share {
 			t.Errorf("Share %t: two callers have one slice: %t", share, &a[0] == &b[0])
 		}
-		c, d := awaitNear(t, decoded, "k", cachetest.Gives(&any1{"x"})), awaitNear(t, decoded, "k", cachetest.Gives(&any1{"x"}))
+		c, d := awaitNear(t, decoded, "k", cachetest.Gives(&any1{"x"})),
+			awaitNear(t, decoded, "k", cachetest.Gives(&any1{"x"}))
 		if (c == d) != share || c.V != "x" || d.V != "x" {
 			t.Errorf("Share %t: two callers have one pointer: %t; %v, %v", share, c == d, c.V, d.V)
 		}
@@ -258,7 +261,8 @@ func TestNear_Ownership(t *testing.T) {
 // What callers change is not seen by others, also not by a caller that asks while the value comes in.
 func TestNear_ChangedValues(t *testing.T) {
 	t.Parallel()
-	c := cachetest.NewCache(t, redistest.Shared(t).Client(t), &singlefill.Options[map[string]int]{Near: &singlefill.Near{}})
+	c := cachetest.NewCache(t, redistest.Shared(t).Client(t),
+		&singlefill.Options[map[string]int]{Near: &singlefill.Near{}})
 	var callers sync.WaitGroup
 	for range 8 {
 		callers.Go(func() {

@@ -103,7 +103,7 @@ var manyMutants = []mutant{
 		bug:  "Each of many calls for the same keys reads them",
 		file: "many.go",
 		old:  "if a.turn = m.reads.Arrive(a.key); a.turn.Arrived == 0 {",
-		new:  "if a.turn = flight.NewReads[lookup[T]](m.clock).Arrive(a.key); a.turn.Arrived == 0 {",
+		new:  "if a.turn = flight.NewReads[lookup](m.clock).Arrive(a.key); a.turn.Arrived == 0 {",
 		pkg:  ".", test: "TestGetOrLoadMany_SharedReads",
 	},
 	{

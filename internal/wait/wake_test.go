@@ -257,7 +257,8 @@ func TestWake_CloseEndsListening(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	ns := redistest.Namespace(t)
-	there, here := cachetest.NewCacheIn[string](t, s.Client(t), ns, nil), cachetest.NewCacheIn[string](t, s.Client(t), ns, nil)
+	there, here := cachetest.NewCacheIn[string](t, s.Client(t), ns, nil),
+		cachetest.NewCacheIn[string](t, s.Client(t), ns, nil)
 	src := cachetest.NewSource[string](t)
 	loads := cachetest.GoGet(t.Context(), there, "k", src.Load)
 	load := src.Next(t)
@@ -336,7 +337,8 @@ func TestWake_Repeated(t *testing.T) {
 //fault:forged-wake-ups
 func TestWake_Forged(t *testing.T) {
 	inListening(t, func(t *testing.T, l *listening) {
-		here := cachetest.NewCacheIn(t, l.rdb, l.ns, &singlefill.Options[string]{LockTTL: 5 * time.Second, RedisTimeout: time.Second})
+		here := cachetest.NewCacheIn(t, l.rdb, l.ns,
+			&singlefill.Options[string]{LockTTL: 5 * time.Second, RedisTimeout: time.Second})
 		keys := []string{"k1", "k2"}
 		var loads, waits []*cachetest.Call[string]
 		var sent [2]atomic.Int64

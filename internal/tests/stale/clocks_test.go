@@ -32,7 +32,8 @@ type clockHook struct {
 func clockCache(t testing.TB, m *miniredis.Miniredis, ns string, opts *singlefill.Options[string], ahead time.Duration) *singlefill.Cache[string] {
 	t.Helper()
 	rdb := redistest.NewMiniClient(t, m)
-	rdb.AddHook(&clockHook{ahead, cachetest.Script(t, "store"), cachetest.Script(t, "get_or_lock"), cachetest.Script(t, "expire")})
+	rdb.AddHook(&clockHook{ahead, cachetest.Script(t, "store"), cachetest.Script(t, "get_or_lock"),
+		cachetest.Script(t, "expire")})
 	return cachetest.NewCacheIn(t, rdb, ns, opts)
 }
 

@@ -209,7 +209,8 @@ func TestExpire_DuringLoad(t *testing.T) {
 						by = cachetest.NewCacheIn(t, rdb, ns, cachetest.StaleOptions(0, time.Hour))
 					}
 					if old != "" {
-						cachetest.PutEntry(t, look, ns, "k", entry.Entry{FreshUntil: time.Now().Add(-time.Second), Payload: []byte(old)}, time.Hour)
+						cachetest.PutEntry(t, look, ns, "k", entry.Entry{FreshUntil: time.Now().Add(-time.Second),
+							Payload: []byte(old)}, time.Hour)
 					}
 					src := cachetest.NewSource[string](t)
 					before := cachetest.GoGet(t.Context(), c, "k", src.Load)
@@ -231,10 +232,12 @@ func TestExpire_DuringLoad(t *testing.T) {
 				})
 				t.Run(where+" "+old+", the only load", func(t *testing.T) {
 					ns := redistest.Namespace(t)
-					c, other := cachetest.NewCacheIn(t, rdb, ns, cachetest.StaleOptions(0, time.Hour)), cachetest.NewCacheIn(t, rdb, ns, cachetest.StaleOptions(0, time.Hour))
+					c, other := cachetest.NewCacheIn(t, rdb, ns, cachetest.StaleOptions(0, time.Hour)),
+						cachetest.NewCacheIn(t, rdb, ns, cachetest.StaleOptions(0, time.Hour))
 					by := map[string]*singlefill.Cache[string]{"here": c, "elsewhere": other}[where]
 					if old != "" {
-						cachetest.PutEntry(t, look, ns, "k", entry.Entry{FreshUntil: time.Now().Add(-time.Second), Payload: []byte(old)}, time.Hour)
+						cachetest.PutEntry(t, look, ns, "k", entry.Entry{FreshUntil: time.Now().Add(-time.Second),
+							Payload: []byte(old)}, time.Hour)
 					}
 					src := cachetest.NewSource[string](t)
 					before := cachetest.GoGet(t.Context(), c, "k", src.Load)
@@ -397,7 +400,8 @@ func TestExpire_RoundTrips(t *testing.T) {
 				t.Errorf("%d keys took %d round trips, want %d", n, got, test.trips)
 			}
 			// What the scripts call counts too.
-			cachetest.WantCalls(t, server, fmt.Sprint(n, " keys"), map[string]int64{"eval": n, "getrange": n, "setrange": 2 * n, "del": n})
+			cachetest.WantCalls(t, server, fmt.Sprint(n, " keys"),
+				map[string]int64{"eval": n, "getrange": n, "setrange": 2 * n, "del": n})
 		}
 	}
 }

@@ -296,7 +296,8 @@ func TestRefresh_LeftToItsHolder(t *testing.T) {
 			}
 		})
 		cachetest.WantCommands(t, m, "after a second", 2, 100, func() { time.Sleep(100 * time.Millisecond); read() })
-		cachetest.WantCommands(t, m, "no reads", 0, 0, func() { time.Sleep(5 * time.Second) }) // the lock is renewed after 6.67s
+		cachetest.WantCommands(t, m, "no reads", 0, 0,
+			func() { time.Sleep(5 * time.Second) }) // the lock is renewed after 6.67s
 		load.Give("new")
 		synctest.Wait()
 
@@ -686,7 +687,8 @@ func TestRefresh_NothingToKeep(t *testing.T) {
 						t.Errorf("%+v, want no failure", s)
 					}
 					if test.kept {
-						cachetest.Ask(t.Context(), fleet[1], "k", cachetest.MustNotLoad[string](t)).Want(t, "remembered", cachetest.Answer{Err: singlefill.ErrNotFound})
+						cachetest.Ask(t.Context(), fleet[1], "k", cachetest.MustNotLoad[string](t)).Want(t, "remembered",
+							cachetest.Answer{Err: singlefill.ErrNotFound})
 						return
 					}
 					cachetest.WantStored(t, rdb, ns, "k", "")

@@ -237,10 +237,14 @@ func TestStale_NotFound(t *testing.T) {
 func TestStale_EmptyValues(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		testEmptyServedStale(t, cachetest.NewCache(t, rdb, cachetest.StaleOptions(cachetest.StaleLife, 0)), "")
-		testEmptyServedStale(t, cachetest.NewCache(t, rdb, &singlefill.Options[string]{StaleWhileRevalidate: cachetest.StaleLife}), "")
-		testEmptyServedStale[*int](t, cachetest.NewCache(t, rdb, &singlefill.Options[*int]{StaleWhileRevalidate: cachetest.StaleLife}), nil)
-		testEmptyServedStale[[]byte](t, cachetest.NewCache(t, rdb, &singlefill.Options[[]byte]{StaleWhileRevalidate: cachetest.StaleLife}), nil)
-		testEmptyServedStale[any](t, cachetest.NewCache(t, rdb, &singlefill.Options[any]{StaleWhileRevalidate: cachetest.StaleLife}), nil)
+		testEmptyServedStale(t, cachetest.NewCache(t, rdb,
+			&singlefill.Options[string]{StaleWhileRevalidate: cachetest.StaleLife}), "")
+		testEmptyServedStale[*int](t, cachetest.NewCache(t, rdb,
+			&singlefill.Options[*int]{StaleWhileRevalidate: cachetest.StaleLife}), nil)
+		testEmptyServedStale[[]byte](t, cachetest.NewCache(t, rdb,
+			&singlefill.Options[[]byte]{StaleWhileRevalidate: cachetest.StaleLife}), nil)
+		testEmptyServedStale[any](t, cachetest.NewCache(t, rdb,
+			&singlefill.Options[any]{StaleWhileRevalidate: cachetest.StaleLife}), nil)
 	})
 }
 
@@ -272,12 +276,14 @@ func TestStale_ValueThatCannotBeDecoded(t *testing.T) {
 				redistest.Must(t, rdb.Set(t.Context(), ns+":{k}", data, time.Minute).Err())
 				src := &cachetest.TimedSource{Err: cachetest.ErrSource, Takes: time.Second}
 				for n := range int64(2) { // no RetryAfter: there is nothing to serve
-					cachetest.Ask(t.Context(), c, "k", src.Load).Want(t, "the load fails", cachetest.Answer{Err: cachetest.ErrSource, Took: src.Takes})
+					cachetest.Ask(t.Context(), c, "k", src.Load).Want(t, "the load fails",
+						cachetest.Answer{Err: cachetest.ErrSource, Took: src.Takes})
 					src.WantLoads(t, "nothing to serve", n+1)
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 				defer cancel()
-				cachetest.Ask(ctx, c, "k", src.Load).Want(t, "a deadline", cachetest.Answer{Err: context.DeadlineExceeded, Took: time.Millisecond})
+				cachetest.Ask(ctx, c, "k", src.Load).Want(t, "a deadline",
+					cachetest.Answer{Err: context.DeadlineExceeded, Took: time.Millisecond})
 				time.Sleep(src.Takes)
 				synctest.Wait()
 				cachetest.Ask(t.Context(), c, "k", cachetest.Gives("new")).WantFresh(t, "the load succeeds", "new")
@@ -340,7 +346,8 @@ func TestStaleIfError_EveryFailure(t *testing.T) {
 		took      time.Duration // negative: that, and up to a poll
 		is        func(err error) bool
 	}{
-		{name: "an error", load: cachetest.Fails[string](cachetest.ErrSource), is: func(err error) bool { return err == cachetest.ErrSource }},
+		{name: "an error", load: cachetest.Fails[string](cachetest.ErrSource),
+			is: func(err error) bool { return err == cachetest.ErrSource }},
 		{name: "an error that looks like the caller's", load: cachetest.Fails[string](context.Canceled), is: func(err error) bool { return err == context.Canceled }},
 		{
 			name: "a panic", load: func(context.Context, string) (string, error) { panic("boom") },
@@ -443,7 +450,8 @@ func TestStaleIfError_FreshAtTheBeginning(t *testing.T) {
 		c := cachetest.OldCache(t, rdb, singlefill.Options[string]{EarlyRefresh: 1e9, StaleIfError: time.Minute}, "", 0)
 		<-cachetest.GoAsk(t.Context(), c, "k", cachetest.Takes(10*time.Millisecond, "old", nil))
 		time.Sleep(900 * time.Millisecond)
-		<-cachetest.GoAsk(t.Context(), c, "k", cachetest.Takes(2*time.Second, "", cachetest.ErrSource)) // a hit, and an early refresh
+		<-cachetest.GoAsk(t.Context(), c, "k", cachetest.Takes(2*time.Second, "",
+			cachetest.ErrSource)) // a hit, and an early refresh
 		time.Sleep(200 * time.Millisecond)
 		a := <-cachetest.GoAsk(t.Context(), c, "k", cachetest.MustNotLoad[string](t))
 		if a.Value != "old" || a.Err != nil || !a.Info.Stale || a.Info.Err != cachetest.ErrSource {
@@ -537,7 +545,8 @@ func TestStaleIfError_ValueIsCopied(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		value := map[string]int{"a": 1}
 		c := cachetest.OldCache(t, rdb, singlefill.Options[map[string]int]{StaleWhileRevalidate: time.Second, StaleIfError: time.Minute}, value, 900*time.Millisecond)
-		reader, _, err := c.GetOrLoadInfo(t.Context(), "k", cachetest.Takes(time.Second, value, cachetest.ErrSource)) // begins the refresh
+		reader, _, err := c.GetOrLoadInfo(t.Context(), "k",
+			cachetest.Takes(time.Second, value, cachetest.ErrSource)) // begins the refresh
 		redistest.Must(t, err)
 		time.Sleep(200 * time.Millisecond)
 		waiter, info, err := c.GetOrLoadInfo(t.Context(), "k", cachetest.MustNotLoad[map[string]int](t)) // waits for it
@@ -666,8 +675,10 @@ func TestStaleIfError_DeadlineWithoutAValue(t *testing.T) {
 		src := &cachetest.TimedSource{Takes: time.Second, Value: "v"}
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
-		cachetest.Ask(ctx, c, "k", src.Load).Want(t, "impatient", cachetest.Answer{Err: context.DeadlineExceeded, Took: 100 * time.Millisecond})
-		cachetest.Ask(t.Context(), c, "k", src.Load).Want(t, "patient", cachetest.Answer{Value: "v", Took: 900 * time.Millisecond})
+		cachetest.Ask(ctx, c, "k", src.Load).Want(t, "impatient",
+			cachetest.Answer{Err: context.DeadlineExceeded, Took: 100 * time.Millisecond})
+		cachetest.Ask(t.Context(), c, "k", src.Load).Want(t, "patient",
+			cachetest.Answer{Value: "v", Took: 900 * time.Millisecond})
 		src.WantLoads(t, "the deadline of one", 1)
 		synctest.Wait()
 		cachetest.Ask(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).WantFresh(t, "the background result", "v")
@@ -797,7 +808,8 @@ func TestTTLFunc_ExpiresWhileLoading(t *testing.T) {
 				}
 				c := cachetest.NewCacheIn(t, rdb, ns, opts)
 				src := &cachetest.TimedSource{Takes: 2 * time.Second, Value: time.Now().Add(2 * time.Second).Format(time.RFC3339)}
-				cachetest.Ask(t.Context(), c, "k", src.Load).Want(t, "the token", cachetest.Answer{Value: src.Value, Took: src.Takes})
+				cachetest.Ask(t.Context(), c, "k", src.Load).Want(t, "the token",
+					cachetest.Answer{Value: src.Value, Took: src.Takes})
 				cachetest.WantStored(t, rdb, ns, "k", "")
 			})
 		})
