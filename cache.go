@@ -278,7 +278,8 @@ func (c *engine) expire(ctx context.Context, pairs []filllock.Pair) error {
 }
 
 // invalidate invalidates keys by do, in batches, on all nodes at the same time.
-func (c *engine) invalidate(ctx context.Context, op string, keys []string, do func(ctx context.Context, pairs []filllock.Pair) error) error {
+func (c *engine) invalidate(ctx context.Context, op string, keys []string,
+	do func(ctx context.Context, pairs []filllock.Pair) error) error {
 	if err := c.checkOpen(); err != nil || len(keys) == 0 {
 		return err
 	}

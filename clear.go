@@ -187,7 +187,8 @@ func (c *engine) removeValues(ctx context.Context, values []string) error {
 
 // removeAll runs a command for each lock, in one pipeline. A command that has removed as many keys as
 // it was given has removed the lock: those that wait for it are woken.
-func (c *engine) removeAll(ctx context.Context, locks []string, keys int64, remove func(p redis.Pipeliner, lock int) *redis.IntCmd) error {
+func (c *engine) removeAll(ctx context.Context, locks []string, keys int64,
+	remove func(p redis.Pipeliner, lock int) *redis.IntCmd) error {
 	removed, err := client.Do(ctx, c.client, clearing, locks[0], func(ctx context.Context) (removed []string, err error) {
 		cmds := make([]*redis.IntCmd, len(locks))
 		_, err = c.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {

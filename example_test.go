@@ -313,7 +313,8 @@ func Example_redisIsDown() {
 
 // embeddedCache returns a cache on an embedded server, so that the examples run anywhere. A service
 // makes one client of its Redis, and a cache per namespace.
-func embeddedCache[T any](namespace string, ttl time.Duration, opts *singlefill.Options[T]) (c *singlefill.Cache[T], stop func()) {
+func embeddedCache[T any](namespace string, ttl time.Duration,
+	opts *singlefill.Options[T]) (c *singlefill.Cache[T], stop func()) {
 	mini, err := miniredis.Run()
 	if err != nil {
 		panic(err)

@@ -111,7 +111,8 @@ type origin struct {
 // readOrJoin reads key from Redis, by a GET that callers share. If that finds nothing to serve, the
 // caller joins the key's fill, or starts one. A caller does not read if a fill runs that found the
 // key empty: it joins at once. call is nil in the first round of a call.
-func (c *engine) readOrJoin(ctx context.Context, key string, load loader, call *flight.Caller, l *lookup) (w waiter, from origin, err error) {
+func (c *engine) readOrJoin(ctx context.Context, key string, load loader, call *flight.Caller,
+	l *lookup) (w waiter, from origin, err error) {
 	if c.fills.Filling(key) {
 		w, err = c.join(ctx, key, load, call, 0, l, nil)
 		return w, from, err
@@ -180,7 +181,8 @@ type waiter = flight.Waiter[result]
 
 // join joins the fill of key, or starts one with what l has found. A fill of many keys has a seat in a
 // bulk load, in place of load.
-func (c *engine) join(ctx context.Context, key string, load loader, call *flight.Caller, arrived flight.Stamp, l *lookup, in *bulk.Seat) (waiter, error) {
+func (c *engine) join(ctx context.Context, key string, load loader, call *flight.Caller, arrived flight.Stamp,
+	l *lookup, in *bulk.Seat) (waiter, error) {
 	if call == nil {
 		call = &flight.Caller{Outer: flight.LoadOf(ctx), Stamp: arrived}
 	}
@@ -195,7 +197,8 @@ func (c *engine) join(ctx context.Context, key string, load loader, call *flight
 
 // wait waits for fills until one has a result that is not older than the call. l is what the
 // caller's own read found.
-func (c *engine) wait(ctx context.Context, key string, load loader, w waiter, l lookup, from origin) (v any, info ValueInfo, err error) {
+func (c *engine) wait(ctx context.Context, key string, load loader, w waiter, l lookup,
+	from origin) (v any, info ValueInfo, err error) {
 	for {
 		v, info, err, over := c.waitFor(ctx, key, w, &l, from)
 		if over {
@@ -213,7 +216,8 @@ func (c *engine) wait(ctx context.Context, key string, load loader, w waiter, l 
 
 // waitFor waits for one fill. over is false if its result is older than the call: the caller has to
 // read and join again.
-func (c *engine) waitFor(ctx context.Context, key string, w waiter, l *lookup, from origin) (v any, info ValueInfo, err error, over bool) {
+func (c *engine) waitFor(ctx context.Context, key string, w waiter, l *lookup,
+	from origin) (v any, info ValueInfo, err error, over bool) {
 	if done := c.trace.Load().ShareDone; done != nil && !w.First {
 		begun := time.Now()
 		defer func() { done(ctx, shareInfo(key, time.Since(begun), w.Call.Load())) }()
@@ -257,7 +261,8 @@ func noCancel() {} // a literal in a generic function is allocated
 // fallback returns the old value that a caller gets in place of a failure, or at its deadline; nil
 // if there is none. It is the one that the caller's own read found, unless the fill has seen the
 // key since.
-func (c *engine) fallback(ctx context.Context, w waiter, l *lookup, r *result, verdict flight.Verdict) (old *result, own bool) {
+func (c *engine) fallback(ctx context.Context, w waiter, l *lookup, r *result,
+	verdict flight.Verdict) (old *result, own bool) {
 	switch {
 	case verdict == flight.Left && ctx.Err() == context.DeadlineExceeded:
 		l.failure = ctx.Err()

@@ -668,7 +668,8 @@ func TestGetOrLoad_CallersOwnTheirValues(t *testing.T) {
 	})
 }
 
-func testOwnership[T any](t *testing.T, rdb redis.UniversalClient, opts *singlefill.Options[T], value, same T, change func(T)) {
+func testOwnership[T any](t *testing.T, rdb redis.UniversalClient, opts *singlefill.Options[T], value, same T,
+	change func(T)) {
 	c := cachetest.NewCache(t, rdb, opts)
 	src := cachetest.NewSource[T](t)
 	var herd []*cachetest.Call[T]

@@ -117,7 +117,8 @@ func (x *filling) backOff(note *filllock.ReleaseNote) {
 
 // storeOrRelease stores data and releases the lock in one step. Without data, or if the server
 // refuses to store it, it only releases the lock. It reports whether this fill still held the lock.
-func (x *filling) storeOrRelease(ctx context.Context, o *outcome, data []byte, note filllock.ReleaseNote) (ours bool, err error) {
+func (x *filling) storeOrRelease(ctx context.Context, o *outcome, data []byte,
+	note filllock.ReleaseNote) (ours bool, err error) {
 	if data != nil {
 		kept := x.opts.keptFor(o.life)
 		ours, err = client.Retry(ctx, x.opts.redisTimeout, client.Unreachable, func(within time.Duration) (bool, error) {

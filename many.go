@@ -474,7 +474,8 @@ func (m *many) newBulk(outer *flight.Load, fills int) *bulk.Bulk {
 }
 
 // callLoader calls the ManyLoader. It reports a panic or runtime.Goexit as the outcome of each key.
-func (m *many) callLoader(ctx context.Context, keys []string, calls []*atomic.Pointer[flight.Call], done func(bulk.Outcome)) {
+func (m *many) callLoader(ctx context.Context, keys []string, calls []*atomic.Pointer[flight.Call],
+	done func(bulk.Outcome)) {
 	var outcome bulk.Outcome
 	var err error
 	defer func() {

@@ -111,7 +111,8 @@ type goMany struct {
 	err    error
 }
 
-func goGetMany(ctx context.Context, c *singlefill.Cache[string], keys []string, load singlefill.ManyLoader[string]) *goMany {
+func goGetMany(ctx context.Context, c *singlefill.Cache[string], keys []string,
+	load singlefill.ManyLoader[string]) *goMany {
 	g := &goMany{done: make(chan struct{})}
 	go func() {
 		defer close(g.done)

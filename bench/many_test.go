@@ -270,7 +270,8 @@ func getNothings(ctx context.Context, rdb *redis.Client, keys []string) error {
 }
 
 // lockAndStoreAll is lockAndStore for many keys: two pipelines of scripts, and a query between them.
-func lockAndStoreAll(ctx context.Context, rdb *redis.Client, keys []string, query singlefill.ManyLoader[order]) (map[string]order, error) {
+func lockAndStoreAll(ctx context.Context, rdb *redis.Client, keys []string,
+	query singlefill.ManyLoader[order]) (map[string]order, error) {
 	tokens := make([]string, len(keys))
 	locks, err := rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
 		for i, key := range keys {

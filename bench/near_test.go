@@ -131,7 +131,8 @@ func (h *nearReads) fill(b *testing.B, rdb *redis.Client, set func(key string)) 
 	}
 }
 
-func nearOtter[T any](b *testing.B, name string, h *nearReads, rdb *redis.Client, o otter.Options[string, T], value T) contender {
+func nearOtter[T any](b *testing.B, name string, h *nearReads, rdb *redis.Client,
+	o otter.Options[string, T], value T) contender {
 	o.MaximumSize = nearKeys
 	c := otter.Must(&o)
 	h.fill(b, rdb, func(key string) { c.Set(key, value) })

@@ -178,7 +178,8 @@ func asFloors(ops []op, windows bool, log map[[2]int]int64) (out []porcupine.Ope
 // invalidation of another process takes effect MaxLag after it has returned. An old value that
 // replaced an error may be older: memory may have it from before Redis could not be asked.
 // GetOrLoadMany does not tell whether a value did.
-func asNear(ops []op, process int, maxLag time.Duration, windows, faults bool, log map[[2]int]int64) (out []porcupine.Operation) {
+func asNear(ops []op, process int, maxLag time.Duration, windows, faults bool,
+	log map[[2]int]int64) (out []porcupine.Operation) {
 	for _, operation := range asFloors(ops, windows, log) {
 		o := operation.Input.(op)
 		switch {

@@ -12,7 +12,8 @@ import (
 )
 
 // runAcquire runs a script that acquires the lock or takes a place in its queue.
-func (o *owner) runAcquire(ctx context.Context, within time.Duration, s client.Script, keys []string, args ...any) (reply, error) {
+func (o *owner) runAcquire(ctx context.Context, within time.Duration, s client.Script, keys []string,
+	args ...any) (reply, error) {
 	call := append(s.Call(3+len(keys), 3+len(args)), o.keys.lock, o.keys.fence, o.keys.ended)
 	for _, key := range keys {
 		call = append(call, key)
@@ -72,7 +73,8 @@ func (o *owner) runAbandon(ctx context.Context, s client.Script, keys ...string)
 }
 
 // runOnLease runs a script that changes what the owner may hold.
-func (o *owner) runOnLease(ctx context.Context, within time.Duration, op string, s client.Script, keys []string, args ...any) (bool, error) {
+func (o *owner) runOnLease(ctx context.Context, within time.Duration, op string, s client.Script, keys []string,
+	args ...any) (bool, error) {
 	call := s.Call(len(keys), 1+len(args))
 	for _, key := range keys {
 		call = append(call, key)

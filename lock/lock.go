@@ -79,7 +79,8 @@ func init() {
 	}
 }
 
-func newLocker(rdb redis.UniversalClient, name string, kind kind, opts *Options, keysOf func(name string) keys) (*Locker, error) {
+func newLocker(rdb redis.UniversalClient, name string, kind kind, opts *Options,
+	keysOf func(name string) keys) (*Locker, error) {
 	if err := client.Check(rdb); err != nil {
 		return nil, fmt.Errorf("lock: %w", err)
 	}

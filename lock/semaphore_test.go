@@ -130,7 +130,8 @@ func TestNewSemaphore_WaiterOfAnotherSize(t *testing.T) {
 }
 
 // dieHolding lets n holders of one semaphore die, step apart, and returns when their leases end.
-func dieHolding(t *testing.T, m *miniredis.Miniredis, n int, step time.Duration, opts *lock.Options) (ends []time.Time) {
+func dieHolding(t *testing.T, m *miniredis.Miniredis, n int, step time.Duration,
+	opts *lock.Options) (ends []time.Time) {
 	for range n {
 		rdb := redistest.NewMiniClient(t, m)
 		mustTry(t, semaphore(t, rdb, "n", n, opts))

@@ -67,7 +67,8 @@ type strictTracer struct {
 	provider *strictProvider
 }
 
-func (t strictTracer) Start(ctx context.Context, name string, opts ...trace.SpanStartOption) (context.Context, trace.Span) {
+func (t strictTracer) Start(ctx context.Context, name string,
+	opts ...trace.SpanStartOption) (context.Context, trace.Span) {
 	ctx, span := t.Tracer.Start(ctx, name, opts...)
 	t.provider.open.Add(1)
 	return ctx, &strictSpan{Span: span, provider: t.provider}
@@ -89,7 +90,8 @@ func (s *strictSpan) End(opts ...trace.SpanEndOption) {
 }
 
 // newCache returns a cache that is instrumented with x.
-func (x *telemetry) newCache(t testing.TB, rdb redis.UniversalClient, namespace string, opts *singlefill.Options[string]) *singlefill.Cache[string] {
+func (x *telemetry) newCache(t testing.TB, rdb redis.UniversalClient, namespace string,
+	opts *singlefill.Options[string]) *singlefill.Cache[string] {
 	t.Helper()
 	c := newCache(t, rdb, namespace, opts)
 	x.instrument(t, c)
@@ -98,7 +100,8 @@ func (x *telemetry) newCache(t testing.TB, rdb redis.UniversalClient, namespace 
 
 // newCache returns a cache that is patient, unless opts have a LoadTimeout: a busy machine may keep a
 // server from answering for seconds.
-func newCache(t testing.TB, rdb redis.UniversalClient, namespace string, opts *singlefill.Options[string]) *singlefill.Cache[string] {
+func newCache(t testing.TB, rdb redis.UniversalClient, namespace string,
+	opts *singlefill.Options[string]) *singlefill.Cache[string] {
 	t.Helper()
 	var o singlefill.Options[string]
 	if opts != nil {
@@ -338,7 +341,8 @@ func (m refusingMeter) Int64ObservableCounter(name string, _ ...metric.Int64Obse
 	return metricnoop.Int64ObservableCounter{}, m.check(name)
 }
 
-func (m refusingMeter) Int64ObservableUpDownCounter(name string, _ ...metric.Int64ObservableUpDownCounterOption) (metric.Int64ObservableUpDownCounter, error) {
+func (m refusingMeter) Int64ObservableUpDownCounter(name string,
+	_ ...metric.Int64ObservableUpDownCounterOption) (metric.Int64ObservableUpDownCounter, error) {
 	return metricnoop.Int64ObservableUpDownCounter{}, m.check(name)
 }
 

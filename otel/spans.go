@@ -92,7 +92,8 @@ func (s *spans) waitedForProcess(ctx context.Context, info singlefill.WaitInfo) 
 }
 
 // waited returns the span of a wait that is over.
-func (s *spans) waited(ctx context.Context, d time.Duration, attrs []attribute.KeyValue, more ...trace.SpanStartOption) trace.Span {
+func (s *spans) waited(ctx context.Context, d time.Duration, attrs []attribute.KeyValue,
+	more ...trace.SpanStartOption) trace.Span {
 	more = append(more, trace.WithTimestamp(time.Now().Add(-d)), trace.WithAttributes(append(attrs, s.name)...))
 	_, span := s.tracer.Start(ctx, "wait "+s.name.Value.AsString(), more...)
 	return span

@@ -70,7 +70,8 @@ func wantValues(t testing.TB, r *prometheus.Registry, want map[string]float64) {
 	}
 }
 
-func newCache(t testing.TB, rdb redis.UniversalClient, namespace string, opts *singlefill.Options[string]) *singlefill.Cache[string] {
+func newCache(t testing.TB, rdb redis.UniversalClient, namespace string,
+	opts *singlefill.Options[string]) *singlefill.Cache[string] {
 	t.Helper()
 	c, err := singlefill.New(rdb, namespace, time.Hour, opts)
 	if err != nil {

@@ -39,7 +39,8 @@ func prepareExpire(x *execution, _ *flag.FlagSet) func(ctx context.Context, args
 
 // change changes keys, and says which of them had an entry before. It changes the others, too, since
 // loads of them may be running.
-func (x *execution) change(ctx context.Context, namespace string, keys []string, done string, do func(c *singlefill.Cache[any], keys []string) error) error {
+func (x *execution) change(ctx context.Context, namespace string, keys []string, done string,
+	do func(c *singlefill.Cache[any], keys []string) error) error {
 	c, err := x.cache(namespace, nil)
 	if err != nil {
 		return err

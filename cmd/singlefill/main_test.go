@@ -80,7 +80,8 @@ func (c terminal) fails(want int, message string, args ...string) {
 	}
 }
 
-func newCache[T any](t testing.TB, rdb redis.UniversalClient, ns string, opts *singlefill.Options[T]) *singlefill.Cache[T] {
+func newCache[T any](t testing.TB, rdb redis.UniversalClient, ns string,
+	opts *singlefill.Options[T]) *singlefill.Cache[T] {
 	t.Helper()
 	c, err := singlefill.New(rdb, ns, time.Hour, opts)
 	if err != nil {

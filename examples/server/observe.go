@@ -28,7 +28,8 @@ import (
 
 // observe returns the handler of /metrics, and writes to the log what an operator has to know. Spans go
 // to tracers.
-func observe(products *singlefill.Cache[Product], outbox *lock.Locker, tracers trace.TracerProvider) (http.Handler, error) {
+func observe(products *singlefill.Cache[Product], outbox *lock.Locker,
+	tracers trace.TracerProvider) (http.Handler, error) {
 	products.AddTrace(singlefill.LogTrace(slog.With("cache", products.Namespace()), nil))
 	spans := &sfotel.Options{TracerProvider: tracers, MeterProvider: noop.NewMeterProvider()} // Prometheus has the metrics
 	if _, err := sfotel.Instrument(products, spans); err != nil {

@@ -29,7 +29,8 @@ type service struct {
 	render func(ctx context.Context, at coordinates) ([]byte, error)
 }
 
-func newCache(rdb redis.UniversalClient, trace *singlefill.Trace, codec singlefill.Codec) (*singlefill.Cache[Tile], error) {
+func newCache(rdb redis.UniversalClient, trace *singlefill.Trace,
+	codec singlefill.Codec) (*singlefill.Cache[Tile], error) {
 	return singlefill.New(rdb, "tiles", time.Minute, &singlefill.Options[Tile]{
 		Codec: codec, // nil, except in tests
 		// An expired tile is served at once, and computed again in the background.

@@ -38,7 +38,8 @@ type peer struct {
 	stats     func() singlefill.Stats
 }
 
-func startPeer(t *testing.T, rdb redis.UniversalClient, name string, render func(context.Context, coordinates) ([]byte, error)) peer {
+func startPeer(t *testing.T, rdb redis.UniversalClient, name string,
+	render func(context.Context, coordinates) ([]byte, error)) peer {
 	t.Helper()
 	feed := newFeed()
 	tiles, err := newCache(rdb, feed.trace(), singlefilltest.Codec(t, nil))

@@ -239,7 +239,8 @@ func (c *Client) Queued() int64 { return c.queued.Load() }
 // runAsync runs a command in its own goroutine, which may outlive this call for as long as the
 // user's client makes it wait. done is called when the command has an outcome: at the latest when
 // bounded ends.
-func runAsync[R any](ctx context.Context, c *Client, n *node, call call, bounded context.Context, done func(answered bool),
+func runAsync[R any](ctx context.Context, c *Client, n *node, call call, bounded context.Context,
+	done func(answered bool),
 	cmd func(ctx context.Context) (R, error)) (R, error) {
 	var none R
 	type reply struct {
@@ -269,7 +270,8 @@ func runAsync[R any](ctx context.Context, c *Client, n *node, call call, bounded
 }
 
 // bound returns a context that bounds a command sent now.
-func (c *Client) bound(ctx context.Context, n *node, now time.Time, timeout time.Duration) (context.Context, context.CancelFunc) {
+func (c *Client) bound(ctx context.Context, n *node, now time.Time,
+	timeout time.Duration) (context.Context, context.CancelFunc) {
 	if timeout == c.Timeout {
 		return commandContext{n.limit.next(now, timeout), ctx}, func() {}
 	}

@@ -140,7 +140,8 @@ func DoNow[R any](ctx context.Context, c *Client, op, key string, cmd func(ctx c
 	return doNow(ctx, c, c.nodeOf(key), call{op: op, key: key}, cmd)
 }
 
-func doNow[R any](ctx context.Context, c *Client, n *node, call call, cmd func(ctx context.Context) (R, error)) (R, error) {
+func doNow[R any](ctx context.Context, c *Client, n *node, call call,
+	cmd func(ctx context.Context) (R, error)) (R, error) {
 	bounded, cancel := context.WithTimeout(Detach(ctx), c.Timeout)
 	call.sent = time.Now()
 	return runAsync(ctx, c, n, call, bounded, func(bool) { cancel() }, cmd)

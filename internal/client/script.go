@@ -36,7 +36,8 @@ func Unknown(err error) bool { return err != nil && redis.HasErrorPrefix(err, "N
 func (s Script) WithText(call []any) { call[0], call[1] = "eval", s.text }
 
 // Run sends a call to the node of key, as [Send] does.
-func Run[R any](ctx context.Context, c *Client, convoy *Convoy, timeout time.Duration, op, key string, s Script, call []any,
+func Run[R any](ctx context.Context, c *Client, convoy *Convoy, timeout time.Duration, op, key string, s Script,
+	call []any,
 	read func(cmd *redis.Cmd) (R, error)) (R, error) {
 	type reply struct {
 		value   R

@@ -188,7 +188,8 @@ func TestForeignBytes_AreAMiss(t *testing.T) {
 }
 
 // testForeign puts foreign bytes under a key, and foreign payloads behind a valid header.
-func testForeign[T any](t *testing.T, rdb redis.UniversalClient, name string, codec singlefill.Codec, right T, payloads map[string]string) {
+func testForeign[T any](t *testing.T, rdb redis.UniversalClient, name string, codec singlefill.Codec, right T,
+	payloads map[string]string) {
 	t.Run(name, func(t *testing.T) {
 		h := newForeignCache(t, rdb, codec, right)
 		put := func(t *testing.T, what string, data []byte) {

@@ -218,7 +218,8 @@ func (l *Lock) Renew(ctx context.Context) (bool, error) {
 	return l.act(ctx, nil, l.client.Timeout, "renew", renewScript, []string{l.key}, l.watchRenew, l.stamp, l.ttl.Milliseconds())
 }
 
-func (l *Lock) act(ctx context.Context, convoy *client.Convoy, within time.Duration, op string, script client.Script, keys []string, judge watchFunc, args ...any) (bool, error) {
+func (l *Lock) act(ctx context.Context, convoy *client.Convoy, within time.Duration, op string, script client.Script,
+	keys []string, judge watchFunc, args ...any) (bool, error) {
 	call := script.Call(len(keys), 1+len(args))
 	for _, key := range keys {
 		call = append(call, key)

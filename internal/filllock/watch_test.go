@@ -89,7 +89,8 @@ func TestWatch_Interference(t *testing.T) {
 
 // meddle runs a command without scripts, while another client changes value and lock between its
 // reads and its EXEC.
-func meddle(t *testing.T, s *redistest.Server, before func(b *fixture), act func(b *fixture) (string, error), value, lock state) (b *fixture, text string, err error) {
+func meddle(t *testing.T, s *redistest.Server, before func(b *fixture),
+	act func(b *fixture) (string, error), value, lock state) (b *fixture, text string, err error) {
 	p := redistest.NewProxy(t, s.Addr)
 	b = backend{p.Client(t, asNoScripts), s.Admin()}.fixture(t)
 	before(b)

@@ -62,7 +62,8 @@ func inBubble(t *testing.T, change func(k *keptLease), run func(t *testing.T, k 
 	}
 }
 
-func inBubbleBy(t *testing.T, keep func(l Lease, ctx context.Context) error, change func(k *keptLease), run func(t *testing.T, k *keptLease)) {
+func inBubbleBy(t *testing.T, keep func(l Lease, ctx context.Context) error, change func(k *keptLease),
+	run func(t *testing.T, k *keptLease)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		k := &keptLease{ended: make(chan struct{})}

@@ -41,7 +41,8 @@ type Cache struct {
 
 // New returns a cache that is closed with the test. Its LockTTL is 10 s, and its values live for an
 // hour.
-func New(t testing.TB, rdb redis.UniversalClient, namespace string, redisTimeout time.Duration, change ...func(*singlefill.Options[string])) *Cache {
+func New(t testing.TB, rdb redis.UniversalClient, namespace string, redisTimeout time.Duration,
+	change ...func(*singlefill.Options[string])) *Cache {
 	t.Helper()
 	c := &Cache{Source: &Source{}, Log: &Log{}, Namespace: namespace, t: t}
 	opts := singlefill.Options[string]{RedisTimeout: redisTimeout, LockTTL: 10 * time.Second, Trace: c.Log.trace()}

@@ -26,7 +26,8 @@ func NewCache[T any](t testing.TB, rdb redis.UniversalClient, opts *singlefill.O
 // NewCacheIn returns a cache that lives as long as the test. Timeouts that opts leave open are
 // longer than a busy machine makes a command take. At the end every key of the namespace must have
 // a TTL.
-func NewCacheIn[T any](t testing.TB, rdb redis.UniversalClient, namespace string, opts *singlefill.Options[T]) *singlefill.Cache[T] {
+func NewCacheIn[T any](t testing.TB, rdb redis.UniversalClient, namespace string,
+	opts *singlefill.Options[T]) *singlefill.Cache[T] {
 	t.Helper()
 	c, err := singlefill.New(rdb, namespace, time.Hour, PatientOptions(opts))
 	redistest.Must(t, err)
@@ -40,7 +41,8 @@ func NewCacheIn[T any](t testing.TB, rdb redis.UniversalClient, namespace string
 }
 
 // NewCaches returns n processes of one namespace, each with its own client.
-func NewCaches[T any](t testing.TB, m *miniredis.Miniredis, namespace string, n int, opts *singlefill.Options[T]) (caches []*singlefill.Cache[T]) {
+func NewCaches[T any](t testing.TB, m *miniredis.Miniredis, namespace string, n int,
+	opts *singlefill.Options[T]) (caches []*singlefill.Cache[T]) {
 	for range n {
 		caches = append(caches, NewCacheIn(t, redistest.NewMiniClient(t, m), namespace, opts))
 	}

@@ -29,7 +29,8 @@ func SetStale(t testing.TB, c *singlefill.Cache[string], key, value string, late
 }
 
 // OldCache returns a cache whose values live for a second. Its key k has been stale for late.
-func OldCache[T any](t *testing.T, rdb *redis.Client, opts singlefill.Options[T], value T, late time.Duration) *singlefill.Cache[T] {
+func OldCache[T any](t *testing.T, rdb *redis.Client, opts singlefill.Options[T], value T,
+	late time.Duration) *singlefill.Cache[T] {
 	t.Helper()
 	opts.Jitter = -1
 	c, err := singlefill.New(rdb, "ns", time.Second, &opts)

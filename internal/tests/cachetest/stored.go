@@ -54,7 +54,8 @@ const (
 )
 
 // PutEntry writes an entry as another process would have done.
-func PutEntry(t testing.TB, look redis.UniversalClient, ns, key string, e entry.Entry, ttl time.Duration) (data string) {
+func PutEntry(t testing.TB, look redis.UniversalClient, ns, key string, e entry.Entry,
+	ttl time.Duration) (data string) {
 	t.Helper()
 	b, err := e.Encode()
 	if err == nil {

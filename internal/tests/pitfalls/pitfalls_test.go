@@ -20,7 +20,8 @@ import (
 
 func TestMain(m *testing.M) { redistest.Main(m) }
 
-func newCache[T any](t testing.TB, rdb redis.UniversalClient, namespace string, opts *singlefill.Options[T]) *singlefill.Cache[T] {
+func newCache[T any](t testing.TB, rdb redis.UniversalClient, namespace string,
+	opts *singlefill.Options[T]) *singlefill.Cache[T] {
 	t.Helper()
 	c, err := singlefill.New(rdb, namespace, time.Hour, opts)
 	if err != nil {

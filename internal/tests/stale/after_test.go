@@ -21,7 +21,8 @@ import (
 const within = 50 * time.Millisecond
 
 // inSlowSource runs a test with a cache that has an expired value "old" under "k".
-func inSlowSource(t *testing.T, opts singlefill.Options[string], run func(t *testing.T, c *singlefill.Cache[string], rdb *redis.Client)) {
+func inSlowSource(t *testing.T, opts singlefill.Options[string],
+	run func(t *testing.T, c *singlefill.Cache[string], rdb *redis.Client)) {
 	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
 		opts.StaleIfError, opts.StaleAfter, opts.Jitter = time.Hour, within, -1
 		c, err := singlefill.New(rdb, "n", time.Minute, &opts)

@@ -29,7 +29,8 @@ type clockHook struct {
 }
 
 // clockCache makes a cache whose process has a clock that is ahead.
-func clockCache(t testing.TB, m *miniredis.Miniredis, ns string, opts *singlefill.Options[string], ahead time.Duration) *singlefill.Cache[string] {
+func clockCache(t testing.TB, m *miniredis.Miniredis, ns string, opts *singlefill.Options[string],
+	ahead time.Duration) *singlefill.Cache[string] {
 	t.Helper()
 	rdb := redistest.NewMiniClient(t, m)
 	rdb.AddHook(&clockHook{ahead, cachetest.Script(t, "store"), cachetest.Script(t, "get_or_lock"),

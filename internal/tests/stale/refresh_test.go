@@ -74,7 +74,8 @@ func (r *refreshing) by(where string) *singlefill.Cache[string] {
 
 // refreshEach runs a test in the middle of a refresh of every kind, on every client, for each
 // variant.
-func refreshEach(t *testing.T, run func(t *testing.T, variant string, r *refreshing, rdb, look redis.UniversalClient), variants ...string) {
+func refreshEach(t *testing.T, run func(t *testing.T, variant string, r *refreshing, rdb, look redis.UniversalClient),
+	variants ...string) {
 	if len(variants) == 0 {
 		variants = []string{""}
 	}

@@ -687,7 +687,8 @@ func TestStaleIfError_DeadlineWithoutAValue(t *testing.T) {
 
 // staleHerd asks n times at once, with a deadline of a second each, and wants the old value, whose
 // life ended at lived.
-func staleHerd(t *testing.T, what string, c *singlefill.Cache[string], load singlefill.Loader[string], n int, lived time.Time) {
+func staleHerd(t *testing.T, what string, c *singlefill.Cache[string], load singlefill.Loader[string], n int,
+	lived time.Time) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()

@@ -45,7 +45,8 @@ func newNear(t testing.TB, a, b redis.UniversalClient, redisTimeout time.Duratio
 	return newNearWithin(t, nearLag, a, b, redisTimeout)
 }
 
-func newNearWithin(t testing.TB, maxLag time.Duration, a, b redis.UniversalClient, redisTimeout time.Duration) (x, y *nearCache) {
+func newNearWithin(t testing.TB, maxLag time.Duration, a, b redis.UniversalClient,
+	redisTimeout time.Duration) (x, y *nearCache) {
 	t.Helper()
 	namespace, version, announced := redistest.Namespace(t), new(atomic.Int64), new(sync.Map)
 	version.Store(1)

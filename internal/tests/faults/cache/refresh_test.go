@@ -30,7 +30,8 @@ var refreshes = map[string]func() entry.Entry{
 
 // newRefresh returns a cache of rdb. Through admin it stores an old value of k that a read
 // refreshes.
-func newRefresh(t testing.TB, rdb, admin redis.UniversalClient, kind string, redisTimeout time.Duration) *cachetest.Cache {
+func newRefresh(t testing.TB, rdb, admin redis.UniversalClient, kind string,
+	redisTimeout time.Duration) *cachetest.Cache {
 	t.Helper()
 	c := cachetest.New(t, rdb, redistest.Namespace(t), redisTimeout, func(o *singlefill.Options[string]) {
 		o.Codec, o.Jitter, o.StaleWhileRevalidate, o.RetryAfter = singlefill.Raw, -1, time.Hour, time.Hour

@@ -54,7 +54,8 @@ func holdAll(t testing.TB, s *redistest.Server, redisTimeout, ttl time.Duration)
 	return all
 }
 
-func hold(t testing.TB, k locktest.Kind, rdb redis.UniversalClient, name string, redisTimeout, ttl time.Duration) heldLock {
+func hold(t testing.TB, k locktest.Kind, rdb redis.UniversalClient,
+	name string, redisTimeout, ttl time.Duration) heldLock {
 	t.Helper()
 	h := heldLock{Kind: k, holder: k.Locker(t, rdb, name, redisTimeout, ttl)}
 	h.leases = k.Fill(t, h.holder)
