@@ -274,11 +274,17 @@ func TestUnlocked_LockInDoubtIsAbandoned(t *testing.T) {
 //fault:refused-writes
 func TestLock_RefusedRelease(t *testing.T) {
 	t.Parallel()
-	for says, fault := range map[string]struct{ begin, end []any }{
-		"NOREPLICAS": {
-			[]any{"config", "set", "min-replicas-to-write", "1"}, []any{"config", "set", "min-replicas-to-write", "0"},
-		},
-		"READONLY": {[]any{"replicaof", "127.0.0.1", "1"}, []any{"replicaof", "no", "one"}},
+	between := func(begin, end []any) func(testing.TB, *redistest.Server) func() {
+		return func(t testing.TB, s *redistest.Server) (mend func()) {
+			redistest.Do(t, s.Admin(), begin...)
+			return func() { redistest.Do(t, s.Admin(), end...) }
+		}
+	}
+	for says, fault := range map[string]func(t testing.TB, s *redistest.Server) (mend func()){
+		"MISCONF": redistest.FailSaves,
+		"NOREPLICAS": between([]any{"config", "set", "min-replicas-to-write", "1"},
+			[]any{"config", "set", "min-replicas-to-write", "0"}),
+		"READONLY": between([]any{"replicaof", "127.0.0.1", "1"}, []any{"replicaof", "no", "one"}),
 	} {
 		t.Run(says, func(t *testing.T) {
 			t.Parallel()
@@ -302,13 +308,13 @@ func TestLock_RefusedRelease(t *testing.T) {
 			load := src.Next(t)
 			waits := cachetest.GoGet(t.Context(), there, "k", cachetest.Gives("v2"))
 			redistest.Await(t, "the other process has found the lock held", func() bool { return server.Calls("pttl") > 0 })
-			redistest.Do(t, server.Admin(), fault.begin...)
+			mend := fault(t, server)
 			load.Give("v1")
 			first.Want(t, "v1")
 			if err := cachetest.Receive(t, "the server refuses", abandons); !redis.HasErrorPrefix(err, says) {
 				t.Errorf("the lock is given up, which fails with %v, want %s", err, says)
 			}
-			redistest.Do(t, server.Admin(), fault.end...)
+			mend()
 			waits.Want(t, "v2")
 		})
 	}

@@ -3,8 +3,6 @@ package cache_test
 import (
 	"context"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -168,7 +166,7 @@ func TestServer_Stalls(t *testing.T) {
 			redistest.Do(t, s.Admin(), "client", "pause", 600_000, "write")
 			return func() { redistest.Do(t, s.Admin(), "client", "unpause") }
 		}},
-		{"cannot save", true, func(t *testing.T, s *redistest.Server) func() { return failSaves(t, s) }},
+		{"cannot save", true, func(t *testing.T, s *redistest.Server) func() { return redistest.FailSaves(t, s) }},
 	} {
 		t.Run(fault.name, func(t *testing.T) {
 			t.Parallel()
@@ -205,22 +203,6 @@ func TestServer_Stalls(t *testing.T) {
 			awaitKept()
 		})
 	}
-}
-
-// failSaves makes a server fail to save, and so refuse writes, until mend is called.
-func failSaves(t testing.TB, s *redistest.Server) (mend func()) {
-	t.Helper()
-	ctx := context.Background()
-	dir := s.Admin().ConfigGet(ctx, "dir").Val()["dir"]
-	inTheWay := filepath.Join(dir, "dump.rdb", "not empty") // a file cannot replace this directory
-	redistest.Must(t, os.MkdirAll(inTheWay, 0o700))
-	redistest.Do(t, s.Admin(), "config", "set", "save", "3600 1")
-	redistest.Do(t, s.Admin(), "bgsave")
-	client := s.Client(t, redistest.NoRetry)
-	redistest.Await(t, "writes are refused", func() bool {
-		return redis.HasErrorPrefix(client.Set(ctx, "x", "y", time.Minute).Err(), "MISCONF")
-	})
-	return func() { redistest.Do(t, s.Admin(), "config", "set", "save", "") }
 }
 
 // A FLUSHALL during a load costs the entry and nothing else.

@@ -3,8 +3,6 @@ package lock_test
 import (
 	"context"
 	"errors"
-	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"sync"
@@ -211,15 +209,7 @@ func TestLease_ServerCannotSave(t *testing.T) {
 	s := redistest.Start(t)
 	all := holdAll(t, s, time.Second, 9*time.Second)
 	ctx := context.Background()
-	inTheWay := filepath.Join(s.Admin().ConfigGet(ctx, "dir").Val()["dir"], "dump.rdb", "not empty")
-	// The file cannot take the place of a directory.
-	redistest.Must(t, os.MkdirAll(inTheWay, 0o700))
-	do(t, s, "config", "set", "save", "3600 1")
-	do(t, s, "bgsave")
-	asks := s.Client(t, noRetries)
-	redistest.Await(t, "writes are refused", func() bool {
-		return redis.HasErrorPrefix(asks.Set(ctx, "x", "y", time.Minute).Err(), "MISCONF")
-	})
+	mend := redistest.FailSaves(t, s)
 	others := make(map[string]*locktest.Locker)
 	for _, h := range all {
 		others[h.Name] = h.Locker(t, s.Client(t), h.Name+" too", time.Second, locktest.Long)
@@ -234,7 +224,7 @@ func TestLease_ServerCannotSave(t *testing.T) {
 	for _, h := range all {
 		redistest.Await(t, "each renewal is refused", func() bool { return len(h.holder.Errors()["renew"]) >= h.Size })
 	}
-	do(t, s, "config", "set", "save", "")
+	mend()
 	for _, h := range all {
 		h.awaitRenewal(t)
 		h.release(t)
