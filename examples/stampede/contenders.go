@@ -13,42 +13,68 @@ import (
 // A getter returns the value of a key: a load is a getter, and so is a cache in front of it.
 type getter = func(ctx context.Context, key string) (string, error)
 
-// contenders are the ways to save loads.
+// contenders are the ways to save loads. Each opens a cache, and returns what closes it.
 var contenders = []struct {
 	name  string
-	open  func(rdb *redis.Client, namespace string, ttl time.Duration, load getter) (get getter, close func() error, err error)
-	class string // in the picture
-	color string // on a terminal
+	open  func(rdb *redis.Client, namespace string, ttl time.Duration, load getter) (getter, func() error, error)
+	color string // class in the picture
 }{
-	{"no protection", unprotected, "c1", "33"},
-	{"singleflight alone", inEachProcess, "c3", "35"},
-	{"singlefill", inTheFleet, "c0", "36"},
+	{"singleflight alone", inEachProcess, "c3"},
+	{"SET NX by hand", byHand, "c1"},
+	{"singlefill", inTheFleet, "c0"},
 }
 
-func unprotected(rdb *redis.Client, namespace string, ttl time.Duration, load getter) (getter, func() error, error) {
+// inEachProcess loads once in each process.
+func inEachProcess(rdb *redis.Client, namespace string, ttl time.Duration, load getter) (getter, func() error, error) {
+	var flights singleflight.Group
 	get := func(ctx context.Context, key string) (string, error) {
-		v, err := rdb.Get(ctx, byHand(namespace, key)).Result()
-		if !errors.Is(err, redis.Nil) {
-			return v, err
-		}
-		if v, err = load(ctx, key); err != nil {
-			return "", err
-		}
-		return v, rdb.Set(ctx, byHand(namespace, key), v, ttl).Err()
+		v, err, _ := flights.Do(key, func() (any, error) {
+			v, err := rdb.Get(ctx, namespace+":"+key).Result()
+			if !errors.Is(err, redis.Nil) {
+				return v, err
+			}
+			if v, err = load(ctx, key); err != nil {
+				return "", err
+			}
+			return v, rdb.Set(ctx, namespace+":"+key, v, ttl).Err()
+		})
+		return v.(string), err
 	}
 	return get, func() error { return nil }, nil
 }
 
-func inEachProcess(rdb *redis.Client, namespace string, ttl time.Duration, load getter) (getter, func() error, error) {
-	get, done, err := unprotected(rdb, namespace, ttl, load)
-	var flights singleflight.Group
-	once := func(ctx context.Context, key string) (string, error) {
-		v, err, _ := flights.Do(key, func() (any, error) { return get(ctx, key) })
-		return v.(string), err
+// byHand is the lock that is often written: it loads once, unless a load takes longer than the lock
+// lives. Then a caller deletes the lock of another.
+func byHand(rdb *redis.Client, namespace string, ttl time.Duration, load getter) (getter, func() error, error) {
+	get := func(ctx context.Context, key string) (string, error) {
+		name, lock := namespace+":"+key, namespace+":lock:"+key
+		for {
+			v, err := rdb.Get(ctx, name).Result()
+			if !errors.Is(err, redis.Nil) {
+				return v, err
+			}
+			locked, err := rdb.SetNX(ctx, lock, "locked", ttl).Result()
+			if err != nil {
+				return "", err
+			}
+			if !locked {
+				time.Sleep(20 * time.Millisecond)
+				continue
+			}
+			defer rdb.Del(ctx, lock)
+			if v, err = rdb.Get(ctx, name).Result(); !errors.Is(err, redis.Nil) {
+				return v, err // stored since the first GET
+			}
+			if v, err = load(ctx, key); err != nil {
+				return "", err
+			}
+			return v, rdb.Set(ctx, name, v, ttl).Err()
+		}
 	}
-	return once, done, err
+	return get, func() error { return nil }, nil
 }
 
+// inTheFleet loads once in all processes.
 func inTheFleet(rdb *redis.Client, namespace string, ttl time.Duration, load getter) (getter, func() error, error) {
 	cache, err := singlefill.New[string](rdb, namespace, ttl, nil)
 	if err != nil {
@@ -56,20 +82,4 @@ func inTheFleet(rdb *redis.Client, namespace string, ttl time.Duration, load get
 	}
 	get := func(ctx context.Context, key string) (string, error) { return cache.GetOrLoad(ctx, key, load) }
 	return get, cache.Close, nil
-}
-
-func byHand(namespace, key string) string { return namespace + ":" + key }
-
-// forget deletes the keys that a contender may have left in its namespace.
-func forget(ctx context.Context, rdb *redis.Client, namespace string, keys []string) error {
-	cache, err := singlefill.New[string](rdb, namespace, time.Minute, nil)
-	if err != nil {
-		return err
-	}
-	defer cache.Close()
-	var names []string
-	for _, key := range keys {
-		names = append(names, byHand(namespace, key))
-	}
-	return errors.Join(rdb.Del(ctx, names...).Err(), cache.Delete(ctx, keys...))
 }

@@ -1,31 +1,57 @@
-// Command stampede compares what a cold key and an expiring key cost in three ways: GET, load, SET
-// without protection; the same behind golang.org/x/sync/singleflight; and singlefill.
+// Command stampede compares what a cold key and an expiring key cost with three protections:
+// golang.org/x/sync/singleflight in each process, a lock made by hand with SET NX, and singlefill.
 //
 //	go run ./examples/stampede       # with an embedded Redis, unless REDIS_URL names one
-//	go run ./examples/stampede -h    # how many processes, goroutines and keys, and how long a load takes
+//	go run ./examples/stampede -h    # how many processes and goroutines, and how long a load takes
 //
-// For each way it starts several processes of many goroutines. First all goroutines ask at once for
-// cold keys. Then they ask again and again, at a steady pace, while the values expire several
-// times. A load only sleeps: a source that gets slower under many loads would make the first two
-// ways look worse than they do here.
+// For each protection it starts several processes of many goroutines. First all goroutines ask at
+// once for a cold key. Then they ask again and again, at a steady pace, while the value expires
+// several times. A load only sleeps: a source that gets slower under many loads would make the first
+// way look worse than it does here.
 //
-// The table at the end has a line for each way in each phase. A refill is a stretch of time in
-// which a key is being loaded. So "each", the loads per refill, is how many loads one miss or one
-// expiry causes. The picture has a bar for each load. It also shows why hardly any call waits with
-// singlefill when a value expires: a hit has refreshed the value shortly before. So the refills of
-// singlefill come sooner than the others, and each of them is one load.
+// When the value expires, the first two ways let callers wait for the load. With singlefill hardly
+// any call waits, since a hit has refreshed the value shortly before. So singlefill may load more
+// often than a value expires.
 package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"log"
 	"os"
+	"os/exec"
 	"os/signal"
-	"syscall"
+	"slices"
+	"text/tabwriter"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
 )
+
+// A plan is the workload, the same for all contenders.
+type plan struct {
+	Processes, Goroutines int           // goroutines in each process
+	Load                  time.Duration // how long one load takes
+	TTL                   time.Duration // the life of a value
+	Expiring              time.Duration // how long the goroutines ask while values expire
+}
+
+// timed derives the other times from that of a load: values expire three times.
+func (p plan) timed() plan {
+	p.TTL = 15 * p.Load
+	p.Expiring = 3*(p.TTL+2*p.Load) + p.TTL/3
+	return p
+}
+
+func (p plan) String() string {
+	return fmt.Sprintf("%d processes of %d goroutines. A load takes %v, a value lives %v",
+		p.Processes, p.Goroutines, p.Load, p.TTL)
+}
 
 func main() {
 	log.SetFlags(0)
@@ -36,52 +62,159 @@ func main() {
 		}
 		return
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	if err := run(ctx, os.Args[1:], os.Stdout); err != nil {
+	var p plan
+	flag.IntVar(&p.Processes, "processes", 8, "`number` of processes that ask")
+	flag.IntVar(&p.Goroutines, "goroutines", 50, "`number` of goroutines in each process")
+	flag.DurationVar(&p.Load, "load", 100*time.Millisecond,
+		"`time` that one load takes; the whole run takes about 170 times as long")
+	svg := flag.String("svg", "stampede.svg", "`file` to write the picture to")
+	flag.Parse()
+	if flag.NArg() > 0 || p.Processes < 1 || p.Goroutines < 1 || p.Load < 10*time.Millisecond {
+		log.Fatal("only flags are allowed, numbers from 1 and loads from 10ms; -h explains them")
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx, p.timed(), os.Getenv("REDIS_URL"), *svg, os.Stdout); err != nil {
 		log.Fatal(err)
 	}
 }
 
-// run executes the command line.
-func run(ctx context.Context, args []string, out *os.File) error {
-	p, usage, err := parseFlags(args)
-	if errors.Is(err, flag.ErrHelp) {
-		fmt.Fprint(out, usage)
-		return nil
+// run measures the contenders one after the other, prints the table, and writes the picture.
+func run(ctx context.Context, p plan, url, svg string, out io.Writer) error {
+	where := "the Redis of REDIS_URL"
+	if url == "" {
+		mini, err := miniredis.Run()
+		if err != nil {
+			return err
+		}
+		defer mini.Close()
+		mini.ClockTTL(true) // otherwise no key would expire
+		url, where = "redis://"+mini.Addr(), "embedded miniredis"
 	}
-	if err != nil {
+	if _, err := redis.ParseURL(url); err != nil {
+		return fmt.Errorf("REDIS_URL: %w", err)
+	}
+	fmt.Fprintf(out, "%s.\n\n", p)
+	namespace := fmt.Sprintf("stampede-%d", time.Now().UnixNano()) // its keys expire soon after the run
+	var results []result
+	for i, c := range contenders {
+		r, err := measure(ctx, task{Plan: p, Contender: i, Namespace: fmt.Sprintf("%s-%d", namespace, i), URL: url})
+		if err != nil {
+			return fmt.Errorf("%s: %w", c.name, err)
+		}
+		results = append(results, r)
+	}
+	writeTable(out, results)
+	if err := os.WriteFile(svg, drawing(p, where, results), 0o644); err != nil {
 		return err
 	}
-	_, err = compare(ctx, p, os.Getenv("REDIS_URL"), out)
-	if err != nil && ctx.Err() != nil {
-		return errors.New("interrupted") // err is a consequence
-	}
-	return err
+	fmt.Fprintf(out, "\nThe picture is in %s.\n", svg)
+	return nil
 }
 
-// compare runs the contenders one after the other, and shows the results.
-func compare(ctx context.Context, p plan, url string, out *os.File) (runs []recording, err error) {
-	server, err := openServer(ctx, url)
+// The phases of a run. Each begins in all processes at the same time.
+const (
+	cold = iota
+	expiring
+	phases
+)
+
+// A result is what the processes of one contender report about each phase.
+type result [phases]report
+
+// measure runs the processes of one contender.
+func measure(ctx context.Context, t task) (r result, err error) {
+	self, err := os.Executable()
 	if err != nil {
-		return nil, err
+		return r, err
 	}
-	defer func() { err = errors.Join(err, server.close(p)) }()
-	fmt.Fprintf(out, "%s.\nThis takes about %s.\n\n", p, tidy(p.estimate()))
-	page := newPage(out)
-	for i, c := range contenders {
-		show := page.progress(i, p)
-		r, err := runFleet(ctx, p, i, server, show)
-		show.end()
+	type process struct {
+		cmd     *exec.Cmd
+		orders  *json.Encoder
+		reports *json.Decoder
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var fleet []process
+	defer func() {
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", c.name, err)
+			cancel() // kills the processes
 		}
-		runs = append(runs, r)
+		for _, w := range fleet {
+			err = errors.Join(err, w.cmd.Wait())
+		}
+		cancel()
+	}()
+	for t.Process = range t.Plan.Processes {
+		described, err := json.Marshal(t)
+		if err != nil {
+			return r, err
+		}
+		cmd := exec.CommandContext(ctx, self)
+		cmd.Env = append(os.Environ(), workerEnv+"="+string(described))
+		cmd.Stderr = os.Stderr
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			return r, err
+		}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			return r, err
+		}
+		if err := cmd.Start(); err != nil {
+			return r, err
+		}
+		fleet = append(fleet, process{cmd, json.NewEncoder(in), json.NewDecoder(out)})
 	}
-	page.writeTable(runs)
-	if err := writeFile(p.svg, drawing(p, server.kind, runs)); err != nil {
-		return nil, err
+	for _, w := range fleet {
+		var ready bool
+		if err := w.reports.Decode(&ready); err != nil {
+			return r, err
+		}
 	}
-	fmt.Fprintf(out, "\nThe picture is in %s.\n", p.svg)
-	return runs, nil
+	begin := time.Now().Add(100 * time.Millisecond) // when the order has reached all processes
+	for phase := range phases {
+		at := begin
+		if phase > 0 {
+			at = time.Now().Add(100 * time.Millisecond)
+		}
+		for _, w := range fleet {
+			if err := w.orders.Encode(order{Origin: begin, At: at}); err != nil {
+				return r, err
+			}
+		}
+		for _, w := range fleet {
+			var one report
+			if err := w.reports.Decode(&one); err != nil {
+				return r, err
+			}
+			r[phase].Commands += one.Commands
+			r[phase].Calls = append(r[phase].Calls, one.Calls...)
+			r[phase].Loads = append(r[phase].Loads, one.Loads...)
+		}
+		slices.Sort(r[phase].Calls)
+	}
+	return r, nil
 }
+
+func writeTable(out io.Writer, results []result) {
+	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', tabwriter.AlignRight)
+	for phase, name := range []string{"cold key", "expiring key"} {
+		fmt.Fprintf(w, "%s\tcalls\tloads\tp50\tp99\tcommands per call\t\n", name)
+		for i, c := range contenders {
+			r := results[i][phase]
+			fmt.Fprintf(w, "%s\t%d\t%d\t%v\t%v\t%.2f\t\n",
+				c.name, len(r.Calls), len(r.Loads), r.percentile(50), r.percentile(99), r.perCall())
+		}
+	}
+	w.Flush()
+}
+
+// percentile returns the time within which n % of the calls returned.
+func (r report) percentile(n int) time.Duration {
+	if len(r.Calls) == 0 {
+		return 0
+	}
+	return r.Calls[(len(r.Calls)-1)*n/100].Round(10 * time.Microsecond)
+}
+
+func (r report) perCall() float64 { return float64(r.Commands) / float64(max(len(r.Calls), 1)) }

@@ -10,173 +10,178 @@ import (
 	"os/signal"
 	"sync"
 	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
-// work runs one worker process. It ends early if its orders end, since its parent wants that or is
-// gone.
-func work(description string, in io.Reader, out io.Writer) error {
-	signal.Ignore(os.Interrupt) // the terminal sends it to the parent, too
-	w := &worker{messages: json.NewEncoder(out)}
-	if err := json.Unmarshal([]byte(description), &w.task); err != nil {
+// workerEnv is the environment variable that makes this program a worker and holds its task.
+const workerEnv = "STAMPEDE_WORKER"
+
+type task struct {
+	Plan               plan
+	Contender, Process int
+	Namespace, URL     string
+}
+
+// An order begins the next phase.
+type order struct {
+	Origin time.Time // when the first phase began
+	At     time.Time
+}
+
+// A report is what happened in one phase.
+type report struct {
+	Commands int             // that Redis got, alone or in a pipeline
+	Calls    []time.Duration // how long each took
+	Loads    []load
+}
+
+type load struct {
+	Process      int
+	Began, Ended time.Duration // since the first phase began
+}
+
+type worker struct {
+	task
+	get getter
+
+	mu     sync.Mutex
+	origin time.Time // protected by mu
+	failed error     // protected by mu
+	report report    // protected by mu: of this phase
+}
+
+// work runs one worker process: it says that it is ready, and reports each phase that is ordered.
+func work(described string, in io.Reader, out io.Writer) error {
+	signal.Ignore(os.Interrupt) // the terminal sends it to the parent, too, which kills the workers
+	w := new(worker)
+	if err := json.Unmarshal([]byte(described), &w.task); err != nil {
 		return err
 	}
-	rdb, err := newClient(w.task.URL)
+	options, err := redis.ParseURL(w.URL)
 	if err != nil {
 		return err
 	}
+	options.DisableIdentity = true // miniredis supports neither this nor the next one
+	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	rdb := redis.NewClient(options)
 	defer rdb.Close()
+	if err := rdb.Ping(context.Background()).Err(); err != nil {
+		return err
+	}
 	rdb.AddHook(counter{w})
-	get, done, err := contenders[w.task.Contender].open(rdb, w.task.Namespace, w.task.Plan.TTL, w.load)
+	get, done, err := contenders[w.Contender].open(rdb, w.Namespace, w.Plan.TTL, w.load)
 	if err != nil {
 		return err
 	}
 	w.get = get
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	orders := make(chan order, phases)
+	orders := make(chan order)
 	go func() {
-		defer cancel()
 		decoder := json.NewDecoder(in)
 		for {
 			var o order
 			if decoder.Decode(&o) != nil {
-				return
+				os.Exit(1) // the parent is gone
 			}
 			orders <- o
 		}
 	}()
-
-	if err := rdb.Ping(ctx).Err(); err != nil {
+	say := json.NewEncoder(out)
+	if err := say.Encode(true); err != nil {
 		return err
 	}
-	w.say(isReady)
-	for range phases {
-		select {
-		case o := <-orders:
-			w.askAll(ctx, o)
-		case <-ctx.Done():
+	for phase := range phases {
+		w.askAll(phase, <-orders)
+		if phase == phases-1 {
+			if err := done(); err != nil { // waits for loads without callers
+				return err
+			}
 		}
-		if ctx.Err() != nil {
-			return ctx.Err()
+		w.mu.Lock()
+		told, failed := w.report, w.failed
+		w.report = report{}
+		w.mu.Unlock()
+		if failed != nil {
+			return failed
 		}
-		w.say(hasAsked)
+		if err := say.Encode(told); err != nil {
+			return err
+		}
 	}
-	if err := done(); err != nil { // waits for loads without callers
-		return err
-	}
-	w.say(hasReported)
 	return nil
 }
 
-type worker struct {
-	task     task
-	get      getter
-	messages *json.Encoder
-
-	mu     sync.Mutex
-	phase  int       // protected by mu
-	origin time.Time // protected by mu
-	asked  int       // protected by mu: calls that have returned
-	begun  int       // protected by mu: loads
-	report report    // protected by mu
-}
-
-func (w *worker) say(s state) {
+// askAll runs the goroutines in one phase.
+func (w *worker) askAll(phase int, o order) {
 	w.mu.Lock()
-	defer w.mu.Unlock()
-	m := message{State: s, Calls: w.asked, Loads: w.begun}
-	if s == hasReported {
-		m.Report = &w.report
-	}
-	_ = w.messages.Encode(m) // if this fails, the parent is gone, and the orders end
-}
-
-// askAll carries out an order, and reports its progress.
-func (w *worker) askAll(ctx context.Context, o order) {
-	w.mu.Lock()
-	w.phase, w.origin = o.Phase, o.Origin
+	w.origin = o.Origin
 	w.mu.Unlock()
 	var asking sync.WaitGroup
-	for g := range w.task.Plan.Goroutines {
-		asking.Go(func() { w.ask(context.WithValue(ctx, asker{}, g), o, g) })
+	for range w.Plan.Goroutines {
+		asking.Go(func() {
+			time.Sleep(time.Until(o.At))
+			if phase == cold {
+				w.call()
+				return
+			}
+			pause := rand.N(w.Plan.Load) // so that not all ask at once
+			for end := o.At.Add(w.Plan.Expiring); time.Until(end) > pause; pause = w.Plan.Load/2 + rand.N(w.Plan.Load) {
+				time.Sleep(pause)
+				w.call()
+			}
+		})
 	}
-	over := make(chan struct{})
-	go func() { asking.Wait(); close(over) }()
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-			w.say(isAsking)
-		case <-over:
-			return
-		}
-	}
+	asking.Wait()
 }
 
-// asker is the context key of the number of the goroutine that asks.
-type asker struct{}
-
-// ask runs one goroutine in one phase. Neighbouring goroutines begin with different keys.
-func (w *worker) ask(ctx context.Context, o order, g int) {
-	keys := keyNames(w.task.Plan.Keys)
-	if !sleep(ctx, time.Until(o.At)) {
-		return
-	}
-	if o.Phase == cold {
-		for i := range keys {
-			w.call(ctx, o.Phase, keys[(g+i)%len(keys)])
-		}
-		return
-	}
-	end := o.At.Add(w.task.Plan.Expiring)
-	pause := rand.N(w.task.Plan.Pause) // so that not all ask at once
-	for i := g; time.Until(end) > pause && sleep(ctx, pause); i++ {
-		w.call(ctx, o.Phase, keys[i%len(keys)])
-		pause = w.task.Plan.Pause/2 + rand.N(w.task.Plan.Pause)
-	}
-}
-
-// sleep returns false if ctx ended first.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
-func (w *worker) call(ctx context.Context, phase int, key string) {
+func (w *worker) call() {
 	begun := time.Now()
-	v, err := w.get(ctx, key)
+	v, err := w.get(context.Background(), "key")
 	took := time.Since(begun)
-	if err == nil && v != valueOf(key) {
-		err = fmt.Errorf("asked for %s, got %q", key, v)
+	if err == nil && v != "the value of key" {
+		err = fmt.Errorf("got %q", v)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.asked++
-	w.report.call(phase, took, err)
+	w.report.Calls = append(w.report.Calls, took)
+	if err != nil {
+		w.failed = err
+	}
 }
 
-func valueOf(key string) string { return "the value of " + key }
-
-// load simulates a slow source. It records the goroutine that asked, which it finds in the context.
-func (w *worker) load(ctx context.Context, key string) (string, error) {
+// load simulates a slow source.
+func (w *worker) load(_ context.Context, key string) (string, error) {
 	begun := time.Now()
-	w.mu.Lock()
-	w.begun++
-	l := load{Goroutine: ctx.Value(asker{}).(int), Key: key, Phase: w.phase, Began: begun.Sub(w.origin)}
-	w.mu.Unlock()
-	if !sleep(ctx, w.task.Plan.Load) {
-		return "", ctx.Err()
-	}
+	time.Sleep(w.Plan.Load)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	l.Ended = l.Began + time.Since(begun)
+	l := load{Process: w.Process, Began: begun.Sub(w.origin), Ended: time.Since(w.origin)}
 	w.report.Loads = append(w.report.Loads, l)
-	return valueOf(key), nil
+	return "the value of " + key, nil
 }
+
+// A counter counts the commands that a contender sends.
+type counter struct{ *worker }
+
+func (c counter) count(n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.report.Commands += n
+}
+
+func (c counter) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		c.count(1)
+		return next(ctx, cmd)
+	}
+}
+
+func (c counter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		c.count(len(cmds))
+		return next(ctx, cmds)
+	}
+}
+
+func (c counter) DialHook(next redis.DialHook) redis.DialHook { return next }
