@@ -70,6 +70,11 @@ func work(described string, in io.Reader, out io.Writer) error {
 	if err := rdb.Ping(context.Background()).Err(); err != nil {
 		return err
 	}
+	var warming sync.WaitGroup // no contender pays for the connections of the pool
+	for range w.Plan.Goroutines {
+		warming.Go(func() { rdb.Ping(context.Background()) })
+	}
+	warming.Wait()
 	rdb.AddHook(counter{w})
 	get, done, err := contenders[w.Contender].open(rdb, w.Namespace, w.Plan.TTL, w.load)
 	if err != nil {
