@@ -115,6 +115,19 @@ func TestCheck_Near(t *testing.T) {
 	}
 }
 
+// On a Cluster, too, Check tries what Near needs, and leaves the log alone.
+func TestCheck_NearOnACluster(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.SharedCluster(t).Client(t)
+	c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Near: &singlefill.Near{}})
+	if err := c.Check(t.Context()); err != nil || c.Stats().RedisErrors > 0 {
+		t.Errorf("Check: %v; %+v", err, c.Stats())
+	}
+	if n, err := rdb.Exists(t.Context(), c.Namespace()+":log").Result(); n > 0 || err != nil {
+		t.Errorf("Check has written to the log: %v", err)
+	}
+}
+
 // With MaxFleetLoads the documented rights are those and some more; without these Check fails, and
 // Stats tells that the limit was off.
 func TestCheck_MaxFleetLoads(t *testing.T) {
