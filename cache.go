@@ -16,17 +16,16 @@ import (
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
+	"github.com/singlefill/singlefill/internal/tags"
 	"github.com/singlefill/singlefill/internal/wait"
 	"github.com/singlefill/singlefill/lock"
 )
 
-// A Cache holds values of type T in Redis under one namespace. Most programs need only
-// [Cache.GetOrLoad] and [Cache.Delete]. A Cache is safe for concurrent use. Make one per namespace
-// and process, and keep it.
+// A Cache holds values of type T in Redis under one namespace. It is safe for concurrent use. Make
+// one per namespace and process with [New], and keep it: the zero Cache is not usable.
 //
-// Each caller of GetOrLoad and Get owns the value that it gets. The exception is a value that the
-// codec cannot encode or cannot decode again: the callers of this process that waited for it share
-// it.
+// Each caller owns the value that it gets. The exception is a value that the codec cannot encode or
+// decode again: the callers of this process that waited for it share it.
 type Cache[T any] struct{ engine *engine }
 
 // An engine is a Cache without its type: it carries a value as a pointer to a T, and hands it to
@@ -46,34 +45,33 @@ type engine struct {
 	counters   *counters
 	trace      atomic.Pointer[Trace] // never nil
 	near       *nearTier             // nil: off
+	tags       *tags.Index           // nil: Options.Tags is
+	completing chan struct{}         // has an element while a DeleteTag calls Clear
+	audits     audits
 	closing    chan struct{}
 	closeOnce  sync.Once
 }
 
-// New returns a [Cache] for values of T under namespace. Values live for ttl. New does no I/O.
+// New returns a [Cache] for values of T under namespace, which live for ttl. It does no I/O.
 //
 // rdb may be a client of a single server, of Sentinel or of a Cluster, an auto-pipelining client,
-// or one with client-side caching. The caller closes it after the Cache. A hit is cheaper if
-// ContextTimeoutEnabled is set in the options of rdb: otherwise, and with an OnConnect function or
-// a credentials provider, which may ignore their context, [Options.RedisTimeout] takes a goroutine
-// per command. All caches and locks on one client together send no more commands at a time than its
-// pool has connections; other commands wait in order.
+// or one with client-side caching. The caller closes it after the Cache. Without
+// ContextTimeoutEnabled in its options, and with an OnConnect function or a credentials provider,
+// each command takes a goroutine. All caches and locks on one client together send no more commands
+// at a time than its pool has connections.
 //
-// Processes that share a namespace must agree on T, on the codec and on the meaning of a key. Give
-// a changed T a new namespace.
-//
-// New returns an error that names the argument, its value and what is allowed if rdb is nil or a
-// pipeline, namespace is empty or has braces or control characters, ttl is less than 1 ms, opts
-// contradict each other, or the codec cannot store values of T (see [MsgPack]).
+// New returns an error that names the argument, its value and what is allowed: a namespace without
+// braces and control characters, a ttl of 1 ms or more, options that agree with each other, no
+// pipeline, and a codec that can store values of T (see [MsgPack]).
 func New[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, opts *Options[T]) (*Cache[T], error) {
 	if opts == nil {
 		opts = new(Options[T])
 	}
-	s, err := resolve(rdb, namespace, ttl, withoutType(opts))
+	s, err := resolve(rdb, namespace, ttl, OptionsFor[any](opts))
 	if err != nil {
 		return nil, err
 	}
-	v, err := newValues(s.codec, opts.TTLFunc)
+	v, err := newValues(s.codec, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -98,12 +96,16 @@ func newEngine(rdb redis.UniversalClient, namespace string, s settings, v values
 		counters:  new(counters),
 		closing:   make(chan struct{}),
 	}
-	c.trace.Store(new(s.trace))
+	c.trace.Store(new(Trace))
+	c.addTrace(&s.trace)
 	c.client = client.New(rdb, s.redisTimeout, c.redisFailed, c.breakerChanged, func(run func(<-chan struct{})) {
 		c.fills.Go(func() { run(c.closing) })
 	})
 	if s.near != nil {
 		c.near = c.newNear(*s.near)
+	}
+	if v.tags != nil {
+		c.tags, c.completing = tags.New(c.client, namespace, 2*s.loadTimeout), make(chan struct{}, 1)
 	}
 	c.slots.Behind, c.slots.NoLease = c.fills.Behind, c.client.AnyAway
 	if s.maxFleetLoads > 0 {
@@ -117,8 +119,8 @@ func (c *Cache[T]) Namespace() string { return c.engine.namespace }
 
 // Get returns the value under key if the cache has it, [ErrMiss] if it does not, and [ErrNotFound]
 // if it remembers that the source has none. It returns a value within
-// [Options.StaleWhileRevalidate], but not one within StaleIfError. Get neither loads nor refreshes,
-// and it waits for no load. An error of Redis is returned, since Get has no source to fall back on.
+// [Options.StaleWhileRevalidate], but not one within StaleIfError. It neither loads nor refreshes,
+// waits for no load, and returns errors of Redis.
 func (c *Cache[T]) Get(ctx context.Context, key string) (T, error) {
 	v, err := c.engine.lookUp(ctx, key)
 	return valueOf[T](v), err
@@ -129,7 +131,7 @@ func (c *engine) lookUp(ctx context.Context, key string) (any, error) {
 		return nil, err
 	}
 	if c.near != nil {
-		if v, _, _, ok, err := c.nearHit(ctx, key, false); ok {
+		if v, _, n, _, err := c.nearHit(ctx, key); n != nil {
 			return v, err
 		}
 	}
@@ -146,13 +148,12 @@ func (c *engine) lookUp(ctx context.Context, key string) (any, error) {
 	return l.value, l.err
 }
 
-// Set stores value under key. It supersedes a load of key that is in flight, in any process: the
-// value of that load is not stored. If [Options.TTLFunc] returns less than 1 ms for value, Set
-// deletes the key.
+// Set stores value under key, and supersedes a load of key that is in flight, in any process. If
+// [Options.TTLFunc] returns less than 1 ms for value, Set deletes the key. Of two calls the later
+// wins, not that of the later change of the source.
 //
 // After an error the key may hold the new value or the old one, a load in flight may still be
-// stored, and a command that was sent and not answered may still be executed, even after a later
-// Delete.
+// stored, and a command that was not answered may still be executed, even after a later Delete.
 func (c *Cache[T]) Set(ctx context.Context, key string, value T) error {
 	return c.engine.setValue(ctx, key, &value)
 }
@@ -172,7 +173,10 @@ func (c *engine) setValue(ctx context.Context, key string, value any) error {
 	return wrap(ctx, "set", c.set(ctx, s))
 }
 
-func (c *engine) set(ctx context.Context, s filllock.Set) error {
+func (c *engine) set(ctx context.Context, s set) error {
+	if err := c.noteSets(ctx, []set{s}); err != nil {
+		return err
+	}
 	superseded, err := s.Do(ctx, c.client)
 	if superseded {
 		c.wake(ctx, s.Lock)
@@ -181,14 +185,17 @@ func (c *engine) set(ctx context.Context, s filllock.Set) error {
 }
 
 // newSet returns what Set stores. Data is nil if the value is not to be stored.
-func (c *engine) newSet(key string, value any) (s filllock.Set, err error) {
-	s.Pair = pairOf(c.valueKey(key))
+func (c *engine) newSet(key string, value any) (s set, err error) {
+	s.key, s.Pair = key, pairOf(c.valueKey(key))
 	life := c.lifeOf(key, value)
 	if life < time.Millisecond {
 		return s, nil
 	}
 	payload, err := c.values.encode(value)
 	if err != nil {
+		return s, err
+	}
+	if s.tags, err = c.tagsOf(key, value); err != nil {
 		return s, err
 	}
 	now := time.Now()
@@ -216,14 +223,13 @@ func (c *engine) wake(ctx context.Context, locks ...string) {
 // batch is how many keys one round trip, and so one RedisTimeout, has to carry at most.
 const batch = 256
 
-// Delete removes the keys. It supersedes the loads of these keys that are in flight, in any
-// process: their values are not stored, and no GetOrLoad that begins after Delete has returned gets
-// them, in any process. Calls already waiting may still get such a value, and so may calls in a
-// process that cannot reach Redis. Each key is deleted together with its lock in one step; several
-// keys are not deleted in one step.
+// Delete removes the keys, and supersedes their loads that are in flight, in any process: their
+// values are not stored, and no GetOrLoad that begins after Delete has returned gets them, in any
+// process. Calls already waiting may still get them, and so may calls in a process that cannot
+// reach Redis. Each key is deleted together with its lock in one step; several keys are not.
 //
-// After an error some of the keys may not have been deleted: call Delete again, or accept the old
-// values until they expire.
+// After an error some keys may not have been deleted: call Delete again, or accept the old values
+// until they expire.
 func (c *Cache[T]) Delete(ctx context.Context, keys ...string) error {
 	return c.engine.invalidate(ctx, "delete", keys, c.engine.delete)
 }
@@ -261,11 +267,10 @@ func (c *engine) delete(ctx context.Context, pairs []filllock.Pair) error {
 	return c.record(ctx, pairs, recorded{sent: records, refused: r.refused}, err)
 }
 
-// Expire makes the values under keys stale without removing them: the source has changed, but the
-// old values can still be served. The next GetOrLoad refreshes them, and serves them as
-// [Options.StaleWhileRevalidate] and [Options.StaleIfError] allow; without these options it loads
-// as after a Delete. The stale windows begin now, and end no later than they would have ended. Like
-// Delete, Expire supersedes loads in flight.
+// Expire makes the values under keys stale without removing them, and supersedes loads in flight
+// like Delete. The next GetOrLoad refreshes them, and serves them as [Options.StaleWhileRevalidate]
+// and [Options.StaleIfError] allow; without these it loads as after a Delete. The windows begin
+// now, and end no later than they would have ended.
 //
 // After Expire has returned, no process takes the old values for fresh, whatever its clock says.
 // After an error some keys may not have been made stale.
@@ -326,11 +331,11 @@ func onNode(ctx context.Context, values []string, do func(ctx context.Context, p
 	return errors.Join(errs...)
 }
 
-// Close makes later calls return [ErrClosed], and also the calls that wait for other processes. It
+// Close makes later calls return [ErrClosed], and also those that wait for other processes. It
 // returns when the loads of this process have ended and have been stored: after LoadTimeout and
 // their last commands at the latest. If Redis does not answer, slots of MaxFleetLoads are released
-// in the background, for about LockTTL. Close does not close the client; the caller does that
-// afterwards. A second Close does nothing.
+// in the background, for about LockTTL. Close does not close the client. A second Close does
+// nothing.
 func (c *Cache[T]) Close() error {
 	c.engine.close()
 	return nil
@@ -364,7 +369,7 @@ func (c *engine) checkOpen() error {
 
 func checkCall(ctx context.Context, key string) error {
 	if key == "" {
-		return errors.New("singlefill: key is empty")
+		return ErrEmptyKey
 	}
 	return ctx.Err()
 }

@@ -49,27 +49,31 @@ func TestCalls_RefusedWithoutACommand(t *testing.T) {
 
 	var err error
 	for _, test := range []struct {
-		name, want string
-		call       func()
+		name string
+		want error
+		call func()
 	}{
-		{"GetOrLoad of no key", "singlefill: key is empty", func() { _, err = c.GetOrLoad(live, "", cachetest.MustNotLoad[string](t)) }},
-		{"Get of no key", "singlefill: key is empty", func() { _, err = c.Get(live, "") }},
-		{"Set of no key", "singlefill: key is empty", func() { err = c.Set(live, "", "v") }},
-		{"Delete of no key", "singlefill: key is empty", func() { err = c.Delete(live, "k", "") }},
-		{"GetOrLoad without a Loader", "singlefill: load is nil", func() { _, err = c.GetOrLoad(live, "k", nil) }},
-		{"GetOrLoad cancelled", "context canceled", func() { _, err = c.GetOrLoad(cancelled, "k", cachetest.MustNotLoad[string](t)) }},
-		{"GetOrLoad too late", "context deadline exceeded", func() { _, err = c.GetOrLoad(expired, "k", cachetest.MustNotLoad[string](t)) }},
-		{"Get cancelled", "context canceled", func() { _, err = c.Get(cancelled, "k") }},
-		{"Set cancelled", "context canceled", func() { err = c.Set(cancelled, "k", "v") }},
-		{"Delete cancelled", "context canceled", func() { err = c.Delete(cancelled, "k") }},
+		{"GetOrLoad of no key", singlefill.ErrEmptyKey, func() { _, err = c.GetOrLoad(live, "", cachetest.MustNotLoad[string](t)) }},
+		{"Get of no key", singlefill.ErrEmptyKey, func() { _, err = c.Get(live, "") }},
+		{"Set of no key", singlefill.ErrEmptyKey, func() { err = c.Set(live, "", "v") }},
+		{"Delete of no key", singlefill.ErrEmptyKey, func() { err = c.Delete(live, "k", "") }},
+		{"GetOrLoad cancelled", context.Canceled, func() { _, err = c.GetOrLoad(cancelled, "k", cachetest.MustNotLoad[string](t)) }},
+		{"GetOrLoad too late", context.DeadlineExceeded, func() { _, err = c.GetOrLoad(expired, "k", cachetest.MustNotLoad[string](t)) }},
+		{"Get cancelled", context.Canceled, func() { _, err = c.Get(cancelled, "k") }},
+		{"Set cancelled", context.Canceled, func() { err = c.Set(cancelled, "k", "v") }},
+		{"Delete cancelled", context.Canceled, func() { err = c.Delete(cancelled, "k") }},
 	} {
 		server.ResetCalls()
 		test.call()
-		if err == nil || err.Error() != test.want {
+		if !errors.Is(err, test.want) {
 			t.Errorf("%s: got error %v, want %q", test.name, err, test.want)
 		}
 		cachetest.WantCalls(t, server, test.name, nil)
 	}
+	if _, err := c.GetOrLoad(live, "k", nil); err == nil || err.Error() != "singlefill: load is nil" {
+		t.Errorf("GetOrLoad without a Loader: got error %v", err)
+	}
+	cachetest.WantCalls(t, server, "GetOrLoad without a Loader", nil)
 }
 
 // A hit of GetOrLoad, and each Get, is one GET.

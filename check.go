@@ -15,17 +15,15 @@ import (
 	"github.com/singlefill/singlefill/internal/filllock"
 )
 
-// Check sends every command that the cache may ever send, on keys that no caller can use, and
-// returns an error that names each purpose for which Redis refuses a command. In a Cluster it asks
-// every master that the client knows. It returns the first error if Redis does not answer, and then
-// sends nothing more. The keys begin with the namespace and ":check:" or ":log:". Check removes them; if it
-// cannot, they expire after LockTTL.
+// Check sends every command that the cache may ever send, on keys that no caller can use, in a
+// Cluster to every master. It returns an error that names each purpose for which Redis refuses a
+// command, or the first error if Redis does not answer. It removes its keys, which begin with the
+// namespace and ":check:" or ":log:"; if it cannot, they expire after LockTTL.
 //
-// Without a right the cache goes on loading, and may store nothing: see Stats.Refused. A program that
-// never calls Clear does not need the rights that are refused for clear.
-//
-// Call Check when a process starts. It is no health check: the cache survives an outage of Redis, and a
-// probe that asks Redis makes an outage of all processes out of it.
+// Without a right the cache goes on loading, and may store nothing: see Stats.Refused. A program
+// that never calls Clear does not need what is refused for clear. Call Check when a process starts,
+// not in a health check: that would make an outage of all processes out of one that the cache
+// survives.
 func (c *Cache[T]) Check(ctx context.Context) error { return c.engine.checkRights(ctx) }
 
 func (c *engine) checkRights(ctx context.Context) error {
@@ -53,7 +51,12 @@ func (c *engine) checkRights(ctx context.Context) error {
 	}
 	if c.near != nil && (len(errs) == 0 || !client.Unreachable(errs[len(errs)-1])) {
 		if err := c.near.Check(ctx); err != nil {
-			errs = append(errs, fmt.Errorf("singlefill: check: near: %w", err))
+			errs = append(errs, c.refused("near", err))
+		}
+	}
+	if c.tags != nil && (len(errs) == 0 || !client.Unreachable(errs[len(errs)-1])) {
+		if err := c.tags.Check(ctx); err != nil {
+			errs = append(errs, c.refused("tag", err))
 		}
 	}
 	if err := ctx.Err(); err != nil {
@@ -132,7 +135,7 @@ func (c *engine) checkNode(ctx context.Context, pair filllock.Pair) error {
 			continue
 		}
 		named[step.op] = true
-		errs = append(errs, fmt.Errorf("singlefill: check: %s: %w", step.op, err))
+		errs = append(errs, c.refused(step.op, err))
 		if client.Unreachable(err) {
 			break
 		}
@@ -153,7 +156,7 @@ func (c *engine) checkScan(ctx context.Context) error {
 		return nil, err
 	})
 	if err != nil {
-		return fmt.Errorf("singlefill: check: clear: %w", err)
+		return c.refused("clear", err)
 	}
 	return nil
 }
@@ -172,8 +175,13 @@ func (c *engine) checkCommands(ctx context.Context, pair filllock.Pair) error {
 			return c.client.Redis.Do(ctx, args...).Result()
 		})
 		if err != nil && !errors.Is(err, redis.Nil) && !redis.HasErrorPrefix(err, "NOSCRIPT") {
-			errs = append(errs, fmt.Errorf("singlefill: check: command %s: %w", args[0], err))
+			errs = append(errs, c.refused(fmt.Sprint("command ", args[0]), err))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// refused says what Check has tried to do.
+func (c *engine) refused(what string, err error) error {
+	return fmt.Errorf("singlefill: check of %s: %s: %w", c.namespace, what, err)
 }

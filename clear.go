@@ -18,12 +18,9 @@ import (
 // process: no GetOrLoad that begins after Clear has returned gets a value that was loaded before
 // Clear was called. What others store while Clear runs may stay.
 //
-// Clear scans the keys of each master twice, a few hundred at a time, so that it holds up no other
-// command for long. The time it takes grows with the number of keys in the database, not with those
-// of the namespace. [Trace.Clearing] tells how far it is.
-//
-// After an error, and when ctx has ended, a part of the values may have been removed: call Clear
-// again. Do so too if slots of a Cluster moved while Clear ran: a SCAN may miss a key that moves.
+// Its time grows with the number of keys in the database. After an error, when ctx has ended, and
+// if slots of a Cluster moved while it ran, a part of the values may still be there: call Clear
+// again.
 func (c *Cache[T]) Clear(ctx context.Context) error { return c.engine.clear(ctx) }
 
 func (c *engine) clear(ctx context.Context) error {
@@ -34,7 +31,7 @@ func (c *engine) clear(ctx context.Context) error {
 		return err
 	}
 	defer c.invalidatedAll()
-	err := c.sweepAll(ctx)
+	err := c.clearKnown(ctx, c.sweepAll)
 	if c.near != nil { // after an error, too: a part of the values may have been removed
 		detached := client.Detach(ctx)
 		err = errors.Join(err, c.near.AppendAll(detached))
@@ -76,7 +73,7 @@ type pass struct {
 // behind the cursor.
 //
 // The second pass removes each value together with its lock, which may be that of a load that began
-// after the first pass. Such a load may know the old value, and if it kept its lock, calls after
+// after the first pass. That load may know the old value, and if it kept its lock, calls after
 // Clear could get that value from it in place of an error.
 func (c *engine) sweepAll(ctx context.Context) error {
 	masters, err := client.Do(ctx, c.client, clearing, "", c.client.Masters)

@@ -13,61 +13,48 @@ import (
 	"github.com/singlefill/singlefill/internal/foreign"
 )
 
-// A Codec turns values into bytes and back. It must be safe for concurrent use.
+// A Codec turns values into bytes and back, for many goroutines at once. One that only changes the
+// bytes of another codec should have a method Unwrap() Codec that returns it, by which [New] judges
+// T and [Near] copies values.
 type Codec interface {
 	// Marshal encodes v, a value of the T of the cache, and must not change it. The result may
-	// share memory with v: the cache copies it before another caller gets v. An error fails Set,
-	// but not a load.
+	// share memory with v. An error fails Set, but not a load.
 	Marshal(v any) ([]byte, error)
 
 	// Unmarshal decodes data into v, a pointer to a zero T. It must neither change data nor keep a
-	// part of it. It must accept any bytes, since everybody with access to Redis can write them. If
-	// it fails, the read is a miss.
+	// part of it, and must accept any bytes. If it fails, the read is a miss.
 	Unmarshal(data []byte, v any) error
 }
 
-// The codecs of this package. A panic in a marshalling method of a user's type becomes an error.
+// inner returns the codec that c wraps, or c.
+func inner(c Codec) Codec {
+	for {
+		wrapper, ok := c.(interface{ Unwrap() Codec })
+		if !ok {
+			return c
+		}
+		c = wrapper.Unwrap()
+	}
+}
+
+// The codecs of this package. docs/values.md lists what each changes or drops.
 //
-// MsgPack and JSON refuse bytes that could take more than
-//
-//	64 MiB + 64 × the length of the bytes
-//
-// of memory as a T, since a byte or two can stand for a whole element: a megabyte of nils decodes
-// into a million structs. The bound is the number of array items times the largest slice element
-// within T, and likewise for map entries and maps (see internal/msgcheck), counted for each level of
-// nesting by itself. It is an over-estimate, so a T of many small numbers beside a few huge structs
-// at the same level may be refused without need. Marshal applies the same limit: a value that could
-// not be read back is an error when it is written. For a T that is an interface, Marshal judges the
-// value in it.
-//
-// [New] refuses a T of which MsgPack or JSON keeps nothing, or with a part that can hold nothing but
-// nil: a func, a channel, a complex number, an interface with methods, an embedded pointer to an
-// unexported struct, a pointer type that points to itself. It does not judge types with marshalling
-// methods, nor fields with the tag "-", nor fields that omitempty leaves out. MsgPack stores an error
-// as its text, and decodes a time.Time, and types given to msgpack.RegisterExt, into any interface.
+// MsgPack and JSON refuse bytes that could take more than 64 MiB + 64 × their length of memory as a T,
+// and Marshal refuses a value that would become them. [New] refuses a T of which MsgPack or JSON keeps nothing, or with a
+// part that can hold nothing but nil, such as a func, a channel or an interface with methods. A panic in
+// a marshalling method of a user's type becomes an error.
 var (
-	// MsgPack is the default: fast, compact, and it distinguishes nil from empty.
-	//
-	//   - Fields are named by the tag `msgpack:"name"` or by their Go name. It ignores json tags: a
-	//     field with `json:"-"` is stored. Use JSON for types that rely on them.
-	//   - It drops unexported fields; singlefilltest.Codec finds fields that are lost. It does not
-	//     support the option intern of its tag.
-	//   - It ignores a field that T does not have, and leaves a missing field zero: entries of an
-	//     older T decode without an error. Change the namespace with the schema.
-	//   - Integers wrap silently: 300 read into an int8 is 44. Widen fields, do not narrow them.
-	//   - A time.Time comes back as the same instant in Local: compare with Equal.
-	//   - In an any, numbers come back as the narrowest type, slices as []any, structs as
-	//     map[string]any.
-	//   - It refuses more than 512 levels of nesting. A value that contains itself is a fatal stack
-	//     overflow.
+	// MsgPack is the default: fast, compact, and it distinguishes nil from empty. It ignores json tags:
+	// a field with `json:"-"` is stored. It drops unexported fields, ignores a field that T does not
+	// have, and leaves a missing one zero: change the namespace with the schema. A time.Time comes back
+	// in Local: compare with Equal.
 	MsgPack Codec = codec.MsgPack
 
-	// JSON is encoding/json: readable by other programs and stricter, at about twice the cost of
-	// MsgPack. In an any, numbers come back as float64. It replaces invalid UTF-8 in strings.
+	// JSON is encoding/json: readable by other programs and stricter, at about twice the cost.
 	JSON Codec = codec.JSON
 
-	// Raw stores []byte and string, and types derived from them, unchanged. It cannot distinguish
-	// nil from empty: a nil slice comes back empty.
+	// Raw stores []byte and string, and types derived from them, unchanged. A nil slice comes back
+	// empty.
 	Raw Codec = codec.Raw
 )
 
@@ -84,6 +71,9 @@ type values struct {
 
 	// life is TTLFunc, or nil.
 	life func(key string, value any) time.Duration
+
+	// tags is Options.Tags, or nil.
+	tags func(key string, value any) []string
 }
 
 // valueOf returns the T of a value of the engine, or the zero T for nil.
@@ -94,9 +84,9 @@ func valueOf[T any](value any) (v T) {
 	return v
 }
 
-func newValues[T any](by Codec, ttlFunc func(key string, v T) time.Duration) (v values, err error) {
+func newValues[T any](by Codec, opts *Options[T]) (v values, err error) {
 	typ := reflect.TypeFor[T]()
-	if err := codec.Takes(by, typ); err != nil {
+	if err := codec.Takes(inner(by), typ); err != nil {
 		return v, err
 	}
 	v.encode = func(value any) (payload []byte, err error) {
@@ -114,11 +104,14 @@ func newValues[T any](by Codec, ttlFunc func(key string, v T) time.Duration) (v 
 		}
 		return value, err
 	}
-	if codec.Own(by) {
+	if codec.Own(inner(by)) {
 		v.clone = clone.Func(typ)
 	}
-	if ttlFunc != nil {
-		v.life = func(key string, value any) time.Duration { return ttlFunc(key, *value.(*T)) }
+	if life := opts.TTLFunc; life != nil {
+		v.life = func(key string, value any) time.Duration { return life(key, *value.(*T)) }
+	}
+	if tags := opts.Tags; tags != nil {
+		v.tags = func(key string, value any) []string { return tags(key, valueOf[T](value)) }
 	}
 	return v, nil
 }

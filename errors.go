@@ -16,28 +16,29 @@ var (
 	// ErrMiss is returned by Get if the cache has nothing under the key. The source may have it.
 	ErrMiss = errors.New("singlefill: miss")
 
-	// ErrNotFound is returned by a Loader, bare or wrapped, if the source has no such value. The
-	// cache remembers it for Options.NotFoundTTL; Get and GetOrLoad return it until then.
+	// ErrNotFound is returned by a [Loader], bare or wrapped, if the source has no such value. Get
+	// and GetOrLoad return it for [Options.NotFoundTTL].
 	ErrNotFound = errors.New("singlefill: not found")
 
+	// ErrEmptyKey is returned by every method that takes keys, for the empty one, before it sends a
+	// command.
+	ErrEmptyKey = errors.New("singlefill: key is empty")
+
 	// ErrRecursive is returned by GetOrLoad if the wait could never end: a Loader asks for the key
-	// that it loads, or two loads of this process ask for each other's keys. The cache recognises
-	// such a call by the context of the Loader, so a Loader must pass its context on. Only calls in
-	// the goroutine of the Loader count, since a Loader need not wait for other goroutines. A
-	// circle through other goroutines or processes is not detected; it ends at LoadTimeout. All keys
-	// of one GetOrLoadMany count as one load.
+	// that it loads, or two loads of this process for each other's keys. It is detected by the
+	// context of the Loader, in the goroutine of the Loader; another circle ends at LoadTimeout.
+	// All keys of one GetOrLoadMany count as one load.
 	ErrRecursive = flight.ErrRecursive
 
 	// ErrClosed is returned by every method but Stats after Close.
 	ErrClosed = flight.ErrClosed
 )
 
-// PanicError is returned by [Cache.GetOrLoad] if the Loader panicked or called runtime.Goexit. All
-// callers that waited for the load get it. The process goes on, and the next call loads the key
-// again.
+// PanicError is returned by [Cache.GetOrLoad] to all callers that waited for a load whose Loader
+// panicked or called runtime.Goexit. The process goes on, and the next call loads again.
 type PanicError struct {
-	// Value is the argument of panic; for runtime.Goexit it is a text that says so. Error shows errors,
-	// Stringers and values of basic types, and of all others only their type.
+	// Value is the argument of panic, or a text for runtime.Goexit. Error shows errors, Stringers
+	// and values of basic types, and of all others only their type.
 	Value any
 	Stack []byte // of the Loader's goroutine, as debug.Stack formats it
 }
@@ -60,13 +61,10 @@ func (e *PanicError) Unwrap() error {
 	return err
 }
 
-// RemoteError is returned by [Cache.GetOrLoad] if it waited for a load in another process, and that
-// load failed. It is also the reason in a [ValueInfo] if the load that failed ran in another
-// process, or before the call, within [Options.RetryAfter]. Only the text of the error travels
-// through Redis, at most 1 KiB of it.
-//
-// If the error of the load matched one of [Options.Errors] by errors.Is, RemoteError unwraps to the
-// error that this process has under the same name.
+// RemoteError is returned by [Cache.GetOrLoad] if a load in another process, for which it waited,
+// failed; in a [ValueInfo] also if the load failed before the call, within [Options.RetryAfter].
+// Only the text of the error travels through Redis, at most 1 KiB of it, and the name that
+// [Options.Errors] gives it.
 type RemoteError struct {
 	Key, Message string
 	sentinel     error

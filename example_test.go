@@ -542,6 +542,52 @@ func ExampleCache_Expire() {
 	// 7 <nil> stale: true
 }
 
+func ExampleCache_DeleteTag() {
+	type order struct{ Item, Country string }
+	orders, stop := embeddedCache("orders", time.Hour, &singlefill.Options[order]{
+		Tags: func(id string, o order) []string { return []string{"item:" + o.Item, "country:" + o.Country} },
+	})
+	defer stop()
+
+	ctx := context.Background()
+	load := func(ctx context.Context, id string) (order, error) {
+		fmt.Println("load", id)
+		return map[string]order{"1": {"tea", "in"}, "2": {"tea", "lk"}, "3": {"coffee", "br"}}[id], nil
+	}
+	ids := []string{"1", "2", "3"}
+	for _, id := range ids {
+		if _, err := orders.GetOrLoad(ctx, id, load); err != nil {
+			fmt.Println(err)
+		}
+	}
+	if err := orders.DeleteTag(ctx, "country:lk"); err != nil {
+		fmt.Println("old orders may be served for up to an hour:", err)
+	}
+	fmt.Println("the first DeleteTag clears the namespace:", orders.Stats().TagClears == 1)
+	for _, id := range ids {
+		if _, err := orders.GetOrLoad(ctx, id, load); err != nil {
+			fmt.Println(err)
+		}
+	}
+	if err := orders.DeleteTag(ctx, "country:lk"); err != nil {
+		fmt.Println("old orders may be served for up to an hour:", err)
+	}
+	for _, id := range ids {
+		if _, err := orders.GetOrLoad(ctx, id, load); err != nil {
+			fmt.Println(err)
+		}
+	}
+	// Output:
+	// load 1
+	// load 2
+	// load 3
+	// the first DeleteTag clears the namespace: true
+	// load 1
+	// load 2
+	// load 3
+	// load 2
+}
+
 // A metrics library collects Stats, for example expvar.Func(func() any { return prices.Stats() }).
 func ExampleCache_Stats() {
 	prices, stop := embeddedCache[int]("prices", time.Minute, nil)
@@ -608,6 +654,124 @@ func ExampleOptions_staleIfError() {
 	// Output:
 	// 7 <nil> stale: true because: price service is down
 	// price service is down
+}
+
+// What the caches of a program have in common is written once.
+func ExampleOptionsFor() {
+	rdb, stop := embeddedRedis()
+	defer stop()
+
+	type User struct{ Name string }
+	shared := &singlefill.Options[any]{RedisTimeout: 200 * time.Millisecond, StaleIfError: time.Hour}
+	users, err := singlefill.New(rdb, "users", time.Minute, singlefill.OptionsFor[User](shared))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer users.Close()
+
+	forPages := singlefill.OptionsFor[[]byte](shared)
+	forPages.Codec = singlefill.Raw
+	pages, err := singlefill.New(rdb, "pages", time.Hour, forPages)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer pages.Close()
+	fmt.Println(errors.Join(users.Check(context.Background()), pages.Check(context.Background())))
+	// Output: <nil>
+}
+
+// A proxy of a JSON API asks it with If-None-Match. A document that has not changed is not sent again.
+func ExamplePrevious() {
+	var sent atomic.Int64 // bytes of documents
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		const tag = `"v1"`
+		if w.Header().Set("ETag", tag); r.Header.Get("If-None-Match") == tag {
+			w.WriteHeader(http.StatusNotModified)
+			return
+		}
+		n, _ := fmt.Fprintf(w, `{"name": %q}`, strings.Repeat("tea ", 250))
+		sent.Add(int64(n))
+	}))
+	defer api.Close()
+
+	type Document struct {
+		ETag string
+		Body []byte
+	}
+	documents, stop := embeddedCache("documents", time.Minute, &singlefill.Options[Document]{StaleIfError: time.Hour})
+	defer stop()
+
+	load := func(ctx context.Context, path string) (d Document, err error) {
+		old, _, has := singlefill.Previous[Document](ctx, path)
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, api.URL+path, nil)
+		if err != nil {
+			return d, err
+		}
+		if has {
+			req.Header.Set("If-None-Match", old.ETag)
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return d, err
+		}
+		defer resp.Body.Close()
+		if resp.StatusCode == http.StatusNotModified {
+			return old, nil // for one more life
+		}
+		d.ETag = resp.Header.Get("ETag")
+		d.Body, err = io.ReadAll(resp.Body)
+		return d, err
+	}
+	proxy := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		d, err := documents.GetOrLoad(r.Context(), r.URL.Path, load)
+		if err != nil {
+			http.Error(w, "the API does not answer", http.StatusBadGateway)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.Write(d.Body)
+	})
+	for range 10 {
+		answer := httptest.NewRecorder()
+		proxy.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/tea", nil))
+		if answer.Code != http.StatusOK || answer.Body.Len() == 0 {
+			fmt.Println(answer)
+			return
+		}
+		if err := documents.Expire(context.Background(), "/tea"); err != nil { // as if the minute were over
+			fmt.Println(err)
+			return
+		}
+	}
+	fmt.Printf("%d loads, %d bytes sent, %d saved\n", documents.Stats().Loads, sent.Load(), documents.Stats().Loads*sent.Load()-sent.Load())
+	// Output: 10 loads, 1012 bytes sent, 9108 saved
+}
+
+// A writer that forgets to call Delete is found.
+func ExampleOptions_audit() {
+	checked := make(chan singlefill.AuditInfo, 1)
+	prices, stop := embeddedCache("prices", time.Minute, &singlefill.Options[int]{
+		Audit: 1, // in production 0.001
+		Trace: &singlefill.Trace{AuditDone: func(ctx context.Context, info singlefill.AuditInfo) { checked <- info }},
+	})
+	defer stop()
+
+	ctx := context.Background()
+	price := 7 // in a database
+	load := func(ctx context.Context, item string) (int, error) { return price, nil }
+	if err := prices.Set(ctx, "tea", price); err != nil {
+		fmt.Println(err)
+		return
+	}
+	price = 8
+	fmt.Println(prices.GetOrLoad(ctx, "tea", load))
+	info := <-checked
+	fmt.Println(info.Key, "was stale:", info.Stale)
+	// Output:
+	// 7 <nil>
+	// tea was stale: true
 }
 
 // A token that knows when it expires is cached until shortly before.

@@ -11,6 +11,7 @@ import (
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
+	"github.com/singlefill/singlefill/internal/tags"
 	"github.com/singlefill/singlefill/internal/wait"
 )
 
@@ -25,11 +26,13 @@ type filling struct {
 	seat *bulk.Seat // of a fill of many keys
 	over func()     // to be called when no work is left
 
-	old      *lookup       // what the key holds, as last seen
-	oldSince flight.Stamp  // old is known to be true as of this stamp
-	rest     time.Duration // how long no other refresh of the same entry is started
-	queued   time.Duration // time spent waiting for slots
-	loading  bool          // the Loader has been called, and has no outcome yet
+	old      *lookup         // what the key holds, as last seen
+	replaces bool            // the key held old when this fill took the lock
+	oldSince flight.Stamp    // old is known to be true as of this stamp
+	rest     time.Duration   // how long no other refresh of the same entry is started
+	queued   time.Duration   // time spent waiting for slots
+	since    *tags.Sequences // before the load; nil without Options.Tags
+	loading  bool            // the Loader has been called, and has no outcome yet
 
 	superseded atomic.Bool // the load was cancelled because no caller may have its value any more
 	returned   atomic.Bool // the load has an outcome
@@ -127,6 +130,8 @@ type outcome struct {
 	value      any
 	entry      entry.Entry   // of value, or of ErrNotFound
 	life       time.Duration // of value
+	tags       []string      // of value
+	untagged   bool          // its tags are not known, or cannot be proved
 	notFound   bool          // Err is ErrNotFound or wraps it
 	text       string        // of Err
 	superseded bool          // the load was cancelled because no caller could have had its value
@@ -382,6 +387,9 @@ func (x *filling) waited(ctx context.Context) {
 func (x *filling) loadLocked(ctx context.Context) {
 	l := x.beginLoad(ctx)
 	stop := x.renew(l.ctx)
+	if x.tags != nil && x.seat == nil { // fills of many keys share those of their load
+		x.since = x.tags.Sequences(l.ctx)
+	}
 	x.call(l, func(o outcome) {
 		defer x.finish(ctx)
 		stop()

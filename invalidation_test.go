@@ -311,7 +311,7 @@ func TestDelete_WhileTheLockIsTaken(t *testing.T) {
 
 // Callers that arrive after a store was sent ask Redis if the store is never answered.
 //
-// Such a store proves nothing: this process may have been frozen while others went on.
+// That store proves nothing: this process may have been frozen while others went on.
 func TestDelete_StoreWithoutAReply(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		silent := redistest.NewMiniClient(t, m)

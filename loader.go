@@ -17,36 +17,33 @@ import (
 )
 
 // A Loader asks the source for the value of key. It returns [ErrNotFound], bare or wrapped, when
-// the source has no such value; the cache remembers that. It does not remember any other error: the
-// callers that wait get it, and the next call loads again.
+// the source has no such value; the cache remembers that, and no other error.
 //
-// A Loader works for all callers that wait. Its ctx has the values of the call that started it, but
-// neither its deadline nor its cancellation; it ends after [Options.LoadTimeout]. All Loaders given
-// for one key must mean the same, since any of them may serve all callers. A Loader may call
-// GetOrLoad for other keys, and of other caches, with its ctx.
-//
-// A refresh runs in the background of the call that started it, which may have returned: what the
-// values of ctx refer to must outlive the request.
+// A Loader works for all callers that wait, so all Loaders given for one key must mean the same,
+// and do nothing that may not happen twice. Its ctx has the values of the call that started it, but
+// neither its deadline nor its cancellation: it ends after [Options.LoadTimeout], or when the key
+// is deleted and no earlier caller waits. A refresh may outlive the request of that call: so must
+// what the values of ctx refer to. A Loader may call GetOrLoad for other keys, and of other caches,
+// with its ctx.
 type Loader[T any] func(ctx context.Context, key string) (T, error)
 
-// GetOrLoad returns the value under key: from Redis if it is there, otherwise from load. load runs
+// GetOrLoad returns the value under key: from Redis if it is there, otherwise from load, which runs
 // once for all callers that ask at that time, in all processes.
 //
 // ctx bounds how long this caller waits. When it ends, GetOrLoad returns ctx.Err(): at once while
 // it waits for a load, never later than the deadline, and within RedisTimeout if ctx is cancelled
 // during a Redis command. The load goes on for the other callers and for the cache.
 //
-// Each caller of this process that waited for a load gets its error unchanged. Callers that waited
-// in other processes get a [*RemoteError] with its text. A panic or runtime.Goexit in load is a
-// [*PanicError]. [ErrNotFound] is remembered; a remembered one comes back bare.
+// Callers of this process that waited for a load get its error unchanged, those in other processes
+// a [*RemoteError]. A panic or runtime.Goexit in load is a [*PanicError]. A remembered
+// [ErrNotFound] comes back bare.
 //
 // A value that expires soon, or is stale within [Options.StaleWhileRevalidate], is returned at
-// once, and load may run in the background: see [Options.EarlyRefresh]. A value that is stale
-// within [Options.StaleIfError] is returned in place of an error of load, and when the deadline of
-// ctx comes before the load ends. [Cache.GetOrLoadInfo] tells which it was.
+// once, and load may run in the background. A value within [Options.StaleIfError] is returned in
+// place of an error of load, and when the deadline of ctx comes first.
 //
 // While Redis does not answer, load still runs once at a time per process; its value is returned
-// and not stored. GetOrLoad never returns an error of Redis: see [Stats] and [Trace].
+// and not stored. GetOrLoad never returns an error of Redis.
 func (c *Cache[T]) GetOrLoad(ctx context.Context, key string, load Loader[T]) (T, error) {
 	v, _, err := c.GetOrLoadInfo(ctx, key, load)
 	return v, err
@@ -84,9 +81,11 @@ func (c *engine) getOrLoad(ctx context.Context, key string, load loader) (any, V
 		return nil, ValueInfo{}, err
 	}
 	if c.near != nil {
-		if v, info, due, ok, err := c.nearHit(ctx, key, true); ok {
-			if due != nil {
-				c.refreshNear(client.Detach(ctx), key, load, due)
+		if v, info, n, now, err := c.nearHit(ctx, key); n != nil {
+			if n.takeRefresh(now) {
+				c.refreshNear(client.Detach(ctx), key, load, n)
+			} else if c.audited(!info.Stale) {
+				c.auditNear(ctx, key, load, n, info.Age)
 			}
 			return v, info, err
 		}
@@ -97,6 +96,9 @@ func (c *engine) getOrLoad(ctx context.Context, key string, load loader) (any, V
 	case err != nil:
 		return nil, ValueInfo{}, err
 	case l.hit:
+		if c.audited(l.freshness == fresh) {
+			c.auditHit(ctx, key, load, &l)
+		}
 		return c.deliver(ctx, key, &l.result, from)
 	}
 	return c.wait(ctx, key, load, w, l, from)
@@ -209,6 +211,9 @@ func (c *engine) wait(ctx context.Context, key string, load loader, w waiter, l 
 			return v, info, err
 		}
 		if l.hit {
+			if c.audited(l.freshness == fresh) {
+				c.auditHit(ctx, key, load, &l)
+			}
 			return c.deliver(ctx, key, &l.result, from)
 		}
 	}
@@ -259,7 +264,7 @@ func (c *engine) patience(ctx context.Context, w waiter, l *lookup) (context.Con
 func noCancel() {} // a literal in a generic function is allocated
 
 // fallback returns the old value that a caller gets in place of a failure, or at its deadline; nil
-// if there is none. It is the one that the caller's own read found, unless the fill has seen the
+// if there is none. The caller's own read found it, unless the fill has seen the
 // key since.
 func (c *engine) fallback(ctx context.Context, w waiter, l *lookup, r *result,
 	verdict flight.Verdict) (old *result, own bool) {
@@ -295,12 +300,12 @@ func (x *filling) callLoader(ctx context.Context, done func(o outcome)) {
 		done(o)
 	}()
 	key := x.fill.Key
-	ctx = x.fill.Load.Inside(ctx)
+	ctx = withFills(x.fill.Load.Inside(ctx), x)
 	if x.seat == nil {
 		ctx = x.loadStart(ctx, key, &x.fill.Call)
 		o.value, o.Err = x.load.load(ctx, key)
 	} else { // its call of the ManyLoader begins later
-		o.value, o.Err = x.seat.Load(ctx, key, &x.fill.Call)
+		o.value, o.Err = x.seat.Load(ctx, key)
 		o.convoy = x.seat.Stores()
 	}
 	if o.Err == nil {

@@ -28,6 +28,7 @@ func (x *filling) ask(ctx context.Context, a attempt, take bool) (filllock.Reply
 		return x.lock.GetOrLock(ctx, within, query)
 	})
 	x.wait.Answered(sent)
+	x.replaces = err == nil && reply.Status == filllock.Locked && reply.Known
 	switch {
 	case err != nil:
 	case reply.Status == filllock.Hit:
@@ -75,6 +76,9 @@ func (x *filling) renew(ctx context.Context) (stop func()) {
 // commit stores the outcome of a load, or releases the lock, and hands the outcome to the callers.
 func (x *filling) commit(ctx context.Context, o outcome, began flight.Stamp) {
 	data, note := x.encode(&o)
+	if err := x.takeTags(&o); err != nil {
+		data, o.StoreErr, o.untagged = nil, err, true
+	}
 	r := o.result()
 	if o.superseded {
 		note = filllock.ReleaseNote{} // waiters in other processes load, rather than fail with this
@@ -86,7 +90,7 @@ func (x *filling) commit(ctx context.Context, o outcome, began flight.Stamp) {
 	switch {
 	case err == nil && ours: // this proves that the key has not been invalidated since the load began
 		if o.Stored {
-			x.keepLoaded(x.fill.Key, g, &o)
+			x.keepLoaded(x.fill.Key, g, data, &o)
 		} else if note.Drop && x.near != nil {
 			x.near.Forget(x.lock.ValueKey()) // Redis has just dropped the old value
 		}
@@ -116,10 +120,21 @@ func (x *filling) backOff(note *filllock.ReleaseNote) {
 }
 
 // storeOrRelease stores data and releases the lock in one step. Without data, or if the server
-// refuses to store it, it only releases the lock. It reports whether this fill still held the lock.
+// refuses to store it, or if one of its tags has been invalidated, it only releases the lock. It reports
+// whether this fill still held the lock, and the key has not been invalidated by a tag.
 func (x *filling) storeOrRelease(ctx context.Context, o *outcome, data []byte,
 	note filllock.ReleaseNote) (ours bool, err error) {
-	if data != nil {
+	valid, err := x.noteTags(ctx, o)
+	switch {
+	case client.Unreachable(err):
+		o.StoreErr = err
+		return false, err
+	case err != nil:
+		o.StoreErr = err
+		x.backOff(&note)
+	case !valid: // waiters in other processes load, as after a Delete
+		o.Fenced, note = data != nil, filllock.ReleaseNote{}
+	case data != nil:
 		kept := x.opts.keptFor(o.life)
 		ours, err = client.Retry(ctx, x.opts.redisTimeout, client.Unreachable, func(within time.Duration) (bool, error) {
 			return x.lock.Store(ctx, within, data, kept)
@@ -130,9 +145,10 @@ func (x *filling) storeOrRelease(ctx context.Context, o *outcome, data []byte,
 		}
 		x.backOff(&note) // the server would refuse the next value, too
 	}
-	return client.Retry(ctx, x.opts.redisTimeout, client.Unreachable, func(within time.Duration) (bool, error) {
+	ours, err = client.Retry(ctx, x.opts.redisTimeout, client.Unreachable, func(within time.Duration) (bool, error) {
 		return x.lock.Release(ctx, within, note)
 	})
+	return ours && valid, err
 }
 
 // abandon gives up an attempt to lock of which a command was not answered, or whose release was

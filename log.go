@@ -3,46 +3,70 @@ package singlefill
 import (
 	"context"
 	"log/slog"
+	"reflect"
 	"sync"
 	"time"
 )
 
 // LogOptions configure [LogTrace]. A nil *LogOptions, like the zero value, means the defaults.
 type LogOptions struct {
-	// Slow is how long a load takes at least that is logged although nothing was wrong. Default: 1 s.
-	// Negative: no load is logged for that.
+	// Slow is how long a load takes at least that is logged although nothing was wrong. Default: 1
+	// s; negative: off.
 	Slow time.Duration
 
-	// Keys adds the keys to the lines. They may be secret. Default: no. The text of an error is written
-	// as it is, and may contain a key, too.
+	// Keys adds the keys to the lines, which may be secret. Default: no; but the text of an error
+	// may contain a key.
 	Keys bool
 }
 
-// LogTrace returns a [Trace] for [Options.Trace] or [Cache.AddTrace] that writes what an operator has
-// to know to logger:
+// LogTrace returns a Trace for [Options.Trace] or [Cache.AddTrace] that writes what an operator has
+// to know to logger, a line for each
 //
-//   - a line for each load that failed, ran without the fill lock, could not be stored, was refused by
-//     Redis or was slow; for the first of these that applies to it
-//   - a line for each command that Redis refuses: a right is missing, or it is out of memory
-//   - a line for each value that cannot be decoded: two types in one namespace, or another program
-//   - a line each time that the cache stops sending commands to Redis, and that it sends them again
+//   - load that failed, ran without the fill lock, could not be stored, was refused by Redis or was
+//     slow: the first of these
+//   - command that Redis refuses, value that cannot be decoded, stale hit that an audit found
+//   - DeleteTag or ExpireTag that cleared the namespace, or failed
+//   - time that the cache stops sending commands to Redis, or sends them again
 //
-// Of each kind it writes ten lines a second at most, so that an outage does not fill the disk. The next
-// line that it writes tells by the attribute "dropped" how many there would have been.
-//
-// A logger for several caches should tell them apart:
-//
-//	users.AddTrace(singlefill.LogTrace(logger.With("cache", "users"), nil))
+// Of each kind it writes ten lines a second at most for each cache; the attribute "dropped" of the
+// next line counts those left out. The attribute "cache" is the namespace. A function that the
+// program sets in the Trace is kept.
 func LogTrace(logger *slog.Logger, opts *LogOptions) *Trace {
-	l := &loadLog{Logger: logger, lines: make(map[string]*sampler)}
+	var o LogOptions
 	if opts != nil {
-		l.LogOptions = *opts
+		o = *opts
 	}
-	l.Slow = orDefault(l.Slow, time.Second)
+	o.Slow = orDefault(o.Slow, time.Second)
+	t := newLog(logger, o)
+	t.named = func(t Trace, namespace string) *Trace {
+		log := newLog(logger.With("cache", namespace), o)
+		t.LoadDone = unlessChanged(t.LoadDone, log.LoadDone)
+		t.RedisError = unlessChanged(t.RedisError, log.RedisError)
+		t.BadValue = unlessChanged(t.BadValue, log.BadValue)
+		t.AuditDone = unlessChanged(t.AuditDone, log.AuditDone)
+		t.TagDone = unlessChanged(t.TagDone, log.TagDone)
+		t.BreakerChanged = unlessChanged(t.BreakerChanged, log.BreakerChanged)
+		return &t
+	}
+	return t
+}
+
+// unlessChanged returns log if f is the same method of another log, and f if a program has set it.
+func unlessChanged[F any](f, log F) F {
+	if reflect.ValueOf(f).Pointer() == reflect.ValueOf(log).Pointer() {
+		return log
+	}
+	return f
+}
+
+func newLog(logger *slog.Logger, opts LogOptions) *Trace {
+	l := &loadLog{Logger: logger, LogOptions: opts, lines: make(map[string]*sampler)}
 	return &Trace{
 		LoadDone:   l.loadDone,
 		RedisError: l.redisError,
 		BadValue:   l.badValue,
+		AuditDone:  l.auditDone,
+		TagDone:    l.tagDone,
 		BreakerChanged: func(open bool) {
 			if open {
 				l.write(context.Background(), slog.LevelWarn, "redis does not answer: no commands are sent")
@@ -112,6 +136,27 @@ func (l *loadLog) badValue(ctx context.Context, key string, err error) {
 		attrs = append(attrs, slog.String("key", key))
 	}
 	l.write(ctx, slog.LevelWarn, "a value in redis is not one of this cache: another type in its namespace, or another program", attrs...)
+}
+
+func (l *loadLog) auditDone(ctx context.Context, info AuditInfo) {
+	if !info.Stale {
+		return
+	}
+	attrs := []slog.Attr{slog.Duration("age", info.Age), slog.Bool("near", info.Near)}
+	if l.Keys {
+		attrs = append(attrs, slog.String("key", info.Key))
+	}
+	l.write(ctx, slog.LevelWarn, "a hit was stale: the source had another value for more than a second", attrs...)
+}
+
+func (l *loadLog) tagDone(ctx context.Context, info TagInfo) {
+	attrs := []slog.Attr{slog.Int("tags", len(info.Tags)), slog.Any("err", info.Err)}
+	switch {
+	case info.Cleared:
+		l.write(ctx, slog.LevelWarn, "what is known of tags may have been lost: the namespace was cleared", attrs...)
+	case info.Err != nil:
+		l.write(ctx, slog.LevelError, "values with a tag may not have been invalidated", attrs...)
+	}
 }
 
 func (l *loadLog) write(ctx context.Context, level slog.Level, message string, attrs ...slog.Attr) {

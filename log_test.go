@@ -46,42 +46,47 @@ func TestLogTrace_Lines(t *testing.T) {
 		}, "", ""},
 		{"failed", nil, func(t *testing.T, c *singlefill.Cache[any], _ *redis.Client) {
 			_, _ = c.GetOrLoad(t.Context(), "secret", cachetest.Fails[any](errors.New("boom")))
-		}, "level=WARN msg=\"load failed\" duration=0s err=boom\n", ""},
+		}, "level=WARN msg=\"load failed\" cache=ns duration=0s err=boom\n", ""},
 		{"failed, slow, with its key", &singlefill.LogOptions{Keys: true}, func(t *testing.T, c *singlefill.Cache[any], _ *redis.Client) {
 			_, _ = c.GetOrLoad(t.Context(), "k", cachetest.Takes[any](3*time.Second, nil, errors.New("boom")))
-		}, "level=WARN msg=\"load failed\" duration=3s key=k err=boom\n", ""},
+		}, "level=WARN msg=\"load failed\" cache=ns duration=3s key=k err=boom\n", ""},
 		{"slow", nil, func(t *testing.T, c *singlefill.Cache[any], _ *redis.Client) {
 			_, _ = c.GetOrLoad(t.Context(), "a", cachetest.Takes[any](time.Second-1, "v", nil))
 			_, _ = c.GetOrLoad(t.Context(), "b", cachetest.Takes[any](time.Second, "v", nil))
-		}, "level=INFO msg=\"load was slow\" duration=1s\n", ""},
+		}, "level=INFO msg=\"load was slow\" cache=ns duration=1s\n", ""},
 		{"slow is off", &singlefill.LogOptions{Slow: -1}, func(t *testing.T, c *singlefill.Cache[any], _ *redis.Client) {
 			_, _ = c.GetOrLoad(t.Context(), "k", cachetest.Takes[any](5*time.Second, "v", nil))
 		}, "", ""},
 		{"not encoded", nil, func(t *testing.T, c *singlefill.Cache[any], _ *redis.Client) {
 			_, _ = c.GetOrLoad(t.Context(), "k", cachetest.Gives[any](func() {}))
-		}, "level=WARN msg=\"loaded value not stored\" duration=0s store_err=", ""},
+		}, "level=WARN msg=\"loaded value not stored\" cache=ns duration=0s store_err=", ""},
 		{"refused", nil, func(t *testing.T, c *singlefill.Cache[any], _ *redis.Client) {
 			_, _ = c.GetOrLoad(t.Context(), "k", func(ctx context.Context, key string) (any, error) { return "v", c.Delete(ctx, key) })
-		}, "level=INFO msg=\"load refused: its key was changed meanwhile, or its lock was lost\" duration=0s\n", ""},
+		}, "level=INFO msg=\"load refused: its key was changed meanwhile, or its lock was lost\" cache=ns duration=0s\n", ""},
 		{"Redis is silent", nil, func(t *testing.T, c *singlefill.Cache[any], rdb *redis.Client) {
 			_ = rdb.Close()
 			_, _ = c.GetOrLoad(t.Context(), "k", cachetest.Gives[any]("v"))
-		}, "level=WARN msg=\"load without the lock: redis did not answer, or refused\" duration=0s unlocked=true\n", ""},
+		}, "level=WARN msg=\"load without the lock: redis did not answer, or refused\" cache=ns duration=0s unlocked=true\n", ""},
 		{"Redis is out of memory", nil, func(t *testing.T, c *singlefill.Cache[any], _ *redis.Client) {
 			_, _ = c.GetOrLoad(t.Context(), "k", cachetest.Gives[any]("v"))
-		}, "level=WARN msg=\"redis refused a command\" op=get err=\"OOM command not allowed\"\n" +
-			"level=WARN msg=\"redis refused a command\" op=lock err=\"OOM command not allowed\"\n" +
-			"level=WARN msg=\"load without the lock: redis did not answer, or refused\" duration=0s unlocked=true\n", "OOM command not allowed"},
+		}, "level=WARN msg=\"redis refused a command\" cache=ns op=get err=\"OOM command not allowed\"\n" +
+			"level=WARN msg=\"redis refused a command\" cache=ns op=lock err=\"OOM command not allowed\"\n" +
+			"level=WARN msg=\"load without the lock: redis did not answer, or refused\" cache=ns duration=0s unlocked=true\n", "OOM command not allowed"},
 		{"another type in the namespace", &singlefill.LogOptions{Keys: true}, func(t *testing.T, c *singlefill.Cache[any], rdb *redis.Client) {
 			rdb.Set(t.Context(), "ns:{k}", "other", time.Hour)
 			_, _ = c.GetOrLoad(t.Context(), "k", cachetest.Gives[any]("v"))
-		}, "level=WARN msg=\"a value in redis is not one of this cache: another type in its namespace, or another program\" " +
+		}, "level=WARN msg=\"a value in redis is not one of this cache: another type in its namespace, or another program\" cache=ns " +
 			"err=\"singlefill: entry is shorter than its header\" key=k\n", ""},
+		{"a stale hit", nil, func(t *testing.T, c *singlefill.Cache[any], rdb *redis.Client) {
+			redistest.Must(t, c.Set(t.Context(), "k", "old"))
+			_, _ = c.GetOrLoad(t.Context(), "k", cachetest.Gives[any]("new"))
+			time.Sleep(2 * time.Second)
+		}, "level=WARN msg=\"a hit was stale: the source had another value for more than a second\" cache=ns age=0s near=false\n", ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 				var b bytes.Buffer
-				c, err := singlefill.New[any](rdb, "ns", time.Hour, nil)
+				c, err := singlefill.New(rdb, "ns", time.Hour, &singlefill.Options[any]{Audit: 1})
 				redistest.Must(t, err)
 				c.AddTrace(singlefill.LogTrace(logTo(&b), test.opts))
 				m.SetError(test.reply)
@@ -150,4 +155,33 @@ func TestLogTrace_Breaker(t *testing.T) {
 	if b.String() != want {
 		t.Errorf("wrote\n%s, want\n%s", b.String(), want)
 	}
+}
+
+// Lines tell caches with the same LogTrace apart.
+func TestLogTrace_SeveralCaches(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		var b bytes.Buffer
+		var misses, loads int
+		trace := singlefill.LogTrace(logTo(&b), nil)
+		trace.Miss = func(context.Context, string) { misses++ }
+		logDone := trace.LoadDone
+		shared := &singlefill.Options[any]{Trace: trace}
+		for _, ns := range []string{"users", "orders"} {
+			c, err := singlefill.New(rdb, ns, time.Hour, singlefill.OptionsFor[string](shared))
+			redistest.Must(t, err)
+			_, _ = c.GetOrLoad(t.Context(), "k", cachetest.Fails[string](errors.New("boom")))
+			redistest.Must(t, c.Close())
+			if got := b.String(); !strings.Contains(got, " cache="+ns+" ") || strings.Count(got, "cache=") != 1 {
+				t.Errorf("wrote %s, want the cache %s", got, ns)
+			}
+			b.Reset()
+		}
+		trace.LoadDone = func(ctx context.Context, info singlefill.LoadInfo) { loads++; logDone(ctx, info) }
+		c := cachetest.NewCacheIn(t, rdb, "changed", singlefill.OptionsFor[string](shared))
+		_, _ = c.GetOrLoad(t.Context(), "k", cachetest.Fails[string](errors.New("boom")))
+		synctest.Wait()
+		if misses != 3 || loads != 1 || !strings.Contains(b.String(), "boom") {
+			t.Errorf("functions of the program: %d misses, %d loads, want 3 and 1; wrote %s", misses, loads, b.String())
+		}
+	})
 }

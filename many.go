@@ -20,27 +20,24 @@ import (
 	"github.com/singlefill/singlefill/internal/wait"
 )
 
-// A ManyLoader asks the source for the values of keys, which are Options.MaxBatch at most. It is to
-// GetOrLoadMany what a [Loader] is to GetOrLoad, whose rules hold. A key that it leaves out does not
-// exist; the cache remembers that. An error is the outcome of each of the keys. If the map has a key that
-// is not among keys, such as another spelling of one, those that it leaves out fail. No two values may
-// share memory, since their callers own them.
+// A ManyLoader asks the source for the values of keys, at most [Options.MaxBatch] of them. The
+// rules of a [Loader] hold. A key that it leaves out does not exist; the cache remembers that. An
+// error is the outcome of each of the keys. If the map has a key that is not among keys, such as
+// another spelling of one, those that it leaves out fail. No two values may share memory.
 type ManyLoader[T any] func(ctx context.Context, keys []string) (map[string]T, error)
 
-// GetOrLoadMany returns the values under keys: from Redis those that are there, the others from load,
-// which gets them together. What [Cache.GetOrLoad] promises holds for each key by itself: a key is
-// loaded once for all callers of both methods, in all processes, and a Delete refuses its own key
-// only.
+// GetOrLoadMany returns the values under keys: from Redis those that are there, the others from
+// load, which gets them together. What [Cache.GetOrLoad] promises holds for each key by itself: it
+// is loaded once for all callers of both methods, in all processes, and a Delete refuses its own
+// key only.
 //
-// load gets the keys that this call could lock at once, [Options.MaxBatch] of them at most in one
-// call. The call then waits for the keys that others load. It never holds a lock while it waits for
-// another one, so calls with keys in common cannot lock each other out. Keys on a master of a Cluster
-// that is slow to answer are loaded by another call of load. If a key is deleted while others load
-// it, it is asked for again when the other keys have their results.
+// load gets the keys that this call could lock at once; then the call waits for those that others
+// load. It never holds a lock while it waits for another one, so calls cannot lock each other out.
+// Keys on a master of a Cluster that is slow to answer, and keys that are deleted while others load
+// them, are loaded by another call of load.
 //
-// The map has what exists; a key that load leaves out does not. Other errors come as a
-// [*ManyError], and the map then has the other keys. When ctx ends, GetOrLoadMany returns the
-// values that it has found, and the error of ctx for the rest.
+// The map has what exists. Other errors come as a [*ManyError], beside the values of the other
+// keys; when ctx ends, beside those that were found by then.
 func (c *Cache[T]) GetOrLoadMany(ctx context.Context, keys []string, load ManyLoader[T]) (map[string]T, error) {
 	if load == nil {
 		return nil, errors.New("singlefill: load is nil")
@@ -84,6 +81,17 @@ func (l ManyLoader[T]) loadMany(ctx context.Context, keys []string) (bulk.Outcom
 	}, err
 }
 
+// one is a manyLoader that loads single keys.
+type one struct{ manyLoader }
+
+func (l one) load(ctx context.Context, key string) (any, error) {
+	outcome, err := l.loadMany(ctx, []string{key})
+	if err != nil {
+		return nil, err
+	}
+	return outcome(key)
+}
+
 // strayKey returns the first key, in alphabetical order, that is in values and not in keys.
 func strayKey[T any](values map[string]T, keys []string) (stray string, ok bool) {
 	asked := make(map[string]bool, len(keys))
@@ -105,15 +113,15 @@ func (c *engine) getOrLoadMany(ctx context.Context, keys []string, load manyLoad
 		return err
 	}
 	m.load, m.outer, m.into = load, outer, into
-	for asks := m.nearHits(true); len(asks) > 0; {
+	for asks := m.nearHits(); len(asks) > 0; {
 		asks = m.waitAll(m.readAndJoin(asks))
 	}
 	return m.result()
 }
 
 // GetMany returns the values under keys that the cache has, as [Cache.Get] does for one key. A key
-// that it does not have is not in the map; that is no error. Keys that Redis could not be asked for
-// have errors in a [*ManyError]. When ctx ends, GetMany returns the values that it has found.
+// that it does not have is not in the map. Keys that Redis could not be asked for, or not before
+// ctx ended, have errors in a [*ManyError], beside the values that were found.
 func (c *Cache[T]) GetMany(ctx context.Context, keys []string) (map[string]T, error) {
 	found := make(valueMap[T], len(keys))
 	return found.result(c.engine.getMany(ctx, keys, found))
@@ -125,7 +133,7 @@ func (c *engine) getMany(ctx context.Context, keys []string, into collector) err
 		return err
 	}
 	m.into = into
-	for part := range m.read(m.nearHits(false), false) {
+	for part := range m.read(m.nearHits(), false) {
 		for _, a := range part {
 			switch {
 			case a.redisErr != nil:
@@ -141,8 +149,8 @@ func (c *engine) getMany(ctx context.Context, keys []string, into collector) err
 	return m.result()
 }
 
-// SetMany stores values, as [Cache.Set] does for each of them: it warms up a cache in few round
-// trips. Keys that may not have been stored have errors in a [*ManyError].
+// SetMany stores values, as [Cache.Set] does for each of them, in few round trips. Keys that may
+// not have been stored have errors in a [*ManyError].
 func (c *Cache[T]) SetMany(ctx context.Context, values map[string]T) error {
 	return c.engine.setMany(ctx, slices.Collect(maps.Keys(values)), func(key string) any {
 		v := values[key]
@@ -156,7 +164,7 @@ func (c *engine) setMany(ctx context.Context, keys []string, value func(key stri
 		return err
 	}
 	defer c.invalidated(m.keys...)
-	var sets []manySet
+	var sets []set
 	var gone []string // their values are not to be stored
 	for _, key := range m.keys {
 		s, err := c.newSet(key, value(key))
@@ -166,7 +174,7 @@ func (c *engine) setMany(ctx context.Context, keys []string, value func(key stri
 		case s.Data == nil:
 			gone = append(gone, key)
 		default:
-			sets = append(sets, manySet{s, key})
+			sets = append(sets, s)
 		}
 	}
 	m.setAll(sets)
@@ -198,7 +206,7 @@ func (c *engine) newMany(ctx context.Context, keys []string, nested bool) (*many
 	seen := make(map[string]bool, len(keys))
 	for _, key := range keys {
 		if key == "" {
-			return nil, errors.New("singlefill: a key is empty")
+			return nil, ErrEmptyKey
 		}
 		if !seen[key] {
 			seen[key] = true
@@ -222,7 +230,7 @@ type ask struct {
 }
 
 // nearHits delivers what memory has, and returns the other keys.
-func (m *many) nearHits(refreshes bool) (asks []*ask) {
+func (m *many) nearHits() (asks []*ask) {
 	var due []*ask
 	all := make([]ask, len(m.keys)) // one allocation
 	asks = make([]*ask, 0, len(m.keys))
@@ -233,15 +241,19 @@ func (m *many) nearHits(refreshes bool) (asks []*ask) {
 			asks = append(asks, a)
 			continue
 		}
-		v, _, n, ok, err := m.nearHit(m.ctx, key, refreshes)
-		if !ok {
+		v, info, n, now, err := m.nearHit(m.ctx, key)
+		if n == nil {
 			asks = append(asks, a)
 			continue
 		}
 		m.put(key, v, err)
-		if n != nil {
+		switch {
+		case m.load == nil: // GetMany
+		case n.takeRefresh(now):
 			a.memory = n
 			due = append(due, a)
+		case m.audited(!info.Stale):
+			m.auditNear(m.ctx, key, one{m.load}, n, info.Age)
 		}
 	}
 	if len(due) > 0 {
@@ -273,6 +285,8 @@ func (m *many) readAndJoin(asks []*ask) (joined []*ask) {
 				m.hit(a)
 				if !a.theirs && m.due(&a.lookup) {
 					due = append(due, a)
+				} else if m.audited(a.freshness == fresh) {
+					m.auditHit(m.ctx, a.key, one{m.load}, &a.lookup)
 				}
 			default:
 				misses = append(misses, a)
@@ -474,8 +488,7 @@ func (m *many) newBulk(outer *flight.Load, fills int) *bulk.Bulk {
 }
 
 // callLoader calls the ManyLoader. It reports a panic or runtime.Goexit as the outcome of each key.
-func (m *many) callLoader(ctx context.Context, keys []string, calls []*atomic.Pointer[flight.Call],
-	done func(bulk.Outcome)) {
+func (m *many) callLoader(ctx context.Context, keys []string, loads []context.Context, done func(bulk.Outcome)) {
 	var outcome bulk.Outcome
 	var err error
 	defer func() {
@@ -488,7 +501,19 @@ func (m *many) callLoader(ctx context.Context, keys []string, calls []*atomic.Po
 		}
 		done(outcome)
 	}()
-	ctx = m.loadStart(ctx, keys[0], calls...)
+	var fills []*filling
+	var calls []*atomic.Pointer[flight.Call]
+	for _, load := range loads {
+		x := fillsOf(load)[0]
+		fills, calls = append(fills, x), append(calls, &x.fill.Call)
+	}
+	if m.tags != nil {
+		since := m.tags.Sequences(ctx)
+		for _, x := range fills {
+			x.since = since
+		}
+	}
+	ctx = m.loadStart(withFills(ctx, fills...), keys[0], calls...)
 	outcome, err = m.load.loadMany(ctx, keys)
 }
 
@@ -541,15 +566,9 @@ func (m *many) refreshNearAll(due []*ask) {
 	})
 }
 
-// A manySet is what SetMany stores under one key.
-type manySet struct {
-	filllock.Set
-	key string
-}
-
 // setAll stores values, on all nodes at the same time.
-func (m *many) setAll(sets []manySet) {
-	groups := client.ByNode(m.client, sets, func(s manySet) string { return s.Value })
+func (m *many) setAll(sets []set) {
+	groups := client.ByNode(m.client, sets, func(s set) string { return s.Value })
 	errs := make([][]error, len(groups))
 	var nodes sync.WaitGroup
 	for i, group := range groups {
@@ -567,10 +586,15 @@ func (m *many) setAll(sets []manySet) {
 
 // setOnNode stores the values of one node, and returns the error of each. A dead node costs one
 // RedisTimeout, however many keys there are.
-func (m *many) setOnNode(sets []manySet) (errs []error) {
-	var failed error
+func (m *many) setOnNode(sets []set) (errs []error) {
+	const noted = 4 * batch // sets: noting a few more at once is cheaper
+	var failed, unnoted error
 	for part := range slices.Chunk(sets, batch) {
-		if client.Unreachable(failed) {
+		if at := len(errs); at%noted == 0 && !client.Unreachable(failed) {
+			unnoted = m.noteSets(m.ctx, sets[at:min(at+noted, len(sets))])
+		}
+		if unnoted != nil || client.Unreachable(failed) {
+			failed = cmp.Or(unnoted, failed)
 			errs = append(errs, slices.Repeat([]error{failed}, len(part))...)
 			continue
 		}

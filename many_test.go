@@ -210,9 +210,9 @@ func TestMany_BadInput(t *testing.T) {
 		want string
 	}{
 		{"nil loader", func() error { _, err := c.GetOrLoadMany(t.Context(), []string{"a"}, nil); return err }, "load is nil"},
-		{"empty key", func() error { _, err := c.GetOrLoadMany(t.Context(), []string{"a", ""}, s.load); return err }, "a key is empty"},
-		{"empty key to get", func() error { _, err := c.GetMany(t.Context(), []string{""}); return err }, "a key is empty"},
-		{"empty key to set", func() error { return c.SetMany(t.Context(), map[string]string{"a": "1", "": "2"}) }, "a key is empty"},
+		{"empty key", func() error { _, err := c.GetOrLoadMany(t.Context(), []string{"a", ""}, s.load); return err }, singlefill.ErrEmptyKey.Error()},
+		{"empty key to get", func() error { _, err := c.GetMany(t.Context(), []string{""}); return err }, singlefill.ErrEmptyKey.Error()},
+		{"empty key to set", func() error { return c.SetMany(t.Context(), map[string]string{"a": "1", "": "2"}) }, singlefill.ErrEmptyKey.Error()},
 		{"ended context", func() error { _, err := c.GetOrLoadMany(ended, []string{"a"}, s.load); return err }, "context canceled"},
 		{"ended context to clear", func() error { return c.Clear(ended) }, "context canceled"},
 		{"MaxBatch", func() error {
@@ -431,7 +431,7 @@ func TestGetOrLoadMany_Overlap(t *testing.T) {
 	})
 }
 
-// A loader gets MaxBatch keys at most. Its calls run at the same time, as far as MaxLoads allows.
+// A loader gets MaxBatch keys at most. Its calls run at the same time, if MaxLoads allows.
 func TestGetOrLoadMany_MaxBatch(t *testing.T) {
 	for _, row := range []struct{ maxLoads, most int }{{-1, 3}, {2, 2}, {1, 1}} {
 		t.Run(fmt.Sprintf("MaxLoads %d", row.maxLoads), func(t *testing.T) {
@@ -454,7 +454,7 @@ func TestGetOrLoadMany_MaxBatch(t *testing.T) {
 	}
 }
 
-// At the end of its context a call returns what it has, and the error of the context for the rest.
+// At the end of its context a call returns the values found, and the error of the context for the rest.
 // The loads go on.
 func TestGetOrLoadMany_Deadline(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {

@@ -17,35 +17,31 @@ import (
 	"github.com/singlefill/singlefill/internal/near"
 )
 
-// Near keeps decoded values in the memory of this process. A hit in memory takes a fraction of a
-// microsecond in place of a round trip.
+// Near keeps decoded values in the memory of this process: see docs/near.md.
 //
 // What Delete, Set and Expire promise holds exactly in the process that calls them. In every other
-// process a GetOrLoad or Get that begins more than MaxLag after such a call has returned never gets
-// the old value. Usually it takes milliseconds. Whatever is lost or delayed on the way, a process
-// that cannot prove this asks Redis, as without Near. (If neither Redis nor the Loader answers, what
-// memory has within [Options.StaleIfError] is returned in place of an error, and told as stale.) If
-// Redis loses what it has acknowledged, for example in a failover, the life of the value or TTL is
-// the bound.
+// process a call that begins more than MaxLag after that call has returned never gets the old
+// value; usually the lag is milliseconds. A process that cannot prove this asks Redis; if neither
+// Redis nor the Loader answers, it returns what memory has within [Options.StaleIfError] in place
+// of an error. If Redis loses an acknowledged write, the life of the value or TTL is the bound.
+// The monotonic clock counts, which stands still while a machine is suspended.
 //
-// The processes of a namespace must agree on whether they use Near: what a process without it
-// deletes stays in the memory of the others until it expires. So turn it on in those that only
-// write first.
+// What a process without Near deletes stays in the memory of the others until it expires: turn it
+// on first in those that only write.
 type Near struct {
-	// Size is how many values are kept at most. The least useful ones are dropped (W-TinyLFU).
-	// Default: 10,000.
+	// Size is how many values are kept at most (W-TinyLFU). Default: 10,000.
 	Size int
 
 	// TTL is how long a value is kept at most. At least 1 ms. Default: as long as it can be served.
 	TTL time.Duration
 
-	// MaxLag bounds how long after an invalidation in another process an old value is served from
-	// memory. While values are served from memory, the process sends a command or two in each half
-	// of MaxLag. From 10 ms to an hour. Default: 1 s.
+	// MaxLag bounds how long after an invalidation in another process an old value is served. While
+	// values are served, the process sends a command or two in each half of it. From 10 ms to an
+	// hour. Default: 1 s.
 	MaxLag time.Duration
 
-	// Share makes all callers get the same value, which they must not change. Otherwise each caller
-	// owns its value. That costs nothing for a T without pointers, slices and maps, a copy for other
+	// Share makes all callers get the same value, which they must not change. Otherwise each owns
+	// its value: that costs nothing for a T without pointers, slices and maps, a copy for other
 	// plain types, and decoding for the rest and with a Codec of the user.
 	Share bool
 }
@@ -98,6 +94,7 @@ type nearValue struct {
 	end        time.Duration // kept until then, for times in which neither Redis nor the source answers
 	writtenAt  int64         // of the entry, as in Redis: Unix time in ms
 	freshUntil int64
+	header     string // of the entry, with Options.Audit
 }
 
 // End implements near.Value.
@@ -118,24 +115,26 @@ func (c *engine) newNear(n Near) *nearTier {
 // logKey returns the key of the log, which is no value key.
 func (c *engine) logKey() string { return c.namespace + ":log" }
 
-// nearHit serves key from memory. ok is false if memory has nothing to serve, or cannot prove that
-// it is recent enough. due is the entry if it expires soon or is stale, and the caller has to
-// refresh it.
-func (c *engine) nearHit(ctx context.Context, key string, refreshes bool) (v any, info ValueInfo, due *nearValue, ok bool, err error) {
+// nearHit serves key from memory. n is nil if memory has nothing to serve, or cannot prove that it is
+// recent enough.
+func (c *engine) nearHit(ctx context.Context, key string) (v any, info ValueInfo, n *nearValue, now time.Duration, err error) {
 	kept, now, proven := c.near.Get(key)
 	n, ok := kept.(*nearValue)
 	if !ok || !proven || now >= n.staleEnd {
-		return v, info, nil, false, nil
+		return nil, info, nil, now, nil
 	}
 	if v, err = c.nearCopy(n); err != nil && err != ErrNotFound {
-		return v, info, nil, false, nil
+		return nil, info, nil, now, nil
 	}
 	info.Stale, info.Age = now >= n.freshEnd, max(0, now-n.written)
 	c.noteHit(ctx, key, &c.counters.near, info)
-	if at := n.refreshAt.Load(); refreshes && int64(now) >= at && n.refreshAt.CompareAndSwap(at, int64(now+refreshRest)) {
-		due = n
-	}
-	return v, info, due, true, err
+	return v, info, n, now, err
+}
+
+// takeRefresh reports whether the entry expires soon or is stale, and the caller has to refresh it.
+func (n *nearValue) takeRefresh(now time.Duration) bool {
+	at := n.refreshAt.Load()
+	return int64(now) >= at && n.refreshAt.CompareAndSwap(at, int64(now+refreshRest))
 }
 
 // nearCopy returns a value that the caller owns, unless callers share it, or ErrNotFound.
@@ -184,6 +183,9 @@ func (c *engine) keep(key string, g near.Generation, l *lookup) {
 	}
 	n := c.newNearValue(&l.entry, l.at)
 	l.early = n.refreshAt.Load() <= int64(c.near.At(l.at))
+	if c.opts.audit > 0 {
+		n.header = entry.Header(l.data)
+	}
 	switch {
 	case l.entry.NotFound:
 	case c.near.share:
@@ -198,11 +200,11 @@ func (c *engine) keep(key string, g near.Generation, l *lookup) {
 
 // keepLoaded keeps the value of a load that has been stored: as it is in Redis, since the codec may
 // drop a part of what was loaded.
-func (c *engine) keepLoaded(key string, g near.Generation, o *outcome) {
+func (c *engine) keepLoaded(key string, g near.Generation, data []byte, o *outcome) {
 	if c.near == nil {
 		return
 	}
-	l := lookup{result: result{entry: o.entry, at: time.Now(), freshness: fresh}}
+	l := lookup{result: result{entry: o.entry, at: time.Now(), freshness: fresh}, data: data}
 	if !o.entry.NotFound && (c.near.share || c.values.clone != nil) {
 		var err error
 		if l.value, err = c.values.decode(o.entry.Payload); err != nil {

@@ -15,59 +15,55 @@ import (
 )
 
 // Options tune a [Cache]. A nil *Options, like the zero value, selects the defaults, which suit
-// services whose loads take milliseconds to seconds. In each field zero means the default; a
-// negative value means off where off has a meaning. [New] copies the options.
+// loads of milliseconds to seconds. In each field zero means the default, and negative means off
+// where off has a meaning. New copies the options. Like all structs of this package, Options may
+// get fields: write literals with the names of the fields.
 type Options[T any] struct {
-	// Codec turns values into bytes. Default: MsgPack.
+	// Codec turns values into bytes. Default: [MsgPack].
 	Codec Codec
 
-	// TTLFunc returns the life of one value, in place of the ttl given to New: for example of a
-	// token that knows when it expires. With less than 1 ms the value is not stored: the callers of
-	// this process that waited for it get it, those in other processes load one after the other.
-	// TTLFunc is called with values from Loaders and from Set, from many goroutines. Default: the
-	// ttl given to New.
+	// TTLFunc returns the life of one value in place of the ttl given to [New]. With less than 1 ms
+	// the value is not stored: callers of this process that waited get it, those in other processes
+	// load one after the other. It is called from many goroutines. Default: none.
 	TTLFunc func(key string, v T) time.Duration
 
-	// Jitter shortens each life at random by up to this fraction, so that entries written together
-	// do not expire together. It must be below 1. Default: 0.1; negative: off.
+	// Tags returns the tags of a value, such as "region:eu", for DeleteTag and ExpireTag; for a
+	// remembered ErrNotFound v is the zero value. It must be a pure function, the same in every
+	// process: at most 32 tags of 1 to 256 bytes. If it panics or returns others, the value is not
+	// stored: Set returns that error, LoadInfo.StoreErr has it. Tags cost a hit nothing, and a load
+	// two round trips. Default: none.
+	Tags func(key string, v T) []string
+
+	// Jitter shortens each life at random by up to this fraction, below 1, so that entries written
+	// together do not expire together. Default: 0.1; negative: off.
 	Jitter float64
 
-	// NotFoundTTL is how long ErrNotFound is remembered. Like a value it may then be served within
-	// the stale windows. Default: the ttl given to New, at most a minute; negative: ErrNotFound is
-	// not remembered.
+	// NotFoundTTL is how long ErrNotFound is remembered, and then served within the stale windows
+	// like a value. Default: the ttl given to New, at most a minute; negative: it is not
+	// remembered.
 	NotFoundTTL time.Duration
 
-	// EarlyRefresh is β of XFetch: a hit shortly before a value expires may refresh it in the
-	// background, in one process of the fleet, so that normally no caller waits when it expires.
-	// The probability is exp(-time left / (β × load time)): the longer a load takes, and the higher
-	// β, the sooner. A key without readers is not refreshed, nor a value whose load took less than
-	// 1 ms, nor one that was Set. Default: 1; negative: off.
+	// EarlyRefresh is β of XFetch: with the probability exp(-time left / (β × load time)) a hit
+	// refreshes its value in the background, in one process of the fleet, so that normally no
+	// caller waits when it expires. A value that was Set, or whose load took less than 1 ms, is not
+	// refreshed. Default: 1; negative: off.
 	EarlyRefresh float64
 
 	// StaleWhileRevalidate is how long after it has expired a value is served at once, as by a hit,
-	// while one process of the fleet refreshes it in the background (RFC 5861). A reader waits
-	// neither for the lock nor for MaxLoads. A refresh that finds no free slot leaves them to loads
-	// that callers wait for; the next one is tried a second later. At least 1 ms. Default: off.
+	// while one process of the fleet refreshes it (RFC 5861). At least 1 ms. Default: off.
 	StaleWhileRevalidate time.Duration
 
 	// StaleIfError is how long after it has expired a value is returned if its load fails, panics
-	// or takes longer than LoadTimeout, or if the deadline of the caller comes before the load ends
-	// (RFC 5861). A caller that joins a running load gets it at its deadline if that is 10 ms and a
-	// round trip away or more. The value is never returned after this time, however long the load
-	// took. The window begins when the value expires, like that of StaleWhileRevalidate. The old
-	// value is in Redis: while Redis does not answer there is none to serve. At least 1 ms.
-	// Default: off.
+	// or takes longer than LoadTimeout, and to a caller whose deadline comes before the load ends,
+	// if that was 10 ms and a round trip away. At least 1 ms. Default: off.
 	StaleIfError time.Duration
 
-	// StaleAfter bounds the wait of callers that have a value within StaleIfError: they get it as
-	// soon as the load has been in flight for this time, in this process or another one. The load
-	// goes on. So a source that hangs does not take its readers along. It requires StaleIfError. At
-	// least 1 ms. Default: off, callers wait until the load ends or their deadline comes.
+	// StaleAfter is how long a load may be in flight, in any process, until its callers get a value
+	// within StaleIfError, which it requires; the load goes on. At least 1 ms. Default: off.
 	StaleAfter time.Duration
 
-	// RetryAfter is how long the whole fleet leaves the source alone after a failed refresh of a
-	// value that can still be served; the value is served until then. It requires a reachable
-	// Redis. Calls without a value to serve are not delayed. At least 1 ms. Default: 1 s; negative:
+	// RetryAfter is how long the fleet leaves the source alone after a failed refresh, while Redis
+	// answers, except for calls without a value to serve. At least 1 ms. Default: 1 s; negative:
 	// off.
 	RetryAfter time.Duration
 
@@ -76,83 +72,61 @@ type Options[T any] struct {
 	// Default: 5 s.
 	LockTTL time.Duration
 
-	// LoadTimeout is the deadline of one load; its lock is not renewed after that. If a Loader
-	// ignores its context, its callers get an error that wraps context.DeadlineExceeded, and its
-	// result is dropped. Default: 30 s.
+	// LoadTimeout is the deadline of one load. If a Loader ignores its context, its callers get an
+	// error that wraps context.DeadlineExceeded, and its result is dropped. Default: 30 s.
 	LoadTimeout time.Duration
 
-	// RedisTimeout bounds each Redis command of this cache, whatever the settings of the client. It
-	// begins when the command is sent: while all connections of the client's pool are in use,
-	// commands wait in order. At least 1 ms. Default: 500 ms.
+	// RedisTimeout bounds each Redis command, whatever the settings of the client, from the moment
+	// it is sent: while all connections of the pool are in use, commands wait in order. At least 1
+	// ms. Default: 500 ms.
 	RedisTimeout time.Duration
 
-	// MaxLoads is how many loads of this cache may run at once in this process. Other loads wait,
-	// first come, first served. A load that waits for other loads, of this cache or another one,
-	// lends its slot to one of them at a time; otherwise loads that hold all slots could wait for
-	// each other. So nested loads may exceed the limit of their own cache by one for each load that
-	// waits for them. Default: 64; negative: no limit.
+	// MaxLoads is how many loads of this cache run at once in this process; others wait in order.
+	// Without Redis the source has to bear it times the number of processes. A load that waits for
+	// nested loads lends its slot to one of them at a time, so they may exceed the limit of their
+	// cache by one for each. Default: 64; negative: no limit.
 	MaxLoads int
 
-	// MaxFleetLoads is how many loads of this namespace may run at once in all processes, besides
-	// the bound of MaxLoads. Loads wait for it in no order. It costs each load two or three round
-	// trips, and each process with loads that wait some ten commands a second. While Redis does not
-	// answer, or refuses to say, only MaxLoads holds: Stats.LoadsUnlimited counts that. While
-	// processes disagree on the number, as during a deployment that changes it, the larger one
-	// bounds the loads of all, until LockTTL after the last load of a process that has it. A nested
-	// load runs in a lent slot here, too. Default: no limit.
+	// MaxFleetLoads is how many loads of this namespace run at once in all processes, in no order,
+	// for two or three round trips each. While Redis does not answer only MaxLoads holds:
+	// Stats.LoadsUnlimited counts that. Of two numbers, as during a deployment, the larger one
+	// holds, until LockTTL after its last load. Default: no limit.
 	MaxFleetLoads int
 
-	// MaxBatch is how many keys one call of a [ManyLoader] gets at most. Calls for more keys run at the
-	// same time, each in a place of MaxLoads. Default: 256.
+	// MaxBatch is how many keys one call of a [ManyLoader] gets at most. Calls for more keys run at
+	// the same time, each in a slot of MaxLoads. Default: 256.
 	MaxBatch int
 
 	// Errors names errors of the source that mean the same in every process, such as "down" for
-	// ErrDown. If a load fails with one of them (errors.Is), callers that waited in other processes
-	// get a [*RemoteError] that unwraps to the error that their Options have under the same name.
-	// If several match, the first name in alphabetical order counts. Processes that lack the name
-	// get the text only. A name has at most 100 bytes and no control characters. Default: none.
+	// ErrDown. If a load fails with one (errors.Is), waiters in other processes get a
+	// [*RemoteError] that unwraps to the error that their Options have under that name. If several
+	// match, the first name in alphabetical order counts. A name has 1 to 100 bytes, no control
+	// characters. Default: none.
 	Errors map[string]error
 
-	// Near keeps values in the memory of this process. It costs Delete nothing more on a single
-	// server, and a round trip with other clients; Set and Expire a round trip. New refuses it with a
-	// client that reads from replicas or has client-side caching. Default: nil, off.
+	// Near keeps values in the memory of this process. [New] refuses it with a client that reads
+	// from replicas or has client-side caching. Default: nil, off.
 	Near *Near
+
+	// Audit is the fraction, at most 1, of fresh hits that are checked against the source in the
+	// background, at most 100 at once and one for each key: see docs/audit.md. The Loader runs as
+	// for a refresh, and its value is not stored. Default: 0, off; negative: off.
+	Audit float64
 
 	// Trace has functions to call when something happens. Default: none.
 	Trace *Trace
 }
 
-// settings are Options with the defaults filled in. Off is zero.
-type settings struct {
-	staleWindows
-	codec         Codec
-	jitter        float64
-	ttl           time.Duration
-	notFoundTTL   time.Duration // 0: not remembered
-	earlyRefresh  float64
-	lockTTL       time.Duration
-	loadTimeout   time.Duration
-	redisTimeout  time.Duration
-	maxLoads      int // 0: no limit
-	maxFleetLoads int // 0: no limit
-	maxBatch      int
-	errors        sentinels
-	near          *Near // nil: off
-	trace         Trace
-}
-
-// staleWindows are the options that say how an expired value may be served.
-type staleWindows struct {
-	staleWhileRevalidate time.Duration
-	staleIfError         time.Duration
-	staleAfter           time.Duration // 0: off
-	retryAfter           time.Duration
-}
-
-// withoutType returns o without TTLFunc, the only option that knows T. The rest of the code is then
-// compiled once, and not for each T.
-func withoutType[T any](o *Options[T]) *Options[any] {
-	return &Options[any]{
+// OptionsFor returns options for a cache of T with the settings of o, or the defaults if it is nil:
+// all but TTLFunc and Tags, which know the type of o. So caches share what they have in common:
+//
+//	shared := &singlefill.Options[any]{StaleIfError: time.Hour}
+//	users, err := singlefill.New(rdb, "users", time.Hour, singlefill.OptionsFor[User](shared))
+func OptionsFor[T, From any](o *Options[From]) *Options[T] {
+	if o == nil {
+		return new(Options[T])
+	}
+	return &Options[T]{
 		Codec:                o.Codec,
 		Jitter:               o.Jitter,
 		NotFoundTTL:          o.NotFoundTTL,
@@ -169,8 +143,37 @@ func withoutType[T any](o *Options[T]) *Options[any] {
 		MaxBatch:             o.MaxBatch,
 		Errors:               o.Errors,
 		Near:                 o.Near,
+		Audit:                o.Audit,
 		Trace:                o.Trace,
 	}
+}
+
+// settings are Options with the defaults filled in. Off is zero.
+type settings struct {
+	staleWindows
+	codec         Codec
+	jitter        float64
+	ttl           time.Duration
+	notFoundTTL   time.Duration // 0: not remembered
+	earlyRefresh  float64
+	lockTTL       time.Duration
+	loadTimeout   time.Duration
+	redisTimeout  time.Duration
+	maxLoads      int // 0: no limit
+	maxFleetLoads int // 0: no limit
+	maxBatch      int
+	audit         float64
+	errors        sentinels
+	near          *Near // nil: off
+	trace         Trace
+}
+
+// staleWindows are the options that say how an expired value may be served.
+type staleWindows struct {
+	staleWhileRevalidate time.Duration
+	staleIfError         time.Duration
+	staleAfter           time.Duration // 0: off
+	retryAfter           time.Duration
 }
 
 // resolve checks the arguments of New and fills in the defaults.
@@ -202,6 +205,7 @@ func resolve(rdb redis.UniversalClient, namespace string, ttl time.Duration, opt
 		maxLoads:      max(0, orDefault(opts.MaxLoads, 64)),
 		maxFleetLoads: max(0, opts.MaxFleetLoads),
 		maxBatch:      orDefault(opts.MaxBatch, 256),
+		audit:         max(0, opts.Audit),
 	}
 	if s.codec == nil {
 		s.codec = MsgPack
@@ -240,6 +244,8 @@ func (s settings) check(opts *Options[any]) error {
 		return fmt.Errorf("singlefill: Options.StaleAfter is %v and StaleIfError is off: it is allowed with StaleIfError only", s.staleAfter)
 	case s.retryAfter > 0 && s.retryAfter < time.Millisecond:
 		return fmt.Errorf("singlefill: Options.RetryAfter is %v: at least 1ms is allowed, or a negative one for none", s.retryAfter)
+	case !(s.audit <= 1): // also NaN
+		return fmt.Errorf("singlefill: Options.Audit is %v: a fraction of at most 1 is allowed, or 0 for none", s.audit)
 	case s.redisTimeout < time.Millisecond:
 		return fmt.Errorf("singlefill: Options.RedisTimeout is %v: at least 1ms is allowed", s.redisTimeout)
 	case s.maxBatch < 1:

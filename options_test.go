@@ -2,6 +2,7 @@ package singlefill_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -73,6 +74,10 @@ func TestNew_RefusesBadOptions(t *testing.T) {
 	}{
 		{rdb, fine, time.Minute, nil, ""},
 		{rdb, fine, time.Minute, &options{}, ""},
+		{rdb, fine, time.Minute, &options{Audit: 1}, ""},
+		{rdb, fine, time.Minute, &options{Audit: -1}, ""},
+		{rdb, fine, time.Minute, &options{Audit: 1.5}, "Options.Audit is 1.5: a fraction of at most 1 is allowed, or 0 for none"},
+		{rdb, fine, time.Minute, &options{Audit: math.NaN()}, "Options.Audit is NaN: a fraction of at most 1 is allowed, or 0 for none"},
 		{rdb, "a:b/c d-é%", time.Millisecond, nil, ""},
 		{rdb, fine, math.MaxInt64, nil, ""},
 
@@ -253,4 +258,32 @@ func TestOptions_Defaults(t *testing.T) {
 			_ = c.Close()
 		}
 	})
+}
+
+// OptionsFor copies every setting but those that know the type.
+func TestOptionsFor(t *testing.T) {
+	t.Parallel()
+	from := &singlefill.Options[string]{TTLFunc: lifeInMinutes, Tags: func(string, string) []string { return nil }}
+	v := reflect.ValueOf(from).Elem()
+	for i := range v.NumField() {
+		switch f := v.Field(i); f.Kind() {
+		case reflect.Int, reflect.Int64:
+			f.SetInt(int64(i + 1))
+		case reflect.Float64:
+			f.SetFloat(float64(i + 1))
+		}
+	}
+	from.Codec, from.Errors = singlefill.JSON, map[string]error{"down": errors.ErrUnsupported}
+	from.Near, from.Trace = new(singlefill.Near), new(singlefill.Trace)
+	to := reflect.ValueOf(singlefill.OptionsFor[int](from)).Elem()
+	for i := range v.NumField() {
+		name := v.Type().Field(i).Name
+		if knowsT := name == "TTLFunc" || name == "Tags"; v.Field(i).IsZero() || to.Field(i).IsZero() != knowsT ||
+			!knowsT && !reflect.DeepEqual(to.Field(i).Interface(), v.Field(i).Interface()) {
+			t.Errorf("%s is %v, copied as %v", name, v.Field(i), to.Field(i))
+		}
+	}
+	if o := singlefill.OptionsFor[int]((*singlefill.Options[string])(nil)); !reflect.ValueOf(*o).IsZero() {
+		t.Errorf("for nil it returns %+v", o)
+	}
 }

@@ -17,13 +17,12 @@ type ValueInfo struct {
 	Stale bool
 
 	// Age is the time since the value was loaded or set, by the clocks of its writer and of this
-	// process. It is not negative.
+	// process, never negative.
 	Age time.Duration
 
 	// Err is why a value within StaleIfError was returned: the error of the load; a *RemoteError if
-	// the load failed in another process, or before this call within RetryAfter;
-	// context.DeadlineExceeded if the deadline of this call, or StaleAfter, came first. It is nil
-	// for every other value.
+	// it failed in another process, or before this call within RetryAfter; context.DeadlineExceeded
+	// if the deadline of this call, or StaleAfter, came first.
 	Err error
 }
 

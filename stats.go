@@ -13,7 +13,7 @@ import (
 )
 
 // Stats are counts since [New], except where a field says "now". They are read one by one, so sums
-// of several fields are exact only while no call runs.
+// are exact only while no call runs.
 type Stats struct {
 	// Calls.
 	Hits         int64 // calls whose first read found a value, or ErrNotFound, in memory or in Redis
@@ -21,37 +21,46 @@ type Stats struct {
 	StaleHits    int64 // of Hits, those that found a stale value
 	NearStale    int64 // of NearHits, those that found a stale value
 	Misses       int64 // GetOrLoad calls answered in another way, and Get calls that returned ErrMiss
-	Shared       int64 // of these, GetOrLoad calls for which another call of this process read, waited or loaded
+	Shared       int64 // of Misses, those for which another call of this process worked
 	Stale        int64 // calls that returned a stale value, hits and misses
-	StaleOnError int64 // of Stale, misses that got it because a load failed or took too long for them
+	StaleOnError int64 // of Stale, misses whose load failed or took too long
 
 	// Loads.
 	Loads          int64 // loads started
-	Refreshes      int64 // of Loads, those in the background of a value that could still be served
+	Refreshes      int64 // of Loads, those in the background
 	LoadsNotFound  int64 // loads that ended with ErrNotFound
 	LoadErrors     int64 // loads that ended with another error, a panic, or at LoadTimeout
 	LoadPanics     int64 // of LoadErrors, loads that panicked or called runtime.Goexit
 	LoadsUnlocked  int64 // loads without the fill lock, because Redis did not answer
-	LoadsUnlimited int64 // times a load went on without a slot of MaxFleetLoads that Redis did not grant or refuse
+	LoadsUnlimited int64 // loads that MaxFleetLoads could not limit, because Redis did not answer
 	Loading        int64 // loads running now
 	Queued         int64 // loads waiting now for a slot of MaxLoads or MaxFleetLoads
 
 	// Outcomes of loads.
 	Stored      int64 // stored in Redis
 	StoreErrors int64 // not stored: Redis failed or refused, or the value could not be encoded
-	Fenced      int64 // refused: the key was deleted, set or made stale, or the lock was lost during the load
+	Fenced      int64 // refused: the key was changed, or the lock lost, during the load
 
 	// Processes.
 	Waits     int64 // waits for a load in another process
 	LocksLost int64 // locks found lost while their load ran
 
+	// Audits: see Options.Audit.
+	Audits      int64 // fresh hits that were compared with the source
+	AuditsStale int64 // of Audits, those that found the hit stale
+
+	// Tags: see Options.Tags.
+	TagCalls  int64 // calls of DeleteTag and ExpireTag
+	TagKeys   int64 // keys that they found and invalidated
+	TagClears int64 // of TagCalls, those that called Clear: see DeleteTag
+
 	// Near.
-	NearDrops int64         // times everything in memory was dropped, since Redis had lost a part of the log before its end
+	NearDrops int64         // times everything in memory was dropped: see Trace.NearDropped
 	NearAge   time.Duration // age of the newest proof that memory is current; -1 without a proof, 0 without Near
 
 	// Redis.
 	RedisErrors    int64 // commands that failed
-	Refused        int64 // of RedisErrors, commands that the server refused: no right, no memory, read-only
+	Refused        int64 // of RedisErrors, those that the server refused: no right, no memory, read-only
 	BadValues      int64 // stored bytes that were not an entry or could not be decoded
 	BreakerOpens   int64 // times the cache stopped sending commands to Redis
 	BreakerOpen    bool  // the cache sends no commands now; with a Cluster: not to all nodes
@@ -65,6 +74,8 @@ type counters struct {
 	loads, loadsNotFound, loadErrors, loadPanics, loadsUnlocked, loading atomic.Int64
 	loadsUnlimited                                                       atomic.Int64
 	stored, storeErrors, fenced, locksLost                               atomic.Int64
+	audits, auditsStale                                                  atomic.Int64
+	tagCalls, tagKeys, tagClears                                         atomic.Int64
 	waits, redisErrors, refused, badValues, breakerOpens                 atomic.Int64
 }
 
@@ -85,6 +96,8 @@ func (c *engine) stats() Stats {
 		Loads: n.loads.Load(), LoadsNotFound: n.loadsNotFound.Load(), LoadErrors: n.loadErrors.Load(),
 		LoadPanics: n.loadPanics.Load(), LoadsUnlocked: n.loadsUnlocked.Load(), LoadsUnlimited: n.loadsUnlimited.Load(), Loading: n.loading.Load(),
 		Stored: n.stored.Load(), StoreErrors: n.storeErrors.Load(), Fenced: n.fenced.Load(),
+		Audits: n.audits.Load(), AuditsStale: n.auditsStale.Load(),
+		TagCalls: n.tagCalls.Load(), TagKeys: n.tagKeys.Load(), TagClears: n.tagClears.Load(),
 		LocksLost: n.locksLost.Load(), Waits: n.waits.Load(), RedisErrors: n.redisErrors.Load(), Refused: n.refused.Load(),
 		BadValues: n.badValues.Load(), BreakerOpens: n.breakerOpens.Load(), BreakerOpen: c.client.AnyAway(),
 		CommandsQueued: c.client.Queued(), Queued: int64(c.slots.Queued()),
@@ -168,6 +181,29 @@ func (c *engine) loadDone(ctx context.Context, o outcome) {
 		ctx = client.Detach(o.call.Context)
 	}
 	t.LoadDone(ctx, o.LoadInfo)
+}
+
+func (c *engine) auditDone(ctx context.Context, info AuditInfo) {
+	if info.Err == nil {
+		c.counters.audits.Add(1)
+	}
+	if info.Stale {
+		c.counters.auditsStale.Add(1)
+	}
+	if t := c.trace.Load(); t.AuditDone != nil {
+		t.AuditDone(ctx, info)
+	}
+}
+
+func (c *engine) tagDone(ctx context.Context, info TagInfo) {
+	c.counters.tagCalls.Add(1)
+	c.counters.tagKeys.Add(int64(info.Keys))
+	if info.Cleared {
+		c.counters.tagClears.Add(1)
+	}
+	if t := c.trace.Load(); t.TagDone != nil {
+		t.TagDone(ctx, info)
+	}
 }
 
 func (c *engine) badValue(ctx context.Context, key string, err error) {

@@ -7,7 +7,8 @@ import (
 
 // Options configure a [Locker]. A nil *Options, like the zero value, means the defaults. In every
 // field zero means the default; negative means off, where off has a meaning. The constructors copy
-// what they are given. All processes that share a name should use the same options.
+// what they are given. All processes that share a name should use the same options. Like all structs
+// of this package, Options may get fields: write literals with the names of the fields.
 type Options struct {
 	// TTL is the life of a lease that is not renewed: the time after which a dead holder is
 	// replaced. A held lease is renewed at a third of it. More than 3 × RedisTimeout.

@@ -87,7 +87,7 @@ func TestAcquire_RandomPauses(t *testing.T) {
 //fault:greedy-loop
 func TestAcquire_IsNotStarvedByALoop(t *testing.T) {
 	for hold, during := range map[time.Duration]time.Duration{
-		time.Millisecond: 500 * time.Millisecond, 10 * time.Millisecond: time.Second, 300 * time.Millisecond: 12 * time.Second,
+		time.Millisecond: 200 * time.Millisecond, 10 * time.Millisecond: time.Second, 300 * time.Millisecond: 12 * time.Second,
 	} {
 		for _, muted := range []bool{false, true} { // without wake-ups, too
 			t.Run(fmt.Sprintf("%v, muted %v", hold, muted), func(t *testing.T) {

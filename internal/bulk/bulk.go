@@ -6,7 +6,6 @@ import (
 	"context"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/singlefill/singlefill/internal/client"
@@ -37,9 +36,9 @@ type Bulk struct {
 }
 
 // A Loader loads keys, and then calls done once with the outcome of each, in the same goroutine, also
-// if a function of the user panics or ends the goroutine. calls has the place of each key where its
-// fill finds the call.
-type Loader func(ctx context.Context, keys []string, calls []*atomic.Pointer[flight.Call], done func(outcome Outcome))
+// if a function of the user panics or ends the goroutine. loads are the contexts that the fills of keys
+// have given to Load.
+type Loader func(ctx context.Context, keys []string, loads []context.Context, done func(outcome Outcome))
 
 // An Outcome returns the value of a key, or why there is none.
 type Outcome func(key string) (value any, err error)
@@ -70,7 +69,6 @@ type arrival struct {
 	ctx   context.Context
 	key   string
 	row   *row
-	call  *atomic.Pointer[flight.Call]
 	left  bool          // no caller may have the value; protected by the mutex of the bulk
 	done  chan struct{} // closed when value and err are set
 	value any
@@ -175,8 +173,8 @@ func (b *Bulk) decide() {
 }
 
 // Load is the Loader of one fill: it waits for a call of the ManyLoader.
-func (s *Seat) Load(ctx context.Context, key string, call *atomic.Pointer[flight.Call]) (any, error) {
-	a := &arrival{ctx: ctx, key: key, row: s.row, call: call, done: make(chan struct{})}
+func (s *Seat) Load(ctx context.Context, key string) (any, error) {
+	a := &arrival{ctx: ctx, key: key, row: s.row, done: make(chan struct{})}
 	s.bulk.arrive(a)
 	s.Decided()
 	stop := context.AfterFunc(ctx, func() { s.bulk.leave(a) })
@@ -248,12 +246,12 @@ func (b *Bulk) begin() {
 
 func (b *Bulk) run(ctx context.Context, call *bulkCall) {
 	keys := make([]string, len(call.batch))
-	calls := make([]*atomic.Pointer[flight.Call], len(call.batch))
+	loads := make([]context.Context, len(call.batch))
 	for i, a := range call.batch {
-		keys[i], calls[i] = a.key, a.call
+		keys[i], loads[i] = a.key, a.ctx
 	}
 	left := b.node.Begin()
-	b.load(ctx, keys, calls, func(outcome Outcome) {
+	b.load(ctx, keys, loads, func(outcome Outcome) {
 		left()
 		b.end(call, outcome)
 		call.cancel()

@@ -2,7 +2,6 @@ package bulk
 
 import (
 	"context"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,7 +12,7 @@ import (
 // A fill that comes to a bulk after another one has left it is loaded.
 func TestBulk_ArrivalThatLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		load := func(_ context.Context, _ []string, _ []*atomic.Pointer[flight.Call], done func(Outcome)) {
+		load := func(_ context.Context, _ []string, _ []context.Context, done func(Outcome)) {
 			done(func(string) (any, error) { return "v", nil })
 		}
 		node := flight.NewFills[int](new(flight.Clock)).NewLoad(nil)
@@ -24,14 +23,14 @@ func TestBulk_ArrivalThatLeaves(t *testing.T) {
 		b.Depart()
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel() // no caller wants the value
-		if _, err := leaves.Load(ctx, "leaves", new(atomic.Pointer[flight.Call])); err != context.Canceled {
+		if _, err := leaves.Load(ctx, "leaves"); err != context.Canceled {
 			t.Errorf("err = %v, want that of the context", err)
 		}
 		waits.Decided() // for another process
 		time.Sleep(time.Second)
 		ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if v, err := waits.Load(ctx, "waits", new(atomic.Pointer[flight.Call])); v != "v" || err != nil {
+		if v, err := waits.Load(ctx, "waits"); v != "v" || err != nil {
 			t.Errorf("got %v, %v", v, err)
 		}
 	})

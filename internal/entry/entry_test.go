@@ -3,7 +3,10 @@ package entry
 import (
 	"bytes"
 	"encoding/hex"
+	"encoding/json"
 	"math"
+	"os"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -11,24 +14,28 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// The random bytes of the golden entries, 27 to 34, are zero.
-var goldenEntries = []struct {
-	name  string
-	entry Entry
-	hex   string
-}{
-	{"a value", Entry{FreshUntil: time.UnixMilli(1700000000123), WrittenAt: time.UnixMilli(1699999999000), LoadTime: 1500 * time.Millisecond, Payload: []byte("payload")},
-		"c1 01 00 0000018bcfe5687b 0000018bcfe56418 000005dc 00000007 0000000000000000 7061796c6f6164"},
-	{"an empty value that was set", Entry{FreshUntil: time.UnixMilli(1), WrittenAt: time.UnixMilli(0)},
-		"c1 01 00 0000000000000001 0000000000000000 00000000 00000000 0000000000000000"},
-	{"not found", Entry{NotFound: true, FreshUntil: time.UnixMilli(math.MaxInt64), WrittenAt: time.UnixMilli(0), LoadTime: time.Millisecond},
-		"c1 01 01 7fffffffffffffff 0000000000000000 00000001 00000000 0000000000000000"},
-	{"made stale", Entry{Expired: true, FreshUntil: time.UnixMilli(2), WrittenAt: time.UnixMilli(1), Payload: []byte("v")},
-		"c1 01 02 0000000000000002 0000000000000001 00000000 00000001 0000000000000000 76"},
-	{"not found, made stale", Entry{NotFound: true, Expired: true, FreshUntil: time.UnixMilli(0), WrittenAt: time.UnixMilli(0)},
-		"c1 01 03 0000000000000000 0000000000000000 00000000 00000000 0000000000000000"},
-	{"before 1970, and loaded for longer than a header can say", Entry{FreshUntil: time.UnixMilli(-1), WrittenAt: time.UnixMilli(-2), LoadTime: math.MaxInt64},
-		"c1 01 00 ffffffffffffffff fffffffffffffffe ffffffff 00000000 0000000000000000"},
+// A golden entry is a row of testdata/entries.json, which other languages can read, too.
+type golden struct {
+	Name       string `json:"name"`
+	Stored     string `json:"stored_hex"`
+	NotFound   bool   `json:"not_found"`
+	Expired    bool   `json:"expired"`
+	FreshUntil int64  `json:"fresh_until_ms"`
+	WrittenAt  int64  `json:"written_at_ms"`
+	LoadTime   int64  `json:"load_time_ms"`
+	Payload    string `json:"payload_hex"`
+	Refused    bool   `json:"refused"`
+}
+
+func goldenEntries(t testing.TB) (all []golden) {
+	t.Helper()
+	data, err := os.ReadFile("testdata/entries.json")
+	redistest.Must(t, err)
+	redistest.Must(t, json.Unmarshal(data, &all))
+	if len(all) < 10 {
+		t.Fatalf("%d golden entries", len(all))
+	}
+	return all
 }
 
 func goldenBytes(t testing.TB, text string) []byte {
@@ -40,22 +47,33 @@ func goldenBytes(t testing.TB, text string) []byte {
 // Entries are encoded and parsed as documented.
 func TestEntry_Golden(t *testing.T) {
 	t.Parallel()
-	for _, g := range goldenEntries {
-		want := goldenBytes(t, g.hex)
-		got, err := g.entry.Encode()
+	for _, g := range goldenEntries(t) {
+		stored := goldenBytes(t, g.Stored)
+		e, err := Parse(stored)
+		if g.Refused {
+			if err == nil {
+				t.Errorf("%s: no error", g.Name)
+			}
+			continue
+		}
+		want := Entry{
+			NotFound: g.NotFound, Expired: g.Expired, FreshUntil: time.UnixMilli(g.FreshUntil), WrittenAt: time.UnixMilli(g.WrittenAt),
+			LoadTime: time.Duration(g.LoadTime) * time.Millisecond, Payload: goldenBytes(t, g.Payload),
+		}
+		if err != nil || !reflect.DeepEqual(e, want) {
+			t.Errorf("%s: got %+v, %v, want %+v", g.Name, e, err, want)
+		}
+		got, err := want.Encode()
 		redistest.Must(t, err)
-		clear(got[27:35])
-		if !bytes.Equal(got, want) {
-			t.Errorf("%s: got %x, want %x", g.name, got, want)
+		if copy(got[27:35], stored[27:35]); !bytes.Equal(got, stored) { // these bytes are random
+			t.Errorf("%s: got %x, want %x", g.Name, got, stored)
 		}
-		e, err := Parse(want)
-		if err != nil {
-			t.Errorf("%s: %v", g.name, err)
-		}
-		LoadTime := min(g.entry.LoadTime, math.MaxUint32*time.Millisecond)
-		if e.NotFound != g.entry.NotFound || e.Expired != g.entry.Expired || !e.WrittenAt.Equal(g.entry.WrittenAt) || !e.FreshUntil.Equal(g.entry.FreshUntil) || e.LoadTime != LoadTime || !bytes.Equal(e.Payload, g.entry.Payload) {
-			t.Errorf("%s: got %+v, want %+v", g.name, e, g.entry)
-		}
+	}
+	longest := Entry{LoadTime: math.MaxInt64}
+	data, err := longest.Encode()
+	redistest.Must(t, err)
+	if e, err := Parse(data); err != nil || e.LoadTime != math.MaxUint32*time.Millisecond {
+		t.Errorf("a load of 292 years is read as %v, %v", e.LoadTime, err)
 	}
 }
 
@@ -78,8 +96,8 @@ func TestEncode_UniqueHeaders(t *testing.T) {
 // Parse refuses entries that contradict themselves.
 func TestParse_Refuses(t *testing.T) {
 	t.Parallel()
-	whole := goldenBytes(t, goldenEntries[0].hex)
-	none := goldenBytes(t, goldenEntries[2].hex)
+	whole := goldenBytes(t, goldenEntries(t)[0].Stored)
+	none := goldenBytes(t, goldenEntries(t)[2].Stored)
 	with := func(b []byte, at int, x byte) []byte {
 		b = bytes.Clone(b)
 		b[at] = x
@@ -155,7 +173,7 @@ func TestExpire_Patches(t *testing.T) {
 			t.Errorf("%s is patched to %x with random %x, want %x", c.before, got, random, want)
 		}
 	}
-	whole := goldenBytes(t, goldenEntries[0].hex)
+	whole := goldenBytes(t, goldenEntries(t)[0].Stored)
 	for _, header := range []string{"", "garbage", Header(whole)[:34], "\xc0" + Header(whole)[1:], "\xc1\x00" + Header(whole)[2:], "\xc1\x02" + Header(whole)[2:]} {
 		if p := Expire(header, now); p != nil {
 			t.Errorf("%x is no header and is patched: %+v", header, p)
@@ -166,7 +184,7 @@ func TestExpire_Patches(t *testing.T) {
 // Expired entries have unique headers.
 func TestExpire_UniqueHeaders(t *testing.T) {
 	t.Parallel()
-	data := goldenBytes(t, goldenEntries[0].hex)
+	data := goldenBytes(t, goldenEntries(t)[0].Stored)
 	seen := map[string]bool{Header(data): true}
 	for range 10_000 {
 		h := Header(patched(t, data, time.UnixMilli(1)))
@@ -180,8 +198,8 @@ func TestExpire_UniqueHeaders(t *testing.T) {
 
 // Expire only marks an entry stale, and bytes that Parse refuses stay refused.
 func FuzzExpire(f *testing.F) {
-	for _, g := range goldenEntries {
-		f.Add(goldenBytes(f, g.hex), int64(1700000000000))
+	for _, g := range goldenEntries(f) {
+		f.Add(goldenBytes(f, g.Stored), int64(1700000000000))
 	}
 	f.Add([]byte("some text of somebody else, long enough"), int64(0))
 	f.Fuzz(func(t *testing.T, data []byte, ms int64) {
@@ -212,8 +230,8 @@ func FuzzExpire(f *testing.F) {
 
 // Parse accepts only bytes that Encode could have written, and never panics.
 func FuzzEntry(f *testing.F) {
-	for _, g := range goldenEntries {
-		f.Add(goldenBytes(f, g.hex))
+	for _, g := range goldenEntries(f) {
+		f.Add(goldenBytes(f, g.Stored))
 	}
 	f.Add([]byte("some text of somebody else, long enough"))
 	f.Fuzz(func(t *testing.T, data []byte) {

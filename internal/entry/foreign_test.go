@@ -62,6 +62,7 @@ func newForeignCache[T any](t testing.TB, rdb redis.UniversalClient, codec singl
 	var err error
 	h.Cache, err = singlefill.New(rdb, h.ns, time.Hour, &singlefill.Options[T]{
 		Codec: codec, RedisTimeout: 3 * time.Second, LockTTL: 10 * time.Second,
+		EarlyRefresh: -1, // a header may claim any load time
 		Trace: &singlefill.Trace{BadValue: func(_ context.Context, _ string, err error) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -337,6 +338,7 @@ func FuzzStoredBytes(f *testing.F) {
 	f.Add([]byte(strings.Repeat("\x91", 100_000)), true)
 	f.Add([]byte(strings.Repeat("\xc0", 100_000)), true)
 	f.Add([]byte(`[`+strings.Repeat(`{},`, 1000)+`{}]`), true)
+	f.Add(withByte(foreignEntry("slow"), 19, 'K'), false) // its load took two weeks
 	f.Fuzz(func(t *testing.T, data []byte, header bool) {
 		if header {
 			data = foreignEntry(string(data))

@@ -46,13 +46,13 @@ func Expire(ctx context.Context, c *client.Client, pairs []Pair) error {
 			break
 		}
 		_, err = client.Do(ctx, c, "expire", pair.Value, func(ctx context.Context) (bool, error) {
-			return watch(ctx, c.Redis, []string{pair.Value, pair.Lock}, pair.watchExpire(now))
+			return client.Watch(ctx, c.Redis, []string{pair.Value, pair.Lock}, pair.watchExpire(now))
 		})
 	}
 	return err
 }
 
-func (pair Pair) watchExpire(now time.Time) watchFunc {
+func (pair Pair) watchExpire(now time.Time) client.WatchFunc {
 	return func(ctx context.Context, tx *redis.Tx) (func(redis.Pipeliner), bool, error) {
 		header, err := tx.GetRange(ctx, pair.Value, 0, entry.HeaderLen-1).Result()
 		if err != nil && !client.WrongType(err) {

@@ -219,7 +219,7 @@ func (l *Lock) Renew(ctx context.Context) (bool, error) {
 }
 
 func (l *Lock) act(ctx context.Context, convoy *client.Convoy, within time.Duration, op string, script client.Script,
-	keys []string, judge watchFunc, args ...any) (bool, error) {
+	keys []string, judge client.WatchFunc, args ...any) (bool, error) {
 	call := script.Call(len(keys), 1+len(args))
 	for _, key := range keys {
 		call = append(call, key)
@@ -237,6 +237,6 @@ func (l *Lock) act(ctx context.Context, convoy *client.Convoy, within time.Durat
 		return done == 1, err
 	}
 	return client.DoWithin(ctx, l.client, within, op, keys[0], func(ctx context.Context) (bool, error) {
-		return watch(ctx, l.client.Redis, keys, judge)
+		return client.Watch(ctx, l.client.Redis, keys, judge)
 	})
 }

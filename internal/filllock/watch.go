@@ -18,28 +18,8 @@ import (
 // reads the keys, decides, and writes with MULTI and EXEC on the same connection. So nothing is
 // written if a key has changed since it was read. Each decides as the script of the same name does.
 
-// A watchFunc decides what to write, nil if nothing, and the command's answer.
-type watchFunc func(ctx context.Context, tx *redis.Tx) (write func(p redis.Pipeliner), done bool, err error)
-
-// watch repeats a transaction until no other client interferes, or ctx ends.
-func watch(ctx context.Context, rdb redis.UniversalClient, keys []string, judge watchFunc) (done bool, err error) {
-	for {
-		err = rdb.Watch(ctx, func(tx *redis.Tx) error {
-			var write func(p redis.Pipeliner)
-			write, done, err = judge(ctx, tx)
-			if err != nil || write == nil {
-				return err
-			}
-			return client.Transaction(ctx, tx, write)
-		}, keys...)
-		if !errors.Is(err, redis.TxFailedErr) {
-			return done && err == nil, err
-		}
-	}
-}
-
 func (l *Lock) watchGetOrLock(ctx context.Context, q Query) (r Reply, err error) {
-	_, err = watch(ctx, l.client.Redis, []string{l.value, l.key}, func(ctx context.Context, tx *redis.Tx) (func(redis.Pipeliner), bool, error) {
+	_, err = client.Watch(ctx, l.client.Redis, []string{l.value, l.key}, func(ctx context.Context, tx *redis.Tx) (func(redis.Pipeliner), bool, error) {
 		header, err := tx.GetRange(ctx, l.value, 0, entry.HeaderLen-1).Result()
 		if err != nil && !client.WrongType(err) {
 			return nil, false, err
@@ -126,7 +106,7 @@ func splitRecord(record string) (state, token, stamp, failure string) {
 	return state, token, stamp, failure
 }
 
-func (l *Lock) watchStore(data []byte, life time.Duration) watchFunc {
+func (l *Lock) watchStore(data []byte, life time.Duration) client.WatchFunc {
 	return func(ctx context.Context, tx *redis.Tx) (func(redis.Pipeliner), bool, error) {
 		token, grant, err := l.holds(ctx, tx)
 		if err != nil {
@@ -146,7 +126,7 @@ func (l *Lock) watchStore(data []byte, life time.Duration) watchFunc {
 	}
 }
 
-func (l *Lock) watchRelease(v ReleaseNote) watchFunc {
+func (l *Lock) watchRelease(v ReleaseNote) client.WatchFunc {
 	return func(ctx context.Context, tx *redis.Tx) (func(redis.Pipeliner), bool, error) {
 		token, grant, err := l.holds(ctx, tx)
 		if err != nil || !token {

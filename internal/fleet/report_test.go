@@ -111,11 +111,9 @@ func (f *fleet) varying(length time.Duration) row {
 	return r
 }
 
-var columns = []string{
-	"processes", "load", "kind", "loads per key", "late, p50", "p99", "max", "bound",
-	"polls, p50", "max", "commands each", "commands/s, mean", "peak", "longest queue", "dead for",
-}
-
+// cells are the columns of a row in the log: processes, load, kind, loads per key; late at the median, at 99 %,
+// at most, and at most by the law; polls at the median and at most; commands of each waiter; commands a second,
+// mean and peak; the longest queue; how long a holder that died stayed without a successor.
 func (r row) cells(c costs) []string {
 	bound, took := "", ""
 	if r.kind == first || r.kind == known {
@@ -166,20 +164,40 @@ const (
 	beginNear, endNear = "<!-- begin of what scripts/scale writes about Near -->\n", "<!-- end of what scripts/scale writes about Near -->\n"
 )
 
+// writeTable writes a line for each size and length: how late 99 % of the waiters are at most, and what each
+// of them sends. The log of the test has all of each row.
 func writeTable(t *testing.T, folder string, c costs, rows []row) {
+	find := func(like row, kind string, wakeUps bool) *row {
+		i := slices.IndexFunc(rows, func(r row) bool {
+			return r.processes == like.processes && r.length == like.length && r.kind == kind && r.wakeUps == wakeUps
+		})
+		if i < 0 {
+			return &row{}
+		}
+		return &rows[i]
+	}
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "The server: %v for a script, %v for any other command, %v for a message to one listener and %v for\n"+
-		"a connection, as measured on a redis-server here; %v there and back.\n"+
-		"Each stampede: %d hot keys; every process asks for each of them within %v.\n",
+	fmt.Fprintf(&b, "%v for a script, %v for another command, %v for a message to a listener, %v for a connection, as\n"+
+		"measured on a redis-server here; %v there and back; %d hot keys, for which every process asks within %v.\n\n",
 		c.script, c.plain, c.message, c.connection, c.trip, hotKeys, within)
-	for _, wakeUps := range []bool{true, false} {
-		fmt.Fprintf(&b, "\n%s:\n\n", map[bool]string{true: "With wake-ups", false: "Without"}[wakeUps])
-		fmt.Fprintf(&b, "| %s |\n|%s\n", strings.Join(columns, " | "), strings.Repeat(" ---: |", len(columns)))
-		for _, r := range rows {
-			if r.wakeUps == wakeUps {
-				fmt.Fprintf(&b, "| %s |\n", strings.Join(r.cells(c), " | "))
+	fmt.Fprintf(&b, "| processes | load | late, first | no wake-ups | constant | no wake-ups |"+
+		" commands, first | no wake-ups | constant | no wake-ups | longest queue |\n|---:|---:|%s\n", strings.Repeat("---:|", 9))
+	for _, like := range rows {
+		if like.kind != first || !like.wakeUps || like.length == 100*time.Millisecond { // the plots have it
+			continue
+		}
+		fmt.Fprintf(&b, "| %s | %v |", thousands(like.processes), like.length)
+		var late, each string
+		var queued time.Duration
+		for _, kind := range []string{first, known} {
+			for _, wakeUps := range []bool{true, false} {
+				r := find(like, kind, wakeUps)
+				late += " " + short(quantile(r.late, 0.99)) + " |"
+				each += fmt.Sprintf(" %.1f |", r.each())
+				queued = max(queued, r.queued)
 			}
 		}
+		fmt.Fprintf(&b, "%s%s %s |\n", late, each, short(queued))
 	}
 	writeBetween(t, folder, begin, end, b.Bytes())
 }

@@ -147,6 +147,13 @@ func (g *Fills[R]) Filling(key string) bool {
 	return f != nil && f.empty && !f.queued
 }
 
+// Has reports whether key has a fill that callers can join.
+func (g *Fills[R]) Has(key string) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.byKey[key] != nil
+}
+
 // Join adds a caller to the fill of key, or starts a fill, which runs in its own goroutine. run
 // must call End, and must call over, from any goroutine, when all its work is done.
 func (g *Fills[R]) Join(key string, call *Caller, run func(f *Fill[R], over func())) (Waiter[R], error) {
@@ -368,6 +375,13 @@ func (g *Fills[R]) LockLost(f *Fill[R]) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.supersede(f)
+}
+
+// Superseded reports whether Redis will refuse the result of a running load, as far as this process knows.
+func (g *Fills[R]) Superseded(f *Fill[R]) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return f.superseded
 }
 
 // SupersedeAll is Supersede for all keys.

@@ -21,7 +21,7 @@ func TestFills_Refresh(t *testing.T) {
 	f := <-begun
 	w := mustJoin(t, g, "k", &Caller{})
 	if w.Fill != f || !f.Refresh || w.First {
-		t.Error("a caller does not join the refresh")
+		t.Fatal("a caller does not join the refresh")
 	}
 	endWith(g, f, "v", Always)
 	wantWait(t, g, w, "v", Owned)

@@ -98,6 +98,13 @@ func Spawn(t testing.TB, role string, args ...string) *Process {
 	t.Helper()
 	binary, err := os.Executable()
 	Must(t, err)
+	return SpawnFrom(t, binary, role, args...)
+}
+
+// SpawnFrom is Spawn of another test binary, which has the role.
+func SpawnFrom(t testing.TB, binary, role string, args ...string) *Process {
+	t.Helper()
+	var err error
 	p := &Process{t: t, role: role, output: &lines{news: make(chan struct{}, 1)}, log: new(tail)}
 	cmd := exec.Command(binary, args...)
 	cmd.Env = append(os.Environ(), childEnv+"="+role)

@@ -12,6 +12,8 @@ import (
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/mini"
 )
 
 // Step is the step in which time passes.
@@ -68,7 +70,7 @@ func newWorld(t *testing.T, e *explorer) *World {
 		names: make(map[string]string), drawn: make(map[string]int),
 	}
 	w.Server.ClockTTL(true)
-	t.Cleanup(w.Server.Close)
+	t.Cleanup(func() { mini.Close(w.Server) }) // a cache of Admin may be dialling to listen
 	w.wire = newWire(t, w.Server)
 	w.Server.Server().SetPreHook(w.published)
 	return w

@@ -99,6 +99,11 @@ func InBubble(t *testing.T, run func(t *testing.T, m *miniredis.Miniredis, rdb *
 	})
 }
 
+// RunInBubble is InBubble as a subtest.
+func RunInBubble(t *testing.T, name string, run func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client)) {
+	t.Run(name, func(t *testing.T) { InBubble(t, run) })
+}
+
 // UserEach is redistest.Each and, beside it, a user who may run no scripts. look may do everything.
 func UserEach(t *testing.T, run func(t *testing.T, rdb, look redis.UniversalClient)) {
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) { run(t, rdb, rdb) })

@@ -2,14 +2,29 @@ package cachetest
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/redistest"
 )
+
+// RefreshKinds make entries that every read refreshes. One is stale. The other one soon will be, and its
+// load took so long that an early refresh is certain.
+var RefreshKinds = map[string]func(payload string) entry.Entry{
+	"stale": func(payload string) entry.Entry {
+		now := time.Now()
+		return entry.Entry{FreshUntil: now.Add(-time.Second), WrittenAt: now.Add(-time.Minute), Payload: []byte(payload)}
+	},
+	"early": func(payload string) entry.Entry {
+		now := time.Now()
+		return entry.Entry{FreshUntil: now.Add(time.Second), WrittenAt: now, LoadTime: 1000 * time.Hour, Payload: []byte(payload)}
+	},
+}
 
 // StaleLife is the life of every entry, unless a test says otherwise.
 const StaleLife = time.Hour
@@ -47,11 +62,11 @@ func (a Answer) WantOld(t testing.TB, what string, late time.Duration, err error
 	a.Want(t, what, Answer{Value: "old", Info: singlefill.ValueInfo{Stale: true, Age: StaleLife + late, Err: err}})
 }
 
-// WantRemote is WantOld with the failure of another process.
+// WantRemote is WantOld with a failure of which Redis says. It may be an earlier one of this process.
 func (a Answer) WantRemote(t testing.TB, what string, late time.Duration, text string) {
 	t.Helper()
 	var remote *singlefill.RemoteError
-	if !errors.As(a.Info.Err, &remote) || remote.Message != text {
+	if !errors.As(a.Info.Err, &remote) || remote.Message != text || strings.Contains(a.Info.Err.Error(), "process") {
 		t.Errorf("%s: the reason is %v, want a RemoteError %q", what, a.Info.Err, text)
 	}
 	a.WantOld(t, what, late, a.Info.Err)

@@ -106,16 +106,15 @@ func (h *clockHook) write(cmd redis.Cmder) {
 // eachClock runs a test in a bubble with a cache whose clock is right and one whose clock is not.
 func eachClock(t *testing.T, opts func() *singlefill.Options[string], run func(t *testing.T, right, wrong *singlefill.Cache[string], ahead time.Duration)) {
 	for _, ahead := range []time.Duration{clockSkew, -clockSkew} {
-		t.Run(fmt.Sprintf("ahead by %v", ahead), func(t *testing.T) {
-			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				ns := redistest.Namespace(t)
-				right, wrong := cachetest.NewCacheIn(t, rdb, ns, opts()), clockCache(t, m, ns, opts(), ahead)
-				redistest.Must(t, wrong.Set(t.Context(), "probe", "v"))
-				if _, e := cachetest.GetEntry(t, rdb, ns, "probe"); !e.WrittenAt.Equal(time.Now().Add(ahead)) {
-					t.Fatalf("written at %v, want %v ahead of now", e.WrittenAt, ahead)
-				}
-				run(t, right, wrong, ahead)
-			})
+		name := fmt.Sprintf("ahead by %v", ahead)
+		cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			ns := redistest.Namespace(t)
+			right, wrong := cachetest.NewCacheIn(t, rdb, ns, opts()), clockCache(t, m, ns, opts(), ahead)
+			redistest.Must(t, wrong.Set(t.Context(), "probe", "v"))
+			if _, e := cachetest.GetEntry(t, rdb, ns, "probe"); !e.WrittenAt.Equal(time.Now().Add(ahead)) {
+				t.Fatalf("written at %v, want %v ahead of now", e.WrittenAt, ahead)
+			}
+			run(t, right, wrong, ahead)
 		})
 	}
 }

@@ -48,23 +48,6 @@ func TestClose_WaitsForRefreshAndStore(t *testing.T) {
 	})
 }
 
-// Close waits for a refresh, which stores its value.
-func TestClose_DuringARefresh(t *testing.T) {
-	t.Parallel()
-	refreshEach(t, func(t *testing.T, _ string, r *refreshing, rdb, look redis.UniversalClient) {
-		closed := cachetest.GoClose(t, r.Cache)
-		select {
-		case <-closed:
-			t.Error("Close has returned before the refresh")
-		default:
-		}
-		r.load.Give("v1")
-		cachetest.Receive(t, "Close returns", closed)
-		cachetest.WantStored(t, look, r.ns, "k", "v1")
-		cachetest.WantUnlocked(t, look, r.ns, "k")
-	})
-}
-
 // No load runs or begins after Close has returned, at whatever moment of a refresh.
 func TestClose_AtAnyMomentOfARefresh(t *testing.T) {
 	t.Parallel()
@@ -74,7 +57,7 @@ func TestClose_AtAnyMomentOfARefresh(t *testing.T) {
 	kinds := []string{"stale", "early"}
 	ran := 0
 	for round := range rounds {
-		cachetest.PutEntry(t, rdb, ns, "k", refreshKinds[kinds[round%2]](), time.Hour)
+		cachetest.PutEntry(t, rdb, ns, "k", cachetest.RefreshKinds[kinds[round%2]]("v0"), time.Hour)
 		redistest.Must(t, rdb.Del(t.Context(), ns+":{k}:lock").Err())
 		opts := cachetest.PatientOptions(refreshOptions())
 		opts.MaxLoads = 1 + round%3
@@ -146,11 +129,11 @@ func TestClose_LoadBeginsNoRefresh(t *testing.T) {
 // A read that ends during Close begins no refresh.
 func TestClose_ReadBeginsNoRefresh(t *testing.T) {
 	t.Parallel()
-	for kind := range refreshKinds {
+	for kind := range cachetest.RefreshKinds {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			p, ns, c, _, rdb := cachetest.Proxied(t, refreshOptions())
-			cachetest.PutEntry(t, rdb, ns, "k", refreshKinds[kind](), time.Hour)
+			cachetest.PutEntry(t, rdb, ns, "k", cachetest.RefreshKinds[kind]("v0"), time.Hour)
 			read := p.On(redistest.Command("get"), redistest.HoldReply).Times(1)
 			reads := cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[string](t))
 			cachetest.Receive(t, "the read is answered", read.Hit())

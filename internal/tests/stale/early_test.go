@@ -28,49 +28,48 @@ func TestEarlyRefresh_NoReaderWaits(t *testing.T) {
 	const life, loadTime, during = 20 * time.Second, 500 * time.Millisecond, 300 * time.Second
 	const workers, pause = 50, 400 * time.Millisecond
 	for _, processes := range []int{1, 5} {
-		t.Run(fmt.Sprint(processes, " processes"), func(t *testing.T) {
-			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-				fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), processes, &singlefill.Options[int64]{
-					Jitter: -1, TTLFunc: func(string, int64) time.Duration { return life },
-				})
-				var loads, loading, seen atomic.Int64
-				load := func(context.Context, string) (int64, error) {
-					if loading.Add(1) > 1 {
-						t.Error("two loads at a time")
-					}
-					defer loading.Add(-1)
-					defer time.Sleep(loadTime)
-					return loads.Add(1), nil
-				}
-				if _, err := fleet[0].GetOrLoad(t.Context(), "k", load); err != nil {
-					t.Fatal(err)
-				}
-				end := time.Now().Add(during)
-				var wg sync.WaitGroup
-				for i := range workers {
-					wg.Go(func() {
-						time.Sleep(time.Duration(i) * pause / workers)
-						for last := int64(1); time.Now().Before(end); time.Sleep(pause) {
-							begun := time.Now()
-							v, info, err := fleet[i%processes].GetOrLoadInfo(t.Context(), "k", load)
-							if took := time.Since(begun); err != nil || info.Stale || took > 0 || v < last || v > last+1 {
-								t.Errorf("got %d, %+v, %v after %v; want %d or the next, fresh and at once", v, info, err, took, last)
-							}
-							last = v
-							for n := seen.Load(); v > n && !seen.CompareAndSwap(n, v); n = seen.Load() {
-							}
-						}
-					})
-				}
-				wg.Wait()
-				again, changes := loads.Load()-1, seen.Load()-1
-				if again < 14 || again > 18 {
-					t.Errorf("%d loads after the first, want about 16", again)
-				}
-				if again != changes && again != changes+1 { // the last one may not be over
-					t.Errorf("%d loads after the first, but the value has changed %d times", again, changes)
-				}
+		name := fmt.Sprint(processes, " processes")
+		cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+			fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), processes, &singlefill.Options[int64]{
+				Jitter: -1, TTLFunc: func(string, int64) time.Duration { return life },
 			})
+			var loads, loading, seen atomic.Int64
+			load := func(context.Context, string) (int64, error) {
+				if loading.Add(1) > 1 {
+					t.Error("two loads at a time")
+				}
+				defer loading.Add(-1)
+				defer time.Sleep(loadTime)
+				return loads.Add(1), nil
+			}
+			if _, err := fleet[0].GetOrLoad(t.Context(), "k", load); err != nil {
+				t.Fatal(err)
+			}
+			end := time.Now().Add(during)
+			var wg sync.WaitGroup
+			for i := range workers {
+				wg.Go(func() {
+					time.Sleep(time.Duration(i) * pause / workers)
+					for last := int64(1); time.Now().Before(end); time.Sleep(pause) {
+						begun := time.Now()
+						v, info, err := fleet[i%processes].GetOrLoadInfo(t.Context(), "k", load)
+						if took := time.Since(begun); err != nil || info.Stale || took > 0 || v < last || v > last+1 {
+							t.Errorf("got %d, %+v, %v after %v; want %d or the next, fresh and at once", v, info, err, took, last)
+						}
+						last = v
+						for n := seen.Load(); v > n && !seen.CompareAndSwap(n, v); n = seen.Load() {
+						}
+					}
+				})
+			}
+			wg.Wait()
+			again, changes := loads.Load()-1, seen.Load()-1
+			if again < 14 || again > 18 {
+				t.Errorf("%d loads after the first, want about 16", again)
+			}
+			if again != changes && again != changes+1 { // the last one may not be over
+				t.Errorf("%d loads after the first, but the value has changed %d times", again, changes)
+			}
 		})
 	}
 }
@@ -86,14 +85,18 @@ func TestEarlyRefresh_OneLoad(t *testing.T) {
 		cachetest.Ask(t.Context(), fleet[0], "k", src.Load).Want(t, "a load", cachetest.Answer{Value: "v1", Took: src.Takes})
 		src.Value = "v2"
 		begun := time.Now()
-		for time.Since(begun) < 4*time.Second {
-			for _, c := range fleet {
-				cachetest.Ask(t.Context(), c, "k", src.Load).Want(t, "hammered", cachetest.Answer{
-					Value: "v1", Info: singlefill.ValueInfo{Age: time.Since(begun)},
-				})
+		// Each read is a GET. The process that does not load asks for the lock once a second, by a script
+		// of several commands.
+		cachetest.WantCommands(t, m, "hammered", 800, 840, func() {
+			for time.Since(begun) < 4*time.Second {
+				for _, c := range fleet {
+					cachetest.Ask(t.Context(), c, "k", src.Load).Want(t, "hammered", cachetest.Answer{
+						Value: "v1", Info: singlefill.ValueInfo{Age: time.Since(begun)},
+					})
+				}
+				time.Sleep(10 * time.Millisecond)
 			}
-			time.Sleep(10 * time.Millisecond)
-		}
+		})
 		src.WantLoads(t, "hammered", 2)
 		time.Sleep(2 * time.Second)
 		for _, c := range fleet {

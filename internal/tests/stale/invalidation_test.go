@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -12,9 +13,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
@@ -25,12 +28,12 @@ import (
 func TestRefresh_InvalidationWins(t *testing.T) {
 	t.Parallel()
 	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
-		for kind := range refreshKinds {
+		for kind := range cachetest.RefreshKinds {
 			for how, leaves := range supersededLeaves {
 				for _, where := range []string{"here", "elsewhere"} {
 					for _, end := range []cachetest.Ending[string]{{Value: "v1", Err: nil}, {Value: notToBeKept, Err: nil}, {Value: "", Err: singlefill.ErrNotFound}, {Value: "", Err: errors.New("boom")}} {
 						name := fmt.Sprintf("%s, %s %s, %v", kind, how, where, end)
-						r := beginRefresh(t, rdb, look, kind)
+						r := beginRefresh(t, rdb, look, cachetest.RefreshKinds[kind]("v0"))
 						supersede(t, r.by(where), how)
 						r.load.Ends <- end
 						_ = r.Close()
@@ -83,36 +86,6 @@ func TestRefresh_LoadAfterADelete(t *testing.T) {
 	}, "here, the refresh ends first", "here, the load ends first", "elsewhere, the refresh ends first", "elsewhere, the load ends first")
 }
 
-// A caller that arrived after a Delete gets neither the value of the refresh nor the old value for
-// its error.
-//
-// The process of the refresh learns of the Delete only when it stores.
-func TestRefresh_CallerAfterADelete(t *testing.T) {
-	t.Parallel()
-	for _, err := range []error{nil, errors.New("boom")} {
-		t.Run(fmt.Sprint(err), func(t *testing.T) {
-			t.Parallel()
-			p, ns, slow, direct, rdb := cachetest.Proxied(t, refreshOptions())
-			cachetest.PutEntry(t, rdb, ns, "k", refreshKinds["stale"](), time.Hour)
-			src := cachetest.NewSource[string](t)
-			cachetest.GoGet(t.Context(), slow, "k", src.Load).Want(t, "v0")
-			load := src.Next(t)
-			supersede(t, direct, "Delete")
-			renewal := p.On(cachetest.Script(t, "renew"), redistest.HoldRequest)
-			after := cachetest.GoGet(t.Context(), slow, "k", src.Load).Waits(t)
-			cachetest.Receive(t, "the reader has been handed over: the lock is looked at", renewal.Hit())
-			load.Ends <- cachetest.Ending[string]{Value: "v1", Err: err}
-			newer := src.Next(t)
-			renewal.Release()
-			newer.Give("v2")
-			after.Want(t, "v2")
-			_ = slow.Close()
-			cachetest.WantStored(t, rdb, ns, "k", "v2")
-			src.Want(t, 2)
-		})
-	}
-}
-
 // An Expire during a refresh causes another one.
 func TestRefresh_AgainAfterExpire(t *testing.T) {
 	t.Parallel()
@@ -135,7 +108,7 @@ func TestRefresh_AgainAfterExpire(t *testing.T) {
 // A refresh loads nothing if its entry is gone when it asks for the lock.
 func TestRefresh_EntryIsGone(t *testing.T) {
 	t.Parallel()
-	for kind := range refreshKinds {
+	for kind := range cachetest.RefreshKinds {
 		for how, leaves := range supersededLeaves {
 			for _, where := range []string{"here", "elsewhere"} {
 				for _, scripts := range []bool{true, false} {
@@ -150,7 +123,7 @@ func TestRefresh_EntryIsGone(t *testing.T) {
 							slow, direct = cachetest.NewCacheIn(t, p.Client(t, asUser), ns, refreshOptions()), cachetest.NewCacheIn(t, s.Client(t, asUser), ns, refreshOptions())
 							lock = p.On(redistest.Command("watch"), redistest.HoldRequest).Times(1)
 						}
-						cachetest.PutEntry(t, rdb, ns, "k", refreshKinds[kind](), time.Hour)
+						cachetest.PutEntry(t, rdb, ns, "k", cachetest.RefreshKinds[kind]("v0"), time.Hour)
 						cachetest.GoGet(t.Context(), slow, "k", cachetest.MustNotLoad[string](t)).Want(t, "v0")
 						cachetest.Receive(t, "the refresh asks for the lock", lock.Hit())
 						supersede(t, map[string]*singlefill.Cache[string]{"here": slow, "elsewhere": direct}[where], how)
@@ -346,4 +319,307 @@ func (s *refreshState) write(c *singlefill.Cache[string], key string, how int) {
 	if how < 2 {
 		s.floor.Store(v)
 	}
+}
+
+// expireKeys expires keys and waits until the client sees it: its own cache may be late.
+func expireKeys(t testing.TB, c *singlefill.Cache[string], rdb, look redis.UniversalClient, ns string, keys ...string) {
+	t.Helper()
+	redistest.Must(t, c.Expire(t.Context(), keys...))
+	for _, key := range keys {
+		cachetest.AwaitSeen(t, rdb, look, ns, key)
+	}
+}
+
+// An expired value is served as the windows say.
+func TestExpire_Windows(t *testing.T) {
+	t.Parallel()
+	boom := errors.New("boom")
+	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		begin := func(t *testing.T, opts *singlefill.Options[string]) (*singlefill.Cache[string], *cachetest.HeldSource[string], string) {
+			ns := redistest.Namespace(t)
+			c := cachetest.NewCacheIn(t, rdb, ns, opts)
+			src := cachetest.NewSource[string](t)
+			redistest.Must(t, c.Set(t.Context(), "k", "old"))
+			cachetest.WantGet(t, c, "k", "old", nil)
+			expireKeys(t, c, rdb, look, ns, "k")
+			return c, src, ns
+		}
+		t.Run("refreshed behind", func(t *testing.T) {
+			c, src, _ := begin(t, cachetest.StaleOptions(time.Hour, 0))
+			cachetest.WantGet(t, c, "k", "old", nil)
+			src.Want(t, 0)
+			for range 10 {
+				v, info, err := c.GetOrLoadInfo(t.Context(), "k", src.Load) // although the load does not end
+				cachetest.WantValue(t, v, err, "old")
+				if !info.Stale || info.Err != nil {
+					t.Errorf("%+v, want a stale value and no error", info)
+				}
+			}
+			src.Next(t).Give("new")
+			cachetest.WantGet(t, c, "k", "new", nil)
+			cachetest.GoGet(t.Context(), c, "k", src.Load).Want(t, "new")
+			_ = c.Close()
+			src.Want(t, 1)
+			if s := c.Stats(); s.Refreshes != 1 || s.Stored != 1 || s.Fenced != 0 {
+				t.Errorf("%+v, want one refresh, stored", s)
+			}
+		})
+		for name, opts := range map[string]*singlefill.Options[string]{"kept for errors": cachetest.StaleOptions(0, time.Hour), "not kept": cachetest.StaleOptions(0, 0)} {
+			t.Run(name, func(t *testing.T) {
+				c, src, _ := begin(t, opts)
+				cachetest.WantGet(t, c, "k", "", singlefill.ErrMiss)
+				waits := cachetest.GoGet(t.Context(), c, "k", src.Load).Waits(t)
+				src.Next(t).Give("new")
+				waits.Want(t, "new")
+				cachetest.WantGet(t, c, "k", "new", nil)
+				src.Want(t, 1)
+			})
+			t.Run(name+", source fails", func(t *testing.T) {
+				c, _, _ := begin(t, opts)
+				v, info, err := c.GetOrLoadInfo(t.Context(), "k", cachetest.Fails[string](boom))
+				if opts.StaleIfError > 0 {
+					cachetest.WantValue(t, v, err, "old")
+					if !info.Stale || info.Err != boom {
+						t.Errorf("%+v, want a stale value and why", info)
+					}
+				} else if err != boom || info != (singlefill.ValueInfo{}) {
+					t.Errorf("got %q, %+v, %v; want the error itself", v, info, err)
+				}
+			})
+		}
+		t.Run("a remembered not-found", func(t *testing.T) {
+			ns := redistest.Namespace(t)
+			c := cachetest.NewCacheIn(t, rdb, ns, cachetest.StaleOptions(0, 0))
+			cachetest.GoGet(t.Context(), c, "k", cachetest.Fails[string](singlefill.ErrNotFound)).WantErr(t, singlefill.ErrNotFound)
+			expireKeys(t, c, rdb, look, ns, "k")
+			cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("found")).Want(t, "found")
+		})
+	})
+}
+
+// Another Expire prolongs no window.
+func TestExpire_AgainProlongsNothing(t *testing.T) {
+	for name, opts := range map[string]*singlefill.Options[string]{"refreshed": cachetest.StaleOptions(10*time.Minute, 0), "kept for errors": cachetest.StaleOptions(0, 10*time.Minute)} {
+		cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			opts.RetryAfter = time.Millisecond
+			c := cachetest.NewCache(t, rdb, opts)
+			boom := errors.New("boom")
+			for _, first := range []time.Duration{0, 30 * time.Minute, time.Hour + 4*time.Minute} { // the life is an hour
+				redistest.Must(t, c.Set(t.Context(), "k", "old"))
+				ends := min(first, time.Hour) + 10*time.Minute
+				begun := time.Now()
+				time.Sleep(first)
+				for time.Since(begun) < ends {
+					redistest.Must(t, c.Expire(t.Context(), "k"))
+					cachetest.GoGet(t.Context(), c, "k", cachetest.Fails[string](boom)).Want(t, "old")
+					time.Sleep(time.Minute)
+				}
+				cachetest.GoGet(t.Context(), c, "k", cachetest.Fails[string](boom)).WantErr(t, boom)
+				if _, err := c.Get(t.Context(), "k"); err != singlefill.ErrMiss {
+					t.Errorf("Get: %v, want ErrMiss", err)
+				}
+			}
+		})
+	}
+}
+
+// A value whose load began before an Expire is not stored after it, and later callers load again at
+// once.
+//
+//fault:delete-in-load
+func TestExpire_DuringLoad(t *testing.T) {
+	t.Parallel()
+	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		for _, where := range []string{"here", "elsewhere"} {
+			for _, old := range []string{"", "old"} { // beyond StaleWhileRevalidate: callers wait for the load
+				for _, later := range []bool{true, false} { // a later call
+					t.Run(fmt.Sprintf("%s %s, later call %t", where, old, later), func(t *testing.T) {
+						ns := redistest.Namespace(t)
+						c, other := cachetest.NewCacheIn(t, rdb, ns, cachetest.StaleOptions(0, time.Hour)),
+							cachetest.NewCacheIn(t, rdb, ns, cachetest.StaleOptions(0, time.Hour))
+						by := map[string]*singlefill.Cache[string]{"here": c, "elsewhere": other}[where]
+						if old != "" {
+							e := entry.Entry{FreshUntil: time.Now().Add(-time.Second), Payload: []byte(old)}
+							cachetest.PutEntry(t, look, ns, "k", e, time.Hour)
+						}
+						src := cachetest.NewSource[string](t)
+						before := cachetest.GoGet(t.Context(), c, "k", src.Load)
+						older := src.Next(t)
+						redistest.Must(t, by.Expire(t.Context(), "missing too", "k"))
+						if !later {
+							older.Give("v1")
+							before.Want(t, "v1")
+							_ = c.Close()
+							cachetest.WantStored(t, look, ns, "k", old)
+							return
+						}
+						after := cachetest.GoGet(t.Context(), c, "k", src.Load)
+						newer := src.Next(t) // without waiting for the older load
+						older.Give("v1")
+						before.Want(t, "v1")
+						newer.Give("v2")
+						after.Want(t, "v2")
+						_ = c.Close()
+						cachetest.WantStored(t, look, ns, "k", "v2")
+						cachetest.WantUnlocked(t, look, ns, "k")
+						src.Want(t, 2)
+						if s := c.Stats(); s.Stored != 1 || s.Fenced != 1 {
+							t.Errorf("%+v, want one load stored and one fenced", s)
+						}
+					})
+				}
+			}
+		}
+	})
+}
+
+// An Expire without a key, of a closed cache, or whose context has ended, returns an error and
+// sends no command.
+func TestExpire_RefusedWithoutACommand(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	c, closed := cachetest.NewCache[string](t, server.Client(t), nil), cachetest.NewCache[string](t, server.Client(t), nil)
+	_ = closed.Close()
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+	expired, cancel := context.WithDeadline(t.Context(), time.Now())
+	defer cancel()
+	for _, test := range []struct {
+		name string
+		c    *singlefill.Cache[string]
+		ctx  context.Context
+		keys []string
+		want string
+	}{
+		{"no key", c, t.Context(), []string{"k", ""}, "singlefill: key is empty"},
+		{"cancelled", c, cancelled, []string{"k"}, "context canceled"},
+		{"too late", c, expired, []string{"k"}, "context deadline exceeded"},
+		{"closed", closed, t.Context(), []string{"k"}, singlefill.ErrClosed.Error()},
+		{"closed, of nothing", closed, t.Context(), nil, singlefill.ErrClosed.Error()},
+		{"of nothing", c, t.Context(), nil, "<nil>"},
+	} {
+		server.ResetCalls()
+		if err := test.c.Expire(test.ctx, test.keys...); fmt.Sprint(err) != test.want {
+			t.Errorf("%s: got error %v, want %q", test.name, err, test.want)
+		}
+		cachetest.WantCalls(t, server, test.name, nil)
+	}
+}
+
+// Expire takes one round trip for up to 256 keys.
+func TestExpire_RoundTrips(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	rdb := server.Client(t)
+	ns := redistest.Namespace(t)
+	c := cachetest.NewCacheIn[string](t, rdb, ns, nil)
+	var keys []string
+	for i := range 257 {
+		keys = append(keys, fmt.Sprint(i))
+		cachetest.PutEntry(t, rdb, ns, keys[i], entry.Entry{FreshUntil: time.Now().Add(time.Hour)}, time.Hour)
+	}
+	isScript := func(cmd redis.Cmder) bool { return strings.HasPrefix(cmd.Name(), "eval") }
+	var trips atomic.Int64
+	rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+		if slices.ContainsFunc(cmds, isScript) {
+			trips.Add(1)
+		}
+		return nil
+	}))
+	for _, test := range []struct {
+		keys  []string
+		trips int64
+	}{{keys[:1], 1}, {keys[:256], 1}, {keys, 2}} {
+		for _, flushed := range []bool{false, true} {
+			if flushed {
+				redistest.Must(t, server.Admin().ScriptFlush(t.Context()).Err())
+			}
+			server.ResetCalls()
+			trips.Store(0)
+			if err := c.Expire(t.Context(), test.keys...); err != nil {
+				t.Error(err)
+			}
+			n := int64(len(test.keys))
+			if got := trips.Load(); got != test.trips {
+				t.Errorf("%d keys took %d round trips, want %d", n, got, test.trips)
+			}
+			// What the scripts call counts too.
+			cachetest.WantCalls(t, server, fmt.Sprint(n, " keys"),
+				map[string]int64{"eval": n, "getrange": n, "setrange": 2 * n, "del": n})
+		}
+	}
+}
+
+// Expire without scripts handles many keys, with no more rights than before.
+func TestExpire_ManyKeysWithoutScripts(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	c := cachetest.NewCache(t, server.Client(t, cachetest.NoScripts(t, server, "-time")),
+		&singlefill.Options[string]{StaleWhileRevalidate: time.Hour})
+	testExpireMany(t, c, 300)
+}
+
+// testExpireMany returns how long Expire took.
+func testExpireMany(t *testing.T, c *singlefill.Cache[string], many int) (took time.Duration) {
+	keys := make([]string, many)
+	for i := range keys {
+		keys[i] = fmt.Sprint(i)
+		redistest.Must(t, c.Set(t.Context(), keys[i], "old"))
+	}
+	cachetest.GoGet(t.Context(), c, "loaded", cachetest.Gives("v")).Want(t, "v")
+	cachetest.WantGet(t, c, "loaded", "v", nil)
+	begun := time.Now()
+	redistest.Must(t, c.Expire(t.Context(), keys...))
+	took = time.Since(begun)
+	for _, key := range keys {
+		if _, info, err := c.GetOrLoadInfo(t.Context(), key, cachetest.Gives("new")); !info.Stale || err != nil {
+			t.Fatalf("%s after Expire: %+v, %v", key, info, err)
+		}
+	}
+	return took
+}
+
+// Expire without scripts gives each key its own RedisTimeout: each key is watched by itself.
+func TestExpire_ManyKeysFarFromRedis(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) (err error) {
+			time.Sleep(20 * time.Millisecond)
+			for _, cmd := range cmds {
+				if strings.HasPrefix(cmd.Name(), "eval") {
+					err = refusal("NOPERM this user has no permissions to run the 'eval' command")
+					cmd.SetErr(err)
+				}
+			}
+			return err
+		}))
+		opts := &singlefill.Options[string]{StaleWhileRevalidate: time.Hour, RedisTimeout: time.Second}
+		if took := testExpireMany(t, cachetest.NewCache(t, rdb, opts), 60); took < 2*opts.RedisTimeout {
+			t.Errorf("Expire took %v, which shows nothing: it should take longer than RedisTimeout", took)
+		}
+	})
+}
+
+// Concurrent Expires of a key leave one stale entry, whole.
+func TestExpire_Concurrent(t *testing.T) {
+	t.Parallel()
+	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		ns := redistest.Namespace(t)
+		c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
+		cachetest.PutEntry(t, look, ns, "k", entry.Entry{FreshUntil: time.Now().Add(time.Hour), Payload: []byte("v")}, time.Hour)
+		errs := make(chan error, 20)
+		for range cap(errs) {
+			go func() { errs <- c.Expire(context.Background(), "k") }()
+		}
+		all := slices.Collect(func(yield func(error) bool) {
+			for range cap(errs) {
+				yield(cachetest.Receive(t, "Expire returns", errs))
+			}
+		})
+		if err := errors.Join(all...); err != nil {
+			t.Error(err)
+		}
+		if _, e := cachetest.GetEntry(t, look, ns, "k"); !e.Expired || string(e.Payload) != "v" {
+			t.Errorf("%+v, want an expired entry of v", e)
+		}
+	})
 }

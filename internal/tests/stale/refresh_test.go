@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime"
 	"strings"
 	"sync/atomic"
@@ -19,17 +20,6 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
-
-// refreshKinds are entries of v0 that every read refreshes. One is stale. The other one soon will
-// be, and its load took so long that an early refresh is certain.
-var refreshKinds = map[string]func() entry.Entry{
-	"stale": func() entry.Entry {
-		return entry.Entry{FreshUntil: time.Now().Add(-time.Second), WrittenAt: time.Now().Add(-time.Minute), Payload: []byte("v0")}
-	},
-	"early": func() entry.Entry {
-		return entry.Entry{FreshUntil: time.Now().Add(time.Second), WrittenAt: time.Now(), LoadTime: 1000 * time.Hour, Payload: []byte("v0")}
-	},
-}
 
 const notToBeKept = "a value that is not to be kept"
 
@@ -54,12 +44,12 @@ type refreshing struct {
 	ns        string
 }
 
-func beginRefresh(t testing.TB, rdb, look redis.UniversalClient, kind string) *refreshing {
+func beginRefresh(t testing.TB, rdb, look redis.UniversalClient, old entry.Entry) *refreshing {
 	t.Helper()
 	r := &refreshing{ns: redistest.Namespace(t)}
 	r.Cache, r.elsewhere = cachetest.NewCacheIn(t, rdb, r.ns, refreshOptions()), cachetest.NewCacheIn(t, rdb, r.ns, refreshOptions())
 	r.src = cachetest.NewSource[string](t)
-	cachetest.PutEntry(t, look, r.ns, "k", refreshKinds[kind](), time.Hour)
+	cachetest.PutEntry(t, look, r.ns, "k", old, time.Hour)
 	cachetest.GoGet(t.Context(), r.Cache, "k", r.src.Load).Want(t, "v0")
 	r.load = r.src.Next(t)
 	return r
@@ -80,9 +70,11 @@ func refreshEach(t *testing.T, run func(t *testing.T, variant string, r *refresh
 		variants = []string{""}
 	}
 	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
-		for kind := range refreshKinds {
+		for kind := range cachetest.RefreshKinds {
 			for _, variant := range variants {
-				t.Run(strings.TrimSuffix(kind+", "+variant, ", "), func(t *testing.T) { run(t, variant, beginRefresh(t, rdb, look, kind), rdb, look) })
+				t.Run(strings.TrimSuffix(kind+", "+variant, ", "), func(t *testing.T) {
+					run(t, variant, beginRefresh(t, rdb, look, cachetest.RefreshKinds[kind]("v0")), rdb, look)
+				})
 			}
 		}
 	})
@@ -118,11 +110,16 @@ func TestStaleWhileRevalidate_OneRefresh(t *testing.T) {
 		cachetest.Ask(t.Context(), fleet[0], "k", src.Load).WantOld(t, "the first reader", time.Second, nil)
 		load := src.Next(t)
 		e.Want(t, "the first reader", "hit k", "stale k true, 1h0m1s old, <nil>", "start k")
-		for range 20 {
-			for _, c := range fleet {
-				cachetest.Ask(t.Context(), c, "k", src.Load).WantOld(t, "at once", time.Second, nil)
+		readAll := func(times int) {
+			for range times {
+				for _, c := range fleet {
+					cachetest.Ask(t.Context(), c, "k", src.Load).WantOld(t, "at once", time.Second, nil)
+				}
 			}
 		}
+		readAll(1)
+		synctest.Wait() // the others know that the lock is held
+		cachetest.WantCommands(t, m, "a GET for each read", 57, 57, func() { readAll(19) })
 		time.Sleep(50 * time.Second)
 		for _, c := range fleet {
 			cachetest.Ask(t.Context(), c, "k", src.Load).WantOld(t, "while the refresh runs", 51*time.Second, nil)
@@ -141,12 +138,11 @@ func TestStaleWhileRevalidate_OneRefresh(t *testing.T) {
 			if i == 0 {
 				want = singlefill.Stats{Hits: 24, Stale: 23, StaleHits: 23, Loads: 1, Refreshes: 1, Stored: 1}
 			}
-			s := c.Stats()
-			s.Waits = 0 // which TestRefresh_LeftIsNoWait counts
-			if s != want {
+			if s := c.Stats(); s != want {
 				t.Errorf("process %d: %+v, want %+v", i, s, want)
 			}
 		}
+		time.Sleep(2 * cachetest.StaleLife) // a key without readers is not refreshed
 		synctest.Wait()
 		src.Want(t, 1)
 	})
@@ -188,92 +184,43 @@ func TestStaleWhileRevalidate_ShortOutage(t *testing.T) {
 
 // Readers of a stale value wait neither for a lock nor for a slot.
 func TestRefresh_ReadersNeverWait(t *testing.T) {
-	for kind := range refreshKinds {
-		t.Run(kind, func(t *testing.T) {
-			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				ns := redistest.Namespace(t)
-				opts := refreshOptions()
-				opts.MaxLoads = 1
-				c := cachetest.NewCacheIn(t, rdb, ns, opts)
-				src := cachetest.NewSource[string](t)
-				cachetest.PutEntry(t, rdb, ns, "k", refreshKinds[kind](), time.Hour)
-				lock := "H" + strings.Repeat("T", 26) + fmt.Sprintf("%016d", time.Now().UnixMicro())
-				if err := rdb.Set(t.Context(), ns+":{k}:lock", lock, 20*time.Second).Err(); err != nil { // of a process that is dead
-					t.Fatal(err)
-				}
-				busy := cachetest.GoGet(t.Context(), c, "busy", src.Load) // takes the only slot
-				other := src.Next(t)
-				read := func() {
-					t.Helper()
-					begun := time.Now()
-					v, err := c.GetOrLoad(t.Context(), "k", src.Load)
-					cachetest.WantValue(t, v, err, "v0")
-					cachetest.WantElapsed(t, "a read", begun, 0)
-				}
-				for range 40 { // the lock ends after half of it
-					read()
-					time.Sleep(time.Second)
-				}
-				src.Want(t, 1)
-				other.Give("v")
-				busy.Want(t, "v")
-				time.Sleep(time.Second) // the refresh is not tried again before
-				read()
-				load := src.Next(t)
-				read()
-				load.Give("v1")
-				synctest.Wait()
-				cachetest.GoGet(t.Context(), c, "k", src.Load).Want(t, "v1")
-				src.Want(t, 2)
-			})
-		})
-	}
-}
-
-// Each read is one GET while a refresh runs, here or elsewhere.
-func TestRefresh_EachReadIsOneGET(t *testing.T) {
-	t.Parallel()
-	const reads = 1000
-	for kind := range refreshKinds {
-		for _, where := range []string{"here", "elsewhere"} {
-			t.Run(kind+", "+where, func(t *testing.T) {
-				t.Parallel()
-				p, ns, here, elsewhere, rdb := cachetest.Proxied(t, refreshOptions())
-				cachetest.PutEntry(t, rdb, ns, "k", refreshKinds[kind](), time.Hour)
-				src := cachetest.NewSource[string](t)
+	for kind := range cachetest.RefreshKinds {
+		cachetest.RunInBubble(t, kind, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			ns := redistest.Namespace(t)
+			opts := refreshOptions()
+			opts.MaxLoads = 1
+			c := cachetest.NewCacheIn(t, rdb, ns, opts)
+			src := cachetest.NewSource[string](t)
+			cachetest.PutEntry(t, rdb, ns, "k", cachetest.RefreshKinds[kind]("v0"), time.Hour)
+			lock := "H" + strings.Repeat("T", 26) + fmt.Sprintf("%016d", time.Now().UnixMicro())
+			if err := rdb.Set(t.Context(), ns+":{k}:lock", lock, 20*time.Second).Err(); err != nil { // of a process that is dead
+				t.Fatal(err)
+			}
+			busy := cachetest.GoGet(t.Context(), c, "busy", src.Load) // takes the only slot
+			other := src.Next(t)
+			read := func() {
+				t.Helper()
 				begun := time.Now()
-				cachetest.GoGet(t.Context(), map[string]*singlefill.Cache[string]{"here": here, "elsewhere": elsewhere}[where], "k", src.Load).Want(t, "v0")
-				load := src.Next(t)
-				gets := p.On(redistest.Command("get"), redistest.Pass)
-				scripts := p.On(redistest.Command("evalsha", "eval"), redistest.Pass)
-				others := p.On(func(cmd []string) bool { return !redistest.Command("hello")(cmd) }, redistest.Pass)
-				hits := here.Stats().Hits
-				for range reads {
-					v, err := here.GetOrLoad(t.Context(), "k", cachetest.MustNotLoad[string](t))
-					cachetest.WantValue(t, v, err, "v0")
-				}
-				// A lock held elsewhere is looked at once a second, and one held here renewed more rarely.
-				most := int(time.Since(begun) / time.Second)
-				if where == "elsewhere" {
-					most++
-				}
-				if n := gets.Fired(); n != reads {
-					t.Errorf("%d GETs for %d reads", n, reads)
-				}
-				if n := scripts.Fired(); n > most {
-					t.Errorf("%d scripts for %d reads, want at most %d", n, reads, most)
-				}
-				if n := others.Fired(); n > 0 {
-					t.Errorf("%d other commands for %d reads", n, reads)
-				}
-				if n := here.Stats().Hits - hits; n != reads {
-					t.Errorf("%d hits of %d reads", n, reads)
-				}
-				load.Give("v1")
-				cachetest.WantGet(t, here, "k", "v1", nil)
-				src.Want(t, 1)
-			})
-		}
+				v, err := c.GetOrLoad(t.Context(), "k", src.Load)
+				cachetest.WantValue(t, v, err, "v0")
+				cachetest.WantElapsed(t, "a read", begun, 0)
+			}
+			for range 40 { // the lock ends after half of it
+				read()
+				time.Sleep(time.Second)
+			}
+			src.Want(t, 1)
+			other.Give("v")
+			busy.Want(t, "v")
+			time.Sleep(time.Second) // the refresh is not tried again before
+			read()
+			load := src.Next(t)
+			read()
+			load.Give("v1")
+			synctest.Wait()
+			cachetest.GoGet(t.Context(), c, "k", src.Load).Want(t, "v1")
+			src.Want(t, 2)
+		})
 	}
 }
 
@@ -318,30 +265,11 @@ func TestRefresh_LeftToItsHolder(t *testing.T) {
 	})
 }
 
-// A refresh that is left to another process is no wait.
-func TestRefresh_LeftIsNoWait(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-		var e cachetest.Events
-		opts := cachetest.StaleOptions(time.Minute, 0)
-		opts.Trace = e.Trace()
-		fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 2, opts)
-		src := cachetest.NewSource[string](t)
-		cachetest.SetStale(t, fleet[0], "k", "old", 0)
-		cachetest.Ask(t.Context(), fleet[0], "k", src.Load).WantOld(t, "here", 0, nil)
-		src.Next(t)
-		cachetest.Ask(t.Context(), fleet[1], "k", src.Load).WantOld(t, "there", 0, nil)
-		synctest.Wait()
-		e.Want(t, "two reads", "hit k", "start k", "hit k")
-		if n := fleet[1].Stats().Waits; n != 0 {
-			t.Errorf("%d waits", n)
-		}
-	})
-}
-
-// A refresh that gives up at once, again and again, is no wait.
+// A refresh that is left to another process, again and again, is no wait.
 func TestRefresh_GivenUpIsNoWait(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		opts := singlefill.Options[string]{StaleWhileRevalidate: time.Hour}
+		waits := func(context.Context, singlefill.WaitInfo) { t.Error("Trace.WaitDone is called") }
+		opts := singlefill.Options[string]{StaleWhileRevalidate: time.Hour, Trace: &singlefill.Trace{WaitDone: waits}}
 		a, b := cachetest.OldCache(t, rdb, opts, "old", 0), cachetest.OldCache(t, rdb, opts, "old", time.Second)
 		source := cachetest.NewSource[string](t)
 		<-cachetest.GoAsk(t.Context(), a, "k", source.Load)
@@ -491,25 +419,23 @@ func TestRefresh_AsksForKeys(t *testing.T) {
 		{"while it can be served", time.Second, cachetest.Answer{Value: "old", Info: singlefill.ValueInfo{Stale: true, Age: cachetest.StaleLife + 51*time.Second}}},
 		{"when it can not be served any more", 10 * time.Second, cachetest.Answer{Err: singlefill.ErrRecursive}},
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				opts := cachetest.StaleOptions(time.Minute, 0)
-				opts.MaxLoads = 1
-				c := cachetest.NewCache(t, rdb, opts)
-				cachetest.SetStale(t, c, "k", "old", 50*time.Second)
-				replies := make(chan cachetest.Answer, 1)
-				cachetest.Ask(t.Context(), c, "k", func(ctx context.Context, _ string) (string, error) {
-					time.Sleep(test.then)
-					replies <- cachetest.Ask(ctx, c, "k", cachetest.MustNotLoad[string](t))
-					return c.GetOrLoad(ctx, "other", cachetest.Gives("other"))
-				}).WantOld(t, "the reader that begins it", 50*time.Second, nil)
-				cachetest.Receive(t, "a reply", replies).Want(t, "its own key", test.want)
-				synctest.Wait()
-				cachetest.Ask(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).WantFresh(t, "refreshed", "other")
-				if s := c.Stats(); s.Loads != 2 || s.Refreshes != 1 {
-					t.Errorf("%+v, want a refresh, and the load of the other key in it", s)
-				}
-			})
+		cachetest.RunInBubble(t, test.name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			opts := cachetest.StaleOptions(time.Minute, 0)
+			opts.MaxLoads = 1
+			c := cachetest.NewCache(t, rdb, opts)
+			cachetest.SetStale(t, c, "k", "old", 50*time.Second)
+			replies := make(chan cachetest.Answer, 1)
+			cachetest.Ask(t.Context(), c, "k", func(ctx context.Context, _ string) (string, error) {
+				time.Sleep(test.then)
+				replies <- cachetest.Ask(ctx, c, "k", cachetest.MustNotLoad[string](t))
+				return c.GetOrLoad(ctx, "other", cachetest.Gives("other"))
+			}).WantOld(t, "the reader that begins it", 50*time.Second, nil)
+			cachetest.Receive(t, "a reply", replies).Want(t, "its own key", test.want)
+			synctest.Wait()
+			cachetest.Ask(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).WantFresh(t, "refreshed", "other")
+			if s := c.Stats(); s.Loads != 2 || s.Refreshes != 1 {
+				t.Errorf("%+v, want a refresh, and the load of the other key in it", s)
+			}
 		})
 	}
 }
@@ -520,22 +446,20 @@ func TestRefresh_Panic(t *testing.T) {
 		"panic":  func(context.Context, string) (string, error) { panic("boom") },
 		"Goexit": func(context.Context, string) (string, error) { runtime.Goexit(); return "", nil },
 	} {
-		t.Run(name, func(t *testing.T) {
-			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				ns := redistest.Namespace(t)
-				c := cachetest.NewCacheIn(t, rdb, ns, cachetest.StaleOptions(time.Minute, 0))
-				cachetest.SetStale(t, c, "k", "old", 0)
-				cachetest.Ask(t.Context(), c, "k", load).WantOld(t, "the reader that begins it", 0, nil)
-				synctest.Wait()
-				cachetest.WantUnlocked(t, rdb, ns, "k")
-				time.Sleep(time.Second)
-				cachetest.Ask(t.Context(), c, "k", cachetest.Gives("new")).WantOld(t, "after RetryAfter", time.Second, nil)
-				synctest.Wait()
-				cachetest.WantStored(t, rdb, ns, "k", "new")
-				if s := c.Stats(); s.LoadPanics != 1 || s.LoadErrors != 1 || s.Refreshes != 2 {
-					t.Errorf("%+v, want one panic", s)
-				}
-			})
+		cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			ns := redistest.Namespace(t)
+			c := cachetest.NewCacheIn(t, rdb, ns, cachetest.StaleOptions(time.Minute, 0))
+			cachetest.SetStale(t, c, "k", "old", 0)
+			cachetest.Ask(t.Context(), c, "k", load).WantOld(t, "the reader that begins it", 0, nil)
+			synctest.Wait()
+			cachetest.WantUnlocked(t, rdb, ns, "k")
+			time.Sleep(time.Second)
+			cachetest.Ask(t.Context(), c, "k", cachetest.Gives("new")).WantOld(t, "after RetryAfter", time.Second, nil)
+			synctest.Wait()
+			cachetest.WantStored(t, rdb, ns, "k", "new")
+			if s := c.Stats(); s.LoadPanics != 1 || s.LoadErrors != 1 || s.Refreshes != 2 {
+				t.Errorf("%+v, want one panic", s)
+			}
 		})
 	}
 }
@@ -564,46 +488,44 @@ func TestRefresh_CodecExits(t *testing.T) {
 // A refresh whose value cannot be encoded has failed: RetryAfter holds.
 func TestRefresh_ValueThatCannotBeEncoded(t *testing.T) {
 	for _, kind := range windowKinds {
-		t.Run(kind.name, func(t *testing.T) {
-			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				ns := redistest.Namespace(t)
-				opts := kind.opts()
-				opts.RetryAfter = 10 * time.Second
-				opts.Codec = cachetest.BadCodec{Codec: singlefill.Raw, OnMarshal: func(v any) error {
-					if v == "cannot be encoded" {
-						return errors.New("no")
-					}
-					return nil
-				}}
-				fleet := cachetest.NewCaches(t, m, ns, 2, opts)
-				cachetest.SetStale(t, fleet[0], "k", "old", 0)
-				src := &cachetest.TimedSource{Value: "cannot be encoded"}
-				r := cachetest.Ask(t.Context(), fleet[0], "k", src.Load)
+		cachetest.RunInBubble(t, kind.name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			ns := redistest.Namespace(t)
+			opts := kind.opts()
+			opts.RetryAfter = 10 * time.Second
+			opts.Codec = cachetest.BadCodec{Codec: singlefill.Raw, OnMarshal: func(v any) error {
+				if v == "cannot be encoded" {
+					return errors.New("no")
+				}
+				return nil
+			}}
+			fleet := cachetest.NewCaches(t, m, ns, 2, opts)
+			cachetest.SetStale(t, fleet[0], "k", "old", 0)
+			src := &cachetest.TimedSource{Value: "cannot be encoded"}
+			r := cachetest.Ask(t.Context(), fleet[0], "k", src.Load)
+			if kind.ifError {
+				r.WantFresh(t, "the caller that waited for it", "cannot be encoded")
+			} else {
+				r.WantOld(t, "the reader that began it", 0, nil)
+			}
+			synctest.Wait()
+			time.Sleep(opts.RetryAfter - time.Millisecond)
+			for _, c := range fleet {
+				r := cachetest.Ask(t.Context(), c, "k", src.Load)
 				if kind.ifError {
-					r.WantFresh(t, "the caller that waited for it", "cannot be encoded")
+					r.WantRemote(t, "within RetryAfter", opts.RetryAfter-time.Millisecond, "its value could not be stored")
 				} else {
-					r.WantOld(t, "the reader that began it", 0, nil)
+					r.WantOld(t, "within RetryAfter", opts.RetryAfter-time.Millisecond, nil)
 				}
-				synctest.Wait()
-				time.Sleep(opts.RetryAfter - time.Millisecond)
-				for _, c := range fleet {
-					r := cachetest.Ask(t.Context(), c, "k", src.Load)
-					if kind.ifError {
-						r.WantRemote(t, "within RetryAfter", opts.RetryAfter-time.Millisecond, "its value could not be stored")
-					} else {
-						r.WantOld(t, "within RetryAfter", opts.RetryAfter-time.Millisecond, nil)
-					}
-				}
-				src.WantLoads(t, "within RetryAfter", 1)
-				time.Sleep(time.Millisecond)
-				synctest.Wait()
-				cachetest.Ask(t.Context(), fleet[0], "k", src.Load)
-				src.WantLoads(t, "after RetryAfter", 2)
-				cachetest.WantStored(t, rdb, ns, "k", "old")
-				if s := fleet[0].Stats(); s.StoreErrors != 2 || s.LoadErrors != 0 {
-					t.Errorf("%+v, want two store errors", s)
-				}
-			})
+			}
+			src.WantLoads(t, "within RetryAfter", 1)
+			time.Sleep(time.Millisecond)
+			synctest.Wait()
+			cachetest.Ask(t.Context(), fleet[0], "k", src.Load)
+			src.WantLoads(t, "after RetryAfter", 2)
+			cachetest.WantStored(t, rdb, ns, "k", "old")
+			if s := fleet[0].Stats(); s.StoreErrors != 2 || s.LoadErrors != 0 {
+				t.Errorf("%+v, want two store errors", s)
+			}
 		})
 	}
 }
@@ -665,39 +587,38 @@ func TestRefresh_NothingToKeep(t *testing.T) {
 		},
 	} {
 		for _, kind := range windowKinds {
-			t.Run(test.name+", "+kind.name, func(t *testing.T) {
-				cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-					ns := redistest.Namespace(t)
-					opts := kind.opts()
-					test.set(opts)
-					fleet := cachetest.NewCaches(t, m, ns, 2, opts)
-					cachetest.SetStale(t, fleet[0], "k", "old", time.Second)
-					r := cachetest.Ask(t.Context(), fleet[0], "k", test.load)
-					switch {
-					case !kind.ifError:
-						r.WantOld(t, "the reader that begins it", time.Second, nil)
-					case test.want == cachetest.Answer{}:
-						if !errors.Is(r.Err, singlefill.ErrNotFound) || r.Err == singlefill.ErrNotFound || r.Info.Stale {
-							t.Errorf("got %+v, want the Loader's error", r)
-						}
-					default:
-						r.Want(t, "the caller that waits for it", test.want)
+			name := test.name + ", " + kind.name
+			cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				ns := redistest.Namespace(t)
+				opts := kind.opts()
+				test.set(opts)
+				fleet := cachetest.NewCaches(t, m, ns, 2, opts)
+				cachetest.SetStale(t, fleet[0], "k", "old", time.Second)
+				r := cachetest.Ask(t.Context(), fleet[0], "k", test.load)
+				switch {
+				case !kind.ifError:
+					r.WantOld(t, "the reader that begins it", time.Second, nil)
+				case test.want == cachetest.Answer{}:
+					if !errors.Is(r.Err, singlefill.ErrNotFound) || r.Err == singlefill.ErrNotFound || r.Info.Stale {
+						t.Errorf("got %+v, want the Loader's error", r)
 					}
-					synctest.Wait()
-					if s := fleet[0].Stats(); s.LoadErrors != 0 || s.StaleOnError != 0 {
-						t.Errorf("%+v, want no failure", s)
-					}
-					if test.kept {
-						cachetest.Ask(t.Context(), fleet[1], "k", cachetest.MustNotLoad[string](t)).Want(t, "remembered",
-							cachetest.Answer{Err: singlefill.ErrNotFound})
-						return
-					}
-					cachetest.WantStored(t, rdb, ns, "k", "")
-					if record, found := cachetest.Stored(t, rdb, ns+":{k}:lock"); found && test.want.Value != "" {
-						t.Errorf("the lock key holds %q, though nothing has failed", record)
-					}
-					cachetest.Ask(t.Context(), fleet[1], "k", cachetest.Gives("new")).WantFresh(t, "the next caller", "new")
-				})
+				default:
+					r.Want(t, "the caller that waits for it", test.want)
+				}
+				synctest.Wait()
+				if s := fleet[0].Stats(); s.LoadErrors != 0 || s.StaleOnError != 0 {
+					t.Errorf("%+v, want no failure", s)
+				}
+				if test.kept {
+					cachetest.Ask(t.Context(), fleet[1], "k", cachetest.MustNotLoad[string](t)).Want(t, "remembered",
+						cachetest.Answer{Err: singlefill.ErrNotFound})
+					return
+				}
+				cachetest.WantStored(t, rdb, ns, "k", "")
+				if record, found := cachetest.Stored(t, rdb, ns+":{k}:lock"); found && test.want.Value != "" {
+					t.Errorf("the lock key holds %q, though nothing has failed", record)
+				}
+				cachetest.Ask(t.Context(), fleet[1], "k", cachetest.Gives("new")).WantFresh(t, "the next caller", "new")
 			})
 		}
 	}
@@ -719,95 +640,53 @@ func TestRefresh_EmptiesTheKey(t *testing.T) {
 	}, "a value not to keep", "not found")
 }
 
-// Callers that miss during a refresh share it.
-func TestRefresh_SharedByMisses(t *testing.T) {
-	for _, test := range []struct {
-		name string
-		fail error
-	}{{"which succeeds", nil}, {"which fails", cachetest.ErrSource}} {
-		t.Run(test.name, func(t *testing.T) {
-			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-				fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 2, cachetest.StaleOptions(time.Minute, 0))
-				here, there := fleet[0], fleet[1]
-				src := cachetest.NewSource[string](t)
-				cachetest.SetStale(t, here, "k", "old", 50*time.Second)
-				cachetest.Ask(t.Context(), here, "k", src.Load).WantOld(t, "the reader that begins it", 50*time.Second, nil)
-				load := src.Next(t)
-				time.Sleep(10 * time.Second) // now the value cannot be served any more
-				var herd []<-chan cachetest.Answer
-				for range 20 {
-					herd = append(herd, cachetest.GoAsk(t.Context(), here, "k", src.Load))
-				}
-				elsewhere := cachetest.GoAsk(t.Context(), there, "k", src.Load)
-				time.Sleep(5 * time.Second)
-				herd = append(herd, cachetest.GoAsk(t.Context(), here, "k", src.Load))
-				synctest.Wait()
-				src.Want(t, 1)
-				if test.fail == nil {
-					load.Give("new")
-				} else {
-					load.Fail(test.fail)
-				}
-				for i, replies := range herd {
-					want := cachetest.Answer{Err: test.fail, Took: 5 * time.Second}
-					if test.fail == nil {
-						want.Value = "new"
-					}
-					if i == 20 {
-						want.Took = 0
-					}
-					cachetest.Receive(t, "a reply", replies).Want(t, "a caller that waited here", want)
-				}
-				r := cachetest.Receive(t, "a reply", elsewhere)
-				var remote *singlefill.RemoteError
-				if test.fail == nil && (r.Value != "new" || r.Err != nil) || test.fail != nil && !errors.As(r.Err, &remote) {
-					t.Errorf("the caller that waited elsewhere got %+v", r)
-				}
-				src.Want(t, 1)
-				if s := here.Stats(); s.Refreshes != 1 || s.Loads != 1 || s.Misses != 21 || s.Hits != 1 || s.Stale != 1 {
-					t.Errorf("%+v, want one refresh for them all", s)
-				}
-			})
-		})
-	}
-}
-
-// Readers of a value that vanishes share its refresh.
+// Readers of a value that vanishes share its refresh, in all processes.
 func TestRefresh_SharedWhenTheValueVanishes(t *testing.T) {
-	boom := errors.New("boom")
-	for kind := range refreshKinds {
-		for _, end := range []cachetest.Ending[string]{{Value: "v1", Err: nil}, {Value: "", Err: singlefill.ErrNotFound}, {Value: "", Err: boom}} {
-			t.Run(fmt.Sprint(kind, " ", end.Err), func(t *testing.T) {
-				cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-					r := beginRefresh(t, rdb, rdb, kind)
-					if n, err := rdb.Del(t.Context(), r.ns+":{k}").Result(); n != 1 || err != nil { // evicted, say
-						t.Fatal(n, err)
+	const wait = 5 * time.Second
+	tooOld := "stale, and too old when the refresh ends"
+	kinds := maps.Clone(cachetest.RefreshKinds)
+	kinds[tooOld] = func(payload string) entry.Entry {
+		return entry.Entry{FreshUntil: time.Now().Add(wait/2 - time.Hour), Payload: []byte(payload)}
+	}
+	for kind, old := range kinds {
+		for _, end := range []cachetest.Ending[string]{{Value: "v1"}, {Err: singlefill.ErrNotFound}, {Err: cachetest.ErrSource}} {
+			name := fmt.Sprint(kind, " ", end.Err)
+			cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				r := beginRefresh(t, rdb, rdb, old("v0"))
+				if n, err := rdb.Del(t.Context(), r.ns+":{k}").Result(); n != 1 || err != nil { // evicted, say
+					t.Fatal(n, err)
+				}
+				var herd []*cachetest.Call[string]
+				for range 20 {
+					herd = append(herd, cachetest.GoGet(t.Context(), r.Cache, "k", r.src.Load))
+					synctest.Wait() // it has found nothing, and waits
+				}
+				there := cachetest.GoGet(t.Context(), r.elsewhere, "k", r.src.Load)
+				time.Sleep(wait)
+				begun := time.Now()
+				r.load.Ends <- end
+				served := end.Err == cachetest.ErrSource && kind != tooOld // the old value: it has not been deleted
+				for _, a := range herd {
+					switch {
+					case served:
+						a.Want(t, "v0")
+					case end.Err != nil:
+						a.WantErr(t, end.Err)
+					default:
+						a.Want(t, end.Value)
 					}
-					var herd []*cachetest.Call[string]
-					for range 20 {
-						herd = append(herd, cachetest.GoGet(t.Context(), r.Cache, "k", r.src.Load))
-						synctest.Wait() // it has found nothing, and waits
-					}
-					begun := time.Now()
-					r.load.Ends <- end
-					for _, a := range herd {
-						switch {
-						case end.Err == boom: // the old value is served in its place: it has not been deleted
-							a.Want(t, "v0")
-						case end.Err != nil:
-							a.WantErr(t, end.Err)
-						default:
-							a.Want(t, end.Value)
-						}
-					}
-					cachetest.WantElapsed(t, "all have their answer", begun, 0)
-					_ = r.Close()
-					cachetest.WantUnlocked(t, rdb, r.ns, "k")
-					r.src.Want(t, 1)
-					if s := r.Stats(); s.Refreshes != 1 || s.Misses != 20 || end.Err == boom && s.StaleOnError != 20 && kind == "stale" {
-						t.Errorf("%+v, want one refresh and 20 misses", s)
-					}
-				})
+				}
+				cachetest.WantElapsed(t, "all have their answer", begun, 0)
+				var remote *singlefill.RemoteError
+				if v, err := there.Result(t); v != end.Value || err != end.Err && !errors.As(err, &remote) {
+					t.Errorf("the caller in another process got %q, %v", v, err)
+				}
+				_ = r.Close()
+				cachetest.WantUnlocked(t, rdb, r.ns, "k")
+				r.src.Want(t, 1)
+				if s := r.Stats(); s.Refreshes != 1 || s.Misses != 20 || served && s.StaleOnError != 20 && kind == "stale" {
+					t.Errorf("%+v, want one refresh and 20 misses", s)
+				}
 			})
 		}
 	}
@@ -899,7 +778,7 @@ func TestErrRecursive_Refresh(t *testing.T) {
 		t.Run(first, func(t *testing.T) {
 			t.Parallel()
 			p, ns, c, _, rdb := cachetest.Proxied(t, refreshOptions())
-			cachetest.PutEntry(t, rdb, ns, "k", refreshKinds["stale"](), time.Hour)
+			cachetest.PutEntry(t, rdb, ns, "k", cachetest.RefreshKinds["stale"]("v0"), time.Hour)
 			begun, asks, asked := make(chan struct{}), make(chan struct{}), make(chan struct{})
 			cachetest.GoGet(t.Context(), c, "k", func(ctx context.Context, key string) (string, error) {
 				v, err := c.GetOrLoad(ctx, key, cachetest.MustNotLoad[string](t))

@@ -2,7 +2,6 @@ package stale_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -83,20 +82,18 @@ func sourceOutage(t *testing.T, opts *singlefill.Options[string], retryAfter tim
 // Each read asks a source that is down if RetryAfter is off.
 func TestRetryAfter_Off(t *testing.T) {
 	for _, kind := range windowKinds {
-		t.Run(kind.name, func(t *testing.T) {
-			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-				opts := kind.opts()
-				opts.RetryAfter = -1
-				fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 2, opts)
-				cachetest.SetStale(t, fleet[0], "k", "old", 0)
-				src := &cachetest.TimedSource{Err: cachetest.ErrSource}
-				for n := range int64(10) {
-					if r := cachetest.Ask(t.Context(), fleet[n/2%2], "k", src.Load); r.Value != "old" || r.Err != nil {
-						t.Errorf("got %+v", r)
-					}
-					src.WantLoads(t, "one read more", n+1)
+		cachetest.RunInBubble(t, kind.name, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+			opts := kind.opts()
+			opts.RetryAfter = -1
+			fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 2, opts)
+			cachetest.SetStale(t, fleet[0], "k", "old", 0)
+			src := &cachetest.TimedSource{Err: cachetest.ErrSource}
+			for n := range int64(10) {
+				if r := cachetest.Ask(t.Context(), fleet[n/2%2], "k", src.Load); r.Value != "old" || r.Err != nil {
+					t.Errorf("got %+v", r)
 				}
-			})
+				src.WantLoads(t, "one read more", n+1)
+			}
 		})
 	}
 }
@@ -104,29 +101,27 @@ func TestRetryAfter_Off(t *testing.T) {
 // A process asks Redis once a second at most whether another one's RetryAfter is over.
 func TestRetryAfter_AskedOnceASecond(t *testing.T) {
 	for _, retryAfter := range []time.Duration{400 * time.Millisecond, 5 * time.Second} {
-		t.Run(retryAfter.String(), func(t *testing.T) {
-			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-				opts := cachetest.StaleOptions(time.Hour, 0)
-				opts.RetryAfter = retryAfter
-				fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 2, opts)
-				src := &cachetest.TimedSource{Err: cachetest.ErrSource}
-				cachetest.SetStale(t, fleet[0], "k", "old", 0)
-				for _, c := range fleet {
-					cachetest.Ask(t.Context(), c, "k", src.Load)
-					src.WantLoads(t, "the failure", 1)
-				}
-				rest := min(retryAfter, time.Second)
-				read := func() {
-					time.Sleep(rest / 4)
-					cachetest.Ask(t.Context(), fleet[1], "k", src.Load)
-				}
-				cachetest.WantCommands(t, m, "within a second", 3, 3, func() { read(); read(); read() })
-				src.WantLoads(t, "within a second", 1)
-				cachetest.WantCommands(t, m, "after that", 2, 100, read)
-				if rest == retryAfter {
-					src.WantLoads(t, "after RetryAfter", 2)
-				}
-			})
+		cachetest.RunInBubble(t, retryAfter.String(), func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+			opts := cachetest.StaleOptions(time.Hour, 0)
+			opts.RetryAfter = retryAfter
+			fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 2, opts)
+			src := &cachetest.TimedSource{Err: cachetest.ErrSource}
+			cachetest.SetStale(t, fleet[0], "k", "old", 0)
+			for _, c := range fleet {
+				cachetest.Ask(t.Context(), c, "k", src.Load)
+				src.WantLoads(t, "the failure", 1)
+			}
+			rest := min(retryAfter, time.Second)
+			read := func() {
+				time.Sleep(rest / 4)
+				cachetest.Ask(t.Context(), fleet[1], "k", src.Load)
+			}
+			cachetest.WantCommands(t, m, "within a second", 3, 3, func() { read(); read(); read() })
+			src.WantLoads(t, "within a second", 1)
+			cachetest.WantCommands(t, m, "after that", 2, 100, read)
+			if rest == retryAfter {
+				src.WantLoads(t, "after RetryAfter", 2)
+			}
 		})
 	}
 }
@@ -157,74 +152,48 @@ func TestRetryAfter_NothingToServe(t *testing.T) {
 	} {
 		for _, kind := range windowKinds {
 			for asker := range 2 {
-				t.Run(fmt.Sprintf("%s, %s, by %d", test.name, kind.name, asker), func(t *testing.T) {
-					cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-						ns := redistest.Namespace(t)
-						opts := kind.opts()
-						opts.RetryAfter = 2 * time.Minute // longer than LockTTL, and than the window
-						fleet := cachetest.NewCaches(t, m, ns, 2, opts)
-						cachetest.SetStale(t, fleet[0], "k", "old", 0)
-						src := &cachetest.TimedSource{Err: cachetest.ErrSource}
-						cachetest.Ask(t.Context(), fleet[0], "k", src.Load)
-						synctest.Wait()
-						time.Sleep(29 * time.Second)
-						for _, c := range fleet {
-							r := cachetest.Ask(t.Context(), c, "k", src.Load)
-							if kind.ifError {
-								r.WantRemote(t, "within RetryAfter", 29*time.Second, cachetest.ErrSource.Error())
-							} else {
-								r.WantOld(t, "within RetryAfter", 29*time.Second, nil)
-							}
+				name := fmt.Sprintf("%s, %s, by %d", test.name, kind.name, asker)
+				cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+					ns := redistest.Namespace(t)
+					opts := kind.opts()
+					opts.RetryAfter = 2 * time.Minute // longer than LockTTL, and than the window
+					fleet := cachetest.NewCaches(t, m, ns, 2, opts)
+					cachetest.SetStale(t, fleet[0], "k", "old", 0)
+					src := &cachetest.TimedSource{Err: cachetest.ErrSource}
+					cachetest.Ask(t.Context(), fleet[0], "k", src.Load)
+					synctest.Wait()
+					time.Sleep(29 * time.Second)
+					for _, c := range fleet {
+						r := cachetest.Ask(t.Context(), c, "k", src.Load)
+						if kind.ifError {
+							r.WantRemote(t, "within RetryAfter", 29*time.Second, cachetest.ErrSource.Error())
+						} else {
+							r.WantOld(t, "within RetryAfter", 29*time.Second, nil)
 						}
-						src.WantLoads(t, "within RetryAfter", 1)
+					}
+					src.WantLoads(t, "within RetryAfter", 1)
 
-						redistest.Must(t, test.act(t.Context(), fleet[0], rdb, ns))
-						src.Value, src.Err = "new", nil
-						r := cachetest.Ask(t.Context(), fleet[asker], "k", src.Load)
-						switch {
-						case test.want == "set":
-							r.WantFresh(t, "set", "set")
-							if record, found := cachetest.Stored(t, rdb, ns+":{k}:lock"); found {
-								t.Errorf("the lock key holds %q", record)
-							}
-							return
-						case test.want == "old" && !kind.ifError:
-							r.WantOld(t, "expired", 29*time.Second, nil)
-						default:
-							r.WantFresh(t, "gone or to be loaded first", "new")
+					redistest.Must(t, test.act(t.Context(), fleet[0], rdb, ns))
+					src.Value, src.Err = "new", nil
+					r := cachetest.Ask(t.Context(), fleet[asker], "k", src.Load)
+					switch {
+					case test.want == "set":
+						r.WantFresh(t, "set", "set")
+						if record, found := cachetest.Stored(t, rdb, ns+":{k}:lock"); found {
+							t.Errorf("the lock key holds %q", record)
 						}
-						src.WantLoads(t, "at once", 2)
-						cachetest.WantStored(t, rdb, ns, "k", "new")
-					})
+						return
+					case test.want == "old" && !kind.ifError:
+						r.WantOld(t, "expired", 29*time.Second, nil)
+					default:
+						r.WantFresh(t, "gone or to be loaded first", "new")
+					}
+					src.WantLoads(t, "at once", 2)
+					cachetest.WantStored(t, rdb, ns, "k", "new")
 				})
 			}
 		}
 	}
-}
-
-// A call after a Delete or Expire loads at once, although RetryAfter is not over.
-func TestRetryAfter_KeyChanges(t *testing.T) {
-	t.Parallel()
-	refreshEach(t, func(t *testing.T, how string, r *refreshing, rdb, look redis.UniversalClient) {
-		r.load.Fail(errors.New("boom"))
-		redistest.Await(t, "the refresh is over", func() bool { return r.Stats().LoadErrors == 1 })
-		for _, c := range []*singlefill.Cache[string]{r.Cache, r.elsewhere} {
-			cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).Want(t, "v0") // RetryAfter is an hour
-		}
-		supersede(t, r.Cache, how)
-		cachetest.AwaitSeen(t, rdb, look, r.ns, "k")
-		again := cachetest.GoGet(t.Context(), r.Cache, "k", r.src.Load)
-		if how == "Expire" {
-			again.Want(t, "v0")
-		}
-		r.src.Next(t).Give("v2")
-		if how == "Delete" {
-			again.Want(t, "v2")
-		}
-		_ = r.Close()
-		cachetest.WantStored(t, look, r.ns, "k", "v2")
-		r.src.Want(t, 2)
-	}, "Delete", "Expire") // after a Set no load is needed
 }
 
 // A load that fails with ErrClosed starts no RetryAfter.
@@ -232,22 +201,20 @@ func TestRetryAfter_KeyChanges(t *testing.T) {
 // The closed cache may be another one, and closed in this process only.
 func TestRetryAfter_ClosedCache(t *testing.T) {
 	for _, kind := range windowKinds {
-		t.Run(kind.name, func(t *testing.T) {
-			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 2, kind.opts())
-				cachetest.SetStale(t, fleet[0], "k", "old", 0)
-				var reason error
-				if kind.ifError {
-					reason = singlefill.ErrClosed
-				}
-				src := &cachetest.TimedSource{Err: singlefill.ErrClosed}
-				cachetest.Ask(t.Context(), fleet[0], "k", src.Load).WantOld(t, "here", 0, reason)
-				src.WantLoads(t, "here", 1)
-				src.Value, src.Err = "new", nil
-				cachetest.Ask(t.Context(), fleet[1], "k", src.Load)
-				src.WantLoads(t, "there", 2)
-				cachetest.Ask(t.Context(), fleet[1], "k", src.Load).WantFresh(t, "there", "new")
-			})
+		cachetest.RunInBubble(t, kind.name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 2, kind.opts())
+			cachetest.SetStale(t, fleet[0], "k", "old", 0)
+			var reason error
+			if kind.ifError {
+				reason = singlefill.ErrClosed
+			}
+			src := &cachetest.TimedSource{Err: singlefill.ErrClosed}
+			cachetest.Ask(t.Context(), fleet[0], "k", src.Load).WantOld(t, "here", 0, reason)
+			src.WantLoads(t, "here", 1)
+			src.Value, src.Err = "new", nil
+			cachetest.Ask(t.Context(), fleet[1], "k", src.Load)
+			src.WantLoads(t, "there", 2)
+			cachetest.Ask(t.Context(), fleet[1], "k", src.Load).WantFresh(t, "there", "new")
 		})
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"math"
 	"runtime"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -65,50 +64,49 @@ func TestStale_WindowsToTheMillisecond(t *testing.T) {
 		{"a millisecond each", tick, 2 * tick},
 	} {
 		for _, prolonged := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, prolonged %t", w.name, prolonged), func(t *testing.T) {
-				cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-					ns := redistest.Namespace(t)
-					c := cachetest.NewCacheIn(t, rdb, ns, cachetest.StaleOptions(w.swr, w.sie))
-					probes := []time.Duration{-tick, 0, w.swr - tick, w.swr, w.sie - tick, w.sie, 3 * minute}
-					slices.Sort(probes)
-					probes = slices.Compact(probes)
-					begun := time.Now()
-					for _, late := range probes {
-						key := late.String()
-						redistest.Must(t, c.Set(t.Context(), key, "old"))
-						if kept := m.TTL(ns + ":{" + key + "}"); kept != cachetest.StaleLife+max(w.swr, w.sie) {
-							t.Errorf("Redis keeps it for %v", kept)
-						}
-						if prolonged {
-							m.SetTTL(ns+":{"+key+"}", 24*time.Hour)
-						}
+			name := fmt.Sprintf("%s, prolonged %t", w.name, prolonged)
+			cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				ns := redistest.Namespace(t)
+				c := cachetest.NewCacheIn(t, rdb, ns, cachetest.StaleOptions(w.swr, w.sie))
+				probes := []time.Duration{-tick, 0, w.swr - tick, w.swr, w.sie - tick, w.sie, 3 * minute}
+				slices.Sort(probes)
+				probes = slices.Compact(probes)
+				begun := time.Now()
+				for _, late := range probes {
+					key := late.String()
+					redistest.Must(t, c.Set(t.Context(), key, "old"))
+					if kept := m.TTL(ns + ":{" + key + "}"); kept != cachetest.StaleLife+max(w.swr, w.sie) {
+						t.Errorf("Redis keeps it for %v", kept)
 					}
-					for _, late := range probes {
-						time.Sleep(time.Until(begun.Add(cachetest.StaleLife + late)))
-						src := &cachetest.TimedSource{Err: cachetest.ErrSource}
-						v, err := c.Get(t.Context(), late.String())
-						r := cachetest.Ask(t.Context(), c, late.String(), src.Load)
-						switch {
-						case late < 0:
-							r.Want(t, "fresh", cachetest.Answer{Value: "old", Info: singlefill.ValueInfo{Age: cachetest.StaleLife + late}})
-							src.WantLoads(t, "fresh", 0)
-						case late < w.swr:
-							r.WantOld(t, "within StaleWhileRevalidate: "+late.String(), late, nil)
-							src.WantLoads(t, "a refresh", 1)
-						case late < w.sie:
-							r.WantOld(t, "within StaleIfError: "+late.String(), late, cachetest.ErrSource)
-							src.WantLoads(t, "within StaleIfError", 1)
-						default:
-							r.Want(t, "too old: "+late.String(), cachetest.Answer{Err: cachetest.ErrSource})
-							src.WantLoads(t, "too old", 1)
-						}
-						if late < 0 || late < w.swr {
-							cachetest.WantValue(t, v, err, "old")
-						} else if err != singlefill.ErrMiss {
-							t.Errorf("Get %v late: %q, %v; want ErrMiss", late, v, err)
-						}
+					if prolonged {
+						m.SetTTL(ns+":{"+key+"}", 24*time.Hour)
 					}
-				})
+				}
+				for _, late := range probes {
+					time.Sleep(time.Until(begun.Add(cachetest.StaleLife + late)))
+					src := &cachetest.TimedSource{Err: cachetest.ErrSource}
+					v, err := c.Get(t.Context(), late.String())
+					r := cachetest.Ask(t.Context(), c, late.String(), src.Load)
+					switch {
+					case late < 0:
+						r.Want(t, "fresh", cachetest.Answer{Value: "old", Info: singlefill.ValueInfo{Age: cachetest.StaleLife + late}})
+						src.WantLoads(t, "fresh", 0)
+					case late < w.swr:
+						r.WantOld(t, "within StaleWhileRevalidate: "+late.String(), late, nil)
+						src.WantLoads(t, "a refresh", 1)
+					case late < w.sie:
+						r.WantOld(t, "within StaleIfError: "+late.String(), late, cachetest.ErrSource)
+						src.WantLoads(t, "within StaleIfError", 1)
+					default:
+						r.Want(t, "too old: "+late.String(), cachetest.Answer{Err: cachetest.ErrSource})
+						src.WantLoads(t, "too old", 1)
+					}
+					if late < 0 || late < w.swr {
+						cachetest.WantValue(t, v, err, "old")
+					} else if err != singlefill.ErrMiss {
+						t.Errorf("Get %v late: %q, %v; want ErrMiss", late, v, err)
+					}
+				}
 			})
 		}
 	}
@@ -127,19 +125,6 @@ func TestStale_WindowsFollowEachLife(t *testing.T) {
 		}
 		opts.Jitter = 0.5
 		c := cachetest.NewCacheIn(t, rdb, ns, opts)
-		const keys = 200
-		lives := make(map[time.Duration]bool)
-		for i := range keys {
-			key := fmt.Sprint(i)
-			cachetest.Ask(t.Context(), c, key, cachetest.Gives("old"))
-			life := m.TTL(ns+":{"+key+"}") - 2*time.Minute
-			if lives[life] = true; life <= cachetest.StaleLife/2 || life > cachetest.StaleLife {
-				t.Errorf("a life of %v, want from half an hour to an hour", life)
-			}
-		}
-		if len(lives) < keys/2 {
-			t.Errorf("%d keys have only %d different lives", keys, len(lives))
-		}
 		for _, key := range []string{"own life", "k"} {
 			cachetest.Ask(t.Context(), c, key, cachetest.Gives("old"))
 			life := m.TTL(ns+":{"+key+"}") - 2*time.Minute
@@ -205,30 +190,28 @@ func TestStale_TTLInRedis(t *testing.T) {
 // A stale ErrNotFound is served and refreshed like a value.
 func TestStale_NotFound(t *testing.T) {
 	for _, kind := range windowKinds {
-		t.Run(kind.name, func(t *testing.T) {
-			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				opts := kind.opts()
-				opts.RetryAfter = -1
-				c := cachetest.NewCache(t, rdb, opts)
-				cachetest.Ask(t.Context(), c, "k", cachetest.Fails[string](singlefill.ErrNotFound)).Want(t, "loaded", cachetest.Answer{Err: singlefill.ErrNotFound})
-				time.Sleep(time.Minute)
-				want := cachetest.Answer{Err: singlefill.ErrNotFound, Info: singlefill.ValueInfo{Stale: true, Age: time.Minute}}
-				if kind.ifError {
-					want.Info.Err = cachetest.ErrSource
-				} else if _, err := c.Get(t.Context(), "k"); err != singlefill.ErrNotFound {
-					t.Errorf("Get: %v", err)
-				}
-				cachetest.Ask(t.Context(), c, "k", cachetest.Fails[string](cachetest.ErrSource)).Want(t, "the load fails", want)
-				synctest.Wait()
-				r := cachetest.Ask(t.Context(), c, "k", cachetest.Gives("appeared"))
-				if kind.ifError {
-					r.WantFresh(t, "the load succeeds", "appeared")
-				} else {
-					r.Want(t, "a refresh", want)
-				}
-				synctest.Wait()
-				cachetest.Ask(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).WantFresh(t, "refreshed", "appeared")
-			})
+		cachetest.RunInBubble(t, kind.name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			opts := kind.opts()
+			opts.RetryAfter = -1
+			c := cachetest.NewCache(t, rdb, opts)
+			cachetest.Ask(t.Context(), c, "k", cachetest.Fails[string](singlefill.ErrNotFound)).Want(t, "loaded", cachetest.Answer{Err: singlefill.ErrNotFound})
+			time.Sleep(time.Minute)
+			want := cachetest.Answer{Err: singlefill.ErrNotFound, Info: singlefill.ValueInfo{Stale: true, Age: time.Minute}}
+			if kind.ifError {
+				want.Info.Err = cachetest.ErrSource
+			} else if _, err := c.Get(t.Context(), "k"); err != singlefill.ErrNotFound {
+				t.Errorf("Get: %v", err)
+			}
+			cachetest.Ask(t.Context(), c, "k", cachetest.Fails[string](cachetest.ErrSource)).Want(t, "the load fails", want)
+			synctest.Wait()
+			r := cachetest.Ask(t.Context(), c, "k", cachetest.Gives("appeared"))
+			if kind.ifError {
+				r.WantFresh(t, "the load succeeds", "appeared")
+			} else {
+				r.Want(t, "a refresh", want)
+			}
+			synctest.Wait()
+			cachetest.Ask(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).WantFresh(t, "refreshed", "appeared")
 		})
 	}
 }
@@ -265,32 +248,30 @@ func testEmptyServedStale[T any](t *testing.T, c *singlefill.Cache[T], empty T) 
 // A stale value that cannot be decoded is a miss.
 func TestStale_ValueThatCannotBeDecoded(t *testing.T) {
 	for _, kind := range windowKinds {
-		t.Run(kind.name, func(t *testing.T) {
-			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				ns := redistest.Namespace(t)
-				opts := kind.opts()
-				opts.Codec = nil // MsgPack
-				c := cachetest.NewCacheIn(t, rdb, ns, opts)
-				data, err := entry.Entry{FreshUntil: time.Now(), WrittenAt: time.Now(), Payload: []byte{0xc1}}.Encode()
-				redistest.Must(t, err)
-				redistest.Must(t, rdb.Set(t.Context(), ns+":{k}", data, time.Minute).Err())
-				src := &cachetest.TimedSource{Err: cachetest.ErrSource, Takes: time.Second}
-				for n := range int64(2) { // no RetryAfter: there is nothing to serve
-					cachetest.Ask(t.Context(), c, "k", src.Load).Want(t, "the load fails",
-						cachetest.Answer{Err: cachetest.ErrSource, Took: src.Takes})
-					src.WantLoads(t, "nothing to serve", n+1)
-				}
-				ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-				defer cancel()
-				cachetest.Ask(ctx, c, "k", src.Load).Want(t, "a deadline",
-					cachetest.Answer{Err: context.DeadlineExceeded, Took: time.Millisecond})
-				time.Sleep(src.Takes)
-				synctest.Wait()
-				cachetest.Ask(t.Context(), c, "k", cachetest.Gives("new")).WantFresh(t, "the load succeeds", "new")
-				if s := c.Stats(); s.BadValues != 4 || s.Stale != 0 || s.Refreshes != 0 || s.Misses != 3 {
-					t.Errorf("%+v, want four bad values, and three calls answered by a load", s)
-				}
-			})
+		cachetest.RunInBubble(t, kind.name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			ns := redistest.Namespace(t)
+			opts := kind.opts()
+			opts.Codec = nil // MsgPack
+			c := cachetest.NewCacheIn(t, rdb, ns, opts)
+			data, err := entry.Entry{FreshUntil: time.Now(), WrittenAt: time.Now(), Payload: []byte{0xc1}}.Encode()
+			redistest.Must(t, err)
+			redistest.Must(t, rdb.Set(t.Context(), ns+":{k}", data, time.Minute).Err())
+			src := &cachetest.TimedSource{Err: cachetest.ErrSource, Takes: time.Second}
+			for n := range int64(2) { // no RetryAfter: there is nothing to serve
+				cachetest.Ask(t.Context(), c, "k", src.Load).Want(t, "the load fails",
+					cachetest.Answer{Err: cachetest.ErrSource, Took: src.Takes})
+				src.WantLoads(t, "nothing to serve", n+1)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			defer cancel()
+			cachetest.Ask(ctx, c, "k", src.Load).Want(t, "a deadline",
+				cachetest.Answer{Err: context.DeadlineExceeded, Took: time.Millisecond})
+			time.Sleep(src.Takes)
+			synctest.Wait()
+			cachetest.Ask(t.Context(), c, "k", cachetest.Gives("new")).WantFresh(t, "the load succeeds", "new")
+			if s := c.Stats(); s.BadValues != 4 || s.Stale != 0 || s.Refreshes != 0 || s.Misses != 3 {
+				t.Errorf("%+v, want four bad values, and three calls answered by a load", s)
+			}
 		})
 	}
 }
@@ -299,29 +280,28 @@ func TestStale_ValueThatCannotBeDecoded(t *testing.T) {
 func TestDelete_StaleValue(t *testing.T) {
 	for _, kind := range windowKinds {
 		for _, fail := range []error{nil, cachetest.ErrSource} {
-			t.Run(fmt.Sprintf("%s, the load fails: %v", kind.name, fail), func(t *testing.T) {
-				cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-					fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 2, kind.opts())
-					here, there := fleet[0], fleet[1]
-					src := cachetest.NewSource[string](t)
-					cachetest.SetStale(t, here, "k", "old", 0)
-					first := cachetest.GoAsk(t.Context(), here, "k", src.Load)
-					load := src.Next(t)
-					redistest.Must(t, there.Delete(t.Context(), "k"))
-					ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
-					defer cancel()
-					// This process looks at its lock after 10 ms, and does not know of the Delete before.
-					cachetest.Ask(ctx, here, "k", cachetest.Gives("new")).Want(t, "a later caller that leaves", cachetest.Answer{
-						Err: context.DeadlineExceeded, Took: 5 * time.Millisecond,
-					})
-					later := cachetest.GoAsk(t.Context(), here, "k", cachetest.Gives("new"))
-					synctest.Wait()
-					load.Ends <- cachetest.Ending[string]{Value: "older", Err: fail}
-					cachetest.Receive(t, "a reply", later).WantFresh(t, "a later caller that stays", "new")
-					if r := cachetest.Receive(t, "a reply", first); r.Err != nil || r.Value == "new" {
-						t.Errorf("the caller before it got %+v", r)
-					}
+			name := fmt.Sprintf("%s, the load fails: %v", kind.name, fail)
+			cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+				fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 2, kind.opts())
+				here, there := fleet[0], fleet[1]
+				src := cachetest.NewSource[string](t)
+				cachetest.SetStale(t, here, "k", "old", 0)
+				first := cachetest.GoAsk(t.Context(), here, "k", src.Load)
+				load := src.Next(t)
+				redistest.Must(t, there.Delete(t.Context(), "k"))
+				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+				defer cancel()
+				// This process looks at its lock after 10 ms, and does not know of the Delete before.
+				cachetest.Ask(ctx, here, "k", cachetest.Gives("new")).Want(t, "a later caller that leaves", cachetest.Answer{
+					Err: context.DeadlineExceeded, Took: 5 * time.Millisecond,
 				})
+				later := cachetest.GoAsk(t.Context(), here, "k", cachetest.Gives("new"))
+				synctest.Wait()
+				load.Ends <- cachetest.Ending[string]{Value: "older", Err: fail}
+				cachetest.Receive(t, "a reply", later).WantFresh(t, "a later caller that stays", "new")
+				if r := cachetest.Receive(t, "a reply", first); r.Err != nil || r.Value == "new" {
+					t.Errorf("the caller before it got %+v", r)
+				}
 			})
 		}
 	}
@@ -382,65 +362,41 @@ func TestStaleIfError_EveryFailure(t *testing.T) {
 			is: func(err error) bool { return err == context.DeadlineExceeded },
 		},
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-				var e cachetest.Events
-				ns := redistest.Namespace(t)
-				opts := cachetest.StaleOptions(0, 5*time.Minute)
-				there := cachetest.NewCaches(t, m, ns, 1, opts)[0]
-				opts.Trace = &singlefill.Trace{Stale: staleTrace(&e).Stale, Miss: e.Trace().Miss, Hit: e.Trace().Hit}
-				here := cachetest.NewCaches(t, m, ns, 1, opts)[0]
-				cachetest.SetStale(t, there, "k", "old", late)
-				ctx := t.Context()
-				if test.load == nil {
-					elsewhere(t, there, test.elsewhere)
-					test.load = cachetest.MustNotLoad[string](t)
-				}
-				if test.deadline > 0 {
-					var cancel context.CancelFunc
-					ctx, cancel = context.WithTimeout(ctx, test.deadline)
-					defer cancel()
-				}
-				r := cachetest.Ask(ctx, here, "k", test.load)
-				if !test.is(r.Info.Err) {
-					t.Errorf("the reason is %v", r.Info.Err)
-				}
-				if over := r.Took + test.took; test.took < 0 && over >= 0 && over < 320*time.Millisecond {
-					test.took = r.Took
-				}
-				r.Want(t, "the call", cachetest.Answer{
-					Value: "old", Info: singlefill.ValueInfo{Stale: true, Age: cachetest.StaleLife + late + test.took, Err: r.Info.Err}, Took: test.took,
-				})
-				e.Want(t, "the call", "miss k", fmt.Sprintf("stale k true, %v old, %v", r.Info.Age, r.Info.Err))
-				if s := here.Stats(); s.Stale != 1 || s.StaleOnError != 1 || s.Misses != 1 || s.Hits != 0 || s.Refreshes != 0 {
-					t.Errorf("%+v, want one stale value because of an error", s)
-				}
-				time.Sleep(time.Hour) // the load that was left behind is over
+		cachetest.RunInBubble(t, test.name, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+			var e cachetest.Events
+			ns := redistest.Namespace(t)
+			opts := cachetest.StaleOptions(0, 5*time.Minute)
+			there := cachetest.NewCaches(t, m, ns, 1, opts)[0]
+			opts.Trace = &singlefill.Trace{Stale: staleTrace(&e).Stale, Miss: e.Trace().Miss, Hit: e.Trace().Hit}
+			here := cachetest.NewCaches(t, m, ns, 1, opts)[0]
+			cachetest.SetStale(t, there, "k", "old", late)
+			ctx := t.Context()
+			if test.load == nil {
+				elsewhere(t, there, test.elsewhere)
+				test.load = cachetest.MustNotLoad[string](t)
+			}
+			if test.deadline > 0 {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, test.deadline)
+				defer cancel()
+			}
+			r := cachetest.Ask(ctx, here, "k", test.load)
+			if !test.is(r.Info.Err) {
+				t.Errorf("the reason is %v", r.Info.Err)
+			}
+			if over := r.Took + test.took; test.took < 0 && over >= 0 && over < 320*time.Millisecond {
+				test.took = r.Took
+			}
+			r.Want(t, "the call", cachetest.Answer{
+				Value: "old", Info: singlefill.ValueInfo{Stale: true, Age: cachetest.StaleLife + late + test.took, Err: r.Info.Err}, Took: test.took,
 			})
+			e.Want(t, "the call", "miss k", fmt.Sprintf("stale k true, %v old, %v", r.Info.Age, r.Info.Err))
+			if s := here.Stats(); s.Stale != 1 || s.StaleOnError != 1 || s.Misses != 1 || s.Hits != 0 || s.Refreshes != 0 {
+				t.Errorf("%+v, want one stale value because of an error", s)
+			}
+			time.Sleep(time.Hour) // the load that was left behind is over
 		})
 	}
-}
-
-// A caller that waits for a refresh gets the stale value if the refresh fails.
-//
-// The refresh began within StaleWhileRevalidate and runs on into the time when callers wait for it.
-func TestStaleIfError_FailedRefresh(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := cachetest.NewCache(t, rdb, cachetest.StaleOptions(time.Minute, time.Hour))
-		src := cachetest.NewSource[string](t)
-		cachetest.SetStale(t, c, "k", "old", 59*time.Second)
-		cachetest.Ask(t.Context(), c, "k", src.Load).WantOld(t, "the reader that begins it", 59*time.Second, nil)
-		load := src.Next(t)
-		time.Sleep(time.Second)
-		waits := cachetest.GoAsk(t.Context(), c, "k", src.Load)
-		time.Sleep(10 * time.Second)
-		load.Fail(cachetest.ErrSource)
-		cachetest.Receive(t, "a reply", waits).Want(t, "the caller that waits", cachetest.Answer{
-			Value: "old", Took: 10 * time.Second,
-			Info: singlefill.ValueInfo{Stale: true, Age: cachetest.StaleLife + 70*time.Second, Err: cachetest.ErrSource},
-		})
-		src.Want(t, 1)
-	})
 }
 
 // A value that was fresh when its refresh began is stale when it is served for the refresh's
@@ -459,20 +415,6 @@ func TestStaleIfError_FreshAtTheBeginning(t *testing.T) {
 		}
 		if s := c.Stats(); s.StaleOnError != 1 || s.Stale != 1 {
 			t.Errorf("%d stale, %d of them on an error, want 1 and 1", s.Stale, s.StaleOnError)
-		}
-	})
-}
-
-// A RemoteError does not say that another process failed: within RetryAfter it may be an earlier
-// failure of this one.
-func TestStaleIfError_EarlierFailureHere(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := cachetest.OldCache(t, rdb, singlefill.Options[string]{StaleIfError: time.Minute}, "old", time.Second)
-		<-cachetest.GoAsk(t.Context(), c, "k", cachetest.Fails[string](cachetest.ErrSource))
-		a := <-cachetest.GoAsk(t.Context(), c, "k", cachetest.MustNotLoad[string](t)) // within RetryAfter
-		var remote *singlefill.RemoteError
-		if !errors.As(a.Info.Err, &remote) || remote.Message != cachetest.ErrSource.Error() || strings.Contains(a.Info.Err.Error(), "process") {
-			t.Errorf("the old value is served because of %v", a.Info.Err)
 		}
 	})
 }
@@ -539,19 +481,26 @@ func TestStaleIfError_CallersOwnTheirValues(t *testing.T) {
 	})
 }
 
-// A caller that waits for a refresh does not share the stale value with the reader that began the
-// refresh.
-func TestStaleIfError_ValueIsCopied(t *testing.T) {
+// A caller that waits for a refresh gets the stale value if the refresh fails, and a copy of its own: it
+// does not share the value with the reader that began the refresh.
+//
+// The refresh began within StaleWhileRevalidate and runs on into the time when callers wait for it.
+func TestStaleIfError_FailedRefresh(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		value := map[string]int{"a": 1}
-		c := cachetest.OldCache(t, rdb, singlefill.Options[map[string]int]{StaleWhileRevalidate: time.Second, StaleIfError: time.Minute}, value, 900*time.Millisecond)
-		reader, _, err := c.GetOrLoadInfo(t.Context(), "k",
-			cachetest.Takes(time.Second, value, cachetest.ErrSource)) // begins the refresh
-		redistest.Must(t, err)
+		opts := singlefill.Options[map[string]int]{StaleWhileRevalidate: time.Second, StaleIfError: time.Minute}
+		c := cachetest.OldCache(t, rdb, opts, value, 900*time.Millisecond)
+		reader, info, err := c.GetOrLoadInfo(t.Context(), "k", cachetest.Takes(time.Second, value, cachetest.ErrSource))
+		if err != nil || info != (singlefill.ValueInfo{Stale: true, Age: 1900 * time.Millisecond}) {
+			t.Fatalf("the reader that begins it got %v, %+v, %v", reader, info, err)
+		}
 		time.Sleep(200 * time.Millisecond)
-		waiter, info, err := c.GetOrLoadInfo(t.Context(), "k", cachetest.MustNotLoad[map[string]int](t)) // waits for it
-		if err != nil || info.Err != cachetest.ErrSource {
-			t.Fatalf("got %v, %+v, %v", waiter, info, err)
+		begun := time.Now()
+		waiter, info, err := c.GetOrLoadInfo(t.Context(), "k", cachetest.MustNotLoad[map[string]int](t))
+		cachetest.WantElapsed(t, "the caller that waits has its answer", begun, 800*time.Millisecond)
+		want := singlefill.ValueInfo{Stale: true, Age: 2900 * time.Millisecond, Err: cachetest.ErrSource}
+		if err != nil || info != want {
+			t.Fatalf("the caller that waits got %v, %+v, %v, want %+v", waiter, info, err, want)
 		}
 		reader["a"] = 2
 		if !maps.Equal(waiter, value) {
@@ -578,33 +527,9 @@ func TestStaleIfError_CancelledCaller(t *testing.T) {
 	})
 }
 
-// Callers get the stale value at their deadline, and the load goes on.
+// Callers that wait for a load, here or in another process, get the stale value at their deadline, and
+// the load goes on.
 func TestStaleIfError_Deadline(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 2, cachetest.StaleOptions(0, time.Minute))
-		src := cachetest.NewSource[string](t)
-		cachetest.SetStale(t, fleet[0], "k", "old", 0)
-		lived := time.Now()
-		staleHerd(t, "the caller that began it", fleet[0], src.Load, 1, lived)
-		load := src.Next(t)
-		for range 5 {
-			staleHerd(t, "callers that wait for another process", fleet[1], src.Load, 20, lived)
-		}
-		time.Sleep(time.Until(lived.Add(10 * time.Second)))
-		load.Give("new")
-		synctest.Wait()
-		for _, c := range fleet {
-			cachetest.Ask(t.Context(), c, "k", src.Load).WantFresh(t, "the load is over", "new")
-			if s := c.Stats(); s.Stale != s.StaleOnError || s.Stale < 1 {
-				t.Errorf("%+v, want each stale value counted", s)
-			}
-		}
-		src.Want(t, 1)
-	})
-}
-
-// A caller that joins a running load gets the stale value at its deadline.
-func TestStaleIfError_DeadlineOfAJoiner(t *testing.T) {
 	for _, test := range []struct {
 		name     string
 		swr, sie time.Duration
@@ -613,76 +538,31 @@ func TestStaleIfError_DeadlineOfAJoiner(t *testing.T) {
 		{"for a load", 0, time.Minute, 0},
 		{"for a refresh begun behind a stale value", time.Minute, time.Hour, time.Minute - time.Second},
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				c := cachetest.NewCache(t, rdb, cachetest.StaleOptions(test.swr, test.sie))
-				src := cachetest.NewSource[string](t)
-				cachetest.SetStale(t, c, "k", "old", 0)
-				lived := time.Now()
-				time.Sleep(test.late)
-				cachetest.GoGet(t.Context(), c, "k", src.Load)
-				src.Next(t)
-				time.Sleep(time.Second)
-				staleHerd(t, "while it runs", c, src.Load, 20, lived)
-				src.Want(t, 1)
-			})
+		cachetest.RunInBubble(t, test.name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 2, cachetest.StaleOptions(test.swr, test.sie))
+			src := cachetest.NewSource[string](t)
+			cachetest.SetStale(t, fleet[0], "k", "old", 0)
+			lived := time.Now()
+			time.Sleep(test.late)
+			cachetest.GoGet(t.Context(), fleet[0], "k", src.Load)
+			load := src.Next(t)
+			time.Sleep(time.Second)
+			for range 5 {
+				for _, c := range fleet {
+					staleHerd(t, "while it runs", c, src.Load, 20, lived)
+				}
+			}
+			load.Give("new")
+			synctest.Wait()
+			for _, c := range fleet {
+				cachetest.Ask(t.Context(), c, "k", src.Load).WantFresh(t, "the load is over", "new")
+				if s := c.Stats(); s.StaleOnError != 100 {
+					t.Errorf("%+v, want each stale value counted", s)
+				}
+			}
+			src.Want(t, 1)
 		})
 	}
-}
-
-// All callers of a load that hangs get the stale value at their deadlines.
-//
-// The first one knows the value from its own read. The others learn only later that it has not been
-// deleted.
-func TestStaleIfError_HangingLoad(t *testing.T) {
-	hangs := cachetest.Takes(20*time.Second, "new", nil)
-	for name, test := range map[string]struct {
-		opts singlefill.Options[string]
-		late time.Duration
-	}{
-		"a load":    {singlefill.Options[string]{StaleIfError: time.Minute}, time.Second},
-		"a refresh": {singlefill.Options[string]{StaleWhileRevalidate: time.Second, StaleIfError: time.Minute}, 900 * time.Millisecond},
-	} {
-		t.Run(name, func(t *testing.T) {
-			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				c := cachetest.OldCache(t, rdb, test.opts, "old", test.late)
-				read := func() <-chan cachetest.Answer {
-					ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-					t.Cleanup(cancel)
-					return cachetest.GoAsk(ctx, c, "k", hangs)
-				}
-				first := read()
-				time.Sleep(200 * time.Millisecond)
-				second, third := read(), read()
-				for i, answers := range []<-chan cachetest.Answer{first, second, third} {
-					a := <-answers
-					if a.Value != "old" || a.Err != nil || !a.Info.Stale {
-						t.Errorf("caller %d is answered %+v", i, a)
-					}
-				}
-				if n := c.Stats().Loads; n != 1 {
-					t.Errorf("%d loads, want 1", n)
-				}
-			})
-		})
-	}
-}
-
-// A caller without a stale value gets its context's error at its deadline, and the load goes on.
-func TestStaleIfError_DeadlineWithoutAValue(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := cachetest.NewCache(t, rdb, cachetest.StaleOptions(time.Minute, time.Hour))
-		src := &cachetest.TimedSource{Takes: time.Second, Value: "v"}
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		defer cancel()
-		cachetest.Ask(ctx, c, "k", src.Load).Want(t, "impatient",
-			cachetest.Answer{Err: context.DeadlineExceeded, Took: 100 * time.Millisecond})
-		cachetest.Ask(t.Context(), c, "k", src.Load).Want(t, "patient",
-			cachetest.Answer{Value: "v", Took: 900 * time.Millisecond})
-		src.WantLoads(t, "the deadline of one", 1)
-		synctest.Wait()
-		cachetest.Ask(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).WantFresh(t, "the background result", "v")
-	})
 }
 
 // staleHerd asks n times at once, with a deadline of a second each, and wants the old value, whose
@@ -712,30 +592,29 @@ func TestStaleIfError_LoadPastTheWindow(t *testing.T) {
 		ends time.Duration // the load, or the caller's patience, before the window's end
 	}{{"just before the end", tick}, {"at the end", 0}, {"after the end", -time.Second}} {
 		for _, deadline := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, deadline %t", test.name, deadline), func(t *testing.T) {
-				cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-					ns := redistest.Namespace(t)
-					c := cachetest.NewCacheIn(t, rdb, ns, cachetest.StaleOptions(0, time.Minute))
-					cachetest.SetStale(t, c, "k", "old", time.Minute-left)
-					m.SetTTL(ns+":{k}", 24*time.Hour)
-					src := &cachetest.TimedSource{Takes: left - test.ends, Err: cachetest.ErrSource}
-					failure, ctx := cachetest.ErrSource, t.Context()
-					if deadline {
-						var cancel context.CancelFunc
-						ctx, cancel = context.WithTimeout(ctx, src.Takes)
-						defer cancel()
-						src.Takes += time.Second
-						failure = context.DeadlineExceeded
+			name := fmt.Sprintf("%s, deadline %t", test.name, deadline)
+			cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				ns := redistest.Namespace(t)
+				c := cachetest.NewCacheIn(t, rdb, ns, cachetest.StaleOptions(0, time.Minute))
+				cachetest.SetStale(t, c, "k", "old", time.Minute-left)
+				m.SetTTL(ns+":{k}", 24*time.Hour)
+				src := &cachetest.TimedSource{Takes: left - test.ends, Err: cachetest.ErrSource}
+				failure, ctx := cachetest.ErrSource, t.Context()
+				if deadline {
+					var cancel context.CancelFunc
+					ctx, cancel = context.WithTimeout(ctx, src.Takes)
+					defer cancel()
+					src.Takes += time.Second
+					failure = context.DeadlineExceeded
+				}
+				want := cachetest.Answer{Err: failure, Took: left - test.ends}
+				if test.ends > 0 {
+					want = cachetest.Answer{
+						Value: "old", Took: want.Took,
+						Info: singlefill.ValueInfo{Stale: true, Age: cachetest.StaleLife + time.Minute - test.ends, Err: failure},
 					}
-					want := cachetest.Answer{Err: failure, Took: left - test.ends}
-					if test.ends > 0 {
-						want = cachetest.Answer{
-							Value: "old", Took: want.Took,
-							Info: singlefill.ValueInfo{Stale: true, Age: cachetest.StaleLife + time.Minute - test.ends, Err: failure},
-						}
-					}
-					cachetest.Ask(ctx, c, "k", src.Load).Want(t, test.name, want)
-				})
+				}
+				cachetest.Ask(ctx, c, "k", src.Load).Want(t, test.name, want)
 			})
 		}
 	}
@@ -772,26 +651,24 @@ func TestStaleIfError_DeletedValue(t *testing.T) {
 		"of a load":    {StaleIfError: time.Minute},
 		"of a refresh": {StaleWhileRevalidate: time.Minute},
 	} {
-		t.Run(name, func(t *testing.T) {
-			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				opts.MaxLoads = 1
-				c := cachetest.OldCache(t, rdb, opts, "old", time.Second)
-				slow := cachetest.NewSource[string](t)
-				other := cachetest.GoGet(t.Context(), c, "other", slow.Load)
-				busy := slow.Next(t)
-				before := cachetest.GoAsk(t.Context(), c, "k", cachetest.Fails[string](cachetest.ErrSource))
-				synctest.Wait()
-				redistest.Must(t, c.Delete(t.Context(), "k"))
-				m.SetError("LOADING dataset")
-				after := cachetest.GoAsk(t.Context(), c, "k", cachetest.Fails[string](cachetest.ErrSource))
-				time.Sleep(5 * time.Second)
-				busy.Give("")
-				if a := <-after; a.Err == nil {
-					t.Errorf("the caller after the Delete got %+v", a)
-				}
-				<-before
-				other.Want(t, "")
-			})
+		cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			opts.MaxLoads = 1
+			c := cachetest.OldCache(t, rdb, opts, "old", time.Second)
+			slow := cachetest.NewSource[string](t)
+			other := cachetest.GoGet(t.Context(), c, "other", slow.Load)
+			busy := slow.Next(t)
+			before := cachetest.GoAsk(t.Context(), c, "k", cachetest.Fails[string](cachetest.ErrSource))
+			synctest.Wait()
+			redistest.Must(t, c.Delete(t.Context(), "k"))
+			m.SetError("LOADING dataset")
+			after := cachetest.GoAsk(t.Context(), c, "k", cachetest.Fails[string](cachetest.ErrSource))
+			time.Sleep(5 * time.Second)
+			busy.Give("")
+			if a := <-after; a.Err == nil {
+				t.Errorf("the caller after the Delete got %+v", a)
+			}
+			<-before
+			other.Want(t, "")
 		})
 	}
 }
@@ -799,20 +676,18 @@ func TestStaleIfError_DeletedValue(t *testing.T) {
 // A token that expires while it is loaded is returned and not stored.
 func TestTTLFunc_ExpiresWhileLoading(t *testing.T) {
 	for _, kind := range windowKinds {
-		t.Run(kind.name, func(t *testing.T) {
-			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				ns := redistest.Namespace(t)
-				opts := kind.opts()
-				opts.TTLFunc = func(_, token string) time.Duration {
-					until, _ := time.Parse(time.RFC3339, token)
-					return time.Until(until)
-				}
-				c := cachetest.NewCacheIn(t, rdb, ns, opts)
-				src := &cachetest.TimedSource{Takes: 2 * time.Second, Value: time.Now().Add(2 * time.Second).Format(time.RFC3339)}
-				cachetest.Ask(t.Context(), c, "k", src.Load).Want(t, "the token",
-					cachetest.Answer{Value: src.Value, Took: src.Takes})
-				cachetest.WantStored(t, rdb, ns, "k", "")
-			})
+		cachetest.RunInBubble(t, kind.name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			ns := redistest.Namespace(t)
+			opts := kind.opts()
+			opts.TTLFunc = func(_, token string) time.Duration {
+				until, _ := time.Parse(time.RFC3339, token)
+				return time.Until(until)
+			}
+			c := cachetest.NewCacheIn(t, rdb, ns, opts)
+			src := &cachetest.TimedSource{Takes: 2 * time.Second, Value: time.Now().Add(2 * time.Second).Format(time.RFC3339)}
+			cachetest.Ask(t.Context(), c, "k", src.Load).Want(t, "the token",
+				cachetest.Answer{Value: src.Value, Took: src.Takes})
+			cachetest.WantStored(t, rdb, ns, "k", "")
 		})
 	}
 }

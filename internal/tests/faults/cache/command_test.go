@@ -18,13 +18,13 @@ import (
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
-// Single commands are lost, repeated or late. newWarm makes the server know the scripts, so that
-// each act on the fill lock is one command.
+// Single commands are lost, repeated or late. newWarm is start, and makes the server know the scripts,
+// so that each act on the fill lock is one command.
 func newWarm(t *testing.T) (*redistest.Server, *redistest.Proxy) {
 	t.Helper()
-	s := redistest.Start(t)
+	s, p := start(t)
 	cachetest.LoadScripts(t, s)
-	return s, redistest.NewProxy(t, s.Addr)
+	return s, p
 }
 
 // held returns the record under the lock of key, which begins with H while it is held, and with X
@@ -39,7 +39,6 @@ func held(s *redistest.Server, c *cachetest.Cache, key string) string {
 func TestStore_LostReply(t *testing.T) {
 	for client, configure := range retries {
 		t.Run(client, func(t *testing.T) {
-			t.Parallel()
 			s, p := newWarm(t)
 			rule := p.On(cachetest.Script(t, "store"), redistest.DropReply).Times(1)
 			c := cachetest.New(t, p.Client(t, configure), redistest.Namespace(t), cachetest.Patient)
@@ -82,7 +81,6 @@ func TestLock_LostReply(t *testing.T) {
 	} {
 		for client, configure := range retries {
 			t.Run(connection+", "+client, func(t *testing.T) {
-				t.Parallel()
 				s, p := newWarm(t)
 				rule := p.On(cachetest.Script(t, "get_or_lock"), action).Times(1)
 				c := cachetest.New(t, p.Client(t, configure), redistest.Namespace(t), 600*time.Millisecond)
@@ -115,7 +113,6 @@ func TestLock_LostReply(t *testing.T) {
 //
 //fault:no-reply
 func TestLock_AllRepliesLost(t *testing.T) {
-	t.Parallel()
 	s, p := newWarm(t)
 	c := cachetest.New(t, p.Client(t, redistest.NoRetry), redistest.Namespace(t), stallTimeout, lockTTL(20*time.Second))
 	rule := p.On(redistest.Command("EVALSHA", "EVAL"), redistest.MuteReply)
@@ -143,61 +140,46 @@ func TestLock_AllRepliesLost(t *testing.T) {
 	c.AwaitRecovery()
 }
 
-// A lock command that arrives after its caller has given up takes nothing.
+// A lock command that arrives after its caller has given up, or after the load, takes nothing: also if
+// its repetition was granted the lock.
 //
 //fault:late-command
-func TestLock_ArrivesAfterGivingUp(t *testing.T) {
-	t.Parallel()
-	s, p := newWarm(t)
-	rule := p.On(cachetest.Script(t, "get_or_lock"), redistest.HoldRequest).Times(1)
-	c := cachetest.New(t, p.Client(t, redistest.NoRetry), redistest.Namespace(t), stallTimeout)
-	c.MustLoad("k")
-	awaitHit(t, rule)
-	c.WantLoads(1)
-	redistest.Await(t, "the attempt is marked as abandoned", func() bool { return strings.HasPrefix(held(s, c, "k"), "X") })
-	before := s.Calls("evalsha")
-	rule.Release()
-	redistest.Await(t, "the late command is executed", func() bool { return s.Calls("evalsha") > before })
-	if lock := held(s, c, "k"); !strings.HasPrefix(lock, "X") {
-		t.Errorf("the lock key holds %q", lock)
+func TestLock_ArrivesLate(t *testing.T) {
+	for name, test := range map[string]struct {
+		redisTimeout time.Duration
+		repeated     bool
+	}{"after giving up": {stallTimeout, false}, "after the load of its repetition": {cachetest.Patient, true}} {
+		t.Run(name, func(t *testing.T) {
+			s, p := newWarm(t)
+			rule := p.On(cachetest.Script(t, "get_or_lock"), redistest.HoldRequest).Times(1)
+			c := cachetest.New(t, p.Client(t, redistest.NoRetry), redistest.Namespace(t), test.redisTimeout)
+			var loads sync.WaitGroup
+			loads.Go(func() { c.WantValue("k") })
+			awaitHit(t, rule)
+			if test.repeated {
+				p.Cut() // the cache retries on another connection
+			}
+			loads.Wait()
+			c.WantLoads(1)
+			if info := c.LastLoad(); info.Stored != test.repeated {
+				t.Fatalf("the load has ended with %+v; under the lock of a repetition: %t", info, test.repeated)
+			}
+			isAbandoned := func() bool { return strings.HasPrefix(held(s, c, "k"), "X") }
+			redistest.Await(t, "the attempt is marked as abandoned", isAbandoned)
+			before := s.Calls("evalsha")
+			rule.Release()
+			redistest.Await(t, "the late command is executed", func() bool { return s.Calls("evalsha") > before })
+			if !isAbandoned() {
+				t.Errorf("the lock key holds %q", held(s, c, "k"))
+			}
+			other := cachetest.New(t, s.Client(t), c.Namespace, cachetest.Patient)
+			other.MustLoad("k")
+			other.WantStat("Waits", 0)
+			other.WantHit("k")
+			c.WantLoads(1)
+			redistest.WantTTLs(t, s.Admin())
+		})
 	}
-	other := cachetest.New(t, s.Client(t), c.Namespace, cachetest.Patient)
-	other.MustLoad("k")
-	other.WantStat("Waits", 0)
-	other.WantHit("k")
-	redistest.WantTTLs(t, s.Admin())
-}
-
-// A lock command that arrives after the load takes nothing, although its repetition was granted the
-// lock.
-//
-//fault:late-command
-func TestLock_ArrivesAfterLoad(t *testing.T) {
-	t.Parallel()
-	s, p := newWarm(t)
-	rule := p.On(cachetest.Script(t, "get_or_lock"), redistest.HoldRequest).Times(1)
-	c := cachetest.New(t, p.Client(t, redistest.NoRetry), redistest.Namespace(t), cachetest.Patient)
-	loaded := make(chan struct{})
-	go func() {
-		defer close(loaded)
-		c.MustLoad("k")
-	}()
-	awaitHit(t, rule)
-	p.Cut() // the cache retries on another connection
-	<-loaded
-	if info := c.LastLoad(); !info.Stored {
-		t.Fatalf("the repetition has not led to a load under the lock: %+v", info)
-	}
-	redistest.Await(t, "the attempt is marked as abandoned", func() bool { return strings.HasPrefix(held(s, c, "k"), "X") })
-	before := s.Calls("evalsha")
-	rule.Release()
-	redistest.Await(t, "the late command is executed", func() bool { return s.Calls("evalsha") > before })
-	if lock := held(s, c, "k"); strings.HasPrefix(lock, "H") {
-		t.Errorf("the lock key holds %q", lock)
-	}
-	c.WantHit("k")
-	c.WantLoads(1)
-	redistest.WantTTLs(t, s.Admin())
 }
 
 // A late release, renewal or store does not touch the lock of the next holder.
@@ -207,7 +189,6 @@ func TestLock_LateCommandOfFormerHolder(t *testing.T) {
 	t.Parallel()
 	for _, act := range []string{"release", "renew", "store"} {
 		t.Run(act, func(t *testing.T) {
-			t.Parallel()
 			s, p := newWarm(t)
 			admin := s.Admin()
 			boom := errors.New("boom")
@@ -266,9 +247,7 @@ func TestLock_LateCommandOfFormerHolder(t *testing.T) {
 //
 //fault:repeated-command
 func TestCommand_ArrivesTwice(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	p := redistest.NewProxy(t, s.Addr)
+	s, p := start(t)
 	rules := make(map[string]*redistest.Rule)
 	for _, act := range []string{"get_or_lock", "store", "release", "renew", "expire"} {
 		rules[act] = p.On(cachetest.Script(t, act), redistest.Twice)
@@ -278,16 +257,9 @@ func TestCommand_ArrivesTwice(t *testing.T) {
 		o.LockTTL = 1300 * time.Millisecond // the lock is renewed within the test
 		o.StaleIfError = time.Hour
 	})
-	loading, goOn := make(chan struct{}), make(chan struct{})
-	a.During = func(string) { close(loading); <-goOn }
-	var wg sync.WaitGroup
-	wg.Go(func() { a.MustLoad("k") })
-	<-loading
-	goWait(t, &wg, b, s, "k")
+	w := startWaiting(t, s, a, b, "k")
 	awaitHit(t, rules["renew"])
-	close(goOn)
-	wg.Wait()
-	a.During = nil
+	w.end()
 	a.WantHit("k")
 	b.WantHit("k")
 	a.WantLoads(1)
@@ -316,6 +288,7 @@ func TestCommand_ArrivesTwice(t *testing.T) {
 	a.MustLoad("fenced")
 	a.During = nil
 	b.WantMiss("fenced")
+	var wg sync.WaitGroup
 	for i := range 20 {
 		key := fmt.Sprint("more", i)
 		wg.Go(func() { a.MustLoad(key) })
@@ -326,8 +299,7 @@ func TestCommand_ArrivesTwice(t *testing.T) {
 	if most := a.Most.Load(); most > 20 {
 		t.Errorf("%d loads of 20 keys at a time", most)
 	}
-	a.WantNoErrors()
-	b.WantNoErrors()
+	wantNoErrors(a, b)
 	if s := a.Stats(); s.Fenced != 1 || s.LocksLost != 0 || s.LoadsUnlocked != 0 {
 		t.Errorf("Stats are %+v", s)
 	}
@@ -351,7 +323,6 @@ func TestCommand_ReplyCutShort(t *testing.T) {
 	} {
 		for client, configure := range retries {
 			t.Run(what+", "+client, func(t *testing.T) {
-				t.Parallel()
 				s, p := newWarm(t)
 				a, b := newPair(t, p.Client(t, configure), s.Client(t), cachetest.Patient)
 				rule := p.On(match, redistest.ResetReply).Times(1)
@@ -380,7 +351,6 @@ func TestCommand_ReplyCutShort(t *testing.T) {
 //
 //fault:store-fails
 func TestStore_NeverGetsThrough(t *testing.T) {
-	t.Parallel()
 	s, p := newWarm(t)
 	c := cachetest.New(t, p.Client(t), redistest.Namespace(t), stallTimeout, lockTTL(20*time.Second))
 	rule := p.On(cachetest.Script(t, "store"), redistest.CloseBefore)

@@ -20,6 +20,14 @@ func TestMain(m *testing.M) { redistest.Ring(m) }
 // breakerLimit is how many failures in a row open the breaker.
 const breakerLimit = 5
 
+// start begins a parallel test, with a server and a proxy on the way to it.
+func start(t *testing.T) (*redistest.Server, *redistest.Proxy) {
+	t.Helper()
+	t.Parallel()
+	s := redistest.Start(t)
+	return s, redistest.NewProxy(t, s.Addr)
+}
+
 // newPair returns two caches of one source in one namespace, which stand for two processes.
 func newPair(t testing.TB, a, b redis.UniversalClient, redisTimeout time.Duration,
 	change ...func(*singlefill.Options[string])) (x, y *cachetest.Cache) {
@@ -29,6 +37,12 @@ func newPair(t testing.TB, a, b redis.UniversalClient, redisTimeout time.Duratio
 	y = cachetest.New(t, b, namespace, redisTimeout, change...)
 	y.Source = x.Source
 	return x, y
+}
+
+// wantNoErrors is cachetest.Cache.WantNoErrors for both caches.
+func wantNoErrors(a, b *cachetest.Cache) {
+	a.WantNoErrors()
+	b.WantNoErrors()
 }
 
 // stallTimeout is the RedisTimeout of a cache one of whose commands is not answered, while the others

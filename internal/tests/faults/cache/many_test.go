@@ -143,7 +143,6 @@ func TestGetOrLoadMany_ReplyCutShort(t *testing.T) {
 	} {
 		for client, configure := range retries {
 			t.Run(what+", "+client, func(t *testing.T) {
-				t.Parallel()
 				s, p := newWarm(t)
 				c, other := newPair(t, p.Client(t, configure), s.Client(t), cachetest.Patient)
 				warm, cold := keysOf("warm", 8), keysOf("cold", 8)
@@ -221,7 +220,7 @@ func TestRefused_ManyWhileWritesAreRefused(t *testing.T) {
 	warm, cold := keysOf("warm", 5), keysOf("cold", 5)
 	mustLoadMany(t, c, warm, loadMany(c, nil))
 	c.AwaitLoads()
-	cannotSave(t, s)
+	mend := redistest.FailSaves(t, s)
 
 	mustLoadMany(t, c, slices.Concat(warm, cold), loadMany(c, nil))
 	c.WantLoads(10)
@@ -236,7 +235,7 @@ func TestRefused_ManyWhileWritesAreRefused(t *testing.T) {
 	if c.Stats().BreakerOpens != 0 {
 		t.Error("a refusal has opened the breaker")
 	}
-	redistest.Do(t, s.Admin(), "config", "set", "stop-writes-on-bgsave-error", "no")
+	mend()
 	mustLoadMany(t, c, cold, loadMany(c, nil))
 	c.AwaitLoads()
 	c.WantHit("cold0")

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -69,6 +67,14 @@ func newNearWithin(t testing.TB, maxLag time.Duration, a, b redis.UniversalClien
 	return open(a), open(b)
 }
 
+// startNear is start with two caches. The proxy is between it and b.
+func startNear(t *testing.T) (s *redistest.Server, p *redistest.Proxy, a, b *nearCache) {
+	t.Helper()
+	s, p = start(t)
+	a, b = newNear(t, s.Client(t), p.Client(t), cachetest.Patient)
+	return s, p, a, b
+}
+
 // logKey and valueKey return the Redis keys of the log and of a value.
 func (c *nearCache) logKey() string             { return c.namespace + ":log" }
 func (c *nearCache) valueKey(key string) string { return c.namespace + ":{" + key + "}" }
@@ -105,13 +111,24 @@ func (c *nearCache) awaitHits(keys ...string) {
 	}
 }
 
-// awaitUnproven waits until nothing can be served from memory. Only a fault makes that last.
-func (c *nearCache) awaitUnproven() {
+// bothHit waits until both processes serve keys from memory.
+func bothHit(a, b *nearCache, keys ...string) {
+	a.t.Helper()
+	a.awaitHits(keys...)
+	b.awaitHits(keys...)
+}
+
+// wantUnproven waits until nothing can be served from memory. Only a fault makes that last: then a call
+// for key is no hit.
+func (c *nearCache) wantUnproven(key string) {
 	c.t.Helper()
 	redistest.Await(c.t, "memory is not proven to be current", func() bool {
 		age := c.Stats().NearAge
 		return age < 0 || age >= nearLag
 	})
+	if c.isHit(key) {
+		c.t.Error("a hit in memory without a proof")
+	}
 }
 
 // change changes the source, and deletes keys. It returns when Delete returned.
@@ -163,8 +180,7 @@ func (c *nearCache) wantNew(returned time.Time, keys ...string) {
 // holds.
 func wantWorking(a, b *nearCache, keys ...string) {
 	a.t.Helper()
-	a.awaitHits(keys...)
-	b.awaitHits(keys...)
+	bothHit(a, b, keys...)
 	b.wantNew(a.change(keys...), keys...)
 	b.awaitHits(keys...)
 }
@@ -201,21 +217,15 @@ func TestNear_NoAnswer(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := redistest.Start(t)
-			p := redistest.NewProxy(t, s.Addr)
+			s, p := start(t)
 			a, b := newNear(t, s.Client(t), p.Client(t), cachetest.Impatient)
-			a.awaitHits("k")
-			b.awaitHits("k")
+			bothHit(a, b, "k")
 			fired, end := disturb(p)
 			b.wantNew(a.change("k"), "k")
 			if fired() == 0 {
 				t.Error("the fault has not come about")
 			}
-			b.awaitUnproven()
-			if b.isHit("k") {
-				t.Error("a hit in memory without an answer of Redis")
-			}
+			b.wantUnproven("k")
 			end()
 			wantWorking(a, b, "k")
 		})
@@ -226,13 +236,9 @@ func TestNear_NoAnswer(t *testing.T) {
 //
 //fault:near-late-reply
 func TestNear_LateReply(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	p := redistest.NewProxy(t, s.Addr)
-	a, b := newNear(t, s.Client(t), p.Client(t), cachetest.Patient)
+	_, p, a, b := startNear(t)
 	dropHints(p, b)
-	a.awaitHits("k")
-	b.awaitHits("k")
+	bothHit(a, b, "k")
 	rule := p.On(readsLog(b), redistest.HoldReply).Times(1)
 	redistest.Await(t, "a reply is held", func() bool { b.get("k"); return rule.Fired() > 0 })
 	returned := a.change("k")
@@ -249,10 +255,7 @@ func TestNear_LateReply(t *testing.T) {
 //
 //fault:near-late-reply
 func TestNear_LateValue(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	p := redistest.NewProxy(t, s.Addr)
-	a, b := newNear(t, s.Client(t), p.Client(t), cachetest.Patient)
+	_, p, a, b := startNear(t)
 	a.awaitHits("k")
 	b.awaitHits("other")
 	rule := p.On(func(cmd []string) bool {
@@ -308,13 +311,9 @@ func TestNear_LostLog(t *testing.T) {
 		"flushed by a restart": func(_ *testing.T, s *redistest.Server, _ *nearCache) { s.Restart() },
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := redistest.Start(t)
-			p := redistest.NewProxy(t, s.Addr)
-			a, b := newNear(t, s.Client(t), p.Client(t), cachetest.Patient)
+			s, p, a, b := startNear(t)
 			dropHints(p, b)
-			a.awaitHits("k", "other")
-			b.awaitHits("k", "other")
+			bothHit(a, b, "k", "other")
 			rule := p.On(readsLog(b), redistest.HoldRequest)
 			redistest.Await(t, "a read of the log is held", func() bool { b.get("k"); return rule.Fired() > 0 })
 			returned := a.change("k")
@@ -333,11 +332,8 @@ func TestNear_LostLog(t *testing.T) {
 //
 //fault:near-lost-log
 func TestNear_FlushReloads(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	a, b := newNear(t, s.Client(t), s.Client(t), cachetest.Patient)
-	a.awaitHits("k")
-	b.awaitHits("k")
+	s, _, a, b := startNear(t)
+	bothHit(a, b, "k")
 	a.version.Add(1)
 	redistest.Do(t, s.Admin(), "flushall")
 	returned := time.Now()
@@ -373,8 +369,7 @@ func TestNear_Failover(t *testing.T) {
 			replica := redistest.StartReplica(t, master)
 			p := redistest.NewProxy(t, master.Addr)
 			a, b := newNear(t, p.Client(t), p.Client(t), cachetest.Patient)
-			a.awaitHits("k")
-			b.awaitHits("k")
+			bothHit(a, b, "k")
 			redistest.Await(t, "the replica has the value and the log", func() bool {
 				n, err := replica.Admin().Exists(t.Context(), a.valueKey("k"), a.logKey()).Result()
 				return err == nil && n == 2
@@ -418,16 +413,11 @@ func TestNear_Failover(t *testing.T) {
 //
 //fault:near-failover
 func TestNear_Demoted(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	a, b := newNear(t, s.Client(t), s.Client(t), cachetest.Patient)
+	s, _, a, b := startNear(t)
 	wantWorking(a, b, "k")
 	host, _, _ := strings.Cut(s.Addr, ":")
 	redistest.Do(t, s.Admin(), "replicaof", host, 1) // a port without a server
-	b.awaitUnproven()
-	if b.isHit("k") {
-		t.Error("a hit in memory, proven by a replica")
-	}
+	b.wantUnproven("k")
 	if errorsSaid(t, []*redistest.Server{s}, "READONLY") == 0 {
 		t.Error("the server has not refused a command")
 	}
@@ -461,10 +451,7 @@ func TestNear_Sentinel(t *testing.T) {
 		return of(master) == of(replica)
 	})
 	master.Kill()
-	b.awaitUnproven()
-	if b.isHit("k") {
-		t.Error("a hit in memory without a server")
-	}
+	b.wantUnproven("k")
 	redistest.Await(t, "the replica is the master", func() bool {
 		role, err := replica.Admin().Do(t.Context(), "role").Slice()
 		return err == nil && role[0] == "master"
@@ -477,11 +464,8 @@ func TestNear_Sentinel(t *testing.T) {
 //
 //fault:near-refused
 func TestNear_OutOfMemory(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	a, b := newNear(t, s.Client(t), s.Client(t), cachetest.Patient)
-	a.awaitHits("k")
-	b.awaitHits("k")
+	s, _, a, b := startNear(t)
+	bothHit(a, b, "k")
 	before := errorsSaid(t, []*redistest.Server{s}, "OOM")
 	redistest.Do(t, s.Admin(), "config", "set", "maxmemory", 1)
 	returned := a.change("k")
@@ -504,15 +488,13 @@ func TestNear_OutOfMemory(t *testing.T) {
 //
 //fault:near-refused
 func TestNear_RefusedForAMoment(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	p := redistest.NewProxy(t, s.Addr)
+	s, p := start(t)
 	a, _ := newNear(t, p.Client(t), s.Client(t), cachetest.Patient)
 	a.awaitHits("k")
 	resets := p.On(func(cmd []string) bool {
 		return strings.EqualFold(cmd[0], "del") && len(cmd) == 2 && cmd[1] == a.logKey()
 	}, redistest.HoldRequest)
-	cannotSave(t, s)
+	mend := redistest.FailSaves(t, s)
 	before := errorsSaid(t, []*redistest.Server{s}, "MISCONF")
 	deleted := make(chan error, 1)
 	go func() { deleted <- a.Delete(context.Background(), "k") }()
@@ -526,7 +508,7 @@ func TestNear_RefusedForAMoment(t *testing.T) {
 		}
 		return answered || resets.Fired() > 0
 	})
-	redistest.Do(t, s.Admin(), "config", "set", "stop-writes-on-bgsave-error", "no")
+	mend()
 	resets.Release()
 	if !answered {
 		err = <-deleted
@@ -539,29 +521,13 @@ func TestNear_RefusedForAMoment(t *testing.T) {
 	}
 }
 
-// cannotSave makes a server refuse writes because it could not save its data.
-func cannotSave(t *testing.T, s *redistest.Server) {
-	t.Helper()
-	ctx := t.Context()
-	// The file cannot take the place of a directory.
-	redistest.Must(t, os.MkdirAll(filepath.Join(s.Admin().ConfigGet(ctx, "dir").Val()["dir"], "dump.rdb", "not empty"), 0o700))
-	redistest.Do(t, s.Admin(), "config", "set", "save", "3600 1")
-	redistest.Do(t, s.Admin(), "bgsave")
-	redistest.Await(t, "writes are refused", func() bool {
-		return redis.HasErrorPrefix(s.Admin().Set(ctx, "x", "y", time.Minute).Err(), "MISCONF")
-	})
-}
-
 // A Delete whose caller leaves in the middle of its command shares nothing with the command, which
 // goes on: see the race detector.
 //
 //fault:near-cancelled
 func TestNear_DeleteIsCancelled(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	a, b := newNear(t, s.Client(t), s.Client(t), cachetest.Patient)
-	a.awaitHits("k")
-	b.awaitHits("k")
+	s, _, a, b := startNear(t)
+	bothHit(a, b, "k")
 	before := s.Calls("del")
 	for range 50 {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -578,9 +544,7 @@ func TestNear_DeleteIsCancelled(t *testing.T) {
 //
 //fault:near-foreign-log
 func TestNear_ForeignLog(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	a, b := newNear(t, s.Client(t), s.Client(t), cachetest.Patient)
+	s, _, a, b := startNear(t)
 	redistest.Do(t, s.Admin(), "set", a.logKey(), "something else", "px", 3_600_000)
 	redistest.Await(t, "the log cannot be read", func() bool { b.get("k"); return b.errors.Load() > 2 })
 	if n := b.Stats().NearHits; n != 0 {
@@ -592,7 +556,7 @@ func TestNear_ForeignLog(t *testing.T) {
 	returned := a.change("k")
 	redistest.Do(t, s.Admin(), "set", a.logKey(), "something else", "px", 3_600_000)
 	b.wantNew(returned, "k")
-	b.awaitUnproven()
+	b.wantUnproven("k")
 	if errorsSaid(t, []*redistest.Server{s}, "WRONGTYPE") == 0 {
 		t.Error("the server has not refused a command")
 	}
@@ -604,11 +568,8 @@ func TestNear_ForeignLog(t *testing.T) {
 //
 //fault:near-foreign-log
 func TestNear_ForeignRecord(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	a, b := newNear(t, s.Client(t), s.Client(t), cachetest.Patient)
-	a.awaitHits("k")
-	b.awaitHits("k")
+	s, _, a, b := startNear(t)
+	bothHit(a, b, "k")
 	for _, record := range [][]any{{"name", "too short"}, {"x", "1", "y", "2"}, {"", ""}, {"name", strings.Repeat("x", 1<<20)}} {
 		redistest.Do(t, s.Admin(), append([]any{"xadd", a.logKey(), "*"}, record...)...)
 		b.wantNew(a.change("k"), "k")
@@ -651,10 +612,7 @@ func TestNear_MissingRight(t *testing.T) {
 				b.wantNew(a.change("k"), "k")
 			}
 			redistest.Await(t, "commands for the log are refused", func() bool { b.get("k"); return b.errors.Load() > 2 })
-			b.awaitUnproven()
-			if b.isHit("k") {
-				t.Error("a hit in memory without a right to the log")
-			}
+			b.wantUnproven("k")
 			if n, err := s.Admin().PTTL(t.Context(), a.logKey()).Result(); err != nil || n == -1 {
 				t.Errorf("the log has no TTL: %v, %v", n, err)
 			}
@@ -670,14 +628,10 @@ func TestNear_LostHints(t *testing.T) {
 		"lost": redistest.DropMessage, "late": redistest.HoldReply, "repeated": redistest.Twice, "cut short": redistest.ResetReply,
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := redistest.Start(t)
-			p := redistest.NewProxy(t, s.Addr)
-			a, b := newNear(t, s.Client(t), p.Client(t), cachetest.Patient)
+			_, p, a, b := startNear(t)
 			rule := p.OnMessage(a.logKey(), action)
 			redistest.Await(t, "the fault comes about", func() bool {
-				a.awaitHits("k")
-				b.awaitHits("k")
+				bothHit(a, b, "k")
 				b.wantNew(a.change("k"), "k")
 				return rule.Fired() > 0
 			})
@@ -747,9 +701,7 @@ func runNear(p *redistest.Child) {
 //
 //fault:near-frozen
 func TestNear_FrozenProcess(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	a, _ := newNear(t, s.Client(t), s.Client(t), cachetest.Patient)
+	s, _, a, _ := startNear(t)
 	const source = "source"
 	setSource := func(v int64) { redistest.Do(t, s.Admin(), "set", source, v, "px", 3_600_000) }
 	setSource(1)
@@ -836,10 +788,7 @@ func TestNear_FrozenLogNode(t *testing.T) {
 	wantWorking(a, b, key)
 	node.Freeze()
 	defer node.Thaw()
-	b.awaitUnproven()
-	if b.isHit(key) {
-		t.Error("a hit in memory without the log")
-	}
+	b.wantUnproven(key)
 	if err := a.Delete(t.Context(), key); err == nil {
 		t.Error("Delete = nil, though other processes cannot be told")
 	}

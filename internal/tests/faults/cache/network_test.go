@@ -42,9 +42,7 @@ func TestGetOrLoad_UnreachableRedis(t *testing.T) {
 	} {
 		for _, used := range []string{"from the start", "after use"} {
 			t.Run(fault.name+" "+used, func(t *testing.T) {
-				t.Parallel()
-				s := redistest.Start(t)
-				p := redistest.NewProxy(t, s.Addr)
+				s, p := start(t)
 				c := cachetest.New(t, p.Client(t), redistest.Namespace(t), cachetest.Impatient)
 				if used == "after use" {
 					c.AwaitCached("k")
@@ -85,177 +83,51 @@ func TestGetOrLoad_UnreachableRedis(t *testing.T) {
 	}
 }
 
-// A silent Redis costs a call RedisTimeout, and nothing once the breaker is open.
-//
-//fault:unreachable
-func TestBreaker_SilentRedis(t *testing.T) {
-	t.Parallel()
-	const loadTime = 70 * time.Millisecond
-	for _, used := range []bool{false, true} {
-		t.Run(fmt.Sprintf("connected before=%t", used), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				link, rdb := redistest.StartMiniLink(t)
-				c := cachetest.New(t, rdb, "ns", cachetest.Impatient)
-				if used {
-					c.MustLoad("before")
-					c.WantHit("before")
-				}
-				c.During = func(string) { time.Sleep(loadTime) }
-				link.BlackHole(true)
-				call := func(key string) time.Duration {
-					begun := time.Now()
-					c.MustLoad(key)
-					return time.Since(begun)
-				}
-				calls := 0
-				for !c.Stats().BreakerOpen {
-					if took := call("k"); took != cachetest.Impatient+loadTime {
-						t.Fatalf("call %d took %v, want RedisTimeout and the time of the load", calls, took)
-					}
-					if calls++; calls > 10 {
-						t.Fatal("the breaker does not open")
-					}
-				}
-				c.AwaitLoads()
-				synctest.Wait()
-				commands, probes := link.Sent()
-				for range 100 {
-					if took := call("k"); took != loadTime {
-						t.Fatalf("with the breaker open, a call took %v, want the time of the load", took)
-					}
-				}
-				commandsAfter, probesAfter := link.Sent()
-				if commandsAfter != commands {
-					t.Errorf("%d commands were sent while the breaker was open", commandsAfter-commands)
-				}
-				if probesAfter == probes {
-					t.Error("no PING was sent while the breaker was open")
-				}
-				begun := time.Now()
-				if err := c.Delete(t.Context(), "k"); err == nil || time.Since(begun) > cachetest.Impatient {
-					t.Errorf("Delete = %v after %v", err, time.Since(begun))
-				}
-
-				link.BlackHole(false)
-				time.Sleep(2 * cachetest.Impatient) // two probes; no call is needed
-				if s := c.Stats(); s.BreakerOpen || s.BreakerOpens != 1 {
-					t.Fatalf("two probes after Redis was back: %+v", s)
-				}
-				c.MustLoad("k")
-				c.WantHit("k")
-			})
-		})
-	}
-}
-
-// A silence at any step costs one RedisTimeout, which the read and the lock share.
-//
-//fault:silence
-func TestGetOrLoad_SilenceAtAnyStep(t *testing.T) {
-	t.Parallel()
-	for _, silentAt := range []string{"get", "evalsha", "store"} {
-		t.Run(silentAt, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				link, rdb := redistest.StartMiniLink(t)
-				c := cachetest.New(t, rdb, "ns", cachetest.Impatient)
-				c.MustLoad("before") // the server knows the scripts from here on
-				if silentAt == "store" {
-					c.During = func(string) { link.BlackHoleAt("evalsha") }
-				} else {
-					link.BlackHoleAt(silentAt)
-				}
-				begun := time.Now()
-				c.MustLoad("k")
-				if took := time.Since(begun); took != cachetest.Impatient {
-					t.Errorf("took %v, want %v", took, cachetest.Impatient)
-				}
-				if !link.Swallows() {
-					t.Error("the fault has not come about")
-				}
-				c.WantErrors()
-				if unlocked := c.LastLoad().Unlocked; unlocked != (silentAt != "store") {
-					t.Errorf("LoadInfo.Unlocked = %t", unlocked)
-				}
-			})
-		})
-	}
-}
-
-// A slow Redis is used like a fast one.
+// Processes share their loads over a slow network, and over one whose replies arrive byte by byte.
 //
 //fault:slow-network
-func TestGetOrLoad_SlowRedis(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	p := redistest.NewProxy(t, s.Addr)
-	p.Delay(40 * time.Millisecond)
-	a, b := newPair(t, p.Client(t), p.Client(t), cachetest.Patient)
-	loading, goOn := make(chan struct{}), make(chan struct{})
-	a.During = func(string) { close(loading); <-goOn }
-	var wg sync.WaitGroup
-	wg.Go(func() { a.MustLoad("k") })
-	<-loading
-	wg.Go(func() { b.MustLoad("k") })
-	close(goOn)
-	wg.Wait()
-	a.WantHit("k")
-	a.WantLoads(1)
-	a.WantNoErrors()
-	b.WantNoErrors()
-	if p.Commands() == 0 {
-		t.Error("no command went through the proxy")
-	}
-}
-
-// Replies that arrive byte by byte are replies.
-//
 //fault:crumbs
-func TestGetOrLoad_TricklingReplies(t *testing.T) {
-	for _, protocol := range []int{2, 3} {
-		t.Run(fmt.Sprint("resp", protocol), func(t *testing.T) {
-			t.Parallel()
-			s := redistest.Start(t)
-			p := redistest.NewProxy(t, s.Addr)
-			p.Trickle(1, 100*time.Microsecond)
-			as := func(o *redis.Options) { o.Protocol = protocol }
+func TestGetOrLoad_SlowNetwork(t *testing.T) {
+	for name, test := range map[string]struct {
+		protocol int
+		slow     func(p *redistest.Proxy)
+		noticed  func(p *redistest.Proxy) int
+	}{
+		"slow":                {3, func(p *redistest.Proxy) { p.Delay(40 * time.Millisecond) }, (*redistest.Proxy).Commands},
+		"byte by byte":        {3, trickle, sliced},
+		"byte by byte, RESP2": {2, trickle, sliced},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, p := start(t)
+			test.slow(p)
+			as := func(o *redis.Options) { o.Protocol = test.protocol }
 			a, b := newPair(t, p.Client(t, as), p.Client(t, as), cachetest.Patient)
-			loading, goOn := make(chan struct{}), make(chan struct{})
-			a.During = func(string) { close(loading); <-goOn }
-			var wg sync.WaitGroup
-			wg.Go(func() { a.MustLoad("k") })
-			<-loading
-			goWait(t, &wg, b, s, "k")
-			close(goOn)
-			wg.Wait()
-			a.During = nil
+			startWaiting(t, s, a, b, "k").end()
 			b.WantHit("k")
-			if err := b.Set(t.Context(), "k", "value of k"); err != nil {
-				t.Error(err)
-			}
-			if err := a.Expire(t.Context(), "k"); err != nil {
-				t.Error(err)
-			}
-			if err := a.Delete(t.Context(), "k"); err != nil {
-				t.Error(err)
+			for _, err := range []error{
+				b.Set(t.Context(), "k", "value of k"), a.Expire(t.Context(), "k"), a.Delete(t.Context(), "k"),
+			} {
+				if err != nil {
+					t.Error(err)
+				}
 			}
 			b.WantMiss("k")
-			a.WantLoads(1)
-			a.WantNoErrors()
-			b.WantNoErrors()
-			if n := p.Counts().Sliced; n < 10 {
-				t.Errorf("%d replies arrived byte by byte", n)
+			wantNoErrors(a, b)
+			if n := test.noticed(p); n < 10 {
+				t.Errorf("the fault has come about %d times", n)
 			}
 		})
 	}
 }
+
+func trickle(p *redistest.Proxy)    { p.Trickle(1, 100*time.Microsecond) }
+func sliced(p *redistest.Proxy) int { return p.Counts().Sliced }
 
 // A Redis that executes everything and whose replies are lost breaks no read.
 //
 //fault:one-way
 func TestBreaker_LostReplies(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	p := redistest.NewProxy(t, s.Addr)
+	_, p := start(t)
 	c := cachetest.New(t, p.Client(t, redistest.NoRetry), redistest.Namespace(t), cachetest.Impatient)
 	c.AwaitCached("kept")
 	// HELLO is answered, since the client sends no commands before.
@@ -281,9 +153,7 @@ func TestBreaker_LostReplies(t *testing.T) {
 //
 //fault:flapping
 func TestBreaker_FlappingServer(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	p := redistest.NewProxy(t, s.Addr)
+	_, p := start(t)
 	quick := func(o *redis.Options) { o.MaxRetries, o.DialerRetries, o.PoolSize = -1, 1, 200 }
 	// A lock whose command was cut off can only expire, so LockTTL is short.
 	c := cachetest.New(t, p.Client(t, quick), redistest.Namespace(t), 50*time.Millisecond, lockTTL(200*time.Millisecond))

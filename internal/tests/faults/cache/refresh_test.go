@@ -18,16 +18,6 @@ import (
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
-// refreshes are the entries that a read refreshes: expired ones, and those refreshed early.
-var refreshes = map[string]func() entry.Entry{
-	"stale": func() entry.Entry {
-		return entry.Entry{FreshUntil: time.Now().Add(-time.Second), WrittenAt: time.Now().Add(-time.Minute), Payload: []byte("old")}
-	},
-	"early": func() entry.Entry {
-		return entry.Entry{FreshUntil: time.Now().Add(time.Second), WrittenAt: time.Now(), LoadTime: 1000 * time.Hour, Payload: []byte("old")}
-	},
-}
-
 // newRefresh returns a cache of rdb. Through admin it stores an old value of k that a read
 // refreshes.
 func newRefresh(t testing.TB, rdb, admin redis.UniversalClient, kind string,
@@ -36,17 +26,8 @@ func newRefresh(t testing.TB, rdb, admin redis.UniversalClient, kind string,
 	c := cachetest.New(t, rdb, redistest.Namespace(t), redisTimeout, func(o *singlefill.Options[string]) {
 		o.Codec, o.Jitter, o.StaleWhileRevalidate, o.RetryAfter = singlefill.Raw, -1, time.Hour, time.Hour
 	})
-	putEntry(t, admin, c.ValueKey("k"), refreshes[kind]())
+	cachetest.PutEntry(t, admin, c.Namespace, "k", cachetest.RefreshKinds[kind]("old"), time.Hour)
 	return c
-}
-
-func putEntry(t testing.TB, admin redis.UniversalClient, key string, e entry.Entry) {
-	t.Helper()
-	data, err := e.Encode()
-	if err == nil {
-		err = admin.Set(t.Context(), key, data, time.Hour).Err()
-	}
-	redistest.Must(t, err)
 }
 
 // wantOld fails the test unless GetOrLoad returns the old value of k.
@@ -62,7 +43,7 @@ func wantOld(t testing.TB, c *cachetest.Cache) {
 //fault:crash-in-call
 func TestRefresh_RedisDies(t *testing.T) {
 	t.Parallel()
-	for kind := range refreshes {
+	for kind := range cachetest.RefreshKinds {
 		for name, fault := range map[string]struct {
 			begin, end func(s *redistest.Server, p *redistest.Proxy)
 		}{
@@ -77,9 +58,7 @@ func TestRefresh_RedisDies(t *testing.T) {
 				func(_ *redistest.Server, p *redistest.Proxy) { p.BlackHole(false) }},
 		} {
 			t.Run(kind+", "+name, func(t *testing.T) {
-				t.Parallel()
-				s := redistest.Start(t)
-				p := redistest.NewProxy(t, s.Addr)
+				s, p := start(t)
 				rdb := p.Client(t, func(o *redis.Options) { o.MaxRetries, o.DialerRetries = -1, 1 })
 				c := newRefresh(t, rdb, s.Admin(), kind, stallTimeout)
 				loading, goOn := make(chan struct{}), make(chan struct{})
@@ -135,7 +114,6 @@ func TestRefresh_LostReply(t *testing.T) {
 		} {
 			for client, configure := range retries {
 				t.Run(act+", "+fault+", "+client, func(t *testing.T) {
-					t.Parallel()
 					s, p := newWarm(t)
 					rule := p.On(cachetest.Script(t, act), action).Times(1)
 					c := newRefresh(t, p.Client(t, configure), s.Admin(), "stale", 600*time.Millisecond)
@@ -213,7 +191,7 @@ func TestRefused_Refresh(t *testing.T) {
 		{"no scripts, no transactions", []string{"NOPERM"}, startUser("-@scripting", "-watch")},
 		{"no writes", []string{"can't run", "ACL failure in script"}, startUser("-@write", "+get")},
 	} {
-		for kind := range refreshes {
+		for kind := range cachetest.RefreshKinds {
 			t.Run(refusal.name+", "+kind, func(t *testing.T) {
 				t.Parallel()
 				s, rdb := refusal.start(t)
@@ -302,7 +280,7 @@ func TestRefused_Expire(t *testing.T) {
 			s, rdb, begin := refusal.start(t)
 			c := cachetest.New(t, rdb, redistest.Namespace(t), cachetest.Patient, func(o *singlefill.Options[string]) { o.Codec = singlefill.Raw })
 			for _, key := range []string{"k", "l"} {
-				putEntry(t, s.Admin(), c.ValueKey(key), entry.Entry{FreshUntil: time.Now().Add(time.Hour), Payload: []byte("value of " + key)})
+				cachetest.PutEntry(t, s.Admin(), c.Namespace, key, entry.Entry{FreshUntil: time.Now().Add(time.Hour), Payload: []byte("value of " + key)}, time.Hour)
 			}
 			begin()
 			err := c.Expire(t.Context(), "k", "l")

@@ -179,8 +179,7 @@ func TestRefused_MissingRight(t *testing.T) {
 				b.WantLoads(2 * breakerLimit)
 			}
 			if user.quiet {
-				a.WantNoErrors()
-				b.WantNoErrors()
+				wantNoErrors(a, b)
 			} else {
 				a.WantErrors()
 			}

@@ -24,7 +24,6 @@ import (
 func TestServer_DiesDuringCall(t *testing.T) {
 	t.Parallel()
 	start := func(t *testing.T) (*redistest.Server, *redistest.Proxy, *cachetest.Cache) {
-		t.Parallel()
 		s, p := newWarm(t)
 		return s, p, cachetest.New(t, p.Client(t), redistest.Namespace(t), stallTimeout)
 	}
@@ -274,8 +273,45 @@ func TestServer_FlushedWhenWarm(t *testing.T) {
 	}
 	readAll(1)
 	a.WantLoads(2 * keys)
-	a.WantNoErrors()
-	b.WantNoErrors()
+	wantNoErrors(a, b)
+}
+
+// A healthy Redis is not taken for a dead one when many more keys are cold than the client has
+// connections. The commands need more time than RedisTimeout, even if each is answered at once.
+//
+//fault:many-commands
+func TestClient_ManyColdKeys(t *testing.T) {
+	t.Parallel()
+	const keys, connections, redisTimeout = 1000, 10, 2 * time.Second
+	const each = redisTimeout * connections / keys // of the reads alone
+	s := redistest.Start(t)
+	few := func(o *redis.Options) {
+		o.PoolSize = connections
+		redistest.Distant(each)(o)
+	}
+	a, b := newPair(t, s.Client(t, few), s.Client(t, few), redisTimeout)
+	var loaded sync.Map
+	a.During = func(key string) {
+		if _, again := loaded.LoadOrStore(key, true); again {
+			t.Errorf("%s is loaded again", key)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	var wg sync.WaitGroup
+	for _, c := range []*cachetest.Cache{a, b} {
+		for i := range keys {
+			wg.Go(func() { c.WantValue(fmt.Sprint("k", i)) })
+		}
+	}
+	redistest.Await(t, "commands wait to be sent", func() bool { return a.Stats().CommandsQueued > 0 })
+	wg.Wait()
+	a.WantLoads(keys)
+	for _, c := range []*cachetest.Cache{a, b} {
+		c.WantNoErrors()
+		if n := c.Stats(); n.LoadsUnlocked != 0 || n.BreakerOpens != 0 {
+			t.Errorf("Stats are %+v", n)
+		}
+	}
 }
 
 // SCRIPT FLUSH is invisible to callers.
@@ -334,8 +370,7 @@ func TestServer_ForgetsScripts(t *testing.T) {
 		t.Errorf("the fault has not come about: %v", s.AllCalls())
 	}
 	a.WantLoads(keys)
-	a.WantNoErrors()
-	b.WantNoErrors()
+	wantNoErrors(a, b)
 	redistest.WantTTLs(t, s.Admin())
 }
 
@@ -437,8 +472,7 @@ func TestServer_KeyOverwrittenDuringLoad(t *testing.T) {
 				if ttl := s.Admin().PTTL(t.Context(), a.ValueKey("k")).Val(); ttl <= 0 {
 					t.Errorf("the value has a TTL of %v", ttl)
 				}
-				a.WantNoErrors()
-				b.WantNoErrors()
+				wantNoErrors(a, b)
 			})
 		}
 	}

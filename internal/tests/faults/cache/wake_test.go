@@ -68,6 +68,7 @@ func (w *waiting) end() {
 	begun := time.Now()
 	w.goOn()
 	w.calls.Wait()
+	w.a.During = nil
 	w.t.Logf("the waiter had its value %v after the load", time.Since(begun).Round(time.Millisecond))
 	w.a.WantLoads(w.before + 1)
 }
@@ -116,9 +117,7 @@ func TestWake_Message(t *testing.T) {
 		"connection is frozen": redistest.MuteReply,
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := redistest.Start(t)
-			p := redistest.NewProxy(t, s.Addr)
+			s, p := start(t)
 			a, b := newListeners(t, s.Client(t), p.Client(t))
 			rule := p.OnMessage(a.LockKey("k"), action).Times(1)
 			w := startWaiting(t, s, a, b, "k")
@@ -127,8 +126,7 @@ func TestWake_Message(t *testing.T) {
 			awaitHit(t, rule)
 			rule.Release()
 			startWaiting(t, s, a, b, "afterwards").end()
-			a.WantNoErrors()
-			b.WantNoErrors()
+			wantNoErrors(a, b)
 			closeListeners(t, []*redistest.Server{s}, a, b)
 		})
 	}
@@ -165,8 +163,7 @@ func TestWake_ConnectionClosed(t *testing.T) {
 			}
 			w.awaitListening(s)
 			w.end()
-			a.WantNoErrors()
-			b.WantNoErrors()
+			wantNoErrors(a, b)
 			closeListeners(t, []*redistest.Server{s}, a, b)
 		})
 	}
@@ -232,8 +229,7 @@ func TestWake_ConnectionRefused(t *testing.T) {
 			end()
 			waits.awaitListening(w.s)
 			waits.end()
-			a.WantNoErrors()
-			b.WantNoErrors()
+			wantNoErrors(a, b)
 			closeListeners(t, []*redistest.Server{w.s}, a, b)
 		})
 	}
@@ -286,8 +282,7 @@ func TestWake_NoChannels(t *testing.T) {
 			if n := refusedChannels(t, s, publisher); (n == 0) != may[0] {
 				t.Errorf("%d messages were refused", n)
 			}
-			a.WantNoErrors()
-			b.WantNoErrors()
+			wantNoErrors(a, b)
 			closeListeners(t, []*redistest.Server{s}, a, b)
 		})
 	}

@@ -8,47 +8,6 @@ import (
 	"github.com/singlefill/singlefill/internal/schedule"
 )
 
-// A call after an invalidation does not get what was loaded before it.
-func TestOrders_Invalidation(t *testing.T) {
-	for _, how := range announcements {
-		t.Run(how.name, func(t *testing.T) {
-			t.Parallel()
-			explore(t, schedule.Plan{AtLeast: 50}, func(w *schedule.World) {
-				s := newScenario(t, w, singlefill.Options[string]{})
-				s.goGet("A", "A")
-				s.goChange("B", "C", how.announce)
-				s.end()
-			})
-		})
-	}
-}
-
-// A call after a Delete does not join a read or load of its process that is older than the Delete.
-func TestOrders_InvalidationAndJoin(t *testing.T) {
-	for _, test := range []struct {
-		name, changer string
-		plan          schedule.Plan
-		callers       []string
-	}{
-		{"deleted here", "A", schedule.Plan{AtLeast: 50}, []string{"early"}},
-		{"deleted elsewhere", "B", schedule.Plan{AtLeast: 50}, []string{"early"}},
-		{"deleted here, three callers", "A", schedule.Plan{Sample: 150}, []string{"early", "perhaps late"}},
-		{"deleted elsewhere, three callers", "B", schedule.Plan{Sample: 150}, []string{"early", "perhaps late"}},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			explore(t, test.plan, func(w *schedule.World) {
-				s := newScenario(t, w, singlefill.Options[string]{})
-				for _, caller := range test.callers {
-					s.goGet("A", caller)
-				}
-				s.goChange(test.changer, "A", deletes)
-				s.end()
-			})
-		})
-	}
-}
-
 // What may happen to a process: a connection breaks under a command, which arrives later; a command
 // is held up for longer than its caller waits; a process is cut off for longer than LockTTL; a
 // caller is cancelled.
@@ -64,29 +23,55 @@ var (
 	}
 )
 
-// A call after an invalidation does not get what was loaded before it, whatever faults there are.
-func TestOrders_InvalidationWithFaults(t *testing.T) {
-	for _, test := range []struct {
-		name     string
-		announce announcement
-		plan     schedule.Plan
-	}{
-		{"Delete, a connection breaks", deletes, breaks},
-		{"Delete, a delay", deletes, delays},
-		{"Delete, two faults", deletes, twoFaults},
-		{"Set, a connection breaks", sets, breaks},
-		{"Set, two faults", sets, twoFaults},
-		{"Expire, two faults", expires, twoFaults},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			explore(t, test.plan, func(w *schedule.World) {
-				s := newScenario(t, w, singlefill.Options[string]{})
-				s.mayOverlap = true
-				s.goGet("A", "A")
-				s.goChange("B", "C", test.announce)
+// A call after an invalidation does not get what was loaded before it, and a refresh does not undo the
+// invalidation, whatever faults there are.
+func TestOrders_Invalidation(t *testing.T) {
+	for _, how := range announcements {
+		loads := func(s *scenario) {
+			s.goGet("A", "A")
+			s.goChange("B", "C", how.announce)
+			s.end()
+		}
+		refreshes := func(s *scenario) {
+			s.mayBeStale = how.name == "Expire"
+			s.fillAndExpire()
+			loads(s)
+		}
+		fails := func(s *scenario) {
+			s.mayOverlap = true
+			loads(s)
+		}
+		all, stale := schedule.Plan{AtLeast: 50}, singlefill.Options[string]{StaleWhileRevalidate: ttl}
+		orders := []order{
+			{name: how.name, plan: all, run: loads},
+			{name: how.name + ", a refresh", plan: all, opts: stale, run: refreshes},
+			{name: how.name + ", two faults", plan: twoFaults, run: fails},
+		}
+		if how.name != "Expire" {
+			orders = append(orders, order{name: how.name + ", a connection breaks", plan: breaks, run: fails})
+		}
+		if how.name == "Delete" {
+			orders = append(orders, order{name: how.name + ", a delay", plan: delays, run: fails})
+		}
+		exploreEach(t, orders...)
+	}
+}
+
+// A call after a Delete does not join a read or load of its process that is older than the Delete.
+func TestOrders_InvalidationAndJoin(t *testing.T) {
+	for name, deleter := range map[string]string{"deleted here": "A", "deleted elsewhere": "B"} {
+		meets := func(callers ...string) func(s *scenario) {
+			return func(s *scenario) {
+				for _, caller := range callers {
+					s.goGet("A", caller)
+				}
+				s.goChange(deleter, "A", deletes)
 				s.end()
-			})
-		})
+			}
+		}
+		exploreEach(t,
+			order{name: name, plan: schedule.Plan{AtLeast: 50}, run: meets("early")},
+			order{name: name + ", three callers", plan: schedule.Plan{Sample: 150}, run: meets("early", "perhaps late")},
+		)
 	}
 }

@@ -17,15 +17,13 @@ import (
 // The calls of these tests are for several keys. Redis may execute commands of other processes between
 // two commands of a pipeline, so each of them waits for the scheduler by itself.
 
-// newManyScenario returns a scenario of the given keys.
-func newManyScenario(t *testing.T, w *schedule.World, keys ...string) *scenario {
-	s := newScenario(t, w, singlefill.Options[string]{})
+// ofKeys makes a scenario one of the given keys.
+func (s *scenario) ofKeys(keys ...string) {
 	s.unroll = make(map[string][]string)
 	s.sources = make(map[string]*source)
 	for _, key := range keys {
-		s.sources[key] = &source{world: w, key: key, prefix: key, version: 1}
+		s.sources[key] = &source{world: s.World, key: key, prefix: key, version: 1}
 	}
-	return s
 }
 
 // An unroller sends the commands of a pipeline one after the other, in the order of keys: the fills of
@@ -106,83 +104,73 @@ func (s *scenario) getMany(ctx context.Context, process, caller string, keys ...
 // Calls of several processes with keys in common load each key once, and none of them waits for ever:
 // a call that holds the lock of one key does not wait for the lock of another.
 func TestOrders_Many(t *testing.T) {
-	for _, test := range []struct {
-		name string
-		plan schedule.Plan
-		keys string
-		run  func(s *scenario)
-	}{
-		{"ab and ba", schedule.Plan{AtLeast: 200}, "ab", func(s *scenario) {
+	overlap := func(name, keys string, plan schedule.Plan, begin func(s *scenario)) order {
+		return order{name: name, plan: plan, run: func(s *scenario) {
+			s.ofKeys(strings.Split(keys, "")...)
+			begin(s)
+			s.end()
+			for _, of := range s.sources {
+				of.wantLoads(1)
+			}
+		}}
+	}
+	exploreEach(t,
+		overlap("ab and ba", "ab", schedule.Plan{AtLeast: 200}, func(s *scenario) {
 			s.goGetMany("A", "A", "ab")
 			s.goGetMany("B", "B", "ba")
-		}},
-		{"ab and bc", schedule.Plan{AtLeast: 200}, "abc", func(s *scenario) {
+		}),
+		overlap("ab and bc", "abc", schedule.Plan{AtLeast: 200}, func(s *scenario) {
 			s.goGetMany("A", "A", "ab")
 			s.goGetMany("B", "B", "bc")
-		}},
-		{"ab, bc and ca", schedule.Plan{Sample: 150, Together: true}, "abc", func(s *scenario) {
+		}),
+		overlap("ab, bc and ca", "abc", schedule.Plan{Sample: 150, Together: true}, func(s *scenario) {
 			s.goGetMany("A", "A", "ab")
 			s.goGetMany("B", "B", "bc")
 			s.goGetMany("C", "C", "ca")
-		}},
-		{"ab, ba and b alone", schedule.Plan{Sample: 200, Together: true}, "ab", func(s *scenario) {
+		}),
+		overlap("ab, ba and b alone", "ab", schedule.Plan{Sample: 200, Together: true}, func(s *scenario) {
 			s.goGetMany("A", "A", "ab")
 			s.goGetMany("B", "B", "ba")
 			s.goGetKey("C", "C", "b")
-		}},
-		{"ab, ba and b alone, two of them in one process", schedule.Plan{AtLeast: 200, Together: true}, "ab", func(s *scenario) {
+		}),
+		overlap("ab, ba and b alone, two in one process", "ab", schedule.Plan{AtLeast: 200, Together: true}, func(s *scenario) {
 			s.goGetMany("A", "A, the first,", "ab")
 			s.goGetMany("A", "A, the second,", "ba")
 			s.goGetKey("B", "B", "b")
-		}},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			explore(t, test.plan, func(w *schedule.World) {
-				s := newManyScenario(t, w, strings.Split(test.keys, "")...)
-				test.run(s)
-				s.end()
-				for _, of := range s.sources {
-					of.wantLoads(1)
-				}
-			})
-		})
-	}
+		}),
+	)
 }
 
 // A call after a Delete of one key does not get what was loaded for that key before it, by any call.
 // The other key is loaded once: the Delete refuses its own key only.
 func TestOrders_ManyAndDelete(t *testing.T) {
-	for _, test := range []struct {
-		name string
-		plan schedule.Plan
-		run  func(s *scenario)
-	}{
-		{"in another process, then many", schedule.Plan{AtLeast: 200, Together: true}, func(s *scenario) {
+	all, some := schedule.Plan{AtLeast: 200, Together: true}, schedule.Plan{Sample: 150, Together: true}
+	deleted := func(name string, plan schedule.Plan, begin func(s *scenario)) order {
+		return order{name: name, plan: plan, run: func(s *scenario) {
+			s.ofKeys("a", "b")
+			s.goGetMany("A", "A", "ab")
+			begin(s)
+			s.end()
+			s.sources["a"].wantLoads(1)
+		}}
+	}
+	exploreEach(t,
+		deleted("in another process, then many", all, func(s *scenario) {
 			s.goDelete("C", "b", func(ctx context.Context) { s.getMany(ctx, "B", "B, after the Delete,", "b", "a") })
-		}},
-		{"in another process, then one", schedule.Plan{AtLeast: 200, Together: true}, func(s *scenario) {
-			s.goDelete("C", "b", func(ctx context.Context) { _, _ = s.getKey(ctx, s.sources["b"], "B", "B, after the Delete,") })
-		}},
-		{"in the same process, then many", schedule.Plan{Sample: 150, Together: true}, func(s *scenario) {
+		}),
+		deleted("in another process, then one", all, func(s *scenario) {
+			s.goDelete("C", "b", func(ctx context.Context) {
+				_, _ = s.getKey(ctx, s.sources["b"], "B", "B, after the Delete,")
+			})
+		}),
+		deleted("in the same process, then many", some, func(s *scenario) {
 			s.goDelete("A", "b", func(ctx context.Context) { s.getMany(ctx, "A", "A, after the Delete,", "b", "a") })
-		}},
-		{"while another process waits", schedule.Plan{Sample: 150, Together: true}, func(s *scenario) {
+		}),
+		deleted("while another process waits", some, func(s *scenario) {
 			s.goGetMany("B", "B", "ba")
 			s.goDelete("C", "b", func(ctx context.Context) { s.getMany(ctx, "B", "B, after the Delete,", "b", "a") })
-		}},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			explore(t, test.plan, func(w *schedule.World) {
-				s := newManyScenario(t, w, "a", "b")
-				s.goGetMany("A", "A", "ab")
-				test.run(s)
-				s.end()
-				s.sources["a"].wantLoads(1)
-			})
-		})
-	}
+		}),
+	)
 }
 
 // goDelete starts an actor that changes the source of a key, deletes the key, and then calls next.

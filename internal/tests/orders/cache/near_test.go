@@ -127,55 +127,34 @@ func TestOrders_NearAll(t *testing.T) {
 	}
 }
 
-// Longer schedules, in which both processes read before and after the change.
+// Longer schedules, in which both processes read before and after the change: the log is lost; commands or
+// replies are late, connections break, and processes are cut off; processes listen for hints, and each
+// arrives before or after any other command, or never.
 func TestOrders_Near(t *testing.T) {
-	for _, how := range announcements {
-		for name, loses := range map[string]bool{"": false, ", and the log is lost": true} {
-			t.Run(how.name+name, func(t *testing.T) {
-				t.Parallel()
-				exploreNear(t, schedule.Plan{AtLeast: 8, Sample: 8, Pauses: 4}, func(s *scenario) {
-					s.goRead("B", 4, 3*schedule.Step)
-					s.goAnnounce("A", "B", how.announce)
-					if loses {
-						s.goLose()
-					}
-				})
-			})
-		}
-	}
-}
-
-// The same if commands or replies are late, connections break, and processes are cut off.
-func TestOrders_NearWithFaults(t *testing.T) {
-	for _, how := range announcements {
-		t.Run(how.name, func(t *testing.T) {
-			t.Parallel()
-			exploreNear(t, schedule.Plan{
-				AtLeast: 12, Sample: 12, Pauses: 4, Faults: 2, Break: true,
-				Hold: []time.Duration{3 * schedule.Step, maxLag + 2*schedule.Step},
-				Cut:  []time.Duration{maxLag + 2*schedule.Step},
-			}, func(s *scenario) {
-				s.goRead("B", 5, 3*schedule.Step)
-				s.goAnnounce("A", "B", how.announce)
-				s.goLose()
-			})
-		})
-	}
-}
-
-// The same if processes listen for hints. Each arrives before or after any other command, or never: the
-// bound needs none.
-func TestOrders_NearHints(t *testing.T) {
-	for name, plan := range map[string]schedule.Plan{
-		"all arrive":    {AtLeast: 20, Sample: 20, Pauses: 2, Listen: true},
-		"some are lost": {AtLeast: 20, Sample: 20, Pauses: 2, Listen: true, Faults: 2, Lose: true},
+	for name, test := range map[string]struct {
+		plan  schedule.Plan
+		reads int // of B
+		loses bool
+	}{
+		"":                      {schedule.Plan{AtLeast: 8, Sample: 8, Pauses: 4}, 4, false},
+		", and the log is lost": {schedule.Plan{AtLeast: 8, Sample: 8, Pauses: 4}, 4, true},
+		", with faults": {schedule.Plan{
+			AtLeast: 12, Sample: 12, Pauses: 4, Faults: 2, Break: true,
+			Hold: []time.Duration{3 * schedule.Step, maxLag + 2*schedule.Step},
+			Cut:  []time.Duration{maxLag + 2*schedule.Step},
+		}, 5, true},
+		", all hints arrive":    {schedule.Plan{AtLeast: 20, Sample: 20, Pauses: 2, Listen: true}, 4, false},
+		", some hints are lost": {schedule.Plan{AtLeast: 20, Sample: 20, Pauses: 2, Listen: true, Faults: 2, Lose: true}, 4, false},
 	} {
 		for _, how := range announcements {
-			t.Run(how.name+", "+name, func(t *testing.T) {
+			t.Run(how.name+name, func(t *testing.T) {
 				t.Parallel()
-				exploreNear(t, plan, func(s *scenario) {
-					s.goRead("B", 4, 3*schedule.Step)
+				exploreNear(t, test.plan, func(s *scenario) {
+					s.goRead("B", test.reads, 3*schedule.Step)
 					s.goAnnounce("A", "B", how.announce)
+					if test.loses {
+						s.goLose()
+					}
 				})
 			})
 		}

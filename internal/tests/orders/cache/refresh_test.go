@@ -10,23 +10,6 @@ import (
 	"github.com/singlefill/singlefill/internal/schedule"
 )
 
-// A refresh does not undo an invalidation.
-func TestOrders_RefreshAndInvalidation(t *testing.T) {
-	for _, how := range announcements {
-		t.Run(how.name, func(t *testing.T) {
-			t.Parallel()
-			explore(t, schedule.Plan{AtLeast: 50}, func(w *schedule.World) {
-				s := newScenario(t, w, singlefill.Options[string]{StaleWhileRevalidate: ttl})
-				s.mayBeStale = how.name == "Expire"
-				s.fillAndExpire()
-				s.goGet("A", "A")
-				s.goChange("B", "C", how.announce)
-				s.end()
-			})
-		})
-	}
-}
-
 // A failed refresh keeps all processes from the source until RetryAfter.
 func TestOrders_FailedRefresh(t *testing.T) {
 	t.Parallel()

@@ -1,8 +1,12 @@
+// Package cache_test asserts promises of the cache that hold in every order in which the commands
+// of several processes can reach Redis: see package schedule. A plan with several faults has too
+// many orders, so a sample of them is run. With -short or -race each test runs a small sample.
 package cache_test
 
 import (
 	"context"
 	"fmt"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"testing"
@@ -11,9 +15,46 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/internal/schedule"
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
+
+func TestMain(m *testing.M) {
+	debug.SetGCPercent(400) // an order leaves little memory in use and much behind
+	redistest.Main(m)
+}
+
+// explore runs a scenario in all orders of plan.
+func explore(t *testing.T, plan schedule.Plan, run func(w *schedule.World)) {
+	t.Helper()
+	if redistest.Quick() || redistest.Race {
+		plan.AtLeast, plan.Sample = 0, 10
+	}
+	schedule.Explore(t, plan, run)
+}
+
+// An order is a scenario, what its processes do, and in which orders.
+type order struct {
+	name string
+	plan schedule.Plan
+	opts singlefill.Options[string]
+	run  func(s *scenario) // to its end
+}
+
+// exploreEach explores each scenario, as a subtest.
+func exploreEach(t *testing.T, orders ...order) {
+	t.Helper()
+	for _, o := range orders {
+		t.Run(o.name, func(t *testing.T) {
+			t.Parallel()
+			explore(t, o.plan, func(w *schedule.World) {
+				s := newScenario(t, w, o.opts)
+				o.run(s)
+			})
+		})
+	}
+}
 
 // Times are whole steps of the scheduler.
 const (

@@ -11,9 +11,7 @@ import (
 //fault:close
 func TestClose_DuringLoad(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t)
-	processes := f.startAll(2, config{})
-	closer, waiter := processes[0], processes[1]
+	f, closer, waiter := newPair(t)
 	for _, key := range []string{"good", "bad"} {
 		load := plan{Block: true}
 		if key == "bad" {
@@ -21,8 +19,7 @@ func TestClose_DuringLoad(t *testing.T) {
 		}
 		closer.get(key, key, 1, load)
 		closer.begun(key)
-		waiter.get(key, key, 10, plan{})
-		waiter.waiting(key, key)
+		waiter.wait(key, key)
 	}
 	closer.order(order{Op: "close", Tag: "close"})
 	redistest.Await(t, "new calls are refused", func() bool { return closer.peek("good").Kind == gotClosed })
@@ -46,13 +43,9 @@ func TestClose_DuringLoad(t *testing.T) {
 //fault:close
 func TestClose_WhileWaiting(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t)
-	processes := f.startAll(2, config{})
-	holder, closer := processes[0], processes[1]
-	holder.get("load", "k", 1, plan{Block: true})
-	v := holder.begun("load").Value
-	closer.get("waits", "k", 10, plan{})
-	closer.waiting("waits", "k")
+	f, holder, closer := newPair(t)
+	v := holder.block("load", "k").Value
+	closer.wait("waits", "k")
 	closer.do(order{Op: "close"})
 	closer.wantDone("waits", 10, gotClosed, "")
 	holder.release("load")

@@ -1,8 +1,9 @@
+// Package cache_test asserts promises of the cache that hold between processes: each is an OS
+// process that can be killed and frozen, Redis is a server, and loads count themselves.
 package cache_test
 
 import (
 	"cmp"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,7 +16,10 @@ import (
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
+
+func TestMain(m *testing.M) { redistest.Ring(m) }
 
 // A fleet is a Redis and the processes that share a namespace there.
 type fleet struct {
@@ -32,22 +36,16 @@ func newFleet(t *testing.T) *fleet {
 	t.Helper()
 	server := redistest.Start(t)
 	f := &fleet{t: t, server: server, rdb: server.Admin(), namespace: redistest.Namespace(t)}
-	t.Cleanup(f.wantTTLs)
+	t.Cleanup(func() { cachetest.CheckTTLs(t, f.rdb, f.namespace) })
 	return f
 }
 
-func (f *fleet) wantTTLs() {
-	f.t.Helper()
-	ctx := context.Background()
-	keys := f.rdb.Scan(ctx, 0, f.namespace+":*", 1000).Iterator()
-	for keys.Next(ctx) {
-		if left := f.rdb.PTTL(ctx, keys.Val()).Val(); left == -1 {
-			f.t.Errorf("key %q has no TTL", keys.Val())
-		}
-	}
-	if err := keys.Err(); err != nil {
-		f.t.Error(err)
-	}
+// newPair starts a fleet of two processes.
+func newPair(t *testing.T) (f *fleet, a, b *process) {
+	t.Helper()
+	f = newFleet(t)
+	both := f.startAll(2, config{})
+	return f, both[0], both[1]
 }
 
 // start starts a process with a cache, behind its own proxy.
@@ -118,10 +116,7 @@ func (f *fleet) locked(key string) string { return f.bytes(lockKey(f.namespace, 
 
 func (f *fleet) bytes(name string) string {
 	f.t.Helper()
-	s, err := f.rdb.Get(f.t.Context(), name).Result()
-	if err != nil && !errors.Is(err, redis.Nil) {
-		f.t.Fatal(err)
-	}
+	s, _ := cachetest.Stored(f.t, f.rdb, name)
 	return s
 }
 
@@ -276,6 +271,20 @@ func (p *process) peek(key string) outcome {
 func (p *process) get(tag, key string, n int, load plan) {
 	p.t.Helper()
 	p.order(order{Op: "get", Tag: tag, Key: key, N: n, Plan: load})
+}
+
+// block has a goroutine call GetOrLoad, and returns when its load begins, which ends at the order release.
+func (p *process) block(tag, key string) report {
+	p.t.Helper()
+	p.get(tag, key, 1, plan{Block: true})
+	return p.begun(tag)
+}
+
+// wait has ten goroutines call GetOrLoad, and returns when they wait for a load in another process.
+func (p *process) wait(tag, key string) {
+	p.t.Helper()
+	p.get(tag, key, 10, plan{})
+	p.waiting(tag, key)
 }
 
 // many has the process call GetOrLoadMany.

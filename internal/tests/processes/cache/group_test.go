@@ -6,9 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
-	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
@@ -24,12 +21,6 @@ func newGroup(t *testing.T, c config) *group {
 	t.Helper()
 	f := newFleet(t)
 	return &group{fleet: f, members: f.startAll(4, c)}
-}
-
-// without returns the other members.
-func (g *group) without(p *process) *group {
-	rest := slices.DeleteFunc(slices.Clone(g.members), func(m *process) bool { return m == p })
-	return &group{fleet: g.fleet, members: rest}
 }
 
 func (g *group) newTag() string {
@@ -55,7 +46,7 @@ func (g *group) read(tag, key string, n int, every time.Duration, load plan) {
 	}
 }
 
-// stop ends the readers and returns what they have got, which must be of the kinds.
+// stop ends the readers and returns what they have got, which must be of the kinds, if any are given.
 func (g *group) stop(tag string, kinds ...string) map[outcome]int {
 	g.t.Helper()
 	for _, p := range g.members {
@@ -63,7 +54,7 @@ func (g *group) stop(tag string, kinds ...string) map[outcome]int {
 	}
 	all := allDone(g.members, tag)
 	for o, n := range all {
-		if !slices.Contains(kinds, o.Kind) {
+		if len(kinds) > 0 && !slices.Contains(kinds, o.Kind) {
 			g.t.Errorf("%d calls %q got %v", n, tag, o)
 		}
 	}
@@ -130,40 +121,8 @@ func (g *group) wantRefused(p *process, tag, key string) {
 	}
 }
 
-// entry returns the entry that is stored for key.
-func (f *fleet) entry(key string) entry.Entry {
-	f.t.Helper()
-	e, err := entry.Parse([]byte(f.stored(key)))
-	if err != nil {
-		f.t.Fatalf("entry of %q: %v", key, err)
-	}
-	return e
-}
-
-// rewrite changes the entry that is stored for key.
-func (f *fleet) rewrite(key string, change func(e *entry.Entry)) {
-	f.t.Helper()
-	e := f.entry(key)
-	change(&e)
-	data, err := e.Encode()
-	if err == nil {
-		err = f.rdb.Set(f.t.Context(), valueKey(f.namespace, key), data, redis.KeepTTL).Err()
-	}
-	if err != nil {
-		f.t.Fatal(err)
-	}
-}
-
 // awaitOtherEntry waits until another entry is stored for key.
 func (f *fleet) awaitOtherEntry(key, than string) {
 	f.t.Helper()
 	redistest.Await(f.t, fmt.Sprintf("another entry of %q is stored", key), func() bool { return f.stored(key) != than })
-}
-
-// setSource sets the value of key in the source.
-func (f *fleet) setSource(key, value string) {
-	f.t.Helper()
-	if err := f.rdb.Set(f.t.Context(), sourceKey(f.namespace, key), value, 0).Err(); err != nil {
-		f.t.Fatal(err)
-	}
 }

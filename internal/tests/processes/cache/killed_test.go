@@ -1,6 +1,8 @@
 package cache_test
 
 import (
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,11 +19,9 @@ func TestGetOrLoad_KilledHolder(t *testing.T) {
 	others := f.startAll(2, config{})
 	holder := f.start(shortLock)
 
-	holder.get("killed", "k", 1, plan{Block: true})
-	holder.begun("killed")
+	holder.block("killed", "k")
 	for _, p := range others {
-		p.get("waits", "k", 10, plan{})
-		p.waiting("waits", "k")
+		p.wait("waits", "k")
 	}
 	lock := f.locked("k")
 
@@ -67,11 +67,9 @@ func TestGetOrLoad_KilledWaiter(t *testing.T) {
 	f := newFleet(t)
 	processes := f.startAll(3, config{})
 	holder, killed, waiter := processes[0], processes[1], processes[2]
-	holder.get("load", "k", 1, plan{Block: true})
-	v := holder.begun("load").Value
+	v := holder.block("load", "k").Value
 	for _, p := range []*process{killed, waiter} {
-		p.get("waits", "k", 10, plan{})
-		p.waiting("waits", "k")
+		p.wait("waits", "k")
 	}
 	killed.Kill()
 	holder.release("load")
@@ -91,11 +89,9 @@ func TestGetOrLoad_HolderKilledAfterStore(t *testing.T) {
 	processes := f.startAll(2, config{})
 	holder, waiter := processes[0], processes[1]
 
-	holder.get("load", "k", 1, plan{Block: true})
-	v := holder.begun("load").Value
+	v := holder.block("load", "k").Value
 	reply := holder.proxy.On(scripts, redistest.HoldReply)
-	waiter.get("waits", "k", 10, plan{})
-	waiter.waiting("waits", "k")
+	waiter.wait("waits", "k")
 	holder.release("load")
 	redistest.Await(t, "the value is stored, and the store is not answered", func() bool {
 		return reply.Fired() > 0 && f.stored("k") != ""
@@ -128,4 +124,140 @@ func TestGetOrLoad_HolderKilledAfterGrant(t *testing.T) {
 	}
 	other.get("next", "k", 1, plan{})
 	other.wantDone("next", 1, gotValue, other.name+"/1")
+}
+
+// A frozen holder is replaced, and its store is refused.
+//
+//fault:frozen-holder
+func TestGetOrLoad_FrozenHolder(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	other := f.start(config{})
+	holder := f.start(shortLock)
+
+	// Some callers begin before the lock is requested, others during the load.
+	poll := holder.proxy.On(scripts, redistest.HoldRequest)
+	holder.get("early", "k", 5, plan{Block: true})
+	holder.joined("early")
+	redistest.Await(t, "a poll is held back", func() bool { return poll.Fired() > 0 })
+	poll.Release()
+	v1 := holder.begun("early").Value
+	holder.get("late", "k", 5, plan{})
+	holder.joined("late")
+
+	other.wait("waits", "k")
+	holder.Freeze()
+	v2 := other.begun("waits").Value
+	other.wantDone("waits", 10, gotValue, v2)
+	stored := f.stored("k")
+
+	holder.Thaw()
+	// When the lock is known to be lost, callers that began during the load need not wait for it.
+	holder.wantDone("late", 5, gotValue, v2)
+	holder.wantUnfinished("early")
+	holder.release("early")
+	holder.wantDone("early", 5, gotValue, v1)
+
+	if got := f.stored("k"); got != stored {
+		t.Errorf("Redis has %q, and had %q before the thaw", got, stored)
+	}
+	if got := holder.peek("k"); got != (outcome{gotValue, v2}) {
+		t.Errorf("Get in the first process: %v", got)
+	}
+	holder.wantRefused()
+	if s := holder.stats(); s.LocksLost != 1 || s.Stored != 0 {
+		t.Errorf("Stats of the first process are %+v", s)
+	}
+	f.wantLoads("k", 2)
+}
+
+// A load that takes longer than LockTTL keeps its lock.
+//
+//fault:slow-load
+func TestGetOrLoad_LoadBeyondLockTTL(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	others := f.startAll(2, config{})
+	holder := f.start(shortLock)
+
+	begun := holder.block("load", "k")
+	for _, p := range others {
+		p.wait("waits", "k")
+	}
+	lock := f.locked("k")
+	redistest.Await(t, "the load has taken two LockTTL", func() bool {
+		if got := f.locked("k"); got != lock {
+			t.Fatalf("%v into the load its lock holds %q, want %q", f.now().Sub(begun.At), got, lock)
+		}
+		return f.now().Sub(begun.At) > 2*shortLock.LockTTL
+	})
+	holder.release("load")
+	holder.wantDone("load", 1, gotValue, begun.Value)
+	for _, p := range others {
+		p.wantDone("waits", 10, gotValue, begun.Value)
+	}
+	f.wantLoads("k", 1)
+	if s := holder.stats(); s.LocksLost+s.Fenced != 0 {
+		t.Errorf("Stats are %+v", s)
+	}
+}
+
+// A hung load is replaced after LoadTimeout.
+//
+//fault:hung-load
+func TestGetOrLoad_HungLoad(t *testing.T) {
+	hung := shortLock
+	hung.LoadTimeout = 2600 * time.Millisecond
+
+	// The next caller loads when the lock has been released.
+	t.Run("next caller", func(t *testing.T) {
+		t.Parallel()
+		f := newFleet(t)
+		holder, other := f.start(hung), f.start(config{})
+		// The load has begun when the Loader asks for the time, so the time from before the call bounds it.
+		before := f.now()
+		holder.get("hangs", "k", 1, plan{Block: true, IgnoreCtx: true})
+		holder.begun("hangs")
+		other.wait("waits", "k")
+		holder.wantDone("hangs", 1, gotDeadline, "")
+		for o, n := range other.done("waits") {
+			if o.Kind != gotRemote || !strings.Contains(o.Text, "LoadTimeout") || n != 10 {
+				t.Errorf("%d waiters got %v", n, o)
+			}
+		}
+		if early := hung.LoadTimeout - f.now().Sub(before); early > 0 {
+			t.Errorf("the load was given up %v before LoadTimeout", early)
+		}
+		other.get("next", "k", 1, plan{})
+		other.wantDone("next", 1, gotValue, other.name+"/1")
+		f.wantLoads("k", 2)
+	})
+
+	// A waiter loads when the release is lost, and the lock has expired.
+	t.Run("waiter", func(t *testing.T) {
+		t.Parallel()
+		f := newFleet(t)
+		holder, other := f.start(hung), f.start(config{})
+		abandon := cachetest.Script(t, "abandon")
+		release := holder.proxy.On(func(cmd []string) bool {
+			says := func(arg string) bool { return strings.Contains(arg, "took longer than LoadTimeout") }
+			return slices.ContainsFunc(cmd, says) || abandon(cmd)
+		}, redistest.CloseBefore)
+		holder.get("hangs", "k", 1, plan{Block: true, IgnoreCtx: true})
+		first := holder.begun("hangs")
+		other.wait("waits", "k")
+		holder.wantDone("hangs", 1, gotDeadline, "")
+		end := f.lockEnd("k")
+		second := other.begun("waits")
+		other.wantDone("waits", 10, gotValue, second.Value)
+		if release.Fired() == 0 {
+			t.Error("no release was lost")
+		}
+		wantRightAfter(t, second.At, end)
+		// The last renewal may take RedisTimeout.
+		if late := end.Sub(first.At) - hung.LoadTimeout - hung.LockTTL; late > hung.RedisTimeout {
+			t.Errorf("the lock expires %v after LoadTimeout + LockTTL", late)
+		}
+		f.wantLoads("k", 2)
+	})
 }

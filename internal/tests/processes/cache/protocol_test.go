@@ -26,9 +26,7 @@ type config struct {
 	LockTTL, LoadTimeout, RedisTimeout, NotFoundTTL     time.Duration
 	TTL, StaleWhileRevalidate, StaleIfError, RetryAfter time.Duration
 
-	EarlyRefresh  float64
-	MaxFleetLoads int
-	Outage        bool // Redis is going to fail: errors that follow from it are not reported
+	Outage bool // Redis is going to fail: errors that follow from it are not reported
 
 	PoolSize int
 }
@@ -54,8 +52,6 @@ func (c config) options() *singlefill.Options[string] {
 		StaleWhileRevalidate: c.StaleWhileRevalidate,
 		StaleIfError:         c.StaleIfError,
 		RetryAfter:           c.RetryAfter,
-		EarlyRefresh:         c.EarlyRefresh,
-		MaxFleetLoads:        c.MaxFleetLoads,
 	}
 }
 
@@ -66,7 +62,7 @@ type plan struct {
 	Block     bool          // wait for the order release, or for ctx; or for the order pass, which lets one load go on
 	IgnoreCtx bool          // with Block: do not wait for ctx
 	Fail      string        // return an error with this text; with Source: only while the source is sourceDown
-	Panic     string        // panic with this text
+	Panic     string        // panic with this text; with Source: the same
 	NotFound  bool          // return ErrNotFound
 }
 
@@ -175,12 +171,9 @@ func outcomeOf(key, v string, err, own error) outcome {
 // The Redis keys under which loads and sources are counted, outside of every namespace.
 func loadsKey(namespace, key string) string    { return "count:loads:" + namespace + ":" + key }
 func runningKey(namespace, key string) string  { return "count:running:" + namespace + ":" + key }
-func allRunningKey(namespace string) string    { return "count:running:" + namespace }
-func mostRunningKey(namespace string) string   { return "count:most:" + namespace }
 func overlapsKey(namespace, key string) string { return "count:overlaps:" + namespace + ":" + key }
 func sourceKey(namespace, key string) string   { return "count:source:" + namespace + ":" + key }
 func deletedKey(namespace, key string) string  { return "count:deleted:" + namespace + ":" + key }
-func clearedKey(namespace string) string       { return "count:cleared:" + namespace }
 
 // The Redis keys of the cache.
 func valueKey(namespace, key string) string { return namespace + ":{" + key + "}" }

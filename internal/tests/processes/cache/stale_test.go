@@ -3,116 +3,15 @@ package cache_test
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
-	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
-// A failed load gives the old value to all its callers, and is not repeated until RetryAfter.
-//
-//fault:source-down
-func TestStaleIfError_FailedLoad(t *testing.T) {
-	const callers = 10
-	hung := shortLock
-	hung.LoadTimeout = 2600 * time.Millisecond
-	tests := []struct {
-		name   string
-		plan   plan
-		holder config
-		here   outcome
-		remote string
-	}{
-		{"error", plan{Block: true, Fail: "no such table"}, config{}, outcome{gotOwn, "no such table"}, "no such table"},
-		{"panic", plan{Block: true, Panic: "index out of range"}, config{}, outcome{gotPanic, "index out of range"}, "index out of range"},
-		{"hangs until LoadTimeout", plan{Block: true, IgnoreCtx: true}, hung, outcome{gotDeadline, ""}, "LoadTimeout"},
-	}
-	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			hangs := test.holder.LoadTimeout > 0
-			f := newFleet(t)
-			start := func(c config) *process {
-				c.StaleIfError, c.RetryAfter = time.Hour, 5*time.Minute
-				return f.start(c)
-			}
-			g := &group{fleet: f, members: []*process{start(test.holder), start(config{}), start(config{}), start(config{})}}
-			holder, others := g.members[0], g.members[1:]
-			v := g.fill("k")
-			g.members[1].expire("k")
-			old := g.stored("k")
-			loads := 1
-			steps := 3
-			if hangs {
-				steps = 2 // a LoadTimeout each
-			}
-			for step := range steps {
-				tag := fmt.Sprint("step", step)
-				loads++
-				holder.get(tag, "k", callers, test.plan)
-				holder.begun(tag)
-				holder.joined(tag)
-				var groups []waiters
-				for _, p := range others {
-					p.get(tag, "k", callers, plan{})
-					groups = append(groups, waiters{p, tag, "k"})
-				}
-				// A caller that is too late to wait for a load that hangs gets the same from its
-				// failure record.
-				if !hangs {
-					awaitWaiting(groups...)
-					holder.release(tag)
-				}
-				holder.wantDone(tag, callers, gotStaleFor(test.here.Kind), v+": "+test.here.Text)
-				wantRemote := func(p *process, tag string) {
-					t.Helper()
-					for o, n := range p.done(tag) {
-						if o.Kind != gotStaleFor(gotRemote) || !strings.HasPrefix(o.Text, v+": ") || !strings.Contains(o.Text, test.remote) || n != callers {
-							t.Errorf("%d callers of %s got %v", n, p.name, o)
-						}
-					}
-				}
-				for _, p := range others {
-					wantRemote(p, tag)
-				}
-				if hangs {
-					holder.release(tag)
-					holder.await("ended", tag)
-				}
-				g.wantLoads("k", loads)
-
-				// Until RetryAfter no process loads, and no caller waits.
-				again := tag + " again"
-				for _, p := range g.members {
-					p.get(again, "k", callers, plan{Fail: "loaded too soon"})
-				}
-				for _, p := range g.members {
-					wantRemote(p, again)
-				}
-				g.wantLoads("k", loads)
-
-				// RetryAfter passes.
-				redistest.Must(t, f.rdb.Del(t.Context(), lockKey(f.namespace, "k")).Err())
-				if !hangs { // only the first process has a short LoadTimeout
-					g.members = append(g.members[1:], g.members[0])
-					holder, others = g.members[0], g.members[1:]
-				}
-			}
-			if got := g.stored("k"); got != old {
-				t.Errorf("Redis has %q, and had %q", got, old)
-			}
-			holder.get("good", "k", callers, plan{})
-			good := holder.begun("good").Value
-			holder.wantDone("good", callers, gotValue, good)
-			g.wantAll("k", callers, gotValue, good)
-			g.wantNoOverlap("k")
-		})
-	}
-}
-
-// An outage of the source costs one load per RetryAfter in the fleet, and no reader gets an error.
+// An outage of the source costs one load per RetryAfter in the fleet, and no reader gets an error, however
+// loads fail.
 //
 //fault:source-down
 func TestStaleIfError_Outage(t *testing.T) {
@@ -122,20 +21,30 @@ func TestStaleIfError_Outage(t *testing.T) {
 	keys := []struct {
 		name  string
 		late  time.Duration
+		load  plan
 		stale []outcome
 	}{
-		{"served at once", time.Minute, []outcome{{gotStale, "1"}}},
-		{"served on error", time.Hour, []outcome{{gotStaleFor(gotOwn), "1: no answer"}, {gotStaleFor(gotRemote), "1: no answer"}}},
+		{"served at once", time.Minute, plan{Fail: "no answer"}, []outcome{{gotStale, "1"}}},
+		{"served on error", time.Hour, plan{Fail: "no answer"},
+			[]outcome{{gotStaleFor(gotOwn), "1: no answer"}, {gotStaleFor(gotRemote), "1: no answer"}}},
+		{"served on panic", time.Hour, plan{Panic: "a bug"},
+			[]outcome{{gotStaleFor(gotPanic), "1: a bug"}, {gotStaleFor(gotRemote), "1: singlefill: Loader panicked: a bug"}}},
+	}
+	setSource := func(key, value string) {
+		redistest.Must(t, g.rdb.Set(t.Context(), sourceKey(g.namespace, key), value, 0).Err())
 	}
 	for _, key := range keys {
-		g.setSource(key.name, "1")
+		setSource(key.name, "1")
 		g.fill(key.name)
-		g.rewrite(key.name, func(e *entry.Entry) { e.FreshUntil = time.Now().Add(-key.late) })
-		g.setSource(key.name, sourceDown)
+		_, e := cachetest.GetEntry(t, g.rdb, g.namespace, key.name)
+		e.FreshUntil = time.Now().Add(-key.late)
+		cachetest.PutEntry(t, g.rdb, g.namespace, key.name, e, time.Hour)
+		setSource(key.name, sourceDown)
 	}
 	begun := g.now()
 	for _, key := range keys {
-		g.read(key.name, key.name, 2, 20*time.Millisecond, plan{Source: true, Fail: "no answer"})
+		key.load.Source = true
+		g.read(key.name, key.name, 2, 20*time.Millisecond, key.load)
 	}
 	for g.now().Sub(begun) < outage {
 		for _, key := range keys {
@@ -143,7 +52,7 @@ func TestStaleIfError_Outage(t *testing.T) {
 		}
 	}
 	for _, key := range keys {
-		g.setSource(key.name, "2")
+		setSource(key.name, "2")
 	}
 	took := g.now().Sub(begun)
 
@@ -154,7 +63,7 @@ func TestStaleIfError_Outage(t *testing.T) {
 				return counted(p.tally(key.name).Outcomes)[after] > 0
 			})
 		}
-		for o, n := range g.stop(key.name, gotValue, gotStale, gotStaleFor(gotOwn), gotStaleFor(gotRemote)) {
+		for o, n := range g.stop(key.name) {
 			if o != after && !slices.Contains(key.stale, o) {
 				t.Errorf("%d readers of %q got %v", n, key.name, o)
 			}

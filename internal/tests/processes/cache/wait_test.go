@@ -27,11 +27,8 @@ func TestWait_FewCommands(t *testing.T) {
 	for _, callers := range []int{1, 100} {
 		t.Run(fmt.Sprint(callers), func(t *testing.T) {
 			t.Parallel()
-			f := newFleet(t)
-			processes := f.startAll(2, config{})
-			holder, waiter := processes[0], processes[1]
-			holder.get("load", "k", 1, plan{Block: true})
-			v := holder.begun("load").Value
+			f, holder, waiter := newPair(t)
+			v := holder.block("load", "k").Value
 
 			gets := waiter.proxy.On(redistest.Command("GET"), redistest.Pass)
 			waiter.get("waits", "k", callers, plan{})
@@ -62,11 +59,8 @@ func TestWait_FewCommands(t *testing.T) {
 //fault:long-waits
 func TestWait_NewCallers(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t)
-	processes := f.startAll(2, config{})
-	holder, waiter := processes[0], processes[1]
-	holder.get("load", "k", 1, plan{Block: true})
-	v := holder.begun("load").Value
+	f, holder, waiter := newPair(t)
+	v := holder.block("load", "k").Value
 	waiter.get("first", "k", 1, plan{})
 	waiter.joined("first")
 
@@ -100,8 +94,7 @@ func TestWait_NoConnection(t *testing.T) {
 	var groups []waiters
 	for i := range keys {
 		key := fmt.Sprint("key", i)
-		holder.get(key, key, 1, plan{Block: true})
-		holder.begun(key)
+		holder.block(key, key)
 		waiter.get(key, key, callers, plan{})
 		groups = append(groups, waiters{waiter, key, key})
 	}

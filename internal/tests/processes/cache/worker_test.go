@@ -74,8 +74,6 @@ func (w *worker) handle(o order) {
 		go func() { c.release <- struct{}{} }()
 	case "many":
 		w.many(o)
-	case "versions":
-		w.versions(o)
 	case "read":
 		w.read(o)
 	case "stop":
@@ -106,8 +104,6 @@ func (w *worker) do(o order) {
 		err = w.cache.Delete(ctx, o.Key)
 	case "expire":
 		err = w.cache.Expire(ctx, o.Key)
-	case "clear":
-		err = w.cache.Clear(ctx)
 	case "set":
 		err = w.cache.Set(ctx, o.Key, o.Value)
 	case "close":
@@ -116,8 +112,6 @@ func (w *worker) do(o order) {
 		err = w.rdb.Ping(ctx).Err()
 	case "stats":
 		r.Stats, r.Pool = w.cache.Stats(), *w.rdb.PoolStats()
-	case "sweep":
-		r.Outcomes = w.sweep(o)
 	case "churn":
 		r.Outcomes = w.churn(o)
 	default:
@@ -292,49 +286,6 @@ func manyLoader(load singlefill.Loader[string]) singlefill.ManyLoader[string] {
 	}
 }
 
-// versions reads the keys Names until the order stop, one by one and all together. The values are the
-// versions of a source. It notes the values that are older than the version of which the key clearedKey
-// said, before the call, that a Clear for it had returned.
-func (w *worker) versions(o order) {
-	c := w.begin(o)
-	ctx := context.Background()
-	check := func(how, key, v, cleared string, err error) {
-		got, err2 := strconv.Atoi(v)
-		least, err3 := strconv.Atoi(cleared)
-		if err := errors.Join(err, err2, err3); err != nil {
-			c.note(outcome{gotError, err.Error()})
-		} else if got < least {
-			c.note(outcome{gotValue, fmt.Sprintf("%s of %s: %d after the Clear for %d", how, key, got, least)})
-		}
-	}
-	again := func(i int, call func(cleared string)) {
-		c.ended.Go(func() {
-			for {
-				select {
-				case <-c.stop:
-					return
-				default:
-					call(w.number(clearedKey(w.Namespace)))
-					c.counts[i].Add(1)
-				}
-			}
-		})
-	}
-	for i, key := range o.Names {
-		again(i, func(cleared string) {
-			v, err := w.cache.GetOrLoad(ctx, key, w.loader(c))
-			check("GetOrLoad", key, v, cleared, err)
-		})
-	}
-	again(len(o.Names), func(cleared string) {
-		values, err := w.cache.GetOrLoadMany(ctx, o.Names, manyLoader(w.loader(c)))
-		for _, key := range o.Names {
-			check("GetOrLoadMany", key, values[key], cleared, err)
-		}
-	})
-	go w.finish(c)
-}
-
 // read starts N goroutines that call GetOrLoadInfo again and again, with a pause before each call,
 // until the order stop.
 func (w *worker) read(o order) {
@@ -361,25 +312,6 @@ func (w *worker) read(o order) {
 		})
 	}
 	go w.finish(c)
-}
-
-// sweep has N goroutines ask for all Keys, each beginning with another one. It returns the values
-// as "key=value".
-func (w *worker) sweep(o order) []countedOutcome {
-	c := w.begin(o)
-	for i := range o.N {
-		c.ended.Go(func() {
-			for j := range o.Keys {
-				key := fmt.Sprint("key", (i*o.Keys/o.N+j)%o.Keys)
-				v, err := w.cache.GetOrLoad(context.Background(), key, w.loader(c))
-				got := outcomeOf(key, v, err, nil)
-				got.Text = key + "=" + got.Text
-				c.note(got)
-			}
-		})
-	}
-	c.ended.Wait()
-	return c.tally().Outcomes
 }
 
 // churn changes the source of its key N times and deletes the key from the cache each time. During
@@ -454,12 +386,12 @@ func (w *worker) loader(c *calls) singlefill.Loader[string] {
 			}
 		}
 		w.must(w.counters.Decr(context.Background(), runningKey(w.Namespace, key)))
-		w.must(w.counters.Decr(context.Background(), allRunningKey(w.Namespace)))
 		w.report(report{Event: "ended", Tag: c.Tag, Key: key, Value: value})
+		fails := !c.Plan.Source || value == sourceDown
 		switch {
-		case c.err != nil && (!c.Plan.Source || value == sourceDown):
+		case c.err != nil && fails:
 			return "", c.err
-		case c.Plan.Panic != "":
+		case c.Plan.Panic != "" && fails:
 			panic(c.Plan.Panic)
 		case c.Plan.NotFound:
 			return "", singlefill.ErrNotFound
@@ -473,12 +405,10 @@ func (w *worker) loadBegins(key string) (nth int, at time.Time) {
 	p := w.counters.Pipeline()
 	n := p.Incr(ctx, loadsKey(w.Namespace, key))
 	running := p.Incr(ctx, runningKey(w.Namespace, key))
-	all := p.Incr(ctx, allRunningKey(w.Namespace))
 	now := p.Time(ctx)
 	if _, err := p.Exec(ctx); err != nil {
 		panic(err)
 	}
-	w.must(w.counters.ZAddGT(ctx, mostRunningKey(w.Namespace), redis.Z{Score: float64(all.Val()), Member: "most"}))
 	if running.Val() > 1 {
 		w.must(w.counters.Incr(ctx, overlapsKey(w.Namespace, key)))
 	}

@@ -1,0 +1,28 @@
+package client
+
+import (
+	"context"
+	"errors"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// A WatchFunc decides what to write, nil if nothing, and the command's answer.
+type WatchFunc func(ctx context.Context, tx *redis.Tx) (write func(p redis.Pipeliner), done bool, err error)
+
+// Watch repeats a transaction until no other client interferes, or ctx ends.
+func Watch(ctx context.Context, rdb redis.UniversalClient, keys []string, judge WatchFunc) (done bool, err error) {
+	for {
+		err = rdb.Watch(ctx, func(tx *redis.Tx) error {
+			var write func(p redis.Pipeliner)
+			write, done, err = judge(ctx, tx)
+			if err != nil || write == nil {
+				return err
+			}
+			return Transaction(ctx, tx, write)
+		}, keys...)
+		if !errors.Is(err, redis.TxFailedErr) {
+			return done && err == nil, err
+		}
+	}
+}

@@ -1,0 +1,503 @@
+// Package tags finds the keys whose values have a tag, so exactly that a value which is loaded while its
+// tag is invalidated is found, too.
+//
+// The tags of a namespace are spread over a few books. A book has a sequence, which counts invalidations.
+// A load of a value goes
+//
+//  1. read the sequences;
+//  2. ask the source;
+//  3. note the key in the index of each tag, unless the tag has a mark above that sequence ([Index.Note]);
+//  4. store the value, if the fill lock is still held;
+//
+// and an invalidation of a tag
+//
+//  1. increment the sequence, and mark the tag with it ([Index.Mark]);
+//  2. read the index;
+//  3. remove each value together with its lock.
+//
+// If the key is noted before the mark is written, the invalidation finds it, and either the value or the
+// lock without which the value is not stored. If it comes after the mark, the mark refuses it, unless the
+// sequence was read after the mark, too: then the source was asked after the invalidation had begun. Any
+// other order of these steps, or an invalidation that removes what it has found from the index, leaves old
+// values: see model_test.go.
+//
+// Members leave an index when their values have ended, whatever has become of the values before. Set is
+// right without a proof: a Set at the same time as an invalidation may come before or after it.
+package tags
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	_ "embed"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/client"
+)
+
+//go:embed lua/trim.lua
+var trimLua string
+
+//go:embed lua/note.lua
+var noteLua string
+
+//go:embed lua/mark.lua
+var markLua string
+
+var (
+	noteScript = client.NewScript(trimLua + noteLua)
+	markScript = client.NewScript(trimLua + markLua)
+)
+
+// An Index is the tags of one namespace.
+type Index struct {
+	client    *client.Client
+	namespace string
+	markLife  time.Duration
+}
+
+// New returns the index of a namespace. A mark is kept for at least markLife. A load that takes longer is
+// refused once marks have been dropped.
+func New(c *client.Client, namespace string, markLife time.Duration) *Index {
+	return &Index{c, namespace, markLife}
+}
+
+// books is how many books a namespace has. In a Cluster each may be on another master, with the indexes of
+// its tags. All processes must agree on it.
+const books = 8
+
+// bookLife is how long a book lives after the last command for it, at least. When it has ended, the
+// next invalidation cannot know that no index was lost.
+const bookLife = 24 * time.Hour
+
+// op is the purpose of all commands for tags.
+const op = "tag"
+
+func bookOf(tag string) int {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(tag))
+	return int(h.Sum32() % books)
+}
+
+// No key of a value, lock, log or semaphore of any namespace ends like these.
+
+func (x *Index) book(number int) string {
+	return fmt.Sprintf("%s:tags:{%s:%d}:book", x.namespace, x.namespace, number)
+}
+
+func (x *Index) index(tag string) string {
+	return fmt.Sprintf("%s:tags:{%s:%d}:%s:index", x.namespace, x.namespace, bookOf(tag), tag)
+}
+
+// Sequences are those of all books at one time. One that Redis did not tell is empty.
+type Sequences struct {
+	of  [books]string
+	err error // why one is empty
+}
+
+// Sequences reads the sequences. It creates the books that do not exist.
+func (x *Index) Sequences(ctx context.Context) *Sequences {
+	s := new(Sequences)
+	numbers := make([]int, books)
+	for i := range numbers {
+		numbers[i] = i
+	}
+	nodes := client.ByNode(x.client, numbers, x.book)
+	errs := make([]error, len(nodes))
+	inParallel(len(nodes), func(i int) { errs[i] = x.read(ctx, nodes[i], s) })
+	s.err = errors.Join(errs...)
+	return s
+}
+
+// Missing returns an error if Redis did not tell a sequence that values with these tags need.
+func (s *Sequences) Missing(tags []string) error {
+	for _, tag := range tags {
+		if s.of[bookOf(tag)] == "" {
+			return s.err
+		}
+	}
+	return nil
+}
+
+// read reads the sequences of books of one node.
+func (x *Index) read(ctx context.Context, numbers []int, into *Sequences) error {
+	states, err := client.Do(ctx, x.client, op, x.book(numbers[0]), func(ctx context.Context) (states []*redis.SliceCmd, err error) {
+		states = make([]*redis.SliceCmd, len(numbers))
+		_, err = x.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+			for i, number := range numbers {
+				states[i] = p.HMGet(ctx, x.book(number), "e", "n")
+			}
+			return nil
+		})
+		for i, number := range numbers {
+			if err == nil && states[i].Val()[0] == nil {
+				states[i], err = x.create(ctx, x.book(number))
+			}
+		}
+		return states, err
+	})
+	if err != nil {
+		return err
+	}
+	for i, number := range numbers {
+		into.of[number] = fmt.Sprintf("%v %v", states[i].Val()...)
+	}
+	return nil
+}
+
+// create creates a book, unless another process has.
+func (x *Index) create(ctx context.Context, book string) (state *redis.SliceCmd, err error) {
+	err = client.Transaction(ctx, x.client.Redis, func(p redis.Pipeliner) { // never without a TTL
+		p.HSetNX(ctx, book, "e", rand.Text())
+		p.HSetNX(ctx, book, "n", 0)
+		p.PExpire(ctx, book, bookLife)
+		state = p.HMGet(ctx, book, "e", "n")
+	})
+	return state, err
+}
+
+// A Note says that a value under Key, with Tags, is about to be stored, and that Redis keeps it for Life.
+type Note struct {
+	Key  string
+	Tags []string
+	Life time.Duration
+}
+
+// Note notes keys under the tags of their values, before the values are stored. since are the sequences
+// before the load of all of these values, of which none is missing; nil: they were not loaded. Note returns false if the values may
+// not be stored, as one of their tags has been invalidated since.
+func (x *Index) Note(ctx context.Context, notes []Note, since *Sequences) (bool, error) {
+	pages := pagesOf(notes)
+	noted, errs := make([]bool, len(pages)), make([]error, len(pages))
+	inParallel(len(pages), func(i int) {
+		noted[i], errs[i] = client.Retry(ctx, x.client.Timeout, client.Unreachable, func(within time.Duration) (bool, error) {
+			return x.note(ctx, within, pages[i], since)
+		})
+	})
+	return !slices.Contains(noted, false), errors.Join(errs...)
+}
+
+// A page is what is to be noted in one book.
+type page struct {
+	book int
+	tags []tagged
+}
+
+// A tagged is a tag with its keys.
+type tagged struct {
+	tag  string
+	keys []Note
+}
+
+func pagesOf(notes []Note) (pages []page) {
+	var at [books]int // in pages, plus 1
+	places := make(map[string]int)
+	for _, note := range notes {
+		for _, tag := range note.Tags {
+			number := bookOf(tag)
+			if at[number] == 0 {
+				pages = append(pages, page{book: number})
+				at[number] = len(pages)
+			}
+			p := &pages[at[number]-1]
+			i, ok := places[tag]
+			if !ok {
+				i = len(p.tags)
+				places[tag] = i
+				p.tags = append(p.tags, tagged{tag: tag})
+			}
+			p.tags[i].keys = append(p.tags[i].keys, note)
+		}
+	}
+	return pages
+}
+
+func (x *Index) note(ctx context.Context, within time.Duration, p page, since *Sequences) (bool, error) {
+	sequence := ""
+	if since != nil {
+		sequence = since.of[p.book]
+	}
+	keys := []any{x.book(p.book)}
+	args := []any{sequence, rand.Text(), bookLife.Milliseconds()}
+	for _, t := range p.tags {
+		keys = append(keys, x.index(t.tag))
+		args = append(args, t.tag, len(t.keys))
+		for _, key := range t.keys {
+			args = append(args, key.Life.Milliseconds(), key.Key)
+		}
+	}
+	reply, err := x.run(ctx, within, noteScript, keys, args)
+	if client.ScriptsRefused(err) {
+		return client.DoWithin(ctx, x.client, within, op, x.book(p.book), func(ctx context.Context) (bool, error) {
+			return x.watchNote(ctx, p, sequence)
+		})
+	}
+	noted, _ := reply.(int64)
+	return noted == 1, err
+}
+
+// run runs a script on one book.
+func (x *Index) run(ctx context.Context, within time.Duration, script client.Script, keys, args []any) (any, error) {
+	call := append(append(script.Call(len(keys), len(args)), keys...), args...)
+	var refused error
+	reply, err := client.Run(ctx, x.client, nil, within, op, keys[0].(string), script, call, func(cmd *redis.Cmd) (any, error) {
+		reply, err := cmd.Result()
+		if client.ScriptsRefused(err) {
+			refused, err = err, nil // not a failure: there is another way
+		}
+		return reply, err
+	})
+	return reply, cmp.Or(err, refused)
+}
+
+// Marked is what an invalidation knows of its tags.
+type Marked struct {
+	Complete bool     // the indexes have each value that is stored
+	Tags     []string // those that have an index
+	books    []markedBook
+}
+
+type markedBook struct {
+	number  int
+	history string
+	indexes []string
+}
+
+// Mark begins to invalidate tags. Values with these tags that are loaded now will not be stored, unless
+// they are in an index by then.
+func (x *Index) Mark(ctx context.Context, tags []string) (Marked, error) {
+	pages := pagesOf([]Note{{Tags: tags}})
+	marked, errs := make([]Marked, len(pages)), make([]error, len(pages))
+	inParallel(len(pages), func(i int) { marked[i], errs[i] = x.markPage(ctx, pages[i]) })
+	all := Marked{Complete: true}
+	for _, m := range marked {
+		all.Complete = all.Complete && m.Complete
+		all.Tags = append(all.Tags, m.Tags...)
+		all.books = append(all.books, m.books...)
+	}
+	return all, errors.Join(errs...)
+}
+
+func (x *Index) markPage(ctx context.Context, p page) (m Marked, err error) {
+	b := markedBook{number: p.book}
+	if b.history, err = x.history(ctx, p.book); err != nil {
+		return m, err
+	}
+	reply, err := client.Retry(ctx, x.client.Timeout, client.Unreachable, func(within time.Duration) ([]bool, error) {
+		return x.mark(ctx, within, p, b.history)
+	})
+	for i, yes := range reply {
+		switch {
+		case i == 0:
+			m.Complete = yes
+		case yes:
+			tag := p.tags[i-1].tag
+			m.Tags, b.indexes = append(m.Tags, tag), append(b.indexes, x.index(tag))
+		}
+	}
+	m.books = []markedBook{b}
+	return m, err
+}
+
+// mark returns whether the book is complete, and which of the tags have an index.
+func (x *Index) mark(ctx context.Context, within time.Duration, p page, history string) ([]bool, error) {
+	keys := []any{x.book(p.book)}
+	args := []any{rand.Text(), bookLife.Milliseconds(), x.markLife.Milliseconds(), history}
+	for _, t := range p.tags {
+		keys, args = append(keys, x.index(t.tag)), append(args, t.tag)
+	}
+	reply, err := x.run(ctx, within, markScript, keys, args)
+	if client.ScriptsRefused(err) {
+		return client.DoWithin(ctx, x.client, within, op, x.book(p.book), func(ctx context.Context) ([]bool, error) {
+			return x.watchMark(ctx, p, history)
+		})
+	}
+	if err != nil {
+		return nil, err
+	}
+	fields, _ := reply.([]any)
+	if len(fields) != len(keys) {
+		return nil, fmt.Errorf("unexpected reply %v", reply)
+	}
+	exists := make([]bool, len(fields))
+	for i, field := range fields {
+		exists[i] = field == int64(1)
+	}
+	return exists, nil
+}
+
+// history names the data of the server that has a book, and of the replicas that have all of it. A server
+// that takes over from another one has a new name: it may have lost what the old one has acknowledged
+// last. The values are on other servers, which still have them. Where one server has everything, the name
+// is empty: it then has lost the values, too, since they are stored after their keys are noted.
+func (x *Index) history(ctx context.Context, number int) (string, error) {
+	key := x.book(number)
+	var server func() (*redis.Client, error)
+	switch rdb := x.client.Redis.(type) {
+	case *redis.ClusterClient:
+		server = func() (*redis.Client, error) { return rdb.MasterForKey(ctx, key) }
+	case *redis.Ring:
+		server = func() (*redis.Client, error) { return rdb.GetShardClientForKey(key) }
+	default:
+		return "", nil
+	}
+	return client.Do(ctx, x.client, op, key, func(ctx context.Context) (string, error) {
+		master, err := server()
+		if err != nil {
+			return "", err
+		}
+		info, err := master.Info(ctx, "replication").Result()
+		if err != nil {
+			return "", err
+		}
+		_, id, ok := strings.Cut(info, "master_replid:")
+		if !ok {
+			return "", errors.New("INFO replication has no master_replid")
+		}
+		id, _, _ = strings.Cut(id, "\r")
+		return id, nil
+	})
+}
+
+// Keys calls each with the keys in the index of a tag, a few hundred at a time. A key may come twice.
+func (x *Index) Keys(ctx context.Context, tag string, each func(keys []string) error) error {
+	index := x.index(tag)
+	for cursor := uint64(0); ; {
+		scan, err := client.Retry(ctx, x.client.Timeout, client.Unreachable, func(within time.Duration) (*redis.ScanCmd, error) {
+			return client.DoWithin(ctx, x.client, within, op, index, func(ctx context.Context) (scan *redis.ScanCmd, err error) {
+				_, err = x.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+					scan = p.ZScan(ctx, index, cursor, "", 500)
+					// A write, though of nothing: a replica may be behind, and must not answer.
+					p.ZRemRangeByScore(ctx, index, "-1", "0")
+					return nil
+				})
+				return scan, err
+			})
+		})
+		if err != nil {
+			return err
+		}
+		members, next := scan.Val()
+		keys := make([]string, 0, len(members)/2)
+		for i := 0; i < len(members); i += 2 {
+			keys = append(keys, members[i])
+		}
+		if len(keys) > 0 {
+			if err := each(keys); err != nil {
+				return err
+			}
+		}
+		if cursor = next; cursor == 0 {
+			return nil
+		}
+	}
+}
+
+// Intact reports whether all that was read since Mark was there. An index may have been lost before it was
+// read, and a server may have been replaced by one that lacks a part of it.
+func (x *Index) Intact(ctx context.Context, m Marked) (bool, error) {
+	intact, errs := make([]bool, len(m.books)), make([]error, len(m.books))
+	inParallel(len(m.books), func(i int) { intact[i], errs[i] = x.intact(ctx, m.books[i]) })
+	return !slices.Contains(intact, false), errors.Join(errs...)
+}
+
+func (x *Index) intact(ctx context.Context, m markedBook) (bool, error) {
+	if len(m.indexes) > 0 {
+		book := x.book(m.number)
+		intact, err := client.Do(ctx, x.client, op, book, func(ctx context.Context) (bool, error) {
+			var state *redis.SliceCmd
+			var exist *redis.IntCmd
+			_, err := x.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+				state, exist = p.HMGet(ctx, book, "e", "k"), p.Exists(ctx, m.indexes...)
+				p.HDel(ctx, book, "") // nothing: see Keys
+				return nil
+			})
+			if err != nil {
+				return false, err
+			}
+			complete := state.Val()[1] == fmt.Sprint(state.Val()[0], " ", m.history)
+			return complete && exist.Val() == int64(len(m.indexes)), nil
+		})
+		if err != nil || !intact {
+			return false, err
+		}
+	}
+	history, err := x.history(ctx, m.number)
+	return history == m.history, err
+}
+
+// A Proof is what was known of the books before all values were removed.
+type Proof [books]string
+
+// Prove returns a Proof, to be given to Complete when all values have been removed. It begins a new book
+// where the old one is complete: that may name tags whose indexes are lost. Others are left as they are, so
+// that many that remove all values at this time do not make each other begin again.
+func (x *Index) Prove(ctx context.Context) (*Proof, error) {
+	p, errs := new(Proof), make([]error, books)
+	inParallel(books, func(number int) { p[number], errs[number] = x.prove(ctx, number) })
+	return p, errors.Join(errs...)
+}
+
+func (x *Index) prove(ctx context.Context, number int) (string, error) {
+	history, err := x.history(ctx, number)
+	if err != nil {
+		return "", err
+	}
+	book := x.book(number)
+	state, err := client.Do(ctx, x.client, op, book, func(ctx context.Context) ([]any, error) {
+		return x.client.Redis.HMGet(ctx, book, "e", "k").Result()
+	})
+	if err != nil {
+		return "", err
+	}
+	if epoch, ok := state[0].(string); ok && state[1] != epoch+" "+history {
+		return epoch + " " + history, nil
+	}
+	epoch := rand.Text()
+	return epoch + " " + history, x.change(ctx, book, func(p redis.Pipeliner) {
+		p.Del(ctx, book)
+		p.HSet(ctx, book, "e", epoch, "n", 0)
+	})
+}
+
+// Complete notes that the indexes have each value that is stored, unless a book has been lost since Prove.
+func (x *Index) Complete(ctx context.Context, proof *Proof) error {
+	errs := make([]error, books)
+	inParallel(books, func(number int) {
+		book := x.book(number)
+		errs[number] = x.change(ctx, book, func(p redis.Pipeliner) { p.HSet(ctx, book, "k", proof[number]) })
+	})
+	return errors.Join(errs...)
+}
+
+// change changes a book in one step. It then lives for bookLife, perhaps for less than before: until the
+// next note.
+func (x *Index) change(ctx context.Context, book string, by func(p redis.Pipeliner)) error {
+	_, err := client.Do(ctx, x.client, op, book, func(ctx context.Context) (any, error) {
+		return nil, client.Transaction(ctx, x.client.Redis, func(p redis.Pipeliner) {
+			by(p)
+			p.PExpire(ctx, book, bookLife)
+		})
+	})
+	return err
+}
+
+// inParallel calls do with each of n numbers.
+func inParallel(n int, do func(i int)) {
+	var all sync.WaitGroup
+	for i := 1; i < n; i++ {
+		all.Go(func() { do(i) })
+	}
+	if n > 0 {
+		do(0)
+	}
+	all.Wait()
+}

@@ -1,0 +1,324 @@
+package cache_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
+)
+
+// onLink runs a subtest in a bubble: so its bounds are exact. The link is between the cache and a
+// miniredis.
+func onLink(t *testing.T, name string, run func(t *testing.T, link *redistest.MiniLink, c *cachetest.Cache)) {
+	t.Run(name, func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			link, rdb := redistest.StartMiniLink(t)
+			run(t, link, cachetest.New(t, rdb, "ns", cachetest.Impatient))
+		})
+	})
+}
+
+// A silent Redis costs a call RedisTimeout, and nothing once the breaker is open.
+//
+//fault:unreachable
+func TestBreaker_SilentRedis(t *testing.T) {
+	t.Parallel()
+	const loadTime = 70 * time.Millisecond
+	for _, used := range []bool{false, true} {
+		name := fmt.Sprintf("connected before=%t", used)
+		onLink(t, name, func(t *testing.T, link *redistest.MiniLink, c *cachetest.Cache) {
+			if used {
+				c.MustLoad("before")
+				c.WantHit("before")
+			}
+			c.During = func(string) { time.Sleep(loadTime) }
+			link.BlackHole(true)
+			call := func(key string) time.Duration {
+				begun := time.Now()
+				c.MustLoad(key)
+				return time.Since(begun)
+			}
+			calls := 0
+			for !c.Stats().BreakerOpen {
+				if took := call("k"); took != cachetest.Impatient+loadTime {
+					t.Fatalf("call %d took %v, want RedisTimeout and the time of the load", calls, took)
+				}
+				if calls++; calls > 10 {
+					t.Fatal("the breaker does not open")
+				}
+			}
+			c.AwaitLoads()
+			synctest.Wait()
+			commands, probes := link.Sent()
+			for range 100 {
+				if took := call("k"); took != loadTime {
+					t.Fatalf("with the breaker open, a call took %v, want the time of the load", took)
+				}
+			}
+			commandsAfter, probesAfter := link.Sent()
+			if commandsAfter != commands {
+				t.Errorf("%d commands were sent while the breaker was open", commandsAfter-commands)
+			}
+			if probesAfter == probes {
+				t.Error("no PING was sent while the breaker was open")
+			}
+			begun := time.Now()
+			if err := c.Delete(t.Context(), "k"); err == nil || time.Since(begun) > cachetest.Impatient {
+				t.Errorf("Delete = %v after %v", err, time.Since(begun))
+			}
+
+			link.BlackHole(false)
+			time.Sleep(2 * cachetest.Impatient) // two probes; no call is needed
+			if s := c.Stats(); s.BreakerOpen || s.BreakerOpens != 1 {
+				t.Fatalf("two probes after Redis was back: %+v", s)
+			}
+			c.MustLoad("k")
+			c.WantHit("k")
+		})
+	}
+}
+
+// A silence at any step costs one RedisTimeout, which the read and the lock share.
+//
+//fault:silence
+func TestGetOrLoad_SilenceAtAnyStep(t *testing.T) {
+	t.Parallel()
+	for _, silentAt := range []string{"get", "evalsha", "store"} {
+		onLink(t, silentAt, func(t *testing.T, link *redistest.MiniLink, c *cachetest.Cache) {
+			c.MustLoad("before") // the server knows the scripts from here on
+			if silentAt == "store" {
+				c.During = func(string) { link.BlackHoleAt("evalsha") }
+			} else {
+				link.BlackHoleAt(silentAt)
+			}
+			begun := time.Now()
+			c.MustLoad("k")
+			if took := time.Since(begun); took != cachetest.Impatient {
+				t.Errorf("took %v, want %v", took, cachetest.Impatient)
+			}
+			if !link.Swallows() {
+				t.Error("the fault has not come about")
+			}
+			c.WantErrors()
+			if unlocked := c.LastLoad().Unlocked; unlocked != (silentAt != "store") {
+				t.Errorf("LoadInfo.Unlocked = %t", unlocked)
+			}
+		})
+	}
+}
+
+// Callers less patient than RedisTimeout open the breaker of a silent Redis, and then get values:
+// the commands of callers that have left go on and count.
+//
+//fault:impatient-callers
+func TestClient_ImpatientCallers(t *testing.T) {
+	t.Parallel()
+	const deadline = 20 * time.Millisecond
+	synctest.Test(t, func(t *testing.T) {
+		link, rdb := redistest.StartMiniLink(t)
+		link.BlackHole(true)
+		c := cachetest.New(t, rdb, "ns", cachetest.Impatient)
+		call := func(i int) error {
+			ctx, cancel := context.WithTimeout(t.Context(), deadline)
+			defer cancel()
+			begun := time.Now()
+			v, err := c.GetOrLoad(ctx, fmt.Sprintf("k%d", i), c.Load)
+			switch took := time.Since(begun); {
+			case err == nil && v != fmt.Sprintf("value of k%d", i):
+				t.Errorf("GetOrLoad = %q", v)
+			case err != nil && (err != context.DeadlineExceeded || took != deadline):
+				t.Errorf("GetOrLoad = %v after %v, want DeadlineExceeded after %v", err, took, deadline)
+			}
+			return err
+		}
+		begun := time.Now()
+		calls := 0
+		for !c.Stats().BreakerOpen {
+			if call(calls) == nil {
+				t.Fatal("a call returned a value before the breaker was open")
+			}
+			if calls++; time.Since(begun) > 2*cachetest.Impatient {
+				t.Fatal("the breaker does not open")
+			}
+		}
+		if calls < breakerLimit {
+			t.Errorf("the breaker is open after %d calls", calls)
+		}
+		for i := range 50 {
+			if err := call(1000 + i); err != nil {
+				t.Fatalf("with the breaker open: %v", err)
+			}
+		}
+	})
+}
+
+// Without Redis each process loads a key once at a time, and all its callers get the value.
+//
+//fault:unreachable
+func TestLoad_WithoutRedis(t *testing.T) {
+	t.Parallel()
+	const processes, callers = 4, 100
+	synctest.Test(t, func(t *testing.T) {
+		link, rdb := redistest.StartMiniLink(t)
+		link.BlackHole(true)
+		var caches []*cachetest.Cache
+		for range processes {
+			c := cachetest.New(t, rdb, "ns", cachetest.Impatient)
+			c.During = func(string) { time.Sleep(time.Second) }
+			caches = append(caches, c)
+		}
+		begun := time.Now()
+		var wg sync.WaitGroup
+		for _, c := range caches {
+			for range callers {
+				wg.Go(func() { c.MustLoad("k") })
+			}
+		}
+		wg.Wait()
+		if took := time.Since(begun); took != cachetest.Impatient+time.Second {
+			t.Errorf("took %v, want RedisTimeout and one load", took)
+		}
+		for _, c := range caches {
+			c.WantLoads(1)
+		}
+		for range callers { // one after another: they join the load that runs
+			for _, c := range caches {
+				wg.Go(func() { c.MustLoad("k") })
+			}
+			time.Sleep(30 * time.Millisecond)
+		}
+		wg.Wait()
+		for _, c := range caches {
+			if most := c.Most.Load(); most != 1 {
+				t.Errorf("%d loads of one key ran at a time in one process", most)
+			}
+			if n := c.Loads.Load(); n > 4 {
+				t.Errorf("%d loads in 4 s at 1 s each", n)
+			}
+		}
+	})
+}
+
+// MaxLoads holds without Redis.
+//
+//fault:unreachable
+func TestMaxLoads_WithoutRedis(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		link, rdb := redistest.StartMiniLink(t)
+		link.BlackHole(true)
+		c := cachetest.New(t, rdb, "ns", cachetest.Impatient, func(o *singlefill.Options[string]) { o.MaxLoads = 3 })
+		c.During = func(string) { time.Sleep(100 * time.Millisecond) }
+		begun := time.Now()
+		var wg sync.WaitGroup
+		for i := range 60 {
+			wg.Go(func() { c.WantValue(fmt.Sprintf("k%d", i)) })
+		}
+		wg.Wait()
+		if most := c.Most.Load(); most != 3 {
+			t.Errorf("%d loads ran at a time, MaxLoads is 3", most)
+		}
+		if took, want := time.Since(begun), cachetest.Impatient+20*100*time.Millisecond; took != want {
+			t.Errorf("took %v, want %v", took, want)
+		}
+		c.WantLoads(60)
+	})
+}
+
+// invalidations are the calls that are to keep later callers from what k was before.
+var invalidations = map[string]func(context.Context, *cachetest.Cache) error{
+	"delete": func(ctx context.Context, c *cachetest.Cache) error { return c.Delete(ctx, "k") },
+	"expire": func(ctx context.Context, c *cachetest.Cache) error { return c.Expire(ctx, "k") },
+	"set":    func(ctx context.Context, c *cachetest.Cache) error { return c.Set(ctx, "k", "set") },
+}
+
+// A Delete, Set or Expire without Redis returns an error, and later callers in its process load again.
+// They do not join a load that began before it, or while its command was being sent.
+//
+//fault:unreachable-delete
+//fault:failed-delete
+func TestDelete_WithoutRedis(t *testing.T) {
+	t.Parallel()
+	for name, invalidate := range invalidations {
+		for _, begins := range []string{"before", "during the command"} {
+			onLink(t, name+", a load begins "+begins, func(t *testing.T, link *redistest.MiniLink, c *cachetest.Cache) {
+				link.BlackHole(true)
+				src := cachetest.NewSource[string](t)
+				var older *cachetest.Call[string]
+				begin := func() { older = cachetest.GoGet(t.Context(), c.Cache, "k", src.Load) }
+				if begins == "before" {
+					begin()
+					time.Sleep(2 * cachetest.Impatient)
+				} else { // a load begins at once if the breaker is open
+					for i := 0; !c.Stats().BreakerOpen; i++ {
+						c.MustLoad(fmt.Sprint("other", i))
+					}
+				}
+				begun := time.Now()
+				done := make(chan error, 1)
+				go func() { done <- invalidate(t.Context(), c) }()
+				if begins == "during the command" {
+					time.Sleep(cachetest.Impatient / 2)
+					begin()
+				}
+				err := <-done
+				if took := time.Since(begun); err == nil || took > cachetest.Impatient {
+					t.Errorf("%s = %v after %v", name, err, took)
+				}
+				load := src.Next(t)
+				cachetest.GoGet(t.Context(), c.Cache, "k", cachetest.Gives("newer")).Want(t, "newer")
+				load.Give("older")
+				older.Want(t, "older")
+			})
+		}
+	}
+}
+
+// A Delete of many keys without Redis takes RedisTimeout once, and its error comes at the caller's
+// deadline at the latest.
+//
+//fault:unreachable-delete
+//fault:delete-many
+func TestDelete_ManyKeysWithoutRedis(t *testing.T) {
+	t.Parallel()
+	for _, n := range []int{200, 5000} {
+		onLink(t, fmt.Sprint(n), func(t *testing.T, link *redistest.MiniLink, c *cachetest.Cache) {
+			link.BlackHole(true)
+			var keys []string
+			for i := range n {
+				keys = append(keys, fmt.Sprint("k", i))
+			}
+			wantOnce := func(when string) {
+				t.Helper()
+				begun := time.Now()
+				if err := c.Delete(t.Context(), keys...); err == nil || time.Since(begun) != cachetest.Impatient {
+					t.Errorf("%s: Delete = %v after %v, want an error after %v", when, err, time.Since(begun), cachetest.Impatient)
+				}
+			}
+			wantOnce("at first")
+			ctx, cancel := context.WithTimeout(t.Context(), cachetest.Impatient/2)
+			defer cancel()
+			if err := c.Delete(ctx, keys...); err != context.DeadlineExceeded {
+				t.Errorf("at the caller's deadline: %v", err)
+			}
+			for range 10 {
+				begun := time.Now()
+				if err := c.Delete(t.Context(), keys...); err == nil || time.Since(begun) > cachetest.Impatient {
+					t.Errorf("Delete = %v after %v", err, time.Since(begun))
+				}
+			}
+			if !c.Stats().BreakerOpen {
+				t.Fatal("the breaker is closed")
+			}
+			wantOnce("with the breaker open")
+			_ = c.Close()
+			time.Sleep(time.Minute)
+		})
+	}
+}

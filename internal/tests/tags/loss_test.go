@@ -1,0 +1,220 @@
+package tags
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
+)
+
+// keysOf returns the keys in which a namespace has its tags, with an end.
+func keysOf(t *testing.T, look redis.UniversalClient, ns, end string) (keys []string) {
+	t.Helper()
+	scan := func(ctx context.Context, node redis.Cmdable) error {
+		found := node.Scan(ctx, 0, ns+":tags:*"+end, 1000).Iterator()
+		for found.Next(ctx) {
+			keys = append(keys, found.Val())
+		}
+		return found.Err()
+	}
+	if cluster, ok := look.(*redis.ClusterClient); ok {
+		for _, node := range redistest.SharedCluster(t).Nodes {
+			redistest.Must(t, scan(t.Context(), node.Admin()))
+		}
+		_ = cluster
+	} else {
+		redistest.Must(t, scan(t.Context(), look))
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// lose removes keys of the tags, as an eviction does.
+func lose(end string) func(t *testing.T, look redis.UniversalClient, ns string) {
+	return func(t *testing.T, look redis.UniversalClient, ns string) {
+		t.Helper()
+		lost := keysOf(t, look, ns, end)
+		if len(lost) == 0 {
+			t.Fatalf("there is no key *%s", end)
+		}
+		for _, key := range lost {
+			redistest.Must(t, look.Del(t.Context(), key).Err())
+		}
+	}
+}
+
+// Whatever is lost of what the tags are kept in, DeleteTag leaves no value with its tag.
+//
+//fault:tags-lost
+func TestDeleteTag_Loss(t *testing.T) {
+	t.Parallel()
+	for name, loss := range map[string]func(t *testing.T, look redis.UniversalClient, ns string){
+		"books":      lose(":book"),
+		"indexes":    lose(":index"),
+		"everything": lose(""),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+				c, ns := newCache(t, rdb)
+				ctx := t.Context()
+				all := []string{"k1", "k2", "k3"}
+				for _, again := range []string{"nothing", "another key with the tag", "a key with another tag"} {
+					redistest.Must(t, c.Set(ctx, "k1", "a"))
+					loss(t, look, ns)
+					switch again {
+					case "another key with the tag":
+						_, err := c.GetOrLoad(ctx, "k2", cachetest.Gives("a"))
+						redistest.Must(t, err)
+						redistest.Must(t, c.Set(ctx, "k3", "a"))
+					case "a key with another tag":
+						redistest.Must(t, c.SetMany(ctx, map[string]string{"k2": "ab", "k3": "ca"}))
+					}
+					before := c.Stats().TagClears
+					redistest.Must(t, c.DeleteTag(ctx, "a"))
+					wantKeys(t, look, ns, again+" is stored after the loss", all, nil)
+					if n := c.Stats().TagClears - before; n != 1 {
+						t.Errorf("%s is stored after the loss: Clear was called %d times, want once", again, n)
+					}
+					// From then on the indexes are complete.
+					redistest.Must(t, c.SetMany(ctx, map[string]string{"k1": "a", again: "d"}))
+					redistest.Must(t, c.DeleteTag(ctx, "a", "unused"))
+					wantKeys(t, look, ns, "after Clear", []string{"k1", again}, []string{again})
+					if n := c.Stats().TagClears - before; n != 1 {
+						t.Errorf("Clear was called again")
+					}
+				}
+			})
+		})
+	}
+}
+
+// A load in flight is not stored if the marks that would have refused it were lost.
+//
+//fault:tags-lost
+func TestDeleteTag_LossDuringLoad(t *testing.T) {
+	t.Parallel()
+	for _, lost := range []string{":book", ":index", ""} {
+		for _, later := range []string{"nothing", "a load", "a Set"} {
+			t.Run(fmt.Sprint("lost *", lost, ", then ", later), func(t *testing.T) {
+				t.Parallel()
+				cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+					c, ns := newCache(t, rdb)
+					ctx := t.Context()
+					redistest.Must(t, c.Set(ctx, "k", "x")) // so that there is an index
+					src := cachetest.NewSource[string](t)
+					before := cachetest.GoGet(ctx, c, "cold", src.Load)
+					load := src.Next(t)
+					redistest.Must(t, c.DeleteTag(ctx, "x"))
+					lose(lost)(t, look, ns)
+					switch later {
+					case "a load":
+						_, err := c.GetOrLoad(ctx, "other", cachetest.Gives("xy"))
+						redistest.Must(t, err)
+					case "a Set":
+						redistest.Must(t, c.Set(ctx, "other", "xy"))
+					}
+					load.Give("x")
+					before.Want(t, "x")
+					cachetest.WantStored(t, look, ns, "cold", "")
+				})
+			})
+		}
+	}
+}
+
+// The first DeleteTag of a namespace cannot know what was stored before there were tags. A Clear before
+// it, or the first one, is enough, also for many at once.
+func TestDeleteTag_First(t *testing.T) {
+	t.Parallel()
+	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		ns := redistest.Namespace(t)
+		ctx := t.Context()
+		redistest.Must(t, cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw).Set(ctx, "old", "a"))
+		c := cachetest.NewCacheIn(t, rdb, ns, &tagged)
+		done := make(chan error)
+		const calls = 100
+		for i := range calls {
+			go func() { done <- c.DeleteTag(ctx, fmt.Sprint("tag", i)) }()
+		}
+		for range calls {
+			redistest.Must(t, <-done)
+		}
+		wantKeys(t, look, ns, "the first DeleteTag", []string{"old"}, nil)
+		if n := c.Stats().TagClears; n != 1 {
+			t.Errorf("%d calls called Clear %d times, want once", calls, n)
+		}
+		if n := len(keysOf(t, look, ns, ":index")); n != 0 {
+			t.Errorf("tags that no value has have %d indexes", n)
+		}
+	})
+}
+
+// A master that takes over the slot of an index may lack its newest members, whose values are on other
+// masters.
+//
+//fault:tags-lost
+func TestDeleteTag_MasterReplaced(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartReplicatedCluster(t)
+	rdb := cluster.Client(t)
+	ns := redistest.Namespace(t)
+	c := cachetest.NewCacheIn(t, rdb, ns, &tagged)
+	ctx := t.Context()
+	redistest.Must(t, c.Clear(ctx))
+	redistest.Must(t, c.SetMany(ctx, map[string]string{"k1": "a", "k2": "a"}))
+	var index string
+	for _, node := range cluster.Nodes {
+		for _, key := range node.Admin().Keys(ctx, ns+":tags:*:index").Val() {
+			index = key
+		}
+	}
+	master := cluster.Owner(t, index)
+	replica := cluster.Replicas[slices.Index(cluster.Nodes, master)]
+	redistest.Must(t, replica.Admin().ClusterFailover(ctx).Err())
+	redistest.Await(t, "the replica has taken over, and the client knows it", func() bool {
+		return strings.Contains(replica.Admin().Info(ctx, "replication").Val(), "role:master") &&
+			rdb.ZRem(ctx, index, "k1").Val() == 1 // as if this member had not arrived
+	})
+	redistest.Must(t, c.DeleteTag(ctx, "a"))
+	wantKeys(t, rdb, ns, "after the failover", []string{"k1", "k2"}, nil)
+	redistest.Must(t, c.SetMany(ctx, map[string]string{"k1": "a", "other": "b"}))
+	redistest.Must(t, c.DeleteTag(ctx, "a"))
+	wantKeys(t, rdb, ns, "after that", []string{"k1", "other"}, []string{"other"})
+}
+
+// A server that takes over without the last invalidations must not take a load that knows of them for one
+// that knows of the next.
+//
+//fault:tags-lost
+func TestDeleteTag_RolledBack(t *testing.T) {
+	t.Parallel()
+	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		c, ns := newCache(t, rdb)
+		ctx := t.Context()
+		before := make(map[string]map[string]string)
+		for _, book := range keysOf(t, look, ns, ":book") {
+			before[book] = look.HGetAll(ctx, book).Val()
+		}
+		redistest.Must(t, c.DeleteTag(ctx, "x"))
+		src := cachetest.NewSource[string](t)
+		call := cachetest.GoGet(ctx, c, "cold", src.Load)
+		load := src.Next(t)
+		for book, fields := range before {
+			redistest.Must(t, look.Del(ctx, book).Err())
+			redistest.Must(t, look.HSet(ctx, book, fields).Err())
+			redistest.Must(t, look.PExpire(ctx, book, time.Hour).Err())
+		}
+		redistest.Must(t, c.DeleteTag(ctx, "x"))
+		load.Give("x")
+		call.Want(t, "x")
+		cachetest.WantStored(t, look, ns, "cold", "")
+	})
+}

@@ -1,0 +1,524 @@
+// Package tags tests DeleteTag and ExpireTag on real servers.
+package tags
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
+)
+
+func TestMain(m *testing.M) { redistest.Main(m) }
+
+// byLetters gives a value a tag for each of its letters. ErrNotFound has the tag "none".
+func byLetters(key, v string) (tags []string) {
+	if v == "" {
+		return []string{"none"}
+	}
+	return strings.Split(v, "")
+}
+
+// tagged is the options of a cache whose values have the tags of byLetters.
+var tagged = singlefill.Options[string]{Codec: singlefill.Raw, Tags: byLetters, MaxLoads: -1}
+
+// newCache returns a cache whose indexes are known to be complete.
+func newCache(t *testing.T, rdb redis.UniversalClient) (c *singlefill.Cache[string], ns string) {
+	t.Helper()
+	ns = redistest.Namespace(t)
+	c = cachetest.NewCacheIn(t, rdb, ns, &tagged)
+	redistest.Must(t, c.Clear(t.Context()))
+	return c, ns
+}
+
+// values loads what a map has. Other keys do not exist.
+type values map[string]string
+
+func (v values) load(_ context.Context, key string) (string, error) {
+	if value, ok := v[key]; ok {
+		return value, nil
+	}
+	return "", singlefill.ErrNotFound
+}
+
+func (v values) loadMany(_ context.Context, keys []string) (map[string]string, error) {
+	found := make(map[string]string)
+	for _, key := range keys {
+		if value, ok := v[key]; ok {
+			found[key] = value
+		}
+	}
+	return found, nil
+}
+
+// wantKeys waits until the cache has these of the keys, and checks that it has no others.
+func wantKeys(t *testing.T, rdb redis.UniversalClient, ns, what string, among, want []string) {
+	t.Helper()
+	var got []string
+	for _, key := range among {
+		if _, found := cachetest.Stored(t, rdb, ns+":{"+key+"}"); found {
+			got = append(got, key)
+		}
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%s: %q are stored, want %q", what, got, want)
+	}
+}
+
+// DeleteTag deletes the keys whose values have the tag, however they were stored, and no others.
+func TestDeleteTag(t *testing.T) {
+	t.Parallel()
+	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		c, ns := newCache(t, rdb)
+		ctx := t.Context()
+		source := values{"one": "ab", "m1": "bc", "m2": "c"}
+		keys := []string{"m1", "m2", "m3", "one", "s1", "s2", "set", "zero"}
+		store := func() {
+			t.Helper()
+			_, err := c.GetOrLoad(ctx, "one", source.load)
+			redistest.Must(t, err)
+			if _, err = c.GetOrLoad(ctx, "zero", source.load); err != singlefill.ErrNotFound {
+				t.Fatal(err)
+			}
+			_, err = c.GetOrLoadMany(ctx, []string{"m1", "m2", "m3"}, source.loadMany)
+			redistest.Must(t, err)
+			redistest.Must(t, c.Set(ctx, "set", "ac"))
+			redistest.Must(t, c.SetMany(ctx, map[string]string{"s1": "aa", "s2": "d"}))
+			wantKeys(t, look, ns, "all", keys, keys)
+		}
+		for _, test := range []struct {
+			tags string
+			left []string
+		}{
+			{"a", []string{"m1", "m2", "m3", "s2", "zero"}},
+			{"b c", []string{"m3", "s1", "s2", "zero"}},
+			{"none", []string{"m1", "m2", "one", "s1", "s2", "set"}},
+			{"e", keys},
+			{"e b", []string{"m2", "m3", "s1", "s2", "set", "zero"}},
+		} {
+			store()
+			redistest.Must(t, c.DeleteTag(ctx, strings.Fields(test.tags)...))
+			wantKeys(t, look, ns, test.tags, keys, test.left)
+		}
+		redistest.Must(t, c.DeleteTag(ctx))
+		if s := c.Stats(); s.TagCalls != 5 || s.TagKeys == 0 || s.TagClears != 0 || s.StoreErrors != 0 || s.Fenced != 0 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// A value whose load began before a DeleteTag is not stored after it, although its key has never been
+// stored and nothing knows its tags, and callers that join the load later get another one.
+//
+//fault:tag-in-load
+func TestDeleteTag_DuringLoad(t *testing.T) {
+	t.Parallel()
+	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		c, ns := newCache(t, rdb)
+		other := cachetest.NewCacheIn(t, rdb, ns, &tagged) // as in another process
+		for i, by := range []*singlefill.Cache[string]{c, other} {
+			key := fmt.Sprint("k", i)
+			src := cachetest.NewSource[string](t)
+			before := cachetest.GoGet(t.Context(), c, key, src.Load)
+			older := src.Next(t)
+			redistest.Must(t, by.DeleteTag(t.Context(), "x"))
+			after := cachetest.GoGet(t.Context(), c, key, src.Load).Waits(t)
+			elsewhere := cachetest.GoGet(t.Context(), other, key, src.Load)
+			older.Give("x")
+			before.Want(t, "x")
+			newer := src.Next(t)
+			cachetest.WantStored(t, look, ns, key, "")
+			newer.Give("xy")
+			after.Want(t, "xy")
+			elsewhere.Want(t, "xy")
+			cachetest.WantStored(t, look, ns, key, "xy")
+			src.Want(t, 2)
+		}
+		if s := c.Stats(); s.Fenced < 1 || s.StoreErrors != 0 {
+			t.Errorf("%+v, want fenced loads", s)
+		}
+	})
+}
+
+// What a load has brought and is not stored is as void after a DeleteTag as what is stored.
+//
+//fault:tag-in-load
+func TestDeleteTag_DuringLoadOfUnstored(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(o *singlefill.Options[string]){
+		"no life":      func(o *singlefill.Options[string]) { o.TTLFunc = func(string, string) time.Duration { return 0 } },
+		"no codec":     func(o *singlefill.Options[string]) { o.Codec = cachetest.BadCodec{} },
+		"no tags":      func(o *singlefill.Options[string]) { o.Tags = func(string, string) []string { panic("no tags") } },
+		"no sequence":  nil,
+		"no not-found": func(o *singlefill.Options[string]) { o.NotFoundTTL = -1 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			rdb, ns, opts := redistest.Shared(t).Client(t), redistest.Namespace(t), tagged
+			var refusing atomic.Bool
+			if change != nil {
+				change(&opts)
+			} else {
+				rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+					if refusing.Load() && cmds[0].Name() == "hmget" {
+						return errors.New("no sequences")
+					}
+					return nil
+				}))
+			}
+			c := cachetest.NewCacheIn(t, rdb, ns, &opts)
+			redistest.Must(t, c.Clear(t.Context()))
+			src := cachetest.NewSource[string](t)
+			end := func(l *cachetest.HeldLoad[string], v string) { l.Give(v) }
+			if name == "no not-found" {
+				end = func(l *cachetest.HeldLoad[string], v string) { l.Fail(fmt.Errorf("%s: %w", v, singlefill.ErrNotFound)) }
+			}
+			refusing.Store(true)
+			before := cachetest.GoGet(t.Context(), c, "k", src.Load)
+			older := src.Next(t)
+			refusing.Store(false)
+			redistest.Must(t, c.DeleteTag(t.Context(), "x", "none"))
+			after := cachetest.GoGet(t.Context(), c, "k", src.Load).Waits(t)
+			end(older, "x")
+			_, _ = before.Result(t)
+			end(src.Next(t), "xy")
+			v, err := after.Result(t)
+			if name == "no not-found" {
+				v, _, _ = strings.Cut(fmt.Sprint(err), ":")
+			}
+			if v != "xy" {
+				t.Errorf("a call after DeleteTag got %q, %v", v, err)
+			}
+		})
+	}
+}
+
+// A load that begins after DeleteTag was called is stored, and so is one whose tags were not invalidated.
+func TestDeleteTag_OtherLoads(t *testing.T) {
+	t.Parallel()
+	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		c, ns := newCache(t, rdb)
+		src := cachetest.NewSource[string](t)
+		before := cachetest.GoGet(t.Context(), c, "other", src.Load)
+		load := src.Next(t)
+		redistest.Must(t, c.DeleteTag(t.Context(), "x"))
+		load.Give("yz")
+		before.Want(t, "yz")
+		cachetest.WantStored(t, look, ns, "other", "yz")
+		after := cachetest.GoGet(t.Context(), c, "x", src.Load)
+		src.Next(t).Give("x")
+		after.Want(t, "x")
+		cachetest.WantStored(t, look, ns, "x", "x")
+	})
+}
+
+// ExpireTag makes values stale, and keeps them.
+func TestExpireTag(t *testing.T) {
+	t.Parallel()
+	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		ns := redistest.Namespace(t)
+		opts := tagged
+		opts.StaleIfError = time.Minute
+		c := cachetest.NewCacheIn(t, rdb, ns, &opts)
+		redistest.Must(t, c.Clear(t.Context()))
+		redistest.Must(t, c.SetMany(t.Context(), map[string]string{"k1": "a", "k2": "b"}))
+		redistest.Must(t, c.ExpireTag(t.Context(), "a"))
+		failure := errors.New("the source is down")
+		v, info, err := c.GetOrLoadInfo(t.Context(), "k1", cachetest.Fails[string](failure))
+		if v != "a" || !info.Stale || err != nil {
+			t.Errorf("got %q, %+v, %v; want the stale value", v, info, err)
+		}
+		v, info, err = c.GetOrLoadInfo(t.Context(), "k2", cachetest.MustNotLoad[string](t))
+		if v != "b" || info.Stale || err != nil {
+			t.Errorf("got %q, %+v, %v; want the fresh value", v, info, err)
+		}
+	})
+}
+
+// A hit is one plain GET, with tags as without.
+func TestTags_HitsAreGets(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	c, _ := newCache(t, server.Client(t))
+	many := make(map[string]string)
+	for i := range 100 {
+		many[fmt.Sprint("k", i)] = "abc"
+	}
+	redistest.Must(t, c.SetMany(t.Context(), many))
+	server.ResetCalls()
+	for i := range 1000 {
+		_, err := c.GetOrLoad(t.Context(), fmt.Sprint("k", i%100), cachetest.MustNotLoad[string](t))
+		redistest.Must(t, err)
+	}
+	cachetest.WantCalls(t, server, "1000 hits", map[string]int64{"get": 1000})
+}
+
+// A key is found under the tags of each value that it has had and that has not ended.
+func TestDeleteTag_TagsChange(t *testing.T) {
+	t.Parallel()
+	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		c, ns := newCache(t, rdb)
+		ctx := t.Context()
+		untagged := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw) // a process whose Tags differ
+		for _, test := range []struct {
+			what  string
+			store func() error
+			tag   string
+		}{
+			{"the new tag", func() error { return errors.Join(c.Set(ctx, "k", "a"), c.Set(ctx, "k", "b")) }, "b"},
+			{"a former tag", func() error { return errors.Join(c.Set(ctx, "k", "a"), c.Set(ctx, "k", "b")) }, "a"},
+			{"a value of a process without Tags", func() error { return errors.Join(c.Set(ctx, "k", "a"), untagged.Set(ctx, "k", "a")) }, "a"},
+		} {
+			redistest.Must(t, test.store())
+			redistest.Must(t, c.DeleteTag(ctx, test.tag))
+			wantKeys(t, look, ns, test.what, []string{"k"}, nil)
+		}
+	})
+}
+
+// With Near the caller of DeleteTag has nothing old in memory, and other processes have nothing old after
+// MaxLag.
+func TestDeleteTag_Near(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		if strings.HasSuffix(t.Name(), "/csc") {
+			t.Skip("refused with Near")
+		}
+		ns, ctx := redistest.Namespace(t), t.Context()
+		opts := tagged
+		opts.Near = &singlefill.Near{MaxLag: 100 * time.Millisecond}
+		here, there := cachetest.NewCacheIn(t, rdb, ns, &opts), cachetest.NewCacheIn(t, rdb, ns, &opts)
+		redistest.Must(t, here.Clear(ctx))
+		for _, c := range []*singlefill.Cache[string]{here, there} {
+			redistest.Await(t, "a hit in memory", func() bool {
+				_, err := c.GetOrLoad(ctx, "k", cachetest.Gives("a"))
+				redistest.Must(t, err)
+				return c.Stats().NearHits > 0
+			})
+		}
+		redistest.Must(t, here.DeleteTag(ctx, "a"))
+		returned := time.Now()
+		cachetest.WantGet(t, here, "k", "", singlefill.ErrMiss)
+		redistest.Await(t, "the other process has nothing", func() bool {
+			asked := time.Now()
+			v, err := there.Get(ctx, "k")
+			if err == nil && asked.Sub(returned) > opts.Near.MaxLag {
+				t.Errorf("it served %q more than MaxLag after DeleteTag", v)
+			}
+			return err == singlefill.ErrMiss
+		})
+	})
+}
+
+// Bad tags are refused before anything is touched; those of Options.Tags fail the store, never the read.
+func TestTags_Bad(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("x", 257)
+	rdb := redistest.Shared(t).Client(t)
+	ctx := t.Context()
+	c, _ := newCache(t, rdb)
+	plain := cachetest.NewCache(t, rdb, &cachetest.Raw)
+	for _, test := range []struct {
+		c    *singlefill.Cache[string]
+		tags []string
+		want string
+	}{
+		{c, []string{"a", ""}, `singlefill: tag is "", of 0 bytes: 1 to 256 bytes are allowed`},
+		{c, []string{long}, `of 257 bytes: 1 to 256 bytes are allowed`},
+		{plain, []string{"a"}, "singlefill: Options.Tags is nil: DeleteTag and ExpireTag are allowed with Tags only"},
+	} {
+		for _, call := range []func(context.Context, ...string) error{test.c.DeleteTag, test.c.ExpireTag} {
+			if err := call(ctx, test.tags...); err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("got %v, want %s", err, test.want)
+			}
+		}
+	}
+	for value, want := range map[string]string{
+		"empty": "tag is", "long": "of 257 bytes", "many": `Options.Tags returned 33 tags for the key "k": at most 32 are allowed`,
+		"panic": "Options.Tags panicked: no tags",
+	} {
+		opts := tagged
+		var info singlefill.LoadInfo
+		opts.Trace = &singlefill.Trace{LoadDone: func(_ context.Context, i singlefill.LoadInfo) { info = i }}
+		opts.Tags = func(_, v string) []string {
+			switch v {
+			case "empty":
+				return []string{""}
+			case "long":
+				return []string{long}
+			case "many":
+				return strings.Split("abcdefghijklmnopqrstuvwxyz0123456", "")
+			}
+			panic("no tags")
+		}
+		c := cachetest.NewCache(t, rdb, &opts)
+		for what, err := range map[string]error{"Set": c.Set(ctx, "k", value), "SetMany": c.SetMany(ctx, map[string]string{"k": value})} {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s of %s = %v, want %s", what, value, err, want)
+			}
+		}
+		v, err := c.GetOrLoad(ctx, "k", cachetest.Gives(value))
+		cachetest.WantValue(t, v, err, value)
+		_ = c.Close() // LoadDone has been called
+		if err := info.StoreErr; err == nil || !strings.Contains(err.Error(), want) || info.Stored {
+			t.Errorf("load of %s: StoreErr is %v, want %s", value, err, want)
+		}
+	}
+}
+
+// Everything ends: indexes do not outlive their values, and lose members that have ended.
+func TestTags_End(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	rdb := server.Client(t)
+	opts := tagged
+	opts.Jitter = -1
+	opts.RedisTimeout, opts.LockTTL = 500*time.Millisecond, 1600*time.Millisecond
+	opts.TTLFunc = func(key, _ string) time.Duration {
+		if key == "long" {
+			return time.Hour
+		}
+		return time.Second
+	}
+	c := cachetest.NewCacheIn(t, rdb, "ns", &opts)
+	ctx := t.Context()
+	redistest.Must(t, c.Set(ctx, "long", "a"))
+	for i := range 50 {
+		redistest.Must(t, c.Set(ctx, fmt.Sprint("short", i), "ab"))
+	}
+	index := keysOf(t, rdb, "ns", ":a:index")[0]
+	redistest.Await(t, "ended members leave the index as others come", func() bool {
+		redistest.Must(t, c.Set(ctx, "long", "a"))
+		return rdb.ZCard(ctx, index).Val() == 1
+	})
+	for _, key := range keysOf(t, rdb, "ns", "") {
+		life, least := rdb.PTTL(ctx, key).Val(), time.Duration(0)
+		if key == index {
+			least = time.Hour - time.Minute
+		}
+		if life < least || life > 25*time.Hour {
+			t.Errorf("%s lives for %v", key, life)
+		}
+	}
+	books := keysOf(t, rdb, "ns", ":book")
+	redistest.Await(t, "the book forgets tags without values", func() bool {
+		redistest.Must(t, c.Set(ctx, "long", "a"))
+		for _, book := range books {
+			if rdb.HExists(ctx, book, "tb").Val() {
+				redistest.Must(t, c.DeleteTag(ctx, "b")) // any command for this book
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// With the rights that the documentation names everything works, and Check names each one that is missing.
+func TestTags_Rights(t *testing.T) {
+	t.Parallel()
+	const (
+		cache   = "+get +getrange +set +setrange +del +pexpire +pttl +time +eval +evalsha +multi +exec +ping +scan +unlink"
+		tags    = "+hget +hmget +hset +hsetnx +hdel +hrandfield +zadd +zscan +zrem +zrangebyscore +zremrangebyscore +exists"
+		channel = "&ns:* +spublish +ssubscribe +sunsubscribe"
+	)
+	all := strings.Fields("~ns:* " + cache + " " + tags + " " + channel)
+	s := redistest.Start(t)
+	c := cachetest.NewCacheIn(t, s.Client(t, s.User(t, all...)), "ns", &tagged)
+	redistest.Must(t, c.Check(t.Context()))
+	redistest.Must(t, c.Clear(t.Context()))
+	_, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives("ab"))
+	redistest.Must(t, err)
+	redistest.Must(t, c.Set(t.Context(), "k2", "a"))
+	redistest.Must(t, c.DeleteTag(t.Context(), "a"))
+	wantKeys(t, s.Admin(), "ns", "with these rights", []string{"k", "k2"}, nil)
+	if n := c.Stats().RedisErrors; n != 0 {
+		t.Errorf("%d commands failed", n)
+	}
+	for i, right := range all {
+		if slices.Contains(strings.Fields(tags), right) {
+			without := slices.Delete(slices.Clone(all), i, i+1)
+			c := cachetest.NewCacheIn(t, s.Client(t, s.User(t, without...)), "ns", &tagged)
+			if err := c.Check(t.Context()); err == nil || !strings.Contains(err.Error(), right[1:]) {
+				t.Errorf("without %s Check = %v", right, err)
+			}
+		}
+	}
+}
+
+// Of two values under a key that are stored at the same time, the one that lives longer may be the last: the
+// key is found for as long.
+func TestTags_LongerLifeCounts(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	rdb := server.Client(t)
+	opts := tagged
+	opts.Jitter = -1
+	opts.RedisTimeout, opts.LockTTL = 500*time.Millisecond, 1600*time.Millisecond
+	opts.TTLFunc = func(_, v string) time.Duration {
+		if strings.HasPrefix(v, "short") {
+			return 100 * time.Millisecond
+		}
+		return time.Hour
+	}
+	opts.Tags = func(string, string) []string { return []string{"t"} }
+	c := cachetest.NewCacheIn(t, rdb, "ns", &opts)
+	ctx := t.Context()
+	redistest.Must(t, c.Clear(ctx))
+	redistest.Must(t, c.Set(ctx, "k", "long"))
+	refuse := errors.New("refused")
+	rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+		if cmds[0].Name() == "multi" && strings.Contains(fmt.Sprintf("%s", cmds[1].Args()), "short") {
+			return refuse
+		}
+		return nil
+	}))
+	if err := c.Set(ctx, "k", "short"); !errors.Is(err, refuse) { // its tags have been noted
+		t.Fatal(err)
+	}
+	over := rdb.Time(ctx).Val().Add(200*time.Millisecond + opts.LockTTL)
+	redistest.Await(t, "the shorter life is over", func() bool { return rdb.Time(ctx).Val().After(over) })
+	redistest.Must(t, c.Set(ctx, "other", "long")) // what has ended leaves the index
+	redistest.Must(t, c.DeleteTag(ctx, "t"))
+	wantKeys(t, rdb, "ns", "after DeleteTag", []string{"k", "other"}, nil)
+}
+
+// A value that is stored long after its key was noted under its tags is found until it ends.
+func TestTags_StoredLate(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.Start(t).Client(t)
+	opts := tagged
+	opts.Jitter = -1
+	opts.RedisTimeout, opts.LockTTL, opts.LoadTimeout = 20*time.Second, 70*time.Second, 2*time.Minute
+	const ttl = 2 * time.Second
+	opts.TTLFunc = func(string, string) time.Duration { return ttl }
+	c := cachetest.NewCacheIn(t, rdb, "ns", &opts)
+	ctx := t.Context()
+	redistest.Must(t, c.Clear(ctx))
+	var late atomic.Bool
+	late.Store(true)
+	rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+		if cmds[0].Name() == "multi" && cmds[1].Name() == "set" && late.Swap(false) {
+			over := rdb.Time(ctx).Val().Add(ttl)
+			redistest.Await(t, "the life of a value that is stored at once is over", func() bool {
+				return rdb.Time(ctx).Val().After(over)
+			})
+		}
+		return nil
+	}))
+	redistest.Must(t, c.Set(ctx, "k", "a"))
+	if late.Load() {
+		t.Fatal("the value was not held back")
+	}
+	redistest.Must(t, c.Set(ctx, "other", "a")) // what has ended leaves the index
+	redistest.Must(t, c.DeleteTag(ctx, "a"))
+	wantKeys(t, rdb, "ns", "after DeleteTag", []string{"k", "other"}, nil)
+}

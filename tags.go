@@ -1,0 +1,212 @@
+package singlefill
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/singlefill/singlefill/internal/filllock"
+	"github.com/singlefill/singlefill/internal/foreign"
+	"github.com/singlefill/singlefill/internal/tags"
+)
+
+// DeleteTag is [Cache.Delete] of each key whose value has one of the tags: see [Options.Tags]. It
+// finds values that are being loaded, too, in any process, also under keys that were never stored.
+// A key whose value had the tag before it was replaced may be deleted as well, until that value
+// would have ended.
+//
+// If what it needs to know may have been lost in Redis, DeleteTag notices, and calls [Cache.Clear].
+// So does the first DeleteTag of a namespace, unless Clear was called before, and one after a day
+// without any load, Set and DeleteTag. After an error some of the values may not have been deleted:
+// call it again.
+func (c *Cache[T]) DeleteTag(ctx context.Context, tags ...string) error {
+	e := c.engine
+	return e.invalidateTags(ctx, tags, TagInfo{}, func(ctx context.Context, keys []string) error {
+		return e.invalidate(ctx, "delete", keys, e.delete)
+	})
+}
+
+// ExpireTag is [Cache.Expire] of each key whose value has one of the tags. Where DeleteTag calls
+// Clear, so does ExpireTag: there is no stale value then.
+func (c *Cache[T]) ExpireTag(ctx context.Context, tags ...string) error {
+	e := c.engine
+	return e.invalidateTags(ctx, tags, TagInfo{Expire: true}, func(ctx context.Context, keys []string) error {
+		return e.invalidate(ctx, "expire", keys, e.expire)
+	})
+}
+
+// TagInfo describes a DeleteTag or ExpireTag to [Trace.TagDone].
+type TagInfo struct {
+	Tags    []string
+	Expire  bool // by ExpireTag
+	Keys    int  // that were found and invalidated; a key with two of the tags counts twice
+	Cleared bool // what is known of the tags may have been lost: Clear was called
+	Err     error
+}
+
+func (c *engine) invalidateTags(ctx context.Context, names []string, info TagInfo,
+	invalidate func(ctx context.Context, keys []string) error) error {
+	if err := c.checkOpen(); err != nil {
+		return err
+	}
+	if c.tags == nil {
+		return errors.New("singlefill: Options.Tags is nil: DeleteTag and ExpireTag are allowed with Tags only")
+	}
+	names, err := checkTags(names)
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err != nil || len(names) == 0 {
+		return err
+	}
+	info.Tags = names
+	info.Err = c.invalidateTagged(ctx, &info, invalidate)
+	c.tagDone(ctx, info)
+	return info.Err
+}
+
+// invalidateTagged marks the tags, so that what is being loaded is not stored, and then invalidates what
+// is stored.
+func (c *engine) invalidateTagged(ctx context.Context, info *TagInfo, invalidate func(ctx context.Context, keys []string) error) error {
+	marked, err := c.tags.Mark(ctx, info.Tags)
+	if err != nil {
+		return wrap(ctx, "tag", err)
+	}
+	if !marked.Complete {
+		// One Clear is enough for all that wait for it here.
+		select {
+		case c.completing <- struct{}{}:
+			defer func() { <-c.completing }()
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if marked, err = c.tags.Mark(ctx, info.Tags); err != nil {
+			return wrap(ctx, "tag", err)
+		}
+	}
+	if !marked.Complete {
+		info.Cleared = true
+		return c.clear(ctx)
+	}
+	for _, tag := range marked.Tags {
+		err := c.tags.Keys(ctx, tag, func(keys []string) error {
+			info.Keys += len(keys)
+			return invalidate(ctx, keys)
+		})
+		if err != nil {
+			return wrap(ctx, "tag", err)
+		}
+	}
+	intact, err := c.tags.Intact(ctx, marked)
+	if err == nil && !intact {
+		info.Cleared = true
+		return c.clear(ctx)
+	}
+	return wrap(ctx, "tag", err)
+}
+
+const (
+	maxTags   = 32  // of a value
+	maxTagLen = 256 // bytes
+)
+
+// checkTags returns tags without duplicates.
+func checkTags(names []string) ([]string, error) {
+	for _, name := range names {
+		if name == "" || len(name) > maxTagLen {
+			return nil, fmt.Errorf("singlefill: tag is %.100q, of %d bytes: 1 to %d bytes are allowed", name, len(name), maxTagLen)
+		}
+	}
+	if len(names) < 2 {
+		return names, nil
+	}
+	names = slices.Clone(names)
+	slices.Sort(names)
+	return slices.Compact(names), nil
+}
+
+// tagsOf returns the tags of a value, or nil without Options.Tags. A nil value stands for ErrNotFound.
+func (c *engine) tagsOf(key string, value any) (names []string, err error) {
+	if c.tags == nil {
+		return nil, nil
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			err = errors.New("singlefill: Options.Tags panicked: " + foreign.Text(p))
+		}
+	}()
+	names, err = checkTags(c.values.tags(key, value))
+	if err == nil && len(names) > maxTags {
+		err = fmt.Errorf("singlefill: Options.Tags returned %d tags for the key %.100q: at most %d are allowed", len(names), key, maxTags)
+	}
+	return names, err
+}
+
+// takeTags takes the tags of what a load has brought.
+func (x *filling) takeTags(o *outcome) (err error) {
+	if x.tags == nil || o.failed() {
+		return nil
+	}
+	if o.tags, err = x.tagsOf(x.fill.Key, o.value); err != nil {
+		return err
+	}
+	return x.since.Missing(o.tags)
+}
+
+// noteTags notes the tags of what a load has brought, also if it is not to be stored: a DeleteTag that comes
+// later then finds the key, and the lock that this fill still holds. It returns false if a tag has been
+// invalidated since the load began, or may have been.
+func (x *filling) noteTags(ctx context.Context, o *outcome) (bool, error) {
+	if o.untagged || len(o.tags) == 0 {
+		return !o.untagged, nil
+	}
+	life := x.opts.notedFor(x.opts.keptFor(o.life))
+	return x.tags.Note(ctx, []tags.Note{{Key: x.fill.Key, Tags: o.tags, Life: life}}, x.since)
+}
+
+// notedFor returns for how long a key is noted under its tags whose value Redis is to keep for life. The
+// value is stored after the note, and so ends after it; once the fill lock has ended it is not stored.
+func (s settings) notedFor(life time.Duration) time.Duration {
+	return min(life, math.MaxInt64-s.lockTTL) + s.lockTTL
+}
+
+// A set is what Set stores.
+type set struct {
+	filllock.Set
+	key  string
+	tags []string
+}
+
+// noteSets notes the tags of values that Set is about to store. They need no proof: a Set at the same time
+// as a DeleteTag may come before or after it.
+func (c *engine) noteSets(ctx context.Context, sets []set) error {
+	var notes []tags.Note
+	for _, s := range sets {
+		if len(s.tags) > 0 {
+			notes = append(notes, tags.Note{Key: s.key, Tags: s.tags, Life: c.opts.notedFor(s.Life)})
+		}
+	}
+	if len(notes) == 0 {
+		return nil
+	}
+	_, err := c.tags.Note(ctx, notes, nil)
+	return err
+}
+
+// clearKnown clears by sweep. All that is stored afterwards is noted under its tags.
+func (c *engine) clearKnown(ctx context.Context, sweep func(ctx context.Context) error) error {
+	if c.tags == nil {
+		return sweep(ctx)
+	}
+	proof, unproven := c.tags.Prove(ctx)
+	if err := sweep(ctx); err != nil {
+		return err
+	}
+	if unproven == nil {
+		_ = c.tags.Complete(ctx, proof) // if it fails, which is traced, the next DeleteTag clears again
+	}
+	return nil
+}
