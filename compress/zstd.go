@@ -1,0 +1,161 @@
+// Package compress has a [singlefill.Codec] that compresses what another one encodes.
+//
+//	users, err := singlefill.New(rdb, "users", time.Hour, &singlefill.Options[User]{
+//		Codec: compress.Zstd(singlefill.MsgPack, nil),
+//	})
+//
+// # In a running fleet
+//
+// Entries that were written without compression are read, and stay as they are until they are written
+// again. A process without this package takes a compressed entry for a bad value, which is a miss: it
+// loads. So turn compression on in two deployments:
+//
+//  1. all processes get Zstd with a negative MinSize: they read compressed entries and write none;
+//  2. all processes get the MinSize that you want.
+//
+// Turn it off in the same way: first a negative MinSize, and when the last compressed entry has expired,
+// after the ttl and the longer stale window, the inner codec alone.
+//
+// # Format
+//
+// What is compressed begins with the bytes C1 7A 73 74, which begin neither MessagePack nor JSON, and a byte
+// that tells what follows: 1, a frame of Zstandard (RFC 8878) whose header has the size of its content; or 0,
+// bytes as they are, which the inner codec began with C1 7A 73 74. All else is the inner codec's. A value of
+// Raw that was written without compression and begins with these four bytes is not read as it was.
+package compress
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/singlefill/singlefill"
+)
+
+// Options tune [Zstd]. Nil, like the zero value, means the defaults. They may get fields: write literals with
+// the names of the fields.
+type Options struct {
+	// MinSize is how many bytes a value has at least that is compressed. Shorter ones take hardly less
+	// space, and each takes time. Default: 1024. Negative: no value is compressed; those that are, are
+	// read.
+	MinSize int
+}
+
+const (
+	magic     = "\xC1zst"
+	headerLen = len(magic) + 1
+
+	plain      = 0
+	compressed = 1
+)
+
+// Zstd returns a codec that compresses what codec encodes, with Zstandard at the default level of
+// github.com/klauspost/compress. It keeps the compressed bytes only if they are fewer. A nil codec stands
+// for [singlefill.MsgPack], nil opts for the defaults.
+//
+// Unmarshal refuses bytes that would take more than 64 MiB + 64 × their length of memory, before it takes
+// it; Marshal compresses no value so far. The bound of MsgPack and JSON counts from the decompressed bytes.
+//
+// The errors are those of codec, and of damaged bytes.
+func Zstd(codec singlefill.Codec, opts *Options) singlefill.Codec {
+	z := zstdCodec{inner: codec, minSize: 1024}
+	if codec == nil {
+		z.inner = singlefill.MsgPack
+	}
+	if opts != nil && opts.MinSize != 0 {
+		z.minSize = opts.MinSize
+	}
+	return z
+}
+
+type zstdCodec struct {
+	inner   singlefill.Codec
+	minSize int // negative: nothing is compressed
+}
+
+// Unwrap returns the inner codec, by which singlefill.New judges the type of a cache.
+func (z zstdCodec) Unwrap() singlefill.Codec { return z.inner }
+
+func (z zstdCodec) Marshal(v any) ([]byte, error) {
+	data, err := z.inner.Marshal(v)
+	if err != nil {
+		return nil, err
+	}
+	if z.minSize >= 0 && len(data) >= z.minSize {
+		c, err := coders()
+		if err != nil {
+			return nil, err
+		}
+		if b := c.EncodeAll(data, header(compressed, len(data)/2)); len(b) < len(data) && int64(len(data)) <= limit(len(b)) {
+			return b, nil
+		}
+	}
+	if strings.HasPrefix(string(data[:min(len(data), len(magic))]), magic) {
+		return append(header(plain, len(data)), data...), nil
+	}
+	return data, nil
+}
+
+func header(kind byte, size int) []byte {
+	return append(append(make([]byte, 0, headerLen+size), magic...), kind)
+}
+
+func (z zstdCodec) Unmarshal(data []byte, v any) error {
+	if len(data) < headerLen || string(data[:len(magic)]) != magic {
+		return z.inner.Unmarshal(data, v)
+	}
+	kind, body := data[len(magic)], data[headerLen:]
+	switch kind {
+	case plain:
+		return z.inner.Unmarshal(body, v)
+	case compressed:
+		decompressed, err := decompress(body, limit(len(data)))
+		if err != nil {
+			return fmt.Errorf("singlefill/compress: %w", err)
+		}
+		return z.inner.Unmarshal(decompressed, v)
+	}
+	return fmt.Errorf("singlefill/compress: unknown kind %d of compression", kind)
+}
+
+// limit returns how many bytes n bytes may decompress to: the rule of singlefill.MsgPack.
+func limit(n int) int64 { return 64<<20 + 64*int64(n) }
+
+// decompress decodes one frame, whose header says how long the result is.
+func decompress(frame []byte, most int64) ([]byte, error) {
+	var h zstd.Header
+	if err := h.Decode(frame); err != nil {
+		return nil, err
+	}
+	switch {
+	case h.Skippable || !h.HasFCS:
+		return nil, errors.New("a frame does not tell its size")
+	case h.FrameContentSize > uint64(most):
+		return nil, fmt.Errorf("a frame of %d bytes tells a size of %d: at most %d is allowed", len(frame), h.FrameContentSize, most)
+	}
+	c, err := coders()
+	if err != nil {
+		return nil, err
+	}
+	data, err := c.DecodeAll(frame, make([]byte, 0, h.FrameContentSize))
+	if err == nil && uint64(len(data)) != h.FrameContentSize {
+		err = errors.New("a frame has another size than it tells")
+	}
+	return data, err
+}
+
+// coders are shared by all codecs: EncodeAll and DecodeAll may be called concurrently, and keep memory for
+// as many calls as there are processors.
+var coders = sync.OnceValues(func() (c struct {
+	*zstd.Encoder
+	*zstd.Decoder
+}, err error) {
+	if c.Encoder, err = zstd.NewWriter(nil, zstd.WithSingleSegment(true)); err != nil {
+		return c, err
+	}
+	c.Decoder, err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(0), zstd.WithDecodeAllCapLimit(true))
+	return c, err
+})

@@ -1,0 +1,331 @@
+package compress_test
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/klauspost/compress/zstd"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/compress"
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+func TestMain(m *testing.M) { redistest.Main(m) }
+
+const magic = "\xC1zst"
+
+var prose = strings.Repeat("It was a bright cold day in April. ", 100)
+
+// What is written has this format, and is read.
+func TestZstd_Format(t *testing.T) {
+	t.Parallel()
+	noise := make([]byte, 4<<10)
+	rand.NewChaCha8([32]byte{}).Read(noise)
+	for _, test := range []struct {
+		what, value, begins string
+		opts                *compress.Options
+		compressed          bool
+	}{
+		{what: "prose", value: prose, compressed: true},
+		{what: "below the least size", value: prose[:1023]},
+		{what: "of the least size", value: prose[:1024], compressed: true},
+		{what: "a least size of one byte", value: prose[:100], opts: &compress.Options{MinSize: 1}, compressed: true},
+		{what: "turned off", value: prose, opts: &compress.Options{MinSize: -1}},
+		{what: "noise", value: string(noise)},
+		{what: "empty", value: ""},
+		{what: "the magic bytes, short", value: magic, begins: magic + "\x00" + magic},
+		{what: "the magic bytes, turned off", value: magic + "\x01" + prose, opts: &compress.Options{MinSize: -1}, begins: magic + "\x00" + magic},
+		{what: "the magic bytes, compressed", value: magic + prose, compressed: true},
+		{what: "the magic bytes, noise", value: magic + string(noise), begins: magic + "\x00" + magic},
+	} {
+		codec := compress.Zstd(singlefill.Raw, test.opts)
+		data, err := codec.Marshal(test.value)
+		if err != nil {
+			t.Fatalf("%s: %v", test.what, err)
+		}
+		begins := cmp.Or(test.begins, test.value)
+		if test.compressed {
+			begins = magic + "\x01\x28\xb5\x2f\xfd"
+			if len(data) >= len(test.value) {
+				t.Errorf("%s: %d bytes of %d", test.what, len(data), len(test.value))
+			}
+		}
+		if !strings.HasPrefix(string(data), begins) {
+			t.Errorf("%s: begins with %.20q, want %.20q", test.what, data, begins)
+		}
+		for reader, by := range map[string]singlefill.Codec{
+			"the same codec": codec, "one that is turned off": compress.Zstd(singlefill.Raw, &compress.Options{MinSize: -1}),
+		} {
+			var got string
+			if err := by.Unmarshal(data, &got); err != nil || got != test.value {
+				t.Errorf("%s: %s reads %.20q, %v", test.what, reader, got, err)
+			}
+		}
+	}
+}
+
+// Bytes that an earlier version has written, and those of the inner codec alone, are read.
+func TestZstd_Golden(t *testing.T) {
+	t.Parallel()
+	const golden = "c17a73740128b52ffd24405d000020616263640154040227397d1f9c9a"
+	data, err := hex.DecodeString(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := strings.Repeat("abcd", 16)
+	var got string
+	if err := compress.Zstd(singlefill.Raw, nil).Unmarshal(data, &got); err != nil || got != want {
+		t.Errorf("got %q, %v", got, err)
+	}
+	for _, inner := range []singlefill.Codec{singlefill.MsgPack, singlefill.JSON} {
+		type T struct{ Name string }
+		data, err := inner.Marshal(T{prose})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got T
+		if err := compress.Zstd(inner, nil).Unmarshal(data, &got); err != nil || got.Name != prose {
+			t.Errorf("%T: got %.20q, %v", inner, got.Name, err)
+		}
+	}
+}
+
+// frame returns compressed bytes of n zeros that tell a size.
+func frame(t testing.TB, n int, size uint64) []byte {
+	t.Helper()
+	w, err := zstd.NewWriter(nil, zstd.WithSingleSegment(true), zstd.WithEncoderCRC(false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := append([]byte(magic+"\x01"), w.EncodeAll(make([]byte, n), nil)...)
+	b[len(magic)+1+4] |= 0xC0 // the size has 8 bytes
+	var h zstd.Header
+	plain := w.EncodeAll(make([]byte, n), nil)
+	if err := h.Decode(plain); err != nil {
+		t.Fatal(err)
+	}
+	b = append(b[:len(magic)+1+5], binary.LittleEndian.AppendUint64(nil, size)...)
+	return append(b, plain[h.HeaderSize:]...)
+}
+
+// allocated returns how many bytes a call allocates.
+func allocated(f func()) uint64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	f()
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc
+}
+
+// Damaged and hostile bytes are an error, before the memory that they claim is taken.
+func TestZstd_HostileBytes(t *testing.T) { // not parallel: it counts memory
+	codec := compress.Zstd(singlefill.Raw, nil)
+	whole, err := codec.Marshal(prose)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bomb, err := zstd.NewWriter(nil, zstd.WithSingleSegment(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	zeros := bomb.EncodeAll(make([]byte, 256<<20), []byte(magic+"\x01"))
+	damaged := bytes.Clone(whole)
+	damaged[len(damaged)/2] ^= 0x40
+	var v string
+	if err := codec.Unmarshal(frame(t, 1000, 1000), &v); err != nil || len(v) != 1000 {
+		t.Fatalf("an honest frame: %v", err)
+	}
+	for what, data := range map[string][]byte{
+		"a bomb":                   zeros,
+		"a size of a terabyte":     frame(t, 1000, 1<<40),
+		"a size of all bits":       frame(t, 1000, 1<<64-1),
+		"more than it tells":       frame(t, 1<<20, 100),
+		"less than it tells":       frame(t, 100, 1000),
+		"two frames":               append(bytes.Clone(whole), whole[len(magic)+1:]...),
+		"cut off":                  whole[:len(whole)-5],
+		"damaged":                  damaged,
+		"only the header":          []byte(magic + "\x01"),
+		"no header":                []byte(magic + "\x01\x00\x00\x00\x00"),
+		"an unknown kind":          []byte(magic + "\x02abc"),
+		"a frame to skip":          []byte(magic + "\x01\x50\x2a\x4d\x18\x04\x00\x00\x00abcd"),
+		"a frame without its size": []byte(magic + "\x01\x28\xb5\x2f\xfd\x00\x58\x01\x00\x00"),
+	} {
+		var err error
+		n := allocated(func() { err = codec.Unmarshal(data, new(string)) })
+		if err == nil {
+			t.Errorf("%s: no error", what)
+		}
+		if n > 4<<20 {
+			t.Errorf("%s: %d bytes allocated", what, n)
+		}
+	}
+}
+
+// New judges T by the inner codec, and Near copies its values as with that one.
+func TestZstd_TellsItsInnerCodec(t *testing.T) {
+	t.Parallel()
+	_, rdb := redistest.StartMini(t)
+	if _, err := singlefill.New(rdb, "ns", time.Hour, &singlefill.Options[func()]{Codec: compress.Zstd(nil, nil)}); err == nil {
+		t.Error("New takes a func")
+	}
+	if _, err := singlefill.New(rdb, "ns", time.Hour, &singlefill.Options[int]{Codec: compress.Zstd(singlefill.Raw, nil)}); err == nil {
+		t.Error("New takes an int with Raw")
+	}
+}
+
+// Compression can be turned on and off while other processes read.
+func TestZstd_RunningFleet(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		ctx, ns := t.Context(), redistest.Namespace(t)
+		var caches []*singlefill.Cache[string]
+		for _, codec := range []singlefill.Codec{
+			compress.Zstd(nil, nil), compress.Zstd(nil, &compress.Options{MinSize: -1}), singlefill.MsgPack,
+		} {
+			c, err := singlefill.New(rdb, ns, time.Hour, &singlefill.Options[string]{Codec: codec})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			caches = append(caches, c)
+		}
+		for i, writer := range caches {
+			key := fmt.Sprint(i)
+			if err := writer.Set(ctx, key, prose); err != nil {
+				t.Fatal(err)
+			}
+			for j, reader := range caches {
+				v, err := reader.GetOrLoad(ctx, key, func(context.Context, string) (string, error) { return "loaded", nil })
+				want := prose
+				if i == 0 && j == 2 { // the inner codec alone, which then stores what it loads
+					want = "loaded"
+				}
+				if err != nil || v != want {
+					t.Errorf("what %d has written, %d reads as %.20q, %v", i, j, v, err)
+				}
+			}
+		}
+	})
+}
+
+func TestZstd_Concurrent(t *testing.T) {
+	t.Parallel()
+	codec := compress.Zstd(nil, nil)
+	var wg sync.WaitGroup
+	for i := range 16 {
+		wg.Go(func() {
+			for range 100 {
+				want := strings.Repeat(fmt.Sprint(i, " "), 1000)
+				data, err := codec.Marshal(want)
+				var got string
+				if err == nil {
+					err = codec.Unmarshal(data, &got)
+				}
+				if err != nil || got != want {
+					t.Errorf("got %.20q, %v", got, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// No bytes make Unmarshal panic, or take more memory than it allows; what Marshal writes is read.
+func FuzzZstd(f *testing.F) {
+	codec := compress.Zstd(singlefill.Raw, &compress.Options{MinSize: 1})
+	for _, seed := range []string{"", prose, magic, magic + "\x00" + magic, magic + "\x01", string(frame(f, 100, 100)), string(frame(f, 100, 1<<62))} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, in []byte) {
+		data, err := codec.Marshal(in)
+		var out []byte
+		if err == nil {
+			err = codec.Unmarshal(data, &out)
+		}
+		if err != nil || !bytes.Equal(in, out) {
+			t.Errorf("%x came back as %x, %v", in, out, err)
+		}
+		var v []byte
+		if codec.Unmarshal(in, &v) == nil && len(v) > 64<<20+64*len(in) {
+			t.Errorf("%d bytes became %d", len(in), len(v))
+		}
+	})
+}
+
+// An order is a value of about size bytes in JSON.
+type order struct {
+	ID    int
+	Lines []line
+}
+
+type line struct {
+	Product, Name string
+	Quantity      int
+	Price         float64
+}
+
+func orderOf(size int) (o order) {
+	r := rand.New(rand.NewPCG(1, uint64(size)))
+	words := strings.Fields("tea green black pot cup saucer spoon sugar lemon milk honey tin leaf bag box set glass small large")
+	for n := 0; n < size; {
+		l := line{fmt.Sprintf("p-%06d", r.IntN(1e6)), words[r.IntN(len(words))] + " " + words[r.IntN(len(words))], 1 + r.IntN(9), float64(r.IntN(10_000)) / 100}
+		b, _ := json.Marshal(l)
+		n += len(b) + 1
+		o.Lines = append(o.Lines, l)
+	}
+	return o
+}
+
+// BenchmarkZstd encodes, decodes and reads from Redis values with and without compression.
+func BenchmarkZstd(b *testing.B) {
+	rdb := redistest.Start(b).Client(b, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+	for _, size := range []int{4 << 10, 64 << 10} {
+		v := orderOf(size)
+		for _, c := range []struct {
+			name  string
+			codec singlefill.Codec
+		}{
+			{"JSON", singlefill.JSON}, {"JSON, Zstd", compress.Zstd(singlefill.JSON, nil)},
+			{"MsgPack", singlefill.MsgPack}, {"MsgPack, Zstd", compress.Zstd(nil, nil)},
+		} {
+			data, err := c.codec.Marshal(v)
+			if err != nil {
+				b.Fatal(err)
+			}
+			run := func(op string, f func() error) {
+				b.Run(fmt.Sprintf("%dKB/%s/%s", size>>10, op, c.name), func(b *testing.B) {
+					for b.Loop() {
+						if err := f(); err != nil {
+							b.Fatal(err)
+						}
+					}
+					b.ReportMetric(float64(len(data)), "bytes")
+				})
+			}
+			run("encode", func() error { _, err := c.codec.Marshal(v); return err })
+			run("decode", func() error { return c.codec.Unmarshal(data, new(order)) })
+			cache, err := singlefill.New(rdb, redistest.Namespace(b), time.Hour, &singlefill.Options[order]{Codec: c.codec})
+			if err != nil {
+				b.Fatal(err)
+			}
+			if err := cache.Set(b.Context(), "k", v); err != nil {
+				b.Fatal(err)
+			}
+			run("hit", func() error { _, err := cache.Get(b.Context(), "k"); return err })
+			_ = cache.Close()
+		}
+	}
+}
