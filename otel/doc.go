@@ -72,6 +72,12 @@
 //	singlefill.breaker.open                   1 while commands are held back; with a Cluster: from any node
 //	singlefill.breaker.opened                 times that this began
 //	singlefill.bad_values                     stored bytes that could not be decoded
+//	singlefill.audits {result}                fresh hits that were compared with the source: current, or stale
+//	                                          (for more than a second): see Options.Audit
+//	singlefill.tag.calls                      calls of DeleteTag and ExpireTag
+//	singlefill.tag.keys                       keys that they found and invalidated
+//	singlefill.tag.clears                     of these calls, those that called Clear, since what is known of
+//	                                          tags may have been lost: often, if Redis evicts it
 //	singlefill.near.proof.age                 age of the newest proof that memory is current, in seconds;
 //	                                          absent without one
 //	singlefill.near.drops                     times that everything in memory was dropped

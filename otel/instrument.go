@@ -15,7 +15,7 @@ import (
 // scope names this package to OpenTelemetry.
 const scope = "github.com/singlefill/singlefill/otel"
 
-// A Cache is a *singlefill.Cache of any type.
+// A Cache is a *singlefill.Cache of any type. The interface is for that type alone: it may get methods.
 type Cache interface {
 	Namespace() string
 	Stats() singlefill.Stats

@@ -223,6 +223,7 @@ func TestMetrics_Conventions(t *testing.T) {
 		got = append(got, fmt.Sprintf("%s %s %s", strings.TrimPrefix(m.Name, "singlefill."), kind, m.Unit))
 	}
 	want := []string{
+		"audits counter {hit}",
 		"bad_values counter {value}",
 		"breaker.open current {breaker}",
 		"breaker.opened counter {time}",
@@ -248,6 +249,9 @@ func TestMetrics_Conventions(t *testing.T) {
 		"redis.refused counter {command}",
 		"stale.served counter {value}",
 		"stores counter {outcome}",
+		"tag.calls counter {call}",
+		"tag.clears counter {call}",
+		"tag.keys counter {key}",
 		"wait.duration histogram s",
 	}
 	slices.Sort(got)
@@ -283,6 +287,11 @@ func TestMetrics_Stats(t *testing.T) {
 		"breaker.open cache=ns":                     1,
 		"breaker.opened cache=ns":                   19,
 		"bad_values cache=ns":                       21,
+		"audits cache=ns result=current":            23, // 47 - 24
+		"audits cache=ns result=stale":              24,
+		"tag.calls cache=ns":                        26,
+		"tag.keys cache=ns":                         27,
+		"tag.clears cache=ns":                       28,
 		"near.drops cache=ns":                       22,
 		"near.proof.age cache=ns":                   1.5,
 	})
@@ -296,7 +305,7 @@ func (*fakeNear) Stats() singlefill.Stats {
 		Hits: 100, NearHits: 30, StaleHits: 25, NearStale: 10, Misses: 200, Shared: 3, Stale: 50, StaleOnError: 6,
 		LoadsUnlocked: 7, LoadsUnlimited: 8, Loading: 9, Queued: 11, LocksLost: 12,
 		Stored: 13, StoreErrors: 14, Fenced: 16, Refused: 17, CommandsQueued: 18, BreakerOpen: true, BreakerOpens: 19,
-		BadValues: 21, NearDrops: 22, NearAge: 1500 * time.Millisecond,
+		BadValues: 21, Audits: 47, AuditsStale: 24, TagCalls: 26, TagKeys: 27, TagClears: 28, NearDrops: 22, NearAge: 1500 * time.Millisecond,
 	}
 }
 

@@ -77,6 +77,16 @@ var statMetrics = []statMetric{
 		of(func(s *singlefill.Stats) int64 { return s.BreakerOpens })},
 	{"singlefill.bad_values", "{value}", "Stored bytes that were not an entry or could not be decoded.", counter,
 		of(func(s *singlefill.Stats) int64 { return s.BadValues })},
+	{"singlefill.audits", "{hit}", "Fresh hits that were compared with the source, by result.", counter, func(s *singlefill.Stats, sample sampler) {
+		sample(s.Audits-s.AuditsStale, resultKey.String("current"))
+		sample(s.AuditsStale, resultKey.String("stale"))
+	}},
+	{"singlefill.tag.calls", "{call}", "Calls of DeleteTag and ExpireTag.", counter,
+		of(func(s *singlefill.Stats) int64 { return s.TagCalls })},
+	{"singlefill.tag.keys", "{key}", "Keys that DeleteTag and ExpireTag found and invalidated.", counter,
+		of(func(s *singlefill.Stats) int64 { return s.TagKeys })},
+	{"singlefill.tag.clears", "{call}", "Calls of DeleteTag and ExpireTag that called Clear.", counter,
+		of(func(s *singlefill.Stats) int64 { return s.TagClears })},
 	{"singlefill.near.drops", "{time}", "Times everything in memory was dropped, since Redis had lost a part of the log.", counter,
 		of(func(s *singlefill.Stats) int64 { return s.NearDrops })},
 }

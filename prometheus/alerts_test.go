@@ -77,6 +77,8 @@ const (
 	fenced    = `stores_total{result="fenced"}`
 	notStored = `stores_total{result="error"}`
 	badValues = `bad_values_total`
+	current   = `audits_total{result="current"}`
+	staleHits = `audits_total{result="stale"}`
 	getErrors = `redis_errors_total{op="get"}`
 	opens     = `breaker_opened_total`
 	open      = `breaker_open`
@@ -92,12 +94,13 @@ var (
 	day = metrics{
 		nearHits: 30000, hits: 6000, misses: 60, loaded: 60, failed: 1, panicked: 0.01, unlocked: 0.1, unlimited: 0.1,
 		queued: 0, onError: 1, stored: 58, fenced: 1, notStored: 0.1, badValues: 0.01, getErrors: 1, opens: 0, open: 0,
+		current: 300, staleHits: 0.05,
 		drops: 0, proofAge: 0.3, granted: 30, lost: 0, lockError: 0.1,
 	}
 	// In a quiet night the whole fleet has a few calls, and half of them go wrong.
 	night = metrics{
 		hits: 2, misses: 1, loaded: 0.5, failed: 0.5, unlocked: 0.2, unlimited: 0.2, onError: 0.5, stored: 0.2, fenced: 0.2,
-		notStored: 0.1, badValues: 0.3, getErrors: 0.3, proofAge: 100_000, granted: 0.5, lockError: 0.2,
+		notStored: 0.1, badValues: 0.3, current: 0.02, staleHits: 0.002, getErrors: 0.3, proofAge: 100_000, granted: 0.5, lockError: 0.2,
 	}
 	// In the minute of a failover Redis does not answer for a while, and loses what it had last.
 	failover = metrics{
@@ -254,6 +257,7 @@ func TestAlerts_Faults(t *testing.T) {
 		{"values cannot be encoded", metrics{notStored: 10}, 4, 4, always, "StoresFailing"},
 		{"a job deletes keys in a loop", metrics{fenced: 100}, 4, 4, always, "Fenced"},
 		{"two types share a namespace", metrics{badValues: 500}, 4, 4, always, "BadValues"},
+		{"Deletes are lost", metrics{staleHits: 10}, 4, 4, always, "AuditsStale"},
 		{"commands are refused", metrics{getErrors: 500}, 4, 4, always, "RedisErrors"},
 		{"the ttl is too short", metrics{misses: 100_000, loaded: 100_000, stored: 100_000}, 4, 4, always, "HitRatioLow"},
 		{"the log is evicted", metrics{drops: 1}, 4, 4, always, "NearDropped"},

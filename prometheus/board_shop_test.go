@@ -38,7 +38,7 @@ func serveShop(p *redistest.Child) error {
 	rdb := redis.NewClient(&redis.Options{Addr: p.Args[0], ContextTimeoutEnabled: true, DialTimeout: time.Second, DialerRetries: 1})
 	defer rdb.Close()
 	products, err := singlefill.New(rdb, "products", 2*time.Second, &singlefill.Options[string]{
-		Near: &singlefill.Near{}, StaleWhileRevalidate: 2 * time.Second, StaleIfError: time.Hour, RetryAfter: -1, EarlyRefresh: -1,
+		Near: &singlefill.Near{}, StaleWhileRevalidate: 2 * time.Second, StaleIfError: time.Hour, RetryAfter: -1, EarlyRefresh: -1, Audit: 0.1,
 	})
 	if err != nil {
 		return err

@@ -159,7 +159,7 @@ func (s *server) ask(path string, query url.Values, legend string) (map[string][
 var placeholder = regexp.MustCompile(`\{\{\w+\}\}`)
 
 // filled replaces the variables of the dashboard.
-var filled = strings.NewReplacer("$__rate_interval", "3s", "$job", ".*", "$cache", ".*")
+var filled = strings.NewReplacer("$__rate_interval", "3s", "$__range", "1m", "$job", ".*", "$cache", ".*")
 
 // now returns what a panel shows now. A series without a number is left out.
 func (s *server) now(t testing.TB, p panel) map[string]float64 {
@@ -251,6 +251,13 @@ var shows = map[string][3]func(r reading) bool{
 		func(r reading) bool { return r.some("stored", "fenced") },
 		func(r reading) bool { return r.none("stored", "fenced") },
 		func(r reading) bool { return r.some("stored", "fenced") },
+	},
+	"Audited hits": {
+		func(r reading) bool {
+			return r["hits checked"] > 10 && r.none("older than a second") && r["nines at least, at 95 %"] > 0.5
+		},
+		func(r reading) bool { return r.has("hits checked") },
+		func(r reading) bool { return r["hits checked"] > 10 && r.none("older than a second") },
 	},
 	"Redis errors": {
 		func(r reading) bool { return len(r) == 0 },

@@ -8,7 +8,7 @@ import (
 	"github.com/singlefill/singlefill"
 )
 
-// A Cache is a *singlefill.Cache of any type.
+// A Cache is a *singlefill.Cache of any type. The interface is for that type alone: it may get methods.
 type Cache interface {
 	Namespace() string
 	Stats() singlefill.Stats

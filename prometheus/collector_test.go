@@ -3,6 +3,9 @@ package prometheus_test
 import (
 	"context"
 	"errors"
+	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -357,5 +360,34 @@ func TestCollector_Conventions(t *testing.T) {
 	n, err := testutil.GatherAndCount(r)
 	if err != nil || n < 50 {
 		t.Errorf("%d series of a new cache and lock, %v", n, err)
+	}
+}
+
+// The metrics and their labels are those of docs/names.txt, which stay within v1.
+func TestCollector_Names(t *testing.T) {
+	t.Parallel()
+	described := make(chan *prometheus.Desc, 100)
+	sfprometheus.NewCollector().Describe(described)
+	close(described)
+	var got, want []string
+	for d := range described {
+		m := regexp.MustCompile(`fqName: "(\w+)".*variableLabels: \{([^}]*)\}`).FindStringSubmatch(d.String())
+		if m == nil {
+			t.Fatalf("%s has no name", d)
+		}
+		got = append(got, strings.TrimSpace("metric "+m[1]+" "+strings.ReplaceAll(m[2], ",", " ")))
+	}
+	names, err := os.ReadFile("../docs/names.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(names)) {
+		if strings.HasPrefix(line, "metric ") {
+			want = append(want, strings.TrimSpace(line))
+		}
+	}
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		t.Errorf("the metrics are\n%s\nand docs/names.txt has\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }

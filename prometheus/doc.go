@@ -33,6 +33,12 @@
 //	singlefill_breaker_open                      1 while commands are held back; with a Cluster: from any node
 //	singlefill_breaker_opened_total              times that this began
 //	singlefill_bad_values_total                  stored bytes that could not be decoded
+//	singlefill_audits_total{result}              fresh hits that were compared with the source: current, or stale
+//	                                             (for more than a second): see Options.Audit
+//	singlefill_tag_calls_total                   calls of DeleteTag and ExpireTag
+//	singlefill_tag_keys_total                    keys that they found and invalidated
+//	singlefill_tag_clears_total                  of these calls, those that called Clear, since what is known of
+//	                                             tags may have been lost: often, if Redis evicts it
 //	singlefill_near_proof_age_seconds            age of the newest proof that memory is current; absent without one
 //	singlefill_near_drops_total                  times that everything in memory was dropped
 //

@@ -61,6 +61,13 @@ var statMetrics = []statMetric{
 	}),
 	count("breaker_opened_total", "Times the cache stopped sending commands.", func(s *singlefill.Stats) int64 { return s.BreakerOpens }),
 	count("bad_values_total", "Stored bytes that were not an entry or could not be decoded.", func(s *singlefill.Stats) int64 { return s.BadValues }),
+	counter("audits_total", "Fresh hits that were compared with the source, by result.", func(s *singlefill.Stats, sample sampler) {
+		sample(float64(s.Audits-s.AuditsStale), "current")
+		sample(float64(s.AuditsStale), "stale")
+	}, "result"),
+	count("tag_calls_total", "Calls of DeleteTag and ExpireTag.", func(s *singlefill.Stats) int64 { return s.TagCalls }),
+	count("tag_keys_total", "Keys that DeleteTag and ExpireTag found and invalidated.", func(s *singlefill.Stats) int64 { return s.TagKeys }),
+	count("tag_clears_total", "Calls of DeleteTag and ExpireTag that called Clear.", func(s *singlefill.Stats) int64 { return s.TagClears }),
 	count("near_drops_total", "Times everything in memory was dropped, since Redis had lost a part of the log.", func(s *singlefill.Stats) int64 { return s.NearDrops }),
 	{newDesc("near_proof_age_seconds", "Age of the newest proof that memory is current. Absent without one."), prometheus.GaugeValue,
 		func(s *singlefill.Stats, sample sampler) {

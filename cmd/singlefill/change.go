@@ -16,9 +16,10 @@ import (
 )
 
 // cache returns a cache of the namespace, by which entries are changed as processes change them.
-func (x *execution) cache(namespace string, trace *singlefill.Trace) (*singlefill.Cache[any], error) {
+// tags is nil, unless a tag is changed.
+func (x *execution) cache(namespace string, trace *singlefill.Trace, tags func(string, any) []string) (*singlefill.Cache[any], error) {
 	return singlefill.New[any](x.rdb, namespace, time.Hour, &singlefill.Options[any]{
-		RedisTimeout: x.timeout, LockTTL: 4 * x.timeout, Trace: trace,
+		RedisTimeout: x.timeout, LockTTL: 4 * x.timeout, Trace: trace, Tags: tags,
 		// The records that tell processes with Near of a change are appended in any case. The log lives
 		// four times as long as this, which is not shorter than processes with a longer MaxLag need.
 		Near: &singlefill.Near{Size: 1, MaxLag: time.Hour},
@@ -41,7 +42,7 @@ func prepareExpire(x *execution, _ *flag.FlagSet) func(ctx context.Context, args
 // loads of them may be running.
 func (x *execution) change(ctx context.Context, namespace string, keys []string, done string,
 	do func(c *singlefill.Cache[any], keys []string) error) error {
-	c, err := x.cache(namespace, nil)
+	c, err := x.cache(namespace, nil, nil)
 	if err != nil {
 		return err
 	}
@@ -79,22 +80,34 @@ func (x *execution) change(ctx context.Context, namespace string, keys []string,
 
 func prepareClear(x *execution, flags *flag.FlagSet) func(ctx context.Context, args []string) error {
 	yes := flags.Bool("yes", false, "do not ask")
+	var tags []string
+	flags.Func("tag", "delete only the values that have `TAG`; more than once: those that have one of them", func(tag string) error {
+		tags = append(tags, tag)
+		return nil
+	})
 	return func(ctx context.Context, args []string) error {
 		if !*yes {
-			if err := x.confirm(ctx, args[0]); err != nil {
+			what := "This deletes every key of the namespace %s."
+			if len(tags) > 0 {
+				what = "This deletes values of the namespace %s; all, if what is known of the tags has been lost."
+			}
+			if err := x.confirm(ctx, what, args[0]); err != nil {
 				return err
 			}
+		}
+		if len(tags) > 0 {
+			return x.clearTags(ctx, args[0], tags)
 		}
 		return x.clear(ctx, args[0])
 	}
 }
 
 // confirm asks whether to clear a namespace.
-func (x *execution) confirm(ctx context.Context, namespace string) error {
+func (x *execution) confirm(ctx context.Context, what, namespace string) error {
 	if !x.ask {
 		return errors.New("clear asks before it deletes everything, and stdin is no terminal: use -yes")
 	}
-	fmt.Fprintf(x.stderr, "This deletes every key of the namespace %s. Its name, to go on: ", printable(namespace))
+	fmt.Fprintf(x.stderr, what+" Its name, to go on: ", printable(namespace))
 	answers := make(chan string, 1)
 	go func() { // an interrupt does not end the read
 		answer, _ := bufio.NewReader(x.stdin).ReadString('\n')
@@ -122,7 +135,7 @@ func (x *execution) clear(ctx context.Context, namespace string) error {
 			x.showProgress("pass %d of 2: %d of %d keys looked at, %d values deleted", info.Pass, info.Scanned, info.Keys, info.Removed)
 		}
 	}()
-	c, err := x.cache(namespace, &singlefill.Trace{Clearing: func(_ context.Context, info singlefill.ClearInfo) { events <- info }})
+	c, err := x.cache(namespace, &singlefill.Trace{Clearing: func(_ context.Context, info singlefill.ClearInfo) { events <- info }}, nil)
 	if err == nil {
 		err = errors.Join(c.Clear(ctx), c.Close())
 	}

@@ -7,12 +7,15 @@
 //	singlefill del users 42 43          # as Cache.Delete
 //	singlefill expire users 42          # as Cache.Expire
 //	singlefill clear users              # as Cache.Clear; it asks first
+//	singlefill clear -tag eu users      # as Cache.DeleteTag
+//	singlefill tags users               # the tags of a namespace, and how many keys each has
 //	singlefill locks users              # loads in flight: the fill locks of a namespace
 //	singlefill locks                    # locks of package lock, their holders and waiters
 //	singlefill top users                # the same every two seconds
+//	singlefill version                  # of this command, such as v1.2.3
 //
 // Flags of a command come before or after its arguments; behind -- nothing is a flag. singlefill COMMAND
-// -h lists them. All commands have
+// -h lists them. All commands but version have
 //
 //	-redis URL   the server; default: $REDIS_URL, or redis://127.0.0.1:6379
 //	-timeout d   bound on each Redis command; default: 3s
@@ -36,7 +39,7 @@
 //
 // # What the changes promise
 //
-// del, expire and clear are the calls of the library, with its promises: a load in flight is not
+// del, expire, clear and clear -tag are the calls of the library, with its promises: a load in flight is not
 // stored after them, and processes with Options.Near hear of them. For that they append a record to
 // the log of the namespace, whether a process follows it or not; the log expires by itself.
 //

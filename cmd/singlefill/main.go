@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"syscall"
@@ -66,7 +67,8 @@ var commands = []command{
 	{"ttl", "NAMESPACE KEY", "show what is left of an entry", 2, 2, prepareTTL},
 	{"del", "NAMESPACE KEY...", "delete keys, and refuse loads of them that are under way", 2, many, prepareDelete},
 	{"expire", "NAMESPACE KEY...", "make values stale without removing them", 2, many, prepareExpire},
-	{"clear", "NAMESPACE", "delete all keys of a namespace", 1, 1, prepareClear},
+	{"clear", "NAMESPACE", "delete all keys of a namespace, or those that have a tag", 1, 1, prepareClear},
+	{"tags", "NAMESPACE", "show the tags of a namespace, and how many keys each has", 1, 1, prepareTags},
 	{"locks", "[NAMESPACE]", "show the loads under way in a namespace, or the locks of package lock", 0, 1, prepareLocks},
 	{"top", "NAMESPACE", "show keys, loads and the server, again and again", 1, 1, prepareTop},
 }
@@ -101,6 +103,14 @@ func (x *execution) execute(ctx context.Context, args []string) error {
 	switch name {
 	case "help", "-h", "-help", "--help":
 		x.usage(x.stdout)
+		return nil
+	case "version": // asks no server
+		if len(args) > 0 {
+			return x.wrong("usage: singlefill version")
+		}
+		if info, ok := debug.ReadBuildInfo(); ok {
+			fmt.Fprintln(x.stdout, info.Main.Version)
+		}
 		return nil
 	}
 	i := slices.IndexFunc(commands, func(c command) bool { return c.name == name })
@@ -168,6 +178,7 @@ func (x *execution) usage(w io.Writer) {
 	for _, c := range commands {
 		fmt.Fprintf(w, "  %-26s %s\n", c.name+" "+c.args, c.help)
 	}
+	fmt.Fprintf(w, "  %-26s %s\n", "version", "print the version of this command")
 	fmt.Fprintln(w, "\nThe server is $REDIS_URL, or "+defaultURL+". singlefill COMMAND -h lists the flags of a command.")
 }
 

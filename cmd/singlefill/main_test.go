@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
@@ -543,6 +544,20 @@ func TestUsage(t *testing.T) {
 	}
 	c.fails(1, "namespace", "del", "{ns}", "k")
 	c.ok("del", "ns", "--", "-k")
+}
+
+// version prints the version of the module from which the command was built, and asks no server.
+func TestVersion(t *testing.T) {
+	t.Parallel()
+	c := terminal{TB: t, url: "redis://127.0.0.1:1"}
+	info, _ := debug.ReadBuildInfo()
+	if got := c.ok("version"); got != info.Main.Version+"\n" {
+		t.Errorf("got %q, want %q", got, info.Main.Version)
+	}
+	if !strings.Contains(c.ok("help"), "version") {
+		t.Error("help does not list version")
+	}
+	c.fails(2, "usage: singlefill version", "version", "v1")
 }
 
 // An address that leads nowhere is named without its password.
