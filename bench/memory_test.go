@@ -19,7 +19,7 @@ import (
 func BenchmarkMemory(b *testing.B) {
 	b.Run("a_cache/idle", func(b *testing.B) { idleCaches(b, 1000) })
 	b.Run("a_waiting_goroutine/one_load", func(b *testing.B) { waitingGoroutines(b, 10_000) })
-	b.Run("a_load_under_way/one_goroutine_each", func(b *testing.B) { runningLoads(b, 1000) })
+	b.Run("a_load_in_flight/one_goroutine_each", func(b *testing.B) { runningLoads(b, 1000) })
 	b.Run("a_queued_key/one_place", func(b *testing.B) { queuedKeys(b, 20_000) })
 	b.Run("a_held_lock/held", func(b *testing.B) { heldLocks(b, 1000) })
 }

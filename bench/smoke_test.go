@@ -19,6 +19,7 @@ func TestBenchmarks(t *testing.T) {
 	quick = true
 	t.Cleanup(func() { _ = benchtime.Set(before); quick = false })
 	for name, run := range map[string]func(b *testing.B){
+		"tags":              BenchmarkTags,
 		"serial hits":       func(b *testing.B) { serialHits(b, redistest.Start(b).Addr, 100) },
 		"parallel hits":     func(b *testing.B) { parallelHits(b, redistest.Start(b).Addr, 64, 100) },
 		"pipelined hits":    autoPipelinedHits,

@@ -4,6 +4,8 @@ import (
 	"encoding/xml"
 	"errors"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -47,17 +49,17 @@ func TestFill_Sections(t *testing.T) {
 	const want = `a
 <!-- begin: Hit -->
 
-A processor, 2 cores, Linux 6.1, go1.26, Redis 7.0, load average before 0.1, 0.2, 0.3; 2026-01-02: ` + "`scripts/bench hits`" + `.
+` + "`scripts/bench hits`, 2026-01-02, load before 0.1:" + `
 
-| serial | | time | × floor | +allocs |
-| --- | --- | ---: | ---: | ---: |
-| 2KB | floor | 24.0 µs | 1.00 | +0 |
-|  | go-redis/cache | 48.0 µs | 2.00 | +4 |
-|  | singlefill | 25.2 µs | 1.05 (1.04–1.06) | +5 |
+| serial, × floor | 2KB |
+|---|---:|
+| floor | 24.0 µs |
+| go-redis/cache | 2.00 |
+| singlefill | 1.05 |
 
-| 64 goroutines | | time | × floor | × go-redis/cache |
-| --- | --- | ---: | ---: | ---: |
-| 1 key | singlefill | 25.2 µs | 0.20 | 0.50 |
+| 64 goroutines, × floor | 1 key |
+|---|---:|
+| singlefill | 0.20 |
 
 <!-- end: Hit -->
 b
@@ -85,7 +87,7 @@ func TestCell(t *testing.T) {
 		{"p50-ms", []float64{0.5, 2.5, 3.5}, "2.5 ms (500 µs–3.5 ms)"},
 		{"p50-ms", []float64{2.5}, "2.5 ms"},
 		{"ns/op", []float64{1, 2, 1000}, "2 ns"},
-		{"×floor", []float64{0.01, 0.02, 0.9}, "0.0200 (0.0100–0.90)"},
+		{"×floor", []float64{0.01, 0.02, 0.9}, "0.02 (0.01–0.90)"},
 		{"+allocs", []float64{5}, "+5"},
 		{"loads/key", []float64{1.5}, "1.5"},
 		{"hit ratio", []float64{0.7512, 0.7514}, "0.751"},
@@ -133,7 +135,7 @@ func TestWriteTargets(t *testing.T) {
 	before := targets
 	t.Cleanup(func() { targets = before })
 	targets = []target{
-		{what: "one", path: "Lock/a/b/ours", unit: "p99-ms", per: "theirs", limit: 1.5},
+		{what: "one", path: "Lock/a/b/ours", unit: "p99-ms", per: "theirs", limit: 1.5, why: "of a reason"},
 		{what: "two", path: "Lock/a/.*/ours", unit: "p99-ms", limit: 3},
 		{what: "three", path: "Lock/none/.*/ours", unit: "p99-ms", limit: 250},
 	}
@@ -153,13 +155,79 @@ BenchmarkLock/a/c/ours 1 7 p99-ms
 	var got strings.Builder
 	writeTargets(&got, all)
 	const want = `| | target | measured | |
-| --- | ---: | ---: | --- |
-| one | ≤ 1.50 | 1.00 (1.00–2.00) | met |
+|---|---:|---:|---|
+| one | ≤ 1.50 | 1.00 (1.00–2.00) | met; of a reason |
 | two | ≤ 3.0 ms | 8.0 ms (7.0–9.0) | **missed**, most by: c, ours |
 | three | ≤ 250 ms |  | not measured |
 `
 	if got.String() != want {
 		t.Errorf("got\n%s\nwant\n%s", got.String(), want)
+	}
+}
+
+// Tables with the same contenders and units become one; one without units is left out; several units have a
+// column each.
+func TestWritePart_Joined(t *testing.T) {
+	var all results
+	if err := all.read(strings.NewReader(`cpu: A processor
+BenchmarkHandOver/drain,_after_a_hold_of_6s/x/ours 1 2 commands
+BenchmarkHandOver/a/b/ours 1 2 p50-ms
+BenchmarkHandOver/a/b/theirs 1 3 p50-ms
+BenchmarkHandOver/c/d/ours 1 4 p50-ms
+BenchmarkHandOver/c/d/theirs 1 5 p50-ms
+BenchmarkHandOver/c/e/theirs 1 6 p50-ms
+BenchmarkHandOver/f/g/ours 1 4 p50-ms 7 commands
+`)); err != nil {
+		t.Fatal(err)
+	}
+	var got strings.Builder
+	writePart(&got, all, "handover")
+	const want = `
+|  | a, b | c, d | c, e |
+|---|---:|---:|---:|
+| ours | 2.0 ms | 4.0 ms |  |
+| theirs | 3.0 ms | 5.0 ms | 6.0 ms |
+
+| f | g: p50 | commands |
+|---|---:|---:|
+| ours | 4.0 ms | 7 |
+`
+	if _, tables, _ := strings.Cut(got.String(), ":\n"); tables != want {
+		t.Errorf("got\n%s\nwant\n%s", tables, want)
+	}
+}
+
+// The results that are kept have the rows of each target, and each table of which columns are chosen.
+func TestResults_HaveWhatIsShown(t *testing.T) {
+	files, err := filepath.Glob("../results/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("results: %v, %v", files, err)
+	}
+	var all results
+	for _, file := range files {
+		f, err := os.Open(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(all.read(f), f.Close()); err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+	}
+	for _, target := range targets {
+		if _, ok := target.measure(all); !ok {
+			t.Errorf("%s: no result of %s with %s", target.what, target.path, target.unit)
+		}
+	}
+	for table, units := range columns {
+		rows := all.matching(table + "/.*")
+		if len(rows) == 0 {
+			t.Errorf("no result of %s", table)
+		}
+		for _, unit := range units {
+			if len(rows) > 0 && len(rows[0].values[unit]) == 0 {
+				t.Errorf("%s has no %s", table, unit)
+			}
+		}
 	}
 }
 

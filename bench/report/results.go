@@ -24,7 +24,20 @@ func (r *row) path() string { return r.part + "/" + r.table + "/" + r.scenario +
 
 type results struct {
 	rows     []*row
-	settings map[string]string // by part: where and how it was measured
+	settings map[string]setting // by part
+}
+
+// A setting is where and how a part was measured, by the names of its lines.
+type setting map[string]string
+
+func (s setting) machine() string {
+	return fmt.Sprintf("%s, %s cores, %s, %s, Redis %s", s["cpu"], s["cores"], s["kernel"], s["go"], s["redis"])
+}
+
+// run has the load average of the minute before: 0 on a machine that does nothing else.
+func (s setting) run() string {
+	load, _, _ := strings.Cut(s["load"], ",")
+	return fmt.Sprintf("`%s`, %s, load before %s:", s["command"], s["date"], load)
 }
 
 var processors = regexp.MustCompile(`-\d+$`)
@@ -33,13 +46,13 @@ var processors = regexp.MustCompile(`-\d+$`)
 // was measured.
 func (all *results) read(from io.Reader) error {
 	if all.settings == nil {
-		all.settings = make(map[string]string)
+		all.settings = make(map[string]setting)
 	}
-	setting := make(map[string]string)
+	about := make(setting)
 	lines := bufio.NewScanner(from)
 	for lines.Scan() {
 		if name, value, found := strings.Cut(lines.Text(), ": "); found {
-			setting[name] = strings.TrimSpace(value)
+			about[name] = strings.TrimSpace(value)
 			continue
 		}
 		name, found := strings.CutPrefix(lines.Text(), "Benchmark")
@@ -51,9 +64,7 @@ func (all *results) read(from io.Reader) error {
 		if len(parts) < 4 {
 			continue
 		}
-		all.settings[parts[0]] = fmt.Sprintf("%s, %s cores, %s, %s, Redis %s, load average before %s; %s: `%s`.",
-			setting["cpu"], setting["cores"], setting["kernel"], setting["go"], setting["redis"], setting["load"],
-			setting["date"], setting["command"])
+		all.settings[parts[0]] = about
 		r := all.row(parts)
 		for i := 2; i+1 < len(fields); i += 2 {
 			v, err := strconv.ParseFloat(fields[i], 64)
@@ -108,20 +119,39 @@ func (all *results) median(path, unit string) (m float64, ok bool) {
 	return 0, false
 }
 
-// order is the order of the columns; other columns come last.
-var order = []string{
-	"ns/op", "×", "loads/key", "queries", "p50-ms", "p99-ms", "p99-%", "max-ms", "polls", "most-polls", "until the last-ms", "round trips", "commands",
-	"allocs", "+allocs",
+// columns are the units to show of a table: a column for each in each scenario. Of no units, the table is left
+// out: a target or the README has what is to be read of it. Any other table shows its last ratio, or what it
+// has without one.
+var columns = map[string][]string{
+	"Hit/64 goroutines":                  {"×floor"},
+	"Hit/in memory":                      {},
+	"Distance/round trip":                {},
+	"Distance/hit, 64 goroutines":        {"×floor"},
+	"Near/hit in Redis":                  {},
+	"Near/what a Delete sends":           {},
+	"Near/lag after a Delete":            {"p50-ms", "max-ms"},
+	"Many/stampede":                      {"p99-ms", "round trips"},
+	"Many/Clear beside 100 readers":      {"ns/op", "p99-ms"},
+	"Stampede/1 key":                     {"p99-ms", "commands"},
+	"Stampede/100 keys":                  {"p99-ms", "commands"},
+	"Lock/acquire and release":           {"×redislock"},
+	"HandOver/2 processes":               {"p50-ms"},
+	"HandOver/50 processes":              {"p50-ms"},
+	"HandOver/drain, after a hold of 6s": {},
+	"HandOver/standing queue":            {},
 }
 
-func rank(unit string) int {
-	if strings.HasPrefix(unit, "×") {
-		unit = "×"
+// shown returns the units that the table of r shows.
+func (r *row) shown() []string {
+	if units, ok := columns[r.part+"/"+r.table]; ok {
+		return units
 	}
-	if i := slices.Index(order, unit); i >= 0 {
-		return i
+	for _, unit := range slices.Backward(r.units) {
+		if strings.HasPrefix(unit, "×") {
+			return []string{unit}
+		}
 	}
-	return len(order)
+	return r.units
 }
 
 // title returns the column title of a unit.
@@ -136,6 +166,19 @@ func title(unit string) string {
 		return unit
 	}
 	return strings.Replace(unit, "most-polls", "most polls", 1)
+}
+
+// median returns the median of the runs. The contender with which others are compared has its time in place
+// of a ratio. It is empty for what was not measured.
+func (r *row) median(unit string) string {
+	if r == nil || len(r.values[unit]) == 0 {
+		return ""
+	}
+	values := r.values[unit]
+	if strings.HasPrefix(unit, "×") && slices.Min(values) == 1 && slices.Max(values) == 1 {
+		unit, values = "ns/op", r.values["ns/op"]
+	}
+	return format(unit, bench.Median(values))
 }
 
 // cell returns the median of the runs and, for ratios and waiting times, the minimum and the
@@ -165,7 +208,9 @@ func cell(unit string, values []float64) string {
 func format(unit string, v float64) string {
 	switch {
 	case strings.HasPrefix(unit, "×") && v < 0.095:
-		return fmt.Sprintf("%.4f", v)
+		return strconv.FormatFloat(v, 'g', 2, 64)
+	case strings.HasPrefix(unit, "×") && v >= 10:
+		return fmt.Sprintf("%.0f", v)
 	case strings.HasPrefix(unit, "×"):
 		return fmt.Sprintf("%.2f", v)
 	case unit == "ns/op":

@@ -10,7 +10,7 @@ import (
 // msgpack.Unmarshal.
 var summary = []struct{ what, scenario string }{
 	{"a hit, 2 KB", "Hit/serial/2KB"},
-	{"64 goroutines, each with a key of its own", "Hit/64 goroutines/64 keys, 2KB"},
+	{"64 goroutines, each with its own key", "Hit/64 goroutines/64 keys, 2KB"},
 	{"64 goroutines, one hot key", "Hit/64 goroutines/1 key, 2KB"},
 	{"a hit in the client's own cache", "Hit/client-side caching/2KB"},
 	{"a hit in memory: `Near`, `TinyLFU`", "Hit/in memory/2KB"},

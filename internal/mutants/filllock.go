@@ -189,7 +189,7 @@ var fillMutants = []mutant{
 	{
 		name: "watch-unwatched",
 		bug:  "Without scripts the lock is read and written without being watched in between",
-		file: "internal/filllock/watch.go",
+		file: "internal/client/watch.go",
 		old:  "}, keys...)",
 		new:  "})",
 		pkg:  "internal/filllock", test: "TestWatch_Interference",

@@ -171,7 +171,7 @@ var lockWaitMutants = []mutant{
 		bug:  "A process whose wake-ups get lost goes on waiting for them",
 		file: "lock/wake.go",
 		old:  "q.sub.Missed(a.quiet.at)",
-		new:  "_ = q.ear",
+		new:  "_ = a",
 		pkg:  "lock", test: "TestWakeUp_NobodyHears/PUBLISH/mutex",
 	},
 	{

@@ -33,7 +33,7 @@ internal/mutants.
 `
 
 // mutants are all mutants.
-var mutants = slices.Concat(fillMutants, cacheMutants, waitMutants, loadMutants, clientMutants, lockMutants, lockWaitMutants, nearMutants, manyMutants)
+var mutants = slices.Concat(fillMutants, cacheMutants, waitMutants, loadMutants, clientMutants, lockMutants, lockWaitMutants, nearMutants, manyMutants, tagMutants)
 
 func main() {
 	anchors := flag.Bool("anchors", false, "")

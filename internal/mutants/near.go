@@ -23,8 +23,8 @@ var nearMutants = []mutant{
 		name: "near-generation-after-store",
 		bug:  "The generation of a loaded value is taken after it was stored",
 		file: "lock.go",
-		old:  "\t\t\tx.keepLoaded(x.fill.Key, g, &o)\n",
-		new:  "\t\t\tg = x.generation(x.lock.ValueKey())\n\t\t\tx.keepLoaded(x.fill.Key, g, &o)\n",
+		old:  "\t\t\tx.keepLoaded(x.fill.Key, g, data, &o)\n",
+		new:  "\t\t\tg = x.generation(x.lock.ValueKey())\n\t\t\tx.keepLoaded(x.fill.Key, g, data, &o)\n",
 		pkg:  ".", test: "TestNearRules_InTransit/stored",
 	},
 
@@ -209,8 +209,8 @@ var nearMutants = []mutant{
 		name: "near-refresh-at-each-read",
 		bug:  "Each hit in memory draws whether it refreshes: far more often than once, since hits cost nothing",
 		file: "near.go",
-		old:  "refreshes && int64(now) >= at &&",
-		new:  "refreshes && rand.ExpFloat64()*float64(time.Second) >= float64(time.Until(time.UnixMilli(n.freshUntil))) &&",
+		old:  "int64(now) >= at &&",
+		new:  "rand.ExpFloat64()*float64(time.Second) >= float64(time.Until(time.UnixMilli(n.freshUntil))) &&",
 		pkg:  ".", test: "TestNear_EarlyRefresh",
 	},
 }
