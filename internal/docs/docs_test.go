@@ -6,8 +6,10 @@ import (
 	"go/doc"
 	"go/parser"
 	"go/token"
+	"io/fs"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -16,6 +18,7 @@ import (
 	"testing"
 
 	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
 )
 
 // root is the root of the module.
@@ -30,24 +33,92 @@ func readme(t *testing.T) string {
 	return string(text)
 }
 
-// The snippets of README.md compile.
-func TestREADME_Snippets(t *testing.T) {
+// The snippets of all pages compile. Those of docs/migrate are parts of programs, which examples/migrate
+// compares.
+func TestPages_Snippets(t *testing.T) {
 	t.Parallel()
-	snippets := blocks(readme(t), "go")
-	if len(snippets) < 2 {
-		t.Fatalf("%d snippets found", len(snippets))
+	found := 0
+	for page, text := range pages(t) {
+		if strings.HasPrefix(page, "docs/migrate/") {
+			continue
+		}
+		for i, snippet := range blocks(text, "go") {
+			found++
+			t.Run(fmt.Sprint(page, " ", i+1), func(t *testing.T) {
+				t.Parallel()
+				if out := vet(t, compilable(snippet)); out != "" {
+					t.Errorf("%s\n%s", out, snippet)
+				}
+			})
+		}
 	}
-	for i, snippet := range snippets {
-		t.Run(fmt.Sprint(i+1), func(t *testing.T) {
-			t.Parallel()
-			if out := vet(t, compilable(snippet)); out != "" {
-				t.Errorf("%s\n%s", out, snippet)
-			}
-		})
+	if found < 10 {
+		t.Errorf("%d snippets found", found)
 	}
 }
 
-// A wrong snippet is found, or TestREADME_Snippets would show nothing.
+// A block has a language that a test knows, or none: a drawing.
+func TestPages_Blocks(t *testing.T) {
+	t.Parallel()
+	for page, text := range pages(t) {
+		for i, m := range regexp.MustCompile("(?m)^ *```(.*)$").FindAllStringSubmatch(text, -1) {
+			if i%2 == 0 && !slices.Contains([]string{"go", "sh", ""}, m[1]) {
+				t.Errorf("%s: no test knows a block of %s", page, m[1])
+			}
+		}
+	}
+}
+
+// pages returns the text of each page of the repository, by its path from the root.
+func pages(t *testing.T) map[string]string {
+	t.Helper()
+	tree := os.DirFS(root)
+	names, err := files(tree, ".md")
+	if err != nil || len(names) < 20 {
+		t.Fatalf("pages: %v, %v", names, err)
+	}
+	all := make(map[string]string)
+	for _, name := range names {
+		text, err := fs.ReadFile(tree, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[name] = string(text)
+	}
+	return all
+}
+
+// The contents of docs names each page.
+func TestDocs_Contents(t *testing.T) {
+	t.Parallel()
+	all := pages(t)
+	for page := range all {
+		name, inDocs := strings.CutPrefix(page, "docs/")
+		if inDocs && !strings.Contains(name, "/") && name != "README.md" && !strings.Contains(all["docs/README.md"], "]("+name) {
+			t.Errorf("docs/README.md does not name %s", page)
+		}
+	}
+}
+
+// The program with which README.md begins can be pasted and run.
+func TestREADME_Program(t *testing.T) {
+	t.Parallel()
+	program := blocks(readme(t), "go")[0]
+	const addr = "127.0.0.1:6379"
+	if !strings.Contains(program, addr) {
+		t.Fatalf("the program asks no Redis at %s", addr)
+	}
+	file := filepath.Join(t.TempDir(), "main.go")
+	if err := os.WriteFile(file, []byte(strings.ReplaceAll(program, addr, redistest.Start(t).Addr)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := goCommand("run", file).CombinedOutput()
+	if want := "a slow query for 42\n{user 42} <nil>\n{user 42} <nil>\n"; err != nil || string(out) != want {
+		t.Errorf("%v\n%s\nwant\n%s", err, out, want)
+	}
+}
+
+// A wrong snippet is found, or TestPages_Snippets would show nothing.
 func TestREADME_WrongSnippet(t *testing.T) {
 	t.Parallel()
 	snippet := blocks(readme(t), "go")[0]
@@ -57,27 +128,6 @@ func TestREADME_WrongSnippet(t *testing.T) {
 	}
 	if out := vet(t, compilable(wrong)); !strings.Contains(out, "GetOrLode") {
 		t.Errorf("go vet found nothing: %q", out)
-	}
-}
-
-// The commands of README.md exist.
-func TestREADME_Commands(t *testing.T) {
-	t.Parallel()
-	var commands []string
-	for _, block := range blocks(readme(t), "sh") {
-		commands = append(commands, strings.Split(strings.TrimSpace(block), "\n")...)
-	}
-	if want := []string{"go get github.com/singlefill/singlefill", "go run ./examples/quickstart", "scripts/test"}; !slices.Equal(commands, want) {
-		t.Errorf("the commands are %q, not %q", commands, want)
-	}
-	for _, command := range commands[1:] {
-		if dir, found := strings.CutPrefix(command, "go run "); found {
-			if out, err := goCommand("list", "-f", "{{.Name}}", dir).Output(); strings.TrimSpace(string(out)) != "main" {
-				t.Errorf("%s: package %q, %v", command, out, err)
-			}
-		} else if info, err := os.Stat(filepath.Join(root, command)); err != nil || info.Mode()&0o111 == 0 {
-			t.Errorf("%s cannot be executed: %v", command, err)
-		}
 	}
 }
 
@@ -98,19 +148,45 @@ func TestREADME_Options(t *testing.T) {
 	}
 }
 
-// The links of README.md lead to files.
-func TestREADME_Links(t *testing.T) {
+// A link to a part of a page leads to a heading, or to an id. scripts/docs -check finds links that lead to no
+// file.
+func TestPages_Anchors(t *testing.T) {
 	t.Parallel()
-	for _, m := range regexp.MustCompile(`\]\(([^)#:\s]+)\)`).FindAllStringSubmatch(readme(t), -1) {
-		if _, err := os.Stat(filepath.Join(root, m[1])); err != nil {
-			t.Error(err)
+	all, found := pages(t), 0
+	for page, text := range all {
+		for _, m := range regexp.MustCompile(`\]\(([^):\s#]*)#([^)\s]+)\)`).FindAllStringSubmatch(text, -1) {
+			to := page
+			if m[1] != "" {
+				to = path.Join(path.Dir(page), m[1])
+			}
+			found++
+			if target, ok := all[to]; ok && !hasAnchor(target, m[2]) {
+				t.Errorf("%s: %s#%s leads nowhere", page, m[1], m[2])
+			}
 		}
 	}
+	if found < 10 {
+		t.Errorf("%d links found", found)
+	}
+	if hasAnchor("# One\n## `Two`, or three\n", "two") || !hasAnchor("# One\n## `Two`, or three\n", "two-or-three") {
+		t.Error("a heading is not found, or one that does not exist is")
+	}
+}
+
+// hasAnchor reports whether a page has a heading or an id of this name, as GitHub forms it.
+func hasAnchor(text, anchor string) bool {
+	for _, m := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(text, -1) {
+		name := regexp.MustCompile(`[^\p{L}\p{N} _-]`).ReplaceAllString(strings.ToLower(m[1]), "")
+		if strings.ReplaceAll(name, " ", "-") == anchor {
+			return true
+		}
+	}
+	return strings.Contains(text, `<a id="`+anchor+`">`)
 }
 
 // blocks returns the fenced blocks of one language.
 func blocks(text, language string) (found []string) {
-	for _, m := range regexp.MustCompile("(?ms)^```"+language+"\n(.*?)^```$").FindAllStringSubmatch(text, -1) {
+	for _, m := range regexp.MustCompile("(?ms)^ *```"+language+"\n(.*?)^ *```$").FindAllStringSubmatch(text, -1) {
 		found = append(found, m[1])
 	}
 	return found
@@ -125,9 +201,13 @@ func compilable(snippet string) string {
 	body := `
 type User struct{ Name string }
 
+type Order struct{ Item string }
+
 type database struct{}
 
 func (database) User(ctx context.Context, id string) (user User, err error) { return user, err }
+
+func (database) Rename(ctx context.Context, id, name string) error { return nil }
 
 func (database) Users(ctx context.Context, ids []string) (users map[string]User, err error) { return users, err }
 
@@ -137,7 +217,11 @@ var members *singlefill.Cache[User]
 
 var users, orders = members, members
 
-func snippet(ctx context.Context, rdb redis.UniversalClient, ids []string) error {
+type Result struct{ Pages int }
+
+func runReport(ctx context.Context, key string) (r Result, err error) { return r, err }
+
+func snippet(ctx context.Context, rdb redis.UniversalClient, r *http.Request, id, name string, ids []string) error {
 	{
 ` + snippet + `
 		use(` + declared(snippet) + `)
@@ -148,13 +232,13 @@ func snippet(ctx context.Context, rdb redis.UniversalClient, ids []string) error
 func use(...any) {}
 `
 	var imports strings.Builder
-	for _, path := range []string{
-		"context", "database/sql", "errors", "log/slog", "time", "github.com/prometheus/client_golang/prometheus",
-		"github.com/redis/go-redis/v9", "github.com/singlefill/singlefill",
+	for _, pkg := range []string{
+		"context", "database/sql", "errors", "log/slog", "net/http", "time", "github.com/prometheus/client_golang/prometheus",
+		"github.com/prometheus/client_golang/prometheus/promhttp", "github.com/redis/go-redis/v9", "github.com/singlefill/singlefill",
 	} {
-		name := strings.TrimPrefix(filepath.Base(strings.TrimSuffix(path, "/v9")), "go-")
+		name := strings.TrimPrefix(path.Base(strings.TrimSuffix(pkg, "/v9")), "go-")
 		if regexp.MustCompile(`\b` + name + `\.`).MatchString(body) {
-			fmt.Fprintf(&imports, "import %q\n", path)
+			fmt.Fprintf(&imports, "import %q\n", pkg)
 		}
 	}
 	for _, module := range []string{"otel", "prometheus"} {
@@ -206,7 +290,7 @@ func goCommand(args ...string) *exec.Cmd {
 func TestGodoc_IsWhole(t *testing.T) {
 	t.Parallel()
 	link := regexp.MustCompile(`(?m)^(?:[^\t\n].*)?(\[\*?[A-Z][\w.]*\])`) // a line that begins with a tab is code
-	for _, dir := range []string{".", "lock", "singlefilltest", "prometheus", "otel"} {
+	for _, dir := range []string{".", "lock", "singlefilltest", "prometheus", "otel", "compress"} {
 		var files []*ast.File
 		fset := token.NewFileSet()
 		names, _ := filepath.Glob(filepath.Join(root, dir, "*.go")) // the pattern is a good one

@@ -35,8 +35,6 @@ const (
 	faultTests = "internal/tests/faults/" // every test in this tree belongs to a row
 )
 
-var pages = []string{"README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/design.md", faultsPage}
-
 func main() {
 	check := flag.Bool("check", false, "")
 	flag.Usage = func() { fmt.Fprint(os.Stderr, usage) }
@@ -53,6 +51,10 @@ func main() {
 
 func run(tree fs.FS, check bool, write func(name string, data []byte, perm fs.FileMode) error) error {
 	tests, err := findTests(tree)
+	if err != nil {
+		return err
+	}
+	pages, err := files(tree, ".md")
 	if err != nil {
 		return err
 	}
@@ -92,20 +94,33 @@ var (
 	declaration = regexp.MustCompile(`^func ((?:Test|Fuzz)\w+)\(\w+ \*testing\.[TF]\) \{`)
 )
 
-// findTests returns the tests of all modules, in the order of files and of lines.
-func findTests(tree fs.FS) (tests []test, err error) {
+// files returns the files whose names have an ending, but for those in directories whose names begin with a
+// dot.
+func files(tree fs.FS, ending string) (names []string, err error) {
 	err = fs.WalkDir(tree, ".", func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
 		case d.IsDir() && strings.HasPrefix(d.Name(), ".") && path != ".":
 			return fs.SkipDir
-		case d.IsDir() || !strings.HasSuffix(path, "_test.go"):
-			return nil
+		case !d.IsDir() && strings.HasSuffix(path, ending):
+			names = append(names, path)
 		}
+		return nil
+	})
+	return names, err
+}
+
+// findTests returns the tests of all modules, in the order of files and of lines.
+func findTests(tree fs.FS) (tests []test, err error) {
+	names, err := files(tree, "_test.go")
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range names {
 		text, err := fs.ReadFile(tree, path)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		var faults []string
 		for line := range strings.Lines(string(text)) {
@@ -117,9 +132,8 @@ func findTests(tree fs.FS) (tests []test, err error) {
 				faults = nil
 			}
 		}
-		return nil
-	})
-	return tests, err
+	}
+	return tests, nil
 }
 
 var rowID = regexp.MustCompile(`^\| <a id="([^"]+)"></a>`)
@@ -164,7 +178,8 @@ func fillTable(page string, tests []test) (mended string, errs []error) {
 	return out.String(), errs
 }
 
-var link = regexp.MustCompile(`\[([^\]]+)\]\(([^)#:\s]+)\)`)
+// A link names a file, and so has a dot or a slash: Name[Type](argument) in a piece of code is none.
+var link = regexp.MustCompile(`\[([^\]]+)\]\(([^)#:\s]*[./][^)#:\s]*)\)`)
 
 // mendLinks makes each link to a test lead to the file that declares it.
 func mendLinks(tree fs.FS, page, text string, tests []test) (mended string, errs []error) {

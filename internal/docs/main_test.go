@@ -120,7 +120,7 @@ func TestRun_Reports(t *testing.T) {
 		})
 	}
 	fsys := tree(nil)
-	delete(fsys, "README.md")
+	delete(fsys, "CONTRIBUTING.md")
 	if _, err := written(fsys, false); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("without a page: %v", err)
 	}
