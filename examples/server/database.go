@@ -2,10 +2,12 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/singlefill/singlefill"
@@ -15,6 +17,15 @@ type Product struct {
 	ID   string `json:"id"`
 	Name string `json:"name"`
 }
+
+// A Catalog is what the service says of all products.
+type Catalog struct {
+	Products int `json:"products"`
+	Renamed  int `json:"renamed"`
+}
+
+// errOverloaded means that the database answers no more queries at this time.
+var errOverloaded = errors.New("the database is overloaded")
 
 // A change is a row of the outbox: the product has been changed, and the cache may still have the
 // old one.
@@ -35,6 +46,11 @@ type database interface {
 	//
 	//	SELECT id, name FROM products WHERE id = ANY($1)
 	Products(ctx context.Context, ids []string) (map[string]Product, error)
+
+	// Catalog is a Loader.
+	//
+	//	SELECT count(*), count(renamed_at) FROM products
+	Catalog(ctx context.Context, key string) (Catalog, error)
 
 	// Rename changes a product, and adds the change to the outbox in the same transaction. So no
 	// change is forgotten, whatever happens after the commit.
@@ -62,6 +78,25 @@ type memory struct {
 	names  map[string]string // of products that have been renamed
 	outbox []change
 	seq    int64
+
+	queries atomic.Int64 // running
+}
+
+// maxQueries is how many queries run at once; the database refuses others.
+const maxQueries = 32
+
+// query stands for the time that a query takes.
+func (m *memory) query(ctx context.Context) error {
+	defer m.queries.Add(-1)
+	if m.queries.Add(1) > maxQueries {
+		return errOverloaded
+	}
+	select {
+	case <-time.After(500 * time.Millisecond):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 func newMemory() *memory { return &memory{names: make(map[string]string)} }
@@ -75,10 +110,8 @@ func (m *memory) Product(ctx context.Context, id string) (Product, error) {
 }
 
 func (m *memory) Products(ctx context.Context, ids []string) (map[string]Product, error) {
-	select {
-	case <-time.After(500 * time.Millisecond):
-	case <-ctx.Done():
-		return nil, ctx.Err()
+	if err := m.query(ctx); err != nil {
+		return nil, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -94,6 +127,15 @@ func (m *memory) Products(ctx context.Context, ids []string) (map[string]Product
 		found[id] = Product{ID: id, Name: name}
 	}
 	return found, nil
+}
+
+func (m *memory) Catalog(ctx context.Context, _ string) (Catalog, error) {
+	if err := m.query(ctx); err != nil {
+		return Catalog{}, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return Catalog{Products: 999, Renamed: len(m.names)}, nil
 }
 
 func (m *memory) Rename(ctx context.Context, id, name string) (change, error) {

@@ -6,11 +6,12 @@
 //	curl 127.0.0.1:8080/products/42     # 404 for a product that does not exist, such as 1000
 //	curl '127.0.0.1:8080/products?id=42&id=43&id=1000'
 //	curl -X PUT -d '{"name": "Teapot"}' 127.0.0.1:8080/products/42
+//	curl 127.0.0.1:8080/catalog         # stale for a moment after an update
+//	curl -X POST 127.0.0.1:8080/clear   # everything has changed
 //	curl 127.0.0.1:8080/stats           # also /metrics and /health
 //	go -C examples/server run . -spans=/dev/stderr
 //
-// If Prometheus is installed, it starts, too, and the service prints the address of its graphs. The
-// dashboard for Grafana and the alert rules are in the folder grafana of the repository.
+// The dashboard for Grafana and the alert rules are in the folder grafana of the repository.
 package main
 
 import (
@@ -47,7 +48,6 @@ func run(args []string, db database) error {
 	flags := flag.NewFlagSet("server", flag.ExitOnError)
 	listen := flags.String("listen", "127.0.0.1:8080", "`address` to listen on; port 0: any free port")
 	timeout := flags.Duration("timeout", 2*time.Second, "deadline of one request")
-	prometheus := flags.String("prometheus", "prometheus", "`program` to start beside the service if it is there; empty: none")
 	spans := flags.String("spans", "", "`file` to append spans of OpenTelemetry to; empty: none")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -65,22 +65,25 @@ func run(args []string, db database) error {
 		return err
 	}
 	defer closeRedis()
-	products, err := singlefill.New[Product](rdb, "products", 10*time.Minute, nil)
+	caches, err := openCaches(rdb, settings())
 	if err != nil {
 		return err
 	}
-	defer products.Close() // waits for loads that outlive their requests, and stores their values
+	defer caches.close()
+	if err := caches.check(ctx); err != nil {
+		log.Printf("the cache will not do all of its work: %v", err)
+	}
 
 	outbox, err := lock.NewMutex(rdb, "outbox", nil)
 	if err != nil {
 		return err
 	}
 
-	metrics, err := observe(products, outbox, tracers)
+	metrics, err := observe(caches, outbox, tracers)
 	if err != nil {
 		return err
 	}
-	s := &service{products: products, db: db, outbox: outbox, timeout: *timeout, metrics: metrics}
+	s := &service{caches: caches, db: db, outbox: outbox, timeout: *timeout, metrics: metrics}
 	working, stopWorking := context.WithCancel(ctx)
 	var worker sync.WaitGroup
 	worker.Go(func() { s.workOff(working) })
@@ -92,14 +95,6 @@ func run(args []string, db database) error {
 		return err
 	}
 	fmt.Printf("listening on http://%s\n", listener.Addr())
-	graph, stopPrometheus, err := startPrometheus(*prometheus, listener.Addr().String())
-	defer stopPrometheus()
-	switch {
-	case err != nil:
-		log.Printf("Prometheus did not start: %v", err)
-	case graph != "":
-		fmt.Println("graphs:", graphs(graph))
-	}
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(listener) }()
 
@@ -141,11 +136,11 @@ func openRedis(url string) (*redis.Client, func(), error) {
 }
 
 type service struct {
-	products *singlefill.Cache[Product]
-	db       database
-	outbox   *lock.Locker // of the process that works off the outbox
-	metrics  http.Handler
-	timeout  time.Duration
+	*caches
+	db      database
+	outbox  *lock.Locker // of the process that works off the outbox
+	metrics http.Handler
+	timeout time.Duration
 }
 
 func (s *service) routes() http.Handler {
@@ -153,6 +148,8 @@ func (s *service) routes() http.Handler {
 	mux.HandleFunc("GET /products", s.list)
 	mux.HandleFunc("GET /products/{id}", s.product)
 	mux.HandleFunc("PUT /products/{id}", s.rename)
+	mux.HandleFunc("GET /catalog", s.all)
+	mux.HandleFunc("POST /clear", s.clear) // behind your authentication
 	mux.HandleFunc("GET /stats", s.stats)
 	mux.HandleFunc("GET /health", s.health)
 	mux.Handle("GET /metrics", s.metrics)
@@ -196,10 +193,24 @@ func (s *service) list(w http.ResponseWriter, r *http.Request) {
 
 const maxList = 100
 
+func (s *service) all(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), s.timeout)
+	defer cancel()
+	catalog, err := s.catalog.GetOrLoad(ctx, catalogKey, s.db.Catalog)
+	if err != nil {
+		s.fail(w, r, err)
+		return
+	}
+	reply(w, catalog)
+}
+
 func (s *service) fail(w http.ResponseWriter, r *http.Request, err error) {
 	switch {
 	case errors.Is(err, singlefill.ErrNotFound):
 		http.Error(w, "no such product", http.StatusNotFound)
+	case errors.Is(err, errOverloaded): // here, or in the process that has asked the database
+		w.Header().Set("Retry-After", "1")
+		http.Error(w, "the database is overloaded, try again", http.StatusServiceUnavailable)
 	case errors.Is(err, context.DeadlineExceeded): // a load goes on, and a later request finds its value
 		http.Error(w, "this takes too long, try again", http.StatusGatewayTimeout)
 	case r.Context().Err() != nil: // the client has left
@@ -209,7 +220,9 @@ func (s *service) fail(w http.ResponseWriter, r *http.Request, err error) {
 	}
 }
 
-func (s *service) stats(w http.ResponseWriter, _ *http.Request) { reply(w, s.products.Stats()) }
+func (s *service) stats(w http.ResponseWriter, _ *http.Request) {
+	reply(w, map[string]singlefill.Stats{"products": s.products.Stats(), "catalog": s.catalog.Stats()})
+}
 
 func reply(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")

@@ -52,7 +52,7 @@ func init() {
 			}
 			return Product{ID: id, Name: "Product " + id}, nil
 		}
-		err := run(append([]string{"-listen=127.0.0.1:0", "-prometheus="}, p.Args[1:]...), testDatabase{newMemory(), query})
+		err := run(append([]string{"-listen=127.0.0.1:0"}, p.Args[1:]...), testDatabase{newMemory(), query})
 		p.Say("ended %v", err)
 	})
 }
@@ -119,10 +119,11 @@ func (p *process) stats(t *testing.T) (s singlefill.Stats) {
 	if err != nil || status != http.StatusOK {
 		t.Fatalf("GET /stats: %d, %v", status, err)
 	}
-	if err := json.Unmarshal([]byte(body), &s); err != nil {
+	var stats map[string]singlefill.Stats
+	if err := json.Unmarshal([]byte(body), &stats); err != nil {
 		t.Fatal(err)
 	}
-	return s
+	return stats["products"]
 }
 
 func startFleet(t *testing.T) (*redistest.Server, []*process) {

@@ -44,7 +44,7 @@ func TestObserve_Outage(t *testing.T) {
 		if !health(`"redis":"ok"`) {
 			t.Error("not healthy at the beginning")
 		}
-		metrics(`singlefill_gets_total{cache="products",layer="redis",result="hit"} 1`,
+		metrics(`singlefill_gets_total{cache="products",layer="near",result="hit"} 1`,
 			`singlefill_loads_total{cache="products",kind="call",result="value"} 1`,
 			`singlefill_lock_acquired_total{lock="outbox"} 0`)
 		resume := singlefilltest.Silence(t, w.rdb)

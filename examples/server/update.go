@@ -11,8 +11,8 @@ import (
 	"github.com/singlefill/singlefill/lock"
 )
 
-// rename answers 204 if all later reads return the new name, and 202 if some may return the old one
-// until the outbox has been worked off.
+// rename answers 204 if all later reads of this process return the new name, and those of others a second
+// later; and 202 if some may return the old one until the outbox has been worked off.
 func (s *service) rename(w http.ResponseWriter, r *http.Request) {
 	var body struct {
 		Name string `json:"name"`
@@ -46,7 +46,7 @@ func (s *service) invalidate(ctx context.Context, changes ...change) error {
 	for i, c := range changes {
 		ids[i] = c.ProductID
 	}
-	if err := s.products.Delete(ctx, ids...); err != nil {
+	if err := s.changed(ctx, ids...); err != nil {
 		return err
 	}
 	return s.db.Done(ctx, changes)

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/lock"
 	"github.com/singlefill/singlefill/singlefilltest"
 	"go.opentelemetry.io/otel/trace/noop"
@@ -36,7 +35,9 @@ func inWorld(t *testing.T, test func(t *testing.T, w *world)) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		rdb := singlefilltest.Redis(t)
-		products, err := singlefill.New(rdb, "products", 10*time.Minute, &singlefill.Options[Product]{Codec: singlefilltest.Codec(t, nil)})
+		shared := settings()
+		shared.Codec = singlefilltest.Codec(t, nil)
+		caches, err := openCaches(rdb, shared)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -45,19 +46,19 @@ func inWorld(t *testing.T, test func(t *testing.T, w *world)) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		metrics, err := observe(products, outbox, noop.NewTracerProvider())
+		metrics, err := observe(caches, outbox, noop.NewTracerProvider())
 		if err != nil {
 			t.Fatal(err)
 		}
-		w.service = &service{products: products, db: w, outbox: outbox, metrics: metrics, timeout: 2 * time.Second}
+		w.service = &service{caches: caches, db: w, outbox: outbox, metrics: metrics, timeout: 2 * time.Second}
 		ctx, cancel := context.WithCancel(t.Context())
 		stopped := make(chan struct{})
 		go func() { defer close(stopped); w.workOff(ctx) }()
-		defer func() { cancel(); <-stopped; products.Close() }()
+		defer func() { cancel(); <-stopped; caches.close() }()
 
 		w.check(t, http.MethodGet, "", http.StatusOK, `"Product 42"`)
 		w.check(t, http.MethodGet, "", http.StatusOK, `"Product 42"`)
-		if s := products.Stats(); s.Hits != 1 {
+		if s := caches.products.Stats(); s.Hits != 1 {
 			t.Fatalf("the product is not in the cache: %+v", s)
 		}
 		test(t, w)

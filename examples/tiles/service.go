@@ -3,10 +3,12 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log"
 	"net/http"
 	"runtime"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -29,10 +31,17 @@ type service struct {
 	render func(ctx context.Context, at coordinates) ([]byte, error)
 }
 
-func newCache(rdb redis.UniversalClient, trace *singlefill.Trace,
-	codec singlefill.Codec) (*singlefill.Cache[Tile], error) {
-	return singlefill.New(rdb, "tiles", time.Minute, &singlefill.Options[Tile]{
-		Codec: codec, // nil, except in tests
+func newCache(rdb redis.UniversalClient, options *singlefill.Options[Tile]) (*singlefill.Cache[Tile], error) {
+	return singlefill.New(rdb, "tiles", time.Minute, options)
+}
+
+func cacheOptions(trace *singlefill.Trace) *singlefill.Options[Tile] {
+	return &singlefill.Options[Tile]{
+		// A button of the page clears a zoom level.
+		Tags: func(tile string, _ Tile) []string {
+			zoom, _, _ := strings.Cut(tile, "/")
+			return []string{zoomTag(zoom)}
+		},
 		// An expired tile is served at once, and computed again in the background.
 		StaleWhileRevalidate: 5 * time.Minute,
 		// A process that has shown a tile keeps it in memory. No code changes a Tile, so requests share it.
@@ -41,7 +50,25 @@ func newCache(rdb redis.UniversalClient, trace *singlefill.Trace,
 		MaxLoads:     max(1, runtime.GOMAXPROCS(0)/processes),
 		RedisTimeout: 1500 * time.Millisecond,
 		Trace:        trace,
-	})
+	}
+}
+
+func zoomTag(zoom string) string { return "zoom:" + zoom }
+
+// clear answers POST /clear/z: all tiles of a zoom level are computed again, also those that are being
+// computed now.
+func (s *service) clear(w http.ResponseWriter, r *http.Request) {
+	zoom, err := strconv.ParseUint(r.PathValue("zoom"), 10, 8)
+	if err != nil || zoom > maxZoom {
+		http.Error(w, fmt.Sprintf("zoom %.100q: 0 to %d is allowed", r.PathValue("zoom"), maxZoom), http.StatusBadRequest)
+		return
+	}
+	if err := s.tiles.DeleteTag(r.Context(), zoomTag(strconv.FormatUint(zoom, 10))); err != nil {
+		log.Printf("clear of zoom level %d: %v", zoom, err)
+		http.Error(w, "some tiles may be left, try again", http.StatusServiceUnavailable)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
 }
 
 // tile answers GET /tiles/z/x/y.

@@ -15,6 +15,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/singlefill/singlefill"
@@ -42,7 +43,10 @@ func startPeer(t *testing.T, rdb redis.UniversalClient, name string,
 	render func(context.Context, coordinates) ([]byte, error)) peer {
 	t.Helper()
 	feed := newFeed()
-	tiles, err := newCache(rdb, feed.trace(), singlefilltest.Codec(t, nil))
+	options := cacheOptions(feed.trace())
+	options.Codec = singlefilltest.Codec(t, nil)
+	options.RedisTimeout, options.LockTTL = 9*time.Second, 29*time.Second // a machine that stands still is no dead Redis
+	tiles, err := newCache(rdb, options)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,6 +133,40 @@ func TestService_ThreeProcesses(t *testing.T) {
 			t.Errorf("%s has counted %d loads, and the answers name it %d times", s.name, n, wanted)
 		}
 	}
+}
+
+// A zoom level is cleared for all processes, and only by the page.
+func TestService_Clear(t *testing.T) {
+	t.Parallel()
+	_, rdb := redistest.StartMini(t)
+	var computed atomic.Int64
+	draw := func(context.Context, coordinates) ([]byte, error) {
+		computed.Add(1)
+		return []byte("picture"), nil
+	}
+	a, b := startPeer(t, rdb, "a", draw), startPeer(t, rdb, "b", draw)
+	page := []string{"Origin", fmt.Sprintf("http://localhost:%d", testPort)}
+	clear := func(zoom string, want int, header ...string) {
+		t.Helper()
+		if resp, body := do(t, http.MethodPost, a.url+"/clear/"+zoom, header...); resp.StatusCode != want {
+			t.Errorf("clear %s: %s %s, want %d", zoom, resp.Status, body, want)
+		}
+	}
+	clear("1", http.StatusNoContent, page...) // the first one clears everything
+	for _, tile := range []string{"/tiles/1/0/0", "/tiles/1/1/0", "/tiles/2/0/0"} {
+		get(t, b.url+tile)
+	}
+	clear("1", http.StatusForbidden)
+	clear("1", http.StatusForbidden, "Origin", "http://elsewhere.example")
+	clear("99", http.StatusBadRequest, page...)
+	clear("x", http.StatusBadRequest, page...)
+	clear("1", http.StatusNoContent, page...)
+	redistest.Await(t, "each tile of the level is computed once more", func() bool {
+		for _, tile := range []string{"/tiles/1/0/0", "/tiles/1/1/0", "/tiles/2/0/0"} {
+			get(t, b.url+tile)
+		}
+		return computed.Load() == 5
+	})
 }
 
 func TestService_BadCoordinates(t *testing.T) {
@@ -224,9 +262,11 @@ func listen(t *testing.T, url, lastID string) *listener {
 	return &listener{t: t, lines: bufio.NewScanner(resp.Body), stop: stop, id: lastID}
 }
 
-// next returns the next event for which wanted reports true. It skips the events before.
+// next returns the next event for which wanted reports true. It skips the events before. A stream has no
+// end, so next closes it after a minute.
 func next[E any](l *listener, what string, wanted func(E) bool) E {
 	l.t.Helper()
+	defer time.AfterFunc(time.Minute, l.stop).Stop()
 	for l.lines.Scan() {
 		line := l.lines.Text()
 		if id, ok := strings.CutPrefix(line, "id: "); ok {

@@ -65,7 +65,7 @@ func serveTiles(t task, untilEnd func()) error {
 	}
 	defer rdb.Close()
 	feed := newFeed()
-	tiles, err := newCache(rdb, feed.trace(), nil)
+	tiles, err := newCache(rdb, cacheOptions(feed.trace()))
 	if err != nil {
 		return err
 	}
@@ -92,12 +92,13 @@ func serveTiles(t task, untilEnd func()) error {
 func (s *service) handler(feed *feed, pagePort int) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /tiles/{tile...}", s.tile)
+	mux.HandleFunc("POST /clear/{zoom}", s.clear)
 	mux.HandleFunc("GET /events", feed.serve(s.tiles.Stats))
 	return allowPage(pagePort, mux)
 }
 
-// allowPage lets the scripts of the page, which has another port, read the answers. Scripts of
-// other pages may not.
+// allowPage lets the scripts of the page, which has another port, read the answers, and clear. Scripts of
+// other pages may do neither.
 func allowPage(port int, next http.Handler) http.Handler {
 	pages := []string{"http://" + local(port), fmt.Sprintf("http://localhost:%d", port)}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -105,6 +106,9 @@ func allowPage(port int, next http.Handler) http.Handler {
 		if origin := r.Header.Get("Origin"); slices.Contains(pages, origin) {
 			w.Header().Set("Access-Control-Allow-Origin", origin)
 			w.Header().Set("Access-Control-Expose-Headers", "Tile-Process, Tile-Took")
+		} else if r.Method == http.MethodPost {
+			http.Error(w, "only the page may do this", http.StatusForbidden)
+			return
 		}
 		next.ServeHTTP(w, r)
 	})

@@ -6,6 +6,7 @@ package browser
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -173,6 +174,35 @@ func TestMap_ReturningProcessAndRedis(t *testing.T) {
 	})
 	p.screenshot("all are back")
 	p.checkConsole(killed)
+}
+
+// The button computes the shown level again, and no other one.
+func TestMap_Clear(t *testing.T) {
+	chromium(t)
+	f := startFleet(t)
+	p := openPage(t, f)
+	f.await(t, "nothing is being computed", f.settled)
+	p.click("#clear") // the first one clears every level
+	p.awaitMap()
+	p.zoomTo("zoom-in", "4")
+	p.zoomTo("zoom-out", "3")
+	f.await(t, "nothing is being computed", f.settled)
+	first, seen := len(f.computed(0)), p.shown()
+	p.click("#clear")
+	f.await(t, "the level is computed again", func() bool {
+		return f.settled() && !slices.ContainsFunc(seen, func(tile string) bool { return !f.hasComputed(tile, first) })
+	})
+	p.awaitMap()
+	p.zoomTo("zoom-in", "4")
+	for _, l := range f.computed(first) {
+		if !strings.HasPrefix(l.Tile, "3/") {
+			t.Errorf("%s was computed again", l.Tile)
+		}
+	}
+	if n := p.text("twice"); n != "0" {
+		t.Errorf("the page counts %s tiles as computed twice", n)
+	}
+	p.checkConsole()
 }
 
 // checkOnce fails the test for tiles that were computed more than once, or without Redis, and for

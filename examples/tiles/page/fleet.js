@@ -15,6 +15,7 @@ export class Fleet {
   #computed = 0;
   #twice = 0;
   #unlocked = 0;
+  #cleared = 0;     // when a zoom level was cleared
   #computedAt = new Map(); // tile: ms
   #opened = Date.now();
 
@@ -49,6 +50,20 @@ export class Fleet {
       }
     }
     throw new Error("no process answered");
+  }
+
+  // clear has one of the processes clear a zoom level. It resolves with whether that was done.
+  async clear(zoom) {
+    const up = [...this.#members.values()].filter(m => m.url && m.pid);
+    try {
+      const response = await fetch(`${up[0].url}/clear/${zoom}`, {method: "POST"});
+      if (!response.ok) throw new Error(await response.text());
+      this.#cleared = Date.now();
+      return true;
+    } catch {
+      element("notice").textContent = "The zoom level could not be cleared: try again.";
+      return false;
+    }
   }
 
   async #ask(member, tile, signal) {
@@ -163,8 +178,8 @@ export class Fleet {
     if (event.at < this.#opened) return;
     this.#computed++;
     if (event.unlocked) this.#unlocked++;
-    // A Redis that was killed has lost its tiles.
-    const since = Math.max(event.at - life, this.#members.get("redis")?.since ?? 0);
+    // A Redis that was killed has lost its tiles, and so has a level that was cleared.
+    const since = Math.max(event.at - life, this.#cleared, this.#members.get("redis")?.since ?? 0);
     if (before >= since && !event.refresh) this.#twice++;
     this.#showSums();
   }

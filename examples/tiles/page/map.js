@@ -21,6 +21,7 @@ export class TileMap {
   #goal;     // the view at the end of the animation
   #tiles = new Map(); // by name
   #asking = 0;
+  #clearing = false;
   #reads = 0; // of tiles that were already shown
   #timer;
   #frame;
@@ -139,6 +140,7 @@ export class TileMap {
     click("zoom-in", () => this.zoomBy(1));
     click("zoom-out", () => this.zoomBy(-1));
     click("zoom-all", () => this.#go(this.#all(), true));
+    click("clear", () => this.#clear());
   }
 
   // Tiles.
@@ -191,7 +193,7 @@ export class TileMap {
     }
     this.#place();
     this.#ask();
-    this.#box.ariaBusy = !complete;
+    this.#box.ariaBusy = !complete || this.#clearing;
     this.#box.dataset.tiles = visible.size;
   }
 
@@ -208,6 +210,17 @@ export class TileMap {
     tile.gone.abort();
     tile.box.remove();
     this.#tiles.delete(name);
+  }
+
+  // #clear has the tiles of the shown level computed again.
+  async #clear() {
+    this.#clearing = true;
+    this.#update();
+    if (await this.#fleet.clear(this.#level)) {
+      for (const [name, tile] of this.#tiles) this.#drop(name, tile);
+    }
+    this.#clearing = false;
+    this.#update();
   }
 
   // #ask requests the missing tiles, those nearest to the centre first.
