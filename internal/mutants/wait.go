@@ -4,6 +4,22 @@ package main
 var waitMutants = []mutant{
 	// Waiting for another process.
 	{
+		name: "polls-run-scripts",
+		bug:  "Each poll for a held lock runs the script: three times what a GET costs the server",
+		file: "fill.go",
+		old:  "a.quiet = event == wait.Paused",
+		new:  "_ = event",
+		pkg:  "internal/wait", test: "TestWait_LongestPause",
+	},
+	{
+		name: "look-takes-any-holder",
+		bug:  "A waiter takes the lock of the next holder for that of the one it has seen, and misses the failure that it left",
+		file: "internal/filllock/lock.go",
+		old:  `strings.HasPrefix(record, "H"+token)`,
+		new:  `strings.HasPrefix(record, "H")`,
+		pkg:  "internal/filllock", test: "TestHeld",
+	},
+	{
 		name: "wake-no-confirmation",
 		bug:  "A waiter does not ask when its subscription is confirmed: what was published before is lost",
 		file: "internal/wake/connection.go",
