@@ -120,7 +120,10 @@ func Send[R any](ctx context.Context, c *Client, convoy *Convoy, timeout time.Du
 			return none, err
 		}
 		if caller.left.Load() { // the reply may be that of a PING
-			return none, cmd.Err()
+			if err := cmd.Err(); !Unknown(err) {
+				return none, err
+			}
+			return none, nil // the caller would have sent the text
 		}
 		return read()
 	})

@@ -288,3 +288,28 @@ func TestSend_CallerLeavesASilentServer(t *testing.T) {
 		})
 	}
 }
+
+// A server that does not know a script has answered, also if the caller has left before: that is no failure.
+func TestSend_CallerLeavesAnUnknownScript(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		rdb := mute(t)
+		rdb.AddHook(redistest.Commands(func(_ context.Context, cmd redis.Cmder, _ redis.ProcessHook) error {
+			time.Sleep(timeout * 3 / 4)
+			cmd.SetErr(replyError("NOSCRIPT No matching script."))
+			return cmd.Err()
+		}))
+		w := watch(t, rdb, timeout)
+		ctx, cancel := context.WithTimeout(t.Context(), timeout/2)
+		defer cancel()
+		if _, err := Run(ctx, w.Client, nil, timeout, "op", "", NewScript("return 1"), NewScript("return 1").Call(0, 0), func(cmd *redis.Cmd) (int, error) {
+			return cmd.Int()
+		}); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Run: %v", err)
+		}
+		time.Sleep(time.Minute)
+		if n := w.failures("op"); n != 0 {
+			t.Errorf("%d failures, want none", n)
+		}
+	})
+}

@@ -287,7 +287,10 @@ func TestClear_Cancelled(t *testing.T) {
 					}
 				}
 			})
-			keys := keysOf("k", 3000) // a pass takes several steps
+			// A pass takes several steps, also the second one: without other keys the server would have made its table
+			// smaller by then.
+			redistest.Must(t, s.Admin().Do(t.Context(), "debug", "populate", 10_000).Err())
+			keys := keysOf("k", 3000)
 			mustLoadMany(t, c, keys, loadMany(c, nil))
 			c.AwaitLoads()
 			if err := c.Clear(ctx); err != context.Canceled {
