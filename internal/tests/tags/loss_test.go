@@ -138,7 +138,9 @@ func TestDeleteTag_First(t *testing.T) {
 		ns := redistest.Namespace(t)
 		ctx := t.Context()
 		redistest.Must(t, cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw).Set(ctx, "old", "a"))
-		c := cachetest.NewCacheIn(t, rdb, ns, &tagged)
+		opts := tagged // with time for a hundred calls at once, on a busy machine
+		opts.RedisTimeout, opts.LockTTL, opts.LoadTimeout = 20*time.Second, 70*time.Second, 2*time.Minute
+		c := cachetest.NewCacheIn(t, rdb, ns, &opts)
 		done := make(chan error)
 		const calls = 100
 		for i := range calls {
