@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +13,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/singlefill/singlefill/internal/redistest"
 )
 
 // Two commands of README.md do all the set-up.
@@ -34,37 +38,46 @@ var ran = map[string]string{
 	"scripts/mutants -anchors":     "",
 }
 
-// notRun are the beginnings of commands that cannot be run here. Of each of them checkCommand checks that the
-// script and its part, the package, a test or benchmark of that name, or the subcommand exist.
-var notRun = map[string]string{
-	"go test":                        "scripts/test runs the tests",
-	"go -C bench test":               "minutes; the smoke test of bench runs each benchmark once",
-	"go -C histories test":           "scripts/test runs the tests",
-	"go -C compress test":            "minutes",
-	"go -C prometheus test":          "scripts/test runs the tests",
-	"go -C examples/server run":      "serves until it is killed; its tests start it",
-	"go run ./examples/stampede":     "starts a fleet on all cores",
-	"go run github.com/singlefill/":  "downloads a release; the tests of cmd/singlefill run the command",
-	"go get":                         "downloads a release; scripts/release -try does it with this tree",
-	"go vet":                         "part of .ci/run",
-	"go mod tidy":                    "part of .ci/run",
-	"singlefill":                     "the tests of cmd/singlefill run the command",
-	"scripts/test":                   "runs this test",
-	".ci/run":                        "runs this test",
-	"scripts/docs":                   "writes pages",
-	"scripts/bench":                  "half an hour; the smoke test of bench runs each benchmark once",
-	"scripts/scale":                  "a quarter of an hour; TestScale runs the smallest fleet",
-	"scripts/soak":                   "hours",
-	"scripts/fuzz":                   "minutes",
-	"scripts/mutants":                "half an hour",
-	"scripts/lint":                   "downloads golangci-lint",
-	"scripts/servers":                "downloads servers",
-	"scripts/apidiff":                "compares with a tag, which a copy without history lacks",
-	"scripts/release":                "commits and tags; -try is part of .ci/run",
-	"git reset":                      "takes a commit back",
-	"git tag":                        "changes tags",
-	"PROMETHEUS=$(scripts/servers":   "downloads servers",
-	"REDIS_SERVER=$(scripts/servers": "downloads servers",
+// shorter are commands that take long or change the tree, by how they begin, each with one that does the same in a
+// shorter time. TestPages_RunAll runs these, in a clone of the tree.
+var shorter = map[string]string{
+	"go -C bench test":                     "go -C bench test -run - -bench Eviction -benchtime 1x .",
+	"go -C compress test":                  "go -C compress test -run - -bench Zstd -benchtime 1x",
+	"go run ./examples/stampede":           "go run ./examples/stampede -processes 2 -goroutines 2 -load 10ms",
+	"go run github.com/singlefill/":        "go run ./cmd/singlefill ls users",
+	"go mod tidy":                          "go mod tidy -diff",
+	"go vet":                               "go vet ./internal/wait",
+	"singlefill -json":                     "go run ./cmd/singlefill -json ls users",
+	"singlefill clear users2":              "go run ./cmd/singlefill clear -yes users2",
+	"singlefill del":                       "go run ./cmd/singlefill del users 42",
+	"singlefill version":                   "go run ./cmd/singlefill version",
+	"scripts/apidiff":                      "scripts/apidiff",
+	"scripts/bench":                        "scripts/bench -c 1 -t 1x near",
+	"scripts/docs":                         "scripts/docs",
+	"scripts/fuzz":                         "scripts/fuzz 1x",
+	"scripts/lint":                         "scripts/lint",
+	"scripts/mutants":                      "scripts/mutants fill-release-any",
+	"scripts/servers":                      "scripts/servers valkey-8",
+	"scripts/soak":                         "scripts/soak -n 1 -f 1",
+	"scripts/release":                      "scripts/release -try",
+	"PROMETHEUS=$(scripts/servers":         "scripts/servers prometheus",
+	"REDIS_SERVER=$(scripts/servers":       "env REDIS_SERVER=redis-server scripts/servers valkey-8",
+	"go test ":                             "go test -short ./internal/wait",
+	"go -C prometheus test -run TestBoard": "go -C prometheus test -run TestBoard -draw board.svg",
+}
+
+// elsewhere are the beginnings of the other commands. Of each of them checkCommand checks that the script and its part,
+// the package, or a test of that name exist.
+var elsewhere = map[string]string{
+	"go -C histories test":      "scripts/test runs the tests",
+	"go -C prometheus test":     "scripts/test runs the tests",
+	"go -C examples/server run": "serves until it is killed; its tests start it",
+	"go get":                    "downloads a release; scripts/release -try does it with this tree",
+	"scripts/test":              "runs this test",
+	".ci/run":                   "runs this test",
+	"scripts/scale":             "a quarter of an hour; TestScale runs the smallest fleet",
+	"git reset":                 "takes back the commit of a release",
+	"git tag":                   "takes back the tags of a release",
 }
 
 // Each command in a page is run, or has a reason why not, and can be run as it is printed.
@@ -87,9 +100,11 @@ func TestPages_Commands(t *testing.T) {
 			continue
 		}
 		reason := ""
-		for start := range notRun {
-			if strings.HasPrefix(command, start) && len(start) > len(reason) {
-				reason = start
+		for _, starts := range []map[string]string{shorter, elsewhere} {
+			for start := range starts {
+				if strings.HasPrefix(command+" ", start) && len(start) > len(reason) {
+					reason = start
+				}
 			}
 		}
 		if reason == "" {
@@ -97,7 +112,12 @@ func TestPages_Commands(t *testing.T) {
 		}
 		reasons[reason] = true
 	}
-	for start := range notRun {
+	for start := range shorter {
+		if !reasons[start] {
+			t.Errorf("no page has a command that begins with %s", start)
+		}
+	}
+	for start := range elsewhere {
 		if !reasons[start] {
 			t.Errorf("no page has a command that begins with %s", start)
 		}
@@ -112,6 +132,31 @@ func TestPages_Commands(t *testing.T) {
 		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), want) {
 			t.Errorf("%s: %v\n%s", command, err, out)
 		}
+	}
+}
+
+var runAll = flag.Bool("all", false, "run a command for each one of the pages that takes long; it takes minutes")
+
+// The commands that take long can be run, too. Each night the workflow nightly.yml runs this test.
+func TestPages_RunAll(t *testing.T) {
+	if !*runAll {
+		t.Skip("takes minutes: use -all")
+	}
+	clone := filepath.Join(t.TempDir(), "tree")
+	if out, err := exec.Command("git", "clone", "-q", root, clone).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	s := redistest.Start(t)
+	redistest.Must(t, s.Admin().Set(t.Context(), "users:42", "an entry of another program", time.Minute).Err())
+	for _, command := range slices.Sorted(maps.Values(shorter)) {
+		t.Run(command, func(t *testing.T) {
+			words := strings.Fields(command)
+			cmd := exec.Command(words[0], words[1:]...)
+			cmd.Dir, cmd.Env = clone, append(os.Environ(), "REDIS_URL=redis://"+s.Addr)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
 	}
 }
 

@@ -103,8 +103,8 @@ var waitMutants = []mutant{
 		name: "place-held-while-waiting",
 		bug:  "A place to load is held while another process loads the key",
 		file: "fill.go",
-		old:  "\t\tx.seat.Decided()\n\t\tx.slot.Release()\n\t\ta.awaited",
-		new:  "\t\tx.seat.Decided()\n\t\ta.awaited",
+		old:  "\t\tx.seat.Decided()\n\t\tx.slot.Release()\n\t\ta.lastAsked",
+		new:  "\t\tx.seat.Decided()\n\t\ta.lastAsked",
 		pkg:  "internal/flight", test: "TestMaxLoads_WaitingHoldsNoSlot",
 	},
 	{
