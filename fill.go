@@ -203,14 +203,12 @@ func decide(r filllock.Reply, v view) step {
 
 // An attempt is the state of acquire between two commands.
 type attempt struct {
-	within     time.Duration  // bound on the next command
-	queue      bool           // wait for a slot before the next command
-	wanted     bool           // a caller waits for this fill
-	busy       filllock.Reply // of the script: the holder that the fill waits for
-	busyAt     time.Time      // before that command
-	quiet      bool           // the pause has ended without a sign that the holder is done
-	lastAsked  flight.Stamp   // the lock was seen held, or free, as of this stamp
-	unanswered int            // commands without an answer
+	within     time.Duration // bound on the next command
+	queue      bool          // wait for a slot before the next command
+	wanted     bool          // a caller waits for this fill
+	awaited    string        // token of the holder that the fill waits for
+	lastAsked  flight.Stamp  // the lock was seen held, or free, as of this stamp
+	unanswered int           // commands without an answer
 }
 
 // maxUnanswered is how many commands of one fill may stay unanswered while the server answers
@@ -249,7 +247,7 @@ func (x *filling) acquire(ctx context.Context, within time.Duration) step {
 		if a.within < time.Millisecond || x.client.Away(x.lock.Key()) {
 			return x.unreached()
 		}
-		reply, stamp, err := x.ask(ctx, &a, take)
+		reply, stamp, err := x.ask(ctx, a, take)
 		switch {
 		case err == nil:
 		case x.worthAsking(&a, err):
@@ -309,15 +307,13 @@ func (x *filling) follow(ctx context.Context, next step, a *attempt, reply filll
 	case waitForLock:
 		x.seat.Decided()
 		x.slot.Release()
-		a.lastAsked, a.queue = stamp, false
+		a.awaited, a.lastAsked, a.queue = reply.Text, stamp, false
 		x.wait.Polls++
 		d := x.wait.Pause(reply)
 		x.wait.Listen(x.client, x.lock.Key(), reply)
-		event := x.pause(ctx, d)
-		if event == wait.Interrupted {
+		if x.pause(ctx, d) == wait.Interrupted {
 			return ended
 		}
-		a.quiet = event == wait.Paused
 	case waitForSlot:
 		a.queue, a.lastAsked = true, stamp
 	case leave:

@@ -20,32 +20,11 @@ import (
 // ask sends one command: it looks for an entry and, if take is set, takes the lock if no process
 // holds it. The stamp is from before the command. What the reply says of the key is true as of
 // then.
-//
-// After a quiet pause it first looks whether the holder still has the lock. If so, it returns the
-// last reply as it would be now: waiting for long is a matter of plain GETs. It does not look when
-// that holder's lock would have expired: the script tells how long it has been prolonged.
-func (x *filling) ask(ctx context.Context, a *attempt, take bool) (filllock.Reply, flight.Stamp, error) {
-	within := a.within
-	if a.quiet {
-		a.quiet = false
-		sent, stamp := time.Now(), x.clock.Now()
-		reply := a.busy
-		reply.Left, reply.Age = reply.Left-sent.Sub(a.busyAt), reply.Age+sent.Sub(a.busyAt)
-		if reply.Left > 0 {
-			held, err := x.lock.Held(ctx, within, reply.Text)
-			x.wait.Looked(sent)
-			if err != nil {
-				within -= time.Since(sent)
-			}
-			if held || within < time.Millisecond {
-				return reply, stamp, err
-			}
-		}
-	}
-	query := filllock.Query{Known: entry.Header(x.old.data), Awaited: a.busy.Text, Take: take, For: x.purpose(a.wanted)}
+func (x *filling) ask(ctx context.Context, a attempt, take bool) (filllock.Reply, flight.Stamp, error) {
+	query := filllock.Query{Known: entry.Header(x.old.data), Awaited: a.awaited, Take: take, For: x.purpose(a.wanted)}
 	g, stamp := x.generation(x.lock.ValueKey()), x.clock.Now()
 	sent := time.Now()
-	reply, err := client.Retry(ctx, within, client.Unreachable, func(within time.Duration) (filllock.Reply, error) {
+	reply, err := client.Retry(ctx, a.within, client.Unreachable, func(within time.Duration) (filllock.Reply, error) {
 		return x.lock.GetOrLock(ctx, within, query)
 	})
 	x.wait.Answered(sent)
@@ -59,9 +38,6 @@ func (x *filling) ask(ctx context.Context, a *attempt, take bool) (filllock.Repl
 			x.keep(x.fill.Key, g, x.old)
 		}
 		x.oldSince = stamp
-	case reply.Status == filllock.Busy:
-		a.busy, a.busyAt = reply, sent
-		fallthrough
 	default:
 		x.oldSince = stamp
 		if !reply.Known {

@@ -7,9 +7,7 @@ import (
 	"context"
 	"crypto/rand"
 	_ "embed"
-	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -148,20 +146,6 @@ func (l *Lock) GetOrLock(ctx context.Context, within time.Duration, q Query) (Re
 		l.held, l.stamp = sent, r.Text
 	}
 	return r, err
-}
-
-// Held reports whether the attempt of a token, which an earlier reply named, still holds the lock. It costs the
-// server a plain GET, a third of what a script costs. A replica may answer, so true may be late, and false is only a
-// reason to ask by GetOrLock.
-func (l *Lock) Held(ctx context.Context, within time.Duration, token string) (bool, error) {
-	cmd := redis.NewStringCmd(ctx, "get", l.key)
-	return client.Send(ctx, l.client, nil, within, "lock", l.value, cmd, func() (bool, error) {
-		record, err := cmd.Result()
-		if errors.Is(err, redis.Nil) || client.WrongType(err) || client.ScriptsRefused(err) {
-			return false, nil
-		}
-		return strings.HasPrefix(record, "H"+token), err
-	})
 }
 
 // convoy returns with what this command goes. The next one goes alone.

@@ -638,33 +638,6 @@ func TestRenew_LostLock(t *testing.T) {
 	})
 }
 
-// Held is true for the holder that it is asked for, and for nothing else.
-func TestHeld(t *testing.T) {
-	t.Parallel()
-	eachBackend(t, func(t *testing.T, f backend) {
-		for _, c := range []struct {
-			name string
-			lock state
-			want bool
-		}{
-			{"held", held(other), true},
-			{"held, with a failure", held(other, "boom"), true},
-			{"held by another one", held(third), false},
-			{"failed", failed(other, "boom"), false},
-			{"abandoned", abandoned(other), false},
-			{"free", state{}, false},
-			{"a list", state{list: true}, false},
-		} {
-			b := f.fixture(t)
-			b.set(b.key, c.lock)
-			if got, err := b.Held(t.Context(), opTimeout, other); got != c.want || err != nil {
-				t.Errorf("%s: %t, %v", c.name, got, err)
-			}
-			b.want(b.key, c.lock, 0)
-		}
-	})
-}
-
 // Each attempt has its own token, so that nothing done under an earlier one affects a later one.
 func TestNew_Token(t *testing.T) {
 	t.Parallel()

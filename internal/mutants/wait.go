@@ -4,22 +4,6 @@ package main
 var waitMutants = []mutant{
 	// Waiting for another process.
 	{
-		name: "polls-run-scripts",
-		bug:  "Each poll for a held lock runs the script: three times what a GET costs the server",
-		file: "fill.go",
-		old:  "a.quiet = event == wait.Paused",
-		new:  "_ = event",
-		pkg:  "internal/wait", test: "TestWait_LongestPause",
-	},
-	{
-		name: "look-takes-any-holder",
-		bug:  "A waiter takes the lock of the next holder for that of the one it has seen, and misses the failure that it left",
-		file: "internal/filllock/lock.go",
-		old:  `strings.HasPrefix(record, "H"+token)`,
-		new:  `strings.HasPrefix(record, "H")`,
-		pkg:  "internal/filllock", test: "TestHeld",
-	},
-	{
 		name: "wake-no-confirmation",
 		bug:  "A waiter does not ask when its subscription is confirmed: what was published before is lost",
 		file: "internal/wake/connection.go",
@@ -103,8 +87,8 @@ var waitMutants = []mutant{
 		name: "place-held-while-waiting",
 		bug:  "A place to load is held while another process loads the key",
 		file: "fill.go",
-		old:  "\t\tx.seat.Decided()\n\t\tx.slot.Release()\n\t\ta.lastAsked",
-		new:  "\t\tx.seat.Decided()\n\t\ta.lastAsked",
+		old:  "\t\tx.seat.Decided()\n\t\tx.slot.Release()\n\t\ta.awaited",
+		new:  "\t\tx.seat.Decided()\n\t\ta.awaited",
 		pkg:  "internal/flight", test: "TestMaxLoads_WaitingHoldsNoSlot",
 	},
 	{

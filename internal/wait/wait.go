@@ -34,7 +34,7 @@ type Wait struct {
 	Begun    time.Time
 	Polls    int // that found the lock held
 	expected Estimate
-	sent     time.Time     // when the last command was sent to the master
+	sent     time.Time     // when the last command was sent
 	last     time.Duration // duration of the last command
 	quick    time.Duration // duration of the quicker one of the last two
 
@@ -73,15 +73,8 @@ func New(expected Estimate) Wait {
 
 // Answered notes when a command was sent, and that it has been answered now.
 func (w *Wait) Answered(sent time.Time) {
-	w.Looked(sent)
-	w.sent = sent
-}
-
-// Looked is Answered of a command that a replica may have answered: it does not show that a wake-up since then
-// would be one for this wait.
-func (w *Wait) Looked(sent time.Time) {
 	took := time.Since(sent)
-	w.quick, w.last = min(w.last, took), took
+	w.sent, w.quick, w.last = sent, min(w.last, took), took
 }
 
 // Listen begins to listen before a pause, if the wait is long enough to be worth it. A connection
@@ -167,7 +160,6 @@ type Event int
 
 const (
 	Paused      Event = iota // the time is over
-	Woken                    // there is a sign that the holder is done
 	Granted                  // the fill has a slot
 	Interrupted              // no caller waits
 	Closed                   // the cache was closed
@@ -185,10 +177,9 @@ func (w *Wait) Sleep(d time.Duration, slot, closing, joined <-chan struct{}, des
 	for {
 		select {
 		case <-timer.C:
-			if woken {
-				return Woken
+			if !woken {
+				w.woken = 0
 			}
-			w.woken = 0
 			return Paused
 		case <-slot:
 			return Granted
