@@ -171,37 +171,6 @@ func TestGetOrLoad_FrozenHolder(t *testing.T) {
 	f.wantLoads("k", 2)
 }
 
-// A load that takes longer than LockTTL keeps its lock.
-//
-//fault:slow-load
-func TestGetOrLoad_LoadBeyondLockTTL(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t)
-	others := f.startAll(2, config{})
-	holder := f.start(shortLock)
-
-	begun := holder.block("load", "k")
-	for _, p := range others {
-		p.wait("waits", "k")
-	}
-	lock := f.locked("k")
-	redistest.Await(t, "the load has taken two LockTTL", func() bool {
-		if got := f.locked("k"); got != lock {
-			t.Fatalf("%v into the load its lock holds %q, want %q", f.now().Sub(begun.At), got, lock)
-		}
-		return f.now().Sub(begun.At) > 2*shortLock.LockTTL
-	})
-	holder.release("load")
-	holder.wantDone("load", 1, gotValue, begun.Value)
-	for _, p := range others {
-		p.wantDone("waits", 10, gotValue, begun.Value)
-	}
-	f.wantLoads("k", 1)
-	if s := holder.stats(); s.LocksLost+s.Fenced != 0 {
-		t.Errorf("Stats are %+v", s)
-	}
-}
-
 // A hung load is replaced after LoadTimeout.
 //
 //fault:hung-load
