@@ -186,15 +186,3 @@ func TestLoadInfo_Queued(t *testing.T) {
 		}
 	})
 }
-
-// New refuses names that cannot travel, and names without an error.
-func TestNew_Errors(t *testing.T) {
-	_, rdb := redistest.StartMini(t)
-	for name, err := range map[string]error{
-		"": errDown, "a\x00b": errDown, strings.Repeat("n", 101): errDown, "down": nil,
-	} {
-		if _, got := singlefill.New(rdb, "n", time.Minute, &singlefill.Options[string]{Errors: map[string]error{name: err}}); got == nil || !strings.Contains(got.Error(), "Options.Errors") {
-			t.Errorf("New with the name %.10q and the error %v returned %v", name, err, got)
-		}
-	}
-}

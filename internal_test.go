@@ -274,45 +274,6 @@ func TestEarlyRefresh_Probability(t *testing.T) {
 	}
 }
 
-// XFetch without a lock loads as often as its authors say: e^(1/β) times for each expiry.
-//
-// Readers come densely. The first one that decides begins a load, and without a lock all that
-// decide before its end load too, however dense the readers are. The number is geometrically
-// distributed, with a standard deviation below its mean: the mean of 4,000 cycles has a standard
-// error below 1.5 %, so that a tenth is 6 of them and more. The steps are so small that they add
-// less than 1 %.
-func TestEarlyRefresh_LoadsPerExpiry(t *testing.T) {
-	t.Parallel()
-	const cycles, readsPerLoad, loadTime = 4_000, 200, time.Second
-	const step = loadTime / readsPerLoad
-	for _, test := range []struct{ beta, want float64 }{{0.5, 7.39}, {1, 2.72}, {1.5, 1.95}, {2, 1.65}} {
-		t.Run(fmt.Sprint("beta ", test.beta), func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				c := earlyCache(t, test.beta)
-				// The probability that no reader has decided before is e^-0.007.
-				begin := time.Duration(test.beta * (math.Log(readsPerLoad*test.beta) + 5) * float64(loadTime))
-				loads := 0
-				for range cycles {
-					left := begin
-					for !earlyHit(c, left, loadTime) {
-						left -= step
-					}
-					loads++
-					for end := left - loadTime + step; left > end; {
-						if left -= step; earlyHit(c, left, loadTime) {
-							loads++
-						}
-					}
-				}
-				if got := float64(loads) / cycles; math.Abs(got/test.want-1) > 0.1 {
-					t.Errorf("%.3f loads for each expiry, want %v", got, test.want)
-				}
-			})
-		})
-	}
-}
-
 // No hit refreshes a value early whose load took no time, or if EarlyRefresh is off.
 func TestEarlyRefresh_Never(t *testing.T) {
 	t.Parallel()

@@ -19,46 +19,54 @@ import (
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
-// A value whose load began before a Delete is not stored after it, and later callers load again at
-// once.
+// A value whose load began before a Delete, here or in another process, is not stored after it. Callers
+// that arrive after the Delete do not get it, and load again at once.
+//
+//fault:delete-in-load
 func TestDelete_DuringLoad(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		for _, order := range []string{"the older load ends first", "the newer load ends first"} {
-			t.Run(order, func(t *testing.T) {
-				ns := redistest.Namespace(t)
-				c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
-				src := cachetest.NewSource[string](t)
-				before := cachetest.GoGet(t.Context(), c, "k", src.Load)
-				older := src.Next(t)
-				joins := cachetest.GoGet(t.Context(), c, "k", src.Load).Waits(t)
-				redistest.Must(t, c.Delete(t.Context(), "k"))
-				after := cachetest.GoGet(t.Context(), c, "k", src.Load)
-				newer := src.Next(t) // without waiting for the older load
-				if order == "the older load ends first" {
-					older.Give("v1")
-					before.Want(t, "v1")
-					cachetest.WantStored(t, rdb, ns, "k", "")
+		for _, where := range []string{"here", "elsewhere"} {
+			for _, first := range []string{"the older load", "the newer load"} {
+				t.Run(where+", "+first+" ends first", func(t *testing.T) {
+					ns := redistest.Namespace(t)
+					here, elsewhere := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw), cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
+					src := cachetest.NewSource[string](t)
+					before := cachetest.GoGet(t.Context(), here, "k", src.Load)
+					older := src.Next(t)
+					joins := cachetest.GoGet(t.Context(), here, "k", src.Load).Waits(t)
+					redistest.Must(t, map[string]*singlefill.Cache[string]{"here": here, "elsewhere": elsewhere}[where].Delete(t.Context(), "k"))
+					after := cachetest.GoGet(t.Context(), here, "k", src.Load)
+					newer := src.Next(t) // without waiting for the older load
+					if first == "the older load" {
+						older.Give("v1")
+						before.Want(t, "v1")
+						cachetest.WantStored(t, rdb, ns, "k", "")
+					}
 					newer.Give("v2")
 					after.Want(t, "v2")
-				} else {
-					newer.Give("v2")
-					after.Want(t, "v2")
-					older.Give("v1")
-					before.Want(t, "v1")
-				}
-				// A caller that joined before the Delete may get either, but causes no load.
-				if v, err := joins.Result(t); err != nil || v != "v1" && v != "v2" {
-					t.Errorf("got %q, %v; want v1 or v2", v, err)
-				}
-				_ = c.Close() // the older one's outcome is settled then
-				cachetest.WantStored(t, rdb, ns, "k", "v2")
-				cachetest.WantUnlocked(t, rdb, ns, "k")
-				src.Want(t, 2)
-				if s := c.Stats(); s.Stored != 1 || s.Fenced != 1 || s.LoadsUnlocked != 0 {
-					t.Errorf("%+v, want one load stored and one fenced", s)
-				}
-			})
+					if first == "the newer load" {
+						older.Give("v1")
+						before.Want(t, "v1")
+					}
+					// A caller that joined before the Delete may get either, but causes no load.
+					if v, err := joins.Result(t); err != nil || v != "v1" && v != "v2" {
+						t.Errorf("got %q, %v; want v1 or v2", v, err)
+					}
+					cachetest.GoGet(t.Context(), elsewhere, "k", src.Load).Want(t, "v2")
+					_ = here.Close() // the older one's outcome is settled then
+					cachetest.WantStored(t, rdb, ns, "k", "v2")
+					cachetest.WantUnlocked(t, rdb, ns, "k")
+					src.Want(t, 2)
+					lost := int64(0)
+					if where == "elsewhere" {
+						lost = 1
+					}
+					if s := here.Stats(); s.LocksLost != lost || s.Stored != 1 || s.Fenced != 1 || s.LoadsUnlocked != 0 {
+						t.Errorf("%+v, want %d locks lost, and one load stored and one fenced", s, lost)
+					}
+				})
+			}
 		}
 	})
 }
@@ -83,49 +91,6 @@ func TestDelete_DuringTheOnlyLoad(t *testing.T) {
 			if s := c.Stats(); s.Fenced != 1 {
 				t.Errorf("%s: %+v, want one load fenced", name, s)
 			}
-		}
-	})
-}
-
-// Callers that arrive after a Delete in another process do not get a value whose load began before
-// it.
-func TestDelete_ElsewhereDuringLoad(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		for _, order := range []string{"the older load ends first", "the newer load ends first"} {
-			t.Run(order, func(t *testing.T) {
-				ns := redistest.Namespace(t)
-				here, elsewhere := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw),
-					cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
-				src := cachetest.NewSource[string](t)
-				before := cachetest.GoGet(t.Context(), here, "k", src.Load)
-				older := src.Next(t)
-				joins := cachetest.GoGet(t.Context(), here, "k", src.Load).Waits(t)
-				redistest.Must(t, elsewhere.Delete(t.Context(), "k"))
-				after := cachetest.GoGet(t.Context(), here, "k", src.Load)
-				newer := src.Next(t) // without waiting for the older load
-				if order == "the older load ends first" {
-					older.Give("v1")
-					before.Want(t, "v1")
-					newer.Give("v2")
-					after.Want(t, "v2")
-				} else {
-					newer.Give("v2")
-					after.Want(t, "v2")
-					older.Give("v1")
-					before.Want(t, "v1")
-				}
-				if v, err := joins.Result(t); err != nil || v != "v1" && v != "v2" {
-					t.Errorf("got %q, %v; want v1 or v2", v, err)
-				}
-				cachetest.GoGet(t.Context(), elsewhere, "k", src.Load).Want(t, "v2")
-				_ = here.Close()
-				cachetest.WantStored(t, rdb, ns, "k", "v2")
-				src.Want(t, 2)
-				if s := here.Stats(); s.LocksLost != 1 || s.Fenced != 1 || s.Stored != 1 {
-					t.Errorf("%+v, want one lock lost, one load fenced and one stored", s)
-				}
-			})
 		}
 	})
 }
@@ -468,6 +433,8 @@ func TestDelete_VoidLoadsAreCancelled(t *testing.T) {
 }
 
 // A value set during a load stays, and later callers get it at once.
+//
+//fault:delete-in-load
 func TestSet_DuringLoad(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
