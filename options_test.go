@@ -113,7 +113,7 @@ func TestNew_RefusesBadOptions(t *testing.T) {
 		{rdb, fine, time.Minute, &options{StaleAfter: time.Microsecond, StaleIfError: time.Hour}, "Options.StaleAfter is 1µs: at least 1ms is allowed, or 0 for none"},
 		{rdb, fine, time.Minute, &options{Errors: map[string]error{"": errDown}}, `Options.Errors has the name "": 1 to 100 bytes without control characters are allowed`},
 		{rdb, fine, time.Minute, &options{Errors: map[string]error{"a\x00b": errDown}}, `Options.Errors has the name "a\x00b": 1 to 100 bytes without control characters are allowed`},
-		{rdb, fine, time.Minute, &options{Errors: map[string]error{long: errDown}}, `Options.Errors has the name "` + long + `": 1 to 100 bytes without control characters are allowed`},
+		{rdb, fine, time.Minute, &options{Errors: map[string]error{long: errDown}}, `Options.Errors has the name "` + long[:100] + `": 1 to 100 bytes without control characters are allowed`},
 		{rdb, fine, time.Minute, &options{Errors: map[string]error{"down": nil}}, `Options.Errors has nil under the name "down": an error is needed`},
 		{rdb, fine, time.Minute, &options{Near: &singlefill.Near{Size: -1}}, "Near.Size is -1: at least 1 is allowed, or 0 for 10,000"},
 		{rdb, fine, time.Minute, &options{Near: &singlefill.Near{TTL: time.Microsecond}}, "Near.TTL is 1µs: at least 1ms is allowed, or 0 for the life of the value"},

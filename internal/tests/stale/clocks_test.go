@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -189,36 +188,6 @@ func TestClocks_EntryThatRedisHasEnded(t *testing.T) {
 		time.Sleep(max(0, ahead) + time.Second)
 		cachetest.GoGet(t.Context(), wrong, "k", cachetest.Fails[string](boom)).WantErr(t, boom)
 	})
-}
-
-// Caches with different clocks share their loads.
-func TestClocks_LoadsAreShared(t *testing.T) {
-	const life, run = 10 * time.Minute, 4 * time.Hour
-	for name, swr := range map[string]time.Duration{"loaded": 0, "refreshed": 5 * time.Minute} {
-		t.Run(name, func(t *testing.T) {
-			eachClock(t, clockOptions(life, swr, 0, time.Second), func(t *testing.T, right, wrong *singlefill.Cache[string], _ time.Duration) {
-				begun := time.Now()
-				loads := 0
-				load := func(context.Context, string) (string, error) {
-					loads++
-					return fmt.Sprint(int(time.Since(begun) / time.Second)), nil
-				}
-				for ; time.Since(begun) < run; time.Sleep(5 * time.Second) {
-					for _, c := range []*singlefill.Cache[string]{right, wrong} {
-						v, err := c.GetOrLoad(t.Context(), "k", load)
-						at, _ := strconv.Atoi(v)
-						if age := time.Since(begun) - time.Duration(at)*time.Second; err != nil || age > life+clockSkew+10*time.Second {
-							t.Fatalf("%q, %v at %v", v, err, time.Since(begun))
-						}
-						synctest.Wait() // a refresh has ended
-					}
-				}
-				if least, most := int(run/(life+clockSkew)), int(run/(life-clockSkew))+1; loads < least || loads > most {
-					t.Errorf("%d loads in %v, want %d to %d", loads, run, least, most)
-				}
-			})
-		})
-	}
 }
 
 // Clocks that differ by more than a life cost loads, but never two at a time.

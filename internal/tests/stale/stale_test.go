@@ -216,35 +216,6 @@ func TestStale_NotFound(t *testing.T) {
 	}
 }
 
-// Empty values are served stale like any other.
-func TestStale_EmptyValues(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		testEmptyServedStale(t, cachetest.NewCache(t, rdb, cachetest.StaleOptions(cachetest.StaleLife, 0)), "")
-		testEmptyServedStale(t, cachetest.NewCache(t, rdb,
-			&singlefill.Options[string]{StaleWhileRevalidate: cachetest.StaleLife}), "")
-		testEmptyServedStale[*int](t, cachetest.NewCache(t, rdb,
-			&singlefill.Options[*int]{StaleWhileRevalidate: cachetest.StaleLife}), nil)
-		testEmptyServedStale[[]byte](t, cachetest.NewCache(t, rdb,
-			&singlefill.Options[[]byte]{StaleWhileRevalidate: cachetest.StaleLife}), nil)
-		testEmptyServedStale[any](t, cachetest.NewCache(t, rdb,
-			&singlefill.Options[any]{StaleWhileRevalidate: cachetest.StaleLife}), nil)
-	})
-}
-
-func testEmptyServedStale[T any](t *testing.T, c *singlefill.Cache[T], empty T) {
-	loads := 0
-	load := func(context.Context, string) (T, error) { loads++; return empty, nil }
-	for n := 1; n <= 2; n++ {
-		v, info, err := c.GetOrLoadInfo(t.Context(), "k", load)
-		cachetest.WantValue(t, v, err, empty)
-		synctest.Wait()
-		if info.Stale != (n == 2) || loads != n {
-			t.Errorf("%T: %+v and %d loads", empty, info, loads)
-		}
-		time.Sleep(cachetest.StaleLife)
-	}
-}
-
 // A stale value that cannot be decoded is a miss.
 func TestStale_ValueThatCannotBeDecoded(t *testing.T) {
 	for _, kind := range windowKinds {
@@ -669,25 +640,6 @@ func TestStaleIfError_DeletedValue(t *testing.T) {
 			}
 			<-before
 			other.Want(t, "")
-		})
-	}
-}
-
-// A token that expires while it is loaded is returned and not stored.
-func TestTTLFunc_ExpiresWhileLoading(t *testing.T) {
-	for _, kind := range windowKinds {
-		cachetest.RunInBubble(t, kind.name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-			ns := redistest.Namespace(t)
-			opts := kind.opts()
-			opts.TTLFunc = func(_, token string) time.Duration {
-				until, _ := time.Parse(time.RFC3339, token)
-				return time.Until(until)
-			}
-			c := cachetest.NewCacheIn(t, rdb, ns, opts)
-			src := &cachetest.TimedSource{Takes: 2 * time.Second, Value: time.Now().Add(2 * time.Second).Format(time.RFC3339)}
-			cachetest.Ask(t.Context(), c, "k", src.Load).Want(t, "the token",
-				cachetest.Answer{Value: src.Value, Took: src.Takes})
-			cachetest.WantStored(t, rdb, ns, "k", "")
 		})
 	}
 }
