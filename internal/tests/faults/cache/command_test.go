@@ -33,44 +33,6 @@ func held(s *redistest.Server, c *cachetest.Cache, key string) string {
 	return s.Admin().Get(context.Background(), c.LockKey(key)).Val()
 }
 
-// A store whose reply is lost stores the value, and frees the lock.
-//
-//fault:lost-reply
-func TestStore_LostReply(t *testing.T) {
-	for client, configure := range retries {
-		t.Run(client, func(t *testing.T) {
-			s, p := newWarm(t)
-			rule := p.On(cachetest.Script(t, "store"), redistest.DropReply).Times(1)
-			c := cachetest.New(t, p.Client(t, configure), redistest.Namespace(t), cachetest.Patient)
-			c.MustLoad("k")
-			awaitHit(t, rule)
-			stored := s.Admin().Get(t.Context(), c.ValueKey("k")).Val()
-			c.MustLoad("k")
-			c.WantHit("k")
-			c.WantLoads(1)
-			if again := s.Admin().Get(t.Context(), c.ValueKey("k")).Val(); stored == "" || again != stored {
-				t.Errorf("the entry was %q, and is %q", stored, again)
-			}
-			if redistest.Exists(t, s.Admin(), c.LockKey("k")) {
-				t.Error("the lock is left behind")
-			}
-			info := c.LastLoad()
-			if client == "client retries" {
-				c.WantNoErrors()
-				if !info.Stored || info.Fenced || info.StoreErr != nil {
-					t.Errorf("Trace.LoadDone reported %+v", info)
-				}
-			} else {
-				c.WantErrors()
-				if info.Fenced || info.Err != nil {
-					t.Errorf("Trace.LoadDone reported %+v", info)
-				}
-			}
-			redistest.WantTTLs(t, s.Admin())
-		})
-	}
-}
-
 // A lock whose reply is lost keeps no caller out.
 //
 //fault:lost-reply
@@ -311,37 +273,49 @@ func TestCommand_ArrivesTwice(t *testing.T) {
 	}
 }
 
-// A connection that is reset in the middle of a reply costs no call its value.
+// A connection that is reset in the middle of a reply, or closed before it, costs no call its value. The
+// server has executed the command: a value is stored, once, and the lock is free.
 //
 //fault:reset
-func TestCommand_ReplyCutShort(t *testing.T) {
+//fault:lost-reply
+func TestCommand_ReplyLost(t *testing.T) {
 	for what, match := range map[string]func(cmd []string) bool{
 		"GET":         redistest.Command("GET"),
 		"get_or_lock": cachetest.Script(t, "get_or_lock"),
 		"store":       cachetest.Script(t, "store"),
 		"DEL":         redistest.Command("DEL"),
 	} {
-		for client, configure := range retries {
-			t.Run(what+", "+client, func(t *testing.T) {
-				s, p := newWarm(t)
-				a, b := newPair(t, p.Client(t, configure), s.Client(t), cachetest.Patient)
-				rule := p.On(match, redistest.ResetReply).Times(1)
-				a.MustLoad("k")
-				b.MustLoad("k")
-				a.WantHit("k")
-				a.WantLoads(1)
-				err := a.Delete(t.Context(), "k")
-				if broken := what == "DEL" && client != "client retries"; (err != nil) != broken {
-					t.Errorf("Delete = %v", err)
-				}
-				b.WantMiss("k") // the server has executed the DEL in any case
-				if redistest.Exists(t, s.Admin(), a.LockKey("k")) {
-					t.Error("the lock is left behind")
-				}
-				if rule.Fired() != 1 {
-					t.Errorf("the fault has come about %d times", rule.Fired())
-				}
-			})
+		for how, action := range map[string]redistest.Action{"cut short": redistest.ResetReply, "lost": redistest.DropReply} {
+			for client, configure := range retries {
+				t.Run(what+" "+how+", "+client, func(t *testing.T) {
+					s, p := newWarm(t)
+					a, b := newPair(t, p.Client(t, configure), s.Client(t), cachetest.Patient)
+					rule := p.On(match, action).Times(1)
+					a.MustLoad("k")
+					stored := s.Admin().Get(t.Context(), a.ValueKey("k")).Val()
+					b.MustLoad("k")
+					a.WantHit("k")
+					a.WantLoads(1)
+					if again := s.Admin().Get(t.Context(), a.ValueKey("k")).Val(); stored == "" || again != stored {
+						t.Errorf("the entry was %q, and is %q", stored, again)
+					}
+					if info := a.LastLoad(); info.Fenced || info.Err != nil || client == "client retries" && !info.Stored {
+						t.Errorf("Trace.LoadDone reported %+v", info)
+					}
+					err := a.Delete(t.Context(), "k")
+					if broken := what == "DEL" && client != "client retries"; (err != nil) != broken {
+						t.Errorf("Delete = %v", err)
+					}
+					b.WantMiss("k")
+					if redistest.Exists(t, s.Admin(), a.LockKey("k")) {
+						t.Error("the lock is left behind")
+					}
+					if rule.Fired() != 1 {
+						t.Errorf("the fault has come about %d times", rule.Fired())
+					}
+					redistest.WantTTLs(t, s.Admin())
+				})
+			}
 		}
 	}
 }

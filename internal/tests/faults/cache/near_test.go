@@ -327,27 +327,6 @@ func TestNear_LostLog(t *testing.T) {
 	}
 }
 
-// After FLUSHALL values are loaded again: what is gone from Redis is not served from memory for
-// longer than MaxLag.
-//
-//fault:near-lost-log
-func TestNear_FlushReloads(t *testing.T) {
-	s, _, a, b := startNear(t)
-	bothHit(a, b, "k")
-	a.version.Add(1)
-	redistest.Do(t, s.Admin(), "flushall")
-	returned := time.Now()
-	a.announced.Store("k", a.version.Load())
-	a.wantNew(returned, "k")
-	b.wantNew(returned, "k")
-	for _, c := range []*nearCache{a, b} {
-		if n := c.Stats().NearDrops; n != 1 {
-			t.Errorf("memory was dropped %d times, want once", n)
-		}
-	}
-	wantWorking(a, b, "k")
-}
-
 // A failover may lose the last records. A process that has read one of them drops what it has.
 //
 //fault:near-failover
