@@ -393,28 +393,6 @@ func TestClose_WaitsForLoadAndStore(t *testing.T) {
 	})
 }
 
-// A load that Close waits for can ask for several keys, one after the other, in one slot.
-func TestClose_NestedLoads(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
-		begun, goOn := make(chan bool), make(chan bool)
-		a := cachetest.GoGet(t.Context(), c, "a", func(ctx context.Context, _ string) (string, error) {
-			close(begun)
-			<-goOn
-			b := cachetest.GoGet(ctx, c, "b", cachetest.Takes(time.Second, "b", nil))
-			d := cachetest.GoGet(ctx, c, "d", cachetest.Takes(time.Second, "d", nil))
-			v1, err1 := b.Result(t)
-			v2, err2 := d.Result(t)
-			return v1 + v2, errors.Join(err1, err2)
-		})
-		<-begun
-		go func() { _ = c.Close() }()
-		synctest.Wait()
-		close(goOn)
-		a.Want(t, "bd")
-	})
-}
-
 // Close ends the wait for a load of another process with ErrClosed.
 func TestClose_EndsWaiting(t *testing.T) {
 	t.Parallel()

@@ -62,14 +62,11 @@ func TestCodec_RoundTrip(t *testing.T) {
 
 func testRoundTrip[T any](t *testing.T, rdb redis.UniversalClient, opts *singlefill.Options[T], value T) {
 	c := cachetest.NewCache(t, rdb, opts)
-	v, err := c.GetOrLoad(t.Context(), "loaded", cachetest.Gives(value))
-	cachetest.WantValue(t, v, err, value)
-	v, err = c.GetOrLoad(t.Context(), "loaded", cachetest.MustNotLoad[T](t))
-	cachetest.WantValue(t, v, err, value)
+	cachetest.GoGet(t.Context(), c, "loaded", cachetest.Gives(value)).Want(t, value)
+	cachetest.GoGet(t.Context(), c, "loaded", cachetest.MustNotLoad[T](t)).Want(t, value)
 	cachetest.WantGet(t, c, "loaded", value, nil)
 	redistest.Must(t, c.Set(t.Context(), "set", value))
-	v, err = c.GetOrLoad(t.Context(), "set", cachetest.MustNotLoad[T](t))
-	cachetest.WantValue(t, v, err, value)
+	cachetest.GoGet(t.Context(), c, "set", cachetest.MustNotLoad[T](t)).Want(t, value)
 	cachetest.WantGet(t, c, "set", value, nil)
 }
 
@@ -283,8 +280,7 @@ func TestBadBytes_AreAMiss(t *testing.T) {
 				if _, err := c.Get(t.Context(), "k"); err != singlefill.ErrMiss {
 					t.Errorf("Get: %v, want ErrMiss", err)
 				}
-				v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives(7))
-				cachetest.WantValue(t, v, err, 7)
+				cachetest.GoGet(t.Context(), c, "k", cachetest.Gives(7)).Want(t, 7)
 				cachetest.WantGet(t, c, "k", 7, nil)
 				if n := c.Stats().BadValues; n < 2 {
 					t.Errorf("%d bad values counted, want at least 2", n)
@@ -296,8 +292,7 @@ func TestBadBytes_AreAMiss(t *testing.T) {
 			for _, key := range []string{":{k}", ":{k}:lock"} {
 				redistest.Must(t, rdb.RPush(t.Context(), ns+"list"+key, "a").Err())
 			}
-			v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives(7))
-			cachetest.WantValue(t, v, err, 7)
+			cachetest.GoGet(t.Context(), c, "k", cachetest.Gives(7)).Want(t, 7)
 			cachetest.WantGet(t, c, "k", 7, nil)
 		})
 	})

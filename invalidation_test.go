@@ -95,29 +95,6 @@ func TestDelete_DuringTheOnlyLoad(t *testing.T) {
 	})
 }
 
-// A process that deletes a key loads it without waiting for an older load of another process.
-func TestDelete_DeleterLoadsAtOnce(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		ns := redistest.Namespace(t)
-		elsewhere, here := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw), cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
-		src := cachetest.NewSource[string](t)
-		before := cachetest.GoGet(t.Context(), elsewhere, "k", src.Load)
-		older := src.Next(t)
-		waits := cachetest.GoGet(t.Context(), here, "k", src.Load).Waits(t) // for the other process
-		redistest.Must(t, here.Delete(t.Context(), "k"))
-		after := cachetest.GoGet(t.Context(), here, "k", src.Load)
-		src.Next(t).Give("v2")
-		after.Want(t, "v2")
-		waits.Want(t, "v2")
-		older.Give("v1")
-		before.Want(t, "v1")
-		_ = elsewhere.Close()
-		cachetest.WantStored(t, rdb, ns, "k", "v2")
-		src.Want(t, 2)
-	})
-}
-
 // A caller that arrives after a Delete does not wait for the older load.
 func TestDelete_LaterCallerDoesNotWait(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
@@ -241,35 +218,6 @@ func TestDelete_BetweenLoadAndStore(t *testing.T) {
 			if s := slow.Stats(); s.Fenced != 1 || s.Stored != 1 {
 				t.Errorf("%+v, want one load fenced and one stored", s)
 			}
-		})
-	}
-}
-
-// A load that begins after a Delete is given to all callers, whether the Delete met its lock or
-// not.
-func TestDelete_WhileTheLockIsTaken(t *testing.T) {
-	t.Parallel()
-	for _, held := range []redistest.Action{redistest.HoldRequest, redistest.HoldReply} {
-		t.Run(map[redistest.Action]string{redistest.HoldRequest: "before", redistest.HoldReply: "after"}[held], func(t *testing.T) {
-			t.Parallel()
-			p, ns, slow, direct, rdb := cachetest.Proxied(t, &cachetest.Raw)
-			src := cachetest.NewSource[string](t)
-			lock := p.On(cachetest.Script(t, "get_or_lock"), held).Times(1)
-			before := cachetest.GoGet(t.Context(), slow, "k", src.Load)
-			cachetest.Receive(t, "the lock is asked for", lock.Hit())
-			redistest.Must(t, direct.Delete(t.Context(), "k"))
-			after := cachetest.GoGet(t.Context(), slow, "k", src.Load).Waits(t)
-			lock.Release()
-			// The load begins after both calls and the Delete, so that both may get its value.
-			src.Next(t).Give("v2")
-			before.Want(t, "v2")
-			after.Want(t, "v2")
-			if held == redistest.HoldRequest {
-				cachetest.WantStored(t, rdb, ns, "k", "v2")
-			} else {
-				cachetest.WantStored(t, rdb, ns, "k", "") // its lock was deleted
-			}
-			src.Want(t, 1)
 		})
 	}
 }

@@ -370,27 +370,6 @@ func TestLoadTimeout_LoaderIgnoresItsContext(t *testing.T) {
 	})
 }
 
-// A Loader can ask for other keys, of other caches too, whatever MaxLoads is.
-func TestLoader_OtherKeys(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		for _, maxLoads := range []int{0, 1, -1} {
-			c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: maxLoads})
-			other := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: maxLoads})
-			cachetest.GoGet(t.Context(), c, "a", func(ctx context.Context, _ string) (string, error) {
-				b, err := c.GetOrLoad(ctx, "b", func(ctx context.Context, _ string) (string, error) {
-					return other.GetOrLoad(ctx, "c", func(ctx context.Context, _ string) (string, error) {
-						return c.GetOrLoad(ctx, "d", cachetest.Gives("d"))
-					})
-				})
-				return "a" + b, err
-			}).Want(t, "ad")
-			cachetest.GoGet(t.Context(), c, "b", cachetest.MustNotLoad[string](t)).Want(t, "d")
-			cachetest.GoGet(t.Context(), c, "e", cachetest.Gives("e")).Want(t, "e") // the slot is free again
-		}
-	})
-}
-
 // A Loader that asks for its own key, directly or by way of another, gets ErrRecursive.
 //
 //fault:recursion
@@ -411,44 +390,6 @@ func TestErrRecursive_OwnKey(t *testing.T) {
 				return c.GetOrLoad(ctx, "a", cachetest.MustNotLoad[string](t))
 			})
 		}).WantErr(t, singlefill.ErrRecursive)
-	})
-}
-
-// Of two loads that ask for each other's key one gets ErrRecursive.
-//
-//fault:recursion
-func TestErrRecursive_LoadsOfEachOther(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		one, two := cachetest.NewCache[string](t, rdb, nil), cachetest.NewCache[string](t, rdb, nil)
-		for name, other := range map[string]*singlefill.Cache[string]{"of one cache": one, "of two caches": two} {
-			a, b := name+" a", name+" b"
-			both := make(chan struct{}, 2)
-			meet := make(chan struct{})
-			var recursive atomic.Int64
-			asks := func(c *singlefill.Cache[string], key string) singlefill.Loader[string] {
-				return func(ctx context.Context, _ string) (string, error) {
-					both <- struct{}{}
-					<-meet
-					v, err := c.GetOrLoad(ctx, key, cachetest.MustNotLoad[string](t))
-					if err == singlefill.ErrRecursive {
-						recursive.Add(1)
-						return "end", nil
-					}
-					return v, err
-				}
-			}
-			first := cachetest.GoGet(t.Context(), one, a, asks(other, b))
-			second := cachetest.GoGet(t.Context(), other, b, asks(one, a))
-			cachetest.Receive(t, "a load", both)
-			cachetest.Receive(t, "both loads", both)
-			close(meet)
-			first.Want(t, "end")
-			second.Want(t, "end")
-			if n := recursive.Load(); n != 1 {
-				t.Errorf("%s: %d calls got ErrRecursive, want 1", name, n)
-			}
-		}
 	})
 }
 

@@ -165,30 +165,6 @@ func TestRemoteError_FailureElsewhere(t *testing.T) {
 	}
 }
 
-// A caller that arrives after a failure in another process loads again.
-func TestRemoteError_LaterCallerLoads(t *testing.T) {
-	t.Parallel()
-	p, _, waiter, loader, _ := cachetest.Proxied(t, &cachetest.Raw)
-	src := cachetest.NewSource[string](t)
-	loads := cachetest.GoGet(t.Context(), loader, "k", src.Load)
-	load := src.Next(t)
-	asked := p.On(cachetest.Script(t, "get_or_lock"), redistest.HoldReply).Times(1)
-	before := cachetest.GoGet(t.Context(), waiter, "k", src.Load)
-	cachetest.Receive(t, "the lock is found held", asked.Hit())
-	boom := errors.New("boom")
-	load.Fail(boom)
-	loads.WantErr(t, boom)
-	after := cachetest.GoGet(t.Context(), waiter, "k", src.Load).Waits(t)
-	asked.Release()
-	var remote *singlefill.RemoteError
-	if _, err := before.Result(t); !errors.As(err, &remote) {
-		t.Errorf("got %v, want a RemoteError", err)
-	}
-	src.Next(t).Give("v")
-	after.Want(t, "v")
-	src.Want(t, 2)
-}
-
 // A value loaded without Redis is not given to callers that arrived after a Delete, once Redis is
 // back.
 //
@@ -469,32 +445,6 @@ func TestMaxFleetLoads_DeadProcess(t *testing.T) {
 
 // fleetKey is the first key of the semaphore of a namespace.
 func fleetKey(ns string) string { return ns + ":{" + ns + "}:loads" }
-
-// Every key of a namespace begins with it and a colon, those of MaxFleetLoads too, so that one ACL
-// pattern admits all.
-func TestMaxFleetLoads_Keys(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := cachetest.NewCacheIn(t, rdb, "shop", &singlefill.Options[string]{MaxFleetLoads: 1})
-		other := cachetest.NewCacheIn(t, rdb, "shop", &singlefill.Options[string]{MaxFleetLoads: 1})
-		src := cachetest.NewSource[string](t)
-		first, second := cachetest.GoGet(t.Context(), c, "1", src.Load), cachetest.GoGet(t.Context(), other, "2", src.Load)
-		time.Sleep(3 * time.Second) // the other cache waits, and reserves the next slot
-		src.Want(t, 1)
-		keys := m.Keys()
-		if !slices.Contains(keys, fleetKey("shop")) {
-			t.Errorf("no semaphore in %q", keys)
-		}
-		for _, key := range keys {
-			if !strings.HasPrefix(key, "shop:") {
-				t.Errorf("%q is outside of the namespace", key)
-			}
-		}
-		src.Next(t).Give("v")
-		src.Next(t).Give("v")
-		first.Want(t, "v")
-		second.Want(t, "v")
-	})
-}
 
 // holdFleetSlot takes the only slot of a namespace and never renews it, as a process that has died.
 func holdFleetSlot(t *testing.T, m *miniredis.Miniredis, ns string) {

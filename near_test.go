@@ -90,34 +90,6 @@ func TestNear_Invalidations(t *testing.T) {
 	})
 }
 
-// No process serves a value from memory MaxLag after its invalidation has returned, although no
-// wake-up arrives.
-func TestNear_MaxLag(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-		const maxLag = 10 * time.Second
-		fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 3, near(singlefill.Near{MaxLag: maxLag}))
-		var version atomic.Int64
-		load := func(context.Context, string) (string, error) { return fmt.Sprint(version.Load()), nil }
-		m.Server().SetPreHook(nil)
-		for _, c := range fleet {
-			awaitNear(t, c, "k", load)
-		}
-		for range 50 {
-			version.Add(1)
-			redistest.Must(t, fleet[0].Delete(t.Context(), "k"))
-			time.Sleep(maxLag)
-			for i, c := range fleet {
-				if v, _ := c.GetOrLoad(t.Context(), "k", load); v != fmt.Sprint(version.Load()) {
-					t.Errorf("process %d has version %s, want %d", i, v, version.Load())
-				}
-			}
-			for _, c := range fleet {
-				awaitNear(t, c, "k", load)
-			}
-		}
-	})
-}
-
 // Hits in memory send nothing but a read of the log in each half of MaxLag; a cache that no caller
 // asks sends nothing.
 func TestNear_Commands(t *testing.T) {
@@ -314,34 +286,6 @@ func TestNear_Fallback(t *testing.T) {
 	}
 	p.BlackHole(false)
 	awaitNear(t, c, "k", cachetest.Gives("v"))
-}
-
-// A loss of the log drops everything, which Stats and Trace tell.
-func TestNear_LogLost(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	ns := redistest.Namespace(t)
-	opts := near(singlefill.Near{MaxLag: 100 * time.Millisecond})
-	dropped := make(chan struct{}, 100)
-	opts.Trace = &singlefill.Trace{NearDropped: func() { dropped <- struct{}{} }}
-	c := cachetest.NewCacheIn(t, s.Client(t), ns, opts)
-	other := cachetest.NewCacheIn(t, s.Client(t), ns, near(singlefill.Near{}))
-	awaitNear(t, c, "k", cachetest.Gives("old"))
-	if c.Stats().NearDrops != 0 {
-		t.Error("the first read of the log counts as a drop")
-	}
-	p := s.Admin()
-	redistest.Must(t, other.Delete(t.Context(), "k"))
-	p.Del(t.Context(), ns+":log")
-	awaitValue(t, c, "k", "new", cachetest.Gives("new"))
-	awaitNear(t, c, "k", cachetest.Gives("new"))
-	p.Del(t.Context(), ns+":log")
-	redistest.Await(t, "memory is dropped", func() bool {
-		_, _ = c.GetOrLoad(t.Context(), "k", cachetest.Gives("new"))
-		return c.Stats().NearDrops > 0
-	})
-	<-dropped
-	awaitNear(t, c, "k", cachetest.Gives("new"))
 }
 
 // However many callers miss, the log is read: memory goes on serving.

@@ -193,8 +193,7 @@ func TestNew_CopiesOptions(t *testing.T) {
 	*opts.Trace = singlefill.Trace{Hit: func(context.Context, string) { t.Error("a Trace function set after New is called") }}
 	*opts = singlefill.Options[string]{Codec: cachetest.BadCodec{OnMarshal: panics, OnUnmarshal: panics}, MaxLoads: -1}
 	for range 2 {
-		v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives("7"))
-		cachetest.WantValue(t, v, err, "7")
+		cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("7")).Want(t, "7")
 	}
 	cachetest.WantStored(t, rdb, ns, "k", "7")
 	if life := rdb.PTTL(t.Context(), ns+":{k}").Val(); life > 7*time.Minute || life < 6*time.Minute {

@@ -157,8 +157,7 @@ func TestTrace_RedisErrorsAndBreaker(t *testing.T) {
 		time.Sleep(5 * time.Second) // RedisTimeout
 		set()
 		e.Want(t, "failures for as long as a command may take", "redis set", "breaker true")
-		v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives("v"))
-		cachetest.WantValue(t, v, err, "v")
+		cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("v")).Want(t, "v")
 		_ = c.Close()
 		e.Want(t, "a load without Redis", "start k",
 			"done k <nil>, store error false, stored false, fenced false, unlocked true", "miss k")
@@ -166,25 +165,6 @@ func TestTrace_RedisErrorsAndBreaker(t *testing.T) {
 		if s.RedisErrors != 6 || s.BreakerOpens != 1 || !s.BreakerOpen || s.LoadsUnlocked != 1 || s.StoreErrors != 0 {
 			t.Errorf("%+v, want six errors, an open breaker and a load without a lock", s)
 		}
-	})
-}
-
-// Every function of a Trace can be nil.
-func TestTrace_FunctionsAreOptional(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		ns := redistest.Namespace(t)
-		c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Trace: &singlefill.Trace{}})
-		redistest.Must(t, rdb.Set(t.Context(), ns+":{k}", "garbage", time.Hour).Err())
-		for range 2 {
-			v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives("v"))
-			cachetest.WantValue(t, v, err, "v")
-		}
-		_ = rdb.Close()
-		for range 6 {
-			_ = c.Set(t.Context(), "k", "v")
-		}
-		v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives("w"))
-		cachetest.WantValue(t, v, err, "w")
 	})
 }
 

@@ -54,53 +54,6 @@ func TestRefresh_InvalidationWins(t *testing.T) {
 	})
 }
 
-// A call that begins after a Delete loads at once, and its value stays, whichever load ends first.
-func TestRefresh_LoadAfterADelete(t *testing.T) {
-	t.Parallel()
-	refreshEach(t, func(t *testing.T, variant string, r *refreshing, rdb, look redis.UniversalClient) {
-		where, order, _ := strings.Cut(variant, ", ")
-		supersede(t, r.by(where), "Delete")
-		cachetest.AwaitSeen(t, rdb, look, r.ns, "k")
-		after := cachetest.GoGet(t.Context(), r.Cache, "k", r.src.Load)
-		newer := r.src.Next(t) // without waiting for the refresh
-		if order == "the refresh ends first" {
-			r.load.Give("v1")
-			newer.Give("v2")
-			after.Want(t, "v2")
-		} else {
-			newer.Give("v2")
-			after.Want(t, "v2")
-			r.load.Give("v1")
-		}
-		_ = r.Close()
-		cachetest.WantStored(t, look, r.ns, "k", "v2")
-		cachetest.WantUnlocked(t, look, r.ns, "k")
-		r.src.Want(t, 2)
-		if s := r.Stats(); s.Refreshes != 1 || s.Loads != 2 || s.Stored != 1 || s.Fenced != 1 {
-			t.Errorf("%+v, want a refresh, refused, and a load, stored", s)
-		}
-	}, "here, the refresh ends first", "here, the load ends first", "elsewhere, the refresh ends first", "elsewhere, the load ends first")
-}
-
-// An Expire during a refresh causes another one.
-func TestRefresh_AgainAfterExpire(t *testing.T) {
-	t.Parallel()
-	refreshEach(t, func(t *testing.T, _ string, r *refreshing, rdb, look redis.UniversalClient) {
-		expireKeys(t, r.Cache, rdb, look, r.ns, "k")
-		cachetest.GoGet(t.Context(), r.Cache, "k", r.src.Load).Want(t, "v0")
-		newer := r.src.Next(t) // without waiting for the first one
-		newer.Give("v2")
-		cachetest.WantGet(t, r.Cache, "k", "v2", nil)
-		r.load.Give("v1")
-		_ = r.Close()
-		cachetest.WantStored(t, look, r.ns, "k", "v2")
-		r.src.Want(t, 2)
-		if s := r.Stats(); s.Refreshes != 2 || s.Stored != 1 || s.Fenced != 1 {
-			t.Errorf("%+v, want two refreshes, one stored and one refused", s)
-		}
-	})
-}
-
 // A refresh loads nothing if its entry is gone when it asks for the lock.
 func TestRefresh_EntryIsGone(t *testing.T) {
 	t.Parallel()
@@ -240,42 +193,34 @@ func TestExpire_DuringLoad(t *testing.T) {
 	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
 		for _, where := range []string{"here", "elsewhere"} {
 			for _, old := range []string{"", "old"} { // beyond StaleWhileRevalidate: callers wait for the load
-				for _, later := range []bool{true, false} { // a later call
-					t.Run(fmt.Sprintf("%s %s, later call %t", where, old, later), func(t *testing.T) {
-						ns := redistest.Namespace(t)
-						c, other := cachetest.NewCacheIn(t, rdb, ns, cachetest.StaleOptions(0, time.Hour)),
-							cachetest.NewCacheIn(t, rdb, ns, cachetest.StaleOptions(0, time.Hour))
-						by := map[string]*singlefill.Cache[string]{"here": c, "elsewhere": other}[where]
-						if old != "" {
-							e := entry.Entry{FreshUntil: time.Now().Add(-time.Second), Payload: []byte(old)}
-							cachetest.PutEntry(t, look, ns, "k", e, time.Hour)
-						}
-						src := cachetest.NewSource[string](t)
-						before := cachetest.GoGet(t.Context(), c, "k", src.Load)
-						older := src.Next(t)
-						redistest.Must(t, by.Expire(t.Context(), "missing too", "k"))
-						if !later {
-							older.Give("v1")
-							before.Want(t, "v1")
-							_ = c.Close()
-							cachetest.WantStored(t, look, ns, "k", old)
-							return
-						}
-						after := cachetest.GoGet(t.Context(), c, "k", src.Load)
-						newer := src.Next(t) // without waiting for the older load
-						older.Give("v1")
-						before.Want(t, "v1")
-						newer.Give("v2")
-						after.Want(t, "v2")
-						_ = c.Close()
-						cachetest.WantStored(t, look, ns, "k", "v2")
-						cachetest.WantUnlocked(t, look, ns, "k")
-						src.Want(t, 2)
-						if s := c.Stats(); s.Stored != 1 || s.Fenced != 1 {
-							t.Errorf("%+v, want one load stored and one fenced", s)
-						}
-					})
-				}
+				t.Run(where+" "+old, func(t *testing.T) {
+					ns, opts := redistest.Namespace(t), cachetest.StaleOptions(0, time.Hour)
+					c, other := cachetest.NewCacheIn(t, rdb, ns, opts), cachetest.NewCacheIn(t, rdb, ns, opts)
+					if old != "" {
+						e := entry.Entry{FreshUntil: time.Now().Add(-time.Second), Payload: []byte(old)}
+						cachetest.PutEntry(t, look, ns, "k", e, time.Hour)
+					}
+					src := cachetest.NewSource[string](t)
+					before := cachetest.GoGet(t.Context(), c, "k", src.Load)
+					older := src.Next(t)
+					by := map[string]*singlefill.Cache[string]{"here": c, "elsewhere": other}[where]
+					redistest.Must(t, by.Expire(t.Context(), "missing too", "k"))
+					after := cachetest.GoGet(t.Context(), c, "k", src.Load)
+					newer := src.Next(t) // without waiting for the older load
+					older.Give("v1")
+					before.Want(t, "v1")
+					redistest.Await(t, "the older load is refused", func() bool { return c.Stats().Fenced == 1 })
+					cachetest.WantStored(t, look, ns, "k", old)
+					newer.Give("v2")
+					after.Want(t, "v2")
+					_ = c.Close()
+					cachetest.WantStored(t, look, ns, "k", "v2")
+					cachetest.WantUnlocked(t, look, ns, "k")
+					src.Want(t, 2)
+					if s := c.Stats(); s.Stored != 1 || s.Fenced != 1 {
+						t.Errorf("%+v, want one load stored and one fenced", s)
+					}
+				})
 			}
 		}
 	})

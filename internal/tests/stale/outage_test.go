@@ -41,55 +41,6 @@ func (s shop) check(t *testing.T, want int, stale bool) {
 	}
 }
 
-// A cache serves each age of a value from a Redis that is there, silent, or back after an outage that
-// opened the breaker.
-func TestStale_Outage(t *testing.T) {
-	t.Parallel()
-	const there, silent, back = "there", "silent", "back"
-	for _, test := range []struct {
-		value string
-		age   time.Duration
-		redis string
-		want  int
-		stale bool
-		took  time.Duration
-	}{
-		{"fresh", 0, there, 7, false, 0},
-		{"fresh", 0, silent, 8, false, 500 * time.Millisecond}, // RedisTimeout
-		{"fresh", 0, back, 7, false, 0},
-		{"stale", time.Hour, there, 7, true, 0},
-		{"stale", time.Hour, silent, 8, false, 500 * time.Millisecond},
-		{"stale", time.Hour, back, 7, true, 0},
-		{"expired", 2 * time.Hour, there, 8, false, 0},
-		{"expired", 2 * time.Hour, silent, 8, false, 500 * time.Millisecond},
-		{"expired", 2 * time.Hour, back, 8, false, 0},
-	} {
-		t.Run(test.value+" "+test.redis, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				rdb := singlefilltest.Redis(t)
-				s := newShop(t, rdb)
-				time.Sleep(test.age)
-				if test.redis != there {
-					resume := singlefilltest.Silence(t, rdb)
-					if test.redis == back {
-						for !s.prices.Stats().BreakerOpen {
-							s.check(t, 8, false)
-						}
-						resume()
-						time.Sleep(time.Second) // the breaker probes every RedisTimeout
-					}
-				}
-				begun := time.Now()
-				s.check(t, test.want, test.stale)
-				if took := time.Since(begun); took != test.took {
-					t.Errorf("took %v, want %v", took, test.took)
-				}
-			})
-		})
-	}
-}
-
 // FastForward ends keys in Redis, but makes no value stale: readers judge by their own clock. Sleeping
 // in the bubble does.
 func TestStale_FastForwardAgesNoValue(t *testing.T) {

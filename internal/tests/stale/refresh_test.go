@@ -201,8 +201,7 @@ func TestRefresh_ReadersNeverWait(t *testing.T) {
 			read := func() {
 				t.Helper()
 				begun := time.Now()
-				v, err := c.GetOrLoad(t.Context(), "k", src.Load)
-				cachetest.WantValue(t, v, err, "v0")
+				cachetest.GoGet(t.Context(), c, "k", src.Load).Want(t, "v0")
 				cachetest.WantElapsed(t, "a read", begun, 0)
 			}
 			for range 40 { // the lock ends after half of it
@@ -676,45 +675,4 @@ func TestErrRecursive_StaleKey(t *testing.T) {
 			return c.GetOrLoad(ctx, key, cachetest.MustNotLoad[string](t))
 		}).WantOld(t, "a failure like any other", 0, singlefill.ErrRecursive)
 	})
-}
-
-// A refresh that asks for its own key gets the old value, and ErrRecursive once the value is gone.
-func TestErrRecursive_Refresh(t *testing.T) {
-	t.Parallel()
-	for _, first := range []string{"the loader", "another caller"} {
-		t.Run(first, func(t *testing.T) {
-			t.Parallel()
-			p, ns, c, _, rdb := cachetest.Proxied(t, refreshOptions())
-			cachetest.PutEntry(t, rdb, ns, "k", cachetest.RefreshKinds["stale"]("v0"), time.Hour)
-			begun, asks, asked := make(chan struct{}), make(chan struct{}), make(chan struct{})
-			cachetest.GoGet(t.Context(), c, "k", func(ctx context.Context, key string) (string, error) {
-				v, err := c.GetOrLoad(ctx, key, cachetest.MustNotLoad[string](t))
-				cachetest.WantValue(t, v, err, "v0") // as long as it is there
-				close(begun)
-				<-asks
-				_, err = c.GetOrLoad(cachetest.OnJoin(ctx, func() { close(asked) }), key, cachetest.MustNotLoad[string](t))
-				if err != singlefill.ErrRecursive {
-					t.Errorf("the loader got %v, want ErrRecursive itself", err)
-				}
-				return "v1", nil
-			}).Want(t, "v0")
-			cachetest.Receive(t, "the refresh loads", begun)
-			redistest.Must(t, rdb.Del(t.Context(), ns+":{k}").Err())
-			read := p.On(redistest.Command("get"), redistest.HoldReply).Times(1)
-			if first == "the loader" {
-				close(asks)
-				cachetest.Receive(t, "the loader's read finds nothing", read.Hit())
-			}
-			innocent := cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).Waits(t)
-			if first != "the loader" {
-				cachetest.Receive(t, "a read finds nothing", read.Hit())
-				close(asks)
-				cachetest.Receive(t, "the loader waits too", asked)
-			}
-			read.Release()
-			innocent.Want(t, "v1")
-			_ = c.Close()
-			cachetest.WantStored(t, rdb, ns, "k", "v1")
-		})
-	}
 }

@@ -498,63 +498,6 @@ func TestStaleIfError_CancelledCaller(t *testing.T) {
 	})
 }
 
-// Callers that wait for a load, here or in another process, get the stale value at their deadline, and
-// the load goes on.
-func TestStaleIfError_Deadline(t *testing.T) {
-	for _, test := range []struct {
-		name     string
-		swr, sie time.Duration
-		late     time.Duration // the load begins
-	}{
-		{"for a load", 0, time.Minute, 0},
-		{"for a refresh begun behind a stale value", time.Minute, time.Hour, time.Minute - time.Second},
-	} {
-		cachetest.RunInBubble(t, test.name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-			fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 2, cachetest.StaleOptions(test.swr, test.sie))
-			src := cachetest.NewSource[string](t)
-			cachetest.SetStale(t, fleet[0], "k", "old", 0)
-			lived := time.Now()
-			time.Sleep(test.late)
-			cachetest.GoGet(t.Context(), fleet[0], "k", src.Load)
-			load := src.Next(t)
-			time.Sleep(time.Second)
-			for range 5 {
-				for _, c := range fleet {
-					staleHerd(t, "while it runs", c, src.Load, 20, lived)
-				}
-			}
-			load.Give("new")
-			synctest.Wait()
-			for _, c := range fleet {
-				cachetest.Ask(t.Context(), c, "k", src.Load).WantFresh(t, "the load is over", "new")
-				if s := c.Stats(); s.StaleOnError != 100 {
-					t.Errorf("%+v, want each stale value counted", s)
-				}
-			}
-			src.Want(t, 1)
-		})
-	}
-}
-
-// staleHerd asks n times at once, with a deadline of a second each, and wants the old value, whose
-// life ended at lived.
-func staleHerd(t *testing.T, what string, c *singlefill.Cache[string], load singlefill.Loader[string], n int,
-	lived time.Time) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-	defer cancel()
-	var herd []<-chan cachetest.Answer
-	for range n {
-		herd = append(herd, cachetest.GoAsk(ctx, c, "k", load))
-	}
-	for _, replies := range herd {
-		cachetest.Receive(t, "a reply", replies).Want(t, what, cachetest.Answer{
-			Value: "old", Took: time.Second,
-			Info: singlefill.ValueInfo{Stale: true, Age: cachetest.StaleLife + time.Since(lived), Err: context.DeadlineExceeded},
-		})
-	}
-}
-
 // A stale value is not served past its window, however long the load takes.
 func TestStaleIfError_LoadPastTheWindow(t *testing.T) {
 	const left, tick = time.Second, time.Millisecond // when the load begins

@@ -2,7 +2,6 @@ package cache_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -31,44 +30,6 @@ func newWarm(t *testing.T) (*redistest.Server, *redistest.Proxy) {
 // when an attempt has been abandoned.
 func held(s *redistest.Server, c *cachetest.Cache, key string) string {
 	return s.Admin().Get(context.Background(), c.LockKey(key)).Val()
-}
-
-// A lock whose reply is lost keeps no caller out.
-//
-//fault:lost-reply
-func TestLock_LostReply(t *testing.T) {
-	for connection, action := range map[string]redistest.Action{
-		"connection closes":     redistest.DropReply,
-		"connection stays open": redistest.MuteReply,
-	} {
-		for client, configure := range retries {
-			t.Run(connection+", "+client, func(t *testing.T) {
-				s, p := newWarm(t)
-				rule := p.On(cachetest.Script(t, "get_or_lock"), action).Times(1)
-				c := cachetest.New(t, p.Client(t, configure), redistest.Namespace(t), 600*time.Millisecond)
-				c.MustLoad("k")
-				awaitHit(t, rule)
-				c.WantLoads(1)
-				if !c.LastLoad().Unlocked {
-					c.WantHit("k")
-				}
-				if action == redistest.DropReply && client == "client retries" {
-					c.WantHit("k")
-					c.WantNoErrors()
-				} else if client != "client retries" {
-					c.WantErrors()
-				}
-				redistest.Await(t, "the lock is free", func() bool { return !strings.HasPrefix(held(s, c, "k"), "H") })
-				redistest.Must(t, c.Delete(t.Context(), "k"))
-				other := cachetest.New(t, s.Client(t), c.Namespace, cachetest.Patient)
-				other.MustLoad("k")
-				other.WantLoads(1)
-				other.WantStat("Waits", 0)
-				other.WantHit("k")
-				redistest.WantTTLs(t, s.Admin())
-			})
-		}
-	}
 }
 
 // Locks whose replies are all lost are released by commands whose replies are lost, too.
@@ -140,67 +101,6 @@ func TestLock_ArrivesLate(t *testing.T) {
 			other.WantHit("k")
 			c.WantLoads(1)
 			redistest.WantTTLs(t, s.Admin())
-		})
-	}
-}
-
-// A late release, renewal or store does not touch the lock of the next holder.
-//
-//fault:late-command
-func TestLock_LateCommandOfFormerHolder(t *testing.T) {
-	t.Parallel()
-	for _, act := range []string{"release", "renew", "store"} {
-		t.Run(act, func(t *testing.T) {
-			s, p := newWarm(t)
-			admin := s.Admin()
-			boom := errors.New("boom")
-			c := cachetest.New(t, p.Client(t, redistest.NoRetry), redistest.Namespace(t), stallTimeout, lockTTL(4*stallTimeout))
-			rule := p.On(cachetest.Script(t, act), redistest.HoldRequest).Times(1)
-			finish := make(chan struct{})
-			done := make(chan struct{})
-			go func() {
-				defer close(done)
-				_, err := c.GetOrLoad(context.Background(), "k", func(ctx context.Context, _ string) (string, error) {
-					select {
-					case <-finish:
-					case <-ctx.Done(): // the test has failed
-					}
-					if act == "release" {
-						return "", boom
-					}
-					return "old", nil
-				})
-				if act == "release" && err != boom || act != "release" && err != nil {
-					t.Errorf("GetOrLoad = %v", err)
-				}
-			}()
-			if act != "renew" {
-				close(finish)
-			}
-			awaitHit(t, rule)
-			// The key is deleted, and another process takes the lock.
-			redistest.Must(t, admin.Del(t.Context(), c.ValueKey("k"), c.LockKey("k")).Err())
-			next := cachetest.New(t, s.Client(t), c.Namespace, cachetest.Patient, lockTTL(20*time.Second))
-			next.During = func(key string) {
-				lock := held(s, next, key)
-				before := s.Calls("evalsha")
-				rule.Release()
-				redistest.Await(t, "the late command is executed", func() bool { return s.Calls("evalsha") > before })
-				if now := held(s, next, key); !strings.HasPrefix(lock, "H") || now != lock {
-					t.Errorf("the lock key held %q, and holds %q after a late %s", lock, now, act)
-				}
-				if left := admin.PTTL(context.Background(), next.LockKey(key)).Val(); left < 10*time.Second {
-					t.Errorf("a late %s left the lock with a TTL of %v", act, left)
-				}
-			}
-			next.MustLoad("k")
-			if act == "renew" {
-				close(finish)
-			}
-			<-done
-			next.WantHit("k")
-			next.WantLoads(1)
-			redistest.WantTTLs(t, admin)
 		})
 	}
 }
