@@ -394,6 +394,8 @@ func TestClose_WaitsForLoadAndStore(t *testing.T) {
 }
 
 // Close ends the wait for a load of another process with ErrClosed.
+//
+//fault:close
 func TestClose_EndsWaiting(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {

@@ -468,6 +468,22 @@ func TestNear_ForeignLog(t *testing.T) {
 	wantWorking(a, b, "k")
 }
 
+// Records that make no sense are as good as a loss of records.
+//
+//fault:near-foreign-log
+func TestNear_ForeignRecord(t *testing.T) {
+	s, _, a, b := startNear(t)
+	bothHit(a, b, "k")
+	for _, record := range [][]any{{"name", "too short"}, {"x", "1", "y", "2"}, {"", ""}, {"name", strings.Repeat("x", 1<<20)}} {
+		redistest.Do(t, s.Admin(), append([]any{"xadd", a.logKey(), "*"}, record...)...)
+		b.wantNew(a.change("k"), "k")
+	}
+	if b.Stats().NearDrops == 0 {
+		t.Error("no record was noticed")
+	}
+	wantWorking(a, b, "k")
+}
+
 // A user without a right gets values, and the promise holds. Without the commands of the log nothing
 // is served from memory for longer than MaxLag.
 //
