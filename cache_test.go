@@ -348,27 +348,6 @@ func TestNotFoundTTL(t *testing.T) {
 	}
 }
 
-// Close waits for the load of a call that began before it, even if the call is still reading.
-func TestClose_EarlierCallsGetTheLoad(t *testing.T) {
-	t.Parallel()
-	proxy := redistest.NewProxy(t, redistest.Shared(t).Addr)
-	c := cachetest.NewCache[string](t, proxy.Client(t), nil)
-	src := cachetest.NewSource[string](t)
-	read := proxy.On(redistest.Command("get"), redistest.HoldReply).Times(1)
-	first := cachetest.GoGet(t.Context(), c, "k", src.Load)
-	cachetest.Receive(t, "the read is answered", read.Hit())
-	second := cachetest.GoGet(t.Context(), c, "k", src.Load).Waits(t)
-	closed := cachetest.GoClose(t, c)
-	read.Release()
-	src.Next(t).Give("v")
-	first.Want(t, "v")
-	second.Want(t, "v")
-	if err := cachetest.Receive(t, "Close returns", closed); err != nil {
-		t.Errorf("Close: %v", err)
-	}
-	src.Want(t, 1)
-}
-
 // Close returns after a running load has ended and its value has been stored.
 func TestClose_WaitsForLoadAndStore(t *testing.T) {
 	t.Parallel()

@@ -152,9 +152,7 @@ func TestKeys_StrangeKeys(t *testing.T) {
 			t.Errorf("%.50q: got %q, %v; want value %d", key, v, err, i)
 		}
 	}
-	if err := c.Delete(t.Context(), keys...); err != nil {
-		t.Error(err)
-	}
+	redistest.Must(t, c.Delete(t.Context(), keys...))
 	for _, key := range keys {
 		if v, err := c.Get(t.Context(), key); err != ErrMiss {
 			t.Errorf("%.50q after Delete: got %q, %v", key, v, err)

@@ -469,6 +469,8 @@ func holdFleetSlot(t *testing.T, m *miniredis.Miniredis, ns string) {
 }
 
 // MaxLoads alone bounds the loads while Redis cannot be asked.
+//
+//fault:unreachable
 func TestMaxFleetLoads_WithoutRedis(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxFleetLoads: 1, MaxLoads: 2})

@@ -211,7 +211,7 @@ func TestNew_ExtremeTTLs(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ns := redistest.Namespace(t)
 		for _, ttl := range []time.Duration{math.MaxInt64, time.Millisecond, 1500 * time.Microsecond} {
-			c, err := singlefill.New(rdb, ns, ttl, cachetest.PatientOptions(&singlefill.Options[string]{Jitter: 0.999}))
+			c, err := singlefill.New(rdb, ns, ttl, cachetest.PatientOptions(&singlefill.Options[string]{Jitter: 0.999, StaleIfError: time.Hour}))
 			redistest.Must(t, err)
 			key := ttl.String()
 			v, err := c.GetOrLoad(t.Context(), key, cachetest.Gives("v"))

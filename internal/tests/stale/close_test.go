@@ -30,9 +30,7 @@ func TestClose_WaitsForRefreshAndStore(t *testing.T) {
 		cachetest.Ask(t.Context(), c, "queues", src.Load).WantOld(t, "the reader that begins another", 0, nil)
 		synctest.Wait()
 		begun := time.Now()
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
+		redistest.Must(t, c.Close())
 		cachetest.WantElapsed(t, "Close returns", begun, 10*time.Second)
 		cachetest.WantStored(t, rdb, ns, "k", "new")
 		cachetest.WantStored(t, rdb, ns, "queues", "old")
@@ -53,9 +51,7 @@ func TestClose_LoadBeginsNoRefresh(t *testing.T) {
 			return c.GetOrLoad(ctx, "k", cachetest.MustNotLoad[string](t))
 		})
 		synctest.Wait()
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
+		redistest.Must(t, c.Close())
 		outer.Want(t, "old")
 	})
 }

@@ -158,32 +158,6 @@ func TestExpire_Windows(t *testing.T) {
 	})
 }
 
-// Another Expire prolongs no window.
-func TestExpire_AgainProlongsNothing(t *testing.T) {
-	for name, opts := range map[string]*singlefill.Options[string]{"refreshed": cachetest.StaleOptions(10*time.Minute, 0), "kept for errors": cachetest.StaleOptions(0, 10*time.Minute)} {
-		cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-			opts.RetryAfter = time.Millisecond
-			c := cachetest.NewCache(t, rdb, opts)
-			boom := errors.New("boom")
-			for _, first := range []time.Duration{0, 30 * time.Minute, time.Hour + 4*time.Minute} { // the life is an hour
-				redistest.Must(t, c.Set(t.Context(), "k", "old"))
-				ends := min(first, time.Hour) + 10*time.Minute
-				begun := time.Now()
-				time.Sleep(first)
-				for time.Since(begun) < ends {
-					redistest.Must(t, c.Expire(t.Context(), "k"))
-					cachetest.GoGet(t.Context(), c, "k", cachetest.Fails[string](boom)).Want(t, "old")
-					time.Sleep(time.Minute)
-				}
-				cachetest.GoGet(t.Context(), c, "k", cachetest.Fails[string](boom)).WantErr(t, boom)
-				if _, err := c.Get(t.Context(), "k"); err != singlefill.ErrMiss {
-					t.Errorf("Get: %v, want ErrMiss", err)
-				}
-			}
-		})
-	}
-}
-
 // A value whose load began before an Expire is not stored after it, and later callers load again at
 // once.
 //
@@ -256,9 +230,7 @@ func TestExpire_RoundTrips(t *testing.T) {
 			}
 			server.ResetCalls()
 			trips.Store(0)
-			if err := c.Expire(t.Context(), test.keys...); err != nil {
-				t.Error(err)
-			}
+			redistest.Must(t, c.Expire(t.Context(), test.keys...))
 			n := int64(len(test.keys))
 			if got := trips.Load(); got != test.trips {
 				t.Errorf("%d keys took %d round trips, want %d", n, got, test.trips)

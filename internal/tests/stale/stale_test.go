@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"runtime"
 	"slices"
 	"sync/atomic"
@@ -147,41 +146,6 @@ func TestStale_WindowsFollowEachLife(t *testing.T) {
 					continue
 				}
 				cachetest.Ask(t.Context(), c, key, cachetest.Fails[string](cachetest.ErrSource)).Want(t, fmt.Sprint(key, " ", late, " late"), want)
-			}
-		}
-	})
-}
-
-// Redis keeps an entry for its life and the longer window.
-func TestStale_TTLInRedis(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		for _, w := range []struct{ swr, sie time.Duration }{{time.Minute, 0}, {0, time.Minute}, {time.Second, time.Minute}, {time.Minute, time.Second}} {
-			ns := redistest.Namespace(t)
-			opts := cachetest.StaleOptions(w.swr, w.sie)
-			opts.TTLFunc = func(key string, _ string) time.Duration {
-				switch key {
-				case "short":
-					return time.Millisecond
-				case "for ever":
-					return math.MaxInt64
-				}
-				return cachetest.StaleLife
-			}
-			c := cachetest.NewCacheIn(t, rdb, ns, opts)
-			for key, life := range map[string]time.Duration{
-				"set": cachetest.StaleLife, "loaded": cachetest.StaleLife, "none": time.Minute, "short": time.Millisecond, "for ever": math.MaxInt64 - time.Minute,
-			} {
-				switch key {
-				case "set":
-					_ = c.Set(t.Context(), key, "v")
-				case "none":
-					_, _ = c.GetOrLoad(t.Context(), key, cachetest.Fails[string](singlefill.ErrNotFound))
-				default:
-					_, _ = c.GetOrLoad(t.Context(), key, cachetest.Gives("v"))
-				}
-				if kept := m.TTL(ns + ":{" + key + "}"); kept != (life + time.Minute).Truncate(time.Millisecond) {
-					t.Errorf("%s: kept for %v, want %v and a minute", key, kept, life)
-				}
 			}
 		}
 	})

@@ -159,8 +159,10 @@ func TestRefresh_LostReply(t *testing.T) {
 	}
 }
 
-// A refresh that Redis refuses is tried once in RetryAfter, and readers get the old value.
+// A refresh that Redis refuses is tried once in RetryAfter, and readers get the old value. The breaker stays
+// closed.
 //
+//fault:replica
 //fault:missing-right
 func TestRefused_Refresh(t *testing.T) {
 	t.Parallel()

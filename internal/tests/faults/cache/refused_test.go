@@ -89,40 +89,6 @@ func TestRefused_OutOfMemory(t *testing.T) {
 	redistest.WantTTLs(t, admin)
 }
 
-// A replica as the only server is read and not written, and refusals do not open the breaker.
-//
-//fault:replica
-func TestRefused_ByReplica(t *testing.T) {
-	t.Parallel()
-	master := redistest.Start(t)
-	replica := redistest.StartReplica(t, master)
-	writer := cachetest.New(t, master.Client(t), redistest.Namespace(t), cachetest.Patient)
-	writer.MustLoad("kept")
-	c := cachetest.New(t, replica.Client(t), writer.Namespace, cachetest.Patient)
-	redistest.Await(t, "the replica has the entry", func() bool { return redistest.Exists(t, replica.Admin(), c.ValueKey("kept")) })
-	c.WantHit("kept")
-	c.WantNoErrors()
-	for range 2 * breakerLimit {
-		c.MustLoad("missing")
-	}
-	c.WantLoads(2 * breakerLimit)
-	c.WantErrors()
-	if !c.Log.HasError("lock", "READONLY", "can't write against a read only") {
-		t.Errorf("Trace reported %v, want READONLY for the lock", c.Log.Errors())
-	}
-	if err := c.Delete(t.Context(), "kept"); err == nil {
-		t.Error("Delete on a replica = nil")
-	}
-	if err := c.Set(t.Context(), "kept", "v"); err == nil {
-		t.Error("Set on a replica = nil")
-	}
-	writer.WantHit("kept")
-	if c.Stats().BreakerOpens != 0 {
-		t.Error("a refusal has opened the breaker, which loses hits")
-	}
-	c.WantHit("kept")
-}
-
 // A user without a right gets values, and errors from writes that need the right.
 //
 //fault:missing-right

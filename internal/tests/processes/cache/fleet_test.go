@@ -251,11 +251,7 @@ func (p *process) do(o order) report {
 	return r
 }
 
-func (p *process) expire(key string) { p.t.Helper(); p.do(order{Op: "expire", Key: key}) }
-func (p *process) set(key, value string) {
-	p.t.Helper()
-	p.do(order{Op: "set", Key: key, Value: value})
-}
+func (p *process) expire(key string)       { p.t.Helper(); p.do(order{Op: "expire", Key: key}) }
 func (p *process) stats() singlefill.Stats { p.t.Helper(); return p.do(order{Op: "stats"}).Stats }
 func (p *process) pool() redis.PoolStats   { p.t.Helper(); return p.do(order{Op: "stats"}).Pool }
 

@@ -65,7 +65,6 @@ type order struct {
 	Op    string
 	Tag   string `json:",omitempty"`
 	Key   string `json:",omitempty"`
-	Value string `json:",omitempty"`
 	N     int    `json:",omitempty"` // how many goroutines
 	Start bool   `json:",omitempty"` // the goroutines wait for the order start
 	Plan  plan   `json:",omitzero"`

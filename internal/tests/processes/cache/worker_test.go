@@ -98,16 +98,10 @@ func (w *worker) do(o order) {
 	case "peek": // Get
 		v, err := w.cache.Get(ctx, o.Key)
 		r.Outcomes = []countedOutcome{{outcomeOf(o.Key, v, singlefill.ValueInfo{}, err, nil), 1}}
-	case "delete":
-		err = w.cache.Delete(ctx, o.Key)
 	case "expire":
 		err = w.cache.Expire(ctx, o.Key)
-	case "set":
-		err = w.cache.Set(ctx, o.Key, o.Value)
 	case "close":
 		err = w.cache.Close()
-	case "ping":
-		err = w.rdb.Ping(ctx).Err()
 	case "stats":
 		r.Stats, r.Pool = w.cache.Stats(), *w.rdb.PoolStats()
 	default:
