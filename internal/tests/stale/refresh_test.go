@@ -62,24 +62,6 @@ func (r *refreshing) by(where string) *singlefill.Cache[string] {
 	return r.elsewhere
 }
 
-// refreshEach runs a test in the middle of a refresh of every kind, on every client, for each
-// variant.
-func refreshEach(t *testing.T, run func(t *testing.T, variant string, r *refreshing, rdb, look redis.UniversalClient),
-	variants ...string) {
-	if len(variants) == 0 {
-		variants = []string{""}
-	}
-	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
-		for kind := range cachetest.RefreshKinds {
-			for _, variant := range variants {
-				t.Run(strings.TrimSuffix(kind+", "+variant, ", "), func(t *testing.T) {
-					run(t, variant, beginRefresh(t, rdb, look, cachetest.RefreshKinds[kind]("v0")), rdb, look)
-				})
-			}
-		}
-	})
-}
-
 // supersede invalidates the key k.
 func supersede(t testing.TB, c *singlefill.Cache[string], how string) {
 	t.Helper()

@@ -119,16 +119,6 @@ func (f *fleet) bytes(name string) string {
 	return s
 }
 
-// now returns the time of the server.
-func (f *fleet) now() time.Time {
-	f.t.Helper()
-	now, err := f.rdb.Time(f.t.Context()).Result()
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	return now
-}
-
 // lockEnd returns when the lock of key will expire, by the server's clock.
 func (f *fleet) lockEnd(key string) time.Time {
 	f.t.Helper()
