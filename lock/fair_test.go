@@ -2,13 +2,11 @@ package lock_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -225,37 +223,6 @@ func TestNewFairMutex_OrderInOneProcess(t *testing.T) {
 	})
 }
 
-// The first waiter asks often, and gets a released mutex soon. Waiters behind it may sleep for as
-// long as their life allows.
-func TestNewFairMutex_HandOver(t *testing.T) {
-	t.Parallel()
-	for _, n := range []int{1, 2, 25} {
-		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-				l := newLocker(t, "fair", redistest.NewMiniClient(t, m), "n", nil)
-				lease := mustTry(t, l)
-				waiters := &waiterGroup{t: t, hold: time.Millisecond}
-				for who := range n {
-					waiters.join(t.Context(), l, who)
-					synctest.Wait()
-				}
-				time.Sleep(2 * waiterTTL)
-				released := time.Now()
-				mustRelease(t, lease)
-				waiters.wg.Wait()
-				waiters.want(upTo(n)...)
-				for i, at := range waiters.at {
-					if idle := at.Sub(released); idle > waiterTTL/3 || i == 0 && idle > longestPause {
-						t.Errorf("the lease was free for %v before %d got it", idle, i)
-					}
-					released = waiters.ends[i]
-				}
-				t.Logf("%v on average", time.Since(waiters.ends[0])/time.Duration(max(1, n-1)))
-			})
-		})
-	}
-}
-
 // Each waiter is heard of at least three times in its WaiterTTL.
 func TestNewFairMutex_WaitersAskInTime(t *testing.T) {
 	t.Parallel()
@@ -310,119 +277,6 @@ func TestNewFairMutex_WaitersAskInTime(t *testing.T) {
 				mustRelease(t, lease)
 				waiters.wg.Wait()
 				waiters.want(upTo(test.waiters)...)
-			})
-		})
-	}
-}
-
-// Hundreds of waiters ask Redis moderately, and leave nothing.
-//
-//fault:long-waits
-func TestNewFairMutex_ManyWaiters(t *testing.T) {
-	t.Parallel()
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-		const n = 200
-		l := newLocker(t, "fair", redistest.NewMiniClient(t, m), "n", nil)
-		lease := mustTry(t, l)
-		waiters := &waiterGroup{t: t}
-		ctx, cancel := context.WithCancel(t.Context())
-		for who := range n {
-			waiters.join(ctx, l, who)
-		}
-		time.Sleep(5 * time.Second) // new waiters ask more often
-		var asked atomic.Int64
-		watchScripts(m, func(*server.Peer, string, string, []string) bool { asked.Add(1); return false })
-		time.Sleep(5 * time.Second)
-		if perSecond := asked.Load() / 5; perSecond > n {
-			t.Errorf("%d commands in a second by %d waiters", perSecond, n)
-		}
-		if queue, _ := m.ZMembers(queueKey); len(queue) != n {
-			t.Errorf("%d are in the queue, of %d", len(queue), n)
-		}
-		cancel()
-		waiters.wg.Wait()
-		synctest.Wait()
-		if keys := leftKeys(m); !slices.Equal(keys, []string{lockKey}) {
-			t.Errorf("there are %v", keys)
-		}
-		mustRelease(t, lease)
-	})
-}
-
-// No caller overtakes a waiter while the mutex is free.
-func TestNewFairMutex_NoOvertaking(t *testing.T) {
-	t.Parallel()
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-		redistest.Mute(m) // so that the waiter is asleep when the lock is released
-		l := newLocker(t, "fair", redistest.NewMiniClient(t, m), "n", nil)
-		other := newLocker(t, "fair", redistest.NewMiniClient(t, m), "n", nil)
-		lease := mustTry(t, other) // its release does not wake the waiters of l
-		waiters := &waiterGroup{t: t}
-		waiters.join(t.Context(), l, 0)
-		time.Sleep(time.Minute)
-		mustRelease(t, lease)
-		if m.Exists(lockKey) {
-			t.Fatal("the lock is not free: the waiter was not asleep")
-		}
-		if _, err := other.TryAcquire(t.Context()); err != lock.ErrBusy {
-			t.Errorf("TryAcquire: %v", err)
-		}
-		if queue, _ := m.ZMembers(queueKey); len(queue) != 1 {
-			t.Errorf("%d are in the queue: one of them has only tried", len(queue))
-		}
-		waiters.join(t.Context(), other, 1)
-		waiters.wg.Wait()
-		waiters.want(0, 1)
-	})
-}
-
-// Renewing ends with the lease.
-func TestNewFairMutex_RenewalsEnd(t *testing.T) {
-	t.Parallel()
-	for _, how := range []string{"released", "lost", "lost to another"} {
-		t.Run(how, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-				l := newLocker(t, "fair", redistest.NewMiniClient(t, m), "n", nil)
-				lease := mustTry(t, l)
-				var renewals atomic.Int32
-				watchScripts(m, func(_ *server.Peer, op, _ string, _ []string) bool {
-					if op == "renew" {
-						renewals.Add(1)
-					}
-					return false
-				})
-				time.Sleep(time.Minute)
-				if renewals.Load() < 17 {
-					t.Errorf("%d renewals in a minute", renewals.Load())
-				}
-				switch how {
-				case "released":
-					mustRelease(t, lease)
-					renewals.Store(1)
-				default:
-					m.Del(lockKey)
-					if how != "lost" {
-						defer func(second *lock.Lease) {
-							synctest.Wait()
-							if !m.Exists(lockKey) {
-								t.Error("the second lease is gone, too")
-							}
-							mustRelease(t, second)
-						}(mustTry(t, newLocker(t, "fair", redistest.NewMiniClient(t, m), "n", &lock.Options{TTL: 24 * time.Hour})))
-					}
-					renewals.Store(0)
-					<-lease.Context().Done()
-					if err := context.Cause(lease.Context()); !errors.Is(err, lock.ErrLost) {
-						t.Errorf("told %v", err)
-					}
-				}
-				time.Sleep(time.Hour)
-				if n := renewals.Load(); n != 1 {
-					t.Errorf("%d renewals, the last but one after the lease had ended", n)
-				}
-				if err := lease.Release(t.Context()); !errors.Is(err, lock.ErrLost) {
-					t.Errorf("Release: %v", err)
-				}
 			})
 		})
 	}

@@ -3,7 +3,6 @@ package lock_test
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"runtime"
 	"strings"
@@ -62,7 +61,7 @@ func TestLease_Renewals(t *testing.T) {
 func TestLease_RenewalsTogether(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
 		const leases, few = 300, 40
-		learn(t, rdb, kind)
+		learn(t, rdb)
 		client := redis.NewClient(&redis.Options{
 			Addr: rdb.Options().Addr, Dialer: rdb.Options().Dialer, PoolSize: 10,
 			DisableIdentity: true, MaintNotificationsConfig: rdb.Options().MaintNotificationsConfig,
@@ -220,105 +219,11 @@ func TestLease_LostBeforeItsEnd(t *testing.T) {
 	}
 }
 
-// A holder that is cut off learns of the loss before another caller acquires the lock. Replies take
-// longer than the margin, which must not be needed for them.
-//
-//fault:isolated-holder
-func TestLease_CutOff(t *testing.T) {
-	const ttl, timeout = 3 * time.Second, 500 * time.Millisecond
-	for _, k := range locktest.Kinds {
-		for _, after := range []time.Duration{0, ttl / 6, ttl/3 - 1, ttl / 3, ttl / 2, ttl, 5 * ttl / 2} {
-			t.Run(fmt.Sprintf("%s after %v", k.Name, after), func(t *testing.T) {
-				t.Parallel()
-				synctest.Test(t, func(t *testing.T) {
-					m, rdb := redistest.StartMini(t)
-					far, f := withFaults(t, m)
-					f.set(slow(ttl / 8))
-					for _, act := range []string{"acquire", "renew"} {
-						// Otherwise the first of each takes two commands.
-						rdb.ScriptLoad(t.Context(), k.Script(t, act))
-					}
-					holder := k.Locker(t, far, "name", timeout, ttl)
-					leases := k.Fill(t, holder)
-					time.Sleep(after)
-					f.set(silence)
-					begun := time.Now()
-					next, err := k.Locker(t, rdb, "name", timeout, ttl).Acquire(t.Context())
-					redistest.Must(t, err)
-					if took := time.Since(begun); took > ttl+200*time.Millisecond {
-						t.Errorf("another has acquired it after %v, later than TTL and a pause", took)
-					}
-					lost := 0
-					for _, l := range leases {
-						if l.Context().Err() != nil {
-							lost++
-							if err := context.Cause(l.Context()); !errors.Is(err, lock.ErrLost) {
-								t.Errorf("the cause is %v, want ErrLost", err)
-							}
-						}
-					}
-					if lost == 0 {
-						t.Error("another has acquired it, and no holder knows yet")
-					}
-					time.Sleep(3*ttl - time.Since(begun))
-					f.set(slow(ttl / 8))
-					for _, l := range leases {
-						holder.WantLost(t, l, "not be renewed")
-					}
-					if err := next.Release(t.Context()); err != nil {
-						t.Errorf("the next holder's Release = %v", err)
-					}
-				})
-			})
-		}
-	}
-}
-
-// A partition that is shorter than what is left of the lease costs nothing.
-//
-//fault:short-partition
-func TestLease_ShortPartition(t *testing.T) {
-	const ttl, timeout = 3 * time.Second, 500 * time.Millisecond
-	for _, k := range locktest.Kinds {
-		t.Run(k.Name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				m, rdb := redistest.StartMini(t)
-				far, f := withFaults(t, m)
-				holder := k.Locker(t, far, "name", timeout, ttl)
-				leases := k.Fill(t, holder)
-				other := k.Locker(t, rdb, "name", timeout, ttl)
-				for range 20 {
-					// At worst the partition begins at the renewal: from then on there are two
-					// thirds of a TTL, less the margin, a command in flight and the time until the
-					// next one.
-					f.set(silence)
-					time.Sleep(ttl - ttl/3 - ttl/20 - timeout - ttl/10)
-					f.set(nil)
-					time.Sleep(ttl/3 + 7*time.Millisecond) // so that the next one begins elsewhere
-					if _, err := other.TryAcquire(t.Context()); !errors.Is(err, lock.ErrBusy) {
-						t.Fatalf("TryAcquire of another = %v, want ErrBusy", err)
-					}
-				}
-				if len(holder.Errors()["renew"]) == 0 {
-					t.Error("no renewal has failed")
-				}
-				for _, l := range leases {
-					locktest.Release(t, l)
-				}
-				if n := holder.Count("lost"); n != 0 {
-					t.Errorf("Trace was told of %d lost", n)
-				}
-			})
-		})
-	}
-}
-
 // The life of a lease begins when its command is sent: the server may have granted it long before
 // the reply.
 func TestLease_LifeBeginsWhenSent(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-		learn(t, rdb, kind)
+		learn(t, rdb)
 		client, f := withFaults(t, m)
 		f.set(slow(400*time.Millisecond), "acquire")
 		begun := time.Now()
@@ -396,7 +301,7 @@ func TestLease_MaxHold(t *testing.T) {
 // and not answered, so that the server would keep it beyond the end that its holder knows.
 func TestLease_LostUnanswered(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-		learn(t, rdb, kind)
+		learn(t, rdb)
 		var e locktest.Events
 		client, f := withFaults(t, m)
 		lease := mustAcquire(t, newLocker(t, kind, client, "n", &lock.Options{Trace: e.Trace()}))
@@ -444,25 +349,6 @@ func TestLease_Zero(t *testing.T) {
 		}
 		wantLost(t, lease)
 	}
-}
-
-// A failed Acquire returns a lease that releases nothing, so that a deferred Release does no harm.
-func TestLease_OfAFailedAcquire(t *testing.T) {
-	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-		l := newLocker(t, kind, rdb, "n", nil)
-		holder := mustAcquire(t, l)
-		func() {
-			failed, err := l.TryAcquire(t.Context())
-			defer func() {
-				if err := failed.Release(t.Context()); err != nil || failed != nil {
-					t.Errorf("%v: Release: %v", failed, err)
-				}
-			}()
-			wantIs(t, "TryAcquire", err, lock.ErrBusy)
-		}()
-		wantBusy(t, l)
-		mustRelease(t, holder)
-	})
 }
 
 // A lease has the values of the context of Acquire, and outlives it.

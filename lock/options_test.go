@@ -140,7 +140,7 @@ var _ redis.Pipeliner = clientAndPipeline{}
 // The defaults are as documented.
 func TestOptions_Defaults(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-		learn(t, rdb, kind)
+		learn(t, rdb)
 		for what, opts := range map[string]*lock.Options{"nil": nil, "zero": {}, "negative where that is off": {MaxHold: -1}} {
 			client, f := withFaults(t, m)
 			l := newLocker(t, kind, client, "n", opts)

@@ -73,62 +73,6 @@ func TestNewFairMutex_DeadWaiters(t *testing.T) {
 	}
 }
 
-// Each waiter counts as alive for its own WaiterTTL.
-func TestNewFairMutex_OwnWaiterTTL(t *testing.T) {
-	t.Parallel()
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-		redistest.Mute(m)
-		const long = 20 * time.Second
-		mortal := redistest.NewMiniClient(t, m)
-		longLived := newLocker(t, "fair", mortal, "n", &lock.Options{WaiterTTL: long})
-		shortLived := newLocker(t, "fair", redistest.NewMiniClient(t, m), "n", &lock.Options{WaiterTTL: 2 * time.Second})
-		lease := mustTry(t, shortLived)
-		doomed, waiters := &waiterGroup{t: t}, &waiterGroup{t: t}
-		doomed.join(t.Context(), longLived, 0)
-		synctest.Wait()
-		waiters.join(t.Context(), shortLived, 1)
-		time.Sleep(time.Second)
-		mustRelease(t, lease)
-		_ = mortal.Close() // before it has asked again
-		died := time.Now()
-		waiters.wg.Wait()
-		// It was last heard of one pause before, at most.
-		if d := time.Since(died); d < long-longestPause || d > long+longestPause {
-			t.Errorf("the dead waiter was skipped after %v, not %v", d, long)
-		}
-		waiters.want(1)
-		doomed.wg.Wait()
-	})
-}
-
-// A waiter keeps its place while waiters with a short WaiterTTL come and go. It sleeps when their
-// lives have passed.
-func TestNewFairMutex_ShortLivedWaiters(t *testing.T) {
-	t.Parallel()
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-		rdb := redistest.NewMiniClient(t, m)
-		longLived := newLocker(t, "fair", rdb, "n", nil)
-		shortLived := newLocker(t, "fair", rdb, "n", &lock.Options{WaiterTTL: 4 * time.Millisecond, RedisTimeout: time.Millisecond})
-		lease := mustTry(t, longLived)
-		waiters := &waiterGroup{t: t}
-		waiters.join(t.Context(), longLived, 0)
-		time.Sleep(time.Second)
-		for range 20 { // sometimes right after the waiter has asked
-			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Millisecond)
-			if _, err := shortLived.Acquire(ctx); !errors.Is(err, lock.ErrBusy) {
-				t.Error(err)
-			}
-			cancel()
-			time.Sleep(20 * time.Millisecond)
-			if !m.Exists(queueKey) || !m.Exists(aliveKey) {
-				t.Error("the queue is gone, while a caller waits")
-			}
-		}
-		mustRelease(t, lease)
-		waiters.wg.Wait()
-	})
-}
-
 // A waiter that gives up leaves the queue at once.
 //
 //fault:cancelled
@@ -226,26 +170,6 @@ func TestNewFairMutex_LongOutage(t *testing.T) {
 			t.Error("it is still in the queue")
 		}
 		mustRelease(t, lease)
-	})
-}
-
-// A waiter that has lost its place, for example to an eviction, gets another one.
-func TestNewFairMutex_LostPlaces(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		l := newLocker(t, "fair", rdb, "n", nil)
-		holder := mustAcquire(t, l)
-		var wg sync.WaitGroup
-		for range 20 {
-			wg.Go(func() { mustRelease(t, mustAcquire(t, l)) })
-		}
-		synctest.Wait()
-		m.Del(queueKey)
-		time.Sleep(2 * time.Second)
-		if queue, _ := m.SortedSet(queueKey); len(queue) != 20 {
-			t.Errorf("%d have a place", len(queue))
-		}
-		mustRelease(t, holder)
-		wg.Wait()
 	})
 }
 

@@ -86,25 +86,6 @@ func TestRelease_NilOnce(t *testing.T) {
 	}
 }
 
-// Release finds out that the lease was lost.
-//
-//fault:release-twice
-func TestRelease_LostLease(t *testing.T) {
-	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-		var e locktest.Events
-		lease := mustAcquire(t, newLocker(t, kind, rdb, "n", &lock.Options{Trace: e.Trace()}))
-		m.FlushAll()
-		takeFor(t, rdb, kind, "n")
-		for range 2 {
-			wantIs(t, "Release", lease.Release(t.Context()), lock.ErrLost)
-		}
-		wantBusy(t, newLocker(t, kind, rdb, "n", nil))
-		if s := e.Transitions(); s != "acquired lost" {
-			t.Errorf("told %q", s)
-		}
-	})
-}
-
 // A Release that is not answered says what is known. The outcome is found out in the background and
 // traced once, and a later Release returns it.
 func TestRelease_NotAnswered(t *testing.T) {
@@ -136,7 +117,7 @@ func TestRelease_NotAnswered(t *testing.T) {
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-				learn(t, rdb, kind)
+				learn(t, rdb)
 				var e locktest.Events
 				client, f := withFaults(t, m)
 				lease := mustAcquire(t, newLocker(t, kind, client, "n", &lock.Options{Trace: e.Trace()}))
@@ -261,7 +242,7 @@ func TestRelease_MarksAreBounded(t *testing.T) {
 //fault:killed-connections
 func TestRelease_BesideUnansweredAttempts(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-		learn(t, rdb, kind)
+		learn(t, rdb)
 		client, f := withFaults(t, m)
 		l := newLocker(t, kind, client, "n", &lock.Options{RedisTimeout: 20 * time.Millisecond})
 		f.set(requestLost, "acquire")

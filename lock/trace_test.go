@@ -132,7 +132,7 @@ func TestTrace_TransitionsOnce(t *testing.T) {
 	for what, path := range tracePaths {
 		t.Run(what, func(t *testing.T) {
 			eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-				learn(t, rdb, kind)
+				learn(t, rdb)
 				var e locktest.Events
 				client, f := withFaults(t, m)
 				s := traceScene{T: t, m: m, f: f, l: newLocker(t, kind, client, "n", &lock.Options{Trace: e.Trace()})}

@@ -20,11 +20,11 @@ import (
 // A waiter backs off, and takes over from a dead holder when its lease ends.
 func TestAcquire_DeadHolder(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-		const life = scriptTTL * time.Millisecond
+		const life = leaseTTL
 		c := recordMuted(m)
 		for i := range 4 {
 			name := fmt.Sprint("n", i)
-			learn(t, rdb, kind)
+			learn(t, rdb)
 			begun := time.Now()
 			takeFor(t, rdb, kind, name)
 			c.reset()

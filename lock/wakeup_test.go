@@ -46,7 +46,7 @@ func waitingKey(kind string) string {
 // A released lock is held again at that very instant, however many wait, and one of them asks.
 func TestWakeUp_AtTheRelease(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-		learn(t, rdb, kind)
+		learn(t, rdb)
 		c := record(m)
 		lease := mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
 		const n = 20
