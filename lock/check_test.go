@@ -3,10 +3,9 @@ package lock_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/lock"
@@ -15,49 +14,34 @@ import (
 // lockRights are those that the package documentation lists, beside the keys of the lock.
 var lockRights = []string{"+@string", "+@sortedset", "+@hash", "+@keyspace", "+time", "+eval", "+evalsha"}
 
-var checkedKinds = map[string]func(rdb redis.UniversalClient, name string) (*lock.Locker, error){
-	"mutex": func(rdb redis.UniversalClient, name string) (*lock.Locker, error) {
-		return lock.NewMutex(rdb, name, patient(lock.Options{}))
-	},
-	"fair": func(rdb redis.UniversalClient, name string) (*lock.Locker, error) {
-		return lock.NewFairMutex(rdb, name, patient(lock.Options{}))
-	},
-	"semaphore": func(rdb redis.UniversalClient, name string) (*lock.Locker, error) {
-		return lock.NewSemaphore(rdb, name, 2, patient(lock.Options{}))
-	},
-}
-
 // Check finds nothing with exactly the documented rights, names a lock for which one is missing,
 // and leaves no key.
 func TestLocker_Check(t *testing.T) {
-	t.Parallel()
-	for kind, newLocker := range checkedKinds {
-		t.Run(kind, func(t *testing.T) {
-			s, name := redistest.Shared(t), redistest.Namespace(t)
-			check := func(t *testing.T, rights []string) error {
-				l, err := newLocker(s.Client(t, s.User(t, append([]string{"~{" + name + "}:lock*"}, rights...)...)), name)
-				redistest.Must(t, err)
-				return l.Check(t.Context())
+	eachKind(t, func(t *testing.T, kind string) {
+		s, name := redistest.Shared(t), redistest.Namespace(t)
+		check := func(t *testing.T, rights []string) error {
+			rdb := s.Client(t, s.User(t, append([]string{"~{" + name + "}:lock*"}, rights...)...))
+			return newLocker(t, kind, rdb, name, patient(lock.Options{})).Check(t.Context())
+		}
+		if err := check(t, lockRights); err != nil {
+			t.Errorf("with all rights: %v", err)
+		}
+		if keys, err := redistest.Shared(t).Admin().Keys(t.Context(), "{"+name+"}:lock*").Result(); len(keys) > 0 || err != nil {
+			t.Errorf("Check left %q, %v", keys, err)
+		}
+		for i, right := range lockRights {
+			if right == "+@hash" && kind != "semaphore" {
+				continue
 			}
-			if err := check(t, lockRights); err != nil {
-				t.Errorf("with all rights: %v", err)
-			}
-			if keys, err := redistest.Shared(t).Admin().Keys(t.Context(), "{"+name+"}:lock*").Result(); len(keys) > 0 || err != nil {
-				t.Errorf("Check left %q, %v", keys, err)
-			}
-			for i, right := range lockRights {
-				if right == "+@hash" && kind != "semaphore" {
-					continue
+			t.Run(right, func(t *testing.T) {
+				fewer := slices.Delete(slices.Clone(lockRights), i, i+1)
+				err := check(t, fewer)
+				if err == nil || !strings.Contains(err.Error(), "allow the Redis user") || !strings.Contains(err.Error(), name) {
+					t.Errorf("got %v, want an error that says what to allow", err)
 				}
-				t.Run(right, func(t *testing.T) {
-					fewer := append(append([]string{}, lockRights[:i]...), lockRights[i+1:]...)
-					if err := check(t, fewer); err == nil || !strings.Contains(err.Error(), "allow the Redis user") || !strings.Contains(err.Error(), name) {
-						t.Errorf("got %v, want an error that says what to allow", err)
-					}
-				})
-			}
-		})
-	}
+			})
+		}
+	})
 }
 
 // Check of a server that does not answer returns ErrUnavailable, and the error of a context that

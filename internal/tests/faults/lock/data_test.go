@@ -113,27 +113,6 @@ func TestLease_RedisForgets(t *testing.T) {
 	}
 }
 
-// Release returns ErrLost after a flush, and does not affect the next holder.
-//
-//fault:flushall
-func TestRelease_AfterFlush(t *testing.T) {
-	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
-		s := redistest.Start(t)
-		l := k.Locker(t, s.Client(t), "name", locktest.Patient, locktest.Long)
-		lease := locktest.Take(t, l)
-		do(t, s, "flushall")
-		k.Fill(t, k.Locker(t, s.Client(t), "name", locktest.Patient, locktest.Long))
-		before := k.State(t, s.Admin(), "name")
-		if err := lease.Release(t.Context()); !errors.Is(err, lock.ErrLost) {
-			t.Errorf("Release = %v, want ErrLost", err)
-		}
-		if now := k.State(t, s.Admin(), "name"); now != before {
-			t.Errorf("the lock had %s, and has %s", before, now)
-		}
-		wantTrace(t, l, 1, 0, 1)
-	})
-}
-
 // A restart that forgets nothing costs no lease.
 //
 //fault:restart-aof

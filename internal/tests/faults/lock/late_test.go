@@ -3,9 +3,6 @@ package lock_test
 import (
 	"context"
 	"errors"
-	"fmt"
-	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -162,98 +159,4 @@ func (p proxied) deliver(late *redistest.Rule) {
 	before := p.s.Calls("evalsha")
 	late.Release()
 	redistest.Await(p.t, "the late command is executed", func() bool { return p.s.Calls("evalsha") > before })
-}
-
-// A command that is delivered again, at once or when all is over, counts once.
-//
-//fault:repeated-command
-func TestCommand_DeliveredTwice(t *testing.T) {
-	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
-		p := behindProxy(t, k, redistest.Shared(t))
-		r := p.record()
-		l := k.Locker(t, p.proxy.Client(t), p.name, time.Second, 4*time.Second)
-		lease := locktest.Take(t, l)
-		r.want("acquire", fmt.Sprint(lease.Fence()))
-		if n := k.Holders(t, p.s.Admin(), p.name); n != 1 {
-			t.Errorf("%d hold it after a second acquire", n)
-		}
-		redistest.Await(t, "it is renewed", func() bool { return l.Count("renewed") > 0 })
-		r.want("renew", "1")
-		if n := k.Holders(t, p.s.Admin(), p.name); n != 1 {
-			t.Errorf("%d hold it after a second renewal", n)
-		}
-		locktest.Release(t, lease)
-
-		others := k.Fill(t, p.direct())
-		before := p.state()
-		r.want("release", "1")
-		r.want("renew", "0")
-		r.want("acquire", "[refused 0")
-		_, known := p.left()
-		// A waiter that leaves causes an abandon. Its commands are lost, or a mutex would have
-		// nothing to undo.
-		lost := p.on("acquire", redistest.DropReply)
-		if _, err := l.Acquire(t.Context()); !errors.Is(err, lock.ErrAmbiguous) {
-			t.Errorf("Acquire = %v, want ErrAmbiguous", err)
-		}
-		awaitFault(t, lost)
-		redistest.Await(t, "the attempt is abandoned", func() bool {
-			_, marks := p.left()
-			return len(marks) == len(known)+1
-		})
-		r.want("abandon", "0")
-		r.want("acquire", "[refused 0")
-		if now := p.state(); now != before {
-			t.Errorf("the lock had %s, and has %s", before, now)
-		}
-		for _, other := range others {
-			locktest.Release(t, other)
-		}
-		p.wantFree()
-	})
-}
-
-// A recorder keeps the last command of each act.
-type recorder struct {
-	proxied
-	mu   sync.Mutex
-	last map[string][]any // protected by mu
-}
-
-func (p proxied) record() *recorder {
-	r := &recorder{proxied: p, last: make(map[string][]any)}
-	for _, act := range []string{"acquire", "renew", "release", "abandon"} {
-		match := p.Command(p.t, p.s, act)
-		p.proxy.On(func(cmd []string) bool {
-			if match(cmd) {
-				r.mu.Lock()
-				defer r.mu.Unlock()
-				r.last[act] = nil
-				for _, arg := range cmd {
-					r.last[act] = append(r.last[act], arg)
-				}
-			}
-			return false
-		}, redistest.Pass)
-	}
-	return r
-}
-
-// want sends the last command of an act again, and checks the answer: a number, or how an array
-// begins.
-func (r *recorder) want(act, answer string) {
-	r.t.Helper()
-	r.mu.Lock()
-	cmd := r.last[act]
-	r.mu.Unlock()
-	if cmd == nil {
-		r.t.Fatalf("there was no %s", act)
-	}
-	got, err := r.s.Admin().Do(r.t.Context(), cmd...).Result()
-	if err != nil {
-		r.t.Fatalf("%s again: %v", act, err)
-	}
-	if text := fmt.Sprint(got); text != answer && !(strings.HasPrefix(answer, "[") && strings.HasPrefix(text, answer)) {
-		r.t.Errorf("%s again: the answer is %v, want %s", act, got, answer)
-	}
 }

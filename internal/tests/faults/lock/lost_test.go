@@ -29,6 +29,7 @@ var ways = []struct {
 }{
 	{"request lost", redistest.CloseBefore, false, retryingClients},
 	{"reply lost", redistest.HoldReply, true, retryingClients},
+	{"reset in the middle of the reply", redistest.ResetReply, false, retryingClients},
 	{"request lost in silence", redistest.DropRequest, false, map[string]func(*redis.Options){"client gives up": impatient}},
 	{"reply lost in silence", redistest.MuteReply, false, map[string]func(*redis.Options){"client gives up": impatient}},
 }
@@ -63,6 +64,8 @@ func eachWay(t *testing.T, run func(t *testing.T, p proxied, client func(*redis.
 // Acquire retries after a lost request or reply, and takes the lock once.
 //
 //fault:lost-request
+//fault:lost-reply
+//fault:reset
 func TestAcquire_LostOnce(t *testing.T) {
 	eachWay(t, func(t *testing.T, p proxied, client func(*redis.Options), fault func(string) *redistest.Rule) {
 		before := locktest.Take(t, p.direct())
@@ -80,23 +83,6 @@ func TestAcquire_LostOnce(t *testing.T) {
 		locktest.Release(t, lease)
 		wantTrace(t, l, 1, 1, 0)
 		p.wantFree()
-	})
-}
-
-// A retry after a lost reply gets the fence of the grant.
-//
-//fault:lost-reply
-func TestFence_LostReply(t *testing.T) {
-	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
-		p := behindProxy(t, k, redistest.Shared(t))
-		rule := p.on("acquire", redistest.HoldReply).Times(1)
-		got := k.Wait(t, p.through(locktest.Patient, noRetries))
-		awaitFault(t, rule)
-		granted := p.fence()
-		p.proxy.Cut()
-		if lease := got(); lease.Fence() != granted || granted == 0 {
-			t.Errorf("fence %d, want %d", lease.Fence(), granted)
-		}
 	})
 }
 
@@ -269,36 +255,6 @@ func TestErrAmbiguous_LostReplyThenRefused(t *testing.T) {
 	})
 }
 
-// A connection that is reset in the middle of a reply is like a lost reply.
-//
-//fault:reset
-func TestReply_Reset(t *testing.T) {
-	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
-		for _, act := range []string{"acquire", "release"} {
-			for client, change := range retryingClients {
-				t.Run(act+", "+client, func(t *testing.T) {
-					p := behindProxy(t, k, redistest.Shared(t))
-					rule := p.on(act, redistest.ResetReply).Times(1)
-					l := p.through(locktest.Patient, change)
-					lease := locktest.Take(t, l)
-					if last := p.fence(); lease.Fence() != last {
-						t.Errorf("fence %d, in Redis %d", lease.Fence(), last)
-					}
-					if n := k.Holders(t, p.s.Admin(), p.name); n != 1 {
-						t.Errorf("%d hold it", n)
-					}
-					locktest.Release(t, lease)
-					if rule.Fired() != 1 {
-						t.Errorf("the fault has come about %d times", rule.Fired())
-					}
-					wantTrace(t, l, 1, 1, 0)
-					p.wantFree()
-				})
-			}
-		}
-	})
-}
-
 // A semaphore keeps its size when every fifth reply is lost with its connection: no caller gets an
 // additional place, and no place is lost.
 //
@@ -321,29 +277,4 @@ func TestNewSemaphore_LostReplies(t *testing.T) {
 			}
 		})
 	}
-}
-
-// A place whose grant was never answered is given back, long before its TTL.
-//
-//fault:no-reply
-func TestNewSemaphore_GrantNeverAnswered(t *testing.T) {
-	t.Parallel()
-	p := behindProxy(t, locktest.Kind{Name: "semaphore", Size: 1}, redistest.Shared(t))
-	mute := p.on("acquire", redistest.MuteReply)
-	l := p.through(locktest.Patient)
-	ctx, cancel := context.WithCancel(t.Context())
-	got := make(chan error, 1)
-	go func() {
-		_, err := l.TryAcquire(ctx)
-		got <- err
-	}()
-	awaitFault(t, mute)
-	if n := p.Holders(t, p.s.Admin(), p.name); n != 1 {
-		t.Errorf("%d hold it: the place was not granted", n)
-	}
-	cancel()
-	if err := <-got; !errors.Is(err, lock.ErrAmbiguous) || !errors.Is(err, context.Canceled) {
-		t.Errorf("TryAcquire: %v", err)
-	}
-	locktest.Release(t, locktest.Take(t, p.direct()))
 }

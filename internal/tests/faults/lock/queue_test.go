@@ -76,44 +76,6 @@ func TestNewFairMutex_GrantWhileLeaving(t *testing.T) {
 	p.awaitNothing()
 }
 
-// A command that arrives after its waiter has left takes no place in the queue.
-//
-//fault:late-command
-func TestNewFairMutex_LateCommand(t *testing.T) {
-	t.Parallel()
-	for _, free := range []bool{false, true} {
-		t.Run(fmt.Sprint("free ", free), func(t *testing.T) {
-			t.Parallel()
-			p := behindProxy(t, fair, redistest.Start(t))
-			var lease *lock.Lease
-			if !free {
-				lease = locktest.Take(t, p.direct())
-			}
-			late := p.on("acquire", redistest.HoldRequest)
-			p.Command(t, p.s, "abandon")
-			ctx, cancel := context.WithCancel(t.Context())
-			got := acquire(ctx, p.through(locktest.Patient))
-			awaitFault(t, late)
-			cancel()
-			if r := <-got; r.lease != nil || !errors.Is(r.err, lock.ErrAmbiguous) {
-				t.Errorf("Acquire: %v, %v", r.lease, r.err)
-			}
-			redistest.Await(t, "the attempt is abandoned", func() bool {
-				_, marks := p.left()
-				return len(marks) == 1
-			})
-			p.deliver(late)
-			if n := p.queued(); n != 0 {
-				t.Errorf("%d in the queue", n)
-			}
-			if lease != nil {
-				locktest.Release(t, lease)
-			}
-			p.awaitNothing()
-		})
-	}
-}
-
 // A holder of a fair mutex whose reply was lost is not in the queue. The client sends the command
 // again, or else this package does.
 //
