@@ -226,37 +226,3 @@ func (c *commands) all() [][]string {
 	defer c.mu.Unlock()
 	return slices.Clone(c.args)
 }
-
-// roundTrips counts the round trips of a client for scripts, alone or in a pipeline, and
-// makes each last.
-type roundTrips struct {
-	mu   sync.Mutex
-	n    int           // protected by mu
-	last time.Duration // protected by mu: how long each lasts
-}
-
-// reset forgets the round trips so far, and makes the next ones last for d.
-func (r *roundTrips) reset(d time.Duration) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.n, r.last = 0, d
-}
-
-func (r *roundTrips) count() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.n
-}
-
-// hook counts, and waits.
-func (r *roundTrips) hook(cmds []redis.Cmder) error {
-	if name := cmds[0].Name(); name != "evalsha" && name != "eval" {
-		return nil
-	}
-	r.mu.Lock()
-	r.n++
-	d := r.last
-	r.mu.Unlock()
-	time.Sleep(d)
-	return nil
-}

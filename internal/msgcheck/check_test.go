@@ -606,21 +606,3 @@ func FuzzCheck(f *testing.F) {
 		}
 	})
 }
-
-func BenchmarkCheck(b *testing.B) {
-	items := make([]map[string]any, 100)
-	for i := range items {
-		items[i] = map[string]any{"id": i, "name": "name of the item", "tags": []string{"a", "bc"}, "price": 1.5}
-	}
-	data, err := msgpack.Marshal(items)
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.SetBytes(int64(len(data)))
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := Check(data, maxDepth); err != nil {
-			b.Fatal(err)
-		}
-	}
-}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -40,27 +39,12 @@ func TestAcquire_ScriptFlushes(t *testing.T) {
 		}
 	}()
 	for _, k := range locktest.Kinds {
-		a := k.Locker(t, s.Client(t), k.Name, locktest.Patient, locktest.Long)
-		b := k.Locker(t, s.Client(t), k.Name, locktest.Patient, locktest.Long)
-		var wg sync.WaitGroup
-		for i := range 8 {
-			wg.Go(func() {
-				for range 10 {
-					lease, err := []*locktest.Locker{a, b}[i%2].Acquire(context.Background())
-					if err != nil {
-						t.Errorf("Acquire = %v", err)
-						return
-					}
-					locktest.Release(t, lease)
-				}
-			})
+		c := &crowd{Kind: k}
+		for range 2 {
+			c.lockers = append(c.lockers, k.Locker(t, s.Client(t), k.Name, locktest.Patient, locktest.Long))
 		}
-		wg.Wait()
-		for _, l := range []*locktest.Locker{a, b} {
-			if errs := l.Errors(); len(errs) > 0 {
-				t.Errorf("%s: %v", k.Name, errs)
-			}
-		}
+		c.run(t, 4, func(turns int) bool { return turns < 10 })
+		c.want(t, 80)
 		k.WantFree(t, s, k.Name)
 	}
 	renewed := locktest.KindOf("semaphore").Locker(t, s.Client(t), "renewed", 500*time.Millisecond, 3*time.Second)

@@ -76,59 +76,6 @@ func TestNewFairMutex_GrantWhileLeaving(t *testing.T) {
 	p.awaitNothing()
 }
 
-// A holder of a fair mutex whose reply was lost is not in the queue. The client sends the command
-// again, or else this package does.
-//
-//fault:lost-reply
-func TestNewFairMutex_LostReply(t *testing.T) {
-	t.Parallel()
-	for client, change := range retryingClients {
-		for _, contended := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, contended %v", client, contended), func(t *testing.T) {
-				t.Parallel()
-				p := behindProxy(t, fair, redistest.Start(t))
-				lease := locktest.Take(t, p.direct())
-				got := acquire(t.Context(), p.through(locktest.Patient, change))
-				p.awaitQueued(1)
-				var other func() *lock.Lease
-				var behind int64
-				if contended {
-					other, behind = p.Wait(t, p.direct()), 1
-					p.awaitQueued(2)
-				}
-				lost := loseReplyAfter(p, func() { locktest.Release(t, lease) })
-				r := <-got
-				if r.err != nil || lost.Fired() != 1 {
-					t.Fatalf("Acquire: %v; %d replies were lost", r.err, lost.Fired())
-				}
-				if n := p.queued(); n != behind {
-					t.Errorf("%d in the queue, want %d", n, behind)
-				}
-				locktest.Release(t, r.lease)
-				if contended {
-					locktest.Release(t, other())
-				}
-				p.awaitNothing()
-			})
-		}
-	}
-}
-
-// loseReplyAfter lets the reply be lost to the first acquire that is executed after release.
-func loseReplyAfter(p proxied, release func()) *redistest.Rule {
-	released, acquires := make(chan struct{}), p.Command(p.t, p.s, "acquire")
-	defer close(released)
-	rule := p.proxy.On(func(cmd []string) bool {
-		if !acquires(cmd) {
-			return false
-		}
-		<-released
-		return true
-	}, redistest.DropReply).Times(1)
-	release()
-	return rule
-}
-
 // A waiter whose clean-up was refused leaves the queue as soon as it may write.
 //
 //fault:missing-right
