@@ -58,6 +58,9 @@ var failures = []struct {
 
 // Each failure is one of the errors of this package, and says how to mend it if that can be done. A
 // refusal ends the call at once, an unreachable server after RedisTimeout.
+//
+//fault:unreachable-lock
+//fault:silence
 func TestErrors_Kinds(t *testing.T) {
 	for _, c := range failures {
 		t.Run(c.what, func(t *testing.T) {
