@@ -3,7 +3,6 @@ package lock_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"runtime/debug"
 	"slices"
 	"sync"
@@ -14,7 +13,6 @@ import (
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/internal/tests/locktest"
 	"github.com/singlefill/singlefill/lock"
@@ -298,38 +296,6 @@ func TestLocker_TwoServersTwoNames(t *testing.T) {
 			}
 		}
 	})
-}
-
-// A cache and a lock of one name do not meet: a cache keeps its keys in a namespace, so nothing of
-// a lock is ever taken for a value.
-//
-//fault:two-names
-func TestLocker_CacheOfThatName(t *testing.T) {
-	t.Parallel()
-	_, rdb := redistest.StartMini(t)
-	for _, namespace := range []string{"n", ":lock", "lock", "%7D"} {
-		cache, err := singlefill.New[string](rdb, namespace, time.Hour, nil)
-		redistest.Must(t, err)
-		defer cache.Close()
-		for _, name := range []string{"n", "n}:lock", ":lock", "lock"} {
-			l, err := lock.NewMutex(rdb, name, nil)
-			redistest.Must(t, err)
-			redistest.Must(t, cache.Set(t.Context(), name, "v"))
-			err = l.Do(t.Context(), func(ctx context.Context) error {
-				v, err := cache.Get(ctx, name)
-				if err == nil && v != "v" {
-					err = fmt.Errorf("the value is %q", v)
-				}
-				if err == nil {
-					err = cache.Delete(ctx, name)
-				}
-				return err
-			})
-			if err != nil {
-				t.Errorf("%s, %s: %v", namespace, name, err)
-			}
-		}
-	}
 }
 
 // A closed client ends calls at once, and nothing goes on in the background.

@@ -67,27 +67,6 @@ func TestWakeUp_AtTheRelease(t *testing.T) {
 	})
 }
 
-// While a lock is held, a waiter that listens asks rarely.
-//
-//fault:long-waits
-func TestWakeUp_FewCommands(t *testing.T) {
-	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-		lease := mustAcquire(t, newLocker(t, kind, rdb, "n", &lock.Options{TTL: time.Hour}))
-		leases := startWaiters(t.Context(), t, m, kind, 1)
-		c := record(m)
-		time.Sleep(time.Minute)
-		limit := 20
-		if kind == "fair" {
-			limit = 73 // it keeps its place
-		}
-		if n := len(c.all()); n > limit {
-			t.Errorf("%d commands in a minute, want %d at most", n, limit)
-		}
-		mustRelease(t, lease)
-		mustRelease(t, <-leases)
-	})
-}
-
 // As many waiters of a semaphore are woken as there are free places.
 func TestWakeUp_OnePerFreePlace(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {

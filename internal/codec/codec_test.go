@@ -612,9 +612,7 @@ func TestTakes(t *testing.T) {
 func FuzzMsgPackDecode(f *testing.F) {
 	for _, v := range []any{newCodecItem(1), []codecItem{newCodecItem(2)}, map[string]any{"a": []any{1, nil, "x"}}, "s", nil} {
 		data, err := MsgPack.Marshal(v)
-		if err != nil {
-			f.Fatal(err)
-		}
+		redistest.Must(f, err)
 		f.Add(data)
 	}
 	f.Add([]byte("\xd7\xff\xdf\xff\xff\xff\xff\x00\x00\x00"))

@@ -150,9 +150,7 @@ func TestExpire_RunningLoad(t *testing.T) {
 func (b *fixture) expireOnce(fresh, random string) (stale int) {
 	b.t.Helper()
 	stale, err := b.admin.Eval(b.t.Context(), wake.Lua+expireLua, []string{b.value, b.key}, fresh, random).Int()
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	redistest.Must(b.t, err)
 	return stale
 }
 

@@ -148,9 +148,7 @@ func (b *fixture) set(key string, s state) {
 	if s.forever {
 		err = errors.Join(err, b.admin.Persist(ctx, key).Err())
 	}
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	redistest.Must(b.t, err)
 }
 
 // get returns what a key holds and its TTL.
@@ -158,9 +156,7 @@ func (b *fixture) get(key string) (s state, ttl time.Duration) {
 	b.t.Helper()
 	ctx := context.Background()
 	kind, err := b.admin.Type(ctx, key).Result()
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	redistest.Must(b.t, err)
 	if kind == "none" {
 		return state{}, 0
 	}
