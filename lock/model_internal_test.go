@@ -244,8 +244,8 @@ func takeRandomSteps(s *stage, server *miniredis.Miniredis) {
 		}
 		wantLeft := max(0, time.Until(m.end))
 		if got != want || left != wantLeft || m.fence != s.top || got == busy && s.again != wantLeft.Milliseconds() {
-			s.t.Fatalf("seed %d, step %d, %s %s: %s, want %s; the lease ends in %v, want %v; the fence is %d, want %d; ask again in %d",
-				seed, i, who, verb, got, want, left, wantLeft, s.top, m.fence, s.again)
+			s.t.Fatalf("seed %d, step %d, %s %s: %s, want %s; the lease ends in %v, want %v; the fence is %d, want %d; "+
+				"ask again in %d", seed, i, who, verb, got, want, left, wantLeft, s.top, m.fence, s.again)
 		}
 		for _, key := range server.Keys() {
 			if server.TTL(key) <= 0 {

@@ -83,7 +83,8 @@ func (s *stage) owner(who string, size int) *owner {
 // key returns the key that has a name in plays.
 func (s *stage) key(name string) string {
 	return map[string]string{
-		"lock": s.keys.lock, "fence": s.keys.fence, "queue": s.keys.queue, "alive": s.keys.alive, "details": s.keys.details,
+		"lock": s.keys.lock, "fence": s.keys.fence, "queue": s.keys.queue, "alive": s.keys.alive,
+		"details": s.keys.details,
 	}[name]
 }
 
