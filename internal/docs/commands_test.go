@@ -277,6 +277,9 @@ func checkGo(args []string) error {
 		return err
 	}
 	packages := flags.Args()
+	if i := slices.Index(packages, "-all"); verb == "test" && i > 0 { // it is for the test
+		packages = packages[:i]
+	}
 	if len(packages) == 0 {
 		packages = []string{"."}
 	}
