@@ -39,7 +39,7 @@ var ran = map[string]string{
 }
 
 // shorter are commands that take long or change the tree, by how they begin, each with one that does the same in a
-// shorter time. TestPages_RunAll runs these, in a clone of the tree.
+// shorter time. TestPages_Commands runs these with -all, in a clone of the tree.
 var shorter = map[string]string{
 	"go -C bench test":                     "go -C bench test -run - -bench Eviction -benchtime 1x .",
 	"go -C compress test":                  "go -C compress test -run - -bench Zstd -benchtime 1x",
@@ -80,7 +80,10 @@ var elsewhere = map[string]string{
 	"git tag":                   "takes back the tags of a release",
 }
 
-// Each command in a page is run, or has a reason why not, and can be run as it is printed.
+var runAll = flag.Bool("all", false, "run a command also for each one of the pages that takes long; it takes minutes")
+
+// Each command in a page is run, or has a reason why not, and can be run as it is printed. The workflow nightly.yml
+// also runs those that take long.
 func TestPages_Commands(t *testing.T) {
 	t.Parallel()
 	found, reasons := make(map[string]bool), make(map[string]bool)
@@ -133,15 +136,14 @@ func TestPages_Commands(t *testing.T) {
 			t.Errorf("%s: %v\n%s", command, err, out)
 		}
 	}
+	if *runAll {
+		runShorter(t)
+	}
 }
 
-var runAll = flag.Bool("all", false, "run a command for each one of the pages that takes long; it takes minutes")
-
-// The commands that take long can be run, too. Each night the workflow nightly.yml runs this test.
-func TestPages_RunAll(t *testing.T) {
-	if !*runAll {
-		t.Skip("takes minutes: use -all")
-	}
+// runShorter runs a command for each one of the pages that takes long.
+func runShorter(t *testing.T) {
+	t.Helper()
 	clone := filepath.Join(t.TempDir(), "tree")
 	if out, err := exec.Command("git", "clone", "-q", root, clone).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
