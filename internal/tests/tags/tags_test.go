@@ -108,6 +108,11 @@ func TestDeleteTag(t *testing.T) {
 			store()
 			redistest.Must(t, c.DeleteTag(ctx, strings.Fields(test.tags)...))
 			wantKeys(t, look, ns, test.tags, keys, test.left)
+			for _, key := range keys {
+				if !slices.Contains(test.left, key) {
+					cachetest.WantGet(t, c, key, "", singlefill.ErrMiss) // so that it is stored again
+				}
+			}
 		}
 		redistest.Must(t, c.DeleteTag(ctx))
 		if s := c.Stats(); s.TagCalls != 5 || s.TagKeys == 0 || s.TagClears != 0 || s.StoreErrors != 0 || s.Fenced != 0 {
