@@ -153,7 +153,11 @@ func (x *execution) list(ctx context.Context, namespace, match string, limit int
 	}
 	t := x.table("KEY", "STATE", "AGE", "FRESH FOR", "GONE IN", "LOAD", "SIZE")
 	for _, r := range kept {
-		t.add(printable(r.Key), x.colour(r.State), r.Age, r.FreshFor, r.GoneIn, r.Load, size(r.Bytes))
+		gone := r.GoneIn.String()
+		if r.GoneIn < 0 {
+			gone = "never"
+		}
+		t.add(printable(r.Key), x.colour(r.State), r.Age, r.FreshFor, gone, r.Load, size(r.Bytes))
 	}
 	t.print()
 	if len(kept) < found {

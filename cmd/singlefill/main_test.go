@@ -132,15 +132,17 @@ func TestList_States(t *testing.T) {
 		if err != singlefill.ErrNotFound {
 			t.Fatal(err)
 		}
-		check(t, rdb.Set(ctx, ns+":{text}", "no entry", time.Hour).Err(), rdb.RPush(ctx, ns+":{list}", "x").Err(), rdb.Expire(ctx, ns+":{list}", time.Hour).Err())
+		check(t, rdb.Set(ctx, ns+":{text}", "no entry", 0).Err(), rdb.RPush(ctx, ns+":{list}", "x").Err(), rdb.Expire(ctx, ns+":{list}", time.Hour).Err())
 		check(t, newCache[string](t, rdb, ns+"2", nil).Set(ctx, "other", "v"), newCache[string](t, rdb, strings.Replace(ns, "*", "x", 1), nil).Set(ctx, "other", "v"))
 		keys, states, found := c.listed(ns)
 		if found != len(want) || !slices.IsSorted(keys) || fmt.Sprint(states) != fmt.Sprint(want) {
 			t.Errorf("found %d: %v\nwant %v", found, states, want)
 		}
-		if text := c.ok("ls", ns); strings.Count(text, "\n") != 1+len(want) || !strings.Contains(text, `"line\nbreak"`) {
+		if text := c.ok("ls", ns); strings.Count(text, "\n") != 1+len(want) || !strings.Contains(text, `"line\nbreak"`) ||
+			strings.Count(text, "never") != 1 { // text has no TTL
 			t.Errorf("as text:\n%s", text)
 		}
+		check(t, rdb.Expire(ctx, ns+":{text}", time.Hour).Err())
 		if _, states, _ := c.listed(ns, "-match", "*l*"); len(states) != 4 { // plain, old, line, list
 			t.Errorf("-match finds %v", states)
 		}

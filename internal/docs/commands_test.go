@@ -47,9 +47,9 @@ var shorter = map[string]string{
 	"go run github.com/singlefill/":        "go run ./cmd/singlefill ls users",
 	"go mod tidy":                          "go mod tidy -diff",
 	"go vet":                               "go vet ./internal/wait",
-	"singlefill -json":                     "go run ./cmd/singlefill -json ls users",
+	"singlefill ls -json":                  "go run ./cmd/singlefill ls -json users",
 	"singlefill clear users2":              "go run ./cmd/singlefill clear -yes users2",
-	"singlefill del":                       "go run ./cmd/singlefill del users 42",
+	"singlefill del":                       "go run ./cmd/singlefill del users 43",
 	"singlefill version":                   "go run ./cmd/singlefill version",
 	"scripts/apidiff":                      "scripts/apidiff",
 	"scripts/bench":                        "scripts/bench -c 1 -t 1x near",
@@ -149,7 +149,9 @@ func runShorter(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	s := redistest.Start(t)
-	redistest.Must(t, s.Admin().Set(t.Context(), "users:42", "an entry of another program", time.Minute).Err())
+	for _, key := range []string{"users:{42}", "users:{43}"} {
+		redistest.Must(t, s.Admin().Set(t.Context(), key, "an entry of another program", time.Hour).Err())
+	}
 	for _, command := range slices.Sorted(maps.Values(shorter)) {
 		t.Run(command, func(t *testing.T) {
 			words := strings.Fields(command)
