@@ -19,31 +19,12 @@ import (
 	"github.com/singlefill/singlefill/lock"
 )
 
-// Acquire waits for as long as its context lasts, whatever the number of tries and the life of a
-// lease.
-func TestAcquire_LongWait(t *testing.T) {
-	eachKindInBubble(t, func(t *testing.T, kind string, _ *miniredis.Miniredis, rdb *redis.Client) {
-		holder := mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
-		begun := time.Now()
-		time.AfterFunc(30*time.Second, func() {
-			if err := holder.Release(t.Context()); err != nil {
-				t.Error(err)
-			}
-		})
-		lease := mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
-		if took := time.Since(begun); took < 30*time.Second || took > 30*time.Second+150*time.Millisecond {
-			t.Errorf("taken over after %v, want 30s and a pause", took)
-		}
-		mustRelease(t, lease)
-	})
-}
-
 // A call returns at the instant at which its context ends.
 //
 //fault:cancelled
 func TestAcquire_ContextEnds(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-		learn(t, rdb, kind)
+		learn(t, rdb)
 		holder := mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
 		var e locktest.Events
 		l := newLocker(t, kind, rdb, "n", &lock.Options{Trace: e.Trace()})
@@ -101,7 +82,7 @@ func TestAcquire_ContextEnds(t *testing.T) {
 func TestAcquire_FirstAnswer(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
 		const slow = 7654321 * time.Nanosecond
-		learn(t, rdb, kind)
+		learn(t, rdb)
 		holder := newLocker(t, kind, rdb, "held", nil)
 		lease := mustAcquire(t, holder)
 		foreign := "{foreign}:lock"
@@ -314,7 +295,7 @@ func TestAcquire_StalledForLongerThanTTL(t *testing.T) {
 		defer slow.Close()
 		f := new(faults)
 		slow.AddHook(f)
-		learn(t, rdb, kind)
+		learn(t, rdb)
 		var once sync.Once
 		f.set(func(_ context.Context, execute func() error) error {
 			err := execute()
@@ -343,7 +324,7 @@ func TestAcquire_StalledForLongerThanTTL(t *testing.T) {
 func TestCleanup_FewCommands(t *testing.T) {
 	const calls, atOnce = 500, 8
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-		learn(t, rdb, kind)
+		learn(t, rdb)
 		client, f := withFaults(t, m)
 		before := countMarks(m)
 		var trying, most, ambiguous atomic.Int64

@@ -49,36 +49,6 @@ func (c *serverClock) put(by time.Duration) {
 	c.m.SetTime(time.Now().Add(c.off))
 }
 
-// A server whose clock is an hour off grants leases as any other.
-//
-//fault:server-clock
-func TestLease_ServerClockOff(t *testing.T) {
-	eachKind(t, func(t *testing.T, kind string) {
-		for _, off := range []time.Duration{-time.Hour, time.Hour} {
-			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				var e locktest.Events
-				l := newLocker(t, kind, rdb, "n", &lock.Options{Trace: e.Trace()})
-				clock, stop := runClock(m)
-				defer stop()
-				clock.put(off)
-				lease := mustAcquire(t, l)
-				for range 60 {
-					wantBusy(t, l)
-					time.Sleep(time.Second)
-				}
-				if err := context.Cause(lease.Context()); err != nil {
-					t.Error(err)
-				}
-				mustRelease(t, lease)
-				mustRelease(t, mustAcquire(t, l))
-				if s := e.Transitions(); s != "acquired released acquired released" {
-					t.Error(s)
-				}
-			})
-		}
-	})
-}
-
 // A server's clock that is put forward costs the leases, and one that is put back does not. The
 // clock of a real server cannot be moved by a test; miniredis' can.
 //
@@ -121,6 +91,8 @@ func TestLease_ServerClockJumps(t *testing.T) {
 						for _, l := range leases {
 							holder.WantLost(t, l, "gone from Redis")
 						}
+						time.Sleep(3 * ttl) // the clock is off, and stays so
+						locktest.Release(t, next)
 						return
 					}
 					for range 20 {
@@ -276,24 +248,5 @@ func TestFence_Grows(t *testing.T) {
 		last = lease.Fence()
 		mustRelease(t, lease)
 		grant("after the clock was put back")
-	})
-}
-
-// The fence grows on every kind of client, and is a time in µs.
-func TestFence_EveryKindOfClient(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		for _, kind := range kinds {
-			name := redistest.Namespace(t)
-			last := int64(0)
-			for range 20 {
-				lease := mustAcquire(t, newLocker(t, kind, rdb, name, patient(lock.Options{})))
-				if n := lease.Fence(); n <= last || n < 1e15 || n > 9e15 {
-					t.Errorf("%s: the fence is %d after %d", kind, n, last)
-				}
-				last = lease.Fence()
-				mustRelease(t, lease)
-			}
-		}
 	})
 }

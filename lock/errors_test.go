@@ -58,11 +58,14 @@ var failures = []struct {
 
 // Each failure is one of the errors of this package, and says how to mend it if that can be done. A
 // refusal ends the call at once, an unreachable server after RedisTimeout.
+//
+//fault:unreachable-lock
+//fault:silence
 func TestErrors_Kinds(t *testing.T) {
 	for _, c := range failures {
 		t.Run(c.what, func(t *testing.T) {
 			eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-				learn(t, rdb, kind)
+				learn(t, rdb)
 				client, f := withFaults(t, m)
 				l := newLocker(t, kind, client, "some name", nil)
 				for op, call := range map[string]func() error{
@@ -128,30 +131,31 @@ func TestErrConflict_ForeignKey(t *testing.T) {
 	suffixes := map[string][]string{
 		"mutex": {"", ":fence"}, "fair": {"", ":fence", ":queue", ":alive"}, "semaphore": {"", ":fence", ":details"},
 	}
-	eachScript(t, func(t *testing.T, s *steps) {
-		for _, suffix := range suffixes[s.kind] {
-			for what, put := range foreignData {
-				name := redistest.Namespace(t)
-				key := locktest.Key(name) + suffix
-				redistest.Planted(t, key)
-				redistest.Must(t, s.rdb.(*redis.Client).Do(t.Context(), append([]any{put[0], key}, put[1:]...)...).Err())
-				before := dump(t, s.rdb, key)
-				l := newLocker(t, s.kind, s.rdb, name, patient(lock.Options{}))
-				for range 2 {
-					lease, err := l.TryAcquire(t.Context())
-					wantIs(t, "Acquire", err, lock.ErrConflict)
-					if lease != nil || err == nil || !strings.Contains(err.Error(), "its key holds something else") {
-						t.Errorf("%q is %s: Acquire: %v, %v", suffix, what, lease, err)
+	eachKind(t, func(t *testing.T, kind string) {
+		_, mini := redistest.StartMini(t)
+		for _, rdb := range []*redis.Client{mini, redistest.Shared(t).Client(t)} {
+			for _, suffix := range suffixes[kind] {
+				for what, put := range foreignData {
+					name := redistest.Namespace(t)
+					key := locktest.Key(name) + suffix
+					redistest.Planted(t, key)
+					redistest.Must(t, rdb.Do(t.Context(), append([]any{put[0], key}, put[1:]...)...).Err())
+					before := dump(t, rdb, key)
+					l := newLocker(t, kind, rdb, name, patient(lock.Options{}))
+					for range 2 {
+						lease, err := l.TryAcquire(t.Context())
+						wantIs(t, "Acquire", err, lock.ErrConflict)
+						if lease != nil || err == nil || !strings.Contains(err.Error(), "its key holds something else") {
+							t.Errorf("%q is %s: Acquire: %v, %v", suffix, what, lease, err)
+						}
 					}
-				}
-				if after := dump(t, s.rdb, key); after != before {
-					t.Errorf("the key held %q, and holds %q", before, after)
-				}
-				keys := keysOf(t, s.rdb, name)
-				delete(keys, suffix)
-				for other := range keys {
-					if !strings.HasPrefix(other, ":ended") {
-						t.Errorf("%q is %s: %q is left", suffix, what, other)
+					if after := dump(t, rdb, key); after != before {
+						t.Errorf("the key held %q, and holds %q", before, after)
+					}
+					for other := range keysOf(t, rdb, name) {
+						if other != suffix && !strings.HasPrefix(other, ":ended") {
+							t.Errorf("%q is %s: %q is left", suffix, what, other)
+						}
 					}
 				}
 			}

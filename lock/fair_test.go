@@ -40,8 +40,6 @@ type waiterGroup struct {
 
 	mu      sync.Mutex
 	granted []int         // protected by mu
-	at      []time.Time   // protected by mu
-	ends    []time.Time   // protected by mu: when the releases began
 	fence   int64         // protected by mu
 	errs    map[int]error // protected by mu
 }
@@ -63,9 +61,8 @@ func (g *waiterGroup) join(ctx context.Context, l *lock.Locker, who int) {
 			g.t.Errorf("%d has got fence %d, after %d", who, lease.Fence(), g.fence)
 		}
 		g.fence = lease.Fence()
-		g.granted, g.at = append(g.granted, who), append(g.at, time.Now())
+		g.granted = append(g.granted, who)
 		time.Sleep(g.hold)
-		g.ends = append(g.ends, time.Now())
 		mustRelease(g.t, lease)
 	})
 }
@@ -108,40 +105,6 @@ func watchScripts(m *miniredis.Miniredis, tell func(p *server.Peer, op, token st
 			op = "renew"
 		}
 		return tell(p, op, rest[0], args[1:])
-	})
-}
-
-// A fair mutex is granted in the order of arrival, on every kind of client.
-func TestNewFairMutex_Order(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		const n = 12
-		name := redistest.Namespace(t)
-		var lockers []*lock.Locker
-		for i := range 3 { // with different options their waiters ask separately
-			ttl := time.Minute + time.Duration(i)*time.Second
-			lockers = append(lockers, newLocker(t, "fair", rdb, name, patient(lock.Options{TTL: ttl})))
-		}
-		lease := mustTry(t, lockers[0])
-		waiters := &waiterGroup{t: t}
-		for who := range n {
-			waiters.join(t.Context(), lockers[who%3], who)
-			redistest.Await(t, "the waiter has a place", func() bool {
-				// By a script, since one kind of client caches what it reads.
-				return rdb.Eval(t.Context(), `return redis.call('ZCARD', KEYS[1])`, []string{"{" + name + "}:lock:queue"}).Val() == int64(who+1)
-			})
-		}
-		if _, err := lockers[1].TryAcquire(t.Context()); err != lock.ErrBusy {
-			t.Errorf("TryAcquire: %v", err)
-		}
-		mustRelease(t, lease)
-		waiters.wg.Wait()
-		waiters.want(upTo(n)...)
-		for _, key := range []string{"lock", "lock:queue", "lock:alive"} {
-			if n := rdb.Exists(t.Context(), "{"+name+"}:"+key).Val(); n != 0 {
-				t.Errorf("%s is left", key)
-			}
-		}
 	})
 }
 
@@ -225,37 +188,6 @@ func TestNewFairMutex_OrderInOneProcess(t *testing.T) {
 	})
 }
 
-// The first waiter asks often, and gets a released mutex soon. Waiters behind it may sleep for as
-// long as their life allows.
-func TestNewFairMutex_HandOver(t *testing.T) {
-	t.Parallel()
-	for _, n := range []int{1, 2, 25} {
-		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-				l := newLocker(t, "fair", redistest.NewMiniClient(t, m), "n", nil)
-				lease := mustTry(t, l)
-				waiters := &waiterGroup{t: t, hold: time.Millisecond}
-				for who := range n {
-					waiters.join(t.Context(), l, who)
-					synctest.Wait()
-				}
-				time.Sleep(2 * waiterTTL)
-				released := time.Now()
-				mustRelease(t, lease)
-				waiters.wg.Wait()
-				waiters.want(upTo(n)...)
-				for i, at := range waiters.at {
-					if idle := at.Sub(released); idle > waiterTTL/3 || i == 0 && idle > longestPause {
-						t.Errorf("the lease was free for %v before %d got it", idle, i)
-					}
-					released = waiters.ends[i]
-				}
-				t.Logf("%v on average", time.Since(waiters.ends[0])/time.Duration(max(1, n-1)))
-			})
-		})
-	}
-}
-
 // Each waiter is heard of at least three times in its WaiterTTL.
 func TestNewFairMutex_WaitersAskInTime(t *testing.T) {
 	t.Parallel()
@@ -315,119 +247,6 @@ func TestNewFairMutex_WaitersAskInTime(t *testing.T) {
 	}
 }
 
-// Hundreds of waiters ask Redis moderately, and leave nothing.
-//
-//fault:long-waits
-func TestNewFairMutex_ManyWaiters(t *testing.T) {
-	t.Parallel()
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-		const n = 200
-		l := newLocker(t, "fair", redistest.NewMiniClient(t, m), "n", nil)
-		lease := mustTry(t, l)
-		waiters := &waiterGroup{t: t}
-		ctx, cancel := context.WithCancel(t.Context())
-		for who := range n {
-			waiters.join(ctx, l, who)
-		}
-		time.Sleep(5 * time.Second) // new waiters ask more often
-		var asked atomic.Int64
-		watchScripts(m, func(*server.Peer, string, string, []string) bool { asked.Add(1); return false })
-		time.Sleep(5 * time.Second)
-		if perSecond := asked.Load() / 5; perSecond > n {
-			t.Errorf("%d commands in a second by %d waiters", perSecond, n)
-		}
-		if queue, _ := m.ZMembers(queueKey); len(queue) != n {
-			t.Errorf("%d are in the queue, of %d", len(queue), n)
-		}
-		cancel()
-		waiters.wg.Wait()
-		synctest.Wait()
-		if keys := leftKeys(m); !slices.Equal(keys, []string{lockKey}) {
-			t.Errorf("there are %v", keys)
-		}
-		mustRelease(t, lease)
-	})
-}
-
-// No caller overtakes a waiter while the mutex is free.
-func TestNewFairMutex_NoOvertaking(t *testing.T) {
-	t.Parallel()
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-		redistest.Mute(m) // so that the waiter is asleep when the lock is released
-		l := newLocker(t, "fair", redistest.NewMiniClient(t, m), "n", nil)
-		other := newLocker(t, "fair", redistest.NewMiniClient(t, m), "n", nil)
-		lease := mustTry(t, other) // its release does not wake the waiters of l
-		waiters := &waiterGroup{t: t}
-		waiters.join(t.Context(), l, 0)
-		time.Sleep(time.Minute)
-		mustRelease(t, lease)
-		if m.Exists(lockKey) {
-			t.Fatal("the lock is not free: the waiter was not asleep")
-		}
-		if _, err := other.TryAcquire(t.Context()); err != lock.ErrBusy {
-			t.Errorf("TryAcquire: %v", err)
-		}
-		if queue, _ := m.ZMembers(queueKey); len(queue) != 1 {
-			t.Errorf("%d are in the queue: one of them has only tried", len(queue))
-		}
-		waiters.join(t.Context(), other, 1)
-		waiters.wg.Wait()
-		waiters.want(0, 1)
-	})
-}
-
-// Renewing ends with the lease.
-func TestNewFairMutex_RenewalsEnd(t *testing.T) {
-	t.Parallel()
-	for _, how := range []string{"released", "lost", "lost to another"} {
-		t.Run(how, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-				l := newLocker(t, "fair", redistest.NewMiniClient(t, m), "n", nil)
-				lease := mustTry(t, l)
-				var renewals atomic.Int32
-				watchScripts(m, func(_ *server.Peer, op, _ string, _ []string) bool {
-					if op == "renew" {
-						renewals.Add(1)
-					}
-					return false
-				})
-				time.Sleep(time.Minute)
-				if renewals.Load() < 17 {
-					t.Errorf("%d renewals in a minute", renewals.Load())
-				}
-				switch how {
-				case "released":
-					mustRelease(t, lease)
-					renewals.Store(1)
-				default:
-					m.Del(lockKey)
-					if how != "lost" {
-						defer func(second *lock.Lease) {
-							synctest.Wait()
-							if !m.Exists(lockKey) {
-								t.Error("the second lease is gone, too")
-							}
-							mustRelease(t, second)
-						}(mustTry(t, newLocker(t, "fair", redistest.NewMiniClient(t, m), "n", &lock.Options{TTL: 24 * time.Hour})))
-					}
-					renewals.Store(0)
-					<-lease.Context().Done()
-					if err := context.Cause(lease.Context()); !errors.Is(err, lock.ErrLost) {
-						t.Errorf("told %v", err)
-					}
-				}
-				time.Sleep(time.Hour)
-				if n := renewals.Load(); n != 1 {
-					t.Errorf("%d renewals, the last but one after the lease had ended", n)
-				}
-				if err := lease.Release(t.Context()); !errors.Is(err, lock.ErrLost) {
-					t.Errorf("Release: %v", err)
-				}
-			})
-		})
-	}
-}
-
 // A mutex does not overtake the queue of a fair mutex of its name.
 //
 //fault:disagreement
@@ -445,5 +264,225 @@ func TestNewMutex_FairMutexOfThatName(t *testing.T) {
 		_, err = plain.TryAcquire(t.Context())
 		wantIs(t, "while it is free", err, lock.ErrConflict)
 		mustRelease(t, <-got)
+	})
+}
+
+// Dead waiters are skipped together, within one WaiterTTL.
+//
+//fault:killed-waiters
+func TestNewFairMutex_DeadWaiters(t *testing.T) {
+	t.Parallel()
+	for _, n := range []int{1, 10, 200} {
+		for _, late := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%d, long dead %v", n, late), func(t *testing.T) {
+				inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+					holder, mortal, live := redistest.NewMiniClient(t, m), redistest.NewMiniClient(t, m), redistest.NewMiniClient(t, m)
+					lease := mustTry(t, newLocker(t, "fair", holder, "n", nil))
+					doomed, waiters := &waiterGroup{t: t}, &waiterGroup{t: t}
+					l := newLocker(t, "fair", mortal, "n", nil)
+					for who := range n {
+						doomed.join(t.Context(), l, who)
+						synctest.Wait()
+					}
+					waiters.join(t.Context(), newLocker(t, "fair", live, "n", nil), n)
+					synctest.Wait()
+					time.Sleep(time.Second)
+					_ = mortal.Close()
+					died := time.Now()
+					if late {
+						time.Sleep(2 * waiterTTL)
+					}
+					released := time.Now()
+					mustRelease(t, lease)
+					var asked atomic.Int64
+					watchScripts(m, func(*server.Peer, string, string, []string) bool { asked.Add(1); return false })
+					waiters.wg.Wait()
+					waiters.want(n)
+					if asked.Load() > 60 {
+						t.Errorf("the living waiter asked %d times", asked.Load())
+					}
+					// The living waiter may be asleep when the dead are skipped, for a third of
+					// WaiterTTL.
+					if d := time.Since(died); !late && d > waiterTTL+waiterTTL/3 {
+						t.Errorf("waited %v for dead waiters", d)
+					}
+					if d := time.Since(released); late && d > longestPause {
+						t.Errorf("waited %v for waiters that were long dead", d)
+					}
+					doomed.wg.Wait()
+					synctest.Wait()
+					if keys := leftKeys(m); len(keys) != 0 {
+						t.Errorf("%v are left", keys)
+					}
+				})
+			})
+		}
+	}
+}
+
+// A waiter that gives up leaves the queue at once.
+//
+//fault:cancelled
+func TestNewFairMutex_WaiterGivesUp(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+		l := newLocker(t, "fair", redistest.NewMiniClient(t, m), "n", nil)
+		lease := mustTry(t, l)
+		waiters := &waiterGroup{t: t}
+		leaving, cancel := context.WithCancel(t.Context())
+		waiters.join(leaving, l, 0)
+		synctest.Wait()
+		ending, stop := context.WithTimeout(t.Context(), time.Minute)
+		defer stop()
+		waiters.join(ending, l, 1)
+		synctest.Wait()
+		waiters.join(t.Context(), l, 2)
+		synctest.Wait()
+		for left, leave := range []func(){cancel, func() { time.Sleep(time.Minute) }} {
+			leave()
+			synctest.Wait()
+			queue, _ := m.ZMembers(queueKey)
+			alive, _ := m.ZMembers(aliveKey)
+			if want := 2 - left; len(queue) != want || len(alive) != want {
+				t.Errorf("%d are in the queue, %d alive, want %d", len(queue), len(alive), want)
+			}
+		}
+		waiters.mu.Lock()
+		for who, why := range []error{context.Canceled, context.DeadlineExceeded} {
+			if err := waiters.errs[who]; !errors.Is(err, lock.ErrBusy) || !errors.Is(err, why) {
+				t.Errorf("%d gave up with %v", who, err)
+			}
+		}
+		waiters.mu.Unlock()
+		time.Sleep(time.Second) // by then the last waiter knows that it is the first
+		released := time.Now()
+		mustRelease(t, lease)
+		waiters.wg.Wait()
+		waiters.want(2)
+		if d := time.Since(released); d > longestPause {
+			t.Errorf("the next got it after %v", d)
+		}
+	})
+}
+
+// A waiter leaves the queue also after an outage that is longer than a lease: a place may live
+// longer.
+func TestNewFairMutex_LongOutage(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+		rdb := redistest.NewMiniClient(t, m)
+		lease := mustTry(t, newLocker(t, "fair", rdb, "n", nil))
+		cut, f := withFaults(t, m)
+		l := newLocker(t, "fair", cut, "n", &lock.Options{TTL: 2 * time.Second, WaiterTTL: time.Minute})
+		ended := make(chan error, 1)
+		go func() { _, err := l.Acquire(t.Context()); ended <- err }()
+		time.Sleep(time.Second)
+		f.set(noConnection)
+		if err := <-ended; !errors.Is(err, lock.ErrUnavailable) {
+			t.Errorf("Acquire: %v, want ErrUnavailable", err)
+		}
+		time.Sleep(10 * time.Second)
+		if !m.Exists(queueKey) {
+			t.Error("it is not in the queue, so this proves nothing")
+		}
+		f.set(nil)
+		time.Sleep(time.Second)
+		if m.Exists(queueKey) {
+			t.Error("it is still in the queue")
+		}
+		mustRelease(t, lease)
+	})
+}
+
+// Whatever keys are lost, to an eviction or by hand, no waiter waits for ever, and a holder that
+// another one has joined learns it.
+//
+//fault:foreign-key
+func TestNewFairMutex_LostKeys(t *testing.T) {
+	t.Parallel()
+	for _, keys := range [][]string{
+		{queueKey}, {aliveKey}, {lockKey}, {fenceKey}, {queueKey, aliveKey},
+		{lockKey, aliveKey}, {lockKey, queueKey}, {lockKey, queueKey, aliveKey, fenceKey},
+	} {
+		t.Run(strings.Join(keys, " "), func(t *testing.T) {
+			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+				const n = 12
+				l := newLocker(t, "fair", redistest.NewMiniClient(t, m), "n", nil)
+				var inside, lostLeases atomic.Int32
+				var wg sync.WaitGroup
+				for who := range n {
+					wg.Go(func() {
+						lease, err := l.Acquire(t.Context())
+						if err != nil {
+							t.Error(who, err)
+							return
+						}
+						if n := inside.Add(1); n > 1 && !slices.Contains(keys, lockKey) {
+							t.Errorf("%d hold it", n)
+						}
+						select {
+						case <-lease.Context().Done():
+						case <-time.After(300 * time.Millisecond):
+						}
+						inside.Add(-1)
+						if err := lease.Release(t.Context()); errors.Is(err, lock.ErrLost) {
+							lostLeases.Add(1)
+						} else if err != nil {
+							t.Error(who, err)
+						}
+					})
+				}
+				done := make(chan struct{})
+				go func() { wg.Wait(); close(done) }()
+				lost := 0
+				for over := false; !over; {
+					select {
+					case <-done:
+						over = true
+					case <-time.After(430 * time.Millisecond):
+						for _, key := range keys {
+							if m.Del(key) && key == lockKey {
+								lost++
+							}
+						}
+					}
+				}
+				// A holder whose lock was lost during its release may not have known.
+				if n := int(lostLeases.Load()); n > lost || n < lost/2 {
+					t.Errorf("%d leases were lost, %d holders know it", lost, n)
+				}
+				synctest.Wait()
+				if keys := leftKeys(m); len(keys) != 0 {
+					t.Errorf("%v are left", keys)
+				}
+			})
+		})
+	}
+}
+
+// The keys of a lock are gone when its holder and all waiters have died.
+func TestAcquire_AllDie(t *testing.T) {
+	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, _ *redis.Client) {
+		rdb := redistest.NewMiniClient(t, m)
+		l := newLocker(t, kind, rdb, "n", nil)
+		lease := mustTry(t, l)
+		waiters := &waiterGroup{t: t}
+		for who := range 10 {
+			waiters.join(t.Context(), l, who)
+		}
+		time.Sleep(5 * time.Second)
+		_ = rdb.Close()
+		// A waiter that was to be woken is known for longer.
+		time.Sleep(max(leaseTTL, 2*waiterTTL, 12*time.Second))
+		waiters.wg.Wait()
+		if keys := leftKeys(m); len(keys) != 0 {
+			t.Errorf("%v are left", keys)
+		}
+		if err := context.Cause(lease.Context()); !errors.Is(err, lock.ErrLost) {
+			t.Errorf("the holder learnt %v", err)
+		}
+		time.Sleep(24 * time.Hour)
+		if keys := m.Keys(); len(keys) != 0 {
+			t.Errorf("%v are left after a day", keys)
+		}
 	})
 }

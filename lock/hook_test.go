@@ -102,9 +102,9 @@ func (f *faults) take() string {
 	return strings.Join(f.ops, " ")
 }
 
-// opOfHash has the op of each script, by its hash and by its text.
-var opOfHash = func() map[string]string {
-	ops := make(map[string]string)
+// opOfText and opOfHash have the op of each script, by its text and by its hash.
+var opOfText, opOfHash = func() (byText, byHash map[string]string) {
+	byText, byHash = make(map[string]string), make(map[string]string)
 	files, err := fs.ReadDir(locktest.Scripts(), ".")
 	if err != nil {
 		panic(err)
@@ -112,10 +112,9 @@ var opOfHash = func() map[string]string {
 	for _, file := range files {
 		text := locktest.Text(file.Name())
 		_, op, _ := strings.Cut(strings.TrimSuffix(file.Name(), ".lua"), "_")
-		ops[redis.NewScript(text).Hash()] = op
-		ops[text] = op
+		byText[text], byHash[redis.NewScript(text).Hash()] = op, op
 	}
-	return ops
+	return byText, byHash
 }()
 
 func (f *faults) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -140,8 +139,11 @@ func (f *faults) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proce
 func (f *faults) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		op := cmd.Name()
-		if op == "evalsha" || op == "eval" {
+		switch op {
+		case "evalsha":
 			op = opOfHash[cmd.Args()[1].(string)]
+		case "eval":
+			op = opOfText[cmd.Args()[1].(string)]
 		}
 		f.mu.Lock()
 		var what fault
@@ -223,38 +225,4 @@ func (c *commands) all() [][]string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.args)
-}
-
-// roundTrips counts the round trips of a client for scripts, alone or in a pipeline, and
-// makes each last.
-type roundTrips struct {
-	mu   sync.Mutex
-	n    int           // protected by mu
-	last time.Duration // protected by mu: how long each lasts
-}
-
-// reset forgets the round trips so far, and makes the next ones last for d.
-func (r *roundTrips) reset(d time.Duration) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.n, r.last = 0, d
-}
-
-func (r *roundTrips) count() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.n
-}
-
-// hook counts, and waits.
-func (r *roundTrips) hook(cmds []redis.Cmder) error {
-	if name := cmds[0].Name(); name != "evalsha" && name != "eval" {
-		return nil
-	}
-	r.mu.Lock()
-	r.n++
-	d := r.last
-	r.mu.Unlock()
-	time.Sleep(d)
-	return nil
 }

@@ -8,7 +8,10 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/redistest"
@@ -139,10 +142,15 @@ func (m *stageModel) act(act string) string {
 }
 
 // stageActs are the acts on a stage, by their frequency. ? is a player.
-var stageActs = map[bool][]string{
-	true: {"? waits", "? waits", "? waits", "? waits", "? tries", "? renews", "? releases", "? releases", "? releases", "? abandons",
-		"dead ?", "del lock", "del queue", "del alive"},
-	false: {"? takes 3", "? takes 3", "? takes 3", "? takes 3", "? takes 2", "? renews", "? releases", "? abandons", "dead ?", "del lock"},
+var stageActs = map[string][]string{
+	"fair": {
+		"? waits", "? waits", "? waits", "? waits", "? tries", "? renews", "? releases", "? releases", "? releases",
+		"? abandons", "dead ?", "del lock", "del queue", "del alive",
+	},
+	"semaphore": {
+		"? takes 3", "? takes 3", "? takes 3", "? takes 3", "? takes 2", "? renews", "? releases", "? abandons",
+		"dead ?", "del lock",
+	},
 }
 
 // The scripts do what the model does, in random orders, and both servers do the same.
@@ -154,13 +162,13 @@ func TestScripts_Model(t *testing.T) {
 	if testing.Short() {
 		rounds = 3
 	}
-	for name, fair := range map[string]bool{"fair": true, "semaphore": false} {
-		t.Run(name, func(t *testing.T) {
+	for kind := range stageActs {
+		t.Run(kind, func(t *testing.T) {
 			redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 				seed := rand.Uint64()
 				rnd := rand.New(rand.NewPCG(seed, 0))
 				for range rounds {
-					compareWithModel(t, rdb, fair, rnd, seed)
+					compareWithModel(newStage(t, rdb, kind), rnd, seed)
 				}
 			})
 		})
@@ -168,28 +176,122 @@ func TestScripts_Model(t *testing.T) {
 }
 
 // compareWithModel runs a play of random acts.
-func compareWithModel(t *testing.T, rdb redis.UniversalClient, fair bool, rnd *rand.Rand, seed uint64) {
+func compareWithModel(s *stage, rnd *rand.Rand, seed uint64) {
 	const players = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-	s := newStage(t, rdb, fair)
-	m := &stageModel{fair: fair, alive: map[string]bool{}, dead: map[string]bool{}, holds: map[string]bool{}, ended: map[string]string{}}
-	var play strings.Builder
-	fmt.Fprintf(&play, "seed %d\n", seed)
+	m := &stageModel{
+		fair: s.kind == "fair", alive: map[string]bool{}, dead: map[string]bool{}, holds: map[string]bool{},
+		ended: map[string]string{},
+	}
+	acts := stageActs[s.kind]
+	play := fmt.Sprintf("seed %d\n", seed)
 	for step := range 60 {
 		// Players leave, and new ones join.
 		who := string(players[min(step/4+rnd.IntN(4), len(players)-1)])
-		act := strings.ReplaceAll(stageActs[fair][rnd.IntN(len(stageActs[fair]))], "?", who)
-		want := m.act(act)
-		got, err := s.act(t.Context(), act)
-		fmt.Fprintf(&play, "%s -> %s\n", act, got)
-		if got != want || err != nil {
-			t.Fatalf("%s\nwant %s, %v", play.String(), want, err)
+		act := strings.ReplaceAll(acts[rnd.IntN(len(acts))], "?", who)
+		want, got := m.act(act), s.act(act)
+		play += fmt.Sprintf("%s -> %s\n", act, got)
+		if got != want {
+			s.t.Fatalf("%swant %s", play, want)
 		}
 		look, want := "queue", strings.Join(m.queue, " ")
-		if !fair {
+		if !m.fair {
 			look, want = "holders", strings.Join(slices.Sorted(maps.Keys(m.holds)), " ")
 		}
-		if got, err := s.act(t.Context(), look); got != want || err != nil {
-			t.Fatalf("%s\n%s are %s, want %s, %v", play.String(), look, got, want, err)
+		if got := s.act(look); got != want {
+			s.t.Fatalf("%s%s are %s, want %s", play, look, got, want)
 		}
 	}
+}
+
+// Steps in any order, however late, never affect the lease of another owner: a check and what
+// follows from it are one step.
+//
+//fault:any-order
+func TestScripts_RandomSteps(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []string{"mutex", "fair", "semaphore"} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				m, rdb := redistest.StartMini(t)
+				takeRandomSteps(newStage(t, rdb, kind), m)
+			})
+		})
+	}
+}
+
+func takeRandomSteps(s *stage, server *miniredis.Miniredis) {
+	seed := rand.Uint64()
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	m := &leaseModel{ended: make(map[string]time.Time)}
+	seen := make(map[string]int)
+	for i := range 1500 {
+		who := string(rune('A' + rnd.IntN(3)))
+		verb := []string{"takes", "takes", "renews", "releases", "abandons"}[rnd.IntN(5)]
+		if rnd.IntN(4) == 0 {
+			time.Sleep(rand.N(stageLife).Truncate(time.Millisecond))
+		}
+		// To the end of the lease, or 1 ms before.
+		if left := time.Until(m.end); left > 0 && rnd.IntN(40) == 0 {
+			time.Sleep(left - time.Duration(rnd.IntN(2))*time.Millisecond)
+		}
+		want, got := m.act(who, verb), s.play(who, verb, 0)
+		seen[want]++
+		left := server.TTL(s.keys.lock)
+		if s.kind == "semaphore" {
+			end, _ := server.ZScore(s.keys.lock, stageToken(m.holder))
+			left = max(0, time.Until(time.UnixMilli(int64(end))))
+		}
+		wantLeft := max(0, time.Until(m.end))
+		if got != want || left != wantLeft || m.fence != s.top || got == busy && s.again != wantLeft.Milliseconds() {
+			s.t.Fatalf("seed %d, step %d, %s %s: %s, want %s; the lease ends in %v, want %v; the fence is %d, want %d; "+
+				"ask again in %d", seed, i, who, verb, got, want, left, wantLeft, s.top, m.fence, s.again)
+		}
+		for _, key := range server.Keys() {
+			if server.TTL(key) <= 0 {
+				s.t.Fatalf("seed %d, step %d, %s %s: %q has no TTL", seed, i, who, verb, key)
+			}
+		}
+	}
+	for _, want := range []string{held, busy, "refused"} {
+		if seen[want] < 30 {
+			s.t.Errorf("seed %d: %s only %d times", seed, want, seen[want])
+		}
+	}
+}
+
+// A leaseModel is what each kind of lock is, with one holder at a time.
+type leaseModel struct {
+	holder string
+	end    time.Time
+	fence  int64
+	ended  map[string]time.Time // until when an attempt has a mark
+}
+
+func (m *leaseModel) act(who, verb string) string {
+	now := time.Now()
+	taken, marked := now.Before(m.end), now.Before(m.ended[who])
+	ours := taken && m.holder == who
+	switch {
+	case verb == "takes" && marked:
+		return "refused"
+	case verb == "takes" && taken && !ours:
+		return busy
+	case verb == "takes" && !taken:
+		m.holder, m.fence, m.end = who, max(m.fence+1, now.UnixMicro()), now.Add(stageLife)
+		return held
+	case ours && (verb == "takes" || verb == "renews"):
+		m.end = now.Add(stageLife)
+		return map[string]string{"takes": "same", "renews": "yes"}[verb]
+	case verb == "renews":
+		return "no"
+	}
+	if ours {
+		m.end = now
+	}
+	if ours || verb == "abandons" {
+		m.ended[who] = now.Add(stageLife + 2*stageTimeout)
+		return "yes"
+	}
+	return map[bool]string{true: "yes", false: "no"}[marked]
 }

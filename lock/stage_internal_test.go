@@ -1,7 +1,7 @@
 package lock
 
 import (
-	"context"
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -15,13 +15,15 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// A stage is one name on a server, and players that send single commands for it. A line of a play
-// is an act and, behind an arrow, its outcome:
+// A stage is one name on a server, and players that send single commands for it. A play is acts with
+// their outcomes behind arrows, between semicolons:
 //
-//	A waits -> busy 2     a player asks for the lock, and queues if it is busy; 2 waiters are ahead
-//	A tries, A renews, A releases, A abandons
-//	A takes 3 -> held     of a semaphore of size 3
+//	A takes -> held       a player tries once
+//	A waits -> busy 2     a player asks for a fair mutex, and queues if it is busy; 2 waiters are ahead
+//	A tries -> busy 2     the same without a place in the queue
+//	A takes 3 -> held     of a semaphore of size 3; it is 1 if there is no number
 //	A shares 3 -> held    of one whose largest size counts
+//	A renews, A releases, A abandons
 //	queue -> A B          what there is: queue, alive, holder, holders, details, keys, mark A
 //	lives A -> 60         the seconds for which a waiter, or a holder of a semaphore, counts as alive
 //	ttl queue -> 120      the life of a key; up to 15 s less will do
@@ -29,124 +31,141 @@ import (
 //	future fence          the last fence is from the future
 //	past size             no process has used the size for the life of a lease
 //	place A               a player gets a place at the head of the queue
-//	list queue, immortal lock, text fence     a key holds foreign data
+//	list queue, text fence     a key holds foreign data
 //
 // A grant is held, with a fence above all before, or same, with the fence that the player has
 // already. Players with small letters have short lives.
 type stage struct {
+	t      testing.TB
 	rdb    redis.UniversalClient
 	name   string
-	fair   bool
+	kind   string // as its scripts are named
 	keys   keys
 	fences map[string]int64
 	top    int64
+	again  int64 // ms after which to ask again, by the last busy answer
 }
 
 const (
 	stageLife  = 60 * time.Second // far longer than any play
 	stageShort = 30 * time.Second
+
+	stageTimeout = 9 * time.Second
 )
 
-func newStage(t testing.TB, rdb redis.UniversalClient, fair bool) *stage {
+func newStage(t testing.TB, rdb redis.UniversalClient, kind string) *stage {
 	name := redistest.Namespace(t)
-	return &stage{rdb: rdb, name: name, fair: fair, keys: keysOf(name), fences: make(map[string]int64)}
+	return &stage{t: t, rdb: rdb, name: name, kind: kind, keys: keysOf(name), fences: make(map[string]int64)}
 }
 
 func stageToken(who string) string { return strings.Repeat(who, 26) }
 
-func (s *stage) locker(who string, size int) *Locker {
-	opts := &Options{TTL: stageLife, WaiterTTL: stageLife, RedisTimeout: 9 * time.Second}
+// owner returns the player as the scripts know it.
+func (s *stage) owner(who string, size int) *owner {
+	opts := &Options{TTL: stageLife, WaiterTTL: stageLife, RedisTimeout: stageTimeout}
 	if who == strings.ToLower(who) {
 		opts.TTL, opts.WaiterTTL = stageShort, stageShort
 	}
-	l, err := NewFairMutex(s.rdb, s.name, opts)
-	if !s.fair {
+	var l *Locker
+	var err error
+	switch s.kind {
+	case "mutex":
+		l, err = NewMutex(s.rdb, s.name, opts)
+	case "fair":
+		l, err = NewFairMutex(s.rdb, s.name, opts)
+	case "semaphore":
 		l, err = NewSemaphore(s.rdb, s.name, max(size, 1), opts)
 	}
-	if err != nil {
-		panic(err)
-	}
-	return l
+	redistest.Must(s.t, err)
+	return &owner{Locker: l, token: stageToken(who)}
 }
 
+// key returns the key that has a name in plays.
 func (s *stage) key(name string) string {
 	return map[string]string{
-		"lock": s.keys.lock, "fence": s.keys.fence, "queue": s.keys.queue, "alive": s.keys.alive, "details": s.keys.details,
+		"lock": s.keys.lock, "fence": s.keys.fence, "queue": s.keys.queue, "alive": s.keys.alive,
+		"details": s.keys.details,
 	}[name]
 }
 
-// do runs a command in a script, since one kind of client caches what it reads.
-func (s *stage) do(ctx context.Context, cmd, key string, args ...any) *redis.Cmd {
-	return s.rdb.Eval(ctx, `return redis.call(ARGV[1], KEYS[1], unpack(ARGV, 2))`, []string{key}, append([]any{cmd}, args...)...)
+// livesKey returns the key that has the lives of waiters, or of the holders of a semaphore.
+func (s *stage) livesKey() string {
+	if s.kind == "fair" {
+		return s.keys.alive
+	}
+	return s.keys.lock
 }
 
-// members returns the players in a sorted set, in order.
-func (s *stage) members(ctx context.Context, key string) (string, error) {
-	tokens, err := s.do(ctx, "ZRANGE", key, 0, -1).StringSlice()
-	for i := range tokens {
-		tokens[i] = tokens[i][:1]
+// do runs a command in a script, since one kind of client caches what it reads. There may be no reply.
+func (s *stage) do(cmd, key string, args ...any) *redis.Cmd {
+	s.t.Helper()
+	reply := s.rdb.Eval(s.t.Context(), `return redis.call(ARGV[1], KEYS[1], unpack(ARGV, 2))`, []string{key},
+		append([]any{cmd}, args...)...)
+	if err := reply.Err(); !errors.Is(err, redis.Nil) {
+		redistest.Must(s.t, err)
 	}
-	return strings.Join(tokens, " "), err
+	return reply
 }
 
 // act carries out one act, and returns its outcome.
-func (s *stage) act(ctx context.Context, act string) (string, error) {
+func (s *stage) act(act string) string {
+	s.t.Helper()
 	f := append(strings.Fields(act), "")
-	verb, what := f[0], f[1]
-	if outcome, ok, err := s.look(ctx, verb, what); ok {
-		return outcome, err
+	if outcome, ok := s.look(f[0], f[1]); ok {
+		return outcome
 	}
-	if ok, err := s.change(ctx, verb, what); ok {
-		return "", err
+	if s.change(f[0], f[1]) {
+		return ""
 	}
-	return s.play(ctx, verb, what, f[2:])
+	size, _ := strconv.Atoi(f[2])
+	return s.play(f[0], f[1], size)
 }
 
 // look returns what there is.
-func (s *stage) look(ctx context.Context, verb, what string) (outcome string, ok bool, err error) {
+func (s *stage) look(verb, what string) (outcome string, ok bool) {
+	s.t.Helper()
 	switch verb {
 	case "queue":
-		outcome, err = s.members(ctx, s.keys.queue)
+		return strings.Join(s.players("ZRANGE", s.keys.queue, 0, -1), " "), true
 	case "alive", "holders":
-		key := map[string]string{"alive": s.keys.alive, "holders": s.keys.lock}[verb]
-		var members string
-		members, err = s.members(ctx, key)
-		outcome = sorted(strings.Fields(members))
+		return sorted(s.players("ZRANGE", s.livesKey(), 0, -1)), true
 	case "details":
-		var fields, names []string
-		fields, err = s.do(ctx, "HKEYS", s.keys.details).StringSlice()
-		for _, f := range fields {
-			if f != "size" && f != "sizeUntil" {
-				names = append(names, f[:1])
+		return sorted(s.players("HKEYS", s.keys.details)), true
+	case "holder":
+		token, _ := s.do("GET", s.keys.lock).Text()
+		return token[:min(1, len(token))], true
+	case "mark":
+		if errors.Is(s.do("ZSCORE", s.keys.ended, stageToken(what)).Err(), redis.Nil) {
+			return "none", true
+		}
+		return "there", true
+	case "keys":
+		var names []string
+		for _, name := range []string{"lock", "queue", "alive", "details"} {
+			if n, _ := s.do("EXISTS", s.key(name)).Int(); n == 1 {
+				names = append(names, name)
 			}
 		}
-		outcome = sorted(names)
-	case "holder":
-		if outcome, err = s.do(ctx, "GET", s.keys.lock).Text(); err == nil {
-			outcome = outcome[:1]
-		} else if errors.Is(err, redis.Nil) {
-			err = nil
-		}
-	case "mark":
-		outcome = "there"
-		if err = s.do(ctx, "ZSCORE", s.keys.ended, stageToken(what)).Err(); errors.Is(err, redis.Nil) {
-			outcome, err = "none", nil
-		}
-	case "keys":
-		outcome, err = s.existing(ctx)
+		return strings.Join(names, " "), true
 	case "lives":
-		var score float64
-		score, err = s.do(ctx, "ZSCORE", s.livesKey(), stageToken(what)).Float64()
-		micros, timeErr := s.serverMicros(ctx)
-		outcome, err = about(int64(score)-micros/1000), errors.Join(err, timeErr)
+		end, _ := s.do("ZSCORE", s.livesKey(), stageToken(what)).Float64()
+		return about(int64(end) - s.serverMicros()/1000), true
 	case "ttl":
-		var ms int64
-		ms, err = s.do(ctx, "PTTL", s.key(what)).Int64()
-		outcome = about(ms)
-	default:
-		return "", false, nil
+		ms, _ := s.do("PTTL", s.key(what)).Int64()
+		return about(ms), true
 	}
-	return outcome, true, err
+	return "", false
+}
+
+// players returns the players whose tokens a command returns.
+func (s *stage) players(cmd, key string, args ...any) (names []string) {
+	tokens, _ := s.do(cmd, key, args...).StringSlice()
+	for _, token := range tokens {
+		if token != "size" && token != "sizeUntil" { // of details
+			names = append(names, token[:1])
+		}
+	}
+	return names
 }
 
 func sorted(names []string) string {
@@ -154,151 +173,296 @@ func sorted(names []string) string {
 	return strings.Join(names, " ")
 }
 
-// existing returns the names of the keys that exist.
-func (s *stage) existing(ctx context.Context) (string, error) {
-	var names []string
-	for _, name := range []string{"lock", "queue", "alive", "details"} {
-		n, err := s.do(ctx, "EXISTS", s.key(name)).Int()
-		if err != nil {
-			return "", err
-		}
-		if n == 1 {
-			names = append(names, name)
-		}
-	}
-	return strings.Join(names, " "), nil
-}
-
-// livesKey returns the key that has the lives of waiters, or of the holders of a semaphore.
-func (s *stage) livesKey() string {
-	if s.fair {
-		return s.keys.alive
-	}
-	return s.keys.lock
-}
-
-// change changes what there is.
-func (s *stage) change(ctx context.Context, verb, what string) (ok bool, err error) {
-	key, life := s.key(what), stageLife.Milliseconds()
-	switch verb {
-	case "dead":
-		err = s.do(ctx, "ZADD", s.livesKey(), "XX", 1, stageToken(what)).Err()
-	case "place":
-		err = errors.Join(s.do(ctx, "ZADD", s.keys.queue, 0, stageToken(what)).Err(), s.do(ctx, "ZADD", s.keys.alive, 1e15, stageToken(what)).Err())
-	case "future":
-		var micros int64
-		micros, err = s.serverMicros(ctx)
-		s.top = micros + 1_000_000_000
-		err = errors.Join(err, s.do(ctx, "SET", key, s.top, "PX", life).Err())
-	case "past":
-		err = s.do(ctx, "HSET", s.keys.details, "sizeUntil", 1).Err()
-	case "del":
-		err = s.do(ctx, "DEL", key).Err()
-	case "list":
-		err = errors.Join(s.do(ctx, "DEL", key).Err(), s.do(ctx, "RPUSH", key, "x").Err(), s.do(ctx, "PEXPIRE", key, life).Err())
-	case "immortal":
-		err = errors.Join(s.do(ctx, "DEL", key).Err(), s.do(ctx, "SET", key, strings.Repeat("foreign data", 3)).Err())
-	case "text":
-		err = errors.Join(s.do(ctx, "DEL", key).Err(), s.do(ctx, "SET", key, "foreign data", "PX", life).Err())
-	default:
-		return false, nil
-	}
-	return true, err
-}
-
-func (s *stage) serverMicros(ctx context.Context) (int64, error) {
-	now, err := s.rdb.Eval(ctx, `return redis.call('TIME')`, []string{s.keys.lock}).StringSlice()
-	if err != nil {
-		return 0, err
-	}
-	return strconv.ParseInt(now[0]+fmt.Sprintf("%06s", now[1]), 10, 64)
+func (s *stage) serverMicros() int64 {
+	now, err := s.rdb.Eval(s.t.Context(), `return redis.call('TIME')`, []string{s.keys.lock}).StringSlice()
+	redistest.Must(s.t, err)
+	micros, err := strconv.ParseInt(now[0]+fmt.Sprintf("%06s", now[1]), 10, 64)
+	redistest.Must(s.t, err)
+	return micros
 }
 
 // about rounds up to a multiple of 15 s, and returns it in seconds.
-func about(ms int64) string {
-	return fmt.Sprint((ms + 14_999) / 15_000 * 15)
+func about(ms int64) string { return fmt.Sprint((ms + 14_999) / 15_000 * 15) }
+
+// change changes what there is.
+func (s *stage) change(verb, what string) (ok bool) {
+	s.t.Helper()
+	key, life := s.key(what), stageLife.Milliseconds()
+	switch verb {
+	case "dead":
+		s.do("ZADD", s.livesKey(), "XX", 1, stageToken(what))
+	case "place":
+		s.do("ZADD", s.keys.queue, 0, stageToken(what))
+		s.do("ZADD", s.keys.alive, 1e15, stageToken(what))
+	case "future":
+		s.top = s.serverMicros() + 1_000_000_000
+		s.do("SET", key, s.top, "PX", life)
+	case "past":
+		s.do("HSET", s.keys.details, "sizeUntil", 1)
+	case "del":
+		s.do("DEL", key)
+	case "list":
+		s.do("DEL", key)
+		s.do("RPUSH", key, "x")
+		s.do("PEXPIRE", key, life)
+	case "text":
+		s.do("SET", key, "foreign data", "PX", life)
+	default:
+		return false
+	}
+	return true
 }
 
 // play has a player send a command.
-func (s *stage) play(ctx context.Context, who, verb string, args []string) (string, error) {
-	size := 0
-	if len(args) > 0 {
-		size, _ = strconv.Atoi(args[0])
+func (s *stage) play(who, verb string, size int) string {
+	o := s.owner(who, size)
+	if verb == "shares" {
+		o.Locker.kind = semaphore{size: size, largest: true}
 	}
-	l := s.locker(who, size)
-	token := stageToken(who)
-	within := l.opts.RedisTimeout
+	ctx, within := s.t.Context(), o.opts.RedisTimeout
+	var ok bool
+	var err error
 	switch verb {
 	case "waits", "tries", "takes", "shares":
-		if verb == "shares" {
-			l.kind = semaphore{size: size, largest: true}
-		}
-		a := &owner{Locker: l, token: token}
-		r, err := l.kind.acquire(ctx, a, within, request{enqueue: verb == "waits"})
+		r, err := o.Locker.kind.acquire(ctx, o, within, request{enqueue: verb == "waits"})
+		s.again = r.number
 		switch {
 		case err != nil:
-			return s.conflict("acquire", err)
-		case r.state == busy && s.fair:
-			return fmt.Sprint("busy ", r.ahead), nil
+			return s.failed("acquire", err)
+		case r.state == busy && (verb == "waits" || verb == "tries"):
+			return fmt.Sprint("busy ", r.ahead)
 		case r.state == otherSize:
-			return fmt.Sprint("size ", r.number), nil
+			return fmt.Sprint("size ", r.number)
+		case r.state == busy && (r.number <= 0 || r.number > stageLife.Milliseconds()):
+			return fmt.Sprintf("busy, to be asked again in %d ms", r.number)
 		case r.state != held:
-			return r.state, nil
+			return r.state
 		case r.number == s.fences[who]:
-			return "same", nil
+			return "same"
 		case r.number <= s.top:
-			return fmt.Sprintf("held, with fence %d, after %d", r.number, s.top), nil
+			return fmt.Sprintf("held, with fence %d, after %d", r.number, s.top)
 		}
 		s.fences[who], s.top = r.number, r.number
-		return held, nil
+		return held
 	case "renews":
-		ok, err := l.kind.renew(ctx, &owner{Locker: l, token: token})
-		return s.yes(verb, ok, err)
+		ok, err = o.Locker.kind.renew(ctx, o)
 	case "releases":
-		ok, err := l.kind.release(ctx, &owner{Locker: l, token: token}, within)
-		return s.yes(verb, ok, err)
+		ok, err = o.Locker.kind.release(ctx, o, within)
 	case "abandons":
-		return s.yes(verb, true, l.kind.abandon(ctx, &owner{Locker: l, token: token}))
+		ok, err = true, o.Locker.kind.abandon(ctx, o)
+	default:
+		panic(verb)
 	}
-	panic(verb)
-}
-
-func (s *stage) yes(op string, ok bool, err error) (string, error) {
 	if err != nil {
-		return s.conflict(op, err)
+		return s.failed(verb, err)
 	}
-	return map[bool]string{true: "yes", false: "no"}[ok], nil
+	return map[bool]string{true: "yes", false: "no"}[ok]
 }
 
-// conflict turns an error about a foreign key into an outcome.
-func (s *stage) conflict(op string, err error) (string, error) {
-	if err := explain(op, s.name, err); strings.Contains(err.Error(), "its key holds something else") && !errors.Is(err, ErrUnavailable) {
-		return "conflict", nil
+// failed returns the outcome of a command that failed.
+func (s *stage) failed(op string, err error) string {
+	if err := explain(op, s.name, err); errors.Is(err, ErrConflict) {
+		return "conflict"
 	}
-	return "", err
+	return err.Error()
 }
 
-// run runs a play.
-func (s *stage) run(t *testing.T, play string) {
-	t.Helper()
-	for line := range strings.Lines(play) {
-		act, want, _ := strings.Cut(strings.TrimSpace(line), "->")
-		if act == "" {
-			continue
+// run runs a play. Throughout, each key has a TTL.
+func (s *stage) run(play string) {
+	s.t.Helper()
+	for line := range strings.SplitSeq(play, ";") {
+		act, want, _ := strings.Cut(line, "->")
+		if got := s.act(act); !slices.Contains(strings.Split(strings.TrimSpace(want), " or "), got) {
+			s.t.Fatalf("%s: %s\nin%s", strings.TrimSpace(line), cmp.Or(got, "nothing"), play)
 		}
-		got, err := s.act(t.Context(), act)
-		if want = strings.TrimSpace(want); err != nil || got != want {
-			t.Fatalf("%s: %s, %v\nin\n%s", strings.TrimSpace(line), got, err, play)
+		if key := immortal.Run(s.t.Context(), s.rdb, s.keys.names()).Val(); key != nil {
+			s.t.Fatalf("%s: %q has no TTL", strings.TrimSpace(line), key)
 		}
 	}
 }
+
+// immortal returns a key without a TTL.
+var immortal = redis.NewScript(`for _, key in ipairs(KEYS) do if redis.call('PTTL', key) == -1 then return key end end`)
 
 // runPlays runs plays on every kind of client.
-func runPlays(t *testing.T, fair bool, plays map[string]string) {
+func runPlays(t *testing.T, kind string, plays map[string]string) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		for name, play := range plays {
-			t.Run(name, func(t *testing.T) { newStage(t, rdb, fair).run(t, play) })
+			t.Run(name, func(t *testing.T) { newStage(t, rdb, kind).run(play) })
 		}
 	})
+}
+
+// Every step of every kind may be repeated, may arrive late, and may find what others have left.
+//
+//fault:any-order
+func TestScripts_RepeatedAndLate(t *testing.T) {
+	t.Parallel()
+	for name, play := range sharedPlays {
+		t.Run(name, func(t *testing.T) {
+			for _, kind := range []string{"mutex", "fair", "semaphore"} {
+				t.Run(kind, func(t *testing.T) {
+					_, mini := redistest.StartMini(t)
+					for _, rdb := range []redis.UniversalClient{mini, redistest.Shared(t).Client(t)} {
+						newStage(t, rdb, kind).run(play)
+					}
+				})
+			}
+		})
+	}
+}
+
+var sharedPlays = map[string]string{
+	"taken twice": `
+		A takes -> held; A takes -> same; A takes -> same; B takes -> busy`,
+	"released twice, and by others": `
+		A takes -> held; B releases -> no; B renews -> no; A releases -> yes; A releases -> yes; A renews -> no;
+		B releases -> no`,
+	"taken again after a release": `
+		A takes -> held; A releases -> yes; A takes -> refused; B takes -> held; A takes -> refused;
+		A releases -> yes; A renews -> no; B renews -> yes`,
+	"a release that is not the holder's": `
+		A takes -> held; A releases -> yes; B takes -> held; A releases -> yes; C takes -> busy; B releases -> yes;
+		C takes -> held`,
+	"abandoned before it arrived": `
+		A abandons -> yes; A takes -> refused; A renews -> no; B takes -> held; A takes -> refused;
+		A abandons -> yes; B renews -> yes`,
+	"abandoned after it arrived": `
+		A takes -> held; A abandons -> yes; A abandons -> yes; A takes -> refused; A renews -> no; B takes -> held`,
+	"abandoned after a release": `
+		A takes -> held; A releases -> yes; A abandons -> yes; A takes -> refused; B takes -> held;
+		A abandons -> yes; B renews -> yes`,
+	"abandoned by a player without it": `
+		A takes -> held; B abandons -> yes; B takes -> refused; A renews -> yes; A releases -> yes;
+		B takes -> refused; C takes -> held`,
+	"renewed and never brought back": `
+		A renews -> no; B takes -> held; A renews -> no; B releases -> yes; B renews -> no; A takes -> held;
+		A renews -> yes; A renews -> yes; del lock; A renews -> no; A releases -> no; C takes -> held`,
+	"a release that never took it": `
+		A releases -> no; A takes -> held; B releases -> no; A takes -> same`,
+	"a fence for each grant, and no more": `
+		A takes -> held; ttl fence -> 86400; B takes -> busy; B takes -> busy; A renews -> yes; A takes -> same;
+		A releases -> yes; B takes -> held; B takes -> same`,
+	"the fence is lost, and its holder still holds the lock": `
+		A takes -> held; del fence; A takes -> held or same; A takes -> same; B takes -> busy; A releases -> yes;
+		del fence; C takes -> held`,
+	"the server's clock was put back": `
+		future fence; A takes -> held; A releases -> yes; B takes -> held; ttl fence -> 86400`,
+	"a foreign text for a fence": `text fence; A takes -> conflict; keys ->`,
+}
+
+// The scripts of a fair mutex do what they should, whatever they find.
+func TestFairScripts(t *testing.T) { runPlays(t, "fair", fairPlays) }
+
+var fairPlays = map[string]string{
+	"a free lock is granted once": `
+		A waits -> held; A waits -> same; queue ->; B tries -> busy 0; keys -> lock; ttl lock -> 60`,
+	"the order is that of arrival": `
+		Z waits -> held; M waits -> busy 0; C waits -> busy 1; X waits -> busy 2; A waits -> busy 3;
+		X waits -> busy 2; C waits -> busy 1; queue -> M C X A; alive -> A C M X; Z releases -> yes;
+		A waits -> busy 3; X tries -> busy 2; M waits -> held; queue -> C X A; M releases -> yes;
+		C waits -> held; C releases -> yes; X waits -> held; X releases -> yes; A waits -> held;
+		A releases -> yes; keys ->`,
+	"a try does not queue, and overtakes no waiter": `
+		A waits -> held; B tries -> busy 0; C waits -> busy 0; B tries -> busy 1; queue -> C; A releases -> yes;
+		B tries -> busy 1; B waits -> busy 1; C waits -> held; queue -> B`,
+	"a place that is left over from the holder goes": `
+		A waits -> held; B waits -> busy 0; place A; queue -> A B; A waits -> same; queue -> B; alive -> B;
+		A releases -> yes; B waits -> held`,
+	"dead waiters are skipped together": `
+		A waits -> held; B waits -> busy 0; C waits -> busy 1; D waits -> busy 2; E waits -> busy 3; dead B;
+		dead C; dead D; A releases -> yes; E waits -> held; keys -> lock`,
+	"each waiter has its own life": `
+		A waits -> held; B waits -> busy 0; c waits -> busy 1; lives B -> 60; lives c -> 30; B waits -> busy 0;
+		c waits -> busy 1; lives B -> 60; lives c -> 30`,
+	"a short life does not shorten those of the keys": `
+		A waits -> held; B waits -> busy 0; ttl queue -> 120; ttl alive -> 120; c waits -> busy 1;
+		c waits -> busy 1; d waits -> busy 2; ttl queue -> 120; ttl alive -> 120`,
+	"the keys live for twice the life of a waiter": `
+		A waits -> held; b waits -> busy 0; ttl queue -> 60; ttl alive -> 60; B waits -> busy 1;
+		ttl queue -> 120; ttl alive -> 120`,
+	"a waiter that asks prolongs its own life only": `
+		A waits -> held; B waits -> busy 0; C waits -> busy 1; dead C; B waits -> busy 0; queue -> B;
+		B tries -> busy 0; lives B -> 60`,
+	"an abandoned attempt leaves the queue for good": `
+		A waits -> held; B waits -> busy 0; C waits -> busy 1; B abandons -> yes; mark B -> there; queue -> C;
+		alive -> C; B waits -> refused; B tries -> refused; queue -> C; A releases -> yes; C waits -> held;
+		C releases -> yes; keys ->`,
+	"an abandoned attempt gives back its grant": `
+		A waits -> held; B waits -> busy 0; C waits -> busy 1; A releases -> yes; B waits -> held;
+		B abandons -> yes; holder ->; queue -> C; B waits -> refused; C waits -> held`,
+	"waiters without a life queue again": `
+		A waits -> held; B waits -> busy 0; C waits -> busy 1; D waits -> busy 2; del alive; C waits -> busy 0;
+		queue -> C D; B waits -> busy 2; D waits -> busy 1; queue -> C D B; alive -> B C D; ttl alive -> 120;
+		A releases -> yes; C waits -> held; C releases -> yes; D waits -> held; D releases -> yes;
+		B waits -> held; keys -> lock`,
+
+	"a lock that is a list is a conflict, and changes nothing": `
+		A waits -> held; B waits -> busy 0; list lock; B waits -> conflict; C waits -> conflict;
+		C tries -> conflict; A renews -> conflict; A releases -> conflict; queue -> B`,
+	"a foreign text with a TTL is waited for": `text lock; A tries -> busy 0; A waits -> busy 0`,
+	"an abandon leaves the queue though the lock is a list": `
+		A waits -> held; B waits -> busy 0; C waits -> busy 1; list lock; B waits -> conflict; B abandons -> yes;
+		queue -> C; alive -> C`,
+	"an abandon gives back a grant though the queue is a list": `
+		A waits -> held; list queue; A abandons -> yes; holder ->`,
+}
+
+// The scripts of a semaphore do what they should, whatever they find.
+func TestSemaphoreScripts(t *testing.T) { runPlays(t, "semaphore", semaphorePlays) }
+
+var semaphorePlays = map[string]string{
+	"as many as the size, and no more": `
+		A takes 3 -> held; B takes 3 -> held; C takes 3 -> held; D takes 3 -> busy; holders -> A B C;
+		B releases -> yes; D takes 3 -> held; holders -> A C D; details -> A C D; B releases -> yes;
+		holders -> A C D`,
+	"dead holders are replaced together": `
+		A takes 2 -> held; B takes 2 -> held; dead A; dead B; C takes 2 -> held; D takes 2 -> held;
+		E takes 2 -> busy; holders -> C D; details -> C D; A renews -> no; B renews -> no; A releases -> no;
+		holders -> C D`,
+	"nothing is left of a dead holder beside living ones": `
+		A takes 2 -> held; B takes 2 -> held; dead A; C takes 2 -> held; holders -> B C; details -> B C`,
+	"each holder has its own life": `
+		A takes 3 -> held; b takes 3 -> held; lives A -> 60; lives b -> 30; b renews -> yes; A renews -> yes;
+		lives A -> 60; lives b -> 30`,
+	"a short life does not shorten that of the keys": `
+		A takes 3 -> held; ttl lock -> 75; b takes 3 -> held; b renews -> yes; ttl lock -> 75; ttl details -> 75;
+		A releases -> yes; b renews -> yes; ttl lock -> 45; ttl details -> 45`,
+	"keys are gone with the last holder": `
+		A takes 2 -> held; B takes 2 -> held; A releases -> yes; keys -> lock details; C takes 2 -> held;
+		C abandons -> yes; details -> B; B abandons -> yes; keys ->`,
+	"another size is refused while there are holders": `
+		A takes 2 -> held; B takes 3 -> size 2; B takes 1 -> size 2; B takes 2 -> held; A releases -> yes;
+		C takes 3 -> size 2; B releases -> yes; C takes 3 -> held; A takes 2 -> refused; D takes 2 -> size 3`,
+	"the largest size counts, whichever came first": `
+		A shares 2 -> held; B shares 3 -> held; C shares 2 -> held; D shares 2 -> busy; D shares 3 -> busy;
+		holders -> A B C; details -> A B C; A shares 2 -> same; A releases -> yes; D shares 2 -> held;
+		E takes 2 -> size 3; E takes 3 -> busy`,
+	"the largest size counts for as long as a process uses it": `
+		A shares 3 -> held; B shares 2 -> held; C shares 2 -> held; past size; C releases -> yes;
+		D shares 2 -> busy; A releases -> yes; D shares 2 -> held; E shares 2 -> busy; E shares 3 -> held;
+		F shares 2 -> busy; holders -> B D E`,
+	"the largest size of a process that tells no end of it": `
+		A takes 3 -> held; B shares 2 -> held; C shares 2 -> held; D shares 2 -> busy; D takes 3 -> busy;
+		past size; A releases -> yes; D shares 2 -> busy; B releases -> yes; D shares 2 -> held; holders -> C D`,
+	"lost details cost no place, and give none": `
+		A takes 2 -> held; B takes 2 -> held; del details; C takes 2 -> busy; A renews -> yes; A releases -> yes;
+		C takes 2 -> held; D takes 2 -> busy; holders -> B C`,
+	"without details a holder gets a larger fence": `
+		A takes 2 -> held; B takes 2 -> held; del details; A takes 2 -> held; A takes 2 -> same; holders -> A B`,
+	"an abandoned attempt gives back its place for good": `
+		A takes 1 -> held; A abandons -> yes; mark A -> there; keys ->; A takes 1 -> refused; B abandons -> yes;
+		B takes 1 -> refused; C takes 1 -> held; A abandons -> yes; holders -> C`,
+
+	"holders that are a list are a conflict, and change nothing": `
+		list lock; A takes 2 -> conflict; A renews -> conflict; A releases -> conflict; A abandons -> conflict;
+		keys -> lock`,
+	"a mutex of the same name is a conflict": `
+		text lock; A takes 2 -> conflict; A renews -> conflict; A releases -> conflict`,
+	"details that are a list are a conflict with holders": `
+		A takes 2 -> held; list details; B takes 2 -> conflict; A renews -> yes; holders -> A`,
+	"an abandon gives back its place though the details are a list": `
+		A takes 1 -> held; list details; A abandons -> conflict; holders ->`,
+	"foreign details are not deleted": `list details; A takes 2 -> conflict; keys -> details`,
 }

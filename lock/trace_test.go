@@ -24,12 +24,12 @@ type traceScene struct {
 	holder func() *lock.Lease // of another process
 }
 
-// tracePaths are paths of an attempt and a lease, and the calls of Trace on them.
+// tracePaths are paths of an attempt and a lease, and the calls of Trace on them. Other tests have
+// Transitions of the paths that they show.
 var tracePaths = map[string]struct {
 	run  func(s traceScene)
 	want string
 }{
-	"held for less than a renewal": {func(s traceScene) { mustRelease(s, mustAcquire(s, s.l)) }, "acquired released"},
 	"held for two renewals": {func(s traceScene) {
 		lease := mustAcquire(s, s.l)
 		time.Sleep(7 * time.Second)
@@ -53,7 +53,7 @@ var tracePaths = map[string]struct {
 	}, "waited acquired released"},
 	"waited for until Redis fails": {func(s traceScene) {
 		holder := s.holder()
-		time.AfterFunc(time.Second, func() { s.f.set(refusal("OOM command not allowed")) })
+		time.AfterFunc(time.Second, func() { s.f.set(refusal("OOM command not allowed"), "acquire") })
 		_, err := s.l.Acquire(s.Context())
 		wantIs(s, "Acquire", err, lock.ErrUnavailable)
 		mustRelease(s, holder)
@@ -76,12 +76,6 @@ var tracePaths = map[string]struct {
 		time.Sleep(time.Second)
 		mustRelease(s, s.holder())
 	}, ""},
-	"lost, and released": {func(s traceScene) {
-		lease := mustAcquire(s, s.l)
-		s.m.FlushAll()
-		awaitEnd(s, lease)
-		wantIs(s, "Release", lease.Release(s.Context()), lock.ErrLost)
-	}, "acquired lost"},
 	"lost, found out at the release": {func(s traceScene) {
 		lease := mustAcquire(s, s.l)
 		s.m.FlushAll()
@@ -91,18 +85,6 @@ var tracePaths = map[string]struct {
 		mustAcquire(s, s.l)
 		s.m.FlushAll()
 	}, "acquired lost"},
-	"silence, and released": {func(s traceScene) {
-		lease := mustAcquire(s, s.l)
-		s.f.set(silence)
-		awaitEnd(s, lease)
-		wantIs(s, "Release", lease.Release(s.Context()), lock.ErrLost)
-	}, "acquired lost"},
-	"released without an answer": {func(s traceScene) {
-		lease := mustAcquire(s, s.l)
-		s.f.set(silence)
-		wantIs(s, "Release", lease.Release(s.Context()), lock.ErrAmbiguous)
-		s.f.set(nil)
-	}, "acquired released"},
 	"released without an answer until it has ended": {func(s traceScene) {
 		lease := mustAcquire(s, s.l)
 		s.f.set(silence)
@@ -132,7 +114,7 @@ func TestTrace_TransitionsOnce(t *testing.T) {
 	for what, path := range tracePaths {
 		t.Run(what, func(t *testing.T) {
 			eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-				learn(t, rdb, kind)
+				learn(t, rdb)
 				var e locktest.Events
 				client, f := withFaults(t, m)
 				s := traceScene{T: t, m: m, f: f, l: newLocker(t, kind, client, "n", &lock.Options{Trace: e.Trace()})}
@@ -150,6 +132,9 @@ func TestTrace_TransitionsOnce(t *testing.T) {
 				defer f.mu.Unlock()
 				if n := len(e.Of("acquire", "renew", "release", "abandon")); n != f.failed {
 					t.Errorf("told %d times of a failed command, there were %d:%s", n, f.failed, &e)
+				}
+				if keys := leftKeys(m); len(keys) > 0 {
+					t.Errorf("%v are left", keys)
 				}
 				if got := strings.Join(got, " "); got != path.want {
 					t.Errorf("told %q, want %q", got, path.want)

@@ -46,7 +46,7 @@ func waitingKey(kind string) string {
 // A released lock is held again at that very instant, however many wait, and one of them asks.
 func TestWakeUp_AtTheRelease(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-		learn(t, rdb, kind)
+		learn(t, rdb)
 		c := record(m)
 		lease := mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
 		const n = 20
@@ -64,27 +64,6 @@ func TestWakeUp_AtTheRelease(t *testing.T) {
 			}
 		}
 		mustRelease(t, lease)
-	})
-}
-
-// While a lock is held, a waiter that listens asks rarely.
-//
-//fault:long-waits
-func TestWakeUp_FewCommands(t *testing.T) {
-	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-		lease := mustAcquire(t, newLocker(t, kind, rdb, "n", &lock.Options{TTL: time.Hour}))
-		leases := startWaiters(t.Context(), t, m, kind, 1)
-		c := record(m)
-		time.Sleep(time.Minute)
-		limit := 20
-		if kind == "fair" {
-			limit = 73 // it keeps its place
-		}
-		if n := len(c.all()); n > limit {
-			t.Errorf("%d commands in a minute, want %d at most", n, limit)
-		}
-		mustRelease(t, lease)
-		mustRelease(t, <-leases)
 	})
 }
 

@@ -16,7 +16,6 @@ import (
 
 	"github.com/vmihailenco/msgpack/v5"
 
-	"github.com/singlefill/singlefill/internal/msgcheck"
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
@@ -509,17 +508,6 @@ func TestUnmarshal_KeptDecoder(t *testing.T) {
 	}
 }
 
-// Marshal calls methods with pointer receivers.
-func TestMarshal_PointerReceivers(t *testing.T) {
-	type odd struct{ Big big.Int }
-	for _, c := range []Codec{MsgPack, JSON} {
-		data, err := c.Marshal(odd{*big.NewInt(12345)})
-		if err != nil || !bytes.Contains(data, []byte("12345")) {
-			t.Errorf("%T: %q, %v", c, data, err)
-		}
-	}
-}
-
 // Codecs are safe for concurrent use.
 func TestCodecs_Concurrent(t *testing.T) {
 	type fresh struct{ Items []codecItem } // a type whose cost is not known yet
@@ -624,9 +612,7 @@ func TestTakes(t *testing.T) {
 func FuzzMsgPackDecode(f *testing.F) {
 	for _, v := range []any{newCodecItem(1), []codecItem{newCodecItem(2)}, map[string]any{"a": []any{1, nil, "x"}}, "s", nil} {
 		data, err := MsgPack.Marshal(v)
-		if err != nil {
-			f.Fatal(err)
-		}
+		redistest.Must(f, err)
 		f.Add(data)
 	}
 	f.Add([]byte("\xd7\xff\xdf\xff\xff\xff\xff\x00\x00\x00"))
@@ -650,105 +636,6 @@ func FuzzMsgPackDecode(f *testing.F) {
 			t.Fatal("Unmarshal changed the data")
 		}
 	})
-}
-
-func benchmarkItems(n int) []codecItem {
-	items := make([]codecItem, n)
-	for i := range items {
-		items[i] = newCodecItem(i)
-	}
-	return items
-}
-
-func BenchmarkMsgPack(b *testing.B) {
-	for _, n := range []int{2, 100} {
-		items := benchmarkItems(n)
-		data, err := MsgPack.Marshal(items)
-		if err != nil {
-			b.Fatal(err)
-		}
-		for _, bb := range []struct {
-			name string
-			f    func() error
-		}{
-			{"Marshal", func() error { _, err := MsgPack.Marshal(items); return err }},
-			{"Marshal/unchecked", func() error { _, err := msgpack.Marshal(items); return err }},
-			{"Unmarshal", func() error { return MsgPack.Unmarshal(data, new([]codecItem)) }},
-			{"Unmarshal/unchecked", func() error { return msgpack.Unmarshal(data, new([]codecItem)) }},
-			{"check", func() error { _, err := checkMsgPack(data, msgcheck.CostOf(reflect.TypeOf(items))); return err }},
-			{"check/headers", func() error { _, err := msgcheck.Check(data, maxNesting); return err }},
-		} {
-			b.Run(fmt.Sprintf("items=%d/%s", n, bb.name), func(b *testing.B) { benchmarkCodec(b, len(data), bb.f) })
-		}
-	}
-}
-
-type (
-	benchmarkOrder struct {
-		ID       int64
-		Customer string
-		Lines    []benchmarkLine
-	}
-	benchmarkLine struct {
-		Article  string
-		Title    string
-		Quantity int
-		Price    float64
-	}
-)
-
-// BenchmarkHit decodes values like those of the benchmark of a whole hit, compared with
-// msgpack.Unmarshal.
-func BenchmarkHit(b *testing.B) {
-	for _, size := range []int{100, 2 << 10, 64 << 10} {
-		order := benchmarkOrder{ID: 42, Customer: "Somebody, Somewhere"}
-		var data []byte
-		for i := 0; len(data) < size*95/100; i++ {
-			order.Lines = append(order.Lines, benchmarkLine{fmt.Sprintf("A-%06d", i), "a thing of some kind", i%7 + 1, 9.99})
-			var err error
-			if data, err = MsgPack.Marshal(order); err != nil {
-				b.Fatal(err)
-			}
-		}
-		for _, bb := range []struct {
-			name string
-			f    func() error
-		}{
-			{"MsgPack", func() error { return MsgPack.Unmarshal(data, new(benchmarkOrder)) }},
-			{"msgpack", func() error { return msgpack.Unmarshal(data, new(benchmarkOrder)) }},
-			{"check", func() error {
-				_, err := checkMsgPack(data, msgcheck.CostOf(reflect.TypeFor[*benchmarkOrder]()))
-				return err
-			}},
-		} {
-			b.Run(fmt.Sprintf("%dB/%s", size, bb.name), func(b *testing.B) { benchmarkCodec(b, len(data), bb.f) })
-		}
-	}
-}
-
-func BenchmarkJSON(b *testing.B) {
-	items := benchmarkItems(100)
-	data, err := JSON.Marshal(items)
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Run("Marshal", func(b *testing.B) {
-		benchmarkCodec(b, len(data), func() error { _, err := JSON.Marshal(items); return err })
-	})
-	b.Run("Unmarshal", func(b *testing.B) {
-		benchmarkCodec(b, len(data), func() error { return JSON.Unmarshal(data, new([]codecItem)) })
-	})
-	b.Run("check", func(b *testing.B) { benchmarkCodec(b, len(data), func() error { return checkJSON(data, items) }) })
-}
-
-func benchmarkCodec(b *testing.B, size int, f func() error) {
-	b.SetBytes(int64(size))
-	b.ReportAllocs()
-	for b.Loop() {
-		if err := f(); err != nil {
-			b.Fatal(err)
-		}
-	}
 }
 
 // Own recognizes the codecs of this package.

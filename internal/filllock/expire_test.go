@@ -146,32 +146,11 @@ func TestExpire_RunningLoad(t *testing.T) {
 	})
 }
 
-// A store that is repeated after Expire, because its reply was lost, is refused.
-func TestStore_RepeatedAfterExpire(t *testing.T) {
-	t.Parallel()
-	eachBackend(t, func(t *testing.T, f backend) {
-		data := []byte(entryUntil(time.Now().Add(time.Hour), 0, "payload"))
-		b := f.fixture(t)
-		b.set(b.key, held(me))
-		if ok, err := b.Store(t.Context(), opTimeout, data, life); !ok || err != nil {
-			t.Fatal(ok, err)
-		}
-		redistest.Must(t, b.expire())
-		expired, _ := b.get(b.value)
-		if ok, err := b.Store(t.Context(), opTimeout, data, life); ok || err != nil {
-			t.Errorf("Store again = %t, %v", ok, err)
-		}
-		b.want(b.value, expired, life)
-	})
-}
-
 // expireOnce runs the script.
 func (b *fixture) expireOnce(fresh, random string) (stale int) {
 	b.t.Helper()
 	stale, err := b.admin.Eval(b.t.Context(), wake.Lua+expireLua, []string{b.value, b.key}, fresh, random).Int()
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	redistest.Must(b.t, err)
 	return stale
 }
 

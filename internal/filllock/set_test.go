@@ -144,29 +144,6 @@ func TestSetMany_Refused(t *testing.T) {
 	}
 }
 
-// A script that fails is the error of its own set. Without a life it fails.
-func TestSetMany_OwnErrors(t *testing.T) {
-	t.Parallel()
-	for name, open := range map[string]func(testing.TB) backend{"mini": openMini, "real": openReal} {
-		t.Run(name, func(t *testing.T) {
-			all := open(t).fixtures(t, 3)
-			for _, b := range all {
-				b.set(b.value, state{text: entryA})
-				b.set(b.key, held(other))
-			}
-			sets := setsOf(all)
-			sets[1].Life = 0
-			errs, err := SetMany(t.Context(), all[0].client, sets)
-			if len(errs) != 3 || errs[0] != nil || errs[1] == nil || errs[2] != nil || err == nil || client.Unreachable(err) {
-				t.Errorf("SetMany = %v, %v", errs, err)
-			}
-			for i, b := range all {
-				b.wantSet(i, i != 1)
-			}
-		})
-	}
-}
-
 // A server that does not answer is an error of each set, and costs one timeout: without scripts
 // nothing is sent after the first set that has no answer.
 func TestSetMany_NoAnswer(t *testing.T) {

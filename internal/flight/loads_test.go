@@ -51,33 +51,6 @@ func TestMaxLoads_LoadsAtATime(t *testing.T) {
 	})
 }
 
-// Loads beyond MaxLoads begin in the order in which their callers arrived.
-func TestMaxLoads_Order(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
-		src := cachetest.NewSource[string](t)
-		var herd []*cachetest.Call[string]
-		var want, got []string
-		for i := range 10 {
-			key := fmt.Sprint("k", i)
-			want = append(want, key)
-			herd = append(herd, cachetest.GoGet(t.Context(), c, key, src.Load))
-			synctest.Wait() // it loads or queues
-		}
-		for range want {
-			load := src.Next(t)
-			got = append(got, load.Key)
-			load.Give("v")
-		}
-		for _, a := range herd {
-			a.Want(t, "v")
-		}
-		if !slices.Equal(got, want) {
-			t.Errorf("loads began in the order %v, want %v", got, want)
-		}
-	})
-}
-
 // Keys that wait for a slot send a few commands a second together, and are loaded in their order.
 //
 //fault:long-queue

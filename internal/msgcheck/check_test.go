@@ -15,6 +15,8 @@ import (
 
 	"github.com/vmihailenco/msgpack/v5"
 	"github.com/vmihailenco/msgpack/v5/msgpcode"
+
+	"github.com/singlefill/singlefill/internal/redistest"
 )
 
 const maxDepth = 512
@@ -42,9 +44,7 @@ func rich(t testing.TB) []byte {
 		"time4":   when, "time8": when.Add(1), "time12": time.Unix(-1, 1),
 		"nested": map[string]any{"a": []any{[]any{}, map[string]any{}}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	const wide = "\xdb\x00\x00\x00\x01s\xc6\x00\x00\x00\x01b\xdd\x00\x00\x00\x01\xc0\xdf\x00\x00\x00\x01\xa0\xc0\xc9\x00\x00\x00\x01\x05x"
 	return append(append([]byte{0x96}, data...), wide...)
 }
@@ -252,9 +252,7 @@ func TestCheck_AgreesWithDecoder(t *testing.T) {
 			items = append(items, item)
 		}
 		data, err := msgpack.Marshal(items)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		if _, err := Check(data, maxDepth); err != nil {
 			t.Fatalf("%x: %v", data, err)
 		}
@@ -310,13 +308,9 @@ func TestReader_Times(t *testing.T) {
 		for _, sec := range []int64{0, 1700000000, 0x80000000, 0x8fffffff, 1 << 33, 1 << 35, -1} {
 			want := time.Unix(sec, nsec)
 			data, err := msgpack.Marshal(map[string]any{"t": want, "ts": []time.Time{want, want}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			doc, err := Check(data, maxDepth)
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			var got struct {
 				T  time.Time   `msgpack:"t"`
 				Ts []time.Time `msgpack:"ts"`
@@ -525,9 +519,7 @@ func TestLevels(t *testing.T) {
 	// [[1, 2, nil], {"a": [], "b": ["x"]}, "[,:", 3.5]
 	const packed = "\x94\x93\x01\x02\xc0\x82\xa1a\x90\xa1b\x91\xa1x\xa3[,:\xca\x00\x00\x00\x00"
 	doc, err := Check([]byte(packed), maxDepth)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	want := Levels{{Items: 4}, {Items: 3, Entries: 2, Maps: 1}, {Items: 1}}
 	if got := *doc.Levels(); got != want {
 		t.Errorf("levels of msgpack: %v, want %v", got[:3], want[:3])
@@ -598,29 +590,9 @@ func FuzzCheck(f *testing.F) {
 			s: i, "b": b, "t": time.Unix(i, i&0x3fffffff), "n": []any{s, b, i, nil, map[string]any{s: b}},
 			"f": float64(i), "d": []string{s, s},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		if _, err := Check(made, maxDepth); err != nil {
 			t.Fatalf("%x: %v", made, err)
 		}
 	})
-}
-
-func BenchmarkCheck(b *testing.B) {
-	items := make([]map[string]any, 100)
-	for i := range items {
-		items[i] = map[string]any{"id": i, "name": "name of the item", "tags": []string{"a", "bc"}, "price": 1.5}
-	}
-	data, err := msgpack.Marshal(items)
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.SetBytes(int64(len(data)))
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := Check(data, maxDepth); err != nil {
-			b.Fatal(err)
-		}
-	}
 }

@@ -225,7 +225,7 @@ var lockMutants = []mutant{
 		file: "lock/lua/fair_acquire.lua",
 		old:  "if redis.call('PTTL', key) < 2",
 		new:  "if key ~= KEYS[4] and redis.call('PTTL', key) < 2",
-		pkg:  "lock", test: "TestNewFairMutex_AllDie",
+		pkg:  "lock", test: "TestAcquire_AllDie/fair",
 	},
 	{
 		name: "alive-forever",
@@ -233,7 +233,7 @@ var lockMutants = []mutant{
 		file: "lock/lua/fair_acquire.lua",
 		old:  "if redis.call('PTTL', key) < 2",
 		new:  "if key ~= KEYS[5] and redis.call('PTTL', key) < 2",
-		pkg:  "lock", test: "TestNewFairMutex_AllDie",
+		pkg:  "lock", test: "TestAcquire_AllDie/fair",
 	},
 
 	// Commands that are lost, repeated and late.

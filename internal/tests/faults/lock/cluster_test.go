@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -118,33 +119,13 @@ func TestCluster_MasterDies(t *testing.T) {
 	}
 }
 
-// The keys of a lock are in one slot, whatever its name, and a dead node affects other locks only.
+// A dead node affects the locks of its slots only.
 //
 //fault:dead-node
-func TestCluster_OneSlot(t *testing.T) {
+func TestCluster_DeadNode(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t)
 	clients := []redis.UniversalClient{cluster.Client(t), cluster.Client(t), cluster.Client(t)}
-	for _, name := range []string{"plain", "a{b}c", "{x}y", "a{}b", "}{x}", "%7D", "{", "a}b{c"} {
-		for _, k := range locktest.Kinds {
-			if strings.HasPrefix(name, "}") {
-				contend(t, k, clients, name)
-			}
-			leases := k.Fill(t, k.Locker(t, clients[0], name, locktest.Patient, locktest.Long))
-			got := k.Wait(t, k.Locker(t, clients[1], name, locktest.Patient, locktest.Long))
-			if slots, _ := slotsOf(t, cluster); len(slots) != 1 {
-				t.Errorf("%s %q: its keys are in %d slots: %v", k.Name, name, len(slots), slots)
-			}
-			for _, l := range leases {
-				locktest.Release(t, l)
-			}
-			locktest.Release(t, got())
-			for _, n := range cluster.Nodes {
-				do(t, n, "flushall")
-			}
-		}
-	}
-
 	for _, n := range cluster.Nodes {
 		do(t, n, "config", "set", "cluster-require-full-coverage", "no")
 	}
@@ -152,8 +133,8 @@ func TestCluster_OneSlot(t *testing.T) {
 	for _, k := range locktest.Kinds {
 		all = append(all, hold(t, k, clients[0], "{name}"+k.Name, time.Second, 9*time.Second))
 	}
-	_, node := slotsOf(t, cluster)
-	cluster.Nodes[(node+1)%len(cluster.Nodes)].Kill()
+	owner := cluster.Owner(t, locktest.Key("{name}"))
+	cluster.Nodes[(slices.Index(cluster.Nodes, owner)+1)%len(cluster.Nodes)].Kill()
 	for _, h := range all {
 		h.awaitRenewal(t)
 		h.release(t)
@@ -172,20 +153,4 @@ func contend(t *testing.T, k locktest.Kind, clients []redis.UniversalClient, nam
 	if n := int(c.granted.Load()); n != 16*len(clients) {
 		t.Errorf("%s %q: %d grants", k.Name, name, n)
 	}
-}
-
-// slotsOf returns the slots of all keys of a cluster, and the node that has the last of them.
-func slotsOf(t testing.TB, cluster *redistest.Cluster) (slots map[int64][]string, node int) {
-	t.Helper()
-	slots = make(map[int64][]string)
-	for i, n := range cluster.Nodes {
-		keys, err := n.Admin().Keys(context.Background(), "*").Result()
-		redistest.Must(t, err)
-		for _, key := range keys {
-			slot := n.Admin().ClusterKeySlot(context.Background(), key).Val()
-			slots[slot] = append(slots[slot], key)
-			node = i
-		}
-	}
-	return slots, node
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -40,27 +39,12 @@ func TestAcquire_ScriptFlushes(t *testing.T) {
 		}
 	}()
 	for _, k := range locktest.Kinds {
-		a := k.Locker(t, s.Client(t), k.Name, locktest.Patient, locktest.Long)
-		b := k.Locker(t, s.Client(t), k.Name, locktest.Patient, locktest.Long)
-		var wg sync.WaitGroup
-		for i := range 8 {
-			wg.Go(func() {
-				for range 10 {
-					lease, err := []*locktest.Locker{a, b}[i%2].Acquire(context.Background())
-					if err != nil {
-						t.Errorf("Acquire = %v", err)
-						return
-					}
-					locktest.Release(t, lease)
-				}
-			})
+		c := &crowd{Kind: k}
+		for range 2 {
+			c.lockers = append(c.lockers, k.Locker(t, s.Client(t), k.Name, locktest.Patient, locktest.Long))
 		}
-		wg.Wait()
-		for _, l := range []*locktest.Locker{a, b} {
-			if errs := l.Errors(); len(errs) > 0 {
-				t.Errorf("%s: %v", k.Name, errs)
-			}
-		}
+		c.run(t, 4, func(turns int) bool { return turns < 10 })
+		c.want(t, 80)
 		k.WantFree(t, s, k.Name)
 	}
 	renewed := locktest.KindOf("semaphore").Locker(t, s.Client(t), "renewed", 500*time.Millisecond, 3*time.Second)
@@ -111,27 +95,6 @@ func TestLease_RedisForgets(t *testing.T) {
 			}
 		})
 	}
-}
-
-// Release returns ErrLost after a flush, and does not affect the next holder.
-//
-//fault:flushall
-func TestRelease_AfterFlush(t *testing.T) {
-	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
-		s := redistest.Start(t)
-		l := k.Locker(t, s.Client(t), "name", locktest.Patient, locktest.Long)
-		lease := locktest.Take(t, l)
-		do(t, s, "flushall")
-		k.Fill(t, k.Locker(t, s.Client(t), "name", locktest.Patient, locktest.Long))
-		before := k.State(t, s.Admin(), "name")
-		if err := lease.Release(t.Context()); !errors.Is(err, lock.ErrLost) {
-			t.Errorf("Release = %v, want ErrLost", err)
-		}
-		if now := k.State(t, s.Admin(), "name"); now != before {
-			t.Errorf("the lock had %s, and has %s", before, now)
-		}
-		wantTrace(t, l, 1, 0, 1)
-	})
 }
 
 // A restart that forgets nothing costs no lease.

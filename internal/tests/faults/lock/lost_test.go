@@ -29,6 +29,7 @@ var ways = []struct {
 }{
 	{"request lost", redistest.CloseBefore, false, retryingClients},
 	{"reply lost", redistest.HoldReply, true, retryingClients},
+	{"reset in the middle of the reply", redistest.ResetReply, false, retryingClients},
 	{"request lost in silence", redistest.DropRequest, false, map[string]func(*redis.Options){"client gives up": impatient}},
 	{"reply lost in silence", redistest.MuteReply, false, map[string]func(*redis.Options){"client gives up": impatient}},
 }
@@ -63,6 +64,8 @@ func eachWay(t *testing.T, run func(t *testing.T, p proxied, client func(*redis.
 // Acquire retries after a lost request or reply, and takes the lock once.
 //
 //fault:lost-request
+//fault:lost-reply
+//fault:reset
 func TestAcquire_LostOnce(t *testing.T) {
 	eachWay(t, func(t *testing.T, p proxied, client func(*redis.Options), fault func(string) *redistest.Rule) {
 		before := locktest.Take(t, p.direct())
@@ -80,23 +83,6 @@ func TestAcquire_LostOnce(t *testing.T) {
 		locktest.Release(t, lease)
 		wantTrace(t, l, 1, 1, 0)
 		p.wantFree()
-	})
-}
-
-// A retry after a lost reply gets the fence of the grant.
-//
-//fault:lost-reply
-func TestFence_LostReply(t *testing.T) {
-	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
-		p := behindProxy(t, k, redistest.Shared(t))
-		rule := p.on("acquire", redistest.HoldReply).Times(1)
-		got := k.Wait(t, p.through(locktest.Patient, noRetries))
-		awaitFault(t, rule)
-		granted := p.fence()
-		p.proxy.Cut()
-		if lease := got(); lease.Fence() != granted || granted == 0 {
-			t.Errorf("fence %d, want %d", lease.Fence(), granted)
-		}
 	})
 }
 
@@ -145,63 +131,6 @@ func TestRenewal_LostOnce(t *testing.T) {
 			}
 		}
 	}
-}
-
-// silences are the ways to lose a command while the connection stays open.
-var silences = map[string]redistest.Action{"request lost": redistest.DropRequest, "reply lost": redistest.MuteReply}
-
-// Acquire returns ErrAmbiguous after RedisTimeout at a silent Redis, and leaves nothing.
-//
-//fault:silence
-func TestAcquire_SilentRedis(t *testing.T) {
-	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
-		for what, action := range silences {
-			t.Run(what, func(t *testing.T) {
-				p := behindProxy(t, k, redistest.Shared(t))
-				rule := p.on("acquire", action).Times(1)
-				l := p.through(hasty)
-				begun := time.Now()
-				lease, err := l.Acquire(t.Context())
-				if took := time.Since(begun); took > clientBound {
-					t.Errorf("Acquire took %v", took)
-				}
-				if lease != nil || !errors.Is(err, lock.ErrAmbiguous) || errors.Is(err, lock.ErrBusy) || errors.Is(err, lock.ErrUnavailable) {
-					t.Fatalf("Acquire = %v, %v, want ErrAmbiguous", lease, err)
-				}
-				awaitFault(t, rule)
-				p.wantFree()
-			})
-		}
-	})
-}
-
-// Release returns ErrAmbiguous after RedisTimeout at a silent Redis, and releases in the
-// background.
-//
-//fault:silence
-func TestRelease_SilentRedis(t *testing.T) {
-	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
-		for what, action := range silences {
-			t.Run(what, func(t *testing.T) {
-				p := behindProxy(t, k, redistest.Shared(t))
-				l := p.through(hasty)
-				lease := locktest.Take(t, l)
-				rule := p.on("release", action).Times(1)
-				begun := time.Now()
-				err := lease.Release(t.Context())
-				if took := time.Since(begun); took > clientBound {
-					t.Errorf("Release took %v", took)
-				}
-				if !errors.Is(err, lock.ErrAmbiguous) || errors.Is(err, lock.ErrLost) {
-					t.Errorf("Release = %v, want ErrAmbiguous", err)
-				}
-				awaitFault(t, rule)
-				redistest.Await(t, "Trace is told of the release", func() bool { return l.Count("released") == 1 })
-				wantTrace(t, l, 1, 1, 0)
-				p.wantFree()
-			})
-		}
-	})
 }
 
 // Acquire without any reply returns ErrAmbiguous, and is undone, also when the clean-up meets a
@@ -269,36 +198,6 @@ func TestErrAmbiguous_LostReplyThenRefused(t *testing.T) {
 	})
 }
 
-// A connection that is reset in the middle of a reply is like a lost reply.
-//
-//fault:reset
-func TestReply_Reset(t *testing.T) {
-	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
-		for _, act := range []string{"acquire", "release"} {
-			for client, change := range retryingClients {
-				t.Run(act+", "+client, func(t *testing.T) {
-					p := behindProxy(t, k, redistest.Shared(t))
-					rule := p.on(act, redistest.ResetReply).Times(1)
-					l := p.through(locktest.Patient, change)
-					lease := locktest.Take(t, l)
-					if last := p.fence(); lease.Fence() != last {
-						t.Errorf("fence %d, in Redis %d", lease.Fence(), last)
-					}
-					if n := k.Holders(t, p.s.Admin(), p.name); n != 1 {
-						t.Errorf("%d hold it", n)
-					}
-					locktest.Release(t, lease)
-					if rule.Fired() != 1 {
-						t.Errorf("the fault has come about %d times", rule.Fired())
-					}
-					wantTrace(t, l, 1, 1, 0)
-					p.wantFree()
-				})
-			}
-		}
-	})
-}
-
 // A semaphore keeps its size when every fifth reply is lost with its connection: no caller gets an
 // additional place, and no place is lost.
 //
@@ -323,27 +222,155 @@ func TestNewSemaphore_LostReplies(t *testing.T) {
 	}
 }
 
-// A place whose grant was never answered is given back, long before its TTL.
+// Commands that arrive late, or twice.
+
+// What a caller has given up before its client had a connection is never executed, although the
+// client would write it then.
 //
-//fault:no-reply
-func TestNewSemaphore_GrantNeverAnswered(t *testing.T) {
-	t.Parallel()
-	p := behindProxy(t, locktest.Kind{Name: "semaphore", Size: 1}, redistest.Shared(t))
-	mute := p.on("acquire", redistest.MuteReply)
-	l := p.through(locktest.Patient)
-	ctx, cancel := context.WithCancel(t.Context())
-	got := make(chan error, 1)
-	go func() {
-		_, err := l.TryAcquire(ctx)
-		got <- err
-	}()
-	awaitFault(t, mute)
-	if n := p.Holders(t, p.s.Admin(), p.name); n != 1 {
-		t.Errorf("%d hold it: the place was not granted", n)
+//fault:slow-connection
+func TestAcquire_SlowConnection(t *testing.T) {
+	for what, frozen := range map[string]bool{"OnConnect": false, "handshake": true} {
+		t.Run(what, func(t *testing.T) {
+			locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
+				s := redistest.Start(t)
+				for _, act := range []string{"acquire", "release", "abandon"} {
+					k.Command(t, s, act)
+				}
+				rdb, connect := s.Unconnected(t, frozen)
+				l, err := k.Open(rdb, "n", &lock.Options{RedisTimeout: 50 * time.Millisecond, TTL: locktest.Long})
+				redistest.Must(t, err)
+				if _, err := l.TryAcquire(t.Context()); !errors.Is(err, lock.ErrUnavailable) {
+					t.Errorf("TryAcquire = %v, want ErrUnavailable", err)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+				defer cancel()
+				_, err = l.Acquire(ctx)
+				if !errors.Is(err, lock.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("Acquire = %v, want ErrUnavailable and the error of its context", err)
+				}
+				connect()
+				if n := s.Calls("evalsha"); n != 0 {
+					t.Fatalf("%d commands were executed late", n)
+				}
+				k.WantFree(t, s, "n")
+			})
+		})
 	}
-	cancel()
-	if err := <-got; !errors.Is(err, lock.ErrAmbiguous) || !errors.Is(err, context.Canceled) {
-		t.Errorf("TryAcquire: %v", err)
-	}
-	locktest.Release(t, locktest.Take(t, p.direct()))
+}
+
+// An acquire that arrives after its caller has given up takes nothing.
+//
+//fault:late-command
+//fault:silence
+func TestAcquire_ArrivesAfterGivingUp(t *testing.T) {
+	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
+		for _, what := range []string{"after RedisTimeout", "with its context"} {
+			t.Run(what, func(t *testing.T) {
+				p := behindProxy(t, k, redistest.Start(t))
+				late := p.on("acquire", redistest.HoldRequest).Times(1)
+				p.Command(t, p.s, "abandon")
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				timeout := hasty
+				if what == "with its context" {
+					timeout = locktest.Patient
+					go func() { <-late.Hit(); cancel() }()
+				}
+				lease, err := p.through(timeout, noRetries).Acquire(ctx)
+				if lease != nil || !errors.Is(err, lock.ErrAmbiguous) || errors.Is(err, context.Canceled) != (ctx.Err() != nil) {
+					t.Fatalf("Acquire = %v, %v, want ErrAmbiguous", lease, err)
+				}
+				redistest.Await(t, "the attempt is marked as abandoned", func() bool {
+					_, marks := p.left()
+					return len(marks) == 1
+				})
+				p.deliver(late)
+				p.wantNothing()
+				p.wantFree()
+			})
+		}
+	})
+}
+
+// An acquire that arrives after the lease of its second try was released takes nothing.
+//
+//fault:late-command
+func TestAcquire_ArrivesAfterRelease(t *testing.T) {
+	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
+		p := behindProxy(t, k, redistest.Start(t))
+		late := p.on("acquire", redistest.HoldRequest).Times(1)
+		p.Command(t, p.s, "release")
+		got := k.Wait(t, p.through(locktest.Patient, noRetries))
+		awaitFault(t, late)
+		p.proxy.Cut() // the second try is on another connection
+		locktest.Release(t, got())
+		p.deliver(late)
+		p.wantNothing()
+		p.wantFree()
+	})
+}
+
+// A late renewal brings no lease back, and does not affect the next holder.
+//
+//fault:late-command
+func TestRenewal_ArrivesLate(t *testing.T) {
+	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
+		for what, taken := range map[string]bool{"while the lock is free": false, "while others hold it": true} {
+			t.Run(what, func(t *testing.T) {
+				p := behindProxy(t, k, redistest.Start(t))
+				admin, key := p.s.Admin(), locktest.Key(p.name)
+				late := p.on("renew", redistest.HoldRequest).Times(1)
+				l := k.Locker(t, p.proxy.Client(t, noRetries), p.name, hasty, 1800*time.Millisecond)
+				lease := locktest.Take(t, l)
+				awaitFault(t, late)
+				p.proxy.Refuse(true) // no other renewal
+				l.WantLost(t, lease, notRenewed)
+				redistest.Await(t, "the lease has ended", func() bool { return k.Holders(t, admin, p.name) == 0 })
+				if taken {
+					k.Fill(t, p.direct())
+				}
+				before, left := p.state(), admin.PTTL(t.Context(), key).Val()
+				p.deliver(late)
+				if now := p.state(); now != before {
+					t.Errorf("the lock had %s, and has %s", before, now)
+				}
+				if now := admin.PTTL(t.Context(), key).Val(); now > left || left > 0 && now < left/2 {
+					t.Errorf("the lock had %v to live, and has %v", left, now)
+				}
+			})
+		}
+	})
+}
+
+// Release returns ErrAmbiguous at a silent Redis, and releases in the background. The late release
+// does not affect the next holder.
+//
+//fault:late-command
+//fault:silence
+func TestRelease_ArrivesLate(t *testing.T) {
+	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
+		p := behindProxy(t, k, redistest.Start(t))
+		l := p.through(hasty, noRetries)
+		lease := locktest.Take(t, l)
+		late := p.on("release", redistest.HoldRequest).Times(1)
+		if err := lease.Release(t.Context()); !errors.Is(err, lock.ErrAmbiguous) {
+			t.Errorf("Release = %v, want ErrAmbiguous", err)
+		}
+		awaitFault(t, late)
+		redistest.Await(t, "another try has released it", func() bool { return l.Count("released") == 1 })
+		k.Fill(t, p.direct())
+		before := p.state()
+		p.deliver(late)
+		if now := p.state(); now != before || before == "" {
+			t.Errorf("the lock had %s, and has %s", before, now)
+		}
+	})
+}
+
+// deliver delivers a late command, and waits until the server has executed it.
+func (p proxied) deliver(late *redistest.Rule) {
+	p.t.Helper()
+	before := p.s.Calls("evalsha")
+	late.Release()
+	redistest.Await(p.t, "the late command is executed", func() bool { return p.s.Calls("evalsha") > before })
 }

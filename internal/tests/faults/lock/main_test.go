@@ -27,10 +27,6 @@ const (
 	// half of it.
 	firm = 2 * time.Second
 
-	// clientBound tells what RedisTimeout bounds from what the client's own settings do: 5 s and
-	// more.
-	clientBound = 4 * time.Second
-
 	stuckAfter = 30 * time.Second
 
 	// gone and notRenewed are parts of the reasons for a loss.

@@ -40,6 +40,7 @@ var refusals = []refusal{
 	{"LOADING", startAlone, reload},
 	{"OOM", startAlone, config("maxmemory", "1", "0")},
 	{"NOREPLICAS", startAlone, config("min-replicas-to-write", "1", "0")},
+	{"MISCONF", startAlone, func(t *testing.T, s *redistest.Server) func() { return redistest.FailSaves(t, s) }},
 	{"connection refused", startAlone, func(_ *testing.T, s *redistest.Server) func() { s.Kill(); return s.Restart }},
 	{"READONLY", func(t *testing.T) *redistest.Server { return redistest.StartReplica(t, redistest.Start(t)) },
 		func(t *testing.T, s *redistest.Server) func() { return func() { do(t, s, "replicaof", "no", "one") } }},
@@ -80,6 +81,7 @@ func reload(t *testing.T, s *redistest.Server) (end func()) {
 // A server that answers with a refusal is ErrUnavailable and not ErrBusy, and has granted nothing.
 //
 //fault:busy-server
+//fault:refused-writes
 func TestErrUnavailable_Refusals(t *testing.T) {
 	for _, r := range refusals {
 		t.Run(r.says, func(t *testing.T) {
@@ -197,38 +199,6 @@ func TestLease_RefusedForNow(t *testing.T) {
 				h.WantFree(t, s, h.Name)
 			}
 		})
-	}
-}
-
-// A server that cannot save is ErrUnavailable and not ErrBusy. Leases are kept, and released when
-// it can write again.
-//
-//fault:refused-writes
-func TestLease_ServerCannotSave(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	all := holdAll(t, s, time.Second, 9*time.Second)
-	ctx := context.Background()
-	mend := redistest.FailSaves(t, s)
-	others := make(map[string]*locktest.Locker)
-	for _, h := range all {
-		others[h.Name] = h.Locker(t, s.Client(t), h.Name+" too", time.Second, locktest.Long)
-	}
-	eachHeld(all, func(h heldLock) {
-		lease, err := others[h.Name].Acquire(ctx)
-		if lease != nil || !errors.Is(err, lock.ErrUnavailable) || errors.Is(err, lock.ErrBusy) ||
-			!strings.Contains(err.Error(), "MISCONF") {
-			t.Errorf("%s: Acquire = %v, %v, want ErrUnavailable and MISCONF", h.Name, lease, err)
-		}
-	})
-	for _, h := range all {
-		redistest.Await(t, "each renewal is refused", func() bool { return len(h.holder.Errors()["renew"]) >= h.Size })
-	}
-	mend()
-	for _, h := range all {
-		h.awaitRenewal(t)
-		h.release(t)
-		h.WantFree(t, s, h.Name)
 	}
 }
 

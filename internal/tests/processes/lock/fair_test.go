@@ -37,28 +37,6 @@ func TestNewFairMutex_OrderOfProcesses(t *testing.T) {
 // fairTimes are the RedisTimeout and the TTL of a process whose places end after 4 s.
 const fairTimeout, fairTTL = time.Second, 4 * time.Second
 
-// A fair mutex goes to the next living waiter when the holder and ten waiters are killed.
-//
-//fault:killed-waiters
-func TestNewFairMutex_KilledProcesses(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t, locktest.KindOf("fair"))
-	all := f.spawn(3, fairTimeout, fairTTL)
-	holder, doomed, next := all[0], all[1], all[2]
-	f.take(holder, "holder")
-	for i := range 10 {
-		doomed.Send(fmt.Sprint("acquire doomed", i))
-	}
-	f.awaitQueue(10)
-	next.Send("acquire next")
-	f.awaitQueue(11)
-	doomed.Kill()
-	holder.Kill()
-	acquired(t, next, "next")
-	f.awaitQueue(0)
-	order(t, next, "release", "next", "released", "nil")
-}
-
 // A frozen waiter of a fair mutex is skipped, and comes back as the last.
 //
 //fault:frozen-waiter
