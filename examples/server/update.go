@@ -82,6 +82,6 @@ func (s *service) workOffOnce(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer lease.Release(ctx)
-	return s.invalidate(lease.Context(), changes...)
+	err = s.invalidate(lease.Context(), changes...)
+	return errors.Join(err, lease.Release(ctx))
 }
