@@ -50,10 +50,7 @@ func TestClear(t *testing.T) {
 		})
 		for _, c := range others {
 			got, err := c.GetMany(ctx, few)
-			if err != nil {
-				t.Error(err)
-			}
-			wantMany(t, "another namespace", got, few...)
+			wantMany(t, "another namespace", got, err, few...)
 		}
 	})
 }
@@ -141,9 +138,7 @@ func TestClear_Progress(t *testing.T) {
 	if err != nil || len(left) == 0 || len(left) == len(values) {
 		t.Errorf("%d values left, %v; want a part of %d", len(left), err, len(values))
 	}
-	if err := c.Clear(t.Context()); err != nil {
-		t.Error(err)
-	}
+	redistest.Must(t, c.Clear(t.Context()))
 	if last := steps[len(steps)-1]; last.Pass != 2 || last.Removed != int64(len(left)) || last.Scanned != last.Keys || last.Keys < last.Removed {
 		t.Errorf("the last step is %+v, want %d values removed, and all keys scanned", last, len(left))
 	}

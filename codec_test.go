@@ -62,14 +62,11 @@ func TestCodec_RoundTrip(t *testing.T) {
 
 func testRoundTrip[T any](t *testing.T, rdb redis.UniversalClient, opts *singlefill.Options[T], value T) {
 	c := cachetest.NewCache(t, rdb, opts)
-	v, err := c.GetOrLoad(t.Context(), "loaded", cachetest.Gives(value))
-	cachetest.WantValue(t, v, err, value)
-	v, err = c.GetOrLoad(t.Context(), "loaded", cachetest.MustNotLoad[T](t))
-	cachetest.WantValue(t, v, err, value)
+	cachetest.GoGet(t.Context(), c, "loaded", cachetest.Gives(value)).Want(t, value)
+	cachetest.GoGet(t.Context(), c, "loaded", cachetest.MustNotLoad[T](t)).Want(t, value)
 	cachetest.WantGet(t, c, "loaded", value, nil)
 	redistest.Must(t, c.Set(t.Context(), "set", value))
-	v, err = c.GetOrLoad(t.Context(), "set", cachetest.MustNotLoad[T](t))
-	cachetest.WantValue(t, v, err, value)
+	cachetest.GoGet(t.Context(), c, "set", cachetest.MustNotLoad[T](t)).Want(t, value)
 	cachetest.WantGet(t, c, "set", value, nil)
 }
 
@@ -77,36 +74,22 @@ func testRoundTrip[T any](t *testing.T, rdb redis.UniversalClient, opts *singlef
 func TestCodec_EmptyValuesAreHits(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		t.Run("nil pointer", func(t *testing.T) { testEmpty[*person](t, rdb, nil) })
-		t.Run("zero struct", func(t *testing.T) { testEmpty(t, rdb, person{}) })
-		t.Run("nil slice", func(t *testing.T) { testEmpty[[]int](t, rdb, nil) })
-		t.Run("empty slice", func(t *testing.T) { testEmpty(t, rdb, []int{}) })
-		t.Run("empty map", func(t *testing.T) { testEmpty(t, rdb, map[string]int{}) })
-		t.Run("empty string", func(t *testing.T) { testEmpty(t, rdb, "") })
-		t.Run("zero", func(t *testing.T) { testEmpty(t, rdb, 0) })
-		t.Run("nil interface", func(t *testing.T) { testEmpty[any](t, rdb, nil) })
+		for _, codec := range []singlefill.Codec{singlefill.MsgPack, singlefill.JSON} {
+			testRoundTrip[*person](t, rdb, &singlefill.Options[*person]{Codec: codec}, nil)
+			testRoundTrip(t, rdb, &singlefill.Options[person]{Codec: codec}, person{})
+			testRoundTrip[[]int](t, rdb, &singlefill.Options[[]int]{Codec: codec}, nil)
+			testRoundTrip(t, rdb, &singlefill.Options[[]int]{Codec: codec}, []int{})
+			testRoundTrip(t, rdb, &singlefill.Options[map[string]int]{Codec: codec}, map[string]int{})
+			testRoundTrip(t, rdb, &singlefill.Options[string]{Codec: codec}, "")
+			testRoundTrip(t, rdb, &singlefill.Options[int]{Codec: codec}, 0)
+			testRoundTrip[any](t, rdb, &singlefill.Options[any]{Codec: codec}, nil)
+		}
+		testRoundTrip(t, rdb, &cachetest.Raw, "")
 	})
 }
 
-func testEmpty[T any](t *testing.T, rdb redis.UniversalClient, value T) {
-	for _, codec := range []singlefill.Codec{singlefill.MsgPack, singlefill.JSON} {
-		c := cachetest.NewCache(t, rdb, &singlefill.Options[T]{Codec: codec})
-		v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives(value))
-		cachetest.WantValue(t, v, err, value)
-		v, err = c.GetOrLoad(t.Context(), "k", cachetest.MustNotLoad[T](t))
-		cachetest.WantValue(t, v, err, value)
-		cachetest.WantGet(t, c, "k", value, nil)
-	}
-	if s, ok := any(value).(string); ok {
-		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
-		v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives(s))
-		cachetest.WantValue(t, v, err, s)
-		v, err = c.GetOrLoad(t.Context(), "k", cachetest.MustNotLoad[string](t))
-		cachetest.WantValue(t, v, err, s)
-	}
-}
-
-// A value that cannot be encoded is returned to all callers that waited and not stored.
+// A value that cannot be encoded is returned to all callers that waited and not stored. Set of it returns
+// an error and leaves the value before it.
 //
 //fault:bad-value
 func TestCodec_MarshalFails(t *testing.T) {
@@ -128,6 +111,12 @@ func TestCodec_MarshalFails(t *testing.T) {
 				first.Want(t, "v")
 				joins.Want(t, "v")
 				cachetest.WantStored(t, rdb, ns, "k", "")
+				good := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.JSON})
+				redistest.Must(t, good.Set(t.Context(), "set", "old"))
+				if err := c.Set(t.Context(), "set", "new"); err == nil {
+					t.Error("Set succeeds")
+				}
+				cachetest.WantGet(t, good, "set", "old", nil)
 				if record, found := cachetest.Stored(t, rdb, ns+":{k}:lock"); found {
 					t.Errorf("the lock key holds %q", record)
 				}
@@ -291,8 +280,7 @@ func TestBadBytes_AreAMiss(t *testing.T) {
 				if _, err := c.Get(t.Context(), "k"); err != singlefill.ErrMiss {
 					t.Errorf("Get: %v, want ErrMiss", err)
 				}
-				v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives(7))
-				cachetest.WantValue(t, v, err, 7)
+				cachetest.GoGet(t.Context(), c, "k", cachetest.Gives(7)).Want(t, 7)
 				cachetest.WantGet(t, c, "k", 7, nil)
 				if n := c.Stats().BadValues; n < 2 {
 					t.Errorf("%d bad values counted, want at least 2", n)
@@ -304,8 +292,7 @@ func TestBadBytes_AreAMiss(t *testing.T) {
 			for _, key := range []string{":{k}", ":{k}:lock"} {
 				redistest.Must(t, rdb.RPush(t.Context(), ns+"list"+key, "a").Err())
 			}
-			v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives(7))
-			cachetest.WantValue(t, v, err, 7)
+			cachetest.GoGet(t.Context(), c, "k", cachetest.Gives(7)).Want(t, 7)
 			cachetest.WantGet(t, c, "k", 7, nil)
 		})
 	})

@@ -40,14 +40,7 @@ func TestErrors_KeepTheirIdentity(t *testing.T) {
 			cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
 				loads := cachetest.NewCacheIn(t, rdb, "n", &singlefill.Options[string]{Errors: map[string]error{"down": errDown, "zz": errDown}})
 				waits := cachetest.NewCacheIn(t, rdb, "n", &singlefill.Options[string]{Errors: test.errs})
-				failed := make(chan error, 1)
-				go func() {
-					_, err := loads.GetOrLoad(t.Context(), "k", func(context.Context, string) (string, error) {
-						time.Sleep(time.Second)
-						return "", test.loaded
-					})
-					failed <- err
-				}()
+				failed := cachetest.GoGet(t.Context(), loads, "k", cachetest.Takes(time.Second, "", test.loaded))
 				synctest.Wait() // the load has begun
 				_, got := waits.GetOrLoad(t.Context(), "k", cachetest.MustNotLoad[string](t))
 				var remote *singlefill.RemoteError
@@ -57,9 +50,7 @@ func TestErrors_KeepTheirIdentity(t *testing.T) {
 				if errors.Is(got, theirs) != test.found {
 					t.Errorf("errors.Is finds the named error in %q: %t, want %t", got, !test.found, test.found)
 				}
-				if err := <-failed; err != test.loaded {
-					t.Errorf("in its own process the load failed with %v, want %v unchanged", err, test.loaded)
-				}
+				failed.WantErr(t, test.loaded)
 			})
 		})
 	}
@@ -172,7 +163,7 @@ func TestLoadInfo_Queued(t *testing.T) {
 		c := cachetest.NewCacheIn(t, rdb, "n", &singlefill.Options[string]{MaxLoads: 1, Trace: &singlefill.Trace{
 			LoadDone: func(_ context.Context, info singlefill.LoadInfo) { infos = append(infos, info) },
 		}})
-		slow := func(context.Context, string) (string, error) { time.Sleep(3 * time.Second); return "v", nil }
+		slow := cachetest.Takes(3*time.Second, "v", nil)
 		var calls sync.WaitGroup
 		calls.Go(func() { _, _ = c.GetOrLoad(t.Context(), "first", slow) })
 		synctest.Wait()
@@ -185,16 +176,4 @@ func TestLoadInfo_Queued(t *testing.T) {
 			t.Errorf("LoadDone was called with %+v", infos)
 		}
 	})
-}
-
-// New refuses names that cannot travel, and names without an error.
-func TestNew_Errors(t *testing.T) {
-	_, rdb := redistest.StartMini(t)
-	for name, err := range map[string]error{
-		"": errDown, "a\x00b": errDown, strings.Repeat("n", 101): errDown, "down": nil,
-	} {
-		if _, got := singlefill.New(rdb, "n", time.Minute, &singlefill.Options[string]{Errors: map[string]error{name: err}}); got == nil || !strings.Contains(got.Error(), "Options.Errors") {
-			t.Errorf("New with the name %.10q and the error %v returned %v", name, err, got)
-		}
-	}
 }

@@ -6,7 +6,6 @@ import (
 	"math"
 	"strings"
 	"testing"
-	"testing/quick"
 	"testing/synctest"
 	"time"
 
@@ -51,7 +50,7 @@ func TestKeys_Names(t *testing.T) {
 	}
 }
 
-// No two keys share a name, in whatever namespaces.
+// No two keys share a name, in whatever namespaces. FuzzKeys tries others.
 //
 //fault:two-names
 func TestKeys_NoTwoShareAName(t *testing.T) {
@@ -67,26 +66,6 @@ func TestKeys_NoTwoShareAName(t *testing.T) {
 				}
 			}
 		}
-	}
-	const letters = "ab{}%25D7:lock"
-	check := func(n uint64, a, b []byte) bool {
-		for _, s := range [][]byte{a, b} {
-			for i := range s {
-				s[i] = letters[int(s[i])%len(letters)]
-			}
-		}
-		a, b = append(a, letters[n%14]), append(b, letters[n/14%14])
-		if len(a) > 4 && len(b) > 4 {
-			a, b = a[:4], b[:4]
-		}
-		err := checkNames("users", string(a), namespaces[n/196%uint64(len(namespaces))], string(b))
-		if err != nil {
-			t.Log(err)
-		}
-		return err == nil
-	}
-	if err := quick.Check(check, &quick.Config{MaxCount: 20_000}); err != nil {
-		t.Error(err)
 	}
 }
 
@@ -173,9 +152,7 @@ func TestKeys_StrangeKeys(t *testing.T) {
 			t.Errorf("%.50q: got %q, %v; want value %d", key, v, err, i)
 		}
 	}
-	if err := c.Delete(t.Context(), keys...); err != nil {
-		t.Error(err)
-	}
+	redistest.Must(t, c.Delete(t.Context(), keys...))
 	for _, key := range keys {
 		if v, err := c.Get(t.Context(), key); err != ErrMiss {
 			t.Errorf("%.50q after Delete: got %q, %v", key, v, err)
@@ -271,45 +248,6 @@ func TestEarlyRefresh_Probability(t *testing.T) {
 				})
 			})
 		}
-	}
-}
-
-// XFetch without a lock loads as often as its authors say: e^(1/β) times for each expiry.
-//
-// Readers come densely. The first one that decides begins a load, and without a lock all that
-// decide before its end load too, however dense the readers are. The number is geometrically
-// distributed, with a standard deviation below its mean: the mean of 4,000 cycles has a standard
-// error below 1.5 %, so that a tenth is 6 of them and more. The steps are so small that they add
-// less than 1 %.
-func TestEarlyRefresh_LoadsPerExpiry(t *testing.T) {
-	t.Parallel()
-	const cycles, readsPerLoad, loadTime = 4_000, 200, time.Second
-	const step = loadTime / readsPerLoad
-	for _, test := range []struct{ beta, want float64 }{{0.5, 7.39}, {1, 2.72}, {1.5, 1.95}, {2, 1.65}} {
-		t.Run(fmt.Sprint("beta ", test.beta), func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				c := earlyCache(t, test.beta)
-				// The probability that no reader has decided before is e^-0.007.
-				begin := time.Duration(test.beta * (math.Log(readsPerLoad*test.beta) + 5) * float64(loadTime))
-				loads := 0
-				for range cycles {
-					left := begin
-					for !earlyHit(c, left, loadTime) {
-						left -= step
-					}
-					loads++
-					for end := left - loadTime + step; left > end; {
-						if left -= step; earlyHit(c, left, loadTime) {
-							loads++
-						}
-					}
-				}
-				if got := float64(loads) / cycles; math.Abs(got/test.want-1) > 0.1 {
-					t.Errorf("%.3f loads for each expiry, want %v", got, test.want)
-				}
-			})
-		})
 	}
 }
 

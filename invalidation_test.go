@@ -19,46 +19,50 @@ import (
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
-// A value whose load began before a Delete is not stored after it, and later callers load again at
-// once.
+// A value whose load began before a Delete, here or in another process, is not stored after it. Callers
+// that arrive after the Delete do not get it, and load again at once.
+//
+//fault:delete-in-load
 func TestDelete_DuringLoad(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		for _, order := range []string{"the older load ends first", "the newer load ends first"} {
-			t.Run(order, func(t *testing.T) {
-				ns := redistest.Namespace(t)
-				c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
-				src := cachetest.NewSource[string](t)
-				before := cachetest.GoGet(t.Context(), c, "k", src.Load)
-				older := src.Next(t)
-				joins := cachetest.GoGet(t.Context(), c, "k", src.Load).Waits(t)
-				redistest.Must(t, c.Delete(t.Context(), "k"))
-				after := cachetest.GoGet(t.Context(), c, "k", src.Load)
-				newer := src.Next(t) // without waiting for the older load
-				if order == "the older load ends first" {
-					older.Give("v1")
-					before.Want(t, "v1")
-					cachetest.WantStored(t, rdb, ns, "k", "")
+		for _, where := range []string{"here", "elsewhere"} {
+			for _, first := range []string{"the older load", "the newer load"} {
+				t.Run(where+", "+first+" ends first", func(t *testing.T) {
+					ns := redistest.Namespace(t)
+					here, elsewhere := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw), cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
+					src := cachetest.NewSource[string](t)
+					before := cachetest.GoGet(t.Context(), here, "k", src.Load)
+					older := src.Next(t)
+					joins := cachetest.GoGet(t.Context(), here, "k", src.Load).Waits(t)
+					redistest.Must(t, map[string]*singlefill.Cache[string]{"here": here, "elsewhere": elsewhere}[where].Delete(t.Context(), "k"))
+					after := cachetest.GoGet(t.Context(), here, "k", src.Load)
+					newer := src.Next(t) // without waiting for the older load
+					if first == "the older load" {
+						older.Give("v1")
+						before.Want(t, "v1")
+						cachetest.WantStored(t, rdb, ns, "k", "")
+					}
 					newer.Give("v2")
 					after.Want(t, "v2")
-				} else {
-					newer.Give("v2")
-					after.Want(t, "v2")
-					older.Give("v1")
-					before.Want(t, "v1")
-				}
-				// A caller that joined before the Delete may get either, but causes no load.
-				if v, err := joins.Result(t); err != nil || v != "v1" && v != "v2" {
-					t.Errorf("got %q, %v; want v1 or v2", v, err)
-				}
-				_ = c.Close() // the older one's outcome is settled then
-				cachetest.WantStored(t, rdb, ns, "k", "v2")
-				cachetest.WantUnlocked(t, rdb, ns, "k")
-				src.Want(t, 2)
-				if s := c.Stats(); s.Stored != 1 || s.Fenced != 1 || s.LoadsUnlocked != 0 {
-					t.Errorf("%+v, want one load stored and one fenced", s)
-				}
-			})
+					if first == "the newer load" {
+						older.Give("v1")
+						before.Want(t, "v1")
+					}
+					// A caller that joined before the Delete may get either, but causes no load.
+					if v, err := joins.Result(t); err != nil || v != "v1" && v != "v2" {
+						t.Errorf("got %q, %v; want v1 or v2", v, err)
+					}
+					cachetest.GoGet(t.Context(), elsewhere, "k", src.Load).Want(t, "v2")
+					_ = here.Close() // the older one's outcome is settled then
+					cachetest.WantStored(t, rdb, ns, "k", "v2")
+					cachetest.WantUnlocked(t, rdb, ns, "k")
+					src.Want(t, 2)
+					if s := here.Stats(); s.Stored != 1 || s.Fenced != 1 || s.LoadsUnlocked != 0 || where == "elsewhere" && s.LocksLost != 1 {
+						t.Errorf("%+v, want one load stored and one fenced, and its lock lost if deleted elsewhere", s)
+					}
+				})
+			}
 		}
 	})
 }
@@ -84,72 +88,6 @@ func TestDelete_DuringTheOnlyLoad(t *testing.T) {
 				t.Errorf("%s: %+v, want one load fenced", name, s)
 			}
 		}
-	})
-}
-
-// Callers that arrive after a Delete in another process do not get a value whose load began before
-// it.
-func TestDelete_ElsewhereDuringLoad(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		for _, order := range []string{"the older load ends first", "the newer load ends first"} {
-			t.Run(order, func(t *testing.T) {
-				ns := redistest.Namespace(t)
-				here, elsewhere := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw),
-					cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
-				src := cachetest.NewSource[string](t)
-				before := cachetest.GoGet(t.Context(), here, "k", src.Load)
-				older := src.Next(t)
-				joins := cachetest.GoGet(t.Context(), here, "k", src.Load).Waits(t)
-				redistest.Must(t, elsewhere.Delete(t.Context(), "k"))
-				after := cachetest.GoGet(t.Context(), here, "k", src.Load)
-				newer := src.Next(t) // without waiting for the older load
-				if order == "the older load ends first" {
-					older.Give("v1")
-					before.Want(t, "v1")
-					newer.Give("v2")
-					after.Want(t, "v2")
-				} else {
-					newer.Give("v2")
-					after.Want(t, "v2")
-					older.Give("v1")
-					before.Want(t, "v1")
-				}
-				if v, err := joins.Result(t); err != nil || v != "v1" && v != "v2" {
-					t.Errorf("got %q, %v; want v1 or v2", v, err)
-				}
-				cachetest.GoGet(t.Context(), elsewhere, "k", src.Load).Want(t, "v2")
-				_ = here.Close()
-				cachetest.WantStored(t, rdb, ns, "k", "v2")
-				src.Want(t, 2)
-				if s := here.Stats(); s.LocksLost != 1 || s.Fenced != 1 || s.Stored != 1 {
-					t.Errorf("%+v, want one lock lost, one load fenced and one stored", s)
-				}
-			})
-		}
-	})
-}
-
-// A process that deletes a key loads it without waiting for an older load of another process.
-func TestDelete_DeleterLoadsAtOnce(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		ns := redistest.Namespace(t)
-		elsewhere, here := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw), cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
-		src := cachetest.NewSource[string](t)
-		before := cachetest.GoGet(t.Context(), elsewhere, "k", src.Load)
-		older := src.Next(t)
-		waits := cachetest.GoGet(t.Context(), here, "k", src.Load).Waits(t) // for the other process
-		redistest.Must(t, here.Delete(t.Context(), "k"))
-		after := cachetest.GoGet(t.Context(), here, "k", src.Load)
-		src.Next(t).Give("v2")
-		after.Want(t, "v2")
-		waits.Want(t, "v2")
-		older.Give("v1")
-		before.Want(t, "v1")
-		_ = elsewhere.Close()
-		cachetest.WantStored(t, rdb, ns, "k", "v2")
-		src.Want(t, 2)
 	})
 }
 
@@ -246,69 +184,6 @@ func TestDelete_BeforeTheLossIsNoticed(t *testing.T) {
 	src.Want(t, 2)
 }
 
-// A Delete between a load and its store keeps the value out of Redis, and from later callers.
-func TestDelete_BetweenLoadAndStore(t *testing.T) {
-	t.Parallel()
-	for _, where := range []string{"here", "in another process"} {
-		t.Run(where, func(t *testing.T) {
-			t.Parallel()
-			p, ns, slow, direct, rdb := cachetest.Proxied(t, &cachetest.Raw)
-			deleter := direct
-			if where == "here" {
-				deleter = slow
-			}
-			src := cachetest.NewSource[string](t)
-			store := p.On(cachetest.Script(t, "store"), redistest.HoldRequest).Times(1)
-			before := cachetest.GoGet(t.Context(), slow, "k", src.Load)
-			src.Next(t).Give("v1")
-			cachetest.Receive(t, "the value is about to be stored", store.Hit())
-			redistest.Must(t, deleter.Delete(t.Context(), "k"))
-			after := cachetest.GoGet(t.Context(), slow, "k", src.Load).Waits(t)
-			store.Release()
-			before.Want(t, "v1")
-			newer := src.Next(t)
-			cachetest.WantStored(t, rdb, ns, "k", "")
-			newer.Give("v2")
-			after.Want(t, "v2")
-			cachetest.WantStored(t, rdb, ns, "k", "v2")
-			src.Want(t, 2)
-			_ = slow.Close()
-			if s := slow.Stats(); s.Fenced != 1 || s.Stored != 1 {
-				t.Errorf("%+v, want one load fenced and one stored", s)
-			}
-		})
-	}
-}
-
-// A load that begins after a Delete is given to all callers, whether the Delete met its lock or
-// not.
-func TestDelete_WhileTheLockIsTaken(t *testing.T) {
-	t.Parallel()
-	for _, held := range []redistest.Action{redistest.HoldRequest, redistest.HoldReply} {
-		t.Run(map[redistest.Action]string{redistest.HoldRequest: "before", redistest.HoldReply: "after"}[held], func(t *testing.T) {
-			t.Parallel()
-			p, ns, slow, direct, rdb := cachetest.Proxied(t, &cachetest.Raw)
-			src := cachetest.NewSource[string](t)
-			lock := p.On(cachetest.Script(t, "get_or_lock"), held).Times(1)
-			before := cachetest.GoGet(t.Context(), slow, "k", src.Load)
-			cachetest.Receive(t, "the lock is asked for", lock.Hit())
-			redistest.Must(t, direct.Delete(t.Context(), "k"))
-			after := cachetest.GoGet(t.Context(), slow, "k", src.Load).Waits(t)
-			lock.Release()
-			// The load begins after both calls and the Delete, so that both may get its value.
-			src.Next(t).Give("v2")
-			before.Want(t, "v2")
-			after.Want(t, "v2")
-			if held == redistest.HoldRequest {
-				cachetest.WantStored(t, rdb, ns, "k", "v2")
-			} else {
-				cachetest.WantStored(t, rdb, ns, "k", "") // its lock was deleted
-			}
-			src.Want(t, 1)
-		})
-	}
-}
-
 // Callers that arrive after a store was sent ask Redis if the store is never answered.
 //
 // That store proves nothing: this process may have been frozen while others went on.
@@ -319,20 +194,9 @@ func TestDelete_StoreWithoutAReply(t *testing.T) {
 		mute.On.Store(true)
 		silent.AddHook(mute.Hook())
 		here, there := cachetest.NewCacheIn[string](t, silent, "n", nil), cachetest.NewCacheIn[string](t, rdb, "n", nil)
-		get := func(value string) chan string {
-			got := make(chan string, 1)
-			go func() {
-				v, err := here.GetOrLoad(t.Context(), "k", func(context.Context, string) (string, error) {
-					time.Sleep(time.Second)
-					return value, nil
-				})
-				if err != nil {
-					t.Error(err)
-				}
-				got <- v
-			}()
-			synctest.Wait()
-			return got
+		get := func(value string) *cachetest.Call[string] {
+			defer synctest.Wait()
+			return cachetest.GoGet(t.Context(), here, "k", cachetest.Takes(time.Second, value, nil))
 		}
 		first := get("old")
 		time.Sleep(time.Second / 2)
@@ -340,15 +204,9 @@ func TestDelete_StoreWithoutAReply(t *testing.T) {
 		time.Sleep(time.Second/2 + 100*time.Millisecond) // the store is in flight
 		redistest.Must(t, there.Delete(t.Context(), "k"))
 		late := get("new")
-		if v := <-first; v != "old" {
-			t.Errorf("the caller before it got %q", v)
-		}
-		if v := <-during; v != "new" { // Redis can be asked, by any command but a store
-			t.Errorf("the caller during the load got %q", v)
-		}
-		if v := <-late; v != "new" {
-			t.Errorf("the caller after the Delete got %q", v)
-		}
+		first.Want(t, "old")
+		during.Want(t, "new") // Redis can be asked, by any command but a store
+		late.Want(t, "new")
 	})
 }
 
@@ -468,6 +326,8 @@ func TestDelete_VoidLoadsAreCancelled(t *testing.T) {
 }
 
 // A value set during a load stays, and later callers get it at once.
+//
+//fault:delete-in-load
 func TestSet_DuringLoad(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {

@@ -21,34 +21,11 @@ import (
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
-// A thousand callers of a cold key share one load.
+// A thousand callers of a cold key share one load, and send two GETs at most.
 //
 //fault:very-many
 //fault:cold-key
 func TestGetOrLoad_ThousandCallers(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		c := cachetest.NewCache[string](t, rdb, nil)
-		src := cachetest.NewSource[string](t)
-		herd := make([]*cachetest.Call[string], 1000)
-		for i := range herd {
-			herd[i] = cachetest.GoGet(t.Context(), c, "k", src.Load)
-		}
-		for _, a := range herd {
-			a.Waits(t)
-		}
-		src.Next(t).Give("v")
-		for _, a := range herd {
-			a.Want(t, "v")
-		}
-		src.Want(t, 1)
-	})
-}
-
-// A thousand callers of a cold key send two GETs at most.
-//
-//fault:cold-key
-func TestGetOrLoad_HerdSendsTwoReads(t *testing.T) {
 	t.Parallel()
 	proxy := redistest.NewProxy(t, redistest.Shared(t).Addr)
 	reads := proxy.On(redistest.Command("get"), redistest.Pass)
@@ -69,74 +46,6 @@ func TestGetOrLoad_HerdSendsTwoReads(t *testing.T) {
 	if n := reads.Fired(); n > 2 {
 		t.Errorf("%d GETs for one load, want at most 2", n)
 	}
-}
-
-// Callers that arrive while a read is in transit share the next read.
-func TestGetOrLoad_CallersShareTheNextRead(t *testing.T) {
-	t.Parallel()
-	proxy := redistest.NewProxy(t, redistest.Shared(t).Addr)
-	reads := proxy.On(redistest.Command("get"), redistest.HoldReply)
-	c := cachetest.NewCache[string](t, proxy.Client(t), nil)
-	redistest.Must(t, c.Set(t.Context(), "k", "v"))
-	herd := []*cachetest.Call[string]{cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[string](t))}
-	cachetest.Receive(t, "the first read is answered", reads.Hit())
-	next := proxy.On(redistest.Command("get"), redistest.Pass)
-	for range 100 {
-		herd = append(herd, cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).Waits(t))
-	}
-	reads.Times(0).Release()
-	for _, a := range herd {
-		a.Want(t, "v")
-	}
-	if n := next.Fired(); n != 1 {
-		t.Errorf("%d more GETs for 100 callers, want 1", n)
-	}
-	if s := c.Stats(); s.Hits != 101 || s.Shared != 99 {
-		t.Errorf("%d hits, %d shared; want 101, 99", s.Hits, s.Shared)
-	}
-}
-
-// A caller that leaves before it has started the next read hands the read to the others.
-func TestGetOrLoad_NextReaderLeaves(t *testing.T) {
-	t.Parallel()
-	proxy := redistest.NewProxy(t, redistest.Shared(t).Addr)
-	reads := proxy.On(redistest.Command("get"), redistest.HoldReply)
-	c := cachetest.NewCache[string](t, proxy.Client(t), nil)
-	redistest.Must(t, c.Set(t.Context(), "k", "v"))
-	first := cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[string](t))
-	cachetest.Receive(t, "the first read is answered", reads.Hit())
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	leaves := cachetest.GoGet(ctx, c, "k", cachetest.MustNotLoad[string](t)).Waits(t)
-	stays := cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).Waits(t)
-	cancel()
-	leaves.WantErr(t, context.Canceled)
-	reads.Times(0).Release()
-	first.Want(t, "v")
-	stays.Want(t, "v")
-}
-
-// A reader does not wait for each caller of its batch that leaves.
-func TestGetOrLoad_LeaversDelayNoReader(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := cachetest.NewCache[string](t, rdb, nil)
-		redistest.Must(t, c.Set(t.Context(), "k", "v"))
-		rdb.AddHook(cachetest.Slow(30 * time.Millisecond))
-		cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[string](t)) // a read in flight
-		synctest.Wait()
-		for i := range 40 {
-			ctx, cancel := context.WithCancel(t.Context())
-			time.AfterFunc(30*time.Millisecond+time.Duration(i+1)*29*time.Millisecond, cancel)
-			cachetest.GoGet(ctx, c, "k", cachetest.MustNotLoad[string](t))
-			synctest.Wait()
-		}
-		begun := time.Now()
-		cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).Want(t, "v")
-		if took := time.Since(begun); took > 100*time.Millisecond {
-			t.Errorf("a hit took %v", took)
-		}
-		time.Sleep(time.Minute)
-	})
 }
 
 // A process never runs two loads of a key at a time, even if callers arrive just as a load ends.
@@ -195,54 +104,39 @@ func TestGetOrLoad_NeverTwoLoadsAtATime(t *testing.T) {
 	}
 }
 
-// An error of the Loader is returned as it is to all callers that waited, and is not remembered.
+// An error of the Loader is returned as it is to all callers that waited. It is not remembered, unless it
+// is ErrNotFound, bare or wrapped, which later callers get bare.
 //
 //fault:failed-load
-func TestGetOrLoad_ErrorIsShared(t *testing.T) {
+func TestGetOrLoad_Error(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ns := redistest.Namespace(t)
 		c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
-		src := cachetest.NewSource[string](t)
-		boom := fmt.Errorf("wrapped: %w", io.ErrUnexpectedEOF)
-		herd := []*cachetest.Call[string]{cachetest.GoGet(t.Context(), c, "k", src.Load)}
-		load := src.Next(t)
-		for range 10 {
-			herd = append(herd, cachetest.GoGet(t.Context(), c, "k", src.Load).Waits(t))
-		}
-		load.Fail(boom)
-		for _, a := range herd {
-			a.WantErr(t, boom)
-		}
-		cachetest.WantStored(t, rdb, ns, "k", "")
-		cachetest.WantUnlocked(t, rdb, ns, "k")
-		again := cachetest.GoGet(t.Context(), c, "k", src.Load)
-		src.Next(t).Give("v")
-		again.Want(t, "v")
-		src.Want(t, 2)
-	})
-}
-
-// ErrNotFound, bare or wrapped, is remembered, and later callers get it bare.
-//
-//fault:failed-load
-func TestErrNotFound_Remembered(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		c := cachetest.NewCache[string](t, rdb, nil)
 		for name, err := range map[string]error{
-			"bare":    singlefill.ErrNotFound,
-			"wrapped": fmt.Errorf("no such row: %w", singlefill.ErrNotFound),
+			"failure":           fmt.Errorf("wrapped: %w", io.ErrUnexpectedEOF),
+			"not found":         singlefill.ErrNotFound,
+			"wrapped not found": fmt.Errorf("no such row: %w", singlefill.ErrNotFound),
 		} {
 			src := cachetest.NewSource[string](t)
-			first := cachetest.GoGet(t.Context(), c, name, src.Load)
+			herd := []*cachetest.Call[string]{cachetest.GoGet(t.Context(), c, name, src.Load)}
 			load := src.Next(t)
-			joins := cachetest.GoGet(t.Context(), c, name, src.Load).Waits(t)
+			for range 10 {
+				herd = append(herd, cachetest.GoGet(t.Context(), c, name, src.Load).Waits(t))
+			}
 			load.Fail(err)
-			first.WantErr(t, err)
-			joins.WantErr(t, err)
-			cachetest.GoGet(t.Context(), c, name, cachetest.MustNotLoad[string](t)).WantErr(t, singlefill.ErrNotFound)
-			cachetest.WantGet(t, c, name, "", singlefill.ErrNotFound)
+			for _, a := range herd {
+				a.WantErr(t, err)
+			}
+			cachetest.WantUnlocked(t, rdb, ns, name)
+			src.Want(t, 1)
+			if errors.Is(err, singlefill.ErrNotFound) {
+				cachetest.GoGet(t.Context(), c, name, cachetest.MustNotLoad[string](t)).WantErr(t, singlefill.ErrNotFound)
+				cachetest.WantGet(t, c, name, "", singlefill.ErrNotFound)
+			} else {
+				cachetest.WantStored(t, rdb, ns, name, "")
+				cachetest.GoGet(t.Context(), c, name, cachetest.Gives("v")).Want(t, "v")
+			}
 		}
 	})
 }
@@ -311,60 +205,6 @@ func TestPanicError(t *testing.T) {
 				}
 			})
 		}
-	})
-}
-
-// A load goes on for the other callers when the first one is cancelled.
-//
-//fault:cancelled
-func TestGetOrLoad_CancelledFirstCaller(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		c := cachetest.NewCache[string](t, rdb, nil)
-		src := cachetest.NewSource[string](t)
-		ctx, cancel := context.WithCancel(t.Context())
-		leader := cachetest.GoGet(ctx, c, "k", src.Load)
-		load := src.Next(t)
-		waits := cachetest.GoGet(t.Context(), c, "k", src.Load).Waits(t)
-		cancel()
-		leader.WantErr(t, context.Canceled) // the load has not ended
-		if err := load.Ctx.Err(); err != nil {
-			t.Errorf("the load's context: %v", err)
-		}
-		load.Give("v")
-		waits.Want(t, "v")
-		src.Want(t, 1)
-	})
-}
-
-// A caller whose context ends returns at once, and the others go on waiting.
-func TestGetOrLoad_CallerLeavesAtOnce(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		c := cachetest.NewCache[string](t, rdb, nil)
-		src := cachetest.NewSource[string](t)
-		ctx, cancel := context.WithCancel(t.Context())
-		expires, stop := context.WithTimeout(t.Context(), time.Hour)
-		defer stop()
-		stays := cachetest.GoGet(expires, c, "k", src.Load)
-		load := src.Next(t)
-		var leavers []*cachetest.Call[string]
-		for range 9 {
-			leavers = append(leavers, cachetest.GoGet(ctx, c, "k", src.Load).Waits(t))
-		}
-		soon, stop := context.WithTimeout(t.Context(), time.Millisecond)
-		defer stop()
-		_, err := c.GetOrLoad(soon, "k", src.Load)
-		if err != context.DeadlineExceeded {
-			t.Errorf("%v at the deadline, want context.DeadlineExceeded itself", err)
-		}
-		cancel()
-		for _, a := range leavers {
-			a.WantErr(t, context.Canceled)
-		}
-		load.Give("v")
-		stays.Want(t, "v")
-		src.Want(t, 1)
 	})
 }
 
@@ -464,8 +304,11 @@ func TestGetOrLoad_EndOfContextInARead(t *testing.T) {
 	})
 }
 
-// A Loader's context has the first caller's values, but neither its deadline nor its cancellation.
-func TestLoader_ContextValues(t *testing.T) {
+// A Loader's context has the first caller's values, but neither its deadline nor its cancellation: the
+// load goes on for the other callers.
+//
+//fault:cancelled
+func TestLoader_Context(t *testing.T) {
 	t.Parallel()
 	type key struct{}
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
@@ -489,27 +332,7 @@ func TestLoader_ContextValues(t *testing.T) {
 		}
 		load.Give("v")
 		joins.Want(t, "v")
-	})
-}
-
-// A load has 30 s by default.
-func TestLoadTimeout_Default(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c, err := singlefill.New[string](rdb, "ns", time.Hour, nil)
-		redistest.Must(t, err)
-		defer c.Close()
-		begun := time.Now()
-		_, err = c.GetOrLoad(t.Context(), "k", func(ctx context.Context, _ string) (string, error) {
-			if deadline, _ := ctx.Deadline(); !deadline.Equal(begun.Add(30 * time.Second)) {
-				t.Errorf("the deadline is %v, want 30s", deadline.Sub(begun))
-			}
-			<-ctx.Done()
-			return "", ctx.Err()
-		})
-		if !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("got %v, want context.DeadlineExceeded", err)
-		}
-		cachetest.WantElapsed(t, "the call returns", begun, 30*time.Second)
+		src.Want(t, 1)
 	})
 }
 
@@ -547,27 +370,6 @@ func TestLoadTimeout_LoaderIgnoresItsContext(t *testing.T) {
 	})
 }
 
-// A Loader can ask for other keys, of other caches too, whatever MaxLoads is.
-func TestLoader_OtherKeys(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		for _, maxLoads := range []int{0, 1, -1} {
-			c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: maxLoads})
-			other := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: maxLoads})
-			cachetest.GoGet(t.Context(), c, "a", func(ctx context.Context, _ string) (string, error) {
-				b, err := c.GetOrLoad(ctx, "b", func(ctx context.Context, _ string) (string, error) {
-					return other.GetOrLoad(ctx, "c", func(ctx context.Context, _ string) (string, error) {
-						return c.GetOrLoad(ctx, "d", cachetest.Gives("d"))
-					})
-				})
-				return "a" + b, err
-			}).Want(t, "ad")
-			cachetest.GoGet(t.Context(), c, "b", cachetest.MustNotLoad[string](t)).Want(t, "d")
-			cachetest.GoGet(t.Context(), c, "e", cachetest.Gives("e")).Want(t, "e") // the slot is free again
-		}
-	})
-}
-
 // A Loader that asks for its own key, directly or by way of another, gets ErrRecursive.
 //
 //fault:recursion
@@ -588,44 +390,6 @@ func TestErrRecursive_OwnKey(t *testing.T) {
 				return c.GetOrLoad(ctx, "a", cachetest.MustNotLoad[string](t))
 			})
 		}).WantErr(t, singlefill.ErrRecursive)
-	})
-}
-
-// Of two loads that ask for each other's key one gets ErrRecursive.
-//
-//fault:recursion
-func TestErrRecursive_LoadsOfEachOther(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		one, two := cachetest.NewCache[string](t, rdb, nil), cachetest.NewCache[string](t, rdb, nil)
-		for name, other := range map[string]*singlefill.Cache[string]{"of one cache": one, "of two caches": two} {
-			a, b := name+" a", name+" b"
-			both := make(chan struct{}, 2)
-			meet := make(chan struct{})
-			var recursive atomic.Int64
-			asks := func(c *singlefill.Cache[string], key string) singlefill.Loader[string] {
-				return func(ctx context.Context, _ string) (string, error) {
-					both <- struct{}{}
-					<-meet
-					v, err := c.GetOrLoad(ctx, key, cachetest.MustNotLoad[string](t))
-					if err == singlefill.ErrRecursive {
-						recursive.Add(1)
-						return "end", nil
-					}
-					return v, err
-				}
-			}
-			first := cachetest.GoGet(t.Context(), one, a, asks(other, b))
-			second := cachetest.GoGet(t.Context(), other, b, asks(one, a))
-			cachetest.Receive(t, "a load", both)
-			cachetest.Receive(t, "both loads", both)
-			close(meet)
-			first.Want(t, "end")
-			second.Want(t, "end")
-			if n := recursive.Load(); n != 1 {
-				t.Errorf("%s: %d calls got ErrRecursive, want 1", name, n)
-			}
-		}
 	})
 }
 

@@ -165,30 +165,6 @@ func TestRemoteError_FailureElsewhere(t *testing.T) {
 	}
 }
 
-// A caller that arrives after a failure in another process loads again.
-func TestRemoteError_LaterCallerLoads(t *testing.T) {
-	t.Parallel()
-	p, _, waiter, loader, _ := cachetest.Proxied(t, &cachetest.Raw)
-	src := cachetest.NewSource[string](t)
-	loads := cachetest.GoGet(t.Context(), loader, "k", src.Load)
-	load := src.Next(t)
-	asked := p.On(cachetest.Script(t, "get_or_lock"), redistest.HoldReply).Times(1)
-	before := cachetest.GoGet(t.Context(), waiter, "k", src.Load)
-	cachetest.Receive(t, "the lock is found held", asked.Hit())
-	boom := errors.New("boom")
-	load.Fail(boom)
-	loads.WantErr(t, boom)
-	after := cachetest.GoGet(t.Context(), waiter, "k", src.Load).Waits(t)
-	asked.Release()
-	var remote *singlefill.RemoteError
-	if _, err := before.Result(t); !errors.As(err, &remote) {
-		t.Errorf("got %v, want a RemoteError", err)
-	}
-	src.Next(t).Give("v")
-	after.Want(t, "v")
-	src.Want(t, 2)
-}
-
 // A value loaded without Redis is not given to callers that arrived after a Delete, once Redis is
 // back.
 //
@@ -215,7 +191,7 @@ func TestUnlocked_LateCallerAfterTheOutage(t *testing.T) {
 	})
 }
 
-// Callers share a load while Redis cannot be asked, late ones too.
+// Callers share a load while Redis cannot be asked, late ones too. LoadsUnlocked counts it when it begins.
 //
 //fault:away-at-end
 func TestUnlocked_LateCallerDuringTheOutage(t *testing.T) {
@@ -225,28 +201,15 @@ func TestUnlocked_LateCallerDuringTheOutage(t *testing.T) {
 		down.On.Store(true)
 		early := cachetest.GoGet(t.Context(), here, "k", src.Load)
 		load := src.Next(t)
+		if n := here.Stats().LoadsUnlocked; n != 1 {
+			t.Errorf("%d loads without the lock while one runs, want 1", n)
+		}
 		late := cachetest.GoGet(t.Context(), here, "k", src.Load)
 		time.Sleep(3 * time.Second)
 		load.Give("v")
 		early.Want(t, "v")
 		late.Want(t, "v")
 		src.Want(t, 1)
-	})
-}
-
-// LoadsUnlocked counts a load when it begins.
-func TestUnlocked_CountedAtTheBeginning(t *testing.T) {
-	down := new(cachetest.Outage)
-	inOutage(t, down, func(t *testing.T, here, there *singlefill.Cache[string]) {
-		src := cachetest.NewSource[string](t)
-		down.On.Store(true)
-		a := cachetest.GoGet(t.Context(), here, "k", src.Load)
-		load := src.Next(t)
-		if n := here.Stats().LoadsUnlocked; n != 1 {
-			t.Errorf("%d loads without the lock while one runs, want 1", n)
-		}
-		load.Give("v")
-		a.Want(t, "v")
 	})
 }
 
@@ -334,42 +297,59 @@ func inOutage(t *testing.T, down *cachetest.Outage, run func(t *testing.T, here,
 }
 
 // MaxFleetLoads bounds the loads of all caches of a namespace: as many as the limit run, and never
-// one more.
+// one more. While processes disagree, as during a deployment that changes it, the larger number counts.
+//
+//fault:disagreement
 func TestMaxFleetLoads_LoadsAtATime(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		const limit, caches, keys = 3, 3, 12
-		ns := redistest.Namespace(t)
-		src := cachetest.NewSource[string](t)
-		var calls []*cachetest.Call[string]
-		for range caches {
-			c := cachetest.NewCacheIn(t, rdb, ns, cachetest.PatientOptions(&singlefill.Options[string]{MaxFleetLoads: limit}))
-			for k := range keys {
-				calls = append(calls, cachetest.GoGet(t.Context(), c, fmt.Sprint(k), src.Load))
-			}
-		}
-		running := make(chan *cachetest.HeldLoad[string], limit)
-		for range limit {
-			running <- src.Next(t)
-		}
-		for begun := int64(limit); begun <= keys; begun++ {
-			src.Want(t, begun)
-			(<-running).Give("v")
-			if begun < keys {
-				running <- src.Next(t)
-			}
-		}
-		for range limit - 1 {
-			(<-running).Give("v")
-		}
-		for _, a := range calls {
-			a.Want(t, "v")
-		}
-		src.Want(t, keys)
-		redistest.Await(t, "no slot is held any more", func() bool {
-			n, err := rdb.Exists(t.Context(), fleetKey(ns)).Result()
-			return n == 0 && err == nil
+	for name, limits := range map[string][]int{"agreed": {3, 3, 3}, "disagreement": {2, 4}} {
+		t.Run(name, func(t *testing.T) {
+			redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+				const keys = 12
+				ns := redistest.Namespace(t)
+				src := cachetest.NewSource[string](t)
+				var caches []*singlefill.Cache[string]
+				var calls []*cachetest.Call[string]
+				for _, limit := range limits {
+					c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{MaxFleetLoads: limit})
+					caches = append(caches, c)
+					for k := range keys {
+						calls = append(calls, cachetest.GoGet(t.Context(), c, fmt.Sprint(k), src.Load))
+					}
+				}
+				largest := slices.Max(limits)
+				running := make(chan *cachetest.HeldLoad[string], largest)
+				for range largest {
+					running <- src.Next(t)
+				}
+				for begun := largest; begun <= keys; begun++ {
+					src.Want(t, int64(begun))
+					if held, err := rdb.ZCard(t.Context(), fleetKey(ns)).Result(); held > int64(largest) || err != nil {
+						t.Errorf("%d slots are held, %v", held, err)
+					}
+					(<-running).Give("v")
+					if begun < keys {
+						running <- src.Next(t)
+					}
+				}
+				for range largest - 1 {
+					(<-running).Give("v")
+				}
+				for _, a := range calls {
+					a.Want(t, "v")
+				}
+				src.Want(t, keys)
+				for _, c := range caches {
+					if n := c.Stats().LoadsUnlimited; n != 0 {
+						t.Errorf("%d loads without the limit", n)
+					}
+				}
+				redistest.Await(t, "no slot is held any more", func() bool {
+					n, err := rdb.Exists(t.Context(), fleetKey(ns)).Result()
+					return n == 0 && err == nil
+				})
+			})
 		})
-	})
+	}
 }
 
 // A fill that waits for a slot of the fleet holds no lock, so that a process with a slot can load
@@ -466,32 +446,6 @@ func TestMaxFleetLoads_DeadProcess(t *testing.T) {
 // fleetKey is the first key of the semaphore of a namespace.
 func fleetKey(ns string) string { return ns + ":{" + ns + "}:loads" }
 
-// Every key of a namespace begins with it and a colon, those of MaxFleetLoads too, so that one ACL
-// pattern admits all.
-func TestMaxFleetLoads_Keys(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := cachetest.NewCacheIn(t, rdb, "shop", &singlefill.Options[string]{MaxFleetLoads: 1})
-		other := cachetest.NewCacheIn(t, rdb, "shop", &singlefill.Options[string]{MaxFleetLoads: 1})
-		src := cachetest.NewSource[string](t)
-		first, second := cachetest.GoGet(t.Context(), c, "1", src.Load), cachetest.GoGet(t.Context(), other, "2", src.Load)
-		time.Sleep(3 * time.Second) // the other cache waits, and reserves the next slot
-		src.Want(t, 1)
-		keys := m.Keys()
-		if !slices.Contains(keys, fleetKey("shop")) {
-			t.Errorf("no semaphore in %q", keys)
-		}
-		for _, key := range keys {
-			if !strings.HasPrefix(key, "shop:") {
-				t.Errorf("%q is outside of the namespace", key)
-			}
-		}
-		src.Next(t).Give("v")
-		src.Next(t).Give("v")
-		first.Want(t, "v")
-		second.Want(t, "v")
-	})
-}
-
 // holdFleetSlot takes the only slot of a namespace and never renews it, as a process that has died.
 func holdFleetSlot(t *testing.T, m *miniredis.Miniredis, ns string) {
 	t.Helper()
@@ -515,6 +469,8 @@ func holdFleetSlot(t *testing.T, m *miniredis.Miniredis, ns string) {
 }
 
 // MaxLoads alone bounds the loads while Redis cannot be asked.
+//
+//fault:unreachable
 func TestMaxFleetLoads_WithoutRedis(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxFleetLoads: 1, MaxLoads: 2})
@@ -587,51 +543,4 @@ func TestMaxFleetLoads_Outage(t *testing.T) {
 	if took[64] > 3*took[0] {
 		t.Errorf("1000 loads took %v, and %v with MaxFleetLoads", took[0], took[64])
 	}
-}
-
-// While processes disagree on MaxFleetLoads, as during a deployment that changes it, the larger number
-// bounds the loads of all: as many run, by the count of the server, and never one more.
-//
-//fault:disagreement
-func TestMaxFleetLoads_Disagreement(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		const keys, largest = 6, 4
-		ns := redistest.Namespace(t)
-		src := cachetest.NewSource[string](t)
-		var caches []*singlefill.Cache[string]
-		var calls []*cachetest.Call[string]
-		for _, limit := range []int{2, largest} {
-			c := cachetest.NewCacheIn(t, rdb, ns, cachetest.PatientOptions(&singlefill.Options[string]{MaxFleetLoads: limit}))
-			caches = append(caches, c)
-			for k := range keys {
-				calls = append(calls, cachetest.GoGet(t.Context(), c, fmt.Sprint(k, " of ", limit), src.Load))
-			}
-		}
-		running := make(chan *cachetest.HeldLoad[string], largest)
-		for range largest {
-			running <- src.Next(t)
-		}
-		for begun := int64(largest); begun <= 2*keys; begun++ {
-			src.Want(t, begun)
-			if held, err := rdb.ZCard(t.Context(), fleetKey(ns)).Result(); held > largest || err != nil {
-				t.Errorf("%d slots are held, %v", held, err)
-			}
-			(<-running).Give("v")
-			if begun < 2*keys {
-				running <- src.Next(t)
-			}
-		}
-		for range largest - 1 {
-			(<-running).Give("v")
-		}
-		for _, a := range calls {
-			a.Want(t, "v")
-		}
-		src.Want(t, 2*keys)
-		for _, c := range caches {
-			if s := c.Stats(); s.LoadsUnlimited != 0 {
-				t.Errorf("%d loads without the limit", s.LoadsUnlimited)
-			}
-		}
-	})
 }

@@ -92,9 +92,7 @@ func TestLogTrace_Lines(t *testing.T) {
 				m.SetError(test.reply)
 				test.run(t, c, rdb)
 				m.SetError("")
-				if err := c.Close(); err != nil {
-					t.Error(err)
-				}
+				redistest.Must(t, c.Close())
 				got := b.String()
 				if i := strings.Index(got, "store_err="); i >= 0 {
 					got = got[:i+len("store_err=")]

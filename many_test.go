@@ -69,8 +69,17 @@ func (s *manySource) wantCalls(t testing.TB, what string, want ...[]string) {
 
 func valueOf(key string) string { return "value of " + key }
 
-// wantMany wants the values of keys, and no others.
-func wantMany(t testing.TB, what string, got map[string]string, keys ...string) {
+// wantMany wants the values of keys, and no others, and no error.
+func wantMany(t testing.TB, what string, got map[string]string, err error, keys ...string) {
+	t.Helper()
+	wantFound(t, what, got, keys...)
+	if err != nil {
+		t.Errorf("%s: %v", what, err)
+	}
+}
+
+// wantFound is wantMany for a call with an error.
+func wantFound(t testing.TB, what string, got map[string]string, keys ...string) {
 	t.Helper()
 	want := make(map[string]string)
 	for _, key := range keys {
@@ -121,6 +130,13 @@ func goGetMany(ctx context.Context, c *singlefill.Cache[string], keys []string,
 	return g
 }
 
+// want waits for the call, and wants the values of keys.
+func (g *goMany) want(t testing.TB, what string, keys ...string) {
+	t.Helper()
+	<-g.done
+	wantMany(t, what, g.values, g.err, keys...)
+}
+
 // The loader gets the keys that Redis does not have, once each. What it leaves out does not exist,
 // and that is remembered.
 func TestGetOrLoadMany(t *testing.T) {
@@ -141,10 +157,7 @@ func TestGetOrLoadMany(t *testing.T) {
 			{"second", nil},
 		} {
 			got, err := c.GetOrLoadMany(ctx, []string{"a", "b", "a", "c", "none", "b"}, s.load)
-			if err != nil {
-				t.Error(err)
-			}
-			wantMany(t, round.what, got, "a", "b", "c")
+			wantMany(t, round.what, got, err, "a", "b", "c")
 			if len(s.calls) > 1 && !one { // keys on a master that is slow to answer
 				s.calls = [][]string{slices.Sorted(slices.Values(slices.Concat(s.calls...)))}
 			}
@@ -174,8 +187,7 @@ func TestGetOrLoadMany_RoundTrips(t *testing.T) {
 		get := func(keys []string) {
 			t.Helper()
 			got, err := c.GetOrLoadMany(t.Context(), keys, s.load)
-			redistest.Must(t, err)
-			wantMany(t, "get", got, keys...)
+			wantMany(t, "get", got, err, keys...)
 		}
 		get([]string{"x"}) // the server learns the scripts
 		trips.Store(0)
@@ -194,48 +206,6 @@ func TestGetOrLoadMany_RoundTrips(t *testing.T) {
 			}
 		}
 	})
-}
-
-// Bad input touches nothing, and the error says what is wrong.
-func TestMany_BadInput(t *testing.T) {
-	t.Parallel()
-	_, rdb := redistest.StartMini(t)
-	c := cachetest.NewCache(t, rdb, &cachetest.Raw)
-	ended, cancel := context.WithCancel(t.Context())
-	cancel()
-	s := new(manySource)
-	for _, row := range []struct {
-		what string
-		call func() error
-		want string
-	}{
-		{"nil loader", func() error { _, err := c.GetOrLoadMany(t.Context(), []string{"a"}, nil); return err }, "load is nil"},
-		{"empty key", func() error { _, err := c.GetOrLoadMany(t.Context(), []string{"a", ""}, s.load); return err }, singlefill.ErrEmptyKey.Error()},
-		{"empty key to get", func() error { _, err := c.GetMany(t.Context(), []string{""}); return err }, singlefill.ErrEmptyKey.Error()},
-		{"empty key to set", func() error { return c.SetMany(t.Context(), map[string]string{"a": "1", "": "2"}) }, singlefill.ErrEmptyKey.Error()},
-		{"ended context", func() error { _, err := c.GetOrLoadMany(ended, []string{"a"}, s.load); return err }, "context canceled"},
-		{"ended context to clear", func() error { return c.Clear(ended) }, "context canceled"},
-		{"MaxBatch", func() error {
-			_, err := singlefill.New(rdb, "ns", time.Minute, &singlefill.Options[string]{MaxBatch: -1})
-			return err
-		}, "Options.MaxBatch is -1: at least 1 is allowed"},
-	} {
-		if err := row.call(); err == nil || !strings.Contains(err.Error(), row.want) {
-			t.Errorf("%s: error %v, want %q", row.what, err, row.want)
-		}
-	}
-	s.wantCalls(t, "bad input")
-	if _, err := c.Get(t.Context(), "a"); err != singlefill.ErrMiss {
-		t.Errorf("a: %v, want a miss", err)
-	}
-	redistest.Must(t, c.Close())
-	_, loading := c.GetOrLoadMany(t.Context(), []string{"a"}, s.load)
-	_, getting := c.GetMany(t.Context(), []string{"a"})
-	for what, err := range map[string]error{"GetOrLoadMany": loading, "GetMany": getting, "SetMany": c.SetMany(t.Context(), nil), "Clear": c.Clear(t.Context())} {
-		if err != singlefill.ErrClosed {
-			t.Errorf("%s after Close: %v, want ErrClosed", what, err)
-		}
-	}
 }
 
 // A failure of the loader is the failure of each of its keys. The other keys are returned.
@@ -258,7 +228,7 @@ func TestGetOrLoadMany_Failures(t *testing.T) {
 			c := cachetest.NewCache(t, rdb, &cachetest.Raw)
 			redistest.Must(t, c.Set(t.Context(), "had", valueOf("had")))
 			got, err := c.GetOrLoadMany(t.Context(), []string{"a", "had", "b"}, row.load)
-			wantMany(t, row.what, got, "had")
+			wantFound(t, row.what, got, "had")
 			if row.want != nil {
 				wantManyErrors(t, row.what, err, row.want, "a", "b")
 			}
@@ -266,10 +236,8 @@ func TestGetOrLoadMany_Failures(t *testing.T) {
 				t.Errorf("error %v, want a PanicError", err)
 			}
 			s := new(manySource) // a failure is not remembered, and leaves no lock
-			if got, err = c.GetOrLoadMany(t.Context(), []string{"a", "had", "b"}, s.load); err != nil {
-				t.Error(err)
-			}
-			wantMany(t, "after that", got, "a", "had", "b")
+			got, err = c.GetOrLoadMany(t.Context(), []string{"a", "had", "b"}, s.load)
+			wantMany(t, "after that", got, err, "a", "had", "b")
 			if stats := c.Stats(); stats.LoadErrors != 2 || row.is != nil && stats.LoadPanics != 2 {
 				t.Errorf("%d errors and %d panics, want 2 of 2 keys", stats.LoadErrors, stats.LoadPanics)
 			}
@@ -302,7 +270,7 @@ func TestGetOrLoadMany_StrayKeys(t *testing.T) {
 			_, rdb := redistest.StartMini(t)
 			c := cachetest.NewCache(t, rdb, &cachetest.Raw)
 			got, err := c.GetOrLoadMany(t.Context(), []string{"Foo", "asked", "none"}, row.load)
-			wantMany(t, "the first call", got, "asked")
+			wantFound(t, "the first call", got, "asked")
 			many, ok := errors.AsType[*singlefill.ManyError](err)
 			if !ok || len(many.Errs) != 2 {
 				t.Fatalf("error %v, want one of each of the other two keys", err)
@@ -325,30 +293,13 @@ func TestGetOrLoadMany_StrayKeys(t *testing.T) {
 		got, err := c.GetOrLoadMany(t.Context(), []string{"a"}, func(context.Context, []string) (map[string]string, error) {
 			return map[string]string{"a": valueOf("a"), "more": "v"}, nil
 		})
-		if wantMany(t, "a", got, "a"); err != nil {
-			t.Errorf("error %v, want none", err)
-		}
+		wantMany(t, "a", got, err, "a")
 	})
 }
 
 func isPanic(err error) bool {
 	_, is := errors.AsType[*singlefill.PanicError](err)
 	return is
-}
-
-// ErrNotFound from the loader means that none of its keys exists.
-func TestGetOrLoadMany_NoneExists(t *testing.T) {
-	t.Parallel()
-	_, rdb := redistest.StartMini(t)
-	c := cachetest.NewCache(t, rdb, &cachetest.Raw)
-	s := &manySource{err: fmt.Errorf("shop: %w", singlefill.ErrNotFound)}
-	for _, what := range []string{"loaded", "remembered"} {
-		got, err := c.GetOrLoadMany(t.Context(), []string{"a", "b"}, s.load)
-		if err != nil || len(got) != 0 {
-			t.Errorf("%s: got %q, %v; want nothing", what, got, err)
-		}
-	}
-	s.wantCalls(t, "both calls", []string{"a", "b"})
 }
 
 // The text of a ManyError names a key, and it unwraps to the error of each.
@@ -389,11 +340,7 @@ func TestGetOrLoadMany_MeetsSingleCalls(t *testing.T) {
 				default:
 				}
 				a.Give(valueOf("a"))
-				<-call.done
-				if call.err != nil {
-					t.Error(call.err)
-				}
-				wantMany(t, "the call", call.values, "a", "b")
+				call.want(t, "the call", "a", "b")
 				first.Want(t, valueOf("a"))
 				second.Want(t, valueOf("b"))
 				s.wantCalls(t, "the call", []string{"b"})
@@ -401,34 +348,6 @@ func TestGetOrLoadMany_MeetsSingleCalls(t *testing.T) {
 			})
 		})
 	}
-}
-
-// Calls with keys in common load each key once, and wait for each other.
-func TestGetOrLoadMany_Overlap(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-		s := &manySource{takes: time.Second}
-		var calls []*goMany
-		var asked [][]string
-		keys := manyKeys(20)
-		for i, c := range cachetest.NewCaches(t, m, "ns", 4, &cachetest.Raw) {
-			part := slices.Concat(keys[i*4:], keys[:i*2])
-			if i%2 == 1 {
-				slices.Reverse(part)
-			}
-			asked = append(asked, part)
-			calls = append(calls, goGetMany(t.Context(), c, part, s.load))
-		}
-		for i, call := range calls {
-			<-call.done
-			if call.err != nil {
-				t.Error(call.err)
-			}
-			wantMany(t, fmt.Sprint("process ", i), call.values, asked[i]...)
-		}
-		if all := slices.Sorted(slices.Values(slices.Concat(s.calls...))); !slices.Equal(all, keys) {
-			t.Errorf("loaded %q, want each key once", all)
-		}
-	})
 }
 
 // A loader gets MaxBatch keys at most. Its calls run at the same time, if MaxLoads allows.
@@ -441,10 +360,7 @@ func TestGetOrLoadMany_MaxBatch(t *testing.T) {
 				s := &manySource{takes: time.Second}
 				keys := manyKeys(10)
 				got, err := c.GetOrLoadMany(t.Context(), keys, s.load)
-				if err != nil {
-					t.Error(err)
-				}
-				wantMany(t, "the call", got, keys...)
+				wantMany(t, "the call", got, err, keys...)
 				s.wantCalls(t, "the call", keys[:4], keys[4:8], keys[8:])
 				if s.most != row.most {
 					t.Errorf("%d calls of the loader at once, want %d", s.most, row.most)
@@ -466,24 +382,22 @@ func TestGetOrLoadMany_Deadline(t *testing.T) {
 		begun := time.Now()
 		got, err := c.GetOrLoadMany(ctx, []string{"a", "had", "b"}, s.load)
 		cachetest.WantElapsed(t, "the call", begun, time.Second)
-		wantMany(t, "the call", got, "had")
+		wantFound(t, "the call", got, "had")
 		wantManyErrors(t, "the call", err, context.DeadlineExceeded, "a", "b")
 		time.Sleep(10 * time.Second)
 		got, err = c.GetMany(t.Context(), []string{"a", "b"})
-		if err != nil {
-			t.Error(err)
-		}
-		wantMany(t, "later", got, "a", "b")
+		wantMany(t, "later", got, err, "a", "b")
 	})
 }
 
 // A Delete, Set or Expire during a load refuses the value of its own key only.
 func TestGetOrLoadMany_Invalidation(t *testing.T) {
-	for what, invalidate := range map[string]func(ctx context.Context, c *singlefill.Cache[string]) error{
-		"Delete": func(ctx context.Context, c *singlefill.Cache[string]) error { return c.Delete(ctx, "a") },
-		"Set":    func(ctx context.Context, c *singlefill.Cache[string]) error { return c.Set(ctx, "a", "set") },
-		"Expire": func(ctx context.Context, c *singlefill.Cache[string]) error { return c.Expire(ctx, "a") },
-		"Clear":  func(ctx context.Context, c *singlefill.Cache[string]) error { return c.Clear(ctx) },
+	type cache = *singlefill.Cache[string]
+	for what, invalidate := range map[string]func(ctx context.Context, c cache) error{
+		"Delete": func(ctx context.Context, c cache) error { return c.Delete(ctx, "a") },
+		"Set":    func(ctx context.Context, c cache) error { return c.Set(ctx, "a", "set") },
+		"Expire": func(ctx context.Context, c cache) error { return c.Expire(ctx, "a") },
+		"Clear":  func(ctx context.Context, c cache) error { return c.Clear(ctx) },
 	} {
 		for _, processes := range []int{1, 2} {
 			t.Run(fmt.Sprintf("%s, %d processes", what, processes), func(t *testing.T) {
@@ -495,12 +409,9 @@ func TestGetOrLoadMany_Invalidation(t *testing.T) {
 					time.Sleep(time.Second / 2)
 					redistest.Must(t, invalidate(t.Context(), invalidates))
 					late := goGetMany(t.Context(), loads, []string{"a", "b"}, (&manySource{}).load)
-					<-early.done
+					early.want(t, "the early call", "a", "b")
 					<-late.done
-					if early.err != nil || late.err != nil {
-						t.Errorf("errors %v and %v", early.err, late.err)
-					}
-					wantMany(t, "the early call", early.values, "a", "b")
+					redistest.Must(t, late.err)
 					fenced := int64(1)
 					if what == "Clear" {
 						fenced = 2
@@ -538,11 +449,8 @@ func TestGetOrLoadMany_Refresh(t *testing.T) {
 				s.takes = time.Second
 				begun := time.Now()
 				got, err := c.GetOrLoadMany(t.Context(), keys, s.load)
-				if err != nil {
-					t.Error(err)
-				}
 				cachetest.WantElapsed(t, "the call", begun, 0)
-				wantMany(t, "the call", got, keys...)
+				wantMany(t, "the call", got, err, keys...)
 				time.Sleep(5 * time.Second)
 				s.wantCalls(t, "stale", keys)
 				if n := c.Stats().Refreshes; n != 50 {
@@ -561,7 +469,7 @@ func TestGetOrLoadMany_StaleIfError(t *testing.T) {
 		time.Sleep(cachetest.StaleLife + time.Second)
 		s := &manySource{err: cachetest.ErrSource}
 		got, err := c.GetOrLoadMany(t.Context(), []string{"a", "b", "new"}, s.load)
-		wantMany(t, "the call", got, "a", "b")
+		wantFound(t, "the call", got, "a", "b")
 		wantManyErrors(t, "the call", err, cachetest.ErrSource, "new")
 		if n := c.Stats().StaleOnError; n != 2 {
 			t.Errorf("%d old values, want 2", n)
@@ -576,11 +484,7 @@ func TestGetOrLoadMany_RedisAway(t *testing.T) {
 		keys := manyKeys(20)
 		one, two := goGetMany(t.Context(), c, keys, s.load), goGetMany(t.Context(), c, keys, s.load)
 		for _, call := range []*goMany{one, two} {
-			<-call.done
-			if call.err != nil {
-				t.Error(call.err)
-			}
-			wantMany(t, "the call", call.values, keys...)
+			call.want(t, "the call", keys...)
 		}
 		if s.most != 1 {
 			t.Errorf("the loader ran %d times at once", s.most)
@@ -614,10 +518,7 @@ func TestGetOrLoadMany_BadBytes(t *testing.T) {
 	_, _ = m.Lpush("ns:{b}", "a list")
 	s := new(manySource)
 	got, err := c.GetOrLoadMany(t.Context(), []string{"a", "b", "c"}, s.load)
-	if err != nil {
-		t.Error(err)
-	}
-	wantMany(t, "the call", got, "a", "b", "c")
+	wantMany(t, "the call", got, err, "a", "b", "c")
 	s.wantCalls(t, "the call", []string{"a", "b", "c"})
 	if c.Stats().BadValues == 0 {
 		t.Error("no bad value is counted")
@@ -640,35 +541,10 @@ func TestGetOrLoadMany_Nested(t *testing.T) {
 				}
 			}
 			nested, err := c.GetOrLoadMany(ctx, []string{"x", "y"}, inner.load)
-			if err != nil {
-				return nil, err
-			}
-			wantMany(t, "nested", nested, "x", "y")
+			wantMany(t, "nested", nested, err, "x", "y")
 			return map[string]string{"a": valueOf("a"), "b": valueOf("b")}, nil
 		})
-		if err != nil {
-			t.Error(err)
-		}
-		wantMany(t, "the call", got, "a", "b")
-	})
-}
-
-// A loader that ignores the end of its context is abandoned at LoadTimeout.
-func TestGetOrLoadMany_LoadTimeout(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Codec: singlefill.Raw, MaxLoads: 1,
-			LoadTimeout: 30 * time.Second})
-		slow := &manySource{takes: time.Hour}
-		begun := time.Now()
-		_, err := c.GetOrLoadMany(t.Context(), []string{"a", "b"}, slow.load)
-		cachetest.WantElapsed(t, "the call", begun, 30*time.Second)
-		wantManyErrors(t, "the call", err, context.DeadlineExceeded, "a", "b")
-		got, err := c.GetOrLoadMany(t.Context(), []string{"a", "b"}, new(manySource).load)
-		if err != nil {
-			t.Error(err)
-		}
-		wantMany(t, "the next call", got, "a", "b")
-		time.Sleep(time.Hour) // the loader ends
+		wantMany(t, "the call", got, err, "a", "b")
 	})
 }
 
@@ -691,9 +567,7 @@ func TestGetOrLoadMany_Superseded(t *testing.T) {
 			if inside.Err() != nil {
 				t.Errorf("the context has ended before %s was deleted", key)
 			}
-			if err := c.Delete(t.Context(), key); err != nil {
-				t.Error(err)
-			}
+			redistest.Must(t, c.Delete(t.Context(), key))
 		}
 		synctest.Wait()
 		if inside.Err() == nil {
@@ -723,11 +597,7 @@ func TestGetOrLoadMany_SharedReads(t *testing.T) {
 			calls = append(calls, goGetMany(t.Context(), c, keys, new(manySource).load))
 		}
 		for _, call := range calls {
-			<-call.done
-			if call.err != nil {
-				t.Error(call.err)
-			}
-			wantMany(t, "the call", call.values, keys...)
+			call.want(t, "the call", keys...)
 		}
 		if n := trips.Load(); n != 2 {
 			t.Errorf("%d pipelines, want 2", n)
@@ -777,8 +647,7 @@ func TestGetOrLoadMany_Near(t *testing.T) {
 		redistest.Await(t, "all keys are served from memory", func() bool {
 			before := there.Stats().NearHits
 			got, err := there.GetOrLoadMany(t.Context(), keys, s.load)
-			redistest.Must(t, err)
-			wantMany(t, "the call", got, keys...)
+			wantMany(t, "the call", got, err, keys...)
 			return there.Stats().NearHits-before == int64(len(keys))
 		})
 	}
@@ -810,17 +679,10 @@ func TestGetMany(t *testing.T) {
 		if _, err := c.GetOrLoad(ctx, "none", cachetest.Fails[string](singlefill.ErrNotFound)); err != singlefill.ErrNotFound {
 			t.Fatal(err)
 		}
-		for _, keys := range [][]string{{"a", "missing", "b", "a", "none"}, nil} {
-			got, err := c.GetMany(ctx, keys)
-			if err != nil {
-				t.Error(err)
-			}
-			if keys == nil {
-				wantMany(t, "no keys", got)
-			} else {
-				wantMany(t, "the call", got, "a", "b")
-			}
-		}
+		got, err := c.GetMany(ctx, []string{"a", "missing", "b", "a", "none"})
+		wantMany(t, "the call", got, err, "a", "b")
+		got, err = c.GetMany(ctx, nil)
+		wantMany(t, "no keys", got, err)
 		if s := c.Stats(); s.Loads != 1 || s.Hits != 3 || s.Misses != 2 {
 			t.Errorf("%d loads, %d hits, %d misses; want 1, 3, 2", s.Loads, s.Hits, s.Misses)
 		}
@@ -831,13 +693,10 @@ func TestGetMany(t *testing.T) {
 func TestGetMany_RedisAway(t *testing.T) {
 	inSilence(t, func(t *testing.T, c *singlefill.Cache[string]) {
 		got, err := c.GetMany(t.Context(), []string{"a", "b"})
-		wantMany(t, "the call", got)
+		wantFound(t, "the call", got)
 		wantManyErrors(t, "the call", err, context.DeadlineExceeded, "a", "b")
-		if err := c.SetMany(t.Context(), map[string]string{"a": "1", "b": "2"}); err == nil {
-			t.Error("SetMany has no error")
-		} else {
-			wantManyErrors(t, "SetMany", err, context.DeadlineExceeded, "a", "b")
-		}
+		err = c.SetMany(t.Context(), map[string]string{"a": "1", "b": "2"})
+		wantManyErrors(t, "SetMany", err, context.DeadlineExceeded, "a", "b")
 	})
 }
 
@@ -872,13 +731,8 @@ func TestSetMany(t *testing.T) {
 			}
 		}
 		got, err := c2.GetMany(ctx, keys)
-		if err != nil {
-			t.Error(err)
-		}
-		wantMany(t, "after SetMany", got, keys...)
-		if err := c.SetMany(ctx, map[string]string{keys[0]: "not kept"}); err != nil {
-			t.Error(err)
-		}
+		wantMany(t, "after SetMany", got, err, keys...)
+		redistest.Must(t, c.SetMany(ctx, map[string]string{keys[0]: "not kept"}))
 		redistest.Await(t, "the value is gone", func() bool { _, err := c2.Get(ctx, keys[0]); return err == singlefill.ErrMiss })
 	})
 }
@@ -906,67 +760,48 @@ func TestGetOrLoadMany_HangingLoader(t *testing.T) {
 		opts := cachetest.Raw
 		opts.RedisTimeout, opts.LockTTL, opts.LoadTimeout = time.Second, 5*time.Second, 12*time.Second
 		c := cachetest.NewCacheIn(t, rdb, ns, &opts)
-		other := cachetest.NewCacheIn(t, redistest.NewMiniClient(t, m), ns, &cachetest.Raw)
+		other := cachetest.NewCaches(t, m, ns, 1, &cachetest.Raw)[0]
 		src := cachetest.NewSource[string](t)
 		elsewhere := cachetest.GoGet(t.Context(), other, "waits", src.Load)
 		held := src.Next(t)
-
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
 		hang := make(chan struct{})
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			values, err := c.GetOrLoadMany(ctx, []string{"hangs", "waits"}, func(_ context.Context, keys []string) (map[string]string, error) {
-				if slices.Contains(keys, "hangs") {
-					<-hang
-				}
-				return map[string]string{"waits": "v2"}, nil
-			})
-			var many *singlefill.ManyError
-			if !errors.As(err, &many) || len(many.Errs) != 1 || !errors.Is(many.Errs["hangs"], context.DeadlineExceeded) {
-				t.Errorf("err = %v, want that of LoadTimeout for one key", err)
+		call := goGetMany(t.Context(), c, []string{"hangs", "waits"}, func(_ context.Context, keys []string) (map[string]string, error) {
+			if slices.Contains(keys, "hangs") {
+				<-hang
 			}
-			if ctx.Err() != nil || values["waits"] != "v2" {
-				t.Errorf("values = %v, ctx.Err() = %v", values, ctx.Err())
-			}
-		}()
+			return map[string]string{"waits": valueOf("waits")}, nil
+		})
 		time.Sleep(13 * time.Second)
-		if err := other.Delete(t.Context(), "waits"); err != nil {
-			t.Error(err)
-		}
-		<-done
+		redistest.Must(t, other.Delete(t.Context(), "waits"))
+		<-call.done
+		wantFound(t, "the call", call.values, "waits")
+		wantManyErrors(t, "the call", call.err, context.DeadlineExceeded, "hangs")
 		close(hang)
 		held.Give("v1")
 		elsewhere.Want(t, "v1")
-		synctest.Wait()
 	})
 }
 
-// An error of the ManyLoader that wraps ErrNotFound is remembered, and is no error of the call. A panic
-// with such an error is a failure.
-func TestGetOrLoadMany_WrappedNotFound(t *testing.T) {
+// ErrNotFound from the ManyLoader, wrapped too, means that none of its keys exists, which is remembered and
+// no error of the call. A panic with such an error is a failure.
+func TestGetOrLoadMany_NoneExists(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
-		wrapped := fmt.Errorf("no row: %w", singlefill.ErrNotFound)
-		values, err := c.GetOrLoadMany(t.Context(), []string{"a", "b"}, func(context.Context, []string) (map[string]string, error) {
-			return nil, wrapped
-		})
-		if len(values) != 0 || err != nil {
-			t.Errorf("got %v, %v for what does not exist", values, err)
+		s := &manySource{err: fmt.Errorf("shop: %w", singlefill.ErrNotFound)}
+		for _, what := range []string{"loaded", "remembered"} {
+			got, err := c.GetOrLoadMany(t.Context(), []string{"a", "b"}, func(ctx context.Context, keys []string) (map[string]string, error) {
+				_, err := s.load(ctx, keys)
+				return nil, err
+			})
+			wantMany(t, what, got, err)
 		}
-		if _, err := c.Get(t.Context(), "a"); err != singlefill.ErrNotFound {
-			t.Errorf("Get = %v, want ErrNotFound", err)
-		}
+		s.wantCalls(t, "both calls", []string{"a", "b"})
+		cachetest.WantGet(t, c, "a", "", singlefill.ErrNotFound)
 
-		_, err = c.GetOrLoadMany(t.Context(), []string{"c", "d"}, func(context.Context, []string) (map[string]string, error) {
-			panic(wrapped)
-		})
-		if _, panicked := errors.AsType[*singlefill.PanicError](err); !panicked {
+		_, err := c.GetOrLoadMany(t.Context(), []string{"c", "d"}, func(context.Context, []string) (map[string]string, error) { panic(s.err) })
+		if !isPanic(err) {
 			t.Errorf("err = %v, want a PanicError", err)
 		}
-		if _, err := c.Get(t.Context(), "c"); err != singlefill.ErrMiss {
-			t.Errorf("Get after a panic = %v, want ErrMiss", err)
-		}
+		cachetest.WantGet(t, c, "c", "", singlefill.ErrMiss)
 	})
 }

@@ -22,37 +22,12 @@ import (
 
 // A clientAndPipeline is a pipeline with the methods of a client: it queues commands until Exec,
 // and answers none.
-type clientAndPipeline struct{ redis.UniversalClient }
-
-func (clientAndPipeline) Len() int { return 0 }
-
-func (clientAndPipeline) BatchProcess(context.Context, ...redis.Cmder) error { return nil }
-
-func (clientAndPipeline) Discard() {}
-
-func (clientAndPipeline) Exec(context.Context) ([]redis.Cmder, error) { return nil, nil }
-
-func (clientAndPipeline) Cmds() []redis.Cmder { return nil }
-
-func (clientAndPipeline) Auth(context.Context, string) *redis.StatusCmd { return nil }
-
-func (clientAndPipeline) AuthACL(context.Context, string, string) *redis.StatusCmd {
-	return nil
+type clientAndPipeline struct {
+	redis.UniversalClient
+	pipeline
 }
 
-func (clientAndPipeline) Select(context.Context, int) *redis.StatusCmd { return nil }
-
-func (clientAndPipeline) SwapDB(context.Context, int, int) *redis.StatusCmd { return nil }
-
-func (clientAndPipeline) ClientSetName(context.Context, string) *redis.BoolCmd { return nil }
-
-func (clientAndPipeline) ClientSetInfo(context.Context, redis.LibraryInfo) *redis.StatusCmd {
-	return nil
-}
-
-func (clientAndPipeline) Hello(context.Context, int, string, string, string) *redis.MapStringInterfaceCmd {
-	return nil
-}
+type pipeline struct{ redis.Pipeliner } // so deep that the methods of the client come first
 
 var _ redis.Pipeliner = clientAndPipeline{}
 
@@ -63,6 +38,19 @@ func TestNew_RefusesBadOptions(t *testing.T) {
 	t.Parallel()
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // no command is sent
 	defer rdb.Close()
+	caching := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", Protocol: 3, ClientSideCacheConfig: &redis.ClientSideCacheConfig{}})
+	defer caching.Close()
+	cluster := func(o redis.ClusterOptions) redis.UniversalClient {
+		o.Addrs = []string{"127.0.0.1:1"}
+		c := redis.NewClusterClient(&o)
+		t.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+	const replicas = "reads from replicas (ReadOnly, RouteByLatency or RouteRandomly)"
+	mayBeOld := func(what string) string {
+		return "Options.Near is set and rdb " + what + ", which could bring an old value back into memory after a Delete: turn one of them off"
+	}
+	long := strings.Repeat("n", 101)
 	type options = singlefill.Options[int]
 	const fine = "users"
 	for _, test := range []struct {
@@ -84,7 +72,7 @@ func TestNew_RefusesBadOptions(t *testing.T) {
 		{nil, fine, time.Minute, nil, "rdb is nil: a redis.UniversalClient is needed"},
 		{(*redis.Client)(nil), fine, time.Minute, nil, "rdb is a nil *redis.Client: a connected redis.UniversalClient is needed"},
 		{(*redis.ClusterClient)(nil), fine, time.Minute, nil, "rdb is a nil *redis.ClusterClient: a connected redis.UniversalClient is needed"},
-		{clientAndPipeline{rdb}, fine, time.Minute, nil, "rdb is a singlefill_test.clientAndPipeline, a pipeline, which answers nothing until it is executed: a redis.UniversalClient is needed"},
+		{clientAndPipeline{UniversalClient: rdb}, fine, time.Minute, nil, "rdb is a singlefill_test.clientAndPipeline, a pipeline, which answers nothing until it is executed: a redis.UniversalClient is needed"},
 
 		{rdb, "", time.Minute, nil, "namespace is empty"},
 		{rdb, "us{er}s", time.Minute, nil, `namespace is "us{er}s": braces and control characters are not allowed (byte 2)`},
@@ -121,6 +109,22 @@ func TestNew_RefusesBadOptions(t *testing.T) {
 		{rdb, fine, time.Minute, &options{LoadTimeout: 5001 * time.Millisecond}, ""},
 		{rdb, fine, time.Minute, &options{LoadTimeout: -1}, "Options.LoadTimeout is -1ns: it must be positive"},
 
+		{rdb, fine, time.Minute, &options{StaleAfter: time.Second}, "Options.StaleAfter is 1s and StaleIfError is off: it is allowed with StaleIfError only"},
+		{rdb, fine, time.Minute, &options{StaleAfter: time.Microsecond, StaleIfError: time.Hour}, "Options.StaleAfter is 1µs: at least 1ms is allowed, or 0 for none"},
+		{rdb, fine, time.Minute, &options{Errors: map[string]error{"": errDown}}, `Options.Errors has the name "": 1 to 100 bytes without control characters are allowed`},
+		{rdb, fine, time.Minute, &options{Errors: map[string]error{"a\x00b": errDown}}, `Options.Errors has the name "a\x00b": 1 to 100 bytes without control characters are allowed`},
+		{rdb, fine, time.Minute, &options{Errors: map[string]error{long: errDown}}, `Options.Errors has the name "` + long[:100] + `": 1 to 100 bytes without control characters are allowed`},
+		{rdb, fine, time.Minute, &options{Errors: map[string]error{"down": nil}}, `Options.Errors has nil under the name "down": an error is needed`},
+		{rdb, fine, time.Minute, &options{Near: &singlefill.Near{Size: -1}}, "Near.Size is -1: at least 1 is allowed, or 0 for 10,000"},
+		{rdb, fine, time.Minute, &options{Near: &singlefill.Near{TTL: time.Microsecond}}, "Near.TTL is 1µs: at least 1ms is allowed, or 0 for the life of the value"},
+		{rdb, fine, time.Minute, &options{Near: &singlefill.Near{TTL: -1}}, "Near.TTL is -1ns: at least 1ms is allowed, or 0 for the life of the value"},
+		{rdb, fine, time.Minute, &options{Near: &singlefill.Near{MaxLag: time.Millisecond}}, "Near.MaxLag is 1ms: 10ms to 1h is allowed, or 0 for 1s"},
+		{rdb, fine, time.Minute, &options{Near: &singlefill.Near{MaxLag: 2 * time.Hour}}, "Near.MaxLag is 2h0m0s: 10ms to 1h is allowed, or 0 for 1s"},
+		{caching, fine, time.Minute, &options{Near: &singlefill.Near{}}, mayBeOld("has client-side caching")},
+		{cluster(redis.ClusterOptions{ReadOnly: true}), fine, time.Minute, &options{Near: &singlefill.Near{}}, mayBeOld(replicas)},
+		{cluster(redis.ClusterOptions{RouteByLatency: true}), fine, time.Minute, &options{Near: &singlefill.Near{}}, mayBeOld(replicas)},
+		{cluster(redis.ClusterOptions{RouteRandomly: true}), fine, time.Minute, &options{Near: &singlefill.Near{}}, mayBeOld(replicas)},
+		{rdb, fine, time.Minute, &options{MaxBatch: -1}, "Options.MaxBatch is -1: at least 1 is allowed, or 0 for 256"},
 		{rdb, fine, time.Minute, &options{MaxLoads: -1}, ""},
 		{rdb, fine, time.Minute, &options{MaxLoads: 1}, ""},
 		{rdb, fine, time.Minute, &options{Codec: singlefill.JSON}, ""},
@@ -189,8 +193,7 @@ func TestNew_CopiesOptions(t *testing.T) {
 	*opts.Trace = singlefill.Trace{Hit: func(context.Context, string) { t.Error("a Trace function set after New is called") }}
 	*opts = singlefill.Options[string]{Codec: cachetest.BadCodec{OnMarshal: panics, OnUnmarshal: panics}, MaxLoads: -1}
 	for range 2 {
-		v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives("7"))
-		cachetest.WantValue(t, v, err, "7")
+		cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("7")).Want(t, "7")
 	}
 	cachetest.WantStored(t, rdb, ns, "k", "7")
 	if life := rdb.PTTL(t.Context(), ns+":{k}").Val(); life > 7*time.Minute || life < 6*time.Minute {
@@ -208,7 +211,7 @@ func TestNew_ExtremeTTLs(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ns := redistest.Namespace(t)
 		for _, ttl := range []time.Duration{math.MaxInt64, time.Millisecond, 1500 * time.Microsecond} {
-			c, err := singlefill.New(rdb, ns, ttl, cachetest.PatientOptions(&singlefill.Options[string]{Jitter: 0.999}))
+			c, err := singlefill.New(rdb, ns, ttl, cachetest.PatientOptions(&singlefill.Options[string]{Jitter: 0.999, StaleIfError: time.Hour}))
 			redistest.Must(t, err)
 			key := ttl.String()
 			v, err := c.GetOrLoad(t.Context(), key, cachetest.Gives("v"))
@@ -225,7 +228,7 @@ func TestNew_ExtremeTTLs(t *testing.T) {
 	})
 }
 
-// MaxLoads and LockTTL have their documented defaults.
+// MaxLoads, LockTTL and LoadTimeout have their documented defaults.
 func TestOptions_Defaults(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		for _, test := range []struct{ maxLoads, want int }{{0, 64}, {-1, 100}, {3, 3}} {
@@ -246,6 +249,9 @@ func TestOptions_Defaults(t *testing.T) {
 				load := src.Next(t)
 				if first == "" {
 					first = load.Key
+					if deadline, _ := load.Ctx.Deadline(); time.Until(deadline) != 30*time.Second {
+						t.Errorf("LoadTimeout: a load ends in %v, want 30s", time.Until(deadline))
+					}
 					if life := m.TTL(ns + ":{" + first + "}:lock"); life != 5*time.Second {
 						t.Errorf("LockTTL: a lock lives %v, want 5s", life)
 					}

@@ -67,60 +67,47 @@ func TestStats_Exact(t *testing.T) {
 // Trace is called once for each event.
 func TestTrace_EachEventOnce(t *testing.T) {
 	t.Parallel()
+	const done = "done %s %v, store error false, stored %t, fenced %t, unlocked false"
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		if cachetest.HitsMayBeLate(t) {
 			return
 		}
-		ns := redistest.Namespace(t)
-		ctx := t.Context()
-		traced := func(t *testing.T, run func(c *singlefill.Cache[string], src *cachetest.HeldSource[string]), want ...string) {
-			t.Helper()
-			var e cachetest.Events
-			c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Trace: e.Trace()})
-			run(c, cachetest.NewSource[string](t))
-			_ = c.Close() // LoadDone may come later than the answer
-			e.Want(t, t.Name(), want...)
-		}
-		t.Run("load", func(t *testing.T) {
-			traced(t, func(c *singlefill.Cache[string], _ *cachetest.HeldSource[string]) {
+		ns, ctx := redistest.Namespace(t), t.Context()
+		redistest.Must(t, rdb.Set(ctx, ns+":{c}", "garbage", time.Hour).Err())
+		for _, test := range []struct {
+			what string
+			run  func(c *singlefill.Cache[string])
+			want []string
+		}{
+			{"load", func(c *singlefill.Cache[string]) {
 				_, _ = c.GetOrLoad(ctx, "a", func(ctx context.Context, key string) (string, error) {
 					if ctx.Value(cachetest.TraceKey{}) != "by LoadStart" {
 						t.Error("the Loader's context is not the one of LoadStart")
 					}
 					return "v", nil
 				})
-			}, "start a", "done a <nil>, store error false, stored true, fenced false, unlocked false", "miss a")
-		})
-		t.Run("hit", func(t *testing.T) {
-			traced(t, func(c *singlefill.Cache[string], _ *cachetest.HeldSource[string]) {
+			}, []string{"start a", fmt.Sprintf(done, "a", nil, true, false), "miss a"}},
+			{"hit", func(c *singlefill.Cache[string]) {
 				_, _ = c.GetOrLoad(ctx, "a", cachetest.MustNotLoad[string](t))
 				_, _ = c.Get(ctx, "a")
-			}, "hit a", "hit a")
-		})
-		t.Run("Get of nothing", func(t *testing.T) {
-			traced(t, func(c *singlefill.Cache[string], _ *cachetest.HeldSource[string]) { _, _ = c.Get(ctx, "unknown") }, "miss unknown")
-		})
-		t.Run("failure", func(t *testing.T) {
-			traced(t, func(c *singlefill.Cache[string], _ *cachetest.HeldSource[string]) {
+			}, []string{"hit a", "hit a"}},
+			{"Get of nothing", func(c *singlefill.Cache[string]) { _, _ = c.Get(ctx, "unknown") }, []string{"miss unknown"}},
+			{"failure", func(c *singlefill.Cache[string]) {
 				_, _ = c.GetOrLoad(ctx, "b", cachetest.Fails[string](errors.New("no")))
-			}, "start b", "done b no, store error false, stored false, fenced false, unlocked false", "miss b")
-		})
-		t.Run("delete during a load", func(t *testing.T) {
-			traced(t, func(c *singlefill.Cache[string], src *cachetest.HeldSource[string]) {
-				a := cachetest.GoGet(ctx, c, "b", src.Load)
-				load := src.Next(t)
-				_ = c.Delete(ctx, "b")
-				load.Give("v")
-				a.Want(t, "v")
-			}, "start b", "done b <nil>, store error false, stored false, fenced true, unlocked false", "miss b")
-		})
-		t.Run("bad bytes", func(t *testing.T) {
-			redistest.Must(t, rdb.Set(ctx, ns+":{c}", "garbage", time.Hour).Err())
-			traced(t, func(c *singlefill.Cache[string], _ *cachetest.HeldSource[string]) {
+			}, []string{"start b", fmt.Sprintf(done, "b", "no", false, false), "miss b"}},
+			{"delete during a load", func(c *singlefill.Cache[string]) {
+				_, _ = c.GetOrLoad(ctx, "b", func(ctx context.Context, key string) (string, error) { return "v", c.Delete(ctx, key) })
+			}, []string{"start b", fmt.Sprintf(done, "b", nil, false, true), "miss b"}},
+			{"bad bytes", func(c *singlefill.Cache[string]) {
 				_, _ = c.GetOrLoad(ctx, "c", cachetest.Gives("v"))
-			},
-				"bad c", "start c", "done c <nil>, store error false, stored true, fenced false, unlocked false", "miss c")
-		})
+			}, []string{"bad c", "start c", fmt.Sprintf(done, "c", nil, true, false), "miss c"}},
+		} {
+			var e cachetest.Events
+			c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Trace: e.Trace()})
+			test.run(c)
+			_ = c.Close() // LoadDone may come later than the answer
+			e.Want(t, test.what, test.want...)
+		}
 	})
 }
 
@@ -170,8 +157,7 @@ func TestTrace_RedisErrorsAndBreaker(t *testing.T) {
 		time.Sleep(5 * time.Second) // RedisTimeout
 		set()
 		e.Want(t, "failures for as long as a command may take", "redis set", "breaker true")
-		v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives("v"))
-		cachetest.WantValue(t, v, err, "v")
+		cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("v")).Want(t, "v")
 		_ = c.Close()
 		e.Want(t, "a load without Redis", "start k",
 			"done k <nil>, store error false, stored false, fenced false, unlocked true", "miss k")
@@ -179,25 +165,6 @@ func TestTrace_RedisErrorsAndBreaker(t *testing.T) {
 		if s.RedisErrors != 6 || s.BreakerOpens != 1 || !s.BreakerOpen || s.LoadsUnlocked != 1 || s.StoreErrors != 0 {
 			t.Errorf("%+v, want six errors, an open breaker and a load without a lock", s)
 		}
-	})
-}
-
-// Every function of a Trace can be nil.
-func TestTrace_FunctionsAreOptional(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		ns := redistest.Namespace(t)
-		c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Trace: &singlefill.Trace{}})
-		redistest.Must(t, rdb.Set(t.Context(), ns+":{k}", "garbage", time.Hour).Err())
-		for range 2 {
-			v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives("v"))
-			cachetest.WantValue(t, v, err, "v")
-		}
-		_ = rdb.Close()
-		for range 6 {
-			_ = c.Set(t.Context(), "k", "v")
-		}
-		v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives("w"))
-		cachetest.WantValue(t, v, err, "w")
 	})
 }
 
@@ -264,7 +231,8 @@ func TestTrace_PanicHangsNoCaller(t *testing.T) {
 	cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).Want(t, "v")
 }
 
-// AddTrace adds functions to those that there are, which are called first.
+// AddTrace adds functions to those that there are, which are called first. Without functions, or with nil,
+// it adds nothing.
 func TestAddTrace(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
 		var seen []string
@@ -286,6 +254,7 @@ func TestAddTrace(t *testing.T) {
 		}
 		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Trace: trace("A"), StaleWhileRevalidate: time.Hour})
 		c.AddTrace(&singlefill.Trace{})
+		c.AddTrace(nil)
 		c.AddTrace(trace("B"))
 		ctx := t.Context()
 		_, _ = c.GetOrLoad(ctx, "k", cachetest.Gives("v"))
@@ -437,16 +406,4 @@ func TestStats_StaleByLayer(t *testing.T) {
 		}
 		src.Next(t).Give("w")
 	})
-}
-
-// AddTrace(nil) adds nothing.
-func TestAddTrace_Nil(t *testing.T) {
-	t.Parallel()
-	_, rdb := redistest.StartMini(t)
-	misses := 0
-	c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Trace: &singlefill.Trace{Miss: func(context.Context, string) { misses++ }}})
-	c.AddTrace(nil)
-	if _, err := c.Get(t.Context(), "k"); err != singlefill.ErrMiss || misses != 1 {
-		t.Errorf("Get returned %v, and Miss was called %d times, want once", err, misses)
-	}
 }

@@ -420,6 +420,8 @@ var foreign = []state{
 }
 
 // Store writes only for the holder, and can be repeated.
+//
+//fault:late-command
 func TestStore_HolderOnly(t *testing.T) {
 	t.Parallel()
 	const data, dataLife = entryA, 30 * time.Second
@@ -539,6 +541,8 @@ func TestRelease_Note(t *testing.T) {
 }
 
 // Release touches no lock and no value of another attempt.
+//
+//fault:late-command
 func TestRelease_ForeignLock(t *testing.T) {
 	t.Parallel()
 	eachBackend(t, func(t *testing.T, f backend) {
@@ -613,6 +617,8 @@ func TestAbandon_RefusesAttempt(t *testing.T) {
 }
 
 // Renew prolongs a held lock, and never brings back a lost one.
+//
+//fault:late-command
 func TestRenew_LostLock(t *testing.T) {
 	t.Parallel()
 	eachBackend(t, func(t *testing.T, f backend) {

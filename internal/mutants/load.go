@@ -9,7 +9,7 @@ var loadMutants = []mutant{
 		file: "loader.go",
 		old:  "c.fill(client.Detach(ctx), f, load, &found, over, in)",
 		new:  "c.fill(ctx, f, load, &found, over, in)",
-		pkg:  ".", test: "TestGetOrLoad_CancelledFirstCaller/mini",
+		pkg:  ".", test: "TestLoader_Context/mini",
 	},
 	{
 		name: "values-lost",
@@ -17,7 +17,7 @@ var loadMutants = []mutant{
 		file: "loader.go",
 		old:  "c.fill(client.Detach(ctx), f, load, &found, over, in)",
 		new:  "c.fill(client.Detach(context.Background()), f, load, &found, over, in)",
-		pkg:  ".", test: "TestLoader_ContextValues/mini",
+		pkg:  ".", test: "TestLoader_Context/mini",
 	},
 	{
 		name: "panic-kills-process",

@@ -78,7 +78,9 @@ func must(t testing.TB, err error) {
 	redistest.Must(t, err)
 }
 
-// A record makes the values of its keys useless, and no other ones.
+// A record makes the values of its keys useless, also those in transit when it is read, and no other ones.
+//
+//fault:near-late-reply
 func TestTier_Record(t *testing.T) {
 	inBubble(t, func(t *testing.T, x *tier, other *Log, _ *redis.Client) {
 		x.keep("a")
@@ -152,6 +154,8 @@ func TestTier_IdleLogExpires(t *testing.T) {
 }
 
 // The proof is as old as its command, however late the reply.
+//
+//fault:near-late-reply
 func TestTier_AgeOfTheProof(t *testing.T) {
 	inBubble(t, func(t *testing.T, x *tier, _ *Log, rdb *redis.Client) {
 		rdb.AddHook(redistest.Pipelines(func(ctx context.Context, cmds []redis.Cmder, next redis.ProcessPipelineHook) error {

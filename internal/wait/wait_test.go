@@ -344,6 +344,8 @@ func TestWait_EndOfTheHoldersLock(t *testing.T) {
 }
 
 // A waiter polls every 250 ms at least.
+//
+//fault:long-waits
 func TestWait_LongestPause(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		redistest.Mute(m)

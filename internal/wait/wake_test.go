@@ -210,6 +210,8 @@ func TestWake_PublishedBeforeSubscribed(t *testing.T) {
 }
 
 // Callers that join a wait that listens cause no polls.
+//
+//fault:long-waits
 func TestWake_JoinersSendNothing(t *testing.T) {
 	inListening(t, func(t *testing.T, l *listening) {
 		src := cachetest.NewSource[string](t)

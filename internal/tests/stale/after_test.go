@@ -3,7 +3,6 @@ package stale_test
 import (
 	"context"
 	"errors"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -49,7 +48,7 @@ func wantOldAfter(t *testing.T, c *singlefill.Cache[string], d time.Duration, lo
 // The load goes on, and its value is served when it has arrived.
 func TestStaleAfter_SlowSource(t *testing.T) {
 	inSlowSource(t, singlefill.Options[string]{}, func(t *testing.T, c *singlefill.Cache[string], _ *redis.Client) {
-		slow := func(context.Context, string) (string, error) { time.Sleep(10 * time.Second); return "new", nil }
+		slow := cachetest.Takes(10*time.Second, "new", nil)
 		wantOldAfter(t, c, within, slow)
 		wantOldAfter(t, c, 0, cachetest.MustNotLoad[string](t)) // the load has been in flight for StaleAfter
 		time.Sleep(20 * time.Millisecond)
@@ -69,21 +68,26 @@ func TestStaleAfter_SlowSource(t *testing.T) {
 	})
 }
 
-// A load that ends within StaleAfter is waited for, whether it succeeds or fails.
-func TestStaleAfter_QuickSource(t *testing.T) {
+// A load that ends within StaleAfter is waited for, whether it succeeds or fails. Without an old value, or
+// with one beyond StaleIfError, callers wait for any load.
+func TestStaleAfter_Waits(t *testing.T) {
 	boom := errors.New("boom")
 	for name, test := range map[string]struct {
-		value string
-		err   error
-		want  string
-	}{"value": {"new", nil, "new"}, "error": {"", boom, "old"}} {
+		key    string
+		passes time.Duration // before the call
+		takes  time.Duration
+		value  string
+		err    error
+		want   string
+	}{
+		"value": {"k", 0, within / 2, "new", nil, "new"}, "error": {"k", 0, within / 2, "", boom, "old"},
+		"no old value": {"cold", 0, 10 * time.Second, "new", nil, "new"}, "too old": {"k", 2 * time.Hour, 10 * time.Second, "new", nil, "new"},
+	} {
 		t.Run(name, func(t *testing.T) {
 			inSlowSource(t, singlefill.Options[string]{}, func(t *testing.T, c *singlefill.Cache[string], _ *redis.Client) {
-				v, info, err := c.GetOrLoadInfo(t.Context(), "k", func(context.Context, string) (string, error) {
-					time.Sleep(within / 2)
-					return test.value, test.err
-				})
-				if v != test.want || err != nil || info.Err != test.err {
+				time.Sleep(test.passes)
+				v, info, err := c.GetOrLoadInfo(t.Context(), test.key, cachetest.Takes(test.takes, test.value, test.err))
+				if v != test.want || err != nil || info.Err != test.err || info.Stale != (test.want == "old") {
 					t.Errorf("%q, %+v, %v; want %q", v, info, err, test.want)
 				}
 			})
@@ -96,7 +100,7 @@ func TestStaleAfter_Queue(t *testing.T) {
 	inSlowSource(t, singlefill.Options[string]{MaxLoads: 1}, func(t *testing.T, c *singlefill.Cache[string], _ *redis.Client) {
 		var other sync.WaitGroup
 		other.Go(func() {
-			_, _ = c.GetOrLoad(t.Context(), "other", func(context.Context, string) (string, error) { time.Sleep(10 * time.Second); return "v", nil })
+			_, _ = c.GetOrLoad(t.Context(), "other", cachetest.Takes(10*time.Second, "v", nil))
 		})
 		synctest.Wait()
 		wantOldAfter(t, c, within, cachetest.Gives("new"))
@@ -114,40 +118,10 @@ func TestStaleAfter_OtherProcess(t *testing.T) {
 		other := cachetest.NewCacheIn(t, rdb, "n", &singlefill.Options[string]{StaleIfError: time.Hour})
 		var loading sync.WaitGroup
 		loading.Go(func() {
-			_, _ = other.GetOrLoad(t.Context(), "k", func(context.Context, string) (string, error) { time.Sleep(10 * time.Second); return "new", nil })
+			_, _ = other.GetOrLoad(t.Context(), "k", cachetest.Takes(10*time.Second, "new", nil))
 		})
 		synctest.Wait()
 		wantOldAfter(t, c, within, cachetest.MustNotLoad[string](t))
 		loading.Wait()
 	})
-}
-
-// An old value that is beyond StaleIfError is not served, and a caller without an old value waits
-// for the load.
-func TestStaleAfter_NothingToServe(t *testing.T) {
-	inSlowSource(t, singlefill.Options[string]{}, func(t *testing.T, c *singlefill.Cache[string], _ *redis.Client) {
-		slow := func(context.Context, string) (string, error) { time.Sleep(10 * time.Second); return "new", nil }
-		for _, key := range []string{"cold", "k"} {
-			if key == "k" {
-				time.Sleep(2 * time.Hour)
-			}
-			if v, info, err := c.GetOrLoadInfo(t.Context(), key, slow); v != "new" || info.Stale || err != nil {
-				t.Errorf("%s: %q, %+v, %v", key, v, info, err)
-			}
-		}
-	})
-}
-
-// New refuses StaleAfter without StaleIfError, and one of less than a millisecond.
-func TestNew_StaleAfter(t *testing.T) {
-	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
-	defer rdb.Close()
-	for _, opts := range []singlefill.Options[string]{
-		{StaleAfter: time.Second},
-		{StaleAfter: time.Microsecond, StaleIfError: time.Hour},
-	} {
-		if _, err := singlefill.New(rdb, "n", time.Minute, &opts); err == nil || !strings.Contains(err.Error(), "Options.StaleAfter") {
-			t.Errorf("New with %+v returned %v", opts, err)
-		}
-	}
 }

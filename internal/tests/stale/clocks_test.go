@@ -5,9 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"strconv"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -189,88 +186,6 @@ func TestClocks_EntryThatRedisHasEnded(t *testing.T) {
 		time.Sleep(max(0, ahead) + time.Second)
 		cachetest.GoGet(t.Context(), wrong, "k", cachetest.Fails[string](boom)).WantErr(t, boom)
 	})
-}
-
-// Caches with different clocks share their loads.
-func TestClocks_LoadsAreShared(t *testing.T) {
-	const life, run = 10 * time.Minute, 4 * time.Hour
-	for name, swr := range map[string]time.Duration{"loaded": 0, "refreshed": 5 * time.Minute} {
-		t.Run(name, func(t *testing.T) {
-			eachClock(t, clockOptions(life, swr, 0, time.Second), func(t *testing.T, right, wrong *singlefill.Cache[string], _ time.Duration) {
-				begun := time.Now()
-				loads := 0
-				load := func(context.Context, string) (string, error) {
-					loads++
-					return fmt.Sprint(int(time.Since(begun) / time.Second)), nil
-				}
-				for ; time.Since(begun) < run; time.Sleep(5 * time.Second) {
-					for _, c := range []*singlefill.Cache[string]{right, wrong} {
-						v, err := c.GetOrLoad(t.Context(), "k", load)
-						at, _ := strconv.Atoi(v)
-						if age := time.Since(begun) - time.Duration(at)*time.Second; err != nil || age > life+clockSkew+10*time.Second {
-							t.Fatalf("%q, %v at %v", v, err, time.Since(begun))
-						}
-						synctest.Wait() // a refresh has ended
-					}
-				}
-				if least, most := int(run/(life+clockSkew)), int(run/(life-clockSkew))+1; loads < least || loads > most {
-					t.Errorf("%d loads in %v, want %d to %d", loads, run, least, most)
-				}
-			})
-		})
-	}
-}
-
-// Clocks that differ by more than a life cost loads, but never two at a time.
-func TestClocks_FurtherApartThanALife(t *testing.T) {
-	const life, loadTime, callers, run = 30 * time.Second, 300 * time.Millisecond, 3, 8 * time.Minute
-	for name, opts := range map[string]func() *singlefill.Options[string]{
-		"no windows": clockOptions(life, 0, 0, time.Second), "refreshed": clockOptions(life, 20*time.Second, 0, time.Second),
-		"kept for errors": clockOptions(life, 0, 20*time.Second, time.Second), "both": clockOptions(life, 20*time.Second, 2*time.Minute, time.Second),
-	} {
-		t.Run(name, func(t *testing.T) {
-			eachClock(t, opts, func(t *testing.T, right, wrong *singlefill.Cache[string], _ time.Duration) {
-				begun := time.Now()
-				var running, loads atomic.Int64
-				load := func(context.Context, string) (string, error) {
-					if n := running.Add(1); n > 1 {
-						t.Errorf("%d loads at a time", n)
-					}
-					defer running.Add(-1)
-					loads.Add(1)
-					time.Sleep(loadTime)
-					return "v", nil
-				}
-				var wg sync.WaitGroup
-				calls := 0
-				for _, c := range []*singlefill.Cache[string]{right, wrong} {
-					for i := range callers {
-						wg.Go(func() {
-							for time.Since(begun) < run {
-								sent := time.Now()
-								v, err := c.GetOrLoad(t.Context(), "k", load)
-								cachetest.WantValue(t, v, err, "v")
-								if took := time.Since(sent); took > 4*loadTime { // a load elsewhere, one here, and polls
-									t.Errorf("a call took %v", took)
-								}
-								time.Sleep(time.Duration(500+77*i) * time.Millisecond)
-							}
-						})
-					}
-					calls += callers * int(run/(500*time.Millisecond))
-				}
-				wg.Wait()
-				if n := int(loads.Load()); n < int(run/(life+20*time.Second+clockSkew)) || n > calls/2 {
-					t.Errorf("%d loads in %v, %d calls at most", n, run, calls)
-				}
-				for _, c := range []*singlefill.Cache[string]{right, wrong} {
-					if s := c.Stats(); s.RedisErrors+s.BadValues+s.LoadErrors+s.LoadsUnlocked != 0 {
-						t.Errorf("%+v, want no trouble", s)
-					}
-				}
-			})
-		})
-	}
 }
 
 // Expire is seen at once, whatever the clocks.

@@ -2,10 +2,6 @@ package stale_test
 
 import (
 	"context"
-	"math/rand/v2"
-	"runtime"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,7 +9,6 @@ import (
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
@@ -35,9 +30,7 @@ func TestClose_WaitsForRefreshAndStore(t *testing.T) {
 		cachetest.Ask(t.Context(), c, "queues", src.Load).WantOld(t, "the reader that begins another", 0, nil)
 		synctest.Wait()
 		begun := time.Now()
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
+		redistest.Must(t, c.Close())
 		cachetest.WantElapsed(t, "Close returns", begun, 10*time.Second)
 		cachetest.WantStored(t, rdb, ns, "k", "new")
 		cachetest.WantStored(t, rdb, ns, "queues", "old")
@@ -46,67 +39,6 @@ func TestClose_WaitsForRefreshAndStore(t *testing.T) {
 			t.Errorf("%+v, want the refresh stored", s)
 		}
 	})
-}
-
-// No load runs or begins after Close has returned, at whatever moment of a refresh.
-func TestClose_AtAnyMomentOfARefresh(t *testing.T) {
-	t.Parallel()
-	const rounds, readers = 300, 4
-	_, rdb := redistest.StartMini(t)
-	ns := redistest.Namespace(t)
-	kinds := []string{"stale", "early"}
-	ran := 0
-	for round := range rounds {
-		cachetest.PutEntry(t, rdb, ns, "k", cachetest.RefreshKinds[kinds[round%2]]("v0"), time.Hour)
-		redistest.Must(t, rdb.Del(t.Context(), ns+":{k}:lock").Err())
-		opts := cachetest.PatientOptions(refreshOptions())
-		opts.MaxLoads = 1 + round%3
-		c, err := singlefill.New(rdb, ns, time.Hour, opts)
-		redistest.Must(t, err)
-		var closed atomic.Bool
-		var running, loads atomic.Int64
-		load := func(context.Context, string) (string, error) {
-			running.Add(1)
-			loads.Add(1)
-			if closed.Load() {
-				t.Error("a load begins after Close")
-			}
-			runtime.Gosched()
-			running.Add(-1)
-			return "v1", nil
-		}
-		var wg sync.WaitGroup
-		for range readers {
-			wg.Go(func() {
-				for {
-					v, err := c.GetOrLoad(t.Context(), "k", load)
-					if err == singlefill.ErrClosed {
-						return
-					}
-					if err != nil || v != "v0" && v != "v1" {
-						t.Errorf("got %q, %v", v, err)
-						return
-					}
-				}
-			})
-		}
-		time.Sleep(time.Duration(rand.IntN(int(time.Millisecond)))) // any moment will do
-		_ = c.Close()
-		closed.Store(true)
-		if n := running.Load(); n != 0 {
-			t.Errorf("%d loads run after Close", n)
-		}
-		s := c.Stats()
-		wg.Wait()
-		if n := loads.Load(); n != s.Loads || s.Loading != 0 || s.Loads != s.Stored {
-			t.Errorf("%d loads, %+v", n, s)
-		}
-		cachetest.WantUnlocked(t, rdb, ns, "k")
-		ran += int(loads.Load())
-	}
-	if ran == 0 {
-		t.Errorf("there was no refresh in %d rounds", rounds)
-	}
 }
 
 // A load that Close waits for can read a stale value, and begins no refresh.
@@ -119,9 +51,7 @@ func TestClose_LoadBeginsNoRefresh(t *testing.T) {
 			return c.GetOrLoad(ctx, "k", cachetest.MustNotLoad[string](t))
 		})
 		synctest.Wait()
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
+		redistest.Must(t, c.Close())
 		outer.Want(t, "old")
 	})
 }

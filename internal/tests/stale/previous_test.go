@@ -39,8 +39,7 @@ func TestPrevious(t *testing.T) {
 		opts := &singlefill.Options[string]{Codec: singlefill.Raw, EarlyRefresh: -1}
 		c, other := cachetest.NewCacheIn(t, rdb, ns, opts), cachetest.NewCacheIn(t, rdb, ns, opts)
 		for _, want := range []string{"v", "again v", "again again v"} {
-			v, err := c.GetOrLoad(t.Context(), "a", unchanged("v"))
-			cachetest.WantValue(t, v, err, want)
+			cachetest.GoGet(t.Context(), c, "a", unchanged("v")).Want(t, want)
 			cachetest.AwaitSeen(t, rdb, look, ns, "a")
 			expireKeys(t, c, rdb, look, ns, "a")
 			c, other = other, c
@@ -126,8 +125,7 @@ func TestPrevious_Near(t *testing.T) {
 		}
 		for _, want := range []string{"v", "again v", "again again v"} {
 			hits := c.Stats().NearHits
-			v, err := c.GetOrLoad(t.Context(), "k", unchanged("new"))
-			cachetest.WantValue(t, v, err, want)
+			cachetest.GoGet(t.Context(), c, "k", unchanged("new")).Want(t, want)
 			if c.Stats().NearHits == hits && want == "again again v" {
 				t.Error("the value was not in memory")
 			}

@@ -62,24 +62,6 @@ func (r *refreshing) by(where string) *singlefill.Cache[string] {
 	return r.elsewhere
 }
 
-// refreshEach runs a test in the middle of a refresh of every kind, on every client, for each
-// variant.
-func refreshEach(t *testing.T, run func(t *testing.T, variant string, r *refreshing, rdb, look redis.UniversalClient),
-	variants ...string) {
-	if len(variants) == 0 {
-		variants = []string{""}
-	}
-	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
-		for kind := range cachetest.RefreshKinds {
-			for _, variant := range variants {
-				t.Run(strings.TrimSuffix(kind+", "+variant, ", "), func(t *testing.T) {
-					run(t, variant, beginRefresh(t, rdb, look, cachetest.RefreshKinds[kind]("v0")), rdb, look)
-				})
-			}
-		}
-	})
-}
-
 // supersede invalidates the key k.
 func supersede(t testing.TB, c *singlefill.Cache[string], how string) {
 	t.Helper()
@@ -201,8 +183,7 @@ func TestRefresh_ReadersNeverWait(t *testing.T) {
 			read := func() {
 				t.Helper()
 				begun := time.Now()
-				v, err := c.GetOrLoad(t.Context(), "k", src.Load)
-				cachetest.WantValue(t, v, err, "v0")
+				cachetest.GoGet(t.Context(), c, "k", src.Load).Want(t, "v0")
 				cachetest.WantElapsed(t, "a read", begun, 0)
 			}
 			for range 40 { // the lock ends after half of it
@@ -224,7 +205,7 @@ func TestRefresh_ReadersNeverWait(t *testing.T) {
 	}
 }
 
-// A refresh is left to the process that holds the lock, and is tried again a second later.
+// A refresh is left to the process that holds the lock, which is no wait, and is tried again a second later.
 func TestRefresh_LeftToItsHolder(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)
@@ -262,62 +243,9 @@ func TestRefresh_LeftToItsHolder(t *testing.T) {
 		src.Next(t).Give("new")
 		synctest.Wait()
 		cachetest.WantStored(t, rdb, ns, "k", "new")
-	})
-}
-
-// A refresh that is left to another process, again and again, is no wait.
-func TestRefresh_GivenUpIsNoWait(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		waits := func(context.Context, singlefill.WaitInfo) { t.Error("Trace.WaitDone is called") }
-		opts := singlefill.Options[string]{StaleWhileRevalidate: time.Hour, Trace: &singlefill.Trace{WaitDone: waits}}
-		a, b := cachetest.OldCache(t, rdb, opts, "old", 0), cachetest.OldCache(t, rdb, opts, "old", time.Second)
-		source := cachetest.NewSource[string](t)
-		<-cachetest.GoAsk(t.Context(), a, "k", source.Load)
-		refresh := source.Next(t)
-		for range 50 {
-			<-cachetest.GoAsk(t.Context(), b, "k", cachetest.MustNotLoad[string](t))
-			time.Sleep(100 * time.Millisecond)
-		}
-		if n := b.Stats().Waits; n != 0 {
+		if n := here.Stats().Waits; n != 0 {
 			t.Errorf("%d waits, but no call has waited", n)
 		}
-		refresh.Give("new")
-	})
-}
-
-// A refresh gives way to loads that callers wait for.
-func TestRefresh_GivesWayToLoads(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		var scripts atomic.Int64
-		rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
-			if strings.HasPrefix(cmd.Name(), "eval") {
-				scripts.Add(1)
-			}
-			return nil
-		}))
-		c := cachetest.OldCache(t, rdb, singlefill.Options[string]{StaleWhileRevalidate: time.Hour, MaxLoads: 1}, "old", time.Second)
-		slow := cachetest.NewSource[string](t)
-		first := cachetest.GoGet(t.Context(), c, "first", slow.Load)
-		busy := slow.Next(t)
-		scripts.Store(0)
-		for range 100 {
-			if a := <-cachetest.GoAsk(t.Context(), c, "k", cachetest.MustNotLoad[string](t)); a.Value != "old" || a.Took != 0 {
-				t.Fatalf("answered %+v", a)
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
-		if n := scripts.Load(); n > 10 { // the renewals of the first load
-			t.Errorf("%d scripts for refreshes that have no slot", n)
-		}
-		second := cachetest.GoGet(t.Context(), c, "second", cachetest.Gives("v"))
-		synctest.Wait()
-		busy.Give("v")
-		first.Want(t, "v")
-		second.Want(t, "v")
-		time.Sleep(2 * time.Second)
-		<-cachetest.GoAsk(t.Context(), c, "k", cachetest.Gives("new"))
-		synctest.Wait()
-		cachetest.WantGet(t, c, "k", "new", nil)
 	})
 }
 
@@ -624,22 +552,6 @@ func TestRefresh_NothingToKeep(t *testing.T) {
 	}
 }
 
-// A refresh that finds nothing to keep empties the key, on every client, and the next call loads at
-// once.
-func TestRefresh_EmptiesTheKey(t *testing.T) {
-	t.Parallel()
-	ends := map[string]cachetest.Ending[string]{"a value not to keep": {Value: notToBeKept, Err: nil}, "not found": {Value: "", Err: singlefill.ErrNotFound}}
-	refreshEach(t, func(t *testing.T, variant string, r *refreshing, rdb, look redis.UniversalClient) {
-		cachetest.WantStored(t, look, r.ns, "k", "v0")
-		r.load.Ends <- ends[variant]
-		_ = r.Close()
-		cachetest.WantStored(t, look, r.ns, "k", "")
-		cachetest.WantUnlocked(t, look, r.ns, "k")
-		cachetest.AwaitSeen(t, rdb, look, r.ns, "k")
-		cachetest.GoGet(t.Context(), r.elsewhere, "k", cachetest.Gives("v2")).Want(t, "v2") // at once, whatever RetryAfter says
-	}, "a value not to keep", "not found")
-}
-
 // Readers of a value that vanishes share its refresh, in all processes.
 func TestRefresh_SharedWhenTheValueVanishes(t *testing.T) {
 	const wait = 5 * time.Second
@@ -690,30 +602,6 @@ func TestRefresh_SharedWhenTheValueVanishes(t *testing.T) {
 			})
 		}
 	}
-}
-
-// A value that vanishes during its refresh is not loaded twice.
-func TestRefresh_VanishedValueIsLoadedOnce(t *testing.T) {
-	t.Parallel()
-	refreshEach(t, func(t *testing.T, _ string, r *refreshing, rdb, look redis.UniversalClient) {
-		if n, err := look.Del(t.Context(), r.ns+":{k}").Result(); n != 1 || err != nil {
-			t.Fatal(n, err)
-		}
-		var herd []*cachetest.Call[string]
-		for i := range 20 {
-			herd = append(herd, cachetest.GoGet(t.Context(), r.by([]string{"here", "elsewhere"}[i%2]), "k", r.src.Load).Waits(t))
-		}
-		r.load.Give("v1")
-		for _, a := range herd {
-			if v, err := a.Result(t); err != nil || v != "v1" && !(cachetest.HitsMayBeLate(t) && v == "v0") {
-				t.Errorf("got %q, %v; want v1", v, err)
-			}
-		}
-		_ = r.Close()
-		cachetest.WantStored(t, look, r.ns, "k", "v1")
-		cachetest.WantUnlocked(t, look, r.ns, "k")
-		r.src.Want(t, 1)
-	})
 }
 
 // A refresh without the lock is joined by a caller that could take the lock.
@@ -769,45 +657,4 @@ func TestErrRecursive_StaleKey(t *testing.T) {
 			return c.GetOrLoad(ctx, key, cachetest.MustNotLoad[string](t))
 		}).WantOld(t, "a failure like any other", 0, singlefill.ErrRecursive)
 	})
-}
-
-// A refresh that asks for its own key gets the old value, and ErrRecursive once the value is gone.
-func TestErrRecursive_Refresh(t *testing.T) {
-	t.Parallel()
-	for _, first := range []string{"the loader", "another caller"} {
-		t.Run(first, func(t *testing.T) {
-			t.Parallel()
-			p, ns, c, _, rdb := cachetest.Proxied(t, refreshOptions())
-			cachetest.PutEntry(t, rdb, ns, "k", cachetest.RefreshKinds["stale"]("v0"), time.Hour)
-			begun, asks, asked := make(chan struct{}), make(chan struct{}), make(chan struct{})
-			cachetest.GoGet(t.Context(), c, "k", func(ctx context.Context, key string) (string, error) {
-				v, err := c.GetOrLoad(ctx, key, cachetest.MustNotLoad[string](t))
-				cachetest.WantValue(t, v, err, "v0") // as long as it is there
-				close(begun)
-				<-asks
-				_, err = c.GetOrLoad(cachetest.OnJoin(ctx, func() { close(asked) }), key, cachetest.MustNotLoad[string](t))
-				if err != singlefill.ErrRecursive {
-					t.Errorf("the loader got %v, want ErrRecursive itself", err)
-				}
-				return "v1", nil
-			}).Want(t, "v0")
-			cachetest.Receive(t, "the refresh loads", begun)
-			redistest.Must(t, rdb.Del(t.Context(), ns+":{k}").Err())
-			read := p.On(redistest.Command("get"), redistest.HoldReply).Times(1)
-			if first == "the loader" {
-				close(asks)
-				cachetest.Receive(t, "the loader's read finds nothing", read.Hit())
-			}
-			innocent := cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).Waits(t)
-			if first != "the loader" {
-				cachetest.Receive(t, "a read finds nothing", read.Hit())
-				close(asks)
-				cachetest.Receive(t, "the loader waits too", asked)
-			}
-			read.Release()
-			innocent.Want(t, "v1")
-			_ = c.Close()
-			cachetest.WantStored(t, rdb, ns, "k", "v1")
-		})
-	}
 }

@@ -79,25 +79,6 @@ func sourceOutage(t *testing.T, opts *singlefill.Options[string], retryAfter tim
 	})
 }
 
-// Each read asks a source that is down if RetryAfter is off.
-func TestRetryAfter_Off(t *testing.T) {
-	for _, kind := range windowKinds {
-		cachetest.RunInBubble(t, kind.name, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-			opts := kind.opts()
-			opts.RetryAfter = -1
-			fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 2, opts)
-			cachetest.SetStale(t, fleet[0], "k", "old", 0)
-			src := &cachetest.TimedSource{Err: cachetest.ErrSource}
-			for n := range int64(10) {
-				if r := cachetest.Ask(t.Context(), fleet[n/2%2], "k", src.Load); r.Value != "old" || r.Err != nil {
-					t.Errorf("got %+v", r)
-				}
-				src.WantLoads(t, "one read more", n+1)
-			}
-		})
-	}
-}
-
 // A process asks Redis once a second at most whether another one's RetryAfter is over.
 func TestRetryAfter_AskedOnceASecond(t *testing.T) {
 	for _, retryAfter := range []time.Duration{400 * time.Millisecond, 5 * time.Second} {
@@ -128,26 +109,21 @@ func TestRetryAfter_AskedOnceASecond(t *testing.T) {
 
 // RetryAfter does not delay calls that have nothing to serve.
 func TestRetryAfter_NothingToServe(t *testing.T) {
+	type cache = *singlefill.Cache[string]
 	for _, test := range []struct {
 		name string
-		act  func(ctx context.Context, c *singlefill.Cache[string], rdb *redis.Client, ns string) error
-		want string // at once; "": it has to be loaded
+		act  func(ctx context.Context, c cache, rdb *redis.Client, value string) error // value: its Redis key
+		want string                                                                    // at once; "": it has to be loaded
 	}{
-		{"Delete", func(ctx context.Context, c *singlefill.Cache[string], _ *redis.Client, _ string) error {
-			return c.Delete(ctx, "k")
-		}, ""},
-		{"Expire", func(ctx context.Context, c *singlefill.Cache[string], _ *redis.Client, _ string) error {
-			return c.Expire(ctx, "k")
-		}, "old"},
-		{"Set", func(ctx context.Context, c *singlefill.Cache[string], _ *redis.Client, _ string) error {
-			return c.Set(ctx, "k", "set")
-		}, "set"},
-		{"age", func(ctx context.Context, _ *singlefill.Cache[string], rdb *redis.Client, ns string) error {
+		{"Delete", func(ctx context.Context, c cache, _ *redis.Client, _ string) error { return c.Delete(ctx, "k") }, ""},
+		{"Expire", func(ctx context.Context, c cache, _ *redis.Client, _ string) error { return c.Expire(ctx, "k") }, "old"},
+		{"Set", func(ctx context.Context, c cache, _ *redis.Client, _ string) error { return c.Set(ctx, "k", "set") }, "set"},
+		{"age", func(ctx context.Context, _ cache, rdb *redis.Client, value string) error {
 			defer time.Sleep(31 * time.Second)
-			return rdb.PExpire(ctx, ns+":{k}", time.Hour).Err()
+			return rdb.PExpire(ctx, value, time.Hour).Err()
 		}, ""},
-		{"eviction", func(ctx context.Context, _ *singlefill.Cache[string], rdb *redis.Client, ns string) error {
-			return rdb.Del(ctx, ns+":{k}").Err()
+		{"eviction", func(ctx context.Context, _ cache, rdb *redis.Client, value string) error {
+			return rdb.Del(ctx, value).Err()
 		}, ""},
 	} {
 		for _, kind := range windowKinds {
@@ -173,7 +149,7 @@ func TestRetryAfter_NothingToServe(t *testing.T) {
 					}
 					src.WantLoads(t, "within RetryAfter", 1)
 
-					redistest.Must(t, test.act(t.Context(), fleet[0], rdb, ns))
+					redistest.Must(t, test.act(t.Context(), fleet[0], rdb, ns+":{k}"))
 					src.Value, src.Err = "new", nil
 					r := cachetest.Ask(t.Context(), fleet[asker], "k", src.Load)
 					switch {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"runtime"
 	"slices"
 	"sync/atomic"
@@ -152,41 +151,6 @@ func TestStale_WindowsFollowEachLife(t *testing.T) {
 	})
 }
 
-// Redis keeps an entry for its life and the longer window.
-func TestStale_TTLInRedis(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		for _, w := range []struct{ swr, sie time.Duration }{{time.Minute, 0}, {0, time.Minute}, {time.Second, time.Minute}, {time.Minute, time.Second}} {
-			ns := redistest.Namespace(t)
-			opts := cachetest.StaleOptions(w.swr, w.sie)
-			opts.TTLFunc = func(key string, _ string) time.Duration {
-				switch key {
-				case "short":
-					return time.Millisecond
-				case "for ever":
-					return math.MaxInt64
-				}
-				return cachetest.StaleLife
-			}
-			c := cachetest.NewCacheIn(t, rdb, ns, opts)
-			for key, life := range map[string]time.Duration{
-				"set": cachetest.StaleLife, "loaded": cachetest.StaleLife, "none": time.Minute, "short": time.Millisecond, "for ever": math.MaxInt64 - time.Minute,
-			} {
-				switch key {
-				case "set":
-					_ = c.Set(t.Context(), key, "v")
-				case "none":
-					_, _ = c.GetOrLoad(t.Context(), key, cachetest.Fails[string](singlefill.ErrNotFound))
-				default:
-					_, _ = c.GetOrLoad(t.Context(), key, cachetest.Gives("v"))
-				}
-				if kept := m.TTL(ns + ":{" + key + "}"); kept != (life + time.Minute).Truncate(time.Millisecond) {
-					t.Errorf("%s: kept for %v, want %v and a minute", key, kept, life)
-				}
-			}
-		}
-	})
-}
-
 // A stale ErrNotFound is served and refreshed like a value.
 func TestStale_NotFound(t *testing.T) {
 	for _, kind := range windowKinds {
@@ -213,35 +177,6 @@ func TestStale_NotFound(t *testing.T) {
 			synctest.Wait()
 			cachetest.Ask(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).WantFresh(t, "refreshed", "appeared")
 		})
-	}
-}
-
-// Empty values are served stale like any other.
-func TestStale_EmptyValues(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		testEmptyServedStale(t, cachetest.NewCache(t, rdb, cachetest.StaleOptions(cachetest.StaleLife, 0)), "")
-		testEmptyServedStale(t, cachetest.NewCache(t, rdb,
-			&singlefill.Options[string]{StaleWhileRevalidate: cachetest.StaleLife}), "")
-		testEmptyServedStale[*int](t, cachetest.NewCache(t, rdb,
-			&singlefill.Options[*int]{StaleWhileRevalidate: cachetest.StaleLife}), nil)
-		testEmptyServedStale[[]byte](t, cachetest.NewCache(t, rdb,
-			&singlefill.Options[[]byte]{StaleWhileRevalidate: cachetest.StaleLife}), nil)
-		testEmptyServedStale[any](t, cachetest.NewCache(t, rdb,
-			&singlefill.Options[any]{StaleWhileRevalidate: cachetest.StaleLife}), nil)
-	})
-}
-
-func testEmptyServedStale[T any](t *testing.T, c *singlefill.Cache[T], empty T) {
-	loads := 0
-	load := func(context.Context, string) (T, error) { loads++; return empty, nil }
-	for n := 1; n <= 2; n++ {
-		v, info, err := c.GetOrLoadInfo(t.Context(), "k", load)
-		cachetest.WantValue(t, v, err, empty)
-		synctest.Wait()
-		if info.Stale != (n == 2) || loads != n {
-			t.Errorf("%T: %+v and %d loads", empty, info, loads)
-		}
-		time.Sleep(cachetest.StaleLife)
 	}
 }
 
@@ -527,63 +462,6 @@ func TestStaleIfError_CancelledCaller(t *testing.T) {
 	})
 }
 
-// Callers that wait for a load, here or in another process, get the stale value at their deadline, and
-// the load goes on.
-func TestStaleIfError_Deadline(t *testing.T) {
-	for _, test := range []struct {
-		name     string
-		swr, sie time.Duration
-		late     time.Duration // the load begins
-	}{
-		{"for a load", 0, time.Minute, 0},
-		{"for a refresh begun behind a stale value", time.Minute, time.Hour, time.Minute - time.Second},
-	} {
-		cachetest.RunInBubble(t, test.name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-			fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 2, cachetest.StaleOptions(test.swr, test.sie))
-			src := cachetest.NewSource[string](t)
-			cachetest.SetStale(t, fleet[0], "k", "old", 0)
-			lived := time.Now()
-			time.Sleep(test.late)
-			cachetest.GoGet(t.Context(), fleet[0], "k", src.Load)
-			load := src.Next(t)
-			time.Sleep(time.Second)
-			for range 5 {
-				for _, c := range fleet {
-					staleHerd(t, "while it runs", c, src.Load, 20, lived)
-				}
-			}
-			load.Give("new")
-			synctest.Wait()
-			for _, c := range fleet {
-				cachetest.Ask(t.Context(), c, "k", src.Load).WantFresh(t, "the load is over", "new")
-				if s := c.Stats(); s.StaleOnError != 100 {
-					t.Errorf("%+v, want each stale value counted", s)
-				}
-			}
-			src.Want(t, 1)
-		})
-	}
-}
-
-// staleHerd asks n times at once, with a deadline of a second each, and wants the old value, whose
-// life ended at lived.
-func staleHerd(t *testing.T, what string, c *singlefill.Cache[string], load singlefill.Loader[string], n int,
-	lived time.Time) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-	defer cancel()
-	var herd []<-chan cachetest.Answer
-	for range n {
-		herd = append(herd, cachetest.GoAsk(ctx, c, "k", load))
-	}
-	for _, replies := range herd {
-		cachetest.Receive(t, "a reply", replies).Want(t, what, cachetest.Answer{
-			Value: "old", Took: time.Second,
-			Info: singlefill.ValueInfo{Stale: true, Age: cachetest.StaleLife + time.Since(lived), Err: context.DeadlineExceeded},
-		})
-	}
-}
-
 // A stale value is not served past its window, however long the load takes.
 func TestStaleIfError_LoadPastTheWindow(t *testing.T) {
 	const left, tick = time.Second, time.Millisecond // when the load begins
@@ -669,25 +547,6 @@ func TestStaleIfError_DeletedValue(t *testing.T) {
 			}
 			<-before
 			other.Want(t, "")
-		})
-	}
-}
-
-// A token that expires while it is loaded is returned and not stored.
-func TestTTLFunc_ExpiresWhileLoading(t *testing.T) {
-	for _, kind := range windowKinds {
-		cachetest.RunInBubble(t, kind.name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-			ns := redistest.Namespace(t)
-			opts := kind.opts()
-			opts.TTLFunc = func(_, token string) time.Duration {
-				until, _ := time.Parse(time.RFC3339, token)
-				return time.Until(until)
-			}
-			c := cachetest.NewCacheIn(t, rdb, ns, opts)
-			src := &cachetest.TimedSource{Takes: 2 * time.Second, Value: time.Now().Add(2 * time.Second).Format(time.RFC3339)}
-			cachetest.Ask(t.Context(), c, "k", src.Load).Want(t, "the token",
-				cachetest.Answer{Value: src.Value, Took: src.Takes})
-			cachetest.WantStored(t, rdb, ns, "k", "")
 		})
 	}
 }

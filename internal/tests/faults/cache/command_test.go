@@ -2,7 +2,6 @@ package cache_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -31,82 +30,6 @@ func newWarm(t *testing.T) (*redistest.Server, *redistest.Proxy) {
 // when an attempt has been abandoned.
 func held(s *redistest.Server, c *cachetest.Cache, key string) string {
 	return s.Admin().Get(context.Background(), c.LockKey(key)).Val()
-}
-
-// A store whose reply is lost stores the value, and frees the lock.
-//
-//fault:lost-reply
-func TestStore_LostReply(t *testing.T) {
-	for client, configure := range retries {
-		t.Run(client, func(t *testing.T) {
-			s, p := newWarm(t)
-			rule := p.On(cachetest.Script(t, "store"), redistest.DropReply).Times(1)
-			c := cachetest.New(t, p.Client(t, configure), redistest.Namespace(t), cachetest.Patient)
-			c.MustLoad("k")
-			awaitHit(t, rule)
-			stored := s.Admin().Get(t.Context(), c.ValueKey("k")).Val()
-			c.MustLoad("k")
-			c.WantHit("k")
-			c.WantLoads(1)
-			if again := s.Admin().Get(t.Context(), c.ValueKey("k")).Val(); stored == "" || again != stored {
-				t.Errorf("the entry was %q, and is %q", stored, again)
-			}
-			if redistest.Exists(t, s.Admin(), c.LockKey("k")) {
-				t.Error("the lock is left behind")
-			}
-			info := c.LastLoad()
-			if client == "client retries" {
-				c.WantNoErrors()
-				if !info.Stored || info.Fenced || info.StoreErr != nil {
-					t.Errorf("Trace.LoadDone reported %+v", info)
-				}
-			} else {
-				c.WantErrors()
-				if info.Fenced || info.Err != nil {
-					t.Errorf("Trace.LoadDone reported %+v", info)
-				}
-			}
-			redistest.WantTTLs(t, s.Admin())
-		})
-	}
-}
-
-// A lock whose reply is lost keeps no caller out.
-//
-//fault:lost-reply
-func TestLock_LostReply(t *testing.T) {
-	for connection, action := range map[string]redistest.Action{
-		"connection closes":     redistest.DropReply,
-		"connection stays open": redistest.MuteReply,
-	} {
-		for client, configure := range retries {
-			t.Run(connection+", "+client, func(t *testing.T) {
-				s, p := newWarm(t)
-				rule := p.On(cachetest.Script(t, "get_or_lock"), action).Times(1)
-				c := cachetest.New(t, p.Client(t, configure), redistest.Namespace(t), 600*time.Millisecond)
-				c.MustLoad("k")
-				awaitHit(t, rule)
-				c.WantLoads(1)
-				if !c.LastLoad().Unlocked {
-					c.WantHit("k")
-				}
-				if action == redistest.DropReply && client == "client retries" {
-					c.WantHit("k")
-					c.WantNoErrors()
-				} else if client != "client retries" {
-					c.WantErrors()
-				}
-				redistest.Await(t, "the lock is free", func() bool { return !strings.HasPrefix(held(s, c, "k"), "H") })
-				redistest.Must(t, c.Delete(t.Context(), "k"))
-				other := cachetest.New(t, s.Client(t), c.Namespace, cachetest.Patient)
-				other.MustLoad("k")
-				other.WantLoads(1)
-				other.WantStat("Waits", 0)
-				other.WantHit("k")
-				redistest.WantTTLs(t, s.Admin())
-			})
-		}
-	}
 }
 
 // Locks whose replies are all lost are released by commands whose replies are lost, too.
@@ -182,67 +105,6 @@ func TestLock_ArrivesLate(t *testing.T) {
 	}
 }
 
-// A late release, renewal or store does not touch the lock of the next holder.
-//
-//fault:late-command
-func TestLock_LateCommandOfFormerHolder(t *testing.T) {
-	t.Parallel()
-	for _, act := range []string{"release", "renew", "store"} {
-		t.Run(act, func(t *testing.T) {
-			s, p := newWarm(t)
-			admin := s.Admin()
-			boom := errors.New("boom")
-			c := cachetest.New(t, p.Client(t, redistest.NoRetry), redistest.Namespace(t), stallTimeout, lockTTL(4*stallTimeout))
-			rule := p.On(cachetest.Script(t, act), redistest.HoldRequest).Times(1)
-			finish := make(chan struct{})
-			done := make(chan struct{})
-			go func() {
-				defer close(done)
-				_, err := c.GetOrLoad(context.Background(), "k", func(ctx context.Context, _ string) (string, error) {
-					select {
-					case <-finish:
-					case <-ctx.Done(): // the test has failed
-					}
-					if act == "release" {
-						return "", boom
-					}
-					return "old", nil
-				})
-				if act == "release" && err != boom || act != "release" && err != nil {
-					t.Errorf("GetOrLoad = %v", err)
-				}
-			}()
-			if act != "renew" {
-				close(finish)
-			}
-			awaitHit(t, rule)
-			// The key is deleted, and another process takes the lock.
-			redistest.Must(t, admin.Del(t.Context(), c.ValueKey("k"), c.LockKey("k")).Err())
-			next := cachetest.New(t, s.Client(t), c.Namespace, cachetest.Patient, lockTTL(20*time.Second))
-			next.During = func(key string) {
-				lock := held(s, next, key)
-				before := s.Calls("evalsha")
-				rule.Release()
-				redistest.Await(t, "the late command is executed", func() bool { return s.Calls("evalsha") > before })
-				if now := held(s, next, key); !strings.HasPrefix(lock, "H") || now != lock {
-					t.Errorf("the lock key held %q, and holds %q after a late %s", lock, now, act)
-				}
-				if left := admin.PTTL(context.Background(), next.LockKey(key)).Val(); left < 10*time.Second {
-					t.Errorf("a late %s left the lock with a TTL of %v", act, left)
-				}
-			}
-			next.MustLoad("k")
-			if act == "renew" {
-				close(finish)
-			}
-			<-done
-			next.WantHit("k")
-			next.WantLoads(1)
-			redistest.WantTTLs(t, admin)
-		})
-	}
-}
-
 // A command that arrives twice counts once.
 //
 //fault:repeated-command
@@ -264,9 +126,7 @@ func TestCommand_ArrivesTwice(t *testing.T) {
 	b.WantHit("k")
 	a.WantLoads(1)
 
-	if err := a.Expire(t.Context(), "k"); err != nil {
-		t.Error(err)
-	}
+	redistest.Must(t, a.Expire(t.Context(), "k"))
 	boom := fmt.Errorf("boom")
 	fails := func(context.Context, string) (string, error) { return "", boom }
 	if v, info, err := b.GetOrLoadInfo(t.Context(), "k", fails); v != "value of k" || err != nil || !info.Stale ||
@@ -276,9 +136,7 @@ func TestCommand_ArrivesTwice(t *testing.T) {
 	if _, err := b.GetOrLoad(t.Context(), "bad", fails); err != boom {
 		t.Errorf("GetOrLoad = %v, want the Loader's error", err)
 	}
-	if err := a.Delete(t.Context(), "k"); err != nil {
-		t.Error(err)
-	}
+	redistest.Must(t, a.Delete(t.Context(), "k"))
 	b.WantMiss("k")
 	a.During = func(key string) {
 		if err := b.Delete(context.Background(), key); err != nil {
@@ -288,17 +146,7 @@ func TestCommand_ArrivesTwice(t *testing.T) {
 	a.MustLoad("fenced")
 	a.During = nil
 	b.WantMiss("fenced")
-	var wg sync.WaitGroup
-	for i := range 20 {
-		key := fmt.Sprint("more", i)
-		wg.Go(func() { a.MustLoad(key) })
-		wg.Go(func() { b.MustLoad(key) })
-	}
-	wg.Wait()
-	a.WantLoads(22)
-	if most := a.Most.Load(); most > 20 {
-		t.Errorf("%d loads of 20 keys at a time", most)
-	}
+	a.WantLoads(2)
 	wantNoErrors(a, b)
 	if s := a.Stats(); s.Fenced != 1 || s.LocksLost != 0 || s.LoadsUnlocked != 0 {
 		t.Errorf("Stats are %+v", s)
@@ -307,41 +155,52 @@ func TestCommand_ArrivesTwice(t *testing.T) {
 		if rule.Fired() == 0 {
 			t.Errorf("no %s has arrived twice", act)
 		}
-		t.Logf("%s: %d arrived twice", act, rule.Fired())
 	}
 }
 
-// A connection that is reset in the middle of a reply costs no call its value.
+// A connection that is reset in the middle of a reply, or closed before it, costs no call its value. The
+// server has executed the command: a value is stored, once, and the lock is free.
 //
 //fault:reset
-func TestCommand_ReplyCutShort(t *testing.T) {
+//fault:lost-reply
+func TestCommand_ReplyLost(t *testing.T) {
 	for what, match := range map[string]func(cmd []string) bool{
 		"GET":         redistest.Command("GET"),
 		"get_or_lock": cachetest.Script(t, "get_or_lock"),
 		"store":       cachetest.Script(t, "store"),
 		"DEL":         redistest.Command("DEL"),
 	} {
-		for client, configure := range retries {
-			t.Run(what+", "+client, func(t *testing.T) {
-				s, p := newWarm(t)
-				a, b := newPair(t, p.Client(t, configure), s.Client(t), cachetest.Patient)
-				rule := p.On(match, redistest.ResetReply).Times(1)
-				a.MustLoad("k")
-				b.MustLoad("k")
-				a.WantHit("k")
-				a.WantLoads(1)
-				err := a.Delete(t.Context(), "k")
-				if broken := what == "DEL" && client != "client retries"; (err != nil) != broken {
-					t.Errorf("Delete = %v", err)
-				}
-				b.WantMiss("k") // the server has executed the DEL in any case
-				if redistest.Exists(t, s.Admin(), a.LockKey("k")) {
-					t.Error("the lock is left behind")
-				}
-				if rule.Fired() != 1 {
-					t.Errorf("the fault has come about %d times", rule.Fired())
-				}
-			})
+		for how, action := range map[string]redistest.Action{"cut short": redistest.ResetReply, "lost": redistest.DropReply} {
+			for client, configure := range retries {
+				t.Run(what+" "+how+", "+client, func(t *testing.T) {
+					s, p := newWarm(t)
+					a, b := newPair(t, p.Client(t, configure), s.Client(t), cachetest.Patient)
+					rule := p.On(match, action).Times(1)
+					a.MustLoad("k")
+					stored := s.Admin().Get(t.Context(), a.ValueKey("k")).Val()
+					b.MustLoad("k")
+					a.WantHit("k")
+					a.WantLoads(1)
+					if again := s.Admin().Get(t.Context(), a.ValueKey("k")).Val(); stored == "" || again != stored {
+						t.Errorf("the entry was %q, and is %q", stored, again)
+					}
+					if info := a.LastLoad(); info.Fenced || info.Err != nil || client == "client retries" && !info.Stored {
+						t.Errorf("Trace.LoadDone reported %+v", info)
+					}
+					err := a.Delete(t.Context(), "k")
+					if broken := what == "DEL" && client != "client retries"; (err != nil) != broken {
+						t.Errorf("Delete = %v", err)
+					}
+					b.WantMiss("k")
+					if redistest.Exists(t, s.Admin(), a.LockKey("k")) {
+						t.Error("the lock is left behind")
+					}
+					if rule.Fired() != 1 {
+						t.Errorf("the fault has come about %d times", rule.Fired())
+					}
+					redistest.WantTTLs(t, s.Admin())
+				})
+			}
 		}
 	}
 }

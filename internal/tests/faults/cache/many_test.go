@@ -169,46 +169,6 @@ func TestGetOrLoadMany_ReplyCutShort(t *testing.T) {
 	}
 }
 
-// A user who may run no scripts can store and load many keys.
-//
-//fault:missing-right
-func TestRefused_ManyWithoutScripts(t *testing.T) {
-	for _, rule := range []string{"-@scripting", "-eval", "-evalsha"} {
-		t.Run(rule, func(t *testing.T) {
-			t.Parallel()
-			s := redistest.Start(t)
-			c := cachetest.New(t, s.Client(t, s.User(t, "~*", "&*", "+@all", rule)), redistest.Namespace(t), cachetest.Patient)
-			values := make(map[string]string)
-			warm, cold := keysOf("warm", 20), keysOf("cold", 20)
-			for _, key := range warm {
-				values[key] = "value of " + key
-			}
-			if err := c.SetMany(t.Context(), values); err != nil {
-				t.Errorf("SetMany = %v", err)
-			}
-			mustLoadMany(t, c, slices.Concat(warm, cold), loadMany(c, nil))
-			c.WantLoads(20)
-			for _, key := range slices.Concat(warm, cold) {
-				c.WantHit(key)
-			}
-			c.WantNoErrors()
-			wantFree(t, s, c, cold)
-
-			// A SetMany during the load refuses its value.
-			mustLoadMany(t, c, []string{"set"}, loadMany(c, func([]string) {
-				if err := c.SetMany(context.Background(), map[string]string{"set": "newer"}); err != nil {
-					t.Errorf("SetMany = %v", err)
-				}
-			}))
-			c.AwaitLoads()
-			if v, err := c.Get(t.Context(), "set"); v != "newer" || err != nil {
-				t.Errorf("Get = %q, %v, want what was set during the load", v, err)
-			}
-			redistest.WantTTLs(t, s.Admin())
-		})
-	}
-}
-
 // While Redis refuses writes, many keys are loaded, and hits are answered. SetMany returns the reason for
 // each key.
 //
@@ -264,47 +224,6 @@ func TestRefused_Clear(t *testing.T) {
 				t.Errorf("Clear of a user who may = %v", err)
 			}
 			c.WantMiss("k")
-		})
-	}
-}
-
-// A Clear that is cancelled returns the error of its context, and can be called again.
-//
-//fault:cancelled
-func TestClear_Cancelled(t *testing.T) {
-	for pass := 1; pass <= 2; pass++ {
-		t.Run(fmt.Sprint("pass ", pass), func(t *testing.T) {
-			t.Parallel()
-			s := redistest.Start(t)
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			steps := 0 // of the pass
-			c := cachetest.New(t, s.Client(t), redistest.Namespace(t), cachetest.Patient, func(o *singlefill.Options[string]) {
-				o.Trace.Clearing = func(_ context.Context, info singlefill.ClearInfo) {
-					if info.Pass == pass {
-						steps++
-						cancel()
-					}
-				}
-			})
-			// A pass takes several steps, also the second one: without other keys the server would have made its table
-			// smaller by then.
-			redistest.Must(t, s.Admin().Do(t.Context(), "debug", "populate", 10_000).Err())
-			keys := keysOf("k", 3000)
-			mustLoadMany(t, c, keys, loadMany(c, nil))
-			c.AwaitLoads()
-			if err := c.Clear(ctx); err != context.Canceled {
-				t.Errorf("Clear = %v, want context.Canceled", err)
-			}
-			if steps != 1 {
-				t.Errorf("Clear has made %d steps, one after its context had ended", steps)
-			}
-			if err := c.Clear(t.Context()); err != nil {
-				t.Errorf("the second Clear = %v", err)
-			}
-			if values, err := c.GetMany(t.Context(), keys); len(values) != 0 || err != nil {
-				t.Errorf("%d values are left, %v", len(values), err)
-			}
 		})
 	}
 }

@@ -19,26 +19,32 @@ import (
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
-// A Redis that does not answer breaks no read, and is used again when it is back.
+// A Redis that does not answer, or whose replies are lost, breaks no read, and is used again when it is
+// back.
 //
 //fault:unreachable
+//fault:one-way
 func TestGetOrLoad_UnreachableRedis(t *testing.T) {
 	for _, fault := range []struct {
-		name       string
-		begin, end func(s *redistest.Server, p *redistest.Proxy)
+		name  string
+		begin func(s *redistest.Server, p *redistest.Proxy) (end func())
 	}{
-		{"refused",
-			func(_ *redistest.Server, p *redistest.Proxy) { p.Refuse(true); p.Cut() },
-			func(_ *redistest.Server, p *redistest.Proxy) { p.Refuse(false) }},
-		{"black hole",
-			func(_ *redistest.Server, p *redistest.Proxy) { p.BlackHole(true) },
-			func(_ *redistest.Server, p *redistest.Proxy) { p.BlackHole(false) }},
-		{"frozen",
-			func(s *redistest.Server, _ *redistest.Proxy) { s.Freeze() },
-			func(s *redistest.Server, _ *redistest.Proxy) { s.Thaw() }},
-		{"killed",
-			func(s *redistest.Server, _ *redistest.Proxy) { s.Kill() },
-			func(s *redistest.Server, _ *redistest.Proxy) { s.Restart() }},
+		{"refused", func(_ *redistest.Server, p *redistest.Proxy) func() {
+			p.Refuse(true)
+			p.Cut()
+			return func() { p.Refuse(false) }
+		}},
+		{"black hole", func(_ *redistest.Server, p *redistest.Proxy) func() {
+			p.BlackHole(true)
+			return func() { p.BlackHole(false) }
+		}},
+		{"frozen", func(s *redistest.Server, _ *redistest.Proxy) func() { s.Freeze(); return s.Thaw }},
+		{"killed", func(s *redistest.Server, _ *redistest.Proxy) func() { s.Kill(); return s.Restart }},
+		{"replies lost", func(_ *redistest.Server, p *redistest.Proxy) func() {
+			// HELLO is answered, since the client sends no commands before.
+			rule := p.On(func(cmd []string) bool { return !strings.EqualFold(cmd[0], "HELLO") }, redistest.MuteReply)
+			return func() { rule.Times(0) }
+		}},
 	} {
 		for _, used := range []string{"from the start", "after use"} {
 			t.Run(fault.name+" "+used, func(t *testing.T) {
@@ -47,7 +53,7 @@ func TestGetOrLoad_UnreachableRedis(t *testing.T) {
 				if used == "after use" {
 					c.AwaitCached("k")
 				}
-				fault.begin(s, p)
+				end := fault.begin(s, p)
 				c.AwaitLoads()
 				c.Loads.Store(0)
 				unlocked := c.Stats().LoadsUnlocked
@@ -72,7 +78,7 @@ func TestGetOrLoad_UnreachableRedis(t *testing.T) {
 					t.Errorf("%d of %d loads were unlocked, the last one is %+v", n, calls, c.LastLoad())
 				}
 
-				fault.end(s, p)
+				end()
 				c.AwaitRecovery()
 				if got := c.Log.Breaker(); !slices.Equal(got[:2], []bool{true, false}) || c.Stats().BreakerOpens < 1 {
 					t.Errorf("Trace.BreakerChanged reported %v, Stats are %+v", got, c.Stats())
@@ -122,32 +128,6 @@ func TestGetOrLoad_SlowNetwork(t *testing.T) {
 
 func trickle(p *redistest.Proxy)    { p.Trickle(1, 100*time.Microsecond) }
 func sliced(p *redistest.Proxy) int { return p.Counts().Sliced }
-
-// A Redis that executes everything and whose replies are lost breaks no read.
-//
-//fault:one-way
-func TestBreaker_LostReplies(t *testing.T) {
-	_, p := start(t)
-	c := cachetest.New(t, p.Client(t, redistest.NoRetry), redistest.Namespace(t), cachetest.Impatient)
-	c.AwaitCached("kept")
-	// HELLO is answered, since the client sends no commands before.
-	rule := p.On(func(cmd []string) bool { return !strings.EqualFold(cmd[0], "HELLO") }, redistest.MuteReply)
-	begun := time.Now()
-	calls := 0
-	redistest.Await(t, "the breaker is open", func() bool {
-		calls++
-		c.MustLoad(fmt.Sprint("k", calls))
-		return c.Stats().BreakerOpen
-	})
-	t.Logf("the breaker was open after %d calls and %v; RedisTimeout is %v", calls,
-		time.Since(begun).Round(time.Millisecond), cachetest.Impatient)
-	if rule.Fired() == 0 {
-		t.Error("no reply was lost")
-	}
-	c.WantErrors()
-	rule.Times(0)
-	c.AwaitRecovery()
-}
 
 // A flapping server never leaves the breaker stuck, and each change of the breaker is reported.
 //

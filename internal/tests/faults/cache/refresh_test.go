@@ -3,7 +3,6 @@ package cache_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -13,7 +12,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
-	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
@@ -161,8 +159,10 @@ func TestRefresh_LostReply(t *testing.T) {
 	}
 }
 
-// A refresh that Redis refuses is tried once in RetryAfter, and readers get the old value.
+// A refresh that Redis refuses is tried once in RetryAfter, and readers get the old value. The breaker stays
+// closed.
 //
+//fault:replica
 //fault:missing-right
 func TestRefused_Refresh(t *testing.T) {
 	t.Parallel()
@@ -223,76 +223,5 @@ func TestRefused_Refresh(t *testing.T) {
 				c.WantStat("Hits", 301)
 			})
 		}
-	}
-}
-
-// A refresh whose value Redis has no memory for keeps the old value.
-//
-//fault:refused-writes
-func TestRefused_StoreOfRefresh(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	c := newRefresh(t, s.Client(t), s.Admin(), "stale", cachetest.Patient)
-	c.During = func(string) { redistest.Do(t, s.Admin(), "config", "set", "maxmemory", "1") }
-	wantOld(t, c)
-	redistest.Await(t, "a value could not be stored", func() bool { return c.Stats().StoreErrors == 1 })
-	if info := c.LastLoad(); !c.Log.HasError("store", "OOM") || info.StoreErr == nil || !info.Refresh {
-		t.Errorf("Trace reported %+v, %v", info, c.Log.Errors())
-	}
-	wantOld(t, c)
-	if strings.HasPrefix(held(s, c, "k"), "H") {
-		t.Error("the lock is left behind")
-	}
-}
-
-// An Expire that fails says why, and leaves the values.
-//
-//fault:unreachable-delete
-func TestRefused_Expire(t *testing.T) {
-	t.Parallel()
-	for _, refusal := range []struct {
-		name, says string
-		hits       bool
-		start      func(t *testing.T) (writable *redistest.Server, rdb *redis.Client, begin func())
-	}{
-		{"killed", "deadline exceeded", false, func(t *testing.T) (*redistest.Server, *redis.Client, func()) {
-			s := redistest.Start(t)
-			return s, s.Client(t), s.Kill
-		}},
-		{"read-only replica", "READONLY", true, func(t *testing.T) (*redistest.Server, *redis.Client, func()) {
-			master := redistest.Start(t)
-			replica := redistest.StartReplica(t, master)
-			return master, replica.Client(t), func() {
-				redistest.Await(t, "the replica has the entries", func() bool { return replica.Admin().DBSize(t.Context()).Val() == 2 })
-			}
-		}},
-		{"out of memory", "OOM", true, func(t *testing.T) (*redistest.Server, *redis.Client, func()) {
-			s := redistest.Start(t)
-			return s, s.Client(t), func() { redistest.Do(t, s.Admin(), "config", "set", "maxmemory", "1") }
-		}},
-		{"no right", "NOPERM", true, func(t *testing.T) (*redistest.Server, *redis.Client, func()) {
-			s := redistest.Start(t)
-			return s, s.Client(t, s.User(t, "%R~*", "+@read")), func() {}
-		}},
-	} {
-		t.Run(refusal.name, func(t *testing.T) {
-			t.Parallel()
-			s, rdb, begin := refusal.start(t)
-			c := cachetest.New(t, rdb, redistest.Namespace(t), cachetest.Patient, func(o *singlefill.Options[string]) { o.Codec = singlefill.Raw })
-			for _, key := range []string{"k", "l"} {
-				cachetest.PutEntry(t, s.Admin(), c.Namespace, key, entry.Entry{FreshUntil: time.Now().Add(time.Hour), Payload: []byte("value of " + key)}, time.Hour)
-			}
-			begin()
-			err := c.Expire(t.Context(), "k", "l")
-			if err == nil || !strings.HasPrefix(err.Error(), "singlefill: expire: ") || !strings.Contains(err.Error(), refusal.says) {
-				t.Errorf("Expire = %v, want %q", err, fmt.Sprint("singlefill: expire: … ", refusal.says))
-			}
-			if !c.Log.HasError("expire", refusal.says) || c.Stats().RedisErrors != 1 {
-				t.Errorf("Trace reported %v, Stats are %+v", c.Log.Errors(), c.Stats())
-			}
-			if refusal.hits {
-				c.WantHit("k")
-			}
-		})
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,82 +21,49 @@ import (
 //
 //fault:crash-in-call
 func TestServer_DiesDuringCall(t *testing.T) {
-	t.Parallel()
-	start := func(t *testing.T) (*redistest.Server, *redistest.Proxy, *cachetest.Cache) {
-		s, p := newWarm(t)
-		return s, p, cachetest.New(t, p.Client(t), redistest.Namespace(t), stallTimeout)
-	}
-	// dieAt kills the server when the command of an act is about to reach it.
-	dieAt := func(t *testing.T, act string) {
-		s, p, c := start(t)
-		rule := p.On(cachetest.Script(t, act), redistest.HoldRequest)
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			c.MustLoad("k")
-		}()
-		awaitHit(t, rule)
-		s.Kill()
-		rule.Release()
-		<-done
-		c.WantLoads(1)
-		c.WantErrors()
-		if act == "store" {
-			c.WantStat("StoreErrors", 1)
-			if info := c.LastLoad(); info.StoreErr == nil || info.Stored || info.Fenced || info.Unlocked || info.Err != nil {
-				t.Errorf("Trace.LoadDone reported %+v", info)
+	for _, when := range []string{"get_or_lock", "during the load", "store", "restarted during the load"} {
+		t.Run(when, func(t *testing.T) {
+			s, p := newWarm(t)
+			c := cachetest.New(t, p.Client(t), redistest.Namespace(t), stallTimeout)
+			switch when {
+			case "during the load":
+				c.During = func(string) { s.Kill() }
+				c.MustLoad("k")
+			case "restarted during the load":
+				c.During = func(string) { s.Restart() }
+				c.MustLoad("k")
+			default: // the command is about to reach the server
+				rule := p.On(cachetest.Script(t, when), redistest.HoldRequest)
+				var call sync.WaitGroup
+				call.Go(func() { c.WantValue("k") })
+				awaitHit(t, rule)
+				s.Kill()
+				rule.Release()
+				call.Wait()
 			}
-		}
-		s.Restart()
-		c.AwaitRecovery()
-	}
-	t.Run("between read and lock", func(t *testing.T) { dieAt(t, "get_or_lock") })
-	t.Run("between load and store", func(t *testing.T) { dieAt(t, "store") })
-	t.Run("during the load", func(t *testing.T) {
-		s, _, c := start(t)
-		c.During = func(string) { s.Kill() }
-		c.MustLoad("k")
-		c.WantLoads(1)
-		c.WantErrors()
-		c.WantStat("StoreErrors", 1)
-		c.During = nil
-		s.Restart()
-		c.AwaitRecovery()
-	})
-	t.Run("restarted during the load", func(t *testing.T) {
-		s, _, c := start(t)
-		c.During = func(string) { s.Restart() }
-		c.MustLoad("k")
-		c.WantLoads(1)
-		c.During = nil
-		c.AwaitLoads()
-		// The lock is gone with everything else: the store is refused, or fails on a dead
-		// connection.
-		if n := c.Stats(); n.Stored != 0 || n.Fenced+n.StoreErrors != 1 {
-			t.Errorf("Stats are %+v", n)
-		}
-		if redistest.Exists(t, s.Admin(), c.ValueKey("k")) || redistest.Exists(t, s.Admin(), c.LockKey("k")) {
-			t.Error("keys exist after the restart")
-		}
-		c.AwaitRecovery()
-	})
-}
-
-// A restart costs the entries and nothing else.
-//
-//fault:flushall
-func TestServer_Restarts(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	c := cachetest.New(t, s.Client(t), redistest.Namespace(t), cachetest.Patient)
-	c.MustLoad("k")
-	c.WantHit("k")
-	s.Restart()
-	c.MustLoad("k") // by EVAL, since the script is unknown
-	c.WantHit("k")
-	c.WantLoads(2)
-	if s.Calls("eval") == 0 {
-		t.Error("the server has not forgotten the scripts")
+			c.During = nil
+			c.WantLoads(1)
+			c.AwaitLoads()
+			switch n, info := c.Stats(), c.LastLoad(); when {
+			case "restarted during the load": // the store is refused without its lock, or fails on a dead connection
+				if n.Stored != 0 || n.Fenced+n.StoreErrors != 1 {
+					t.Errorf("Stats are %+v", n)
+				}
+				if redistest.Exists(t, s.Admin(), c.ValueKey("k")) || redistest.Exists(t, s.Admin(), c.LockKey("k")) {
+					t.Error("keys exist after the restart")
+				}
+			case "get_or_lock":
+				c.WantErrors()
+				s.Restart()
+			default:
+				c.WantErrors()
+				if n.StoreErrors != 1 || info.StoreErr == nil || info.Stored || info.Fenced || info.Unlocked || info.Err != nil {
+					t.Errorf("Trace.LoadDone reported %+v", info)
+				}
+				s.Restart()
+			}
+			c.AwaitRecovery()
+		})
 	}
 }
 
@@ -319,6 +285,7 @@ func TestClient_ManyColdKeys(t *testing.T) {
 //fault:script-flush
 func TestServer_ForgetsScripts(t *testing.T) {
 	t.Parallel()
+	const keys = 100
 	s := redistest.Start(t)
 	a, b := newPair(t, s.Client(t), s.Client(t), cachetest.Patient)
 	flush := func() {
@@ -326,27 +293,7 @@ func TestServer_ForgetsScripts(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	keys := int64(0)
-	load := func() {
-		keys++
-		var wg sync.WaitGroup
-		for _, c := range []*cachetest.Cache{a, b} {
-			for range 5 {
-				wg.Go(func() { c.MustLoad(fmt.Sprintf("k%d", keys)) })
-			}
-		}
-		wg.Wait()
-	}
-
-	for range 5 {
-		load()
-		flush()
-	}
-	a.During = func(string) { flush() }
-	for range 5 {
-		load()
-	}
-	a.During = nil
+	a.During = func(string) { flush() } // and at any other moment
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
@@ -359,14 +306,18 @@ func TestServer_ForgetsScripts(t *testing.T) {
 			}
 		}
 	}()
-	s.ResetCalls()
-	for range 100 {
-		load()
+	for i := range keys {
+		var wg sync.WaitGroup
+		for _, c := range []*cachetest.Cache{a, b} {
+			for range 5 {
+				wg.Go(func() { c.MustLoad(fmt.Sprint("k", i)) })
+			}
+		}
+		wg.Wait()
 	}
 	close(stop)
 	<-stopped
-
-	if s.Calls("script|flush") < 10 || s.Calls("eval") == 0 {
+	if s.Calls("script|flush") < 2*keys || s.Calls("eval") == 0 {
 		t.Errorf("the fault has not come about: %v", s.AllCalls())
 	}
 	a.WantLoads(keys)
@@ -382,22 +333,14 @@ func TestServer_EvictsKeys(t *testing.T) {
 	t.Parallel()
 	const keys = 300
 	s := redistest.Start(t, "--maxmemory-policy", "allkeys-random", "--maxmemory-samples", "1")
-	var used int64
-	fmt.Sscan(s.Admin().InfoMap(t.Context(), "memory").Item("Memory", "used_memory"), &used)
 	large := strings.Repeat("x", 4096)
 	a, b := newPair(t, s.Client(t), s.Client(t), cachetest.Patient)
-	redistest.Do(t, s.Admin(), "config", "set", "maxmemory", used+1_000_000)
-	evicted := func() (n int64) {
-		fmt.Sscan(s.Admin().InfoMap(context.Background(), "stats").Item("Stats", "evicted_keys"), &n)
-		return n
-	}
+	redistest.Do(t, s.Admin(), "config", "set", "maxmemory", info(t, s, "memory", "used_memory")+1_000_000)
 	var wg sync.WaitGroup
-	var calls atomic.Int64
 	for _, c := range []*cachetest.Cache{a, b} {
 		for g := range 4 {
 			wg.Go(func() {
-				for i := 0; i < 250 || i < 20_000 && evicted() < 100; i++ {
-					calls.Add(1)
+				for i := range 500 {
 					key := fmt.Sprint("k", (i*7+g*13)%keys)
 					v, err := c.GetOrLoad(context.Background(), key, func(_ context.Context, key string) (string, error) {
 						return large + key, nil
@@ -411,19 +354,17 @@ func TestServer_EvictsKeys(t *testing.T) {
 		}
 	}
 	wg.Wait()
-	n := evicted()
+	n := info(t, s, "stats", "evicted_keys")
 	if n < 100 {
 		t.Errorf("%d keys were evicted", n)
 	}
-	var loads, fenced int64
 	for _, c := range []*cachetest.Cache{a, b} {
 		stats := c.Stats()
-		loads, fenced = loads+stats.Loads, fenced+stats.Fenced
 		if stats.LoadsUnlocked != 0 || stats.RedisErrors != 0 || stats.BreakerOpens != 0 {
 			t.Errorf("Stats are %+v", stats)
 		}
+		t.Logf("%d keys evicted, %d loads, %d of them refused at the store", n, stats.Loads, stats.Fenced)
 	}
-	t.Logf("%d calls, %d keys evicted, %d loads, %d of them refused at the store", calls.Load(), n, loads, fenced)
 }
 
 // A key that another program deletes or overwrites during its load keeps no caller from the value.

@@ -8,7 +8,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
@@ -202,32 +201,6 @@ func TestLoad_WithoutRedis(t *testing.T) {
 				t.Errorf("%d loads in 4 s at 1 s each", n)
 			}
 		}
-	})
-}
-
-// MaxLoads holds without Redis.
-//
-//fault:unreachable
-func TestMaxLoads_WithoutRedis(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		link, rdb := redistest.StartMiniLink(t)
-		link.BlackHole(true)
-		c := cachetest.New(t, rdb, "ns", cachetest.Impatient, func(o *singlefill.Options[string]) { o.MaxLoads = 3 })
-		c.During = func(string) { time.Sleep(100 * time.Millisecond) }
-		begun := time.Now()
-		var wg sync.WaitGroup
-		for i := range 60 {
-			wg.Go(func() { c.WantValue(fmt.Sprintf("k%d", i)) })
-		}
-		wg.Wait()
-		if most := c.Most.Load(); most != 3 {
-			t.Errorf("%d loads ran at a time, MaxLoads is 3", most)
-		}
-		if took, want := time.Since(begun), cachetest.Impatient+20*100*time.Millisecond; took != want {
-			t.Errorf("took %v, want %v", took, want)
-		}
-		c.WantLoads(60)
 	})
 }
 

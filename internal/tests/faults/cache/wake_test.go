@@ -326,9 +326,7 @@ func TestWake_MovedSlot(t *testing.T) {
 		master, err := client.MasterForKey(context.Background(), w.channel)
 		return err == nil && master.Options().Addr == move.To.Addr
 	})
-	if err := a.Delete(t.Context(), "k"); err != nil {
-		t.Error(err)
-	}
+	redistest.Must(t, a.Delete(t.Context(), "k"))
 	w = startWaiting(t, move.To, a, b, "k")
 	w.awaitListening(move.To)
 	w.end()

@@ -37,18 +37,3 @@ func TestClose_DuringLoad(t *testing.T) {
 	waiter.wantDone("good", 10, gotValue, closer.name+"/1")
 	f.wantLoads("good", 1)
 }
-
-// Close ends the waiting for a load in another process.
-//
-//fault:close
-func TestClose_WhileWaiting(t *testing.T) {
-	t.Parallel()
-	f, holder, closer := newPair(t)
-	v := holder.block("load", "k").Value
-	closer.wait("waits", "k")
-	closer.do(order{Op: "close"})
-	closer.wantDone("waits", 10, gotClosed, "")
-	holder.release("load")
-	holder.wantDone("load", 1, gotValue, v)
-	f.wantLoads("k", 1)
-}

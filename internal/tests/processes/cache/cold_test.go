@@ -43,34 +43,3 @@ func TestGetOrLoad_ColdKey(t *testing.T) {
 		}
 	}
 }
-
-// Many cold keys are loaded once each, while a load of another key blocks.
-//
-//fault:everything-cold
-func TestGetOrLoad_ManyColdKeys(t *testing.T) {
-	t.Parallel()
-	const keys, callers = 200, 20
-	f := newFleet(t)
-	processes := f.startAll(4, config{Direct: true})
-	blocker := processes[0]
-	blocker.block("blocked", "another key")
-
-	for i, p := range processes {
-		for k := range keys { // each process begins with another key
-			key := fmt.Sprint("key", (k+i*keys/len(processes))%keys)
-			p.get(key, key, callers, plan{Sleep: 2 * time.Millisecond})
-		}
-	}
-	for k := range keys {
-		key := fmt.Sprint("key", k)
-		got := allDone(processes, key)
-		for o, n := range got {
-			if o.Kind != gotValue || n != len(processes)*callers {
-				t.Errorf("%s: %d callers got %v", key, n, o)
-			}
-		}
-		f.wantLoads(key, 1)
-	}
-	blocker.release("blocked")
-	blocker.wantDone("blocked", 1, gotValue, blocker.name+"/1")
-}

@@ -19,55 +19,6 @@ var failures = []struct {
 		outcome{gotRemote, "singlefill: Loader panicked: index out of range"}},
 }
 
-// A failure reaches all callers that waited for the load, in every process. Later callers load
-// again.
-//
-//fault:failed-load
-func TestFailure_AllWaiters(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t)
-	processes := f.startAll(8, config{NotFoundTTL: -1})
-	holder, others := processes[0], processes[1:]
-	for i, failure := range failures {
-		key := failure.name
-		blocked := failure.plan
-		blocked.Block = true
-		holder.get("fails"+key, key, 1, blocked)
-		holder.begun("fails" + key)
-		holder.get("joins"+key, key, 9, failure.plan)
-		holder.joined("joins" + key)
-		var groups []waiters
-		for _, p := range others {
-			p.get("waits"+key, key, 10, plan{})
-			groups = append(groups, waiters{p, "waits" + key, key})
-		}
-		awaitWaiting(groups...)
-		holder.release("fails" + key)
-		holder.wantDone("fails"+key, 1, failure.here.Kind, failure.here.Text)
-		holder.wantDone("joins"+key, 9, failure.here.Kind, failure.here.Text)
-		for _, p := range others {
-			p.wantDone("waits"+key, 10, failure.remote.Kind, failure.remote.Text)
-		}
-		f.wantLoads(key, 1)
-		if got := f.stored(key); got != "" {
-			t.Errorf("%s: %q is stored", key, got)
-		}
-
-		next := processes[i*3%len(processes)]
-		next.get("next"+key, key, 1, plan{})
-		v := next.begun("next" + key)
-		next.wantDone("next"+key, 1, gotValue, v.Value)
-		for _, p := range processes {
-			p.get("after"+key, key, 1, plan{})
-		}
-		for _, p := range processes {
-			p.wantDone("after"+key, 1, gotValue, v.Value)
-		}
-		f.wantLoads(key, 2)
-		f.wantNoOverlap(key)
-	}
-}
-
 // A failure also reaches waiters that learn of it late: after calls of their own process that began after
 // the failure, or when another process has taken the lock. They neither wait for a later load nor load
 // themselves, and the later calls do not get the failure.

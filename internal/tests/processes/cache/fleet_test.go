@@ -3,7 +3,6 @@
 package cache_test
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -71,7 +70,7 @@ func (f *fleet) spawn(c config) *process {
 	f.t.Helper()
 	f.started++
 	c.Name = fmt.Sprint("process", f.started)
-	c.Addr, c.Counters, c.Namespace = f.server.Addr, cmp.Or(c.Counters, f.server.Addr), f.namespace
+	c.Addr, c.Counters, c.Namespace = f.server.Addr, f.server.Addr, f.namespace
 	p := &process{t: f.t, name: c.Name, namespace: f.namespace, polls: make(map[string]int), listens: make(map[string]bool)}
 	if !c.Direct {
 		p.proxy = redistest.NewProxy(f.t, f.server.Addr)
@@ -118,16 +117,6 @@ func (f *fleet) bytes(name string) string {
 	f.t.Helper()
 	s, _ := cachetest.Stored(f.t, f.rdb, name)
 	return s
-}
-
-// now returns the time of the server.
-func (f *fleet) now() time.Time {
-	f.t.Helper()
-	now, err := f.rdb.Time(f.t.Context()).Result()
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	return now
 }
 
 // lockEnd returns when the lock of key will expire, by the server's clock.
@@ -252,12 +241,7 @@ func (p *process) do(o order) report {
 	return r
 }
 
-func (p *process) delete(key string) { p.t.Helper(); p.do(order{Op: "delete", Key: key}) }
-func (p *process) expire(key string) { p.t.Helper(); p.do(order{Op: "expire", Key: key}) }
-func (p *process) set(key, value string) {
-	p.t.Helper()
-	p.do(order{Op: "set", Key: key, Value: value})
-}
+func (p *process) expire(key string)       { p.t.Helper(); p.do(order{Op: "expire", Key: key}) }
 func (p *process) stats() singlefill.Stats { p.t.Helper(); return p.do(order{Op: "stats"}).Stats }
 func (p *process) pool() redis.PoolStats   { p.t.Helper(); return p.do(order{Op: "stats"}).Pool }
 
@@ -296,16 +280,8 @@ func (p *process) many(tag string, keys []string, load plan) {
 // begun waits until a load of the calls of tag begins.
 func (p *process) begun(tag string) report { p.t.Helper(); return p.await("begun", tag) }
 
-// release lets all loads of tag return, and pass one of them.
+// release lets all loads of tag return.
 func (p *process) release(tag string) { p.t.Helper(); p.order(order{Op: "release", Tag: tag}) }
-func (p *process) pass(tag string)    { p.t.Helper(); p.order(order{Op: "pass", Tag: tag}) }
-
-// tally returns the outcomes and counts of tag so far.
-func (p *process) tally(tag string) report {
-	p.t.Helper()
-	p.order(order{Op: "tally", Tag: tag})
-	return p.await("tally", tag)
-}
 
 // joined waits until all calls of tag wait in GetOrLoad. A call that reads for itself does not yet.
 func (p *process) joined(tag string) {
@@ -344,12 +320,8 @@ func awaitWaiting(groups ...waiters) {
 // done waits until all calls of tag have returned.
 func (p *process) done(tag string) map[outcome]int {
 	p.t.Helper()
-	return counted(p.await("done", tag).Outcomes)
-}
-
-func counted(all []countedOutcome) map[outcome]int {
 	m := make(map[outcome]int)
-	for _, c := range all {
+	for _, c := range p.await("done", tag).Outcomes {
 		m[c.outcome] += c.N
 	}
 	return m

@@ -171,93 +171,36 @@ func TestGetOrLoad_FrozenHolder(t *testing.T) {
 	f.wantLoads("k", 2)
 }
 
-// A load that takes longer than LockTTL keeps its lock.
-//
-//fault:slow-load
-func TestGetOrLoad_LoadBeyondLockTTL(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t)
-	others := f.startAll(2, config{})
-	holder := f.start(shortLock)
-
-	begun := holder.block("load", "k")
-	for _, p := range others {
-		p.wait("waits", "k")
-	}
-	lock := f.locked("k")
-	redistest.Await(t, "the load has taken two LockTTL", func() bool {
-		if got := f.locked("k"); got != lock {
-			t.Fatalf("%v into the load its lock holds %q, want %q", f.now().Sub(begun.At), got, lock)
-		}
-		return f.now().Sub(begun.At) > 2*shortLock.LockTTL
-	})
-	holder.release("load")
-	holder.wantDone("load", 1, gotValue, begun.Value)
-	for _, p := range others {
-		p.wantDone("waits", 10, gotValue, begun.Value)
-	}
-	f.wantLoads("k", 1)
-	if s := holder.stats(); s.LocksLost+s.Fenced != 0 {
-		t.Errorf("Stats are %+v", s)
-	}
-}
-
-// A hung load is replaced after LoadTimeout.
+// A hung load is replaced after LoadTimeout: a waiter loads when the release is lost, and the lock has
+// expired.
 //
 //fault:hung-load
 func TestGetOrLoad_HungLoad(t *testing.T) {
+	t.Parallel()
 	hung := shortLock
 	hung.LoadTimeout = 2600 * time.Millisecond
 
-	// The next caller loads when the lock has been released.
-	t.Run("next caller", func(t *testing.T) {
-		t.Parallel()
-		f := newFleet(t)
-		holder, other := f.start(hung), f.start(config{})
-		// The load has begun when the Loader asks for the time, so the time from before the call bounds it.
-		before := f.now()
-		holder.get("hangs", "k", 1, plan{Block: true, IgnoreCtx: true})
-		holder.begun("hangs")
-		other.wait("waits", "k")
-		holder.wantDone("hangs", 1, gotDeadline, "")
-		for o, n := range other.done("waits") {
-			if o.Kind != gotRemote || !strings.Contains(o.Text, "LoadTimeout") || n != 10 {
-				t.Errorf("%d waiters got %v", n, o)
-			}
-		}
-		if early := hung.LoadTimeout - f.now().Sub(before); early > 0 {
-			t.Errorf("the load was given up %v before LoadTimeout", early)
-		}
-		other.get("next", "k", 1, plan{})
-		other.wantDone("next", 1, gotValue, other.name+"/1")
-		f.wantLoads("k", 2)
-	})
-
-	// A waiter loads when the release is lost, and the lock has expired.
-	t.Run("waiter", func(t *testing.T) {
-		t.Parallel()
-		f := newFleet(t)
-		holder, other := f.start(hung), f.start(config{})
-		abandon := cachetest.Script(t, "abandon")
-		release := holder.proxy.On(func(cmd []string) bool {
-			says := func(arg string) bool { return strings.Contains(arg, "took longer than LoadTimeout") }
-			return slices.ContainsFunc(cmd, says) || abandon(cmd)
-		}, redistest.CloseBefore)
-		holder.get("hangs", "k", 1, plan{Block: true, IgnoreCtx: true})
-		first := holder.begun("hangs")
-		other.wait("waits", "k")
-		holder.wantDone("hangs", 1, gotDeadline, "")
-		end := f.lockEnd("k")
-		second := other.begun("waits")
-		other.wantDone("waits", 10, gotValue, second.Value)
-		if release.Fired() == 0 {
-			t.Error("no release was lost")
-		}
-		wantRightAfter(t, second.At, end)
-		// The last renewal may take RedisTimeout.
-		if late := end.Sub(first.At) - hung.LoadTimeout - hung.LockTTL; late > hung.RedisTimeout {
-			t.Errorf("the lock expires %v after LoadTimeout + LockTTL", late)
-		}
-		f.wantLoads("k", 2)
-	})
+	f := newFleet(t)
+	holder, other := f.start(hung), f.start(config{})
+	abandon := cachetest.Script(t, "abandon")
+	release := holder.proxy.On(func(cmd []string) bool {
+		says := func(arg string) bool { return strings.Contains(arg, "took longer than LoadTimeout") }
+		return slices.ContainsFunc(cmd, says) || abandon(cmd)
+	}, redistest.CloseBefore)
+	holder.get("hangs", "k", 1, plan{Block: true, IgnoreCtx: true})
+	first := holder.begun("hangs")
+	other.wait("waits", "k")
+	holder.wantDone("hangs", 1, gotDeadline, "")
+	end := f.lockEnd("k")
+	second := other.begun("waits")
+	other.wantDone("waits", 10, gotValue, second.Value)
+	if release.Fired() == 0 {
+		t.Error("no release was lost")
+	}
+	wantRightAfter(t, second.At, end)
+	// The last renewal may take RedisTimeout.
+	if late := end.Sub(first.At) - hung.LoadTimeout - hung.LockTTL; late > hung.RedisTimeout {
+		t.Errorf("the lock expires %v after LoadTimeout + LockTTL", late)
+	}
+	f.wantLoads("k", 2)
 }

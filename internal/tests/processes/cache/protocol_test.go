@@ -20,13 +20,10 @@ type config struct {
 	Name      string // of the process
 	Direct    bool   // no proxy: the process can do more work, and the test cannot see its commands
 	Addr      string // of the proxy, or of Redis
-	Counters  string // address of the Redis in which loads count themselves; default: the fleet's
+	Counters  string // address of the Redis in which loads count themselves
 	Namespace string
 
-	LockTTL, LoadTimeout, RedisTimeout, NotFoundTTL     time.Duration
-	TTL, StaleWhileRevalidate, StaleIfError, RetryAfter time.Duration
-
-	Outage bool // Redis is going to fail: errors that follow from it are not reported
+	LockTTL, LoadTimeout, RedisTimeout, NotFoundTTL, StaleWhileRevalidate time.Duration
 
 	PoolSize int
 }
@@ -50,33 +47,25 @@ func (c config) options() *singlefill.Options[string] {
 		NotFoundTTL:  c.NotFoundTTL,
 
 		StaleWhileRevalidate: c.StaleWhileRevalidate,
-		StaleIfError:         c.StaleIfError,
-		RetryAfter:           c.RetryAfter,
 	}
 }
 
 // A plan is what a Loader does, in the order of the fields, before it returns its value.
 type plan struct {
-	Source    bool          // the value is that of the source, instead of one that no other load returns
 	Sleep     time.Duration // sleep so long
 	Block     bool          // wait for the order release, or for ctx; or for the order pass, which lets one load go on
 	IgnoreCtx bool          // with Block: do not wait for ctx
-	Fail      string        // return an error with this text; with Source: only while the source is sourceDown
-	Panic     string        // panic with this text; with Source: the same
+	Fail      string        // return an error with this text
+	Panic     string        // panic with this text
 	NotFound  bool          // return ErrNotFound
 }
-
-// sourceDown is the value of a source that fails.
-const sourceDown = "down"
 
 // An order is what the test has a process do. Tag names what the order starts.
 type order struct {
 	Op    string
 	Tag   string `json:",omitempty"`
 	Key   string `json:",omitempty"`
-	Value string `json:",omitempty"`
-	N     int    `json:",omitempty"` // how many goroutines, or rounds
-	Keys  int    `json:",omitempty"` // how many keys
+	N     int    `json:",omitempty"` // how many goroutines
 	Start bool   `json:",omitempty"` // the goroutines wait for the order start
 	Plan  plan   `json:",omitzero"`
 
@@ -87,11 +76,10 @@ type order struct {
 
 // A report is what a process tells the test.
 //
-//	begun Tag    a Loader of Tag begins to load Value for Key, the Nth in the fleet, At the server's time
-//	ended Tag    a Loader of Tag is about to return
+//	begun Tag    a Loader of Tag begins to load Value for Key, At the server's time
 //	joined Tag   all calls of Tag wait in GetOrLoad
 //	done Tag     all calls of Tag have returned, with Outcomes
-//	tally Tag    Outcomes, Counts and Overlaps of Tag so far
+//	tally Tag    Outcomes and Counts of Tag so far
 //	unlocked     a Loader ran without the fill lock, for which no test here gives a reason
 //	trouble      a command failed with Err
 //	Op Tag       another order has been carried out
@@ -99,13 +87,11 @@ type report struct {
 	Event, Tag string
 	Key, Value string           `json:",omitempty"`
 	Err        string           `json:",omitempty"` // of the order
-	Nth        int              `json:",omitempty"`
 	At         time.Time        `json:",omitzero"`
 	Outcomes   []countedOutcome `json:",omitempty"`
 	Stats      singlefill.Stats `json:",omitzero"`
 	Pool       redis.PoolStats  `json:",omitzero"`
 	Counts     []int64          `json:",omitempty"` // calls that have returned, by goroutine
-	Overlaps   int64            `json:",omitempty"` // loads that began while another one of this process ran
 }
 
 // An outcome is what one call has returned.
@@ -130,24 +116,12 @@ const (
 	gotStale    = "a stale value"
 )
 
-// gotStaleFor is the kind of a stale value that is returned because of an error of the kind.
-func gotStaleFor(kind string) string { return gotStale + ", for " + kind }
-
-func staleOutcomeOf(key, v string, info singlefill.ValueInfo, err, own error) outcome {
-	switch {
-	case err != nil || !info.Stale:
-		return outcomeOf(key, v, err, own)
-	case info.Err == nil:
-		return outcome{gotStale, v}
-	}
-	why := outcomeOf(key, "", info.Err, own)
-	return outcome{gotStaleFor(why.Kind), v + ": " + why.Text}
-}
-
-func outcomeOf(key, v string, err, own error) outcome {
+func outcomeOf(key, v string, info singlefill.ValueInfo, err, own error) outcome {
 	var remote *singlefill.RemoteError
 	var panicked *singlefill.PanicError
 	switch {
+	case err == nil && info.Stale:
+		return outcome{gotStale, v}
 	case err == nil:
 		return outcome{gotValue, v}
 	case own != nil && err == own:
@@ -168,12 +142,10 @@ func outcomeOf(key, v string, err, own error) outcome {
 	return outcome{gotError, err.Error()}
 }
 
-// The Redis keys under which loads and sources are counted, outside of every namespace.
+// The Redis keys under which loads are counted, outside of every namespace.
 func loadsKey(namespace, key string) string    { return "count:loads:" + namespace + ":" + key }
 func runningKey(namespace, key string) string  { return "count:running:" + namespace + ":" + key }
 func overlapsKey(namespace, key string) string { return "count:overlaps:" + namespace + ":" + key }
-func sourceKey(namespace, key string) string   { return "count:source:" + namespace + ":" + key }
-func deletedKey(namespace, key string) string  { return "count:deleted:" + namespace + ":" + key }
 
 // The Redis keys of the cache.
 func valueKey(namespace, key string) string { return namespace + ":{" + key + "}" }

@@ -1,16 +1,15 @@
 package cache_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// The order of events shows that no reader waits for a load: the test blocks the load, and every
-// reader goes on.
-
-// A refresher that is killed or frozen is replaced, and no reader waits.
+// A refresher that is killed or frozen is replaced, and no reader waits. The order of events shows it:
+// the test blocks the load, and every reader goes on.
 //
 //fault:killed-refresher
 func TestRefresh_KilledRefresher(t *testing.T) {
@@ -20,18 +19,22 @@ func TestRefresh_KilledRefresher(t *testing.T) {
 			f := newFleet(t)
 			mortal := shortLock
 			mortal.Direct, mortal.StaleWhileRevalidate = true, time.Hour
-			g := &group{fleet: f, members: f.startAll(3, config{Direct: true, StaleWhileRevalidate: time.Hour})}
+			readers := f.startAll(3, config{Direct: true, StaleWhileRevalidate: time.Hour})
 			refresher := f.start(mortal)
-			v1 := g.fill("k")
-			g.members[0].expire("k")
-			old := g.stored("k")
+			readers[0].get("fill", "k", 1, plan{})
+			v1 := readers[0].begun("fill").Value
+			readers[0].wantDone("fill", 1, gotValue, v1)
+			readers[0].expire("k")
+			old := f.stored("k")
 			refresher.get("refresh", "k", 1, plan{Block: true})
 			refresher.wantDone("refresh", 1, gotStale, v1)
 			refresher.begun("refresh")
 
-			g.read("reads", "k", 3, 5*time.Millisecond, plan{Block: true})
-			g.wantServed("reads", 5)
-			g.wantLoads("k", 2)
+			for _, p := range readers {
+				p.order(order{Op: "read", Tag: "reads", Key: "k", N: 3, Every: 5 * time.Millisecond, Plan: plan{Block: true}})
+			}
+			wantServed(t, readers, "reads", 5)
+			f.wantLoads("k", 2)
 			lock := f.locked("k")
 			if how == "killed" {
 				refresher.Kill()
@@ -39,71 +42,70 @@ func TestRefresh_KilledRefresher(t *testing.T) {
 				refresher.Freeze()
 			}
 			if f.locked("k") == lock {
-				g.wantServed("reads", 5) // while the refresher holds the lock
+				wantServed(t, readers, "reads", 5) // while the refresher holds the lock
 			}
-			p, load := g.begun("reads")
-			g.wantServed("reads", 5)
-			if g.stored("k") != old {
+			next := readers[0]
+			redistest.Await(t, "a reader refreshes", func() bool {
+				for _, p := range readers {
+					if p.has("begun", "reads") {
+						next = p
+						return true
+					}
+				}
+				return false
+			})
+			v2 := next.begun("reads").Value
+			wantServed(t, readers, "reads", 5)
+			if f.stored("k") != old {
 				t.Error("another entry is stored while the loads block")
 			}
-			p.pass("reads")
-			g.awaitOtherEntry("k", old)
-			g.wantAll("k", 3, gotValue, load.Value)
-			g.wantServed("reads", 1)
-			for o := range g.stop("reads", gotValue, gotStale) {
-				if o != (outcome{gotStale, v1}) && o != (outcome{gotValue, load.Value}) {
-					t.Errorf("readers got %v", o)
+			next.order(order{Op: "pass", Tag: "reads"})
+			redistest.Await(t, "another entry is stored", func() bool { return f.stored("k") != old })
+			wantServed(t, readers, "reads", 1)
+			for _, p := range readers {
+				p.order(order{Op: "stop", Tag: "reads"})
+			}
+			for o, n := range allDone(readers, "reads") {
+				if o != (outcome{gotStale, v1}) && o != (outcome{gotValue, v2}) {
+					t.Errorf("%d readers got %v", n, o)
 				}
 			}
 			if how == "frozen" {
+				stored := f.stored("k")
 				refresher.Thaw()
-				g.wantRefused(refresher, "refresh", "k")
-				g.members = append(g.members, refresher)
-				g.wantAll("k", 3, gotValue, load.Value)
+				refresher.release("refresh")
+				refresher.wantRefused()
+				if got := f.stored("k"); got != stored {
+					t.Errorf("after the refused store Redis has %q, and before it %q", got, stored)
+				}
+				readers = append(readers, refresher)
 			}
-			g.wantLoads("k", 3)
+			for _, p := range readers {
+				p.get("after", "k", 3, plan{})
+				p.wantDone("after", 3, gotValue, v2)
+			}
+			f.wantLoads("k", 3)
 		})
 	}
 }
 
-// A Redis that dies during refreshes breaks no reader.
-//
-//fault:crash-in-call
-func TestRefresh_DeadRedis(t *testing.T) {
-	t.Parallel()
-	counters := redistest.Start(t)
-	// A load takes longer than RedisTimeout. A caller that found Redis dead could load beside it.
-	g := newGroup(t, config{
-		Direct: true, Outage: true, Counters: counters.Addr,
-		TTL: 300 * time.Millisecond, StaleWhileRevalidate: time.Minute,
-		RedisTimeout: 200 * time.Millisecond, LockTTL: 2 * time.Second,
+// wantServed waits until every reader has made so many more calls.
+func wantServed(t *testing.T, readers []*process, tag string, more int64) {
+	t.Helper()
+	counts := func() (all []int64) {
+		for _, p := range readers {
+			p.order(order{Op: "tally", Tag: tag})
+			all = append(all, p.await("tally", tag).Counts...)
+		}
+		return all
+	}
+	before := counts()
+	redistest.Await(t, fmt.Sprintf("every reader has made %d more calls", more), func() bool {
+		for i, n := range counts() {
+			if n < before[i]+more {
+				return false
+			}
+		}
+		return true
 	})
-	g.read("reads", "k", 3, 5*time.Millisecond, plan{Sleep: 500 * time.Millisecond})
-	for range 2 {
-		g.wantServed("reads", 2)
-		for _, p := range g.members {
-			p.stats() // its report comes after all earlier ones
-			p.unread = nil
-		}
-		g.begun("reads")
-		g.server.Kill()
-		g.wantServed("reads", 2)
-		g.server.Restart()
-		for _, p := range g.members {
-			before := p.stats()
-			redistest.Await(t, p.name+" has hits again", func() bool {
-				s := p.stats()
-				return !s.BreakerOpen && s.Hits > before.Hits+100
-			})
-		}
-		g.awaitOtherEntry("k", g.stored("k"))
-	}
-	g.stop("reads", gotValue, gotStale)
-	for _, p := range g.members {
-		r, s := p.tally("reads"), p.stats()
-		// A caller does not wait for a load that has lost its lock.
-		if r.Overlaps > s.LocksLost {
-			t.Errorf("%s: %d loads began while another ran, with %d locks lost", p.name, r.Overlaps, s.LocksLost)
-		}
-	}
 }

@@ -1,12 +1,10 @@
 package cache_test
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -99,21 +97,13 @@ func (w *worker) do(o order) {
 	switch o.Op {
 	case "peek": // Get
 		v, err := w.cache.Get(ctx, o.Key)
-		r.Outcomes = []countedOutcome{{outcomeOf(o.Key, v, err, nil), 1}}
-	case "delete":
-		err = w.cache.Delete(ctx, o.Key)
+		r.Outcomes = []countedOutcome{{outcomeOf(o.Key, v, singlefill.ValueInfo{}, err, nil), 1}}
 	case "expire":
 		err = w.cache.Expire(ctx, o.Key)
-	case "set":
-		err = w.cache.Set(ctx, o.Key, o.Value)
 	case "close":
 		err = w.cache.Close()
-	case "ping":
-		err = w.rdb.Ping(ctx).Err()
 	case "stats":
 		r.Stats, r.Pool = w.cache.Stats(), *w.rdb.PoolStats()
-	case "churn":
-		r.Outcomes = w.churn(o)
 	default:
 		panic("unknown order " + o.Op)
 	}
@@ -132,17 +122,15 @@ func (w *worker) open(o order) {
 	opts := w.options()
 	opts.Trace = &singlefill.Trace{
 		RedisError: func(_ context.Context, op string, err error) {
-			if !w.Outage {
-				w.report(report{Event: "trouble", Err: fmt.Sprintf("%s: %v", op, err)})
-			}
+			w.report(report{Event: "trouble", Err: fmt.Sprintf("%s: %v", op, err)})
 		},
 		LoadDone: func(_ context.Context, l singlefill.LoadInfo) {
-			if l.Unlocked && !w.Outage {
+			if l.Unlocked {
 				w.report(report{Event: "unlocked", Key: l.Key})
 			}
 		},
 	}
-	if w.cache, err = singlefill.New(w.rdb, w.Namespace, cmp.Or(w.TTL, defaultTTL), opts); err != nil {
+	if w.cache, err = singlefill.New(w.rdb, w.Namespace, defaultTTL, opts); err != nil {
 		panic(err)
 	}
 	w.report(report{Event: o.Op, Tag: o.Tag})
@@ -167,9 +155,7 @@ type calls struct {
 	joined  sync.WaitGroup // done when all of them wait in GetOrLoad
 	ended   sync.WaitGroup
 
-	counts   []atomic.Int64 // see report
-	running  atomic.Int64
-	overlaps atomic.Int64
+	counts []atomic.Int64 // see report
 
 	mu       sync.Mutex
 	outcomes map[outcome]int // protected by mu
@@ -210,7 +196,7 @@ func (c *calls) note(o outcome) {
 func (c *calls) tally() report {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	r := report{Event: "tally", Tag: c.Tag, Overlaps: c.overlaps.Load()}
+	r := report{Event: "tally", Tag: c.Tag}
 	for o, n := range c.outcomes {
 		r.Outcomes = append(r.Outcomes, countedOutcome{o, n})
 	}
@@ -240,7 +226,7 @@ func (w *worker) get(o order) {
 			ctx := cachetest.OnJoin(context.Background(), c.joined.Done)
 			v, info, err := w.cache.GetOrLoadInfo(ctx, o.Key, w.loader(c))
 			ctx.Done() // it may have returned without waiting
-			c.note(staleOutcomeOf(o.Key, v, info, err, c.err))
+			c.note(outcomeOf(o.Key, v, info, err, c.err))
 		})
 	}
 	if o.Start {
@@ -290,13 +276,6 @@ func manyLoader(load singlefill.Loader[string]) singlefill.ManyLoader[string] {
 // until the order stop.
 func (w *worker) read(o order) {
 	c := w.begin(o)
-	load := func(ctx context.Context, key string) (string, error) {
-		if c.running.Add(1) > 1 {
-			c.overlaps.Add(1)
-		}
-		defer c.running.Add(-1)
-		return w.loader(c)(ctx, key)
-	}
 	for i := range o.N {
 		c.ended.Go(func() {
 			for {
@@ -305,8 +284,8 @@ func (w *worker) read(o order) {
 					return
 				case <-time.After(o.Every):
 				}
-				v, info, err := w.cache.GetOrLoadInfo(context.Background(), o.Key, load)
-				c.note(staleOutcomeOf(o.Key, v, info, err, c.err))
+				v, info, err := w.cache.GetOrLoadInfo(context.Background(), o.Key, w.loader(c))
+				c.note(outcomeOf(o.Key, v, info, err, c.err))
 				c.counts[i].Add(1)
 			}
 		})
@@ -314,64 +293,12 @@ func (w *worker) read(o order) {
 	go w.finish(c)
 }
 
-// churn changes the source of its key N times and deletes the key from the cache each time. During
-// that it reads the keys of all processes, which have numbers for names. It returns the reads whose
-// value is older than a Delete that had returned before they began.
-func (w *worker) churn(o order) (old []countedOutcome) {
-	ctx := context.Background()
-	c := w.begin(o)
-	read := func(reader, key, deleted string) {
-		v, err := w.cache.GetOrLoad(ctx, key, w.loader(c))
-		got, err2 := strconv.Atoi(v)
-		least, err3 := strconv.Atoi(deleted)
-		if err := errors.Join(err, err2, err3); err != nil {
-			c.note(outcome{gotError, err.Error()})
-		} else if got < least {
-			c.note(outcome{gotValue, fmt.Sprintf("%s of %s: %d after the Delete for %d", reader, key, got, least)})
-		}
-	}
-	over := make(chan struct{})
-	for n := range o.Keys {
-		key := fmt.Sprint("key", n)
-		for range 2 {
-			c.ended.Go(func() {
-				for {
-					select {
-					case <-over:
-						return
-					default:
-						read("a reader", key, w.number(deletedKey(w.Namespace, key)))
-					}
-				}
-			})
-		}
-	}
-	for n := range o.N {
-		version := w.counters.Incr(ctx, sourceKey(w.Namespace, o.Key))
-		w.must(version)
-		if err := w.cache.Delete(ctx, o.Key); err != nil {
-			c.note(outcome{gotError, err.Error()})
-			break
-		}
-		w.must(w.counters.Set(ctx, deletedKey(w.Namespace, o.Key), version.Val(), 0))
-		if n%2 == 0 { // otherwise the next Delete meets the loads that this one has caused
-			read("the writer", o.Key, fmt.Sprint(version.Val()))
-		}
-	}
-	close(over)
-	c.ended.Wait()
-	return c.tally().Outcomes
-}
-
 // loader returns the Loader of calls. Each load counts and reports its beginning and its end.
 func (w *worker) loader(c *calls) singlefill.Loader[string] {
 	return func(ctx context.Context, key string) (string, error) {
 		value := fmt.Sprintf("%s/%d", w.Name, w.loads.Add(1))
-		nth, at := w.loadBegins(key)
-		if c.Plan.Source {
-			value = w.number(sourceKey(w.Namespace, key))
-		}
-		w.report(report{Event: "begun", Tag: c.Tag, Key: key, Value: value, Nth: nth, At: at})
+		at := w.loadBegins(key)
+		w.report(report{Event: "begun", Tag: c.Tag, Key: key, Value: value, At: at})
 		if c.Plan.Sleep > 0 {
 			time.Sleep(c.Plan.Sleep)
 		}
@@ -386,12 +313,10 @@ func (w *worker) loader(c *calls) singlefill.Loader[string] {
 			}
 		}
 		w.must(w.counters.Decr(context.Background(), runningKey(w.Namespace, key)))
-		w.report(report{Event: "ended", Tag: c.Tag, Key: key, Value: value})
-		fails := !c.Plan.Source || value == sourceDown
 		switch {
-		case c.err != nil && fails:
+		case c.err != nil:
 			return "", c.err
-		case c.Plan.Panic != "" && fails:
+		case c.Plan.Panic != "":
 			panic(c.Plan.Panic)
 		case c.Plan.NotFound:
 			return "", singlefill.ErrNotFound
@@ -400,10 +325,10 @@ func (w *worker) loader(c *calls) singlefill.Loader[string] {
 	}
 }
 
-func (w *worker) loadBegins(key string) (nth int, at time.Time) {
+func (w *worker) loadBegins(key string) (at time.Time) {
 	ctx := context.Background()
 	p := w.counters.Pipeline()
-	n := p.Incr(ctx, loadsKey(w.Namespace, key))
+	p.Incr(ctx, loadsKey(w.Namespace, key))
 	running := p.Incr(ctx, runningKey(w.Namespace, key))
 	now := p.Time(ctx)
 	if _, err := p.Exec(ctx); err != nil {
@@ -412,15 +337,7 @@ func (w *worker) loadBegins(key string) (nth int, at time.Time) {
 	if running.Val() > 1 {
 		w.must(w.counters.Incr(ctx, overlapsKey(w.Namespace, key)))
 	}
-	return int(n.Val()), now.Val()
-}
-
-func (w *worker) number(key string) string {
-	s, err := w.counters.Get(context.Background(), key).Result()
-	if err != nil && !errors.Is(err, redis.Nil) {
-		panic(err)
-	}
-	return cmp.Or(s, "0")
+	return now.Val()
 }
 
 func (w *worker) must(cmd redis.Cmder) {
