@@ -170,7 +170,7 @@ var loadMutants = []mutant{
 	{
 		name: "previous-superseded",
 		bug:  "A Loader gets a value that this process has deleted during the load",
-		file: "previous.go",
+		file: "stale.go",
 		old:  " || x.fills.Superseded(x.fill)",
 		new:  "",
 		pkg:  "internal/tests/stale", test: "TestPrevious_DeleteWins",
@@ -186,7 +186,7 @@ var loadMutants = []mutant{
 	{
 		name: "previous-after-load",
 		bug:  "The context of a load that is over has its previous value",
-		file: "previous.go",
+		file: "stale.go",
 		old:  " || x.returned.Load()",
 		new:  "",
 		pkg:  "internal/tests/stale", test: "TestPrevious_OnlyOfTheLoad",
