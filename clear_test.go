@@ -22,7 +22,7 @@ func TestClear(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ctx, ns := t.Context(), redistest.Namespace(t)
-		c := cachetest.NewCacheIn(t, rdb, ns+":a*[b]", &singlefill.Options[string]{Codec: singlefill.Raw, MaxFleetLoads: 3, RedisTimeout: 20 * time.Second, LockTTL: time.Minute})
+		c := cachetest.NewCacheIn(t, rdb, ns+":a*[b]", &singlefill.Options[string]{Codec: singlefill.Raw, MaxFleetLoads: 3, RedisTimeout: 15 * time.Second, LockTTL: 50 * time.Second})
 		others := []*singlefill.Cache[string]{ // namespaces that the pattern must not match
 			cachetest.NewCacheIn(t, rdb, ns+":aX[b]", &cachetest.Raw), cachetest.NewCacheIn(t, rdb, ns+":a*b", &cachetest.Raw), cachetest.NewCacheIn(t, rdb, ns+":a*[b]:more", &cachetest.Raw), cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw),
 		}
