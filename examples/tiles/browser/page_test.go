@@ -202,6 +202,7 @@ var lost = []string{
 	"net::ERR_CONNECTION_RESET",
 	"net::ERR_EMPTY_RESPONSE",              // reset before a response
 	"net::ERR_INCOMPLETE_CHUNKED_ENCODING", // reset in a response
+	"net::ERR_SOCKET_NOT_CONNECTED",        // reset before a request
 }
 
 // checkConsole fails the test for everything in the console except lost connections to killed
