@@ -22,7 +22,8 @@ const (
 
 	calmBatch   = 1000 // histories per fleet
 	faultyBatch = 250
-	atOnce      = 12 // histories at once
+	allFaults   = 100 // with as many histories every fault has to come about; with few there may be no time for each
+	atOnce      = 12  // histories at once
 	faultyOnce  = 20
 )
 
