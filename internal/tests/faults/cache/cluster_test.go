@@ -51,17 +51,16 @@ func TestCluster_NodeDies(t *testing.T) {
 		return ok
 	})
 	c.WantErrors()
-	if err := c.Delete(t.Context(), dead[0]); err == nil {
-		t.Error("Delete of a key on a dead node = nil")
-	}
-	if err := c.Delete(t.Context(), append(living, dead...)...); err == nil {
-		t.Error("Delete of keys on all nodes = nil")
-	}
-	for _, key := range living { // deleted, and now loaded and stored again
-		c.MustLoad(key)
-		if _, err := c.Get(t.Context(), key); err != nil {
-			t.Errorf("a key on a living node: %v", err)
+	for name, invalidate := range map[string]func(context.Context, ...string) error{"Delete": c.Delete, "Expire": c.Expire} {
+		if err := invalidate(t.Context(), append(living, dead...)...); err == nil {
+			t.Errorf("%s of keys on all nodes = nil", name)
 		}
+		before := c.Loads.Load()
+		for _, key := range living { // loaded and stored again
+			c.MustLoad(key)
+			c.WantHit(key)
+		}
+		c.WantLoads(before + each)
 	}
 }
 

@@ -49,7 +49,8 @@ func TestGetOrLoad_UnreachableRedis(t *testing.T) {
 		for _, used := range []string{"from the start", "after use"} {
 			t.Run(fault.name+" "+used, func(t *testing.T) {
 				s, p := start(t)
-				c := cachetest.New(t, p.Client(t), redistest.Namespace(t), cachetest.Impatient)
+				rdb := p.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = used == "after use" })
+				c := cachetest.New(t, rdb, redistest.Namespace(t), cachetest.Impatient)
 				if used == "after use" {
 					c.AwaitCached("k")
 				}
