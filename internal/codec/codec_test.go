@@ -10,7 +10,6 @@ import (
 	"reflect"
 	"runtime"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -137,6 +136,7 @@ func TestCodecs_RoundTrip(t *testing.T) {
 		testRoundTrip(t, c, map[int][]string{1: {"a"}, 2: nil, 3: {}})
 		testRoundTrip(t, c, [3]int{1, 2, 3})
 		testRoundTrip(t, c, struct{}{})
+		testRoundTrip(t, c, codecTree{"a": {"b": {}}, "c": {}})
 		testRoundTrip(t, c, (*codecBase)(nil))
 		testRoundTrip(t, c, &codecBase{ID: 1})
 		testRoundTrip[any](t, c, "in an any")
@@ -508,30 +508,6 @@ func TestUnmarshal_KeptDecoder(t *testing.T) {
 	}
 }
 
-// Codecs are safe for concurrent use.
-func TestCodecs_Concurrent(t *testing.T) {
-	type fresh struct{ Items []codecItem } // a type whose cost is not known yet
-	in := fresh{[]codecItem{newCodecItem(1), newCodecItem(2)}}
-	var wg sync.WaitGroup
-	for range 8 {
-		wg.Go(func() {
-			for _, c := range []Codec{MsgPack, JSON} {
-				for range 50 {
-					data, err := c.Marshal(in)
-					if err != nil {
-						t.Error(err)
-					}
-					var out fresh
-					if err := c.Unmarshal(data, &out); err != nil || len(out.Items) != 2 || out.Items[1].Name != in.Items[1].Name {
-						t.Errorf("%+v, %v", out, err)
-					}
-				}
-			}
-		})
-	}
-	wg.Wait()
-}
-
 // Raw stores bytes and strings unchanged, and refuses other types.
 func TestRaw(t *testing.T) {
 	testRoundTrip(t, Raw, "text \xff\x00")
@@ -562,19 +538,6 @@ func TestRaw(t *testing.T) {
 		if err := Raw.Unmarshal([]byte("x"), v); err == nil {
 			t.Errorf("Raw.Unmarshal into %T is no error", v)
 		}
-	}
-}
-
-// Raw decodes into a new copy each time.
-func TestRaw_Copies(t *testing.T) {
-	data := []byte("abc")
-	var a, b []byte
-	for _, p := range []*[]byte{&a, &b} {
-		redistest.Must(t, Raw.Unmarshal(data, p))
-	}
-	a[0] = 'X'
-	if string(data) != "abc" || string(b) != "abc" {
-		t.Errorf("a change in one copy shows in another: %q, %q", data, b)
 	}
 }
 
@@ -636,50 +599,4 @@ func FuzzMsgPackDecode(f *testing.F) {
 			t.Fatal("Unmarshal changed the data")
 		}
 	})
-}
-
-// Own recognizes the codecs of this package.
-func TestOwn(t *testing.T) {
-	for _, c := range []any{MsgPack, JSON, Raw} {
-		if !Own(c) {
-			t.Errorf("%T counts as another's", c)
-		}
-	}
-	for _, c := range []any{nil, struct{ any }{JSON}, &MsgPack} {
-		if Own(c) {
-			t.Errorf("%T counts as our own", c)
-		}
-	}
-}
-
-// Forty vectors are stored: what the items of a fixed array take is in the array already. As many nils
-// in the place of vectors are refused.
-func TestFixedArrays_AreStored(t *testing.T) {
-	type vectors struct {
-		Name string
-		Of   [][768]float32
-	}
-	v := vectors{Name: "an [embedding], of many", Of: make([][768]float32, 40)}
-	for i := range v.Of {
-		for k := range v.Of[i] {
-			v.Of[i][k] = float32(i) + float32(k)/768
-		}
-	}
-	const nilsLen = 40 * 768
-	for name, c := range own {
-		data, err := c.Marshal(v)
-		if err != nil {
-			t.Errorf("%s: %v", name, err)
-			continue
-		}
-		var again vectors
-		if err := c.Unmarshal(data, &again); err != nil || !reflect.DeepEqual(again, v) {
-			t.Errorf("%s: the vectors did not come back: %v", name, err)
-		}
-		nils, err := c.Marshal(map[string]any{"Of": make([]any, nilsLen)})
-		redistest.Must(t, err)
-		if err := c.Unmarshal(nils, new(vectors)); err == nil {
-			t.Errorf("%s: %d bytes of nils are read as vectors of %d MB", name, len(nils), nilsLen*768*4/1000000)
-		}
-	}
 }
