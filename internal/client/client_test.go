@@ -178,6 +178,24 @@ func muteKinds() map[string]func(t testing.TB) redis.UniversalClient {
 	}
 }
 
+// DoWithin is bounded by its own timeout.
+func TestDoWithin_Bound(t *testing.T) {
+	t.Parallel()
+	for _, open := range muteKinds() {
+		synctest.Test(t, func(t *testing.T) {
+			w := watch(t, open(t), timeout)
+			begun := time.Now()
+			_, err := DoWithin(t.Context(), w.Client, timeout/2, "get", "k", func(ctx context.Context) (string, error) {
+				return w.Redis.Get(ctx, "k").Result()
+			})
+			if took := time.Since(begun); err == nil || took != timeout/2 {
+				t.Errorf("%v after %v", err, took)
+			}
+			time.Sleep(time.Minute)
+		})
+	}
+}
+
 // Do with a context that has ended sends nothing and counts no failure.
 //
 //fault:ended-context

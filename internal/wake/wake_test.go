@@ -163,6 +163,8 @@ func TestListener_KeepsSubscription(t *testing.T) {
 
 // When a connection breaks, its Subscriptions are notified, and not complete until the next one has
 // subscribed.
+//
+//fault:cut-listener
 func TestListener_ConnectionBreaks(t *testing.T) {
 	for name, breaks := range map[string]func(t *testing.T, s *redistest.Server){
 		"killed": func(t *testing.T, s *redistest.Server) {

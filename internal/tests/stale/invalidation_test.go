@@ -54,44 +54,6 @@ func TestRefresh_InvalidationWins(t *testing.T) {
 	})
 }
 
-// A refresh loads nothing if its entry is gone when it asks for the lock.
-func TestRefresh_EntryIsGone(t *testing.T) {
-	t.Parallel()
-	for kind := range cachetest.RefreshKinds {
-		for how, leaves := range supersededLeaves {
-			for _, where := range []string{"here", "elsewhere"} {
-				for _, scripts := range []bool{true, false} {
-					t.Run(fmt.Sprintf("%s, %s %s, scripts %t", kind, how, where, scripts), func(t *testing.T) {
-						t.Parallel()
-						p, ns, slow, direct, rdb := cachetest.Proxied(t, refreshOptions())
-						lock := p.On(cachetest.Script(t, "get_or_lock"), redistest.HoldRequest).Times(1)
-						if !scripts {
-							s := redistest.Start(t)
-							asUser := cachetest.NoScripts(t, s)
-							rdb, p = s.Admin(), redistest.NewProxy(t, s.Addr)
-							slow, direct = cachetest.NewCacheIn(t, p.Client(t, asUser), ns, refreshOptions()), cachetest.NewCacheIn(t, s.Client(t, asUser), ns, refreshOptions())
-							lock = p.On(redistest.Command("watch"), redistest.HoldRequest).Times(1)
-						}
-						cachetest.PutEntry(t, rdb, ns, "k", cachetest.RefreshKinds[kind]("v0"), time.Hour)
-						cachetest.GoGet(t.Context(), slow, "k", cachetest.MustNotLoad[string](t)).Want(t, "v0")
-						cachetest.Receive(t, "the refresh asks for the lock", lock.Hit())
-						supersede(t, map[string]*singlefill.Cache[string]{"here": slow, "elsewhere": direct}[where], how)
-						lock.Release()
-						_ = slow.Close()
-						cachetest.WantStored(t, rdb, ns, "k", leaves)
-						if lock, found := cachetest.Stored(t, rdb, ns+":{k}:lock"); found {
-							t.Errorf("the lock key holds %q", lock)
-						}
-						if s := slow.Stats(); s.Loads != 0 || s.RedisErrors != 0 || s.Hits != 1 {
-							t.Errorf("%+v, want a hit and no load", s)
-						}
-					})
-				}
-			}
-		}
-	}
-}
-
 // expireKeys expires keys and waits until the client sees it: its own cache may be late.
 func expireKeys(t testing.TB, c *singlefill.Cache[string], rdb, look redis.UniversalClient, ns string, keys ...string) {
 	t.Helper()

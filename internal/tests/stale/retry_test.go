@@ -194,5 +194,3 @@ func TestRetryAfter_ClosedCache(t *testing.T) {
 		})
 	}
 }
-
-const clockSkew = time.Minute

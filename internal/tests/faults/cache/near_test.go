@@ -699,37 +699,3 @@ func TestNear_FrozenLogNode(t *testing.T) {
 	node.Thaw()
 	wantWorking(a, b, key)
 }
-
-// While a sentinel fails over nothing is served from memory, and the promise holds on the new master.
-//
-//fault:near-failover
-func TestNear_Sentinel(t *testing.T) {
-	t.Parallel()
-	master := redistest.Start(t)
-	replica := redistest.StartReplica(t, master)
-	sentinel := redistest.StartSentinel(t, master)
-	client := func() *redis.Client {
-		rdb := redis.NewFailoverClient(&redis.FailoverOptions{
-			MasterName: redistest.MasterName, SentinelAddrs: []string{sentinel.Addr}, DisableIdentity: true,
-		})
-		t.Cleanup(func() { _ = rdb.Close() })
-		return rdb
-	}
-	a, b := newNear(t, client(), client(), cachetest.Patient)
-	wantWorking(a, b, "k")
-	redistest.Await(t, "the replica has the newest record", func() bool {
-		of := func(s *redistest.Server) string {
-			newest, err := s.Admin().XRevRangeN(t.Context(), a.logKey(), "+", "-", 1).Result()
-			redistest.Must(t, err)
-			return fmt.Sprint(newest)
-		}
-		return of(master) == of(replica)
-	})
-	master.Kill()
-	b.wantUnproven("k")
-	redistest.Await(t, "the replica is the master", func() bool {
-		role, err := replica.Admin().Do(t.Context(), "role").Slice()
-		return err == nil && role[0] == "master"
-	})
-	wantWorking(a, b, "k")
-}

@@ -185,6 +185,7 @@ func TestRefused_MissingRight(t *testing.T) {
 // only for a server that answers nothing.
 //
 //fault:busy-server
+//fault:replica
 func TestRefused_ByBusyServer(t *testing.T) {
 	t.Parallel()
 	for _, fault := range []struct {
@@ -196,6 +197,7 @@ func TestRefused_ByBusyServer(t *testing.T) {
 		{"busy", "BUSY", true, startBusy},
 		{"master down", "MASTERDOWN", true, startMasterDown},
 		{"no replicas", "NOREPLICAS", false, startNoReplicas},
+		{"read-only replica", "read only", false, startReadOnly},
 		{"too many clients", "", true, startTooManyClients},
 	} {
 		t.Run(fault.name, func(t *testing.T) {
@@ -293,6 +295,14 @@ func startNoReplicas(t *testing.T) serverFault {
 	return serverFault{s.Client(t),
 		func() { redistest.Do(t, s.Admin(), "config", "set", "min-replicas-to-write", "1") },
 		func() { redistest.Do(t, s.Admin(), "config", "set", "min-replicas-to-write", "0") },
+	}
+}
+
+func startReadOnly(t *testing.T) serverFault {
+	s := redistest.Start(t)
+	return serverFault{s.Client(t),
+		func() { redistest.Do(t, s.Admin(), "replicaof", "127.0.0.1", 1) }, // a port without a server
+		func() { redistest.Do(t, s.Admin(), "replicaof", "no", "one") },
 	}
 }
 

@@ -132,43 +132,6 @@ func TestWake_Message(t *testing.T) {
 	}
 }
 
-// A waiter whose connection the server closes, as often as it may, listens again over the next one.
-//
-//fault:cut-listener
-func TestWake_ConnectionClosed(t *testing.T) {
-	// Each returns how many connections the server closes.
-	for name, closes := range map[string]func(t *testing.T, s *redistest.Server, channel string) (int64, error){
-		"killed": func(t *testing.T, s *redistest.Server, _ string) (int64, error) {
-			return s.Admin().ClientKillByFilter(t.Context(), "type", "pubsub").Result()
-		},
-		"buffer overflows": func(t *testing.T, s *redistest.Server, channel string) (int64, error) {
-			redistest.Do(t, s.Admin(), "config", "set", "client-output-buffer-limit", "pubsub 1 1 1")
-			defer redistest.Do(t, s.Admin(), "config", "set", "client-output-buffer-limit", "pubsub 33554432 8388608 60")
-			return s.Admin().SPublish(t.Context(), channel, strings.Repeat("x", 1<<20)).Result()
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := redistest.Start(t)
-			a, b := newListeners(t, s.Client(t), s.Client(t))
-			w := startWaiting(t, s, a, b, "k")
-			for range 5 {
-				redistest.Await(t, "the server closes the connection", func() bool {
-					n, err := closes(t, s, w.channel)
-					if err != nil {
-						t.Error(err)
-					}
-					return n > 0
-				})
-			}
-			w.awaitListening(s)
-			w.end()
-			wantNoErrors(a, b)
-			closeListeners(t, []*redistest.Server{s}, a, b)
-		})
-	}
-}
-
 // A waiter that cannot open a connection to listen polls. It listens as soon as it can.
 //
 //fault:cut-listener
