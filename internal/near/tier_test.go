@@ -2,10 +2,8 @@ package near
 
 import (
 	"context"
-	"fmt"
 	"math"
 	"slices"
-	"strconv"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -296,33 +294,5 @@ func TestTier_FirstGenerations(t *testing.T) {
 				t.Fatal("one does not notice that its key was invalidated")
 			}
 		}
-	}
-}
-
-// What an empty Tier takes.
-func BenchmarkTier_Empty(b *testing.B) {
-	b.ReportAllocs()
-	for b.Loop() {
-		newTier(nil)
-	}
-}
-
-// Freeing values, one half of which cannot be served any more.
-func BenchmarkTier_Sweep(b *testing.B) {
-	for _, n := range []int{10_000, 1_000_000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			x := newTier(nil)
-			x.Tier = New(nil, logKey, 2*n, maxLag, func(func(<-chan struct{})) {}, nil)
-			for b.Loop() {
-				b.StopTimer()
-				for i := range n {
-					key := strconv.Itoa(i)
-					x.Put(key, x.Generation(key), &value{end: time.Duration(i%2) * time.Hour})
-				}
-				b.StartTimer()
-				x.free(nil)
-			}
-			b.ReportMetric(float64(b.Elapsed())/float64(b.N*n), "ns/value")
-		})
 	}
 }

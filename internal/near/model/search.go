@@ -12,8 +12,6 @@ type search struct {
 	model   *model
 	actions []action
 	taken   []bool // the actions that were possible in a state
-	depth   int    // the number of actions after which the search ends; 0: no bound
-	untidy  bool   // states are not tidied
 
 	nodes []node
 	table []int32 // a hash table: indexes of nodes, plus 1
@@ -24,7 +22,6 @@ type search struct {
 type node struct {
 	state  state
 	action int8
-	depth  int16
 	from   int32
 }
 
@@ -43,19 +40,14 @@ func (x *search) run(from state, stop func(*action, *state) bool) (end state, pa
 	x.add(&node{state: from, from: -1})
 	next := new(node)
 	for i := 0; i < len(x.nodes); i++ {
-		next.from, next.depth = int32(i), x.nodes[i].depth+1
-		if x.depth > 0 && int(next.depth) > x.depth {
-			break
-		}
+		next.from = int32(i)
 		for a := range x.actions {
 			next.state, next.action = x.nodes[i].state, int8(a)
 			if !x.actions[a].step(&next.state) {
 				continue
 			}
 			x.taken[a] = true
-			if !x.untidy {
-				x.model.tidy(&next.state)
-			}
+			x.model.tidy(&next.state)
 			if stop(&x.actions[a], &next.state) {
 				return next.state, append(x.path(i), &x.actions[a])
 			}

@@ -290,43 +290,6 @@ func TestDeleteTag_TagsChange(t *testing.T) {
 	})
 }
 
-// With Near the caller of DeleteTag has nothing old in memory, and other processes have nothing old after
-// MaxLag.
-func TestDeleteTag_Near(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		ns, ctx := redistest.Namespace(t), t.Context()
-		opts := tagged
-		opts.Near = &singlefill.Near{MaxLag: 100 * time.Millisecond}
-		if strings.HasSuffix(t.Name(), "/csc") { // a client that caches by itself is refused
-			if _, err := singlefill.New(rdb, ns, time.Hour, &opts); err == nil {
-				t.Error("New has no error")
-			}
-			return
-		}
-		here, there := cachetest.NewCacheIn(t, rdb, ns, &opts), cachetest.NewCacheIn(t, rdb, ns, &opts)
-		redistest.Must(t, here.Clear(ctx))
-		for _, c := range []*singlefill.Cache[string]{here, there} {
-			redistest.Await(t, "a hit in memory", func() bool {
-				_, err := c.GetOrLoad(ctx, "k", cachetest.Gives("a"))
-				redistest.Must(t, err)
-				return c.Stats().NearHits > 0
-			})
-		}
-		redistest.Must(t, here.DeleteTag(ctx, "a"))
-		returned := time.Now()
-		cachetest.WantGet(t, here, "k", "", singlefill.ErrMiss)
-		redistest.Await(t, "the other process has nothing", func() bool {
-			asked := time.Now()
-			v, err := there.Get(ctx, "k")
-			if err == nil && asked.Sub(returned) > opts.Near.MaxLag {
-				t.Errorf("it served %q more than MaxLag after DeleteTag", v)
-			}
-			return err == singlefill.ErrMiss
-		})
-	})
-}
-
 // Bad tags are refused before anything is touched; those of Options.Tags fail the store, never the read.
 func TestTags_Bad(t *testing.T) {
 	t.Parallel()

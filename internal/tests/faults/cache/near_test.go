@@ -241,10 +241,6 @@ func TestNear_NoAnswer(t *testing.T) {
 //fault:near-lost-log
 func TestNear_LostLog(t *testing.T) {
 	for name, lose := range map[string]func(t *testing.T, s *redistest.Server, a *nearCache){
-		"deleted, and begun again": func(t *testing.T, s *redistest.Server, a *nearCache) {
-			redistest.Do(t, s.Admin(), "del", a.logKey())
-			a.change("other")
-		},
 		"deleted, and begun again with the same IDs": func(t *testing.T, s *redistest.Server, a *nearCache) {
 			records, err := s.Admin().XRange(t.Context(), a.logKey(), "-", "+").Result()
 			redistest.Must(t, err)
@@ -257,9 +253,6 @@ func TestNear_LostLog(t *testing.T) {
 		"trimmed, and written": func(t *testing.T, s *redistest.Server, a *nearCache) {
 			redistest.Do(t, s.Admin(), "xtrim", a.logKey(), "maxlen", 0)
 			a.change("other")
-		},
-		"flushed": func(t *testing.T, s *redistest.Server, _ *nearCache) {
-			redistest.Do(t, s.Admin(), "flushall")
 		},
 		"flushed by a restart": func(_ *testing.T, s *redistest.Server, _ *nearCache) { s.Restart() },
 	} {
