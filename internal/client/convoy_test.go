@@ -29,7 +29,7 @@ func newRoad(t *testing.T, keys int) *road {
 		redistest.Must(t, m.Set(key, "value of "+key))
 	}
 	h := new(held)
-	rdb.AddHook(h)
+	rdb.AddHook(redistest.Trips(h.hook))
 	c := New(rdb, timeout, func(_ context.Context, op string, err error) {
 		if !h.fails {
 			t.Errorf("%s: %v", op, err)

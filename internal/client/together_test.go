@@ -25,42 +25,25 @@ type held struct {
 	fails     bool
 }
 
-func (h *held) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (h *held) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		h.mu.Lock()
-		get := cmd.Name() == "get"
-		if get {
-			h.alone++
-		}
-		takes := h.takes
-		h.mu.Unlock()
-		if get {
-			time.Sleep(takes)
-			if h.fails {
-				cmd.SetErr(io.ErrUnexpectedEOF)
-				return io.ErrUnexpectedEOF
-			}
-		}
-		return next(ctx, cmd)
+// hook is called before each GET, and each pipeline of them.
+func (h *held) hook(cmds []redis.Cmder) error {
+	if cmds[0].Name() != "get" {
+		return nil
 	}
-}
-
-func (h *held) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		h.mu.Lock()
-		get := cmds[0].Name() == "get"
-		if get {
-			h.pipelines = append(h.pipelines, len(cmds))
-		}
-		takes := h.takes
-		h.mu.Unlock()
-		if get {
-			time.Sleep(takes)
-		}
-		return next(ctx, cmds)
+	h.mu.Lock()
+	if len(cmds) == 1 {
+		h.alone++
+	} else {
+		h.pipelines = append(h.pipelines, len(cmds))
 	}
+	takes := h.takes
+	h.mu.Unlock()
+	time.Sleep(takes)
+	if h.fails {
+		cmds[0].SetErr(io.ErrUnexpectedEOF)
+		return io.ErrUnexpectedEOF
+	}
+	return nil
 }
 
 // Commands that come while all connections are in use go together when one returns, and each gets
@@ -95,7 +78,7 @@ func TestTogether_OneServerOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, rdb := redistest.StartMini(t)
 		h := &held{takes: 10 * time.Millisecond}
-		rdb.AddHook(h)
+		rdb.AddHook(redistest.Trips(h.hook))
 		c := New(wrapped{rdb}, time.Second, func(_ context.Context, op string, err error) { t.Errorf("%s: %v", op, err) }, nil, nil)
 		c.node.alone.size = 2
 		var wg sync.WaitGroup
@@ -184,7 +167,7 @@ func TestTogether_LeavesAsTheyGo(t *testing.T) {
 		m, rdb := redistest.StartMini(t)
 		redistest.Must(t, m.Set("k", "v"))
 		h := &held{}
-		rdb.AddHook(h)
+		rdb.AddHook(redistest.Trips(h.hook))
 		c := New(rdb, timeout, func(context.Context, string, error) {}, nil, nil)
 		g := &gate{size: 1, most: mostTogether}
 		g.tryEnter()
@@ -227,7 +210,7 @@ func TestTogether_LostReply(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			_, rdb := redistest.StartMini(t)
 			h := &held{takes: time.Hour}
-			rdb.AddHook(h)
+			rdb.AddHook(redistest.Trips(h.hook))
 			c := New(rdb, timeout, func(context.Context, string, error) {}, nil, nil)
 			g := c.node.together
 			g.size, g.most = 1, mostTogether

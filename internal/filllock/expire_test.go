@@ -9,7 +9,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/internal/wake"
@@ -237,39 +236,5 @@ func TestExpire_OutOfMemory(t *testing.T) {
 			t.Errorf("Expire: %v, told %v, want an OOM", err, b.failed)
 		}
 		b.want(b.value, state{text: data}, 0)
-	}
-}
-
-// Expire that lacks a right in the middle of its script returns an error, and never leaves a partly
-// patched entry that looks fresh.
-func TestExpire_MissingRight(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	data := entryUntil(time.Now().Add(time.Hour), 0, "payload")
-	for _, c := range []struct {
-		rule  string
-		value state
-		stale bool
-	}{
-		{"-getrange", state{text: data}, false},
-		{"-setrange", state{text: data}, false},
-		{"-del", state{text: data}, true},
-		{"-del", state{text: "garbage"}, false},
-		{"-@all", state{text: data}, false},
-	} {
-		redistest.Must(t, s.Admin().Do(t.Context(), "acl", "setuser", "app", "reset", "on", ">pw", "~*", "&*", "+@all", c.rule).Err())
-		b := backend{s.Client(t, func(o *redis.Options) { o.Username, o.Password, o.Protocol = "app", "pw", 2 }), s.Admin()}.fixture(t)
-		b.set(b.value, c.value)
-		b.set(b.key, held(other))
-		begun := time.Now()
-		if err := b.expire(); err == nil || client.Unreachable(err) || len(b.failed) != 1 {
-			t.Errorf("%s: %v, told %v", c.rule, err, b.failed)
-		}
-		if c.stale {
-			b.wantExpired(data, begun, time.Now())
-		} else {
-			b.want(b.value, c.value, 0)
-		}
-		b.want(b.key, held(other), 0)
 	}
 }

@@ -71,11 +71,6 @@ func (x *tier) want(t testing.TB, what, key string, kept bool) {
 	}
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	redistest.Must(t, err)
-}
-
 // A record makes the values of its keys useless, also those in transit when it is read, and no other ones.
 //
 //fault:near-late-reply
@@ -84,7 +79,7 @@ func TestTier_Record(t *testing.T) {
 		x.keep("a")
 		x.keep("b")
 		transit := x.Generation("a")
-		must(t, other.Append(t.Context(), []string{"a", "c"}))
+		redistest.Must(t, other.Append(t.Context(), []string{"a", "c"}))
 		x.want(t, "before it is read", "a", true)
 		x.read(t)
 		x.want(t, "after a record of a", "a", false)
@@ -104,23 +99,23 @@ func TestTier_Record(t *testing.T) {
 // in transit.
 func TestTier_RecordsLost(t *testing.T) {
 	for name, lose := range map[string]func(t *testing.T, x *tier, rdb *redis.Client){
-		"removed": func(t *testing.T, x *tier, rdb *redis.Client) { must(t, rdb.Del(t.Context(), logKey).Err()) },
+		"removed": func(t *testing.T, x *tier, rdb *redis.Client) { redistest.Must(t, rdb.Del(t.Context(), logKey).Err()) },
 		"trimmed": func(t *testing.T, x *tier, rdb *redis.Client) {
-			must(t, rdb.XTrimMaxLen(t.Context(), logKey, 0).Err())
+			redistest.Must(t, rdb.XTrimMaxLen(t.Context(), logKey, 0).Err())
 		},
 		"the ID given again": func(t *testing.T, x *tier, rdb *redis.Client) {
-			must(t, rdb.Del(t.Context(), logKey).Err())
-			must(t, rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: logKey, ID: x.at.id, Values: []string{"other", ""}}).Err())
-			must(t, rdb.PExpire(t.Context(), logKey, time.Hour).Err())
+			redistest.Must(t, rdb.Del(t.Context(), logKey).Err())
+			redistest.Must(t, rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: logKey, ID: x.at.id, Values: []string{"other", ""}}).Err())
+			redistest.Must(t, rdb.PExpire(t.Context(), logKey, time.Hour).Err())
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, x *tier, other *Log, rdb *redis.Client) {
 				x.keep("a")
 				transit := x.Generation("b")
-				must(t, other.Append(t.Context(), []string{"a", "b"}))
+				redistest.Must(t, other.Append(t.Context(), []string{"a", "b"}))
 				lose(t, x, rdb)
-				must(t, other.Append(t.Context(), []string{"c"}))
+				redistest.Must(t, other.Append(t.Context(), []string{"c"}))
 				x.read(t)
 				x.want(t, "a record of it is lost", "a", false)
 				x.Put("b", transit, lasting())
@@ -141,8 +136,8 @@ func TestTier_IdleLogExpires(t *testing.T) {
 	inBubble(t, func(t *testing.T, x *tier, other *Log, rdb *redis.Client) {
 		x.keep("a")
 		time.Sleep(x.life)
-		must(t, rdb.Del(t.Context(), logKey).Err())
-		must(t, other.Append(t.Context(), []string{"b"}))
+		redistest.Must(t, rdb.Del(t.Context(), logKey).Err())
+		redistest.Must(t, other.Append(t.Context(), []string{"b"}))
 		x.read(t)
 		x.want(t, "the log has expired", "a", false)
 		if x.drops != 0 {
@@ -180,7 +175,7 @@ func TestTier_AgeOfTheProof(t *testing.T) {
 func TestTier_GenerationsBeforeProof(t *testing.T) {
 	inBubble(t, func(t *testing.T, x *tier, _ *Log, rdb *redis.Client) {
 		x.keep("a")
-		must(t, rdb.Del(t.Context(), logKey).Err())
+		redistest.Must(t, rdb.Del(t.Context(), logKey).Err())
 		time.Sleep(maxLag)
 		proven := true
 		x.dropped = func() { _, _, proven = x.Get("a") }
@@ -196,7 +191,7 @@ func TestTier_GenerationsBeforeProof(t *testing.T) {
 // A hint that has to wait for the next one to be due does not hold up Close.
 func TestTier_CloseWhileAHintWaits(t *testing.T) {
 	inBubble(t, func(t *testing.T, x *tier, _ *Log, rdb *redis.Client) {
-		must(t, rdb.Set(t.Context(), x.toldKey(), "", time.Hour).Err())
+		redistest.Must(t, rdb.Set(t.Context(), x.toldKey(), "", time.Hour).Err())
 		closing, ended := make(chan struct{}), make(chan struct{})
 		x.Tier.background = func(run func(<-chan struct{})) {
 			go func() {

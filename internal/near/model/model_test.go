@@ -35,26 +35,8 @@ func TestModel(t *testing.T) {
 				trace, _ := test.model.replay(path)
 				t.Fatalf("violated: %s\n%s", violation.name, trace)
 			}
-			for i, taken := range x.taken {
-				if name := x.actions[i].name; !taken && !test.model.excludes(name) {
-					t.Errorf("this never happens: %s", name)
-				}
-			}
 		})
 	}
-}
-
-// excludes reports whether a model excludes an action.
-func (m *model) excludes(action string) bool {
-	switch action {
-	case "a record about another stripe is appended":
-		return m.others == noOthers
-	case "a record about the stripe is appended":
-		return m.others != allStripes
-	case "a replica copies the log", "the replica becomes the master":
-		return !m.failover
-	}
-	return false
 }
 
 // A protocol that breaks a rule violates an invariant.

@@ -11,7 +11,6 @@ import (
 type search struct {
 	model   *model
 	actions []action
-	taken   []bool // the actions that were possible in a state
 
 	nodes []node
 	table []int32 // a hash table: indexes of nodes, plus 1
@@ -28,7 +27,7 @@ type node struct {
 func (m *model) search() *search {
 	actions := m.actions()
 	return &search{
-		model: m, actions: actions, taken: make([]bool, len(actions)),
+		model: m, actions: actions,
 		table: make([]int32, 1<<10), seed: maphash.MakeSeed(),
 	}
 }
@@ -46,7 +45,6 @@ func (x *search) run(from state, stop func(*action, *state) bool) (end state, pa
 			if !x.actions[a].step(&next.state) {
 				continue
 			}
-			x.taken[a] = true
 			x.model.tidy(&next.state)
 			if stop(&x.actions[a], &next.state) {
 				return next.state, append(x.path(i), &x.actions[a])

@@ -120,48 +120,6 @@ func TestExpire_Windows(t *testing.T) {
 	})
 }
 
-// A value whose load began before an Expire is not stored after it, and later callers load again at
-// once.
-//
-//fault:delete-in-load
-func TestExpire_DuringLoad(t *testing.T) {
-	t.Parallel()
-	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
-		for _, where := range []string{"here", "elsewhere"} {
-			for _, old := range []string{"", "old"} { // beyond StaleWhileRevalidate: callers wait for the load
-				t.Run(where+" "+old, func(t *testing.T) {
-					ns, opts := redistest.Namespace(t), cachetest.StaleOptions(0, time.Hour)
-					c, other := cachetest.NewCacheIn(t, rdb, ns, opts), cachetest.NewCacheIn(t, rdb, ns, opts)
-					if old != "" {
-						e := entry.Entry{FreshUntil: time.Now().Add(-time.Second), Payload: []byte(old)}
-						cachetest.PutEntry(t, look, ns, "k", e, time.Hour)
-					}
-					src := cachetest.NewSource[string](t)
-					before := cachetest.GoGet(t.Context(), c, "k", src.Load)
-					older := src.Next(t)
-					by := map[string]*singlefill.Cache[string]{"here": c, "elsewhere": other}[where]
-					redistest.Must(t, by.Expire(t.Context(), "missing too", "k"))
-					after := cachetest.GoGet(t.Context(), c, "k", src.Load)
-					newer := src.Next(t) // without waiting for the older load
-					older.Give("v1")
-					before.Want(t, "v1")
-					redistest.Await(t, "the older load is refused", func() bool { return c.Stats().Fenced == 1 })
-					cachetest.WantStored(t, look, ns, "k", old)
-					newer.Give("v2")
-					after.Want(t, "v2")
-					_ = c.Close()
-					cachetest.WantStored(t, look, ns, "k", "v2")
-					cachetest.WantUnlocked(t, look, ns, "k")
-					src.Want(t, 2)
-					if s := c.Stats(); s.Stored != 1 || s.Fenced != 1 {
-						t.Errorf("%+v, want one load stored and one fenced", s)
-					}
-				})
-			}
-		}
-	})
-}
-
 // Expire takes one round trip for up to 256 keys.
 func TestExpire_RoundTrips(t *testing.T) {
 	t.Parallel()

@@ -40,26 +40,6 @@ func newCache(t *testing.T, rdb redis.UniversalClient) (c *singlefill.Cache[stri
 	return c, ns
 }
 
-// values loads what a map has. Other keys do not exist.
-type values map[string]string
-
-func (v values) load(_ context.Context, key string) (string, error) {
-	if value, ok := v[key]; ok {
-		return value, nil
-	}
-	return "", singlefill.ErrNotFound
-}
-
-func (v values) loadMany(_ context.Context, keys []string) (map[string]string, error) {
-	found := make(map[string]string)
-	for _, key := range keys {
-		if value, ok := v[key]; ok {
-			found[key] = value
-		}
-	}
-	return found, nil
-}
-
 // wantKeys waits until the cache has these of the keys, and checks that it has no others.
 func wantKeys(t *testing.T, rdb redis.UniversalClient, ns, what string, among, want []string) {
 	t.Helper()
@@ -80,16 +60,17 @@ func TestDeleteTag(t *testing.T) {
 	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
 		c, ns := newCache(t, rdb)
 		ctx := t.Context()
-		source := values{"one": "ab", "m1": "bc", "m2": "c"}
 		keys := []string{"m1", "m2", "m3", "one", "s1", "s2", "set", "zero"}
 		store := func() {
 			t.Helper()
-			_, err := c.GetOrLoad(ctx, "one", source.load)
+			_, err := c.GetOrLoad(ctx, "one", cachetest.Gives("ab"))
 			redistest.Must(t, err)
-			if _, err = c.GetOrLoad(ctx, "zero", source.load); err != singlefill.ErrNotFound {
+			if _, err = c.GetOrLoad(ctx, "zero", cachetest.Fails[string](singlefill.ErrNotFound)); err != singlefill.ErrNotFound {
 				t.Fatal(err)
 			}
-			_, err = c.GetOrLoadMany(ctx, []string{"m1", "m2", "m3"}, source.loadMany)
+			_, err = c.GetOrLoadMany(ctx, []string{"m1", "m2", "m3"}, func(context.Context, []string) (map[string]string, error) {
+				return map[string]string{"m1": "bc", "m2": "c"}, nil // m3 does not exist
+			})
 			redistest.Must(t, err)
 			redistest.Must(t, c.Set(ctx, "set", "ac"))
 			redistest.Must(t, c.SetMany(ctx, map[string]string{"s1": "aa", "s2": "d"}))

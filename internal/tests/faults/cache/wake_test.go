@@ -137,63 +137,52 @@ func TestWake_Message(t *testing.T) {
 //fault:cut-listener
 //fault:frozen-listener
 func TestWake_ConnectionRefused(t *testing.T) {
-	type world struct {
-		s       *redistest.Server
-		p       *redistest.Proxy
-		refused *atomic.Int64 // dials
+	onSubscribe := func(action redistest.Action) func(p *redistest.Proxy, _ *atomic.Int64) (func() int, func()) {
+		return func(p *redistest.Proxy, _ *atomic.Int64) (func() int, func()) {
+			rule := p.On(redistest.Command("ssubscribe"), action)
+			return rule.Fired, func() { rule.Times(0) }
+		}
 	}
 	// Each begins a fault, and returns how often it has come about, and what ends it.
-	for name, begin := range map[string]func(t *testing.T, w world) (times func() int, end func()){
-		"refused": func(_ *testing.T, w world) (func() int, func()) {
-			w.p.Refuse(true)
-			return func() int { return int(w.refused.Load()) }, func() { w.p.Refuse(false) }
+	for name, begin := range map[string]func(p *redistest.Proxy, refused *atomic.Int64) (times func() int, end func()){
+		"refused": func(p *redistest.Proxy, refused *atomic.Int64) (func() int, func()) {
+			p.Refuse(true)
+			return func() int { return int(refused.Load()) }, func() { p.Refuse(false) }
 		},
-		"too many clients": func(t *testing.T, w world) (func() int, func()) {
-			limit := func(n int) { redistest.Do(t, w.s.Admin(), "config", "set", "maxclients", n) }
-			limit(info(t, w.s, "clients", "connected_clients"))
-			return func() int { return info(t, w.s, "stats", "rejected_connections") }, func() { limit(1000) }
-		},
-		"closed": func(_ *testing.T, w world) (func() int, func()) {
-			rule := w.p.On(redistest.Command("ssubscribe"), redistest.CloseBefore)
-			return rule.Fired, func() { rule.Times(0) }
-		},
-		"swallowed": func(_ *testing.T, w world) (func() int, func()) {
-			rule := w.p.On(redistest.Command("ssubscribe"), redistest.DropRequest)
-			return rule.Fired, func() { rule.Times(0) }
-		},
+		"closed":    onSubscribe(redistest.CloseBefore),
+		"swallowed": onSubscribe(redistest.DropRequest),
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := world{s: redistest.Start(t), refused: new(atomic.Int64)}
-			w.p = redistest.NewProxy(t, w.s.Addr)
+			s, p := start(t)
+			var refused atomic.Int64 // dials
 			one := func(o *redis.Options) { o.PoolSize = 1 }
 			dial := func(o *redis.Options) {
 				o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 					conn, err := new(net.Dialer).DialContext(ctx, network, addr)
 					if err != nil {
-						w.refused.Add(1)
+						refused.Add(1)
 					}
 					return conn, err
 				}
 			}
-			a, b := newListeners(t, w.s.Client(t, one), w.p.Client(t, one, dial))
+			a, b := newListeners(t, s.Client(t, one), p.Client(t, one, dial))
 			a.MustLoad("before")
 			b.WantHit("before") // each has the connection for its commands
-			times, end := begin(t, w)
+			times, end := begin(p, &refused)
 			for _, key := range []string{"k1", "k2"} {
-				waits := startWaiting(t, w.s, a, b, key)
+				waits := startWaiting(t, s, a, b, key)
 				redistest.Await(t, "the fault comes about", func() bool { return times() > 0 })
 				waits.end()
 			}
-			waits := startWaiting(t, w.s, a, b, "k3")
-			if n := subscribers(t, w.s, waits.channel); n != 0 {
+			waits := startWaiting(t, s, a, b, "k3")
+			if n := subscribers(t, s, waits.channel); n != 0 {
 				t.Errorf("%d connections listen in spite of the fault", n)
 			}
 			end()
-			waits.awaitListening(w.s)
+			waits.awaitListening(s)
 			waits.end()
 			wantNoErrors(a, b)
-			closeListeners(t, []*redistest.Server{w.s}, a, b)
+			closeListeners(t, []*redistest.Server{s}, a, b)
 		})
 	}
 }
