@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/redistest"
 )
