@@ -199,6 +199,8 @@ func TestListener_ConnectionBreaks(t *testing.T) {
 }
 
 // A server that refuses a subscription gets no other one for a minute.
+//
+//fault:lost-wake-ups
 func TestListener_Refused(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		var tries int

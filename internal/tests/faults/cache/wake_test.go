@@ -199,60 +199,6 @@ func info(t testing.TB, s *redistest.Server, section, field string) (n int) {
 	return n
 }
 
-// Users who may not use the channels share loads like others. Their waiters poll, and no call gets an
-// error.
-//
-//fault:lost-wake-ups
-//fault:missing-right
-func TestWake_NoChannels(t *testing.T) {
-	for name, may := range map[string][2]bool{ // publish, listen
-		"neither": {}, "listens only": {false, true}, "publishes only": {true, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := redistest.Start(t)
-			user := func(may bool) *redis.Client {
-				channels := "resetchannels"
-				if may {
-					channels = "allchannels"
-				}
-				return s.Client(t, s.User(t, "+@all", "~*", channels))
-			}
-			publisher, listener := user(may[0]), user(may[1])
-			a, b := newListeners(t, publisher, listener)
-			for i := range 3 {
-				w := startWaiting(t, s, a, b, fmt.Sprint("k", i))
-				switch {
-				case i > 0: // the waiter does not even try
-				case may[1]:
-					w.awaitListening(s)
-				default:
-					redistest.Await(t, "listening is refused", func() bool { return refusedChannels(t, s, listener) > 0 })
-				}
-				w.end()
-			}
-			if n := refusedChannels(t, s, publisher); (n == 0) != may[0] {
-				t.Errorf("%d messages were refused", n)
-			}
-			wantNoErrors(a, b)
-			closeListeners(t, []*redistest.Server{s}, a, b)
-		})
-	}
-}
-
-// refusedChannels returns how many commands of a user the server has refused because of a channel.
-func refusedChannels(t testing.TB, s *redistest.Server, user *redis.Client) (n int64) {
-	t.Helper()
-	log, err := s.Admin().ACLLog(context.Background(), 100).Result()
-	redistest.Must(t, err)
-	for _, entry := range log {
-		if entry.Reason == "channel" && entry.Username == user.Options().Username {
-			n += entry.Count
-		}
-	}
-	return n
-}
-
 // A waiter whose slot moves to another node gets its value. Later waiters listen at the new node.
 //
 //fault:moved-slot
