@@ -239,7 +239,8 @@ func TestNew_UserClient(t *testing.T) {
 	}
 	after := rdb.Options()
 	if after.ContextTimeoutEnabled != before.ContextTimeoutEnabled || after.ReadTimeout != before.ReadTimeout ||
-		after.WriteTimeout != before.WriteTimeout || after.MaxRetries != before.MaxRetries || after.PoolSize != before.PoolSize {
+		after.WriteTimeout != before.WriteTimeout || after.MaxRetries != before.MaxRetries ||
+		after.PoolSize != before.PoolSize {
 		t.Errorf("the options were %+v, and are %+v", before, *after)
 	}
 }

@@ -19,7 +19,8 @@ func TestKeep(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			m, rdb := redistest.StartMini(t)
 			redistest.Planted(t, key)
-			l := New(client.New(rdb, time.Second, func(context.Context, string, error) {}, nil, nil), Pair{"v:{k}", key}, ttl)
+			c := client.New(rdb, time.Second, func(context.Context, string, error) {}, nil, nil)
+			l := New(c, Pair{"v:{k}", key}, ttl)
 			if r, err := l.GetOrLock(t.Context(), time.Second, Query{Take: true}); err != nil || r.Status != Locked {
 				t.Fatalf("answered %+v, %v", r, err)
 			}

@@ -129,7 +129,9 @@ func TestCheck_Allocations(t *testing.T) {
 	if n := testing.AllocsPerRun(100, func() { Check(data, maxDepth) }); n != 0 {
 		t.Errorf("%v allocations at depth %d", n, inlineDepth)
 	}
-	data, err := msgpack.Marshal(map[string]any{"t": time.Unix(1700000000, 0xdf<<22), "a": []any{nil, 1.5, "text", map[string]any{}}})
+	data, err := msgpack.Marshal(map[string]any{
+		"time": time.Unix(1700000000, 0xdf<<22), "list": []any{nil, 1.5, "text", map[string]any{}},
+	})
 	redistest.Must(t, err)
 	// One for a map-like time.
 	if n := testing.AllocsPerRun(10, func() { Check(data, maxDepth) }); n > 1 {

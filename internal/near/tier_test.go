@@ -99,13 +99,16 @@ func TestTier_Record(t *testing.T) {
 // in transit.
 func TestTier_RecordsLost(t *testing.T) {
 	for name, lose := range map[string]func(t *testing.T, x *tier, rdb *redis.Client){
-		"removed": func(t *testing.T, x *tier, rdb *redis.Client) { redistest.Must(t, rdb.Del(t.Context(), logKey).Err()) },
+		"removed": func(t *testing.T, x *tier, rdb *redis.Client) {
+			redistest.Must(t, rdb.Del(t.Context(), logKey).Err())
+		},
 		"trimmed": func(t *testing.T, x *tier, rdb *redis.Client) {
 			redistest.Must(t, rdb.XTrimMaxLen(t.Context(), logKey, 0).Err())
 		},
 		"the ID given again": func(t *testing.T, x *tier, rdb *redis.Client) {
 			redistest.Must(t, rdb.Del(t.Context(), logKey).Err())
-			redistest.Must(t, rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: logKey, ID: x.at.id, Values: []string{"other", ""}}).Err())
+			again := &redis.XAddArgs{Stream: logKey, ID: x.at.id, Values: []string{"other", ""}}
+			redistest.Must(t, rdb.XAdd(t.Context(), again).Err())
 			redistest.Must(t, rdb.PExpire(t.Context(), logKey, time.Hour).Err())
 		},
 	} {

@@ -28,13 +28,15 @@ const clockSkew = time.Minute
 func TestClocks_Freshness(t *testing.T) {
 	const life, swr, sie, step = 10 * time.Minute, 3 * time.Minute, 5 * time.Minute, 5 * time.Second
 	for _, ahead := range []time.Duration{clockSkew, 0, -clockSkew} {
-		cachetest.RunInBubble(t, fmt.Sprintf("ahead by %v", ahead), func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		name := fmt.Sprintf("ahead by %v", ahead)
+		cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 			ns, opts := redistest.Namespace(t), cachetest.StaleOptions(swr, sie)
 			opts.RetryAfter = time.Millisecond
 			c := cachetest.NewCacheIn(t, rdb, ns, opts)
 			begun := time.Now()
-			written := entry.Entry{WrittenAt: begun.Add(ahead), FreshUntil: begun.Add(ahead + life), Payload: []byte("v")}
-			cachetest.PutEntry(t, rdb, ns, "k", written, life+sie)
+			cachetest.PutEntry(t, rdb, ns, "k", entry.Entry{
+				WrittenAt: begun.Add(ahead), FreshUntil: begun.Add(ahead + life), Payload: []byte("v"),
+			}, life+sie)
 			fresh, served, got := time.Duration(0), time.Duration(0), time.Duration(0) // until when
 			for ; time.Since(begun) < life+sie+3*time.Minute; time.Sleep(step) {
 				at := time.Since(begun)
@@ -82,7 +84,8 @@ func TestClocks_Expire(t *testing.T) {
 				cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 					ns := redistest.Namespace(t)
 					c := cachetest.NewCacheIn(t, rdb, ns, opts)
-					e := entry.Entry{WrittenAt: time.Now().Add(writer), FreshUntil: time.Now().Add(time.Hour + writer), Payload: []byte("old")}
+					written := time.Now().Add(writer)
+					e := entry.Entry{WrittenAt: written, FreshUntil: written.Add(time.Hour), Payload: []byte("old")}
 					if expirer != 0 {
 						e.Expired, e.FreshUntil = true, time.Now().Add(expirer)
 					}
@@ -113,12 +116,14 @@ func TestClocks_RetryAfter(t *testing.T) {
 	const retryAfter = 10 * time.Second // less than LockTTL
 	for _, kind := range windowKinds {
 		for _, off := range []time.Duration{time.Hour, -time.Hour} {
-			cachetest.RunInBubble(t, fmt.Sprintf("%s, off by %v", kind.name, off), func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			name := fmt.Sprintf("%s, off by %v", kind.name, off)
+			cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 				ns, opts := redistest.Namespace(t), kind.opts()
 				opts.RetryAfter = retryAfter
 				fleet := cachetest.NewCaches(t, m, ns, 2, opts)
 				m.SetTime(time.Now().Add(off))
-				cachetest.PutEntry(t, rdb, ns, "k", entry.Entry{FreshUntil: time.Now(), Payload: []byte("old")}, time.Minute)
+				stale := entry.Entry{FreshUntil: time.Now(), Payload: []byte("old")}
+				cachetest.PutEntry(t, rdb, ns, "k", stale, time.Minute)
 				var loads []time.Duration
 				begun := time.Now()
 				load := func(context.Context, string) (string, error) {

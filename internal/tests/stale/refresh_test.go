@@ -438,16 +438,19 @@ func TestRefresh_Refused(t *testing.T) {
 				}
 				return nil
 			}))
-			c := cachetest.OldCache(t, rdb, singlefill.Options[string]{StaleWhileRevalidate: time.Hour, RetryAfter: 10 * time.Second}, "old", time.Second)
+			opts := singlefill.Options[string]{StaleWhileRevalidate: time.Hour, RetryAfter: 10 * time.Second}
+			c := cachetest.OldCache(t, rdb, opts, "old", time.Second)
 			refuse.Store(true)
 			for range 200 {
-				if a := <-cachetest.GoAsk(t.Context(), c, "k", cachetest.Gives("new")); a.Value != "old" || a.Err != nil {
+				a := <-cachetest.GoAsk(t.Context(), c, "k", cachetest.Gives("new"))
+				if a.Value != "old" || a.Err != nil {
 					t.Fatalf("answered %+v", a)
 				}
 				time.Sleep(100 * time.Millisecond)
 			}
 			s := c.Stats()
-			if s.Loads != want.Loads || s.StoreErrors != want.StoreErrors || s.RedisErrors != want.RedisErrors || s.BreakerOpens != 0 {
+			if s.Loads != want.Loads || s.StoreErrors != want.StoreErrors || s.RedisErrors != want.RedisErrors ||
+				s.BreakerOpens != 0 {
 				t.Errorf("%+v in 20 s, want %+v", s, want)
 			}
 		})

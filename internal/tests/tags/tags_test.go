@@ -66,14 +66,16 @@ func TestDeleteTag(t *testing.T) {
 			t.Helper()
 			_, err := c.GetOrLoad(ctx, "one", cachetest.Gives("ab"))
 			redistest.Must(t, err)
-			if _, err = c.GetOrLoad(ctx, "zero", cachetest.Fails[string](singlefill.ErrNotFound)); err != singlefill.ErrNotFound {
+			none := cachetest.Fails[string](singlefill.ErrNotFound)
+			if _, err = c.GetOrLoad(ctx, "zero", none); err != singlefill.ErrNotFound {
 				t.Fatal(err)
 			}
-			_, err = c.GetOrLoadMany(ctx, []string{"m1", "m2", "m3"}, func(_ context.Context, asked []string) (map[string]string, error) {
+			many := func(_ context.Context, asked []string) (map[string]string, error) {
 				found := map[string]string{"m1": "bc", "m2": "c"} // m3 does not exist
 				maps.DeleteFunc(found, func(key, _ string) bool { return !slices.Contains(asked, key) })
 				return found, nil
-			})
+			}
+			_, err = c.GetOrLoadMany(ctx, []string{"m1", "m2", "m3"}, many)
 			redistest.Must(t, err)
 			redistest.Must(t, c.Set(ctx, "set", "ac"))
 			redistest.Must(t, c.SetMany(ctx, map[string]string{"s1": "aa", "s2": "d"}))

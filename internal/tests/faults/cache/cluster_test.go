@@ -51,7 +51,9 @@ func TestCluster_NodeDies(t *testing.T) {
 		return ok
 	})
 	c.WantErrors()
-	for name, invalidate := range map[string]func(context.Context, ...string) error{"Delete": c.Delete, "Expire": c.Expire} {
+	for name, invalidate := range map[string]func(context.Context, ...string) error{
+		"Delete": c.Delete, "Expire": c.Expire,
+	} {
 		if err := invalidate(t.Context(), append(living, dead...)...); err == nil {
 			t.Errorf("%s of keys on all nodes = nil", name)
 		}

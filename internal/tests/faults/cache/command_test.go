@@ -172,7 +172,9 @@ func TestCommand_LostOnce(t *testing.T) {
 		"DEL":         redistest.Command("DEL"),
 	} {
 		for how, action := range map[string]redistest.Action{
-			"is lost": redistest.CloseBefore, "has its reply cut short": redistest.ResetReply, "has its reply lost": redistest.DropReply,
+			"is lost":                 redistest.CloseBefore,
+			"has its reply lost":      redistest.DropReply,
+			"has its reply cut short": redistest.ResetReply,
 		} {
 			for client, configure := range retries {
 				t.Run(what+" "+how+", "+client, func(t *testing.T) {

@@ -105,7 +105,7 @@ func TestRefused_MissingRight(t *testing.T) {
 		{rule: "-evalsha", quiet: true, cached: true, deletes: true, sets: true},
 		{rule: "-eval", quiet: true, cached: true, deletes: true, sets: true},
 		{rule: "-ping", quiet: true, cached: true, deletes: true, sets: true},
-		{rule: "resetchannels", quiet: true, cached: true, deletes: true, sets: true}, // neither publishes nor subscribes
+		{rule: "resetchannels", quiet: true, cached: true, deletes: true, sets: true}, // no wake-ups
 		{rule: "-multi", quiet: true, cached: true, deletes: true},
 		{rule: "-get", deletes: true, sets: true},
 		{rule: "-set", deletes: true},
