@@ -562,23 +562,6 @@ func TestRelease_ForeignLock(t *testing.T) {
 	})
 }
 
-// Release drops a value of any type.
-func TestRelease_Drop(t *testing.T) {
-	t.Parallel()
-	eachBackend(t, func(t *testing.T, f backend) {
-		for _, value := range []state{{}, {empty: true}, {list: true}, {text: "garbage", forever: true}} {
-			b := f.fixture(t)
-			b.set(b.value, value)
-			b.set(b.key, held(me))
-			if ok, err := b.Release(t.Context(), opTimeout, ReleaseNote{Drop: true}); !ok || err != nil {
-				t.Errorf("Release = %t, %v", ok, err)
-			}
-			b.want(b.value, state{}, 0)
-			b.want(b.key, state{}, 0)
-		}
-	})
-}
-
 // Abandon makes the server refuse the attempt, whether its command has arrived or arrives later.
 func TestAbandon_RefusesAttempt(t *testing.T) {
 	t.Parallel()
