@@ -122,7 +122,7 @@ func TestSetMany_Refused(t *testing.T) {
 // nothing is sent after the first set that has no answer.
 func TestSetMany_NoAnswer(t *testing.T) {
 	t.Parallel()
-	const bound = 150 * time.Millisecond
+	const bound = 2 * time.Second // one command is not answered, while the others must be on a busy machine
 	for _, test := range []struct {
 		name    string
 		user    func(*redis.Options)
