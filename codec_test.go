@@ -254,6 +254,7 @@ func (c aliasing) Unmarshal(data []byte, v any) error {
 // Bytes that are no entry are a miss, are counted, and are replaced by the load.
 //
 //fault:bad-bytes
+//fault:foreign-key
 func TestBadBytes_AreAMiss(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {

@@ -180,7 +180,8 @@ func TestCluster_FrozenNode(t *testing.T) {
 	}
 	t.Parallel()
 	cluster := redistest.StartCluster(t)
-	w := watch(t, cluster.Client(t), time.Second)
+	bounded := func(o *redis.ClusterOptions) { o.ContextTimeoutEnabled = true }
+	w := watch(t, cluster.Client(t, bounded), time.Second)
 	keys := make([]string, 60)
 	for i := range keys {
 		keys[i] = fmt.Sprintf("key:%d", i)

@@ -25,42 +25,25 @@ type held struct {
 	fails     bool
 }
 
-func (h *held) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (h *held) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		h.mu.Lock()
-		get := cmd.Name() == "get"
-		if get {
-			h.alone++
-		}
-		takes := h.takes
-		h.mu.Unlock()
-		if get {
-			time.Sleep(takes)
-			if h.fails {
-				cmd.SetErr(io.ErrUnexpectedEOF)
-				return io.ErrUnexpectedEOF
-			}
-		}
-		return next(ctx, cmd)
+// hook is called before each GET, and each pipeline of them.
+func (h *held) hook(cmds []redis.Cmder) error {
+	if cmds[0].Name() != "get" {
+		return nil
 	}
-}
-
-func (h *held) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		h.mu.Lock()
-		get := cmds[0].Name() == "get"
-		if get {
-			h.pipelines = append(h.pipelines, len(cmds))
-		}
-		takes := h.takes
-		h.mu.Unlock()
-		if get {
-			time.Sleep(takes)
-		}
-		return next(ctx, cmds)
+	h.mu.Lock()
+	if len(cmds) == 1 {
+		h.alone++
+	} else {
+		h.pipelines = append(h.pipelines, len(cmds))
 	}
+	takes := h.takes
+	h.mu.Unlock()
+	time.Sleep(takes)
+	if h.fails {
+		cmds[0].SetErr(io.ErrUnexpectedEOF)
+		return io.ErrUnexpectedEOF
+	}
+	return nil
 }
 
 // Commands that come while all connections are in use go together when one returns, and each gets
@@ -68,34 +51,24 @@ func (h *held) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Process
 func TestTogether_OnePipeline(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		m, rdb := redistest.StartMini(t)
-		h := &held{takes: 10 * time.Millisecond}
-		rdb.AddHook(h)
-		c := New(rdb, time.Second, func(_ context.Context, op string, err error) { t.Errorf("%s: %v", op, err) }, nil, nil)
-		c.node.together.size, c.node.together.most = 2, mostTogether
 		const keys = 50
-		var wg sync.WaitGroup
+		r := newRoad(t, keys)
+		r.takes = 10 * time.Millisecond
+		r.node.together.size, r.node.together.most = 2, mostTogether
 		begun := time.Now()
-		for i := range keys {
-			key := fmt.Sprint("k", i)
-			redistest.Must(t, m.Set(key, "value of "+key))
-			wg.Go(func() {
-				if data, _, err := c.Get(t.Context(), time.Now(), key); err != nil || string(data) != "value of "+key {
-					t.Errorf("%s: %q, %v", key, data, err)
-				}
-			})
+		for key := range keys {
+			r.goGet(nil, key)
 		}
 		synctest.Wait()
-		if n := c.Queued(); n != keys-2 {
+		if n := r.Queued(); n != keys-2 {
 			t.Errorf("%d commands wait, want %d", n, keys-2)
 		}
-		wg.Wait()
-		if h.alone != 2 || len(h.pipelines) != 1 || h.pipelines[0] != keys-2 || c.Queued() != 0 {
-			t.Errorf("%d went alone, and pipelines of %v; %d wait", h.alone, h.pipelines, c.Queued())
+		r.all.Wait()
+		if took := time.Since(begun); took != 2*r.takes {
+			t.Errorf("all took %v, want %v", took, 2*r.takes)
 		}
-		if took := time.Since(begun); took != 2*h.takes {
-			t.Errorf("all took %v, want %v", took, 2*h.takes)
-		}
+		r.wantSent(2, keys-2)
+		r.end()
 	})
 }
 
@@ -105,7 +78,7 @@ func TestTogether_OneServerOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, rdb := redistest.StartMini(t)
 		h := &held{takes: 10 * time.Millisecond}
-		rdb.AddHook(h)
+		rdb.AddHook(redistest.Trips(h.hook))
 		c := New(wrapped{rdb}, time.Second, func(_ context.Context, op string, err error) { t.Errorf("%s: %v", op, err) }, nil, nil)
 		c.node.alone.size = 2
 		var wg sync.WaitGroup
@@ -133,32 +106,20 @@ func TestTogether_OneServerOnly(t *testing.T) {
 func TestTogether_CallerLeaves(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		_, rdb := redistest.StartMini(t)
-		h := &held{takes: 100 * time.Millisecond}
-		rdb.AddHook(h)
-		c := New(rdb, time.Second, func(context.Context, string, error) {}, nil, nil)
-		c.node.together.size = 1
-		get := func(ctx context.Context) error { _, _, err := c.Get(ctx, time.Now(), "k"); return err }
-		var wg sync.WaitGroup
-		wg.Go(func() { _ = get(t.Context()) })
+		r := newRoad(t, 5)
+		r.takes = 100 * time.Millisecond
+		r.node.together.size = 1
+		r.goGet(nil, 0)
 		synctest.Wait()
-		left, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		left, cancel := context.WithTimeout(t.Context(), r.takes/2)
 		defer cancel()
-		for range 3 {
-			wg.Go(func() {
-				if err := get(t.Context()); !errors.Is(err, redis.Nil) {
-					t.Error(err)
-				}
-			})
-		}
-		if err := get(left); err != context.DeadlineExceeded || left.Err() == nil {
+		r.goGet(nil, 1, 2, 3)
+		if _, err := r.get(left, nil, 4); !errors.Is(err, context.DeadlineExceeded) || left.Err() == nil {
 			t.Errorf("%v, and its context: %v", err, left.Err())
 		}
-		wg.Wait()
-		time.Sleep(time.Second)
-		if len(h.pipelines) != 1 || c.Queued() != 0 {
-			t.Errorf("pipelines of %v; %d wait", h.pipelines, c.Queued())
-		}
+		r.all.Wait()
+		r.wantSent(1, 3)
+		r.end()
 	})
 }
 
@@ -179,27 +140,20 @@ func TestTogether_Length(t *testing.T) {
 		{"no answer", time.Millisecond, true, firstTogether, "[]"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			_, rdb := redistest.StartMini(t)
-			h := &held{takes: test.takes, fails: test.fails}
-			rdb.AddHook(h)
-			c := New(rdb, timeout, func(context.Context, string, error) {}, nil, nil)
-			c.node.together.size, c.node.together.most = 1, test.most
+			r := newRoad(t, 1)
+			r.takes, r.fails = test.takes, test.fails
+			r.node.together.size, r.node.together.most = 1, test.most
 			const commands = 1000
-			var wg sync.WaitGroup
 			for range commands {
-				wg.Go(func() {
-					if _, _, err := c.Get(t.Context(), time.Now(), "k"); Unreachable(err) != test.fails {
+				r.all.Go(func() {
+					if _, err := r.get(t.Context(), nil, 0); Unreachable(err) != test.fails {
 						t.Error(err)
 					}
 				})
 			}
-			wg.Wait()
-			time.Sleep(time.Second)
-			if got := fmt.Sprint(h.pipelines); !strings.HasPrefix(got, test.want) {
-				t.Errorf("%s: %d alone and pipelines of %.80s, want %s", test.name, h.alone, got, test.want)
-			}
-			if state := c.node.together.state.Load(); state != 0 {
-				t.Errorf("%s: the gate is %#x in the end", test.name, state)
+			r.end()
+			if got := fmt.Sprint(r.pipelines); !strings.HasPrefix(got, test.want) {
+				t.Errorf("%s: %d alone and pipelines of %.80s, want %s", test.name, r.alone, got, test.want)
 			}
 		})
 	}
@@ -213,7 +167,7 @@ func TestTogether_LeavesAsTheyGo(t *testing.T) {
 		m, rdb := redistest.StartMini(t)
 		redistest.Must(t, m.Set("k", "v"))
 		h := &held{}
-		rdb.AddHook(h)
+		rdb.AddHook(redistest.Trips(h.hook))
 		c := New(rdb, timeout, func(context.Context, string, error) {}, nil, nil)
 		g := &gate{size: 1, most: mostTogether}
 		g.tryEnter()
@@ -256,7 +210,7 @@ func TestTogether_LostReply(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			_, rdb := redistest.StartMini(t)
 			h := &held{takes: time.Hour}
-			rdb.AddHook(h)
+			rdb.AddHook(redistest.Trips(h.hook))
 			c := New(rdb, timeout, func(context.Context, string, error) {}, nil, nil)
 			g := c.node.together
 			g.size, g.most = 1, mostTogether

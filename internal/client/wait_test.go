@@ -68,6 +68,8 @@ func TestWait_TimeBeginsWhenSent(t *testing.T) {
 
 // A caller that leaves while its command waits gets its own error at once, and the command is not
 // sent and does not fail.
+//
+//fault:many-commands
 func TestWait_CallerLeaves(t *testing.T) {
 	t.Parallel()
 	for way, get := range gets {
@@ -119,8 +121,9 @@ func TestDoNow(t *testing.T) {
 	})
 }
 
-// However many commands wait at a frozen server, none takes longer than one command may, and only
-// those that were sent, and those that it takes to open the breaker, count as failed.
+// However many commands wait at a frozen server, none takes longer than one command may, also without a
+// breaker, as in a lock. Only those that were sent, and those that it takes to open a breaker, count as
+// failed.
 //
 //fault:many-commands-frozen
 func TestWait_FrozenServer(t *testing.T) {
@@ -128,15 +131,20 @@ func TestWait_FrozenServer(t *testing.T) {
 	for kind, open := range map[string]func(o *redis.Options){
 		"default":            func(*redis.Options) {},
 		"observes deadlines": func(o *redis.Options) { o.ContextTimeoutEnabled = true },
+		"without breaker":    func(*redis.Options) {},
 	} {
 		for way, get := range gets {
 			for _, size := range []int{1, 10} {
 				synctest.Test(t, func(t *testing.T) {
 					w := watch(t, mute(t, open), timeout)
+					breaker := kind != "without breaker"
+					if !breaker {
+						w.background = nil
+					}
 					w.node.alone.size, w.node.together.size = uint64(size), uint64(size)
 					begun := time.Now()
 					var wg sync.WaitGroup
-					for range 5000 {
+					for range 1000 {
 						wg.Go(func() {
 							if err := get(w, t.Context()); err == nil {
 								t.Error("no error")
@@ -147,7 +155,7 @@ func TestWait_FrozenServer(t *testing.T) {
 						})
 					}
 					wg.Wait()
-					if !w.AnyAway() || w.failures("get") > size+Limit {
+					if w.AnyAway() != breaker || breaker && w.failures("get") > size+Limit {
 						t.Errorf("%s, %s, %d connections: breaker open: %t, %d failures", kind, way, size, w.AnyAway(), w.failures("get"))
 					}
 					time.Sleep(time.Minute)
@@ -158,32 +166,6 @@ func TestWait_FrozenServer(t *testing.T) {
 			}
 		}
 	}
-}
-
-// Commands of a client without a breaker, like that of a lock, wait no longer at a frozen server.
-//
-//fault:many-commands-frozen
-func TestWait_WithoutBreaker(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		c := New(mute(t), timeout, func(context.Context, string, error) {}, nil, nil)
-		c.node.together.size = 2
-		begun := time.Now()
-		var wg sync.WaitGroup
-		for range 100 {
-			wg.Go(func() {
-				_, _, err := c.Get(t.Context(), time.Now(), "k")
-				if took := time.Since(begun); err == nil || took > timeout {
-					t.Errorf("%v after %v", err, took)
-				}
-			})
-		}
-		wg.Wait()
-		if c.AnyAway() || c.Refusal("k") != nil {
-			t.Error("there is a breaker")
-		}
-		time.Sleep(time.Minute)
-	})
 }
 
 // All users of one client share its gate and what they know of its server.
@@ -264,52 +246,35 @@ func TestBounded_OnConnect(t *testing.T) {
 	})
 }
 
-// A command without an answer counts as one, also if its caller has left before.
-func TestSend_CallerLeavesASilentServer(t *testing.T) {
+// A command counts by its own outcome, also if its caller has left before: it failed if it had no answer.
+// A server that does not know a script has answered.
+func TestSend_CallerLeaves(t *testing.T) {
 	t.Parallel()
-	for range 20 { // the client returns at the moment at which the time is over
-		synctest.Test(t, func(t *testing.T) {
-			rdb := mute(t)
-			rdb.AddHook(redistest.Commands(func(ctx context.Context, _ redis.Cmder, _ redis.ProcessHook) error {
-				<-ctx.Done()
-				return ctx.Err()
-			}))
-			w := watch(t, rdb, timeout)
-			ctx, cancel := context.WithTimeout(t.Context(), timeout/2)
-			defer cancel()
-			cmd := redis.NewCmd(ctx, "get", "k")
-			if _, err := Send(ctx, w.Client, nil, timeout, "op", "", cmd, func() (int, error) { return 0, cmd.Err() }); !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("Send: %v", err)
-			}
-			time.Sleep(time.Minute)
-			if n := w.failures("op"); n != 1 {
-				t.Errorf("%d failures, want 1", n)
-			}
-		})
+	for answer, failures := range map[string]int{"": 1, "NOSCRIPT No matching script.": 0} {
+		for range 20 { // the client returns at the moment at which the time is over
+			synctest.Test(t, func(t *testing.T) {
+				rdb := mute(t)
+				rdb.AddHook(redistest.Commands(func(ctx context.Context, cmd redis.Cmder, _ redis.ProcessHook) error {
+					if answer == "" {
+						<-ctx.Done()
+						return ctx.Err()
+					}
+					time.Sleep(timeout * 3 / 4)
+					return replyError(answer)
+				}))
+				w := watch(t, rdb, timeout)
+				ctx, cancel := context.WithTimeout(t.Context(), timeout/2)
+				defer cancel()
+				script := NewScript("return 1")
+				_, err := Run(ctx, w.Client, nil, timeout, "op", "", script, script.Call(0, 0), (*redis.Cmd).Int)
+				if !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("Run: %v", err)
+				}
+				time.Sleep(time.Minute)
+				if n := w.failures("op"); n != failures {
+					t.Errorf("answered %q: %d failures, want %d", answer, n, failures)
+				}
+			})
+		}
 	}
-}
-
-// A server that does not know a script has answered, also if the caller has left before: that is no failure.
-func TestSend_CallerLeavesAnUnknownScript(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		rdb := mute(t)
-		rdb.AddHook(redistest.Commands(func(_ context.Context, cmd redis.Cmder, _ redis.ProcessHook) error {
-			time.Sleep(timeout * 3 / 4)
-			cmd.SetErr(replyError("NOSCRIPT No matching script."))
-			return cmd.Err()
-		}))
-		w := watch(t, rdb, timeout)
-		ctx, cancel := context.WithTimeout(t.Context(), timeout/2)
-		defer cancel()
-		if _, err := Run(ctx, w.Client, nil, timeout, "op", "", NewScript("return 1"), NewScript("return 1").Call(0, 0), func(cmd *redis.Cmd) (int, error) {
-			return cmd.Int()
-		}); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("Run: %v", err)
-		}
-		time.Sleep(time.Minute)
-		if n := w.failures("op"); n != 0 {
-			t.Errorf("%d failures, want none", n)
-		}
-	})
 }

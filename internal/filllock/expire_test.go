@@ -1,19 +1,14 @@
 package filllock
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"math"
-	"math/rand/v2"
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/internal/wake"
@@ -187,45 +182,6 @@ func TestExpire_Twice(t *testing.T) {
 	}
 }
 
-// The Lua script and entry.Expire agree byte by byte on any value, for times around now and around
-// the largest integer that a Lua number can represent.
-func TestExpire_ScriptAndPatchesAgree(t *testing.T) {
-	t.Parallel()
-	seed := uint64(time.Now().UnixNano())
-	rnd := rand.New(rand.NewPCG(seed, 0))
-	real, mini := openReal(t).fixture(t), openMini(t).fixture(t)
-	for round := range 500 {
-		data := make([]byte, rnd.IntN(60))
-		for i := range data {
-			data[i] = byte(rnd.Uint32())
-		}
-		now := time.UnixMilli(1.8e12)
-		if len(data) > 11 && rnd.IntN(8) > 0 {
-			data[0], data[1] = 0xc1, 1
-			around := []int64{now.UnixMilli(), 0, 1 << 53, 1 << 62}[rnd.IntN(4)]
-			binary.BigEndian.PutUint64(data[3:], uint64(around+int64(rnd.IntN(5))-2))
-		}
-		want := state{}
-		patches := entry.Expire(entry.Header(data), now)
-		fresh, random := entry.Stale(now)
-		if patches != nil {
-			patched := bytes.Clone(data)
-			for _, p := range patches {
-				copy(patched[p.At:], p.Bytes)
-			}
-			copy(patched[27:], random)
-			want = state{text: string(patched)}
-		}
-		for _, b := range []*fixture{real, mini} {
-			b.set(b.value, state{text: string(data)})
-			stale := b.expireOnce(fresh, random)
-			if got, _ := b.get(b.value); got != want || (stale == 1) != (patches != nil) {
-				t.Fatalf("seed %d, round %d: %x has become %x, stale %d, want %x", seed, round, data, got.text, stale, want.text)
-			}
-		}
-	}
-}
-
 // Expire of several pairs expires each; Expire of none does nothing.
 func TestExpire_Many(t *testing.T) {
 	t.Parallel()
@@ -280,134 +236,5 @@ func TestExpire_OutOfMemory(t *testing.T) {
 			t.Errorf("Expire: %v, told %v, want an OOM", err, b.failed)
 		}
 		b.want(b.value, state{text: data}, 0)
-	}
-}
-
-// Expire that lacks a right in the middle of its script returns an error, and never leaves a partly
-// patched entry that looks fresh.
-func TestExpire_MissingRight(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	data := entryUntil(time.Now().Add(time.Hour), 0, "payload")
-	for _, c := range []struct {
-		rule  string
-		value state
-		stale bool
-	}{
-		{"-getrange", state{text: data}, false},
-		{"-setrange", state{text: data}, false},
-		{"-del", state{text: data}, true},
-		{"-del", state{text: "garbage"}, false},
-		{"-@all", state{text: data}, false},
-	} {
-		redistest.Must(t, s.Admin().Do(t.Context(), "acl", "setuser", "app", "reset", "on", ">pw", "~*", "&*", "+@all", c.rule).Err())
-		b := backend{s.Client(t, func(o *redis.Options) { o.Username, o.Password, o.Protocol = "app", "pw", 2 }), s.Admin()}.fixture(t)
-		b.set(b.value, c.value)
-		b.set(b.key, held(other))
-		begun := time.Now()
-		if err := b.expire(); err == nil || client.Unreachable(err) || len(b.failed) != 1 {
-			t.Errorf("%s: %v, told %v", c.rule, err, b.failed)
-		}
-		if c.stale {
-			b.wantExpired(data, begun, time.Now())
-		} else {
-			b.want(b.value, c.value, 0)
-		}
-		b.want(b.key, held(other), 0)
-	}
-}
-
-// spread creates pairs in many slots, each with an entry and a lock, and returns the owners of
-// their slots.
-func spread(t *testing.T, cluster *redis.ClusterClient, n int, data string) (pairs []Pair, owners []string) {
-	t.Helper()
-	ns := redistest.Namespace(t)
-	for i := range n {
-		value := fmt.Sprintf("%s:{%d}", ns, i)
-		pairs = append(pairs, Pair{value, value + ":lock"})
-		redistest.Must(t, errors.Join(cluster.Set(t.Context(), value, data, left).Err(), cluster.Set(t.Context(), value+":lock", held(other).text, left).Err()))
-		owner, err := cluster.MasterForKey(t.Context(), value)
-		redistest.Must(t, err)
-		owners = append(owners, owner.Options().Addr)
-	}
-	return pairs, owners
-}
-
-// wantPair checks whether a pair has been expired.
-func wantPair(t *testing.T, cluster *redis.ClusterClient, pair Pair, data string, expired bool) {
-	t.Helper()
-	value, err1 := cluster.Get(t.Context(), pair.Value).Result()
-	locked, err2 := cluster.Exists(t.Context(), pair.Lock).Result()
-	redistest.Must(t, errors.Join(err1, err2))
-	e, err := entry.Parse([]byte(value))
-	if err != nil || e.Expired != expired || (value == data) == expired || (locked == 1) == expired {
-		t.Errorf("%s holds %+v, %v, locked %d, want it expired: %t", pair.Value, e, err, locked, expired)
-	}
-}
-
-// Expire reaches every node of a Cluster.
-func TestExpire_Cluster(t *testing.T) {
-	t.Parallel()
-	c := redistest.SharedCluster(t)
-	for _, node := range c.Nodes {
-		noScripts(t, node)
-	}
-	data := entryUntil(time.Now().Add(time.Hour), 0, "payload")
-	for name, mutate := range map[string]func(*redis.ClusterOptions){
-		"with scripts":    func(*redis.ClusterOptions) {},
-		"without scripts": func(o *redis.ClusterOptions) { o.Username, o.Password = "noscripts", "pw" },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			admin, rdb := c.Client(t), c.Client(t, mutate)
-			pairs, owners := spread(t, admin, 256, data)
-			if n := len(slices.Compact(slices.Sorted(slices.Values(owners)))); n != len(c.Nodes) {
-				t.Fatalf("the keys are on %d nodes", n)
-			}
-			var failed []string
-			cl := newClient(t, rdb, func(op string, err error) { failed = append(failed, op+": "+err.Error()) })
-			if err := Expire(t.Context(), cl, pairs); err != nil || len(failed) > 0 {
-				t.Errorf("Expire: %v, told %v", err, failed)
-			}
-			for _, pair := range pairs {
-				wantPair(t, admin, pair, data, true)
-			}
-		})
-	}
-}
-
-// Expire on a Cluster with a dead node expires the keys of the other nodes, and returns an error.
-//
-//fault:dead-node
-func TestExpire_DeadNode(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes seconds")
-	}
-	t.Parallel()
-	c := redistest.StartCluster(t)
-	data := entryUntil(time.Now().Add(time.Hour), 0, "payload")
-	rdb := c.Client(t, func(o *redis.ClusterOptions) { o.DialerRetries = 1 })
-	pairs, owners := spread(t, rdb, 60, data)
-	dead := c.Nodes[1]
-	dead.Kill()
-	failed := 0
-	cl := newClient(t, rdb, func(op string, err error) { failed++ })
-	if err := Expire(t.Context(), cl, pairs); err == nil || failed != 1 {
-		t.Errorf("Expire: %v, told %d times", err, failed)
-	}
-	for i, pair := range pairs {
-		if owners[i] != dead.Addr {
-			wantPair(t, rdb, pair, data, true)
-		}
-	}
-}
-
-// Expire by a closed client returns an error.
-func TestExpire_ClosedClient(t *testing.T) {
-	t.Parallel()
-	b := openMini(t).fixture(t)
-	redistest.Must(t, b.rdb.Close())
-	if err := b.expire(); !errors.Is(err, redis.ErrClosed) || len(b.failed) != 1 {
-		t.Errorf("Expire: %v, told %v, want ErrClosed", err, b.failed)
 	}
 }

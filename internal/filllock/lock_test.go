@@ -16,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/internal/wake"
 )
@@ -561,23 +562,6 @@ func TestRelease_ForeignLock(t *testing.T) {
 	})
 }
 
-// Release drops a value of any type.
-func TestRelease_Drop(t *testing.T) {
-	t.Parallel()
-	eachBackend(t, func(t *testing.T, f backend) {
-		for _, value := range []state{{}, {empty: true}, {list: true}, {text: "garbage", forever: true}} {
-			b := f.fixture(t)
-			b.set(b.value, value)
-			b.set(b.key, held(me))
-			if ok, err := b.Release(t.Context(), opTimeout, ReleaseNote{Drop: true}); !ok || err != nil {
-				t.Errorf("Release = %t, %v", ok, err)
-			}
-			b.want(b.value, state{}, 0)
-			b.want(b.key, state{}, 0)
-		}
-	})
-}
-
 // Abandon makes the server refuse the attempt, whether its command has arrived or arrives later.
 func TestAbandon_RefusesAttempt(t *testing.T) {
 	t.Parallel()
@@ -758,7 +742,8 @@ func TestGetOrLock_StaysInDoubt(t *testing.T) {
 	}
 }
 
-// A script that lacks a right in its middle returns an error, and leaves no key without a TTL.
+// A script that lacks a right in its middle returns an error, and leaves no key without a TTL, nor an entry
+// that is partly patched and looks fresh.
 func TestLock_MissingRight(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -773,6 +758,11 @@ func TestLock_MissingRight(t *testing.T) {
 		return err
 	}
 	renew := func(b *fixture) error { _, err := b.Renew(t.Context()); return err }
+	data := entryUntil(time.Now().Add(time.Hour), 0, "payload")
+	expire := func(b *fixture) error {
+		b.set(b.value, state{text: data})
+		return b.expire()
+	}
 	for _, c := range []struct {
 		rule   string
 		before state
@@ -787,6 +777,9 @@ func TestLock_MissingRight(t *testing.T) {
 		{"-del", held(me), release},
 		{"-time", held(me), leaveAlone},
 		{"-pexpire", held(me), renew},
+		{"-getrange", held(other), expire},
+		{"-setrange", held(other), expire},
+		{"-del", held(other), expire},
 	} {
 		redistest.Must(t, s.Admin().Do(t.Context(), "acl", "setuser", "app", "reset", "on", ">pw", "~*", "&*", "+@all", c.rule).Err())
 		b := backend{s.Client(t, func(o *redis.Options) { o.Username, o.Password = "app", "pw" }), s.Admin()}.fixture(t)
@@ -795,8 +788,12 @@ func TestLock_MissingRight(t *testing.T) {
 			t.Errorf("%s: %v, told %v", c.rule, err, b.failed)
 		}
 		b.want(b.key, c.before, 0)
-		if got, _ := b.get(b.value); got.forever {
+		got, _ := b.get(b.value)
+		if got.forever {
 			t.Errorf("%s: the value has no end", c.rule)
+		}
+		if e, err := entry.Parse([]byte(got.text)); err == nil && !e.Expired && got.text != data {
+			t.Errorf("%s: %x has become %x", c.rule, data, got.text)
 		}
 	}
 }

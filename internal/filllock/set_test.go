@@ -81,32 +81,6 @@ func TestSetMany_States(t *testing.T) {
 	})
 }
 
-// A load whose lock SetMany has removed is refused when it stores its value, renews or releases its
-// lock.
-func TestSetMany_RefusesLoads(t *testing.T) {
-	t.Parallel()
-	eachBackend(t, func(t *testing.T, f backend) {
-		all := f.fixtures(t, 3)
-		for _, b := range all {
-			if r, err := b.GetOrLock(t.Context(), opTimeout, Query{Take: true}); err != nil || r.Status != Locked {
-				t.Fatalf("answered %+v, %v", r, err)
-			}
-		}
-		if _, err := SetMany(t.Context(), all[0].client, setsOf(all)); err != nil {
-			t.Fatal(err)
-		}
-		for i, b := range all {
-			renewed, err1 := b.Renew(t.Context())
-			stored, err2 := b.Store(t.Context(), opTimeout, []byte(entryB), time.Minute)
-			released, err3 := b.Release(t.Context(), opTimeout, ReleaseNote{Failure: "boom", Drop: true})
-			if err := errors.Join(err1, err2, err3); renewed || stored || released || err != nil {
-				t.Errorf("after SetMany, Renew = %t, Store = %t, Release = %t, %v", renewed, stored, released, err)
-			}
-			b.wantSet(i, true)
-		}
-	})
-}
-
 // Sets that the server refuses have their errors, and the others are done, with scripts and without.
 func TestSetMany_Refused(t *testing.T) {
 	t.Parallel()
@@ -148,7 +122,7 @@ func TestSetMany_Refused(t *testing.T) {
 // nothing is sent after the first set that has no answer.
 func TestSetMany_NoAnswer(t *testing.T) {
 	t.Parallel()
-	const bound = 150 * time.Millisecond
+	const bound = 2 * time.Second // one command is not answered, while the others must be on a busy machine
 	for _, test := range []struct {
 		name    string
 		user    func(*redis.Options)
@@ -192,27 +166,6 @@ func TestSetMany_NoAnswer(t *testing.T) {
 			}
 		})
 	}
-}
-
-// SetMany sends nothing for a caller that has left, and says so for each set.
-func TestSetMany_Cancelled(t *testing.T) {
-	t.Parallel()
-	eachBackend(t, func(t *testing.T, f backend) {
-		all := f.fixtures(t, 2)
-		for _, b := range all {
-			b.set(b.value, state{text: entryA})
-			b.set(b.key, held(other))
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		errs, err := SetMany(ctx, all[0].client, setsOf(all))
-		if err != context.Canceled || !slices.Equal(errs, []error{err, err}) {
-			t.Errorf("SetMany = %v, %v", errs, err)
-		}
-		for i, b := range all {
-			b.wantSet(i, false)
-		}
-	})
 }
 
 // SetMany wakes the waiters of the locks that it has removed, and no others.

@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/redistest"
 )
@@ -308,24 +306,4 @@ func sameMark(s string) string {
 	} else {
 		return fmt.Sprint(state, token, about(rest), failure)
 	}
-}
-
-// Without scripts a command ends within its time.
-func TestWatch_Timeout(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	noScripts(t, s)
-	p := redistest.NewProxy(t, s.Addr)
-	rule := p.On(redistest.Command("exec"), redistest.DropRequest)
-	b := backend{p.Client(t, asNoScripts, func(o *redis.Options) { o.MaxRetries, o.ReadTimeout = -1, time.Minute }), s.Admin()}.fixture(t)
-	begun := time.Now()
-	_, err := b.GetOrLock(t.Context(), 2*time.Second, Query{Take: true})
-	// Not after the client's own minute.
-	if took := time.Since(begun); err == nil || took > 30*time.Second || rule.Fired() == 0 {
-		t.Errorf("GetOrLock = %v after %v, the fault fired %d times", err, took, rule.Fired())
-	}
-	if !b.InDoubt {
-		t.Error("an attempt that was not answered is not in doubt")
-	}
-	b.want(b.key, state{}, 0)
 }

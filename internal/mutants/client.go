@@ -25,7 +25,7 @@ var clientMutants = []mutant{
 		file: "internal/client/server.go",
 		old:  "return min(time.Since(then), time.Since(s.begun)-time.Duration(s.answered.Load()))",
 		new:  "return time.Since(then)",
-		pkg:  "internal/client", test: "TestAdmission_Hits",
+		pkg:  "internal/client", test: "TestWait_TimeBeginsWhenSent",
 	},
 	{
 		name: "impatience-opens-the-breaker",

@@ -73,7 +73,7 @@ func TestTier_ListensAgain(t *testing.T) {
 				refuse.Store(false)
 				serve(time.Minute + listenEvery)
 				x.keep("a")
-				must(t, other.Append(t.Context(), []string{"a"}))
+				redistest.Must(t, other.Append(t.Context(), []string{"a"}))
 				other.Hint(t.Context(), nil)
 				time.Sleep(rest)
 				synctest.Wait()
@@ -103,7 +103,7 @@ func TestTier_Flood(t *testing.T) {
 		serve(time.Second)
 		before := reads.Load()
 		for range 1000 {
-			must(t, rdb.Publish(t.Context(), logKey, "forged").Err())
+			redistest.Must(t, rdb.Publish(t.Context(), logKey, "forged").Err())
 			time.Sleep(time.Millisecond)
 			x.Get("a")
 		}
@@ -113,7 +113,7 @@ func TestTier_Flood(t *testing.T) {
 			t.Error("no wake-up was heard")
 		}
 		x.keep("a")
-		must(t, other.Append(t.Context(), []string{"a"}))
+		redistest.Must(t, other.Append(t.Context(), []string{"a"}))
 		other.Hint(t.Context(), nil)
 		time.Sleep(rest)
 		synctest.Wait()

@@ -2,10 +2,8 @@ package near
 
 import (
 	"context"
-	"fmt"
 	"math"
 	"slices"
-	"strconv"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -73,11 +71,6 @@ func (x *tier) want(t testing.TB, what, key string, kept bool) {
 	}
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	redistest.Must(t, err)
-}
-
 // A record makes the values of its keys useless, also those in transit when it is read, and no other ones.
 //
 //fault:near-late-reply
@@ -86,7 +79,7 @@ func TestTier_Record(t *testing.T) {
 		x.keep("a")
 		x.keep("b")
 		transit := x.Generation("a")
-		must(t, other.Append(t.Context(), []string{"a", "c"}))
+		redistest.Must(t, other.Append(t.Context(), []string{"a", "c"}))
 		x.want(t, "before it is read", "a", true)
 		x.read(t)
 		x.want(t, "after a record of a", "a", false)
@@ -106,23 +99,26 @@ func TestTier_Record(t *testing.T) {
 // in transit.
 func TestTier_RecordsLost(t *testing.T) {
 	for name, lose := range map[string]func(t *testing.T, x *tier, rdb *redis.Client){
-		"removed": func(t *testing.T, x *tier, rdb *redis.Client) { must(t, rdb.Del(t.Context(), logKey).Err()) },
+		"removed": func(t *testing.T, x *tier, rdb *redis.Client) {
+			redistest.Must(t, rdb.Del(t.Context(), logKey).Err())
+		},
 		"trimmed": func(t *testing.T, x *tier, rdb *redis.Client) {
-			must(t, rdb.XTrimMaxLen(t.Context(), logKey, 0).Err())
+			redistest.Must(t, rdb.XTrimMaxLen(t.Context(), logKey, 0).Err())
 		},
 		"the ID given again": func(t *testing.T, x *tier, rdb *redis.Client) {
-			must(t, rdb.Del(t.Context(), logKey).Err())
-			must(t, rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: logKey, ID: x.at.id, Values: []string{"other", ""}}).Err())
-			must(t, rdb.PExpire(t.Context(), logKey, time.Hour).Err())
+			redistest.Must(t, rdb.Del(t.Context(), logKey).Err())
+			again := &redis.XAddArgs{Stream: logKey, ID: x.at.id, Values: []string{"other", ""}}
+			redistest.Must(t, rdb.XAdd(t.Context(), again).Err())
+			redistest.Must(t, rdb.PExpire(t.Context(), logKey, time.Hour).Err())
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, x *tier, other *Log, rdb *redis.Client) {
 				x.keep("a")
 				transit := x.Generation("b")
-				must(t, other.Append(t.Context(), []string{"a", "b"}))
+				redistest.Must(t, other.Append(t.Context(), []string{"a", "b"}))
 				lose(t, x, rdb)
-				must(t, other.Append(t.Context(), []string{"c"}))
+				redistest.Must(t, other.Append(t.Context(), []string{"c"}))
 				x.read(t)
 				x.want(t, "a record of it is lost", "a", false)
 				x.Put("b", transit, lasting())
@@ -143,8 +139,8 @@ func TestTier_IdleLogExpires(t *testing.T) {
 	inBubble(t, func(t *testing.T, x *tier, other *Log, rdb *redis.Client) {
 		x.keep("a")
 		time.Sleep(x.life)
-		must(t, rdb.Del(t.Context(), logKey).Err())
-		must(t, other.Append(t.Context(), []string{"b"}))
+		redistest.Must(t, rdb.Del(t.Context(), logKey).Err())
+		redistest.Must(t, other.Append(t.Context(), []string{"b"}))
 		x.read(t)
 		x.want(t, "the log has expired", "a", false)
 		if x.drops != 0 {
@@ -182,7 +178,7 @@ func TestTier_AgeOfTheProof(t *testing.T) {
 func TestTier_GenerationsBeforeProof(t *testing.T) {
 	inBubble(t, func(t *testing.T, x *tier, _ *Log, rdb *redis.Client) {
 		x.keep("a")
-		must(t, rdb.Del(t.Context(), logKey).Err())
+		redistest.Must(t, rdb.Del(t.Context(), logKey).Err())
 		time.Sleep(maxLag)
 		proven := true
 		x.dropped = func() { _, _, proven = x.Get("a") }
@@ -198,7 +194,7 @@ func TestTier_GenerationsBeforeProof(t *testing.T) {
 // A hint that has to wait for the next one to be due does not hold up Close.
 func TestTier_CloseWhileAHintWaits(t *testing.T) {
 	inBubble(t, func(t *testing.T, x *tier, _ *Log, rdb *redis.Client) {
-		must(t, rdb.Set(t.Context(), x.toldKey(), "", time.Hour).Err())
+		redistest.Must(t, rdb.Set(t.Context(), x.toldKey(), "", time.Hour).Err())
 		closing, ended := make(chan struct{}), make(chan struct{})
 		x.Tier.background = func(run func(<-chan struct{})) {
 			go func() {
@@ -296,33 +292,5 @@ func TestTier_FirstGenerations(t *testing.T) {
 				t.Fatal("one does not notice that its key was invalidated")
 			}
 		}
-	}
-}
-
-// What an empty Tier takes.
-func BenchmarkTier_Empty(b *testing.B) {
-	b.ReportAllocs()
-	for b.Loop() {
-		newTier(nil)
-	}
-}
-
-// Freeing values, one half of which cannot be served any more.
-func BenchmarkTier_Sweep(b *testing.B) {
-	for _, n := range []int{10_000, 1_000_000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			x := newTier(nil)
-			x.Tier = New(nil, logKey, 2*n, maxLag, func(func(<-chan struct{})) {}, nil)
-			for b.Loop() {
-				b.StopTimer()
-				for i := range n {
-					key := strconv.Itoa(i)
-					x.Put(key, x.Generation(key), &value{end: time.Duration(i%2) * time.Hour})
-				}
-				b.StartTimer()
-				x.free(nil)
-			}
-			b.ReportMetric(float64(b.Elapsed())/float64(b.N*n), "ns/value")
-		})
 	}
 }

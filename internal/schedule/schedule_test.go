@@ -87,27 +87,6 @@ func sum(counts map[string]int) (n int) {
 	return n
 }
 
-// Explore explores a state once.
-func TestExplore_KnownState(t *testing.T) {
-	got := outcomes(t, Plan{}, func(w *World) string {
-		for _, p := range []string{"A", "B"} {
-			w.Go(p, p, func(context.Context) {
-				for range 5 {
-					w.At(p, "goes on")
-				}
-			})
-		}
-		w.Run()
-		return "done"
-	})
-	// Most of the 924 orders of 6 steps each end where they meet another order. Those that do not
-	// are those in which one actor has ended after some number of steps of the other, so that no
-	// choice is left.
-	if runs := sum(got); runs != 12 {
-		t.Errorf("%d runs have come to their end, want 12", runs)
-	}
-}
-
 // A command may arrive after its connection has broken, and is retried.
 func TestExplore_BrokenConnection(t *testing.T) {
 	got := outcomes(t, Plan{Faults: 1, Break: true, Hit: []string{"A"}}, func(w *World) string {
@@ -179,28 +158,6 @@ func TestExplore_Time(t *testing.T) {
 	}
 }
 
-// A sample is the same for the same seed.
-func TestExplore_Sample(t *testing.T) {
-	explore := func() (stories []string) {
-		Explore(t, Plan{Sample: 10}, func(w *World) {
-			for _, p := range []string{"A", "B"} {
-				rdb := w.Client(p)
-				w.Go(p, p, func(ctx context.Context) { _ = add(ctx, rdb) })
-			}
-			w.Run()
-			stories = append(stories, strings.Join(w.story, "\n"))
-		})
-		return stories
-	}
-	one, two := explore(), explore()
-	if !slices.Equal(one, two) {
-		t.Error("the same seed gives other schedules")
-	}
-	if len(slices.Compact(slices.Sorted(slices.Values(one)))) < 2 {
-		t.Error("all schedules are the same")
-	}
-}
-
 // A message arrives before or after what another process does, or never.
 func TestExplore_Messages(t *testing.T) {
 	got := outcomes(t, Plan{AtLeast: 100, Sample: 100, Listen: true, Faults: 1, Lose: true}, func(w *World) string {
@@ -248,29 +205,5 @@ func TestExplorer_Complaint(t *testing.T) {
 	}
 	if e := (explorer{plan: Plan{AtLeast: 2}, runs: 100, lost: 20}); e.complaint() != "" {
 		t.Error(e.complaint())
-	}
-}
-
-// A schedule that does not repeat is counted as lost.
-func TestExplorer_Lost(t *testing.T) {
-	e := &explorer{seen: make(map[uint64]bool)}
-	state := uint64(0)
-	choose := func(what ...string) (int, bool) {
-		options := make([]option, len(what))
-		for i, s := range what {
-			options[i].what = s
-		}
-		state++
-		return e.choose(options, func() uint64 { return state })
-	}
-	e.begin()
-	choose("a", "b")
-	choose("c", "d")
-	if !e.next() {
-		t.Fatal("there is nothing to be done")
-	}
-	e.begin()
-	if _, ok := choose("a", "x"); ok || e.lost != 1 {
-		t.Errorf("other choices than before go unnoticed: %v, %d", ok, e.lost)
 	}
 }

@@ -163,6 +163,8 @@ func TestListener_KeepsSubscription(t *testing.T) {
 
 // When a connection breaks, its Subscriptions are notified, and not complete until the next one has
 // subscribed.
+//
+//fault:cut-listener
 func TestListener_ConnectionBreaks(t *testing.T) {
 	for name, breaks := range map[string]func(t *testing.T, s *redistest.Server){
 		"killed": func(t *testing.T, s *redistest.Server) {
@@ -197,6 +199,8 @@ func TestListener_ConnectionBreaks(t *testing.T) {
 }
 
 // A server that refuses a subscription gets no other one for a minute.
+//
+//fault:lost-wake-ups
 func TestListener_Refused(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		var tries int

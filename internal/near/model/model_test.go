@@ -35,26 +35,8 @@ func TestModel(t *testing.T) {
 				trace, _ := test.model.replay(path)
 				t.Fatalf("violated: %s\n%s", violation.name, trace)
 			}
-			for i, taken := range x.taken {
-				if name := x.actions[i].name; !taken && !test.model.excludes(name) {
-					t.Errorf("this never happens: %s", name)
-				}
-			}
 		})
 	}
-}
-
-// excludes reports whether a model excludes an action.
-func (m *model) excludes(action string) bool {
-	switch action {
-	case "a record about another stripe is appended":
-		return m.others == noOthers
-	case "a record about the stripe is appended":
-		return m.others != allStripes
-	case "a replica copies the log", "the replica becomes the master":
-		return !m.failover
-	}
-	return false
 }
 
 // A protocol that breaks a rule violates an invariant.
@@ -188,37 +170,4 @@ func (m *model) goOn(t *testing.T, s state, last string, reached func(s *state) 
 		t.Log(a.name)
 	}
 	return end
-}
-
-// A search with tidy reaches the same states as one without it, if they are then tidied.
-func TestModel_Tidy(t *testing.T) {
-	t.Parallel()
-	m := model{deletes: 1, log: 2, maxLag: 1, others: allStripes, failover: true}
-	from := m.goOn(t, m.initial(), "the record for v2 is answered", func(s *state) bool {
-		return s.memory == 1 && s.at != (position{}) && s.read.step == answered && s.replica.exists
-	})
-	never := func(*action, *state) bool { return false }
-	tidied := m.search()
-	tidied.depth = 7
-	tidied.run(from, never)
-	untidy := m.search()
-	untidy.depth, untidy.untidy = tidied.depth, true
-	from.losses = 2 // tidy has used the nonces 0 and 1
-	untidy.run(from, never)
-
-	want := make(map[state]bool)
-	for _, n := range untidy.nodes {
-		m.tidy(&n.state)
-		want[n.state] = true
-	}
-	for _, n := range tidied.nodes {
-		if !want[n.state] {
-			t.Errorf("not reached without tidy: %v", &n.state)
-		}
-		delete(want, n.state)
-	}
-	for s := range want {
-		t.Errorf("not reached with tidy: %v", &s)
-	}
-	t.Logf("%d states, %d without tidy", len(tidied.nodes), len(untidy.nodes))
 }

@@ -11,9 +11,6 @@ import (
 type search struct {
 	model   *model
 	actions []action
-	taken   []bool // the actions that were possible in a state
-	depth   int    // the number of actions after which the search ends; 0: no bound
-	untidy  bool   // states are not tidied
 
 	nodes []node
 	table []int32 // a hash table: indexes of nodes, plus 1
@@ -24,14 +21,13 @@ type search struct {
 type node struct {
 	state  state
 	action int8
-	depth  int16
 	from   int32
 }
 
 func (m *model) search() *search {
 	actions := m.actions()
 	return &search{
-		model: m, actions: actions, taken: make([]bool, len(actions)),
+		model: m, actions: actions,
 		table: make([]int32, 1<<10), seed: maphash.MakeSeed(),
 	}
 }
@@ -43,19 +39,13 @@ func (x *search) run(from state, stop func(*action, *state) bool) (end state, pa
 	x.add(&node{state: from, from: -1})
 	next := new(node)
 	for i := 0; i < len(x.nodes); i++ {
-		next.from, next.depth = int32(i), x.nodes[i].depth+1
-		if x.depth > 0 && int(next.depth) > x.depth {
-			break
-		}
+		next.from = int32(i)
 		for a := range x.actions {
 			next.state, next.action = x.nodes[i].state, int8(a)
 			if !x.actions[a].step(&next.state) {
 				continue
 			}
-			x.taken[a] = true
-			if !x.untidy {
-				x.model.tidy(&next.state)
-			}
+			x.model.tidy(&next.state)
 			if stop(&x.actions[a], &next.state) {
 				return next.state, append(x.path(i), &x.actions[a])
 			}

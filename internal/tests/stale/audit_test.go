@@ -286,23 +286,3 @@ func TestAudit_Fraction(t *testing.T) {
 		}
 	})
 }
-
-// An audit finds a stale hit through all kinds of clients.
-func TestAudit_Each(t *testing.T) {
-	t.Parallel()
-	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
-		done := make(chan singlefill.AuditInfo, 1)
-		ns := redistest.Namespace(t)
-		c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{
-			Audit: 1,
-			Trace: &singlefill.Trace{AuditDone: func(_ context.Context, info singlefill.AuditInfo) { done <- info }},
-		})
-		redistest.Must(t, c.Set(t.Context(), "k", "v"))
-		cachetest.AwaitSeen(t, rdb, look, ns, "k")
-		_, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives("new"))
-		redistest.Must(t, err)
-		if info := cachetest.Receive(t, "the audit", done); !info.Stale || info.Err != nil {
-			t.Errorf("%+v, want a stale hit", info)
-		}
-	})
-}

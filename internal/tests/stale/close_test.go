@@ -55,25 +55,3 @@ func TestClose_LoadBeginsNoRefresh(t *testing.T) {
 		outer.Want(t, "old")
 	})
 }
-
-// A read that ends during Close begins no refresh.
-func TestClose_ReadBeginsNoRefresh(t *testing.T) {
-	t.Parallel()
-	for kind := range cachetest.RefreshKinds {
-		t.Run(kind, func(t *testing.T) {
-			t.Parallel()
-			p, ns, c, _, rdb := cachetest.Proxied(t, refreshOptions())
-			cachetest.PutEntry(t, rdb, ns, "k", cachetest.RefreshKinds[kind]("v0"), time.Hour)
-			read := p.On(redistest.Command("get"), redistest.HoldReply).Times(1)
-			reads := cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[string](t))
-			cachetest.Receive(t, "the read is answered", read.Hit())
-			closed := cachetest.GoClose(t, c)
-			read.Release()
-			reads.Want(t, "v0")
-			cachetest.Receive(t, "Close returns", closed)
-			if s := c.Stats(); s.Loads != 0 {
-				t.Errorf("%+v, want no load", s)
-			}
-		})
-	}
-}

@@ -54,44 +54,6 @@ func TestRefresh_InvalidationWins(t *testing.T) {
 	})
 }
 
-// A refresh loads nothing if its entry is gone when it asks for the lock.
-func TestRefresh_EntryIsGone(t *testing.T) {
-	t.Parallel()
-	for kind := range cachetest.RefreshKinds {
-		for how, leaves := range supersededLeaves {
-			for _, where := range []string{"here", "elsewhere"} {
-				for _, scripts := range []bool{true, false} {
-					t.Run(fmt.Sprintf("%s, %s %s, scripts %t", kind, how, where, scripts), func(t *testing.T) {
-						t.Parallel()
-						p, ns, slow, direct, rdb := cachetest.Proxied(t, refreshOptions())
-						lock := p.On(cachetest.Script(t, "get_or_lock"), redistest.HoldRequest).Times(1)
-						if !scripts {
-							s := redistest.Start(t)
-							asUser := cachetest.NoScripts(t, s)
-							rdb, p = s.Admin(), redistest.NewProxy(t, s.Addr)
-							slow, direct = cachetest.NewCacheIn(t, p.Client(t, asUser), ns, refreshOptions()), cachetest.NewCacheIn(t, s.Client(t, asUser), ns, refreshOptions())
-							lock = p.On(redistest.Command("watch"), redistest.HoldRequest).Times(1)
-						}
-						cachetest.PutEntry(t, rdb, ns, "k", cachetest.RefreshKinds[kind]("v0"), time.Hour)
-						cachetest.GoGet(t.Context(), slow, "k", cachetest.MustNotLoad[string](t)).Want(t, "v0")
-						cachetest.Receive(t, "the refresh asks for the lock", lock.Hit())
-						supersede(t, map[string]*singlefill.Cache[string]{"here": slow, "elsewhere": direct}[where], how)
-						lock.Release()
-						_ = slow.Close()
-						cachetest.WantStored(t, rdb, ns, "k", leaves)
-						if lock, found := cachetest.Stored(t, rdb, ns+":{k}:lock"); found {
-							t.Errorf("the lock key holds %q", lock)
-						}
-						if s := slow.Stats(); s.Loads != 0 || s.RedisErrors != 0 || s.Hits != 1 {
-							t.Errorf("%+v, want a hit and no load", s)
-						}
-					})
-				}
-			}
-		}
-	}
-}
-
 // expireKeys expires keys and waits until the client sees it: its own cache may be late.
 func expireKeys(t testing.TB, c *singlefill.Cache[string], rdb, look redis.UniversalClient, ns string, keys ...string) {
 	t.Helper()
@@ -155,48 +117,6 @@ func TestExpire_Windows(t *testing.T) {
 			expireKeys(t, c, rdb, look, ns, "k")
 			cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("found")).Want(t, "found")
 		})
-	})
-}
-
-// A value whose load began before an Expire is not stored after it, and later callers load again at
-// once.
-//
-//fault:delete-in-load
-func TestExpire_DuringLoad(t *testing.T) {
-	t.Parallel()
-	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
-		for _, where := range []string{"here", "elsewhere"} {
-			for _, old := range []string{"", "old"} { // beyond StaleWhileRevalidate: callers wait for the load
-				t.Run(where+" "+old, func(t *testing.T) {
-					ns, opts := redistest.Namespace(t), cachetest.StaleOptions(0, time.Hour)
-					c, other := cachetest.NewCacheIn(t, rdb, ns, opts), cachetest.NewCacheIn(t, rdb, ns, opts)
-					if old != "" {
-						e := entry.Entry{FreshUntil: time.Now().Add(-time.Second), Payload: []byte(old)}
-						cachetest.PutEntry(t, look, ns, "k", e, time.Hour)
-					}
-					src := cachetest.NewSource[string](t)
-					before := cachetest.GoGet(t.Context(), c, "k", src.Load)
-					older := src.Next(t)
-					by := map[string]*singlefill.Cache[string]{"here": c, "elsewhere": other}[where]
-					redistest.Must(t, by.Expire(t.Context(), "missing too", "k"))
-					after := cachetest.GoGet(t.Context(), c, "k", src.Load)
-					newer := src.Next(t) // without waiting for the older load
-					older.Give("v1")
-					before.Want(t, "v1")
-					redistest.Await(t, "the older load is refused", func() bool { return c.Stats().Fenced == 1 })
-					cachetest.WantStored(t, look, ns, "k", old)
-					newer.Give("v2")
-					after.Want(t, "v2")
-					_ = c.Close()
-					cachetest.WantStored(t, look, ns, "k", "v2")
-					cachetest.WantUnlocked(t, look, ns, "k")
-					src.Want(t, 2)
-					if s := c.Stats(); s.Stored != 1 || s.Fenced != 1 {
-						t.Errorf("%+v, want one load stored and one fenced", s)
-					}
-				})
-			}
-		}
 	})
 }
 

@@ -164,47 +164,6 @@ func TestStaleWhileRevalidate_ShortOutage(t *testing.T) {
 	})
 }
 
-// Readers of a stale value wait neither for a lock nor for a slot.
-func TestRefresh_ReadersNeverWait(t *testing.T) {
-	for kind := range cachetest.RefreshKinds {
-		cachetest.RunInBubble(t, kind, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-			ns := redistest.Namespace(t)
-			opts := refreshOptions()
-			opts.MaxLoads = 1
-			c := cachetest.NewCacheIn(t, rdb, ns, opts)
-			src := cachetest.NewSource[string](t)
-			cachetest.PutEntry(t, rdb, ns, "k", cachetest.RefreshKinds[kind]("v0"), time.Hour)
-			lock := "H" + strings.Repeat("T", 26) + fmt.Sprintf("%016d", time.Now().UnixMicro())
-			if err := rdb.Set(t.Context(), ns+":{k}:lock", lock, 20*time.Second).Err(); err != nil { // of a process that is dead
-				t.Fatal(err)
-			}
-			busy := cachetest.GoGet(t.Context(), c, "busy", src.Load) // takes the only slot
-			other := src.Next(t)
-			read := func() {
-				t.Helper()
-				begun := time.Now()
-				cachetest.GoGet(t.Context(), c, "k", src.Load).Want(t, "v0")
-				cachetest.WantElapsed(t, "a read", begun, 0)
-			}
-			for range 40 { // the lock ends after half of it
-				read()
-				time.Sleep(time.Second)
-			}
-			src.Want(t, 1)
-			other.Give("v")
-			busy.Want(t, "v")
-			time.Sleep(time.Second) // the refresh is not tried again before
-			read()
-			load := src.Next(t)
-			read()
-			load.Give("v1")
-			synctest.Wait()
-			cachetest.GoGet(t.Context(), c, "k", src.Load).Want(t, "v1")
-			src.Want(t, 2)
-		})
-	}
-}
-
 // A refresh is left to the process that holds the lock, which is no wait, and is tried again a second later.
 func TestRefresh_LeftToItsHolder(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
@@ -464,29 +423,38 @@ type refusal string
 func (e refusal) Error() string { return string(e) }
 func (refusal) RedisError()     {}
 
-// A refresh whose value Redis refuses has failed: RetryAfter holds.
-func TestRefresh_RefusedStore(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		var refuse atomic.Bool
-		isStore := cachetest.Script(t, "store")
-		rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
-			if refuse.Load() && isStore(cachetest.Args(cmd)) {
-				return refusal("ERR invalid bulk length")
+// A refresh whose value Redis refuses has failed: RetryAfter holds. One to which it refuses the lock is tried
+// again a second later. Readers get the old value, and the breaker stays closed.
+func TestRefresh_Refused(t *testing.T) {
+	for script, want := range map[string]singlefill.Stats{
+		"get_or_lock": {RedisErrors: 20}, "store": {RedisErrors: 2, Loads: 2, StoreErrors: 2},
+	} {
+		cachetest.RunInBubble(t, script, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			var refuse atomic.Bool
+			refused := cachetest.Script(t, script)
+			rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
+				if refuse.Load() && refused(cachetest.Args(cmd)) {
+					return refusal("READONLY You can't write against a read only replica.")
+				}
+				return nil
+			}))
+			opts := singlefill.Options[string]{StaleWhileRevalidate: time.Hour, RetryAfter: 10 * time.Second}
+			c := cachetest.OldCache(t, rdb, opts, "old", time.Second)
+			refuse.Store(true)
+			for range 200 {
+				a := <-cachetest.GoAsk(t.Context(), c, "k", cachetest.Gives("new"))
+				if a.Value != "old" || a.Err != nil {
+					t.Fatalf("answered %+v", a)
+				}
+				time.Sleep(100 * time.Millisecond)
 			}
-			return nil
-		}))
-		c := cachetest.OldCache(t, rdb, singlefill.Options[string]{StaleWhileRevalidate: time.Hour, RetryAfter: 10 * time.Second}, "old", time.Second)
-		refuse.Store(true)
-		for range 200 {
-			if a := <-cachetest.GoAsk(t.Context(), c, "k", cachetest.Gives("too large")); a.Value != "old" || a.Err != nil {
-				t.Fatalf("answered %+v", a)
+			s := c.Stats()
+			if s.Loads != want.Loads || s.StoreErrors != want.StoreErrors || s.RedisErrors != want.RedisErrors ||
+				s.BreakerOpens != 0 {
+				t.Errorf("%+v in 20 s, want %+v", s, want)
 			}
-			time.Sleep(100 * time.Millisecond)
-		}
-		if s := c.Stats(); s.Loads != 2 || s.StoreErrors != 2 {
-			t.Errorf("%d loads and %d store errors in 20 s, want one for each RetryAfter, 2", s.Loads, s.StoreErrors)
-		}
-	})
+		})
+	}
 }
 
 // A refresh that finds nothing to keep removes the old value.

@@ -23,60 +23,54 @@ import (
 func TestRetryAfter_OneLoadInTheFleet(t *testing.T) {
 	for _, kind := range windowKinds {
 		for _, retryAfter := range []time.Duration{250 * time.Millisecond, time.Second, 5 * time.Second} {
-			t.Run(fmt.Sprint(kind.name, ", ", retryAfter), func(t *testing.T) {
+			name := fmt.Sprint(kind.name, ", ", retryAfter)
+			cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+				outage := min(24*retryAfter, time.Minute)
+				pause := max(50*time.Millisecond, min(retryAfter/10, 250*time.Millisecond))
 				opts := kind.opts()
 				opts.StaleWhileRevalidate *= 10
 				opts.StaleIfError *= 10
-				sourceOutage(t, opts, retryAfter)
-			})
-		}
-	}
-}
-
-// sourceOutage is a source that is down, and four processes that go on reading a stale value.
-func sourceOutage(t *testing.T, opts *singlefill.Options[string], retryAfter time.Duration) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-		outage := min(24*retryAfter, time.Minute)
-		pause := max(50*time.Millisecond, min(retryAfter/10, 250*time.Millisecond))
-		opts.RetryAfter = retryAfter
-		fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 4, opts)
-		cachetest.SetStale(t, fleet[0], "k", "old", 0)
-		up := time.Now().Add(outage)
-		var tried, trying atomic.Int64
-		load := func(context.Context, string) (string, error) {
-			if trying.Add(1) > 1 {
-				t.Error("two loads at a time")
-			}
-			defer trying.Add(-1)
-			if !time.Now().Before(up) {
-				return "new", nil
-			}
-			tried.Add(1)
-			return "", cachetest.ErrSource
-		}
-		var wg sync.WaitGroup
-		for i, c := range fleet {
-			wg.Go(func() {
-				time.Sleep(time.Duration(i) * 13 * time.Millisecond)
-				for value := "old"; value == "old"; time.Sleep(pause) {
-					r := cachetest.Ask(t.Context(), c, "k", load)
-					if value = r.Value; r.Err != nil || r.Took > 0 || value == "new" && time.Now().Before(up) {
-						t.Errorf("got %+v", r)
-						return
+				opts.RetryAfter = retryAfter
+				fleet := cachetest.NewCaches(t, m, redistest.Namespace(t), 4, opts)
+				cachetest.SetStale(t, fleet[0], "k", "old", 0)
+				up := time.Now().Add(outage)
+				var tried, trying atomic.Int64
+				load := func(context.Context, string) (string, error) {
+					if trying.Add(1) > 1 {
+						t.Error("two loads at a time")
 					}
+					defer trying.Add(-1)
+					if !time.Now().Before(up) {
+						return "new", nil
+					}
+					tried.Add(1)
+					return "", cachetest.ErrSource
+				}
+				var wg sync.WaitGroup
+				for i, c := range fleet {
+					wg.Go(func() {
+						time.Sleep(time.Duration(i) * 13 * time.Millisecond)
+						for value := "old"; value == "old"; time.Sleep(pause) {
+							r := cachetest.Ask(t.Context(), c, "k", load)
+							if value = r.Value; r.Err != nil || r.Took > 0 || value == "new" && time.Now().Before(up) {
+								t.Errorf("got %+v", r)
+								return
+							}
+						}
+					})
+				}
+				wg.Wait()
+				// A process that knows of the failure asks again 100 ms and a read after RetryAfter at most.
+				most := retryAfter + 100*time.Millisecond + pause
+				if late := time.Since(up); late > most+2*pause {
+					t.Errorf("all have the new value %v after the source has come back, want %v", late, most)
+				}
+				if n := tried.Load(); n > int64(outage/retryAfter)+1 || n < int64(outage/most) {
+					t.Errorf("%d loads in %v, want one every %v", n, outage, retryAfter)
 				}
 			})
 		}
-		wg.Wait()
-		// A process that knows of the failure asks again 100 ms and a read after RetryAfter at most.
-		most := retryAfter + 100*time.Millisecond + pause
-		if late := time.Since(up); late > most+2*pause {
-			t.Errorf("all have the new value %v after the source has come back, want %v", late, most)
-		}
-		if n := tried.Load(); n > int64(outage/retryAfter)+1 || n < int64(outage/most) {
-			t.Errorf("%d loads in %v, want one every %v", n, outage, retryAfter)
-		}
-	})
+	}
 }
 
 // A process asks Redis once a second at most whether another one's RetryAfter is over.
@@ -194,5 +188,3 @@ func TestRetryAfter_ClosedCache(t *testing.T) {
 		})
 	}
 }
-
-const clockSkew = time.Minute

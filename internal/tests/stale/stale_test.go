@@ -111,46 +111,6 @@ func TestStale_WindowsToTheMillisecond(t *testing.T) {
 	}
 }
 
-// The windows of an entry begin when its own life ends.
-func TestStale_WindowsFollowEachLife(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		ns := redistest.Namespace(t)
-		opts := cachetest.StaleOptions(time.Minute, 2*time.Minute)
-		opts.TTLFunc = func(key, _ string) time.Duration {
-			if key == "own life" {
-				return 10 * time.Minute
-			}
-			return cachetest.StaleLife
-		}
-		opts.Jitter = 0.5
-		c := cachetest.NewCacheIn(t, rdb, ns, opts)
-		for _, key := range []string{"own life", "k"} {
-			cachetest.Ask(t.Context(), c, key, cachetest.Gives("old"))
-			life := m.TTL(ns+":{"+key+"}") - 2*time.Minute
-			if key == "own life" && (life <= 5*time.Minute || life > 10*time.Minute) {
-				t.Errorf("a life of %v, want from 5 to 10 minutes", life)
-			}
-			begun := time.Now()
-			for _, late := range []time.Duration{-time.Millisecond, 0, 2*time.Minute - time.Millisecond, 2 * time.Minute} {
-				time.Sleep(time.Until(begun.Add(life + late)))
-				want := cachetest.Answer{Value: "old", Info: singlefill.ValueInfo{Age: life + late, Stale: late >= 0}}
-				switch late {
-				case 2*time.Minute - time.Millisecond:
-					want.Info.Err = cachetest.ErrSource
-				case 2 * time.Minute:
-					want = cachetest.Answer{Err: cachetest.ErrSource}
-				}
-				if late == 0 { // no refresh: that would be another life
-					v, err := c.Get(t.Context(), key)
-					cachetest.WantValue(t, v, err, "old")
-					continue
-				}
-				cachetest.Ask(t.Context(), c, key, cachetest.Fails[string](cachetest.ErrSource)).Want(t, fmt.Sprint(key, " ", late, " late"), want)
-			}
-		}
-	})
-}
-
 // A stale ErrNotFound is served and refreshed like a value.
 func TestStale_NotFound(t *testing.T) {
 	for _, kind := range windowKinds {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -40,26 +41,6 @@ func newCache(t *testing.T, rdb redis.UniversalClient) (c *singlefill.Cache[stri
 	return c, ns
 }
 
-// values loads what a map has. Other keys do not exist.
-type values map[string]string
-
-func (v values) load(_ context.Context, key string) (string, error) {
-	if value, ok := v[key]; ok {
-		return value, nil
-	}
-	return "", singlefill.ErrNotFound
-}
-
-func (v values) loadMany(_ context.Context, keys []string) (map[string]string, error) {
-	found := make(map[string]string)
-	for _, key := range keys {
-		if value, ok := v[key]; ok {
-			found[key] = value
-		}
-	}
-	return found, nil
-}
-
 // wantKeys waits until the cache has these of the keys, and checks that it has no others.
 func wantKeys(t *testing.T, rdb redis.UniversalClient, ns, what string, among, want []string) {
 	t.Helper()
@@ -80,16 +61,21 @@ func TestDeleteTag(t *testing.T) {
 	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
 		c, ns := newCache(t, rdb)
 		ctx := t.Context()
-		source := values{"one": "ab", "m1": "bc", "m2": "c"}
 		keys := []string{"m1", "m2", "m3", "one", "s1", "s2", "set", "zero"}
 		store := func() {
 			t.Helper()
-			_, err := c.GetOrLoad(ctx, "one", source.load)
+			_, err := c.GetOrLoad(ctx, "one", cachetest.Gives("ab"))
 			redistest.Must(t, err)
-			if _, err = c.GetOrLoad(ctx, "zero", source.load); err != singlefill.ErrNotFound {
+			none := cachetest.Fails[string](singlefill.ErrNotFound)
+			if _, err = c.GetOrLoad(ctx, "zero", none); err != singlefill.ErrNotFound {
 				t.Fatal(err)
 			}
-			_, err = c.GetOrLoadMany(ctx, []string{"m1", "m2", "m3"}, source.loadMany)
+			many := func(_ context.Context, asked []string) (map[string]string, error) {
+				found := map[string]string{"m1": "bc", "m2": "c"} // m3 does not exist
+				maps.DeleteFunc(found, func(key, _ string) bool { return !slices.Contains(asked, key) })
+				return found, nil
+			}
+			_, err = c.GetOrLoadMany(ctx, []string{"m1", "m2", "m3"}, many)
 			redistest.Must(t, err)
 			redistest.Must(t, c.Set(ctx, "set", "ac"))
 			redistest.Must(t, c.SetMany(ctx, map[string]string{"s1": "aa", "s2": "d"}))
@@ -287,43 +273,6 @@ func TestDeleteTag_TagsChange(t *testing.T) {
 			redistest.Must(t, c.DeleteTag(ctx, test.tag))
 			wantKeys(t, look, ns, test.what, []string{"k"}, nil)
 		}
-	})
-}
-
-// With Near the caller of DeleteTag has nothing old in memory, and other processes have nothing old after
-// MaxLag.
-func TestDeleteTag_Near(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		ns, ctx := redistest.Namespace(t), t.Context()
-		opts := tagged
-		opts.Near = &singlefill.Near{MaxLag: 100 * time.Millisecond}
-		if strings.HasSuffix(t.Name(), "/csc") { // a client that caches by itself is refused
-			if _, err := singlefill.New(rdb, ns, time.Hour, &opts); err == nil {
-				t.Error("New has no error")
-			}
-			return
-		}
-		here, there := cachetest.NewCacheIn(t, rdb, ns, &opts), cachetest.NewCacheIn(t, rdb, ns, &opts)
-		redistest.Must(t, here.Clear(ctx))
-		for _, c := range []*singlefill.Cache[string]{here, there} {
-			redistest.Await(t, "a hit in memory", func() bool {
-				_, err := c.GetOrLoad(ctx, "k", cachetest.Gives("a"))
-				redistest.Must(t, err)
-				return c.Stats().NearHits > 0
-			})
-		}
-		redistest.Must(t, here.DeleteTag(ctx, "a"))
-		returned := time.Now()
-		cachetest.WantGet(t, here, "k", "", singlefill.ErrMiss)
-		redistest.Await(t, "the other process has nothing", func() bool {
-			asked := time.Now()
-			v, err := there.Get(ctx, "k")
-			if err == nil && asked.Sub(returned) > opts.Near.MaxLag {
-				t.Errorf("it served %q more than MaxLag after DeleteTag", v)
-			}
-			return err == singlefill.ErrMiss
-		})
 	})
 }
 

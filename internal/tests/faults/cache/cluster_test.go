@@ -51,88 +51,18 @@ func TestCluster_NodeDies(t *testing.T) {
 		return ok
 	})
 	c.WantErrors()
-	if err := c.Delete(t.Context(), dead[0]); err == nil {
-		t.Error("Delete of a key on a dead node = nil")
-	}
-	if err := c.Delete(t.Context(), append(living, dead...)...); err == nil {
-		t.Error("Delete of keys on all nodes = nil")
-	}
-	for _, key := range living { // deleted, and now loaded and stored again
-		c.MustLoad(key)
-		if _, err := c.Get(t.Context(), key); err != nil {
-			t.Errorf("a key on a living node: %v", err)
+	for name, invalidate := range map[string]func(context.Context, ...string) error{
+		"Delete": c.Delete, "Expire": c.Expire,
+	} {
+		if err := invalidate(t.Context(), append(living, dead...)...); err == nil {
+			t.Errorf("%s of keys on all nodes = nil", name)
 		}
-	}
-}
-
-// A frozen node of a cluster costs the keys of other nodes nothing, and its own keys RedisTimeout
-// once.
-//
-//fault:frozen-node
-func TestCluster_NodeFreezes(t *testing.T) {
-	t.Parallel()
-	cluster := redistest.StartCluster(t)
-	c := cachetest.New(t, cluster.Client(t), redistest.Namespace(t), time.Second)
-	var living, frozen []string
-	for i := range 60 {
-		key := fmt.Sprint("k", i)
-		c.AwaitCached(key)
-		if cluster.Owner(t, c.ValueKey(key)) == cluster.Nodes[1] {
-			frozen = append(frozen, key)
-		} else {
-			living = append(living, key)
+		before := c.Loads.Load()
+		for _, key := range living { // loaded and stored again
+			c.MustLoad(key)
+			c.WantHit(key)
 		}
-	}
-	onLiving := cachetest.Source{}
-	cluster.Nodes[1].Freeze()
-	defer cluster.Nodes[1].Thaw()
-	var stop atomic.Bool
-	var readers sync.WaitGroup
-	for _, key := range living {
-		readers.Go(func() {
-			for !stop.Load() {
-				if _, err := c.GetOrLoad(t.Context(), key, onLiving.Load); err != nil {
-					t.Error(err)
-				}
-				time.Sleep(time.Millisecond)
-			}
-		})
-	}
-	c.During = func(string) { time.Sleep(10 * time.Millisecond) }
-	readFrozen := func() {
-		var callers sync.WaitGroup
-		for _, key := range frozen {
-			callers.Go(func() { c.WantValue(key) })
-		}
-		callers.Wait()
-	}
-	readFrozen()
-	redistest.Await(t, "the breaker of the frozen node opens", func() bool {
-		readFrozen()
-		return c.Stats().BreakerOpen
-	})
-	failed := func() (n int) { // without the probes of the breaker
-		for op, errs := range c.Log.Errors() {
-			if op != "ping" {
-				n += len(errs)
-			}
-		}
-		return n
-	}
-	before := failed()
-	for range 20 {
-		readFrozen()
-	}
-	if n := failed() - before; n != 0 {
-		t.Errorf("%d commands were sent to a node whose breaker is open", n)
-	}
-	stop.Store(true)
-	readers.Wait()
-	if n := onLiving.Loads.Load(); n != 0 {
-		t.Errorf("%d loads of keys on living nodes", n)
-	}
-	if n := c.Stats().BreakerOpens; n != 1 {
-		t.Errorf("the breaker has opened %d times", n)
+		c.WantLoads(before + int64(len(living)))
 	}
 }
 

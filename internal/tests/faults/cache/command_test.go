@@ -158,19 +158,24 @@ func TestCommand_ArrivesTwice(t *testing.T) {
 	}
 }
 
-// A connection that is reset in the middle of a reply, or closed before it, costs no call its value. The
-// server has executed the command: a value is stored, once, and the lock is free.
+// A connection that is closed before a command, before its reply, or in the middle of it, costs no call its
+// value: that is loaded and stored once, and the lock is free.
 //
 //fault:reset
 //fault:lost-reply
-func TestCommand_ReplyLost(t *testing.T) {
+//fault:lost-request
+func TestCommand_LostOnce(t *testing.T) {
 	for what, match := range map[string]func(cmd []string) bool{
 		"GET":         redistest.Command("GET"),
 		"get_or_lock": cachetest.Script(t, "get_or_lock"),
 		"store":       cachetest.Script(t, "store"),
 		"DEL":         redistest.Command("DEL"),
 	} {
-		for how, action := range map[string]redistest.Action{"cut short": redistest.ResetReply, "lost": redistest.DropReply} {
+		for how, action := range map[string]redistest.Action{
+			"is lost":                 redistest.CloseBefore,
+			"has its reply lost":      redistest.DropReply,
+			"has its reply cut short": redistest.ResetReply,
+		} {
 			for client, configure := range retries {
 				t.Run(what+" "+how+", "+client, func(t *testing.T) {
 					s, p := newWarm(t)
@@ -191,7 +196,9 @@ func TestCommand_ReplyLost(t *testing.T) {
 					if broken := what == "DEL" && client != "client retries"; (err != nil) != broken {
 						t.Errorf("Delete = %v", err)
 					}
-					b.WantMiss("k")
+					if err == nil || action != redistest.CloseBefore {
+						b.WantMiss("k")
+					}
 					if redistest.Exists(t, s.Admin(), a.LockKey("k")) {
 						t.Error("the lock is left behind")
 					}

@@ -49,7 +49,8 @@ func TestGetOrLoad_UnreachableRedis(t *testing.T) {
 		for _, used := range []string{"from the start", "after use"} {
 			t.Run(fault.name+" "+used, func(t *testing.T) {
 				s, p := start(t)
-				c := cachetest.New(t, p.Client(t), redistest.Namespace(t), cachetest.Impatient)
+				rdb := p.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = used == "after use" })
+				c := cachetest.New(t, rdb, redistest.Namespace(t), cachetest.Impatient)
 				if used == "after use" {
 					c.AwaitCached("k")
 				}
@@ -128,51 +129,6 @@ func TestGetOrLoad_SlowNetwork(t *testing.T) {
 
 func trickle(p *redistest.Proxy)    { p.Trickle(1, 100*time.Microsecond) }
 func sliced(p *redistest.Proxy) int { return p.Counts().Sliced }
-
-// A flapping server never leaves the breaker stuck, and each change of the breaker is reported.
-//
-//fault:flapping
-func TestBreaker_FlappingServer(t *testing.T) {
-	_, p := start(t)
-	quick := func(o *redis.Options) { o.MaxRetries, o.DialerRetries, o.PoolSize = -1, 1, 200 }
-	// A lock whose command was cut off can only expire, so LockTTL is short.
-	c := cachetest.New(t, p.Client(t, quick), redistest.Namespace(t), 50*time.Millisecond, lockTTL(200*time.Millisecond))
-	var stop atomic.Bool
-	var wg sync.WaitGroup
-	for g := range 4 {
-		wg.Go(func() {
-			for i := 0; !stop.Load(); i++ {
-				c.MustLoad(fmt.Sprintf("k%d-%d", g, i%50))
-			}
-		})
-	}
-	defer wg.Wait()
-	defer stop.Store(true)
-	const times = 10
-	for range times {
-		before := c.Stats().BreakerOpens
-		p.Refuse(true)
-		redistest.Await(t, "the breaker opens", func() bool {
-			p.Cut() // a connection may have been accepted after the last Cut
-			return c.Stats().BreakerOpens > before
-		})
-		p.Refuse(false)
-		redistest.Await(t, "the breaker closes", func() bool { return !c.Stats().BreakerOpen })
-	}
-	stop.Store(true)
-	wg.Wait()
-	c.AwaitRecovery()
-	redistest.Await(t, "the last change of the breaker is reported", func() bool { return len(c.Log.Breaker())%2 == 0 })
-	reported := c.Log.Breaker()
-	for i, open := range reported {
-		if open != (i%2 == 0) {
-			t.Fatalf("Trace.BreakerChanged reported %v", reported)
-		}
-	}
-	if n := c.Stats().BreakerOpens; n < times || len(reported) != int(2*n) {
-		t.Errorf("the breaker has opened %d times, Trace.BreakerChanged reported %d changes", n, len(reported))
-	}
-}
 
 // Callers get their values while the server closes all connections again and again.
 //

@@ -92,6 +92,7 @@ func TestRefused_OutOfMemory(t *testing.T) {
 // A user without a right gets values, and errors from writes that need the right.
 //
 //fault:missing-right
+//fault:lost-wake-ups
 func TestRefused_MissingRight(t *testing.T) {
 	for _, user := range []struct {
 		rule    string // of the ACL, on top of all rights
@@ -104,6 +105,7 @@ func TestRefused_MissingRight(t *testing.T) {
 		{rule: "-evalsha", quiet: true, cached: true, deletes: true, sets: true},
 		{rule: "-eval", quiet: true, cached: true, deletes: true, sets: true},
 		{rule: "-ping", quiet: true, cached: true, deletes: true, sets: true},
+		{rule: "resetchannels", quiet: true, cached: true, deletes: true, sets: true}, // no wake-ups
 		{rule: "-multi", quiet: true, cached: true, deletes: true},
 		{rule: "-get", deletes: true, sets: true},
 		{rule: "-set", deletes: true},
@@ -185,6 +187,7 @@ func TestRefused_MissingRight(t *testing.T) {
 // only for a server that answers nothing.
 //
 //fault:busy-server
+//fault:replica
 func TestRefused_ByBusyServer(t *testing.T) {
 	t.Parallel()
 	for _, fault := range []struct {
@@ -196,6 +199,7 @@ func TestRefused_ByBusyServer(t *testing.T) {
 		{"busy", "BUSY", true, startBusy},
 		{"master down", "MASTERDOWN", true, startMasterDown},
 		{"no replicas", "NOREPLICAS", false, startNoReplicas},
+		{"read-only replica", "read only", false, startReadOnly},
 		{"too many clients", "", true, startTooManyClients},
 	} {
 		t.Run(fault.name, func(t *testing.T) {
@@ -293,6 +297,14 @@ func startNoReplicas(t *testing.T) serverFault {
 	return serverFault{s.Client(t),
 		func() { redistest.Do(t, s.Admin(), "config", "set", "min-replicas-to-write", "1") },
 		func() { redistest.Do(t, s.Admin(), "config", "set", "min-replicas-to-write", "0") },
+	}
+}
+
+func startReadOnly(t *testing.T) serverFault {
+	s := redistest.Start(t)
+	return serverFault{s.Client(t),
+		func() { redistest.Do(t, s.Admin(), "replicaof", "127.0.0.1", 1) }, // a port without a server
+		func() { redistest.Do(t, s.Admin(), "replicaof", "no", "one") },
 	}
 }
 

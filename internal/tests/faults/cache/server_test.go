@@ -14,7 +14,6 @@ import (
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
-	"github.com/singlefill/singlefill/internal/wake"
 )
 
 // A call gets its value although the server dies in the middle of it.
@@ -416,30 +415,6 @@ func TestServer_KeyOverwrittenDuringLoad(t *testing.T) {
 				wantNoErrors(a, b)
 			})
 		}
-	}
-}
-
-// A lock that another program overwrites is not taken for the failure of the load that callers wait
-// for: they load themselves.
-//
-//fault:bad-bytes
-func TestServer_LockOverwrittenWhileWaiting(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	rdb := s.Client(t)
-	wake.Mute(rdb) // otherwise a waiter notices after seconds: the other program sends no wake-ups
-	c := cachetest.New(t, rdb, redistest.Namespace(t), cachetest.Patient)
-	put := func(text string) {
-		t.Helper()
-		redistest.Must(t, s.Admin().Set(t.Context(), c.LockKey("k"), text, time.Minute).Err())
-	}
-	for _, text := range []string{"a text of another program that is longer than a token", "garbage", "Hello"} {
-		put("H" + strings.Repeat("x", 42))
-		var wg sync.WaitGroup
-		goWait(t, &wg, c, s, "k")
-		put(text)
-		wg.Wait()
-		redistest.Must(t, c.Delete(t.Context(), "k"))
 	}
 }
 

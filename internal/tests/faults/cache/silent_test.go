@@ -112,51 +112,6 @@ func TestGetOrLoad_SilenceAtAnyStep(t *testing.T) {
 	}
 }
 
-// Callers less patient than RedisTimeout open the breaker of a silent Redis, and then get values:
-// the commands of callers that have left go on and count.
-//
-//fault:impatient-callers
-func TestClient_ImpatientCallers(t *testing.T) {
-	t.Parallel()
-	const deadline = 20 * time.Millisecond
-	synctest.Test(t, func(t *testing.T) {
-		link, rdb := redistest.StartMiniLink(t)
-		link.BlackHole(true)
-		c := cachetest.New(t, rdb, "ns", cachetest.Impatient)
-		call := func(i int) error {
-			ctx, cancel := context.WithTimeout(t.Context(), deadline)
-			defer cancel()
-			begun := time.Now()
-			v, err := c.GetOrLoad(ctx, fmt.Sprintf("k%d", i), c.Load)
-			switch took := time.Since(begun); {
-			case err == nil && v != fmt.Sprintf("value of k%d", i):
-				t.Errorf("GetOrLoad = %q", v)
-			case err != nil && (err != context.DeadlineExceeded || took != deadline):
-				t.Errorf("GetOrLoad = %v after %v, want DeadlineExceeded after %v", err, took, deadline)
-			}
-			return err
-		}
-		begun := time.Now()
-		calls := 0
-		for !c.Stats().BreakerOpen {
-			if call(calls) == nil {
-				t.Fatal("a call returned a value before the breaker was open")
-			}
-			if calls++; time.Since(begun) > 2*cachetest.Impatient {
-				t.Fatal("the breaker does not open")
-			}
-		}
-		if calls < breakerLimit {
-			t.Errorf("the breaker is open after %d calls", calls)
-		}
-		for i := range 50 {
-			if err := call(1000 + i); err != nil {
-				t.Fatalf("with the breaker open: %v", err)
-			}
-		}
-	})
-}
-
 // Without Redis each process loads a key once at a time, and all its callers get the value.
 //
 //fault:unreachable

@@ -132,105 +132,57 @@ func TestWake_Message(t *testing.T) {
 	}
 }
 
-// A waiter whose connection the server closes, as often as it may, listens again over the next one.
-//
-//fault:cut-listener
-func TestWake_ConnectionClosed(t *testing.T) {
-	// Each returns how many connections the server closes.
-	for name, closes := range map[string]func(t *testing.T, s *redistest.Server, channel string) (int64, error){
-		"killed": func(t *testing.T, s *redistest.Server, _ string) (int64, error) {
-			return s.Admin().ClientKillByFilter(t.Context(), "type", "pubsub").Result()
-		},
-		"buffer overflows": func(t *testing.T, s *redistest.Server, channel string) (int64, error) {
-			redistest.Do(t, s.Admin(), "config", "set", "client-output-buffer-limit", "pubsub 1 1 1")
-			defer redistest.Do(t, s.Admin(), "config", "set", "client-output-buffer-limit", "pubsub 33554432 8388608 60")
-			return s.Admin().SPublish(t.Context(), channel, strings.Repeat("x", 1<<20)).Result()
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := redistest.Start(t)
-			a, b := newListeners(t, s.Client(t), s.Client(t))
-			w := startWaiting(t, s, a, b, "k")
-			for range 5 {
-				redistest.Await(t, "the server closes the connection", func() bool {
-					n, err := closes(t, s, w.channel)
-					if err != nil {
-						t.Error(err)
-					}
-					return n > 0
-				})
-			}
-			w.awaitListening(s)
-			w.end()
-			wantNoErrors(a, b)
-			closeListeners(t, []*redistest.Server{s}, a, b)
-		})
-	}
-}
-
 // A waiter that cannot open a connection to listen polls. It listens as soon as it can.
 //
 //fault:cut-listener
 //fault:frozen-listener
 func TestWake_ConnectionRefused(t *testing.T) {
-	type world struct {
-		s       *redistest.Server
-		p       *redistest.Proxy
-		refused *atomic.Int64 // dials
+	onSubscribe := func(action redistest.Action) func(p *redistest.Proxy, _ *atomic.Int64) (func() int, func()) {
+		return func(p *redistest.Proxy, _ *atomic.Int64) (func() int, func()) {
+			rule := p.On(redistest.Command("ssubscribe"), action)
+			return rule.Fired, func() { rule.Times(0) }
+		}
 	}
 	// Each begins a fault, and returns how often it has come about, and what ends it.
-	for name, begin := range map[string]func(t *testing.T, w world) (times func() int, end func()){
-		"refused": func(_ *testing.T, w world) (func() int, func()) {
-			w.p.Refuse(true)
-			return func() int { return int(w.refused.Load()) }, func() { w.p.Refuse(false) }
+	for name, begin := range map[string]func(p *redistest.Proxy, refused *atomic.Int64) (times func() int, end func()){
+		"refused": func(p *redistest.Proxy, refused *atomic.Int64) (func() int, func()) {
+			p.Refuse(true)
+			return func() int { return int(refused.Load()) }, func() { p.Refuse(false) }
 		},
-		"too many clients": func(t *testing.T, w world) (func() int, func()) {
-			limit := func(n int) { redistest.Do(t, w.s.Admin(), "config", "set", "maxclients", n) }
-			limit(info(t, w.s, "clients", "connected_clients"))
-			return func() int { return info(t, w.s, "stats", "rejected_connections") }, func() { limit(1000) }
-		},
-		"closed": func(_ *testing.T, w world) (func() int, func()) {
-			rule := w.p.On(redistest.Command("ssubscribe"), redistest.CloseBefore)
-			return rule.Fired, func() { rule.Times(0) }
-		},
-		"swallowed": func(_ *testing.T, w world) (func() int, func()) {
-			rule := w.p.On(redistest.Command("ssubscribe"), redistest.DropRequest)
-			return rule.Fired, func() { rule.Times(0) }
-		},
+		"closed":    onSubscribe(redistest.CloseBefore),
+		"swallowed": onSubscribe(redistest.DropRequest),
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := world{s: redistest.Start(t), refused: new(atomic.Int64)}
-			w.p = redistest.NewProxy(t, w.s.Addr)
+			s, p := start(t)
+			var refused atomic.Int64 // dials
 			one := func(o *redis.Options) { o.PoolSize = 1 }
 			dial := func(o *redis.Options) {
 				o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 					conn, err := new(net.Dialer).DialContext(ctx, network, addr)
 					if err != nil {
-						w.refused.Add(1)
+						refused.Add(1)
 					}
 					return conn, err
 				}
 			}
-			a, b := newListeners(t, w.s.Client(t, one), w.p.Client(t, one, dial))
+			a, b := newListeners(t, s.Client(t, one), p.Client(t, one, dial))
 			a.MustLoad("before")
 			b.WantHit("before") // each has the connection for its commands
-			times, end := begin(t, w)
+			times, end := begin(p, &refused)
 			for _, key := range []string{"k1", "k2"} {
-				waits := startWaiting(t, w.s, a, b, key)
+				waits := startWaiting(t, s, a, b, key)
 				redistest.Await(t, "the fault comes about", func() bool { return times() > 0 })
 				waits.end()
 			}
-			waits := startWaiting(t, w.s, a, b, "k3")
-			if n := subscribers(t, w.s, waits.channel); n != 0 {
+			waits := startWaiting(t, s, a, b, "k3")
+			if n := subscribers(t, s, waits.channel); n != 0 {
 				t.Errorf("%d connections listen in spite of the fault", n)
 			}
 			end()
-			waits.awaitListening(w.s)
+			waits.awaitListening(s)
 			waits.end()
 			wantNoErrors(a, b)
-			closeListeners(t, []*redistest.Server{w.s}, a, b)
+			closeListeners(t, []*redistest.Server{s}, a, b)
 		})
 	}
 }
@@ -244,60 +196,6 @@ func info(t testing.TB, s *redistest.Server, section, field string) (n int) {
 		t.Fatalf("INFO %s has no %s: %v", section, field, err)
 	}
 	fmt.Sscan(number, &n)
-	return n
-}
-
-// Users who may not use the channels share loads like others. Their waiters poll, and no call gets an
-// error.
-//
-//fault:lost-wake-ups
-//fault:missing-right
-func TestWake_NoChannels(t *testing.T) {
-	for name, may := range map[string][2]bool{ // publish, listen
-		"neither": {}, "listens only": {false, true}, "publishes only": {true, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := redistest.Start(t)
-			user := func(may bool) *redis.Client {
-				channels := "resetchannels"
-				if may {
-					channels = "allchannels"
-				}
-				return s.Client(t, s.User(t, "+@all", "~*", channels))
-			}
-			publisher, listener := user(may[0]), user(may[1])
-			a, b := newListeners(t, publisher, listener)
-			for i := range 3 {
-				w := startWaiting(t, s, a, b, fmt.Sprint("k", i))
-				switch {
-				case i > 0: // the waiter does not even try
-				case may[1]:
-					w.awaitListening(s)
-				default:
-					redistest.Await(t, "listening is refused", func() bool { return refusedChannels(t, s, listener) > 0 })
-				}
-				w.end()
-			}
-			if n := refusedChannels(t, s, publisher); (n == 0) != may[0] {
-				t.Errorf("%d messages were refused", n)
-			}
-			wantNoErrors(a, b)
-			closeListeners(t, []*redistest.Server{s}, a, b)
-		})
-	}
-}
-
-// refusedChannels returns how many commands of a user the server has refused because of a channel.
-func refusedChannels(t testing.TB, s *redistest.Server, user *redis.Client) (n int64) {
-	t.Helper()
-	log, err := s.Admin().ACLLog(context.Background(), 100).Result()
-	redistest.Must(t, err)
-	for _, entry := range log {
-		if entry.Reason == "channel" && entry.Username == user.Options().Username {
-			n += entry.Count
-		}
-	}
 	return n
 }
 
