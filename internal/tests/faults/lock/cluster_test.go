@@ -127,7 +127,7 @@ func TestCluster_DeadNode(t *testing.T) {
 	cluster := redistest.StartCluster(t)
 	clients := []redis.UniversalClient{cluster.Client(t), cluster.Client(t), cluster.Client(t)}
 	for _, n := range cluster.Nodes {
-		do(t, n, "config", "set", "cluster-require-full-coverage", "no")
+		redistest.Do(t, n.Admin(), "config", "set", "cluster-require-full-coverage", "no")
 	}
 	var all []heldLock
 	for _, k := range locktest.Kinds {
@@ -145,12 +145,10 @@ func TestCluster_DeadNode(t *testing.T) {
 // contend checks that goroutines of several clients never hold the lock together.
 func contend(t *testing.T, k locktest.Kind, clients []redis.UniversalClient, name string) {
 	t.Helper()
-	c := &crowd{Kind: k}
+	c := &locktest.Crowd{Kind: k}
 	for _, rdb := range clients {
-		c.lockers = append(c.lockers, k.Locker(t, rdb, name, locktest.Patient, locktest.Long))
+		c.Lockers = append(c.Lockers, k.Locker(t, rdb, name, locktest.Patient, locktest.Long))
 	}
-	c.run(t, 4, func(turns int) bool { return turns < 4 })
-	if n := int(c.granted.Load()); n != 16*len(clients) {
-		t.Errorf("%s %q: %d grants", k.Name, name, n)
-	}
+	c.Run(t, 4, func(turns int) bool { return turns < 4 })
+	c.Want(t, 16*len(clients))
 }

@@ -1,7 +1,6 @@
 package lock_test
 
 import (
-	"context"
 	"sync"
 	"testing"
 	"time"
@@ -115,16 +114,6 @@ func awaitFault(t testing.TB, rule *redistest.Rule) {
 		t.Fatal("the fault has not come about")
 	}
 }
-
-// do sends the server a command, of which only the success matters.
-func do(t testing.TB, s *redistest.Server, args ...any) {
-	t.Helper()
-	if err := s.Admin().Do(context.Background(), args...).Err(); err != nil {
-		t.Errorf("%v: %v", args, err)
-	}
-}
-
-func noRetries(o *redis.Options) { o.MaxRetries = -1 }
 
 // impatient makes a client that soon gives up a silent connection.
 func impatient(o *redis.Options) { o.ReadTimeout = 100 * time.Millisecond }

@@ -3,7 +3,6 @@ package lock_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"testing"
 	"time"
 
@@ -15,50 +14,6 @@ import (
 )
 
 // A server that cannot be reached.
-
-// A black hole around a holder costs it the lease, and does not affect other holders when it ends.
-//
-//fault:isolated-holder
-func TestLease_BlackHole(t *testing.T) {
-	t.Parallel()
-	const ttl = 1800 * time.Millisecond
-	s := redistest.Start(t)
-	p := redistest.NewProxy(t, s.Addr)
-	type cut struct {
-		heldLock
-		before string
-		others []*lock.Lease
-	}
-	var all []cut
-	for _, k := range locktest.Kinds {
-		all = append(all, cut{heldLock: hold(t, k, p.Client(t), k.Name, hasty, ttl)})
-	}
-	begun := time.Now()
-	p.BlackHole(true)
-	for i := range all {
-		c := &all[i]
-		c.others = c.Fill(t, c.Locker(t, s.Client(t), c.Name, locktest.Patient, locktest.Long))
-		c.before = c.State(t, s.Admin(), c.Name)
-		for _, l := range c.leases {
-			c.holder.WantLost(t, l, notRenewed)
-		}
-	}
-	redistest.Await(t, "three TTLs are over", func() bool { return time.Since(begun) > 3*ttl })
-	p.BlackHole(false)
-	for _, c := range all {
-		l := c.Locker(t, p.Client(t), c.Name, locktest.Patient, locktest.Long)
-		if _, err := l.TryAcquire(t.Context()); !errors.Is(err, lock.ErrBusy) {
-			t.Errorf("%s: TryAcquire = %v, want ErrBusy", c.Name, err)
-		}
-		if now := c.State(t, s.Admin(), c.Name); now != c.before {
-			t.Errorf("the lock had %s, and has %s", c.before, now)
-		}
-		for _, l := range c.others {
-			locktest.Release(t, l)
-		}
-		c.WantFree(t, s, c.Name)
-	}
-}
 
 // open makes a Locker with the default options.
 func open(t testing.TB, k locktest.Kind, rdb redis.UniversalClient) *lock.Locker {
@@ -135,11 +90,11 @@ func TestLease_LongFreeze(t *testing.T) {
 	for what, silence := range map[string]func(t *testing.T, s *redistest.Server) (end func()){
 		"frozen": func(t *testing.T, s *redistest.Server) func() { s.Freeze(); return s.Thaw },
 		"writes paused": func(t *testing.T, s *redistest.Server) func() {
-			do(t, s, "client", "pause", 600_000, "write")
-			return func() { do(t, s, "client", "unpause") }
+			redistest.Do(t, s.Admin(), "client", "pause", 600_000, "write")
+			return func() { redistest.Do(t, s.Admin(), "client", "unpause") }
 		},
 		"paused": func(t *testing.T, s *redistest.Server) func() {
-			do(t, s, "client", "pause", (2 * ttl).Milliseconds(), "all")
+			redistest.Do(t, s.Admin(), "client", "pause", (2 * ttl).Milliseconds(), "all")
 			return func() {}
 		},
 	} {
@@ -148,7 +103,7 @@ func TestLease_LongFreeze(t *testing.T) {
 			s := redistest.Start(t)
 			others := make(map[string]*locktest.Locker)
 			for _, k := range locktest.Kinds {
-				others[k.Name] = k.Locker(t, s.Client(t), k.Name, hasty, ttl)
+				others[k.Name] = k.Locker(t, s.Client(t), k.Name, hasty, locktest.Long)
 			}
 			all := holdAll(t, s, hasty, ttl)
 			end := silence(t, s)
@@ -170,36 +125,4 @@ func TestLease_LongFreeze(t *testing.T) {
 			}
 		})
 	}
-}
-
-// A server that thaws after Acquire has given up executes the acquire then, before or after its
-// undoing, and nothing is left.
-//
-//fault:long-freeze
-func TestAcquire_ServerThawsLater(t *testing.T) {
-	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
-		s := redistest.Start(t)
-		for _, act := range []string{"acquire", "abandon"} {
-			k.Command(t, s, act)
-		}
-		for i := range 20 {
-			name := fmt.Sprint("name", i)
-			// It is connected, so that the command is sent.
-			l := k.Locker(t, s.Client(t, noRetries), name, 30*time.Millisecond, locktest.Long)
-			s.ResetCalls()
-			s.Freeze()
-			if _, err := l.Acquire(t.Context()); !errors.Is(err, lock.ErrAmbiguous) {
-				t.Errorf("Acquire = %v, want ErrAmbiguous", err)
-			}
-			s.Thaw()
-			redistest.Await(t, "the acquire is executed, and undone or refused", func() bool {
-				calls := s.AllCalls()
-				_, marks := locktest.Left(t, s.Admin(), name)
-				return calls["zscore"] > 0 && len(marks) == 1
-			})
-			if left, _ := locktest.Left(t, s.Admin(), name); len(left) > 0 {
-				t.Errorf("left behind: %q", left)
-			}
-		}
-	})
 }

@@ -90,11 +90,11 @@ func TestNewFairMutex_LeavesWhenItMayWrite(t *testing.T) {
 	defer cancel()
 	go func() { _, err := waiter.Acquire(ctx); ended <- err }()
 	p.awaitQueued(1)
-	do(t, p.s, "config", "set", "min-replicas-to-write", "1")
+	redistest.Do(t, p.s.Admin(), "config", "set", "min-replicas-to-write", "1")
 	if err := <-ended; !errors.Is(err, context.DeadlineExceeded) { // busy, if it has not asked since
 		t.Errorf("Acquire: %v, want the end of its context", err)
 	}
-	do(t, p.s, "config", "set", "min-replicas-to-write", "0")
+	redistest.Do(t, p.s.Admin(), "config", "set", "min-replicas-to-write", "0")
 	p.awaitQueued(0)
 	locktest.Release(t, lease)
 }
