@@ -13,7 +13,6 @@ import (
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
-	sfotel "github.com/singlefill/singlefill/otel"
 )
 
 // Each event of a cache is counted once, under its attributes.
@@ -101,12 +100,8 @@ func TestMetrics_Conventions(t *testing.T) {
 	x := newTelemetry(t)
 	var c fakeNear
 	x.instrument(t, &c)
-	l, err := sfotel.LockTrace("jobs", &x.Options)
-	if err != nil {
-		t.Fatal(err)
-	}
 	c.useAll(t)
-	useAllOfLock(t, l)
+	useAllOfLock(t, x.lockTrace(t))
 	var got []string
 	for _, m := range x.collect(t) {
 		kind := ""

@@ -19,6 +19,7 @@ import (
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/lock"
 )
 
 // A load has one span, whose parent is that of the call; the Loader's context carries it. A hit has
@@ -136,29 +137,45 @@ func (x *telemetry) named(name string) (spans []sdktrace.ReadOnlySpan) {
 	return spans
 }
 
-// The span of a load that is abandoned at LoadTimeout ends then, and not again when the Loader returns.
+// The span of a load that is abandoned at LoadTimeout ends then, and not again when the Loader, or the
+// ManyLoader, returns.
 func TestSpans_LoadTimeout(t *testing.T) {
-	inBubble(t, func(t *testing.T, x *telemetry, rdb *redis.Client) {
-		c := x.newCache(t, rdb, "ns", &singlefill.Options[string]{LoadTimeout: 10 * time.Second})
-		returned := make(chan struct{})
-		_, err := c.GetOrLoad(t.Context(), "k", func(context.Context, string) (string, error) {
-			defer close(returned)
-			time.Sleep(time.Minute) // ignores its context
-			return "v", nil
+	for size, get := range map[int]func(ctx context.Context, c *singlefill.Cache[string], hang func()) error{
+		1: func(ctx context.Context, c *singlefill.Cache[string], hang func()) error {
+			_, err := c.GetOrLoad(ctx, "k", func(context.Context, string) (string, error) { hang(); return "v", nil })
+			return err
+		},
+		3: func(ctx context.Context, c *singlefill.Cache[string], hang func()) error {
+			_, err := c.GetOrLoadMany(ctx, []string{"x", "y", "z"}, func(context.Context, []string) (map[string]string, error) {
+				hang()
+				return nil, nil
+			})
+			return err
+		},
+	} {
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			inBubble(t, func(t *testing.T, x *telemetry, rdb *redis.Client) {
+				c := x.newCache(t, rdb, "ns", &singlefill.Options[string]{LoadTimeout: 10 * time.Second})
+				returned := make(chan struct{})
+				err := get(t.Context(), c, func() {
+					defer close(returned)
+					time.Sleep(time.Minute) // ignores its context
+				})
+				if !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("err = %v, want that of LoadTimeout", err)
+				}
+				synctest.Wait()
+				want := fmt.Sprintf("load ns: cache=ns error.type=context.deadlineExceededError kind=call load.size=%d load.stored=0, Error %q", size, "")
+				x.wantSpans(t, want)
+				if s := x.spans.Ended(); len(s) != 1 || took(s[0]) != 10*time.Second {
+					t.Errorf("the span has not ended at LoadTimeout")
+				}
+				<-returned
+				synctest.Wait()
+				x.wantSpans(t, want)
+			})
 		})
-		if !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("err = %v, want that of LoadTimeout", err)
-		}
-		synctest.Wait()
-		const want = `load ns: cache=ns error.type=context.deadlineExceededError kind=call load.size=1 load.stored=0, Error ""`
-		x.wantSpans(t, want)
-		if s := x.spans.Ended(); len(s) != 1 || took(s[0]) != 10*time.Second {
-			t.Errorf("the span has not ended at LoadTimeout")
-		}
-		<-returned
-		synctest.Wait()
-		x.wantSpans(t, want)
-	})
+	}
 }
 
 // The span of a load that Delete supersedes ends with the load, beside that of the next load.
@@ -266,28 +283,6 @@ func TestSpans_ManyLoader(t *testing.T) {
 			}
 		})
 	}
-}
-
-// The span of a ManyLoader that is abandoned at LoadTimeout ends then, once.
-func TestSpans_ManyLoaderTimeout(t *testing.T) {
-	inBubble(t, func(t *testing.T, x *telemetry, rdb *redis.Client) {
-		c := x.newCache(t, rdb, "ns", &singlefill.Options[string]{LoadTimeout: 10 * time.Second})
-		returned := make(chan struct{})
-		_, err := c.GetOrLoadMany(t.Context(), []string{"x", "y", "z"}, func(context.Context, []string) (map[string]string, error) {
-			defer close(returned)
-			time.Sleep(time.Minute) // ignores its context
-			return nil, nil
-		})
-		if !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("err = %v, want that of LoadTimeout", err)
-		}
-		synctest.Wait()
-		want := `load ns: cache=ns error.type=context.deadlineExceededError kind=call load.size=3 load.stored=0, Error ""`
-		x.wantSpans(t, want)
-		<-returned
-		synctest.Wait()
-		x.wantSpans(t, want)
-	})
 }
 
 // A call that waits for the load of another one has a span of its wait, with a link to the span of the
@@ -487,13 +482,7 @@ func TestKeys(t *testing.T) {
 				_, _ = c.GetOrLoadMany(ctx, []string{"secret-1", "secret-2"}, func(context.Context, []string) (map[string]string, error) {
 					return nil, errors.New("no rows secret-text")
 				})
-				l, _ := newMutex(t, x, "secret-lock")
-				if _, err := l.Acquire(ctx); err != nil {
-					t.Fatal(err)
-				}
-				soon, cancel := context.WithTimeout(ctx, time.Second)
-				defer cancel()
-				_, _ = l.Acquire(soon)
+				x.lockTrace(t).Waited(ctx, lock.LeaseInfo{Name: "secret-lock", Err: errors.New("secret-lock is held")})
 				wg.Wait()
 				synctest.Wait()
 

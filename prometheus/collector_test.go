@@ -3,12 +3,12 @@ package prometheus_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -238,38 +238,22 @@ func (c *fakeCache) AddTrace(t *singlefill.Trace) { c.trace = t }
 // Leases and waits are counted under the label that the program has chosen, not under the name.
 func TestCollector_Locks(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		m, rdb := redistest.StartMini(t)
-		r, collector := register(t)
-		l, err := lock.NewMutex(rdb, "of one user", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		l.AddTrace(collector.LockTrace("jobs"))
-		lease, err := l.Acquire(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		wantValues(t, r, map[string]float64{"lock_held lock=jobs": 1, "lock_acquired_total lock=jobs": 1})
-		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		defer cancel()
-		if _, err := l.Acquire(ctx); !errors.Is(err, lock.ErrBusy) {
-			t.Errorf("err = %v, want ErrBusy", err)
-		}
-		if err := lease.Release(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if lease, err = l.Acquire(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		m.FlushAll()
-		if err := lease.Release(t.Context()); !errors.Is(err, lock.ErrLost) {
-			t.Errorf("err = %v, want ErrLost", err)
-		}
-		wantValues(t, r, map[string]float64{
-			"lock_acquired_total lock=jobs": 2, "lock_lost_total lock=jobs": 1, "lock_hold_duration_seconds lock=jobs": 2,
-			"lock_wait_duration_seconds lock=jobs result=busy": 1,
-		})
+	r, collector := register(t)
+	tr, info := collector.LockTrace("jobs"), lock.LeaseInfo{Name: "of one user", Duration: time.Minute}
+	tr.Acquired(t.Context(), info)
+	tr.Acquired(t.Context(), info)
+	tr.Acquired(t.Context(), info)
+	tr.Released(t.Context(), info)
+	tr.Lost(t.Context(), info)
+	for _, err := range []error{nil, fmt.Errorf("%w: %w", lock.ErrBusy, context.DeadlineExceeded), errors.New("no")} {
+		info.Err = err
+		tr.Waited(t.Context(), info)
+	}
+	tr.RedisError(t.Context(), "acquire", errors.New("no"))
+	wantValues(t, r, map[string]float64{
+		"lock_held lock=jobs": 1, "lock_acquired_total lock=jobs": 3, "lock_lost_total lock=jobs": 1, "lock_hold_duration_seconds lock=jobs": 2,
+		"lock_wait_duration_seconds lock=jobs result=acquired": 1, "lock_wait_duration_seconds lock=jobs result=busy": 1,
+		"lock_wait_duration_seconds lock=jobs result=error": 1, "lock_redis_errors_total lock=jobs op=acquire": 1,
 	})
 }
 
