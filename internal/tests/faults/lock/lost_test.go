@@ -284,63 +284,6 @@ func TestAcquire_ArrivesAfterRelease(t *testing.T) {
 	})
 }
 
-// A late renewal brings no lease back, and does not affect the next holder.
-//
-//fault:late-command
-func TestRenewal_ArrivesLate(t *testing.T) {
-	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
-		for what, taken := range map[string]bool{"while the lock is free": false, "while others hold it": true} {
-			t.Run(what, func(t *testing.T) {
-				p := behindProxy(t, k, redistest.Start(t))
-				admin, key := p.s.Admin(), locktest.Key(p.name)
-				late := p.on("renew", redistest.HoldRequest).Times(1)
-				l := k.Locker(t, p.proxy.Client(t, redistest.NoRetry), p.name, hasty, 1800*time.Millisecond)
-				lease := locktest.Take(t, l)
-				awaitFault(t, late)
-				p.proxy.Refuse(true) // no other renewal
-				l.WantLost(t, lease, notRenewed)
-				redistest.Await(t, "the lease has ended", func() bool { return k.Holders(t, admin, p.name) == 0 })
-				if taken {
-					k.Fill(t, p.direct())
-				}
-				before, left := p.state(), admin.PTTL(t.Context(), key).Val()
-				p.deliver(late)
-				if now := p.state(); now != before {
-					t.Errorf("the lock had %s, and has %s", before, now)
-				}
-				if now := admin.PTTL(t.Context(), key).Val(); now > left || left > 0 && now < left/2 {
-					t.Errorf("the lock had %v to live, and has %v", left, now)
-				}
-			})
-		}
-	})
-}
-
-// Release returns ErrAmbiguous at a silent Redis, and releases in the background. The late release
-// does not affect the next holder.
-//
-//fault:late-command
-//fault:silence
-func TestRelease_ArrivesLate(t *testing.T) {
-	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
-		p := behindProxy(t, k, redistest.Start(t))
-		l := p.through(hasty, redistest.NoRetry)
-		lease := locktest.Take(t, l)
-		late := p.on("release", redistest.HoldRequest).Times(1)
-		if err := lease.Release(t.Context()); !errors.Is(err, lock.ErrAmbiguous) {
-			t.Errorf("Release = %v, want ErrAmbiguous", err)
-		}
-		awaitFault(t, late)
-		redistest.Await(t, "another try has released it", func() bool { return l.Count("released") == 1 })
-		k.Fill(t, p.direct())
-		before := p.state()
-		p.deliver(late)
-		if now := p.state(); now != before || before == "" {
-			t.Errorf("the lock had %s, and has %s", before, now)
-		}
-	})
-}
-
 // deliver delivers a late command, and waits until the server has executed it.
 func (p proxied) deliver(late *redistest.Rule) {
 	p.t.Helper()
