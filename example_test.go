@@ -444,37 +444,30 @@ func ExampleCache_DeleteTag() {
 		fmt.Println("load", id)
 		return map[string]order{"1": {"tea", "in"}, "2": {"tea", "lk"}, "3": {"coffee", "br"}}[id], nil
 	}
-	ids := []string{"1", "2", "3"}
-	for _, id := range ids {
-		if _, err := orders.GetOrLoad(ctx, id, load); err != nil {
-			fmt.Println(err)
+	get := func() {
+		for _, id := range []string{"1", "2", "3"} {
+			if _, err := orders.GetOrLoad(ctx, id, load); err != nil {
+				fmt.Println(err)
+			}
 		}
 	}
-	if err := orders.DeleteTag(ctx, "country:lk"); err != nil {
-		fmt.Println("old orders may be served for up to an hour:", err)
-	}
-	fmt.Println("the first DeleteTag clears the namespace:", orders.Stats().TagClears == 1)
-	for _, id := range ids {
-		if _, err := orders.GetOrLoad(ctx, id, load); err != nil {
-			fmt.Println(err)
+	get()
+	for range 2 {
+		if err := orders.DeleteTag(ctx, "country:lk"); err != nil {
+			fmt.Println("old orders may be served for up to an hour:", err)
 		}
-	}
-	if err := orders.DeleteTag(ctx, "country:lk"); err != nil {
-		fmt.Println("old orders may be served for up to an hour:", err)
-	}
-	for _, id := range ids {
-		if _, err := orders.GetOrLoad(ctx, id, load); err != nil {
-			fmt.Println(err)
-		}
+		fmt.Println("the namespace was cleared:", orders.Stats().TagClears, "times") // by the first DeleteTag
+		get()
 	}
 	// Output:
 	// load 1
 	// load 2
 	// load 3
-	// the first DeleteTag clears the namespace: true
+	// the namespace was cleared: 1 times
 	// load 1
 	// load 2
 	// load 3
+	// the namespace was cleared: 1 times
 	// load 2
 }
 

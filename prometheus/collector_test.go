@@ -13,10 +13,10 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 	"github.com/singlefill/singlefill/lock"
 	sfprometheus "github.com/singlefill/singlefill/prometheus"
 )
@@ -72,17 +72,6 @@ func wantValues(t testing.TB, r *prometheus.Registry, want map[string]float64) {
 	}
 }
 
-func newCache(t testing.TB, rdb redis.UniversalClient, namespace string,
-	opts *singlefill.Options[string]) *singlefill.Cache[string] {
-	t.Helper()
-	c, err := singlefill.New(rdb, namespace, time.Hour, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = c.Close() })
-	return c
-}
-
 func gives(v string) singlefill.Loader[string] {
 	return func(context.Context, string) (string, error) { return v, nil }
 }
@@ -95,7 +84,7 @@ func fails(err error) singlefill.Loader[string] {
 func TestCollector_ErrorThatPanics(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
-	c := newCache(t, rdb, "ns", nil)
+	c := cachetest.NewCacheIn[string](t, rdb, "ns", nil)
 	r, _ := register(t, c)
 	_, _ = c.GetOrLoad(t.Context(), "k", fails(brokenError{}))
 	_ = c.Close()
@@ -114,7 +103,7 @@ func TestCollector_Cache(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
 	ns := redistest.Namespace(t)
-	c := newCache(t, rdb, ns, &singlefill.Options[string]{StaleIfError: time.Hour, RetryAfter: -1, EarlyRefresh: -1})
+	c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{StaleIfError: time.Hour, RetryAfter: -1, EarlyRefresh: -1})
 	r, _ := register(t, c)
 	ctx := t.Context()
 
@@ -202,7 +191,7 @@ func TestCollector_SameNamespace(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
 	ns := redistest.Namespace(t)
-	a, b := newCache(t, rdb, ns, nil), newCache(t, rdb, ns, nil)
+	a, b := cachetest.NewCacheIn[string](t, rdb, ns, nil), cachetest.NewCacheIn[string](t, rdb, ns, nil)
 	r, collector := register(t, a)
 	collector.Add(b)
 	for _, c := range []*singlefill.Cache[string]{a, b} {
@@ -262,7 +251,7 @@ func TestCollector_Locks(t *testing.T) {
 func TestCollector_Conventions(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
-	r, collector := register(t, newCache(t, rdb, redistest.Namespace(t), nil))
+	r, collector := register(t, cachetest.NewCacheIn[string](t, rdb, redistest.Namespace(t), nil))
 	collector.LockTrace("jobs")
 	problems, err := testutil.GatherAndLint(r)
 	if err != nil || len(problems) > 0 {

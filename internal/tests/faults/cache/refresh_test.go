@@ -70,7 +70,7 @@ func TestRefresh_RedisDies(t *testing.T) {
 				var joined atomic.Int64
 				for range herd {
 					callers.Go(func() {
-						ctx := cachetest.OnJoin(context.Background(), func() { joined.Add(1) })
+						ctx := redistest.OnDone(context.Background(), func() { joined.Add(1) })
 						v, err := c.GetOrLoad(ctx, "k", c.Load)
 						if v != "value of k" || err != nil {
 							t.Errorf("GetOrLoad = %q, %v", v, err)
