@@ -1,7 +1,6 @@
 package otel_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -14,44 +13,6 @@ import (
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
 )
-
-// Each event of a cache is counted once, under its attributes.
-func TestMetrics_Cache(t *testing.T) {
-	t.Parallel()
-	_, rdb := redistest.StartMini(t)
-	x, ns := newTelemetry(t), redistest.Namespace(t)
-	c := x.newCache(t, rdb, ns, &singlefill.Options[string]{StaleIfError: time.Hour, RetryAfter: -1, EarlyRefresh: -1})
-	ctx := t.Context()
-
-	_, _ = c.GetOrLoad(ctx, "a", gives("v"))                       // a miss, loaded
-	_, _ = c.GetOrLoad(ctx, "a", gives("v"))                       // a hit
-	_, _ = c.Get(ctx, "unknown")                                   // a miss
-	_, _ = c.GetOrLoad(ctx, "none", fails(singlefill.ErrNotFound)) // a miss, not found
-	_, _ = c.GetOrLoad(ctx, "b", fails(errors.New("no")))          // a miss, failed
-	_, _ = c.GetOrLoad(ctx, "b", func(context.Context, string) (string, error) { panic("no") })
-	_, _ = c.GetOrLoadMany(ctx, []string{"x", "y", "z"}, func(context.Context, []string) (map[string]string, error) {
-		return map[string]string{"x": "v", "y": "v"}, nil // z does not exist
-	})
-	_ = c.Expire(ctx, "a")
-	_, _ = c.GetOrLoad(ctx, "a", fails(errors.New("no"))) // a miss that gets the old value
-	_, _ = c.GetOrLoad(ctx, "d", func(ctx context.Context, key string) (string, error) { return "v", c.Delete(ctx, key) })
-	if err := c.Close(); err != nil { // LoadDone may come after the call has returned
-		t.Fatal(err)
-	}
-	of := func(name, attrs string) string { return name + " cache=" + ns + attrs }
-	x.wantValues(t, map[string]float64{
-		of("gets", " layer=redis result=hit"):      1,
-		of("gets", " layer=redis result=miss"):     10,
-		of("stale.served", " reason=load_failed"):  1,
-		of("loads", " kind=call result=value"):     4,
-		of("loads", " kind=call result=not_found"): 2,
-		of("loads", " kind=call result=error"):     2,
-		of("loads", " kind=call result=panic"):     1,
-		of("load.duration", " kind=call"):          7, // a ManyLoader counts once for its keys
-		of("stores", " result=stored"):             5,
-		of("stores", " result=fenced"):             1,
-	})
-}
 
 // The exemplar of a load's duration is the span of the load.
 func TestMetrics_Exemplar(t *testing.T) {
@@ -175,39 +136,51 @@ func TestMetrics_StatsAndTrace(t *testing.T) {
 		}
 	}
 	c.useAll(t)
+	tr := c.traces[0]
+	for _, err := range []error{singlefill.ErrNotFound, errors.New("no"), new(singlefill.PanicError)} {
+		tr.LoadDone(tr.LoadStart(t.Context(), "k"), singlefill.LoadInfo{Keys: 1, Err: err, Refresh: true})
+	}
+	ctx := tr.LoadStart(t.Context(), "a")
+	for _, key := range []string{"a", "b", "c"} { // a ManyLoader counts once for its keys
+		tr.LoadDone(ctx, singlefill.LoadInfo{Key: key, Keys: 3})
+	}
 	x.wantValues(t, map[string]float64{
-		"gets cache=ns layer=near result=hit":       20, // 30 - 10
-		"gets cache=ns layer=near result=stale":     10,
-		"gets cache=ns layer=redis result=hit":      55, // 100 - 30 - (25 - 10)
-		"gets cache=ns layer=redis result=stale":    15,
-		"gets cache=ns layer=redis result=miss":     200,
-		"gets.shared cache=ns":                      3,
-		"stale.served cache=ns reason=revalidating": 44,
-		"stale.served cache=ns reason=load_failed":  6,
-		"loads.unlocked cache=ns":                   7,
-		"loads.unlimited cache=ns":                  8,
-		"loads.running cache=ns":                    9,
-		"loads.queued cache=ns":                     11,
-		"load.locks_lost cache=ns":                  12,
-		"stores cache=ns result=stored":             13,
-		"stores cache=ns result=error":              14,
-		"stores cache=ns result=fenced":             16,
-		"redis.refused cache=ns":                    17,
-		"redis.commands.queued cache=ns":            18,
-		"breaker.open cache=ns":                     1,
-		"breaker.opened cache=ns":                   19,
-		"bad_values cache=ns":                       21,
-		"audits cache=ns result=current":            23, // 47 - 24
-		"audits cache=ns result=stale":              24,
-		"tag.calls cache=ns":                        26,
-		"tag.keys cache=ns":                         27,
-		"tag.clears cache=ns":                       28,
-		"near.drops cache=ns":                       22,
-		"near.proof.age cache=ns":                   1.5,
-		"loads cache=ns kind=call result=value":     1,
-		"load.duration cache=ns kind=call":          1,
-		"wait.duration cache=ns":                    1,
-		"redis.errors cache=ns op=get":              1,
+		"gets cache=ns layer=near result=hit":          20, // 30 - 10
+		"gets cache=ns layer=near result=stale":        10,
+		"gets cache=ns layer=redis result=hit":         55, // 100 - 30 - (25 - 10)
+		"gets cache=ns layer=redis result=stale":       15,
+		"gets cache=ns layer=redis result=miss":        200,
+		"gets.shared cache=ns":                         3,
+		"stale.served cache=ns reason=revalidating":    44,
+		"stale.served cache=ns reason=load_failed":     6,
+		"loads.unlocked cache=ns":                      7,
+		"loads.unlimited cache=ns":                     8,
+		"loads.running cache=ns":                       9,
+		"loads.queued cache=ns":                        11,
+		"load.locks_lost cache=ns":                     12,
+		"stores cache=ns result=stored":                13,
+		"stores cache=ns result=error":                 14,
+		"stores cache=ns result=fenced":                16,
+		"redis.refused cache=ns":                       17,
+		"redis.commands.queued cache=ns":               18,
+		"breaker.open cache=ns":                        1,
+		"breaker.opened cache=ns":                      19,
+		"bad_values cache=ns":                          21,
+		"audits cache=ns result=current":               23, // 47 - 24
+		"audits cache=ns result=stale":                 24,
+		"tag.calls cache=ns":                           26,
+		"tag.keys cache=ns":                            27,
+		"tag.clears cache=ns":                          28,
+		"near.drops cache=ns":                          22,
+		"near.proof.age cache=ns":                      1.5,
+		"loads cache=ns kind=call result=value":        4,
+		"loads cache=ns kind=refresh result=not_found": 1,
+		"loads cache=ns kind=refresh result=error":     1,
+		"loads cache=ns kind=refresh result=panic":     1,
+		"load.duration cache=ns kind=call":             2,
+		"load.duration cache=ns kind=refresh":          3,
+		"wait.duration cache=ns":                       1,
+		"redis.errors cache=ns op=get":                 1,
 	})
 }
 

@@ -81,15 +81,23 @@ type sourceError struct{}
 
 func (*sourceError) Error() string { return "no" }
 
-// A value that cannot be stored is no error of the load, and is an event of its span.
-func TestSpans_StoreError(t *testing.T) {
+// The span of a load tells what has become of its key.
+func TestSpans_Outcomes(t *testing.T) {
 	t.Parallel()
-	_, rdb := redistest.StartMini(t)
-	x := newTelemetry(t)
-	c := x.newCache(t, rdb, "ns", &singlefill.Options[string]{Codec: refusingCodec{}})
-	_, _ = c.GetOrLoad(t.Context(), "k", gives("v"))
-	_ = c.Close()
-	x.wantSpans(t, "load ns: cache=ns kind=call load.size=1 load.store_errors=1 load.stored=0")
+	for want, info := range map[string]singlefill.LoadInfo{
+		"load.fenced=1 load.size=1 load.stored=0":       {Fenced: true},
+		"load.size=1 load.store_errors=1 load.stored=0": {StoreErr: errors.New("no")},
+		"load.size=1 load.stored=0 load.unlocked=1":     {Unlocked: true},
+		"load.queued=1 load.size=1 load.stored=1":       {Queued: time.Second, Stored: true},
+	} {
+		x := newTelemetry(t)
+		var c fakeCache
+		x.instrument(t, &c)
+		info.Key, info.Keys = "k", 1
+		tr := c.traces[0]
+		tr.LoadDone(tr.LoadStart(t.Context(), "k"), info)
+		x.wantSpans(t, "load ns: cache=ns kind=call "+want)
+	}
 }
 
 // An error whose methods panic is a failed load.
@@ -109,11 +117,6 @@ type brokenError struct{}
 func (brokenError) Error() string     { panic("Error") }
 func (brokenError) ErrorType() string { panic("ErrorType") }
 func (brokenError) Is(error) bool     { panic("Is") }
-
-type refusingCodec struct{}
-
-func (refusingCodec) Marshal(any) ([]byte, error) { return nil, errors.New("no") }
-func (refusingCodec) Unmarshal([]byte, any) error { return errors.New("no") }
 
 // inBubble runs a test with the clock of a synctest bubble.
 func inBubble(t *testing.T, run func(t *testing.T, x *telemetry, rdb *redis.Client)) {
@@ -176,47 +179,6 @@ func TestSpans_LoadTimeout(t *testing.T) {
 			})
 		})
 	}
-}
-
-// The span of a load that Delete supersedes ends with the load, beside that of the next load.
-func TestSpans_Superseded(t *testing.T) {
-	inBubble(t, func(t *testing.T, x *telemetry, rdb *redis.Client) {
-		c := x.newCache(t, rdb, "ns", nil)
-		var wg sync.WaitGroup
-		get := func(d time.Duration) {
-			wg.Go(func() {
-				if _, err := c.GetOrLoad(t.Context(), "k", func(context.Context, string) (string, error) { time.Sleep(d); return "v", nil }); err != nil {
-					t.Error(err)
-				}
-			})
-			synctest.Wait()
-		}
-		get(10 * time.Second)
-		if err := c.Delete(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
-		get(time.Second)
-		wg.Wait()
-		synctest.Wait()
-		x.wantSpans(t, "load ns: cache=ns kind=call load.fenced=1 load.size=1 load.stored=0", "load ns: cache=ns kind=call load.size=1 load.stored=1")
-	})
-}
-
-// A load that waits for a slot of MaxLoads tells how long it did.
-func TestSpans_Queued(t *testing.T) {
-	inBubble(t, func(t *testing.T, x *telemetry, rdb *redis.Client) {
-		c := x.newCache(t, rdb, "ns", &singlefill.Options[string]{MaxLoads: 1})
-		var wg sync.WaitGroup
-		for _, key := range []string{"a", "b"} {
-			wg.Go(func() {
-				_, _ = c.GetOrLoad(t.Context(), key, func(context.Context, string) (string, error) { time.Sleep(time.Second); return "v", nil })
-			})
-			synctest.Wait()
-		}
-		wg.Wait()
-		synctest.Wait()
-		x.wantSpans(t, "load ns: cache=ns kind=call load.size=1 load.stored=1", "load ns: cache=ns kind=call load.queued=1 load.size=1 load.stored=1")
-	})
 }
 
 // A refresh in the background has a span of its own, in the trace of the call that started it.

@@ -98,45 +98,6 @@ type brokenError struct{}
 func (brokenError) Error() string { panic("Error") }
 func (brokenError) Is(error) bool { panic("Is") }
 
-// Each event of a cache is counted once, under its labels.
-func TestCollector_Cache(t *testing.T) {
-	t.Parallel()
-	_, rdb := redistest.StartMini(t)
-	ns := redistest.Namespace(t)
-	c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{StaleIfError: time.Hour, RetryAfter: -1, EarlyRefresh: -1})
-	r, _ := register(t, c)
-	ctx := t.Context()
-
-	_, _ = c.GetOrLoad(ctx, "a", gives("v"))                       // a miss, loaded
-	_, _ = c.GetOrLoad(ctx, "a", gives("v"))                       // a hit
-	_, _ = c.Get(ctx, "unknown")                                   // a miss
-	_, _ = c.GetOrLoad(ctx, "none", fails(singlefill.ErrNotFound)) // a miss, not found
-	_, _ = c.GetOrLoad(ctx, "b", fails(errors.New("no")))          // a miss, failed
-	_, _ = c.GetOrLoad(ctx, "b", func(context.Context, string) (string, error) { panic("no") })
-	_, _ = c.GetOrLoadMany(ctx, []string{"x", "y", "z"}, func(context.Context, []string) (map[string]string, error) {
-		return map[string]string{"x": "v", "y": "v"}, nil // z does not exist
-	})
-	_ = c.Expire(ctx, "a")
-	_, _ = c.GetOrLoad(ctx, "a", fails(errors.New("no"))) // a miss that gets the old value
-	_, _ = c.GetOrLoad(ctx, "d", func(ctx context.Context, key string) (string, error) { return "v", c.Delete(ctx, key) })
-	if err := c.Close(); err != nil { // LoadDone may come after the call has returned
-		t.Fatal(err)
-	}
-	of := func(name, labels string) string { return name + " cache=" + ns + labels }
-	wantValues(t, r, map[string]float64{
-		of("gets_total", " layer=redis result=hit"):      1,
-		of("gets_total", " layer=redis result=miss"):     10,
-		of("stale_served_total", " reason=load_failed"):  1,
-		of("loads_total", " kind=call result=value"):     4,
-		of("loads_total", " kind=call result=not_found"): 2,
-		of("loads_total", " kind=call result=error"):     2,
-		of("loads_total", " kind=call result=panic"):     1,
-		of("load_duration_seconds", " kind=call"):        7, // a ManyLoader counts once for its keys
-		of("stores_total", " result=stored"):             5,
-		of("stores_total", " result=fenced"):             1,
-	})
-}
-
 // Each field of Stats gets to the metric that is named after it, and each call of the Trace is counted.
 func TestCollector_StatsAndTrace(t *testing.T) {
 	t.Parallel()
@@ -147,42 +108,53 @@ func TestCollector_StatsAndTrace(t *testing.T) {
 		BadValues: 21, Audits: 47, AuditsStale: 24, TagCalls: 26, TagKeys: 27, TagClears: 28, NearDrops: 22, NearAge: 1500 * time.Millisecond,
 	}}
 	r, _ := register(t, c)
-	c.trace.LoadDone(c.trace.LoadStart(t.Context(), "k"), singlefill.LoadInfo{Keys: 1, Refresh: true})
+	for _, err := range []error{nil, singlefill.ErrNotFound, errors.New("no"), new(singlefill.PanicError)} {
+		c.trace.LoadDone(c.trace.LoadStart(t.Context(), "k"), singlefill.LoadInfo{Keys: 1, Err: err, Refresh: true})
+	}
+	ctx := c.trace.LoadStart(t.Context(), "a")
+	for _, key := range []string{"a", "b", "c"} { // a ManyLoader counts once for its keys
+		c.trace.LoadDone(ctx, singlefill.LoadInfo{Key: key, Keys: 3})
+	}
 	c.trace.WaitDone(t.Context(), singlefill.WaitInfo{})
 	c.trace.RedisError(t.Context(), "get", errors.New("no"))
 	wantValues(t, r, map[string]float64{
-		"gets_total cache=ns layer=near result=hit":       20, // 30 - 10
-		"gets_total cache=ns layer=near result=stale":     10,
-		"gets_total cache=ns layer=redis result=hit":      55, // 100 - 30 - (25 - 10)
-		"gets_total cache=ns layer=redis result=stale":    15,
-		"gets_total cache=ns layer=redis result=miss":     200,
-		"gets_shared_total cache=ns":                      3,
-		"stale_served_total cache=ns reason=revalidating": 44,
-		"stale_served_total cache=ns reason=load_failed":  6,
-		"loads_unlocked_total cache=ns":                   7,
-		"loads_unlimited_total cache=ns":                  8,
-		"loads_running cache=ns":                          9,
-		"loads_queued cache=ns":                           11,
-		"load_locks_lost_total cache=ns":                  12,
-		"stores_total cache=ns result=stored":             13,
-		"stores_total cache=ns result=error":              14,
-		"stores_total cache=ns result=fenced":             16,
-		"redis_refused_total cache=ns":                    17,
-		"redis_commands_queued cache=ns":                  18,
-		"breaker_open cache=ns":                           1,
-		"breaker_opened_total cache=ns":                   19,
-		"bad_values_total cache=ns":                       21,
-		"audits_total cache=ns result=current":            23, // 47 - 24
-		"audits_total cache=ns result=stale":              24,
-		"tag_calls_total cache=ns":                        26,
-		"tag_keys_total cache=ns":                         27,
-		"tag_clears_total cache=ns":                       28,
-		"near_drops_total cache=ns":                       22,
-		"near_proof_age_seconds cache=ns":                 1.5,
-		"loads_total cache=ns kind=refresh result=value":  1,
-		"load_duration_seconds cache=ns kind=refresh":     1,
-		"wait_duration_seconds cache=ns":                  1,
-		"redis_errors_total cache=ns op=get":              1,
+		"gets_total cache=ns layer=near result=hit":          20, // 30 - 10
+		"gets_total cache=ns layer=near result=stale":        10,
+		"gets_total cache=ns layer=redis result=hit":         55, // 100 - 30 - (25 - 10)
+		"gets_total cache=ns layer=redis result=stale":       15,
+		"gets_total cache=ns layer=redis result=miss":        200,
+		"gets_shared_total cache=ns":                         3,
+		"stale_served_total cache=ns reason=revalidating":    44,
+		"stale_served_total cache=ns reason=load_failed":     6,
+		"loads_unlocked_total cache=ns":                      7,
+		"loads_unlimited_total cache=ns":                     8,
+		"loads_running cache=ns":                             9,
+		"loads_queued cache=ns":                              11,
+		"load_locks_lost_total cache=ns":                     12,
+		"stores_total cache=ns result=stored":                13,
+		"stores_total cache=ns result=error":                 14,
+		"stores_total cache=ns result=fenced":                16,
+		"redis_refused_total cache=ns":                       17,
+		"redis_commands_queued cache=ns":                     18,
+		"breaker_open cache=ns":                              1,
+		"breaker_opened_total cache=ns":                      19,
+		"bad_values_total cache=ns":                          21,
+		"audits_total cache=ns result=current":               23, // 47 - 24
+		"audits_total cache=ns result=stale":                 24,
+		"tag_calls_total cache=ns":                           26,
+		"tag_keys_total cache=ns":                            27,
+		"tag_clears_total cache=ns":                          28,
+		"near_drops_total cache=ns":                          22,
+		"near_proof_age_seconds cache=ns":                    1.5,
+		"loads_total cache=ns kind=call result=value":        3,
+		"loads_total cache=ns kind=refresh result=value":     1,
+		"loads_total cache=ns kind=refresh result=not_found": 1,
+		"loads_total cache=ns kind=refresh result=error":     1,
+		"loads_total cache=ns kind=refresh result=panic":     1,
+		"load_duration_seconds cache=ns kind=call":           1,
+		"load_duration_seconds cache=ns kind=refresh":        4,
+		"wait_duration_seconds cache=ns":                     1,
+		"redis_errors_total cache=ns op=get":                 1,
 	})
 }
 
