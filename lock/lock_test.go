@@ -262,25 +262,6 @@ func waiting(t testing.TB, rdb redis.UniversalClient, kind, name string) bool {
 	return n > 0
 }
 
-// Locks on two servers, or of two names, do not interact.
-//
-//fault:two-names
-func TestLocker_TwoServersTwoNames(t *testing.T) {
-	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-		_, other := redistest.StartMini(t)
-		leases := []*lock.Lease{
-			mustAcquire(t, newLocker(t, kind, rdb, "n", nil)), mustAcquire(t, newLocker(t, kind, other, "n", nil)),
-			mustAcquire(t, newLocker(t, kind, rdb, "n2", nil)), mustAcquire(t, newLocker(t, kind, rdb, "N", nil)),
-		}
-		for i, lease := range leases {
-			mustRelease(t, lease)
-			for _, held := range leases[i+1:] {
-				wantHeld(t, held)
-			}
-		}
-	})
-}
-
 // A closed client ends calls at once, and nothing goes on in the background.
 //
 //fault:release-twice
