@@ -61,7 +61,7 @@ func (c *Crowd) turn(l *Locker) error {
 		if ofRedis(err) {
 			return nil
 		}
-		return fmt.Errorf("Acquire = %w", err)
+		return fmt.Errorf("cannot acquire: %w", err)
 	}
 	holders := int(c.running.Add(1))
 	c.granted.Add(1)
@@ -79,7 +79,7 @@ func (c *Crowd) turn(l *Locker) error {
 	case backwards:
 		return fmt.Errorf("the fence %d is not larger than the one before", lease.Fence())
 	case err != nil && !ofRedis(err):
-		return fmt.Errorf("Release = %w", err)
+		return fmt.Errorf("cannot release: %w", err)
 	}
 	return nil
 }
