@@ -72,10 +72,6 @@ func wantValues(t testing.TB, r *prometheus.Registry, want map[string]float64) {
 	}
 }
 
-func gives(v string) singlefill.Loader[string] {
-	return func(context.Context, string) (string, error) { return v, nil }
-}
-
 func fails(err error) singlefill.Loader[string] {
 	return func(context.Context, string) (string, error) { return "", err }
 }
