@@ -173,9 +173,6 @@ func (p proxied) wantNothing() {
 	}
 }
 
-// state returns what the server knows about the holders.
-func (p proxied) state() string { return p.State(p.t, p.s.Admin(), p.name) }
-
 func (p proxied) wantFree() {
 	p.t.Helper()
 	p.WantFree(p.t, p.s, p.name)
