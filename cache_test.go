@@ -163,27 +163,6 @@ func TestCalls_Commands(t *testing.T) {
 	}
 }
 
-// Get returns a value, ErrNotFound or ErrMiss, as the cache knows.
-func TestGet_ValueNotFoundMiss(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		c := cachetest.NewCache[string](t, rdb, nil)
-		if v, err := c.Get(t.Context(), "unknown"); err != singlefill.ErrMiss || v != "" {
-			t.Errorf("got %q, %v; want ErrMiss itself", v, err)
-		}
-		if _, err := c.GetOrLoad(t.Context(), "none", cachetest.Fails[string](singlefill.ErrNotFound)); err != singlefill.ErrNotFound {
-			t.Errorf("got %v; want ErrNotFound itself", err)
-		}
-		cachetest.WantGet(t, c, "none", "", singlefill.ErrNotFound)
-		redistest.Must(t, c.Set(t.Context(), "none", "some"))
-		cachetest.WantGet(t, c, "none", "some", nil)
-		redistest.Must(t, c.Set(t.Context(), "none", "more"))
-		cachetest.WantGet(t, c, "none", "more", nil)
-		redistest.Must(t, c.Delete(t.Context(), "none"))
-		cachetest.WantGet(t, c, "none", "", singlefill.ErrMiss)
-	})
-}
-
 // Delete removes all keys that it is given, and no other.
 func TestDelete_ManyKeysAndNone(t *testing.T) {
 	t.Parallel()
@@ -255,23 +234,6 @@ func TestTTL_Jitter(t *testing.T) {
 				}
 			})
 		}
-	})
-}
-
-// TTLFunc gives loaded and set values their lives.
-func TestTTLFunc_LifeOfEachValue(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Jitter: -1, TTLFunc: lifeInMinutes})
-		cachetest.GoGet(t.Context(), c, "loaded", cachetest.Gives("2")).Want(t, "2")
-		redistest.Must(t, c.Set(t.Context(), "set", "3"))
-		time.Sleep(2*time.Minute - time.Millisecond)
-		cachetest.GoGet(t.Context(), c, "loaded", cachetest.MustNotLoad[string](t)).Want(t, "2")
-		time.Sleep(time.Millisecond)
-		cachetest.GoGet(t.Context(), c, "loaded", cachetest.Gives("1")).Want(t, "1")
-		time.Sleep(time.Minute - time.Millisecond)
-		cachetest.GoGet(t.Context(), c, "set", cachetest.MustNotLoad[string](t)).Want(t, "3")
-		time.Sleep(time.Millisecond)
-		cachetest.GoGet(t.Context(), c, "set", cachetest.Gives("1")).Want(t, "1")
 	})
 }
 

@@ -35,6 +35,18 @@ func embeddedRedis() (rdb *redis.Client, stop func()) {
 	return rdb, func() { rdb.Close(); mini.Close() }
 }
 
+// embeddedCache returns a cache on an embedded server, so that the examples run anywhere. A service
+// makes one client of its Redis, and a cache per namespace.
+func embeddedCache[T any](namespace string, ttl time.Duration,
+	opts *singlefill.Options[T]) (c *singlefill.Cache[T], stop func()) {
+	rdb, stopRedis := embeddedRedis()
+	c, err := singlefill.New(rdb, namespace, ttl, opts)
+	if err != nil {
+		panic(err)
+	}
+	return c, func() { c.Close(); stopRedis() }
+}
+
 // A key is loaded once, however many callers ask for it at the same time, in however many processes.
 func Example() {
 	rdb, stop := embeddedRedis()
@@ -69,76 +81,6 @@ func Example() {
 	// Output: loads: 1 failures: 0
 }
 
-// Several caches share one client. Their namespaces keep their keys apart.
-func Example_sharedClient() {
-	rdb, stop := embeddedRedis()
-	defer stop()
-
-	names, err := singlefill.New[string](rdb, "names", time.Hour, nil)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	defer names.Close()
-	ages, err := singlefill.New[int](rdb, "ages", time.Minute, nil)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	defer ages.Close()
-
-	ctx := context.Background()
-	fmt.Println(names.GetOrLoad(ctx, "42", func(ctx context.Context, id string) (string, error) { return "Ada", nil }))
-	fmt.Println(ages.GetOrLoad(ctx, "42", func(ctx context.Context, id string) (int, error) { return 36, nil }))
-	// Output:
-	// Ada <nil>
-	// 36 <nil>
-}
-
-// A handler gives each request a deadline. The deadline ends that request only: the load goes on and
-// fills the cache.
-func Example_httpHandler() {
-	rdb, stop := embeddedRedis()
-	defer stop()
-	pages, err := singlefill.New[string](rdb, "pages", time.Minute, nil)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	defer pages.Close()
-
-	render := func(ctx context.Context, name string) (string, error) {
-		if name != "home" {
-			return "", singlefill.ErrNotFound
-		}
-		return "Welcome", nil
-	}
-	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		ctx, cancel := context.WithTimeout(r.Context(), 2*time.Second)
-		defer cancel()
-		page, err := pages.GetOrLoad(ctx, strings.TrimPrefix(r.URL.Path, "/"), render)
-		switch {
-		case errors.Is(err, singlefill.ErrNotFound):
-			http.NotFound(w, r)
-		case errors.Is(err, context.DeadlineExceeded):
-			http.Error(w, "try again", http.StatusGatewayTimeout)
-		case err != nil:
-			http.Error(w, "something went wrong", http.StatusInternalServerError)
-		default:
-			fmt.Fprint(w, page)
-		}
-	})
-
-	for _, path := range []string{"/home", "/away"} {
-		w := httptest.NewRecorder()
-		handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
-		fmt.Println(w.Code, strings.TrimSpace(w.Body.String()))
-	}
-	// Output:
-	// 200 Welcome
-	// 404 404 page not found
-}
-
 // These options keep a request from waiting long for a server that is down. New sends no command. Its
 // errors say what is wrong with an argument, and what is allowed.
 func ExampleNew() {
@@ -160,35 +102,6 @@ func ExampleNew() {
 	_, err = singlefill.New(rdb, "prices", time.Minute, &singlefill.Options[int]{Jitter: 2})
 	fmt.Println(err)
 	// Output: singlefill: Options.Jitter is 2: a fraction below 1 is allowed, or a negative number for none
-}
-
-// A namespace carries the version of its type. During a deployment old processes use the namespace
-// users/1 and new ones users/2. Neither reads the entries of the other, and the old entries expire.
-func ExampleNew_version() {
-	rdb, stop := embeddedRedis()
-	defer stop()
-	type userV1 struct{ Name string }
-	type userV2 struct{ First, Last string }
-	before, err := singlefill.New[userV1](rdb, "users/1", 5*time.Minute, nil)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	defer before.Close()
-	after, err := singlefill.New[userV2](rdb, "users/2", 5*time.Minute, nil)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	defer after.Close()
-
-	ctx := context.Background()
-	if err := before.Set(ctx, "42", userV1{"Ada Lovelace"}); err != nil {
-		fmt.Println(err)
-	}
-	_, err = after.Get(ctx, "42")
-	fmt.Println(errors.Is(err, singlefill.ErrMiss))
-	// Output: true
 }
 
 // A load goes on when the request that started it has ended. Close waits until the load has been
@@ -227,17 +140,11 @@ func ExampleCache_Close() {
 
 // A Loader that panics fails only its own load. The stack is that of the Loader.
 func ExamplePanicError() {
-	rdb, stop := embeddedRedis()
+	prices, stop := embeddedCache[int]("prices", time.Minute, nil)
 	defer stop()
-	prices, err := singlefill.New[int](rdb, "prices", time.Minute, nil)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	defer prices.Close()
 
 	var list []int
-	_, err = prices.GetOrLoad(context.Background(), "tea", func(ctx context.Context, item string) (int, error) {
+	_, err := prices.GetOrLoad(context.Background(), "tea", func(ctx context.Context, item string) (int, error) {
 		return list[7], nil
 	})
 	var panicked *singlefill.PanicError
@@ -309,23 +216,6 @@ func Example_redisIsDown() {
 	// Ada <nil>
 	// loaded without the lock: 1
 	// deleted: false
-}
-
-// embeddedCache returns a cache on an embedded server, so that the examples run anywhere. A service
-// makes one client of its Redis, and a cache per namespace.
-func embeddedCache[T any](namespace string, ttl time.Duration,
-	opts *singlefill.Options[T]) (c *singlefill.Cache[T], stop func()) {
-	mini, err := miniredis.Run()
-	if err != nil {
-		panic(err)
-	}
-	mini.ClockTTL(true) // or nothing would ever expire
-	rdb := redis.NewClient(&redis.Options{Addr: mini.Addr()})
-	c, err = singlefill.New(rdb, namespace, ttl, opts)
-	if err != nil {
-		panic(err)
-	}
-	return c, func() { c.Close(); rdb.Close(); mini.Close() }
 }
 
 // The second call is a hit. An error of the Loader comes back unchanged and is not remembered.
@@ -554,37 +444,30 @@ func ExampleCache_DeleteTag() {
 		fmt.Println("load", id)
 		return map[string]order{"1": {"tea", "in"}, "2": {"tea", "lk"}, "3": {"coffee", "br"}}[id], nil
 	}
-	ids := []string{"1", "2", "3"}
-	for _, id := range ids {
-		if _, err := orders.GetOrLoad(ctx, id, load); err != nil {
-			fmt.Println(err)
+	get := func() {
+		for _, id := range []string{"1", "2", "3"} {
+			if _, err := orders.GetOrLoad(ctx, id, load); err != nil {
+				fmt.Println(err)
+			}
 		}
 	}
-	if err := orders.DeleteTag(ctx, "country:lk"); err != nil {
-		fmt.Println("old orders may be served for up to an hour:", err)
-	}
-	fmt.Println("the first DeleteTag clears the namespace:", orders.Stats().TagClears == 1)
-	for _, id := range ids {
-		if _, err := orders.GetOrLoad(ctx, id, load); err != nil {
-			fmt.Println(err)
+	get()
+	for range 2 {
+		if err := orders.DeleteTag(ctx, "country:lk"); err != nil {
+			fmt.Println("old orders may be served for up to an hour:", err)
 		}
-	}
-	if err := orders.DeleteTag(ctx, "country:lk"); err != nil {
-		fmt.Println("old orders may be served for up to an hour:", err)
-	}
-	for _, id := range ids {
-		if _, err := orders.GetOrLoad(ctx, id, load); err != nil {
-			fmt.Println(err)
-		}
+		fmt.Println("the namespace was cleared:", orders.Stats().TagClears, "times") // by the first DeleteTag
+		get()
 	}
 	// Output:
 	// load 1
 	// load 2
 	// load 3
-	// the first DeleteTag clears the namespace: true
+	// the namespace was cleared: 1 times
 	// load 1
 	// load 2
 	// load 3
+	// the namespace was cleared: 1 times
 	// load 2
 }
 
@@ -630,30 +513,6 @@ func ExampleOptions_staleWhileRevalidate() {
 	// 7 <nil>
 	// tea is refreshed
 	// 8 <nil>
-}
-
-// While the source is down, readers get the old value.
-func ExampleOptions_staleIfError() {
-	prices, stop := embeddedCache("prices", time.Minute, &singlefill.Options[int]{StaleIfError: time.Hour})
-	defer stop()
-
-	ctx := context.Background()
-	load := func(ctx context.Context, item string) (int, error) { return 0, errors.New("price service is down") }
-	if err := errors.Join(prices.Set(ctx, "tea", 7), prices.Expire(ctx, "tea")); err != nil { // as if the minute were over
-		fmt.Println(err)
-		return
-	}
-	price, info, err := prices.GetOrLoadInfo(ctx, "tea", load)
-	fmt.Println(price, err, "stale:", info.Stale, "because:", info.Err)
-
-	if err := prices.Delete(ctx, "tea"); err != nil { // now there is nothing left to serve
-		fmt.Println(err)
-	}
-	_, err = prices.GetOrLoad(ctx, "tea", load)
-	fmt.Println(err)
-	// Output:
-	// 7 <nil> stale: true because: price service is down
-	// price service is down
 }
 
 // What the caches of a program have in common is written once.
@@ -852,20 +711,6 @@ func ExampleCodec_json() {
 	// float64 <nil>
 }
 
-// Raw stores bytes and strings unchanged. It suits values that are already encoded, or large.
-func ExampleCodec_raw() {
-	images, stop := embeddedCache("images", time.Hour, &singlefill.Options[[]byte]{Codec: singlefill.Raw})
-	defer stop()
-
-	ctx := context.Background()
-	if err := images.Set(ctx, "logo", []byte("GIF89a")); err != nil {
-		fmt.Println(err)
-	}
-	image, err := images.Get(ctx, "logo")
-	fmt.Printf("%s %v\n", image, err)
-	// Output: GIF89a <nil>
-}
-
 // Each function is optional. Stats has the same counts; a Trace also gets the key, and the duration of
 // a load.
 func ExampleTrace() {
@@ -895,80 +740,31 @@ func ExampleTrace() {
 	// Output: 1 hit, 2 misses, 1 failure
 }
 
-// A Trace can write log lines for loads that failed or were slow, and for stale values. An outage
-// has such an event in every request, so this service writes at most one line of a kind a minute.
-func ExampleTrace_slog() {
+// A failed load is a line in the log of a service.
+func ExampleLogTrace() {
 	log := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{
 		ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
-			if a.Key == slog.TimeKey || a.Key == "took" {
+			if a.Key == slog.TimeKey || a.Key == "duration" {
 				return slog.Attr{} // not the same in each run
 			}
 			return a
 		},
 	}))
-	type write = func(ctx context.Context, msg string, args ...any)
-	sampled := func(w write) write { // w at most once a minute
-		var last atomic.Pointer[time.Time]
-		return func(ctx context.Context, msg string, args ...any) {
-			before, now := last.Load(), time.Now()
-			if (before == nil || now.Sub(*before) >= time.Minute) && last.CompareAndSwap(before, &now) {
-				w(ctx, msg, args...)
-			}
-		}
-	}
-	failed, stale := sampled(log.ErrorContext), sampled(log.WarnContext)
-	unstored, slow := sampled(log.WarnContext), sampled(log.WarnContext)
-	trace := &singlefill.Trace{
-		LoadDone: func(ctx context.Context, info singlefill.LoadInfo) {
-			switch {
-			case info.Err != nil && !errors.Is(info.Err, singlefill.ErrNotFound):
-				failed(ctx, "load failed", "key", info.Key, "took", info.Duration, "err", info.Err)
-			case info.StoreErr != nil:
-				unstored(ctx, "value not stored", "key", info.Key, "err", info.StoreErr)
-			case info.Duration > 500*time.Millisecond:
-				slow(ctx, "slow load", "key", info.Key, "took", info.Duration)
-			}
-		},
-		Stale: func(ctx context.Context, key string, info singlefill.ValueInfo) {
-			stale(ctx, "stale value", "key", key, "err", info.Err)
-		},
-		BreakerChanged: func(open bool) { log.Warn("redis", "answers", !open) },
-	}
-	prices, stop := embeddedCache("prices", time.Minute, &singlefill.Options[int]{StaleIfError: time.Hour, RetryAfter: -1, Trace: trace})
+	prices, stop := embeddedCache("prices", time.Minute, &singlefill.Options[int]{Trace: singlefill.LogTrace(log, nil)})
 	defer stop()
 
-	ctx := context.Background()
-	if err := errors.Join(prices.Set(ctx, "tea", 7), prices.Expire(ctx, "tea")); err != nil {
-		fmt.Println(err)
-	}
-	var readers sync.WaitGroup
-	for range 10 {
-		readers.Go(func() {
-			for range 50 { // 500 reads of a stale value while its source is down
-				_, _ = prices.GetOrLoad(ctx, "tea", func(context.Context, string) (int, error) {
-					return 0, errors.New("price service is down")
-				})
-			}
-		})
-	}
-	readers.Wait()
-	prices.Close() // LoadDone may come after the call has returned
-	// Unordered output:
-	// level=ERROR msg="load failed" key=tea err="price service is down"
-	// level=WARN msg="stale value" key=tea err="price service is down"
+	load := func(ctx context.Context, item string) (int, error) { return 0, errors.New("price service is down") }
+	_, _ = prices.GetOrLoad(context.Background(), "tea", load)
+	prices.Close() // the line may come after the call has returned
+	// Output: level=WARN msg="load failed" cache=prices err="price service is down"
 }
 
 // A Loader may take a semaphore of package lock: here at most two processes at a time query a
 // database that several namespaces share. The wait counts towards LoadTimeout. If Redis cannot
 // grant a lease, this Loader goes on without one, rather than fail a read.
 func ExampleLoader_semaphore() {
-	mini, err := miniredis.Run()
-	if err != nil {
-		panic(err)
-	}
-	defer mini.Close()
-	rdb := redis.NewClient(&redis.Options{Addr: mini.Addr()})
-	defer rdb.Close()
+	rdb, stop := embeddedRedis()
+	defer stop()
 	database, err := lock.NewSemaphore(rdb, "database", 2, nil)
 	if err != nil {
 		panic(err)

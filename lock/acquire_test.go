@@ -90,41 +90,24 @@ func TestAcquire_FirstAnswer(t *testing.T) {
 		redistest.Must(t, rdb.RPush(t.Context(), foreign, "x").Err())
 		c := record(m)
 		c.delay(slow)
-		for name, call := range map[string]func() error{
-			"free": func() error {
-				lease, err := newLocker(t, kind, rdb, "free", &lock.Options{TTL: time.Hour}).Acquire(t.Context())
-				defer lease.Release(t.Context())
-				if n, took := len(c.all()), time.Since(c.times()[0]); n != 1 || took != slow {
-					t.Errorf("granted by %d commands, after %v", n, took)
-				}
-				return err
-			},
-			"busy": func() error {
-				_, err := newLocker(t, kind, rdb, "held", nil).TryAcquire(t.Context())
-				if n, took := len(c.all()), time.Since(c.times()[0]); n != 1 || took != slow {
-					t.Errorf("ErrBusy by %d commands, after %v", n, took)
-				}
-				if err != lock.ErrBusy {
-					t.Errorf("TryAcquire: %v, want ErrBusy itself", err)
-				}
-				return nil
-			},
-			"an error": func() error {
-				_, err := newLocker(t, kind, rdb, "foreign", nil).Acquire(t.Context())
-				want := 1
-				if kind == "fair" {
-					want = 2 // it leaves the queue
-				}
-				if n, took := len(c.all()), time.Since(c.times()[0]); n != want || took != time.Duration(want)*slow || err == nil {
-					t.Errorf("%v by %d commands, after %v", err, n, took)
-				}
-				return nil
-			},
-		} {
+		for name, want := range map[string]struct {
+			err      error // nil: granted
+			commands int
+		}{"free": {nil, 1}, "held": {lock.ErrBusy, 1}, "foreign": {lock.ErrConflict, 1}} {
 			c.reset()
-			if err := call(); err != nil {
-				t.Error(name, err)
+			l := newLocker(t, kind, rdb, name, &lock.Options{TTL: time.Hour})
+			call := l.Acquire
+			switch {
+			case name == "held":
+				call = l.TryAcquire
+			case name == "foreign" && kind == "fair":
+				want.commands = 2 // it leaves the queue
 			}
+			got, err := call(t.Context())
+			if n, took := len(c.all()), time.Since(c.times()[0]); n != want.commands || took != time.Duration(n)*slow || !errors.Is(err, want.err) {
+				t.Errorf("%s: %v by %d commands, after %v; want %v by %d", name, err, n, took, want.err, want.commands)
+			}
+			_ = got.Release(t.Context())
 			time.Sleep(time.Second) // for the background
 		}
 		c.delay(0)

@@ -124,7 +124,7 @@ func TestErrors_LongName(t *testing.T) {
 // foreignData are commands that put something else under a key.
 var foreignData = map[string][]any{"a list": {"rpush", "x"}, "a text without a TTL": {"set", "some text"}}
 
-// A foreign key is named and left alone, and nothing is taken beside it.
+// A foreign key is named and left alone, and nothing is taken beside it. When it is gone, the lock can be had.
 //
 //fault:foreign-key
 func TestErrConflict_ForeignKey(t *testing.T) {
@@ -157,6 +157,8 @@ func TestErrConflict_ForeignKey(t *testing.T) {
 							t.Errorf("%q is %s: %q is left", suffix, what, other)
 						}
 					}
+					redistest.Must(t, rdb.Del(t.Context(), key).Err())
+					mustRelease(t, mustTry(t, l))
 				}
 			}
 		}

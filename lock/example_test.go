@@ -25,6 +25,16 @@ func embeddedRedis() (rdb *redis.Client, stop func()) {
 	return rdb, func() { rdb.Close(); mini.Close() }
 }
 
+// embeddedMutex returns a mutex on such a Redis.
+func embeddedMutex(name string, opts *lock.Options) (l *lock.Locker, rdb *redis.Client, stop func()) {
+	rdb, stop = embeddedRedis()
+	l, err := lock.NewMutex(rdb, name, opts)
+	if err != nil {
+		panic(err)
+	}
+	return l, rdb, stop
+}
+
 // Every machine starts a job at the same hour, and one of them has to do it. The lease keeps two
 // machines from doing it at once, and lets the next one do it if the first has died. The job itself
 // knows when it is done.
@@ -143,13 +153,8 @@ func ExampleNewFairMutex() {
 
 // The context bounds the wait. The lease outlives it, until it is released.
 func ExampleLocker_Acquire() {
-	rdb, stop := embeddedRedis()
+	index, _, stop := embeddedMutex("search index", nil)
 	defer stop()
-	index, err := lock.NewMutex(rdb, "search index", nil)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	lease, err := index.Acquire(ctx)
 	cancel()
@@ -171,13 +176,8 @@ func ExampleLocker_Acquire() {
 
 // A process skips the clean-up while another process does it.
 func ExampleLocker_TryAcquire() {
-	rdb, stop := embeddedRedis()
+	cleaning, _, stop := embeddedMutex("cleaning", nil)
 	defer stop()
-	cleaning, err := lock.NewMutex(rdb, "cleaning", nil)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
 	ctx := context.Background()
 	cleanUp := func(alone func()) {
 		lease, err := cleaning.TryAcquire(ctx)
@@ -203,14 +203,9 @@ func ExampleLocker_TryAcquire() {
 
 // The context of the work ends when the lease is lost, here because Redis loses all its data.
 func ExampleLocker_Do() {
-	rdb, stop := embeddedRedis()
+	index, rdb, stop := embeddedMutex("search index", &lock.Options{TTL: 2 * time.Second})
 	defer stop()
-	index, err := lock.NewMutex(rdb, "search index", &lock.Options{TTL: 2 * time.Second})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	err = index.Do(context.Background(), func(ctx context.Context) error {
+	err := index.Do(context.Background(), func(ctx context.Context) error {
 		if err := rdb.FlushAll(ctx).Err(); err != nil {
 			return err
 		}
@@ -224,13 +219,8 @@ func ExampleLocker_Do() {
 // A holder that was frozen does not know that its lease has ended. The resource rejects its writes
 // by the fence.
 func ExampleLease_Fence() {
-	rdb, stop := embeddedRedis()
+	turn, rdb, stop := embeddedMutex("ledger", nil)
 	defer stop()
-	turn, err := lock.NewMutex(rdb, "ledger", nil)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
 	ctx := context.Background()
 	frozen, err := turn.Acquire(ctx)
 	if err != nil {
@@ -272,18 +262,13 @@ func (l *ledger) write(fence int64, entry string) string {
 
 // A lost lease is worth a line in a log, and a long wait a point in a chart.
 func ExampleTrace() {
-	rdb, stop := embeddedRedis()
-	defer stop()
-	index, err := lock.NewMutex(rdb, "search index", &lock.Options{Trace: &lock.Trace{
+	index, _, stop := embeddedMutex("search index", &lock.Options{Trace: &lock.Trace{
 		Acquired: func(ctx context.Context, info lock.LeaseInfo) { fmt.Println("acquired:", info.Name) },
 		Released: func(ctx context.Context, info lock.LeaseInfo) { fmt.Println("released:", info.Name) },
 		Lost:     func(ctx context.Context, info lock.LeaseInfo) { fmt.Println("lost:", info.Name, info.Err) },
 	}})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	err = index.Do(context.Background(), func(ctx context.Context) error { return nil })
+	defer stop()
+	err := index.Do(context.Background(), func(ctx context.Context) error { return nil })
 	fmt.Println(err)
 	// Output:
 	// acquired: search index

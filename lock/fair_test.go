@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -14,7 +13,6 @@ import (
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
-	"github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/redistest"
@@ -89,25 +87,6 @@ func leftKeys(m *miniredis.Miniredis) []string {
 	return slices.DeleteFunc(m.Keys(), func(k string) bool { return k == fenceKey || strings.Contains(k, ":ended") })
 }
 
-// watchScripts calls tell before each script, with its keys and arguments. If tell answers, the
-// script does not run.
-func watchScripts(m *miniredis.Miniredis, tell func(p *server.Peer, op, token string, args []string) bool) {
-	m.Server().SetPreHook(func(p *server.Peer, cmd string, args ...string) bool {
-		if cmd != "EVALSHA" && cmd != "EVAL" {
-			return false
-		}
-		n, _ := strconv.Atoi(args[1])
-		rest := args[2+n:] // token, TTL, life of the fence ... of acquire; token, TTL of renew
-		op := "other"
-		if len(rest) > 4 {
-			op = "acquire"
-		} else if len(rest) == 2 {
-			op = "renew"
-		}
-		return tell(p, op, rest[0], args[1:])
-	})
-}
-
 // Waiters that arrive in one instant keep their order, however long and often they ask: a place is
 // a number, not a time. At no time is there a key that would live for ever.
 func TestNewFairMutex_OrderOfOneInstant(t *testing.T) {
@@ -155,36 +134,23 @@ func TestNewFairMutex_OrderInOneProcess(t *testing.T) {
 		opts := &lock.Options{TTL: time.Minute}
 		holder := mustAcquire(t, newLocker(t, "fair", rdb, "n", opts))
 		lockers := []*lock.Locker{newLocker(t, "fair", rdb, "n", opts), newLocker(t, "fair", redistest.NewMiniClient(t, m), "n", opts)}
-		var mu sync.Mutex
-		var order, want []int
-		var wg sync.WaitGroup
-		for i := range 60 {
+		waiters := &waiterGroup{t: t}
+		var want []int
+		for who := range 60 {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			wg.Go(func() {
-				lease, err := lockers[i%2].Acquire(ctx)
-				if i%5 == 0 {
-					wantIs(t, "Acquire", err, lock.ErrBusy, context.Canceled)
-					return
-				}
-				mu.Lock()
-				order = append(order, i)
-				mu.Unlock()
-				mustRelease(t, lease)
-			})
+			waiters.join(ctx, lockers[who%2], who)
 			synctest.Wait()
-			if i%5 == 0 {
-				time.AfterFunc(time.Duration(i)*100*time.Millisecond, cancel)
+			if who%5 == 0 {
+				time.AfterFunc(time.Duration(who)*100*time.Millisecond, cancel)
 			} else {
-				want = append(want, i)
+				want = append(want, who)
 			}
 		}
 		time.Sleep(4 * waiterTTL)
 		mustRelease(t, holder)
-		wg.Wait()
-		if !slices.Equal(order, want) {
-			t.Errorf("granted to %v", order)
-		}
+		waiters.wg.Wait()
+		waiters.want(want...)
 	})
 }
 
@@ -209,36 +175,32 @@ func TestNewFairMutex_WaitersAskInTime(t *testing.T) {
 					ttl = waiterTTL
 				}
 				lease := mustTry(t, l)
-				var mu sync.Mutex
-				last := make(map[string]time.Time)
-				asked := 0
-				watchScripts(m, func(_ *server.Peer, op, token string, args []string) bool {
-					mu.Lock()
-					defer mu.Unlock()
-					if op != "acquire" {
-						return false
-					}
-					asked++
-					// The tokens of other waiters come after five keys and five arguments.
-					for _, token := range append(args[11:], token) {
-						if at, again := last[token]; again && time.Since(at) > ttl/3 {
-							t.Errorf("heard of again after %v", time.Since(at))
-						}
-						last[token] = time.Now()
-					}
-					return false
-				})
+				c := record(m)
 				waiters := &waiterGroup{t: t}
 				for who := range test.waiters {
 					waiters.join(t.Context(), l, who)
 					synctest.Wait()
 				}
 				time.Sleep(min(6*ttl, 10*time.Second))
-				mu.Lock()
+				last, asked := make(map[string]time.Time), 0
+				for i, args := range c.all() {
+					args = scriptArgs(args)
+					if len(args) < 5 { // token and TTL, of a renewal
+						continue
+					}
+					asked++
+					at := c.times()[i]
+					// The tokens of other waiters come after five arguments.
+					for _, token := range append(args[5:], args[0]) {
+						if before, again := last[token]; again && at.Sub(before) > ttl/3 {
+							t.Errorf("heard of again after %v", at.Sub(before))
+						}
+						last[token] = at
+					}
+				}
 				if len(last) != test.waiters || asked < 4 {
 					t.Errorf("%d have asked %d times", len(last), asked)
 				}
-				mu.Unlock()
 				mustRelease(t, lease)
 				waiters.wg.Wait()
 				waiters.want(upTo(test.waiters)...)
@@ -294,12 +256,11 @@ func TestNewFairMutex_DeadWaiters(t *testing.T) {
 					}
 					released := time.Now()
 					mustRelease(t, lease)
-					var asked atomic.Int64
-					watchScripts(m, func(*server.Peer, string, string, []string) bool { asked.Add(1); return false })
+					c := record(m)
 					waiters.wg.Wait()
 					waiters.want(n)
-					if asked.Load() > 60 {
-						t.Errorf("the living waiter asked %d times", asked.Load())
+					if asked := len(c.all()); asked > 60 {
+						t.Errorf("the living waiter asked %d times", asked)
 					}
 					// The living waiter may be asleep when the dead are skipped, for a third of
 					// WaiterTTL.
@@ -367,30 +328,38 @@ func TestNewFairMutex_WaiterGivesUp(t *testing.T) {
 
 // A waiter leaves the queue also after an outage that is longer than a lease: a place may live
 // longer.
+//
+//fault:refused-writes
 func TestNewFairMutex_LongOutage(t *testing.T) {
-	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-		rdb := redistest.NewMiniClient(t, m)
-		lease := mustTry(t, newLocker(t, "fair", rdb, "n", nil))
-		cut, f := withFaults(t, m)
-		l := newLocker(t, "fair", cut, "n", &lock.Options{TTL: 2 * time.Second, WaiterTTL: time.Minute})
-		ended := make(chan error, 1)
-		go func() { _, err := l.Acquire(t.Context()); ended <- err }()
-		time.Sleep(time.Second)
-		f.set(noConnection)
-		if err := <-ended; !errors.Is(err, lock.ErrUnavailable) {
-			t.Errorf("Acquire: %v, want ErrUnavailable", err)
-		}
-		time.Sleep(10 * time.Second)
-		if !m.Exists(queueKey) {
-			t.Error("it is not in the queue, so this proves nothing")
-		}
-		f.set(nil)
-		time.Sleep(time.Second)
-		if m.Exists(queueKey) {
-			t.Error("it is still in the queue")
-		}
-		mustRelease(t, lease)
-	})
+	for what, fails := range map[string]fault{
+		"no connection": noConnection, "writes are refused": refusal("NOREPLICAS Not enough good replicas to write."),
+	} {
+		t.Run(what, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+				rdb := redistest.NewMiniClient(t, m)
+				lease := mustTry(t, newLocker(t, "fair", rdb, "n", nil))
+				cut, f := withFaults(t, m)
+				l := newLocker(t, "fair", cut, "n", &lock.Options{TTL: 2 * time.Second, WaiterTTL: time.Minute})
+				ended := make(chan error, 1)
+				go func() { _, err := l.Acquire(t.Context()); ended <- err }()
+				time.Sleep(time.Second)
+				f.set(fails)
+				if err := <-ended; !errors.Is(err, lock.ErrUnavailable) {
+					t.Errorf("Acquire: %v, want ErrUnavailable", err)
+				}
+				time.Sleep(10 * time.Second)
+				if !m.Exists(queueKey) {
+					t.Error("it is not in the queue, so this proves nothing")
+				}
+				f.set(nil)
+				time.Sleep(time.Second)
+				if m.Exists(queueKey) {
+					t.Error("it is still in the queue")
+				}
+				mustRelease(t, lease)
+			})
+		})
+	}
 }
 
 // Whatever keys are lost, to an eviction or by hand, no waiter waits for ever, and a holder that

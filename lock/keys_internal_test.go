@@ -3,6 +3,7 @@ package lock
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -39,30 +40,6 @@ func TestKeys_Names(t *testing.T) {
 			if got := k.all()[i]; got != want+":lock"+suffix {
 				t.Errorf("a key of %q is named %q, want %q", name, got, want+":lock"+suffix)
 			}
-		}
-	}
-}
-
-// All keys of a name are in one slot.
-//
-//fault:strange-keys
-func TestKeys_OneSlot(t *testing.T) {
-	if testing.Short() {
-		t.Skip("a cluster takes seconds to start")
-	}
-	t.Parallel()
-	cluster := redistest.SharedCluster(t)
-	slot := func(key string) int64 { return cluster.Slot(t, key) }
-	for _, name := range append(strangeNames(), redistest.RandomKeys()...) {
-		all := keysOf(name).all()
-		want := slot(all[0])
-		for _, key := range all[1:] {
-			if n := slot(key); n != want {
-				t.Errorf("%.50q is in slot %d, %.50q in %d", all[0], want, key, n)
-			}
-		}
-		if own := slot(name); want != own && !strings.ContainsAny(name, "{}") && name[0] != '%' {
-			t.Errorf("%.50q is in slot %d, its keys in %d", name, own, want)
 		}
 	}
 }
@@ -130,7 +107,7 @@ func FuzzKeys(f *testing.F) {
 	})
 }
 
-// A strange name is a name. A cluster refuses scripts whose keys are in two slots.
+// A strange name is a name, and its keys are in one slot: a cluster refuses scripts whose keys are in two.
 //
 //fault:strange-keys
 func TestLocker_StrangeNames(t *testing.T) {
@@ -146,7 +123,8 @@ func TestLocker_StrangeNames(t *testing.T) {
 		"semaphore": func(name string) (*Locker, error) { return NewSemaphore(rdb, name, 1, opts) },
 	} {
 		var leases []*Lease
-		for _, name := range strangeNames() {
+		names := slices.Compact(slices.Sorted(slices.Values(append(strangeNames(), redistest.RandomKeys()...))))
+		for _, name := range names {
 			l, err := create(name)
 			redistest.Must(t, err)
 			lease, err := l.TryAcquire(t.Context())
@@ -160,10 +138,10 @@ func TestLocker_StrangeNames(t *testing.T) {
 		}
 		for i, lease := range leases {
 			if held, err := lease.owner.kind.renew(t.Context(), lease.owner); !held || err != nil {
-				t.Errorf("%s %.50q: renewed %t, %v", what, strangeNames()[i], held, err)
+				t.Errorf("%s %.50q: renewed %t, %v", what, names[i], held, err)
 			}
 			if err := lease.Release(t.Context()); err != nil {
-				t.Errorf("%s %.50q: Release: %v", what, strangeNames()[i], err)
+				t.Errorf("%s %.50q: Release: %v", what, names[i], err)
 			}
 		}
 	}

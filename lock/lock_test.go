@@ -29,31 +29,14 @@ var kinds = []string{"mutex", "fair", "semaphore"}
 // newLocker returns a Locker of one of the kinds.
 func newLocker(t testing.TB, kind string, rdb redis.UniversalClient, name string, opts *lock.Options) *lock.Locker {
 	t.Helper()
-	var l *lock.Locker
-	var err error
-	switch kind {
-	case "mutex":
-		l, err = lock.NewMutex(rdb, name, opts)
-	case "fair":
-		l, err = lock.NewFairMutex(rdb, name, opts)
-	case "semaphore":
-		l, err = lock.NewSemaphore(rdb, name, 1, opts)
-	default:
-		t.Fatalf("no kind is called %q", kind)
-	}
+	l, err := locktest.Kind{Name: kind, Size: 1}.Open(rdb, name, opts)
 	redistest.Must(t, err)
 	return l
 }
 
 // eachKind runs a test for each of the kinds, in parallel.
 func eachKind(t *testing.T, run func(t *testing.T, kind string)) {
-	t.Parallel()
-	for _, kind := range kinds {
-		t.Run(kind, func(t *testing.T) {
-			t.Parallel()
-			run(t, kind)
-		})
-	}
+	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) { run(t, k.Name) })
 }
 
 // inBubble runs a test with a miniredis that lives by the bubble's clock. The background of its
@@ -277,25 +260,6 @@ func waiting(t testing.TB, rdb redis.UniversalClient, kind, name string) bool {
 	n, err := rdb.ZCard(t.Context(), "{"+name+"}:lock:queue").Result()
 	redistest.Must(t, err)
 	return n > 0
-}
-
-// Locks on two servers, or of two names, do not interact.
-//
-//fault:two-names
-func TestLocker_TwoServersTwoNames(t *testing.T) {
-	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-		_, other := redistest.StartMini(t)
-		leases := []*lock.Lease{
-			mustAcquire(t, newLocker(t, kind, rdb, "n", nil)), mustAcquire(t, newLocker(t, kind, other, "n", nil)),
-			mustAcquire(t, newLocker(t, kind, rdb, "n2", nil)), mustAcquire(t, newLocker(t, kind, rdb, "N", nil)),
-		}
-		for i, lease := range leases {
-			mustRelease(t, lease)
-			for _, held := range leases[i+1:] {
-				wantHeld(t, held)
-			}
-		}
-	})
 }
 
 // A closed client ends calls at once, and nothing goes on in the background.

@@ -207,6 +207,7 @@ func compareWithModel(s *stage, rnd *rand.Rand, seed uint64) {
 // follows from it are one step.
 //
 //fault:any-order
+//fault:late-command
 func TestScripts_RandomSteps(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []string{"mutex", "fair", "semaphore"} {

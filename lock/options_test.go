@@ -40,7 +40,7 @@ func constructorCases(rdb redis.UniversalClient) []constructorCase {
 		{nil, "n", 1, nil, "rdb is nil: a redis.UniversalClient is needed"},
 		{(*redis.Client)(nil), "n", 1, nil, "rdb is a nil *redis.Client: a connected redis.UniversalClient is needed"},
 		{(*redis.ClusterClient)(nil), "n", 1, nil, "rdb is a nil *redis.ClusterClient: a connected redis.UniversalClient is needed"},
-		{clientAndPipeline{rdb}, "n", 1, nil, "rdb is a lock_test.clientAndPipeline, a pipeline, which answers nothing until it is executed: a redis.UniversalClient is needed"},
+		{clientAndPipeline{UniversalClient: rdb}, "n", 1, nil, "rdb is a lock_test.clientAndPipeline, a pipeline, which answers nothing until it is executed: a redis.UniversalClient is needed"},
 		{rdb, "", 1, nil, "name is empty"},
 
 		{rdb, "n", 1, &options{TTL: 1500*ms + 3}, ""},
@@ -113,28 +113,14 @@ func TestOptions_Refused(t *testing.T) {
 	}
 }
 
-// A clientAndPipeline is a pipeline that looks like a client. It queues commands until Exec, so
-// that nothing is ever answered.
-type clientAndPipeline struct{ redis.UniversalClient }
+// A clientAndPipeline is a pipeline with the methods of a client: it queues commands until Exec,
+// and answers none.
+type clientAndPipeline struct {
+	redis.UniversalClient
+	pipeline
+}
 
-func (clientAndPipeline) Len() int                                           { return 0 }
-func (clientAndPipeline) BatchProcess(context.Context, ...redis.Cmder) error { return nil }
-func (clientAndPipeline) Discard()                                           {}
-func (clientAndPipeline) Exec(context.Context) ([]redis.Cmder, error)        { return nil, nil }
-func (clientAndPipeline) Cmds() []redis.Cmder                                { return nil }
-func (clientAndPipeline) Auth(context.Context, string) *redis.StatusCmd      { return nil }
-func (clientAndPipeline) AuthACL(context.Context, string, string) *redis.StatusCmd {
-	return nil
-}
-func (clientAndPipeline) Select(context.Context, int) *redis.StatusCmd         { return nil }
-func (clientAndPipeline) SwapDB(context.Context, int, int) *redis.StatusCmd    { return nil }
-func (clientAndPipeline) ClientSetName(context.Context, string) *redis.BoolCmd { return nil }
-func (clientAndPipeline) ClientSetInfo(context.Context, redis.LibraryInfo) *redis.StatusCmd {
-	return nil
-}
-func (clientAndPipeline) Hello(context.Context, int, string, string, string) *redis.MapStringInterfaceCmd {
-	return nil
-}
+type pipeline struct{ redis.Pipeliner } // so deep that the methods of the client come first
 
 var _ redis.Pipeliner = clientAndPipeline{}
 

@@ -97,6 +97,8 @@ var temporaryRefusals = []string{
 
 // A Release that is refused for now or not answered says what is known. The outcome is found out in the background and
 // traced once, and a later Release returns it.
+//
+//fault:refused-writes
 func TestRelease_NotAnswered(t *testing.T) {
 	type outage struct {
 		what  string

@@ -6,13 +6,11 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
-	"github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/redistest"
@@ -93,19 +91,10 @@ func TestScripts_SentInFull(t *testing.T) {
 func TestScripts_NoClientTime(t *testing.T) {
 	t.Parallel()
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-		var mu sync.Mutex
-		got := make(map[string]bool)
-		watchScripts(m, func(_ *server.Peer, op, _ string, args []string) bool {
-			mu.Lock()
-			defer mu.Unlock()
-			got[op+" "+serverTime.ReplaceAllString(tokenPattern.ReplaceAllString(strings.Join(args, " "), "TOKEN"), "SINCE")] = true
-			return false
-		})
+		c := record(m)
 		rdb := redistest.NewMiniClient(t, m)
-		session := func() []string {
-			mu.Lock()
-			clear(got)
-			mu.Unlock()
+		session := func() (got []string) {
+			c.reset()
 			for _, kind := range kinds {
 				l := newLocker(t, kind, rdb, kind, nil)
 				lease := mustTry(t, l)
@@ -117,14 +106,12 @@ func TestScripts_NoClientTime(t *testing.T) {
 				mustRelease(t, lease)
 				synctest.Wait()
 			}
-			mu.Lock()
-			defer mu.Unlock()
-			var all []string
-			for s := range got {
-				all = append(all, s)
+			for _, args := range c.all() {
+				text := tokenPattern.ReplaceAllString(strings.Join(args[2:], " "), "TOKEN")
+				got = append(got, serverTime.ReplaceAllString(text, "SINCE"))
 			}
-			slices.Sort(all)
-			return all
+			slices.Sort(got)
+			return slices.Compact(got)
 		}
 		before := session()
 		time.Sleep(1000*time.Hour + 17*time.Millisecond)

@@ -53,12 +53,13 @@ func TestNewSemaphore_ManyRounds(t *testing.T) {
 
 // contend has n goroutines take a semaphore in rounds, by a Locker of each client.
 func contend(t *testing.T, size, n, rounds int, clients ...redis.UniversalClient) {
-	c := &locktest.Contest{T: t, Rdb: clients[0], Name: redistest.Namespace(t), Size: size}
-	var lockers []*lock.Locker
+	c, name := &locktest.Crowd{Kind: locktest.Kind{Name: "semaphore", Size: size}}, redistest.Namespace(t)
 	for _, rdb := range clients {
-		lockers = append(lockers, semaphore(t, rdb, c.Name, size, patient(lock.Options{})))
+		c.Lockers = append(c.Lockers, c.Locker(t, rdb, name, locktest.Patient, locktest.Long))
 	}
-	c.Run(n, rounds, func(who int) *lock.Locker { return lockers[who%len(lockers)] })
+	c.Run(t, n/len(clients), func(turns int) bool { return turns < rounds })
+	c.Want(t, n*rounds)
+	wantKeys(t, clients[0], name, ":fence")
 }
 
 // A caller with another size gets ErrConflict, which names both sizes, while a lease is held.

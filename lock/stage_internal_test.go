@@ -297,6 +297,7 @@ func runPlays(t *testing.T, kind string, plays map[string]string) {
 // Every step of every kind may be repeated, may arrive late, and may find what others have left.
 //
 //fault:any-order
+//fault:repeated-command
 func TestScripts_RepeatedAndLate(t *testing.T) {
 	t.Parallel()
 	for name, play := range sharedPlays {

@@ -3,99 +3,57 @@ package otel_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
-	"testing/synctest"
 	"time"
 
-	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/lock"
 	sfotel "github.com/singlefill/singlefill/otel"
 )
 
-func newMutex(t testing.TB, x *telemetry, name string) (l *lock.Locker, flush func()) {
+func (x *telemetry) lockTrace(t testing.TB) *lock.Trace {
 	t.Helper()
-	m, rdb := redistest.StartMini(t)
-	l, err := lock.NewMutex(rdb, name, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
 	tr, err := sfotel.LockTrace("jobs", &x.Options)
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.AddTrace(tr)
-	return l, m.FlushAll
+	return tr
 }
 
 // Leases and waits are counted under the label that the program has chosen, not under the name. A wait
-// has a span.
+// has a span, and an error if it did not get the lock. With Keys its span names the lock.
 func TestLockTrace(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		x := newTelemetry(t)
-		l, flush := newMutex(t, x, "of one user")
-		lease, err := l.Acquire(t.Context())
-		if err != nil {
-			t.Fatal(err)
+	x := newTelemetry(t)
+	tr, info := x.lockTrace(t), lock.LeaseInfo{Name: "of one user", Duration: time.Minute}
+	tr.Acquired(t.Context(), info)
+	tr.Acquired(t.Context(), info)
+	tr.Acquired(t.Context(), info)
+	tr.Released(t.Context(), info)
+	tr.Lost(t.Context(), info)
+	request, parent := x.request(t.Context())
+	for _, err := range []error{nil, fmt.Errorf("%w: %w", lock.ErrBusy, context.DeadlineExceeded), errors.New("no")} {
+		info.Err = err
+		tr.Waited(request, info)
+	}
+	x.wantSpans(t, "wait jobs: lock=jobs result=acquired",
+		`wait jobs: error.type=*fmt.wrapErrors lock=jobs result=busy, Error ""`,
+		`wait jobs: error.type=*errors.errorString lock=jobs result=error, Error ""`)
+	for _, s := range x.spans.Ended() {
+		if s.Parent().SpanID() != parent.SpanID() || took(s) < time.Minute {
+			t.Errorf("the span took %v, with the parent %v", took(s), s.Parent().SpanID())
 		}
-		x.wantValues(t, map[string]float64{"lock.held lock=jobs": 1, "lock.acquired lock=jobs": 1})
-		request, parent := x.request(t.Context())
-		ctx, cancel := context.WithTimeout(request, 50*time.Millisecond)
-		defer cancel()
-		if _, err := l.Acquire(ctx); !errors.Is(err, lock.ErrBusy) {
-			t.Errorf("err = %v, want ErrBusy", err)
-		}
-		x.wantSpans(t, `wait jobs: error.type=*fmt.wrapErrors lock=jobs result=busy, Error ""`)
-		s := x.spans.Ended()[0]
-		if d := s.EndTime().Sub(s.StartTime()); s.Parent().SpanID() != parent.SpanID() || d < 50*time.Millisecond {
-			t.Errorf("the span took %v, with the parent %v", d, s.Parent().SpanID())
-		}
-		if err := lease.Release(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if lease, err = l.Acquire(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		flush()
-		if err := lease.Release(t.Context()); !errors.Is(err, lock.ErrLost) {
-			t.Errorf("err = %v, want ErrLost", err)
-		}
-		x.wantValues(t, map[string]float64{
-			"lock.acquired lock=jobs": 2, "lock.lost lock=jobs": 1, "lock.hold.duration lock=jobs": 2,
-			"lock.wait.duration lock=jobs result=busy": 1,
-		})
+	}
+	tr.RedisError(t.Context(), "acquire", errors.New("no"))
+	x.wantValues(t, map[string]float64{
+		"lock.held lock=jobs": 1, "lock.acquired lock=jobs": 3, "lock.lost lock=jobs": 1, "lock.hold.duration lock=jobs": 2,
+		"lock.wait.duration lock=jobs result=acquired": 1, "lock.wait.duration lock=jobs result=busy": 1,
+		"lock.wait.duration lock=jobs result=error": 1, "lock.redis.errors lock=jobs op=acquire": 1,
 	})
-}
-
-// A wait that gets the lock has no error. With Keys its span names the lock.
-func TestLockTrace_Acquired(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		x := newTelemetry(t)
-		x.Keys = true
-		l, _ := newMutex(t, x, "of one user")
-		lease, err := l.Acquire(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		done := make(chan error, 1)
-		go func() {
-			lease, err := l.Acquire(t.Context())
-			if err == nil {
-				err = lease.Release(t.Context())
-			}
-			done <- err
-		}()
-		synctest.Wait()
-		if err := errors.Join(lease.Release(t.Context()), <-done); err != nil {
-			t.Fatal(err)
-		}
-		x.wantSpans(t, "wait jobs: lock.name=of one user lock=jobs result=acquired")
-		x.wantValues(t, map[string]float64{
-			"lock.acquired lock=jobs": 2, "lock.hold.duration lock=jobs": 2,
-			"lock.wait.duration lock=jobs result=acquired": 1,
-		})
-	})
+	named := newTelemetry(t)
+	named.Keys = true
+	named.lockTrace(t).Waited(t.Context(), lock.LeaseInfo{Name: "of one user"})
+	named.wantSpans(t, "wait jobs: lock.name=of one user lock=jobs result=acquired")
 }
 
 // useAllOfLock calls all functions of a Trace once.

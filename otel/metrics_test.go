@@ -1,152 +1,18 @@
 package otel_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
-	sfotel "github.com/singlefill/singlefill/otel"
 )
-
-// Each event of a cache is counted once, under its attributes.
-func TestMetrics_Cache(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		if strings.Contains(t.Name()+"/", "/csc/") { // a hit may come from before a Set
-			return
-		}
-		x, ns := newTelemetry(t), redistest.Namespace(t)
-		c := x.newCache(t, rdb, ns, &singlefill.Options[string]{StaleIfError: time.Hour, RetryAfter: -1, EarlyRefresh: -1})
-		ctx := t.Context()
-		var many atomic.Int64 // calls of the ManyLoader: one, or more if a node is slow
-
-		_, _ = c.GetOrLoad(ctx, "a", gives("v"))                       // a miss, loaded
-		_, _ = c.GetOrLoad(ctx, "a", gives("v"))                       // a hit
-		_, _ = c.Get(ctx, "unknown")                                   // a miss
-		_, _ = c.GetOrLoad(ctx, "none", fails(singlefill.ErrNotFound)) // a miss, not found
-		_, _ = c.GetOrLoad(ctx, "b", fails(errors.New("no")))          // a miss, failed
-		_, _ = c.GetOrLoad(ctx, "b", func(context.Context, string) (string, error) { panic("no") })
-		_, _ = c.GetOrLoadMany(ctx, []string{"x", "y", "z"}, func(_ context.Context, keys []string) (map[string]string, error) {
-			many.Add(1)
-			found := map[string]string{}
-			for _, key := range keys {
-				if key != "z" { // z does not exist
-					found[key] = "v"
-				}
-			}
-			return found, nil
-		})
-		_ = c.Expire(ctx, "a")
-		_, _ = c.GetOrLoad(ctx, "a", fails(errors.New("no"))) // a miss that gets the old value
-		_, _ = c.GetOrLoad(ctx, "d", func(ctx context.Context, key string) (string, error) { return "v", c.Delete(ctx, key) })
-		if err := c.Close(); err != nil { // LoadDone may come after the call has returned
-			t.Fatal(err)
-		}
-		of := func(name, attrs string) string { return name + " cache=" + ns + attrs }
-		x.wantValues(t, map[string]float64{
-			of("gets", " layer=redis result=hit"):      1,
-			of("gets", " layer=redis result=miss"):     10,
-			of("stale.served", " reason=load_failed"):  1,
-			of("loads", " kind=call result=value"):     4,
-			of("loads", " kind=call result=not_found"): 2,
-			of("loads", " kind=call result=error"):     2,
-			of("loads", " kind=call result=panic"):     1,
-			of("load.duration", " kind=call"):          6 + float64(many.Load()), // a ManyLoader counts once for its keys
-			of("stores", " result=stored"):             5,
-			of("stores", " result=fenced"):             1,
-		})
-	})
-}
-
-// Hits in memory and in Redis, fresh and stale, have attributes of their own. Together they are all
-// calls. The age of the proof is absent without Near.
-func TestMetrics_Layers(t *testing.T) {
-	t.Parallel()
-	_, rdb := redistest.StartMini(t)
-	x, ns := newTelemetry(t), redistest.Namespace(t)
-	c := x.newCache(t, rdb, ns, &singlefill.Options[string]{Near: &singlefill.Near{}, StaleWhileRevalidate: time.Hour, EarlyRefresh: -1})
-	x.newCache(t, rdb, "without", nil)
-	ctx := t.Context()
-	held := make(chan struct{})
-	defer close(held)
-	calls := 0.
-	get := func(load singlefill.Loader[string]) {
-		t.Helper()
-		if v, err := c.GetOrLoad(ctx, "k", load); v != "v" || err != nil {
-			t.Fatalf("%q, %v", v, err)
-		}
-		calls++
-	}
-	of := func(attrs string) float64 { return x.values(t)["gets cache="+ns+" "+attrs] }
-	redistest.Await(t, "a hit in memory", func() bool { get(gives("v")); return of("layer=near result=hit") > 0 })
-	redistest.Await(t, "the age of its proof", func() bool { return x.values(t)["near.proof.age cache="+ns] > 0 })
-	for _, m := range x.collect(t) {
-		if data, ok := m.Data.(metricdata.Gauge[float64]); ok && len(data.DataPoints) != 1 {
-			t.Errorf("%s has %d series, want that of the cache with Near", m.Name, len(data.DataPoints))
-		}
-	}
-	if err := c.Expire(ctx, "k"); err != nil {
-		t.Fatal(err)
-	}
-	redistest.Await(t, "a stale hit in memory", func() bool {
-		get(func(context.Context, string) (string, error) { <-held; return "v", nil })
-		return of("layer=near result=stale") > 0
-	})
-	sum, stale := 0., 0.
-	for name, v := range x.values(t) {
-		if strings.HasPrefix(name, "gets cache="+ns) {
-			sum += v
-			if strings.HasSuffix(name, "result=stale") {
-				stale += v
-			}
-		}
-	}
-	if served := x.values(t)["stale.served cache="+ns+" reason=revalidating"]; sum != calls || stale != served {
-		t.Errorf("%v gets of %v calls, %v stale hits of %v stale values", sum, calls, stale, served)
-	}
-}
-
-// What an outage of Redis does is counted.
-func TestMetrics_Outage(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	x, ns := newTelemetry(t), redistest.Namespace(t)
-	c := x.newCache(t, server.Client(t), ns, &singlefill.Options[string]{LoadTimeout: 30 * time.Second})
-	server.Kill()
-	redistest.Await(t, "the breaker opens", func() bool {
-		_, _ = c.GetOrLoad(t.Context(), "k", gives("v"))
-		return x.values(t)["breaker.open cache="+ns] == 1
-	})
-	_ = c.Close()
-	got := x.values(t)
-	if got["redis.errors cache="+ns+" op=get"] == 0 || got["loads.unlocked cache="+ns] == 0 || got["breaker.opened cache="+ns] != 1 {
-		t.Errorf("an outage counts as %v", got)
-	}
-	sum := 0.
-	for name, v := range got {
-		if strings.HasPrefix(name, "redis.errors ") {
-			sum += v
-		}
-	}
-	if n := float64(c.Stats().RedisErrors); sum != n {
-		t.Errorf("%v failed commands by op, %v in Stats", sum, n)
-	}
-	for _, s := range x.spans.Ended() {
-		if line := strings.Join(words(s.Attributes()), " "); !strings.Contains(line, "load.stored=0 load.unlocked=1") {
-			t.Errorf("a load without Redis has %s", line)
-		}
-	}
-}
 
 // The exemplar of a load's duration is the span of the load.
 func TestMetrics_Exemplar(t *testing.T) {
@@ -195,12 +61,8 @@ func TestMetrics_Conventions(t *testing.T) {
 	x := newTelemetry(t)
 	var c fakeNear
 	x.instrument(t, &c)
-	l, err := sfotel.LockTrace("jobs", &x.Options)
-	if err != nil {
-		t.Fatal(err)
-	}
 	c.useAll(t)
-	useAllOfLock(t, l)
+	useAllOfLock(t, x.lockTrace(t))
 	var got []string
 	for _, m := range x.collect(t) {
 		kind := ""
@@ -260,40 +122,65 @@ func TestMetrics_Conventions(t *testing.T) {
 	}
 }
 
-// Each field of Stats gets to the metric that is named after it.
-func TestMetrics_Stats(t *testing.T) {
+// Each field of Stats gets to the metric that is named after it, and each call of the Trace is counted. The
+// age of the proof is absent without one.
+func TestMetrics_StatsAndTrace(t *testing.T) {
 	t.Parallel()
-	x := newTelemetry(t)
-	x.instrument(t, &fakeNear{})
+	x, y := newTelemetry(t), newTelemetry(t)
+	var c fakeNear
+	x.instrument(t, &c)
+	y.instrument(t, &fakeCache{})
+	for _, m := range y.collect(t) {
+		if data, ok := m.Data.(metricdata.Gauge[float64]); ok && len(data.DataPoints) > 0 {
+			t.Errorf("%s of a cache without Near is %v", m.Name, data.DataPoints[0].Value)
+		}
+	}
+	c.useAll(t)
+	tr := c.traces[0]
+	for _, err := range []error{singlefill.ErrNotFound, errors.New("no"), new(singlefill.PanicError)} {
+		tr.LoadDone(tr.LoadStart(t.Context(), "k"), singlefill.LoadInfo{Keys: 1, Err: err, Refresh: true})
+	}
+	ctx := tr.LoadStart(t.Context(), "a")
+	for _, key := range []string{"a", "b", "c"} { // a ManyLoader counts once for its keys
+		tr.LoadDone(ctx, singlefill.LoadInfo{Key: key, Keys: 3})
+	}
 	x.wantValues(t, map[string]float64{
-		"gets cache=ns layer=near result=hit":       20, // 30 - 10
-		"gets cache=ns layer=near result=stale":     10,
-		"gets cache=ns layer=redis result=hit":      55, // 100 - 30 - (25 - 10)
-		"gets cache=ns layer=redis result=stale":    15,
-		"gets cache=ns layer=redis result=miss":     200,
-		"gets.shared cache=ns":                      3,
-		"stale.served cache=ns reason=revalidating": 44,
-		"stale.served cache=ns reason=load_failed":  6,
-		"loads.unlocked cache=ns":                   7,
-		"loads.unlimited cache=ns":                  8,
-		"loads.running cache=ns":                    9,
-		"loads.queued cache=ns":                     11,
-		"load.locks_lost cache=ns":                  12,
-		"stores cache=ns result=stored":             13,
-		"stores cache=ns result=error":              14,
-		"stores cache=ns result=fenced":             16,
-		"redis.refused cache=ns":                    17,
-		"redis.commands.queued cache=ns":            18,
-		"breaker.open cache=ns":                     1,
-		"breaker.opened cache=ns":                   19,
-		"bad_values cache=ns":                       21,
-		"audits cache=ns result=current":            23, // 47 - 24
-		"audits cache=ns result=stale":              24,
-		"tag.calls cache=ns":                        26,
-		"tag.keys cache=ns":                         27,
-		"tag.clears cache=ns":                       28,
-		"near.drops cache=ns":                       22,
-		"near.proof.age cache=ns":                   1.5,
+		"gets cache=ns layer=near result=hit":          20, // 30 - 10
+		"gets cache=ns layer=near result=stale":        10,
+		"gets cache=ns layer=redis result=hit":         55, // 100 - 30 - (25 - 10)
+		"gets cache=ns layer=redis result=stale":       15,
+		"gets cache=ns layer=redis result=miss":        200,
+		"gets.shared cache=ns":                         3,
+		"stale.served cache=ns reason=revalidating":    44,
+		"stale.served cache=ns reason=load_failed":     6,
+		"loads.unlocked cache=ns":                      7,
+		"loads.unlimited cache=ns":                     8,
+		"loads.running cache=ns":                       9,
+		"loads.queued cache=ns":                        11,
+		"load.locks_lost cache=ns":                     12,
+		"stores cache=ns result=stored":                13,
+		"stores cache=ns result=error":                 14,
+		"stores cache=ns result=fenced":                16,
+		"redis.refused cache=ns":                       17,
+		"redis.commands.queued cache=ns":               18,
+		"breaker.open cache=ns":                        1,
+		"breaker.opened cache=ns":                      19,
+		"bad_values cache=ns":                          21,
+		"audits cache=ns result=current":               23, // 47 - 24
+		"audits cache=ns result=stale":                 24,
+		"tag.calls cache=ns":                           26,
+		"tag.keys cache=ns":                            27,
+		"tag.clears cache=ns":                          28,
+		"near.drops cache=ns":                          22,
+		"near.proof.age cache=ns":                      1.5,
+		"loads cache=ns kind=call result=value":        4,
+		"loads cache=ns kind=refresh result=not_found": 1,
+		"loads cache=ns kind=refresh result=error":     1,
+		"loads cache=ns kind=refresh result=panic":     1,
+		"load.duration cache=ns kind=call":             2,
+		"load.duration cache=ns kind=refresh":          3,
+		"wait.duration cache=ns":                       1,
+		"redis.errors cache=ns op=get":                 1,
 	})
 }
 

@@ -19,34 +19,52 @@ import (
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/lock"
 )
 
 // A load has one span, whose parent is that of the call; the Loader's context carries it. A hit has
 // none. What does not exist is no error.
 func TestSpans_Load(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		if strings.Contains(t.Name()+"/", "/csc/") { // a hit may come from before a load
-			return
-		}
-		loaded := func(t *testing.T, run func(ctx context.Context, c *singlefill.Cache[string], load func(singlefill.Loader[string]) singlefill.Loader[string]), want ...string) {
-			t.Helper()
-			x := newTelemetry(t)
-			ns := redistest.Namespace(t)
+	_, rdb := redistest.StartMini(t)
+	for name, test := range map[string]struct {
+		calls int
+		load  func(ctx context.Context, c *singlefill.Cache[string]) (string, error)
+		want  string
+	}{
+		"value, and a hit": {2, func(context.Context, *singlefill.Cache[string]) (string, error) {
+			return "v", nil
+		}, "kind=call load.size=1 load.stored=1"},
+		"not found": {1, func(context.Context, *singlefill.Cache[string]) (string, error) {
+			return "", fmt.Errorf("no row: %w", singlefill.ErrNotFound)
+		}, "kind=call load.not_found=1 load.size=1 load.stored=1"},
+		"error": {1, func(context.Context, *singlefill.Cache[string]) (string, error) {
+			return "", fmt.Errorf("query: %w", new(sourceError))
+		}, `error.type=*otel_test.sourceError kind=call load.size=1 load.stored=0, Error ""`},
+		"panic": {1, func(context.Context, *singlefill.Cache[string]) (string, error) {
+			panic(singlefill.ErrNotFound)
+		}, `error.type=*singlefill.PanicError kind=call load.size=1 load.stored=0, Error ""`},
+		"Goexit": {1, func(context.Context, *singlefill.Cache[string]) (string, error) {
+			runtime.Goexit()
+			return "", nil
+		}, `error.type=*singlefill.PanicError kind=call load.size=1 load.stored=0, Error ""`},
+		"deleted during the load": {1, func(ctx context.Context, c *singlefill.Cache[string]) (string, error) {
+			return "v", c.Delete(ctx, "a")
+		}, "kind=call load.fenced=1 load.size=1 load.stored=0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x, ns := newTelemetry(t), redistest.Namespace(t)
 			c := x.newCache(t, rdb, ns, nil)
 			ctx, request := x.request(t.Context())
 			var inside trace.SpanContext
-			run(ctx, c, func(load singlefill.Loader[string]) singlefill.Loader[string] {
-				return func(ctx context.Context, key string) (string, error) {
+			for range test.calls {
+				_, _ = c.GetOrLoad(ctx, "a", func(ctx context.Context, _ string) (string, error) {
 					inside = trace.SpanContextFromContext(ctx)
-					return load(ctx, key)
-				}
-			})
-			_ = c.Close() // LoadDone may come later than the answer
-			for i := range want {
-				want[i] = "load " + ns + ": cache=" + ns + " " + want[i]
+					return test.load(ctx, c)
+				})
 			}
-			x.wantSpans(t, want...)
+			_ = c.Close() // LoadDone may come later than the answer
+			x.wantSpans(t, "load "+ns+": cache="+ns+" "+test.want)
 			for _, s := range x.spans.Ended() {
 				if s.Parent().SpanID() != request.SpanID() || s.SpanContext().TraceID() != request.TraceID() {
 					t.Errorf("the parent is %v, want the span of the call, %v", s.Parent().SpanID(), request.SpanID())
@@ -55,56 +73,31 @@ func TestSpans_Load(t *testing.T) {
 					t.Errorf("the Loader runs in the span %v, want %v", inside.SpanID(), s.SpanContext().SpanID())
 				}
 			}
-		}
-		type in = func(singlefill.Loader[string]) singlefill.Loader[string]
-		t.Run("value, and a hit", func(t *testing.T) {
-			loaded(t, func(ctx context.Context, c *singlefill.Cache[string], in in) {
-				for range 2 {
-					_, _ = c.GetOrLoad(ctx, "a", in(gives("v")))
-				}
-			}, "kind=call load.size=1 load.stored=1")
 		})
-		t.Run("not found", func(t *testing.T) {
-			loaded(t, func(ctx context.Context, c *singlefill.Cache[string], in in) {
-				_, _ = c.GetOrLoad(ctx, "a", in(fails(fmt.Errorf("no row: %w", singlefill.ErrNotFound))))
-			}, "kind=call load.not_found=1 load.size=1 load.stored=1")
-		})
-		t.Run("error", func(t *testing.T) {
-			loaded(t, func(ctx context.Context, c *singlefill.Cache[string], in in) {
-				_, _ = c.GetOrLoad(ctx, "a", in(fails(fmt.Errorf("query: %w", new(sourceError)))))
-			}, `error.type=*otel_test.sourceError kind=call load.size=1 load.stored=0, Error ""`)
-		})
-		t.Run("panic", func(t *testing.T) {
-			loaded(t, func(ctx context.Context, c *singlefill.Cache[string], in in) {
-				_, _ = c.GetOrLoad(ctx, "a", in(func(context.Context, string) (string, error) { panic(singlefill.ErrNotFound) }))
-			}, `error.type=*singlefill.PanicError kind=call load.size=1 load.stored=0, Error ""`)
-		})
-		t.Run("Goexit", func(t *testing.T) {
-			loaded(t, func(ctx context.Context, c *singlefill.Cache[string], in in) {
-				_, _ = c.GetOrLoad(ctx, "a", in(func(context.Context, string) (string, error) { runtime.Goexit(); return "", nil }))
-			}, `error.type=*singlefill.PanicError kind=call load.size=1 load.stored=0, Error ""`)
-		})
-		t.Run("deleted during the load", func(t *testing.T) {
-			loaded(t, func(ctx context.Context, c *singlefill.Cache[string], in in) {
-				_, _ = c.GetOrLoad(ctx, "a", in(func(ctx context.Context, key string) (string, error) { return "v", c.Delete(ctx, key) }))
-			}, "kind=call load.fenced=1 load.size=1 load.stored=0")
-		})
-	})
+	}
 }
 
 type sourceError struct{}
 
 func (*sourceError) Error() string { return "no" }
 
-// A value that cannot be stored is no error of the load, and is an event of its span.
-func TestSpans_StoreError(t *testing.T) {
+// The span of a load tells what has become of its key.
+func TestSpans_Outcomes(t *testing.T) {
 	t.Parallel()
-	_, rdb := redistest.StartMini(t)
-	x := newTelemetry(t)
-	c := x.newCache(t, rdb, "ns", &singlefill.Options[string]{Codec: refusingCodec{}})
-	_, _ = c.GetOrLoad(t.Context(), "k", gives("v"))
-	_ = c.Close()
-	x.wantSpans(t, "load ns: cache=ns kind=call load.size=1 load.store_errors=1 load.stored=0")
+	for want, info := range map[string]singlefill.LoadInfo{
+		"load.fenced=1 load.size=1 load.stored=0":       {Fenced: true},
+		"load.size=1 load.store_errors=1 load.stored=0": {StoreErr: errors.New("no")},
+		"load.size=1 load.stored=0 load.unlocked=1":     {Unlocked: true},
+		"load.queued=1 load.size=1 load.stored=1":       {Queued: time.Second, Stored: true},
+	} {
+		x := newTelemetry(t)
+		var c fakeCache
+		x.instrument(t, &c)
+		info.Key, info.Keys = "k", 1
+		tr := c.traces[0]
+		tr.LoadDone(tr.LoadStart(t.Context(), "k"), info)
+		x.wantSpans(t, "load ns: cache=ns kind=call "+want)
+	}
 }
 
 // An error whose methods panic is a failed load.
@@ -124,11 +117,6 @@ type brokenError struct{}
 func (brokenError) Error() string     { panic("Error") }
 func (brokenError) ErrorType() string { panic("ErrorType") }
 func (brokenError) Is(error) bool     { panic("Is") }
-
-type refusingCodec struct{}
-
-func (refusingCodec) Marshal(any) ([]byte, error) { return nil, errors.New("no") }
-func (refusingCodec) Unmarshal([]byte, any) error { return errors.New("no") }
 
 // inBubble runs a test with the clock of a synctest bubble.
 func inBubble(t *testing.T, run func(t *testing.T, x *telemetry, rdb *redis.Client)) {
@@ -152,70 +140,45 @@ func (x *telemetry) named(name string) (spans []sdktrace.ReadOnlySpan) {
 	return spans
 }
 
-// The span of a load that is abandoned at LoadTimeout ends then, and not again when the Loader returns.
+// The span of a load that is abandoned at LoadTimeout ends then, and not again when the Loader, or the
+// ManyLoader, returns.
 func TestSpans_LoadTimeout(t *testing.T) {
-	inBubble(t, func(t *testing.T, x *telemetry, rdb *redis.Client) {
-		c := x.newCache(t, rdb, "ns", &singlefill.Options[string]{LoadTimeout: 10 * time.Second})
-		returned := make(chan struct{})
-		_, err := c.GetOrLoad(t.Context(), "k", func(context.Context, string) (string, error) {
-			defer close(returned)
-			time.Sleep(time.Minute) // ignores its context
-			return "v", nil
-		})
-		if !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("err = %v, want that of LoadTimeout", err)
-		}
-		synctest.Wait()
-		const want = `load ns: cache=ns error.type=context.deadlineExceededError kind=call load.size=1 load.stored=0, Error ""`
-		x.wantSpans(t, want)
-		if s := x.spans.Ended(); len(s) != 1 || took(s[0]) != 10*time.Second {
-			t.Errorf("the span has not ended at LoadTimeout")
-		}
-		<-returned
-		synctest.Wait()
-		x.wantSpans(t, want)
-	})
-}
-
-// The span of a load that Delete supersedes ends with the load, beside that of the next load.
-func TestSpans_Superseded(t *testing.T) {
-	inBubble(t, func(t *testing.T, x *telemetry, rdb *redis.Client) {
-		c := x.newCache(t, rdb, "ns", nil)
-		var wg sync.WaitGroup
-		get := func(d time.Duration) {
-			wg.Go(func() {
-				if _, err := c.GetOrLoad(t.Context(), "k", func(context.Context, string) (string, error) { time.Sleep(d); return "v", nil }); err != nil {
-					t.Error(err)
+	for size, get := range map[int]func(ctx context.Context, c *singlefill.Cache[string], hang func()) error{
+		1: func(ctx context.Context, c *singlefill.Cache[string], hang func()) error {
+			_, err := c.GetOrLoad(ctx, "k", func(context.Context, string) (string, error) { hang(); return "v", nil })
+			return err
+		},
+		3: func(ctx context.Context, c *singlefill.Cache[string], hang func()) error {
+			_, err := c.GetOrLoadMany(ctx, []string{"x", "y", "z"}, func(context.Context, []string) (map[string]string, error) {
+				hang()
+				return nil, nil
+			})
+			return err
+		},
+	} {
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			inBubble(t, func(t *testing.T, x *telemetry, rdb *redis.Client) {
+				c := x.newCache(t, rdb, "ns", &singlefill.Options[string]{LoadTimeout: 10 * time.Second})
+				returned := make(chan struct{})
+				err := get(t.Context(), c, func() {
+					defer close(returned)
+					time.Sleep(time.Minute) // ignores its context
+				})
+				if !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("err = %v, want that of LoadTimeout", err)
 				}
+				synctest.Wait()
+				want := fmt.Sprintf("load ns: cache=ns error.type=context.deadlineExceededError kind=call load.size=%d load.stored=0, Error %q", size, "")
+				x.wantSpans(t, want)
+				if s := x.spans.Ended(); len(s) != 1 || took(s[0]) != 10*time.Second {
+					t.Errorf("the span has not ended at LoadTimeout")
+				}
+				<-returned
+				synctest.Wait()
+				x.wantSpans(t, want)
 			})
-			synctest.Wait()
-		}
-		get(10 * time.Second)
-		if err := c.Delete(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
-		get(time.Second)
-		wg.Wait()
-		synctest.Wait()
-		x.wantSpans(t, "load ns: cache=ns kind=call load.fenced=1 load.size=1 load.stored=0", "load ns: cache=ns kind=call load.size=1 load.stored=1")
-	})
-}
-
-// A load that waits for a slot of MaxLoads tells how long it did.
-func TestSpans_Queued(t *testing.T) {
-	inBubble(t, func(t *testing.T, x *telemetry, rdb *redis.Client) {
-		c := x.newCache(t, rdb, "ns", &singlefill.Options[string]{MaxLoads: 1})
-		var wg sync.WaitGroup
-		for _, key := range []string{"a", "b"} {
-			wg.Go(func() {
-				_, _ = c.GetOrLoad(t.Context(), key, func(context.Context, string) (string, error) { time.Sleep(time.Second); return "v", nil })
-			})
-			synctest.Wait()
-		}
-		wg.Wait()
-		synctest.Wait()
-		x.wantSpans(t, "load ns: cache=ns kind=call load.size=1 load.stored=1", "load ns: cache=ns kind=call load.queued=1 load.size=1 load.stored=1")
-	})
+		})
+	}
 }
 
 // A refresh in the background has a span of its own, in the trace of the call that started it.
@@ -250,72 +213,38 @@ func TestSpans_Refresh(t *testing.T) {
 // One call of a ManyLoader has one span for all its keys, which ends with the last of them.
 func TestSpans_ManyLoader(t *testing.T) {
 	t.Parallel()
-	keys := []string{"x", "y", "z"}
-	get := func(t *testing.T, x *telemetry, c *singlefill.Cache[string], load singlefill.ManyLoader[string], want string) {
-		t.Helper()
-		ctx, request := x.request(t.Context())
-		_, _ = c.GetOrLoadMany(ctx, keys, load)
-		_ = c.Close()
-		x.wantSpans(t, want)
-		if s := x.spans.Ended(); len(s) != 1 || s[0].Parent().SpanID() != request.SpanID() {
-			t.Error("the parent is not the span of the call")
-		}
-	}
-	for _, kind := range []string{"miniredis", "redis-server"} {
-		t.Run(kind, func(t *testing.T) {
-			t.Parallel()
-			var rdb *redis.Client
-			if kind == "miniredis" {
-				_, rdb = redistest.StartMini(t)
-			} else {
-				rdb = redistest.Shared(t).Client(t)
+	_, rdb := redistest.StartMini(t)
+	for name, test := range map[string]struct {
+		load func(ctx context.Context, c *singlefill.Cache[string]) (map[string]string, error)
+		want string
+	}{
+		"values": {func(ctx context.Context, c *singlefill.Cache[string]) (map[string]string, error) {
+			return map[string]string{"x": "v", "y": "v"}, c.Delete(ctx, "y")
+		}, "kind=call load.fenced=1 load.not_found=1 load.size=3 load.stored=2"},
+		"error": {func(context.Context, *singlefill.Cache[string]) (map[string]string, error) {
+			return nil, new(sourceError)
+		}, `error.type=*otel_test.sourceError kind=call load.size=3 load.stored=0, Error ""`},
+		"panic": {func(context.Context, *singlefill.Cache[string]) (map[string]string, error) {
+			panic("no")
+		}, `error.type=*singlefill.PanicError kind=call load.size=3 load.stored=0, Error ""`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x, ns := newTelemetry(t), redistest.Namespace(t)
+			c := x.newCache(t, rdb, ns, nil)
+			ctx, request := x.request(t.Context())
+			_, _ = c.GetOrLoadMany(ctx, []string{"x", "y", "z"}, func(ctx context.Context, _ []string) (map[string]string, error) {
+				if n := len(x.spans.Started()); n != 1 {
+					t.Errorf("%d spans have begun, want that of the call", n)
+				}
+				return test.load(ctx, c)
+			})
+			_ = c.Close()
+			x.wantSpans(t, "load "+ns+": cache="+ns+" "+test.want)
+			if s := x.spans.Ended(); len(s) != 1 || s[0].Parent().SpanID() != request.SpanID() {
+				t.Error("the parent is not the span of the call")
 			}
-			t.Run("values", func(t *testing.T) {
-				x, ns := newTelemetry(t), redistest.Namespace(t)
-				c := x.newCache(t, rdb, ns, nil)
-				get(t, x, c, func(ctx context.Context, _ []string) (map[string]string, error) {
-					if n := len(x.spans.Started()); n != 1 {
-						t.Errorf("%d spans have begun, want that of the call", n)
-					}
-					return map[string]string{"x": "v", "y": "v"}, c.Delete(ctx, "y")
-				}, "load "+ns+": cache="+ns+" kind=call load.fenced=1 load.not_found=1 load.size=3 load.stored=2")
-			})
-			t.Run("error", func(t *testing.T) {
-				x, ns := newTelemetry(t), redistest.Namespace(t)
-				get(t, x, x.newCache(t, rdb, ns, nil), func(context.Context, []string) (map[string]string, error) {
-					return nil, new(sourceError)
-				}, "load "+ns+": cache="+ns+` error.type=*otel_test.sourceError kind=call load.size=3 load.stored=0, Error ""`)
-			})
-			t.Run("panic", func(t *testing.T) {
-				x, ns := newTelemetry(t), redistest.Namespace(t)
-				get(t, x, x.newCache(t, rdb, ns, nil), func(context.Context, []string) (map[string]string, error) {
-					panic("no")
-				}, "load "+ns+": cache="+ns+` error.type=*singlefill.PanicError kind=call load.size=3 load.stored=0, Error ""`)
-			})
 		})
 	}
-}
-
-// The span of a ManyLoader that is abandoned at LoadTimeout ends then, once.
-func TestSpans_ManyLoaderTimeout(t *testing.T) {
-	inBubble(t, func(t *testing.T, x *telemetry, rdb *redis.Client) {
-		c := x.newCache(t, rdb, "ns", &singlefill.Options[string]{LoadTimeout: 10 * time.Second})
-		returned := make(chan struct{})
-		_, err := c.GetOrLoadMany(t.Context(), []string{"x", "y", "z"}, func(context.Context, []string) (map[string]string, error) {
-			defer close(returned)
-			time.Sleep(time.Minute) // ignores its context
-			return nil, nil
-		})
-		if !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("err = %v, want that of LoadTimeout", err)
-		}
-		synctest.Wait()
-		want := `load ns: cache=ns error.type=context.deadlineExceededError kind=call load.size=3 load.stored=0, Error ""`
-		x.wantSpans(t, want)
-		<-returned
-		synctest.Wait()
-		x.wantSpans(t, want)
-	})
 }
 
 // A call that waits for the load of another one has a span of its wait, with a link to the span of the
@@ -389,61 +318,6 @@ func TestSpans_OtherProcess(t *testing.T) {
 			t.Errorf("%v waits, want 1", n)
 		}
 	})
-}
-
-// The same on a real server, where the waiter is woken.
-func TestSpans_OtherProcessOnServer(t *testing.T) {
-	t.Parallel()
-	server := redistest.Shared(t)
-	x, ns := newTelemetry(t), redistest.Namespace(t)
-	there, client := newCache(t, server.Client(t), ns, nil), server.Client(t)
-	asked := make(afterScript, 1)
-	client.AddHook(asked)
-	here := x.newCache(t, client, ns, nil)
-	loading, finish, done := make(chan struct{}), make(chan struct{}), make(chan error, 2)
-	go func() {
-		_, err := there.GetOrLoad(t.Context(), "k", func(context.Context, string) (string, error) {
-			close(loading)
-			<-finish
-			return "v", nil
-		})
-		done <- err
-	}()
-	<-loading
-	go func() {
-		_, err := here.GetOrLoad(t.Context(), "k", gives("mine"))
-		done <- err
-	}()
-	<-asked // the waiter has seen the lock
-	close(finish)
-	if err := errors.Join(<-done, <-done); err != nil {
-		t.Fatal(err)
-	}
-	if len(x.spans.Ended()) != 1 || len(x.named("wait "+ns)) != 1 || x.values(t)["wait.duration cache="+ns] != 1 {
-		t.Errorf("spans %v and metrics %v, want one wait", x.spans.Ended(), x.values(t))
-	}
-}
-
-// afterScript tells when the first script has been answered.
-type afterScript chan struct{}
-
-func (afterScript) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (a afterScript) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		err := next(ctx, cmd)
-		if cmd.Name() == "evalsha" && err == nil {
-			select {
-			case a <- struct{}{}:
-			default:
-			}
-		}
-		return err
-	}
-}
-
-func (afterScript) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
 }
 
 // A load inside a load of the same cache is a child of it, and each span ends with its own load.
@@ -570,13 +444,7 @@ func TestKeys(t *testing.T) {
 				_, _ = c.GetOrLoadMany(ctx, []string{"secret-1", "secret-2"}, func(context.Context, []string) (map[string]string, error) {
 					return nil, errors.New("no rows secret-text")
 				})
-				l, _ := newMutex(t, x, "secret-lock")
-				if _, err := l.Acquire(ctx); err != nil {
-					t.Fatal(err)
-				}
-				soon, cancel := context.WithTimeout(ctx, time.Second)
-				defer cancel()
-				_, _ = l.Acquire(soon)
+				x.lockTrace(t).Waited(ctx, lock.LeaseInfo{Name: "secret-lock", Err: errors.New("secret-lock is held")})
 				wg.Wait()
 				synctest.Wait()
 

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
 const alertRules = "../grafana/alerts.yml"
@@ -27,7 +28,7 @@ func TestAlerts_Rules(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, rdb := redistest.StartMini(t)
-	registry, c := register(t, newCache(t, rdb, "ns", nil))
+	registry, c := register(t, cachetest.NewCacheIn[string](t, rdb, "ns", nil))
 	c.LockTrace("lock")
 	exported := map[string]bool{"singlefill_near_proof_age_seconds": true} // absent without a proof
 	families, err := registry.Gather()

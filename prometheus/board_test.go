@@ -210,7 +210,7 @@ func (r reading) all(v float64, prefix string) bool {
 }
 
 // shows tells what each panel shows while all is well, while Redis is dead and the source fails, and
-// when both are back.
+// when both are back: without the last one, what it shows while all is well.
 var shows = map[string][3]func(r reading) bool{
 	"Hit ratio by layer": {
 		func(r reading) bool { return r.some("near", "redis") && r["near"]+r["redis"] < 1 },
@@ -220,10 +220,8 @@ var shows = map[string][3]func(r reading) bool{
 	"Gets and loads": {
 		func(r reading) bool { return r.some("gets", "misses", "loads") && r["misses"] < r["gets"] },
 		func(r reading) bool { return r.some("gets", "misses", "loads") },
-		func(r reading) bool { return r.some("gets", "misses", "loads") && r["misses"] < r["gets"] },
 	},
 	"Load duration": { // they sleep for 5 to 15 ms
-		func(r reading) bool { return r["p50"] > .0025 && r["p50"] <= r["p99"] },
 		func(r reading) bool { return r["p50"] > .0025 && r["p50"] <= r["p99"] },
 		func(r reading) bool { return r["p50"] > .0025 && r["p50"] <= r["p99"] },
 	},
@@ -235,22 +233,18 @@ var shows = map[string][3]func(r reading) bool{
 	"Loads now": {
 		func(r reading) bool { return r.has("running", "queued") },
 		func(r reading) bool { return r.has("running", "queued") },
-		func(r reading) bool { return r.has("running", "queued") },
 	},
 	"Waits for another process": {
 		func(r reading) bool { return r.some("p50", "p99", "waits/s") },
 		func(r reading) bool { return r.has("waits/s") },
-		func(r reading) bool { return r.some("p50", "p99", "waits/s") },
 	},
 	"Stale values served, and why": {
 		func(r reading) bool { return r.some("revalidating") && r.none("load_failed") },
 		func(r reading) bool { return r.some("load_failed") },
-		func(r reading) bool { return r.some("revalidating") && r.none("load_failed") },
 	},
 	"Outcomes of loads in Redis": {
 		func(r reading) bool { return r.some("stored", "fenced") },
 		func(r reading) bool { return r.none("stored", "fenced") },
-		func(r reading) bool { return r.some("stored", "fenced") },
 	},
 	"Audited hits": {
 		func(r reading) bool {
@@ -262,15 +256,12 @@ var shows = map[string][3]func(r reading) bool{
 	"Redis errors": {
 		func(r reading) bool { return len(r) == 0 },
 		func(r reading) bool { return len(r) > 0 },
-		func(r reading) bool { return len(r) == 0 },
 	},
 	"Breaker": {
 		func(r reading) bool { return r.all(0, "products ") && r.all(0, "carts ") },
 		func(r reading) bool { return r.all(1, "products ") && r.all(1, "carts ") },
-		func(r reading) bool { return r.all(0, "products ") && r.all(0, "carts ") },
 	},
 	"Commands queued": {
-		func(r reading) bool { return len(r) == 2 },
 		func(r reading) bool { return len(r) == 2 },
 		func(r reading) bool { return len(r) == 2 },
 	},
@@ -282,7 +273,6 @@ var shows = map[string][3]func(r reading) bool{
 	"Leases": {
 		func(r reading) bool { return r.has("jobs") && r["jobs"] <= 2 },
 		func(r reading) bool { return r.none("jobs") },
-		func(r reading) bool { return r.has("jobs") && r["jobs"] <= 2 },
 	},
 	"Acquired and lost": {
 		func(r reading) bool { return r.some("jobs acquired") && r.none("jobs lost") },
@@ -292,12 +282,10 @@ var shows = map[string][3]func(r reading) bool{
 	"Waits for a lock, p99": {
 		func(r reading) bool { return r.some("jobs") },
 		func(reading) bool { return true }, // they wait until Redis is back
-		func(r reading) bool { return r.some("jobs") },
 	},
 	"Holds, p50 and p99": {
 		func(r reading) bool { return r["jobs p50"] > .01 && r["jobs p50"] <= r["jobs p99"] },
 		func(reading) bool { return true },
-		func(r reading) bool { return r["jobs p50"] > .01 && r["jobs p50"] <= r["jobs p99"] },
 	},
 }
 
@@ -322,7 +310,11 @@ func TestBoard(t *testing.T) {
 	check := func(phase int, what string) {
 		t.Helper()
 		for _, p := range board {
-			want := shows[p.Title][phase]
+			expected := shows[p.Title]
+			want := expected[phase]
+			if phase == 2 && want == nil {
+				want = expected[0]
+			}
 			if want == nil {
 				t.Errorf("nothing is expected of the panel %q", p.Title)
 				continue

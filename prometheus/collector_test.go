@@ -3,21 +3,20 @@ package prometheus_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"regexp"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 	"github.com/singlefill/singlefill/lock"
 	sfprometheus "github.com/singlefill/singlefill/prometheus"
 )
@@ -73,21 +72,6 @@ func wantValues(t testing.TB, r *prometheus.Registry, want map[string]float64) {
 	}
 }
 
-func newCache(t testing.TB, rdb redis.UniversalClient, namespace string,
-	opts *singlefill.Options[string]) *singlefill.Cache[string] {
-	t.Helper()
-	c, err := singlefill.New(rdb, namespace, time.Hour, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = c.Close() })
-	return c
-}
-
-func gives(v string) singlefill.Loader[string] {
-	return func(context.Context, string) (string, error) { return v, nil }
-}
-
 func fails(err error) singlefill.Loader[string] {
 	return func(context.Context, string) (string, error) { return "", err }
 }
@@ -96,7 +80,7 @@ func fails(err error) singlefill.Loader[string] {
 func TestCollector_ErrorThatPanics(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
-	c := newCache(t, rdb, "ns", nil)
+	c := cachetest.NewCacheIn[string](t, rdb, "ns", nil)
 	r, _ := register(t, c)
 	_, _ = c.GetOrLoad(t.Context(), "k", fails(brokenError{}))
 	_ = c.Close()
@@ -110,167 +94,64 @@ type brokenError struct{}
 func (brokenError) Error() string { panic("Error") }
 func (brokenError) Is(error) bool { panic("Is") }
 
-// Each event of a cache is counted once, under its labels.
-func TestCollector_Cache(t *testing.T) {
+// Each field of Stats gets to the metric that is named after it, and each call of the Trace is counted.
+func TestCollector_StatsAndTrace(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		if strings.Contains(t.Name()+"/", "/csc/") { // a hit may come from before a Set
-			return
-		}
-		ns := redistest.Namespace(t)
-		c := newCache(t, rdb, ns, &singlefill.Options[string]{StaleIfError: time.Hour, RetryAfter: -1, EarlyRefresh: -1})
-		r, _ := register(t, c)
-		ctx := t.Context()
-		var many atomic.Int64 // calls of the ManyLoader: one, or more if a node is slow
-
-		_, _ = c.GetOrLoad(ctx, "a", gives("v"))                       // a miss, loaded
-		_, _ = c.GetOrLoad(ctx, "a", gives("v"))                       // a hit
-		_, _ = c.Get(ctx, "unknown")                                   // a miss
-		_, _ = c.GetOrLoad(ctx, "none", fails(singlefill.ErrNotFound)) // a miss, not found
-		_, _ = c.GetOrLoad(ctx, "b", fails(errors.New("no")))          // a miss, failed
-		_, _ = c.GetOrLoad(ctx, "b", func(context.Context, string) (string, error) { panic("no") })
-		_, _ = c.GetOrLoadMany(ctx, []string{"x", "y", "z"}, func(_ context.Context, keys []string) (map[string]string, error) {
-			many.Add(1)
-			found := map[string]string{}
-			for _, key := range keys {
-				if key != "z" { // z does not exist
-					found[key] = "v"
-				}
-			}
-			return found, nil
-		})
-		_ = c.Expire(ctx, "a")
-		_, _ = c.GetOrLoad(ctx, "a", fails(errors.New("no"))) // a miss that gets the old value
-		_, _ = c.GetOrLoad(ctx, "d", func(ctx context.Context, key string) (string, error) { return "v", c.Delete(ctx, key) })
-		if err := c.Close(); err != nil { // LoadDone may come after the call has returned
-			t.Fatal(err)
-		}
-		of := func(name, labels string) string { return name + " cache=" + ns + labels }
-		wantValues(t, r, map[string]float64{
-			of("gets_total", " layer=redis result=hit"):      1,
-			of("gets_total", " layer=redis result=miss"):     10,
-			of("stale_served_total", " reason=load_failed"):  1,
-			of("loads_total", " kind=call result=value"):     4,
-			of("loads_total", " kind=call result=not_found"): 2,
-			of("loads_total", " kind=call result=error"):     2,
-			of("loads_total", " kind=call result=panic"):     1,
-			of("load_duration_seconds", " kind=call"):        6 + float64(many.Load()), // a ManyLoader counts once for its keys
-			of("stores_total", " result=stored"):             5,
-			of("stores_total", " result=fenced"):             1,
-		})
-	})
-}
-
-// Hits in memory and in Redis, fresh and stale, have labels of their own. Together they are all calls.
-func TestCollector_Layers(t *testing.T) {
-	t.Parallel()
-	_, rdb := redistest.StartMini(t)
-	ns := redistest.Namespace(t)
-	c := newCache(t, rdb, ns, &singlefill.Options[string]{Near: &singlefill.Near{}, StaleWhileRevalidate: time.Hour, EarlyRefresh: -1})
+	c := &fakeCache{stats: singlefill.Stats{
+		Hits: 100, NearHits: 30, StaleHits: 25, NearStale: 10, Misses: 200, Shared: 3, Stale: 50, StaleOnError: 6,
+		LoadsUnlocked: 7, LoadsUnlimited: 8, Loading: 9, Queued: 11, LocksLost: 12,
+		Stored: 13, StoreErrors: 14, Fenced: 16, Refused: 17, CommandsQueued: 18, BreakerOpen: true, BreakerOpens: 19,
+		BadValues: 21, Audits: 47, AuditsStale: 24, TagCalls: 26, TagKeys: 27, TagClears: 28, NearDrops: 22, NearAge: 1500 * time.Millisecond,
+	}}
 	r, _ := register(t, c)
-	ctx := t.Context()
-	held := make(chan struct{})
-	defer close(held)
-	calls := 0.
-	get := func(load singlefill.Loader[string]) {
-		t.Helper()
-		if v, err := c.GetOrLoad(ctx, "k", load); v != "v" || err != nil {
-			t.Fatalf("%q, %v", v, err)
-		}
-		calls++
+	for _, err := range []error{nil, singlefill.ErrNotFound, errors.New("no"), new(singlefill.PanicError)} {
+		c.trace.LoadDone(c.trace.LoadStart(t.Context(), "k"), singlefill.LoadInfo{Keys: 1, Err: err, Refresh: true})
 	}
-	of := func(labels string) float64 { return values(t, r)["gets_total cache="+ns+" "+labels] }
-	redistest.Await(t, "a hit in memory", func() bool { get(gives("v")); return of("layer=near result=hit") > 0 })
-	redistest.Await(t, "the age of its proof", func() bool { return values(t, r)["near_proof_age_seconds cache="+ns] > 0 })
-	if err := c.Expire(ctx, "k"); err != nil {
-		t.Fatal(err)
+	ctx := c.trace.LoadStart(t.Context(), "a")
+	for _, key := range []string{"a", "b", "c"} { // a ManyLoader counts once for its keys
+		c.trace.LoadDone(ctx, singlefill.LoadInfo{Key: key, Keys: 3})
 	}
-	redistest.Await(t, "a stale hit in memory", func() bool {
-		get(func(context.Context, string) (string, error) { <-held; return "v", nil })
-		return of("layer=near result=stale") > 0
+	c.trace.WaitDone(t.Context(), singlefill.WaitInfo{})
+	c.trace.RedisError(t.Context(), "get", errors.New("no"))
+	wantValues(t, r, map[string]float64{
+		"gets_total cache=ns layer=near result=hit":          20, // 30 - 10
+		"gets_total cache=ns layer=near result=stale":        10,
+		"gets_total cache=ns layer=redis result=hit":         55, // 100 - 30 - (25 - 10)
+		"gets_total cache=ns layer=redis result=stale":       15,
+		"gets_total cache=ns layer=redis result=miss":        200,
+		"gets_shared_total cache=ns":                         3,
+		"stale_served_total cache=ns reason=revalidating":    44,
+		"stale_served_total cache=ns reason=load_failed":     6,
+		"loads_unlocked_total cache=ns":                      7,
+		"loads_unlimited_total cache=ns":                     8,
+		"loads_running cache=ns":                             9,
+		"loads_queued cache=ns":                              11,
+		"load_locks_lost_total cache=ns":                     12,
+		"stores_total cache=ns result=stored":                13,
+		"stores_total cache=ns result=error":                 14,
+		"stores_total cache=ns result=fenced":                16,
+		"redis_refused_total cache=ns":                       17,
+		"redis_commands_queued cache=ns":                     18,
+		"breaker_open cache=ns":                              1,
+		"breaker_opened_total cache=ns":                      19,
+		"bad_values_total cache=ns":                          21,
+		"audits_total cache=ns result=current":               23, // 47 - 24
+		"audits_total cache=ns result=stale":                 24,
+		"tag_calls_total cache=ns":                           26,
+		"tag_keys_total cache=ns":                            27,
+		"tag_clears_total cache=ns":                          28,
+		"near_drops_total cache=ns":                          22,
+		"near_proof_age_seconds cache=ns":                    1.5,
+		"loads_total cache=ns kind=call result=value":        3,
+		"loads_total cache=ns kind=refresh result=value":     1,
+		"loads_total cache=ns kind=refresh result=not_found": 1,
+		"loads_total cache=ns kind=refresh result=error":     1,
+		"loads_total cache=ns kind=refresh result=panic":     1,
+		"load_duration_seconds cache=ns kind=call":           1,
+		"load_duration_seconds cache=ns kind=refresh":        4,
+		"wait_duration_seconds cache=ns":                     1,
+		"redis_errors_total cache=ns op=get":                 1,
 	})
-	sum, stale := 0., 0.
-	for name, v := range values(t, r) {
-		if strings.HasPrefix(name, "gets_total ") {
-			sum += v
-		}
-		if strings.HasPrefix(name, "gets_total ") && strings.HasSuffix(name, "result=stale") {
-			stale += v
-		}
-	}
-	if served := values(t, r)["stale_served_total cache="+ns+" reason=revalidating"]; sum != calls || stale != served {
-		t.Errorf("%v gets of %v calls, %v stale hits of %v stale values", sum, calls, stale, served)
-	}
-}
-
-// A wait for another process, and what an outage of Redis does, are counted.
-func TestCollector_WaitAndOutage(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	ns := redistest.Namespace(t)
-	client, asked := server.Client(t), make(chan struct{}, 1)
-	client.AddHook(afterScript(asked))
-	here, there := newCache(t, client, ns, nil), newCache(t, server.Client(t), ns, nil)
-	r, _ := register(t, here)
-	loading, finish := make(chan struct{}), make(chan struct{})
-	done := make(chan error, 1)
-	go func() {
-		_, err := there.GetOrLoad(t.Context(), "k", func(context.Context, string) (string, error) {
-			close(loading)
-			<-finish
-			return "v", nil
-		})
-		done <- err
-	}()
-	<-loading
-	waited := make(chan error, 1)
-	go func() {
-		_, err := here.GetOrLoad(t.Context(), "k", gives("mine"))
-		waited <- err
-	}()
-	<-asked // the waiter has seen the lock
-	close(finish)
-	if err := errors.Join(<-done, <-waited); err != nil {
-		t.Fatal(err)
-	}
-	if n := values(t, r)["wait_duration_seconds cache="+ns]; n != 1 {
-		t.Errorf("%v waits, want 1", n)
-	}
-
-	server.Kill()
-	redistest.Await(t, "the breaker opens", func() bool {
-		_, _ = here.GetOrLoad(t.Context(), "k", gives("v"))
-		return values(t, r)["breaker_open cache="+ns] == 1
-	})
-	got := values(t, r)
-	if got["redis_errors_total cache="+ns+" op=get"] == 0 || got["loads_unlocked_total cache="+ns] == 0 || got["breaker_opened_total cache="+ns] != 1 {
-		t.Errorf("an outage counts as %v", got)
-	}
-	if n := got["redis_errors_total cache="+ns+" op=get"]; n > float64(here.Stats().RedisErrors) {
-		t.Errorf("%v failed GETs, of %d failed commands", n, here.Stats().RedisErrors)
-	}
-}
-
-// afterScript tells when the first script has been answered.
-type afterScript chan struct{}
-
-func (afterScript) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (a afterScript) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		err := next(ctx, cmd)
-		if cmd.Name() == "evalsha" && err == nil {
-			select {
-			case a <- struct{}{}:
-			default:
-			}
-		}
-		return err
-	}
-}
-
-func (afterScript) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
 }
 
 // Caches with one namespace are added.
@@ -278,7 +159,7 @@ func TestCollector_SameNamespace(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
 	ns := redistest.Namespace(t)
-	a, b := newCache(t, rdb, ns, nil), newCache(t, rdb, ns, nil)
+	a, b := cachetest.NewCacheIn[string](t, rdb, ns, nil), cachetest.NewCacheIn[string](t, rdb, ns, nil)
 	r, collector := register(t, a)
 	collector.Add(b)
 	for _, c := range []*singlefill.Cache[string]{a, b} {
@@ -302,47 +183,34 @@ func TestCollector_HitsAreFree(t *testing.T) {
 	}
 }
 
-type fakeCache struct{ trace *singlefill.Trace }
+type fakeCache struct {
+	stats singlefill.Stats
+	trace *singlefill.Trace
+}
 
 func (*fakeCache) Namespace() string              { return "ns" }
-func (*fakeCache) Stats() singlefill.Stats        { return singlefill.Stats{} }
+func (c *fakeCache) Stats() singlefill.Stats      { return c.stats }
 func (c *fakeCache) AddTrace(t *singlefill.Trace) { c.trace = t }
 
 // Leases and waits are counted under the label that the program has chosen, not under the name.
 func TestCollector_Locks(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		m, rdb := redistest.StartMini(t)
-		r, collector := register(t)
-		l, err := lock.NewMutex(rdb, "of one user", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		l.AddTrace(collector.LockTrace("jobs"))
-		lease, err := l.Acquire(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		wantValues(t, r, map[string]float64{"lock_held lock=jobs": 1, "lock_acquired_total lock=jobs": 1})
-		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		defer cancel()
-		if _, err := l.Acquire(ctx); !errors.Is(err, lock.ErrBusy) {
-			t.Errorf("err = %v, want ErrBusy", err)
-		}
-		if err := lease.Release(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if lease, err = l.Acquire(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		m.FlushAll()
-		if err := lease.Release(t.Context()); !errors.Is(err, lock.ErrLost) {
-			t.Errorf("err = %v, want ErrLost", err)
-		}
-		wantValues(t, r, map[string]float64{
-			"lock_acquired_total lock=jobs": 2, "lock_lost_total lock=jobs": 1, "lock_hold_duration_seconds lock=jobs": 2,
-			"lock_wait_duration_seconds lock=jobs result=busy": 1,
-		})
+	r, collector := register(t)
+	tr, info := collector.LockTrace("jobs"), lock.LeaseInfo{Name: "of one user", Duration: time.Minute}
+	tr.Acquired(t.Context(), info)
+	tr.Acquired(t.Context(), info)
+	tr.Acquired(t.Context(), info)
+	tr.Released(t.Context(), info)
+	tr.Lost(t.Context(), info)
+	for _, err := range []error{nil, fmt.Errorf("%w: %w", lock.ErrBusy, context.DeadlineExceeded), errors.New("no")} {
+		info.Err = err
+		tr.Waited(t.Context(), info)
+	}
+	tr.RedisError(t.Context(), "acquire", errors.New("no"))
+	wantValues(t, r, map[string]float64{
+		"lock_held lock=jobs": 1, "lock_acquired_total lock=jobs": 3, "lock_lost_total lock=jobs": 1, "lock_hold_duration_seconds lock=jobs": 2,
+		"lock_wait_duration_seconds lock=jobs result=acquired": 1, "lock_wait_duration_seconds lock=jobs result=busy": 1,
+		"lock_wait_duration_seconds lock=jobs result=error": 1, "lock_redis_errors_total lock=jobs op=acquire": 1,
 	})
 }
 
@@ -351,7 +219,7 @@ func TestCollector_Locks(t *testing.T) {
 func TestCollector_Conventions(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
-	r, collector := register(t, newCache(t, rdb, redistest.Namespace(t), nil))
+	r, collector := register(t, cachetest.NewCacheIn[string](t, rdb, redistest.Namespace(t), nil))
 	collector.LockTrace("jobs")
 	problems, err := testutil.GatherAndLint(r)
 	if err != nil || len(problems) > 0 {
@@ -360,6 +228,9 @@ func TestCollector_Conventions(t *testing.T) {
 	n, err := testutil.GatherAndCount(r)
 	if err != nil || n < 50 {
 		t.Errorf("%d series of a new cache and lock, %v", n, err)
+	}
+	if n, err := testutil.GatherAndCount(r, "singlefill_near_proof_age_seconds"); n != 0 || err != nil {
+		t.Errorf("without Near the age of the proof has %d series, %v", n, err)
 	}
 }
 

@@ -25,19 +25,14 @@ var rounds = flag.Int("rounds", 8, "rounds of TestRedis_Load, of 50 calls at onc
 func TestRedis_Load(t *testing.T) {
 	const goroutines = 50
 	const patience = 10 * time.Second // in real time the machine may be slow
-	load := func(_ context.Context, key string) (string, error) { return key, nil }
-	loadMany := func(_ context.Context, keys []string) (map[string]string, error) {
-		found := make(map[string]string, len(keys))
-		for _, key := range keys {
-			found[key] = key
-		}
-		return found, nil
-	}
-	caching := func(opts *singlefill.Options[string], call func(ctx context.Context, cache *singlefill.Cache[string], key string) (string, error)) func(*testing.T, *redis.Client) func(string) error {
-		return func(t *testing.T, rdb *redis.Client) func(key string) error {
-			cache := newCache(t, rdb, opts)
-			return func(key string) error {
-				v, err := call(t.Context(), cache, key)
+	type calling = func(ctx context.Context, key string) error
+	caching := func(near *singlefill.Near, call func(context.Context, *singlefill.Cache[string], string) (string, error)) func(*testing.T, *redis.Client) calling {
+		return func(t *testing.T, rdb *redis.Client) calling {
+			cache := newCache(t, rdb, &singlefill.Options[string]{
+				RedisTimeout: patience, LockTTL: 10 * patience, LoadTimeout: 20 * patience, Near: near,
+			})
+			return func(ctx context.Context, key string) error {
+				v, err := call(ctx, cache, key)
 				if err == nil && v != key {
 					err = fmt.Errorf("got %q", v)
 				}
@@ -46,32 +41,29 @@ func TestRedis_Load(t *testing.T) {
 		}
 	}
 	one := func(ctx context.Context, cache *singlefill.Cache[string], key string) (string, error) {
-		return cache.GetOrLoad(ctx, key, load)
+		return cache.GetOrLoad(ctx, key, func(context.Context, string) (string, error) { return key, nil })
 	}
-	for name, variant := range map[string]func(*testing.T, *redis.Client) func(key string) error{
-		"GetOrLoad": caching(&singlefill.Options[string]{RedisTimeout: patience, LockTTL: 10 * patience, LoadTimeout: 20 * patience}, one),
-		"Near":      caching(&singlefill.Options[string]{RedisTimeout: patience, LockTTL: 10 * patience, LoadTimeout: 20 * patience, Near: &singlefill.Near{}}, one),
-		"GetOrLoadMany": caching(&singlefill.Options[string]{RedisTimeout: patience, LockTTL: 10 * patience, LoadTimeout: 20 * patience}, func(ctx context.Context, cache *singlefill.Cache[string], key string) (string, error) {
-			values, err := cache.GetOrLoadMany(ctx, []string{key, key + "'"}, loadMany)
-			return values[key], err
-		}),
-		"lock": func(t *testing.T, rdb *redis.Client) func(key string) error {
-			return func(key string) error {
-				mutex, err := lock.NewMutex(rdb, key, &lock.Options{RedisTimeout: patience, TTL: 10 * patience})
-				if err != nil {
-					return err
-				}
-				lease, err := mutex.Acquire(t.Context())
-				if err != nil {
-					return err
-				}
-				return lease.Release(t.Context())
+	many := func(ctx context.Context, cache *singlefill.Cache[string], key string) (string, error) {
+		values, err := cache.GetOrLoadMany(ctx, []string{key, key + "'"}, func(context.Context, []string) (map[string]string, error) {
+			return map[string]string{key: key, key + "'": key}, nil
+		})
+		return values[key], err
+	}
+	locking := func(_ *testing.T, rdb *redis.Client) calling {
+		return func(ctx context.Context, key string) error {
+			mutex, err := lock.NewMutex(rdb, key, &lock.Options{RedisTimeout: patience, TTL: 10 * patience})
+			if err != nil {
+				return err
 			}
-		},
+			return mutex.Do(ctx, func(context.Context) error { return nil })
+		}
+	}
+	for name, variant := range map[string]func(*testing.T, *redis.Client) calling{
+		"GetOrLoad": caching(nil, one), "Near": caching(&singlefill.Near{}, one), "GetOrLoadMany": caching(nil, many), "lock": locking,
 	} {
 		t.Run(name, func(t *testing.T) {
 			both(t, func(t *testing.T) {
-				var call func(key string) error
+				var call calling
 				for round := range *rounds {
 					if round%4 == 0 { // another client, whose connections are all dialled at once
 						call = variant(t, singlefilltest.Redis(t))
@@ -79,7 +71,7 @@ func TestRedis_Load(t *testing.T) {
 					var calls sync.WaitGroup
 					for g := range goroutines {
 						calls.Go(func() {
-							if err := call(fmt.Sprint(round, " ", g)); err != nil {
+							if err := call(t.Context(), fmt.Sprint(round, " ", g)); err != nil {
 								t.Errorf("round %d: %v", round, err)
 							}
 						})

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -45,13 +43,19 @@ func serial(t testing.TB) *singlefilltest.Source[string] {
 	return source
 }
 
-// Each call returns another, empty Redis.
+// Each call returns another, empty Redis, with faults of its own.
 func TestRedis_Isolated(t *testing.T) {
 	both(t, func(t *testing.T) {
 		a, b := singlefilltest.Redis(t), singlefilltest.Redis(t)
 		redistest.Must(t, a.Set(t.Context(), "k", "v", 0).Err())
 		if n, err := b.DBSize(t.Context()).Result(); n != 0 || err != nil {
 			t.Errorf("the other Redis has %d keys, %v", n, err)
+		}
+		for _, fault := range faults {
+			fault.begin(t, b)
+			if err := set(t, a, "v", time.Minute); err != nil {
+				t.Errorf("%s of the other Redis: %v", fault.name, err)
+			}
 		}
 	})
 }
@@ -68,6 +72,9 @@ func TestRedis_Closed(t *testing.T) {
 	}
 	if got := reported(func(t testing.TB) { singlefilltest.Silence(t, rdb) }); len(got) != 1 {
 		t.Errorf("Silence reported %q", got)
+	}
+	if got := reported(func(t testing.TB) { singlefilltest.Redis(t).Close() }); got != nil {
+		t.Errorf("a test that has closed the client itself: reported %q", got)
 	}
 }
 
@@ -92,27 +99,6 @@ func TestRedis_FakeTime(t *testing.T) {
 		check(t, cache, source.Load, "2")
 		if took := time.Since(begun); took != time.Hour {
 			t.Errorf("it took %v", took)
-		}
-	})
-}
-
-// Two caches on one client act as two processes: one loads, and the other one waits for it.
-func TestRedis_TwoProcesses(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		rdb := singlefilltest.Redis(t)
-		a, b := newCache(t, rdb, nil), newCache(t, rdb, nil)
-		source := serial(t)
-		source.Hold()
-		var calls sync.WaitGroup
-		calls.Go(func() { check(t, a, source.Load, "1") })
-		calls.Go(func() { check(t, b, source.Load, "1") })
-		synctest.Wait()
-		source.Release()
-		calls.Wait()
-		source.WantLoads(t, "k", 1)
-		if n := a.Stats().Waits + b.Stats().Waits; n != 1 {
-			t.Errorf("%d waits", n)
 		}
 	})
 }
@@ -223,19 +209,6 @@ func TestFaults_Cache(t *testing.T) {
 	}
 }
 
-// A fault affects one Redis.
-func TestFaults_OneRedis(t *testing.T) {
-	both(t, func(t *testing.T) {
-		for _, fault := range faults {
-			rdb := singlefilltest.Redis(t)
-			fault.begin(t, singlefilltest.Redis(t))
-			if err := set(t, rdb, "v", time.Minute); err != nil {
-				t.Errorf("%s: %v", fault.name, err)
-			}
-		}
-	})
-}
-
 // A client that is not one of Redis is refused.
 func TestFaults_OtherClient(t *testing.T) {
 	t.Parallel()
@@ -249,14 +222,5 @@ func TestFaults_OtherClient(t *testing.T) {
 				t.Errorf("reported %q, want %q", got, want)
 			}
 		}
-	}
-}
-
-// Redis works for a test that has closed the client itself.
-func TestRedis_ClosedByTheTest(t *testing.T) {
-	t.Parallel()
-	got := reported(func(t testing.TB) { singlefilltest.Redis(t).Close() })
-	if !slices.Equal(got, nil) {
-		t.Errorf("reported %q", got)
 	}
 }

@@ -105,23 +105,6 @@ func TestSource_Hold(t *testing.T) {
 	})
 }
 
-// A second Hold counts only the calls that it holds.
-func TestSource_HoldAgain(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		source := singlefilltest.NewSource(t, upper)
-		for range 2 {
-			source.Hold()
-			go source.Load(t.Context(), "a")
-			source.AwaitHeld(t, 1)
-			if got := reported(func(t testing.TB) { source.AwaitHeld(t, 2) }); len(got) != 1 {
-				t.Errorf("reported %q", got)
-			}
-			source.Release()
-		}
-	})
-}
-
 // The end of its context ends a call that is held or slow.
 func TestSource_Context(t *testing.T) {
 	both(t, func(t *testing.T) {
@@ -154,16 +137,21 @@ func TestSource_Context(t *testing.T) {
 	})
 }
 
-// A call that its context has ended is not held any more.
-func TestSource_HeldUntilContextEnds(t *testing.T) {
+// Neither a call that its context has ended is held any more, nor one of an earlier Hold.
+func TestSource_HeldNow(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		source := singlefilltest.NewSource(t, upper)
-		source.Hold()
 		ctx, cancel := context.WithCancel(t.Context())
-		go source.Load(ctx, "a")
-		source.AwaitHeld(t, 1)
-		cancel()
+		for _, end := range []func(){source.Release, cancel} {
+			source.Hold()
+			go source.Load(ctx, "a")
+			source.AwaitHeld(t, 1)
+			if got := reported(func(t testing.TB) { source.AwaitHeld(t, 2) }); len(got) != 1 {
+				t.Errorf("reported %q", got)
+			}
+			end()
+		}
 		synctest.Wait()
 		got := reported(func(t testing.TB) { source.AwaitHeld(t, 1) })
 		if len(got) != 1 || !strings.Contains(got[0], ": 0 calls are held") {
@@ -350,29 +338,4 @@ func TestSource_Concurrent(t *testing.T) {
 	}
 	source.Release()
 	all.Wait()
-}
-
-// A stampede in a cache is one load, and one of the callers of many keys one call.
-func TestSource_InACache(t *testing.T) {
-	both(t, func(t *testing.T) {
-		cache := newCache(t, singlefilltest.Redis(t), nil)
-		source := singlefilltest.NewSource(t, upper)
-		source.Hold()
-		var calls sync.WaitGroup
-		for range 50 {
-			calls.Go(func() { check(t, cache, source.Load, "K") })
-		}
-		source.AwaitHeld(t, 1)
-		source.Release()
-		calls.Wait()
-		source.WantLoads(t, "k", 1)
-		found, err := cache.GetOrLoadMany(t.Context(), []string{"a", "b", "none", "k"}, source.LoadMany)
-		if !maps.Equal(found, map[string]string{"a": "A", "b": "B", "k": "K"}) || err != nil {
-			t.Errorf("GetOrLoadMany: %v, %v", found, err)
-		}
-		if n := source.Calls(); n != 2 {
-			t.Errorf("%d calls", n)
-		}
-		source.WantLoads(t, "k", 1)
-	})
 }

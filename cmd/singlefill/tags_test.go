@@ -8,6 +8,7 @@ import (
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
 // tags lists what a namespace has, clear -tag deletes by them, and no other command takes their keys for
@@ -15,7 +16,7 @@ import (
 func TestTags(t *testing.T) {
 	each(t, func(t *testing.T, c terminal, rdb redis.UniversalClient) {
 		ns := redistest.Namespace(t)
-		cache := newCache(t, rdb, ns, &singlefill.Options[string]{Tags: func(_, v string) []string { return strings.Fields(v) }})
+		cache := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Tags: func(_, v string) []string { return strings.Fields(v) }})
 		check(t, cache.Clear(t.Context()), cache.SetMany(t.Context(), map[string]string{"k1": "eu}", "k2": "eu} us", "k3": "us", "k4": ""}))
 		if got, want := c.ok("tags", ns), "TAG  KEYS\neu}  2\nus   2\n"; got != want {
 			t.Errorf("tags writes\n%s, want\n%s", got, want)
@@ -37,7 +38,7 @@ func TestTags(t *testing.T) {
 		}
 		c.fails(1, "no value of the namespace "+ns+"-none has a tag", "tags", ns+"-none")
 		c.fails(1, "stdin is no terminal", "clear", "-tag", "us", ns)
-		unknown := newCache(t, rdb, ns+"-unknown", &singlefill.Options[string]{})
+		unknown := cachetest.NewCacheIn(t, rdb, ns+"-unknown", &singlefill.Options[string]{})
 		check(t, unknown.Set(t.Context(), "k", "us"))
 		if got := c.ok("clear", "-yes", "-tag", "us", ns+"-unknown"); !strings.Contains(got, "every value of the namespace deleted") {
 			t.Errorf("clear -tag of a namespace without tags writes %q", got)

@@ -1,6 +1,8 @@
 package redistest
 
 import (
+	"context"
+	"sync"
 	"testing"
 	"time"
 )
@@ -32,4 +34,21 @@ func poll(limit time.Duration, cond func() bool) bool {
 		}
 		time.Sleep(pause)
 	}
+}
+
+// OnDone returns a context whose Done calls called when it is called for the first time. GetOrLoad does
+// so only when it waits for a read or load that it shares with other calls for the key, and Acquire at the
+// latest between two commands.
+func OnDone(ctx context.Context, called func()) context.Context {
+	return &doneContext{ctx, sync.OnceFunc(called)}
+}
+
+type doneContext struct {
+	context.Context
+	called func()
+}
+
+func (c *doneContext) Done() <-chan struct{} {
+	c.called()
+	return c.Context.Done()
 }

@@ -19,39 +19,27 @@ func (s *Server) Unconnected(t testing.TB, frozen bool, mutate ...func(*redis.Op
 		})
 	}
 	rdb = s.Client(t, mutate...)
-	var g given
-	rdb.AddHook(&g)
+	var begun, done atomic.Int64 // what the client is given
+	rdb.AddHook(Commands(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+		begun.Add(1)
+		defer done.Add(1)
+		return next(ctx, cmd)
+	}))
+	rdb.AddHook(Pipelines(func(ctx context.Context, cmds []redis.Cmder, next redis.ProcessPipelineHook) error {
+		begun.Add(1)
+		defer done.Add(1)
+		return next(ctx, cmds)
+	}))
 	if frozen {
 		s.Freeze()
 	}
 	return rdb, func() {
 		t.Helper()
-		before := g.begun.Load()
+		before := begun.Load()
 		close(ready)
 		if frozen {
 			s.Thaw()
 		}
-		Await(t, "the client has done what it was given", func() bool { return before > 0 && g.done.Load() >= before })
-	}
-}
-
-// given counts the commands that a client is given.
-type given struct{ begun, done atomic.Int64 }
-
-func (g *given) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (g *given) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		g.begun.Add(1)
-		defer g.done.Add(1)
-		return next(ctx, cmd)
-	}
-}
-
-func (g *given) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		g.begun.Add(1)
-		defer g.done.Add(1)
-		return next(ctx, cmds)
+		Await(t, "the client has done what it was given", func() bool { return before > 0 && done.Load() >= before })
 	}
 }

@@ -16,7 +16,7 @@
 // match, in the direction of the request ([DropRequest], [HoldRequest], [CloseBefore], [Twice]) or
 // of the reply ([DropReply], [MuteReply], [HoldReply], [ResetReply]); [Proxy.OnMessage] applies one
 // to messages of Pub/Sub. Its methods are faults of the whole network: Delay, Trickle, BlackHole,
-// Cut, Refuse, Redirect. A rule for [Any] command is a fault of one direction: with MuteReply a
+// Cut, Refuse, Redirect. A rule for every command is a fault of one direction: with MuteReply a
 // server receives but its replies are lost.
 //
 // Every fault is counted: by [Rule.Fired], by [Proxy.Counts], by the result of Cut. A test fails if

@@ -34,14 +34,6 @@ func TestLeaks_Connection(t *testing.T) {
 	assertLeaks(t, s.leaks(t.Name(), leakLimit))
 }
 
-// A replica's connection to its master is not a leak.
-func TestLeaks_Replica(t *testing.T) {
-	t.Parallel()
-	master := Start(t)
-	replica := StartReplica(t, master)
-	assertLeaks(t, append(master.leaks(t.Name(), leakLimit), replica.leaks(t.Name(), leakLimit)...))
-}
-
 // A key without a TTL is a leak, unless the test planted it.
 func TestLeaks_KeyWithoutTTL(t *testing.T) {
 	t.Parallel()

@@ -42,6 +42,3 @@ func Muted(c *server.Peer, cmd string, _ ...string) bool {
 	c.WriteError("NOPERM this user has no permissions to access one of the channels used as arguments")
 	return true
 }
-
-// Buffered returns a client's end of a net.Pipe that has a buffer where commands need one.
-func Buffered(conn net.Conn) net.Conn { return mini.Buffered(conn) }

@@ -127,9 +127,6 @@ func (p *Process) Send(line string) {
 	}
 }
 
-// CloseInput makes the child's Next return false.
-func (p *Process) CloseInput() { _ = p.input.Close() }
-
 // Expect waits for a line that starts with prefix, skips others, and returns the rest of that line.
 // It fails the test after 30 s, or when the child ends without that line.
 func (p *Process) Expect(prefix string) string {

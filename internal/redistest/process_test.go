@@ -1,26 +1,18 @@
 package redistest
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"strings"
-	"syscall"
 	"testing"
 )
 
 func init() {
-	Role("echo", func(p *Child) {
-		p.Say("ready %s", strings.Join(p.Args, ","))
-		for line, ok := p.Next(); ok; line, ok = p.Next() {
-			if line == "die" {
-				panic("told to die")
-			}
-			p.Say("noise")
-			p.Say("echo %s", line)
-		}
-		p.Say("bye")
+	Role("mortal", func(p *Child) {
+		p.Say("ready")
+		_, _ = p.Next()
+		panic("told to die")
 	})
 	Role("parent", func(p *Child) {
 		// This process is killed; does its own child end with it?
@@ -34,64 +26,10 @@ func init() {
 	})
 }
 
-// A child receives arguments and lines, and its lines arrive.
-func TestProcess_Lines(t *testing.T) {
-	t.Parallel()
-	p := Spawn(t, "echo", "a", "b c")
-	if got := p.Expect("ready "); got != "a,b c" {
-		t.Errorf("args %q", got)
-	}
-	for i := range 100 {
-		p.Send(fmt.Sprint("line ", i))
-	}
-	if got := p.Line(); got != "noise" {
-		t.Errorf("first line %q", got)
-	}
-	for i := range 100 {
-		if got := p.Expect("echo "); got != fmt.Sprint("line ", i) {
-			t.Errorf("echo %d: %q", i, got)
-		}
-	}
-	p.CloseInput()
-	p.Expect("bye")
-	if err := p.Wait(); err != nil {
-		t.Errorf("end: %v", err)
-	}
-}
-
-// Kill ends a child by SIGKILL.
-func TestProcess_Kill(t *testing.T) {
-	t.Parallel()
-	p := Spawn(t, "echo")
-	p.Expect("ready")
-	p.Kill()
-	var exit *exec.ExitError
-	if err := p.Wait(); !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-		t.Errorf("end: %v", err)
-	}
-}
-
-// A frozen child runs no thread until it is thawed.
-func TestProcess_Freeze(t *testing.T) {
-	t.Parallel()
-	p := Spawn(t, "echo")
-	p.Expect("ready")
-	p.Freeze()
-	p.Send("late")
-	if !stopped(p.proc.cmd.Process.Pid) {
-		t.Error("threads run")
-	}
-	if line, ok := p.output.next(); ok {
-		t.Errorf("a frozen child said %q", line)
-	}
-	p.Thaw()
-	p.Expect("echo late")
-}
-
 // A child that dies fails the test with its output.
 func TestProcess_Dies(t *testing.T) {
 	t.Parallel()
-	p := Spawn(t, "echo")
+	p := Spawn(t, "mortal")
 	p.Send("die")
 	r := &record{TB: t}
 	p.t = r

@@ -1,15 +1,11 @@
 package redistest
 
 import (
-	"context"
 	"fmt"
 	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
-	"time"
-
-	"github.com/redis/go-redis/v9"
 )
 
 func TestMain(m *testing.M) { Main(m) }
@@ -37,46 +33,6 @@ func (r *record) run(f func()) {
 		f()
 	}()
 	<-done
-}
-
-// Each runs on clients that all work.
-func TestEach_ClientsWork(t *testing.T) {
-	Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		ctx := t.Context()
-		ns := Namespace(t)
-		for i := range 20 {
-			key := fmt.Sprint(ns, i)
-			Must(t, rdb.Set(ctx, key, i, time.Minute).Err())
-			if n, err := rdb.Get(ctx, key).Int(); n != i || err != nil {
-				t.Fatalf("read %d, %v, not %d", n, err, i)
-			}
-		}
-		script := redis.NewScript(`return redis.call('GET', KEYS[1])`)
-		if got, err := script.Run(ctx, rdb, []string{ns + "2"}).Text(); got != "2" || err != nil {
-			t.Fatalf("the script read %q, %v", got, err)
-		}
-	})
-}
-
-// A miniredis in a bubble follows the bubble's clock.
-func TestStartMini_BubbleTime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m, first := StartMini(t)
-		second := NewMiniClient(t, m)
-		ctx := context.Background()
-		Must(t, first.Set(ctx, "k", "v", time.Hour).Err())
-		time.Sleep(time.Hour - time.Second)
-		if v, err := second.Get(ctx, "k").Result(); v != "v" || err != nil {
-			t.Fatalf("read %q, %v before the TTL", v, err)
-		}
-		time.Sleep(2 * time.Second)
-		if v, err := second.Get(ctx, "k").Result(); err != redis.Nil {
-			t.Fatalf("read %q, %v after the TTL", v, err)
-		}
-		if m.Server() == nil {
-			t.Error("no server to set a hook on")
-		}
-	})
 }
 
 // Await fails the test after its limit.

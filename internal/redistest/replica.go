@@ -3,7 +3,6 @@ package redistest
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,12 +16,10 @@ func StartReplica(t testing.TB, master *Server) *Server {
 	t.Helper()
 	ctx := context.Background()
 	Must(t, master.admin.ConfigSet(ctx, "repl-diskless-sync-delay", "0").Err())
-	host, port, err := net.SplitHostPort(master.Addr)
-	Must(t, err)
+	host, port := master.hostPort()
 	replica := Start(t, "--replicaof", host, port, "--repl-diskless-sync-delay", "0")
 	Await(t, "the replica has its master's data", func() bool {
-		info, err := replica.admin.Info(ctx, "replication").Result()
-		return err == nil && strings.Contains(info, "master_link_status:up")
+		return says(replica.admin.Info(ctx, "replication"), "master_link_status:up")
 	})
 	return replica
 }
@@ -35,12 +32,7 @@ const MasterName = "mymaster"
 // replica is promoted about 3 s after the death.
 func StartSentinel(t testing.TB, master *Server) *Server {
 	t.Helper()
-	s, err := launch(program(t), watching(master))
-	Must(t, err)
-	t.Cleanup(func() {
-		check(t, s)
-		s.stop()
-	})
+	s := start(t, watching(master))
 	ctx := context.Background()
 	Await(t, "the sentinel knows the replicas", func() bool {
 		info, err := master.admin.Info(ctx, "replication").Result()
@@ -49,9 +41,8 @@ func StartSentinel(t testing.TB, master *Server) *Server {
 		}
 		_, replicas, _ := strings.Cut(info, "connected_slaves:")
 		replicas, _, _ = strings.Cut(replicas, "\r\n")
-		known, err := s.admin.Info(ctx, "sentinel").Result()
-		return err == nil && strings.Contains(known, "status=ok") &&
-			strings.Contains(known, "slaves="+replicas+",")
+		known := s.admin.Info(ctx, "sentinel")
+		return says(known, "status=ok") && says(known, "slaves="+replicas+",")
 	})
 	return s
 }
@@ -60,10 +51,7 @@ func StartSentinel(t testing.TB, master *Server) *Server {
 // rewrite.
 func watching(master *Server) func(port int, dir string) ([]string, error) {
 	return func(port int, dir string) ([]string, error) {
-		host, masterPort, err := net.SplitHostPort(master.Addr)
-		if err != nil {
-			return nil, err
-		}
+		host, masterPort := master.hostPort()
 		config := fmt.Sprintf(`port %d
 bind 127.0.0.1
 dir %s

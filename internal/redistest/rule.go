@@ -125,9 +125,6 @@ func (r *Rule) fire() {
 	}
 }
 
-// Any matches every command.
-func Any([]string) bool { return true }
-
 // Command matches the commands with one of the names, in any case.
 func Command(names ...string) func(cmd []string) bool {
 	return func(cmd []string) bool {

@@ -34,7 +34,12 @@ type Server struct {
 // it is set but empty, there is no program.
 func Start(t testing.TB, args ...string) *Server {
 	t.Helper()
-	s, err := launch(program(t), plain(args))
+	return start(t, plain(args))
+}
+
+func start(t testing.TB, argv func(port int, dir string) ([]string, error)) *Server {
+	t.Helper()
+	s, err := launch(program(t), argv)
 	Must(t, err)
 	t.Cleanup(func() {
 		check(t, s)

@@ -19,6 +19,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 
+	"github.com/singlefill/singlefill/internal/mini"
 	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/internal/wake"
 )
@@ -116,7 +117,7 @@ func (c *clientConn) Close() error {
 func (w *World) dial(process string) net.Conn {
 	near, far := net.Pipe()
 	if w.plan.Listen {
-		near = redistest.Buffered(near)
+		near = mini.Buffered(near)
 	}
 	c := &clientConn{Conn: near}
 	go w.carry(process, c, far)

@@ -24,7 +24,7 @@ func GoGet[T any](ctx context.Context, c *singlefill.Cache[T], key string, load 
 	joined := make(chan struct{})
 	a := &Call[T]{Answer: make(chan Ending[T], 1), joined: joined}
 	go func() {
-		v, err := c.GetOrLoad(OnJoin(ctx, func() { close(joined) }), key, load)
+		v, err := c.GetOrLoad(redistest.OnDone(ctx, func() { close(joined) }), key, load)
 		a.Answer <- Ending[T]{v, err}
 	}()
 	return a
@@ -145,21 +145,4 @@ func WantElapsed(t testing.TB, what string, begun time.Time, want time.Duration)
 	if d := time.Since(begun); d != want {
 		t.Errorf("%s after %v, want %v", what, d, want)
 	}
-}
-
-// OnJoin returns a context for one call of GetOrLoad. It calls joined once, when its Done is called
-// for the first time: GetOrLoad does so only when it waits for a read or load that it shares with
-// other calls for the key.
-func OnJoin(ctx context.Context, joined func()) context.Context {
-	return &joinContext{ctx, sync.OnceFunc(joined)}
-}
-
-type joinContext struct {
-	context.Context
-	joined func()
-}
-
-func (c *joinContext) Done() <-chan struct{} {
-	c.joined()
-	return c.Context.Done()
 }

@@ -81,7 +81,7 @@ func (k Kind) Fill(t testing.TB, l *Locker) (leases []*lock.Lease) {
 func (k Kind) Wait(t testing.TB, l *Locker) (got func() *lock.Lease) {
 	t.Helper()
 	leases := make(chan *lock.Lease, 1)
-	ctx, asks := NotifyAsked(context.Background())
+	ctx, asks := NotifyAsked()
 	go func() {
 		lease, err := l.Acquire(ctx)
 		if err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -84,20 +83,8 @@ func (l *Locker) WantLost(t testing.TB, lease *lock.Lease, because string) {
 	}
 }
 
-// NotifyAsked returns a context that never ends, and closes asked when its Done is called: by a
-// waiter, at the latest between two commands.
-func NotifyAsked(parent context.Context) (ctx context.Context, asked <-chan struct{}) {
-	c := &askedContext{Context: context.WithoutCancel(parent), asked: make(chan struct{})}
-	return c, c.asked
-}
-
-type askedContext struct {
-	context.Context
-	once  sync.Once
-	asked chan struct{}
-}
-
-func (c *askedContext) Done() <-chan struct{} {
-	c.once.Do(func() { close(c.asked) })
-	return nil
+// NotifyAsked returns a context that never ends, and closes asked when an Acquire with it has asked.
+func NotifyAsked() (ctx context.Context, asked <-chan struct{}) {
+	c := make(chan struct{})
+	return redistest.OnDone(context.Background(), func() { close(c) }), c
 }

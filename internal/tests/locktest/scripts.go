@@ -4,7 +4,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"testing/fstest"
 
@@ -15,7 +14,7 @@ import (
 // Scripts returns the scripts of package lock, without the beginning that package wake gives to all
 // scripts. Tests run in the directory of their package, so they are found above it.
 func Scripts() fs.FS {
-	files := os.DirFS(filepath.Join(root(), "lock", "lua"))
+	files := os.DirFS(filepath.Join(redistest.Root(), "lock", "lua"))
 	names, _ := fs.Glob(files, "*_*.lua") // the pattern is correct
 	scripts := make(fstest.MapFS)
 	for _, name := range names {
@@ -26,7 +25,7 @@ func Scripts() fs.FS {
 
 // Shared returns the beginning of all scripts: what they need to wake waiters, and can do without.
 func Shared() string {
-	return wake.Lua + read(os.DirFS(filepath.Join(root(), "lock", "lua")), "waiting.lua")
+	return wake.Lua + read(os.DirFS(filepath.Join(redistest.Root(), "lock", "lua")), "waiting.lua")
 }
 
 // Text returns the text of the script that is named like its file.
@@ -38,17 +37,6 @@ func read(files fs.FS, name string) string {
 		panic(err)
 	}
 	return string(text)
-}
-
-func root() string {
-	for dir := "."; ; dir = filepath.Join(dir, "..") {
-		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
-			return dir
-		}
-		if path, err := filepath.Abs(dir); err != nil || path == filepath.Dir(path) {
-			panic("there is no go.mod above this directory")
-		}
-	}
 }
 
 // Script returns the text of the script by which the kind does act.
@@ -66,10 +54,6 @@ func (k Kind) Script(t testing.TB, act string) string {
 func (k Kind) Command(t testing.TB, s *redistest.Server, act string) func(cmd []string) bool {
 	t.Helper()
 	text := k.Script(t, act)
-	sha, err := s.Admin().ScriptLoad(t.Context(), text).Result()
-	redistest.Must(t, err)
-	return func(cmd []string) bool {
-		return len(cmd) > 1 && (strings.EqualFold(cmd[0], "evalsha") && cmd[1] == sha ||
-			strings.EqualFold(cmd[0], "eval") && cmd[1] == text)
-	}
+	redistest.Must(t, s.Admin().ScriptLoad(t.Context(), text).Err())
+	return redistest.Runs(text)
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
 // Two versions of a type. In the second each user has a Role.
@@ -21,8 +22,8 @@ func TestChange_SameNamespace(t *testing.T) {
 	t.Parallel()
 	for _, codec := range []singlefill.Codec{singlefill.MsgPack, singlefill.JSON} {
 		ns := redistest.Namespace(t)
-		before := newCache(t, client(t), ns, &singlefill.Options[user1]{Codec: codec})
-		after := newCache(t, client(t), ns, &singlefill.Options[user2]{Codec: codec})
+		before := cachetest.NewCacheIn(t, client(t), ns, &singlefill.Options[user1]{Codec: codec})
+		after := cachetest.NewCacheIn(t, client(t), ns, &singlefill.Options[user2]{Codec: codec})
 		if err := before.Set(t.Context(), "ann", user1{"Ann"}); err != nil {
 			t.Fatal(err)
 		}
@@ -50,8 +51,8 @@ type program struct {
 // start starts a release. Namespaces with "2" have the new type.
 func (r release) start(t *testing.T, rdb redis.UniversalClient, ns string) *program {
 	p := &program{release: r}
-	users1 := newCache[user1](t, rdb, ns+"users", nil)
-	users2 := newCache[user2](t, rdb, ns+"users2", nil)
+	users1 := cachetest.NewCacheIn[user1](t, rdb, ns+"users", nil)
+	users2 := cachetest.NewCacheIn[user2](t, rdb, ns+"users2", nil)
 	p.get = func(t *testing.T, source user2) user2 {
 		if r.reads == "users2" {
 			v, err := users2.GetOrLoad(t.Context(), "ann", func(context.Context, string) (user2, error) { return source, nil })

@@ -15,21 +15,11 @@ import (
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 	"github.com/singlefill/singlefill/lock"
 )
 
 func TestMain(m *testing.M) { redistest.Main(m) }
-
-func newCache[T any](t testing.TB, rdb redis.UniversalClient, namespace string,
-	opts *singlefill.Options[T]) *singlefill.Cache[T] {
-	t.Helper()
-	c, err := singlefill.New(rdb, namespace, time.Hour, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = c.Close() })
-	return c
-}
 
 func client(t testing.TB) *redis.Client { return redistest.Shared(t).Client(t) }
 
@@ -39,7 +29,7 @@ func TestLoader_RequestsContext(t *testing.T) {
 	for _, wrong := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
 			_, rdb := redistest.StartMini(t)
-			c := newCache[string](t, rdb, "ns", nil)
+			c := cachetest.NewCacheIn[string](t, rdb, "ns", nil)
 			request, hangUp := context.WithCancel(t.Context())
 			hungUp := make(chan struct{})
 			load := func(ctx context.Context, _ string) (string, error) {
@@ -76,7 +66,7 @@ func TestLoader_RequestsContext(t *testing.T) {
 func TestLoader_NilNil(t *testing.T) {
 	t.Parallel()
 	type user struct{ Name string }
-	c := newCache[*user](t, client(t), redistest.Namespace(t), nil)
+	c := cachetest.NewCacheIn[*user](t, client(t), redistest.Namespace(t), nil)
 	wrong := func(context.Context, string) (*user, error) { return nil, nil }
 	right := func(context.Context, string) (*user, error) { return nil, singlefill.ErrNotFound }
 	for range 2 {
@@ -97,7 +87,7 @@ func TestMapKeys(t *testing.T) {
 	t.Parallel()
 	t.Run("in an interface", func(t *testing.T) {
 		t.Parallel()
-		c := newCache[map[string]any](t, client(t), redistest.Namespace(t), nil)
+		c := cachetest.NewCacheIn[map[string]any](t, client(t), redistest.Namespace(t), nil)
 		for range 3 {
 			_, err := c.GetOrLoad(t.Context(), "k", func(context.Context, string) (map[string]any, error) {
 				return map[string]any{"names": map[int]string{1: "a"}}, nil
@@ -113,7 +103,7 @@ func TestMapKeys(t *testing.T) {
 	t.Run("in a type", func(t *testing.T) {
 		t.Parallel()
 		type names struct{ Names map[int]string }
-		c := newCache[names](t, client(t), redistest.Namespace(t), nil)
+		c := cachetest.NewCacheIn[names](t, client(t), redistest.Namespace(t), nil)
 		for range 3 {
 			v, err := c.GetOrLoad(t.Context(), "k", func(context.Context, string) (names, error) {
 				return names{map[int]string{1: "a"}}, nil
@@ -129,7 +119,7 @@ func TestMapKeys(t *testing.T) {
 	t.Run("times", func(t *testing.T) {
 		t.Parallel()
 		noon := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
-		c := newCache[map[time.Time]int](t, client(t), redistest.Namespace(t), nil)
+		c := cachetest.NewCacheIn[map[time.Time]int](t, client(t), redistest.Namespace(t), nil)
 		if err := c.Set(t.Context(), "k", map[time.Time]int{noon: 1}); err != nil {
 			t.Fatal(err)
 		}
@@ -149,7 +139,7 @@ func TestMapKeys(t *testing.T) {
 func TestNear_Share(t *testing.T) {
 	t.Parallel()
 	for _, share := range []bool{true, false} {
-		c := newCache(t, client(t), redistest.Namespace(t), &singlefill.Options[[]string]{Near: &singlefill.Near{Share: share}})
+		c := cachetest.NewCacheIn(t, client(t), redistest.Namespace(t), &singlefill.Options[[]string]{Near: &singlefill.Near{Share: share}})
 		get := func() []string {
 			v, err := c.GetOrLoad(t.Context(), "k", func(context.Context, string) ([]string, error) { return []string{"b", "a"}, nil })
 			if err != nil {
@@ -175,7 +165,7 @@ func TestCodec_JSONTags(t *testing.T) {
 	rdb := client(t)
 	for _, codec := range []singlefill.Codec{singlefill.MsgPack, singlefill.JSON} {
 		ns := redistest.Namespace(t)
-		c := newCache(t, rdb, ns, &singlefill.Options[user]{Codec: codec})
+		c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[user]{Codec: codec})
 		if err := c.Set(t.Context(), "k", user{"ann", "hunter2"}); err != nil {
 			t.Fatal(err)
 		}

@@ -428,7 +428,7 @@ func TestNear_DeleteIsCancelled(t *testing.T) {
 	before := s.Calls("del")
 	for range 50 {
 		ctx, cancel := context.WithCancel(t.Context())
-		if err := a.Delete(cachetest.OnJoin(ctx, cancel), "k"); err != nil && !errors.Is(err, context.Canceled) {
+		if err := a.Delete(redistest.OnDone(ctx, cancel), "k"); err != nil && !errors.Is(err, context.Canceled) {
 			t.Errorf("Delete = %v", err)
 		}
 	}

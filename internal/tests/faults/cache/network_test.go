@@ -100,7 +100,7 @@ func TestGetOrLoad_SlowNetwork(t *testing.T) {
 		slow     func(p *redistest.Proxy)
 		noticed  func(p *redistest.Proxy) int
 	}{
-		"slow":                {3, func(p *redistest.Proxy) { p.Delay(40 * time.Millisecond) }, (*redistest.Proxy).Commands},
+		"slow":                {3, func(p *redistest.Proxy) { p.Delay(40 * time.Millisecond) }, delayed},
 		"byte by byte":        {3, trickle, sliced},
 		"byte by byte, RESP2": {2, trickle, sliced},
 	} {
@@ -129,6 +129,8 @@ func TestGetOrLoad_SlowNetwork(t *testing.T) {
 
 func trickle(p *redistest.Proxy)    { p.Trickle(1, 100*time.Microsecond) }
 func sliced(p *redistest.Proxy) int { return p.Counts().Sliced }
+
+func delayed(p *redistest.Proxy) int { return p.Counts().Delayed }
 
 // Callers get their values while the server closes all connections again and again.
 //

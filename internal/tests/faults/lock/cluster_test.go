@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -116,41 +115,5 @@ func TestCluster_MasterDies(t *testing.T) {
 		for _, l := range h.Fill(t, other) {
 			locktest.Release(t, l)
 		}
-	}
-}
-
-// A dead node affects the locks of its slots only.
-//
-//fault:dead-node
-func TestCluster_DeadNode(t *testing.T) {
-	t.Parallel()
-	cluster := redistest.StartCluster(t)
-	clients := []redis.UniversalClient{cluster.Client(t), cluster.Client(t), cluster.Client(t)}
-	for _, n := range cluster.Nodes {
-		do(t, n, "config", "set", "cluster-require-full-coverage", "no")
-	}
-	var all []heldLock
-	for _, k := range locktest.Kinds {
-		all = append(all, hold(t, k, clients[0], "{name}"+k.Name, time.Second, 9*time.Second))
-	}
-	owner := cluster.Owner(t, locktest.Key("{name}"))
-	cluster.Nodes[(slices.Index(cluster.Nodes, owner)+1)%len(cluster.Nodes)].Kill()
-	for _, h := range all {
-		h.awaitRenewal(t)
-		h.release(t)
-		contend(t, h.Kind, clients, "{name}"+h.Name)
-	}
-}
-
-// contend checks that goroutines of several clients never hold the lock together.
-func contend(t *testing.T, k locktest.Kind, clients []redis.UniversalClient, name string) {
-	t.Helper()
-	c := &crowd{Kind: k}
-	for _, rdb := range clients {
-		c.lockers = append(c.lockers, k.Locker(t, rdb, name, locktest.Patient, locktest.Long))
-	}
-	c.run(t, 4, func(turns int) bool { return turns < 4 })
-	if n := int(c.granted.Load()); n != 16*len(clients) {
-		t.Errorf("%s %q: %d grants", k.Name, name, n)
 	}
 }

@@ -2,14 +2,11 @@ package lock_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/internal/tests/locktest"
@@ -39,12 +36,12 @@ func TestAcquire_ScriptFlushes(t *testing.T) {
 		}
 	}()
 	for _, k := range locktest.Kinds {
-		c := &crowd{Kind: k}
+		c := &locktest.Crowd{Kind: k}
 		for range 2 {
-			c.lockers = append(c.lockers, k.Locker(t, s.Client(t), k.Name, locktest.Patient, locktest.Long))
+			c.Lockers = append(c.Lockers, k.Locker(t, s.Client(t), k.Name, locktest.Patient, locktest.Long))
 		}
-		c.run(t, 4, func(turns int) bool { return turns < 10 })
-		c.want(t, 80)
+		c.Run(t, 4, func(turns int) bool { return turns < 10 })
+		c.Want(t, 80)
 		k.WantFree(t, s, k.Name)
 	}
 	renewed := locktest.KindOf("semaphore").Locker(t, s.Client(t), "renewed", 500*time.Millisecond, 3*time.Second)
@@ -63,7 +60,7 @@ func TestAcquire_ScriptFlushes(t *testing.T) {
 func TestLease_RedisForgets(t *testing.T) {
 	t.Parallel()
 	for what, forget := range map[string]func(t *testing.T, s *redistest.Server){
-		"by FLUSHALL": func(t *testing.T, s *redistest.Server) { do(t, s, "flushall") },
+		"by FLUSHALL": func(t *testing.T, s *redistest.Server) { redistest.Do(t, s.Admin(), "flushall") },
 		"by a crash":  func(t *testing.T, s *redistest.Server) { s.Restart() },
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -136,7 +133,7 @@ func TestLease_Evicted(t *testing.T) {
 		used := admin.InfoMap(t.Context(), "memory").Item("Memory", "used_memory")
 		var limit int64
 		fmt.Sscan(used, &limit)
-		do(t, s, "config", "set", "maxmemory", limit+200_000)
+		redistest.Do(t, s.Admin(), "config", "set", "maxmemory", limit+200_000)
 		churn := 0
 		redistest.Await(t, "a lease is evicted", func() bool {
 			for range 50 {
@@ -150,7 +147,7 @@ func TestLease_Evicted(t *testing.T) {
 			}
 			return false
 		})
-		do(t, s, "config", "set", "maxmemory", 0)
+		redistest.Do(t, s.Admin(), "config", "set", "maxmemory", 0)
 		lost := 0
 		for name, l := range leases {
 			if k.Holders(t, admin, name) > 0 {
@@ -175,107 +172,4 @@ func TestLease_Evicted(t *testing.T) {
 			k.WantFree(t, s, name)
 		}
 	})
-}
-
-// Holders and waiters learn of a key that is lost or foreign, or go on, and the lock works when the
-// foreign key is gone.
-//
-//fault:foreign-key
-func TestAcquire_LostOrForeignKey(t *testing.T) {
-	suffixes := map[string][]string{
-		"mutex":     {"", ":fence"},
-		"fair":      {"", ":fence", ":queue", ":alive"},
-		"semaphore": {"", ":fence", ":details"},
-	}
-	damages := map[string][]any{
-		"deleted":  nil,
-		"a list":   {"rpush", "x"},
-		"a string": {"set", "x"},
-		"a zset":   {"zadd", 1, "x"},
-		"a hash":   {"hset", "x", "y"},
-	}
-	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
-		s := redistest.Start(t)
-		var victims []*victim
-		for _, suffix := range suffixes[k.Name] {
-			for what, damage := range damages {
-				v := newVictim(t, k, s, "the key "+suffix+" is "+what)
-				v.key = locktest.Key(v.name) + suffix
-				v.damage(damage)
-				victims = append(victims, v)
-			}
-		}
-		for _, v := range victims {
-			for _, lease := range v.leases {
-				v.check("a holder", lease.Release(t.Context()))
-			}
-			select {
-			case err := <-v.waiter:
-				v.check("the waiter", err)
-			case <-time.After(stuckAfter):
-				t.Fatalf("%s: the waiter is stuck", v.name)
-			}
-			s.Admin().Del(t.Context(), v.key)
-		}
-		for _, v := range victims {
-			k.WantFree(t, s, v.name)
-		}
-	})
-}
-
-// A victim is a lock with holders and a waiter, one of whose keys is damaged.
-type victim struct {
-	heldLock
-	t         *testing.T
-	admin     *redis.Client
-	name, key string
-	waiter    chan error // of Acquire, or of Release
-}
-
-func newVictim(t *testing.T, k locktest.Kind, s *redistest.Server, name string) *victim {
-	const timeout, ttl = 400 * time.Millisecond, 2 * time.Second
-	v := &victim{t: t, admin: s.Admin(), name: name, waiter: make(chan error, 1)}
-	v.heldLock = hold(t, k, s.Client(t), name, timeout, ttl)
-	l := k.Locker(t, s.Client(t), name, timeout, ttl)
-	ctx, asked := locktest.NotifyAsked(context.Background())
-	go func() {
-		lease, err := l.Acquire(ctx)
-		if err == nil {
-			err = lease.Release(context.Background())
-		}
-		v.waiter <- err
-	}()
-	<-asked
-	if k.Name == "fair" {
-		redistest.Await(t, "the waiter is in the queue", func() bool {
-			return v.admin.ZCard(context.Background(), locktest.Key(name)+":queue").Val() == 1
-		})
-	}
-	return v
-}
-
-// damage deletes the key, and in the same step makes another one by a command, if there is one.
-func (v *victim) damage(command []any) {
-	v.t.Helper()
-	var was *redis.IntCmd
-	if _, err := v.admin.TxPipelined(v.t.Context(), func(p redis.Pipeliner) error {
-		was = p.Del(v.t.Context(), v.key)
-		if command != nil {
-			p.Do(v.t.Context(), append([]any{command[0], v.key}, command[1:]...)...)
-		}
-		return nil
-	}); err != nil || was.Val() != 1 {
-		v.t.Errorf("%s: %d deleted, %v", v.name, was.Val(), err)
-	}
-}
-
-// check checks what a caller has got.
-func (v *victim) check(who string, err error) {
-	v.t.Helper()
-	if err != nil && !strings.Contains(err.Error(), "holds something else") && !errors.Is(err, lock.ErrUnavailable) && !errors.Is(err, lock.ErrLost) {
-		v.t.Errorf("%s: %s got %v", v.name, who, err)
-	}
-	if errors.Is(err, lock.ErrAmbiguous) || errors.Is(err, lock.ErrBusy) {
-		v.t.Errorf("%s: %s got %v", v.name, who, err)
-	}
 }

@@ -57,9 +57,9 @@ func TestFailover_OldMasterKeepsItsConnections(t *testing.T) {
 		})
 
 		host, port, _ := net.SplitHostPort(next.Addr)
-		do(t, next, "replicaof", "no", "one")
+		redistest.Do(t, next.Admin(), "replicaof", "no", "one")
 		p.Redirect(next.Addr)
-		do(t, old, "replicaof", host, port)
+		redistest.Do(t, old.Admin(), "replicaof", host, port)
 		trier := open(rdb, "taken")
 		tried, err := trier.TryAcquire(t.Context())
 		redistest.Must(t, err)
@@ -89,7 +89,7 @@ func TestFailover_LeaseThatTheOldMasterDoesNotKnow(t *testing.T) {
 		// The one connection is to the old master.
 		redistest.Must(t, rdb.Ping(t.Context()).Err())
 		// It has been a replica since, of a master that it does not reach.
-		do(t, old, "replicaof", "127.0.0.1", "1")
+		redistest.Do(t, old.Admin(), "replicaof", "127.0.0.1", "1")
 		p.Redirect(next.Addr)
 		locktest.Release(t, lease)
 	})
@@ -104,7 +104,7 @@ func TestFailover_LosesLeases(t *testing.T) {
 	master := redistest.Start(t)
 	replica := redistest.StartReplica(t, master)
 	host, _, _ := strings.Cut(replica.Addr, ":")
-	do(t, replica, "replicaof", host, 1) // cut off: no server is there
+	redistest.Do(t, replica.Admin(), "replicaof", host, 1) // cut off: no server is there
 	p := redistest.NewProxy(t, master.Addr)
 	const ttl = 6 * time.Second
 	var all []heldLock
@@ -115,7 +115,7 @@ func TestFailover_LosesLeases(t *testing.T) {
 		}
 	}
 	master.Kill()
-	do(t, replica, "replicaof", "no", "one")
+	redistest.Do(t, replica.Admin(), "replicaof", "no", "one")
 	p.Redirect(replica.Addr)
 	p.Cut()
 	begun := time.Now()
@@ -159,9 +159,9 @@ func TestReplica_GrantsNothing(t *testing.T) {
 	}
 
 	// The two change places, and the clients do not know.
-	do(t, replica, "replicaof", "no", "one")
+	redistest.Do(t, replica.Admin(), "replicaof", "no", "one")
 	host, port, _ := strings.Cut(replica.Addr, ":")
-	do(t, master, "replicaof", host, port)
+	redistest.Do(t, master.Admin(), "replicaof", host, port)
 	eachHeld(all, func(h heldLock) {
 		if err := h.leases[0].Release(t.Context()); !errors.Is(err, lock.ErrUnavailable) && !errors.Is(err, lock.ErrAmbiguous) {
 			t.Errorf("%s: Release on a replica = %v, want ErrUnavailable or ErrAmbiguous", h.Name, err)

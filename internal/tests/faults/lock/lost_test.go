@@ -3,8 +3,6 @@ package lock_test
 import (
 	"context"
 	"errors"
-	"fmt"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,7 +16,7 @@ import (
 // Requests and replies that are lost.
 
 // retryingClients are clients that retry by themselves, and clients that do not.
-var retryingClients = map[string]func(*redis.Options){"client retries": func(*redis.Options) {}, "client does not": noRetries}
+var retryingClients = map[string]func(*redis.Options){"client retries": func(*redis.Options) {}, "client does not": redistest.NoRetry}
 
 // ways are the ways to lose a command such that there is time for a retry.
 var ways = []struct {
@@ -150,7 +148,7 @@ func TestAcquire_NeverAnswered(t *testing.T) {
 				p := behindProxy(t, k, redistest.Shared(t))
 				rule := p.on("acquire", redistest.DropReply)
 				cleanup := p.on("abandon", abandon).Times(1)
-				lease, err := p.through(hasty, noRetries).Acquire(t.Context())
+				lease, err := p.through(hasty, redistest.NoRetry).Acquire(t.Context())
 				if lease != nil || !errors.Is(err, lock.ErrAmbiguous) {
 					t.Fatalf("Acquire = %v, %v, want ErrAmbiguous", lease, err)
 				}
@@ -196,30 +194,6 @@ func TestErrAmbiguous_LostReplyThenRefused(t *testing.T) {
 			}
 		}
 	})
-}
-
-// A semaphore keeps its size when every fifth reply is lost with its connection: no caller gets an
-// additional place, and no place is lost.
-//
-//fault:lost-reply
-func TestNewSemaphore_LostReplies(t *testing.T) {
-	t.Parallel()
-	for _, retries := range []int{3, -1} {
-		t.Run(fmt.Sprint("retries ", retries), func(t *testing.T) {
-			t.Parallel()
-			p := behindProxy(t, locktest.Kind{Name: "semaphore", Size: 3}, redistest.Shared(t))
-			var seen atomic.Int64
-			lost := p.proxy.On(func(cmd []string) bool {
-				return redistest.Command("evalsha")(cmd) && seen.Add(1)%5 == 0
-			}, redistest.DropReply)
-			c := &locktest.Contest{T: t, Rdb: p.s.Client(t), Name: p.name, Size: p.Size}
-			l := p.through(locktest.Patient, func(o *redis.Options) { o.MaxRetries = retries })
-			c.Run(12, 10, func(int) *lock.Locker { return l.Locker })
-			if lost.Fired() < 40 {
-				t.Errorf("%d replies were lost", lost.Fired())
-			}
-		})
-	}
 }
 
 // Commands that arrive late, or twice.
@@ -276,7 +250,7 @@ func TestAcquire_ArrivesAfterGivingUp(t *testing.T) {
 					timeout = locktest.Patient
 					go func() { <-late.Hit(); cancel() }()
 				}
-				lease, err := p.through(timeout, noRetries).Acquire(ctx)
+				lease, err := p.through(timeout, redistest.NoRetry).Acquire(ctx)
 				if lease != nil || !errors.Is(err, lock.ErrAmbiguous) || errors.Is(err, context.Canceled) != (ctx.Err() != nil) {
 					t.Fatalf("Acquire = %v, %v, want ErrAmbiguous", lease, err)
 				}
@@ -300,70 +274,13 @@ func TestAcquire_ArrivesAfterRelease(t *testing.T) {
 		p := behindProxy(t, k, redistest.Start(t))
 		late := p.on("acquire", redistest.HoldRequest).Times(1)
 		p.Command(t, p.s, "release")
-		got := k.Wait(t, p.through(locktest.Patient, noRetries))
+		got := k.Wait(t, p.through(locktest.Patient, redistest.NoRetry))
 		awaitFault(t, late)
 		p.proxy.Cut() // the second try is on another connection
 		locktest.Release(t, got())
 		p.deliver(late)
 		p.wantNothing()
 		p.wantFree()
-	})
-}
-
-// A late renewal brings no lease back, and does not affect the next holder.
-//
-//fault:late-command
-func TestRenewal_ArrivesLate(t *testing.T) {
-	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
-		for what, taken := range map[string]bool{"while the lock is free": false, "while others hold it": true} {
-			t.Run(what, func(t *testing.T) {
-				p := behindProxy(t, k, redistest.Start(t))
-				admin, key := p.s.Admin(), locktest.Key(p.name)
-				late := p.on("renew", redistest.HoldRequest).Times(1)
-				l := k.Locker(t, p.proxy.Client(t, noRetries), p.name, hasty, 1800*time.Millisecond)
-				lease := locktest.Take(t, l)
-				awaitFault(t, late)
-				p.proxy.Refuse(true) // no other renewal
-				l.WantLost(t, lease, notRenewed)
-				redistest.Await(t, "the lease has ended", func() bool { return k.Holders(t, admin, p.name) == 0 })
-				if taken {
-					k.Fill(t, p.direct())
-				}
-				before, left := p.state(), admin.PTTL(t.Context(), key).Val()
-				p.deliver(late)
-				if now := p.state(); now != before {
-					t.Errorf("the lock had %s, and has %s", before, now)
-				}
-				if now := admin.PTTL(t.Context(), key).Val(); now > left || left > 0 && now < left/2 {
-					t.Errorf("the lock had %v to live, and has %v", left, now)
-				}
-			})
-		}
-	})
-}
-
-// Release returns ErrAmbiguous at a silent Redis, and releases in the background. The late release
-// does not affect the next holder.
-//
-//fault:late-command
-//fault:silence
-func TestRelease_ArrivesLate(t *testing.T) {
-	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
-		p := behindProxy(t, k, redistest.Start(t))
-		l := p.through(hasty, noRetries)
-		lease := locktest.Take(t, l)
-		late := p.on("release", redistest.HoldRequest).Times(1)
-		if err := lease.Release(t.Context()); !errors.Is(err, lock.ErrAmbiguous) {
-			t.Errorf("Release = %v, want ErrAmbiguous", err)
-		}
-		awaitFault(t, late)
-		redistest.Await(t, "another try has released it", func() bool { return l.Count("released") == 1 })
-		k.Fill(t, p.direct())
-		before := p.state()
-		p.deliver(late)
-		if now := p.state(); now != before || before == "" {
-			t.Errorf("the lock had %s, and has %s", before, now)
-		}
 	})
 }
 

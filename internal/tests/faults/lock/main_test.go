@@ -1,7 +1,6 @@
 package lock_test
 
 import (
-	"context"
 	"sync"
 	"testing"
 	"time"
@@ -116,16 +115,6 @@ func awaitFault(t testing.TB, rule *redistest.Rule) {
 	}
 }
 
-// do sends the server a command, of which only the success matters.
-func do(t testing.TB, s *redistest.Server, args ...any) {
-	t.Helper()
-	if err := s.Admin().Do(context.Background(), args...).Err(); err != nil {
-		t.Errorf("%v: %v", args, err)
-	}
-}
-
-func noRetries(o *redis.Options) { o.MaxRetries = -1 }
-
 // impatient makes a client that soon gives up a silent connection.
 func impatient(o *redis.Options) { o.ReadTimeout = 100 * time.Millisecond }
 
@@ -183,9 +172,6 @@ func (p proxied) wantNothing() {
 		p.t.Errorf("left behind: %q", keys)
 	}
 }
-
-// state returns what the server knows about the holders.
-func (p proxied) state() string { return p.State(p.t, p.s.Admin(), p.name) }
 
 func (p proxied) wantFree() {
 	p.t.Helper()

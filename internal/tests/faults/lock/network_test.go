@@ -3,7 +3,9 @@ package lock_test
 import (
 	"context"
 	"errors"
-	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,50 +17,6 @@ import (
 )
 
 // A server that cannot be reached.
-
-// A black hole around a holder costs it the lease, and does not affect other holders when it ends.
-//
-//fault:isolated-holder
-func TestLease_BlackHole(t *testing.T) {
-	t.Parallel()
-	const ttl = 1800 * time.Millisecond
-	s := redistest.Start(t)
-	p := redistest.NewProxy(t, s.Addr)
-	type cut struct {
-		heldLock
-		before string
-		others []*lock.Lease
-	}
-	var all []cut
-	for _, k := range locktest.Kinds {
-		all = append(all, cut{heldLock: hold(t, k, p.Client(t), k.Name, hasty, ttl)})
-	}
-	begun := time.Now()
-	p.BlackHole(true)
-	for i := range all {
-		c := &all[i]
-		c.others = c.Fill(t, c.Locker(t, s.Client(t), c.Name, locktest.Patient, locktest.Long))
-		c.before = c.State(t, s.Admin(), c.Name)
-		for _, l := range c.leases {
-			c.holder.WantLost(t, l, notRenewed)
-		}
-	}
-	redistest.Await(t, "three TTLs are over", func() bool { return time.Since(begun) > 3*ttl })
-	p.BlackHole(false)
-	for _, c := range all {
-		l := c.Locker(t, p.Client(t), c.Name, locktest.Patient, locktest.Long)
-		if _, err := l.TryAcquire(t.Context()); !errors.Is(err, lock.ErrBusy) {
-			t.Errorf("%s: TryAcquire = %v, want ErrBusy", c.Name, err)
-		}
-		if now := c.State(t, s.Admin(), c.Name); now != c.before {
-			t.Errorf("the lock had %s, and has %s", c.before, now)
-		}
-		for _, l := range c.others {
-			locktest.Release(t, l)
-		}
-		c.WantFree(t, s, c.Name)
-	}
-}
 
 // open makes a Locker with the default options.
 func open(t testing.TB, k locktest.Kind, rdb redis.UniversalClient) *lock.Locker {
@@ -135,11 +93,11 @@ func TestLease_LongFreeze(t *testing.T) {
 	for what, silence := range map[string]func(t *testing.T, s *redistest.Server) (end func()){
 		"frozen": func(t *testing.T, s *redistest.Server) func() { s.Freeze(); return s.Thaw },
 		"writes paused": func(t *testing.T, s *redistest.Server) func() {
-			do(t, s, "client", "pause", 600_000, "write")
-			return func() { do(t, s, "client", "unpause") }
+			redistest.Do(t, s.Admin(), "client", "pause", 600_000, "write")
+			return func() { redistest.Do(t, s.Admin(), "client", "unpause") }
 		},
 		"paused": func(t *testing.T, s *redistest.Server) func() {
-			do(t, s, "client", "pause", (2 * ttl).Milliseconds(), "all")
+			redistest.Do(t, s.Admin(), "client", "pause", (2 * ttl).Milliseconds(), "all")
 			return func() {}
 		},
 	} {
@@ -148,7 +106,7 @@ func TestLease_LongFreeze(t *testing.T) {
 			s := redistest.Start(t)
 			others := make(map[string]*locktest.Locker)
 			for _, k := range locktest.Kinds {
-				others[k.Name] = k.Locker(t, s.Client(t), k.Name, hasty, ttl)
+				others[k.Name] = k.Locker(t, s.Client(t), k.Name, hasty, locktest.Long)
 			}
 			all := holdAll(t, s, hasty, ttl)
 			end := silence(t, s)
@@ -172,34 +130,86 @@ func TestLease_LongFreeze(t *testing.T) {
 	}
 }
 
-// A server that thaws after Acquire has given up executes the acquire then, before or after its
-// undoing, and nothing is left.
+// A network that is bad all the time. What is measured is logged.
+
+// Clients whose connections are killed all the time never hold a lock together.
 //
-//fault:long-freeze
-func TestAcquire_ServerThawsLater(t *testing.T) {
-	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
-		s := redistest.Start(t)
-		for _, act := range []string{"acquire", "abandon"} {
+//fault:killed-connections
+func TestAcquire_KilledConnections(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	for _, k := range locktest.Kinds {
+		for _, act := range []string{"acquire", "renew", "release", "abandon"} {
 			k.Command(t, s, act)
 		}
-		for i := range 20 {
-			name := fmt.Sprint("name", i)
-			// It is connected, so that the command is sent.
-			l := k.Locker(t, s.Client(t, noRetries), name, 30*time.Millisecond, locktest.Long)
-			s.ResetCalls()
-			s.Freeze()
-			if _, err := l.Acquire(t.Context()); !errors.Is(err, lock.ErrAmbiguous) {
-				t.Errorf("Acquire = %v, want ErrAmbiguous", err)
-			}
-			s.Thaw()
-			redistest.Await(t, "the acquire is executed, and undone or refused", func() bool {
-				calls := s.AllCalls()
-				_, marks := locktest.Left(t, s.Admin(), name)
-				return calls["zscore"] > 0 && len(marks) == 1
-			})
-			if left, _ := locktest.Left(t, s.Admin(), name); len(left) > 0 {
-				t.Errorf("left behind: %q", left)
+	}
+	var kills atomic.Int64
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		tick := time.NewTicker(50 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+				n, _ := s.Admin().ClientKillByFilter(context.Background(), "type", "normal", "skipme", "yes").Result()
+				kills.Add(n)
 			}
 		}
+	}()
+	var all sync.WaitGroup
+	for _, k := range locktest.Kinds {
+		all.Go(func() {
+			c := &locktest.Crowd{Kind: k, Lockers: []*locktest.Locker{
+				k.Locker(t, s.Client(t), k.Name, time.Second, locktest.Long),
+				k.Locker(t, s.Client(t, redistest.NoRetry), k.Name, time.Second, locktest.Long),
+			}}
+			c.Run(t, 3, func(int) bool { return kills.Load() < 150 })
+		})
+	}
+	all.Wait()
+	close(stop)
+	<-stopped
+	t.Logf("%d connections were killed", kills.Load())
+	for _, k := range locktest.Kinds {
+		k.WantFree(t, s, k.Name)
+	}
+}
+
+// A Redis that executes everything and is not heard grants nothing for good: callers get
+// ErrAmbiguous, grants are given back, and a holder learns in time that its lease could not be
+// renewed.
+//
+//fault:one-way
+func TestLease_RedisIsNotHeard(t *testing.T) {
+	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
+		const ttl = 1800 * time.Millisecond
+		p := behindProxy(t, k, redistest.Start(t))
+		for _, act := range []string{"acquire", "renew", "release", "abandon"} {
+			k.Command(t, p.s, act)
+		}
+		holder := k.Locker(t, p.proxy.Client(t, redistest.NoRetry), "held", hasty, ttl)
+		lease := locktest.Take(t, holder)
+		taken := time.Now()
+		asks := k.Locker(t, p.proxy.Client(t, redistest.NoRetry), "asked", hasty, locktest.Long)
+		// Except HELLO: without its reply no connection would be made, and nothing sent.
+		rule := p.proxy.On(func(cmd []string) bool { return !strings.EqualFold(cmd[0], "HELLO") }, redistest.MuteReply)
+		p.s.ResetCalls()
+		if got, err := asks.Acquire(t.Context()); got != nil || !errors.Is(err, lock.ErrAmbiguous) {
+			t.Errorf("Acquire = %v, %v, want ErrAmbiguous", got, err)
+		}
+		if p.s.Calls("zscore") == 0 {
+			t.Error("no acquire was executed")
+		}
+		holder.WantLost(t, lease, notRenewed)
+		t.Logf("%s: the holder learnt it %v after its grant; TTL is %v", k.Name,
+			time.Since(taken).Round(time.Millisecond), ttl)
+		if rule.Fired() == 0 {
+			t.Error("no reply was lost")
+		}
+		k.WantFree(t, p.s, "asked")
+		k.WantFree(t, p.s, "held")
 	})
 }

@@ -3,9 +3,7 @@ package lock_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"testing"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -17,23 +15,6 @@ import (
 // Faults that concern the queue of a fair mutex.
 
 var fair = locktest.KindOf("fair")
-
-func (p proxied) queued() int64 {
-	return p.s.Admin().ZCard(p.t.Context(), locktest.Key(p.name)+":queue").Val()
-}
-
-func (p proxied) awaitQueued(n int64) {
-	p.t.Helper()
-	redistest.Await(p.t, fmt.Sprint(n, " in the queue"), func() bool { return p.queued() == n })
-}
-
-func (p proxied) awaitNothing() {
-	p.t.Helper()
-	redistest.Await(p.t, "there is neither a holder nor a waiter", func() bool {
-		keys, _ := p.left()
-		return len(keys) == 0
-	})
-}
 
 type result struct {
 	lease *lock.Lease
@@ -47,56 +28,6 @@ func acquire(ctx context.Context, l *locktest.Locker) <-chan result {
 		c <- result{lease, err}
 	}()
 	return c
-}
-
-// A grant whose waiter leaves before the reply is given back in the same step as its place.
-//
-//fault:cancelled
-func TestNewFairMutex_GrantWhileLeaving(t *testing.T) {
-	t.Parallel()
-	p := behindProxy(t, fair, redistest.Start(t))
-	lease := locktest.Take(t, p.direct())
-	ctx, cancel := context.WithCancel(t.Context())
-	got := acquire(ctx, p.through(locktest.Patient))
-	p.awaitQueued(1)
-	held := p.on("acquire", redistest.HoldReply)
-	locktest.Release(t, lease)
-	redistest.Await(t, "the waiter is granted the lease, and does not know", func() bool {
-		return p.Holders(t, p.s.Admin(), p.name) == 1
-	})
-	awaitFault(t, held)
-	cancel()
-	r := <-got
-	if r.lease != nil || !errors.Is(r.err, lock.ErrAmbiguous) || !errors.Is(r.err, context.Canceled) {
-		t.Errorf("Acquire: %v, %v", r.lease, r.err)
-	}
-	p.awaitNothing()
-	locktest.Release(t, locktest.Take(t, p.direct()))
-	held.Release()
-	p.awaitNothing()
-}
-
-// A waiter whose clean-up was refused leaves the queue as soon as it may write.
-//
-//fault:missing-right
-func TestNewFairMutex_LeavesWhenItMayWrite(t *testing.T) {
-	t.Parallel()
-	p := behindProxy(t, fair, redistest.Start(t))
-	lease := locktest.Take(t, p.direct())
-	waiter, err := lock.NewFairMutex(p.s.Client(t), p.name, &lock.Options{WaiterTTL: time.Hour})
-	redistest.Must(t, err)
-	ended := make(chan error, 1)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-	defer cancel()
-	go func() { _, err := waiter.Acquire(ctx); ended <- err }()
-	p.awaitQueued(1)
-	do(t, p.s, "config", "set", "min-replicas-to-write", "1")
-	if err := <-ended; !errors.Is(err, context.DeadlineExceeded) { // busy, if it has not asked since
-		t.Errorf("Acquire: %v, want the end of its context", err)
-	}
-	do(t, p.s, "config", "set", "min-replicas-to-write", "0")
-	p.awaitQueued(0)
-	locktest.Release(t, lease)
 }
 
 // A missing right shows before a script changes anything that would need it: the mutex is not held,

@@ -30,8 +30,8 @@ func startAlone(t *testing.T) *redistest.Server { return redistest.Start(t) }
 // config begins a refusal by a setting, and ends it by another value.
 func config(setting, refusing, serving string) func(*testing.T, *redistest.Server) func() {
 	return func(t *testing.T, s *redistest.Server) func() {
-		do(t, s, "config", "set", setting, refusing)
-		return func() { do(t, s, "config", "set", setting, serving) }
+		redistest.Do(t, s.Admin(), "config", "set", setting, refusing)
+		return func() { redistest.Do(t, s.Admin(), "config", "set", setting, serving) }
 	}
 }
 
@@ -43,12 +43,14 @@ var refusals = []refusal{
 	{"MISCONF", startAlone, func(t *testing.T, s *redistest.Server) func() { return redistest.FailSaves(t, s) }},
 	{"connection refused", startAlone, func(_ *testing.T, s *redistest.Server) func() { s.Kill(); return s.Restart }},
 	{"READONLY", func(t *testing.T) *redistest.Server { return redistest.StartReplica(t, redistest.Start(t)) },
-		func(t *testing.T, s *redistest.Server) func() { return func() { do(t, s, "replicaof", "no", "one") } }},
+		func(t *testing.T, s *redistest.Server) func() {
+			return func() { redistest.Do(t, s.Admin(), "replicaof", "no", "one") }
+		}},
 }
 
 // keepBusy lets the server run a script without end.
 func keepBusy(t *testing.T, s *redistest.Server) (end func()) {
-	runs, asks := s.Client(t, unbounded), s.Client(t, noRetries)
+	runs, asks := s.Client(t, unbounded), s.Client(t, redistest.NoRetry)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -57,16 +59,16 @@ func keepBusy(t *testing.T, s *redistest.Server) (end func()) {
 	redistest.Await(t, "the server is busy", func() bool {
 		return redis.HasErrorPrefix(asks.Ping(context.Background()).Err(), "BUSY")
 	})
-	return func() { do(t, s, "script", "kill"); <-ended }
+	return func() { redistest.Do(t, s.Admin(), "script", "kill"); <-ended }
 }
 
 // reload lets the server load its data for some seconds.
 func reload(t *testing.T, s *redistest.Server) (end func()) {
-	do(t, s, "debug", "populate", 10000)
-	do(t, s, "save")
-	do(t, s, "config", "set", "key-load-delay", "300")
-	do(t, s, "config", "set", "loading-process-events-interval-bytes", "1024")
-	runs, asks := s.Client(t, unbounded), s.Client(t, noRetries)
+	redistest.Do(t, s.Admin(), "debug", "populate", 10000)
+	redistest.Do(t, s.Admin(), "save")
+	redistest.Do(t, s.Admin(), "config", "set", "key-load-delay", "300")
+	redistest.Do(t, s.Admin(), "config", "set", "loading-process-events-interval-bytes", "1024")
+	runs, asks := s.Client(t, unbounded), s.Client(t, redistest.NoRetry)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -110,7 +112,7 @@ func TestErrUnavailable_Refusals(t *testing.T) {
 func (r refusal) locker(t *testing.T, k locktest.Kind, s *redistest.Server) *locktest.Locker {
 	var change []func(*redis.Options)
 	if r.says == "connection refused" { // a client that retries says so too late
-		change = append(change, noRetries, func(o *redis.Options) { o.DialerRetries = 1 })
+		change = append(change, redistest.NoRetry, func(o *redis.Options) { o.DialerRetries = 1 })
 	}
 	timeout := firm
 	if r.says == "LOADING" { // which does not last
@@ -140,7 +142,7 @@ func TestLease_WithoutMemory(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	all := holdAll(t, s, time.Second, 9*time.Second)
-	do(t, s, "config", "set", "maxmemory", "1")
+	redistest.Do(t, s.Admin(), "config", "set", "maxmemory", "1")
 	if err := s.Admin().Set(t.Context(), "x", "y", 0).Err(); !redis.IsOOMError(err) {
 		t.Fatalf("SET = %v, want OOM", err)
 	}
@@ -156,49 +158,9 @@ func TestLease_WithoutMemory(t *testing.T) {
 			t.Errorf("left behind: %q", left)
 		}
 	}
-	do(t, s, "config", "set", "maxmemory", "0")
+	redistest.Do(t, s.Admin(), "config", "set", "maxmemory", "0")
 	for _, h := range all {
 		h.WantFree(t, s, h.Name)
-	}
-}
-
-// A temporary refusal is retried: of a renewal until the lease ends, of a release in the
-// background.
-//
-//fault:refused-writes
-func TestLease_RefusedForNow(t *testing.T) {
-	for _, op := range []string{"renew", "release"} {
-		t.Run(op, func(t *testing.T) {
-			t.Parallel()
-			s := redistest.Start(t)
-			timeout, ttl := firm, locktest.Long
-			if op == "renew" {
-				timeout, ttl = hasty, 9*time.Second
-			}
-			all := holdAll(t, s, timeout, ttl)
-			do(t, s, "config", "set", "min-replicas-to-write", "1")
-			if op == "release" {
-				eachHeld(all, func(h heldLock) {
-					for _, l := range h.leases {
-						if err := l.Release(t.Context()); !errors.Is(err, lock.ErrUnavailable) {
-							t.Errorf("%s: Release = %v, want ErrUnavailable", h.Name, err)
-						}
-					}
-				})
-			}
-			for _, h := range all {
-				redistest.Await(t, "each is refused", func() bool { return len(h.holder.Errors()[op]) >= h.Size })
-			}
-			do(t, s, "config", "set", "min-replicas-to-write", "0")
-			for _, h := range all {
-				if op == "renew" {
-					h.awaitRenewal(t)
-					h.release(t)
-				}
-				redistest.Await(t, "Trace is told of each release", func() bool { return h.holder.Count("released") == h.Size })
-				h.WantFree(t, s, h.Name)
-			}
-		})
 	}
 }
 

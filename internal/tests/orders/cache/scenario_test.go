@@ -112,7 +112,7 @@ type load struct {
 }
 
 func newScenario(t *testing.T, w *schedule.World, opts singlefill.Options[string]) *scenario {
-	w.Scripts(cachetest.Scripts(t), ".")
+	w.Scripts(cachetest.Scripts(), ".")
 	opts.Codec, opts.Jitter, opts.EarlyRefresh = singlefill.JSON, -1, -1
 	opts.LockTTL, opts.RedisTimeout, opts.LoadTimeout = lockTTL, redisTimeout, loadTimeout
 	k := &source{world: w, key: "k", version: 1}

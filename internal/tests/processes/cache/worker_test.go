@@ -14,7 +14,6 @@ import (
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
-	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
 // workerRole is the one role of child processes: a process that uses a cache.
@@ -223,7 +222,7 @@ func (w *worker) get(o order) {
 		c.ended.Go(func() {
 			ready.Done()
 			<-c.start
-			ctx := cachetest.OnJoin(context.Background(), c.joined.Done)
+			ctx := redistest.OnDone(context.Background(), c.joined.Done)
 			v, info, err := w.cache.GetOrLoadInfo(ctx, o.Key, w.loader(c))
 			ctx.Done() // it may have returned without waiting
 			c.note(outcomeOf(o.Key, v, info, err, c.err))

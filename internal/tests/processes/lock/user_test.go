@@ -125,7 +125,7 @@ func verdict(err error) string {
 }
 
 func (u *user) acquire(tag string, again bool) *lock.Lease {
-	ctx, asked := locktest.NotifyAsked(context.Background())
+	ctx, asked := locktest.NotifyAsked()
 	go func() { <-asked; u.Say("%s: asks", tag) }()
 	lease, err := u.Acquire(ctx)
 	for again && errors.Is(err, lock.ErrAmbiguous) {

@@ -1,19 +1,6 @@
 package redistest
 
-import (
-	"context"
-	"math/rand/v2"
-	"testing"
-)
-
-// Slot asks a node for the slot of a key, since a mistake about hash tags would be made in a test as
-// in the code.
-func (c *Cluster) Slot(t testing.TB, key string) int64 {
-	t.Helper()
-	n, err := c.Nodes[0].admin.ClusterKeySlot(context.Background(), key).Result()
-	Must(t, err)
-	return n
-}
+import "math/rand/v2"
 
 // RandomKeys returns short keys, the same each time, of which many look like hash tags.
 func RandomKeys() []string {
