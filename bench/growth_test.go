@@ -2,7 +2,6 @@ package bench
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strconv"
@@ -82,19 +81,18 @@ func manyProcesses(b *testing.B, n, ops int) {
 		c.Expect("ready")
 	}
 	block := func(contender int) float64 {
-		tell(children, reading{contender, max(ops/n, 100), time.Now().Add(20 * time.Millisecond)})
-		var first, last time.Time
-		for i, c := range children {
-			var times [2]time.Time
-			hear(c, &times)
-			if i == 0 || times[0].Before(first) {
-				first = times[0]
-			}
-			if times[1].After(last) {
-				last = times[1]
-			}
+		r := reading{contender, max(ops/n, 100), time.Now().Add(20 * time.Millisecond)}
+		for _, c := range children {
+			c.Order(r)
 		}
-		return last.Sub(first).Seconds() * 1e9 / float64(n*max(ops/n, 100))
+		var begun, ended []time.Time
+		for _, c := range children {
+			var times [2]time.Time
+			c.Hear(&times)
+			begun, ended = append(begun, times[0]), append(ended, times[1])
+		}
+		took := slices.MaxFunc(ended, time.Time.Compare).Sub(slices.MinFunc(begun, time.Time.Compare))
+		return float64(took) / float64(n*r.Ops)
 	}
 	var times [2][]float64
 	for round := range rounds(b) {
@@ -126,30 +124,12 @@ func runReader(p *redistest.Child) {
 		}
 	}
 	p.Say("ready")
-	for line, ok := p.Next(); ok; line, ok = p.Next() {
-		var r reading
-		if err := json.Unmarshal([]byte(line), &r); err != nil {
-			panic(err)
-		}
+	for r := range redistest.Orders[reading](p) {
 		time.Sleep(time.Until(r.At))
 		begun := time.Now()
 		if err := share(r.Ops, 0, contenders[r.Contender].op); err != nil {
 			panic(err)
 		}
-		p.Say("%s", must(json.Marshal([2]time.Time{begun, time.Now()})))
-	}
-}
-
-// tell sends an order to all children; hear receives a report.
-func tell(children []*redistest.Process, order any) {
-	line := string(must(json.Marshal(order)))
-	for c := range slices.Values(children) {
-		c.Send(line)
-	}
-}
-
-func hear(child *redistest.Process, report any) {
-	if err := json.Unmarshal([]byte(child.Line()), report); err != nil {
-		panic(err)
+		p.Report([2]time.Time{begun, time.Now()})
 	}
 }

@@ -45,8 +45,7 @@ func handOvers(b *testing.B, processes int, hold, window time.Duration, names []
 				Locker: names[i], Name: fmt.Sprint("handed over:", names[i], round),
 				Waiters: 1, Hold: hold, From: from, Until: from.Add(window),
 			}
-			tell(rivals, c)
-			o := hearAll(rivals)
+			o := c.start(rivals)()
 			idle[i] = append(idle[i], gaps(c, o.Turns)...)
 			commands[i] += float64(o.Commands)
 		}
@@ -88,11 +87,11 @@ func drain(b *testing.B, processes, waiters int, hold time.Duration) {
 			Until: time.Now().Add(hold + 15*time.Second),
 		}
 		release := held(b, s, c)
-		tell(rivals, c)
+		end := c.start(rivals)
 		time.Sleep(hold)
 		released := time.Now()
 		release()
-		o := hearAll(rivals)
+		o := end()
 		if len(o.Turns) != processes*waiters {
 			b.Fatalf("%d of %d waiters had the lock", len(o.Turns), processes*waiters)
 		}
@@ -113,8 +112,7 @@ func standingQueue(b *testing.B, processes, waiters int, window time.Duration, n
 		from := time.Now().Add(window / 2) // the first questions are not a standing queue's
 		c := contest{Locker: name, Name: "standing:" + name, Waiters: waiters, From: from, Until: from.Add(window)}
 		release := held(b, s, c)
-		tell(rivals, c)
-		o := hearAll(rivals)
+		o := c.start(rivals)()
 		release()
 		if len(o.Turns) > 0 {
 			b.Fatalf("%s: granted to %d waiters while it was held", name, len(o.Turns))

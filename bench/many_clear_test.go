@@ -2,7 +2,6 @@ package bench
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -55,7 +54,7 @@ func runBystanders(p *redistest.Child) {
 		reads := took
 		took = nil
 		mu.Unlock()
-		p.Say("%s", must(json.Marshal(reads)))
+		p.Report(reads)
 	}
 }
 
@@ -66,7 +65,7 @@ type latencies []float64
 func (l *latencies) note(p *redistest.Process) {
 	p.Send("reads")
 	var reads []int64
-	hear(p, &reads)
+	p.Hear(&reads)
 	for _, us := range reads {
 		*l = append(*l, float64(us)/1e3)
 	}

@@ -3,11 +3,10 @@ package bench
 import (
 	"context"
 	"crypto/tls"
-	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-redis/cache/v9"
@@ -21,24 +20,44 @@ import (
 
 // A member is a process of a herd.
 type member struct {
-	sent  commands
-	loads atomic.Int64
+	sent commands
 
 	mu    sync.Mutex
-	polls []int
+	polls []int          // protected by mu: of each wait for another process
+	loads map[string]int // protected by mu: of each key
+	calls int            // protected by mu: of the load
 }
 
 // A getter returns the value of a key, and calls load if there is none.
 type getter func(ctx context.Context, key string, load func() (string, error)) (string, error)
 
+// A manyGetter returns the values of keys, and calls load for those that are not there.
+type manyGetter func(ctx context.Context, keys []string, load singlefill.ManyLoader[string]) (map[string]string, error)
+
 // members are the getters by name.
-var members = map[string]func(m *member, addr string) getter{
-	"singlefill":              (*member).singlefill,
-	"singlefill, no wake-ups": (*member).withoutWakeUps,
-	"go-redis/cache":          (*member).goRedisCache,
-	"singleflight":            (*member).singleflight,
-	"SET NX":                  (*member).setNX,
-	"rueidisaside":            (*member).rueidisaside,
+var members = map[string]func(m *member, addr string) manyGetter{
+	"singlefill":              ofOneKey((*member).singlefill),
+	"singlefill, no wake-ups": ofOneKey((*member).withoutWakeUps),
+	"go-redis/cache":          ofOneKey((*member).goRedisCache),
+	"singleflight":            ofOneKey((*member).singleflight),
+	"SET NX":                  ofOneKey((*member).setNX),
+	"rueidisaside":            ofOneKey((*member).rueidisaside),
+	"many, singlefill":        (*member).manySinglefill,
+	"many, singleflight":      (*member).manySingleflight,
+}
+
+// ofOneKey makes a manyGetter of a getter, for calls of one key.
+func ofOneKey(open func(m *member, addr string) getter) func(m *member, addr string) manyGetter {
+	return func(m *member, addr string) manyGetter {
+		get := open(m, addr)
+		return func(ctx context.Context, keys []string, load singlefill.ManyLoader[string]) (map[string]string, error) {
+			v, err := get(ctx, keys[0], func() (string, error) {
+				values, err := load(ctx, keys)
+				return values[keys[0]], err
+			})
+			return map[string]string{keys[0]: v}, err
+		}
+	}
 }
 
 func init() {
@@ -55,6 +74,8 @@ type stampede struct {
 	At         time.Time // when it begins
 	Prefix     string    // prefix of its keys
 	Keys       int
+	Together   bool // each call is for all keys
+	Shuffled   bool // in an order of its own
 	Goroutines int
 	Load       time.Duration // duration of each load
 }
@@ -62,47 +83,51 @@ type stampede struct {
 type reports struct {
 	Took     []time.Duration // duration of each call
 	Polls    []int           // of each wait for another process
-	Loads    int64
+	Loads    map[string]int  // of each key
+	Calls    int             // of the load
 	Commands int64
 }
 
-func (m *member) run(p *redistest.Child, get getter) {
+func (m *member) run(p *redistest.Child, get manyGetter) {
 	// Connect first, as a running process has done.
-	if _, err := get(context.Background(), "ready", func() (string, error) { return "", nil }); err != nil {
-		panic(err)
-	}
+	m.join(stampede{Prefix: "ready", Keys: 1, Goroutines: 1}, get)
 	p.Say("ready")
-	for line, ok := p.Next(); ok; line, ok = p.Next() {
-		var s stampede
-		if err := json.Unmarshal([]byte(line), &s); err != nil {
-			panic(err)
-		}
-		p.Say("%s", must(json.Marshal(m.join(s, get))))
+	for s := range redistest.Orders[stampede](p) {
+		p.Report(m.join(s, get))
 	}
 }
 
 // join takes part in a stampede.
-func (m *member) join(s stampede, get getter) reports {
-	m.polls = nil
-	m.loads.Store(0)
+func (m *member) join(s stampede, get manyGetter) reports {
+	m.polls, m.loads, m.calls = nil, make(map[string]int), 0
 	m.sent.n.Store(0)
-	load := func() (string, error) {
-		m.loads.Add(1)
+	load := func(_ context.Context, keys []string) (map[string]string, error) {
 		time.Sleep(s.Load)
-		return "value", nil
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.calls++
+		values := make(map[string]string, len(keys))
+		for _, key := range keys {
+			m.loads[key]++
+			values[key] = "value of " + key
+		}
+		return values, nil
 	}
 	took := make([]time.Duration, s.Goroutines)
 	start := make(chan struct{})
 	var all sync.WaitGroup
 	for i := range took {
-		key := fmt.Sprintf("%s-%d", s.Prefix, i%s.Keys)
+		keys := s.keys(i)
 		all.Go(func() {
 			<-start
 			begun := time.Now()
-			if v, err := get(context.Background(), key, load); err != nil || v != "value" {
-				panic(fmt.Sprintf("%q, %v", v, err))
-			}
+			values, err := get(context.Background(), keys, load)
 			took[i] = time.Since(begun)
+			for _, key := range keys {
+				if v := values[key]; err != nil || v != "value of "+key {
+					panic(fmt.Sprintf("%s: %q, %v", key, v, err))
+				}
+			}
 		})
 	}
 	time.Sleep(time.Until(s.At))
@@ -110,7 +135,21 @@ func (m *member) join(s stampede, get getter) reports {
 	all.Wait()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return reports{took, m.polls, m.loads.Load(), m.sent.n.Load()}
+	return reports{took, m.polls, m.loads, m.calls, m.sent.n.Load()}
+}
+
+// keys are those of the i-th call.
+func (s stampede) keys(i int) (keys []string) {
+	if !s.Together {
+		return []string{fmt.Sprint(s.Prefix, "-", i%s.Keys)}
+	}
+	for j := range s.Keys {
+		keys = append(keys, fmt.Sprint(s.Prefix, "-", j))
+	}
+	if s.Shuffled {
+		rand.Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
+	}
+	return keys
 }
 
 func (m *member) waited(polls int) {
@@ -217,5 +256,54 @@ func (m *member) rueidisaside(addr string) getter {
 		return c.Get(ctx, time.Hour, "rueidisaside:"+key, func(context.Context, string) (string, error) {
 			return load()
 		})
+	}
+}
+
+func (m *member) manySinglefill(addr string) manyGetter {
+	return must(singlefill.New[string](dialed(addr, m.sent.count), "many", time.Hour, nil)).GetOrLoadMany
+}
+
+// manySingleflight joins the calls of this process, which are all for the same keys.
+func (m *member) manySingleflight(addr string) manyGetter {
+	rdb := dialed(addr, m.sent.count)
+	get := func(ctx context.Context, keys []string, load singlefill.ManyLoader[string]) (map[string]string, error) {
+		gets, _ := rdb.Pipelined(ctx, func(p redis.Pipeliner) error { // each reply has its error
+			for _, key := range keys {
+				p.Get(ctx, "singleflight:"+key)
+			}
+			return nil
+		})
+		values := make(map[string]string, len(keys))
+		var missing []string
+		for i, get := range gets {
+			switch v, err := get.(*redis.StringCmd).Result(); err {
+			case nil:
+				values[keys[i]] = v
+			case redis.Nil:
+				missing = append(missing, keys[i])
+			default:
+				return nil, err
+			}
+		}
+		if len(missing) == 0 {
+			return values, nil
+		}
+		loaded, err := load(ctx, missing)
+		if err != nil {
+			return nil, err
+		}
+		_, err = rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
+			for key, v := range loaded {
+				values[key] = v
+				p.Set(ctx, "singleflight:"+key, v, time.Hour)
+			}
+			return nil
+		})
+		return values, err
+	}
+	var group singleflight.Group
+	return func(ctx context.Context, keys []string, load singlefill.ManyLoader[string]) (map[string]string, error) {
+		values, err, _ := group.Do(keys[0], func() (any, error) { return get(ctx, keys, load) })
+		return values.(map[string]string), err
 	}
 }

@@ -113,6 +113,7 @@ type follower struct {
 	source *redis.Client
 	get    func(ctx context.Context, key string) (string, error)
 	delete func(ctx context.Context, key string) error
+	close  func()
 }
 
 // followers are the followers by name.
@@ -124,13 +125,15 @@ var followers = map[string]func(f *follower, addr string){
 }
 
 func init() {
-	for name, start := range followers {
-		redistest.Role(name, func(p *redistest.Child) {
-			f := &follower{source: dialed(p.Args[0])}
-			start(f, p.Args[0])
-			f.run(p)
-		})
+	for name := range followers {
+		redistest.Role(name, func(p *redistest.Child) { newFollower(name, p.Args[0]).run(p) })
 	}
+}
+
+func newFollower(name, addr string) *follower {
+	f := &follower{source: dialed(addr)}
+	followers[name](f, addr)
+	return f
 }
 
 func (f *follower) load(ctx context.Context, _ string) (string, error) {
@@ -148,118 +151,71 @@ func (f *follower) far(addr string) { f.caching(dialed(addr), nil) }
 
 func (f *follower) caching(rdb *redis.Client, n *singlefill.Near) {
 	c := must(singlefill.New(rdb, "lag", time.Hour, &singlefill.Options[string]{Near: n}))
+	f.close = func() { _, _ = c.Close(), rdb.Close() }
 	f.get = func(ctx context.Context, key string) (string, error) { return c.GetOrLoad(ctx, key, f.load) }
 	f.delete = func(ctx context.Context, key string) error { return c.Delete(ctx, key) }
 }
 
 func (f *follower) rueidisaside(addr string) {
 	c := must(rueidisaside.NewClient(rueidisaside.ClientOption{ClientOption: rueidis.ClientOption{InitAddress: []string{addr}}}))
+	f.close = c.Close
 	f.get = func(ctx context.Context, key string) (string, error) {
 		return c.Get(ctx, time.Hour, "aside:"+key, f.load)
 	}
 	f.delete = func(ctx context.Context, key string) error { return c.Del(ctx, "aside:"+key) }
 }
 
-// run obeys lines "await VALUE", which is answered by "has VALUE" and the time when a call returned
-// it, and "delete VALUE", which makes VALUE the one of the source, and is answered by the time when
-// the deletion had returned.
+// run waits for each value that it is told of. It reports when a call has returned the value, and says when
+// memory serves it.
 func (f *follower) run(p *redistest.Child) {
 	ctx := context.Background()
-	awaited := make(chan string, 1)
-	go func() {
-		for value := range awaited {
-			for must(f.get(ctx, "k")) != value {
-				time.Sleep(100 * time.Microsecond)
-			}
-			p.Say("has %s %d", value, time.Now().UnixNano())
-			for range 20 { // it is in memory, and used
-				must(f.get(ctx, "k"))
-				time.Sleep(time.Millisecond)
-			}
-			p.Say("serves %s", value)
+	for value := range redistest.Orders[string](p) {
+		for must(f.get(ctx, "k")) != value {
+			time.Sleep(100 * time.Microsecond)
 		}
-	}()
-	for line, ok := p.Next(); ok; line, ok = p.Next() {
-		order, value, _ := strings.Cut(line, " ")
-		switch order {
-		case "await":
-			awaited <- value
-		case "delete":
-			must("OK", f.source.Set(ctx, "source", value, 0).Err())
-			must("OK", f.delete(ctx, "k"))
-			p.Say("deleted %s %d", value, time.Now().UnixNano())
+		p.Report(time.Now())
+		for range 20 { // it is in memory, and used
+			must(f.get(ctx, "k"))
+			time.Sleep(time.Millisecond)
 		}
+		p.Say("serves it")
 	}
 }
 
-// lags measures how long after the return of a Delete in one of the processes the last one returns
-// the new value.
+// change makes value the one of the source, and returns when Delete has returned.
+func (f *follower) change(ctx context.Context, value string) (deleted time.Time) {
+	must("OK", f.source.Set(ctx, "source", value, 0).Err())
+	must("OK", f.delete(ctx, "k"))
+	return time.Now()
+}
+
+// A pack is the followers of one contender, and one in this process, which deletes.
+type pack struct {
+	name, role string
+	deleter    *follower
+	processes  []*redistest.Process
+	lags       []float64 // ms
+}
+
+// lags measures how long after the return of a Delete the last of n processes returns the new value.
 func lags(b *testing.B, n int) {
 	s := redistest.Start(b)
-	type pack struct {
-		name, role string
-		processes  []*redistest.Process
-		lags       []float64 // ms
-	}
 	packs := []*pack{
 		{name: "singlefill", role: "near"},
 		{name: "singlefill, no wake-ups", role: "near, no wake-ups"},
 		{name: "singlefill without Near", role: "near, no near cache"},
 		{name: "rueidisaside", role: "near, rueidisaside"},
 	}
-	ctx := b.Context()
 	for _, k := range packs {
+		k.deleter = newFollower(k.role, s.Addr)
+		b.Cleanup(func() { k.deleter.close(); _ = k.deleter.source.Close() })
 		for range n {
 			k.processes = append(k.processes, redistest.Spawn(b, k.role, s.Addr))
 		}
 	}
-	at := func(answer string) time.Time {
-		_, ns, _ := strings.Cut(answer, " ")
-		return time.Unix(0, must(strconv.ParseInt(ns, 10, 64)))
-	}
 	for round := range rounds(b) {
 		for i := range packs {
-			k := packs[(i+round)%len(packs)]
-			old, value := fmt.Sprint(2*round), fmt.Sprint(2*round+1)
-			if err := s.Admin().Set(ctx, "source", old, 0).Err(); err != nil {
-				b.Fatal(err)
-			}
-			if round > 0 || i > 0 { // what the packs before have left
-				k.processes[0].Send("delete " + old)
-				k.processes[0].Expect("deleted " + old)
-			}
-			for _, p := range k.processes {
-				p.Send("await " + old)
-			}
-			for _, p := range k.processes {
-				p.Expect("serves " + old)
-			}
-			for _, p := range k.processes {
-				p.Send("await " + value)
-			}
-			time.Sleep(10 * time.Millisecond)
-			k.processes[0].Send("delete " + value)
-			// The answers of the first process come in any order.
-			deleted, last := time.Time{}, time.Time{}
-			for j, p := range k.processes {
-				if j > 0 {
-					last = latest(last, at(p.Expect("has ")))
-					continue
-				}
-				for deleted.IsZero() || last.IsZero() {
-					word, rest, _ := strings.Cut(p.Line(), " ")
-					switch word {
-					case "deleted":
-						deleted = at(rest)
-					case "has":
-						last = at(rest)
-					}
-				}
-			}
-			for _, p := range k.processes {
-				p.Expect("serves " + value)
-			}
-			k.lags = append(k.lags, max(0, last.Sub(deleted).Seconds()*1e3))
+			packs[(i+round)%len(packs)].lag(b.Context(), round)
 		}
 	}
 	for _, k := range packs {
@@ -272,9 +228,31 @@ func lags(b *testing.B, n int) {
 	}
 }
 
-func latest(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
+// lag measures one Delete.
+func (k *pack) lag(ctx context.Context, round int) {
+	last := func() (last time.Time) {
+		for _, p := range k.processes {
+			var at time.Time
+			if p.Hear(&at); at.After(last) {
+				last = at
+			}
+		}
+		for _, p := range k.processes {
+			p.Expect("serves it")
+		}
+		return last
 	}
-	return b
+	await := func(value string) {
+		for _, p := range k.processes {
+			p.Order(value)
+		}
+	}
+	old, value := fmt.Sprint(2*round), fmt.Sprint(2*round+1)
+	k.deleter.change(ctx, old) // also what the other packs have left
+	await(old)
+	last()
+	await(value)
+	time.Sleep(10 * time.Millisecond)
+	deleted := k.deleter.change(ctx, value)
+	k.lags = append(k.lags, max(0, last().Sub(deleted).Seconds()*1e3))
 }

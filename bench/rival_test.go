@@ -2,7 +2,6 @@ package bench
 
 import (
 	"context"
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"slices"
@@ -66,17 +65,22 @@ func spawnRivals(b *testing.B, s *redistest.Server, n int) []*redistest.Process 
 	return rivals
 }
 
-// hearAll returns what the rivals report together.
-func hearAll(rivals []*redistest.Process) outcome {
-	var all outcome
+// start begins a contest, and returns a function that waits for its end, and returns what the rivals
+// report together.
+func (c contest) start(rivals []*redistest.Process) (end func() outcome) {
 	for _, p := range rivals {
-		var o outcome
-		hear(p, &o)
-		all.Turns = append(all.Turns, o.Turns...)
-		all.Commands += o.Commands
+		p.Order(c)
 	}
-	slices.SortFunc(all.Turns, func(a, b turn) int { return a.Acquired.Compare(b.Acquired) })
-	return all
+	return func() (all outcome) {
+		for _, p := range rivals {
+			var o outcome
+			p.Hear(&o)
+			all.Turns = append(all.Turns, o.Turns...)
+			all.Commands += o.Commands
+		}
+		slices.SortFunc(all.Turns, func(a, b turn) int { return a.Acquired.Compare(b.Acquired) })
+		return all
+	}
 }
 
 func runRival(p *redistest.Child) {
@@ -85,12 +89,8 @@ func runRival(p *redistest.Child) {
 	must(rdb.Ping(context.Background()).Result())
 	r.lockers = lockers(rdb)
 	p.Say("ready")
-	for line, ok := p.Next(); ok; line, ok = p.Next() {
-		var c contest
-		if err := json.Unmarshal([]byte(line), &c); err != nil {
-			panic(err)
-		}
-		p.Say("%s", must(json.Marshal(r.join(c))))
+	for c := range redistest.Orders[contest](p) {
+		p.Report(r.join(c))
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -25,17 +26,26 @@ func BenchmarkStampede(b *testing.B) {
 
 // A herd is the processes of one contender.
 type herd struct {
-	name   string
-	role   string  // of its processes: see members
-	varies float64 // by which share the duration of a load varies, up or down
-	learns bool    // it may profit from earlier loads
-	fresh  bool    // each stampede has new processes, which have seen no load
+	name     string
+	role     string  // of its processes: see members
+	varies   float64 // by which share the duration of a load varies, up or down
+	learns   bool    // it may profit from earlier loads
+	fresh    bool    // each stampede has new processes, which have seen no load
+	shuffled bool    // each call has its keys in an order of its own
+	once     bool    // each key must be loaded once in all
 
 	processes []*redistest.Process
-	extra     []float64 // ms, of each call: beyond the duration of the load
-	polls     []float64 // of each process that waited
-	loads     float64   // of all stampedes
-	commands  float64
+	seen
+}
+
+// seen is what the stampedes of a herd have cost.
+type seen struct {
+	extra    []float64 // ms, of each call: beyond the duration of the load
+	polls    []float64 // of each process that waited
+	loads    float64   // of keys
+	calls    float64   // of the load
+	commands float64
+	trips    float64 // reads of the server from its connections: a pipeline is one, or one for each 16 KB
 }
 
 // newHerds returns a herd for each contender; with polling also one that gets no wake-ups.
@@ -57,37 +67,13 @@ func newHerds(polling bool) []*herd {
 
 // stampedes runs warmUps first, for contenders that can learn how long a load takes.
 func stampedes(b *testing.B, processes, warmUps, keys int, load time.Duration) {
-	s := redistest.Start(b)
 	polling := keys == 1 && load > 100*time.Millisecond // the longer the load, the longer the pauses
 	herds := newHerds(polling)
-	number := 0
-	run := func(h *herd) { // with new keys
-		number++
-		h.stampede(b, s, processes, stampede{
-			Keys: keys, Prefix: fmt.Sprint("herd-", number), Goroutines: herdGoroutines,
-			Load: time.Duration(float64(load) * (1 + h.varies*(2*rand.Float64()-1))),
-		})
-	}
-	for _, h := range herds {
-		for i := range warmUps {
-			if i == 0 || h.learns {
-				run(h)
-			}
-		}
-		h.extra, h.polls, h.loads, h.commands = nil, nil, 0, 0
-	}
-	n := 0.0
-	for round := range rounds(b) {
-		n++
-		for i := range herds {
-			run(herds[(i+round)%len(herds)])
-		}
-	}
+	n := runHerds(b, herds, processes, warmUps, stampede{Keys: keys, Goroutines: herdGoroutines, Load: load})
 	for _, h := range herds {
 		report(b, h.name, func(b *testing.B) {
 			b.ReportMetric(h.loads/n/float64(keys), "loads/key")
-			b.ReportMetric(Median(h.extra), "p50-ms")
-			b.ReportMetric(Quantile(h.extra, 0.99), "p99-ms")
+			h.reportExtra(b)
 			b.ReportMetric(Quantile(h.extra, 0.99)/load.Seconds()/1e3*100, "p99-%")
 			b.ReportMetric(Median(h.polls), "polls")
 			b.ReportMetric(Quantile(h.polls, 1), "most-polls")
@@ -97,24 +83,100 @@ func stampedes(b *testing.B, processes, warmUps, keys int, load time.Duration) {
 	}
 }
 
+// manyStampedes are stampedes of calls for many keys.
+func manyStampedes(b *testing.B, processes, warmUps int, query time.Duration) {
+	herds := []*herd{
+		{name: "singlefill, load time known", role: "many, singlefill", once: true, learns: true},
+		{name: "singlefill, new processes", role: "many, singlefill", once: true, fresh: true},
+		{name: "singlefill, keys in random order", role: "many, singlefill", once: true, learns: true, shuffled: true},
+		{name: "singleflight", role: "many, singleflight"},
+	}
+	order := stampede{Keys: manyKeysOfACall, Together: true, Goroutines: herdGoroutines, Load: query}
+	if quick {
+		order.Goroutines = 2
+	}
+	n := runHerds(b, herds, processes, warmUps, order)
+	for _, h := range herds {
+		report(b, h.name, func(b *testing.B) {
+			b.ReportMetric(h.loads/n/manyKeysOfACall, "loads/key")
+			b.ReportMetric(h.calls/n, "queries")
+			h.reportExtra(b)
+			b.ReportMetric(h.trips/n, "round_trips")
+			b.ReportMetric(h.commands/n, "commands")
+		})
+	}
+}
+
+func (s seen) reportExtra(b *testing.B) {
+	b.ReportMetric(Median(s.extra), "p50-ms")
+	b.ReportMetric(Quantile(s.extra, 0.99), "p99-ms")
+	b.ReportMetric(Quantile(s.extra, 1), "max-ms")
+}
+
+// runHerds runs stampedes of the herds in turn, each with new keys, and returns their number. It runs
+// warmUps first.
+func runHerds(b *testing.B, herds []*herd, processes, warmUps int, order stampede) (n float64) {
+	s := redistest.Start(b)
+	number := 0
+	run := func(h *herd) {
+		number++
+		order := order
+		order.Prefix, order.Shuffled = fmt.Sprint("herd-", number), h.shuffled
+		order.Load = time.Duration(float64(order.Load) * (1 + h.varies*(2*rand.Float64()-1)))
+		h.stampede(b, s, processes, order)
+	}
+	for _, h := range herds {
+		for i := range warmUps {
+			if i == 0 || h.learns {
+				run(h)
+			}
+		}
+		h.seen = seen{}
+	}
+	for round := range rounds(b) {
+		n++
+		for i := range herds {
+			run(herds[(i+round)%len(herds)])
+		}
+	}
+	return n
+}
+
 // stampede runs one stampede.
 func (h *herd) stampede(b *testing.B, s *redistest.Server, processes int, order stampede) {
 	if h.fresh || h.processes == nil {
 		h.renew(b, s, processes)
 	}
+	before := infoOf(b, s, "stats")["total_reads_processed"]
 	order.At = time.Now().Add(50 * time.Millisecond)
-	tell(h.processes, order)
+	loads := make(map[string]int)
+	for _, p := range h.processes {
+		p.Order(order)
+	}
 	for _, p := range h.processes {
 		var r reports
-		hear(p, &r)
+		p.Hear(&r)
 		for _, took := range r.Took {
 			h.extra = append(h.extra, (took-order.Load).Seconds()*1e3)
 		}
 		for _, n := range r.Polls {
 			h.polls = append(h.polls, float64(n))
 		}
-		h.loads += float64(r.Loads)
+		for key, n := range r.Loads {
+			loads[key] += n
+			h.loads += float64(n)
+		}
+		h.calls += float64(r.Calls)
 		h.commands += float64(r.Commands)
+	}
+	h.trips += infoOf(b, s, "stats")["total_reads_processed"] - before - 1 // without this INFO
+	if len(loads) != order.Keys {
+		b.Fatalf("%s: %d of %d keys were loaded", h.name, len(loads), order.Keys)
+	}
+	for key, n := range loads {
+		if h.once && n != 1 {
+			b.Fatalf("%s: %s was loaded %d times", h.name, key, n)
+		}
 	}
 }
 
@@ -129,4 +191,20 @@ func (h *herd) renew(b *testing.B, s *redistest.Server, processes int) {
 	for _, p := range h.processes {
 		p.Expect("ready")
 	}
+}
+
+// infoOf returns the numbers in a section of INFO.
+func infoOf(b *testing.B, s *redistest.Server, section string) map[string]float64 {
+	text, err := s.Admin().Info(b.Context(), section).Result()
+	if err != nil {
+		b.Fatal(err)
+	}
+	numbers := make(map[string]float64)
+	for line := range strings.Lines(text) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+		if v, err := strconv.ParseFloat(value, 64); err == nil {
+			numbers[name] = v
+		}
+	}
+	return numbers
 }

@@ -3,8 +3,6 @@ package bench
 import (
 	"context"
 	"fmt"
-	"strconv"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -63,20 +61,4 @@ func waitingProcesses(b *testing.B, n int, d time.Duration, mute bool) {
 func serverTime(b *testing.B, s *redistest.Server) float64 {
 	cpu := infoOf(b, s, "cpu")
 	return cpu["used_cpu_sys_main_thread"] + cpu["used_cpu_user_main_thread"]
-}
-
-// infoOf returns the numbers in a section of INFO.
-func infoOf(b *testing.B, s *redistest.Server, section string) map[string]float64 {
-	text, err := s.Admin().Info(b.Context(), section).Result()
-	if err != nil {
-		b.Fatal(err)
-	}
-	numbers := make(map[string]float64)
-	for line := range strings.Lines(text) {
-		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
-		if v, err := strconv.ParseFloat(value, 64); err == nil {
-			numbers[name] = v
-		}
-	}
-	return numbers
 }

@@ -54,8 +54,6 @@ func isInvalidation(o op) bool {
 
 func isSet(o op) bool { return o.Name == opSet || o.Name == opSetMany }
 
-func isWrite(o op) bool { return o.Name == opChange || isInvalidation(o) }
-
 func describe(in, _ any) string { return in.(op).String() }
 
 func operation(o op) porcupine.Operation {

@@ -4,8 +4,8 @@
 // an order of the calls that agrees with a model. If there is none, a promise is broken.
 //
 // The module is separate, so that users of the library do not depend on porcupine. It has only
-// tests. They run with all others, some hundreds of histories; scripts/soak runs thousands, and can
-// check another copy of the library.
+// tests. They run with all others, a hundred and some histories of the cache and of the locks each;
+// scripts/soak runs thousands, also every night, and can check another copy of the library.
 //
 // # Time
 //

@@ -11,8 +11,8 @@ import (
 )
 
 var (
-	calmFlag   = flag.Int("histories", 200, "how many histories without faults, of the cache and of the locks each")
-	faultyFlag = flag.Int("faulty", 60, "how many histories under faults, of the cache and of the locks each")
+	calmFlag   = flag.Int("histories", 70, "how many histories without faults, of the cache and of the locks each")
+	faultyFlag = flag.Int("faulty", 20, "how many histories under faults, of the cache and of the locks each")
 	seedFlag   = flag.Uint64("seed", 0, "seed of the plans and of the faults; 0: a new one")
 )
 
@@ -133,9 +133,6 @@ func pick[V any](rng *rand.Rand, of ...V) V { return of[rng.IntN(len(of))] }
 func judgeCache(faults bool) func(f *fleet, p plan, ops []op, n *tally) ([]claim, error) {
 	return func(f *fleet, p plan, ops []op, n *tally) (claims []claim, err error) {
 		n.noteCache(ops)
-		if profiles[p.Of].near {
-			n.noteNear(ops)
-		}
 		n.note("with several keys", p.Keys > 1)
 		if !faults {
 			n.add("checked for loads side by side", 1)
@@ -181,60 +178,28 @@ func judgeLock(f *fleet, p plan, ops []op, n *tally) ([]claim, error) {
 
 // noteCache counts what a history has covered.
 func (n *tally) noteCache(ops []op) {
-	var race, superseded, cleared, manyAtOnce, moved, unproved, stale, failed bool
-	seen := make(map[int]int64) // by key
+	var superseded, cleared, unproved, stale, failed bool
 	for i, o := range ops {
-		if isRead(o) {
-			n.add("reads with an answer", 1)
-			n.note("reads with an answer, by GetOrLoadMany or GetMany", isMany(o))
-			moved = moved || seen[o.Key] != 0 && o.Value > seen[o.Key]
-			seen[o.Key] = max(seen[o.Key], o.Value)
-			stale = stale || o.Stale
-		}
+		n.note("reads with an answer", isRead(o))
+		n.note("reads with an answer, by GetOrLoadMany or GetMany", isRead(o) && isMany(o))
 		n.note("loads", o.Name == opLoad)
-		n.note("Delete, Set, Expire, Clear: done", isInvalidation(o) && o.Result == resultOK)
-		n.note("Clear: done", o.Name == opClear && o.Result == resultOK)
-		n.note("SetMany: done", o.Name == opSetMany && o.Result == resultOK)
+		n.note("invalidations: done", isInvalidation(o) && o.Result == resultOK)
+		stale = stale || isRead(o) && o.Stale
 		failed = failed || isInvalidation(o) && o.Result != resultOK || o.Result == "" && o.Name != opLoad
 		unproved = unproved || o.Marks[markUnproved] != 0
 		for _, later := range ops[i+1:] {
 			if later.Key != o.Key || later.Process == o.Process || !o.overlaps(later) {
 				continue
 			}
-			race = race || isRead(o) && isWrite(later) || isWrite(o) && isRead(later)
 			superseded = superseded || o.Name == opLoad && isInvalidation(later) || isInvalidation(o) && later.Name == opLoad
 			cleared = cleared || o.Name == opLoad && later.Name == opClear || o.Name == opClear && later.Name == opLoad
-			manyAtOnce = manyAtOnce || isMany(o) && isMany(later)
 		}
 	}
-	n.note("with a read and a write of two processes at once", race)
-	n.note("with a load and a Delete, Set, Expire or Clear of two processes at once", superseded)
+	n.note("with a load and an invalidation of two processes at once", superseded)
 	n.note("with a load and a Clear of two processes at once", cleared)
-	n.note("with reads of a key by calls for many of two processes at once", manyAtOnce)
-	n.note("with reads of more than one version", moved)
 	n.note("with a load that Redis could not be asked about", unproved)
 	n.note("with a write that failed, or an op whose process died", failed)
 	n.note("with a stale answer", stale)
-}
-
-// noteNear counts what a history of a cache with Near has covered.
-func (n *tally) noteNear(ops []op) {
-	var lagged, proved bool
-	for _, o := range ops {
-		if !isInvalidation(o) || o.Result != resultOK {
-			continue
-		}
-		of := ofKey(ops, o.Key)
-		version := versionAt(of, o)
-		for _, read := range of {
-			if isRead(read) && !read.Stale && read.Begin > o.End && read.Process != o.Process {
-				lagged = lagged || read.Result == resultOK && read.Value < version
-				proved = true
-			}
-		}
-	}
-	n.note("with a read after a Delete, Set, Expire or Clear of another process that has Near", proved)
-	n.note("with an old value of Near within MaxLag", lagged)
 }
 
 func (n *tally) noteLock(ops []op) {

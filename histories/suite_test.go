@@ -51,7 +51,7 @@ func (s *suite) run(count, batch, atOnce int) {
 			users = s.users
 		}
 	}
-	if s.caches && count >= 50 && s.n.count(countNearHits) == 0 {
+	if s.caches && count >= 30 && s.n.count(countNearHits) == 0 {
 		s.t.Error("no value was served from memory")
 	}
 	s.t.Logf("seed %d, %v\n%s", seed, time.Since(begun).Round(time.Second), s.summary())
@@ -67,11 +67,12 @@ func (s *suite) batch(t *testing.T, users [processes]string, seed uint64, first,
 	}
 	f := newFleet(t, timeouts, s.faults, users)
 	f.caches = s.caches
-	more := func() bool { return false }
+	scriptsOnly := func() bool { return slices.Contains(users[:], noScripts) && f.server.Calls("watch") == 0 }
+	all, more := last-first >= allFaults, func() bool { return false }
 	if s.faults {
 		g := f.injectFaults(seed + uint64(first))
-		all := last-first >= allFaults
-		more = func() bool { return all && g.missing() != "" && s.next.Load() < int64(last+10*atOnce) }
+		missing := func() bool { return g.missing() != "" || scriptsOnly() }
+		more = func() bool { return all && missing() && s.next.Load() < int64(last+30*atOnce) }
 		defer func() {
 			hits := g.stopped()
 			for fault, n := range hits {
@@ -111,10 +112,10 @@ func (s *suite) batch(t *testing.T, users [processes]string, seed uint64, first,
 	s.n.add("wake-ups sent", int(f.server.Calls("spublish")))
 	listens := f.server.Calls("ssubscribe")
 	s.n.add("commands to listen", int(listens))
-	if listens == 0 && users == everyone && last-first >= 50 {
+	if listens == 0 && users == everyone && last-first >= 30 {
 		t.Error("no process has listened for wake-ups")
 	}
-	if slices.Contains(users[:], noScripts) && (!s.faults || last-first >= allFaults) && f.server.Calls("watch") == 0 {
+	if scriptsOnly() && (all || !s.faults) {
 		t.Error("nobody has had to do without scripts")
 	}
 }

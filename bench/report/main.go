@@ -50,9 +50,9 @@ func run(plots string, files []string) error {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
-	if plot := growth(all); plot != "" {
+	if plot := growth(all); plot != nil {
 		name := filepath.Join(plots, "speed-growth.svg")
-		if err := os.WriteFile(name, []byte(plot), 0o644); err != nil {
+		if err := os.WriteFile(name, plot, 0o644); err != nil {
 			return err
 		}
 	}

@@ -2,22 +2,11 @@ package main
 
 import (
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 )
-
-// answers fails the test unless the service answers a request in this way.
-func (w *world) answers(t *testing.T, method, path string, wantStatus int, wantBody string) {
-	t.Helper()
-	rec := httptest.NewRecorder()
-	w.routes().ServeHTTP(rec, httptest.NewRequestWithContext(t.Context(), method, path, nil))
-	if rec.Code != wantStatus || !strings.Contains(rec.Body.String(), wantBody) {
-		t.Errorf("%s %s: %d %q, want %d %q", method, path, rec.Code, rec.Body, wantStatus, wantBody)
-	}
-}
 
 // An update makes the catalog stale: it is served once more, and refreshed behind.
 func TestCatalog_StaleAfterAnUpdate(t *testing.T) {

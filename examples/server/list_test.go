@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -15,8 +14,7 @@ func TestList(t *testing.T) {
 		const want = `[{"id":"7","name":"Product 7"},{"id":"42","name":"Product 42"}]`
 		for _, takes := range []time.Duration{500 * time.Millisecond, 0} {
 			begun := time.Now()
-			rec := httptest.NewRecorder()
-			w.routes().ServeHTTP(rec, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/products?id=7&id=1000&id=42", nil))
+			rec := w.send(t.Context(), http.MethodGet, "/products?id=7&id=1000&id=42", "")
 			if got := strings.TrimSpace(rec.Body.String()); rec.Code != http.StatusOK || got != want {
 				t.Errorf("%d %s, want %s", rec.Code, got, want)
 			}
@@ -31,11 +29,7 @@ func TestList(t *testing.T) {
 func TestList_BadRequest(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		for _, query := range []string{"id=1&id=", strings.Repeat("id=1&", maxList+1)} {
-			rec := httptest.NewRecorder()
-			w.routes().ServeHTTP(rec, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/products?"+query, nil))
-			if want := fmt.Sprint("up to ", maxList); rec.Code != http.StatusBadRequest || !strings.Contains(rec.Body.String(), want) {
-				t.Errorf("%.20q: %d %s", query, rec.Code, rec.Body)
-			}
+			w.answers(t, http.MethodGet, "/products?"+query, http.StatusBadRequest, fmt.Sprint("up to ", maxList))
 		}
 	})
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -15,7 +14,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"testing/synctest"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/singlefill/singlefill"
@@ -46,9 +44,6 @@ func init() {
 			case <-answer:
 			case <-ctx.Done():
 				return Product{}, ctx.Err()
-			}
-			if id == "unknown" {
-				return Product{}, fmt.Errorf("product %s: %w", id, singlefill.ErrNotFound)
 			}
 			return Product{ID: id, Name: "Product " + id}, nil
 		}
@@ -172,20 +167,6 @@ func TestServer_Stampede(t *testing.T) {
 	checkOneQuery(t, server)
 }
 
-func TestServer_UnknownProduct(t *testing.T) {
-	t.Parallel()
-	server, fleet := startFleet(t)
-	for _, p := range fleet {
-		p.answerQueries()
-	}
-	for range 2 {
-		for _, p := range fleet {
-			p.check(t, "/products/unknown", http.StatusNotFound, "no such product")
-		}
-	}
-	checkOneQuery(t, server)
-}
-
 func TestServer_ImpatientRequest(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -243,21 +224,4 @@ func TestServer_SIGTERM(t *testing.T) {
 	if n, err := server.Admin().Exists(t.Context(), "products:{42}").Result(); n != 1 || err != nil {
 		t.Errorf("the value is not in Redis: %d, %v", n, err)
 	}
-}
-
-// The other tests replace this query.
-func TestMemory_Product(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		for id, exists := range map[string]bool{"1": true, "999": true, "0": false, "1000": false, "x": false} {
-			if p, err := newMemory().Product(t.Context(), id); exists && (err != nil || p.ID != id) || !exists && !errors.Is(err, singlefill.ErrNotFound) {
-				t.Errorf("%s: %v, %v", id, p, err)
-			}
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		if _, err := newMemory().Product(ctx, "1"); err != context.Canceled {
-			t.Errorf("with a context that has ended: %v", err)
-		}
-	})
 }

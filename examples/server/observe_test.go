@@ -3,7 +3,6 @@ package main
 import (
 	"encoding/json"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,8 +18,7 @@ import (
 // body returns what the service answers to a GET.
 func (w *world) body(t *testing.T, path string) string {
 	t.Helper()
-	rec := httptest.NewRecorder()
-	w.routes().ServeHTTP(rec, httptest.NewRequest(http.MethodGet, path, nil))
+	rec := w.send(t.Context(), http.MethodGet, path, "")
 	if rec.Code != http.StatusOK {
 		t.Fatalf("GET %s: %d %s", path, rec.Code, rec.Body)
 	}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -65,18 +64,29 @@ func inWorld(t *testing.T, test func(t *testing.T, w *world)) {
 	})
 }
 
-// check fails the test unless the service answers in this way.
-func (w *world) check(t *testing.T, method, body string, wantStatus int, wantBody string) {
-	t.Helper()
-	w.checkWith(t, t.Context(), method, body, wantStatus, wantBody)
+// send returns what the service answers to a request.
+func (w *world) send(ctx context.Context, method, path, body string) *httptest.ResponseRecorder {
+	rec := httptest.NewRecorder()
+	w.routes().ServeHTTP(rec, httptest.NewRequestWithContext(ctx, method, path, strings.NewReader(body)))
+	return rec
 }
 
-func (w *world) checkWith(t *testing.T, ctx context.Context, method, body string, wantStatus int, wantBody string) {
+// check fails the test unless the service answers in this way to a request for product 42, and answers to any
+// request without a body.
+func (w *world) check(t *testing.T, method, body string, wantStatus int, wantBody string) {
 	t.Helper()
-	rec := httptest.NewRecorder()
-	w.routes().ServeHTTP(rec, httptest.NewRequestWithContext(ctx, method, "/products/42", strings.NewReader(body)))
+	checkAnswer(t, w.send(t.Context(), method, "/products/42", body), wantStatus, wantBody)
+}
+
+func (w *world) answers(t *testing.T, method, path string, wantStatus int, wantBody string) {
+	t.Helper()
+	checkAnswer(t, w.send(t.Context(), method, path, ""), wantStatus, wantBody)
+}
+
+func checkAnswer(t *testing.T, rec *httptest.ResponseRecorder, wantStatus int, wantBody string) {
+	t.Helper()
 	if rec.Code != wantStatus || !strings.Contains(rec.Body.String(), wantBody) {
-		t.Errorf("%s: %d %q, want %d %q", method, rec.Code, rec.Body, wantStatus, wantBody)
+		t.Errorf("%d %q, want %d %q", rec.Code, rec.Body, wantStatus, wantBody)
 	}
 }
 
@@ -107,7 +117,7 @@ func TestRename_ClientLeaves(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		ctx, leave := context.WithCancel(t.Context())
 		w.renamed = leave
-		w.checkWith(t, ctx, http.MethodPut, teapot, http.StatusNoContent, "")
+		checkAnswer(t, w.send(ctx, http.MethodPut, "/products/42", teapot), http.StatusNoContent, "")
 		w.checkOutbox(t, 0)
 		w.check(t, http.MethodGet, "", http.StatusOK, `"Teapot"`)
 	})
@@ -147,31 +157,7 @@ func TestRename_Refused(t *testing.T) {
 		for _, body := range []string{"", "{", `{"name": ""}`, `{"name": "` + strings.Repeat("x", 2000) + `"}`} {
 			w.check(t, http.MethodPut, body, http.StatusBadRequest, "want")
 		}
-		rec := httptest.NewRecorder()
-		w.routes().ServeHTTP(rec, httptest.NewRequest(http.MethodPut, "/products/1000", strings.NewReader(teapot)))
-		if rec.Code != http.StatusNotFound {
-			t.Errorf("unknown product: %d", rec.Code)
-		}
+		checkAnswer(t, w.send(t.Context(), http.MethodPut, "/products/1000", teapot), http.StatusNotFound, "no such product")
 		w.checkOutbox(t, 0)
 	})
-}
-
-// The outbox keeps the changes that came after those that are done.
-func TestMemory_Outbox(t *testing.T) {
-	t.Parallel()
-	m := newMemory()
-	for i := range 300 {
-		if _, err := m.Rename(t.Context(), "42", fmt.Sprint(i)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, want := range []int{256, 44, 0} {
-		changes, err := m.Outbox(t.Context())
-		if len(changes) != want || err != nil {
-			t.Fatalf("%d changes, %v; want %d", len(changes), err, want)
-		}
-		if err := m.Done(t.Context(), changes); err != nil {
-			t.Fatal(err)
-		}
-	}
 }

@@ -2,14 +2,11 @@ package main
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -53,49 +50,12 @@ func exists(pid int) bool {
 	return err == nil && !errors.Is(p.Signal(syscall.Signal(0)), os.ErrProcessDone)
 }
 
-func stateOf(f *fleet, name string) childState {
-	for _, s := range f.state() {
-		if s.Name == name {
-			return s
-		}
-	}
-	return childState{}
-}
-
 func isOpen(addr string) bool {
 	conn, err := net.Dial("tcp", addr)
 	if err == nil {
 		conn.Close()
 	}
 	return err == nil
-}
-
-func TestFleet_KilledProcess(t *testing.T) {
-	t.Parallel()
-	f, first := startTestFleet(t, "")
-	for _, name := range []string{redisName, fmt.Sprint(first)} {
-		before := stateOf(f, name).PID
-		if !exists(before) {
-			t.Fatalf("process %s does not run: %+v", name, f.state())
-		}
-		if err := f.kill(name); err != nil {
-			t.Fatal(err)
-		}
-		if exists(before) {
-			t.Errorf("process %s runs on", name)
-		}
-		redistest.Await(t, "it is back", func() bool {
-			now := stateOf(f, name).PID
-			return now != 0 && now != before
-		})
-	}
-	addr := local(first)
-	if resp, _ := get(t, "http://"+addr+"/tiles/0/0/0"); resp.StatusCode != http.StatusOK || resp.Header.Get("Tile-Process") != fmt.Sprint(first) {
-		t.Errorf("after its return: %s, %v", resp.Status, resp.Header)
-	}
-	if err := f.kill("none"); err != errUnknown {
-		t.Errorf("a process that does not exist: %v", err)
-	}
 }
 
 func TestFleet_ForeignRedis(t *testing.T) {
@@ -136,107 +96,27 @@ func TestFleet_CannotStart(t *testing.T) {
 	}
 }
 
-func TestSupervise_Flags(t *testing.T) {
-	t.Parallel()
-	for _, port := range []int{-1, 65532, 100000} {
-		if _, err := freePorts(port); err == nil || !strings.Contains(err.Error(), "0 to 65531 is allowed") {
-			t.Errorf("%d: %v", port, err)
-		}
-	}
-	if err := supervise([]string{"-away=9ms"}); err == nil || !strings.Contains(err.Error(), "at least 10ms is allowed") {
-		t.Errorf("%v", err)
-	}
-}
-
-// -h says what the program does, and then names all flags.
-func TestHelp(t *testing.T) {
-	t.Parallel()
-	_, _, usage, err := parseFlags([]string{"-h"})
-	if err != flag.ErrHelp {
-		t.Errorf("%v", err)
-	}
-	purpose, flags, _ := strings.Cut(usage, "\n  -")
-	for _, want := range []string{"map of the Mandelbrot set", "3 processes", "share one Redis", "kill a process or Redis", "REDIS_URL"} {
-		if !strings.Contains(purpose, want) {
-			t.Errorf("no %q before the flags in\n%s", want, usage)
-		}
-	}
-	for _, want := range []string{"away time", "(default 6s)", "-port port", "(default 8080)"} {
-		if !strings.Contains(flags, want) {
-			t.Errorf("no %q among the flags in\n%s", want, usage)
-		}
-	}
-}
-
-// startSupervisor starts the command, and returns its first port.
-func startSupervisor(t *testing.T) (p *redistest.Process, first int) {
-	t.Helper()
-	p = redistest.Spawn(t, "supervisor", "-port=0")
-	if _, err := fmt.Sscanf(p.Expect("The map is on http://127.0.0.1:"), "%d", &first); err != nil {
-		t.Fatal(err)
-	}
-	first -= processes
-	if err := allOpen(first); err != nil {
-		t.Fatal(err)
-	}
-	return p, first
-}
-
-func allOpen(first int) error {
-	for port := first; port < first+ports; port++ {
-		if !isOpen(local(port)) {
-			return fmt.Errorf("no process serves port %d", port)
-		}
-	}
-	return nil
-}
-
-func awaitAllClosed(t *testing.T, first int) {
-	t.Helper()
-	redistest.Await(t, "no process is left", func() bool {
-		for port := first; port < first+ports; port++ {
-			if isOpen(local(port)) {
-				return false
-			}
-		}
-		return true
-	})
-}
-
+// When the command is killed, its processes end.
 func TestSupervise_Killed(t *testing.T) {
 	t.Parallel()
-	p, first := startSupervisor(t)
-	p.Kill()
-	awaitAllClosed(t, first)
-}
-
-func TestSupervise_SIGTERM(t *testing.T) {
-	t.Parallel()
-	first, err := freePorts(0)
-	if err != nil {
+	p := redistest.Spawn(t, "supervisor", "-port=0")
+	var page int
+	if _, err := fmt.Sscanf(p.Expect("The map is on http://127.0.0.1:"), "%d", &page); err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(t.TempDir(), "tiles")
-	if out, err := exec.Command("go", "build", "-o", path, ".").CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
-	program := exec.Command(path, fmt.Sprint("-port=", first))
-	program.Stderr = os.Stderr
-	if err := program.Start(); err != nil {
-		t.Fatal(err)
-	}
-	redistest.Await(t, "all ports are served", func() bool { return allOpen(first) == nil })
-	if err := program.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	if err := program.Wait(); err != nil {
-		t.Errorf("exit: %v", err)
-	}
-	for port := first; port < first+ports; port++ {
-		if isOpen(local(port)) {
-			t.Errorf("port %d is still served", port)
+	open := func() (ports []int) {
+		for port := page - processes; port <= page+1; port++ {
+			if isOpen(local(port)) {
+				ports = append(ports, port)
+			}
 		}
+		return ports
 	}
+	if n := len(open()); n != ports {
+		t.Fatalf("%d ports are served, want %d", n, ports)
+	}
+	p.Kill()
+	redistest.Await(t, "no process is left", func() bool { return len(open()) == 0 })
 }
 
 func TestPage(t *testing.T) {
@@ -289,27 +169,4 @@ func TestPage(t *testing.T) {
 	next(states, "it is back", func(all []childState) bool {
 		return slices.ContainsFunc(all, func(s childState) bool { return s.Name == name && s.PID != 0 && s.PID != pid })
 	})
-}
-
-func TestPage_ProcessThatIsDown(t *testing.T) {
-	t.Parallel()
-	first, err := freePorts(0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f, err := startFleet(plan(first, ""), time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.close()
-	before := stateOf(f, redisName)
-	if err := f.kill(redisName); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.kill(redisName); err != errDown {
-		t.Errorf("%v", err)
-	}
-	if s := stateOf(f, redisName); s.PID != 0 || s.Since <= before.Since || before.Since == 0 || time.Until(time.UnixMilli(s.Returns)) < time.Minute {
-		t.Errorf("%+v", s)
-	}
 }

@@ -24,7 +24,6 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 	"time"
 )
@@ -45,27 +44,38 @@ func main() {
 	}
 }
 
+const usage = `Usage: tiles [flags]
+
+Serves a map of the Mandelbrot set, whose tiles three processes compute. They share one Redis,
+so each tile is computed once. Open the page whose address it prints: the page shows what
+each process does, and has buttons that kill a process or Redis.
+It embeds a Redis, unless the environment variable REDIS_URL names one, which it never kills.
+
+`
+
 // supervise runs all processes and serves the page until SIGINT or SIGTERM.
 func supervise(args []string) error {
-	port, away, usage, err := parseFlags(args)
-	if errors.Is(err, flag.ErrHelp) {
-		fmt.Print(usage)
-		return nil
+	flags := flag.NewFlagSet("tiles", flag.ExitOnError)
+	port := flags.Int("port", 8080, fmt.Sprintf("first of %d consecutive `port`s of 127.0.0.1; 0: any free ports", ports))
+	away := flags.Duration("away", 6*time.Second, "`time` after which a killed process is started again")
+	flags.Usage = func() {
+		fmt.Fprint(flags.Output(), usage)
+		flags.PrintDefaults()
 	}
-	if err != nil {
+	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	if away < leastAway {
-		return fmt.Errorf("-away is %v: at least %v is allowed", away, leastAway)
+	if *away < leastAway {
+		return fmt.Errorf("-away is %v: at least %v is allowed", *away, leastAway)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 
-	first, err := freePorts(port)
+	first, err := freePorts(*port)
 	if err != nil {
 		return err
 	}
-	fleet, err := startFleet(plan(first, os.Getenv("REDIS_URL")), away)
+	fleet, err := startFleet(plan(first, os.Getenv("REDIS_URL")), *away)
 	if err != nil {
 		return err
 	}
@@ -87,26 +97,6 @@ func supervise(args []string) error {
 	case <-ctx.Done():
 		return nil
 	}
-}
-
-// parseFlags returns flag.ErrHelp, and a usage text, if args ask for help.
-func parseFlags(args []string) (port int, away time.Duration, usage string, err error) {
-	flags := flag.NewFlagSet("tiles", flag.ContinueOnError)
-	flags.IntVar(&port, "port", 8080, fmt.Sprintf("first of %d consecutive `port`s of 127.0.0.1; 0: any free ports", ports))
-	flags.DurationVar(&away, "away", 6*time.Second, "`time` after which a killed process is started again")
-	var text strings.Builder
-	flags.SetOutput(&text)
-	flags.Usage = func() {} // otherwise every error prints it
-	if err = flags.Parse(args); err != nil {
-		text.Reset()
-		fmt.Fprintf(&text, "Usage: tiles [flags]\n\n"+
-			"Serves a map of the Mandelbrot set, whose tiles %d processes compute. They share one Redis,\n"+
-			"so each tile is computed once. Open the page whose address it prints: the page shows what\n"+
-			"each process does, and has buttons that kill a process or Redis.\n"+
-			"It embeds a Redis, unless the environment variable REDIS_URL names one, which it never kills.\n\n", processes)
-		flags.PrintDefaults()
-	}
-	return port, away, text.String(), err
 }
 
 // freePorts returns the first of enough consecutive free ports: first itself or, if it is 0, any.

@@ -1,10 +1,8 @@
 package main
 
 import (
-	"cmp"
 	"flag"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"os/exec"
@@ -66,8 +64,7 @@ var shorter = map[string]string{
 	"go -C prometheus test -run TestBoard": "go -C prometheus test -run TestBoard -draw board.svg",
 }
 
-// elsewhere are the beginnings of the other commands. Of each of them checkCommand checks that the script and its part,
-// the package, or a test of that name exist.
+// elsewhere are the beginnings of the other commands, of which only checkCommand is asked.
 var elsewhere = map[string]string{
 	"go -C histories test":      "scripts/test runs the tests",
 	"go -C prometheus test":     "scripts/test runs the tests",
@@ -82,8 +79,8 @@ var elsewhere = map[string]string{
 
 var runAll = flag.Bool("all", false, "run a command also for each one of the pages that takes long; it takes minutes")
 
-// Each command in a page is run, or has a reason why not, and can be run as it is printed. The workflow nightly.yml
-// also runs those that take long.
+// Each command in a page is run, or has a reason why not, and names what exists. The workflow nightly.yml also
+// runs those that take long.
 func TestPages_Commands(t *testing.T) {
 	t.Parallel()
 	found, reasons := make(map[string]bool), make(map[string]bool)
@@ -115,14 +112,11 @@ func TestPages_Commands(t *testing.T) {
 		}
 		reasons[reason] = true
 	}
-	for start := range shorter {
-		if !reasons[start] {
-			t.Errorf("no page has a command that begins with %s", start)
-		}
-	}
-	for start := range elsewhere {
-		if !reasons[start] {
-			t.Errorf("no page has a command that begins with %s", start)
+	for _, starts := range []map[string]string{shorter, elsewhere} {
+		for start := range starts {
+			if !reasons[start] {
+				t.Errorf("no page has a command that begins with %s", start)
+			}
 		}
 	}
 	for command, want := range ran {
@@ -168,9 +162,8 @@ func runShorter(t *testing.T) {
 func TestPages_WrongCommand(t *testing.T) {
 	t.Parallel()
 	for _, command := range []string{
-		"scripts/gone", "scripts/bench hits", "scripts/docs -verify",
-		"go run ./lock", "go run ./examples/gone", "go test ./gone/...", "go -C bench test -bench Gone .", "go test -run Gone .",
-		"go install ./cmd/gone", "singlefill gone", "REDIS_SERVER=x scripts/gone", "make",
+		"scripts/gone", "scripts/bench hits", "scripts/docs -verify", "singlefill gone", "REDIS_SERVER=x scripts/gone",
+		"go run ./examples/gone", "go test ./gone/...", "go -C bench test -bench Nonsense .", "go test -run Nonsense .",
 	} {
 		if err := checkCommand(command); err == nil {
 			t.Errorf("%s: no error", command)
@@ -194,56 +187,36 @@ func commandsIn(text string) (commands []string) {
 	return commands
 }
 
+// checkCommand looks for what a command names: scripts and their arguments, packages, tests and benchmarks.
 func checkCommand(command string) error {
-	if m := regexp.MustCompile(`^[A-Z_]+=\$\(([^)]*)\)(.*)$`).FindStringSubmatch(command); m != nil {
-		if err := checkCommand(m[1]); err != nil || m[2] == "" {
-			return err
+	words := strings.Fields(strings.NewReplacer("=$(", " ", "=", " ", ")", " ").Replace(command))
+	program := "" // the file with the usage
+	for i, word := range words {
+		var err error
+		switch {
+		case strings.HasPrefix(word, "scripts/"), word == ".ci/run":
+			program = word
+			_, err = exec.LookPath(filepath.Join(root, word))
+		case word == "singlefill" && i == 0:
+			program = "cmd/singlefill/doc.go"
+		case program == "scripts/test", program == ".ci/run": // what they get is for go test
+		case program != "":
+			err = checkArgument(program, word)
+		case (word == "-run" || word == "-bench") && i+1 < len(words):
+			err = checkTestName(words[i+1])
+		case strings.HasPrefix(word, "./"):
+			err = goCommand("list", word).Run()
 		}
-		command = m[2]
+		if err != nil {
+			return fmt.Errorf("%s: %w", word, err)
+		}
 	}
-	words := strings.Fields(command)
-	for len(words) > 0 && strings.Contains(words[0], "=") { // of the environment
-		words = words[1:]
-	}
-	switch {
-	case len(words) == 0:
-		return fmt.Errorf("no command")
-	case words[0] == "git" && len(words) > 1 && slices.Contains([]string{"reset", "tag"}, words[1]):
-		return nil
-	case slices.Equal(words, []string{"go", "vet"}), slices.Equal(words, []string{"go", "mod", "tidy"}):
-		return nil
-	case strings.HasPrefix(words[0], "scripts/"), words[0] == ".ci/run":
-		return checkScript(words[0], words[1:])
-	case words[0] == "go" && len(words) > 2:
-		return checkGo(words[1:])
-	case words[0] == "singlefill" && len(words) > 1:
-		return checkUsage("cmd/singlefill/doc.go", words[1:])
-	}
-	return fmt.Errorf("no script, go command or singlefill")
+	return nil
 }
 
-// checkScript looks for the arguments in the text of the script, which has its usage. What scripts/test
-// and .ci/run get is for go test.
-func checkScript(script string, args []string) error {
-	info, err := os.Stat(filepath.Join(root, script))
-	if err != nil {
-		return err
-	}
-	if info.Mode()&0o111 == 0 {
-		return fmt.Errorf("it cannot be executed")
-	}
-	if out, err := exec.Command("bash", "-n", filepath.Join(root, script)).CombinedOutput(); err != nil {
-		return fmt.Errorf("%v: %s", err, out)
-	}
-	if slices.Contains([]string{"scripts/test", ".ci/run"}, script) {
-		return nil
-	}
-	return checkUsage(script, args)
-}
-
-// checkUsage returns an error for an argument that neither the file names nor the program that the
+// checkArgument returns an error for an argument that neither the file names nor the program that the
 // script of this name runs. Values and placeholders, with a digit or a capital, are the user's.
-func checkUsage(file string, args []string) error {
+func checkArgument(file, argument string) error {
 	text, err := os.ReadFile(filepath.Join(root, file))
 	if err != nil {
 		return err
@@ -251,78 +224,25 @@ func checkUsage(file string, args []string) error {
 	if program, err := os.ReadFile(filepath.Join(root, "internal", filepath.Base(file), "main.go")); err == nil {
 		text = append(text, program...)
 	}
-	for _, arg := range args {
-		if regexp.MustCompile(`[0-9A-Z]`).MatchString(arg) {
-			continue
-		}
-		if !regexp.MustCompile(`(^|[^\w-])` + regexp.QuoteMeta(arg) + `\b`).Match(text) {
-			return fmt.Errorf("%s does not name %s", file, arg)
-		}
+	own := regexp.MustCompile(`[0-9A-Z]`).MatchString(argument)
+	if !own && !regexp.MustCompile(`(^|[^\w-])`+regexp.QuoteMeta(argument)+`\b`).Match(text) {
+		return fmt.Errorf("%s does not name it", file)
 	}
 	return nil
 }
 
-// checkGo checks the packages of go run, go install and go test, and that -run and -bench match a function.
-func checkGo(args []string) error {
-	flags := flag.NewFlagSet("go", flag.ContinueOnError)
-	flags.SetOutput(io.Discard)
-	dir := flags.String("C", ".", "")
-	if err := flags.Parse(args); err != nil {
+// checkTestName returns an error if no test and no benchmark of any module matches; "-" is to match none.
+func checkTestName(pattern string) error {
+	names, err := files(os.DirFS(root), "_test.go")
+	if err != nil || pattern == "-" {
 		return err
 	}
-	verb := flags.Arg(0)
-	run, bench := flags.String("run", "", ""), flags.String("bench", "", "")
-	for _, name := range []string{"benchtime", "count", "draw"} {
-		flags.String(name, "", "")
-	}
-	flags.Bool("v", false, "")
-	flags.Bool("short", false, "")
-	if err := flags.Parse(flags.Args()[1:]); err != nil {
-		return err
-	}
-	packages := flags.Args()
-	if i := slices.Index(packages, "-all"); verb == "test" && i > 0 { // it is for the test
-		packages = packages[:i]
-	}
-	if len(packages) == 0 {
-		packages = []string{"."}
-	}
-	if verb == "run" { // the rest is for the program
-		packages = packages[:1]
-	}
-	for i, p := range packages {
-		if local, isLocal := strings.CutPrefix(p, "github.com/singlefill/singlefill"); isLocal {
-			local, _, _ = strings.Cut(local, "@")
-			packages[i] = "." + local
+	pattern = strings.TrimPrefix(strings.TrimPrefix(pattern, "Test"), "Benchmark")
+	declared := regexp.MustCompile(`(?m)^func (Test|Benchmark)\w*` + pattern)
+	for _, name := range names {
+		if text, err := os.ReadFile(filepath.Join(root, name)); err == nil && declared.Match(text) {
+			return nil
 		}
 	}
-	list := goCommand(append([]string{"-C", *dir, "list", "-f", "{{.Name}}\t{{.Dir}}"}, packages...)...)
-	out, err := list.Output()
-	if err != nil || len(out) == 0 {
-		return fmt.Errorf("go list %v: %v", packages, err)
-	}
-	declared := ""
-	for line := range strings.Lines(string(out)) {
-		name, dir, _ := strings.Cut(strings.TrimSpace(line), "\t")
-		if slices.Contains([]string{"run", "install"}, verb) && name != "main" {
-			return fmt.Errorf("package %s is no program", name)
-		}
-		tests, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
-		if err != nil {
-			return err
-		}
-		for _, file := range tests {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				return err
-			}
-			declared += string(text)
-		}
-	}
-	for kind, pattern := range map[string]string{"Test": cmp.Or(*run, "-"), "Benchmark": cmp.Or(*bench, "-")} {
-		if pattern != "-" && !regexp.MustCompile(`(?m)^func `+kind+`\w*`+strings.TrimPrefix(pattern, kind)).MatchString(declared) {
-			return fmt.Errorf("no %s matches %s", kind, pattern)
-		}
-	}
-	return nil
+	return fmt.Errorf("nothing matches %s", pattern)
 }

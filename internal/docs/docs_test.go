@@ -57,6 +57,33 @@ func TestPages_Snippets(t *testing.T) {
 	}
 }
 
+// The code in the pages of docs/migrate is code of the programs: each block follows a link to its file.
+func TestPages_Migrate(t *testing.T) {
+	t.Parallel()
+	linked := regexp.MustCompile("(?s)\\[[^]]+\\]\\(([^)]+\\.go)\\):\n\n```go\n(.*?)```")
+	found := 0
+	for page, text := range pages(t) {
+		dir, _ := path.Split(page)
+		if dir != "docs/migrate/" {
+			continue
+		}
+		code := linked.FindAllStringSubmatch(text, -1)
+		if n := len(blocks(text, "go")); n != len(code) {
+			t.Errorf("%s has %d blocks of Go, of which %d follow a link to their file", page, n, len(code))
+		}
+		for _, m := range code {
+			found++
+			file, err := os.ReadFile(filepath.Join(root, dir, m[1]))
+			if err != nil || !strings.Contains(string(file), m[2]) {
+				t.Errorf("%s: %s does not have the code, %v\n%s", page, m[1], err, m[2])
+			}
+		}
+	}
+	if found < 10 {
+		t.Errorf("%d blocks found", found)
+	}
+}
+
 // A block has a language that a test knows, or none: a drawing.
 func TestPages_Blocks(t *testing.T) {
 	t.Parallel()

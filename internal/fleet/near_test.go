@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/chart"
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
@@ -127,7 +128,8 @@ func TestNearScale(t *testing.T) {
 					r := f.serve(deletes, 10*time.Second)
 					r.wakeUps = wakeUps
 					rows = append(rows, r)
-					t.Log(strings.Join(r.cells(), " "))
+					t.Logf("%d processes, wake-ups %v, %d deletes a second: %d commands, %d messages, lag %v at most",
+						n, wakeUps, deletes, r.load.commands, r.load.messages, quantile(r.lags, 1))
 				})
 			}
 		}
@@ -135,18 +137,7 @@ func TestNearScale(t *testing.T) {
 	writeNear(t, folder, c, rows)
 }
 
-// cells are the columns of a row in the log: processes, wake-ups, deletes a second; share of a core; commands
-// and messages a second; the longest queue; lag at the median, at 99 %, at most.
-func (r nearRow) cells() []string {
-	each := func(n int) string { return thousands(int(float64(n) / r.watched.Seconds())) }
-	return []string{
-		thousands(r.processes), map[bool]string{true: "yes", false: "no"}[r.wakeUps], strconv.Itoa(r.deletes),
-		fmt.Sprintf("%.1f %%", 100*r.share()), each(r.load.commands), each(r.load.messages), short(r.load.queued),
-		short(quantile(r.lags, 0.5)), short(quantile(r.lags, 0.99)), short(quantile(r.lags, 1)),
-	}
-}
-
-// writeNear writes a line for each size and rate. The log of the test has all of each row.
+// writeNear writes a line for each size and rate. The log of the test has more of each row.
 func writeNear(t *testing.T, folder string, c costs, rows []nearRow) {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "%v to read the log, %v for each new record in it, %v to append one, %v for a message to a listener,\n"+
@@ -162,7 +153,7 @@ func writeNear(t *testing.T, folder string, c costs, rows []nearRow) {
 				without = o
 			}
 		}
-		fmt.Fprintf(&b, "| %s | %d | %.1f %% | %.1f %% | %s | %s |\n", thousands(r.processes), r.deletes, 100*r.share(),
+		fmt.Fprintf(&b, "| %s | %d | %.1f %% | %.1f %% | %s | %s |\n", chart.Thousands(r.processes), r.deletes, 100*r.share(),
 			100*without.share(), short(quantile(r.lags, 0.99)), short(quantile(without.lags, 0.99)))
 	}
 	writeBetween(t, folder, beginNear, endNear, b.Bytes())

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/singlefill/singlefill/internal/chart"
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
@@ -65,7 +66,7 @@ func TestScale(t *testing.T) {
 					for i := range rows[begun:] {
 						r := &rows[begun+i]
 						r.wakeUps = wakeUps
-						t.Log(wakeUps, strings.Join(r.cells(c), " "))
+						t.Log(r.String())
 					}
 				})
 			}
@@ -111,28 +112,12 @@ func (f *fleet) varying(length time.Duration) row {
 	return r
 }
 
-// cells are the columns of a row in the log: processes, load, kind, loads per key; late at the median, at 99 %,
-// at most, and at most by the law; polls at the median and at most; commands of each waiter; commands a second,
-// mean and peak; the longest queue; how long a holder that died stayed without a successor.
-func (r row) cells(c costs) []string {
-	bound, took := "", ""
-	if r.kind == first || r.kind == known {
-		b := bounds{costs: c, waiters: r.processes * hotKeys, length: r.length, known: r.kind == known, wakeUps: r.wakeUps}
-		bound = short(b.late())
-	}
-	if r.taken != nil {
-		took = short(slices.Max(r.taken))
-	}
-	loads := fmt.Sprint(slices.Min(r.loads))
-	if most := slices.Max(r.loads); most != slices.Min(r.loads) {
-		loads += fmt.Sprint(" to ", most)
-	}
-	return []string{
-		thousands(r.processes), fmt.Sprint(r.length), r.kind, loads,
-		short(quantile(r.late, 0.5)), short(quantile(r.late, 0.99)), short(quantile(r.late, 1)), bound,
-		fmt.Sprint(quantile(r.polls, 0.5)), fmt.Sprint(quantile(r.polls, 1)),
-		fmt.Sprintf("%.1f", r.each()), thousands(r.mean()), thousands(r.peak()), short(r.queued), took,
-	}
+// String has what the page leaves out, for the log.
+func (r row) String() string {
+	return fmt.Sprintf("%d processes, wake-ups %v, %v %s: %d loads, late %v at the median and %v at most,"+
+		" %d polls at most, %d commands a second, %d in the busiest window, %v queued, replaced after %v",
+		r.processes, r.wakeUps, r.length, r.kind, slices.Max(r.loads), quantile(r.late, 0.5), quantile(r.late, 1),
+		quantile(r.polls, 1), r.mean(), r.peak(), r.queued, r.taken)
 }
 
 // each is commands per waiter. A connection counts as one.
@@ -151,21 +136,13 @@ func short(d time.Duration) string {
 	return d.Round(unit).String()
 }
 
-func thousands(n int) string {
-	s := fmt.Sprint(n)
-	for i := len(s) - 3; i > 0; i -= 3 {
-		s = s[:i] + "," + s[i:]
-	}
-	return s
-}
-
 const (
 	begin, end         = "<!-- begin of what scripts/scale writes -->\n", "<!-- end of what scripts/scale writes -->\n"
 	beginNear, endNear = "<!-- begin of what scripts/scale writes about Near -->\n", "<!-- end of what scripts/scale writes about Near -->\n"
 )
 
 // writeTable writes a line for each size and length: how late 99 % of the waiters are at most, and what each
-// of them sends. The log of the test has all of each row.
+// of them sends. The log of the test has more of each row.
 func writeTable(t *testing.T, folder string, c costs, rows []row) {
 	find := func(like row, kind string, wakeUps bool) *row {
 		i := slices.IndexFunc(rows, func(r row) bool {
@@ -186,7 +163,7 @@ func writeTable(t *testing.T, folder string, c costs, rows []row) {
 		if like.kind != first || !like.wakeUps || like.length == 100*time.Millisecond { // the plots have it
 			continue
 		}
-		fmt.Fprintf(&b, "| %s | %v |", thousands(like.processes), like.length)
+		fmt.Fprintf(&b, "| %s | %v |", chart.Thousands(like.processes), like.length)
 		var late, each string
 		var queued time.Duration
 		for _, kind := range []string{first, known} {
@@ -220,69 +197,69 @@ func write(t *testing.T, folder, name string, data []byte) {
 
 func writePlots(t *testing.T, folder string, c costs, rows []row) {
 	ms := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
-	late := chart{
-		title: "How late the slowest 1 % of waiters get a value loaded for the first time", x: "processes", y: "ms after the load's end, p99",
-		xticks: floats(sizes), yticks: decades(0.1, 1000),
+	late := chart.Chart{
+		Title: "How late the slowest 1 % of waiters get a value loaded for the first time", X: "processes", Y: "ms after the load's end, p99",
+		XTicks: floats(sizes), YTicks: decades(0.1, 1000),
 	}
-	each := chart{
-		title: "What a waiter sends during a first load", x: "processes", y: "commands",
-		xticks: floats(sizes), yticks: []float64{2, 5, 10, 20, 50, 100},
+	each := chart.Chart{
+		Title: "What a waiter sends during a first load", X: "processes", Y: "commands",
+		XTicks: floats(sizes), YTicks: []float64{2, 5, 10, 20, 50, 100},
 	}
-	commands := chart{
-		title: "What the server is given to do around first loads of 1 s", x: "processes", y: "commands per second",
-		xticks: floats(sizes), yticks: decades(10, 1_000_000),
+	commands := chart.Chart{
+		Title: "What the server is given to do around first loads of 1 s", X: "processes", Y: "commands per second",
+		XTicks: floats(sizes), YTicks: decades(10, 1_000_000),
 	}
 	ways := map[bool]string{true: "", false: ", no wake-ups"}
 	for i, length := range lengths {
 		for _, wakeUps := range []bool{true, false} {
-			of := func(value func(r row) float64) series {
-				s := series{name: length.String() + ways[wakeUps], color: i, dashed: !wakeUps}
+			of := func(value func(r row) float64) chart.Series {
+				s := chart.Series{Name: length.String() + ways[wakeUps], Color: i, Dashed: !wakeUps}
 				for _, r := range rows {
 					if r.length == length && r.kind == first && r.wakeUps == wakeUps {
-						s.points = append(s.points, [2]float64{float64(r.processes), value(r)})
+						s.Points = append(s.Points, [2]float64{float64(r.processes), value(r)})
 					}
 				}
 				return s
 			}
-			late.series = append(late.series, of(func(r row) float64 { return ms(quantile(r.late, 0.99)) }))
-			each.series = append(each.series, of(row.each))
+			late.Series = append(late.Series, of(func(r row) float64 { return ms(quantile(r.late, 0.99)) }))
+			each.Series = append(each.Series, of(row.each))
 			if length == time.Second {
 				mean, peak := of(func(r row) float64 { return float64(r.mean()) }), of(func(r row) float64 { return float64(r.peak()) })
-				mean.name, peak.name = "mean"+ways[wakeUps], "peak"+ways[wakeUps]
-				mean.color, peak.color = 0, 1
-				commands.series = append(commands.series, mean, peak)
+				mean.Name, peak.Name = "mean"+ways[wakeUps], "peak"+ways[wakeUps]
+				mean.Color, peak.Color = 0, 1
+				commands.Series = append(commands.Series, mean, peak)
 			}
 		}
 	}
-	floor := series{name: "one script each", color: -1}
-	capacity := series{name: "the server's limit", color: -1}
+	floor := chart.Series{Name: "one script each", Color: -1}
+	capacity := chart.Series{Name: "the server's limit", Color: -1}
 	for _, n := range sizes {
-		floor.points = append(floor.points, [2]float64{float64(n), ms(time.Duration(n*hotKeys) * c.script)})
-		capacity.points = append(capacity.points, [2]float64{float64(n), float64(time.Second / c.script)})
+		floor.Points = append(floor.Points, [2]float64{float64(n), ms(time.Duration(n*hotKeys) * c.script)})
+		capacity.Points = append(capacity.Points, [2]float64{float64(n), float64(time.Second / c.script)})
 	}
-	late.series = append(late.series, floor)
-	commands.series = append(commands.series, capacity)
-	write(t, folder, "scale-late.svg", late.svg())
-	write(t, folder, "scale-each.svg", each.svg())
-	write(t, folder, "scale-commands.svg", commands.svg())
+	late.Series = append(late.Series, floor)
+	commands.Series = append(commands.Series, capacity)
+	write(t, folder, "scale-late.svg", late.SVG())
+	write(t, folder, "scale-each.svg", each.SVG())
+	write(t, folder, "scale-commands.svg", commands.SVG())
 
 	largest := rows[len(rows)-1].processes
-	over := chart{
-		title: fmt.Sprintf("%s processes: what the server is given to do around a first load of 1 s", thousands(largest)),
-		x:     "ms since the first one asked", y: "commands per second", linear: true,
+	over := chart.Chart{
+		Title: fmt.Sprintf("%s processes: what the server is given to do around a first load of 1 s", chart.Thousands(largest)),
+		X:     "ms since the first one asked", Y: "commands per second", Linear: true,
 	}
 	for _, r := range rows {
 		if r.processes != largest || r.length != time.Second || r.kind != first {
 			continue
 		}
-		s := series{name: "1s" + ways[r.wakeUps], color: len(over.series), dashed: !r.wakeUps}
+		s := chart.Series{Name: "1s" + ways[r.wakeUps], Color: len(over.Series), Dashed: !r.wakeUps}
 		for i, n := range r.windows {
-			s.points = append(s.points, [2]float64{float64(i) * ms(window), float64(n * int(time.Second/window))})
+			s.Points = append(s.Points, [2]float64{float64(i) * ms(window), float64(n * int(time.Second/window))})
 		}
-		over.series = append(over.series, s)
+		over.Series = append(over.Series, s)
 	}
-	over.fit()
-	write(t, folder, "scale-time.svg", over.svg())
+	over.Fit()
+	write(t, folder, "scale-time.svg", over.SVG())
 }
 
 func floats(values []int) (all []float64) {

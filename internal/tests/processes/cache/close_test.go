@@ -21,7 +21,7 @@ func TestClose_DuringLoad(t *testing.T) {
 		closer.begun(key)
 		waiter.wait(key, key)
 	}
-	closer.order(order{Op: "close", Tag: "close"})
+	closer.Order(order{Op: "close", Tag: "close"})
 	redistest.Await(t, "new calls are refused", func() bool { return closer.peek("good").Kind == gotClosed })
 	f.wantLoads("good", 1)
 

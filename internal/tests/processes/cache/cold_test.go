@@ -17,13 +17,13 @@ func TestGetOrLoad_ColdKey(t *testing.T) {
 	for round := range rounds {
 		tag := fmt.Sprint("round", round)
 		for _, p := range processes {
-			p.order(order{Op: "get", Tag: tag, Key: tag, N: callers, Start: true, Plan: plan{Sleep: 10 * time.Millisecond}})
+			p.Order(order{Op: "get", Tag: tag, Key: tag, N: callers, Start: true, Plan: plan{Sleep: 10 * time.Millisecond}})
 		}
 		for _, p := range processes {
 			p.await("ready", tag)
 		}
 		for _, p := range processes {
-			p.order(order{Op: "start", Tag: tag})
+			p.Order(order{Op: "start", Tag: tag})
 		}
 		got := allDone(processes, tag)
 		f.wantLoads(tag, 1)

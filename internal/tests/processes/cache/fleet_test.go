@@ -3,7 +3,6 @@
 package cache_test
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -78,7 +77,7 @@ func (f *fleet) spawn(c config) *process {
 		c.Addr = p.proxy.Addr
 	}
 	p.Process = redistest.Spawn(f.t, workerRole)
-	p.order(order{Op: "new", Config: c})
+	p.Order(order{Op: "new", Config: c})
 	return p
 }
 
@@ -184,15 +183,6 @@ func (p *process) ready() *process {
 	return p
 }
 
-func (p *process) order(o order) {
-	p.t.Helper()
-	line, err := json.Marshal(o)
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	p.Send(string(line))
-}
-
 // await returns the first report of an event that await has not returned before.
 func (p *process) await(event, tag string) report {
 	p.t.Helper()
@@ -203,11 +193,8 @@ func (p *process) await(event, tag string) report {
 		return r
 	}
 	for {
-		line := p.Line()
 		var r report
-		if err := json.Unmarshal([]byte(line), &r); err != nil {
-			p.t.Fatalf("%s said %q: %v", p.name, line, err)
-		}
+		p.Hear(&r)
 		switch {
 		case match(r):
 			return r
@@ -233,7 +220,7 @@ func (p *process) do(o order) report {
 	p.t.Helper()
 	p.orders++
 	o.Tag = fmt.Sprint("order", p.orders)
-	p.order(o)
+	p.Order(o)
 	r := p.await(o.Op, o.Tag)
 	if r.Err != "" {
 		p.t.Fatalf("%s of %s: %s", o.Op, p.name, r.Err)
@@ -254,7 +241,7 @@ func (p *process) peek(key string) outcome {
 // get has n goroutines call GetOrLoad.
 func (p *process) get(tag, key string, n int, load plan) {
 	p.t.Helper()
-	p.order(order{Op: "get", Tag: tag, Key: key, N: n, Plan: load})
+	p.Order(order{Op: "get", Tag: tag, Key: key, N: n, Plan: load})
 }
 
 // block has a goroutine call GetOrLoad, and returns when its load begins, which ends at the order release.
@@ -271,22 +258,16 @@ func (p *process) wait(tag, key string) {
 	p.waiting(tag, key)
 }
 
-// many has the process call GetOrLoadMany.
-func (p *process) many(tag string, keys []string, load plan) {
-	p.t.Helper()
-	p.order(order{Op: "many", Tag: tag, Names: keys, Plan: load})
-}
-
 // begun waits until a load of the calls of tag begins.
 func (p *process) begun(tag string) report { p.t.Helper(); return p.await("begun", tag) }
 
 // release lets all loads of tag return.
-func (p *process) release(tag string) { p.t.Helper(); p.order(order{Op: "release", Tag: tag}) }
+func (p *process) release(tag string) { p.t.Helper(); p.Order(order{Op: "release", Tag: tag}) }
 
 // joined waits until all calls of tag wait in GetOrLoad. A call that reads for itself does not yet.
 func (p *process) joined(tag string) {
 	p.t.Helper()
-	p.order(order{Op: "joined", Tag: tag})
+	p.Order(order{Op: "joined", Tag: tag})
 	p.await("joined", tag)
 }
 

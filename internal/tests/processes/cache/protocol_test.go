@@ -69,7 +69,6 @@ type order struct {
 	Start bool   `json:",omitempty"` // the goroutines wait for the order start
 	Plan  plan   `json:",omitzero"`
 
-	Names  []string      `json:",omitempty"` // of keys
 	Every  time.Duration `json:",omitempty"` // pause before each call
 	Config config        `json:",omitzero"`
 }

@@ -31,7 +31,7 @@ func TestRefresh_KilledRefresher(t *testing.T) {
 			refresher.begun("refresh")
 
 			for _, p := range readers {
-				p.order(order{Op: "read", Tag: "reads", Key: "k", N: 3, Every: 5 * time.Millisecond, Plan: plan{Block: true}})
+				p.Order(order{Op: "read", Tag: "reads", Key: "k", N: 3, Every: 5 * time.Millisecond, Plan: plan{Block: true}})
 			}
 			wantServed(t, readers, "reads", 5)
 			f.wantLoads("k", 2)
@@ -59,11 +59,11 @@ func TestRefresh_KilledRefresher(t *testing.T) {
 			if f.stored("k") != old {
 				t.Error("another entry is stored while the loads block")
 			}
-			next.order(order{Op: "pass", Tag: "reads"})
+			next.Order(order{Op: "pass", Tag: "reads"})
 			redistest.Await(t, "another entry is stored", func() bool { return f.stored("k") != old })
 			wantServed(t, readers, "reads", 1)
 			for _, p := range readers {
-				p.order(order{Op: "stop", Tag: "reads"})
+				p.Order(order{Op: "stop", Tag: "reads"})
 			}
 			for o, n := range allDone(readers, "reads") {
 				if o != (outcome{gotStale, v1}) && o != (outcome{gotValue, v2}) {
@@ -94,7 +94,7 @@ func wantServed(t *testing.T, readers []*process, tag string, more int64) {
 	t.Helper()
 	counts := func() (all []int64) {
 		for _, p := range readers {
-			p.order(order{Op: "tally", Tag: tag})
+			p.Order(order{Op: "tally", Tag: tag})
 			all = append(all, p.await("tally", tag).Counts...)
 		}
 		return all

@@ -2,7 +2,6 @@ package cache_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"sync"
@@ -37,21 +36,9 @@ type worker struct {
 
 func runWorker(p *redistest.Child) {
 	w := &worker{Child: p, calls: make(map[string]*calls), errors: make(map[string]error)}
-	for line, ok := p.Next(); ok; line, ok = p.Next() {
-		var o order
-		if err := json.Unmarshal([]byte(line), &o); err != nil {
-			panic(err)
-		}
+	for o := range redistest.Orders[order](p) {
 		w.handle(o)
 	}
-}
-
-func (w *worker) report(r report) {
-	line, err := json.Marshal(r)
-	if err != nil {
-		panic(err)
-	}
-	w.Say("%s", line)
 }
 
 // handle starts what an order asks for, and does not wait for it: orders are started one after
@@ -69,19 +56,17 @@ func (w *worker) handle(o order) {
 	case "pass":
 		c := w.tagged(o.Tag)
 		go func() { c.release <- struct{}{} }()
-	case "many":
-		w.many(o)
 	case "read":
 		w.read(o)
 	case "stop":
 		close(w.tagged(o.Tag).stop)
 	case "tally":
-		w.report(w.tagged(o.Tag).tally())
+		w.Report(w.tagged(o.Tag).tally())
 	case "joined":
 		c := w.tagged(o.Tag)
 		go func() {
 			c.joined.Wait()
-			w.report(report{Event: o.Op, Tag: o.Tag})
+			w.Report(report{Event: o.Op, Tag: o.Tag})
 		}()
 	default:
 		go w.do(o)
@@ -109,7 +94,7 @@ func (w *worker) do(o order) {
 	if err != nil {
 		r.Err = err.Error()
 	}
-	w.report(r)
+	w.Report(r)
 }
 
 func (w *worker) open(o order) {
@@ -121,18 +106,18 @@ func (w *worker) open(o order) {
 	opts := w.options()
 	opts.Trace = &singlefill.Trace{
 		RedisError: func(_ context.Context, op string, err error) {
-			w.report(report{Event: "trouble", Err: fmt.Sprintf("%s: %v", op, err)})
+			w.Report(report{Event: "trouble", Err: fmt.Sprintf("%s: %v", op, err)})
 		},
 		LoadDone: func(_ context.Context, l singlefill.LoadInfo) {
 			if l.Unlocked {
-				w.report(report{Event: "unlocked", Key: l.Key})
+				w.Report(report{Event: "unlocked", Key: l.Key})
 			}
 		},
 	}
 	if w.cache, err = singlefill.New(w.rdb, w.Namespace, defaultTTL, opts); err != nil {
 		panic(err)
 	}
-	w.report(report{Event: o.Op, Tag: o.Tag})
+	w.Report(report{Event: o.Op, Tag: o.Tag})
 }
 
 func quietClient(addr string, poolSize int) *redis.Client {
@@ -209,7 +194,7 @@ func (w *worker) finish(c *calls) {
 	c.ended.Wait()
 	r := c.tally()
 	r.Event = "done"
-	w.report(r)
+	w.Report(r)
 }
 
 // get starts N goroutines that call GetOrLoadInfo once each.
@@ -231,44 +216,12 @@ func (w *worker) get(o order) {
 	if o.Start {
 		go func() {
 			ready.Wait()
-			w.report(report{Event: "ready", Tag: o.Tag})
+			w.Report(report{Event: "ready", Tag: o.Tag})
 		}()
 	} else {
 		close(c.start)
 	}
 	go w.finish(c)
-}
-
-// many calls GetOrLoadMany once for the keys Names. The outcome of a key is "key=value".
-func (w *worker) many(o order) {
-	c := w.begin(o)
-	c.ended.Go(func() {
-		values, err := w.cache.GetOrLoadMany(context.Background(), o.Names, manyLoader(w.loader(c)))
-		for key, v := range values {
-			c.note(outcome{gotValue, key + "=" + v})
-		}
-		if err != nil {
-			c.note(outcome{gotError, err.Error()})
-		}
-	})
-	go w.finish(c)
-}
-
-// manyLoader loads all keys at the same time.
-func manyLoader(load singlefill.Loader[string]) singlefill.ManyLoader[string] {
-	return func(ctx context.Context, keys []string) (map[string]string, error) {
-		values, errs := make([]string, len(keys)), make([]error, len(keys))
-		var all sync.WaitGroup
-		for i, key := range keys {
-			all.Go(func() { values[i], errs[i] = load(ctx, key) })
-		}
-		all.Wait()
-		found := make(map[string]string, len(keys))
-		for i, key := range keys {
-			found[key] = values[i]
-		}
-		return found, errors.Join(errs...)
-	}
 }
 
 // read starts N goroutines that call GetOrLoadInfo again and again, with a pause before each call,
@@ -297,7 +250,7 @@ func (w *worker) loader(c *calls) singlefill.Loader[string] {
 	return func(ctx context.Context, key string) (string, error) {
 		value := fmt.Sprintf("%s/%d", w.Name, w.loads.Add(1))
 		at := w.loadBegins(key)
-		w.report(report{Event: "begun", Tag: c.Tag, Key: key, Value: value, At: at})
+		w.Report(report{Event: "begun", Tag: c.Tag, Key: key, Value: value, At: at})
 		if c.Plan.Sleep > 0 {
 			time.Sleep(c.Plan.Sleep)
 		}
