@@ -284,13 +284,7 @@ func TestReplica_ServesHits(t *testing.T) {
 	t.Parallel()
 	master := redistest.Start(t)
 	replica := redistest.StartReplica(t, master)
-	rdb := redis.NewClusterClient(&redis.ClusterOptions{
-		RouteRandomly: true,
-		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
-			return []redis.ClusterSlot{{End: 16383, Nodes: []redis.ClusterNode{{Addr: master.Addr}, {Addr: replica.Addr}}}}, nil
-		},
-	})
-	t.Cleanup(func() { _ = rdb.Close() })
+	rdb := readsReplica(t, redis.ClusterOptions{RouteRandomly: true}, master, replica)
 	c := cachetest.New(t, rdb, redistest.Namespace(t), cachetest.Patient)
 
 	c.MustLoad("k")
@@ -311,6 +305,107 @@ func TestReplica_ServesHits(t *testing.T) {
 	if s := c.Stats(); s.Loads != 1 || s.RedisErrors != 0 {
 		t.Errorf("Stats are %+v, want one load and no error", s)
 	}
+}
+
+// replicaReaders are the ways in which a client reads from replicas.
+var replicaReaders = map[string]redis.ClusterOptions{
+	"ReadOnly": {ReadOnly: true}, "RouteByLatency": {RouteByLatency: true}, "RouteRandomly": {RouteRandomly: true},
+}
+
+// readsReplica returns a client that may read from the replica.
+func readsReplica(t *testing.T, opts redis.ClusterOptions, master, replica *redistest.Server) *redis.ClusterClient {
+	opts.ClusterSlots = func(context.Context) ([]redis.ClusterSlot, error) {
+		return []redis.ClusterSlot{{End: 16383, Nodes: []redis.ClusterNode{{Addr: master.Addr}, {Addr: replica.Addr}}}}, nil
+	}
+	rdb := redis.NewClusterClient(&opts)
+	t.Cleanup(func() { _ = rdb.Close() })
+	return rdb
+}
+
+// A replica that still has the lock of a load that has failed makes no waiter wait, and no later call share the
+// failure.
+//
+//fault:replica
+func TestReplica_LagsBehindALock(t *testing.T) {
+	t.Parallel()
+	for name, opts := range replicaReaders {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			master := redistest.Start(t)
+			replica := redistest.StartReplica(t, master)
+			rdb := readsReplica(t, opts, master, replica)
+			a, b := newPair(t, master.Client(t), rdb, cachetest.Patient)
+			polls, held, release := make(chan bool, 100), atomic.Bool{}, make(chan struct{})
+			rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
+				if isPoll := redistest.Command("getex", "evalsha"); isPoll(cachetest.Args(cmd)) {
+					select {
+					case polls <- held.Load():
+					default:
+					}
+					if held.Load() {
+						<-release
+					}
+				}
+				return nil
+			}))
+			src := cachetest.NewSource[string](t)
+			fails := cachetest.GoGet(t.Context(), a.Cache, "k", src.Load)
+			load := src.Next(t)
+			early := cachetest.GoGet(t.Context(), b.Cache, "k", cachetest.MustNotLoad[string](t))
+			for range 2 {
+				cachetest.Receive(t, "a poll", polls)
+			}
+			lock := b.LockKey("k")
+			redistest.Await(t, "the replica has the lock", func() bool { return redistest.Exists(t, replica.Admin(), lock) })
+			redistest.Do(t, replica.Admin(), "replicaof", "no", "one") // it lags from now on
+			redistest.Must(t, replica.Admin().PExpire(t.Context(), lock, time.Minute).Err())
+
+			held.Store(true)
+			redistest.Await(t, "a poll is held back", func() bool { return cachetest.Receive(t, "a poll", polls) })
+			load.Fail(cachetest.ErrSource)
+			fails.WantErr(t, cachetest.ErrSource)
+			late := cachetest.GoGet(t.Context(), b.Cache, "k", cachetest.Gives("v")).Waits(t)
+			held.Store(false)
+			close(release)
+			if v, err := early.Result(t); err == nil || err.Error() == "" {
+				t.Errorf("the early call: %q, %v; want the failure", v, err)
+			}
+			late.Want(t, "v")
+			if n := replica.Calls("getex"); n != 0 || master.Calls("getex") == 0 {
+				t.Errorf("the replica answered %d looks, the master %d", n, master.Calls("getex"))
+			}
+			b.WantNoErrors()
+		})
+	}
+}
+
+// A replica that freezes costs those nothing that wait for a load.
+//
+//fault:replica
+func TestReplica_FreezesDuringAWait(t *testing.T) {
+	t.Parallel()
+	master := redistest.Start(t)
+	replica := redistest.StartReplica(t, master)
+	defer replica.Thaw()
+	rdb := readsReplica(t, redis.ClusterOptions{ReadOnly: true}, master, replica)
+	a, b := newPair(t, master.Client(t), rdb, cachetest.Patient)
+	var freeze sync.Once
+	rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
+		if cmd.Name() == "evalsha" { // after its GET, and before it subscribes at the replica
+			freeze.Do(replica.Freeze)
+		}
+		return nil
+	}))
+	var wg sync.WaitGroup
+	a.During = func(string) {
+		wg.Go(func() { b.WantValue("k") })
+		redistest.Await(t, "the call polls", func() bool { return master.Calls("getex") > 10 })
+	}
+	a.MustLoad("k")
+	wg.Wait()
+	a.WantLoads(1)
+	b.WantNoErrors()
+	b.WantStat("LoadsUnlocked", 0)
 }
 
 // A failover by a sentinel costs the time that it takes.
