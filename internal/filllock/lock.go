@@ -160,8 +160,8 @@ func (l *Lock) GetOrLock(ctx context.Context, within time.Duration, q Query) (Re
 	return r, err
 }
 
-// look returns the last reply, as it would be now, if the awaited holder still has the lock. It costs the server a
-// third of what the script does. Otherwise look returns no reply, and the script has to decide: also when the lock
+// look returns the last reply, as it would be now, if the awaited holder still has the lock. It costs the server
+// less than the script does. Otherwise look returns no reply, and the script has to decide: also when the lock
 // would have ended without a renewal, since the script tells how much is left.
 //
 // GETEX without options changes nothing, but counts as a write. So the master answers it, and never a replica or the
