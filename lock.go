@@ -17,9 +17,10 @@ import (
 	"github.com/singlefill/singlefill/lock"
 )
 
-// ask asks once: it looks for an entry and, if take is set, takes the lock if no process
-// holds it. The stamp is from before the command. What the reply says of the key is true as of
-// then, but not if it has only looked. A poll that no wake-up brought forward looks first whether the holder still has the lock.
+// ask asks once: it looks for an entry and, if take is set, takes the lock if no process holds it.
+// The stamp is from before the command. What the reply says of the key is true as of then, but not if
+// it has only looked. A poll that no wake-up brought forward looks first whether the holder still has
+// the lock.
 func (x *filling) ask(ctx context.Context, a attempt, take bool) (filllock.Reply, flight.Stamp, error) {
 	query := filllock.Query{
 		Known: entry.Header(x.old.data), Awaited: a.awaited, Take: take, For: x.purpose(a.wanted), Look: !x.wait.Woken(),
