@@ -8,7 +8,7 @@ var waitMutants = []mutant{
 		bug:  "A waiter takes the lock of the next holder for that of the one it has seen, and misses the failure that it left",
 		file: "internal/filllock/lock.go",
 		old:  `case state == "H" && holder == r.Text:`,
-		new:  `case state == "H":`,
+		new:  `case state == "H" && holder != "":`,
 		pkg:  "internal/filllock", test: "TestLook_States",
 	},
 	{

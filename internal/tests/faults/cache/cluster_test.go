@@ -275,11 +275,12 @@ func TestReplica_LagsBehindALock(t *testing.T) {
 			master, replica := withoutWakeUps(t)
 			rdb := readsReplica(t, opts, master, replica)
 			a, b := newPair(t, master.Client(t), rdb, cachetest.Patient)
+			lock := b.LockKey("k")
 			var looks atomic.Int64
 			var hold atomic.Bool
 			held, release := make(chan struct{}), make(chan struct{})
 			rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
-				if cmd.Name() == "getex" {
+				if strings.HasPrefix(cmd.Name(), "get") && cmd.Args()[1] == lock {
 					looks.Add(1)
 					if hold.CompareAndSwap(true, false) {
 						close(held)
@@ -293,7 +294,6 @@ func TestReplica_LagsBehindALock(t *testing.T) {
 			load := src.Next(t)
 			early := cachetest.GoGet(t.Context(), b.Cache, "k", cachetest.MustNotLoad[string](t))
 			redistest.Await(t, "the call polls", func() bool { return looks.Load() > 1 })
-			lock := b.LockKey("k")
 			redistest.Await(t, "the replica has the lock", func() bool { return redistest.Exists(t, replica.Admin(), lock) })
 			redistest.Do(t, replica.Admin(), "replicaof", "no", "one") // it lags from now on
 			redistest.Must(t, replica.Admin().PExpire(t.Context(), lock, time.Minute).Err())
