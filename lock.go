@@ -17,14 +17,11 @@ import (
 	"github.com/singlefill/singlefill/lock"
 )
 
-// ask asks once: it looks for an entry and, if take is set, takes the lock if no process holds it.
-// The stamp is from before the command. What the reply says of the key is true as of then, but not if
-// it has only looked. A poll that no wake-up brought forward looks first whether the holder still has
-// the lock.
+// ask sends one command: it looks for an entry and, if take is set, takes the lock if no process
+// holds it. The stamp is from before the command. What the reply says of the key is true as of
+// then.
 func (x *filling) ask(ctx context.Context, a attempt, take bool) (filllock.Reply, flight.Stamp, error) {
-	query := filllock.Query{
-		Known: entry.Header(x.old.data), Awaited: a.awaited, Take: take, For: x.purpose(a.wanted), Look: !x.wait.Woken(),
-	}
+	query := filllock.Query{Known: entry.Header(x.old.data), Awaited: a.awaited, Take: take, For: x.purpose(a.wanted)}
 	g, stamp := x.generation(x.lock.ValueKey()), x.clock.Now()
 	sent := time.Now()
 	reply, err := client.Retry(ctx, a.within, client.Unreachable, func(within time.Duration) (filllock.Reply, error) {
@@ -33,7 +30,7 @@ func (x *filling) ask(ctx context.Context, a attempt, take bool) (filllock.Reply
 	x.wait.Answered(sent)
 	x.replaces = err == nil && reply.Status == filllock.Locked && reply.Known
 	switch {
-	case err != nil || reply.Looked:
+	case err != nil:
 	case reply.Status == filllock.Hit:
 		x.old = new(lookup)
 		x.decode(ctx, x.fill.Key, []byte(reply.Text), x.old)

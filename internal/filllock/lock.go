@@ -66,10 +66,6 @@ type Lock struct {
 	ttl    time.Duration
 	// held is when the command was sent that last took or prolonged the lock.
 	held time.Time
-
-	busy   Reply     // the last one that named a holder
-	busyAt time.Time // when the command was sent
-	unseen string    // token of a holder that a look did not find
 }
 
 // New returns a new attempt, which holds nothing yet. Its token has 130 bits from crypto/rand.
@@ -99,7 +95,6 @@ type Query struct {
 	Awaited string // token of the holder that an earlier reply named, or empty
 	Take    bool   // take the lock if it is free
 	For     string // what the known entry is good for: Unusable, Fallback or Served
-	Look    bool   // the awaited holder probably still has the lock: see there first
 }
 
 // The answers of GetOrLock.
@@ -125,15 +120,10 @@ type Reply struct {
 	Known        bool // the known entry is still there
 	// Age is counted by the server's clock. It is negative if that was set back since the grant.
 	Age time.Duration
-	// Looked: the awaited holder still has the lock. The value key was not read, so Known is not up to date.
-	Looked bool
 }
 
 // GetOrLock returns an entry other than the known one, or else takes the lock if it is free.
 func (l *Lock) GetOrLock(ctx context.Context, within time.Duration, q Query) (Reply, error) {
-	if r, err := l.look(ctx, within, q); err != nil || r.Looked {
-		return r, err
-	}
 	call := append(getOrLockScript.Call(2, 6), l.value, l.key,
 		l.token, l.ttl.Milliseconds(), q.Known, q.Awaited, flag(q.Take), q.For)
 	sent := time.Now()
@@ -154,40 +144,8 @@ func (l *Lock) GetOrLock(ctx context.Context, within time.Duration, q Query) (Re
 		l.InDoubt = l.InDoubt || q.Take && client.Unreachable(err)
 	case r.Status == Locked:
 		l.held, l.stamp = sent, r.Text
-	case r.Status == Busy:
-		l.busy, l.busyAt = r, sent
 	}
 	return r, err
-}
-
-// look returns the last reply, as it would be now, if the awaited holder still has the lock. It costs the server
-// less than the script does. Otherwise look returns no reply, and the script has to decide: also when the lock
-// would have ended without a renewal, since the script tells how much is left.
-//
-// GETEX without options changes nothing, but counts as a write. So the master answers it, and never a replica or the
-// client's own cache, which may answer a GET: the reply is as true as that of the script.
-func (l *Lock) look(ctx context.Context, within time.Duration, q Query) (Reply, error) {
-	r, since := l.busy, time.Since(l.busyAt)
-	r.Left, r.Age, r.Looked = r.Left-since, r.Age+since, true
-	if !q.Look || r.Text != q.Awaited || r.Text == l.unseen || r.Left <= 0 {
-		return Reply{}, nil
-	}
-	cmd := redis.NewStringCmd(ctx, "getex", l.key)
-	record, err := client.Send(ctx, l.client, nil, within, "lock", l.value, cmd, func() (string, error) {
-		record, err := cmd.Result()
-		if !client.Unreachable(err) {
-			err = nil // there is no such key, or the server refuses the command
-		}
-		return record, err
-	})
-	switch state, holder, _, _ := splitRecord(record); {
-	case err != nil:
-		return Reply{}, err
-	case state == "H" && holder == r.Text:
-		return r, nil
-	}
-	l.unseen = r.Text // where looks are refused, a wait pays for one
-	return Reply{}, nil
 }
 
 // convoy returns with what this command goes. The next one goes alone.
@@ -216,10 +174,7 @@ func parseLockReply(cmd *redis.Cmd) (r Reply, err error) {
 		known, ok4 := fields[3].(int64)
 		age, ok5 := fields[4].(int64)
 		if ok1 && ok2 && ok3 && ok4 && ok5 {
-			return Reply{
-				Status: status, Text: text, Left: time.Duration(left) * time.Millisecond,
-				Known: known == 1, Age: time.Duration(age) * time.Microsecond,
-			}, nil
+			return Reply{status, text, time.Duration(left) * time.Millisecond, known == 1, time.Duration(age) * time.Microsecond}, nil
 		}
 	}
 	return r, fmt.Errorf("unexpected reply %v", fields)

@@ -77,9 +77,6 @@ func (w *Wait) Answered(sent time.Time) {
 	w.sent, w.quick, w.last = sent, min(w.last, took), took
 }
 
-// Woken reports whether the last sleep was ended by a wake-up: the holder is probably done.
-func (w *Wait) Woken() bool { return w.woken > 0 }
-
 // Listen begins to listen before a pause, if the wait is long enough to be worth it. A connection
 // costs the server as much as several polls. Where replies are slow because many processes wait, the
 // queue of the server must not grow: only some of them, at random, listen before the same pause.

@@ -2,7 +2,6 @@ package cache_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -215,7 +214,13 @@ func TestReplica_ServesHits(t *testing.T) {
 	t.Parallel()
 	master := redistest.Start(t)
 	replica := redistest.StartReplica(t, master)
-	rdb := readsReplica(t, redis.ClusterOptions{RouteRandomly: true}, master, replica)
+	rdb := redis.NewClusterClient(&redis.ClusterOptions{
+		RouteRandomly: true,
+		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+			return []redis.ClusterSlot{{End: 16383, Nodes: []redis.ClusterNode{{Addr: master.Addr}, {Addr: replica.Addr}}}}, nil
+		},
+	})
+	t.Cleanup(func() { _ = rdb.Close() })
 	c := cachetest.New(t, rdb, redistest.Namespace(t), cachetest.Patient)
 
 	c.MustLoad("k")
@@ -236,112 +241,6 @@ func TestReplica_ServesHits(t *testing.T) {
 	if s := c.Stats(); s.Loads != 1 || s.RedisErrors != 0 {
 		t.Errorf("Stats are %+v, want one load and no error", s)
 	}
-}
-
-// replicaReaders are the ways in which a client reads from replicas.
-var replicaReaders = map[string]redis.ClusterOptions{
-	"ReadOnly": {ReadOnly: true}, "RouteByLatency": {RouteByLatency: true}, "RouteRandomly": {RouteRandomly: true},
-}
-
-// withoutWakeUps starts a master and its replica, whose users may not listen: waiters poll.
-func withoutWakeUps(t *testing.T) (master, replica *redistest.Server) {
-	master = redistest.Start(t)
-	replica = redistest.StartReplica(t, master)
-	for _, s := range []*redistest.Server{master, replica} {
-		redistest.Do(t, s.Admin(), "acl", "setuser", "default", "resetchannels")
-	}
-	return master, replica
-}
-
-// readsReplica returns a client that may read from the replica.
-func readsReplica(t *testing.T, opts redis.ClusterOptions, master, replica *redistest.Server) *redis.ClusterClient {
-	opts.ClusterSlots = func(context.Context) ([]redis.ClusterSlot, error) {
-		return []redis.ClusterSlot{{End: 16383, Nodes: []redis.ClusterNode{{Addr: master.Addr}, {Addr: replica.Addr}}}}, nil
-	}
-	rdb := redis.NewClusterClient(&opts)
-	t.Cleanup(func() { _ = rdb.Close() })
-	return rdb
-}
-
-// A replica that still has the lock of a load that has failed makes no waiter wait, and no later call share the
-// failure.
-//
-//fault:replica
-func TestReplica_LagsBehindALock(t *testing.T) {
-	t.Parallel()
-	for name, opts := range replicaReaders {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			master, replica := withoutWakeUps(t)
-			rdb := readsReplica(t, opts, master, replica)
-			a, b := newPair(t, master.Client(t), rdb, cachetest.Patient)
-			lock := b.LockKey("k")
-			var looks atomic.Int64
-			var hold atomic.Bool
-			held, release := make(chan struct{}), make(chan struct{})
-			rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
-				if strings.HasPrefix(cmd.Name(), "get") && cmd.Args()[1] == lock {
-					looks.Add(1)
-					if hold.CompareAndSwap(true, false) {
-						close(held)
-						<-release
-					}
-				}
-				return nil
-			}))
-			src := cachetest.NewSource[string](t)
-			fails := cachetest.GoGet(t.Context(), a.Cache, "k", src.Load)
-			load := src.Next(t)
-			early := cachetest.GoGet(t.Context(), b.Cache, "k", cachetest.MustNotLoad[string](t))
-			redistest.Await(t, "the call polls", func() bool { return looks.Load() > 1 })
-			redistest.Await(t, "the replica has the lock", func() bool { return redistest.Exists(t, replica.Admin(), lock) })
-			redistest.Do(t, replica.Admin(), "replicaof", "no", "one") // it lags from now on
-			redistest.Must(t, replica.Admin().PExpire(t.Context(), lock, time.Minute).Err())
-
-			hold.Store(true)
-			cachetest.Receive(t, "a poll is held back", held)
-			load.Fail(cachetest.ErrSource)
-			fails.WantErr(t, cachetest.ErrSource)
-			late := cachetest.GoGet(t.Context(), b.Cache, "k", cachetest.Gives("v")).Waits(t)
-			close(release)
-			if v, err := early.Result(t); !errors.As(err, new(*singlefill.RemoteError)) {
-				t.Errorf("the early call: %q, %v; want the failure", v, err)
-			}
-			late.Want(t, "v")
-			if n := replica.Calls("getex"); n != 0 || master.Calls("getex") == 0 {
-				t.Errorf("the replica answered %d looks, the master %d", n, master.Calls("getex"))
-			}
-			b.WantNoErrors()
-		})
-	}
-}
-
-// A replica that freezes costs those nothing that wait for a load.
-//
-//fault:replica
-func TestReplica_FreezesDuringAWait(t *testing.T) {
-	t.Parallel()
-	master, replica := withoutWakeUps(t)
-	defer replica.Thaw()
-	rdb := readsReplica(t, redis.ClusterOptions{ReadOnly: true}, master, replica)
-	a, b := newPair(t, master.Client(t), rdb, cachetest.Patient)
-	var freeze sync.Once
-	rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
-		if cmd.Name() == "evalsha" { // after the GET
-			freeze.Do(replica.Freeze)
-		}
-		return nil
-	}))
-	var wg sync.WaitGroup
-	a.During = func(string) {
-		wg.Go(func() { b.WantValue("k") })
-		redistest.Await(t, "the call polls", func() bool { return master.Calls("getex") > 10 })
-	}
-	a.MustLoad("k")
-	wg.Wait()
-	a.WantLoads(1)
-	b.WantNoErrors()
-	b.WantStat("LoadsUnlocked", 0)
 }
 
 // A failover by a sentinel costs the time that it takes.

@@ -37,7 +37,7 @@ func TestFailure_LateWaiters(t *testing.T) {
 			holder.get("fails"+key, key, 1, blocked)
 			holder.begun("fails" + key)
 			waiter.wait("waits"+key, key)
-			poll := waiter.proxy.On(isPoll, redistest.HoldRequest).Times(1)
+			poll := waiter.proxy.On(scripts, redistest.HoldRequest).Times(1)
 			redistest.Await(t, "a poll is held back", func() bool { return poll.Fired() > 0 })
 			holder.release("fails" + key)
 			holder.wantDone("fails"+key, 1, failure.here.Kind, failure.here.Text)

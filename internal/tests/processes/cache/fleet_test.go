@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -145,27 +144,19 @@ type process struct {
 	unread    []report // received, and not yet returned by await
 
 	mu      sync.Mutex
-	polls   map[string]int  // protected by mu: by value key, the looks and scripts that the process has sent
+	polls   map[string]int  // protected by mu: by value key, the scripts that the process has sent
 	listens map[string]bool // protected by mu: by lock key
 }
 
-var (
-	scripts = redistest.Command("EVALSHA", "EVAL")
-	looks   = redistest.Command("GETEX")
-)
+var scripts = redistest.Command("EVALSHA", "EVAL")
 
-// isPoll reports whether a waiter may send the command to poll.
-func isPoll(cmd []string) bool { return scripts(cmd) || looks(cmd) }
-
-// countPoll counts a script by its first key, a look by its lock, and notes the channels to which the process listens.
+// countPoll counts a script by its first key, and notes the channels to which the process listens.
 func (p *process) countPoll(cmd []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
 	case scripts(cmd) && len(cmd) > 3:
 		p.polls[cmd[3]]++
-	case looks(cmd):
-		p.polls[strings.TrimSuffix(cmd[1], ":lock")]++
 	case redistest.Command("SSUBSCRIBE")(cmd):
 		for _, channel := range cmd[1:] {
 			p.listens[channel] = true
@@ -291,8 +282,8 @@ type waiters struct {
 
 // awaitWaiting is waiting for several groups of calls at once. When all calls of a group have
 // joined, its process has sent three more polls: the first may have been decided before, the second
-// waits on behalf of all calls, and the third shows that the second has been answered. The first may be
-// a look and a script. A process that listens polls rarely.
+// waits on behalf of all calls, and the third shows that the second has been answered. A process
+// that listens polls rarely.
 func awaitWaiting(groups ...waiters) {
 	for _, g := range groups {
 		g.t.Helper()
@@ -303,7 +294,7 @@ func awaitWaiting(groups ...waiters) {
 		before[i] = g.polled(g.key)
 	}
 	for i, g := range groups {
-		redistest.Await(g.t, fmt.Sprintf("%s waits for %q", g.name, g.key), func() bool { return g.polled(g.key) >= before[i]+4 || g.listensTo(g.key) })
+		redistest.Await(g.t, fmt.Sprintf("%s waits for %q", g.name, g.key), func() bool { return g.polled(g.key) >= before[i]+3 || g.listensTo(g.key) })
 	}
 }
 
