@@ -102,7 +102,7 @@ func TestMaxLoads_GoroutinesOfTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const keys = 100
 		_, rdb := redistest.StartMini(t)
-		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1, LoadTimeout: time.Hour})
 		src := cachetest.NewSource[string](t)
 		busy := cachetest.GoGet(t.Context(), c, "busy", src.Load)
 		load := src.Next(t)
