@@ -90,18 +90,44 @@ func (c *engine) getOrLoad(ctx context.Context, key string, load loader) (any, V
 			return v, info, err
 		}
 	}
+	v, info, m, err := c.readAndDeliver(ctx, key, load, nil)
+	for over := false; m != nil && !over; {
+		r, verdict := c.fills.Wait(c.startWait(ctx, m), m.waiter)
+		if v, info, err, over = c.settle(ctx, key, m, r, verdict); !over {
+			v, info, m, err = c.readAndDeliver(ctx, key, load, m.Caller)
+		}
+	}
+	return v, info, err
+}
+
+// A miss is a call that waits for a fill. It is not in a frame of the stack, nor is anything else that
+// needs much room: goroutines that wait have small stacks.
+type miss struct {
+	waiter
+	*lookup  // what the caller's own read found
+	from     origin
+	begun    time.Time
+	patience context.Context // of the wait
+	cancel   context.CancelFunc
+}
+
+// readAndDeliver delivers what a read finds, or returns a miss.
+func (c *engine) readAndDeliver(ctx context.Context, key string, load loader,
+	call *flight.Caller) (v any, info ValueInfo, m *miss, err error) {
 	var l lookup
-	w, from, err := c.readOrJoin(ctx, key, load, nil, &l)
+	w, from, err := c.readOrJoin(ctx, key, load, call, &l)
 	switch {
 	case err != nil:
-		return nil, ValueInfo{}, err
+		return v, info, nil, err
 	case l.hit:
 		if c.audited(l.freshness == fresh) {
 			c.auditHit(ctx, key, load, &l)
 		}
-		return c.deliver(ctx, key, &l.result, from)
+		v, info, err = c.deliver(ctx, key, &l.result, from)
+		return v, info, nil, err
 	}
-	return c.wait(ctx, key, load, w, l, from)
+	found := l
+	return v, info, &miss{waiter: w, lookup: &found, from: from}, nil
 }
 
 // An origin tells how a caller got its result.
@@ -197,40 +223,17 @@ func (c *engine) join(ctx context.Context, key string, load loader, call *flight
 	})
 }
 
-// wait waits for fills until one has a result that is not older than the call. l is what the
-// caller's own read found.
-func (c *engine) wait(ctx context.Context, key string, load loader, w waiter, l lookup,
-	from origin) (v any, info ValueInfo, err error) {
-	for {
-		v, info, err, over := c.waitFor(ctx, key, w, &l, from)
-		if over {
-			return v, info, err
-		}
-		l = lookup{}
-		if w, from, err = c.readOrJoin(ctx, key, load, w.Caller, &l); err != nil {
-			return v, info, err
-		}
-		if l.hit {
-			if c.audited(l.freshness == fresh) {
-				c.auditHit(ctx, key, load, &l)
-			}
-			return c.deliver(ctx, key, &l.result, from)
-		}
+// settle delivers the result of a fill for which the call has waited, or the old value in its place.
+// over is false if the result is older than the call: the caller has to read and join again.
+func (c *engine) settle(ctx context.Context, key string, m *miss, r *result,
+	verdict flight.Verdict) (v any, info ValueInfo, err error, over bool) {
+	m.cancel()
+	if done := c.trace.Load().ShareDone; done != nil && !m.First {
+		waited := time.Since(m.begun)
+		defer func() { done(ctx, shareInfo(key, waited, m.Call.Load())) }()
 	}
-}
-
-// waitFor waits for one fill. over is false if its result is older than the call: the caller has to
-// read and join again.
-func (c *engine) waitFor(ctx context.Context, key string, w waiter, l *lookup,
-	from origin) (v any, info ValueInfo, err error, over bool) {
-	if done := c.trace.Load().ShareDone; done != nil && !w.First {
-		begun := time.Now()
-		defer func() { done(ctx, shareInfo(key, time.Since(begun), w.Call.Load())) }()
-	}
-	patience, cancel := c.patience(ctx, w, l)
-	r, verdict := c.fills.Wait(patience, w)
-	cancel()
-	old, own := c.fallback(patience, w, l, r, verdict)
+	w, l := m.waiter, m.lookup
+	old, own := c.fallback(m.patience, w, l, r, verdict)
 	switch {
 	case old != nil:
 	case verdict == flight.Left && ctx.Err() != nil:
@@ -248,17 +251,18 @@ func (c *engine) waitFor(ctx context.Context, key string, w waiter, l *lookup,
 			return v, info, ctx.Err(), true
 		}
 	}
-	v, info, err = c.deliver(ctx, key, old, origin{own: own && from.own, shared: !w.First})
+	v, info, err = c.deliver(ctx, key, old, origin{own: own && m.from.own, shared: !w.First})
 	return v, info, err, true
 }
 
-// patience returns the context of a wait. If the caller has an old value, it ends when the fill is
-// StaleAfter old.
-func (c *engine) patience(ctx context.Context, w waiter, l *lookup) (context.Context, context.CancelFunc) {
-	if !w.Keep || !c.servable(&l.result) {
-		return ctx, noCancel
+// startWait begins the wait for a fill, and returns its context. If the caller has an old value, it ends when
+// the fill is StaleAfter old.
+func (c *engine) startWait(ctx context.Context, m *miss) context.Context {
+	m.begun, m.patience, m.cancel = time.Now(), ctx, noCancel
+	if m.Keep && c.servable(&m.result) {
+		m.patience, m.cancel = context.WithDeadline(ctx, m.Begun.Add(c.opts.staleAfter))
 	}
-	return context.WithDeadline(ctx, w.Begun.Add(c.opts.staleAfter))
+	return m.patience
 }
 
 func noCancel() {} // a literal in a generic function is allocated

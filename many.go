@@ -521,7 +521,9 @@ func (m *many) callLoader(ctx context.Context, keys []string, loads []context.Co
 // call.
 func (m *many) waitAll(joined []*ask) (again []*ask) {
 	for _, a := range joined {
-		v, _, err, over := m.waitFor(m.ctx, a.key, a.waiter, &a.lookup, a.from())
+		miss := &miss{waiter: a.waiter, lookup: &a.lookup, from: a.from()}
+		r, verdict := m.fills.Wait(m.startWait(m.ctx, miss), miss.waiter)
+		v, _, err, over := m.settle(m.ctx, a.key, miss, r, verdict)
 		if over {
 			m.put(a.key, v, err)
 		} else {
