@@ -47,7 +47,7 @@ var clientMutants = []mutant{
 		name: "stale-after-per-call",
 		bug:  "Each caller of a source that hangs waits for StaleAfter, however long the load has been in flight",
 		file: "loader.go",
-		old:  "w.Begun.Add(c.opts.staleAfter)",
+		old:  "m.Begun.Add(c.opts.staleAfter)",
 		new:  "time.Now().Add(c.opts.staleAfter)",
 		pkg:  "internal/tests/stale", test: "TestStaleAfter_SlowSource",
 	},

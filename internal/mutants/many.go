@@ -62,8 +62,8 @@ var manyMutants = []mutant{
 		name: "bulk-places-without-limit",
 		bug:  "Each call of a ManyLoader has a place, however many run",
 		file: "internal/flight/shared.go",
-		old:  "if s.of.loading != nil || !slot(s.of.slot) {",
-		new:  "if s.of.loading != nil || !slot(s.of.slot) && false {",
+		old:  "if s.of.loading || !slot(s.of.slot) {",
+		new:  "if s.of.loading || !slot(s.of.slot) && false {",
 		pkg:  ".", test: "TestGetOrLoadMany_MaxBatch/MaxLoads_1",
 	},
 	{
