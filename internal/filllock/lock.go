@@ -160,6 +160,10 @@ func (l *Lock) GetOrLock(ctx context.Context, within time.Duration, q Query) (Re
 	return r, err
 }
 
+// lookFor is how long looks alone answer. A value may be there although its lock is held: a holder without the right
+// to remove the lock stores it.
+const lookFor = time.Second
+
 // look returns the last reply, as it would be now, if the awaited holder still has the lock. It costs the server
 // less than the script does. Otherwise look returns no reply, and the script has to decide: also when the lock
 // would have ended without a renewal, since the script tells how much is left.
@@ -169,7 +173,7 @@ func (l *Lock) GetOrLock(ctx context.Context, within time.Duration, q Query) (Re
 func (l *Lock) look(ctx context.Context, within time.Duration, q Query) (Reply, error) {
 	r, since := l.busy, time.Since(l.busyAt)
 	r.Left, r.Age, r.Looked = r.Left-since, r.Age+since, true
-	if !q.Look || r.Text != q.Awaited || r.Text == l.unseen || r.Left <= 0 {
+	if !q.Look || r.Text != q.Awaited || r.Text == l.unseen || r.Left <= 0 || since > lookFor {
 		return Reply{}, nil
 	}
 	cmd := redis.NewStringCmd(ctx, "getex", l.key)
