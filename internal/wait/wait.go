@@ -43,6 +43,7 @@ type Wait struct {
 	complete bool      // every wake-up since the last command
 	since    time.Time // when that was sent
 	woken    int       // wake-ups in a row that brought a poll forward
+	early    bool      // the last sleep was ended by wakeUp
 }
 
 const (
@@ -77,8 +78,9 @@ func (w *Wait) Answered(sent time.Time) {
 	w.sent, w.quick, w.last = sent, min(w.last, took), took
 }
 
-// Woken reports whether the last sleep was ended by a wake-up: the holder is probably done.
-func (w *Wait) Woken() bool { return w.woken > 0 }
+// Woken reports whether the last sleep was ended by a wake-up, or because every one will come from now on: the poll
+// that follows must see the value if it is there.
+func (w *Wait) Woken() bool { return w.early }
 
 // Listen begins to listen before a pause, if the wait is long enough to be worth it. A connection
 // costs the server as much as several polls. Where replies are slow because many processes wait, the
@@ -175,19 +177,19 @@ const (
 func (w *Wait) Sleep(d time.Duration, slot, closing, joined <-chan struct{}, deserted func() bool) Event {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
-	woken := false
+	w.early = false
 	end := time.Now().Add(d)
 	for {
 		select {
 		case <-timer.C:
-			if !woken {
+			if !w.early {
 				w.woken = 0
 			}
 			return Paused
 		case <-slot:
 			return Granted
 		case message := <-w.wakeUp:
-			w.complete, woken = false, true
+			w.complete, w.early = false, true
 			timer.Reset(min(time.Until(end), w.wakePause(message)))
 		case <-closing:
 			return Closed
