@@ -9,6 +9,8 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -230,6 +232,27 @@ func (s *Server) AllCalls() map[string]int64 {
 		calls[strings.TrimPrefix(name, "cmdstat_")] = n
 	}
 	return calls
+}
+
+// KillConnections kills the connections of all clients again and again, until stop. kills counts them.
+func (s *Server) KillConnections() (kills *atomic.Int64, stop func()) {
+	kills = new(atomic.Int64)
+	ctx, cancel := context.WithCancel(context.Background())
+	var killer sync.WaitGroup
+	killer.Go(func() {
+		tick := time.NewTicker(50 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+				n, _ := s.Admin().ClientKillByFilter(context.Background(), "type", "normal", "skipme", "yes").Result()
+				kills.Add(n)
+			}
+		}
+	})
+	return kills, func() { cancel(); killer.Wait() }
 }
 
 // ResetCalls sets all counts to zero.

@@ -140,22 +140,8 @@ func TestGetOrLoad_KilledConnections(t *testing.T) {
 	s := redistest.Start(t)
 	a, b := newPair(t, s.Client(t), s.Client(t), 500*time.Millisecond)
 	a.During = func(string) { time.Sleep(time.Millisecond) }
-	stop := make(chan struct{})
-	var kills atomic.Int64
-	var killer, callers sync.WaitGroup
-	killer.Go(func() {
-		tick := time.NewTicker(50 * time.Millisecond)
-		defer tick.Stop()
-		for {
-			select {
-			case <-stop:
-				return
-			case <-tick.C:
-				n, _ := s.Admin().ClientKillByFilter(context.Background(), "type", "normal", "skipme", "yes").Result()
-				kills.Add(n)
-			}
-		}
-	})
+	kills, stop := s.KillConnections()
+	var callers sync.WaitGroup
 	var mu sync.Mutex
 	var slowest time.Duration
 	for _, c := range []*cachetest.Cache{a, b} {
@@ -175,8 +161,7 @@ func TestGetOrLoad_KilledConnections(t *testing.T) {
 		}
 	}
 	callers.Wait()
-	close(stop)
-	killer.Wait()
+	stop()
 	t.Logf("%d connections killed; the slowest call took %v; %d of %d loads without the lock", kills.Load(),
 		slowest.Round(time.Millisecond), a.Stats().LoadsUnlocked+b.Stats().LoadsUnlocked, a.Loads.Load())
 	if slices.Contains(a.Log.Breaker(), true) {

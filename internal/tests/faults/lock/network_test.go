@@ -5,7 +5,6 @@ import (
 	"errors"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -143,22 +142,7 @@ func TestAcquire_KilledConnections(t *testing.T) {
 			k.Command(t, s, act)
 		}
 	}
-	var kills atomic.Int64
-	stop, stopped := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(stopped)
-		tick := time.NewTicker(50 * time.Millisecond)
-		defer tick.Stop()
-		for {
-			select {
-			case <-stop:
-				return
-			case <-tick.C:
-				n, _ := s.Admin().ClientKillByFilter(context.Background(), "type", "normal", "skipme", "yes").Result()
-				kills.Add(n)
-			}
-		}
-	}()
+	kills, stop := s.KillConnections()
 	var all sync.WaitGroup
 	for _, k := range locktest.Kinds {
 		all.Go(func() {
@@ -170,8 +154,7 @@ func TestAcquire_KilledConnections(t *testing.T) {
 		})
 	}
 	all.Wait()
-	close(stop)
-	<-stopped
+	stop()
 	t.Logf("%d connections were killed", kills.Load())
 	for _, k := range locktest.Kinds {
 		k.WantFree(t, s, k.Name)
