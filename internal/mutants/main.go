@@ -13,7 +13,6 @@ import (
 	"os"
 	"os/signal"
 	"regexp"
-	"slices"
 	"strings"
 	"time"
 )
@@ -29,11 +28,8 @@ other mutants are tried nevertheless.
   -anchors  only report lost anchors
 
 All mutants take ten to twenty minutes. The tests start the Redis servers that they need. The mutants are in
-internal/mutants.
+internal/mutants/*.txt.
 `
-
-// mutants are all mutants.
-var mutants = slices.Concat(fillMutants, cacheMutants, waitMutants, loadMutants, clientMutants, lockMutants, lockWaitMutants, nearMutants, manyMutants, tagMutants)
 
 func main() {
 	anchors := flag.Bool("anchors", false, "")
@@ -54,6 +50,10 @@ func main() {
 }
 
 func run(ctx context.Context, pattern *regexp.Regexp, anchorsOnly bool) error {
+	mutants, err := parse(texts)
+	if err != nil {
+		return err
+	}
 	var chosen []mutant
 	lost := 0
 	for _, m := range mutants {

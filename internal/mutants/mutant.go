@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"embed"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -17,13 +18,61 @@ import (
 // A mutant is one bug.
 type mutant struct {
 	name  string
-	bug   string // what is wrong, in a sentence
 	file  string
-	old   string // must occur once in file
-	new   string
 	pkg   string // directory of the test
 	test  string // the test, or subtest, that must fail
 	hangs bool   // the test may fail by not ending
+	bug   string // what is wrong, in a sentence
+	old   string // must occur once in file
+	new   string
+}
+
+//go:embed *.txt
+var texts embed.FS
+
+// parse reads the mutants of all files. They are separated by empty lines. The first line of each has the
+// fields of mutant from name to test, and then "hangs" or nothing; the second one is the bug. Then come, as in
+// a diff, lines of old and of new, which may begin or end within a line of the file. A comment begins with #.
+func parse(texts fs.FS) (all []mutant, err error) {
+	files, err := fs.Glob(texts, "*.txt")
+	if err != nil {
+		return nil, err
+	}
+	for _, file := range files {
+		text, err := fs.ReadFile(texts, file)
+		if err != nil {
+			return nil, err
+		}
+		for block := range strings.SplitSeq(strings.TrimSpace(string(text)), "\n\n") {
+			if strings.HasPrefix(block, "#") {
+				continue
+			}
+			head, rest, _ := strings.Cut(block, "\n")
+			fields := strings.Fields(head)
+			var m mutant
+			switch {
+			case len(fields) == 5 && fields[4] == "hangs":
+				m.hangs = true
+			case len(fields) != 4:
+				return nil, fmt.Errorf("%s: %q is not: name file directory test, or these and hangs", file, head)
+			}
+			m.name, m.file, m.pkg, m.test = fields[0], fields[1], fields[2], fields[3]
+			m.bug, rest, _ = strings.Cut(rest, "\n")
+			var old, new []string
+			for line := range strings.SplitSeq(rest, "\n") {
+				if text, ok := strings.CutPrefix(line, "-"); ok {
+					old = append(old, text)
+				} else if text, ok := strings.CutPrefix(line, "+"); ok {
+					new = append(new, text)
+				} else {
+					return nil, fmt.Errorf("%s: %s: %q begins with neither - nor +", file, m.name, line)
+				}
+			}
+			m.old, m.new = strings.Join(old, "\n"), strings.Join(new, "\n")
+			all = append(all, m)
+		}
+	}
+	return all, nil
 }
 
 // Limits of one test, and of all tests of a package.
