@@ -54,7 +54,7 @@ func (x *process) openCache(namespace string, p profile) *singlefill.Cache[int64
 		StaleWhileRevalidate: p.swr, StaleIfError: p.sie, RetryAfter: 4 * time.Millisecond,
 		MaxLoads: p.maxLoads, MaxFleetLoads: p.maxFleetLoads, Near: near,
 		RedisTimeout: x.Timeouts.RedisTimeout, LockTTL: x.Timeouts.LockTTL, LoadTimeout: x.Timeouts.LoadTimeout,
-		Trace: &singlefill.Trace{RedisError: x.redisError, LoadStart: x.loadStart, LoadDone: x.loadDone},
+		Trace: &singlefill.Trace{RedisError: x.redisError, LoadDone: x.loadDone},
 	})
 	must(err)
 	return cache
@@ -97,19 +97,6 @@ func (c calls) inside(ctx context.Context) context.Context {
 func callsOf(ctx context.Context) calls {
 	c, _ := ctx.Value(callsKey{}).(calls)
 	return c
-}
-
-// A load is a Loader's call for one key until its result is stored or refused.
-type load struct {
-	*call
-	first *call // the call that started the load
-}
-
-type loadKey struct{}
-
-func (x *process) loadStart(ctx context.Context, key string) context.Context {
-	l := &load{first: callsOf(ctx)[key]}
-	return context.WithValue(ctx, loadKey{}, l)
 }
 
 func (x *process) loadDone(ctx context.Context, info singlefill.LoadInfo) {
@@ -177,32 +164,28 @@ func (x *process) version(name string) int64 {
 
 var errSource = errors.New("the source is down")
 
+// loader is manyLoader for one key.
 func (x *process) loader(p plan) singlefill.Loader[int64] {
-	return func(ctx context.Context, _ string) (int64, error) {
-		l := ctx.Value(loadKey{}).(*load)
-		x.beginLoad(p, l)
-		v := x.version(p.Name)
-		time.Sleep(rand.N(p.LoadTime + 1)) // the value becomes older on its way
-		switch {
-		case profiles[p.Of].failing && rand.IntN(4) == 0:
-			l.end(op{Result: resultFailed})
-			return 0, errSource
-		case isAbsent(v):
-			l.end(op{Result: resultAbsent, Value: v})
-			return 0, singlefill.ErrNotFound
+	load := x.manyLoader(p)
+	return func(ctx context.Context, name string) (int64, error) {
+		versions, err := load(ctx, []string{name})
+		v, ok := versions[name]
+		if err == nil && !ok {
+			err = singlefill.ErrNotFound
 		}
-		l.end(op{Result: resultOK, Value: v})
-		return v, nil
+		return v, err
 	}
 }
 
-// beginLoad reports a load of one key.
-func (x *process) beginLoad(p plan, l *load) {
-	l.call = x.newCall(p, opLoad)
+// beginLoad reports a load of one key, which the call first has started.
+func (x *process) beginLoad(p plan, first *call) *call {
+	p.Key = first.key
+	l := x.newCall(p, opLoad)
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.loads[l.first] = append(x.loads[l.first], l.call)
-	x.sendLocked(l.begun(opLoad, l.first.id, 0))
+	x.loads[first] = append(x.loads[first], l)
+	x.sendLocked(l.begun(opLoad, first.id, 0))
+	return l
 }
 
 func (x *process) cacheThread(p plan) (act func(rng *rand.Rand, writer bool), closes func()) {

@@ -60,17 +60,12 @@ type member struct {
 func newFleet(t *testing.T, p timeouts, proxied bool, users [processes]string) *fleet {
 	f := &fleet{t: t, server: redistest.Start(t), source: redistest.Start(t), timeouts: p, users: users, counts: make(map[string]int64)}
 	user := []any{"ACL", "SETUSER", noScripts, "on", ">" + noScripts, "~*", "&*", "+@all", "-@scripting"}
-	if err := f.server.Admin().Do(context.Background(), user...).Err(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Do(t, f.server.Admin(), user...)
 	dir, err := os.MkdirTemp("", "histories")
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	if f.control, err = net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "control")}); err != nil {
-		t.Fatal(err)
-	}
+	f.control, err = net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "control")})
+	redistest.Must(t, err)
 	t.Cleanup(func() { _ = f.control.Close() })
 	for i := range processes {
 		if proxied {
@@ -92,18 +87,14 @@ func (f *fleet) spawn(place int) *member {
 		s.Redis = f.proxies[place].Addr
 	}
 	text, err := json.Marshal(s)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	redistest.Must(f.t, err)
 	m := &member{place: place, histories: make(map[int]*history)}
 	m.Process = redistest.Spawn(f.t, processRole, string(text))
 	err = f.control.SetDeadline(time.Now().Add(historyLimit))
 	if err == nil {
 		m.conn, err = f.control.Accept()
 	}
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	redistest.Must(f.t, err)
 	go f.listen(m)
 	return m
 }

@@ -57,14 +57,12 @@ func errorOf(err error, name string) error {
 	return err
 }
 
-// manyLoader is loader for several keys of a history.
+// manyLoader returns the ManyLoader of a history: the versions of the source, after a while.
 func (x *process) manyLoader(p plan) singlefill.ManyLoader[int64] {
 	return func(ctx context.Context, names []string) (map[string]int64, error) {
-		loads, versions := make(map[string]*load), make(map[string]int64)
+		loads, versions := make(map[string]*call), make(map[string]int64)
 		for _, name := range names {
-			first := callsOf(ctx)[name]
-			loads[name] = &load{first: first}
-			x.beginLoad(p.at(first.key), loads[name])
+			loads[name] = x.beginLoad(p, callsOf(ctx)[name])
 		}
 		for _, name := range names {
 			versions[name] = x.version(name)
