@@ -20,44 +20,32 @@ func openBefore(_ *testing.T, rdb *redis.Client, db *users.DB) users.Cache { ret
 func openAfter(t *testing.T, rdb *redis.Client, db *users.DB) users.Cache {
 	t.Helper()
 	a, err := NewAfter(rdb, db)
-	migratetest.OK(t, err)
+	redistest.Must(t, err)
 	t.Cleanup(func() { a.Close() })
 	return a
 }
 
 // Old and new processes share a Redis: their keys differ, and a write deletes in both.
 func TestSideBySide(t *testing.T) {
-	t.Parallel()
-	rdb := redistest.Start(t).Client(t)
-	db := migratetest.NewDB(t)
-	migratetest.SideBySide(t, db, openBefore(t, rdb, db), openAfter(t, rdb, db))
-	migratetest.WantKeys(t, rdb, "user:42", "users:{42}")
+	migratetest.SideBySide(t, openBefore, openAfter)
 }
 
 func TestBehaviour(t *testing.T) {
-	t.Run("before", func(t *testing.T) {
-		migratetest.Want(t, openBefore, migratetest.Behaviour{
-			TwoProcesses:    2,
-			DeleteInLoad:    "Ada",
-			CallerCancelled: 2,
-			FailedLoad:      2,
-			NotFound:        2,
-			RedisDown:       true,
-			Panic:           true,
-		}, nil)
-	})
-	t.Run("after", func(t *testing.T) {
-		migratetest.Want(t, openAfter, migratetest.After, migratetest.AfterWaits)
-	})
+	migratetest.Want(t, openBefore, openAfter, migratetest.Behaviour{
+		TwoProcesses:    2,
+		DeleteInLoad:    "Ada",
+		CallerCancelled: 2,
+		FailedLoad:      2,
+		NotFound:        2,
+		RedisDown:       true,
+		Panic:           true,
+	}, nil)
 }
 
 // If both used one key, singlefill would take the bytes of the other for a miss and replace them.
 // The other cannot decode an entry of singlefill: it deletes the entry and loads.
 func TestSharedKey(t *testing.T) {
-	t.Parallel()
-	ctx := migratetest.Context(t)
-	rdb := redistest.Start(t).Client(t)
-	db := migratetest.NewDB(t)
+	ctx, rdb, db := migratetest.New(t)
 	after := openAfter(t, rdb, db)
 	old := cache.New(&cache.Options{Redis: rdb})
 	once := func() {
@@ -71,9 +59,7 @@ func TestSharedKey(t *testing.T) {
 	}
 	for i, call := range []func(){once, func() { migratetest.WantName(t, after, "Ada") }, once} {
 		call()
-		if n := db.Reads(); n != i+1 {
-			t.Errorf("after %d calls the source was read %d times", i+1, n)
-		}
+		migratetest.WantReads(t, db, i+1)
 	}
 }
 
@@ -90,21 +76,16 @@ func TestDeleteElsewhere(t *testing.T) {
 		migratetest.WantName(t, after, "Ada")
 		return after.(*After).cache.Stats().NearHits > 0
 	})
-	migratetest.OK(t, users.Rename(ctx, db, "42", "Grace", beforeElsewhere, afterElsewhere))
-	redistest.Await(t, "the new name in the other process", func() bool {
-		user, err := after.User(ctx, "42")
-		return err == nil && user.Name == "Grace"
-	})
+	redistest.Must(t, users.Rename(ctx, db, "42", "Grace", beforeElsewhere, afterElsewhere))
+	migratetest.AwaitName(t, after, "Grace")
 	migratetest.WantName(t, before, "Ada")
 }
 
 // A TTL of less than a second becomes an hour in go-redis/cache.
 func TestShortTTL(t *testing.T) {
-	t.Parallel()
-	ctx := migratetest.Context(t)
-	rdb := redistest.Start(t).Client(t)
+	ctx, rdb, _ := migratetest.New(t)
 	c := cache.New(&cache.Options{Redis: rdb})
-	migratetest.OK(t, c.Set(&cache.Item{Ctx: ctx, Key: "k", Value: "v", TTL: 999 * time.Millisecond}))
+	redistest.Must(t, c.Set(&cache.Item{Ctx: ctx, Key: "k", Value: "v", TTL: 999 * time.Millisecond}))
 	if ttl := rdb.PTTL(ctx, "k").Val(); ttl < 59*time.Minute {
 		t.Errorf("the key lives for %v, want an hour", ttl)
 	}
@@ -112,16 +93,13 @@ func TestShortTTL(t *testing.T) {
 
 // Once looks into the memory of the process even if SkipLocalCache is set.
 func TestSkipLocalCache(t *testing.T) {
-	t.Parallel()
-	ctx := migratetest.Context(t)
-	rdb := redistest.Start(t).Client(t)
-	db := migratetest.NewDB(t)
+	ctx, rdb, db := migratetest.New(t)
 	before := NewBefore(rdb, db)
 	migratetest.WantName(t, before, "Ada")
-	migratetest.OK(t, db.Rename(ctx, "42", "Grace"))
-	migratetest.OK(t, rdb.Del(ctx, "user:42").Err())
+	redistest.Must(t, db.Rename(ctx, "42", "Grace"))
+	redistest.Must(t, rdb.Del(ctx, "user:42").Err())
 	var user users.User
-	migratetest.OK(t, before.cache.Once(&cache.Item{
+	redistest.Must(t, before.cache.Once(&cache.Item{
 		Ctx: ctx, Key: "user:42", Value: &user, SkipLocalCache: true,
 		Do: func(*cache.Item) (any, error) { return db.User(ctx, "42") },
 	}))
@@ -135,11 +113,11 @@ func TestSetNX(t *testing.T) {
 	t.Parallel()
 	ctx := migratetest.Context(t)
 	c := NewBefore(redistest.Start(t).Client(t), nil).cache
-	migratetest.OK(t, c.Set(&cache.Item{Ctx: ctx, Key: "k", Value: "first"}))
-	migratetest.OK(t, c.Set(&cache.Item{Ctx: ctx, Key: "k", Value: "second", SetNX: true}))
+	redistest.Must(t, c.Set(&cache.Item{Ctx: ctx, Key: "k", Value: "first"}))
+	redistest.Must(t, c.Set(&cache.Item{Ctx: ctx, Key: "k", Value: "second", SetNX: true}))
 	var memory, stored string
-	migratetest.OK(t, c.Get(ctx, "k", &memory))
-	migratetest.OK(t, c.GetSkippingLocalCache(ctx, "k", &stored))
+	redistest.Must(t, c.Get(ctx, "k", &memory))
+	redistest.Must(t, c.GetSkippingLocalCache(ctx, "k", &stored))
 	if memory != "second" || stored != "first" {
 		t.Errorf("memory has %q and Redis %q, want second and first", memory, stored)
 	}
@@ -147,9 +125,7 @@ func TestSetNX(t *testing.T) {
 
 // The error of Do comes back unchanged from Once, and so does one of a Loader from GetOrLoad.
 func TestErrorUnchanged(t *testing.T) {
-	t.Parallel()
-	rdb := redistest.Start(t).Client(t)
-	db := migratetest.NewDB(t)
+	_, rdb, db := migratetest.New(t)
 	for _, c := range []users.Cache{openBefore(t, rdb, db), openAfter(t, rdb, db)} {
 		db.OnNext(func(context.Context) error { return context.DeadlineExceeded })
 		if _, err := c.User(migratetest.Context(t), "42"); err != context.DeadlineExceeded {

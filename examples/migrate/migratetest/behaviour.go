@@ -25,8 +25,8 @@ type Behaviour struct {
 	Panic           bool   // a panic of the load is a panic of the caller, not an error
 }
 
-// After is the behaviour of singlefill.
-var After = Behaviour{
+// ours is the behaviour of singlefill.
+var ours = Behaviour{
 	TwoProcesses:    1,
 	DeleteInLoad:    "Grace",
 	CallerCancelled: 1,
@@ -43,15 +43,20 @@ type Open func(t *testing.T, rdb *redis.Client, db *users.DB) users.Cache
 // go-redis.
 type Waits func(s *redistest.Server, answered func(name string) int64) bool
 
-// AfterWaits is the Waits of singlefill: the lock has been asked for and its holder is known.
-func AfterWaits(_ *redistest.Server, answered func(name string) int64) bool {
+// oursWaits is the Waits of singlefill: the lock has been asked for and its holder is known.
+func oursWaits(_ *redistest.Server, answered func(name string) int64) bool {
 	return answered("eval")+answered("evalsha") > 0
 }
 
-// Want checks each part of a Behaviour on a server of its own. waits is nil if no process waits for
-// the load of another one.
-func Want(t *testing.T, open Open, want Behaviour, waits Waits) {
-	t.Helper()
+// Want checks the behaviour of both caches: that of the old one is want. waits is nil if no process
+// waits for the load of another one.
+func Want(t *testing.T, before, after Open, want Behaviour, waits Waits) {
+	t.Run("before", func(t *testing.T) { wantOne(t, before, want, waits) })
+	t.Run("after", func(t *testing.T) { wantOne(t, after, ours, oursWaits) })
+}
+
+// wantOne checks each part of a Behaviour on a server of its own.
+func wantOne(t *testing.T, open Open, want Behaviour, waits Waits) {
 	t.Run("TwoProcesses", func(t *testing.T) { t.Parallel(); twoProcesses(t, open, want.TwoProcesses) })
 	t.Run("DeleteInLoad", func(t *testing.T) { t.Parallel(); deleteInLoad(t, open, want.DeleteInLoad) })
 	t.Run("CallerCancelled", func(t *testing.T) { t.Parallel(); callerCancelled(t, open, want.CallerCancelled) })
@@ -78,7 +83,7 @@ func twoProcesses(t *testing.T, open Open, want int) {
 			t.Errorf("User = %v, %v, want Ada", user, err)
 		}
 	}
-	wantReads(t, db, want)
+	WantReads(t, db, want)
 }
 
 func deleteInLoad(t *testing.T, open Open, want string) {
@@ -88,10 +93,10 @@ func deleteInLoad(t *testing.T, open Open, want string) {
 	defer release()
 	late := Go(ctx, c)
 	<-held
-	OK(t, users.Rename(ctx, db, "42", "Grace", c))
+	redistest.Must(t, users.Rename(ctx, db, "42", "Grace", c))
 	release()
 	_, err := late.Wait(t)
-	OK(t, err)
+	redistest.Must(t, err)
 	WantName(t, c, want)
 }
 
@@ -110,7 +115,7 @@ func callerCancelled(t *testing.T, open Open, want int) {
 	}
 	release()
 	WantName(t, c, "Ada")
-	wantReads(t, db, want)
+	WantReads(t, db, want)
 }
 
 func failedLoad(t *testing.T, open Open, want int, waits Waits) {
@@ -145,7 +150,7 @@ func failedLoad(t *testing.T, open Open, want int, waits Waits) {
 	if want == 2 && (err != nil || user.Name != "Ada") {
 		t.Errorf("the other process got %v, %v, want Ada by a load of its own", user, err)
 	}
-	wantReads(t, db, want)
+	WantReads(t, db, want)
 }
 
 func notFound(t *testing.T, open Open, want int) {
@@ -156,7 +161,7 @@ func notFound(t *testing.T, open Open, want int) {
 			t.Errorf("User = %v, want ErrNoUser", err)
 		}
 	}
-	wantReads(t, db, want)
+	WantReads(t, db, want)
 }
 
 func redisDown(t *testing.T, open Open, want bool) {
@@ -187,12 +192,5 @@ func panics(t *testing.T, open Open, want bool) {
 	var asError *singlefill.PanicError
 	if errors.As(err, &asError) == want {
 		t.Errorf("User = %v, a *PanicError: want %v", err, !want)
-	}
-}
-
-func wantReads(t *testing.T, db *users.DB, want int) {
-	t.Helper()
-	if n := db.Reads(); n != want {
-		t.Errorf("the source was read %d times, want %d", n, want)
 	}
 }

@@ -36,7 +36,7 @@ func exclude(t *testing.T, hold, try Do) {
 	asked := count(rdb)
 	var over atomic.Bool
 	tried := make(chan error, 1)
-	OK(t, hold(ctx, s.Client(t), func(context.Context) error {
+	redistest.Must(t, hold(ctx, s.Client(t), func(context.Context) error {
 		go func() {
 			tried <- try(ctx, rdb, func(context.Context) error {
 				if !over.Load() {
@@ -50,14 +50,14 @@ func exclude(t *testing.T, hold, try Do) {
 		over.Store(true)
 		return nil
 	}))
-	OK(t, <-tried)
+	redistest.Must(t, <-tried)
 }
 
 // runBeside fails the test unless try runs while hold does.
 func runBeside(t *testing.T, hold, try Do) {
 	s, ctx := redistest.Start(t), Context(t)
 	ran := false
-	OK(t, hold(ctx, s.Client(t), func(context.Context) error {
+	redistest.Must(t, hold(ctx, s.Client(t), func(context.Context) error {
 		return try(ctx, s.Client(t), func(context.Context) error {
 			ran = true
 			return nil

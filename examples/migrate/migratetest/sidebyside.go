@@ -24,45 +24,51 @@ func Context(t *testing.T) context.Context {
 // NewDB returns a database with the user 42, Ada.
 func NewDB(t *testing.T) *users.DB {
 	db := new(users.DB)
-	OK(t, db.Rename(t.Context(), "42", "Ada"))
+	redistest.Must(t, db.Rename(t.Context(), "42", "Ada"))
 	return db
+}
+
+// New returns what a test of one process needs, and lets it run beside others.
+func New(t *testing.T) (ctx context.Context, rdb *redis.Client, db *users.DB) {
+	t.Helper()
+	t.Parallel()
+	return Context(t), redistest.Start(t).Client(t), NewDB(t)
 }
 
 // SideBySide checks the rules of a rollout that hold for every pair of caches. Neither sees the
 // values of the other. A write that deletes in one only leaves the old value in the other; one that
 // deletes in both does not.
-func SideBySide(t *testing.T, db *users.DB, before, after users.Cache) {
+func SideBySide(t *testing.T, openBefore, openAfter Open) {
 	t.Helper()
-	ctx := Context(t)
-	reads := db.Reads()
+	ctx, rdb, db := New(t)
+	before, after := openBefore(t, rdb, db), openAfter(t, rdb, db)
 	for range 2 {
 		WantName(t, before, "Ada")
 		WantName(t, after, "Ada")
 	}
-	if n := db.Reads() - reads; n != 2 {
-		t.Errorf("2 caches read the source %d times, want once each", n)
-	}
+	WantReads(t, db, 2) // one of each
 
-	OK(t, users.Rename(ctx, db, "42", "Grace", before))
-	awaitName(t, before, "Grace")
+	redistest.Must(t, users.Rename(ctx, db, "42", "Grace", before))
+	AwaitName(t, before, "Grace")
 	WantName(t, after, "Ada")
 
-	OK(t, users.Rename(ctx, db, "42", "Hedy", after))
+	redistest.Must(t, users.Rename(ctx, db, "42", "Hedy", after))
 	WantName(t, before, "Grace")
 	WantName(t, after, "Hedy")
 
-	OK(t, users.Rename(ctx, db, "42", "Joan", before, after))
-	awaitName(t, before, "Joan")
+	redistest.Must(t, users.Rename(ctx, db, "42", "Joan", before, after))
+	AwaitName(t, before, "Joan")
 	WantName(t, after, "Joan")
+	WantKeys(t, rdb, "user:42", "users:{42}")
 }
 
-// awaitName waits until an old cache returns user 42 with the name. With client-side caching
+// AwaitName waits until a cache returns user 42 with the name. With client-side caching
 // (rueidisaside) the server tells the client of a deletion after it has answered the DEL.
-func awaitName(t testing.TB, c users.Cache, name string) {
+func AwaitName(t testing.TB, c users.Cache, name string) {
 	t.Helper()
 	redistest.Await(t, "the new name", func() bool {
 		user, err := c.User(t.Context(), "42")
-		OK(t, err)
+		redistest.Must(t, err)
 		return user.Name == name
 	})
 }
@@ -75,14 +81,6 @@ func WantName(t testing.TB, c users.Cache, name string) {
 	user, err := c.User(ctx, "42")
 	if err != nil || user.ID != "42" || user.Name != name {
 		t.Errorf("%T.User = %v, %v, want %s", c, user, err, name)
-	}
-}
-
-// OK fails the test for an error.
-func OK(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -134,15 +132,33 @@ func WantKeys(t testing.TB, rdb redis.UniversalClient, keys ...string) {
 	}
 }
 
-// Codec checks that a cache leaves out of Redis what json tags leave out.
-func Codec(t *testing.T, rdb *redis.Client, cache users.Cache, key string) {
+// WantReads fails the test unless the source has been read so often.
+func WantReads(t testing.TB, db *users.DB, want int) {
 	t.Helper()
-	ctx := Context(t)
-	_, err := cache.User(ctx, "42")
-	OK(t, err)
-	data, err := rdb.Get(ctx, key).Result()
-	OK(t, err)
+	if n := db.Reads(); n != want {
+		t.Errorf("the source was read %d times, want %d", n, want)
+	}
+}
+
+// AwaitRenewal waits until the TTL of a lock grows.
+func AwaitRenewal(t testing.TB, rdb *redis.Client, key string) {
+	t.Helper()
+	left := rdb.PTTL(t.Context(), key).Val()
+	redistest.Await(t, "a renewal of the lock", func() bool {
+		was := left
+		left = rdb.PTTL(t.Context(), key).Val()
+		return left > was
+	})
+}
+
+// Codec checks that a cache leaves out of Redis what json tags leave out.
+func Codec(t *testing.T, open Open) {
+	t.Helper()
+	ctx, rdb, db := New(t)
+	WantName(t, open(t, rdb, db), "Ada")
+	data, err := rdb.Get(ctx, "users:{42}").Result()
+	redistest.Must(t, err)
 	if !strings.Contains(data, "Ada") || strings.Contains(data, "secret") {
-		t.Errorf("%s is %q, want the name and no password", key, data)
+		t.Errorf("Redis has %q, want the name and no password", data)
 	}
 }

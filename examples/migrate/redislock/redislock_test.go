@@ -30,15 +30,15 @@ func TestBusy(t *testing.T) {
 	rdb := server.Client(t)
 	ctx := migratetest.Context(t)
 	held, err := redislock.Obtain(ctx, rdb, "jobs", time.Minute, nil)
-	migratetest.OK(t, err)
+	redistest.Must(t, err)
 	defer held.Release(ctx)
 	if _, err := redislock.Obtain(ctx, rdb, "jobs", time.Minute, nil); !errors.Is(err, redislock.ErrNotObtained) {
 		t.Errorf("Obtain = %v, want ErrNotObtained", err)
 	}
 	jobs, err := lock.NewMutex(rdb, "jobs", nil)
-	migratetest.OK(t, err)
+	redistest.Must(t, err)
 	lease, err := jobs.Acquire(ctx)
-	migratetest.OK(t, err)
+	redistest.Must(t, err)
 	defer lease.Release(ctx)
 	if _, err := jobs.TryAcquire(ctx); !errors.Is(err, lock.ErrBusy) {
 		t.Errorf("TryAcquire = %v, want ErrBusy", err)
@@ -60,33 +60,26 @@ func TestBusy(t *testing.T) {
 // A lock of redislock ends at its ttl, whatever its holder does. A lease is renewed, and its fence
 // grows with each grant.
 func TestRenewal(t *testing.T) {
-	t.Parallel()
-	rdb := redistest.Start(t).Client(t)
-	ctx := migratetest.Context(t)
+	ctx, rdb, _ := migratetest.New(t)
 	late, err := redislock.Obtain(ctx, rdb, "jobs", 50*time.Millisecond, nil)
-	migratetest.OK(t, err)
+	redistest.Must(t, err)
 	second, err := redislock.Obtain(ctx, rdb, "jobs", time.Minute, &redislock.Options{
 		RetryStrategy: redislock.LinearBackoff(10 * time.Millisecond),
 	})
-	migratetest.OK(t, err) // while the first one works
+	redistest.Must(t, err) // while the first one works
 	if err := late.Release(ctx); !errors.Is(err, redislock.ErrLockNotHeld) {
 		t.Errorf("Release = %v, want ErrLockNotHeld", err)
 	}
-	migratetest.OK(t, second.Release(ctx))
+	redistest.Must(t, second.Release(ctx))
 
 	jobs, err := lock.NewMutex(rdb, "jobs", &lock.Options{TTL: 5 * time.Second})
-	migratetest.OK(t, err)
+	redistest.Must(t, err)
 	lease, err := jobs.Acquire(ctx)
-	migratetest.OK(t, err)
-	left := rdb.PTTL(ctx, "{jobs}:lock").Val()
-	redistest.Await(t, "a renewal", func() bool {
-		was := left
-		left = rdb.PTTL(ctx, "{jobs}:lock").Val()
-		return left > was
-	})
-	migratetest.OK(t, lease.Release(ctx))
+	redistest.Must(t, err)
+	migratetest.AwaitRenewal(t, rdb, "{jobs}:lock")
+	redistest.Must(t, lease.Release(ctx))
 	next, err := jobs.Acquire(ctx)
-	migratetest.OK(t, err)
+	redistest.Must(t, err)
 	defer next.Release(ctx)
 	if next.Fence() <= lease.Fence() {
 		t.Errorf("the fence of the next grant is %d, that of the first was %d", next.Fence(), lease.Fence())
@@ -95,13 +88,11 @@ func TestRenewal(t *testing.T) {
 
 // Release of redislock does nothing with a context that has ended. That of a lease does.
 func TestReleaseAfterCancel(t *testing.T) {
-	t.Parallel()
-	rdb := redistest.Start(t).Client(t)
-	ctx := migratetest.Context(t)
+	ctx, rdb, _ := migratetest.New(t)
 	ended, cancel := context.WithCancel(ctx)
 	cancel()
 	held, err := redislock.Obtain(ctx, rdb, "jobs", time.Minute, nil)
-	migratetest.OK(t, err)
+	redistest.Must(t, err)
 	if err := held.Release(ended); !errors.Is(err, context.Canceled) {
 		t.Errorf("Release = %v, want context.Canceled", err)
 	}
@@ -109,10 +100,10 @@ func TestReleaseAfterCancel(t *testing.T) {
 		t.Error("redislock has released the lock")
 	}
 	jobs, err := lock.NewMutex(rdb, "jobs", nil)
-	migratetest.OK(t, err)
+	redistest.Must(t, err)
 	lease, err := jobs.Acquire(ctx)
-	migratetest.OK(t, err)
-	migratetest.OK(t, lease.Release(ended))
+	redistest.Must(t, err)
+	redistest.Must(t, lease.Release(ended))
 	if redistest.Exists(t, rdb, "{jobs}:lock") {
 		t.Error("the lease is still held")
 	}
@@ -120,9 +111,7 @@ func TestReleaseAfterCancel(t *testing.T) {
 
 // A panic of fn continues, and the lock is released.
 func TestPanic(t *testing.T) {
-	t.Parallel()
-	rdb := redistest.Start(t).Client(t)
-	ctx := migratetest.Context(t)
+	ctx, rdb, _ := migratetest.New(t)
 	for name, do := range map[string]migratetest.Do{"jobs": Before, "{jobs}:lock": After} {
 		func() {
 			defer func() {
@@ -140,19 +129,17 @@ func TestPanic(t *testing.T) {
 
 // If redislock uses the key of a mutex, each takes the other for a holder.
 func TestSharedKey(t *testing.T) {
-	t.Parallel()
-	rdb := redistest.Start(t).Client(t)
-	ctx := migratetest.Context(t)
+	ctx, rdb, _ := migratetest.New(t)
 	held, err := redislock.Obtain(ctx, rdb, "{jobs}:lock", time.Minute, nil)
-	migratetest.OK(t, err)
+	redistest.Must(t, err)
 	jobs, err := lock.NewMutex(rdb, "jobs", nil)
-	migratetest.OK(t, err)
+	redistest.Must(t, err)
 	if _, err := jobs.TryAcquire(ctx); !errors.Is(err, lock.ErrBusy) {
 		t.Errorf("TryAcquire = %v, want ErrBusy", err)
 	}
-	migratetest.OK(t, held.Release(ctx))
+	redistest.Must(t, held.Release(ctx))
 	lease, err := jobs.TryAcquire(ctx)
-	migratetest.OK(t, err)
+	redistest.Must(t, err)
 	defer lease.Release(ctx)
 	if _, err := redislock.Obtain(ctx, rdb, "{jobs}:lock", time.Minute, nil); !errors.Is(err, redislock.ErrNotObtained) {
 		t.Errorf("Obtain = %v, want ErrNotObtained", err)

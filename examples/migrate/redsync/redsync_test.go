@@ -32,7 +32,7 @@ func TestBusy(t *testing.T) {
 	ctx := migratetest.Context(t)
 	rs := redsync.New(goredis.NewPool(rdb))
 	held := rs.NewMutex("jobs")
-	migratetest.OK(t, held.LockContext(ctx))
+	redistest.Must(t, held.LockContext(ctx))
 	var taken *redsync.ErrTaken
 	if err := rs.NewMutex("jobs").TryLockContext(ctx); !errors.As(err, &taken) {
 		t.Errorf("TryLockContext = %v, want ErrTaken", err)
@@ -45,13 +45,13 @@ func TestBusy(t *testing.T) {
 	}
 
 	jobs, err := lock.NewMutex(rdb, "jobs", nil)
-	migratetest.OK(t, err)
+	redistest.Must(t, err)
 	lease, err := jobs.Acquire(ctx)
-	migratetest.OK(t, err)
+	redistest.Must(t, err)
 	defer lease.Release(ctx)
 	waiter = server.Client(t)
 	jobs, err = lock.NewMutex(waiter, "jobs", nil)
-	migratetest.OK(t, err)
+	redistest.Must(t, err)
 	_, err = jobs.Acquire(migratetest.UntilAnswered(t, waiter))
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("Acquire = %v, want the error of the context", err)
@@ -60,19 +60,17 @@ func TestBusy(t *testing.T) {
 
 // A lock of redsync ends at its expiry unless its holder extends it, and a late Unlock says so.
 func TestExpiry(t *testing.T) {
-	t.Parallel()
-	rdb := redistest.Start(t).Client(t)
-	ctx := migratetest.Context(t)
+	ctx, rdb, _ := migratetest.New(t)
 	rs := redsync.New(goredis.NewPool(rdb))
 	late := rs.NewMutex("jobs", redsync.WithExpiry(time.Second))
-	migratetest.OK(t, late.LockContext(ctx))
+	redistest.Must(t, late.LockContext(ctx))
 	redistest.Await(t, "the end of the lock", func() bool { return !redistest.Exists(t, rdb, "jobs") })
 	ok, err := late.UnlockContext(ctx)
 	if ok || !errors.Is(err, redsync.ErrLockAlreadyExpired) {
 		t.Errorf("UnlockContext = %v, %v, want false and ErrLockAlreadyExpired", ok, err)
 	}
 	second := rs.NewMutex("jobs")
-	migratetest.OK(t, second.LockContext(ctx))
+	redistest.Must(t, second.LockContext(ctx))
 	if ok, err := late.UnlockContext(ctx); ok || err == nil {
 		t.Errorf("UnlockContext = %v, %v, want false and an error", ok, err)
 	}
@@ -81,10 +79,10 @@ func TestExpiry(t *testing.T) {
 	}
 
 	jobs, err := lock.NewMutex(rdb, "jobs", nil)
-	migratetest.OK(t, err)
+	redistest.Must(t, err)
 	lease, err := jobs.Acquire(ctx)
-	migratetest.OK(t, err)
-	migratetest.OK(t, rdb.Del(ctx, "{jobs}:lock").Err())
+	redistest.Must(t, err)
+	redistest.Must(t, rdb.Del(ctx, "{jobs}:lock").Err())
 	if err := lease.Release(ctx); !errors.Is(err, lock.ErrLost) {
 		t.Errorf("Release = %v, want ErrLost", err)
 	}
@@ -98,14 +96,14 @@ func TestQuorum(t *testing.T) {
 	a, b, c := redistest.Start(t), redistest.Start(t), redistest.Start(t)
 	rs := redsync.New(goredis.NewPool(a.Client(t)), goredis.NewPool(b.Client(t)), goredis.NewPool(c.Client(t, redistest.NoRetry)))
 	c.Kill()
-	migratetest.OK(t, rs.NewMutex("jobs").LockContext(ctx))
+	redistest.Must(t, rs.NewMutex("jobs").LockContext(ctx))
 	if err := rs.NewMutex("jobs").TryLockContext(ctx); err == nil {
 		t.Error("the lock was granted twice")
 	}
 
 	rdb := c.Client(t, redistest.NoRetry)
 	jobs, err := lock.NewMutex(rdb, "jobs", nil)
-	migratetest.OK(t, err)
+	redistest.Must(t, err)
 	if _, err := jobs.TryAcquire(ctx); !errors.Is(err, lock.ErrUnavailable) {
 		t.Errorf("TryAcquire = %v, want ErrUnavailable", err)
 	}

@@ -29,69 +29,49 @@ func openAfter(t *testing.T, rdb *redis.Client, db *users.DB) users.Cache {
 func newAfter(t *testing.T, rdb *redis.Client, db *users.DB, strong bool) *After {
 	t.Helper()
 	a, err := NewAfter(rdb, db, strong)
-	migratetest.OK(t, err)
+	redistest.Must(t, err)
 	t.Cleanup(func() { a.Close() })
 	return a
 }
 
 // The cache keeps the password out of Redis, as the old one did.
 func TestCodec(t *testing.T) {
-	t.Parallel()
-	rdb := redistest.Start(t).Client(t)
-	migratetest.Codec(t, rdb, openAfter(t, rdb, migratetest.NewDB(t)), "users:{42}")
+	migratetest.Codec(t, openAfter)
 }
 
 // Old and new processes share a Redis: their keys differ, and a write deletes in both.
 func TestSideBySide(t *testing.T) {
-	t.Parallel()
-	rdb := redistest.Start(t).Client(t)
-	db := migratetest.NewDB(t)
-	migratetest.SideBySide(t, db, openBefore(t, rdb, db), openAfter(t, rdb, db))
-	migratetest.WantKeys(t, rdb, "user:42", "users:{42}")
+	migratetest.SideBySide(t, openBefore, openAfter)
 }
 
 func TestBehaviour(t *testing.T) {
-	t.Run("before", func(t *testing.T) {
-		migratetest.Want(t, openBefore, migratetest.Behaviour{
-			TwoProcesses:    1,
-			DeleteInLoad:    "Grace",
-			CallerCancelled: 2,
-			FailedLoad:      2,
-			NotFound:        1,
-			Panic:           true,
-		}, func(s *redistest.Server, _ func(string) int64) bool { return s.Calls("eval") >= 2 })
-	})
-	t.Run("after", func(t *testing.T) {
-		migratetest.Want(t, openAfter, migratetest.After, migratetest.AfterWaits)
-	})
+	migratetest.Want(t, openBefore, openAfter, migratetest.Behaviour{
+		TwoProcesses:    1,
+		DeleteInLoad:    "Grace",
+		CallerCancelled: 2,
+		FailedLoad:      2,
+		NotFound:        1,
+		Panic:           true,
+	}, func(s *redistest.Server, _ func(string) int64) bool { return s.Calls("eval") >= 2 })
 }
 
 // Without strong consistency the first call after Forget gets the old value, in both, and a load in
 // the background replaces it.
 func TestOldValueServed(t *testing.T) {
-	t.Parallel()
-	ctx := migratetest.Context(t)
-	rdb := redistest.Start(t).Client(t)
-	db := migratetest.NewDB(t)
+	ctx, rdb, db := migratetest.New(t)
 	for _, c := range []users.Cache{NewBefore(rdb, db, false), newAfter(t, rdb, db, false)} {
-		migratetest.OK(t, db.Rename(ctx, "42", "Ada"))
+		redistest.Must(t, db.Rename(ctx, "42", "Ada"))
 		migratetest.WantName(t, c, "Ada")
-		migratetest.OK(t, users.Rename(ctx, db, "42", "Grace", c))
+		redistest.Must(t, users.Rename(ctx, db, "42", "Grace", c))
 		migratetest.WantName(t, c, "Ada")
-		redistest.Await(t, "the new name", func() bool {
-			user, err := c.User(ctx, "42")
-			return err == nil && user.Name == "Grace"
-		})
+		migratetest.AwaitName(t, c, "Grace")
 	}
 }
 
 // rockscache takes Delay and up to a tenth off the life that Fetch is given; singlefill only the
 // tenth.
 func TestTTL(t *testing.T) {
-	t.Parallel()
-	ctx := migratetest.Context(t)
-	rdb := redistest.Start(t).Client(t)
-	db := migratetest.NewDB(t)
+	ctx, rdb, db := migratetest.New(t)
 	migratetest.WantName(t, openBefore(t, rdb, db), "Ada")
 	if ttl := rdb.PTTL(ctx, "user:42").Val(); ttl > 5*time.Minute-10*time.Second {
 		t.Errorf("rockscache: the key lives for %v, want 10 s less than 5 minutes at most", ttl)
@@ -106,10 +86,7 @@ func TestTTL(t *testing.T) {
 // While rockscache loads a key that Redis does not have, and after a panic of that load, the key has
 // no TTL. The lock of singlefill has one.
 func TestLockHasTTL(t *testing.T) {
-	t.Parallel()
-	ctx := migratetest.Context(t)
-	rdb := redistest.Start(t).Client(t)
-	db := migratetest.NewDB(t)
+	ctx, rdb, db := migratetest.New(t)
 	db.OnNext(func(context.Context) error {
 		if ttl := rdb.PTTL(ctx, "user:42").Val(); ttl != -1 {
 			t.Errorf("rockscache: PTTL during the load is %v, want none", ttl)
@@ -129,14 +106,11 @@ func TestLockHasTTL(t *testing.T) {
 
 // If both used one key, singlefill would replace the hash of the other, whose commands then fail.
 func TestSharedKey(t *testing.T) {
-	t.Parallel()
-	ctx := migratetest.Context(t)
-	rdb := redistest.Start(t).Client(t)
-	db := migratetest.NewDB(t)
+	ctx, rdb, db := migratetest.New(t)
 	old := NewBefore(rdb, db, strong).cache
 	load := func() (string, error) { return "Ada", nil }
 	_, err := old.Fetch2(ctx, "users:{42}", time.Minute, load)
-	migratetest.OK(t, err)
+	redistest.Must(t, err)
 	migratetest.WantName(t, openAfter(t, rdb, db), "Ada")
 	if _, err := old.Fetch2(ctx, "users:{42}", time.Minute, load); !redis.HasErrorPrefix(err, "WRONGTYPE") {
 		t.Errorf("Fetch2 = %v, want WRONGTYPE", err)

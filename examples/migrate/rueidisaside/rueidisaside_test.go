@@ -24,7 +24,7 @@ func openBefore(t *testing.T, rdb *redis.Client, db *users.DB) users.Cache {
 func newBefore(t *testing.T, rdb *redis.Client, db *users.DB) *Before {
 	t.Helper()
 	b, err := NewBefore(rdb.Options().Addr, db)
-	migratetest.OK(t, err)
+	redistest.Must(t, err)
 	t.Cleanup(b.Close)
 	return b
 }
@@ -32,49 +32,35 @@ func newBefore(t *testing.T, rdb *redis.Client, db *users.DB) *Before {
 func openAfter(t *testing.T, rdb *redis.Client, db *users.DB) users.Cache {
 	t.Helper()
 	a, err := NewAfter(rdb, db)
-	migratetest.OK(t, err)
+	redistest.Must(t, err)
 	t.Cleanup(func() { a.Close() })
 	return a
 }
 
 // The cache keeps the password out of Redis, as the old one did.
 func TestCodec(t *testing.T) {
-	t.Parallel()
-	rdb := redistest.Start(t).Client(t)
-	migratetest.Codec(t, rdb, openAfter(t, rdb, migratetest.NewDB(t)), "users:{42}")
+	migratetest.Codec(t, openAfter)
 }
 
 // Old and new processes share a Redis: their keys differ, and a write deletes in both.
 func TestSideBySide(t *testing.T) {
-	t.Parallel()
-	rdb := redistest.Start(t).Client(t)
-	db := migratetest.NewDB(t)
-	migratetest.SideBySide(t, db, openBefore(t, rdb, db), openAfter(t, rdb, db))
-	migratetest.WantKeys(t, rdb, "user:42", "users:{42}")
+	migratetest.SideBySide(t, openBefore, openAfter)
 }
 
 func TestBehaviour(t *testing.T) {
-	t.Run("before", func(t *testing.T) {
-		migratetest.Want(t, openBefore, migratetest.Behaviour{
-			TwoProcesses:    1,
-			DeleteInLoad:    "Grace",
-			CallerCancelled: 2,
-			FailedLoad:      2,
-			NotFound:        2,
-			Panic:           true,
-		}, func(s *redistest.Server, _ func(string) int64) bool { return s.Calls("get") >= 3 })
-	})
-	t.Run("after", func(t *testing.T) {
-		migratetest.Want(t, openAfter, migratetest.After, migratetest.AfterWaits)
-	})
+	migratetest.Want(t, openBefore, openAfter, migratetest.Behaviour{
+		TwoProcesses:    1,
+		DeleteInLoad:    "Grace",
+		CallerCancelled: 2,
+		FailedLoad:      2,
+		NotFound:        2,
+		Panic:           true,
+	}, func(s *redistest.Server, _ func(string) int64) bool { return s.Calls("get") >= 3 })
 }
 
 // While rueidisaside loads, its key holds a placeholder, which names a key that has ClientTTL.
 func TestPlaceholder(t *testing.T) {
-	t.Parallel()
-	ctx := migratetest.Context(t)
-	rdb := redistest.Start(t).Client(t)
-	db := migratetest.NewDB(t)
+	ctx, rdb, db := migratetest.New(t)
 	held, release := db.HoldNext()
 	defer release()
 	call := migratetest.Go(ctx, openBefore(t, rdb, db))
@@ -88,14 +74,12 @@ func TestPlaceholder(t *testing.T) {
 	}
 	release()
 	_, err := call.Wait(t)
-	migratetest.OK(t, err)
+	redistest.Must(t, err)
 }
 
 // The ttl of Get is also the deadline of its load. LoadTimeout is, whatever the ttl.
 func TestLoadDeadline(t *testing.T) {
-	t.Parallel()
-	ctx := migratetest.Context(t)
-	rdb := redistest.Start(t).Client(t)
+	ctx, rdb, _ := migratetest.New(t)
 	b := newBefore(t, rdb, migratetest.NewDB(t))
 	const ttl = 2 * time.Second
 	_, err := b.cache.Get(ctx, ttl, "k", func(ctx context.Context, _ string) (string, error) {
@@ -104,7 +88,7 @@ func TestLoadDeadline(t *testing.T) {
 		}
 		return "v", nil
 	})
-	migratetest.OK(t, err)
+	redistest.Must(t, err)
 	a := openAfter(t, rdb, nil).(*After)
 	_, err = a.cache.GetOrLoad(ctx, "k", func(loadCtx context.Context, _ string) (users.User, error) {
 		end, _ := loadCtx.Deadline()
@@ -113,7 +97,7 @@ func TestLoadDeadline(t *testing.T) {
 		}
 		return users.User{}, nil
 	})
-	migratetest.OK(t, err)
+	redistest.Must(t, err)
 }
 
 // A process that has a value in memory learns of a Delete elsewhere, in both.
@@ -129,45 +113,33 @@ func TestDeleteElsewhere(t *testing.T) {
 			migratetest.WantName(t, here, "Ada")
 			return db.Reads() == 1 && s.Calls("get") == reads
 		})
-		migratetest.OK(t, users.Rename(ctx, db, "42", "Grace", elsewhere))
-		redistest.Await(t, "the new name", func() bool {
-			user, err := here.User(ctx, "42")
-			return err == nil && user.Name == "Grace"
-		})
+		redistest.Must(t, users.Rename(ctx, db, "42", "Grace", elsewhere))
+		migratetest.AwaitName(t, here, "Grace")
 	}
 }
 
 // A process that has no rueidis client deletes for rueidisaside by a plain DEL: also a value in the
 // memory of other processes, and the placeholder of a load.
 func TestPlainDel(t *testing.T) {
-	t.Parallel()
-	ctx := migratetest.Context(t)
-	rdb := redistest.Start(t).Client(t)
-	db := migratetest.NewDB(t)
+	ctx, rdb, db := migratetest.New(t)
 	before := openBefore(t, rdb, db)
 	held, release := db.HoldNext()
 	defer release()
 	late := migratetest.Go(ctx, before)
 	<-held
 	for _, name := range []string{"Grace", "Hedy"} {
-		migratetest.OK(t, db.Rename(ctx, "42", name))
-		migratetest.OK(t, rdb.Del(ctx, "user:42").Err())
+		redistest.Must(t, db.Rename(ctx, "42", name))
+		redistest.Must(t, rdb.Del(ctx, "user:42").Err())
 		release()
 		_, err := late.Wait(t)
-		migratetest.OK(t, err)
-		redistest.Await(t, "the new name", func() bool {
-			user, err := before.User(ctx, "42")
-			return err == nil && user.Name == name
-		})
+		redistest.Must(t, err)
+		migratetest.AwaitName(t, before, name)
 	}
 }
 
 // If both used one key, rueidisaside would return an entry of singlefill as the value.
 func TestSharedKey(t *testing.T) {
-	t.Parallel()
-	ctx := migratetest.Context(t)
-	rdb := redistest.Start(t).Client(t)
-	db := migratetest.NewDB(t)
+	ctx, rdb, db := migratetest.New(t)
 	migratetest.WantName(t, openAfter(t, rdb, db), "Ada")
 	b := newBefore(t, rdb, db)
 	text, err := b.cache.Get(ctx, time.Minute, "users:{42}", func(context.Context, string) (string, error) {

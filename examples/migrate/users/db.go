@@ -12,7 +12,6 @@ type DB struct {
 	names map[string]string // by id
 	reads int
 	next  func(ctx context.Context) error // of the next read
-	every func(ctx context.Context) error // of every read, unless next is set
 }
 
 // User reads a user. What a hook does happens after the row has been read.
@@ -20,10 +19,8 @@ func (db *DB) User(ctx context.Context, id string) (User, error) {
 	db.mu.Lock()
 	db.reads++
 	name, ok := db.names[id]
-	hook := db.every
-	if db.next != nil {
-		hook, db.next = db.next, nil
-	}
+	hook := db.next
+	db.next = nil
 	db.mu.Unlock()
 	if hook != nil {
 		if err := hook(ctx); err != nil {
@@ -59,13 +56,6 @@ func (db *DB) OnNext(hook func(ctx context.Context) error) {
 	db.mu.Lock()
 	defer db.mu.Unlock()
 	db.next = hook
-}
-
-// OnEvery makes every read call hook, once it has read its row.
-func (db *DB) OnEvery(hook func(ctx context.Context) error) {
-	db.mu.Lock()
-	defer db.mu.Unlock()
-	db.every = hook
 }
 
 // HoldNext makes the next read wait, with the row that it has read, until release is called or the
