@@ -17,9 +17,7 @@ type commands struct{ n atomic.Int64 }
 
 // count makes a go-redis client count its commands, also those of its subscriptions.
 func (c *commands) count(o *redis.Options) {
-	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		return c.dial(ctx, network, addr)
-	}
+	o.Dialer = c.dial
 }
 
 func (c *commands) dial(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -52,13 +50,9 @@ func TestCommands_Subscription(t *testing.T) {
 	var sent commands
 	sub := open(t, s.Addr, sent.count).Subscribe(ctx, "one")
 	defer sub.Close()
-	if _, err := sub.Receive(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must(sub.Receive(ctx))
 	before := sent.n.Load()
-	if err := sub.Subscribe(ctx, "two", "three"); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, sub.Subscribe(ctx, "two", "three"))
 	if n := sent.n.Load() - before; n != 1 {
 		t.Errorf("%d commands", n)
 	}

@@ -47,10 +47,7 @@ func newEviction(b *testing.B, s *redistest.Server) *eviction {
 	e := &eviction{rdb: s.Client(b)}
 	e.ctx, e.end = context.WithCancel(context.Background())
 	cache := func(namespace string, near *singlefill.Near) *singlefill.Cache[string] {
-		c, err := singlefill.New(e.rdb, namespace, time.Hour, &singlefill.Options[string]{Near: near})
-		if err != nil {
-			b.Fatal(err)
-		}
+		c := must(singlefill.New(e.rdb, namespace, time.Hour, &singlefill.Options[string]{Near: near}))
 		b.Cleanup(func() { _ = c.Close() })
 		return c
 	}
@@ -120,14 +117,8 @@ func (e *eviction) loop(wg *sync.WaitGroup, every time.Duration, run func(n int)
 
 // hold holds a mutex, again and again, while another process asks for it.
 func (e *eviction) hold(b *testing.B, name string) {
-	holder, err := lock.NewMutex(e.rdb, name, nil)
-	if err != nil {
-		b.Fatal(err)
-	}
-	other, err := lock.NewMutex(e.rdb, name, nil)
-	if err != nil {
-		b.Fatal(err)
-	}
+	holder := must(lock.NewMutex(e.rdb, name, nil))
+	other := must(lock.NewMutex(e.rdb, name, nil))
 	var held atomic.Pointer[lock.Lease]
 	var counted *lock.Lease
 	e.loop(&e.measured, 0, func(int) {

@@ -119,17 +119,13 @@ func runReader(p *redistest.Child) {
 	c := must(singlefill.New[order](rdb, "orders", time.Hour, nil))
 	contenders := []contender{h.floor(rdb), h.singlefill("singlefill", c)}
 	for _, c := range contenders {
-		if err := share(100, 0, c.op); err != nil {
-			panic(err)
-		}
+		must(0, share(100, 0, c.op))
 	}
 	p.Say("ready")
 	for r := range redistest.Orders[reading](p) {
 		time.Sleep(time.Until(r.At))
 		begun := time.Now()
-		if err := share(r.Ops, 0, contenders[r.Contender].op); err != nil {
-			panic(err)
-		}
+		must(0, share(r.Ops, 0, contenders[r.Contender].op))
 		p.Report([2]time.Time{begun, time.Now()})
 	}
 }

@@ -53,8 +53,11 @@ func (h *hits) floor(rdb redis.UniversalClient) contender {
 	}}
 }
 
-func getAndDecode(ctx context.Context, rdb redis.UniversalClient, key string) (v order, err error) {
-	data, err := rdb.Get(ctx, key).Bytes()
+func getAndDecode(ctx context.Context, rdb redis.UniversalClient, key string) (order, error) {
+	return decoded(rdb.Get(ctx, key).Bytes())
+}
+
+func decoded(data []byte, err error) (v order, _ error) {
 	if err == nil {
 		err = msgpack.Unmarshal(data, &v)
 	}
@@ -66,9 +69,7 @@ var errMiss = errors.New("a hit was a miss")
 // singlefill is GetOrLoad.
 func (h *hits) singlefill(name string, c *singlefill.Cache[order]) contender {
 	for i := range h.keys {
-		if err := c.Set(h.ctx(i), h.key(i), h.value); err != nil {
-			panic(err)
-		}
+		must(0, c.Set(h.ctx(i), h.key(i), h.value))
 	}
 	load := func(context.Context, string) (order, error) { return order{}, errMiss }
 	return contender{name, func(i int) error {
@@ -83,9 +84,7 @@ func (h *hits) goRedisCache(rdb redis.UniversalClient) contender {
 
 func (h *hits) goRedisCacheBy(name string, c *cache.Cache) contender {
 	for i := range h.keys {
-		if err := c.Set(&cache.Item{Key: "go-redis/cache:" + h.key(i), Value: &h.value}); err != nil {
-			panic(err)
-		}
+		must(0, c.Set(&cache.Item{Key: "go-redis/cache:" + h.key(i), Value: &h.value}))
 	}
 	load := func(*cache.Item) (any, error) { return nil, errMiss }
 	return contender{name, func(i int) error {
@@ -121,12 +120,8 @@ func (h *hits) rueidis(c rueidis.Client, near bool) contender {
 		} else {
 			reply = c.Do(h.ctx(i), get.Build())
 		}
-		data, err := reply.AsBytes()
-		if err != nil {
-			return err
-		}
-		var v order
-		return msgpack.Unmarshal(data, &v)
+		_, err := decoded(reply.AsBytes())
+		return err
 	}}
 }
 
@@ -219,10 +214,7 @@ func parallelHits(b *testing.B, addr string, keys, size int) {
 
 func autoPipelinedHits(b *testing.B) {
 	rdb := open(b, redistest.Start(b).Addr)
-	pipeline, err := rdb.AutoPipeline()
-	if err != nil {
-		b.Fatal(err)
-	}
+	pipeline := must(rdb.AutoPipeline())
 	b.Cleanup(func() { _ = pipeline.Close() })
 	h := newHits(b, 64, 64, 2<<10)
 	race{ops: 64 * 16, goroutines: 64, bases: []string{"floor", "go-redis/cache"}, contenders: []contender{

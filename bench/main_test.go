@@ -71,10 +71,7 @@ func dialed(addr string, mutate ...func(*redis.Options)) *redis.Client {
 func unbounded(o *redis.Options) { o.ContextTimeoutEnabled = false }
 
 func openRueidis(b testing.TB, addr string) rueidis.Client {
-	c, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{addr}})
-	if err != nil {
-		b.Fatal(err)
-	}
+	c := must(rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{addr}}))
 	b.Cleanup(c.Close)
 	return c
 }
@@ -85,10 +82,7 @@ func newCache[T any](b testing.TB, rdb redis.UniversalClient, opts ...singlefill
 	if len(opts) > 0 {
 		o = &opts[0]
 	}
-	c, err := singlefill.New(rdb, redistest.Namespace(b), time.Hour, o)
-	if err != nil {
-		b.Fatal(err)
-	}
+	c := must(singlefill.New(rdb, redistest.Namespace(b), time.Hour, o))
 	b.Cleanup(func() { _ = c.Close() })
 	return c
 }

@@ -80,15 +80,10 @@ func clears(b *testing.B, keys int) {
 		keys, quiet = 2000, 20*time.Millisecond
 	}
 	ctx := b.Context()
-	if err := s.Admin().Set(ctx, bystanderKey, strings.Repeat("x", 100), time.Hour).Err(); err != nil {
-		b.Fatal(err)
-	}
+	redistest.Must(b, s.Admin().Set(ctx, bystanderKey, strings.Repeat("x", 100), time.Hour).Err())
 	rdb := open(b, s.Addr)
 	namespace := redistest.Namespace(b)
-	c, err := singlefill.New[string](rdb, namespace, time.Hour, nil)
-	if err != nil {
-		b.Fatal(err)
-	}
+	c := must(singlefill.New[string](rdb, namespace, time.Hour, nil))
 	b.Cleanup(func() { _ = c.Close() })
 	readers := redistest.Spawn(b, bystanderRole, s.Addr)
 	readers.Expect("ready")

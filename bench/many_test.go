@@ -12,7 +12,6 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/rueidis"
 	"github.com/singlefill/singlefill"
-	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/vmihailenco/msgpack/v5"
 )
@@ -70,12 +69,8 @@ func (m *manyOrders) floor(rdb redis.UniversalClient) contender {
 		}
 		values := make(map[string]order, len(gets))
 		for i, get := range gets {
-			data, err := get.Bytes()
+			v, err := decoded(get.Bytes())
 			if err != nil {
-				return err
-			}
-			var v order
-			if err := msgpack.Unmarshal(data, &v); err != nil {
 				return err
 			}
 			values[m.keys[i]] = v
@@ -90,9 +85,7 @@ func (m *manyOrders) singlefill(name string, c *singlefill.Cache[order]) contend
 	for _, key := range m.keys {
 		values[key] = m.value
 	}
-	if err := c.SetMany(m.ctx, values); err != nil {
-		panic(err)
-	}
+	must(0, c.SetMany(m.ctx, values))
 	load := func(context.Context, []string) (map[string]order, error) { return nil, errMiss }
 	return contender{name, func(int) error { return complete(c.GetOrLoadMany(m.ctx, m.keys, load)) }}
 }
@@ -138,12 +131,7 @@ func (m *manyOrders) rueidis(c rueidis.Client, near bool) contender {
 }
 
 func addReply(values map[string]order, key string, reply *rueidis.RedisMessage) error {
-	data, err := reply.AsBytes()
-	if err != nil {
-		return err
-	}
-	var v order
-	err = msgpack.Unmarshal(data, &v)
+	v, err := decoded(reply.AsBytes())
 	values[key] = v
 	return err
 }
@@ -193,11 +181,7 @@ func manyNearHits(b *testing.B, size int) {
 func manyMisses(b *testing.B, takes time.Duration) {
 	rdb := open(b, redistest.Start(b).Addr)
 	value, ctx := orderOf(100), request(b)
-	c, err := singlefill.New[order](rdb, "orders", missTTL, nil)
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { _ = c.Close() })
+	c := newMissCache(b, rdb)
 	newKeys := func() []string {
 		keys, call := make([]string, manyKeysOfACall), rand.Text()
 		for i := range keys {
@@ -293,13 +277,8 @@ func lockAndStoreAll(ctx context.Context, rdb *redis.Client, keys []string,
 			if err != nil || fields[0] != "locked" {
 				return fmt.Errorf("the lock was not granted: %v, %w", fields, err)
 			}
-			v := values[key]
-			now := time.Now()
-			data, err := entry.Entry{FreshUntil: now.Add(missTTL), WrittenAt: now, Payload: must(msgpack.Marshal(&v))}.Encode()
-			if err != nil {
-				return err
-			}
-			store.EvalSha(ctx, p, []string{byHand(key), byHand(key) + ":lock"}, tokens[i], fields[1], data, missTTL.Milliseconds())
+			keys := []string{byHand(key), byHand(key) + ":lock"}
+			store.EvalSha(ctx, p, keys, tokens[i], fields[1], entryOf(values[key]), missTTL.Milliseconds())
 		}
 		return nil
 	})

@@ -65,6 +65,14 @@ func crowd(b *testing.B, n int, in string, all *sync.WaitGroup, wait func(i int)
 	redistest.Await(b, "all goroutines wait", func() bool { return waitingIn(in) >= n })
 }
 
+// reportCrowd reports the memory of n goroutines that wait in the function in, until end is closed.
+func reportCrowd(b *testing.B, name string, n int, in string, end chan struct{}, wait func(i int)) {
+	var all sync.WaitGroup
+	reportBytes(b, name, n, func() { crowd(b, n, in, &all, wait) })
+	close(end)
+	all.Wait()
+}
+
 func waitingIn(function string) int {
 	n := 0
 	stacks := make([]runtime.StackRecord, runtime.NumGoroutine()+100)
@@ -89,50 +97,31 @@ func waitingIn(function string) int {
 func waitingGoroutines(b *testing.B, n int) {
 	rdb := open(b, redistest.Start(b).Addr)
 	ctx := request(b)
-	var all sync.WaitGroup
 
 	end := make(chan struct{})
-	reportBytes(b, "a goroutine and a channel", n, func() {
-		crowd(b, n, "receive", &all, func(int) { receive(end) })
-	})
-	close(end)
-	all.Wait()
+	reportCrowd(b, "a goroutine and a channel", n, "receive", end, func(int) { receive(end) })
 
 	end = make(chan struct{})
 	var group singleflight.Group
-	reportBytes(b, "singleflight", n, func() {
-		crowd(b, n, "singleflight.(*Group).Do", &all, func(int) {
-			_, _, _ = group.Do("k", func() (any, error) { <-end; return nil, nil })
-		})
+	reportCrowd(b, "singleflight", n, "singleflight.(*Group).Do", end, func(int) {
+		_, _, _ = group.Do("k", func() (any, error) { <-end; return nil, nil })
 	})
-	close(end)
-	all.Wait()
 
 	end = make(chan struct{})
 	c := newCache(b, rdb, patient)
-	reportBytes(b, "singlefill", n, func() {
-		crowd(b, n, "Fills[...]).Wait", &all, func(int) {
-			_, _ = c.GetOrLoad(ctx, "k", func(context.Context, string) (order, error) { <-end; return order{}, nil })
-		})
-	})
-	close(end)
-	all.Wait()
+	load := func(context.Context, string) (order, error) { <-end; return order{}, nil }
+	reportCrowd(b, "singlefill", n, "Fills[...]).Wait", end, func(int) { _, _ = c.GetOrLoad(ctx, "k", load) })
 
 	end = make(chan struct{})
 	holder, waiter := twoOf(b, rdb, "elsewhere")
-	all.Go(func() {
-		_, _ = holder.GetOrLoad(ctx, "k", func(context.Context, string) (order, error) { <-end; return order{}, nil })
-	})
+	var holding sync.WaitGroup
+	holding.Go(func() { _, _ = holder.GetOrLoad(ctx, "k", load) })
 	redistest.Await(b, "the load has begun", func() bool { return holder.Stats().Loading == 1 })
-	reportBytes(b, "singlefill, load elsewhere", n, func() {
-		crowd(b, n, "Fills[...]).Wait", &all, func(int) {
-			_, _ = waiter.GetOrLoad(ctx, "k", func(context.Context, string) (order, error) {
-				return order{}, errMiss
-			})
-		})
+	none := func(context.Context, string) (order, error) { return order{}, errMiss }
+	reportCrowd(b, "singlefill, load elsewhere", n, "Fills[...]).Wait", end, func(int) {
+		_, _ = waiter.GetOrLoad(ctx, "k", none)
 	})
-	close(end)
-	all.Wait()
+	holding.Wait()
 }
 
 // receive has a name that can be found in a stack.
@@ -153,30 +142,17 @@ func twoOf(b *testing.B, rdb redis.UniversalClient, namespace string) (_, _ *sin
 func runningLoads(b *testing.B, n int) {
 	rdb := open(b, redistest.Start(b).Addr)
 	ctx := request(b)
-	var all sync.WaitGroup
 
 	end := make(chan struct{})
 	var group singleflight.Group
-	reportBytes(b, "singleflight", n, func() {
-		crowd(b, n, "receive", &all, func(i int) {
-			_, _, _ = group.Do(fmt.Sprint(i), func() (any, error) { receive(end); return nil, nil })
-		})
+	reportCrowd(b, "singleflight", n, "receive", end, func(i int) {
+		_, _, _ = group.Do(fmt.Sprint(i), func() (any, error) { receive(end); return nil, nil })
 	})
-	close(end)
-	all.Wait()
 
 	end = make(chan struct{})
 	c := newCache(b, rdb, patient)
-	reportBytes(b, "singlefill", n, func() {
-		crowd(b, n, "receive", &all, func(i int) {
-			_, _ = c.GetOrLoad(ctx, fmt.Sprint(i), func(context.Context, string) (order, error) {
-				receive(end)
-				return order{}, nil
-			})
-		})
-	})
-	close(end)
-	all.Wait()
+	load := func(context.Context, string) (order, error) { receive(end); return order{}, nil }
+	reportCrowd(b, "singlefill", n, "receive", end, func(i int) { _, _ = c.GetOrLoad(ctx, fmt.Sprint(i), load) })
 }
 
 // queuedKeys are cold keys that wait for a slot. They come in waves, so that the number of commands

@@ -31,17 +31,19 @@ func BenchmarkMiss(b *testing.B) {
 // missTTL keeps the server small.
 const missTTL = 10 * time.Second
 
+func newMissCache(b *testing.B, rdb *redis.Client) *singlefill.Cache[order] {
+	c := must(singlefill.New[order](rdb, "orders", missTTL, nil))
+	b.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
 func misses(b *testing.B, addr string, goroutines, size int) {
 	rdb := open(b, addr)
 	value := orderOf(size)
 	ctx := request(b)
 	newKey := func() string { return rand.Text() }
 
-	c, err := singlefill.New[order](rdb, "orders", missTTL, nil)
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { _ = c.Close() })
+	c := newMissCache(b, rdb)
 	peer := cache.New(&cache.Options{Redis: rdb})
 
 	r := race{ops: 50, goroutines: goroutines, bases: []string{"three by hand", "so in a goroutine"}, contenders: []contender{
@@ -96,14 +98,14 @@ var getOrLock, store = script("get_or_lock"), script("store")
 // three commands with the same scripts, a token and a stamp, and an entry of the same format. A
 // load that continues when its caller leaves needs its own goroutine in any implementation.
 func getNothing(ctx context.Context, rdb *redis.Client, key string) error {
-	if err := rdb.Get(ctx, "by-hand:{"+key+"}").Err(); err != redis.Nil {
+	if err := rdb.Get(ctx, byHand(key)).Err(); err != redis.Nil {
 		return fmt.Errorf("a miss was a hit, or %w", err)
 	}
 	return nil
 }
 
 func lockAndStore(ctx context.Context, rdb *redis.Client, key string, value order) error {
-	keys := []string{"by-hand:{" + key + "}", "by-hand:{" + key + "}:lock"}
+	keys := []string{byHand(key), byHand(key) + ":lock"}
 	token := rand.Text()
 	fields, err := getOrLock.Run(ctx, rdb, keys, token, 5000, "", "", "1", "").Slice()
 	if err != nil {
@@ -112,18 +114,15 @@ func lockAndStore(ctx context.Context, rdb *redis.Client, key string, value orde
 	if fields[0] != "locked" {
 		return fmt.Errorf("the lock was not granted: %v", fields)
 	}
-	payload, err := msgpack.Marshal(&value)
-	if err != nil {
-		return err
-	}
-	now := time.Now()
-	data, err := entry.Entry{FreshUntil: now.Add(missTTL), WrittenAt: now, Payload: payload}.Encode()
-	if err != nil {
-		return err
-	}
-	stored, err := store.Run(ctx, rdb, keys, token, fields[1], data, missTTL.Milliseconds()).Int()
+	stored, err := store.Run(ctx, rdb, keys, token, fields[1], entryOf(value), missTTL.Milliseconds()).Int()
 	if err == nil && stored != 1 {
 		err = errors.New("the store was refused")
 	}
 	return err
+}
+
+func entryOf(value order) []byte {
+	now := time.Now()
+	e := entry.Entry{FreshUntil: now.Add(missTTL), WrittenAt: now, Payload: must(msgpack.Marshal(&value))}
+	return must(e.Encode())
 }

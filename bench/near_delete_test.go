@@ -43,30 +43,14 @@ func nearDeletes(b *testing.B, dial func(b *testing.B) redis.UniversalClient) {
 	r.run(b)
 }
 
-// A recorder notes the round trips of a client. It knows those of the caller by a value in their
-// context, which calls in the background inherit as well: those are scripts, and a Delete has none.
+// A recorder notes the round trips of a client. Those in the background are scripts, and a Delete has
+// none.
 type recorder struct {
 	mu                       sync.Mutex
 	trips, commands, scripts int // protected by mu
 }
 
-func (r *recorder) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (r *recorder) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		r.note(cmd)
-		return next(ctx, cmd)
-	}
-}
-
-func (r *recorder) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		r.note(cmds...)
-		return next(ctx, cmds)
-	}
-}
-
-func (r *recorder) note(cmds ...redis.Cmder) {
+func (r *recorder) note(cmds []redis.Cmder) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch name := cmds[0].Name(); {
@@ -77,13 +61,14 @@ func (r *recorder) note(cmds ...redis.Cmder) {
 		r.trips++
 		r.commands += len(cmds)
 	}
+	return nil
 }
 
 // nearCommands counts what a Delete sends. No value is read, so that nothing else is sent.
 func nearCommands(b *testing.B, dial func(b *testing.B) redis.UniversalClient) {
 	rdb := dial(b)
 	sent := new(recorder)
-	rdb.AddHook(sent)
+	rdb.AddHook(redistest.Trips(sent.note))
 	names, caches := withAndWithout(b, rdb)
 	for i, c := range caches {
 		const deletes = 20
@@ -94,9 +79,7 @@ func nearCommands(b *testing.B, dial func(b *testing.B) redis.UniversalClient) {
 				sent.trips, sent.commands, sent.scripts = 0, 0, 0
 				sent.mu.Unlock()
 			}
-			if err := c.Delete(b.Context(), "order:"+strconv.Itoa(n)); err != nil {
-				b.Fatal(err)
-			}
+			redistest.Must(b, c.Delete(b.Context(), "order:"+strconv.Itoa(n)))
 		}
 		_ = c.Close() // waits for what goes on in the background
 		report(b, names[i], func(b *testing.B) {

@@ -100,9 +100,7 @@ func nearRatios(b *testing.B, keys, size, reads int) {
 	namespace := redistest.Namespace(b)
 	source := must(singlefill.New[string](rdb, namespace, time.Hour, nil))
 	defer source.Close()
-	if err := share(keys, 64, func(i int) error { return source.Set(b.Context(), names[i], "v") }); err != nil {
-		b.Fatal(err)
-	}
+	redistest.Must(b, share(keys, 64, func(i int) error { return source.Set(b.Context(), names[i], "v") }))
 	c := must(singlefill.New(rdb, namespace, time.Hour, &singlefill.Options[string]{Near: &singlefill.Near{Size: size}}))
 	defer c.Close()
 	none := func(context.Context, string) (string, error) { return "", errMiss }
@@ -112,9 +110,7 @@ func nearRatios(b *testing.B, keys, size, reads int) {
 	}
 	redistest.Await(b, "memory serves", func() bool { return get(0) == nil && c.Stats().NearHits > 0 })
 	before := c.Stats().NearHits
-	if err := share(reads, 0, get); err != nil {
-		b.Fatal(err)
-	}
+	redistest.Must(b, share(reads, 0, get))
 	ours := float64(c.Stats().NearHits-before) / float64(reads)
 	report(b, "singlefill", func(b *testing.B) { b.ReportMetric(ours, "hit_ratio") })
 }

@@ -97,9 +97,7 @@ func nearSinglefill[T any](b *testing.B, name string, h *nearReads, c *singlefil
 			_, err := c.GetOrLoad(b.Context(), h.keys[i], load)
 			return err
 		})
-		if err != nil {
-			b.Fatal(err)
-		}
+		redistest.Must(b, err)
 		return c.Stats().NearHits-before == int64(len(h.keys))
 	})
 	ready := c.Stats()
@@ -126,9 +124,7 @@ func (h *nearReads) fill(b *testing.B, rdb *redis.Client, set func(key string)) 
 		set(h.keys[i])
 		return nil
 	})
-	if err != nil {
-		b.Fatal(err)
-	}
+	redistest.Must(b, err)
 }
 
 func nearOtter[T any](b *testing.B, name string, h *nearReads, rdb *redis.Client,
@@ -149,9 +145,7 @@ func nearOtter[T any](b *testing.B, name string, h *nearReads, rdb *redis.Client
 func nearGoRedisCache[T any](h *nearReads, rdb *redis.Client, value T) contender {
 	c := cache.New(&cache.Options{Redis: rdb, LocalCache: cache.NewTinyLFU(4*nearKeys, time.Hour)})
 	for _, key := range h.keys {
-		if err := c.Set(&cache.Item{Key: "go-redis/cache:" + key, Value: value}); err != nil {
-			panic(err)
-		}
+		must(0, c.Set(&cache.Item{Key: "go-redis/cache:" + key, Value: value}))
 	}
 	load := func(*cache.Item) (any, error) { return nil, errMiss }
 	draws := prefixed("go-redis/cache:", h.draws)
@@ -209,9 +203,7 @@ func clientCaches(b *testing.B, h *nearReads, addr string, data []byte, decode f
 		}},
 	}
 	for _, c := range all {
-		if err := share(nearDraws, 64, c.op); err != nil {
-			b.Fatal(err)
-		}
+		redistest.Must(b, share(nearDraws, 64, c.op))
 	}
 	return all
 }
@@ -252,8 +244,8 @@ func nearStructs(b *testing.B, goroutines int) {
 	h := newNearReads(b, goroutines, nearKeys)
 	value := orderOf(2 << 10)
 	decode := func(data string) error {
-		var v order
-		return msgpack.Unmarshal([]byte(data), &v)
+		_, err := decoded([]byte(data), nil)
+		return err
 	}
 	// Blocks are shorter than those of strings, since decoding takes a hundred times as long.
 	race{ops: h.ops(2000), goroutines: goroutines, bases: []string{"otter"}, contenders: append([]contender{
@@ -276,9 +268,7 @@ func nearMisses(b *testing.B, goroutines, size int) {
 	small := singlefill.Options[order]{Near: &singlefill.Near{Size: 20}}
 	far := func(name string, c *singlefill.Cache[order]) contender {
 		for _, key := range h.keys {
-			if err := c.Set(b.Context(), key, value); err != nil {
-				b.Fatal(err)
-			}
+			redistest.Must(b, c.Set(b.Context(), key, value))
 		}
 		b.Cleanup(func() {
 			if s := c.Stats(); s.NearHits*50 > s.Hits {

@@ -13,9 +13,7 @@ func TestBenchmarks(t *testing.T) {
 	redistest.Shared(t) // or skip
 	benchtime := flag.Lookup("test.benchtime").Value
 	before := benchtime.String()
-	if err := benchtime.Set("1x"); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, benchtime.Set("1x"))
 	quick = true
 	t.Cleanup(func() { _ = benchtime.Set(before); quick = false })
 	for name, run := range map[string]func(b *testing.B){

@@ -195,10 +195,7 @@ func (h *herd) renew(b *testing.B, s *redistest.Server, processes int) {
 
 // infoOf returns the numbers in a section of INFO.
 func infoOf(b *testing.B, s *redistest.Server, section string) map[string]float64 {
-	text, err := s.Admin().Info(b.Context(), section).Result()
-	if err != nil {
-		b.Fatal(err)
-	}
+	text := must(s.Admin().Info(b.Context(), section).Result())
 	numbers := make(map[string]float64)
 	for line := range strings.Lines(text) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")

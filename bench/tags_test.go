@@ -57,9 +57,7 @@ func BenchmarkTags(b *testing.B) {
 	for round := range rounds(b) {
 		for i := range contenders {
 			k := &contenders[(i+round)%len(contenders)]
-			if err := s.Admin().FlushDB(ctx).Err(); err != nil {
-				b.Fatal(err)
-			}
+			redistest.Must(b, s.Admin().FlushDB(ctx).Err())
 			ns := redistest.Namespace(b)
 			c, err := singlefill.New(rdb, ns, time.Hour, &singlefill.Options[string]{Tags: k.tags})
 			if err == nil {
@@ -80,9 +78,7 @@ func BenchmarkTags(b *testing.B) {
 				err = k.remove(c, ns)
 			}
 			k.removed = append(k.removed, float64(time.Since(begun)))
-			if err != nil {
-				b.Fatal(err)
-			}
+			redistest.Must(b, err)
 			if found, err := c.GetMany(ctx, half); err != nil || len(found) > 0 {
 				b.Fatalf("%s: %d values are left, %v", k.name, len(found), err)
 			}
