@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -34,7 +33,6 @@ func init() {
 				close(answer)
 			}
 		}()
-		p.Say("pid %d", os.Getpid())
 		query := func(ctx context.Context, id string) (Product, error) {
 			if err := counter.Incr(ctx, "queries").Err(); err != nil {
 				return Product{}, err
@@ -65,7 +63,6 @@ func (d testDatabase) Product(ctx context.Context, id string) (Product, error) {
 // A process is one running service.
 type process struct {
 	*redistest.Process
-	pid    int
 	addr   string
 	client *http.Client
 }
@@ -73,9 +70,6 @@ type process struct {
 func start(t *testing.T, redisAddr string, flags ...string) *process {
 	t.Helper()
 	p := &process{Process: redistest.Spawn(t, "server", append([]string{redisAddr}, flags...)...)}
-	if _, err := fmt.Sscan(p.Expect("pid "), &p.pid); err != nil {
-		t.Fatal(err)
-	}
 	p.addr = p.Expect("listening on http://")
 	transport := new(http.Transport)
 	t.Cleanup(transport.CloseIdleConnections)
@@ -108,6 +102,13 @@ func (p *process) check(t *testing.T, path string, wantStatus int, wantBody stri
 	}
 }
 
+func (p *process) checkEnd(t *testing.T) {
+	t.Helper()
+	if err := p.Expect("ended "); err != "<nil>" {
+		t.Errorf("run returned %s", err)
+	}
+}
+
 func (p *process) stats(t *testing.T) (s singlefill.Stats) {
 	t.Helper()
 	status, body, err := p.get(t.Context(), "/stats")
@@ -115,9 +116,7 @@ func (p *process) stats(t *testing.T) (s singlefill.Stats) {
 		t.Fatalf("GET /stats: %d, %v", status, err)
 	}
 	var stats map[string]singlefill.Stats
-	if err := json.Unmarshal([]byte(body), &stats); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, json.Unmarshal([]byte(body), &stats))
 	return stats["products"]
 }
 
@@ -194,13 +193,7 @@ func TestServer_SIGTERM(t *testing.T) {
 		p.check(t, "/products/42", http.StatusOK, product42)
 	}()
 	p.Expect("query 42")
-	program, err := os.FindProcess(p.pid)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := program.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, p.Signal(syscall.SIGTERM))
 	redistest.Await(t, "no new connections are taken", func() bool {
 		conn, err := net.Dial("tcp", p.addr)
 		if err == nil {
@@ -215,9 +208,7 @@ func TestServer_SIGTERM(t *testing.T) {
 	}
 	p.answerQueries()
 	<-answered
-	if got := p.Expect("ended "); got != "<nil>" {
-		t.Errorf("run returned %s", got)
-	}
+	p.checkEnd(t)
 	if err := p.Wait(); err != nil {
 		t.Errorf("exit: %v", err)
 	}

@@ -70,16 +70,8 @@ func TestObserve_Spans(t *testing.T) {
 	p.answerQueries()
 	p.check(t, "/products/42", http.StatusOK, product42)
 	p.check(t, "/products/42", http.StatusOK, product42)
-	program, err := os.FindProcess(p.pid)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := program.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	if end := p.Expect("ended "); end != "<nil>" {
-		t.Fatal(end)
-	}
+	redistest.Must(t, p.Signal(syscall.SIGTERM))
+	p.checkEnd(t)
 
 	type span struct {
 		Name                string
@@ -87,15 +79,11 @@ func TestObserve_Spans(t *testing.T) {
 	}
 	var spans []span
 	f, err := os.Open(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	defer f.Close()
 	for lines := json.NewDecoder(f); lines.More(); {
 		var s span
-		if err := lines.Decode(&s); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, lines.Decode(&s))
 		spans = append(spans, s)
 	}
 	const request, load = "GET /products/{id}", "load products"

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/lock"
 	"github.com/singlefill/singlefill/singlefilltest"
 	"go.opentelemetry.io/otel/trace/noop"
@@ -37,18 +38,12 @@ func inWorld(t *testing.T, test func(t *testing.T, w *world)) {
 		shared := settings()
 		shared.Codec = singlefilltest.Codec(t, nil)
 		caches, err := openCaches(rdb, shared)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		w := &world{memory: newMemory(), rdb: rdb, renamed: func() {}}
 		outbox, err := lock.NewMutex(rdb, "outbox", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		metrics, err := observe(caches, outbox, noop.NewTracerProvider())
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		w.service = &service{caches: caches, db: w, outbox: outbox, metrics: metrics, timeout: 2 * time.Second}
 		ctx, cancel := context.WithCancel(t.Context())
 		stopped := make(chan struct{})

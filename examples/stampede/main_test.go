@@ -32,9 +32,7 @@ func TestMeasure_ColdKey(t *testing.T) {
 	url := "redis://" + redistest.Start(t).Addr
 	for i, want := range []int{p.Processes, 1, 1} {
 		r, err := measure(t.Context(), task{Plan: p, Contender: i, Namespace: contenders[i].color, URL: url})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		if c := r[cold]; len(c.Calls) != p.Processes*p.Goroutines || len(c.Loads) != want || c.Commands == 0 {
 			t.Errorf("%s: %d calls, %d loads, %d commands; want %d loads",
 				contenders[i].name, len(c.Calls), len(c.Loads), c.Commands, want)
@@ -51,13 +49,9 @@ func TestRun(t *testing.T) {
 	var out bytes.Buffer
 	svg := filepath.Join(t.TempDir(), "x.svg")
 	p := plan{Processes: 2, Goroutines: 4, Load: 10 * time.Millisecond}.timed()
-	if err := run(t.Context(), p, "", svg, &out); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, run(t.Context(), p, "", svg, &out))
 	picture, err := os.ReadFile(svg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	for _, c := range contenders {
 		if strings.Count(out.String(), c.name) != 2 || !bytes.Contains(picture, []byte(`class="bar `+c.color)) {
 			t.Errorf("%s is missing in the picture or in\n%s", c.name, &out)

@@ -26,13 +26,9 @@ func init() {
 func startTestFleet(t *testing.T, redisURL string) (*fleet, int) {
 	t.Helper()
 	first, err := freePorts(0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	f, err := startFleet(plan(first, redisURL), leastAway)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	t.Cleanup(func() {
 		before := f.state()
 		f.close()

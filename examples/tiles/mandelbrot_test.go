@@ -5,6 +5,8 @@ import (
 	"image/color"
 	"image/png"
 	"testing"
+
+	"github.com/singlefill/singlefill/internal/redistest"
 )
 
 func TestParseCoordinates_Accepted(t *testing.T) {
@@ -30,13 +32,9 @@ func TestParseCoordinates_Accepted(t *testing.T) {
 func TestRender_Set(t *testing.T) {
 	t.Parallel()
 	data, err := render(t.Context(), coordinates{0, 0, 0})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	img, err := png.Decode(bytes.NewReader(data))
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	at := func(c complex128) color.Color { // 64 pixels to 1
 		return color.RGBAModel.Convert(img.At(int((real(c)+2.5)*64), int((2-imag(c))*64)))
 	}

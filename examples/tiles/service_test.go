@@ -47,9 +47,7 @@ func startPeer(t *testing.T, rdb redis.UniversalClient, name string,
 	options.Codec = singlefilltest.Codec(t, nil)
 	options.RedisTimeout, options.LockTTL = 9*time.Second, 29*time.Second // a machine that stands still is no dead Redis
 	tiles, err := newCache(rdb, options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	t.Cleanup(func() { tiles.Close() })
 	s := &service{name: name, tiles: tiles, render: render}
 	h := httptest.NewServer(s.handler(feed, testPort))
@@ -258,17 +256,13 @@ func listen(t *testing.T, url, lastID string) *listener {
 	ctx, stop := context.WithCancel(t.Context())
 	t.Cleanup(stop)
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	if lastID != "" {
 		req.Header.Set("Last-Event-ID", lastID)
 	}
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	resp, err := client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	t.Cleanup(func() { resp.Body.Close() })
 	if kind := resp.Header.Get("Content-Type"); resp.StatusCode != http.StatusOK || kind != "text/event-stream" {
 		t.Fatalf("%s, %s", resp.Status, kind)

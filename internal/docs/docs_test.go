@@ -27,9 +27,7 @@ const root = "../.."
 func readme(t *testing.T) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(root, "README.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return string(text)
 }
 
@@ -107,9 +105,7 @@ func pages(t *testing.T) map[string]string {
 	all := make(map[string]string)
 	for _, name := range names {
 		text, err := fs.ReadFile(tree, name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		all[name] = string(text)
 	}
 	return all
@@ -136,9 +132,7 @@ func TestREADME_Program(t *testing.T) {
 		t.Fatalf("the program asks no Redis at %s", addr)
 	}
 	file := filepath.Join(t.TempDir(), "main.go")
-	if err := os.WriteFile(file, []byte(strings.ReplaceAll(program, addr, redistest.Start(t).Addr)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, os.WriteFile(file, []byte(strings.ReplaceAll(program, addr, redistest.Start(t).Addr)), 0o600))
 	out, err := goCommand("run", file).CombinedOutput()
 	if want := "a slow query for 42\n{user 42} <nil>\n{user 42} <nil>\n"; err != nil || string(out) != want {
 		t.Errorf("%v\n%s\nwant\n%s", err, out, want)
@@ -290,9 +284,7 @@ func declared(snippet string) string {
 func vet(t *testing.T, source string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "snippet.go")
-	if err := os.WriteFile(file, []byte(source), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, os.WriteFile(file, []byte(source), 0o600))
 	cmd := goCommand("vet", file)
 	if strings.Contains(source, "sfprometheus") { // a module that requires the others
 		cmd.Dir = filepath.Join(root, "examples", "server")
@@ -323,9 +315,7 @@ func TestGodoc_IsWhole(t *testing.T) {
 		names, _ := filepath.Glob(filepath.Join(root, dir, "*.go")) // the pattern is a good one
 		for _, name := range names {
 			f, err := parser.ParseFile(fset, name, nil, parser.ParseComments)
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			files = append(files, f)
 		}
 		for _, e := range doc.Examples(files...) {
@@ -334,9 +324,7 @@ func TestGodoc_IsWhole(t *testing.T) {
 			}
 		}
 		p, err := doc.NewFromFiles(fset, files, filepath.Join("github.com/singlefill/singlefill", dir))
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		comments, funcs, vars := map[string]string{"the package": p.Doc}, p.Funcs, p.Vars
 		for _, typ := range p.Types {
 			comments[typ.Name] = typ.Doc

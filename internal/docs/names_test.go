@@ -29,18 +29,14 @@ func TestNames_Stay(t *testing.T) {
 	// add adds what a pattern finds in the files of a directory, but for tests.
 	add := func(kind, pattern, files string) {
 		names, err := filepath.Glob(filepath.Join(root, files))
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		found := false
 		for _, name := range names {
 			if strings.HasSuffix(name, "_test.go") {
 				continue
 			}
 			text, err := os.ReadFile(name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			for _, m := range regexp.MustCompile(pattern).FindAllStringSubmatch(string(text), -1) {
 				got[kind+" "+m[1]], found = true, true
 			}
@@ -63,9 +59,7 @@ func TestNames_Stay(t *testing.T) {
 		got["op of lock "+op] = true
 	}
 	text, err := os.ReadFile(filepath.Join(root, namesFile))
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	want := make(map[string]bool)
 	for line := range strings.Lines(string(text)) {
 		line = strings.TrimSpace(line)
@@ -89,9 +83,7 @@ func TestNames_Stay(t *testing.T) {
 func listed(t *testing.T, file, intro string) []string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(root, file))
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	comment := regexp.MustCompile(`\s*//\s*`).ReplaceAllString(string(text), " ")
 	_, list, found := strings.Cut(comment, intro)
 	if !found {
@@ -107,9 +99,7 @@ func listed(t *testing.T, file, intro string) []string {
 func TestKeys_Named(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile(filepath.Join(root, "docs/compatibility.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	var documented []*regexp.Regexp
 	for _, m := range regexp.MustCompile("(?m)^\\| `(users:[^`]*)`").FindAllStringSubmatch(string(page), -1) {
 		pattern := regexp.QuoteMeta(m[1])

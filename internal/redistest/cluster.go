@@ -192,7 +192,7 @@ func (c *Cluster) Owner(t testing.TB, key string) *Server {
 	var owner *Server
 	Await(t, "a node serves "+key, func() bool {
 		for _, node := range c.all() {
-			if !node.proc.ended() && node.admin.Exists(context.Background(), key).Err() == nil {
+			if !node.ended() && node.admin.Exists(context.Background(), key).Err() == nil {
 				owner = node
 			}
 		}

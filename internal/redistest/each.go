@@ -12,16 +12,21 @@ import (
 // shared: run keeps its keys apart by a Namespace, and flushes nothing. A pass on "mini" alone
 // proves nothing about scripts and expiry. With -short it runs on "mini" and "single" only.
 func Each(t *testing.T, run func(t *testing.T, rdb redis.UniversalClient)) {
+	single := func(mutate ...func(*redis.Options)) func(t *testing.T) redis.UniversalClient {
+		return func(t *testing.T) redis.UniversalClient { return Shared(t).Client(t, mutate...) }
+	}
 	kinds := []struct {
 		name string
 		open func(t *testing.T) redis.UniversalClient
 	}{
-		{"mini", openMini},
-		{"single", openSingle},
-		{"resp2", openRESP2},
-		{"cluster", openCluster},
+		{"mini", func(t *testing.T) redis.UniversalClient { _, c := StartMini(t); return c }},
+		{"single", single()},
+		{"resp2", single(func(o *redis.Options) { o.Protocol, o.ContextTimeoutEnabled = 2, true })},
+		{"cluster", func(t *testing.T) redis.UniversalClient { return SharedCluster(t).Client(t) }},
 		{"autopipeline", openAutoPipeline},
-		{"csc", openClientSideCache},
+		{"csc", single(func(o *redis.Options) {
+			o.Protocol, o.ClientSideCacheConfig = 3, &redis.ClientSideCacheConfig{}
+		})},
 	}
 	if testing.Short() {
 		kinds = kinds[:2]
@@ -34,35 +39,11 @@ func Each(t *testing.T, run func(t *testing.T, rdb redis.UniversalClient)) {
 	}
 }
 
-func openMini(t *testing.T) redis.UniversalClient {
-	_, c := StartMini(t)
-	return c
-}
-
-func openSingle(t *testing.T) redis.UniversalClient {
-	return Shared(t).Client(t)
-}
-
-func openRESP2(t *testing.T) redis.UniversalClient {
-	return Shared(t).Client(t, func(o *redis.Options) { o.Protocol, o.ContextTimeoutEnabled = 2, true })
-}
-
-func openCluster(t *testing.T) redis.UniversalClient {
-	return SharedCluster(t).Client(t)
-}
-
 func openAutoPipeline(t *testing.T) redis.UniversalClient {
 	ap, err := Shared(t).Client(t).AutoPipeline()
 	Must(t, err)
 	t.Cleanup(func() { _ = ap.Close() })
 	return ap
-}
-
-func openClientSideCache(t *testing.T) redis.UniversalClient {
-	return Shared(t).Client(t, func(o *redis.Options) {
-		o.Protocol = 3
-		o.ClientSideCacheConfig = &redis.ClientSideCacheConfig{}
-	})
 }
 
 var namespaces atomic.Int64

@@ -64,7 +64,7 @@ func check(t testing.TB, servers ...*Server) {
 // every other connection is a leak, unless it ends within limit.
 func (s *Server) leaks(test string, limit time.Duration) (found []string) {
 	_ = s.admin.Close()
-	if s.proc.ended() || s.proc.frozen.Load() {
+	if s.ended() || s.frozen.Load() {
 		return nil
 	}
 	opt := quiet(s.Addr)

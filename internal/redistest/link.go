@@ -62,7 +62,7 @@ func (c *link) requests() {
 		if len(f.bulks) == 0 {
 			continue
 		}
-		rule := c.p.rule(f.bulks)
+		rule := c.p.first(&c.p.rules, f.bulks)
 		if rule != nil && !c.request(rule) {
 			continue
 		}
@@ -152,7 +152,7 @@ func (c *link) replies() {
 		}
 		rule := c.answered(f)
 		if c.isMessage(f) && !c.mute.Load() {
-			if rule = c.p.messageRule(f.bulks); rule != nil && rule.action == Twice {
+			if rule = c.p.first(&c.p.messages, f.bulks); rule != nil && rule.action == Twice {
 				rule.fire()
 				rule, f.raw = nil, append(f.raw, f.raw...)
 			}

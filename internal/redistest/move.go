@@ -45,9 +45,7 @@ func (m *Move) Take(keys ...string) {
 func (m *Move) Rest() []string {
 	m.t.Helper()
 	keys, err := m.From.admin.ClusterGetKeysInSlot(context.Background(), int(m.slot), 1000).Result()
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	Must(m.t, err)
 	return keys
 }
 

@@ -1,6 +1,7 @@
 package redistest
 
 import (
+	"os"
 	"os/exec"
 	"runtime"
 	"sync"
@@ -8,7 +9,8 @@ import (
 	"time"
 )
 
-// A proc is an OS process that does not outlive this test binary.
+// A proc is an OS process that does not outlive this test binary. Its exported methods may be called
+// from any goroutine.
 type proc struct {
 	cmd    *exec.Cmd
 	done   chan struct{} // closed when the process has ended and its output is read
@@ -46,22 +48,29 @@ func (p *proc) ended() bool {
 	}
 }
 
-// kill kills the process and returns when it has ended. It ignores the error of a process that has
-// ended already.
-func (p *proc) kill() {
+// Pid returns the process id.
+func (p *proc) Pid() int { return p.cmd.Process.Pid }
+
+// Signal sends the process a signal.
+func (p *proc) Signal(s os.Signal) error { return p.cmd.Process.Signal(s) }
+
+// Kill ends the process like a crash, by SIGKILL, so that it cannot clean up, and returns when it has
+// ended. It ignores the error of a process that has ended already.
+func (p *proc) Kill() {
 	_ = p.cmd.Process.Kill()
 	<-p.done
 }
 
-// freeze returns only when the process has stopped. It could run another command between the signal
-// and the stop.
-func (p *proc) freeze() {
+// Freeze stops the process without closing its connections. It returns only when the process has
+// stopped, which could run another command between the signal and the stop.
+func (p *proc) Freeze() {
 	p.frozen.Store(true)
 	suspend(p.cmd.Process)
-	poll(awaitLimit, func() bool { return p.ended() || stopped(p.cmd.Process.Pid) })
+	poll(awaitLimit, func() bool { return p.ended() || stopped(p.Pid()) })
 }
 
-func (p *proc) thaw() {
+// Thaw continues a frozen process.
+func (p *proc) Thaw() {
 	resume(p.cmd.Process)
 	p.frozen.Store(false)
 }

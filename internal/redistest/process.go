@@ -2,7 +2,6 @@ package redistest
 
 import (
 	"bufio"
-	"bytes"
 	"fmt"
 	"io"
 	"os"
@@ -81,16 +80,19 @@ func (c *Child) Say(format string, args ...any) {
 	fmt.Fprintf(os.Stdout, format+"\n", args...)
 }
 
-// A Process is a child process, seen from the test. Only Kill, Freeze and Thaw may be called from
+// A Process is a child process, seen from the test. Only what it has of proc may be called from
 // goroutines other than the test's.
 type Process struct {
-	t      testing.TB
-	role   string
-	proc   *proc
-	input  io.WriteCloser
-	output *lines
-	log    *tail
+	*proc
+	t         testing.TB
+	role      string
+	input     io.WriteCloser
+	lines     chan string // that it has said, and that were not read; closed when it has ended
+	said, log tail        // what it has written to stdout and to stderr
 }
+
+// unread is how many lines a child may say that the test does not read. After that it has to wait.
+const unread = 1 << 16
 
 // Spawn starts the test binary again as a child with a role and args. The child is killed when the
 // test ends.
@@ -105,18 +107,30 @@ func Spawn(t testing.TB, role string, args ...string) *Process {
 func SpawnFrom(t testing.TB, binary, role string, args ...string) *Process {
 	t.Helper()
 	var err error
-	p := &Process{t: t, role: role, output: &lines{news: make(chan struct{}, 1)}, log: new(tail)}
+	p := &Process{t: t, role: role, lines: make(chan string, unread)}
 	cmd := exec.Command(binary, args...)
 	cmd.Env = append(os.Environ(), childEnv+"="+role)
-	cmd.Stdout, cmd.Stderr = p.output, p.log
-	if p.input, err = cmd.StdinPipe(); err != nil {
-		t.Fatal(err)
-	}
-	if p.proc, err = startProc(cmd); err != nil {
-		t.Fatal(err)
-	}
+	out, in := io.Pipe()
+	cmd.Stdout, cmd.Stderr = io.MultiWriter(&p.said, in), &p.log
+	p.input, err = cmd.StdinPipe()
+	Must(t, err)
+	p.proc, err = startProc(cmd)
+	Must(t, err)
+	go p.read(bufio.NewReader(out))
+	go func() { <-p.done; _ = in.Close() }()
 	t.Cleanup(p.Kill)
 	return p
+}
+
+func (p *Process) read(out *bufio.Reader) {
+	defer close(p.lines)
+	for {
+		line, err := out.ReadString('\n')
+		if err != nil {
+			return
+		}
+		p.lines <- strings.TrimSuffix(line, "\n")
+	}
 }
 
 // Send sends the child a line, which its Next returns.
@@ -147,89 +161,32 @@ func (p *Process) Line() string {
 
 func (p *Process) line(want string, deadline <-chan time.Time) string {
 	p.t.Helper()
-	for {
-		ended := p.proc.ended() // checked before the line: the last output still counts
-		if line, ok := p.output.next(); ok {
+	what := fmt.Sprintf("did not say %q within %v", want, expectLimit)
+	select {
+	case line, ok := <-p.lines:
+		if ok {
 			return line
 		}
-		if ended {
-			p.fail(fmt.Sprintf("ended (%v) before it said %q", p.proc.err, want))
-		}
-		select {
-		case <-p.output.news:
-		case <-p.proc.done:
-		case <-deadline:
-			p.fail(fmt.Sprintf("did not say %q within %v", want, expectLimit))
-		}
+		what = fmt.Sprintf("ended (%v) before it said %q", p.err, want)
+	case <-deadline:
 	}
+	p.fail(what)
+	return ""
 }
 
 func (p *Process) fail(what string) {
 	p.t.Helper()
-	p.t.Fatalf("child %s %s\nit said:\n%s\nand on stderr:\n%s", p.role, what, p.output.all(), p.log)
+	p.t.Fatalf("child %s %s\nit said:\n%s\nand on stderr:\n%s", p.role, what, &p.said, &p.log)
 }
-
-// Kill kills the child by SIGKILL, so that it cannot clean up, and returns when it has ended.
-func (p *Process) Kill() { p.proc.kill() }
-
-// Freeze stops the child. When it returns, no thread of the child runs.
-func (p *Process) Freeze() { p.proc.freeze() }
-
-// Thaw continues a frozen child.
-func (p *Process) Thaw() { p.proc.thaw() }
 
 // Wait waits until the child ends by itself, and returns its exit error. It fails the test after 30
 // s.
 func (p *Process) Wait() error {
 	p.t.Helper()
 	select {
-	case <-p.proc.done:
+	case <-p.done:
 	case <-time.After(expectLimit):
 		p.fail(fmt.Sprintf("did not end within %v", expectLimit))
 	}
-	return p.proc.err
-}
-
-// lines collects the child's output without ever blocking the child.
-type lines struct {
-	news chan struct{} // holds a value when there may be unread lines
-
-	mu   sync.Mutex
-	said []string // protected by mu: all complete lines
-	read int      // protected by mu: the number of lines that next has returned
-	rest []byte   // protected by mu: the incomplete line
-}
-
-func (l *lines) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.rest = append(l.rest, b...)
-	for {
-		line, rest, found := bytes.Cut(l.rest, []byte("\n"))
-		if !found {
-			break
-		}
-		l.said, l.rest = append(l.said, string(line)), rest
-	}
-	select {
-	case l.news <- struct{}{}:
-	default:
-	}
-	return len(b), nil
-}
-
-func (l *lines) next() (string, bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.read == len(l.said) {
-		return "", false
-	}
-	l.read++
-	return l.said[l.read-1], true
-}
-
-func (l *lines) all() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Join(l.said, "\n") + string(l.rest)
+	return p.err
 }

@@ -72,20 +72,19 @@ func (p *Proxy) Client(t testing.TB, mutate ...func(*redis.Options)) *redis.Clie
 // On applies action to every later command that match accepts; cmd is the command and its
 // arguments. The first matching rule is applied.
 func (p *Proxy) On(match func(cmd []string) bool, action Action) *Rule {
-	rule := newRule(match, action)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.rules = append(p.rules, rule)
-	return rule
+	return p.add(&p.rules, newRule(match, action))
 }
 
 // OnMessage applies action to every later message of Pub/Sub on a channel. The action is DropMessage,
 // Twice, or one for replies.
 func (p *Proxy) OnMessage(channel string, action Action) *Rule {
-	rule := newRule(func(message []string) bool { return message[1] == channel }, action)
+	return p.add(&p.messages, newRule(func(message []string) bool { return message[1] == channel }, action))
+}
+
+func (p *Proxy) add(rules *[]*Rule, rule *Rule) *Rule {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.messages = append(p.messages, rule)
+	*rules = append(*rules, rule)
 	return rule
 }
 
@@ -196,10 +195,10 @@ func (p *Proxy) accept(l net.Listener) {
 func (p *Proxy) serve(conn net.Conn) {
 	c := &link{p: p, client: conn}
 	defer c.close()
-	if !p.add(c) {
+	if !p.join(c) {
 		return
 	}
-	defer p.remove(c)
+	defer p.leave(c)
 	if !c.deaf.Load() && !p.connect(c) {
 		return
 	}
@@ -212,7 +211,7 @@ func (p *Proxy) serve(conn net.Conn) {
 	<-replies
 }
 
-func (p *Proxy) add(c *link) bool {
+func (p *Proxy) join(c *link) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
@@ -225,7 +224,7 @@ func (p *Proxy) add(c *link) bool {
 	return true
 }
 
-func (p *Proxy) remove(c *link) {
+func (p *Proxy) leave(c *link) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.links, c)
@@ -242,24 +241,13 @@ func (p *Proxy) connect(c *link) bool {
 	return !p.closed
 }
 
-// rule returns the first rule that applies to cmd, or nil.
-func (p *Proxy) rule(cmd []string) *Rule {
+// first returns the first of the rules, those of commands or those of messages, that applies to words,
+// or nil.
+func (p *Proxy) first(rules *[]*Rule, words []string) *Rule {
 	p.mu.Lock()
-	rules := p.rules // rules are only ever appended
+	all := *rules // rules are only ever appended
 	p.mu.Unlock()
-	return first(rules, cmd)
-}
-
-// messageRule returns the first rule that applies to a message, or nil.
-func (p *Proxy) messageRule(message []string) *Rule {
-	p.mu.Lock()
-	rules := p.messages
-	p.mu.Unlock()
-	return first(rules, message)
-}
-
-func first(rules []*Rule, words []string) *Rule {
-	for _, r := range rules {
+	for _, r := range all {
 		if r.takes(words) {
 			return r
 		}

@@ -20,6 +20,7 @@ import (
 
 // A Server is a redis-server that a test started.
 type Server struct {
+	*proc
 	Addr string // 127.0.0.1:port, unchanged by Restart
 
 	bin   string
@@ -27,7 +28,6 @@ type Server struct {
 	dir   string
 	log   *tail
 	admin *redis.Client
-	proc  *proc
 }
 
 // Start starts a redis-server without persistence on its own port and returns when it answers. args
@@ -120,10 +120,10 @@ func (s *Server) run() error {
 	ready := false
 	poll(awaitLimit, func() bool {
 		ready = s.ready()
-		return ready || s.proc.ended()
+		return ready || s.ended()
 	})
 	if !ready {
-		s.proc.kill()
+		s.Kill()
 		return fmt.Errorf("redistest: %s does not serve on %s; its log:\n%s", s.bin, s.Addr, s.log)
 	}
 	return nil
@@ -146,7 +146,7 @@ func (s *Server) ready() bool {
 func (s *Server) stop() {
 	_ = s.admin.Close()
 	if s.proc != nil && s.proc.cmd.Process != nil {
-		s.proc.kill()
+		s.Kill()
 	}
 	_ = os.RemoveAll(s.dir)
 }
@@ -183,19 +183,6 @@ func maintOff() *maintnotifications.Config {
 
 // Admin returns the server's own client, for CONFIG, DEBUG and reading keys.
 func (s *Server) Admin() *redis.Client { return s.admin }
-
-// Pid returns the process id of the running server.
-func (s *Server) Pid() int { return s.proc.cmd.Process.Pid }
-
-// Freeze stops the server without closing its connections. When it returns, the server executes
-// nothing until Thaw.
-func (s *Server) Freeze() { s.proc.freeze() }
-
-// Thaw continues a frozen server.
-func (s *Server) Thaw() { s.proc.thaw() }
-
-// Kill ends the server like a crash and returns when it has ended.
-func (s *Server) Kill() { s.proc.kill() }
 
 // Restart starts the server again on the same port with the same options and directory, after
 // killing it if it runs. It is empty unless the options ask for persistence. It retries while

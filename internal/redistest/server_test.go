@@ -15,7 +15,7 @@ func TestServer_Cleanup(t *testing.T) {
 	if s == nil {
 		return // the subtest has reported why
 	}
-	if !s.proc.ended() {
+	if !s.ended() {
 		t.Error("the process runs after its test")
 	}
 	if _, err := os.Stat(s.dir); !errors.Is(err, os.ErrNotExist) {

@@ -36,9 +36,7 @@ type script struct{ name, text string }
 
 func newWire(t *testing.T, m *miniredis.Miniredis) *wire {
 	conn, err := m.Dial()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	return &wire{conn: conn, replies: bufio.NewReader(conn), scripts: make(map[string]script)}
 }
@@ -62,14 +60,10 @@ func (w *wire) execute(commands string, n int) (replies string, err error) {
 // Scripts registers the scripts in dir: each is named after its file.
 func (w *World) Scripts(files fs.FS, dir string) {
 	entries, err := fs.ReadDir(files, dir)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	redistest.Must(w.t, err)
 	for _, e := range entries {
 		text, err := fs.ReadFile(files, path.Join(dir, e.Name()))
-		if err != nil {
-			w.t.Fatal(err)
-		}
+		redistest.Must(w.t, err)
 		text = append([]byte(wake.Lua), text...)
 		hash := sha1.Sum(text)
 		s := script{strings.TrimSuffix(e.Name(), ".lua"), string(text)}
