@@ -106,35 +106,25 @@ func (x *process) release(p plan, acquired *call, lease *lock.Lease) {
 	}
 }
 
-// arrivals is a hook that notes when the first command of an acquire was answered, and when the
+// noteArrivals is a hook that notes when the first command of an acquire was answered, and when the
 // last renewal of its lease was sent.
-type arrivals struct{}
-
-func (arrivals) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (arrivals) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-func (arrivals) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		c := callOf(ctx)
-		// A new connection sends HELLO first.
-		if c == nil || !c.asks || !strings.HasPrefix(cmd.Name(), "eval") {
-			return next(ctx, cmd)
-		}
-		if cmd.Name() != "eval" { // which follows an EVALSHA that the server did not know
-			c.before.Store(c.over.Load())
-		}
-		if c.once && c.before.Load() != 0 && !c.ended.Load() {
-			c.mark(markAgain, now())
-		}
-		c.sent.Store(now())
-		err := next(ctx, cmd)
-		c.over.Store(now())
-		if err == nil && !c.arrived.Swap(true) {
-			c.mark(markArrived, now())
-		}
-		return err
+func noteArrivals(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+	c := callOf(ctx)
+	// A new connection sends HELLO first.
+	if c == nil || !c.asks || !strings.HasPrefix(cmd.Name(), "eval") {
+		return next(ctx, cmd)
 	}
+	if cmd.Name() != "eval" { // which follows an EVALSHA that the server did not know
+		c.before.Store(c.over.Load())
+	}
+	if c.once && c.before.Load() != 0 && !c.ended.Load() {
+		c.mark(markAgain, now())
+	}
+	c.sent.Store(now())
+	err := next(ctx, cmd)
+	c.over.Store(now())
+	if err == nil && !c.arrived.Swap(true) {
+		c.mark(markArrived, now())
+	}
+	return err
 }

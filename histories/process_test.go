@@ -90,7 +90,7 @@ func runProcess(p *redistest.Child) {
 	must(err)
 	x.out = json.NewEncoder(conn)
 	x.rdb, x.source = x.client(x.Redis, x.User, x.Retries), x.client(x.Source, "", -1)
-	x.rdb.AddHook(arrivals{})
+	x.rdb.AddHook(redistest.Commands(noteArrivals))
 	x.openCaches()
 	plans := json.NewDecoder(conn)
 	for {

@@ -72,6 +72,6 @@ func runBeside(t *testing.T, hold, try Do) {
 func UntilAnswered(t *testing.T, rdb *redis.Client) context.Context {
 	ctx, cancel := context.WithCancel(Context(t))
 	t.Cleanup(cancel)
-	rdb.AddHook(&counter{then: cancel})
+	onAnswer(rdb, func(string) { cancel() })
 	return ctx
 }
