@@ -24,9 +24,12 @@ import (
 // root is the root of the module.
 const root = "../.."
 
-func readme(t *testing.T) string {
+func readme(t *testing.T) string { return read(t, "README.md") }
+
+// read returns the text of a file, by its path from the root.
+func read(t *testing.T, file string) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(root, "README.md"))
+	text, err := os.ReadFile(filepath.Join(root, file))
 	redistest.Must(t, err)
 	return string(text)
 }

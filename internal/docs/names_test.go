@@ -58,10 +58,8 @@ func TestNames_Stay(t *testing.T) {
 	for _, op := range listed(t, "lock/trace.go", "op names what it was for: ") {
 		got["op of lock "+op] = true
 	}
-	text, err := os.ReadFile(filepath.Join(root, namesFile))
-	redistest.Must(t, err)
 	want := make(map[string]bool)
-	for line := range strings.Lines(string(text)) {
+	for line := range strings.Lines(read(t, namesFile)) {
 		line = strings.TrimSpace(line)
 		if line != "" && !strings.HasPrefix(line, "#") && !strings.HasPrefix(line, "metric ") {
 			want[line] = true
@@ -82,9 +80,7 @@ func TestNames_Stay(t *testing.T) {
 // listed returns the words of a list that a comment has behind some text, to the end of the sentence.
 func listed(t *testing.T, file, intro string) []string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(root, file))
-	redistest.Must(t, err)
-	comment := regexp.MustCompile(`\s*//\s*`).ReplaceAllString(string(text), " ")
+	comment := regexp.MustCompile(`\s*//\s*`).ReplaceAllString(read(t, file), " ")
 	_, list, found := strings.Cut(comment, intro)
 	if !found {
 		t.Fatalf("%s does not have %q", file, intro)
@@ -98,10 +94,9 @@ func listed(t *testing.T, file, intro string) []string {
 // TTL.
 func TestKeys_Named(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile(filepath.Join(root, "docs/compatibility.md"))
-	redistest.Must(t, err)
+	page := read(t, "docs/compatibility.md")
 	var documented []*regexp.Regexp
-	for _, m := range regexp.MustCompile("(?m)^\\| `(users:[^`]*)`").FindAllStringSubmatch(string(page), -1) {
+	for _, m := range regexp.MustCompile("(?m)^\\| `(users:[^`]*)`").FindAllStringSubmatch(page, -1) {
 		pattern := regexp.QuoteMeta(m[1])
 		pattern = strings.ReplaceAll(pattern, `\{users:0\}`, `\{users:[0-7]\}`)
 		if strings.HasSuffix(pattern, ":loads") { // "and with a suffix"

@@ -170,18 +170,13 @@ func TestNear_Reads(t *testing.T) {
 			inNearFleet(t, n, usual, wakeUps, &singlefill.Near{Size: 100}, func(f *fleet) {
 				const seconds = 3
 				r := f.serve(deletes, seconds*time.Second)
-				if most := 2200 * seconds; r.load.messages > most {
-					t.Errorf("%d messages, want %d at most", r.load.messages, most)
-				}
+				what := fmt.Sprintf("wake-ups %v, %d deletes", wakeUps, deletes)
+				atMost(t, what+": messages", r.load.messages, 2200*seconds)
 				// A pause is 7/16 of MaxLag at least, which is a second. A read is two commands. A Delete is four,
 				// and two scripts behind it.
 				most := 2*(n*(1+seconds*16/7)+r.load.messages) + 8*deletes*seconds
-				if r.load.commands > most {
-					t.Errorf("wake-ups %v, %d deletes: %d commands, want %d at most", wakeUps, deletes, r.load.commands, most)
-				}
-				if lag := quantile(r.lags, 1); lag > time.Second+50*time.Millisecond {
-					t.Errorf("wake-ups %v, %d deletes: a process has the old value for %v", wakeUps, deletes, lag)
-				}
+				atMost(t, what+": commands", r.load.commands, most)
+				atMost(t, what+": the longest lag", quantile(r.lags, 1), time.Second+50*time.Millisecond)
 			})
 		}
 	}

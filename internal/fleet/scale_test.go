@@ -1,6 +1,8 @@
 package fleet
 
 import (
+	"cmp"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -44,13 +46,8 @@ func TestStampede_AllHear(t *testing.T) {
 			if want := (n - 1) * hotKeys; r.messages != want {
 				t.Errorf("%s: %d messages, want %d", what, r.messages, want)
 			}
-			if most := slices.Max(r.late); most > b.heard() {
-				t.Errorf("%s: a waiter is %v late, want %v at most", what, most, b.heard())
-			}
-			// All listen within 100 ms.
-			if most := slices.Max(r.polls); most > b.polls() {
-				t.Errorf("%s: a process polls %d times, want %d at most", what, most, b.polls())
-			}
+			atMost(t, what+": the last waiter is late by", slices.Max(r.late), b.heard())
+			atMost(t, what+": polls of a process", slices.Max(r.polls), b.polls()) // all listen within 100 ms
 		}
 	})
 }
@@ -67,11 +64,7 @@ func TestStampede_BusyServer(t *testing.T) {
 		inFleet(t, 100, slow, true, func(f *fleet) {
 			s := stampede{keys: "k", length: func() time.Duration { return length }}
 			for _, what := range []string{"the first load", "a load like the one before"} {
-				for _, n := range f.run(s).loads {
-					if n != 1 {
-						t.Errorf("%s, %v: %d loads, want 1", what, length, n)
-					}
-				}
+				wantLoads(t, fmt.Sprintf("%s, %v", what, length), f.run(s), 1)
 			}
 		})
 	}
@@ -79,19 +72,27 @@ func TestStampede_BusyServer(t *testing.T) {
 
 func check(t *testing.T, what string, b bounds, r result) {
 	t.Helper()
+	what = fmt.Sprintf("%s, %d waiters, %v", what, b.waiters, b.length)
+	wantLoads(t, what, r, 1)
+	atMost(t, what+": the last waiter is late by", slices.Max(r.late), b.late())
+	atMost(t, what+": polls of a process", slices.Max(r.polls), b.polls())
+	atMost(t, what+": commands", r.commands, b.commands())
+}
+
+// wantLoads fails the test unless each key was loaded so often.
+func wantLoads(t *testing.T, what string, r result, want int) {
+	t.Helper()
 	for _, n := range r.loads {
-		if n != 1 {
-			t.Errorf("%s, %d waiters, %v: %d loads, want 1", what, b.waiters, b.length, n)
+		if n != want {
+			t.Errorf("%s: %d loads, want %d", what, n, want)
 		}
 	}
-	if most := slices.Max(r.late); most > b.late() {
-		t.Errorf("%s, %d waiters, %v: a waiter is %v late, want %v at most", what, b.waiters, b.length, most, b.late())
-	}
-	if most := slices.Max(r.polls); most > b.polls() {
-		t.Errorf("%s, %d waiters, %v: a process polls %d times, want %d at most", what, b.waiters, b.length, most, b.polls())
-	}
-	if most := b.commands(); r.commands > most {
-		t.Errorf("%s, %d waiters, %v: %d commands, want %d at most", what, b.waiters, b.length, r.commands, most)
+}
+
+func atMost[V cmp.Ordered](t *testing.T, what string, got, most V) {
+	t.Helper()
+	if got > most {
+		t.Errorf("%s: %v, want %v at most", what, got, most)
 	}
 }
 
@@ -104,14 +105,10 @@ func TestStampede_LostMessages(t *testing.T) {
 		b := bounds{costs: usual, waiters: n * hotKeys, length: length, wakeUps: true}
 		s := stampede{keys: "k", length: func() time.Duration { return length }}
 		next := time.Duration(longer * float64(wait.ListeningPause))
-		if most := slices.Max(f.run(s).late); most > next+b.late() {
-			t.Errorf("the first load: a waiter is %v late, want %v at most", most, next+b.late())
-		}
+		atMost(t, "the first load: the last waiter is late by", slices.Max(f.run(s).late), next+b.late())
 		// Waiters that know the length poll after half of it has passed again.
 		next = time.Duration(longer * float64(length/2+2*wait.MinJoinPause))
-		if most := slices.Max(f.run(s).late); most > next+b.late() {
-			t.Errorf("a load like the one before: a waiter is %v late, want %v at most", most, next+b.late())
-		}
+		atMost(t, "a load like the one before: the last waiter is late by", slices.Max(f.run(s).late), next+b.late())
 	})
 }
 
@@ -123,17 +120,9 @@ func TestStampede_DeadHolder(t *testing.T) {
 		inFleet(t, n, usual, wakeUps, func(f *fleet) {
 			b := bounds{costs: usual, waiters: n * hotKeys, length: length, wakeUps: wakeUps}
 			r := f.run(stampede{keys: "k", length: func() time.Duration { return length }, dies: true})
-			for _, n := range r.loads {
-				if n != 2 {
-					t.Errorf("%d loads, want that of the dead and one more", n)
-				}
-			}
-			if most := slices.Max(r.taken); most > b.taken() {
-				t.Errorf("replaced after %v, want %v at most", most, b.taken())
-			}
-			if most := slices.Max(r.late); most > b.late() {
-				t.Errorf("a waiter is %v late, want %v at most", most, b.late())
-			}
+			wantLoads(t, "that of the dead and one more", r, 2)
+			atMost(t, "replaced after", slices.Max(r.taken), b.taken())
+			atMost(t, "the last waiter is late by", slices.Max(r.late), b.late())
 		})
 	}
 }
