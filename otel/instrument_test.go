@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -37,56 +38,17 @@ type telemetry struct {
 	reader *sdkmetric.ManualReader
 }
 
-// newTelemetry returns a telemetry. The test fails if a span is ended twice, or never.
+// newTelemetry returns a telemetry. The test fails if a span is never ended. A second end has no effect.
 func newTelemetry(t testing.TB) *telemetry {
 	x := &telemetry{spans: tracetest.NewSpanRecorder(), reader: sdkmetric.NewManualReader()}
-	provider := &strictProvider{TracerProvider: sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(x.spans)), t: t}
-	x.TracerProvider = provider
+	x.TracerProvider = sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(x.spans))
 	x.MeterProvider = sdkmetric.NewMeterProvider(sdkmetric.WithReader(x.reader))
 	t.Cleanup(func() {
-		if n := provider.open.Load(); n != 0 {
-			t.Errorf("%d spans have not been ended", n)
+		if started, ended := len(x.spans.Started()), len(x.spans.Ended()); started != ended {
+			t.Errorf("%d spans have begun, and %d have ended", started, ended)
 		}
 	})
 	return x
-}
-
-// A strictProvider counts the spans that have not been ended, and reports those that are ended twice.
-type strictProvider struct {
-	trace.TracerProvider
-	t    testing.TB
-	open atomic.Int64
-}
-
-func (p *strictProvider) Tracer(name string, opts ...trace.TracerOption) trace.Tracer {
-	return strictTracer{p.TracerProvider.Tracer(name, opts...), p}
-}
-
-type strictTracer struct {
-	trace.Tracer
-	provider *strictProvider
-}
-
-func (t strictTracer) Start(ctx context.Context, name string,
-	opts ...trace.SpanStartOption) (context.Context, trace.Span) {
-	ctx, span := t.Tracer.Start(ctx, name, opts...)
-	t.provider.open.Add(1)
-	return ctx, &strictSpan{Span: span, provider: t.provider}
-}
-
-type strictSpan struct {
-	trace.Span
-	provider *strictProvider
-	ended    atomic.Bool
-}
-
-func (s *strictSpan) End(opts ...trace.SpanEndOption) {
-	if !s.ended.CompareAndSwap(false, true) {
-		s.provider.t.Error("a span is ended twice")
-		return
-	}
-	s.Span.End(opts...)
-	s.provider.open.Add(-1)
 }
 
 // newCache returns a cache that is instrumented with x.
@@ -111,9 +73,7 @@ func newCache(t testing.TB, rdb redis.UniversalClient, namespace string,
 		o.RedisTimeout, o.LockTTL, o.LoadTimeout = 10*time.Second, 40*time.Second, time.Minute
 	}
 	c, err := singlefill.New(rdb, namespace, time.Hour, &o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -121,9 +81,7 @@ func newCache(t testing.TB, rdb redis.UniversalClient, namespace string,
 func (x *telemetry) instrument(t testing.TB, c sfotel.Cache) metric.Registration {
 	t.Helper()
 	registration, err := sfotel.Instrument(c, &x.Options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return registration
 }
 
@@ -142,9 +100,7 @@ var requests atomic.Int64
 func (x *telemetry) collect(t testing.TB) []metricdata.Metrics {
 	t.Helper()
 	var all metricdata.ResourceMetrics
-	if err := x.reader.Collect(t.Context(), &all); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, x.reader.Collect(t.Context(), &all))
 	var metrics []metricdata.Metrics
 	for _, scope := range all.ScopeMetrics {
 		metrics = append(metrics, scope.Metrics...)
@@ -186,17 +142,18 @@ func (x *telemetry) values(t testing.TB) map[string]float64 {
 
 func (x *telemetry) wantValues(t testing.TB, want map[string]float64) {
 	t.Helper()
-	got := x.values(t)
-	for name, v := range want {
-		if got[name] != v {
-			t.Errorf("%s is %v, want %v", name, got[name], v)
-		}
+	if got := x.values(t); !maps.Equal(got, want) {
+		t.Errorf("values:\n%s\nwant:\n%s", lines(got), lines(want))
 	}
-	for name, v := range got {
-		if _, ok := want[name]; !ok {
-			t.Errorf("%s is %v, want 0", name, v)
-		}
+}
+
+// lines returns values as text, a line for each.
+func lines(values map[string]float64) string {
+	var b strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		fmt.Fprintln(&b, name, values[name])
 	}
+	return b.String()
 }
 
 // words returns attributes as texts.
@@ -235,34 +192,42 @@ func fails(err error) singlefill.Loader[string] {
 	return func(context.Context, string) (string, error) { return "", err }
 }
 
+// load has a cache load a value.
+func load(t testing.TB, c *singlefill.Cache[string]) {
+	t.Helper()
+	_, err := c.GetOrLoad(t.Context(), "k", gives("v"))
+	redistest.Must(t, err)
+}
+
 type fakeCache struct{ traces []*singlefill.Trace }
 
 func (*fakeCache) Namespace() string              { return "ns" }
 func (*fakeCache) Stats() singlefill.Stats        { return singlefill.Stats{} }
 func (c *fakeCache) AddTrace(t *singlefill.Trace) { c.traces = append(c.traces, t) }
 
-// A hit calls nothing of this package.
-func TestInstrument_HitsAreFree(t *testing.T) {
-	t.Parallel()
+// newFake returns the Trace that a fakeCache gets, and what records it.
+func newFake(t testing.TB) (*telemetry, *singlefill.Trace) {
+	t.Helper()
 	var c fakeCache
-	newTelemetry(t).instrument(t, &c)
-	if len(c.traces) != 1 || c.traces[0].Hit != nil || c.traces[0].Miss != nil || c.traces[0].Stale != nil {
-		t.Errorf("%+v: want one Trace, without functions for hits", c.traces)
+	x := newTelemetry(t)
+	x.instrument(t, &c)
+	if len(c.traces) != 1 {
+		t.Fatalf("the cache has %d Traces", len(c.traces))
 	}
+	return x, c.traces[0]
 }
 
-// Everything that a Trace can tell is either exported or left out on purpose. This test fails when
-// singlefill gets another function.
+// Everything that a Trace can tell is either exported or left out on purpose: a hit calls nothing of this
+// package. This test fails when singlefill gets another function.
 func TestInstrument_EveryFunction(t *testing.T) {
 	t.Parallel()
-	var c fakeCache
-	newTelemetry(t).instrument(t, &c)
+	_, tr := newFake(t)
 	left := map[string]string{
 		"Hit": "Stats", "Miss": "Stats", "Stale": "Stats", "BadValue": "Stats", "NearDropped": "Stats", "BreakerChanged": "Stats",
 		"AuditDone": "Stats", "TagDone": "Stats",
 		"Clearing": "rare, and its caller knows",
 	}
-	v := reflect.ValueOf(*c.traces[0])
+	v := reflect.ValueOf(*tr)
 	for i := range v.NumField() {
 		name := v.Type().Field(i).Name
 		if !v.Type().Field(i).IsExported() {
@@ -285,9 +250,7 @@ func TestInstrument_Errors(t *testing.T) {
 	if _, err := sfotel.LockTrace("", nil); err == nil || !strings.Contains(err.Error(), `label is ""`) {
 		t.Errorf("an empty label: %v", err)
 	}
-	for _, name := range []string{
-		"singlefill.loads", "singlefill.gets", "callback",
-	} {
+	for _, name := range []string{"singlefill.loads", "singlefill.gets", "callback"} {
 		var c fakeCache
 		_, err := sfotel.Instrument(&c, &sfotel.Options{MeterProvider: refusingProvider{refuses: name}})
 		if !errors.Is(err, errRefused) || !strings.Contains(err.Error(), name) {
@@ -351,16 +314,11 @@ func TestInstrument_Globals(t *testing.T) {
 	defer otel.SetTracerProvider(tracers)
 	defer otel.SetMeterProvider(meters)
 	c := newCache(t, rdb, ns, nil)
-	if _, err := sfotel.Instrument(c, nil); err != nil {
-		t.Fatal(err)
-	}
+	_, err := sfotel.Instrument(c, nil)
+	redistest.Must(t, err)
 	trace, err := sfotel.LockTrace("jobs", &sfotel.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.GetOrLoad(t.Context(), "k", gives("v")); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
+	load(t, c)
 	trace.Acquired(t.Context(), lock.LeaseInfo{})
 	_ = c.Close()
 	x.wantSpans(t, "load "+ns+": cache="+ns+" kind=call load.size=1 load.stored=1")
@@ -381,12 +339,8 @@ func TestInstrument_Unregister(t *testing.T) {
 	x, ns := newTelemetry(t), redistest.Namespace(t)
 	c := newCache(t, rdb, ns, nil)
 	registration := x.instrument(t, c)
-	if _, err := c.GetOrLoad(t.Context(), "k", gives("v")); err != nil {
-		t.Fatal(err)
-	}
-	if err := registration.Unregister(); err != nil {
-		t.Fatal(err)
-	}
+	load(t, c)
+	redistest.Must(t, registration.Unregister())
 	_ = c.Close()
 	x.wantValues(t, map[string]float64{
 		"loads cache=" + ns + " kind=call result=value": 1,

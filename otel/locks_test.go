@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/lock"
 	sfotel "github.com/singlefill/singlefill/otel"
 )
@@ -14,9 +15,7 @@ import (
 func (x *telemetry) lockTrace(t testing.TB) *lock.Trace {
 	t.Helper()
 	tr, err := sfotel.LockTrace("jobs", &x.Options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return tr
 }
 

@@ -20,16 +20,14 @@ func TestMetrics_Exemplar(t *testing.T) {
 	_, rdb := redistest.StartMini(t)
 	x := newTelemetry(t)
 	c := x.newCache(t, rdb, "ns", nil)
-	if _, err := c.GetOrLoad(t.Context(), "k", gives("v")); err != nil {
-		t.Fatal(err)
-	}
+	load(t, c)
 	_ = c.Close()
-	load := x.named("load ns")[0].SpanContext().SpanID()
+	span := x.named("load ns")[0].SpanContext().SpanID()
 	for _, m := range x.collect(t) {
 		if m.Name == "singlefill.load.duration" {
 			examples := m.Data.(metricdata.Histogram[float64]).DataPoints[0].Exemplars
-			if len(examples) != 1 || !slices.Equal(examples[0].SpanID, load[:]) {
-				t.Errorf("%+v, want the span %v", examples, load)
+			if len(examples) != 1 || !slices.Equal(examples[0].SpanID, span[:]) {
+				t.Errorf("%+v, want the span %v", examples, span)
 			}
 			return
 		}
@@ -44,12 +42,9 @@ func TestMetrics_SameNamespace(t *testing.T) {
 	x, ns := newTelemetry(t), redistest.Namespace(t)
 	for range 2 {
 		c := x.newCache(t, rdb, ns, nil)
-		if err := c.Set(t.Context(), "k", "v"); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := c.Get(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, c.Set(t.Context(), "k", "v"))
+		_, err := c.Get(t.Context(), "k")
+		redistest.Must(t, err)
 	}
 	x.wantValues(t, map[string]float64{"gets cache=" + ns + " layer=redis result=hit": 2})
 }

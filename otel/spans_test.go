@@ -90,11 +90,8 @@ func TestSpans_Outcomes(t *testing.T) {
 		"load.size=1 load.stored=0 load.unlocked=1":     {Unlocked: true},
 		"load.queued=1 load.size=1 load.stored=1":       {Queued: time.Second, Stored: true},
 	} {
-		x := newTelemetry(t)
-		var c fakeCache
-		x.instrument(t, &c)
+		x, tr := newFake(t)
 		info.Key, info.Keys = "k", 1
-		tr := c.traces[0]
 		tr.LoadDone(tr.LoadStart(t.Context(), "k"), info)
 		x.wantSpans(t, "load ns: cache=ns kind=call "+want)
 	}
@@ -185,12 +182,8 @@ func TestSpans_LoadTimeout(t *testing.T) {
 func TestSpans_Refresh(t *testing.T) {
 	inBubble(t, func(t *testing.T, x *telemetry, rdb *redis.Client) {
 		c := x.newCache(t, rdb, "ns", &singlefill.Options[string]{StaleWhileRevalidate: time.Hour})
-		if err := c.Set(t.Context(), "k", "v"); err != nil {
-			t.Fatal(err)
-		}
-		if err := c.Expire(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, c.Set(t.Context(), "k", "v"))
+		redistest.Must(t, c.Expire(t.Context(), "k"))
 		ctx, request := x.request(t.Context())
 		if v, err := c.GetOrLoad(ctx, "k", gives("w")); v != "v" || err != nil {
 			t.Errorf("%q, %v", v, err)
@@ -350,9 +343,7 @@ func loadNested(t *testing.T, c *singlefill.Cache[string]) {
 		time.Sleep(time.Second)
 		return c.GetOrLoad(ctx, "inner", func(context.Context, string) (string, error) { time.Sleep(time.Second); return "v", nil })
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	synctest.Wait()
 }
 
@@ -372,10 +363,7 @@ func (x *telemetry) nested(t *testing.T) (inner, outer sdktrace.ReadOnlySpan) {
 // context of another load of this cache, the span of that load goes on.
 func TestSpans_NoLoader(t *testing.T) {
 	t.Parallel()
-	x := newTelemetry(t)
-	var c fakeCache
-	x.instrument(t, &c)
-	tr := c.traces[0]
+	x, tr := newFake(t)
 	outer := tr.LoadStart(t.Context(), "outer")
 	tr.LoadDone(outer, singlefill.LoadInfo{Key: "inner", Err: context.Canceled})
 	x.wantSpans(t)
@@ -389,9 +377,7 @@ func TestSpans_InstrumentedDuringLoad(t *testing.T) {
 	inBubble(t, func(t *testing.T, x *telemetry, rdb *redis.Client) {
 		c := newCache(t, rdb, "ns", nil)
 		_, err := c.GetOrLoad(t.Context(), "k", func(context.Context, string) (string, error) { x.instrument(t, c); return "v", nil })
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		synctest.Wait()
 		x.wantSpans(t)
 		if n := x.values(t)["loads cache=ns kind=call result=value"]; n != 1 {
@@ -403,10 +389,7 @@ func TestSpans_InstrumentedDuringLoad(t *testing.T) {
 // A loader of many keys at once ends its span once, whatever the order in which their outcomes come.
 func TestSpans_ManyOutcomesAtOnce(t *testing.T) {
 	t.Parallel()
-	x := newTelemetry(t)
-	var c fakeCache
-	x.instrument(t, &c)
-	tr := c.traces[0]
+	x, tr := newFake(t)
 	ctx := tr.LoadStart(t.Context(), "k0")
 	var wg sync.WaitGroup
 	for i := range 256 {

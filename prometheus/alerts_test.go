@@ -24,17 +24,13 @@ func TestAlerts_Rules(t *testing.T) {
 		t.Errorf("promtool: %v\n%s", err, out)
 	}
 	rules, err := os.ReadFile(alertRules)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	_, rdb := redistest.StartMini(t)
 	registry, c := register(t, cachetest.NewCacheIn[string](t, rdb, "ns", nil))
 	c.LockTrace("lock")
 	exported := map[string]bool{"singlefill_near_proof_age_seconds": true} // absent without a proof
 	families, err := registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	for _, family := range families {
 		exported[family.GetName()] = true
 	}
@@ -51,9 +47,7 @@ func TestAlerts_Rules(t *testing.T) {
 func alertNames(t testing.TB) (names []string) {
 	t.Helper()
 	rules, err := os.ReadFile(alertRules)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	for _, m := range regexp.MustCompile(`- alert: Singlefill(\w+)`).FindAllSubmatch(rules, -1) {
 		names = append(names, string(m[1]))
 	}
@@ -186,18 +180,14 @@ func seriesOf(name string, process int) string {
 func promtool(t *testing.T, histories []history) {
 	t.Helper()
 	rules, err := filepath.Abs(alertRules)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	b := new(strings.Builder)
 	fmt.Fprintf(b, "rule_files: [%s]\nevaluation_interval: 1m\ntests:\n", rules)
 	for i := range histories {
 		histories[i].write(b)
 	}
 	file := filepath.Join(t.TempDir(), "test.yml")
-	if err := os.WriteFile(file, []byte(b.String()), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, os.WriteFile(file, []byte(b.String()), 0o600))
 	if out, err := exec.Command(program(t, "promtool"), "test", "rules", file).CombinedOutput(); err != nil {
 		t.Errorf("promtool: %v\n%s", err, out)
 	}

@@ -53,13 +53,9 @@ type panel struct {
 func panels(t testing.TB) (all []panel) {
 	t.Helper()
 	data, err := os.ReadFile("../grafana/singlefill.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	var board struct{ Panels []panel }
-	if err := json.Unmarshal(data, &board); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, json.Unmarshal(data, &board))
 	return slices.DeleteFunc(board.Panels, func(p panel) bool { return p.Type == "row" })
 }
 
@@ -72,22 +68,16 @@ func startPrometheus(t testing.TB, targets ...string) *server {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "prometheus.yml")
 	config := fmt.Sprintf("global: {scrape_interval: 250ms, scrape_timeout: 250ms}\nscrape_configs:\n  - job_name: shop\n    static_configs: [{targets: ['%s']}]\n", strings.Join(targets, "', '"))
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, os.WriteFile(file, []byte(config), 0o600))
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	address := l.Addr().String()
 	l.Close()
 	var log strings.Builder
 	cmd := exec.Command(program(t, "prometheus"), "--config.file="+file, "--storage.tsdb.path="+filepath.Join(dir, "data"),
 		"--web.listen-address="+address, "--log.level=warn")
 	cmd.Stderr = &log
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"regexp"
 	"slices"
@@ -27,9 +28,7 @@ func TestMain(m *testing.M) { redistest.Main(m) }
 func register(t testing.TB, caches ...sfprometheus.Cache) (*prometheus.Registry, *sfprometheus.Collector) {
 	t.Helper()
 	r, c := prometheus.NewPedanticRegistry(), sfprometheus.NewCollector(caches...)
-	if err := r.Register(c); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, r.Register(c))
 	return r, c
 }
 
@@ -38,9 +37,7 @@ func register(t testing.TB, caches ...sfprometheus.Cache) (*prometheus.Registry,
 func values(t testing.TB, r *prometheus.Registry) map[string]float64 {
 	t.Helper()
 	families, err := r.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	samples := make(map[string]float64)
 	for _, f := range families {
 		for _, m := range f.Metric {
@@ -59,16 +56,8 @@ func values(t testing.TB, r *prometheus.Registry) map[string]float64 {
 
 func wantValues(t testing.TB, r *prometheus.Registry, want map[string]float64) {
 	t.Helper()
-	got := values(t, r)
-	for name, v := range want {
-		if got[name] != v {
-			t.Errorf("%s is %v, want %v", name, got[name], v)
-		}
-	}
-	for name, v := range got {
-		if _, ok := want[name]; !ok {
-			t.Errorf("%s is %v, want 0", name, v)
-		}
+	if got := values(t, r); !maps.Equal(got, want) {
+		t.Errorf("values are %v, want %v", got, want)
 	}
 }
 
@@ -163,12 +152,9 @@ func TestCollector_SameNamespace(t *testing.T) {
 	r, collector := register(t, a)
 	collector.Add(b)
 	for _, c := range []*singlefill.Cache[string]{a, b} {
-		if err := c.Set(t.Context(), "k", "v"); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := c.Get(t.Context(), "k"); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, c.Set(t.Context(), "k", "v"))
+		_, err := c.Get(t.Context(), "k")
+		redistest.Must(t, err)
 	}
 	wantValues(t, r, map[string]float64{"gets_total cache=" + ns + " layer=redis result=hit": 2})
 }
@@ -249,9 +235,7 @@ func TestCollector_Names(t *testing.T) {
 		got = append(got, strings.TrimSpace("metric "+m[1]+" "+strings.ReplaceAll(m[2], ",", " ")))
 	}
 	names, err := os.ReadFile("../docs/names.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	for line := range strings.Lines(string(names)) {
 		if strings.HasPrefix(line, "metric ") {
 			want = append(want, strings.TrimSpace(line))
