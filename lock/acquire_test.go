@@ -78,43 +78,6 @@ func TestAcquire_ContextEnds(t *testing.T) {
 	})
 }
 
-// The first answer ends a call at its instant.
-func TestAcquire_FirstAnswer(t *testing.T) {
-	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-		const slow = 7654321 * time.Nanosecond
-		learn(t, rdb)
-		holder := newLocker(t, kind, rdb, "held", nil)
-		lease := mustAcquire(t, holder)
-		foreign := "{foreign}:lock"
-		redistest.Planted(t, foreign)
-		redistest.Must(t, rdb.RPush(t.Context(), foreign, "x").Err())
-		c := record(m)
-		c.delay(slow)
-		for name, want := range map[string]struct {
-			err      error // nil: granted
-			commands int
-		}{"free": {nil, 1}, "held": {lock.ErrBusy, 1}, "foreign": {lock.ErrConflict, 1}} {
-			c.reset()
-			l := newLocker(t, kind, rdb, name, &lock.Options{TTL: time.Hour})
-			call := l.Acquire
-			switch {
-			case name == "held":
-				call = l.TryAcquire
-			case name == "foreign" && kind == "fair":
-				want.commands = 2 // it leaves the queue
-			}
-			got, err := call(t.Context())
-			if n, took := len(c.all()), time.Since(c.times()[0]); n != want.commands || took != time.Duration(n)*slow || !errors.Is(err, want.err) {
-				t.Errorf("%s: %v by %d commands, after %v; want %v by %d", name, err, n, took, want.err, want.commands)
-			}
-			_ = got.Release(t.Context())
-			time.Sleep(time.Second) // for the background
-		}
-		c.delay(0)
-		mustRelease(t, lease)
-	})
-}
-
 // A waiter holds no connection between two commands.
 //
 //fault:waiting-callers
@@ -182,44 +145,42 @@ func TestAcquire_OutlastsAStall(t *testing.T) {
 		"read only": refusal("READONLY You can't write against a read only replica."), "loading": refusal("LOADING Redis is loading"),
 	} {
 		for _, begins := range []bool{false, true} { // when the waiter arrives, or later
-			t.Run(fmt.Sprintf("%s, from the beginning %v", what, begins), func(t *testing.T) {
-				eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-					holder := mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
-					client, f := withFaults(t, m)
-					l := newLocker(t, kind, client, "n", nil)
-					if begins {
-						f.set(fails)
-					}
-					ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-					defer cancel()
-					var wg sync.WaitGroup
-					order := make(chan int, 3)
-					wait := func(i int, l *lock.Locker) {
-						wg.Go(func() {
-							lease, err := l.Acquire(ctx)
-							if err != nil {
-								t.Errorf("waiter %d: %v", i, err)
-								return
-							}
-							order <- i
-							mustRelease(t, lease)
-						})
-						synctest.Wait()
-						time.Sleep(10 * time.Millisecond)
-					}
-					wait(0, l)
-					wait(1, l)
-					wait(2, newLocker(t, kind, rdb, "n", nil))
+			runEachKind(t, fmt.Sprintf("%s, from the beginning %v", what, begins), func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+				holder := mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
+				client, f := withFaults(t, m)
+				l := newLocker(t, kind, client, "n", nil)
+				if begins {
 					f.set(fails)
-					time.Sleep(1100 * time.Millisecond)
-					f.set(nil)
-					time.Sleep(time.Second)
-					mustRelease(t, holder)
-					wg.Wait()
-					if first := <-order; kind == "fair" && !begins && first != 0 {
-						t.Errorf("waiter %d was the first", first)
-					}
-				})
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+				defer cancel()
+				var wg sync.WaitGroup
+				order := make(chan int, 3)
+				wait := func(i int, l *lock.Locker) {
+					wg.Go(func() {
+						lease, err := l.Acquire(ctx)
+						if err != nil {
+							t.Errorf("waiter %d: %v", i, err)
+							return
+						}
+						order <- i
+						mustRelease(t, lease)
+					})
+					synctest.Wait()
+					time.Sleep(10 * time.Millisecond)
+				}
+				wait(0, l)
+				wait(1, l)
+				wait(2, newLocker(t, kind, rdb, "n", nil))
+				f.set(fails)
+				time.Sleep(1100 * time.Millisecond)
+				f.set(nil)
+				time.Sleep(time.Second)
+				mustRelease(t, holder)
+				wg.Wait()
+				if first := <-order; kind == "fair" && !begins && first != 0 {
+					t.Errorf("waiter %d was the first", first)
+				}
 			})
 		}
 	}

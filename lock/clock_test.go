@@ -122,52 +122,50 @@ func TestLease_ServerClockJumps(t *testing.T) {
 func TestNewSemaphore_ClientClock(t *testing.T) {
 	t.Parallel()
 	for _, skew := range []time.Duration{-time.Hour, time.Hour} {
-		t.Run(skew.String(), func(t *testing.T) {
-			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-				now := time.Now().Add(skew)
-				pass := func(d, step time.Duration) {
-					for ; d > 0; d -= step {
-						time.Sleep(step)
-						now = now.Add(step)
-						m.SetTime(now)
-						synctest.Wait()
-					}
+		runInBubble(t, skew.String(), func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+			now := time.Now().Add(skew)
+			pass := func(d, step time.Duration) {
+				for ; d > 0; d -= step {
+					time.Sleep(step)
+					now = now.Add(step)
+					m.SetTime(now)
+					synctest.Wait()
 				}
-				m.SetTime(now)
-				rdb := redistest.NewMiniClient(t, m)
-				l := semaphore(t, rdb, "n", 2, nil)
-				other := semaphore(t, redistest.NewMiniClient(t, m), "n", 2, nil)
-				a := mustTry(t, l)
-				if d := time.UnixMicro(a.Fence()).Sub(now); d != 0 {
-					t.Errorf("the fence is %v off the server's clock", d)
+			}
+			m.SetTime(now)
+			rdb := redistest.NewMiniClient(t, m)
+			l := semaphore(t, rdb, "n", 2, nil)
+			other := semaphore(t, redistest.NewMiniClient(t, m), "n", 2, nil)
+			a := mustTry(t, l)
+			if d := time.UnixMicro(a.Fence()).Sub(now); d != 0 {
+				t.Errorf("the fence is %v off the server's clock", d)
+			}
+			mustTry(t, l)
+			for range 4 {
+				pass(5*time.Second, time.Second)
+				if _, err := other.TryAcquire(t.Context()); err != lock.ErrBusy {
+					t.Fatalf("TryAcquire while two hold it: %v", err)
 				}
-				mustTry(t, l)
-				for range 4 {
-					pass(5*time.Second, time.Second)
-					if _, err := other.TryAcquire(t.Context()); err != lock.ErrBusy {
-						t.Fatalf("TryAcquire while two hold it: %v", err)
-					}
+			}
+			mustRelease(t, a)
+			b := mustTry(t, other)
+			_ = rdb.Close()
+			got := make(chan time.Time, 1)
+			go func() {
+				c, err := other.Acquire(t.Context())
+				if err != nil {
+					t.Error(err)
 				}
-				mustRelease(t, a)
-				b := mustTry(t, other)
-				_ = rdb.Close()
-				got := make(chan time.Time, 1)
-				go func() {
-					c, err := other.Acquire(t.Context())
-					if err != nil {
-						t.Error(err)
-					}
-					got <- time.Now()
-					mustRelease(t, c)
-				}()
-				died := time.Now()
-				pass(11*time.Second, 100*time.Millisecond)
-				// The last renewal was up to a third of TTL before.
-				if d := (<-got).Sub(died); d < 6*time.Second || d > 10*time.Second+200*time.Millisecond {
-					t.Errorf("a dead holder was replaced after %v", d)
-				}
-				mustRelease(t, b)
-			})
+				got <- time.Now()
+				mustRelease(t, c)
+			}()
+			died := time.Now()
+			pass(11*time.Second, 100*time.Millisecond)
+			// The last renewal was up to a third of TTL before.
+			if d := (<-got).Sub(died); d < 6*time.Second || d > 10*time.Second+200*time.Millisecond {
+				t.Errorf("a dead holder was replaced after %v", d)
+			}
+			mustRelease(t, b)
 		})
 	}
 }
@@ -177,41 +175,39 @@ func TestNewSemaphore_ClientClock(t *testing.T) {
 //fault:clock-dead-waiter
 func TestNewFairMutex_DeadWaiterAndClockPutBack(t *testing.T) {
 	for _, before := range []bool{true, false} {
-		t.Run(fmt.Sprint("waiter arrived before ", before), func(t *testing.T) {
-			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				opts := &lock.Options{WaiterTTL: 2 * time.Second}
-				holder := mustAcquire(t, newLocker(t, "fair", rdb, "n", opts))
-				mortal := redistest.NewMiniClient(t, m)
-				ended := make(chan struct{})
-				go func() {
-					defer close(ended)
-					_, _ = newLocker(t, "fair", mortal, "n", opts).Acquire(t.Context())
-				}()
+		runInBubble(t, fmt.Sprint("waiter arrived before ", before), func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			opts := &lock.Options{WaiterTTL: 2 * time.Second}
+			holder := mustAcquire(t, newLocker(t, "fair", rdb, "n", opts))
+			mortal := redistest.NewMiniClient(t, m)
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				_, _ = newLocker(t, "fair", mortal, "n", opts).Acquire(t.Context())
+			}()
+			synctest.Wait()
+			got := make(chan *lock.Lease, 1)
+			wait := func() {
+				go func() { got <- mustAcquire(t, newLocker(t, "fair", redistest.NewMiniClient(t, m), "n", opts)) }()
 				synctest.Wait()
-				got := make(chan *lock.Lease, 1)
-				wait := func() {
-					go func() { got <- mustAcquire(t, newLocker(t, "fair", redistest.NewMiniClient(t, m), "n", opts)) }()
-					synctest.Wait()
-				}
-				if before {
-					wait()
-				}
-				_ = mortal.Close()
-				<-ended
-				clock, stop := runClock(m)
-				defer stop()
-				clock.put(-time.Hour)
-				if !before {
-					wait()
-				}
-				mustRelease(t, holder)
-				select {
-				case lease := <-got:
-					mustRelease(t, lease)
-				case <-time.After(2 * opts.WaiterTTL):
-					t.Error("the dead waiter keeps the others waiting")
-				}
-			})
+			}
+			if before {
+				wait()
+			}
+			_ = mortal.Close()
+			<-ended
+			clock, stop := runClock(m)
+			defer stop()
+			clock.put(-time.Hour)
+			if !before {
+				wait()
+			}
+			mustRelease(t, holder)
+			select {
+			case lease := <-got:
+				mustRelease(t, lease)
+			case <-time.After(2 * opts.WaiterTTL):
+				t.Error("the dead waiter keeps the others waiting")
+			}
 		})
 	}
 }

@@ -63,48 +63,46 @@ var failures = []struct {
 //fault:silence
 func TestErrors_Kinds(t *testing.T) {
 	for _, c := range failures {
-		t.Run(c.what, func(t *testing.T) {
-			eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-				learn(t, rdb)
-				client, f := withFaults(t, m)
-				l := newLocker(t, kind, client, "some name", nil)
-				for op, call := range map[string]func() error{
-					"Acquire": func() error { _, err := l.Acquire(t.Context()); return err },
-					"TryAcquire": func() error {
-						lease, err := l.TryAcquire(t.Context())
-						if lease != nil {
-							t.Error("it has given a lease")
-						}
-						return err
-					},
-					"Do": func() error { return l.Do(t.Context(), func(context.Context) error { t.Error("called"); return nil }) },
-					"Release": func() error {
-						f.set(nil)
-						lease := mustAcquire(t, l)
-						f.set(c.fails)
-						return lease.Release(t.Context())
-					},
-				} {
-					f.set(c.fails)
-					begun := time.Now()
-					err := call()
-					took := time.Since(begun)
-					if c.want == nil {
-						wantIs(t, op, err)
-					} else {
-						wantIs(t, op, err, c.want)
+		runEachKind(t, c.what, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+			learn(t, rdb)
+			client, f := withFaults(t, m)
+			l := newLocker(t, kind, client, "some name", nil)
+			for op, call := range map[string]func() error{
+				"Acquire": func() error { _, err := l.Acquire(t.Context()); return err },
+				"TryAcquire": func() error {
+					lease, err := l.TryAcquire(t.Context())
+					if lease != nil {
+						t.Error("it has given a lease")
 					}
-					if err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), `"some name"`) {
-						t.Errorf("%s: %v; want it to say %q, and the name", op, err, c.says)
-					}
-					if c.takes == 0 && took != 0 || took > leaseWaits || c.takes > 0 && took < c.takes/2 {
-						t.Errorf("%s has taken %v", op, took)
-					}
+					return err
+				},
+				"Do": func() error { return l.Do(t.Context(), func(context.Context) error { t.Error("called"); return nil }) },
+				"Release": func() error {
 					f.set(nil)
-					time.Sleep(2 * leaseTTL)
-					mustRelease(t, mustAcquire(t, newLocker(t, kind, rdb, "some name", nil)))
+					lease := mustAcquire(t, l)
+					f.set(c.fails)
+					return lease.Release(t.Context())
+				},
+			} {
+				f.set(c.fails)
+				begun := time.Now()
+				err := call()
+				took := time.Since(begun)
+				if c.want == nil {
+					wantIs(t, op, err)
+				} else {
+					wantIs(t, op, err, c.want)
 				}
-			})
+				if err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), `"some name"`) {
+					t.Errorf("%s: %v; want it to say %q, and the name", op, err, c.says)
+				}
+				if c.takes == 0 && took != 0 || took > leaseWaits || c.takes > 0 && took < c.takes/2 {
+					t.Errorf("%s has taken %v", op, took)
+				}
+				f.set(nil)
+				time.Sleep(2 * leaseTTL)
+				mustRelease(t, mustAcquire(t, newLocker(t, kind, rdb, "some name", nil)))
+			}
 		})
 	}
 }

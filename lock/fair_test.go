@@ -167,44 +167,42 @@ func TestNewFairMutex_WaitersAskInTime(t *testing.T) {
 		{12, lock.Options{WaiterTTL: 400 * time.Millisecond, RedisTimeout: 10 * time.Millisecond}},
 		{12, lock.Options{WaiterTTL: time.Hour}},
 	} {
-		t.Run(fmt.Sprintf("%d waiters, %v", test.waiters, test.opts.WaiterTTL), func(t *testing.T) {
-			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-				l := newLocker(t, "fair", redistest.NewMiniClient(t, m), "n", &test.opts)
-				ttl := test.opts.WaiterTTL
-				if ttl == 0 {
-					ttl = waiterTTL
+		runInBubble(t, fmt.Sprintf("%d waiters, %v", test.waiters, test.opts.WaiterTTL), func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+			l := newLocker(t, "fair", redistest.NewMiniClient(t, m), "n", &test.opts)
+			ttl := test.opts.WaiterTTL
+			if ttl == 0 {
+				ttl = waiterTTL
+			}
+			lease := mustTry(t, l)
+			c := record(m)
+			waiters := &waiterGroup{t: t}
+			for who := range test.waiters {
+				waiters.join(t.Context(), l, who)
+				synctest.Wait()
+			}
+			time.Sleep(min(6*ttl, 10*time.Second))
+			last, asked := make(map[string]time.Time), 0
+			for i, args := range c.all() {
+				args = scriptArgs(args)
+				if len(args) < 5 { // token and TTL, of a renewal
+					continue
 				}
-				lease := mustTry(t, l)
-				c := record(m)
-				waiters := &waiterGroup{t: t}
-				for who := range test.waiters {
-					waiters.join(t.Context(), l, who)
-					synctest.Wait()
-				}
-				time.Sleep(min(6*ttl, 10*time.Second))
-				last, asked := make(map[string]time.Time), 0
-				for i, args := range c.all() {
-					args = scriptArgs(args)
-					if len(args) < 5 { // token and TTL, of a renewal
-						continue
+				asked++
+				at := c.times()[i]
+				// The tokens of other waiters come after five arguments.
+				for _, token := range append(args[5:], args[0]) {
+					if before, again := last[token]; again && at.Sub(before) > ttl/3 {
+						t.Errorf("heard of again after %v", at.Sub(before))
 					}
-					asked++
-					at := c.times()[i]
-					// The tokens of other waiters come after five arguments.
-					for _, token := range append(args[5:], args[0]) {
-						if before, again := last[token]; again && at.Sub(before) > ttl/3 {
-							t.Errorf("heard of again after %v", at.Sub(before))
-						}
-						last[token] = at
-					}
+					last[token] = at
 				}
-				if len(last) != test.waiters || asked < 4 {
-					t.Errorf("%d have asked %d times", len(last), asked)
-				}
-				mustRelease(t, lease)
-				waiters.wg.Wait()
-				waiters.want(upTo(test.waiters)...)
-			})
+			}
+			if len(last) != test.waiters || asked < 4 {
+				t.Errorf("%d have asked %d times", len(last), asked)
+			}
+			mustRelease(t, lease)
+			waiters.wg.Wait()
+			waiters.want(upTo(test.waiters)...)
 		})
 	}
 }
@@ -236,46 +234,44 @@ func TestNewFairMutex_DeadWaiters(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{1, 10, 200} {
 		for _, late := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%d, long dead %v", n, late), func(t *testing.T) {
-				inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-					holder, mortal, live := redistest.NewMiniClient(t, m), redistest.NewMiniClient(t, m), redistest.NewMiniClient(t, m)
-					lease := mustTry(t, newLocker(t, "fair", holder, "n", nil))
-					doomed, waiters := &waiterGroup{t: t}, &waiterGroup{t: t}
-					l := newLocker(t, "fair", mortal, "n", nil)
-					for who := range n {
-						doomed.join(t.Context(), l, who)
-						synctest.Wait()
-					}
-					waiters.join(t.Context(), newLocker(t, "fair", live, "n", nil), n)
+			runInBubble(t, fmt.Sprintf("%d, long dead %v", n, late), func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+				holder, mortal, live := redistest.NewMiniClient(t, m), redistest.NewMiniClient(t, m), redistest.NewMiniClient(t, m)
+				lease := mustTry(t, newLocker(t, "fair", holder, "n", nil))
+				doomed, waiters := &waiterGroup{t: t}, &waiterGroup{t: t}
+				l := newLocker(t, "fair", mortal, "n", nil)
+				for who := range n {
+					doomed.join(t.Context(), l, who)
 					synctest.Wait()
-					time.Sleep(time.Second)
-					_ = mortal.Close()
-					died := time.Now()
-					if late {
-						time.Sleep(2 * waiterTTL)
-					}
-					released := time.Now()
-					mustRelease(t, lease)
-					c := record(m)
-					waiters.wg.Wait()
-					waiters.want(n)
-					if asked := len(c.all()); asked > 60 {
-						t.Errorf("the living waiter asked %d times", asked)
-					}
-					// The living waiter may be asleep when the dead are skipped, for a third of
-					// WaiterTTL.
-					if d := time.Since(died); !late && d > waiterTTL+waiterTTL/3 {
-						t.Errorf("waited %v for dead waiters", d)
-					}
-					if d := time.Since(released); late && d > longestPause {
-						t.Errorf("waited %v for waiters that were long dead", d)
-					}
-					doomed.wg.Wait()
-					synctest.Wait()
-					if keys := leftKeys(m); len(keys) != 0 {
-						t.Errorf("%v are left", keys)
-					}
-				})
+				}
+				waiters.join(t.Context(), newLocker(t, "fair", live, "n", nil), n)
+				synctest.Wait()
+				time.Sleep(time.Second)
+				_ = mortal.Close()
+				died := time.Now()
+				if late {
+					time.Sleep(2 * waiterTTL)
+				}
+				released := time.Now()
+				mustRelease(t, lease)
+				c := record(m)
+				waiters.wg.Wait()
+				waiters.want(n)
+				if asked := len(c.all()); asked > 60 {
+					t.Errorf("the living waiter asked %d times", asked)
+				}
+				// The living waiter may be asleep when the dead are skipped, for a third of
+				// WaiterTTL.
+				if d := time.Since(died); !late && d > waiterTTL+waiterTTL/3 {
+					t.Errorf("waited %v for dead waiters", d)
+				}
+				if d := time.Since(released); late && d > longestPause {
+					t.Errorf("waited %v for waiters that were long dead", d)
+				}
+				doomed.wg.Wait()
+				synctest.Wait()
+				if keys := leftKeys(m); len(keys) != 0 {
+					t.Errorf("%v are left", keys)
+				}
 			})
 		}
 	}
@@ -334,30 +330,28 @@ func TestNewFairMutex_LongOutage(t *testing.T) {
 	for what, fails := range map[string]fault{
 		"no connection": noConnection, "writes are refused": refusal("NOREPLICAS Not enough good replicas to write."),
 	} {
-		t.Run(what, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-				rdb := redistest.NewMiniClient(t, m)
-				lease := mustTry(t, newLocker(t, "fair", rdb, "n", nil))
-				cut, f := withFaults(t, m)
-				l := newLocker(t, "fair", cut, "n", &lock.Options{TTL: 2 * time.Second, WaiterTTL: time.Minute})
-				ended := make(chan error, 1)
-				go func() { _, err := l.Acquire(t.Context()); ended <- err }()
-				time.Sleep(time.Second)
-				f.set(fails)
-				if err := <-ended; !errors.Is(err, lock.ErrUnavailable) {
-					t.Errorf("Acquire: %v, want ErrUnavailable", err)
-				}
-				time.Sleep(10 * time.Second)
-				if !m.Exists(queueKey) {
-					t.Error("it is not in the queue, so this proves nothing")
-				}
-				f.set(nil)
-				time.Sleep(time.Second)
-				if m.Exists(queueKey) {
-					t.Error("it is still in the queue")
-				}
-				mustRelease(t, lease)
-			})
+		runInBubble(t, what, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+			rdb := redistest.NewMiniClient(t, m)
+			lease := mustTry(t, newLocker(t, "fair", rdb, "n", nil))
+			cut, f := withFaults(t, m)
+			l := newLocker(t, "fair", cut, "n", &lock.Options{TTL: 2 * time.Second, WaiterTTL: time.Minute})
+			ended := make(chan error, 1)
+			go func() { _, err := l.Acquire(t.Context()); ended <- err }()
+			time.Sleep(time.Second)
+			f.set(fails)
+			if err := <-ended; !errors.Is(err, lock.ErrUnavailable) {
+				t.Errorf("Acquire: %v, want ErrUnavailable", err)
+			}
+			time.Sleep(10 * time.Second)
+			if !m.Exists(queueKey) {
+				t.Error("it is not in the queue, so this proves nothing")
+			}
+			f.set(nil)
+			time.Sleep(time.Second)
+			if m.Exists(queueKey) {
+				t.Error("it is still in the queue")
+			}
+			mustRelease(t, lease)
 		})
 	}
 }
@@ -372,58 +366,56 @@ func TestNewFairMutex_LostKeys(t *testing.T) {
 		{queueKey}, {aliveKey}, {lockKey}, {fenceKey}, {queueKey, aliveKey},
 		{lockKey, aliveKey}, {lockKey, queueKey}, {lockKey, queueKey, aliveKey, fenceKey},
 	} {
-		t.Run(strings.Join(keys, " "), func(t *testing.T) {
-			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-				const n = 12
-				l := newLocker(t, "fair", redistest.NewMiniClient(t, m), "n", nil)
-				var inside, lostLeases atomic.Int32
-				var wg sync.WaitGroup
-				for who := range n {
-					wg.Go(func() {
-						lease, err := l.Acquire(t.Context())
-						if err != nil {
-							t.Error(who, err)
-							return
-						}
-						if n := inside.Add(1); n > 1 && !slices.Contains(keys, lockKey) {
-							t.Errorf("%d hold it", n)
-						}
-						select {
-						case <-lease.Context().Done():
-						case <-time.After(300 * time.Millisecond):
-						}
-						inside.Add(-1)
-						if err := lease.Release(t.Context()); errors.Is(err, lock.ErrLost) {
-							lostLeases.Add(1)
-						} else if err != nil {
-							t.Error(who, err)
-						}
-					})
-				}
-				done := make(chan struct{})
-				go func() { wg.Wait(); close(done) }()
-				lost := 0
-				for over := false; !over; {
+		runInBubble(t, strings.Join(keys, " "), func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+			const n = 12
+			l := newLocker(t, "fair", redistest.NewMiniClient(t, m), "n", nil)
+			var inside, lostLeases atomic.Int32
+			var wg sync.WaitGroup
+			for who := range n {
+				wg.Go(func() {
+					lease, err := l.Acquire(t.Context())
+					if err != nil {
+						t.Error(who, err)
+						return
+					}
+					if n := inside.Add(1); n > 1 && !slices.Contains(keys, lockKey) {
+						t.Errorf("%d hold it", n)
+					}
 					select {
-					case <-done:
-						over = true
-					case <-time.After(430 * time.Millisecond):
-						for _, key := range keys {
-							if m.Del(key) && key == lockKey {
-								lost++
-							}
+					case <-lease.Context().Done():
+					case <-time.After(300 * time.Millisecond):
+					}
+					inside.Add(-1)
+					if err := lease.Release(t.Context()); errors.Is(err, lock.ErrLost) {
+						lostLeases.Add(1)
+					} else if err != nil {
+						t.Error(who, err)
+					}
+				})
+			}
+			done := make(chan struct{})
+			go func() { wg.Wait(); close(done) }()
+			lost := 0
+			for over := false; !over; {
+				select {
+				case <-done:
+					over = true
+				case <-time.After(430 * time.Millisecond):
+					for _, key := range keys {
+						if m.Del(key) && key == lockKey {
+							lost++
 						}
 					}
 				}
-				// A holder whose lock was lost during its release may not have known.
-				if n := int(lostLeases.Load()); n > lost || n < lost/2 {
-					t.Errorf("%d leases were lost, %d holders know it", lost, n)
-				}
-				synctest.Wait()
-				if keys := leftKeys(m); len(keys) != 0 {
-					t.Errorf("%v are left", keys)
-				}
-			})
+			}
+			// A holder whose lock was lost during its release may not have known.
+			if n := int(lostLeases.Load()); n > lost || n < lost/2 {
+				t.Errorf("%d leases were lost, %d holders know it", lost, n)
+			}
+			synctest.Wait()
+			if keys := leftKeys(m); len(keys) != 0 {
+				t.Errorf("%v are left", keys)
+			}
 		})
 	}
 }

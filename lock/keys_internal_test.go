@@ -91,22 +91,6 @@ func TestKeys_NotShared(t *testing.T) {
 	}
 }
 
-// No two names share a key.
-func FuzzKeys(f *testing.F) {
-	names := strangeNames()
-	for i, name := range names[:40] {
-		f.Add(name, names[(i*7)%40])
-	}
-	f.Fuzz(func(t *testing.T, a, b string) {
-		if a == "" || b == "" {
-			return // no names
-		}
-		if err := checkKeys(a, b); err != nil {
-			t.Error(err)
-		}
-	})
-}
-
 // A strange name is a name, and its keys are in one slot: a cluster refuses scripts whose keys are in two.
 //
 //fault:strange-keys

@@ -133,41 +133,39 @@ func TestLease_LostByRedis(t *testing.T) {
 			takeFor(t, rdb, kind, "n")
 		},
 	} {
-		t.Run(what, func(t *testing.T) {
-			eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-				var e locktest.Events
-				client, f := withFaults(t, m)
-				lease := mustAcquire(t, newLocker(t, kind, client, "n", &lock.Options{Trace: e.Trace()}))
-				begun := time.Now()
-				time.Sleep(time.Second)
-				lose(t, m, rdb, kind)
-				before := keysOf(t, rdb, "n")
-				awaitEnd(t, lease)
-				wantElapsed(t, "told", begun, leaseTTL/3)
-				wantLost(t, lease)
-				synctest.Wait()
-				f.take()
-				for range 2 {
-					wantIs(t, "Release after the loss", lease.Release(t.Context()), lock.ErrLost)
+		runEachKind(t, what, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+			var e locktest.Events
+			client, f := withFaults(t, m)
+			lease := mustAcquire(t, newLocker(t, kind, client, "n", &lock.Options{Trace: e.Trace()}))
+			begun := time.Now()
+			time.Sleep(time.Second)
+			lose(t, m, rdb, kind)
+			before := keysOf(t, rdb, "n")
+			awaitEnd(t, lease)
+			wantElapsed(t, "told", begun, leaseTTL/3)
+			wantLost(t, lease)
+			synctest.Wait()
+			f.take()
+			for range 2 {
+				wantIs(t, "Release after the loss", lease.Release(t.Context()), lock.ErrLost)
+			}
+			time.Sleep(time.Minute)
+			if ops := f.take(); ops != "" {
+				t.Errorf("after the loss it has sent %s", ops)
+			}
+			if s := e.Transitions(); s != "acquired lost" {
+				t.Errorf("told %q", s)
+			}
+			lost := e.Of("lost")[0]
+			wantIs(t, "Lost is told", lost.Err, lock.ErrLost)
+			if lost.Fence != lease.Fence() || lost.Name != "n" || lost.Duration != leaseTTL/3 || !strings.Contains(lost.Err.Error(), "gone from Redis") {
+				t.Errorf("told %+v", lost.LeaseInfo)
+			}
+			for key, left := range keysOf(t, rdb, "n") {
+				if _, was := before[key]; !was || left < 0 {
+					t.Errorf("%q is there, for %v", key, left)
 				}
-				time.Sleep(time.Minute)
-				if ops := f.take(); ops != "" {
-					t.Errorf("after the loss it has sent %s", ops)
-				}
-				if s := e.Transitions(); s != "acquired lost" {
-					t.Errorf("told %q", s)
-				}
-				lost := e.Of("lost")[0]
-				wantIs(t, "Lost is told", lost.Err, lock.ErrLost)
-				if lost.Fence != lease.Fence() || lost.Name != "n" || lost.Duration != leaseTTL/3 || !strings.Contains(lost.Err.Error(), "gone from Redis") {
-					t.Errorf("told %+v", lost.LeaseInfo)
-				}
-				for key, left := range keysOf(t, rdb, "n") {
-					if _, was := before[key]; !was || left < 0 {
-						t.Errorf("%q is there, for %v", key, left)
-					}
-				}
-			})
+			}
 		})
 	}
 }
@@ -182,44 +180,42 @@ func TestLease_LostBeforeItsEnd(t *testing.T) {
 		"not allowed": refusal("NOPERM this user has no permissions to run the 'evalsha' command"),
 	} {
 		for _, after := range []time.Duration{0, leaseTTL / 6, leaseTTL/3 - 1, leaseTTL / 3, leaseTTL / 2, leaseTTL} {
-			t.Run(fmt.Sprint(what, " after ", after), func(t *testing.T) {
-				eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-					var e locktest.Events
-					client, f := withFaults(t, m)
-					lease := mustAcquire(t, newLocker(t, kind, client, "n", &lock.Options{Trace: e.Trace()}))
-					last := time.Now()
-					time.Sleep(after)
-					synctest.Wait()
-					for _, renewal := range e.Of("renewed") {
-						last = renewal.At
+			runEachKind(t, fmt.Sprint(what, " after ", after), func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+				var e locktest.Events
+				client, f := withFaults(t, m)
+				lease := mustAcquire(t, newLocker(t, kind, client, "n", &lock.Options{Trace: e.Trace()}))
+				last := time.Now()
+				time.Sleep(after)
+				synctest.Wait()
+				for _, renewal := range e.Of("renewed") {
+					last = renewal.At
+				}
+				f.set(fails)
+				next := make(chan time.Time)
+				go func() {
+					lease, err := newLocker(t, kind, rdb, "n", nil).Acquire(t.Context())
+					next <- time.Now()
+					if err == nil {
+						err = lease.Release(t.Context())
 					}
-					f.set(fails)
-					next := make(chan time.Time)
-					go func() {
-						lease, err := newLocker(t, kind, rdb, "n", nil).Acquire(t.Context())
-						next <- time.Now()
-						if err == nil {
-							err = lease.Release(t.Context())
-						}
-						if err != nil {
-							t.Error(err)
-						}
-					}()
-					awaitEnd(t, lease)
-					wantElapsed(t, "told", last, leaseTTL-leaseMargin)
-					wantLost(t, lease)
-					if taken := (<-next).Sub(last); taken < leaseTTL-time.Millisecond || taken > leaseTTL+6*time.Millisecond {
-						t.Errorf("another has it after %v", taken)
+					if err != nil {
+						t.Error(err)
 					}
-					wantIs(t, "Release", lease.Release(t.Context()), lock.ErrLost)
-					synctest.Wait()
-					if s := e.Transitions(); s != "acquired lost" {
-						t.Errorf("told %q", s)
-					}
-					if n := len(e.Of("renew")); n < 2 {
-						t.Errorf("%d renewals have failed, want more", n)
-					}
-				})
+				}()
+				awaitEnd(t, lease)
+				wantElapsed(t, "told", last, leaseTTL-leaseMargin)
+				wantLost(t, lease)
+				if taken := (<-next).Sub(last); taken < leaseTTL-time.Millisecond || taken > leaseTTL+6*time.Millisecond {
+					t.Errorf("another has it after %v", taken)
+				}
+				wantIs(t, "Release", lease.Release(t.Context()), lock.ErrLost)
+				synctest.Wait()
+				if s := e.Transitions(); s != "acquired lost" {
+					t.Errorf("told %q", s)
+				}
+				if n := len(e.Of("renew")); n < 2 {
+					t.Errorf("%d renewals have failed, want more", n)
+				}
 			})
 		}
 	}
@@ -251,27 +247,25 @@ func TestLease_TransientErrors(t *testing.T) {
 		"loading": refusal("LOADING Redis is loading"), "out of memory": refusal("OOM command not allowed"),
 		"read only": refusal("READONLY You can't write against a read only replica."), "whatever": refusal("ERR some error"),
 	} {
-		t.Run(what, func(t *testing.T) {
-			eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-				var e locktest.Events
-				client, f := withFaults(t, m)
-				lease := mustAcquire(t, newLocker(t, kind, client, "n", &lock.Options{Trace: e.Trace()}))
-				for range 10 {
-					f.set(fails, "renew")
-					time.Sleep(leaseTTL - leaseTTL/3 - leaseMargin - leaseWaits - leaseTTL/10)
-					f.set(nil)
-					time.Sleep(leaseTTL/3 + 7*time.Millisecond) // so that the next one begins elsewhere
-				}
-				wantHeld(t, lease)
-				wantBusy(t, newLocker(t, kind, rdb, "n", nil))
-				mustRelease(t, lease)
-				if n := len(e.Of("renew")); n < 10 {
-					t.Errorf("%d renewals have failed, want more", n)
-				}
-				if s := e.Transitions(); s != "acquired released" {
-					t.Errorf("told %q", s)
-				}
-			})
+		runEachKind(t, what, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+			var e locktest.Events
+			client, f := withFaults(t, m)
+			lease := mustAcquire(t, newLocker(t, kind, client, "n", &lock.Options{Trace: e.Trace()}))
+			for range 10 {
+				f.set(fails, "renew")
+				time.Sleep(leaseTTL - leaseTTL/3 - leaseMargin - leaseWaits - leaseTTL/10)
+				f.set(nil)
+				time.Sleep(leaseTTL/3 + 7*time.Millisecond) // so that the next one begins elsewhere
+			}
+			wantHeld(t, lease)
+			wantBusy(t, newLocker(t, kind, rdb, "n", nil))
+			mustRelease(t, lease)
+			if n := len(e.Of("renew")); n < 10 {
+				t.Errorf("%d renewals have failed, want more", n)
+			}
+			if s := e.Transitions(); s != "acquired released" {
+				t.Errorf("told %q", s)
+			}
 		})
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"runtime/debug"
 	"slices"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -55,6 +54,17 @@ func eachKindInBubble(t *testing.T, run func(t *testing.T, kind string, m *minir
 	eachKind(t, func(t *testing.T, kind string) {
 		inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) { run(t, kind, m, rdb) })
 	})
+}
+
+// runInBubble is inBubble as a subtest.
+func runInBubble(t *testing.T, name string, run func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client)) {
+	t.Run(name, func(t *testing.T) { inBubble(t, run) })
+}
+
+// runEachKind is eachKindInBubble as a subtest.
+func runEachKind(t *testing.T, name string,
+	run func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client)) {
+	t.Run(name, func(t *testing.T) { eachKindInBubble(t, run) })
 }
 
 // patient returns options for tests by the real clock that see only the errors which they have
@@ -194,72 +204,37 @@ func wantKeys(t testing.TB, rdb redis.UniversalClient, name string, want ...stri
 	}
 }
 
-// Every kind of lock works on every kind of client, one holder after the other: the least that must
-// work.
+// Every kind of lock works on every kind of client, with as many holders as places: the least that must work.
 func TestLocker_EveryKindOfClient(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		for _, kind := range kinds {
-			t.Run(kind, func(t *testing.T) {
+		for _, k := range locktest.Kinds {
+			t.Run(k.Name, func(t *testing.T) {
 				t.Parallel()
 				name := redistest.Namespace(t)
-				var e locktest.Events
-				opts := patient(lock.Options{Trace: e.Trace()})
-				here := newLocker(t, kind, rdb, name, opts)
-				opts.TTL += time.Second // so that here wakes the waiters of there through the server only
-				there := newLocker(t, kind, rdb, name, opts)
-				lease := mustAcquire(t, here)
-				wantBusy(t, here)
-				wantBusy(t, there)
+				here := k.Locker(t, rdb, name, locktest.Patient, locktest.Long)
+				// With another TTL: here wakes the waiters of there through the server only.
+				there := k.Locker(t, rdb, name, locktest.Patient, locktest.Long+time.Second)
+				leases := k.Fill(t, here)
+				wantBusy(t, here.Locker)
+				wantBusy(t, there.Locker)
 				held := []string{"", ":fence"}
-				if kind == "semaphore" {
+				if k.Name == "semaphore" {
 					held = append(held, ":details")
 				}
 				wantKeys(t, rdb, name, held...)
-
-				var wg sync.WaitGroup
-				inside, last := 0, lease.Fence() // protected by the lock, which -race checks
-				for range 4 {
-					wg.Go(func() {
-						for range 3 {
-							err := there.Do(t.Context(), func(ctx context.Context) error {
-								if inside++; inside != 1 {
-									t.Errorf("%d at once", inside)
-								}
-								inside--
-								return ctx.Err()
-							})
-							if err != nil {
-								t.Error(err)
-							}
-						}
-					})
+				got := k.Wait(t, there)
+				for _, lease := range leases {
+					locktest.Release(t, lease)
 				}
-				redistest.Await(t, "a caller waits", func() bool { return waiting(t, rdb, kind, name) })
-				mustRelease(t, lease)
-				wg.Wait()
-				next := mustAcquire(t, here)
-				if next.Fence() <= last {
-					t.Errorf("the fence is %d after %d", next.Fence(), last)
-				}
-				mustRelease(t, next)
+				locktest.Release(t, got())
+				c := locktest.Crowd{Kind: k, Lockers: []*locktest.Locker{here, there}}
+				c.Run(t, 4, func(turns int) bool { return turns < 3 })
+				c.Want(t, 24)
 				wantKeys(t, rdb, name, ":fence", ":ended")
-				if n := len(e.Of("acquire", "renew", "release", "abandon")); n != 0 {
-					t.Errorf("%d commands have failed:%s", n, &e)
-				}
 			})
 		}
 	})
-}
-
-// waiting reports whether Redis knows of a waiter. Only a fair mutex can tell.
-func waiting(t testing.TB, rdb redis.UniversalClient, kind, name string) bool {
-	if kind != "fair" {
-		return true
-	}
-	n, err := rdb.ZCard(t.Context(), "{"+name+"}:lock:queue").Result()
-	redistest.Must(t, err)
-	return n > 0
 }
 
 // A closed client ends calls at once, and nothing goes on in the background.

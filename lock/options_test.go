@@ -124,54 +124,6 @@ type pipeline struct{ redis.Pipeliner } // so deep that the methods of the clien
 
 var _ redis.Pipeliner = clientAndPipeline{}
 
-// The defaults are as documented.
-func TestOptions_Defaults(t *testing.T) {
-	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-		learn(t, rdb)
-		for what, opts := range map[string]*lock.Options{"nil": nil, "zero": {}, "negative where that is off": {MaxHold: -1}} {
-			client, f := withFaults(t, m)
-			l := newLocker(t, kind, client, "n", opts)
-			lease := mustAcquire(t, l)
-			if left := keysOf(t, rdb, "n")[""]; left != leaseTTL && kind != "semaphore" || left != leaseTTL+time.Second && kind == "semaphore" {
-				t.Errorf("%s: the key of a lease lives for %v", what, left)
-			}
-			if left := keysOf(t, rdb, "n")[":fence"]; left != 24*time.Hour {
-				t.Errorf("%s: the fence lives for %v", what, left)
-			}
-			if kind == "fair" {
-				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-				gone := make(chan struct{})
-				go func() { defer close(gone); _, _ = l.Acquire(ctx) }()
-				time.Sleep(time.Second)
-				score, err := rdb.ZRangeWithScores(t.Context(), aliveKey, 0, 0).Result()
-				if err != nil || len(score) != 1 {
-					t.Fatal(score, err)
-				}
-				alive := time.Until(time.UnixMilli(int64(score[0].Score)))
-				if alive > 5*time.Second || alive < 5*time.Second-200*time.Millisecond {
-					t.Errorf("%s: a waiter keeps its place for %v", what, alive)
-				}
-				cancel()
-				<-gone
-			}
-			hold := 10 * time.Minute
-			if opts != nil && opts.MaxHold < 0 {
-				hold = 30 * time.Minute
-			}
-			time.Sleep(hold) // longer than any MaxHold
-			wantHeld(t, lease)
-			mustRelease(t, lease)
-			begun := time.Now()
-			f.set(silence)
-			_, err := l.TryAcquire(t.Context())
-			wantIs(t, what, err, lock.ErrAmbiguous)
-			wantElapsed(t, "RedisTimeout is over", begun, leaseWaits)
-			f.set(nil)
-			time.Sleep(time.Minute)
-		}
-	})
-}
-
 // Options are copied, and may be shared.
 func TestOptions_Copied(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {

@@ -56,32 +56,30 @@ func TestRelease_NilOnce(t *testing.T) {
 			return 1, 1
 		},
 	} {
-		t.Run(what, func(t *testing.T) {
-			eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-				var e locktest.Events
-				client, f := withFaults(t, m)
-				l := newLocker(t, kind, client, "n", &lock.Options{Trace: e.Trace()})
-				lease := mustAcquire(t, l)
-				if nils, losts := release(t, lease); nils != 1 || losts != 1 {
-					t.Errorf("%d nil, %d and the rest ErrLost", nils, losts)
-				}
-				if ops := f.take(); ops != "acquire release" {
-					t.Errorf("sent %s", ops)
-				}
-				select {
-				case <-lease.Context().Done():
-				default:
-					t.Error("the context has not ended")
-				}
-				next := mustAcquire(t, l)
-				wantIs(t, "Release of the old", lease.Release(t.Context()), lock.ErrLost)
-				time.Sleep(time.Minute)
-				wantHeld(t, next)
-				mustRelease(t, next)
-				if s := e.Transitions(); s != "acquired released acquired released" {
-					t.Errorf("told %q", s)
-				}
-			})
+		runEachKind(t, what, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+			var e locktest.Events
+			client, f := withFaults(t, m)
+			l := newLocker(t, kind, client, "n", &lock.Options{Trace: e.Trace()})
+			lease := mustAcquire(t, l)
+			if nils, losts := release(t, lease); nils != 1 || losts != 1 {
+				t.Errorf("%d nil, %d and the rest ErrLost", nils, losts)
+			}
+			if ops := f.take(); ops != "acquire release" {
+				t.Errorf("sent %s", ops)
+			}
+			select {
+			case <-lease.Context().Done():
+			default:
+				t.Error("the context has not ended")
+			}
+			next := mustAcquire(t, l)
+			wantIs(t, "Release of the old", lease.Release(t.Context()), lock.ErrLost)
+			time.Sleep(time.Minute)
+			wantHeld(t, next)
+			mustRelease(t, next)
+			if s := e.Transitions(); s != "acquired released acquired released" {
+				t.Errorf("told %q", s)
+			}
 		})
 	}
 }
@@ -130,43 +128,41 @@ func TestRelease_NotAnswered(t *testing.T) {
 		outages = append(outages, outage{text, refusal(text), 3 * leaseWaits, lock.ErrUnavailable})
 	}
 	for _, c := range outages {
-		t.Run(c.what, func(t *testing.T) {
-			eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-				learn(t, rdb)
-				var e locktest.Events
-				client, f := withFaults(t, m)
-				lease := mustAcquire(t, newLocker(t, kind, client, "n", &lock.Options{Trace: e.Trace()}))
-				f.set(c.fails)
-				ended := time.Now().Add(c.lasts)
-				time.AfterFunc(c.lasts, func() { f.set(nil) })
-				begun := time.Now()
-				err := lease.Release(context.WithValue(t.Context(), callKey{}, kind))
-				if c.want == nil {
-					if err != nil {
-						t.Errorf("Release: %v", err)
-					}
-				} else {
-					wantIs(t, "Release", err, c.want)
+		runEachKind(t, c.what, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+			learn(t, rdb)
+			var e locktest.Events
+			client, f := withFaults(t, m)
+			lease := mustAcquire(t, newLocker(t, kind, client, "n", &lock.Options{Trace: e.Trace()}))
+			f.set(c.fails)
+			ended := time.Now().Add(c.lasts)
+			time.AfterFunc(c.lasts, func() { f.set(nil) })
+			begun := time.Now()
+			err := lease.Release(context.WithValue(t.Context(), callKey{}, kind))
+			if c.want == nil {
+				if err != nil {
+					t.Errorf("Release: %v", err)
 				}
-				if took := time.Since(begun); took > leaseWaits {
-					t.Errorf("Release took %v", took)
-				}
-				if context.Cause(lease.Context()) != context.Canceled {
-					t.Errorf("the context has ended by %v", context.Cause(lease.Context()))
-				}
-				if c.want != nil { // the outcome is found out when Redis answers
-					wantIs(t, "the second Release", lease.Release(t.Context()), c.want)
-				}
-				time.Sleep(time.Until(ended) + 2*leaseWaits)
-				if c.want != nil {
-					wantIs(t, "Release when Redis answers", lease.Release(t.Context()))
-				}
-				wantIs(t, "Release after one that returned nil", lease.Release(t.Context()), lock.ErrLost)
-				if s := e.Transitions(); s != "acquired released" {
-					t.Errorf("told %q", s)
-				}
-				wantKeys(t, rdb, "n", ":fence")
-			})
+			} else {
+				wantIs(t, "Release", err, c.want)
+			}
+			if took := time.Since(begun); took > leaseWaits {
+				t.Errorf("Release took %v", took)
+			}
+			if context.Cause(lease.Context()) != context.Canceled {
+				t.Errorf("the context has ended by %v", context.Cause(lease.Context()))
+			}
+			if c.want != nil { // the outcome is found out when Redis answers
+				wantIs(t, "the second Release", lease.Release(t.Context()), c.want)
+			}
+			time.Sleep(time.Until(ended) + 2*leaseWaits)
+			if c.want != nil {
+				wantIs(t, "Release when Redis answers", lease.Release(t.Context()))
+			}
+			wantIs(t, "Release after one that returned nil", lease.Release(t.Context()), lock.ErrLost)
+			if s := e.Transitions(); s != "acquired released" {
+				t.Errorf("told %q", s)
+			}
+			wantKeys(t, rdb, "n", ":fence")
 		})
 	}
 }

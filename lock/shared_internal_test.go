@@ -10,6 +10,21 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
+// The defaults are as documented. A negative MaxHold is none.
+func TestOptions_Defaults(t *testing.T) {
+	t.Parallel()
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+	defer rdb.Close()
+	want := Options{TTL: 10 * time.Second, WaiterTTL: 5 * time.Second, RedisTimeout: 500 * time.Millisecond}
+	for _, opts := range []*Options{nil, {}, {MaxHold: -1}} {
+		l, err := NewMutex(rdb, "n", opts)
+		redistest.Must(t, err)
+		if l.opts != want {
+			t.Errorf("the options are %+v, want %+v", l.opts, want)
+		}
+	}
+}
+
 // Lockers share their waiters if one waiter can ask for all of them, and only then.
 func TestShared_SameLock(t *testing.T) {
 	t.Parallel()
@@ -66,10 +81,10 @@ func TestShared_Forgotten(t *testing.T) {
 		}
 		return n
 	}
-	rdb, err := &client{}, error(nil)
-	if rdb.locker, err = NewMutex(rdb, "a name of this test", nil); err != nil {
-		t.Fatal(err)
-	}
+	rdb := new(client)
+	locker, err := NewMutex(rdb, "a name of this test", nil)
+	redistest.Must(t, err)
+	rdb.locker = locker
 	if n := known(); n != 1 {
 		t.Errorf("%d are known", n)
 	}

@@ -112,34 +112,32 @@ var tracePaths = map[string]struct {
 // Trace is called once for each transition of a lease, on every path of an attempt and a lease.
 func TestTrace_TransitionsOnce(t *testing.T) {
 	for what, path := range tracePaths {
-		t.Run(what, func(t *testing.T) {
-			eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-				learn(t, rdb)
-				var e locktest.Events
-				client, f := withFaults(t, m)
-				s := traceScene{T: t, m: m, f: f, l: newLocker(t, kind, client, "n", &lock.Options{Trace: e.Trace()})}
-				s.holder = func() *lock.Lease { return mustAcquire(t, newLocker(t, kind, rdb, "n", nil)) }
-				path.run(s)
-				time.Sleep(time.Minute)
-				var got []string
-				for _, event := range e.Of("acquired", "renewed", "released", "lost", "waited") {
-					got = append(got, event.What)
-					if event.What == "lost" && !errors.Is(event.Err, lock.ErrLost) || event.What != "lost" && event.What != "waited" && event.Err != nil {
-						t.Errorf("%s with the error %v", event.What, event.Err)
-					}
+		runEachKind(t, what, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+			learn(t, rdb)
+			var e locktest.Events
+			client, f := withFaults(t, m)
+			s := traceScene{T: t, m: m, f: f, l: newLocker(t, kind, client, "n", &lock.Options{Trace: e.Trace()})}
+			s.holder = func() *lock.Lease { return mustAcquire(t, newLocker(t, kind, rdb, "n", nil)) }
+			path.run(s)
+			time.Sleep(time.Minute)
+			var got []string
+			for _, event := range e.Of("acquired", "renewed", "released", "lost", "waited") {
+				got = append(got, event.What)
+				if event.What == "lost" && !errors.Is(event.Err, lock.ErrLost) || event.What != "lost" && event.What != "waited" && event.Err != nil {
+					t.Errorf("%s with the error %v", event.What, event.Err)
 				}
-				f.mu.Lock()
-				defer f.mu.Unlock()
-				if n := len(e.Of("acquire", "renew", "release", "abandon")); n != f.failed {
-					t.Errorf("told %d times of a failed command, there were %d:%s", n, f.failed, &e)
-				}
-				if keys := leftKeys(m); len(keys) > 0 {
-					t.Errorf("%v are left", keys)
-				}
-				if got := strings.Join(got, " "); got != path.want {
-					t.Errorf("told %q, want %q", got, path.want)
-				}
-			})
+			}
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			if n := len(e.Of("acquire", "renew", "release", "abandon")); n != f.failed {
+				t.Errorf("told %d times of a failed command, there were %d:%s", n, f.failed, &e)
+			}
+			if keys := leftKeys(m); len(keys) > 0 {
+				t.Errorf("%v are left", keys)
+			}
+			if got := strings.Join(got, " "); got != path.want {
+				t.Errorf("told %q, want %q", got, path.want)
+			}
 		})
 	}
 }

@@ -88,13 +88,11 @@ func TestAcquire_RandomPauses(t *testing.T) {
 func TestAcquire_IsNotStarvedByALoop(t *testing.T) {
 	for _, hold := range []time.Duration{time.Millisecond, 10 * time.Millisecond, 300 * time.Millisecond} {
 		for _, muted := range []bool{false, true} { // without wake-ups, too
-			t.Run(fmt.Sprintf("%v, muted %v", hold, muted), func(t *testing.T) {
-				eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-					if muted {
-						redistest.Mute(m)
-					}
-					compete(t, kind, m, hold)
-				})
+			runEachKind(t, fmt.Sprintf("%v, muted %v", hold, muted), func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+				if muted {
+					redistest.Mute(m)
+				}
+				compete(t, kind, m, hold)
 			})
 		}
 	}
@@ -180,29 +178,27 @@ func TestAcquire_HandsOverSoon(t *testing.T) {
 //fault:killed-reservation
 func TestAcquire_DeadReservation(t *testing.T) {
 	for _, kind := range []string{"mutex", "semaphore"} {
-		t.Run(kind, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				redistest.Mute(m)
-				l, mortal := newLocker(t, kind, rdb, "n", nil), redistest.NewMiniClient(t, m)
-				holder := mustAcquire(t, l)
-				ended := make(chan struct{})
-				go func() {
-					defer close(ended)
-					_, _ = newLocker(t, kind, mortal, "n", nil).Acquire(t.Context())
-				}()
-				for time.Sleep(300 * time.Millisecond); !m.Exists("{n}:lock:next"); time.Sleep(300 * time.Millisecond) {
-					mustRelease(t, holder)
-					holder = mustAcquire(t, l)
-				}
-				_ = mortal.Close()
-				<-ended
+		runInBubble(t, kind, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			redistest.Mute(m)
+			l, mortal := newLocker(t, kind, rdb, "n", nil), redistest.NewMiniClient(t, m)
+			holder := mustAcquire(t, l)
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				_, _ = newLocker(t, kind, mortal, "n", nil).Acquire(t.Context())
+			}()
+			for time.Sleep(300 * time.Millisecond); !m.Exists("{n}:lock:next"); time.Sleep(300 * time.Millisecond) {
 				mustRelease(t, holder)
-				begun := time.Now()
-				mustRelease(t, mustAcquire(t, l))
-				if took := time.Since(begun); took > 800*time.Millisecond {
-					t.Errorf("the lock was kept for a dead waiter for %v", took)
-				}
-			})
+				holder = mustAcquire(t, l)
+			}
+			_ = mortal.Close()
+			<-ended
+			mustRelease(t, holder)
+			begun := time.Now()
+			mustRelease(t, mustAcquire(t, l))
+			if took := time.Since(begun); took > 800*time.Millisecond {
+				t.Errorf("the lock was kept for a dead waiter for %v", took)
+			}
 		})
 	}
 }
@@ -212,32 +208,30 @@ func TestAcquire_DeadReservation(t *testing.T) {
 //fault:long-waits
 func TestAcquire_AQueueThatMovesAgain(t *testing.T) {
 	for _, lockers := range []int{1, 50} {
-		t.Run(fmt.Sprint(lockers, " processes"), func(t *testing.T) {
-			eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-				holder := mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
-				var all []*lock.Locker
-				for range lockers {
-					all = append(all, newLocker(t, kind, redistest.NewMiniClient(t, m), "n", nil))
-				}
-				var wg sync.WaitGroup
-				for i := range 50 {
-					wg.Go(func() {
-						lease := mustAcquire(t, all[i%lockers])
-						time.Sleep(time.Millisecond)
-						mustRelease(t, lease)
-					})
+		runEachKind(t, fmt.Sprint(lockers, " processes"), func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+			holder := mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
+			var all []*lock.Locker
+			for range lockers {
+				all = append(all, newLocker(t, kind, redistest.NewMiniClient(t, m), "n", nil))
+			}
+			var wg sync.WaitGroup
+			for i := range 50 {
+				wg.Go(func() {
+					lease := mustAcquire(t, all[i%lockers])
 					time.Sleep(time.Millisecond)
-				}
-				time.Sleep(2 * time.Second) // by then no pause grows any more
-				begun := time.Now()
-				mustRelease(t, holder)
-				wg.Wait()
-				took := time.Since(begun)
-				t.Logf("%s: %v", kind, took)
-				if limit := time.Duration(min(lockers, 3)) * 300 * time.Millisecond; took > limit {
-					t.Errorf("50 waiters of 1 ms each had it within %v, want %v at most", took, limit)
-				}
-			})
+					mustRelease(t, lease)
+				})
+				time.Sleep(time.Millisecond)
+			}
+			time.Sleep(2 * time.Second) // by then no pause grows any more
+			begun := time.Now()
+			mustRelease(t, holder)
+			wg.Wait()
+			took := time.Since(begun)
+			t.Logf("%s: %v", kind, took)
+			if limit := time.Duration(min(lockers, 3)) * 300 * time.Millisecond; took > limit {
+				t.Errorf("50 waiters of 1 ms each had it within %v, want %v at most", took, limit)
+			}
 		})
 	}
 }

@@ -110,33 +110,31 @@ func TestWakeUp_OnePerFreePlace(t *testing.T) {
 func TestWakeUp_DeadWaiter(t *testing.T) {
 	for what, limit := range map[string]time.Duration{"killed": 0, "frozen": longestPause} {
 		for _, kind := range []string{"mutex", "semaphore"} { // a fair mutex waits for WaiterTTL
-			t.Run(what+" "+kind, func(t *testing.T) {
-				inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-					lease := mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
-					leases := startWaiters(t.Context(), t, m, kind, 2)
-					dead := strings.Repeat("D", 26)
-					if what == "frozen" {
-						ear := rdb.Subscribe(t.Context(), "{n}:lock:"+dead[:12])
-						defer ear.Close()
-						if _, err := ear.Receive(t.Context()); err != nil {
-							t.Fatal(err)
-						}
-					}
-					if _, err := m.ZAdd(waitingKey(kind), 1, dead); err != nil {
+			runInBubble(t, what+" "+kind, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				lease := mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
+				leases := startWaiters(t.Context(), t, m, kind, 2)
+				dead := strings.Repeat("D", 26)
+				if what == "frozen" {
+					ear := rdb.Subscribe(t.Context(), "{n}:lock:"+dead[:12])
+					defer ear.Close()
+					if _, err := ear.Receive(t.Context()); err != nil {
 						t.Fatal(err)
 					}
-					released := time.Now()
-					mustRelease(t, lease)
-					lease = <-leases
-					if took := time.Since(released); took > limit {
-						t.Errorf("the next one has it after %v, want %v at most", took, limit)
-					}
-					if members, _ := m.ZMembers(waitingKey(kind)); len(members) > 1 {
-						t.Errorf("%d are left among the waiting", len(members))
-					}
-					mustRelease(t, lease)
-					mustRelease(t, <-leases)
-				})
+				}
+				if _, err := m.ZAdd(waitingKey(kind), 1, dead); err != nil {
+					t.Fatal(err)
+				}
+				released := time.Now()
+				mustRelease(t, lease)
+				lease = <-leases
+				if took := time.Since(released); took > limit {
+					t.Errorf("the next one has it after %v, want %v at most", took, limit)
+				}
+				if members, _ := m.ZMembers(waitingKey(kind)); len(members) > 1 {
+					t.Errorf("%d are left among the waiting", len(members))
+				}
+				mustRelease(t, lease)
+				mustRelease(t, <-leases)
 			})
 		}
 	}
@@ -149,38 +147,36 @@ func TestWakeUp_DeadWaiter(t *testing.T) {
 func TestWakeUp_Reservation(t *testing.T) {
 	for _, dead := range []bool{false, true} {
 		for _, kind := range []string{"mutex", "semaphore"} {
-			t.Run(fmt.Sprintf("%s, dead %v", kind, dead), func(t *testing.T) {
-				inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-					lease := mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
-					first := startWaiters(t.Context(), t, m, kind, 1)
-					second := startWaiters(t.Context(), t, m, kind, 1)
-					tokens, err := m.ZMembers(waitingKey(kind))
-					if err != nil || len(tokens) != 2 {
-						t.Fatal(tokens, err)
+			runInBubble(t, fmt.Sprintf("%s, dead %v", kind, dead), func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				lease := mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
+				first := startWaiters(t.Context(), t, m, kind, 1)
+				second := startWaiters(t.Context(), t, m, kind, 1)
+				tokens, err := m.ZMembers(waitingKey(kind))
+				if err != nil || len(tokens) != 2 {
+					t.Fatal(tokens, err)
+				}
+				limit, reserved := time.Duration(0), tokens[1]
+				if dead {
+					limit, reserved = 700*time.Millisecond+longestPause, token("D")
+				}
+				since, _ := m.ZScore(waitingKey(kind), tokens[1])
+				redistest.Must(t, m.Set("{n}:lock:next", fmt.Sprintf("%020.0f", since)+reserved))
+				m.SetTTL("{n}:lock:next", time.Minute)
+				released := time.Now()
+				mustRelease(t, lease)
+				other := first
+				select {
+				case lease = <-first:
+					if other = second; !dead {
+						t.Error("the reservation was passed over")
 					}
-					limit, reserved := time.Duration(0), tokens[1]
-					if dead {
-						limit, reserved = 700*time.Millisecond+longestPause, token("D")
-					}
-					since, _ := m.ZScore(waitingKey(kind), tokens[1])
-					redistest.Must(t, m.Set("{n}:lock:next", fmt.Sprintf("%020.0f", since)+reserved))
-					m.SetTTL("{n}:lock:next", time.Minute)
-					released := time.Now()
-					mustRelease(t, lease)
-					other := first
-					select {
-					case lease = <-first:
-						if other = second; !dead {
-							t.Error("the reservation was passed over")
-						}
-					case lease = <-second:
-					}
-					if took := time.Since(released); took > limit {
-						t.Errorf("handed over after %v, want %v at most", took, limit)
-					}
-					mustRelease(t, lease)
-					mustRelease(t, <-other)
-				})
+				case lease = <-second:
+				}
+				if took := time.Since(released); took > limit {
+					t.Errorf("handed over after %v, want %v at most", took, limit)
+				}
+				mustRelease(t, lease)
+				mustRelease(t, <-other)
 			})
 		}
 	}
@@ -221,42 +217,40 @@ func TestWakeUp_PassedOn(t *testing.T) {
 //fault:lost-wake-ups
 func TestWakeUp_NobodyHears(t *testing.T) {
 	for _, refused := range []string{"SSUBSCRIBE", "SUBSCRIBE", "PUBLISH"} {
-		t.Run(refused, func(t *testing.T) {
-			eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-				met := 0
-				m.Server().SetPreHook(func(c *server.Peer, cmd string, _ ...string) bool {
-					if cmd != refused {
-						return false
-					}
-					met++
-					c.WriteError("NOPERM this user has no permissions")
-					return true
-				})
-				lease := mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
-				l := newLocker(t, kind, redistest.NewMiniClient(t, m), "n", nil)
-				for i := range 5 {
-					leases := make(chan *lock.Lease)
-					go func() { leases <- mustAcquire(t, l) }()
-					time.Sleep(time.Second)
-					released := time.Now()
-					mustRelease(t, lease)
-					lease = <-leases
-					limit := longestPause
-					if i == 0 && refused == "PUBLISH" {
-						limit = 5 * time.Second
-					}
-					if took := time.Since(released); took > limit {
-						t.Errorf("hand-over %d took %v", i, took)
-					}
-					time.Sleep(time.Second)
-					mustRelease(t, lease)
-					lease = mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
+		runEachKind(t, refused, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+			met := 0
+			m.Server().SetPreHook(func(c *server.Peer, cmd string, _ ...string) bool {
+				if cmd != refused {
+					return false
 				}
-				mustRelease(t, lease)
-				if met == 0 {
-					t.Error("nothing was refused")
-				}
+				met++
+				c.WriteError("NOPERM this user has no permissions")
+				return true
 			})
+			lease := mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
+			l := newLocker(t, kind, redistest.NewMiniClient(t, m), "n", nil)
+			for i := range 5 {
+				leases := make(chan *lock.Lease)
+				go func() { leases <- mustAcquire(t, l) }()
+				time.Sleep(time.Second)
+				released := time.Now()
+				mustRelease(t, lease)
+				lease = <-leases
+				limit := longestPause
+				if i == 0 && refused == "PUBLISH" {
+					limit = 5 * time.Second
+				}
+				if took := time.Since(released); took > limit {
+					t.Errorf("hand-over %d took %v", i, took)
+				}
+				time.Sleep(time.Second)
+				mustRelease(t, lease)
+				lease = mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
+			}
+			mustRelease(t, lease)
+			if met == 0 {
+				t.Error("nothing was refused")
+			}
 		})
 	}
 }
@@ -266,32 +260,30 @@ func TestWakeUp_NobodyHears(t *testing.T) {
 //fault:forged-wake-ups
 func TestWakeUp_Forged(t *testing.T) {
 	for _, what := range []string{"its own token", "another token", "no token"} {
-		t.Run(what, func(t *testing.T) {
-			eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-				lease := mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
-				leases := startWaiters(t.Context(), t, m, kind, 1)
-				tokens, err := m.ZMembers(waitingKey(kind))
-				if err != nil || len(tokens) != 1 {
-					t.Fatal(tokens, err)
-				}
-				message := map[string]string{"its own token": tokens[0], "another token": token("X")}[what]
-				c := record(m)
-				heard := 0
-				for range 3000 {
-					heard += m.Publish("{n}:lock:"+tokens[0][:12], message)
-					time.Sleep(time.Millisecond)
-				}
-				if n := len(c.all()); heard != 3000 || n > 45 {
-					t.Errorf("%d messages received, %d commands in 3 s", heard, n)
-				}
-				released := time.Now()
-				mustRelease(t, lease)
-				lease = <-leases
-				if took := time.Since(released); took > longestPause {
-					t.Errorf("handed over after %v", took)
-				}
-				mustRelease(t, lease)
-			})
+		runEachKind(t, what, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+			lease := mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
+			leases := startWaiters(t.Context(), t, m, kind, 1)
+			tokens, err := m.ZMembers(waitingKey(kind))
+			if err != nil || len(tokens) != 1 {
+				t.Fatal(tokens, err)
+			}
+			message := map[string]string{"its own token": tokens[0], "another token": token("X")}[what]
+			c := record(m)
+			heard := 0
+			for range 3000 {
+				heard += m.Publish("{n}:lock:"+tokens[0][:12], message)
+				time.Sleep(time.Millisecond)
+			}
+			if n := len(c.all()); heard != 3000 || n > 45 {
+				t.Errorf("%d messages received, %d commands in 3 s", heard, n)
+			}
+			released := time.Now()
+			mustRelease(t, lease)
+			lease = <-leases
+			if took := time.Since(released); took > longestPause {
+				t.Errorf("handed over after %v", took)
+			}
+			mustRelease(t, lease)
 		})
 	}
 }
