@@ -74,9 +74,7 @@ func TestExpire_Entry(t *testing.T) {
 	locks := []state{{}, held(me), held(other, "boom"), failed(other), failedUntil(life, other, "boom"), abandoned(other), {text: "garbage", forever: true}, {empty: true}, {list: true}}
 	eachBackend(t, func(t *testing.T, f backend) {
 		for i, value := range entries {
-			b := f.fixture(t)
-			b.set(b.value, value)
-			b.set(b.key, locks[i%len(locks)])
+			b := f.holding(t, value, locks[i%len(locks)])
 			_, ttl := b.get(b.value)
 			begun := time.Now()
 			if err := b.expire(); err != nil {
@@ -101,14 +99,11 @@ func TestExpire_Garbage(t *testing.T) {
 			{text: entryA}, {text: "\xc0" + whole[1:]}, {text: "\xc1\x02" + whole[2:]}, {text: "\xc1\x00" + whole[2:], forever: true},
 		} {
 			for _, lock := range []state{{}, held(other, "boom"), {list: true}} {
-				b := f.fixture(t)
-				b.set(b.value, value)
-				b.set(b.key, lock)
+				b := f.holding(t, value, lock)
 				if err := b.expire(); err != nil {
 					t.Errorf("Expire of %+v: %v", value, err)
 				}
-				b.want(b.value, state{}, 0)
-				b.want(b.key, state{}, 0)
+				b.wantBoth(state{}, state{})
 			}
 		}
 	})
@@ -119,21 +114,16 @@ func TestExpire_RunningLoad(t *testing.T) {
 	t.Parallel()
 	eachBackend(t, func(t *testing.T, f backend) {
 		data := entryUntil(time.Now().Add(time.Hour), 0, "payload")
-		b := f.fixture(t)
-		b.set(b.value, state{text: data})
+		b := f.holding(t, state{text: data}, state{})
 		if r, err := b.GetOrLock(t.Context(), opTimeout, Query{Known: data[:35], Take: true, For: Served}); err != nil || r.Status != Locked {
 			t.Fatalf("answered %+v, %v", r, err)
 		}
 		redistest.Must(t, b.expire())
 		expired, _ := b.get(b.value)
-		stored, err1 := b.Store(t.Context(), opTimeout, []byte(entryA), life)
-		released, err2 := b.Release(t.Context(), opTimeout, ReleaseNote{Failure: "failure", RetryAfter: life, Drop: true})
-		held, err3 := b.Renew(t.Context())
-		if err := errors.Join(err1, err2, err3); stored || released || held || err != nil {
-			t.Errorf("stored %t, released %t, held %t, %v", stored, released, held, err)
+		for _, act := range []string{"store", "release", "renew"} {
+			b.does(act, false)
 		}
-		b.want(b.value, expired, 0)
-		b.want(b.key, state{}, 0)
+		b.wantBoth(expired, state{})
 		// The reader that knows the old entry gets the expired one.
 		if r, err := b.GetOrLock(t.Context(), opTimeout, Query{Known: data[:35], Take: true, For: Served}); err != nil || r.Status != Hit || r.Text != expired.text {
 			t.Errorf("answered %+v, %v", r, err)
@@ -153,11 +143,10 @@ func (b *fixture) expireOnce(fresh, random string) (stale int) {
 func TestExpire_Twice(t *testing.T) {
 	t.Parallel()
 	for _, open := range []func(testing.TB) backend{openMini, openReal} {
-		b := open(t).fixture(t)
 		now := time.Now()
 		fresh, random := entry.Stale(now)
 		data := entryUntil(now.Add(time.Hour), 0, "payload")
-		b.set(b.value, state{text: data})
+		b := open(t).holding(t, state{text: data}, state{})
 		b.expireOnce(fresh, random)
 		b.wantExpired(data, now, now)
 		once, _ := b.get(b.value)
@@ -193,9 +182,7 @@ func TestExpire_Many(t *testing.T) {
 		var fixtures []*fixture
 		var pairs []Pair
 		for _, value := range values {
-			b := f.fixture(t)
-			b.set(b.value, value)
-			b.set(b.key, held(other))
+			b := f.holding(t, value, held(other))
 			fixtures, pairs = append(fixtures, b), append(pairs, Pair{b.value, b.key})
 		}
 		begun := time.Now()
@@ -225,10 +212,8 @@ func TestExpire_OutOfMemory(t *testing.T) {
 	for _, mutate := range [][]func(*redis.Options){nil, {asNoScripts}} {
 		s := redistest.Start(t)
 		noScripts(t, s)
-		b := backend{s.Client(t, mutate...), s.Admin()}.fixture(t)
 		data := entryUntil(time.Now().Add(time.Hour), 0, "payload")
-		b.set(b.value, state{text: data})
-		b.set(b.key, held(other))
+		b := backend{s.Client(t, mutate...), s.Admin()}.holding(t, state{text: data}, held(other))
 		setMemory(t, b.admin, "1")
 		err := b.expire()
 		setMemory(t, b.admin, "0")

@@ -36,6 +36,8 @@ const (
 	life = 40 * time.Second
 	left = 20 * time.Second
 
+	storedLife = 30 * time.Second // of a value
+
 	entryA = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAApayload of A"
 	entryB = "BBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBpayload of B"
 )
@@ -105,6 +107,7 @@ type fixture struct {
 	*Lock
 	failed []error
 	t      testing.TB
+	held   string // by the keys at first
 }
 
 func (f backend) fixture(t testing.TB) *fixture {
@@ -124,6 +127,44 @@ func newClient(t testing.TB, rdb redis.UniversalClient, failed func(op string, e
 	t.Cleanup(func() { close(closing); wg.Wait() })
 	return client.New(rdb, 5*time.Second, func(_ context.Context, op string, err error) { failed(op, err) },
 		func(bool) {}, func(run func(<-chan struct{})) { wg.Go(func() { run(closing) }) })
+}
+
+// holding returns a fixture whose keys hold what is given.
+func (f backend) holding(t testing.TB, value, lock state) *fixture {
+	t.Helper()
+	b := f.fixture(t)
+	b.set(b.value, value)
+	b.set(b.key, lock)
+	b.held = fmt.Sprintf("value %+v, lock %+v", value, lock)
+	return b
+}
+
+// answers fails the test unless GetOrLock has the status.
+func answers(t testing.TB, l *Lock, status string) {
+	t.Helper()
+	if r, err := l.GetOrLock(t.Context(), opTimeout, Query{Take: true}); err != nil || r.Status != status {
+		t.Fatalf("answered %+v, %v, want %s", r, err, status)
+	}
+}
+
+// acts are what a load can do with its lock, and report whether it held it.
+var acts = map[string]func(ctx context.Context, l *Lock) (bool, error){
+	"store": func(ctx context.Context, l *Lock) (bool, error) {
+		return l.Store(ctx, opTimeout, []byte(entryA), storedLife)
+	},
+	"release": func(ctx context.Context, l *Lock) (bool, error) {
+		return l.Release(ctx, opTimeout, ReleaseNote{Failure: "failure", RetryAfter: life, Drop: true})
+	},
+	"renew":   func(ctx context.Context, l *Lock) (bool, error) { return l.Renew(ctx) },
+	"abandon": func(ctx context.Context, l *Lock) (bool, error) { return l.Abandon(ctx) },
+}
+
+// does runs an act, and checks whether it reports that this attempt held the lock.
+func (b *fixture) does(act string, want bool) {
+	b.t.Helper()
+	if ok, err := acts[act](b.t.Context(), b.Lock); ok != want || err != nil {
+		b.t.Errorf("%s = %t, %v, want %t; at first %s", act, ok, err, want, b.held)
+	}
 }
 
 // A state is what a key holds. The zero state is a missing key.
@@ -161,17 +202,15 @@ func (b *fixture) get(key string) (s state, ttl time.Duration) {
 	if kind == "none" {
 		return state{}, 0
 	}
-	if ttl, err = b.admin.PTTL(ctx, key).Result(); err != nil {
-		b.t.Fatal(err)
-	}
+	ttl, err = b.admin.PTTL(ctx, key).Result()
+	redistest.Must(b.t, err)
 	s.forever = ttl == -1
 	if kind != "string" {
 		s.list = true
 		return s, ttl
 	}
-	if s.text, err = b.admin.Get(ctx, key).Result(); err != nil {
-		b.t.Fatal(err)
-	}
+	s.text, err = b.admin.Get(ctx, key).Result()
+	redistest.Must(b.t, err)
 	s.empty = s.text == ""
 	// Other tests check the stamp.
 	if state, token, _, failure := splitRecord(s.text); state == "H" {
@@ -193,6 +232,13 @@ func (b *fixture) want(key string, want state, ttl time.Duration) {
 	if (want != state{}) && !want.forever && (rest > ttl || rest < ttl-10*time.Second) {
 		b.t.Errorf("%s lives for %v, want %v", key, rest, ttl)
 	}
+}
+
+// wantBoth checks what both keys hold, with the TTLs that set gave them.
+func (b *fixture) wantBoth(value, lock state) {
+	b.t.Helper()
+	b.want(b.value, value, 0)
+	b.want(b.key, lock, 0)
 }
 
 func held(token string, failure ...string) state {
@@ -324,12 +370,10 @@ func TestGetOrLock_States(t *testing.T) {
 	eachBackend(t, func(t *testing.T, f backend) {
 		for _, c := range cases {
 			t.Run(c.name, func(t *testing.T) {
-				b := f.fixture(t)
 				if c.retry != 0 {
 					c.lock = failedUntil(c.retry, c.lock.text[1:1+tokenLen], c.lock.text[1+tokenLen+stampLen:])
 				}
-				b.set(b.value, c.value)
-				b.set(b.key, c.lock)
+				b := f.holding(t, c.value, c.lock)
 				r, err := b.GetOrLock(t.Context(), opTimeout, Query{Known: c.known, Awaited: c.awaited, Take: !c.lookOnly, For: c.purpose})
 				if c.want == Locked {
 					c.text = b.stamp
@@ -375,9 +419,7 @@ func TestGetOrLock_Age(t *testing.T) {
 			return r.Age
 		}
 		begun := time.Now()
-		if r, err := b.GetOrLock(t.Context(), opTimeout, Query{Take: true}); err != nil || r.Status != Locked {
-			t.Fatalf("answered %+v, %v", r, err)
-		}
+		answers(t, b.Lock, Locked)
 		first, second := busy(), busy()
 		if most := time.Since(begun); first < 0 || second < first || second > most {
 			t.Errorf("a lock taken just now is %v and then %v old, after %v", first, second, most)
@@ -425,48 +467,30 @@ var foreign = []state{
 //fault:late-command
 func TestStore_HolderOnly(t *testing.T) {
 	t.Parallel()
-	const data, dataLife = entryA, 30 * time.Second
+	stored := state{text: entryA}
 	eachBackend(t, func(t *testing.T, f backend) {
-		for _, before := range []state{{}, {text: entryB}, {text: "garbage"}, {empty: true}, {list: true}, {text: entryB, forever: true}, {text: data}} {
+		for _, before := range []state{{}, {text: entryB}, {text: "garbage"}, {empty: true}, {list: true}, {text: entryB, forever: true}, stored} {
 			for _, lock := range []state{held(me), held(me, "boom")} {
-				b := f.fixture(t)
-				b.set(b.value, before)
-				b.set(b.key, lock)
-				if ok, err := b.Store(t.Context(), opTimeout, []byte(data), dataLife); !ok || err != nil {
-					t.Errorf("Store over %+v with lock %+v = %t, %v", before, lock, ok, err)
+				b := f.holding(t, before, lock)
+				for range 2 { // the reply was lost, and the client sends it again
+					b.does("store", true)
+					b.want(b.value, stored, storedLife)
+					b.want(b.key, state{}, 0)
 				}
-				b.want(b.value, state{text: data}, dataLife)
-				b.want(b.key, state{}, 0)
-				// The reply was lost, and the client sends it again.
-				if ok, err := b.Store(t.Context(), opTimeout, []byte(data), dataLife); !ok || err != nil {
-					t.Errorf("Store again = %t, %v", ok, err)
-				}
-				b.want(b.value, state{text: data}, dataLife)
-				b.want(b.key, state{}, 0)
 				// And again when another attempt holds the lock.
 				b.set(b.key, held(other))
-				if ok, err := b.Store(t.Context(), opTimeout, []byte(data), dataLife); !ok || err != nil {
-					t.Errorf("Store again = %t, %v", ok, err)
-				}
+				b.does("store", true)
 				b.want(b.key, held(other), 0)
 				// And again after a Delete.
 				b.set(b.value, state{})
 				b.set(b.key, state{})
-				if ok, err := b.Store(t.Context(), opTimeout, []byte(data), dataLife); ok || err != nil {
-					t.Errorf("Store after Delete = %t, %v", ok, err)
-				}
+				b.does("store", false)
 				b.want(b.value, state{}, 0)
 			}
 			for _, lock := range foreign {
-				b := f.fixture(t)
-				b.set(b.value, before)
-				b.set(b.key, lock)
-				want := before == state{text: data}
-				if ok, err := b.Store(t.Context(), opTimeout, []byte(data), dataLife); ok != want || err != nil {
-					t.Errorf("Store over %+v with lock %+v = %t, %v, want %t", before, lock, ok, err, want)
-				}
-				b.want(b.value, before, 0)
-				b.want(b.key, lock, 0)
+				b := f.holding(t, before, lock)
+				b.does("store", before == stored)
+				b.wantBoth(before, lock)
 			}
 		}
 	})
@@ -513,9 +537,7 @@ func TestRelease_Note(t *testing.T) {
 	eachBackend(t, func(t *testing.T, f backend) {
 		for _, lock := range []state{held(me), held(me, "boom")} {
 			for _, v := range notes() {
-				b := f.fixture(t)
-				b.set(b.value, state{text: entryA})
-				b.set(b.key, lock)
+				b := f.holding(t, state{text: entryA}, lock)
 				if ok, err := b.Release(t.Context(), opTimeout, v); !ok || err != nil {
 					t.Errorf("Release of %+v with %+v = %t, %v", lock, v, ok, err)
 				}
@@ -549,14 +571,11 @@ func TestRelease_ForeignLock(t *testing.T) {
 	eachBackend(t, func(t *testing.T, f backend) {
 		for _, lock := range append(foreign, failedUntil(life, me, "boom"), failedUntil(life, other)) {
 			for _, v := range []ReleaseNote{{}, {Failure: "failure"}, {Drop: true}, {Failure: "failure", RetryAfter: time.Minute, Drop: true}} {
-				b := f.fixture(t)
-				b.set(b.value, state{text: entryA})
-				b.set(b.key, lock)
+				b := f.holding(t, state{text: entryA}, lock)
 				if ok, err := b.Release(t.Context(), opTimeout, v); ok || err != nil {
 					t.Errorf("Release of %+v with %+v = %t, %v", lock, v, ok, err)
 				}
-				b.want(b.key, lock, 0)
-				b.want(b.value, state{text: entryA}, 0)
+				b.wantBoth(state{text: entryA}, lock)
 			}
 		}
 	})
@@ -567,34 +586,21 @@ func TestAbandon_RefusesAttempt(t *testing.T) {
 	t.Parallel()
 	eachBackend(t, func(t *testing.T, f backend) {
 		for _, lock := range []state{held(me), held(me, "boom")} { // it has arrived
-			b := f.fixture(t)
-			b.set(b.key, lock)
-			if ok, err := b.Abandon(t.Context()); !ok || err != nil {
-				t.Errorf("Abandon of %+v = %t, %v", lock, ok, err)
-			}
+			b := f.holding(t, state{}, lock)
+			b.does("abandon", true)
 			b.want(b.key, state{}, 0)
 		}
 		b := f.fixture(t) // it has not
 		for range 2 {
-			if ok, err := b.Abandon(t.Context()); ok || err != nil {
-				t.Errorf("Abandon of nothing = %t, %v", ok, err)
-			}
+			b.does("abandon", false)
 			b.want(b.key, abandoned(me), life)
 		}
-		if r, err := b.GetOrLock(t.Context(), time.Second, Query{Take: true}); err != nil || r.Status != Refused {
-			t.Errorf("the late attempt is answered %+v, %v", r, err)
-		}
+		answers(t, b.Lock, Refused) // the late attempt
 		b.want(b.key, abandoned(me), life)
-		next := New(b.client, Pair{b.value, b.key}, life)
-		if r, err := next.GetOrLock(t.Context(), time.Second, Query{Take: true}); err != nil || r.Status != Locked {
-			t.Errorf("the next attempt is answered %+v, %v", r, err)
-		}
+		answers(t, New(b.client, Pair{b.value, b.key}, life), Locked)
 		for _, lock := range foreign[1:] {
-			b := f.fixture(t)
-			b.set(b.key, lock)
-			if ok, err := b.Abandon(t.Context()); ok || err != nil {
-				t.Errorf("Abandon of %+v = %t, %v", lock, ok, err)
-			}
+			b := f.holding(t, state{}, lock)
+			b.does("abandon", false)
 			b.want(b.key, lock, 0)
 		}
 	})
@@ -607,19 +613,13 @@ func TestRenew_LostLock(t *testing.T) {
 	t.Parallel()
 	eachBackend(t, func(t *testing.T, f backend) {
 		for _, lock := range []state{held(me), held(me, "boom")} {
-			b := f.fixture(t)
-			b.set(b.key, lock)
-			if ok, err := b.Renew(t.Context()); !ok || err != nil {
-				t.Errorf("Renew of %+v = %t, %v", lock, ok, err)
-			}
+			b := f.holding(t, state{}, lock)
+			b.does("renew", true)
 			b.want(b.key, lock, life)
 		}
 		for _, lock := range foreign {
-			b := f.fixture(t)
-			b.set(b.key, lock)
-			if ok, err := b.Renew(t.Context()); ok || err != nil {
-				t.Errorf("Renew of %+v = %t, %v", lock, ok, err)
-			}
+			b := f.holding(t, state{}, lock)
+			b.does("renew", false)
 			b.want(b.key, lock, 0)
 		}
 	})
@@ -641,9 +641,7 @@ func TestNew_Token(t *testing.T) {
 	old, now := New(b.client, Pair{b.value, b.key}, life), New(b.client, Pair{b.value, b.key}, life)
 	for _, l := range []*Lock{old, now} {
 		b.set(b.key, state{}) // the previous attempt's lock has expired
-		if r, err := l.GetOrLock(t.Context(), time.Second, Query{Take: true}); err != nil || r.Status != Locked {
-			t.Fatalf("answered %+v, %v", r, err)
-		}
+		answers(t, l, Locked)
 	}
 	if ok, err := old.Release(t.Context(), opTimeout, ReleaseNote{}); ok || err != nil {
 		t.Errorf("Release of the attempt before = %t, %v", ok, err)
@@ -666,9 +664,7 @@ func TestRelease_OutOfMemory(t *testing.T) {
 		b := f.fixture(t)
 		b.set(b.key, held(me))
 		setMemory(t, b.admin, "1")
-		if ok, err := b.Renew(t.Context()); !ok || err != nil {
-			t.Errorf("Renew = %t, %v", ok, err)
-		}
+		b.does("renew", true)
 		if ok, err := b.Store(t.Context(), opTimeout, []byte(entryA), time.Minute); ok || !redis.IsOOMError(err) {
 			t.Errorf("Store = %t, %v, want an OOM", ok, err)
 		}
@@ -748,16 +744,10 @@ func TestLock_MissingRight(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	lock := func(b *fixture) error { _, err := b.GetOrLock(t.Context(), time.Second, Query{Take: true}); return err }
-	store := func(b *fixture) error {
-		_, err := b.Store(t.Context(), opTimeout, []byte(entryA), time.Minute)
-		return err
+	act := func(name string) func(b *fixture) error {
+		return func(b *fixture) error { _, err := acts[name](t.Context(), b.Lock); return err }
 	}
 	release := func(b *fixture) error { _, err := b.Release(t.Context(), opTimeout, ReleaseNote{}); return err }
-	leaveAlone := func(b *fixture) error {
-		_, err := b.Release(t.Context(), opTimeout, ReleaseNote{RetryAfter: time.Minute})
-		return err
-	}
-	renew := func(b *fixture) error { _, err := b.Renew(t.Context()); return err }
 	data := entryUntil(time.Now().Add(time.Hour), 0, "payload")
 	expire := func(b *fixture) error {
 		b.set(b.value, state{text: data})
@@ -772,11 +762,11 @@ func TestLock_MissingRight(t *testing.T) {
 		{"-set", state{}, lock},
 		{"-pttl", held(other), lock},
 		{"-time", state{}, lock},
-		{"-set", held(me), store},
-		{"-del", held(me), store},
+		{"-set", held(me), act("store")},
+		{"-del", held(me), act("store")},
 		{"-del", held(me), release},
-		{"-time", held(me), leaveAlone},
-		{"-pexpire", held(me), renew},
+		{"-time", held(me), act("release")},
+		{"-pexpire", held(me), act("renew")},
 		{"-getrange", held(other), expire},
 		{"-setrange", held(other), expire},
 		{"-del", held(other), expire},
@@ -803,33 +793,19 @@ func TestLock_MissingRight(t *testing.T) {
 func TestLock_LateGrant(t *testing.T) {
 	t.Parallel()
 	eachBackend(t, func(t *testing.T, f backend) {
-		acts := map[string]func(b *fixture) (bool, error){
-			"store": func(b *fixture) (bool, error) { return b.Store(t.Context(), opTimeout, []byte(entryA), time.Minute) },
-			"release": func(b *fixture) (bool, error) {
-				return b.Release(t.Context(), opTimeout, ReleaseNote{Failure: "failure", RetryAfter: life, Drop: true})
-			},
-			"renew": func(b *fixture) (bool, error) { return b.Renew(t.Context()) },
-		}
-		for name, act := range acts {
+		for _, act := range []string{"store", "release", "renew"} {
 			b := f.fixture(t)
-			lock := func(l *Lock) {
-				if r, err := l.GetOrLock(t.Context(), opTimeout, Query{Take: true}); err != nil || r.Status != Locked {
-					t.Fatalf("answered %+v, %v", r, err)
-				}
-			}
-			lock(b.Lock)
+			answers(t, b.Lock, Locked)
 			b.set(b.key, state{}) // Delete
 			late := *b.Lock       // with the same token
-			lock(&late)
+			answers(t, &late, Locked)
 			if late.stamp == b.Lock.stamp {
 				t.Fatalf("two grants have the stamp %q", late.stamp)
 			}
 			b.set(b.value, state{text: entryB})
-			if ok, err := act(b); ok || err != nil {
-				t.Errorf("%s under the grant before = %t, %v", name, ok, err)
-			}
+			b.does(act, false) // under the grant before
 			b.want(b.value, state{text: entryB}, 0)
-			if name != "renew" {
+			if act != "renew" {
 				b.want(b.key, state{}, 0) // no load runs under the late grant
 			}
 		}

@@ -33,9 +33,11 @@ func TestWatch_Interference(t *testing.T) {
 		r, err := b.GetOrLock(t.Context(), 5*time.Second, Query{Take: true})
 		return r.Status + " " + r.Text, err
 	}
-	store := func(b *fixture) (string, error) {
-		ok, err := b.Store(t.Context(), opTimeout, []byte(entryA), time.Minute)
-		return fmt.Sprint(ok), err
+	act := func(name string) func(b *fixture) (string, error) {
+		return func(b *fixture) (string, error) {
+			ok, err := acts[name](t.Context(), b.Lock)
+			return fmt.Sprint(ok), err
+		}
 	}
 	refresh := func(b *fixture) (string, error) {
 		b.set(b.value, state{text: entryA})
@@ -48,9 +50,7 @@ func TestWatch_Interference(t *testing.T) {
 			return fmt.Sprint(ok), err
 		}
 	}
-	failure, all := ReleaseNote{Failure: "failure"}, ReleaseNote{Failure: "failure", RetryAfter: life, Drop: true}
-	abandon := func(b *fixture) (string, error) { ok, err := b.Abandon(t.Context()); return fmt.Sprint(ok), err }
-	renew := func(b *fixture) (string, error) { ok, err := b.Renew(t.Context()); return fmt.Sprint(ok), err }
+	store, releaseWithAll, abandon, renew := act("store"), act("release"), act("abandon"), act("renew")
 	for _, c := range []step{
 		{"lock, taken by another", state{}, getOrLock, state{}, held(other), Busy + " " + other, held(other)},
 		{"lock, value stored by another", state{}, getOrLock, state{text: entryB}, state{}, Hit + " " + entryB, state{}},
@@ -61,10 +61,10 @@ func TestWatch_Interference(t *testing.T) {
 		{"store, set by another", held(me), store, state{text: entryB}, state{}, "false", state{}},
 		{"release, taken by another", held(me), release(ReleaseNote{}), state{}, held(other), "false", held(other)},
 		{"release, gone", held(me), release(ReleaseNote{}), state{}, state{}, "false", state{}},
-		{"release with a failure, taken by another", held(me), release(failure), state{}, held(other), "false", held(other)},
-		{"release with a failure, gone", held(me), release(failure), state{}, state{}, "false", state{}},
-		{"release with all, taken by another", held(me), release(all), state{text: entryB}, held(other), "false", held(other)},
-		{"release with all, set by another", held(me), release(all), state{text: entryB}, state{}, "false", state{}},
+		{"release with a failure, taken by another", held(me), release(ReleaseNote{Failure: "failure"}), state{}, held(other), "false", held(other)},
+		{"release with a failure, gone", held(me), release(ReleaseNote{Failure: "failure"}), state{}, state{}, "false", state{}},
+		{"release with all, taken by another", held(me), releaseWithAll, state{text: entryB}, held(other), "false", held(other)},
+		{"release with all, set by another", held(me), releaseWithAll, state{text: entryB}, state{}, "false", state{}},
 		{"refresh, deleted by another", state{}, refresh, state{}, state{}, Gone + " ", state{}},
 		{"refresh, set by another", state{}, refresh, state{text: entryB}, state{}, Hit + " " + entryB, state{}},
 		{"refresh, taken by another", state{}, refresh, state{text: entryA}, held(other), Busy + " " + other, held(other)},
@@ -163,9 +163,7 @@ func TestWatch_AgreesWithScripts(t *testing.T) {
 		c := randomCase(rnd)
 		var first string
 		for i, f := range backends {
-			b := f.fixture(t)
-			b.set(b.value, c.value)
-			b.set(b.key, c.lock)
+			b := f.holding(t, c.value, c.lock)
 			got := c.run(b)
 			if i == 0 {
 				first = got
@@ -257,16 +255,12 @@ func (c parityCase) run(b *fixture) (told string) {
 				r.Text, stamps[a.token] = "", b.stamp
 			}
 			answer = r
-		case "store":
-			answer, err = b.Store(ctx, opTimeout, []byte(entryA), life)
 		case "release":
 			answer, err = b.Release(ctx, opTimeout, ReleaseNote{Failure: a.text, RetryAfter: a.retry, Drop: a.drop})
-		case "abandon":
-			answer, err = b.Abandon(ctx)
-		case "renew":
-			answer, err = b.Renew(ctx)
 		case "expire":
 			err = b.expire()
+		default:
+			answer, err = acts[a.op](ctx, b.Lock)
 		}
 		value, valueTTL := b.get(b.value)
 		value.text = sameEntry(value.text)
