@@ -18,8 +18,7 @@ import (
 
 // Failures of commands that were sent before an answer do not open the breaker, however many.
 func TestBreaker_VolleyAroundAnAnswer(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		w := watch(t, mute(t), timeout)
 		for range 10 {
 			var wg sync.WaitGroup
@@ -70,8 +69,7 @@ func TestBreaker_VolleyAroundAnAnswer(t *testing.T) {
 
 // Failures that end much later than possible do not open the breaker: this process was stalled.
 func TestBreaker_HeldUpProcess(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		w := watch(t, mute(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true }), timeout)
 		late := func(d time.Duration) {
 			_, _ = Do(t.Context(), w.Client, "test", "k", func(context.Context) (int, error) { time.Sleep(d); return 0, errLost })
@@ -93,8 +91,7 @@ func TestBreaker_HeldUpProcess(t *testing.T) {
 
 // A panic of the function that the breaker reports to does not affect the breaker.
 func TestBreaker_PanickingTrace(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		_, rdb := redistest.StartMini(t)
 		var told, panics atomic.Int64
 		closing := make(chan struct{})
@@ -123,8 +120,7 @@ func TestBreaker_PanickingTrace(t *testing.T) {
 // Reachable depends on a command that is sent after the call; callers that call before that share
 // the command.
 func TestReachable(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		m, rdb := redistest.StartMini(t)
 		w := watch(t, rdb, timeout)
 		w.openBreaker()

@@ -22,6 +22,17 @@ import (
 
 func TestMain(m *testing.M) { redistest.Main(m) }
 
+// inBubble runs a test in a bubble of testing/synctest, in parallel with others.
+func inBubble(t *testing.T, run func(t *testing.T)) {
+	t.Parallel()
+	synctest.Test(t, run)
+}
+
+// runInBubble runs a subtest in a bubble.
+func runInBubble(t *testing.T, name string, run func(t *testing.T)) {
+	t.Run(name, func(t *testing.T) { synctest.Test(t, run) })
+}
+
 const timeout = 150 * time.Millisecond
 
 // A watcher is a Client that records what it reports.
@@ -128,30 +139,28 @@ func TestDo_NearerEnd(t *testing.T) {
 	} {
 		for kind, open := range muteKinds() {
 			for way, get := range gets {
-				t.Run(c.name+", "+kind+", "+way, func(t *testing.T) {
-					synctest.Test(t, func(t *testing.T) {
-						w := watch(t, open(t), timeout)
-						ctx, cancel := context.WithTimeout(t.Context(), c.deadline)
-						defer cancel()
-						if c.cancelAt != never {
-							time.AfterFunc(c.cancelAt, cancel)
-						}
-						want := c.unbounded
-						if kind == "observes deadlines" {
-							want = c.bounded
-						}
-						begun := time.Now()
-						err := get(w, ctx)
-						took := time.Since(begun)
-						if err == nil || took != want || want < timeout && err != c.err {
-							t.Errorf("%v after %v, want %v after %v", err, took, c.err, want)
-						}
-						time.Sleep(timeout)
-						if n := w.failures("get"); n != 1 {
-							t.Errorf("the command was counted %d times", n)
-						}
-						time.Sleep(time.Minute) // for the client's own goroutines
-					})
+				runInBubble(t, c.name+", "+kind+", "+way, func(t *testing.T) {
+					w := watch(t, open(t), timeout)
+					ctx, cancel := context.WithTimeout(t.Context(), c.deadline)
+					defer cancel()
+					if c.cancelAt != never {
+						time.AfterFunc(c.cancelAt, cancel)
+					}
+					want := c.unbounded
+					if kind == "observes deadlines" {
+						want = c.bounded
+					}
+					begun := time.Now()
+					err := get(w, ctx)
+					took := time.Since(begun)
+					if err == nil || took != want || want < timeout && err != c.err {
+						t.Errorf("%v after %v, want %v after %v", err, took, c.err, want)
+					}
+					time.Sleep(timeout)
+					if n := w.failures("get"); n != 1 {
+						t.Errorf("the command was counted %d times", n)
+					}
+					time.Sleep(time.Minute) // for the client's own goroutines
 				})
 			}
 		}
@@ -317,46 +326,44 @@ func (replyError) RedisError()     {}
 func TestBreaker_ImpatientCallers(t *testing.T) {
 	t.Parallel()
 	for kind, open := range muteKinds() {
-		t.Run(kind, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := watch(t, open(t), timeout)
-				// The server answers, but later than the callers wait.
-				var wg sync.WaitGroup
-				for range 10 * Limit {
-					wg.Go(func() {
-						ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
-						defer cancel()
-						_, err := Do(ctx, w.Client, "slow", "k", func(ctx context.Context) (int, error) {
-							time.Sleep(50 * time.Millisecond)
-							return 1, ctx.Err()
-						})
-						if err != context.DeadlineExceeded {
-							t.Error(err)
-						}
-					})
-				}
-				wg.Wait()
-				time.Sleep(time.Second)
-				if w.AnyAway() || w.failures("slow") != 0 {
-					t.Errorf("open %t after %d failures", w.AnyAway(), w.failures("slow"))
-				}
-				// A dead server is noticed even if every caller leaves early.
-				for range Limit {
+		runInBubble(t, kind, func(t *testing.T) {
+			w := watch(t, open(t), timeout)
+			// The server answers, but later than the callers wait.
+			var wg sync.WaitGroup
+			for range 10 * Limit {
+				wg.Go(func() {
 					ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
-					if err := w.get(ctx); err != context.DeadlineExceeded {
+					defer cancel()
+					_, err := Do(ctx, w.Client, "slow", "k", func(ctx context.Context) (int, error) {
+						time.Sleep(50 * time.Millisecond)
+						return 1, ctx.Err()
+					})
+					if err != context.DeadlineExceeded {
 						t.Error(err)
 					}
-					cancel()
+				})
+			}
+			wg.Wait()
+			time.Sleep(time.Second)
+			if w.AnyAway() || w.failures("slow") != 0 {
+				t.Errorf("open %t after %d failures", w.AnyAway(), w.failures("slow"))
+			}
+			// A dead server is noticed even if every caller leaves early.
+			for range Limit {
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+				if err := w.get(ctx); err != context.DeadlineExceeded {
+					t.Error(err)
 				}
-				if w.AnyAway() {
-					t.Error("open before the first command is over")
-				}
-				time.Sleep(timeout)
-				if !w.AnyAway() || w.failures("get") != Limit {
-					t.Errorf("open %t after %d failures", w.AnyAway(), w.failures("get"))
-				}
-				time.Sleep(time.Minute)
-			})
+				cancel()
+			}
+			if w.AnyAway() {
+				t.Error("open before the first command is over")
+			}
+			time.Sleep(timeout)
+			if !w.AnyAway() || w.failures("get") != Limit {
+				t.Errorf("open %t after %d failures", w.AnyAway(), w.failures("get"))
+			}
+			time.Sleep(time.Minute)
 		})
 	}
 }
@@ -375,38 +382,36 @@ func TestBreaker_Closes(t *testing.T) {
 		{"busy", "BUSY Redis is busy running a script", false},
 		{"master down", "MASTERDOWN Link with MASTER is down", false},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				m, rdb := redistest.StartMini(t)
-				w := watch(t, rdb, timeout)
-				w.openBreaker()
-				if !w.AnyAway() {
-					t.Fatal("not open")
-				}
-				m.SetError(c.answer)
-				time.Sleep(10 * timeout)
-				if w.AnyAway() == c.closes {
-					t.Errorf("open %t", w.AnyAway())
-				}
-				m.SetError("")
-				time.Sleep(10 * timeout)
-				if w.AnyAway() || w.Refusal("k") != nil || !slices.Equal(w.reported(), []bool{true, false}) {
-					t.Fatalf("with the server back: open %t, told %v", w.AnyAway(), w.reported())
-				}
-				// Counting starts again from zero.
-				for range Limit - 1 {
-					time.Sleep(timeout)
-					_ = w.do(errLost)
-				}
-				if w.AnyAway() {
-					t.Error("failures from before are counted")
-				}
+		runInBubble(t, c.name, func(t *testing.T) {
+			m, rdb := redistest.StartMini(t)
+			w := watch(t, rdb, timeout)
+			w.openBreaker()
+			if !w.AnyAway() {
+				t.Fatal("not open")
+			}
+			m.SetError(c.answer)
+			time.Sleep(10 * timeout)
+			if w.AnyAway() == c.closes {
+				t.Errorf("open %t", w.AnyAway())
+			}
+			m.SetError("")
+			time.Sleep(10 * timeout)
+			if w.AnyAway() || w.Refusal("k") != nil || !slices.Equal(w.reported(), []bool{true, false}) {
+				t.Fatalf("with the server back: open %t, told %v", w.AnyAway(), w.reported())
+			}
+			// Counting starts again from zero.
+			for range Limit - 1 {
+				time.Sleep(timeout)
 				_ = w.do(errLost)
-				time.Sleep(10 * timeout)
-				if w.AnyAway() || !slices.Equal(w.reported(), []bool{true, false, true, false}) {
-					t.Errorf("the second time: open %t, told %v", w.AnyAway(), w.reported())
-				}
-			})
+			}
+			if w.AnyAway() {
+				t.Error("failures from before are counted")
+			}
+			_ = w.do(errLost)
+			time.Sleep(10 * timeout)
+			if w.AnyAway() || !slices.Equal(w.reported(), []bool{true, false, true, false}) {
+				t.Errorf("the second time: open %t, told %v", w.AnyAway(), w.reported())
+			}
 		})
 	}
 }
@@ -438,8 +443,7 @@ func TestBreaker_Probes(t *testing.T) {
 
 // A breaker does not probe through a closed client.
 func TestBreaker_ClosedClient(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		_, rdb := redistest.StartMini(t)
 		w := watch(t, rdb, timeout)
 		_ = rdb.Close()
@@ -461,8 +465,7 @@ func TestBreaker_ClosedClient(t *testing.T) {
 //
 //fault:flapping
 func TestBreaker_ConcurrentCallers(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		m, rdb := redistest.StartMini(t)
 		w := watch(t, rdb, 5*time.Millisecond)
 		var stop atomic.Bool
@@ -628,30 +631,28 @@ func TestRetry(t *testing.T) {
 		"nearly all of it":  {takes: 89 * ms, errs: []error{broken}, at: []time.Duration{0}, want: broken, after: 89 * ms},
 		"a caller who ends": {errs: []error{broken}, ends: 10 * ms, at: []time.Duration{0, 2 * ms, 6 * ms}, want: broken, after: 10 * ms},
 	} {
-		t.Run(what, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				ctx := t.Context()
-				if c.ends > 0 {
-					var cancel context.CancelFunc
-					ctx, cancel = context.WithTimeout(ctx, c.ends)
-					defer cancel()
+		runInBubble(t, what, func(t *testing.T) {
+			ctx := t.Context()
+			if c.ends > 0 {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, c.ends)
+				defer cancel()
+			}
+			begun := time.Now()
+			var at []time.Duration
+			again := func(err error) bool { return err != refused }
+			n, err := Retry(ctx, 100*ms, again, func(within time.Duration) (int, error) {
+				at = append(at, time.Since(begun))
+				if left := 100*ms - time.Since(begun); within != left {
+					t.Errorf("after %v there are %v left, not %v", time.Since(begun), left, within)
 				}
-				begun := time.Now()
-				var at []time.Duration
-				again := func(err error) bool { return err != refused }
-				n, err := Retry(ctx, 100*ms, again, func(within time.Duration) (int, error) {
-					at = append(at, time.Since(begun))
-					if left := 100*ms - time.Since(begun); within != left {
-						t.Errorf("after %v there are %v left, not %v", time.Since(begun), left, within)
-					}
-					time.Sleep(min(c.takes, within))
-					return len(at), c.errs[min(len(at), len(c.errs))-1]
-				})
-				if n != len(at) || err != c.want || time.Since(begun) != c.after || !slices.Equal(at, c.at) {
-					t.Errorf("got the reply of try %d, %v, after %v and tries at %v; want %v after %v and tries at %v",
-						n, err, time.Since(begun), at, c.want, c.after, c.at)
-				}
+				time.Sleep(min(c.takes, within))
+				return len(at), c.errs[min(len(at), len(c.errs))-1]
 			})
+			if n != len(at) || err != c.want || time.Since(begun) != c.after || !slices.Equal(at, c.at) {
+				t.Errorf("got the reply of try %d, %v, after %v and tries at %v; want %v after %v and tries at %v",
+					n, err, time.Since(begun), at, c.want, c.after, c.at)
+			}
 		})
 	}
 }

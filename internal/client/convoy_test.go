@@ -137,8 +137,7 @@ func TestConvoy_LateMember(t *testing.T) {
 // A Convoy whose members all send nothing has nothing to send. A command that comes nevertheless goes
 // at once.
 func TestConvoy_Empty(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		r, v := newRoad(t, 1), new(Convoy)
 		v.Expect(2)
 		v.Leave()
@@ -213,8 +212,7 @@ func TestConvoy_NoFreeConnection(t *testing.T) {
 
 // A Convoy of any length goes as soon as it can, in pipelines of mostTogether.
 func TestConvoy_Long(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		const keys = 2*mostTogether + 10
 		r, v := newRoad(t, keys), new(Convoy)
 		v.Expect(keys)
@@ -230,8 +228,7 @@ func TestConvoy_Long(t *testing.T) {
 
 // A command for another server than the first one goes as if there were no Convoy.
 func TestConvoy_OneServer(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		here, elsewhere, v := newRoad(t, 2), newRoad(t, 1), new(Convoy)
 		v.Expect(2)
 		here.goGet(v, 0)

@@ -46,8 +46,7 @@ func TestLimit_Context(t *testing.T) {
 
 // Commands sent within a sixteenth of the limit share its context.
 func TestLimit_Shared(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		const d = 16 * time.Second
 		var l limit
 		within := func(d time.Duration) <-chan struct{} { return l.next(time.Now(), d).Done() }

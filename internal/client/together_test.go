@@ -49,8 +49,7 @@ func (h *held) hook(cmds []redis.Cmder) error {
 // Commands that come while all connections are in use go together when one returns, and each gets
 // its own reply. What comes to a free connection does not wait.
 func TestTogether_OnePipeline(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		const keys = 50
 		r := newRoad(t, keys)
 		r.takes = 10 * time.Millisecond
@@ -74,8 +73,7 @@ func TestTogether_OnePipeline(t *testing.T) {
 
 // Through a client that may reach several servers commands do not go together.
 func TestTogether_OneServerOnly(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		_, rdb := redistest.StartMini(t)
 		h := &held{takes: 10 * time.Millisecond}
 		rdb.AddHook(redistest.Trips(h.hook))
@@ -104,8 +102,7 @@ func TestTogether_OneServerOnly(t *testing.T) {
 // A caller that leaves while its command waits gets its own error; the others get their replies, and
 // its command is not sent.
 func TestTogether_CallerLeaves(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		r := newRoad(t, 5)
 		r.takes = 100 * time.Millisecond
 		r.node.together.size = 1
@@ -162,8 +159,7 @@ func TestTogether_Length(t *testing.T) {
 // A caller can leave until its command goes. A command that goes gets its reply, wherever its caller
 // is.
 func TestTogether_LeavesAsTheyGo(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		m, rdb := redistest.StartMini(t)
 		redistest.Must(t, m.Set("k", "v"))
 		h := &held{}

@@ -32,8 +32,7 @@ func occupied(t *testing.T) (w *watcher, over chan struct{}) {
 //
 //fault:many-commands
 func TestWait_TimeBeginsWhenSent(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		w := watch(t, mute(t), timeout)
 		w.node.alone.size = 2
 		const commands, takes = 100, timeout * 9 / 10
@@ -104,8 +103,7 @@ func TestWait_CallerLeaves(t *testing.T) {
 
 // DoNow overtakes the commands that wait, is bounded, and counts as they do.
 func TestDoNow(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		w, over := occupied(t)
 		defer synctest.Wait()
 		defer close(over)
@@ -227,8 +225,7 @@ func TestServer_Forgotten(t *testing.T) {
 
 // A read is bounded even if OnConnect ignores its context.
 func TestBounded_OnConnect(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		m, _ := redistest.StartMini(t)
 		opt := *redistest.NewMiniClient(t, m).Options()
 		opt.ContextTimeoutEnabled = true

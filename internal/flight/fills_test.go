@@ -164,33 +164,31 @@ func TestFills_SupersededLoad(t *testing.T) {
 		"Supersede": func(g *Fills[string], f *Fill[string]) { g.Supersede("other"); g.Supersede("k"); g.Supersede("k") },
 		"LockLost":  func(g *Fills[string], f *Fill[string]) { g.LockLost(f); g.LockLost(f) },
 	} {
-		t.Run(how, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				g := newFills()
-				early := mustJoin(t, g, "k", &Caller{})
-				began := g.BeginLoad(early.Fill, func() { t.Error("the load is cancelled although a caller may have its result") })
-				call := &Caller{}
-				late, sleeper := mustJoin(t, g, "k", call), mustJoin(t, g, "k", &Caller{})
+		runInBubble(t, how, func(t *testing.T) {
+			g := newFills()
+			early := mustJoin(t, g, "k", &Caller{})
+			began := g.BeginLoad(early.Fill, func() { t.Error("the load is cancelled although a caller may have its result") })
+			call := &Caller{}
+			late, sleeper := mustJoin(t, g, "k", call), mustJoin(t, g, "k", &Caller{})
 
-				var earlyDone, lateDone sync.WaitGroup
-				earlyDone.Go(func() { wantWait(t, g, early, "v1", Owned) })
-				lateDone.Go(func() { wantWait(t, g, late, "", Outdated) })
-				synctest.Wait()
-				supersede(g, early.Fill)
-				lateDone.Wait() // the load goes on
-				wantWait(t, g, sleeper, "", Outdated)
-				newcomer, again := mustJoin(t, g, "k", &Caller{}), mustJoin(t, g, "k", call)
-				if !newcomer.First || again.Fill != newcomer.Fill {
-					t.Error("want a new fill for a newcomer and the callers that have left")
-				}
-				endWith(g, early.Fill, "v1", began)
-				earlyDone.Wait()
-				if g.byKey["k"] != newcomer.Fill {
-					t.Error("the end of the superseded load has taken the new fill out of the map")
-				}
-				endWith(g, newcomer.Fill, "v2", Always)
-				wantWait(t, g, again, "v2", Owned)
-			})
+			var earlyDone, lateDone sync.WaitGroup
+			earlyDone.Go(func() { wantWait(t, g, early, "v1", Owned) })
+			lateDone.Go(func() { wantWait(t, g, late, "", Outdated) })
+			synctest.Wait()
+			supersede(g, early.Fill)
+			lateDone.Wait() // the load goes on
+			wantWait(t, g, sleeper, "", Outdated)
+			newcomer, again := mustJoin(t, g, "k", &Caller{}), mustJoin(t, g, "k", call)
+			if !newcomer.First || again.Fill != newcomer.Fill {
+				t.Error("want a new fill for a newcomer and the callers that have left")
+			}
+			endWith(g, early.Fill, "v1", began)
+			earlyDone.Wait()
+			if g.byKey["k"] != newcomer.Fill {
+				t.Error("the end of the superseded load has taken the new fill out of the map")
+			}
+			endWith(g, newcomer.Fill, "v2", Always)
+			wantWait(t, g, again, "v2", Owned)
 		})
 	}
 }

@@ -173,15 +173,6 @@ func TestGraph_Inside(t *testing.T) {
 	}
 }
 
-// goroutineID tells goroutines apart.
-func TestGraph_GoroutineID(t *testing.T) {
-	t.Parallel()
-	id := goroutineID()
-	if id == 0 || id != goroutineID() || elsewhere(func() bool { return goroutineID() == id }) {
-		t.Errorf("%d is not the number of this goroutine alone", id)
-	}
-}
-
 // The numbers of goroutines are read whole, also where an int has 32 bits.
 func TestGraph_GoroutineNumber(t *testing.T) {
 	for text, want := range map[string]uint64{

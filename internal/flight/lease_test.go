@@ -37,8 +37,7 @@ func leased(n int) (*Slots, *landlord) {
 // One lease at a time is waited for, for the first fill in the queue, and is released with its
 // slot.
 func TestSlots_OneLeaseAtATime(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		p, l := leased(3)
 		var slots []*Slot
 		for range 4 {
@@ -82,8 +81,7 @@ func TestSlots_OneLeaseAtATime(t *testing.T) {
 
 // An empty queue ends the wait for a lease; a lease that is granted nevertheless is released.
 func TestSlots_LeaseForAnEmptyQueue(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		p, l := leased(1)
 		s := newSlot(p)
 		s.Queue()
@@ -110,8 +108,7 @@ func TestSlots_LeaseForAnEmptyQueue(t *testing.T) {
 
 // A fill that queues while the lease for an emptied queue is being stopped gets one.
 func TestSlots_LeaseForANewQueue(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		p, l := leased(1)
 		s := newSlot(p)
 		s.Queue()
@@ -158,8 +155,7 @@ func TestSlots_TryLease(t *testing.T) {
 // A free slot belongs to the fills that queue for a lease; only a fill that needs no lease
 // overtakes them.
 func TestSlots_TryLeaseBehindAQueue(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		p, l := leased(3)
 		first := newSlot(p)
 		first.Queue()
@@ -184,8 +180,7 @@ func TestSlots_TryLeaseBehindAQueue(t *testing.T) {
 
 // A nested load needs no lease, and keeps the lease of a lender that has ended.
 func TestSlots_LentLease(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		p, l := leased(1)
 		outer := newSlot(p)
 		outer.TryLease(t.Context())

@@ -4,7 +4,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 )
 
@@ -40,8 +39,7 @@ func TestFills_Refresh(t *testing.T) {
 // An entry whose refresh has ended is not refreshed again for a while; other entries of the key
 // are, and callers are served.
 func TestFills_Rest(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		g := newFills()
 		refreshes := 0
 		refresh := func(entry string) (begun bool) {
@@ -147,8 +145,7 @@ func TestFills_Close(t *testing.T) {
 
 // Drain waits for fills and for the functions of Behind, Go and Later, except those stopped.
 func TestFills_Drain(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		g := newFills()
 		begun := time.Now()
 		later := false

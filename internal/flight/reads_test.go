@@ -77,8 +77,7 @@ func end(turn Turn[string], found string) (shared bool) { return turn.End(&found
 
 // A caller never gets a reply that was in transit when it called, and a batch reads once.
 func TestReads_ReplyInTransit(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		r := NewReads[string](new(Clock))
 		first := wantTurn(t, goJoin(t.Context(), r, "k"))
 		if first.Arrived != 0 {
@@ -113,8 +112,7 @@ func TestReads_ReplyInTransit(t *testing.T) {
 
 // A member that leaves its batch takes no turn or reply with it.
 func TestReads_LeavingMember(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		r := NewReads[string](new(Clock))
 		first := wantTurn(t, goJoin(t.Context(), r, "k"))
 		ctx, cancel := context.WithCancel(t.Context())
@@ -134,8 +132,7 @@ func TestReads_LeavingMember(t *testing.T) {
 
 // A reader that leaves before it has a reply hands its turn to another member of its batch.
 func TestReads_LeavingReader(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		r := NewReads[string](new(Clock))
 		first := wantTurn(t, goJoin(t.Context(), r, "k"))
 		members := []<-chan joined{goJoin(t.Context(), r, "k"), goJoin(t.Context(), r, "k"), goJoin(t.Context(), r, "k")}
@@ -168,45 +165,42 @@ func TestReads_LeavingReader(t *testing.T) {
 func TestReads_LastMemberLeaves(t *testing.T) {
 	t.Parallel()
 	for _, when := range []string{"before its turn", "with its turn", "as it gets its turn"} {
-		t.Run(when, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				r := NewReads[string](new(Clock))
-				first := wantTurn(t, goJoin(t.Context(), r, "k"))
-				ctx, cancel := context.WithCancel(t.Context())
-				leaves := goJoin(ctx, r, "k")
-				switch when {
-				case "before its turn":
-					cancel()
-					synctest.Wait()
-					next := goJoin(t.Context(), r, "k")
-					wantBlocked(t, next)
-					end(first, "1")
-					end(wantTurn(t, next), "2")
-				case "with its turn":
-					end(first, "1")
-					turn := wantTurn(t, leaves)
-					next := goJoin(t.Context(), r, "k")
-					turn.End(nil)
-					end(wantTurn(t, next), "2")
-				case "as it gets its turn": // select may choose either
-					end(first, "1")
-					cancel()
-					if j := <-leaves; j.err == nil {
-						j.turn.End(nil)
-					}
-					end(wantTurn(t, goJoin(t.Context(), r, "k")), "2")
-				}
+		runInBubble(t, when, func(t *testing.T) {
+			r := NewReads[string](new(Clock))
+			first := wantTurn(t, goJoin(t.Context(), r, "k"))
+			ctx, cancel := context.WithCancel(t.Context())
+			leaves := goJoin(ctx, r, "k")
+			switch when {
+			case "before its turn":
 				cancel()
-				wantIdle(t, r)
-			})
+				synctest.Wait()
+				next := goJoin(t.Context(), r, "k")
+				wantBlocked(t, next)
+				end(first, "1")
+				end(wantTurn(t, next), "2")
+			case "with its turn":
+				end(first, "1")
+				turn := wantTurn(t, leaves)
+				next := goJoin(t.Context(), r, "k")
+				turn.End(nil)
+				end(wantTurn(t, next), "2")
+			case "as it gets its turn": // select may choose either
+				end(first, "1")
+				cancel()
+				if j := <-leaves; j.err == nil {
+					j.turn.End(nil)
+				}
+				end(wantTurn(t, goJoin(t.Context(), r, "k")), "2")
+			}
+			cancel()
+			wantIdle(t, r)
 		})
 	}
 }
 
 // leave takes the token of a batch that has no other member, and wakes the next batch.
 func TestReads_TokenOfALeaver(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		r := NewReads[string](new(Clock))
 		end(wantTurn(t, goJoin(t.Context(), r, "other")), "")
 		first := wantTurn(t, goJoin(t.Context(), r, "k"))
@@ -223,8 +217,7 @@ func TestReads_TokenOfALeaver(t *testing.T) {
 
 // Drain returns when no read of any key is in flight.
 func TestReads_Drain(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		r := NewReads[string](new(Clock))
 		r.Drain()
 		a, b := wantTurn(t, goJoin(t.Context(), r, "a")), wantTurn(t, goJoin(t.Context(), r, "b"))
