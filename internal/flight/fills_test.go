@@ -157,7 +157,8 @@ func TestFills_EndWithoutResult(t *testing.T) {
 	wantWait(t, g, a, "", Outdated)
 }
 
-// Callers that joined after a superseded load began leave it at once; earlier ones get its result.
+// Callers that joined after a superseded load began leave it at once; earlier ones get its result, also if it
+// is valid for all.
 func TestFills_SupersededLoad(t *testing.T) {
 	t.Parallel()
 	for how, supersede := range map[string]func(g *Fills[string], f *Fill[string]){
@@ -167,7 +168,7 @@ func TestFills_SupersededLoad(t *testing.T) {
 		runInBubble(t, how, func(t *testing.T) {
 			g := newFills()
 			early := mustJoin(t, g, "k", &Caller{})
-			began := g.BeginLoad(early.Fill, func() { t.Error("the load is cancelled although a caller may have its result") })
+			g.BeginLoad(early.Fill, func() { t.Error("the load is cancelled although a caller may have its result") })
 			call := &Caller{}
 			late, sleeper := mustJoin(t, g, "k", call), mustJoin(t, g, "k", &Caller{})
 
@@ -177,13 +178,13 @@ func TestFills_SupersededLoad(t *testing.T) {
 			synctest.Wait()
 			supersede(g, early.Fill)
 			lateDone.Wait() // the load goes on
-			wantWait(t, g, sleeper, "", Outdated)
 			newcomer, again := mustJoin(t, g, "k", &Caller{}), mustJoin(t, g, "k", call)
 			if !newcomer.First || again.Fill != newcomer.Fill {
 				t.Error("want a new fill for a newcomer and the callers that have left")
 			}
-			endWith(g, early.Fill, "v1", began)
+			endWith(g, early.Fill, "v1", Always)
 			earlyDone.Wait()
+			wantWait(t, g, sleeper, "", Outdated)
 			if g.byKey["k"] != newcomer.Fill {
 				t.Error("the end of the superseded load has taken the new fill out of the map")
 			}
@@ -191,19 +192,6 @@ func TestFills_SupersededLoad(t *testing.T) {
 			wantWait(t, g, again, "v2", Owned)
 		})
 	}
-}
-
-// A superseded load is void for late callers even if its result is valid for all callers.
-func TestFills_SupersededResultIsVoid(t *testing.T) {
-	t.Parallel()
-	g := newFills()
-	early := mustJoin(t, g, "k", &Caller{})
-	g.BeginLoad(early.Fill, func() {})
-	late := mustJoin(t, g, "k", &Caller{})
-	g.Supersede("k")
-	endWith(g, early.Fill, "v", Always)
-	wantWait(t, g, late, "", Outdated)
-	wantWait(t, g, early, "v", Owned)
 }
 
 // A load is cancelled once it is superseded and has no early callers, and not before.
