@@ -55,7 +55,9 @@ func (w *watch) waits(key string, length time.Duration, result ...error) (late t
 	synctest.Wait()
 	begun := time.Now()
 	waits := cachetest.GoGet(w.t.Context(), w.here, key, cachetest.MustNotLoad[string](w.t))
-	waits.Result(w.t)
+	if got, _ := waits.Result(w.t); err == nil && got != "v" {
+		w.t.Errorf("the waiter got %q, want what was loaded", got)
+	}
 	late = time.Since(begun) - length
 	loads.Result(w.t)
 	w.m.Del(w.ns + ":{" + key + "}")
@@ -191,30 +193,30 @@ func TestWait_LateWaiter(t *testing.T) {
 	})
 }
 
-// A waiter for loads that vary notices their end within a part of their time.
+// A waiter for loads that vary notices their end within a part of their time. A waiter for loads of all
+// lengths expects none, and does no worse than one that knows nothing.
 func TestWait_VaryingLoads(t *testing.T) {
-	lengths := []time.Duration{700 * time.Millisecond, time.Second, 1300 * time.Millisecond, 900 * time.Millisecond, 1100 * time.Millisecond}
-	inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
-		for i := range 50 {
-			length := lengths[i%len(lengths)]
-			if late, _ := w.waits("k", length); i >= 2*len(lengths) && late > length*15/100 {
-				t.Errorf("load of %v: waits %v longer, want 15%% of it at most", length, late)
-			}
-		}
-	})
-}
-
-// A waiter for loads of all lengths expects none, and does no worse than one that knows nothing.
-func TestWait_LoadsOfAllLengths(t *testing.T) {
-	lengths := []time.Duration{100 * time.Millisecond, time.Second, 300 * time.Millisecond, 3 * time.Second}
-	inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
-		for i := range 20 {
-			length := lengths[i%len(lengths)]
-			if late, _ := w.waits("k", length); i >= len(lengths) && late > part(length, 5) {
-				t.Errorf("load of %v: waits %v longer, want %v at most", length, late, part(length, 5))
-			}
-		}
-	})
+	const ms = time.Millisecond
+	for what, c := range map[string]struct {
+		lengths []time.Duration
+		most    func(length time.Duration) (late time.Duration)
+	}{
+		"about a second": {[]time.Duration{700 * ms, 1000 * ms, 1300 * ms, 900 * ms, 1100 * ms},
+			func(length time.Duration) time.Duration { return length * 15 / 100 }},
+		"all lengths": {[]time.Duration{100 * ms, 1000 * ms, 300 * ms, 3000 * ms},
+			func(length time.Duration) time.Duration { return part(length, 5) }},
+	} {
+		t.Run(what, func(t *testing.T) {
+			inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
+				for i := range 50 {
+					length := c.lengths[i%len(c.lengths)]
+					if late, _ := w.waits("k", length); i >= 2*len(c.lengths) && late > c.most(length) {
+						t.Errorf("load of %v: waits %v longer, want %v at most", length, late, c.most(length))
+					}
+				}
+			})
+		})
+	}
 }
 
 // A wrong estimate costs one pause at most, also of a load that fails sooner than others end.
@@ -347,32 +349,20 @@ func TestWait_EndOfTheHoldersLock(t *testing.T) {
 //
 //fault:long-waits
 func TestWait_LongestPause(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		redistest.Mute(m)
-		ns := redistest.Namespace(t)
-		var waited singlefill.WaitInfo
-		there := cachetest.NewCacheIn[string](t, rdb, ns, nil)
-		here := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Trace: &singlefill.Trace{
-			WaitDone: func(_ context.Context, i singlefill.WaitInfo) { waited = i },
-		}})
-		src := cachetest.NewSource[string](t)
-		cachetest.GoGet(t.Context(), there, "k", src.Load)
-		load := src.Next(t)
-		waits := cachetest.GoGet(t.Context(), here, "k", src.Load)
-		time.Sleep(30 * time.Second)
-		load.Give("v")
-		begun := time.Now()
-		waits.Want(t, "v")
-		if late := time.Since(begun); late > 320*time.Millisecond {
-			t.Errorf("the value is seen after %v, want at most a poll of 250ms and its jitter", late)
-		}
+	const length = 30 * time.Second
+	inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
+		loads := cachetest.GoGet(t.Context(), w.there, "k", cachetest.Takes(length, "v", nil))
 		synctest.Wait()
-		// 30s / 250ms, and some at the beginning.
-		if waited.Polls < 96 || waited.Polls > 180 {
-			t.Errorf("%d polls in 30s, want about 130", waited.Polls)
+		waits := cachetest.GoGet(t.Context(), w.here, "k", cachetest.MustNotLoad[string](t))
+		time.Sleep(length)
+		loads.Want(t, "v")
+		waits.Want(t, "v")
+		if d := w.wait.Duration; d < length || d > length+longest {
+			t.Errorf("it waits for %v, want %v and a poll", d, length)
 		}
-		if d := waited.Duration; d < 30*time.Second || d > 30*time.Second+320*time.Millisecond {
-			t.Errorf("traced %v of waiting, want 30s and a poll", d)
+		// length / 250 ms, and some at the beginning.
+		if n := w.wait.Polls; n < 96 || n > 180 {
+			t.Errorf("%d polls in %v, want about 130", n, length)
 		}
 	})
 }

@@ -309,69 +309,6 @@ func TestWake_Late(t *testing.T) {
 	}
 }
 
-// A wake-up that is repeated causes few polls, also in the next load of the key.
-//
-//fault:strange-wake-ups
-func TestWake_Repeated(t *testing.T) {
-	const length, times = time.Second, 100
-	inListening(t, func(t *testing.T, l *listening) {
-		repeated := l.onPublish(func(channel, message string) {
-			for range times {
-				l.m.Publish(channel, message)
-				time.Sleep(length / times)
-			}
-		})
-		for i := range 3 {
-			if late, polls := l.waits("k", length); late > longest || polls > 25 {
-				t.Errorf("wait %d: late by %v after %d polls, want %v and 25 at most", i, late, polls, longest)
-			}
-		}
-		if repeated.Load() == 0 {
-			t.Error("no message was repeated")
-		}
-		time.Sleep(length)
-	})
-}
-
-// A forged message makes the waiter of its key ask once, and no other waiter. No waiter takes a value
-// from it.
-//
-//fault:forged-wake-ups
-func TestWake_Forged(t *testing.T) {
-	inListening(t, func(t *testing.T, l *listening) {
-		here := cachetest.NewCacheIn(t, l.rdb, l.ns,
-			&singlefill.Options[string]{LockTTL: 5 * time.Second, RedisTimeout: time.Second})
-		keys := []string{"k1", "k2"}
-		var loads, waits []*cachetest.Call[string]
-		var sent [2]atomic.Int64
-		for _, key := range keys {
-			loads = append(loads, cachetest.GoGet(t.Context(), l.there, key, cachetest.Takes(3*time.Second, "v", nil)))
-			synctest.Wait()
-			waits = append(waits, cachetest.GoGet(t.Context(), here, key, cachetest.MustNotLoad[string](t)))
-		}
-		time.Sleep(time.Second) // until both listen
-		l.rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
-			for i, key := range keys {
-				if strings.Contains(fmt.Sprint(cmd.Args()...), "{"+key+"}") {
-					sent[i].Add(1)
-				}
-			}
-			return nil
-		}))
-		if n := l.m.Publish(l.channel("k1"), "forged"); n != 1 {
-			t.Errorf("%d processes got the forged message, want 1", n)
-		}
-		time.Sleep(time.Second)
-		if sent[0].Load() != 1 || sent[1].Load() != 0 {
-			t.Errorf("%d commands for the key of the message, %d for the other one; want 1 and 0", sent[0].Load(), sent[1].Load())
-		}
-		for i := range keys {
-			waits[i].Want(t, "v")
-			loads[i].Want(t, "v")
-		}
-	})
-}
-
 // While the server does not answer a subscription, waiters poll. They hear over the next connection.
 //
 //fault:frozen-listener
