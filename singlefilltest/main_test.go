@@ -3,6 +3,7 @@ package singlefilltest_test
 import (
 	"fmt"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -23,6 +24,12 @@ func both(t *testing.T, test func(t *testing.T)) {
 		t.Parallel()
 		test(t)
 	})
+}
+
+// inBubble runs a test in a bubble of testing/synctest, in parallel with others.
+func inBubble(t *testing.T, run func(t *testing.T)) {
+	t.Parallel()
+	synctest.Test(t, run)
 }
 
 // A fakeTB records what is reported to it.
@@ -50,6 +57,14 @@ func (f *fakeTB) Cleanup(cleanup func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.cleanups = append(f.cleanups, cleanup)
+}
+
+// wantReport checks that test reports once, with a text.
+func wantReport(t *testing.T, text string, test func(t testing.TB)) {
+	t.Helper()
+	if got := reported(test); len(got) != 1 || !strings.Contains(got[0], text) {
+		t.Errorf("reported %q, want %q", got, text)
+	}
 }
 
 // reported returns what test reports, and runs its cleanups.

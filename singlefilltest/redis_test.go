@@ -7,7 +7,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -70,9 +69,7 @@ func TestRedis_Closed(t *testing.T) {
 	if err := rdb.Ping(t.Context()).Err(); err != redis.ErrClosed {
 		t.Errorf("PING: %v", err)
 	}
-	if got := reported(func(t testing.TB) { singlefilltest.Silence(t, rdb) }); len(got) != 1 {
-		t.Errorf("Silence reported %q", got)
-	}
+	wantReport(t, "Silence", func(t testing.TB) { singlefilltest.Silence(t, rdb) })
 	if got := reported(func(t testing.TB) { singlefilltest.Redis(t).Close() }); got != nil {
 		t.Errorf("a test that has closed the client itself: reported %q", got)
 	}
@@ -80,8 +77,7 @@ func TestRedis_Closed(t *testing.T) {
 
 // In a bubble keys and values expire by its clock.
 func TestRedis_FakeTime(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		begun := time.Now()
 		rdb := singlefilltest.Redis(t)
 		source := serial(t)
@@ -187,8 +183,7 @@ func TestFaults_Cache(t *testing.T) {
 	t.Parallel()
 	for _, fault := range faults {
 		t.Run(fault.name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
 				rdb := singlefilltest.Redis(t)
 				cache := newCache(t, rdb, nil)
 				source := serial(t)
@@ -217,10 +212,7 @@ func TestFaults_OtherClient(t *testing.T) {
 	for _, rdb := range []*redis.Client{nil, other} {
 		for _, fault := range faults {
 			want := fmt.Sprintf("fatal: singlefilltest: %s: rdb is %v: only a client that", fault.name, rdb)
-			got := reported(func(t testing.TB) { fault.begin(t, rdb) })
-			if len(got) != 1 || !strings.HasPrefix(got[0], want) {
-				t.Errorf("reported %q, want %q", got, want)
-			}
+			wantReport(t, want, func(t testing.TB) { fault.begin(t, rdb) })
 		}
 	}
 }

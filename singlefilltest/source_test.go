@@ -139,31 +139,24 @@ func TestSource_Context(t *testing.T) {
 
 // Neither a call that its context has ended is held any more, nor one of an earlier Hold.
 func TestSource_HeldNow(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		source := singlefilltest.NewSource(t, upper)
 		ctx, cancel := context.WithCancel(t.Context())
 		for _, end := range []func(){source.Release, cancel} {
 			source.Hold()
 			go source.Load(ctx, "a")
 			source.AwaitHeld(t, 1)
-			if got := reported(func(t testing.TB) { source.AwaitHeld(t, 2) }); len(got) != 1 {
-				t.Errorf("reported %q", got)
-			}
+			wantReport(t, "1 calls are held", func(t testing.TB) { source.AwaitHeld(t, 2) })
 			end()
 		}
 		synctest.Wait()
-		got := reported(func(t testing.TB) { source.AwaitHeld(t, 1) })
-		if len(got) != 1 || !strings.Contains(got[0], ": 0 calls are held") {
-			t.Errorf("reported %q", got)
-		}
+		wantReport(t, ": 0 calls are held", func(t testing.TB) { source.AwaitHeld(t, 1) })
 	})
 }
 
 // A slow source takes so much longer for each call, after it has been released.
 func TestSource_Slow(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		source := singlefilltest.NewSource(t, upper)
 		for _, d := range []time.Duration{time.Hour, 0, -1} {
 			source.Slow(d)
@@ -212,8 +205,7 @@ func TestSource_ReleasedAtTheEnd(t *testing.T) {
 
 // WantLoads reports the number, and the calls that asked for the key.
 func TestSource_WantLoads(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		fail := func(load func()) func() {
 			return func() {
 				defer func() { _ = recover() }()
@@ -230,10 +222,7 @@ func TestSource_WantLoads(t *testing.T) {
 		want := func(key string, n int, lines ...string) {
 			t.Helper()
 			text := fmt.Sprintf("singlefilltest: loads of %q: %d, want %d:", key, source.Loads(key), n) + strings.Join(lines, "\n\t")
-			got := reported(func(t testing.TB) { source.WantLoads(t, key, n) })
-			if len(got) != 1 || got[0] != text {
-				t.Errorf("reported\n%q, want\n%q", got, text)
-			}
+			wantReport(t, text, func(t testing.TB) { source.WantLoads(t, key, n) })
 		}
 		want("a", 1, " the source was not called")
 
@@ -273,47 +262,26 @@ func TestSource_WantLoads(t *testing.T) {
 	})
 }
 
-// A report of many calls, or of many keys, has twenty of them.
-func TestSource_LongReport(t *testing.T) {
-	t.Parallel()
-	source := singlefilltest.NewSource(t, upper)
-	for range 23 {
-		source.LoadMany(t.Context(), strings.Fields(strings.Repeat("a ", 22)))
-	}
-	got := reported(func(t testing.TB) { source.WantLoads(t, "a", 1) })
-	if len(got) != 1 || strings.Count(got[0], "\n") != 21 || !strings.HasSuffix(got[0], "\n\tand 3 more") ||
-		strings.Count(got[0], `"a", and 2 more at`) != 20 {
-		t.Errorf("reported %q", got)
-	}
-}
-
 // AwaitHeld ends the test if the calls do not come, and at once if nothing is held.
 func TestSource_AwaitHeldFails(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		source := singlefilltest.NewSource(t, upper)
 		begun := time.Now()
-		got := reported(func(t testing.TB) { source.AwaitHeld(t, 1) })
-		if len(got) != 1 || !strings.Contains(got[0], "call Hold before") || time.Since(begun) != 0 {
-			t.Errorf("without Hold: reported %q after %v", got, time.Since(begun))
+		wantReport(t, "call Hold before", func(t testing.TB) { source.AwaitHeld(t, 1) })
+		if took := time.Since(begun); took != 0 {
+			t.Errorf("without Hold it took %v", took)
 		}
 		source.Hold()
 		go source.Load(t.Context(), "a")
-		got = reported(func(t testing.TB) { source.AwaitHeld(t, 2) })
 		want := "fatal: singlefilltest: 1 calls are held after 10s, want 2:\n\t\"a\" at 0s: has not ended after 10s"
-		if len(got) != 1 || got[0] != want {
-			t.Errorf("reported %q, want %q", got, want)
-		}
+		wantReport(t, want, func(t testing.TB) { source.AwaitHeld(t, 2) })
 	})
 }
 
 // A source needs a function.
 func TestNewSource_Nil(t *testing.T) {
 	t.Parallel()
-	got := reported(func(t testing.TB) { singlefilltest.NewSource[string](t, nil) })
-	if len(got) != 1 || !strings.HasPrefix(got[0], "fatal: singlefilltest: NewSource: load is nil") {
-		t.Errorf("reported %q", got)
-	}
+	wantReport(t, "fatal: singlefilltest: NewSource: load is nil", func(t testing.TB) { singlefilltest.NewSource[string](t, nil) })
 }
 
 // A source may be called, changed and asked from many goroutines.

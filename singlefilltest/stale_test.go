@@ -2,7 +2,6 @@ package singlefilltest_test
 
 import (
 	"errors"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -37,8 +36,7 @@ func TestMakeStale(t *testing.T) {
 		{"Near, source down", near, errDown, "1", true, nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
+			inBubble(t, func(t *testing.T) {
 				cache := newCache(t, singlefilltest.Redis(t), &test.opts)
 				source := serial(t)
 				check(t, cache, source.Load, "1")
@@ -72,16 +70,12 @@ func TestMakeStale_NotFound(t *testing.T) {
 
 // MakeStale ends the test if there is nothing to make stale, or if Redis does not answer.
 func TestMakeStale_Fails(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		rdb := singlefilltest.Redis(t)
 		cache := newCache(t, rdb, nil)
 		want := func(want string) {
 			t.Helper()
-			got := reported(func(t testing.TB) { singlefilltest.MakeStale(t, cache, "k") })
-			if len(got) != 1 || !strings.HasPrefix(got[0], "fatal: singlefilltest: MakeStale: "+want) {
-				t.Errorf("reported %q, want %q", got, want)
-			}
+			wantReport(t, "fatal: singlefilltest: MakeStale: "+want, func(t testing.TB) { singlefilltest.MakeStale(t, cache, "k") })
 		}
 		want(`no value to serve under "k": ` + singlefill.ErrMiss.Error())
 		redistest.Must(t, cache.Set(t.Context(), "k", "v"))
