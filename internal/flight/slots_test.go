@@ -260,6 +260,8 @@ func TestSlots_LendingAfterTheLendersEnd(t *testing.T) {
 }
 
 // A load that has released its slot lends nothing, however long its context is kept.
+//
+//fault:nested-loads
 func TestSlots_LoadThatIsOver(t *testing.T) {
 	t.Parallel()
 	p := NewSlots(1)

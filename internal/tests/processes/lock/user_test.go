@@ -49,14 +49,13 @@ type user struct {
 	rdb *redis.Client
 
 	mu     sync.Mutex
-	leases map[string]*lock.Lease   // protected by mu, by tag
-	finish map[string]chan struct{} // protected by mu, by tag
+	leases map[string]*lock.Lease // protected by mu, by tag
 }
 
 // runUser is the role. Its arguments are the address of Redis, the kind of the lock, which is also
 // its name, the TTL and the RedisTimeout.
 func runUser(p *redistest.Child) {
-	u := &user{Child: p, leases: make(map[string]*lock.Lease), finish: make(map[string]chan struct{})}
+	u := &user{Child: p, leases: make(map[string]*lock.Lease)}
 	u.rdb = redis.NewClient(&redis.Options{
 		Addr: p.Args[0], DisableIdentity: true, PoolSize: 50, ReadTimeout: time.Minute,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
@@ -74,16 +73,12 @@ func runUser(p *redistest.Child) {
 		verb, tag, _ := strings.Cut(line, " ")
 		u.mu.Lock()
 		lease := u.leases[tag]
-		if verb == "do" {
-			u.finish[tag] = make(chan struct{})
-		}
-		finish := u.finish[tag]
 		u.mu.Unlock()
-		go u.obey(verb, tag, lease, finish)
+		go u.obey(verb, tag, lease)
 	}
 }
 
-func (u *user) obey(verb, tag string, lease *lock.Lease, finish chan struct{}) {
+func (u *user) obey(verb, tag string, lease *lock.Lease) {
 	switch verb {
 	case "acquire":
 		u.acquire(tag, false)
@@ -93,14 +88,6 @@ func (u *user) obey(verb, tag string, lease *lock.Lease, finish chan struct{}) {
 		u.Say("%s: released %s", tag, verdict(lease.Release(context.Background())))
 	case "write":
 		u.Say("%s: wrote %d", tag, u.write(lease))
-	case "turn": // acquires the lock, writes the tag down, and releases
-		lease := u.acquire(tag, false)
-		must(u.rdb.RPush(context.Background(), "order", tag).Err())
-		u.Say("%s: released %s", tag, verdict(lease.Release(context.Background())))
-	case "do":
-		u.do(tag, finish)
-	case "finish":
-		close(finish)
 	case "contend":
 		u.contend(tag)
 	default:
@@ -148,19 +135,6 @@ func (u *user) write(lease *lock.Lease) int {
 	n, err := write.Run(context.Background(), u.rdb, nil, lease.Fence()).Int()
 	must(err)
 	return n
-}
-
-func (u *user) do(tag string, finish chan struct{}) {
-	err := u.Do(context.Background(), func(ctx context.Context) error {
-		u.Say("%s: doing", tag)
-		select {
-		case <-ctx.Done():
-			u.Say("%s: told %s", tag, verdict(context.Cause(ctx)))
-		case <-finish:
-		}
-		return nil
-	})
-	u.Say("%s: done %s", tag, verdict(err))
 }
 
 // contend has goroutines compete, each a few times. What they do with the lock held is only right
