@@ -145,7 +145,8 @@ func TestAcquire_OutlastsAStall(t *testing.T) {
 		"read only": refusal("READONLY You can't write against a read only replica."), "loading": refusal("LOADING Redis is loading"),
 	} {
 		for _, begins := range []bool{false, true} { // when the waiter arrives, or later
-			runEachKind(t, fmt.Sprintf("%s, from the beginning %v", what, begins), func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+			what := fmt.Sprintf("%s, from the beginning %v", what, begins)
+			runEachKind(t, what, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
 				holder := mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
 				client, f := withFaults(t, m)
 				l := newLocker(t, kind, client, "n", nil)

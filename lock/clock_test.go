@@ -175,7 +175,8 @@ func TestNewSemaphore_ClientClock(t *testing.T) {
 //fault:clock-dead-waiter
 func TestNewFairMutex_DeadWaiterAndClockPutBack(t *testing.T) {
 	for _, before := range []bool{true, false} {
-		runInBubble(t, fmt.Sprint("waiter arrived before ", before), func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		what := fmt.Sprint("waiter arrived before ", before)
+		runInBubble(t, what, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 			opts := &lock.Options{WaiterTTL: 2 * time.Second}
 			holder := mustAcquire(t, newLocker(t, "fair", rdb, "n", opts))
 			mortal := redistest.NewMiniClient(t, m)

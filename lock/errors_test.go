@@ -107,18 +107,6 @@ func TestErrors_Kinds(t *testing.T) {
 	}
 }
 
-// An error shortens a long name.
-func TestErrors_LongName(t *testing.T) {
-	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
-		client, f := withFaults(t, m)
-		f.set(refusal("OOM"))
-		_, err := newLocker(t, kind, client, strings.Repeat("n", 64<<10), nil).Acquire(t.Context())
-		if n := len(err.Error()); n > 300 {
-			t.Errorf("%d bytes: %.500v", n, err)
-		}
-	})
-}
-
 // foreignData are commands that put something else under a key.
 var foreignData = map[string][]any{"a list": {"rpush", "x"}, "a text without a TTL": {"set", "some text"}}
 

@@ -167,7 +167,8 @@ func TestNewFairMutex_WaitersAskInTime(t *testing.T) {
 		{12, lock.Options{WaiterTTL: 400 * time.Millisecond, RedisTimeout: 10 * time.Millisecond}},
 		{12, lock.Options{WaiterTTL: time.Hour}},
 	} {
-		runInBubble(t, fmt.Sprintf("%d waiters, %v", test.waiters, test.opts.WaiterTTL), func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+		what := fmt.Sprintf("%d waiters, %v", test.waiters, test.opts.WaiterTTL)
+		runInBubble(t, what, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
 			l := newLocker(t, "fair", redistest.NewMiniClient(t, m), "n", &test.opts)
 			ttl := test.opts.WaiterTTL
 			if ttl == 0 {
@@ -234,7 +235,8 @@ func TestNewFairMutex_DeadWaiters(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{1, 10, 200} {
 		for _, late := range []bool{false, true} {
-			runInBubble(t, fmt.Sprintf("%d, long dead %v", n, late), func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+			what := fmt.Sprintf("%d, long dead %v", n, late)
+			runInBubble(t, what, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
 				holder, mortal, live := redistest.NewMiniClient(t, m), redistest.NewMiniClient(t, m), redistest.NewMiniClient(t, m)
 				lease := mustTry(t, newLocker(t, "fair", holder, "n", nil))
 				doomed, waiters := &waiterGroup{t: t}, &waiterGroup{t: t}

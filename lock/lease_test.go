@@ -180,7 +180,8 @@ func TestLease_LostBeforeItsEnd(t *testing.T) {
 		"not allowed": refusal("NOPERM this user has no permissions to run the 'evalsha' command"),
 	} {
 		for _, after := range []time.Duration{0, leaseTTL / 6, leaseTTL/3 - 1, leaseTTL / 3, leaseTTL / 2, leaseTTL} {
-			runEachKind(t, fmt.Sprint(what, " after ", after), func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+			what := fmt.Sprint(what, " after ", after)
+			runEachKind(t, what, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
 				var e locktest.Events
 				client, f := withFaults(t, m)
 				lease := mustAcquire(t, newLocker(t, kind, client, "n", &lock.Options{Trace: e.Trace()}))

@@ -106,48 +106,31 @@ func TestNewSemaphore_WaiterOfAnotherSize(t *testing.T) {
 //
 //fault:killed-holder
 func TestNewSemaphore_DeadHolders(t *testing.T) {
-	t.Parallel()
-	for _, step := range []time.Duration{0, 70 * time.Millisecond} {
-		runInBubble(t, fmt.Sprint(step, " apart"), func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+	for _, apart := range []time.Duration{0, 70 * time.Millisecond} {
+		runInBubble(t, fmt.Sprint(apart, " apart"), func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 			const n = 4
 			opts := &lock.Options{TTL: time.Second, RedisTimeout: 100 * time.Millisecond}
-			var ends []time.Time
+			ends := time.Now().Add(opts.TTL)
 			for range n {
-				rdb := redistest.NewMiniClient(t, m)
-				mustTry(t, semaphore(t, rdb, "n", n, opts))
-				ends = append(ends, time.Now().Add(opts.TTL))
-				_ = rdb.Close()
-				time.Sleep(step)
+				mortal := redistest.NewMiniClient(t, m)
+				mustTry(t, semaphore(t, mortal, "n", n, opts))
+				_ = mortal.Close()
+				time.Sleep(apart)
 			}
-			l := semaphore(t, redistest.NewMiniClient(t, m), "n", n, nil)
+			l := semaphore(t, rdb, "n", n, nil)
 			wantBusy(t, l)
-			var mu sync.Mutex
-			var got []time.Time
-			var leases []*lock.Lease
-			var wg sync.WaitGroup
+			got := make(chan *lock.Lease)
 			for range n {
-				wg.Go(func() {
-					ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-					defer cancel()
-					lease, err := l.Acquire(ctx)
-					mu.Lock()
-					defer mu.Unlock()
-					if err != nil {
-						t.Error(err)
-					}
-					got, leases = append(got, time.Now()), append(leases, lease)
-				})
+				go func() { got <- mustAcquire(t, l) }()
 			}
-			wg.Wait()
-			for i, at := range got {
-				if late := at.Sub(ends[i]); late < 0 || late > 6*time.Millisecond {
-					t.Errorf("place %d was granted %v after its end", i, late)
+			for range n {
+				defer mustRelease(t, <-got)
+				if late := time.Since(ends); late < 0 || late > 6*time.Millisecond {
+					t.Errorf("a place was granted %v after its end", late)
 				}
+				ends = ends.Add(apart)
 			}
 			wantBusy(t, l)
-			for _, lease := range leases {
-				mustRelease(t, lease)
-			}
 		})
 	}
 }

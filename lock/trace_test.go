@@ -76,15 +76,6 @@ var tracePaths = map[string]struct {
 		time.Sleep(time.Second)
 		mustRelease(s, s.holder())
 	}, ""},
-	"lost, found out at the release": {func(s traceScene) {
-		lease := mustAcquire(s, s.l)
-		s.m.FlushAll()
-		wantIs(s, "Release", lease.Release(s.Context()), lock.ErrLost)
-	}, "acquired lost"},
-	"lost, never released": {func(s traceScene) {
-		mustAcquire(s, s.l)
-		s.m.FlushAll()
-	}, "acquired lost"},
 	"released without an answer until it has ended": {func(s traceScene) {
 		lease := mustAcquire(s, s.l)
 		s.f.set(silence)

@@ -88,7 +88,8 @@ func TestAcquire_RandomPauses(t *testing.T) {
 func TestAcquire_IsNotStarvedByALoop(t *testing.T) {
 	for _, hold := range []time.Duration{time.Millisecond, 10 * time.Millisecond, 300 * time.Millisecond} {
 		for _, muted := range []bool{false, true} { // without wake-ups, too
-			runEachKind(t, fmt.Sprintf("%v, muted %v", hold, muted), func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+			what := fmt.Sprintf("%v, muted %v", hold, muted)
+			runEachKind(t, what, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
 				if muted {
 					redistest.Mute(m)
 				}
@@ -208,7 +209,8 @@ func TestAcquire_DeadReservation(t *testing.T) {
 //fault:long-waits
 func TestAcquire_AQueueThatMovesAgain(t *testing.T) {
 	for _, lockers := range []int{1, 50} {
-		runEachKind(t, fmt.Sprint(lockers, " processes"), func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+		what := fmt.Sprint(lockers, " processes")
+		runEachKind(t, what, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
 			holder := mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
 			var all []*lock.Locker
 			for range lockers {

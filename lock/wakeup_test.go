@@ -147,7 +147,8 @@ func TestWakeUp_DeadWaiter(t *testing.T) {
 func TestWakeUp_Reservation(t *testing.T) {
 	for _, dead := range []bool{false, true} {
 		for _, kind := range []string{"mutex", "semaphore"} {
-			runInBubble(t, fmt.Sprintf("%s, dead %v", kind, dead), func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			what := fmt.Sprintf("%s, dead %v", kind, dead)
+			runInBubble(t, what, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 				lease := mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
 				first := startWaiters(t.Context(), t, m, kind, 1)
 				second := startWaiters(t.Context(), t, m, kind, 1)
