@@ -281,7 +281,9 @@ func TestSource_AwaitHeldFails(t *testing.T) {
 // A source needs a function.
 func TestNewSource_Nil(t *testing.T) {
 	t.Parallel()
-	wantReport(t, "fatal: singlefilltest: NewSource: load is nil", func(t testing.TB) { singlefilltest.NewSource[string](t, nil) })
+	wantReport(t, "fatal: singlefilltest: NewSource: load is nil", func(t testing.TB) {
+		singlefilltest.NewSource[string](t, nil)
+	})
 }
 
 // A source may be called, changed and asked from many goroutines.

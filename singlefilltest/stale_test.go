@@ -75,7 +75,9 @@ func TestMakeStale_Fails(t *testing.T) {
 		cache := newCache(t, rdb, nil)
 		want := func(want string) {
 			t.Helper()
-			wantReport(t, "fatal: singlefilltest: MakeStale: "+want, func(t testing.TB) { singlefilltest.MakeStale(t, cache, "k") })
+			wantReport(t, "fatal: singlefilltest: MakeStale: "+want, func(t testing.TB) {
+				singlefilltest.MakeStale(t, cache, "k")
+			})
 		}
 		want(`no value to serve under "k": ` + singlefill.ErrMiss.Error())
 		redistest.Must(t, cache.Set(t.Context(), "k", "v"))

@@ -469,7 +469,9 @@ func TestStore_HolderOnly(t *testing.T) {
 	t.Parallel()
 	stored := state{text: entryA}
 	eachBackend(t, func(t *testing.T, f backend) {
-		for _, before := range []state{{}, {text: entryB}, {text: "garbage"}, {empty: true}, {list: true}, {text: entryB, forever: true}, stored} {
+		for _, before := range []state{
+			{}, {text: entryB}, {text: "garbage"}, {empty: true}, {list: true}, {text: entryB, forever: true}, stored,
+		} {
 			for _, lock := range []state{held(me), held(me, "boom")} {
 				b := f.holding(t, before, lock)
 				for range 2 { // the reply was lost, and the client sends it again

@@ -50,7 +50,8 @@ func TestWatch_Interference(t *testing.T) {
 			return fmt.Sprint(ok), err
 		}
 	}
-	store, releaseWithAll, abandon, renew := act("store"), act("release"), act("abandon"), act("renew")
+	store, releaseAll, abandon, renew := act("store"), act("release"), act("abandon"), act("renew")
+	releaseFailed := release(ReleaseNote{Failure: "failure"})
 	for _, c := range []step{
 		{"lock, taken by another", state{}, getOrLock, state{}, held(other), Busy + " " + other, held(other)},
 		{"lock, value stored by another", state{}, getOrLock, state{text: entryB}, state{}, Hit + " " + entryB, state{}},
@@ -61,10 +62,10 @@ func TestWatch_Interference(t *testing.T) {
 		{"store, set by another", held(me), store, state{text: entryB}, state{}, "false", state{}},
 		{"release, taken by another", held(me), release(ReleaseNote{}), state{}, held(other), "false", held(other)},
 		{"release, gone", held(me), release(ReleaseNote{}), state{}, state{}, "false", state{}},
-		{"release with a failure, taken by another", held(me), release(ReleaseNote{Failure: "failure"}), state{}, held(other), "false", held(other)},
-		{"release with a failure, gone", held(me), release(ReleaseNote{Failure: "failure"}), state{}, state{}, "false", state{}},
-		{"release with all, taken by another", held(me), releaseWithAll, state{text: entryB}, held(other), "false", held(other)},
-		{"release with all, set by another", held(me), releaseWithAll, state{text: entryB}, state{}, "false", state{}},
+		{"release with a failure, taken by another", held(me), releaseFailed, state{}, held(other), "false", held(other)},
+		{"release with a failure, gone", held(me), releaseFailed, state{}, state{}, "false", state{}},
+		{"release with all, taken by another", held(me), releaseAll, state{text: entryB}, held(other), "false", held(other)},
+		{"release with all, set by another", held(me), releaseAll, state{text: entryB}, state{}, "false", state{}},
 		{"refresh, deleted by another", state{}, refresh, state{}, state{}, Gone + " ", state{}},
 		{"refresh, set by another", state{}, refresh, state{text: entryB}, state{}, Hit + " " + entryB, state{}},
 		{"refresh, taken by another", state{}, refresh, state{text: entryA}, held(other), Busy + " " + other, held(other)},
