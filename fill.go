@@ -26,11 +26,13 @@ type filling struct {
 	seat *bulk.Seat // of a fill of many keys
 	over func()     // to be called when no work is left
 
+	next     attempt
 	old      *lookup         // what the key holds, as last seen
 	replaces bool            // the key held old when this fill took the lock
 	oldSince flight.Stamp    // old is known to be true as of this stamp
 	rest     time.Duration   // how long no other refresh of the same entry is started
 	queued   time.Duration   // time spent waiting for slots
+	inLine   time.Time       // since when it waits for one
 	since    *tags.Sequences // before the load; nil without Options.Tags
 	loading  bool            // the Loader has been called, and has no outcome yet
 
@@ -43,7 +45,7 @@ type filling struct {
 type slot interface {
 	Try(local bool) bool
 	TryLease(ctx context.Context) bool
-	Queue() (granted <-chan struct{})
+	Queue(granted func())
 	Held() bool
 	Release()
 }
@@ -59,35 +61,43 @@ func (c *engine) fill(ctx context.Context, f *flight.Fill[result], load loader, 
 	} else {
 		x.slot, x.lock.Convoy = in.NewShare(), in.Asks()
 	}
-	loads := false
+	x.run(ctx, x.begin)
+}
+
+// begin is the first part of a fill.
+func (x *filling) begin(ctx context.Context) step {
+	if x.fill.Refresh && x.old.data != nil {
+		x.decode(ctx, x.fill.Key, x.old.data, x.old) // the reader owns its value
+	}
+	x.wait = wait.New(x.loadTimes.Estimate(x.fill.Key, x.old.entry.LoadTime))
+	// With MaxFleetLoads the lock is asked for first: a slot costs two commands then.
+	x.next = attempt{within: x.opts.redisTimeout, queue: x.slots.Lease == nil}
+	if x.old.redisErr != nil && x.client.Silent(x.lock.Key()) {
+		x.next.within -= x.old.asked
+	}
+	return x.acquire(ctx)
+}
+
+// run runs a fill from one of its parts until it ends, or is queued and leaves its goroutine.
+func (x *filling) run(ctx context.Context, part func(ctx context.Context) step) {
+	goesOn := false
 	defer func() {
-		if !loads { // a load finishes in the goroutine in which it ends
+		if !goesOn {
 			x.finish(ctx)
 		}
 	}()
-	if f.Refresh && l.data != nil {
-		c.decode(ctx, f.Key, l.data, x.old) // the reader owns its value
-	}
-	x.wait = wait.New(c.loadTimes.Estimate(f.Key, x.old.entry.LoadTime))
-	within := c.opts.redisTimeout
-	if l.redisErr != nil && c.client.Silent(x.lock.Key()) {
-		within -= l.asked
-	}
-	for {
-		next := x.acquire(ctx, within)
-		switch {
-		case next == loadLocked:
-			loads = true
-			x.loadLocked(ctx)
-			return
-		case next == loadUnlocked && x.slot.Try(true):
-			loads = true
-			x.loadUnlocked(ctx)
-			return
-		case next == ended || x.queue(ctx) == wait.Interrupted:
-			return
-		}
-		within = c.opts.redisTimeout // Redis may have come back while the fill was queued
+	switch next := part(ctx); {
+	case next == ended:
+	case next == loadLocked:
+		x.waited(ctx)
+		goesOn = true // a load finishes in the goroutine in which it ends
+		x.loadLocked(ctx)
+	case next == loadUnlocked && x.slot.Try(true):
+		x.waited(ctx)
+		goesOn = true
+		x.loadUnlocked(ctx)
+	default:
+		goesOn = x.queue(ctx)
 	}
 }
 
@@ -153,6 +163,7 @@ const (
 	ended        step = iota // nothing: it has a result, or no caller waits for it
 	loadLocked               // load and store: the fill holds the lock and a slot
 	loadUnlocked             // load without storing: Redis does not answer
+	waitForSlot              // queue for a slot, then ask again
 
 	// The other steps stay within acquire.
 	takeValue   // end with the value that has arrived
@@ -160,7 +171,6 @@ const (
 	askAgain    // ask again at once
 	retryNew    // ask again at once, as a new attempt to lock
 	waitForLock // pause, then ask again
-	waitForSlot // queue for a slot, then ask again
 	leave       // leave the key to other processes, unless a caller has joined
 )
 
@@ -221,10 +231,8 @@ const maxUnanswered = 2
 //
 // A refresh that no caller waits for asks once. It leaves the key to its holder, and the slots to
 // loads that callers wait for.
-func (x *filling) acquire(ctx context.Context, within time.Duration) step {
-	defer x.waited(ctx)
-	// With MaxFleetLoads the lock is asked for first: a slot costs two commands then.
-	a := attempt{within: within, queue: x.slots.Lease == nil}
+func (x *filling) acquire(ctx context.Context) step {
+	a := &x.next
 	for {
 		x.rest = maxRest
 		a.wanted = !x.fill.Refresh || x.fills.Wanted(x.fill)
@@ -234,30 +242,23 @@ func (x *filling) acquire(ctx context.Context, within time.Duration) step {
 				return ended
 			}
 			if a.queue && !x.client.Away(x.lock.Key()) {
-				event := x.queue(ctx)
-				a.within = x.opts.redisTimeout // Redis may have come back while the fill was queued
-				if event == wait.Interrupted {
-					return ended
-				}
-				if event == wait.Granted {
-					continue
-				}
+				return waitForSlot
 			}
 		}
 		if a.within < time.Millisecond || x.client.Away(x.lock.Key()) {
 			return x.unreached()
 		}
-		reply, stamp, err := x.ask(ctx, a, take)
+		reply, stamp, err := x.ask(ctx, take)
 		switch {
 		case err == nil:
-		case x.worthAsking(&a, err):
+		case x.worthAsking(err):
 			continue
 		default:
 			return x.unreached()
 		}
 		a.within, x.rest = x.opts.redisTimeout, restFor(reply.Left)
 		next := decide(reply, view{wanted: a.wanted, servable: x.old.freshness >= revalidate})
-		if next = x.follow(ctx, next, &a, reply, stamp); next == ended || next == loadLocked {
+		if next = x.follow(ctx, next, reply, stamp); next == ended || next == loadLocked {
 			return next
 		}
 	}
@@ -273,7 +274,8 @@ func (x *filling) trySlot(ctx context.Context, wanted bool) bool {
 
 // worthAsking reports whether to ask again after a command without an answer: callers wait, and the
 // server answers other commands.
-func (x *filling) worthAsking(a *attempt, err error) bool {
+func (x *filling) worthAsking(err error) bool {
+	a := &x.next
 	a.unanswered++
 	return a.unanswered < maxUnanswered && a.wanted && client.Unreachable(err) && !x.client.Silent(x.lock.Key())
 }
@@ -289,7 +291,8 @@ func (x *filling) unreached() step {
 
 // follow takes a step within acquire. It returns ended, loadLocked, or any other step if acquire
 // goes on.
-func (x *filling) follow(ctx context.Context, next step, a *attempt, reply filllock.Reply, stamp flight.Stamp) step {
+func (x *filling) follow(ctx context.Context, next step, reply filllock.Reply, stamp flight.Stamp) step {
+	a := &x.next
 	switch next {
 	case takeValue:
 		x.wait.Found()
@@ -311,7 +314,7 @@ func (x *filling) follow(ctx context.Context, next step, a *attempt, reply filll
 		x.wait.Polls++
 		d := x.wait.Pause(reply)
 		x.wait.Listen(x.client, x.lock.Key(), reply)
-		if x.pause(ctx, d) == wait.Interrupted {
+		if x.pause(ctx, d) != wait.Paused {
 			return ended
 		}
 	case waitForSlot:
@@ -335,37 +338,50 @@ func (x *filling) follow(ctx context.Context, next step, a *attempt, reply filll
 }
 
 // pause sleeps for d, or less if a caller joins.
-func (x *filling) pause(ctx context.Context, d time.Duration) wait.Event { return x.sleep(ctx, d, nil) }
+func (x *filling) pause(ctx context.Context, d time.Duration) wait.Event {
+	event := x.wait.Sleep(d, x.closing, x.fill.Wake, func() bool { return x.fills.EndIfDeserted(x.fill, x.rest) })
+	if event == wait.Closed {
+		x.end(ctx, &result{err: ErrClosed}, flight.Always)
+	}
+	return event
+}
 
 // queuedPoll is the time between two polls of all queued fills of this cache together.
 const queuedPoll = 250 * time.Millisecond
 
-// queue waits for a slot, or until it is time to poll for a value from another process. The more
-// fills are queued, the more rarely each of them polls: a queue of any length sends four commands a
-// second.
-func (x *filling) queue(ctx context.Context) wait.Event {
-	x.fills.Queued(x.fill, true)
-	begun := time.Now()
-	defer func() {
-		x.queued += time.Since(begun)
-		x.fills.Queued(x.fill, false)
-	}()
-	granted := x.slot.Queue()
-	return x.sleep(ctx, time.Duration(max(x.slots.Queued(), 1)*x.seat.Fills())*queuedPoll, granted)
+// queue has the fill run again when it has a slot, or when it is time to poll for a value from another
+// process. Until then it has no goroutine. The more fills are queued, the more rarely each of them
+// polls: a queue of any length sends four commands a second. It returns false if the fill has ended.
+func (x *filling) queue(ctx context.Context) bool {
+	if x.unwanted(ctx) {
+		return false
+	}
+	x.wait.End()
+	x.inLine = time.Now()
+	x.slot.Queue(func() { go x.fills.Wake(x.fill) })
+	poll := time.Duration(max(x.slots.Queued(), 1)*x.seat.Fills()) * queuedPoll
+	x.fills.Queue(x.fill, poll, func() { x.run(ctx, x.goOn) })
+	return true
 }
 
-// sleep sleeps for d, or until slot receives a value, or a wake-up comes.
-func (x *filling) sleep(ctx context.Context, d time.Duration, slot <-chan struct{}) wait.Event {
-	closing := x.closing
-	if slot != nil && x.fill.Load.Awaited() {
-		closing = nil // Close waits for the load that needs this one
+// goOn is the part of a fill after it has been queued.
+func (x *filling) goOn(ctx context.Context) step {
+	x.queued += time.Since(x.inLine)
+	if x.unwanted(ctx) {
+		return ended
 	}
-	event := x.wait.Sleep(d, slot, closing, x.fill.Wake, func() bool { return x.fills.EndIfDeserted(x.fill, x.rest) })
-	if event == wait.Closed {
+	// Redis may have come back. Without a slot the command is a poll.
+	x.next.within, x.next.unanswered, x.next.queue = x.opts.redisTimeout, 0, false
+	return x.acquire(ctx)
+}
+
+// unwanted ends a fill without a slot if no caller waits, or the cache was closed.
+func (x *filling) unwanted(ctx context.Context) bool {
+	if x.checkOpen() != nil && !x.fill.Load.Awaited() { // Close waits for the load that needs this one
 		x.end(ctx, &result{err: ErrClosed}, flight.Always)
-		return wait.Interrupted
+		return true
 	}
-	return event
+	return x.fills.EndIfDeserted(x.fill, x.rest)
 }
 
 // waited notes the end of a wait.

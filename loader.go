@@ -90,18 +90,44 @@ func (c *engine) getOrLoad(ctx context.Context, key string, load loader) (any, V
 			return v, info, err
 		}
 	}
+	for call := (*flight.Caller)(nil); ; {
+		v, info, m, err := c.readAndDeliver(ctx, key, load, call)
+		if m == nil {
+			return v, info, err
+		}
+		v, info, err, over := c.waitFor(ctx, key, m)
+		if over {
+			return v, info, err
+		}
+		call = m.Caller
+	}
+}
+
+// A miss is a call that waits for a fill. It is not in a frame of the stack: goroutines that wait have
+// small stacks.
+type miss struct {
+	waiter
+	*lookup // what the caller's own read found
+	from    origin
+	begun   time.Time // of the wait
+}
+
+// readAndDeliver delivers what a read finds, or returns a miss. call is nil in the first round of a call.
+func (c *engine) readAndDeliver(ctx context.Context, key string, load loader,
+	call *flight.Caller) (v any, info ValueInfo, m *miss, err error) {
 	var l lookup
-	w, from, err := c.readOrJoin(ctx, key, load, nil, &l)
+	w, from, err := c.readOrJoin(ctx, key, load, call, &l)
 	switch {
 	case err != nil:
-		return nil, ValueInfo{}, err
-	case l.hit:
-		if c.audited(l.freshness == fresh) {
-			c.auditHit(ctx, key, load, &l)
-		}
-		return c.deliver(ctx, key, &l.result, from)
+		return nil, info, nil, err
+	case !l.hit:
+		found := l
+		return nil, info, &miss{w, &found, from, time.Now()}, nil
+	case c.audited(l.freshness == fresh):
+		c.auditHit(ctx, key, load, &l)
 	}
-	return c.wait(ctx, key, load, w, l, from)
+	v, info, err = c.deliver(ctx, key, &l.result, from)
+	return v, info, nil, err
 }
 
 // An origin tells how a caller got its result.
@@ -197,88 +223,70 @@ func (c *engine) join(ctx context.Context, key string, load loader, call *flight
 	})
 }
 
-// wait waits for fills until one has a result that is not older than the call. l is what the
-// caller's own read found.
-func (c *engine) wait(ctx context.Context, key string, load loader, w waiter, l lookup,
-	from origin) (v any, info ValueInfo, err error) {
-	for {
-		v, info, err, over := c.waitFor(ctx, key, w, &l, from)
-		if over {
-			return v, info, err
-		}
-		l = lookup{}
-		if w, from, err = c.readOrJoin(ctx, key, load, w.Caller, &l); err != nil {
-			return v, info, err
-		}
-		if l.hit {
-			if c.audited(l.freshness == fresh) {
-				c.auditHit(ctx, key, load, &l)
-			}
-			return c.deliver(ctx, key, &l.result, from)
-		}
-	}
+// waitFor waits for a fill and delivers its result. over is false if the result is older than the call: the
+// caller has to read and join again.
+func (c *engine) waitFor(ctx context.Context, key string, m *miss) (v any, info ValueInfo, err error, over bool) {
+	patience, cancel := c.patience(ctx, m)
+	r, verdict := c.fills.Wait(patience, m.waiter)
+	ended := patience.Err()
+	cancel()
+	return c.settle(ctx, key, m, r, verdict, ended)
 }
 
-// waitFor waits for one fill. over is false if its result is older than the call: the caller has to
-// read and join again.
-func (c *engine) waitFor(ctx context.Context, key string, w waiter, l *lookup,
-	from origin) (v any, info ValueInfo, err error, over bool) {
-	if done := c.trace.Load().ShareDone; done != nil && !w.First {
-		begun := time.Now()
-		defer func() { done(ctx, shareInfo(key, time.Since(begun), w.Call.Load())) }()
+// patience returns the context of a wait. If the caller has an old value, it ends when the fill is
+// StaleAfter old.
+func (c *engine) patience(ctx context.Context, m *miss) (context.Context, context.CancelFunc) {
+	if !m.Keep || !c.servable(&m.result) {
+		return ctx, noCancel
 	}
-	patience, cancel := c.patience(ctx, w, l)
-	r, verdict := c.fills.Wait(patience, w)
-	cancel()
-	old, own := c.fallback(patience, w, l, r, verdict)
+	return context.WithDeadline(ctx, m.Begun.Add(c.opts.staleAfter))
+}
+
+func noCancel() {}
+
+// settle delivers what a wait has brought, or the old value in its place. ended is the error of patience.
+func (c *engine) settle(ctx context.Context, key string, m *miss, r *result, verdict flight.Verdict,
+	ended error) (v any, info ValueInfo, err error, over bool) {
+	if done := c.trace.Load().ShareDone; done != nil && !m.First {
+		defer func() { done(ctx, shareInfo(key, time.Since(m.begun), m.Call.Load())) }()
+	}
+	old, own := c.fallback(m, r, verdict, ended)
 	switch {
 	case old != nil:
 	case verdict == flight.Left && ctx.Err() != nil:
-		return v, info, ctx.Err(), true
+		return nil, info, ctx.Err(), true
 	case verdict == flight.Owned || verdict == flight.Shared:
-		v, info, err = c.deliver(ctx, key, r, origin{own: verdict == flight.Owned, shared: !w.First})
+		v, info, err = c.deliver(ctx, key, r, origin{own: verdict == flight.Owned, shared: !m.First})
 		return v, info, err, true
 	case r != nil && r.unverified && !c.client.Reachable(ctx, c.valueKey(key)):
 		v, info, err = c.deliver(ctx, key, r, origin{shared: true})
 		return v, info, err, true
 	case ctx.Err() == nil:
-		return v, info, nil, false
+		return nil, info, nil, false
 	default:
-		if old, own = c.fallback(ctx, w, l, nil, flight.Left); old == nil {
-			return v, info, ctx.Err(), true
+		if old, own = c.fallback(m, nil, flight.Left, ctx.Err()); old == nil {
+			return nil, info, ctx.Err(), true
 		}
 	}
-	v, info, err = c.deliver(ctx, key, old, origin{own: own && from.own, shared: !w.First})
+	v, info, err = c.deliver(ctx, key, old, origin{own: own && m.from.own, shared: !m.First})
 	return v, info, err, true
 }
-
-// patience returns the context of a wait. If the caller has an old value, it ends when the fill is
-// StaleAfter old.
-func (c *engine) patience(ctx context.Context, w waiter, l *lookup) (context.Context, context.CancelFunc) {
-	if !w.Keep || !c.servable(&l.result) {
-		return ctx, noCancel
-	}
-	return context.WithDeadline(ctx, w.Begun.Add(c.opts.staleAfter))
-}
-
-func noCancel() {} // a literal in a generic function is allocated
 
 // fallback returns the old value that a caller gets in place of a failure, or at its deadline; nil
 // if there is none. The caller's own read found it, unless the fill has seen the
 // key since.
-func (c *engine) fallback(ctx context.Context, w waiter, l *lookup, r *result,
-	verdict flight.Verdict) (old *result, own bool) {
+func (c *engine) fallback(m *miss, r *result, verdict flight.Verdict, ended error) (old *result, own bool) {
 	switch {
-	case verdict == flight.Left && ctx.Err() == context.DeadlineExceeded:
-		l.failure = ctx.Err()
-		old, own = &l.result, true
+	case verdict == flight.Left && ended == context.DeadlineExceeded:
+		m.failure = ended
+		old, own = &m.result, true
 	case r == nil || !r.failed:
 		return nil, false
-	case w.Before(r.oldSince):
+	case m.Before(r.oldSince):
 		old = r.old
 	default:
-		l.failure = r.err
-		old, own = &l.result, true
+		m.failure = r.err
+		old, own = &m.result, true
 	}
 	if old == nil || !c.servable(old) {
 		return nil, false

@@ -20,7 +20,8 @@ import (
 // ask sends one command: it looks for an entry and, if take is set, takes the lock if no process
 // holds it. The stamp is from before the command. What the reply says of the key is true as of
 // then.
-func (x *filling) ask(ctx context.Context, a attempt, take bool) (filllock.Reply, flight.Stamp, error) {
+func (x *filling) ask(ctx context.Context, take bool) (filllock.Reply, flight.Stamp, error) {
+	a := x.next
 	query := filllock.Query{Known: entry.Header(x.old.data), Awaited: a.awaited, Take: take, For: x.purpose(a.wanted)}
 	g, stamp := x.generation(x.lock.ValueKey()), x.clock.Now()
 	sent := time.Now()

@@ -521,7 +521,7 @@ func (m *many) callLoader(ctx context.Context, keys []string, loads []context.Co
 // call.
 func (m *many) waitAll(joined []*ask) (again []*ask) {
 	for _, a := range joined {
-		v, _, err, over := m.waitFor(m.ctx, a.key, a.waiter, &a.lookup, a.from())
+		v, _, err, over := m.waitFor(m.ctx, a.key, &miss{a.waiter, &a.lookup, a.from(), time.Now()})
 		if over {
 			m.put(a.key, v, err)
 		} else {

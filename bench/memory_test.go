@@ -155,18 +155,29 @@ func runningLoads(b *testing.B, n int) {
 	reportCrowd(b, "singlefill", n, "receive", end, func(i int) { _, _ = c.GetOrLoad(ctx, fmt.Sprint(i), load) })
 }
 
-// queuedKeys are cold keys that wait for a slot. They come in waves, so that the number of commands
-// in flight does not matter.
+// queuedKeys are cold keys that wait for a slot, and beside them keys that are loaded without a limit. They
+// come in waves, so that the number of commands in flight does not matter.
 func queuedKeys(b *testing.B, n int) {
 	rdb := open(b, redistest.Start(b).Addr)
 	ctx := request(b)
+	var all sync.WaitGroup
+
+	end := make(chan struct{})
+	var group singleflight.Group
+	reportBytes(b, "singleflight", n, func() {
+		crowd(b, n, "receive", &all, func(i int) {
+			_, _, _ = group.Do(fmt.Sprint(i), func() (any, error) { receive(end); return nil, nil })
+		})
+	})
+	close(end)
+	all.Wait()
+
 	opts := patient
 	opts.MaxLoads = 1
 	c := newCache(b, rdb, opts)
 	load := func(context.Context, string) (order, error) { return order{}, nil }
 
-	end := make(chan struct{})
-	var all sync.WaitGroup
+	end = make(chan struct{})
 	crowd(b, 1, "receive", &all, func(int) {
 		_, _ = c.GetOrLoad(ctx, "busy", func(context.Context, string) (order, error) { receive(end); return order{}, nil })
 	})
@@ -176,7 +187,7 @@ func queuedKeys(b *testing.B, n int) {
 			for i := range wave {
 				all.Go(func() { _, _ = c.GetOrLoad(ctx, fmt.Sprint(begun+i), load) })
 			}
-			redistest.Await(b, "all keys queue", func() bool { return waitingIn("filling[...]).queue") >= begun+wave })
+			redistest.Await(b, "all keys queue", func() bool { return c.Stats().Queued >= int64(begun+wave) })
 		}
 	})
 	close(end)

@@ -67,6 +67,7 @@ type Fill[R any] struct {
 	Refresh bool // callers have already been answered
 	Begun   time.Time
 	Load    *Load         // its node in the graph of loads that wait for each other
+	alone   bool          // no other fill has this node
 	Wake    chan struct{} // a caller joined, the last one left, or the key was invalidated
 
 	Call atomic.Pointer[Call] // that brings the value; nil before it begins
@@ -77,9 +78,9 @@ type Fill[R any] struct {
 
 	// Guarded by Fills.mu.
 	phase      phase
-	superseded bool // the result is void for callers that joined since the load began
-	empty      bool // the key was empty when the fill began
-	queued     bool // the fill waits for a slot: see Queued
+	superseded bool    // the result is void for callers that joined since the load began
+	empty      bool    // the key was empty when the fill began
+	queued     *queued // nil: the fill does not wait for a slot
 	callers    callers
 	running    running
 	outcome    outcome[R]
@@ -89,6 +90,12 @@ type Fill[R any] struct {
 type Call struct {
 	Context context.Context
 	Keys    int
+}
+
+// queued is what is left of a fill that waits for a slot: it has no goroutine.
+type queued struct {
+	goOn func()
+	poll *time.Timer // continues the fill
 }
 
 // running is set when the load begins.
@@ -144,7 +151,7 @@ func (g *Fills[R]) Filling(key string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	f := g.byKey[key]
-	return f != nil && f.empty && !f.queued
+	return f != nil && f.empty && f.queued == nil
 }
 
 // Has reports whether key has a fill that callers can join.
@@ -181,7 +188,7 @@ func (g *Fills[R]) Join(key string, call *Caller, run func(f *Fill[R], over func
 	} else if f.void == nil {
 		f.void = make(chan struct{})
 	}
-	if !first && !f.queued && !call.Keep { // a caller with an old value is in no hurry
+	if !first && f.queued == nil && !call.Keep { // a caller with an old value is in no hurry
 		f.wake()
 	}
 	return w, nil
@@ -204,8 +211,7 @@ func (g *Fills[R]) Refresh(key, entry string, group *Load, run func(f *Fill[R], 
 }
 
 func (g *Fills[R]) add(f *Fill[R], outer *Load, run func(f *Fill[R], over func())) *Fill[R] {
-	alone := f.Load == nil
-	if alone {
+	if f.alone = f.Load == nil; f.alone {
 		f.Load = g.NewLoad(outer)
 	}
 	f.Load.start()
@@ -216,21 +222,37 @@ func (g *Fills[R]) add(f *Fill[R], outer *Load, run func(f *Fill[R], over func()
 		g.empty.Add(1)
 	}
 	g.running.Add(1)
-	go func() {
-		if alone {
-			f.Load.Begin() // here, where the stack is short
-		}
-		run(f, g.running.Done)
-	}()
+	go f.run(func() { run(f, g.running.Done) })
 	return f
 }
 
-// Queued notes whether a fill waits for a slot. Then it does not ask Redis, so callers that
-// join it read first, and do not wake it.
-func (g *Fills[R]) Queued(f *Fill[R], queued bool) {
+// run runs a part of the fill in this goroutine, which is its own.
+func (f *Fill[R]) run(part func()) {
+	if f.alone {
+		defer f.Load.Begin()() // here, where the stack is short
+	}
+	part()
+}
+
+// Queue continues a fill that waits for a slot by goOn, in a new goroutine: when it is woken, or after
+// poll. The goroutine that calls Queue leaves the fill alone. A queued fill does not ask Redis, so
+// callers that join it read first, and do not wake it.
+func (g *Fills[R]) Queue(f *Fill[R], poll time.Duration, goOn func()) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	f.queued = queued
+	f.queued = &queued{goOn, time.AfterFunc(poll, func() { g.Wake(f) })}
+	select {
+	case <-f.Wake: // since it last looked
+		f.wake()
+	default:
+	}
+}
+
+// Wake continues a fill that is queued. Another one sees in Wake that it was woken.
+func (g *Fills[R]) Wake(f *Fill[R]) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	f.wake()
 }
 
 // A Verdict says what a caller may do with the result of a fill.
@@ -418,6 +440,12 @@ func (f *Fill[R]) cancelIfVoid() {
 }
 
 func (f *Fill[R]) wake() {
+	if q := f.queued; q != nil {
+		f.queued = nil
+		q.poll.Stop()
+		go f.run(q.goOn)
+		return
+	}
 	select {
 	case f.Wake <- struct{}{}:
 	default:
@@ -427,12 +455,15 @@ func (f *Fill[R]) wake() {
 // Inside reports whether a call with this outer load comes from a running load of one of the fills.
 func (g *Fills[R]) Inside(outer *Load) bool { return outer.inside(g) }
 
-// Close makes Join refuse to start fills, except for calls from inside a load, and stops Refresh
-// and Go.
+// Close makes Join refuse to start fills, except for calls from inside a load, stops Refresh and
+// Go, and wakes all fills.
 func (g *Fills[R]) Close() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.closed = true
+	for _, f := range g.byKey {
+		f.wake()
+	}
 }
 
 // Drain waits until all fills and the functions that they started have ended.

@@ -2,10 +2,12 @@ package flight
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/singlefill/singlefill/internal/redistest"
 )
@@ -287,6 +289,67 @@ func TestFills_Wake(t *testing.T) {
 	if g.Wanted(a.Fill) {
 		t.Error("the fill is wanted")
 	}
+}
+
+// Whatever wakes a fill that queues continues it once, also if it came just before.
+func TestFills_Queue(t *testing.T) {
+	t.Parallel()
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	for name, wake := range map[string]func(g *Fills[string], w Waiter[string]){
+		"a slot":          func(g *Fills[string], w Waiter[string]) { g.Wake(w.Fill) },
+		"Supersede":       func(g *Fills[string], _ Waiter[string]) { g.Supersede("k") },
+		"the last caller": func(g *Fills[string], w Waiter[string]) { g.Wait(gone, w) },
+		"Close":           func(g *Fills[string], _ Waiter[string]) { g.Close() },
+	} {
+		for _, before := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/before %t", name, before), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					g := newFills()
+					w := mustJoin(t, g, "k", &Caller{})
+					runs := 0
+					if before {
+						wake(g, w)
+					}
+					g.Queue(w.Fill, time.Hour, func() { runs++ })
+					if !before {
+						if synctest.Wait(); runs != 0 {
+							t.Error("the fill goes on although nothing has woken it")
+						}
+						wake(g, w)
+					}
+					if synctest.Wait(); runs != 1 {
+						t.Errorf("the fill goes on %d times, want once", runs)
+					}
+					if time.Sleep(2 * time.Hour); runs != 1 {
+						t.Error("the fill polls although it goes on")
+					}
+				})
+			})
+		}
+	}
+}
+
+// A fill that queues goes on when it is time to poll. Until then it does not ask Redis, and callers that
+// join do not wake it.
+func TestFills_QueuePolls(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		g := newFills()
+		f := mustJoin(t, g, "k", &Caller{Empty: true}).Fill
+		for range 3 {
+			runs := 0
+			g.Queue(f, time.Second, func() { runs++ })
+			mustJoin(t, g, "k", &Caller{})
+			if time.Sleep(time.Second - 1); runs != 0 || g.Filling("k") {
+				t.Errorf("before it is time the fill goes on %d times; it asks Redis: %t", runs, g.Filling("k"))
+			}
+			time.Sleep(2)
+			if synctest.Wait(); runs != 1 || !g.Filling("k") {
+				t.Errorf("the fill goes on %d times; it asks Redis: %t", runs, g.Filling("k"))
+			}
+		}
+	})
 }
 
 // A caller leaves at the end of its context; the fill goes on.

@@ -45,7 +45,7 @@ func TestSlots_OneLeaseAtATime(t *testing.T) {
 			if s.Try(false) {
 				t.Error("a slot without a lease")
 			}
-			s.Queue()
+			queue(s)
 			slots = append(slots, s)
 		}
 		for i, s := range slots[:3] {
@@ -84,7 +84,7 @@ func TestSlots_LeaseForAnEmptyQueue(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		p, l := leased(1)
 		s := newSlot(p)
-		s.Queue()
+		queue(s)
 		synctest.Wait()
 		s.Release()
 		synctest.Wait()
@@ -95,7 +95,7 @@ func TestSlots_LeaseForAnEmptyQueue(t *testing.T) {
 
 		ignoresItsEnd := l.lease
 		p.Lease = func(_ context.Context, wait bool) (func(), bool) { return ignoresItsEnd(t.Context(), wait) }
-		s.Queue()
+		queue(s)
 		s.Release()
 		l.let <- struct{}{}
 		synctest.Wait()
@@ -111,11 +111,11 @@ func TestSlots_LeaseForANewQueue(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		p, l := leased(1)
 		s := newSlot(p)
-		s.Queue()
+		queue(s)
 		synctest.Wait()
 		s.Release()
 		next := newSlot(p)
-		next.Queue()
+		queue(next)
 		l.let <- struct{}{}
 		synctest.Wait()
 		if !next.Held() {
@@ -158,7 +158,7 @@ func TestSlots_TryLeaseBehindAQueue(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		p, l := leased(3)
 		first := newSlot(p)
-		first.Queue()
+		queue(first)
 		synctest.Wait()
 		s := newSlot(p)
 		if s.TryLease(t.Context()) {

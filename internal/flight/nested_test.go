@@ -67,7 +67,7 @@ func (w *world) fill(ctx context.Context, f *Fill[string], key int) {
 	g, s := w.caches[key%2], w.pools[key%2].NewSlot(f.Load)
 	if !s.Try(false) {
 		select {
-		case <-s.Queue():
+		case <-queue(s):
 		case <-ctx.Done():
 		}
 	}

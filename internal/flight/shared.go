@@ -10,27 +10,45 @@ import (
 type SharedSlot struct {
 	mu      sync.Mutex
 	slot    *Slot
-	users   int           // shares that are held or queue
-	loading chan struct{} // closed when the Loader that runs in the slot has returned; nil: none runs
-	noLease bool          // TryLease has failed
+	users   int               // shares that are held or queue
+	waiting map[*Share]func() // of fills that have queued; to be called when there may be shares
+	loading bool              // the Loader runs in the slot
+	noLease bool              // TryLease has failed
 }
 
 // NewShared returns the request of a group, which holds no slot yet.
-func (p *Slots) NewShared(l *Load) *SharedSlot { return &SharedSlot{slot: p.NewSlot(l)} }
+func (p *Slots) NewShared(l *Load) *SharedSlot {
+	return &SharedSlot{slot: p.NewSlot(l), waiting: make(map[*Share]func())}
+}
 
 // BeginLoad notes that the Loader begins. Until EndLoad no other fill gets a share: it could need
 // the Loader a second time in this slot.
 func (s *SharedSlot) BeginLoad() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.loading = make(chan struct{})
+	s.loading = true
 }
 
 func (s *SharedSlot) EndLoad() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	close(s.loading)
-	s.loading = nil
+	s.loading = false
+	s.wake()
+}
+
+// granted is called when the slot is granted.
+func (s *SharedSlot) granted() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.wake()
+}
+
+// wake lets the fills that have queued try again. The caller holds the mutex.
+func (s *SharedSlot) wake() {
+	for _, granted := range s.waiting {
+		granted()
+	}
+	clear(s.waiting)
 }
 
 // A Share is what one fill has of a SharedSlot. Its methods are those of a [Slot].
@@ -65,7 +83,7 @@ func (s *Share) try(slot func(*Slot) bool) bool {
 	if s.held {
 		return true
 	}
-	if s.of.loading != nil || !slot(s.of.slot) {
+	if s.of.loading || !slot(s.of.slot) {
 		return false
 	}
 	s.use()
@@ -73,15 +91,17 @@ func (s *Share) try(slot func(*Slot) bool) bool {
 	return true
 }
 
-func (s *Share) Queue() <-chan struct{} {
+// Queue is that of a Slot. granted is also called when the Loader has returned.
+func (s *Share) Queue(granted func()) {
 	s.of.mu.Lock()
 	defer s.of.mu.Unlock()
-	if s.of.loading != nil {
-		return s.of.loading
+	s.of.waiting[s] = granted
+	if s.of.loading {
+		return
 	}
 	s.use()
 	s.queued = !s.held
-	return s.of.slot.Queue()
+	s.of.slot.Queue(func() { go s.of.granted() })
 }
 
 // use counts the share. The caller holds the mutex of the SharedSlot.
@@ -94,6 +114,7 @@ func (s *Share) use() {
 func (s *Share) Release() {
 	s.of.mu.Lock()
 	defer s.of.mu.Unlock()
+	delete(s.of.waiting, s)
 	if !s.held && !s.queued {
 		return
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"testing"
+	"testing/synctest"
 )
 
 // group returns the request of a group, and shares of it.
@@ -16,8 +17,13 @@ func group(p *Slots, n int) (*SharedSlot, []*Share) {
 	return s, shares
 }
 
-// waitsFor reports whether a share has to wait for what Queue returns.
-func waitsFor(s *Share) bool { return !told(s.Queue()) }
+// waitsFor reports whether a share that queues is not told at once. It runs in a bubble.
+func waitsFor(s *Share) bool {
+	synctest.Wait() // an earlier grant has been passed on
+	granted := queue(s)
+	synctest.Wait()
+	return !told(granted)
+}
 
 func wantHeld(t *testing.T, want bool, shares ...*Share) {
 	t.Helper()
@@ -60,30 +66,32 @@ func TestSharedSlot_OneSlot(t *testing.T) {
 // that queue for it, also while none of them has taken its share.
 func TestSharedSlot_Queue(t *testing.T) {
 	t.Parallel()
-	p := NewSlots(1)
-	holder := holding(t, p)
-	_, shares := group(p, 3)
-	for _, s := range slices.Concat(shares[:2], shares[:2]) {
-		if s.Try(false) || s.Held() || !waitsFor(s) {
-			t.Error("a fill of the group has a share of a slot that another fill holds")
+	synctest.Test(t, func(t *testing.T) {
+		p := NewSlots(1)
+		holder := holding(t, p)
+		_, shares := group(p, 3)
+		for _, s := range slices.Concat(shares[:2], shares[:2]) {
+			if s.Try(false) || s.Held() || !waitsFor(s) {
+				t.Error("a fill of the group has a share of a slot that another fill holds")
+			}
 		}
-	}
-	if p.Queued() != 1 {
-		t.Errorf("the group has %d places in the queue, want 1", p.Queued())
-	}
-	holder.Release()
-	for _, s := range shares {
-		if waitsFor(s) {
-			t.Error("a fill of the group is not told of the slot")
+		if p.Queued() != 1 {
+			t.Errorf("the group has %d places in the queue, want 1", p.Queued())
 		}
-	}
-	shares[0].Release() // it gives up
-	if !shares[1].Try(false) {
-		t.Error("the slot is lost when a fill gives up")
-	}
-	shares[2].Release()
-	shares[1].Release()
-	wantFree(t, p, 1)
+		holder.Release()
+		for _, s := range shares {
+			if waitsFor(s) {
+				t.Error("a fill of the group is not told of the slot")
+			}
+		}
+		shares[0].Release() // it gives up
+		if !shares[1].Try(false) {
+			t.Error("the slot is lost when a fill gives up")
+		}
+		shares[2].Release()
+		shares[1].Release()
+		wantFree(t, p, 1)
+	})
 }
 
 // A group leaves the queue when the last of its fills does.
@@ -93,7 +101,7 @@ func TestSharedSlot_LeavingTheQueue(t *testing.T) {
 	holder := holding(t, p)
 	_, shares := group(p, 2)
 	for _, s := range shares {
-		s.Queue()
+		queue(s)
 	}
 	next, granted := queueing(t, p)
 	for i, s := range shares {
@@ -112,40 +120,42 @@ func TestSharedSlot_LeavingTheQueue(t *testing.T) {
 // end. Fills that have their shares keep them.
 func TestSharedSlot_Load(t *testing.T) {
 	t.Parallel()
-	p := NewSlots(2)
-	s, shares := group(p, 4)
-	first, queued, late, gone := shares[0], shares[1], shares[2], shares[3]
-	first.Try(false)
-	queued.Queue() // the slot is held, so it could take its share at once
-	s.BeginLoad()
-	for _, other := range shares[1:] {
-		if other.Try(false) || other.Try(true) || other.TryLease(t.Context()) || other.Held() {
-			t.Error("a fill has a share while the Loader runs")
+	synctest.Test(t, func(t *testing.T) {
+		p := NewSlots(2)
+		s, shares := group(p, 4)
+		first, queued, late, gone := shares[0], shares[1], shares[2], shares[3]
+		first.Try(false)
+		queue(queued) // the slot is held, so it could take its share at once
+		s.BeginLoad()
+		for _, other := range shares[1:] {
+			if other.Try(false) || other.Try(true) || other.TryLease(t.Context()) || other.Held() {
+				t.Error("a fill has a share while the Loader runs")
+			}
+			if !waitsFor(other) {
+				t.Error("a fill is told of a share while the Loader runs")
+			}
 		}
-		if !waitsFor(other) {
-			t.Error("a fill is told of a share while the Loader runs")
+		if !first.Try(false) || !first.TryLease(t.Context()) || !first.Held() {
+			t.Error("a fill has lost its share")
 		}
-	}
-	if !first.Try(false) || !first.TryLease(t.Context()) || !first.Held() {
-		t.Error("a fill has lost its share")
-	}
-	gone.Release() // it has no share to release
-	first.Release()
-	wantFree(t, p, 1) // held for the fill that queued before the load
-	over := []<-chan struct{}{queued.Queue(), late.Queue()}
-	s.EndLoad()
-	for _, end := range over {
-		if !told(end) {
-			t.Error("a fill is not told that the Loader has returned")
+		gone.Release() // it has no share to release
+		first.Release()
+		wantFree(t, p, 1) // held for the fill that queued before the load
+		over := []<-chan struct{}{queue(queued), queue(late)}
+		s.EndLoad()
+		for _, end := range over {
+			if !told(end) {
+				t.Error("a fill is not told that the Loader has returned")
+			}
 		}
-	}
-	if !queued.Try(false) || !late.Try(false) {
-		t.Error("a fill has no share after the load")
-	}
-	queued.Release()
-	wantFree(t, p, 1)
-	late.Release()
-	wantFree(t, p, 2)
+		if !queued.Try(false) || !late.Try(false) {
+			t.Error("a fill has no share after the load")
+		}
+		queued.Release()
+		wantFree(t, p, 1)
+		late.Release()
+		wantFree(t, p, 2)
+	})
 }
 
 // A fill that waits for the Loader of its group has no share: it does not keep the slot, nor does it
@@ -157,7 +167,7 @@ func TestSharedSlot_WaitingForTheLoader(t *testing.T) {
 	shares[0].Try(false)
 	s.BeginLoad()
 	for _, other := range shares[1:] {
-		other.Queue()
+		queue(other)
 	}
 	shares[1].Release()
 	wantHeld(t, true, shares[0])

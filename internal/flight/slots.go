@@ -51,7 +51,7 @@ type Slot struct {
 	lender  *Slot         // whose permit it is; nil: the fill's own
 	lentTo  *Slot         // runs under this permit now
 	queued  *list.Element // nil: not in the queue
-	granted chan struct{} // closed when a queued fill is granted a slot
+	granted func()        // to be called when a queued fill is granted a slot
 }
 
 // A permit is the right to run one load.
@@ -123,22 +123,20 @@ func (s *Slot) TryLease(ctx context.Context) bool {
 	return ok
 }
 
-// Queue waits in line for a slot. The channel is closed when the fill has one.
-func (s *Slot) Queue() <-chan struct{} {
+// Queue puts the fill in line for a slot. granted is called when it has one, with graph locked.
+func (s *Slot) Queue(granted func()) {
 	graph.Lock()
 	defer graph.Unlock()
-	if s.permit != nil { // granted since the fill last tried
-		s.granted = make(chan struct{})
-		close(s.granted)
+	s.granted = granted
+	if s.permit != nil { // since the fill last tried
+		granted()
 	} else if s.queued == nil {
-		s.granted = make(chan struct{})
 		s.queued = s.pool.queue.PushBack(s)
 		s.pool.serve()
 		if s.permit == nil {
 			s.borrow()
 		}
 	}
-	return s.granted
 }
 
 // Release releases the slot, or leaves the queue. A slot that is lent passes to its borrower.
@@ -234,7 +232,7 @@ func (p *Slots) waitForLease() {
 func (s *Slot) grant(p *permit, lender *Slot) {
 	s.leaveQueue()
 	s.permit, s.lender = p, lender
-	close(s.granted)
+	s.granted()
 }
 
 func (s *Slot) leaveQueue() {

@@ -12,6 +12,13 @@ func told(granted <-chan struct{}) bool {
 	}
 }
 
+// queue queues for a slot. The channel is closed when it is granted.
+func queue(s interface{ Queue(granted func()) }) <-chan struct{} {
+	granted := make(chan struct{})
+	s.Queue(func() { close(granted) })
+	return granted
+}
+
 func newSlot(p *Slots) *Slot { return p.NewSlot(new(Load)) }
 
 // holding returns a request that holds a slot.
@@ -31,7 +38,7 @@ func queueing(t *testing.T, p *Slots) (*Slot, <-chan struct{}) {
 	if s.Try(false) {
 		t.Fatal("there is a slot")
 	}
-	return s, s.Queue()
+	return s, queue(s)
 }
 
 // nested returns a request for whose load the loads of outer wait.
@@ -87,15 +94,16 @@ func TestSlots_FirstComeFirstServed(t *testing.T) {
 	p := NewSlots(1)
 	holder := holding(t, p)
 	var slots []*Slot
+	var grants []<-chan struct{}
 	for i := range 10 {
-		s, granted := queueing(t, p)
-		if s.Queue() != granted || p.Queued() != i+1 {
+		s, _ := queueing(t, p)
+		grants = append(grants, queue(s))
+		if p.Queued() != i+1 {
 			t.Error("a fill that queues queues again")
 		}
 		slots = append(slots, s)
 	}
 	for i, s := range slots {
-		granted := s.granted
 		if s.Try(false) {
 			t.Errorf("number %d has a slot while another fill holds it", i)
 		}
@@ -105,7 +113,7 @@ func TestSlots_FirstComeFirstServed(t *testing.T) {
 				t.Errorf("after %d turns number %d has a slot: %t", i, i+j, other.Held())
 			}
 		}
-		if !told(granted) || newSlot(p).Try(false) {
+		if !told(grants[i]) || newSlot(p).Try(false) {
 			t.Error("the first in the queue is not told, or a newcomer overtakes it")
 		}
 		holder = s
@@ -152,7 +160,7 @@ func TestSlots_Lend(t *testing.T) {
 			t.Fatalf("load %d has a slot: %t", i, got)
 		}
 		if i > 0 {
-			inner[i].Queue()
+			queue(inner[i])
 		}
 	}
 	for range inner {
@@ -252,7 +260,7 @@ func TestSlots_LendingAfterTheLendersEnd(t *testing.T) {
 	if !c.Try(false) || d.Try(false) {
 		t.Error("want the slot lent once")
 	}
-	granted := d.Queue()
+	granted := queue(d)
 	c.Release()
 	if !told(granted) {
 		t.Error("the slot is not lent again")
@@ -270,7 +278,7 @@ func TestSlots_LoadThatIsOver(t *testing.T) {
 	other := holding(t, p)
 	for range 3 {
 		s := nested(t, p, over)
-		if s.Try(false) || len(s.Queue()) != 0 {
+		if s.Try(false) || told(queue(s)) {
 			t.Error("a load runs in the slot of one that is over")
 		}
 	}

@@ -160,16 +160,14 @@ type Event int
 
 const (
 	Paused      Event = iota // the time is over
-	Granted                  // the fill has a slot
 	Interrupted              // no caller waits
 	Closed                   // the cache was closed
 )
 
-// Sleep sleeps for d, or until slot receives a value, closing is closed, or a wake-up comes. joined
-// receives a value when a caller joins, when the last one leaves, or when the key was invalidated:
-// Sleep ends if deserted then reports that no caller waits. Otherwise, if slot is nil, the caller
-// shortens the sleep unless a wake-up would do so; with a slot, the sleep ends.
-func (w *Wait) Sleep(d time.Duration, slot, closing, joined <-chan struct{}, deserted func() bool) Event {
+// Sleep sleeps for d, or until closing is closed, or a wake-up comes. joined receives a value when a
+// caller joins, when the last one leaves, or when the key was invalidated: Sleep ends if deserted then
+// reports that no caller waits. Otherwise the caller shortens the sleep unless a wake-up would do so.
+func (w *Wait) Sleep(d time.Duration, closing, joined <-chan struct{}, deserted func() bool) Event {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	woken := false
@@ -181,8 +179,6 @@ func (w *Wait) Sleep(d time.Duration, slot, closing, joined <-chan struct{}, des
 				w.woken = 0
 			}
 			return Paused
-		case <-slot:
-			return Granted
 		case message := <-w.wakeUp:
 			w.complete, woken = false, true
 			timer.Reset(min(time.Until(end), w.wakePause(message)))
@@ -192,8 +188,6 @@ func (w *Wait) Sleep(d time.Duration, slot, closing, joined <-chan struct{}, des
 			switch {
 			case deserted():
 				return Interrupted
-			case slot != nil:
-				return Paused
 			case !w.complete:
 				timer.Reset(min(time.Until(end), w.joinPause()))
 			}
