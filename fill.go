@@ -72,7 +72,7 @@ func (x *filling) begin(ctx context.Context) step {
 	x.wait = wait.New(x.loadTimes.Estimate(x.fill.Key, x.old.entry.LoadTime))
 	// With MaxFleetLoads the lock is asked for first: a slot costs two commands then.
 	x.next = attempt{within: x.opts.redisTimeout, queue: x.slots.Lease == nil}
-	if x.old.redisErr != nil && x.client.Silent(x.lock.Key()) {
+	if x.old.redisErr != nil && x.client.Silent(x.lock.Keys.Lock) {
 		x.next.within -= x.old.asked
 	}
 	return x.acquire(ctx)
@@ -121,8 +121,6 @@ func (x *filling) finish(ctx context.Context) {
 func (x *filling) end(ctx context.Context, r *result, validFrom flight.Stamp) {
 	x.waited(ctx) // WaitDone comes before the callers continue
 	x.loading = false
-	x.fills.Rest(x.fill, x.rest)
-	x.rest = 0
 	if r != nil && r.failed {
 		r.oldSince = x.oldSince
 		if x.servable(&x.old.result) {
@@ -131,7 +129,7 @@ func (x *filling) end(ctx context.Context, r *result, validFrom flight.Stamp) {
 			r.old = &old
 		}
 	}
-	x.fills.End(x.fill, r, validFrom)
+	x.fills.End(x.fill, r, validFrom, x.rest)
 }
 
 // An outcome is how a load ended, and what happened to its value.
@@ -241,11 +239,11 @@ func (x *filling) acquire(ctx context.Context) step {
 			if !a.wanted && x.fills.EndIfDeserted(x.fill, x.rest) {
 				return ended
 			}
-			if a.queue && !x.client.Away(x.lock.Key()) {
+			if a.queue && !x.client.Away(x.lock.Keys.Lock) {
 				return waitForSlot
 			}
 		}
-		if a.within < time.Millisecond || x.client.Away(x.lock.Key()) {
+		if a.within < time.Millisecond || x.client.Away(x.lock.Keys.Lock) {
 			return x.unreached()
 		}
 		reply, stamp, err := x.ask(ctx, take)
@@ -277,7 +275,7 @@ func (x *filling) trySlot(ctx context.Context, wanted bool) bool {
 func (x *filling) worthAsking(err error) bool {
 	a := &x.next
 	a.unanswered++
-	return a.unanswered < maxUnanswered && a.wanted && client.Unreachable(err) && !x.client.Silent(x.lock.Key())
+	return a.unanswered < maxUnanswered && a.wanted && client.Unreachable(err) && !x.client.Silent(x.lock.Keys.Lock)
 }
 
 // unreached is the step after Redis did not answer: the source serves the callers. A refresh
@@ -313,7 +311,7 @@ func (x *filling) follow(ctx context.Context, next step, reply filllock.Reply, s
 		a.awaited, a.lastAsked, a.queue = reply.Text, stamp, false
 		x.wait.Polls++
 		d := x.wait.Pause(reply)
-		x.wait.Listen(x.client, x.lock.Key(), reply)
+		x.wait.Listen(x.client, x.lock.Keys.Lock, reply)
 		if x.pause(ctx, d) != wait.Paused {
 			return ended
 		}

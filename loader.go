@@ -95,7 +95,10 @@ func (c *engine) getOrLoad(ctx context.Context, key string, load loader) (any, V
 		if m == nil {
 			return v, info, err
 		}
-		v, info, err, over := c.waitFor(ctx, key, m)
+		patience, cancel := c.patience(ctx, m)
+		r, verdict := c.fills.Wait(patience, m.waiter)
+		cancel()
+		v, info, err, over := c.settle(ctx, key, m, r, verdict, patience.Err())
 		if over {
 			return v, info, err
 		}
@@ -145,7 +148,7 @@ func (c *engine) readOrJoin(ctx context.Context, key string, load loader, call *
 		w, err = c.join(ctx, key, load, call, 0, l, nil)
 		return w, from, err
 	}
-	turn, found, err := c.reads.Join(ctx, key)
+	turn, found, err := c.reads.Arrive(key).Wait(ctx)
 	delegated := false // another goroutine has read for this caller
 	for err == nil && found == nil && turn.Arrived != 0 && c.client.MayLeave(ctx) {
 		delegated = true // so that the others need no second read if this caller leaves
@@ -221,16 +224,6 @@ func (c *engine) join(ctx context.Context, key string, load loader, call *flight
 	return c.fills.Join(key, call, func(f *flight.Fill[result], over func()) {
 		c.fill(client.Detach(ctx), f, load, &found, over, in)
 	})
-}
-
-// waitFor waits for a fill and delivers its result. over is false if the result is older than the call: the
-// caller has to read and join again.
-func (c *engine) waitFor(ctx context.Context, key string, m *miss) (v any, info ValueInfo, err error, over bool) {
-	patience, cancel := c.patience(ctx, m)
-	r, verdict := c.fills.Wait(patience, m.waiter)
-	ended := patience.Err()
-	cancel()
-	return c.settle(ctx, key, m, r, verdict, ended)
 }
 
 // patience returns the context of a wait. If the caller has an old value, it ends when the fill is

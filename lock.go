@@ -23,7 +23,7 @@ import (
 func (x *filling) ask(ctx context.Context, take bool) (filllock.Reply, flight.Stamp, error) {
 	a := x.next
 	query := filllock.Query{Known: entry.Header(x.old.data), Awaited: a.awaited, Take: take, For: x.purpose(a.wanted)}
-	g, stamp := x.generation(x.lock.ValueKey()), x.clock.Now()
+	g, stamp := x.generation(x.lock.Keys.Value), x.clock.Now()
 	sent := time.Now()
 	reply, err := client.Retry(ctx, a.within, client.Unreachable, func(within time.Duration) (filllock.Reply, error) {
 		return x.lock.GetOrLock(ctx, within, query)
@@ -86,14 +86,14 @@ func (x *filling) commit(ctx context.Context, o outcome, began flight.Stamp) {
 	} else if data == nil && !note.Drop && !foreign.Is(o.Err, ErrClosed) {
 		x.backOff(&note)
 	}
-	g, stamp := x.generation(x.lock.ValueKey()), x.clock.Now()
+	g, stamp := x.generation(x.lock.Keys.Value), x.clock.Now()
 	ours, err := x.storeOrRelease(ctx, &o, data, note)
 	switch {
 	case err == nil && ours: // this proves that the key has not been invalidated since the load began
 		if o.Stored {
 			x.keepLoaded(x.fill.Key, g, data, &o)
 		} else if note.Drop && x.near != nil {
-			x.near.Forget(x.lock.ValueKey()) // Redis has just dropped the old value
+			x.near.Forget(x.lock.Keys.Value) // Redis has just dropped the old value
 		}
 		x.oldSince = stamp
 		x.end(ctx, &r, stamp)
@@ -159,7 +159,7 @@ func (x *filling) storeOrRelease(ctx context.Context, o *outcome, data []byte,
 func (c *engine) abandon(ctx context.Context, lock filllock.Lock) {
 	for end := time.Now().Add(c.opts.lockTTL); time.Now().Before(end); {
 		closed := c.checkOpen() != nil
-		if closed || !c.client.Away(lock.Key()) {
+		if closed || !c.client.Away(lock.Keys.Lock) {
 			if _, err := lock.Abandon(ctx); err == nil {
 				return
 			}

@@ -521,7 +521,11 @@ func (m *many) callLoader(ctx context.Context, keys []string, loads []context.Co
 // call.
 func (m *many) waitAll(joined []*ask) (again []*ask) {
 	for _, a := range joined {
-		v, _, err, over := m.waitFor(m.ctx, a.key, &miss{a.waiter, &a.lookup, a.from(), time.Now()})
+		miss := &miss{a.waiter, &a.lookup, a.from(), time.Now()}
+		patience, cancel := m.patience(m.ctx, miss)
+		r, verdict := m.fills.Wait(patience, miss.waiter)
+		cancel()
+		v, _, err, over := m.settle(m.ctx, a.key, miss, r, verdict, patience.Err())
 		if over {
 			m.put(a.key, v, err)
 		} else {

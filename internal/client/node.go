@@ -106,7 +106,7 @@ func ByNode[E any](c *Client, items []E, keyOf func(E) string) [][]E {
 func (c *Client) Reachable(ctx context.Context, key string) bool {
 	n := c.nodeOf(key)
 	n.firstPing.Do(func() { n.pings = flight.NewReads[error](new(flight.Clock)) })
-	turn, found, err := n.pings.Join(ctx, "")
+	turn, found, err := n.pings.Arrive("").Wait(ctx)
 	switch {
 	case err != nil:
 		return true

@@ -43,13 +43,13 @@ func (msgPackCodec) Unmarshal(data []byte, v any) (err error) {
 	if err != nil {
 		return err
 	}
-	if len(data) > maxReused || cost.Private {
-		return newDecoder().decode(doc, v)
-	}
-	d := decoders.Get().(*decoder)
-	if err := d.decode(doc, v); err != nil {
+	d, reuse := decoders.Get().(*decoder), len(data) <= maxReused && !cost.Private
+	d.reader.Reset(doc)
+	d.Reset(&d.reader)
+	if err := d.Decode(v); err != nil || !reuse {
 		return err
 	}
+	d.reader.Reset(msgcheck.Doc{})
 	decoders.Put(d)
 	return nil
 }
@@ -57,7 +57,7 @@ func (msgPackCodec) Unmarshal(data []byte, v any) (err error) {
 // decoders are decoders that may be reused. msgpack.Unmarshal would reuse all of its decoders, even
 // those that a failed decode left in the middle of a recording, and those that a user's method may
 // have kept.
-var decoders = sync.Pool{New: func() any { return newDecoder() }}
+var decoders = sync.Pool{New: func() any { return &decoder{Decoder: msgpack.NewDecoder(nil)} }}
 
 // maxReused limits the bytes given to a reused decoder, since it keeps a buffer as long as the
 // longest string.
@@ -66,15 +66,6 @@ const maxReused = 256 << 10
 type decoder struct {
 	*msgpack.Decoder
 	reader msgcheck.Reader
-}
-
-func newDecoder() *decoder { return &decoder{Decoder: msgpack.NewDecoder(nil)} }
-
-func (d *decoder) decode(doc msgcheck.Doc, v any) error {
-	d.reader.Reset(doc)
-	d.Reset(&d.reader)
-	defer d.reader.Reset(msgcheck.Doc{})
-	return d.Decode(v)
 }
 
 // checkMsgPack returns data as a document that is safe to decode into a type of this cost.

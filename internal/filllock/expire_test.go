@@ -15,7 +15,7 @@ import (
 )
 
 func (b *fixture) expire() error {
-	return Expire(b.t.Context(), b.client, []Pair{{b.value, b.key}})
+	return Expire(b.t.Context(), b.client, []Pair{b.Keys})
 }
 
 // entryUntil returns an entry that is fresh until the given time.
@@ -33,7 +33,7 @@ func entryUntil(until time.Time, flags byte, payload string) string {
 // and other random bytes.
 func (b *fixture) wantExpired(data string, begun, ended time.Time) {
 	b.t.Helper()
-	got, _ := b.get(b.value)
+	got, _ := b.get(b.Keys.Value)
 	if len(got.text) != len(data) {
 		b.t.Errorf("%x has become %+v", data, got)
 		return
@@ -75,14 +75,14 @@ func TestExpire_Entry(t *testing.T) {
 	eachBackend(t, func(t *testing.T, f backend) {
 		for i, value := range entries {
 			b := f.holding(t, value, locks[i%len(locks)])
-			_, ttl := b.get(b.value)
+			_, ttl := b.get(b.Keys.Value)
 			begun := time.Now()
 			if err := b.expire(); err != nil {
 				t.Errorf("Expire of %+v: %v", value, err)
 			}
 			b.wantExpired(value.text, begun, time.Now())
-			b.want(b.key, state{}, 0)
-			if got, rest := b.get(b.value); got.forever != value.forever || rest > ttl || rest < ttl-10*time.Second {
+			b.want(b.Keys.Lock, state{}, 0)
+			if got, rest := b.get(b.Keys.Value); got.forever != value.forever || rest > ttl || rest < ttl-10*time.Second {
 				t.Errorf("%+v lives for %v, and had %v", got, rest, ttl)
 			}
 		}
@@ -119,7 +119,7 @@ func TestExpire_RunningLoad(t *testing.T) {
 			t.Fatalf("answered %+v, %v", r, err)
 		}
 		redistest.Must(t, b.expire())
-		expired, _ := b.get(b.value)
+		expired, _ := b.get(b.Keys.Value)
 		for _, act := range []string{"store", "release", "renew"} {
 			b.does(act, false)
 		}
@@ -134,7 +134,7 @@ func TestExpire_RunningLoad(t *testing.T) {
 // expireOnce runs the script.
 func (b *fixture) expireOnce(fresh, random string) (stale int) {
 	b.t.Helper()
-	stale, err := b.admin.Eval(b.t.Context(), wake.Lua+expireLua, []string{b.value, b.key}, fresh, random).Int()
+	stale, err := b.admin.Eval(b.t.Context(), wake.Lua+expireLua, []string{b.Keys.Value, b.Keys.Lock}, fresh, random).Int()
 	redistest.Must(b.t, err)
 	return stale
 }
@@ -149,23 +149,23 @@ func TestExpire_Twice(t *testing.T) {
 		b := open(t).holding(t, state{text: data}, state{})
 		b.expireOnce(fresh, random)
 		b.wantExpired(data, now, now)
-		once, _ := b.get(b.value)
+		once, _ := b.get(b.Keys.Value)
 		b.expireOnce(fresh, random)
-		b.want(b.value, once, 0)
+		b.want(b.Keys.Value, once, 0)
 
 		// An entry that was stale before keeps its time.
 		later, random2 := entry.Stale(now.Add(time.Minute))
 		b.expireOnce(later, random2)
 		b.wantExpired(once.text, now, now)
 
-		b.set(b.value, state{}) // Delete
+		b.set(b.Keys.Value, state{}) // Delete
 		if stale := b.expireOnce(fresh, random); stale != 0 {
 			t.Error("there was something to make stale after a Delete")
 		}
-		b.want(b.value, state{}, 0)
+		b.want(b.Keys.Value, state{}, 0)
 
 		newer := entryUntil(now.Add(2*time.Hour), 0, "newer")
-		b.set(b.value, state{text: newer})
+		b.set(b.Keys.Value, state{text: newer})
 		b.expireOnce(fresh, random)
 		b.wantExpired(newer, now, now)
 	}
@@ -183,7 +183,7 @@ func TestExpire_Many(t *testing.T) {
 		var pairs []Pair
 		for _, value := range values {
 			b := f.holding(t, value, held(other))
-			fixtures, pairs = append(fixtures, b), append(pairs, Pair{b.value, b.key})
+			fixtures, pairs = append(fixtures, b), append(pairs, Pair{b.Keys.Value, b.Keys.Lock})
 		}
 		begun := time.Now()
 		if err := errors.Join(Expire(t.Context(), fixtures[0].client, pairs), Expire(t.Context(), fixtures[0].client, nil)); err != nil {
@@ -193,12 +193,12 @@ func TestExpire_Many(t *testing.T) {
 		for i, b := range fixtures {
 			if values[i].text == data {
 				b.wantExpired(data, begun, time.Now())
-				got, _ := b.get(b.value)
+				got, _ := b.get(b.Keys.Value)
 				seen[got.text] = true
 			} else {
-				b.want(b.value, state{}, 0)
+				b.want(b.Keys.Value, state{}, 0)
 			}
-			b.want(b.key, state{}, 0)
+			b.want(b.Keys.Lock, state{}, 0)
 		}
 		if len(seen) != 3 {
 			t.Errorf("%d different entries of 3", len(seen))
@@ -220,6 +220,6 @@ func TestExpire_OutOfMemory(t *testing.T) {
 		if !redis.IsOOMError(err) || len(b.failed) != 1 {
 			t.Errorf("Expire: %v, told %v, want an OOM", err, b.failed)
 		}
-		b.want(b.value, state{text: data}, 0)
+		b.want(b.Keys.Value, state{text: data}, 0)
 	}
 }

@@ -58,9 +58,8 @@ type Lock struct {
 	// Convoy is with what the next GetOrLock, Store or Release goes, or nil.
 	Convoy *client.Convoy
 
+	Keys   Pair
 	client *client.Client
-	value  string // key of the value
-	key    string // key of the lock
 	token  string
 	stamp  string // of the grant
 	ttl    time.Duration
@@ -70,14 +69,8 @@ type Lock struct {
 
 // New returns a new attempt, which holds nothing yet. Its token has 130 bits from crypto/rand.
 func New(c *client.Client, pair Pair, ttl time.Duration) *Lock {
-	return &Lock{client: c, value: pair.Value, key: pair.Lock, token: rand.Text(), ttl: ttl}
+	return &Lock{Keys: pair, client: c, token: rand.Text(), ttl: ttl}
 }
-
-// Key returns the key of the lock, which determines its node.
-func (l *Lock) Key() string { return l.key }
-
-// ValueKey returns the key of the value.
-func (l *Lock) ValueKey() string { return l.value }
 
 const tokenLen, stampLen = 26, 16
 
@@ -124,10 +117,10 @@ type Reply struct {
 
 // GetOrLock returns an entry other than the known one, or else takes the lock if it is free.
 func (l *Lock) GetOrLock(ctx context.Context, within time.Duration, q Query) (Reply, error) {
-	call := append(getOrLockScript.Call(2, 6), l.value, l.key,
-		l.token, l.ttl.Milliseconds(), q.Known, q.Awaited, flag(q.Take), q.For)
+	call := append(getOrLockScript.Call(2, 6), l.Keys.Value, l.Keys.Lock,
+		l.token, l.ttl.Milliseconds(), q.Known, q.Awaited, q.Take, q.For)
 	sent := time.Now()
-	r, err := client.Run(ctx, l.client, l.convoy(), within, "lock", l.value, getOrLockScript, call, func(cmd *redis.Cmd) (Reply, error) {
+	r, err := client.Run(ctx, l.client, l.convoy(), within, "lock", l.Keys.Value, getOrLockScript, call, func(cmd *redis.Cmd) (Reply, error) {
 		r, err := parseLockReply(cmd)
 		if client.ScriptsRefused(err) {
 			return Reply{Status: unrun}, nil
@@ -135,7 +128,7 @@ func (l *Lock) GetOrLock(ctx context.Context, within time.Duration, q Query) (Re
 		return r, err
 	})
 	if r.Status == unrun {
-		r, err = client.DoWithin(ctx, l.client, within, "lock", l.value, func(ctx context.Context) (Reply, error) {
+		r, err = client.DoWithin(ctx, l.client, within, "lock", l.Keys.Value, func(ctx context.Context) (Reply, error) {
 			return l.watchGetOrLock(ctx, q)
 		})
 	}
@@ -153,13 +146,6 @@ func (l *Lock) convoy() *client.Convoy {
 	v := l.Convoy
 	l.Convoy = nil
 	return v
-}
-
-func flag(set bool) any {
-	if set {
-		return "1"
-	}
-	return "0"
 }
 
 func parseLockReply(cmd *redis.Cmd) (r Reply, err error) {
@@ -183,7 +169,7 @@ func parseLockReply(cmd *redis.Cmd) (r Reply, err error) {
 // Store writes the entry and releases the lock. It returns false if the server refused and wrote
 // nothing.
 func (l *Lock) Store(ctx context.Context, within time.Duration, data []byte, life time.Duration) (bool, error) {
-	return l.act(ctx, l.convoy(), within, "store", storeScript, []string{l.value, l.key}, l.watchStore(data, life), l.stamp, data, life.Milliseconds())
+	return l.act(ctx, l.convoy(), within, "store", storeScript, []string{l.Keys.Value, l.Keys.Lock}, l.watchStore(data, life), l.stamp, data, life.Milliseconds())
 }
 
 // A ReleaseNote is what a load that has no value to store leaves for others.
@@ -202,20 +188,20 @@ func (v ReleaseNote) life(ttl time.Duration) time.Duration { return max(ttl, v.R
 // Release releases the lock and leaves the note. If this attempt does not hold the lock, it does
 // nothing.
 func (l *Lock) Release(ctx context.Context, within time.Duration, v ReleaseNote) (bool, error) {
-	return l.act(ctx, l.convoy(), within, "release", releaseScript, []string{l.key, l.value}, l.watchRelease(v),
-		l.stamp, v.Failure, v.RetryAfter.Milliseconds(), v.life(l.ttl).Milliseconds(), flag(v.Drop))
+	return l.act(ctx, l.convoy(), within, "release", releaseScript, []string{l.Keys.Lock, l.Keys.Value}, l.watchRelease(v),
+		l.stamp, v.Failure, v.RetryAfter.Milliseconds(), v.life(l.ttl).Milliseconds(), v.Drop)
 }
 
 // Abandon gives up an attempt whose outcome is unknown. The command that takes the lock may still
 // be in transit. The server refuses it for the TTL of the lock, unless another attempt uses the
 // lock in between. If it takes the lock after that, for no load, the lock ends after its TTL.
 func (l *Lock) Abandon(ctx context.Context) (bool, error) {
-	return l.act(ctx, nil, l.client.Timeout, "abandon", abandonScript, []string{l.key}, l.watchAbandon, l.ttl.Milliseconds())
+	return l.act(ctx, nil, l.client.Timeout, "abandon", abandonScript, []string{l.Keys.Lock}, l.watchAbandon, l.ttl.Milliseconds())
 }
 
 // Renew prolongs the lock. It returns false if the lock is lost.
 func (l *Lock) Renew(ctx context.Context) (bool, error) {
-	return l.act(ctx, nil, l.client.Timeout, "renew", renewScript, []string{l.key}, l.watchRenew, l.stamp, l.ttl.Milliseconds())
+	return l.act(ctx, nil, l.client.Timeout, "renew", renewScript, []string{l.Keys.Lock}, l.watchRenew, l.stamp, l.ttl.Milliseconds())
 }
 
 func (l *Lock) act(ctx context.Context, convoy *client.Convoy, within time.Duration, op string, script client.Script,

@@ -133,8 +133,8 @@ func newClient(t testing.TB, rdb redis.UniversalClient, failed func(op string, e
 func (f backend) holding(t testing.TB, value, lock state) *fixture {
 	t.Helper()
 	b := f.fixture(t)
-	b.set(b.value, value)
-	b.set(b.key, lock)
+	b.set(b.Keys.Value, value)
+	b.set(b.Keys.Lock, lock)
 	b.held = fmt.Sprintf("value %+v, lock %+v", value, lock)
 	return b
 }
@@ -237,8 +237,8 @@ func (b *fixture) want(key string, want state, ttl time.Duration) {
 // wantBoth checks what both keys hold, with the TTLs that set gave them.
 func (b *fixture) wantBoth(value, lock state) {
 	b.t.Helper()
-	b.want(b.value, value, 0)
-	b.want(b.key, lock, 0)
+	b.want(b.Keys.Value, value, 0)
+	b.want(b.Keys.Lock, lock, 0)
 }
 
 func held(token string, failure ...string) state {
@@ -391,11 +391,11 @@ func TestGetOrLock_States(t *testing.T) {
 					t.Errorf("known is %t, want %t", r.Known, there)
 				}
 				if c.becomes == unchanged {
-					b.want(b.key, c.lock, 0)
+					b.want(b.Keys.Lock, c.lock, 0)
 				} else {
-					b.want(b.key, c.becomes, life)
+					b.want(b.Keys.Lock, c.becomes, life)
 				}
-				b.want(b.value, c.value, 0)
+				b.want(b.Keys.Value, c.value, 0)
 				if b.InDoubt || len(b.failed) > 0 {
 					t.Errorf("InDoubt is %t, failures %v", b.InDoubt, b.failed)
 				}
@@ -426,12 +426,12 @@ func TestGetOrLock_Age(t *testing.T) {
 		}
 		for _, age := range []time.Duration{5 * time.Second, time.Hour, -time.Hour} {
 			begun := time.Now()
-			b.set(b.key, state{text: fmt.Sprintf("H%s%016d", other, begun.Add(-age).UnixMicro())})
+			b.set(b.Keys.Lock, state{text: fmt.Sprintf("H%s%016d", other, begun.Add(-age).UnixMicro())})
 			if got, most := busy(), age+time.Since(begun)+time.Microsecond; got < age || got > most {
 				t.Errorf("a lock is %v old, want %v to %v", got, age, most)
 			}
 		}
-		b.set(b.key, state{text: "H" + other + "no time at all!!"})
+		b.set(b.Keys.Lock, state{text: "H" + other + "no time at all!!"})
 		if got := busy(); got < 24*time.Hour {
 			t.Errorf("a lock whose stamp is no time is %v old", got)
 		}
@@ -476,18 +476,18 @@ func TestStore_HolderOnly(t *testing.T) {
 				b := f.holding(t, before, lock)
 				for range 2 { // the reply was lost, and the client sends it again
 					b.does("store", true)
-					b.want(b.value, stored, storedLife)
-					b.want(b.key, state{}, 0)
+					b.want(b.Keys.Value, stored, storedLife)
+					b.want(b.Keys.Lock, state{}, 0)
 				}
 				// And again when another attempt holds the lock.
-				b.set(b.key, held(other))
+				b.set(b.Keys.Lock, held(other))
 				b.does("store", true)
-				b.want(b.key, held(other), 0)
+				b.want(b.Keys.Lock, held(other), 0)
 				// And again after a Delete.
-				b.set(b.value, state{})
-				b.set(b.key, state{})
+				b.set(b.Keys.Value, state{})
+				b.set(b.Keys.Lock, state{})
 				b.does("store", false)
-				b.want(b.value, state{}, 0)
+				b.want(b.Keys.Value, state{}, 0)
 			}
 			for _, lock := range foreign {
 				b := f.holding(t, before, lock)
@@ -514,10 +514,10 @@ func notes() (all []ReleaseNote) {
 func (b *fixture) wantNote(v ReleaseNote) {
 	b.t.Helper()
 	if v.Failure == "" && v.RetryAfter == 0 {
-		b.want(b.key, state{}, 0)
+		b.want(b.Keys.Lock, state{}, 0)
 		return
 	}
-	got, _ := b.get(b.key)
+	got, _ := b.get(b.Keys.Lock)
 	_, _, retry, _ := splitRecord(got.text)
 	at, err := strconv.ParseInt(retry, 10, 64)
 	switch soon := time.Until(time.UnixMicro(at)); {
@@ -530,7 +530,7 @@ func (b *fixture) wantNote(v ReleaseNote) {
 	case soon > v.RetryAfter || soon < v.RetryAfter-10*time.Second:
 		b.t.Errorf("%+v: the source is to be left alone for %v", v, soon)
 	}
-	b.want(b.key, state{text: "F" + me + retry + v.Failure}, max(life, v.RetryAfter))
+	b.want(b.Keys.Lock, state{text: "F" + me + retry + v.Failure}, max(life, v.RetryAfter))
 }
 
 // Release leaves the note it is given, and can be repeated.
@@ -545,19 +545,19 @@ func TestRelease_Note(t *testing.T) {
 				}
 				b.wantNote(v)
 				if v.Drop {
-					b.want(b.value, state{}, 0)
+					b.want(b.Keys.Value, state{}, 0)
 				} else {
-					b.want(b.value, state{text: entryA}, 0)
+					b.want(b.Keys.Value, state{text: entryA}, 0)
 				}
 				// The reply was lost, and the client sends it again: after a Set, nothing is
 				// dropped.
-				b.set(b.value, state{text: entryB})
-				before, _ := b.get(b.key)
+				b.set(b.Keys.Value, state{text: entryB})
+				before, _ := b.get(b.Keys.Lock)
 				if ok, err := b.Release(t.Context(), opTimeout, v); ok || err != nil {
 					t.Errorf("Release with %+v again = %t, %v", v, ok, err)
 				}
-				b.want(b.value, state{text: entryB}, 0)
-				if after, _ := b.get(b.key); after != before {
+				b.want(b.Keys.Value, state{text: entryB}, 0)
+				if after, _ := b.get(b.Keys.Lock); after != before {
 					t.Errorf("Release with %+v again has made %+v of %+v", v, after, before)
 				}
 			}
@@ -590,20 +590,20 @@ func TestAbandon_RefusesAttempt(t *testing.T) {
 		for _, lock := range []state{held(me), held(me, "boom")} { // it has arrived
 			b := f.holding(t, state{}, lock)
 			b.does("abandon", true)
-			b.want(b.key, state{}, 0)
+			b.want(b.Keys.Lock, state{}, 0)
 		}
 		b := f.fixture(t) // it has not
 		for range 2 {
 			b.does("abandon", false)
-			b.want(b.key, abandoned(me), life)
+			b.want(b.Keys.Lock, abandoned(me), life)
 		}
 		answers(t, b.Lock, Refused) // the late attempt
-		b.want(b.key, abandoned(me), life)
-		answers(t, New(b.client, Pair{b.value, b.key}, life), Locked)
+		b.want(b.Keys.Lock, abandoned(me), life)
+		answers(t, New(b.client, Pair{b.Keys.Value, b.Keys.Lock}, life), Locked)
 		for _, lock := range foreign[1:] {
 			b := f.holding(t, state{}, lock)
 			b.does("abandon", false)
-			b.want(b.key, lock, 0)
+			b.want(b.Keys.Lock, lock, 0)
 		}
 	})
 }
@@ -617,12 +617,12 @@ func TestRenew_LostLock(t *testing.T) {
 		for _, lock := range []state{held(me), held(me, "boom")} {
 			b := f.holding(t, state{}, lock)
 			b.does("renew", true)
-			b.want(b.key, lock, life)
+			b.want(b.Keys.Lock, lock, life)
 		}
 		for _, lock := range foreign {
 			b := f.holding(t, state{}, lock)
 			b.does("renew", false)
-			b.want(b.key, lock, 0)
+			b.want(b.Keys.Lock, lock, 0)
 		}
 	})
 }
@@ -634,21 +634,21 @@ func TestNew_Token(t *testing.T) {
 	b := f.fixture(t)
 	seen := make(map[string]bool)
 	for range 1000 {
-		l := New(b.client, Pair{b.value, b.key}, life)
+		l := New(b.client, Pair{b.Keys.Value, b.Keys.Lock}, life)
 		if len(l.token) != tokenLen || seen[l.token] {
 			t.Fatalf("token %q: %d bytes, seen before: %t", l.token, len(l.token), seen[l.token])
 		}
 		seen[l.token] = true
 	}
-	old, now := New(b.client, Pair{b.value, b.key}, life), New(b.client, Pair{b.value, b.key}, life)
+	old, now := New(b.client, Pair{b.Keys.Value, b.Keys.Lock}, life), New(b.client, Pair{b.Keys.Value, b.Keys.Lock}, life)
 	for _, l := range []*Lock{old, now} {
-		b.set(b.key, state{}) // the previous attempt's lock has expired
+		b.set(b.Keys.Lock, state{}) // the previous attempt's lock has expired
 		answers(t, l, Locked)
 	}
 	if ok, err := old.Release(t.Context(), opTimeout, ReleaseNote{}); ok || err != nil {
 		t.Errorf("Release of the attempt before = %t, %v", ok, err)
 	}
-	b.want(b.key, held(now.token), life)
+	b.want(b.Keys.Lock, held(now.token), life)
 }
 
 func setMemory(t testing.TB, admin *redis.Client, limit string) {
@@ -664,29 +664,29 @@ func TestRelease_OutOfMemory(t *testing.T) {
 	f := backend{s.Client(t), s.Admin()}
 	for _, v := range notes() {
 		b := f.fixture(t)
-		b.set(b.key, held(me))
+		b.set(b.Keys.Lock, held(me))
 		setMemory(t, b.admin, "1")
 		b.does("renew", true)
 		if ok, err := b.Store(t.Context(), opTimeout, []byte(entryA), time.Minute); ok || !redis.IsOOMError(err) {
 			t.Errorf("Store = %t, %v, want an OOM", ok, err)
 		}
-		b.want(b.key, held(me), life)
-		b.want(b.value, state{}, 0)
+		b.want(b.Keys.Lock, held(me), life)
+		b.want(b.Keys.Value, state{}, 0)
 		setMemory(t, b.admin, "0")
-		b.set(b.value, state{text: entryA})
+		b.set(b.Keys.Value, state{text: entryA})
 		setMemory(t, b.admin, "1")
 		if ok, err := b.Release(t.Context(), opTimeout, v); !ok || err != nil {
 			t.Errorf("Release with %+v = %t, %v", v, ok, err)
 		}
 		if v.Drop { // the memory that this freed may be enough for the note
-			b.want(b.value, state{}, 0)
-			if got, _ := b.get(b.key); strings.HasPrefix(got.text, "H") {
+			b.want(b.Keys.Value, state{}, 0)
+			if got, _ := b.get(b.Keys.Lock); strings.HasPrefix(got.text, "H") {
 				t.Errorf("Release with %+v has left %+v", v, got)
 			}
-			b.set(b.key, state{})
+			b.set(b.Keys.Lock, state{})
 		} else {
-			b.want(b.value, state{text: entryA}, 0)
-			b.want(b.key, state{}, 0)
+			b.want(b.Keys.Value, state{text: entryA}, 0)
+			b.want(b.Keys.Lock, state{}, 0)
 		}
 		if r, err := b.GetOrLock(t.Context(), time.Second, Query{Known: entryA[:35], Take: true}); !redis.IsOOMError(err) || b.InDoubt {
 			t.Errorf("GetOrLock = %+v, %v, in doubt %t, want an OOM", r, err, b.InDoubt)
@@ -703,7 +703,7 @@ func TestWatch_OutOfMemory(t *testing.T) {
 	noScripts(t, s)
 	b := backend{s.Client(t, asNoScripts), s.Admin()}.fixture(t)
 	for _, lock := range []state{{}, held(me), held(other)} {
-		b.set(b.key, lock)
+		b.set(b.Keys.Lock, lock)
 		setMemory(t, b.admin, "1")
 		stored, err1 := b.Store(t.Context(), opTimeout, []byte(entryA), time.Minute)
 		released, err2 := b.Release(t.Context(), opTimeout, ReleaseNote{Failure: "failure", RetryAfter: time.Minute, Drop: true})
@@ -715,8 +715,8 @@ func TestWatch_OutOfMemory(t *testing.T) {
 		if (lock == held(other)) != (err3 == nil) || b.InDoubt {
 			t.Errorf("with lock %+v, GetOrLock = %v, in doubt %t", lock, err3, b.InDoubt)
 		}
-		b.want(b.key, lock, 0)
-		b.want(b.value, state{}, 0)
+		b.want(b.Keys.Lock, lock, 0)
+		b.want(b.Keys.Value, state{}, 0)
 	}
 }
 
@@ -752,7 +752,7 @@ func TestLock_MissingRight(t *testing.T) {
 	release := func(b *fixture) error { _, err := b.Release(t.Context(), opTimeout, ReleaseNote{}); return err }
 	data := entryUntil(time.Now().Add(time.Hour), 0, "payload")
 	expire := func(b *fixture) error {
-		b.set(b.value, state{text: data})
+		b.set(b.Keys.Value, state{text: data})
 		return b.expire()
 	}
 	for _, c := range []struct {
@@ -775,12 +775,12 @@ func TestLock_MissingRight(t *testing.T) {
 	} {
 		redistest.Must(t, s.Admin().Do(t.Context(), "acl", "setuser", "app", "reset", "on", ">pw", "~*", "&*", "+@all", c.rule).Err())
 		b := backend{s.Client(t, func(o *redis.Options) { o.Username, o.Password = "app", "pw" }), s.Admin()}.fixture(t)
-		b.set(b.key, c.before)
+		b.set(b.Keys.Lock, c.before)
 		if err := c.act(b); err == nil || client.Unreachable(err) || len(b.failed) != 1 {
 			t.Errorf("%s: %v, told %v", c.rule, err, b.failed)
 		}
-		b.want(b.key, c.before, 0)
-		got, _ := b.get(b.value)
+		b.want(b.Keys.Lock, c.before, 0)
+		got, _ := b.get(b.Keys.Value)
 		if got.forever {
 			t.Errorf("%s: the value has no end", c.rule)
 		}
@@ -798,17 +798,17 @@ func TestLock_LateGrant(t *testing.T) {
 		for _, act := range []string{"store", "release", "renew"} {
 			b := f.fixture(t)
 			answers(t, b.Lock, Locked)
-			b.set(b.key, state{}) // Delete
-			late := *b.Lock       // with the same token
+			b.set(b.Keys.Lock, state{}) // Delete
+			late := *b.Lock             // with the same token
 			answers(t, &late, Locked)
 			if late.stamp == b.Lock.stamp {
 				t.Fatalf("two grants have the stamp %q", late.stamp)
 			}
-			b.set(b.value, state{text: entryB})
+			b.set(b.Keys.Value, state{text: entryB})
 			b.does(act, false) // under the grant before
-			b.want(b.value, state{text: entryB}, 0)
+			b.want(b.Keys.Value, state{text: entryB}, 0)
 			if act != "renew" {
-				b.want(b.key, state{}, 0) // no load runs under the late grant
+				b.want(b.Keys.Lock, state{}, 0) // no load runs under the late grant
 			}
 		}
 	})
@@ -852,13 +852,13 @@ func TestSlowConnection(t *testing.T) {
 				rdb, connect := s.Unconnected(t, false, user)
 				b := backend{rdb, s.Admin()}.fixture(t)
 				b.client = client.New(rdb, slowTimeout, func(context.Context, string, error) {}, nil, nil)
-				b.set(b.key, c.lock)
+				b.set(b.Keys.Lock, c.lock)
 				if err := c.do(b); !client.Unreachable(err) {
 					t.Errorf("%s = %v, want no answer", what, err)
 				}
 				connect()
-				b.want(b.value, state{}, 0)
-				if got, _ := b.get(b.key); what == "GetOrLock" && got != (state{}) {
+				b.want(b.Keys.Value, state{}, 0)
+				if got, _ := b.get(b.Keys.Lock); what == "GetOrLock" && got != (state{}) {
 					t.Errorf("the lock is %+v, want it free", got)
 				}
 			})

@@ -30,7 +30,7 @@ func (f backend) fixtures(t testing.TB, n int) []*fixture {
 // setsOf returns a Set for each of the fixtures. Each has a value and a life of its own.
 func setsOf(all []*fixture) (sets []Set) {
 	for i, b := range all {
-		sets = append(sets, Set{Pair{b.value, b.key}, fmt.Appendf(nil, "entry %d", i), lifeOf(i)})
+		sets = append(sets, Set{Pair{b.Keys.Value, b.Keys.Lock}, fmt.Appendf(nil, "entry %d", i), lifeOf(i)})
 	}
 	return sets
 }
@@ -41,12 +41,12 @@ func lifeOf(i int) time.Duration { return time.Duration(i+1) * time.Hour }
 func (b *fixture) wantSet(i int, done bool) {
 	b.t.Helper()
 	if !done {
-		b.want(b.value, state{text: entryA}, 0)
-		b.want(b.key, held(other), 0)
+		b.want(b.Keys.Value, state{text: entryA}, 0)
+		b.want(b.Keys.Lock, held(other), 0)
 		return
 	}
-	b.want(b.value, state{text: fmt.Sprint("entry ", i)}, lifeOf(i))
-	b.want(b.key, state{}, 0)
+	b.want(b.Keys.Value, state{text: fmt.Sprint("entry ", i)}, lifeOf(i))
+	b.want(b.Keys.Lock, state{}, 0)
 }
 
 // SetMany stores each entry under its key, with its own life, whatever is there, and removes each
@@ -58,8 +58,8 @@ func TestSetMany_States(t *testing.T) {
 		locks := []state{{}, held(other), failed(other, "boom"), abandoned(other)}
 		all := f.fixtures(t, len(values)*len(locks))
 		for i, b := range all {
-			b.set(b.value, values[i%len(values)])
-			b.set(b.key, locks[i/len(values)])
+			b.set(b.Keys.Value, values[i%len(values)])
+			b.set(b.Keys.Lock, locks[i/len(values)])
 		}
 		var trips []int // how many commands each of them has
 		f.rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
@@ -91,10 +91,10 @@ func TestSetMany_Refused(t *testing.T) {
 			all := f.fixtures(t, 4)
 			acl := []any{"acl", "setuser", "app", "on", ">pw", "&*"}
 			for i, b := range all {
-				b.set(b.value, state{text: entryA})
-				b.set(b.key, held(other))
+				b.set(b.Keys.Value, state{text: entryA})
+				b.set(b.Keys.Lock, held(other))
 				if i%2 == 0 {
-					acl = append(acl, "~"+b.value+"*")
+					acl = append(acl, "~"+b.Keys.Value+"*")
 				}
 			}
 			for _, rule := range strings.Fields(rules) {
@@ -144,8 +144,8 @@ func TestSetMany_NoAnswer(t *testing.T) {
 			var failures []error
 			short := client.New(rdb, bound, func(_ context.Context, _ string, err error) { failures = append(failures, err) }, nil, nil)
 			for _, b := range all {
-				b.set(b.value, state{text: entryA})
-				b.set(b.key, held(other))
+				b.set(b.Keys.Value, state{text: entryA})
+				b.set(b.Keys.Lock, held(other))
 			}
 			rule := p.On(redistest.Command(test.command), redistest.DropRequest).After(test.done)
 			errs, err := SetMany(t.Context(), short, setsOf(all))
@@ -173,27 +173,27 @@ func TestSetMany_Wakes(t *testing.T) {
 	t.Parallel()
 	s := redistest.Shared(t)
 	all := backend{s.Client(t), s.Admin()}.fixtures(t, 2)
-	sub := s.Admin().SSubscribe(t.Context(), all[0].key, all[1].key)
+	sub := s.Admin().SSubscribe(t.Context(), all[0].Keys.Lock, all[1].Keys.Lock)
 	defer sub.Close()
 	for range 2 {
 		if _, err := sub.Receive(t.Context()); err != nil { // confirmations
 			t.Fatal(err)
 		}
 	}
-	all[1].set(all[1].key, held(other))
+	all[1].set(all[1].Keys.Lock, held(other))
 	for range 2 { // the second one removes no lock
 		if _, err := SetMany(t.Context(), all[0].client, setsOf(all)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	redistest.Must(t, s.Admin().SPublish(t.Context(), all[0].key, "the end").Err())
+	redistest.Must(t, s.Admin().SPublish(t.Context(), all[0].Keys.Lock, "the end").Err())
 	var heard []string
-	for !slices.Contains(heard, all[0].key+" the end") {
+	for !slices.Contains(heard, all[0].Keys.Lock+" the end") {
 		m, err := sub.ReceiveMessage(t.Context())
 		redistest.Must(t, err)
 		heard = append(heard, m.Channel+" "+m.Payload)
 	}
-	if want := []string{all[1].key + " ", all[0].key + " the end"}; !slices.Equal(heard, want) {
+	if want := []string{all[1].Keys.Lock + " ", all[0].Keys.Lock + " the end"}; !slices.Equal(heard, want) {
 		t.Errorf("heard %q, want %q", heard, want)
 	}
 }

@@ -19,24 +19,24 @@ import (
 // written if a key has changed since it was read. Each decides as the script of the same name does.
 
 func (l *Lock) watchGetOrLock(ctx context.Context, q Query) (r Reply, err error) {
-	_, err = client.Watch(ctx, l.client.Redis, []string{l.value, l.key}, func(ctx context.Context, tx *redis.Tx) (func(redis.Pipeliner), bool, error) {
-		header, err := tx.GetRange(ctx, l.value, 0, entry.HeaderLen-1).Result()
+	_, err = client.Watch(ctx, l.client.Redis, []string{l.Keys.Value, l.Keys.Lock}, func(ctx context.Context, tx *redis.Tx) (func(redis.Pipeliner), bool, error) {
+		header, err := tx.GetRange(ctx, l.Keys.Value, 0, entry.HeaderLen-1).Result()
 		if err != nil && !client.WrongType(err) {
 			return nil, false, err
 		}
 		if header != "" && header != q.Known {
-			stored, err := getString(ctx, tx, l.value)
+			stored, err := getString(ctx, tx, l.Keys.Value)
 			if stored == "" && err == nil {
 				err = redis.TxFailedErr // it has just been removed: read again
 			}
 			r = Reply{Status: Hit, Text: stored}
 			return nil, err == nil, err
 		}
-		record, err := getString(ctx, tx, l.key)
+		record, err := getString(ctx, tx, l.Keys.Lock)
 		if err != nil {
 			return nil, false, err
 		}
-		left, err := tx.PTTL(ctx, l.key).Result()
+		left, err := tx.PTTL(ctx, l.Keys.Lock).Result()
 		if err != nil {
 			return nil, false, err
 		}
@@ -52,7 +52,7 @@ func (l *Lock) watchGetOrLock(ctx context.Context, q Query) (r Reply, err error)
 		if write == "" {
 			return nil, true, nil
 		}
-		return func(p redis.Pipeliner) { p.Set(ctx, l.key, write, l.ttl) }, true, nil
+		return func(p redis.Pipeliner) { p.Set(ctx, l.Keys.Lock, write, l.ttl) }, true, nil
 	})
 	return r, err
 }
@@ -114,15 +114,15 @@ func (l *Lock) watchStore(data []byte, life time.Duration) client.WatchFunc {
 		}
 		if grant {
 			return func(p redis.Pipeliner) {
-				p.Set(ctx, l.value, data, life)
-				p.Del(ctx, l.key)
+				p.Set(ctx, l.Keys.Value, data, life)
+				p.Del(ctx, l.Keys.Lock)
 			}, true, nil
 		}
-		stored, err := getString(ctx, tx, l.value)
+		stored, err := getString(ctx, tx, l.Keys.Value)
 		if err != nil || !token {
 			return nil, stored == string(data), err
 		}
-		return func(p redis.Pipeliner) { p.Del(ctx, l.key) }, stored == string(data), nil
+		return func(p redis.Pipeliner) { p.Del(ctx, l.Keys.Lock) }, stored == string(data), nil
 	}
 }
 
@@ -142,26 +142,26 @@ func (l *Lock) watchRelease(v ReleaseNote) client.WatchFunc {
 		}
 		return func(p redis.Pipeliner) {
 			if grant && v.Drop {
-				p.Del(ctx, l.value)
+				p.Del(ctx, l.Keys.Value)
 			}
 			if grant && (v.Failure != "" || retry > 0) {
-				p.Set(ctx, l.key, fmt.Sprintf("F%s%016d%s", l.token, retry, v.Failure), v.life(l.ttl))
+				p.Set(ctx, l.Keys.Lock, fmt.Sprintf("F%s%016d%s", l.token, retry, v.Failure), v.life(l.ttl))
 			} else {
-				p.Del(ctx, l.key)
+				p.Del(ctx, l.Keys.Lock)
 			}
 		}, grant, nil
 	}
 }
 
 func (l *Lock) watchAbandon(ctx context.Context, tx *redis.Tx) (func(redis.Pipeliner), bool, error) {
-	record, err := getString(ctx, tx, l.key)
+	record, err := getString(ctx, tx, l.Keys.Lock)
 	switch state, token, _, _ := splitRecord(record); {
 	case err != nil:
 		return nil, false, err
 	case state == "H" && token == l.token:
-		return func(p redis.Pipeliner) { p.Del(ctx, l.key) }, true, nil
+		return func(p redis.Pipeliner) { p.Del(ctx, l.Keys.Lock) }, true, nil
 	case record == "":
-		return func(p redis.Pipeliner) { p.SetNX(ctx, l.key, "X"+l.token, l.ttl) }, false, nil
+		return func(p redis.Pipeliner) { p.SetNX(ctx, l.Keys.Lock, "X"+l.token, l.ttl) }, false, nil
 	}
 	return nil, false, nil
 }
@@ -171,13 +171,13 @@ func (l *Lock) watchRenew(ctx context.Context, tx *redis.Tx) (func(redis.Pipelin
 	if err != nil || !grant {
 		return nil, false, err
 	}
-	return func(p redis.Pipeliner) { p.PExpire(ctx, l.key, l.ttl) }, true, nil
+	return func(p redis.Pipeliner) { p.PExpire(ctx, l.Keys.Lock, l.ttl) }, true, nil
 }
 
 // holds reports whether this attempt's token holds the lock, and whether it does so by the known
 // grant.
 func (l *Lock) holds(ctx context.Context, tx *redis.Tx) (token, grant bool, err error) {
-	record, err := getString(ctx, tx, l.key)
+	record, err := getString(ctx, tx, l.Keys.Lock)
 	state, holder, stamp, _ := splitRecord(record)
 	token = state == "H" && holder == l.token
 	return token, token && stamp == l.stamp, err

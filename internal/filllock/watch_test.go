@@ -40,7 +40,7 @@ func TestWatch_Interference(t *testing.T) {
 		}
 	}
 	refresh := func(b *fixture) (string, error) {
-		b.set(b.value, state{text: entryA})
+		b.set(b.Keys.Value, state{text: entryA})
 		r, err := b.GetOrLock(t.Context(), opTimeout, Query{Known: entryA[:35], Take: true, For: Served})
 		return r.Status + " " + r.Text, err
 	}
@@ -77,12 +77,12 @@ func TestWatch_Interference(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			b, text, err := meddle(t, s, func(b *fixture) { b.set(b.key, c.lock) }, c.act, c.value, c.then)
+			b, text, err := meddle(t, s, func(b *fixture) { b.set(b.Keys.Lock, c.lock) }, c.act, c.value, c.then)
 			if text != c.want || err != nil {
 				t.Errorf("answered %s, %v, want %s", text, err, c.want)
 			}
-			b.want(b.key, c.becomes, 0)
-			b.want(b.value, c.value, 0)
+			b.want(b.Keys.Lock, c.becomes, 0)
+			b.want(b.Keys.Value, c.value, 0)
 		})
 	}
 }
@@ -106,10 +106,10 @@ func meddle(t *testing.T, s *redistest.Server, before func(b *fixture),
 		t.Fatalf("answered %s, %v before it wrote", text, err)
 	}
 	// A key that already is as wanted is not touched, to show that the other key is watched, too.
-	hadValue, _ := b.get(b.value)
-	hadLock, _ := b.get(b.key)
+	hadValue, _ := b.get(b.Keys.Value)
+	hadLock, _ := b.get(b.Keys.Lock)
 	same := hadValue == value && hadLock == lock
-	for key, to := range map[string]state{b.value: value, b.key: lock} {
+	for key, to := range map[string]state{b.Keys.Value: value, b.Keys.Lock: lock} {
 		// Even a write that changes nothing counts as a change.
 		if had, _ := b.get(key); had != to || same {
 			b.set(key, state{text: "x"})
@@ -132,7 +132,7 @@ func TestWatch_ExpireInterference(t *testing.T) {
 		for _, value := range []state{{text: newer}, {}, {text: "garbage"}, {list: true}} {
 			for _, lock := range []state{{}, held(other)} {
 				begun := time.Now()
-				b, _, err := meddle(t, s, func(b *fixture) { b.set(b.value, before) },
+				b, _, err := meddle(t, s, func(b *fixture) { b.set(b.Keys.Value, before) },
 					func(b *fixture) (string, error) { return "", b.expire() }, value, lock)
 				if err != nil {
 					t.Errorf("Expire: %v", err)
@@ -140,9 +140,9 @@ func TestWatch_ExpireInterference(t *testing.T) {
 				if value.text == newer {
 					b.wantExpired(newer, begun, time.Now())
 				} else {
-					b.want(b.value, state{}, 0)
+					b.want(b.Keys.Value, state{}, 0)
 				}
-				b.want(b.key, state{}, 0)
+				b.want(b.Keys.Lock, state{}, 0)
 			}
 		}
 	}
@@ -245,7 +245,7 @@ func (c parityCase) run(b *fixture) (told string) {
 		switch a.op {
 		case "lock":
 			if a.known == "*" {
-				s, _ := b.get(b.value)
+				s, _ := b.get(b.Keys.Value)
 				a.known = entry.Header(s.text)
 			}
 			var r Reply
@@ -263,9 +263,9 @@ func (c parityCase) run(b *fixture) (told string) {
 		default:
 			answer, err = acts[a.op](ctx, b.Lock)
 		}
-		value, valueTTL := b.get(b.value)
+		value, valueTTL := b.get(b.Keys.Value)
 		value.text = sameEntry(value.text)
-		lock, lockTTL := b.get(b.key)
+		lock, lockTTL := b.get(b.Keys.Lock)
 		lock.text = sameMark(lock.text)
 		told += fmt.Sprintf("\n  %s by %.2s: %v, %v; value %+v for %v, lock %+v for %v", a.op, a.token, answer, err,
 			value, about(valueTTL), lock, about(lockTTL))

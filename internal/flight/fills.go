@@ -320,29 +320,31 @@ func (g *Fills[R]) BeginLoad(f *Fill[R], cancel func()) Stamp {
 	return f.running.since
 }
 
-// End sets the result of a fill, valid from validFrom, and wakes the callers. Only the first End
-// counts.
-func (g *Fills[R]) End(f *Fill[R], r *R, validFrom Stamp) {
+// End sets the result of a fill, valid from validFrom, and wakes the callers. If it is a refresh, Refresh
+// does not refresh the same entry for the time of rest. Only the first End counts.
+func (g *Fills[R]) End(f *Fill[R], r *R, validFrom Stamp, rest time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.end(f, r, validFrom)
+	g.end(f, r, validFrom, rest)
 }
 
-// EndIfDeserted ends a fill without a result if no caller wants it; a refresh then rests. It
-// reports whether the fill has ended.
+// EndIfDeserted ends a fill without a result if no caller wants it. It reports whether the fill has
+// ended.
 func (g *Fills[R]) EndIfDeserted(f *Fill[R], rest time.Duration) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !f.callers.want() {
-		g.rest(f, rest) // in the same step: the next reader may begin a refresh
-		g.end(f, nil, 0)
+		g.end(f, nil, 0, rest)
 	}
 	return f.phase == done
 }
 
-func (g *Fills[R]) end(f *Fill[R], r *R, validFrom Stamp) {
+func (g *Fills[R]) end(f *Fill[R], r *R, validFrom Stamp, rest time.Duration) {
 	if f.phase == done {
 		return
+	}
+	if f.Refresh && rest > 0 { // in the same step: the next reader may begin a refresh
+		g.rest(f, rest)
 	}
 	f.phase, f.outcome = done, outcome[R]{result: r, validFrom: validFrom}
 	f.Load.finish()
@@ -360,18 +362,7 @@ func (g *Fills[R]) forget(f *Fill[R]) {
 	}
 }
 
-// Rest keeps Refresh from refreshing the entry of a refresh again for d. It does nothing when the
-// refresh has ended.
-func (g *Fills[R]) Rest(f *Fill[R], d time.Duration) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.rest(f, d)
-}
-
 func (g *Fills[R]) rest(f *Fill[R], d time.Duration) {
-	if !f.Refresh || d <= 0 || f.phase == done {
-		return
-	}
 	r := rest{f.entry, time.Now().Add(d)}
 	g.resting[f.Key] = r
 	time.AfterFunc(d, func() {

@@ -27,7 +27,7 @@ func mustJoin(t *testing.T, g *Fills[string], key string, call *Caller) Waiter[s
 }
 
 func endWith(g *Fills[string], f *Fill[string], value string, validFrom Stamp) {
-	g.End(f, &value, validFrom)
+	g.End(f, &value, validFrom, 0)
 }
 
 // wantWait checks what Wait returns for a fill that has ended, or is void for the caller.
@@ -71,7 +71,7 @@ func TestFills_FirstCallerIsEarly(t *testing.T) {
 		if s := <-stamps; !w.Before(s) {
 			t.Fatalf("the caller has stamp %d, its fill asks with stamp %d", w.Stamp, s)
 		}
-		g.End(w.Fill, nil, Always)
+		g.End(w.Fill, nil, Always, 0)
 	}
 }
 
@@ -143,7 +143,7 @@ func TestFills_FirstEndCounts(t *testing.T) {
 	a := mustJoin(t, g, "k", &Caller{})
 	endWith(g, a.Fill, "v", Always)
 	newer := mustJoin(t, g, "k", &Caller{})
-	g.End(a.Fill, nil, 0)
+	g.End(a.Fill, nil, 0, 0)
 	wantWait(t, g, a, "v", Owned)
 	if g.byKey["k"] != newer.Fill {
 		t.Error("the second End has taken another fill out of the map")
@@ -155,7 +155,7 @@ func TestFills_EndWithoutResult(t *testing.T) {
 	t.Parallel()
 	g := newFills()
 	a := mustJoin(t, g, "k", &Caller{})
-	g.End(a.Fill, nil, 0)
+	g.End(a.Fill, nil, 0, 0)
 	wantWait(t, g, a, "", Outdated)
 }
 

@@ -46,8 +46,7 @@ func TestFills_Rest(t *testing.T) {
 			before := refreshes
 			g.Refresh("k", entry, nil, func(f *Fill[string], over func()) {
 				refreshes++
-				g.Rest(f, time.Second)
-				g.End(f, nil, 0)
+				g.End(f, nil, 0, time.Second)
 				over()
 			})
 			g.Drain()
@@ -68,7 +67,7 @@ func TestFills_Rest(t *testing.T) {
 			t.Error("the end of an earlier rest ends that of another entry")
 		}
 		w := mustJoin(t, g, "k", &Caller{})
-		g.End(w.Fill, nil, 0)
+		g.End(w.Fill, nil, 0, 0)
 		time.Sleep(time.Second)
 		if !refresh("e2") {
 			t.Error("the entry rests for longer than a second")
@@ -155,7 +154,7 @@ func TestFills_Drain(t *testing.T) {
 			stop := g.Later(time.Hour, func() { t.Error("what is stopped runs") })
 			g.Later(3*time.Second, func() { later = true })
 			stop()
-			g.End(f, nil, 0)
+			g.End(f, nil, 0, 0)
 			over()
 		}); err != nil {
 			t.Fatal(err)

@@ -40,17 +40,7 @@ type Turn[V any] struct {
 	batch   *batch[V]
 }
 
-// Join waits until the caller may read key, and returns its turn; or until another caller of its
-// batch has read, and returns what that caller found. It returns the error of ctx if ctx ends
-// first.
-func (r *Reads[V]) Join(ctx context.Context, key string) (turn Turn[V], found *V, err error) {
-	if turn = r.Arrive(key); turn.Arrived == 0 {
-		return turn, nil, nil
-	}
-	return turn.Wait(ctx)
-}
-
-// Arrive is Join without waiting. If Arrived is 0 the caller may read at once. Otherwise it must Wait.
+// Arrive returns the turn of a caller. It must Wait before it reads, unless Arrived is 0.
 func (r *Reads[V]) Arrive(key string) Turn[V] {
 	turn := Turn[V]{reads: r, key: key}
 	r.mu.Lock()
@@ -81,8 +71,12 @@ func (t Turn[V]) Delegate(ctx context.Context, read func(Turn[V])) (turn Turn[V]
 	return t.Wait(ctx)
 }
 
-// Wait is the rest of Join.
-func (t Turn[V]) Wait(ctx context.Context) (Turn[V], *V, error) {
+// Wait waits until the caller may read, and returns its turn; or until another caller of its batch has
+// read, and returns what that caller found. It returns the error of ctx if ctx ends first.
+func (t Turn[V]) Wait(ctx context.Context) (turn Turn[V], found *V, err error) {
+	if t.Arrived == 0 {
+		return t, nil, nil
+	}
 	select {
 	case <-t.batch.done:
 		return t, t.batch.result, nil

@@ -21,7 +21,7 @@ type joined struct {
 func goJoin(ctx context.Context, r *Reads[string], key string) <-chan joined {
 	c := make(chan joined, 1)
 	go func() {
-		turn, found, err := r.Join(ctx, key)
+		turn, found, err := r.Arrive(key).Wait(ctx)
 		c <- joined{turn, found, err}
 	}()
 	synctest.Wait()
@@ -241,7 +241,7 @@ func TestReads_Allocations(t *testing.T) {
 	r := NewReads[string](new(Clock))
 	found := "v"
 	if n := testing.AllocsPerRun(1000, func() {
-		turn, _, _ := r.Join(context.Background(), "k")
+		turn, _, _ := r.Arrive("k").Wait(context.Background())
 		turn.End(&found)
 	}); n != 0 {
 		t.Errorf("%v allocations, want none", n)
@@ -263,7 +263,7 @@ func TestReads_Random(t *testing.T) {
 					go cancel()
 				}
 				called := version.Load()
-				turn, found, err := r.Join(ctx, "k")
+				turn, found, err := r.Arrive("k").Wait(ctx)
 				switch {
 				case err != nil:
 				case found != nil:
