@@ -344,6 +344,7 @@ func (c *Cache[T]) Close() error {
 func (c *engine) close() {
 	c.closeOnce.Do(func() {
 		close(c.closing)
+		c.fills.WakeAll()
 		c.reads.Drain() // calls that began before may still start a load
 		c.fills.Close()
 	})

@@ -3,6 +3,7 @@ package singlefill
 import (
 	"context"
 	"fmt"
+	"runtime/pprof"
 	"sync/atomic"
 	"time"
 
@@ -358,7 +359,10 @@ func (x *filling) queue(ctx context.Context) bool {
 	x.inLine = time.Now()
 	x.slot.Queue(func() { go x.fills.Wake(x.fill) })
 	poll := time.Duration(max(x.slots.Queued(), 1)*x.seat.Fills()) * queuedPoll
-	x.fills.Queue(x.fill, poll, func() { x.run(ctx, x.goOn) })
+	x.fills.Queue(x.fill, poll, func() {
+		pprof.SetGoroutineLabels(ctx) // not those of whatever has woken the fill
+		x.run(ctx, x.goOn)
+	})
 	return true
 }
 
@@ -373,13 +377,18 @@ func (x *filling) goOn(ctx context.Context) step {
 	return x.acquire(ctx)
 }
 
-// unwanted ends a fill without a slot if no caller waits, or the cache was closed.
+// unwanted ends a fill without a slot if no caller waits, or the cache was closed and no load waits: Close
+// waits for the load that needs this one. The order counts: once EndIfDeserted has looked at the callers, the
+// first one has joined, and its load waits.
 func (x *filling) unwanted(ctx context.Context) bool {
-	if x.checkOpen() != nil && !x.fill.Load.Awaited() { // Close waits for the load that needs this one
-		x.end(ctx, &result{err: ErrClosed}, flight.Always)
+	if x.fills.EndIfDeserted(x.fill, x.rest) {
 		return true
 	}
-	return x.fills.EndIfDeserted(x.fill, x.rest)
+	if x.checkOpen() == nil || x.fill.Load.Awaited() {
+		return false
+	}
+	x.end(ctx, &result{err: ErrClosed}, flight.Always)
+	return true
 }
 
 // waited notes the end of a wait.

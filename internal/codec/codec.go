@@ -46,12 +46,12 @@ func (msgPackCodec) Unmarshal(data []byte, v any) (err error) {
 	d, reuse := decoders.Get().(*decoder), len(data) <= maxReused && !cost.Private
 	d.reader.Reset(doc)
 	d.Reset(&d.reader)
-	if err := d.Decode(v); err != nil || !reuse {
-		return err
+	err = d.Decode(v)
+	d.reader.Reset(msgcheck.Doc{}) // a user's method may have kept d
+	if err == nil && reuse {
+		decoders.Put(d)
 	}
-	d.reader.Reset(msgcheck.Doc{})
-	decoders.Put(d)
-	return nil
+	return err
 }
 
 // decoders are decoders that may be reused. msgpack.Unmarshal would reuse all of its decoders, even

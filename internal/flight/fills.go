@@ -255,6 +255,17 @@ func (g *Fills[R]) Wake(f *Fill[R]) {
 	f.wake()
 }
 
+// WakeAll wakes all fills that do not load.
+func (g *Fills[R]) WakeAll() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, f := range g.byKey {
+		if f.phase == acquiring {
+			f.wake()
+		}
+	}
+}
+
 // A Verdict says what a caller may do with the result of a fill.
 type Verdict int
 
@@ -446,15 +457,12 @@ func (f *Fill[R]) wake() {
 // Inside reports whether a call with this outer load comes from a running load of one of the fills.
 func (g *Fills[R]) Inside(outer *Load) bool { return outer.inside(g) }
 
-// Close makes Join refuse to start fills, except for calls from inside a load, stops Refresh and
-// Go, and wakes all fills.
+// Close makes Join refuse to start fills, except for calls from inside a load, and stops Refresh
+// and Go.
 func (g *Fills[R]) Close() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.closed = true
-	for _, f := range g.byKey {
-		f.wake()
-	}
 }
 
 // Drain waits until all fills and the functions that they started have ended.

@@ -300,7 +300,7 @@ func TestFills_Queue(t *testing.T) {
 		"a slot":          func(g *Fills[string], w Waiter[string]) { g.Wake(w.Fill) },
 		"Supersede":       func(g *Fills[string], _ Waiter[string]) { g.Supersede("k") },
 		"the last caller": func(g *Fills[string], w Waiter[string]) { g.Wait(gone, w) },
-		"Close":           func(g *Fills[string], _ Waiter[string]) { g.Close() },
+		"WakeAll":         func(g *Fills[string], _ Waiter[string]) { g.WakeAll() },
 	} {
 		for _, before := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/before %t", name, before), func(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"runtime/pprof"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -330,4 +331,89 @@ func TestClose_LentSlot(t *testing.T) {
 			t.Errorf("%d commands of a cache that is closed", d)
 		}
 	})
+}
+
+// Close tells callers in the queue at once, whatever reads and loads it waits for.
+func TestClose_Queue(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		reply := make(chan struct{})
+		rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
+			if cmd.Name() == "get" && strings.Contains(cmd.String(), "slow") {
+				<-reply
+			}
+			return nil
+		}))
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+		src := cachetest.NewSource[string](t)
+		busy := cachetest.GoGet(t.Context(), c, "busy", src.Load)
+		load := src.Next(t)
+		queued := cachetest.GoGet(t.Context(), c, "queued", src.Load)
+		slow := cachetest.GoGet(t.Context(), c, "slow", cachetest.Gives("v"))
+		synctest.Wait()
+		begun := time.Now()
+		closed := cachetest.GoClose(t, c)
+		if _, err := queued.Result(t); err != singlefill.ErrClosed || time.Since(begun) > 10*time.Millisecond {
+			t.Errorf("the caller in the queue has %v after %v", err, time.Since(begun))
+		}
+		close(reply)
+		_, _ = slow.Result(t)
+		load.Give("v")
+		busy.Want(t, "v")
+		<-closed
+	})
+}
+
+// A load that Close waits for may load other keys, for which there is no slot but its own.
+func TestClose_QueueOfALoad(t *testing.T) {
+	t.Parallel()
+	_, rdb := redistest.StartMini(t)
+	c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+	loading, closing := make(chan struct{}), make(chan struct{})
+	get := cachetest.GoGet(t.Context(), c, "outer", func(ctx context.Context, _ string) (string, error) {
+		close(loading)
+		<-closing
+		redistest.Await(t, "Close", func() bool { _, err := c.Get(t.Context(), "k"); return err == singlefill.ErrClosed })
+		for i := range 1000 {
+			if _, err := c.GetOrLoad(ctx, fmt.Sprint(i), cachetest.Gives("v")); err != nil {
+				return "", fmt.Errorf("key %d: %w", i, err)
+			}
+		}
+		return "v", nil
+	})
+	<-loading
+	closed := cachetest.GoClose(t, c)
+	close(closing)
+	get.Want(t, "v")
+	<-closed
+}
+
+// A load that was queued has the profiler labels of its caller, and not those of what has woken it.
+func TestMaxLoads_Labels(t *testing.T) {
+	t.Parallel()
+	_, rdb := redistest.StartMini(t)
+	c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
+	get := func(name string, load singlefill.Loader[string]) (got *cachetest.Call[string]) {
+		pprof.Do(t.Context(), pprof.Labels("caller", name), func(ctx context.Context) { got = cachetest.GoGet(ctx, c, name, load) })
+		return got
+	}
+	src := cachetest.NewSource[string](t)
+	busy := get("busy", src.Load)
+	load := src.Next(t)
+	queued := get("queued", profileOfLoad)
+	redistest.Await(t, "a queued key", func() bool { return c.Stats().Queued == 1 })
+	load.Give("v")
+	busy.Want(t, "v")
+	profile, err := queued.Result(t)
+	for stack := range strings.SplitSeq(profile, "\n\n") {
+		if strings.Contains(stack, "flight_test.profileOfLoad") && !strings.Contains(stack, `{"caller":"queued"}`) {
+			t.Errorf("%v\n%s", err, stack)
+		}
+	}
+}
+
+// profileOfLoad is a Loader that returns the stacks of all goroutines, with their labels.
+func profileOfLoad(context.Context, string) (string, error) {
+	var b strings.Builder
+	err := pprof.Lookup("goroutine").WriteTo(&b, 1)
+	return b.String(), err
 }
