@@ -6,7 +6,7 @@
 // In the documents it replaces the text between <!-- begin: X --> and <!-- end: X -->: by the
 // tables of BenchmarkX; if X is targets, by the targets and whether they are met; if X is summary,
 // by the most important ratios; if X is machines, by where all of it was measured. The results have more
-// than the tables: every unit of every run. It also replaces the plot in the directory that is the first
+// than the tables: every unit of every run. It also replaces the plots in the directory that is the first
 // argument.
 package main
 
@@ -50,9 +50,11 @@ func run(plots string, files []string) error {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
-	if plot := growth(all); plot != nil {
-		name := filepath.Join(plots, "speed-growth.svg")
-		if err := os.WriteFile(name, plot, 0o644); err != nil {
+	for name, plot := range map[string][]byte{"speed-growth.svg": growth(all), "speed-waiter.svg": waiter(all)} {
+		if plot == nil {
+			continue
+		}
+		if err := os.WriteFile(filepath.Join(plots, name), plot, 0o644); err != nil {
 			return err
 		}
 	}

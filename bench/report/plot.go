@@ -1,6 +1,7 @@
 package main
 
 import (
+	"math"
 	"slices"
 	"strconv"
 
@@ -38,6 +39,31 @@ func growth(all results) []byte {
 	}
 	if c.Series == nil {
 		return nil
+	}
+	return c.SVG()
+}
+
+// waiter plots the steps of a process that waits for another one, in the first run. It returns nil if that was
+// not measured.
+func waiter(all results) []byte {
+	c := chart.Chart{Title: "A process that waits for a load of 10 ms in another one", X: "ms since the load began", Y: "step",
+		Linear: true, YTicks: []float64{0}}
+	var first, last float64
+	for _, r := range all.rows {
+		if r.part != "Waiter" {
+			continue
+		}
+		from, to, y := r.values["from-ms"][0], r.values["to-ms"][0], float64(len(c.YTicks))
+		first, last = min(first, from), max(last, to)
+		c.YTicks = append(c.YTicks, y)
+		c.Series = append(c.Series, chart.Series{Name: r.contender, Color: (len(c.YTicks) - 2) % 4, Points: [][2]float64{{from, y}, {to, y}}})
+	}
+	if c.Series == nil {
+		return nil
+	}
+	c.YTicks = append(c.YTicks, float64(len(c.YTicks)))
+	for x := math.Floor(first/5) * 5; x < last+5; x += 5 {
+		c.XTicks = append(c.XTicks, x)
 	}
 	return c.SVG()
 }
