@@ -344,7 +344,7 @@ func TestFills_QueuePolls(t *testing.T) {
 			if time.Sleep(time.Second - 1); runs != 0 || g.Filling("k") {
 				t.Errorf("before it is time the fill goes on %d times; it asks Redis: %t", runs, g.Filling("k"))
 			}
-			time.Sleep(2)
+			time.Sleep(2 * time.Nanosecond)
 			if synctest.Wait(); runs != 1 || !g.Filling("k") {
 				t.Errorf("the fill goes on %d times; it asks Redis: %t", runs, g.Filling("k"))
 			}
