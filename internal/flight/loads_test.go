@@ -373,7 +373,7 @@ func TestClose_QueueOfALoad(t *testing.T) {
 		close(loading)
 		<-closing
 		redistest.Await(t, "Close", func() bool { _, err := c.Get(t.Context(), "k"); return err == singlefill.ErrClosed })
-		for i := range 1000 {
+		for i := range 200 {
 			if _, err := c.GetOrLoad(ctx, fmt.Sprint(i), cachetest.Gives("v")); err != nil {
 				return "", fmt.Errorf("key %d: %w", i, err)
 			}
