@@ -27,7 +27,7 @@ other mutants are tried nevertheless.
 
   -anchors  only report lost anchors
 
-All mutants take ten to twenty minutes. The tests start the Redis servers that they need. The mutants are in
+All mutants take half an hour or more. The tests start the Redis servers that they need. The mutants are in
 internal/mutants/*.txt.
 `
 
