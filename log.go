@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"reflect"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -46,6 +47,7 @@ func LogTrace(logger *slog.Logger, opts *LogOptions) *Trace {
 		t.AuditDone = unlessChanged(t.AuditDone, log.AuditDone)
 		t.TagDone = unlessChanged(t.TagDone, log.TagDone)
 		t.BreakerChanged = unlessChanged(t.BreakerChanged, log.BreakerChanged)
+		t.opening = log.opening
 		return &t
 	}
 	return t
@@ -62,18 +64,13 @@ func unlessChanged[F any](f, log F) F {
 func newLog(logger *slog.Logger, opts LogOptions) *Trace {
 	l := &loadLog{Logger: logger, LogOptions: opts, lines: make(map[string]*sampler)}
 	return &Trace{
-		LoadDone:   l.loadDone,
-		RedisError: l.redisError,
-		BadValue:   l.badValue,
-		AuditDone:  l.auditDone,
-		TagDone:    l.tagDone,
-		BreakerChanged: func(open bool) {
-			if open {
-				l.write(context.Background(), slog.LevelWarn, "redis does not answer: no commands are sent")
-			} else {
-				l.write(context.Background(), slog.LevelInfo, "redis answers again")
-			}
-		},
+		LoadDone:       l.loadDone,
+		RedisError:     l.redisError,
+		BadValue:       l.badValue,
+		AuditDone:      l.auditDone,
+		TagDone:        l.tagDone,
+		BreakerChanged: l.breakerChanged,
+		opening:        func(why error) { l.why.Store(&why) },
 	}
 }
 
@@ -82,7 +79,8 @@ type loadLog struct {
 	*slog.Logger
 	LogOptions
 	mu    sync.Mutex
-	lines map[string]*sampler // by message
+	lines map[string]*sampler   // by message
+	why   atomic.Pointer[error] // the error that has opened the breaker last
 }
 
 func (l *loadLog) loadDone(ctx context.Context, info LoadInfo) {
@@ -157,6 +155,18 @@ func (l *loadLog) tagDone(ctx context.Context, info TagInfo) {
 	case info.Err != nil:
 		l.write(ctx, slog.LevelError, "values with a tag may not have been invalidated", attrs...)
 	}
+}
+
+func (l *loadLog) breakerChanged(open bool) {
+	if !open {
+		l.write(context.Background(), slog.LevelInfo, "redis answers again")
+		return
+	}
+	var attrs []slog.Attr
+	if why := l.why.Load(); why != nil { // nil: the program has called the function
+		attrs = append(attrs, slog.Any("err", *why))
+	}
+	l.write(context.Background(), slog.LevelWarn, "redis does not answer: no commands are sent", attrs...)
 }
 
 func (l *loadLog) write(ctx context.Context, level slog.Level, message string, attrs ...slog.Attr) {

@@ -142,6 +142,27 @@ func TestLogTrace_Sampled(t *testing.T) {
 	})
 }
 
+// The line of a breaker that opens says why: here a client of one node of a Cluster is sent to another.
+//
+//fault:one-cluster-node
+func TestLogTrace_WhyTheBreakerOpens(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		var b bytes.Buffer
+		c, err := singlefill.New(rdb, "ns", time.Hour, &singlefill.Options[string]{Trace: singlefill.LogTrace(logTo(&b), nil)})
+		redistest.Must(t, err)
+		defer c.Close()
+		const moved = "MOVED 1 127.0.0.1:1"
+		m.SetError(moved)
+		for c.Stats().BreakerOpens == 0 {
+			_, _ = c.GetOrLoad(t.Context(), "k", cachetest.Gives("v"))
+		}
+		m.SetError("")
+		if want := "no commands are sent\""; !strings.Contains(b.String(), want) || !strings.Contains(b.String(), "err=\""+moved+"\"\n") {
+			t.Errorf("wrote\n%s, want a line with %q and %q", b.String(), want, moved)
+		}
+	})
+}
+
 // The breaker is logged when it opens and when it closes.
 func TestLogTrace_Breaker(t *testing.T) {
 	t.Parallel()

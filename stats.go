@@ -223,12 +223,17 @@ func (c *engine) redisFailed(ctx context.Context, op string, err error) {
 	}
 }
 
-func (c *engine) breakerChanged(open bool) {
-	if open {
+// breakerChanged is told the error that has opened the breaker, or nil when it has closed.
+func (c *engine) breakerChanged(why error) {
+	t := c.trace.Load()
+	if why != nil {
 		c.counters.breakerOpens.Add(1)
+		if t.opening != nil {
+			t.opening(why)
+		}
 	}
-	if t := c.trace.Load(); t.BreakerChanged != nil {
-		t.BreakerChanged(open)
+	if t.BreakerChanged != nil {
+		t.BreakerChanged(why != nil)
 	}
 }
 

@@ -63,6 +63,9 @@ type Trace struct {
 	// sends to all nodes again.
 	BreakerChanged func(open bool)
 
+	// opening is called before BreakerChanged(true), with the error that has opened the breaker.
+	opening func(why error)
+
 	// named returns the Trace t for the cache of a namespace; nil: t itself.
 	named func(t Trace, namespace string) *Trace
 }
@@ -147,6 +150,11 @@ func join(a, b *Trace) *Trace {
 		t.BreakerChanged = b.BreakerChanged
 	} else if b.BreakerChanged != nil {
 		t.BreakerChanged = func(open bool) { a.BreakerChanged(open); b.BreakerChanged(open) }
+	}
+	if t.opening = a.opening; a.opening == nil {
+		t.opening = b.opening
+	} else if b.opening != nil {
+		t.opening = func(why error) { a.opening(why); b.opening(why) }
 	}
 	return t
 }

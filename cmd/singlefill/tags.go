@@ -19,7 +19,7 @@ func prepareTags(x *execution, _ *flag.FlagSet) func(ctx context.Context, args [
 
 // tags prints the tags of a namespace.
 func (x *execution) tags(ctx context.Context, namespace string) error {
-	c := client.New(x.rdb, x.timeout, func(context.Context, string, error) {}, func(bool) {}, nil)
+	c := client.New(x.rdb, x.timeout, func(context.Context, string, error) {}, func(error) {}, nil)
 	keys := make(map[string]int64)
 	if err := tags.New(c, namespace, 0).Each(ctx, func(tag string, n int64) { keys[tag] = n }); err != nil {
 		return err

@@ -92,7 +92,7 @@ func (c *Client) noteFailure(n *node, call call, err error) bool {
 		close(*opening)
 	}
 	defer c.background(func(closing <-chan struct{}) { c.recover(n, closing) })
-	c.change(+1)
+	c.change(+1, err)
 	return true
 }
 
@@ -127,7 +127,7 @@ func (c *Client) recover(n *node, closing <-chan struct{}) {
 		}
 		n.opening.Store(new(make(chan struct{})))
 		n.outage.Store(nil)
-		c.change(-1)
+		c.change(-1, nil)
 		return
 	}
 }
@@ -137,16 +137,16 @@ func (c *Client) recover(n *node, closing <-chan struct{}) {
 // take its time, and may cause another change.
 type changes struct {
 	mu        sync.Mutex
-	pending   []bool // protected by mu
-	reporting bool   // protected by mu
+	pending   []error // why the first one opened; nil: the last one closed; protected by mu
+	reporting bool    // protected by mu
 }
 
-func (c *Client) change(by int64) {
+func (c *Client) change(by int64, why error) {
 	q := &c.changes
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if open := c.nodes.open.Add(by); open == 0 || by > 0 && open == 1 {
-		q.pending = append(q.pending, open > 0)
+		q.pending = append(q.pending, why)
 	}
 	if q.reporting {
 		return
@@ -154,23 +154,23 @@ func (c *Client) change(by int64) {
 	q.reporting = true
 	defer func() { q.reporting = false }()
 	for len(q.pending) > 0 {
-		open := q.pending[0]
+		why := q.pending[0]
 		q.pending = q.pending[1:]
 		func() {
 			q.mu.Unlock()
 			defer q.mu.Lock()
-			c.report(open)
+			c.report(why)
 		}()
 	}
 }
 
 // report calls the user's function. If it panics, perhaps in a background goroutine, the breaker
 // goes on, and the panic is reported as an error.
-func (c *Client) report(open bool) {
+func (c *Client) report(why error) {
 	defer func() {
 		if p := recover(); p != nil {
-			c.failed(context.Background(), "ping", fmt.Errorf("reporting that the breaker is open (%t) panicked: %s", open, foreign.Text(p)))
+			c.failed(context.Background(), "ping", fmt.Errorf("reporting that the breaker is open (%t) panicked: %s", why != nil, foreign.Text(p)))
 		}
 	}()
-	c.changed(open)
+	c.changed(why)
 }

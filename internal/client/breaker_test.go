@@ -100,7 +100,7 @@ func TestBreaker_PanickingTrace(t *testing.T) {
 			if !errors.Is(err, errLost) {
 				panics.Add(1)
 			}
-		}, func(bool) { told.Add(1); panic("a bug of the user's") }, func(run func(<-chan struct{})) { running.Go(func() { run(closing) }) })
+		}, func(error) { told.Add(1); panic("a bug of the user's") }, func(run func(<-chan struct{})) { running.Go(func() { run(closing) }) })
 		w := &watcher{Client: c}
 		for i := int64(1); i <= 3; i++ {
 			w.openBreaker()

@@ -27,7 +27,7 @@ type Client struct {
 
 	bounded    bool // Redis returns when the deadline of a context has passed
 	failed     func(ctx context.Context, op string, err error)
-	changed    func(open bool)
+	changed    func(why error)
 	background func(run func(closing <-chan struct{})) // nil: no breakers
 }
 
@@ -46,10 +46,10 @@ func Check(rdb redis.UniversalClient) error {
 }
 
 // New returns a Client that sends its commands through rdb. It calls failed for every command that
-// fails, and changed when a first breaker has opened and when the last one has closed. background
-// runs a function that ends when closing is closed; without it there are no breakers.
+// fails, and changed when a first breaker has opened, with the error that opened it, and when the last
+// one has closed, with nil. background runs a function that ends when closing is closed; without it there are no breakers.
 func New(rdb redis.UniversalClient, timeout time.Duration,
-	failed func(ctx context.Context, op string, err error), changed func(open bool),
+	failed func(ctx context.Context, op string, err error), changed func(why error),
 	background func(run func(closing <-chan struct{}))) *Client {
 	c := &Client{Redis: rdb, Timeout: timeout, failed: failed, changed: changed, background: background}
 	c.node = c.newNode(rdb)

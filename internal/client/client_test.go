@@ -57,10 +57,10 @@ func watch(t testing.TB, rdb redis.UniversalClient, timeout time.Duration) *watc
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.failed = append(w.failed, op)
-	}, func(open bool) {
+	}, func(why error) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		w.changes = append(w.changes, open)
+		w.changes = append(w.changes, why != nil)
 	}, func(run func(<-chan struct{})) { running.Go(func() { run(closing) }) })
 	return w
 }

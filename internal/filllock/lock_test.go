@@ -126,7 +126,7 @@ func newClient(t testing.TB, rdb redis.UniversalClient, failed func(op string, e
 	var wg sync.WaitGroup
 	t.Cleanup(func() { close(closing); wg.Wait() })
 	return client.New(rdb, 5*time.Second, func(_ context.Context, op string, err error) { failed(op, err) },
-		func(bool) {}, func(run func(<-chan struct{})) { wg.Go(func() { run(closing) }) })
+		func(error) {}, func(run func(<-chan struct{})) { wg.Go(func() { run(closing) }) })
 }
 
 // holding returns a fixture whose keys hold what is given.
