@@ -3,16 +3,11 @@ package singlefill
 import (
 	"context"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
-	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/redistest"
 )
@@ -182,72 +177,4 @@ func TestDecide(t *testing.T) {
 			t.Errorf("%s, %+v: step %d, want %d", test.status, test.view, got, test.want)
 		}
 	}
-}
-
-// earlyCache returns a cache that only decides on early refreshes; it sends nothing.
-func earlyCache(t *testing.T, beta float64) *Cache[string] {
-	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379"})
-	t.Cleanup(func() { _ = rdb.Close() })
-	c, err := New(rdb, "early", time.Hour, &Options[string]{EarlyRefresh: beta})
-	redistest.Must(t, err)
-	return c
-}
-
-// earlyHit is the decision of one hit, left before the end of an entry whose load took loadTime.
-func earlyHit(c *Cache[string], left, loadTime time.Duration) bool {
-	now := time.Now()
-	return c.engine.due(&lookup{
-		result: result{entry: entry.Entry{FreshUntil: now.Add(left), LoadTime: loadTime}, at: now, freshness: fresh, hit: true},
-	})
-}
-
-// A hit refreshes early with the probability of XFetch.
-//
-// Of 40,000 draws with a probability of at least 0.13, a tenth is 8 standard errors or more.
-func TestEarlyRefresh_Probability(t *testing.T) {
-	t.Parallel()
-	const draws, loadTime = 40_000, 100 * time.Millisecond
-	for _, beta := range []float64{0.5, 1, 1.5, 2} {
-		for _, x := range []float64{0, 0.5, 1, 2} { // time left, as a multiple of β·δ
-			t.Run(fmt.Sprintf("beta %v, %v left", beta, x), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					c := earlyCache(t, beta)
-					n := 0
-					for range draws {
-						if earlyHit(c, time.Duration(x*beta*float64(loadTime)), loadTime) {
-							n++
-						}
-					}
-					if got, want := float64(n)/draws, math.Exp(-x); math.Abs(got/want-1) > 0.1 {
-						t.Errorf("refreshed by %.4f of the hits, want %.4f", got, want)
-					}
-				})
-			})
-		}
-	}
-}
-
-// No hit refreshes a value early whose load took no time, or if EarlyRefresh is off.
-func TestEarlyRefresh_Never(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		for _, test := range []struct {
-			name     string
-			beta     float64
-			loadTime time.Duration
-		}{
-			{"off", -1, time.Hour},
-			{"a load time of 0", 1, 0},
-			{"a load time of 0 and a high β", 1e9, 0},
-		} {
-			c := earlyCache(t, test.beta)
-			for _, left := range []time.Duration{time.Hour, time.Second, time.Millisecond, 1, 0} {
-				for range 1000 {
-					if earlyHit(c, left, test.loadTime) {
-						t.Fatalf("%s: refreshed, %v before the end", test.name, left)
-					}
-				}
-			}
-		}
-	})
 }

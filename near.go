@@ -227,11 +227,7 @@ func (c *engine) newNearValue(e *entry.Entry, at time.Time) *nearValue {
 	if e.Expired {
 		n.freshEnd = min(n.freshEnd, now)
 	}
-	refreshAt := n.freshEnd
-	if mean := c.opts.earlyRefresh * float64(e.LoadTime); mean > 0 { // as early does
-		refreshAt -= time.Duration(min(rand.ExpFloat64()*mean, float64(forever)))
-	}
-	n.refreshAt.Store(int64(refreshAt))
+	n.refreshAt.Store(int64(n.freshEnd - c.opts.earlyBy(e, rand.ExpFloat64)))
 	return n
 }
 

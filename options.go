@@ -45,8 +45,9 @@ type Options[T any] struct {
 
 	// EarlyRefresh is β of XFetch: with the probability exp(-time left / (β × load time)) a hit
 	// refreshes its value in the background, in one process of the fleet, so that normally no
-	// caller waits when it expires. A value that was Set, or whose load took less than 1 ms, is not
-	// refreshed. Default: 1; negative: off.
+	// caller waits when it expires. The more often a value is read, the earlier: see docs/stale.md.
+	// A value that was Set, or whose load took less than 1 ms, is not refreshed. Default: 1, but no
+	// refresh in the first half of a life; another number holds for the whole life; negative: off.
 	EarlyRefresh float64
 
 	// StaleWhileRevalidate is how long after it has expired a value is served at once, as by a hit,
@@ -156,6 +157,7 @@ type settings struct {
 	ttl           time.Duration
 	notFoundTTL   time.Duration // 0: not remembered
 	earlyRefresh  float64
+	secondHalf    bool // an early refresh begins in the second half of a life
 	lockTTL       time.Duration
 	loadTimeout   time.Duration
 	redisTimeout  time.Duration
@@ -199,6 +201,7 @@ func resolve(rdb redis.UniversalClient, namespace string, ttl time.Duration, opt
 		ttl:           ttl,
 		notFoundTTL:   max(0, orDefault(opts.NotFoundTTL, min(ttl, time.Minute))),
 		earlyRefresh:  max(0, orDefault(opts.EarlyRefresh, 1)),
+		secondHalf:    opts.EarlyRefresh == 0,
 		lockTTL:       orDefault(opts.LockTTL, 5*time.Second),
 		loadTimeout:   orDefault(opts.LoadTimeout, 30*time.Second),
 		redisTimeout:  orDefault(opts.RedisTimeout, 500*time.Millisecond),

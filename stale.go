@@ -61,19 +61,36 @@ func (s staleWindows) keptFor(life time.Duration) time.Duration {
 	return math.MaxInt64
 }
 
-// due reports whether a hit refreshes its entry: if it is stale, and at random before it expires, with
-// probability exp(-left/(β·δ)), where δ is the duration of its load. So processes choose one reader to
-// refresh without talking to each other, and the longer a load takes, the sooner. At any rate of reads
-// about e^(1/β) readers are chosen per expiry; the lock lets one of them load.
-//
-// This is XFetch: Vattani, Chierichetti, Lowenstein, Optimal Probabilistic Cache Stampede
-// Prevention, VLDB 2015.
+// due reports whether a hit refreshes its entry: if it is stale, or early.
 func (c *engine) due(l *lookup) bool {
 	if !l.hit || l.freshness == revalidate || c.near != nil { // with Near one draw decides for all hits in memory
 		return l.freshness == revalidate || l.hit && l.early
 	}
-	mean := c.opts.earlyRefresh * float64(l.entry.LoadTime)
-	return mean > 0 && rand.ExpFloat64()*mean >= float64(l.entry.FreshUntil.Sub(l.at))
+	by := c.opts.earlyBy(&l.entry, rand.ExpFloat64)
+	return by > 0 && by >= l.entry.FreshUntil.Sub(l.at)
+}
+
+// earlyBy draws how long before it expires an entry is refreshed: β·δ on average, where δ is the duration
+// of its load. So a hit refreshes with the probability exp(-left/(β·δ)): processes choose a reader
+// without talking to each other, and the longer a load takes, the sooner. The lock lets one of the
+// chosen readers load.
+//
+// Each hit draws, so the probabilities add up: with n reads a second the first reader is chosen about
+// β·δ·ln(n·β·δ) before the end. For slow loads of hot values that is the whole life, and they would load
+// without pause. So by default no draw is longer than half of the life.
+//
+// This is XFetch: Vattani, Chierichetti, Lowenstein, Optimal Probabilistic Cache Stampede
+// Prevention, VLDB 2015.
+func (s *settings) earlyBy(e *entry.Entry, draw func() float64) time.Duration {
+	mean := s.earlyRefresh * float64(e.LoadTime)
+	if mean == 0 {
+		return 0
+	}
+	by := time.Duration(min(draw()*mean, float64(forever)))
+	if s.secondHalf {
+		by = min(by, e.FreshUntil.Sub(e.WrittenAt)/2)
+	}
+	return max(by, 0)
 }
 
 const (

@@ -22,7 +22,7 @@ var RefreshKinds = map[string]func(payload string) entry.Entry{
 	},
 	"early": func(payload string) entry.Entry {
 		now := time.Now()
-		return entry.Entry{FreshUntil: now.Add(time.Second), WrittenAt: now, LoadTime: 1000 * time.Hour, Payload: []byte(payload)}
+		return entry.Entry{FreshUntil: now.Add(time.Second), WrittenAt: now.Add(-time.Minute), LoadTime: 1000 * time.Hour, Payload: []byte(payload)}
 	},
 }
 

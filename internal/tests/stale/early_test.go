@@ -1,13 +1,18 @@
 package stale_test
 
 import (
+	"context"
+	"fmt"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
@@ -49,4 +54,68 @@ func TestEarlyRefresh_OneLoad(t *testing.T) {
 			}
 		}
 	})
+}
+
+// By default no value is refreshed in the first half of its life, however many callers read it and however
+// long its load takes: not with lives by Jitter and TTLFunc, not in memory.
+func TestEarlyRefresh_NotInTheFirstHalf(t *testing.T) {
+	for what, near := range map[string]*singlefill.Near{"redis": nil, "memory": {}} {
+		cachetest.RunInBubble(t, what, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			const keys, callers = 5, 20
+			ns := redistest.Namespace(t)
+			opts := &singlefill.Options[string]{
+				Codec: singlefill.Raw, Jitter: 0.5, Near: near,
+				TTLFunc: func(key string, _ string) time.Duration { return time.Duration(key[0]-'a'+1) * time.Second },
+			}
+			fleet := cachetest.NewCaches(t, m, ns, 2, opts)
+			var refreshes atomic.Int64
+			load := func(ctx context.Context, key string) (string, error) {
+				if _, info, ok := singlefill.Previous[string](ctx, key); ok {
+					refreshes.Add(1)
+					if _, e := cachetest.GetEntry(t, rdb, ns, key); info.Age < e.FreshUntil.Sub(e.WrittenAt)/2 {
+						t.Errorf("%s: refreshed after %v of the life of %v", key, info.Age, e.FreshUntil.Sub(e.WrittenAt))
+					}
+				}
+				time.Sleep(time.Second)
+				return "v", nil
+			}
+			for begun := time.Now(); time.Since(begun) < 30*time.Second; time.Sleep(50 * time.Millisecond) {
+				for i := range keys * callers {
+					go fleet[i%2].GetOrLoad(t.Context(), string(rune('a'+i%keys)), load)
+				}
+			}
+			time.Sleep(5 * time.Second)
+			if refreshes.Load() < keys {
+				t.Errorf("%d refreshes, want several of each key", refreshes.Load())
+			}
+		})
+	}
+}
+
+// A clock that is off shifts the half of a life that it shifts the life by.
+//
+//fault:process-clock
+func TestEarlyRefresh_Clocks(t *testing.T) {
+	const life = 10 * time.Minute
+	for _, ahead := range []time.Duration{clockSkew, 0, -clockSkew} { // the writer's
+		for what, near := range map[string]*singlefill.Near{"redis": nil, "memory": {}} {
+			name := fmt.Sprintf("%s, ahead by %v", what, ahead)
+			cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				ns := redistest.Namespace(t)
+				c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.Raw, Near: near})
+				begun := time.Now()
+				cachetest.PutEntry(t, rdb, ns, "k", entry.Entry{
+					WrittenAt: begun.Add(ahead), FreshUntil: begun.Add(ahead + life), LoadTime: 1000 * time.Hour, Payload: []byte("v"),
+				}, life)
+				for c.Stats().Refreshes == 0 {
+					time.Sleep(time.Second)
+					_, _ = c.GetOrLoad(t.Context(), "k", cachetest.Gives("v"))
+					synctest.Wait()
+				}
+				if got, want := time.Since(begun), life/2+ahead; got < want || got > want+time.Second {
+					t.Errorf("refreshed after %v, want %v", got, want)
+				}
+			})
+		}
+	}
 }
