@@ -241,6 +241,12 @@ var members *singlefill.Cache[User]
 
 var users, orders = members, members
 
+type Token struct{ Secret string }
+
+func (database) Token(ctx context.Context, id string) (token Token, err error) { return token, err }
+
+var tokens *singlefill.Cache[Token]
+
 type Result struct{ Pages int }
 
 func runReport(ctx context.Context, key string) (r Result, err error) { return r, err }
@@ -259,6 +265,7 @@ func use(...any) {}
 	for _, pkg := range []string{
 		"context", "database/sql", "errors", "log/slog", "net/http", "time", "github.com/prometheus/client_golang/prometheus",
 		"github.com/prometheus/client_golang/prometheus/promhttp", "github.com/redis/go-redis/v9", "github.com/singlefill/singlefill",
+		"golang.org/x/sync/singleflight",
 	} {
 		name := strings.TrimPrefix(path.Base(strings.TrimSuffix(pkg, "/v9")), "go-")
 		if regexp.MustCompile(`\b` + name + `\.`).MatchString(body) {

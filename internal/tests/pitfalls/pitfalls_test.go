@@ -5,13 +5,16 @@ package pitfalls_test
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/singleflight"
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
@@ -236,5 +239,133 @@ func TestNightlyJob(t *testing.T) {
 	}
 	if n := count(); n != 1 {
 		t.Errorf("with GetOrLoad: %d runs, want one", n)
+	}
+}
+
+// A key is changed while the cache is warmed up. SetMany brings the old value back after the Delete.
+// GetOrLoadMany does not store it.
+func TestWarmUp_SetMany(t *testing.T) {
+	t.Parallel()
+	for _, wrong := range []bool{true, false} {
+		c := cachetest.NewCacheIn[string](t, client(t), redistest.Namespace(t), nil)
+		source := map[string]string{"a": "old", "b": "old"}
+		read := func(context.Context, []string) (map[string]string, error) {
+			all := maps.Clone(source)
+			source["a"] = "new" // by another program, which deletes it
+			return all, c.Delete(t.Context(), "a")
+		}
+		if wrong {
+			all, err := read(t.Context(), nil)
+			redistest.Must(t, err)
+			redistest.Must(t, c.SetMany(t.Context(), all))
+		} else {
+			_, err := c.GetOrLoadMany(t.Context(), []string{"a", "b"}, read)
+			redistest.Must(t, err)
+		}
+		for key, want := range map[string]bool{"a": wrong, "b": true} {
+			v, err := c.GetOrLoad(t.Context(), key, func(context.Context, string) (string, error) { return "new", nil })
+			redistest.Must(t, err)
+			if (v == "old") != want {
+				t.Errorf("by SetMany %t: %s is %s", wrong, key, v)
+			}
+		}
+	}
+}
+
+// A hundred requests use a token that has been revoked, and learn of it one after the other. If each of them
+// deletes it, each Delete supersedes the load that the one before has begun. If each deletes only what it has
+// seen, one at a time, there is one load.
+func TestDelete_ByEachCallerThatSawABadValue(t *testing.T) {
+	t.Parallel()
+	const requests = 100
+	for _, wrong := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			_, rdb := redistest.StartMini(t)
+			tokens := cachetest.NewCacheIn[string](t, rdb, "ns", nil)
+			load := func(context.Context, string) (string, error) {
+				time.Sleep(50 * time.Millisecond)
+				return "good", nil
+			}
+			var group singleflight.Group
+			replace := func(ctx context.Context, id, refused string) (string, error) {
+				v, err, _ := group.Do(id, func() (any, error) {
+					ctx := context.WithoutCancel(ctx)
+					if now, err := tokens.Get(ctx, id); err == nil && now == refused {
+						if err := tokens.Delete(ctx, id); err != nil {
+							return "", err
+						}
+					}
+					return tokens.GetOrLoad(ctx, id, load)
+				})
+				return v.(string), err
+			}
+			if wrong {
+				replace = func(ctx context.Context, id, _ string) (string, error) {
+					if err := tokens.Delete(ctx, id); err != nil {
+						return "", err
+					}
+					return tokens.GetOrLoad(ctx, id, load)
+				}
+			}
+			redistest.Must(t, tokens.Set(t.Context(), "id", "revoked"))
+			var all sync.WaitGroup
+			for i := range requests {
+				all.Go(func() {
+					token, err := tokens.Get(t.Context(), "id")
+					time.Sleep(time.Duration(i+1) * time.Millisecond) // until it is refused
+					if err == nil {
+						token, err = replace(t.Context(), "id", token)
+					}
+					if token != "good" || err != nil {
+						t.Errorf("%q, %v; want the good token", token, err)
+					}
+				})
+			}
+			all.Wait()
+			if n := tokens.Stats().Loads; wrong && n < 24 || !wrong && n != 1 {
+				t.Errorf("if each one deletes %t: %d loads", wrong, n)
+			}
+		})
+	}
+}
+
+// Workers that block take the connections of the client that a cache uses: each read of a warm key then
+// waits, and loads. Caches and locks share a client of two connections.
+func TestClient_BlockingCommands(t *testing.T) {
+	t.Parallel()
+	ns, warm := redistest.Namespace(t), client(t)
+	redistest.Must(t, cachetest.NewCacheIn[string](t, warm, ns, nil).Set(t.Context(), "k", "v"))
+	const connections = 2
+	small := func(o *redis.Options) { o.PoolSize = connections }
+	for _, wrong := range []bool{true, false} {
+		rdb := redistest.Shared(t).Client(t, small)
+		queue := rdb
+		if !wrong {
+			queue = redistest.Shared(t).Client(t, small)
+		}
+		var workers sync.WaitGroup
+		for range connections {
+			workers.Go(func() {
+				if err := queue.BLPop(t.Context(), 0, ns+"-queue").Err(); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		redistest.Await(t, "the workers block", func() bool {
+			s := queue.PoolStats()
+			return s.TotalConns-s.IdleConns == connections
+		})
+		c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{RedisTimeout: 200 * time.Millisecond})
+		v, err := c.GetOrLoad(t.Context(), "k", func(context.Context, string) (string, error) { return "loaded", nil })
+		if (v == "loaded") != wrong || err != nil {
+			t.Errorf("workers on the client of the cache %t: %q, %v", wrong, v, err)
+		}
+		if !wrong {
+			l, err := lock.NewMutex(rdb, ns, nil)
+			redistest.Must(t, err)
+			redistest.Must(t, l.Do(t.Context(), func(context.Context) error { return nil }))
+		}
+		redistest.Must(t, warm.RPush(t.Context(), ns+"-queue", 1, 2).Err())
+		workers.Wait()
 	}
 }
