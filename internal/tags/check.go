@@ -33,7 +33,7 @@ func (x *Index) Check(ctx context.Context) error {
 		err = errors.Join(err, other.checkCommands(ctx, book, index))
 	}
 	_, removed := client.Do(ctx, x.client, op, book, func(ctx context.Context) (int64, error) {
-		return x.client.Redis.Del(ctx, book, index).Result()
+		return x.client.Redis.Unlink(ctx, book, index).Result()
 	})
 	return errors.Join(history, err, removed)
 }
@@ -42,7 +42,7 @@ func (x *Index) checkCommands(ctx context.Context, book, index string) error {
 	var errs []error
 	for _, args := range [][]any{
 		{"hset", book, "", ""}, {"pexpire", book, 1000}, {"hget", book, ""}, {"hmget", book, ""}, {"hsetnx", book, "", ""},
-		{"hdel", book, ""}, {"hrandfield", book, 1}, {"pttl", book}, {"exists", index}, {"zadd", index, "gt", 1, "k"},
+		{"unlink", book + ":none"}, {"hdel", book, ""}, {"hrandfield", book, 1}, {"pttl", book}, {"exists", index}, {"zadd", index, "gt", 1, "k"},
 		{"pexpire", index, 1000}, {"zrangebyscore", index, 0, 1}, {"zscan", index, 0}, {"zremrangebyscore", index, 0, 0},
 		{"zrem", index, "k"}, {"time"},
 	} {

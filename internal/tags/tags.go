@@ -36,6 +36,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -111,9 +112,7 @@ func (x *Index) Sequences(ctx context.Context) *Sequences {
 		numbers[i] = i
 	}
 	nodes := client.ByNode(x.client, numbers, x.book)
-	errs := make([]error, len(nodes))
-	inParallel(len(nodes), func(i int) { errs[i] = x.read(ctx, nodes[i], s) })
-	s.err = errors.Join(errs...)
+	s.err = inParallel(len(nodes), func(i int) error { return x.read(ctx, nodes[i], s) })
 	return s
 }
 
@@ -176,20 +175,25 @@ type Note struct {
 // not be stored, as one of their tags has been invalidated since.
 func (x *Index) Note(ctx context.Context, notes []Note, since *Sequences) (bool, error) {
 	pages := pagesOf(notes)
-	noted, errs := make([]bool, len(pages)), make([]error, len(pages))
-	inParallel(len(pages), func(i int) {
-		noted[i], errs[i] = client.Retry(ctx, x.client.Timeout, client.Unreachable, func(within time.Duration) (bool, error) {
+	noted := make([]bool, len(pages))
+	err := inParallel(len(pages), func(i int) (err error) {
+		noted[i], err = client.Retry(ctx, x.client.Timeout, client.Unreachable, func(within time.Duration) (bool, error) {
 			return x.note(ctx, within, pages[i], since)
 		})
+		return err
 	})
-	return !slices.Contains(noted, false), errors.Join(errs...)
+	return !slices.Contains(noted, false), err
 }
 
-// A page is what is to be noted in one book.
+// A page is what one command notes in a book.
 type page struct {
-	book int
-	tags []tagged
+	book  int
+	tags  []tagged
+	pairs int // of a tag and a key
 }
+
+// pageLen is how many pairs a page has at most. A server takes half a millisecond for them.
+const pageLen = 128
 
 // A tagged is a tag with its keys.
 type tagged struct {
@@ -199,22 +203,24 @@ type tagged struct {
 
 func pagesOf(notes []Note) (pages []page) {
 	var at [books]int // in pages, plus 1
-	places := make(map[string]int)
+	type place struct{ page, tag int }
+	places := make(map[string]place)
 	for _, note := range notes {
 		for _, tag := range note.Tags {
 			number := bookOf(tag)
-			if at[number] == 0 {
+			if at[number] == 0 || pages[at[number]-1].pairs == pageLen {
 				pages = append(pages, page{book: number})
 				at[number] = len(pages)
 			}
 			p := &pages[at[number]-1]
-			i, ok := places[tag]
-			if !ok {
-				i = len(p.tags)
-				places[tag] = i
+			of, ok := places[tag]
+			if !ok || of.page != at[number] {
+				of = place{at[number], len(p.tags)}
+				places[tag] = of
 				p.tags = append(p.tags, tagged{tag: tag})
 			}
-			p.tags[i].keys = append(p.tags[i].keys, note)
+			p.tags[of.tag].keys = append(p.tags[of.tag].keys, note)
+			p.pairs++
 		}
 	}
 	return pages
@@ -275,15 +281,18 @@ type markedBook struct {
 // they are in an index by then.
 func (x *Index) Mark(ctx context.Context, tags []string) (Marked, error) {
 	pages := pagesOf([]Note{{Tags: tags}})
-	marked, errs := make([]Marked, len(pages)), make([]error, len(pages))
-	inParallel(len(pages), func(i int) { marked[i], errs[i] = x.markPage(ctx, pages[i]) })
+	marked := make([]Marked, len(pages))
+	err := inParallel(len(pages), func(i int) (err error) {
+		marked[i], err = x.markPage(ctx, pages[i])
+		return err
+	})
 	all := Marked{Complete: true}
 	for _, m := range marked {
 		all.Complete = all.Complete && m.Complete
 		all.Tags = append(all.Tags, m.Tags...)
 		all.books = append(all.books, m.books...)
 	}
-	return all, errors.Join(errs...)
+	return all, err
 }
 
 func (x *Index) markPage(ctx context.Context, p page) (m Marked, err error) {
@@ -404,9 +413,12 @@ func (x *Index) Keys(ctx context.Context, tag string, each func(keys []string) e
 // Intact reports whether all that was read since Mark was there. An index may have been lost before it was
 // read, and a server may have been replaced by one that lacks a part of it.
 func (x *Index) Intact(ctx context.Context, m Marked) (bool, error) {
-	intact, errs := make([]bool, len(m.books)), make([]error, len(m.books))
-	inParallel(len(m.books), func(i int) { intact[i], errs[i] = x.intact(ctx, m.books[i]) })
-	return !slices.Contains(intact, false), errors.Join(errs...)
+	intact := make([]bool, len(m.books))
+	err := inParallel(len(m.books), func(i int) (err error) {
+		intact[i], err = x.intact(ctx, m.books[i])
+		return err
+	})
+	return !slices.Contains(intact, false), err
 }
 
 func (x *Index) intact(ctx context.Context, m markedBook) (bool, error) {
@@ -441,9 +453,11 @@ type Proof [books]string
 // where the old one is complete: that may name tags whose indexes are lost. Others are left as they are, so
 // that many that remove all values at this time do not make each other begin again.
 func (x *Index) Prove(ctx context.Context) (*Proof, error) {
-	p, errs := new(Proof), make([]error, books)
-	inParallel(books, func(number int) { p[number], errs[number] = x.prove(ctx, number) })
-	return p, errors.Join(errs...)
+	p := new(Proof)
+	return p, inParallel(books, func(number int) (err error) {
+		p[number], err = x.prove(ctx, number)
+		return err
+	})
 }
 
 func (x *Index) prove(ctx context.Context, number int) (string, error) {
@@ -463,19 +477,17 @@ func (x *Index) prove(ctx context.Context, number int) (string, error) {
 	}
 	epoch := rand.Text()
 	return epoch + " " + history, x.change(ctx, book, func(p redis.Pipeliner) {
-		p.Del(ctx, book)
+		p.Unlink(ctx, book)
 		p.HSet(ctx, book, "e", epoch, "n", 0)
 	})
 }
 
 // Complete notes that the indexes have each value that is stored, unless a book has been lost since Prove.
 func (x *Index) Complete(ctx context.Context, proof *Proof) error {
-	errs := make([]error, books)
-	inParallel(books, func(number int) {
+	return inParallel(books, func(number int) error {
 		book := x.book(number)
-		errs[number] = x.change(ctx, book, func(p redis.Pipeliner) { p.HSet(ctx, book, "k", proof[number]) })
+		return x.change(ctx, book, func(p redis.Pipeliner) { p.HSet(ctx, book, "k", proof[number]) })
 	})
-	return errors.Join(errs...)
 }
 
 // change changes a book in one step. It then lives for bookLife, perhaps for less than before: until the
@@ -490,14 +502,25 @@ func (x *Index) change(ctx context.Context, book string, by func(p redis.Pipelin
 	return err
 }
 
-// inParallel calls do with each of n numbers.
-func inParallel(n int, do func(i int)) {
+// inParallel calls do with each of n numbers, for as many at a time as there are books. After an error it calls
+// do no more.
+func inParallel(n int, do func(i int) error) error {
+	var next, failed atomic.Int64
+	errs := make([]error, min(n, books))
+	work := func(worker int) {
+		for i := int(next.Add(1)) - 1; i < n && failed.Load() == 0; i = int(next.Add(1)) - 1 {
+			if errs[worker] = do(i); errs[worker] != nil {
+				failed.Add(1)
+			}
+		}
+	}
 	var all sync.WaitGroup
-	for i := 1; i < n; i++ {
-		all.Go(func() { do(i) })
+	for worker := 1; worker < len(errs); worker++ {
+		all.Go(func() { work(worker) })
 	}
 	if n > 0 {
-		do(0)
+		work(0)
 	}
 	all.Wait()
+	return errors.Join(errs...)
 }

@@ -28,6 +28,7 @@ type state struct {
 	marks  []int64
 	books  time.Duration
 	lives  []time.Duration // of the indexes; negative: there is none
+	gone   [][]any         // members of the indexes to drop
 	ended  []string        // fields to drop
 }
 
@@ -41,12 +42,14 @@ func (x *Index) readState(ctx context.Context, tx *redis.Tx, p page) (s state, e
 	var values *redis.SliceCmd
 	var life *redis.DurationCmd
 	var some *redis.KeyValueSliceCmd
-	lives := make([]*redis.DurationCmd, len(p.tags))
+	lives, firsts := make([]*redis.DurationCmd, len(p.tags)), make([]*redis.ZSliceCmd, len(p.tags))
 	_, err = tx.Pipelined(ctx, func(q redis.Pipeliner) error {
 		now, values, life = q.Time(ctx), q.HMGet(ctx, book, fields...), q.PTTL(ctx, book)
-		some = q.HRandFieldWithValues(ctx, book, 3)
+		some = q.HRandFieldWithValues(ctx, book, 16*len(p.tags)) // trim.lua looks again
 		for i, t := range p.tags {
 			lives[i] = q.PTTL(ctx, x.index(t.tag))
+			some := &redis.ZRangeBy{Min: "-inf", Max: "+inf", Count: 2 * int64(len(t.keys))}
+			firsts[i] = q.ZRangeByScoreWithScores(ctx, x.index(t.tag), some)
 		}
 		return nil
 	})
@@ -65,6 +68,13 @@ func (x *Index) readState(ctx context.Context, tx *redis.Tx, p page) (s state, e
 		if s.ends[i] > s.now && s.lives[i] < 0 { // the index has been lost
 			s.epoch = ""
 		}
+		var gone []any
+		for _, first := range firsts[i].Val() {
+			if int64(first.Score) <= s.now {
+				gone = append(gone, first.Member)
+			}
+		}
+		s.gone = append(s.gone, gone)
 	}
 	for _, field := range some.Val() {
 		n, ends, mark := strings.Cut(field.Value, " ")
@@ -103,7 +113,7 @@ func (s *state) begin(ctx context.Context, p redis.Pipeliner, book string) {
 		}
 		return
 	}
-	p.Del(ctx, book)
+	p.Unlink(ctx, book)
 	p.HSet(ctx, book, "e", rand.Text(), "n", 0)
 	p.PExpire(ctx, book, bookLife)
 	s.books, s.n, s.ends = bookLife, 0, make([]int64, len(s.ends))
@@ -129,14 +139,14 @@ func (x *Index) watchNote(ctx context.Context, p page, since string) (bool, erro
 			longest := bookLife
 			for i, t := range p.tags {
 				index, life := x.index(t.tag), time.Duration(0)
+				if len(s.gone[i]) > 0 { // first: a key may come back
+					q.ZRem(ctx, index, s.gone[i]...)
+				}
 				for _, key := range t.keys {
 					life = max(life, key.Life)
 					q.ZAddGT(ctx, index, redis.Z{Score: float64(s.now + key.Life.Milliseconds()), Member: key.Key})
 				}
-				q.ZRemRangeByScore(ctx, index, "-inf", strconv.FormatInt(s.now, 10))
-				if s.lives[i] < life+grace {
-					q.PExpire(ctx, index, life+grace)
-				}
+				q.PExpire(ctx, index, max(s.lives[i], life+grace)) // the removal may have emptied it
 				q.HSet(ctx, book, "t"+t.tag, max(s.ends[i], s.now+life.Milliseconds()))
 				longest = max(longest, life+grace)
 			}

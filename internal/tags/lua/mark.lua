@@ -15,7 +15,7 @@ local reply = {1}
 for i = 2, #KEYS do
   reply[i] = redis.call('EXISTS', KEYS[i])
   local ends = tonumber(redis.call('HGET', book, 't' .. ARGV[3 + i]) or 0)
-  if ends > now and reply[i] == 0 then redis.call('DEL', book) end
+  if ends > now and reply[i] == 0 then redis.call('UNLINK', book) end
 end
 
 local state = redis.call('HMGET', book, 'e', 'k', 'f', 'n')
@@ -27,5 +27,5 @@ redis.call('HSET', book, 'n', n)
 local ends = string.format('%.0f', now + tonumber(ARGV[3]))
 for i = 2, #KEYS do redis.call('HSET', book, 'm' .. ARGV[3 + i], n .. ' ' .. ends) end
 if redis.call('PTTL', book) < tonumber(ARGV[2]) then redis.call('PEXPIRE', book, ARGV[2]) end
-trim(book, now, tonumber(state[3] or 0))
+trim(book, now, tonumber(state[3] or 0), #KEYS - 1)
 return reply

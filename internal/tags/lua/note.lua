@@ -29,7 +29,7 @@ for i = 2, #KEYS do
   at = at + 2 + 2 * tags[i].keys
   -- An index that is gone before its time has been lost: then nothing is known any more.
   local ends = tonumber(redis.call('HGET', book, 't' .. tags[i].name) or 0)
-  if ends > now and redis.call('EXISTS', KEYS[i]) == 0 then redis.call('DEL', book) end
+  if ends > now and redis.call('EXISTS', KEYS[i]) == 0 then redis.call('UNLINK', book) end
 end
 
 local state = redis.call('HMGET', book, 'e', 'n', 'f')
@@ -69,5 +69,5 @@ for i = 2, #KEYS do
   longest = math.max(longest, life + grace)
 end
 live(book, longest)
-trim(book, now, floor)
+trim(book, now, floor, #KEYS - 1)
 return 1
