@@ -100,22 +100,41 @@ func (w *walker) lists(a, b reflect.Value) *loss {
 }
 
 func (w *walker) maps(a, b reflect.Value) *loss {
-	keys := a.MapKeys()
-	slices.SortFunc(keys, func(k, l reflect.Value) int { return cmp.Compare(fmt.Sprint(k), fmt.Sprint(l)) })
-	for _, key := range keys {
+	left := entriesOf(b)
+	for _, e := range entriesOf(a) {
 		verb := "[%v]"
-		if key.Kind() == reflect.String {
+		if e.key.Kind() == reflect.String {
 			verb = "[%q]"
 		}
-		x, y := copyOf(a.MapIndex(key)), b.MapIndex(key)
-		if !y.IsValid() {
-			return lostUnless(false, x, y).within(verb, key)
+		y := b.MapIndex(e.key)
+		if !a.MapIndex(e.key).IsValid() { // NaN: it is no key of b either, though it may be there
+			i := slices.IndexFunc(left, func(o mapEntry) bool {
+				return w.compare(e.key, o.key) == nil && w.compare(e.value, o.value) == nil
+			})
+			if i >= 0 {
+				left = slices.Delete(left, i, i+1)
+				continue
+			}
 		}
-		if l := w.compare(x, copyOf(y)); l != nil {
-			return l.within(verb, key)
+		if !y.IsValid() {
+			return lostUnless(false, e.value, y).within(verb, e.key)
+		}
+		if l := w.compare(e.value, copyOf(y)); l != nil {
+			return l.within(verb, e.key)
 		}
 	}
 	return nil
+}
+
+type mapEntry struct{ key, value reflect.Value }
+
+// entriesOf returns what a map has, in the order of the texts of its keys.
+func entriesOf(m reflect.Value) (all []mapEntry) {
+	for iter := m.MapRange(); iter.Next(); {
+		all = append(all, mapEntry{copyOf(iter.Key()), copyOf(iter.Value())})
+	}
+	slices.SortFunc(all, func(a, b mapEntry) int { return cmp.Compare(fmt.Sprint(a.key), fmt.Sprint(b.key)) })
+	return all
 }
 
 func (w *walker) structs(a, b reflect.Value) *loss {
