@@ -40,9 +40,9 @@ func inner(c Codec) Codec {
 // The codecs of this package. docs/values.md lists what each changes or drops.
 //
 // MsgPack and JSON refuse bytes that could take more than 64 MiB + 64 × their length of memory as a T,
-// and Marshal refuses a value that would become them. [New] refuses a T of which MsgPack or JSON keeps nothing, or with a
-// part that can hold nothing but nil, such as a func, a channel or an interface with methods. A panic in
-// a marshalling method of a user's type becomes an error.
+// and Marshal refuses a value that would become them. [New] refuses a T of which MsgPack or JSON keeps nothing, or
+// loses a part of every value, such as a func, an interface with methods, or what stands beside an embedded
+// time.Time. A panic in a marshalling method of a user's type becomes an error.
 var (
 	// MsgPack is the default: fast, compact, and it distinguishes nil from empty. It ignores json tags:
 	// a field with `json:"-"` is stored. It drops unexported fields, ignores a field that T does not

@@ -1,7 +1,6 @@
 package codec
 
 import (
-	"encoding"
 	"encoding/json"
 	"fmt"
 	"iter"
@@ -16,34 +15,34 @@ import (
 // A judge knows what one codec can store of a type. It judges types before there is a value, so that
 // a program learns of a mistake when it starts, and not from loads that are never stored.
 type judge struct {
-	name     string // of the codec
-	tag      string // of its options for a field
-	encodes  []reflect.Type
-	decodes  []reflect.Type
+	name     string   // of the codec
+	tag      string   // of its options for a field
+	encodes  []method // in the order in which the codec looks for them
+	decodes  []method
 	marshal  func(v any) ([]byte, error)
+	decode   func(data []byte, v any) error
 	isStruct func(data []byte) bool
 
 	fits   map[reflect.Type]bool         // types that unfit has seen
+	flat   map[reflect.Type]bool         // embedded structs that unfitParts has seen
 	lostIn map[reflect.Type]reflect.Type // results of lost; nil while it runs
 }
 
 // judgeOf returns the judge of a codec of this package, or nil.
 func judgeOf(c any) *judge {
-	j := &judge{fits: make(map[reflect.Type]bool), lostIn: make(map[reflect.Type]reflect.Type)}
-	switch c.(type) {
+	j := &judge{
+		fits: make(map[reflect.Type]bool), flat: make(map[reflect.Type]bool), lostIn: make(map[reflect.Type]reflect.Type),
+	}
+	switch c := c.(type) {
 	case msgPackCodec:
-		j.name, j.tag, j.marshal = "MsgPack", "msgpack", msgpack.Marshal
-		j.encodes = []reflect.Type{reflect.TypeFor[msgpack.CustomEncoder](), reflect.TypeFor[msgpack.Marshaler](),
-			reflect.TypeFor[encoding.BinaryMarshaler](), reflect.TypeFor[encoding.TextMarshaler]()}
-		j.decodes = []reflect.Type{reflect.TypeFor[msgpack.CustomDecoder](), reflect.TypeFor[msgpack.Unmarshaler](),
-			reflect.TypeFor[encoding.BinaryUnmarshaler](), reflect.TypeFor[encoding.TextUnmarshaler]()}
+		j.name, j.tag, j.marshal, j.decode = "MsgPack", "msgpack", msgpack.Marshal, c.Unmarshal
+		j.encodes, j.decodes = msgPackEncodes, msgPackDecodes
 		j.isStruct = func(data []byte) bool { // a map or an array
 			return data[0]&0xe0 == 0x80 || data[0] >= 0xdc && data[0] <= 0xdf
 		}
 	case jsonCodec:
-		j.name, j.tag, j.marshal = "JSON", "json", json.Marshal
-		j.encodes = []reflect.Type{reflect.TypeFor[json.Marshaler](), reflect.TypeFor[encoding.TextMarshaler]()}
-		j.decodes = []reflect.Type{reflect.TypeFor[json.Unmarshaler](), reflect.TypeFor[encoding.TextUnmarshaler]()}
+		j.name, j.tag, j.marshal, j.decode = "JSON", "json", json.Marshal, c.Unmarshal
+		j.encodes, j.decodes = jsonEncodes, jsonDecodes
 		j.isStruct = func(data []byte) bool { return data[0] == '{' }
 	default:
 		return nil
@@ -124,19 +123,27 @@ func (j *judge) circles(typ reflect.Type, way []reflect.Type) bool {
 }
 
 // unfit returns the first part of typ that can hold nothing but nil, or not even that: the codec
-// cannot encode its values, or cannot decode them again. It does not judge types with methods of their
-// own.
+// cannot encode its values, or cannot decode them again. Of types with methods of their own it judges
+// only what they inherit.
 func (j *judge) unfit(typ reflect.Type, path string) *misfit {
-	if j.fits[typ] || j.hasMethods(typ) {
+	if j.fits[typ] {
 		return nil
 	}
 	j.fits[typ] = true // until the first misfit ends all
 	kind := typ.Kind()
 	switch {
+	case j.hasMethods(typ):
+		return j.unfitMethods(typ, path)
 	case kind == reflect.Interface && typ.NumMethod() > 0 && !j.decodesInto(typ):
 		return &misfit{path, typ, "nothing can be decoded into an interface with methods"}
+	case path == "" && typ == reflect.TypeFor[error]() && !extended():
+		return &misfit{path, typ, "an error is stored as its text only within another type"}
 	case kind == reflect.Struct:
 		return j.unfitFields(typ, path)
+	case kind == reflect.Map:
+		if bad := j.unfitMap(typ, path); bad != nil {
+			return bad
+		}
 	}
 	for at, part := range j.parts(typ) {
 		if bad := j.unfit(part, path+at); bad != nil {
@@ -150,25 +157,38 @@ func (j *judge) unfit(typ reflect.Type, path string) *misfit {
 	return nil
 }
 
-func (j *judge) unfitFields(typ reflect.Type, path string) (bad *misfit) {
+func (j *judge) unfitFields(typ reflect.Type, path string) *misfit {
 	if j.registered(typ) {
 		return nil
 	}
+	stored, bad := j.namesOf(typ, path)
+	if bad != nil {
+		return bad
+	}
+	return j.unfitParts(typ, path, stored)
+}
+
+// unfitParts judges the types of the fields of a struct. stored are the fields that are stored under a
+// name, also those of embedded structs, which have none themselves.
+func (j *judge) unfitParts(typ reflect.Type, path string, stored []named) (bad *misfit) {
 	for f := range j.fields(typ) {
 		at := path + "." + f.Name
-		elem, isPointer := f.Type, f.Type.Kind() == reflect.Pointer
-		if isPointer {
-			elem = elem.Elem()
-		}
-		isStruct := elem.Kind() == reflect.Struct
+		embedded, isPointer := structOf(f.Type), f.Type.Kind() == reflect.Pointer
+		flat := f.Anonymous && embedded != nil && !slices.ContainsFunc(stored, func(n named) bool { return n.path == at })
 		switch {
 		case j.omits(f):
-		case f.IsExported() || isStruct && !isPointer:
-			bad = j.unfit(f.Type, at)
-		case isStruct: // it is embedded
-			for range j.fields(elem) { // without a field nothing is decoded
+		case !f.IsExported() && isPointer && embedded != nil:
+			for range j.fields(embedded) { // without a field nothing is decoded
 				bad = &misfit{at, f.Type, "an embedded pointer to a type that is not exported cannot be decoded"}
 			}
+		case flat && !j.flat[embedded]:
+			j.flat[embedded] = true
+			bad = j.unfitParts(embedded, at, stored)
+		case flat:
+		case j.interns(f):
+			bad = &misfit{at, f.Type, "the option intern is not supported"}
+		case f.IsExported() || embedded != nil && !j.hasMethods(embedded):
+			bad = j.unfit(f.Type, at)
 		case j.tag == "msgpack": // JSON drops it
 			bad = &misfit{at, f.Type, "an embedded field that is not exported cannot be decoded"}
 		}
@@ -222,7 +242,7 @@ func (j *judge) fields(typ reflect.Type) iter.Seq[reflect.StructField] {
 // omits reports whether the codec leaves out a field that is nil. Such a field may be nil in all
 // values.
 func (j *judge) omits(f reflect.StructField) bool {
-	options := strings.Split(f.Tag.Get(j.tag), ",")[1:]
+	_, options := j.tagOf(f)
 	switch f.Type.Kind() {
 	case reflect.Interface, reflect.Pointer, reflect.Slice, reflect.Map:
 		if slices.Contains(options, "omitempty") {
@@ -232,12 +252,9 @@ func (j *judge) omits(f reflect.StructField) bool {
 	return j.tag == "json" && slices.Contains(options, "omitzero")
 }
 
-// hasMethods reports whether a type encodes or decodes itself.
-func (j *judge) hasMethods(typ reflect.Type) bool {
-	has := func(method reflect.Type) bool {
-		return typ.Implements(method) || reflect.PointerTo(typ).Implements(method)
-	}
-	return slices.ContainsFunc(j.encodes, has) || slices.ContainsFunc(j.decodes, has)
+func (j *judge) interns(f reflect.StructField) bool {
+	_, options := j.tagOf(f)
+	return j.tag == "msgpack" && slices.Contains(options, "intern")
 }
 
 // decodesInto reports whether MsgPack may decode something into an interface with methods: an error, a
@@ -315,8 +332,7 @@ func (j *judge) lostFields(typ reflect.Type) reflect.Type {
 // encodesItself reports whether the codec encodes typ by a method, or by an encoder that is registered
 // for it.
 func (j *judge) encodesItself(typ reflect.Type) bool {
-	has := func(method reflect.Type) bool { return reflect.PointerTo(typ).Implements(method) }
-	if slices.ContainsFunc(j.encodes, has) {
+	if _, ok := methodOf(typ, j.encodes); ok {
 		return true
 	}
 	data, err := j.zero(typ)

@@ -1,0 +1,242 @@
+package codec
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/big"
+	"net/netip"
+	"net/url"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vmihailenco/msgpack/v5"
+)
+
+type (
+	uuid [4]byte // as that of google/uuid: an array, with text and binary methods
+
+	Stamped struct {
+		time.Time
+		Note string
+	}
+	Identified struct {
+		uuid
+		Amount int
+	}
+	At struct {
+		netip.Addr
+		Port uint16
+	}
+	Link      struct{ *url.URL }
+	Named     struct{ Stamped }
+	Wrapped   struct{ time.Time }
+	WrappedBy struct {
+		Wrapped
+		By string
+	}
+	DropsBeside struct {
+		time.Time
+		Note string `msgpack:"-" json:"-"`
+		note string
+	}
+	Tagged struct {
+		At   time.Time `msgpack:"at" json:"at"`
+		Note string
+	}
+	Two struct {
+		time.Time
+		*big.Int
+		Note string
+	}
+
+	// OwnTime encodes all of itself, though what it embeds has methods, too.
+	OwnTime struct {
+		time.Time
+		Note string
+	}
+	OwnLink struct{ *url.URL }
+	// Generic has the methods of what it embeds, and Owned its own ones.
+	Generic[T any] struct {
+		time.Time
+		Value T
+	}
+	Owned[T any] struct {
+		time.Time
+		Value T
+	}
+
+	// Pointed has methods with pointer receivers only.
+	Pointed struct{ n int }
+	// Receives can be decoded from what it is encoded to without its method.
+	Receives struct{ N int }
+	Holder   struct{ In [1]Pointed }
+	Color    int
+	// Level and Computed have no method to decode.
+	Level    int
+	Computed struct{ N int }
+	Interned struct {
+		Note string `msgpack:",intern"`
+	}
+)
+
+func (u uuid) MarshalText() ([]byte, error)   { return fmt.Appendf(nil, "%x", u[:]), nil }
+func (u uuid) MarshalBinary() ([]byte, error) { return u[:], nil }
+func (u *uuid) UnmarshalText(text []byte) error {
+	_, err := hex.Decode(u[:], text)
+	return err
+}
+func (u *uuid) UnmarshalBinary(data []byte) error {
+	if len(data) != len(u) {
+		return errors.New("wrong length")
+	}
+	copy(u[:], data)
+	return nil
+}
+
+func ownText(at time.Time, v any) ([]byte, error) {
+	return fmt.Appendf(nil, "%d %v", at.Unix(), v), nil
+}
+func ownFrom(text []byte, at *time.Time, v any) error {
+	var unix int64
+	_, err := fmt.Sscan(string(text), &unix, v)
+	*at = time.Unix(unix, 0).UTC()
+	return err
+}
+
+func (o OwnTime) MarshalBinary() ([]byte, error)  { return ownText(o.Time, o.Note) }
+func (o *OwnTime) UnmarshalBinary(b []byte) error { return ownFrom(b, &o.Time, &o.Note) }
+func (o OwnTime) MarshalJSON() ([]byte, error)    { return json.Marshal(Tagged{o.Time, o.Note}) }
+func (o *OwnTime) UnmarshalJSON(b []byte) error {
+	var t Tagged
+	err := json.Unmarshal(b, &t)
+	o.Time, o.Note = t.At, t.Note
+	return err
+}
+func (o Owned[T]) MarshalBinary() ([]byte, error)  { return ownText(o.Time, o.Value) }
+func (o *Owned[T]) UnmarshalBinary(b []byte) error { return ownFrom(b, &o.Time, &o.Value) }
+func (o Owned[T]) MarshalJSON() ([]byte, error)    { return json.Marshal([]any{o.Unix(), o.Value}) }
+func (o *Owned[T]) UnmarshalJSON(b []byte) error {
+	var unix int64
+	err := json.Unmarshal(b, &[]any{&unix, &o.Value})
+	o.Time = time.Unix(unix, 0).UTC()
+	return err
+}
+func (l OwnLink) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
+func (l *OwnLink) UnmarshalText(text []byte) (err error) {
+	l.URL, err = url.Parse(string(text))
+	return err
+}
+func (l *OwnLink) UnmarshalBinary(data []byte) error { return l.UnmarshalText(data) }
+
+func (p *Pointed) MarshalText() ([]byte, error) { return fmt.Append(nil, p.n), nil }
+func (p *Pointed) UnmarshalText(text []byte) error {
+	_, err := fmt.Sscan(string(text), &p.n)
+	return err
+}
+func (r *Receives) MarshalJSON() ([]byte, error)          { return fmt.Appendf(nil, `{"N":%d}`, r.N), nil }
+func (r Receives) EncodeMsgpack(e *msgpack.Encoder) error { return e.EncodeInt(int64(r.N)) }
+func (r *Receives) DecodeMsgpack(d *msgpack.Decoder) (err error) {
+	r.N, err = d.DecodeInt()
+	return err
+}
+
+func (Level) MarshalText() ([]byte, error) { return []byte("low"), nil }
+func (c Computed) MarshalJSON() ([]byte, error) {
+	return fmt.Appendf(nil, `{"N":%d,"Twice":%d}`, c.N, 2*c.N), nil
+}
+
+func (c Color) MarshalText() ([]byte, error) { return []byte([]string{"", "red"}[c]), nil }
+func (c *Color) UnmarshalText(text []byte) error {
+	*c = Color(len(text) / 3)
+	return nil
+}
+
+// Takes refuses a struct that a codec stores by the methods of its embedded field alone, what has no method in a
+// map, and keys that change; and nothing that comes back.
+func TestTakes_Methods(t *testing.T) {
+	at := time.Unix(1700000000, 0).UTC()
+	link, err := url.Parse("https://example.com/a?b=c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, addr := uuid{1, 2, 3, 4}, netip.MustParseAddr("10.0.0.1")
+	const both, fits = "MsgPack JSON", ""
+	for _, c := range []struct {
+		v               any
+		refusedBy, part string
+	}{
+		{Stamped{at, "x"}, both, "T.Note, of type string"},
+		{&Stamped{at, "x"}, both, "T.Note"},
+		{map[string][]Stamped{"": {{at, "x"}}}, both, "T[][].Note"},
+		{Named{Stamped{at, "x"}}, both, "T.Stamped.Note"},
+		{Identified{id, 1}, both, "T.Amount, of type int"},
+		{At{addr, 80}, both, "T.Port, of type uint16"},
+		{WrappedBy{Wrapped{at}, "x"}, both, "T.By, of type string"},
+		{Link{link}, "MsgPack", "T.URL, of type *url.URL"},
+		{struct {
+			*url.URL
+			N int
+		}{link, 1}, "MsgPack", "T.URL, of type *url.URL"},
+		{struct {
+			*time.Time
+			N int
+		}{&at, 1}, both, "T.Time, of type *time.Time"},
+		{struct{ Links []Link }{[]Link{{link}}}, "MsgPack", "T.Links[].URL, of type *url.URL"},
+		{Generic[int]{at, 1}, both, "T.Value, of type int"},
+		{Two{at, big.NewInt(1), "x"}, both, "T."},
+		{map[string]Pointed{"": {1}}, both, "T[], of type codec.Pointed"},
+		{map[string]Holder{"": {[1]Pointed{{1}}}}, both, "T[].In[], of type codec.Pointed"},
+		{map[string]big.Int{"": *big.NewInt(1)}, both, "T[], of type big.Int"},
+		{map[any]int{1: 1}, both, ""},
+		{map[[1]any]int{{1}: 1}, both, ""},
+		{map[struct{ K any }]int{{1}: 1}, both, ""},
+		{map[[2]int]string{{1, 2}: "x"}, "JSON", ""},
+		{map[bool]string{true: "x"}, "JSON", ""},
+		{Level(1), both, "it: "},
+		{map[string][]Level{"": {1}}, both, "T[][], of type codec.Level"},
+		{Computed{N: 1}, fits, ""},
+		{[]Interned{{"xxxx"}, {"xxxx"}}, "MsgPack", "T[].Note, of type string"},
+		{map[positive]int{1: 1}, fits, ""},
+		{map[Color]int{1: 1}, fits, ""},
+		{map[uuid]int{id: 1}, fits, ""},
+		{map[netip.Addr]int{addr: 1}, fits, ""},
+		{map[string]*Pointed{"": {1}}, fits, ""},
+		{map[string][]Pointed{"": {{1}}}, fits, ""},
+		{map[string]Receives{"": {1}}, fits, ""},
+		{map[string]*big.Int{"": big.NewInt(1)}, fits, ""},
+		{Wrapped{at}, fits, ""},
+		{struct{ Wrapped }{Wrapped{at}}, fits, ""},
+		{DropsBeside{Time: at}, fits, ""},
+		{Tagged{at, "x"}, fits, ""},
+		{OwnTime{at, "x"}, fits, ""},
+		{OwnLink{link}, fits, ""},
+		{Owned[int]{at, 1}, fits, ""},
+		{map[string]Owned[string]{"": {at, "x"}}, fits, ""},
+	} {
+		for name, codec := range own {
+			t.Run(fmt.Sprintf("%s %T", name, c.v), func(t *testing.T) {
+				typ := reflect.TypeOf(c.v)
+				taken := Takes(codec, typ)
+				if refused := strings.Contains(c.refusedBy, name); (taken != nil) != refused {
+					t.Fatalf("Takes returned %v, want an error: %t", taken, refused)
+				}
+				if taken != nil && !strings.Contains(taken.Error(), c.part) {
+					t.Errorf("the error does not name %q: %v", c.part, taken)
+				}
+				out := reflect.New(typ)
+				data, err := codec.Marshal(c.v)
+				if err == nil {
+					err = codec.Unmarshal(data, out.Interface())
+				}
+				if equal := err == nil && equalValues(reflect.ValueOf(c.v), out.Elem()); equal != (taken == nil) {
+					t.Errorf("Takes returned %v, and the codec %v, %+v for %+v: %q", taken, err, out.Elem(), c.v, data)
+				}
+			})
+		}
+	}
+	_ = DropsBeside{note: ""}
+}
