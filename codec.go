@@ -3,6 +3,7 @@ package singlefill
 import (
 	"context"
 	"errors"
+	"fmt"
 	"reflect"
 	"time"
 
@@ -76,10 +77,15 @@ type values struct {
 	tags func(key string, value any) []string
 }
 
-// valueOf returns the T of a value of the engine, or the zero T for nil.
+// valueOf returns the T of a value of the engine, or the zero T for nil. Any other type is a bug: a zero
+// T in its place would look like a value of the source.
 func valueOf[T any](value any) (v T) {
-	if p, ok := value.(*T); ok {
+	switch p := value.(type) {
+	case nil:
+	case *T:
 		v = *p
+	default:
+		panic(fmt.Sprintf("singlefill: bug: a value is a %T, want %T", value, &v))
 	}
 	return v
 }
