@@ -178,6 +178,27 @@ func TestSlots_TryLeaseBehindAQueue(t *testing.T) {
 	})
 }
 
+// A fill that waits for a lease acquires no second one, also where slots have no limit.
+func TestSlots_TryLeaseFromTheQueue(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		p, l := leased(0)
+		s := newSlot(p)
+		queue(s)
+		synctest.Wait()
+		if s.TryLease(t.Context()) {
+			t.Error("a second lease")
+		}
+		l.let <- struct{}{}
+		synctest.Wait()
+		if !s.Held() {
+			t.Error("the fill has no slot")
+		}
+		if s.Release(); l.given != 1 || l.back != 1 {
+			t.Errorf("%d leases given, %d given back, want 1", l.given, l.back)
+		}
+	})
+}
+
 // A nested load needs no lease, and keeps the lease of a lender that has ended.
 func TestSlots_LentLease(t *testing.T) {
 	inBubble(t, func(t *testing.T) {

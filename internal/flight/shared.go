@@ -88,6 +88,8 @@ func (s *Share) try(slot func(*Slot) bool) bool {
 	}
 	s.use()
 	s.held, s.queued = true, false
+	delete(s.of.waiting, s)
+	s.of.wake() // a slot that was taken out of the queue is granted to none of them
 	return true
 }
 

@@ -94,6 +94,36 @@ func TestSharedSlot_Queue(t *testing.T) {
 	})
 }
 
+// A fill of a queued group may take a slot that the group has not been granted, as it does while Redis
+// does not answer. That wakes the other fills.
+func TestSharedSlot_TakenFromTheQueue(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		p, l := leased(2)
+		_, shares := group(p, 3)
+		woken := []<-chan struct{}{queue(shares[0]), queue(shares[1]), queue(shares[2])}
+		synctest.Wait()
+		if l.asked != 1 || told(woken[0]) {
+			t.Fatal("the group does not wait for a lease")
+		}
+		if !shares[0].Try(true) {
+			t.Fatal("there is no slot")
+		}
+		for i, s := range shares[1:] {
+			if !told(woken[i+1]) || !s.Try(true) {
+				t.Errorf("fill %d sleeps although the group has a slot", i+1)
+			}
+		}
+		if told(woken[0]) {
+			t.Error("the fill that took the slot is woken, too")
+		}
+		for _, s := range shares {
+			s.Release()
+		}
+		synctest.Wait()
+		wantFree(t, p, 2)
+	})
+}
+
 // A group leaves the queue when the last of its fills does.
 func TestSharedSlot_LeavingTheQueue(t *testing.T) {
 	t.Parallel()

@@ -101,16 +101,14 @@ func (s *Slot) Try(local bool) bool {
 	return s.permit != nil || s.borrow()
 }
 
-// TryLease is Try, but acquires a lease if that needs no wait.
+// TryLease is Try, but acquires a lease if that needs no wait. A fill in the queue leaves it to the
+// queue.
 func (s *Slot) TryLease(ctx context.Context) bool {
-	if s.pool.Lease == nil || s.Held() {
-		return s.Try(false)
-	}
 	graph.Lock()
-	free := s.pool.takeFree(false)
+	free := s.pool.Lease != nil && s.permit == nil && s.queued == nil && s.pool.takeFree(false)
 	graph.Unlock()
 	if !free {
-		return false
+		return s.Try(false)
 	}
 	release, ok := s.pool.Lease(ctx, false)
 	graph.Lock()

@@ -125,6 +125,47 @@ func TestGetOrLoadMany_FrozenNode(t *testing.T) {
 	}
 }
 
+// A server that goes away while the keys of a call queue for MaxFleetLoads delays none of them: the key
+// that another process was loading, and the keys that had no slot.
+//
+//fault:dies-while-queued
+func TestGetOrLoadMany_ServerDiesWhileKeysQueue(t *testing.T) {
+	for name, restart := range map[string]bool{"for good": false, "and comes back": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := redistest.Start(t)
+			a, b := newPair(t, s.Client(t), s.Client(t), cachetest.Impatient,
+				func(o *singlefill.Options[string]) { o.MaxFleetLoads = 1 })
+			source := cachetest.NewSource[string](t)
+			elsewhere := cachetest.GoGet(t.Context(), b.Cache, "a", source.Load)
+			held := source.Next(t)
+			keys := append(keysOf("cold", 99), "a")
+			call := make(chan cachetest.Ending[map[string]string], 1)
+			go func() {
+				values, err := a.GetOrLoadMany(t.Context(), keys, loadMany(a, nil))
+				call <- cachetest.Ending[map[string]string]{Value: values, Err: err}
+			}()
+			// Only "a" learns at once of a dead connection. The wait for a slot of the fleet has to be asleep.
+			redistest.Await(t, "the keys queue, and both waits listen", func() bool {
+				n := s.AllCalls()
+				return a.Stats().Queued == 1 && n["subscribe"]+n["ssubscribe"] >= 2
+			})
+			s.Kill()
+			if restart {
+				redistest.Await(t, "a key is to be loaded without the lock", func() bool { return a.Stats().LoadsUnlocked > 0 })
+				s.Restart()
+			}
+			if got := cachetest.Receive(t, "the call returns", call); got.Err != nil || len(got.Value) != len(keys) {
+				t.Errorf("GetOrLoadMany = %d values, %v; want %d", len(got.Value), got.Err, len(keys))
+			}
+			a.WantErrors()
+			a.WantLoads(int64(len(keys)))
+			held.Give("value of a")
+			elsewhere.Want(t, "value of a")
+		})
+	}
+}
+
 // A connection that is cut in the middle of a pipeline costs no key its value, and no key is loaded
 // that Redis has.
 //
