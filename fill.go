@@ -454,7 +454,8 @@ func (x *filling) loadUnlocked(ctx context.Context) {
 	})
 }
 
-// A running load has a context that ends at LoadTimeout, or earlier by cancel.
+// A running load has a context that ends at LoadTimeout, or earlier by cancel. That of a fill of many keys
+// ends by cancel only: the fill may still wait for its call of the ManyLoader, which internal/bulk ends.
 type running struct {
 	ctx    context.Context
 	cancel func()
@@ -462,7 +463,11 @@ type running struct {
 }
 
 func (x *filling) beginLoad(ctx context.Context) (l running) {
-	l.ctx, l.cancel = context.WithTimeout(ctx, x.opts.loadTimeout)
+	if x.seat == nil {
+		l.ctx, l.cancel = context.WithTimeout(ctx, x.opts.loadTimeout)
+	} else {
+		l.ctx, l.cancel = context.WithCancel(ctx)
+	}
 	l.began = x.fills.BeginLoad(x.fill, func() {
 		x.superseded.Store(true)
 		l.cancel()
@@ -481,22 +486,25 @@ func (x *filling) call(l running, done func(o outcome)) {
 		x.counters.refreshes.Add(1)
 	}
 	x.counters.loading.Add(1)
-	begun := time.Now()
 	finish := func(o outcome) {
 		if x.returned.CompareAndSwap(false, true) {
 			x.counters.loading.Add(-1)
-			o.Key, o.Refresh, o.Duration, o.Queued = f.Key, f.Refresh, time.Since(begun), x.queued
+			o.Key, o.Refresh, o.Queued = f.Key, f.Refresh, x.queued
 			if o.call = f.Call.Load(); o.call != nil {
-				o.Keys = o.call.Keys
+				o.Keys, o.Duration = o.call.Keys, time.Since(o.call.Begun)
 			}
 			done(o)
 		}
+	}
+	if x.seat != nil {
+		x.callLoader(l.ctx, finish)
+		return
 	}
 	// Not context.AfterFunc, since the context also ends when the fill is superseded.
 	timeout := time.AfterFunc(x.opts.loadTimeout, func() {
 		<-l.ctx.Done() // at its deadline, which is now, and not because finish cancels it
 		var o outcome
-		o.Err = fmt.Errorf("singlefill: load of %.100q took longer than LoadTimeout (%v): %w", f.Key, x.opts.loadTimeout, context.DeadlineExceeded)
+		o.Err = x.tooLong(f.Key)
 		o.text = o.Err.Error()
 		finish(o)
 	})
@@ -504,4 +512,9 @@ func (x *filling) call(l running, done func(o outcome)) {
 		timeout.Stop()
 		finish(o)
 	})
+}
+
+// tooLong is the error of a load that was abandoned.
+func (c *engine) tooLong(key string) error {
+	return fmt.Errorf("singlefill: load of %.100q took longer than LoadTimeout (%v): %w", key, c.opts.loadTimeout, context.DeadlineExceeded)
 }

@@ -306,7 +306,9 @@ func (x *filling) callLoader(ctx context.Context, done func(o outcome)) {
 		ctx = x.loadStart(ctx, key, &x.fill.Call)
 		o.value, o.Err = x.load.load(ctx, key)
 	} else { // its call of the ManyLoader begins later
-		o.value, o.Err = x.seat.Load(ctx, key)
+		if o.value, o.Err = x.seat.Load(ctx, key); o.Err == bulk.ErrAbandoned {
+			o.Err = x.tooLong(key)
+		}
 		o.convoy = x.seat.Stores()
 	}
 	if o.Err == nil {

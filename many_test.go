@@ -752,8 +752,8 @@ func TestSetMany_BadValue(t *testing.T) {
 	}
 }
 
-// A ManyLoader that never returns costs the keys that it was called for LoadTimeout. A key of the same
-// call that has waited for another process is loaded after that.
+// A ManyLoader that never returns costs the keys that it was called for LoadTimeout, which their errors
+// name. A key of the same call that has waited for another process is loaded after that.
 func TestGetOrLoadMany_HangingLoader(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)
@@ -765,8 +765,9 @@ func TestGetOrLoadMany_HangingLoader(t *testing.T) {
 		elsewhere := cachetest.GoGet(t.Context(), other, "waits", src.Load)
 		held := src.Next(t)
 		hang := make(chan struct{})
-		call := goGetMany(t.Context(), c, []string{"hangs", "waits"}, func(_ context.Context, keys []string) (map[string]string, error) {
-			if slices.Contains(keys, "hangs") {
+		hanging := manyKeys(50)
+		call := goGetMany(t.Context(), c, append(hanging, "waits"), func(_ context.Context, keys []string) (map[string]string, error) {
+			if !slices.Contains(keys, "waits") {
 				<-hang
 			}
 			return map[string]string{"waits": valueOf("waits")}, nil
@@ -775,7 +776,12 @@ func TestGetOrLoadMany_HangingLoader(t *testing.T) {
 		redistest.Must(t, other.Delete(t.Context(), "waits"))
 		<-call.done
 		wantFound(t, "the call", call.values, "waits")
-		wantManyErrors(t, "the call", call.err, context.DeadlineExceeded, "hangs")
+		wantManyErrors(t, "the call", call.err, context.DeadlineExceeded, hanging...)
+		for key, err := range call.err.(*singlefill.ManyError).Errs {
+			if want := fmt.Sprintf("singlefill: load of %q took longer than LoadTimeout (12s): context deadline exceeded", key); err.Error() != want {
+				t.Errorf("error %q, want %q", err, want)
+			}
+		}
 		close(hang)
 		held.Give("v1")
 		elsewhere.Want(t, "v1")

@@ -149,7 +149,7 @@ func (c *engine) loadStart(ctx context.Context, key string, calls ...*atomic.Poi
 	if t := c.trace.Load(); t.LoadStart != nil {
 		ctx = t.LoadStart(ctx, key)
 	}
-	call := &flight.Call{Context: ctx, Keys: len(calls)}
+	call := &flight.Call{Context: ctx, Keys: len(calls), Begun: time.Now()}
 	for _, place := range calls {
 		place.Store(call)
 	}

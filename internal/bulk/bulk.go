@@ -4,6 +4,7 @@ package bulk
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -42,6 +43,9 @@ type Loader func(ctx context.Context, keys []string, loads []context.Context, do
 
 // An Outcome returns the value of a key, or why there is none.
 type Outcome func(key string) (value any, err error)
+
+// ErrAbandoned is returned by Seat.Load if the Loader has taken longer than the timeout of the bulk.
+var ErrAbandoned = errors.New("bulk: the Loader takes too long")
 
 // Gather is how long fills that hold their locks wait for a server that has not answered, or for
 // other fills that have waited for another process.
@@ -172,7 +176,7 @@ func (b *Bulk) decide() {
 	}
 }
 
-// Load is the Loader of one fill: it waits for a call of the ManyLoader.
+// Load is the Loader of one fill: it waits for a call of the ManyLoader, whose time begins with the call.
 func (s *Seat) Load(ctx context.Context, key string) (any, error) {
 	a := &arrival{ctx: ctx, key: key, row: s.row, done: make(chan struct{})}
 	s.bulk.arrive(a)
@@ -269,7 +273,7 @@ func (b *Bulk) end(call *bulkCall, outcome Outcome) {
 	call.timeout.Stop()
 	stores := make(map[*row]int)
 	for _, a := range call.batch {
-		if a.err = context.DeadlineExceeded; outcome != nil {
+		if a.err = ErrAbandoned; outcome != nil {
 			a.value, a.err = outcome(a.key)
 		}
 		if !a.left {

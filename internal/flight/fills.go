@@ -90,6 +90,7 @@ type Fill[R any] struct {
 type Call struct {
 	Context context.Context
 	Keys    int
+	Begun   time.Time
 }
 
 // queued is what is left of a fill that waits for a slot: it has no goroutine.

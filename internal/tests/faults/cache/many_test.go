@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -123,6 +124,48 @@ func TestGetOrLoadMany_FrozenNode(t *testing.T) {
 			c.WantHit(key)
 		}
 	}
+}
+
+// The keys of a node that freezes when they are to be locked wait until the first call of the ManyLoader is
+// over, which hangs here. They have all of LoadTimeout for their own call.
+//
+//fault:frozen-node
+func TestGetOrLoadMany_FrozenNodeAndHangingLoader(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t)
+	rdb := cluster.Client(t)
+	c := cachetest.New(t, rdb, redistest.Namespace(t), cachetest.Impatient,
+		lockTTL(time.Second), func(o *singlefill.Options[string]) { o.LoadTimeout = 4 * time.Second })
+	c.MustLoad("warm") // the client knows the nodes
+	keys := keysOf("k", 30)
+	isFrozen := make(map[string]bool)
+	frozen := 0
+	for _, key := range keys {
+		if isFrozen[key] = cluster.Owner(t, c.ValueKey(key)) == cluster.Nodes[1]; isFrozen[key] {
+			frozen++
+		}
+	}
+	freeze := sync.OnceFunc(cluster.Nodes[1].Freeze)
+	defer cluster.Nodes[1].Thaw()
+	rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+		if strings.HasPrefix(cmds[0].Name(), "eval") {
+			freeze()
+		}
+		return nil
+	}))
+	hang := make(chan struct{})
+	defer close(hang)
+	values, err := c.GetOrLoadMany(t.Context(), keys, loadMany(c, func(keys []string) {
+		if !isFrozen[keys[0]] {
+			<-hang
+		}
+		time.Sleep(time.Second) // longer than a frozen node is waited for
+	}))
+	failed, ok := errors.AsType[*singlefill.ManyError](err)
+	if !ok || len(failed.Errs) != len(keys)-frozen || len(values) != frozen {
+		t.Errorf("GetOrLoadMany = %d values, %v; want those of the %d keys of the frozen node", len(values), err, frozen)
+	}
+	c.WantErrors()
 }
 
 // A server that goes away while the keys of a call queue for MaxFleetLoads delays none of them: the key
