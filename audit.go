@@ -5,11 +5,11 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"reflect"
 	"sync"
 	"time"
 
 	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/codec"
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/flight"
 )
@@ -22,8 +22,8 @@ type AuditInfo struct {
 	Stale bool
 	Age   time.Duration // of the value, when it was served
 	Near  bool          // it was served from memory
-	// Err is why nothing was found out: the load failed, its value could not be encoded, Redis did
-	// not answer, or the cache was closed.
+	// Err is why nothing was found out: the load failed, or was cut short by a call that needed the
+	// key; its value could not be encoded; Redis did not answer; or the cache was closed.
 	Err error
 }
 
@@ -82,22 +82,21 @@ func (c *engine) auditNear(ctx context.Context, key string, load loader, n *near
 	c.audit(ctx, load, n.header, AuditInfo{Key: key, Age: age, Near: true}, func() (any, error) { return c.nearCopy(n) })
 }
 
-// audit compares an entry that has been served with the source, in the background. Like a refresh it
-// runs only if a slot is free. It leaves out a key that is loaded or audited at this time.
+// audit compares an entry that has been served with the source, in the background. Its load is a fill of
+// the key, so no other load runs beside it, and it runs like a refresh: only if no fill of the key does, and
+// a slot is free. The fill ends without a result, so callers that have joined it read again.
 func (c *engine) audit(ctx context.Context, load loader, header string, info AuditInfo, served func() (any, error)) {
-	if c.fills.Has(info.Key) || c.client.Away(c.valueKey(info.Key)) || !c.audits.begin(info.Key) {
+	if c.client.Away(c.valueKey(info.Key)) || !c.audits.begin(info.Key) {
 		return
 	}
 	ctx = client.Detach(ctx)
-	c.fills.Go(func() {
+	if !c.fills.Refresh(info.Key, "", nil, func(f *flight.Fill[result], over func()) {
+		defer over()
 		defer c.audits.end(info.Key)
-		node := c.fills.NewLoad(nil)
-		slot := c.slots.NewSlot(node)
-		if !slot.TryLease(ctx) {
+		now, loaded, err := c.loadForAudit(ctx, f, load)
+		if !loaded {
 			return
 		}
-		now, err := c.loadForAudit(node.Inside(withFills(ctx)), node, info.Key, load)
-		slot.Release()
 		differs := false
 		if info.Err = err; err == nil || isNotFound(err) {
 			differs, info.Err = c.differs(now, err, served)
@@ -106,18 +105,28 @@ func (c *engine) audit(ctx context.Context, load loader, header string, info Aud
 			info.Stale, info.Err = c.stillThere(ctx, info.Key, header)
 		}
 		c.auditDone(ctx, info)
-	})
+	}) {
+		c.audits.end(info.Key)
+	}
 }
 
-// loadForAudit calls the Loader for at most LoadTimeout. Its context ends when the cache is closed.
-func (c *engine) loadForAudit(ctx context.Context, node *flight.Load, key string, load loader) (v any, err error) {
-	ctx, cancel := context.WithCancel(ctx)
+// loadForAudit calls the Loader for at most LoadTimeout, and ends the fill. Its context ends when a call
+// joins, when the key is invalidated, and when the cache is closed. It returns false if no slot is free.
+func (c *engine) loadForAudit(ctx context.Context, f *flight.Fill[result], load loader) (v any, loaded bool, err error) {
+	defer c.fills.End(f, nil, 0, 0)
+	slot := c.slots.NewSlot(f.Load)
+	defer slot.Release()
+	if !slot.TryLease(ctx) {
+		return nil, false, nil
+	}
+	ctx, cancel := context.WithCancel(f.Load.Inside(withFills(ctx)))
 	defer cancel()
+	c.fills.BeginLoad(f, cancel)
 	done := make(chan struct{})
-	var loaded any
+	var now any
 	var failure error
 	go func() {
-		defer node.Begin()()
+		defer f.Load.Begin()()
 		returned := false
 		defer func() {
 			if !returned {
@@ -125,7 +134,7 @@ func (c *engine) loadForAudit(ctx context.Context, node *flight.Load, key string
 			}
 			close(done)
 		}()
-		loaded, failure = load.load(ctx, key)
+		now, failure = load.load(ctx, f.Key)
 		returned = true
 	}()
 	timeout := time.NewTimer(c.opts.loadTimeout)
@@ -133,17 +142,22 @@ func (c *engine) loadForAudit(ctx context.Context, node *flight.Load, key string
 	for closing := c.closing; ; {
 		select {
 		case <-done:
-			return loaded, failure
+			return now, true, failure
+		case <-f.Wake:
+			if c.fills.Wanted(f) {
+				cancel()
+			}
 		case <-closing:
 			closing = nil
 			cancel()
 		case <-timeout.C:
-			return nil, fmt.Errorf("singlefill: audit of %.100q took longer than LoadTimeout (%v): %w", key, c.opts.loadTimeout, context.DeadlineExceeded)
+			return nil, true, fmt.Errorf("singlefill: audit of %.100q took longer than LoadTimeout (%v): %w", f.Key, c.opts.loadTimeout, context.DeadlineExceeded)
 		}
 	}
 }
 
-// differs compares the outcome of a load with what was served, both as the codec returns them.
+// differs compares the outcome of a load with what was served, both as the codec returns them. Values also
+// count as equal if they encode to the same bytes.
 func (c *engine) differs(now any, err error, served func() (any, error)) (bool, error) {
 	old, oldErr := served()
 	if oldErr != nil && oldErr != ErrNotFound {
@@ -156,11 +170,11 @@ func (c *engine) differs(now any, err error, served func() (any, error)) (bool, 
 	if err != nil {
 		return false, err
 	}
-	if now, err = c.values.decode(data); err != nil || reflect.DeepEqual(now, old) {
+	if now, err = c.values.decode(data); err != nil || codec.Equal(now, old) {
 		return false, err
 	}
 	oldData, err := c.values.encode(old)
-	return err == nil && !bytes.Equal(data, oldData), err // equal bytes: a NaN differs from itself
+	return err == nil && !bytes.Equal(data, oldData), err
 }
 
 // stillThere reports whether the key holds the same entry after auditDelay: no two entries ever

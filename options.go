@@ -110,8 +110,9 @@ type Options[T any] struct {
 	Near *Near
 
 	// Audit is the fraction, at most 1, of fresh hits that are checked against the source in the
-	// background, at most 100 at once and one for each key: see docs/audit.md. The Loader runs as
-	// for a refresh, and its value is not stored. Default: 0, off; negative: off.
+	// background, at most 100 at once: see docs/audit.md. The Loader runs as for a refresh, never
+	// beside another load of the key in this process, and its value is not stored. Default: 0, off;
+	// negative: off.
 	Audit float64
 
 	// Trace has functions to call when something happens. Default: none.

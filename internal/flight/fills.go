@@ -155,13 +155,6 @@ func (g *Fills[R]) Filling(key string) bool {
 	return f != nil && f.empty && f.queued == nil
 }
 
-// Has reports whether key has a fill that callers can join.
-func (g *Fills[R]) Has(key string) bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.byKey[key] != nil
-}
-
 // Join adds a caller to the fill of key, or starts a fill, which runs in its own goroutine. run
 // must call End, and must call over, from any goroutine, when all its work is done.
 func (g *Fills[R]) Join(key string, call *Caller, run func(f *Fill[R], over func())) (Waiter[R], error) {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"math"
+	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -136,6 +138,7 @@ func TestAudit(t *testing.T) {
 func TestAudit_Compares(t *testing.T) {
 	type T struct {
 		Map    map[string]int
+		Keys   map[float64]int
 		Number float64
 		When   time.Time
 		hidden int
@@ -155,10 +158,16 @@ func TestAudit_Compares(t *testing.T) {
 		"a field that is not stored": {source: T{hidden: 1}},
 		"the same instant":           {served: T{When: now}, source: T{When: now.UTC()}},
 		"NaN":                        {served: T{Number: math.NaN()}, source: T{Number: math.NaN()}},
-		"another number":             {served: T{Number: 1}, source: T{Number: 2}, stale: true},
-		"exists now":                 {servedErr: singlefill.ErrNotFound, stale: true},
-		"exists no more":             {sourceErr: singlefill.ErrNotFound, stale: true},
-		"still does not exist":       {servedErr: singlefill.ErrNotFound, sourceErr: singlefill.ErrNotFound},
+		"NaN beside a map":           {served: T{Map: large, Number: math.NaN()}, source: T{Map: again, Number: math.NaN()}},
+		"NaN as keys": {
+			served: T{Keys: map[float64]int{math.NaN(): 1, math.NaN(): 2, 3: 3}},
+			source: T{Keys: map[float64]int{3: 3, math.NaN(): 2, math.NaN(): 1}},
+		},
+		"another number beside NaN": {served: T{Map: large, Number: math.NaN()}, source: T{Map: again}, stale: true},
+		"another number":            {served: T{Number: 1}, source: T{Number: 2}, stale: true},
+		"exists now":                {servedErr: singlefill.ErrNotFound, stale: true},
+		"exists no more":            {sourceErr: singlefill.ErrNotFound, stale: true},
+		"still does not exist":      {servedErr: singlefill.ErrNotFound, sourceErr: singlefill.ErrNotFound},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
@@ -247,7 +256,10 @@ func TestAudit_YieldsToCallers(t *testing.T) {
 		source.Want(t, 1)
 		a.want(t, singlefill.AuditInfo{Key: "k"})
 		cachetest.WantCommands(t, m, "a hit and its audit", 1, 1, func() { a.hit(t, "k", cachetest.Gives("v")) })
-		a.want(t, singlefill.AuditInfo{Key: "k"}, singlefill.AuditInfo{Key: "k", Age: 2 * time.Second})
+		a.hit(t, "k", cachetest.Gives("new"))
+		a.hit(t, "k", cachetest.MustNotLoad[string](t)) // the second look at the first hit is to come
+		a.want(t, singlefill.AuditInfo{Key: "k"}, singlefill.AuditInfo{Key: "k", Age: 2 * time.Second},
+			singlefill.AuditInfo{Key: "k", Age: 2 * time.Second, Stale: true})
 
 		c := cachetest.NewCacheIn(t, rdb, "busy", &singlefill.Options[string]{MaxLoads: 1, Audit: 1})
 		redistest.Must(t, c.Set(t.Context(), "k", "v"))
@@ -260,6 +272,175 @@ func TestAudit_YieldsToCallers(t *testing.T) {
 		caller.Want(t, "v")
 		if n := c.Stats().Audits; n != 0 {
 			t.Errorf("%d audits while a caller has the only slot", n)
+		}
+	})
+}
+
+// A call that misses during an audit ends the audit's context, and loads when its Loader has returned. After a
+// Delete in this process the audit is superseded, and the call loads at once.
+//
+//fault:audit
+func TestAudit_MissMeanwhile(t *testing.T) {
+	for name, here := range map[string]bool{"deleted elsewhere": false, "deleted here": true} {
+		cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			c := cachetest.NewCacheIn(t, rdb, "ns", &singlefill.Options[string]{Audit: 1})
+			deletes := c
+			if !here {
+				deletes = cachetest.NewCacheIn(t, rdb, "ns", &singlefill.Options[string]{})
+			}
+			source := cachetest.NewSource[string](t)
+			redistest.Must(t, c.Set(t.Context(), "k", "v"))
+			cachetest.GoGet(t.Context(), c, "k", source.Load).Want(t, "v")
+			audit := source.Next(t)
+			redistest.Must(t, deletes.Delete(t.Context(), "k"))
+			miss := cachetest.GoGet(t.Context(), c, "k", source.Load)
+			synctest.Wait()
+			if audit.Ctx.Err() != context.Canceled {
+				t.Errorf("the context of the audit says %v", audit.Ctx.Err())
+			}
+			want := map[bool]int64{true: 2, false: 1}[here]
+			source.Want(t, want)
+			audit.Give("v")
+			source.Next(t).Give("new")
+			miss.Want(t, "new")
+		})
+	}
+}
+
+// A ledger counts the Loaders that run for each key, and fails the test if two do of which none is superseded.
+type ledger struct {
+	mu      sync.Mutex
+	keys    map[string]*account
+	overlap int // pairs that were allowed
+	audits  int
+}
+
+// An account is what a ledger knows of a key: the invalidations in this process, and in all, that have begun
+// and that are over.
+type account struct {
+	running                          []*entered
+	begunHere, overHere, begun, over int
+}
+
+// An entered is a Loader that runs. It is superseded if an invalidation was not over when it began.
+type entered struct {
+	audit          bool
+	overHere, over int
+}
+
+func (l *ledger) of(key string) *account {
+	if l.keys[key] == nil {
+		l.keys[key] = new(account)
+	}
+	return l.keys[key]
+}
+
+func (l *ledger) invalidate(key string, here bool, call func() error) error {
+	l.mu.Lock()
+	a := l.of(key)
+	a.begun++
+	if here {
+		a.begunHere++
+	}
+	l.mu.Unlock()
+	defer func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		a.over++
+		if here {
+			a.overHere++
+		}
+	}()
+	return call()
+}
+
+func (l *ledger) enter(t *testing.T, key string, audit bool) (leave func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := l.of(key)
+	for _, x := range a.running {
+		// Only a load has a lock, by which it learns of an invalidation in another process.
+		superseded := x.audit && a.begunHere > x.overHere || !x.audit && a.begun > x.over
+		if !superseded {
+			t.Errorf("two Loaders run for %s; the first is that of an audit: %t, the second: %t", key, x.audit, audit)
+		}
+		l.overlap++
+	}
+	if audit {
+		l.audits++
+	}
+	x := &entered{audit: audit, overHere: a.overHere, over: a.over}
+	a.running = append(a.running, x)
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		a.running = slices.DeleteFunc(a.running, func(other *entered) bool { return other == x })
+	}
+}
+
+// At most one Loader runs for a key at a time, whether it loads, refreshes or audits; superseded ones do not
+// count.
+//
+//fault:audit
+func TestAudit_OneLoadPerKey(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		type loads struct{} // marks the context of what is not an audit
+		c := cachetest.NewCacheIn(t, rdb, "ns", &singlefill.Options[string]{
+			Audit: 0.5, StaleWhileRevalidate: time.Minute, StaleIfError: time.Minute,
+			Trace: &singlefill.Trace{LoadStart: func(ctx context.Context, _ string) context.Context {
+				return context.WithValue(ctx, loads{}, true)
+			}},
+		})
+		elsewhere := cachetest.NewCacheIn(t, rdb, "ns", &singlefill.Options[string]{})
+		l := &ledger{keys: make(map[string]*account)}
+		load := func(ctx context.Context, key string) (string, error) {
+			defer l.enter(t, key, ctx.Value(loads{}) == nil)()
+			time.Sleep(rand.N(50 * time.Millisecond))
+			if rand.N(2) == 0 && ctx.Err() != nil {
+				return "", ctx.Err()
+			}
+			return "v", nil
+		}
+		loadMany := func(ctx context.Context, keys []string) (map[string]string, error) {
+			values := make(map[string]string)
+			for _, key := range keys {
+				defer l.enter(t, key, ctx.Value(loads{}) == nil)()
+				values[key] = "v"
+			}
+			time.Sleep(rand.N(50 * time.Millisecond))
+			return values, nil
+		}
+		keys := []string{"a", "b", "c"}
+		var callers sync.WaitGroup
+		for range 8 {
+			callers.Go(func() {
+				for range 500 {
+					key := keys[rand.N(len(keys))]
+					var err error
+					switch rand.N(20) {
+					case 0:
+						err = l.invalidate(key, true, func() error { return c.Delete(t.Context(), key) })
+					case 1:
+						err = l.invalidate(key, false, func() error { return elsewhere.Delete(t.Context(), key) })
+					case 2:
+						err = l.invalidate(key, true, func() error { return c.Expire(t.Context(), key) })
+					case 3:
+						err = l.invalidate(key, false, func() error { return elsewhere.Expire(t.Context(), key) })
+					case 4, 5, 6, 7:
+						_, err = c.GetOrLoadMany(t.Context(), keys, loadMany)
+					default:
+						_, err = c.GetOrLoad(t.Context(), key, load)
+					}
+					if err != nil && !errors.Is(err, context.Canceled) {
+						t.Error(err)
+					}
+					time.Sleep(rand.N(20 * time.Millisecond))
+				}
+			})
+		}
+		callers.Wait()
+		if n := c.Stats(); n.Audits < 50 || n.Refreshes < 50 || l.overlap < 10 {
+			t.Errorf("%d audits, %d refreshes, %d superseded loads beside another: the test shows nothing", n.Audits, n.Refreshes, l.overlap)
 		}
 	})
 }
