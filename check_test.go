@@ -128,6 +128,12 @@ func TestCheck_NearOnACluster(t *testing.T) {
 	}
 }
 
+// fleetRights are those that MaxFleetLoads needs besides.
+var fleetRights = []string{
+	"+exists", "+pexpireat", "+zadd", "+zrem", "+zscore", "+zcard", "+zcount", "+zrange", "+zrangebyscore",
+	"+zremrangebyscore", "+zremrangebyrank", "+zpopmin", "+hget", "+hset", "+hdel", "+hlen",
+}
+
 // With MaxFleetLoads the documented rights are those and some more; without these Check fails, and
 // Stats tells that the limit was off.
 func TestCheck_MaxFleetLoads(t *testing.T) {
@@ -136,12 +142,13 @@ func TestCheck_MaxFleetLoads(t *testing.T) {
 		rights []string
 		off    int64 // loads without the limit
 	}{
-		"all":  {append(slices.Clone(rights), "+@sortedset", "+@hash", "+pexpireat"), 0},
+		"all":  {append(slices.Clone(rights), fleetRights...), 0},
 		"some": {rights, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := redistest.Shared(t)
-			c, err := singlefill.New(s.Client(t, s.User(t, test.rights...)), "shop:"+redistest.Namespace(t), time.Minute, &singlefill.Options[string]{MaxFleetLoads: 1})
+			rdb := s.Client(t, s.User(t, test.rights...))
+			c, err := singlefill.New(rdb, "shop:"+redistest.Namespace(t), time.Minute, &singlefill.Options[string]{MaxFleetLoads: 1})
 			redistest.Must(t, err)
 			defer c.Close()
 			if err := c.Check(t.Context()); (err != nil) != (test.off > 0) {
@@ -152,6 +159,13 @@ func TestCheck_MaxFleetLoads(t *testing.T) {
 			}
 			if s := c.Stats(); s.LoadsUnlimited != test.off || s.Stored != 1 {
 				t.Errorf("%+v, want %d loads without the limit", s, test.off)
+			}
+			_ = c.Close() // it waits for the release of the slot
+			refused := slices.DeleteFunc(s.Refused(t, rdb), func(what string) bool {
+				return what == "spublish" || what == "ssubscribe" // wake-ups have rights of their own
+			})
+			if test.off == 0 && len(refused) > 0 {
+				t.Errorf("%q were refused", refused)
 			}
 		})
 	}

@@ -78,13 +78,16 @@
 //
 // With an ACL a lock named n needs
 //
-//	~{n}:lock* +@string +@sortedset +@hash +@keyspace +time +eval +evalsha
+//	~{n}:lock* +get +set +del +exists +pexpire +pexpireat +pttl +time +ping +eval +evalsha
+//	+zadd +zrem +zscore +zrank +zcard +zcount +zrange +zrangebyscore +zremrangebyscore
+//	+zremrangebyrank +zpopmin +hget +hset +hdel +hlen
 //
+// A category such as +@keyspace would add FLUSHALL and KEYS, which no key pattern restricts.
 // [Locker.Check] names what Redis refuses. A release wakes a waiter by a message if the user also has
 //
-//	&{n}:lock:* +@pubsub
+//	&{n}:lock:* +spublish +ssubscribe +sunsubscribe
 //
-// Without these rights, and while messages get lost, waiters poll.
+// before Redis 7 +publish +subscribe +unsubscribe. Without these rights, and while messages get lost, waiters poll.
 //
 // # Keys
 //

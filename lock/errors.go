@@ -37,16 +37,21 @@ var (
 	ErrConflict = errors.New("lock: conflict")
 )
 
+// rights are what the scripts need, as the documentation of the package lists it.
+const rights = "+get +set +del +exists +pexpire +pexpireat +pttl +time +ping +eval +evalsha " +
+	"+zadd +zrem +zscore +zrank +zcard +zcount +zrange +zrangebyscore +zremrangebyscore " +
+	"+zremrangebyrank +zpopmin +hget +hset +hdel +hlen"
+
 // explain returns the caller's error for a command that failed with err.
 func explain(op, name string, err error) error {
 	text := err.Error()
 	switch {
-	case client.ScriptsRefused(err) && !(strings.Contains(text, "NOPERM") && strings.Contains(text, "key")):
+	case client.ScriptsRefused(err) && strings.Contains(text, "eval"):
 		return fmt.Errorf("lock: %s %.100q: locks need scripts: allow the Redis user +eval and +evalsha: %w", op, name, err)
 	case strings.Contains(text, "NOPERM") ||
 		strings.Contains(text, "ACL failure in script") || // from inside a script
 		strings.Contains(text, "executing the script can't"): // the same, by Redis 7.0
-		return fmt.Errorf("lock: %s %.100q: allow the Redis user what the scripts use (+@string +@sortedset +@hash +@keyspace +time, and the keys {name}:lock*): %w", op, name, err)
+		return fmt.Errorf("lock: %s %.100q: allow the Redis user what the scripts use (%s, and the keys {name}:lock*): %w", op, name, rights, err)
 	case strings.Contains(text, "WRONGTYPE") || strings.Contains(text, "FOREIGN"):
 		return fmt.Errorf("%w: %s %.100q: its key holds something else: a lock of another kind, or no lock; choose another name: %w", ErrConflict, op, name, err)
 	}

@@ -18,7 +18,7 @@ import (
 
 const (
 	needsScripts = "locks need scripts: allow the Redis user +eval and +evalsha"
-	needsRights  = "allow the Redis user what the scripts use (+@string"
+	needsRights  = "allow the Redis user what the scripts use (+get +set"
 )
 
 var failures = []struct {

@@ -65,3 +65,16 @@ func (s *Server) User(t testing.TB, rights ...string) func(*redis.Options) {
 }
 
 var users atomic.Int64
+
+// Refused returns the commands, keys and channels that the server has refused to the user of rdb.
+func (s *Server) Refused(t testing.TB, rdb *redis.Client) (refused []string) {
+	t.Helper()
+	entries, err := s.admin.ACLLog(context.Background(), 128).Result()
+	Must(t, err)
+	for _, e := range entries {
+		if e.Username == rdb.Options().Username {
+			refused = append(refused, e.Object)
+		}
+	}
+	return refused
+}
