@@ -82,10 +82,10 @@ func (x *process) acquire(p plan, rng *rand.Rand, locker *lock.Locker) (c *call,
 	switch {
 	case err == nil:
 		c.end(op{Result: resultOK, Value: lease.Fence()})
-	case err == lock.ErrBusy:
-		c.end(op{Result: resultBusy})
 	case errors.Is(err, context.Canceled):
 		c.end(op{Result: resultLeft, Error: err.Error()})
+	case errors.Is(err, lock.ErrBusy):
+		c.end(op{Result: resultBusy})
 	default:
 		c.end(op{Result: resultFailed, Error: err.Error()})
 		x.trouble("acquire", err)

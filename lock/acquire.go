@@ -1,7 +1,6 @@
 package lock
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,6 +24,7 @@ type attempt struct {
 	hasPlace   bool // it may have a place in a queue, or a reservation, to give back
 	unanswered bool // since the last answer a command was sent, which may have been executed
 	answered   bool // the last command
+	silent     bool // Redis did not answer the line when the attempt left it
 
 	place  int64 // in the waitQueue; protected by its mutex, as all fields below
 	failed error // why it has to end before its context does
@@ -48,12 +48,14 @@ func newAttempt(ctx context.Context, o *owner) *attempt {
 func (a *attempt) try(ctx context.Context) (*Lease, error) {
 	r, sent, err := a.ask(ctx, request{})
 	switch {
+	case endedBy(ctx, err):
+		return nil, a.noAnswer(ctx)
 	case err != nil:
 		return nil, a.explain(ctx, err)
 	case r.state == held:
 		return &Lease{owner: a.owner, fence: r.number, sentAt: sent}, nil
 	case r.state == busy:
-		return nil, ErrBusy
+		return nil, errBusy(a.name)
 	}
 	return nil, a.refused(r)
 }
@@ -75,6 +77,8 @@ func (a *attempt) wait(ctx context.Context) (lease *Lease, err error) {
 			if err := a.refused(r); r.state != otherSize || !q.noteConflict(err) {
 				return nil, err
 			}
+		case endedBy(ctx, err):
+			return nil, a.gaveUp(ctx)
 		case !isTemporary(err) || ctx.Err() != nil || !q.noteFailure(a, err):
 			return nil, a.explain(ctx, err)
 		}
@@ -170,28 +174,43 @@ func (a *attempt) refused(r reply) error {
 	return fmt.Errorf("lock: acquire %.100q: unexpected state %q", a.name, r.state)
 }
 
-// gaveUp returns the caller's error for an attempt that has waited and got no lease.
+// endedBy reports whether err is that ctx has ended, which says nothing about Redis.
+func endedBy(ctx context.Context, err error) bool {
+	return err != nil && ctx.Err() != nil && errors.Is(err, ctx.Err())
+}
+
+// gaveUp returns the caller's error for an attempt that has waited until ctx ended, or failed.
 func (a *attempt) gaveUp(ctx context.Context) error {
-	why, silent := a.waiters.reason(a)
+	why, last := a.waiters.reason(a)
 	switch {
-	case silent:
+	case last == silent:
 		return a.explain(ctx, why)
+	case last == none:
+		return a.noAnswer(ctx)
 	case why != nil:
 		return fmt.Errorf("%w: %w", why, ctx.Err())
 	}
-	return fmt.Errorf("%w: %w", ErrBusy, ctx.Err())
+	return fmt.Errorf("%w: %w", errBusy(a.name), ctx.Err())
 }
 
-// explain returns the caller's error for a command that failed with err.
-func (a *attempt) explain(ctx context.Context, err error) error {
-	switch {
-	case a.unanswered:
-		return fmt.Errorf("%w: acquire %.100q: %w", ErrAmbiguous, a.name, cmp.Or(ctx.Err(), err))
-	// perhaps after a refusal, which says nothing about other holders
-	case ctx.Err() != nil && !errors.Is(err, ctx.Err()):
-		return fmt.Errorf("%w: acquire %.100q: %w: %w", ErrUnavailable, a.name, ctx.Err(), err)
+// noAnswer returns the caller's error for an attempt that had no answer until ctx ended.
+func (a *attempt) noAnswer(ctx context.Context) error {
+	if a.unanswered {
+		return noAnswer{a.name, ErrAmbiguous, ctx.Err()}
 	}
-	return explain("acquire", a.name, err)
+	return noAnswer{a.name, ErrUnavailable, ctx.Err()}
+}
+
+// explain returns the caller's error for a command that failed with err, perhaps just before ctx ended.
+func (a *attempt) explain(ctx context.Context, err error) error {
+	said := explain("acquire", a.name, err)
+	if a.unanswered {
+		said = fmt.Errorf("%w: acquire %.100q: %w", ErrAmbiguous, a.name, err)
+	}
+	if ended := ctx.Err(); ended != nil && !errors.Is(err, ended) {
+		return fmt.Errorf("%w: %w", said, ended)
+	}
+	return said
 }
 
 // leave cleans up after an attempt without a lease. It gives back a place in a queue, and what an
@@ -202,7 +221,7 @@ func (a *attempt) leave(ctx context.Context) {
 		return
 	}
 	ctx = client.Detach(ctx)
-	if _, silent := a.waiters.reason(a); silent || !a.answered || isTemporary(a.kind.abandon(ctx, a.owner)) {
+	if a.silent || !a.answered || isTemporary(a.kind.abandon(ctx, a.owner)) {
 		a.abandonLater(ctx)
 	}
 }

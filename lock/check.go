@@ -16,7 +16,7 @@ import (
 // removes them; if it cannot, they expire, within a day. Call it when a process starts, and not
 // in a health check, which would end processes during an outage of Redis.
 func (l *Locker) Check(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
+	if err := checkContext(ctx, "check", l.name); err != nil {
 		return err
 	}
 	probe := &Locker{

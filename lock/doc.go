@@ -31,7 +31,8 @@
 //
 // # When a lease is lost
 //
-// The context that Do passes to its function, and [Lease.Context], end with cause [ErrLost]:
+// The context that Do passes to its function, and [Lease.Context], end with a cause that is [ErrLost] by
+// errors.Is, and says of which lock and why:
 //
 //   - at the next renewal, when Redis has lost the lease;
 //   - a twentieth of TTL before another caller can hold it, when Redis could not be asked in time
@@ -47,8 +48,8 @@
 //     once; Acquire and Do return it together with ctx.Err() when ctx ends.
 //   - [ErrLost], from Do and Release: the lease ended before it was released. Another holder may have
 //     worked at the same time.
-//   - [ErrUnavailable]: Redis cannot answer, or cannot write now. Nothing was granted. An unavailable
-//     Redis is never reported as ErrBusy.
+//   - [ErrUnavailable]: Redis cannot answer, or cannot write now, or ctx ended before it could be asked.
+//     Nothing was granted. A Redis whose last command has failed is never reported as ErrBusy.
 //   - [ErrAmbiguous]: a command was sent and not answered. The caller holds nothing. What the server
 //     may have granted is given back in the background, or ends after TTL.
 //   - [ErrNotReleased], from Do: its function has run, and the lease could not be given back.

@@ -1,6 +1,7 @@
 package lock
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -20,7 +21,8 @@ var (
 	ErrLost = errors.New("lock: lost")
 
 	// ErrUnavailable is returned when Redis cannot answer, or cannot write now: no connection,
-	// loading, out of memory, a replica. This call acquired or released nothing.
+	// loading, out of memory, a replica; and when ctx ended before Redis could be asked. This call
+	// acquired or released nothing.
 	ErrUnavailable = errors.New("lock: redis is unavailable")
 
 	// ErrAmbiguous is returned when a command was sent and not answered. What it may have done is
@@ -36,6 +38,31 @@ var (
 	// semaphore of another size, or by another program. Nothing was granted.
 	ErrConflict = errors.New("lock: conflict")
 )
+
+// checkContext returns an error if ctx is nil or has ended.
+func checkContext(ctx context.Context, op, name string) error {
+	if ctx == nil {
+		return fmt.Errorf("lock: %s %.100q: ctx is nil: a context is needed", op, name)
+	}
+	return ctx.Err()
+}
+
+func errBusy(name string) error { return fmt.Errorf("%w: %.100q", ErrBusy, name) }
+
+func errLost(name string, why error) error { return fmt.Errorf("%w: %.100q: %w", ErrLost, name, why) }
+
+// A noAnswer is the error of an Acquire whose context ended before Redis had answered. Its text does not
+// call Redis unavailable: the context may have been too short.
+type noAnswer struct {
+	name        string
+	kind, ended error
+}
+
+func (e noAnswer) Error() string {
+	return fmt.Sprintf("lock: acquire %.100q: no answer came before the context ended: %v", e.name, e.ended)
+}
+
+func (e noAnswer) Unwrap() []error { return []error{e.kind, e.ended} }
 
 // rights are what the scripts need, as the documentation of the package lists it.
 const rights = "+get +set +del +exists +pexpire +pexpireat +pttl +time +ping +eval +evalsha " +

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -105,6 +106,124 @@ func TestErrors_Kinds(t *testing.T) {
 			}
 		})
 	}
+}
+
+// When the context of an Acquire ends during a command, the error says what the Acquire has seen: ErrBusy
+// if the last answer was that the lock is busy, the failure if the last command failed, and otherwise that
+// no answer came. It is ErrAmbiguous only if a command was sent.
+func TestErrors_ContextEnds(t *testing.T) {
+	const early, late = 200 * time.Millisecond, 2700 * time.Millisecond // while the first command is in flight, and a later one
+	for _, c := range []struct {
+		what string
+		then fault         // for the first command, or those from one second on
+		ends time.Duration // of the context
+		want error         // nil: none of this package
+		says string
+	}{
+		{"busy, and a slow reply", slow(400 * time.Millisecond), late, lock.ErrBusy, "busy"},
+		{"busy, then silence", silence, late, lock.ErrAmbiguous, "deadline"},
+		{"busy, then no connection", noConnection, late, lock.ErrUnavailable, "refused"},
+		{"a slow reply", slow(400 * time.Millisecond), early, lock.ErrAmbiguous, "no answer came before the context ended"},
+		{"silence", silence, early, lock.ErrAmbiguous, "no answer came before the context ended"},
+		{"no connection", noConnection, early, lock.ErrUnavailable, "refused"},
+		{"not allowed", refusal("NOPERM this user has no permissions to run the 'evalsha' command"), early, nil, needsScripts},
+	} {
+		runEachKind(t, c.what, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+			learn(t, rdb)
+			redistest.Mute(m) // so that waiters ask often
+			holder := mustAcquire(t, newLocker(t, kind, rdb, "some name", nil))
+			client, f := withFaults(t, m)
+			l := newLocker(t, kind, client, "some name", nil)
+			calls := map[string]func(context.Context) (*lock.Lease, error){"Acquire": l.Acquire}
+			if c.ends == early {
+				f.set(c.then)
+				calls["TryAcquire"] = l.TryAcquire
+			}
+			for op, call := range calls {
+				ctx, cancel := context.WithTimeout(t.Context(), c.ends)
+				if c.ends == late {
+					time.AfterFunc(time.Second, func() { f.set(c.then) })
+				}
+				_, err := call(ctx)
+				cancel()
+				if c.want == nil {
+					wantIs(t, op, err)
+				} else {
+					wantIs(t, op, err, c.want, context.DeadlineExceeded)
+				}
+				if err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), `"some name"`) {
+					t.Errorf("%s: %v; want it to say %q, and the name", op, err, c.says)
+				}
+			}
+			f.set(nil)
+			mustRelease(t, holder)
+			time.Sleep(2 * leaseTTL)
+			mustRelease(t, mustTry(t, newLocker(t, kind, rdb, "some name", nil)))
+		})
+	}
+}
+
+// An Acquire whose context ends before a command was sent, or before the first waiter of its process
+// had an answer, is not ErrBusy, and its text does not call Redis unavailable.
+func TestErrors_ContextEndsUnasked(t *testing.T) {
+	const text = `lock: acquire "n": no answer came before the context ended: context deadline exceeded`
+	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+		options := *redistest.NewMiniClient(t, m).Options()
+		options.Dialer = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		client := redis.NewClient(&options)
+		defer client.Close()
+		l := newLocker(t, kind, client, "n", nil)
+		var callers sync.WaitGroup
+		for range 3 {
+			for op, call := range map[string]func(context.Context) (*lock.Lease, error){"Acquire": l.Acquire, "TryAcquire": l.TryAcquire} {
+				callers.Go(func() {
+					ctx, cancel := context.WithTimeout(t.Context(), leaseWaits/2)
+					defer cancel()
+					_, err := call(ctx)
+					wantIs(t, op, err, lock.ErrUnavailable, context.DeadlineExceeded)
+					if err == nil || err.Error() != text {
+						t.Errorf("%s: %v, want %s", op, err, text)
+					}
+				})
+			}
+			time.Sleep(time.Millisecond)
+		}
+		callers.Wait()
+	})
+}
+
+// A function or context that is nil is an error that names it, and nothing is sent.
+func TestErrors_Nil(t *testing.T) {
+	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+		client, f := withFaults(t, m)
+		l := newLocker(t, kind, client, "n", nil)
+		lease := mustAcquire(t, l)
+		f.take()
+		fn := func(context.Context) error { t.Error("called"); return nil }
+		var none context.Context
+		for _, c := range []struct {
+			want string
+			call func() error
+		}{
+			{`lock: acquire "n": ctx is nil: a context is needed`, func() error { _, err := l.Acquire(none); return err }},
+			{`lock: acquire "n": ctx is nil: a context is needed`, func() error { _, err := l.TryAcquire(none); return err }},
+			{`lock: acquire "n": ctx is nil: a context is needed`, func() error { return l.Do(none, fn) }},
+			{`lock: do "n": fn is nil: a function is needed`, func() error { return l.Do(t.Context(), nil) }},
+			{`lock: check "n": ctx is nil: a context is needed`, func() error { return l.Check(none) }},
+			{`lock: release "n": ctx is nil: a context is needed`, func() error { return lease.Release(none) }},
+		} {
+			if err := c.call(); err == nil || err.Error() != c.want {
+				t.Errorf("%v, want %s", err, c.want)
+			}
+		}
+		if ops := f.take(); ops != "" {
+			t.Errorf("sent %s", ops)
+		}
+		mustRelease(t, lease)
+	})
 }
 
 // foreignData are commands that put something else under a key.

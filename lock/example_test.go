@@ -213,7 +213,7 @@ func ExampleLocker_Do() {
 		return fmt.Errorf("half of the index is written: %w", context.Cause(ctx))
 	})
 	fmt.Println(errors.Is(err, lock.ErrLost), err)
-	// Output: true half of the index is written: lock: lost
+	// Output: true half of the index is written: lock: lost: "search index": it is gone from Redis
 }
 
 // A holder that was frozen does not know that its lease has ended. The resource rejects its writes

@@ -1,6 +1,7 @@
 package lock
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -115,7 +116,7 @@ func TestLocker_StrangeNames(t *testing.T) {
 			if err != nil {
 				t.Errorf("%s %.50q: %v", what, name, err)
 			}
-			if _, err := l.TryAcquire(t.Context()); err != ErrBusy {
+			if _, err := l.TryAcquire(t.Context()); !errors.Is(err, ErrBusy) {
 				t.Errorf("%s %.50q: a second one: %v", what, name, err)
 			}
 			leases = append(leases, lease)

@@ -2,6 +2,7 @@ package lock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -46,6 +47,9 @@ const (
 	lost
 )
 
+// errReleased is why a lease is lost for another call of Release.
+var errReleased = errors.New("it has been released already")
+
 // margin returns how long before its end a holder gives up a lease, so that its context ends before
 // another caller can hold it: a twentieth of the TTL, but at least what rounding to milliseconds
 // can make of it.
@@ -74,7 +78,7 @@ func (l *Lease) start(ctx context.Context) {
 		if !l.ended.CompareAndSwap(false, true) {
 			return
 		}
-		l.end(ErrLost)
+		l.end(errLost(l.owner.name, why))
 		l.traceLost(ctx, why)
 		if why != renew.ErrGone { // a renewal may have arrived: no process has to wait for its end
 			time.Sleep(renewal.Margin)
@@ -85,7 +89,7 @@ func (l *Lease) start(ctx context.Context) {
 
 func (l *Lease) traceLost(ctx context.Context, why error) {
 	if l.told.CompareAndSwap(false, true) && l.trace.Lost != nil {
-		l.trace.Lost(ctx, l.info(fmt.Errorf("%w: %w", ErrLost, why)))
+		l.trace.Lost(ctx, l.info(errLost(l.owner.name, why)))
 	}
 }
 
@@ -94,7 +98,7 @@ func (l *Lease) info(err error) LeaseInfo {
 }
 
 // Context returns a context that ends with the lease and has the values of the context passed to
-// [Locker.Acquire]. When the lease is lost, the cause is [ErrLost], and the context ends before
+// [Locker.Acquire]. When the lease is lost, the cause is [ErrLost] and says why, and the context ends before
 // another caller can hold the lock, unless Redis has lost the lease or this process is stalled.
 // The context of a Lease that holds nothing has ended.
 func (l *Lease) Context() context.Context {
@@ -138,9 +142,16 @@ func (l *Lease) Release(ctx context.Context) error {
 	if l == nil || l.ctx == nil {
 		return nil
 	}
+	if ctx == nil {
+		return checkContext(ctx, "release", l.owner.name)
+	}
 	first := l.ended.CompareAndSwap(false, true)
 	if !first && !l.mayRetry.CompareAndSwap(true, false) {
-		return ErrLost
+		<-l.ctx.Done() // what has set ended ends it next
+		if why := context.Cause(l.ctx); errors.Is(why, ErrLost) {
+			return why
+		}
+		return errLost(l.owner.name, errReleased)
 	}
 	if first {
 		l.end(nil) // no renewal begins any more, and one in flight brings nothing back
@@ -209,7 +220,7 @@ func (l *Lease) finish(ctx context.Context, outcome int32) error {
 		l.owner.waiters.wakeFirst()
 	}
 	if outcome == lost {
-		return ErrLost
+		return errLost(l.owner.name, renew.ErrGone)
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package lock_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"strings"
@@ -315,7 +316,7 @@ func TestLease_LostUnanswered(t *testing.T) {
 		synctest.Wait()
 		early, err := other.TryAcquire(t.Context())
 		_ = early.Release(t.Context())
-		if err != lock.ErrBusy {
+		if !errors.Is(err, lock.ErrBusy) {
 			t.Errorf("before its holder has had the margin to stop: %v, want ErrBusy", err)
 		}
 		time.Sleep(leaseMargin)

@@ -124,18 +124,22 @@ func newLocker(rdb redis.UniversalClient, name string, kind kind, opts *Options,
 //
 // The error says what is known:
 //
-//   - [ErrBusy] and ctx.Err(), both by errors.Is: other callers held the lock until ctx ended.
-//   - [ErrUnavailable]: Redis could not be reached, or could not write, for as long as said above.
-//     Nothing was acquired.
+//   - [ErrBusy]: ctx ended, and by the last answer the lock was busy.
+//   - [ErrUnavailable]: Redis could not be reached, or could not write, for as long as said above, or
+//     until ctx ended. Nothing was acquired.
 //   - [ErrAmbiguous]: a command was sent and not answered. What it may have acquired is given back in
-//     the background, or ends after TTL. If ctx ended during a command, the error also is ctx.Err().
+//     the background, or ends after TTL.
 //   - [ErrConflict]: a lock of another kind or size, or some other data, uses this name.
 //   - Any other error: a setting has to change, for example a missing permission.
+//
+// If ctx has ended, the error also is ctx.Err(), by errors.Is. If no answer came before, its text says
+// so: perhaps only ctx was too short.
 //
 // An Acquire that fails leaves no place in a queue, and a command of it that arrives late acquires
 // nothing. While Redis answers, its place and its reservation have been given back when Acquire
 // returns, so the client may be closed and the process may end. That takes one command, and
-// RedisTimeout at most. While Redis does not answer, it happens in the background.
+// RedisTimeout at most. While Redis does not answer, or if ctx ended during a command, it happens in
+// the background.
 func (l *Locker) Acquire(ctx context.Context) (*Lease, error) { return l.acquire(ctx, true) }
 
 // TryAcquire is [Locker.Acquire] without waiting: it returns [ErrBusy] with the first reply. A lock
@@ -143,12 +147,12 @@ func (l *Locker) Acquire(ctx context.Context) (*Lease, error) { return l.acquire
 // TryAcquire tries to reach Redis for [Options.RedisTimeout].
 func (l *Locker) TryAcquire(ctx context.Context) (*Lease, error) { return l.acquire(ctx, false) }
 
-// Do calls fn while holding a lease. The context of fn ends with ctx, and with cause [ErrLost] when
-// the lease is lost: fn has to stop then, since another caller may acquire the lock. Do releases
-// the lease when fn returns or panics; the panic continues.
+// Do calls fn while holding a lease. The context of fn ends with ctx, and when the lease is lost, with
+// a cause that is [ErrLost] and says why: fn has to stop then, since another caller may acquire the
+// lock. Do releases the lease when fn returns or panics; the panic continues.
 //
 // Do returns an error of fn unchanged, with one exception: if the lease was lost and fn returns the
-// error of its context, Do returns [ErrLost] with it, since ctx itself need not have ended. If fn
+// error of its context, Do returns that cause with it, since ctx itself need not have ended. If fn
 // returns nil, Do returns
 //
 //   - nil when the lease was held to the end and has been given back;
@@ -157,6 +161,9 @@ func (l *Locker) TryAcquire(ctx context.Context) (*Lease, error) { return l.acqu
 //
 // All other errors of this package mean that fn has not run.
 func (l *Locker) Do(ctx context.Context, fn func(ctx context.Context) error) (err error) {
+	if fn == nil {
+		return fmt.Errorf("lock: do %.100q: fn is nil: a function is needed", l.name)
+	}
 	lease, err := l.Acquire(ctx)
 	if err != nil {
 		return err
@@ -176,14 +183,15 @@ func (l *Locker) Do(ctx context.Context, fn func(ctx context.Context) error) (er
 	stop := context.AfterFunc(lease.Context(), func() { end(context.Cause(lease.Context())) })
 	defer stop()
 	err = fn(inside)
-	if ended := inside.Err(); ended != nil && errors.Is(err, ended) && context.Cause(inside) == ErrLost {
-		return fmt.Errorf("%w: %w", ErrLost, err)
+	// The cause may also be the loss of another lock, whose context is ctx.
+	if why := context.Cause(inside); why != nil && why == context.Cause(lease.Context()) && errors.Is(err, inside.Err()) {
+		return fmt.Errorf("%w: %w", why, err)
 	}
 	return err
 }
 
 func (l *Locker) acquire(ctx context.Context, wait bool) (*Lease, error) {
-	if err := ctx.Err(); err != nil {
+	if err := checkContext(ctx, "acquire", l.name); err != nil {
 		return nil, err
 	}
 	a := newAttempt(ctx, &owner{Locker: l, token: l.waiters.newToken()})

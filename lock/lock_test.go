@@ -110,8 +110,8 @@ func mustRelease(t testing.TB, lease *lock.Lease) {
 // wantBusy checks that the lock is held.
 func wantBusy(t testing.TB, l *lock.Locker) {
 	t.Helper()
-	if lease, err := l.TryAcquire(t.Context()); err != lock.ErrBusy {
-		t.Errorf("TryAcquire while it is held: %v, %v; want ErrBusy itself", lease, err)
+	if lease, err := l.TryAcquire(t.Context()); !errors.Is(err, lock.ErrBusy) {
+		t.Errorf("TryAcquire while it is held: %v, %v; want ErrBusy", lease, err)
 		_ = lease.Release(t.Context())
 	}
 }

@@ -22,11 +22,20 @@ type waitQueue struct {
 	bypass  bypass
 
 	lastAnswer time.Time
-	silent     bool  // no answer since the last failure
+	news       news
 	why        error // why no lease can be had, if not because it is busy
 
 	listening
 }
+
+// news is what the last command of a waitQueue has shown.
+type news int
+
+const (
+	none     news = iota // no command has ended since it had no waiters
+	answered             // the lock is busy, or cannot be had for another reason
+	silent               // the command failed
+)
 
 // A bypass counts the grants to other processes since the last grant to this one.
 type bypass struct {
@@ -54,6 +63,9 @@ func (q *waitQueue) newToken() string { return q.id + rand.Text()[idLen:] }
 func (q *waitQueue) join(a *attempt) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	if len(q.waiters) == 0 {
+		q.news, q.why = none, nil
+	}
 	q.arrived++
 	a.place = q.arrived
 	if a.kind.queues() {
@@ -74,6 +86,7 @@ func (q *waitQueue) leave(a *attempt, granted bool) {
 	if granted || len(q.waiters) == 0 {
 		q.bypass = bypass{}
 	}
+	a.silent = a.failed != nil || q.news == silent
 	q.closeEar()
 }
 
@@ -83,7 +96,7 @@ func (q *waitQueue) awaitTurn(ctx context.Context, a *attempt) bool {
 	for ctx.Err() == nil {
 		q.mu.Lock()
 		failed := a.failed != nil
-		asks := !failed && (q.isFirst(a) || a.place == unplaced && !q.silent)
+		asks := !failed && (q.isFirst(a) || a.place == unplaced && q.news != silent)
 		q.mu.Unlock()
 		if failed || asks {
 			return asks
@@ -163,11 +176,11 @@ func (q *waitQueue) noteConflict(why error) (wait bool) {
 
 // noteAnswer notes that the server answers. The caller holds mu.
 func (q *waitQueue) noteAnswer(why error) {
-	q.why, q.lastAnswer = why, time.Now()
-	if !q.silent {
+	before := q.news
+	q.news, q.why, q.lastAnswer = answered, why, time.Now()
+	if before != silent {
 		return
 	}
-	q.silent = false
 	for _, w := range q.waiters {
 		if w.place == unplaced {
 			w.wakeUp()
@@ -181,7 +194,7 @@ func (q *waitQueue) noteAnswer(why error) {
 func (q *waitQueue) noteFailure(a *attempt, why error) (goesOn bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.silent, q.why, q.kept = true, why, time.Time{}
+	q.news, q.why, q.kept = silent, why, time.Time{}
 	for _, w := range slices.Clone(q.waiters) {
 		if !w.hasDeadline && (q.lastAnswer.Before(w.begun) || time.Since(q.lastAnswer) >= a.opts.TTL) {
 			w.failed = why
@@ -192,15 +205,14 @@ func (q *waitQueue) noteFailure(a *attempt, why error) (goesOn bool) {
 	return a.failed == nil
 }
 
-// reason returns why the attempt could not get a lease: nil if the lock was busy. silent tells that
-// the last command has failed.
-func (q *waitQueue) reason(a *attempt) (why error, silent bool) {
+// reason returns why the attempt has no lease: the last failure, or another reason than that the lock is busy.
+func (q *waitQueue) reason(a *attempt) (why error, last news) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if a.failed != nil {
-		return a.failed, true
+		return a.failed, silent
 	}
-	return q.why, q.silent
+	return q.why, q.news
 }
 
 // wakeFirst makes the first waiter ask at once, unless a message will tell it.

@@ -248,7 +248,7 @@ func (u *restricted) use() {
 			short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 			_ = u.acquire(short).Release(ctx)
 			cancel()
-			if _, err := u.l.TryAcquire(ctx); err != nil && err != lock.ErrBusy {
+			if _, err := u.l.TryAcquire(ctx); err != nil && !errors.Is(err, lock.ErrBusy) {
 				u.errs = append(u.errs, err)
 			}
 		}

@@ -272,7 +272,7 @@ func TestInEveryOrder_LostByRedis(t *testing.T) {
 					return
 				}
 				time.Sleep(2 * stepTTL) // longer than B takes to begin, and then a third of TTL
-				if context.Cause(lease.Context()) != lock.ErrLost {
+				if !errors.Is(context.Cause(lease.Context()), lock.ErrLost) {
 					w.Errorf("A does not know that it has lost its lease")
 				}
 				if err := lease.Release(ctx); !errors.Is(err, lock.ErrLost) {
