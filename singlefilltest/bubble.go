@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 )
 
 // What belongs to a bubble of testing/synctest cannot be used outside of it, nor the reverse. The runtime
@@ -39,8 +40,9 @@ func misplaced(what, made, used string) error {
 		what, place(made), place(used))
 }
 
-// checkClosed reports a cache that still runs when its bubble ends: with Near it runs until Close, and
-// synctest ends the test by a panic that speaks of a deadlock.
+// checkClosed reports what still runs when its bubble ends, since synctest ends the test by a panic that
+// speaks of a deadlock: time stops in the bubble. A cache with Near runs until Close. A lock finishes in the
+// background what a call could not, and its client is closed, so it ends if time passes.
 func checkClosed(t testing.TB) {
 	mine := bubble()
 	if mine == "" {
@@ -48,14 +50,30 @@ func checkClosed(t testing.TB) {
 	}
 	for _, s := range servers.Range {
 		if s.(*fakeServer).bubble == mine {
-			return // a cache of another Redis may be closed later
+			return // a cache or lock of another Redis may be used until then
 		}
 	}
+	if cache := runs(mine, "singlefill.(*engine)"); cache != "" {
+		t.Errorf("singlefilltest: the bubble ends, and a cache is not closed: call its Close before, with defer:\n\n%s", cache)
+		return
+	}
+	for pause := time.Millisecond; pause < 24*time.Hour && runs(mine, "singlefill/lock.", "singlefill/internal/client.") != ""; pause *= 2 {
+		time.Sleep(pause)
+	}
+	if lock := runs(mine, "singlefill/lock."); lock != "" {
+		t.Errorf("singlefilltest: the bubble ends, and a call of a lock has not returned: wait for it before:\n\n%s", lock)
+	}
+}
+
+// runs returns the stack of a goroutine of the bubble that runs code with one of the names, or "".
+func runs(bubble string, names ...string) string {
 	synctest.Wait()
 	for _, goroutine := range strings.Split(string(stack(make([]byte, 1<<20), true)), "\n\n") {
-		if bubbleOf(goroutine) == mine && strings.Contains(goroutine, "singlefill.(*engine)") {
-			t.Errorf("singlefilltest: the bubble ends, and a cache is not closed: call its Close before, with defer:\n\n%s", goroutine)
-			return
+		for _, name := range names {
+			if bubbleOf(goroutine) == bubble && strings.Contains(goroutine, name) {
+				return goroutine
+			}
 		}
 	}
+	return ""
 }
