@@ -96,7 +96,7 @@
 // key has a TTL. Waiters listen on channels whose names begin with {n}:lock, over one connection for
 // all locks of the process on a server; it is closed ten seconds after the last wait. After all leases have been released, two things remain:
 //
-//   - the last fence, for a day;
+//   - the last fence, for a day, some 200 bytes for each name;
 //   - marks of the last 500 ended attempts, which make repeated and late commands harmless. A mark
 //     lives for TTL, but at most a minute, and twice as long if a command was not answered.
 //
