@@ -36,9 +36,10 @@ type Locker struct {
 // that dies with a reservation keeps the free lock from others for [Options.RedisTimeout] and
 // 200 ms.
 //
-// Each name costs Redis some 200 bytes for a day after its last grant, for the fence (see [Lease.Fence]): a
-// million names a day are 200 MB. If ids are many, let them share some thousand names, such as
-// "order " and a hash of the id modulo 5000; then ids of one name wait for each other.
+// Each name, also of the other kinds, costs Redis some 200 bytes for a day after its last grant, for
+// the fence (see [Lease.Fence]): a million names a day are 200 MB. If ids are many, let them share some
+// thousand names, such as "order " and a hash of the id modulo 5000; then ids of one name wait for each
+// other.
 //
 // Do not give a mutex and a fair mutex the same name. While waiters queue for the fair mutex, the
 // mutex returns [ErrConflict]; without waiters it does not notice the fair mutex.
