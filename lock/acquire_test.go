@@ -78,6 +78,42 @@ func TestAcquire_ContextEnds(t *testing.T) {
 	})
 }
 
+// A waiter with a place in a queue leaves at once when its context ends, also while Redis answers nothing to
+// the waiter before it.
+//
+//fault:cancelled
+func TestAcquire_ContextEndsInSilence(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		learn(t, rdb)
+		holder := mustAcquire(t, newLocker(t, "fair", rdb, "n", nil))
+		client, f := withFaults(t, m)
+		l := newLocker(t, "fair", client, "n", nil)
+		var waiters sync.WaitGroup
+		for _, d := range []time.Duration{5 * time.Second, 3 * time.Second} {
+			waiters.Go(func() {
+				begun := time.Now()
+				ctx, cancel := context.WithTimeout(t.Context(), d)
+				defer cancel()
+				_, err := l.Acquire(ctx)
+				wantElapsed(t, "it returns", begun, d)
+				if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, lock.ErrBusy) {
+					t.Errorf("Acquire in silence: %v", err)
+				}
+			})
+			time.Sleep(10 * time.Millisecond)
+			synctest.Wait()
+		}
+		if queue, err := m.ZMembers("{n}:lock:queue"); len(queue) != 2 {
+			t.Fatalf("%d have places, %v", len(queue), err)
+		}
+		time.Sleep(time.Second)
+		f.set(silence)
+		waiters.Wait()
+		f.set(nil)
+		mustRelease(t, holder)
+	})
+}
+
 // A waiter holds no connection between two commands.
 //
 //fault:waiting-callers

@@ -135,7 +135,11 @@ func TestErrors_ContextEnds(t *testing.T) {
 			client, f := withFaults(t, m)
 			l := newLocker(t, kind, client, "some name", nil)
 			calls := map[string]func(context.Context) (*lock.Lease, error){"Acquire": l.Acquire}
-			if c.ends == early {
+			if c.ends == early { // what earlier calls have seen does not count
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				_, err := l.Acquire(ctx)
+				cancel()
+				wantIs(t, "Acquire before", err, lock.ErrBusy, context.DeadlineExceeded)
 				f.set(c.then)
 				calls["TryAcquire"] = l.TryAcquire
 			}
