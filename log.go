@@ -2,10 +2,9 @@ package singlefill
 
 import (
 	"context"
+	"errors"
 	"log/slog"
-	"reflect"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -31,46 +30,22 @@ type LogOptions struct {
 //
 // Of each kind it writes ten lines a second at most for each cache; the attribute "dropped" of the
 // next line counts those left out. The attribute "cache" is the namespace. A function that the
-// program sets in the Trace is kept.
+// program sets in the Trace takes the place of the log's lines, unless it calls the function that
+// was there. The lines of the last kind are written in any case.
 func LogTrace(logger *slog.Logger, opts *LogOptions) *Trace {
-	var o LogOptions
+	l := &loadLog{Logger: logger, lines: make(map[line]*sampler)}
 	if opts != nil {
-		o = *opts
+		l.LogOptions = *opts
 	}
-	o.Slow = orDefault(o.Slow, time.Second)
-	t := newLog(logger, o)
-	t.named = func(t Trace, namespace string) *Trace {
-		log := newLog(logger.With("cache", namespace), o)
-		t.LoadDone = unlessChanged(t.LoadDone, log.LoadDone)
-		t.RedisError = unlessChanged(t.RedisError, log.RedisError)
-		t.BadValue = unlessChanged(t.BadValue, log.BadValue)
-		t.AuditDone = unlessChanged(t.AuditDone, log.AuditDone)
-		t.TagDone = unlessChanged(t.TagDone, log.TagDone)
-		t.BreakerChanged = unlessChanged(t.BreakerChanged, log.BreakerChanged)
-		t.opening = log.opening
-		return &t
-	}
-	return t
-}
-
-// unlessChanged returns log if f is the same method of another log, and f if a program has set it.
-func unlessChanged[F any](f, log F) F {
-	if reflect.ValueOf(f).Pointer() == reflect.ValueOf(log).Pointer() {
-		return log
-	}
-	return f
-}
-
-func newLog(logger *slog.Logger, opts LogOptions) *Trace {
-	l := &loadLog{Logger: logger, LogOptions: opts, lines: make(map[string]*sampler)}
+	l.Slow = orDefault(l.Slow, time.Second)
 	return &Trace{
 		LoadDone:       l.loadDone,
 		RedisError:     l.redisError,
 		BadValue:       l.badValue,
 		AuditDone:      l.auditDone,
 		TagDone:        l.tagDone,
-		BreakerChanged: l.breakerChanged,
-		opening:        func(why error) { l.why.Store(&why) },
+		BreakerChanged: func(bool) {}, // as a function of the program may call it; breaker writes the lines
+		named:          l.named,
 	}
 }
 
@@ -79,8 +54,43 @@ type loadLog struct {
 	*slog.Logger
 	LogOptions
 	mu    sync.Mutex
-	lines map[string]*sampler   // by message
-	why   atomic.Pointer[error] // the error that has opened the breaker last
+	lines map[line]*sampler
+}
+
+// A line is what is sampled: a message of one cache.
+type line struct{ cache, message string }
+
+// named returns t for one cache. Its functions, also those of the program that call those of the log,
+// find the namespace in their contexts.
+func (l *loadLog) named(t Trace, namespace string) *Trace {
+	t.LoadDone = within(namespace, t.LoadDone)
+	t.RedisError = within2(namespace, t.RedisError)
+	t.BadValue = within2(namespace, t.BadValue)
+	t.AuditDone = within(namespace, t.AuditDone)
+	t.TagDone = within(namespace, t.TagDone)
+	t.breaker = func(why error) { l.breaker(inCache(context.Background(), namespace), why) }
+	return &t
+}
+
+// cacheKey is the key under which a context of the log has the namespace.
+type cacheKey struct{}
+
+func inCache(ctx context.Context, namespace string) context.Context {
+	return context.WithValue(ctx, cacheKey{}, namespace)
+}
+
+func within[A any](namespace string, f func(context.Context, A)) func(context.Context, A) {
+	if f == nil {
+		return nil
+	}
+	return func(ctx context.Context, a A) { f(inCache(ctx, namespace), a) }
+}
+
+func within2[A, B any](namespace string, f func(context.Context, A, B)) func(context.Context, A, B) {
+	if f == nil {
+		return nil
+	}
+	return func(ctx context.Context, a A, b B) { f(inCache(ctx, namespace), a, b) }
 }
 
 func (l *loadLog) loadDone(ctx context.Context, info LoadInfo) {
@@ -114,11 +124,23 @@ func (l *loadLog) loadDone(ctx context.Context, info LoadInfo) {
 	}
 	if info.Err != nil {
 		attrs = append(attrs, slog.Any("err", info.Err))
+		if stack := stackOf(info.Err); stack != "" { // no caller has it if this is a refresh
+			attrs = append(attrs, slog.String("stack", stack))
+		}
 	}
 	if info.StoreErr != nil {
 		attrs = append(attrs, slog.Any("store_err", info.StoreErr))
 	}
 	l.write(ctx, level, message, attrs...)
+}
+
+// stackOf returns the stack of a Loader that panicked, or "".
+func stackOf(err error) (stack string) {
+	defer func() { _ = recover() }() // of a method of err
+	if p, ok := errors.AsType[*PanicError](err); ok {
+		stack = string(p.Stack)
+	}
+	return stack
 }
 
 // redisError logs a refusal. Commands that were not answered show in the loads that they cost.
@@ -148,36 +170,39 @@ func (l *loadLog) auditDone(ctx context.Context, info AuditInfo) {
 }
 
 func (l *loadLog) tagDone(ctx context.Context, info TagInfo) {
-	attrs := []slog.Attr{slog.Int("tags", len(info.Tags)), slog.Any("err", info.Err)}
+	tags := slog.Int("tags", len(info.Tags))
 	switch {
-	case info.Cleared:
-		l.write(ctx, slog.LevelWarn, "what is known of tags may have been lost: the namespace was cleared", attrs...)
 	case info.Err != nil:
-		l.write(ctx, slog.LevelError, "values with a tag may not have been invalidated", attrs...)
+		l.write(ctx, slog.LevelError, "values with a tag may not have been invalidated", tags, slog.Any("err", info.Err))
+	case info.Cleared:
+		l.write(ctx, slog.LevelWarn, "the tags of the values were not known, as at first, or after a loss in redis: the namespace was cleared", tags)
 	}
 }
 
-func (l *loadLog) breakerChanged(open bool) {
-	if !open {
-		l.write(context.Background(), slog.LevelInfo, "redis answers again")
+// breaker logs that the breaker has opened, or closed if why is nil.
+func (l *loadLog) breaker(ctx context.Context, why error) {
+	if why == nil {
+		l.write(ctx, slog.LevelInfo, "redis answers again")
 		return
 	}
-	var attrs []slog.Attr
-	if why := l.why.Load(); why != nil { // nil: the program has called the function
-		attrs = append(attrs, slog.Any("err", *why))
-	}
-	l.write(context.Background(), slog.LevelWarn, "redis does not answer: no commands are sent", attrs...)
+	l.write(ctx, slog.LevelWarn, "redis does not answer: no commands are sent", slog.Any("err", why))
 }
 
-func (l *loadLog) write(ctx context.Context, level slog.Level, message string, attrs ...slog.Attr) {
+func (l *loadLog) write(ctx context.Context, level slog.Level, message string, more ...slog.Attr) {
 	if !l.Enabled(ctx, level) {
 		return
 	}
+	var attrs []slog.Attr
+	cache, _ := ctx.Value(cacheKey{}).(string)
+	if cache != "" {
+		attrs = append(attrs, slog.String("cache", cache))
+	}
+	attrs = append(attrs, more...)
 	l.mu.Lock()
-	s := l.lines[message]
+	s := l.lines[line{cache, message}]
 	if s == nil {
 		s = new(sampler)
-		l.lines[message] = s
+		l.lines[line{cache, message}] = s
 	}
 	dropped, ok := s.take(time.Now())
 	l.mu.Unlock()

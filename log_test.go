@@ -97,14 +97,8 @@ func TestLogTrace_Lines(t *testing.T) {
 				if i := strings.Index(got, "store_err="); i >= 0 {
 					got = got[:i+len("store_err=")]
 				}
-				var lines string // of loads
-				for line := range strings.Lines(got) {
-					if !strings.Contains(line, "answers again") && !strings.Contains(line, "no commands") {
-						lines += line
-					}
-				}
-				if lines != test.want {
-					t.Errorf("wrote\n%s, want\n%s", lines, test.want)
+				if got != test.want {
+					t.Errorf("wrote\n%s, want\n%s", got, test.want)
 				}
 			})
 		})
@@ -142,37 +136,83 @@ func TestLogTrace_Sampled(t *testing.T) {
 	})
 }
 
-// The line of a breaker that opens says why: here a client of one node of a Cluster is sent to another.
+// The lines of the breaker name the cache, and are written whatever the program does with the function.
+// The first one says why: here a client of one node of a Cluster is sent to another.
 //
 //fault:one-cluster-node
-func TestLogTrace_WhyTheBreakerOpens(t *testing.T) {
+func TestLogTrace_Breaker(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		var b bytes.Buffer
-		c, err := singlefill.New(rdb, "ns", time.Hour, &singlefill.Options[string]{Trace: singlefill.LogTrace(logTo(&b), nil)})
-		redistest.Must(t, err)
-		defer c.Close()
-		const moved = "MOVED 1 127.0.0.1:1"
-		m.SetError(moved)
-		for c.Stats().BreakerOpens == 0 {
-			_, _ = c.GetOrLoad(t.Context(), "k", cachetest.Gives("v"))
+		trace, changes := singlefill.LogTrace(logTo(&b), nil), 0
+		logged := trace.BreakerChanged
+		trace.BreakerChanged = func(open bool) { changes++; logged(open) }
+		for _, ns := range []string{"users", "orders"} {
+			c, err := singlefill.New(rdb, ns, time.Hour, &singlefill.Options[string]{Trace: trace})
+			redistest.Must(t, err)
+			m.SetError("MOVED 1 127.0.0.1:1") // the client repeats no such command
+			for !c.Stats().BreakerOpen {
+				_, _ = c.GetOrLoad(t.Context(), "k", cachetest.Gives("v"))
+			}
+			m.SetError("")
+			for c.Stats().BreakerOpen {
+				time.Sleep(time.Second)
+			}
+			synctest.Wait()
+			redistest.Must(t, c.Close())
+			var got string
+			for line := range strings.Lines(b.String()) {
+				if !strings.Contains(line, "load without the lock") {
+					got += line
+				}
+			}
+			want := "level=WARN msg=\"redis does not answer: no commands are sent\" cache=" + ns + " err=\"MOVED 1 127.0.0.1:1\"\n" +
+				"level=INFO msg=\"redis answers again\" cache=" + ns + "\n"
+			if got != want {
+				t.Errorf("wrote\n%s, want\n%s", got, want)
+			}
+			b.Reset()
 		}
-		m.SetError("")
-		if want := "no commands are sent\""; !strings.Contains(b.String(), want) || !strings.Contains(b.String(), "err=\""+moved+"\"\n") {
-			t.Errorf("wrote\n%s, want a line with %q and %q", b.String(), want, moved)
+		if changes != 4 {
+			t.Errorf("the function of the program was called %d times, want 4", changes)
 		}
 	})
 }
 
-// The breaker is logged when it opens and when it closes.
-func TestLogTrace_Breaker(t *testing.T) {
+// The line of a load that panicked has the stack: of a refresh no caller gets it.
+func TestLogTrace_PanicInARefresh(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		var b bytes.Buffer
+		opts := singlefill.Options[string]{StaleWhileRevalidate: time.Hour, Trace: singlefill.LogTrace(logTo(&b), nil)}
+		c := cachetest.OldCache(t, rdb, opts, "old", time.Second)
+		cachetest.GoGet(t.Context(), c, "k", panicsInARefresh).Want(t, "old")
+		synctest.Wait()
+		for _, want := range []string{"msg=\"load failed\" cache=ns ", " refresh=true err=\"singlefill: Loader panicked: boom\" stack=", "panicsInARefresh"} {
+			if !strings.Contains(b.String(), want) {
+				t.Errorf("wrote\n%s, want %q", b.String(), want)
+			}
+		}
+	})
+}
+
+func panicsInARefresh(context.Context, string) (string, error) { panic("boom") }
+
+// A namespace that was cleared for its tags had no error, and one whose Clear failed was not cleared.
+func TestLogTrace_Tags(t *testing.T) {
 	t.Parallel()
-	var b bytes.Buffer
-	trace := singlefill.LogTrace(logTo(&b), nil)
-	trace.BreakerChanged(true)
-	trace.BreakerChanged(false)
-	want := "level=WARN msg=\"redis does not answer: no commands are sent\"\nlevel=INFO msg=\"redis answers again\"\n"
-	if b.String() != want {
-		t.Errorf("wrote\n%s, want\n%s", b.String(), want)
+	for want, info := range map[string]singlefill.TagInfo{
+		"": {Tags: []string{"a"}, Keys: 3},
+		"level=WARN msg=\"the tags of the values were not known, as at first, or after a loss in redis: the namespace was cleared\" tags=1\n": {
+			Tags: []string{"a"}, Cleared: true,
+		},
+		"level=ERROR msg=\"values with a tag may not have been invalidated\" tags=2 err=boom\n": {
+			Tags: []string{"a", "b"}, Cleared: true, Err: errors.New("boom"),
+		},
+	} {
+		var b bytes.Buffer
+		singlefill.LogTrace(logTo(&b), nil).TagDone(t.Context(), info)
+		if b.String() != want {
+			t.Errorf("%+v: wrote\n%s, want\n%s", info, b.String(), want)
+		}
 	}
 }
 
@@ -199,7 +239,7 @@ func TestLogTrace_SeveralCaches(t *testing.T) {
 		c := cachetest.NewCacheIn(t, rdb, "changed", singlefill.OptionsFor[string](shared))
 		_, _ = c.GetOrLoad(t.Context(), "k", cachetest.Fails[string](errors.New("boom")))
 		synctest.Wait()
-		if misses != 3 || loads != 1 || !strings.Contains(b.String(), "boom") {
+		if misses != 3 || loads != 1 || !strings.Contains(b.String(), " cache=changed ") {
 			t.Errorf("functions of the program: %d misses, %d loads, want 3 and 1; wrote %s", misses, loads, b.String())
 		}
 	})

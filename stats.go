@@ -228,9 +228,9 @@ func (c *engine) breakerChanged(why error) {
 	t := c.trace.Load()
 	if why != nil {
 		c.counters.breakerOpens.Add(1)
-		if t.opening != nil {
-			t.opening(why)
-		}
+	}
+	if t.breaker != nil {
+		t.breaker(why)
 	}
 	if t.BreakerChanged != nil {
 		t.BreakerChanged(why != nil)

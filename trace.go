@@ -63,8 +63,8 @@ type Trace struct {
 	// sends to all nodes again.
 	BreakerChanged func(open bool)
 
-	// opening is called before BreakerChanged(true), with the error that has opened the breaker.
-	opening func(why error)
+	// breaker is called before BreakerChanged, with the error that has opened the breaker, or nil.
+	breaker func(why error)
 
 	// named returns the Trace t for the cache of a namespace; nil: t itself.
 	named func(t Trace, namespace string) *Trace
@@ -151,10 +151,10 @@ func join(a, b *Trace) *Trace {
 	} else if b.BreakerChanged != nil {
 		t.BreakerChanged = func(open bool) { a.BreakerChanged(open); b.BreakerChanged(open) }
 	}
-	if t.opening = a.opening; a.opening == nil {
-		t.opening = b.opening
-	} else if b.opening != nil {
-		t.opening = func(why error) { a.opening(why); b.opening(why) }
+	if t.breaker = a.breaker; a.breaker == nil {
+		t.breaker = b.breaker
+	} else if b.breaker != nil {
+		t.breaker = func(why error) { a.breaker(why); b.breaker(why) }
 	}
 	return t
 }
