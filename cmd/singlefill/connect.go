@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/url"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -24,6 +26,9 @@ func connect(ctx context.Context, flag, env string, timeout time.Duration) (redi
 	if address == "" {
 		address, source = defaultURL, "-redis"
 	}
+	if !strings.Contains(address, "://") {
+		address = "redis://" + address
+	}
 	rdb, err := open(address, timeout)
 	if err != nil {
 		return nil, fmt.Errorf("%s is not the URL of a Redis: %w", source, withoutPassword(err, address))
@@ -35,7 +40,7 @@ func connect(ctx context.Context, flag, env string, timeout time.Duration) (redi
 		switch {
 		case err != nil && !errors.As(err, &refused):
 			client.Close()
-			return nil, fmt.Errorf("%s: %w", source, withoutPassword(err, address))
+			return nil, fmt.Errorf("%s: %w", source, unanswered(err, address))
 		case strings.Contains(info, "cluster_enabled:1"):
 			o := client.Options()
 			client.Close()
@@ -48,7 +53,7 @@ func connect(ctx context.Context, flag, env string, timeout time.Duration) (redi
 	}
 	if err := rdb.Ping(ctx).Err(); err != nil {
 		rdb.Close()
-		return nil, fmt.Errorf("%s: %w", source, withoutPassword(err, address))
+		return nil, fmt.Errorf("%s: %w", source, unanswered(err, address))
 	}
 	return rdb, nil
 }
@@ -83,6 +88,17 @@ func open(address string, timeout time.Duration) (redis.UniversalClient, error) 
 	o.DialTimeout, o.DialerRetries, o.ContextTimeoutEnabled = cmp.Or(o.DialTimeout, timeout), 1, true
 	o.ReadTimeout, o.WriteTimeout = cmp.Or(o.ReadTimeout, timeout), cmp.Or(o.WriteTimeout, timeout)
 	return redis.NewClient(o), nil
+}
+
+// unanswered returns why the server at a URL did not answer, without the password. A server that expects
+// TLS closes the connection.
+func unanswered(err error, address string) error {
+	closed := errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)
+	err = withoutPassword(err, address)
+	if closed && !strings.HasPrefix(address, "rediss:") {
+		return fmt.Errorf("the server closed the connection: if it expects TLS, use rediss:// in place of redis:// (%w)", err)
+	}
+	return err
 }
 
 // withoutPassword returns err without the password of the URL, which errors of package url contain.

@@ -24,6 +24,7 @@
 // # Servers
 //
 //	redis://user:password@host:6379/0                       a server; rediss:// is TLS, unix:// a socket
+//	host:6379                                               the same as redis://host:6379
 //	redis://host:6379?addr=host2:6379                       a Cluster; one address is enough, too
 //	redis://host:26379?master_name=main&addr=host2:26379    the master that Sentinels name
 //

@@ -114,11 +114,7 @@ func (x *execution) describe(r row, redisKey string) {
 	} else {
 		line("load", "none: it was set, or loaded in less than a millisecond")
 	}
-	if r.FreshFor > 0 {
-		line("fresh", "for %v", r.FreshFor)
-	} else {
-		line("fresh", "until %v ago", -r.FreshFor)
-	}
+	line("fresh", "%s", r.fresh())
 	if r.GoneIn < 0 {
 		line("gone", "never: the key has no TTL, so it is none of singlefill's")
 	} else {
@@ -216,11 +212,7 @@ func prepareTTL(x *execution, _ *flag.FlagSet) func(ctx context.Context, args []
 			return x.printJSON(rows[0])
 		}
 		r := rows[0]
-		if r.FreshFor > 0 {
-			fmt.Fprintf(x.stdout, "%s: fresh for %v, gone in %v\n", x.colour(r.State), r.FreshFor, r.GoneIn)
-		} else {
-			fmt.Fprintf(x.stdout, "%s: fresh until %v ago, gone in %v\n", x.colour(r.State), -r.FreshFor, r.GoneIn)
-		}
+		fmt.Fprintf(x.stdout, "%s: fresh %s, gone in %v\n", x.colour(r.State), r.fresh(), r.GoneIn)
 		return nil
 	}
 }

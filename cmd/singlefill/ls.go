@@ -52,6 +52,19 @@ func rowOf(key, header string, size int64, ttl time.Duration, now time.Time) row
 	return r
 }
 
+// fresh says in words for how long, or until when, an entry is fresh.
+func (r row) fresh() string {
+	switch {
+	case r.State == foreign:
+		return "-"
+	case r.FreshFor > 0:
+		return fmt.Sprintf("for %v", r.FreshFor)
+	case r.FreshFor == 0:
+		return "until now"
+	}
+	return fmt.Sprintf("until %v ago", -r.FreshFor)
+}
+
 // rows reads the beginnings of values in one pipeline. Keys that are gone by now are left out.
 func (x *execution) rows(ctx context.Context, namespace string, keys []string) (rows []row, err error) {
 	headers, sizes, ttls := make([]*redis.StringCmd, len(keys)), make([]*redis.IntCmd, len(keys)), make([]*redis.DurationCmd, len(keys))
@@ -151,13 +164,13 @@ func (x *execution) list(ctx context.Context, namespace, match string, limit int
 	if none != nil {
 		return none
 	}
-	t := x.table("KEY", "STATE", "AGE", "FRESH FOR", "GONE IN", "LOAD", "SIZE")
+	t := x.table("KEY", "STATE", "AGE", "FRESH", "GONE IN", "LOAD", "SIZE")
 	for _, r := range kept {
 		gone := r.GoneIn.String()
 		if r.GoneIn < 0 {
 			gone = "never"
 		}
-		t.add(printable(r.Key), x.colour(r.State), r.Age, r.FreshFor, gone, r.Load, size(r.Bytes))
+		t.add(printable(r.Key), x.colour(r.State), r.Age, r.fresh(), gone, r.Load, size(r.Bytes))
 	}
 	t.print()
 	if len(kept) < found {

@@ -3,10 +3,12 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/url"
 	"os"
 	"os/exec"
@@ -127,6 +129,11 @@ func TestList_States(t *testing.T) {
 		keys, states, found := c.listed(ns)
 		if found != len(want) || !slices.IsSorted(keys) || fmt.Sprint(states) != fmt.Sprint(want) {
 			t.Errorf("found %d: %v\nwant %v", found, states, want)
+		}
+		// In words, how long ago the stale value was fresh, and for how long the others are.
+		if text := c.ok("ls", ns); !regexp.MustCompile(`(?m)^old +stale +\S+ +until (now|\S+ ago)  .*$`).MatchString(text) ||
+			!regexp.MustCompile(`(?m)^plain +fresh +\S+ +for \S+  `).MatchString(text) || !regexp.MustCompile(`(?m)^list +foreign +- +-  `).MatchString(text) {
+			t.Errorf("as text:\n%s", text)
 		}
 		if text := c.ok("ls", ns); strings.Count(text, "\n") != 1+len(want) || !strings.Contains(text, `"line\nbreak"`) ||
 			strings.Count(text, "never") != 1 { // text has no TTL
@@ -556,7 +563,7 @@ func TestVersion(t *testing.T) {
 func TestConnect_Errors(t *testing.T) {
 	t.Parallel()
 	c := terminal{TB: t}
-	for _, address := range []string{"redis://u:secret@127.0.0.1:1", "foo", "redis://u:secret@127.0.0.1:x", "http://u:secret@127.0.0.1", "redis://u:secret@127.0.0.1:1?addr=127.0.0.1:2", "redis://:secret@127.0.0.1:1?nix=1"} {
+	for _, address := range []string{"redis://u:secret@127.0.0.1:1", "u:secret@127.0.0.1:1", "redis://u:secret@127.0.0.1:x", "http://u:secret@127.0.0.1", "redis://u:secret@127.0.0.1:1?addr=127.0.0.1:2", "redis://:secret@127.0.0.1:1?nix=1"} {
 		for _, args := range [][]string{{"ls", "ns"}, {"ls", "-redis", address, "ns"}} {
 			c.url = address
 			source := "REDIS_URL"
@@ -568,6 +575,49 @@ func TestConnect_Errors(t *testing.T) {
 				t.Errorf("%s: status %d, %q", address, status, stderr)
 			}
 		}
+	}
+}
+
+// An address without a scheme is that of a server.
+func TestConnect_HostAndPort(t *testing.T) {
+	t.Parallel()
+	s := redistest.Shared(t)
+	ns := redistest.Namespace(t)
+	check(t, cachetest.NewCacheIn[string](t, s.Client(t), ns, nil).Set(t.Context(), "k", "v"))
+	if text := (terminal{TB: t, url: s.Addr}).ok("ls", ns); !strings.Contains(text, "fresh") {
+		t.Errorf("ls: %s", text)
+	}
+}
+
+// A server that expects TLS closes the connection, some after an alert. The command says which scheme to use.
+func TestConnect_TLSPort(t *testing.T) {
+	t.Parallel()
+	for name, refuse := range map[string]func(net.Conn){
+		"closed": func(conn net.Conn) { _ = tls.Server(conn, new(tls.Config)).Handshake() },
+		"alert": func(conn net.Conn) {
+			_, _ = conn.Read(make([]byte, 1024))
+			_, _ = conn.Write([]byte{21, 3, 1, 0, 2, 2, 70}) // protocol version
+		},
+	} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		check(t, err)
+		go func() {
+			for {
+				conn, err := l.Accept()
+				if err != nil {
+					return
+				}
+				refuse(conn)
+				_ = conn.Close()
+			}
+		}()
+		for _, query := range []string{"", "?addr=" + l.Addr().String()} {
+			_, stderr, status := terminal{TB: t, url: "redis://u:secret@" + l.Addr().String() + query}.run("ls", "ns")
+			if status != 1 || !strings.Contains(stderr, "if it expects TLS, use rediss:// in place of redis://") || strings.Contains(stderr, "secret") {
+				t.Errorf("%s, %q: status %d, %q", name, query, status, stderr)
+			}
+		}
+		check(t, l.Close())
 	}
 }
 
