@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 )
 
@@ -203,6 +204,26 @@ func TestMap_Clear(t *testing.T) {
 		t.Errorf("the page counts %s tiles as computed twice", n)
 	}
 	p.checkConsole()
+}
+
+// The counts of a process are on one line, and so is each of their labels, also with large numbers.
+func TestCards_OneLine(t *testing.T) {
+	chromium(t)
+	p := openPage(t, startFleet(t))
+	for _, width := range []int64{1024, 1280, 1400, 1920} {
+		p.do(chromedp.EmulateViewport(width, 800))
+		broken := evaluate[[]string](p, `(() => {
+			for (const dd of document.querySelectorAll("article dd")) dd.textContent = "88888";
+			const line = parseFloat(getComputedStyle(document.querySelector("article dt")).fontSize) * 2;
+			const wraps = list => [...list.querySelectorAll("dt")].filter(dt => dt.offsetHeight >= line || dt.offsetTop !== list.querySelector("dt").offsetTop);
+			const broken = [...document.querySelectorAll("aside dl")].flatMap(wraps).map(dt => dt.textContent);
+			return broken.concat([...document.querySelectorAll("article")].filter(a => a.scrollWidth > a.clientWidth).map(a => a.dataset.name));
+		})()`)
+		p.screenshot(fmt.Sprint("cards at ", width))
+		if len(broken) > 0 {
+			t.Errorf("%d px: not on one line, or too wide: %v", width, broken)
+		}
+	}
 }
 
 // checkOnce fails the test for tiles that were computed more than once, or without Redis, and for
