@@ -30,21 +30,25 @@ func (c *engine) checkRights(ctx context.Context) error {
 	if err := c.checkOpen(); err != nil {
 		return err
 	}
-	keys := []string{c.checkKey()}
-	if _, cluster := c.client.Redis.(*redis.ClusterClient); cluster {
-		for range 100 * 16 { // enough random keys to meet each of a hundred masters
-			keys = append(keys, c.checkKey())
-		}
+	layout, err := c.layout(ctx)
+	if client.Unreachable(err) {
+		return c.refused(clearing, err)
 	}
 	var errs []error
-	for _, sameNode := range client.ByNode(c.client, keys, func(key string) string { return key }) {
-		err := c.checkNode(ctx, pairOf(sameNode[0]))
-		if errs = append(errs, err); client.Unreachable(err) || ctx.Err() != nil {
+	for _, key := range c.checkKeys(layout.Masters) {
+		node := c.checkNode(ctx, pairOf(key))
+		if errs = append(errs, node); client.Unreachable(node) || ctx.Err() != nil {
 			break
 		}
 	}
-	if len(errs) == 0 || !client.Unreachable(errs[len(errs)-1]) {
-		errs = append(errs, c.checkScan(ctx))
+	switch {
+	case err != nil:
+		errs = append(errs, c.refused(clearing, err))
+	case !client.Unreachable(errs[len(errs)-1]):
+		errs = append(errs, c.checkScan(ctx, layout.Masters))
+	}
+	if errors.Join(errs...) == nil { // what is refused has nothing to do with names
+		errs = append(errs, c.checkNames(ctx, layout.Masters))
 	}
 	if c.fleetSlots != nil && (len(errs) == 0 || !client.Unreachable(errs[len(errs)-1])) {
 		errs = append(errs, c.fleetSlots.Check(ctx))
@@ -68,6 +72,19 @@ func (c *engine) checkRights(ctx context.Context) error {
 // checkKey returns a new value key. The value keys of callers have their tag right behind the
 // namespace.
 func (c *engine) checkKey() string { return c.namespace + ":check:{" + rand.Text() + "}" }
+
+// checkKeys returns a new value key for each master.
+func (c *engine) checkKeys(masters []client.Master) (keys []string) {
+	for _, master := range masters {
+		if key := master.Key(); key != "" {
+			keys = append(keys, key+":"+rand.Text())
+		}
+	}
+	if len(keys) == 0 {
+		keys = []string{c.checkKey()}
+	}
+	return keys
+}
 
 // checkNode goes through the life of two fills on the node of a pair of keys.
 func (c *engine) checkNode(ctx context.Context, pair filllock.Pair) error {
@@ -147,11 +164,11 @@ func (c *engine) checkNode(ctx context.Context, pair filllock.Pair) error {
 }
 
 // checkScan looks for a key that no caller can use, on each master.
-func (c *engine) checkScan(ctx context.Context) error {
-	_, err := client.Do(ctx, c.client, clearing, "", func(ctx context.Context) (any, error) {
-		masters, err := c.client.Masters(ctx)
+func (c *engine) checkScan(ctx context.Context, masters []client.Master) error {
+	_, err := client.Do(ctx, c.client, clearing, "", func(ctx context.Context) (_ any, err error) {
 		for _, master := range masters {
-			err = cmp.Or(err, master.Scan(ctx, 0, literal(c.checkKey()), 1).Err())
+			_, _, scan := master.Scan(ctx, 0, literal(c.checkKey()), 1)
+			err = cmp.Or(err, scan)
 		}
 		return nil, err
 	})

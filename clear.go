@@ -1,8 +1,11 @@
 package singlefill
 
 import (
+	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -12,15 +15,17 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/entry"
 )
 
 // Clear removes every value of the namespace, and supersedes every load that is in flight, in any
 // process: no GetOrLoad that begins after Clear has returned gets a value that was loaded before
 // Clear was called. What others store while Clear runs may stay.
 //
-// Its time grows with the number of keys in the database. After an error, when ctx has ended, and
-// if slots of a Cluster moved while it ran, a part of the values may still be there: call Clear
-// again.
+// Its time grows with the number of keys in the database. After an error a part of the values may
+// still be there: call Clear again. It is an error, too, if slots of a Cluster have moved while Clear
+// ran, if rdb does not reach each server, and if SCAN does not find what rdb stores. A slot whose keys are
+// still being moved when Clear returns may keep values without an error.
 func (c *Cache[T]) Clear(ctx context.Context) error { return c.engine.clear(ctx) }
 
 func (c *engine) clear(ctx context.Context) error {
@@ -76,20 +81,121 @@ type pass struct {
 // after the first pass. That load may know the old value, and if it kept its lock, calls after
 // Clear could get that value from it in place of an error.
 func (c *engine) sweepAll(ctx context.Context) error {
-	masters, err := client.Do(ctx, c.client, clearing, "", c.client.Masters)
+	layout, err := c.layout(ctx)
 	if err != nil {
 		return err
 	}
-	values := literal(c.namespace) + ":{*}"
-	for _, p := range []pass{
-		{1, values + literal(pairOf("").Lock), c.removeLocks},
-		{2, values, c.removeValues},
-	} {
-		if err := c.sweep(ctx, masters, p); err != nil {
+	pattern := literal(c.namespace) + ":{*}"
+	locks := pass{number: 1, pattern: pattern + literal(pairOf("").Lock), remove: c.removeLocks}
+	if err := c.sweep(ctx, layout.Masters, locks); err != nil {
+		return err
+	}
+	values := pass{number: 2, pattern: pattern, remove: c.removeValues}
+	keys, err := c.plant(ctx)
+	if refusal(err) { // perhaps the server is full of values
+		if err := c.sweep(ctx, layout.Masters, values); err != nil {
 			return err
 		}
+		keys, err = c.plant(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	if err := c.sweep(ctx, layout.Masters, values); err != nil {
+		return err
+	}
+	return c.prove(ctx, layout, keys)
+}
+
+// layout finds the servers that have keys of the namespace.
+func (c *engine) layout(ctx context.Context) (client.Layout, error) {
+	return client.Do(ctx, c.client, clearing, "", func(ctx context.Context) (client.Layout, error) {
+		return c.client.Layout(ctx, c.namespace)
+	})
+}
+
+// prove returns an error if some of the values may be left. SCAN should have found the keys that this client
+// had stored before: a hook of the user's client may change the names of keys and not the pattern, and some
+// types of clients send each step of SCAN to any server.
+func (c *engine) prove(ctx context.Context, layout client.Layout, keys []string) error {
+	changed, err := client.Do(ctx, c.client, clearing, "", func(ctx context.Context) (bool, error) {
+		return c.client.Changed(ctx, c.namespace, layout)
+	})
+	left, leftErr := c.left(ctx, keys)
+	switch err = cmp.Or(err, leftErr); {
+	case err != nil:
+		return err
+	case changed:
+		return errors.New("slots of the Cluster have moved meanwhile, or a master was replaced: call it again")
+	case left > 0:
+		return fmt.Errorf("SCAN has not found %d of %d keys that rdb, a %T, had stored: a hook changes the names of keys but not the pattern, or rdb sends the steps of SCAN to several servers", left, planted, c.client.Redis)
 	}
 	return nil
+}
+
+const (
+	// planted is how many keys prove that SCAN finds keys. A client that sends each step to any of two
+	// servers finds all of them once in 2³² times.
+	planted = 32
+
+	// plantedLife is longer than SCAN may take. As a rule Clear removes these keys as it does values.
+	plantedLife = 24 * time.Hour
+)
+
+// plant stores keys of values that no caller can use.
+func (c *engine) plant(ctx context.Context) ([]string, error) {
+	group, keys := rand.Text(), make([]string, planted)
+	for i := range keys {
+		keys[i] = fmt.Sprintf("%s%s:%02d}", c.plantedPrefix(), group, i)
+	}
+	data, err := entry.Entry{FreshUntil: time.Now(), WrittenAt: time.Now(), NotFound: true}.Encode()
+	if err != nil {
+		return nil, err
+	}
+	_, err = each(ctx, c, clearing, keys, func(p redis.Pipeliner, key string) *redis.StatusCmd {
+		return p.Set(ctx, key, data, plantedLife)
+	})
+	return keys, err
+}
+
+// plantedPrefix is no prefix of a value key of a caller: see HashTag.
+func (c *engine) plantedPrefix() string { return c.namespace + ":{%check:" }
+
+// left returns how many of the keys exist. It makes them end, by a command that no replica answers and
+// that may be repeated.
+func (c *engine) left(ctx context.Context, keys []string) (left int, err error) {
+	cmds, err := each(ctx, c, clearing, keys, func(p redis.Pipeliner, key string) *redis.BoolCmd {
+		return p.PExpire(ctx, key, c.opts.lockTTL)
+	})
+	for _, cmd := range cmds {
+		if cmd.Val() {
+			left++
+		}
+	}
+	return left, err
+}
+
+// each sends a command for each key.
+func each[C redis.Cmder](ctx context.Context, c *engine, op string, keys []string, send func(p redis.Pipeliner, key string) C) (cmds []C, err error) {
+	for _, keys := range client.ByNode(c.client, keys, func(key string) string { return key }) {
+		some, err := client.Retry(ctx, c.opts.redisTimeout, client.Unreachable, func(within time.Duration) (cmds []C, err error) {
+			return client.DoWithin(ctx, c.client, within, op, keys[0], func(ctx context.Context) ([]C, error) {
+				var cmds []C
+				_, err := c.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+					for _, key := range keys {
+						cmds = append(cmds, send(p, key))
+					}
+					return nil
+				})
+				return cmds, err
+			})
+		})
+		if err != nil {
+			return nil, err
+		}
+		cmds = append(cmds, some...)
+	}
+	return cmds, nil
 }
 
 // clearing is the purpose of the commands of Clear.
@@ -108,7 +214,7 @@ const scanCount = 500
 type clearProgress struct{ scanned, keys, removed atomic.Int64 }
 
 // sweep removes the keys of one pass from all masters at the same time.
-func (c *engine) sweep(ctx context.Context, masters []redis.Cmdable, p pass) error {
+func (c *engine) sweep(ctx context.Context, masters []client.Master, p pass) error {
 	var progress clearProgress
 	errs := make([]error, len(masters))
 	var all sync.WaitGroup
@@ -119,9 +225,9 @@ func (c *engine) sweep(ctx context.Context, masters []redis.Cmdable, p pass) err
 	return errors.Join(errs...)
 }
 
-func (c *engine) sweepMaster(ctx context.Context, master redis.Cmdable, p pass, progress *clearProgress) error {
+func (c *engine) sweepMaster(ctx context.Context, master client.Master, p pass, progress *clearProgress) error {
 	if c.trace.Load().Clearing != nil { // without the right to ask, there is no estimate
-		keys, _ := client.Do(ctx, c.client, clearing, "", func(ctx context.Context) (int64, error) { return master.DBSize(ctx).Result() })
+		keys, _ := client.Do(ctx, c.client, clearing, "", master.Size)
 		progress.keys.Add(keys)
 	}
 	type step struct {
@@ -131,7 +237,7 @@ func (c *engine) sweepMaster(ctx context.Context, master redis.Cmdable, p pass, 
 	for cursor := uint64(0); ; {
 		s, err := client.Retry(ctx, c.opts.redisTimeout, client.Unreachable, func(within time.Duration) (step, error) {
 			return client.DoWithin(ctx, c.client, within, clearing, "", func(ctx context.Context) (s step, err error) {
-				s.keys, s.cursor, err = master.Scan(ctx, cursor, p.pattern, scanCount).Result()
+				s.keys, s.cursor, err = master.Scan(ctx, cursor, p.pattern, scanCount)
 				return s, err
 			})
 		})
@@ -143,7 +249,8 @@ func (c *engine) sweepMaster(ctx context.Context, master redis.Cmdable, p pass, 
 				return err
 			}
 		}
-		c.clearStep(ctx, p, progress, len(s.keys))
+		removed := slices.DeleteFunc(s.keys, func(key string) bool { return strings.HasPrefix(key, c.plantedPrefix()) })
+		c.clearStep(ctx, p, progress, len(removed))
 		if cursor = s.cursor; cursor == 0 {
 			return nil
 		}

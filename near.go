@@ -57,12 +57,12 @@ func checkNear(n *Near, rdb redis.UniversalClient) error {
 		return fmt.Errorf("singlefill: Near.MaxLag is %v: 10ms to 1h is allowed, or 0 for 1s", n.MaxLag)
 	}
 	const old = "could bring an old value back into memory after a Delete"
-	switch rdb := rdb.(type) {
-	case *redis.Client:
+	switch rdb := rdb.(type) { // types that embed a client, too
+	case interface{ Options() *redis.Options }:
 		if o := rdb.Options(); o.ClientSideCache != nil || o.ClientSideCacheConfig != nil {
 			return fmt.Errorf("singlefill: Options.Near is set and rdb has client-side caching, which %s: turn one of them off", old)
 		}
-	case *redis.ClusterClient:
+	case interface{ Options() *redis.ClusterOptions }:
 		if o := rdb.Options(); o.ReadOnly || o.RouteByLatency || o.RouteRandomly {
 			return fmt.Errorf("singlefill: Options.Near is set and rdb reads from replicas (ReadOnly, RouteByLatency or RouteRandomly), which %s: turn one of them off", old)
 		}
@@ -101,6 +101,7 @@ type nearValue struct {
 func (n *nearValue) End() time.Duration { return n.end }
 
 func (c *engine) newNear(n Near) *nearTier {
+	c.client.ReadFromMasters()
 	t := &nearTier{ttl: bounded(orDefault(n.TTL, forever)), share: n.Share}
 	background := func(run func(<-chan struct{})) { c.fills.Go(func() { run(c.closing) }) }
 	t.Tier = near.New(c.client, c.logKey(), orDefault(n.Size, 10_000), orDefault(n.MaxLag, time.Second), background, func() {

@@ -25,6 +25,9 @@ type Client struct {
 	changes changes
 	queued  atomic.Int64
 
+	oneServer   atomic.Bool // known to have all keys
+	fromMasters bool        // see ReadFromMasters
+
 	bounded    bool // Redis returns when the deadline of a context has passed
 	failed     func(ctx context.Context, op string, err error)
 	changed    func(why error)
@@ -287,6 +290,9 @@ func (c *Client) bound(ctx context.Context, n *node, now time.Time,
 func (c *Client) Get(ctx context.Context, now time.Time, key string) (data []byte, asked time.Duration, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, 0, err
+	}
+	if c.fromMasters {
+		return c.getFromMaster(ctx, key)
 	}
 	n := c.nodeOf(key)
 	if n.outage.Load() != nil {

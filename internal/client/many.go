@@ -22,6 +22,9 @@ func (c *Client) GetMany(ctx context.Context, keys []string) (replies []*redis.S
 			for i, key := range keys {
 				replies[i] = p.Get(ctx, key)
 			}
+			if c.fromMasters {
+				p.Del(ctx, keys[0]+":none") // no key ends like this
+			}
 			return nil
 		})
 		for _, reply := range replies {
@@ -37,4 +40,23 @@ func (c *Client) GetMany(ctx context.Context, keys []string) (replies []*redis.S
 		}
 	}
 	return nil, time.Since(begun), err
+}
+
+// ReadFromMasters makes Get and GetMany read what the masters have, unless the type of the user's client
+// shows that it does so anyway. A client within another type may read from replicas, or keep replies in
+// memory. But a pipeline with a command that writes goes to the masters, and its replies are not kept.
+func (c *Client) ReadFromMasters() {
+	switch c.Redis.(type) {
+	case *redis.Client, *redis.ClusterClient, *redis.Ring:
+	default:
+		c.fromMasters = true
+	}
+}
+
+func (c *Client) getFromMaster(ctx context.Context, key string) (data []byte, asked time.Duration, err error) {
+	replies, asked, err := c.GetMany(ctx, []string{key})
+	if err == nil {
+		data, err = replies[0].Bytes()
+	}
+	return data, asked, err
 }

@@ -2,28 +2,210 @@ package client
 
 import (
 	"context"
-	"sync"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/redis/go-redis/v9"
 )
 
-// Masters returns a client for each server that holds a part of the keys.
-func (c *Client) Masters(ctx context.Context) ([]redis.Cmdable, error) {
-	var mu sync.Mutex
-	var masters []redis.Cmdable
-	add := func(_ context.Context, master *redis.Client) error {
-		mu.Lock()
-		defer mu.Unlock()
-		masters = append(masters, master)
-		return nil
+// A Layout is the servers that hold the keys of a client, as they were at one time.
+type Layout struct {
+	Masters []Master
+	slots   string // of a Cluster, and their masters
+}
+
+// A Master is a server that holds a part of the keys, or all of them.
+type Master struct {
+	rdb    redis.UniversalClient
+	beside string // a key that it has in a Cluster; empty: rdb asks no other server
+}
+
+// Layout finds the servers that hold keys of a namespace, through the user's client alone: that may be
+// any type around a client of a Cluster, and all that such a type can do is to route commands by their
+// keys.
+func (c *Client) Layout(ctx context.Context, namespace string) (l Layout, err error) {
+	if ring, ok := c.Redis.(shards); ok {
+		for _, shard := range ring.GetShardClients() {
+			l.Masters = append(l.Masters, Master{rdb: shard})
+		}
+		return l, nil
 	}
-	switch rdb := c.Redis.(type) {
-	case *redis.ClusterClient:
-		err := rdb.ForEachMaster(ctx, add)
-		return masters, err
-	case *redis.Ring:
-		err := rdb.ForEachShard(ctx, add)
-		return masters, err
+	several, err := c.severalServers(ctx, namespace)
+	if err != nil || !several {
+		return Layout{Masters: []Master{{rdb: c.Redis}}}, err
 	}
-	return []redis.Cmdable{c.Redis}, nil
+	slots, err := c.slots(ctx)
+	if err != nil {
+		return l, err
+	}
+	known := make(map[string]bool)
+	for _, r := range slots {
+		if len(r.Nodes) == 0 {
+			continue
+		}
+		master := r.Nodes[0].ID + " " + r.Nodes[0].Addr
+		l.slots += fmt.Sprintln(r.Start, r.End, master)
+		if !known[master] {
+			known[master] = true
+			l.Masters = append(l.Masters, Master{c.Redis, checkKey(namespace, tagIn(r))})
+		}
+	}
+	return l, nil
+}
+
+// MasterOf returns the server of a key, and whether other keys are on other servers.
+func (c *Client) MasterOf(ctx context.Context, namespace, key string) (m Master, several bool, err error) {
+	if ring, ok := c.Redis.(shards); ok {
+		shard, err := ring.GetShardClientForKey(key)
+		return Master{rdb: shard}, true, err
+	}
+	several, err = c.severalServers(ctx, namespace)
+	return Master{c.Redis, key}, several, err
+}
+
+// Changed reports whether a slot has moved since, or a master was replaced.
+func (c *Client) Changed(ctx context.Context, namespace string, since Layout) (bool, error) {
+	if since.slots == "" {
+		return false, nil
+	}
+	now, err := c.Layout(ctx, namespace)
+	return now.slots != since.slots, err
+}
+
+// Key returns a key that this server has, if there are others in its Cluster.
+func (m Master) Key() string { return m.beside }
+
+// Types that embed a client of go-redis have its methods.
+type (
+	shards interface {
+		GetShardClients() []*redis.Client
+		GetShardClientForKey(key string) (*redis.Client, error)
+	}
+	clusterOptions interface{ Options() *redis.ClusterOptions }
+)
+
+// severalServers reports whether the keys are on several servers, as in a Cluster. If the type of the
+// client does not say so, a transaction does: only one server that has all keys executes one with keys
+// of two slots.
+func (c *Client) severalServers(ctx context.Context, namespace string) (bool, error) {
+	if _, cluster := c.Redis.(clusterOptions); cluster {
+		return true, nil
+	}
+	if c.oneServer.Load() {
+		return false, nil
+	}
+	err := Transaction(ctx, c.Redis, func(p redis.Pipeliner) {
+		p.PTTL(ctx, checkKey(namespace, "a"))
+		p.PTTL(ctx, checkKey(namespace, "b"))
+	})
+	if redis.HasErrorPrefix(err, "CROSSSLOT ") || redirected(err) {
+		return true, nil
+	}
+	c.oneServer.Store(err == nil)
+	return false, err
+}
+
+// slots returns the slots of a Cluster, and their nodes, masters first.
+func (c *Client) slots(ctx context.Context) ([]redis.ClusterSlot, error) {
+	if cluster, ok := c.Redis.(clusterOptions); ok && cluster.Options().ClusterSlots != nil {
+		return cluster.Options().ClusterSlots(ctx)
+	}
+	slots, err := c.Redis.ClusterSlots(ctx).Result()
+	if err != nil && !Unreachable(err) {
+		return nil, fmt.Errorf("keys are on several servers, and rdb, a %T, does not say on which: pass the *redis.ClusterClient itself: %w", c.Redis, err)
+	}
+	return slots, err
+}
+
+// checkKey returns a key that no caller uses.
+func checkKey(namespace, tag string) string { return namespace + ":check:{" + tag + "}:slot" }
+
+// tagIn returns a hash tag of one of the slots.
+func tagIn(r redis.ClusterSlot) string {
+	for i := 0; ; i++ {
+		if tag := strconv.Itoa(i); slotOf(tag) >= r.Start && slotOf(tag) <= r.End {
+			return tag
+		}
+	}
+}
+
+// slotOf returns the slot of a hash tag: its CRC-16 (XMODEM).
+func slotOf(tag string) int {
+	crc := uint16(0)
+	for i := range len(tag) {
+		crc ^= uint16(tag[i]) << 8
+		for range 8 {
+			carry := crc >> 15
+			crc = crc<<1 ^ carry*0x1021
+		}
+	}
+	return int(crc) % 16384
+}
+
+// Scan is one step of SCAN.
+func (m Master) Scan(ctx context.Context, cursor uint64, pattern string, count int64) ([]string, uint64, error) {
+	cmd := redis.NewScanCmd(ctx, nil, m.args("scan", cursor, "match", pattern, "count", count)...)
+	err := m.ask(ctx, cmd)
+	keys, next := cmd.Val()
+	return keys, next, err
+}
+
+// Size returns how many keys the server has.
+func (m Master) Size(ctx context.Context) (int64, error) {
+	cmd := redis.NewIntCmd(ctx, m.args("dbsize")...)
+	err := m.ask(ctx, cmd)
+	return cmd.Val(), err
+}
+
+// History names the data of the server, and of the replicas that have all of it.
+func (m Master) History(ctx context.Context) (string, error) {
+	cmd := redis.NewStringCmd(ctx, m.args("info", "replication")...)
+	if err := m.ask(ctx, cmd); err != nil {
+		return "", err
+	}
+	_, id, ok := strings.Cut(cmd.Val(), "master_replid:")
+	if !ok {
+		return "", errors.New("INFO replication has no master_replid")
+	}
+	id, _, _ = strings.Cut(id, "\r")
+	return id, nil
+}
+
+// ask sends a command without a key to the server. In a Cluster it goes in a transaction with one that
+// has a key: that reaches the master of the key, also where the client reads from replicas.
+func (m Master) ask(ctx context.Context, cmd redis.Cmder) error {
+	if m.beside == "" {
+		_ = m.rdb.Process(ctx, cmd) // cmd has the error
+		return cmd.Err()
+	}
+	cmd.SetFirstKeyPos(int8(len(cmd.Args()) - 1))
+	err := Transaction(ctx, m.rdb, func(p redis.Pipeliner) {
+		p.PTTL(ctx, m.beside)
+		_ = p.Process(ctx, aside{cmd})
+	})
+	if redirected(err) {
+		return fmt.Errorf("rdb, a %T, does not reach each master of the Cluster: a *redis.ClusterClient does: %w", m.rdb, err)
+	}
+	return err
+}
+
+// args returns the arguments of a command for ask.
+func (m Master) args(args ...any) []any {
+	if m.beside != "" {
+		args = append(args, m.beside)
+	}
+	return args
+}
+
+// An aside is a command that has no key, and goes where its last argument, which is not sent, is a key.
+// Otherwise the client of a Cluster would take another argument for the key, such as the pattern of SCAN.
+type aside struct{ redis.Cmder }
+
+// Args is called when the command is written to a connection.
+func (a aside) Args() []any {
+	args := a.Cmder.Args()
+	return slices.Clip(args[:len(args)-1])
 }

@@ -11,7 +11,7 @@ import (
 )
 
 var (
-	token = regexp.MustCompile(`^[A-Z2-7]{26}$`)
+	token = regexp.MustCompile(`[A-Z2-7]{26}`)
 	stamp = regexp.MustCompile(`9\d{14}`) // µs in the year 2000, where bubbles begin
 )
 
@@ -28,8 +28,9 @@ func (w *World) nameTokens(process string, args []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for i, arg := range args {
-		switch {
-		case token.MatchString(arg):
+		switch t := token.FindString(arg); {
+		case t != "":
+			arg = t
 		case strings.HasPrefix(arg, entryMagic) && len(arg) >= randomTo:
 			arg = arg[randomFrom:randomTo]
 		// The random bytes that it writes into an entry.

@@ -34,7 +34,6 @@ import (
 	"fmt"
 	"hash/fnv"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -349,30 +348,12 @@ func (x *Index) mark(ctx context.Context, within time.Duration, p page, history 
 // is empty: it then has lost the values, too, since they are stored after their keys are noted.
 func (x *Index) history(ctx context.Context, number int) (string, error) {
 	key := x.book(number)
-	var server func() (*redis.Client, error)
-	switch rdb := x.client.Redis.(type) {
-	case *redis.ClusterClient:
-		server = func() (*redis.Client, error) { return rdb.MasterForKey(ctx, key) }
-	case *redis.Ring:
-		server = func() (*redis.Client, error) { return rdb.GetShardClientForKey(key) }
-	default:
-		return "", nil
-	}
 	return client.Do(ctx, x.client, op, key, func(ctx context.Context) (string, error) {
-		master, err := server()
-		if err != nil {
+		master, several, err := x.client.MasterOf(ctx, x.namespace, key)
+		if err != nil || !several {
 			return "", err
 		}
-		info, err := master.Info(ctx, "replication").Result()
-		if err != nil {
-			return "", err
-		}
-		_, id, ok := strings.Cut(info, "master_replid:")
-		if !ok {
-			return "", errors.New("INFO replication has no master_replid")
-		}
-		id, _, _ = strings.Cut(id, "\r")
-		return id, nil
+		return master.History(ctx)
 	})
 }
 

@@ -137,6 +137,15 @@ func (s *Subscription) Complete(then time.Time) bool {
 	return listens
 }
 
+// Pending reports whether the server has not answered the Subscription.
+func (s *Subscription) Pending() bool {
+	l := s.listener
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	c := l.channel(s.name)
+	return c != nil && (c.state == wanted || c.state == requested)
+}
+
 // channel returns nil if there is no such channel. The caller holds mu.
 func (l *Listener) channel(name string) *channel {
 	if l.conn == nil {

@@ -1,0 +1,251 @@
+package cache_test
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
+)
+
+// Types around the clients of go-redis.
+type (
+	wrapped        struct{ redis.UniversalClient }
+	wrappedCluster struct{ *redis.ClusterClient }
+)
+
+func autoPipeline(t *testing.T, rdb redis.UniversalClient) redis.UniversalClient {
+	t.Helper()
+	ap, err := rdb.AutoPipeline()
+	redistest.Must(t, err)
+	t.Cleanup(func() { _ = ap.Close() })
+	return ap
+}
+
+// fromReplicas makes a client of a Cluster read from replicas.
+func fromReplicas(o *redis.ClusterOptions) { o.ReadOnly, o.RouteRandomly = true, true }
+
+// Whatever client a cache has, Clear removes every value, or returns an error, and so does a DeleteTag that
+// has to clear. If Clear works, Check finds nothing.
+//
+//fault:any-client
+//fault:one-cluster-node
+//fault:key-hook
+func TestClear_AnyClient(t *testing.T) {
+	t.Parallel()
+	const fine = ""
+	single, cluster, replicated := redistest.Shared(t), redistest.SharedCluster(t), redistest.StartReplicatedCluster(t)
+	ofCluster := func(wrap func(t *testing.T, rdb *redis.ClusterClient) redis.UniversalClient, mutate ...func(*redis.ClusterOptions)) func(*testing.T) (_, _ redis.UniversalClient) {
+		return func(t *testing.T) (_, _ redis.UniversalClient) {
+			if len(mutate) > 0 {
+				return wrap(t, replicated.Client(t, mutate...)), replicated.Client(t)
+			}
+			return wrap(t, cluster.Client(t)), cluster.Client(t)
+		}
+	}
+	ofSingle := func(wrap func(t *testing.T, rdb *redis.Client) redis.UniversalClient) func(*testing.T) (_, _ redis.UniversalClient) {
+		return func(t *testing.T) (_, _ redis.UniversalClient) { rdb := single.Client(t); return wrap(t, rdb), rdb }
+	}
+	ring := func(t *testing.T) *redis.Ring {
+		rdb := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": single.Addr, "b": redistest.Start(t).Addr}, DisableIdentity: true})
+		t.Cleanup(func() { _ = rdb.Close() })
+		return rdb
+	}
+	const onlyOne, hooked = "reaches only a part|does not reach each master of the Cluster", "SCAN has not found"
+	for name, test := range map[string]struct {
+		open func(t *testing.T) (rdb, good redis.UniversalClient) // of one server or Cluster
+		want string                                               // in the error; one of them
+	}{
+		"wrapped":                      {ofSingle(func(_ *testing.T, rdb *redis.Client) redis.UniversalClient { return wrapped{rdb} }), fine},
+		"pipelined":                    {ofSingle(func(t *testing.T, rdb *redis.Client) redis.UniversalClient { return autoPipeline(t, rdb) }), fine},
+		"cluster":                      {ofCluster(func(_ *testing.T, rdb *redis.ClusterClient) redis.UniversalClient { return rdb }), fine},
+		"cluster wrapped":              {ofCluster(func(_ *testing.T, rdb *redis.ClusterClient) redis.UniversalClient { return wrapped{rdb} }), fine},
+		"cluster wrapped in a pointer": {ofCluster(func(_ *testing.T, rdb *redis.ClusterClient) redis.UniversalClient { return &wrapped{rdb} }), fine},
+		"cluster embedded":             {ofCluster(func(_ *testing.T, rdb *redis.ClusterClient) redis.UniversalClient { return wrappedCluster{rdb} }), fine},
+		"cluster pipelined":            {ofCluster(func(t *testing.T, rdb *redis.ClusterClient) redis.UniversalClient { return autoPipeline(t, rdb) }), fine},
+		"cluster pipelined, wrapped": {ofCluster(func(t *testing.T, rdb *redis.ClusterClient) redis.UniversalClient {
+			return wrapped{autoPipeline(t, rdb)}
+		}), fine},
+		"cluster, replicas":          {ofCluster(func(_ *testing.T, rdb *redis.ClusterClient) redis.UniversalClient { return rdb }, fromReplicas), fine},
+		"cluster, replicas, wrapped": {ofCluster(func(_ *testing.T, rdb *redis.ClusterClient) redis.UniversalClient { return wrapped{rdb} }, fromReplicas), fine},
+		"cluster, own slots": {func(t *testing.T) (_, _ redis.UniversalClient) {
+			good := cluster.Client(t)
+			return cluster.Client(t, func(o *redis.ClusterOptions) {
+				o.ClusterSlots = func(ctx context.Context) ([]redis.ClusterSlot, error) { return good.ClusterSlots(ctx).Result() }
+			}), good
+		}, fine},
+		"one node": {func(t *testing.T) (_, _ redis.UniversalClient) { return cluster.Nodes[0].Client(t), cluster.Client(t) }, onlyOne},
+		"one node, wrapped": {func(t *testing.T) (_, _ redis.UniversalClient) {
+			return wrapped{cluster.Nodes[1].Client(t)}, cluster.Client(t)
+		}, onlyOne},
+		"ring":         {func(t *testing.T) (_, _ redis.UniversalClient) { rdb := ring(t); return rdb, rdb }, fine},
+		"ring wrapped": {func(t *testing.T) (_, _ redis.UniversalClient) { rdb := ring(t); return wrapped{rdb}, rdb }, hooked},
+		"prefix": {func(t *testing.T) (_, _ redis.UniversalClient) {
+			rdb := single.Client(t)
+			rdb.AddHook(keyPrefix{prefix: "tenant:"})
+			return rdb, rdb
+		}, hooked},
+		"prefix, patterns, too": {func(t *testing.T) (_, _ redis.UniversalClient) {
+			rdb := single.Client(t)
+			rdb.AddHook(keyPrefix{prefix: "tenant:", scan: true})
+			return rdb, rdb
+		}, fine},
+		"cluster, prefix": {func(t *testing.T) (_, _ redis.UniversalClient) {
+			rdb := cluster.Client(t)
+			rdb.AddHook(keyPrefix{prefix: "tenant:"})
+			return rdb, rdb
+		}, hooked},
+	} {
+		for _, tagged := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/tagged=%t", name, tagged), func(t *testing.T) {
+				t.Parallel()
+				ctx, ns := t.Context(), redistest.Namespace(t)
+				rdb, good := test.open(t)
+				opts := &singlefill.Options[string]{Codec: singlefill.Raw}
+				writer := newCacheIn(t, good, ns, opts)
+				values := make(map[string]string)
+				for i := range 300 {
+					values[strconv.Itoa(i)] = "old"
+				}
+				redistest.Must(t, writer.SetMany(ctx, values))
+				clear := func(c *singlefill.Cache[string]) error { return c.Clear(ctx) }
+				if tagged {
+					opts.Tags = func(string, string) []string { return []string{"tag"} }
+					clear = func(c *singlefill.Cache[string]) error { return c.DeleteTag(ctx, "tag") }
+				}
+				c := newCacheIn(t, rdb, ns, opts)
+				err := clear(c)
+				var left map[string]string
+				redistest.Await(t, "the values are read", func() bool {
+					var err error
+					left, err = writer.GetMany(ctx, slices.Collect(maps.Keys(values)))
+					return err == nil && (len(left) == 0 || test.want != fine)
+				})
+				switch {
+				case test.want == fine && err != nil:
+					t.Errorf("%v, %d values left", err, len(left))
+				case test.want != fine && err == nil:
+					t.Errorf("no error, and %d values left", len(left))
+				case test.want != fine && !tagged && !containsOne(err.Error(), test.want):
+					t.Errorf("%v, want an error that says %q", err, test.want)
+				}
+				// A hook that changes patterns does not change channels.
+				if err := c.Check(ctx); (err == nil) != (test.want == fine && !strings.HasPrefix(name, "prefix")) {
+					t.Errorf("Check: %v", err)
+				}
+			})
+		}
+	}
+}
+
+// A Clear during which a slot has moved returns an error, since a key may have moved behind the cursor of
+// SCAN. The next one removes what is left.
+//
+//fault:clear-moved-slot
+func TestClear_MovedSlot(t *testing.T) {
+	t.Parallel()
+	ctx, ns, cluster := t.Context(), redistest.Namespace(t), redistest.StartCluster(t)
+	for i, rdb := range []redis.UniversalClient{cluster.Client(t), wrapped{cluster.Client(t)}} {
+		move := sync.OnceFunc(func() { cluster.Move(t, fmt.Sprintf("%s:{%d}", ns, i)).End() })
+		c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.Raw, Trace: &singlefill.Trace{
+			Clearing: func(context.Context, singlefill.ClearInfo) { move() },
+		}})
+		redistest.Must(t, c.SetMany(ctx, map[string]string{"0": "old", "1": "old"}))
+		if err := c.Clear(ctx); err == nil || !strings.Contains(err.Error(), "slots of the Cluster have moved") {
+			t.Errorf("%T: %v, want an error", rdb, err)
+		}
+		redistest.Must(t, c.Clear(ctx))
+		if left, err := c.GetMany(ctx, []string{"0", "1"}); len(left) > 0 || err != nil {
+			t.Errorf("%v is left, %v", left, err)
+		}
+	}
+}
+
+func newCacheIn(t *testing.T, rdb redis.UniversalClient, ns string, opts *singlefill.Options[string]) *singlefill.Cache[string] {
+	t.Helper()
+	c, err := singlefill.New(rdb, ns, time.Hour, cachetest.PatientOptions(opts))
+	redistest.Must(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func containsOne(text, alternatives string) bool {
+	for one := range strings.SplitSeq(alternatives, "|") {
+		if strings.Contains(text, one) {
+			return true
+		}
+	}
+	return false
+}
+
+// A keyPrefix is a hook that puts each tenant of a program into keys of its own. If scan is set, it changes
+// the patterns and the replies of SCAN as well.
+type keyPrefix struct {
+	prefix string
+	scan   bool
+}
+
+func (h keyPrefix) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (h keyPrefix) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		h.change(cmd)
+		err := next(ctx, cmd)
+		h.restore(cmd)
+		return err
+	}
+}
+
+func (h keyPrefix) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		for _, cmd := range cmds {
+			h.change(cmd)
+		}
+		err := next(ctx, cmds)
+		for _, cmd := range cmds {
+			h.restore(cmd)
+		}
+		return err
+	}
+}
+
+func (h keyPrefix) change(cmd redis.Cmder) {
+	args := cmd.Args()
+	first, last := 1, 1
+	switch cmd.Name() {
+	case "eval", "evalsha":
+		n, _ := strconv.Atoi(fmt.Sprint(args[2]))
+		first, last = 3, 2+n
+	case "del", "unlink", "exists", "watch":
+		last = len(args) - 1
+	case "scan":
+		if first, last = 3, 3; !h.scan {
+			return
+		}
+	case "multi", "exec", "ping", "info", "cluster", "dbsize", "publish", "spublish", "client", "hello", "unwatch", "time", "command":
+		return
+	}
+	for i := first; i <= last; i++ {
+		args[i] = h.prefix + fmt.Sprint(args[i])
+	}
+}
+
+func (h keyPrefix) restore(cmd redis.Cmder) {
+	if scan, ok := cmd.(*redis.ScanCmd); ok && h.scan {
+		keys, cursor := scan.Val()
+		for i := range keys {
+			keys[i] = strings.TrimPrefix(keys[i], h.prefix)
+		}
+		scan.SetVal(keys, cursor)
+	}
+}
