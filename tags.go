@@ -91,6 +91,7 @@ func (c *engine) invalidateTagged(ctx context.Context, info *TagInfo, invalidate
 		info.Cleared = true
 		return c.clear(ctx)
 	}
+	c.forgetUnindexed(marked)
 	for _, tag := range marked.Tags {
 		err := c.tags.Keys(ctx, tag, func(keys []string) error {
 			info.Keys += len(keys)
@@ -106,6 +107,15 @@ func (c *engine) invalidateTagged(ctx context.Context, info *TagInfo, invalidate
 		return c.clear(ctx)
 	}
 	return wrap(ctx, "tag", err)
+}
+
+// forgetUnindexed forgets what memory has if the indexes have been made anew since this process last saw
+// them, by whichever process: they do not have the keys of values that Redis had lost by then.
+func (c *engine) forgetUnindexed(marked tags.Marked) {
+	if c.near != nil && !c.tags.Seen(marked) {
+		c.near.ForgetAll()
+		c.tags.SetSeen(marked)
+	}
 }
 
 const (

@@ -62,12 +62,13 @@ type Index struct {
 	client    *client.Client
 	namespace string
 	markLife  time.Duration
+	seen      [books]atomic.Pointer[string] // see Seen
 }
 
 // New returns the index of a namespace. A mark is kept for at least markLife. A load that takes longer is
 // refused once marks have been dropped.
 func New(c *client.Client, namespace string, markLife time.Duration) *Index {
-	return &Index{c, namespace, markLife}
+	return &Index{client: c, namespace: namespace, markLife: markLife}
 }
 
 // books is how many books a namespace has. In a Cluster each may be on another master, with the indexes of
@@ -273,6 +274,7 @@ type Marked struct {
 type markedBook struct {
 	number  int
 	history string
+	known   string // under which the book is complete; empty: it is not
 	indexes []string
 }
 
@@ -299,24 +301,27 @@ func (x *Index) markPage(ctx context.Context, p page) (m Marked, err error) {
 	if b.history, err = x.history(ctx, p.book); err != nil {
 		return m, err
 	}
-	reply, err := client.Retry(ctx, x.client.Timeout, client.Unreachable, func(within time.Duration) ([]bool, error) {
+	reply, err := client.Retry(ctx, x.client.Timeout, client.Unreachable, func(within time.Duration) (markReply, error) {
 		return x.mark(ctx, within, p, b.history)
 	})
-	for i, yes := range reply {
-		switch {
-		case i == 0:
-			m.Complete = yes
-		case yes:
-			tag := p.tags[i-1].tag
+	for i, yes := range reply.exists {
+		if yes {
+			tag := p.tags[i].tag
 			m.Tags, b.indexes = append(m.Tags, tag), append(b.indexes, x.index(tag))
 		}
 	}
-	m.books = []markedBook{b}
+	b.known = reply.known
+	m.Complete, m.books = b.known != "", []markedBook{b}
 	return m, err
 }
 
-// mark returns whether the book is complete, and which of the tags have an index.
-func (x *Index) mark(ctx context.Context, within time.Duration, p page, history string) ([]bool, error) {
+// A markReply is the reply to mark.lua.
+type markReply struct {
+	known  string
+	exists []bool // for each tag
+}
+
+func (x *Index) mark(ctx context.Context, within time.Duration, p page, history string) (m markReply, err error) {
 	keys := []any{x.book(p.book)}
 	args := []any{rand.Text(), bookLife.Milliseconds(), x.markLife.Milliseconds(), history}
 	for _, t := range p.tags {
@@ -324,22 +329,22 @@ func (x *Index) mark(ctx context.Context, within time.Duration, p page, history 
 	}
 	reply, err := x.run(ctx, within, markScript, keys, args)
 	if client.ScriptsRefused(err) {
-		return client.DoWithin(ctx, x.client, within, op, x.book(p.book), func(ctx context.Context) ([]bool, error) {
+		return client.DoWithin(ctx, x.client, within, op, x.book(p.book), func(ctx context.Context) (markReply, error) {
 			return x.watchMark(ctx, p, history)
 		})
 	}
 	if err != nil {
-		return nil, err
+		return m, err
 	}
 	fields, _ := reply.([]any)
 	if len(fields) != len(keys) {
-		return nil, fmt.Errorf("unexpected reply %v", reply)
+		return m, fmt.Errorf("unexpected reply %v", reply)
 	}
-	exists := make([]bool, len(fields))
-	for i, field := range fields {
-		exists[i] = field == int64(1)
+	m.known, _ = fields[0].(string)
+	for _, field := range fields[1:] {
+		m.exists = append(m.exists, field == int64(1))
 	}
-	return exists, nil
+	return m, nil
 }
 
 // history names the data of the server that has a book, and of the replicas that have all of it. A server
@@ -355,6 +360,25 @@ func (x *Index) history(ctx context.Context, number int) (string, error) {
 		}
 		return master.History(ctx)
 	})
+}
+
+// Seen reports whether this process has seen the books of m complete before, since their epochs began. If
+// not, it may have values in memory that were stored before, and that are in no index. When it has
+// forgotten them, SetSeen notes that.
+func (x *Index) Seen(m Marked) bool {
+	for _, b := range m.books {
+		if seen := x.seen[b.number].Load(); seen == nil || *seen != b.known {
+			return false
+		}
+	}
+	return true
+}
+
+// SetSeen notes what Seen is to report.
+func (x *Index) SetSeen(m Marked) {
+	for _, b := range m.books {
+		x.seen[b.number].Store(&b.known)
+	}
 }
 
 // Keys calls each with the keys in the index of a tag, a few hundred at a time. A key may come twice.

@@ -157,16 +157,19 @@ func (x *Index) watchNote(ctx context.Context, p page, since string) (bool, erro
 	})
 }
 
-func (x *Index) watchMark(ctx context.Context, p page, history string) (reply []bool, err error) {
+func (x *Index) watchMark(ctx context.Context, p page, history string) (m markReply, err error) {
 	book := x.book(p.book)
 	_, err = client.Watch(ctx, x.client.Redis, x.watched(p), func(ctx context.Context, tx *redis.Tx) (func(redis.Pipeliner), bool, error) {
 		s, err := x.readState(ctx, tx, p)
 		if err != nil {
 			return nil, false, err
 		}
-		reply = []bool{s.epoch != "" && s.known == s.epoch+" "+history}
+		m = markReply{}
+		if s.epoch != "" && s.known == s.epoch+" "+history {
+			m.known = s.known
+		}
 		for _, life := range s.lives {
-			reply = append(reply, life >= 0)
+			m.exists = append(m.exists, life >= 0)
 		}
 		return func(q redis.Pipeliner) {
 			s.begin(ctx, q, book)
@@ -180,5 +183,5 @@ func (x *Index) watchMark(ctx context.Context, p page, history string) (reply []
 			}
 		}, true, nil
 	})
-	return reply, err
+	return m, err
 }

@@ -5,13 +5,14 @@
 --       4 the history of the server's data, or '' if a server that loses the end of it loses values, too
 --       5.. the tags
 --
--- Returns {complete, exists, ...}: complete is 0 if an index may have been lost; exists is 0 or 1 for each tag.
+-- Returns {known, exists, ...}: known is field k of the book, see note.lua, or '' if an index may have been lost;
+--         exists is 0 or 1 for each tag.
 
 local book = KEYS[1]
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 
-local reply = {1}
+local reply = {}
 for i = 2, #KEYS do
   reply[i] = redis.call('EXISTS', KEYS[i])
   local ends = tonumber(redis.call('HGET', book, 't' .. ARGV[3 + i]) or 0)
@@ -20,7 +21,7 @@ end
 
 local state = redis.call('HMGET', book, 'e', 'k', 'f', 'n')
 if not state[1] then redis.call('HSET', book, 'e', ARGV[1]) end
-if not state[1] or state[2] ~= state[1] .. ' ' .. ARGV[4] then reply[1] = 0 end
+reply[1] = state[1] and state[2] == state[1] .. ' ' .. ARGV[4] and state[2] or ''
 local n = math.max(tonumber(state[4] or 0) + 1, tonumber(time[1]) * 1000000 + tonumber(time[2]))
 n = string.format('%.0f', n)
 redis.call('HSET', book, 'n', n)
