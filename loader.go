@@ -12,7 +12,6 @@ import (
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/foreign"
-	"github.com/singlefill/singlefill/internal/near"
 	"github.com/singlefill/singlefill/internal/wait"
 )
 
@@ -351,6 +350,7 @@ type lookup struct {
 	redisErr error         // Redis did not answer
 	asked    time.Duration // time spent without an answer
 	early    bool          // with Near: a hit refreshes the entry before it expires
+	kept     time.Duration // with Near: how long Redis keeps the entry, from when its generation was taken
 }
 
 // read gets the key until Redis answers, for RedisTimeout in all: a connection may have broken.
@@ -379,31 +379,36 @@ func (c *engine) readAgain(ctx context.Context, key string, l *lookup, pause tim
 	return true
 }
 
-// get sends one plain GET, which a replica or the client's own cache may answer.
+// get sends one plain GET, which a replica or the client's own cache may answer. With Near it sends
+// a PTTL ahead.
 func (c *engine) get(ctx context.Context, key string, l *lookup) {
 	valueKey := c.valueKey(key)
-	g := c.generation(valueKey)
-	data, asked, err := c.client.Get(ctx, time.Now(), valueKey)
-	c.found(ctx, key, g, data, err, l)
-	if l.redisErr != nil {
-		l.asked += asked
+	if c.near == nil {
+		data, asked, err := c.client.Get(ctx, time.Now(), valueKey)
+		c.found(ctx, key, data, asked, err, l)
+		return
+	}
+	g, pttl := c.near.Generation(valueKey), redis.NewDurationCmd(ctx, time.Millisecond, "pttl", valueKey)
+	data, asked, err := c.client.GetBehind(ctx, pttl, time.Now(), valueKey)
+	if c.found(ctx, key, data, asked, err, l) {
+		c.keepFound(key, g, pttl, l)
 	}
 }
 
-// found notes the reply to a GET that was sent after g was taken.
-func (c *engine) found(ctx context.Context, key string, g near.Generation, data []byte, err error, l *lookup) {
+// found notes the reply to a GET. It reports whether there is an entry, or bytes that are none.
+func (c *engine) found(ctx context.Context, key string, data []byte, asked time.Duration, err error, l *lookup) bool {
 	l.redisErr = nil
 	switch {
 	case err == nil:
 		c.decode(ctx, key, data, l)
-		if c.near != nil {
-			c.keep(key, g, l)
-		}
+		return true
 	case client.WrongType(err):
 		c.badValue(ctx, key, err)
 	case !errors.Is(err, redis.Nil):
 		l.redisErr = err
+		l.asked += asked
 	}
+	return false
 }
 
 // deliver returns a result to a caller. The owner gets the value, every other caller a copy, so

@@ -36,7 +36,8 @@ func (x *filling) ask(ctx context.Context, take bool) (filllock.Reply, flight.St
 		x.old = new(lookup)
 		x.decode(ctx, x.fill.Key, []byte(reply.Text), x.old)
 		if x.near != nil {
-			x.keep(x.fill.Key, g, x.old)
+			x.old.kept = endless(reply.Kept)
+			x.keep(x.fill.Key, g, x.old, x.old.kept)
 		}
 		x.oldSince = stamp
 	default:

@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/singlefill/singlefill/internal/bulk"
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
@@ -443,14 +445,19 @@ func (m *many) takeTurns(asks []*ask) {
 	ended = true
 }
 
-// getAll sends one GET for each key, in one pipeline.
+// getAll sends one GET for each key, in one pipeline. With Near it sends a PTTL ahead of each.
 func (m *many) getAll(asks []*ask) {
-	keys, generations := make([]string, len(asks)), make([]near.Generation, len(asks))
+	keys := make([]string, len(asks))
+	var generations []near.Generation
+	var pttls []redis.Cmder
 	for i, a := range asks {
 		keys[i] = m.valueKey(a.key)
-		generations[i] = m.generation(keys[i])
+		if m.near != nil {
+			generations = append(generations, m.near.Generation(keys[i]))
+			pttls = append(pttls, redis.NewDurationCmd(m.ctx, time.Millisecond, "pttl", keys[i]))
+		}
 	}
-	replies, asked, err := m.client.GetMany(m.ctx, keys)
+	replies, asked, err := m.client.GetMany(m.ctx, pttls, keys)
 	for i, a := range asks {
 		if err != nil {
 			a.redisErr = err
@@ -458,7 +465,9 @@ func (m *many) getAll(asks []*ask) {
 			continue
 		}
 		data, err := replies[i].Bytes()
-		m.found(m.ctx, a.key, generations[i], data, err, &a.lookup)
+		if m.found(m.ctx, a.key, data, 0, err, &a.lookup) && m.near != nil {
+			m.keepFound(a.key, generations[i], pttls[i].(*redis.DurationCmd), &a.lookup)
+		}
 	}
 }
 

@@ -19,12 +19,13 @@ import (
 
 // Near keeps decoded values in the memory of this process: see docs/near.md.
 //
-// What Delete, Set and Expire promise holds exactly in the process that calls them. In every other
-// process a call that begins more than MaxLag after that call has returned never gets the old
-// value; usually the lag is milliseconds. A process that cannot prove this asks Redis; if neither
-// Redis nor the Loader answers, it returns what memory has within [Options.StaleIfError] in place
-// of an error. If Redis loses an acknowledged write, the life of the value or TTL is the bound.
-// The monotonic clock counts, which stands still while a machine is suspended.
+// What Delete, Set, Expire, DeleteTag and ExpireTag promise holds exactly in the process that calls
+// them. In every other process a call that begins more than MaxLag after that call has returned never
+// gets the old value; usually the lag is milliseconds. A process that cannot prove this asks Redis; if
+// neither Redis nor the Loader answers, it returns what memory has within [Options.StaleIfError] in
+// place of an error. If Redis loses an acknowledged write, the life of the value or TTL is the bound.
+// Memory serves nothing that Redis has ended. The monotonic clock counts, which stands still while a
+// machine is suspended.
 //
 // What a process without Near deletes stays in the memory of the others until it expires: turn it
 // on first in those that only write.
@@ -142,7 +143,7 @@ func (n *nearValue) takeRefresh(now time.Duration) bool {
 func (c *engine) nearCopy(n *nearValue) (v any, err error) {
 	switch {
 	case n.notFound:
-		return v, ErrNotFound
+		return nil, ErrNotFound
 	case n.payload != nil:
 		return c.values.decode(n.payload)
 	case c.near.share:
@@ -177,26 +178,38 @@ func (c *engine) generation(valueKey string) (g near.Generation) {
 	return g
 }
 
-// keep keeps what a command has found in memory.
-func (c *engine) keep(key string, g near.Generation, l *lookup) {
+// keepFound keeps what a GET has found behind a PTTL. A load may have replaced the entry between the two:
+// then the reply to PTTL is not about it, but Redis keeps it for its life at least, from then on. So
+// memory serves it for the shorter of the two.
+func (c *engine) keepFound(key string, g near.Generation, pttl *redis.DurationCmd, l *lookup) {
+	const none = -2
+	life := l.entry.FreshUntil.Sub(l.entry.WrittenAt)
+	if l.kept = endless(pttl.Val()); pttl.Val() == none {
+		l.kept = life
+	}
+	c.keep(key, g, l, min(l.kept, life))
+}
+
+// endless returns the reply to a PTTL, which is negative for a key without an end.
+func endless(pttl time.Duration) time.Duration {
+	if pttl < 0 {
+		return forever
+	}
+	return pttl
+}
+
+// keep keeps what a command has found in memory, for l.kept at most, and serves it for served at most, both
+// from when g was taken. So memory has nothing that Redis has ended, whatever the clocks and the windows of
+// the processes are.
+func (c *engine) keep(key string, g near.Generation, l *lookup, served time.Duration) {
 	if l.freshness == expired {
 		return
 	}
-	n := c.newNearValue(&l.entry, l.at)
-	l.early = n.refreshAt.Load() <= int64(c.near.At(l.at))
-	if c.opts.audit > 0 {
-		n.header = entry.Header(l.data)
+	n := c.newNearValue(l)
+	n.staleEnd, n.end = min(n.staleEnd, g.Taken+bounded(served)), min(n.end, g.Taken+bounded(l.kept))
+	if n.end > c.near.At(l.at) {
+		c.near.Put(key, g, n)
 	}
-	switch {
-	case l.entry.NotFound:
-	case c.near.share:
-		n.value = l.value
-	case c.values.clone != nil:
-		n.value = c.values.clone(l.value)
-	default:
-		n.payload = l.entry.Payload
-	}
-	c.near.Put(key, g, n)
 }
 
 // keepLoaded keeps the value of a load that has been stored: as it is in Redis, since the codec may
@@ -212,14 +225,16 @@ func (c *engine) keepLoaded(key string, g near.Generation, data []byte, o *outco
 			return
 		}
 	}
-	c.keep(key, g, &l)
+	l.kept = c.opts.keptFor(o.life)
+	c.keep(key, g, &l, l.kept)
 }
 
-// newNearValue converts the times of an entry, which are those of the wall clock. at is now.
-func (c *engine) newNearValue(e *entry.Entry, at time.Time) *nearValue {
-	now := c.near.At(at)
-	n := new(nearValue)
-	n.notFound, n.written = e.NotFound, now-bounded(at.Sub(e.WrittenAt))
+// newNearValue returns a lookup for memory. It converts the times of the entry, which are those of the wall
+// clock.
+func (c *engine) newNearValue(l *lookup) *nearValue {
+	e, at, now := &l.entry, l.at, c.near.At(l.at)
+	n := &nearValue{notFound: e.NotFound}
+	n.written = now - bounded(at.Sub(e.WrittenAt))
 	n.writtenAt, n.freshUntil = e.WrittenAt.UnixMilli(), e.FreshUntil.UnixMilli()
 	fresh := bounded(e.FreshUntil.Sub(at))
 	n.freshEnd = now + fresh
@@ -228,7 +243,21 @@ func (c *engine) newNearValue(e *entry.Entry, at time.Time) *nearValue {
 	if e.Expired {
 		n.freshEnd = min(n.freshEnd, now)
 	}
-	n.refreshAt.Store(int64(n.freshEnd - c.opts.earlyBy(e, rand.ExpFloat64)))
+	refreshAt := n.freshEnd - c.opts.earlyBy(e, rand.ExpFloat64)
+	n.refreshAt.Store(int64(refreshAt))
+	l.early = refreshAt <= now
+	if c.opts.audit > 0 {
+		n.header = entry.Header(l.data)
+	}
+	switch {
+	case e.NotFound:
+	case c.near.share:
+		n.value = l.value
+	case c.values.clone != nil:
+		n.value = c.values.clone(l.value)
+	default:
+		n.payload = e.Payload
+	}
 	return n
 }
 

@@ -341,19 +341,28 @@ func TestNearRules_InTransit(t *testing.T) {
 				}
 				matches := test.command(t)
 				var done atomic.Bool
-				rdb.AddHook(cachetest.After(func(cmd redis.Cmder) error {
-					if matches(cachetest.Args(cmd)) && done.CompareAndSwap(false, true) {
-						return here.Delete(ctx, "k")
-					}
-					return nil
-				}))
-				rdb.AddHook(redistest.Commands(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-					err := next(ctx, cmd)
-					if test.late && cmd.Name() == "get" && !done.Load() {
-						if err := store(); err != nil {
+				answered := func(cmds ...redis.Cmder) {
+					for _, cmd := range cmds {
+						var err error
+						switch {
+						case test.late && cmd.Name() == "get" && !done.Load():
+							err = store()
+						case matches(cachetest.Args(cmd)) && done.CompareAndSwap(false, true):
+							err = here.Delete(ctx, "k")
+						}
+						if err != nil {
 							t.Error(err)
 						}
 					}
+				}
+				rdb.AddHook(redistest.Commands(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+					err := next(ctx, cmd)
+					answered(cmd)
+					return err
+				}))
+				rdb.AddHook(redistest.Pipelines(func(ctx context.Context, cmds []redis.Cmder, next redis.ProcessPipelineHook) error {
+					err := next(ctx, cmds)
+					answered(cmds...)
 					return err
 				}))
 				if _, err := here.GetOrLoad(ctx, "k", cachetest.Gives("old")); err != nil {

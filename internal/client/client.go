@@ -119,7 +119,7 @@ func Send[R any](ctx context.Context, c *Client, convoy *Convoy, timeout time.Du
 	cmd = caller.Only(cmd)
 	r, err := do(ctx, c, timeout, op, key, parcel{cmd: cmd, convoy: convoy}, func(ctx context.Context, together *group) (R, error) {
 		var none R
-		if err := c.process(ctx, cmd, together); err != nil {
+		if err := c.process(ctx, parcel{cmd: cmd}, together); err != nil {
 			return none, err
 		}
 		if caller.left.Load() { // the reply may be that of a PING
@@ -137,12 +137,19 @@ func Send[R any](ctx context.Context, c *Client, convoy *Convoy, timeout time.Du
 	return r, err
 }
 
-// process returns nil when cmd has its reply or error.
-func (c *Client) process(ctx context.Context, cmd redis.Cmder, together *group) error {
-	if together != nil {
+// process returns nil when the command has its reply or error.
+func (c *Client) process(ctx context.Context, p parcel, together *group) error {
+	switch {
+	case together != nil:
 		return together.wait(ctx)
+	case p.ahead != nil:
+		_, _ = c.Redis.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+			p.addTo(ctx, pipe)
+			return nil
+		})
+	default:
+		_ = c.Redis.Process(ctx, p.cmd) // which has the error
 	}
-	_ = c.Redis.Process(ctx, cmd) // cmd has the error
 	return nil
 }
 
@@ -288,6 +295,12 @@ func (c *Client) bound(ctx context.Context, n *node, now time.Time,
 // allocating a context or a function for it. While the breaker is open it sends nothing. asked is
 // how long the server has been asked.
 func (c *Client) Get(ctx context.Context, now time.Time, key string) (data []byte, asked time.Duration, err error) {
+	return c.GetBehind(ctx, nil, now, key)
+}
+
+// GetBehind is Get that sends another command just ahead of the GET, in the same pipeline. Unless
+// GetBehind returns an error, that command has its reply.
+func (c *Client) GetBehind(ctx context.Context, ahead redis.Cmder, now time.Time, key string) (data []byte, asked time.Duration, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, 0, err
 	}
@@ -299,9 +312,10 @@ func (c *Client) Get(ctx context.Context, now time.Time, key string) (data []byt
 		return nil, 0, n.refusal()
 	}
 	cmd := redis.NewStringCmd(ctx, "get", key)
+	p := parcel{client: c, ctx: ctx, cmd: cmd, ahead: ahead}
 	call := call{op: "get", key: key, sent: now, gate: n.together}
 	if !call.gate.tryEnter() {
-		if err := c.wait(n, &call, parcel{client: c, ctx: ctx, cmd: cmd}); err != nil {
+		if err := c.wait(n, &call, p); err != nil {
 			return nil, time.Since(call.sent), err
 		}
 	}
@@ -309,14 +323,14 @@ func (c *Client) Get(ctx context.Context, now time.Time, key string) (data []byt
 	if c.bounded && !endsWithin(ctx, c.Timeout) {
 		answered := false
 		defer func() { call.leave(answered) }()
-		if err = c.process(bounded, cmd, call.group); err == nil {
+		if err = c.process(bounded, p, call.group); err == nil {
 			data, err = cmd.Bytes()
 		}
 		answered = c.observe(ctx, n, call, err)
 	} else {
 		leave := func(answered bool) { call.leave(answered) }
 		data, err = runAsync(ctx, c, n, call, bounded, leave, func(ctx context.Context) ([]byte, error) {
-			if err := c.process(ctx, cmd, call.group); err != nil {
+			if err := c.process(ctx, p, call.group); err != nil {
 				return nil, err
 			}
 			return cmd.Bytes()

@@ -10,8 +10,9 @@ import (
 
 // GetMany sends one GET for each of keys, all of one node, in one pipeline. It returns an error if
 // no key was answered; otherwise each reply has its own. Like Get it sends nothing while the breaker
-// is open. asked is how long the server has been asked.
-func (c *Client) GetMany(ctx context.Context, keys []string) (replies []*redis.StringCmd, asked time.Duration, err error) {
+// is open. asked is how long the server has been asked. ahead are commands to be sent just ahead of
+// the GETs, one for each key, or nil.
+func (c *Client) GetMany(ctx context.Context, ahead []redis.Cmder, keys []string) (replies []*redis.StringCmd, asked time.Duration, err error) {
 	if err := c.Refusal(keys[0]); err != nil {
 		return nil, 0, err
 	}
@@ -20,6 +21,9 @@ func (c *Client) GetMany(ctx context.Context, keys []string) (replies []*redis.S
 		replies := make([]*redis.StringCmd, len(keys))
 		_, _ = c.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each reply has its error
 			for i, key := range keys {
+				if ahead != nil {
+					_ = p.Process(ctx, ahead[i])
+				}
 				replies[i] = p.Get(ctx, key)
 			}
 			if c.fromMasters {

@@ -13,7 +13,15 @@ type parcel struct {
 	client *Client
 	ctx    context.Context
 	cmd    redis.Cmder
-	convoy *Convoy // with which it goes, or nil
+	ahead  redis.Cmder // goes just ahead of cmd, or nil
+	convoy *Convoy     // with which it goes, or nil
+}
+
+func (p parcel) addTo(ctx context.Context, pipe redis.Pipeliner) {
+	if p.ahead != nil {
+		_ = pipe.Process(ctx, p.ahead)
+	}
+	_ = pipe.Process(ctx, p.cmd)
 }
 
 // A group is several commands that go in one pipeline, through one connection: the polls of a
@@ -76,7 +84,7 @@ func (s *group) send(g *gate) {
 	sent := time.Now()
 	_, err := first.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each command has its error
 		for _, w := range s.waiters {
-			_ = p.Process(ctx, w.cmd)
+			w.addTo(ctx, p)
 		}
 		return nil
 	})

@@ -113,6 +113,9 @@ type Reply struct {
 	Known        bool // the known entry is still there
 	// Age is counted by the server's clock. It is negative if that was set back since the grant.
 	Age time.Duration
+	// Kept is for how long Redis keeps the entry of a Hit: negative without a TTL, and 0 if that is not
+	// known, since the server runs no scripts.
+	Kept time.Duration
 }
 
 // GetOrLock returns an entry other than the known one, or else takes the lock if it is free.
@@ -160,7 +163,13 @@ func parseLockReply(cmd *redis.Cmd) (r Reply, err error) {
 		known, ok4 := fields[3].(int64)
 		age, ok5 := fields[4].(int64)
 		if ok1 && ok2 && ok3 && ok4 && ok5 {
-			return Reply{status, text, time.Duration(left) * time.Millisecond, known == 1, time.Duration(age) * time.Microsecond}, nil
+			r = Reply{Status: status, Text: text, Known: known == 1, Age: time.Duration(age) * time.Microsecond}
+			if left := time.Duration(left) * time.Millisecond; status == Hit {
+				r.Kept = left
+			} else {
+				r.Left = left
+			}
+			return r, nil
 		}
 	}
 	return r, fmt.Errorf("unexpected reply %v", fields)

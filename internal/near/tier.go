@@ -18,6 +18,8 @@
 //  4. The age of a proof counts from when its command was sent, by the monotonic clock. The
 //     generations change before the proof is noted.
 //  5. The process that invalidates changes its generations before the call returns.
+//  6. A value is kept for no longer than Redis told that it keeps it, counted from when the generation
+//     was taken.
 //
 // docs/near.md has a model of the protocol.
 package near
@@ -80,6 +82,9 @@ func (i *Item) item() *Item { return i }
 type Generation struct {
 	stripe *atomic.Uint64
 	number uint64
+
+	// Taken is when it was taken, by the clock of the Tier.
+	Taken time.Duration
 }
 
 func (g Generation) current() bool { return g.stripe.Load() == g.number }
@@ -135,7 +140,7 @@ func (t *Tier) Generation(valueKey string) Generation {
 		t.stripes.CompareAndSwap(nil, &stripes)
 	}
 	s := t.stripe(Hash(valueKey))
-	return Generation{s, s.Load()}
+	return Generation{s, s.Load(), time.Since(t.begun)}
 }
 
 // Put keeps a value, unless the key has been invalidated since g.

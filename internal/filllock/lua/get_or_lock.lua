@@ -12,7 +12,7 @@
 --         'served'   it has been served: the same, and once it is gone there is nothing to refresh
 --
 -- Returns {state, text, ms, known, age}
---   hit     text = an entry other than the known one
+--   hit     text = an entry other than the known one, ms = the rest of its TTL, -1 without one
 --   locked  this attempt holds the lock, text = the stamp of the grant; may be repeated
 --   busy    text = the holder's token, ms = the rest of its TTL, age = µs since the grant, negative
 --           if the server's clock was set back since
@@ -43,7 +43,7 @@ local header = get('GETRANGE', KEYS[1], 0, 34)
 if type(header) == 'table' then return header end
 local known = 0
 if header and header ~= '' then
-  if header ~= ARGV[3] then return {'hit', redis.call('GET', KEYS[1]), 0, 0, 0} end
+  if header ~= ARGV[3] then return {'hit', redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1]), 0, 0} end
   known = 1
 end
 

@@ -70,6 +70,84 @@ func TestClocks_Freshness(t *testing.T) {
 	}
 }
 
+// Memory serves nothing that Redis has ended, however the reader's clock and windows differ from the
+// writer's, and whichever command has found the entry.
+//
+//fault:process-clock
+func TestClocks_Near(t *testing.T) {
+	const life, step = 3 * time.Second, 250 * time.Millisecond
+	for name, reader := range map[string]struct{ behind, window time.Duration }{
+		"a clock behind": {20 * time.Second, 0}, "a longer window": {0, time.Hour},
+	} {
+		for _, way := range []string{"read", "read with others", "stored while it is read", "waited for"} {
+			cachetest.RunInBubble(t, name+", "+way, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				ns, opts := redistest.Namespace(t), cachetest.StaleOptions(reader.window, 0)
+				opts.Near = &singlefill.Near{}
+				c := cachetest.NewCacheIn(t, rdb, ns, opts)
+				cachetest.Ask(t.Context(), c, "other", cachetest.Gives("v")) // memory is used from now on
+				synctest.Wait()
+				other := redistest.NewMiniClient(t, m)
+				var begun time.Time
+				put := func(life time.Duration) {
+					begun = time.Now()
+					written := begun.Add(reader.behind)
+					cachetest.PutEntry(t, other, ns, "k", entry.Entry{WrittenAt: written, FreshUntil: written.Add(life), Payload: []byte("v")}, life)
+				}
+				late := 0
+				rdb.AddHook(redistest.Pipelines(func(ctx context.Context, cmds []redis.Cmder, next redis.ProcessPipelineHook) error {
+					last := len(cmds) - 1
+					if cmds[last].Name() != "get" || late > 0 {
+						return next(ctx, cmds)
+					}
+					late++
+					switch way {
+					case "stored while it is read":
+						if err := next(ctx, cmds[:last]); err != nil {
+							return err
+						}
+						put(life)
+						return next(ctx, cmds[last:])
+					case "waited for":
+						err := next(ctx, cmds)
+						put(life)
+						return err
+					}
+					return next(ctx, cmds)
+				}))
+				switch way {
+				case "stored while it is read":
+					put(time.Hour)
+				case "waited for":
+				default:
+					put(life)
+				}
+				served := time.Duration(0)
+				for at := time.Duration(0); at < 30*time.Second; at = time.Since(begun) {
+					v, err := "", error(nil)
+					if way == "read with others" {
+						var all map[string]string
+						all, err = c.GetOrLoadMany(t.Context(), []string{"k"}, func(context.Context, []string) (map[string]string, error) {
+							return nil, cachetest.ErrSource
+						})
+						v = all["k"]
+					} else {
+						v, err = c.GetOrLoad(t.Context(), "k", cachetest.Fails[string](cachetest.ErrSource))
+					}
+					if v == "v" {
+						served = at
+					} else if err == nil {
+						t.Fatalf("%q after %v", v, at)
+					}
+					time.Sleep(step)
+				}
+				if late != 1 || served != life-step || c.Stats().NearHits < 5 {
+					t.Errorf("served until %v, want %v; %d times from memory", served+step, life, c.Stats().NearHits)
+				}
+			})
+		}
+	}
+}
+
 // Expire is seen at once, whatever the clocks: that of the writer, and that of the process that calls it.
 //
 //fault:process-clock
