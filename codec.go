@@ -3,7 +3,6 @@ package singlefill
 import (
 	"context"
 	"errors"
-	"fmt"
 	"reflect"
 	"time"
 
@@ -70,6 +69,9 @@ type values struct {
 	// nil if T is not plain, or if the codec is the user's and may share parts of values.
 	clone func(value any) any
 
+	// boxed returns a value for memory, whose T is that of value.
+	boxed func(value any) *nearValue
+
 	// life is TTLFunc, or nil.
 	life func(key string, value any) time.Duration
 
@@ -77,15 +79,10 @@ type values struct {
 	tags func(key string, value any) []string
 }
 
-// valueOf returns the T of a value of the engine, or the zero T for nil. Any other type is a bug: a zero
-// T in its place would look like a value of the source.
+// valueOf returns the T of a value of the engine, or the zero T for nil.
 func valueOf[T any](value any) (v T) {
-	switch p := value.(type) {
-	case nil:
-	case *T:
+	if p, ok := value.(*T); ok {
 		v = *p
-	default:
-		panic(fmt.Sprintf("singlefill: bug: a value is a %T, want %T", value, &v))
 	}
 	return v
 }
@@ -110,6 +107,11 @@ func newValues[T any](by Codec, opts *Options[T]) (v values, err error) {
 		}
 		return value, err
 	}
+	v.boxed = func(value any) *nearValue {
+		b := &box[T]{value: *value.(*T)}
+		b.form, b.nearValue.value = whole, &b.value
+		return &b.nearValue
+	}
 	if codec.Own(inner(by)) {
 		v.clone = clone.Func(typ)
 	}
@@ -120,6 +122,12 @@ func newValues[T any](by Codec, opts *Options[T]) (v values, err error) {
 		v.tags = func(key string, value any) []string { return tags(key, valueOf[T](value)) }
 	}
 	return v, nil
+}
+
+// A box has a T right behind the times of its entry: a hit in memory reads one object.
+type box[T any] struct {
+	nearValue
+	value T
 }
 
 func recovered(err *error) {

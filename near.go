@@ -82,21 +82,30 @@ type nearTier struct {
 // A nearValue is what memory has of an entry. Its times are those of the entry, by the clock of the
 // tier.
 type nearValue struct {
-	near.Item
-	// All that a hit reads comes first: it is in one or two lines of the processor's cache.
-	freshEnd  time.Duration // fresh until then
-	staleEnd  time.Duration // served until then
-	written   time.Duration
-	refreshAt atomic.Int64 // when a hit next refreshes the entry
-	notFound  bool
-	value     any    // unless payload has it
-	payload   []byte // to be decoded for each caller; nil: value has it
-
 	end        time.Duration // kept until then, for times in which neither Redis nor the source answers
 	writtenAt  int64         // of the entry, as in Redis: Unix time in ms
 	freshUntil int64
 	header     string // of the entry, with Options.Audit
+	payload    []byte // to be decoded for each caller
+
+	// All that a hit reads comes last, and the T behind it: see values.boxed.
+	near.Item
+	freshEnd  time.Duration // fresh until then
+	staleEnd  time.Duration // served until then
+	written   time.Duration
+	refreshAt atomic.Int64 // when a hit next refreshes the entry
+	form      form
+	value     any // if whole
 }
+
+// A form says how memory has a value.
+type form byte
+
+const (
+	notFound form = iota // there is none
+	whole                // as a T
+	encoded              // as a payload
+)
 
 // End implements near.Value.
 func (n *nearValue) End() time.Duration { return n.end }
@@ -142,9 +151,9 @@ func (n *nearValue) takeRefresh(now time.Duration) bool {
 // nearCopy returns a value that the caller owns, unless callers share it, or ErrNotFound.
 func (c *engine) nearCopy(n *nearValue) (v any, err error) {
 	switch {
-	case n.notFound:
+	case n.form == notFound:
 		return nil, ErrNotFound
-	case n.payload != nil:
+	case n.form == encoded:
 		return c.values.decode(n.payload)
 	case c.near.share:
 		return n.value, nil
@@ -233,7 +242,7 @@ func (c *engine) keepLoaded(key string, g near.Generation, data []byte, o *outco
 // clock.
 func (c *engine) newNearValue(l *lookup) *nearValue {
 	e, at, now := &l.entry, l.at, c.near.At(l.at)
-	n := &nearValue{notFound: e.NotFound}
+	n := c.inForm(l)
 	n.written = now - bounded(at.Sub(e.WrittenAt))
 	n.writtenAt, n.freshUntil = e.WrittenAt.UnixMilli(), e.FreshUntil.UnixMilli()
 	fresh := bounded(e.FreshUntil.Sub(at))
@@ -246,17 +255,23 @@ func (c *engine) newNearValue(l *lookup) *nearValue {
 	refreshAt := n.freshEnd - c.opts.earlyBy(e, rand.ExpFloat64)
 	n.refreshAt.Store(int64(refreshAt))
 	l.early = refreshAt <= now
+	return n
+}
+
+// inForm returns the value of a lookup in the form in which callers are to get it.
+func (c *engine) inForm(l *lookup) *nearValue {
+	n, value := new(nearValue), l.value
+	switch {
+	case l.entry.NotFound:
+	case c.near.share:
+		n = c.values.boxed(value)
+	case c.values.clone != nil:
+		n = c.values.boxed(c.values.clone(value))
+	default:
+		n.form, n.payload = encoded, l.entry.Payload
+	}
 	if c.opts.audit > 0 {
 		n.header = entry.Header(l.data)
-	}
-	switch {
-	case e.NotFound:
-	case c.near.share:
-		n.value = l.value
-	case c.values.clone != nil:
-		n.value = c.values.clone(l.value)
-	default:
-		n.payload = e.Payload
 	}
 	return n
 }
@@ -283,7 +298,7 @@ func (c *engine) recall(key string, l *lookup) {
 	}
 	old := result{value: v, at: time.Now(), freshness: ifError, err: err}
 	old.entry = entry.Entry{
-		NotFound: n.notFound, Expired: true, // for all that is known
+		NotFound: n.form == notFound, Expired: true, // for all that is known
 		FreshUntil: time.UnixMilli(n.freshUntil), WrittenAt: time.UnixMilli(n.writtenAt),
 	}
 	if err == nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"github.com/redis/go-redis/v9"
 
@@ -80,7 +81,32 @@ type counters struct {
 }
 
 // hits are the hits in Redis, or in memory.
-type hits struct{ fresh, stale atomic.Int64 }
+type hits struct {
+	fresh spread
+	stale atomic.Int64
+}
+
+// A spread is a count of what many goroutines do at the same time: it is a sum of several, each in a line of
+// memory of its own. A goroutine adds to the one that the address of its stack gives, so that the line stays
+// with its processor.
+type spread [16]struct {
+	n atomic.Int64
+	_ [56]byte
+}
+
+func (s *spread) inc() {
+	var here byte
+	const golden = 0x9E3779B97F4A7C15
+	i := uint64(uintptr(unsafe.Pointer(&here))) >> 11 * golden >> 60
+	s[i].n.Add(1)
+}
+
+func (s *spread) Load() (n int64) {
+	for i := range s {
+		n += s[i].n.Load()
+	}
+	return n
+}
 
 // Stats returns the counts so far, also after Close.
 func (c *Cache[T]) Stats() Stats { return c.engine.stats() }
@@ -114,7 +140,7 @@ func (c *engine) noteHit(ctx context.Context, key string, n *hits, info ValueInf
 	if info.Stale {
 		n.stale.Add(1)
 	} else {
-		n.fresh.Add(1)
+		n.fresh.inc()
 	}
 	t := c.trace.Load()
 	if t.Hit != nil {

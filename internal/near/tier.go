@@ -49,9 +49,10 @@ type Tier struct {
 	maxLag  time.Duration
 	begun   time.Time
 
-	proof     atomic.Int64 // when the last answered read of the log was sent, in ns since begun
-	used      atomic.Bool  // a value was asked for a moment ago
-	following atomic.Bool  // a goroutine reads the log
+	changes   atomic.Uint64 // of generations, together
+	proof     atomic.Int64  // when the last answered read of the log was sent, in ns since begun
+	used      atomic.Bool   // a value was asked for a moment ago
+	following atomic.Bool   // a goroutine reads the log
 
 	hints   atomic.Int64 // since the last hint was begun
 	putting atomic.Int64 // calls of Put that run
@@ -72,11 +73,30 @@ type Value interface {
 	End() time.Duration
 }
 
-// An Item is the part of a Value that Put sets. It should come first: a hit reads it together with
-// what follows.
-type Item struct{ generation Generation }
+// An Item is the part of a Value that Put sets. It should be the last field before those that a hit
+// reads.
+type Item struct {
+	stripe  *atomic.Uint64
+	number  uint64        // of the value's generation
+	checked atomic.Uint64 // the generation was that of the stripe when there were so many changes
+}
 
 func (i *Item) item() *Item { return i }
+
+// current reports whether the key has not been invalidated since the value's generation was taken. As
+// long as no generation changes, it does not read the stripe, which is in another line of memory for
+// each key.
+func (t *Tier) current(i *Item) bool {
+	changes := t.changes.Load() // before the stripe, which is changed before it
+	if i.checked.Load() == changes {
+		return true
+	}
+	if i.stripe.Load() != i.number {
+		return false
+	}
+	i.checked.Store(changes)
+	return true
+}
 
 // A Generation is that of a key's stripe at some time.
 type Generation struct {
@@ -123,7 +143,7 @@ func (t *Tier) Get(key string) (value Value, now time.Duration, proven bool) {
 		t.follow()
 	}
 	value, ok := t.values.GetIfPresent(key)
-	if !ok || !value.item().generation.current() {
+	if !ok || !t.current(value.item()) {
 		return nil, now, proven
 	}
 	return value, now, proven
@@ -145,7 +165,10 @@ func (t *Tier) Generation(valueKey string) Generation {
 
 // Put keeps a value, unless the key has been invalidated since g.
 func (t *Tier) Put(key string, g Generation, value Value) {
-	if value.item().generation = g; g.current() {
+	i := value.item()
+	i.stripe, i.number = g.stripe, g.number
+	i.checked.Store(t.changes.Load() - 1)
+	if t.current(i) {
 		t.putting.Add(1)
 		defer t.putting.Add(-1)
 		t.values.Set(key, value)
@@ -179,7 +202,7 @@ func (t *Tier) sweep() {
 // free looks at each value. A million take about a second, for which Close does not wait.
 func (t *Tier) free(closing <-chan struct{}) {
 	now := time.Since(t.begun)
-	dead := func(v Value) bool { return !v.item().generation.current() || v.End() <= now }
+	dead := func(v Value) bool { return !t.current(v.item()) || v.End() <= now }
 	for key, v := range t.values.All() {
 		select {
 		case <-closing:
@@ -215,6 +238,7 @@ func (t *Tier) Forget(valueKey string) { t.forget(Hash(valueKey)) }
 func (t *Tier) forget(hash uint64) {
 	if t.stripes.Load() != nil {
 		t.stripe(hash).Add(1)
+		t.changes.Add(1)
 	}
 }
 
@@ -224,6 +248,7 @@ func (t *Tier) ForgetAll() {
 		for i := range *stripes {
 			(*stripes)[i].Add(1)
 		}
+		t.changes.Add(1)
 	}
 	t.values.InvalidateAll()
 }
