@@ -73,7 +73,7 @@ func (c *engine) auditHit(ctx context.Context, key string, load loader, l *looku
 		if e.NotFound {
 			return nil, ErrNotFound
 		}
-		return c.values.decode(e.Payload)
+		return c.values.decodeEntry(&e)
 	})
 }
 

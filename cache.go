@@ -200,7 +200,7 @@ func (c *engine) newSet(key string, value any) (s set, err error) {
 	}
 	now := time.Now()
 	s.Life = c.opts.keptFor(life)
-	s.Data, err = entry.Entry{FreshUntil: now.Add(life), WrittenAt: now, Payload: payload}.Encode()
+	s.Data, err = entry.Entry{FreshUntil: now.Add(life), WrittenAt: now, Format: c.values.formats.Written, Payload: payload}.Encode()
 	return s, err
 }
 

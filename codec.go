@@ -13,9 +13,15 @@ import (
 	"github.com/singlefill/singlefill/internal/foreign"
 )
 
-// A Codec turns values into bytes and back, for many goroutines at once. One that only changes the
-// bytes of another codec should have a method Unwrap() Codec that returns it, by which [New] judges
-// T and [Near] copies values.
+// A Codec turns values into bytes and back, for many goroutines at once. It may have two more methods:
+//
+//   - Unwrap() Codec, if it only changes the bytes of another codec, returns that one: by it [New] judges T
+//     and [Near] copies values.
+//   - Formats() []string returns names of formats: first of what Marshal writes, then of what Unmarshal reads
+//     besides. An entry in another format is a bad value, so that a miss stands where wrong values could. A name
+//     must never change. Without this method the format is the same for all codecs without it.
+//
+// The formats of this package are msgpack, json and raw.
 type Codec interface {
 	// Marshal encodes v, a value of the T of the cache, and must not change it. The result may
 	// share memory with v. An error fails Set, but not a load.
@@ -60,6 +66,8 @@ var (
 
 // values is all that knows T. The engine holds a value as a pointer to a T; nil stands for none.
 type values struct {
+	formats codec.Formats
+
 	// encode and decode return a panic of the codec as an error: the codec may be the user's, and the
 	// bytes hostile.
 	encode func(value any) (payload []byte, err error)
@@ -92,6 +100,7 @@ func newValues[T any](by Codec, opts *Options[T]) (v values, err error) {
 	if err := codec.Takes(inner(by), typ); err != nil {
 		return v, err
 	}
+	v.formats = codec.FormatsOf(by)
 	v.encode = func(value any) (payload []byte, err error) {
 		defer recovered(&err)
 		if payload, err = by.Marshal(*value.(*T)); err == nil && payload == nil {
@@ -136,6 +145,14 @@ func recovered(err *error) {
 	}
 }
 
+// decodeEntry decodes the payload of an entry, unless another codec has written it.
+func (v *values) decodeEntry(e *entry.Entry) (any, error) {
+	if err := v.formats.Check(e.Format); err != nil {
+		return nil, err
+	}
+	return v.decode(e.Payload)
+}
+
 // decode reads an entry and judges its freshness. Bytes that are not an entry, or not of a T, are a
 // miss; they are counted.
 func (c *engine) decode(ctx context.Context, key string, data []byte, l *lookup) {
@@ -146,7 +163,7 @@ func (c *engine) decode(ctx context.Context, key string, data []byte, l *lookup)
 			if l.entry.NotFound {
 				l.err = ErrNotFound
 			} else {
-				l.value, err = c.values.decode(l.entry.Payload)
+				l.value, err = c.values.decodeEntry(&l.entry)
 			}
 			if err == nil {
 				l.freshness = use
@@ -164,6 +181,7 @@ func (c *engine) encode(o *outcome) (data []byte, note filllock.ReleaseNote) {
 	switch {
 	case o.Err == nil:
 		o.entry.Payload, o.StoreErr = c.values.encode(o.value)
+		o.entry.Format = c.values.formats.Written
 	case o.notFound:
 		o.life, note.Failure = c.shorten(c.opts.notFoundTTL), filllock.NotFoundRecord
 	case foreign.Is(o.Err, ErrClosed):

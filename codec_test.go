@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
@@ -154,6 +155,82 @@ func TestCodec_UnmarshalFails(t *testing.T) {
 					t.Errorf("%d bad values, want 2", n)
 				}
 			})
+		}
+	})
+}
+
+// A named codec says what it writes and what it reads.
+type named struct {
+	singlefill.Codec
+	formats []string
+}
+
+func (n named) Formats() []string { return n.formats }
+
+// What one codec has written is a miss for another one, however it was stored and what has been changed in its
+// header since; a codec may say that it reads more. Entries of an older version do not say what has written them.
+//
+//fault:another-codec
+func TestCodec_BytesOfAnother(t *testing.T) {
+	t.Parallel()
+	codecs := []singlefill.Codec{
+		singlefill.MsgPack, singlefill.JSON, singlefill.Raw,
+		struct{ singlefill.Codec }{singlefill.Raw},
+		named{singlefill.Raw, []string{"mine"}},
+		named{singlefill.Raw, []string{"ours", "mine", "raw"}},
+	}
+	reads := map[[2]int]bool{{5, 4}: true, {5, 2}: true}
+	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		ctx, ns := t.Context(), redistest.Namespace(t)
+		var caches []*singlefill.Cache[string]
+		for _, codec := range codecs {
+			caches = append(caches, cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: codec, StaleIfError: time.Hour}))
+		}
+		const value = "5"
+		for w, writer := range caches {
+			stores := map[string]func(key string) error{
+				"Set":     func(key string) error { return writer.Set(ctx, key, value) },
+				"SetMany": func(key string) error { return writer.SetMany(ctx, map[string]string{key: value}) },
+				"load": func(key string) error {
+					cachetest.GoGet(ctx, writer, key, cachetest.Gives(value)).Want(t, value)
+					return nil
+				},
+				"many": func(key string) error {
+					_, err := writer.GetOrLoadMany(ctx, []string{key}, func(context.Context, []string) (map[string]string, error) {
+						return map[string]string{key: value}, nil
+					})
+					return err
+				},
+				"Expire": func(key string) error { return errors.Join(writer.Set(ctx, key, value), writer.Expire(ctx, key)) },
+			}
+			for store, call := range stores {
+				for r, reader := range caches {
+					key, before := fmt.Sprint(store, w, r), reader.Stats().BadValues
+					redistest.Must(t, call(key))
+					cachetest.AwaitSeen(t, rdb, look, ns, key)
+					var loaded error // what serves a stale value
+					if store == "Expire" {
+						loaded = errors.New("no")
+					}
+					got, err := reader.GetOrLoad(ctx, key, func(context.Context, string) (string, error) { return "loaded", loaded })
+					bad := reader.Stats().BadValues - before
+					switch {
+					case r == w || reads[[2]int{r, w}]:
+						if got != value || err != nil || bad != 0 {
+							t.Errorf("%s: what %d has written, %d reads as %q, %v, with %d bad values", store, w, r, got, err, bad)
+						}
+					case err != loaded || err == nil && got != "loaded" || bad == 0:
+						t.Errorf("%s: what %d has written, %d reads as %q, %v, with %d bad values", store, w, r, got, err, bad)
+					}
+				}
+			}
+		}
+		for r, reader := range caches {
+			payload, err := codecs[r].Marshal(value)
+			redistest.Must(t, err)
+			cachetest.PutEntry(t, look, ns, "old", entry.Entry{FreshUntil: time.Now().Add(time.Hour), WrittenAt: time.Now(), Payload: payload}, time.Hour)
+			cachetest.AwaitSeen(t, rdb, look, ns, "old")
+			cachetest.WantGet(t, reader, "old", value, nil)
 		}
 	})
 }

@@ -434,7 +434,7 @@ func (c *engine) deliver(ctx context.Context, key string, r *result, from origin
 	case r.hit && c.values.clone != nil:
 		return c.values.clone(r.value), info, nil
 	case r.entry.Payload != nil:
-		if v, err := c.values.decode(r.entry.Payload); err == nil {
+		if v, err := c.values.decodeEntry(&r.entry); err == nil {
 			return v, info, nil
 		}
 	}

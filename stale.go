@@ -194,7 +194,7 @@ func (x *filling) previous() (any, ValueInfo) {
 	if !x.replaces || old.NotFound || old.Payload == nil || x.returned.Load() || x.fills.Superseded(x.fill) {
 		return nil, ValueInfo{}
 	}
-	v, err := x.values.decode(old.Payload)
+	v, err := x.values.decodeEntry(&old)
 	if err != nil { // told as a BadValue when it was read
 		return nil, ValueInfo{}
 	}

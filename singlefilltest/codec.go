@@ -45,6 +45,14 @@ type checkedCodec struct {
 	methods []string // by which it encodes values that have them
 }
 
+// Formats returns those of the checked codec, whose bytes it writes and reads.
+func (c *checkedCodec) Formats() []string {
+	if f, ok := c.Codec.(interface{ Formats() []string }); ok {
+		return f.Formats()
+	}
+	return nil
+}
+
 func (c *checkedCodec) Marshal(v any) ([]byte, error) {
 	data, err := c.Codec.Marshal(v)
 	if err != nil {

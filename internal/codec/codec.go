@@ -80,6 +80,16 @@ func checkMsgPack(data []byte, cost *msgcheck.Cost) (msgcheck.Doc, error) {
 	return doc, nil
 }
 
+// Within returns an error if decoding data into v may take more than most bytes. Package compress asks for it, whose
+// few bytes can become many.
+func (msgPackCodec) Within(most int64, data []byte, v any) error {
+	doc, err := msgcheck.Check(data, maxNesting)
+	if err == nil {
+		err = msgcheck.CostOf(reflect.TypeOf(v)).Within(uint64(max(0, most)), doc.Counts, len(data), doc.Levels)
+	}
+	return err
+}
+
 type jsonCodec struct{}
 
 func (jsonCodec) Marshal(v any) (data []byte, err error) {
@@ -107,13 +117,22 @@ func (jsonCodec) Unmarshal(data []byte, v any) (err error) {
 // no harm: with a comma in fifty bytes of prose, only a T with elements of more than 50 × 64 bytes
 // comes near the limit.
 func checkJSON(data []byte, v any) error {
-	count := func(c string) int { return bytes.Count(data, []byte(c)) }
-	n := msgcheck.Counts{Items: count("[") + count(","), Entries: count(":"), Maps: count("{")}
-	levels := func() *msgcheck.Levels { return msgcheck.JSONLevels(data) }
+	n, levels := countJSON(data)
 	if err := msgcheck.CostOf(reflect.TypeOf(v)).Bound(n, len(data), levels); err != nil {
 		return fmt.Errorf("singlefill: json: %w", err)
 	}
 	return nil
+}
+
+func countJSON(data []byte) (msgcheck.Counts, func() *msgcheck.Levels) {
+	count := func(c string) int { return bytes.Count(data, []byte(c)) }
+	n := msgcheck.Counts{Items: count("[") + count(","), Entries: count(":"), Maps: count("{")}
+	return n, func() *msgcheck.Levels { return msgcheck.JSONLevels(data) }
+}
+
+func (jsonCodec) Within(most int64, data []byte, v any) error {
+	n, levels := countJSON(data)
+	return msgcheck.CostOf(reflect.TypeOf(v)).Within(uint64(max(0, most)), n, len(data), levels)
 }
 
 // addressable returns a pointer to a copy of v. Methods with a pointer receiver are called only on
@@ -160,6 +179,13 @@ func (rawCodec) Unmarshal(data []byte, v any) error {
 		to.SetBytes(append([]byte{}, data...))
 	default:
 		return fmt.Errorf("singlefill: Raw takes []byte or string, not %v", to.Type())
+	}
+	return nil
+}
+
+func (rawCodec) Within(most int64, data []byte, _ any) error {
+	if int64(len(data)) > most {
+		return fmt.Errorf("%d bytes are more than %d", len(data), most)
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ package entry
 import (
 	"encoding/binary"
 	"errors"
+	"hash/fnv"
 	"math"
 	"math/rand/v2"
 	"time"
@@ -16,7 +17,8 @@ import (
 //	 1      format version, 1
 //	 2      flags: bit 0 the source has no such value; bit 1 expired early; the others are 0
 //	 3..10  fresh until, Unix time in ms
-//	11..18  written at, Unix time in ms
+//	11..12  the format of the payload, see Format; 0 or 0xFFFF: not said
+//	13..18  written at, Unix time in ms
 //	19..22  how long the load took, ms (0: not loaded, but Set)
 //	23..26  length of the payload, bytes
 //	27..34  random, so that no two entries ever written are equal
@@ -27,7 +29,10 @@ import (
 // one. The times are those of the writer's clock. Redis' own TTL is the hard limit of an entry's
 // life; no time in the header prolongs it.
 //
-// The scripts of package fill know the length of the header; expire.lua also knows the offsets of
+// An earlier version has no format: its time of 8 bytes begins with 0 0 or, before 1970, with FF FF. It takes
+// an entry with a format for one that was written in the far future, so its age is 0.
+//
+// The scripts of package filllock know the length of the header; expire.lua also knows the offsets of
 // its fields.
 type Entry struct {
 	NotFound bool
@@ -36,12 +41,26 @@ type Entry struct {
 	Expired    bool
 	FreshUntil time.Time
 	WrittenAt  time.Time
+	Format     Format // of the payload; 0: not said, or there is none
 	LoadTime   time.Duration
 	Payload    []byte
 }
 
+// A Format tells what has encoded a payload: the hash of a name that codecs give to their bytes.
+type Format uint16
+
+// FormatOf returns the format of a name. It has 15 bits, since an earlier version takes it for the beginning of a
+// time, which must not be negative.
+func FormatOf(name string) Format {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(name))
+	return max(1, Format(h.Sum32()&maxFormat))
+}
+
 const (
 	HeaderLen = 35
+
+	maxFormat = 1<<15 - 1
 
 	magic        = 0xC1
 	version      = 1
@@ -51,7 +70,7 @@ const (
 	// Offsets of the fields.
 	flagsAt    = 2
 	freshAt    = 3
-	writtenAt  = 11
+	formatAt   = 11
 	loadTimeAt = 19
 	lengthAt   = 23
 	randomAt   = 27
@@ -75,7 +94,10 @@ func (e Entry) Encode() ([]byte, error) {
 		b[flagsAt] |= flagExpired
 	}
 	binary.BigEndian.PutUint64(b[freshAt:], uint64(e.FreshUntil.UnixMilli()))
-	binary.BigEndian.PutUint64(b[writtenAt:], uint64(e.WrittenAt.UnixMilli()))
+	binary.BigEndian.PutUint64(b[formatAt:], uint64(e.WrittenAt.UnixMilli()))
+	if e.Format != 0 {
+		binary.BigEndian.PutUint16(b[formatAt:], uint16(e.Format))
+	}
 	binary.BigEndian.PutUint32(b[loadTimeAt:], uint32(min(e.LoadTime.Milliseconds(), math.MaxUint32)))
 	binary.BigEndian.PutUint32(b[lengthAt:], uint32(len(e.Payload)))
 	binary.BigEndian.PutUint64(b[randomAt:], rand.Uint64())
@@ -107,11 +129,20 @@ func ParseHeader(b []byte, size int64) (Entry, error) {
 	case b[flagsAt]&flagNotFound != 0 && size > HeaderLen:
 		return Entry{}, errors.New("singlefill: not-found entry with a payload")
 	}
+	written, format := int64(binary.BigEndian.Uint64(b[formatAt:])), Format(binary.BigEndian.Uint16(b[formatAt:]))
+	if format > maxFormat {
+		format = 0
+	}
+	if format != 0 {
+		const bits = 64 - 48
+		written = written << bits >> bits
+	}
 	return Entry{
 		NotFound:   b[flagsAt]&flagNotFound != 0,
 		Expired:    b[flagsAt]&flagExpired != 0,
 		FreshUntil: time.UnixMilli(int64(binary.BigEndian.Uint64(b[freshAt:]))),
-		WrittenAt:  time.UnixMilli(int64(binary.BigEndian.Uint64(b[writtenAt:]))),
+		WrittenAt:  time.UnixMilli(written),
+		Format:     format,
 		LoadTime:   time.Duration(binary.BigEndian.Uint32(b[loadTimeAt:])) * time.Millisecond,
 	}, nil
 }
@@ -142,7 +173,7 @@ func Expire(header string, now time.Time) []Patch {
 		return nil
 	}
 	fresh, random := Stale(now)
-	if until := header[freshAt:writtenAt]; until < fresh {
+	if until := header[freshAt:formatAt]; until < fresh {
 		fresh = until
 	}
 	return []Patch{{flagsAt, string([]byte{header[flagsAt] | flagExpired}) + fresh}, {randomAt, random}}

@@ -22,6 +22,7 @@ type golden struct {
 	Expired    bool   `json:"expired"`
 	FreshUntil int64  `json:"fresh_until_ms"`
 	WrittenAt  int64  `json:"written_at_ms"`
+	Format     Format `json:"format"` // 0: an entry of a version that said none
 	LoadTime   int64  `json:"load_time_ms"`
 	Payload    string `json:"payload_hex"`
 	Refused    bool   `json:"refused"`
@@ -57,7 +58,7 @@ func TestEntry_Golden(t *testing.T) {
 			continue
 		}
 		want := Entry{
-			NotFound: g.NotFound, Expired: g.Expired, FreshUntil: time.UnixMilli(g.FreshUntil), WrittenAt: time.UnixMilli(g.WrittenAt),
+			NotFound: g.NotFound, Expired: g.Expired, FreshUntil: time.UnixMilli(g.FreshUntil), WrittenAt: time.UnixMilli(g.WrittenAt), Format: g.Format,
 			LoadTime: time.Duration(g.LoadTime) * time.Millisecond, Payload: goldenBytes(t, g.Payload),
 		}
 		if err != nil || !reflect.DeepEqual(e, want) {
@@ -74,6 +75,28 @@ func TestEntry_Golden(t *testing.T) {
 	redistest.Must(t, err)
 	if e, err := Parse(data); err != nil || e.LoadTime != math.MaxUint32*time.Millisecond {
 		t.Errorf("a load of 292 years is read as %v, %v", e.LoadTime, err)
+	}
+}
+
+// The formats of the codecs are written in entries, and so must never change, nor be equal.
+func TestFormatOf_Stays(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]Format{
+		"":             0x1dc5,
+		"msgpack":      0x172b,
+		"json":         0x2243,
+		"raw":          0x12f1,
+		"zstd+msgpack": 0x5045,
+		"zstd+json":    0x30e1,
+		"zstd+raw":     0x3db3,
+		"zstd+":        0x2093,
+	} {
+		if got := FormatOf(name); got != want {
+			t.Errorf("%q has the format %#04x, want %#04x", name, got, want)
+		}
+	}
+	if f := FormatOf("\x00\x00"); f < 1 || f > 1<<15-1 {
+		t.Errorf("format %#x", f)
 	}
 }
 
@@ -172,7 +195,7 @@ func FuzzExpire(f *testing.F) {
 			want = until
 		}
 		if !after.Expired || !after.FreshUntil.Equal(want) || !after.WrittenAt.Equal(before.WrittenAt) ||
-			after.NotFound != before.NotFound || after.LoadTime != before.LoadTime || !bytes.Equal(after.Payload, before.Payload) {
+			after.NotFound != before.NotFound || after.Format != before.Format || after.LoadTime != before.LoadTime || !bytes.Equal(after.Payload, before.Payload) {
 			t.Errorf("%+v has become %+v at %v", before, after, now)
 		}
 		if Header(got) == Header(data) {

@@ -46,7 +46,11 @@ type unit struct{ item, entry, table uint64 }
 // elements that the type has at that level: the items of an array do not cost what its neighbours in a
 // slice of arrays cost. levels is called only then.
 func (c *Cost) Bound(n Counts, size int, levels func() *Levels) error {
-	budget := boundBase + boundFactor*uint64(size)
+	return c.Within(boundBase+boundFactor*uint64(size), n, size, levels)
+}
+
+// Within is Bound with another budget of bytes.
+func (c *Cost) Within(budget uint64, n Counts, size int, levels func() *Levels) error {
 	if left := budget; c.unit.spend(&left, n) {
 		return nil
 	}

@@ -8,6 +8,14 @@ type BadCodec struct {
 	OnMarshal, OnUnmarshal func(v any) error
 }
 
+// Formats returns those of the codec that it wraps.
+func (c BadCodec) Formats() []string {
+	if f, ok := c.Codec.(interface{ Formats() []string }); ok {
+		return f.Formats()
+	}
+	return nil
+}
+
 func (c BadCodec) Marshal(v any) ([]byte, error) {
 	if c.OnMarshal != nil {
 		if err := c.OnMarshal(v); err != nil {
