@@ -7,8 +7,8 @@
 // # In a running fleet
 //
 // Entries that were written without compression are read, and stay as they are until they are written
-// again. A process without this package takes a compressed entry for a bad value, which is a miss: it
-// loads. So turn compression on in two deployments:
+// again. A process without this package takes an entry of one that compresses for a bad value, which is a miss:
+// it loads. So turn compression on in two deployments:
 //
 //  1. all processes get Zstd with a negative MinSize: they read compressed entries and write none;
 //  2. all processes get the MinSize that you want.
@@ -56,8 +56,9 @@ const (
 // github.com/klauspost/compress. It keeps the compressed bytes only if they are fewer. A nil codec stands
 // for [singlefill.MsgPack], nil opts for the defaults.
 //
-// Unmarshal refuses bytes that would take more than 64 MiB + 64 × their length of memory, before it takes
-// it; Marshal compresses no value so far. The bound of MsgPack and JSON counts from the decompressed bytes.
+// Unmarshal refuses compressed bytes if what they decompress to and what the inner codec makes of that would take
+// more than 64 MiB + 64 × their length of memory, before it takes it; Marshal compresses no value so far. It is the
+// estimate of MsgPack, JSON and Raw; of another codec only the decompressed bytes count.
 //
 // The errors are those of codec, and of damaged bytes.
 func Zstd(codec singlefill.Codec, opts *Options) singlefill.Codec {
@@ -79,6 +80,23 @@ type zstdCodec struct {
 // Unwrap returns the inner codec, by which singlefill.New judges the type of a cache.
 func (z zstdCodec) Unwrap() singlefill.Codec { return z.inner }
 
+// Formats tells apart entries that were compressed, or may be. A codec that compresses none writes the format of the
+// inner codec.
+func (z zstdCodec) Formats() []string {
+	inner := []string{""}
+	if f, ok := z.inner.(interface{ Formats() []string }); ok && len(f.Formats()) > 0 {
+		inner = f.Formats()
+	}
+	var all []string
+	for _, name := range inner {
+		all = append(all, name, "zstd+"+name)
+	}
+	if z.minSize >= 0 {
+		all[0], all[1] = all[1], all[0]
+	}
+	return all
+}
+
 func (z zstdCodec) Marshal(v any) ([]byte, error) {
 	data, err := z.inner.Marshal(v)
 	if err != nil {
@@ -89,7 +107,8 @@ func (z zstdCodec) Marshal(v any) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		if b := c.EncodeAll(data, header(compressed, len(data)/2)); len(b) < len(data) && int64(len(data)) <= limit(len(b)) {
+		b := c.EncodeAll(data, header(compressed, len(data)/2))
+		if len(b) < len(data) && z.bounded(len(b), data, v) == nil {
 			return b, nil
 		}
 	}
@@ -113,6 +132,9 @@ func (z zstdCodec) Unmarshal(data []byte, v any) error {
 		return z.inner.Unmarshal(body, v)
 	case compressed:
 		decompressed, err := decompress(body, limit(len(data)))
+		if err == nil {
+			err = z.bounded(len(data), decompressed, v)
+		}
 		if err != nil {
 			return fmt.Errorf("singlefill/compress: %w", err)
 		}
@@ -121,7 +143,21 @@ func (z zstdCodec) Unmarshal(data []byte, v any) error {
 	return fmt.Errorf("singlefill/compress: unknown kind %d of compression", kind)
 }
 
-// limit returns how many bytes n bytes may decompress to: the rule of singlefill.MsgPack.
+// bounded returns an error if n bytes may not become what they decompress to, together with its value.
+func (z zstdCodec) bounded(n int, decompressed []byte, v any) error {
+	left := limit(n) - int64(len(decompressed))
+	if inner, ok := z.inner.(interface {
+		Within(most int64, data []byte, v any) error
+	}); ok {
+		return inner.Within(left, decompressed, v)
+	}
+	if left < 0 {
+		return fmt.Errorf("%d bytes become %d, which is too many", n, len(decompressed))
+	}
+	return nil
+}
+
+// limit returns how much memory n bytes may take: the rule of singlefill.MsgPack.
 func limit(n int) int64 { return 64<<20 + 64*int64(n) }
 
 // decompress decodes one frame, whose header says how long the result is.

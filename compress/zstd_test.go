@@ -174,6 +174,63 @@ func TestZstd_HostileBytes(t *testing.T) { // not parallel: it counts memory
 	}
 }
 
+// What a few bytes decompress to is bounded together with what the inner codec makes of it: each nil of an array
+// becomes a string of 16 bytes.
+func TestZstd_BoundOfAll(t *testing.T) { // not parallel: it counts memory
+	nils := func(codec singlefill.Codec, n int) []byte {
+		w, err := zstd.NewWriter(nil, zstd.WithSingleSegment(true))
+		if err != nil {
+			t.Fatal(err)
+		}
+		plain := append(binary.BigEndian.AppendUint32([]byte{0xdd}, uint32(n)), bytes.Repeat([]byte{0xc0}, n)...)
+		switch codec {
+		case singlefill.JSON:
+			plain = []byte("[" + strings.Repeat(`"",`, n-1) + `""]`)
+		case singlefill.Raw:
+			plain = bytes.Repeat([]byte{'x'}, 16*n)
+		}
+		return w.EncodeAll(plain, []byte(magic+"\x01"))
+	}
+	for _, c := range []struct {
+		name    string
+		inner   singlefill.Codec
+		n       int
+		refused bool
+		garbage uint64 // how many times the bound may be taken: see the bounds of MsgPack and JSON
+	}{
+		{"MsgPack", singlefill.MsgPack, 1 << 20, false, 2},
+		{"MsgPack", singlefill.MsgPack, 5 << 20, true, 1},
+		{"JSON", singlefill.JSON, 1 << 20, false, 6},
+		{"JSON", singlefill.JSON, 5 << 20, true, 1},
+		{"Raw", singlefill.Raw, 1 << 20, false, 1},
+		{"Raw", singlefill.Raw, 3 << 20, true, 1},
+	} {
+		data := nils(c.inner, c.n)
+		codec := compress.Zstd(c.inner, nil)
+		var v any = new([]string)
+		if c.inner == singlefill.Raw {
+			v = new(string)
+		}
+		var err error
+		most := 64<<20 + 64*uint64(len(data))
+		n := allocated(func() { err = codec.Unmarshal(data, v) })
+		if (err != nil) != c.refused || n > c.garbage*most {
+			t.Errorf("%s: %d bytes of %d items: %v, with %d MiB", c.name, len(data), c.n, err, n>>20)
+		}
+	}
+	long := make([]string, 5<<20)
+	for _, inner := range []singlefill.Codec{singlefill.MsgPack, singlefill.JSON} {
+		codec := compress.Zstd(inner, nil)
+		data, err := codec.Marshal(long)
+		if err != nil {
+			continue // the inner codec refuses it
+		}
+		if err := codec.Unmarshal(data, new([]string)); err != nil {
+			t.Errorf("%T: what was encoded is refused: %v", inner, err)
+		}
+	}
+}
+
 // New judges T by the inner codec, and Near copies its values as with that one.
 func TestZstd_TellsItsInnerCodec(t *testing.T) {
 	t.Parallel()
@@ -186,39 +243,48 @@ func TestZstd_TellsItsInnerCodec(t *testing.T) {
 	}
 }
 
-// Compression can be turned on and off while other processes read.
+// Compression can be turned on and off while other processes read. Those without this package take no compressed
+// bytes for a value, also with Raw.
 func TestZstd_RunningFleet(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		ctx, ns := t.Context(), redistest.Namespace(t)
-		var caches []*singlefill.Cache[string]
-		for _, codec := range []singlefill.Codec{
-			compress.Zstd(nil, nil), compress.Zstd(nil, &compress.Options{MinSize: -1}), singlefill.MsgPack,
-		} {
-			c, err := singlefill.New(rdb, ns, time.Hour, &singlefill.Options[string]{Codec: codec})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer c.Close()
-			caches = append(caches, c)
-		}
-		for i, writer := range caches {
-			key := fmt.Sprint(i)
-			if err := writer.Set(ctx, key, prose); err != nil {
-				t.Fatal(err)
-			}
-			for j, reader := range caches {
-				v, err := reader.GetOrLoad(ctx, key, func(context.Context, string) (string, error) { return "loaded", nil })
-				want := prose
-				if i == 0 && j == 2 { // the inner codec alone, which then stores what it loads
-					want = "loaded"
-				}
-				if err != nil || v != want {
-					t.Errorf("what %d has written, %d reads as %.20q, %v", i, j, v, err)
-				}
+		for _, inner := range []singlefill.Codec{singlefill.MsgPack, singlefill.Raw} {
+			for _, value := range []string{prose, "short"} {
+				testRunningFleet(t, rdb, inner, value)
 			}
 		}
 	})
+}
+
+func testRunningFleet(t *testing.T, rdb redis.UniversalClient, inner singlefill.Codec, value string) {
+	ctx, ns := t.Context(), redistest.Namespace(t)
+	var caches []*singlefill.Cache[string]
+	for _, codec := range []singlefill.Codec{
+		compress.Zstd(inner, nil), compress.Zstd(inner, &compress.Options{MinSize: -1}), inner,
+	} {
+		c, err := singlefill.New(rdb, ns, time.Hour, &singlefill.Options[string]{Codec: codec})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		caches = append(caches, c)
+	}
+	for i, writer := range caches {
+		for j, reader := range caches {
+			key := fmt.Sprint(i, j)
+			if err := writer.Set(ctx, key, value); err != nil {
+				t.Fatal(err)
+			}
+			v, err := reader.GetOrLoad(ctx, key, func(context.Context, string) (string, error) { return "loaded", nil })
+			want, bad := value, int64(0)
+			if i == 0 && j == 2 {
+				want, bad = "loaded", 1
+			}
+			if n := reader.Stats().BadValues; err != nil || v != want || n < bad || bad == 0 && n > 0 && j < 2 {
+				t.Errorf("%T: what %d has written, %d reads as %.20q, %v, with %d bad values", inner, i, j, v, err, n)
+			}
+		}
+	}
 }
 
 func TestZstd_Concurrent(t *testing.T) {
