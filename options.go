@@ -84,14 +84,16 @@ type Options[T any] struct {
 
 	// MaxLoads is how many loads of this cache run at once in this process; others wait in order.
 	// Without Redis the source has to bear it times the number of processes. A load that waits for
-	// nested loads lends its slot to one of them at a time, so they may exceed the limit of their
-	// cache by one for each. Default: 64; negative: no limit.
+	// nested loads lends its slot to one of them at a time, in any cache. That one keeps the slot if
+	// the wait ends before it does, so each lender may add one load to the limit. Default: 64;
+	// negative: no limit.
 	MaxLoads int
 
 	// MaxFleetLoads is how many loads of this namespace run at once in all processes, in no order,
 	// for two or three round trips each. While Redis does not answer only MaxLoads holds:
 	// Stats.LoadsUnlimited counts that. Of two numbers, as during a deployment, the larger one
-	// holds, until LockTTL after its last load. Default: no limit.
+	// holds, until LockTTL after its last load. Nested loads may exceed it as they may MaxLoads.
+	// Default: no limit.
 	MaxFleetLoads int
 
 	// MaxBatch is how many keys one call of a [ManyLoader] gets at most. Calls for more keys run at

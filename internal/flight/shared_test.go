@@ -248,3 +248,44 @@ func TestSharedSlot_TryLease(t *testing.T) {
 	}
 	wantFree(t, p, 1)
 }
+
+// A group keeps the slot that it has borrowed when the lender's wait ends before its loads do. So loads may
+// exceed the limit by one for each lender, and by no more: a slot that is lent is not lent again.
+//
+//fault:nested-loads
+func TestSharedSlot_OutlivesTheWaitOfItsLender(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := NewSlots(1)
+		lender := holding(t, p)
+		s, shares := group(p, 2)
+		lender.load.waitFor(s.slot.load)
+		for _, share := range shares {
+			if !share.Try(false) {
+				t.Error("no slot is lent")
+			}
+		}
+		lender.load.leave(s.slot.load) // it has the key that it needs
+		wantHeld(t, true, shares...)
+		next, granted := nested(t, p, lender), make(chan struct{})
+		if next.Try(false) || !lender.Held() {
+			t.Error("the slot is lent twice")
+		}
+		next.Queue(func() { close(granted) })
+		if other := newSlot(p); other.Try(false) {
+			t.Error("a load that is not nested has a slot")
+		}
+		shares[0].Release()
+		if told(granted) {
+			t.Error("the slot is lent to a second load while the group has it")
+		}
+		shares[1].Release()
+		if !told(granted) {
+			t.Error("the slot is not lent to the next load")
+		}
+		lender.load.leave(next.load)
+		lender.Release()
+		next.Release()
+		wantFree(t, p, 1)
+	})
+}
