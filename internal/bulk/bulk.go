@@ -283,9 +283,6 @@ func (b *Bulk) end(call *bulkCall, outcome Outcome) {
 	for r, n := range stores {
 		r.stores = new(client.Convoy)
 		r.stores.Expect(n)
-		if outcome == nil { // the fills end by themselves
-			r.stores = nil
-		}
 	}
 	for _, a := range call.batch {
 		close(a.done)
