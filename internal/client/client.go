@@ -305,7 +305,7 @@ func (c *Client) GetBehind(ctx context.Context, ahead redis.Cmder, now time.Time
 		return nil, 0, err
 	}
 	if c.fromMasters {
-		return c.getFromMaster(ctx, key)
+		return c.getFromMaster(ctx, ahead, key)
 	}
 	n := c.nodeOf(key)
 	if n.outage.Load() != nil {

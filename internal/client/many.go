@@ -57,8 +57,13 @@ func (c *Client) ReadFromMasters() {
 	}
 }
 
-func (c *Client) getFromMaster(ctx context.Context, key string) (data []byte, asked time.Duration, err error) {
-	replies, asked, err := c.GetMany(ctx, []string{key})
+// getFromMaster is GetBehind.
+func (c *Client) getFromMaster(ctx context.Context, ahead redis.Cmder, key string) (data []byte, asked time.Duration, err error) {
+	var all []redis.Cmder
+	if ahead != nil {
+		all = append(all, ahead)
+	}
+	replies, asked, err := c.GetMany(ctx, all, []string{key})
 	if err == nil {
 		data, err = replies[0].Bytes()
 	}
