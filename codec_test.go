@@ -212,10 +212,16 @@ func TestCodec_BytesOfAnother(t *testing.T) {
 					if store == "Expire" {
 						loaded = errors.New("no")
 					}
-					got, err := reader.GetOrLoad(ctx, key, func(context.Context, string) (string, error) { return "loaded", loaded })
+					own := r == w || reads[[2]int{r, w}]
+					got, err := reader.GetOrLoad(ctx, key, func(ctx context.Context, key string) (string, error) {
+						if v, _, ok := singlefill.Previous[string](ctx, key); ok != own {
+							t.Errorf("%s: what %d has written, %d has as its previous value: %q, %t", store, w, r, v, ok)
+						}
+						return "loaded", loaded
+					})
 					bad := reader.Stats().BadValues - before
 					switch {
-					case r == w || reads[[2]int{r, w}]:
+					case own:
 						if got != value || err != nil || bad != 0 {
 							t.Errorf("%s: what %d has written, %d reads as %q, %v, with %d bad values", store, w, r, got, err, bad)
 						}
