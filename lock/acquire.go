@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -16,6 +15,8 @@ import (
 // An attempt is one call of Acquire.
 type attempt struct {
 	*owner
+	waiters     *waitQueue
+	cleanup     *cleanupQueue
 	begun       time.Time
 	hasDeadline bool          // its context has one
 	wake        chan struct{} // has an element when the attempt has to look for what to do
@@ -34,57 +35,58 @@ type attempt struct {
 	quiet  quiet // only the attempt itself changes it
 }
 
-const (
-	firstPause = 2 * time.Millisecond
-	maxPause   = 100 * time.Millisecond
-)
-
-func newAttempt(ctx context.Context, o *owner) *attempt {
+func newAttempt(ctx context.Context, o *owner, waiters *waitQueue, cleanup *cleanupQueue) *attempt {
 	_, deadline := ctx.Deadline()
-	return &attempt{owner: o, begun: time.Now(), hasDeadline: deadline, wake: make(chan struct{}, 1)}
+	return &attempt{owner: o, waiters: waiters, cleanup: cleanup, begun: time.Now(), hasDeadline: deadline, wake: make(chan struct{}, 1)}
+}
+
+// A grant is what an attempt gets.
+type grant struct {
+	fence  int64
+	sentAt time.Time // when the command was sent that acquired it
 }
 
 // try asks once.
-func (a *attempt) try(ctx context.Context) (*Lease, error) {
+func (a *attempt) try(ctx context.Context) (grant, error) {
 	r, sent, err := a.ask(ctx, request{})
 	switch {
 	case endedBy(ctx, err):
-		return nil, a.noAnswer(ctx)
+		return grant{}, a.noAnswer(ctx)
 	case err != nil:
-		return nil, a.explain(ctx, err)
+		return grant{}, a.explain(ctx, err)
 	case r.state == held:
-		return &Lease{owner: a.owner, fence: r.number, sentAt: sent}, nil
+		return grant{r.number, sent}, nil
 	case r.state == busy:
-		return nil, errBusy(a.name)
+		return grant{}, errBusy(a.name)
 	}
-	return nil, a.refused(r)
+	return grant{}, a.refused(r)
 }
 
 // wait asks, whenever it is the attempt's turn, until a lease is granted.
-func (a *attempt) wait(ctx context.Context) (lease *Lease, err error) {
-	q := &a.waiters
+func (a *attempt) wait(ctx context.Context) (got grant, err error) {
+	q := a.waiters
 	q.join(a)
-	defer func() { q.leave(a, lease != nil) }()
+	defer func() { q.leave(a, err == nil) }()
 	for backoff := firstPause; q.awaitTurn(ctx, a); backoff = min(2*backoff, maxPause) {
 		r, sent, err := a.ask(ctx, q.request(a))
 		switch {
 		case err == nil && r.state == held:
 			q.noteHeld(a, r)
-			return &Lease{owner: a.owner, fence: r.number, sentAt: sent}, nil
+			return grant{r.number, sent}, nil
 		case err == nil && r.state == busy:
 			q.noteBusy(a, r)
 		case err == nil:
 			if err := a.refused(r); r.state != otherSize || !q.noteConflict(err) {
-				return nil, err
+				return grant{}, err
 			}
 		case endedBy(ctx, err):
-			return nil, a.gaveUp(ctx)
+			return grant{}, a.gaveUp(ctx)
 		case !isTemporary(err) || ctx.Err() != nil || !q.noteFailure(a, err):
-			return nil, a.explain(ctx, err)
+			return grant{}, a.explain(ctx, err)
 		}
 		q.sleep(ctx, a, a.pause(backoff, r))
 	}
-	return nil, a.gaveUp(ctx)
+	return grant{}, a.gaveUp(ctx)
 }
 
 // pause returns how long to sleep before asking again.
@@ -114,16 +116,13 @@ func (a *attempt) pause(backoff time.Duration, r reply) time.Duration {
 	return d
 }
 
-// vary returns a random time between a half and one and a half of d.
-func vary(d time.Duration) time.Duration { return time.Duration(float64(d) * (0.5 + rand.Float64())) }
-
 // ask returns a reply that is younger than a lease lives. After an older grant this process was
 // stalled, and another process may hold the lock by now. So ask sends the same token again: the
 // server prolongs the lease, grants it again, or says that the lock is busy.
 func (a *attempt) ask(ctx context.Context, req request) (r reply, sent time.Time, err error) {
 	for {
 		r, sent, err = a.retry(ctx, req)
-		if err != nil || r.state != held || time.Since(sent) < a.opts.TTL-margin(a.opts.TTL) {
+		if err != nil || r.state != held || time.Since(sent) < a.opts.TTL-a.margin() {
 			return r, sent, err
 		}
 		a.inTransit, a.unanswered = true, true
@@ -147,23 +146,6 @@ func (a *attempt) retry(ctx context.Context, req request) (r reply, sent time.Ti
 		return r, err
 	})
 	return r, sent, err
-}
-
-// mayHaveArrived reports whether a command that failed may have reached the server, or still reach
-// it.
-func mayHaveArrived(err error) bool {
-	if err == nil || client.Unsent(err) {
-		return false
-	}
-	var reply redis.Error
-	var op *net.OpError
-	switch {
-	case errors.As(err, &reply) || errors.Is(err, redis.ErrClosed) || errors.Is(err, redis.ErrPoolTimeout):
-		return false
-	case errors.As(err, &op) && op.Op == "dial":
-		return false
-	}
-	return true
 }
 
 // refused returns the caller's error for a reply that is neither held nor busy.
@@ -222,6 +204,6 @@ func (a *attempt) leave(ctx context.Context) {
 	}
 	ctx = client.Detach(ctx)
 	if a.silent || !a.answered || isTemporary(a.kind.abandon(ctx, a.owner)) {
-		a.abandonLater(ctx)
+		a.cleanup.abandon(ctx, a.owner)
 	}
 }

@@ -19,14 +19,14 @@ func (l *Locker) Check(ctx context.Context) error {
 	if err := checkContext(ctx, "check", l.name); err != nil {
 		return err
 	}
-	probe := &Locker{
+	probe := &target{
 		name: l.name, kind: l.kind, keys: keysAt(l.keys.lock + ":check:" + rand.Text()),
 		client: l.client, opts: l.opts,
 	}
 	if _, ok := probe.kind.(semaphore); ok {
 		probe.kind = semaphore{size: 1} // so that the second one waits
 	}
-	holder, waiter := &owner{Locker: probe, token: rand.Text()}, &owner{Locker: probe, token: rand.Text()}
+	holder, waiter := &owner{target: probe, token: rand.Text()}, &owner{target: probe, token: rand.Text()}
 	acquire := func(o *owner, r request, want string) error {
 		got, err := probe.kind.acquire(ctx, o, probe.opts.RedisTimeout, r)
 		if err == nil && got.state != want {

@@ -24,28 +24,27 @@ type cleanupTask struct {
 	over func() // is called when it is done or has ended
 }
 
-// abandonLater makes the server forget the owner: what it holds, its place in the queue, and any
-// command of it that is still in transit.
-func (o *owner) abandonLater(ctx context.Context) {
+// abandon makes the server forget the owner: what it holds, its place in the queue, and any command
+// of it that is still in transit.
+func (q *cleanupQueue) abandon(ctx context.Context, o *owner) {
 	life := o.opts.TTL
 	if o.kind.queues() {
 		life = max(life, o.opts.WaiterTTL)
 	}
-	o.cleanUpLater(life, func() bool {
+	q.add(o.target, cleanupTask{end: time.Now().Add(life), over: func() {}, try: func() bool {
 		err := o.kind.abandon(ctx, o)
 		return err == nil || !isTemporary(err)
-	}, func() {})
+	}})
 }
 
-// cleanUpLater has try called in the background until it is done, for at most life, and then over.
-func (l *Locker) cleanUpLater(life time.Duration, try func() (done bool), over func()) {
-	q := &l.cleanup
+// add has the task tried in the background until it is done or has ended.
+func (q *cleanupQueue) add(t *target, task cleanupTask) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.tasks = append(q.tasks, cleanupTask{try, time.Now().Add(life), over})
+	q.tasks = append(q.tasks, task)
 	if q.workers < maxWorkers {
 		q.workers++
-		go q.work(l.opts.RedisTimeout)
+		go q.work(t.opts.RedisTimeout)
 	}
 }
 

@@ -2,8 +2,6 @@ package lock
 
 import (
 	"context"
-	"fmt"
-	"math"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -27,36 +25,6 @@ func (o *owner) runAcquire(ctx context.Context, within time.Duration, s client.S
 		}
 		return parseReply(answer)
 	})
-}
-
-func parseReply(answer any) (r reply, err error) {
-	if fence, ok := answer.(int64); ok {
-		return reply{state: held, number: fence}, nil
-	}
-	fields, _ := answer.([]any)
-	var numbers [5]int64
-	ok := len(fields) >= 2
-	for i, field := range fields {
-		switch {
-		case i == 0:
-			r.state, ok = field.(string)
-		case i <= len(numbers) && ok:
-			numbers[i-1], ok = field.(int64)
-		case ok:
-			var token string
-			token, ok = field.(string)
-			r.lost = append(r.lost, token)
-		}
-	}
-	if !ok {
-		return r, fmt.Errorf("unexpected reply %v", answer)
-	}
-	if r.state == kept {
-		r.state, r.free = busy, true
-	}
-	r.number, r.ahead, r.lastFence, r.place = numbers[0], numbers[1], numbers[2], numbers[4]
-	r.age = time.Duration(min(numbers[3], int64(math.MaxInt64/time.Microsecond))) * time.Microsecond
-	return r, nil
 }
 
 func (o *owner) runRenew(ctx context.Context, s client.Script, keys ...string) (bool, error) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -91,4 +92,21 @@ func isTemporary(err error) bool {
 	return !errors.Is(err, redis.ErrClosed) && (client.Unreachable(err) ||
 		redis.IsReadOnlyError(err) || redis.IsOOMError(err) ||
 		redis.HasErrorPrefix(err, "NOREPLICAS") || redis.HasErrorPrefix(err, "MISCONF"))
+}
+
+// mayHaveArrived reports whether a command that failed may have reached the server, or still reach
+// it.
+func mayHaveArrived(err error) bool {
+	if err == nil || client.Unsent(err) {
+		return false
+	}
+	var reply redis.Error
+	var op *net.OpError
+	switch {
+	case errors.As(err, &reply) || errors.Is(err, redis.ErrClosed) || errors.Is(err, redis.ErrPoolTimeout):
+		return false
+	case errors.As(err, &op) && op.Op == "dial":
+		return false
+	}
+	return true
 }

@@ -15,45 +15,6 @@ type kind interface {
 	queues() bool // waiters have places in a queue
 }
 
-// A request is what a command to acquire says besides the token.
-type request struct {
-	enqueue  bool // takes a place in the queue
-	reserves bool // reserves the next grant
-	listens  bool // takes a place among the waiters that a release wakes
-
-	// waitingSince is the server's time in µs at which the process began to wait. 0: now.
-	waitingSince int64
-
-	// queued has the tokens of other waiters of the process, which keep their places in the queue.
-	queued []string
-}
-
-// A reply is the answer to a request.
-type reply struct {
-	state  string
-	number int64 // held: the fence; busy: ask again within so many ms; otherSize: that size
-	free   bool  // busy, but not held: it is kept for another waiter
-
-	ahead     int64         // number of waiters ahead in the queue; -1: unknown
-	lastFence int64         // of the last grant
-	age       time.Duration // of the last grant
-	place     int64         // in the queue; 0: none. Without a queue, 1: it was not among the waiting
-	lost      []string      // of request.queued, the tokens that have no place any more
-}
-
-// left returns for how long a busy answer is true at most: until the holder's lease ends.
-func (r reply) left() time.Duration {
-	return time.Duration(min(r.number, int64(time.Hour/time.Millisecond))) * time.Millisecond
-}
-
-// States of a reply.
-const (
-	held      = "held"
-	busy      = "busy"
-	kept      = "kept" // becomes busy and free
-	otherSize = "size"
-)
-
 // A mutex is a key that holds the token of the holder.
 type mutex struct{}
 
@@ -146,6 +107,3 @@ func (o *owner) waits(r request) (reserved int64, since string, waiting int64) {
 	}
 	return reserved, since, waiting
 }
-
-// reservationLife returns for how many ms a reservation outlasts the lease of the holder.
-func (o *owner) reservationLife() int64 { return (o.opts.RedisTimeout + 2*maxPause).Milliseconds() }

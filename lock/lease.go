@@ -17,11 +17,12 @@ import (
 //
 // All methods are safe at any time, also on a nil *Lease and on the zero Lease, which hold nothing.
 type Lease struct {
-	owner  *owner
-	fence  int64
-	sentAt time.Time // when the command was sent that acquired it
-	trace  *Trace
-	told   atomic.Bool // its end, to trace
+	owner *owner
+	grant
+	waiters *waitQueue // one of which may ask after the release
+	cleanup *cleanupQueue
+	trace   *Trace
+	told    atomic.Bool // its end, to trace
 
 	ctx     context.Context
 	end     context.CancelCauseFunc
@@ -50,22 +51,16 @@ const (
 // errReleased is why a lease is lost for another call of Release.
 var errReleased = errors.New("it has been released already")
 
-// margin returns how long before its end a holder gives up a lease, so that its context ends before
-// another caller can hold it: a twentieth of the TTL, but at least what rounding to milliseconds
-// can make of it.
-func margin(ttl time.Duration) time.Duration { return max(ttl/20, 2*time.Millisecond) }
-
 // start begins to renew the lease.
 func (l *Lease) start(ctx context.Context) {
 	ctx = context.WithoutCancel(ctx)
 	l.ctx, l.end = context.WithCancelCause(ctx)
 	opts := l.owner.opts
-	l.trace = l.owner.trace.Load()
 	if l.trace.Acquired != nil {
 		l.trace.Acquired(ctx, l.info(nil))
 	}
 	renewal := renew.Lease{
-		TTL: opts.TTL, Taken: l.sentAt, Margin: margin(opts.TTL), MaxHold: opts.MaxHold,
+		TTL: opts.TTL, Taken: l.sentAt, Margin: l.owner.margin(), MaxHold: opts.MaxHold,
 		Renew: func(ctx context.Context) (bool, error) {
 			held, err := l.owner.kind.renew(ctx, l.owner)
 			if held && !l.ended.Load() && l.trace.Renewed != nil {
@@ -82,7 +77,7 @@ func (l *Lease) start(ctx context.Context) {
 		l.traceLost(ctx, why)
 		if why != renew.ErrGone { // a renewal may have arrived: no process has to wait for its end
 			time.Sleep(renewal.Margin)
-			l.owner.abandonLater(ctx)
+			l.cleanup.abandon(ctx, l.owner)
 		}
 	})
 }
@@ -190,13 +185,17 @@ func (l *Lease) retryRelease(ctx context.Context) (outcome int32, err error) {
 
 // releaseLater retries in the background, until the lease ends by itself.
 func (l *Lease) releaseLater(ctx context.Context, err error) {
-	l.owner.cleanUpLater(l.owner.opts.TTL, func() (done bool) {
+	try := func() (done bool) {
 		var outcome int32
 		if outcome, err = l.tryRelease(ctx, l.owner.opts.RedisTimeout); err == nil {
 			_ = l.finish(ctx, outcome) // the call has returned
 		}
 		return err == nil || !isTemporary(err)
-	}, func() { l.traceLost(ctx, err) }) // unless it is known to be released
+	}
+	l.cleanup.add(l.owner.target, cleanupTask{
+		try: try, end: time.Now().Add(l.owner.opts.TTL),
+		over: func() { l.traceLost(ctx, err) }, // unless it is known to be released
+	})
 }
 
 func (l *Lease) tryRelease(ctx context.Context, within time.Duration) (outcome int32, err error) {
@@ -217,7 +216,7 @@ func (l *Lease) finish(ctx context.Context, outcome int32) error {
 		if l.told.CompareAndSwap(false, true) && l.trace.Released != nil {
 			l.trace.Released(ctx, l.info(nil))
 		}
-		l.owner.waiters.wakeFirst()
+		l.waiters.wakeFirst()
 	}
 	if outcome == lost {
 		return errLost(l.owner.name, renew.ErrGone)

@@ -20,13 +20,9 @@ import (
 // options, apart from [Options.MaxHold] and [Options.Trace]. So a program may make a Locker for each
 // request.
 type Locker struct {
-	name   string
-	kind   kind
-	keys   keys
-	client *client.Client
-	opts   Options
-	trace  atomic.Pointer[Trace] // never nil
+	target
 	*shared
+	trace atomic.Pointer[Trace] // never nil
 }
 
 // NewMutex returns a [Locker] of which one lease is held at a time in the whole fleet.
@@ -99,14 +95,31 @@ func newLocker(rdb redis.UniversalClient, name string, kind kind, opts *Options,
 	if err != nil {
 		return nil, err
 	}
-	l := &Locker{name: name, kind: kind, keys: keysOf(name), opts: o}
+	l := &Locker{target: target{name: name, kind: kind, keys: keysOf(name), opts: o}}
 	l.trace.Store(new(Trace))
 	if o.Trace != nil {
 		l.AddTrace(o.Trace)
 	}
 	l.client = client.New(rdb, o.RedisTimeout, l.redisFailed, nil, nil)
-	l.shared = sharedOf(l)
+	l.shared = sharedOf(&l.target)
 	return l, nil
+}
+
+// AddTrace adds functions to those of [Options.Trace], which are called first. They are called for the
+// leases that are acquired from now on, and cannot be removed.
+func (l *Locker) AddTrace(t *Trace) {
+	for {
+		old := l.trace.Load()
+		if l.trace.CompareAndSwap(old, join(old, t)) {
+			return
+		}
+	}
+}
+
+func (l *Locker) redisFailed(ctx context.Context, op string, err error) {
+	if t := l.trace.Load(); t.RedisError != nil {
+		t.RedisError(ctx, op, err)
+	}
 }
 
 // Acquire waits until a lease is granted or ctx ends. The lease outlives ctx: see [Lease].
@@ -199,20 +212,23 @@ func (l *Locker) acquire(ctx context.Context, wait bool) (*Lease, error) {
 	if err := checkContext(ctx, "acquire", l.name); err != nil {
 		return nil, err
 	}
-	a := newAttempt(ctx, &owner{Locker: l, token: l.waiters.newToken()})
+	a := newAttempt(ctx, &owner{target: &l.target, token: l.waiters.newToken()}, &l.waiters, &l.cleanup)
 	ask := a.try
 	if wait {
 		ask = a.wait
 	}
-	lease, err := ask(ctx)
-	if lease == nil {
+	got, err := ask(ctx)
+	if err != nil {
 		a.leave(ctx)
 	}
-	if t := l.trace.Load(); a.waited && t.Waited != nil {
-		t.Waited(ctx, LeaseInfo{Name: l.name, Duration: time.Since(a.begun), Err: err})
+	trace := l.trace.Load()
+	if a.waited && trace.Waited != nil {
+		trace.Waited(ctx, LeaseInfo{Name: l.name, Duration: time.Since(a.begun), Err: err})
 	}
-	if lease != nil {
-		lease.start(ctx)
+	if err != nil {
+		return nil, err
 	}
-	return lease, err
+	lease := &Lease{owner: a.owner, grant: got, waiters: a.waiters, cleanup: a.cleanup, trace: trace}
+	lease.start(ctx)
+	return lease, nil
 }

@@ -1,17 +1,33 @@
 package lock
 
 import (
-	"strings"
 	"time"
 
 	"github.com/singlefill/singlefill/internal/client"
 )
 
+// A target is the lock that commands are about, and how they are sent.
+type target struct {
+	name   string
+	kind   kind
+	keys   keys
+	client *client.Client
+	opts   Options
+}
+
+// margin returns how long before its end a holder gives up a lease, so that its context ends before
+// another caller can hold it: a twentieth of the TTL, but at least what rounding to milliseconds
+// can make of it.
+func (t *target) margin() time.Duration { return max(t.opts.TTL/20, 2*time.Millisecond) }
+
+// reservationLife returns for how many ms a reservation outlasts the lease of the holder.
+func (t *target) reservationLife() int64 { return (t.opts.RedisTimeout + 2*maxPause).Milliseconds() }
+
 // An owner is one call of Acquire as the server knows it: by a token that is never used again, so
 // that its commands cannot affect the lease of another owner. Each command may arrive twice; the
 // second one changes nothing.
 type owner struct {
-	*Locker
+	*target
 	token string
 
 	// inTransit tells that a command to acquire was not answered and may still arrive. It does not change
@@ -42,32 +58,4 @@ func (o *owner) markLife() time.Duration {
 		life *= 2
 	}
 	return life
-}
-
-// keys are the Redis keys of one name, all in one slot. The keys of two names never meet: no key of
-// a cache begins with a brace, and no two keys of a lock have the same ending.
-type keys struct {
-	lock, fence, ended, reservation, waiting, queue, alive, details string
-}
-
-func keysOf(name string) keys { return keysAt("{" + client.HashTag(name) + "}:lock") }
-
-// keysAt returns the keys that begin with lock, which has a hash tag. They are parts of one string,
-// since some programs make a Locker for each lease.
-func keysAt(lock string) keys {
-	endings := [...]string{"", ":fence", ":ended", ":next", ":waiting", ":queue", ":alive", ":details"}
-	rest := strings.Join(endings[:], lock)
-	k := [len(endings)]string{lock}
-	for i, ending := range endings[1:] {
-		n := len(lock) + len(ending)
-		k[1+i], rest = rest[:n], rest[n:]
-	}
-	return keys{
-		lock: k[0], fence: k[1], ended: k[2], reservation: k[3], waiting: k[4],
-		queue: k[5], alive: k[6], details: k[7],
-	}
-}
-
-func (k keys) names() []string {
-	return []string{k.lock, k.fence, k.ended, k.reservation, k.waiting, k.queue, k.alive, k.details}
 }

@@ -28,9 +28,9 @@ var sharedBy = struct {
 	of map[sharedKey]weak.Pointer[shared] // protected by mu
 }{of: make(map[sharedKey]weak.Pointer[shared])}
 
-// sharedOf returns what the Locker shares.
-func sharedOf(l *Locker) *shared {
-	key := sharedKey{l.client.Shared(), l.keys.lock, l.kind, l.opts}
+// sharedOf returns what the Locker of a target shares.
+func sharedOf(t *target) *shared {
+	key := sharedKey{t.client.Shared(), t.keys.lock, t.kind, t.opts}
 	key.opts.MaxHold, key.opts.Trace = 0, nil // which a waiter does not use
 	sharedBy.mu.Lock()
 	defer sharedBy.mu.Unlock()

@@ -100,8 +100,8 @@ func TestWaitQueue_WaitsBehindAnOldLease(t *testing.T) {
 	for _, last := range []int64{now - 1, now - (25 * time.Hour).Microseconds(), 0} {
 		r, err := parseReply([]any{"busy", int64(5000), int64(-1), last, now - last, int64(0)})
 		redistest.Must(t, err)
-		l := &Locker{kind: mutex{}, shared: new(shared)}
-		a := &attempt{owner: &owner{Locker: l}, wake: make(chan struct{}, 1)}
+		l := &Locker{target: target{kind: mutex{}}, shared: new(shared)}
+		a := &attempt{owner: &owner{target: &l.target}, wake: make(chan struct{}, 1)}
 		l.waiters.noteBusy(a, r)
 		if since := l.waiters.bypass.since; since != now {
 			t.Errorf("with a last fence of %d it waits since %d, want %d", last, since, now)

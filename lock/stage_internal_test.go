@@ -77,7 +77,7 @@ func (s *stage) owner(who string, size int) *owner {
 		l, err = NewSemaphore(s.rdb, s.name, max(size, 1), opts)
 	}
 	redistest.Must(s.t, err)
-	return &owner{Locker: l, token: stageToken(who)}
+	return &owner{target: &l.target, token: stageToken(who)}
 }
 
 // key returns the key that has a name in plays.
@@ -217,14 +217,14 @@ func (s *stage) change(verb, what string) (ok bool) {
 func (s *stage) play(who, verb string, size int) string {
 	o := s.owner(who, size)
 	if verb == "shares" {
-		o.Locker.kind = semaphore{size: size, largest: true}
+		o.kind = semaphore{size: size, largest: true}
 	}
 	ctx, within := s.t.Context(), o.opts.RedisTimeout
 	var ok bool
 	var err error
 	switch verb {
 	case "waits", "tries", "takes", "shares":
-		r, err := o.Locker.kind.acquire(ctx, o, within, request{enqueue: verb == "waits"})
+		r, err := o.kind.acquire(ctx, o, within, request{enqueue: verb == "waits"})
 		s.again = r.number
 		switch {
 		case err != nil:
@@ -245,11 +245,11 @@ func (s *stage) play(who, verb string, size int) string {
 		s.fences[who], s.top = r.number, r.number
 		return held
 	case "renews":
-		ok, err = o.Locker.kind.renew(ctx, o)
+		ok, err = o.kind.renew(ctx, o)
 	case "releases":
-		ok, err = o.Locker.kind.release(ctx, o, within)
+		ok, err = o.kind.release(ctx, o, within)
 	case "abandons":
-		ok, err = true, o.Locker.kind.abandon(ctx, o)
+		ok, err = true, o.kind.abandon(ctx, o)
 	default:
 		panic(verb)
 	}

@@ -50,17 +50,6 @@ type LeaseInfo struct {
 	Err error
 }
 
-// AddTrace adds functions to those of [Options.Trace], which are called first. They are called for the
-// leases that are acquired from now on, and cannot be removed.
-func (l *Locker) AddTrace(t *Trace) {
-	for {
-		old := l.trace.Load()
-		if l.trace.CompareAndSwap(old, join(old, t)) {
-			return
-		}
-	}
-}
-
 // join returns a Trace that calls the functions of a, and then those of b.
 func join(a, b *Trace) *Trace {
 	t := &Trace{
@@ -89,10 +78,4 @@ func then(f, g func(context.Context, LeaseInfo)) func(context.Context, LeaseInfo
 		return f
 	}
 	return func(ctx context.Context, info LeaseInfo) { f(ctx, info); g(ctx, info) }
-}
-
-func (l *Locker) redisFailed(ctx context.Context, op string, err error) {
-	if t := l.trace.Load(); t.RedisError != nil {
-		t.RedisError(ctx, op, err)
-	}
 }

@@ -20,13 +20,6 @@ const (
 	// A waitQueue listens from this busy answer to its first waiter on: a short wait opens nothing.
 	listenAfter = 2
 
-	// listeningPause is the mean time between two commands while no message comes.
-	listeningPause = 4 * time.Second
-
-	// waitingLife is how long a waiter that sends nothing counts as one that a release wakes, if
-	// there is no other one.
-	waitingLife = 3 * listeningPause
-
 	// resubscribeAfter is how long a waitQueue without a complete subscription waits until it
 	// subscribes again.
 	resubscribeAfter = time.Minute
