@@ -40,7 +40,7 @@ type shape struct {
 var above = map[string]struct{ circle, files, wide int }{
 	"":                   {13, 14, 6},
 	"/lock":              {0, 0, 2},
-	"/internal/client":   {8, 7, 5},
+	"/internal/client":   {10, 8, 5},
 	"/internal/filllock": {0, 0, 2},
 	"/internal/near":     {0, 0, 1},
 	"/cmd/singlefill":    {9, 9, 0},
