@@ -1,6 +1,7 @@
 package singlefill
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,7 +47,7 @@ type engine struct {
 	trace      atomic.Pointer[Trace] // never nil
 	near       *nearTier             // nil: off
 	tags       *tags.Index           // nil: Options.Tags is
-	completing chan struct{}         // has an element while a DeleteTag calls Clear
+	rebuilding chan struct{}         // has an element while a rebuild runs
 	audits     audits
 	closing    chan struct{}
 	closeOnce  sync.Once
@@ -105,7 +106,7 @@ func newEngine(rdb redis.UniversalClient, namespace string, s settings, v values
 		c.near = c.newNear(*s.near)
 	}
 	if v.tags != nil {
-		c.tags, c.completing = tags.New(c.client, namespace, 2*s.loadTimeout), make(chan struct{}, 1)
+		c.tags, c.rebuilding = tags.New(c.client, namespace, 2*s.loadTimeout), make(chan struct{}, 1)
 	}
 	c.slots.Behind, c.slots.NoLease = c.fills.Behind, c.client.AnyAway
 	if s.maxFleetLoads > 0 {
@@ -173,15 +174,19 @@ func (c *engine) setValue(ctx context.Context, key string, value any) error {
 	return wrap(ctx, "set", c.set(ctx, s))
 }
 
-func (c *engine) set(ctx context.Context, s set) error {
-	if err := c.noteSets(ctx, []set{s}); err != nil {
+func (c *engine) set(ctx context.Context, s set) (unnoted error) {
+	noted, err := c.noteSets(ctx, []set{s})
+	if err != nil {
 		return err
 	}
 	superseded, err := s.Do(ctx, c.client)
 	if superseded {
 		c.wake(ctx, s.Lock)
 	}
-	return c.record(ctx, []filllock.Pair{s.Pair}, recorded{}, err)
+	if err == nil {
+		unnoted = c.noteLost(ctx, noted, []set{s})
+	}
+	return cmp.Or(c.record(ctx, []filllock.Pair{s.Pair}, recorded{}, err), unnoted)
 }
 
 // newSet returns what Set stores. Data is nil if the value is not to be stored.

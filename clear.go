@@ -64,11 +64,11 @@ type ClearInfo struct {
 	Removed int64 // values that have been removed
 }
 
-// A pass removes one kind of keys.
+// A pass does something with one kind of keys.
 type pass struct {
-	number  int
+	number  int // 0: it is not reported
 	pattern string
-	remove  func(ctx context.Context, keys []string) error
+	do      func(ctx context.Context, keys []string) error
 }
 
 // sweepAll removes the locks, and then the values. A load that held its lock when sweepAll began has
@@ -86,11 +86,11 @@ func (c *engine) sweepAll(ctx context.Context) error {
 		return err
 	}
 	pattern := literal(c.namespace) + ":{*}"
-	locks := pass{number: 1, pattern: pattern + literal(pairOf("").Lock), remove: c.removeLocks}
+	locks := pass{number: 1, pattern: pattern + literal(pairOf("").Lock), do: c.removeLocks}
 	if err := c.sweep(ctx, layout.Masters, locks); err != nil {
 		return err
 	}
-	values := pass{number: 2, pattern: pattern, remove: c.removeValues}
+	values := pass{number: 2, pattern: pattern, do: c.removeValues}
 	keys, err := c.plant(ctx)
 	if refusal(err) { // perhaps the server is full of values
 		if err := c.sweep(ctx, layout.Masters, values); err != nil {
@@ -213,7 +213,7 @@ const scanCount = 500
 // A clearProgress is what Trace reports. All masters count together.
 type clearProgress struct{ scanned, keys, removed atomic.Int64 }
 
-// sweep removes the keys of one pass from all masters at the same time.
+// sweep runs a pass on all masters at the same time.
 func (c *engine) sweep(ctx context.Context, masters []client.Master, p pass) error {
 	var progress clearProgress
 	errs := make([]error, len(masters))
@@ -226,7 +226,7 @@ func (c *engine) sweep(ctx context.Context, masters []client.Master, p pass) err
 }
 
 func (c *engine) sweepMaster(ctx context.Context, master client.Master, p pass, progress *clearProgress) error {
-	if c.trace.Load().Clearing != nil { // without the right to ask, there is no estimate
+	if p.number > 0 && c.trace.Load().Clearing != nil { // without the right to ask, there is no estimate
 		keys, _ := client.Do(ctx, c.client, clearing, "", master.Size)
 		progress.keys.Add(keys)
 	}
@@ -245,7 +245,7 @@ func (c *engine) sweepMaster(ctx context.Context, master client.Master, p pass, 
 			return err
 		}
 		for keys := range slices.Chunk(s.keys, batch) {
-			if err := p.remove(ctx, keys); err != nil {
+			if err := p.do(ctx, keys); err != nil {
 				return err
 			}
 		}
@@ -258,7 +258,7 @@ func (c *engine) sweepMaster(ctx context.Context, master client.Master, p pass, 
 }
 
 func (c *engine) clearStep(ctx context.Context, p pass, progress *clearProgress, removed int) {
-	if c.trace.Load().Clearing == nil {
+	if p.number == 0 || c.trace.Load().Clearing == nil {
 		return
 	}
 	info := ClearInfo{Pass: p.number, Keys: progress.keys.Load()}

@@ -456,18 +456,16 @@ func ExampleCache_DeleteTag() {
 		if err := orders.DeleteTag(ctx, "country:lk"); err != nil {
 			fmt.Println("old orders may be served for up to an hour:", err)
 		}
-		fmt.Println("the namespace was cleared:", orders.Stats().TagClears, "times") // by the first DeleteTag
+		fmt.Println("all values were read:", orders.Stats().TagRebuilds, "times") // by the first DeleteTag
 		get()
 	}
 	// Output:
 	// load 1
 	// load 2
 	// load 3
-	// the namespace was cleared: 1 times
-	// load 1
+	// all values were read: 1 times
 	// load 2
-	// load 3
-	// the namespace was cleared: 1 times
+	// all values were read: 1 times
 	// load 2
 }
 

@@ -25,7 +25,7 @@ type LogOptions struct {
 //   - load that failed, ran without the fill lock, could not be stored, was refused by Redis or was
 //     slow: the first of these
 //   - command that Redis refuses, value that cannot be decoded, stale hit that an audit found
-//   - DeleteTag or ExpireTag that cleared the namespace, or failed
+//   - DeleteTag or ExpireTag that had to read, or to remove, all values, or failed
 //   - time that the cache stops sending commands to Redis, or sends them again
 //
 // Of each kind it writes ten lines a second at most for each cache; the attribute "dropped" of the
@@ -176,6 +176,8 @@ func (l *loadLog) tagDone(ctx context.Context, info TagInfo) {
 		l.write(ctx, slog.LevelError, "values with a tag may not have been invalidated", tags, slog.Any("err", info.Err))
 	case info.Cleared:
 		l.write(ctx, slog.LevelWarn, "the tags of the values were not known, as at first, or after a loss in redis: the namespace was cleared", tags)
+	case info.Rebuilt:
+		l.write(ctx, slog.LevelInfo, "the tags of the values were not known, as at first, or after a loss in redis: all values were read", tags)
 	}
 }
 

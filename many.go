@@ -19,6 +19,7 @@ import (
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/near"
+	"github.com/singlefill/singlefill/internal/tags"
 	"github.com/singlefill/singlefill/internal/wait"
 )
 
@@ -602,9 +603,10 @@ func (m *many) setAll(sets []set) {
 func (m *many) setOnNode(sets []set) (errs []error) {
 	const noted = 4 * batch // sets: noting a few more at once is cheaper
 	var failed, unnoted error
+	var inBooks *tags.Noted
 	for part := range slices.Chunk(sets, batch) {
 		if at := len(errs); at%noted == 0 && !client.Unreachable(failed) {
-			unnoted = m.noteSets(m.ctx, sets[at:min(at+noted, len(sets))])
+			inBooks, unnoted = m.noteSets(m.ctx, sets[at:min(at+noted, len(sets))])
 		}
 		if unnoted != nil || client.Unreachable(failed) {
 			failed = cmp.Or(unnoted, failed)
@@ -617,7 +619,8 @@ func (m *many) setOnNode(sets []set) (errs []error) {
 		}
 		var each []error
 		each, failed = filllock.SetMany(m.ctx, m.client, plain)
-		told := m.record(m.ctx, pairs, recorded{}, nil)
+		lost := m.noteLost(m.ctx, inBooks, part)
+		told := cmp.Or(m.record(m.ctx, pairs, recorded{}, nil), lost)
 		for _, err := range each {
 			errs = append(errs, cmp.Or(err, told))
 		}

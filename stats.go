@@ -51,9 +51,10 @@ type Stats struct {
 	AuditsStale int64 // of Audits, those that found the hit stale
 
 	// Tags: see Options.Tags.
-	TagCalls  int64 // calls of DeleteTag and ExpireTag
-	TagKeys   int64 // keys that they found and invalidated
-	TagClears int64 // of TagCalls, those that called Clear: see DeleteTag
+	TagCalls    int64 // calls of DeleteTag and ExpireTag
+	TagKeys     int64 // keys that they found and invalidated
+	TagRebuilds int64 // of TagCalls, those that had to read all values: see DeleteTag
+	TagClears   int64 // of TagRebuilds, those that had to remove all values: see TagInfo.Cleared
 
 	// Near.
 	NearDrops int64         // times everything in memory was dropped: see Trace.NearDropped
@@ -76,7 +77,7 @@ type counters struct {
 	loadsUnlimited                                                       atomic.Int64
 	stored, storeErrors, fenced, locksLost                               atomic.Int64
 	audits, auditsStale                                                  atomic.Int64
-	tagCalls, tagKeys, tagClears                                         atomic.Int64
+	tagCalls, tagKeys, tagRebuilds, tagClears                            atomic.Int64
 	waits, redisErrors, refused, badValues, breakerOpens                 atomic.Int64
 }
 
@@ -123,7 +124,7 @@ func (c *engine) stats() Stats {
 		LoadPanics: n.loadPanics.Load(), LoadsUnlocked: n.loadsUnlocked.Load(), LoadsUnlimited: n.loadsUnlimited.Load(), Loading: n.loading.Load(),
 		Stored: n.stored.Load(), StoreErrors: n.storeErrors.Load(), Fenced: n.fenced.Load(),
 		Audits: n.audits.Load(), AuditsStale: n.auditsStale.Load(),
-		TagCalls: n.tagCalls.Load(), TagKeys: n.tagKeys.Load(), TagClears: n.tagClears.Load(),
+		TagCalls: n.tagCalls.Load(), TagKeys: n.tagKeys.Load(), TagRebuilds: n.tagRebuilds.Load(), TagClears: n.tagClears.Load(),
 		LocksLost: n.locksLost.Load(), Waits: n.waits.Load(), RedisErrors: n.redisErrors.Load(), Refused: n.refused.Load(),
 		BadValues: n.badValues.Load(), BreakerOpens: n.breakerOpens.Load(), BreakerOpen: c.client.AnyAway(),
 		CommandsQueued: c.client.Queued(), Queued: int64(c.slots.Queued()),
@@ -224,6 +225,9 @@ func (c *engine) auditDone(ctx context.Context, info AuditInfo) {
 func (c *engine) tagDone(ctx context.Context, info TagInfo) {
 	c.counters.tagCalls.Add(1)
 	c.counters.tagKeys.Add(int64(info.Keys))
+	if info.Rebuilt {
+		c.counters.tagRebuilds.Add(1)
+	}
 	if info.Cleared {
 		c.counters.tagClears.Add(1)
 	}

@@ -18,10 +18,17 @@ import (
 // A key whose value had the tag before it was replaced may be deleted as well, until that value
 // would have ended.
 //
-// If what it needs to know may have been lost in Redis, DeleteTag notices, and calls [Cache.Clear].
-// So does the first DeleteTag of a namespace, unless Clear was called before, and one after a day
-// without any load, Set and DeleteTag. After an error some of the values may not have been deleted:
-// call it again.
+// If what is known of the tags may have been lost in Redis, DeleteTag notices, and finds it out again
+// from all values of the namespace: one process does, and the others wait for it. So does the first
+// DeleteTag of a namespace, unless Clear was called before, and one for a tag of which the eighth of
+// all tags to which it belongs was not used for a day. That supersedes all loads in flight, and
+// removes values that cannot be decoded, or whose tags Options.Tags does not tell. It takes its time
+// ([docs/figures.md]): if ctx ends first, it goes on in the background, and the next call waits for it.
+// Values in a slot of a Cluster that moves at that time may be missed, as by Clear.
+//
+// After an error some of the values may not have been deleted: call it again.
+//
+// [docs/figures.md]: https://github.com/singlefill/singlefill/blob/main/docs/figures.md#many-keys-at-once
 func (c *Cache[T]) DeleteTag(ctx context.Context, tags ...string) error {
 	e := c.engine
 	return e.invalidateTags(ctx, tags, TagInfo{}, func(ctx context.Context, keys []string) error {
@@ -29,8 +36,7 @@ func (c *Cache[T]) DeleteTag(ctx context.Context, tags ...string) error {
 	})
 }
 
-// ExpireTag is [Cache.Expire] of each key whose value has one of the tags. Where DeleteTag calls
-// Clear, so does ExpireTag: there is no stale value then.
+// ExpireTag is [Cache.Expire] of each key whose value has one of the tags: see DeleteTag.
 func (c *Cache[T]) ExpireTag(ctx context.Context, tags ...string) error {
 	e := c.engine
 	return e.invalidateTags(ctx, tags, TagInfo{Expire: true}, func(ctx context.Context, keys []string) error {
@@ -42,8 +48,9 @@ func (c *Cache[T]) ExpireTag(ctx context.Context, tags ...string) error {
 type TagInfo struct {
 	Tags    []string
 	Expire  bool // by ExpireTag
-	Keys    int  // that were found and invalidated; a key with two of the tags counts twice
-	Cleared bool // what is known of the tags may have been lost: Clear was called
+	Keys    int  // that were found and invalidated; a key with two of the tags may count twice
+	Rebuilt bool // what was known of the tags may have been lost: all values were read to find it out again
+	Cleared bool // Rebuilt, and nothing told the tags of any value: all were removed, as by Clear
 	Err     error
 }
 
@@ -69,28 +76,27 @@ func (c *engine) invalidateTags(ctx context.Context, names []string, info TagInf
 }
 
 // invalidateTagged marks the tags, so that what is being loaded is not stored, and then invalidates what
-// is stored.
+// is stored: again if what is known of the tags is lost meanwhile.
 func (c *engine) invalidateTagged(ctx context.Context, info *TagInfo, invalidate func(ctx context.Context, keys []string) error) error {
-	marked, err := c.tags.Mark(ctx, info.Tags)
-	if err != nil {
-		return wrap(ctx, "tag", err)
-	}
-	if !marked.Complete {
-		// One Clear is enough for all that wait for it here.
-		select {
-		case c.completing <- struct{}{}:
-			defer func() { <-c.completing }()
-		case <-ctx.Done():
-			return ctx.Err()
+	for intact := false; !intact && !info.Rebuilt; {
+		marked, err := c.tags.Mark(ctx, info.Tags)
+		switch {
+		case err != nil:
+		case !marked.Complete:
+			err = c.rebuild(ctx, info, invalidate)
+		default:
+			intact, err = c.invalidateNoted(ctx, marked, info, invalidate)
 		}
-		if marked, err = c.tags.Mark(ctx, info.Tags); err != nil {
+		if err != nil {
 			return wrap(ctx, "tag", err)
 		}
 	}
-	if !marked.Complete {
-		info.Cleared = true
-		return c.clear(ctx)
-	}
+	return nil
+}
+
+// invalidateNoted invalidates what is in the indexes. It reports whether they were intact.
+func (c *engine) invalidateNoted(ctx context.Context, marked tags.Marked, info *TagInfo,
+	invalidate func(ctx context.Context, keys []string) error) (bool, error) {
 	c.forgetUnindexed(marked)
 	for _, tag := range marked.Tags {
 		err := c.tags.Keys(ctx, tag, func(keys []string) error {
@@ -98,15 +104,10 @@ func (c *engine) invalidateTagged(ctx context.Context, info *TagInfo, invalidate
 			return invalidate(ctx, keys)
 		})
 		if err != nil {
-			return wrap(ctx, "tag", err)
+			return false, err
 		}
 	}
-	intact, err := c.tags.Intact(ctx, marked)
-	if err == nil && !intact {
-		info.Cleared = true
-		return c.clear(ctx)
-	}
-	return wrap(ctx, "tag", err)
+	return c.tags.Intact(ctx, marked)
 }
 
 // forgetUnindexed forgets what memory has if the indexes have been made anew since this process last saw
@@ -174,7 +175,8 @@ func (x *filling) noteTags(ctx context.Context, o *outcome) (bool, error) {
 		return !o.untagged, nil
 	}
 	life := x.opts.notedFor(x.opts.keptFor(o.life))
-	return x.tags.Note(ctx, []tags.Note{{Key: x.fill.Key, Tags: o.tags, Life: life}}, x.since)
+	noted, err := x.tags.Note(ctx, []tags.Note{{Key: x.fill.Key, Tags: o.tags, Life: life}}, x.since)
+	return noted != nil, err
 }
 
 // notedFor returns for how long a key is noted under its tags whose value Redis is to keep for life. The
@@ -192,7 +194,7 @@ type set struct {
 
 // noteSets notes the tags of values that Set is about to store. They need no proof: a Set at the same time
 // as a DeleteTag may come before or after it.
-func (c *engine) noteSets(ctx context.Context, sets []set) error {
+func (c *engine) noteSets(ctx context.Context, sets []set) (*tags.Noted, error) {
 	var notes []tags.Note
 	for _, s := range sets {
 		if len(s.tags) > 0 {
@@ -200,9 +202,21 @@ func (c *engine) noteSets(ctx context.Context, sets []set) error {
 		}
 	}
 	if len(notes) == 0 {
+		return nil, nil
+	}
+	return c.tags.Note(ctx, notes, nil)
+}
+
+// noteLost notes the tags of values again that Set has stored, if the notes have been lost: a rebuild may have
+// read the values before these were there.
+func (c *engine) noteLost(ctx context.Context, noted *tags.Noted, sets []set) error {
+	if noted == nil {
 		return nil
 	}
-	_, err := c.tags.Note(ctx, notes, nil)
+	lost, err := c.tags.Lost(ctx, noted)
+	if lost && err == nil {
+		_, err = c.noteSets(ctx, sets)
+	}
 	return err
 }
 

@@ -71,6 +71,12 @@ func (l *latencies) note(p *redistest.Process) {
 	}
 }
 
+func (l latencies) show(b *testing.B) {
+	b.ReportMetric(Median(l), "p50-ms")
+	b.ReportMetric(Quantile(l, 0.99), "p99-ms")
+	b.ReportMetric(Quantile(l, 1), "max-ms")
+}
+
 // clears measures how long it takes to remove the values of a namespace, and what others notice of
 // it.
 func clears(b *testing.B, keys int) {
@@ -117,30 +123,29 @@ func clears(b *testing.B, keys int) {
 			}
 		}
 	}
-	show := func(b *testing.B, l latencies) {
-		b.ReportMetric(Median(l), "p50-ms")
-		b.ReportMetric(Quantile(l, 0.99), "p99-ms")
-		b.ReportMetric(Quantile(l, 1), "max-ms")
-	}
 	for _, k := range contenders {
 		report(b, k.name, func(b *testing.B) {
 			b.ReportMetric(Median(k.took), "ns/op")
-			show(b, k.seen)
+			k.seen.show(b)
 		})
 	}
 	// Last, since the first row has all columns.
-	report(b, "neither", func(b *testing.B) { show(b, before) })
+	report(b, "neither", before.show)
 }
 
 // populate stores values of 100 B under the keys of a namespace. A script does it in a tenth of the
 // time; what the values hold does not matter here.
 func populate(b *testing.B, s *redistest.Server, namespace string, keys int) {
+	populateWith(b, s, namespace, keys, strings.Repeat("x", 100))
+}
+
+func populateWith(b *testing.B, s *redistest.Server, namespace string, keys int, value string) {
 	const step = 10_000
 	set := redis.NewScript(`for i = ARGV[1], ARGV[2] do
 	redis.call('SET', ARGV[3] .. string.format('%d', i) .. '}', ARGV[4], 'EX', 3600)
 end`)
 	for i := 0; i < keys; i += step {
-		err := set.Run(b.Context(), s.Admin(), nil, i, min(i+step, keys)-1, namespace+":{", strings.Repeat("x", 100)).Err()
+		err := set.Run(b.Context(), s.Admin(), nil, i, min(i+step, keys)-1, namespace+":{", value).Err()
 		if err != nil && err != redis.Nil {
 			b.Fatal(err)
 		}

@@ -76,8 +76,10 @@
 //	                                          (for more than a second): see Options.Audit
 //	singlefill.tag.calls                      calls of DeleteTag and ExpireTag
 //	singlefill.tag.keys                       keys that they found and invalidated
-//	singlefill.tag.clears                     of these calls, those that called Clear, since what is known of
-//	                                          tags may have been lost: often, if Redis evicts it
+//	singlefill.tag.rebuilds                   of these calls, those that had to read all values, since what is
+//	                                          known of tags may have been lost: often, if Redis evicts it
+//	singlefill.tag.clears                     of these, those that had to remove all values: Codec or Tags are
+//	                                          not those of the processes that stored them
 //	singlefill.near.proof.age                 age of the newest proof that memory is current, in seconds;
 //	                                          absent without one
 //	singlefill.near.drops                     times that everything in memory was dropped

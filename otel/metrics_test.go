@@ -109,6 +109,7 @@ func TestMetrics_Conventions(t *testing.T) {
 		"tag.calls counter {call}",
 		"tag.clears counter {call}",
 		"tag.keys counter {key}",
+		"tag.rebuilds counter {call}",
 		"wait.duration histogram s",
 	}
 	slices.Sort(got)
@@ -166,6 +167,7 @@ func TestMetrics_StatsAndTrace(t *testing.T) {
 		"tag.calls cache=ns":                           26,
 		"tag.keys cache=ns":                            27,
 		"tag.clears cache=ns":                          28,
+		"tag.rebuilds cache=ns":                        29,
 		"near.drops cache=ns":                          22,
 		"near.proof.age cache=ns":                      1.5,
 		"loads cache=ns kind=call result=value":        4,
@@ -187,7 +189,7 @@ func (*fakeNear) Stats() singlefill.Stats {
 		Hits: 100, NearHits: 30, StaleHits: 25, NearStale: 10, Misses: 200, Shared: 3, Stale: 50, StaleOnError: 6,
 		LoadsUnlocked: 7, LoadsUnlimited: 8, Loading: 9, Queued: 11, LocksLost: 12,
 		Stored: 13, StoreErrors: 14, Fenced: 16, Refused: 17, CommandsQueued: 18, BreakerOpen: true, BreakerOpens: 19,
-		BadValues: 21, Audits: 47, AuditsStale: 24, TagCalls: 26, TagKeys: 27, TagClears: 28, NearDrops: 22, NearAge: 1500 * time.Millisecond,
+		BadValues: 21, Audits: 47, AuditsStale: 24, TagCalls: 26, TagKeys: 27, TagClears: 28, TagRebuilds: 29, NearDrops: 22, NearAge: 1500 * time.Millisecond,
 	}
 }
 

@@ -90,7 +90,7 @@ func TestCollector_StatsAndTrace(t *testing.T) {
 		Hits: 100, NearHits: 30, StaleHits: 25, NearStale: 10, Misses: 200, Shared: 3, Stale: 50, StaleOnError: 6,
 		LoadsUnlocked: 7, LoadsUnlimited: 8, Loading: 9, Queued: 11, LocksLost: 12,
 		Stored: 13, StoreErrors: 14, Fenced: 16, Refused: 17, CommandsQueued: 18, BreakerOpen: true, BreakerOpens: 19,
-		BadValues: 21, Audits: 47, AuditsStale: 24, TagCalls: 26, TagKeys: 27, TagClears: 28, NearDrops: 22, NearAge: 1500 * time.Millisecond,
+		BadValues: 21, Audits: 47, AuditsStale: 24, TagCalls: 26, TagKeys: 27, TagClears: 28, TagRebuilds: 29, NearDrops: 22, NearAge: 1500 * time.Millisecond,
 	}}
 	r, _ := register(t, c)
 	for _, err := range []error{nil, singlefill.ErrNotFound, errors.New("no"), new(singlefill.PanicError)} {
@@ -129,6 +129,7 @@ func TestCollector_StatsAndTrace(t *testing.T) {
 		"tag_calls_total cache=ns":                           26,
 		"tag_keys_total cache=ns":                            27,
 		"tag_clears_total cache=ns":                          28,
+		"tag_rebuilds_total cache=ns":                        29,
 		"near_drops_total cache=ns":                          22,
 		"near_proof_age_seconds cache=ns":                    1.5,
 		"loads_total cache=ns kind=call result=value":        3,

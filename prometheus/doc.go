@@ -37,8 +37,10 @@
 //	                                             (for more than a second): see Options.Audit
 //	singlefill_tag_calls_total                   calls of DeleteTag and ExpireTag
 //	singlefill_tag_keys_total                    keys that they found and invalidated
-//	singlefill_tag_clears_total                  of these calls, those that called Clear, since what is known of
-//	                                             tags may have been lost: often, if Redis evicts it
+//	singlefill_tag_rebuilds_total                of these calls, those that had to read all values, since what is
+//	                                             known of tags may have been lost: often, if Redis evicts it
+//	singlefill_tag_clears_total                  of these, those that had to remove all values: Codec or Tags are
+//	                                             not those of the processes that stored them
 //	singlefill_near_proof_age_seconds            age of the newest proof that memory is current; absent without one
 //	singlefill_near_drops_total                  times that everything in memory was dropped
 //

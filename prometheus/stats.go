@@ -67,7 +67,8 @@ var statMetrics = []statMetric{
 	}, "result"),
 	count("tag_calls_total", "Calls of DeleteTag and ExpireTag.", func(s *singlefill.Stats) int64 { return s.TagCalls }),
 	count("tag_keys_total", "Keys that DeleteTag and ExpireTag found and invalidated.", func(s *singlefill.Stats) int64 { return s.TagKeys }),
-	count("tag_clears_total", "Calls of DeleteTag and ExpireTag that called Clear.", func(s *singlefill.Stats) int64 { return s.TagClears }),
+	count("tag_rebuilds_total", "Calls of DeleteTag and ExpireTag that had to read all values.", func(s *singlefill.Stats) int64 { return s.TagRebuilds }),
+	count("tag_clears_total", "Calls of DeleteTag and ExpireTag that had to remove all values.", func(s *singlefill.Stats) int64 { return s.TagClears }),
 	count("near_drops_total", "Times everything in memory was dropped, since Redis had lost a part of the log.", func(s *singlefill.Stats) int64 { return s.NearDrops }),
 	{newDesc("near_proof_age_seconds", "Age of the newest proof that memory is current. Absent without one."), prometheus.GaugeValue,
 		func(s *singlefill.Stats, sample sampler) {

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/client"
 )
 
 // A load is a fill lock that is held: a process loads the key.
@@ -179,7 +181,7 @@ func (x *execution) locks(ctx context.Context) error {
 // there the ends of its leases, in ms of the server's clock, and their fences in a hash. A fence is the
 // time of its grant in µs, unless the clock was put back.
 func (x *execution) readLock(ctx context.Context, key string) (heldLock, error) {
-	l := heldLock{Name: untag(strings.TrimSuffix(strings.TrimPrefix(key, "{"), "}:lock")), Kind: "free", Holders: []holder{}}
+	l := heldLock{Name: client.Untag(strings.TrimSuffix(strings.TrimPrefix(key, "{"), "}:lock")), Kind: "free", Holders: []holder{}}
 	now, err := x.serverTime(ctx, key)
 	if err != nil {
 		return l, err

@@ -90,17 +90,5 @@ func valueKey(namespace, key string) string { return namespace + ":{" + client.H
 
 // userKey is the reverse of valueKey.
 func userKey(namespace, valueKey string) string {
-	key := strings.TrimSuffix(strings.TrimPrefix(valueKey, namespace+":{"), "}")
-	return untag(key)
-}
-
-// untag is the reverse of client.HashTag.
-func untag(tag string) string {
-	switch {
-	case strings.HasPrefix(tag, "%7D"):
-		return "}" + tag[3:]
-	case strings.HasPrefix(tag, "%25"):
-		return "%" + tag[3:]
-	}
-	return tag
+	return client.Untag(strings.TrimSuffix(strings.TrimPrefix(valueKey, namespace+":{"), "}"))
 }

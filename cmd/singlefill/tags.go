@@ -50,7 +50,7 @@ func (x *execution) tags(ctx context.Context, namespace string) error {
 func (x *execution) clearTags(ctx context.Context, namespace string, names []string) error {
 	var done singlefill.TagInfo
 	c, err := x.cache(namespace, &singlefill.Trace{TagDone: func(_ context.Context, info singlefill.TagInfo) { done = info }},
-		func(string, any) []string { return nil })
+		func(string, any) []string { panic("unknown to this program") }) // if a rebuild is needed it removes all values, as Clear does
 	if err != nil {
 		return err
 	}

@@ -120,7 +120,10 @@ func TestKeys_Named(t *testing.T) {
 		}
 	}
 	users, err := singlefill.New(rdb, "users", time.Hour, &singlefill.Options[string]{
-		MaxFleetLoads: 1, Near: &singlefill.Near{}, Tags: func(string, string) []string { return []string{"eu"} },
+		MaxFleetLoads: 1, Near: &singlefill.Near{}, Tags: func(string, string) []string {
+			look() // also while DeleteTag reads the values
+			return []string{"eu"}
+		},
 	})
 	redistest.Must(t, err)
 	defer users.Close()

@@ -147,6 +147,14 @@ func ParseHeader(b []byte, size int64) (Entry, error) {
 	}, nil
 }
 
+// Size returns how many bytes the entry has that begins with b, as its header tells, or len(b) if it has none.
+func Size(b []byte) int64 {
+	if len(b) < HeaderLen || b[0] != magic {
+		return int64(len(b))
+	}
+	return HeaderLen + int64(binary.BigEndian.Uint32(b[lengthAt:]))
+}
+
 // Header returns the part of stored bytes by which the scripts distinguish entries.
 func Header[B []byte | string](b B) string {
 	return string(b[:min(len(b), HeaderLen)])

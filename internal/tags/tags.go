@@ -23,6 +23,18 @@
 //
 // Members leave an index when their values have ended, whatever has become of the values before. Set is
 // right without a proof: a Set at the same time as an invalidation may come before or after it.
+//
+// What is lost is found out by an epoch, which each book is given at its birth, and by indexes that are gone
+// although the book says that values have their tags. The tags are then read from the values:
+//
+//  1. begin new books ([Index.Prove]);
+//  2. remove the locks: a load whose note is lost is not stored;
+//  3. read the values, note those that stay, and remove or expire those that have the tag;
+//  4. complete the books, unless one has another epoch by then ([Index.Complete]).
+//
+// A Set looks whether its note is still there when it has stored its value, and notes it again otherwise
+// ([Index.Lost]): the values may have been read in between. If its process dies in between, or the Set fails,
+// and the tags have been lost at that moment, an invalidation does not find the value until it ends.
 package tags
 
 import (
@@ -171,18 +183,75 @@ type Note struct {
 }
 
 // Note notes keys under the tags of their values, before the values are stored. since are the sequences
-// before the load of all of these values, of which none is missing; nil: they were not loaded. Note returns false if the values may
+// before the load of all of these values, of which none is missing; nil: they were not loaded. Note returns nil if the values may
 // not be stored, as one of their tags has been invalidated since.
-func (x *Index) Note(ctx context.Context, notes []Note, since *Sequences) (bool, error) {
+func (x *Index) Note(ctx context.Context, notes []Note, since *Sequences) (*Noted, error) {
 	pages := pagesOf(notes)
-	noted := make([]bool, len(pages))
+	epochs := make([]string, len(pages))
 	err := inParallel(len(pages), func(i int) (err error) {
-		noted[i], err = client.Retry(ctx, x.client.Timeout, client.Unreachable, func(within time.Duration) (bool, error) {
+		epochs[i], err = client.Retry(ctx, x.client.Timeout, client.Unreachable, func(within time.Duration) (string, error) {
 			return x.note(ctx, within, pages[i], since)
 		})
 		return err
 	})
-	return !slices.Contains(noted, false), err
+	if err != nil || slices.Contains(epochs, "") {
+		return nil, err
+	}
+	n := new(Noted)
+	for i, p := range pages {
+		if known := n[p.book]; known != "" && known != epochs[i] {
+			epochs[i] = "lost meanwhile" // no book has this epoch
+		}
+		n[p.book] = epochs[i]
+	}
+	return n, nil
+}
+
+// Noted says in which books notes have been written: their epochs.
+type Noted [books]string
+
+// Lost reports whether one of these notes may have been lost. If none was when the values have been stored, all
+// who find out a later loss find the values, too.
+func (x *Index) Lost(ctx context.Context, n *Noted) (bool, error) {
+	var numbers []int
+	for number, epoch := range n {
+		if epoch != "" {
+			numbers = append(numbers, number)
+		}
+	}
+	nodes := client.ByNode(x.client, numbers, x.book)
+	lost := make([]bool, len(nodes))
+	err := inParallel(len(nodes), func(i int) (err error) {
+		lost[i], err = client.Retry(ctx, x.client.Timeout, client.Unreachable, func(within time.Duration) (bool, error) {
+			return x.lost(ctx, within, n, nodes[i])
+		})
+		return err
+	})
+	return slices.Contains(lost, true), err
+}
+
+// lost is Lost for books of one node.
+func (x *Index) lost(ctx context.Context, within time.Duration, n *Noted, numbers []int) (lost bool, err error) {
+	if len(numbers) == 0 {
+		return false, nil
+	}
+	return client.DoWithin(ctx, x.client, within, op, x.book(numbers[0]), func(ctx context.Context) (bool, error) {
+		epochs := make([]*redis.StringCmd, len(numbers))
+		_, err := x.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+			for i, number := range numbers {
+				epochs[i] = p.HGet(ctx, x.book(number), "e")
+			}
+			p.HDel(ctx, x.book(numbers[0]), "") // nothing: see Keys
+			return nil
+		})
+		if errors.Is(err, redis.Nil) {
+			return true, nil
+		}
+		for i, number := range numbers {
+			lost = lost || epochs[i].Val() != n[number]
+		}
+		return lost, err
+	})
 }
 
 // A page is what one command notes in a book.
@@ -226,7 +295,8 @@ func pagesOf(notes []Note) (pages []page) {
 	return pages
 }
 
-func (x *Index) note(ctx context.Context, within time.Duration, p page, since *Sequences) (bool, error) {
+// note returns the epoch of the book, or "" if it refuses the note.
+func (x *Index) note(ctx context.Context, within time.Duration, p page, since *Sequences) (string, error) {
 	sequence := ""
 	if since != nil {
 		sequence = since.of[p.book]
@@ -242,12 +312,12 @@ func (x *Index) note(ctx context.Context, within time.Duration, p page, since *S
 	}
 	reply, err := x.run(ctx, within, noteScript, keys, args)
 	if client.ScriptsRefused(err) {
-		return client.DoWithin(ctx, x.client, within, op, x.book(p.book), func(ctx context.Context) (bool, error) {
+		return client.DoWithin(ctx, x.client, within, op, x.book(p.book), func(ctx context.Context) (string, error) {
 			return x.watchNote(ctx, p, sequence)
 		})
 	}
-	noted, _ := reply.(int64)
-	return noted == 1, err
+	epoch, _ := reply.(string)
+	return epoch, err
 }
 
 // run runs a script on one book.
@@ -416,7 +486,7 @@ func (x *Index) Keys(ctx context.Context, tag string, each func(keys []string) e
 }
 
 // Intact reports whether all that was read since Mark was there. An index may have been lost before it was
-// read, and a server may have been replaced by one that lacks a part of it.
+// read, and even be complete again by now, and a server may have been replaced by one that lacks a part of it.
 func (x *Index) Intact(ctx context.Context, m Marked) (bool, error) {
 	intact := make([]bool, len(m.books))
 	err := inParallel(len(m.books), func(i int) (err error) {
@@ -440,8 +510,8 @@ func (x *Index) intact(ctx context.Context, m markedBook) (bool, error) {
 			if err != nil {
 				return false, err
 			}
-			complete := state.Val()[1] == fmt.Sprint(state.Val()[0], " ", m.history)
-			return complete && exist.Val() == int64(len(m.indexes)), nil
+			same := fmt.Sprint(state.Val()[0], " ", m.history) == m.known && state.Val()[1] == m.known
+			return same && exist.Val() == int64(len(m.indexes)), nil
 		})
 		if err != nil || !intact {
 			return false, err
@@ -451,12 +521,11 @@ func (x *Index) intact(ctx context.Context, m markedBook) (bool, error) {
 	return history == m.history, err
 }
 
-// A Proof is what was known of the books before all values were removed.
+// A Proof is what was known of the books before all values were removed, or noted: epoch and history.
 type Proof [books]string
 
-// Prove returns a Proof, to be given to Complete when all values have been removed. It begins a new book
-// where the old one is complete: that may name tags whose indexes are lost. Others are left as they are, so
-// that many that remove all values at this time do not make each other begin again.
+// Prove begins new books, and returns a Proof, to be given to Complete when all values have been removed, or
+// noted. The old books may name tags whose indexes are lost, and what was noted in them may be lost.
 func (x *Index) Prove(ctx context.Context) (*Proof, error) {
 	p := new(Proof)
 	return p, inParallel(books, func(number int) (err error) {
@@ -470,17 +539,7 @@ func (x *Index) prove(ctx context.Context, number int) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	book := x.book(number)
-	state, err := client.Do(ctx, x.client, op, book, func(ctx context.Context) ([]any, error) {
-		return x.client.Redis.HMGet(ctx, book, "e", "k").Result()
-	})
-	if err != nil {
-		return "", err
-	}
-	if epoch, ok := state[0].(string); ok && state[1] != epoch+" "+history {
-		return epoch + " " + history, nil
-	}
-	epoch := rand.Text()
+	book, epoch := x.book(number), rand.Text()
 	return epoch + " " + history, x.change(ctx, book, func(p redis.Pipeliner) {
 		p.Unlink(ctx, book)
 		p.HSet(ctx, book, "e", epoch, "n", 0)

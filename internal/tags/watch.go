@@ -104,38 +104,42 @@ func (x *Index) watched(p page) []string {
 	return keys
 }
 
-// begin begins a new book if the old one, or an index, has been lost. Otherwise it drops what has ended.
-func (s *state) begin(ctx context.Context, p redis.Pipeliner, book string) {
+// begin begins a new book if the old one, or an index, has been lost. Otherwise it drops what has ended. It returns
+// the epoch.
+func (s *state) begin(ctx context.Context, p redis.Pipeliner, book string) (epoch string) {
 	if s.epoch != "" {
 		if len(s.ended) > 0 {
 			p.HDel(ctx, book, s.ended...)
 			p.HSet(ctx, book, "f", s.floor)
 		}
-		return
+		return s.epoch
 	}
+	epoch = rand.Text()
 	p.Unlink(ctx, book)
-	p.HSet(ctx, book, "e", rand.Text(), "n", 0)
+	p.HSet(ctx, book, "e", epoch, "n", 0)
 	p.PExpire(ctx, book, bookLife)
 	s.books, s.n, s.ends = bookLife, 0, make([]int64, len(s.ends))
+	return epoch
 }
 
-func (x *Index) watchNote(ctx context.Context, p page, since string) (bool, error) {
+func (x *Index) watchNote(ctx context.Context, p page, since string) (epoch string, err error) {
 	const grace = time.Minute
 	book := x.book(p.book)
-	return client.Watch(ctx, x.client.Redis, x.watched(p), func(ctx context.Context, tx *redis.Tx) (func(redis.Pipeliner), bool, error) {
+	_, err = client.Watch(ctx, x.client.Redis, x.watched(p), func(ctx context.Context, tx *redis.Tx) (func(redis.Pipeliner), bool, error) {
+		epoch = "" // of an earlier try
 		s, err := x.readState(ctx, tx, p)
 		if err != nil {
 			return nil, false, err
 		}
 		if since != "" {
-			epoch, sequence, _ := strings.Cut(since, " ")
+			known, sequence, _ := strings.Cut(since, " ")
 			n := number(sequence)
-			if epoch != s.epoch || n < s.floor || n > s.n || slices.Max(s.marks) > n {
+			if known != s.epoch || n < s.floor || n > s.n || slices.Max(s.marks) > n {
 				return func(q redis.Pipeliner) { s.begin(ctx, q, book) }, false, nil
 			}
 		}
 		return func(q redis.Pipeliner) {
-			s.begin(ctx, q, book)
+			epoch = s.begin(ctx, q, book)
 			longest := bookLife
 			for i, t := range p.tags {
 				index, life := x.index(t.tag), time.Duration(0)
@@ -155,6 +159,7 @@ func (x *Index) watchNote(ctx context.Context, p page, since string) (bool, erro
 			}
 		}, true, nil
 	})
+	return epoch, err
 }
 
 func (x *Index) watchMark(ctx context.Context, p page, history string) (m markReply, err error) {

@@ -7,7 +7,7 @@
 --       4.. for each tag: the tag, the number of its keys, and for each of these how long its value lives, ms,
 --           and the key
 --
--- Returns 1 noted, 0 refused: nothing is noted.
+-- Returns the epoch of the book, or '' if the note is refused: nothing is noted.
 --
 -- The book is a hash with the fields
 --   e         epoch: random, given at birth
@@ -37,13 +37,14 @@ local epoch, floor = state[1], tonumber(state[3] or 0)
 if since ~= '' then
   local known, n = string.match(since, '^(%S+) (%d+)$')
   n = tonumber(n)
-  if known ~= epoch or n < floor or n > tonumber(state[2]) then return 0 end
+  if known ~= epoch or n < floor or n > tonumber(state[2]) then return '' end
   for i = 2, #KEYS do
     local mark = redis.call('HGET', book, 'm' .. tags[i].name)
-    if mark and tonumber(string.match(mark, '^%d+')) > n then return 0 end
+    if mark and tonumber(string.match(mark, '^%d+')) > n then return '' end
   end
 elseif not epoch then
-  redis.call('HSET', book, 'e', ARGV[2], 'n', 0)
+  epoch = ARGV[2]
+  redis.call('HSET', book, 'e', epoch, 'n', 0)
 end
 
 local function live(key, ms)
@@ -70,4 +71,4 @@ for i = 2, #KEYS do
 end
 live(book, longest)
 trim(book, now, floor, #KEYS - 1)
-return 1
+return epoch

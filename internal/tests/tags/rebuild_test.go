@@ -1,0 +1,268 @@
+package tags
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
+)
+
+// However a value was stored, a call that finds out the tags again invalidates it if it has the tag, and
+// otherwise keeps it, and the next call finds it. What no caller could read is removed.
+//
+//fault:tags-lost
+func TestDeleteTag_Rebuild(t *testing.T) {
+	t.Parallel()
+	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		ns, ctx := redistest.Namespace(t), t.Context()
+		opts := tagged
+		opts.StaleIfError = time.Minute
+		opts.Tags = func(key, v string) []string { return byLetters(key, strings.TrimRight(v, " ")) }
+		c := cachetest.NewCacheIn(t, rdb, ns, &opts)
+		values, keys, with, without := make(map[string]string), []string(nil), []string(nil), []string(nil)
+		for i, size := range []int{0, 1000, 1024, 1025, 200_000, 200_000, 300_000} {
+			for kind := range 3 {
+				key := fmt.Sprint("k}%", i, kind)
+				values[key] = []string{"ab", "a", "b"}[kind] + strings.Repeat(" ", size)
+				if keys = append(keys, key); kind < 2 {
+					with = append(with, key)
+				} else {
+					without = append(without, key)
+				}
+			}
+		}
+		redistest.Must(t, c.SetMany(ctx, values))
+		for _, key := range []string{"none", "none2"} {
+			if _, err := c.GetOrLoad(ctx, key, cachetest.Fails[string](singlefill.ErrNotFound)); !errors.Is(err, singlefill.ErrNotFound) {
+				t.Fatal(err)
+			}
+		}
+		bad := []string{"bytes", "type", "forever"}
+		redistest.Must(t, look.Set(ctx, ns+":{bytes}", "bytes", time.Hour).Err())
+		redistest.Must(t, look.LPush(ctx, ns+":{type}", "type").Err())
+		redistest.Must(t, look.Set(ctx, ns+":{forever}", look.Get(ctx, ns+":{none}").Val(), 0).Err())
+		redistest.Must(t, look.Expire(ctx, ns+":{type}", time.Hour).Err())
+		keys = append(keys, "none", "none2")
+
+		lose("")(t, look, ns)
+		redistest.Must(t, c.ExpireTag(ctx, "a"))
+		wantKeys(t, look, ns, "ExpireTag", append(keys, bad...), keys)
+		for _, key := range append(with, without...) {
+			_, info, err := c.GetOrLoadInfo(ctx, key, cachetest.Fails[string](errors.New("down")))
+			if stale := !strings.Contains(values[key], "a"); err != nil || info.Stale == stale {
+				t.Errorf("after ExpireTag %q of %.3q is %+v, %v", key, values[key], info, err)
+			}
+		}
+		redistest.Must(t, c.DeleteTag(ctx, "none"))
+		wantKeys(t, look, ns, "what does not exist", []string{"none", "none2"}, nil)
+		lose("")(t, look, ns)
+		redistest.Must(t, c.DeleteTag(ctx, "a"))
+		wantKeys(t, look, ns, "DeleteTag", append(with, without...), without)
+		redistest.Must(t, c.DeleteTag(ctx, "b"))
+		wantKeys(t, look, ns, "DeleteTag of the others", append(with, without...), nil)
+		if s := c.Stats(); s.TagCalls != 4 || s.TagRebuilds != 2 || s.TagClears != 0 || s.BadValues != 3 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// Values of which Codec and Tags tell nothing are removed, and the call says so.
+func TestDeleteTag_RebuildOfUnknown(t *testing.T) {
+	t.Parallel()
+	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		ns, opts := redistest.Namespace(t), tagged
+		opts.Tags = func(string, string) []string { panic("no tags") }
+		var info singlefill.TagInfo
+		opts.Trace = &singlefill.Trace{TagDone: func(_ context.Context, i singlefill.TagInfo) { info = i }}
+		c := cachetest.NewCacheIn(t, rdb, ns, &opts)
+		redistest.Must(t, cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw).Set(t.Context(), "k", "a"))
+		redistest.Must(t, c.DeleteTag(t.Context(), "b"))
+		wantKeys(t, look, ns, "DeleteTag", []string{"k"}, nil)
+		if !info.Rebuilt || !info.Cleared || info.Keys != 0 {
+			t.Errorf("%+v", info)
+		}
+	})
+}
+
+// All processes that find the books lost wait for one of them.
+//
+//fault:tags-lost
+func TestDeleteTag_OneRebuild(t *testing.T) {
+	t.Parallel()
+	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		ns, ctx := redistest.Namespace(t), t.Context()
+		caches := make([]*singlefill.Cache[string], 4)
+		values := make(map[string]string)
+		for i := range 300 {
+			values[fmt.Sprint("k", i)] = string(rune('a' + i%26))
+		}
+		for i := range caches {
+			caches[i] = cachetest.NewCacheIn(t, rdb, ns, &tagged)
+		}
+		redistest.Must(t, caches[0].SetMany(ctx, values))
+		lose("")(t, look, ns)
+		var all sync.WaitGroup
+		for i := range 24 {
+			all.Go(func() { redistest.Must(t, caches[i%len(caches)].DeleteTag(ctx, string(rune('a'+i)))) })
+		}
+		all.Wait()
+		rebuilds, left := int64(0), 0
+		for _, c := range caches {
+			rebuilds += c.Stats().TagRebuilds
+		}
+		for key, v := range values {
+			if _, found := cachetest.Stored(t, look, ns+":{"+key+"}"); found != (v > "x") {
+				left++
+			}
+		}
+		if rebuilds != 1 || left != 0 {
+			t.Errorf("all values were read %d times, and %d keys are wrong", rebuilds, left)
+		}
+	})
+}
+
+// A process that died while it found out the tags delays another one for LockTTL.
+//
+//fault:tags-lost
+func TestDeleteTag_DeadRebuild(t *testing.T) {
+	t.Parallel()
+	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		ns, ctx := redistest.Namespace(t), t.Context()
+		c := cachetest.NewCacheIn(t, rdb, ns, &tagged)
+		redistest.Must(t, c.Set(ctx, "k", "a"))
+		lock := ns + ":tags:{" + ns + "}:rebuild:lock"
+		dead := "H" + strings.Repeat("A", 26) + strings.Repeat("1", 16)
+		redistest.Must(t, look.Set(ctx, lock, dead, 300*time.Millisecond).Err())
+		redistest.Must(t, c.DeleteTag(ctx, "b"))
+		wantKeys(t, look, ns, "a call for another tag", []string{"k"}, []string{"k"})
+		if n := look.Exists(ctx, lock).Val(); n != 0 || c.Stats().TagRebuilds != 1 {
+			t.Errorf("the lock is left %d times, %+v", n, c.Stats())
+		}
+	})
+}
+
+// A call whose context ends while it finds out the tags returns that error. The work goes on: the next call
+// need not begin again.
+//
+//fault:tags-lost
+func TestDeleteTag_RebuildOutlivesCall(t *testing.T) {
+	t.Parallel()
+	rdb, ns := redistest.Shared(t).Client(t), redistest.Namespace(t)
+	var scans atomic.Int64
+	held, free := make(chan struct{}), make(chan struct{})
+	rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+		if cmds[0].Name() == "scan" && fmt.Sprint(cmds[0].Args()[1]) == "0" && scans.Add(1) == 1 {
+			close(held)
+			<-free
+		}
+		return nil
+	}))
+	c := cachetest.NewCacheIn(t, rdb, ns, &tagged)
+	redistest.Must(t, c.SetMany(t.Context(), map[string]string{"k1": "a", "k2": "b"}))
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { <-held; cancel() }()
+	if err := c.DeleteTag(ctx, "a"); err != context.Canceled {
+		t.Errorf("got %v, want the error of the context", err)
+	}
+	done := make(chan error)
+	go func() { done <- c.DeleteTag(t.Context(), "b") }()
+	close(free)
+	redistest.Must(t, <-done)
+	wantKeys(t, rdb, ns, "after both calls", []string{"k1", "k2"}, nil)
+	once := scans.Load()
+	if n := c.Stats().TagRebuilds; n != 0 {
+		t.Errorf("the second call read all values itself")
+	}
+	lose("")(t, redistest.Shared(t).Admin(), ns)
+	redistest.Must(t, c.DeleteTag(t.Context(), "a"))
+	if again := scans.Load() - once; again != once {
+		t.Errorf("two calls took %d passes, and one %d", once, again)
+	}
+}
+
+// A Set that has noted its value, and not yet stored it, while what is known of the tags is lost and found out
+// again, is found by the next call.
+//
+//fault:tags-lost
+func TestDeleteTag_RebuildDuringSet(t *testing.T) {
+	t.Parallel()
+	for name, open := range map[string]func(t *testing.T) redis.UniversalClient{
+		"single":  func(t *testing.T) redis.UniversalClient { return redistest.Shared(t).Client(t) },
+		"cluster": func(t *testing.T) redis.UniversalClient { return redistest.SharedCluster(t).Client(t) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			rdb, ns, ctx := open(t), redistest.Namespace(t), t.Context()
+			c, other := cachetest.NewCacheIn(t, rdb, ns, &tagged), cachetest.NewCacheIn(t, rdb, ns, &tagged)
+			var armed atomic.Bool
+			rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+				for _, cmd := range cmds {
+					stores := cmd.Name() == "set" && cmd.Args()[1] == ns+":{k}" || cmd.Name() == "eval" && cmd.Args()[3] == ns+":{k}"
+					if stores && armed.Swap(false) {
+						lose("")(t, rdb, ns)
+						return other.DeleteTag(ctx, "b")
+					}
+				}
+				return nil
+			}))
+			for name, set := range map[string]func() error{
+				"Set":     func() error { return c.Set(ctx, "k", "a") },
+				"SetMany": func() error { return c.SetMany(ctx, map[string]string{"k": "a"}) },
+			} {
+				armed.Store(true)
+				redistest.Must(t, set())
+				redistest.Must(t, other.DeleteTag(ctx, "a"))
+				wantKeys(t, rdb, ns, name, []string{"k"}, nil)
+				if armed.Load() {
+					t.Errorf("%s was not held", name)
+				}
+			}
+			if n := other.Stats().TagRebuilds; n != 2 {
+				t.Errorf("all values were read %d times, want twice", n)
+			}
+		})
+	}
+}
+
+// What another process has in memory is forgotten, also if Redis has lost the value with its tags.
+//
+//fault:tags-lost
+func TestDeleteTag_RebuildNear(t *testing.T) {
+	t.Parallel()
+	rdb, ns, ctx := redistest.Shared(t).Client(t), redistest.Namespace(t), t.Context()
+	opts := tagged
+	opts.Near = &singlefill.Near{MaxLag: time.Hour} // only the record, and its wake-up, can tell
+	opts.RedisTimeout = time.Second
+	remembers, c := cachetest.NewCacheIn(t, rdb, ns, &opts), cachetest.NewCacheIn(t, rdb, ns, &opts)
+	for _, cache := range []*singlefill.Cache[string]{remembers, c} {
+		for range 2 {
+			v, err := cache.GetOrLoad(ctx, "k", cachetest.Gives("a"))
+			cachetest.WantValue(t, v, err, "a")
+		}
+	}
+	redistest.Await(t, "a hit in memory", func() bool {
+		_, err := remembers.GetOrLoad(ctx, "k", cachetest.Gives("a"))
+		redistest.Must(t, err)
+		return remembers.Stats().NearHits > 0
+	})
+	redistest.Must(t, rdb.Del(ctx, ns+":{k}").Err())
+	lose("")(t, rdb, ns)
+	redistest.Must(t, c.DeleteTag(ctx, "a"))
+	v, err := c.GetOrLoad(ctx, "k", cachetest.Gives("ab"))
+	cachetest.WantValue(t, v, err, "ab")
+	redistest.Await(t, "the other process has forgotten the value", func() bool {
+		v, err := remembers.GetOrLoad(ctx, "k", cachetest.Gives("ab"))
+		redistest.Must(t, err)
+		return v == "ab"
+	})
+}

@@ -1,0 +1,339 @@
+package singlefill
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/filllock"
+	"github.com/singlefill/singlefill/internal/tags"
+)
+
+// A rebuild notes all values of the namespace under their tags, since what was known of the tags may have been
+// lost, and invalidates those that have one of its own tags:
+//
+//  1. begin new books, see [tags.Index.Prove];
+//  2. remove all locks: a load whose note was lost is not stored;
+//  3. read all values, note those that stay, and invalidate the others;
+//  4. tell the memory of others to forget all: what it has may be in Redis no more;
+//  5. complete the books, unless one has been lost since.
+//
+// Any other order leaves old values: see model_test.go of package tags.
+type rebuild struct {
+	*engine
+	info       TagInfo
+	invalidate func(ctx context.Context, keys []string) error
+
+	keys    atomic.Int64 // that were invalidated
+	known   atomic.Int64 // values of which the tags are known
+	unknown atomic.Int64
+	err     error
+}
+
+// rebuild runs a rebuild, and waits until it ends, or ctx. A rebuild that has begun goes on without its caller:
+// with callers in a hurry, none would ever end. If another process has run one, info stays as it is.
+func (c *engine) rebuild(ctx context.Context, info *TagInfo, invalidate func(ctx context.Context, keys []string) error) error {
+	select {
+	case c.rebuilding <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-c.closing:
+		return ErrClosed
+	}
+	r := &rebuild{engine: c, info: *info, invalidate: invalidate}
+	ended := make(chan struct{})
+	c.fills.Go(func() {
+		defer close(ended)
+		defer func() { <-c.rebuilding }()
+		r.err = r.run(client.Detach(ctx))
+	})
+	select {
+	case <-ended:
+		*info = r.info
+		return r.err
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-c.closing:
+		return ErrClosed
+	}
+}
+
+// run runs the rebuild in one process at a time.
+func (r *rebuild) run(ctx context.Context) error {
+	lock, err := r.lock(ctx)
+	if lock == nil || err != nil {
+		return err
+	}
+	keeping, stop := context.WithCancel(ctx)
+	kept := make(chan struct{})
+	go func() {
+		defer close(kept)
+		lock.Keep(keeping, nil, func() {}) // a second rebuild would do no harm
+	}()
+	defer func() {
+		stop()
+		<-kept
+		_, _ = lock.Release(ctx, r.opts.redisTimeout, filllock.ReleaseNote{}) // if it fails, the lock ends
+	}()
+	r.info.Rebuilt = true
+	err = r.all(ctx)
+	r.info.Keys += int(r.keys.Load())
+	r.info.Cleared = err == nil && r.known.Load() == 0 && r.unknown.Load() > 0
+	return err
+}
+
+// rebuildPause is how long a process pauses that waits for another one's rebuild.
+const rebuildPause = 50 * time.Millisecond
+
+// lock waits until no other process rebuilds. It returns nil if the books are complete by then.
+func (r *rebuild) lock(ctx context.Context) (*filllock.Lock, error) {
+	name := r.namespace + ":tags:{" + client.HashTag(r.namespace) + "}:rebuild"
+	lock := filllock.New(r.client, filllock.Pair{Value: name, Lock: name + ":lock"}, r.opts.lockTTL)
+	for {
+		reply, err := client.Retry(ctx, r.opts.redisTimeout, client.Unreachable, func(within time.Duration) (filllock.Reply, error) {
+			return lock.GetOrLock(ctx, within, filllock.Query{Take: true})
+		})
+		if err != nil {
+			return nil, err
+		}
+		marked, err := r.tags.Mark(ctx, r.info.Tags)
+		switch {
+		case reply.Status == filllock.Locked && (err != nil || marked.Complete):
+			_, released := lock.Release(ctx, r.opts.redisTimeout, filllock.ReleaseNote{})
+			return nil, errors.Join(err, released)
+		case reply.Status == filllock.Locked:
+			return lock, nil
+		case err != nil || marked.Complete:
+			return nil, err
+		}
+		select {
+		case <-time.After(rebuildPause):
+		case <-r.closing:
+			return nil, ErrClosed
+		}
+	}
+}
+
+func (r *rebuild) all(ctx context.Context) (err error) {
+	proof, err := r.tags.Prove(ctx)
+	if err != nil {
+		return err
+	}
+	if r.near != nil { // after an error, too: a part of the values may have been removed
+		defer func() {
+			r.near.ForgetAll()
+			err = errors.Join(err, r.near.AppendAll(ctx))
+			r.near.WakeOthers(ctx)
+		}()
+	}
+	layout, err := r.layout(ctx)
+	if err != nil {
+		return err
+	}
+	pattern := literal(r.namespace) + ":{*}"
+	if err := r.sweep(ctx, layout.Masters, pass{pattern: pattern + literal(pairOf("").Lock), do: r.removeLocks}); err != nil {
+		return err
+	}
+	planted, err := r.plant(ctx)
+	if err == nil {
+		err = r.sweep(ctx, layout.Masters, pass{pattern: pattern, do: r.rebuildValues})
+	}
+	if err == nil {
+		err = r.prove(ctx, layout, planted)
+	}
+	if err != nil {
+		return err
+	}
+	_ = r.tags.Complete(ctx, proof) // if it fails, which is traced, the next call rebuilds again
+	return nil
+}
+
+// tagging is the purpose of the commands for tags.
+const tagging = "tag"
+
+// A storedValue is a value as Redis has it.
+type storedValue struct {
+	key, valueKey string
+	data          []byte
+	size          int64         // of all data
+	life          time.Duration // that is left
+	err           error         // why its tags are not known
+}
+
+// rebuildValues rebuilds what is known of a few values. One command that is not answered in time does not make
+// all that was done in vain.
+func (r *rebuild) rebuildValues(ctx context.Context, valueKeys []string) error {
+	_, err := client.Retry(ctx, r.opts.lockTTL, client.Unreachable, func(time.Duration) (any, error) {
+		if err := r.checkOpen(); err != nil {
+			return nil, err
+		}
+		return nil, r.tryValues(ctx, valueKeys)
+	})
+	return err
+}
+
+func (r *rebuild) tryValues(ctx context.Context, valueKeys []string) error {
+	planted := slices.DeleteFunc(slices.Clone(valueKeys), func(key string) bool { return !strings.HasPrefix(key, r.plantedPrefix()) })
+	values, err := r.readValues(ctx, valueKeys)
+	if err == nil && len(planted) > 0 {
+		err = r.removeValues(ctx, planted)
+	}
+	if err != nil {
+		return err
+	}
+	var notes []tags.Note
+	var tagged, unknown []string
+	for _, v := range values {
+		var names []string
+		if v.err == nil {
+			names, v.err = r.tagsOfStored(v.key, v.data)
+		}
+		has := slices.ContainsFunc(names, func(tag string) bool { return slices.Contains(r.info.Tags, tag) })
+		switch {
+		case v.err != nil:
+			unknown = append(unknown, v.key)
+			continue
+		case has:
+			tagged = append(tagged, v.key)
+		}
+		if len(names) > 0 && (!has || r.info.Expire) {
+			notes = append(notes, tags.Note{Key: v.key, Tags: names, Life: r.opts.notedFor(v.life)})
+		}
+	}
+	if _, err = r.tags.Note(ctx, notes, nil); err == nil && len(tagged) > 0 {
+		err = r.invalidate(ctx, tagged)
+	}
+	if err == nil {
+		err = r.engine.invalidate(ctx, "delete", unknown, r.delete)
+	}
+	if err != nil {
+		return err
+	}
+	for _, v := range values {
+		if v.err != nil {
+			r.badValue(ctx, v.key, v.err)
+		}
+	}
+	r.known.Add(int64(len(values) - len(unknown)))
+	r.unknown.Add(int64(len(unknown)))
+	r.keys.Add(int64(len(tagged)))
+	return nil
+}
+
+// tagsOfStored returns the tags of an entry.
+func (c *engine) tagsOfStored(key string, data []byte) ([]string, error) {
+	e, err := entry.Parse(data)
+	var value any
+	if err == nil && !e.NotFound {
+		value, err = c.values.decodeEntry(&e)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return c.tagsOf(key, value)
+}
+
+const (
+	smallValue = 1 << 10 // bytes: values up to this size come with the first command
+	readBytes  = 1 << 18 // bytes of larger values that one pipeline brings, unless a single one is larger
+)
+
+// readValues reads the values that are still there.
+func (r *rebuild) readValues(ctx context.Context, valueKeys []string) (values []*storedValue, err error) {
+	all := make([]*storedValue, len(valueKeys))
+	for i, valueKey := range valueKeys {
+		all[i] = &storedValue{valueKey: valueKey}
+	}
+	heads, lives := make([]*redis.StringCmd, len(all)), make([]*redis.DurationCmd, len(all))
+	err = r.readFrom(ctx, all, func(p redis.Pipeliner, i int) {
+		heads[i], lives[i] = p.GetRange(ctx, valueKeys[i], 0, smallValue-1), p.PTTL(ctx, valueKeys[i])
+	}, func(i int) (err error) {
+		v := all[i]
+		v.data, err = heads[i].Bytes()
+		v.life = lives[i].Val()
+		return cmp.Or(err, lives[i].Err())
+	})
+	if err != nil {
+		return nil, err
+	}
+	var large []*storedValue
+	for _, v := range all {
+		var ours bool
+		v.key, ours = r.keyOf(v.valueKey)
+		switch {
+		case !ours || v.err == nil && len(v.data) == 0 || v.life == -2: // ns, as go-redis has it: it is gone, or was
+			continue
+		case v.err == nil && v.life < 0:
+			v.err = errors.New("the value has no TTL")
+		case v.err == nil && len(v.data) == smallValue:
+			if v.size = entry.Size(v.data); v.size > smallValue {
+				large = append(large, v)
+			}
+		}
+		values = append(values, v)
+	}
+	err = r.readLarge(ctx, large)
+	return slices.DeleteFunc(values, func(v *storedValue) bool { return v.err == redis.Nil }), err // gone meanwhile
+}
+
+// readLarge reads whole values, a few at a time.
+func (r *rebuild) readLarge(ctx context.Context, values []*storedValue) error {
+	for len(values) > 0 {
+		n, size := 1, values[0].size
+		for n < len(values) && size+values[n].size <= readBytes {
+			size += values[n].size
+			n++
+		}
+		some := values[:n]
+		values = values[n:]
+		whole := make([]*redis.StringCmd, n)
+		err := r.readFrom(ctx, some, func(p redis.Pipeliner, i int) { whole[i] = p.Get(ctx, some[i].valueKey) }, func(i int) (err error) {
+			some[i].data, err = whole[i].Bytes()
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readFrom sends commands for values in one pipeline, and takes their replies. A value that is no string has an
+// error of its own.
+func (r *rebuild) readFrom(ctx context.Context, values []*storedValue, send func(p redis.Pipeliner, i int), take func(i int) error) error {
+	_, err := client.Retry(ctx, r.opts.redisTimeout, client.Unreachable, func(within time.Duration) (any, error) {
+		return client.DoWithin(ctx, r.client, within, tagging, values[0].valueKey, func(ctx context.Context) (_ any, failed error) {
+			_, _ = r.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each reply has its error
+				for i := range values {
+					send(p, i)
+				}
+				p.Del(ctx, values[0].valueKey+":none") // a write, though of nothing: a replica may be behind, and must not answer
+				return nil
+			})
+			for i, v := range values {
+				if v.err = take(i); v.err != nil && !client.WrongType(v.err) && !errors.Is(v.err, redis.Nil) {
+					failed = cmp.Or(failed, v.err)
+				}
+			}
+			return nil, failed
+		})
+	})
+	return err
+}
+
+// keyOf returns the key of a caller to which a value key belongs.
+func (c *engine) keyOf(valueKey string) (key string, ok bool) {
+	tag := strings.TrimSuffix(strings.TrimPrefix(valueKey, c.namespace+":{"), "}")
+	if key = client.Untag(tag); key == "" {
+		return "", false
+	}
+	return key, c.valueKey(key) == valueKey
+}

@@ -1,0 +1,41 @@
+package singlefilltest_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/singlefill/singlefill/singlefilltest"
+)
+
+// A reporter is a test that notes what it is told.
+type reporter struct {
+	testing.TB
+	told []string
+}
+
+func (r *reporter) Errorf(format string, args ...any) {
+	r.told = append(r.told, fmt.Sprintf(format, args...))
+}
+
+// Tags that depend on what the codec drops are reported, and no others.
+func TestTags(t *testing.T) {
+	t.Parallel()
+	type item struct {
+		Region string
+		Draft  bool `msgpack:"-"`
+	}
+	r := &reporter{TB: t}
+	tags := singlefilltest.Tags(r, nil, func(key string, v item) []string {
+		return []string{"region:" + v.Region, fmt.Sprint("draft:", v.Draft)}
+	})
+	for _, v := range []item{{"eu", false}, {"eu", true}} {
+		if got := tags("k", v); !slices.Equal(got, []string{"region:eu", fmt.Sprint("draft:", v.Draft)}) {
+			t.Errorf("the tags are %q", got)
+		}
+	}
+	want := `singlefilltest: Tags of singlefilltest_test.item are ["region:eu" "draft:true"] before it is encoded and ["region:eu" "draft:false"] after it is decoded`
+	if len(r.told) != 1 || r.told[0] != want {
+		t.Errorf("told %q, want %s", r.told, want)
+	}
+}
