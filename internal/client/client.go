@@ -175,7 +175,10 @@ func do[R any](ctx context.Context, c *Client, timeout time.Duration, op, key st
 		defer func() { call.leave(answered) }()
 		bounded, cancel := c.bound(ctx, n, call.sent, timeout)
 		defer cancel()
+		n.using.Add(1)
 		r, err := run(bounded, call.group)
+		err = n.crowded(err)
+		n.using.Add(-1)
 		answered = c.observe(ctx, n, call, err)
 		return r, err
 	}
@@ -213,7 +216,7 @@ func (c *Client) wait(n *node, call *call, p parcel) error {
 		}
 		err := cmp.Or(ctx.Err(), n.refusal())
 		if err == nil && silent >= c.Timeout {
-			err = fmt.Errorf("no answer for %v to the commands before: %w", silent, redis.ErrPoolTimeout)
+			err = n.crowded(fmt.Errorf("no answer for %v to the commands before: %w", silent, redis.ErrPoolTimeout))
 			call.sent = time.Now().Add(-silent)
 			if c.noteFailure(n, *call, err) {
 				c.failed(Detach(ctx), call.op, err)
@@ -264,11 +267,16 @@ func runAsync[R any](ctx context.Context, c *Client, n *node, call call, bounded
 	var finished atomic.Bool
 	finish := func(r R, err error) {
 		if finished.CompareAndSwap(false, true) {
+			err = n.crowded(err)
 			done(c.observe(ctx, n, call, err))
 			replies <- reply{r, err}
 		}
 	}
-	go func() { finish(cmd(bounded)) }()
+	n.using.Add(1)
+	go func() {
+		defer n.using.Add(-1)
+		finish(cmd(bounded))
+	}()
 	select {
 	case r := <-replies:
 		return r.value, r.err
@@ -323,9 +331,12 @@ func (c *Client) GetBehind(ctx context.Context, ahead redis.Cmder, now time.Time
 	if c.bounded && !endsWithin(ctx, c.Timeout) {
 		answered := false
 		defer func() { call.leave(answered) }()
+		n.using.Add(1)
 		if err = c.process(bounded, p, call.group); err == nil {
 			data, err = cmd.Bytes()
 		}
+		err = n.crowded(err)
+		n.using.Add(-1)
 		answered = c.observe(ctx, n, call, err)
 	} else {
 		leave := func(answered bool) { call.leave(answered) }

@@ -1,6 +1,9 @@
 package client
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"reflect"
 	"runtime"
 	"sync"
@@ -22,6 +25,7 @@ type server struct {
 	wakes    *wake.Listener
 	node     *node // of all Clients without breakers
 
+	using    atomic.Int64 // commands that have a connection or wait for one, also if their callers have left
 	begun    time.Time
 	answered atomic.Int64 // time of the last answer, in ns since begun
 
@@ -115,6 +119,24 @@ func atMost(size, active int) int {
 		size = min(size, active)
 	}
 	return size
+}
+
+// crowded says of a command that had no answer if its client had no free connection for it, since other
+// commands of the program use most of them.
+func (s *server) crowded(err error) error {
+	if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, redis.ErrPoolTimeout) {
+		return err
+	}
+	size, pool := connections(s.rdb), s.rdb.PoolStats()
+	if pool == nil { // of a double
+		return err
+	}
+	busy := int(pool.TotalConns) - int(pool.IdleConns)
+	others := busy + int(pool.PendingRequests) - int(s.using.Load())
+	if busy < size || 2*others <= size {
+		return err
+	}
+	return fmt.Errorf("no connection of the pool was free, since other commands of this program use %d of %d: %w", min(others, size), size, err)
 }
 
 // noteFailure counts a command that was not answered. A command sent before the last answer does

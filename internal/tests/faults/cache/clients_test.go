@@ -1,8 +1,10 @@
 package cache_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strconv"
@@ -169,6 +171,99 @@ func TestClear_MovedSlot(t *testing.T) {
 			t.Errorf("%v is left, %v", left, err)
 		}
 	}
+}
+
+// Commands of the program that block use all connections of the pool: errors, the line that tells of the
+// breaker, and Check say so, and do not blame Redis alone.
+//
+//fault:pool-in-use
+func TestPool_InUse(t *testing.T) {
+	t.Parallel()
+	for _, bounded := range []bool{false, true} {
+		t.Run(fmt.Sprintf("ContextTimeoutEnabled=%t", bounded), func(t *testing.T) {
+			t.Parallel()
+			ctx, server := t.Context(), redistest.Start(t)
+			rdb := server.Client(t, func(o *redis.Options) { o.PoolSize, o.ContextTimeoutEnabled = 10, bounded })
+			var log safeBuffer
+			c, err := singlefill.New(rdb, "ns", time.Hour, &singlefill.Options[string]{
+				RedisTimeout: 200 * time.Millisecond,
+				Trace:        singlefill.LogTrace(slog.New(slog.NewTextHandler(&log, nil)), nil),
+			})
+			redistest.Must(t, err)
+			defer c.Close()
+			redistest.Must(t, c.Set(ctx, "k", "v"))
+			var workers sync.WaitGroup
+			defer workers.Wait()
+			for i := range 10 {
+				queue := fmt.Sprint("queue", i)
+				workers.Go(func() { _ = rdb.BLPop(context.WithoutCancel(ctx), 0, queue).Err() })
+				defer server.Admin().RPush(context.WithoutCancel(ctx), queue, "work")
+			}
+			redistest.Await(t, "the workers wait", func() bool {
+				return strings.Contains(server.Admin().Info(ctx, "clients").Val(), "blocked_clients:10\r")
+			})
+			const want = "no connection of the pool was free, since other commands of this program use"
+			if err := c.Check(ctx); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("Check: %v, want %q", err, want)
+			}
+			redistest.Await(t, "the breaker opens", func() bool {
+				_, _ = c.GetOrLoad(ctx, "k", cachetest.Gives("v"))
+				return c.Stats().BreakerOpens > 0 && strings.Contains(log.String(), "no commands are sent")
+			})
+			for line := range strings.Lines(log.String()) {
+				if strings.Contains(line, "no commands are sent") && !strings.Contains(line, want) {
+					t.Errorf("%swant %q", line, want)
+				}
+			}
+			if _, err := c.Get(ctx, "k"); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("Get: %v, want %q", err, want)
+			}
+		})
+	}
+}
+
+// A frozen server is not taken for a pool in use, although commands that were given up keep connections.
+//
+//fault:pool-in-use
+func TestPool_FrozenServer(t *testing.T) {
+	t.Parallel()
+	ctx, server := t.Context(), redistest.Start(t)
+	rdb := server.Client(t, func(o *redis.Options) { o.PoolSize = 10 })
+	var log safeBuffer
+	c, err := singlefill.New(rdb, "ns", time.Hour, &singlefill.Options[string]{
+		RedisTimeout: 200 * time.Millisecond,
+		Trace:        &singlefill.Trace{RedisError: func(_ context.Context, op string, err error) { fmt.Fprintln(&log, op, err) }},
+	})
+	redistest.Must(t, err)
+	defer c.Close()
+	server.Freeze()
+	defer server.Thaw()
+	var callers sync.WaitGroup
+	for i := range 100 {
+		callers.Go(func() { _, _ = c.GetOrLoad(ctx, fmt.Sprint(i), cachetest.Gives("v")) })
+	}
+	callers.Wait()
+	if text := log.String(); text == "" || strings.Contains(text, "connection of the pool was free") {
+		t.Errorf("told\n%s, want errors that do not blame other commands", text)
+	}
+}
+
+// A safeBuffer is a bytes.Buffer for several goroutines.
+type safeBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *safeBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *safeBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
 }
 
 func newCacheIn(t *testing.T, rdb redis.UniversalClient, ns string, opts *singlefill.Options[string]) *singlefill.Cache[string] {
