@@ -45,7 +45,7 @@ func (c *engine) checkRights(ctx context.Context) error {
 	case err != nil:
 		errs = append(errs, c.refused(clearing, err))
 	case !client.Unreachable(errs[len(errs)-1]):
-		errs = append(errs, c.checkScan(ctx, layout.Masters))
+		errs = append(errs, c.checkScan(ctx, layout))
 	}
 	if errors.Join(errs...) == nil { // what is refused has nothing to do with names
 		errs = append(errs, c.checkNames(ctx, layout.Masters))
@@ -164,11 +164,14 @@ func (c *engine) checkNode(ctx context.Context, pair filllock.Pair) error {
 }
 
 // checkScan looks for a key that no caller can use, on each master.
-func (c *engine) checkScan(ctx context.Context, masters []client.Master) error {
+func (c *engine) checkScan(ctx context.Context, layout client.Layout) error {
 	_, err := client.Do(ctx, c.client, clearing, "", func(ctx context.Context) (_ any, err error) {
-		for _, master := range masters {
+		for _, master := range layout.Masters {
 			_, _, scan := master.Scan(ctx, 0, literal(c.checkKey()), 1)
 			err = cmp.Or(err, scan)
+		}
+		if err == nil { // as Clear asks at its end
+			_, err = c.client.Changed(ctx, c.namespace, layout)
 		}
 		return nil, err
 	})

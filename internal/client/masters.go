@@ -66,13 +66,33 @@ func (c *Client) MasterOf(ctx context.Context, namespace, key string) (m Master,
 	return Master{c.Redis, key}, several, err
 }
 
-// Changed reports whether a slot has moved since, or a master was replaced.
+// Changed reports whether a slot has moved since or is being moved, or a master was replaced.
 func (c *Client) Changed(ctx context.Context, namespace string, since Layout) (bool, error) {
 	if since.slots == "" {
 		return false, nil
 	}
+	for _, master := range since.Masters {
+		if moves, err := master.movesSlots(ctx); err != nil || moves {
+			return moves, err
+		}
+	}
 	now, err := c.Layout(ctx, namespace)
 	return now.slots != since.slots, err
+}
+
+// movesSlots reports whether the server gives a slot to another one, or takes one. CLUSTER SLOTS does not
+// show that until all keys have been moved; CLUSTER NODES does, in brackets on the line of the server itself.
+func (m Master) movesSlots(ctx context.Context) (bool, error) {
+	cmd := redis.NewStringCmd(ctx, m.args("cluster", "nodes")...)
+	if err := m.ask(ctx, cmd); err != nil {
+		return false, err
+	}
+	for line := range strings.Lines(cmd.Val()) {
+		if strings.Contains(line, "myself") && strings.Contains(line, " [") {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // Key returns a key that this server has, if there are others in its Cluster.

@@ -157,17 +157,25 @@ func TestClear_AnyClient(t *testing.T) {
 func TestClear_MovedSlot(t *testing.T) {
 	t.Parallel()
 	ctx, ns, cluster := t.Context(), redistest.Namespace(t), redistest.StartCluster(t)
-	for i, rdb := range []redis.UniversalClient{cluster.Client(t), wrapped{cluster.Client(t)}} {
-		move := sync.OnceFunc(func() { cluster.Move(t, fmt.Sprintf("%s:{%d}", ns, i)).End() })
+	for i, rdb := range []redis.UniversalClient{cluster.Client(t), wrapped{cluster.Client(t)}, cluster.Client(t)} {
+		end := func() {}
+		move := sync.OnceFunc(func() {
+			if end = cluster.Move(t, fmt.Sprintf("%s:{%d}", ns, i)).End; i < 2 {
+				end()
+			} // else it goes on when Clear returns
+		})
 		c := newCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.Raw, Trace: &singlefill.Trace{
 			Clearing: func(context.Context, singlefill.ClearInfo) { move() },
 		}})
-		redistest.Must(t, c.SetMany(ctx, map[string]string{"0": "old", "1": "old"}))
+		redistest.Must(t, c.SetMany(ctx, map[string]string{"0": "old", "1": "old", "2": "old"}))
 		if err := c.Clear(ctx); err == nil || !strings.Contains(err.Error(), "slots of the Cluster have moved") {
 			t.Errorf("%T: %v, want an error", rdb, err)
 		}
+		if i == 2 {
+			end()
+		}
 		redistest.Must(t, c.Clear(ctx))
-		if left, err := c.GetMany(ctx, []string{"0", "1"}); len(left) > 0 || err != nil {
+		if left, err := c.GetMany(ctx, []string{"0", "1", "2"}); len(left) > 0 || err != nil {
 			t.Errorf("%v is left, %v", left, err)
 		}
 	}
