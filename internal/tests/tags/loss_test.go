@@ -250,9 +250,11 @@ func TestDeleteTag_LossWithNear(t *testing.T) {
 					redistest.Must(t, here.DeleteTag(ctx, "a"))
 				}
 				cachetest.Ask(ctx, here, "k", cachetest.Gives("a"))
-				synctest.Wait()
-				cachetest.Ask(ctx, here, "k", cachetest.MustNotLoad[string](t))
-				if here.Stats().NearHits != 1 {
+				for range 2 { // the first read of the log may find the Clear, and forget
+					synctest.Wait()
+					cachetest.Ask(ctx, here, "k", cachetest.MustNotLoad[string](t))
+				}
+				if here.Stats().NearHits == 0 {
 					t.Fatal("memory does not serve")
 				}
 				loss(t, rdb, ns)
