@@ -163,7 +163,7 @@ func endedBy(ctx context.Context, err error) bool {
 
 // gaveUp returns the caller's error for an attempt that has waited until ctx ended, or failed.
 func (a *attempt) gaveUp(ctx context.Context) error {
-	why, last := a.waiters.reason(a)
+	last, why := a.waiters.reason(a)
 	switch {
 	case last == silent:
 		return a.explain(ctx, why)

@@ -206,13 +206,13 @@ func (q *waitQueue) noteFailure(a *attempt, why error) (goesOn bool) {
 }
 
 // reason returns why the attempt has no lease: the last failure, or another reason than that the lock is busy.
-func (q *waitQueue) reason(a *attempt) (why error, last news) {
+func (q *waitQueue) reason(a *attempt) (last news, why error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if a.failed != nil {
-		return a.failed, silent
+		return silent, a.failed
 	}
-	return q.why, q.news
+	return q.news, q.why
 }
 
 // wakeFirst makes the first waiter ask at once, unless a message will tell it.

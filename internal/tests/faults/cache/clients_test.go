@@ -81,7 +81,7 @@ func TestClear_AnyClient(t *testing.T) {
 		"cluster, replicas":          {ofCluster(func(_ *testing.T, rdb *redis.ClusterClient) redis.UniversalClient { return rdb }, fromReplicas), fine},
 		"cluster, replicas, wrapped": {ofCluster(func(_ *testing.T, rdb *redis.ClusterClient) redis.UniversalClient { return wrapped{rdb} }, fromReplicas), fine},
 		"cluster, own slots": {func(t *testing.T) (_, _ redis.UniversalClient) {
-			good := cluster.Client(t)
+			var good redis.UniversalClient = cluster.Client(t)
 			return cluster.Client(t, func(o *redis.ClusterOptions) {
 				o.ClusterSlots = func(ctx context.Context) ([]redis.ClusterSlot, error) { return good.ClusterSlots(ctx).Result() }
 			}), good
