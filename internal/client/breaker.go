@@ -60,11 +60,11 @@ func (c *Client) Refusal(key string) error { return c.nodeOf(key).refusal() }
 // AnyAway reports whether the breaker of any node is open.
 func (c *Client) AnyAway() bool { return c.nodes.open.Load() > 0 }
 
-// Silent reports whether the node of key has not answered for as long as a command may take. Even
-// then, one unanswered command does not show an outage.
+// Silent reports whether the node of key has not answered for the least that a command is given: see
+// limit. Even then, one unanswered command does not show an outage.
 func (c *Client) Silent(key string) bool {
 	s := c.nodeOf(key).server
-	return s.silentSince(s.begun) >= c.Timeout
+	return s.silentSince(s.begun) >= c.Timeout-c.Timeout/16
 }
 
 // yieldToReaders is called before a command counts as unanswered. With thousands of runnable
