@@ -35,16 +35,23 @@ func (c *engine) clear(ctx context.Context) error {
 		return err
 	}
 	defer c.invalidatedAll()
-	err := c.clearKnown(ctx, c.sweepAll)
-	if c.near != nil { // after an error, too: a part of the values may have been removed
-		detached := client.Detach(ctx)
-		err = errors.Join(err, c.near.AppendAll(detached))
-		c.near.WakeOthers(detached)
-	}
+	err := c.clearKnown(ctx, c.sweepAndTell)
 	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
 		return ctx.Err()
 	}
 	return wrap(ctx, "clear", err)
+}
+
+// sweepAndTell removes what a namespace has, and tells the memory of other processes; also after an error, since
+// a part of the values may have been removed.
+func (c *engine) sweepAndTell(ctx context.Context) error {
+	err := c.sweepAll(ctx)
+	if c.near != nil {
+		detached := client.Detach(ctx)
+		err = errors.Join(err, c.near.AppendAll(detached))
+		c.near.WakeOthers(detached)
+	}
+	return err
 }
 
 // invalidatedAll is invalidated for all keys.

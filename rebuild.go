@@ -122,18 +122,28 @@ func (r *rebuild) lock(ctx context.Context) (*filllock.Lock, error) {
 	}
 }
 
-func (r *rebuild) all(ctx context.Context) (err error) {
+// all makes the books complete. Memory is told before that, since a process that finds them complete relies on
+// it; and after an error, too, since a part of the values may have been removed.
+func (r *rebuild) all(ctx context.Context) error {
 	proof, err := r.tags.Prove(ctx)
 	if err != nil {
 		return err
 	}
-	if r.near != nil { // after an error, too: a part of the values may have been removed
-		defer func() {
-			r.near.ForgetAll()
-			err = errors.Join(err, r.near.AppendAll(ctx))
-			r.near.WakeOthers(ctx)
-		}()
+	err = r.values(ctx)
+	if r.near != nil {
+		r.near.ForgetAll()
+		err = errors.Join(err, r.near.AppendAll(ctx))
+		r.near.WakeOthers(ctx)
 	}
+	if err != nil {
+		return err
+	}
+	_ = r.tags.Complete(ctx, proof) // if it fails, which is traced, the next call rebuilds again
+	return nil
+}
+
+// values removes the locks, and then rebuilds what is known of the values.
+func (r *rebuild) values(ctx context.Context) error {
 	layout, err := r.layout(ctx)
 	if err != nil {
 		return err
@@ -149,11 +159,7 @@ func (r *rebuild) all(ctx context.Context) (err error) {
 	if err == nil {
 		err = r.prove(ctx, layout, planted)
 	}
-	if err != nil {
-		return err
-	}
-	_ = r.tags.Complete(ctx, proof) // if it fails, which is traced, the next call rebuilds again
-	return nil
+	return err
 }
 
 // tagging is the purpose of the commands for tags.

@@ -220,7 +220,8 @@ func (c *engine) noteLost(ctx context.Context, noted *tags.Noted, sets []set) er
 	return err
 }
 
-// clearKnown clears by sweep. All that is stored afterwards is noted under its tags.
+// clearKnown clears by sweep, which also tells memory: a process that finds the books complete relies on that. All
+// that is stored afterwards is noted under its tags.
 func (c *engine) clearKnown(ctx context.Context, sweep func(ctx context.Context) error) error {
 	if c.tags == nil {
 		return sweep(ctx)

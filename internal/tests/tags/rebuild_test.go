@@ -243,6 +243,45 @@ func TestDeleteTag_RebuildBeforeStore(t *testing.T) {
 	}
 }
 
+// A process that cannot tell the memory of others does not leave books that the next call takes for complete.
+//
+//fault:tags-lost
+func TestDeleteTag_RebuildThatCannotTell(t *testing.T) {
+	t.Parallel()
+	ns, ctx, s := redistest.Namespace(t), t.Context(), redistest.Shared(t)
+	rdb, mute := s.Client(t), s.Client(t)
+	var refused atomic.Int64
+	mute.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+		for _, cmd := range cmds {
+			if cmd.Name() == "xadd" {
+				refused.Add(1)
+				return errors.New("cut off")
+			}
+		}
+		return nil
+	}))
+	opts := tagged
+	opts.Near = &singlefill.Near{MaxLag: time.Hour} // only the record, and its wake-up, can tell
+	opts.RedisTimeout = time.Second
+	remembers, cutOff, c := cachetest.NewCacheIn(t, rdb, ns, &opts), cachetest.NewCacheIn(t, mute, ns, &opts), cachetest.NewCacheIn(t, rdb, ns, &opts)
+	redistest.Await(t, "a hit in memory", func() bool {
+		_, err := remembers.GetOrLoad(ctx, "k", cachetest.Gives("a"))
+		redistest.Must(t, err)
+		return remembers.Stats().NearHits > 0
+	})
+	redistest.Must(t, rdb.Del(ctx, ns+":{k}").Err())
+	lose("")(t, rdb, ns)
+	if err := cutOff.DeleteTag(ctx, "a"); err == nil || refused.Load() == 0 {
+		t.Fatalf("DeleteTag: %v, and %d records were refused", err, refused.Load())
+	}
+	redistest.Must(t, c.DeleteTag(ctx, "a"))
+	redistest.Await(t, "the other process has forgotten the value", func() bool {
+		v, err := remembers.GetOrLoad(ctx, "k", cachetest.Gives("ab"))
+		redistest.Must(t, err)
+		return v == "ab"
+	})
+}
+
 // What another process has in memory is forgotten, also if Redis has lost the value with its tags.
 //
 //fault:tags-lost
