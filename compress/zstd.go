@@ -56,9 +56,11 @@ const (
 // github.com/klauspost/compress. It keeps the compressed bytes only if they are fewer. A nil codec stands
 // for [singlefill.MsgPack], nil opts for the defaults.
 //
-// Unmarshal refuses compressed bytes if what they decompress to and what the inner codec makes of that would take
-// more than 64 MiB + 64 × their length of memory, before it takes it; Marshal compresses no value so far. It is the
-// estimate of MsgPack, JSON and Raw; of another codec only the decompressed bytes count.
+// Unmarshal estimates how much memory the decompressed bytes and the value would take together. It refuses
+// compressed bytes, before it takes that memory, if the estimate is more than 64 MiB + 64 × their length. Marshal
+// does not compress such a value. The estimate leaves out garbage: an accepted decode may allocate about twice the
+// bound with MsgPack, and six times with JSON. Of a codec other than MsgPack, JSON and Raw the estimate counts the
+// decompressed bytes only.
 //
 // The errors are those of codec, and of damaged bytes.
 func Zstd(codec singlefill.Codec, opts *Options) singlefill.Codec {
