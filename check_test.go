@@ -16,7 +16,7 @@ import (
 // rights are those that the package documentation lists, for the namespace shop.
 var rights = []string{
 	"~shop:*", "+get", "+getrange", "+set", "+setrange", "+del", "+pexpire", "+pttl", "+time",
-	"+eval", "+evalsha", "+multi", "+exec", "+ping", "+scan", "+unlink",
+	"+eval", "+evalsha", "+multi", "+exec", "+ping", "+scan", "+unlink", "+info",
 }
 
 // A cache with exactly the documented rights does everything, and nothing is refused.

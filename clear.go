@@ -23,8 +23,8 @@ import (
 // Clear was called. What others store while Clear runs may stay.
 //
 // Its time grows with the number of keys in the database. After an error a part of the values may
-// still be there: call Clear again. It is an error, too, if slots of a Cluster move while Clear runs, if
-// rdb does not reach each server, or if SCAN does not find what rdb stores.
+// still be there: call Clear again. It is an error, too, if a server is restarted or slots of a Cluster move
+// while Clear runs, if rdb does not reach each server, or if SCAN does not find what rdb stores.
 func (c *Cache[T]) Clear(ctx context.Context) error { return c.engine.clear(ctx) }
 
 func (c *engine) clear(ctx context.Context) error {
@@ -132,7 +132,7 @@ func (c *engine) prove(ctx context.Context, layout client.Layout, keys []string)
 	case err != nil:
 		return err
 	case changed:
-		return errors.New("slots of the Cluster have moved or are being moved, or a master was replaced: call it again when that is over")
+		return errors.New("slots of the Cluster have moved or are being moved, or a server was replaced or restarted: call it again when that is over")
 	case left > 0:
 		return fmt.Errorf("SCAN has not found %d of %d keys that rdb, a %T, had stored: a hook changes the names of keys but not the pattern, or rdb sends the steps of SCAN to several servers", left, planted, c.client.Redis)
 	}

@@ -94,10 +94,15 @@ func (c *engine) invalidateTagged(ctx context.Context, info *TagInfo, invalidate
 	return nil
 }
 
-// invalidateNoted invalidates what is in the indexes. It reports whether they were intact.
+// invalidateNoted invalidates what is in the indexes. It reports whether they were intact, and read in one order: a
+// server that was restarted meanwhile goes on from a cursor of its former process in another order.
 func (c *engine) invalidateNoted(ctx context.Context, marked tags.Marked, info *TagInfo,
 	invalidate func(ctx context.Context, keys []string) error) (bool, error) {
 	c.forgetUnindexed(marked)
+	before, err := c.tags.Process(ctx)
+	if err != nil {
+		return false, err
+	}
 	for _, tag := range marked.Tags {
 		err := c.tags.Keys(ctx, tag, func(keys []string) error {
 			info.Keys += len(keys)
@@ -106,6 +111,9 @@ func (c *engine) invalidateNoted(ctx context.Context, marked tags.Marked, info *
 		if err != nil {
 			return false, err
 		}
+	}
+	if after, err := c.tags.Process(ctx); err != nil || after != before {
+		return false, err
 	}
 	return c.tags.Intact(ctx, marked)
 }

@@ -14,7 +14,7 @@ import (
 // A Layout is the servers that hold the keys of a client, as they were at one time.
 type Layout struct {
 	Masters []Master
-	slots   string // of a Cluster, and their masters
+	state   string // the processes of the servers, and the slots of a Cluster with their masters
 }
 
 // A Master is a server that holds a part of the keys, or all of them.
@@ -27,6 +27,20 @@ type Master struct {
 // any type around a client of a Cluster, and all that such a type can do is to route commands by their
 // keys.
 func (c *Client) Layout(ctx context.Context, namespace string) (l Layout, err error) {
+	if l, err = c.masters(ctx, namespace); err != nil {
+		return l, err
+	}
+	for _, master := range l.Masters {
+		process, err := master.Process(ctx)
+		if err != nil {
+			return l, err
+		}
+		l.state += process + "\n"
+	}
+	return l, nil
+}
+
+func (c *Client) masters(ctx context.Context, namespace string) (l Layout, err error) {
 	if ring, ok := c.Redis.(shards); ok {
 		for _, shard := range ring.GetShardClients() {
 			l.Masters = append(l.Masters, Master{rdb: shard})
@@ -47,7 +61,7 @@ func (c *Client) Layout(ctx context.Context, namespace string) (l Layout, err er
 			continue
 		}
 		master := r.Nodes[0].ID + " " + r.Nodes[0].Addr
-		l.slots += fmt.Sprintln(r.Start, r.End, master)
+		l.state += fmt.Sprintln(r.Start, r.End, master)
 		if !known[master] {
 			known[master] = true
 			l.Masters = append(l.Masters, Master{c.Redis, checkKey(namespace, tagIn(r))})
@@ -66,18 +80,18 @@ func (c *Client) MasterOf(ctx context.Context, namespace, key string) (m Master,
 	return Master{c.Redis, key}, several, err
 }
 
-// Changed reports whether a slot has moved since or is being moved, or a master was replaced.
+// Changed reports whether a server was replaced or restarted since, or a slot has moved or is being moved.
 func (c *Client) Changed(ctx context.Context, namespace string, since Layout) (bool, error) {
-	if since.slots == "" {
-		return false, nil
-	}
 	for _, master := range since.Masters {
+		if master.beside == "" {
+			continue
+		}
 		if moves, err := master.movesSlots(ctx); err != nil || moves {
 			return moves, err
 		}
 	}
 	now, err := c.Layout(ctx, namespace)
-	return now.slots != since.slots, err
+	return now.state != since.state, err
 }
 
 // movesSlots reports whether the server gives a slot to another one, or takes one. CLUSTER SLOTS does not
@@ -178,6 +192,20 @@ func (m Master) Size(ctx context.Context) (int64, error) {
 	cmd := redis.NewIntCmd(ctx, m.args("dbsize")...)
 	err := m.ask(ctx, cmd)
 	return cmd.Val(), err
+}
+
+// Process names the process of the server. Another one, as after a restart or a failover behind one address,
+// takes the cursor of a SCAN for a place in an order of its own. A server that does not know the question, as one
+// within a test, has no name.
+func (m Master) Process(ctx context.Context) (string, error) {
+	cmd := redis.NewStringCmd(ctx, m.args("info", "server")...)
+	err := m.ask(ctx, cmd)
+	if err != nil && !Unreachable(err) && !ScriptsRefused(err) {
+		return "", nil
+	}
+	_, id, _ := strings.Cut(cmd.Val(), "run_id:")
+	id, _, _ = strings.Cut(id, "\r")
+	return id, err
 }
 
 // History names the data of the server, and of the replicas that have all of it.

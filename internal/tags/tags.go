@@ -432,6 +432,19 @@ func (x *Index) history(ctx context.Context, number int) (string, error) {
 	})
 }
 
+// Process names the process of the server that has all indexes, or is empty if there are several: a new one of
+// those has another history.
+func (x *Index) Process(ctx context.Context) (string, error) {
+	key := x.book(0)
+	return client.Do(ctx, x.client, op, key, func(ctx context.Context) (string, error) {
+		master, several, err := x.client.MasterOf(ctx, x.namespace, key)
+		if err != nil || several {
+			return "", err
+		}
+		return master.Process(ctx)
+	})
+}
+
 // Seen reports whether this process has seen the books of m complete before, since their epochs began. If
 // not, it may have values in memory that were stored before, and that are in no index. When it has
 // forgotten them, SetSeen notes that.

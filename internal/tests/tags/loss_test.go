@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -271,5 +272,55 @@ func TestDeleteTag_LossWithNear(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// A server that is restarted while it is scanned, and has all of its data, goes on in another order: DeleteTag reads
+// the indexes again, and Clear returns an error.
+//
+//fault:scan-restart
+func TestScan_Restart(t *testing.T) {
+	for command, call := range map[string]func(c *singlefill.Cache[string], ctx context.Context) error{
+		"zscan": func(c *singlefill.Cache[string], ctx context.Context) error { return c.DeleteTag(ctx, "a") },
+		"scan":  (*singlefill.Cache[string]).Clear,
+	} {
+		t.Run(command, func(t *testing.T) {
+			t.Parallel()
+			s, ctx := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always"), t.Context()
+			rdb := s.Client(t)
+			opts := tagged
+			opts.RedisTimeout, opts.LockTTL = 5*time.Second, 20*time.Second
+			c := cachetest.NewCacheIn(t, rdb, "ns", &opts)
+			redistest.Must(t, c.Clear(ctx))
+			values := make(map[string]string)
+			for i := range 5000 {
+				values[fmt.Sprint("k", i)] = "a"
+			}
+			redistest.Must(t, c.SetMany(ctx, values))
+			var steps, restarts atomic.Int64
+			rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+				if !slices.ContainsFunc(cmds, func(cmd redis.Cmder) bool { return cmd.Name() == command }) {
+					return nil
+				}
+				if n := steps.Add(1); n == 5 || n == 17 { // in the midst of each pass of Clear
+					s.Restart()
+					restarts.Add(1)
+				}
+				return nil
+			}))
+			err := call(c, ctx)
+			if restarts.Load() == 0 {
+				t.Fatalf("no restart in %d steps", steps.Load())
+			}
+			left := 0
+			for key := range values {
+				n, err := s.Admin().Exists(ctx, "ns:{"+key+"}").Result()
+				redistest.Must(t, err)
+				left += int(n)
+			}
+			if err == nil && left > 0 || err != nil && !strings.Contains(err.Error(), "restarted") {
+				t.Errorf("%v, and %d of %d values are left", err, left, len(values))
+			}
+		})
 	}
 }

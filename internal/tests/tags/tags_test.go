@@ -383,7 +383,7 @@ func TestTags_End(t *testing.T) {
 func TestTags_Rights(t *testing.T) {
 	t.Parallel()
 	const (
-		cache   = "+get +getrange +set +setrange +del +pexpire +pttl +time +eval +evalsha +multi +exec +ping +scan +unlink"
+		cache   = "+get +getrange +set +setrange +del +pexpire +pttl +time +eval +evalsha +multi +exec +ping +scan +unlink +info"
 		tags    = "+hget +hmget +hset +hsetnx +hdel +hrandfield +zadd +zscan +zrem +zrangebyscore +zremrangebyscore +exists"
 		channel = "&ns:* +spublish +ssubscribe +sunsubscribe"
 	)
