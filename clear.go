@@ -23,8 +23,9 @@ import (
 // Clear was called. What others store while Clear runs may stay.
 //
 // Its time grows with the number of keys in the database. After an error a part of the values may
-// still be there: call Clear again. It is an error, too, if a server is restarted or slots of a Cluster move
-// while Clear runs, if rdb does not reach each server, or if SCAN does not find what rdb stores.
+// still be there: call Clear again. It is an error, too, if a server is restarted, slots of a Cluster
+// move or the cache is closed while Clear runs, if rdb does not reach each server, or if SCAN does not
+// find what rdb stores.
 func (c *Cache[T]) Clear(ctx context.Context) error { return c.engine.clear(ctx) }
 
 func (c *engine) clear(ctx context.Context) error {
@@ -241,6 +242,9 @@ func (c *engine) sweepMaster(ctx context.Context, master client.Master, p pass, 
 		cursor uint64
 	}
 	for cursor := uint64(0); ; {
+		if err := c.checkOpen(); err != nil { // Close waits for a rebuild
+			return err
+		}
 		s, err := client.Retry(ctx, c.opts.redisTimeout, client.Unreachable, func(within time.Duration) (step, error) {
 			return client.DoWithin(ctx, c.client, within, clearing, "", func(ctx context.Context) (s step, err error) {
 				s.keys, s.cursor, err = master.Scan(ctx, cursor, p.pattern, scanCount)

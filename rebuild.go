@@ -177,10 +177,8 @@ type storedValue struct {
 // rebuildValues rebuilds what is known of a few values. One command that is not answered in time does not make
 // all that was done in vain.
 func (r *rebuild) rebuildValues(ctx context.Context, valueKeys []string) error {
-	_, err := client.Retry(ctx, r.opts.lockTTL, client.Unreachable, func(time.Duration) (any, error) {
-		if err := r.checkOpen(); err != nil {
-			return nil, err
-		}
+	again := func(err error) bool { return client.Unreachable(err) && r.checkOpen() == nil }
+	_, err := client.Retry(ctx, r.opts.lockTTL, again, func(time.Duration) (any, error) {
 		return nil, r.tryValues(ctx, valueKeys)
 	})
 	return err

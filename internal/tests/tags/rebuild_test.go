@@ -282,6 +282,40 @@ func TestDeleteTag_RebuildThatCannotTell(t *testing.T) {
 	})
 }
 
+// Close does not wait until all keys of a database have been read.
+func TestDeleteTag_CloseDuringRebuild(t *testing.T) {
+	t.Parallel()
+	s, ctx := redistest.Start(t), t.Context()
+	rdb := s.Client(t)
+	c := cachetest.NewCacheIn(t, rdb, "ns", &tagged)
+	_, err := s.Admin().Pipelined(ctx, func(p redis.Pipeliner) error {
+		for i := range 20000 {
+			p.Set(ctx, fmt.Sprint("other:", i), "", time.Hour)
+		}
+		return nil
+	})
+	redistest.Must(t, err)
+	var steps atomic.Int64
+	closed := make(chan struct{})
+	rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+		if cmds[0].Name() == "scan" && steps.Add(1) == 2 {
+			go func() { defer close(closed); _ = c.Close() }()
+			redistest.Await(t, "the cache is closed", func() bool {
+				_, err := c.Get(ctx, "k")
+				return err == singlefill.ErrClosed
+			})
+		}
+		return nil
+	}))
+	if err := c.DeleteTag(ctx, "a"); !errors.Is(err, singlefill.ErrClosed) {
+		t.Errorf("DeleteTag: %v", err)
+	}
+	<-closed
+	if n := steps.Load(); n != 2 {
+		t.Errorf("%d steps of SCAN, want 2", n)
+	}
+}
+
 // What another process has in memory is forgotten, also if Redis has lost the value with its tags.
 //
 //fault:tags-lost
