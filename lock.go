@@ -172,9 +172,10 @@ func (c *engine) abandon(ctx context.Context, lock filllock.Lock) {
 	}
 }
 
-// pauseUntilBack pauses, at least for as long as the breaker of key's node is open. Close ends it.
+// pauseUntilBack pauses, at least for as long as the breaker of key's node is open. Close ends it, of the cache or
+// of the client.
 func (c *engine) pauseUntilBack(key string) {
-	for away := true; away && c.checkOpen() == nil; away = c.client.Away(key) {
+	for away := true; away && c.checkOpen() == nil; away = c.client.Away(key) && !c.client.Gone() {
 		select {
 		case <-c.closing:
 		case <-time.After(wait.MaxPause):

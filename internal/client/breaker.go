@@ -57,6 +57,9 @@ func (c *Client) Away(key string) bool { return c.nodeOf(key).outage.Load() != n
 // Refusal returns the error that opened the breaker of key's node, or nil if it is closed.
 func (c *Client) Refusal(key string) error { return c.nodeOf(key).refusal() }
 
+// Gone reports whether a breaker stays open because the user has closed the client.
+func (c *Client) Gone() bool { return c.gone.Load() }
+
 // AnyAway reports whether the breaker of any node is open.
 func (c *Client) AnyAway() bool { return c.nodes.open.Load() > 0 }
 
@@ -120,6 +123,7 @@ func (c *Client) recover(n *node, closing <-chan struct{}) {
 		}
 		if c.nodeOf(n.outage.Load().key) == n {
 			if err := c.ping(context.Background(), n); errors.Is(err, redis.ErrClosed) {
+				c.gone.Store(true)
 				return
 			} else if Unreachable(err) {
 				continue

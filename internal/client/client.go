@@ -26,6 +26,7 @@ type Client struct {
 	queued  atomic.Int64
 
 	oneServer   atomic.Bool // known to have all keys
+	gone        atomic.Bool // see Gone
 	fromMasters bool        // see ReadFromMasters
 
 	bounded    bool // Redis returns when the deadline of a context has passed
