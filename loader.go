@@ -111,7 +111,7 @@ type miss struct {
 	waiter
 	*lookup // what the caller's own read found
 	from    origin
-	begun   time.Time // of the wait
+	joined  time.Time // it had joined the fill by then
 }
 
 // readAndDeliver delivers what a read finds, or returns a miss. call is nil in the first round of a call.
@@ -240,7 +240,7 @@ func noCancel() {}
 func (c *engine) settle(ctx context.Context, key string, m *miss, r *result, verdict flight.Verdict,
 	ended error) (v any, info ValueInfo, err error, over bool) {
 	if done := c.trace.Load().ShareDone; done != nil && !m.First {
-		defer func() { done(ctx, shareInfo(key, time.Since(m.begun), m.Call.Load())) }()
+		defer func() { done(ctx, shareInfo(key, time.Since(m.joined), m.Call.Load())) }()
 	}
 	old, own := c.fallback(m, r, verdict, ended)
 	switch {
@@ -250,7 +250,7 @@ func (c *engine) settle(ctx context.Context, key string, m *miss, r *result, ver
 	case verdict == flight.Owned || verdict == flight.Shared:
 		v, info, err = c.deliver(ctx, key, r, origin{own: verdict == flight.Owned, shared: !m.First})
 		return v, info, err, true
-	case r != nil && r.unverified && !c.client.Reachable(ctx, c.valueKey(key)):
+	case r != nil && r.unverified && c.unreachable(ctx, key, m.joined):
 		v, info, err = c.deliver(ctx, key, r, origin{shared: true})
 		return v, info, err, true
 	case ctx.Err() == nil:
@@ -262,6 +262,17 @@ func (c *engine) settle(ctx context.Context, key string, m *miss, r *result, ver
 	}
 	v, info, err = c.deliver(ctx, key, old, origin{own: own && m.from.own, shared: !m.First})
 	return v, info, err, true
+}
+
+// unreachable reports whether Redis did not answer a command that was sent after a caller had joined. While
+// the breaker is open, the probes tell so; if none has come to its end yet, the caller joins the next load
+// in place of waiting for one.
+func (c *engine) unreachable(ctx context.Context, key string, joined time.Time) bool {
+	value := c.valueKey(key)
+	if c.client.Away(value) {
+		return c.client.Unanswered(value, joined)
+	}
+	return !c.client.Reachable(ctx, value, joined)
 }
 
 // fallback returns the old value that a caller gets in place of a failure, or at its deadline; nil

@@ -56,6 +56,7 @@ func New(rdb redis.UniversalClient, timeout time.Duration,
 	background func(run func(closing <-chan struct{}))) *Client {
 	c := &Client{Redis: rdb, Timeout: timeout, failed: failed, changed: changed, background: background}
 	c.node = c.newNode(rdb)
+	c.catchUp(c.node)
 	// By default go-redis observes the deadline of a context while it dials or waits for a
 	// connection, but not while it waits for a reply; with ContextTimeoutEnabled it does.
 	// Client.WithTimeout would return a clone with that timeout, but the clone runs none of the
@@ -223,6 +224,9 @@ func (c *Client) wait(n *node, call *call, p parcel) error {
 	var patience <-chan time.Time // of a command that waits for longer
 	for {
 		opening := n.opens()
+		if n.outage.Load() != nil { // perhaps only for those that wait for less time
+			opening = nil
+		}
 		silent := n.silentSince(begun)
 		if c.stalled(silent) { // the process was stalled, and answers may be about to arrive
 			begun = time.Now().Add(-c.Timeout * 3 / 4)
@@ -232,14 +236,14 @@ func (c *Client) wait(n *node, call *call, p parcel) error {
 			yieldToReaders()
 			silent = n.silentSince(begun)
 		}
-		err := cmp.Or(ctx.Err(), n.refusal())
+		err := cmp.Or(ctx.Err(), c.refusal(n))
 		if err == nil && silent >= c.Timeout {
 			err = n.crowded(fmt.Errorf("no answer for %v to the commands before: %w", silent, redis.ErrPoolTimeout))
 			call.sent = time.Now().Add(-silent)
 			if c.noteFailure(n, *call, err) {
 				c.failed(Detach(ctx), call.op, err)
 			} else {
-				err = cmp.Or(n.refusal(), err) // as if this one had noticed the silence a moment later
+				err = cmp.Or(c.refusal(n), err) // as if this one had noticed the silence a moment later
 			}
 		}
 		if err != nil {
@@ -255,7 +259,7 @@ func (c *Client) wait(n *node, call *call, p parcel) error {
 		select {
 		case <-w.admitted:
 			call.sent, call.group = time.Now(), w.group
-			if ctx.Err() == nil && n.outage.Load() == nil && n.silentSince(begun) < c.Timeout {
+			if ctx.Err() == nil && c.away(n) == nil && n.silentSince(begun) < c.Timeout {
 				return nil
 			}
 		case <-ctx.Done():
@@ -335,7 +339,9 @@ func (c *Client) GetBehind(ctx context.Context, ahead redis.Cmder, now time.Time
 	}
 	n := c.nodeOf(key)
 	if n.outage.Load() != nil {
-		return nil, 0, n.refusal()
+		if err := c.refusal(n); err != nil {
+			return nil, 0, err
+		}
 	}
 	cmd := redis.NewStringCmd(ctx, "get", key)
 	p := parcel{client: c, ctx: ctx, cmd: cmd, ahead: ahead}
@@ -393,7 +399,7 @@ func (c *Client) observe(ctx context.Context, n *node, call call, err error) (an
 		c.noteFailure(n, call, err)
 		return false
 	}
-	n.answered.Store(int64(time.Since(n.begun)))
+	n.noteAnswer()
 	return true
 }
 

@@ -243,7 +243,7 @@ func TestNew_UserClient(t *testing.T) {
 		return w.Redis.TxPipelined(ctx, func(p redis.Pipeliner) error { p.Del(ctx, "k"); return nil })
 	})
 	redistest.Must(t, err)
-	if !w.Reachable(t.Context(), "") || !slices.Equal(saw, []string{"get", "multi", "del", "exec", "ping"}) {
+	if !w.Reachable(t.Context(), "", time.Now()) || !slices.Equal(saw, []string{"get", "multi", "del", "exec", "ping"}) {
 		t.Errorf("the hook saw %q", saw)
 	}
 	after := rdb.Options()

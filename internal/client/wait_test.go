@@ -137,7 +137,7 @@ func TestWait_FrozenServer(t *testing.T) {
 					w := watch(t, mute(t, open), timeout)
 					breaker := kind != "without breaker"
 					if !breaker {
-						w.background = nil
+						w.background, w.node, w.node.users = nil, w.node.server.node, nil
 					}
 					w.node.alone.size, w.node.together.size = uint64(size), uint64(size)
 					begun := time.Now()
