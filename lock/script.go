@@ -35,14 +35,14 @@ var (
 	//go:embed lua/semaphore_abandon.lua
 	semaphoreAbandonLua string
 
-	mutexAcquire     = newTaking(mutexAcquireLua)
+	mutexAcquire     = newScript(mutexAcquireLua)
 	mutexRenew       = newScript(mutexRenewLua)
 	mutexRelease     = newScript(mutexReleaseLua)
 	mutexAbandon     = newScript(mutexAbandonLua)
-	fairAcquire      = newTaking(fairAcquireLua)
+	fairAcquire      = newScript(fairAcquireLua)
 	fairRelease      = newScript(fairReleaseLua)
 	fairAbandon      = newScript(fairAbandonLua)
-	semaphoreAcquire = newTaking(semaphoreAcquireLua)
+	semaphoreAcquire = newScript(semaphoreAcquireLua)
 	semaphoreRenew   = newScript(semaphoreRenewLua)
 	semaphoreRelease = newScript(semaphoreReleaseLua)
 	semaphoreAbandon = newScript(semaphoreAbandonLua)
@@ -50,8 +50,4 @@ var (
 
 func newScript(text string) client.Script {
 	return client.NewScript(wake.Lua + waitingLua + endedLua + text)
-}
-
-func newTaking(text string) client.Script {
-	return client.NewTaking(wake.Lua + waitingLua + endedLua + text)
 }
