@@ -156,7 +156,7 @@ func (w *World) carry(process string, c *clientConn, far net.Conn) {
 }
 
 // read reads the commands that a client sent at once, and describes them; a handshake has no
-// description, nor has a hint or the end of a subscription. They are n commands for the server, or
+// description, nor has a command that is aside or the end of a subscription. They are n commands for the server, or
 // subscriptions.
 func (w *World) read(process string, in *bufio.Reader) (commands string, n int, what string, subscriptions [][]string, err error) {
 	var shown []string
@@ -184,8 +184,11 @@ func (w *World) read(process string, in *bufio.Reader) (commands string, n int, 
 			}
 		}
 		commands += raw
-		if args[0] != "hello" && args[0] != "client" && (w.Hint == nil || !w.Hint(args)) {
-			w.nameTokens(process, args)
+		if args[0] == "hello" || args[0] == "client" {
+			continue
+		}
+		w.nameTokens(process, args)
+		if w.Aside == nil || !w.Aside(args) {
 			shown = append(shown, w.show(strings.Join(args, " ")))
 		}
 	}

@@ -27,9 +27,9 @@ type World struct {
 	// nothing else happens. what is the name of the command or script, and its arguments.
 	Executed func(process, what string)
 
-	// Hint, if set, reports whether a command is only a hint, on which nothing depends. It does not
-	// wait for the scheduler.
-	Hint func(args []string) bool
+	// Aside, if set, reports whether it makes no difference when the server executes a command. Such a
+	// command does not wait for the scheduler.
+	Aside func(args []string) bool
 
 	t        *testing.T
 	explorer *explorer

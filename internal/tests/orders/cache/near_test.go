@@ -21,7 +21,7 @@ const maxLag = 8 * schedule.Step
 func newNearScenario(t *testing.T, w *schedule.World) *scenario {
 	s := newScenario(t, w, singlefill.Options[string]{Near: &singlefill.Near{MaxLag: maxLag, Size: 100}})
 	s.mayOverlap = true
-	w.Hint = func(args []string) bool { return slices.Contains(args, "ns:log:{ns:log}") }
+	w.Aside = func(args []string) bool { return slices.Contains(args, "ns:log:{ns:log}") || aside(args) }
 	return s
 }
 
