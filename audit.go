@@ -11,21 +11,9 @@ import (
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/codec"
 	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/flight"
 )
-
-// AuditInfo describes to [Trace.AuditDone] how a fresh hit compares with the source: see
-// [Options.Audit].
-type AuditInfo struct {
-	Key string
-	// Stale reports that the source had another value, and Redis the same entry a second later.
-	Stale bool
-	Age   time.Duration // of the value, when it was served
-	Near  bool          // it was served from memory
-	// Err is why nothing was found out: the load failed, or was cut short by a call that needed the
-	// key; its value could not be encoded; Redis did not answer; or the cache was closed.
-	Err error
-}
 
 const (
 	// auditDelay is the time between a difference and the second look at the entry. A writer changes the
@@ -69,7 +57,7 @@ func (c *engine) audited(fresh bool) bool {
 // auditHit audits a hit in Redis.
 func (c *engine) auditHit(ctx context.Context, key string, load loader, l *lookup) {
 	e := l.entry
-	c.audit(ctx, load, entry.Header(l.data), AuditInfo{Key: key, Age: e.Age(l.at)}, func() (any, error) {
+	c.audit(ctx, load, entry.Header(l.data), event.AuditInfo{Key: key, Age: e.Age(l.at)}, func() (any, error) {
 		if e.NotFound {
 			return nil, ErrNotFound
 		}
@@ -79,13 +67,13 @@ func (c *engine) auditHit(ctx context.Context, key string, load loader, l *looku
 
 // auditNear audits a hit in memory.
 func (c *engine) auditNear(ctx context.Context, key string, load loader, n *nearValue, age time.Duration) {
-	c.audit(ctx, load, n.header, AuditInfo{Key: key, Age: age, Near: true}, func() (any, error) { return c.nearCopy(n) })
+	c.audit(ctx, load, n.header, event.AuditInfo{Key: key, Age: age, Near: true}, func() (any, error) { return c.nearCopy(n) })
 }
 
 // audit compares an entry that has been served with the source, in the background. Its load is a fill of
 // the key, so no other load runs beside it, and it runs like a refresh: only if no fill of the key does, and
 // a slot is free. The fill ends without a result, so callers that have joined it read again.
-func (c *engine) audit(ctx context.Context, load loader, header string, info AuditInfo, served func() (any, error)) {
+func (c *engine) audit(ctx context.Context, load loader, header string, info event.AuditInfo, served func() (any, error)) {
 	if c.client.Away(c.valueKey(info.Key)) || !c.audits.begin(info.Key) {
 		return
 	}
@@ -104,7 +92,7 @@ func (c *engine) audit(ctx context.Context, load loader, header string, info Aud
 		if differs {
 			info.Stale, info.Err = c.stillThere(ctx, info.Key, header)
 		}
-		c.auditDone(ctx, info)
+		c.events.AuditDone(ctx, info)
 	}) {
 		c.audits.end(info.Key)
 	}

@@ -8,13 +8,13 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/tags"
@@ -43,11 +43,10 @@ type engine struct {
 	// fleetSlots is the semaphore of MaxFleetLoads, or nil.
 	fleetSlots *lock.Locker
 	loadTimes  *wait.Times
-	counters   *counters
-	trace      atomic.Pointer[Trace] // never nil
-	near       *nearTier             // nil: off
-	tags       *tags.Index           // nil: Options.Tags is
-	rebuilding chan struct{}         // has an element while a rebuild runs
+	events     *event.Sink
+	near       *nearTier     // nil: off
+	tags       *tags.Index   // nil: Options.Tags is
+	rebuilding chan struct{} // has an element while a rebuild runs
 	audits     audits
 	closing    chan struct{}
 	closeOnce  sync.Once
@@ -94,12 +93,11 @@ func newEngine(rdb redis.UniversalClient, namespace string, s settings, v values
 		fills:     flight.NewFills[result](clock),
 		slots:     flight.NewSlots(s.maxLoads),
 		loadTimes: wait.NewTimes(),
-		counters:  new(counters),
+		events:    event.NewSink(),
 		closing:   make(chan struct{}),
 	}
-	c.trace.Store(new(Trace))
 	c.addTrace(&s.trace)
-	c.client = client.New(rdb, s.redisTimeout, c.redisFailed, c.breakerChanged, func(run func(<-chan struct{})) {
+	c.client = client.New(rdb, s.redisTimeout, c.events.RedisError, c.events.BreakerChanged, func(run func(<-chan struct{})) {
 		c.fills.Go(func() { run(c.closing) })
 	})
 	if s.near != nil {
@@ -142,10 +140,10 @@ func (c *engine) lookUp(ctx context.Context, key string) (any, error) {
 	case l.redisErr != nil:
 		return nil, wrap(ctx, "get", l.redisErr)
 	case l.freshness < revalidate:
-		c.noteMiss(ctx, key, ValueInfo{})
+		c.events.Miss(ctx, key, event.ValueInfo{})
 		return nil, ErrMiss
 	}
-	c.noteHit(ctx, key, &c.counters.redis, ValueInfo{Stale: l.freshness == revalidate, Age: l.entry.Age(l.at)})
+	c.events.Hit(ctx, key, false, event.ValueInfo{Stale: l.freshness == revalidate, Age: l.entry.Age(l.at)})
 	return l.value, l.err
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/event"
 )
 
 // Clear removes every value of the namespace, and supersedes every load that is in flight, in any
@@ -63,14 +64,6 @@ func (c *engine) invalidatedAll() {
 	}
 }
 
-// ClearInfo tells [Trace.Clearing] how far a Clear is.
-type ClearInfo struct {
-	Pass    int   // 1: locks; 2: values
-	Scanned int64 // keys of the database that this pass has looked at, about
-	Keys    int64 // keys of the database when the pass began; 0: Redis does not say
-	Removed int64 // values that have been removed
-}
-
 // A pass does something with one kind of keys.
 type pass struct {
 	number  int // 0: it is not reported
@@ -99,7 +92,7 @@ func (c *engine) sweepAll(ctx context.Context) error {
 	}
 	values := pass{number: 2, pattern: pattern, do: c.removeValues}
 	keys, err := c.plant(ctx)
-	if refusal(err) { // perhaps the server is full of values
+	if client.Refused(err) { // perhaps the server is full of values
 		if err := c.sweep(ctx, layout.Masters, values); err != nil {
 			return err
 		}
@@ -233,7 +226,7 @@ func (c *engine) sweep(ctx context.Context, masters []client.Master, p pass) err
 }
 
 func (c *engine) sweepMaster(ctx context.Context, master client.Master, p pass, progress *clearProgress) error {
-	if p.number > 0 && c.trace.Load().Clearing != nil { // without the right to ask, there is no estimate
+	if p.number > 0 && c.events.TellsClearing() { // without the right to ask, there is no estimate
 		keys, _ := client.Do(ctx, c.client, clearing, "", master.Size)
 		progress.keys.Add(keys)
 	}
@@ -268,17 +261,17 @@ func (c *engine) sweepMaster(ctx context.Context, master client.Master, p pass, 
 }
 
 func (c *engine) clearStep(ctx context.Context, p pass, progress *clearProgress, removed int) {
-	if p.number == 0 || c.trace.Load().Clearing == nil {
+	if p.number == 0 || !c.events.TellsClearing() {
 		return
 	}
-	info := ClearInfo{Pass: p.number, Keys: progress.keys.Load()}
+	info := event.ClearInfo{Pass: p.number, Keys: progress.keys.Load()}
 	if info.Scanned = progress.scanned.Add(scanCount); info.Keys > 0 {
 		info.Scanned = min(info.Scanned, info.Keys)
 	}
 	if p.number == 2 {
 		info.Removed = progress.removed.Add(int64(removed))
 	}
-	c.trace.Load().Clearing(ctx, info)
+	c.events.Clearing(ctx, info)
 }
 
 func (c *engine) removeLocks(ctx context.Context, locks []string) error {

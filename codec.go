@@ -171,7 +171,7 @@ func (c *engine) decode(ctx context.Context, key string, data []byte, l *lookup)
 		}
 	}
 	if err != nil {
-		c.badValue(ctx, key, err)
+		c.events.BadValue(ctx, key, err)
 	}
 }
 

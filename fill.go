@@ -1,6 +1,7 @@
 package singlefill
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"runtime/pprof"
@@ -10,6 +11,7 @@ import (
 	"github.com/singlefill/singlefill/internal/bulk"
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/tags"
@@ -135,7 +137,7 @@ func (x *filling) end(ctx context.Context, r *result, validFrom flight.Stamp) {
 
 // An outcome is how a load ended, and what happened to its value.
 type outcome struct {
-	LoadInfo
+	event.LoadInfo
 	value      any
 	entry      entry.Entry   // of value, or of ErrNotFound
 	life       time.Duration // of value
@@ -397,12 +399,9 @@ func (x *filling) waited(ctx context.Context) {
 	if x.wait.Polls == 0 {
 		return
 	}
-	x.counters.waits.Add(1)
 	polls := x.wait.Polls
 	x.wait.Polls = 0
-	if t := x.trace.Load(); t.WaitDone != nil {
-		t.WaitDone(ctx, WaitInfo{Key: x.fill.Key, Duration: time.Since(x.wait.Begun), Polls: polls})
-	}
+	x.events.WaitDone(ctx, x.fill.Key, x.wait.Begun, polls)
 }
 
 // loadLocked loads while it renews the lock. One command then stores the value and releases the
@@ -434,7 +433,7 @@ func (x *filling) loadUnlocked(ctx context.Context) {
 		x.lock.InDoubt = false
 		x.fills.Behind(func() { x.abandon(ctx, lock) })
 	}
-	x.counters.loadsUnlocked.Add(1)
+	x.events.LoadUnlocked()
 	l := x.beginLoad(ctx)
 	x.call(l, func(o outcome) {
 		defer x.finish(ctx)
@@ -481,14 +480,10 @@ func (x *filling) beginLoad(ctx context.Context) (l running) {
 // abandoned.
 func (x *filling) call(l running, done func(o outcome)) {
 	f := x.fill
-	x.counters.loads.Add(1)
-	if f.Refresh {
-		x.counters.refreshes.Add(1)
-	}
-	x.counters.loading.Add(1)
+	x.events.LoadBegun(f.Refresh)
 	finish := func(o outcome) {
 		if x.returned.CompareAndSwap(false, true) {
-			x.counters.loading.Add(-1)
+			x.events.LoadEnded()
 			o.Key, o.Refresh, o.Queued = f.Key, f.Refresh, x.queued
 			if o.call = f.Call.Load(); o.call != nil {
 				o.Keys, o.Duration = o.call.Keys, time.Since(o.call.Begun)
@@ -512,6 +507,11 @@ func (x *filling) call(l running, done func(o outcome)) {
 		timeout.Stop()
 		finish(o)
 	})
+}
+
+// loadDone tells what has become of a load.
+func (x *filling) loadDone(ctx context.Context, o outcome) {
+	x.events.LoadDone(cmp.Or(contextOf(o.call), ctx), o.LoadInfo, o.notFound)
 }
 
 // tooLong is the error of a load that was abandoned.

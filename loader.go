@@ -3,6 +3,7 @@ package singlefill
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -10,6 +11,7 @@ import (
 	"github.com/singlefill/singlefill/internal/bulk"
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/foreign"
 	"github.com/singlefill/singlefill/internal/wait"
@@ -56,7 +58,7 @@ func (c *Cache[T]) GetOrLoadInfo(ctx context.Context, key string, load Loader[T]
 		untyped = load
 	}
 	v, info, err := c.engine.getOrLoad(ctx, key, untyped)
-	return valueOf[T](v), info, err
+	return valueOf[T](v), ValueInfo(info), err
 }
 
 // A loader is a Loader without its type.
@@ -69,15 +71,15 @@ func (l Loader[T]) load(ctx context.Context, key string) (any, error) {
 	return &v, err
 }
 
-func (c *engine) getOrLoad(ctx context.Context, key string, load loader) (any, ValueInfo, error) {
+func (c *engine) getOrLoad(ctx context.Context, key string, load loader) (any, event.ValueInfo, error) {
 	if err := checkCall(ctx, key); err != nil {
-		return nil, ValueInfo{}, err
+		return nil, event.ValueInfo{}, err
 	}
 	if load == nil {
-		return nil, ValueInfo{}, errors.New("singlefill: load is nil")
+		return nil, event.ValueInfo{}, errors.New("singlefill: load is nil")
 	}
 	if err := c.checkOpen(); err != nil && !c.fills.Inside(flight.LoadOf(ctx)) {
-		return nil, ValueInfo{}, err
+		return nil, event.ValueInfo{}, err
 	}
 	if c.near != nil {
 		if v, info, n, now, err := c.nearHit(ctx, key); n != nil {
@@ -116,7 +118,7 @@ type miss struct {
 
 // readAndDeliver delivers what a read finds, or returns a miss. call is nil in the first round of a call.
 func (c *engine) readAndDeliver(ctx context.Context, key string, load loader,
-	call *flight.Caller) (v any, info ValueInfo, m *miss, err error) {
+	call *flight.Caller) (v any, info event.ValueInfo, m *miss, err error) {
 	var l lookup
 	w, from, err := c.readOrJoin(ctx, key, load, call, &l)
 	switch {
@@ -238,9 +240,9 @@ func noCancel() {}
 
 // settle delivers what a wait has brought, or the old value in its place. ended is the error of patience.
 func (c *engine) settle(ctx context.Context, key string, m *miss, r *result, verdict flight.Verdict,
-	ended error) (v any, info ValueInfo, err error, over bool) {
-	if done := c.trace.Load().ShareDone; done != nil && !m.First {
-		defer func() { done(ctx, shareInfo(key, time.Since(m.begun), m.Call.Load())) }()
+	ended error) (v any, info event.ValueInfo, err error, over bool) {
+	if !m.First {
+		defer func() { c.events.ShareDone(ctx, key, m.begun, contextOf(m.Call.Load())) }()
 	}
 	old, own := c.fallback(m, r, verdict, ended)
 	switch {
@@ -295,7 +297,7 @@ func (x *filling) callLoader(ctx context.Context, done func(o outcome)) {
 		if !returned {
 			o.Err = panicked(recover())
 			o.notFound, o.text = false, foreign.Text(o.Err)
-			x.counters.loadPanics.Add(1)
+			x.events.LoadPanics(1)
 		}
 		done(o)
 	}()
@@ -317,6 +319,25 @@ func (x *filling) callLoader(ctx context.Context, done func(o outcome)) {
 		o.superseded = x.superseded.Load()
 	}
 	returned = true
+}
+
+// loadStart is called before a Loader or ManyLoader is. key is the first of its keys; calls has the place of
+// each of them where its fill finds the call.
+func (c *engine) loadStart(ctx context.Context, key string, calls ...*atomic.Pointer[flight.Call]) context.Context {
+	ctx = c.events.LoadStart(ctx, key)
+	call := &flight.Call{Context: ctx, Keys: len(calls), Begun: time.Now()}
+	for _, place := range calls {
+		place.Store(call)
+	}
+	return ctx
+}
+
+// contextOf returns the context of a Loader, or nil if none has been called.
+func contextOf(call *flight.Call) context.Context {
+	if call == nil {
+		return nil
+	}
+	return call.Context
 }
 
 // isNotFound reports whether the source has no such value. A panic tells nothing of the source, whatever
@@ -403,7 +424,7 @@ func (c *engine) found(ctx context.Context, key string, data []byte, asked time.
 		c.decode(ctx, key, data, l)
 		return true
 	case client.WrongType(err):
-		c.badValue(ctx, key, err)
+		c.events.BadValue(ctx, key, err)
 	case !errors.Is(err, redis.Nil):
 		l.redisErr = err
 		l.asked += asked
@@ -414,15 +435,15 @@ func (c *engine) found(ctx context.Context, key string, data []byte, asked time.
 // deliver returns a result to a caller. The owner gets the value, every other caller a copy, so
 // that no caller can change the value of another. If several callers share a read, and the value
 // can be cloned, each of them gets a clone.
-func (c *engine) deliver(ctx context.Context, key string, r *result, from origin) (any, ValueInfo, error) {
+func (c *engine) deliver(ctx context.Context, key string, r *result, from origin) (any, event.ValueInfo, error) {
 	if from.shared {
-		c.counters.shared.Add(1)
+		c.events.Shared()
 	}
 	info, err := c.infoOf(r)
 	if r.hit {
-		c.noteHit(ctx, key, &c.counters.redis, info)
+		c.events.Hit(ctx, key, false, info)
 	} else {
-		c.noteMiss(ctx, key, info)
+		c.events.Miss(ctx, key, info)
 	}
 	if err != nil {
 		return nil, info, err

@@ -69,7 +69,7 @@ const renewAfter = 10 * time.Millisecond
 func (x *filling) renew(ctx context.Context) (stop func()) {
 	return x.fills.Later(min(renewAfter, x.opts.lockTTL/3), func() {
 		x.lock.Keep(ctx, x.fill.Wake, func() {
-			x.counters.locksLost.Add(1)
+			x.events.LockLost()
 			x.fills.LockLost(x.fill)
 		})
 	})
@@ -189,7 +189,7 @@ func (c *engine) fleet(rdb redis.UniversalClient) (func(ctx context.Context, wai
 	key := c.namespace + ":{" + client.HashTag(c.namespace) + "}:loads"
 	slots, err := newSemaphore(rdb, c.namespace+":loads", key, s.maxFleetLoads, &lock.Options{
 		TTL: s.lockTTL, MaxHold: s.loadTimeout, RedisTimeout: s.redisTimeout,
-		Trace: &lock.Trace{RedisError: func(ctx context.Context, _ string, err error) { c.redisFailed(ctx, "fleet", err) }},
+		Trace: &lock.Trace{RedisError: func(ctx context.Context, _ string, err error) { c.events.RedisError(ctx, "fleet", err) }},
 	})
 	c.fleetSlots = slots
 	return func(ctx context.Context, wait bool) (func(), bool) {
@@ -208,7 +208,7 @@ func (c *engine) fleet(rdb redis.UniversalClient) (func(ctx context.Context, wai
 		case errors.Is(err, lock.ErrBusy) || ctx.Err() != nil && lease == nil:
 			return nil, false
 		case err != nil:
-			c.counters.loadsUnlimited.Add(1)
+			c.events.LoadUnlimited()
 			c.fleetRefused(ctx, err)
 			return nil, true
 		}
@@ -225,6 +225,6 @@ func (c *engine) fleet(rdb redis.UniversalClient) (func(ctx context.Context, wai
 func (c *engine) fleetRefused(ctx context.Context, err error) {
 	var reply redis.Error
 	if !errors.Is(err, lock.ErrUnavailable) && !errors.Is(err, lock.ErrAmbiguous) && !errors.As(err, &reply) {
-		c.redisFailed(ctx, "fleet", err)
+		c.events.RedisError(ctx, "fleet", err)
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/singlefill/singlefill/internal/client"
 )
 
 // LogOptions configure [LogTrace]. A nil *LogOptions, like the zero value, means the defaults.
@@ -145,7 +147,7 @@ func stackOf(err error) (stack string) {
 
 // redisError logs a refusal. Commands that were not answered show in the loads that they cost.
 func (l *loadLog) redisError(ctx context.Context, op string, err error) {
-	if refusal(err) {
+	if client.Refused(err) {
 		l.write(ctx, slog.LevelWarn, "redis refused a command", slog.String("op", op), slog.Any("err", err))
 	}
 }

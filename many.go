@@ -16,6 +16,7 @@ import (
 	"github.com/singlefill/singlefill/internal/bulk"
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/near"
@@ -142,7 +143,7 @@ func (c *engine) getMany(ctx context.Context, keys []string, into collector) err
 			case a.redisErr != nil:
 				m.put(a.key, a.value, wrap(ctx, "get", a.redisErr))
 			case a.freshness < revalidate:
-				c.noteMiss(ctx, a.key, ValueInfo{})
+				c.events.Miss(ctx, a.key, event.ValueInfo{})
 			default:
 				a.hit = true
 				m.hit(a)
@@ -504,7 +505,7 @@ func (m *many) callLoader(ctx context.Context, keys []string, loads []context.Co
 	defer func() {
 		if p := recover(); outcome == nil {
 			err = panicked(p)
-			m.counters.loadPanics.Add(int64(len(keys)))
+			m.events.LoadPanics(len(keys))
 		}
 		if err != nil {
 			outcome = func(string) (any, error) { return nil, err }

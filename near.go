@@ -13,6 +13,7 @@ import (
 
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/near"
 )
@@ -74,9 +75,8 @@ func checkNear(n *Near, rdb redis.UniversalClient) error {
 // A nearTier is the memory of a cache with Near.
 type nearTier struct {
 	*near.Tier
-	ttl     time.Duration
-	share   bool
-	dropped atomic.Int64
+	ttl   time.Duration
+	share bool
 }
 
 // A nearValue is what memory has of an entry. Its times are those of the entry, by the clock of the
@@ -114,12 +114,7 @@ func (c *engine) newNear(n Near) *nearTier {
 	c.client.ReadFromMasters()
 	t := &nearTier{ttl: bounded(orDefault(n.TTL, forever)), share: n.Share}
 	background := func(run func(<-chan struct{})) { c.fills.Go(func() { run(c.closing) }) }
-	t.Tier = near.New(c.client, c.logKey(), orDefault(n.Size, 10_000), orDefault(n.MaxLag, time.Second), background, func() {
-		t.dropped.Add(1)
-		if t := c.trace.Load(); t.NearDropped != nil {
-			t.NearDropped()
-		}
-	})
+	t.Tier = near.New(c.client, c.logKey(), orDefault(n.Size, 10_000), orDefault(n.MaxLag, time.Second), background, c.events.NearDropped)
 	return t
 }
 
@@ -128,7 +123,7 @@ func (c *engine) logKey() string { return c.namespace + ":log" }
 
 // nearHit serves key from memory. n is nil if memory has nothing to serve, or cannot prove that it is
 // recent enough.
-func (c *engine) nearHit(ctx context.Context, key string) (v any, info ValueInfo, n *nearValue, now time.Duration, err error) {
+func (c *engine) nearHit(ctx context.Context, key string) (v any, info event.ValueInfo, n *nearValue, now time.Duration, err error) {
 	kept, now, proven := c.near.Get(key)
 	n, ok := kept.(*nearValue)
 	if !ok || !proven || now >= n.staleEnd {
@@ -138,7 +133,7 @@ func (c *engine) nearHit(ctx context.Context, key string) (v any, info ValueInfo
 		return nil, info, nil, now, nil
 	}
 	info.Stale, info.Age = now >= n.freshEnd, max(0, now-n.written)
-	c.noteHit(ctx, key, &c.counters.near, info)
+	c.events.Hit(ctx, key, true, info)
 	return v, info, n, now, err
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/tags"
 )
@@ -29,7 +30,7 @@ import (
 // Any other order leaves old values: see model_test.go of package tags.
 type rebuild struct {
 	*engine
-	info       TagInfo
+	info       event.TagInfo
 	invalidate func(ctx context.Context, keys []string) error
 
 	keys    atomic.Int64 // that were invalidated
@@ -40,7 +41,7 @@ type rebuild struct {
 
 // rebuild runs a rebuild, and waits until it ends, or ctx. A rebuild that has begun goes on without its caller:
 // with callers in a hurry, none would ever end. If another process has run one, info stays as it is.
-func (c *engine) rebuild(ctx context.Context, info *TagInfo, invalidate func(ctx context.Context, keys []string) error) error {
+func (c *engine) rebuild(ctx context.Context, info *event.TagInfo, invalidate func(ctx context.Context, keys []string) error) error {
 	select {
 	case c.rebuilding <- struct{}{}:
 	case <-ctx.Done():
@@ -223,7 +224,7 @@ func (r *rebuild) tryValues(ctx context.Context, valueKeys []string) error {
 	}
 	for _, v := range values {
 		if v.err != nil {
-			r.badValue(ctx, v.key, v.err)
+			r.events.BadValue(ctx, v.key, v.err)
 		}
 	}
 	r.known.Add(int64(len(values) - len(unknown)))

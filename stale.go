@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/flight"
 )
 
@@ -131,7 +132,7 @@ func (c *engine) servable(r *result) bool {
 
 // infoOf describes a result. If it is a fallback that has become too old by now, infoOf returns the
 // failure that it replaced.
-func (c *engine) infoOf(r *result) (info ValueInfo, err error) {
+func (c *engine) infoOf(r *result) (info event.ValueInfo, err error) {
 	if r.entry.WrittenAt.IsZero() {
 		return info, nil
 	}
@@ -143,7 +144,7 @@ func (c *engine) infoOf(r *result) (info ValueInfo, err error) {
 	info.Age = max(0, now.Sub(r.entry.WrittenAt)) // the clocks of writer and reader may disagree
 	switch {
 	case use == expired:
-		return ValueInfo{}, r.failure
+		return event.ValueInfo{}, r.failure
 	case use < fresh:
 		info.Stale, info.Err = true, r.failure
 	}
@@ -165,10 +166,9 @@ func (c *engine) infoOf(r *result) (info ValueInfo, err error) {
 func Previous[T any](ctx context.Context, key string) (v T, info ValueInfo, ok bool) {
 	for _, x := range fillsOf(ctx) {
 		if x.fill.Key == key {
-			var old any
-			old, info = x.previous()
+			old, info := x.previous()
 			if p, isT := old.(*T); isT {
-				return *p, info, true
+				return *p, ValueInfo(info), true
 			}
 		}
 	}
@@ -189,15 +189,15 @@ func fillsOf(ctx context.Context) []*filling {
 }
 
 // previous returns the value that the load replaces, or nil.
-func (x *filling) previous() (any, ValueInfo) {
+func (x *filling) previous() (any, event.ValueInfo) {
 	old := x.old.entry
 	if !x.replaces || old.NotFound || old.Payload == nil || x.returned.Load() || x.fills.Superseded(x.fill) {
-		return nil, ValueInfo{}
+		return nil, event.ValueInfo{}
 	}
 	v, err := x.values.decodeEntry(&old)
 	if err != nil { // told as a BadValue when it was read
-		return nil, ValueInfo{}
+		return nil, event.ValueInfo{}
 	}
 	now := time.Now()
-	return v, ValueInfo{Stale: old.Expired || !now.Before(old.FreshUntil), Age: old.Age(now)}
+	return v, event.ValueInfo{Stale: old.Expired || !now.Before(old.FreshUntil), Age: old.Age(now)}
 }

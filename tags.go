@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/foreign"
 	"github.com/singlefill/singlefill/internal/tags"
@@ -31,7 +32,7 @@ import (
 // [docs/figures.md]: https://github.com/singlefill/singlefill/blob/main/docs/figures.md#many-keys-at-once
 func (c *Cache[T]) DeleteTag(ctx context.Context, tags ...string) error {
 	e := c.engine
-	return e.invalidateTags(ctx, tags, TagInfo{}, func(ctx context.Context, keys []string) error {
+	return e.invalidateTags(ctx, tags, event.TagInfo{}, func(ctx context.Context, keys []string) error {
 		return e.invalidate(ctx, "delete", keys, e.delete)
 	})
 }
@@ -39,22 +40,12 @@ func (c *Cache[T]) DeleteTag(ctx context.Context, tags ...string) error {
 // ExpireTag is [Cache.Expire] of each key whose value has one of the tags: see DeleteTag.
 func (c *Cache[T]) ExpireTag(ctx context.Context, tags ...string) error {
 	e := c.engine
-	return e.invalidateTags(ctx, tags, TagInfo{Expire: true}, func(ctx context.Context, keys []string) error {
+	return e.invalidateTags(ctx, tags, event.TagInfo{Expire: true}, func(ctx context.Context, keys []string) error {
 		return e.invalidate(ctx, "expire", keys, e.expire)
 	})
 }
 
-// TagInfo describes a DeleteTag or ExpireTag to [Trace.TagDone].
-type TagInfo struct {
-	Tags    []string
-	Expire  bool // by ExpireTag
-	Keys    int  // that were found and invalidated; a key with two of the tags may count twice
-	Rebuilt bool // what was known of the tags may have been lost: all values were read to find it out again
-	Cleared bool // Rebuilt, and nothing told the tags of any value: all were removed, as by Clear
-	Err     error
-}
-
-func (c *engine) invalidateTags(ctx context.Context, names []string, info TagInfo,
+func (c *engine) invalidateTags(ctx context.Context, names []string, info event.TagInfo,
 	invalidate func(ctx context.Context, keys []string) error) error {
 	if err := c.checkOpen(); err != nil {
 		return err
@@ -71,13 +62,13 @@ func (c *engine) invalidateTags(ctx context.Context, names []string, info TagInf
 	}
 	info.Tags = names
 	info.Err = c.invalidateTagged(ctx, &info, invalidate)
-	c.tagDone(ctx, info)
+	c.events.TagDone(ctx, info)
 	return info.Err
 }
 
 // invalidateTagged marks the tags, so that what is being loaded is not stored, and then invalidates what
 // is stored: again if what is known of the tags is lost meanwhile.
-func (c *engine) invalidateTagged(ctx context.Context, info *TagInfo, invalidate func(ctx context.Context, keys []string) error) error {
+func (c *engine) invalidateTagged(ctx context.Context, info *event.TagInfo, invalidate func(ctx context.Context, keys []string) error) error {
 	for intact := false; !intact && !info.Rebuilt; {
 		marked, err := c.tags.Mark(ctx, info.Tags)
 		switch {
@@ -96,7 +87,7 @@ func (c *engine) invalidateTagged(ctx context.Context, info *TagInfo, invalidate
 
 // invalidateNoted invalidates what is in the indexes. It reports whether they were intact, and read in one order: a
 // server that was restarted meanwhile goes on from a cursor of its former process in another order.
-func (c *engine) invalidateNoted(ctx context.Context, marked tags.Marked, info *TagInfo,
+func (c *engine) invalidateNoted(ctx context.Context, marked tags.Marked, info *event.TagInfo,
 	invalidate func(ctx context.Context, keys []string) error) (bool, error) {
 	c.forgetUnindexed(marked)
 	before, err := c.tags.Process(ctx)

@@ -4,8 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/singlefill/singlefill/internal/client"
-	"github.com/singlefill/singlefill/internal/flight"
+	"github.com/singlefill/singlefill/internal/event"
 )
 
 // Trace is a set of optional functions that a [Cache] calls when something happens, synchronously
@@ -93,12 +92,42 @@ type ShareInfo struct {
 	Load context.Context
 }
 
-func shareInfo(key string, d time.Duration, call *flight.Call) ShareInfo {
-	info := ShareInfo{Key: key, Duration: d}
-	if call != nil {
-		info.Load = client.Detach(call.Context)
-	}
-	return info
+// WaitInfo describes a wait for another process to [Trace.WaitDone].
+type WaitInfo struct {
+	Key      string
+	Duration time.Duration
+	Polls    int // commands sent during the wait
+}
+
+// AuditInfo describes to [Trace.AuditDone] how a fresh hit compares with the source: see
+// [Options.Audit].
+type AuditInfo struct {
+	Key string
+	// Stale reports that the source had another value, and Redis the same entry a second later.
+	Stale bool
+	Age   time.Duration // of the value, when it was served
+	Near  bool          // it was served from memory
+	// Err is why nothing was found out: the load failed, or was cut short by a call that needed the
+	// key; its value could not be encoded; Redis did not answer; or the cache was closed.
+	Err error
+}
+
+// TagInfo describes a DeleteTag or ExpireTag to [Trace.TagDone].
+type TagInfo struct {
+	Tags    []string
+	Expire  bool // by ExpireTag
+	Keys    int  // that were found and invalidated; a key with two of the tags may count twice
+	Rebuilt bool // what was known of the tags may have been lost: all values were read to find it out again
+	Cleared bool // Rebuilt, and nothing told the tags of any value: all were removed, as by Clear
+	Err     error
+}
+
+// ClearInfo tells [Trace.Clearing] how far a Clear is.
+type ClearInfo struct {
+	Pass    int   // 1: locks; 2: values
+	Scanned int64 // keys of the database that this pass has looked at, about
+	Keys    int64 // keys of the database when the pass began; 0: Redis does not say
+	Removed int64 // values that have been removed
 }
 
 // AddTrace adds functions to those of [Options.Trace], which are called first, for what happens
@@ -106,82 +135,41 @@ func shareInfo(key string, d time.Duration, call *flight.Call) ShareInfo {
 func (c *Cache[T]) AddTrace(t *Trace) { c.engine.addTrace(t) }
 
 func (c *engine) addTrace(t *Trace) {
-	if t != nil && t.named != nil {
+	if t == nil {
+		return
+	}
+	if t.named != nil {
 		t = t.named(*t, c.namespace)
 	}
-	for t != nil {
-		old := c.trace.Load()
-		if c.trace.CompareAndSwap(old, join(old, t)) {
-			return
-		}
-	}
+	c.events.Add(t.functions())
 }
 
-// join returns a Trace that calls the functions of a, and then those of b.
-func join(a, b *Trace) *Trace {
-	t := &Trace{
-		Hit:        then(a.Hit, b.Hit),
-		Miss:       then(a.Miss, b.Miss),
-		Stale:      then2(a.Stale, b.Stale),
-		LoadStart:  a.LoadStart,
-		LoadDone:   then(a.LoadDone, b.LoadDone),
-		ShareDone:  then(a.ShareDone, b.ShareDone),
-		WaitDone:   then(a.WaitDone, b.WaitDone),
-		AuditDone:  then(a.AuditDone, b.AuditDone),
-		TagDone:    then(a.TagDone, b.TagDone),
-		RedisError: then2(a.RedisError, b.RedisError),
-		BadValue:   then2(a.BadValue, b.BadValue),
-		Clearing:   then(a.Clearing, b.Clearing),
+// functions returns the functions of t as the rooms call them, which do not know this package.
+func (t *Trace) functions() *event.Trace {
+	to := &event.Trace{
+		Hit: t.Hit, Miss: t.Miss, LoadStart: t.LoadStart, RedisError: t.RedisError, BadValue: t.BadValue,
+		NearDropped: t.NearDropped, BreakerChanged: t.BreakerChanged, BreakerWhy: t.breaker,
 	}
-	switch {
-	case a.LoadStart == nil:
-		t.LoadStart = b.LoadStart
-	case b.LoadStart != nil:
-		t.LoadStart = func(ctx context.Context, key string) context.Context {
-			return b.LoadStart(a.LoadStart(ctx, key), key)
-		}
+	if f := t.Stale; f != nil {
+		to.Stale = func(ctx context.Context, key string, i event.ValueInfo) { f(ctx, key, ValueInfo(i)) }
 	}
-	if t.NearDropped = a.NearDropped; a.NearDropped == nil {
-		t.NearDropped = b.NearDropped
-	} else if b.NearDropped != nil {
-		t.NearDropped = func() { a.NearDropped(); b.NearDropped() }
+	if f := t.LoadDone; f != nil {
+		to.LoadDone = func(ctx context.Context, i event.LoadInfo) { f(ctx, LoadInfo(i)) }
 	}
-	if t.BreakerChanged = a.BreakerChanged; a.BreakerChanged == nil {
-		t.BreakerChanged = b.BreakerChanged
-	} else if b.BreakerChanged != nil {
-		t.BreakerChanged = func(open bool) { a.BreakerChanged(open); b.BreakerChanged(open) }
+	if f := t.ShareDone; f != nil {
+		to.ShareDone = func(ctx context.Context, i event.ShareInfo) { f(ctx, ShareInfo(i)) }
 	}
-	if t.breaker = a.breaker; a.breaker == nil {
-		t.breaker = b.breaker
-	} else if b.breaker != nil {
-		t.breaker = func(why error) { a.breaker(why); b.breaker(why) }
+	if f := t.WaitDone; f != nil {
+		to.WaitDone = func(ctx context.Context, i event.WaitInfo) { f(ctx, WaitInfo(i)) }
 	}
-	return t
-}
-
-func then[A any](f, g func(context.Context, A)) func(context.Context, A) {
-	switch {
-	case f == nil:
-		return g
-	case g == nil:
-		return f
+	if f := t.AuditDone; f != nil {
+		to.AuditDone = func(ctx context.Context, i event.AuditInfo) { f(ctx, AuditInfo(i)) }
 	}
-	return func(ctx context.Context, a A) { f(ctx, a); g(ctx, a) }
-}
-
-func then2[A, B any](f, g func(context.Context, A, B)) func(context.Context, A, B) {
-	switch {
-	case f == nil:
-		return g
-	case g == nil:
-		return f
+	if f := t.TagDone; f != nil {
+		to.TagDone = func(ctx context.Context, i event.TagInfo) { f(ctx, TagInfo(i)) }
 	}
-	return func(ctx context.Context, a A, b B) { f(ctx, a, b); g(ctx, a, b) }
-}
-
-// WaitInfo describes a wait for another process to [Trace.WaitDone].
-type WaitInfo struct {
-	Key      string
-	Duration time.Duration
-	Polls    int // commands sent during the wait
+	if f := t.Clearing; f != nil {
+		to.Clearing = func(ctx context.Context, i event.ClearInfo) { f(ctx, ClearInfo(i)) }
+	}
+	return to
 }

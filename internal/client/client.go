@@ -390,6 +390,12 @@ func Unreachable(err error) bool {
 		redis.IsTryAgainError(err) || redis.IsMaxClientsError(err) || redis.HasErrorPrefix(err, "BUSY ") || redirected(err)
 }
 
+// Refused reports whether a server that could answer has refused a command.
+func Refused(err error) bool {
+	_, refused := errors.AsType[redis.Error](err)
+	return refused && !Unreachable(err)
+}
+
 func redirected(err error) bool {
 	_, moved := redis.IsMovedError(err)
 	_, asked := redis.IsAskError(err)
