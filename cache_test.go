@@ -137,7 +137,7 @@ func TestCalls_Commands(t *testing.T) {
 				sent string
 			}{
 				{"New and Stats", func() error { c.Stats(); return nil }, nil, "[]"},
-				{"the first load", load("first", cachetest.Gives("v")), nil, "[get evalsha eval evalsha eval]"},
+				{"the first load", load("first", cachetest.Gives("v")), nil, "[get time evalsha eval evalsha eval]"},
 				{"a load", load("some", cachetest.Gives("v")), nil, "[get evalsha evalsha]"},
 				{"a load that finds nothing", load("none", none), singlefill.ErrNotFound, "[get evalsha evalsha]"},
 				{"the first failure", load("bad", fails), boom, "[get evalsha evalsha eval]"},

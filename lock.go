@@ -154,20 +154,28 @@ func (x *filling) storeOrRelease(ctx context.Context, o *outcome, data []byte,
 }
 
 // abandon gives up an attempt to lock of which a command was not answered, or whose release was
-// refused. Otherwise it could still take the lock, or keep it, without a load. It tries until Redis
-// does it or the lock has expired. When the cache is closed it tries once more, also while the
-// breaker is open: that may be due to the very commands that were not answered.
+// refused. Otherwise it could keep the lock without a load. It tries until Redis answers; what Redis
+// refuses, until the lock has expired. The first command is sent also while the breaker is open: a frozen
+// server executes it as soon as it goes on. When the cache is closed it tries once more.
 func (c *engine) abandon(ctx context.Context, lock filllock.Lock) {
-	for end := time.Now().Add(c.opts.lockTTL); time.Now().Before(end); {
+	for end := time.Now().Add(c.opts.lockTTL); ; {
 		closed := c.checkOpen() != nil
-		if closed || !c.client.Away(lock.Keys.Lock) {
-			if _, err := lock.Abandon(ctx); err == nil {
-				return
-			}
-		}
-		if closed {
+		switch _, err := lock.Abandon(ctx); {
+		case err == nil || closed || errors.Is(err, redis.ErrClosed):
+			return
+		case client.Unreachable(err):
+			end = time.Now().Add(c.opts.lockTTL)
+		case time.Now().After(end):
 			return
 		}
+		c.pauseUntilBack(lock.Keys.Lock)
+	}
+}
+
+// pauseUntilBack pauses, at least for as long as the breaker of key's node is open. Close ends it, of the cache or
+// of the client.
+func (c *engine) pauseUntilBack(key string) {
+	for away := true; away && c.checkOpen() == nil; away = c.client.Away(key) && !c.client.Gone() {
 		select {
 		case <-c.closing:
 		case <-time.After(wait.MaxPause):

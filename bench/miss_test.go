@@ -107,7 +107,7 @@ func getNothing(ctx context.Context, rdb *redis.Client, key string) error {
 func lockAndStore(ctx context.Context, rdb *redis.Client, key string, value order) error {
 	keys := []string{byHand(key), byHand(key) + ":lock"}
 	token := rand.Text()
-	fields, err := getOrLock.Run(ctx, rdb, keys, token, 5000, "", "", "1", "").Slice()
+	fields, err := getOrLock.Run(ctx, rdb, keys, token, 5000, "", "", "1", "", int64(1)<<62).Slice()
 	if err != nil {
 		return err
 	}

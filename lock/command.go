@@ -12,12 +12,12 @@ import (
 // runAcquire runs a script that acquires the lock or takes a place in its queue.
 func (o *owner) runAcquire(ctx context.Context, within time.Duration, s client.Script, keys []string,
 	args ...any) (reply, error) {
-	call := append(s.Call(3+len(keys), 3+len(args)), o.keys.lock, o.keys.fence, o.keys.ended)
+	call := append(s.Call(3+len(keys), 4+len(args)), o.keys.lock, o.keys.fence, o.keys.ended)
 	for _, key := range keys {
 		call = append(call, key)
 	}
 	call = append(call, o.token, o.opts.TTL.Milliseconds(), int64(fenceLife/time.Millisecond))
-	call = append(call, args...)
+	call = append(append(call, args...), 0) // the time is set when it is sent
 	return run(ctx, o, within, "acquire", s, call, func(cmd *redis.Cmd) (reply, error) {
 		answer, err := cmd.Result()
 		if err != nil {
@@ -60,24 +60,28 @@ func (o *owner) runOnLease(ctx context.Context, within time.Duration, op string,
 func run[R any](ctx context.Context, o *owner, within time.Duration, op string, s client.Script, call []any,
 	read func(cmd *redis.Cmd) (R, error)) (R, error) {
 	type reply struct {
-		value            R
-		unknown, replica bool
+		value                  R
+		unknown, late, replica bool
 	}
+	end := time.Now().Add(within)
 	for tries := -1; ; {
-		cmd := once{client.Command(ctx, call)}
-		r, err := client.Send(ctx, o.client, nil, within, op, o.keys.lock, cmd, func() (reply, error) {
+		cmd := client.Command(ctx, call)
+		r, err := client.Send(ctx, o.client, nil, within, op, o.keys.lock, s.Of(once{cmd}), func() (reply, error) {
 			switch err := cmd.Err(); {
 			case client.Unknown(err):
 				return reply{unknown: true}, nil
+			case client.Late(err) && time.Now().Before(end):
+				return reply{late: true}, nil
 			case redis.IsReadOnlyError(err) && tries != 0 && ctx.Err() == nil:
 				return reply{replica: true}, nil
 			}
-			r, err := read(cmd.Cmd)
+			r, err := read(cmd)
 			return reply{value: r}, err
 		})
 		switch {
 		case r.unknown:
 			s.WithText(call)
+		case r.late:
 		case r.replica:
 			if tries--; tries < 0 {
 				tries = int(o.client.Redis.PoolStats().TotalConns) // each may be one to the old master
@@ -91,6 +95,6 @@ func run[R any](ctx context.Context, o *owner, within time.Duration, op string, 
 // once is a command that the client sends once. If the client retried by itself, its last error
 // would hide the outcome of earlier tries: a grant whose reply was lost, then a refused connection,
 // would look like a lock that was never acquired. This package retries by itself, and remembers.
-type once struct{ *redis.Cmd }
+type once struct{ redis.Cmder }
 
 func (once) NoRetry() bool { return true }

@@ -68,6 +68,8 @@ func TestErrors_Kinds(t *testing.T) {
 			learn(t, rdb)
 			client, f := withFaults(t, m)
 			l := newLocker(t, kind, client, "some name", nil)
+			mustRelease(t, mustAcquire(t, l)) // so that the time of the server is known
+			time.Sleep(time.Millisecond)      // so that it has not answered while the next caller waits
 			for op, call := range map[string]func() error{
 				"Acquire": func() error { _, err := l.Acquire(t.Context()); return err },
 				"TryAcquire": func() error {

@@ -64,7 +64,7 @@ func TestRelease_NilOnce(t *testing.T) {
 			if nils, losts := release(t, lease); nils != 1 || losts != 1 {
 				t.Errorf("%d nil, %d and the rest ErrLost", nils, losts)
 			}
-			if ops := f.take(); ops != "acquire release" {
+			if ops := f.take(); ops != "time acquire release" {
 				t.Errorf("sent %s", ops)
 			}
 			select {

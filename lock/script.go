@@ -35,14 +35,14 @@ var (
 	//go:embed lua/semaphore_abandon.lua
 	semaphoreAbandonLua string
 
-	mutexAcquire     = newScript(mutexAcquireLua)
+	mutexAcquire     = newTaking(mutexAcquireLua)
 	mutexRenew       = newScript(mutexRenewLua)
 	mutexRelease     = newScript(mutexReleaseLua)
 	mutexAbandon     = newScript(mutexAbandonLua)
-	fairAcquire      = newScript(fairAcquireLua)
+	fairAcquire      = newTaking(fairAcquireLua)
 	fairRelease      = newScript(fairReleaseLua)
 	fairAbandon      = newScript(fairAbandonLua)
-	semaphoreAcquire = newScript(semaphoreAcquireLua)
+	semaphoreAcquire = newTaking(semaphoreAcquireLua)
 	semaphoreRenew   = newScript(semaphoreRenewLua)
 	semaphoreRelease = newScript(semaphoreReleaseLua)
 	semaphoreAbandon = newScript(semaphoreAbandonLua)
@@ -50,4 +50,8 @@ var (
 
 func newScript(text string) client.Script {
 	return client.NewScript(wake.Lua + waitingLua + endedLua + text)
+}
+
+func newTaking(text string) client.Script {
+	return client.NewTaking(wake.Lua + waitingLua + endedLua + text)
 }

@@ -109,6 +109,8 @@ func TestTrace_TransitionsOnce(t *testing.T) {
 			client, f := withFaults(t, m)
 			s := traceScene{T: t, m: m, f: f, l: newLocker(t, kind, client, "n", &lock.Options{Trace: e.Trace()})}
 			s.holder = func() *lock.Lease { return mustAcquire(t, newLocker(t, kind, rdb, "n", nil)) }
+			mustRelease(t, mustAcquire(t, newLocker(t, kind, client, "n", nil))) // so that the time of the server is known
+			time.Sleep(time.Millisecond)
 			path.run(s)
 			time.Sleep(time.Minute)
 			var got []string

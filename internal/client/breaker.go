@@ -57,14 +57,17 @@ func (c *Client) Away(key string) bool { return c.nodeOf(key).outage.Load() != n
 // Refusal returns the error that opened the breaker of key's node, or nil if it is closed.
 func (c *Client) Refusal(key string) error { return c.nodeOf(key).refusal() }
 
+// Gone reports whether a breaker stays open because the user has closed the client.
+func (c *Client) Gone() bool { return c.gone.Load() }
+
 // AnyAway reports whether the breaker of any node is open.
 func (c *Client) AnyAway() bool { return c.nodes.open.Load() > 0 }
 
-// Silent reports whether the node of key has not answered for as long as a command may take. Even
-// then, one unanswered command does not show an outage.
+// Silent reports whether the node of key has not answered for the least that a command is given: see
+// limit. Even then, one unanswered command does not show an outage.
 func (c *Client) Silent(key string) bool {
 	s := c.nodeOf(key).server
-	return s.silentSince(s.begun) >= c.Timeout
+	return s.silentSince(s.begun) >= c.Timeout-c.Timeout/16
 }
 
 // yieldToReaders is called before a command counts as unanswered. With thousands of runnable
@@ -120,6 +123,7 @@ func (c *Client) recover(n *node, closing <-chan struct{}) {
 		}
 		if c.nodeOf(n.outage.Load().key) == n {
 			if err := c.ping(context.Background(), n); errors.Is(err, redis.ErrClosed) {
+				c.gone.Store(true)
 				return
 			} else if Unreachable(err) {
 				continue

@@ -26,6 +26,7 @@ type Client struct {
 	queued  atomic.Int64
 
 	oneServer   atomic.Bool // known to have all keys
+	gone        atomic.Bool // see Gone
 	fromMasters bool        // see ReadFromMasters
 
 	bounded    bool // Redis returns when the deadline of a context has passed
@@ -116,9 +117,24 @@ func DoWithin[R any](ctx context.Context, c *Client, timeout time.Duration, op, 
 func Send[R any](ctx context.Context, c *Client, convoy *Convoy, timeout time.Duration, op, key string, cmd redis.Cmder,
 	read func() (R, error)) (R, error) {
 	caller := new(Caller)
+	if _, takes := cmd.(taking); takes {
+		n := c.nodeOf(key)
+		if begun := time.Now(); !n.clock.known() {
+			if err := n.clock.look(ctx, timeout, func() (int64, error) { return c.time(Detach(ctx), n, call{op: op, key: key}) }); err != nil {
+				var none R
+				return none, unsent{err}
+			}
+			timeout -= time.Since(begun)
+		}
+		caller.takes, caller.clock, caller.stays = cmd, &n.clock, timeout-timeout/16 // see limit
+		caller.leaves, caller.hurries = ctx.Deadline()
+	}
 	cmd = caller.Only(cmd)
 	r, err := do(ctx, c, timeout, op, key, parcel{cmd: cmd, convoy: convoy}, func(ctx context.Context, together *group) (R, error) {
 		var none R
+		if end, ok := ctx.Deadline(); ok && together == nil {
+			caller.begin(end)
+		}
 		if err := c.process(ctx, parcel{cmd: cmd}, together); err != nil {
 			return none, err
 		}
@@ -127,6 +143,9 @@ func Send[R any](ctx context.Context, c *Client, convoy *Convoy, timeout time.Du
 				return none, err
 			}
 			return none, nil // the caller would have sent the text
+		}
+		if now, late := lateAt(cmd.Err()); late {
+			caller.clock.see(now)
 		}
 		return read()
 	})

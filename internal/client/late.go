@@ -2,7 +2,11 @@ package client
 
 import (
 	"errors"
+	"strconv"
+	"strings"
+	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -10,7 +14,16 @@ import (
 // A Caller waits for commands. A client may write a command to a connection long after its caller
 // has left: by default go-redis does not look at the context once it has a connection, and making
 // one can take any time. The zero Caller waits.
-type Caller struct{ left, sent atomic.Bool }
+type Caller struct {
+	left, sent atomic.Bool
+
+	takes   redis.Cmder   // a taking, or nil
+	clock   *clock        // of its server
+	stays   time.Duration // at least, and without a deadline of its own
+	leaves  time.Time
+	hurries bool // it has that deadline
+	once    sync.Once
+}
 
 // Leave tells that the caller waits no longer. What has not been sent by then is never executed.
 func (c *Caller) Leave() { c.left.Store(true) }
@@ -31,7 +44,49 @@ func (t timely) Args() []any {
 	if t.caller.left.Load() {
 		return []any{"ping"}
 	}
+	if t.caller.takes != nil { // others have taken it along, and its caller may not know that yet
+		t.caller.begin(time.Now().Add(t.caller.stays))
+	}
 	return t.Cmder.Args()
+}
+
+// A taking is a command that takes something for its caller, such as a lock. It may be in a socket when
+// its caller leaves, and the server may read it at any later time, after the commands of other connections
+// that undo it. So its last argument is the server's time in µs after which it must take nothing: the
+// script answers LATE with the time then.
+type taking struct{ redis.Cmder }
+
+// begin sets the last argument of a taking when its caller begins to wait for the reply, until end.
+func (c *Caller) begin(end time.Time) {
+	if c.takes == nil {
+		return
+	}
+	c.once.Do(func() {
+		if c.hurries && c.leaves.Before(end) {
+			end = c.leaves
+		}
+		args := c.takes.Args()
+		args[len(args)-1] = c.clock.at(end)
+	})
+}
+
+// Late reports whether a command arrived too late for its caller, or seemed to, since the clock of the
+// server has been changed. It has taken nothing, and is to be sent again if the caller still waits.
+func Late(err error) bool {
+	_, late := lateAt(err)
+	return late
+}
+
+// lateAt returns the server's time of a LATE.
+func lateAt(err error) (micros int64, late bool) {
+	if _, reply := errors.AsType[redis.Error](err); !reply {
+		return 0, false
+	}
+	_, text, late := strings.Cut(err.Error(), "LATE ")
+	if late {
+		micros, err = strconv.ParseInt(text, 10, 64)
+	}
+	return micros, late && err == nil
 }
 
 type unsent struct{ error }

@@ -134,6 +134,18 @@ func (c *Client) ping(ctx context.Context, n *node) error {
 	return err
 }
 
+// time asks a node for its time in µs, also without queueing at the gate. 0: it refuses to tell. The script that
+// needs the time reports that.
+func (c *Client) time(ctx context.Context, n *node, call call) (int64, error) {
+	return doNow(ctx, c, n, call, func(ctx context.Context) (int64, error) {
+		now, err := n.rdb.Time(ctx).Result()
+		if err != nil && !Unreachable(err) {
+			return 0, nil
+		}
+		return now.UnixMicro(), err
+	})
+}
+
 // DoNow is Do without queueing at the gate, for a rare command on which all callers depend. While
 // thousands of commands are queued, it waits for a connection of the pool only.
 func DoNow[R any](ctx context.Context, c *Client, op, key string, cmd func(ctx context.Context) (R, error)) (R, error) {

@@ -10,10 +10,21 @@ import (
 
 // A Script is called by its hash, and by its text while the server does not know it. redis.Script
 // does the same with more allocations.
-type Script struct{ text, hash any } // strings
+type Script struct {
+	text, hash any  // strings
+	takes      bool // something, until a time
+}
 
 // NewScript returns the script with this text.
-func NewScript(text string) Script { return Script{text, redis.NewScript(text).Hash()} }
+func NewScript(text string) Script { return Script{text: text, hash: redis.NewScript(text).Hash()} }
+
+// NewTaking returns a script that takes something. The last argument of a call is left to [Send]: the
+// server's time in µs after which the script must take nothing, but answer with LATE and the time.
+func NewTaking(text string) Script {
+	s := NewScript(text)
+	s.takes = true
+	return s
+}
 
 // Call returns the beginning of an EVALSHA, with room for so many keys and arguments. The caller
 // appends them.
@@ -29,6 +40,14 @@ func Command(ctx context.Context, call []any) *redis.Cmd {
 	return cmd
 }
 
+// Of returns a command of the script as it is to be sent.
+func (s Script) Of(cmd redis.Cmder) redis.Cmder {
+	if s.takes {
+		return taking{cmd}
+	}
+	return cmd
+}
+
 // Unknown reports whether the server does not know the script of an EVALSHA that failed with err.
 func Unknown(err error) bool { return err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") }
 
@@ -40,23 +59,29 @@ func Run[R any](ctx context.Context, c *Client, convoy *Convoy, timeout time.Dur
 	call []any,
 	read func(cmd *redis.Cmd) (R, error)) (R, error) {
 	type reply struct {
-		value   R
-		unknown bool
+		value         R
+		unknown, late bool
 	}
-	send := func() (reply, error) {
+	for within, end := timeout, time.Now().Add(timeout); ; {
 		cmd := Command(ctx, call)
-		return Send(ctx, c, convoy, timeout, op, key, cmd, func() (reply, error) {
-			if Unknown(cmd.Err()) {
+		r, err := Send(ctx, c, convoy, within, op, key, s.Of(cmd), func() (reply, error) {
+			switch err := cmd.Err(); {
+			case Unknown(err):
 				return reply{unknown: true}, nil
+			case Late(err) && time.Now().Before(end):
+				return reply{late: true}, nil
 			}
 			r, err := read(cmd)
 			return reply{value: r}, err
 		})
+		switch {
+		case r.unknown: // the text has as much time, or a slow server would never know the script
+			s.WithText(call)
+			within, end = timeout, time.Now().Add(timeout)
+		case r.late:
+			within = time.Until(end)
+		default:
+			return r.value, err
+		}
 	}
-	r, err := send()
-	if r.unknown {
-		s.WithText(call)
-		r, err = send()
-	}
-	return r.value, err
 }

@@ -26,6 +26,7 @@ type server struct {
 	node     *node // of all Clients without breakers
 
 	using    atomic.Int64 // commands that have a connection or wait for one, also if their callers have left
+	clock    clock
 	begun    time.Time
 	answered atomic.Int64 // time of the last answer, in ns since begun
 
@@ -67,7 +68,8 @@ func serverOf(rdb redis.UniversalClient) *server {
 
 func newServer(rdb redis.UniversalClient) *server {
 	all := connections(rdb)
-	s := &server{rdb: rdb, begun: time.Now(), alone: &gate{size: uint64(all)}}
+	now := time.Now()
+	s := &server{rdb: rdb, begun: now, clock: clock{begun: now}, alone: &gate{size: uint64(all)}}
 	s.together = s.alone
 	if _, ok := rdb.(*redis.Client); ok {
 		// Commands go together only if they certainly go to one server: one that does not answer would

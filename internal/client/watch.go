@@ -19,6 +19,9 @@ func Watch(ctx context.Context, rdb redis.UniversalClient, keys []string, judge 
 			if err != nil || write == nil {
 				return err
 			}
+			if err := ctx.Err(); err != nil { // the caller has left: by default go-redis would not notice
+				return err
+			}
 			return Transaction(ctx, tx, write)
 		}, keys...)
 		if !errors.Is(err, redis.TxFailedErr) {

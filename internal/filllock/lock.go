@@ -34,7 +34,7 @@ var renewLua string
 var expireLua string
 
 var (
-	getOrLockScript = newScript(getOrLockLua)
+	getOrLockScript = client.NewTaking(wake.Lua + getOrLockLua)
 	storeScript     = newScript(storeLua)
 	releaseScript   = newScript(releaseLua)
 	abandonScript   = newScript(abandonLua)
@@ -120,8 +120,8 @@ type Reply struct {
 
 // GetOrLock returns an entry other than the known one, or else takes the lock if it is free.
 func (l *Lock) GetOrLock(ctx context.Context, within time.Duration, q Query) (Reply, error) {
-	call := append(getOrLockScript.Call(2, 6), l.Keys.Value, l.Keys.Lock,
-		l.token, l.ttl.Milliseconds(), q.Known, q.Awaited, q.Take, q.For)
+	call := append(getOrLockScript.Call(2, 7), l.Keys.Value, l.Keys.Lock,
+		l.token, l.ttl.Milliseconds(), q.Known, q.Awaited, q.Take, q.For, 0)
 	sent := time.Now()
 	r, err := client.Run(ctx, l.client, l.convoy(), within, "lock", l.Keys.Value, getOrLockScript, call, func(cmd *redis.Cmd) (Reply, error) {
 		r, err := parseLockReply(cmd)
@@ -137,7 +137,7 @@ func (l *Lock) GetOrLock(ctx context.Context, within time.Duration, q Query) (Re
 	}
 	switch {
 	case err != nil:
-		l.InDoubt = l.InDoubt || q.Take && client.Unreachable(err)
+		l.InDoubt = l.InDoubt || q.Take && client.Unreachable(err) && !client.Unsent(err)
 	case r.Status == Locked:
 		l.held, l.stamp = sent, r.Text
 	}
@@ -201,9 +201,9 @@ func (l *Lock) Release(ctx context.Context, within time.Duration, v ReleaseNote)
 		l.stamp, v.Failure, v.RetryAfter.Milliseconds(), v.life(l.ttl).Milliseconds(), v.Drop)
 }
 
-// Abandon gives up an attempt whose outcome is unknown. The command that takes the lock may still
-// be in transit. The server refuses it for the TTL of the lock, unless another attempt uses the
-// lock in between. If it takes the lock after that, for no load, the lock ends after its TTL.
+// Abandon gives up an attempt whose outcome is unknown: it releases the lock if the attempt has taken it.
+// A command of it that is still in transit is late by now. If the clock of the server has been set back
+// since, the server refuses it for the TTL of the lock, unless another attempt uses the lock in between.
 func (l *Lock) Abandon(ctx context.Context) (bool, error) {
 	return l.act(ctx, nil, l.client.Timeout, "abandon", abandonScript, []string{l.Keys.Lock}, l.watchAbandon, l.ttl.Milliseconds())
 }

@@ -155,13 +155,20 @@ func (l *Lock) watchRelease(v ReleaseNote) client.WatchFunc {
 
 func (l *Lock) watchAbandon(ctx context.Context, tx *redis.Tx) (func(redis.Pipeliner), bool, error) {
 	record, err := getString(ctx, tx, l.Keys.Lock)
-	switch state, token, _, _ := splitRecord(record); {
-	case err != nil:
+	if err != nil {
 		return nil, false, err
+	}
+	switch state, token, _, _ := splitRecord(record); {
 	case state == "H" && token == l.token:
 		return func(p redis.Pipeliner) { p.Del(ctx, l.Keys.Lock) }, true, nil
 	case record == "":
 		return func(p redis.Pipeliner) { p.SetNX(ctx, l.Keys.Lock, "X"+l.token, l.ttl) }, false, nil
+	case state == "F" || state == "X": // a transaction of this attempt that has seen the same record fails once it is touched
+		left, err := tx.PTTL(ctx, l.Keys.Lock).Result()
+		if err != nil || left < time.Millisecond {
+			return nil, false, err
+		}
+		return func(p redis.Pipeliner) { p.PExpire(ctx, l.Keys.Lock, left) }, false, nil
 	}
 	return nil, false, nil
 }

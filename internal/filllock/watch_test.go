@@ -2,6 +2,7 @@ package filllock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -9,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/redistest"
@@ -300,5 +303,34 @@ func sameMark(s string) string {
 		return s
 	} else {
 		return fmt.Sprint(state, token, about(rest), failure)
+	}
+}
+
+// A transaction of an attempt that has been abandoned takes nothing, whatever it has found under the lock.
+//
+//fault:late-command
+func TestWatch_Abandoned(t *testing.T) {
+	t.Parallel()
+	for name, open := range map[string]func(t testing.TB) backend{"mini": openMiniWatch, "real": openRealWatch} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := open(t)
+			for _, lock := range []state{{}, failed(other, "boom"), abandoned(other)} {
+				b := f.holding(t, state{}, lock)
+				err := f.admin.Watch(t.Context(), func(tx *redis.Tx) error {
+					b.does("abandon", false)
+					_, err := tx.TxPipelined(t.Context(), func(p redis.Pipeliner) error {
+						return p.Set(t.Context(), b.Keys.Lock, held(me).text, life).Err()
+					})
+					return err
+				}, b.Keys.Lock)
+				if !errors.Is(err, redis.TxFailedErr) {
+					t.Errorf("%q: the transaction has ended with %v", lock.text, err)
+				}
+				if got, _ := b.get(b.Keys.Lock); got.text == held(me).text || got.forever {
+					t.Errorf("%q has become %+v", lock.text, got)
+				}
+			}
+		})
 	}
 }

@@ -4,6 +4,7 @@
 -- ARGV  1 token  2 life of the lease, ms  3 life of the fence, ms
 --       4 life of a waiter that does not ask, ms  5 '1': take a place in the queue; '0': only try
 --       6… tokens of other waiters of the process, which keep their places
+--       the last: server's time after which the caller has left, µs: the error LATE, with the time
 --
 -- Returns the fence if this token holds the mutex, also when it asks again. Otherwise it returns
 --   {busy, number, ahead, last, age, place, lost…}
@@ -25,6 +26,7 @@ local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local ms = math.floor(now / 1000)
 local ended = redis.call('ZSCORE', KEYS[3], ARGV[1])
 if ended and tonumber(ended) > ms then return {'refused', 0} end
+if now > tonumber(ARGV[#ARGV]) then return redis.error_reply('LATE ' .. string.format('%.0f', now)) end
 local holder = redis.call('GET', KEYS[1])
 local left = -1
 if holder then left = redis.call('PTTL', KEYS[1]) end
@@ -50,10 +52,10 @@ local tail = redis.call('ZRANGE', KEYS[4], -1, -1, 'WITHSCORES')[2]
 local place = redis.call('ZSCORE', KEYS[4], ARGV[1])
 if place then redis.call('ZADD', KEYS[5], lives, ARGV[1]) end
 local lost = {}
-for i = 6, #ARGV do
+for i = 6, #ARGV - 1 do
   if redis.call('ZSCORE', KEYS[4], ARGV[i]) then redis.call('ZADD', KEYS[5], lives, ARGV[i]) else lost[#lost + 1] = ARGV[i] end
 end
-if place or #ARGV > 5 + #lost then outlive(KEYS[5]) end
+if place or #ARGV > 6 + #lost then outlive(KEYS[5]) end
 -- After the clock was put back, waiters would live longer than they may, and a dead one would block
 -- the queue.
 for _, waiter in ipairs(redis.call('ZRANGEBYSCORE', KEYS[5], string.format('%.0f', ms + ARGV[4] + 1), '+inf')) do

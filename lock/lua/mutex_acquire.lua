@@ -5,6 +5,7 @@
 --       4 life of a reservation, ms; 0: this attempt reserves nothing
 --       5 server's time at which its process began to wait, µs, padded with zeros; '': now
 --       6 life of a place among the waiting, ms; 0: this attempt is not to be woken
+--       7 server's time after which the caller has left, µs: the error LATE, with the time
 --
 -- Returns the fence if this token holds the mutex, also when it asks again; or {held, fence, 0, 0, 0, 1}
 -- if it is to be woken, and is not among the waiting any more. Otherwise it returns
@@ -30,6 +31,7 @@ local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local ms = math.floor(now / 1000)
 local ended = redis.call('ZSCORE', KEYS[3], ARGV[1])
 if ended and tonumber(ended) > ms then return {'refused', 0} end
+if now > tonumber(ARGV[7]) then return redis.error_reply('LATE ' .. string.format('%.0f', now)) end
 local last = tonumber(redis.call('GET', KEYS[2]) or 0)
 if not last then return redis.error_reply('FOREIGN the key of the fence holds something else') end
 local holder = redis.call('GET', KEYS[1])

@@ -6,6 +6,7 @@
 --       5 server's time at which its process began to wait, µs, padded with zeros; '': now
 --       6 life of a place among the waiting, ms; 0: this attempt is not to be woken
 --       7 size  8 1: if processes disagree on the size, the largest one counts; 0: they must agree
+--       9 server's time after which the caller has left, µs: the error LATE, with the time
 --
 -- Returns the fence if this token holds a place, also when it asks again; or {held, fence, 0, 0, 0, 1}
 -- if it is to be woken, and is not among the waiting any more. Otherwise it returns
@@ -29,6 +30,7 @@ local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local ms = math.floor(now / 1000)
 local ended = redis.call('ZSCORE', KEYS[3], ARGV[1])
 if ended and tonumber(ended) > ms then return {'refused', 0} end
+if now > tonumber(ARGV[9]) then return redis.error_reply('LATE ' .. string.format('%.0f', now)) end
 for _, dead in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', ms))) do
   redis.call('ZREM', KEYS[1], dead)
   redis.call('HDEL', KEYS[6], dead)

@@ -10,6 +10,8 @@
 --         ''         nothing
 --         'fallback' it can be served: after a failed refresh the caller backs off
 --         'served'   it has been served: the same, and once it is gone there is nothing to refresh
+--       7 server's time after which the caller has left, µs: the error LATE, with the time, in place of
+--         the lock
 --
 -- Returns {state, text, ms, known, age}
 --   hit     text = an entry other than the known one, ms = the rest of its TTL, -1 without one
@@ -56,8 +58,13 @@ if #lock < 27 or state ~= 'X' and #lock < 43 or not string.find('HFX', state, 1,
 end
 if state ~= 'H' and state ~= 'F' then failure = '' end
 
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
+local late = now > tonumber(ARGV[7]) and redis.error_reply('LATE ' .. string.format('%.0f', now))
+
 if token == ARGV[1] then
   if state ~= 'H' then return {'refused', '', 0, known, 0} end
+  if late then return late end
   redis.call('PEXPIRE', KEYS[2], ARGV[2])
   return {'locked', stamp, 0, known, 0}
 end
@@ -70,8 +77,6 @@ local left = -1
 if state ~= '' then left = redis.call('PTTL', KEYS[2]) end
 if left < 0 then state, failure = '', '' end -- every record has a TTL
 
-local time = redis.call('TIME')
-local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local at = tonumber(string.match(stamp, '^%d+$') or 0)
 if state == 'H' then return {'busy', token, left, known, now - at} end
 if state == 'F' and ARGV[6] ~= '' and known == 1 then
@@ -79,6 +84,7 @@ if state == 'F' and ARGV[6] ~= '' and known == 1 then
   if rest > 0 then return {'failed', failure, math.min(rest, left), 1, 0} end
 end
 if ARGV[5] == '0' then return {'free', '', 0, known, 0} end
+if late then return late end
 
 stamp = string.format('%016.0f', now)
 redis.call('SET', KEYS[2], 'H' .. ARGV[1] .. stamp .. failure, 'PX', ARGV[2])

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/alicebob/miniredis/v2/server"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
@@ -102,6 +103,40 @@ func TestLock_ArrivesLate(t *testing.T) {
 			c.WantLoads(1)
 			redistest.WantTTLs(t, s.Admin())
 		})
+	}
+}
+
+// A lock command that arrives when others have held the lock since, and no mark of its attempt is left,
+// takes nothing either, also where scripts are refused.
+//
+//fault:late-command
+func TestLock_ArrivesAfterOthers(t *testing.T) {
+	for _, scripts := range []bool{true, false} {
+		for _, bounded := range []bool{true, false} {
+			t.Run(fmt.Sprintf("scripts %t, ContextTimeoutEnabled %t", scripts, bounded), func(t *testing.T) {
+				s, p := newWarm(t)
+				user, takes, calls := func(*redis.Options) {}, cachetest.Script(t, "get_or_lock"), "evalsha"
+				if !scripts {
+					user, takes, calls = cachetest.NoScripts(t, s), redistest.Command("EXEC"), "exec"
+				}
+				rule := p.On(takes, redistest.HoldRequest).Times(1)
+				c := cachetest.New(t, p.Client(t, redistest.NoRetry, user, func(o *redis.Options) { o.ContextTimeoutEnabled = bounded }),
+					redistest.Namespace(t), stallTimeout)
+				c.MustLoad("k")
+				awaitHit(t, rule)
+				redistest.Await(t, "the attempt is marked as abandoned", func() bool { return strings.HasPrefix(held(s, c, "k"), "X") })
+				other := cachetest.New(t, s.Client(t, user), c.Namespace, cachetest.Patient)
+				other.MustLoad("k")
+				other.WantHit("k")
+				redistest.Must(t, other.Delete(t.Context(), "k"))
+				before := s.Calls(calls)
+				rule.Release()
+				redistest.Await(t, "the late command is executed", func() bool { return s.Calls(calls) > before })
+				if record := held(s, c, "k"); record != "" {
+					t.Errorf("the lock key holds %q", record)
+				}
+			})
+		}
 	}
 }
 

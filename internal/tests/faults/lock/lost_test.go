@@ -284,6 +284,27 @@ func TestAcquire_ArrivesAfterRelease(t *testing.T) {
 	})
 }
 
+// An acquire that arrives when nothing is known of its attempt any more takes nothing.
+//
+//fault:late-command
+func TestAcquire_ArrivesAfterItsMark(t *testing.T) {
+	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
+		p := behindProxy(t, k, redistest.Start(t))
+		p.Command(t, p.s, "abandon")
+		late := p.on("acquire", redistest.HoldRequest).Times(1)
+		if lease, err := p.through(hasty, redistest.NoRetry).Acquire(t.Context()); lease != nil || !errors.Is(err, lock.ErrAmbiguous) {
+			t.Fatalf("Acquire = %v, %v, want ErrAmbiguous", lease, err)
+		}
+		awaitFault(t, late)
+		marked := func() bool { _, marks := p.left(); return len(marks) > 0 }
+		redistest.Await(t, "the attempt is marked as abandoned", marked)
+		redistest.Do(t, p.s.Admin(), "del", locktest.Key(p.name)+":ended")
+		p.deliver(late)
+		p.wantNothing()
+		p.wantFree()
+	})
+}
+
 // deliver delivers a late command, and waits until the server has executed it.
 func (p proxied) deliver(late *redistest.Rule) {
 	p.t.Helper()

@@ -1,0 +1,85 @@
+package client
+
+import (
+	"context"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// A clock is the clock of a server as it was last seen.
+type clock struct {
+	begun time.Time
+	ahead atomic.Int64 // of the time since begun, in µs; 0: not known
+	seen  atomic.Int64 // when, in ns since begun
+
+	mu     sync.Mutex
+	glance *glance // that is on its way, or nil; protected by mu
+}
+
+// lookAgain is how long what is known of a clock is relied on. A clock that is being adjusted runs by
+// 0.05 % too fast or too slow at most, which is 0.3 s in this time.
+const lookAgain = 10 * time.Minute
+
+func (k *clock) known() bool {
+	return k.ahead.Load() != 0 && time.Since(k.begun)-time.Duration(k.seen.Load()) < lookAgain
+}
+
+// see notes the time of the server, in µs, in a reply that has just arrived.
+func (k *clock) see(micros int64) {
+	now := time.Since(k.begun)
+	k.ahead.Store(micros - now.Microseconds())
+	k.seen.Store(int64(now))
+}
+
+// at returns what the server's clock, in µs, shows at a time of this process, or a little less: the time
+// in a reply is of before the reply arrived. So a command that is given this time is never executed for a
+// caller that has left by then. Nor is one refused whose reply would have come in time, unless that
+// reply were quicker than the one that brought the time; then the refusal brings a better one.
+func (k *clock) at(t time.Time) int64 {
+	ahead := k.ahead.Load()
+	if ahead == 0 { // the server refuses to tell
+		return math.MaxInt64 / 2
+	}
+	return t.Sub(k.begun).Microseconds() + ahead
+}
+
+// A glance is a command that asks for the time.
+type glance struct {
+	over chan struct{} // closed when err is set
+	err  error
+}
+
+// look asks for the time unless the clock is known. Commands that need it at the same time share one
+// question. A time of 0 is one that the server refuses to tell.
+func (k *clock) look(ctx context.Context, timeout time.Duration, ask func() (micros int64, err error)) error {
+	if k.known() {
+		return nil
+	}
+	k.mu.Lock()
+	g := k.glance
+	if g == nil {
+		g = &glance{over: make(chan struct{})}
+		k.glance = g
+		go func() {
+			now, err := ask()
+			if now != 0 && err == nil {
+				k.see(now)
+			}
+			k.mu.Lock()
+			g.err, k.glance = err, nil
+			k.mu.Unlock()
+			close(g.over)
+		}()
+	}
+	k.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	select {
+	case <-g.over:
+		return g.err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

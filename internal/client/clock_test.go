@@ -1,0 +1,130 @@
+package client
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/redistest"
+)
+
+var takes = NewTaking(`
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
+if now > tonumber(ARGV[1]) then return redis.error_reply('LATE ' .. string.format('%.0f', now)) end
+return redis.call('INCR', KEYS[1])`)
+
+func (w *watcher) take(ctx context.Context) (int64, error) {
+	return Run(ctx, w.Client, nil, w.Timeout, "take", "k", takes, append(takes.Call(1, 1), "k", 0),
+		func(cmd *redis.Cmd) (int64, error) { return cmd.Int64() })
+}
+
+// A command that takes something does so whatever the clock of the server shows: after the clock has been
+// changed it is sent a second time.
+//
+//fault:server-clock
+func TestTaking_ClockJumps(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		m, rdb := redistest.StartMini(t)
+		w := watch(t, rdb, timeout)
+		taken := int64(0)
+		for _, jump := range []time.Duration{0, time.Hour, 0, -time.Hour, timeout / 2, 2 * timeout, 0} {
+			for range 3 {
+				m.SetTime(time.Now().Add(jump))
+				taken++
+				if n, err := w.take(t.Context()); n != taken || err != nil {
+					t.Errorf("jump of %v: %d, %v, want %d", jump, n, err, taken)
+				}
+				time.Sleep(time.Millisecond)
+			}
+		}
+		var wg sync.WaitGroup
+		var sent atomic.Int64
+		rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+			for _, cmd := range cmds {
+				if cmd.Name() == "evalsha" || cmd.Name() == "eval" {
+					sent.Add(1)
+				}
+			}
+			return nil
+		}))
+		m.SetTime(time.Now().Add(24 * time.Hour))
+		for range 100 {
+			wg.Go(func() {
+				if _, err := w.take(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if n := sent.Load(); w.failures("take") != 0 || n > 2*100 {
+			t.Errorf("%d failures, %d commands", w.failures("take"), n)
+		}
+	})
+}
+
+// A command that takes something is given the time at which its caller leaves, by the clock of the server
+// and never later.
+//
+//fault:late-command
+func TestTaking_Until(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		m, rdb := redistest.StartMini(t)
+		w := watch(t, rdb, timeout)
+		const ahead = 1000 * time.Hour
+		m.SetTime(time.Now().Add(ahead))
+		var until time.Time
+		var sent []string
+		w.Client.Redis.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+			sent = append(sent, cmds[0].Name())
+			if args := cmds[0].Args(); len(args) == 5 {
+				until = time.UnixMicro(args[4].(int64)).Add(-ahead)
+			}
+			return nil
+		}))
+		for _, deadline := range []time.Duration{time.Hour, timeout / 2} {
+			ctx, cancel := context.WithTimeout(t.Context(), deadline)
+			begun := time.Now()
+			if _, err := w.take(ctx); err != nil {
+				t.Error(err)
+			}
+			if stays := until.Sub(begun); stays > min(deadline, timeout) || stays < min(deadline, timeout*15/16)-time.Millisecond {
+				t.Errorf("deadline %v, timeout %v: it may be executed for %v", deadline, timeout, stays)
+			}
+			cancel()
+		}
+		sent = nil
+		time.Sleep(lookAgain)
+		m.SetTime(time.Now().Add(ahead))
+		if _, err := w.take(t.Context()); err != nil || !slices.Equal(slices.DeleteFunc(sent, func(name string) bool { return name == "hello" }), []string{"time", "evalsha"}) {
+			t.Errorf("%v, after %q", err, sent)
+		}
+	})
+}
+
+// Commands that need the time of a server ask for it once, and none waits for longer than it may.
+func TestTaking_SilentServer(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		w := watch(t, mute(t), timeout)
+		var wg sync.WaitGroup
+		begun := time.Now()
+		for range 100 {
+			wg.Go(func() {
+				if _, err := w.take(t.Context()); !Unreachable(err) || !Unsent(err) || time.Since(begun) > timeout {
+					t.Errorf("%v after %v, want an unsent command", err, time.Since(begun))
+				}
+			})
+		}
+		wg.Wait()
+		synctest.Wait()
+		if n := w.failures("take"); n != 1 {
+			t.Errorf("%d commands have failed, want 1", n)
+		}
+	})
+}
