@@ -28,6 +28,9 @@ func (w *World) nameTokens(process string, args []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for i, arg := range args {
+		for _, s := range stamp.FindAllString(arg, -1) {
+			w.name(process, s)
+		}
 		switch t := token.FindString(arg); {
 		case t != "":
 			arg = t
