@@ -13,6 +13,7 @@ import (
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/flight"
+	"github.com/singlefill/singlefill/internal/value"
 )
 
 const (
@@ -55,26 +56,27 @@ func (c *engine) audited(fresh bool) bool {
 }
 
 // auditHit audits a hit in Redis.
-func (c *engine) auditHit(ctx context.Context, key string, load loader, l *lookup) {
-	e := l.entry
-	c.audit(ctx, load, entry.Header(l.data), event.AuditInfo{Key: key, Age: e.Age(l.at)}, func() (any, error) {
+func (c *engine) auditHit(ctx context.Context, key string, load loader, l *value.Lookup) {
+	e := l.Entry
+	c.audit(ctx, load, entry.Header(l.Data), event.AuditInfo{Key: key, Age: e.Age(l.At)}, func() (any, error) {
 		if e.NotFound {
 			return nil, ErrNotFound
 		}
-		return c.values.decodeEntry(&e)
+		return c.values.DecodeEntry(&e)
 	})
 }
 
 // auditNear audits a hit in memory.
-func (c *engine) auditNear(ctx context.Context, key string, load loader, n *nearValue, age time.Duration) {
-	c.audit(ctx, load, n.header, event.AuditInfo{Key: key, Age: age, Near: true}, func() (any, error) { return c.nearCopy(n) })
+func (c *engine) auditNear(ctx context.Context, key string, load loader, s *value.Served) {
+	info, kept := event.AuditInfo{Key: key, Age: s.Info.Age, Near: true}, s.Copy
+	c.audit(ctx, load, kept.Header(), info, func() (any, error) { return c.store.ValueOf(kept) })
 }
 
 // audit compares an entry that has been served with the source, in the background. Its load is a fill of
 // the key, so no other load runs beside it, and it runs like a refresh: only if no fill of the key does, and
 // a slot is free. The fill ends without a result, so callers that have joined it read again.
 func (c *engine) audit(ctx context.Context, load loader, header string, info event.AuditInfo, served func() (any, error)) {
-	if c.client.Away(c.valueKey(info.Key)) || !c.audits.begin(info.Key) {
+	if c.client.Away(c.store.Key(info.Key)) || !c.audits.begin(info.Key) {
 		return
 	}
 	ctx = client.Detach(ctx)
@@ -154,14 +156,14 @@ func (c *engine) differs(now any, err error, served func() (any, error)) (bool, 
 	if err != nil || oldErr != nil {
 		return (err == nil) != (oldErr == nil), nil
 	}
-	data, err := c.values.encode(now)
+	data, err := c.values.Encode(now)
 	if err != nil {
 		return false, err
 	}
-	if now, err = c.values.decode(data); err != nil || codec.Equal(now, old) {
+	if now, err = c.values.Decode(data); err != nil || codec.Equal(now, old) {
 		return false, err
 	}
-	oldData, err := c.values.encode(old)
+	oldData, err := c.values.Encode(old)
 	return err == nil && !bytes.Equal(data, oldData), err
 }
 
@@ -173,7 +175,7 @@ func (c *engine) stillThere(ctx context.Context, key, header string) (bool, erro
 	case <-c.closing:
 		return false, ErrClosed
 	}
-	valueKey := c.valueKey(key)
+	valueKey := c.store.Key(key)
 	found, err := client.Do(ctx, c.client, "audit", valueKey, func(ctx context.Context) (string, error) {
 		return c.client.Redis.GetRange(ctx, valueKey, 0, entry.HeaderLen-1).Result()
 	})

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -17,7 +16,9 @@ import (
 	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
+	"github.com/singlefill/singlefill/internal/near"
 	"github.com/singlefill/singlefill/internal/tags"
+	"github.com/singlefill/singlefill/internal/value"
 	"github.com/singlefill/singlefill/internal/wait"
 	"github.com/singlefill/singlefill/lock"
 )
@@ -33,18 +34,19 @@ type Cache[T any] struct{ engine *engine }
 // values, which know T. So it is compiled once.
 type engine struct {
 	opts      settings
-	values    values
+	values    *value.Type
+	store     *value.Store
 	namespace string
 	client    *client.Client
 	clock     *flight.Clock
-	reads     *flight.Reads[lookup]
+	reads     *flight.Reads[value.Lookup]
 	fills     *flight.Fills[result]
 	slots     *flight.Slots // MaxLoads and MaxFleetLoads
 	// fleetSlots is the semaphore of MaxFleetLoads, or nil.
 	fleetSlots *lock.Locker
 	loadTimes  *wait.Times
 	events     *event.Sink
-	near       *nearTier     // nil: off
+	near       *near.Tier    // nil: off
 	tags       *tags.Index   // nil: Options.Tags is
 	rebuilding chan struct{} // has an element while a rebuild runs
 	audits     audits
@@ -71,7 +73,7 @@ func New[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, 
 	if err != nil {
 		return nil, err
 	}
-	v, err := newValues(s.codec, opts)
+	v, err := newValues(s, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -82,14 +84,14 @@ func New[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, 
 	return &Cache[T]{e}, nil
 }
 
-func newEngine(rdb redis.UniversalClient, namespace string, s settings, v values) (_ *engine, err error) {
+func newEngine(rdb redis.UniversalClient, namespace string, s settings, v *value.Type) (_ *engine, err error) {
 	clock := new(flight.Clock)
 	c := &engine{
 		opts:      s,
 		values:    v,
 		namespace: namespace,
 		clock:     clock,
-		reads:     flight.NewReads[lookup](clock),
+		reads:     flight.NewReads[value.Lookup](clock),
 		fills:     flight.NewFills[result](clock),
 		slots:     flight.NewSlots(s.maxLoads),
 		loadTimes: wait.NewTimes(),
@@ -100,10 +102,13 @@ func newEngine(rdb redis.UniversalClient, namespace string, s settings, v values
 	c.client = client.New(rdb, s.redisTimeout, c.events.RedisError, c.events.BreakerChanged, func(run func(<-chan struct{})) {
 		c.fills.Go(func() { run(c.closing) })
 	})
+	var memory *value.Memory
 	if s.near != nil {
-		c.near = c.newNear(*s.near)
+		c.near = c.newTier(*s.near)
+		memory = &value.Memory{Tier: c.near, TTL: s.near.TTL, Share: s.near.Share, Headers: s.audit > 0}
 	}
-	if v.tags != nil {
+	c.store = value.New(v, namespace, c.client, memory, c.events)
+	if v.Tags != nil {
 		c.tags, c.rebuilding = tags.New(c.client, namespace, 2*s.loadTimeout), make(chan struct{}, 1)
 	}
 	c.slots.Behind, c.slots.NoLease = c.fills.Behind, c.client.AnyAway
@@ -129,22 +134,20 @@ func (c *engine) lookUp(ctx context.Context, key string) (any, error) {
 	if err := c.check(ctx, key); err != nil {
 		return nil, err
 	}
-	if c.near != nil {
-		if v, _, n, _, err := c.nearHit(ctx, key); n != nil {
-			return v, err
-		}
+	if served, ok := c.store.FromMemory(ctx, key); ok {
+		return served.Value, served.Err
 	}
-	var l lookup
-	c.get(ctx, key, &l)
+	l := value.Lookup{Key: key}
+	c.store.Get(ctx, &l)
 	switch {
-	case l.redisErr != nil:
-		return nil, wrap(ctx, "get", l.redisErr)
-	case l.freshness < revalidate:
+	case l.RedisErr != nil:
+		return nil, wrap(ctx, "get", l.RedisErr)
+	case !l.Hit():
 		c.events.Miss(ctx, key, event.ValueInfo{})
 		return nil, ErrMiss
 	}
-	c.events.Hit(ctx, key, false, event.ValueInfo{Stale: l.freshness == revalidate, Age: l.entry.Age(l.at)})
-	return l.value, l.err
+	c.events.Hit(ctx, key, false, event.ValueInfo{Stale: l.Freshness == value.Revalidate, Age: l.Entry.Age(l.At)})
+	return l.Value, l.Err
 }
 
 // Set stores value under key, and supersedes a load of key that is in flight, in any process. If
@@ -157,11 +160,11 @@ func (c *Cache[T]) Set(ctx context.Context, key string, value T) error {
 	return c.engine.setValue(ctx, key, &value)
 }
 
-func (c *engine) setValue(ctx context.Context, key string, value any) error {
+func (c *engine) setValue(ctx context.Context, key string, v any) error {
 	if err := c.check(ctx, key); err != nil {
 		return err
 	}
-	s, err := c.newSet(key, value)
+	s, err := c.newSet(key, v)
 	if err != nil {
 		return wrap(ctx, "set", err)
 	}
@@ -187,23 +190,23 @@ func (c *engine) set(ctx context.Context, s set) (unnoted error) {
 	return cmp.Or(c.record(ctx, []filllock.Pair{s.Pair}, recorded{}, err), unnoted)
 }
 
-// newSet returns what Set stores. Data is nil if the value is not to be stored.
-func (c *engine) newSet(key string, value any) (s set, err error) {
-	s.key, s.Pair = key, pairOf(c.valueKey(key))
-	life := c.lifeOf(key, value)
+// newSet returns what Set stores. Data is nil if v is not to be stored.
+func (c *engine) newSet(key string, v any) (s set, err error) {
+	s.key, s.Pair = key, pairOf(c.store.Key(key))
+	life := c.store.LifeOf(key, v)
 	if life < time.Millisecond {
 		return s, nil
 	}
-	payload, err := c.values.encode(value)
+	payload, err := c.values.Encode(v)
 	if err != nil {
 		return s, err
 	}
-	if s.tags, err = c.tagsOf(key, value); err != nil {
+	if s.tags, err = c.tagsOf(key, v); err != nil {
 		return s, err
 	}
 	now := time.Now()
-	s.Life = c.opts.keptFor(life)
-	s.Data, err = entry.Entry{FreshUntil: now.Add(life), WrittenAt: now, Format: c.values.formats.Written, Payload: payload}.Encode()
+	s.Life = c.store.KeptFor(life)
+	s.Data, err = entry.Entry{FreshUntil: now.Add(life), WrittenAt: now, Format: c.values.Formats.Written, Payload: payload}.Encode()
 	return s, err
 }
 
@@ -213,7 +216,7 @@ func (c *engine) invalidated(keys ...string) {
 	for _, key := range keys {
 		c.fills.Supersede(key)
 		if c.near != nil {
-			c.near.Forget(c.valueKey(key))
+			c.near.Forget(c.store.Key(key))
 		}
 	}
 }
@@ -296,7 +299,7 @@ func (c *engine) invalidate(ctx context.Context, op string, keys []string,
 		if err := checkCall(ctx, key); err != nil {
 			return err
 		}
-		values[i] = c.valueKey(key)
+		values[i] = c.store.Key(key)
 	}
 	defer c.invalidated(keys...)
 	groups := client.ByNode(c.client, values, func(value string) string { return value })
@@ -378,33 +381,13 @@ func checkCall(ctx context.Context, key string) error {
 	return ctx.Err()
 }
 
-// valueKey and pairOf return a pair of keys in one slot. Namespaces have no braces, and no value key
-// ends as a lock key does, so the keys of two pairs differ.
-func (c *engine) valueKey(key string) string { return c.namespace + ":{" + client.HashTag(key) + "}" }
-
+// pairOf returns the keys of a value and of its lock.
 func pairOf(valueKey string) filllock.Pair {
 	return filllock.Pair{Value: valueKey, Lock: valueKey + ":lock"}
 }
 
 func (c *engine) newLock(key string) *filllock.Lock {
-	return filllock.New(c.client, pairOf(c.valueKey(key)), c.opts.lockTTL)
-}
-
-// lifeOf returns how long value is fresh. With less than 1 ms it is not stored.
-func (c *engine) lifeOf(key string, value any) time.Duration {
-	if c.values.life == nil {
-		return c.shorten(c.opts.ttl)
-	}
-	return c.shorten(c.values.life(key, value))
-}
-
-// shorten subtracts the jitter from a life.
-func (c *engine) shorten(life time.Duration) time.Duration {
-	if life < time.Millisecond {
-		return 0
-	}
-	life -= time.Duration(rand.Float64() * c.opts.jitter * float64(life))
-	return max(life, time.Millisecond).Truncate(time.Millisecond)
+	return filllock.New(c.client, pairOf(c.store.Key(key)), c.opts.lockTTL)
 }
 
 // wrap adds the operation to an error of Redis. The error of the caller's context stays bare.

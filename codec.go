@@ -1,7 +1,6 @@
 package singlefill
 
 import (
-	"context"
 	"errors"
 	"reflect"
 	"time"
@@ -11,6 +10,7 @@ import (
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/foreign"
+	"github.com/singlefill/singlefill/internal/value"
 )
 
 // A Codec turns values into bytes and back, for many goroutines at once. It may have two more methods:
@@ -64,79 +64,47 @@ var (
 	Raw Codec = codec.Raw
 )
 
-// values is all that knows T. The engine holds a value as a pointer to a T; nil stands for none.
-type values struct {
-	formats codec.Formats
-
-	// encode and decode return a panic of the codec as an error: the codec may be the user's, and the
-	// bytes hostile.
-	encode func(value any) (payload []byte, err error)
-	decode func(payload []byte) (value any, err error)
-
-	// clone returns a pointer to a T that shares no mutable memory with value once it is copied. It is
-	// nil if T is not plain, or if the codec is the user's and may share parts of values.
-	clone func(value any) any
-
-	// boxed returns a value for memory, whose T is that of value.
-	boxed func(value any) *nearValue
-
-	// life is TTLFunc, or nil.
-	life func(key string, value any) time.Duration
-
-	// tags is Options.Tags, or nil.
-	tags func(key string, value any) []string
-}
-
 // valueOf returns the T of a value of the engine, or the zero T for nil.
-func valueOf[T any](value any) (v T) {
-	if p, ok := value.(*T); ok {
-		v = *p
+func valueOf[T any](v any) (t T) {
+	if p, ok := v.(*T); ok {
+		t = *p
 	}
-	return v
+	return t
 }
 
-func newValues[T any](by Codec, opts *Options[T]) (v values, err error) {
-	typ := reflect.TypeFor[T]()
+// newValues returns what knows T.
+func newValues[T any](s settings, opts *Options[T]) (v *value.Type, err error) {
+	by, typ := s.codec, reflect.TypeFor[T]()
 	if err := codec.Takes(inner(by), typ); err != nil {
-		return v, err
+		return nil, err
 	}
-	v.formats = codec.FormatsOf(by)
-	v.encode = func(value any) (payload []byte, err error) {
+	v = &value.Type{Formats: codec.FormatsOf(by), Policy: s.Policy}
+	v.Encode = func(v any) (payload []byte, err error) {
 		defer recovered(&err)
-		if payload, err = by.Marshal(*value.(*T)); err == nil && payload == nil {
+		if payload, err = by.Marshal(*v.(*T)); err == nil && payload == nil {
 			payload = []byte{}
 		}
 		return payload, err
 	}
-	v.decode = func(payload []byte) (value any, err error) {
+	v.Decode = func(payload []byte) (v any, err error) {
 		defer recovered(&err)
 		p := new(T)
 		if err = by.Unmarshal(payload, p); err == nil {
-			value = p
+			v = p
 		}
-		return value, err
+		return v, err
 	}
-	v.boxed = func(value any) *nearValue {
-		b := &box[T]{value: *value.(*T)}
-		b.form, b.nearValue.value = whole, &b.value
-		return &b.nearValue
-	}
+	v.Boxed = func(v any) *value.Copy { return value.Box(*v.(*T)) }
 	if codec.Own(inner(by)) {
-		v.clone = clone.Func(typ)
+		v.Clone = clone.Func(typ)
 	}
 	if life := opts.TTLFunc; life != nil {
-		v.life = func(key string, value any) time.Duration { return life(key, *value.(*T)) }
+		v.Life = func(key string, v any) time.Duration { return life(key, *v.(*T)) }
 	}
 	if tags := opts.Tags; tags != nil {
-		v.tags = func(key string, value any) []string { return tags(key, valueOf[T](value)) }
+		v.Tags = func(key string, v any) []string { return tags(key, valueOf[T](v)) }
 	}
 	return v, nil
-}
-
-// A box has a T right behind the times of its entry: a hit in memory reads one object.
-type box[T any] struct {
-	nearValue
-	value T
 }
 
 func recovered(err *error) {
@@ -145,45 +113,15 @@ func recovered(err *error) {
 	}
 }
 
-// decodeEntry decodes the payload of an entry, unless another codec has written it.
-func (v *values) decodeEntry(e *entry.Entry) (any, error) {
-	if err := v.formats.Check(e.Format); err != nil {
-		return nil, err
-	}
-	return v.decode(e.Payload)
-}
-
-// decode reads an entry and judges its freshness. Bytes that are not an entry, or not of a T, are a
-// miss; they are counted.
-func (c *engine) decode(ctx context.Context, key string, data []byte, l *lookup) {
-	l.data, l.at = data, time.Now()
-	var err error
-	if l.entry, err = entry.Parse(data); err == nil {
-		if use := c.freshnessOf(&l.entry, l.at); use > expired {
-			if l.entry.NotFound {
-				l.err = ErrNotFound
-			} else {
-				l.value, err = c.values.decodeEntry(&l.entry)
-			}
-			if err == nil {
-				l.freshness = use
-			}
-		}
-	}
-	if err != nil {
-		c.events.BadValue(ctx, key, err)
-	}
-}
-
 // encode returns the entry to store for an outcome, or nil and the note with which to release the
 // lock.
 func (c *engine) encode(o *outcome) (data []byte, note filllock.ReleaseNote) {
 	switch {
 	case o.Err == nil:
-		o.entry.Payload, o.StoreErr = c.values.encode(o.value)
-		o.entry.Format = c.values.formats.Written
+		o.entry.Payload, o.StoreErr = c.values.Encode(o.value)
+		o.entry.Format = c.values.Formats.Written
 	case o.notFound:
-		o.life, note.Failure = c.shorten(c.opts.notFoundTTL), filllock.NotFoundRecord
+		o.life, note.Failure = c.store.LifeOfNotFound(), filllock.NotFoundRecord
 	case foreign.Is(o.Err, ErrClosed):
 		return nil, note // this process is closing; other processes can still load
 	default:

@@ -12,6 +12,7 @@ import (
 
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/value"
 )
 
 // earlyCache returns a cache that only decides on early refreshes; it sends nothing.
@@ -26,8 +27,8 @@ func earlyCache(t *testing.T, beta float64) *Cache[string] {
 // earlyHit is the decision of one hit, left before the end of an entry whose load took loadTime.
 func earlyHit(c *Cache[string], left, loadTime time.Duration) bool {
 	now := time.Now()
-	return c.engine.due(&lookup{
-		result: result{entry: entry.Entry{FreshUntil: now.Add(left), LoadTime: loadTime}, at: now, freshness: fresh, hit: true},
+	return c.engine.store.Due(&value.Lookup{
+		Found: value.Found{Entry: entry.Entry{FreshUntil: now.Add(left), LoadTime: loadTime}, At: now, Freshness: value.Fresh},
 	})
 }
 
@@ -129,7 +130,7 @@ func (s *settings) simulate(d, life, loadTime time.Duration, rate int) (loads, w
 		if left <= 0 {
 			waited++
 		}
-		if !running && s.earlyBy(&e, draws.ExpFloat64) >= left { // as due does
+		if !running && s.EarlyBy(&e, draws.ExpFloat64) >= left { // as Due does
 			loads++
 			running, loaded = true, now.Add(loadTime)
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/foreign"
+	"github.com/singlefill/singlefill/internal/value"
 )
 
 var (
@@ -18,7 +19,7 @@ var (
 
 	// ErrNotFound is returned by a [Loader], bare or wrapped, if the source has no such value. Get
 	// and GetOrLoad return it for [Options.NotFoundTTL].
-	ErrNotFound = errors.New("singlefill: not found")
+	ErrNotFound = value.ErrNotFound
 
 	// ErrEmptyKey is returned by every method that takes keys, for the empty one, before it sends a
 	// command.

@@ -15,6 +15,7 @@ import (
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/tags"
+	"github.com/singlefill/singlefill/internal/value"
 	"github.com/singlefill/singlefill/internal/wait"
 )
 
@@ -30,7 +31,7 @@ type filling struct {
 	over func()     // to be called when no work is left
 
 	next     attempt
-	old      *lookup         // what the key holds, as last seen
+	old      *value.Lookup   // what the key holds, as last seen
 	replaces bool            // the key held old when this fill took the lock
 	oldSince flight.Stamp    // old is known to be true as of this stamp
 	rest     time.Duration   // how long no other refresh of the same entry is started
@@ -54,7 +55,7 @@ type slot interface {
 }
 
 // fill runs a fill from its first command to its end. l is what a read has found.
-func (c *engine) fill(ctx context.Context, f *flight.Fill[result], load loader, l *lookup, over func(), in *bulk.Seat) {
+func (c *engine) fill(ctx context.Context, f *flight.Fill[result], load loader, l *value.Lookup, over func(), in *bulk.Seat) {
 	x := &filling{
 		engine: c, fill: f, load: load, over: over, old: l, seat: in,
 		lock: c.newLock(f.Key),
@@ -69,14 +70,14 @@ func (c *engine) fill(ctx context.Context, f *flight.Fill[result], load loader, 
 
 // begin is the first part of a fill.
 func (x *filling) begin(ctx context.Context) step {
-	if x.fill.Refresh && x.old.data != nil {
-		x.decode(ctx, x.fill.Key, x.old.data, x.old) // the reader owns its value
+	if x.fill.Refresh && x.old.Data != nil {
+		x.store.Decode(ctx, x.old, x.old.Data) // the reader owns its value
 	}
-	x.wait = wait.New(x.loadTimes.Estimate(x.fill.Key, x.old.entry.LoadTime))
+	x.wait = wait.New(x.loadTimes.Estimate(x.fill.Key, x.old.Entry.LoadTime))
 	// With MaxFleetLoads the lock is asked for first: a slot costs two commands then.
 	x.next = attempt{within: x.opts.redisTimeout, queue: x.slots.Lease == nil}
-	if x.old.redisErr != nil && x.client.Silent(x.lock.Keys.Lock) {
-		x.next.within -= x.old.asked
+	if x.old.RedisErr != nil && x.client.Silent(x.lock.Keys.Lock) {
+		x.next.within -= x.old.Asked
 	}
 	return x.acquire(ctx)
 }
@@ -109,7 +110,7 @@ func (x *filling) run(ctx context.Context, part func(ctx context.Context) step) 
 func (x *filling) finish(ctx context.Context) {
 	if x.loading { // the codec called runtime.Goexit
 		x.lock.InDoubt = true
-		x.end(ctx, &result{err: &PanicError{Value: "runtime.Goexit was called"}, failed: true}, flight.Always)
+		x.end(ctx, failure(&PanicError{Value: "runtime.Goexit was called"}), flight.Always)
 	}
 	x.end(ctx, nil, 0) // does nothing if the fill has ended
 	x.seat.Decided()
@@ -126,9 +127,8 @@ func (x *filling) end(ctx context.Context, r *result, validFrom flight.Stamp) {
 	x.loading = false
 	if r != nil && r.failed {
 		r.oldSince = x.oldSince
-		if x.servable(&x.old.result) {
-			old := x.old.result
-			old.failure = r.err
+		if x.store.Servable(&x.old.Found) {
+			old := x.old.Found
 			r.old = &old
 		}
 	}
@@ -154,7 +154,13 @@ type outcome struct {
 func (o outcome) failed() bool { return o.Err != nil && !o.notFound }
 
 func (o outcome) result() result {
-	return result{value: o.value, entry: o.entry, at: o.entry.WrittenAt, freshness: fresh, err: o.Err, failed: o.failed()}
+	found := value.Found{Value: o.value, Entry: o.entry, At: o.entry.WrittenAt, Freshness: value.Fresh, Err: o.Err}
+	return result{Found: found, failed: o.failed()}
+}
+
+// failure returns the result of a load that failed with err, here or in another process.
+func failure(err error) *result {
+	return &result{Found: value.Found{Err: err}, failed: err != ErrNotFound}
 }
 
 // A step is what a fill does next.
@@ -258,7 +264,7 @@ func (x *filling) acquire(ctx context.Context) step {
 			return x.unreached()
 		}
 		a.within, x.rest = x.opts.redisTimeout, restFor(reply.Left)
-		next := decide(reply, view{wanted: a.wanted, servable: x.old.freshness >= revalidate})
+		next := decide(reply, view{wanted: a.wanted, servable: x.old.Freshness >= value.Revalidate})
 		if next = x.follow(ctx, next, reply, stamp); next == ended || next == loadLocked {
 			return next
 		}
@@ -297,14 +303,14 @@ func (x *filling) follow(ctx context.Context, next step, reply filllock.Reply, s
 	switch next {
 	case takeValue:
 		x.wait.Found()
-		x.loadTimes.Note(x.fill.Key, x.old.entry.LoadTime)
-		x.end(ctx, &x.old.result, stamp)
+		x.loadTimes.Note(x.fill.Key, x.old.Entry.LoadTime)
+		x.end(ctx, &result{Found: x.old.Found}, stamp)
 		return ended
 	case takeFailure:
 		x.wait.Found()
 		// Callers that had joined when the lock was last seen held have waited for that load.
 		err := x.opts.errors.remoteError(x.fill.Key, reply.Text)
-		x.end(ctx, &result{err: err, failed: err != ErrNotFound}, a.lastAsked)
+		x.end(ctx, failure(err), a.lastAsked)
 		return ended
 	case retryNew:
 		x.lock = x.newLock(x.fill.Key)
@@ -342,7 +348,7 @@ func (x *filling) follow(ctx context.Context, next step, reply filllock.Reply, s
 func (x *filling) pause(ctx context.Context, d time.Duration) wait.Event {
 	event := x.wait.Sleep(d, x.closing, x.fill.Wake, func() bool { return x.fills.EndIfDeserted(x.fill, x.rest) })
 	if event == wait.Closed {
-		x.end(ctx, &result{err: ErrClosed}, flight.Always)
+		x.end(ctx, &result{Found: value.Found{Err: ErrClosed}}, flight.Always)
 	}
 	return event
 }
@@ -389,7 +395,7 @@ func (x *filling) unwanted(ctx context.Context) bool {
 	if x.checkOpen() == nil || x.fill.Load.Awaited() {
 		return false
 	}
-	x.end(ctx, &result{err: ErrClosed}, flight.Always)
+	x.end(ctx, &result{Found: value.Found{Err: ErrClosed}}, flight.Always)
 	return true
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/value"
 )
 
 // strangeKeys are keys that are hard to map to names.
@@ -21,8 +22,6 @@ func strangeKeys() []string {
 	}
 	return append(keys, strings.Repeat("k", 64<<10), strings.Repeat("}", 64<<10))
 }
-
-func keyCache(namespace string) *engine { return &engine{namespace: namespace} }
 
 // Keys have their documented names in Redis.
 func TestKeys_Names(t *testing.T) {
@@ -36,7 +35,7 @@ func TestKeys_Names(t *testing.T) {
 		"a}b%": "users:{a}b%}",
 		"{":    "users:{{}",
 	} {
-		name := keyCache("users").valueKey(key)
+		name := value.Key("users", key)
 		if name != want {
 			t.Errorf("the value of %q is named %q, want %q", key, name, want)
 		}
@@ -67,7 +66,7 @@ func TestKeys_NoTwoShareAName(t *testing.T) {
 
 // checkNames reports an error if two keys, perhaps of two namespaces, share a name of any kind.
 func checkNames(namespaceA, a, namespaceB, b string) error {
-	valueA, valueB := keyCache(namespaceA).valueKey(a), keyCache(namespaceB).valueKey(b)
+	valueA, valueB := value.Key(namespaceA, a), value.Key(namespaceB, b)
 	same := namespaceA == namespaceB && a == b
 	switch {
 	case (valueA == valueB) != same:

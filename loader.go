@@ -6,15 +6,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/singlefill/singlefill/internal/bulk"
 	"github.com/singlefill/singlefill/internal/client"
-	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/foreign"
-	"github.com/singlefill/singlefill/internal/wait"
+	"github.com/singlefill/singlefill/internal/value"
 )
 
 // A Loader asks the source for the value of key. It returns [ErrNotFound], bare or wrapped, when
@@ -81,15 +78,13 @@ func (c *engine) getOrLoad(ctx context.Context, key string, load loader) (any, e
 	if err := c.checkOpen(); err != nil && !c.fills.Inside(flight.LoadOf(ctx)) {
 		return nil, event.ValueInfo{}, err
 	}
-	if c.near != nil {
-		if v, info, n, now, err := c.nearHit(ctx, key); n != nil {
-			if n.takeRefresh(now) {
-				c.refreshNear(client.Detach(ctx), key, load, n)
-			} else if c.audited(!info.Stale) {
-				c.auditNear(ctx, key, load, n, info.Age)
-			}
-			return v, info, err
+	if served, ok := c.store.FromMemory(ctx, key); ok {
+		if served.TakeRefresh() {
+			c.refreshNear(client.Detach(ctx), key, load, served.Copy)
+		} else if c.audited(!served.Info.Stale) {
+			c.auditNear(ctx, key, load, &served)
 		}
+		return served.Value, served.Info, served.Err
 	}
 	for call := (*flight.Caller)(nil); ; {
 		v, info, m, err := c.readAndDeliver(ctx, key, load, call)
@@ -111,40 +106,43 @@ func (c *engine) getOrLoad(ctx context.Context, key string, load loader) (any, e
 // small stacks.
 type miss struct {
 	waiter
-	*lookup // what the caller's own read found
-	from    origin
-	begun   time.Time // of the wait
+	*value.Lookup // what the caller's own read found
+	from          origin
+	begun         time.Time // of the wait
 }
 
 // readAndDeliver delivers what a read finds, or returns a miss. call is nil in the first round of a call.
 func (c *engine) readAndDeliver(ctx context.Context, key string, load loader,
 	call *flight.Caller) (v any, info event.ValueInfo, m *miss, err error) {
-	var l lookup
+	l := value.Lookup{Key: key}
 	w, from, err := c.readOrJoin(ctx, key, load, call, &l)
 	switch {
 	case err != nil:
 		return nil, info, nil, err
-	case !l.hit:
+	case !l.Hit():
 		found := l
 		return nil, info, &miss{w, &found, from, time.Now()}, nil
-	case c.audited(l.freshness == fresh):
+	case c.audited(l.Freshness == value.Fresh):
 		c.auditHit(ctx, key, load, &l)
 	}
-	v, info, err = c.deliver(ctx, key, &l.result, from)
+	from.hit = true
+	v, info, err = c.deliver(ctx, key, &l.Found, from)
 	return v, info, nil, err
 }
 
 // An origin tells how a caller got its result.
 type origin struct {
-	own    bool // the caller owns the value; the others get copies
-	shared bool // another call of this process did the work
+	hit     bool  // by its first read
+	own     bool  // the caller owns the value; the others get copies
+	shared  bool  // another call of this process did the work
+	failure error // of the load in whose place an old value is served
 }
 
 // readOrJoin reads key from Redis, by a GET that callers share. If that finds nothing to serve, the
 // caller joins the key's fill, or starts one. A caller does not read if a fill runs that found the
 // key empty: it joins at once. call is nil in the first round of a call.
 func (c *engine) readOrJoin(ctx context.Context, key string, load loader, call *flight.Caller,
-	l *lookup) (w waiter, from origin, err error) {
+	l *value.Lookup) (w waiter, from origin, err error) {
 	if c.fills.Filling(key) {
 		w, err = c.join(ctx, key, load, call, 0, l, nil)
 		return w, from, err
@@ -153,14 +151,14 @@ func (c *engine) readOrJoin(ctx context.Context, key string, load loader, call *
 	delegated := false // another goroutine has read for this caller
 	for err == nil && found == nil && turn.Arrived != 0 && c.client.MayLeave(ctx) {
 		delegated = true // so that the others need no second read if this caller leaves
-		turn, found, err = turn.Delegate(ctx, func(turn flight.Turn[lookup]) { c.readFor(client.Detach(ctx), key, load, turn) })
+		turn, found, err = turn.Delegate(ctx, func(turn flight.Turn[value.Lookup]) { c.readFor(client.Detach(ctx), key, load, turn) })
 	}
 	switch {
 	case err != nil:
 		return w, from, err
 	case found != nil:
 		*l, from.shared = *found, !delegated
-		if !l.hit {
+		if !l.Hit() {
 			w, err = c.join(ctx, key, load, call, turn.Arrived, l, nil)
 		}
 		return w, from, err
@@ -173,40 +171,51 @@ func (c *engine) readOrJoin(ctx context.Context, key string, load loader, call *
 		}
 	}()
 	if !c.fills.Filling(key) { // again: another caller may have read, missed and joined since
-		c.read(ctx, key, l)
+		c.store.Read(ctx, l)
 	}
 	switch {
-	case l.redisErr != nil && ctx.Err() != nil:
+	case l.RedisErr != nil && ctx.Err() != nil:
 		return w, from, ctx.Err()
-	case !l.hit: // join before the turn ends: the next batch then meets the fill, and does not read
+	case !l.Hit(): // join before the turn ends: the next batch then meets the fill, and does not read
 		if w, err = c.join(ctx, key, load, call, turn.Arrived, l, nil); err != nil {
 			return w, from, err
 		}
 	}
 	ended = true
-	if turn.End(l) && c.values.clone != nil {
+	if turn.End(l) && c.values.Clone != nil {
 		from.own = false
 	}
-	if c.due(l) {
-		c.refresh(client.Detach(ctx), key, load, l.data)
+	if c.store.Due(l) {
+		c.refresh(client.Detach(ctx), key, load, l.Data)
 	}
 	return w, from, nil
 }
 
 // readFor reads for a batch of callers, in a goroutine that one of them started.
-func (c *engine) readFor(ctx context.Context, key string, load loader, turn flight.Turn[lookup]) {
-	var l lookup
+func (c *engine) readFor(ctx context.Context, key string, load loader, turn flight.Turn[value.Lookup]) {
+	l := value.Lookup{Key: key}
 	found := &l
 	defer func() { turn.End(found) }()
 	if c.fills.Filling(key) {
 		return
 	}
 	found = nil // a function of Trace may panic
-	c.read(ctx, key, &l)
+	c.store.Read(ctx, &l)
 	found = &l
-	if c.due(&l) {
-		c.refresh(ctx, key, load, l.data)
+	if c.store.Due(&l) {
+		c.refresh(ctx, key, load, l.Data)
 	}
+}
+
+// refreshNear refreshes an entry that memory has, unless another process has refreshed it: then it
+// only reads the new one.
+func (c *engine) refreshNear(ctx context.Context, key string, load loader, kept *value.Copy) {
+	c.fills.Go(func() {
+		l := value.Lookup{Key: key}
+		if c.store.Read(ctx, &l); !kept.Outlived(&l) {
+			c.refresh(ctx, key, load, l.Data)
+		}
+	})
 }
 
 type waiter = flight.Waiter[result]
@@ -214,12 +223,12 @@ type waiter = flight.Waiter[result]
 // join joins the fill of key, or starts one with what l has found. A fill of many keys has a seat in a
 // bulk load, in place of load.
 func (c *engine) join(ctx context.Context, key string, load loader, call *flight.Caller, arrived flight.Stamp,
-	l *lookup, in *bulk.Seat) (waiter, error) {
+	l *value.Lookup, in *bulk.Seat) (waiter, error) {
 	if call == nil {
 		call = &flight.Caller{Outer: flight.LoadOf(ctx), Stamp: arrived}
 	}
-	call.Empty = l.redisErr == nil && l.freshness == expired
-	call.Keep = c.opts.staleAfter > 0 && c.servable(&l.result)
+	call.Empty = l.RedisErr == nil && l.Freshness == value.Expired
+	call.Keep = c.opts.staleAfter > 0 && c.store.Servable(&l.Found)
 	call.Group = in.Node()
 	found := *l
 	return c.fills.Join(key, call, func(f *flight.Fill[result], over func()) {
@@ -230,7 +239,7 @@ func (c *engine) join(ctx context.Context, key string, load loader, call *flight
 // patience returns the context of a wait. If the caller has an old value, it ends when the fill is
 // StaleAfter old.
 func (c *engine) patience(ctx context.Context, m *miss) (context.Context, context.CancelFunc) {
-	if !m.Keep || !c.servable(&m.result) {
+	if !m.Keep || !c.store.Servable(&m.Found) {
 		return ctx, noCancel
 	}
 	return context.WithDeadline(ctx, m.Begun.Add(c.opts.staleAfter))
@@ -244,48 +253,47 @@ func (c *engine) settle(ctx context.Context, key string, m *miss, r *result, ver
 	if !m.First {
 		defer func() { c.events.ShareDone(ctx, key, m.begun, contextOf(m.Call.Load())) }()
 	}
-	old, own := c.fallback(m, r, verdict, ended)
+	old, from := c.fallback(m, r, verdict, ended)
 	switch {
 	case old != nil:
 	case verdict == flight.Left && ctx.Err() != nil:
 		return nil, info, ctx.Err(), true
 	case verdict == flight.Owned || verdict == flight.Shared:
-		v, info, err = c.deliver(ctx, key, r, origin{own: verdict == flight.Owned, shared: !m.First})
+		v, info, err = c.deliver(ctx, key, &r.Found, origin{own: verdict == flight.Owned, shared: !m.First})
 		return v, info, err, true
-	case r != nil && r.unverified && !c.client.Reachable(ctx, c.valueKey(key)):
-		v, info, err = c.deliver(ctx, key, r, origin{shared: true})
+	case r != nil && r.unverified && !c.client.Reachable(ctx, c.store.Key(key)):
+		v, info, err = c.deliver(ctx, key, &r.Found, origin{shared: true})
 		return v, info, err, true
 	case ctx.Err() == nil:
 		return nil, info, nil, false
 	default:
-		if old, own = c.fallback(m, nil, flight.Left, ctx.Err()); old == nil {
+		if old, from = c.fallback(m, nil, flight.Left, ctx.Err()); old == nil {
 			return nil, info, ctx.Err(), true
 		}
 	}
-	v, info, err = c.deliver(ctx, key, old, origin{own: own && m.from.own, shared: !m.First})
+	v, info, err = c.deliver(ctx, key, old, from)
 	return v, info, err, true
 }
 
 // fallback returns the old value that a caller gets in place of a failure, or at its deadline; nil
 // if there is none. The caller's own read found it, unless the fill has seen the
 // key since.
-func (c *engine) fallback(m *miss, r *result, verdict flight.Verdict, ended error) (old *result, own bool) {
+func (c *engine) fallback(m *miss, r *result, verdict flight.Verdict, ended error) (old *value.Found, from origin) {
+	from.shared = !m.First
 	switch {
 	case verdict == flight.Left && ended == context.DeadlineExceeded:
-		m.failure = ended
-		old, own = &m.result, true
+		old, from.own, from.failure = &m.Found, m.from.own, ended
 	case r == nil || !r.failed:
-		return nil, false
+		return nil, from
 	case m.Before(r.oldSince):
-		old = r.old
+		old, from.failure = r.old, r.Err
 	default:
-		m.failure = r.err
-		old, own = &m.result, true
+		old, from.own, from.failure = &m.Found, m.from.own, r.Err
 	}
-	if old == nil || !c.servable(old) {
-		return nil, false
+	if old == nil || !c.store.Servable(old) {
+		return nil, from
 	}
-	return old, own
+	return old, from
 }
 
 // callLoader calls the Loader of a fill, and then done, also after a panic or runtime.Goexit, which it
@@ -313,7 +321,7 @@ func (x *filling) callLoader(ctx context.Context, done func(o outcome)) {
 		o.convoy = x.seat.Stores()
 	}
 	if o.Err == nil {
-		o.life = x.lifeOf(key, o.value)
+		o.life = x.store.LifeOf(key, o.value)
 	} else {
 		o.notFound, o.text = isNotFound(o.Err), foreign.Text(o.Err)
 		o.superseded = x.superseded.Load()
@@ -348,99 +356,24 @@ func isNotFound(err error) (is bool) {
 	return !panicked && errors.Is(err, ErrNotFound)
 }
 
-// A result is what a read found, or how a fill ended.
+// A result is how a fill ended.
 type result struct {
-	value     any         // one caller owns it; it is shared only if it cannot be copied
-	entry     entry.Entry // of value; the other callers decode its payload. Zero: there is none
-	at        time.Time   // of the judgement of entry
-	freshness freshness   // of entry, at that time
-	hit       bool        // the first read of a call found it
-	err       error
-
-	failed     bool         // err is the failure of a load
-	failure    error        // failure of the load that this old value replaces
+	value.Found
+	failed     bool         // Err is the failure of a load
 	unverified bool         // Redis did not tell whether the value was invalidated while it was loaded
-	old        *result      // fallback in place of err; nil: there is none
+	old        *value.Found // fallback in place of Err; nil: there is none
 	oldSince   flight.Stamp // the key is known to have held old as of this stamp
-}
-
-// A lookup is what one command found under a value key.
-type lookup struct {
-	result                 // its value is decoded unless it is expired
-	data     []byte        // the bytes found
-	redisErr error         // Redis did not answer
-	asked    time.Duration // time spent without an answer
-	early    bool          // with Near: a hit refreshes the entry before it expires
-	kept     time.Duration // with Near: how long Redis keeps the entry, from when its generation was taken
-}
-
-// read gets the key until Redis answers, for RedisTimeout in all: a connection may have broken.
-func (c *engine) read(ctx context.Context, key string, l *lookup) {
-	for pause := wait.MinPause; ; pause *= 2 {
-		if c.get(ctx, key, l); l.redisErr == nil {
-			l.hit = l.freshness >= revalidate
-			return
-		}
-		if !c.readAgain(ctx, key, l, pause) {
-			c.recall(key, l)
-			return
-		}
-	}
-}
-
-// readAgain pauses before a read is repeated that Redis did not answer. It reports whether to repeat
-// it.
-func (c *engine) readAgain(ctx context.Context, key string, l *lookup, pause time.Duration) bool {
-	left := c.opts.redisTimeout - l.asked - pause
-	if left < c.opts.redisTimeout/10 || !client.Unreachable(l.redisErr) || errors.Is(l.redisErr, redis.ErrClosed) ||
-		c.client.Away(c.valueKey(key)) || !client.Sleep(ctx, pause) {
-		return false
-	}
-	l.asked += pause
-	return true
-}
-
-// get sends one plain GET, which a replica or the client's own cache may answer. With Near it sends
-// a PTTL ahead.
-func (c *engine) get(ctx context.Context, key string, l *lookup) {
-	valueKey := c.valueKey(key)
-	if c.near == nil {
-		data, asked, err := c.client.Get(ctx, time.Now(), valueKey)
-		c.found(ctx, key, data, asked, err, l)
-		return
-	}
-	g, pttl := c.near.Generation(valueKey), redis.NewDurationCmd(ctx, time.Millisecond, "pttl", valueKey)
-	data, asked, err := c.client.GetBehind(ctx, pttl, time.Now(), valueKey)
-	if c.found(ctx, key, data, asked, err, l) {
-		c.keepFound(key, g, pttl, l)
-	}
-}
-
-// found notes the reply to a GET. It reports whether there is an entry, or bytes that are none.
-func (c *engine) found(ctx context.Context, key string, data []byte, asked time.Duration, err error, l *lookup) bool {
-	l.redisErr = nil
-	switch {
-	case err == nil:
-		c.decode(ctx, key, data, l)
-		return true
-	case client.WrongType(err):
-		c.events.BadValue(ctx, key, err)
-	case !errors.Is(err, redis.Nil):
-		l.redisErr = err
-		l.asked += asked
-	}
-	return false
 }
 
 // deliver returns a result to a caller. The owner gets the value, every other caller a copy, so
 // that no caller can change the value of another. If several callers share a read, and the value
 // can be cloned, each of them gets a clone.
-func (c *engine) deliver(ctx context.Context, key string, r *result, from origin) (any, event.ValueInfo, error) {
+func (c *engine) deliver(ctx context.Context, key string, f *value.Found, from origin) (any, event.ValueInfo, error) {
 	if from.shared {
 		c.events.Shared()
 	}
-	info, err := c.infoOf(r)
-	if r.hit {
+	info, err := c.store.Info(f, from.failure)
+	if from.hit {
 		c.events.Hit(ctx, key, false, info)
 	} else {
 		c.events.Miss(ctx, key, info)
@@ -449,15 +382,15 @@ func (c *engine) deliver(ctx context.Context, key string, r *result, from origin
 		return nil, info, err
 	}
 	switch {
-	case r.err != nil:
-		return nil, info, r.err
+	case f.Err != nil:
+		return nil, info, f.Err
 	case from.own:
-	case r.hit && c.values.clone != nil:
-		return c.values.clone(r.value), info, nil
-	case r.entry.Payload != nil:
-		if v, err := c.values.decodeEntry(&r.entry); err == nil {
+	case from.hit && c.values.Clone != nil:
+		return c.values.Clone(f.Value), info, nil
+	case f.Entry.Payload != nil:
+		if v, err := c.values.DecodeEntry(&f.Entry); err == nil {
 			return v, info, nil
 		}
 	}
-	return r.value, info, nil
+	return f.Value, info, nil
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/singlefill/singlefill/internal/fleetlock"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/foreign"
+	"github.com/singlefill/singlefill/internal/value"
 	"github.com/singlefill/singlefill/internal/wait"
 	"github.com/singlefill/singlefill/lock"
 )
@@ -22,28 +23,28 @@ import (
 // then.
 func (x *filling) ask(ctx context.Context, take bool) (filllock.Reply, flight.Stamp, error) {
 	a := x.next
-	query := filllock.Query{Known: entry.Header(x.old.data), Awaited: a.awaited, Take: take, For: x.purpose(a.wanted)}
-	g, stamp := x.generation(x.lock.Keys.Value), x.clock.Now()
-	sent := time.Now()
-	reply, err := client.Retry(ctx, a.within, client.Unreachable, func(within time.Duration) (filllock.Reply, error) {
-		return x.lock.GetOrLock(ctx, within, query)
-	})
-	x.wait.Answered(sent)
-	x.replaces = err == nil && reply.Status == filllock.Locked && reply.Known
-	switch {
-	case err != nil:
-	case reply.Status == filllock.Hit:
-		x.old = new(lookup)
-		x.decode(ctx, x.fill.Key, []byte(reply.Text), x.old)
-		if x.near != nil {
-			x.old.kept = endless(reply.Kept)
-			x.keep(x.fill.Key, g, x.old, x.old.kept)
+	query := filllock.Query{Known: entry.Header(x.old.Data), Awaited: a.awaited, Take: take, For: x.purpose(a.wanted)}
+	stamp, sent := x.clock.Now(), time.Now()
+	var reply filllock.Reply
+	var err error
+	x.store.During([]string{x.lock.Keys.Value}, func() []*value.Lookup {
+		reply, err = client.Retry(ctx, a.within, client.Unreachable, func(within time.Duration) (filllock.Reply, error) {
+			return x.lock.GetOrLock(ctx, within, query)
+		})
+		x.wait.Answered(sent)
+		if err != nil || reply.Status != filllock.Hit {
+			return nil
 		}
+		x.old = &value.Lookup{Key: x.fill.Key}
+		x.store.Decode(ctx, x.old, []byte(reply.Text))
+		x.old.Kept(reply.Kept)
+		return []*value.Lookup{x.old}
+	})
+	x.replaces = err == nil && reply.Status == filllock.Locked && reply.Known
+	if err == nil {
 		x.oldSince = stamp
-	default:
-		x.oldSince = stamp
-		if !reply.Known {
-			x.old.freshness = expired
+		if reply.Status != filllock.Hit && !reply.Known {
+			x.old.Freshness = value.Expired
 		}
 	}
 	return reply, stamp, err
@@ -54,7 +55,7 @@ func (x *filling) purpose(wanted bool) string {
 	switch {
 	case !wanted:
 		return filllock.Served
-	case x.servable(&x.old.result):
+	case x.store.Servable(&x.old.Found):
 		return filllock.Fallback
 	}
 	return filllock.Unusable
@@ -87,18 +88,23 @@ func (x *filling) commit(ctx context.Context, o outcome, began flight.Stamp) {
 	} else if data == nil && !note.Drop && !foreign.Is(o.Err, ErrClosed) {
 		x.backOff(&note)
 	}
-	g, stamp := x.generation(x.lock.Keys.Value), x.clock.Now()
-	ours, err := x.storeOrRelease(ctx, &o, data, note)
+	stamp := x.clock.Now()
+	var ours bool
+	var err error
+	x.store.During([]string{x.lock.Keys.Value}, func() (now []*value.Lookup) {
+		if ours, err = x.storeOrRelease(ctx, &o, data, note); err == nil && o.Stored {
+			now = []*value.Lookup{x.store.Stored(x.fill.Key, data, o.entry, o.life)}
+		}
+		return now
+	})
 	switch {
 	case err == nil && ours: // this proves that the key has not been invalidated since the load began
-		if o.Stored {
-			x.keepLoaded(x.fill.Key, g, data, &o)
-		} else if note.Drop && x.near != nil {
+		if !o.Stored && note.Drop && x.near != nil {
 			x.near.Forget(x.lock.Keys.Value) // Redis has just dropped the old value
 		}
 		x.oldSince = stamp
 		x.end(ctx, &r, stamp)
-	case r.failed && !x.servable(&x.old.result): // callers that joined during the load have waited for its failure
+	case r.failed && !x.store.Servable(&x.old.Found): // callers that joined during the load have waited for its failure
 		x.end(ctx, &r, stamp)
 	default:
 		r.unverified = err != nil
@@ -115,7 +121,7 @@ func (x *filling) commit(ctx context.Context, o outcome, began flight.Stamp) {
 
 // backOff keeps the fleet off the source for RetryAfter, if there is an old value to serve.
 func (x *filling) backOff(note *filllock.ReleaseNote) {
-	if x.servable(&x.old.result) {
+	if x.store.Servable(&x.old.Found) {
 		note.RetryAfter = x.opts.retryAfter
 		x.rest = min(x.opts.retryAfter, maxRest)
 	}
@@ -137,7 +143,7 @@ func (x *filling) storeOrRelease(ctx context.Context, o *outcome, data []byte,
 	case !valid: // waiters in other processes load, as after a Delete
 		o.Fenced, note = data != nil, filllock.ReleaseNote{}
 	case data != nil:
-		kept := x.opts.keptFor(o.life)
+		kept := x.store.KeptFor(o.life)
 		ours, err = client.Retry(ctx, x.opts.redisTimeout, client.Unreachable, func(within time.Duration) (bool, error) {
 			return x.lock.Store(ctx, within, data, kept)
 		})

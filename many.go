@@ -11,16 +11,14 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/singlefill/singlefill/internal/bulk"
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
-	"github.com/singlefill/singlefill/internal/near"
 	"github.com/singlefill/singlefill/internal/tags"
+	"github.com/singlefill/singlefill/internal/value"
 	"github.com/singlefill/singlefill/internal/wait"
 )
 
@@ -140,12 +138,11 @@ func (c *engine) getMany(ctx context.Context, keys []string, into collector) err
 	for part := range m.read(m.nearHits(), false) {
 		for _, a := range part {
 			switch {
-			case a.redisErr != nil:
-				m.put(a.key, a.value, wrap(ctx, "get", a.redisErr))
-			case a.freshness < revalidate:
-				c.events.Miss(ctx, a.key, event.ValueInfo{})
+			case a.RedisErr != nil:
+				m.put(a.Key, a.Value, wrap(ctx, "get", a.RedisErr))
+			case !a.Hit():
+				c.events.Miss(ctx, a.Key, event.ValueInfo{})
 			default:
-				a.hit = true
 				m.hit(a)
 			}
 		}
@@ -162,7 +159,7 @@ func (c *Cache[T]) SetMany(ctx context.Context, values map[string]T) error {
 	})
 }
 
-func (c *engine) setMany(ctx context.Context, keys []string, value func(key string) any) error {
+func (c *engine) setMany(ctx context.Context, keys []string, valueOf func(key string) any) error {
 	m, err := c.newMany(ctx, keys, false)
 	if err != nil {
 		return err
@@ -171,7 +168,7 @@ func (c *engine) setMany(ctx context.Context, keys []string, value func(key stri
 	var sets []set
 	var gone []string // their values are not to be stored
 	for _, key := range m.keys {
-		s, err := c.newSet(key, value(key))
+		s, err := c.newSet(key, valueOf(key))
 		switch {
 		case err != nil:
 			m.fail(key, wrap(ctx, "set", err))
@@ -222,15 +219,14 @@ func (c *engine) newMany(ctx context.Context, keys []string, nested bool) (*many
 
 // An ask is a key of a call that has no result yet.
 type ask struct {
-	lookup
-	key    string
+	value.Lookup
 	node   int            // keys with the same number are on one server
 	call   *flight.Caller // nil in the first round
-	turn   flight.Turn[lookup]
+	turn   flight.Turn[value.Lookup]
 	shared bool // other calls may have the same lookup
 	theirs bool // another call has read it
 	waiter waiter
-	memory *nearValue // what memory has, if it is to be refreshed
+	memory *value.Copy // what memory has, if it is to be refreshed
 }
 
 // nearHits delivers what memory has, and returns the other keys.
@@ -240,24 +236,20 @@ func (m *many) nearHits() (asks []*ask) {
 	asks = make([]*ask, 0, len(m.keys))
 	for i, key := range m.keys {
 		a := &all[i]
-		a.key = key
-		if m.near == nil {
+		a.Key = key
+		served, ok := m.store.FromMemory(m.ctx, key)
+		if !ok {
 			asks = append(asks, a)
 			continue
 		}
-		v, info, n, now, err := m.nearHit(m.ctx, key)
-		if n == nil {
-			asks = append(asks, a)
-			continue
-		}
-		m.put(key, v, err)
+		m.put(key, served.Value, served.Err)
 		switch {
 		case m.load == nil: // GetMany
-		case n.takeRefresh(now):
-			a.memory = n
+		case served.TakeRefresh():
+			a.memory = served.Copy
 			due = append(due, a)
-		case m.audited(!info.Stale):
-			m.auditNear(m.ctx, key, one{m.load}, n, info.Age)
+		case m.audited(!served.Info.Stale):
+			m.auditNear(m.ctx, key, one{m.load}, &served)
 		}
 	}
 	if len(due) > 0 {
@@ -272,7 +264,7 @@ func (m *many) readAndJoin(asks []*ask) (joined []*ask) {
 	var read, misses, due []*ask
 	m.locate(asks)
 	for _, a := range asks {
-		if m.fills.Filling(a.key) {
+		if m.fills.Filling(a.Key) {
 			misses = append(misses, a)
 		} else {
 			read = append(read, a)
@@ -283,14 +275,14 @@ func (m *many) readAndJoin(asks []*ask) (joined []*ask) {
 	for part := range m.read(read, true) {
 		for _, a := range part {
 			switch {
-			case a.redisErr != nil && m.ctx.Err() != nil:
-				m.fail(a.key, m.ctx.Err())
-			case a.hit:
+			case a.RedisErr != nil && m.ctx.Err() != nil:
+				m.fail(a.Key, m.ctx.Err())
+			case a.Hit():
 				m.hit(a)
-				if !a.theirs && m.due(&a.lookup) {
+				if !a.theirs && m.store.Due(&a.Lookup) {
 					due = append(due, a)
-				} else if m.audited(a.freshness == fresh) {
-					m.auditHit(m.ctx, a.key, one{m.load}, &a.lookup)
+				} else if m.audited(a.Freshness == value.Fresh) {
+					m.auditHit(m.ctx, a.Key, one{m.load}, &a.Lookup)
 				}
 			default:
 				misses = append(misses, a)
@@ -343,7 +335,7 @@ func (m *many) read(asks []*ask, again bool) func(yield func([]*ask) bool) {
 
 // locate finds out which keys are on one server.
 func (m *many) locate(asks []*ask) (groups [][]*ask) {
-	groups = client.ByNode(m.client, asks, func(a *ask) string { return m.valueKey(a.key) })
+	groups = client.ByNode(m.client, asks, func(a *ask) string { return m.store.Key(a.Key) })
 	for node, group := range groups {
 		for _, a := range group {
 			a.node = node
@@ -362,7 +354,7 @@ func (m *many) readPart(part []*ask, again bool) {
 	}
 	var mine, others []*ask
 	for _, a := range part {
-		if a.turn = m.reads.Arrive(a.key); a.turn.Arrived == 0 {
+		if a.turn = m.reads.Arrive(a.Key); a.turn.Arrived == 0 {
 			mine = append(mine, a)
 		} else {
 			others = append(others, a)
@@ -381,15 +373,15 @@ func (m *many) readPart(part []*ask, again bool) {
 // their turns by then, and those that still wait.
 func (m *many) awaitTurns(asks []*ask) (mine, others []*ask) {
 	for i, a := range asks {
-		var found *lookup
+		var found *value.Lookup
 		over := true
 		if i == 0 {
 			var err error
 			if a.turn, found, err = a.turn.Wait(m.ctx); err != nil {
-				a.redisErr = err
+				a.RedisErr = err
 				for _, a := range asks[1:] {
 					a.turn.Leave()
-					a.redisErr = err
+					a.RedisErr = err
 				}
 				return nil, nil
 			}
@@ -400,7 +392,7 @@ func (m *many) awaitTurns(asks []*ask) (mine, others []*ask) {
 		case !over:
 			others = append(others, a)
 		case found != nil:
-			a.lookup, a.shared, a.theirs = *found, true, true
+			a.Lookup, a.shared, a.theirs = *found, true, true
 		default:
 			mine = append(mine, a)
 		}
@@ -414,32 +406,29 @@ func (m *many) takeTurns(asks []*ask) {
 	ended := false
 	defer func() {
 		for _, a := range asks {
-			if !ended || m.ctx.Err() != nil && a.redisErr != nil { // another call of the batch reads
+			if !ended || m.ctx.Err() != nil && a.RedisErr != nil { // another call of the batch reads
 				a.turn.End(nil)
 			} else {
-				a.shared = a.turn.End(&a.lookup) && m.values.clone != nil
+				a.shared = a.turn.End(&a.Lookup) && m.values.Clone != nil
 			}
 		}
 	}()
 	var left []*ask
 	for _, a := range asks {
-		if !m.fills.Filling(a.key) {
+		if !m.fills.Filling(a.Key) {
 			left = append(left, a)
 		}
 	}
 	for pause := wait.MinPause; len(left) > 0; pause *= 2 {
 		m.getAll(left)
-		for _, a := range left {
-			a.hit = a.redisErr == nil && a.freshness >= revalidate
-		}
-		left = slices.DeleteFunc(left, func(a *ask) bool { return a.redisErr == nil })
+		left = slices.DeleteFunc(left, func(a *ask) bool { return a.RedisErr == nil })
 		if len(left) == 0 {
 			break
 		}
-		if first := left[0]; !m.readAgain(m.ctx, first.key, &first.lookup, pause) {
+		if first := left[0]; !m.store.ReadAgain(m.ctx, &first.Lookup, pause) {
 			for _, a := range left {
-				a.asked = first.asked
-				m.recall(a.key, &a.lookup)
+				a.Asked = first.Asked
+				m.store.Recall(&a.Lookup)
 			}
 			break
 		}
@@ -447,30 +436,13 @@ func (m *many) takeTurns(asks []*ask) {
 	ended = true
 }
 
-// getAll sends one GET for each key, in one pipeline. With Near it sends a PTTL ahead of each.
+// getAll reads keys in one pipeline.
 func (m *many) getAll(asks []*ask) {
-	keys := make([]string, len(asks))
-	var generations []near.Generation
-	var pttls []redis.Cmder
+	all := make([]*value.Lookup, len(asks))
 	for i, a := range asks {
-		keys[i] = m.valueKey(a.key)
-		if m.near != nil {
-			generations = append(generations, m.near.Generation(keys[i]))
-			pttls = append(pttls, redis.NewDurationCmd(m.ctx, time.Millisecond, "pttl", keys[i]))
-		}
+		all[i] = &a.Lookup
 	}
-	replies, asked, err := m.client.GetMany(m.ctx, pttls, keys)
-	for i, a := range asks {
-		if err != nil {
-			a.redisErr = err
-			a.asked += asked
-			continue
-		}
-		data, err := replies[i].Bytes()
-		if m.found(m.ctx, a.key, data, 0, err, &a.lookup) && m.near != nil {
-			m.keepFound(a.key, generations[i], pttls[i].(*redis.DurationCmd), &a.lookup)
-		}
-	}
+	m.store.GetMany(m.ctx, all)
 }
 
 // joinAll joins the fills of keys. The fills that it starts load in bulk.
@@ -479,10 +451,10 @@ func (m *many) joinAll(misses []*ask) (joined []*ask) {
 		b := m.newBulk(m.outer, len(chunk))
 		for _, a := range chunk {
 			var err error
-			a.waiter, err = m.join(m.ctx, a.key, nil, a.call, a.turn.Arrived, &a.lookup, b.Seat(a.node))
+			a.waiter, err = m.join(m.ctx, a.Key, nil, a.call, a.turn.Arrived, &a.Lookup, b.Seat(a.node))
 			b.Taken(a.node, err == nil && a.waiter.First)
 			if err != nil {
-				m.fail(a.key, err)
+				m.fail(a.Key, err)
 				continue
 			}
 			joined = append(joined, a)
@@ -532,15 +504,15 @@ func (m *many) callLoader(ctx context.Context, keys []string, loads []context.Co
 // call.
 func (m *many) waitAll(joined []*ask) (again []*ask) {
 	for _, a := range joined {
-		miss := &miss{a.waiter, &a.lookup, a.from(), time.Now()}
+		miss := &miss{a.waiter, &a.Lookup, a.from(), time.Now()}
 		patience, cancel := m.patience(m.ctx, miss)
 		r, verdict := m.fills.Wait(patience, miss.waiter)
 		cancel()
-		v, _, err, over := m.settle(m.ctx, a.key, miss, r, verdict, patience.Err())
+		v, _, err, over := m.settle(m.ctx, a.Key, miss, r, verdict, patience.Err())
 		if over {
-			m.put(a.key, v, err)
+			m.put(a.Key, v, err)
 		} else {
-			again = append(again, &ask{key: a.key, call: a.waiter.Caller})
+			again = append(again, &ask{Lookup: value.Lookup{Key: a.Key}, call: a.waiter.Caller})
 		}
 	}
 	return again
@@ -555,9 +527,9 @@ func (m *many) refreshAll(due []*ask) {
 	for chunk := range slices.Chunk(due, m.opts.maxBatch) {
 		b := m.newBulk(nil, len(chunk))
 		for _, a := range chunk {
-			in, data := b.Seat(a.node), a.data
-			begun := m.fills.Refresh(a.key, entry.Header(data), b.Node(), func(f *flight.Fill[result], over func()) {
-				m.fill(ctx, f, nil, &lookup{data: data}, over, in)
+			in, data := b.Seat(a.node), a.Data
+			begun := m.fills.Refresh(a.Key, entry.Header(data), b.Node(), func(f *flight.Fill[result], over func()) {
+				m.fill(ctx, f, nil, &value.Lookup{Key: a.Key, Data: data}, over, in)
 			})
 			b.Taken(a.node, begun)
 		}
@@ -572,7 +544,7 @@ func (m *many) refreshNearAll(due []*ask) {
 		var old []*ask
 		for part := range background.read(due, true) {
 			for _, a := range part {
-				if a.memory.refreshes(&a.lookup) {
+				if !a.memory.Outlived(&a.Lookup) {
 					old = append(old, a)
 				}
 			}
@@ -637,8 +609,10 @@ func (a *ask) from() origin {
 
 // hit delivers what a read has found.
 func (m *many) hit(a *ask) {
-	v, _, err := m.deliver(m.ctx, a.key, &a.result, a.from())
-	m.put(a.key, v, err)
+	from := a.from()
+	from.hit = true
+	v, _, err := m.deliver(m.ctx, a.Key, &a.Found, from)
+	m.put(a.Key, v, err)
 }
 
 // put sets the result of a key.

@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/value"
 )
 
 // Options tune a [Cache]. A nil *Options, like the zero value, selects the defaults, which suit
@@ -155,13 +156,10 @@ func OptionsFor[T, From any](o *Options[From]) *Options[T] {
 
 // settings are Options with the defaults filled in. Off is zero.
 type settings struct {
-	staleWindows
+	value.Policy
 	codec         Codec
-	jitter        float64
-	ttl           time.Duration
-	notFoundTTL   time.Duration // 0: not remembered
-	earlyRefresh  float64
-	secondHalf    bool // an early refresh begins in the second half of a life
+	staleAfter    time.Duration // 0: off
+	retryAfter    time.Duration // 0: off
 	lockTTL       time.Duration
 	loadTimeout   time.Duration
 	redisTimeout  time.Duration
@@ -172,14 +170,6 @@ type settings struct {
 	errors        sentinels
 	near          *Near // nil: off
 	trace         Trace
-}
-
-// staleWindows are the options that say how an expired value may be served.
-type staleWindows struct {
-	staleWhileRevalidate time.Duration
-	staleIfError         time.Duration
-	staleAfter           time.Duration // 0: off
-	retryAfter           time.Duration
 }
 
 // resolve checks the arguments of New and fills in the defaults.
@@ -194,18 +184,18 @@ func resolve(rdb redis.UniversalClient, namespace string, ttl time.Duration, opt
 		return settings{}, fmt.Errorf("singlefill: ttl is %v: at least 1ms is allowed", ttl)
 	}
 	s := settings{
-		staleWindows: staleWindows{
-			staleWhileRevalidate: max(0, opts.StaleWhileRevalidate),
-			staleIfError:         max(0, opts.StaleIfError),
-			staleAfter:           max(0, opts.StaleAfter),
-			retryAfter:           max(0, orDefault(opts.RetryAfter, time.Second)),
+		Policy: value.Policy{
+			TTL:                  ttl,
+			NotFoundTTL:          max(0, orDefault(opts.NotFoundTTL, min(ttl, time.Minute))),
+			Jitter:               max(0, orDefault(opts.Jitter, 0.1)),
+			EarlyRefresh:         max(0, orDefault(opts.EarlyRefresh, 1)),
+			SecondHalf:           opts.EarlyRefresh == 0,
+			StaleWhileRevalidate: max(0, opts.StaleWhileRevalidate),
+			StaleIfError:         max(0, opts.StaleIfError),
 		},
 		codec:         opts.Codec,
-		jitter:        max(0, orDefault(opts.Jitter, 0.1)),
-		ttl:           ttl,
-		notFoundTTL:   max(0, orDefault(opts.NotFoundTTL, min(ttl, time.Minute))),
-		earlyRefresh:  max(0, orDefault(opts.EarlyRefresh, 1)),
-		secondHalf:    opts.EarlyRefresh == 0,
+		staleAfter:    max(0, opts.StaleAfter),
+		retryAfter:    max(0, orDefault(opts.RetryAfter, time.Second)),
 		lockTTL:       orDefault(opts.LockTTL, 5*time.Second),
 		loadTimeout:   orDefault(opts.LoadTimeout, 30*time.Second),
 		redisTimeout:  orDefault(opts.RedisTimeout, 500*time.Millisecond),
@@ -235,19 +225,19 @@ func resolve(rdb redis.UniversalClient, namespace string, ttl time.Duration, opt
 // check reports the first setting that makes no sense. opts are the options as they were given.
 func (s settings) check(opts *Options[any]) error {
 	switch {
-	case math.IsNaN(s.jitter) || s.jitter >= 1:
-		return fmt.Errorf("singlefill: Options.Jitter is %v: a fraction below 1 is allowed, or a negative number for none", s.jitter)
-	case s.notFoundTTL > 0 && s.notFoundTTL < time.Millisecond:
-		return fmt.Errorf("singlefill: Options.NotFoundTTL is %v: at least 1ms is allowed, or a negative one to remember nothing", s.notFoundTTL)
-	case math.IsNaN(s.earlyRefresh) || math.IsInf(s.earlyRefresh, 0):
-		return fmt.Errorf("singlefill: Options.EarlyRefresh is %v: a finite number is allowed, a negative one for none", s.earlyRefresh)
-	case s.staleWhileRevalidate > 0 && s.staleWhileRevalidate < time.Millisecond:
-		return fmt.Errorf("singlefill: Options.StaleWhileRevalidate is %v: at least 1ms is allowed, or 0 for none", s.staleWhileRevalidate)
-	case s.staleIfError > 0 && s.staleIfError < time.Millisecond:
-		return fmt.Errorf("singlefill: Options.StaleIfError is %v: at least 1ms is allowed, or 0 for none", s.staleIfError)
+	case math.IsNaN(s.Jitter) || s.Jitter >= 1:
+		return fmt.Errorf("singlefill: Options.Jitter is %v: a fraction below 1 is allowed, or a negative number for none", s.Jitter)
+	case s.NotFoundTTL > 0 && s.NotFoundTTL < time.Millisecond:
+		return fmt.Errorf("singlefill: Options.NotFoundTTL is %v: at least 1ms is allowed, or a negative one to remember nothing", s.NotFoundTTL)
+	case math.IsNaN(s.EarlyRefresh) || math.IsInf(s.EarlyRefresh, 0):
+		return fmt.Errorf("singlefill: Options.EarlyRefresh is %v: a finite number is allowed, a negative one for none", s.EarlyRefresh)
+	case s.StaleWhileRevalidate > 0 && s.StaleWhileRevalidate < time.Millisecond:
+		return fmt.Errorf("singlefill: Options.StaleWhileRevalidate is %v: at least 1ms is allowed, or 0 for none", s.StaleWhileRevalidate)
+	case s.StaleIfError > 0 && s.StaleIfError < time.Millisecond:
+		return fmt.Errorf("singlefill: Options.StaleIfError is %v: at least 1ms is allowed, or 0 for none", s.StaleIfError)
 	case s.staleAfter > 0 && s.staleAfter < time.Millisecond:
 		return fmt.Errorf("singlefill: Options.StaleAfter is %v: at least 1ms is allowed, or 0 for none", s.staleAfter)
-	case s.staleAfter > 0 && s.staleIfError == 0:
+	case s.staleAfter > 0 && s.StaleIfError == 0:
 		return fmt.Errorf("singlefill: Options.StaleAfter is %v and StaleIfError is off: it is allowed with StaleIfError only", s.staleAfter)
 	case s.retryAfter > 0 && s.retryAfter < time.Millisecond:
 		return fmt.Errorf("singlefill: Options.RetryAfter is %v: at least 1ms is allowed, or a negative one for none", s.retryAfter)

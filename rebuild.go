@@ -238,7 +238,7 @@ func (c *engine) tagsOfStored(key string, data []byte) ([]string, error) {
 	e, err := entry.Parse(data)
 	var value any
 	if err == nil && !e.NotFound {
-		value, err = c.values.decodeEntry(&e)
+		value, err = c.values.DecodeEntry(&e)
 	}
 	if err != nil {
 		return nil, err
@@ -340,5 +340,5 @@ func (c *engine) keyOf(valueKey string) (key string, ok bool) {
 	if key = client.Untag(tag); key == "" {
 		return "", false
 	}
-	return key, c.valueKey(key) == valueKey
+	return key, c.store.Key(key) == valueKey
 }

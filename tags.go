@@ -148,7 +148,7 @@ func (c *engine) tagsOf(key string, value any) (names []string, err error) {
 			err = errors.New("singlefill: Options.Tags panicked: " + foreign.Text(p))
 		}
 	}()
-	names, err = checkTags(c.values.tags(key, value))
+	names, err = checkTags(c.values.Tags(key, value))
 	if err == nil && len(names) > maxTags {
 		err = fmt.Errorf("singlefill: Options.Tags returned %d tags for the key %.100q: at most %d are allowed", len(names), key, maxTags)
 	}
@@ -173,7 +173,7 @@ func (x *filling) noteTags(ctx context.Context, o *outcome) (bool, error) {
 	if o.untagged || len(o.tags) == 0 {
 		return !o.untagged, nil
 	}
-	life := x.opts.notedFor(x.opts.keptFor(o.life))
+	life := x.opts.notedFor(x.store.KeptFor(o.life))
 	noted, err := x.tags.Note(ctx, []tags.Note{{Key: x.fill.Key, Tags: o.tags, Life: life}}, x.since)
 	return noted != nil, err
 }

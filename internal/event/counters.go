@@ -79,15 +79,20 @@ func (n *counters) Stats() Stats {
 	stale, nearStale, onError := n.redis.stale.Load(), n.near.stale.Load(), n.staleOnError.Load()
 	nearHits := n.near.fresh.Load() + nearStale
 	return Stats{
-		Hits: n.redis.fresh.Load() + stale + nearHits, NearHits: nearHits, StaleHits: stale + nearStale, NearStale: nearStale,
-		Misses: n.misses.Load(), Stale: stale + nearStale + n.staleMisses.Load() + onError, StaleOnError: onError,
-		Shared: n.shared.Load(), Refreshes: n.refreshes.Load(),
-		Loads: n.loads.Load(), LoadsNotFound: n.loadsNotFound.Load(), LoadErrors: n.loadErrors.Load(),
-		LoadPanics: n.loadPanics.Load(), LoadsUnlocked: n.loadsUnlocked.Load(), LoadsUnlimited: n.loadsUnlimited.Load(), Loading: n.loading.Load(),
+		Hits: n.redis.fresh.Load() + stale + nearHits, StaleHits: stale + nearStale,
+		NearHits: nearHits, NearStale: nearStale,
+		Misses: n.misses.Load(), Shared: n.shared.Load(),
+		Stale: stale + nearStale + n.staleMisses.Load() + onError, StaleOnError: onError,
+		Loads: n.loads.Load(), Refreshes: n.refreshes.Load(), Loading: n.loading.Load(),
+		LoadsNotFound: n.loadsNotFound.Load(), LoadErrors: n.loadErrors.Load(), LoadPanics: n.loadPanics.Load(),
+		LoadsUnlocked: n.loadsUnlocked.Load(), LoadsUnlimited: n.loadsUnlimited.Load(),
 		Stored: n.stored.Load(), StoreErrors: n.storeErrors.Load(), Fenced: n.fenced.Load(),
+		Waits: n.waits.Load(), LocksLost: n.locksLost.Load(),
 		Audits: n.audits.Load(), AuditsStale: n.auditsStale.Load(),
-		TagCalls: n.tagCalls.Load(), TagKeys: n.tagKeys.Load(), TagRebuilds: n.tagRebuilds.Load(), TagClears: n.tagClears.Load(),
-		LocksLost: n.locksLost.Load(), Waits: n.waits.Load(), RedisErrors: n.redisErrors.Load(), Refused: n.refused.Load(),
-		BadValues: n.badValues.Load(), BreakerOpens: n.breakerOpens.Load(), NearDrops: n.nearDrops.Load(),
+		TagCalls: n.tagCalls.Load(), TagKeys: n.tagKeys.Load(),
+		TagRebuilds: n.tagRebuilds.Load(), TagClears: n.tagClears.Load(),
+		NearDrops:   n.nearDrops.Load(),
+		RedisErrors: n.redisErrors.Load(), Refused: n.refused.Load(), BadValues: n.badValues.Load(),
+		BreakerOpens: n.breakerOpens.Load(),
 	}
 }

@@ -1,0 +1,268 @@
+package value
+
+import (
+	"cmp"
+	"context"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/event"
+	"github.com/singlefill/singlefill/internal/near"
+)
+
+// Memory is what a store needs for Near.
+type Memory struct {
+	Tier    *near.Tier
+	TTL     time.Duration // 0: the life of the value
+	Share   bool          // all callers get the same value
+	Headers bool          // keep those of the entries, for audits
+}
+
+// A Copy is what memory has of an entry. Its times are those of the entry, by the clock of the tier.
+type Copy struct {
+	end        time.Duration // kept until then, for times in which neither Redis nor the source answers
+	writtenAt  int64         // of the entry, as in Redis: Unix time in ms
+	freshUntil int64
+	header     string // of the entry, with Memory.Headers
+	payload    []byte // to be decoded for each caller
+
+	// All that a hit reads comes last, and the T behind it: see Box.
+	near.Item
+	freshEnd  time.Duration // fresh until then
+	staleEnd  time.Duration // served until then
+	written   time.Duration
+	refreshAt atomic.Int64 // when a hit next refreshes the entry
+	form      form
+	value     any // if whole
+}
+
+// A form says how memory has a value.
+type form byte
+
+const (
+	notFound form = iota // there is none
+	whole                // as a T
+	encoded              // as a payload
+)
+
+// Box returns a copy for memory whose T is v.
+func Box[T any](v T) *Copy {
+	b := &box[T]{value: v}
+	b.form, b.Copy.value = whole, &b.value
+	return &b.Copy
+}
+
+// A box has a T right behind the times of its entry: a hit in memory reads one object.
+type box[T any] struct {
+	Copy
+	value T
+}
+
+// End implements near.Value.
+func (c *Copy) End() time.Duration { return c.end }
+
+// Served is a value that memory has served. Err, which is nil or ErrNotFound, comes in its place.
+type Served struct {
+	Value any
+	Err   error
+	Info  event.ValueInfo
+	Copy  *Copy
+	now   time.Duration
+}
+
+// FromMemory serves key from memory. It returns false without Near, if memory has nothing to serve, or if it
+// cannot prove that it is recent enough.
+func (s *Store) FromMemory(ctx context.Context, key string) (h Served, ok bool) {
+	if s.memory == nil {
+		return h, false
+	}
+	kept, now, proven := s.memory.Tier.Get(key)
+	c, ok := kept.(*Copy)
+	if !ok || !proven || now >= c.staleEnd {
+		return h, false
+	}
+	if h.Value, h.Err = s.ValueOf(c); h.Err != nil && h.Err != ErrNotFound {
+		return h, false
+	}
+	h.Copy, h.now = c, now
+	h.Info.Stale, h.Info.Age = now >= c.freshEnd, max(0, now-c.written)
+	s.events.Hit(ctx, key, true, h.Info)
+	return h, true
+}
+
+// ValueOf returns a value that the caller owns, unless callers share it, or ErrNotFound.
+func (s *Store) ValueOf(c *Copy) (v any, err error) {
+	switch {
+	case c.form == notFound:
+		return nil, ErrNotFound
+	case c.form == encoded:
+		return s.typ.Decode(c.payload)
+	case s.memory.Share:
+		return c.value, nil
+	}
+	return s.typ.Clone(c.value), nil
+}
+
+// RefreshRest is how long after a refresh this process does not refresh the same entry again: a
+// replica, or the client's own cache, may still return it.
+const RefreshRest = 100 * time.Millisecond
+
+// TakeRefresh reports whether the entry expires soon or is stale, and the caller has to refresh it.
+func (h *Served) TakeRefresh() bool {
+	c, now := h.Copy, h.now
+	at := c.refreshAt.Load()
+	return int64(now) >= at && c.refreshAt.CompareAndSwap(at, int64(now+RefreshRest))
+}
+
+// Outlived reports whether Redis has a newer entry, which needs no refresh, or did not answer.
+func (c *Copy) Outlived(by *Lookup) bool {
+	newer := by.Freshness == Fresh && !by.early && by.Entry.WrittenAt.UnixMilli() != c.writtenAt
+	return by.RedisErr != nil || newer
+}
+
+// Header returns the header of the entry, with Memory.Headers.
+func (c *Copy) Header() string { return c.header }
+
+// During runs a command that reads or writes what keys in Redis hold, and keeps in memory what it returns: for
+// each key what the key holds now, or nil. It takes the generations of the keys before the command. If a key is
+// invalidated meanwhile, its generation changes, and what the command has seen is never served. Nothing else
+// keeps values in memory.
+func (s *Store) During(keys []string, command func() (now []*Lookup)) {
+	if s.memory == nil {
+		command()
+		return
+	}
+	generations := make([]near.Generation, len(keys))
+	for i, key := range keys {
+		generations[i] = s.memory.Tier.Generation(key)
+	}
+	for i, l := range command() {
+		if l != nil && l.Freshness > Expired {
+			s.keep(l, generations[i])
+		}
+	}
+}
+
+// Kept notes how long Redis keeps the entry that one step on the server has found, as PTTL has it.
+func (l *Lookup) Kept(pttl time.Duration) {
+	l.kept = endless(pttl)
+	l.served = l.kept
+}
+
+// keptBehind notes the reply to a PTTL ahead of the GET. A load may have replaced the entry between the two:
+// then the reply is not about it, but Redis keeps it for its life at least, from then on. So
+// memory serves it for the shorter of the two.
+func (l *Lookup) keptBehind(pttl time.Duration) {
+	const none = -2
+	life := l.Entry.FreshUntil.Sub(l.Entry.WrittenAt)
+	if l.kept = endless(pttl); pttl == none {
+		l.kept = life
+	}
+	l.served = min(l.kept, life)
+}
+
+// endless returns the reply to a PTTL, which is negative for a key without an end.
+func endless(pttl time.Duration) time.Duration {
+	if pttl < 0 {
+		return forever
+	}
+	return pttl
+}
+
+// Stored returns what a key holds when an entry has been stored that is fresh for life: its value is as it is in
+// Redis, since the codec may drop a part of what was loaded. It returns nil if that is not to be kept in memory.
+func (s *Store) Stored(key string, data []byte, e entry.Entry, life time.Duration) *Lookup {
+	if s.memory == nil {
+		return nil
+	}
+	l := &Lookup{Key: key, Found: Found{Entry: e, At: time.Now(), Freshness: Fresh}, Data: data}
+	if !e.NotFound && (s.memory.Share || s.typ.Clone != nil) {
+		var err error
+		if l.Value, err = s.typ.Decode(e.Payload); err != nil {
+			return nil
+		}
+	}
+	l.Kept(s.policy.KeptFor(life))
+	return l
+}
+
+// keep keeps what a command has found in memory, for l.kept at most, and serves it for l.served at most, both
+// from when g was taken. So memory has nothing that Redis has ended, whatever the clocks and the windows of
+// the processes are.
+func (s *Store) keep(l *Lookup, g near.Generation) {
+	c := s.copyOf(l)
+	c.staleEnd, c.end = min(c.staleEnd, g.Taken+bounded(l.served)), min(c.end, g.Taken+bounded(l.kept))
+	if c.end > s.memory.Tier.At(l.At) {
+		s.memory.Tier.Put(l.Key, g, c)
+	}
+}
+
+// copyOf returns a lookup for memory. It converts the times of the entry, which are those of the wall clock.
+func (s *Store) copyOf(l *Lookup) *Copy {
+	e, at, now := &l.Entry, l.At, s.memory.Tier.At(l.At)
+	ttl := bounded(cmp.Or(s.memory.TTL, forever))
+	c := s.inForm(l)
+	c.written = now - bounded(at.Sub(e.WrittenAt))
+	c.writtenAt, c.freshUntil = e.WrittenAt.UnixMilli(), e.FreshUntil.UnixMilli()
+	fresh := bounded(e.FreshUntil.Sub(at))
+	c.freshEnd = now + fresh
+	c.staleEnd = now + min(fresh+bounded(s.policy.StaleWhileRevalidate), ttl)
+	c.end = now + min(fresh+bounded(s.policy.window()), ttl)
+	if e.Expired {
+		c.freshEnd = min(c.freshEnd, now)
+	}
+	refreshAt := c.freshEnd - s.policy.EarlyBy(e, rand.ExpFloat64)
+	c.refreshAt.Store(int64(refreshAt))
+	l.early = refreshAt <= now
+	return c
+}
+
+// inForm returns the value of a lookup in the form in which callers are to get it.
+func (s *Store) inForm(l *Lookup) *Copy {
+	c, value := new(Copy), l.Value
+	switch {
+	case l.Entry.NotFound:
+	case s.memory.Share:
+		c = s.typ.Boxed(value)
+	case s.typ.Clone != nil:
+		c = s.typ.Boxed(s.typ.Clone(value))
+	default:
+		c.form, c.payload = encoded, l.Entry.Payload
+	}
+	if s.memory.Headers {
+		c.header = entry.Header(l.Data)
+	}
+	return c
+}
+
+// Recall is for times in which Redis does not answer: what memory has may be older than MaxLag, but
+// if the load fails as well, it is the old value to fall back to.
+func (s *Store) Recall(l *Lookup) {
+	if s.memory == nil {
+		return
+	}
+	kept, now, _ := s.memory.Tier.Get(l.Key)
+	c, ok := kept.(*Copy)
+	if !ok || now >= c.end {
+		return
+	}
+	v, err := s.ValueOf(c)
+	if err != nil && err != ErrNotFound {
+		return
+	}
+	old := Found{Value: v, At: time.Now(), Freshness: IfError, Err: err}
+	old.Entry = entry.Entry{
+		NotFound: c.form == notFound, Expired: true, // for all that is known
+		FreshUntil: time.UnixMilli(c.freshUntil), WrittenAt: time.UnixMilli(c.writtenAt),
+	}
+	if err == nil {
+		if old.Entry.Payload, err = s.typ.Encode(v); err != nil { // the other callers decode it
+			return
+		}
+	}
+	if s.Servable(&old) {
+		l.Found = old
+	}
+}

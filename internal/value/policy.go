@@ -1,0 +1,93 @@
+package value
+
+import (
+	"math"
+	"math/rand/v2"
+	"time"
+
+	"github.com/singlefill/singlefill/internal/entry"
+)
+
+// A Freshness is how an entry may be served at one time.
+type Freshness int
+
+const (
+	Expired    Freshness = iota
+	IfError              // to be served if a load fails: StaleIfError
+	Revalidate           // to be served, and refreshed behind: StaleWhileRevalidate
+	Fresh
+)
+
+// A Policy says how long values live, and how they are served afterwards. Off is zero.
+type Policy struct {
+	TTL          time.Duration
+	NotFoundTTL  time.Duration // 0: not remembered
+	Jitter       float64
+	EarlyRefresh float64
+	SecondHalf   bool // an early refresh begins in the second half of a life
+
+	StaleWhileRevalidate time.Duration
+	StaleIfError         time.Duration
+}
+
+// shorten subtracts the jitter from a life.
+func (p *Policy) shorten(life time.Duration) time.Duration {
+	if life < time.Millisecond {
+		return 0
+	}
+	life -= time.Duration(rand.Float64() * p.Jitter * float64(life))
+	return max(life, time.Millisecond).Truncate(time.Millisecond)
+}
+
+// window returns how long an expired entry may be served.
+func (p *Policy) window() time.Duration { return max(p.StaleWhileRevalidate, p.StaleIfError) }
+
+// KeptFor returns how long Redis keeps an entry that is fresh for life.
+func (p *Policy) KeptFor(life time.Duration) time.Duration {
+	if w := p.window(); life <= math.MaxInt64-w {
+		return life + w
+	}
+	return math.MaxInt64
+}
+
+func (p *Policy) freshnessOf(e *entry.Entry, now time.Time) Freshness {
+	late := now.Sub(e.FreshUntil)
+	if late < 0 && !e.Expired {
+		return Fresh
+	}
+	switch late = max(late, 0); {
+	case late < p.StaleWhileRevalidate:
+		return Revalidate
+	case late < p.StaleIfError:
+		return IfError
+	}
+	return Expired
+}
+
+// EarlyBy draws how long before it expires an entry is refreshed: β·δ on average, where δ is the duration
+// of its load. So a hit refreshes with the probability exp(-left/(β·δ)): processes choose a reader
+// without talking to each other, and the longer a load takes, the sooner. The lock lets one of the
+// chosen readers load.
+//
+// Each hit draws, so the probabilities add up: with n reads a second the first reader is chosen about
+// β·δ·ln(n·β·δ) before the end. For slow loads of hot values that is the whole life, and they would load
+// without pause. So by default no draw is longer than half of the life.
+//
+// This is XFetch: Vattani, Chierichetti, Lowenstein, Optimal Probabilistic Cache Stampede
+// Prevention, VLDB 2015.
+func (p *Policy) EarlyBy(e *entry.Entry, draw func() float64) time.Duration {
+	mean := p.EarlyRefresh * float64(e.LoadTime)
+	if mean == 0 {
+		return 0
+	}
+	by := time.Duration(min(draw()*mean, float64(forever)))
+	if p.SecondHalf {
+		by = min(by, e.FreshUntil.Sub(e.WrittenAt)/2)
+	}
+	return max(by, 0)
+}
+
+// forever is as long as a Duration can be without a sum of several exceeding it.
+const forever time.Duration = math.MaxInt64 / 8
+
+func bounded(d time.Duration) time.Duration { return max(-forever, min(d, forever)) }

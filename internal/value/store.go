@@ -1,0 +1,234 @@
+// Package value knows what a key holds: an entry in Redis, a copy of its value in memory, how fresh both are.
+//
+// A Store reads a key from Redis ([Store.Read]), decodes its entry and judges it ([Store.Decode]), and with Near
+// keeps a copy of the value ([Store.During]), which it then serves from memory ([Store.FromMemory]).
+package value
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/event"
+	"github.com/singlefill/singlefill/internal/wait"
+)
+
+// ErrNotFound is the public error of this name.
+var ErrNotFound = errors.New("singlefill: not found")
+
+// A Store is what a cache has of its values. Nothing of it is set after New.
+type Store struct {
+	typ       *Type
+	policy    *Policy // of typ
+	namespace string
+	client    *client.Client
+	memory    *Memory // nil: off
+	events    *event.Sink
+}
+
+// New returns a store for a namespace. memory is nil without Near.
+func New(typ *Type, namespace string, c *client.Client, memory *Memory, events *event.Sink) *Store {
+	return &Store{typ, &typ.Policy, namespace, c, memory, events}
+}
+
+// Key returns the key in Redis of the value under key, which is in one slot with its lock: see HashTag.
+func (s *Store) Key(key string) string { return Key(s.namespace, key) }
+
+// Key returns the key in Redis of a value. Namespaces have no braces, and no value key ends as a lock key does, so
+// the keys of two pairs differ.
+func Key(namespace, key string) string { return namespace + ":{" + client.HashTag(key) + "}" }
+
+// Found is a value that a key holds, or has held.
+type Found struct {
+	Value     any         // one caller owns it; it is shared only if it cannot be copied
+	Entry     entry.Entry // of Value; the other callers decode its payload. Zero: there is none
+	At        time.Time   // of the judgement of Entry
+	Freshness Freshness   // of Entry, at that time
+	Err       error       // in place of Value
+}
+
+// A Lookup is what one command has found under a key.
+type Lookup struct {
+	Key      string
+	Found                  // its value is decoded unless it is expired
+	Data     []byte        // the bytes found
+	RedisErr error         // Redis did not answer
+	Asked    time.Duration // time spent without an answer
+
+	// With Near.
+	early  bool          // a hit refreshes the entry before it expires
+	kept   time.Duration // how long Redis keeps the entry, from when its generation was taken
+	served time.Duration // how long memory serves it at most, from then
+}
+
+// Hit reports whether the first read of a call returns what it has found.
+func (l *Lookup) Hit() bool { return l.RedisErr == nil && l.Freshness >= Revalidate }
+
+// Read gets a key until Redis answers, for the client's timeout in all: a connection may have broken. If Redis
+// does not answer, it finds what memory has.
+func (s *Store) Read(ctx context.Context, l *Lookup) {
+	for pause := wait.MinPause; ; pause *= 2 {
+		if s.Get(ctx, l); l.RedisErr == nil {
+			return
+		}
+		if !s.ReadAgain(ctx, l, pause) {
+			s.Recall(l)
+			return
+		}
+	}
+}
+
+// ReadAgain pauses before a read is repeated that Redis did not answer. It reports whether to repeat
+// it.
+func (s *Store) ReadAgain(ctx context.Context, l *Lookup, pause time.Duration) bool {
+	left := s.client.Timeout - l.Asked - pause
+	if left < s.client.Timeout/10 || !client.Unreachable(l.RedisErr) || errors.Is(l.RedisErr, redis.ErrClosed) ||
+		s.client.Away(s.Key(l.Key)) || !client.Sleep(ctx, pause) {
+		return false
+	}
+	l.Asked += pause
+	return true
+}
+
+// Get sends one plain GET, which a replica or the client's own cache may answer. With Near it sends
+// a PTTL ahead.
+func (s *Store) Get(ctx context.Context, l *Lookup) {
+	valueKey := s.Key(l.Key)
+	if s.memory == nil {
+		data, asked, err := s.client.Get(ctx, time.Now(), valueKey)
+		s.replied(ctx, l, data, asked, err)
+		return
+	}
+	s.During([]string{valueKey}, func() []*Lookup {
+		pttl := redis.NewDurationCmd(ctx, time.Millisecond, "pttl", valueKey)
+		data, asked, err := s.client.GetBehind(ctx, pttl, time.Now(), valueKey)
+		if !s.replied(ctx, l, data, asked, err) {
+			return nil
+		}
+		l.keptBehind(pttl.Val())
+		return []*Lookup{l}
+	})
+}
+
+// GetMany is Get for keys on one server, in one pipeline.
+func (s *Store) GetMany(ctx context.Context, all []*Lookup) {
+	keys := make([]string, len(all))
+	var pttls []redis.Cmder
+	for i, l := range all {
+		keys[i] = s.Key(l.Key)
+		if s.memory != nil {
+			pttls = append(pttls, redis.NewDurationCmd(ctx, time.Millisecond, "pttl", keys[i]))
+		}
+	}
+	s.During(keys, func() []*Lookup {
+		replies, asked, err := s.client.GetMany(ctx, pttls, keys)
+		found := make([]*Lookup, len(all))
+		for i, l := range all {
+			if err != nil {
+				l.RedisErr = err
+				l.Asked += asked
+				continue
+			}
+			if data, err := replies[i].Bytes(); s.replied(ctx, l, data, 0, err) && s.memory != nil {
+				l.keptBehind(pttls[i].(*redis.DurationCmd).Val())
+				found[i] = l
+			}
+		}
+		return found
+	})
+}
+
+// replied takes the reply to a GET. It reports whether there is an entry, or bytes that are none.
+func (s *Store) replied(ctx context.Context, l *Lookup, data []byte, asked time.Duration, err error) bool {
+	l.RedisErr = nil
+	switch {
+	case err == nil:
+		s.Decode(ctx, l, data)
+		return true
+	case client.WrongType(err):
+		s.events.BadValue(ctx, l.Key, err)
+	case !errors.Is(err, redis.Nil):
+		l.RedisErr = err
+		l.Asked += asked
+	}
+	return false
+}
+
+// Decode reads an entry and judges its freshness. Bytes that are not an entry, or not of a T, are a
+// miss; they are counted.
+func (s *Store) Decode(ctx context.Context, l *Lookup, data []byte) {
+	l.Data, l.At = data, time.Now()
+	var err error
+	if l.Entry, err = entry.Parse(data); err == nil {
+		if use := s.policy.freshnessOf(&l.Entry, l.At); use > Expired {
+			if l.Entry.NotFound {
+				l.Err = ErrNotFound
+			} else {
+				l.Value, err = s.typ.DecodeEntry(&l.Entry)
+			}
+			if err == nil {
+				l.Freshness = use
+			}
+		}
+	}
+	if err != nil {
+		s.events.BadValue(ctx, l.Key, err)
+	}
+}
+
+// Due reports whether a hit refreshes its entry: if it is stale, or early.
+func (s *Store) Due(l *Lookup) bool {
+	switch {
+	case !l.Hit() || l.Freshness == Revalidate:
+		return l.Hit()
+	case s.memory != nil: // one draw decides for all hits in memory
+		return l.early
+	}
+	by := s.policy.EarlyBy(&l.Entry, rand.ExpFloat64)
+	return by > 0 && by >= l.Entry.FreshUntil.Sub(l.At)
+}
+
+// Servable reports whether an old value may still be served.
+func (s *Store) Servable(f *Found) bool {
+	return f.Freshness > Expired && s.policy.freshnessOf(&f.Entry, time.Now()) > Expired
+}
+
+// Info describes what was found. failure is that of the load in whose place f is served, or nil: if f has become
+// too old by now, Info returns it.
+func (s *Store) Info(f *Found, failure error) (info event.ValueInfo, err error) {
+	if f.Entry.WrittenAt.IsZero() {
+		return info, nil
+	}
+	now, use := f.At, f.Freshness
+	if failure != nil { // f was judged before the load
+		now = time.Now()
+		use = s.policy.freshnessOf(&f.Entry, now)
+	}
+	info.Age = max(0, now.Sub(f.Entry.WrittenAt)) // the clocks of writer and reader may disagree
+	switch {
+	case use == Expired:
+		return event.ValueInfo{}, failure
+	case use < Fresh:
+		info.Stale, info.Err = true, failure
+	}
+	return info, nil
+}
+
+// LifeOf returns how long value is fresh. With less than 1 ms it is not stored.
+func (s *Store) LifeOf(key string, value any) time.Duration {
+	if s.typ.Life == nil {
+		return s.policy.shorten(s.policy.TTL)
+	}
+	return s.policy.shorten(s.typ.Life(key, value))
+}
+
+// LifeOfNotFound returns how long ErrNotFound is fresh.
+func (s *Store) LifeOfNotFound() time.Duration { return s.policy.shorten(s.policy.NotFoundTTL) }
+
+// KeptFor returns how long Redis keeps an entry that is fresh for life.
+func (s *Store) KeptFor(life time.Duration) time.Duration { return s.policy.KeptFor(life) }
