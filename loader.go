@@ -108,7 +108,7 @@ type miss struct {
 	waiter
 	*value.Lookup // what the caller's own read found
 	from          origin
-	begun         time.Time // of the wait
+	joined        time.Time // it had joined the fill by then
 }
 
 // readAndDeliver delivers what a read finds, or returns a miss. call is nil in the first round of a call.
@@ -251,7 +251,7 @@ func noCancel() {}
 func (c *engine) settle(ctx context.Context, key string, m *miss, r *result, verdict flight.Verdict,
 	ended error) (v any, info event.ValueInfo, err error, over bool) {
 	if !m.First {
-		defer func() { c.events.ShareDone(ctx, key, m.begun, contextOf(m.Call.Load())) }()
+		defer func() { c.events.ShareDone(ctx, key, m.joined, contextOf(m.Call.Load())) }()
 	}
 	old, from := c.fallback(m, r, verdict, ended)
 	switch {
@@ -261,7 +261,7 @@ func (c *engine) settle(ctx context.Context, key string, m *miss, r *result, ver
 	case verdict == flight.Owned || verdict == flight.Shared:
 		v, info, err = c.deliver(ctx, key, &r.Found, origin{own: verdict == flight.Owned, shared: !m.First})
 		return v, info, err, true
-	case r != nil && r.unverified && !c.client.Reachable(ctx, c.store.Key(key)):
+	case r != nil && r.unverified && c.unreachable(ctx, key, m.joined):
 		v, info, err = c.deliver(ctx, key, &r.Found, origin{shared: true})
 		return v, info, err, true
 	case ctx.Err() == nil:
@@ -273,6 +273,17 @@ func (c *engine) settle(ctx context.Context, key string, m *miss, r *result, ver
 	}
 	v, info, err = c.deliver(ctx, key, old, from)
 	return v, info, err, true
+}
+
+// unreachable reports whether Redis did not answer a command that was sent after a caller had joined. While
+// the breaker is open, the probes tell so; if none has come to its end yet, the caller joins the next load
+// in place of waiting for one.
+func (c *engine) unreachable(ctx context.Context, key string, joined time.Time) bool {
+	k := c.store.Key(key)
+	if c.client.Away(k) {
+		return c.client.Unanswered(k, joined)
+	}
+	return !c.client.Reachable(ctx, k, joined)
 }
 
 // fallback returns the old value that a caller gets in place of a failure, or at its deadline; nil

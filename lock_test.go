@@ -185,7 +185,7 @@ func TestUnlocked_LateCallerAfterTheOutage(t *testing.T) {
 		load.Give("old")
 		early.Want(t, "old")
 		late.Want(t, "new")
-		if s := here.Stats(); s.LoadsUnlocked != 1 || s.BreakerOpens != 0 {
+		if s := here.Stats(); s.LoadsUnlocked != 1 || s.BreakerOpen {
 			t.Errorf("%+v, want one load without the lock, and the breaker closed", s)
 		}
 	})

@@ -226,6 +226,7 @@ type ask struct {
 	shared bool // other calls may have the same lookup
 	theirs bool // another call has read it
 	waiter waiter
+	joined time.Time   // the fill
 	memory *value.Copy // what memory has, if it is to be refreshed
 }
 
@@ -452,6 +453,7 @@ func (m *many) joinAll(misses []*ask) (joined []*ask) {
 		for _, a := range chunk {
 			var err error
 			a.waiter, err = m.join(m.ctx, a.Key, nil, a.call, a.turn.Arrived, &a.Lookup, b.Seat(a.node))
+			a.joined = time.Now()
 			b.Taken(a.node, err == nil && a.waiter.First)
 			if err != nil {
 				m.fail(a.Key, err)
@@ -504,7 +506,7 @@ func (m *many) callLoader(ctx context.Context, keys []string, loads []context.Co
 // call.
 func (m *many) waitAll(joined []*ask) (again []*ask) {
 	for _, a := range joined {
-		miss := &miss{a.waiter, &a.Lookup, a.from(), time.Now()}
+		miss := &miss{a.waiter, &a.Lookup, a.from(), a.joined}
 		patience, cancel := m.patience(m.ctx, miss)
 		r, verdict := m.fills.Wait(patience, miss.waiter)
 		cancel()

@@ -20,6 +20,7 @@ import (
 func TestBreaker_VolleyAroundAnAnswer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		w := watch(t, mute(t), timeout)
+		w.node.limit.half = nil // failures are counted here, not pings
 		for range 10 {
 			var wg sync.WaitGroup
 			for range 4 * Limit {
@@ -71,6 +72,7 @@ func TestBreaker_VolleyAroundAnAnswer(t *testing.T) {
 func TestBreaker_HeldUpProcess(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		w := watch(t, mute(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true }), timeout)
+		w.node.limit.half = nil // a ping would be as late
 		late := func(d time.Duration) {
 			_, _ = Do(t.Context(), w.Client, "test", "k", func(context.Context) (int, error) { time.Sleep(d); return 0, errLost })
 		}
@@ -124,15 +126,15 @@ func TestReachable(t *testing.T) {
 		m, rdb := redistest.StartMini(t)
 		w := watch(t, rdb, timeout)
 		w.openBreaker()
-		if !w.Reachable(t.Context(), "k") {
+		if !w.Reachable(t.Context(), "k", time.Now()) {
 			t.Error("not reachable, with the breaker open and the server there")
 		}
 		m.SetError("LOADING Redis is loading the dataset in memory")
-		if w.Reachable(t.Context(), "k") {
+		if w.Reachable(t.Context(), "k", time.Now()) {
 			t.Error("reachable while it is loading")
 		}
 		m.SetError("NOPERM this user has no permissions")
-		if !w.Reachable(t.Context(), "k") {
+		if !w.Reachable(t.Context(), "k", time.Now()) {
 			t.Error("a refusal is an answer")
 		}
 	})
@@ -140,7 +142,7 @@ func TestReachable(t *testing.T) {
 		w := watch(t, mute(t), timeout)
 		ask := func(after time.Duration) {
 			begun := time.Now()
-			if w.Reachable(t.Context(), "k") || time.Since(begun) != after {
+			if w.Reachable(t.Context(), "k", time.Now()) || time.Since(begun) != after {
 				t.Errorf("reachable after %v, want no answer after %v", time.Since(begun), after)
 			}
 		}
@@ -156,7 +158,7 @@ func TestReachable(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), timeout/10)
 		defer cancel()
-		if !w.Reachable(ctx, "k") || ctx.Err() == nil {
+		if !w.Reachable(ctx, "k", time.Now()) || ctx.Err() == nil {
 			t.Error("a caller that has left knows that the server cannot be reached")
 		}
 		wg.Wait()
@@ -219,11 +221,11 @@ func TestCluster_FrozenNode(t *testing.T) {
 		if away := w.Away(key); away != dead(key) || away != (w.Refusal(key) != nil) {
 			t.Errorf("away %t, refusal %v, of a key on the dead node: %t", away, w.Refusal(key), dead(key))
 		}
-		if !dead(key) && !w.Reachable(t.Context(), key) {
+		if !dead(key) && !w.Reachable(t.Context(), key, time.Now()) {
 			t.Error("a living node is not reachable")
 		}
 	}
-	if w.Reachable(t.Context(), keys[0]) {
+	if w.Reachable(t.Context(), keys[0], time.Now()) {
 		t.Error("the frozen node is reachable")
 	}
 	frozen.Thaw()

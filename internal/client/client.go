@@ -57,6 +57,7 @@ func New(rdb redis.UniversalClient, timeout time.Duration,
 	background func(run func(closing <-chan struct{}))) *Client {
 	c := &Client{Redis: rdb, Timeout: timeout, failed: failed, changed: changed, background: background}
 	c.node = c.newNode(rdb)
+	c.catchUp(c.node)
 	// By default go-redis observes the deadline of a context while it dials or waits for a
 	// connection, but not while it waits for a reply; with ContextTimeoutEnabled it does.
 	// Client.WithTimeout would return a clone with that timeout, but the clone runs none of the
@@ -91,6 +92,7 @@ func endsWithin(ctx context.Context, d time.Duration) bool {
 type call struct {
 	op, key string
 	sent    time.Time
+	within  time.Duration // 0: Timeout
 	gate    *gate
 	group   *group // with which it is sent, or nil
 }
@@ -126,7 +128,7 @@ func Send[R any](ctx context.Context, c *Client, convoy *Convoy, timeout time.Du
 			}
 			timeout -= time.Since(begun)
 		}
-		caller.takes, caller.clock, caller.stays = cmd, &n.clock, timeout-timeout/16 // see limit
+		caller.takes, caller.clock, caller.stays = cmd, &n.clock, timeout-timeout/16 // see least
 		caller.leaves, caller.hurries = ctx.Deadline()
 	}
 	cmd = caller.Only(cmd)
@@ -201,7 +203,7 @@ func do[R any](ctx context.Context, c *Client, timeout time.Duration, op, key st
 		answered = c.observe(ctx, n, call, err)
 		return r, err
 	}
-	bounded, cancel := context.WithTimeout(Detach(ctx), timeout)
+	bounded, cancel := c.bound(ctx, n, call.sent, timeout)
 	done := func(answered bool) { cancel(); call.leave(answered) }
 	return runAsync(ctx, c, n, call, bounded, done, func(ctx context.Context) (R, error) { return run(ctx, call.group) })
 }
@@ -224,6 +226,9 @@ func (c *Client) wait(n *node, call *call, p parcel) error {
 	var patience <-chan time.Time // of a command that waits for longer
 	for {
 		opening := n.opens()
+		if n.outage.Load() != nil { // perhaps only for those that wait for less time
+			opening = nil
+		}
 		silent := n.silentSince(begun)
 		if c.stalled(silent) { // the process was stalled, and answers may be about to arrive
 			begun = time.Now().Add(-c.Timeout * 3 / 4)
@@ -233,14 +238,14 @@ func (c *Client) wait(n *node, call *call, p parcel) error {
 			yieldToReaders()
 			silent = n.silentSince(begun)
 		}
-		err := cmp.Or(ctx.Err(), n.refusal())
+		err := cmp.Or(ctx.Err(), c.refusal(n))
 		if err == nil && silent >= c.Timeout {
 			err = n.crowded(fmt.Errorf("no answer for %v to the commands before: %w", silent, redis.ErrPoolTimeout))
 			call.sent = time.Now().Add(-silent)
 			if c.noteFailure(n, *call, err) {
 				c.failed(Detach(ctx), call.op, err)
 			} else {
-				err = cmp.Or(n.refusal(), err) // as if this one had noticed the silence a moment later
+				err = cmp.Or(c.refusal(n), err) // as if this one had noticed the silence a moment later
 			}
 		}
 		if err != nil {
@@ -256,7 +261,7 @@ func (c *Client) wait(n *node, call *call, p parcel) error {
 		select {
 		case <-w.admitted:
 			call.sent, call.group = time.Now(), w.group
-			if ctx.Err() == nil && n.outage.Load() == nil && n.silentSince(begun) < c.Timeout {
+			if ctx.Err() == nil && c.away(n) == nil && n.silentSince(begun) < c.Timeout {
 				return nil
 			}
 		case <-ctx.Done():
@@ -336,7 +341,9 @@ func (c *Client) GetBehind(ctx context.Context, ahead redis.Cmder, now time.Time
 	}
 	n := c.nodeOf(key)
 	if n.outage.Load() != nil {
-		return nil, 0, n.refusal()
+		if err := c.refusal(n); err != nil {
+			return nil, 0, err
+		}
 	}
 	cmd := redis.NewStringCmd(ctx, "get", key)
 	p := parcel{client: c, ctx: ctx, cmd: cmd, ahead: ahead}
@@ -394,7 +401,7 @@ func (c *Client) observe(ctx context.Context, n *node, call call, err error) (an
 		c.noteFailure(n, call, err)
 		return false
 	}
-	n.answered.Store(int64(time.Since(n.begun)))
+	n.noteAnswer()
 	return true
 }
 

@@ -243,7 +243,7 @@ func TestNew_UserClient(t *testing.T) {
 		return w.Redis.TxPipelined(ctx, func(p redis.Pipeliner) error { p.Del(ctx, "k"); return nil })
 	})
 	redistest.Must(t, err)
-	if !w.Reachable(t.Context(), "") || !slices.Equal(saw, []string{"get", "multi", "del", "exec", "ping"}) {
+	if !w.Reachable(t.Context(), "", time.Now()) || !slices.Equal(saw, []string{"get", "multi", "del", "exec", "ping"}) {
 		t.Errorf("the hook saw %q", saw)
 	}
 	after := rdb.Options()
@@ -294,7 +294,7 @@ func TestBreaker_Opens(t *testing.T) {
 			for range 10 * Limit { // enough failures in no time
 				_ = w.do(errLost)
 			}
-			time.Sleep(timeout - 1)
+			time.Sleep(w.least() - 1)
 			_ = w.do(errLost)
 			if w.AnyAway() {
 				t.Fatal("open after less silence than a command may take")

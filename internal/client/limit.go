@@ -11,6 +11,7 @@ import (
 // sixteenth of that time share one context, and the last of them gets a sixteenth less time.
 type limit struct {
 	latest atomic.Pointer[sharedLimit]
+	half   func(since time.Time) // is called when half of the time has passed; nil: nothing is
 }
 
 type sharedLimit struct {
@@ -25,11 +26,17 @@ func (l *limit) next(now time.Time, d time.Duration) context.Context {
 	if s == nil || s.d != d || !now.Before(s.old) {
 		ctx, cancel := context.WithTimeout(context.Background(), d)
 		context.AfterFunc(ctx, cancel)
+		if l.half != nil {
+			time.AfterFunc(d/2, func() { l.half(now) })
+		}
 		s = &sharedLimit{ctx, d, now.Add(d / 16)}
 		l.latest.Store(s)
 	}
 	return s.ctx
 }
+
+// least returns how long a command is given at least.
+func (c *Client) least() time.Duration { return c.Timeout - c.Timeout/16 }
 
 // A commandContext ends with one context and has the values of another.
 type commandContext struct {

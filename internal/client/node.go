@@ -1,35 +1,40 @@
 package client
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
+	"weak"
 
 	"github.com/redis/go-redis/v9"
-
-	"github.com/singlefill/singlefill/internal/flight"
 )
 
-// A node is one server of a Client, with its own breaker, so that a dead node affects only its own
-// keys. Only a Cluster has several.
+// A node is one server of a Client. Only a Cluster has several, each with its own breaker, so that a dead
+// node affects only its own keys.
 type node struct {
 	*server
-	breaker
 	limit limit
 
-	firstPing sync.Once
-	pings     *flight.Reads[error] // set by firstPing
+	client  *Client                // that watches it; nil: it has no background
+	watched atomic.Pointer[outage] // the last one
 }
 
-// newNode returns a node of the server behind rdb. Clients without breakers share one, since it has
+// newNode returns a node of the server behind rdb. Clients without a background share one, since it has
 // nothing that belongs to a Client.
 func (c *Client) newNode(rdb redis.UniversalClient) *node {
 	s := serverOf(rdb)
 	if c.background == nil {
 		return s.node
 	}
-	return &node{server: s}
+	n := &node{server: s, client: c}
+	n.limit.half = func(since time.Time) { c.doubt(n, since) }
+	s.mu.Lock()
+	s.users = append(s.users, weak.Make(n))
+	s.mu.Unlock()
+	return n
 }
 
 // nodes are the nodes of a Cluster, by their clients in go-redis.
@@ -62,6 +67,7 @@ func (c *Client) nodeOf(key string) *node {
 	}
 	c.nodes.forgetIdle()
 	n, _ := c.nodes.of.LoadOrStore(master, c.newNode(master))
+	c.catchUp(n.(*node))
 	return n.(*node)
 }
 
@@ -100,18 +106,42 @@ func ByNode[E any](c *Client, items []E, keyOf func(E) string) [][]E {
 	return groups
 }
 
-// Reachable asks the node of key for an answer now, even while its breaker is open. It returns
-// false only if the node did not answer a command sent after the call; if ctx ends first, it
-// returns true. Concurrent callers share a command.
-func (c *Client) Reachable(ctx context.Context, key string) bool {
+// Unanswered reports whether the node of key has not answered a command that was sent after a time.
+func (c *Client) Unanswered(key string, after time.Time) bool {
+	return c.nodeOf(key).silent(after, c.least())
+}
+
+// doubt pings a node that has not answered commands for half of their time. If they are not answered in time
+// and the ping is not, the breaker opens, so that a caller waits once, however many caches it asks.
+func (c *Client) doubt(n *node, since time.Time) {
+	if n.using.Load() > 0 && n.silentSince(since) >= c.least()-c.Timeout/2 && c.away(n) == nil {
+		c.background(func(<-chan struct{}) { _ = c.ping(context.Background(), n, c.Timeout/4) })
+	}
+}
+
+// Reachable asks the node of key for an answer now, even while its breaker is open. It returns false only
+// if the node did not answer a command sent after a time: that of the call, or an earlier one. If ctx ends
+// first, it returns true. Concurrent callers share a command.
+func (c *Client) Reachable(ctx context.Context, key string, after time.Time) bool {
 	n := c.nodeOf(key)
-	n.firstPing.Do(func() { n.pings = flight.NewReads[error](new(flight.Clock)) })
-	turn, found, err := n.pings.Arrive("").Wait(ctx)
+	err := c.reach(ctx, n, after)
+	return ctx.Err() != nil || !Unreachable(err)
+}
+
+var errSilent = errors.New("no answer to a ping")
+
+// reach pings a node, unless one sent after a time has shown that it does not answer. What a ping finds out
+// is shared by those who have waited for it to be sent.
+func (c *Client) reach(ctx context.Context, n *node, after time.Time) error {
+	if n.silent(after, c.least()) {
+		return errSilent
+	}
+	turn, found, err := n.pings.Arrive(c.Timeout.String()).Wait(ctx)
 	switch {
 	case err != nil:
-		return true
+		return err
 	case found != nil:
-		return !Unreachable(*found)
+		return *found
 	}
 	left := true
 	defer func() {
@@ -119,18 +149,25 @@ func (c *Client) Reachable(ctx context.Context, key string) bool {
 			turn.End(nil)
 		}
 	}()
-	if err = c.ping(ctx, n); ctx.Err() != nil {
-		return true
+	if n.silent(after, c.least()) { // the ping before, which others may have called after
+		return errSilent
+	}
+	if err = c.ping(ctx, n, c.Timeout); ctx.Err() != nil {
+		return ctx.Err()
 	}
 	left = false
 	turn.End(&err)
-	return !Unreachable(err)
+	return err
 }
 
 // ping asks a node for an answer. It does not queue at the gate, which the silence that it checks
 // may have blocked.
-func (c *Client) ping(ctx context.Context, n *node) error {
-	_, err := doNow(ctx, c, n, call{op: "ping"}, func(ctx context.Context) (string, error) { return n.rdb.Ping(ctx).Result() })
+func (c *Client) ping(ctx context.Context, n *node, within time.Duration) error {
+	sent := int64(time.Since(n.begun))
+	_, err := doNow(ctx, c, n, call{op: "ping", within: within}, func(ctx context.Context) (string, error) { return n.rdb.Ping(ctx).Result() })
+	if last := n.unanswered.Load(); Unreachable(err) && ctx.Err() == nil && last < sent {
+		n.unanswered.CompareAndSwap(last, sent)
+	}
 	return err
 }
 
@@ -154,7 +191,7 @@ func DoNow[R any](ctx context.Context, c *Client, op, key string, cmd func(ctx c
 
 func doNow[R any](ctx context.Context, c *Client, n *node, call call,
 	cmd func(ctx context.Context) (R, error)) (R, error) {
-	bounded, cancel := context.WithTimeout(Detach(ctx), c.Timeout)
+	bounded, cancel := context.WithTimeout(Detach(ctx), cmp.Or(call.within, c.Timeout))
 	call.sent = time.Now()
 	return runAsync(ctx, c, n, call, bounded, func(bool) { cancel() }, cmd)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"reflect"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/wake"
 )
 
@@ -23,16 +25,21 @@ type server struct {
 	alone    *gate // of commands that go alone
 	together *gate // of commands that may go with others, if the client is known to have one server
 	wakes    *wake.Listener
-	node     *node // of all Clients without breakers
+	node     *node // of all Clients without a background
+	breaker
+	pings *flight.Reads[error] // by the time that each may take
 
 	using    atomic.Int64 // commands that have a connection or wait for one, also if their callers have left
 	clock    clock
 	begun    time.Time
 	answered atomic.Int64 // time of the last answer, in ns since begun
 
+	unanswered atomic.Int64 // when the last ping was sent that was not answered, in ns since begun
+
 	mu       sync.Mutex
-	failures int           // in a row, of commands sent after the last answer; protected by mu
-	since    time.Duration // when the first of them was sent, since begun; protected by mu
+	failures int                  // in a row, of commands sent after the last answer; protected by mu
+	since    time.Duration        // when the earliest of them was sent, since begun; protected by mu
+	users    []weak.Pointer[node] // of Clients that watch it; protected by mu
 }
 
 // servers are found by the address of the client, which no other client can have while the server
@@ -79,7 +86,7 @@ func newServer(rdb redis.UniversalClient) *server {
 		s.alone.size = uint64(max(1, all-few))
 		s.together = &gate{size: uint64(few), most: firstTogether}
 	}
-	s.wakes = wake.New(rdb)
+	s.wakes, s.pings = wake.New(rdb), flight.NewReads[error](new(flight.Clock))
 	s.node = &node{server: s}
 	return s
 }
@@ -143,9 +150,8 @@ func (s *server) crowded(err error) error {
 
 // noteFailure counts a command that was not answered. A command sent before the last answer does
 // not count: commands fail in volleys, and the server may have started to answer in between. It
-// returns the number of failures in a row, and how long no answer has come since the first of them
-// was sent.
-func (s *server) noteFailure(sent time.Time) (failures int, silent time.Duration) {
+// returns the number of failures in a row, and when the earliest of them was sent.
+func (s *server) noteFailure(sent time.Time) (failures int, since time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	answered := time.Duration(s.answered.Load())
@@ -156,8 +162,39 @@ func (s *server) noteFailure(sent time.Time) (failures int, silent time.Duration
 	if s.failures == 0 || s.since < answered {
 		s.failures, s.since = 0, at
 	}
-	s.failures++
-	return s.failures, time.Since(s.begun) - s.since
+	s.failures, s.since = s.failures+1, min(s.since, at)
+	return s.failures, s.since
+}
+
+// noteAnswer notes that the server has answered.
+func (s *server) noteAnswer() {
+	s.answered.Store(int64(time.Since(s.begun)))
+	if o := s.outage.Load(); o != nil {
+		s.close(o)
+	}
+}
+
+// watchers returns the nodes of the Clients that watch the server.
+func (s *server) watchers() (nodes []*node) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.users = slices.DeleteFunc(s.users, func(u weak.Pointer[node]) bool {
+		n := u.Value()
+		if n != nil {
+			nodes = append(nodes, n)
+		}
+		return n == nil
+	})
+	return nodes
+}
+
+// mute reports whether the last ping is unanswered, and so is everything since.
+func (s *server) mute() bool { return s.unanswered.Load() > s.answered.Load() }
+
+// silent reports whether a ping sent after a time has been unanswered for d, and everything else, too.
+func (s *server) silent(after time.Time, d time.Duration) bool {
+	sent := s.unanswered.Load()
+	return sent > int64(after.Sub(s.begun)) && s.mute() && time.Since(s.begun)-time.Duration(sent) >= d
 }
 
 // silentSince returns how long no answer has come, seen by a command that waits since then.

@@ -137,7 +137,7 @@ func TestWait_FrozenServer(t *testing.T) {
 					w := watch(t, mute(t, open), timeout)
 					breaker := kind != "without breaker"
 					if !breaker {
-						w.background = nil
+						w.background, w.node, w.node.users = nil, w.node.server.node, nil
 					}
 					w.node.alone.size, w.node.together.size = uint64(size), uint64(size)
 					begun := time.Now()
@@ -232,6 +232,7 @@ func TestBounded_OnConnect(t *testing.T) {
 		opt.OnConnect = func(context.Context, *redis.Conn) error { time.Sleep(time.Minute); return errors.New("too late") }
 		rdb := redis.NewClient(&opt)
 		defer rdb.Close()
+		t.Cleanup(func() { time.Sleep(time.Hour) }) // the last connections are made
 		w := watch(t, rdb, timeout)
 		for way, get := range gets {
 			begun := time.Now()
@@ -239,7 +240,6 @@ func TestBounded_OnConnect(t *testing.T) {
 				t.Errorf("%s: %v after %v", way, err, time.Since(begun))
 			}
 		}
-		time.Sleep(time.Hour)
 	})
 }
 

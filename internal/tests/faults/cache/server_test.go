@@ -136,6 +136,40 @@ func TestServer_FrozenTakesNothing(t *testing.T) {
 	}
 }
 
+// A request that asks several caches of one client, one after the other, waits for a frozen server once. What the
+// first cache learns, the others know.
+//
+//fault:frozen-for-many-caches
+func TestServer_FrozenForManyCaches(t *testing.T) {
+	for _, bounded := range []bool{true, false} {
+		t.Run(fmt.Sprintf("ContextTimeoutEnabled %t", bounded), func(t *testing.T) {
+			t.Parallel()
+			s := redistest.Start(t)
+			rdb := s.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = bounded })
+			var caches []*cachetest.Cache
+			for range 4 {
+				c := cachetest.New(t, rdb, redistest.Namespace(t), 4*cachetest.Impatient)
+				c.AwaitCached("k")
+				caches = append(caches, c)
+			}
+			s.Freeze()
+			for i, c := range caches {
+				c.WantValue("k")
+				if waited := len(c.Log.Errors()["get"]); waited != 0 && i > 0 || waited > 1 {
+					t.Errorf("cache %d: %d reads have waited for the server", i, waited)
+				}
+			}
+			s.Thaw()
+			for _, c := range caches {
+				c.AwaitRecovery()
+				if b := c.Log.Breaker(); len(b) != 2 {
+					t.Errorf("the breaker has changed: %v, want one outage", b)
+				}
+			}
+		})
+	}
+}
+
 // A server that stalls, or refuses writes for a while, breaks no read.
 //
 //fault:short-freeze
