@@ -58,7 +58,7 @@ func Redis(t testing.TB) *redis.Client {
 // A second call of resume does nothing. After two faults Redis answers when both are over.
 //
 // A cache waits for [singlefill.Options.RedisTimeout], 500 ms by default, and then asks the source.
-// After five commands without an answer it sends no more of them, and resume does not change that at
+// After a command without an answer it sends no more of them, and resume does not change that at
 // once: it asks Redis again after two RedisTimeouts at most. Wait until BreakerOpen of its Stats is
 // false, or in a bubble sleep for a second.
 func Silence(t testing.TB, rdb *redis.Client) (resume func()) {

@@ -84,6 +84,7 @@ func TestMakeStale_Fails(t *testing.T) {
 		resume := singlefilltest.Silence(t, rdb)
 		want(`no value to serve under "k": singlefill: get: `)
 		resume()
+		time.Sleep(time.Second) // the breaker closes
 		if v, err := cache.Get(t.Context(), "k"); v != "v" || err != nil {
 			t.Errorf("Get: %q, %v", v, err)
 		}

@@ -339,7 +339,7 @@ func TestTags_End(t *testing.T) {
 	rdb := server.Client(t)
 	opts := tagged
 	opts.Jitter = -1
-	opts.RedisTimeout, opts.LockTTL = 500*time.Millisecond, 1600*time.Millisecond
+	opts.RedisTimeout, opts.LockTTL = time.Second, 3200*time.Millisecond
 	opts.TTLFunc = func(key, _ string) time.Duration {
 		if key == "long" {
 			return time.Hour
@@ -419,7 +419,7 @@ func TestTags_LongerLifeCounts(t *testing.T) {
 	rdb := server.Client(t)
 	opts := tagged
 	opts.Jitter = -1
-	opts.RedisTimeout, opts.LockTTL = 500*time.Millisecond, 1600*time.Millisecond
+	opts.RedisTimeout, opts.LockTTL = time.Second, 3200*time.Millisecond
 	opts.TTLFunc = func(_, v string) time.Duration {
 		if strings.HasPrefix(v, "short") {
 			return 100 * time.Millisecond
