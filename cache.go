@@ -109,7 +109,7 @@ func newEngine(rdb redis.UniversalClient, namespace string, s settings, v *value
 	}
 	c.store = value.New(v, namespace, c.client, memory, c.events)
 	if v.Tags != nil {
-		c.tags, c.rebuilding = tags.New(c.client, namespace, 2*s.loadTimeout), make(chan struct{}, 1)
+		c.tags, c.rebuilding = tags.New(c.client, namespace, 2*s.loadTimeout, s.lockTTL), make(chan struct{}, 1)
 	}
 	c.slots.Behind, c.slots.NoLease = c.fills.Behind, c.client.AnyAway
 	if s.maxFleetLoads > 0 {
@@ -185,7 +185,7 @@ func (c *engine) set(ctx context.Context, s set) (unnoted error) {
 		c.wake(ctx, s.Lock)
 	}
 	if err == nil {
-		unnoted = c.noteLost(ctx, noted, []set{s})
+		unnoted = c.storedNoted(ctx, noted)
 	}
 	return cmp.Or(c.record(ctx, []filllock.Pair{s.Pair}, recorded{}, err), unnoted)
 }

@@ -132,7 +132,7 @@ func (x *filling) backOff(note *filllock.ReleaseNote) {
 // whether this fill still held the lock, and the key has not been invalidated by a tag.
 func (x *filling) storeOrRelease(ctx context.Context, o *outcome, data []byte,
 	note filllock.ReleaseNote) (ours bool, err error) {
-	valid, err := x.noteTags(ctx, o)
+	noted, valid, err := x.noteTags(ctx, o)
 	switch {
 	case client.Unreachable(err):
 		o.StoreErr = err
@@ -148,6 +148,9 @@ func (x *filling) storeOrRelease(ctx context.Context, o *outcome, data []byte,
 			return x.lock.Store(ctx, within, data, kept)
 		})
 		o.Stored, o.Fenced, o.StoreErr = ours, err == nil && !ours, err
+		if ours && noted != nil {
+			_ = x.tags.Stored(ctx, noted, true) // a failure is traced
+		}
 		if err == nil || client.Unreachable(err) {
 			return ours, err
 		}

@@ -594,7 +594,7 @@ func (m *many) setOnNode(sets []set) (errs []error) {
 		}
 		var each []error
 		each, failed = filllock.SetMany(m.ctx, m.client, plain)
-		lost := m.noteLost(m.ctx, inBooks, part)
+		lost := m.storedNoted(m.ctx, inBooks)
 		told := cmp.Or(m.record(m.ctx, pairs, recorded{}, nil), lost)
 		for _, err := range each {
 			errs = append(errs, cmp.Or(err, told))

@@ -210,7 +210,7 @@ func (r *rebuild) tryValues(ctx context.Context, valueKeys []string) error {
 			tagged = append(tagged, v.key)
 		}
 		if len(names) > 0 && (!has || r.info.Expire) {
-			notes = append(notes, tags.Note{Key: v.key, Tags: names, Life: r.opts.notedFor(v.life)})
+			notes = append(notes, tags.Note{Key: v.key, Tags: names, Life: v.life})
 		}
 	}
 	if _, err = r.tags.Note(ctx, notes, nil); err == nil && len(tagged) > 0 {

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
-	"time"
 
 	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/filllock"
@@ -169,19 +167,13 @@ func (x *filling) takeTags(o *outcome) (err error) {
 // noteTags notes the tags of what a load has brought, also if it is not to be stored: a DeleteTag that comes
 // later then finds the key, and the lock that this fill still holds. It returns false if a tag has been
 // invalidated since the load began, or may have been.
-func (x *filling) noteTags(ctx context.Context, o *outcome) (bool, error) {
+func (x *filling) noteTags(ctx context.Context, o *outcome) (noted *tags.Noted, valid bool, err error) {
 	if o.untagged || len(o.tags) == 0 {
-		return !o.untagged, nil
+		return nil, !o.untagged, nil
 	}
-	life := x.opts.notedFor(x.store.KeptFor(o.life))
-	noted, err := x.tags.Note(ctx, []tags.Note{{Key: x.fill.Key, Tags: o.tags, Life: life}}, x.since)
-	return noted != nil, err
-}
-
-// notedFor returns for how long a key is noted under its tags whose value Redis is to keep for life. The
-// value is stored after the note, and so ends after it; once the fill lock has ended it is not stored.
-func (s settings) notedFor(life time.Duration) time.Duration {
-	return min(life, math.MaxInt64-s.lockTTL) + s.lockTTL
+	note := tags.Note{Key: x.fill.Key, Tags: o.tags, Life: x.store.KeptFor(o.life)}
+	noted, err = x.tags.Note(ctx, []tags.Note{note}, x.since)
+	return noted, noted != nil, err
 }
 
 // A set is what Set stores.
@@ -197,7 +189,7 @@ func (c *engine) noteSets(ctx context.Context, sets []set) (*tags.Noted, error) 
 	var notes []tags.Note
 	for _, s := range sets {
 		if len(s.tags) > 0 {
-			notes = append(notes, tags.Note{Key: s.key, Tags: s.tags, Life: c.opts.notedFor(s.Life)})
+			notes = append(notes, tags.Note{Key: s.key, Tags: s.tags, Life: s.Life})
 		}
 	}
 	if len(notes) == 0 {
@@ -206,17 +198,12 @@ func (c *engine) noteSets(ctx context.Context, sets []set) (*tags.Noted, error) 
 	return c.tags.Note(ctx, notes, nil)
 }
 
-// noteLost notes the tags of values again that Set has stored, if the notes have been lost: a rebuild may have
-// read the values before these were there.
-func (c *engine) noteLost(ctx context.Context, noted *tags.Noted, sets []set) error {
+// storedNoted is called when Set has stored values, or some of them.
+func (c *engine) storedNoted(ctx context.Context, noted *tags.Noted) error {
 	if noted == nil {
 		return nil
 	}
-	lost, err := c.tags.Lost(ctx, noted)
-	if lost && err == nil {
-		_, err = c.noteSets(ctx, sets)
-	}
-	return err
+	return c.tags.Stored(ctx, noted, false)
 }
 
 // clearKnown clears by sweep, which also tells memory: a process that finds the books complete relies on that. All

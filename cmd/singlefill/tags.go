@@ -21,7 +21,7 @@ func prepareTags(x *execution, _ *flag.FlagSet) func(ctx context.Context, args [
 func (x *execution) tags(ctx context.Context, namespace string) error {
 	c := client.New(x.rdb, x.timeout, func(context.Context, string, error) {}, func(error) {}, nil)
 	keys := make(map[string]int64)
-	if err := tags.New(c, namespace, 0).Each(ctx, func(tag string, n int64) { keys[tag] = n }); err != nil {
+	if err := tags.New(c, namespace, 0, 0).Each(ctx, func(tag string, n int64) { keys[tag] = n }); err != nil {
 		return err
 	}
 	type row struct {

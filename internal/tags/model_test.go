@@ -7,7 +7,8 @@ package tags
 import "testing"
 
 // The model runs two loads of one key, or a load and a Set, and two invalidations in every order of their steps,
-// and loses a part of what the tags are kept in at any moment: an exhaustive search, as model checkers do.
+// and loses a part of what the tags are kept in at any moment, or lets a Set stand still until its note ends: an
+// exhaustive search, as model checkers do.
 // The value of the key has a tag. One of the invalidations, or both, are of this tag: after one has returned,
 // neither Redis nor the memory of another process has a value that the source had before it, or that a Set
 // had stored before it.
@@ -36,6 +37,7 @@ type order struct {
 	noteLast   bool // or notes them after the proof has been written
 	noRecord   bool // it tells the memory of others of no more than the keys that it deletes
 	setsBefore bool // a Set does not look whether its note is still there when it has stored its value
+	setsLate   bool // nor how long ago that was
 }
 
 type step byte
@@ -75,6 +77,7 @@ var wrong = []order{
 	{name: "a rebuild notes what it keeps after the proof", load: built, noteLast: true},
 	{name: "a rebuild leaves what other processes have in memory", load: built, noRecord: true},
 	{name: "a note is lost between a Set's note and its store", load: built, setsBefore: true},
+	{name: "a note ends before the value of a Set that was frozen", load: built, setsLate: true},
 }
 
 // A world is a state of everything.
@@ -84,6 +87,7 @@ type world struct {
 	lock          int8 // the load that holds it; 0: none
 	exists        bool // the index
 	index         bool // has the key
+	ending        bool // the key leaves the index before a value ends that is stored now
 	book          book
 	loads         [2]loadState
 	set           setState
@@ -112,6 +116,7 @@ type loadState struct {
 type setState struct {
 	at    int8 // 0: it has not begun
 	done  bool
+	late  bool // it was frozen for longer than its note allows for
 	epoch int8 // of its note
 }
 
@@ -147,7 +152,31 @@ func (w world) next(o *order) (worlds []world) {
 		v.memory = w.entry // a hit in another process
 		worlds = append(worlds, v)
 	}
-	return append(worlds, w.faults(o)...)
+	return append(append(worlds, w.freezes(o)...), w.faults(o)...)
+}
+
+// freezes returns the worlds that follow if a Set stands still between its note and its store, or if what was noted
+// before that store ends. All values that were stored until then have ended, too, and so have the locks of loads that
+// had noted the key.
+func (w world) freezes(o *order) (worlds []world) {
+	if v := w; w.set.at == 0 && !w.lost && v.stepSet(o) {
+		v.set.late, v.ending, v.lost = true, true, true // one fault is enough: see faults
+		worlds = append(worlds, v)
+	}
+	if !w.ending || !w.index {
+		return worlds
+	}
+	v := w
+	v.index, v.ending = false, w.set.at == 1
+	if w.entry != setVersion {
+		v.entry = 0
+	}
+	if l := w.loads[0]; !l.done && int(l.at) == len(o.load) {
+		v.lock = 0
+	}
+	unused := v
+	unused.exists, unused.book.used = false, false
+	return append(worlds, v, unused)
 }
 
 // faults returns the worlds that follow by a fault. Two of the three kinds are enough, and one for most
@@ -214,6 +243,7 @@ func (w *world) write(o *order) bool {
 func (w *world) note(o *order) {
 	w.write(o)
 	w.exists, w.index, w.book.used = true, true, true
+	w.ending = w.ending && w.set.at == 1
 }
 
 func (w *world) stepLoad(o *order, i int) bool {
@@ -246,7 +276,7 @@ func (w *world) stepLoad(o *order, i int) bool {
 			refused = refused || !o.anyEpoch && l.epoch != b.epoch || b.mark > l.n || b.floor > l.n
 		}
 		if s != check && !refused {
-			w.exists, w.index, b.used = true, true, true
+			w.note(o)
 		}
 	case store:
 		if w.lock == me {
@@ -274,10 +304,10 @@ func (w *world) stepSet(o *order) bool {
 	case 2:
 		w.entry, w.lock, s.done = setVersion, 0, o.setsBefore
 	case 3:
-		if s.epoch != w.book.epoch {
+		if s.epoch != w.book.epoch || s.late && !o.setsLate {
 			w.note(o)
 		}
-		s.done, s.epoch = true, 0
+		s.done, s.epoch, s.late = true, 0, false
 	}
 	return true
 }

@@ -33,8 +33,11 @@
 //  4. complete the books, unless one has another epoch by then ([Index.Complete]).
 //
 // A Set looks whether its note is still there when it has stored its value, and notes it again otherwise
-// ([Index.Lost]): the values may have been read in between. If its process dies in between, or the Set fails,
+// ([Index.Stored]): the values may have been read in between. If its process dies in between, or the Set fails,
 // and the tags have been lost at that moment, an invalidation does not find the value until it ends.
+//
+// A note ends when a value ends that was stored at most a time for storing after it. Whoever stores a value later,
+// as a process that was frozen in between does, notes it again.
 package tags
 
 import (
@@ -45,6 +48,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -74,13 +78,14 @@ type Index struct {
 	client    *client.Client
 	namespace string
 	markLife  time.Duration
+	storing   time.Duration                 // a value is stored at most this long after its note, or noted again
 	seen      [books]atomic.Pointer[string] // see Seen
 }
 
 // New returns the index of a namespace. A mark is kept for at least markLife. A load that takes longer is
-// refused once marks have been dropped.
-func New(c *client.Client, namespace string, markLife time.Duration) *Index {
-	return &Index{client: c, namespace: namespace, markLife: markLife}
+// refused once marks have been dropped. storing is how long it takes to store a value that has been noted.
+func New(c *client.Client, namespace string, markLife, storing time.Duration) *Index {
+	return &Index{client: c, namespace: namespace, markLife: markLife, storing: storing}
 }
 
 // books is how many books a namespace has. In a Cluster each may be on another master, with the indexes of
@@ -186,6 +191,7 @@ type Note struct {
 // before the load of all of these values, of which none is missing; nil: they were not loaded. Note returns nil if the values may
 // not be stored, as one of their tags has been invalidated since.
 func (x *Index) Note(ctx context.Context, notes []Note, since *Sequences) (*Noted, error) {
+	n := &Noted{notes: notes, sent: time.Now()}
 	pages := pagesOf(notes)
 	epochs := make([]string, len(pages))
 	err := inParallel(len(pages), func(i int) (err error) {
@@ -197,24 +203,50 @@ func (x *Index) Note(ctx context.Context, notes []Note, since *Sequences) (*Note
 	if err != nil || slices.Contains(epochs, "") {
 		return nil, err
 	}
-	n := new(Noted)
 	for i, p := range pages {
-		if known := n[p.book]; known != "" && known != epochs[i] {
+		if known := n.epochs[p.book]; known != "" && known != epochs[i] {
 			epochs[i] = "lost meanwhile" // no book has this epoch
 		}
-		n[p.book] = epochs[i]
+		n.epochs[p.book] = epochs[i]
 	}
 	return n, nil
 }
 
-// Noted says in which books notes have been written: their epochs.
-type Noted [books]string
+// Noted is what Note has written.
+type Noted struct {
+	notes  []Note
+	epochs [books]string
+	sent   time.Time
+}
 
-// Lost reports whether one of these notes may have been lost. If none was when the values have been stored, all
-// who find out a later loss find the values, too.
-func (x *Index) Lost(ctx context.Context, n *Noted) (bool, error) {
+// age returns for how long the notes have been written, at most. The clock of the process may stand still while a
+// machine sleeps, and that of the machine may be set back.
+func (n *Noted) age() time.Duration {
+	now := time.Now()
+	return max(now.Sub(n.sent), now.Round(0).Sub(n.sent.Round(0)))
+}
+
+// Stored is called when some of the values have been stored. It notes all of them again if a note may end before
+// its value; and, unless the values were stored under locks, which a rebuild removes, if a note may have been lost
+// before: then the values may have been read in between. All who find out a later loss find the values.
+func (x *Index) Stored(ctx context.Context, n *Noted, locked bool) (err error) {
+	again := n.age() > x.storing
+	if !again && !locked {
+		again, err = x.lost(ctx, n)
+	}
+	if again && err == nil {
+		var noted *Noted
+		if noted, err = x.Note(ctx, n.notes, nil); err == nil {
+			*n = *noted
+		}
+	}
+	return err
+}
+
+// lost reports whether one of the notes may have been lost.
+func (x *Index) lost(ctx context.Context, n *Noted) (bool, error) {
 	var numbers []int
-	for number, epoch := range n {
+	for number, epoch := range n.epochs {
 		if epoch != "" {
 			numbers = append(numbers, number)
 		}
@@ -223,18 +255,15 @@ func (x *Index) Lost(ctx context.Context, n *Noted) (bool, error) {
 	lost := make([]bool, len(nodes))
 	err := inParallel(len(nodes), func(i int) (err error) {
 		lost[i], err = client.Retry(ctx, x.client.Timeout, client.Unreachable, func(within time.Duration) (bool, error) {
-			return x.lost(ctx, within, n, nodes[i])
+			return x.lostOf(ctx, within, n, nodes[i])
 		})
 		return err
 	})
 	return slices.Contains(lost, true), err
 }
 
-// lost is Lost for books of one node.
-func (x *Index) lost(ctx context.Context, within time.Duration, n *Noted, numbers []int) (lost bool, err error) {
-	if len(numbers) == 0 {
-		return false, nil
-	}
+// lostOf is lost for books of one node.
+func (x *Index) lostOf(ctx context.Context, within time.Duration, n *Noted, numbers []int) (lost bool, err error) {
 	return client.DoWithin(ctx, x.client, within, op, x.book(numbers[0]), func(ctx context.Context) (bool, error) {
 		epochs := make([]*redis.StringCmd, len(numbers))
 		_, err := x.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
@@ -248,7 +277,7 @@ func (x *Index) lost(ctx context.Context, within time.Duration, n *Noted, number
 			return true, nil
 		}
 		for i, number := range numbers {
-			lost = lost || epochs[i].Val() != n[number]
+			lost = lost || epochs[i].Val() != n.epochs[number]
 		}
 		return lost, err
 	})
@@ -307,7 +336,7 @@ func (x *Index) note(ctx context.Context, within time.Duration, p page, since *S
 		keys = append(keys, x.index(t.tag))
 		args = append(args, t.tag, len(t.keys))
 		for _, key := range t.keys {
-			args = append(args, key.Life.Milliseconds(), key.Key)
+			args = append(args, x.noted(key).Milliseconds(), key.Key)
 		}
 	}
 	reply, err := x.run(ctx, within, noteScript, keys, args)
@@ -319,6 +348,9 @@ func (x *Index) note(ctx context.Context, within time.Duration, p page, since *S
 	epoch, _ := reply.(string)
 	return epoch, err
 }
+
+// noted returns how long a key is noted.
+func (x *Index) noted(n Note) time.Duration { return min(n.Life, math.MaxInt64-x.storing) + x.storing }
 
 // run runs a script on one book.
 func (x *Index) run(ctx context.Context, within time.Duration, script client.Script, keys, args []any) (any, error) {

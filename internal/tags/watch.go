@@ -147,8 +147,8 @@ func (x *Index) watchNote(ctx context.Context, p page, since string) (epoch stri
 					q.ZRem(ctx, index, s.gone[i]...)
 				}
 				for _, key := range t.keys {
-					life = max(life, key.Life)
-					q.ZAddGT(ctx, index, redis.Z{Score: float64(s.now + key.Life.Milliseconds()), Member: key.Key})
+					life = max(life, x.noted(key))
+					q.ZAddGT(ctx, index, redis.Z{Score: float64(s.now + x.noted(key).Milliseconds()), Member: key.Key})
 				}
 				q.PExpire(ctx, index, max(s.lives[i], life+grace)) // the removal may have emptied it
 				q.HSet(ctx, book, "t"+t.tag, max(s.ends[i], s.now+life.Milliseconds()))

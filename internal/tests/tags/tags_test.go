@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
@@ -478,4 +479,38 @@ func TestTags_StoredLate(t *testing.T) {
 	redistest.Must(t, c.Set(ctx, "other", "a")) // what has ended leaves the index
 	redistest.Must(t, c.DeleteTag(ctx, "a"))
 	wantKeys(t, rdb, "ns", "after DeleteTag", []string{"k", "other"}, nil)
+}
+
+// So is one that is stored later still, as by a call that takes longer than LockTTL for what it has noted at once.
+//
+//fault:tags-frozen
+func TestTags_StoredLater(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		ns, ctx, opts := redistest.Namespace(t), t.Context(), tagged
+		opts.Jitter = -1
+		opts.RedisTimeout, opts.LockTTL = time.Second, 3001*time.Millisecond
+		c := cachetest.NewCacheIn(t, rdb, ns, &opts)
+		redistest.Must(t, c.Clear(ctx))
+		rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+			if len(cmds) > 1 && cmds[0].Name() == "eval" {
+				time.Sleep(900 * time.Millisecond)
+			}
+			return nil
+		}))
+		values := make(map[string]string)
+		for i := range 1000 {
+			values[fmt.Sprint("k", i)] = "a"
+		}
+		redistest.Must(t, c.SetMany(ctx, values))
+		index, late := keysOf(t, rdb, ns, ":a:index")[0], 0
+		for key := range values {
+			ends := time.Now().Add(rdb.PTTL(ctx, ns+":{"+key+"}").Val())
+			if score := rdb.ZScore(ctx, index, key).Val(); int64(score) < ends.UnixMilli() {
+				late++
+			}
+		}
+		if late > 0 {
+			t.Errorf("%d of %d keys leave the index before their values end", late, len(values))
+		}
+	})
 }
