@@ -45,7 +45,9 @@ func (c *engine) checkRights(ctx context.Context) error {
 	case err != nil:
 		errs = append(errs, c.refused(clearing, err))
 	case !client.Unreachable(errs[len(errs)-1]):
-		errs = append(errs, c.checkScan(ctx, layout))
+		if err := c.checkScan(ctx, layout); err != nil {
+			errs = append(errs, c.refused(clearing, err))
+		}
 	}
 	if errors.Join(errs...) == nil { // what is refused has nothing to do with names
 		errs = append(errs, c.checkNames(ctx, layout.Masters))
@@ -175,10 +177,7 @@ func (c *engine) checkScan(ctx context.Context, layout client.Layout) error {
 		}
 		return nil, err
 	})
-	if err != nil {
-		return c.refused("clear", err)
-	}
-	return nil
+	return err
 }
 
 // checkCommands sends the commands of the scripts one by one: Redis does not name the command that

@@ -21,7 +21,8 @@ import (
 // A rebuild notes all values of the namespace under their tags, since what was known of the tags may have been
 // lost, and invalidates those that have one of its own tags:
 //
-//  1. begin new books, see [tags.Index.Prove];
+//  1. try what the server may refuse, and then begin new books, see [tags.Index.Prove]: of what is being loaded,
+//     nothing with tags is stored from now on;
 //  2. remove all locks: a load whose note was lost is not stored;
 //  3. read all values, note those that stay, and invalidate the others;
 //  4. tell the memory of others to forget all: what it has may be in Redis no more;
@@ -126,11 +127,18 @@ func (r *rebuild) lock(ctx context.Context) (*filllock.Lock, error) {
 // all makes the books complete. Memory is told before that, since a process that finds them complete relies on
 // it; and after an error, too, since a part of the values may have been removed.
 func (r *rebuild) all(ctx context.Context) error {
+	layout, err := r.layout(ctx)
+	if err == nil {
+		err = cmp.Or(r.checkScan(ctx, layout), r.tags.Check(ctx))
+	}
+	if err != nil {
+		return err
+	}
 	proof, err := r.tags.Prove(ctx)
 	if err != nil {
 		return err
 	}
-	err = r.values(ctx)
+	err = r.values(ctx, layout)
 	if r.near != nil {
 		r.near.ForgetAll()
 		err = errors.Join(err, r.near.AppendAll(ctx))
@@ -144,11 +152,7 @@ func (r *rebuild) all(ctx context.Context) error {
 }
 
 // values removes the locks, and then rebuilds what is known of the values.
-func (r *rebuild) values(ctx context.Context) error {
-	layout, err := r.layout(ctx)
-	if err != nil {
-		return err
-	}
+func (r *rebuild) values(ctx context.Context, layout client.Layout) error {
 	pattern := literal(r.namespace) + ":{*}"
 	if err := r.sweep(ctx, layout.Masters, pass{pattern: pattern + literal(pairOf("").Lock), do: r.removeLocks}); err != nil {
 		return err

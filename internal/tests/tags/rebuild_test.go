@@ -94,6 +94,32 @@ func TestDeleteTag_RebuildOfUnknown(t *testing.T) {
 	})
 }
 
+// A process that may not read all values supersedes no load of others before it fails.
+//
+//fault:tags-lost
+func TestDeleteTag_RebuildRefused(t *testing.T) {
+	t.Parallel()
+	s, ctx := redistest.Start(t), t.Context()
+	c := cachetest.NewCacheIn(t, s.Client(t), "ns", &tagged)
+	for _, right := range []string{"scan", "unlink", "zadd"} {
+		src := cachetest.NewSource[string](t)
+		call := cachetest.GoGet(ctx, c, right, src.Load)
+		load := src.Next(t)
+		without, err := singlefill.New(s.Client(t, s.User(t, "~ns:*", "&ns:*", "+@all", "-"+right)), "ns", time.Hour, &tagged)
+		redistest.Must(t, err)
+		if err := without.DeleteTag(ctx, "b"); err == nil || !strings.Contains(err.Error(), right) {
+			t.Errorf("DeleteTag without the right to %s: %v", right, err)
+		}
+		load.Give("a")
+		call.Want(t, "a")
+		cachetest.WantStored(t, s.Admin(), "ns", right, "a")
+		redistest.Must(t, without.Close())
+	}
+	if n := s.Admin().Exists(ctx, "ns:tags:{ns}:rebuild:lock").Val(); n > 0 {
+		t.Error("the lock is left")
+	}
+}
+
 // All processes that find the books lost wait for one of them.
 //
 //fault:tags-lost
