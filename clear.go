@@ -219,11 +219,15 @@ func (c *engine) sweep(ctx context.Context, masters []client.Master, p pass) err
 	errs := make([]error, len(masters))
 	var all sync.WaitGroup
 	for i, master := range masters {
+		errs[i] = errGoexit
 		all.Go(func() { errs[i] = c.sweepMaster(ctx, master, p, &progress) })
 	}
 	all.Wait()
 	return errors.Join(errs...)
 }
+
+// errGoexit is the error of what has not returned.
+var errGoexit = errors.New("Codec, Options.Tags or Options.Trace has called runtime.Goexit")
 
 func (c *engine) sweepMaster(ctx context.Context, master client.Master, p pass, progress *clearProgress) error {
 	if p.number > 0 && c.events.TellsClearing() { // without the right to ask, there is no estimate

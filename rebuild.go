@@ -6,6 +6,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -50,7 +51,7 @@ func (c *engine) rebuild(ctx context.Context, info *event.TagInfo, invalidate fu
 	case <-c.closing:
 		return ErrClosed
 	}
-	r := &rebuild{engine: c, info: *info, invalidate: invalidate}
+	r := &rebuild{engine: c, info: *info, invalidate: invalidate, err: errGoexit}
 	ended := make(chan struct{})
 	c.fills.Go(func() {
 		defer close(ended)
@@ -199,21 +200,26 @@ func (r *rebuild) tryValues(ctx context.Context, valueKeys []string) error {
 		return err
 	}
 	var notes []tags.Note
-	var tagged, unknown []string
+	var tagged []string
+	var unknown []*storedValue
 	for _, v := range values {
 		var names []string
 		if v.err == nil {
 			names, v.err = r.tagsOfStored(v.key, v.data)
 		}
 		has := slices.ContainsFunc(names, func(tag string) bool { return slices.Contains(r.info.Tags, tag) })
+		noted := len(names) > 0 && (!has || r.info.Expire)
+		if noted && v.life < 0 {
+			v.err = errors.New("the value has tags and no TTL") // a note of it would never end
+		}
 		switch {
 		case v.err != nil:
-			unknown = append(unknown, v.key)
+			unknown = append(unknown, v)
 			continue
 		case has:
 			tagged = append(tagged, v.key)
 		}
-		if len(names) > 0 && (!has || r.info.Expire) {
+		if noted {
 			notes = append(notes, tags.Note{Key: v.key, Tags: names, Life: v.life})
 		}
 	}
@@ -221,20 +227,54 @@ func (r *rebuild) tryValues(ctx context.Context, valueKeys []string) error {
 		err = r.invalidate(ctx, tagged)
 	}
 	if err == nil {
-		err = r.engine.invalidate(ctx, "delete", unknown, r.delete)
+		err = r.removeUnknown(ctx, unknown)
 	}
 	if err != nil {
 		return err
 	}
-	for _, v := range values {
-		if v.err != nil {
-			r.events.BadValue(ctx, v.key, v.err)
-		}
+	for _, v := range unknown {
+		r.events.BadValue(ctx, v.key, v.err)
 	}
 	r.known.Add(int64(len(values) - len(unknown)))
 	r.unknown.Add(int64(len(unknown)))
 	r.keys.Add(int64(len(tagged)))
 	return nil
+}
+
+// removeUnknown removes values, unless others have replaced them.
+func (r *rebuild) removeUnknown(ctx context.Context, values []*storedValue) error {
+	errs := make([]error, len(values))
+	var all sync.WaitGroup
+	for i, v := range values {
+		all.Go(func() { errs[i] = r.remove(ctx, v) })
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
+
+// remove removes a value as a load does that finds nothing to store: by its fill lock. A load that has the lock
+// is superseded, since it may leave the value. After an error the lock is left, and ends.
+func (r *rebuild) remove(ctx context.Context, v *storedValue) error {
+	defer r.invalidated(v.key)
+	for {
+		lock := r.newLock(v.key)
+		reply, err := lock.GetOrLock(ctx, r.opts.redisTimeout, filllock.Query{Known: entry.Header(v.data), Take: true})
+		switch {
+		case err != nil:
+			return err
+		case reply.Status == filllock.Locked:
+			released, err := lock.Release(ctx, r.opts.redisTimeout, filllock.ReleaseNote{Drop: true})
+			if released || err != nil {
+				return err
+			}
+		case reply.Status == filllock.Busy:
+			if err := r.removeLocks(ctx, []string{lock.Keys.Lock}); err != nil {
+				return err
+			}
+		default:
+			return nil
+		}
+	}
 }
 
 // tagsOfStored returns the tags of an entry.
@@ -280,8 +320,6 @@ func (r *rebuild) readValues(ctx context.Context, valueKeys []string) (values []
 		switch {
 		case !ours || v.err == nil && len(v.data) == 0 || v.life == -2: // ns, as go-redis has it: it is gone, or was
 			continue
-		case v.err == nil && v.life < 0:
-			v.err = errors.New("the value has no TTL")
 		case v.err == nil && len(v.data) == smallValue:
 			if v.size = entry.Size(v.data); v.size > smallValue {
 				large = append(large, v)
