@@ -80,57 +80,19 @@ func (l latencies) show(b *testing.B) {
 // clears measures how long it takes to remove the values of a namespace, and what others notice of
 // it.
 func clears(b *testing.B, keys int) {
-	s := redistest.Start(b)
-	quiet := time.Second
 	if quick {
-		keys, quiet = 2000, 20*time.Millisecond
+		keys = 2000
 	}
+	s := redistest.Start(b)
+	rdb, namespace := open(b, s.Addr), redistest.Namespace(b)
 	ctx := b.Context()
-	redistest.Must(b, s.Admin().Set(ctx, bystanderKey, strings.Repeat("x", 100), time.Hour).Err())
-	rdb := open(b, s.Addr)
-	namespace := redistest.Namespace(b)
 	c := must(singlefill.New[string](rdb, namespace, time.Hour, nil))
 	b.Cleanup(func() { _ = c.Close() })
-	readers := redistest.Spawn(b, bystanderRole, s.Addr)
-	readers.Expect("ready")
-
-	contenders := []struct {
-		name  string
-		clear func() error
-		took  []float64 // ns
-		seen  latencies
-	}{
-		{name: "Clear", clear: func() error { return c.Clear(ctx) }},
-		{name: "SCAN and UNLINK, by hand", clear: func() error { return clearByHand(ctx, rdb, namespace) }},
-	}
-	var before, ignored latencies
-	for round := range rounds(b) {
-		for i := range contenders {
-			k := &contenders[(i+round)%len(contenders)]
-			populate(b, s, namespace, keys)
-			time.Sleep(quiet) // the server may still free memory
-			ignored.note(readers)
-			time.Sleep(quiet)
-			before.note(readers)
-			begun := time.Now()
-			if err := k.clear(); err != nil {
-				b.Fatalf("%s: %v", k.name, err)
-			}
-			k.took = append(k.took, float64(time.Since(begun)))
-			k.seen.note(readers)
-			if n := s.Admin().DBSize(ctx).Val(); n != 1 {
-				b.Fatalf("%s: %d keys are left", k.name, n-1)
-			}
-		}
-	}
-	for _, k := range contenders {
-		report(b, k.name, func(b *testing.B) {
-			b.ReportMetric(Median(k.took), "ns/op")
-			k.seen.show(b)
-		})
-	}
-	// Last, since the first row has all columns.
-	report(b, "neither", before.show)
+	store := func() { populate(b, s, namespace, keys) }
+	compareRemovals(b, s, namespace, []removal{
+		{name: "Clear", store: store, remove: func() error { return c.Clear(ctx) }},
+		{name: "SCAN and UNLINK, by hand", store: store, remove: func() error { return clearByHand(ctx, rdb, namespace) }},
+	})
 }
 
 // populate stores values of 100 B under the keys of a namespace. A script does it in a tenth of the

@@ -124,83 +124,54 @@ func unlink(ctx context.Context, rdb *redis.Client, ns string, keys []string) er
 // Meanwhile others read.
 func BenchmarkTagsLost(b *testing.B) {
 	for _, keys := range []int{100_000, 1_000_000} {
-		b.Run(fmt.Sprint(keys), func(b *testing.B) { tagsLost(b, keys) })
+		b.Run(fmt.Sprint(keys), func(b *testing.B) {
+			if quick {
+				keys = 2000
+			}
+			removeTagged(b, keys, func(i int) []string {
+				return []string{fmt.Sprint("deleted:", i%10 == 0), fmt.Sprint("fifty:", i/50)}
+			})
+		})
 	}
 }
 
-func tagsLost(b *testing.B, keys int) {
-	s := redistest.Start(b)
-	quiet := time.Second
+// BenchmarkTagsLarge does the same with one tag, which all of 200,000 values have.
+func BenchmarkTagsLarge(b *testing.B) {
+	keys := 200_000
 	if quick {
-		keys, quiet = 2000, 20*time.Millisecond
+		keys = 2000
 	}
+	removeTagged(b, keys, func(int) []string { return []string{"deleted:true"} })
+}
+
+func removeTagged(b *testing.B, keys int, tagsOf func(i int) []string) {
+	s := redistest.Start(b)
 	ctx := b.Context()
-	redistest.Must(b, s.Admin().Set(ctx, bystanderKey, strings.Repeat("x", 100), time.Hour).Err())
 	rdb, namespace := open(b, s.Addr), redistest.Namespace(b)
-	c := must(singlefill.New(rdb, namespace, time.Hour, &singlefill.Options[string]{Tags: func(key, _ string) []string {
-		i := must(strconv.Atoi(key))
-		return []string{fmt.Sprint("tenth:", i%10), fmt.Sprint("fifty:", i/50)}
-	}}))
+	c := must(singlefill.New(rdb, namespace, time.Hour, &singlefill.Options[string]{
+		Tags: func(key, _ string) []string { return tagsOf(must(strconv.Atoi(key))) },
+	}))
 	b.Cleanup(func() { _ = c.Close() })
 	payload := must(singlefill.MsgPack.Marshal(strings.Repeat("x", 100)))
 	now := time.Now()
 	value := string(must(entry.Entry{FreshUntil: now.Add(time.Hour), WrittenAt: now, Payload: payload}.Encode()))
-	readers := redistest.Spawn(b, bystanderRole, s.Addr)
-	readers.Expect("ready")
-
-	contenders := []struct {
-		name    string
-		prepare func() error
-		remove  func() error
-		left    int
-		took    []float64 // ns
-		seen    latencies
-	}{
-		{name: "DeleteTag, tags lost", remove: func() error { return c.DeleteTag(ctx, "tenth:0") }, left: keys * 9 / 10},
-		{name: "DeleteTag, tags known", prepare: func() error { return c.DeleteTag(ctx, "none") }, remove: func() error { return c.DeleteTag(ctx, "tenth:0") }, left: keys * 9 / 10},
-		{name: "Clear", remove: func() error { return c.Clear(ctx) }},
-	}
-	var before, ignored latencies
-	for round := range rounds(b) {
-		for i := range contenders {
-			k := &contenders[(i+round)%len(contenders)]
-			redistest.Must(b, c.Clear(ctx))
-			if known := must(s.Admin().Keys(ctx, namespace+":tags:*").Result()); len(known) > 0 {
-				redistest.Must(b, s.Admin().Unlink(ctx, known...).Err()) // the books, and the indexes
-			}
-			populateWith(b, s, namespace, keys, value)
-			if k.prepare != nil {
-				redistest.Must(b, k.prepare())
-			}
-			time.Sleep(quiet) // the server may still free memory
-			ignored.note(readers)
-			time.Sleep(quiet)
-			before.note(readers)
-			begun := time.Now()
-			if err := k.remove(); err != nil {
-				b.Fatalf("%s: %v", k.name, err)
-			}
-			k.took = append(k.took, float64(time.Since(begun)))
-			k.seen.note(readers)
-			if n := countValues(b, s, namespace); n != k.left {
-				b.Fatalf("%s: %d values are left, want %d", k.name, n, k.left)
-			}
+	left := 0
+	for i := range keys {
+		if tagsOf(i)[0] != "deleted:true" {
+			left++
 		}
 	}
-	for _, k := range contenders {
-		report(b, k.name, func(b *testing.B) {
-			b.ReportMetric(Median(k.took), "ns/op")
-			k.seen.show(b)
-		})
+	store := func() {
+		redistest.Must(b, c.Clear(ctx))
+		if known := must(s.Admin().Keys(ctx, namespace+":tags:*").Result()); len(known) > 0 {
+			redistest.Must(b, s.Admin().Unlink(ctx, known...).Err()) // the books, and the indexes
+		}
+		populateWith(b, s, namespace, keys, value)
 	}
-	report(b, "none of them", before.show)
-}
-
-func countValues(b *testing.B, s *redistest.Server, namespace string) (n int) {
-	values := s.Admin().Scan(b.Context(), 0, namespace+":{*}", 10_000).Iterator()
-	for values.Next(b.Context()) {
-		n++
-	}
-	redistest.Must(b, values.Err())
-	return n
+	deleteTag := func() error { return c.DeleteTag(ctx, "deleted:true") }
+	compareRemovals(b, s, namespace, []removal{
+		{name: "DeleteTag, tags lost", store: store, remove: deleteTag, left: left},
+		{name: "DeleteTag, tags known", store: func() { store(); redistest.Must(b, c.DeleteTag(ctx, "none")) }, remove: deleteTag, left: left},
+		{name: "Clear", store: store, remove: func() error { return c.Clear(ctx) }},
+	})
 }
