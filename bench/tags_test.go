@@ -168,10 +168,11 @@ func removeTagged(b *testing.B, keys int, tagsOf func(i int) []string) {
 		}
 		populateWith(b, s, namespace, keys, value)
 	}
+	storeNoted := func() { store(); redistest.Must(b, c.DeleteTag(ctx, "none")) }
 	deleteTag := func() error { return c.DeleteTag(ctx, "deleted:true") }
 	compareRemovals(b, s, namespace, []removal{
 		{name: "DeleteTag, tags lost", store: store, remove: deleteTag, left: left},
-		{name: "DeleteTag, tags known", store: func() { store(); redistest.Must(b, c.DeleteTag(ctx, "none")) }, remove: deleteTag, left: left},
+		{name: "DeleteTag, tags known", store: storeNoted, remove: deleteTag, left: left},
 		{name: "Clear", store: store, remove: func() error { return c.Clear(ctx) }},
 	})
 }
