@@ -128,18 +128,14 @@ func (r *rebuild) lock(ctx context.Context) (*filllock.Lock, error) {
 // all makes the books complete. Memory is told before that, since a process that finds them complete relies on
 // it; and after an error, too, since a part of the values may have been removed.
 func (r *rebuild) all(ctx context.Context) error {
-	layout, err := r.layout(ctx)
-	if err == nil {
-		err = cmp.Or(r.checkScan(ctx, layout), r.tags.Check(ctx))
-	}
-	if err != nil {
+	if err := r.try(ctx); err != nil {
 		return err
 	}
 	proof, err := r.tags.Prove(ctx)
 	if err != nil {
 		return err
 	}
-	err = r.values(ctx, layout)
+	err = r.values(ctx)
 	if r.near != nil {
 		r.near.ForgetAll()
 		err = errors.Join(err, r.near.AppendAll(ctx))
@@ -152,8 +148,21 @@ func (r *rebuild) all(ctx context.Context) error {
 	return nil
 }
 
+// try returns an error if a server refuses what a rebuild needs.
+func (r *rebuild) try(ctx context.Context) error {
+	layout, err := r.layout(ctx)
+	if err == nil {
+		err = cmp.Or(r.checkScan(ctx, layout), r.tags.Check(ctx))
+	}
+	return err
+}
+
 // values removes the locks, and then rebuilds what is known of the values.
-func (r *rebuild) values(ctx context.Context, layout client.Layout) error {
+func (r *rebuild) values(ctx context.Context) error {
+	layout, err := r.layout(ctx)
+	if err != nil {
+		return err
+	}
 	pattern := literal(r.namespace) + ":{*}"
 	if err := r.sweep(ctx, layout.Masters, pass{pattern: pattern + literal(pairOf("").Lock), do: r.removeLocks}); err != nil {
 		return err
