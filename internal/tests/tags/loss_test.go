@@ -186,7 +186,13 @@ func TestDeleteTag_MasterReplaced(t *testing.T) {
 	master := cluster.Owner(t, index)
 	replica := cluster.Replicas[slices.Index(cluster.Nodes, master)]
 	redistest.Must(t, replica.Admin().ClusterFailover(ctx).Err())
-	redistest.Await(t, "the replica has taken over, and the client knows it", func() bool {
+	redistest.Await(t, "the replica has taken over, and all nodes and the client know it", func() bool {
+		id := replica.Admin().ClusterMyID(ctx).Val()
+		for _, node := range slices.Concat(cluster.Nodes, cluster.Replicas) {
+			if !slices.ContainsFunc(node.Admin().ClusterSlots(ctx).Val(), func(r redis.ClusterSlot) bool { return r.Nodes[0].ID == id }) {
+				return false
+			}
+		}
 		return strings.Contains(replica.Admin().Info(ctx, "replication").Val(), "role:master") &&
 			rdb.ZRem(ctx, index, "k1").Val() == 1 // as if this member had not arrived
 	})
