@@ -1,7 +1,6 @@
 package singlefill
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -163,21 +162,6 @@ func (c *engine) checkNode(ctx context.Context, pair filllock.Pair) error {
 		errs = append(errs, c.checkCommands(ctx, pair))
 	}
 	return errors.Join(errs...)
-}
-
-// checkScan looks for a key that no caller can use, on each master.
-func (c *engine) checkScan(ctx context.Context, layout client.Layout) error {
-	_, err := client.Do(ctx, c.client, clearing, "", func(ctx context.Context) (_ any, err error) {
-		for _, master := range layout.Masters {
-			_, _, scan := master.Scan(ctx, 0, literal(c.checkKey()), 1)
-			err = cmp.Or(err, scan)
-		}
-		if err == nil { // as Clear asks at its end
-			_, err = c.client.Changed(ctx, c.namespace, layout)
-		}
-		return nil, err
-	})
-	return err
 }
 
 // checkCommands sends the commands of the scripts one by one: Redis does not name the command that

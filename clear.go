@@ -114,6 +114,21 @@ func (c *engine) layout(ctx context.Context) (client.Layout, error) {
 	})
 }
 
+// checkScan looks for a key that no caller can use, on each master.
+func (c *engine) checkScan(ctx context.Context, layout client.Layout) error {
+	_, err := client.Do(ctx, c.client, clearing, "", func(ctx context.Context) (_ any, err error) {
+		for _, master := range layout.Masters {
+			_, _, scan := master.Scan(ctx, 0, literal(c.plantedPrefix()), 1)
+			err = cmp.Or(err, scan)
+		}
+		if err == nil { // as Clear asks at its end
+			_, err = c.client.Changed(ctx, c.namespace, layout)
+		}
+		return nil, err
+	})
+	return err
+}
+
 // prove returns an error if some of the values may be left. SCAN should have found the keys that this client
 // had stored before: a hook of the user's client may change the names of keys and not the pattern, and some
 // types of clients send each step of SCAN to any server.
