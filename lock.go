@@ -90,13 +90,15 @@ func (x *filling) commit(ctx context.Context, o outcome, began flight.Stamp) {
 	}
 	stamp := x.clock.Now()
 	var ours bool
-	var err error
-	x.store.During([]string{x.lock.Keys.Value}, func() (now []*value.Lookup) {
-		if ours, err = x.storeOrRelease(ctx, &o, data, note); err == nil && o.Stored {
-			now = []*value.Lookup{x.store.Stored(x.fill.Key, data, o.entry, o.life)}
-		}
-		return now
-	})
+	err := x.client.Refusal(x.lock.Keys.Lock)
+	if err == nil {
+		x.store.During([]string{x.lock.Keys.Value}, func() (now []*value.Lookup) {
+			if ours, err = x.storeOrRelease(ctx, &o, data, note); err == nil && o.Stored {
+				now = []*value.Lookup{x.store.Stored(x.fill.Key, data, o.entry, o.life)}
+			}
+			return now
+		})
+	}
 	switch {
 	case err == nil && ours: // this proves that the key has not been invalidated since the load began
 		if !o.Stored && note.Drop && x.near != nil {
@@ -110,7 +112,7 @@ func (x *filling) commit(ctx context.Context, o outcome, began flight.Stamp) {
 		r.unverified = err != nil
 		x.end(ctx, &r, began)
 	}
-	if client.Unreachable(err) { // once more, now that no caller waits
+	if client.Unreachable(err) { // once more, or for the first time, now that no caller waits
 		_, err = x.storeOrRelease(ctx, &o, data, note)
 	}
 	// A value that the server never accepts, for example one that is too large, must not keep the

@@ -21,22 +21,31 @@ import (
 // background until it answers, so that no caller has to try. A command whose caller has left counts by its
 // own outcome, whatever the caller's deadline was. Any answer closes the breaker.
 //
-// Caches may differ in how long they wait. The breaker is open for those that would wait for less time than
-// the node has been silent: a cache that waits for longer is not told by a hasty one that a slow node is
-// dead.
+// Caches may differ in how long they wait. The breaker is open for those that are no more patient than one that
+// has waited in vain: a hasty cache does not tell a patient one that a slow node is dead.
 type breaker struct {
-	outage  atomic.Pointer[outage]        // nil: closed
-	opening atomic.Pointer[chan struct{}] // nil: no command has waited for it; see opens
+	outage  atomic.Pointer[outage] // nil: closed; set with server.mu
+	opening chan struct{}          // see opens; protected by server.mu
 }
 
 // An outage is a silence of a node.
 type outage struct {
-	err   error         // that opened the breaker
-	key   string        // of its command
-	since time.Duration // when the first unanswered command was sent, since server.begun
-	over  chan struct{} // closed when the node has answered
+	err  error         // that opened the breaker
+	key  string        // of its command
+	over chan struct{} // closed when the node has answered
 
-	probes atomic.Int64 // caches that probe the node
+	patience atomic.Int64 // the longest Timeout of those that have waited in vain
+	probes   atomic.Int64 // caches that probe the node
+}
+
+// shows notes that one has waited in vain for d. It returns false if one has before.
+func (o *outage) shows(d time.Duration) bool {
+	for known := o.patience.Load(); known < int64(d); known = o.patience.Load() {
+		if o.patience.CompareAndSwap(known, int64(d)) {
+			return true
+		}
+	}
+	return false
 }
 
 // Limit is how many failures in a row open a breaker.
@@ -45,10 +54,11 @@ const Limit = 5
 // ErrAway is the error of a command that is not sent because the breaker is open.
 var ErrAway = errors.New("redis does not answer")
 
-// away returns the silence of a node if it has lasted for as long as a command may take.
+// away returns the silence of a node if one that is no less patient has waited in vain. A lock, which does not
+// probe, relies on the breaker only while a cache does.
 func (c *Client) away(n *node) *outage {
 	o := n.outage.Load()
-	if o == nil || time.Since(n.begun)-o.since < c.least() {
+	if o == nil || o.patience.Load() < int64(c.Timeout) || c.background == nil && o.probes.Load() == 0 {
 		return nil
 	}
 	return o
@@ -63,13 +73,18 @@ func (c *Client) refusal(n *node) error {
 	return fmt.Errorf("%w: %w", ErrAway, o.err)
 }
 
-// opens returns a channel that is closed when the breaker opens, for a command that waits to be sent.
-// If the breaker is open already, refusal says so.
-func (b *breaker) opens() <-chan struct{} {
-	if b.opening.Load() == nil {
-		b.opening.CompareAndSwap(nil, new(make(chan struct{})))
+// opens returns a channel that is closed when the breaker opens, for a command that waits to be sent. If it is
+// open already, perhaps only for others, there is none.
+func (s *server) opens() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.outage.Load() != nil {
+		return nil
 	}
-	return *b.opening.Load()
+	if s.opening == nil {
+		s.opening = make(chan struct{})
+	}
+	return s.opening
 }
 
 // Away reports whether the breaker of key's node is open, so that the node must not be asked.
@@ -78,11 +93,10 @@ func (c *Client) Away(key string) bool { return c.away(c.nodeOf(key)) != nil }
 // Refusal returns the error that opened the breaker of key's node, or nil if it is closed.
 func (c *Client) Refusal(key string) error { return c.refusal(c.nodeOf(key)) }
 
-// Refused is Refusal for a command of a lock: only while a cache probes the node, since locks do not.
+// Refused is Refusal for a command that then is not sent.
 func (c *Client) Refused(key string) error {
-	n := c.nodeOf(key)
-	if o := c.away(n); o != nil && o.probes.Load() > 0 {
-		return unsent{c.refusal(n)}
+	if err := c.Refusal(key); err != nil {
+		return unsent{err}
 	}
 	return nil
 }
@@ -115,19 +129,21 @@ func (c *Client) noteFailure(n *node, call call, err error) bool {
 		return true
 	}
 	failures, since := n.noteFailure(call.sent)
-	if failures < Limit && !n.mute() || time.Since(n.begun)-since < c.least() {
+	if failures == 0 || failures < Limit && !n.mute() || time.Since(n.begun)-since < c.least() {
 		return true
 	}
-	return c.open(n, &outage{err: err, key: call.key, since: since, over: make(chan struct{})})
+	return c.open(n, err, call.key)
 }
 
-// open opens the breaker for all caches and locks. It returns false if it is open already.
-func (c *Client) open(n *node, o *outage) bool {
-	if !n.outage.CompareAndSwap(nil, o) {
+// open opens the breaker for all caches and locks that are no more patient. It returns false if it is open for
+// them already.
+func (c *Client) open(n *node, err error, key string) bool {
+	o, begins := n.open(err, key)
+	if !o.shows(c.Timeout) {
 		return c.away(n) == nil
 	}
-	if opening := n.opening.Load(); opening != nil {
-		close(*opening)
+	if !begins {
+		return true
 	}
 	for _, u := range n.watchers() {
 		if u != n {
@@ -135,37 +151,49 @@ func (c *Client) open(n *node, o *outage) bool {
 		}
 	}
 	if n.client != nil {
-		c.change(+1, o.err)
 		c.watch(n, o, true)
 	}
 	return true
 }
 
-// watch has a cache probe a node until its silence is over. told: this cache has been told of it.
-func (c *Client) watch(n *node, o *outage, told bool) {
-	if n.watched.Swap(o) == o {
-		return
+// open opens the breaker. It returns the outage, which others may have noticed before.
+func (s *server) open(err error, key string) (o *outage, begins bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if o = s.outage.Load(); o != nil {
+		return o, false
 	}
-	c.background(func(closing <-chan struct{}) {
-		o.probes.Add(1)
-		defer o.probes.Add(-1)
-		c.recover(n, o, told, closing)
-	})
-}
-
-// catchUp is watch for a node that may have become silent before this Client knew it.
-func (c *Client) catchUp(n *node) {
-	if o := n.outage.Load(); o != nil && n.client == c {
-		c.watch(n, o, false)
+	o = &outage{err: err, key: key, over: make(chan struct{})}
+	s.outage.Store(o)
+	if s.opening != nil {
+		close(s.opening)
+		s.opening = nil
 	}
+	return o, true
 }
 
 // close closes the breaker, since the node has answered.
 func (s *server) close(o *outage) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.outage.CompareAndSwap(o, nil) {
-		s.opening.Store(new(make(chan struct{})))
 		close(o.over)
 	}
+}
+
+// watch has a cache probe a node until its silence is over. The cache that has noticed it is told at once.
+func (c *Client) watch(n *node, o *outage, noticed bool) {
+	if n.watched.Swap(o) == o {
+		return
+	}
+	if noticed {
+		c.change(+1, o.err)
+	}
+	c.background(func(closing <-chan struct{}) {
+		o.probes.Add(1)
+		defer o.probes.Add(-1)
+		c.recover(n, o, noticed, closing)
+	})
 }
 
 // stalled reports whether something that should end after c.Timeout ended so much later that this
@@ -177,41 +205,54 @@ func (c *Client) stalled(took time.Duration) bool { return took > c.Timeout+c.Ti
 // the Cluster has another node in place of this one. It gives up when its owner closes, or when the user
 // has closed the client.
 func (c *Client) recover(n *node, o *outage, told bool, closing <-chan struct{}) {
-	if !told {
-		wait := time.NewTimer(c.least() - (time.Since(n.begun) - o.since)) // a hasty cache has opened it
-		defer wait.Stop()
-		select {
-		case <-closing:
-			return
-		case <-o.over:
-			return
-		case <-wait.C:
-		}
-		c.change(+1, o.err)
-	}
-	tick := time.NewTicker(c.Timeout)
-	defer tick.Stop()
-	for {
-		select {
-		case <-closing:
-		case <-o.over:
-		case <-tick.C:
-		}
-		select { // a probe may take a whole tick, so that several channels are ready
-		case <-closing:
-			return
-		case <-o.over:
+	defer func() {
+		if told && over(o.over) {
 			c.change(-1, nil)
-			return
-		default:
 		}
-		if c.nodeOf(o.key) != n {
-			n.close(o)
-		} else if err := c.reach(context.Background(), n, time.Now()); errors.Is(err, redis.ErrClosed) {
+	}()
+	begun, tick := time.Now(), time.NewTicker(c.Timeout)
+	defer tick.Stop()
+	for first := true; !over(closing) && !over(o.over); first = false {
+		if !told && c.away(n) == o {
+			told = true
+			c.change(+1, o.err)
+		}
+		if told || !first { // otherwise a hasty cache has opened it, and this one asks for itself
+			select {
+			case <-closing:
+			case <-o.over:
+			case <-tick.C:
+			}
+			if over(closing) || over(o.over) { // a probe may take a whole tick, so that several are ready
+				return
+			}
+		}
+		switch err := c.probe(n, o); {
+		case errors.Is(err, redis.ErrClosed):
 			c.gone.Store(true)
 			return
+		case Unreachable(err) && time.Since(begun) >= c.least():
+			o.shows(c.Timeout)
 		}
 	}
+}
+
+func over(ch <-chan struct{}) bool {
+	select {
+	case <-ch:
+		return true
+	default:
+		return false
+	}
+}
+
+// probe asks a node for an answer, unless the Cluster has another one in its place.
+func (c *Client) probe(n *node, o *outage) error {
+	if c.nodeOf(o.key).server != n.server {
+		n.close(o)
+		return nil
+	}
+	return c.reach(context.Background(), n, time.Now())
 }
 
 // changes queues reports that a first breaker opened, or that the last one closed. Reports are made

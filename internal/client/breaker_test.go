@@ -169,6 +169,115 @@ func TestReachable(t *testing.T) {
 	})
 }
 
+// A failure of a command that was sent before the last answer counts for nothing, whatever pings have found since.
+func TestBreaker_FailureBeforeAnAnswer(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		rdb := mute(t)
+		w, patient := watch(t, rdb, timeout), watch(t, rdb, time.Hour)
+		var wg sync.WaitGroup
+		slow := func() {
+			_, _ = Do(t.Context(), w.Client, "slow", "k", func(ctx context.Context) (int, error) { <-ctx.Done(); return 0, ctx.Err() })
+		}
+		wg.Go(slow)
+		time.Sleep(timeout / 8)
+		_ = w.do(nil)
+		wg.Go(slow)
+		time.Sleep(w.least())
+		if !w.node.mute() || w.failures("slow") != 1 {
+			t.Errorf("a ping is unanswered: %t; %d commands have failed", w.node.mute(), w.failures("slow"))
+		}
+		if w.Away("k") || patient.Away("k") {
+			t.Error("open after less silence than a command may take")
+		}
+		wg.Wait()
+	})
+}
+
+// A slow command alone opens no breaker, even if the server takes nearly half of a command's time for a ping.
+func TestBreaker_SlowPing(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		w := watch(t, distant(t, timeout*9/20), timeout)
+		for range Limit {
+			if _, _, err := w.Get(t.Context(), time.Now(), "slow"); err == nil || w.AnyAway() {
+				t.Fatalf("%v; open: %t", err, w.AnyAway())
+			}
+		}
+	})
+}
+
+// distant returns a client of a server that answers after a time, and a GET of the key slow never.
+func distant(t *testing.T, away time.Duration) *redis.Client {
+	_, rdb := redistest.StartMini(t)
+	rdb.AddHook(redistest.Commands(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+		if len(cmd.Args()) > 1 && cmd.Args()[1] == "slow" {
+			<-ctx.Done()
+		}
+		select {
+		case <-time.After(away):
+			return next(ctx, cmd)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}))
+	var wg sync.WaitGroup
+	for range Limit { // to have connections
+		wg.Go(func() { redistest.Must(t, rdb.Ping(t.Context()).Err()) })
+	}
+	wg.Wait()
+	return rdb
+}
+
+// The breaker of a node of a Cluster stays open until the node answers: also one that a ping has opened, and if
+// what the Client knew of the node is forgotten meanwhile.
+func TestCluster_SilentNode(t *testing.T) {
+	t.Parallel()
+	for name, open := range map[string]func(w *watcher){
+		"opened by pings": func(w *watcher) {
+			for range 3 {
+				_ = w.Reachable(context.Background(), "k", time.Now())
+			}
+		},
+		"forgotten": func(w *watcher) {
+			w.openBreaker()
+			w.nodes.of.Clear()
+		},
+	} {
+		runInBubble(t, name, func(t *testing.T) {
+			rdb := redis.NewClusterClient(&redis.ClusterOptions{
+				Addrs: []string{"127.0.0.1:1"}, Dialer: mute(t).Options().Dialer, DisableIdentity: true,
+				ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+					return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: "127.0.0.1:2"}}}}, nil
+				},
+			})
+			defer rdb.Close()
+			redistest.Must(t, rdb.ForEachMaster(t.Context(), func(context.Context, *redis.Client) error { return nil }))
+			w := watch(t, rdb, timeout)
+			time.Sleep(1)
+			w.node.noteAnswer()
+			if w.nodeOf("k") == w.node {
+				t.Fatal("the nodes are not known")
+			}
+			open(w)
+			for range 10 {
+				if !w.Away("k") {
+					t.Fatal("not open")
+				}
+				time.Sleep(timeout)
+			}
+			if got := w.reported(); !slices.Equal(got, []bool{true}) {
+				t.Errorf("told %v", got)
+			}
+			w.nodeOf("k").noteAnswer()
+			time.Sleep(2 * timeout) // probes are on their way
+			if got := w.reported(); w.Away("k") || w.AnyAway() || !slices.Equal(got, []bool{true, false}) {
+				t.Errorf("after an answer: away %t, any %t, told %v", w.Away("k"), w.AnyAway(), got)
+			}
+			w.close()
+			time.Sleep(time.Minute)
+		})
+	}
+}
+
 // A frozen node of a Cluster opens its own breaker, and only that node is no longer asked.
 //
 //fault:frozen-node

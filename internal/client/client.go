@@ -56,8 +56,8 @@ func New(rdb redis.UniversalClient, timeout time.Duration,
 	failed func(ctx context.Context, op string, err error), changed func(why error),
 	background func(run func(closing <-chan struct{}))) *Client {
 	c := &Client{Redis: rdb, Timeout: timeout, failed: failed, changed: changed, background: background}
-	c.node = c.newNode(rdb)
-	c.catchUp(c.node)
+	c.node = c.newNode(rdb, "")
+	c.node.follow()
 	// By default go-redis observes the deadline of a context while it dials or waits for a
 	// connection, but not while it waits for a reply; with ContextTimeoutEnabled it does.
 	// Client.WithTimeout would return a clone with that timeout, but the clone runs none of the
@@ -92,7 +92,6 @@ func endsWithin(ctx context.Context, d time.Duration) bool {
 type call struct {
 	op, key string
 	sent    time.Time
-	within  time.Duration // 0: Timeout
 	gate    *gate
 	group   *group // with which it is sent, or nil
 }
@@ -226,9 +225,6 @@ func (c *Client) wait(n *node, call *call, p parcel) error {
 	var patience <-chan time.Time // of a command that waits for longer
 	for {
 		opening := n.opens()
-		if n.outage.Load() != nil { // perhaps only for those that wait for less time
-			opening = nil
-		}
 		silent := n.silentSince(begun)
 		if c.stalled(silent) { // the process was stalled, and answers may be about to arrive
 			begun = time.Now().Add(-c.Timeout * 3 / 4)
@@ -317,8 +313,9 @@ func runAsync[R any](ctx context.Context, c *Client, n *node, call call, bounded
 // bound returns a context that bounds a command sent now.
 func (c *Client) bound(ctx context.Context, n *node, now time.Time,
 	timeout time.Duration) (context.Context, context.CancelFunc) {
+	shared := n.limit.next(now, c.Timeout) // which also asks if there is no answer in half of the time
 	if timeout == c.Timeout {
-		return commandContext{n.limit.next(now, timeout), ctx}, func() {}
+		return commandContext{shared, ctx}, func() {}
 	}
 	return context.WithTimeout(Detach(ctx), timeout)
 }

@@ -1,7 +1,6 @@
 package client
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -17,6 +16,7 @@ import (
 type node struct {
 	*server
 	limit limit
+	key   string // one of its keys, or empty if it has all
 
 	client  *Client                // that watches it; nil: it has no background
 	watched atomic.Pointer[outage] // the last one
@@ -24,17 +24,27 @@ type node struct {
 
 // newNode returns a node of the server behind rdb. Clients without a background share one, since it has
 // nothing that belongs to a Client.
-func (c *Client) newNode(rdb redis.UniversalClient) *node {
+func (c *Client) newNode(rdb redis.UniversalClient, key string) *node {
 	s := serverOf(rdb)
 	if c.background == nil {
 		return s.node
 	}
-	n := &node{server: s, client: c}
+	n := &node{server: s, key: key, client: c}
 	n.limit.half = func(since time.Time) { c.doubt(n, since) }
-	s.mu.Lock()
-	s.users = append(s.users, weak.Make(n))
-	s.mu.Unlock()
 	return n
+}
+
+// follow has the Client of a node watch it from now on. It may be silent already.
+func (n *node) follow() {
+	if n.client == nil {
+		return
+	}
+	n.mu.Lock()
+	n.users = append(n.users, weak.Make(n))
+	n.mu.Unlock()
+	if o := n.outage.Load(); o != nil {
+		n.client.watch(n, o, false)
+	}
 }
 
 // nodes are the nodes of a Cluster, by their clients in go-redis.
@@ -66,8 +76,10 @@ func (c *Client) nodeOf(key string) *node {
 		return n.(*node)
 	}
 	c.nodes.forgetIdle()
-	n, _ := c.nodes.of.LoadOrStore(master, c.newNode(master))
-	c.catchUp(n.(*node))
+	n, known := c.nodes.of.LoadOrStore(master, c.newNode(master, key))
+	if !known {
+		n.(*node).follow()
+	}
 	return n.(*node)
 }
 
@@ -112,10 +124,15 @@ func (c *Client) Unanswered(key string, after time.Time) bool {
 }
 
 // doubt pings a node that has not answered commands for half of their time. If they are not answered in time
-// and the ping is not, the breaker opens, so that a caller waits once, however many caches it asks.
+// and the ping is not, the breaker opens, so that a caller waits once, however many caches it asks. The ping
+// counts as unanswered after a quarter of the time, until the answer comes.
 func (c *Client) doubt(n *node, since time.Time) {
 	if n.using.Load() > 0 && n.silentSince(since) >= c.least()-c.Timeout/2 && c.away(n) == nil {
-		c.background(func(<-chan struct{}) { _ = c.ping(context.Background(), n, c.Timeout/4) })
+		c.background(func(<-chan struct{}) {
+			sent := time.Since(n.begun)
+			defer time.AfterFunc(c.Timeout/4, func() { n.noteUnanswered(question{sent, 0}) }).Stop()
+			_ = c.ping(context.Background(), n)
+		})
 	}
 }
 
@@ -152,7 +169,7 @@ func (c *Client) reach(ctx context.Context, n *node, after time.Time) error {
 	if n.silent(after, c.least()) { // the ping before, which others may have called after
 		return errSilent
 	}
-	if err = c.ping(ctx, n, c.Timeout); ctx.Err() != nil {
+	if err = c.ping(ctx, n); ctx.Err() != nil {
 		return ctx.Err()
 	}
 	left = false
@@ -162,19 +179,22 @@ func (c *Client) reach(ctx context.Context, n *node, after time.Time) error {
 
 // ping asks a node for an answer. It does not queue at the gate, which the silence that it checks
 // may have blocked.
-func (c *Client) ping(ctx context.Context, n *node, within time.Duration) error {
-	sent := int64(time.Since(n.begun))
-	_, err := doNow(ctx, c, n, call{op: "ping", within: within}, func(ctx context.Context) (string, error) { return n.rdb.Ping(ctx).Result() })
-	if last := n.unanswered.Load(); Unreachable(err) && ctx.Err() == nil && last < sent {
-		n.unanswered.CompareAndSwap(last, sent)
+func (c *Client) ping(ctx context.Context, n *node) error {
+	call := call{op: "ping", key: n.key, sent: time.Now()}
+	bounded, cancel := context.WithTimeout(Detach(ctx), c.Timeout)
+	_, err := runAsync(ctx, c, n, call, bounded, func(bool) { cancel() }, func(ctx context.Context) (string, error) {
+		return n.rdb.Ping(ctx).Result()
+	})
+	if Unreachable(err) && ctx.Err() == nil {
+		n.noteUnanswered(question{call.sent.Sub(n.begun), c.Timeout})
 	}
 	return err
 }
 
 // time asks a node for its time in µs, also without queueing at the gate. 0: it refuses to tell. The script that
-// needs the time reports that.
+// needs the time reports that. It ends before a caller leaves that waits for it, who then knows that it failed.
 func (c *Client) time(ctx context.Context, n *node, call call) (int64, error) {
-	return doNow(ctx, c, n, call, func(ctx context.Context) (int64, error) {
+	return doNow(ctx, c, n, c.least(), call, func(ctx context.Context) (int64, error) {
 		now, err := n.rdb.Time(ctx).Result()
 		if err != nil && !Unreachable(err) {
 			return 0, nil
@@ -186,12 +206,12 @@ func (c *Client) time(ctx context.Context, n *node, call call) (int64, error) {
 // DoNow is Do without queueing at the gate, for a rare command on which all callers depend. While
 // thousands of commands are queued, it waits for a connection of the pool only.
 func DoNow[R any](ctx context.Context, c *Client, op, key string, cmd func(ctx context.Context) (R, error)) (R, error) {
-	return doNow(ctx, c, c.nodeOf(key), call{op: op, key: key}, cmd)
+	return doNow(ctx, c, c.nodeOf(key), c.Timeout, call{op: op, key: key}, cmd)
 }
 
-func doNow[R any](ctx context.Context, c *Client, n *node, call call,
+func doNow[R any](ctx context.Context, c *Client, n *node, within time.Duration, call call,
 	cmd func(ctx context.Context) (R, error)) (R, error) {
-	bounded, cancel := context.WithTimeout(Detach(ctx), cmp.Or(call.within, c.Timeout))
 	call.sent = time.Now()
+	bounded, cancel := c.bound(ctx, n, call.sent, within)
 	return runAsync(ctx, c, n, call, bounded, func(bool) { cancel() }, cmd)
 }

@@ -34,7 +34,7 @@ type server struct {
 	begun    time.Time
 	answered atomic.Int64 // time of the last answer, in ns since begun
 
-	unanswered atomic.Int64 // when the last ping was sent that was not answered, in ns since begun
+	unanswered atomic.Pointer[question] // the last one, or nil
 
 	mu       sync.Mutex
 	failures int                  // in a row, of commands sent after the last answer; protected by mu
@@ -188,13 +188,30 @@ func (s *server) watchers() (nodes []*node) {
 	return nodes
 }
 
+// A question is a ping that was not answered.
+type question struct {
+	sent   time.Duration // since server.begun
+	waited time.Duration // for an answer; 0: it may still come
+}
+
+func (s *server) noteUnanswered(q question) {
+	for last := s.unanswered.Load(); last == nil || last.sent <= q.sent; last = s.unanswered.Load() {
+		if s.unanswered.CompareAndSwap(last, &q) {
+			return
+		}
+	}
+}
+
 // mute reports whether the last ping is unanswered, and so is everything since.
-func (s *server) mute() bool { return s.unanswered.Load() > s.answered.Load() }
+func (s *server) mute() bool {
+	q := s.unanswered.Load()
+	return q != nil && int64(q.sent) > s.answered.Load()
+}
 
 // silent reports whether a ping sent after a time has been unanswered for d, and everything else, too.
 func (s *server) silent(after time.Time, d time.Duration) bool {
-	sent := s.unanswered.Load()
-	return sent > int64(after.Sub(s.begun)) && s.mute() && time.Since(s.begun)-time.Duration(sent) >= d
+	q := s.unanswered.Load()
+	return q != nil && q.sent > after.Sub(s.begun) && q.waited >= d && s.mute() && time.Since(s.begun)-q.sent >= d
 }
 
 // silentSince returns how long no answer has come, seen by a command that waits since then.

@@ -63,7 +63,7 @@ func TestBreaker_SharedByHastyAndPatient(t *testing.T) {
 		if !hasty.Away("k") || patient.Away("k") || patient.AnyAway() || patient.Refusal("k") != nil {
 			t.Errorf("after %v: hasty %t, patient %t", time.Since(begun), hasty.Away("k"), patient.Away("k"))
 		}
-		time.Sleep(timeout - time.Since(begun))
+		time.Sleep(timeout) // in which it asks
 		synctest.Wait()
 		if !patient.Away("k") || !patient.AnyAway() || len(patient.reported()) != 1 {
 			t.Errorf("after %v: patient %t, told %v", time.Since(begun), patient.Away("k"), patient.reported())
@@ -76,6 +76,133 @@ func TestBreaker_SharedByHastyAndPatient(t *testing.T) {
 		time.Sleep(2 * timeout) // a probe is on its way
 		if hasty.AnyAway() || patient.AnyAway() {
 			t.Error("told of no end")
+		}
+	})
+}
+
+// A server that is too slow for a hasty cache is there for a patient one, which may not have asked it for long.
+func TestBreaker_TooSlowForOne(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		rdb := distant(t, timeout/5)
+		hasty, patient := watch(t, rdb, timeout/10), watch(t, rdb, timeout)
+		opened := false
+		for joined := time.Now(); time.Since(joined) < 10*timeout; time.Sleep(timeout / 20) {
+			_ = hasty.get(t.Context())
+			opened = opened || hasty.Away("k")
+			if patient.Away("k") || patient.AnyAway() || patient.Unanswered("k", joined) {
+				t.Fatalf("the patient one: away %t, any %t", patient.Away("k"), patient.AnyAway())
+			}
+		}
+		if !opened || patient.reported() != nil {
+			t.Errorf("open for the hasty one: %t; the patient one was told %v", opened, patient.reported())
+		}
+	})
+}
+
+// A ping that a hasty cache has not waited for tells a patient one nothing.
+func TestReachable_TooSlowForOne(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		rdb := distant(t, timeout/5)
+		hasty, patient := watch(t, rdb, timeout/10), watch(t, rdb, timeout)
+		joined := time.Now()
+		time.Sleep(1)
+		if hasty.Reachable(t.Context(), "k", joined) {
+			t.Error("reachable for the hasty one")
+		}
+		time.Sleep(2 * timeout)
+		if !patient.Reachable(t.Context(), "k", joined) {
+			t.Error("not reachable for the patient one")
+		}
+	})
+}
+
+// A patient cache does not take quick failures for a silence either: the server may be restarting.
+func TestBreaker_PatientAtARestart(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		rdb := mute(t)
+		rdb.AddHook(redistest.Commands(func(context.Context, redis.Cmder, redis.ProcessHook) error { return errLost }))
+		hasty, patient := watch(t, rdb, timeout/10), watch(t, rdb, timeout)
+		for !hasty.Away("k") {
+			_ = hasty.get(t.Context())
+			time.Sleep(timeout / 100)
+		}
+		time.Sleep(timeout / 2)
+		if patient.Away("k") || patient.AnyAway() {
+			t.Error("open for the patient one")
+		}
+		time.Sleep(2 * timeout)
+		if !patient.Away("k") || !patient.AnyAway() {
+			t.Error("not open for the patient one")
+		}
+	})
+}
+
+// A breaker may be opened by several at a time, and by the last failure beside the first answer.
+func TestBreaker_AnswersAsItOpens(t *testing.T) {
+	t.Parallel()
+	w := watch(t, mute(t), time.Hour)
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 2000 {
+				w.node.opens()
+				w.open(w.node, errLost, "k")
+				w.node.noteAnswer()
+			}
+		})
+	}
+	wg.Wait()
+	select {
+	case <-w.node.opens():
+		t.Error("a command that waits is told that it opens")
+	default:
+	}
+	redistest.Await(t, "told of the end", func() bool { return !w.AnyAway() })
+}
+
+// A cache that is being closed is not told that the breaker opens: nothing would tell it of the end.
+func TestBreaker_OpensForAClosingCache(t *testing.T) {
+	t.Parallel()
+	for range 20 { // each of what it finds at the same time may come first
+		synctest.Test(t, func(t *testing.T) {
+			rdb := mute(t)
+			closing, other := watch(t, rdb, timeout), watch(t, rdb, timeout)
+			closing.close()
+			other.openBreaker()
+			synctest.Wait()
+			if !other.AnyAway() || closing.AnyAway() || closing.reported() != nil {
+				t.Errorf("told %v, and the other one %v", closing.reported(), other.reported())
+			}
+		})
+	}
+}
+
+// A lock tries by itself when no cache probes the server any more, also if its command has to wait at the gate.
+func TestBreaker_LockAfterTheLastCache(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		_, rdb := redistest.StartMini(t)
+		w := watch(t, rdb, timeout)
+		locker := New(rdb, timeout, w.Client.failed, nil, nil)
+		locker.node.alone.size = 1
+		w.openBreaker()
+		synctest.Wait()
+		if locker.Refused("k") == nil {
+			t.Error("it tries while a cache probes")
+		}
+		w.close()
+		if err := locker.Refused("k"); err != nil {
+			t.Error(err)
+		}
+		var wg sync.WaitGroup
+		for range 2 {
+			wg.Go(func() {
+				_, err := Do(t.Context(), locker, "lock", "k", func(context.Context) (int, error) { time.Sleep(timeout / 2); return 1, nil })
+				redistest.Must(t, err)
+			})
+		}
+		wg.Wait()
+		if w.node.outage.Load() != nil {
+			t.Error("open after an answer")
 		}
 	})
 }
@@ -127,6 +254,35 @@ func TestBreaker_OneCaller(t *testing.T) {
 			if took := time.Since(begun); took > timeout {
 				t.Errorf("four commands of two caches have waited for %v", took)
 			}
+		})
+	}
+	type get = func(ctx context.Context) (string, error)
+	for name, first := range map[string]func(ctx context.Context, w *watcher, get get) error{
+		"a command that overtakes": func(ctx context.Context, w *watcher, get get) error {
+			_, err := DoNow(ctx, w.Client, "now", "k", get)
+			return err
+		},
+		"a command with less time": func(ctx context.Context, w *watcher, get get) error {
+			_, err := DoWithin(ctx, w.Client, timeout*19/20, "within", "k", get)
+			return err
+		},
+		"a script that takes": func(ctx context.Context, w *watcher, _ get) error {
+			s := NewTaking("return 1")
+			_, err := Run(ctx, w.Client, nil, timeout, "script", "k", s, append(s.Call(0, 1), ""), (*redis.Cmd).Int)
+			return err
+		},
+	} {
+		runInBubble(t, name, func(t *testing.T) {
+			w := watch(t, mute(t), timeout)
+			begun := time.Now()
+			if err := first(t.Context(), w, func(ctx context.Context) (string, error) { return w.Redis.Get(ctx, "k").Result() }); err == nil {
+				t.Error("answered")
+			}
+			_, _, _ = w.Get(t.Context(), time.Now(), "k")
+			if took := time.Since(begun); took > timeout {
+				t.Errorf("it and a GET have waited for %v", took)
+			}
+			time.Sleep(time.Minute)
 		})
 	}
 	runInBubble(t, "answers pings", func(t *testing.T) {

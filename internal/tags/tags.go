@@ -121,7 +121,8 @@ type Sequences struct {
 	err error // why one is empty
 }
 
-// Sequences reads the sequences. It creates the books that do not exist.
+// Sequences reads the sequences. It creates the books that do not exist. A load begins then, so it does not wait
+// while the breaker is open.
 func (x *Index) Sequences(ctx context.Context) *Sequences {
 	s := new(Sequences)
 	numbers := make([]int, books)
@@ -129,7 +130,12 @@ func (x *Index) Sequences(ctx context.Context) *Sequences {
 		numbers[i] = i
 	}
 	nodes := client.ByNode(x.client, numbers, x.book)
-	s.err = inParallel(len(nodes), func(i int) error { return x.read(ctx, nodes[i], s) })
+	s.err = inParallel(len(nodes), func(i int) error {
+		if err := x.client.Refusal(x.book(nodes[i][0])); err != nil {
+			return err
+		}
+		return x.read(ctx, nodes[i], s)
+	})
 	return s
 }
 
