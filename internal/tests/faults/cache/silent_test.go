@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
@@ -79,6 +80,43 @@ func TestBreaker_SilentRedis(t *testing.T) {
 			}
 			c.MustLoad("k")
 			c.WantHit("k")
+		})
+	}
+}
+
+// While the breaker is open a call waits for its load only: not for the store, if it began before the silence, nor
+// for what its tags need.
+//
+//fault:unreachable
+func TestBreaker_LoadAlone(t *testing.T) {
+	t.Parallel()
+	for name, tagged := range map[string]func(o *singlefill.Options[string]){
+		"without tags": func(*singlefill.Options[string]) {},
+		"with tags": func(o *singlefill.Options[string]) {
+			o.Tags = func(string, string) []string { return []string{"tag"} }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				link, rdb := redistest.StartMiniLink(t)
+				c := cachetest.New(t, rdb, "ns", cachetest.Impatient, tagged)
+				src := cachetest.NewSource[string](t)
+				before := cachetest.GoGet(t.Context(), c.Cache, "before", src.Load)
+				load := src.Next(t)
+				link.BlackHole(true)
+				for i := 0; !c.Stats().BreakerOpen; i++ {
+					c.MustLoad(fmt.Sprint("other", i))
+				}
+				begun := time.Now()
+				load.Give("v")
+				before.Want(t, "v")
+				values, err := c.GetOrLoadMany(t.Context(), []string{"a", "b"}, func(_ context.Context, keys []string) (map[string]string, error) {
+					return map[string]string{keys[0]: "v", keys[1]: "v"}, nil
+				})
+				if took := time.Since(begun); len(values) != 2 || err != nil || took != 0 {
+					t.Errorf("%v, %v; both calls have waited for %v", values, err, took)
+				}
+			})
 		})
 	}
 }
