@@ -17,6 +17,7 @@ import (
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/near"
+	"github.com/singlefill/singlefill/internal/revoke"
 	"github.com/singlefill/singlefill/internal/tags"
 	"github.com/singlefill/singlefill/internal/value"
 	"github.com/singlefill/singlefill/internal/wait"
@@ -46,8 +47,9 @@ type engine struct {
 	fleetSlots *lock.Locker
 	loadTimes  *wait.Times
 	events     *event.Sink
-	near       *near.Tier    // nil: off
-	tags       *tags.Index   // nil: Options.Tags is
+	near       *near.Tier  // nil: off
+	tags       *tags.Index // nil: Options.Tags is
+	space      *revoke.Space
 	rebuilding chan struct{} // has an element while a rebuild runs
 	audits     audits
 	closing    chan struct{}
@@ -110,6 +112,10 @@ func newEngine(rdb redis.UniversalClient, namespace string, s settings, v *value
 	c.store = value.New(v, namespace, c.client, memory, c.events)
 	if v.Tags != nil {
 		c.tags, c.rebuilding = tags.New(c.client, namespace, 2*s.loadTimeout, s.lockTTL), make(chan struct{}, 1)
+	}
+	c.space = &revoke.Space{
+		Client: c.client, Namespace: namespace, LockTTL: s.lockTTL, Events: c.events,
+		Fills: c.fills, Near: c.near, Tags: c.tags, Closing: c.closing,
 	}
 	c.slots.Behind, c.slots.NoLease = c.fills.Behind, c.client.AnyAway
 	if s.maxFleetLoads > 0 {
@@ -192,7 +198,7 @@ func (c *engine) set(ctx context.Context, s set) (unnoted error) {
 
 // newSet returns what Set stores. Data is nil if v is not to be stored.
 func (c *engine) newSet(key string, v any) (s set, err error) {
-	s.key, s.Pair = key, pairOf(c.store.Key(key))
+	s.key, s.Pair = key, filllock.PairOf(c.store.Key(key))
 	life := c.store.LifeOf(key, v)
 	if life < time.Millisecond {
 		return s, nil
@@ -225,9 +231,6 @@ func (c *engine) invalidated(keys ...string) {
 func (c *engine) wake(ctx context.Context, locks ...string) {
 	c.fills.Go(func() { c.client.Wake(client.Detach(ctx), locks) })
 }
-
-// batch is how many keys one round trip, and so one RedisTimeout, has to carry at most.
-const batch = 256
 
 // Delete removes the keys, and supersedes their loads that are in flight, in any process: their
 // values are not stored, and no GetOrLoad that begins after Delete has returned gets them, in any
@@ -321,10 +324,10 @@ func (c *engine) invalidate(ctx context.Context, op string, keys []string,
 // tried is lost.
 func onNode(ctx context.Context, values []string, do func(ctx context.Context, pairs []filllock.Pair) error) error {
 	var errs []error
-	for values := range slices.Chunk(values, batch) {
+	for values := range slices.Chunk(values, client.Batch) {
 		pairs := make([]filllock.Pair, len(values))
 		for i, value := range values {
-			pairs[i] = pairOf(value)
+			pairs[i] = filllock.PairOf(value)
 		}
 		err := do(ctx, pairs)
 		if errs = append(errs, err); client.Unreachable(err) {
@@ -335,6 +338,23 @@ func onNode(ctx context.Context, values []string, do func(ctx context.Context, p
 		return errs[0]
 	}
 	return errors.Join(errs...)
+}
+
+// Clear removes every value of the namespace, and supersedes every load that is in flight, in any
+// process: no GetOrLoad that begins after Clear has returned gets a value that was loaded before
+// Clear was called. What others store while Clear runs may stay.
+//
+// Its time grows with the number of keys in the database. After an error a part of the values may
+// still be there: call Clear again. It is an error, too, if a server is restarted, slots of a Cluster
+// move or the cache is closed while Clear runs, if rdb does not reach each server, or if SCAN does not
+// find what rdb stores.
+func (c *Cache[T]) Clear(ctx context.Context) error { return c.engine.clear(ctx) }
+
+func (c *engine) clear(ctx context.Context) error {
+	if err := cmp.Or(c.checkOpen(), ctx.Err()); err != nil {
+		return err
+	}
+	return wrap(ctx, "clear", c.space.Clear(ctx))
 }
 
 // Close makes later calls return [ErrClosed], and also those that wait for other processes. It
@@ -381,13 +401,8 @@ func checkCall(ctx context.Context, key string) error {
 	return ctx.Err()
 }
 
-// pairOf returns the keys of a value and of its lock.
-func pairOf(valueKey string) filllock.Pair {
-	return filllock.Pair{Value: valueKey, Lock: valueKey + ":lock"}
-}
-
 func (c *engine) newLock(key string) *filllock.Lock {
-	return filllock.New(c.client, pairOf(c.store.Key(key)), c.opts.lockTTL)
+	return filllock.New(c.client, filllock.PairOf(c.store.Key(key)), c.opts.lockTTL)
 }
 
 // wrap adds the operation to an error of Redis. The error of the caller's context stays bare.

@@ -29,23 +29,23 @@ func (c *engine) checkRights(ctx context.Context) error {
 	if err := c.checkOpen(); err != nil {
 		return err
 	}
-	layout, err := c.layout(ctx)
+	layout, err := c.space.Layout(ctx)
 	if client.Unreachable(err) {
-		return c.refused(clearing, err)
+		return c.refused("clear", err)
 	}
 	var errs []error
 	for _, key := range c.checkKeys(layout.Masters) {
-		node := c.checkNode(ctx, pairOf(key))
+		node := c.checkNode(ctx, filllock.PairOf(key))
 		if errs = append(errs, node); client.Unreachable(node) || ctx.Err() != nil {
 			break
 		}
 	}
 	switch {
 	case err != nil:
-		errs = append(errs, c.refused(clearing, err))
+		errs = append(errs, c.refused("clear", err))
 	case !client.Unreachable(errs[len(errs)-1]):
-		if err := c.checkScan(ctx, layout); err != nil {
-			errs = append(errs, c.refused(clearing, err))
+		if err := c.space.CheckScan(ctx, layout); err != nil {
+			errs = append(errs, c.refused("clear", err))
 		}
 	}
 	if errors.Join(errs...) == nil { // what is refused has nothing to do with names
@@ -145,7 +145,7 @@ func (c *engine) checkNode(ctx context.Context, pair filllock.Pair) error {
 		}},
 		{"abandon", func() error { _, err := filllock.New(c.client, pair, ttl).Abandon(ctx); return err }},
 		{"set", func() error { _, err := filllock.Set{Pair: pair, Data: data, Life: ttl}.Do(ctx, c.client); return err }},
-		{"clear", func() error { return c.removeValues(ctx, []string{pair.Value}) }},
+		{"clear", func() error { return c.space.RemoveValues(ctx, []string{pair.Value}) }},
 		{"delete", remove},
 	} {
 		err := step.run()

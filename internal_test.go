@@ -39,7 +39,7 @@ func TestKeys_Names(t *testing.T) {
 		if name != want {
 			t.Errorf("the value of %q is named %q, want %q", key, name, want)
 		}
-		if lock := pairOf(name).Lock; lock != want+":lock" {
+		if lock := filllock.PairOf(name).Lock; lock != want+":lock" {
 			t.Errorf("the lock of %q is named %q, want %q", key, lock, want+":lock")
 		}
 	}
@@ -71,9 +71,9 @@ func checkNames(namespaceA, a, namespaceB, b string) error {
 	switch {
 	case (valueA == valueB) != same:
 		return fmt.Errorf("values of %q %q and %q %q: %q, %q", namespaceA, a, namespaceB, b, valueA, valueB)
-	case (pairOf(valueA).Lock == pairOf(valueB).Lock) != same:
-		return fmt.Errorf("locks of %q %q and %q %q: %q, %q", namespaceA, a, namespaceB, b, pairOf(valueA).Lock, pairOf(valueB).Lock)
-	case valueA == pairOf(valueB).Lock || valueB == pairOf(valueA).Lock:
+	case (filllock.PairOf(valueA).Lock == filllock.PairOf(valueB).Lock) != same:
+		return fmt.Errorf("locks of %q %q and %q %q: %q, %q", namespaceA, a, namespaceB, b, filllock.PairOf(valueA).Lock, filllock.PairOf(valueB).Lock)
+	case valueA == filllock.PairOf(valueB).Lock || valueB == filllock.PairOf(valueA).Lock:
 		return fmt.Errorf("value and lock of %q %q and %q %q: %q, %q", namespaceA, a, namespaceB, b, valueA, valueB)
 	}
 	return nil

@@ -306,7 +306,7 @@ func (m *many) read(asks []*ask, again bool) func(yield func([]*ask) bool) {
 	return func(yield func([]*ask) bool) {
 		var parts [][]*ask
 		for _, group := range m.locate(asks) {
-			parts = slices.AppendSeq(parts, slices.Chunk(group, batch))
+			parts = slices.AppendSeq(parts, slices.Chunk(group, client.Batch))
 		}
 		if len(parts) == 1 {
 			m.readPart(parts[0], again)
@@ -576,10 +576,10 @@ func (m *many) setAll(sets []set) {
 // setOnNode stores the values of one node, and returns the error of each. A dead node costs one
 // RedisTimeout, however many keys there are.
 func (m *many) setOnNode(sets []set) (errs []error) {
-	const noted = 4 * batch // sets: noting a few more at once is cheaper
+	const noted = 4 * client.Batch // sets: noting a few more at once is cheaper
 	var failed, unnoted error
 	var inBooks *tags.Noted
-	for part := range slices.Chunk(sets, batch) {
+	for part := range slices.Chunk(sets, client.Batch) {
 		if at := len(errs); at%noted == 0 && !client.Unreachable(failed) {
 			inBooks, unnoted = m.noteSets(m.ctx, sets[at:min(at+noted, len(sets))])
 		}

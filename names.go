@@ -17,21 +17,22 @@ import (
 // telling.
 func (c *engine) checkNames(ctx context.Context, masters []client.Master) error {
 	group := c.namespace + ":check:" + rand.Text() + ":"
+	const several = 32 // as many as Clear proves
 	var keys []string
-	for i := range planted {
+	for i := range several {
 		keys = append(keys, fmt.Sprint(group, "{", i, "}"))
 	}
 	if len(masters) > 1 || masters[0].Key() != "" {
 		keys = keys[:1] // a script cannot ask for keys of several servers
 	}
-	_, err := each(ctx, c, "check", keys, func(p redis.Pipeliner, key string) *redis.StatusCmd {
+	_, err := client.Each(ctx, c.client, "check", keys, func(p redis.Pipeliner, key string) *redis.StatusCmd {
 		return p.Set(ctx, key, "", c.opts.lockTTL)
 	})
 	if err != nil {
 		return c.refused("check", err)
 	}
 	defer func() {
-		_, _ = each(ctx, c, "check", keys, func(p redis.Pipeliner, key string) *redis.IntCmd { return p.Del(ctx, key) }) // failures are traced
+		_, _ = client.Each(ctx, c.client, "check", keys, func(p redis.Pipeliner, key string) *redis.IntCmd { return p.Del(ctx, key) }) // failures are traced
 	}()
 	if err := c.checkKeyNames(ctx, masters, keys, group); err != nil {
 		return c.refused("names of keys", err)
@@ -70,8 +71,8 @@ func (c *engine) checkKeyNames(ctx context.Context, masters []client.Master, key
 	found := make(map[string]bool)
 	for _, master := range masters {
 		for cursor := uint64(0); ; {
-			_, err := client.Do(ctx, c.client, clearing, "", func(ctx context.Context) (some []string, err error) {
-				some, cursor, err = master.Scan(ctx, cursor, literal(group)+"*", scanCount)
+			_, err := client.Do(ctx, c.client, "clear", "", func(ctx context.Context) (some []string, err error) {
+				some, cursor, err = master.Scan(ctx, cursor, client.Literal(group)+"*", client.ScanCount)
 				for _, key := range some {
 					found[key] = strings.HasPrefix(key, group)
 				}

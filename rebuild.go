@@ -16,6 +16,7 @@ import (
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/filllock"
+	"github.com/singlefill/singlefill/internal/revoke"
 	"github.com/singlefill/singlefill/internal/tags"
 )
 
@@ -51,7 +52,7 @@ func (c *engine) rebuild(ctx context.Context, info *event.TagInfo, invalidate fu
 	case <-c.closing:
 		return ErrClosed
 	}
-	r := &rebuild{engine: c, info: *info, invalidate: invalidate, err: errGoexit}
+	r := &rebuild{engine: c, info: *info, invalidate: invalidate, err: revoke.ErrGoexit}
 	ended := make(chan struct{})
 	c.fills.Go(func() {
 		defer close(ended)
@@ -135,7 +136,7 @@ func (r *rebuild) all(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = r.values(ctx)
+	err = r.space.Sweep(ctx, r.rebuildValues)
 	if r.near != nil {
 		r.near.ForgetAll()
 		err = errors.Join(err, r.near.AppendAll(ctx))
@@ -150,29 +151,9 @@ func (r *rebuild) all(ctx context.Context) error {
 
 // try returns an error if a server refuses what a rebuild needs.
 func (r *rebuild) try(ctx context.Context) error {
-	layout, err := r.layout(ctx)
+	layout, err := r.space.Layout(ctx)
 	if err == nil {
-		err = cmp.Or(r.checkScan(ctx, layout), r.tags.Check(ctx))
-	}
-	return err
-}
-
-// values removes the locks, and then rebuilds what is known of the values.
-func (r *rebuild) values(ctx context.Context) error {
-	layout, err := r.layout(ctx)
-	if err != nil {
-		return err
-	}
-	pattern := literal(r.namespace) + ":{*}"
-	if err := r.sweep(ctx, layout.Masters, pass{pattern: pattern + literal(pairOf("").Lock), do: r.removeLocks}); err != nil {
-		return err
-	}
-	planted, err := r.plant(ctx)
-	if err == nil {
-		err = r.sweep(ctx, layout.Masters, pass{pattern: pattern, do: r.rebuildValues})
-	}
-	if err == nil {
-		err = r.prove(ctx, layout, planted)
+		err = cmp.Or(r.space.CheckScan(ctx, layout), r.tags.Check(ctx))
 	}
 	return err
 }
@@ -200,10 +181,10 @@ func (r *rebuild) rebuildValues(ctx context.Context, valueKeys []string) error {
 }
 
 func (r *rebuild) tryValues(ctx context.Context, valueKeys []string) error {
-	planted := slices.DeleteFunc(slices.Clone(valueKeys), func(key string) bool { return !strings.HasPrefix(key, r.plantedPrefix()) })
+	planted := slices.DeleteFunc(slices.Clone(valueKeys), func(key string) bool { return !r.space.Planted(key) })
 	values, err := r.readValues(ctx, valueKeys)
 	if err == nil && len(planted) > 0 {
-		err = r.removeValues(ctx, planted)
+		err = r.space.RemoveValues(ctx, planted)
 	}
 	if err != nil {
 		return err
@@ -277,7 +258,7 @@ func (r *rebuild) remove(ctx context.Context, v *storedValue) error {
 				return err
 			}
 		case reply.Status == filllock.Busy:
-			if err := r.removeLocks(ctx, []string{lock.Keys.Lock}); err != nil {
+			if err := r.space.RemoveLocks(ctx, []string{lock.Keys.Lock}); err != nil {
 				return err
 			}
 		default:

@@ -206,19 +206,3 @@ func (c *engine) storedNoted(ctx context.Context, noted *tags.Noted) error {
 	}
 	return c.tags.Stored(ctx, noted, false)
 }
-
-// clearKnown clears by sweep, which also tells memory: a process that finds the books complete relies on that. All
-// that is stored afterwards is noted under its tags.
-func (c *engine) clearKnown(ctx context.Context, sweep func(ctx context.Context) error) error {
-	if c.tags == nil {
-		return sweep(ctx)
-	}
-	proof, unproven := c.tags.Prove(ctx)
-	if err := sweep(ctx); err != nil {
-		return err
-	}
-	if unproven == nil {
-		_ = c.tags.Complete(ctx, proof) // if it fails, which is traced, the next DeleteTag clears again
-	}
-	return nil
-}

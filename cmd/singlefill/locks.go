@@ -59,7 +59,7 @@ func prepareLocks(x *execution, _ *flag.FlagSet) func(ctx context.Context, args 
 // loads returns the fill locks that are held in a namespace, the oldest first.
 func (x *execution) loads(ctx context.Context, namespace string) (loads []load, err error) {
 	loads = []load{}
-	err = x.scan(ctx, literal(namespace)+":{*}:lock", func(keys []string) error {
+	err = x.scan(ctx, client.Literal(namespace)+":{*}:lock", func(keys []string) error {
 		found, err := x.readLoads(ctx, namespace, keys)
 		loads = append(loads, found...)
 		return err

@@ -138,7 +138,7 @@ func (x *execution) list(ctx context.Context, namespace, match string, limit int
 			kept = kept[:limit]
 		}
 	}
-	err := x.scan(ctx, literal(namespace)+":{"+match+"}", func(keys []string) error {
+	err := x.scan(ctx, client.Literal(namespace)+":{"+match+"}", func(keys []string) error {
 		rows, err := x.rows(ctx, namespace, keys)
 		found += len(rows)
 		if kept = append(kept, rows...); limit > 0 && len(kept) >= 2*limit {

@@ -81,11 +81,6 @@ func (x *execution) clearProgress() {
 	}
 }
 
-// literal returns a pattern that matches s only.
-func literal(s string) string {
-	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(s)
-}
-
 func valueKey(namespace, key string) string { return namespace + ":{" + client.HashTag(key) + "}" }
 
 // userKey is the reverse of valueKey.

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/client"
 )
 
 // stepsPerView is how many steps of SCAN one view of top makes at most: 100,000 keys.
@@ -128,7 +130,7 @@ func (s *scanning) advance(ctx context.Context, x *execution, servers []*redis.C
 		total += n
 	}
 	for range stepsPerView {
-		keys, cursor, err := servers[s.server].Scan(ctx, s.cursor, literal(s.namespace)+":{*", scanCount).Result()
+		keys, cursor, err := servers[s.server].Scan(ctx, s.cursor, client.Literal(s.namespace)+":{*", scanCount).Result()
 		if err != nil {
 			return err
 		}

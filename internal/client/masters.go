@@ -179,6 +179,15 @@ func slotOf(tag string) int {
 	return int(crc) % 16384
 }
 
+// ScanCount is how many keys of the database one step of SCAN looks at. It takes a server less than a
+// millisecond.
+const ScanCount = 500
+
+// Literal returns a pattern of SCAN that matches s only.
+func Literal(s string) string {
+	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(s)
+}
+
 // Scan is one step of SCAN.
 func (m Master) Scan(ctx context.Context, cursor uint64, pattern string, count int64) ([]string, uint64, error) {
 	cmd := redis.NewScanCmd(ctx, nil, m.args("scan", cursor, "match", pattern, "count", count)...)

@@ -13,6 +13,9 @@ import (
 // A Pair is the two Redis keys of one cache key.
 type Pair struct{ Value, Lock string }
 
+// PairOf returns the pair of a value key.
+func PairOf(valueKey string) Pair { return Pair{Value: valueKey, Lock: valueKey + ":lock"} }
+
 // Expire marks the entries of pairs stale, without removing them, and invalidates their running
 // loads. Each pair is one step on the server; all pairs share one round trip. Without scripts the
 // pairs are done one after the other.

@@ -1,0 +1,204 @@
+package revoke
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/event"
+	"github.com/singlefill/singlefill/internal/filllock"
+)
+
+// clearing is the purpose of the commands below.
+const clearing = "clear"
+
+// Layout finds the servers that have keys of the namespace.
+func (s *Space) Layout(ctx context.Context) (client.Layout, error) {
+	return client.Do(ctx, s.Client, clearing, "", func(ctx context.Context) (client.Layout, error) {
+		return s.Client.Layout(ctx, s.Namespace)
+	})
+}
+
+// CheckScan looks for a key that no caller can use, on each master.
+func (s *Space) CheckScan(ctx context.Context, layout client.Layout) error {
+	_, err := client.Do(ctx, s.Client, clearing, "", func(ctx context.Context) (_ any, err error) {
+		for _, master := range layout.Masters {
+			_, _, scan := master.Scan(ctx, 0, client.Literal(s.plantedPrefix()), 1)
+			err = cmp.Or(err, scan)
+		}
+		if err == nil { // as Clear asks at its end
+			_, err = s.Client.Changed(ctx, s.Namespace, layout)
+		}
+		return nil, err
+	})
+	return err
+}
+
+// A pass does something with one kind of keys.
+type pass struct {
+	number  int // 0: it is not reported
+	pattern string
+	do      func(ctx context.Context, keys []string) error
+}
+
+// Sweep removes the locks, and then calls do with all values, a few at a time.
+func (s *Space) Sweep(ctx context.Context, do func(ctx context.Context, valueKeys []string) error) error {
+	return s.sweep(ctx, do, false)
+}
+
+// sweep is Sweep, and clears if do removes the values. A load that held its lock when sweep began has
+// lost it after the first pass, and its value is refused; or it has stored its value before the
+// second pass began. That pass finds it, since a SCAN returns each key that exists from its beginning
+// to its end. With a single pass, or in the other order, a load could turn its lock into a value
+// behind the cursor.
+//
+// Clear removes each value together with its lock, which may be that of a load that began
+// after the first pass. That load may know the old value, and if it kept its lock, calls after
+// Clear could get that value from it in place of an error.
+func (s *Space) sweep(ctx context.Context, do func(ctx context.Context, valueKeys []string) error, clears bool) error {
+	layout, err := s.Layout(ctx)
+	if err != nil {
+		return err
+	}
+	pattern := client.Literal(s.Namespace) + ":{*}"
+	locks := pass{number: 1, pattern: pattern + client.Literal(filllock.PairOf("").Lock), do: s.RemoveLocks}
+	values := pass{number: 2, pattern: pattern, do: do}
+	if !clears {
+		locks.number, values.number = 0, 0
+	}
+	if err := s.run(ctx, layout.Masters, locks); err != nil {
+		return err
+	}
+	keys, err := s.plant(ctx)
+	if clears && client.Refused(err) { // perhaps the server is full of values
+		if err := s.run(ctx, layout.Masters, values); err != nil {
+			return err
+		}
+		keys, err = s.plant(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	if err := s.run(ctx, layout.Masters, values); err != nil {
+		return err
+	}
+	return s.prove(ctx, layout, keys)
+}
+
+// A progress is what Trace reports. All masters count together.
+type progress struct{ scanned, keys, removed atomic.Int64 }
+
+// run runs a pass on all masters at the same time.
+func (s *Space) run(ctx context.Context, masters []client.Master, p pass) error {
+	var progress progress
+	errs := make([]error, len(masters))
+	var all sync.WaitGroup
+	for i, master := range masters {
+		errs[i] = ErrGoexit
+		all.Go(func() { errs[i] = s.runOn(ctx, master, p, &progress) })
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
+
+// ErrGoexit is the error of what has not returned.
+var ErrGoexit = errors.New("Codec, Options.Tags or Options.Trace has called runtime.Goexit")
+
+func (s *Space) runOn(ctx context.Context, master client.Master, p pass, progress *progress) error {
+	if p.number > 0 && s.Events.TellsClearing() { // without the right to ask, there is no estimate
+		keys, _ := client.Do(ctx, s.Client, clearing, "", master.Size)
+		progress.keys.Add(keys)
+	}
+	type step struct {
+		keys   []string
+		cursor uint64
+	}
+	for cursor := uint64(0); ; {
+		if err := s.open(); err != nil { // Close waits for a rebuild
+			return err
+		}
+		found, err := client.Retry(ctx, s.Client.Timeout, client.Unreachable, func(within time.Duration) (step, error) {
+			return client.DoWithin(ctx, s.Client, within, clearing, "", func(ctx context.Context) (found step, err error) {
+				found.keys, found.cursor, err = master.Scan(ctx, cursor, p.pattern, client.ScanCount)
+				return found, err
+			})
+		})
+		if err != nil {
+			return err
+		}
+		for keys := range slices.Chunk(found.keys, client.Batch) {
+			if err := p.do(ctx, keys); err != nil {
+				return err
+			}
+		}
+		s.report(ctx, p, progress, len(slices.DeleteFunc(found.keys, s.Planted)))
+		if cursor = found.cursor; cursor == 0 {
+			return nil
+		}
+	}
+}
+
+func (s *Space) report(ctx context.Context, p pass, progress *progress, removed int) {
+	if p.number == 0 || !s.Events.TellsClearing() {
+		return
+	}
+	info := event.ClearInfo{Pass: p.number, Keys: progress.keys.Load()}
+	if info.Scanned = progress.scanned.Add(client.ScanCount); info.Keys > 0 {
+		info.Scanned = min(info.Scanned, info.Keys)
+	}
+	if p.number == 2 {
+		info.Removed = progress.removed.Add(int64(removed))
+	}
+	s.Events.Clearing(ctx, info)
+}
+
+// RemoveLocks removes locks.
+func (s *Space) RemoveLocks(ctx context.Context, locks []string) error {
+	return s.removeAll(ctx, locks, 1, func(p redis.Pipeliner, lock int) *redis.IntCmd {
+		return p.Del(ctx, locks[lock])
+	})
+}
+
+// RemoveValues removes values, each together with its lock. The server frees the memory of the values
+// behind the reply.
+func (s *Space) RemoveValues(ctx context.Context, values []string) error {
+	locks := make([]string, len(values))
+	for i, value := range values {
+		locks[i] = filllock.PairOf(value).Lock
+	}
+	return s.removeAll(ctx, locks, 2, func(p redis.Pipeliner, lock int) *redis.IntCmd {
+		return p.Unlink(ctx, values[lock], locks[lock])
+	})
+}
+
+// removeAll runs a command for each lock, in one pipeline. A command that has removed as many keys as
+// it was given has removed the lock: those that wait for it are woken.
+func (s *Space) removeAll(ctx context.Context, locks []string, keys int64,
+	remove func(p redis.Pipeliner, lock int) *redis.IntCmd) error {
+	removed, err := client.Do(ctx, s.Client, clearing, locks[0], func(ctx context.Context) (removed []string, err error) {
+		cmds := make([]*redis.IntCmd, len(locks))
+		_, err = s.Client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+			for i := range locks {
+				cmds[i] = remove(p, i)
+			}
+			return nil
+		})
+		for i, cmd := range cmds {
+			if cmd.Val() == keys {
+				removed = append(removed, locks[i])
+			}
+		}
+		return removed, err
+	})
+	if len(removed) > 0 {
+		s.Fills.Go(func() { s.Client.Wake(client.Detach(ctx), removed) })
+	}
+	return err
+}
