@@ -3,9 +3,6 @@ package singlefill
 import (
 	"cmp"
 	"context"
-	"errors"
-	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -113,10 +110,8 @@ func newEngine(rdb redis.UniversalClient, namespace string, s settings, v *value
 	if v.Tags != nil {
 		c.tags, c.rebuilding = tags.New(c.client, namespace, 2*s.loadTimeout, s.lockTTL), make(chan struct{}, 1)
 	}
-	c.space = &revoke.Space{
-		Client: c.client, Namespace: namespace, LockTTL: s.lockTTL, Events: c.events,
-		Fills: c.fills, Near: c.near, Tags: c.tags, Closing: c.closing,
-	}
+	keys := &revoke.Keys{Client: c.client, Namespace: namespace, Fills: c.fills, Near: c.near, Closing: c.closing}
+	c.space = &revoke.Space{Keys: keys, LockTTL: c.opts.lockTTL, Events: c.events, Tags: c.tags}
 	c.slots.Behind, c.slots.NoLease = c.fills.Behind, c.client.AnyAway
 	if s.maxFleetLoads > 0 {
 		c.slots.Lease, err = c.fleet(rdb)
@@ -147,7 +142,7 @@ func (c *engine) lookUp(ctx context.Context, key string) (any, error) {
 	c.store.Get(ctx, &l)
 	switch {
 	case l.RedisErr != nil:
-		return nil, wrap(ctx, "get", l.RedisErr)
+		return nil, value.Wrap(ctx, "get", l.RedisErr)
 	case !l.Hit():
 		c.events.Miss(ctx, key, event.ValueInfo{})
 		return nil, ErrMiss
@@ -172,13 +167,13 @@ func (c *engine) setValue(ctx context.Context, key string, v any) error {
 	}
 	s, err := c.newSet(key, v)
 	if err != nil {
-		return wrap(ctx, "set", err)
+		return value.Wrap(ctx, "set", err)
 	}
 	if s.Data == nil {
-		return c.invalidate(ctx, "delete", []string{key}, c.delete)
+		return c.space.Delete(ctx, key)
 	}
-	defer c.invalidated(key)
-	return wrap(ctx, "set", c.set(ctx, s))
+	defer c.space.Invalidated(key)
+	return value.Wrap(ctx, "set", c.set(ctx, s))
 }
 
 func (c *engine) set(ctx context.Context, s set) (unnoted error) {
@@ -188,12 +183,12 @@ func (c *engine) set(ctx context.Context, s set) (unnoted error) {
 	}
 	superseded, err := s.Do(ctx, c.client)
 	if superseded {
-		c.wake(ctx, s.Lock)
+		c.space.Wake(ctx, s.Lock)
 	}
 	if err == nil {
 		unnoted = c.storedNoted(ctx, noted)
 	}
-	return cmp.Or(c.record(ctx, []filllock.Pair{s.Pair}, recorded{}, err), unnoted)
+	return cmp.Or(c.space.Record(ctx, []filllock.Pair{s.Pair}, err), unnoted)
 }
 
 // newSet returns what Set stores. Data is nil if v is not to be stored.
@@ -216,22 +211,6 @@ func (c *engine) newSet(key string, v any) (s set, err error) {
 	return s, err
 }
 
-// invalidated is called when the command has returned: a later caller then joins no fill that began
-// before it, and gets no value that was in memory before it.
-func (c *engine) invalidated(keys ...string) {
-	for _, key := range keys {
-		c.fills.Supersede(key)
-		if c.near != nil {
-			c.near.Forget(c.store.Key(key))
-		}
-	}
-}
-
-// wake wakes the waiters of loads that have been superseded.
-func (c *engine) wake(ctx context.Context, locks ...string) {
-	c.fills.Go(func() { c.client.Wake(client.Detach(ctx), locks) })
-}
-
 // Delete removes the keys, and supersedes their loads that are in flight, in any process: their
 // values are not stored, and no GetOrLoad that begins after Delete has returned gets them, in any
 // process. Calls already waiting may still get them, and so may calls in a process that cannot
@@ -240,40 +219,7 @@ func (c *engine) wake(ctx context.Context, locks ...string) {
 // After an error some keys may not have been deleted: call Delete again, or accept the old values
 // until they expire.
 func (c *Cache[T]) Delete(ctx context.Context, keys ...string) error {
-	return c.engine.invalidate(ctx, "delete", keys, c.engine.delete)
-}
-
-func (c *engine) delete(ctx context.Context, pairs []filllock.Pair) error {
-	type reply struct {
-		superseded []string // locks
-		refused    bool     // the records
-	}
-	records := c.near != nil && c.near.OneServer() // in the same pipeline
-	r, err := client.Do(ctx, c.client, "delete", pairs[0].Value, func(ctx context.Context) (r reply, err error) {
-		locks := make([]*redis.DurationCmd, len(pairs))
-		deletes := 0 // commands
-		cmds, err := c.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
-			for i, pair := range pairs {
-				locks[i] = p.PTTL(ctx, pair.Lock) // only to know whom to wake
-				p.Del(ctx, pair.Value, pair.Lock)
-			}
-			if deletes = p.Len(); records {
-				c.near.Add(ctx, p, valuesOf(pairs))
-			}
-			return nil
-		})
-		for i, lock := range locks {
-			if lock.Val() > 0 {
-				r.superseded = append(r.superseded, pairs[i].Lock)
-			}
-		}
-		r.refused = records && recordRefused(cmds[:deletes], err)
-		return r, err
-	})
-	if len(r.superseded) > 0 {
-		c.wake(ctx, r.superseded...)
-	}
-	return c.record(ctx, pairs, recorded{sent: records, refused: r.refused}, err)
+	return c.engine.invalidate(ctx, keys, c.engine.space.Delete)
 }
 
 // Expire makes the values under keys stale without removing them, and supersedes loads in flight
@@ -284,60 +230,20 @@ func (c *engine) delete(ctx context.Context, pairs []filllock.Pair) error {
 // After Expire has returned, no process takes the old values for fresh, whatever its clock says.
 // After an error some keys may not have been made stale.
 func (c *Cache[T]) Expire(ctx context.Context, keys ...string) error {
-	return c.engine.invalidate(ctx, "expire", keys, c.engine.expire)
+	return c.engine.invalidate(ctx, keys, c.engine.space.Expire)
 }
 
-func (c *engine) expire(ctx context.Context, pairs []filllock.Pair) error {
-	return c.record(ctx, pairs, recorded{}, filllock.Expire(ctx, c.client, pairs))
-}
-
-// invalidate invalidates keys by do, in batches, on all nodes at the same time.
-func (c *engine) invalidate(ctx context.Context, op string, keys []string,
-	do func(ctx context.Context, pairs []filllock.Pair) error) error {
-	if err := c.checkOpen(); err != nil || len(keys) == 0 {
+// invalidate checks keys, and calls do.
+func (c *engine) invalidate(ctx context.Context, keys []string, do func(ctx context.Context, keys ...string) error) error {
+	if err := c.checkOpen(); err != nil {
 		return err
 	}
-	values := make([]string, len(keys))
-	for i, key := range keys {
+	for _, key := range keys {
 		if err := checkCall(ctx, key); err != nil {
 			return err
 		}
-		values[i] = c.store.Key(key)
 	}
-	defer c.invalidated(keys...)
-	groups := client.ByNode(c.client, values, func(value string) string { return value })
-	errs := make([]error, len(groups))
-	var nodes sync.WaitGroup
-	for i, values := range groups {
-		nodes.Go(func() { errs[i] = wrap(ctx, op, onNode(ctx, values, do)) })
-	}
-	nodes.Wait()
-	if err := ctx.Err(); err != nil && slices.Contains(errs, err) {
-		return err
-	}
-	return errors.Join(errs...)
-}
-
-// onNode is invalidate for the keys of one node. A node that does not answer a batch gets no other
-// one: a dead server costs one RedisTimeout, however many keys there are. The first batch is sent
-// even while the breaker is open: the server may have come back, and an invalidation that is not
-// tried is lost.
-func onNode(ctx context.Context, values []string, do func(ctx context.Context, pairs []filllock.Pair) error) error {
-	var errs []error
-	for values := range slices.Chunk(values, client.Batch) {
-		pairs := make([]filllock.Pair, len(values))
-		for i, value := range values {
-			pairs[i] = filllock.PairOf(value)
-		}
-		err := do(ctx, pairs)
-		if errs = append(errs, err); client.Unreachable(err) {
-			break
-		}
-	}
-	if len(errs) == 1 {
-		return errs[0]
-	}
-	return errors.Join(errs...)
+	return do(ctx, keys...)
 }
 
 // Clear removes every value of the namespace, and supersedes every load that is in flight, in any
@@ -354,7 +260,7 @@ func (c *engine) clear(ctx context.Context) error {
 	if err := cmp.Or(c.checkOpen(), ctx.Err()); err != nil {
 		return err
 	}
-	return wrap(ctx, "clear", c.space.Clear(ctx))
+	return value.Wrap(ctx, "clear", c.space.Clear(ctx))
 }
 
 // Close makes later calls return [ErrClosed], and also those that wait for other processes. It
@@ -403,12 +309,4 @@ func checkCall(ctx context.Context, key string) error {
 
 func (c *engine) newLock(key string) *filllock.Lock {
 	return filllock.New(c.client, filllock.PairOf(c.store.Key(key)), c.opts.lockTTL)
-}
-
-// wrap adds the operation to an error of Redis. The error of the caller's context stays bare.
-func wrap(ctx context.Context, op string, err error) error {
-	if err == nil || err == ctx.Err() {
-		return err
-	}
-	return fmt.Errorf("singlefill: %s: %w", op, err)
 }

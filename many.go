@@ -139,7 +139,7 @@ func (c *engine) getMany(ctx context.Context, keys []string, into collector) err
 		for _, a := range part {
 			switch {
 			case a.RedisErr != nil:
-				m.put(a.Key, a.Value, wrap(ctx, "get", a.RedisErr))
+				m.put(a.Key, a.Value, value.Wrap(ctx, "get", a.RedisErr))
 			case !a.Hit():
 				c.events.Miss(ctx, a.Key, event.ValueInfo{})
 			default:
@@ -164,14 +164,14 @@ func (c *engine) setMany(ctx context.Context, keys []string, valueOf func(key st
 	if err != nil {
 		return err
 	}
-	defer c.invalidated(m.keys...)
+	defer c.space.Invalidated(m.keys...)
 	var sets []set
 	var gone []string // their values are not to be stored
 	for _, key := range m.keys {
 		s, err := c.newSet(key, valueOf(key))
 		switch {
 		case err != nil:
-			m.fail(key, wrap(ctx, "set", err))
+			m.fail(key, value.Wrap(ctx, "set", err))
 		case s.Data == nil:
 			gone = append(gone, key)
 		default:
@@ -179,7 +179,7 @@ func (c *engine) setMany(ctx context.Context, keys []string, valueOf func(key st
 		}
 	}
 	m.setAll(sets)
-	if err := c.invalidate(ctx, "delete", gone, c.delete); err != nil {
+	if err := c.space.Delete(ctx, gone...); err != nil {
 		for _, key := range gone {
 			m.fail(key, err)
 		}
@@ -567,7 +567,7 @@ func (m *many) setAll(sets []set) {
 	for i, group := range groups {
 		for j, s := range group {
 			if err := errs[i][j]; err != nil {
-				m.fail(s.key, wrap(m.ctx, "set", err))
+				m.fail(s.key, value.Wrap(m.ctx, "set", err))
 			}
 		}
 	}
@@ -595,7 +595,7 @@ func (m *many) setOnNode(sets []set) (errs []error) {
 		var each []error
 		each, failed = filllock.SetMany(m.ctx, m.client, plain)
 		lost := m.storedNoted(m.ctx, inBooks)
-		told := cmp.Or(m.record(m.ctx, pairs, recorded{}, nil), lost)
+		told := cmp.Or(m.space.Record(m.ctx, pairs, nil), lost)
 		for _, err := range each {
 			errs = append(errs, cmp.Or(err, told))
 		}

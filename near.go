@@ -1,15 +1,11 @@
 package singlefill
 
 import (
-	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/singlefill/singlefill/internal/client"
-	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/near"
 )
 
@@ -73,52 +69,4 @@ func (c *engine) newTier(n Near) *near.Tier {
 	log := c.namespace + ":log" // no value key
 	background := func(run func(<-chan struct{})) { c.fills.Go(func() { run(c.closing) }) }
 	return near.New(c.client, log, orDefault(n.Size, 10_000), orDefault(n.MaxLag, time.Second), background, c.events.NearDropped)
-}
-
-// recorded says what is known of the records of an invalidation when it has been answered.
-type recorded struct {
-	sent    bool // in the pipeline of the invalidation
-	refused bool // the server has executed the invalidation, and refused them
-}
-
-// recordRefused reports whether the server has executed all of the commands that invalidate, and
-// has refused one of those behind them. err is the error of the pipeline. Commands that the server
-// refuses for the same reason have equal errors, so err alone does not tell which of them it is of.
-func recordRefused(invalidating []redis.Cmder, err error) bool {
-	return err != nil && !client.Unreachable(err) &&
-		!slices.ContainsFunc(invalidating, func(cmd redis.Cmder) bool { return cmd.Err() != nil })
-}
-
-// record tells the memory of other processes that keys have been invalidated, by records in the log.
-// The invalidation has been answered with err. It returns err, or why they cannot be told.
-func (c *engine) record(ctx context.Context, pairs []filllock.Pair, r recorded, err error) error {
-	if c.near == nil {
-		return err
-	}
-	switch {
-	case r.refused:
-		err = c.near.Reset(ctx)
-	case r.sent:
-	case err == nil:
-		if err = c.near.Append(ctx, valuesOf(pairs)); err != nil && ctx.Err() != nil {
-			c.recordLater(ctx, pairs)
-		}
-	case client.Unreachable(err): // it may have been executed, and err says that it may not have been
-		c.recordLater(ctx, pairs)
-	}
-	c.near.WakeOthers(client.Detach(ctx))
-	return err
-}
-
-// recordLater tries to append the records of a call that fails anyway.
-func (c *engine) recordLater(ctx context.Context, pairs []filllock.Pair) {
-	c.fills.Go(func() { _ = c.near.Append(client.Detach(ctx), valuesOf(pairs)) }) // failures are traced
-}
-
-func valuesOf(pairs []filllock.Pair) []string {
-	values := make([]string, len(pairs))
-	for i, pair := range pairs {
-		values[i] = pair.Value
-	}
-	return values
 }

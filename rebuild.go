@@ -245,7 +245,7 @@ func (r *rebuild) removeUnknown(ctx context.Context, values []*storedValue) erro
 // remove removes a value as a load does that finds nothing to store: by its fill lock. A load that has the lock
 // is superseded, since it may leave the value. After an error the lock is left, and ends.
 func (r *rebuild) remove(ctx context.Context, v *storedValue) error {
-	defer r.invalidated(v.key)
+	defer r.space.Invalidated(v.key)
 	for {
 		lock := r.newLock(v.key)
 		reply, err := lock.GetOrLock(ctx, r.opts.redisTimeout, filllock.Query{Known: entry.Header(v.data), Take: true})

@@ -10,6 +10,7 @@ import (
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/foreign"
 	"github.com/singlefill/singlefill/internal/tags"
+	"github.com/singlefill/singlefill/internal/value"
 )
 
 // DeleteTag is [Cache.Delete] of each key whose value has one of the tags: see [Options.Tags]. It
@@ -32,7 +33,7 @@ import (
 func (c *Cache[T]) DeleteTag(ctx context.Context, tags ...string) error {
 	e := c.engine
 	return e.invalidateTags(ctx, tags, event.TagInfo{}, func(ctx context.Context, keys []string) error {
-		return e.invalidate(ctx, "delete", keys, e.delete)
+		return e.space.Delete(ctx, keys...)
 	})
 }
 
@@ -40,7 +41,7 @@ func (c *Cache[T]) DeleteTag(ctx context.Context, tags ...string) error {
 func (c *Cache[T]) ExpireTag(ctx context.Context, tags ...string) error {
 	e := c.engine
 	return e.invalidateTags(ctx, tags, event.TagInfo{Expire: true}, func(ctx context.Context, keys []string) error {
-		return e.invalidate(ctx, "expire", keys, e.expire)
+		return e.space.Expire(ctx, keys...)
 	})
 }
 
@@ -78,7 +79,7 @@ func (c *engine) invalidateTagged(ctx context.Context, info *event.TagInfo, inva
 			intact, err = c.invalidateNoted(ctx, marked, info, invalidate)
 		}
 		if err != nil {
-			return wrap(ctx, "tag", err)
+			return value.Wrap(ctx, "tag", err)
 		}
 	}
 	return nil

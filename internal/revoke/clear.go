@@ -1,4 +1,3 @@
-// Package revoke ends the values of a cache before their time.
 package revoke
 
 import (
@@ -8,27 +7,15 @@ import (
 
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/event"
-	"github.com/singlefill/singlefill/internal/flight"
-	"github.com/singlefill/singlefill/internal/near"
 	"github.com/singlefill/singlefill/internal/tags"
 )
 
 // A Space is all that Redis has of a namespace.
 type Space struct {
-	Client    *client.Client
-	Namespace string
-	LockTTL   time.Duration
-	Events    *event.Sink
-	Fills     Fills
-	Near      *near.Tier  // nil: off
-	Tags      *tags.Index // nil: no value has tags
-	Closing   <-chan struct{}
-}
-
-// Fills are the running fills of this process: see [flight.Fills].
-type Fills interface {
-	SupersedeAll()
-	Go(run func())
+	*Keys
+	LockTTL time.Duration
+	Events  *event.Sink
+	Tags    *tags.Index // nil: no value has tags
 }
 
 // Clear removes every value of the namespace, and supersedes every load that is in flight, in any process.
@@ -41,17 +28,7 @@ func (s *Space) Clear(ctx context.Context) error {
 	return err
 }
 
-func (s *Space) open() error {
-	select {
-	case <-s.Closing:
-		return flight.ErrClosed
-	default:
-		return nil
-	}
-}
-
-// forgetAll is called when the commands have returned: a later caller then joins no fill that began before it,
-// and gets no value that was in memory before it.
+// forgetAll is Invalidated for all keys.
 func (s *Space) forgetAll() {
 	s.Fills.SupersedeAll()
 	if s.Near != nil {

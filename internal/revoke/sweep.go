@@ -198,7 +198,7 @@ func (s *Space) removeAll(ctx context.Context, locks []string, keys int64,
 		return removed, err
 	})
 	if len(removed) > 0 {
-		s.Fills.Go(func() { s.Client.Wake(client.Detach(ctx), removed) })
+		s.Wake(ctx, removed...)
 	}
 	return err
 }

@@ -7,6 +7,7 @@ package value
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"time"
 
@@ -20,6 +21,14 @@ import (
 
 // ErrNotFound is the public error of this name.
 var ErrNotFound = errors.New("singlefill: not found")
+
+// Wrap adds the operation to an error of Redis. The error of the caller's context stays bare.
+func Wrap(ctx context.Context, op string, err error) error {
+	if err == nil || err == ctx.Err() {
+		return err
+	}
+	return fmt.Errorf("singlefill: %s: %w", op, err)
+}
 
 // A Store is what a cache has of its values. Nothing of it is set after New.
 type Store struct {

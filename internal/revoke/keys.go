@@ -1,0 +1,156 @@
+// Package revoke ends the values of a cache before their time: those of keys, or of a whole namespace.
+package revoke
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/filllock"
+	"github.com/singlefill/singlefill/internal/flight"
+	"github.com/singlefill/singlefill/internal/near"
+	"github.com/singlefill/singlefill/internal/value"
+)
+
+// Keys are those of a namespace.
+type Keys struct {
+	Client    *client.Client
+	Namespace string
+	Fills     Fills
+	Near      *near.Tier // nil: off
+	Closing   <-chan struct{}
+}
+
+// Fills are the running fills of this process: see [flight.Fills].
+type Fills interface {
+	Supersede(key string)
+	SupersedeAll()
+	Go(run func())
+}
+
+// Delete removes keys and supersedes their loads: a key together with its lock, in one step.
+func (k *Keys) Delete(ctx context.Context, keys ...string) error {
+	return k.invalidate(ctx, "delete", keys, k.delete)
+}
+
+// Expire makes the values under keys stale, and supersedes their loads.
+func (k *Keys) Expire(ctx context.Context, keys ...string) error {
+	return k.invalidate(ctx, "expire", keys, k.expire)
+}
+
+// invalidate invalidates keys by do, in batches, on all nodes at the same time.
+func (k *Keys) invalidate(ctx context.Context, op string, keys []string,
+	do func(ctx context.Context, pairs []filllock.Pair) error) error {
+	if err := k.open(); err != nil || len(keys) == 0 {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	values := make([]string, len(keys))
+	for i, key := range keys {
+		values[i] = k.of(key)
+	}
+	defer k.Invalidated(keys...)
+	groups := client.ByNode(k.Client, values, func(key string) string { return key })
+	errs := make([]error, len(groups))
+	var nodes sync.WaitGroup
+	for i, values := range groups {
+		nodes.Go(func() { errs[i] = value.Wrap(ctx, op, onNode(ctx, values, do)) })
+	}
+	nodes.Wait()
+	if err := ctx.Err(); err != nil && slices.Contains(errs, err) {
+		return err
+	}
+	return errors.Join(errs...)
+}
+
+// onNode is invalidate for the keys of one node. A node that does not answer a batch gets no other
+// one: a dead server costs one RedisTimeout, however many keys there are. The first batch is sent
+// even while the breaker is open: the server may have come back, and an invalidation that is not
+// tried is lost.
+func onNode(ctx context.Context, values []string, do func(ctx context.Context, pairs []filllock.Pair) error) error {
+	var errs []error
+	for values := range slices.Chunk(values, client.Batch) {
+		pairs := make([]filllock.Pair, len(values))
+		for i, value := range values {
+			pairs[i] = filllock.PairOf(value)
+		}
+		err := do(ctx, pairs)
+		if errs = append(errs, err); client.Unreachable(err) {
+			break
+		}
+	}
+	if len(errs) == 1 {
+		return errs[0]
+	}
+	return errors.Join(errs...)
+}
+
+func (k *Keys) open() error {
+	select {
+	case <-k.Closing:
+		return flight.ErrClosed
+	default:
+		return nil
+	}
+}
+
+func (k *Keys) of(key string) string { return value.Key(k.Namespace, key) }
+
+func (k *Keys) delete(ctx context.Context, pairs []filllock.Pair) error {
+	type reply struct {
+		superseded []string // locks
+		refused    bool     // the records
+	}
+	records := k.Near != nil && k.Near.OneServer() // in the same pipeline
+	r, err := client.Do(ctx, k.Client, "delete", pairs[0].Value, func(ctx context.Context) (r reply, err error) {
+		locks := make([]*redis.DurationCmd, len(pairs))
+		deletes := 0 // commands
+		cmds, err := k.Client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+			for i, pair := range pairs {
+				locks[i] = p.PTTL(ctx, pair.Lock) // only to know whom to wake
+				p.Del(ctx, pair.Value, pair.Lock)
+			}
+			if deletes = p.Len(); records {
+				k.Near.Add(ctx, p, valuesOf(pairs))
+			}
+			return nil
+		})
+		for i, lock := range locks {
+			if lock.Val() > 0 {
+				r.superseded = append(r.superseded, pairs[i].Lock)
+			}
+		}
+		r.refused = records && recordRefused(cmds[:deletes], err)
+		return r, err
+	})
+	if len(r.superseded) > 0 {
+		k.Wake(ctx, r.superseded...)
+	}
+	return k.record(ctx, pairs, recorded{sent: records, refused: r.refused}, err)
+}
+
+func (k *Keys) expire(ctx context.Context, pairs []filllock.Pair) error {
+	return k.Record(ctx, pairs, filllock.Expire(ctx, k.Client, pairs))
+}
+
+// Invalidated is called when the command has returned: a later caller then joins no fill that began
+// before it, and gets no value that was in memory before it.
+func (k *Keys) Invalidated(keys ...string) {
+	for _, key := range keys {
+		k.Fills.Supersede(key)
+		if k.Near != nil {
+			k.Near.Forget(k.of(key))
+		}
+	}
+}
+
+// Wake wakes the waiters of loads that have been superseded.
+func (k *Keys) Wake(ctx context.Context, locks ...string) {
+	k.Fills.Go(func() { k.Client.Wake(client.Detach(ctx), locks) })
+}
