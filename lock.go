@@ -27,23 +27,25 @@ func (x *filling) ask(ctx context.Context, take bool) (filllock.Reply, flight.St
 	stamp, sent := x.clock.Now(), time.Now()
 	var reply filllock.Reply
 	var err error
-	x.store.During([]string{x.lock.Keys.Value}, func() []*value.Lookup {
+	found := value.Lookup{Key: x.fill.Key}
+	x.store.During([]*value.Lookup{&found}, func() {
 		reply, err = client.Retry(ctx, a.within, client.Unreachable, func(within time.Duration) (filllock.Reply, error) {
 			return x.lock.GetOrLock(ctx, within, query)
 		})
 		x.wait.Answered(sent)
-		if err != nil || reply.Status != filllock.Hit {
-			return nil
+		if err == nil && reply.Status == filllock.Hit {
+			x.store.Decode(ctx, &found, []byte(reply.Text))
+			found.Kept(reply.Kept)
 		}
-		x.old = &value.Lookup{Key: x.fill.Key}
-		x.store.Decode(ctx, x.old, []byte(reply.Text))
-		x.old.Kept(reply.Kept)
-		return []*value.Lookup{x.old}
 	})
 	x.replaces = err == nil && reply.Status == filllock.Locked && reply.Known
-	if err == nil {
+	switch {
+	case err != nil:
+	case reply.Status == filllock.Hit:
+		x.old, x.oldSince = new(found), stamp
+	default:
 		x.oldSince = stamp
-		if reply.Status != filllock.Hit && !reply.Known {
+		if !reply.Known {
 			x.old.Freshness = value.Expired
 		}
 	}
@@ -92,11 +94,11 @@ func (x *filling) commit(ctx context.Context, o outcome, began flight.Stamp) {
 	var ours bool
 	err := x.client.Refusal(x.lock.Keys.Lock)
 	if err == nil {
-		x.store.During([]string{x.lock.Keys.Value}, func() (now []*value.Lookup) {
+		stored := value.Lookup{Key: x.fill.Key}
+		x.store.During([]*value.Lookup{&stored}, func() {
 			if ours, err = x.storeOrRelease(ctx, &o, data, note); err == nil && o.Stored {
-				now = []*value.Lookup{x.store.Stored(x.fill.Key, data, o.entry, o.life)}
+				x.store.Stored(&stored, data, o.entry, o.life)
 			}
-			return now
 		})
 	}
 	switch {

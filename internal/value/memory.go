@@ -125,27 +125,28 @@ func (c *Copy) Outlived(by *Lookup) bool {
 // Header returns the header of the entry, with Memory.Headers.
 func (c *Copy) Header() string { return c.header }
 
-// During runs a command that reads or writes what keys in Redis hold, and keeps in memory what it returns: for
-// each key what the key holds now, or nil. It takes the generations of the keys before the command. If a key is
-// invalidated meanwhile, its generation changes, and what the command has seen is never served. Nothing else
+// During runs a command that reads or writes what keys in Redis hold, and keeps in memory what it tells of them:
+// those of now of which Redis keeps an entry. It takes the generations of the keys before the command. If a key
+// is invalidated meanwhile, its generation changes, and what the command has seen is never served. Nothing else
 // keeps values in memory.
-func (s *Store) During(keys []string, command func() (now []*Lookup)) {
+func (s *Store) During(now []*Lookup, command func()) {
 	if s.memory == nil {
 		command()
 		return
 	}
-	generations := make([]near.Generation, len(keys))
-	for i, key := range keys {
-		generations[i] = s.memory.Tier.Generation(key)
+	generations := make([]near.Generation, 0, 1) // one needs no allocation
+	for _, l := range now {
+		generations = append(generations, s.memory.Tier.Generation(s.Key(l.Key)))
 	}
-	for i, l := range command() {
-		if l != nil && l.Freshness > Expired {
+	command()
+	for i, l := range now {
+		if l.kept > 0 && l.Freshness > Expired {
 			s.keep(l, generations[i])
 		}
 	}
 }
 
-// Kept notes how long Redis keeps the entry that one step on the server has found, as PTTL has it.
+// Kept notes how long Redis keeps the entry that one step on the server has found or stored, as PTTL has it.
 func (l *Lookup) Kept(pttl time.Duration) {
 	l.kept = endless(pttl)
 	l.served = l.kept
@@ -171,21 +172,20 @@ func endless(pttl time.Duration) time.Duration {
 	return pttl
 }
 
-// Stored returns what a key holds when an entry has been stored that is fresh for life: its value is as it is in
-// Redis, since the codec may drop a part of what was loaded. It returns nil if that is not to be kept in memory.
-func (s *Store) Stored(key string, data []byte, e entry.Entry, life time.Duration) *Lookup {
+// Stored notes that an entry has been stored under a key, which is fresh for life. Its value is as it is in Redis,
+// since the codec may drop a part of what was loaded.
+func (s *Store) Stored(l *Lookup, data []byte, e entry.Entry, life time.Duration) {
 	if s.memory == nil {
-		return nil
+		return
 	}
-	l := &Lookup{Key: key, Found: Found{Entry: e, At: time.Now(), Freshness: Fresh}, Data: data}
+	l.Found, l.Data = Found{Entry: e, At: time.Now(), Freshness: Fresh}, data
 	if !e.NotFound && (s.memory.Share || s.typ.Clone != nil) {
 		var err error
 		if l.Value, err = s.typ.Decode(e.Payload); err != nil {
-			return nil
+			return
 		}
 	}
 	l.Kept(s.policy.KeptFor(life))
-	return l
 }
 
 // keep keeps what a command has found in memory, for l.kept at most, and serves it for l.served at most, both

@@ -113,14 +113,12 @@ func (s *Store) Get(ctx context.Context, l *Lookup) {
 		s.replied(ctx, l, data, asked, err)
 		return
 	}
-	s.During([]string{valueKey}, func() []*Lookup {
+	s.During([]*Lookup{l}, func() {
 		pttl := redis.NewDurationCmd(ctx, time.Millisecond, "pttl", valueKey)
 		data, asked, err := s.client.GetBehind(ctx, pttl, time.Now(), valueKey)
-		if !s.replied(ctx, l, data, asked, err) {
-			return nil
+		if s.replied(ctx, l, data, asked, err) {
+			l.keptBehind(pttl.Val())
 		}
-		l.keptBehind(pttl.Val())
-		return []*Lookup{l}
 	})
 }
 
@@ -134,9 +132,8 @@ func (s *Store) GetMany(ctx context.Context, all []*Lookup) {
 			pttls = append(pttls, redis.NewDurationCmd(ctx, time.Millisecond, "pttl", keys[i]))
 		}
 	}
-	s.During(keys, func() []*Lookup {
+	s.During(all, func() {
 		replies, asked, err := s.client.GetMany(ctx, pttls, keys)
-		found := make([]*Lookup, len(all))
 		for i, l := range all {
 			if err != nil {
 				l.RedisErr = err
@@ -145,10 +142,8 @@ func (s *Store) GetMany(ctx context.Context, all []*Lookup) {
 			}
 			if data, err := replies[i].Bytes(); s.replied(ctx, l, data, 0, err) && s.memory != nil {
 				l.keptBehind(pttls[i].(*redis.DurationCmd).Val())
-				found[i] = l
 			}
 		}
-		return found
 	})
 }
 
