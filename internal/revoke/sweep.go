@@ -109,7 +109,7 @@ func (s *Space) run(ctx context.Context, masters []client.Master, p pass) error 
 }
 
 // ErrGoexit is the error of what has not returned.
-var ErrGoexit = errors.New("Codec, Options.Tags or Options.Trace has called runtime.Goexit")
+var ErrGoexit = errors.New("a Codec, Options.Tags or Options.Trace has called runtime.Goexit")
 
 func (s *Space) runOn(ctx context.Context, master client.Master, p pass, progress *progress) error {
 	if p.number > 0 && s.Events.TellsClearing() { // without the right to ask, there is no estimate

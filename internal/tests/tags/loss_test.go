@@ -189,7 +189,8 @@ func TestDeleteTag_MasterReplaced(t *testing.T) {
 	redistest.Await(t, "the replica has taken over, and all nodes and the client know it", func() bool {
 		id := replica.Admin().ClusterMyID(ctx).Val()
 		for _, node := range slices.Concat(cluster.Nodes, cluster.Replicas) {
-			if !slices.ContainsFunc(node.Admin().ClusterSlots(ctx).Val(), func(r redis.ClusterSlot) bool { return r.Nodes[0].ID == id }) {
+			leads := func(line string) bool { return strings.HasPrefix(line, id) && strings.Contains(line, "master -") }
+			if !slices.ContainsFunc(strings.Split(node.Admin().ClusterNodes(ctx).Val(), "\n"), leads) {
 				return false
 			}
 		}
