@@ -87,6 +87,9 @@ func (s *server) opens() <-chan struct{} {
 	return s.opening
 }
 
+// least returns how long a command is given at least: see limit.
+func (c *Client) least() time.Duration { return c.Timeout - c.Timeout/16 }
+
 // Away reports whether the breaker of key's node is open, so that the node must not be asked.
 func (c *Client) Away(key string) bool { return c.away(c.nodeOf(key)) != nil }
 

@@ -92,6 +92,7 @@ func endsWithin(ctx context.Context, d time.Duration) bool {
 type call struct {
 	op, key string
 	sent    time.Time
+	within  time.Duration // of a command that does not queue
 	gate    *gate
 	group   *group // with which it is sent, or nil
 }

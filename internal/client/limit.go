@@ -35,9 +35,6 @@ func (l *limit) next(now time.Time, d time.Duration) context.Context {
 	return s.ctx
 }
 
-// least returns how long a command is given at least.
-func (c *Client) least() time.Duration { return c.Timeout - c.Timeout/16 }
-
 // A commandContext ends with one context and has the values of another.
 type commandContext struct {
 	context.Context

@@ -194,7 +194,8 @@ func (c *Client) ping(ctx context.Context, n *node) error {
 // time asks a node for its time in µs, also without queueing at the gate. 0: it refuses to tell. The script that
 // needs the time reports that. It ends before a caller leaves that waits for it, who then knows that it failed.
 func (c *Client) time(ctx context.Context, n *node, call call) (int64, error) {
-	return doNow(ctx, c, n, c.least(), call, func(ctx context.Context) (int64, error) {
+	call.within = c.least()
+	return doNow(ctx, c, n, call, func(ctx context.Context) (int64, error) {
 		now, err := n.rdb.Time(ctx).Result()
 		if err != nil && !Unreachable(err) {
 			return 0, nil
@@ -206,12 +207,12 @@ func (c *Client) time(ctx context.Context, n *node, call call) (int64, error) {
 // DoNow is Do without queueing at the gate, for a rare command on which all callers depend. While
 // thousands of commands are queued, it waits for a connection of the pool only.
 func DoNow[R any](ctx context.Context, c *Client, op, key string, cmd func(ctx context.Context) (R, error)) (R, error) {
-	return doNow(ctx, c, c.nodeOf(key), c.Timeout, call{op: op, key: key}, cmd)
+	return doNow(ctx, c, c.nodeOf(key), call{op: op, key: key, within: c.Timeout}, cmd)
 }
 
-func doNow[R any](ctx context.Context, c *Client, n *node, within time.Duration, call call,
+func doNow[R any](ctx context.Context, c *Client, n *node, call call,
 	cmd func(ctx context.Context) (R, error)) (R, error) {
 	call.sent = time.Now()
-	bounded, cancel := c.bound(ctx, n, call.sent, within)
+	bounded, cancel := c.bound(ctx, n, call.sent, call.within)
 	return runAsync(ctx, c, n, call, bounded, func(bool) { cancel() }, cmd)
 }
