@@ -260,7 +260,7 @@ func lockAndStoreAll(ctx context.Context, rdb *redis.Client, keys []string,
 	locks, err := rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
 		for i, key := range keys {
 			tokens[i] = rand.Text()
-			getOrLock.EvalSha(ctx, p, []string{byHand(key), byHand(key) + ":lock"}, tokens[i], 5000, "", "", "1", "")
+			getOrLock.EvalSha(ctx, p, []string{byHand(key), byHand(key) + ":lock"}, tokens[i], 5000, "", "", "1", "", endless)
 		}
 		return nil
 	})

@@ -94,6 +94,9 @@ func script(name string) *redis.Script {
 
 var getOrLock, store = script("get_or_lock"), script("store")
 
+// endless is the time of the server up to which a caller waits for its lock.
+const endless = int64(1) << 62
+
 // getNothing and lockAndStore send what a GetOrLoad sends on a miss, with only the client: the same
 // three commands with the same scripts, a token and a stamp, and an entry of the same format. A
 // load that continues when its caller leaves needs its own goroutine in any implementation.
@@ -107,7 +110,7 @@ func getNothing(ctx context.Context, rdb *redis.Client, key string) error {
 func lockAndStore(ctx context.Context, rdb *redis.Client, key string, value order) error {
 	keys := []string{byHand(key), byHand(key) + ":lock"}
 	token := rand.Text()
-	fields, err := getOrLock.Run(ctx, rdb, keys, token, 5000, "", "", "1", "", int64(1)<<62).Slice()
+	fields, err := getOrLock.Run(ctx, rdb, keys, token, 5000, "", "", "1", "", endless).Slice()
 	if err != nil {
 		return err
 	}
