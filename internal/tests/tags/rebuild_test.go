@@ -136,10 +136,7 @@ func TestDeleteTag_RebuildRefused(t *testing.T) {
 //fault:tags-lost
 func TestDeleteTag_RebuildRemovesBad(t *testing.T) {
 	t.Parallel()
-	for name, open := range map[string]func(t *testing.T) redis.UniversalClient{
-		"single":  func(t *testing.T) redis.UniversalClient { return redistest.Shared(t).Client(t) },
-		"cluster": func(t *testing.T) redis.UniversalClient { return redistest.SharedCluster(t).Client(t) },
-	} {
+	for name, open := range oneOrSeveral {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			rdb, ns, ctx := open(t), redistest.Namespace(t), t.Context()
@@ -306,16 +303,19 @@ func TestDeleteTag_RebuildOutlivesCall(t *testing.T) {
 	}
 }
 
+// oneOrSeveral opens a client of one server, or of a Cluster.
+var oneOrSeveral = map[string]func(t *testing.T) redis.UniversalClient{
+	"single":  func(t *testing.T) redis.UniversalClient { return redistest.Shared(t).Client(t) },
+	"cluster": func(t *testing.T) redis.UniversalClient { return redistest.SharedCluster(t).Client(t) },
+}
+
 // A value that was noted, and not yet stored, while what is known of the tags is lost and found out again, is
 // found by the next call, or not stored.
 //
 //fault:tags-lost
 func TestDeleteTag_RebuildBeforeStore(t *testing.T) {
 	t.Parallel()
-	for name, open := range map[string]func(t *testing.T) redis.UniversalClient{
-		"single":  func(t *testing.T) redis.UniversalClient { return redistest.Shared(t).Client(t) },
-		"cluster": func(t *testing.T) redis.UniversalClient { return redistest.SharedCluster(t).Client(t) },
-	} {
+	for name, open := range oneOrSeveral {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			rdb, ns, ctx := open(t), redistest.Namespace(t), t.Context()
@@ -364,10 +364,7 @@ func TestDeleteTag_RebuildBeforeStore(t *testing.T) {
 //fault:tags-lost
 func TestDeleteTag_LossDuringRebuild(t *testing.T) {
 	t.Parallel()
-	for name, open := range map[string]func(t *testing.T) redis.UniversalClient{
-		"single":  func(t *testing.T) redis.UniversalClient { return redistest.Shared(t).Client(t) },
-		"cluster": func(t *testing.T) redis.UniversalClient { return redistest.SharedCluster(t).Client(t) },
-	} {
+	for name, open := range oneOrSeveral {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			rdb, ns, ctx := open(t), redistest.Namespace(t), t.Context()
