@@ -124,10 +124,11 @@ func (c *Client) Unanswered(key string, after time.Time) bool {
 }
 
 // doubt pings a node that has not answered commands for half of their time. If they are not answered in time
-// and the ping is not, the breaker opens, so that a caller waits once, however many caches it asks. The ping
+// and the ping is not, the breaker opens, so that a caller waits once, however many caches it asks.
+// With a queue there is no ping: its answer, on a connection that works, would keep the queue waiting for those that do not. The ping
 // counts as unanswered after a quarter of the time, until the answer comes.
 func (c *Client) doubt(n *node, since time.Time) {
-	if n.using.Load() > 0 && n.silentSince(since) >= c.least()-c.Timeout/2 && c.away(n) == nil {
+	if n.using.Load() > 0 && c.queued.Load() == 0 && n.silentSince(since) >= c.least()-c.Timeout/2 && c.away(n) == nil {
 		c.background(func(<-chan struct{}) {
 			sent := time.Since(n.begun)
 			defer time.AfterFunc(c.Timeout/4, func() { n.noteUnanswered(question{sent, 0}) }).Stop()
