@@ -47,8 +47,14 @@ type watcher struct {
 func watch(t testing.TB, rdb redis.UniversalClient, timeout time.Duration) *watcher {
 	w := &watcher{}
 	closing := make(chan struct{})
+	var begins sync.Mutex // a timer may begin work when nothing is left to wait for
 	var running sync.WaitGroup
-	w.close = sync.OnceFunc(func() { close(closing); running.Wait() })
+	w.close = sync.OnceFunc(func() {
+		begins.Lock()
+		close(closing)
+		begins.Unlock()
+		running.Wait()
+	})
 	t.Cleanup(w.close)
 	w.Client = New(rdb, timeout, func(_ context.Context, op string, err error) {
 		if err == nil {
@@ -61,7 +67,13 @@ func watch(t testing.TB, rdb redis.UniversalClient, timeout time.Duration) *watc
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.changes = append(w.changes, why != nil)
-	}, func(run func(<-chan struct{})) { running.Go(func() { run(closing) }) })
+	}, func(run func(<-chan struct{})) {
+		begins.Lock()
+		defer begins.Unlock()
+		if !over(closing) {
+			running.Go(func() { run(closing) })
+		}
+	})
 	return w
 }
 
