@@ -20,7 +20,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// BenchmarkNear measures Options.Near. Its fleet of processes is in internal/fleet.
+// BenchmarkNear measures Options.Near. docs/scale.md has a fleet of processes.
 func BenchmarkNear(b *testing.B) {
 	b.Run("near_hit,_a_string_of_100_B/serial", func(b *testing.B) { nearStrings(b, 0, nearKeys) })
 	b.Run("near_hit,_a_string_of_100_B/64_goroutines", func(b *testing.B) { nearStrings(b, 64, nearKeys) })

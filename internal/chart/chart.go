@@ -1,4 +1,4 @@
-// Package chart draws the charts of docs as SVG. It is used by scripts/scale and by scripts/bench.
+// Package chart draws the charts of docs as SVG. It is used by scripts/bench.
 package chart
 
 import (

@@ -72,7 +72,6 @@ var elsewhere = map[string]string{
 	"go get":                    "downloads a release; scripts/release -try does it with this tree",
 	"scripts/test":              "runs this test",
 	".ci/run":                   "runs this test",
-	"scripts/scale":             "a quarter of an hour; TestScale runs the smallest fleet",
 	"git reset":                 "takes back the commit of a release",
 	"git tag":                   "takes back the tags of a release",
 }
