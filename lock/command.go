@@ -9,6 +9,14 @@ import (
 	"github.com/singlefill/singlefill/internal/client"
 )
 
+// A command is a call of a script.
+type command struct {
+	op     string
+	within time.Duration // the time that it may take
+	script client.Script
+	call   []any
+}
+
 // runAcquire runs a script that acquires the lock or takes a place in its queue.
 func (o *owner) runAcquire(ctx context.Context, within time.Duration, s client.Script, keys []string,
 	args ...any) (reply, error) {
@@ -18,7 +26,7 @@ func (o *owner) runAcquire(ctx context.Context, within time.Duration, s client.S
 	}
 	call = append(call, o.token, o.opts.TTL.Milliseconds(), int64(fenceLife/time.Millisecond))
 	call = append(append(call, args...), 0) // the time is set when it is sent
-	return run(ctx, o, within, "acquire", s, call, func(cmd *redis.Cmd) (reply, error) {
+	return run(ctx, o, command{"acquire", within, s, call}, func(cmd *redis.Cmd) (reply, error) {
 		answer, err := cmd.Result()
 		if err != nil {
 			return reply{}, err
@@ -28,45 +36,48 @@ func (o *owner) runAcquire(ctx context.Context, within time.Duration, s client.S
 }
 
 func (o *owner) runRenew(ctx context.Context, s client.Script, keys ...string) (bool, error) {
-	return o.runOnLease(ctx, o.opts.RedisTimeout, "renew", s, keys, o.opts.TTL.Milliseconds())
+	call := o.onLease(s, keys, o.opts.TTL.Milliseconds())
+	return run(ctx, o, command{"renew", o.opts.RedisTimeout, s, call}, isDone)
 }
 
 func (o *owner) runRelease(ctx context.Context, within time.Duration, s client.Script, keys ...string) (bool, error) {
-	return o.runOnLease(ctx, within, "release", s, keys, o.markLife().Milliseconds(), maxMarks, o.reservationLife())
+	call := o.onLease(s, keys, o.markLife().Milliseconds(), maxMarks, o.reservationLife())
+	return run(ctx, o, command{"release", within, s, call}, isDone)
 }
 
 func (o *owner) runAbandon(ctx context.Context, s client.Script, keys ...string) error {
-	_, err := o.runOnLease(ctx, o.opts.RedisTimeout, "abandon", s, keys, o.markLife().Milliseconds(), maxMarks, o.reservationLife())
+	call := o.onLease(s, keys, o.markLife().Milliseconds(), maxMarks, o.reservationLife())
+	_, err := run(ctx, o, command{"abandon", o.opts.RedisTimeout, s, call}, isDone)
 	return err
 }
 
-// runOnLease runs a script that changes what the owner may hold.
-func (o *owner) runOnLease(ctx context.Context, within time.Duration, op string, s client.Script, keys []string,
-	args ...any) (bool, error) {
+// onLease returns the call of a script that changes what the owner may hold.
+func (o *owner) onLease(s client.Script, keys []string, args ...any) []any {
 	call := s.Call(len(keys), 1+len(args))
 	for _, key := range keys {
 		call = append(call, key)
 	}
-	call = append(append(call, o.token), args...)
-	return run(ctx, o, within, op, s, call, func(cmd *redis.Cmd) (bool, error) {
-		done, err := cmd.Int()
-		return done == 1, err
-	})
+	return append(append(call, o.token), args...)
 }
 
-// run sends a call, and sends it again while a replica answers. After a failover behind one address
+// isDone reads the answer to such a call: whether the script has changed it.
+func isDone(cmd *redis.Cmd) (bool, error) {
+	done, err := cmd.Int()
+	return done == 1, err
+}
+
+// run sends a command, and sends it again while a replica answers. After a failover behind one address
 // the replica is the old master, to which the client's pool still has connections. The client closes
 // each connection that answers so.
-func run[R any](ctx context.Context, o *owner, within time.Duration, op string, s client.Script, call []any,
-	read func(cmd *redis.Cmd) (R, error)) (R, error) {
+func run[R any](ctx context.Context, o *owner, c command, read func(cmd *redis.Cmd) (R, error)) (R, error) {
 	type reply struct {
 		value                  R
 		unknown, late, replica bool
 	}
-	end := time.Now().Add(within)
+	end := time.Now().Add(c.within)
 	for tries := -1; ; {
-		cmd := client.Command(ctx, call)
-		r, err := client.Send(ctx, o.client, nil, within, op, o.keys.lock, s.Of(once{cmd}), func() (reply, error) {
+		cmd := client.Command(ctx, c.call)
+		r, err := client.Send(ctx, o.client, nil, c.within, c.op, o.keys.lock, c.script.Of(once{cmd}), func() (reply, error) {
 			switch err := cmd.Err(); {
 			case client.Unknown(err):
 				return reply{unknown: true}, nil
@@ -80,7 +91,7 @@ func run[R any](ctx context.Context, o *owner, within time.Duration, op string, 
 		})
 		switch {
 		case r.unknown:
-			s.WithText(call)
+			c.script.WithText(c.call)
 		case r.late:
 		case r.replica:
 			if tries--; tries < 0 {
