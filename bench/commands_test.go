@@ -5,10 +5,8 @@ import (
 	"context"
 	"net"
 	"sync/atomic"
-	"testing"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/singlefill/singlefill/internal/redistest"
 )
 
 // commands counts the commands that clients of any library send: it counts the beginnings of
@@ -42,18 +40,4 @@ func (c *countedConn) Write(b []byte) (int, error) {
 	}
 	c.commands.n.Add(int64(lines))
 	return c.Conn.Write(b)
-}
-
-// The commands on the connection of a subscription are counted.
-func TestCommands_Subscription(t *testing.T) {
-	s, ctx := redistest.Shared(t), t.Context()
-	var sent commands
-	sub := open(t, s.Addr, sent.count).Subscribe(ctx, "one")
-	defer sub.Close()
-	must(sub.Receive(ctx))
-	before := sent.n.Load()
-	redistest.Must(t, sub.Subscribe(ctx, "two", "three"))
-	if n := sent.n.Load() - before; n != 1 {
-		t.Errorf("%d commands", n)
-	}
 }

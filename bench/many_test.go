@@ -32,7 +32,6 @@ func BenchmarkMany(b *testing.B) {
 	for _, load := range []time.Duration{10 * time.Millisecond, 137 * time.Millisecond} {
 		b.Run(fmt.Sprintf("stampede/%v_query", load), func(b *testing.B) { manyStampedes(b, 8, 4, load) })
 	}
-	b.Run("Clear_beside_100_readers/1,000,000_keys", func(b *testing.B) { clears(b, 1_000_000) })
 }
 
 // manyOrders are reads of 100 existing keys at once.

@@ -26,7 +26,6 @@ type member struct {
 	polls []int          // protected by mu: of each wait for another process
 	loads map[string]int // protected by mu: of each key
 	calls int            // protected by mu: of the load
-	steps []step         // protected by mu
 }
 
 // A getter returns the value of a key, and calls load if there is none.
@@ -39,7 +38,6 @@ type manyGetter func(ctx context.Context, keys []string, load singlefill.ManyLoa
 var members = map[string]func(m *member, addr string) manyGetter{
 	"singlefill":              ofOneKey((*member).singlefill),
 	"singlefill, no wake-ups": ofOneKey((*member).withoutWakeUps),
-	"singlefill, traced":      ofOneKey((*member).traced),
 	"go-redis/cache":          ofOneKey((*member).goRedisCache),
 	"singleflight":            ofOneKey((*member).singleflight),
 	"SET NX":                  ofOneKey((*member).setNX),
@@ -88,7 +86,6 @@ type reports struct {
 	Loads    map[string]int  // of each key
 	Calls    int             // of the load
 	Commands int64
-	Steps    []step
 }
 
 func (m *member) run(p *redistest.Child, get manyGetter) {
@@ -102,12 +99,10 @@ func (m *member) run(p *redistest.Child, get manyGetter) {
 
 // join takes part in a stampede.
 func (m *member) join(s stampede, get manyGetter) reports {
-	m.polls, m.loads, m.calls, m.steps = nil, make(map[string]int), 0, nil
+	m.polls, m.loads, m.calls = nil, make(map[string]int), 0
 	m.sent.n.Store(0)
 	load := func(_ context.Context, keys []string) (map[string]string, error) {
-		from := time.Now()
 		time.Sleep(s.Load)
-		m.took("load", from)
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		m.calls++
@@ -136,13 +131,11 @@ func (m *member) join(s stampede, get manyGetter) reports {
 		})
 	}
 	time.Sleep(time.Until(s.At))
-	from := time.Now()
 	close(start)
 	all.Wait()
-	m.took(fmt.Sprint(s.Goroutines, " calls"), from)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return reports{took, m.polls, m.loads, m.calls, m.sent.n.Load(), m.steps}
+	return reports{took, m.polls, m.loads, m.calls, m.sent.n.Load()}
 }
 
 // keys are those of the i-th call.

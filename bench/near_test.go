@@ -32,13 +32,6 @@ func BenchmarkNear(b *testing.B) {
 		b.Run("hit_in_Redis/serial,_"+size.name, func(b *testing.B) { nearMisses(b, 0, size.bytes) })
 	}
 	b.Run("hit_in_Redis/64_goroutines,_2KB", func(b *testing.B) { nearMisses(b, 64, 2<<10) })
-	b.Run("Delete/one_server", func(b *testing.B) { nearDeletes(b, oneServer) })
-	b.Run("Delete/a_Cluster_of_3", func(b *testing.B) { nearDeletes(b, clusterOfThree) })
-	b.Run("what_a_Delete_sends/one_server", func(b *testing.B) { nearCommands(b, oneServer) })
-	b.Run("what_a_Delete_sends/a_Cluster_of_3", func(b *testing.B) { nearCommands(b, clusterOfThree) })
-	b.Run("lag_after_a_Delete/8_processes", func(b *testing.B) { lags(b, 8) })
-	b.Run("memory_of_an_entry/100_B", func(b *testing.B) { nearMemory(b, nearKeys) })
-	b.Run("hit_ratio/Zipf,_1.01,_100,000_keys,_10,000_entries", func(b *testing.B) { nearRatios(b, 100_000, 10_000, 400_000) })
 }
 
 const (

@@ -1,13 +1,12 @@
 // Command report writes the tables of docs/speed.md, docs/figures.md and the README from the output of the
 // benchmarks:
 //
-//	report docs README.md docs/speed.md docs/figures.md results/*.txt
+//	report README.md docs/speed.md docs/figures.md results/*.txt
 //
 // In the documents it replaces the text between <!-- begin: X --> and <!-- end: X -->: by the
 // tables of BenchmarkX; if X is targets, by the targets and whether they are met; if X is summary,
 // by the most important ratios; if X is machines, by where all of it was measured. The results have more
-// than the tables: every unit of every run. It also replaces the plots in the directory that is the first
-// argument.
+// than the tables: every unit of every run.
 package main
 
 import (
@@ -22,17 +21,17 @@ import (
 )
 
 func main() {
-	if len(os.Args) < 4 {
-		fmt.Fprintln(os.Stderr, "usage: report plots document.md... results.txt...")
+	if len(os.Args) < 3 {
+		fmt.Fprintln(os.Stderr, "usage: report document.md... results.txt...")
 		os.Exit(2)
 	}
-	if err := run(os.Args[1], os.Args[2:]); err != nil {
+	if err := run(os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, "report:", err)
 		os.Exit(1)
 	}
 }
 
-func run(plots string, files []string) error {
+func run(files []string) error {
 	var documents []string
 	var all results
 	for _, name := range files {
@@ -48,14 +47,6 @@ func run(plots string, files []string) error {
 		_ = f.Close()
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
-		}
-	}
-	for name, plot := range map[string][]byte{"speed-growth.svg": growth(all), "speed-waiter.svg": waiter(all)} {
-		if plot == nil {
-			continue
-		}
-		if err := os.WriteFile(filepath.Join(plots, name), plot, 0o644); err != nil {
-			return err
 		}
 	}
 	for _, name := range documents {

@@ -34,10 +34,10 @@ func (s setting) machine() string {
 	return fmt.Sprintf("%s, %s cores, %s, %s, Redis %s", s["cpu"], s["cores"], s["kernel"], s["go"], s["redis"])
 }
 
-// run has the load average of the minute before: 0 on a machine that does nothing else.
+// run has the day, and the load average of the minute before: 0 on a machine that does nothing else.
 func (s setting) run() string {
 	load, _, _ := strings.Cut(s["load"], ",")
-	return fmt.Sprintf("`%s`, %s, load before %s:", s["command"], s["date"], load)
+	return fmt.Sprintf("%s, load before %s:", s["date"], load)
 }
 
 var processors = regexp.MustCompile(`-\d+$`)
@@ -123,22 +123,13 @@ func (all *results) median(path, unit string) (m float64, ok bool) {
 // out: a target or the README has what is to be read of it. Any other table shows its last ratio, or what it
 // has without one.
 var columns = map[string][]string{
-	"Hit/64 goroutines":                  {"×floor"},
-	"Hit/in memory":                      {},
-	"Distance/round trip":                {},
-	"Distance/hit, 64 goroutines":        {"×floor"},
-	"Near/hit in Redis":                  {},
-	"Near/what a Delete sends":           {},
-	"Near/lag after a Delete":            {"p50-ms", "max-ms"},
-	"Many/stampede":                      {"p99-ms", "round trips"},
-	"Many/Clear beside 100 readers":      {"ns/op", "p99-ms"},
-	"Stampede/1 key":                     {"p99-ms", "commands"},
-	"Stampede/100 keys":                  {"p99-ms", "commands"},
-	"Lock/acquire and release":           {"×redislock"},
-	"HandOver/2 processes":               {"p50-ms"},
-	"HandOver/50 processes":              {"p50-ms"},
-	"HandOver/drain, after a hold of 6s": {},
-	"HandOver/standing queue":            {},
+	"Hit/64 goroutines":        {"×floor"},
+	"Hit/in memory":            {},
+	"Near/hit in Redis":        {},
+	"Many/stampede":            {"p99-ms", "round trips"},
+	"Stampede/1 key":           {"p99-ms", "commands"},
+	"Stampede/100 keys":        {"p99-ms", "commands"},
+	"Lock/acquire and release": {"×redislock"},
 }
 
 // shown returns the units that the table of r shows.

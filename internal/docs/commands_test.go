@@ -39,7 +39,7 @@ var ran = map[string]string{
 // shorter are commands that take long or change the tree, by how they begin, each with one that does the same in a
 // shorter time. TestPages_Commands runs these with -all, in a clone of the tree.
 var shorter = map[string]string{
-	"go -C bench test":                     "go -C bench test -run - -bench Eviction -benchtime 1x .",
+	"go -C bench test":                     "go -C bench test -run - -bench JoinsWhileAway -benchtime 1x .",
 	"go -C compress test":                  "go -C compress test -run - -bench Zstd -benchtime 1x",
 	"go run ./examples/stampede":           "go run ./examples/stampede -processes 2 -goroutines 2 -load 10ms",
 	"go run github.com/singlefill/":        "go run ./cmd/singlefill ls users",
