@@ -9,7 +9,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/client"
-	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
@@ -46,8 +45,10 @@ type engine struct {
 	events     *event.Sink
 	near       *near.Tier  // nil: off
 	tags       *tags.Index // nil: Options.Tags is
+	keys       *revoke.Keys
+	sets       *revoke.Sets
 	space      *revoke.Space
-	rebuilding chan struct{} // has an element while a rebuild runs
+	tagged     *revoke.Tags // nil: Options.Tags is
 	audits     audits
 	closing    chan struct{}
 	closeOnce  sync.Once
@@ -108,10 +109,14 @@ func newEngine(rdb redis.UniversalClient, namespace string, s settings, v *value
 	}
 	c.store = value.New(v, namespace, c.client, memory, c.events)
 	if v.Tags != nil {
-		c.tags, c.rebuilding = tags.New(c.client, namespace, 2*s.loadTimeout, s.lockTTL), make(chan struct{}, 1)
+		c.tags = tags.New(c.client, namespace, 2*s.loadTimeout, s.lockTTL)
 	}
-	keys := &revoke.Keys{Client: c.client, Namespace: namespace, Fills: c.fills, Near: c.near, Closing: c.closing}
-	c.space = &revoke.Space{Keys: keys, LockTTL: c.opts.lockTTL, Events: c.events, Tags: c.tags}
+	c.keys = revoke.NewKeys(c.client, c.store, c.near, c.fills, c.closing)
+	c.sets = revoke.NewSets(c.keys, c.tags)
+	c.space = revoke.NewSpace(c.keys, namespace, s.lockTTL, c.tags, c.events)
+	if c.tags != nil {
+		c.tagged = revoke.NewTags(c.space)
+	}
 	c.slots.Behind, c.slots.NoLease = c.fills.Behind, c.client.AnyAway
 	if s.maxFleetLoads > 0 {
 		c.slots.Lease, err = c.fleet(rdb)
@@ -165,50 +170,7 @@ func (c *engine) setValue(ctx context.Context, key string, v any) error {
 	if err := c.check(ctx, key); err != nil {
 		return err
 	}
-	s, err := c.newSet(key, v)
-	if err != nil {
-		return value.Wrap(ctx, "set", err)
-	}
-	if s.Data == nil {
-		return c.space.Delete(ctx, key)
-	}
-	defer c.space.Invalidated(key)
-	return value.Wrap(ctx, "set", c.set(ctx, s))
-}
-
-func (c *engine) set(ctx context.Context, s set) (unnoted error) {
-	noted, err := c.noteSets(ctx, []set{s})
-	if err != nil {
-		return err
-	}
-	superseded, err := s.Do(ctx, c.client)
-	if superseded {
-		c.space.Wake(ctx, s.Lock)
-	}
-	if err == nil {
-		unnoted = c.storedNoted(ctx, noted)
-	}
-	return cmp.Or(c.space.Record(ctx, []filllock.Pair{s.Pair}, err), unnoted)
-}
-
-// newSet returns what Set stores. Data is nil if v is not to be stored.
-func (c *engine) newSet(key string, v any) (s set, err error) {
-	s.key, s.Pair = key, filllock.PairOf(c.store.Key(key))
-	life := c.store.LifeOf(key, v)
-	if life < time.Millisecond {
-		return s, nil
-	}
-	payload, err := c.values.Encode(v)
-	if err != nil {
-		return s, err
-	}
-	if s.tags, err = c.tagsOf(key, v); err != nil {
-		return s, err
-	}
-	now := time.Now()
-	s.Life = c.store.KeptFor(life)
-	s.Data, err = entry.Entry{FreshUntil: now.Add(life), WrittenAt: now, Format: c.values.Formats.Written, Payload: payload}.Encode()
-	return s, err
+	return c.sets.Set(ctx, key, v)
 }
 
 // Delete removes the keys, and supersedes their loads that are in flight, in any process: their
@@ -219,7 +181,7 @@ func (c *engine) newSet(key string, v any) (s set, err error) {
 // After an error some keys may not have been deleted: call Delete again, or accept the old values
 // until they expire.
 func (c *Cache[T]) Delete(ctx context.Context, keys ...string) error {
-	return c.engine.invalidate(ctx, keys, c.engine.space.Delete)
+	return c.engine.invalidate(ctx, keys, c.engine.keys.Delete)
 }
 
 // Expire makes the values under keys stale without removing them, and supersedes loads in flight
@@ -230,7 +192,7 @@ func (c *Cache[T]) Delete(ctx context.Context, keys ...string) error {
 // After Expire has returned, no process takes the old values for fresh, whatever its clock says.
 // After an error some keys may not have been made stale.
 func (c *Cache[T]) Expire(ctx context.Context, keys ...string) error {
-	return c.engine.invalidate(ctx, keys, c.engine.space.Expire)
+	return c.engine.invalidate(ctx, keys, c.engine.keys.Expire)
 }
 
 // invalidate checks keys, and calls do.

@@ -102,7 +102,9 @@ func newValues[T any](s settings, opts *Options[T]) (v *value.Type, err error) {
 		v.Life = func(key string, v any) time.Duration { return life(key, *v.(*T)) }
 	}
 	if tags := opts.Tags; tags != nil {
-		v.Tags = func(key string, v any) []string { return tags(key, valueOf[T](v)) }
+		v.Tags = func(key string, v any) ([]string, error) {
+			return callTags(key, func() []string { return tags(key, valueOf[T](v)) })
+		}
 	}
 	return v, nil
 }

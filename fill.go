@@ -524,3 +524,26 @@ func (x *filling) loadDone(ctx context.Context, o outcome) {
 func (c *engine) tooLong(key string) error {
 	return fmt.Errorf("singlefill: load of %.100q took longer than LoadTimeout (%v): %w", key, c.opts.loadTimeout, context.DeadlineExceeded)
 }
+
+// takeTags takes the tags of what a load has brought.
+func (x *filling) takeTags(o *outcome) (err error) {
+	if x.tags == nil || o.failed() {
+		return nil
+	}
+	if o.tags, err = x.store.TagsOf(x.fill.Key, o.value); err != nil {
+		return err
+	}
+	return x.since.Missing(o.tags)
+}
+
+// noteTags notes the tags of what a load has brought, also if it is not to be stored: a DeleteTag that comes
+// later then finds the key, and the lock that this fill still holds. It returns false if a tag has been
+// invalidated since the load began, or may have been.
+func (x *filling) noteTags(ctx context.Context, o *outcome) (noted *tags.Noted, valid bool, err error) {
+	if o.untagged || len(o.tags) == 0 {
+		return nil, !o.untagged, nil
+	}
+	note := tags.Note{Key: x.fill.Key, Tags: o.tags, Life: x.store.KeptFor(o.life)}
+	noted, err = x.tags.Note(ctx, []tags.Note{note}, x.since)
+	return noted, noted != nil, err
+}

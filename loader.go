@@ -3,6 +3,7 @@ package singlefill
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/foreign"
+	"github.com/singlefill/singlefill/internal/tags"
 	"github.com/singlefill/singlefill/internal/value"
 )
 
@@ -365,6 +367,22 @@ func isNotFound(err error) (is bool) {
 	defer func() { _ = recover() }() // of a method of err
 	_, panicked := errors.AsType[*PanicError](err)
 	return !panicked && errors.Is(err, ErrNotFound)
+}
+
+const maxTags = 32 // of a value
+
+// callTags calls Options.Tags for the value of a key.
+func callTags(key string, call func() []string) (names []string, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = errors.New("singlefill: Options.Tags panicked: " + foreign.Text(p))
+		}
+	}()
+	names, err = tags.Names(call())
+	if err == nil && len(names) > maxTags {
+		err = fmt.Errorf("singlefill: Options.Tags returned %d tags for the key %.100q: at most %d are allowed", len(names), key, maxTags)
+	}
+	return names, err
 }
 
 // A result is how a fill ended.

@@ -1,13 +1,11 @@
 package singlefill
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -15,9 +13,7 @@ import (
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/event"
-	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
-	"github.com/singlefill/singlefill/internal/tags"
 	"github.com/singlefill/singlefill/internal/value"
 	"github.com/singlefill/singlefill/internal/wait"
 )
@@ -164,27 +160,10 @@ func (c *engine) setMany(ctx context.Context, keys []string, valueOf func(key st
 	if err != nil {
 		return err
 	}
-	defer c.space.Invalidated(m.keys...)
-	var sets []set
-	var gone []string // their values are not to be stored
-	for _, key := range m.keys {
-		s, err := c.newSet(key, valueOf(key))
-		switch {
-		case err != nil:
-			m.fail(key, value.Wrap(ctx, "set", err))
-		case s.Data == nil:
-			gone = append(gone, key)
-		default:
-			sets = append(sets, s)
-		}
+	if errs := c.sets.SetMany(ctx, m.keys, valueOf); len(errs) > 0 {
+		return &ManyError{errs}
 	}
-	m.setAll(sets)
-	if err := c.space.Delete(ctx, gone...); err != nil {
-		for _, key := range gone {
-			m.fail(key, err)
-		}
-	}
-	return m.result()
+	return nil
 }
 
 // A many is a call for many keys.
@@ -553,55 +532,6 @@ func (m *many) refreshNearAll(due []*ask) {
 		}
 		background.refreshAll(old)
 	})
-}
-
-// setAll stores values, on all nodes at the same time.
-func (m *many) setAll(sets []set) {
-	groups := client.ByNode(m.client, sets, func(s set) string { return s.Value })
-	errs := make([][]error, len(groups))
-	var nodes sync.WaitGroup
-	for i, group := range groups {
-		nodes.Go(func() { errs[i] = m.setOnNode(group) })
-	}
-	nodes.Wait()
-	for i, group := range groups {
-		for j, s := range group {
-			if err := errs[i][j]; err != nil {
-				m.fail(s.key, value.Wrap(m.ctx, "set", err))
-			}
-		}
-	}
-}
-
-// setOnNode stores the values of one node, and returns the error of each. A dead node costs one
-// RedisTimeout, however many keys there are.
-func (m *many) setOnNode(sets []set) (errs []error) {
-	const noted = 4 * client.Batch // sets: noting a few more at once is cheaper
-	var failed, unnoted error
-	var inBooks *tags.Noted
-	for part := range slices.Chunk(sets, client.Batch) {
-		if at := len(errs); at%noted == 0 && !client.Unreachable(failed) {
-			inBooks, unnoted = m.noteSets(m.ctx, sets[at:min(at+noted, len(sets))])
-		}
-		if unnoted != nil || client.Unreachable(failed) {
-			failed = cmp.Or(unnoted, failed)
-			errs = append(errs, slices.Repeat([]error{failed}, len(part))...)
-			continue
-		}
-		plain, pairs := make([]filllock.Set, len(part)), make([]filllock.Pair, len(part))
-		for i, s := range part {
-			plain[i], pairs[i] = s.Set, s.Pair
-		}
-		var each []error
-		each, failed = filllock.SetMany(m.ctx, m.client, plain)
-		lost := m.storedNoted(m.ctx, inBooks)
-		told := cmp.Or(m.space.Record(m.ctx, pairs, nil), lost)
-		for _, err := range each {
-			errs = append(errs, cmp.Or(err, told))
-		}
-		failed = cmp.Or(failed, told)
-	}
-	return errs
 }
 
 // from tells what the call may do with the value that a read has found.

@@ -12,10 +12,15 @@ import (
 
 // A Space is all that Redis has of a namespace.
 type Space struct {
-	*Keys
-	LockTTL time.Duration
-	Events  *event.Sink
-	Tags    *tags.Index // nil: no value has tags
+	keys      *Keys
+	namespace string
+	lockTTL   time.Duration
+	tags      *tags.Index // nil: no value has tags
+	events    *event.Sink
+}
+
+func NewSpace(keys *Keys, namespace string, lockTTL time.Duration, index *tags.Index, events *event.Sink) *Space {
+	return &Space{keys: keys, namespace: namespace, lockTTL: lockTTL, tags: index, events: events}
 }
 
 // Clear removes every value of the namespace, and supersedes every load that is in flight, in any process.
@@ -30,24 +35,24 @@ func (s *Space) Clear(ctx context.Context) error {
 
 // forgetAll is Invalidated for all keys.
 func (s *Space) forgetAll() {
-	s.Fills.SupersedeAll()
-	if s.Near != nil {
-		s.Near.ForgetAll()
+	s.keys.fills.SupersedeAll()
+	if s.keys.near != nil {
+		s.keys.near.ForgetAll()
 	}
 }
 
 // clearKnown clears, and then completes the books of tags, if there are any: all that is stored afterwards is noted
 // under its tags. A process that finds the books complete relies on the memory of all having been told.
 func (s *Space) clearKnown(ctx context.Context) error {
-	if s.Tags == nil {
+	if s.tags == nil {
 		return s.clearAndTell(ctx)
 	}
-	proof, unproven := s.Tags.Prove(ctx)
+	proof, unproven := s.tags.Prove(ctx)
 	if err := s.clearAndTell(ctx); err != nil {
 		return err
 	}
 	if unproven == nil {
-		_ = s.Tags.Complete(ctx, proof) // if it fails, which is traced, the next DeleteTag clears again
+		_ = s.tags.Complete(ctx, proof) // if it fails, which is traced, the next DeleteTag clears again
 	}
 	return nil
 }
@@ -56,10 +61,10 @@ func (s *Space) clearKnown(ctx context.Context) error {
 // a part of the values may have been removed.
 func (s *Space) clearAndTell(ctx context.Context) error {
 	err := s.sweep(ctx, s.RemoveValues, true)
-	if s.Near != nil {
+	if s.keys.near != nil {
 		detached := client.Detach(ctx)
-		err = errors.Join(err, s.Near.AppendAll(detached))
-		s.Near.WakeOthers(detached)
+		err = errors.Join(err, s.keys.near.AppendAll(detached))
+		s.keys.near.WakeOthers(detached)
 	}
 	return err
 }

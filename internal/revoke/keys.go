@@ -18,11 +18,11 @@ import (
 
 // Keys are those of a namespace.
 type Keys struct {
-	Client    *client.Client
-	Namespace string
-	Fills     Fills
-	Near      *near.Tier // nil: off
-	Closing   <-chan struct{}
+	client  *client.Client
+	store   *value.Store
+	fills   Fills
+	near    *near.Tier // nil: off
+	closing <-chan struct{}
 }
 
 // Fills are the running fills of this process: see [flight.Fills].
@@ -30,6 +30,12 @@ type Fills interface {
 	Supersede(key string)
 	SupersedeAll()
 	Go(run func())
+}
+
+// NewKeys returns the keys of a store. tier is what memory has of its values, or nil. After closing is closed
+// nothing is invalidated.
+func NewKeys(c *client.Client, store *value.Store, tier *near.Tier, fills Fills, closing <-chan struct{}) *Keys {
+	return &Keys{client: c, store: store, fills: fills, near: tier, closing: closing}
 }
 
 // Delete removes keys and supersedes their loads: a key together with its lock, in one step.
@@ -53,10 +59,10 @@ func (k *Keys) invalidate(ctx context.Context, op string, keys []string,
 	}
 	values := make([]string, len(keys))
 	for i, key := range keys {
-		values[i] = k.of(key)
+		values[i] = k.store.Key(key)
 	}
 	defer k.Invalidated(keys...)
-	groups := client.ByNode(k.Client, values, func(key string) string { return key })
+	groups := client.ByNode(k.client, values, func(key string) string { return key })
 	errs := make([]error, len(groups))
 	var nodes sync.WaitGroup
 	for i, values := range groups {
@@ -93,31 +99,29 @@ func onNode(ctx context.Context, values []string, do func(ctx context.Context, p
 
 func (k *Keys) open() error {
 	select {
-	case <-k.Closing:
+	case <-k.closing:
 		return flight.ErrClosed
 	default:
 		return nil
 	}
 }
 
-func (k *Keys) of(key string) string { return value.Key(k.Namespace, key) }
-
 func (k *Keys) delete(ctx context.Context, pairs []filllock.Pair) error {
 	type reply struct {
 		superseded []string // locks
 		refused    bool     // the records
 	}
-	records := k.Near != nil && k.Near.OneServer() // in the same pipeline
-	r, err := client.Do(ctx, k.Client, "delete", pairs[0].Value, func(ctx context.Context) (r reply, err error) {
+	records := k.near != nil && k.near.OneServer() // in the same pipeline
+	r, err := client.Do(ctx, k.client, "delete", pairs[0].Value, func(ctx context.Context) (r reply, err error) {
 		locks := make([]*redis.DurationCmd, len(pairs))
 		deletes := 0 // commands
-		cmds, err := k.Client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+		cmds, err := k.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
 			for i, pair := range pairs {
 				locks[i] = p.PTTL(ctx, pair.Lock) // only to know whom to wake
 				p.Del(ctx, pair.Value, pair.Lock)
 			}
 			if deletes = p.Len(); records {
-				k.Near.Add(ctx, p, valuesOf(pairs))
+				k.near.Add(ctx, p, valuesOf(pairs))
 			}
 			return nil
 		})
@@ -136,21 +140,21 @@ func (k *Keys) delete(ctx context.Context, pairs []filllock.Pair) error {
 }
 
 func (k *Keys) expire(ctx context.Context, pairs []filllock.Pair) error {
-	return k.Record(ctx, pairs, filllock.Expire(ctx, k.Client, pairs))
+	return k.Record(ctx, pairs, filllock.Expire(ctx, k.client, pairs))
 }
 
 // Invalidated is called when the command has returned: a later caller then joins no fill that began
 // before it, and gets no value that was in memory before it.
 func (k *Keys) Invalidated(keys ...string) {
 	for _, key := range keys {
-		k.Fills.Supersede(key)
-		if k.Near != nil {
-			k.Near.Forget(k.of(key))
+		k.fills.Supersede(key)
+		if k.near != nil {
+			k.near.Forget(k.store.Key(key))
 		}
 	}
 }
 
 // Wake wakes the waiters of loads that have been superseded.
 func (k *Keys) Wake(ctx context.Context, locks ...string) {
-	k.Fills.Go(func() { k.Client.Wake(client.Detach(ctx), locks) })
+	k.fills.Go(func() { k.client.Wake(client.Detach(ctx), locks) })
 }

@@ -34,14 +34,14 @@ func (s *Space) plant(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, err = client.Each(ctx, s.Client, clearing, keys, func(p redis.Pipeliner, key string) *redis.StatusCmd {
+	_, err = client.Each(ctx, s.keys.client, clearing, keys, func(p redis.Pipeliner, key string) *redis.StatusCmd {
 		return p.Set(ctx, key, data, plantedLife)
 	})
 	return keys, err
 }
 
 // plantedPrefix is no prefix of a value key of a caller: see HashTag.
-func (s *Space) plantedPrefix() string { return s.Namespace + ":{%check:" }
+func (s *Space) plantedPrefix() string { return s.namespace + ":{%check:" }
 
 // Planted reports whether a key is one of those that prove that SCAN finds keys.
 func (s *Space) Planted(key string) bool { return strings.HasPrefix(key, s.plantedPrefix()) }
@@ -50,8 +50,8 @@ func (s *Space) Planted(key string) bool { return strings.HasPrefix(key, s.plant
 // had stored before: a hook of the user's client may change the names of keys and not the pattern, and some
 // types of clients send each step of SCAN to any server.
 func (s *Space) prove(ctx context.Context, layout client.Layout, keys []string) error {
-	changed, err := client.Do(ctx, s.Client, clearing, "", func(ctx context.Context) (bool, error) {
-		return s.Client.Changed(ctx, s.Namespace, layout)
+	changed, err := client.Do(ctx, s.keys.client, clearing, "", func(ctx context.Context) (bool, error) {
+		return s.keys.client.Changed(ctx, s.namespace, layout)
 	})
 	left, leftErr := s.left(ctx, keys)
 	switch err = cmp.Or(err, leftErr); {
@@ -62,7 +62,7 @@ func (s *Space) prove(ctx context.Context, layout client.Layout, keys []string) 
 			"call it again when that is over")
 	case left > 0:
 		return fmt.Errorf("SCAN has not found %d of %d keys that rdb, a %T, had stored: a hook changes the names of keys "+
-			"but not the pattern, or rdb sends the steps of SCAN to several servers", left, planted, s.Client.Redis)
+			"but not the pattern, or rdb sends the steps of SCAN to several servers", left, planted, s.keys.client.Redis)
 	}
 	return nil
 }
@@ -70,8 +70,8 @@ func (s *Space) prove(ctx context.Context, layout client.Layout, keys []string) 
 // left returns how many of the keys exist. It makes them end, by a command that no replica answers and
 // that may be repeated.
 func (s *Space) left(ctx context.Context, keys []string) (left int, err error) {
-	cmds, err := client.Each(ctx, s.Client, clearing, keys, func(p redis.Pipeliner, key string) *redis.BoolCmd {
-		return p.PExpire(ctx, key, s.LockTTL)
+	cmds, err := client.Each(ctx, s.keys.client, clearing, keys, func(p redis.Pipeliner, key string) *redis.BoolCmd {
+		return p.PExpire(ctx, key, s.lockTTL)
 	})
 	for _, cmd := range cmds {
 		if cmd.Val() {

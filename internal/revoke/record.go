@@ -33,27 +33,27 @@ func (k *Keys) Record(ctx context.Context, pairs []filllock.Pair, err error) err
 // record tells the memory of other processes that keys have been invalidated, by records in the log.
 // The invalidation has been answered with err. It returns err, or why they cannot be told.
 func (k *Keys) record(ctx context.Context, pairs []filllock.Pair, r recorded, err error) error {
-	if k.Near == nil {
+	if k.near == nil {
 		return err
 	}
 	switch {
 	case r.refused:
-		err = k.Near.Reset(ctx)
+		err = k.near.Reset(ctx)
 	case r.sent:
 	case err == nil:
-		if err = k.Near.Append(ctx, valuesOf(pairs)); err != nil && ctx.Err() != nil {
+		if err = k.near.Append(ctx, valuesOf(pairs)); err != nil && ctx.Err() != nil {
 			k.recordLater(ctx, pairs)
 		}
 	case client.Unreachable(err): // it may have been executed, and err says that it may not have been
 		k.recordLater(ctx, pairs)
 	}
-	k.Near.WakeOthers(client.Detach(ctx))
+	k.near.WakeOthers(client.Detach(ctx))
 	return err
 }
 
 // recordLater tries to append the records of a call that fails anyway.
 func (k *Keys) recordLater(ctx context.Context, pairs []filllock.Pair) {
-	k.Fills.Go(func() { _ = k.Near.Append(client.Detach(ctx), valuesOf(pairs)) }) // failures are traced
+	k.fills.Go(func() { _ = k.near.Append(client.Detach(ctx), valuesOf(pairs)) }) // failures are traced
 }
 
 func valuesOf(pairs []filllock.Pair) []string {

@@ -21,20 +21,20 @@ const clearing = "clear"
 
 // Layout finds the servers that have keys of the namespace.
 func (s *Space) Layout(ctx context.Context) (client.Layout, error) {
-	return client.Do(ctx, s.Client, clearing, "", func(ctx context.Context) (client.Layout, error) {
-		return s.Client.Layout(ctx, s.Namespace)
+	return client.Do(ctx, s.keys.client, clearing, "", func(ctx context.Context) (client.Layout, error) {
+		return s.keys.client.Layout(ctx, s.namespace)
 	})
 }
 
 // CheckScan looks for a key that no caller can use, on each master.
 func (s *Space) CheckScan(ctx context.Context, layout client.Layout) error {
-	_, err := client.Do(ctx, s.Client, clearing, "", func(ctx context.Context) (_ any, err error) {
+	_, err := client.Do(ctx, s.keys.client, clearing, "", func(ctx context.Context) (_ any, err error) {
 		for _, master := range layout.Masters {
 			_, _, scan := master.Scan(ctx, 0, client.Literal(s.plantedPrefix()), 1)
 			err = cmp.Or(err, scan)
 		}
 		if err == nil { // as Clear asks at its end
-			_, err = s.Client.Changed(ctx, s.Namespace, layout)
+			_, err = s.keys.client.Changed(ctx, s.namespace, layout)
 		}
 		return nil, err
 	})
@@ -67,7 +67,7 @@ func (s *Space) sweep(ctx context.Context, do func(ctx context.Context, valueKey
 	if err != nil {
 		return err
 	}
-	pattern := client.Literal(s.Namespace) + ":{*}"
+	pattern := client.Literal(s.namespace) + ":{*}"
 	locks := pass{number: 1, pattern: pattern + client.Literal(filllock.PairOf("").Lock), do: s.RemoveLocks}
 	values := pass{number: 2, pattern: pattern, do: do}
 	if !clears {
@@ -112,8 +112,8 @@ func (s *Space) run(ctx context.Context, masters []client.Master, p pass) error 
 var ErrGoexit = errors.New("a Codec, Options.Tags or Options.Trace has called runtime.Goexit")
 
 func (s *Space) runOn(ctx context.Context, master client.Master, p pass, progress *progress) error {
-	if p.number > 0 && s.Events.TellsClearing() { // without the right to ask, there is no estimate
-		keys, _ := client.Do(ctx, s.Client, clearing, "", master.Size)
+	if p.number > 0 && s.events.TellsClearing() { // without the right to ask, there is no estimate
+		keys, _ := client.Do(ctx, s.keys.client, clearing, "", master.Size)
 		progress.keys.Add(keys)
 	}
 	type step struct {
@@ -121,11 +121,11 @@ func (s *Space) runOn(ctx context.Context, master client.Master, p pass, progres
 		cursor uint64
 	}
 	for cursor := uint64(0); ; {
-		if err := s.open(); err != nil { // Close waits for a rebuild
+		if err := s.keys.open(); err != nil { // Close waits for a rebuild
 			return err
 		}
-		found, err := client.Retry(ctx, s.Client.Timeout, client.Unreachable, func(within time.Duration) (step, error) {
-			return client.DoWithin(ctx, s.Client, within, clearing, "", func(ctx context.Context) (found step, err error) {
+		found, err := client.Retry(ctx, s.keys.client.Timeout, client.Unreachable, func(within time.Duration) (step, error) {
+			return client.DoWithin(ctx, s.keys.client, within, clearing, "", func(ctx context.Context) (found step, err error) {
 				found.keys, found.cursor, err = master.Scan(ctx, cursor, p.pattern, client.ScanCount)
 				return found, err
 			})
@@ -146,7 +146,7 @@ func (s *Space) runOn(ctx context.Context, master client.Master, p pass, progres
 }
 
 func (s *Space) report(ctx context.Context, p pass, progress *progress, removed int) {
-	if p.number == 0 || !s.Events.TellsClearing() {
+	if p.number == 0 || !s.events.TellsClearing() {
 		return
 	}
 	info := event.ClearInfo{Pass: p.number, Keys: progress.keys.Load()}
@@ -156,7 +156,7 @@ func (s *Space) report(ctx context.Context, p pass, progress *progress, removed 
 	if p.number == 2 {
 		info.Removed = progress.removed.Add(int64(removed))
 	}
-	s.Events.Clearing(ctx, info)
+	s.events.Clearing(ctx, info)
 }
 
 // RemoveLocks removes locks.
@@ -182,9 +182,9 @@ func (s *Space) RemoveValues(ctx context.Context, values []string) error {
 // it was given has removed the lock: those that wait for it are woken.
 func (s *Space) removeAll(ctx context.Context, locks []string, keys int64,
 	remove func(p redis.Pipeliner, lock int) *redis.IntCmd) error {
-	removed, err := client.Do(ctx, s.Client, clearing, locks[0], func(ctx context.Context) (removed []string, err error) {
+	removed, err := client.Do(ctx, s.keys.client, clearing, locks[0], func(ctx context.Context) (removed []string, err error) {
 		cmds := make([]*redis.IntCmd, len(locks))
-		_, err = s.Client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
+		_, err = s.keys.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
 			for i := range locks {
 				cmds[i] = remove(p, i)
 			}
@@ -198,7 +198,7 @@ func (s *Space) removeAll(ctx context.Context, locks []string, keys int64,
 		return removed, err
 	})
 	if len(removed) > 0 {
-		s.Wake(ctx, removed...)
+		s.keys.Wake(ctx, removed...)
 	}
 	return err
 }

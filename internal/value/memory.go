@@ -98,11 +98,11 @@ func (s *Store) ValueOf(c *Copy) (v any, err error) {
 	case c.form == notFound:
 		return nil, ErrNotFound
 	case c.form == encoded:
-		return s.typ.Decode(c.payload)
+		return s.Type.Decode(c.payload)
 	case s.memory.Share:
 		return c.value, nil
 	}
-	return s.typ.Clone(c.value), nil
+	return s.Type.Clone(c.value), nil
 }
 
 // RefreshRest is how long after a refresh this process does not refresh the same entry again: a
@@ -179,9 +179,9 @@ func (s *Store) Stored(l *Lookup, data []byte, e entry.Entry, life time.Duration
 		return
 	}
 	l.Found, l.Data = Found{Entry: e, At: time.Now(), Freshness: Fresh}, data
-	if !e.NotFound && (s.memory.Share || s.typ.Clone != nil) {
+	if !e.NotFound && (s.memory.Share || s.Type.Clone != nil) {
 		var err error
-		if l.Value, err = s.typ.Decode(e.Payload); err != nil {
+		if l.Value, err = s.Type.Decode(e.Payload); err != nil {
 			return
 		}
 	}
@@ -225,9 +225,9 @@ func (s *Store) inForm(l *Lookup) *Copy {
 	switch {
 	case l.Entry.NotFound:
 	case s.memory.Share:
-		c = s.typ.Boxed(value)
-	case s.typ.Clone != nil:
-		c = s.typ.Boxed(s.typ.Clone(value))
+		c = s.Type.Boxed(value)
+	case s.Type.Clone != nil:
+		c = s.Type.Boxed(s.Type.Clone(value))
 	default:
 		c.form, c.payload = encoded, l.Entry.Payload
 	}
@@ -258,7 +258,7 @@ func (s *Store) Recall(l *Lookup) {
 		FreshUntil: time.UnixMilli(c.freshUntil), WrittenAt: time.UnixMilli(c.writtenAt),
 	}
 	if err == nil {
-		if old.Entry.Payload, err = s.typ.Encode(v); err != nil { // the other callers decode it
+		if old.Entry.Payload, err = s.Type.Encode(v); err != nil { // the other callers decode it
 			return
 		}
 	}

@@ -32,8 +32,8 @@ func Wrap(ctx context.Context, op string, err error) error {
 
 // A Store is what a cache has of its values. Nothing of it is set after New.
 type Store struct {
-	typ       *Type
-	policy    *Policy // of typ
+	Type      *Type
+	policy    *Policy // of Type
 	namespace string
 	client    *client.Client
 	memory    *Memory // nil: off
@@ -173,7 +173,7 @@ func (s *Store) Decode(ctx context.Context, l *Lookup, data []byte) {
 			if l.Entry.NotFound {
 				l.Err = ErrNotFound
 			} else {
-				l.Value, err = s.typ.DecodeEntry(&l.Entry)
+				l.Value, err = s.Type.DecodeEntry(&l.Entry)
 			}
 			if err == nil {
 				l.Freshness = use
@@ -225,10 +225,18 @@ func (s *Store) Info(f *Found, failure error) (info event.ValueInfo, err error) 
 
 // LifeOf returns how long value is fresh. With less than 1 ms it is not stored.
 func (s *Store) LifeOf(key string, value any) time.Duration {
-	if s.typ.Life == nil {
+	if s.Type.Life == nil {
 		return s.policy.shorten(s.policy.TTL)
 	}
-	return s.policy.shorten(s.typ.Life(key, value))
+	return s.policy.shorten(s.Type.Life(key, value))
+}
+
+// TagsOf returns the tags of a value, or nil without Options.Tags. A nil value stands for ErrNotFound.
+func (s *Store) TagsOf(key string, value any) ([]string, error) {
+	if s.Type.Tags == nil {
+		return nil, nil
+	}
+	return s.Type.Tags(key, value)
 }
 
 // LifeOfNotFound returns how long ErrNotFound is fresh.

@@ -28,8 +28,8 @@ type Type struct {
 	// Life is TTLFunc, or nil: it takes the place of Policy.TTL.
 	Life func(key string, value any) time.Duration
 
-	// Tags is Options.Tags, or nil.
-	Tags func(key string, value any) []string
+	// Tags is Options.Tags, or nil. It returns a panic as an error.
+	Tags func(key string, value any) ([]string, error)
 }
 
 // DecodeEntry decodes the payload of an entry, unless another codec has written it.

@@ -1,4 +1,4 @@
-package singlefill
+package revoke
 
 import (
 	"cmp"
@@ -16,7 +16,7 @@ import (
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/filllock"
-	"github.com/singlefill/singlefill/internal/revoke"
+	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/tags"
 )
 
@@ -32,11 +32,11 @@ import (
 //
 // Any other order leaves old values: see model_test.go of package tags.
 type rebuild struct {
-	*engine
-	info       event.TagInfo
-	invalidate func(ctx context.Context, keys []string) error
+	*Tags
+	info event.TagInfo
+	do   func(ctx context.Context, keys ...string) error // invalidates
 
-	keys    atomic.Int64 // that were invalidated
+	invalid atomic.Int64 // keys that were invalidated
 	known   atomic.Int64 // values of which the tags are known
 	unknown atomic.Int64
 	err     error
@@ -44,19 +44,19 @@ type rebuild struct {
 
 // rebuild runs a rebuild, and waits until it ends, or ctx. A rebuild that has begun goes on without its caller:
 // with callers in a hurry, none would ever end. If another process has run one, info stays as it is.
-func (c *engine) rebuild(ctx context.Context, info *event.TagInfo, invalidate func(ctx context.Context, keys []string) error) error {
+func (t *Tags) rebuild(ctx context.Context, info *event.TagInfo, do func(ctx context.Context, keys ...string) error) error {
 	select {
-	case c.rebuilding <- struct{}{}:
+	case t.rebuilding <- struct{}{}:
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-c.closing:
-		return ErrClosed
+	case <-t.keys.closing:
+		return flight.ErrClosed
 	}
-	r := &rebuild{engine: c, info: *info, invalidate: invalidate, err: revoke.ErrGoexit}
+	r := &rebuild{Tags: t, info: *info, do: do, err: ErrGoexit}
 	ended := make(chan struct{})
-	c.fills.Go(func() {
+	t.keys.fills.Go(func() {
 		defer close(ended)
-		defer func() { <-c.rebuilding }()
+		defer func() { <-t.rebuilding }()
 		r.err = r.run(client.Detach(ctx))
 	})
 	select {
@@ -65,8 +65,8 @@ func (c *engine) rebuild(ctx context.Context, info *event.TagInfo, invalidate fu
 		return r.err
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-c.closing:
-		return ErrClosed
+	case <-t.keys.closing:
+		return flight.ErrClosed
 	}
 }
 
@@ -85,11 +85,11 @@ func (r *rebuild) run(ctx context.Context) error {
 	defer func() {
 		stop()
 		<-kept
-		_, _ = lock.Release(ctx, r.opts.redisTimeout, filllock.ReleaseNote{}) // if it fails, the lock ends
+		_, _ = lock.Release(ctx, r.keys.client.Timeout, filllock.ReleaseNote{}) // if it fails, the lock ends
 	}()
 	r.info.Rebuilt = true
 	err = r.all(ctx)
-	r.info.Keys += int(r.keys.Load())
+	r.info.Keys += int(r.invalid.Load())
 	r.info.Cleared = err == nil && r.known.Load() == 0 && r.unknown.Load() > 0
 	return err
 }
@@ -99,19 +99,19 @@ const rebuildPause = 50 * time.Millisecond
 
 // lock waits until no other process rebuilds. It returns nil if the books are complete by then.
 func (r *rebuild) lock(ctx context.Context) (*filllock.Lock, error) {
-	name := r.namespace + ":tags:{" + client.HashTag(r.namespace) + "}:rebuild"
-	lock := filllock.New(r.client, filllock.Pair{Value: name, Lock: name + ":lock"}, r.opts.lockTTL)
+	name := r.space.namespace + ":tags:{" + client.HashTag(r.space.namespace) + "}:rebuild"
+	lock := filllock.New(r.keys.client, filllock.Pair{Value: name, Lock: name + ":lock"}, r.space.lockTTL)
 	for {
-		reply, err := client.Retry(ctx, r.opts.redisTimeout, client.Unreachable, func(within time.Duration) (filllock.Reply, error) {
+		reply, err := client.Retry(ctx, r.keys.client.Timeout, client.Unreachable, func(within time.Duration) (filllock.Reply, error) {
 			return lock.GetOrLock(ctx, within, filllock.Query{Take: true})
 		})
 		if err != nil {
 			return nil, err
 		}
-		marked, err := r.tags.Mark(ctx, r.info.Tags)
+		marked, err := r.space.tags.Mark(ctx, r.info.Tags)
 		switch {
 		case reply.Status == filllock.Locked && (err != nil || marked.Complete):
-			_, released := lock.Release(ctx, r.opts.redisTimeout, filllock.ReleaseNote{})
+			_, released := lock.Release(ctx, r.keys.client.Timeout, filllock.ReleaseNote{})
 			return nil, errors.Join(err, released)
 		case reply.Status == filllock.Locked:
 			return lock, nil
@@ -120,8 +120,8 @@ func (r *rebuild) lock(ctx context.Context) (*filllock.Lock, error) {
 		}
 		select {
 		case <-time.After(rebuildPause):
-		case <-r.closing:
-			return nil, ErrClosed
+		case <-r.keys.closing:
+			return nil, flight.ErrClosed
 		}
 	}
 }
@@ -132,20 +132,20 @@ func (r *rebuild) all(ctx context.Context) error {
 	if err := r.try(ctx); err != nil {
 		return err
 	}
-	proof, err := r.tags.Prove(ctx)
+	proof, err := r.space.tags.Prove(ctx)
 	if err != nil {
 		return err
 	}
 	err = r.space.Sweep(ctx, r.rebuildValues)
-	if r.near != nil {
-		r.near.ForgetAll()
-		err = errors.Join(err, r.near.AppendAll(ctx))
-		r.near.WakeOthers(ctx)
+	if r.keys.near != nil {
+		r.keys.near.ForgetAll()
+		err = errors.Join(err, r.keys.near.AppendAll(ctx))
+		r.keys.near.WakeOthers(ctx)
 	}
 	if err != nil {
 		return err
 	}
-	_ = r.tags.Complete(ctx, proof) // if it fails, which is traced, the next call rebuilds again
+	_ = r.space.tags.Complete(ctx, proof) // if it fails, which is traced, the next call rebuilds again
 	return nil
 }
 
@@ -153,7 +153,7 @@ func (r *rebuild) all(ctx context.Context) error {
 func (r *rebuild) try(ctx context.Context) error {
 	layout, err := r.space.Layout(ctx)
 	if err == nil {
-		err = cmp.Or(r.space.CheckScan(ctx, layout), r.tags.Check(ctx))
+		err = cmp.Or(r.space.CheckScan(ctx, layout), r.space.tags.Check(ctx))
 	}
 	return err
 }
@@ -173,8 +173,8 @@ type storedValue struct {
 // rebuildValues rebuilds what is known of a few values. One command that is not answered in time does not make
 // all that was done in vain.
 func (r *rebuild) rebuildValues(ctx context.Context, valueKeys []string) error {
-	again := func(err error) bool { return client.Unreachable(err) && r.checkOpen() == nil }
-	_, err := client.Retry(ctx, r.opts.lockTTL, again, func(time.Duration) (any, error) {
+	again := func(err error) bool { return client.Unreachable(err) && r.keys.open() == nil }
+	_, err := client.Retry(ctx, r.space.lockTTL, again, func(time.Duration) (any, error) {
 		return nil, r.tryValues(ctx, valueKeys)
 	})
 	return err
@@ -213,8 +213,8 @@ func (r *rebuild) tryValues(ctx context.Context, valueKeys []string) error {
 			notes = append(notes, tags.Note{Key: v.key, Tags: names, Life: v.life})
 		}
 	}
-	if _, err = r.tags.Note(ctx, notes, nil); err == nil && len(tagged) > 0 {
-		err = r.invalidate(ctx, tagged)
+	if _, err = r.space.tags.Note(ctx, notes, nil); err == nil && len(tagged) > 0 {
+		err = r.do(ctx, tagged...)
 	}
 	if err == nil {
 		err = r.removeUnknown(ctx, unknown)
@@ -223,11 +223,11 @@ func (r *rebuild) tryValues(ctx context.Context, valueKeys []string) error {
 		return err
 	}
 	for _, v := range unknown {
-		r.events.BadValue(ctx, v.key, v.err)
+		r.space.events.BadValue(ctx, v.key, v.err)
 	}
 	r.known.Add(int64(len(values) - len(unknown)))
 	r.unknown.Add(int64(len(unknown)))
-	r.keys.Add(int64(len(tagged)))
+	r.invalid.Add(int64(len(tagged)))
 	return nil
 }
 
@@ -245,15 +245,15 @@ func (r *rebuild) removeUnknown(ctx context.Context, values []*storedValue) erro
 // remove removes a value as a load does that finds nothing to store: by its fill lock. A load that has the lock
 // is superseded, since it may leave the value. After an error the lock is left, and ends.
 func (r *rebuild) remove(ctx context.Context, v *storedValue) error {
-	defer r.space.Invalidated(v.key)
+	defer r.keys.Invalidated(v.key)
 	for {
-		lock := r.newLock(v.key)
-		reply, err := lock.GetOrLock(ctx, r.opts.redisTimeout, filllock.Query{Known: entry.Header(v.data), Take: true})
+		lock := filllock.New(r.keys.client, filllock.PairOf(v.valueKey), r.space.lockTTL)
+		reply, err := lock.GetOrLock(ctx, r.keys.client.Timeout, filllock.Query{Known: entry.Header(v.data), Take: true})
 		switch {
 		case err != nil:
 			return err
 		case reply.Status == filllock.Locked:
-			released, err := lock.Release(ctx, r.opts.redisTimeout, filllock.ReleaseNote{Drop: true})
+			released, err := lock.Release(ctx, r.keys.client.Timeout, filllock.ReleaseNote{Drop: true})
 			if released || err != nil {
 				return err
 			}
@@ -268,16 +268,16 @@ func (r *rebuild) remove(ctx context.Context, v *storedValue) error {
 }
 
 // tagsOfStored returns the tags of an entry.
-func (c *engine) tagsOfStored(key string, data []byte) ([]string, error) {
+func (t *Tags) tagsOfStored(key string, data []byte) ([]string, error) {
 	e, err := entry.Parse(data)
 	var value any
 	if err == nil && !e.NotFound {
-		value, err = c.values.DecodeEntry(&e)
+		value, err = t.keys.store.Type.DecodeEntry(&e)
 	}
 	if err != nil {
 		return nil, err
 	}
-	return c.tagsOf(key, value)
+	return t.keys.store.TagsOf(key, value)
 }
 
 const (
@@ -346,9 +346,9 @@ func (r *rebuild) readLarge(ctx context.Context, values []*storedValue) error {
 // readFrom sends commands for values in one pipeline, and takes their replies. A value that is no string has an
 // error of its own.
 func (r *rebuild) readFrom(ctx context.Context, values []*storedValue, send func(p redis.Pipeliner, i int), take func(i int) error) error {
-	_, err := client.Retry(ctx, r.opts.redisTimeout, client.Unreachable, func(within time.Duration) (any, error) {
-		return client.DoWithin(ctx, r.client, within, tagging, values[0].valueKey, func(ctx context.Context) (_ any, failed error) {
-			_, _ = r.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each reply has its error
+	_, err := client.Retry(ctx, r.keys.client.Timeout, client.Unreachable, func(within time.Duration) (any, error) {
+		return client.DoWithin(ctx, r.keys.client, within, tagging, values[0].valueKey, func(ctx context.Context) (_ any, failed error) {
+			_, _ = r.keys.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each reply has its error
 				for i := range values {
 					send(p, i)
 				}
@@ -367,10 +367,10 @@ func (r *rebuild) readFrom(ctx context.Context, values []*storedValue, send func
 }
 
 // keyOf returns the key of a caller to which a value key belongs.
-func (c *engine) keyOf(valueKey string) (key string, ok bool) {
-	tag := strings.TrimSuffix(strings.TrimPrefix(valueKey, c.namespace+":{"), "}")
+func (t *Tags) keyOf(valueKey string) (key string, ok bool) {
+	tag := strings.TrimSuffix(strings.TrimPrefix(valueKey, t.space.namespace+":{"), "}")
 	if key = client.Untag(tag); key == "" {
 		return "", false
 	}
-	return key, c.store.Key(key) == valueKey
+	return key, t.keys.store.Key(key) == valueKey
 }

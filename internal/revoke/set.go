@@ -1,0 +1,179 @@
+package revoke
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/filllock"
+	"github.com/singlefill/singlefill/internal/tags"
+	"github.com/singlefill/singlefill/internal/value"
+)
+
+// Sets stores values that supersede loads.
+type Sets struct {
+	keys *Keys
+	tags *tags.Index // nil: no value has tags
+}
+
+func NewSets(keys *Keys, index *tags.Index) *Sets { return &Sets{keys, index} }
+
+// A set is what Set stores.
+type set struct {
+	filllock.Set
+	key  string
+	tags []string
+}
+
+// Set stores a value. It deletes the key if the value is not to be stored.
+func (x *Sets) Set(ctx context.Context, key string, v any) error {
+	s, err := x.newSet(key, v)
+	if err != nil {
+		return value.Wrap(ctx, "set", err)
+	}
+	if s.Data == nil {
+		return x.keys.Delete(ctx, key)
+	}
+	defer x.keys.Invalidated(key)
+	return value.Wrap(ctx, "set", x.set(ctx, s))
+}
+
+func (x *Sets) set(ctx context.Context, s set) (unnoted error) {
+	noted, err := x.note(ctx, []set{s})
+	if err != nil {
+		return err
+	}
+	superseded, err := s.Do(ctx, x.keys.client)
+	if superseded {
+		x.keys.Wake(ctx, s.Lock)
+	}
+	if err == nil {
+		unnoted = x.stored(ctx, noted)
+	}
+	return cmp.Or(x.keys.Record(ctx, []filllock.Pair{s.Pair}, err), unnoted)
+}
+
+// newSet returns what Set stores. Data is nil if v is not to be stored.
+func (x *Sets) newSet(key string, v any) (s set, err error) {
+	store := x.keys.store
+	s.key, s.Pair = key, filllock.PairOf(store.Key(key))
+	life := store.LifeOf(key, v)
+	if life < time.Millisecond {
+		return s, nil
+	}
+	payload, err := store.Type.Encode(v)
+	if err != nil {
+		return s, err
+	}
+	if s.tags, err = store.TagsOf(key, v); err != nil {
+		return s, err
+	}
+	now := time.Now()
+	s.Life = store.KeptFor(life)
+	s.Data, err = entry.Entry{
+		FreshUntil: now.Add(life), WrittenAt: now, Format: store.Type.Formats.Written, Payload: payload,
+	}.Encode()
+	return s, err
+}
+
+// SetMany stores values, in few round trips, and returns the errors of keys that may not have been stored.
+func (x *Sets) SetMany(ctx context.Context, keys []string, valueOf func(key string) any) map[string]error {
+	defer x.keys.Invalidated(keys...)
+	errs := make(map[string]error)
+	var sets []set
+	var gone []string // their values are not to be stored
+	for _, key := range keys {
+		s, err := x.newSet(key, valueOf(key))
+		switch {
+		case err != nil:
+			errs[key] = value.Wrap(ctx, "set", err)
+		case s.Data == nil:
+			gone = append(gone, key)
+		default:
+			sets = append(sets, s)
+		}
+	}
+	x.setAll(ctx, sets, errs)
+	if err := x.keys.Delete(ctx, gone...); err != nil {
+		for _, key := range gone {
+			errs[key] = err
+		}
+	}
+	return errs
+}
+
+// setAll stores values, on all nodes at the same time.
+func (x *Sets) setAll(ctx context.Context, sets []set, into map[string]error) {
+	groups := client.ByNode(x.keys.client, sets, func(s set) string { return s.Value })
+	errs := make([][]error, len(groups))
+	var nodes sync.WaitGroup
+	for i, group := range groups {
+		nodes.Go(func() { errs[i] = x.setOnNode(ctx, group) })
+	}
+	nodes.Wait()
+	for i, group := range groups {
+		for j, s := range group {
+			if err := errs[i][j]; err != nil {
+				into[s.key] = value.Wrap(ctx, "set", err)
+			}
+		}
+	}
+}
+
+// setOnNode stores the values of one node, and returns the error of each. A dead node costs one
+// RedisTimeout, however many keys there are.
+func (x *Sets) setOnNode(ctx context.Context, sets []set) (errs []error) {
+	const noted = 4 * client.Batch // sets: noting a few more at once is cheaper
+	var failed, unnoted error
+	var inBooks *tags.Noted
+	for part := range slices.Chunk(sets, client.Batch) {
+		if at := len(errs); at%noted == 0 && !client.Unreachable(failed) {
+			inBooks, unnoted = x.note(ctx, sets[at:min(at+noted, len(sets))])
+		}
+		if unnoted != nil || client.Unreachable(failed) {
+			failed = cmp.Or(unnoted, failed)
+			errs = append(errs, slices.Repeat([]error{failed}, len(part))...)
+			continue
+		}
+		plain, pairs := make([]filllock.Set, len(part)), make([]filllock.Pair, len(part))
+		for i, s := range part {
+			plain[i], pairs[i] = s.Set, s.Pair
+		}
+		var each []error
+		each, failed = filllock.SetMany(ctx, x.keys.client, plain)
+		lost := x.stored(ctx, inBooks)
+		told := cmp.Or(x.keys.Record(ctx, pairs, nil), lost)
+		for _, err := range each {
+			errs = append(errs, cmp.Or(err, told))
+		}
+		failed = cmp.Or(failed, told)
+	}
+	return errs
+}
+
+// note notes the tags of values that are about to be stored. They need no proof: a Set at the same time
+// as a DeleteTag may come before or after it.
+func (x *Sets) note(ctx context.Context, sets []set) (*tags.Noted, error) {
+	var notes []tags.Note
+	for _, s := range sets {
+		if len(s.tags) > 0 {
+			notes = append(notes, tags.Note{Key: s.key, Tags: s.tags, Life: s.Life})
+		}
+	}
+	if len(notes) == 0 {
+		return nil, nil
+	}
+	return x.tags.Note(ctx, notes, nil)
+}
+
+// stored is called when values have been stored, or some of them.
+func (x *Sets) stored(ctx context.Context, noted *tags.Noted) error {
+	if noted == nil {
+		return nil
+	}
+	return x.tags.Stored(ctx, noted, false)
+}

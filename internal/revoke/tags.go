@@ -1,0 +1,87 @@
+package revoke
+
+import (
+	"context"
+
+	"github.com/singlefill/singlefill/internal/event"
+	"github.com/singlefill/singlefill/internal/tags"
+	"github.com/singlefill/singlefill/internal/value"
+)
+
+// Tags are those of the values of a namespace.
+type Tags struct {
+	keys       *Keys
+	space      *Space
+	rebuilding chan struct{} // has an element while a rebuild runs
+}
+
+// NewTags returns the tags of a space that has an index of them.
+func NewTags(space *Space) *Tags {
+	return &Tags{keys: space.keys, space: space, rebuilding: make(chan struct{}, 1)}
+}
+
+// Delete deletes the keys whose values have one of the tags.
+func (t *Tags) Delete(ctx context.Context, names []string) error {
+	return t.invalidate(ctx, event.TagInfo{Tags: names}, t.keys.Delete)
+}
+
+// Expire expires the keys whose values have one of the tags.
+func (t *Tags) Expire(ctx context.Context, names []string) error {
+	return t.invalidate(ctx, event.TagInfo{Tags: names, Expire: true}, t.keys.Expire)
+}
+
+func (t *Tags) invalidate(ctx context.Context, info event.TagInfo, do func(ctx context.Context, keys ...string) error) error {
+	info.Err = t.invalidateTagged(ctx, &info, do)
+	t.space.events.TagDone(ctx, info)
+	return info.Err
+}
+
+func (t *Tags) invalidateTagged(ctx context.Context, info *event.TagInfo, do func(ctx context.Context, keys ...string) error) error {
+	for intact := false; !intact && !info.Rebuilt; {
+		marked, err := t.space.tags.Mark(ctx, info.Tags)
+		switch {
+		case err != nil:
+		case !marked.Complete:
+			err = t.rebuild(ctx, info, do)
+		default:
+			intact, err = t.invalidateNoted(ctx, marked, info, do)
+		}
+		if err != nil {
+			return value.Wrap(ctx, "tag", err)
+		}
+	}
+	return nil
+}
+
+// invalidateNoted invalidates what is in the indexes. It reports whether they were intact, and read in one order: a
+// server that was restarted meanwhile goes on from a cursor of its former process in another order.
+func (t *Tags) invalidateNoted(ctx context.Context, marked tags.Marked, info *event.TagInfo,
+	do func(ctx context.Context, keys ...string) error) (bool, error) {
+	t.forgetUnindexed(marked)
+	before, err := t.space.tags.Process(ctx)
+	if err != nil {
+		return false, err
+	}
+	for _, tag := range marked.Tags {
+		err := t.space.tags.Keys(ctx, tag, func(keys []string) error {
+			info.Keys += len(keys)
+			return do(ctx, keys...)
+		})
+		if err != nil {
+			return false, err
+		}
+	}
+	if after, err := t.space.tags.Process(ctx); err != nil || after != before {
+		return false, err
+	}
+	return t.space.tags.Intact(ctx, marked)
+}
+
+// forgetUnindexed forgets what memory has if the indexes have been made anew since this process last saw
+// them, by whichever process: they do not have the keys of values that Redis had lost by then.
+func (t *Tags) forgetUnindexed(marked tags.Marked) {
+	if t.keys.near != nil && !t.space.tags.Seen(marked) {
+		t.keys.near.ForgetAll()
+		t.space.tags.SetSeen(marked)
+	}
+}
