@@ -118,19 +118,6 @@ func TestREADME_Program(t *testing.T) {
 	}
 }
 
-// A wrong snippet is found, or TestPages_Snippets would show nothing.
-func TestREADME_WrongSnippet(t *testing.T) {
-	t.Parallel()
-	snippet := blocks(readme(t), "go")[0]
-	wrong := strings.Replace(snippet, "GetOrLoad(", "GetOrLode(", 1)
-	if wrong == snippet {
-		t.Fatal("the first snippet does not call GetOrLoad")
-	}
-	if out := vet(t, compilable(wrong)); !strings.Contains(out, "GetOrLode") {
-		t.Errorf("go vet found nothing: %q", out)
-	}
-}
-
 // The table of options names all fields of Options, in their order.
 func TestREADME_Options(t *testing.T) {
 	t.Parallel()

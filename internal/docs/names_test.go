@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"hash/fnv"
-	"maps"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -16,79 +13,6 @@ import (
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
 )
-
-// namesFile has the names that stay within v1, one a line: what kind, and the name. The tests of the module
-// prometheus compare its lines of metrics.
-const namesFile = "docs/names.txt"
-
-// The names that dashboards, alerts and programs use are those of docs/names.txt. One that is missing there
-// is new: add it. One that only that file has is gone: within v1 it must come back.
-func TestNames_Stay(t *testing.T) {
-	t.Parallel()
-	got := make(map[string]bool)
-	// add adds what a pattern finds in the files of a directory, but for tests.
-	add := func(kind, pattern, files string) {
-		names, err := filepath.Glob(filepath.Join(root, files))
-		redistest.Must(t, err)
-		found := false
-		for _, name := range names {
-			if strings.HasSuffix(name, "_test.go") {
-				continue
-			}
-			text, err := os.ReadFile(name)
-			redistest.Must(t, err)
-			for _, m := range regexp.MustCompile(pattern).FindAllStringSubmatch(string(text), -1) {
-				got[kind+" "+m[1]], found = true, true
-			}
-		}
-		if !found {
-			t.Errorf("nothing in %s is a name of the kind %s", files, kind)
-		}
-	}
-	add("alert", `(?m)^ *- alert: (\w+)$`, "grafana/alerts.yml")
-	add("otel", `"(singlefill\.[a-z_.]+)"`, "otel/*.go")
-	add("log", `(?:message = |slog\.Level\w+, )"([^"]+)"`, "log.go")
-	add("log attribute", `(?:slog\.(?:Any|Bool|Duration|Int|String)|logger\.With)\("(\w+)"`, "log.go")
-	for _, file := range []string{"get", "locks", "ls", "tags", "top"} {
-		add("json of "+file, `json:"(\w+)`, "cmd/singlefill/"+file+".go")
-	}
-	for _, op := range listed(t, "trace.go", "op is its purpose: ") {
-		got["op "+op] = true
-	}
-	for _, op := range listed(t, "lock/trace.go", "op names what it was for: ") {
-		got["op of lock "+op] = true
-	}
-	want := make(map[string]bool)
-	for line := range strings.Lines(read(t, namesFile)) {
-		line = strings.TrimSpace(line)
-		if line != "" && !strings.HasPrefix(line, "#") && !strings.HasPrefix(line, "metric ") {
-			want[line] = true
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(got)) {
-		if !want[name] {
-			t.Errorf("%s does not have %q", namesFile, name)
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(want)) {
-		if !got[name] {
-			t.Errorf("%s has %q, which is gone", namesFile, name)
-		}
-	}
-}
-
-// listed returns the words of a list that a comment has behind some text, to the end of the sentence.
-func listed(t *testing.T, file, intro string) []string {
-	t.Helper()
-	comment := regexp.MustCompile(`\s*//\s*`).ReplaceAllString(read(t, file), " ")
-	_, list, found := strings.Cut(comment, intro)
-	if !found {
-		t.Fatalf("%s does not have %q", file, intro)
-	}
-	list, _, _ = strings.Cut(list, ".")
-	list = regexp.MustCompile(`\([^)]*\)| or `).ReplaceAllString(list, ",")
-	return regexp.MustCompile(`\w+`).FindAllString(list, -1)
-}
 
 // A cache with all options reads and writes no key that docs/compatibility.md does not name, and each has a
 // TTL.
