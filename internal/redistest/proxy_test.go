@@ -2,7 +2,6 @@ package redistest
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"regexp"
@@ -112,63 +111,5 @@ func TestProxy_Actions(t *testing.T) {
 				t.Errorf("after the fault: %v", err)
 			}
 		})
-	}
-}
-
-// Messages are lost, repeated, late, or cut short, and the client goes on.
-func TestProxy_Messages(t *testing.T) {
-	t.Parallel()
-	for action, want := range map[Action][]string{
-		DropMessage: {"2"},
-		Twice:       {"1", "1", "2"},
-		HoldReply:   {"1", "2"},
-		ResetReply:  {"2"}, // on the next connection
-		DropReply:   {"2"},
-	} {
-		for _, protocol := range []int{2, 3} {
-			t.Run(fmt.Sprintf("%d resp%d", action, protocol), func(t *testing.T) {
-				t.Parallel()
-				p, _, direct := setup(t)
-				other := t.Name() + "other"
-				sub := p.Client(t, func(o *redis.Options) { o.Protocol = protocol }).Subscribe(t.Context(), t.Name(), other)
-				defer sub.Close()
-				messages := sub.Channel()
-				subscribers := func(n int64) {
-					Await(t, "it is subscribed", func() bool {
-						return direct.PubSubNumSub(t.Context(), t.Name()).Val()[t.Name()] == n
-					})
-				}
-				subscribers(1)
-				rule := p.OnMessage(t.Name(), action).Times(1)
-				direct.Publish(t.Context(), other, "before")
-				if m := <-messages; m.Payload != "before" {
-					t.Errorf("got %q from the other channel", m.Payload)
-				}
-				direct.Publish(t.Context(), t.Name(), "1")
-				assertFired(t, rule, 1)
-				if action == DropReply || action == ResetReply {
-					Await(t, "it connects again", func() bool {
-						direct.Publish(t.Context(), other, "again")
-						select {
-						case m := <-messages:
-							return m.Payload == "again"
-						default:
-							return false
-						}
-					})
-				}
-				rule.Release()
-				direct.Publish(t.Context(), t.Name(), "2")
-				for _, payload := range want {
-					m := <-messages
-					for m.Payload == "again" {
-						m = <-messages
-					}
-					if m.Payload != payload {
-						t.Fatalf("got %q, want %q", m.Payload, payload)
-					}
-				}
-			})
-		}
 	}
 }
