@@ -1,7 +1,6 @@
 package flight
 
 import (
-	"context"
 	"testing"
 )
 
@@ -10,13 +9,6 @@ func inLoader(loads ...*Load) {
 	for _, l := range loads {
 		l.Begin()
 	}
-}
-
-// elsewhere runs f in another goroutine.
-func elsewhere(f func() bool) bool {
-	done := make(chan bool)
-	go func() { done <- f() }()
-	return <-done
 }
 
 // A call in the Loader's goroutine is refused if its wait could never end.
@@ -46,60 +38,6 @@ func TestGraph_CircleIsRefused(t *testing.T) {
 	}
 }
 
-// A call in another goroutine is not refused, since the Loader need not wait for it.
-func TestGraph_CallsInOtherGoroutines(t *testing.T) {
-	t.Parallel()
-	var a, b Load
-	inLoader(&a, &b)
-	if !elsewhere(func() bool { return a.waitFor(&b) }) || !b.waitFor(&a) {
-		t.Error("a circle through a prefetch is refused")
-	}
-	b.leave(&a)
-	if !a.waitFor(&b) {
-		t.Fatal("the Loader may not wait for its own prefetch")
-	}
-	if b.waitFor(&a) {
-		t.Error("a circle is allowed because one of two calls is a prefetch")
-	}
-	if !elsewhere(func() bool { return b.waitFor(&a) }) {
-		t.Error("a prefetch is refused")
-	}
-	elsewhere(func() bool { b.leave(&a); return true })
-	a.leave(&b)
-	if !b.waitFor(&a) {
-		t.Error("refused although only a prefetch is left")
-	}
-}
-
-// Calls are counted: a load waits for another until its last call has left.
-func TestGraph_Counts(t *testing.T) {
-	t.Parallel()
-	var a, b Load
-	inLoader(&a, &b)
-	for range 2 {
-		if !a.waitFor(&b) {
-			t.Fatal("waiting is refused")
-		}
-	}
-	if a.waits[&b] != (calls{all: 2, blocking: 2}) || b.waiters[&a] != 2 {
-		t.Errorf("waits %v, waiters %v, want two", a.waits, b.waiters)
-	}
-	a.leave(&b)
-	if b.waitFor(&a) {
-		t.Error("a circle is allowed while one of two calls still waits")
-	}
-	if len(b.waits) != 0 || len(a.waiters) != 0 {
-		t.Error("a refused call counts")
-	}
-	a.leave(&b)
-	if len(a.waits) != 0 || len(b.waiters) != 0 {
-		t.Errorf("waits %v, waiters %v, want none", a.waits, b.waiters)
-	}
-	if !b.waitFor(&a) {
-		t.Error("refused although no call waits")
-	}
-}
-
 // A graph is searched in linear time: a ladder of 60 steps has 2^60 ways down.
 func TestGraph_ManyWays(t *testing.T) {
 	t.Parallel()
@@ -123,65 +61,5 @@ func TestGraph_ManyWays(t *testing.T) {
 	}
 	if steps[59][1].waitFor(&top) {
 		t.Error("a circle through the ladder is allowed")
-	}
-}
-
-// A call that comes from no load waits freely.
-func TestGraph_NoLoad(t *testing.T) {
-	t.Parallel()
-	var none *Load
-	var a Load
-	if !none.waitFor(&a) {
-		t.Error("a call from outside of all loads is refused")
-	}
-	none.leave(&a)
-	if len(a.waiters) != 0 || none.inside(nil) || none.inside(&a) {
-		t.Error("no load waits, or is inside something")
-	}
-}
-
-// A context marks the innermost load, and keeps its values.
-func TestGraph_Context(t *testing.T) {
-	t.Parallel()
-	type key struct{}
-	if l := LoadOf(t.Context()); l != nil {
-		t.Errorf("%v without a load", l)
-	}
-	var outer, inner Load
-	ctx := outer.Inside(context.WithValue(t.Context(), key{}, "kept"))
-	within := inner.Inside(ctx)
-	if LoadOf(ctx) != &outer || LoadOf(within) != &inner || LoadOf(context.WithoutCancel(within)) != &inner {
-		t.Error("the context does not name the innermost load")
-	}
-	if within.Value(key{}) != "kept" {
-		t.Error("the context has lost its values")
-	}
-}
-
-// A load is inside a cache while it, or a load around it, is a running load of the cache.
-func TestGraph_Inside(t *testing.T) {
-	t.Parallel()
-	one, two := new(int), new(int)
-	outer := &Load{cache: one, fills: 1}
-	inner := &Load{cache: two, outer: outer, fills: 1}
-	if !inner.inside(one) || !inner.inside(two) || !outer.inside(one) || outer.inside(two) {
-		t.Error("want inner inside both caches, outer inside its own")
-	}
-	outer.finish()
-	if inner.inside(one) || !inner.inside(two) {
-		t.Error("a load that is over counts")
-	}
-}
-
-// The numbers of goroutines are read whole, also where an int has 32 bits.
-func TestGraph_GoroutineNumber(t *testing.T) {
-	for text, want := range map[string]uint64{
-		"goroutine 42 [running]:\nmain.main()": 42,
-		"goroutine 5000000001 [running]:\nmai": 5000000001,
-		"goroutine 18446744073709551615 [runn": 1<<64 - 1,
-	} {
-		if got := goroutineNumber([]byte(text)); got != want {
-			t.Errorf("the number in %q is read as %d, want %d", text, got, want)
-		}
 	}
 }

@@ -106,52 +106,6 @@ func TestSlots_LeaseForAnEmptyQueue(t *testing.T) {
 	})
 }
 
-// A fill that queues while the lease for an emptied queue is being stopped gets one.
-func TestSlots_LeaseForANewQueue(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		p, l := leased(1)
-		s := newSlot(p)
-		queue(s)
-		synctest.Wait()
-		s.Release()
-		next := newSlot(p)
-		queue(next)
-		l.let <- struct{}{}
-		synctest.Wait()
-		if !next.Held() {
-			t.Error("the new one has no slot")
-		}
-		next.Release()
-		wantFree(t, p, 1)
-	})
-}
-
-// TryLease never waits for a lease; without a lease a slot is granted only if local is set.
-func TestSlots_TryLease(t *testing.T) {
-	t.Parallel()
-	p, l := leased(1)
-	s, other := newSlot(p), newSlot(p)
-	for _, who := range []*Slot{s, s, other} {
-		if who.TryLease(t.Context()) != (who == s) {
-			t.Error("want a slot for one")
-		}
-	}
-	s.Release()
-	if l.back != 1 {
-		t.Error("the lease is not given back")
-	}
-	p.Lease = func(context.Context, bool) (func(), bool) { return nil, false }
-	if s.TryLease(t.Context()) || s.Try(false) {
-		t.Error("a slot without a lease")
-	}
-	wantFree(t, p, 1)
-	if !s.Try(true) || other.Try(true) {
-		t.Error("want a local slot for one")
-	}
-	s.Release()
-	wantFree(t, p, 1)
-}
-
 // A free slot belongs to the fills that queue for a lease; only a fill that needs no lease
 // overtakes them.
 func TestSlots_TryLeaseBehindAQueue(t *testing.T) {
@@ -196,29 +150,5 @@ func TestSlots_TryLeaseFromTheQueue(t *testing.T) {
 		if s.Release(); l.given != 1 || l.back != 1 {
 			t.Errorf("%d leases given, %d given back, want 1", l.given, l.back)
 		}
-	})
-}
-
-// A nested load needs no lease, and keeps the lease of a lender that has ended.
-func TestSlots_LentLease(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		p, l := leased(1)
-		outer := newSlot(p)
-		outer.TryLease(t.Context())
-		inner := nested(t, p, outer)
-		if !inner.Try(false) {
-			t.Fatal("no slot is lent")
-		}
-		outer.Release()
-		synctest.Wait()
-		if l.back != 0 {
-			t.Error("the lease is given back with a load in its slot")
-		}
-		inner.Release()
-		synctest.Wait()
-		if l.back != 1 {
-			t.Error("the lease is not given back")
-		}
-		wantFree(t, p, 1)
 	})
 }

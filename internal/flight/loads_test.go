@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"runtime/pprof"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -158,35 +157,6 @@ func TestMaxLoads_ValueOfAQueuedKey(t *testing.T) {
 	})
 }
 
-// A fill whose read was not answered, and which then waited for a slot, asks Redis before it loads.
-func TestMaxLoads_LockAfterTheQueue(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		var mute atomic.Bool
-		rdb.AddHook(redistest.Commands(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-			if cmd.Name() == "get" && mute.Swap(false) {
-				<-ctx.Done()
-				return ctx.Err()
-			}
-			return next(ctx, cmd)
-		}))
-		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1, RedisTimeout: time.Second})
-		src := cachetest.NewSource[string](t)
-		first := cachetest.GoGet(t.Context(), c, "x", src.Load)
-		busy := src.Next(t)
-		mute.Store(true)
-		y := cachetest.GoGet(t.Context(), c, "y", cachetest.Gives("y"))
-		time.Sleep(1100 * time.Millisecond) // it is in the queue
-		synctest.Wait()
-		busy.Give("x")
-		first.Want(t, "x")
-		y.Want(t, "y")
-		synctest.Wait()
-		if s := c.Stats(); s.LoadsUnlocked != 0 || s.Stored != 2 {
-			t.Errorf("unlocked %d, stored %d", s.LoadsUnlocked, s.Stored)
-		}
-	})
-}
-
 // A fill that waits for another process holds no slot.
 func TestMaxLoads_WaitingHoldsNoSlot(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
@@ -223,27 +193,6 @@ func TestMaxLoads_QueueingHoldsNoLock(t *testing.T) {
 		queues.Want(t, "y") // which needs no slot any more
 		load.Give("x")
 		busy.Want(t, "x")
-	})
-}
-
-// A caller that leaves while it waits for a slot causes no load, and no slot is lost.
-func TestMaxLoads_CallerLeavesTheQueue(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
-		src := cachetest.NewSource[string](t)
-		busy := cachetest.GoGet(t.Context(), c, "x", src.Load)
-		load := src.Next(t)
-		ctx, cancel := context.WithCancel(t.Context())
-		leaves := cachetest.GoGet(ctx, c, "y", cachetest.MustNotLoad[string](t))
-		synctest.Wait()
-		cancel()
-		leaves.WantErr(t, context.Canceled)
-		synctest.Wait()
-		load.Give("x")
-		busy.Want(t, "x")
-		synctest.Wait()
-		cachetest.GoGet(t.Context(), c, "z", cachetest.Gives("z")).Want(t, "z") // no slot was lost
-		cachetest.GoGet(t.Context(), c, "y", cachetest.Gives("y")).Want(t, "y")
 	})
 }
 
@@ -385,35 +334,4 @@ func TestClose_QueueOfALoad(t *testing.T) {
 	close(closing)
 	get.Want(t, "v")
 	<-closed
-}
-
-// A load that was queued has the profiler labels of its caller, and not those of what has woken it.
-func TestMaxLoads_Labels(t *testing.T) {
-	t.Parallel()
-	_, rdb := redistest.StartMini(t)
-	c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 1})
-	get := func(name string, load singlefill.Loader[string]) (got *cachetest.Call[string]) {
-		pprof.Do(t.Context(), pprof.Labels("caller", name), func(ctx context.Context) { got = cachetest.GoGet(ctx, c, name, load) })
-		return got
-	}
-	src := cachetest.NewSource[string](t)
-	busy := get("busy", src.Load)
-	load := src.Next(t)
-	queued := get("queued", profileOfLoad)
-	redistest.Await(t, "a queued key", func() bool { return c.Stats().Queued == 1 })
-	load.Give("v")
-	busy.Want(t, "v")
-	profile, err := queued.Result(t)
-	for stack := range strings.SplitSeq(profile, "\n\n") {
-		if strings.Contains(stack, "flight_test.profileOfLoad") && !strings.Contains(stack, `{"caller":"queued"}`) {
-			t.Errorf("%v\n%s", err, stack)
-		}
-	}
-}
-
-// profileOfLoad is a Loader that returns the stacks of all goroutines, with their labels.
-func profileOfLoad(context.Context, string) (string, error) {
-	var b strings.Builder
-	err := pprof.Lookup("goroutine").WriteTo(&b, 1)
-	return b.String(), err
 }

@@ -110,26 +110,6 @@ func TestReads_ReplyInTransit(t *testing.T) {
 	})
 }
 
-// A member that leaves its batch takes no turn or reply with it.
-func TestReads_LeavingMember(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		r := NewReads[string](new(Clock))
-		first := wantTurn(t, goJoin(t.Context(), r, "k"))
-		ctx, cancel := context.WithCancel(t.Context())
-		leaves := goJoin(ctx, r, "k")
-		stays := goJoin(t.Context(), r, "k")
-		cancel()
-		if j := <-leaves; j.err != context.Canceled {
-			t.Errorf("Join returned %v, want context.Canceled", j.err)
-		}
-		end(first, "1")
-		if end(wantTurn(t, stays), "2") {
-			t.Error("the reply is shared with a member that has left")
-		}
-		wantIdle(t, r)
-	})
-}
-
 // A reader that leaves before it has a reply hands its turn to another member of its batch.
 func TestReads_LeavingReader(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
@@ -160,44 +140,6 @@ func TestReads_LeavingReader(t *testing.T) {
 	})
 }
 
-// The last member to leave passes the right to read on, whether its batch has the token, had it, or
-// waits for it.
-func TestReads_LastMemberLeaves(t *testing.T) {
-	t.Parallel()
-	for _, when := range []string{"before its turn", "with its turn", "as it gets its turn"} {
-		runInBubble(t, when, func(t *testing.T) {
-			r := NewReads[string](new(Clock))
-			first := wantTurn(t, goJoin(t.Context(), r, "k"))
-			ctx, cancel := context.WithCancel(t.Context())
-			leaves := goJoin(ctx, r, "k")
-			switch when {
-			case "before its turn":
-				cancel()
-				synctest.Wait()
-				next := goJoin(t.Context(), r, "k")
-				wantBlocked(t, next)
-				end(first, "1")
-				end(wantTurn(t, next), "2")
-			case "with its turn":
-				end(first, "1")
-				turn := wantTurn(t, leaves)
-				next := goJoin(t.Context(), r, "k")
-				turn.End(nil)
-				end(wantTurn(t, next), "2")
-			case "as it gets its turn": // select may choose either
-				end(first, "1")
-				cancel()
-				if j := <-leaves; j.err == nil {
-					j.turn.End(nil)
-				}
-				end(wantTurn(t, goJoin(t.Context(), r, "k")), "2")
-			}
-			cancel()
-			wantIdle(t, r)
-		})
-	}
-}
-
 // leave takes the token of a batch that has no other member, and wakes the next batch.
 func TestReads_TokenOfALeaver(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
@@ -213,39 +155,6 @@ func TestReads_TokenOfALeaver(t *testing.T) {
 		end(wantTurn(t, next), "2")
 		wantIdle(t, r)
 	})
-}
-
-// Drain returns when no read of any key is in flight.
-func TestReads_Drain(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		r := NewReads[string](new(Clock))
-		r.Drain()
-		a, b := wantTurn(t, goJoin(t.Context(), r, "a")), wantTurn(t, goJoin(t.Context(), r, "b"))
-		waits := goJoin(t.Context(), r, "a")
-		drained := make(chan struct{}, 1)
-		go func() { r.Drain(); drained <- struct{}{} }()
-		for _, turn := range []func(){
-			func() { end(a, "") },
-			func() { end(b, "") },
-		} {
-			turn()
-			wantBlocked(t, drained)
-		}
-		end(wantTurn(t, waits), "")
-		<-drained
-	})
-}
-
-// A caller that reads alone allocates nothing.
-func TestReads_Allocations(t *testing.T) {
-	r := NewReads[string](new(Clock))
-	found := "v"
-	if n := testing.AllocsPerRun(1000, func() {
-		turn, _, _ := r.Arrive("k").Wait(context.Background())
-		turn.End(&found)
-	}); n != 0 {
-		t.Errorf("%v allocations, want none", n)
-	}
 }
 
 // Callers that join and leave at random get what was true after they called, and nothing is left

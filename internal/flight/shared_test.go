@@ -1,7 +1,6 @@
 package flight
 
 import (
-	"context"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -32,34 +31,6 @@ func wantHeld(t *testing.T, want bool, shares ...*Share) {
 			t.Errorf("share %d is held: %t, want %t", i, s.Held(), want)
 		}
 	}
-}
-
-// A group takes one slot, however many of its fills try, and keeps it until the last of them has
-// released its share.
-func TestSharedSlot_OneSlot(t *testing.T) {
-	t.Parallel()
-	p := NewSlots(2)
-	_, shares := group(p, 3)
-	other := holding(t, p)
-	for _, s := range slices.Concat(shares, shares) { // twice counts once
-		if !s.Try(false) {
-			t.Error("a fill of the group has no share")
-		}
-	}
-	wantHeld(t, true, shares...)
-	wantFree(t, p, 0)
-	for _, s := range shares[1:] {
-		s.Release()
-		s.Release() // does not count
-	}
-	wantHeld(t, false, shares[1:]...)
-	if wantHeld(t, true, shares[0]); newSlot(p).Try(false) {
-		t.Error("another fill has the slot of a group that still uses it")
-	}
-	shares[0].Release()
-	wantFree(t, p, 1)
-	other.Release()
-	wantFree(t, p, 2)
 }
 
 // A group without a slot has one place in the queue. The slot that it is granted belongs to the fills
@@ -124,28 +95,6 @@ func TestSharedSlot_TakenFromTheQueue(t *testing.T) {
 	})
 }
 
-// A group leaves the queue when the last of its fills does.
-func TestSharedSlot_LeavingTheQueue(t *testing.T) {
-	t.Parallel()
-	p := NewSlots(1)
-	holder := holding(t, p)
-	_, shares := group(p, 2)
-	for _, s := range shares {
-		queue(s)
-	}
-	next, granted := queueing(t, p)
-	for i, s := range shares {
-		if s.Release(); p.Queued() != 2-i {
-			t.Errorf("%d requests queue after %d fills have left", p.Queued(), i+1)
-		}
-	}
-	if holder.Release(); !told(granted) {
-		t.Error("the next in the queue has no slot")
-	}
-	next.Release()
-	wantFree(t, p, 1)
-}
-
 // While the Loader runs no other fill gets a share, in any way, and every fill in the queue learns of its
 // end. Fills that have their shares keep them.
 func TestSharedSlot_Load(t *testing.T) {
@@ -186,67 +135,6 @@ func TestSharedSlot_Load(t *testing.T) {
 		late.Release()
 		wantFree(t, p, 2)
 	})
-}
-
-// A fill that waits for the Loader of its group has no share: it does not keep the slot, nor does it
-// release it for the others when it leaves.
-func TestSharedSlot_WaitingForTheLoader(t *testing.T) {
-	t.Parallel()
-	p := NewSlots(1)
-	s, shares := group(p, 3)
-	shares[0].Try(false)
-	s.BeginLoad()
-	for _, other := range shares[1:] {
-		queue(other)
-	}
-	shares[1].Release()
-	wantHeld(t, true, shares[0])
-	wantFree(t, p, 0)
-	s.EndLoad()
-	shares[0].Release()
-	wantFree(t, p, 1)
-	if !shares[2].Try(false) {
-		t.Error("a fill has no share after the load")
-	}
-	shares[2].Release()
-	wantFree(t, p, 1)
-}
-
-// TryLease asks for one lease for the whole group, and gives it back once. If there is none, the
-// other fills of the group do not ask.
-func TestSharedSlot_TryLease(t *testing.T) {
-	t.Parallel()
-	p, l := leased(1)
-	_, shares := group(p, 3)
-	for _, s := range shares {
-		if !s.TryLease(t.Context()) {
-			t.Error("a fill has no share")
-		}
-	}
-	wantFree(t, p, 0)
-	for i, s := range shares {
-		if l.back != 0 {
-			t.Errorf("the lease is given back after %d releases", i)
-		}
-		s.Release()
-	}
-	if l.back != 1 {
-		t.Errorf("%d leases are given back, want 1", l.back)
-	}
-	wantFree(t, p, 1)
-
-	asked := 0
-	p.Lease = func(context.Context, bool) (func(), bool) { asked++; return nil, false }
-	_, shares = group(p, 3)
-	for _, s := range shares {
-		if s.TryLease(t.Context()) || s.Held() {
-			t.Error("a share without a lease")
-		}
-	}
-	if asked != 1 {
-		t.Errorf("%d leases are asked for, want 1", asked)
-	}
-	wantFree(t, p, 1)
 }
 
 // A group keeps the slot that it has borrowed when the lender's wait ends before its loads do. So loads may

@@ -60,34 +60,6 @@ func wantFree(t *testing.T, p *Slots, n int) {
 	}
 }
 
-// Slots without a limit has a slot for every fill.
-func TestSlots_NoLimit(t *testing.T) {
-	t.Parallel()
-	p := NewSlots(0)
-	for range 100 {
-		holding(t, p)
-	}
-}
-
-// Slots grants no more than its limit; a fill holds one slot at most and releases it once.
-func TestSlots_Limit(t *testing.T) {
-	t.Parallel()
-	p := NewSlots(2)
-	a, b := holding(t, p), holding(t, p)
-	c := newSlot(p)
-	if !a.Try(false) || c.Try(false) || c.Try(true) || c.Held() {
-		t.Error("want slots for two, also when they try again, and none for a third")
-	}
-	a.Release()
-	a.Release()
-	if !c.Try(false) || a.Try(false) {
-		t.Error("want one slot after Release, not two")
-	}
-	b.Release()
-	c.Release()
-	wantFree(t, p, 2)
-}
-
 // Slots are granted in the order of the queue, and a new fill does not overtake it.
 func TestSlots_FirstComeFirstServed(t *testing.T) {
 	t.Parallel()
@@ -120,31 +92,6 @@ func TestSlots_FirstComeFirstServed(t *testing.T) {
 	}
 	holder.Release()
 	wantFree(t, p, 1)
-}
-
-// A fill that leaves the queue takes no slot along.
-func TestSlots_LeavingTheQueue(t *testing.T) {
-	t.Parallel()
-	for _, when := range []string{"before its turn", "when granted"} {
-		t.Run(when, func(t *testing.T) {
-			p := NewSlots(1)
-			holder := holding(t, p)
-			s, _ := queueing(t, p)
-			next, granted := queueing(t, p)
-			if when == "before its turn" {
-				s.Release()
-				holder.Release()
-			} else {
-				holder.Release()
-				s.Release()
-			}
-			if !told(granted) || !next.Held() || s.Held() {
-				t.Error("the next fill has no slot")
-			}
-			next.Release()
-			wantFree(t, p, 1)
-		})
-	}
 }
 
 // A load lends its slot to one load at a time that it waits for, and to the next when that load
@@ -183,21 +130,6 @@ func TestSlots_Lend(t *testing.T) {
 	}
 	outer.Release()
 	wantFree(t, p, 1)
-}
-
-// A queued load gets the slot of a load that begins to wait for it.
-func TestSlots_LendToTheQueue(t *testing.T) {
-	t.Parallel()
-	p := NewSlots(1)
-	outer := holding(t, p)
-	_, first := queueing(t, p)
-	s, granted := queueing(t, p)
-	if !outer.load.waitFor(s.load) {
-		t.Fatal("waiting is refused")
-	}
-	if !told(granted) || told(first) || p.Queued() != 1 {
-		t.Error("want the slot lent to the load that the holder waits for, not to the first in the queue")
-	}
 }
 
 // A chain of nested loads needs one slot, even across caches.
@@ -248,25 +180,6 @@ func TestSlots_LenderEndsFirst(t *testing.T) {
 	}
 }
 
-// A borrower whose lender has ended lends the slot on to loads that it waits for.
-func TestSlots_LendingAfterTheLendersEnd(t *testing.T) {
-	t.Parallel()
-	p := NewSlots(1)
-	a := holding(t, p)
-	b := nested(t, p, a)
-	b.Try(false)
-	a.Release()
-	c, d := nested(t, p, b), nested(t, p, b)
-	if !c.Try(false) || d.Try(false) {
-		t.Error("want the slot lent once")
-	}
-	granted := queue(d)
-	c.Release()
-	if !told(granted) {
-		t.Error("the slot is not lent again")
-	}
-}
-
 // A load that has released its slot lends nothing, however long its context is kept.
 //
 //fault:nested-loads
@@ -285,22 +198,5 @@ func TestSlots_LoadThatIsOver(t *testing.T) {
 	other.Release()
 	if p.Queued() != 2 {
 		t.Errorf("%d loads queue, want 2", p.Queued())
-	}
-}
-
-// A load that several holders wait for borrows the slot of one; the others can lend theirs.
-func TestSlots_SeveralLenders(t *testing.T) {
-	t.Parallel()
-	p := NewSlots(2)
-	a, b := holding(t, p), holding(t, p)
-	shared := nested(t, p, a, b)
-	if !shared.Try(false) {
-		t.Fatal("no slot is lent")
-	}
-	if s := nested(t, p, a, b); !s.Try(false) {
-		t.Error("the second slot is not lent")
-	}
-	if s := nested(t, p, a, b); s.Try(false) {
-		t.Error("a slot is lent twice")
 	}
 }
