@@ -170,14 +170,23 @@ type storedValue struct {
 	err           error         // why its tags are not known
 }
 
+// rebuildBatch is how many values are read, noted and removed at a time: fewer than elsewhere, since the scripts that
+// note them keep a server busy, and commands of other clients wait meanwhile.
+const rebuildBatch = 32
+
 // rebuildValues rebuilds what is known of a few values. One command that is not answered in time does not make
 // all that was done in vain.
 func (r *rebuild) rebuildValues(ctx context.Context, valueKeys []string) error {
 	again := func(err error) bool { return client.Unreachable(err) && r.keys.open() == nil }
-	_, err := client.Retry(ctx, r.space.lockTTL, again, func(time.Duration) (any, error) {
-		return nil, r.tryValues(ctx, valueKeys)
-	})
-	return err
+	for batch := range slices.Chunk(valueKeys, rebuildBatch) {
+		_, err := client.Retry(ctx, r.space.lockTTL, again, func(time.Duration) (any, error) {
+			return nil, r.tryValues(ctx, batch)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (r *rebuild) tryValues(ctx context.Context, valueKeys []string) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime"
 	"strings"
 	"sync"
@@ -83,6 +84,44 @@ func TestDeleteTag_Rebuild(t *testing.T) {
 		redistest.Must(t, look.Expire(ctx, ns+":{untagged}", time.Hour).Err())
 		if s := c.Stats(); s.TagCalls != 4 || s.TagRebuilds != 2 || s.TagClears != 0 || s.BadValues != 3 {
 			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// A call that finds out the tags again sends commands for a few values at a time, so that other clients need not
+// wait for long.
+func TestDeleteTag_RebuildInSmallSteps(t *testing.T) {
+	t.Parallel()
+	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		ns, ctx := redistest.Namespace(t), t.Context()
+		c := cachetest.NewCacheIn(t, rdb, ns, &tagged)
+		values := make(map[string]string)
+		for i := range 300 {
+			values[fmt.Sprint("k", i)] = []string{"ab", "b"}[i%2]
+		}
+		redistest.Must(t, c.SetMany(ctx, values))
+		lose("")(t, look, ns)
+		var mu sync.Mutex
+		read, most := make(map[string]bool), 0 // values; values at a time
+		rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+			about := make(map[string]bool)
+			for _, cmd := range cmds {
+				for _, arg := range cmd.Args() {
+					key := strings.TrimSuffix(strings.TrimPrefix(fmt.Sprint(arg), ns+":{"), "}")
+					if _, ok := values[key]; ok {
+						about[key] = true
+					}
+				}
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			maps.Copy(read, about)
+			most = max(most, len(about))
+			return nil
+		}))
+		redistest.Must(t, c.DeleteTag(ctx, "a"))
+		if len(read) != len(values) || most > 32 {
+			t.Errorf("%d values were read, at most %d at a time, want %d and 32", len(read), most, len(values))
 		}
 	})
 }
