@@ -17,7 +17,6 @@ import (
 	"github.com/singlefill/singlefill/internal/tags"
 	"github.com/singlefill/singlefill/internal/value"
 	"github.com/singlefill/singlefill/internal/wait"
-	"github.com/singlefill/singlefill/lock"
 )
 
 // A Cache holds values of type T in Redis under one namespace. It is safe for concurrent use. Make
@@ -38,20 +37,19 @@ type engine struct {
 	clock     *flight.Clock
 	reads     *flight.Reads[value.Lookup]
 	fills     *flight.Fills[result]
+	fleet     *fleet        // nil: MaxFleetLoads is 0
 	slots     *flight.Slots // MaxLoads and MaxFleetLoads
-	// fleetSlots is the semaphore of MaxFleetLoads, or nil.
-	fleetSlots *lock.Locker
-	loadTimes  *wait.Times
-	events     *event.Sink
-	near       *near.Tier  // nil: off
-	tags       *tags.Index // nil: Options.Tags is
-	keys       *revoke.Keys
-	sets       *revoke.Sets
-	space      *revoke.Space
-	tagged     *revoke.Tags // nil: Options.Tags is
-	audits     audits
-	closing    chan struct{}
-	closeOnce  sync.Once
+	loadTimes *wait.Times
+	events    *event.Sink
+	near      *near.Tier  // nil: off
+	tags      *tags.Index // nil: Options.Tags is
+	keys      *revoke.Keys
+	sets      *revoke.Sets
+	space     *revoke.Space
+	tagged    *revoke.Tags // nil: Options.Tags is
+	audits    audits
+	closing   chan struct{}
+	closeOnce sync.Once
 }
 
 // New returns a [Cache] for values of T under namespace, which live for ttl. It does no I/O.
@@ -93,7 +91,6 @@ func newEngine(rdb redis.UniversalClient, namespace string, s settings, v *value
 		clock:     clock,
 		reads:     flight.NewReads[value.Lookup](clock),
 		fills:     flight.NewFills[result](clock),
-		slots:     flight.NewSlots(s.maxLoads),
 		loadTimes: wait.NewTimes(),
 		events:    event.NewSink(),
 		closing:   make(chan struct{}),
@@ -117,11 +114,15 @@ func newEngine(rdb redis.UniversalClient, namespace string, s settings, v *value
 	if c.tags != nil {
 		c.tagged = revoke.NewTags(c.space)
 	}
-	c.slots.Behind, c.slots.NoLease = c.fills.Behind, c.client.AnyAway
+	var leases flight.Leases
 	if s.maxFleetLoads > 0 {
-		c.slots.Lease, err = c.fleet(rdb)
+		if c.fleet, err = c.newFleet(rdb); err != nil {
+			return nil, err
+		}
+		leases = c.fleet
 	}
-	return c, err
+	c.slots = flight.NewSlots(s.maxLoads, leases)
+	return c, nil
 }
 
 // Namespace returns the namespace that was given to [New].

@@ -51,8 +51,8 @@ func (c *engine) checkRights(ctx context.Context) error {
 	if errors.Join(errs...) == nil { // what is refused has nothing to do with names
 		errs = append(errs, c.checkNames(ctx, layout.Masters))
 	}
-	if c.fleetSlots != nil && (len(errs) == 0 || !client.Unreachable(errs[len(errs)-1])) {
-		errs = append(errs, c.fleetSlots.Check(ctx))
+	if c.fleet != nil && (len(errs) == 0 || !client.Unreachable(errs[len(errs)-1])) {
+		errs = append(errs, c.fleet.slots.Check(ctx))
 	}
 	if c.near != nil && (len(errs) == 0 || !client.Unreachable(errs[len(errs)-1])) {
 		if err := c.near.Check(ctx); err != nil {

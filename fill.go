@@ -75,7 +75,7 @@ func (x *filling) begin(ctx context.Context) step {
 	}
 	x.wait = wait.New(x.loadTimes.Estimate(x.fill.Key, x.old.Entry.LoadTime))
 	// With MaxFleetLoads the lock is asked for first: a slot costs two commands then.
-	x.next = attempt{within: x.opts.redisTimeout, queue: x.slots.Lease == nil}
+	x.next = attempt{within: x.opts.redisTimeout, queue: x.fleet == nil}
 	if x.old.RedisErr != nil && x.client.Silent(x.lock.Keys.Lock) {
 		x.next.within -= x.old.Asked
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/fleetlock"
 	"github.com/singlefill/singlefill/internal/flight"
@@ -196,56 +197,70 @@ func (c *engine) pauseUntilBack(key string) {
 	}
 }
 
-// fleet returns a function that acquires a slot of MaxFleetLoads and returns a function to release
-// it. While Redis does not answer there is no such limit: MaxLoads still bounds each process, and a
-// read that the source could serve must not fail.
+// A fleet limits the loads of all processes to MaxFleetLoads. While Redis does not answer there is no such
+// limit: MaxLoads still bounds each process, and a read that the source could serve must not fail.
 //
 // A slot expires like the fill lock, and no load outlives LoadTimeout. A load acquires its slot
 // before its fill lock, and releases it while another process loads the key. So no process holds
 // one of the two and waits for the other.
-func (c *engine) fleet(rdb redis.UniversalClient) (func(ctx context.Context, wait bool) (func(), bool), error) {
-	s := c.opts
-	newSemaphore := fleetlock.NewSemaphore.(func(redis.UniversalClient, string, string, int, *lock.Options) (*lock.Locker, error))
-	// No value key ends with ":loads", so this key is no key of a caller.
-	key := c.namespace + ":{" + client.HashTag(c.namespace) + "}:loads"
-	slots, err := newSemaphore(rdb, c.namespace+":loads", key, s.maxFleetLoads, &lock.Options{
-		TTL: s.lockTTL, MaxHold: s.loadTimeout, RedisTimeout: s.redisTimeout,
-		Trace: &lock.Trace{RedisError: func(ctx context.Context, _ string, err error) { c.events.RedisError(ctx, "fleet", err) }},
-	})
-	c.fleetSlots = slots
-	return func(ctx context.Context, wait bool) (func(), bool) {
-		lease, err := slots.TryAcquire(ctx)
-		for wait && errors.Is(err, lock.ErrBusy) && ctx.Err() == nil {
-			// Redis may stop answering during the wait. TryAcquire reports that sooner than
-			// Acquire.
-			bounded, cancel := context.WithTimeout(ctx, 4*s.redisTimeout)
-			lease, err = slots.Acquire(bounded)
-			cancel()
-			if err != nil && ctx.Err() == nil {
-				lease, err = slots.TryAcquire(ctx)
-			}
-		}
-		switch {
-		case errors.Is(err, lock.ErrBusy) || ctx.Err() != nil && lease == nil:
-			return nil, false
-		case err != nil:
-			c.events.LoadUnlimited()
-			c.fleetRefused(ctx, err)
-			return nil, true
-		}
-		return func() {
-			// A failed Release has been reported as a RedisError, or the lease has ended: the load
-			// was slower than LoadTimeout, or Redis has lost the lease.
-			c.fills.Behind(func() { _ = lease.Release(ctx) })
-		}, true
-	}, err
+type fleet struct {
+	slots  fleetlock.Semaphore
+	opts   settings
+	client *client.Client
+	fills  *flight.Fills[result]
+	events *event.Sink
 }
 
-// fleetRefused reports an error of the semaphore. Errors of its commands have been reported by its
-// Trace.
-func (c *engine) fleetRefused(ctx context.Context, err error) {
+func (c *engine) newFleet(rdb redis.UniversalClient) (f *fleet, err error) {
+	s := c.opts
+	f = &fleet{opts: s, client: c.client, fills: c.fills, events: c.events}
+	f.slots, err = fleetlock.New(rdb, fleetlock.Options{
+		Name: c.namespace + ":loads",
+		// No value key ends with ":loads", so this key is no key of a caller.
+		Key:  c.namespace + ":{" + client.HashTag(c.namespace) + "}:loads",
+		Size: s.maxFleetLoads, TTL: s.lockTTL, MaxHold: s.loadTimeout, RedisTimeout: s.redisTimeout,
+		RedisError: func(ctx context.Context, _ string, err error) { c.events.RedisError(ctx, "fleet", err) },
+	})
+	return f, err
+}
+
+// Lease acquires a slot and returns a function to release it.
+func (f *fleet) Lease(ctx context.Context, wait bool) (release func(), ok bool) {
+	give, err := f.slots.Acquire(ctx, false)
+	for wait && errors.Is(err, lock.ErrBusy) && ctx.Err() == nil {
+		// Redis may stop answering during the wait. To try reports that sooner than to wait.
+		bounded, cancel := context.WithTimeout(ctx, 4*f.opts.redisTimeout)
+		give, err = f.slots.Acquire(bounded, true)
+		cancel()
+		if err != nil && ctx.Err() == nil {
+			give, err = f.slots.Acquire(ctx, false)
+		}
+	}
+	switch {
+	case errors.Is(err, lock.ErrBusy) || err != nil && ctx.Err() != nil:
+		return nil, false
+	case err != nil:
+		f.events.LoadUnlimited()
+		f.refused(ctx, err)
+		return nil, true
+	}
+	return func() {
+		// A failed release has been reported as a RedisError, or the lease has ended: the load
+		// was slower than LoadTimeout, or Redis has lost the lease.
+		f.fills.Behind(func() { _ = give(ctx) })
+	}, true
+}
+
+// refused reports an error of the semaphore. Errors of its commands have been reported already.
+func (f *fleet) refused(ctx context.Context, err error) {
 	var reply redis.Error
 	if !errors.Is(err, lock.ErrUnavailable) && !errors.Is(err, lock.ErrAmbiguous) && !errors.As(err, &reply) {
-		c.events.RedisError(ctx, "fleet", err)
+		f.events.RedisError(ctx, "fleet", err)
 	}
 }
+
+// Away reports that no slot can be acquired now.
+func (f *fleet) Away() bool { return f.client.AnyAway() }
+
+// Behind runs a function that Close waits for.
+func (f *fleet) Behind(run func()) { f.fills.Behind(run) }

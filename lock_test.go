@@ -20,7 +20,6 @@ import (
 	"github.com/singlefill/singlefill/internal/fleetlock"
 	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
-	"github.com/singlefill/singlefill/lock"
 )
 
 // A dead holder is replaced when its lock ends, by a waiter's next poll.
@@ -459,13 +458,12 @@ func holdFleetSlot(t *testing.T, m *miniredis.Miniredis, ns string) {
 			return nil
 		}
 	}))
-	newSemaphore := fleetlock.NewSemaphore.(func(redis.UniversalClient, string, string, int, *lock.Options) (*lock.Locker, error))
-	l, err := newSemaphore(rdb, "of a dead process", fleetKey(ns), 1, &lock.Options{TTL: 5 * time.Second})
+	slots, err := fleetlock.New(rdb, fleetlock.Options{Name: "of a dead process", Key: fleetKey(ns), Size: 1, TTL: 5 * time.Second})
 	redistest.Must(t, err)
-	lease, err := l.TryAcquire(t.Context())
+	release, err := slots.Acquire(t.Context(), false)
 	redistest.Must(t, err)
 	close(dies)
-	t.Cleanup(func() { _ = lease.Release(context.Background()) }) // for its goroutine
+	t.Cleanup(func() { _ = release(context.Background()) }) // for its goroutine
 }
 
 // MaxLoads alone bounds the loads while Redis cannot be asked.

@@ -10,7 +10,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/client"
-	"github.com/singlefill/singlefill/internal/fleetlock"
 )
 
 // A Locker acquires leases of one name. It holds nothing itself, and each lease is independent. It
@@ -72,12 +71,6 @@ func NewSemaphore(rdb redis.UniversalClient, name string, size int, opts *Option
 		return nil, fmt.Errorf("lock: size of %.100q is %d: at least 1 is allowed", name, size)
 	}
 	return newLocker(rdb, name, semaphore{size: size}, opts, keysOf)
-}
-
-func init() {
-	fleetlock.NewSemaphore = func(rdb redis.UniversalClient, name, key string, size int, opts *Options) (*Locker, error) {
-		return newLocker(rdb, name, semaphore{size: size, largest: true}, opts, func(string) keys { return keysAt(key) })
-	}
 }
 
 func newLocker(rdb redis.UniversalClient, name string, kind kind, opts *Options,

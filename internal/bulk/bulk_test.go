@@ -16,7 +16,7 @@ func TestBulk_ArrivalThatLeaves(t *testing.T) {
 			done(func(string) (any, error) { return "v", nil })
 		}
 		node := flight.NewFills[int](new(flight.Clock)).NewLoad(nil)
-		b := New(load, time.Minute, node, flight.NewSlots(0).NewShared(node), 2)
+		b := New(load, time.Minute, node, flight.NewSlots(0, nil).NewShared(node), 2)
 		leaves, waits := b.Seat(0), b.Seat(0)
 		b.Taken(0, true)
 		b.Taken(0, true)

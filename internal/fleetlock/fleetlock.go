@@ -1,12 +1,36 @@
-// Package fleetlock lets package singlefill make the semaphore of MaxFleetLoads, whose keys begin with
-// the namespace of the cache, so that one ACL pattern admits all keys of a namespace. The keys of
+// Package fleetlock is what package singlefill knows of the semaphore of MaxFleetLoads. Package lock makes it. Its
+// keys begin with the namespace of the cache, so that one ACL pattern admits all keys of a namespace; the keys of
 // other locks follow from their names.
 package fleetlock
 
-// NewSemaphore is lock.NewSemaphore with the first key of the semaphore, which has a hash tag. While
-// processes disagree on the size, the largest one counts:
-//
-//	func(rdb redis.UniversalClient, name, key string, size int, opts *lock.Options) (*lock.Locker, error)
-//
-// Package lock sets it. Its type would be an import cycle.
-var NewSemaphore any
+import (
+	"context"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// A Semaphore is a lock.Locker.
+type Semaphore interface {
+	// Acquire acquires a slot, as TryAcquire or Acquire of a Locker does, and returns the function that
+	// releases it.
+	Acquire(ctx context.Context, wait bool) (release func(ctx context.Context) error, err error)
+
+	// Check returns an error if Redis refuses what the semaphore needs.
+	Check(ctx context.Context) error
+}
+
+// Options of a semaphore.
+type Options struct {
+	Name string // in errors
+	Key  string // the first of its keys, with a hash tag
+	Size int    // while processes disagree on it, the largest one counts
+
+	TTL, MaxHold, RedisTimeout time.Duration // those of lock.Options
+
+	// RedisError is called for every command that failed.
+	RedisError func(ctx context.Context, op string, err error)
+}
+
+// New makes a semaphore. Package lock sets it: to call lock here would be an import cycle.
+var New func(rdb redis.UniversalClient, opts Options) (Semaphore, error)

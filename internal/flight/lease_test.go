@@ -10,13 +10,23 @@ import (
 type landlord struct {
 	asked, given, back, stopped int
 	let                         chan struct{}
+	none                        bool // no lease is to be had without a wait
+	stubborn                    bool // a wait goes on when its context has ended
 }
 
-func (l *landlord) lease(ctx context.Context, wait bool) (release func(), ok bool) {
-	if !wait {
-		return func() { l.back++ }, true
-	}
+func (l *landlord) Away() bool        { return false }
+func (l *landlord) Behind(run func()) { go run() }
+
+func (l *landlord) Lease(ctx context.Context, wait bool) (release func(), ok bool) {
 	l.asked++
+	switch {
+	case !wait && l.none:
+		return nil, false
+	case !wait:
+		return func() { l.back++ }, true
+	case l.stubborn:
+		ctx = context.WithoutCancel(ctx)
+	}
 	select {
 	case <-l.let:
 		l.given++
@@ -28,10 +38,8 @@ func (l *landlord) lease(ctx context.Context, wait bool) (release func(), ok boo
 }
 
 func leased(n int) (*Slots, *landlord) {
-	p, l := NewSlots(n), &landlord{let: make(chan struct{}, 10)}
-	p.Lease = l.lease
-	p.Behind = func(run func()) { go run() }
-	return p, l
+	l := &landlord{let: make(chan struct{}, 10)}
+	return NewSlots(n, l), l
 }
 
 // One lease at a time is waited for, for the first fill in the queue, and is released with its
@@ -93,8 +101,7 @@ func TestSlots_LeaseForAnEmptyQueue(t *testing.T) {
 		}
 		wantFree(t, p, 1)
 
-		ignoresItsEnd := l.lease
-		p.Lease = func(_ context.Context, wait bool) (func(), bool) { return ignoresItsEnd(t.Context(), wait) }
+		l.stubborn = true
 		queue(s)
 		s.Release()
 		l.let <- struct{}{}

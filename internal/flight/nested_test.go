@@ -31,7 +31,7 @@ func newWorld(rnd *rand.Rand, keys, pools int, ask func(key int) [][]int) *world
 		w.pools[i] = w.pools[0]
 		if i < pools {
 			n := 1 + rnd.IntN(3)
-			w.pools[i] = NewSlots(n)
+			w.pools[i] = NewSlots(n, nil)
 			w.slots += int64(n)
 		}
 	}

@@ -38,7 +38,7 @@ func wantHeld(t *testing.T, want bool, shares ...*Share) {
 func TestSharedSlot_Queue(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		p := NewSlots(1)
+		p := NewSlots(1, nil)
 		holder := holding(t, p)
 		_, shares := group(p, 3)
 		for _, s := range slices.Concat(shares[:2], shares[:2]) {
@@ -100,7 +100,7 @@ func TestSharedSlot_TakenFromTheQueue(t *testing.T) {
 func TestSharedSlot_Load(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		p := NewSlots(2)
+		p := NewSlots(2, nil)
 		s, shares := group(p, 4)
 		first, queued, late, gone := shares[0], shares[1], shares[2], shares[3]
 		first.Try(false)
@@ -144,7 +144,7 @@ func TestSharedSlot_Load(t *testing.T) {
 func TestSharedSlot_OutlivesTheWaitOfItsLender(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		p := NewSlots(1)
+		p := NewSlots(1, nil)
 		lender := holding(t, p)
 		s, shares := group(p, 2)
 		lender.load.waitFor(s.slot.load)

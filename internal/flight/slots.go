@@ -12,16 +12,7 @@ import (
 // that hold all slots and wait for other loads would wait for ever. So a chain of nested loads
 // needs one slot.
 type Slots struct {
-	// Lease, if set, acquires the fleet-wide lease that each slot needs besides. It returns a
-	// function that releases it, or nil. It returns false if there is no lease; with wait, only if
-	// ctx has ended.
-	//
-	// NoLease reports that leases cannot be acquired now, so that a slot of this process is enough.
-	//
-	// Behind runs a function that the owner of the Slots waits for before it ends.
-	Lease   func(ctx context.Context, wait bool) (release func(), ok bool)
-	NoLease func() bool
-	Behind  func(run func())
+	leases Leases // nil: a slot needs none
 
 	// Guarded by graph.
 	unlimited bool
@@ -30,8 +21,21 @@ type Slots struct {
 	stopLease func()    // ends the wait for a lease; nil: none
 }
 
-// NewSlots returns n free slots; 0 means no limit.
-func NewSlots(n int) *Slots { return &Slots{free: n, unlimited: n == 0} }
+// Leases are what each slot needs besides, if the loads of the whole fleet are limited.
+type Leases interface {
+	// Lease acquires one. It returns a function that releases it, or nil. It returns false if there
+	// is none; with wait, only if ctx has ended.
+	Lease(ctx context.Context, wait bool) (release func(), ok bool)
+
+	// Away reports that none can be acquired now, so that a slot of this process is enough.
+	Away() bool
+
+	// Behind runs a function that the owner of the Slots waits for before it ends.
+	Behind(run func())
+}
+
+// NewSlots returns n free slots; 0 means no limit. leases may be nil.
+func NewSlots(n int, leases Leases) *Slots { return &Slots{free: n, unlimited: n == 0, leases: leases} }
 
 // Queued returns how many fills wait for a slot.
 func (p *Slots) Queued() int {
@@ -66,7 +70,7 @@ func (p *permit) keep() {
 		return
 	}
 	release, over := p.release, make(chan struct{})
-	p.pool.Behind(func() {
+	p.pool.leases.Behind(func() {
 		<-over
 		release()
 	})
@@ -94,7 +98,7 @@ func (s *Slot) Held() bool {
 func (s *Slot) Try(local bool) bool {
 	graph.Lock()
 	defer graph.Unlock()
-	if s.permit == nil && (local || s.pool.Lease == nil) && s.pool.takeFree(local) {
+	if s.permit == nil && (local || s.pool.leases == nil) && s.pool.takeFree(local) {
 		s.leaveQueue()
 		s.permit = &permit{pool: s.pool}
 	}
@@ -105,12 +109,12 @@ func (s *Slot) Try(local bool) bool {
 // queue.
 func (s *Slot) TryLease(ctx context.Context) bool {
 	graph.Lock()
-	free := s.pool.Lease != nil && s.permit == nil && s.queued == nil && s.pool.takeFree(false)
+	free := s.pool.leases != nil && s.permit == nil && s.queued == nil && s.pool.takeFree(false)
 	graph.Unlock()
 	if !free {
 		return s.Try(false)
 	}
-	release, ok := s.pool.Lease(ctx, false)
+	release, ok := s.pool.leases.Lease(ctx, false)
 	graph.Lock()
 	defer graph.Unlock()
 	if ok {
@@ -173,7 +177,7 @@ func (p *Slots) takeFree(local bool) bool {
 	if p.unlimited {
 		return true
 	}
-	if p.free == 0 || p.queue.Len() > 0 && !(local && p.Lease != nil) {
+	if p.free == 0 || p.queue.Len() > 0 && !(local && p.leases != nil) {
 		return false
 	}
 	p.free--
@@ -189,7 +193,7 @@ func (p *Slots) put() {
 // serve grants free slots to queued fills.
 func (p *Slots) serve() {
 	for p.queue.Len() > 0 && (p.free > 0 || p.unlimited) {
-		if p.Lease != nil && !(p.NoLease != nil && p.NoLease()) {
+		if p.leases != nil && !p.leases.Away() {
 			p.waitForLease()
 			return
 		}
@@ -207,8 +211,8 @@ func (p *Slots) waitForLease() {
 	p.free--
 	ctx, stop := context.WithCancel(context.Background())
 	p.stopLease = stop
-	p.Behind(func() {
-		release, ok := p.Lease(ctx, true)
+	p.leases.Behind(func() {
+		release, ok := p.leases.Lease(ctx, true)
 		stop()
 		graph.Lock()
 		p.stopLease = nil

@@ -63,7 +63,7 @@ func wantFree(t *testing.T, p *Slots, n int) {
 // Slots are granted in the order of the queue, and a new fill does not overtake it.
 func TestSlots_FirstComeFirstServed(t *testing.T) {
 	t.Parallel()
-	p := NewSlots(1)
+	p := NewSlots(1, nil)
 	holder := holding(t, p)
 	var slots []*Slot
 	var grants []<-chan struct{}
@@ -98,7 +98,7 @@ func TestSlots_FirstComeFirstServed(t *testing.T) {
 // ends.
 func TestSlots_Lend(t *testing.T) {
 	t.Parallel()
-	p := NewSlots(1)
+	p := NewSlots(1, nil)
 	outer := holding(t, p)
 	inner := make([]*Slot, 5)
 	for i := range inner {
@@ -135,7 +135,7 @@ func TestSlots_Lend(t *testing.T) {
 // A chain of nested loads needs one slot, even across caches.
 func TestSlots_Chain(t *testing.T) {
 	t.Parallel()
-	p, q := NewSlots(1), NewSlots(1)
+	p, q := NewSlots(1, nil), NewSlots(1, nil)
 	holding(t, q)
 	chain := []*Slot{holding(t, p)}
 	for i := range 10 {
@@ -158,7 +158,7 @@ func TestSlots_Chain(t *testing.T) {
 func TestSlots_LenderEndsFirst(t *testing.T) {
 	t.Parallel()
 	for _, order := range [][]int{{0, 1, 2}, {1, 0, 2}, {1, 2, 0}, {0, 2, 1}, {2, 1, 0}, {2, 0, 1}} {
-		p := NewSlots(1)
+		p := NewSlots(1, nil)
 		a := holding(t, p)
 		b := nested(t, p, a)
 		b.Try(false)
@@ -185,7 +185,7 @@ func TestSlots_LenderEndsFirst(t *testing.T) {
 //fault:nested-loads
 func TestSlots_LoadThatIsOver(t *testing.T) {
 	t.Parallel()
-	p := NewSlots(1)
+	p := NewSlots(1, nil)
 	over := holding(t, p)
 	over.Release()
 	other := holding(t, p)
