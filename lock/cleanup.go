@@ -12,7 +12,7 @@ const maxWorkers = 8
 // A cleanupQueue has the commands that could not be finished during the calls that caused them. A
 // server that does not answer causes many of them; few workers send them.
 type cleanupQueue struct {
-	mu      sync.Mutex
+	mu      sync.Mutex    // no other one is taken with it
 	tasks   []cleanupTask // protected by mu; the oldest first, except for those that are retried
 	workers int           // protected by mu
 }

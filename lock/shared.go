@@ -24,7 +24,7 @@ type sharedKey struct {
 
 // sharedBy finds a shared that is in use. The map keeps neither it nor its client alive.
 var sharedBy = struct {
-	mu sync.Mutex
+	mu sync.Mutex                         // no other one is taken with it
 	of map[sharedKey]weak.Pointer[shared] // protected by mu
 }{of: make(map[sharedKey]weak.Pointer[shared])}
 

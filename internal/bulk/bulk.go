@@ -27,7 +27,7 @@ type Bulk struct {
 	slot    *flight.SharedSlot
 	size    int // fills
 
-	// Protected by mu.
+	// Protected by mu, which is taken before the mutexes of the slot and of convoys.
 	mu        sync.Mutex
 	undecided int          // fills that may get their locks by the commands in flight
 	rows      map[int]*row // by node: see ask

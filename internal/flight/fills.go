@@ -35,7 +35,7 @@ var (
 type Fills[R any] struct {
 	clock   *Clock
 	running sync.WaitGroup
-	mu      sync.Mutex
+	mu      sync.Mutex // before graph
 	closed  bool
 	byKey   map[string]*Fill[R] // fills that callers can join
 	resting map[string]rest     // refreshes that ended a moment ago, by key

@@ -11,6 +11,9 @@ import (
 
 // graph guards the loads of all caches of this process: which load waits for which, and in whose
 // slot it runs.
+//
+// Mutexes are taken in the order Bulk.mu, SharedSlot.mu, graph, and Fills.mu, graph. Whoever holds graph takes
+// no other one: functions that are called with it, such as granted of Slot.Queue, may only begin a goroutine.
 var graph sync.Mutex
 
 // A Load is the node of one fill in the graph of loads that wait for other loads of this process,

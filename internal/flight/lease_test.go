@@ -4,13 +4,14 @@ import (
 	"context"
 	"testing"
 	"testing/synctest"
+	"time"
 )
 
 // A landlord grants leases when its test lets it.
 type landlord struct {
 	asked, given, back, stopped int
 	let                         chan struct{}
-	none                        bool // no lease is to be had without a wait
+	slow                        bool // the answer takes a second
 	stubborn                    bool // a wait goes on when its context has ended
 }
 
@@ -19,9 +20,10 @@ func (l *landlord) Behind(run func()) { go run() }
 
 func (l *landlord) Lease(ctx context.Context, wait bool) (release func(), ok bool) {
 	l.asked++
+	if l.slow {
+		time.Sleep(time.Second)
+	}
 	switch {
-	case !wait && l.none:
-		return nil, false
 	case !wait:
 		return func() { l.back++ }, true
 	case l.stubborn:

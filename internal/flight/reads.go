@@ -11,7 +11,7 @@ import (
 // reads for all of them.
 type Reads[V any] struct {
 	clock *Clock
-	mu    sync.Mutex
+	mu    sync.Mutex // no other one is taken with it
 	// keys has the keys with a read in flight, each with the batch that waits for its end, or nil.
 	keys map[string]*batch[V]
 	idle chan struct{} // closed when no read is in flight; nil unless Drain waits

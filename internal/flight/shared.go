@@ -8,17 +8,41 @@ import (
 // A SharedSlot is one slot for the fills of a group. It is held while one of them holds a [Share]
 // of it. So a Loader that works for all of them needs one slot.
 type SharedSlot struct {
-	mu      sync.Mutex
+	mu      sync.Mutex // after Bulk.mu, before graph
 	slot    *Slot
 	users   int               // shares that are held or queue
 	waiting map[*Share]func() // of fills that have queued; to be called when there may be shares
 	loading bool              // the Loader runs in the slot
+	asking  bool              // a fill tries to get a lease: the slot is left alone
+	asked   sync.Cond         // of mu: asking has become false
 	noLease bool              // TryLease has failed
 }
 
 // NewShared returns the request of a group, which holds no slot yet.
 func (p *Slots) NewShared(l *Load) *SharedSlot {
-	return &SharedSlot{slot: p.NewSlot(l), waiting: make(map[*Share]func())}
+	s := &SharedSlot{slot: p.NewSlot(l), waiting: make(map[*Share]func())}
+	s.asked.L = &s.mu
+	return s
+}
+
+// lock takes the mutex when the slot may be used.
+func (s *SharedSlot) lock() {
+	s.mu.Lock()
+	for s.asking {
+		s.asked.Wait()
+	}
+}
+
+// tryLease asks for a lease without the mutex, which the caller holds.
+func (s *SharedSlot) tryLease(ctx context.Context) bool {
+	s.asking = true
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		s.asking = false
+		s.asked.Broadcast()
+	}()
+	return s.slot.TryLease(ctx)
 }
 
 // BeginLoad notes that the Loader begins. Until EndLoad no other fill gets a share: it could need
@@ -66,24 +90,24 @@ func (s *Share) Held() bool {
 }
 
 func (s *Share) Try(local bool) bool {
-	return s.try(func(slot *Slot) bool { return slot.Try(local) })
+	return s.try(func() bool { return s.of.slot.Try(local) })
 }
 
-// TryLease asks Redis once for all fills of the group.
+// TryLease asks Redis once for all fills of the group. The others wait for the answer.
 func (s *Share) TryLease(ctx context.Context) bool {
-	return s.try(func(slot *Slot) bool {
-		s.of.noLease = s.of.noLease || !slot.TryLease(ctx)
+	return s.try(func() bool {
+		s.of.noLease = s.of.noLease || !s.of.tryLease(ctx)
 		return !s.of.noLease
 	})
 }
 
-func (s *Share) try(slot func(*Slot) bool) bool {
-	s.of.mu.Lock()
+func (s *Share) try(slot func() bool) bool {
+	s.of.lock()
 	defer s.of.mu.Unlock()
 	if s.held {
 		return true
 	}
-	if s.of.loading || !slot(s.of.slot) {
+	if s.of.loading || !slot() {
 		return false
 	}
 	s.use()
@@ -95,7 +119,7 @@ func (s *Share) try(slot func(*Slot) bool) bool {
 
 // Queue is that of a Slot. granted is also called when the Loader has returned.
 func (s *Share) Queue(granted func()) {
-	s.of.mu.Lock()
+	s.of.lock()
 	defer s.of.mu.Unlock()
 	s.of.waiting[s] = granted
 	if s.of.loading {

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"testing"
 	"testing/synctest"
+	"time"
 )
 
 // group returns the request of a group, and shares of it.
@@ -133,6 +134,41 @@ func TestSharedSlot_Load(t *testing.T) {
 		queued.Release()
 		wantFree(t, p, 1)
 		late.Release()
+		wantFree(t, p, 2)
+	})
+}
+
+// While a fill of a group asks for a lease, the others can be looked at and leave; those that need the answer wait
+// for it.
+func TestSharedSlot_TryLeaseInFlight(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		p, l := leased(2)
+		l.slow = true
+		_, shares := group(p, 4)
+		begun := time.Now()
+		for _, s := range shares[:2] {
+			go func() {
+				if !s.TryLease(t.Context()) {
+					t.Error("a fill has no share")
+				}
+			}()
+		}
+		synctest.Wait()
+		wantHeld(t, false, shares...)
+		shares[3].Release()
+		if time.Since(begun) != 0 {
+			t.Error("a fill that needs no lease waits for one")
+		}
+		if !shares[2].Try(true) || l.asked != 1 {
+			t.Errorf("a fill has no share, or %d leases are asked for, want 1", l.asked)
+		}
+		synctest.Wait()
+		for _, s := range shares {
+			s.Release()
+		}
+		if l.back != 1 {
+			t.Errorf("%d leases are given back, want 1", l.back)
+		}
 		wantFree(t, p, 2)
 	})
 }
