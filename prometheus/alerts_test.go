@@ -12,7 +12,6 @@ import (
 	"testing"
 
 	"github.com/singlefill/singlefill/internal/redistest"
-	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
 const alertRules = "../grafana/alerts.yml"
@@ -25,15 +24,7 @@ func TestAlerts_Rules(t *testing.T) {
 	}
 	rules, err := os.ReadFile(alertRules)
 	redistest.Must(t, err)
-	_, rdb := redistest.StartMini(t)
-	registry, c := register(t, cachetest.NewCacheIn[string](t, rdb, "ns", nil))
-	c.LockTrace("lock")
-	exported := map[string]bool{"singlefill_near_proof_age_seconds": true} // absent without a proof
-	families, err := registry.Gather()
-	redistest.Must(t, err)
-	for _, family := range families {
-		exported[family.GetName()] = true
-	}
+	exported := exportedMetrics(t)
 	for _, name := range regexp.MustCompile(`singlefill_\w+`).FindAllString(string(rules), -1) {
 		if !exported[name] {
 			t.Errorf("%s is no metric", name)
@@ -42,6 +33,24 @@ func TestAlerts_Rules(t *testing.T) {
 	if alerts, runbooks := len(alertNames(t)), strings.Count(string(rules), "runbook:"); alerts == 0 || alerts != runbooks {
 		t.Errorf("%d alerts have %d runbook lines", alerts, runbooks)
 	}
+}
+
+// program returns a program of Prometheus. PROMETHEUS names the server, beside which promtool is;
+// otherwise it is looked up. Without it the test is skipped, or fails if PROMETHEUS_REQUIRED=1.
+func program(t testing.TB, name string) string {
+	t.Helper()
+	if server := os.Getenv("PROMETHEUS"); server != "" {
+		name = filepath.Join(filepath.Dir(server), name)
+	}
+	path, err := exec.LookPath(name)
+	switch {
+	case err == nil:
+	case os.Getenv("PROMETHEUS_REQUIRED") == "1":
+		t.Fatalf("%v, and PROMETHEUS_REQUIRED=1 is set", err)
+	default:
+		t.Skipf("%v: install Prometheus, or set PROMETHEUS=$(scripts/servers prometheus)", err)
+	}
+	return path
 }
 
 func alertNames(t testing.TB) (names []string) {
