@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 	metricnoop "go.opentelemetry.io/otel/metric/noop"
@@ -25,7 +24,6 @@ import (
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
-	"github.com/singlefill/singlefill/lock"
 	sfotel "github.com/singlefill/singlefill/otel"
 )
 
@@ -192,13 +190,6 @@ func fails(err error) singlefill.Loader[string] {
 	return func(context.Context, string) (string, error) { return "", err }
 }
 
-// load has a cache load a value.
-func load(t testing.TB, c *singlefill.Cache[string]) {
-	t.Helper()
-	_, err := c.GetOrLoad(t.Context(), "k", gives("v"))
-	redistest.Must(t, err)
-}
-
 type fakeCache struct{ traces []*singlefill.Trace }
 
 func (*fakeCache) Namespace() string              { return "ns" }
@@ -301,49 +292,4 @@ func (m refusingMeter) Int64ObservableCounter(name string, _ ...metric.Int64Obse
 
 func (m refusingMeter) RegisterCallback(metric.Callback, ...metric.Observable) (metric.Registration, error) {
 	return metricnoop.Registration{}, m.check("callback")
-}
-
-// Without Options the global providers get the metrics and spans. This test sets them, so it does not run
-// in parallel.
-func TestInstrument_Globals(t *testing.T) {
-	_, rdb := redistest.StartMini(t)
-	x, ns := newTelemetry(t), redistest.Namespace(t)
-	tracers, meters := otel.GetTracerProvider(), otel.GetMeterProvider()
-	otel.SetTracerProvider(x.TracerProvider)
-	otel.SetMeterProvider(x.MeterProvider)
-	defer otel.SetTracerProvider(tracers)
-	defer otel.SetMeterProvider(meters)
-	c := newCache(t, rdb, ns, nil)
-	_, err := sfotel.Instrument(c, nil)
-	redistest.Must(t, err)
-	trace, err := sfotel.LockTrace("jobs", &sfotel.Options{})
-	redistest.Must(t, err)
-	load(t, c)
-	trace.Acquired(t.Context(), lock.LeaseInfo{})
-	_ = c.Close()
-	x.wantSpans(t, "load "+ns+": cache="+ns+" kind=call load.size=1 load.stored=1")
-	x.wantValues(t, map[string]float64{
-		"gets cache=" + ns + " layer=redis result=miss": 1,
-		"loads cache=" + ns + " kind=call result=value": 1,
-		"load.duration cache=" + ns + " kind=call":      1,
-		"stores cache=" + ns + " result=stored":         1,
-		"lock.held lock=jobs":                           1,
-		"lock.acquired lock=jobs":                       1,
-	})
-}
-
-// After Unregister no Stats are read, and the metrics that come from them are gone.
-func TestInstrument_Unregister(t *testing.T) {
-	t.Parallel()
-	_, rdb := redistest.StartMini(t)
-	x, ns := newTelemetry(t), redistest.Namespace(t)
-	c := newCache(t, rdb, ns, nil)
-	registration := x.instrument(t, c)
-	load(t, c)
-	redistest.Must(t, registration.Unregister())
-	_ = c.Close()
-	x.wantValues(t, map[string]float64{
-		"loads cache=" + ns + " kind=call result=value": 1,
-		"load.duration cache=" + ns + " kind=call":      1,
-	})
 }

@@ -11,43 +11,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/singlefill/singlefill"
-	"github.com/singlefill/singlefill/internal/redistest"
 )
-
-// The exemplar of a load's duration is the span of the load.
-func TestMetrics_Exemplar(t *testing.T) {
-	t.Parallel()
-	_, rdb := redistest.StartMini(t)
-	x := newTelemetry(t)
-	c := x.newCache(t, rdb, "ns", nil)
-	load(t, c)
-	_ = c.Close()
-	span := x.named("load ns")[0].SpanContext().SpanID()
-	for _, m := range x.collect(t) {
-		if m.Name == "singlefill.load.duration" {
-			examples := m.Data.(metricdata.Histogram[float64]).DataPoints[0].Exemplars
-			if len(examples) != 1 || !slices.Equal(examples[0].SpanID, span[:]) {
-				t.Errorf("%+v, want the span %v", examples, span)
-			}
-			return
-		}
-	}
-	t.Error("singlefill.load.duration is missing")
-}
-
-// Caches with one namespace are added.
-func TestMetrics_SameNamespace(t *testing.T) {
-	t.Parallel()
-	_, rdb := redistest.StartMini(t)
-	x, ns := newTelemetry(t), redistest.Namespace(t)
-	for range 2 {
-		c := x.newCache(t, rdb, ns, nil)
-		redistest.Must(t, c.Set(t.Context(), "k", "v"))
-		_, err := c.Get(t.Context(), "k")
-		redistest.Must(t, err)
-	}
-	x.wantValues(t, map[string]float64{"gets cache=" + ns + " layer=redis result=hit": 2})
-}
 
 // Names, units and kinds of all metrics. Counters only grow, gauges and up-down counters are what there
 // is now, and histograms are of seconds, with the buckets of singlefill.

@@ -1,12 +1,10 @@
 package otel_test
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -81,22 +79,6 @@ type sourceError struct{}
 
 func (*sourceError) Error() string { return "no" }
 
-// The span of a load tells what has become of its key.
-func TestSpans_Outcomes(t *testing.T) {
-	t.Parallel()
-	for want, info := range map[string]singlefill.LoadInfo{
-		"load.fenced=1 load.size=1 load.stored=0":       {Fenced: true},
-		"load.size=1 load.store_errors=1 load.stored=0": {StoreErr: errors.New("no")},
-		"load.size=1 load.stored=0 load.unlocked=1":     {Unlocked: true},
-		"load.queued=1 load.size=1 load.stored=1":       {Queued: time.Second, Stored: true},
-	} {
-		x, tr := newFake(t)
-		info.Key, info.Keys = "k", 1
-		tr.LoadDone(tr.LoadStart(t.Context(), "k"), info)
-		x.wantSpans(t, "load ns: cache=ns kind=call "+want)
-	}
-}
-
 // An error whose methods panic is a failed load.
 func TestSpans_ErrorThatPanics(t *testing.T) {
 	t.Parallel()
@@ -135,47 +117,6 @@ func (x *telemetry) named(name string) (spans []sdktrace.ReadOnlySpan) {
 		}
 	}
 	return spans
-}
-
-// The span of a load that is abandoned at LoadTimeout ends then, and not again when the Loader, or the
-// ManyLoader, returns.
-func TestSpans_LoadTimeout(t *testing.T) {
-	for size, get := range map[int]func(ctx context.Context, c *singlefill.Cache[string], hang func()) error{
-		1: func(ctx context.Context, c *singlefill.Cache[string], hang func()) error {
-			_, err := c.GetOrLoad(ctx, "k", func(context.Context, string) (string, error) { hang(); return "v", nil })
-			return err
-		},
-		3: func(ctx context.Context, c *singlefill.Cache[string], hang func()) error {
-			_, err := c.GetOrLoadMany(ctx, []string{"x", "y", "z"}, func(context.Context, []string) (map[string]string, error) {
-				hang()
-				return nil, nil
-			})
-			return err
-		},
-	} {
-		t.Run(fmt.Sprint(size), func(t *testing.T) {
-			inBubble(t, func(t *testing.T, x *telemetry, rdb *redis.Client) {
-				c := x.newCache(t, rdb, "ns", &singlefill.Options[string]{LoadTimeout: 10 * time.Second})
-				returned := make(chan struct{})
-				err := get(t.Context(), c, func() {
-					defer close(returned)
-					time.Sleep(time.Minute) // ignores its context
-				})
-				if !errors.Is(err, context.DeadlineExceeded) {
-					t.Errorf("err = %v, want that of LoadTimeout", err)
-				}
-				synctest.Wait()
-				want := fmt.Sprintf("load ns: cache=ns error.type=context.deadlineExceededError kind=call load.size=%d load.stored=0, Error %q", size, "")
-				x.wantSpans(t, want)
-				if s := x.spans.Ended(); len(s) != 1 || took(s[0]) != 10*time.Second {
-					t.Errorf("the span has not ended at LoadTimeout")
-				}
-				<-returned
-				synctest.Wait()
-				x.wantSpans(t, want)
-			})
-		})
-	}
 }
 
 // A refresh in the background has a span of its own, in the trace of the call that started it.
@@ -311,95 +252,6 @@ func TestSpans_OtherProcess(t *testing.T) {
 			t.Errorf("%v waits, want 1", n)
 		}
 	})
-}
-
-// A load inside a load of the same cache is a child of it, and each span ends with its own load.
-func TestSpans_Nested(t *testing.T) {
-	inBubble(t, func(t *testing.T, x *telemetry, rdb *redis.Client) {
-		c := x.newCache(t, rdb, "ns", nil)
-		loadNested(t, c)
-		inner, outer := x.nested(t)
-		if inner.Parent().SpanID() != outer.SpanContext().SpanID() {
-			t.Errorf("the inner load is a child of %v, want of the outer one, %v", inner.Parent().SpanID(), outer.SpanContext().SpanID())
-		}
-	})
-}
-
-// Two instrumentations of one cache end their own spans.
-func TestSpans_TwoProviders(t *testing.T) {
-	inBubble(t, func(t *testing.T, x *telemetry, rdb *redis.Client) {
-		y, c := newTelemetry(t), x.newCache(t, rdb, "ns", nil)
-		y.instrument(t, c)
-		loadNested(t, c)
-		x.nested(t)
-		y.nested(t)
-	})
-}
-
-// loadNested loads a key for two seconds. In the last one its Loader loads another key.
-func loadNested(t *testing.T, c *singlefill.Cache[string]) {
-	t.Helper()
-	_, err := c.GetOrLoad(t.Context(), "outer", func(ctx context.Context, _ string) (string, error) {
-		time.Sleep(time.Second)
-		return c.GetOrLoad(ctx, "inner", func(context.Context, string) (string, error) { time.Sleep(time.Second); return "v", nil })
-	})
-	redistest.Must(t, err)
-	synctest.Wait()
-}
-
-// nested returns the spans of loadNested.
-func (x *telemetry) nested(t *testing.T) (inner, outer sdktrace.ReadOnlySpan) {
-	t.Helper()
-	const want = "load ns: cache=ns kind=call load.size=1 load.stored=1"
-	x.wantSpans(t, want, want)
-	s := slices.SortedFunc(slices.Values(x.spans.Ended()), func(a, b sdktrace.ReadOnlySpan) int { return cmp.Compare(took(a), took(b)) })
-	if len(s) != 2 || took(s[0]) != time.Second || took(s[1]) != 2*time.Second {
-		t.Fatalf("%v, want a load of 1s and one of 2s", s)
-	}
-	return s[0], s[1]
-}
-
-// A key whose load ends before its ManyLoader is called has the context of the call. If that is the
-// context of another load of this cache, the span of that load goes on.
-func TestSpans_NoLoader(t *testing.T) {
-	t.Parallel()
-	x, tr := newFake(t)
-	outer := tr.LoadStart(t.Context(), "outer")
-	tr.LoadDone(outer, singlefill.LoadInfo{Key: "inner", Err: context.Canceled})
-	x.wantSpans(t)
-	x.wantValues(t, map[string]float64{"loads cache=ns kind=call result=error": 1})
-	tr.LoadDone(outer, singlefill.LoadInfo{Key: "outer", Keys: 1})
-	x.wantSpans(t, "load ns: cache=ns kind=call load.size=1 load.stored=0")
-}
-
-// A load that began before Instrument is counted and has no span.
-func TestSpans_InstrumentedDuringLoad(t *testing.T) {
-	inBubble(t, func(t *testing.T, x *telemetry, rdb *redis.Client) {
-		c := newCache(t, rdb, "ns", nil)
-		_, err := c.GetOrLoad(t.Context(), "k", func(context.Context, string) (string, error) { x.instrument(t, c); return "v", nil })
-		redistest.Must(t, err)
-		synctest.Wait()
-		x.wantSpans(t)
-		if n := x.values(t)["loads cache=ns kind=call result=value"]; n != 1 {
-			t.Errorf("%v loads, want 1", n)
-		}
-	})
-}
-
-// A loader of many keys at once ends its span once, whatever the order in which their outcomes come.
-func TestSpans_ManyOutcomesAtOnce(t *testing.T) {
-	t.Parallel()
-	x, tr := newFake(t)
-	ctx := tr.LoadStart(t.Context(), "k0")
-	var wg sync.WaitGroup
-	for i := range 256 {
-		wg.Go(func() { tr.LoadDone(ctx, singlefill.LoadInfo{Key: fmt.Sprint("k", i), Keys: 256, Stored: true}) })
-	}
-	wg.Wait()
-	x.wantSpans(t, "load ns: cache=ns kind=call load.size=256 load.stored=256")
-	if n := x.values(t)["load.duration cache=ns kind=call"]; n != 1 {
-		t.Errorf("%v calls of a ManyLoader, want 1", n)
-	}
 }
 
 // Neither a key, nor the name of a lock, nor the text of an error is in any span or metric, unless Keys

@@ -13,7 +13,6 @@ import (
 	"math/big"
 	"net/netip"
 	"net/url"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -253,34 +252,6 @@ func TestCodec_Kept(t *testing.T) {
 					t.Errorf("reported %q", got)
 				}
 			})
-		}
-	}
-}
-
-// identity keeps values as they are, also those that contain themselves.
-type identity struct{ v *any }
-
-func (c identity) Marshal(v any) ([]byte, error) { *c.v = v; return nil, nil }
-func (c identity) Unmarshal(_ []byte, v any) error {
-	switch v := v.(type) {
-	case *node:
-		*v = (*c.v).(node)
-	case *[]any:
-		*v = slices.Clone((*c.v).([]any))
-	}
-	return nil
-}
-
-// The walk of a value that contains itself ends.
-func TestCodec_Cycle(t *testing.T) {
-	t.Parallel()
-	ring := []any{1, nil}
-	ring[1] = ring
-	loop := node{Name: "a"}
-	loop.Next = &node{Name: "b", Next: &loop, parent: &loop}
-	for _, v := range []any{loop, ring} {
-		if got := encode(t, identity{new(any)}, v); len(got) > 0 {
-			t.Errorf("reported %q", got)
 		}
 	}
 }

@@ -163,17 +163,3 @@ func TestShop_Stampede(t *testing.T) {
 		source.WantLoads(t, "/coffee", 1)
 	})
 }
-
-// A request does not wait for ever: it is answered at its deadline, and a later one finds the price.
-func TestShop_SlowSource(t *testing.T) {
-	inShop(t, func(t *testing.T, s shop, rdb *redis.Client, source *singlefilltest.Source[int]) {
-		source.Slow(10 * time.Second)
-		for _, want := range []string{"try again\n", "8"} {
-			if got := get(s, "/coffee"); got != want {
-				t.Errorf("got %q, want %q", got, want)
-			}
-			time.Sleep(6 * time.Second)
-		}
-		source.WantLoads(t, "/coffee", 1)
-	})
-}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -59,22 +58,6 @@ func TestRedis_Isolated(t *testing.T) {
 	})
 }
 
-// The client is closed at the end of the test, and cannot be used for faults any more.
-func TestRedis_Closed(t *testing.T) {
-	t.Parallel()
-	var rdb *redis.Client
-	if got := reported(func(t testing.TB) { rdb = singlefilltest.Redis(t) }); got != nil {
-		t.Fatalf("reported %q", got)
-	}
-	if err := rdb.Ping(t.Context()).Err(); err != redis.ErrClosed {
-		t.Errorf("PING: %v", err)
-	}
-	wantReport(t, "Silence", func(t testing.TB) { singlefilltest.Silence(t, rdb) })
-	if got := reported(func(t testing.TB) { singlefilltest.Redis(t).Close() }); got != nil {
-		t.Errorf("a test that has closed the client itself: reported %q", got)
-	}
-}
-
 // In a bubble keys and values expire by its clock.
 func TestRedis_FakeTime(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
@@ -95,24 +78,6 @@ func TestRedis_FakeTime(t *testing.T) {
 		check(t, cache, source.Load, "2")
 		if took := time.Since(begun); took != time.Hour {
 			t.Errorf("it took %v", took)
-		}
-	})
-}
-
-// A pipeline whose replies are longer than any buffer does not block, nor does a long value.
-func TestRedis_LongPipeline(t *testing.T) {
-	both(t, func(t *testing.T) {
-		rdb := singlefilltest.Redis(t)
-		long := strings.Repeat("v", 100_000)
-		cmds, err := rdb.Pipelined(t.Context(), func(p redis.Pipeliner) error {
-			for range 100 {
-				p.Set(t.Context(), "k", long, time.Minute)
-				p.Get(t.Context(), "k")
-			}
-			return nil
-		})
-		if err != nil || len(cmds) != 200 || cmds[199].(*redis.StringCmd).Val() != long {
-			t.Errorf("%d replies, %v", len(cmds), err)
 		}
 	})
 }
@@ -160,24 +125,6 @@ func TestFaults_Commands(t *testing.T) {
 	}
 }
 
-// A fault ends when all faults are over, and a second call does not end another fault.
-func TestFaults_Overlap(t *testing.T) {
-	both(t, func(t *testing.T) {
-		rdb := singlefilltest.Redis(t)
-		resume, resumeOther, reconnect := singlefilltest.Silence(t, rdb), singlefilltest.Silence(t, rdb), singlefilltest.Disconnect(t, rdb)
-		for _, end := range []func(){resume, resume, reconnect, reconnect} {
-			end()
-			if err := set(t, rdb, "v", 20*time.Millisecond); err == nil {
-				t.Error("a fault has ended too early")
-			}
-		}
-		resumeOther()
-		if err := set(t, rdb, "v", time.Minute); err != nil {
-			t.Errorf("after the faults: %v", err)
-		}
-	})
-}
-
 // A cache serves from the source during a fault, also with an open breaker. A second after the fault it serves what it had.
 func TestFaults_Cache(t *testing.T) {
 	t.Parallel()
@@ -201,18 +148,5 @@ func TestFaults_Cache(t *testing.T) {
 				}
 			})
 		})
-	}
-}
-
-// A client that is not one of Redis is refused.
-func TestFaults_OtherClient(t *testing.T) {
-	t.Parallel()
-	other := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
-	defer other.Close()
-	for _, rdb := range []*redis.Client{nil, other} {
-		for _, fault := range faults {
-			want := fmt.Sprintf("fatal: singlefilltest: %s: rdb is %v: only a client that", fault.name, rdb)
-			wantReport(t, want, func(t testing.TB) { fault.begin(t, rdb) })
-		}
 	}
 }

@@ -1,13 +1,11 @@
 package singlefilltest_test
 
 import (
-	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/singlefill/singlefill"
-	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/singlefilltest"
 )
 
@@ -51,46 +49,4 @@ func TestMakeStale(t *testing.T) {
 			})
 		})
 	}
-}
-
-// MakeStale takes a remembered ErrNotFound for a value.
-func TestMakeStale_NotFound(t *testing.T) {
-	both(t, func(t *testing.T) {
-		cache := newCache(t, singlefilltest.Redis(t), nil)
-		source := singlefilltest.NewSource(t, upper)
-		for n := range 2 {
-			if _, err := cache.GetOrLoad(t.Context(), "none", source.Load); !errors.Is(err, singlefill.ErrNotFound) {
-				t.Errorf("GetOrLoad: %v", err)
-			}
-			source.WantLoads(t, "none", n+1)
-			singlefilltest.MakeStale(t, cache, "none")
-		}
-	})
-}
-
-// MakeStale ends the test if there is nothing to make stale, or if Redis does not answer.
-func TestMakeStale_Fails(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		rdb := singlefilltest.Redis(t)
-		cache := newCache(t, rdb, nil)
-		want := func(want string) {
-			t.Helper()
-			wantReport(t, "fatal: singlefilltest: MakeStale: "+want, func(t testing.TB) {
-				singlefilltest.MakeStale(t, cache, "k")
-			})
-		}
-		want(`no value to serve under "k": ` + singlefill.ErrMiss.Error())
-		redistest.Must(t, cache.Set(t.Context(), "k", "v"))
-		resume := singlefilltest.Silence(t, rdb)
-		want(`no value to serve under "k": singlefill: get: `)
-		resume()
-		time.Sleep(time.Second) // the breaker closes
-		if v, err := cache.Get(t.Context(), "k"); v != "v" || err != nil {
-			t.Errorf("Get: %q, %v", v, err)
-		}
-		singlefilltest.MakeStale(t, cache, "k")
-		if _, err := cache.Get(t.Context(), "k"); err != singlefill.ErrMiss {
-			t.Errorf("Get: %v", err)
-		}
-	})
 }

@@ -37,29 +37,6 @@ func TestQuickstart_RealRedis(t *testing.T) {
 	checkRun(t, url)
 }
 
-// With -h quickstart says what it does, and does nothing.
-func TestQuickstart_Help(t *testing.T) {
-	t.Parallel()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(self, "-h")
-	cmd.Env = append(os.Environ(), asProgram+"=1")
-	out, err := cmd.Output()
-	if err != nil {
-		t.Errorf("%v", err)
-	}
-	for _, want := range []string{"Usage: quickstart\n", "a cache stampede", "no flags", "REDIS_URL"} {
-		if !strings.Contains(string(out), want) {
-			t.Errorf("no %q in\n%s", want, out)
-		}
-	}
-	if strings.Contains(string(out), "All answers were right.") {
-		t.Error("it has run")
-	}
-}
-
 // checkRun runs the program and checks the numbers that it prints.
 func checkRun(t *testing.T, url string) {
 	t.Helper()

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -21,15 +20,6 @@ func TestList(t *testing.T) {
 			if took := time.Since(begun); took != takes {
 				t.Errorf("it took %v, want %v", took, takes)
 			}
-		}
-	})
-}
-
-// A request for too many products, or for one without an id, is refused.
-func TestList_BadRequest(t *testing.T) {
-	inWorld(t, func(t *testing.T, w *world) {
-		for _, query := range []string{"id=1&id=", strings.Repeat("id=1&", maxList+1)} {
-			w.answers(t, http.MethodGet, "/products?"+query, http.StatusBadRequest, fmt.Sprint("up to ", maxList))
 		}
 	})
 }

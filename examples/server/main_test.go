@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"io"
 	"net"
 	"net/http"
@@ -109,17 +108,6 @@ func (p *process) checkEnd(t *testing.T) {
 	}
 }
 
-func (p *process) stats(t *testing.T) (s singlefill.Stats) {
-	t.Helper()
-	status, body, err := p.get(t.Context(), "/stats")
-	if err != nil || status != http.StatusOK {
-		t.Fatalf("GET /stats: %d, %v", status, err)
-	}
-	var stats map[string]singlefill.Stats
-	redistest.Must(t, json.Unmarshal([]byte(body), &stats))
-	return stats["products"]
-}
-
 func startFleet(t *testing.T) (*redistest.Server, []*process) {
 	t.Helper()
 	server := redistest.Start(t)
@@ -163,23 +151,6 @@ func TestServer_Stampede(t *testing.T) {
 		p.answerQueries()
 	}
 	wg.Wait()
-	checkOneQuery(t, server)
-}
-
-func TestServer_ImpatientRequest(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	p := start(t, server.Addr, "-timeout=50ms")
-	p.check(t, "/products/42", http.StatusGatewayTimeout, "too long")
-	if s := p.stats(t); s.Loads != 1 || s.Loading != 1 {
-		t.Errorf("after the timeout: %+v", s)
-	}
-	p.answerQueries()
-	redistest.Await(t, "the query's answer is stored", func() bool { return p.stats(t).Stored == 1 })
-	redistest.Await(t, "it is served", func() bool { // 50 ms may be short on a busy machine
-		status, body, err := p.get(t.Context(), "/products/42")
-		return status == http.StatusOK && body == product42 && err == nil
-	})
 	checkOneQuery(t, server)
 }
 

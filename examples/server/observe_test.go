@@ -1,17 +1,11 @@
 package main
 
 import (
-	"encoding/json"
 	"net/http"
-	"os"
-	"path/filepath"
-	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
-	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/singlefilltest"
 )
 
@@ -59,45 +53,4 @@ func TestObserve_Outage(t *testing.T) {
 		w.checkOutbox(t, 0)
 		metrics(`singlefill_lock_acquired_total{lock="outbox"} 1`, `singlefill_lock_held{lock="outbox"} 0`)
 	})
-}
-
-// The span of a load belongs to the request that began it. Spans that are waiting to be written when the
-// service ends are written.
-func TestObserve_Spans(t *testing.T) {
-	t.Parallel()
-	file := filepath.Join(t.TempDir(), "spans")
-	p := start(t, redistest.Start(t).Addr, "-spans="+file)
-	p.answerQueries()
-	p.check(t, "/products/42", http.StatusOK, product42)
-	p.check(t, "/products/42", http.StatusOK, product42)
-	redistest.Must(t, p.Signal(syscall.SIGTERM))
-	p.checkEnd(t)
-
-	type span struct {
-		Name                string
-		SpanContext, Parent struct{ SpanID string }
-	}
-	var spans []span
-	f, err := os.Open(file)
-	redistest.Must(t, err)
-	defer f.Close()
-	for lines := json.NewDecoder(f); lines.More(); {
-		var s span
-		redistest.Must(t, lines.Decode(&s))
-		spans = append(spans, s)
-	}
-	const request, load = "GET /products/{id}", "load products"
-	var requests []string // IDs
-	var loads []string    // IDs of their parents
-	for _, s := range spans {
-		switch s.Name {
-		case request:
-			requests = append(requests, s.SpanContext.SpanID)
-		case load:
-			loads = append(loads, s.Parent.SpanID)
-		}
-	}
-	if len(requests) != 2 || len(loads) != 1 || !slices.Contains(requests, loads[0]) {
-		t.Errorf("two requests for one product have the spans %+v", spans)
-	}
 }

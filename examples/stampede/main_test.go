@@ -22,27 +22,6 @@ func TestMain(m *testing.M) {
 	redistest.Main(m)
 }
 
-// The value lives longer than the run, even on a slow machine, so the key is cold once.
-func TestMeasure_ColdKey(t *testing.T) {
-	t.Parallel()
-	p := plan{
-		Processes: 3, Goroutines: 8,
-		Load: 100 * time.Millisecond, TTL: time.Minute, Expiring: 200 * time.Millisecond,
-	}
-	url := "redis://" + redistest.Start(t).Addr
-	for i, want := range []int{p.Processes, 1, 1} {
-		r, err := measure(t.Context(), task{Plan: p, Contender: i, Namespace: contenders[i].color, URL: url})
-		redistest.Must(t, err)
-		if c := r[cold]; len(c.Calls) != p.Processes*p.Goroutines || len(c.Loads) != want || c.Commands == 0 {
-			t.Errorf("%s: %d calls, %d loads, %d commands; want %d loads",
-				contenders[i].name, len(c.Calls), len(c.Loads), c.Commands, want)
-		}
-		if e := r[expiring]; len(e.Loads) > 0 {
-			t.Errorf("%s: %d loads of a value that lives long", contenders[i].name, len(e.Loads))
-		}
-	}
-}
-
 // A run prints a line for each contender in each phase, and draws a well-formed picture.
 func TestRun(t *testing.T) {
 	t.Parallel()
@@ -62,17 +41,6 @@ func TestRun(t *testing.T) {
 			break
 		} else if err != nil {
 			t.Fatalf("not well-formed: %v", err)
-		}
-	}
-}
-
-// A server that does not answer ends the run, and its processes, with an error.
-func TestRun_NoServer(t *testing.T) {
-	t.Parallel()
-	for _, url := range []string{"redis://127.0.0.1:1", "nonsense"} {
-		p := plan{Processes: 2, Goroutines: 1, Load: time.Millisecond}.timed()
-		if err := run(t.Context(), p, url, filepath.Join(t.TempDir(), "x.svg"), io.Discard); err == nil {
-			t.Errorf("%s: no error", url)
 		}
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/singlefill/singlefill/internal/redistest"
 )
@@ -52,44 +51,6 @@ func isOpen(addr string) bool {
 		conn.Close()
 	}
 	return err == nil
-}
-
-func TestFleet_ForeignRedis(t *testing.T) {
-	t.Parallel()
-	redis := redistest.Start(t)
-	f, first := startTestFleet(t, "redis://"+redis.Addr)
-	if err := f.kill(redisName); err != errUnknown {
-		t.Errorf("%v", err)
-	}
-	get(t, fmt.Sprintf("http://%s/tiles/0/0/0", local(first)))
-	if n, err := redis.Admin().Exists(t.Context(), "tiles:{0/0/0}").Result(); n != 1 || err != nil {
-		t.Errorf("the tile is not in that Redis: %d, %v", n, err)
-	}
-}
-
-func TestFleet_CannotStart(t *testing.T) {
-	t.Parallel()
-	var first int
-	var taken net.Listener
-	for taken == nil { // another program may take the port first
-		var err error
-		if first, err = freePorts(0); err != nil {
-			t.Fatal(err)
-		}
-		taken, _ = net.Listen("tcp", local(first+1))
-	}
-	defer taken.Close()
-	if err := checkFree(first); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("ports %d to %d are needed", first, first+ports-1)) {
-		t.Errorf("%v", err)
-	}
-	if f, err := startFleet(plan(first, ""), time.Hour); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("process %d ended", first+1)) {
-		t.Errorf("%v, %v", f, err)
-	}
-	for _, port := range []int{first, first + 2, first + processes + 1} {
-		if isOpen(local(port)) {
-			t.Errorf("port %d is still served", port)
-		}
-	}
 }
 
 // When the command is killed, its processes end.

@@ -4,12 +4,10 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
 	"os"
 	"strings"
 	"sync"
@@ -167,38 +165,6 @@ func TestService_Clear(t *testing.T) {
 	})
 }
 
-// badCoordinates maps bad coordinates to what the error says about them.
-var badCoordinates = map[string]string{
-	"":                               "z/x/y is allowed",
-	"5/12/9/1":                       "z/x/y is allowed",
-	"5/12/9.png":                     "three whole numbers",
-	"5/-1/9":                         "three whole numbers",
-	"5/0x1/9":                        "three whole numbers",
-	"5/99999999999999999999/9":       "three whole numbers",
-	"31/0/0":                         "0 to 30 is allowed",
-	"5/32/0":                         "0 to 31 are allowed",
-	"5/0/32":                         "0 to 31 are allowed",
-	strings.Repeat("1", 1000) + "/0": "z/x/y is allowed",
-}
-
-func TestService_BadCoordinates(t *testing.T) {
-	t.Parallel()
-	_, rdb := redistest.StartMini(t)
-	s := startPeer(t, rdb, "8080", func(_ context.Context, at coordinates) ([]byte, error) {
-		t.Errorf("%v was computed", at)
-		return nil, nil
-	})
-	for text, want := range badCoordinates {
-		resp, body := get(t, s.url+"/tiles/"+url.PathEscape(text))
-		if resp.StatusCode != http.StatusBadRequest || !strings.Contains(body, want) || len(body) > 200 {
-			t.Errorf("%.50q: %s %s", text, resp.Status, body)
-		}
-	}
-	if stats := s.stats(); stats.Hits+stats.Misses+stats.Loads != 0 {
-		t.Errorf("the cache was asked: %+v", stats)
-	}
-}
-
 func TestService_WithoutRedis(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -209,37 +175,6 @@ func TestService_WithoutRedis(t *testing.T) {
 	}
 	if stats := s.stats(); stats.LoadsUnlocked != 1 || stats.RedisErrors == 0 {
 		t.Errorf("%+v", stats)
-	}
-}
-
-func TestService_FailedComputation(t *testing.T) {
-	t.Parallel()
-	_, rdb := redistest.StartMini(t)
-	s := startPeer(t, rdb, "8080", func(context.Context, coordinates) ([]byte, error) { return nil, errors.New("the secret") })
-	if resp, body := get(t, s.url+"/tiles/0/0/0"); resp.StatusCode != http.StatusInternalServerError || strings.Contains(body, "secret") {
-		t.Errorf("%s %s", resp.Status, body)
-	}
-}
-
-func TestService_OtherOrigins(t *testing.T) {
-	t.Parallel()
-	_, rdb := redistest.StartMini(t)
-	s := startPeer(t, rdb, "8080", func(context.Context, coordinates) ([]byte, error) { return nil, nil })
-	for origin, allowed := range map[string]bool{
-		"http://127.0.0.1:9999":       true,
-		"http://localhost:9999":       true,
-		"https://127.0.0.1:9999":      false,
-		"http://127.0.0.1:9998":       false,
-		"http://evil.example:9999":    false,
-		"http://127.0.0.1:9999.evil":  false,
-		"null":                        false,
-		"http://127.0.0.1.evil:9999/": false,
-	} {
-		resp, _ := get(t, s.url+"/tiles/0/0/0", "Origin", origin)
-		want := map[bool]string{true: origin}[allowed]
-		if got := resp.Header.Get("Access-Control-Allow-Origin"); got != want || resp.Header.Get("Vary") != "Origin" {
-			t.Errorf("%s: %q is allowed, Vary is %q", origin, got, resp.Header.Get("Vary"))
-		}
 	}
 }
 
