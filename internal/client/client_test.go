@@ -7,14 +7,12 @@ import (
 	"io"
 	"net"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/redistest"
@@ -453,25 +451,6 @@ func TestBreaker_Probes(t *testing.T) {
 	}
 }
 
-// A breaker does not probe through a closed client.
-func TestBreaker_ClosedClient(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		_, rdb := redistest.StartMini(t)
-		w := watch(t, rdb, timeout)
-		_ = rdb.Close()
-		for range Limit {
-			if err := w.get(t.Context()); !errors.Is(err, redis.ErrClosed) {
-				t.Errorf("get = %v", err)
-			}
-			time.Sleep(timeout)
-		}
-		time.Sleep(time.Minute)
-		if n := w.failures("ping"); n != 1 {
-			t.Errorf("asked %d times, want once", n)
-		}
-	})
-}
-
 // A server that goes down and comes back again and again neither blocks the breaker nor makes it report
 // a wrong state.
 //
@@ -589,34 +568,6 @@ func TestScriptsRefused(t *testing.T) {
 	}
 	if !WrongType(replyError("WRONGTYPE Operation against a key")) || WrongType(nil) || WrongType(io.EOF) {
 		t.Error("WrongType")
-	}
-}
-
-// A hook that changes the arguments of a command changes those of that command only, also when the
-// server does not know the script, so that it is sent twice.
-func TestScript_HookChangesArguments(t *testing.T) {
-	t.Parallel()
-	rdb := redis.NewClient(&redis.Options{Addr: miniredis.RunT(t).Addr()})
-	defer rdb.Close()
-	rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
-		for _, cmd := range cmds {
-			if strings.HasPrefix(cmd.Name(), "eval") {
-				cmd.Args()[3] = "tenant:" + cmd.Args()[3].(string)
-			}
-		}
-		return nil
-	}))
-	w := watch(t, rdb, time.Minute)
-	script := NewScript("return {KEYS[1], ARGV[1]}")
-	for _, when := range []string{"unknown", "known"} {
-		got, err := Run(t.Context(), w.Client, nil, w.Timeout, "op", "key", script, append(script.Call(1, 1), "key", "arg"),
-			func(cmd *redis.Cmd) ([]string, error) { return cmd.StringSlice() })
-		if err != nil || strings.Join(got, " ") != "tenant:key arg" {
-			t.Errorf("a script that is %s: %q, %v", when, got, err)
-		}
-	}
-	if n := w.failures("op"); n != 0 {
-		t.Errorf("%d failures", n)
 	}
 }
 

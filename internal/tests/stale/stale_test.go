@@ -8,7 +8,6 @@ import (
 	"maps"
 	"runtime"
 	"slices"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -294,26 +293,6 @@ func TestStaleIfError_EveryFailure(t *testing.T) {
 	}
 }
 
-// A value that was fresh when its refresh began is stale when it is served for the refresh's
-// failure.
-func TestStaleIfError_FreshAtTheBeginning(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := cachetest.OldCache(t, rdb, singlefill.Options[string]{EarlyRefresh: 1e9, StaleIfError: time.Minute}, "", 0)
-		<-cachetest.GoAsk(t.Context(), c, "k", cachetest.Takes(10*time.Millisecond, "old", nil))
-		time.Sleep(900 * time.Millisecond)
-		<-cachetest.GoAsk(t.Context(), c, "k", cachetest.Takes(2*time.Second, "",
-			cachetest.ErrSource)) // a hit, and an early refresh
-		time.Sleep(200 * time.Millisecond)
-		a := <-cachetest.GoAsk(t.Context(), c, "k", cachetest.MustNotLoad[string](t))
-		if a.Value != "old" || a.Err != nil || !a.Info.Stale || a.Info.Err != cachetest.ErrSource {
-			t.Errorf("answered %+v", a)
-		}
-		if s := c.Stats(); s.StaleOnError != 1 || s.Stale != 1 {
-			t.Errorf("%d stale, %d of them on an error, want 1 and 1", s.Stale, s.StaleOnError)
-		}
-	})
-}
-
 // A caller that waits for another process gets the stale value that the key holds when the load
 // fails.
 func TestStaleIfError_KeyChangesDuringTheWait(t *testing.T) {
@@ -456,28 +435,6 @@ func TestStaleIfError_LoadPastTheWindow(t *testing.T) {
 			})
 		}
 	}
-}
-
-// A stale value is not served past its window, even if the release of the lock is slow.
-func TestStaleIfError_SlowRelease(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		var slow atomic.Bool
-		rdb.AddHook(cachetest.Before(func(redis.Cmder) error {
-			if slow.Load() {
-				time.Sleep(400 * time.Millisecond)
-			}
-			return nil
-		}))
-		c := cachetest.OldCache(t, rdb, singlefill.Options[string]{StaleIfError: 2 * time.Second}, "old", 1900*time.Millisecond)
-		a := <-cachetest.GoAsk(t.Context(), c, "k", func(context.Context, string) (string, error) {
-			slow.Store(true)
-			return "", cachetest.ErrSource
-		})
-		if a.Err != cachetest.ErrSource || a.Info != (singlefill.ValueInfo{}) {
-			t.Errorf("answered %+v", a)
-		}
-		time.Sleep(time.Minute) // the cache and the client go on for a while
-	})
 }
 
 // A deleted value is not served to callers that arrive after the Delete, even if Redis stops
