@@ -296,8 +296,8 @@ type page struct {
 	pairs int // of a tag and a key
 }
 
-// pageLen is how many pairs a page has at most. A server takes half a millisecond for them.
-const pageLen = 128
+// pageLen is how many pairs a page has at most. A server takes a millisecond or two for them if each has another tag.
+const pageLen = 32
 
 // A tagged is a tag with its keys.
 type tagged struct {
