@@ -30,7 +30,7 @@ func (x *filling) ask(ctx context.Context, take bool) (filllock.Reply, flight.St
 	var err error
 	found := value.Lookup{Key: x.fill.Key}
 	x.store.During([]*value.Lookup{&found}, func() {
-		reply, err = client.Retry(ctx, a.within, client.Unreachable, func(within time.Duration) (filllock.Reply, error) {
+		reply, err = client.Retry(ctx, a.within, client.Again, func(within time.Duration) (filllock.Reply, error) {
 			return x.lock.GetOrLock(ctx, within, query)
 		})
 		x.wait.Answered(sent)
@@ -149,7 +149,7 @@ func (x *filling) storeOrRelease(ctx context.Context, o *outcome, data []byte,
 		o.Fenced, note = data != nil, filllock.ReleaseNote{}
 	case data != nil:
 		kept := x.store.KeptFor(o.life)
-		ours, err = client.Retry(ctx, x.opts.redisTimeout, client.Unreachable, func(within time.Duration) (bool, error) {
+		ours, err = client.Retry(ctx, x.opts.redisTimeout, client.Again, func(within time.Duration) (bool, error) {
 			return x.lock.Store(ctx, within, data, kept)
 		})
 		o.Stored, o.Fenced, o.StoreErr = ours, err == nil && !ours, err
@@ -161,7 +161,7 @@ func (x *filling) storeOrRelease(ctx context.Context, o *outcome, data []byte,
 		}
 		x.backOff(&note) // the server would refuse the next value, too
 	}
-	ours, err = client.Retry(ctx, x.opts.redisTimeout, client.Unreachable, func(within time.Duration) (bool, error) {
+	ours, err = client.Retry(ctx, x.opts.redisTimeout, client.Again, func(within time.Duration) (bool, error) {
 		return x.lock.Release(ctx, within, note)
 	})
 	return ours && valid, err

@@ -25,14 +25,15 @@ import (
 // has waited in vain: a hasty cache does not tell a patient one that a slow node is dead.
 type breaker struct {
 	outage  atomic.Pointer[outage] // nil: closed; set with server.mu
-	opening chan struct{}          // see opens; protected by server.mu
+	opening atomic.Pointer[chan struct{}]
 }
 
 // An outage is a silence of a node.
 type outage struct {
-	err  error         // that opened the breaker
-	key  string        // of its command
-	over chan struct{} // closed when the node has answered
+	err  error           // that opened the breaker
+	key  string          // of its command
+	over context.Context // ends when the node has answered
+	end  func()          // ends over
 
 	patience atomic.Int64 // the longest Timeout of those that have waited in vain
 	probes   atomic.Int64 // caches that probe the node
@@ -73,19 +74,11 @@ func (c *Client) refusal(n *node) error {
 	return fmt.Errorf("%w: %w", ErrAway, o.err)
 }
 
-// opens returns a channel that is closed when the breaker opens, for a command that waits to be sent. If it is
-// open already, perhaps only for others, there is none.
-func (s *server) opens() <-chan struct{} {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.outage.Load() != nil {
-		return nil
-	}
-	if s.opening == nil {
-		s.opening = make(chan struct{})
-	}
-	return s.opening
-}
+// opens returns a channel that is closed when the breaker opens, perhaps only for others.
+func (s *server) opens() <-chan struct{} { return *s.opening.Load() }
+
+// opened tells those that wait for it that the breaker has opened for more of them.
+func (s *server) opened() { close(*s.opening.Swap(new(make(chan struct{})))) }
 
 // least returns how long a command is given at least: see limit.
 func (c *Client) least() time.Duration { return c.Timeout - c.Timeout/16 }
@@ -141,10 +134,11 @@ func (c *Client) noteFailure(n *node, call call, err error) bool {
 // open opens the breaker for all caches and locks that are no more patient. It returns false if it is open for
 // them already.
 func (c *Client) open(n *node, err error, key string) bool {
-	o, begins := n.open(err, key)
-	if !o.shows(c.Timeout) {
+	o, begins := n.open(err, key, c.Timeout)
+	if !begins && !o.shows(c.Timeout) {
 		return c.away(n) == nil
 	}
+	defer n.opened()
 	if !begins {
 		return true
 	}
@@ -159,19 +153,17 @@ func (c *Client) open(n *node, err error, key string) bool {
 	return true
 }
 
-// open opens the breaker. It returns the outage, which others may have noticed before.
-func (s *server) open(err error, key string) (o *outage, begins bool) {
+// open opens the breaker, since one has waited in vain for d. It returns the outage, which others may have noticed before.
+func (s *server) open(err error, key string, d time.Duration) (o *outage, begins bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if o = s.outage.Load(); o != nil {
 		return o, false
 	}
-	o = &outage{err: err, key: key, over: make(chan struct{})}
+	o = &outage{err: err, key: key}
+	o.over, o.end = context.WithCancel(context.Background())
+	o.patience.Store(int64(d)) // before others see it: whoever begins an outage has it watched
 	s.outage.Store(o)
-	if s.opening != nil {
-		close(s.opening)
-		s.opening = nil
-	}
 	return o, true
 }
 
@@ -180,7 +172,7 @@ func (s *server) close(o *outage) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.outage.CompareAndSwap(o, nil) {
-		close(o.over)
+		o.end()
 	}
 }
 
@@ -209,13 +201,13 @@ func (c *Client) stalled(took time.Duration) bool { return took > c.Timeout+c.Ti
 // has closed the client.
 func (c *Client) recover(n *node, o *outage, told bool, closing <-chan struct{}) {
 	defer func() {
-		if told && over(o.over) {
+		if told && o.over.Err() != nil {
 			c.change(-1, nil)
 		}
 	}()
 	begun, tick := time.Now(), time.NewTicker(c.Timeout)
 	defer tick.Stop()
-	for first := true; !over(closing) && !over(o.over); first = false {
+	for first := true; !over(closing) && o.over.Err() == nil; first = false {
 		if !told && c.away(n) == o {
 			told = true
 			c.change(+1, o.err)
@@ -223,10 +215,10 @@ func (c *Client) recover(n *node, o *outage, told bool, closing <-chan struct{})
 		if told || !first { // otherwise a hasty cache has opened it, and this one asks for itself
 			select {
 			case <-closing:
-			case <-o.over:
+			case <-o.over.Done():
 			case <-tick.C:
 			}
-			if over(closing) || over(o.over) { // a probe may take a whole tick, so that several are ready
+			if over(closing) || o.over.Err() != nil { // a probe may take a whole tick, so that several are ready
 				return
 			}
 		}
@@ -235,7 +227,9 @@ func (c *Client) recover(n *node, o *outage, told bool, closing <-chan struct{})
 			c.gone.Store(true)
 			return
 		case Unreachable(err) && time.Since(begun) >= c.least():
-			o.shows(c.Timeout)
+			if o.shows(c.Timeout) {
+				n.opened()
+			}
 		}
 	}
 }
@@ -255,7 +249,7 @@ func (c *Client) probe(n *node, o *outage) error {
 		n.close(o)
 		return nil
 	}
-	return c.reach(context.Background(), n, time.Now())
+	return c.reach(o.over, n, time.Now())
 }
 
 // changes queues reports that a first breaker opened, or that the last one closed. Reports are made

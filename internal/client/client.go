@@ -191,10 +191,11 @@ func do[R any](ctx context.Context, c *Client, timeout time.Duration, op, key st
 			return none, err
 		}
 	}
-	if c.bounded && !endsWithin(ctx, timeout) {
+	shared := n.limit.next(call.sent, c.Timeout)
+	if c.bounded && !endsWithin(ctx, timeout) && !n.quiet(shared.begun) {
 		answered := false
 		defer func() { call.leave(answered) }()
-		bounded, cancel := c.bound(ctx, n, call.sent, timeout)
+		bounded, cancel := c.bound(ctx, shared, timeout)
 		defer cancel()
 		n.using.Add(1)
 		r, err := run(bounded, call.group)
@@ -203,7 +204,7 @@ func do[R any](ctx context.Context, c *Client, timeout time.Duration, op, key st
 		answered = c.observe(ctx, n, call, err)
 		return r, err
 	}
-	bounded, cancel := c.bound(ctx, n, call.sent, timeout)
+	bounded, cancel := c.bound(ctx, shared, timeout)
 	done := func(answered bool) { cancel(); call.leave(answered) }
 	return runAsync(ctx, c, n, call, bounded, done, func(ctx context.Context) (R, error) { return run(ctx, call.group) })
 }
@@ -222,7 +223,7 @@ func (c *Client) wait(n *node, call *call, p parcel) error {
 	c.queued.Add(1)
 	defer c.queued.Add(-1)
 	ctx, begun, w := p.ctx, call.sent, call.gate.enqueue(p)
-	shared := n.limit.next(begun, c.Timeout).Done()
+	shared := n.limit.next(begun, c.Timeout).ctx.Done()
 	var patience <-chan time.Time // of a command that waits for longer
 	for {
 		opening := n.opens()
@@ -275,7 +276,8 @@ func (c *Client) Queued() int64 { return c.queued.Load() }
 
 // runAsync runs a command in its own goroutine, which may outlive this call for as long as the
 // user's client makes it wait. done is called when the command has an outcome: at the latest when
-// bounded ends.
+// bounded ends. The call returns when the breaker opens, unless it is open from the beginning: then the
+// command is to find out whether the server is back.
 func runAsync[R any](ctx context.Context, c *Client, n *node, call call, bounded context.Context,
 	done func(answered bool),
 	cmd func(ctx context.Context) (R, error)) (R, error) {
@@ -293,30 +295,43 @@ func runAsync[R any](ctx context.Context, c *Client, n *node, call call, bounded
 			replies <- reply{r, err}
 		}
 	}
+	opening := n.opens()
+	if c.away(n) != nil {
+		opening = nil
+	}
 	n.using.Add(1)
 	go func() {
 		defer n.using.Add(-1)
 		finish(cmd(bounded))
 	}()
-	select {
-	case r := <-replies:
-		return r.value, r.err
-	case <-bounded.Done():
-		finish(none, bounded.Err())
-		r := <-replies
-		return r.value, r.err
-	case <-ctx.Done():
-		context.AfterFunc(bounded, func() { finish(none, bounded.Err()) })
-		return none, ctx.Err()
+	for {
+		var left error
+		select {
+		case r := <-replies:
+			return r.value, r.err
+		case <-bounded.Done():
+			finish(none, bounded.Err())
+			r := <-replies
+			return r.value, r.err
+		case <-ctx.Done():
+			left = ctx.Err()
+		case <-opening:
+			opening = n.opens()
+			if !finished.Load() { // otherwise its own error may have opened the breaker
+				left = c.refusal(n)
+			}
+		}
+		if left != nil {
+			context.AfterFunc(bounded, func() { finish(none, bounded.Err()) })
+			return none, left
+		}
 	}
 }
 
 // bound returns a context that bounds a command sent now.
-func (c *Client) bound(ctx context.Context, n *node, now time.Time,
-	timeout time.Duration) (context.Context, context.CancelFunc) {
-	shared := n.limit.next(now, c.Timeout) // which also asks if there is no answer in half of the time
+func (c *Client) bound(ctx context.Context, shared *sharedLimit, timeout time.Duration) (context.Context, context.CancelFunc) {
 	if timeout == c.Timeout {
-		return commandContext{shared, ctx}, func() {}
+		return commandContext{shared.ctx, ctx}, func() {}
 	}
 	return context.WithTimeout(Detach(ctx), timeout)
 }
@@ -351,8 +366,9 @@ func (c *Client) GetBehind(ctx context.Context, ahead redis.Cmder, now time.Time
 			return nil, time.Since(call.sent), err
 		}
 	}
-	bounded := commandContext{n.limit.next(call.sent, c.Timeout), ctx}
-	if c.bounded && !endsWithin(ctx, c.Timeout) {
+	shared := n.limit.next(call.sent, c.Timeout)
+	bounded := commandContext{shared.ctx, ctx}
+	if c.bounded && !endsWithin(ctx, c.Timeout) && !n.quiet(shared.begun) {
 		answered := false
 		defer func() { call.leave(answered) }()
 		n.using.Add(1)

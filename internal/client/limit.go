@@ -15,24 +15,24 @@ type limit struct {
 }
 
 type sharedLimit struct {
-	ctx context.Context
-	d   time.Duration
-	old time.Time // when it is no longer shared
+	ctx   context.Context
+	d     time.Duration
+	begun time.Time
 }
 
-// next returns a context that ends between 15/16 d and d from now.
-func (l *limit) next(now time.Time, d time.Duration) context.Context {
+// next returns a limit whose context ends between 15/16 d and d from now.
+func (l *limit) next(now time.Time, d time.Duration) *sharedLimit {
 	s := l.latest.Load()
-	if s == nil || s.d != d || !now.Before(s.old) {
+	if s == nil || s.d != d || now.Sub(s.begun) >= d/16 {
 		ctx, cancel := context.WithTimeout(context.Background(), d)
 		context.AfterFunc(ctx, cancel)
 		if l.half != nil {
 			time.AfterFunc(d/2, func() { l.half(now) })
 		}
-		s = &sharedLimit{ctx, d, now.Add(d / 16)}
+		s = &sharedLimit{ctx, d, now}
 		l.latest.Store(s)
 	}
-	return s.ctx
+	return s
 }
 
 // A commandContext ends with one context and has the values of another.

@@ -20,7 +20,7 @@ func TestLimit_Context(t *testing.T) {
 		for i := range 400 {
 			caller, leave := context.WithCancelCause(context.WithValue(t.Context(), valueKey{}, i))
 			sent := time.Now()
-			var ctx context.Context = commandContext{l.next(sent, d), caller}
+			var ctx context.Context = commandContext{l.next(sent, d).ctx, caller}
 			leave(errors.New("the caller has left"))
 			if ctx.Value(valueKey{}) != i || ctx.Err() != nil {
 				t.Fatalf("it has value %v and has ended by %v, want %d and not", ctx.Value(valueKey{}), ctx.Err(), i)
@@ -49,7 +49,7 @@ func TestLimit_Shared(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		const d = 16 * time.Second
 		var l limit
-		within := func(d time.Duration) <-chan struct{} { return l.next(time.Now(), d).Done() }
+		within := func(d time.Duration) <-chan struct{} { return l.next(time.Now(), d).ctx.Done() }
 		done := func() <-chan struct{} { return within(d) }
 		first := done()
 		time.Sleep(time.Second - 1)

@@ -124,11 +124,12 @@ func (c *Client) Unanswered(key string, after time.Time) bool {
 }
 
 // doubt pings a node that has not answered commands for half of their time. If they are not answered in time
-// and the ping is not, the breaker opens, so that a caller waits once, however many caches it asks.
-// With a queue there is no ping: its answer, on a connection that works, would keep the queue waiting for those that do not. The ping
-// counts as unanswered after a quarter of the time, until the answer comes.
+// and the ping is not, the breaker opens, so that a caller waits once, however many caches it asks. The ping
+// counts as unanswered after a quarter of the time, until the answer comes. While commands queue there is no ping:
+// its answer, on a connection that works, would keep them waiting behind those that do not.
 func (c *Client) doubt(n *node, since time.Time) {
-	if n.using.Load() > 0 && c.queued.Load() == 0 && n.silentSince(since) >= c.least()-c.Timeout/2 && c.away(n) == nil {
+	queue := n.alone.state.Load() >= oneWaiting || n.together.state.Load() >= oneWaiting
+	if n.using.Load() > 0 && !queue && n.silentSince(since) >= c.least()-c.Timeout/2 && c.away(n) == nil {
 		c.background(func(<-chan struct{}) {
 			sent := time.Since(n.begun)
 			defer time.AfterFunc(c.Timeout/4, func() { n.noteUnanswered(question{sent, 0}) }).Stop()
@@ -139,11 +140,11 @@ func (c *Client) doubt(n *node, since time.Time) {
 
 // Reachable asks the node of key for an answer now, even while its breaker is open. It returns false only
 // if the node did not answer a command sent after a time: that of the call, or an earlier one. If ctx ends
-// first, it returns true. Concurrent callers share a command.
+// first, or the breaker opens, it returns true. Concurrent callers share a command.
 func (c *Client) Reachable(ctx context.Context, key string, after time.Time) bool {
 	n := c.nodeOf(key)
 	err := c.reach(ctx, n, after)
-	return ctx.Err() != nil || !Unreachable(err)
+	return ctx.Err() != nil || !Unreachable(err) || errors.Is(err, ErrAway)
 }
 
 var errSilent = errors.New("no answer to a ping")
@@ -186,7 +187,7 @@ func (c *Client) ping(ctx context.Context, n *node) error {
 	_, err := runAsync(ctx, c, n, call, bounded, func(bool) { cancel() }, func(ctx context.Context) (string, error) {
 		return n.rdb.Ping(ctx).Result()
 	})
-	if Unreachable(err) && ctx.Err() == nil {
+	if Unreachable(err) && ctx.Err() == nil && !errors.Is(err, ErrAway) {
 		n.noteUnanswered(question{call.sent.Sub(n.begun), c.Timeout})
 	}
 	return err
@@ -214,6 +215,6 @@ func DoNow[R any](ctx context.Context, c *Client, op, key string, cmd func(ctx c
 func doNow[R any](ctx context.Context, c *Client, n *node, call call,
 	cmd func(ctx context.Context) (R, error)) (R, error) {
 	call.sent = time.Now()
-	bounded, cancel := c.bound(ctx, n, call.sent, call.within)
+	bounded, cancel := c.bound(ctx, n.limit.next(call.sent, c.Timeout), call.within)
 	return runAsync(ctx, c, n, call, bounded, func(bool) { cancel() }, cmd)
 }

@@ -88,6 +88,7 @@ func newServer(rdb redis.UniversalClient) *server {
 	}
 	s.wakes, s.pings = wake.New(rdb), flight.NewReads[error](new(flight.Clock))
 	s.node = &node{server: s}
+	s.opening.Store(new(make(chan struct{})))
 	return s
 }
 
@@ -217,6 +218,12 @@ func (s *server) silent(after time.Time, d time.Duration) bool {
 // silentSince returns how long no answer has come, seen by a command that waits since then.
 func (s *server) silentSince(then time.Time) time.Duration {
 	return min(time.Since(then), time.Since(s.begun)-time.Duration(s.answered.Load()))
+}
+
+// quiet reports whether other commands are on their way, and none has been answered since a time, so that a
+// command that is sent now may have to be given up when the breaker opens.
+func (s *server) quiet(since time.Time) bool {
+	return s.using.Load() > 0 && s.answered.Load() < int64(since.Sub(s.begun))
 }
 
 // Shared returns a value that is equal for all Clients of one user's client. It keeps nothing alive.

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -301,5 +302,75 @@ func TestBreaker_OneCaller(t *testing.T) {
 				t.Fatal("open, although the server answers pings")
 			}
 		}
+	})
+}
+
+// When the breaker opens, commands that are on their way keep no caller waiting, whichever cache or lock has sent them.
+func TestBreaker_OpensForThoseThatWait(t *testing.T) {
+	t.Parallel()
+	for kind, open := range muteKinds() {
+		if kind == "wrapped" { // by a value: two caches on it share nothing
+			continue
+		}
+		for way, get := range gets {
+			runInBubble(t, kind+"/"+way, func(t *testing.T) {
+				rdb := open(t)
+				a, b := watch(t, rdb, timeout), watch(t, rdb, timeout)
+				begun := time.Now()
+				var wg sync.WaitGroup
+				wg.Go(func() { _ = get(a, t.Context()) })
+				for range 10 {
+					time.Sleep(timeout / 12)
+					wg.Go(func() {
+						if err := get(b, t.Context()); !errors.Is(err, ErrAway) && time.Since(begun) < timeout*15/16 {
+							t.Errorf("%v after %v", err, time.Since(begun))
+						}
+					})
+				}
+				wg.Wait()
+				if took := time.Since(begun); took > timeout {
+					t.Errorf("commands on their way have kept their callers for %v", took)
+				}
+				time.Sleep(time.Minute)
+				if got := b.failures("get"); got < 10 {
+					t.Errorf("%d of 10 commands have failed", got)
+				}
+			})
+		}
+	}
+}
+
+// The end of an outage is told at once, also while a probe is on its way.
+func TestBreaker_ClosesDuringAProbe(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		w := watch(t, mute(t), timeout)
+		w.openBreaker()
+		time.Sleep(timeout * 3 / 2)
+		_ = w.do(nil)
+		synctest.Wait()
+		if got := w.reported(); len(got) != 2 || got[1] {
+			t.Errorf("told %v", got)
+		}
+		time.Sleep(time.Minute)
+	})
+}
+
+// Of all that notice an outage at the same time, one has it watched: otherwise nobody would find out that it is over.
+func TestBreaker_NoticedByMany(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		w := watch(t, mute(t), timeout)
+		for range 2000 {
+			var wg sync.WaitGroup
+			for range 4 {
+				wg.Go(func() { w.open(w.node, errLost, "k") })
+			}
+			wg.Wait()
+			if !w.Away("k") || !w.AnyAway() {
+				t.Fatalf("away %t, watched %t", w.Away("k"), w.AnyAway())
+			}
+			_ = w.do(nil)
+			synctest.Wait()
+		}
+		time.Sleep(time.Minute)
 	})
 }
