@@ -374,3 +374,21 @@ func TestBreaker_NoticedByMany(t *testing.T) {
 		time.Sleep(time.Minute)
 	})
 }
+
+// What a caller waits for is not sent again while the breaker is open.
+func TestAgain(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		w := watch(t, mute(t), timeout)
+		go w.openBreaker()
+		time.Sleep(timeout / 2)
+		begun, tries := time.Now(), 0
+		_, err := Retry(t.Context(), timeout, Again, func(time.Duration) (any, error) {
+			tries++
+			return nil, w.get(t.Context())
+		})
+		if !errors.Is(err, ErrAway) || tries != 1 || time.Since(begun) != timeout/2 {
+			t.Errorf("%v after %d tries and %v", err, tries, time.Since(begun))
+		}
+		time.Sleep(time.Minute)
+	})
+}
