@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/pause"
 )
 
 // An attempt is one call of Acquire.
@@ -67,7 +67,7 @@ func (a *attempt) wait(ctx context.Context) (got grant, err error) {
 	q := a.waiters
 	q.join(a)
 	defer func() { q.leave(a, err == nil) }()
-	for backoff := firstPause; q.awaitTurn(ctx, a); backoff = min(2*backoff, maxPause) {
+	for backoff := pause.Min; q.awaitTurn(ctx, a); backoff = min(2*backoff, maxPause) {
 		r, sent, err := a.ask(ctx, q.request(a))
 		switch {
 		case err == nil && r.state == held:
@@ -101,14 +101,14 @@ func (a *attempt) pause(backoff time.Duration, r reply) time.Duration {
 	d := backoff
 	known := r.state == busy && r.ahead >= 0
 	if ahead := time.Duration(min(r.ahead, 10_000)); known {
-		d = min(max(firstPause, min(r.age, time.Hour)/8)*(1+ahead), maxPause+ahead*maxPause/16)
+		d = min(max(pause.Min, min(r.age, time.Hour)/8)*(1+ahead), maxPause+ahead*maxPause/16)
 	}
 	d = vary(d)
 	if r.state == busy && a.quiet.complete {
-		d = listeningPause*3/4 + rand.N(listeningPause/2)
+		d = pause.Vary(listeningPause, pause.Jitter)
 	}
 	if r.state == busy {
-		d = min(d, r.left()+time.Millisecond+rand.N(4*time.Millisecond))
+		d = pause.WithinLease(d, r.left())
 	}
 	if a.kind.queues() {
 		d = min(d, a.opts.WaiterTTL/6)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/singlefill/singlefill/internal/pause"
 )
 
 // maxWorkers bounds the commands of a cleanupQueue at the same time.
@@ -49,8 +51,8 @@ func (q *cleanupQueue) add(t *target, task cleanupTask) {
 }
 
 // work tries one task after the other. It backs off while none succeeds.
-func (q *cleanupQueue) work(longestPause time.Duration) {
-	pause := firstPause
+func (q *cleanupQueue) work(longest time.Duration) {
+	rest := pause.Min
 	for {
 		task, ok := q.next()
 		if !ok {
@@ -61,15 +63,15 @@ func (q *cleanupQueue) work(longestPause time.Duration) {
 			continue
 		}
 		if task.try() {
-			pause = firstPause
+			rest = pause.Min
 			task.over()
 			continue
 		}
 		q.mu.Lock()
 		q.tasks = append(q.tasks, task)
 		q.mu.Unlock()
-		time.Sleep(pause)
-		pause = min(2*pause, longestPause)
+		time.Sleep(rest)
+		rest = min(2*rest, longest)
 	}
 }
 

@@ -1,14 +1,14 @@
 package lock
 
 import (
-	"math/rand/v2"
 	"time"
+
+	"github.com/singlefill/singlefill/internal/pause"
 )
 
 const (
-	// firstPause is the first pause between two tries. It doubles up to maxPause.
-	firstPause = 2 * time.Millisecond
-	maxPause   = 100 * time.Millisecond
+	// maxPause is the longest pause between two tries if no waiter is ahead. The first one is pause.Min.
+	maxPause = 100 * time.Millisecond
 
 	// listeningPause is the mean time between two commands while no message comes.
 	listeningPause = 4 * time.Second
@@ -19,4 +19,4 @@ const (
 )
 
 // vary returns a random time between a half and one and a half of d.
-func vary(d time.Duration) time.Duration { return time.Duration(float64(d) * (0.5 + rand.Float64())) }
+func vary(d time.Duration) time.Duration { return pause.Vary(d, 0.5) }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/singlefill/singlefill/internal/pause"
 	"github.com/singlefill/singlefill/internal/wake"
 )
 
@@ -190,21 +191,12 @@ func (q *waitQueue) received(token string, ok bool) {
 		first.wakeUp()
 	case slices.ContainsFunc(q.waiters, func(a *attempt) bool { return a.token == token }):
 		if !first.next.woken {
-			first.wakeUpAt(first.asked.at.Add(q.wakePause()))
+			first.wakeUpAt(first.asked.at.Add(pause.AfterWakeUps(q.useless, maxPause)))
 			q.useless++
 		}
 	default:
 		first.putOff()
 	}
-}
-
-// wakePause returns the shortest time between two commands when a wake-up comes: none, unless the
-// last wake-ups were of no use.
-func (q *waitQueue) wakePause() time.Duration {
-	if q.useless == 0 {
-		return 0
-	}
-	return min(firstPause<<min(q.useless-1, 10), maxPause)
 }
 
 // putOff makes the attempt ask after the longest pause there would be without wake-ups: the lock is

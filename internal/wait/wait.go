@@ -8,6 +8,7 @@ import (
 
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/filllock"
+	"github.com/singlefill/singlefill/internal/pause"
 	"github.com/singlefill/singlefill/internal/wake"
 )
 
@@ -22,13 +23,13 @@ import (
 // the logarithm of the load.
 //
 // A wait that the second poll does not end subscribes to wake-ups. While its subscription is complete,
-// it polls at once when it is woken, and otherwise rarely: a lost wake-up costs at most ListeningPause and a quarter
+// it polls at once when it is woken, and otherwise rarely: a lost wake-up costs at most listeningPause and a quarter
 // of it, and no more than is left of the holder's lock. A wake-up that ends no wait, which may be
 // forged or late, makes the next one count less.
 //
 // Processes that wait for the same key poll at the same time. A process notices the others only by
-// the time that its own commands take. It pauses at least Crowd times as long, so that no more than
-// one waiter in Crowd+1 is in the queue of the server. A single slow command may have other causes:
+// the time that its own commands take. It pauses at least crowd times as long, so that no more than
+// one waiter in crowd+1 is in the queue of the server. A single slow command may have other causes:
 // the quicker one of the last two counts, and the first one up to MaxPause.
 type Wait struct {
 	Begun    time.Time
@@ -46,11 +47,10 @@ type Wait struct {
 }
 
 const (
-	MinPause     = 2 * time.Millisecond
+	MinPause     = pause.Min
 	MaxPause     = 250 * time.Millisecond
-	Crowd        = 2
-	Jitter       = 0.25 // of a pause
-	MinJoinPause = 10 * time.Millisecond
+	crowd        = 2
+	minJoinPause = 10 * time.Millisecond
 	maxJoinPause = 50 * time.Millisecond
 
 	// A wait listens before a pause this long, and after this number of polls.
@@ -61,14 +61,14 @@ const (
 	// command on it, of the subscription, and of the next poll.
 	listenReplies = 4
 
-	// ListeningPause is the time between two polls while no wake-up comes. It is longer than LockTTL by
+	// listeningPause is the time between two polls while no wake-up comes. It is longer than LockTTL by
 	// default: what is polled for is the end of a dead holder's lock.
-	ListeningPause = 7 * time.Second
+	listeningPause = 7 * time.Second
 )
 
 // New returns a wait that begins now for a load that takes expected.
 func New(expected Estimate) Wait {
-	return Wait{Begun: time.Now(), expected: expected, last: MaxPause / Crowd}
+	return Wait{Begun: time.Now(), expected: expected, last: MaxPause / crowd}
 }
 
 // Answered notes when a command was sent, and that it has been answered now.
@@ -113,34 +113,31 @@ func (w *Wait) End() {
 	w.sub, w.wakeUp, w.complete = nil, nil, false
 }
 
-// pause returns how long to sleep before the next poll. It is up to a quarter shorter or longer at
-// random, so that processes that poll together drift apart. It does not exceed the end of the
-// holder's lock.
+// Pause returns how long to sleep before the next poll. It does not exceed the end of the holder's lock.
 func (w *Wait) Pause(reply filllock.Reply) time.Duration {
 	d := max(w.expected.pause(reply.Age), MinPause)
-	d = max(min(d, MaxPause), Crowd*w.quick)
+	d = max(min(d, MaxPause), crowd*w.quick)
 	w.since = w.sent
 	if w.complete = w.sub != nil && w.sub.Complete(w.since); w.complete {
-		d = w.listeningPause(reply)
+		d = w.whileListening(reply)
 	}
-	d = time.Duration(float64(d) * (1 - Jitter + 2*Jitter*rand.Float64()))
-	return min(d, reply.Left+time.Millisecond+rand.N(4*time.Millisecond))
+	return pause.WithinLease(pause.Vary(d, pause.Jitter), reply.Left)
 }
 
-// listeningPause returns how long to sleep if no wake-up comes. It is only worth a poll to find out
+// whileListening returns how long to sleep if no wake-up comes. It is only worth a poll to find out
 // that a wake-up was lost.
-func (w *Wait) listeningPause(reply filllock.Reply) time.Duration {
+func (w *Wait) whileListening(reply filllock.Reply) time.Duration {
 	if left := w.expected.late - reply.Age; left > 0 {
-		return min(left+left/2+2*MinJoinPause, ListeningPause)
+		return min(left+left/2+2*minJoinPause, listeningPause)
 	}
-	return ListeningPause
+	return listeningPause
 }
 
 // joinPause returns how long to sleep after a caller has joined, for which the value may already be
 // there. It grows from 10 to 50 ms with the time waited, so that many new callers do not cause many
 // commands.
 func (w *Wait) joinPause() time.Duration {
-	return max(min(MinJoinPause+time.Since(w.Begun)/32, maxJoinPause), Crowd*w.quick)
+	return max(min(minJoinPause+time.Since(w.Begun)/32, maxJoinPause), crowd*w.quick)
 }
 
 // wakePause returns how long to sleep after a wake-up, or after the subscription has become complete or
@@ -149,10 +146,7 @@ func (w *Wait) wakePause(message bool) time.Duration {
 	if message {
 		w.woken++
 	}
-	if w.woken <= 1 {
-		return 0
-	}
-	return min(MinPause<<min(w.woken, 10), MaxPause) - time.Since(w.sent)
+	return pause.AfterWakeUps(w.woken-1, MaxPause) - time.Since(w.sent)
 }
 
 // An Event is what ends a sleep.
