@@ -67,7 +67,7 @@ func TestOrders_ClearAndFailedLoad(t *testing.T) {
 // not removed in one step.
 func TestOrders_ClearAndMany(t *testing.T) {
 	for name, process := range map[string]string{"and then a call elsewhere": "C", "and then a call in its process": "A"} {
-		exploreEach(t, order{name: name, plan: schedule.Plan{AtLeast: 200, Together: true}, run: func(s *scenario) {
+		exploreEach(t, order{name: name, plan: schedule.Plan{Sample: 400, Together: true}, run: func(s *scenario) {
 			s.ofKeys("a", "b")
 			s.goGetMany("A", "A", "ab")
 			s.Go("B", "B", func(ctx context.Context) {

@@ -12,9 +12,9 @@ import (
 // is held up for longer than its caller waits; a process is cut off for longer than LockTTL; a
 // caller is cancelled.
 var (
-	breaks = schedule.Plan{AtLeast: 100, Together: true, Pauses: 1, Faults: 1, Hit: []string{"A"}, Break: true}
+	breaks = schedule.Plan{Sample: 400, Together: true, Pauses: 1, Faults: 1, Hit: []string{"A"}, Break: true}
 	delays = schedule.Plan{
-		AtLeast: 100, Together: true, Faults: 1, Hit: []string{"A"}, Cancel: []string{"A"},
+		Sample: 400, Together: true, Faults: 1, Hit: []string{"A"}, Cancel: []string{"A"},
 		Hold: []time.Duration{3 * schedule.Step}, Cut: []time.Duration{lockTTL + 2*schedule.Step},
 	}
 	twoFaults = schedule.Plan{

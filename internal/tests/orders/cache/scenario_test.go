@@ -1,5 +1,5 @@
 // Package cache_test asserts promises of the cache that hold in every order in which the commands
-// of several processes can reach Redis: see package schedule. A plan with several faults has too
+// of several processes can reach Redis: see package schedule. A plan with faults has too
 // many orders, so a sample of them is run. With -short or -race each test runs a small sample.
 package cache_test
 
