@@ -12,6 +12,7 @@ import (
 	"github.com/singlefill/singlefill/internal/codec"
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/event"
+	"github.com/singlefill/singlefill/internal/fill"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/value"
 )
@@ -56,7 +57,7 @@ func (c *engine) audited(fresh bool) bool {
 }
 
 // auditHit audits a hit in Redis.
-func (c *engine) auditHit(ctx context.Context, key string, load loader, l *value.Lookup) {
+func (c *engine) auditHit(ctx context.Context, key string, load fill.Loader, l *value.Lookup) {
 	e := l.Entry
 	c.audit(ctx, load, entry.Header(l.Data), event.AuditInfo{Key: key, Age: e.Age(l.At)}, func() (any, error) {
 		if e.NotFound {
@@ -67,7 +68,7 @@ func (c *engine) auditHit(ctx context.Context, key string, load loader, l *value
 }
 
 // auditNear audits a hit in memory.
-func (c *engine) auditNear(ctx context.Context, key string, load loader, s *value.Served) {
+func (c *engine) auditNear(ctx context.Context, key string, load fill.Loader, s *value.Served) {
 	info, kept := event.AuditInfo{Key: key, Age: s.Info.Age, Near: true}, s.Copy
 	c.audit(ctx, load, kept.Header(), info, func() (any, error) { return c.store.ValueOf(kept) })
 }
@@ -75,12 +76,12 @@ func (c *engine) auditNear(ctx context.Context, key string, load loader, s *valu
 // audit compares an entry that has been served with the source, in the background. Its load is a fill of
 // the key, so no other load runs beside it, and it runs like a refresh: only if no fill of the key does, and
 // a slot is free. The fill ends without a result, so callers that have joined it read again.
-func (c *engine) audit(ctx context.Context, load loader, header string, info event.AuditInfo, served func() (any, error)) {
+func (c *engine) audit(ctx context.Context, load fill.Loader, header string, info event.AuditInfo, served func() (any, error)) {
 	if c.client.Away(c.store.Key(info.Key)) || !c.audits.begin(info.Key) {
 		return
 	}
 	ctx = client.Detach(ctx)
-	if !c.fills.Refresh(info.Key, "", nil, func(f *flight.Fill[result], over func()) {
+	if !c.fills.Refresh(info.Key, "", nil, func(f *flight.Fill[fill.Result], over func()) {
 		defer over()
 		defer c.audits.end(info.Key)
 		now, loaded, err := c.loadForAudit(ctx, f, load)
@@ -102,14 +103,14 @@ func (c *engine) audit(ctx context.Context, load loader, header string, info eve
 
 // loadForAudit calls the Loader for at most LoadTimeout, and ends the fill. Its context ends when a call
 // joins, when the key is invalidated, and when the cache is closed. It returns false if no slot is free.
-func (c *engine) loadForAudit(ctx context.Context, f *flight.Fill[result], load loader) (v any, loaded bool, err error) {
+func (c *engine) loadForAudit(ctx context.Context, f *flight.Fill[fill.Result], load fill.Loader) (v any, loaded bool, err error) {
 	defer c.fills.End(f, nil, 0, 0)
 	slot := c.slots.NewSlot(f.Load)
 	defer slot.Release()
 	if !slot.TryLease(ctx) {
 		return nil, false, nil
 	}
-	ctx, cancel := context.WithCancel(f.Load.Inside(withFills(ctx)))
+	ctx, cancel := context.WithCancel(f.Load.Inside(fill.Outside(ctx)))
 	defer cancel()
 	c.fills.BeginLoad(f, cancel)
 	done := make(chan struct{})
@@ -124,7 +125,7 @@ func (c *engine) loadForAudit(ctx context.Context, f *flight.Fill[result], load 
 			}
 			close(done)
 		}()
-		now, failure = load.load(ctx, f.Key)
+		now, failure = load.Load(ctx, f.Key)
 		returned = true
 	}()
 	timeout := time.NewTimer(c.opts.loadTimeout)

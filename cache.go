@@ -10,13 +10,12 @@ import (
 
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/event"
-	"github.com/singlefill/singlefill/internal/filllock"
+	"github.com/singlefill/singlefill/internal/fill"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/near"
 	"github.com/singlefill/singlefill/internal/revoke"
 	"github.com/singlefill/singlefill/internal/tags"
 	"github.com/singlefill/singlefill/internal/value"
-	"github.com/singlefill/singlefill/internal/wait"
 )
 
 // A Cache holds values of type T in Redis under one namespace. It is safe for concurrent use. Make
@@ -34,12 +33,11 @@ type engine struct {
 	store     *value.Store
 	namespace string
 	client    *client.Client
-	clock     *flight.Clock
 	reads     *flight.Reads[value.Lookup]
-	fills     *flight.Fills[result]
+	fills     *flight.Fills[fill.Result]
 	fleet     *fleet        // nil: MaxFleetLoads is 0
 	slots     *flight.Slots // MaxLoads and MaxFleetLoads
-	loadTimes *wait.Times
+	filler    *fill.Filler
 	events    *event.Sink
 	near      *near.Tier  // nil: off
 	tags      *tags.Index // nil: Options.Tags is
@@ -88,10 +86,8 @@ func newEngine(rdb redis.UniversalClient, namespace string, s settings, v *value
 		opts:      s,
 		values:    v,
 		namespace: namespace,
-		clock:     clock,
 		reads:     flight.NewReads[value.Lookup](clock),
-		fills:     flight.NewFills[result](clock),
-		loadTimes: wait.NewTimes(),
+		fills:     flight.NewFills[fill.Result](clock),
 		events:    event.NewSink(),
 		closing:   make(chan struct{}),
 	}
@@ -122,6 +118,11 @@ func newEngine(rdb redis.UniversalClient, namespace string, s settings, v *value
 		leases = c.fleet
 	}
 	c.slots = flight.NewSlots(s.maxLoads, leases)
+	c.filler = fill.New(fill.Parts{
+		Client: c.client, Store: c.store, Tags: c.tags, Fills: c.fills, Slots: c.slots,
+		User: user{c.store, s.errors}, Events: c.events, Closing: c.closing,
+		LockTTL: s.lockTTL, LoadTimeout: s.loadTimeout, RetryAfter: s.retryAfter,
+	})
 	return c, nil
 }
 
@@ -268,8 +269,4 @@ func checkCall(ctx context.Context, key string) error {
 		return ErrEmptyKey
 	}
 	return ctx.Err()
-}
-
-func (c *engine) newLock(key string) *filllock.Lock {
-	return filllock.New(c.client, filllock.PairOf(c.store.Key(key)), c.opts.lockTTL)
 }

@@ -7,8 +7,6 @@ import (
 
 	"github.com/singlefill/singlefill/internal/clone"
 	"github.com/singlefill/singlefill/internal/codec"
-	"github.com/singlefill/singlefill/internal/entry"
-	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/foreign"
 	"github.com/singlefill/singlefill/internal/value"
 )
@@ -113,36 +111,4 @@ func recovered(err *error) {
 	if p := recover(); p != nil {
 		*err = errors.New("codec panicked: " + foreign.Text(p))
 	}
-}
-
-// encode returns the entry to store for an outcome, or nil and the note with which to release the
-// lock.
-func (c *engine) encode(o *outcome) (data []byte, note filllock.ReleaseNote) {
-	switch {
-	case o.Err == nil:
-		o.entry.Payload, o.StoreErr = c.values.Encode(o.value)
-		o.entry.Format = c.values.Formats.Written
-	case o.notFound:
-		o.life, note.Failure = c.store.LifeOfNotFound(), filllock.NotFoundRecord
-	case foreign.Is(o.Err, ErrClosed):
-		return nil, note // this process is closing; other processes can still load
-	default:
-		note.Failure = filllock.FailureRecord(c.opts.errors.nameOf(o.Err), o.text)
-		return nil, note
-	}
-	o.entry.NotFound, o.entry.LoadTime, o.entry.WrittenAt = o.notFound, o.Duration, time.Now()
-	if o.StoreErr == nil {
-		o.entry.FreshUntil = o.entry.WrittenAt.Add(o.life)
-		data, o.StoreErr = o.entry.Encode()
-	}
-	if o.StoreErr != nil {
-		o.entry.Payload = nil
-		return nil, note
-	}
-	o.entry.Payload = data[entry.HeaderLen:] // the codec may have returned memory of the value itself
-	if o.life < time.Millisecond {
-		note.Drop = true // remove the old entry, too
-		return nil, note
-	}
-	return data, note
 }

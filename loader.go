@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"github.com/singlefill/singlefill/internal/bulk"
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/event"
+	"github.com/singlefill/singlefill/internal/fill"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/foreign"
 	"github.com/singlefill/singlefill/internal/tags"
@@ -52,25 +52,23 @@ func (c *Cache[T]) GetOrLoad(ctx context.Context, key string, load Loader[T]) (T
 // GetOrLoadInfo is [Cache.GetOrLoad] that also tells whether the value is fresh or stale, how old
 // it is, and why it is not newer.
 func (c *Cache[T]) GetOrLoadInfo(ctx context.Context, key string, load Loader[T]) (T, ValueInfo, error) {
-	var untyped loader // stays nil for a nil Loader
+	var untyped fill.Loader // stays nil for a nil Loader
 	if load != nil {
-		untyped = load
+		untyped = loadOf[T](load)
 	}
 	v, info, err := c.engine.getOrLoad(ctx, key, untyped)
 	return valueOf[T](v), ValueInfo(info), err
 }
 
-// A loader is a Loader without its type.
-type loader interface {
-	load(ctx context.Context, key string) (value any, err error)
-}
+// A loadOf is a Loader as the rooms call it, which do not know T.
+type loadOf[T any] Loader[T]
 
-func (l Loader[T]) load(ctx context.Context, key string) (any, error) {
+func (l loadOf[T]) Load(ctx context.Context, key string) (any, error) {
 	v, err := l(ctx, key)
 	return &v, err
 }
 
-func (c *engine) getOrLoad(ctx context.Context, key string, load loader) (any, event.ValueInfo, error) {
+func (c *engine) getOrLoad(ctx context.Context, key string, load fill.Loader) (any, event.ValueInfo, error) {
 	if err := checkCall(ctx, key); err != nil {
 		return nil, event.ValueInfo{}, err
 	}
@@ -114,7 +112,7 @@ type miss struct {
 }
 
 // readAndDeliver delivers what a read finds, or returns a miss. call is nil in the first round of a call.
-func (c *engine) readAndDeliver(ctx context.Context, key string, load loader,
+func (c *engine) readAndDeliver(ctx context.Context, key string, load fill.Loader,
 	call *flight.Caller) (v any, info event.ValueInfo, m *miss, err error) {
 	l := value.Lookup{Key: key}
 	w, from, err := c.readOrJoin(ctx, key, load, call, &l)
@@ -143,7 +141,7 @@ type origin struct {
 // readOrJoin reads key from Redis, by a GET that callers share. If that finds nothing to serve, the
 // caller joins the key's fill, or starts one. A caller does not read if a fill runs that found the
 // key empty: it joins at once. call is nil in the first round of a call.
-func (c *engine) readOrJoin(ctx context.Context, key string, load loader, call *flight.Caller,
+func (c *engine) readOrJoin(ctx context.Context, key string, load fill.Loader, call *flight.Caller,
 	l *value.Lookup) (w waiter, from origin, err error) {
 	if c.fills.Filling(key) {
 		w, err = c.join(ctx, key, load, call, 0, l, nil)
@@ -188,13 +186,13 @@ func (c *engine) readOrJoin(ctx context.Context, key string, load loader, call *
 		from.own = false
 	}
 	if c.store.Due(l) {
-		c.refresh(client.Detach(ctx), key, load, l.Data)
+		c.filler.Refresh(client.Detach(ctx), key, l.Data, fill.Source{Loader: load})
 	}
 	return w, from, nil
 }
 
 // readFor reads for a batch of callers, in a goroutine that one of them started.
-func (c *engine) readFor(ctx context.Context, key string, load loader, turn flight.Turn[value.Lookup]) {
+func (c *engine) readFor(ctx context.Context, key string, load fill.Loader, turn flight.Turn[value.Lookup]) {
 	l := value.Lookup{Key: key}
 	found := &l
 	defer func() { turn.End(found) }()
@@ -205,26 +203,26 @@ func (c *engine) readFor(ctx context.Context, key string, load loader, turn flig
 	c.store.Read(ctx, &l)
 	found = &l
 	if c.store.Due(&l) {
-		c.refresh(ctx, key, load, l.Data)
+		c.filler.Refresh(ctx, key, l.Data, fill.Source{Loader: load})
 	}
 }
 
 // refreshNear refreshes an entry that memory has, unless another process has refreshed it: then it
 // only reads the new one.
-func (c *engine) refreshNear(ctx context.Context, key string, load loader, kept *value.Copy) {
+func (c *engine) refreshNear(ctx context.Context, key string, load fill.Loader, kept *value.Copy) {
 	c.fills.Go(func() {
 		l := value.Lookup{Key: key}
 		if c.store.Read(ctx, &l); !kept.Outlived(&l) {
-			c.refresh(ctx, key, load, l.Data)
+			c.filler.Refresh(ctx, key, l.Data, fill.Source{Loader: load})
 		}
 	})
 }
 
-type waiter = flight.Waiter[result]
+type waiter = flight.Waiter[fill.Result]
 
 // join joins the fill of key, or starts one with what l has found. A fill of many keys has a seat in a
 // bulk load, in place of load.
-func (c *engine) join(ctx context.Context, key string, load loader, call *flight.Caller, arrived flight.Stamp,
+func (c *engine) join(ctx context.Context, key string, load fill.Loader, call *flight.Caller, arrived flight.Stamp,
 	l *value.Lookup, in *bulk.Seat) (waiter, error) {
 	if call == nil {
 		call = &flight.Caller{Outer: flight.LoadOf(ctx), Stamp: arrived}
@@ -232,10 +230,7 @@ func (c *engine) join(ctx context.Context, key string, load loader, call *flight
 	call.Empty = l.RedisErr == nil && l.Freshness == value.Expired
 	call.Keep = c.opts.staleAfter > 0 && c.store.Servable(&l.Found)
 	call.Group = in.Node()
-	found := *l
-	return c.fills.Join(key, call, func(f *flight.Fill[result], over func()) {
-		c.fill(client.Detach(ctx), f, load, &found, over, in)
-	})
+	return c.filler.Join(ctx, call, fill.Source{Loader: load, Seat: in}, l)
 }
 
 // patience returns the context of a wait. If the caller has an old value, it ends when the fill is
@@ -250,10 +245,10 @@ func (c *engine) patience(ctx context.Context, m *miss) (context.Context, contex
 func noCancel() {}
 
 // settle delivers what a wait has brought, or the old value in its place. ended is the error of patience.
-func (c *engine) settle(ctx context.Context, key string, m *miss, r *result, verdict flight.Verdict,
+func (c *engine) settle(ctx context.Context, key string, m *miss, r *fill.Result, verdict flight.Verdict,
 	ended error) (v any, info event.ValueInfo, err error, over bool) {
 	if !m.First {
-		defer func() { c.events.ShareDone(ctx, key, m.joined, contextOf(m.Call.Load())) }()
+		defer func() { c.events.ShareDone(ctx, key, m.joined, fill.LoadContext(m.Fill)) }()
 	}
 	old, from := c.fallback(m, r, verdict, ended)
 	switch {
@@ -263,7 +258,7 @@ func (c *engine) settle(ctx context.Context, key string, m *miss, r *result, ver
 	case verdict == flight.Owned || verdict == flight.Shared:
 		v, info, err = c.deliver(ctx, key, &r.Found, origin{own: verdict == flight.Owned, shared: !m.First})
 		return v, info, err, true
-	case r != nil && r.unverified && c.unreachable(ctx, key, m.joined):
+	case r != nil && r.Unverified && c.unreachable(ctx, key, m.joined):
 		v, info, err = c.deliver(ctx, key, &r.Found, origin{shared: true})
 		return v, info, err, true
 	case ctx.Err() == nil:
@@ -291,15 +286,15 @@ func (c *engine) unreachable(ctx context.Context, key string, joined time.Time) 
 // fallback returns the old value that a caller gets in place of a failure, or at its deadline; nil
 // if there is none. The caller's own read found it, unless the fill has seen the
 // key since.
-func (c *engine) fallback(m *miss, r *result, verdict flight.Verdict, ended error) (old *value.Found, from origin) {
+func (c *engine) fallback(m *miss, r *fill.Result, verdict flight.Verdict, ended error) (old *value.Found, from origin) {
 	from.shared = !m.First
 	switch {
 	case verdict == flight.Left && ended == context.DeadlineExceeded:
 		old, from.own, from.failure = &m.Found, m.from.own, ended
-	case r == nil || !r.failed:
+	case r == nil || !r.Failed:
 		return nil, from
-	case m.Before(r.oldSince):
-		old, from.failure = r.old, r.Err
+	case m.Before(r.OldSince):
+		old, from.failure = r.Old, r.Err
 	default:
 		old, from.own, from.failure = &m.Found, m.from.own, r.Err
 	}
@@ -309,57 +304,44 @@ func (c *engine) fallback(m *miss, r *result, verdict flight.Verdict, ended erro
 	return old, from
 }
 
-// callLoader calls the Loader of a fill, and then done, also after a panic or runtime.Goexit, which it
-// reports as the outcome.
-func (x *filling) callLoader(ctx context.Context, done func(o outcome)) {
-	var o outcome
-	returned := false
-	defer func() {
-		if !returned {
-			o.Err = panicked(recover())
-			o.notFound, o.text = false, foreign.Text(o.Err)
-			x.events.LoadPanics(1)
-		}
-		done(o)
-	}()
-	key := x.fill.Key
-	ctx = withFills(x.fill.Load.Inside(ctx), x)
-	if x.seat == nil {
-		ctx = x.loadStart(ctx, key, &x.fill.Call)
-		o.value, o.Err = x.load.load(ctx, key)
-	} else { // its call of the ManyLoader begins later
-		if o.value, o.Err = x.seat.Load(ctx, key); o.Err == bulk.ErrAbandoned {
-			o.Err = x.tooLong(key)
-		}
-		o.convoy = x.seat.Stores()
-	}
-	if o.Err == nil {
-		o.life = x.store.LifeOf(key, o.value)
+// A user calls what the user has given to a cache. It implements fill.User.
+type user struct {
+	store  *value.Store
+	errors sentinels
+}
+
+func (u user) Load(ctx context.Context, key string, load fill.Loader) fill.Outcome {
+	v, err := load.Load(ctx, key)
+	return u.Returned(key, v, err)
+}
+
+func (u user) Returned(key string, v any, err error) (o fill.Outcome) {
+	if o.Value, o.Err = v, err; err == nil {
+		o.Life = u.store.LifeOf(key, v) // by Options.TTLFunc
 	} else {
-		o.notFound, o.text = isNotFound(o.Err), foreign.Text(o.Err)
-		o.superseded = x.superseded.Load()
+		o.NotFound, o.Text = isNotFound(err), foreign.Text(err)
 	}
-	returned = true
+	return o
 }
 
-// loadStart is called before a Loader or ManyLoader is. key is the first of its keys; calls has the place of
-// each of them where its fill finds the call.
-func (c *engine) loadStart(ctx context.Context, key string, calls ...*atomic.Pointer[flight.Call]) context.Context {
-	ctx = c.events.LoadStart(ctx, key)
-	call := &flight.Call{Context: ctx, Keys: len(calls), Begun: time.Now()}
-	for _, place := range calls {
-		place.Store(call)
+func (u user) LoadMany(ctx context.Context, keys []string, load fill.ManyLoader) bulk.Outcome {
+	o, err := load.LoadMany(ctx, keys)
+	if err != nil {
+		return func(string) (any, error) { return nil, err }
 	}
-	return ctx
+	return o
 }
 
-// contextOf returns the context of a Loader, or nil if none has been called.
-func contextOf(call *flight.Call) context.Context {
-	if call == nil {
-		return nil
-	}
-	return call.Context
+func (user) Panicked(p any) fill.Outcome {
+	err := panicked(p)
+	return fill.Outcome{Err: err, Text: foreign.Text(err)}
 }
+
+func (user) IsNotFound(err error) bool { return isNotFound(err) }
+
+func (u user) NameOf(err error) string { return u.errors.nameOf(err) }
+
+func (u user) RemoteError(key, record string) error { return u.errors.remoteError(key, record) }
 
 // isNotFound reports whether the source has no such value. A panic tells nothing of the source, whatever
 // its argument: that of a ManyLoader comes as an error.
@@ -383,15 +365,6 @@ func callTags(key string, call func() []string) (names []string, err error) {
 		err = fmt.Errorf("singlefill: Options.Tags returned %d tags for the key %.100q: at most %d are allowed", len(names), key, maxTags)
 	}
 	return names, err
-}
-
-// A result is how a fill ended.
-type result struct {
-	value.Found
-	failed     bool         // Err is the failure of a load
-	unverified bool         // Redis did not tell whether the value was invalidated while it was loaded
-	old        *value.Found // fallback in place of Err; nil: there is none
-	oldSince   flight.Stamp // the key is known to have held old as of this stamp
 }
 
 // deliver returns a result to a caller. The owner gets the value, every other caller a copy, so

@@ -6,13 +6,12 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/singlefill/singlefill/internal/bulk"
 	"github.com/singlefill/singlefill/internal/client"
-	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/event"
+	"github.com/singlefill/singlefill/internal/fill"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/value"
 	"github.com/singlefill/singlefill/internal/wait"
@@ -41,7 +40,7 @@ func (c *Cache[T]) GetOrLoadMany(ctx context.Context, keys []string, load ManyLo
 		return nil, errors.New("singlefill: load is nil")
 	}
 	found := make(valueMap[T], len(keys))
-	err := c.engine.getOrLoadMany(ctx, keys, load, found)
+	err := c.engine.getOrLoadMany(ctx, keys, loadMany[T](load), found)
 	return found.result(err)
 }
 
@@ -60,12 +59,10 @@ func (m valueMap[T]) result(err error) (map[string]T, error) {
 	return m, err
 }
 
-// A manyLoader is a ManyLoader without its type.
-type manyLoader interface {
-	loadMany(ctx context.Context, keys []string) (bulk.Outcome, error)
-}
+// A loadMany is a ManyLoader as the rooms call it, which do not know T.
+type loadMany[T any] ManyLoader[T]
 
-func (l ManyLoader[T]) loadMany(ctx context.Context, keys []string) (bulk.Outcome, error) {
+func (l loadMany[T]) LoadMany(ctx context.Context, keys []string) (bulk.Outcome, error) {
 	values, err := l(ctx, slices.Clone(keys)) // it may change them
 	left := ErrNotFound
 	if stray, ok := strayKey(values, keys); ok {
@@ -79,11 +76,11 @@ func (l ManyLoader[T]) loadMany(ctx context.Context, keys []string) (bulk.Outcom
 	}, err
 }
 
-// one is a manyLoader that loads single keys.
-type one struct{ manyLoader }
+// one is a ManyLoader that loads single keys.
+type one struct{ fill.ManyLoader }
 
-func (l one) load(ctx context.Context, key string) (any, error) {
-	outcome, err := l.loadMany(ctx, []string{key})
+func (l one) Load(ctx context.Context, key string) (any, error) {
+	outcome, err := l.LoadMany(ctx, []string{key})
 	if err != nil {
 		return nil, err
 	}
@@ -104,7 +101,7 @@ func strayKey[T any](values map[string]T, keys []string) (stray string, ok bool)
 	return stray, ok
 }
 
-func (c *engine) getOrLoadMany(ctx context.Context, keys []string, load manyLoader, into collector) error {
+func (c *engine) getOrLoadMany(ctx context.Context, keys []string, load fill.ManyLoader, into collector) error {
 	outer := flight.LoadOf(ctx)
 	m, err := c.newMany(ctx, keys, c.fills.Inside(outer))
 	if err != nil {
@@ -170,7 +167,7 @@ func (c *engine) setMany(ctx context.Context, keys []string, valueOf func(key st
 type many struct {
 	*engine
 	ctx   context.Context
-	load  manyLoader
+	load  fill.ManyLoader
 	outer *flight.Load // the load that makes the call, or nil
 	keys  []string     // without duplicates
 
@@ -428,7 +425,7 @@ func (m *many) getAll(asks []*ask) {
 // joinAll joins the fills of keys. The fills that it starts load in bulk.
 func (m *many) joinAll(misses []*ask) (joined []*ask) {
 	for chunk := range slices.Chunk(misses, m.opts.maxBatch) {
-		b := m.newBulk(m.outer, len(chunk))
+		b := m.filler.NewBulk(m.load, m.outer, len(chunk))
 		for _, a := range chunk {
 			var err error
 			a.waiter, err = m.join(m.ctx, a.Key, nil, a.call, a.turn.Arrived, &a.Lookup, b.Seat(a.node))
@@ -443,42 +440,6 @@ func (m *many) joinAll(misses []*ask) (joined []*ask) {
 		b.Depart()
 	}
 	return joined
-}
-
-// newBulk returns the bulk of fills that are about to begin. outer is the load that makes the call.
-func (m *many) newBulk(outer *flight.Load, fills int) *bulk.Bulk {
-	node := m.fills.NewLoad(outer)
-	return bulk.New(m.callLoader, m.opts.loadTimeout, node, m.slots.NewShared(node), fills)
-}
-
-// callLoader calls the ManyLoader. It reports a panic or runtime.Goexit as the outcome of each key.
-func (m *many) callLoader(ctx context.Context, keys []string, loads []context.Context, done func(bulk.Outcome)) {
-	var outcome bulk.Outcome
-	var err error
-	defer func() {
-		if p := recover(); outcome == nil {
-			err = panicked(p)
-			m.events.LoadPanics(len(keys))
-		}
-		if err != nil {
-			outcome = func(string) (any, error) { return nil, err }
-		}
-		done(outcome)
-	}()
-	var fills []*filling
-	var calls []*atomic.Pointer[flight.Call]
-	for _, load := range loads {
-		x := fillsOf(load)[0]
-		fills, calls = append(fills, x), append(calls, &x.fill.Call)
-	}
-	if m.tags != nil {
-		since := m.tags.Sequences(ctx)
-		for _, x := range fills {
-			x.since = since
-		}
-	}
-	ctx = m.loadStart(withFills(ctx, fills...), keys[0], calls...)
-	outcome, err = m.load.loadMany(ctx, keys)
 }
 
 // waitAll waits for fills, delivers their results, and returns those whose results are older than the
@@ -506,13 +467,9 @@ func (m *many) refreshAll(due []*ask) {
 	}
 	ctx := client.Detach(m.ctx)
 	for chunk := range slices.Chunk(due, m.opts.maxBatch) {
-		b := m.newBulk(nil, len(chunk))
+		b := m.filler.NewBulk(m.load, nil, len(chunk))
 		for _, a := range chunk {
-			in, data := b.Seat(a.node), a.Data
-			begun := m.fills.Refresh(a.Key, entry.Header(data), b.Node(), func(f *flight.Fill[result], over func()) {
-				m.fill(ctx, f, nil, &value.Lookup{Key: a.Key, Data: data}, over, in)
-			})
-			b.Taken(a.node, begun)
+			b.Taken(a.node, m.filler.Refresh(ctx, a.Key, a.Data, fill.Source{Seat: b.Seat(a.node)}))
 		}
 		b.Depart()
 	}

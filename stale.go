@@ -4,10 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/singlefill/singlefill/internal/entry"
-	"github.com/singlefill/singlefill/internal/event"
-	"github.com/singlefill/singlefill/internal/flight"
-	"github.com/singlefill/singlefill/internal/value"
+	"github.com/singlefill/singlefill/internal/fill"
 )
 
 // ValueInfo describes a value, or a remembered ErrNotFound, that [Cache.GetOrLoadInfo] returned. It
@@ -26,31 +23,6 @@ type ValueInfo struct {
 	Err error
 }
 
-// maxRest is how long this process does not refresh an entry after a refresh that could not
-// load: another process held the lock, RetryAfter was not over, no slot was free, or Redis did
-// not answer.
-const maxRest = time.Second
-
-// restFor returns how long to rest after a refresh. left is what remains of the lock, or of
-// RetryAfter.
-func restFor(left time.Duration) time.Duration {
-	if left == 0 {
-		return value.RefreshRest
-	}
-	return min(left, maxRest)
-}
-
-// refresh loads key in the background, in one process of the fleet. A caller that finds nothing to
-// serve joins it. Loads that callers wait for go first.
-func (c *engine) refresh(ctx context.Context, key string, load loader, data []byte) {
-	if c.checkOpen() != nil {
-		return
-	}
-	c.fills.Refresh(key, entry.Header(data), nil, func(f *flight.Fill[result], over func()) {
-		c.fill(ctx, f, load, &value.Lookup{Key: key, Data: data}, over, nil)
-	})
-}
-
 // Previous returns the value that the running load of key is to replace: one that is stale or about
 // to expire. A Loader or ManyLoader calls it with its ctx, asks the source by an ETag or a version
 // whether the value has changed, and if not returns it for one more life. The caller owns it;
@@ -64,40 +36,9 @@ func (c *engine) refresh(ctx context.Context, key string, load loader, data []by
 // Without stale windows a load seldom has a previous value: only after [Cache.Expire], and by
 // [Options.EarlyRefresh].
 func Previous[T any](ctx context.Context, key string) (v T, info ValueInfo, ok bool) {
-	for _, x := range fillsOf(ctx) {
-		if x.fill.Key == key {
-			old, info := x.previous()
-			if p, isT := old.(*T); isT {
-				return *p, ValueInfo(info), true
-			}
-		}
+	old, of := fill.Previous(ctx, key)
+	if p, isT := old.(*T); isT {
+		return *p, ValueInfo(of), true
 	}
 	return v, ValueInfo{}, false
-}
-
-// fillsKey is the key under which the context of a Loader has its fills: those of one call of a
-// ManyLoader are several.
-type fillsKey struct{}
-
-func withFills(ctx context.Context, fills ...*filling) context.Context {
-	return context.WithValue(ctx, fillsKey{}, fills)
-}
-
-func fillsOf(ctx context.Context) []*filling {
-	fills, _ := ctx.Value(fillsKey{}).([]*filling)
-	return fills
-}
-
-// previous returns the value that the load replaces, or nil.
-func (x *filling) previous() (any, event.ValueInfo) {
-	old := x.old.Entry
-	if !x.replaces || old.NotFound || old.Payload == nil || x.returned.Load() || x.fills.Superseded(x.fill) {
-		return nil, event.ValueInfo{}
-	}
-	v, err := x.values.DecodeEntry(&old)
-	if err != nil { // told as a BadValue when it was read
-		return nil, event.ValueInfo{}
-	}
-	now := time.Now()
-	return v, event.ValueInfo{Stale: old.Expired || !now.Before(old.FreshUntil), Age: old.Age(now)}
 }

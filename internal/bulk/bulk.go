@@ -36,10 +36,15 @@ type Bulk struct {
 	running   *bulkCall    // nil: the ManyLoader does not run
 }
 
-// A Loader loads keys, and then calls done once with the outcome of each, in the same goroutine, also
-// if a function of the user panics or ends the goroutine. loads are the contexts that the fills of keys
-// have given to Load.
-type Loader func(ctx context.Context, keys []string, loads []context.Context, done func(outcome Outcome))
+// A Loader loads keys.
+type Loader interface {
+	// Load returns the outcome of each key. loads are the contexts that the fills of keys have given to Seat.Load.
+	Load(ctx context.Context, keys []string, loads []context.Context) Outcome
+
+	// Panicked is the outcome of a Load for so many keys that has panicked with the argument p, or has called
+	// runtime.Goexit, for which p is nil.
+	Panicked(p any, keys int) Outcome
+}
 
 // An Outcome returns the value of a key, or why there is none.
 type Outcome func(key string) (value any, err error)
@@ -255,11 +260,16 @@ func (b *Bulk) run(ctx context.Context, call *bulkCall) {
 		keys[i], loads[i] = a.key, a.ctx
 	}
 	left := b.node.Begin()
-	b.load(ctx, keys, loads, func(outcome Outcome) {
+	var outcome Outcome
+	defer func() {
+		if outcome == nil {
+			outcome = b.load.Panicked(recover(), len(keys))
+		}
 		left()
 		b.end(call, outcome)
 		call.cancel()
-	})
+	}()
+	outcome = b.load.Load(ctx, keys, loads)
 }
 
 // end gives each fill its outcome; with nil, the Loader has been abandoned. Only the first call counts.

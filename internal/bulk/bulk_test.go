@@ -9,14 +9,19 @@ import (
 	"github.com/singlefill/singlefill/internal/flight"
 )
 
+type loader struct{}
+
+func (loader) Load(context.Context, []string, []context.Context) Outcome {
+	return func(string) (any, error) { return "v", nil }
+}
+
+func (loader) Panicked(p any, _ int) Outcome { panic(p) }
+
 // A fill that comes to a bulk after another one has left it is loaded.
 func TestBulk_ArrivalThatLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		load := func(_ context.Context, _ []string, _ []context.Context, done func(Outcome)) {
-			done(func(string) (any, error) { return "v", nil })
-		}
 		node := flight.NewFills[int](new(flight.Clock)).NewLoad(nil)
-		b := New(load, time.Minute, node, flight.NewSlots(0, nil).NewShared(node), 2)
+		b := New(loader{}, time.Minute, node, flight.NewSlots(0, nil).NewShared(node), 2)
 		leaves, waits := b.Seat(0), b.Seat(0)
 		b.Taken(0, true)
 		b.Taken(0, true)

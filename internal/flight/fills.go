@@ -46,6 +46,9 @@ func NewFills[R any](clock *Clock) *Fills[R] {
 	return &Fills[R]{clock: clock, byKey: make(map[string]*Fill[R]), resting: make(map[string]rest)}
 }
 
+// Now returns a stamp of the clock.
+func (g *Fills[R]) Now() Stamp { return g.clock.Now() }
+
 // A rest is the time in which an entry is not refreshed again.
 type rest struct {
 	entry string

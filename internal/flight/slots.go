@@ -37,6 +37,9 @@ type Leases interface {
 // NewSlots returns n free slots; 0 means no limit. leases may be nil.
 func NewSlots(n int, leases Leases) *Slots { return &Slots{free: n, unlimited: n == 0, leases: leases} }
 
+// Leased reports whether a slot needs a lease.
+func (p *Slots) Leased() bool { return p.leases != nil }
+
 // Queued returns how many fills wait for a slot.
 func (p *Slots) Queued() int {
 	graph.Lock()

@@ -188,6 +188,13 @@ func (s *Store) Stored(l *Lookup, data []byte, e entry.Entry, life time.Duration
 	l.Kept(s.policy.KeptFor(life))
 }
 
+// Forget forgets what memory has of a key.
+func (s *Store) Forget(key string) {
+	if s.memory != nil {
+		s.memory.Tier.Forget(s.Key(key))
+	}
+}
+
 // keep keeps what a command has found in memory, for l.kept at most, and serves it for l.served at most, both
 // from when g was taken. So memory has nothing that Redis has ended, whatever the clocks and the windows of
 // the processes are.

@@ -1,0 +1,210 @@
+package fill
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/singlefill/singlefill/internal/bulk"
+	"github.com/singlefill/singlefill/internal/flight"
+)
+
+// A User calls what the user has given to the cache, which may panic or call runtime.Goexit.
+type User interface {
+	// Load calls a Loader.
+	Load(ctx context.Context, key string, load Loader) Outcome
+
+	// Returned is the outcome of a Loader that has returned value and err.
+	Returned(key string, value any, err error) Outcome
+
+	// LoadMany calls a ManyLoader.
+	LoadMany(ctx context.Context, keys []string, load ManyLoader) bulk.Outcome
+
+	// Panicked is the outcome of a panic with the argument p, or of runtime.Goexit, for which p is nil. It is called
+	// by a deferred function: the stack is that of the panic.
+	Panicked(p any) Outcome
+
+	// IsNotFound reports whether the source has no such value.
+	IsNotFound(err error) bool
+
+	// NameOf returns the name of an error in Options.Errors, or "".
+	NameOf(err error) string
+
+	// RemoteError is the error that the failure record of another process stands for.
+	RemoteError(key, record string) error
+}
+
+// A Loader is that of the user, without its type.
+type Loader interface {
+	Load(ctx context.Context, key string) (value any, err error)
+}
+
+// A ManyLoader is that of the user, without its type.
+type ManyLoader interface {
+	LoadMany(ctx context.Context, keys []string) (bulk.Outcome, error)
+}
+
+// An Outcome is what a Loader has brought.
+type Outcome struct {
+	Value    any
+	Life     time.Duration // of Value
+	Err      error
+	Text     string // of Err
+	NotFound bool   // Err is ErrNotFound or wraps it
+}
+
+// A load is a running load, and what of it must end with it.
+type load struct {
+	unlocked bool // Redis does not answer: the load has no lock, and its value is not stored
+	began    flight.Stamp
+	cancel   func()
+	stop     func() // ends the renewals of the lock
+}
+
+// callLoader is the turn in which the Source loads. The goroutine of a Loader that has not returned by LoadTimeout
+// is abandoned: the fill goes on in another one.
+func (x *filling) callLoader(ctx context.Context) state {
+	loadCtx := x.beginLoad(ctx)
+	x.Events.LoadBegun(x.fill.Refresh)
+	if x.from.Seat == nil {
+		// Not context.AfterFunc, since the context also ends when the fill is superseded.
+		defer time.AfterFunc(x.LoadTimeout, func() {
+			<-loadCtx.Done() // at its deadline, which is now, and not because loaded cancels it
+			if x.claim() {
+				err := x.tooLong()
+				x.loaded(outcome{Outcome: Outcome{Err: err, Text: err.Error()}})
+				x.run(ctx, storing)
+			}
+		}).Stop()
+	}
+	o := outcome{Outcome: x.outcomeOf(loadCtx)}
+	o.superseded = o.Err != nil && x.superseded.Load()
+	if !x.claim() {
+		return elsewhere
+	}
+	x.loaded(o)
+	return storing
+}
+
+// beginLoad returns a context that ends at LoadTimeout, or earlier by cancel. That of a fill of many keys
+// ends by cancel only: the fill may still wait for its call of the ManyLoader, which internal/bulk ends.
+func (x *filling) beginLoad(ctx context.Context) (loadCtx context.Context) {
+	if x.load.unlocked && x.lock.InDoubt {
+		lock := *x.lock
+		x.lock.InDoubt = false
+		x.Fills.Behind(func() { x.abandon(ctx, lock) })
+	}
+	if x.load.unlocked {
+		x.Events.LoadUnlocked()
+	}
+	var cancel func()
+	if x.from.Seat == nil {
+		loadCtx, cancel = context.WithTimeout(ctx, x.LoadTimeout)
+	} else {
+		loadCtx, cancel = context.WithCancel(ctx)
+	}
+	x.load.cancel = cancel
+	x.load.began = x.Fills.BeginLoad(x.fill, func() {
+		x.superseded.Store(true)
+		cancel()
+	})
+	if x.load.unlocked {
+		return loadCtx
+	}
+	x.load.stop = x.renew(loadCtx)
+	if x.Tags != nil && x.from.Seat == nil { // fills of many keys share those of their load
+		x.since = x.Tags.Sequences(loadCtx)
+	}
+	return loadCtx
+}
+
+// renewAfter is the age at which a lock is first renewed. A quicker load needs no timer for
+// renewals.
+const renewAfter = 10 * time.Millisecond
+
+// renew renews the lock until stop is called. A caller that joins brings the next renewal forward,
+// so that a lost lock is noticed soon.
+func (x *filling) renew(ctx context.Context) (stop func()) {
+	return x.Fills.Later(min(renewAfter, x.LockTTL/3), func() {
+		x.lock.Keep(ctx, x.fill.Wake, func() {
+			x.Events.LockLost()
+			x.Fills.LockLost(x.fill)
+		})
+	})
+}
+
+// outcomeOf calls the Loader, or waits for a call of the ManyLoader.
+func (x *filling) outcomeOf(ctx context.Context) Outcome {
+	key, seat := x.fill.Key, x.from.Seat
+	ctx = inside(x.fill.Load.Inside(ctx), x)
+	if seat == nil {
+		return x.User.Load(x.begun(ctx, key, &x.fill.Call), key, x.from.Loader)
+	}
+	v, err := seat.Load(ctx, key) // its call of the ManyLoader begins later
+	if err == bulk.ErrAbandoned {
+		err = x.tooLong()
+	}
+	return x.User.Returned(key, v, err)
+}
+
+// begun is called before a Loader or ManyLoader is. key is the first of its keys; calls has the place of
+// each of them where its fill finds the call.
+func (f *Filler) begun(ctx context.Context, key string, calls ...*atomic.Pointer[flight.Call]) context.Context {
+	ctx = f.Events.LoadStart(ctx, key)
+	call := &flight.Call{Context: ctx, Keys: len(calls), Begun: time.Now()}
+	for _, place := range calls {
+		place.Store(call)
+	}
+	return ctx
+}
+
+// claim reports whether the fill goes on in this goroutine: in that of the Loader, or, if it has not returned at
+// LoadTimeout, in another one.
+func (x *filling) claim() bool { return x.returned.CompareAndSwap(false, true) }
+
+// loaded takes the outcome of the Source.
+func (x *filling) loaded(o outcome) {
+	o.info.Key, o.info.Refresh, o.info.Queued, o.info.Err = x.fill.Key, x.fill.Refresh, x.queued, o.Err
+	if o.call = x.fill.Call.Load(); o.call != nil {
+		o.info.Keys, o.info.Duration = o.call.Keys, time.Since(o.call.Begun)
+	}
+	o.info.Unlocked = x.load.unlocked
+	x.outcome = o
+	x.Events.LoadEnded()
+	if !x.load.unlocked {
+		x.load.stop()
+	}
+	x.load.cancel()
+	x.slot.Release()
+	if convoy := x.from.Seat.Stores(); x.load.unlocked {
+		convoy.Leave()
+	} else {
+		x.lock.Convoy = convoy
+	}
+	if !x.load.unlocked && !o.failed() {
+		x.times.Note(x.fill.Key, o.info.Duration)
+	}
+}
+
+// tooLong is the error of a load that was abandoned.
+func (x *filling) tooLong() error {
+	return fmt.Errorf("singlefill: load of %.100q took longer than LoadTimeout (%v): %w", x.fill.Key, x.LoadTimeout, context.DeadlineExceeded)
+}
+
+// LoadContext returns the context of the Loader of a fill, or nil if none has been called.
+func LoadContext(f *flight.Fill[Result]) context.Context {
+	if call := f.Call.Load(); call != nil {
+		return call.Context
+	}
+	return nil
+}
+
+// told tells what has become of a load.
+func (x *filling) told(ctx context.Context) {
+	o := &x.outcome
+	if o.call != nil {
+		ctx = o.call.Context
+	}
+	x.Events.LoadDone(ctx, o.info, o.NotFound)
+}

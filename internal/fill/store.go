@@ -1,0 +1,211 @@
+package fill
+
+import (
+	"context"
+	"time"
+
+	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/event"
+	"github.com/singlefill/singlefill/internal/filllock"
+	"github.com/singlefill/singlefill/internal/flight"
+	"github.com/singlefill/singlefill/internal/foreign"
+	"github.com/singlefill/singlefill/internal/tags"
+	"github.com/singlefill/singlefill/internal/value"
+)
+
+// A Result is how a fill ended.
+type Result struct {
+	value.Found
+	Failed     bool         // Err is the failure of a load
+	Unverified bool         // Redis did not tell whether the value was invalidated while it was loaded
+	Old        *value.Found // fallback in place of Err; nil: there is none
+	OldSince   flight.Stamp // the key is known to have held Old as of this stamp
+}
+
+// An outcome is how a load ended, and what happened to its value.
+type outcome struct {
+	Outcome
+	info       event.LoadInfo
+	entry      entry.Entry  // of Value, or of ErrNotFound
+	tags       []string     // of Value
+	untagged   bool         // its tags are not known, or cannot be proved
+	superseded bool         // the load was cancelled because no caller could have had its value
+	call       *flight.Call // of the Loader; nil: there was none
+}
+
+func (o *outcome) failed() bool { return o.Err != nil && !o.NotFound }
+
+func (o *outcome) result() Result {
+	found := value.Found{Value: o.Value, Entry: o.entry, At: o.entry.WrittenAt, Freshness: value.Fresh, Err: o.Err}
+	return Result{Found: found, Failed: o.failed()}
+}
+
+// store is the last turn of a load.
+func (x *filling) store(ctx context.Context) state {
+	if x.load.unlocked {
+		x.share(ctx)
+	} else {
+		x.commit(ctx)
+	}
+	x.told(ctx)
+	return ended
+}
+
+// share gives the outcome of a load without the lock to the callers of this process. It is not stored: this process
+// may have missed a Delete.
+func (x *filling) share(ctx context.Context) {
+	o := &x.outcome
+	x.encode(o) // callers decode their copies from it
+	r := o.result()
+	validFrom := x.load.began
+	if r.Failed {
+		validFrom = x.Fills.Now() // callers that joined during the load have waited for its failure
+	}
+	r.Unverified = true
+	x.end(ctx, &r, validFrom)
+}
+
+// commit stores the outcome of a load, or releases the lock, in one command, and hands the outcome to the callers.
+func (x *filling) commit(ctx context.Context) {
+	o := &x.outcome
+	data, note := x.encode(o)
+	if err := x.takeTags(o); err != nil {
+		data, o.info.StoreErr, o.untagged = nil, err, true
+	}
+	r := o.result()
+	if o.superseded {
+		note = filllock.ReleaseNote{} // waiters in other processes load, rather than fail with this
+	} else if data == nil && !note.Drop && !foreign.Is(o.Err, flight.ErrClosed) {
+		x.backOff(&note)
+	}
+	stamp := x.Fills.Now()
+	var ours bool
+	err := x.Client.Refusal(x.lock.Keys.Lock)
+	if err == nil {
+		stored := value.Lookup{Key: x.fill.Key}
+		x.Store.During([]*value.Lookup{&stored}, func() {
+			if ours, err = x.storeOrRelease(ctx, o, data, note); err == nil && o.info.Stored {
+				x.Store.Stored(&stored, data, o.entry, o.Life)
+			}
+		})
+	}
+	switch {
+	case err == nil && ours: // this proves that the key has not been invalidated since the load began
+		if !o.info.Stored && note.Drop {
+			x.Store.Forget(x.fill.Key) // Redis has just dropped the old value
+		}
+		x.oldSince = stamp
+		x.end(ctx, &r, stamp)
+	case r.Failed && !x.Store.Servable(&x.old.Found): // callers that joined during the load have waited for its failure
+		x.end(ctx, &r, stamp)
+	default:
+		r.Unverified = err != nil
+		x.end(ctx, &r, x.load.began)
+	}
+	if client.Unreachable(err) { // once more, or for the first time, now that no caller waits
+		_, err = x.storeOrRelease(ctx, o, data, note)
+	}
+	// A value that the server never accepts, for example one that is too large, must not keep the
+	// lock, nor must a server that refuses writes for a moment.
+	x.lock.InDoubt = x.lock.InDoubt || err != nil
+}
+
+// encode returns the entry to store for an outcome, or nil and the note with which to release the
+// lock.
+func (x *filling) encode(o *outcome) (data []byte, note filllock.ReleaseNote) {
+	typ, storeErr := x.Store.Type, &o.info.StoreErr
+	switch {
+	case o.Err == nil:
+		o.entry.Payload, *storeErr = typ.Encode(o.Value)
+		o.entry.Format = typ.Formats.Written
+	case o.NotFound:
+		o.Life, note.Failure = x.Store.LifeOfNotFound(), filllock.NotFoundRecord
+	case foreign.Is(o.Err, flight.ErrClosed):
+		return nil, note // this process is closing; other processes can still load
+	default:
+		note.Failure = filllock.FailureRecord(x.User.NameOf(o.Err), o.Text)
+		return nil, note
+	}
+	o.entry.NotFound, o.entry.LoadTime, o.entry.WrittenAt = o.NotFound, o.info.Duration, time.Now()
+	if *storeErr == nil {
+		o.entry.FreshUntil = o.entry.WrittenAt.Add(o.Life)
+		data, *storeErr = o.entry.Encode()
+	}
+	if *storeErr != nil {
+		o.entry.Payload = nil
+		return nil, note
+	}
+	o.entry.Payload = data[entry.HeaderLen:] // the codec may have returned memory of the value itself
+	if o.Life < time.Millisecond {
+		note.Drop = true // remove the old entry, too
+		return nil, note
+	}
+	return data, note
+}
+
+// takeTags takes the tags of what a load has brought.
+func (x *filling) takeTags(o *outcome) (err error) {
+	if x.Tags == nil || o.failed() {
+		return nil
+	}
+	if o.tags, err = x.Store.TagsOf(x.fill.Key, o.Value); err != nil {
+		return err
+	}
+	return x.since.Missing(o.tags)
+}
+
+// backOff keeps the fleet off the source for RetryAfter, if there is an old value to serve.
+func (x *filling) backOff(note *filllock.ReleaseNote) {
+	if x.Store.Servable(&x.old.Found) {
+		note.RetryAfter = x.RetryAfter
+		x.rest = min(x.RetryAfter, maxRest)
+	}
+}
+
+// storeOrRelease stores data and releases the lock in one step. Without data, or if the server
+// refuses to store it, or if one of its tags has been invalidated, it only releases the lock. It reports
+// whether this fill still held the lock, and the key has not been invalidated by a tag.
+func (x *filling) storeOrRelease(ctx context.Context, o *outcome, data []byte,
+	note filllock.ReleaseNote) (ours bool, err error) {
+	noted, valid, err := x.noteTags(ctx, o)
+	switch {
+	case client.Unreachable(err):
+		o.info.StoreErr = err
+		return false, err
+	case err != nil:
+		o.info.StoreErr = err
+		x.backOff(&note)
+	case !valid: // waiters in other processes load, as after a Delete
+		o.info.Fenced, note = data != nil, filllock.ReleaseNote{}
+	case data != nil:
+		kept := x.Store.KeptFor(o.Life)
+		ours, err = client.Retry(ctx, x.Client.Timeout, client.Again, func(within time.Duration) (bool, error) {
+			return x.lock.Store(ctx, within, data, kept)
+		})
+		o.info.Stored, o.info.Fenced, o.info.StoreErr = ours, err == nil && !ours, err
+		if ours && noted != nil {
+			_ = x.Tags.Stored(ctx, noted, true) // a failure is traced
+		}
+		if err == nil || client.Unreachable(err) {
+			return ours, err
+		}
+		x.backOff(&note) // the server would refuse the next value, too
+	}
+	ours, err = client.Retry(ctx, x.Client.Timeout, client.Again, func(within time.Duration) (bool, error) {
+		return x.lock.Release(ctx, within, note)
+	})
+	return ours && valid, err
+}
+
+// noteTags notes the tags of what a load has brought, also if it is not to be stored: a DeleteTag that comes
+// later then finds the key, and the lock that this fill still holds. It returns false if a tag has been
+// invalidated since the load began, or may have been.
+func (x *filling) noteTags(ctx context.Context, o *outcome) (noted *tags.Noted, valid bool, err error) {
+	if o.untagged || len(o.tags) == 0 {
+		return nil, !o.untagged, nil
+	}
+	note := tags.Note{Key: x.fill.Key, Tags: o.tags, Life: x.Store.KeptFor(o.Life)}
+	noted, err = x.Tags.Note(ctx, []tags.Note{note}, x.since)
+	return noted, noted != nil, err
+}
