@@ -38,7 +38,7 @@ type shape struct {
 // above are the packages that do not keep the limits yet, with what they have: files of the largest circle, most
 // files with methods of one type, and wide functions. Make these numbers smaller, never larger.
 var above = map[string]struct{ circle, files, wide int }{
-	"":                   {10, 14, 4},
+	"":                   {8, 11, 3},
 	"/internal/client":   {9, 7, 5},
 	"/internal/filllock": {0, 0, 2},
 	"/internal/near":     {0, 0, 1},
