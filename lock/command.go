@@ -74,10 +74,11 @@ func run[R any](ctx context.Context, o *owner, c command, read func(cmd *redis.C
 		value                  R
 		unknown, late, replica bool
 	}
+	what := client.Command{Op: c.op, Key: o.keys.lock, Within: c.within}
 	end := time.Now().Add(c.within)
 	for tries := -1; ; {
-		cmd := client.Command(ctx, c.call)
-		r, err := client.Send(ctx, o.client, nil, c.within, c.op, o.keys.lock, c.script.Of(once{cmd}), func() (reply, error) {
+		cmd := client.Evalsha(ctx, c.call)
+		r, err := client.Send(ctx, o.client, what, c.script.Of(once{cmd}), func() (reply, error) {
 			switch err := cmd.Err(); {
 			case client.Unknown(err):
 				return reply{unknown: true}, nil

@@ -120,7 +120,8 @@ func yieldToReaders() {
 
 // noteFailure counts a command that was not answered, and opens the breaker when it has to. It
 // returns false if another command has opened it.
-func (c *Client) noteFailure(n *node, call call, err error) bool {
+func (c *Client) noteFailure(call call, err error) bool {
+	n := call.node
 	if c.stalled(time.Since(call.sent)) {
 		return true
 	}
@@ -128,7 +129,7 @@ func (c *Client) noteFailure(n *node, call call, err error) bool {
 	if failures == 0 || failures < Limit && !n.mute() || time.Since(n.begun)-since < c.least() {
 		return true
 	}
-	return c.open(n, err, call.key)
+	return c.open(n, err, call.Key)
 }
 
 // open opens the breaker for all caches and locks that are no more patient. It returns false if it is open for

@@ -88,13 +88,23 @@ func endsWithin(ctx context.Context, d time.Duration) bool {
 	return ok && time.Until(deadline) < d
 }
 
-// A call describes a command.
+// A Command describes a command or pipeline.
+type Command struct {
+	Op     string        // as failures are reported
+	Key    string        // any of its keys, which are all on one node; empty: no node is known
+	Within time.Duration // its bound, at most Client.Timeout
+	Convoy *Convoy       // with which it is sent, or nil
+	Script Script        // for [Run]
+}
+
+// A call is a command on its way.
 type call struct {
-	op, key string
-	sent    time.Time
-	within  time.Duration // of a command that does not queue
-	gate    *gate
-	group   *group // with which it is sent, or nil
+	Command
+	client *Client
+	node   *node
+	sent   time.Time
+	gate   *gate
+	group  *group // with which it is sent, or nil
 }
 
 // Do runs one command or pipeline on the node of key, for at most c.Timeout from when it can be
@@ -104,35 +114,32 @@ type call struct {
 //
 // key is any key of the command, whose keys are all on one node, or empty if no node is known.
 func Do[R any](ctx context.Context, c *Client, op, key string, cmd func(ctx context.Context) (R, error)) (R, error) {
-	return DoWithin(ctx, c, c.Timeout, op, key, cmd)
+	return DoWithin(ctx, c, Command{Op: op, Key: key, Within: c.Timeout}, cmd)
 }
 
-// DoWithin is Do with another bound, which must not exceed c.Timeout.
-func DoWithin[R any](ctx context.Context, c *Client, timeout time.Duration, op, key string,
-	cmd func(ctx context.Context) (R, error)) (R, error) {
-	return do(ctx, c, timeout, op, key, parcel{}, func(ctx context.Context, _ *group) (R, error) { return cmd(ctx) })
+// DoWithin is Do with another bound.
+func DoWithin[R any](ctx context.Context, c *Client, what Command, cmd func(ctx context.Context) (R, error)) (R, error) {
+	return do(ctx, c, what, parcel{}, func(ctx context.Context, _ *group) (R, error) { return cmd(ctx) })
 }
 
 // Send is DoWithin of a command that may go with others. It returns what read makes of its reply.
-// convoy is the one with which it goes, or nil. Once Send has returned, the command is not sent any
-// more; the error tells whether it was: see [Unsent].
-func Send[R any](ctx context.Context, c *Client, convoy *Convoy, timeout time.Duration, op, key string, cmd redis.Cmder,
-	read func() (R, error)) (R, error) {
+// Once Send has returned, the command is not sent any more; the error tells whether it was: see [Unsent].
+func Send[R any](ctx context.Context, c *Client, what Command, cmd redis.Cmder, read func() (R, error)) (R, error) {
 	caller := new(Caller)
 	if _, takes := cmd.(taking); takes {
-		n := c.nodeOf(key)
+		n := c.nodeOf(what.Key)
 		if begun := time.Now(); !n.clock.known() {
-			if err := n.clock.look(ctx, timeout, func() (int64, error) { return c.time(Detach(ctx), n, call{op: op, key: key}) }); err != nil {
+			if err := n.clock.look(ctx, what.Within, func() (int64, error) { return c.time(Detach(ctx), n, what) }); err != nil {
 				var none R
 				return none, unsent{err}
 			}
-			timeout -= time.Since(begun)
+			what.Within -= time.Since(begun)
 		}
-		caller.takes, caller.clock, caller.stays = cmd, &n.clock, timeout-timeout/16 // see least
+		caller.takes, caller.clock, caller.stays = cmd, &n.clock, what.Within-what.Within/16 // see least
 		caller.leaves, caller.hurries = ctx.Deadline()
 	}
 	cmd = caller.Only(cmd)
-	r, err := do(ctx, c, timeout, op, key, parcel{cmd: cmd, convoy: convoy}, func(ctx context.Context, together *group) (R, error) {
+	r, err := do(ctx, c, what, parcel{cmd: cmd, convoy: what.Convoy}, func(ctx context.Context, together *group) (R, error) {
 		var none R
 		if end, ok := ctx.Deadline(); ok && together == nil {
 			caller.begin(end)
@@ -174,39 +181,39 @@ func (c *Client) process(ctx context.Context, p parcel, together *group) error {
 	return nil
 }
 
-func do[R any](ctx context.Context, c *Client, timeout time.Duration, op, key string, p parcel,
+func do[R any](ctx context.Context, c *Client, what Command, p parcel,
 	run func(ctx context.Context, together *group) (R, error)) (R, error) {
 	var none R
 	if err := ctx.Err(); err != nil {
 		return none, err
 	}
-	n := c.nodeOf(key)
+	n := c.nodeOf(what.Key)
 	p.client, p.ctx = c, ctx
-	call := call{op: op, key: key, sent: time.Now(), gate: n.alone}
+	call := call{Command: what, client: c, node: n, sent: time.Now(), gate: n.alone}
 	if p.cmd != nil {
 		call.gate = n.together
 	}
 	if p.convoy != nil || !call.gate.tryEnter() {
-		if err := c.wait(n, &call, p); err != nil {
+		if err := c.wait(&call, p); err != nil {
 			return none, err
 		}
 	}
 	shared := n.limit.next(call.sent, c.Timeout)
-	if c.bounded && !endsWithin(ctx, timeout) && !n.quiet(shared.begun) {
+	if c.bounded && !endsWithin(ctx, what.Within) && !n.quiet(shared.begun) {
 		answered := false
 		defer func() { call.leave(answered) }()
-		bounded, cancel := c.bound(ctx, shared, timeout)
+		bounded, cancel := c.bound(ctx, shared, what.Within)
 		defer cancel()
 		n.using.Add(1)
 		r, err := run(bounded, call.group)
 		err = n.crowded(err)
 		n.using.Add(-1)
-		answered = c.observe(ctx, n, call, err)
+		answered = c.observe(ctx, call, err)
 		return r, err
 	}
-	bounded, cancel := c.bound(ctx, shared, timeout)
+	bounded, cancel := c.bound(ctx, shared, what.Within)
 	done := func(answered bool) { cancel(); call.leave(answered) }
-	return runAsync(ctx, c, n, call, bounded, done, func(ctx context.Context) (R, error) { return run(ctx, call.group) })
+	return runAsync(ctx, call, bounded, done, func(ctx context.Context) (R, error) { return run(ctx, call.group) })
 }
 
 // leave leaves the gate. Commands that are sent together leave together, by themselves.
@@ -219,10 +226,11 @@ func (call *call) leave(answered bool) {
 // wait queues at the gate of a node until the command is admitted. It returns an error when ctx
 // ends, when the breaker opens, and when no command was answered for as long as a command may take:
 // then the queue does not move.
-func (c *Client) wait(n *node, call *call, p parcel) error {
+func (c *Client) wait(call *call, p parcel) error {
 	c.queued.Add(1)
 	defer c.queued.Add(-1)
-	ctx, begun, w := p.ctx, call.sent, call.gate.enqueue(p)
+	n, ctx := call.node, p.ctx
+	begun, w := call.sent, call.gate.enqueue(p)
 	shared := n.limit.next(begun, c.Timeout).ctx.Done()
 	var patience <-chan time.Time // of a command that waits for longer
 	for {
@@ -240,8 +248,8 @@ func (c *Client) wait(n *node, call *call, p parcel) error {
 		if err == nil && silent >= c.Timeout {
 			err = n.crowded(fmt.Errorf("no answer for %v to the commands before: %w", silent, redis.ErrPoolTimeout))
 			call.sent = time.Now().Add(-silent)
-			if c.noteFailure(n, *call, err) {
-				c.failed(Detach(ctx), call.op, err)
+			if c.noteFailure(*call, err) {
+				c.failed(Detach(ctx), call.Op, err)
 			} else {
 				err = cmp.Or(c.refusal(n), err) // as if this one had noticed the silence a moment later
 			}
@@ -278,9 +286,9 @@ func (c *Client) Queued() int64 { return c.queued.Load() }
 // user's client makes it wait. done is called when the command has an outcome: at the latest when
 // bounded ends. The call returns when the breaker opens, unless it is open from the beginning: then the
 // command is to find out whether the server is back.
-func runAsync[R any](ctx context.Context, c *Client, n *node, call call, bounded context.Context,
-	done func(answered bool),
+func runAsync[R any](ctx context.Context, call call, bounded context.Context, done func(answered bool),
 	cmd func(ctx context.Context) (R, error)) (R, error) {
+	c, n := call.client, call.node
 	var none R
 	type reply struct {
 		value R
@@ -291,7 +299,7 @@ func runAsync[R any](ctx context.Context, c *Client, n *node, call call, bounded
 	finish := func(r R, err error) {
 		if finished.CompareAndSwap(false, true) {
 			err = n.crowded(err)
-			done(c.observe(ctx, n, call, err))
+			done(c.observe(ctx, call, err))
 			replies <- reply{r, err}
 		}
 	}
@@ -360,9 +368,9 @@ func (c *Client) GetBehind(ctx context.Context, ahead redis.Cmder, now time.Time
 	}
 	cmd := redis.NewStringCmd(ctx, "get", key)
 	p := parcel{client: c, ctx: ctx, cmd: cmd, ahead: ahead}
-	call := call{op: "get", key: key, sent: now, gate: n.together}
+	call := call{Command: Command{Op: "get", Key: key}, client: c, node: n, sent: now, gate: n.together}
 	if !call.gate.tryEnter() {
-		if err := c.wait(n, &call, p); err != nil {
+		if err := c.wait(&call, p); err != nil {
 			return nil, time.Since(call.sent), err
 		}
 	}
@@ -377,10 +385,10 @@ func (c *Client) GetBehind(ctx context.Context, ahead redis.Cmder, now time.Time
 		}
 		err = n.crowded(err)
 		n.using.Add(-1)
-		answered = c.observe(ctx, n, call, err)
+		answered = c.observe(ctx, call, err)
 	} else {
 		leave := func(answered bool) { call.leave(answered) }
-		data, err = runAsync(ctx, c, n, call, bounded, leave, func(ctx context.Context) ([]byte, error) {
+		data, err = runAsync(ctx, call, bounded, leave, func(ctx context.Context) ([]byte, error) {
 			if err := c.process(ctx, p, call.group); err != nil {
 				return nil, err
 			}
@@ -402,17 +410,18 @@ func Detach(ctx context.Context) context.Context {
 }
 
 // observe reports whether the server has answered.
-func (c *Client) observe(ctx context.Context, n *node, call call, err error) (answered bool) {
+func (c *Client) observe(ctx context.Context, call call, err error) (answered bool) {
+	n := call.node
 	failed := err != nil && !errors.Is(err, redis.Nil)
 	if failed {
-		defer c.failed(Detach(ctx), call.op, err)
+		defer c.failed(Detach(ctx), call.Op, err)
 	}
 	if errors.Is(err, redis.ErrClosed) {
 		n.wakes.Close()
 	}
 	if failed && Unreachable(err) {
 		yieldToReaders()
-		c.noteFailure(n, call, err)
+		c.noteFailure(call, err)
 		return false
 	}
 	n.noteAnswer()

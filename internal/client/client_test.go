@@ -204,7 +204,7 @@ func TestDoWithin_Bound(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := watch(t, open(t), timeout)
 			begun := time.Now()
-			_, err := DoWithin(t.Context(), w.Client, timeout/2, "get", "k", func(ctx context.Context) (string, error) {
+			_, err := DoWithin(t.Context(), w.Client, Command{Op: "get", Key: "k", Within: timeout / 2}, func(ctx context.Context) (string, error) {
 				return w.Redis.Get(ctx, "k").Result()
 			})
 			if took := time.Since(begun); err == nil || took != timeout/2 {

@@ -39,7 +39,7 @@ func newRoad(t *testing.T, keys int) *road {
 
 func (r *road) get(ctx context.Context, v *Convoy, key int) (string, error) {
 	cmd := redis.NewStringCmd(ctx, "get", fmt.Sprint(key))
-	return Send(ctx, r.Client, v, timeout, "get", fmt.Sprint(key), cmd, cmd.Result)
+	return Send(ctx, r.Client, Command{Op: "get", Key: fmt.Sprint(key), Within: timeout, Convoy: v}, cmd, cmd.Result)
 }
 
 // goGet starts GETs of keys, each of which wants its own value.

@@ -16,7 +16,7 @@ func Each[C redis.Cmder](ctx context.Context, c *Client, op string, keys []strin
 	send func(p redis.Pipeliner, key string) C) (cmds []C, err error) {
 	for _, keys := range ByNode(c, keys, func(key string) string { return key }) {
 		some, err := Retry(ctx, c.Timeout, Unreachable, func(within time.Duration) ([]C, error) {
-			return DoWithin(ctx, c, within, op, keys[0], func(ctx context.Context) (cmds []C, err error) {
+			return DoWithin(ctx, c, Command{Op: op, Key: keys[0], Within: within}, func(ctx context.Context) (cmds []C, err error) {
 				_, err = c.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
 					for _, key := range keys {
 						cmds = append(cmds, send(p, key))

@@ -182,9 +182,9 @@ func (c *Client) reach(ctx context.Context, n *node, after time.Time) error {
 // ping asks a node for an answer. It does not queue at the gate, which the silence that it checks
 // may have blocked.
 func (c *Client) ping(ctx context.Context, n *node) error {
-	call := call{op: "ping", key: n.key, sent: time.Now()}
+	call := call{Command: Command{Op: "ping", Key: n.key}, client: c, node: n, sent: time.Now()}
 	bounded, cancel := context.WithTimeout(Detach(ctx), c.Timeout)
-	_, err := runAsync(ctx, c, n, call, bounded, func(bool) { cancel() }, func(ctx context.Context) (string, error) {
+	_, err := runAsync(ctx, call, bounded, func(bool) { cancel() }, func(ctx context.Context) (string, error) {
 		return n.rdb.Ping(ctx).Result()
 	})
 	if Unreachable(err) && ctx.Err() == nil && !errors.Is(err, ErrAway) {
@@ -195,9 +195,9 @@ func (c *Client) ping(ctx context.Context, n *node) error {
 
 // time asks a node for its time in µs, also without queueing at the gate. 0: it refuses to tell. The script that
 // needs the time reports that. It ends before a caller leaves that waits for it, who then knows that it failed.
-func (c *Client) time(ctx context.Context, n *node, call call) (int64, error) {
-	call.within = c.least()
-	return doNow(ctx, c, n, call, func(ctx context.Context) (int64, error) {
+func (c *Client) time(ctx context.Context, n *node, what Command) (int64, error) {
+	what.Within = c.least()
+	return doNow(ctx, c, n, what, func(ctx context.Context) (int64, error) {
 		now, err := n.rdb.Time(ctx).Result()
 		if err != nil && !Unreachable(err) {
 			return 0, nil
@@ -209,12 +209,12 @@ func (c *Client) time(ctx context.Context, n *node, call call) (int64, error) {
 // DoNow is Do without queueing at the gate, for a rare command on which all callers depend. While
 // thousands of commands are queued, it waits for a connection of the pool only.
 func DoNow[R any](ctx context.Context, c *Client, op, key string, cmd func(ctx context.Context) (R, error)) (R, error) {
-	return doNow(ctx, c, c.nodeOf(key), call{op: op, key: key, within: c.Timeout}, cmd)
+	return doNow(ctx, c, c.nodeOf(key), Command{Op: op, Key: key, Within: c.Timeout}, cmd)
 }
 
-func doNow[R any](ctx context.Context, c *Client, n *node, call call,
+func doNow[R any](ctx context.Context, c *Client, n *node, what Command,
 	cmd func(ctx context.Context) (R, error)) (R, error) {
-	call.sent = time.Now()
-	bounded, cancel := c.bound(ctx, n.limit.next(call.sent, c.Timeout), call.within)
-	return runAsync(ctx, c, n, call, bounded, func(bool) { cancel() }, cmd)
+	call := call{Command: what, client: c, node: n, sent: time.Now()}
+	bounded, cancel := c.bound(ctx, n.limit.next(call.sent, c.Timeout), what.Within)
+	return runAsync(ctx, call, bounded, func(bool) { cancel() }, cmd)
 }

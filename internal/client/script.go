@@ -32,9 +32,9 @@ func (s Script) Call(keys, args int) []any {
 	return append(make([]any, 0, 3+keys+args), "evalsha", s.hash, keys)
 }
 
-// Command returns the command for a call. The command gets a copy of the call, which may be sent
+// Evalsha returns the command for a call. The command gets a copy of the call, which may be sent
 // again: a hook of the user's client may change the arguments of a command, for example its keys.
-func Command(ctx context.Context, call []any) *redis.Cmd {
+func Evalsha(ctx context.Context, call []any) *redis.Cmd {
 	cmd := redis.NewCmd(ctx, slices.Clone(call)...)
 	cmd.SetFirstKeyPos(3)
 	return cmd
@@ -54,17 +54,17 @@ func Unknown(err error) bool { return err != nil && redis.HasErrorPrefix(err, "N
 // WithText turns a call into an EVAL.
 func (s Script) WithText(call []any) { call[0], call[1] = "eval", s.text }
 
-// Run sends a call to the node of key, as [Send] does.
-func Run[R any](ctx context.Context, c *Client, convoy *Convoy, timeout time.Duration, op, key string, s Script,
-	call []any,
+// Run sends a call of a script, as [Send] does.
+func Run[R any](ctx context.Context, c *Client, what Command, call []any,
 	read func(cmd *redis.Cmd) (R, error)) (R, error) {
 	type reply struct {
 		value         R
 		unknown, late bool
 	}
-	for within, end := timeout, time.Now().Add(timeout); ; {
-		cmd := Command(ctx, call)
-		r, err := Send(ctx, c, convoy, within, op, key, s.Of(cmd), func() (reply, error) {
+	timeout := what.Within
+	for end := time.Now().Add(timeout); ; {
+		cmd := Evalsha(ctx, call)
+		r, err := Send(ctx, c, what, what.Script.Of(cmd), func() (reply, error) {
 			switch err := cmd.Err(); {
 			case Unknown(err):
 				return reply{unknown: true}, nil
@@ -76,10 +76,10 @@ func Run[R any](ctx context.Context, c *Client, convoy *Convoy, timeout time.Dur
 		})
 		switch {
 		case r.unknown: // the text has as much time, or a slow server would never know the script
-			s.WithText(call)
-			within, end = timeout, time.Now().Add(timeout)
+			what.Script.WithText(call)
+			what.Within, end = timeout, time.Now().Add(timeout)
 		case r.late:
-			within = time.Until(end)
+			what.Within = time.Until(end)
 		default:
 			return r.value, err
 		}

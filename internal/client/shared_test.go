@@ -264,12 +264,12 @@ func TestBreaker_OneCaller(t *testing.T) {
 			return err
 		},
 		"a command with less time": func(ctx context.Context, w *watcher, get get) error {
-			_, err := DoWithin(ctx, w.Client, timeout*19/20, "within", "k", get)
+			_, err := DoWithin(ctx, w.Client, Command{Op: "within", Key: "k", Within: timeout * 19 / 20}, get)
 			return err
 		},
 		"a script that takes": func(ctx context.Context, w *watcher, _ get) error {
 			s := NewTaking("return 1")
-			_, err := Run(ctx, w.Client, nil, timeout, "script", "k", s, append(s.Call(0, 1), ""), (*redis.Cmd).Int)
+			_, err := Run(ctx, w.Client, Command{Op: "script", Key: "k", Within: timeout, Script: s}, append(s.Call(0, 1), ""), (*redis.Cmd).Int)
 			return err
 		},
 	} {

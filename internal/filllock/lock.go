@@ -123,7 +123,8 @@ func (l *Lock) GetOrLock(ctx context.Context, within time.Duration, q Query) (Re
 	call := append(getOrLockScript.Call(2, 7), l.Keys.Value, l.Keys.Lock,
 		l.token, l.ttl.Milliseconds(), q.Known, q.Awaited, q.Take, q.For, 0)
 	sent := time.Now()
-	r, err := client.Run(ctx, l.client, l.convoy(), within, "lock", l.Keys.Value, getOrLockScript, call, func(cmd *redis.Cmd) (Reply, error) {
+	what := client.Command{Op: "lock", Key: l.Keys.Value, Within: within, Convoy: l.convoy(), Script: getOrLockScript}
+	r, err := client.Run(ctx, l.client, what, call, func(cmd *redis.Cmd) (Reply, error) {
 		r, err := parseLockReply(cmd)
 		if client.ScriptsRefused(err) {
 			return Reply{Status: unrun}, nil
@@ -131,7 +132,7 @@ func (l *Lock) GetOrLock(ctx context.Context, within time.Duration, q Query) (Re
 		return r, err
 	})
 	if r.Status == unrun {
-		r, err = client.DoWithin(ctx, l.client, within, "lock", l.Keys.Value, func(ctx context.Context) (Reply, error) {
+		r, err = client.DoWithin(ctx, l.client, what, func(ctx context.Context) (Reply, error) {
 			return l.watchGetOrLock(ctx, q)
 		})
 	}
@@ -178,7 +179,8 @@ func parseLockReply(cmd *redis.Cmd) (r Reply, err error) {
 // Store writes the entry and releases the lock. It returns false if the server refused and wrote
 // nothing.
 func (l *Lock) Store(ctx context.Context, within time.Duration, data []byte, life time.Duration) (bool, error) {
-	return l.act(ctx, l.convoy(), within, "store", storeScript, []string{l.Keys.Value, l.Keys.Lock}, l.watchStore(data, life), l.stamp, data, life.Milliseconds())
+	what := client.Command{Op: "store", Key: l.Keys.Value, Within: within, Convoy: l.convoy(), Script: storeScript}
+	return l.act(ctx, what, []string{l.Keys.Lock}, l.watchStore(data, life), l.stamp, data, life.Milliseconds())
 }
 
 // A ReleaseNote is what a load that has no value to store leaves for others.
@@ -197,31 +199,35 @@ func (v ReleaseNote) life(ttl time.Duration) time.Duration { return max(ttl, v.R
 // Release releases the lock and leaves the note. If this attempt does not hold the lock, it does
 // nothing.
 func (l *Lock) Release(ctx context.Context, within time.Duration, v ReleaseNote) (bool, error) {
-	return l.act(ctx, l.convoy(), within, "release", releaseScript, []string{l.Keys.Lock, l.Keys.Value}, l.watchRelease(v),
-		l.stamp, v.Failure, v.RetryAfter.Milliseconds(), v.life(l.ttl).Milliseconds(), v.Drop)
+	what := client.Command{Op: "release", Key: l.Keys.Lock, Within: within, Convoy: l.convoy(), Script: releaseScript}
+	return l.act(ctx, what, []string{l.Keys.Value}, l.watchRelease(v), l.stamp,
+		v.Failure, v.RetryAfter.Milliseconds(), v.life(l.ttl).Milliseconds(), v.Drop)
 }
 
 // Abandon gives up an attempt whose outcome is unknown: it releases the lock if the attempt has taken it.
 // A command of it that is still in transit is late by now. If the clock of the server has been set back
 // since, the server refuses it for the TTL of the lock, unless another attempt uses the lock in between.
 func (l *Lock) Abandon(ctx context.Context) (bool, error) {
-	return l.act(ctx, nil, l.client.Timeout, "abandon", abandonScript, []string{l.Keys.Lock}, l.watchAbandon, l.ttl.Milliseconds())
+	what := client.Command{Op: "abandon", Key: l.Keys.Lock, Within: l.client.Timeout, Script: abandonScript}
+	return l.act(ctx, what, nil, l.watchAbandon, l.ttl.Milliseconds())
 }
 
 // Renew prolongs the lock. It returns false if the lock is lost.
 func (l *Lock) Renew(ctx context.Context) (bool, error) {
-	return l.act(ctx, nil, l.client.Timeout, "renew", renewScript, []string{l.Keys.Lock}, l.watchRenew, l.stamp, l.ttl.Milliseconds())
+	what := client.Command{Op: "renew", Key: l.Keys.Lock, Within: l.client.Timeout, Script: renewScript}
+	return l.act(ctx, what, nil, l.watchRenew, l.stamp, l.ttl.Milliseconds())
 }
 
-func (l *Lock) act(ctx context.Context, convoy *client.Convoy, within time.Duration, op string, script client.Script,
-	keys []string, judge client.WatchFunc, args ...any) (bool, error) {
-	call := script.Call(len(keys), 1+len(args))
+// act runs a script on the key of what and other keys.
+func (l *Lock) act(ctx context.Context, what client.Command, others []string, judge client.WatchFunc, args ...any) (bool, error) {
+	keys := append([]string{what.Key}, others...)
+	call := what.Script.Call(len(keys), 1+len(args))
 	for _, key := range keys {
 		call = append(call, key)
 	}
 	call = append(append(call, l.token), args...)
 	const unrun = -1
-	done, err := client.Run(ctx, l.client, convoy, within, op, keys[0], script, call, func(cmd *redis.Cmd) (int, error) {
+	done, err := client.Run(ctx, l.client, what, call, func(cmd *redis.Cmd) (int, error) {
 		done, err := cmd.Int()
 		if client.ScriptsRefused(err) {
 			return unrun, nil
@@ -231,7 +237,7 @@ func (l *Lock) act(ctx context.Context, convoy *client.Convoy, within time.Durat
 	if done != unrun {
 		return done == 1, err
 	}
-	return client.DoWithin(ctx, l.client, within, op, keys[0], func(ctx context.Context) (bool, error) {
+	return client.DoWithin(ctx, l.client, what, func(ctx context.Context) (bool, error) {
 		return client.Watch(ctx, l.client.Redis, keys, judge)
 	})
 }

@@ -356,7 +356,7 @@ func (r *rebuild) readLarge(ctx context.Context, values []*storedValue) error {
 // error of its own.
 func (r *rebuild) readFrom(ctx context.Context, values []*storedValue, send func(p redis.Pipeliner, i int), take func(i int) error) error {
 	_, err := client.Retry(ctx, r.keys.client.Timeout, client.Unreachable, func(within time.Duration) (any, error) {
-		return client.DoWithin(ctx, r.keys.client, within, tagging, values[0].valueKey, func(ctx context.Context) (_ any, failed error) {
+		return client.DoWithin(ctx, r.keys.client, client.Command{Op: tagging, Key: values[0].valueKey, Within: within}, func(ctx context.Context) (_ any, failed error) {
 			_, _ = r.keys.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each reply has its error
 				for i := range values {
 					send(p, i)

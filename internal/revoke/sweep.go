@@ -125,7 +125,7 @@ func (s *Space) runOn(ctx context.Context, master client.Master, p pass, progres
 			return err
 		}
 		found, err := client.Retry(ctx, s.keys.client.Timeout, client.Unreachable, func(within time.Duration) (step, error) {
-			return client.DoWithin(ctx, s.keys.client, within, clearing, "", func(ctx context.Context) (found step, err error) {
+			return client.DoWithin(ctx, s.keys.client, client.Command{Op: clearing, Within: within}, func(ctx context.Context) (found step, err error) {
 				found.keys, found.cursor, err = master.Scan(ctx, cursor, p.pattern, client.ScanCount)
 				return found, err
 			})

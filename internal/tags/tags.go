@@ -270,7 +270,7 @@ func (x *Index) lost(ctx context.Context, n *Noted) (bool, error) {
 
 // lostOf is lost for books of one node.
 func (x *Index) lostOf(ctx context.Context, within time.Duration, n *Noted, numbers []int) (lost bool, err error) {
-	return client.DoWithin(ctx, x.client, within, op, x.book(numbers[0]), func(ctx context.Context) (bool, error) {
+	return client.DoWithin(ctx, x.client, client.Command{Op: op, Key: x.book(numbers[0]), Within: within}, func(ctx context.Context) (bool, error) {
 		epochs := make([]*redis.StringCmd, len(numbers))
 		_, err := x.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
 			for i, number := range numbers {
@@ -347,7 +347,7 @@ func (x *Index) note(ctx context.Context, within time.Duration, p page, since *S
 	}
 	reply, err := x.run(ctx, within, noteScript, keys, args)
 	if client.ScriptsRefused(err) {
-		return client.DoWithin(ctx, x.client, within, op, x.book(p.book), func(ctx context.Context) (string, error) {
+		return client.DoWithin(ctx, x.client, client.Command{Op: op, Key: x.book(p.book), Within: within}, func(ctx context.Context) (string, error) {
 			return x.watchNote(ctx, p, sequence)
 		})
 	}
@@ -361,8 +361,9 @@ func (x *Index) noted(n Note) time.Duration { return min(n.Life, math.MaxInt64-x
 // run runs a script on one book.
 func (x *Index) run(ctx context.Context, within time.Duration, script client.Script, keys, args []any) (any, error) {
 	call := append(append(script.Call(len(keys), len(args)), keys...), args...)
+	what := client.Command{Op: op, Key: keys[0].(string), Within: within, Script: script}
 	var refused error
-	reply, err := client.Run(ctx, x.client, nil, within, op, keys[0].(string), script, call, func(cmd *redis.Cmd) (any, error) {
+	reply, err := client.Run(ctx, x.client, what, call, func(cmd *redis.Cmd) (any, error) {
 		reply, err := cmd.Result()
 		if client.ScriptsRefused(err) {
 			refused, err = err, nil // not a failure: there is another way
@@ -437,7 +438,7 @@ func (x *Index) mark(ctx context.Context, within time.Duration, p page, history 
 	}
 	reply, err := x.run(ctx, within, markScript, keys, args)
 	if client.ScriptsRefused(err) {
-		return client.DoWithin(ctx, x.client, within, op, x.book(p.book), func(ctx context.Context) (markReply, error) {
+		return client.DoWithin(ctx, x.client, client.Command{Op: op, Key: x.book(p.book), Within: within}, func(ctx context.Context) (markReply, error) {
 			return x.watchMark(ctx, p, history)
 		})
 	}
@@ -507,7 +508,7 @@ func (x *Index) Keys(ctx context.Context, tag string, each func(keys []string) e
 	index := x.index(tag)
 	for cursor := uint64(0); ; {
 		scan, err := client.Retry(ctx, x.client.Timeout, client.Unreachable, func(within time.Duration) (*redis.ScanCmd, error) {
-			return client.DoWithin(ctx, x.client, within, op, index, func(ctx context.Context) (scan *redis.ScanCmd, err error) {
+			return client.DoWithin(ctx, x.client, client.Command{Op: op, Key: index, Within: within}, func(ctx context.Context) (scan *redis.ScanCmd, err error) {
 				_, err = x.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
 					scan = p.ZScan(ctx, index, cursor, "", 500)
 					// A write, though of nothing: a replica may be behind, and must not answer.
