@@ -156,36 +156,6 @@ func TestKeep_Gone(t *testing.T) {
 		func(t *testing.T, k *keptLease) { k.want(t, ErrGone, 500*time.Millisecond, 500*time.Millisecond) })
 }
 
-// Keep retries after errors for as long as the lease may be held.
-//
-//fault:short-partition
-func TestKeep_TransientErrors(t *testing.T) {
-	t.Parallel()
-	inBubble(t, func(k *keptLease) {
-		k.answer = func(at time.Duration) (bool, error) {
-			if at < ttl-margin-1 && at > 0 {
-				return true, errTransient // whatever else it says, it is no renewal
-			}
-			return true, nil
-		}
-	}, func(t *testing.T, k *keptLease) { // tried every tenth of its life after the first failure
-		k.want(t, ErrNotRenewed, ttl-margin, third, third+tenth, third+2*tenth, third+3*tenth, third+4*tenth, third+5*tenth, third+6*tenth)
-	})
-	inBubble(t, func(k *keptLease) {
-		k.answer = func(at time.Duration) (bool, error) {
-			if at < third+5*tenth {
-				return false, errTransient
-			}
-			return true, nil
-		}
-	}, func(t *testing.T, k *keptLease) { // and goes on as if nothing had been
-		time.Sleep(third + 5*tenth + 2*third + 1)
-		k.stop()
-		k.want(t, nil, third+5*tenth+2*third+1, third, third+tenth, third+2*tenth, third+3*tenth, third+4*tenth,
-			third+5*tenth, third+5*tenth+third, third+5*tenth+2*third)
-	})
-}
-
 // Keep gives a lease up before its end, also in the middle of a try that is not answered.
 func TestKeep_SilentServer(t *testing.T) {
 	t.Parallel()

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"runtime"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -269,46 +268,6 @@ func TestRefresh_Panic(t *testing.T) {
 	}
 }
 
-// A refusal is an error reply.
-type refusal string
-
-func (e refusal) Error() string { return string(e) }
-func (refusal) RedisError()     {}
-
-// A refresh whose value Redis refuses has failed: RetryAfter holds. One to which it refuses the lock is tried
-// again a second later. Readers get the old value, and the breaker stays closed.
-func TestRefresh_Refused(t *testing.T) {
-	for script, want := range map[string]singlefill.Stats{
-		"get_or_lock": {RedisErrors: 20}, "store": {RedisErrors: 2, Loads: 2, StoreErrors: 2},
-	} {
-		cachetest.RunInBubble(t, script, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-			var refuse atomic.Bool
-			refused := cachetest.Script(t, script)
-			rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
-				if refuse.Load() && refused(cachetest.Args(cmd)) {
-					return refusal("READONLY You can't write against a read only replica.")
-				}
-				return nil
-			}))
-			opts := singlefill.Options[string]{StaleWhileRevalidate: time.Hour, RetryAfter: 10 * time.Second}
-			c := cachetest.OldCache(t, rdb, opts, "old", time.Second)
-			refuse.Store(true)
-			for range 200 {
-				a := <-cachetest.GoAsk(t.Context(), c, "k", cachetest.Gives("new"))
-				if a.Value != "old" || a.Err != nil {
-					t.Fatalf("answered %+v", a)
-				}
-				time.Sleep(100 * time.Millisecond)
-			}
-			s := c.Stats()
-			if s.Loads != want.Loads || s.StoreErrors != want.StoreErrors || s.RedisErrors != want.RedisErrors ||
-				s.BreakerOpens != 0 {
-				t.Errorf("%+v in 20 s, want %+v", s, want)
-			}
-		})
-	}
-}
-
 // A refresh that finds nothing to keep removes the old value.
 func TestRefresh_NothingToKeep(t *testing.T) {
 	for _, test := range []struct {
@@ -422,49 +381,6 @@ func TestRefresh_SharedWhenTheValueVanishes(t *testing.T) {
 			})
 		}
 	}
-}
-
-// A refresh without the lock is joined by a caller that could take the lock.
-//
-// It loads for a caller that found nothing to serve. Then another caller's GET fails, and its lock
-// command does not.
-func TestRefresh_WithoutTheLockIsJoined(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		var failScripts, failGet atomic.Bool
-		rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
-			if strings.HasPrefix(cmd.Name(), "eval") && failScripts.Load() || cmd.Name() == "get" && failGet.Swap(false) {
-				return errors.New("connection reset")
-			}
-			return nil
-		}))
-		c := cachetest.OldCache(t, rdb, singlefill.Options[string]{StaleWhileRevalidate: time.Second}, "old", 900*time.Millisecond)
-		src := cachetest.NewSource[string](t)
-		failScripts.Store(true)
-		<-cachetest.GoAsk(t.Context(), c, "k", src.Load) // begins the refresh
-		time.Sleep(150 * time.Millisecond)
-		first := cachetest.GoAsk(t.Context(), c, "k", src.Load)
-		load := src.Next(t)
-		failScripts.Store(false)
-		failGet.Store(true)
-		second := cachetest.GoAsk(t.Context(), c, "k", src.Load)
-		time.Sleep(time.Second)
-		src.Want(t, 1)
-		load.Give("new")
-		if a := <-first; a.Value != "new" || a.Err != nil {
-			t.Errorf("the first caller is answered %+v", a)
-		}
-		select { // Redis has answered since the load began: the second one may have to ask again
-		case a := <-second:
-			if a.Value != "new" || a.Err != nil {
-				t.Errorf("the second caller is answered %+v", a)
-			}
-		case load := <-src.Begun:
-			load.Give("newer")
-			if a := <-second; a.Value != "newer" || a.Err != nil {
-				t.Errorf("the second caller is answered %+v", a)
-			}
-		}
-	})
 }
 
 // A load that callers wait for gets ErrRecursive from its own key, although the key holds a stale

@@ -293,68 +293,6 @@ func TestStaleIfError_EveryFailure(t *testing.T) {
 	}
 }
 
-// A caller that waits for another process gets the stale value that the key holds when the load
-// fails.
-func TestStaleIfError_KeyChangesDuringTheWait(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		ns := redistest.Namespace(t)
-		fleet := cachetest.NewCaches(t, m, ns, 2, cachetest.StaleOptions(0, time.Minute))
-		here, there := fleet[0], fleet[1]
-		src := cachetest.NewSource[string](t)
-		begin := func() (*cachetest.HeldLoad[string], <-chan cachetest.Answer) {
-			cachetest.GoGet(t.Context(), there, "k", src.Load)
-			load := src.Next(t)
-			waits := cachetest.GoAsk(t.Context(), here, "k", src.Load)
-			time.Sleep(time.Second)
-			return load, waits
-		}
-		load, waits := begin() // of nothing
-		data, err := entry.Entry{FreshUntil: time.Now(), WrittenAt: time.Now(), Payload: []byte("spare")}.Encode()
-		redistest.Must(t, err)
-		redistest.Must(t, rdb.Set(t.Context(), ns+":{k}", data, time.Hour).Err())
-		time.Sleep(time.Second)
-		load.Fail(cachetest.ErrSource)
-		r := cachetest.Receive(t, "a reply", waits)
-		if !r.Info.Stale || r.Info.Err == nil || r.Value != "spare" || r.Err != nil {
-			t.Errorf("a stale value has come: got %+v, want it, and no sooner than at the failure", r)
-		}
-
-		cachetest.SetStale(t, there, "k", "old", 0)
-		load, waits = begin()
-		redistest.Must(t, rdb.Del(t.Context(), ns+":{k}").Err())
-		time.Sleep(time.Second)
-		load.Fail(cachetest.ErrSource)
-		if r := cachetest.Receive(t, "a reply", waits); r.Err == nil || r.Info != (singlefill.ValueInfo{}) {
-			t.Errorf("the stale value has gone: got %+v, want the failure", r)
-		}
-	})
-}
-
-// Callers own the stale values they get.
-func TestStaleIfError_CallersOwnTheirValues(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := cachetest.NewCache(t, rdb, &singlefill.Options[[]string]{Jitter: -1, StaleIfError: time.Minute})
-		redistest.Must(t, c.Set(t.Context(), "k", []string{"old"}))
-		time.Sleep(cachetest.StaleLife)
-		src := cachetest.NewSource[[]string](t)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		herd := []*cachetest.Call[[]string]{cachetest.GoGet(ctx, c, "k", src.Load)}
-		load := src.Next(t)
-		for range 3 {
-			herd = append(herd, cachetest.GoGet(t.Context(), c, "k", src.Load))
-		}
-		time.Sleep(2 * time.Second)
-		load.Fail(cachetest.ErrSource)
-		for _, a := range herd {
-			v, err := a.Result(t)
-			if cachetest.WantValue(t, v, err, []string{"old"}); len(v) > 0 {
-				v[0] = "mine"
-			}
-		}
-	})
-}
-
 // A caller that waits for a refresh gets the stale value if the refresh fails, and a copy of its own: it
 // does not share the value with the reader that began the refresh.
 //
