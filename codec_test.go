@@ -24,48 +24,8 @@ type person struct {
 	Boss  *person
 }
 
-type tree map[string]tree
-
 func newPerson() person {
 	return person{"Ann", 42, []string{"a", "b"}, map[string]int{"x": 1}, &person{Name: "Bob"}}
-}
-
-// Values of every codec come back as they were loaded or set.
-func TestCodec_RoundTrip(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		t.Run("struct", func(t *testing.T) { testRoundTrip(t, rdb, nil, newPerson()) })
-		t.Run("pointer", func(t *testing.T) { u := newPerson(); testRoundTrip(t, rdb, nil, &u) })
-		t.Run("number", func(t *testing.T) { testRoundTrip(t, rdb, nil, -1.5) })
-		t.Run("struct as JSON", func(t *testing.T) {
-			testRoundTrip(t, rdb, &singlefill.Options[person]{Codec: singlefill.JSON}, newPerson())
-		})
-		t.Run("raw string", func(t *testing.T) {
-			testRoundTrip(t, rdb, &singlefill.Options[string]{Codec: singlefill.Raw}, "a\x00\xff\r\n")
-		})
-		t.Run("raw bytes", func(t *testing.T) {
-			testRoundTrip(t, rdb, &singlefill.Options[[]byte]{Codec: singlefill.Raw}, bytes.Repeat([]byte{0xc1, 0}, 1<<16))
-		})
-		vectors := make([][768]float32, 40)
-		for i := range vectors {
-			vectors[i][i] = 1
-		}
-		t.Run("vectors", func(t *testing.T) { testRoundTrip(t, rdb, nil, vectors) })
-		t.Run("vectors as JSON", func(t *testing.T) {
-			testRoundTrip(t, rdb, &singlefill.Options[[][768]float32]{Codec: singlefill.JSON}, vectors)
-		})
-		t.Run("tree", func(t *testing.T) { testRoundTrip(t, rdb, nil, tree{"a": {"b": {}}, "c": {}}) })
-	})
-}
-
-func testRoundTrip[T any](t *testing.T, rdb redis.UniversalClient, opts *singlefill.Options[T], value T) {
-	c := cachetest.NewCache(t, rdb, opts)
-	cachetest.GoGet(t.Context(), c, "loaded", cachetest.Gives(value)).Want(t, value)
-	cachetest.GoGet(t.Context(), c, "loaded", cachetest.MustNotLoad[T](t)).Want(t, value)
-	cachetest.WantGet(t, c, "loaded", value, nil)
-	redistest.Must(t, c.Set(t.Context(), "set", value))
-	cachetest.GoGet(t.Context(), c, "set", cachetest.MustNotLoad[T](t)).Want(t, value)
-	cachetest.WantGet(t, c, "set", value, nil)
 }
 
 // A value that cannot be encoded is returned to all callers that waited and not stored. Set of it returns

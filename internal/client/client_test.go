@@ -125,58 +125,6 @@ func mute(t testing.TB, mutate ...func(*redis.Options)) *redis.Client {
 // wrapped hides the type of the client, so that it counts as one that ignores deadlines.
 type wrapped struct{ redis.UniversalClient }
 
-// Do returns exactly at the nearer one of its timeout and the end of ctx.
-func TestDo_NearerEnd(t *testing.T) {
-	t.Parallel()
-	const never = time.Hour
-	for _, c := range []struct {
-		name               string
-		deadline, cancelAt time.Duration
-		// bounded is when Do returns with a client that observes deadlines.
-		bounded time.Duration
-		// unbounded is when it returns with other clients, whose replies Do waits for in another
-		// goroutine.
-		unbounded time.Duration
-		// err is what Do returns; context.DeadlineExceeded also means a timeout noticed by the
-		// client.
-		err error
-	}{
-		{"timeout", never, never, timeout, timeout, context.DeadlineExceeded},
-		{"nearer deadline", 40 * time.Millisecond, never, 40 * time.Millisecond, 40 * time.Millisecond, context.DeadlineExceeded},
-		{"later deadline", time.Second, never, timeout, timeout, context.DeadlineExceeded},
-		{"cancelled, with a near deadline", 100 * time.Millisecond, 30 * time.Millisecond, 30 * time.Millisecond, 30 * time.Millisecond, context.Canceled},
-		{"cancelled in the middle of a command", never, 30 * time.Millisecond, timeout, 30 * time.Millisecond, context.Canceled},
-	} {
-		for kind, open := range muteKinds() {
-			for way, get := range gets {
-				runInBubble(t, c.name+", "+kind+", "+way, func(t *testing.T) {
-					w := watch(t, open(t), timeout)
-					ctx, cancel := context.WithTimeout(t.Context(), c.deadline)
-					defer cancel()
-					if c.cancelAt != never {
-						time.AfterFunc(c.cancelAt, cancel)
-					}
-					want := c.unbounded
-					if kind == "observes deadlines" {
-						want = c.bounded
-					}
-					begun := time.Now()
-					err := get(w, ctx)
-					took := time.Since(begun)
-					if err == nil || took != want || want < timeout && err != c.err {
-						t.Errorf("%v after %v, want %v after %v", err, took, c.err, want)
-					}
-					time.Sleep(timeout)
-					if n := w.failures("get"); n != 1 {
-						t.Errorf("the command was counted %d times", n)
-					}
-					time.Sleep(time.Minute) // for the client's own goroutines
-				})
-			}
-		}
-	}
-}
-
 // gets are the functions that send a GET.
 var gets = map[string]func(w *watcher, ctx context.Context) error{
 	"Do": (*watcher).get,

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"runtime"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -126,40 +125,6 @@ func TestStaleWhileRevalidate_OneRefresh(t *testing.T) {
 		time.Sleep(2 * cachetest.StaleLife) // a key without readers is not refreshed
 		synctest.Wait()
 		src.Want(t, 1)
-	})
-}
-
-// Readers of a value that can be served do not wait for its refresh because of a short outage.
-func TestStaleWhileRevalidate_ShortOutage(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		var fail atomic.Bool
-		rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
-			if cmd.Name() == "get" && fail.Swap(false) {
-				return errors.New("connection reset")
-			}
-			return nil
-		}))
-		c := cachetest.OldCache(t, rdb, singlefill.Options[string]{StaleWhileRevalidate: time.Minute}, "old", time.Second)
-		refreshing := cachetest.NewSource[string](t)
-		<-cachetest.GoAsk(t.Context(), c, "k", refreshing.Load)
-		refresh := refreshing.Next(t)
-		fail.Store(true)
-		if a := <-cachetest.GoAsk(t.Context(), c, "k", cachetest.MustNotLoad[string](t)); a.Value != "old" || a.Err != nil || fail.Load() {
-			t.Errorf("the reader whose GET failed is answered %+v", a)
-		}
-
-		m.SetError("LOADING dataset")
-		away := cachetest.GoAsk(t.Context(), c, "k", cachetest.MustNotLoad[string](t)) // there is nothing to serve
-		time.Sleep(3 * time.Second)
-		m.SetError("")
-		time.Sleep(3 * time.Second)
-		if a := <-cachetest.GoAsk(t.Context(), c, "k", cachetest.MustNotLoad[string](t)); a.Value != "old" || a.Err != nil {
-			t.Errorf("a reader after the outage is answered %+v", a)
-		}
-		refresh.Give("new")
-		if a := <-away; a.Value != "new" || a.Err != nil {
-			t.Errorf("the reader that waited for the refresh got %+v", a)
-		}
 	})
 }
 
