@@ -13,6 +13,7 @@ import (
 	"github.com/singlefill/singlefill/internal/fill"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/near"
+	"github.com/singlefill/singlefill/internal/read"
 	"github.com/singlefill/singlefill/internal/revoke"
 	"github.com/singlefill/singlefill/internal/tags"
 	"github.com/singlefill/singlefill/internal/value"
@@ -23,29 +24,23 @@ import (
 //
 // Each caller owns the value that it gets. The exception is a value that the codec cannot encode or
 // decode again: the callers of this process that waited for it share it.
-type Cache[T any] struct{ engine *engine }
+type Cache[T any] struct{ rooms *rooms }
 
-// An engine is a Cache without its type: it carries a value as a pointer to a T, and hands it to
-// values, which know T. So it is compiled once.
-type engine struct {
-	opts      settings
-	values    *value.Type
-	store     *value.Store
+// Rooms are a Cache without its type: they carry a value as a pointer to a T. So they are compiled once.
+type rooms struct {
 	namespace string
+	events    *event.Sink
 	client    *client.Client
+	near      *near.Tier // nil: off
 	reads     *flight.Reads[value.Lookup]
 	fills     *flight.Fills[fill.Result]
-	fleet     *fleet        // nil: MaxFleetLoads is 0
 	slots     *flight.Slots // MaxLoads and MaxFleetLoads
-	filler    *fill.Filler
-	events    *event.Sink
-	near      *near.Tier  // nil: off
-	tags      *tags.Index // nil: Options.Tags is
+	reader    *read.Reader
 	keys      *revoke.Keys
 	sets      *revoke.Sets
 	space     *revoke.Space
-	tagged    *revoke.Tags // nil: Options.Tags is
-	audits    audits
+	tags      *revoke.Tags // nil: Options.Tags is
+	check     check
 	closing   chan struct{}
 	closeOnce sync.Once
 }
@@ -69,93 +64,84 @@ func New[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, 
 	if err != nil {
 		return nil, err
 	}
-	v, err := newValues(s, opts)
+	typ, err := newType(s, opts)
 	if err != nil {
 		return nil, err
 	}
-	e, err := newEngine(rdb, namespace, s, v)
+	c, err := newRooms(rdb, namespace, s, typ)
 	if err != nil {
 		return nil, err
 	}
-	return &Cache[T]{e}, nil
+	return &Cache[T]{c}, nil
 }
 
-func newEngine(rdb redis.UniversalClient, namespace string, s settings, v *value.Type) (_ *engine, err error) {
-	clock := new(flight.Clock)
-	c := &engine{
-		opts:      s,
-		values:    v,
-		namespace: namespace,
-		reads:     flight.NewReads[value.Lookup](clock),
-		fills:     flight.NewFills[fill.Result](clock),
-		events:    event.NewSink(),
-		closing:   make(chan struct{}),
-	}
-	c.addTrace(&s.trace)
-	c.client = client.New(rdb, s.redisTimeout, c.events.RedisError, c.events.BreakerChanged, func(run func(<-chan struct{})) {
-		c.fills.Go(func() { run(c.closing) })
-	})
+// newRooms assembles a cache bottom up: each room takes those below it.
+func newRooms(rdb redis.UniversalClient, namespace string, s settings, typ *value.Type) (*rooms, error) {
+	clock, events, closing := new(flight.Clock), event.NewSink(), make(chan struct{})
+	s.trace.addTo(events, namespace)
+	reads, fills := flight.NewReads[value.Lookup](clock), flight.NewFills[fill.Result](clock)
+	background := func(run func(<-chan struct{})) { fills.Go(func() { run(closing) }) }
+	redis := client.New(rdb, s.redisTimeout, events.RedisError, events.BreakerChanged, background)
+	var tier *near.Tier
 	var memory *value.Memory
 	if s.near != nil {
-		c.near = c.newTier(*s.near)
-		memory = &value.Memory{Tier: c.near, TTL: s.near.TTL, Share: s.near.Share, Headers: s.audit > 0}
+		tier = newTier(redis, namespace, s.near, background, events.NearDropped)
+		memory = &value.Memory{Tier: tier, TTL: s.near.TTL, Share: s.near.Share, Headers: s.audit > 0}
 	}
-	c.store = value.New(v, namespace, c.client, memory, c.events)
-	if v.Tags != nil {
-		c.tags = tags.New(c.client, namespace, 2*s.loadTimeout, s.lockTTL)
+	store := value.New(typ, namespace, redis, memory, events)
+	var index *tags.Index
+	if typ.Tags != nil {
+		index = tags.New(redis, namespace, 2*s.loadTimeout, s.lockTTL)
 	}
-	c.keys = revoke.NewKeys(c.client, c.store, c.near, c.fills, c.closing)
-	c.sets = revoke.NewSets(c.keys, c.tags)
-	c.space = revoke.NewSpace(c.keys, namespace, s.lockTTL, c.tags, c.events)
-	if c.tags != nil {
-		c.tagged = revoke.NewTags(c.space)
+	keys := revoke.NewKeys(redis, store, tier, fills, closing)
+	space := revoke.NewSpace(keys, namespace, s.lockTTL, index, events)
+	var tagged *revoke.Tags
+	if index != nil {
+		tagged = revoke.NewTags(space)
 	}
 	var leases flight.Leases
+	var all *fleet
 	if s.maxFleetLoads > 0 {
-		if c.fleet, err = c.newFleet(rdb); err != nil {
+		var err error
+		if all, err = newFleet(rdb, namespace, fleet{opts: s, client: redis, fills: fills, events: events}); err != nil {
 			return nil, err
 		}
-		leases = c.fleet
+		leases = all
 	}
-	c.slots = flight.NewSlots(s.maxLoads, leases)
-	c.filler = fill.New(fill.Parts{
-		Client: c.client, Store: c.store, Tags: c.tags, Fills: c.fills, Slots: c.slots,
-		User: user{c.store, s.errors}, Events: c.events, Closing: c.closing,
+	slots, calls := flight.NewSlots(s.maxLoads, leases), user{store, s.errors}
+	filler := fill.New(fill.Parts{
+		Client: redis, Store: store, Tags: index, Fills: fills, Slots: slots, User: calls, Events: events, Closing: closing,
 		LockTTL: s.lockTTL, LoadTimeout: s.loadTimeout, RetryAfter: s.retryAfter,
 	})
-	return c, nil
+	reader := read.New(read.Parts{
+		Client: redis, Store: store, Reads: reads, Fills: fills, Filler: filler, Slots: slots, User: calls, Events: events,
+		Closing: closing, StaleAfter: s.staleAfter, LoadTimeout: s.loadTimeout, MaxBatch: s.maxBatch, Audit: s.audit,
+	})
+	return &rooms{
+		namespace: namespace, events: events, client: redis, near: tier, reads: reads, fills: fills, slots: slots,
+		reader: reader, keys: keys, sets: revoke.NewSets(keys, index), space: space, tags: tagged,
+		check:   check{redis, namespace, s.lockTTL, space, tier, index, all},
+		closing: closing,
+	}, nil
 }
 
 // Namespace returns the namespace that was given to [New].
-func (c *Cache[T]) Namespace() string { return c.engine.namespace }
+func (c *Cache[T]) Namespace() string { return c.rooms.namespace }
 
 // Get returns the value under key if the cache has it, [ErrMiss] if it does not, and [ErrNotFound]
 // if it remembers that the source has none. It returns a value within
 // [Options.StaleWhileRevalidate], but not one within StaleIfError. It neither loads nor refreshes,
 // waits for no load, and returns errors of Redis.
 func (c *Cache[T]) Get(ctx context.Context, key string) (T, error) {
-	v, err := c.engine.lookUp(ctx, key)
+	v, err := c.rooms.get(ctx, key)
 	return valueOf[T](v), err
 }
 
-func (c *engine) lookUp(ctx context.Context, key string) (any, error) {
-	if err := c.check(ctx, key); err != nil {
+func (c *rooms) get(ctx context.Context, key string) (any, error) {
+	if err := c.checkKey(ctx, key); err != nil {
 		return nil, err
 	}
-	if served, ok := c.store.FromMemory(ctx, key); ok {
-		return served.Value, served.Err
-	}
-	l := value.Lookup{Key: key}
-	c.store.Get(ctx, &l)
-	switch {
-	case l.RedisErr != nil:
-		return nil, value.Wrap(ctx, "get", l.RedisErr)
-	case !l.Hit():
-		c.events.Miss(ctx, key, event.ValueInfo{})
-		return nil, ErrMiss
-	}
-	c.events.Hit(ctx, key, false, event.ValueInfo{Stale: l.Freshness == value.Revalidate, Age: l.Entry.Age(l.At)})
-	return l.Value, l.Err
+	return c.reader.Get(ctx, key)
 }
 
 // Set stores value under key, and supersedes a load of key that is in flight, in any process. If
@@ -165,11 +151,11 @@ func (c *engine) lookUp(ctx context.Context, key string) (any, error) {
 // After an error the key may hold the new value or the old one, a load in flight may still be
 // stored, and a command that was not answered may still be executed, even after a later Delete.
 func (c *Cache[T]) Set(ctx context.Context, key string, value T) error {
-	return c.engine.setValue(ctx, key, &value)
+	return c.rooms.set(ctx, key, &value)
 }
 
-func (c *engine) setValue(ctx context.Context, key string, v any) error {
-	if err := c.check(ctx, key); err != nil {
+func (c *rooms) set(ctx context.Context, key string, v any) error {
+	if err := c.checkKey(ctx, key); err != nil {
 		return err
 	}
 	return c.sets.Set(ctx, key, v)
@@ -183,7 +169,7 @@ func (c *engine) setValue(ctx context.Context, key string, v any) error {
 // After an error some keys may not have been deleted: call Delete again, or accept the old values
 // until they expire.
 func (c *Cache[T]) Delete(ctx context.Context, keys ...string) error {
-	return c.engine.invalidate(ctx, keys, c.engine.keys.Delete)
+	return c.rooms.invalidate(ctx, keys, c.rooms.keys.Delete)
 }
 
 // Expire makes the values under keys stale without removing them, and supersedes loads in flight
@@ -194,12 +180,12 @@ func (c *Cache[T]) Delete(ctx context.Context, keys ...string) error {
 // After Expire has returned, no process takes the old values for fresh, whatever its clock says.
 // After an error some keys may not have been made stale.
 func (c *Cache[T]) Expire(ctx context.Context, keys ...string) error {
-	return c.engine.invalidate(ctx, keys, c.engine.keys.Expire)
+	return c.rooms.invalidate(ctx, keys, c.rooms.keys.Expire)
 }
 
 // invalidate checks keys, and calls do.
-func (c *engine) invalidate(ctx context.Context, keys []string, do func(ctx context.Context, keys ...string) error) error {
-	if err := c.checkOpen(); err != nil {
+func (c *rooms) invalidate(ctx context.Context, keys []string, do func(ctx context.Context, keys ...string) error) error {
+	if err := c.checkOpen(ctx); err != nil {
 		return err
 	}
 	for _, key := range keys {
@@ -218,13 +204,43 @@ func (c *engine) invalidate(ctx context.Context, keys []string, do func(ctx cont
 // still be there: call Clear again. It is an error, too, if a server is restarted, slots of a Cluster
 // move or the cache is closed while Clear runs, if rdb does not reach each server, or if SCAN does not
 // find what rdb stores.
-func (c *Cache[T]) Clear(ctx context.Context) error { return c.engine.clear(ctx) }
-
-func (c *engine) clear(ctx context.Context) error {
-	if err := cmp.Or(c.checkOpen(), ctx.Err()); err != nil {
+func (c *Cache[T]) Clear(ctx context.Context) error {
+	if err := cmp.Or(c.rooms.checkOpen(ctx), ctx.Err()); err != nil {
 		return err
 	}
-	return value.Wrap(ctx, "clear", c.space.Clear(ctx))
+	return value.Wrap(ctx, "clear", c.rooms.space.Clear(ctx))
+}
+
+// Check sends every command that the cache may ever send, on keys that no caller can use, in a
+// Cluster to every master. It returns an error that names each purpose for which Redis refuses a
+// command, or the first error if Redis does not answer. It removes its keys, which begin with the
+// namespace and ":check:" or ":log:"; if it cannot, they expire after LockTTL.
+//
+// Without a right the cache goes on loading, and may store nothing: see Stats.Refused. A program
+// that never calls Clear does not need what is refused for clear. Call Check when a process starts,
+// not in a health check: that would make an outage of all processes out of one that the cache
+// survives.
+func (c *Cache[T]) Check(ctx context.Context) error {
+	if err := c.rooms.checkOpen(ctx); err != nil {
+		return err
+	}
+	return c.rooms.check.rights(ctx)
+}
+
+// AddTrace adds functions to those of [Options.Trace], which are called first, for what happens
+// from now on. They cannot be removed. Nil adds nothing.
+func (c *Cache[T]) AddTrace(t *Trace) { t.addTo(c.rooms.events, c.rooms.namespace) }
+
+// Stats returns the counts so far, also after Close.
+func (c *Cache[T]) Stats() Stats { return c.rooms.stats() }
+
+func (c *rooms) stats() Stats {
+	s := Stats(c.events.Stats())
+	s.BreakerOpen, s.CommandsQueued, s.Queued = c.client.AnyAway(), c.client.Queued(), int64(c.slots.Queued())
+	if c.near != nil {
+		s.NearAge = c.near.Age()
+	}
+	return s
 }
 
 // Close makes later calls return [ErrClosed], and also those that wait for other processes. It
@@ -233,11 +249,11 @@ func (c *engine) clear(ctx context.Context) error {
 // in the background, for about LockTTL. Close does not close the client. A second Close does
 // nothing.
 func (c *Cache[T]) Close() error {
-	c.engine.close()
+	c.rooms.close()
 	return nil
 }
 
-func (c *engine) close() {
+func (c *rooms) close() {
 	c.closeOnce.Do(func() {
 		close(c.closing)
 		c.fills.WakeAll()
@@ -248,14 +264,22 @@ func (c *engine) close() {
 	c.client.StopListening()
 }
 
-func (c *engine) check(ctx context.Context, key string) error {
-	if err := c.checkOpen(); err != nil {
+func (c *rooms) checkKey(ctx context.Context, key string) error {
+	if err := c.checkOpen(ctx); err != nil {
 		return err
 	}
 	return checkCall(ctx, key)
 }
 
-func (c *engine) checkOpen() error {
+// checkLoad is checkOpen for a call that may load: Close waits for the load that makes it.
+func (c *rooms) checkLoad(ctx context.Context) error {
+	if err := c.checkOpen(ctx); err != nil && !c.fills.Inside(flight.LoadOf(ctx)) {
+		return err
+	}
+	return nil
+}
+
+func (c *rooms) checkOpen(context.Context) error {
 	select {
 	case <-c.closing:
 		return ErrClosed

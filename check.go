@@ -12,23 +12,23 @@ import (
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/filllock"
+	"github.com/singlefill/singlefill/internal/near"
+	"github.com/singlefill/singlefill/internal/revoke"
+	"github.com/singlefill/singlefill/internal/tags"
 )
 
-// Check sends every command that the cache may ever send, on keys that no caller can use, in a
-// Cluster to every master. It returns an error that names each purpose for which Redis refuses a
-// command, or the first error if Redis does not answer. It removes its keys, which begin with the
-// namespace and ":check:" or ":log:"; if it cannot, they expire after LockTTL.
-//
-// Without a right the cache goes on loading, and may store nothing: see Stats.Refused. A program
-// that never calls Clear does not need what is refused for clear. Call Check when a process starts,
-// not in a health check: that would make an outage of all processes out of one that the cache
-// survives.
-func (c *Cache[T]) Check(ctx context.Context) error { return c.engine.checkRights(ctx) }
+// A check is what Check needs.
+type check struct {
+	client    *client.Client
+	namespace string
+	lockTTL   time.Duration
+	space     *revoke.Space
+	near      *near.Tier  // nil: off
+	tags      *tags.Index // nil: no value has tags
+	fleet     *fleet      // nil: MaxFleetLoads is 0
+}
 
-func (c *engine) checkRights(ctx context.Context) error {
-	if err := c.checkOpen(); err != nil {
-		return err
-	}
+func (c *check) rights(ctx context.Context) error {
 	layout, err := c.space.Layout(ctx)
 	if client.Unreachable(err) {
 		return c.refused("clear", err)
@@ -72,10 +72,10 @@ func (c *engine) checkRights(ctx context.Context) error {
 
 // checkKey returns a new value key. The value keys of callers have their tag right behind the
 // namespace.
-func (c *engine) checkKey() string { return c.namespace + ":check:{" + rand.Text() + "}" }
+func (c *check) checkKey() string { return c.namespace + ":check:{" + rand.Text() + "}" }
 
 // checkKeys returns a new value key for each master.
-func (c *engine) checkKeys(masters []client.Master) (keys []string) {
+func (c *check) checkKeys(masters []client.Master) (keys []string) {
 	for _, master := range masters {
 		if key := master.Key(); key != "" {
 			keys = append(keys, key+":"+rand.Text())
@@ -88,15 +88,15 @@ func (c *engine) checkKeys(masters []client.Master) (keys []string) {
 }
 
 // checkNode goes through the life of two fills on the node of a pair of keys.
-func (c *engine) checkNode(ctx context.Context, pair filllock.Pair) error {
-	ttl := c.opts.lockTTL
+func (c *check) checkNode(ctx context.Context, pair filllock.Pair) error {
+	ttl := c.lockTTL
 	data, err := entry.Entry{FreshUntil: time.Now().Add(ttl), WrittenAt: time.Now(), NotFound: true}.Encode()
 	if err != nil {
 		return err
 	}
 	stored := filllock.New(c.client, pair, ttl)
 	released := filllock.New(c.client, pair, ttl)
-	within := c.opts.redisTimeout
+	within := c.client.Timeout
 	take := func(l *filllock.Lock) error {
 		r, err := l.GetOrLock(ctx, within, filllock.Query{Take: true})
 		if err == nil && r.Status != filllock.Locked {
@@ -166,9 +166,9 @@ func (c *engine) checkNode(ctx context.Context, pair filllock.Pair) error {
 
 // checkCommands sends the commands of the scripts one by one: Redis does not name the command that
 // it refuses inside a script.
-func (c *engine) checkCommands(ctx context.Context, pair filllock.Pair) error {
+func (c *check) checkCommands(ctx context.Context, pair filllock.Pair) error {
 	var errs []error
-	ttl := c.opts.lockTTL.Milliseconds()
+	ttl := c.lockTTL.Milliseconds()
 	for _, args := range [][]any{
 		{"get", pair.Value}, {"getrange", pair.Value, 0, 1}, {"set", pair.Value, "", "px", ttl},
 		{"setrange", pair.Value, 0, ""}, {"pttl", pair.Value}, {"pexpire", pair.Value, ttl}, {"del", pair.Value},
@@ -185,6 +185,6 @@ func (c *engine) checkCommands(ctx context.Context, pair filllock.Pair) error {
 }
 
 // refused says what Check has tried to do.
-func (c *engine) refused(what string, err error) error {
+func (c *check) refused(what string, err error) error {
 	return fmt.Errorf("singlefill: check of %s: %s: %w", c.namespace, what, err)
 }

@@ -2,12 +2,14 @@ package singlefill
 
 import (
 	"errors"
+	"fmt"
 	"reflect"
 	"time"
 
 	"github.com/singlefill/singlefill/internal/clone"
 	"github.com/singlefill/singlefill/internal/codec"
 	"github.com/singlefill/singlefill/internal/foreign"
+	"github.com/singlefill/singlefill/internal/tags"
 	"github.com/singlefill/singlefill/internal/value"
 )
 
@@ -62,7 +64,7 @@ var (
 	Raw Codec = codec.Raw
 )
 
-// valueOf returns the T of a value of the engine, or the zero T for nil.
+// valueOf returns the T of a value of the rooms, or the zero T for nil.
 func valueOf[T any](v any) (t T) {
 	if p, ok := v.(*T); ok {
 		t = *p
@@ -70,8 +72,8 @@ func valueOf[T any](v any) (t T) {
 	return t
 }
 
-// newValues returns what knows T.
-func newValues[T any](s settings, opts *Options[T]) (v *value.Type, err error) {
+// newType returns what knows T.
+func newType[T any](s settings, opts *Options[T]) (v *value.Type, err error) {
 	by, typ := s.codec, reflect.TypeFor[T]()
 	if err := codec.Takes(inner(by), typ); err != nil {
 		return nil, err
@@ -99,9 +101,9 @@ func newValues[T any](s settings, opts *Options[T]) (v *value.Type, err error) {
 	if life := opts.TTLFunc; life != nil {
 		v.Life = func(key string, v any) time.Duration { return life(key, *v.(*T)) }
 	}
-	if tags := opts.Tags; tags != nil {
+	if of := opts.Tags; of != nil {
 		v.Tags = func(key string, v any) ([]string, error) {
-			return callTags(key, func() []string { return tags(key, valueOf[T](v)) })
+			return callTags(key, func() []string { return of(key, valueOf[T](v)) })
 		}
 	}
 	return v, nil
@@ -111,4 +113,20 @@ func recovered(err *error) {
 	if p := recover(); p != nil {
 		*err = errors.New("codec panicked: " + foreign.Text(p))
 	}
+}
+
+const maxTags = 32 // of a value
+
+// callTags calls Options.Tags for the value of a key.
+func callTags(key string, call func() []string) (names []string, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = errors.New("singlefill: Options.Tags panicked: " + foreign.Text(p))
+		}
+	}()
+	names, err = tags.Names(call())
+	if err == nil && len(names) > maxTags {
+		err = fmt.Errorf("singlefill: Options.Tags returned %d tags for the key %.100q: at most %d are allowed", len(names), key, maxTags)
+	}
+	return names, err
 }

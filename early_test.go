@@ -15,19 +15,19 @@ import (
 	"github.com/singlefill/singlefill/internal/value"
 )
 
-// earlyCache returns a cache that only decides on early refreshes; it sends nothing.
-func earlyCache(t *testing.T, beta float64) *Cache[string] {
-	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379"})
+// earlySettings are those of a cache with an EarlyRefresh.
+func earlySettings(t *testing.T, beta float64) settings {
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379"}) // which sends nothing
 	t.Cleanup(func() { _ = rdb.Close() })
-	c, err := New(rdb, "early", time.Hour, &Options[string]{EarlyRefresh: beta})
+	s, err := resolve(rdb, "early", time.Hour, &Options[any]{EarlyRefresh: beta})
 	redistest.Must(t, err)
-	return c
+	return s
 }
 
 // earlyHit is the decision of one hit, left before the end of an entry whose load took loadTime.
-func earlyHit(c *Cache[string], left, loadTime time.Duration) bool {
+func earlyHit(s settings, left, loadTime time.Duration) bool {
 	now := time.Now()
-	return c.engine.store.Due(&value.Lookup{
+	return value.New(&value.Type{Policy: s.Policy}, "early", nil, nil, nil).Due(&value.Lookup{
 		Found: value.Found{Entry: entry.Entry{FreshUntil: now.Add(left), LoadTime: loadTime}, At: now, Freshness: value.Fresh},
 	})
 }
@@ -42,10 +42,10 @@ func TestEarlyRefresh_Probability(t *testing.T) {
 		for _, x := range []float64{0, 0.5, 1, 2} { // time left, as a multiple of β·δ
 			t.Run(fmt.Sprintf("beta %v, %v left", beta, x), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					c := earlyCache(t, beta)
+					s := earlySettings(t, beta)
 					n := 0
 					for range draws {
-						if earlyHit(c, time.Duration(x*beta*float64(loadTime)), loadTime) {
+						if earlyHit(s, time.Duration(x*beta*float64(loadTime)), loadTime) {
 							n++
 						}
 					}
@@ -75,7 +75,7 @@ func TestEarlyRefresh_Rates(t *testing.T) {
 			life := time.Duration(times) * loadTime
 			var loads, waited [3]int
 			for i, beta := range betas {
-				loads[i], waited[i] = earlyCache(t, beta).engine.opts.simulate(span, life, loadTime, rate)
+				loads[i], waited[i] = earlySettings(t, beta).simulate(span, life, loadTime, rate)
 			}
 			table += fmt.Sprintf("| %v | %d | %d | %d | %d | %d | %d | %d |\n", life, rate,
 				loads[0], loads[1], loads[2], waited[0], waited[1], waited[2])
@@ -92,7 +92,7 @@ func TestEarlyRefresh_Rates(t *testing.T) {
 
 // simulate reads a value at a steady rate, each time in any process of a fleet. It returns how many loads
 // begin, and how many readers wait for one. At first the value is fresh.
-func (s *settings) simulate(d, life, loadTime time.Duration, rate int) (loads, waited int) {
+func (s settings) simulate(d, life, loadTime time.Duration, rate int) (loads, waited int) {
 	draws := rand.New(rand.NewPCG(1, 2))
 	var now, loaded time.Time // loaded: when the running load ends
 	var e entry.Entry

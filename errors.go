@@ -10,12 +10,13 @@ import (
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/foreign"
+	"github.com/singlefill/singlefill/internal/read"
 	"github.com/singlefill/singlefill/internal/value"
 )
 
 var (
 	// ErrMiss is returned by Get if the cache has nothing under the key. The source may have it.
-	ErrMiss = errors.New("singlefill: miss")
+	ErrMiss = read.ErrMiss
 
 	// ErrNotFound is returned by a [Loader], bare or wrapped, if the source has no such value. Get
 	// and GetOrLoad return it for [Options.NotFoundTTL].

@@ -28,17 +28,17 @@ type fleet struct {
 	events *event.Sink
 }
 
-func (c *engine) newFleet(rdb redis.UniversalClient) (f *fleet, err error) {
-	s := c.opts
-	f = &fleet{opts: s, client: c.client, fills: c.fills, events: c.events}
+// newFleet returns the fleet of a namespace; f has all but its slots.
+func newFleet(rdb redis.UniversalClient, namespace string, f fleet) (*fleet, error) {
+	s, err := f.opts, error(nil)
 	f.slots, err = fleetlock.New(rdb, fleetlock.Options{
-		Name: c.namespace + ":loads",
+		Name: namespace + ":loads",
 		// No value key ends with ":loads", so this key is no key of a caller.
-		Key:  c.namespace + ":{" + client.HashTag(c.namespace) + "}:loads",
+		Key:  namespace + ":{" + client.HashTag(namespace) + "}:loads",
 		Size: s.maxFleetLoads, TTL: s.lockTTL, MaxHold: s.loadTimeout, RedisTimeout: s.redisTimeout,
-		RedisError: func(ctx context.Context, _ string, err error) { c.events.RedisError(ctx, "fleet", err) },
+		RedisError: func(ctx context.Context, _ string, err error) { f.events.RedisError(ctx, "fleet", err) },
 	})
-	return f, err
+	return &f, err
 }
 
 // Lease acquires a slot and returns a function to release it.

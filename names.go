@@ -15,7 +15,7 @@ import (
 // checkNames returns an error if keys and channels have other names for Redis than for this process: a hook
 // of the user's client changes some of them only, or the client spreads keys over several servers without
 // telling.
-func (c *engine) checkNames(ctx context.Context, masters []client.Master) error {
+func (c *check) checkNames(ctx context.Context, masters []client.Master) error {
 	group := c.namespace + ":check:" + rand.Text() + ":"
 	const several = 32 // as many as Clear proves
 	var keys []string
@@ -26,7 +26,7 @@ func (c *engine) checkNames(ctx context.Context, masters []client.Master) error 
 		keys = keys[:1] // a script cannot ask for keys of several servers
 	}
 	_, err := client.Each(ctx, c.client, "check", keys, func(p redis.Pipeliner, key string) *redis.StatusCmd {
-		return p.Set(ctx, key, "", c.opts.lockTTL)
+		return p.Set(ctx, key, "", c.lockTTL)
 	})
 	if err != nil {
 		return c.refused("check", err)
@@ -54,7 +54,7 @@ return found`
 
 // checkKeyNames checks that scripts and SCAN find keys that exist. SCAN may have to look at all keys of the
 // database: it is asked only if a script does not show their names.
-func (c *engine) checkKeyNames(ctx context.Context, masters []client.Master, keys []string, group string) error {
+func (c *check) checkKeyNames(ctx context.Context, masters []client.Master, keys []string, group string) error {
 	seen, err := client.Do(ctx, c.client, "check", keys[0], func(ctx context.Context) ([]string, error) {
 		seen, err := c.client.Redis.Eval(ctx, namesLua, keys).StringSlice()
 		if client.ScriptsRefused(err) {

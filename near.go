@@ -6,6 +6,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/near"
 )
 
@@ -63,10 +64,9 @@ func checkNear(n *Near, rdb redis.UniversalClient) error {
 	return nil
 }
 
-// newTier returns the memory of a cache.
-func (c *engine) newTier(n Near) *near.Tier {
-	c.client.ReadFromMasters()
-	log := c.namespace + ":log" // no value key
-	background := func(run func(<-chan struct{})) { c.fills.Go(func() { run(c.closing) }) }
-	return near.New(c.client, log, orDefault(n.Size, 10_000), orDefault(n.MaxLag, time.Second), background, c.events.NearDropped)
+// newTier returns the memory of a cache. background runs a function until the cache is closed.
+func newTier(c *client.Client, namespace string, n *Near, background func(run func(<-chan struct{})), dropped func()) *near.Tier {
+	c.ReadFromMasters()
+	log := namespace + ":log" // no value key
+	return near.New(c, log, orDefault(n.Size, 10_000), orDefault(n.MaxLag, time.Second), background, dropped)
 }

@@ -57,15 +57,3 @@ type Stats struct {
 	BreakerOpen    bool  // the cache sends no commands now; with a Cluster: not to all nodes
 	CommandsQueued int64 // commands waiting now for a connection of the client's pool
 }
-
-// Stats returns the counts so far, also after Close.
-func (c *Cache[T]) Stats() Stats { return c.engine.stats() }
-
-func (c *engine) stats() Stats {
-	s := Stats(c.events.Stats())
-	s.BreakerOpen, s.CommandsQueued, s.Queued = c.client.AnyAway(), c.client.Queued(), int64(c.slots.Queued())
-	if c.near != nil {
-		s.NearAge = c.near.Age()
-	}
-	return s
-}

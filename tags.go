@@ -26,28 +26,28 @@ import (
 //
 // [docs/figures.md]: https://github.com/singlefill/singlefill/blob/main/docs/figures.md#many-keys-at-once
 func (c *Cache[T]) DeleteTag(ctx context.Context, tags ...string) error {
-	names, err := c.engine.checkTags(ctx, tags)
+	names, err := c.rooms.checkTags(ctx, tags)
 	if err != nil || len(names) == 0 {
 		return err
 	}
-	return c.engine.tagged.Delete(ctx, names)
+	return c.rooms.tags.Delete(ctx, names)
 }
 
 // ExpireTag is [Cache.Expire] of each key whose value has one of the tags: see DeleteTag.
 func (c *Cache[T]) ExpireTag(ctx context.Context, tags ...string) error {
-	names, err := c.engine.checkTags(ctx, tags)
+	names, err := c.rooms.checkTags(ctx, tags)
 	if err != nil || len(names) == 0 {
 		return err
 	}
-	return c.engine.tagged.Expire(ctx, names)
+	return c.rooms.tags.Expire(ctx, names)
 }
 
 // checkTags checks a call, and returns its tags without duplicates.
-func (c *engine) checkTags(ctx context.Context, names []string) ([]string, error) {
-	if err := c.checkOpen(); err != nil {
+func (c *rooms) checkTags(ctx context.Context, names []string) ([]string, error) {
+	if err := c.checkOpen(ctx); err != nil {
 		return nil, err
 	}
-	if c.tagged == nil {
+	if c.tags == nil {
 		return nil, errors.New("singlefill: Options.Tags is nil: DeleteTag and ExpireTag are allowed with Tags only")
 	}
 	names, err := tags.Names(names)

@@ -130,18 +130,15 @@ type ClearInfo struct {
 	Removed int64 // values that have been removed
 }
 
-// AddTrace adds functions to those of [Options.Trace], which are called first, for what happens
-// from now on. They cannot be removed. Nil adds nothing.
-func (c *Cache[T]) AddTrace(t *Trace) { c.engine.addTrace(t) }
-
-func (c *engine) addTrace(t *Trace) {
+// addTo adds the functions of t, or of nil none, for the cache of a namespace.
+func (t *Trace) addTo(events *event.Sink, namespace string) {
 	if t == nil {
 		return
 	}
 	if t.named != nil {
-		t = t.named(*t, c.namespace)
+		t = t.named(*t, namespace)
 	}
-	c.events.Add(t.functions())
+	events.Add(t.functions())
 }
 
 // functions returns the functions of t as the rooms call them, which do not know this package.

@@ -53,7 +53,7 @@ func checkClosed(t testing.TB) {
 			return // a cache or lock of another Redis may be used until then
 		}
 	}
-	if cache := runs(mine, "singlefill.(*engine)"); cache != "" {
+	if cache := runs(mine, "internal/near.", "internal/read.", "internal/fill.", "internal/revoke."); cache != "" {
 		t.Errorf("singlefilltest: the bubble ends, and a cache is not closed: call its Close before, with defer:\n\n%s", cache)
 		return
 	}

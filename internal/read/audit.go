@@ -1,4 +1,4 @@
-package singlefill
+package read
 
 import (
 	"bytes"
@@ -52,36 +52,36 @@ func (a *audits) end(key string) {
 }
 
 // audited reports whether to audit a hit.
-func (c *engine) audited(fresh bool) bool {
-	return c.opts.audit > 0 && fresh && rand.Float64() < c.opts.audit
+func (c *Reader) audited(fresh bool) bool {
+	return c.Audit > 0 && fresh && rand.Float64() < c.Audit
 }
 
 // auditHit audits a hit in Redis.
-func (c *engine) auditHit(ctx context.Context, key string, load fill.Loader, l *value.Lookup) {
+func (c *Reader) auditHit(ctx context.Context, key string, load fill.Loader, l *value.Lookup) {
 	e := l.Entry
 	c.audit(ctx, load, entry.Header(l.Data), event.AuditInfo{Key: key, Age: e.Age(l.At)}, func() (any, error) {
 		if e.NotFound {
-			return nil, ErrNotFound
+			return nil, value.ErrNotFound
 		}
-		return c.values.DecodeEntry(&e)
+		return c.Store.Type.DecodeEntry(&e)
 	})
 }
 
 // auditNear audits a hit in memory.
-func (c *engine) auditNear(ctx context.Context, key string, load fill.Loader, s *value.Served) {
+func (c *Reader) auditNear(ctx context.Context, key string, load fill.Loader, s *value.Served) {
 	info, kept := event.AuditInfo{Key: key, Age: s.Info.Age, Near: true}, s.Copy
-	c.audit(ctx, load, kept.Header(), info, func() (any, error) { return c.store.ValueOf(kept) })
+	c.audit(ctx, load, kept.Header(), info, func() (any, error) { return c.Store.ValueOf(kept) })
 }
 
 // audit compares an entry that has been served with the source, in the background. Its load is a fill of
 // the key, so no other load runs beside it, and it runs like a refresh: only if no fill of the key does, and
 // a slot is free. The fill ends without a result, so callers that have joined it read again.
-func (c *engine) audit(ctx context.Context, load fill.Loader, header string, info event.AuditInfo, served func() (any, error)) {
-	if c.client.Away(c.store.Key(info.Key)) || !c.audits.begin(info.Key) {
+func (c *Reader) audit(ctx context.Context, load fill.Loader, header string, info event.AuditInfo, served func() (any, error)) {
+	if c.Client.Away(c.Store.Key(info.Key)) || !c.audits.begin(info.Key) {
 		return
 	}
 	ctx = client.Detach(ctx)
-	if !c.fills.Refresh(info.Key, "", nil, func(f *flight.Fill[fill.Result], over func()) {
+	if !c.Fills.Refresh(info.Key, "", nil, func(f *flight.Fill[fill.Result], over func()) {
 		defer over()
 		defer c.audits.end(info.Key)
 		now, loaded, err := c.loadForAudit(ctx, f, load)
@@ -89,13 +89,13 @@ func (c *engine) audit(ctx context.Context, load fill.Loader, header string, inf
 			return
 		}
 		differs := false
-		if info.Err = err; err == nil || isNotFound(err) {
+		if info.Err = err; err == nil || c.User.IsNotFound(err) {
 			differs, info.Err = c.differs(now, err, served)
 		}
 		if differs {
 			info.Stale, info.Err = c.stillThere(ctx, info.Key, header)
 		}
-		c.events.AuditDone(ctx, info)
+		c.Events.AuditDone(ctx, info)
 	}) {
 		c.audits.end(info.Key)
 	}
@@ -103,16 +103,16 @@ func (c *engine) audit(ctx context.Context, load fill.Loader, header string, inf
 
 // loadForAudit calls the Loader for at most LoadTimeout, and ends the fill. Its context ends when a call
 // joins, when the key is invalidated, and when the cache is closed. It returns false if no slot is free.
-func (c *engine) loadForAudit(ctx context.Context, f *flight.Fill[fill.Result], load fill.Loader) (v any, loaded bool, err error) {
-	defer c.fills.End(f, nil, 0, 0)
-	slot := c.slots.NewSlot(f.Load)
+func (c *Reader) loadForAudit(ctx context.Context, f *flight.Fill[fill.Result], load fill.Loader) (v any, loaded bool, err error) {
+	defer c.Fills.End(f, nil, 0, 0)
+	slot := c.Slots.NewSlot(f.Load)
 	defer slot.Release()
 	if !slot.TryLease(ctx) {
 		return nil, false, nil
 	}
 	ctx, cancel := context.WithCancel(f.Load.Inside(fill.Outside(ctx)))
 	defer cancel()
-	c.fills.BeginLoad(f, cancel)
+	c.Fills.BeginLoad(f, cancel)
 	done := make(chan struct{})
 	var now any
 	var failure error
@@ -121,64 +121,64 @@ func (c *engine) loadForAudit(ctx context.Context, f *flight.Fill[fill.Result], 
 		returned := false
 		defer func() {
 			if !returned {
-				failure = panicked(recover())
+				failure = c.User.Panicked(recover()).Err
 			}
 			close(done)
 		}()
 		now, failure = load.Load(ctx, f.Key)
 		returned = true
 	}()
-	timeout := time.NewTimer(c.opts.loadTimeout)
+	timeout := time.NewTimer(c.LoadTimeout)
 	defer timeout.Stop()
-	for closing := c.closing; ; {
+	for closing := c.Closing; ; {
 		select {
 		case <-done:
 			return now, true, failure
 		case <-f.Wake:
-			if c.fills.Wanted(f) {
+			if c.Fills.Wanted(f) {
 				cancel()
 			}
 		case <-closing:
 			closing = nil
 			cancel()
 		case <-timeout.C:
-			return nil, true, fmt.Errorf("singlefill: audit of %.100q took longer than LoadTimeout (%v): %w", f.Key, c.opts.loadTimeout, context.DeadlineExceeded)
+			return nil, true, fmt.Errorf("singlefill: audit of %.100q took longer than LoadTimeout (%v): %w", f.Key, c.LoadTimeout, context.DeadlineExceeded)
 		}
 	}
 }
 
 // differs compares the outcome of a load with what was served, both as the codec returns them. Values also
 // count as equal if they encode to the same bytes.
-func (c *engine) differs(now any, err error, served func() (any, error)) (bool, error) {
+func (c *Reader) differs(now any, err error, served func() (any, error)) (bool, error) {
 	old, oldErr := served()
-	if oldErr != nil && oldErr != ErrNotFound {
+	if oldErr != nil && oldErr != value.ErrNotFound {
 		return false, oldErr
 	}
 	if err != nil || oldErr != nil {
 		return (err == nil) != (oldErr == nil), nil
 	}
-	data, err := c.values.Encode(now)
+	data, err := c.Store.Type.Encode(now)
 	if err != nil {
 		return false, err
 	}
-	if now, err = c.values.Decode(data); err != nil || codec.Equal(now, old) {
+	if now, err = c.Store.Type.Decode(data); err != nil || codec.Equal(now, old) {
 		return false, err
 	}
-	oldData, err := c.values.Encode(old)
+	oldData, err := c.Store.Type.Encode(old)
 	return err == nil && !bytes.Equal(data, oldData), err
 }
 
 // stillThere reports whether the key holds the same entry after auditDelay: no two entries ever
 // written have the same header.
-func (c *engine) stillThere(ctx context.Context, key, header string) (bool, error) {
+func (c *Reader) stillThere(ctx context.Context, key, header string) (bool, error) {
 	select {
 	case <-time.After(auditDelay):
-	case <-c.closing:
-		return false, ErrClosed
+	case <-c.Closing:
+		return false, flight.ErrClosed
 	}
-	valueKey := c.store.Key(key)
-	found, err := client.Do(ctx, c.client, "audit", valueKey, func(ctx context.Context) (string, error) {
-		return c.client.Redis.GetRange(ctx, valueKey, 0, entry.HeaderLen-1).Result()
+	valueKey := c.Store.Key(key)
+	found, err := client.Do(ctx, c.Client, "audit", valueKey, func(ctx context.Context) (string, error) {
+		return c.Client.Redis.GetRange(ctx, valueKey, 0, entry.HeaderLen-1).Result()
 	})
 	return err == nil && found == header, err
 }
