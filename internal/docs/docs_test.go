@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"go/ast"
 	"go/doc"
@@ -38,27 +39,27 @@ func read(t *testing.T, file string) string {
 // those of docs/start.md.
 func TestPages_Snippets(t *testing.T) {
 	t.Parallel()
-	found := 0
+	inRoot, inServer := make(map[string]string), make(map[string]string) // by folder: each is a package of its own
 	for page, text := range pages(t) {
 		if page == "docs/start.md" {
 			continue
 		}
 		for i, snippet := range blocks(text, "go") {
-			if strings.Contains(snippet, "Before") {
-				continue
-			}
-			found++
-			t.Run(fmt.Sprint(page, " ", i+1), func(t *testing.T) {
-				t.Parallel()
-				if out := vet(t, compilable(snippet)); out != "" {
-					t.Errorf("%s\n%s", out, snippet)
+			if !strings.Contains(snippet, "Before") {
+				name := regexp.MustCompile(`\W`).ReplaceAllString(strings.TrimSuffix(page, ".md"), "_")
+				sources, source := inRoot, compilable(snippet)
+				if strings.Contains(source, "sfprometheus") {
+					sources = inServer // the module that requires the others
 				}
-			})
+				sources[fmt.Sprint(name, "_", i+1)] = source
+			}
 		}
 	}
-	if found < 10 {
-		t.Errorf("%d snippets found", found)
+	if len(inRoot) < 10 || len(inServer) == 0 {
+		t.Errorf("%d and %d snippets found", len(inRoot), len(inServer))
 	}
+	compile(t, ".", inRoot)
+	compile(t, "examples/server", inServer)
 }
 
 // A block has a language that a test knows, or none: a drawing.
@@ -270,21 +271,29 @@ func declared(snippet string) string {
 	return strings.Join(names, ", ")
 }
 
-// vet returns what the compiler and go vet have to say about a file that imports this module.
-func vet(t *testing.T, source string) string {
+// compile fails the test with what the compiler has to say about files. They are overlaid on a module, as packages that
+// it does not have.
+func compile(t *testing.T, module string, sources map[string]string) {
 	t.Helper()
-	file := filepath.Join(t.TempDir(), "snippet.go")
-	redistest.Must(t, os.WriteFile(file, []byte(source), 0o600))
-	cmd := goCommand("vet", file)
-	if strings.Contains(source, "sfprometheus") { // a module that requires the others
-		cmd.Dir = filepath.Join(root, "examples", "server")
-		cmd.Env = os.Environ() // what it requires may not have been downloaded
+	module, err := filepath.Abs(filepath.Join(root, module))
+	redistest.Must(t, err)
+	dir := t.TempDir()
+	overlay := struct{ Replace map[string]string }{make(map[string]string)}
+	args := []string{"build", "-overlay=" + filepath.Join(dir, "overlay.json")}
+	for name, source := range sources {
+		file := filepath.Join(dir, name+".go")
+		redistest.Must(t, os.WriteFile(file, []byte(source), 0o600))
+		overlay.Replace[filepath.Join(module, name, "snippet.go")] = file
+		args = append(args, "./"+name)
 	}
-	out, err := cmd.CombinedOutput()
-	if err == nil {
-		return ""
+	text, err := json.Marshal(overlay)
+	redistest.Must(t, err)
+	redistest.Must(t, os.WriteFile(filepath.Join(dir, "overlay.json"), text, 0o600))
+	cmd := exec.Command("go", args...)
+	cmd.Dir = module // what it requires may not have been downloaded
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
 	}
-	return fmt.Sprintf("%v\n%s", err, out)
 }
 
 // goCommand runs the go tool in the root of the module, with what the module cache has.
