@@ -37,7 +37,7 @@ func (c *check) checkNames(ctx context.Context, masters []client.Master) error {
 	if err := c.checkKeyNames(ctx, masters, keys, group); err != nil {
 		return c.refused("names of keys", err)
 	}
-	if err := c.client.CheckWakes(ctx, c.checkKey()); err != nil {
+	if err := client.CheckWakes(ctx, c.client, c.checkKey()); err != nil {
 		return c.refused("wake", err)
 	}
 	return nil

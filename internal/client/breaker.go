@@ -52,9 +52,6 @@ func (o *outage) shows(d time.Duration) bool {
 // Limit is how many failures in a row open a breaker.
 const Limit = 5
 
-// ErrAway is the error of a command that is not sent because the breaker is open.
-var ErrAway = errors.New("redis does not answer")
-
 // away returns the silence of a node if one that is no less patient has waited in vain. A lock, which does not
 // probe, relies on the breaker only while a cache does.
 func (c *Client) away(n *node) *outage {

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -19,13 +18,13 @@ import (
 type Client struct {
 	Redis   redis.UniversalClient // use it only inside of Do
 	Timeout time.Duration         // of each command
+	Servers Servers
 
 	node    *node // of all keys without another node
 	nodes   nodes
 	changes changes
 	queued  atomic.Int64
 
-	oneServer   atomic.Bool // known to have all keys
 	gone        atomic.Bool // see Gone
 	fromMasters bool        // see ReadFromMasters
 
@@ -55,7 +54,7 @@ func Check(rdb redis.UniversalClient) error {
 func New(rdb redis.UniversalClient, timeout time.Duration,
 	failed func(ctx context.Context, op string, err error), changed func(why error),
 	background func(run func(closing <-chan struct{}))) *Client {
-	c := &Client{Redis: rdb, Timeout: timeout, failed: failed, changed: changed, background: background}
+	c := &Client{Redis: rdb, Timeout: timeout, Servers: Servers{rdb: rdb}, failed: failed, changed: changed, background: background}
 	c.node = c.newNode(rdb, "")
 	c.node.follow()
 	// By default go-redis observes the deadline of a context while it dials or waits for a
@@ -188,7 +187,7 @@ func do[R any](ctx context.Context, c *Client, what Command, p parcel,
 		return none, err
 	}
 	n := c.nodeOf(what.Key)
-	p.client, p.ctx = c, ctx
+	p.rdb, p.timeout, p.ctx = c.Redis, c.Timeout, ctx
 	call := call{Command: what, client: c, node: n, sent: time.Now(), gate: n.alone}
 	if p.cmd != nil {
 		call.gate = n.together
@@ -344,63 +343,6 @@ func (c *Client) bound(ctx context.Context, shared *sharedLimit, timeout time.Du
 	return context.WithTimeout(Detach(ctx), timeout)
 }
 
-// Get is Do of a GET; now is when the caller asked. Every hit runs it, so it is worth not
-// allocating a context or a function for it. While the breaker is open it sends nothing. asked is
-// how long the server has been asked.
-func (c *Client) Get(ctx context.Context, now time.Time, key string) (data []byte, asked time.Duration, err error) {
-	return c.GetBehind(ctx, nil, now, key)
-}
-
-// GetBehind is Get that sends another command just ahead of the GET, in the same pipeline. Unless
-// GetBehind returns an error, that command has its reply.
-func (c *Client) GetBehind(ctx context.Context, ahead redis.Cmder, now time.Time, key string) (data []byte, asked time.Duration, err error) {
-	if err := ctx.Err(); err != nil {
-		return nil, 0, err
-	}
-	if c.fromMasters {
-		return c.getFromMaster(ctx, ahead, key)
-	}
-	n := c.nodeOf(key)
-	if n.outage.Load() != nil {
-		if err := c.refusal(n); err != nil {
-			return nil, 0, err
-		}
-	}
-	cmd := redis.NewStringCmd(ctx, "get", key)
-	p := parcel{client: c, ctx: ctx, cmd: cmd, ahead: ahead}
-	call := call{Command: Command{Op: "get", Key: key}, client: c, node: n, sent: now, gate: n.together}
-	if !call.gate.tryEnter() {
-		if err := c.wait(&call, p); err != nil {
-			return nil, time.Since(call.sent), err
-		}
-	}
-	shared := n.limit.next(call.sent, c.Timeout)
-	bounded := commandContext{shared.ctx, ctx}
-	if c.bounded && !endsWithin(ctx, c.Timeout) && !n.quiet(shared.begun) {
-		answered := false
-		defer func() { call.leave(answered) }()
-		n.using.Add(1)
-		if err = c.process(bounded, p, call.group); err == nil {
-			data, err = cmd.Bytes()
-		}
-		err = n.crowded(err)
-		n.using.Add(-1)
-		answered = c.observe(ctx, call, err)
-	} else {
-		leave := func(answered bool) { call.leave(answered) }
-		data, err = runAsync(ctx, call, bounded, leave, func(ctx context.Context) ([]byte, error) {
-			if err := c.process(ctx, p, call.group); err != nil {
-				return nil, err
-			}
-			return cmd.Bytes()
-		})
-	}
-	if err != nil {
-		asked = time.Since(call.sent)
-	}
-	return data, asked, err
-}
-
 // Detach returns a context with the values of ctx that never ends.
 func Detach(ctx context.Context) context.Context {
 	if ctx.Done() == nil {
@@ -426,55 +368,4 @@ func (c *Client) observe(ctx context.Context, call call, err error) (answered bo
 	}
 	n.noteAnswer()
 	return true
-}
-
-// Unreachable reports whether the server cannot answer anything now. A server that refuses a
-// command is reachable. A redirection counts as unreachable: the client has followed as many as it
-// may, or does not follow it, since a slot is being moved or its master replaced.
-func Unreachable(err error) bool {
-	if _, refused := errors.AsType[redis.Error](err); !refused {
-		return err != nil
-	}
-	return redis.IsLoadingError(err) || redis.IsClusterDownError(err) || redis.IsMasterDownError(err) ||
-		redis.IsTryAgainError(err) || redis.IsMaxClientsError(err) || redis.HasErrorPrefix(err, "BUSY ") || redirected(err)
-}
-
-// Refused reports whether a server that could answer has refused a command.
-func Refused(err error) bool {
-	_, refused := errors.AsType[redis.Error](err)
-	return refused && !Unreachable(err)
-}
-
-func redirected(err error) bool {
-	_, moved := redis.IsMovedError(err)
-	_, asked := redis.IsAskError(err)
-	return moved || asked
-}
-
-// Transaction sends what write queues between MULTI and EXEC, through a client or a *redis.Tx. When
-// the server refuses a command, it discards the transaction; the error is then that refusal.
-func Transaction(ctx context.Context, by interface {
-	TxPipelined(context.Context, func(redis.Pipeliner) error) ([]redis.Cmder, error)
-}, write func(p redis.Pipeliner)) error {
-	cmds, err := by.TxPipelined(ctx, func(p redis.Pipeliner) error { write(p); return nil })
-	if redis.IsExecAbortError(err) {
-		for _, cmd := range cmds {
-			if why := cmd.Err(); why != nil && !redis.IsExecAbortError(why) {
-				return why
-			}
-		}
-	}
-	return err
-}
-
-// ScriptsRefused reports whether the server runs no scripts for this user, or none at all. Nothing
-// has been executed then. A right that is missing inside a script is another case: that reply may
-// follow writes.
-func ScriptsRefused(err error) bool {
-	return err != nil && (strings.HasPrefix(err.Error(), "NOPERM") || strings.HasPrefix(err.Error(), "ERR unknown command"))
-}
-
-// WrongType reports whether a key holds something other than a string.
-func WrongType(err error) bool {
-	return err != nil && strings.HasPrefix(err.Error(), "WRONGTYPE")
 }

@@ -88,10 +88,3 @@ func lateAt(err error) (micros int64, late bool) {
 	}
 	return micros, late && err == nil
 }
-
-type unsent struct{ error }
-
-func (e unsent) Unwrap() error { return e.error }
-
-// Unsent reports whether err is of a command that was not sent, and never will be.
-func Unsent(err error) bool { return errors.As(err, new(unsent)) }

@@ -7,9 +7,16 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 
 	"github.com/redis/go-redis/v9"
 )
+
+// Servers are those that a user's client reaches.
+type Servers struct {
+	rdb redis.UniversalClient
+	one atomic.Bool // known to have all keys
+}
 
 // A Layout is the servers that hold the keys of a client, as they were at one time.
 type Layout struct {
@@ -26,8 +33,8 @@ type Master struct {
 // Layout finds the servers that hold keys of a namespace, through the user's client alone: that may be
 // any type around a client of a Cluster, and all that such a type can do is to route commands by their
 // keys.
-func (c *Client) Layout(ctx context.Context, namespace string) (l Layout, err error) {
-	if l, err = c.masters(ctx, namespace); err != nil {
+func (s *Servers) Layout(ctx context.Context, namespace string) (l Layout, err error) {
+	if l, err = s.masters(ctx, namespace); err != nil {
 		return l, err
 	}
 	for _, master := range l.Masters {
@@ -40,18 +47,18 @@ func (c *Client) Layout(ctx context.Context, namespace string) (l Layout, err er
 	return l, nil
 }
 
-func (c *Client) masters(ctx context.Context, namespace string) (l Layout, err error) {
-	if ring, ok := c.Redis.(shards); ok {
+func (s *Servers) masters(ctx context.Context, namespace string) (l Layout, err error) {
+	if ring, ok := s.rdb.(shards); ok {
 		for _, shard := range ring.GetShardClients() {
 			l.Masters = append(l.Masters, Master{rdb: shard})
 		}
 		return l, nil
 	}
-	several, err := c.severalServers(ctx, namespace)
+	several, err := s.several(ctx, namespace)
 	if err != nil || !several {
-		return Layout{Masters: []Master{{rdb: c.Redis}}}, err
+		return Layout{Masters: []Master{{rdb: s.rdb}}}, err
 	}
-	slots, err := c.slots(ctx)
+	slots, err := s.slots(ctx)
 	if err != nil {
 		return l, err
 	}
@@ -64,24 +71,24 @@ func (c *Client) masters(ctx context.Context, namespace string) (l Layout, err e
 		l.state += fmt.Sprintln(r.Start, r.End, master)
 		if !known[master] {
 			known[master] = true
-			l.Masters = append(l.Masters, Master{c.Redis, checkKey(namespace, tagIn(r))})
+			l.Masters = append(l.Masters, Master{s.rdb, checkKey(namespace, tagIn(r))})
 		}
 	}
 	return l, nil
 }
 
 // MasterOf returns the server of a key, and whether other keys are on other servers.
-func (c *Client) MasterOf(ctx context.Context, namespace, key string) (m Master, several bool, err error) {
-	if ring, ok := c.Redis.(shards); ok {
+func (s *Servers) MasterOf(ctx context.Context, namespace, key string) (m Master, several bool, err error) {
+	if ring, ok := s.rdb.(shards); ok {
 		shard, err := ring.GetShardClientForKey(key)
 		return Master{rdb: shard}, true, err
 	}
-	several, err = c.severalServers(ctx, namespace)
-	return Master{c.Redis, key}, several, err
+	several, err = s.several(ctx, namespace)
+	return Master{s.rdb, key}, several, err
 }
 
 // Changed reports whether a server was replaced or restarted since, or a slot has moved or is being moved.
-func (c *Client) Changed(ctx context.Context, namespace string, since Layout) (bool, error) {
+func (s *Servers) Changed(ctx context.Context, namespace string, since Layout) (bool, error) {
 	for _, master := range since.Masters {
 		if master.beside == "" {
 			continue
@@ -90,7 +97,7 @@ func (c *Client) Changed(ctx context.Context, namespace string, since Layout) (b
 			return moves, err
 		}
 	}
-	now, err := c.Layout(ctx, namespace)
+	now, err := s.Layout(ctx, namespace)
 	return now.state != since.state, err
 }
 
@@ -121,35 +128,35 @@ type (
 	clusterOptions interface{ Options() *redis.ClusterOptions }
 )
 
-// severalServers reports whether the keys are on several servers, as in a Cluster. If the type of the
+// several reports whether the keys are on several servers, as in a Cluster. If the type of the
 // client does not say so, a transaction does: only one server that has all keys executes one with keys
 // of two slots.
-func (c *Client) severalServers(ctx context.Context, namespace string) (bool, error) {
-	if _, cluster := c.Redis.(clusterOptions); cluster {
+func (s *Servers) several(ctx context.Context, namespace string) (bool, error) {
+	if _, cluster := s.rdb.(clusterOptions); cluster {
 		return true, nil
 	}
-	if c.oneServer.Load() {
+	if s.one.Load() {
 		return false, nil
 	}
-	err := Transaction(ctx, c.Redis, func(p redis.Pipeliner) {
+	err := Transaction(ctx, s.rdb, func(p redis.Pipeliner) {
 		p.PTTL(ctx, checkKey(namespace, "a"))
 		p.PTTL(ctx, checkKey(namespace, "b"))
 	})
 	if redis.HasErrorPrefix(err, "CROSSSLOT ") || redirected(err) {
 		return true, nil
 	}
-	c.oneServer.Store(err == nil)
+	s.one.Store(err == nil)
 	return false, err
 }
 
 // slots returns the slots of a Cluster, and their nodes, masters first.
-func (c *Client) slots(ctx context.Context) ([]redis.ClusterSlot, error) {
-	if cluster, ok := c.Redis.(clusterOptions); ok && cluster.Options().ClusterSlots != nil {
+func (s *Servers) slots(ctx context.Context) ([]redis.ClusterSlot, error) {
+	if cluster, ok := s.rdb.(clusterOptions); ok && cluster.Options().ClusterSlots != nil {
 		return cluster.Options().ClusterSlots(ctx)
 	}
-	slots, err := c.Redis.ClusterSlots(ctx).Result()
+	slots, err := s.rdb.ClusterSlots(ctx).Result()
 	if err != nil && !Unreachable(err) {
-		return nil, fmt.Errorf("keys are on several servers, and rdb, a %T, does not say on which: pass the *redis.ClusterClient itself: %w", c.Redis, err)
+		return nil, fmt.Errorf("keys are on several servers, and rdb, a %T, does not say on which: pass the *redis.ClusterClient itself: %w", s.rdb, err)
 	}
 	return slots, err
 }

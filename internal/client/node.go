@@ -9,6 +9,8 @@ import (
 	"weak"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/wake"
 )
 
 // A node is one server of a Client. Only a Cluster has several, each with its own breaker, so that a dead
@@ -117,6 +119,28 @@ func ByNode[E any](c *Client, items []E, keyOf func(E) string) [][]E {
 	}
 	return groups
 }
+
+// Listen listens for wake-ups of key at its node. It returns nil if there is no way to listen.
+func (c *Client) Listen(key string, tell func(message string, ok bool)) *wake.Subscription {
+	n := c.nodeOf(key)
+	switch n.rdb.(type) {
+	case *redis.ClusterClient, *redis.Ring: // which of their servers has the key is not known
+		return nil
+	}
+	return n.wakes.Listen(key, tell)
+}
+
+// StopListening closes the connections for wake-ups that no waiter needs now.
+func (c *Client) StopListening() {
+	c.node.wakes.CloseIdle()
+	c.nodes.of.Range(func(_, n any) bool {
+		n.(*node).wakes.CloseIdle()
+		return true
+	})
+}
+
+// Shared returns a value that is equal for all Clients of one user's client. It keeps nothing alive.
+func (c *Client) Shared() any { return weak.Make(c.node.server) }
 
 // Unanswered reports whether the node of key has not answered a command that was sent after a time.
 func (c *Client) Unanswered(key string, after time.Time) bool {

@@ -32,9 +32,6 @@ func Retry[R any](ctx context.Context, within time.Duration, again func(err erro
 	}
 }
 
-// Again reports whether to repeat a command for a caller that waits: it was not answered, and the breaker is closed.
-func Again(err error) bool { return Unreachable(err) && !errors.Is(err, ErrAway) }
-
 // Sleep waits for d or until ctx ends. It reports whether ctx has not ended.
 func Sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)

@@ -3,7 +3,6 @@ package client
 import (
 	"context"
 	"slices"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -48,40 +47,5 @@ func (s Script) Of(cmd redis.Cmder) redis.Cmder {
 	return cmd
 }
 
-// Unknown reports whether the server does not know the script of an EVALSHA that failed with err.
-func Unknown(err error) bool { return err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") }
-
 // WithText turns a call into an EVAL.
 func (s Script) WithText(call []any) { call[0], call[1] = "eval", s.text }
-
-// Run sends a call of a script, as [Send] does.
-func Run[R any](ctx context.Context, c *Client, what Command, call []any,
-	read func(cmd *redis.Cmd) (R, error)) (R, error) {
-	type reply struct {
-		value         R
-		unknown, late bool
-	}
-	timeout := what.Within
-	for end := time.Now().Add(timeout); ; {
-		cmd := Evalsha(ctx, call)
-		r, err := Send(ctx, c, what, what.Script.Of(cmd), func() (reply, error) {
-			switch err := cmd.Err(); {
-			case Unknown(err):
-				return reply{unknown: true}, nil
-			case Late(err) && time.Now().Before(end):
-				return reply{late: true}, nil
-			}
-			r, err := read(cmd)
-			return reply{value: r}, err
-		})
-		switch {
-		case r.unknown: // the text has as much time, or a slow server would never know the script
-			what.Script.WithText(call)
-			what.Within, end = timeout, time.Now().Add(timeout)
-		case r.late:
-			what.Within = time.Until(end)
-		default:
-			return r.value, err
-		}
-	}
-}

@@ -225,6 +225,3 @@ func (s *server) silentSince(then time.Time) time.Duration {
 func (s *server) quiet(since time.Time) bool {
 	return s.using.Load() > 0 && s.answered.Load() < int64(since.Sub(s.begun))
 }
-
-// Shared returns a value that is equal for all Clients of one user's client. It keeps nothing alive.
-func (c *Client) Shared() any { return weak.Make(c.node.server) }

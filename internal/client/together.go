@@ -10,11 +10,12 @@ import (
 
 // A parcel is a command that may go with others. A command without cmd goes alone.
 type parcel struct {
-	client *Client
-	ctx    context.Context
-	cmd    redis.Cmder
-	ahead  redis.Cmder // goes just ahead of cmd, or nil
-	convoy *Convoy     // with which it goes, or nil
+	rdb     redis.UniversalClient
+	timeout time.Duration
+	ctx     context.Context
+	cmd     redis.Cmder
+	ahead   redis.Cmder // goes just ahead of cmd, or nil
+	convoy  *Convoy     // with which it goes, or nil
 }
 
 func (p parcel) addTo(ctx context.Context, pipe redis.Pipeliner) {
@@ -76,13 +77,13 @@ func (s *group) send(g *gate) {
 	first := s.waiters[0]
 	var timeout time.Duration
 	for _, w := range s.waiters {
-		timeout = max(timeout, w.client.Timeout)
+		timeout = max(timeout, w.timeout)
 	}
-	ctx, cancel := context.WithTimeout(Detach(first.ctx), timeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(first.ctx), timeout)
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { g.leave(false) })
 	sent := time.Now()
-	_, err := first.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each command has its error
+	_, err := first.rdb.Pipelined(ctx, func(p redis.Pipeliner) error { // each command has its error
 		for _, w := range s.waiters {
 			w.addTo(ctx, p)
 		}

@@ -171,7 +171,7 @@ func TestTogether_LeavesAsTheyGo(t *testing.T) {
 		cancel()
 		var waiters []*waiter
 		for range 4 {
-			waiters = append(waiters, g.enqueue(parcel{client: c, ctx: ended, cmd: redis.NewStringCmd(ended, "get", "k")}))
+			waiters = append(waiters, g.enqueue(parcel{rdb: c.Redis, timeout: c.Timeout, ctx: ended, cmd: redis.NewStringCmd(ended, "get", "k")}))
 		}
 		if !g.giveUp(waiters[0]) {
 			t.Error("a caller cannot leave while its command waits")

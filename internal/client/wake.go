@@ -10,19 +10,9 @@ import (
 	"github.com/singlefill/singlefill/internal/wake"
 )
 
-// Listen listens for wake-ups of key at its node. It returns nil if there is no way to listen.
-func (c *Client) Listen(key string, tell func(message string, ok bool)) *wake.Subscription {
-	n := c.nodeOf(key)
-	switch n.rdb.(type) {
-	case *redis.ClusterClient, *redis.Ring: // which of their servers has the key is not known
-		return nil
-	}
-	return n.wakes.Listen(key, tell)
-}
-
 // Wake wakes the waiters of keys, which are on one node. The scripts do so by themselves. Without
 // scripts no waiter is woken.
-func (c *Client) Wake(ctx context.Context, keys []string) {
+func Wake(ctx context.Context, c *Client, keys []string) {
 	_, _ = Do(ctx, c, "wake", keys[0], func(ctx context.Context) ([]redis.Cmder, error) { // failures are traced
 		cmds, err := c.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
 			for _, key := range keys { // EVAL, since a pipeline cannot fall back from EVALSHA
@@ -39,7 +29,7 @@ func (c *Client) Wake(ctx context.Context, keys []string) {
 
 // CheckWakes returns an error if messages of scripts do not arrive, although the server lets this user
 // subscribe and publish.
-func (c *Client) CheckWakes(ctx context.Context, key string) error {
+func CheckWakes(ctx context.Context, c *Client, key string) error {
 	arrived := make(chan struct{}, 1)
 	s := c.Listen(key, func(_ string, ok bool) {
 		if ok {
@@ -84,13 +74,4 @@ func (c *Client) CheckWakes(ctx context.Context, key string) error {
 		return nil
 	}
 	return fmt.Errorf("no client has received a message on the channel of a key: a hook of rdb, a %T, changes the names of keys but not those of channels", c.Redis)
-}
-
-// StopListening closes the connections for wake-ups that no waiter needs now.
-func (c *Client) StopListening() {
-	c.node.wakes.CloseIdle()
-	c.nodes.of.Range(func(_, n any) bool {
-		n.(*node).wakes.CloseIdle()
-		return true
-	})
 }

@@ -29,3 +29,19 @@ func Watch(ctx context.Context, rdb redis.UniversalClient, keys []string, judge 
 		}
 	}
 }
+
+// Transaction sends what write queues between MULTI and EXEC, through a client or a *redis.Tx. When
+// the server refuses a command, it discards the transaction; the error is then that refusal.
+func Transaction(ctx context.Context, by interface {
+	TxPipelined(context.Context, func(redis.Pipeliner) error) ([]redis.Cmder, error)
+}, write func(p redis.Pipeliner)) error {
+	cmds, err := by.TxPipelined(ctx, func(p redis.Pipeliner) error { write(p); return nil })
+	if redis.IsExecAbortError(err) {
+		for _, cmd := range cmds {
+			if why := cmd.Err(); why != nil && !redis.IsExecAbortError(why) {
+				return why
+			}
+		}
+	}
+	return err
+}

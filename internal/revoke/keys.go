@@ -156,5 +156,5 @@ func (k *Keys) Invalidated(keys ...string) {
 
 // Wake wakes the waiters of loads that have been superseded.
 func (k *Keys) Wake(ctx context.Context, locks ...string) {
-	k.fills.Go(func() { k.client.Wake(client.Detach(ctx), locks) })
+	k.fills.Go(func() { client.Wake(client.Detach(ctx), k.client, locks) })
 }

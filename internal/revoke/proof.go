@@ -51,7 +51,7 @@ func (s *Space) Planted(key string) bool { return strings.HasPrefix(key, s.plant
 // types of clients send each step of SCAN to any server.
 func (s *Space) prove(ctx context.Context, layout client.Layout, keys []string) error {
 	changed, err := client.Do(ctx, s.keys.client, clearing, "", func(ctx context.Context) (bool, error) {
-		return s.keys.client.Changed(ctx, s.namespace, layout)
+		return s.keys.client.Servers.Changed(ctx, s.namespace, layout)
 	})
 	left, leftErr := s.left(ctx, keys)
 	switch err = cmp.Or(err, leftErr); {

@@ -22,7 +22,7 @@ const clearing = "clear"
 // Layout finds the servers that have keys of the namespace.
 func (s *Space) Layout(ctx context.Context) (client.Layout, error) {
 	return client.Do(ctx, s.keys.client, clearing, "", func(ctx context.Context) (client.Layout, error) {
-		return s.keys.client.Layout(ctx, s.namespace)
+		return s.keys.client.Servers.Layout(ctx, s.namespace)
 	})
 }
 
@@ -34,7 +34,7 @@ func (s *Space) CheckScan(ctx context.Context, layout client.Layout) error {
 			err = cmp.Or(err, scan)
 		}
 		if err == nil { // as Clear asks at its end
-			_, err = s.keys.client.Changed(ctx, s.namespace, layout)
+			_, err = s.keys.client.Servers.Changed(ctx, s.namespace, layout)
 		}
 		return nil, err
 	})

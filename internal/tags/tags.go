@@ -463,7 +463,7 @@ func (x *Index) mark(ctx context.Context, within time.Duration, p page, history 
 func (x *Index) history(ctx context.Context, number int) (string, error) {
 	key := x.book(number)
 	return client.Do(ctx, x.client, op, key, func(ctx context.Context) (string, error) {
-		master, several, err := x.client.MasterOf(ctx, x.namespace, key)
+		master, several, err := x.client.Servers.MasterOf(ctx, x.namespace, key)
 		if err != nil || !several {
 			return "", err
 		}
@@ -476,7 +476,7 @@ func (x *Index) history(ctx context.Context, number int) (string, error) {
 func (x *Index) Process(ctx context.Context) (string, error) {
 	key := x.book(0)
 	return client.Do(ctx, x.client, op, key, func(ctx context.Context) (string, error) {
-		master, several, err := x.client.MasterOf(ctx, x.namespace, key)
+		master, several, err := x.client.Servers.MasterOf(ctx, x.namespace, key)
 		if err != nil || several {
 			return "", err
 		}

@@ -8,6 +8,63 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
+// Get is Do of a GET; now is when the caller asked. Every hit runs it, so it is worth not
+// allocating a context or a function for it. While the breaker is open it sends nothing. asked is
+// how long the server has been asked.
+func (c *Client) Get(ctx context.Context, now time.Time, key string) (data []byte, asked time.Duration, err error) {
+	return c.GetBehind(ctx, nil, now, key)
+}
+
+// GetBehind is Get that sends another command just ahead of the GET, in the same pipeline. Unless
+// GetBehind returns an error, that command has its reply.
+func (c *Client) GetBehind(ctx context.Context, ahead redis.Cmder, now time.Time, key string) (data []byte, asked time.Duration, err error) {
+	if err := ctx.Err(); err != nil {
+		return nil, 0, err
+	}
+	if c.fromMasters {
+		return c.getFromMaster(ctx, ahead, key)
+	}
+	n := c.nodeOf(key)
+	if n.outage.Load() != nil {
+		if err := c.refusal(n); err != nil {
+			return nil, 0, err
+		}
+	}
+	cmd := redis.NewStringCmd(ctx, "get", key)
+	p := parcel{rdb: c.Redis, timeout: c.Timeout, ctx: ctx, cmd: cmd, ahead: ahead}
+	call := call{Command: Command{Op: "get", Key: key}, client: c, node: n, sent: now, gate: n.together}
+	if !call.gate.tryEnter() {
+		if err := c.wait(&call, p); err != nil {
+			return nil, time.Since(call.sent), err
+		}
+	}
+	shared := n.limit.next(call.sent, c.Timeout)
+	bounded := commandContext{shared.ctx, ctx}
+	if c.bounded && !endsWithin(ctx, c.Timeout) && !n.quiet(shared.begun) {
+		answered := false
+		defer func() { call.leave(answered) }()
+		n.using.Add(1)
+		if err = c.process(bounded, p, call.group); err == nil {
+			data, err = cmd.Bytes()
+		}
+		err = n.crowded(err)
+		n.using.Add(-1)
+		answered = c.observe(ctx, call, err)
+	} else {
+		leave := func(answered bool) { call.leave(answered) }
+		data, err = runAsync(ctx, call, bounded, leave, func(ctx context.Context) ([]byte, error) {
+			if err := c.process(ctx, p, call.group); err != nil {
+				return nil, err
+			}
+			return cmd.Bytes()
+		})
+	}
+	if err != nil {
+		asked = time.Since(call.sent)
+	}
+	return data, asked, err
+}
+
 // GetMany sends one GET for each of keys, all of one node, in one pipeline. It returns an error if
 // no key was answered; otherwise each reply has its own. Like Get it sends nothing while the breaker
 // is open. asked is how long the server has been asked. ahead are commands to be sent just ahead of

@@ -1,0 +1,59 @@
+package client
+
+import (
+	"errors"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// ErrAway is the error of a command that is not sent, or not waited for, because the breaker is open.
+var ErrAway = errors.New("redis does not answer")
+
+// Unreachable reports whether the server cannot answer anything now. A server that refuses a
+// command is reachable. A redirection counts as unreachable: the client has followed as many as it
+// may, or does not follow it, since a slot is being moved or its master replaced.
+func Unreachable(err error) bool {
+	if _, refused := errors.AsType[redis.Error](err); !refused {
+		return err != nil
+	}
+	return redis.IsLoadingError(err) || redis.IsClusterDownError(err) || redis.IsMasterDownError(err) ||
+		redis.IsTryAgainError(err) || redis.IsMaxClientsError(err) || redis.HasErrorPrefix(err, "BUSY ") || redirected(err)
+}
+
+// Refused reports whether a server that could answer has refused a command.
+func Refused(err error) bool {
+	_, refused := errors.AsType[redis.Error](err)
+	return refused && !Unreachable(err)
+}
+
+func redirected(err error) bool {
+	_, moved := redis.IsMovedError(err)
+	_, asked := redis.IsAskError(err)
+	return moved || asked
+}
+
+// Again reports whether to repeat a command for a caller that waits: it was not answered, and the breaker is closed.
+func Again(err error) bool { return Unreachable(err) && !errors.Is(err, ErrAway) }
+
+type unsent struct{ error }
+
+func (e unsent) Unwrap() error { return e.error }
+
+// Unsent reports whether err is of a command that was not sent, and never will be.
+func Unsent(err error) bool { return errors.As(err, new(unsent)) }
+
+// Unknown reports whether the server does not know the script of an EVALSHA that failed with err.
+func Unknown(err error) bool { return err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") }
+
+// ScriptsRefused reports whether the server runs no scripts for this user, or none at all. Nothing
+// has been executed then. A right that is missing inside a script is another case: that reply may
+// follow writes.
+func ScriptsRefused(err error) bool {
+	return err != nil && (strings.HasPrefix(err.Error(), "NOPERM") || strings.HasPrefix(err.Error(), "ERR unknown command"))
+}
+
+// WrongType reports whether a key holds something other than a string.
+func WrongType(err error) bool {
+	return err != nil && strings.HasPrefix(err.Error(), "WRONGTYPE")
+}
