@@ -1,0 +1,139 @@
+package revoke
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/entry"
+)
+
+// tagging is the purpose of the commands for tags.
+const tagging = "tag"
+
+// A storedValue is a value as Redis has it.
+type storedValue struct {
+	key, valueKey string
+	data          []byte
+	size          int64         // of all data
+	life          time.Duration // that is left
+	err           error         // why its tags are not known
+}
+
+// rebuildBatch is how many values are read, noted and removed at a time: fewer than elsewhere, since the scripts that
+// note them keep a server busy, and commands of other clients wait meanwhile.
+const rebuildBatch = 32
+
+const (
+	smallValue = 1 << 10 // bytes: values up to this size come with the first command
+	readBytes  = 1 << 18 // bytes of larger values that one pipeline brings, unless a single one is larger
+)
+
+// readValues reads the values that are still there.
+func (r *rebuild) readValues(ctx context.Context, valueKeys []string) (values []*storedValue, err error) {
+	all := make([]*storedValue, len(valueKeys))
+	for i, valueKey := range valueKeys {
+		all[i] = &storedValue{valueKey: valueKey}
+	}
+	heads, lives := make([]*redis.StringCmd, len(all)), make([]*redis.DurationCmd, len(all))
+	err = r.readFrom(ctx, all, func(p redis.Pipeliner, i int) {
+		heads[i], lives[i] = p.GetRange(ctx, valueKeys[i], 0, smallValue-1), p.PTTL(ctx, valueKeys[i])
+	}, func(i int) (err error) {
+		v := all[i]
+		v.data, err = heads[i].Bytes()
+		v.life = lives[i].Val()
+		return cmp.Or(err, lives[i].Err())
+	})
+	if err != nil {
+		return nil, err
+	}
+	var large []*storedValue
+	for _, v := range all {
+		var ours bool
+		v.key, ours = r.keyOf(v.valueKey)
+		switch {
+		case !ours || v.err == nil && len(v.data) == 0 || v.life == -2: // ns, as go-redis has it: it is gone, or was
+			continue
+		case v.err == nil && len(v.data) == smallValue:
+			if v.size = entry.Size(v.data); v.size > smallValue {
+				large = append(large, v)
+			}
+		}
+		values = append(values, v)
+	}
+	err = r.readLarge(ctx, large)
+	return slices.DeleteFunc(values, func(v *storedValue) bool { return v.err == redis.Nil }), err // gone meanwhile
+}
+
+// readLarge reads whole values, a few at a time.
+func (r *rebuild) readLarge(ctx context.Context, values []*storedValue) error {
+	for len(values) > 0 {
+		n, size := 1, values[0].size
+		for n < len(values) && size+values[n].size <= readBytes {
+			size += values[n].size
+			n++
+		}
+		some := values[:n]
+		values = values[n:]
+		whole := make([]*redis.StringCmd, n)
+		err := r.readFrom(ctx, some, func(p redis.Pipeliner, i int) { whole[i] = p.Get(ctx, some[i].valueKey) }, func(i int) (err error) {
+			some[i].data, err = whole[i].Bytes()
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readFrom sends commands for values in one pipeline, and takes their replies. A value that is no string has an
+// error of its own.
+func (r *rebuild) readFrom(ctx context.Context, values []*storedValue, send func(p redis.Pipeliner, i int), take func(i int) error) error {
+	_, err := client.Retry(ctx, r.keys.client.Timeout, client.Unreachable, func(within time.Duration) (any, error) {
+		return client.DoWithin(ctx, r.keys.client, client.Command{Op: tagging, Key: values[0].valueKey, Within: within}, func(ctx context.Context) (_ any, failed error) {
+			_, _ = r.keys.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each reply has its error
+				for i := range values {
+					send(p, i)
+				}
+				p.Del(ctx, values[0].valueKey+":none") // a write, though of nothing: a replica may be behind, and must not answer
+				return nil
+			})
+			for i, v := range values {
+				if v.err = take(i); v.err != nil && !client.WrongType(v.err) && !errors.Is(v.err, redis.Nil) {
+					failed = cmp.Or(failed, v.err)
+				}
+			}
+			return nil, failed
+		})
+	})
+	return err
+}
+
+// keyOf returns the key of a caller to which a value key belongs.
+func (t *Tags) keyOf(valueKey string) (key string, ok bool) {
+	tag := strings.TrimSuffix(strings.TrimPrefix(valueKey, t.space.namespace+":{"), "}")
+	if key = client.Untag(tag); key == "" {
+		return "", false
+	}
+	return key, t.keys.store.Key(key) == valueKey
+}
+
+// tagsOfStored returns the tags of an entry.
+func (t *Tags) tagsOfStored(key string, data []byte) ([]string, error) {
+	e, err := entry.Parse(data)
+	var value any
+	if err == nil && !e.NotFound {
+		value, err = t.keys.store.Type.DecodeEntry(&e)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return t.keys.store.TagsOf(key, value)
+}
