@@ -261,6 +261,7 @@ func (c *rooms) close() {
 		c.fills.Close()
 	})
 	c.fills.Drain()
+	c.client.Settle()
 	c.client.StopListening()
 }
 

@@ -180,12 +180,26 @@ func (c *Client) watch(n *node, o *outage, noticed bool) {
 		return
 	}
 	if noticed {
-		c.change(+1, o.err)
+		c.tell(o)
 	}
 	c.background(func(closing <-chan struct{}) {
 		o.probes.Add(1)
 		defer o.probes.Add(-1)
 		c.recover(n, o, noticed, closing)
+	})
+}
+
+// tell reports an outage, and its end at once, also while a probe is on its way.
+func (c *Client) tell(o *outage) {
+	c.change(+1, o.err)
+	c.background(func(closing <-chan struct{}) {
+		select {
+		case <-o.over.Done():
+		case <-closing:
+		}
+		if o.over.Err() != nil {
+			c.change(-1, nil)
+		}
 	})
 }
 
@@ -198,17 +212,12 @@ func (c *Client) stalled(took time.Duration) bool { return took > c.Timeout+c.Ti
 // the Cluster has another node in place of this one. It gives up when its owner closes, or when the user
 // has closed the client.
 func (c *Client) recover(n *node, o *outage, told bool, closing <-chan struct{}) {
-	defer func() {
-		if told && o.over.Err() != nil {
-			c.change(-1, nil)
-		}
-	}()
 	begun, tick := time.Now(), time.NewTicker(c.Timeout)
 	defer tick.Stop()
 	for first := true; !over(closing) && o.over.Err() == nil; first = false {
 		if !told && c.away(n) == o {
 			told = true
-			c.change(+1, o.err)
+			c.tell(o)
 		}
 		if told || !first { // otherwise a hasty cache has opened it, and this one asks for itself
 			select {
@@ -247,7 +256,7 @@ func (c *Client) probe(n *node, o *outage) error {
 		n.close(o)
 		return nil
 	}
-	return c.reach(o.over, n, time.Now())
+	return c.reach(context.Background(), n, time.Now())
 }
 
 // changes queues reports that a first breaker opened, or that the last one closed. Reports are made

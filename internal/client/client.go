@@ -24,6 +24,7 @@ type Client struct {
 	nodes   nodes
 	changes changes
 	queued  atomic.Int64
+	left    atomic.Int64 // until when commands run that the opening breaker has taken from their callers, in ns since begun
 
 	gone        atomic.Bool // see Gone
 	fromMasters bool        // see ReadFromMasters
@@ -104,6 +105,7 @@ type call struct {
 	sent   time.Time
 	gate   *gate
 	group  *group // with which it is sent, or nil
+	idle   bool   // no caller waits for it
 }
 
 // Do runs one command or pipeline on the node of key, for at most c.Timeout from when it can be
@@ -283,8 +285,8 @@ func (c *Client) Queued() int64 { return c.queued.Load() }
 
 // runAsync runs a command in its own goroutine, which may outlive this call for as long as the
 // user's client makes it wait. done is called when the command has an outcome: at the latest when
-// bounded ends. The call returns when the breaker opens, unless it is open from the beginning: then the
-// command is to find out whether the server is back.
+// bounded ends. The call returns when the breaker opens, unless no caller waits for it, or it is open from the
+// beginning: then the command is to find out whether the server is back.
 func runAsync[R any](ctx context.Context, call call, bounded context.Context, done func(answered bool),
 	cmd func(ctx context.Context) (R, error)) (R, error) {
 	c, n := call.client, call.node
@@ -303,7 +305,7 @@ func runAsync[R any](ctx context.Context, call call, bounded context.Context, do
 		}
 	}
 	opening := n.opens()
-	if c.away(n) != nil {
+	if call.idle || c.away(n) != nil {
 		opening = nil
 	}
 	n.using.Add(1)
@@ -327,6 +329,9 @@ func runAsync[R any](ctx context.Context, call call, bounded context.Context, do
 			if !finished.Load() { // otherwise its own error may have opened the breaker
 				left = c.refusal(n)
 			}
+			if left != nil {
+				c.leaves(bounded)
+			}
 		}
 		if left != nil {
 			context.AfterFunc(bounded, func() { finish(none, bounded.Err()) })
@@ -334,6 +339,20 @@ func runAsync[R any](ctx context.Context, call call, bounded context.Context, do
 		}
 	}
 }
+
+// leaves notes that the caller of a command leaves.
+func (c *Client) leaves(bounded context.Context) {
+	end, _ := bounded.Deadline()
+	until := int64(end.Sub(c.node.begun))
+	for last := c.left.Load(); last < until; last = c.left.Load() {
+		if c.left.CompareAndSwap(last, until) {
+			return
+		}
+	}
+}
+
+// Settle waits until no command runs any more that the opening breaker has taken from its caller.
+func (c *Client) Settle() { time.Sleep(time.Until(c.node.begun.Add(time.Duration(c.left.Load())))) }
 
 // bound returns a context that bounds a command sent now.
 func (c *Client) bound(ctx context.Context, shared *sharedLimit, timeout time.Duration) (context.Context, context.CancelFunc) {

@@ -157,7 +157,7 @@ func (c *Client) doubt(n *node, since time.Time) {
 		c.background(func(<-chan struct{}) {
 			sent := time.Since(n.begun)
 			defer time.AfterFunc(c.Timeout/4, func() { n.noteUnanswered(question{sent, 0}) }).Stop()
-			_ = c.ping(context.Background(), n)
+			_ = c.ping(context.Background(), n, true)
 		})
 	}
 }
@@ -195,7 +195,7 @@ func (c *Client) reach(ctx context.Context, n *node, after time.Time) error {
 	if n.silent(after, c.least()) { // the ping before, which others may have called after
 		return errSilent
 	}
-	if err = c.ping(ctx, n); ctx.Err() != nil {
+	if err = c.ping(ctx, n, false); ctx.Err() != nil {
 		return ctx.Err()
 	}
 	left = false
@@ -205,8 +205,8 @@ func (c *Client) reach(ctx context.Context, n *node, after time.Time) error {
 
 // ping asks a node for an answer. It does not queue at the gate, which the silence that it checks
 // may have blocked.
-func (c *Client) ping(ctx context.Context, n *node) error {
-	call := call{Command: Command{Op: "ping", Key: n.key}, client: c, node: n, sent: time.Now()}
+func (c *Client) ping(ctx context.Context, n *node, idle bool) error {
+	call := call{Command: Command{Op: "ping", Key: n.key}, client: c, node: n, sent: time.Now(), idle: idle}
 	bounded, cancel := context.WithTimeout(Detach(ctx), c.Timeout)
 	_, err := runAsync(ctx, call, bounded, func(bool) { cancel() }, func(ctx context.Context) (string, error) {
 		return n.rdb.Ping(ctx).Result()
