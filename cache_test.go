@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -160,6 +161,35 @@ func TestCalls_Commands(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Delete removes all keys that it is given, and no other.
+func TestDelete_ManyKeysAndNone(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		ns := redistest.Namespace(t)
+		c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.Raw})
+		many := 600 // several batches, all nodes of a cluster
+		if strings.HasSuffix(t.Name(), "/mini") {
+			many = 10 // on a net.Pipe, server and client would both wait for the other to read
+		}
+		var keys []string
+		for i := range many {
+			keys = append(keys, fmt.Sprint(i))
+		}
+		for _, key := range append(keys, "kept") {
+			redistest.Must(t, c.Set(t.Context(), key, "v"))
+		}
+		if err := c.Delete(t.Context()); err != nil {
+			t.Errorf("Delete of no keys: %v", err)
+		}
+		cachetest.WantStored(t, rdb, ns, keys[0], "v")
+		redistest.Must(t, c.Delete(t.Context(), append(keys, "was never there", keys[0])...))
+		for _, key := range keys {
+			cachetest.WantStored(t, rdb, ns, key, "")
+		}
+		cachetest.WantStored(t, rdb, ns, "kept", "v")
+	})
 }
 
 // A life is the ttl, or what TTLFunc says, less a random part of up to Jitter.

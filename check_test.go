@@ -115,6 +115,19 @@ func TestCheck_Near(t *testing.T) {
 	}
 }
 
+// On a Cluster, too, Check tries what Near needs, and leaves the log alone.
+func TestCheck_NearOnACluster(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.SharedCluster(t).Client(t)
+	c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Near: &singlefill.Near{}})
+	if err := c.Check(t.Context()); err != nil || c.Stats().RedisErrors > 0 {
+		t.Errorf("Check: %v; %+v", err, c.Stats())
+	}
+	if n, err := rdb.Exists(t.Context(), c.Namespace()+":log").Result(); n > 0 || err != nil {
+		t.Errorf("Check has written to the log: %v", err)
+	}
+}
+
 // fleetRights are those that MaxFleetLoads needs besides.
 var fleetRights = []string{
 	"+exists", "+pexpireat", "+zadd", "+zrem", "+zscore", "+zcard", "+zcount", "+zrange", "+zrangebyscore",
@@ -181,5 +194,26 @@ func TestCheck_MissingRight(t *testing.T) {
 				t.Errorf("nothing was refused: %+v", c.Stats())
 			}
 		})
+	}
+}
+
+// Check returns an error soon when Redis does not answer, and ErrClosed when the cache is closed.
+func TestCheck_Unreachable(t *testing.T) {
+	t.Parallel()
+	m, rdb := redistest.StartMini(t)
+	c := cachetest.NewCache[string](t, rdb, nil)
+	if err := c.Check(t.Context()); err != nil {
+		t.Errorf("Check: %v", err)
+	}
+	if keys := m.Keys(); len(keys) > 1 { // a mark of the attempt that was abandoned
+		t.Errorf("Check left %q", keys)
+	}
+	m.Close()
+	if err := c.Check(t.Context()); err == nil || c.Stats().Refused != 0 {
+		t.Errorf("Check of a server that is down: %v, %d refused", err, c.Stats().Refused)
+	}
+	_ = c.Close()
+	if err := c.Check(t.Context()); err != singlefill.ErrClosed {
+		t.Errorf("Check after Close: %v", err)
 	}
 }

@@ -2,6 +2,7 @@ package singlefill_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
+	"github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
@@ -141,4 +143,36 @@ func TestClear_Progress(t *testing.T) {
 	if last := steps[len(steps)-1]; last.Pass != 2 || last.Removed != int64(len(left)) || last.Scanned != last.Keys || last.Keys < last.Removed {
 		t.Errorf("the last step is %+v, want %d values removed, and all keys scanned", last, len(left))
 	}
+}
+
+// An error of Redis is returned.
+func TestClear_RedisAway(t *testing.T) {
+	inSilence(t, func(t *testing.T, c *singlefill.Cache[string]) {
+		if err := c.Clear(t.Context()); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Clear: %v, want the end of RedisTimeout", err)
+		}
+	})
+}
+
+// A server that is full of values refuses the keys by which Clear proves that it finds keys. Clear removes
+// the values first.
+func TestClear_FullServer(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
+		redistest.Must(t, c.Set(t.Context(), "k", "old"))
+		var freed, refused bool
+		m.Server().SetPreHook(func(p *server.Peer, cmd string, args ...string) bool {
+			freed = freed || cmd == "UNLINK"
+			if cmd == "SET" && !freed {
+				refused = true
+				p.WriteError("OOM command not allowed when used memory > 'maxmemory'.")
+				return true
+			}
+			return redistest.Muted(p, cmd, args...)
+		})
+		redistest.Must(t, c.Clear(t.Context()))
+		if cachetest.WantGet(t, c, "k", "", singlefill.ErrMiss); !refused {
+			t.Error("no SET was refused")
+		}
+	})
 }

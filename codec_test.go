@@ -5,9 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
@@ -24,8 +27,66 @@ type person struct {
 	Boss  *person
 }
 
+type tree map[string]tree
+
 func newPerson() person {
 	return person{"Ann", 42, []string{"a", "b"}, map[string]int{"x": 1}, &person{Name: "Bob"}}
+}
+
+// Values of every codec come back as they were loaded or set.
+func TestCodec_RoundTrip(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		t.Run("struct", func(t *testing.T) { testRoundTrip(t, rdb, nil, newPerson()) })
+		t.Run("pointer", func(t *testing.T) { u := newPerson(); testRoundTrip(t, rdb, nil, &u) })
+		t.Run("number", func(t *testing.T) { testRoundTrip(t, rdb, nil, -1.5) })
+		t.Run("struct as JSON", func(t *testing.T) {
+			testRoundTrip(t, rdb, &singlefill.Options[person]{Codec: singlefill.JSON}, newPerson())
+		})
+		t.Run("raw string", func(t *testing.T) {
+			testRoundTrip(t, rdb, &singlefill.Options[string]{Codec: singlefill.Raw}, "a\x00\xff\r\n")
+		})
+		t.Run("raw bytes", func(t *testing.T) {
+			testRoundTrip(t, rdb, &singlefill.Options[[]byte]{Codec: singlefill.Raw}, bytes.Repeat([]byte{0xc1, 0}, 1<<16))
+		})
+		vectors := make([][768]float32, 40)
+		for i := range vectors {
+			vectors[i][i] = 1
+		}
+		t.Run("vectors", func(t *testing.T) { testRoundTrip(t, rdb, nil, vectors) })
+		t.Run("vectors as JSON", func(t *testing.T) {
+			testRoundTrip(t, rdb, &singlefill.Options[[][768]float32]{Codec: singlefill.JSON}, vectors)
+		})
+		t.Run("tree", func(t *testing.T) { testRoundTrip(t, rdb, nil, tree{"a": {"b": {}}, "c": {}}) })
+	})
+}
+
+func testRoundTrip[T any](t *testing.T, rdb redis.UniversalClient, opts *singlefill.Options[T], value T) {
+	c := cachetest.NewCache(t, rdb, opts)
+	cachetest.GoGet(t.Context(), c, "loaded", cachetest.Gives(value)).Want(t, value)
+	cachetest.GoGet(t.Context(), c, "loaded", cachetest.MustNotLoad[T](t)).Want(t, value)
+	cachetest.WantGet(t, c, "loaded", value, nil)
+	redistest.Must(t, c.Set(t.Context(), "set", value))
+	cachetest.GoGet(t.Context(), c, "set", cachetest.MustNotLoad[T](t)).Want(t, value)
+	cachetest.WantGet(t, c, "set", value, nil)
+}
+
+// Empty values are hits like any other.
+func TestCodec_EmptyValuesAreHits(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		for _, codec := range []singlefill.Codec{singlefill.MsgPack, singlefill.JSON} {
+			testRoundTrip[*person](t, rdb, &singlefill.Options[*person]{Codec: codec}, nil)
+			testRoundTrip(t, rdb, &singlefill.Options[person]{Codec: codec}, person{})
+			testRoundTrip[[]int](t, rdb, &singlefill.Options[[]int]{Codec: codec}, nil)
+			testRoundTrip(t, rdb, &singlefill.Options[[]int]{Codec: codec}, []int{})
+			testRoundTrip(t, rdb, &singlefill.Options[map[string]int]{Codec: codec}, map[string]int{})
+			testRoundTrip(t, rdb, &singlefill.Options[string]{Codec: codec}, "")
+			testRoundTrip(t, rdb, &singlefill.Options[int]{Codec: codec}, 0)
+			testRoundTrip[any](t, rdb, &singlefill.Options[any]{Codec: codec}, nil)
+		}
+		testRoundTrip(t, rdb, &cachetest.Raw, "")
+	})
 }
 
 // A value that cannot be encoded is returned to all callers that waited and not stored. Set of it returns
@@ -178,6 +239,63 @@ func TestCodec_BytesOfAnother(t *testing.T) {
 			cachetest.WantGet(t, reader, "old", value, nil)
 		}
 	})
+}
+
+// A codec that exits its goroutine fails the load, and its caller does not load again and again.
+func TestCodec_MarshalExits(t *testing.T) {
+	for _, down := range []bool{false, true} {
+		t.Run(fmt.Sprint("down ", down), func(t *testing.T) {
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Codec: cachetest.BadCodec{Codec: singlefill.Raw, OnMarshal: func(any) error { runtime.Goexit(); return nil }}})
+				if down {
+					_ = rdb.Close()
+				}
+				var loads atomic.Int64
+				_, err := c.GetOrLoad(t.Context(), "k", func(context.Context, string) (string, error) {
+					loads.Add(1)
+					return "v", nil
+				})
+				var panicked *singlefill.PanicError
+				if !errors.As(err, &panicked) || loads.Load() != 1 {
+					t.Errorf("Redis down: %t: %v after %d loads", down, err, loads.Load())
+				}
+			})
+		})
+	}
+}
+
+// A value that the user's codec returns is not copied.
+//
+// It may be shared on purpose, or refer to itself, so that a copy would have no end.
+func TestCodec_ValueIsNotCopied(t *testing.T) {
+	t.Parallel()
+	p := newPerson()
+	proxy := redistest.NewProxy(t, redistest.Shared(t).Addr)
+	c := cachetest.NewCache(t, proxy.Client(t), &singlefill.Options[*person]{Codec: interning{singlefill.JSON, &p}})
+	redistest.Must(t, c.Set(t.Context(), "k", &p))
+	read := proxy.On(redistest.Command("get"), redistest.HoldReply).Times(1)
+	herd := []*cachetest.Call[*person]{cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[*person](t))}
+	cachetest.Receive(t, "the first read is answered", read.Hit())
+	for range 3 {
+		herd = append(herd, cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[*person](t)).Waits(t))
+	}
+	read.Release()
+	for _, a := range herd {
+		if v, err := a.Result(t); v != &p || err != nil {
+			t.Errorf("got %p, %v; want %p, which the codec returns", v, err, &p)
+		}
+	}
+}
+
+// interning is a codec that returns one value, for all callers to share.
+type interning struct {
+	singlefill.Codec
+	value *person
+}
+
+func (c interning) Unmarshal(_ []byte, v any) error {
+	*v.(**person) = c.value
+	return nil
 }
 
 // The first caller can change its value before the others have theirs, even if the codec's bytes

@@ -58,6 +58,31 @@ func TestEarlyRefresh_Probability(t *testing.T) {
 	}
 }
 
+// No hit refreshes a value early whose load took no time, or if EarlyRefresh is off.
+func TestEarlyRefresh_Never(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		for _, test := range []struct {
+			name     string
+			beta     float64
+			loadTime time.Duration
+		}{
+			{"off", -1, time.Hour},
+			{"a load time of 0", 1, 0},
+			{"a load time of 0 and a high β", 1e9, 0},
+		} {
+			s := earlySettings(t, test.beta)
+			for _, left := range []time.Duration{time.Hour, time.Second, time.Millisecond, 1, 0} {
+				for range 1000 {
+					if earlyHit(s, left, test.loadTime) {
+						t.Fatalf("%s: refreshed, %v before the end", test.name, left)
+					}
+				}
+			}
+		}
+	})
+}
+
 // What ten minutes of reads of one value cost. By default a fleet loads at most once in half of a life and
 // the time of a load, at any rate of reads, and hardly a caller waits. With -v the test prints the table of
 // docs/stale.md.

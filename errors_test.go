@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"reflect"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -153,4 +154,26 @@ func TestPanicError_EndlessValue(t *testing.T) {
 	if err := panics.Set(t.Context(), "k", "v"); err == nil || !strings.Contains(err.Error(), "map[string]interface {}") {
 		t.Errorf("Set returned %v, want the type of the value", err)
 	}
+}
+
+// LoadInfo.Queued is the time for which a load waited for a slot of MaxLoads.
+func TestLoadInfo_Queued(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		var infos []singlefill.LoadInfo
+		c := cachetest.NewCacheIn(t, rdb, "n", &singlefill.Options[string]{MaxLoads: 1, Trace: &singlefill.Trace{
+			LoadDone: func(_ context.Context, info singlefill.LoadInfo) { infos = append(infos, info) },
+		}})
+		slow := cachetest.Takes(3*time.Second, "v", nil)
+		var calls sync.WaitGroup
+		calls.Go(func() { _, _ = c.GetOrLoad(t.Context(), "first", slow) })
+		synctest.Wait()
+		begun := time.Now()
+		calls.Go(func() { _, _ = c.GetOrLoad(t.Context(), "second", slow) })
+		calls.Wait()
+		_ = c.Close()
+		if len(infos) != 2 || infos[0].Queued != 0 || infos[1].Key != "second" ||
+			infos[1].Queued != time.Since(begun)-3*time.Second || infos[1].Queued < time.Second {
+			t.Errorf("LoadDone was called with %+v", infos)
+		}
+	})
 }

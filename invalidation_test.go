@@ -91,6 +91,39 @@ func TestDelete_DuringTheOnlyLoad(t *testing.T) {
 	})
 }
 
+// A caller that arrives after a Delete does not wait for the older load.
+func TestDelete_LaterCallerDoesNotWait(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ns := redistest.Namespace(t)
+		here, elsewhere := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw), cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
+		for _, test := range []struct {
+			name    string
+			deletes func(ctx context.Context, keys ...string) error
+			most    time.Duration
+		}{
+			{"here", here.Delete, 0},
+			{"elsewhere", elsewhere.Delete, 10 * time.Millisecond}, // the time between two looks at a lock
+		} {
+			src := cachetest.NewSource[string](t)
+			older := cachetest.GoGet(t.Context(), here, test.name, src.Load)
+			load := src.Next(t)
+			time.Sleep(time.Second)
+			redistest.Must(t, test.deletes(t.Context(), test.name))
+			begun := time.Now()
+			cachetest.GoGet(t.Context(), here, test.name, cachetest.Gives("v2")).Want(t, "v2")
+			if d := time.Since(begun); d > test.most {
+				t.Errorf("deleted %s: loaded again after %v, want %v at most", test.name, d, test.most)
+			}
+			load.Give("v1")
+			older.Want(t, "v1")
+		}
+		synctest.Wait()
+		if s := here.Stats(); s.LocksLost != 1 || s.Fenced != 2 {
+			t.Errorf("%+v, want two loads fenced, and the lock missed only where the Delete was elsewhere", s)
+		}
+	})
+}
+
 // A reply that was in transit at a Delete is not given to callers that arrive after it.
 func TestDelete_ReplyInTransit(t *testing.T) {
 	t.Parallel()

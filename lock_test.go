@@ -101,6 +101,30 @@ func TestLock_RenewalsOfManyJoiners(t *testing.T) {
 	})
 }
 
+// Callers that joined a failed load share its failure, even if the reply to its release was lost.
+func TestLock_LostReplyOfTheRelease(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		isRelease := cachetest.Script(t, "release")
+		var lost atomic.Bool
+		rdb.AddHook(cachetest.After(func(cmd redis.Cmder) error {
+			if isRelease(cachetest.Args(cmd)) && !lost.Swap(true) {
+				return errors.New("connection reset")
+			}
+			return nil
+		}))
+		c := cachetest.NewCache[string](t, rdb, nil)
+		src := cachetest.NewSource[string](t)
+		first := cachetest.GoGet(t.Context(), c, "k", src.Load)
+		load := src.Next(t)
+		time.Sleep(time.Second)
+		joins := cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("loaded again")).Waits(t)
+		synctest.Wait()
+		load.Fail(cachetest.ErrSource)
+		first.WantErr(t, cachetest.ErrSource)
+		joins.WantErr(t, cachetest.ErrSource)
+	})
+}
+
 // A failure in another process is a RemoteError to all callers that waited for it: they do not load
 // one by one.
 func TestRemoteError_FailureElsewhere(t *testing.T) {
@@ -370,6 +394,16 @@ func TestMaxFleetLoads_RefreshDoesNotWait(t *testing.T) {
 	})
 }
 
+// A nested load needs no slot of the fleet.
+func TestMaxFleetLoads_NestedLoad(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxFleetLoads: 1, MaxLoads: 1})
+		cachetest.GoGet(t.Context(), c, "outer", func(ctx context.Context, _ string) (string, error) {
+			return c.GetOrLoad(ctx, "inner", cachetest.Gives("v"))
+		}).Want(t, "v")
+	})
+}
+
 // A load gives its slot of the fleet back, however it ends.
 func TestMaxFleetLoads_SlotIsGivenBack(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
@@ -455,6 +489,27 @@ func TestMaxFleetLoads_WithoutRedis(t *testing.T) {
 			a.Want(t, "v")
 		}
 		m.SetError("")
+	})
+}
+
+// A wait for a slot of the fleet that ends in the middle of a command is no outage.
+func TestMaxFleetLoads_SlowRedis(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		rdb.AddHook(cachetest.Slow(20 * time.Millisecond))
+		opts := &singlefill.Options[string]{MaxFleetLoads: 1}
+		ns := redistest.Namespace(t)
+		a, b := cachetest.NewCacheIn(t, rdb, ns, opts), cachetest.NewCacheIn(t, rdb, ns, opts)
+		src := cachetest.NewSource[string](t)
+		cachetest.GoGet(t.Context(), a, "x", src.Load)
+		src.Next(t)
+		cachetest.GoGet(t.Context(), b, "y", src.Load)
+		for range 50 {
+			time.Sleep(time.Second)
+			synctest.Wait()
+			if n := a.Stats().Loading + b.Stats().Loading; n > 1 {
+				t.Fatalf("%d loads at a time in the fleet", n)
+			}
+		}
 	})
 }
 

@@ -196,6 +196,26 @@ func TestLogTrace_PanicInARefresh(t *testing.T) {
 
 func panicsInARefresh(context.Context, string) (string, error) { panic("boom") }
 
+// A namespace that was cleared for its tags had no error, and one whose Clear failed was not cleared.
+func TestLogTrace_Tags(t *testing.T) {
+	t.Parallel()
+	for want, info := range map[string]singlefill.TagInfo{
+		"": {Tags: []string{"a"}, Keys: 3},
+		"level=WARN msg=\"the tags of the values were not known, as at first, or after a loss in redis: the namespace was cleared\" tags=1\n": {
+			Tags: []string{"a"}, Cleared: true,
+		},
+		"level=ERROR msg=\"values with a tag may not have been invalidated\" tags=2 err=boom\n": {
+			Tags: []string{"a", "b"}, Cleared: true, Err: errors.New("boom"),
+		},
+	} {
+		var b bytes.Buffer
+		singlefill.LogTrace(logTo(&b), nil).TagDone(t.Context(), info)
+		if b.String() != want {
+			t.Errorf("%+v: wrote\n%s, want\n%s", info, b.String(), want)
+		}
+	}
+}
+
 // Lines tell caches with the same LogTrace apart.
 func TestLogTrace_SeveralCaches(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {

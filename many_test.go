@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"runtime"
 	"slices"
 	"strings"
@@ -301,6 +302,22 @@ func isPanic(err error) bool {
 	return is
 }
 
+// The text of a ManyError names a key, and it unwraps to the error of each.
+func TestManyError(t *testing.T) {
+	t.Parallel()
+	one := &singlefill.ManyError{Errs: map[string]error{"k": cachetest.ErrSource}}
+	two := &singlefill.ManyError{Errs: map[string]error{"z": cachetest.ErrSource, "a": singlefill.ErrClosed}}
+	if got, want := one.Error(), `singlefill: key "k": the source is down`; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if got, want := two.Error(), `singlefill: 2 keys have errors; the first, "a": singlefill: cache is closed`; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if !errors.Is(two, cachetest.ErrSource) || !errors.Is(two, singlefill.ErrClosed) || errors.Is(two, singlefill.ErrMiss) {
+		t.Error("errors.Is does not see the errors of the keys")
+	}
+}
+
 // Single calls and calls for many keys meet in the same fills, here and in other processes.
 func TestGetOrLoadMany_MeetsSingleCalls(t *testing.T) {
 	for _, processes := range []int{1, 2} {
@@ -444,6 +461,70 @@ func TestGetOrLoadMany_Refresh(t *testing.T) {
 	}
 }
 
+// Old values stand in for a load that fails.
+func TestGetOrLoadMany_StaleIfError(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, cachetest.StaleOptions(0, time.Minute))
+		redistest.Must(t, c.SetMany(t.Context(), map[string]string{"a": valueOf("a"), "b": valueOf("b")}))
+		time.Sleep(cachetest.StaleLife + time.Second)
+		s := &manySource{err: cachetest.ErrSource}
+		got, err := c.GetOrLoadMany(t.Context(), []string{"a", "b", "new"}, s.load)
+		wantFound(t, "the call", got, "a", "b")
+		wantManyErrors(t, "the call", err, cachetest.ErrSource, "new")
+		if n := c.Stats().StaleOnError; n != 2 {
+			t.Errorf("%d old values, want 2", n)
+		}
+	})
+}
+
+// Without Redis the loader runs once at a time, and nothing is stored.
+func TestGetOrLoadMany_RedisAway(t *testing.T) {
+	inSilence(t, func(t *testing.T, c *singlefill.Cache[string]) {
+		s := &manySource{takes: time.Second}
+		keys := manyKeys(20)
+		one, two := goGetMany(t.Context(), c, keys, s.load), goGetMany(t.Context(), c, keys, s.load)
+		for _, call := range []*goMany{one, two} {
+			call.want(t, "the call", keys...)
+		}
+		if s.most != 1 {
+			t.Errorf("the loader ran %d times at once", s.most)
+		}
+		if stats := c.Stats(); stats.LoadsUnlocked != stats.Loads || stats.Loads != int64(20*len(s.calls)) {
+			t.Errorf("%d of %d keys loaded without the lock, in %d calls of the loader", stats.LoadsUnlocked, stats.Loads, len(s.calls))
+		}
+	})
+}
+
+// inSilence runs a test in a bubble with a Redis that does not answer.
+func inSilence(t *testing.T, run func(t *testing.T, c *singlefill.Cache[string])) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		link, rdb := redistest.StartMiniLink(t)
+		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
+		link.BlackHole(true)
+		run(t, c)
+		link.BlackHole(false)
+	})
+}
+
+// Bytes that are no entry are a miss.
+func TestGetOrLoadMany_BadBytes(t *testing.T) {
+	t.Parallel()
+	m, rdb := redistest.StartMini(t)
+	c, err := singlefill.New(rdb, "ns", time.Hour, &cachetest.Raw)
+	redistest.Must(t, err)
+	defer c.Close()
+	_ = m.Set("ns:{a}", "rubbish")
+	_, _ = m.Lpush("ns:{b}", "a list")
+	s := new(manySource)
+	got, err := c.GetOrLoadMany(t.Context(), []string{"a", "b", "c"}, s.load)
+	wantMany(t, "the call", got, err, "a", "b", "c")
+	s.wantCalls(t, "the call", []string{"a", "b", "c"})
+	if c.Stats().BadValues == 0 {
+		t.Error("no bad value is counted")
+	}
+}
+
 // A ManyLoader may call the cache for other keys: its place serves the nested load. For its own keys
 // the call is recursive.
 func TestGetOrLoadMany_Nested(t *testing.T) {
@@ -524,6 +605,34 @@ func TestGetOrLoadMany_SharedReads(t *testing.T) {
 	})
 }
 
+// Each caller owns its values.
+func TestGetOrLoadMany_Ownership(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache[[]string](t, rdb, nil)
+		load := func(_ context.Context, keys []string) (map[string][]string, error) {
+			time.Sleep(time.Second)
+			values := make(map[string][]string)
+			for _, key := range keys {
+				values[key] = []string{key}
+			}
+			return values, nil
+		}
+		var all sync.WaitGroup
+		for range 4 {
+			all.Go(func() {
+				got, err := c.GetOrLoadMany(t.Context(), []string{"a", "b"}, load)
+				if want := map[string][]string{"a": {"a"}, "b": {"b"}}; err != nil || !reflect.DeepEqual(got, want) {
+					t.Errorf("got %q, %v; want %q", got, err, want)
+				}
+				for _, v := range got {
+					v[0] = "changed"
+				}
+			})
+		}
+		all.Wait()
+	})
+}
+
 // Hits in memory send no command, and a Delete elsewhere reaches them.
 func TestGetOrLoadMany_Near(t *testing.T) {
 	t.Parallel()
@@ -577,6 +686,17 @@ func TestGetMany(t *testing.T) {
 		if s := c.Stats(); s.Loads != 1 || s.Hits != 3 || s.Misses != 2 {
 			t.Errorf("%d loads, %d hits, %d misses; want 1, 3, 2", s.Loads, s.Hits, s.Misses)
 		}
+	})
+}
+
+// An error of Redis is the error of each key, since GetMany has no source to fall back on.
+func TestGetMany_RedisAway(t *testing.T) {
+	inSilence(t, func(t *testing.T, c *singlefill.Cache[string]) {
+		got, err := c.GetMany(t.Context(), []string{"a", "b"})
+		wantFound(t, "the call", got)
+		wantManyErrors(t, "the call", err, context.DeadlineExceeded, "a", "b")
+		err = c.SetMany(t.Context(), map[string]string{"a": "1", "b": "2"})
+		wantManyErrors(t, "SetMany", err, context.DeadlineExceeded, "a", "b")
 	})
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -154,6 +155,31 @@ func TestNear_NotFoundAndStale(t *testing.T) {
 	})
 }
 
+// A refresh that finds nothing to keep drops the old value from memory, too.
+func TestNear_RefreshDrops(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		opts := near(singlefill.Near{MaxLag: time.Hour})
+		opts.StaleWhileRevalidate, opts.NotFoundTTL, opts.EarlyRefresh = 2*time.Hour, -1, -1
+		c := cachetest.NewCache(t, rdb, opts)
+		cachetest.Ask(t.Context(), c, "warm", cachetest.Gives("v"))
+		synctest.Wait()
+		cachetest.Ask(t.Context(), c, "k", cachetest.Gives("old"))
+		for range 7 { // the process stays awake
+			time.Sleep(10 * time.Minute)
+			cachetest.Ask(t.Context(), c, "warm", cachetest.Gives("v"))
+		}
+		hits := c.Stats().NearHits
+		v, err := c.GetOrLoad(t.Context(), "k", cachetest.Fails[string](singlefill.ErrNotFound))
+		if v != "old" || err != nil || c.Stats().NearHits != hits+1 {
+			t.Errorf("%q, %v; want the stale value from memory", v, err)
+		}
+		synctest.Wait()
+		if v, err = c.GetOrLoad(t.Context(), "k", cachetest.Gives("new")); v != "new" || err != nil {
+			t.Errorf("after the refresh: %q, %v; want the new value", v, err)
+		}
+	})
+}
+
 // An early refresh is drawn once for an entry, not once for each hit in memory.
 func TestNear_EarlyRefresh(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
@@ -207,6 +233,30 @@ func TestNear_Ownership(t *testing.T) {
 	}
 }
 
+// What callers change is not seen by others, also not by a caller that asks while the value comes in.
+func TestNear_ChangedValues(t *testing.T) {
+	t.Parallel()
+	c := cachetest.NewCache(t, redistest.Shared(t).Client(t),
+		&singlefill.Options[map[string]int]{Near: &singlefill.Near{}})
+	var callers sync.WaitGroup
+	for range 8 {
+		callers.Go(func() {
+			for i := range 300 {
+				v, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives(map[string]int{"n": 1}))
+				if err != nil || len(v) != 1 || v["n"] != 1 {
+					t.Errorf("%v, %v", v, err)
+					return
+				}
+				v["n"] = 2
+				if i%50 == 0 {
+					_ = c.Delete(t.Context(), "k")
+				}
+			}
+		})
+	}
+	callers.Wait()
+}
+
 // When neither Redis nor the source answers, what memory has within StaleIfError is served as stale.
 func TestNear_Fallback(t *testing.T) {
 	t.Parallel()
@@ -236,6 +286,34 @@ func TestNear_Fallback(t *testing.T) {
 	}
 	p.BlackHole(false)
 	awaitNear(t, c, "k", cachetest.Gives("v"))
+}
+
+// However many callers miss, the log is read: memory goes on serving.
+func TestNear_ManyMisses(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.Shared(t).Client(t, func(o *redis.Options) { o.PoolSize = 4 })
+	c := cachetest.NewCache(t, rdb, near(singlefill.Near{Size: 100}))
+	awaitNear(t, c, "hot", cachetest.Gives("v"))
+	stop := make(chan struct{})
+	var callers sync.WaitGroup
+	defer callers.Wait()
+	defer close(stop)
+	for i := range 1000 {
+		callers.Go(func() {
+			for n := 0; ; n++ {
+				select {
+				case <-stop:
+					return
+				default:
+					_, _ = c.GetOrLoad(context.Background(), fmt.Sprintf("cold %d %d", i, n), cachetest.Gives("v"))
+				}
+			}
+		})
+	}
+	for range 20 {
+		redistest.Await(t, "callers wait for connections", func() bool { return c.Stats().CommandsQueued > 100 })
+		awaitNear(t, c, "hot", cachetest.Gives("v"))
+	}
 }
 
 // A value that was in transit during an invalidation of this process is not kept, whichever command

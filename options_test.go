@@ -1,6 +1,7 @@
 package singlefill_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -176,6 +177,33 @@ func wantRefused[T any](t *testing.T, part string) {
 	} else if !strings.Contains(err.Error(), "cannot store "+part) {
 		t.Errorf("the error for %v does not name %q: %v", reflect.TypeFor[T](), part, err)
 	}
+}
+
+// New copies its options and does not change them.
+func TestNew_CopiesOptions(t *testing.T) {
+	t.Parallel()
+	_, rdb := redistest.StartMini(t)
+	var e cachetest.Events
+	opts := cachetest.PatientOptions(&singlefill.Options[string]{Codec: singlefill.Raw, Trace: e.Trace(), TTLFunc: lifeInMinutes, Jitter: -1})
+	given := *opts.Trace
+	ns := redistest.Namespace(t)
+	c, err := singlefill.New(rdb, ns, time.Hour, opts)
+	redistest.Must(t, err)
+	if opts.MaxLoads != 0 || opts.NotFoundTTL != 0 || opts.Trace.Hit == nil || given.Miss == nil {
+		t.Errorf("New has changed the options: %+v", opts)
+	}
+	panics := func(any) error { panic("a codec set after New") }
+	*opts.Trace = singlefill.Trace{Hit: func(context.Context, string) { t.Error("a Trace function set after New is called") }}
+	*opts = singlefill.Options[string]{Codec: cachetest.BadCodec{OnMarshal: panics, OnUnmarshal: panics}, MaxLoads: -1}
+	for range 2 {
+		cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("7")).Want(t, "7")
+	}
+	cachetest.WantStored(t, rdb, ns, "k", "7")
+	if life := rdb.PTTL(t.Context(), ns+":{k}").Val(); life > 7*time.Minute || life < 6*time.Minute {
+		t.Errorf("the value lives %v, want 7m", life)
+	}
+	_ = c.Close()
+	e.Want(t, "a load and a hit", "start k", "done k <nil>, store error false, stored true, fenced false, unlocked false", "miss k", "hit k")
 }
 
 // A cache works at the edges of what New allows.

@@ -111,6 +111,34 @@ func TestTrace_EachEventOnce(t *testing.T) {
 	})
 }
 
+// A wait for another process is traced and counted once.
+func TestTrace_WaitOnce(t *testing.T) {
+	t.Parallel()
+	server := redistest.Shared(t)
+	proxy := redistest.NewProxy(t, server.Addr)
+	asked := proxy.On(cachetest.Script(t, "get_or_lock"), redistest.HoldReply)
+	ns := redistest.Namespace(t)
+	var e cachetest.Events
+	there := cachetest.NewCacheIn[string](t, server.Client(t), ns, nil)
+	here := cachetest.NewCacheIn(t, proxy.Client(t), ns, &singlefill.Options[string]{Trace: e.Trace()})
+	src := cachetest.NewSource[string](t)
+
+	loads := cachetest.GoGet(t.Context(), there, "k", src.Load)
+	load := src.Next(t)
+	waits := cachetest.GoGet(t.Context(), here, "k", src.Load)
+	cachetest.Receive(t, "the waiter finds the lock held", asked.Hit())
+	asked.Release()
+	load.Give("v")
+	loads.Want(t, "v")
+	waits.Want(t, "v")
+	_ = here.Close()
+	e.Want(t, "a wait", "waited k, polled true", "miss k")
+	if s := here.Stats(); s.Waits != 1 || s.Misses != 1 || s.Shared != 0 || s.Loads != 0 {
+		t.Errorf("%+v, want one wait and one miss", s)
+	}
+	src.Want(t, 1)
+}
+
 // Errors of Redis, the breaker and a load without Redis are traced.
 func TestTrace_RedisErrorsAndBreaker(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
@@ -138,6 +166,36 @@ func TestTrace_RedisErrorsAndBreaker(t *testing.T) {
 			t.Errorf("%+v, want six errors, an open breaker and a load without a lock", s)
 		}
 	})
+}
+
+// A bad value is traced with a context that has the caller's values and does not end.
+//
+// A function that writes the value down may take longer than the caller waits.
+func TestTrace_ContextOfABadValue(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.Shared(t).Client(t)
+	ns := redistest.Namespace(t)
+	type tenant struct{}
+	var bad []context.Context
+	c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Trace: &singlefill.Trace{
+		BadValue: func(ctx context.Context, _ string, _ error) { bad = append(bad, ctx) },
+	}})
+	redistest.Must(t, rdb.Set(t.Context(), ns+":{k}", "garbage", time.Hour).Err())
+	ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), tenant{}, "t"), time.Hour)
+	defer cancel()
+	if _, err := c.Get(ctx, "k"); err != singlefill.ErrMiss {
+		t.Fatal(err)
+	}
+	v, err := c.GetOrLoad(ctx, "k", cachetest.Gives("v"))
+	cachetest.WantValue(t, v, err, "v")
+	if err := c.Close(); err != nil || len(bad) < 2 {
+		t.Fatalf("%v, %d bad values", err, len(bad))
+	}
+	for _, ctx := range bad {
+		if ctx.Done() != nil || ctx.Value(tenant{}) != "t" {
+			t.Errorf("%v", ctx)
+		}
+	}
 }
 
 // A panic of a Trace function reaches its caller, and the other callers go on.
@@ -216,6 +274,35 @@ func TestAddTrace(t *testing.T) {
 	})
 }
 
+// LoadDone has the values of the context of LoadStart, also if the Loader has been abandoned.
+func TestTrace_LoadDoneContext(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		release := make(chan struct{})
+		for what, load := range map[string]singlefill.Loader[string]{
+			"value":     cachetest.Gives("v"),
+			"error":     cachetest.Fails[string](errors.New("no")),
+			"panic":     func(context.Context, string) (string, error) { panic("no") },
+			"abandoned": func(context.Context, string) (string, error) { <-release; return "", nil },
+		} {
+			var told []any
+			c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{LoadTimeout: time.Minute, Trace: &singlefill.Trace{
+				LoadStart: func(ctx context.Context, key string) context.Context {
+					return context.WithValue(ctx, cachetest.TraceKey{}, what)
+				},
+				LoadDone: func(ctx context.Context, info singlefill.LoadInfo) {
+					told = append(told, ctx.Value(cachetest.TraceKey{}), ctx.Err(), info.Keys)
+				},
+			}})
+			_, _ = c.GetOrLoad(t.Context(), "k", load)
+			synctest.Wait()
+			if want := []any{what, nil, 1}; !slices.Equal(told, want) {
+				t.Errorf("%s: told %v, want %v", what, told, want)
+			}
+		}
+		close(release)
+	})
+}
+
 // A call of a ManyLoader is traced once when it begins, and for each key when it is over.
 func TestTrace_ManyLoader(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
@@ -290,5 +377,33 @@ func TestTrace_ShareDone(t *testing.T) {
 		if !slices.Equal(shared, want) {
 			t.Errorf("told %q, want %q", shared, want)
 		}
+	})
+}
+
+// Hits of stale values are counted by where they were found.
+func TestStats_StaleByLayer(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		opts := near(singlefill.Near{})
+		opts.StaleWhileRevalidate = time.Hour
+		c := cachetest.NewCache(t, rdb, opts)
+		ctx := t.Context()
+		awaitNear(t, c, "k", cachetest.Gives("v"))
+		src := cachetest.NewSource[string](t)
+		before := c.Stats()
+		if err := c.Expire(ctx, "k"); err != nil { // memory forgets it
+			t.Fatal(err)
+		}
+		for range 3 {
+			if v, err := c.GetOrLoad(ctx, "k", src.Load); v != "v" || err != nil {
+				t.Fatalf("%q, %v", v, err)
+			}
+			synctest.Wait()
+		}
+		s := c.Stats()
+		redisStale, nearStale := s.StaleHits-s.NearStale, s.NearStale
+		if s.Hits-before.Hits != 3 || s.Stale != 3 || redisStale == 0 || nearStale == 0 || s.StaleOnError != 0 {
+			t.Errorf("%+v, want three stale hits, in Redis and in memory", s)
+		}
+		src.Next(t).Give("w")
 	})
 }

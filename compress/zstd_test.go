@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -230,6 +231,18 @@ func TestZstd_BoundOfAll(t *testing.T) { // not parallel: it counts memory
 	}
 }
 
+// New judges T by the inner codec, and Near copies its values as with that one.
+func TestZstd_TellsItsInnerCodec(t *testing.T) {
+	t.Parallel()
+	_, rdb := redistest.StartMini(t)
+	if _, err := singlefill.New(rdb, "ns", time.Hour, &singlefill.Options[func()]{Codec: compress.Zstd(nil, nil)}); err == nil {
+		t.Error("New takes a func")
+	}
+	if _, err := singlefill.New(rdb, "ns", time.Hour, &singlefill.Options[int]{Codec: compress.Zstd(singlefill.Raw, nil)}); err == nil {
+		t.Error("New takes an int with Raw")
+	}
+}
+
 // Compression can be turned on and off while other processes read. Those without this package take no compressed
 // bytes for a value, also with Raw.
 func TestZstd_RunningFleet(t *testing.T) {
@@ -272,6 +285,28 @@ func testRunningFleet(t *testing.T, rdb redis.UniversalClient, inner singlefill.
 			}
 		}
 	}
+}
+
+func TestZstd_Concurrent(t *testing.T) {
+	t.Parallel()
+	codec := compress.Zstd(nil, nil)
+	var wg sync.WaitGroup
+	for i := range 16 {
+		wg.Go(func() {
+			for range 100 {
+				want := strings.Repeat(fmt.Sprint(i, " "), 1000)
+				data, err := codec.Marshal(want)
+				var got string
+				if err == nil {
+					err = codec.Unmarshal(data, &got)
+				}
+				if err != nil || got != want {
+					t.Errorf("got %.20q, %v", got, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
 }
 
 // No bytes make Unmarshal panic, or take more memory than it allows; what Marshal writes is read.

@@ -26,6 +26,10 @@ var controls = []control{
 		0 0-2 change 1 ok, 3-5 Delete 1 ok
 		1 6-7 GetOrLoad 1 ok
 		2 8-9 Get 1 ok`},
+	{"register", "reads during a write, of the old value and then of the new one", true, `
+		0 0-2 change 1 ok, 3-9 Delete 1 ok
+		1 3-4 GetOrLoad - absent
+		2 5-6 GetOrLoad 1 ok`},
 	{"register", "reads during a write, of the new value and then of the old one", false, `
 		0 0-2 change 1 ok, 3-9 Delete 1 ok
 		1 3-4 GetOrLoad 1 ok
@@ -34,6 +38,7 @@ var controls = []control{
 		0 0-1 change 1 ok, 2-3 Delete 1 ok
 		0 4-5 change 2 ok, 6-7 Delete 2 ok
 		1 8-9 GetOrLoad 1 ok`},
+
 	{"floors", "reads during a write that is not over, of the new value and then of the old one", true, `
 		0 0-2 change 1 ok, 3-9 Delete 1 ok
 		1 3-4 GetOrLoad 1 ok
@@ -41,10 +46,62 @@ var controls = []control{
 	{"floors", "an old value after Delete", false, `
 		0 0-1 change 1 ok, 2-3 Delete 1 ok
 		1 4-5 GetOrLoad - absent`},
+	{"floors", "an old value in a call that began before Delete returned", true, `
+		0 0-1 change 1 ok, 2-3 Delete 1 ok
+		1 2-9 GetOrLoad - absent`},
+	{"floors", "an old value after a Delete that failed", true, `
+		0 0-1 change 1 ok, 2-3 Delete 1 failed
+		1 4-5 GetOrLoad - absent`},
+	{"floors", "an old value after the writer has died in Delete", true, `
+		0 0-1 change 1 ok, 2-? Delete 1 unknown
+		1 4-5 GetOrLoad - absent`},
 	{"floors", "a value that the source had before the Delete of an older one began", false, `
 		0 0-1 change 1 ok, 4-5 Delete 1 ok
 		1 2-3 change 2 ok
 		2 6-7 GetOrLoad 1 ok`},
+	{"floors", "a value that the source has never had", false, `
+		0 0-1 change 1 ok, 2-3 Delete 1 ok
+		1 4-5 GetOrLoad 2 ok`},
+	{"floors", "a value whose Set failed, after a later Delete", true, `
+		0 0-1 change 1 ok, 2-3 Set 1 failed
+		0 4-5 change 2 ok, 6-7 Delete 2 ok
+		1 8-9 GetOrLoad 1 ok`},
+	{"floors", "an old value after Expire", false, `
+		0 0-1 change 1 ok, 2-3 Expire 1 ok
+		1 4-5 GetOrLoad - absent`},
+	{"floors", "an old value joined in a load that Redis could not be asked about", true, `
+		1 0-20 GetOrLoad 1 ok, 2-9 load 1 ok unproved=12
+		0 0-1 change 1 ok
+		0 3-4 change 2 ok, 5-6 Delete 2 ok
+		1 8-19 GetOrLoad 1 ok`},
+	{"floors", "the same after that load", false, `
+		1 0-20 GetOrLoad 1 ok, 2-9 load 1 ok unproved=12
+		0 0-1 change 1 ok
+		0 3-4 change 2 ok, 5-6 Delete 2 ok
+		1 13-19 GetOrLoad 1 ok`},
+	{"floors", "the same in a load that was refused", false, `
+		1 0-20 GetOrLoad 1 ok, 2-9 load 1 ok proved=12
+		0 0-1 change 1 ok
+		0 3-4 change 2 ok, 5-6 Delete 2 ok
+		1 8-19 GetOrLoad 1 ok`},
+	{"floors", "the same in the load of another process", false, `
+		1 0-20 GetOrLoad 1 ok, 2-9 load 1 ok unproved=12
+		0 0-1 change 1 ok
+		0 3-4 change 2 ok, 5-6 Delete 2 ok
+		2 8-19 GetOrLoad 1 ok`},
+
+	{"floors", "an old value after a Clear because of another change", false, `
+		0 0-1 change 1 ok, 4-5 Clear 0 ok
+		1 6-7 GetOrLoad - absent`},
+	{"floors", "an old value by GetOrLoadMany after SetMany", false, `
+		0 0-1 change 1 ok, 2-3 SetMany 1 ok
+		1 4-5 GetOrLoadMany - absent`},
+	{"floors", "an old value of the second key after a Delete of both", false, `
+		0 0-1 change 1 ok, 2-3 Delete 1 ok
+		0 0-1 change 1 ok key=1, 2-3 Delete 1 ok key=1
+		1 4-5 GetOrLoadMany 1 ok
+		1 4-5 GetOrLoadMany - absent key=1`},
+
 	{"windows", "an old value by GetOrLoadMany after Expire", true, `
 		0 0-1 change 1 ok, 2-3 Delete 1 ok
 		0 4-5 change 2 ok, 6-7 Expire 2 ok
@@ -53,10 +110,19 @@ var controls = []control{
 		0 0-1 change 1 ok, 2-3 Delete 1 ok
 		0 4-5 change 2 ok, 6-7 Clear 2 ok
 		1 8-9 GetOrLoadMany 1 ok`},
+	{"windows", "an old value after Expire, said to be stale", true, `
+		0 0-1 change 1 ok, 2-3 Delete 1 ok
+		0 4-5 change 2 ok, 6-7 Expire 2 ok
+		1 8-9 GetOrLoad 1 stale`},
 	{"windows", "an old value after Expire, said to be fresh", false, `
 		0 0-1 change 1 ok, 2-3 Delete 1 ok
 		0 4-5 change 2 ok, 6-7 Expire 2 ok
 		1 8-9 GetOrLoad 1 ok`},
+	{"windows", "an old value after Delete, said to be stale", false, `
+		0 0-1 change 1 ok, 2-3 Delete 1 ok
+		0 4-5 change 2 ok, 6-7 Delete 2 ok
+		1 8-9 GetOrLoad 1 stale`},
+
 	{"near", "an old value in another process, MaxLag after Delete", false, `
 		0 0-1 change 1 ok, 2-3 Delete 1 ok
 		1 54-55 GetOrLoad - absent`},
@@ -67,16 +133,40 @@ var controls = []control{
 	{"near", "an old value in the process that has called Delete", false, `
 		0 0-1 change 1 ok, 2-3 Delete 1 ok
 		0 4-5 GetOrLoad - absent`},
+	{"near", "an old value in the process that has called Expire", false, `
+		0 0-1 change 1 ok, 2-3 Expire 1 ok
+		0 4-5 Get - absent`},
+	{"near", "the MaxLag of a later Delete does not excuse a value older than the first one's", false, `
+		0 0-1 change 1 ok, 2-3 Delete 1 ok
+		0 40-41 change 2 ok, 42-43 Delete 2 ok
+		1 60-61 GetOrLoad - absent`},
+	{"near", "the value of the first one within the MaxLag of a later Delete", true, `
+		0 0-1 change 1 ok, 2-3 Delete 1 ok
+		0 40-41 change 2 ok, 42-43 Delete 2 ok
+		1 60-61 GetOrLoad 1 ok`},
+	{"near", "the old value in place of an error, MaxLag after Delete", true, `
+		0 0-1 change 1 ok, 2-3 Delete 1 ok
+		0 4-5 change 2 ok, 6-7 Delete 2 ok
+		1 100-101 GetOrLoad 1 fallback`},
 	{"near windows", "an old value by GetOrLoadMany, perhaps in place of an error, MaxLag after Delete", true, `
 		0 0-1 change 1 ok, 2-3 Delete 1 ok
 		0 4-5 change 2 ok, 6-7 Delete 2 ok
 		1 100-101 GetOrLoadMany 1 ok`},
+
 	{"loads", "two loads one after the other", true, `
 		0 0-9 GetOrLoad - absent, 1-4 load - absent
 		1 0-9 GetOrLoad - absent, 5-8 load - absent`},
 	{"loads", "two loads at once", false, `
 		0 0-9 GetOrLoad - absent, 1-6 load - absent
 		1 0-9 GetOrLoad - absent, 5-8 load - absent`},
+	{"loads", "loads of two keys at once", true, `
+		0 0-9 GetOrLoadMany - absent, 1-6 load - absent
+		0 0-9 GetOrLoadMany - absent key=1, 1-6 load - absent key=1`},
+	{"loads", "a load beside one that a Delete has superseded", true, `
+		0 0-9 GetOrLoad - absent, 1-6 load - absent
+		2 3-4 Delete 0 ok
+		1 3-9 GetOrLoad 1 ok, 5-8 load 1 ok`},
+
 	{"mutex", "one after the other", true, `
 		0 0-1 Acquire 1 ok, 7-8 Release - ok
 		1 0-9 Acquire 2 ok, 10-11 Release - ok`},
@@ -86,6 +176,51 @@ var controls = []control{
 	{"mutex", "a fence that does not grow", false, `
 		0 0-1 Acquire 2 ok, 2-3 Release - ok
 		1 4-5 Acquire 2 ok, 6-7 Release - ok`},
+	{"mutex", "busy while it is free", false, `
+		0 0-1 Acquire 1 ok, 2-3 Release - ok
+		1 4-5 TryAcquire - busy`},
+	{"mutex", "busy because of a command that nobody knows of", true, `
+		0 0-9 TryAcquire - busy again=4
+		1 10-11 TryAcquire - busy`},
+	{"mutex", "busy while it is held", true, `
+		0 0-1 Acquire 1 ok, 4-6 Release - ok
+		1 2-5 TryAcquire - busy`},
+	{"mutex", "the next one after the holder has died and its life is over", true, `
+		0 0-1 Acquire 1 ok
+		1 2-101 Acquire 2 ok, 103-104 Release - ok`},
+	{"mutex", "the next one before that", false, `
+		0 0-1 Acquire 1 ok
+		1 2-80 Acquire 2 ok, 103-104 Release - ok`},
+	{"mutex", "the next one before the life of the last renewal is over", false, `
+		0 0-1 Acquire 1 ok renewed=33
+		1 2-120 Acquire 2 ok, 123-124 Release - ok`},
+	{"mutex", "a release, said to be of a lease held to the end, after somebody else has held it", false, `
+		0 0-1 Acquire 1 ok, 113-114 Release - ok
+		1 100-110 Acquire 2 ok, 111-112 Release - ok`},
+	{"mutex", "a renewal while somebody else holds it", false, `
+		0 0-1 Acquire 1 ok renewed=115, 123-124 Release - lost
+		1 100-110 Acquire 2 ok, 121-122 Release - ok`},
+	{"mutex", "the next one after a release that was not answered", true, `
+		0 0-1 Acquire 1 ok, 3-9 Release - failed
+		1 4-5 Acquire 2 ok, 6-7 Release - ok`},
+	{"mutex", "a lease lost before its time", false, `
+		0 0-1 Acquire 1 ok, 30-31 Release - lost`},
+	{"mutex", "a lease lost before the time of its last renewal", false, `
+		0 0-1 Acquire 1 ok renewal=33 renewed=34, 110-111 Release - lost`},
+	{"mutex", "a lease lost when it was over", true, `
+		0 0-1 Acquire 1 ok renewal=33 renewed=34, 130-131 Release - lost`},
+	{"mutex", "busy because of a grant whose reply came too late", true, `
+		0 0-150 Acquire 2 ok, 151-152 Release - ok
+		1 10-11 TryAcquire - busy`},
+	{"mutex", "busy although it is free, and no reply was late", false, `
+		0 0-1 Acquire 1 ok, 2-3 Release - ok
+		0 4-80 Acquire 2 ok, 81-82 Release - ok
+		1 10-11 TryAcquire - busy
+		1 12-13 Acquire 3 ok, 14-15 Release - ok`},
+	{"mutex", "the next one after a lease that was lost while its renewal took long", true, `
+		0 0-1 Acquire 1 ok renewal=20 renewed=60, 133-134 Release - lost
+		1 2-130 Acquire 2 ok, 131-132 Release - ok`},
+
 	{"semaphore 2", "two at once", true, `
 		0 0-1 Acquire 1 ok, 7-8 Release - ok
 		1 2-3 Acquire 2 ok, 10-11 Release - ok
@@ -97,6 +232,7 @@ var controls = []control{
 	{"semaphore 2", "busy while there is a place", false, `
 		0 0-1 Acquire 1 ok, 7-8 Release - ok
 		2 4-5 TryAcquire - busy`},
+
 	{"fair", "in the order of coming", true, `
 		0 0-1 Acquire 1 ok arrived=1, 6-7 Release - ok
 		1 2-20 Acquire 2 ok arrived=3, 21-22 Release - ok
@@ -105,10 +241,34 @@ var controls = []control{
 		0 0-1 Acquire 1 ok arrived=1, 6-7 Release - ok
 		1 2-30 Acquire 3 ok arrived=3, 31-32 Release - ok
 		2 4-20 Acquire 2 ok arrived=5, 21-22 Release - ok`},
+	{"fair", "in any order of those who came at once", true, `
+		0 0-1 Acquire 1 ok arrived=1, 6-7 Release - ok
+		1 2-30 Acquire 3 ok arrived=5, 31-32 Release - ok
+		2 4-20 Acquire 2 ok arrived=6, 21-22 Release - ok`},
+	{"fair", "overtaking one who has left", true, `
+		0 0-1 Acquire 1 ok arrived=1, 6-7 Release - ok
+		1 2-9 Acquire - left arrived=3 leaving=8
+		2 4-20 Acquire 2 ok arrived=5, 21-22 Release - ok`},
 	{"fair", "overtaking one who is going to leave", false, `
 		0 0-1 Acquire 1 ok arrived=1, 6-7 Release - ok
 		1 2-30 Acquire - left arrived=3 leaving=28
 		2 4-20 Acquire 2 ok arrived=5, 21-22 Release - ok`},
+	{"fair", "a try that overtakes who waits", false, `
+		0 0-1 Acquire 1 ok arrived=1, 6-7 Release - ok
+		1 2-30 Acquire 3 ok arrived=3, 31-32 Release - ok
+		2 8-9 TryAcquire 2 ok, 10-11 Release - ok`},
+	{"fair", "a try that finds it busy because of who waits", true, `
+		0 0-1 Acquire 1 ok arrived=1, 6-7 Release - ok
+		1 2-30 Acquire 3 ok arrived=3, 31-32 Release - ok
+		2 8-9 TryAcquire - busy`},
+	{"fair", "passing over one who has died, when it has been silent for long enough", true, `
+		0 0-1 Acquire 1 ok arrived=1, 6-7 Release - ok
+		1 2-? Acquire - unknown arrived=3
+		2 4-120 Acquire 2 ok arrived=5, 121-122 Release - ok`},
+	{"fair", "passing over one who has died, too early", false, `
+		0 0-1 Acquire 1 ok arrived=1, 6-7 Release - ok
+		1 2-? Acquire - unknown arrived=3
+		2 4-90 Acquire 2 ok arrived=5, 91-92 Release - ok`},
 }
 
 // The models accept good histories and refuse bad ones.

@@ -149,3 +149,21 @@ func TestLocker_Check(t *testing.T) {
 		})
 	}
 }
+
+// Check of a server that does not answer returns ErrUnavailable, and the error of a context that
+// has ended.
+func TestLocker_CheckUnreachable(t *testing.T) {
+	t.Parallel()
+	m, rdb := redistest.StartMini(t)
+	l, err := lock.NewMutex(rdb, "jobs", nil)
+	redistest.Must(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := l.Check(ctx); err != context.Canceled {
+		t.Errorf("with a cancelled context: %v", err)
+	}
+	m.SetError("LOADING the dataset")
+	if err := l.Check(t.Context()); !errors.Is(err, lock.ErrUnavailable) {
+		t.Errorf("without a server: %v, want ErrUnavailable", err)
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -130,6 +131,74 @@ func TestDo_LostLease(t *testing.T) {
 		_, err := s.do(s.Context(), "acquired lost", func(context.Context) error { s.m.FlushAll(); return nil })
 		if !errors.Is(err, lock.ErrLost) {
 			s.Errorf("a loss found out at the end: %v", err)
+		}
+	})
+}
+
+// The error of a loss says of which lock, and why, to the callers of Do and of Release.
+func TestDo_LostWhy(t *testing.T) {
+	for why, lose := range map[string]func(m *miniredis.Miniredis, f *faults){
+		"it was held for MaxHold":         func(*miniredis.Miniredis, *faults) {},
+		"it is gone from Redis":           func(m *miniredis.Miniredis, _ *faults) { m.FlushAll() },
+		"it could not be renewed in time": func(_ *miniredis.Miniredis, f *faults) { f.set(silence) },
+	} {
+		runEachKind(t, why, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+			client, f := withFaults(t, m)
+			l := newLocker(t, kind, client, "some name", &lock.Options{MaxHold: 2 * leaseTTL})
+			want := `lock: lost: "some name": ` + why
+			for _, after := range []error{nil, context.Canceled} {
+				err := l.Do(t.Context(), func(ctx context.Context) error {
+					lose(m, f)
+					<-ctx.Done()
+					if cause := context.Cause(ctx); !errors.Is(cause, lock.ErrLost) || cause.Error() != want {
+						t.Errorf("the cause is %v, want %s", cause, want)
+					}
+					return after
+				})
+				all := want
+				if after != nil {
+					all += ": " + after.Error()
+				}
+				if !errors.Is(err, lock.ErrLost) || err.Error() != all {
+					t.Errorf("Do: %v, want %s", err, all)
+				}
+				f.set(nil)
+				time.Sleep(2 * leaseTTL)
+			}
+			lease := mustAcquire(t, l)
+			lose(m, f)
+			<-lease.Context().Done()
+			f.set(nil)
+			if err := lease.Release(t.Context()); !errors.Is(err, lock.ErrLost) || err.Error() != want {
+				t.Errorf("Release: %v, want %s", err, want)
+			}
+			time.Sleep(2 * leaseTTL)
+			lease = mustAcquire(t, l)
+			mustRelease(t, lease)
+			if err := lease.Release(t.Context()); !errors.Is(err, lock.ErrLost) || err.Error() != `lock: lost: "some name": it has been released already` {
+				t.Errorf("a second Release: %v", err)
+			}
+		})
+	}
+}
+
+// A function that gets the loss of another lock, whose context it was given, has not lost this one.
+func TestDo_AnotherIsLost(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		outer, inner := newLocker(t, "mutex", rdb, "outer", nil), newLocker(t, "mutex", rdb, "inner", nil)
+		err := outer.Do(t.Context(), func(ctx context.Context) error {
+			err := inner.Do(ctx, func(ctx context.Context) error {
+				m.Del("{outer}:lock")
+				<-ctx.Done()
+				return ctx.Err()
+			})
+			if err != context.Canceled {
+				t.Errorf("Do of the inner lock: %v, want the error of its function", err)
+			}
+			return nil
+		})
+		if !errors.Is(err, lock.ErrLost) || !strings.Contains(err.Error(), `"outer"`) {
+			t.Errorf("Do of the outer lock: %v", err)
 		}
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -166,6 +167,69 @@ func TestErrors_ContextEnds(t *testing.T) {
 			mustRelease(t, mustTry(t, newLocker(t, kind, rdb, "some name", nil)))
 		})
 	}
+}
+
+// An Acquire whose context ends before a command was sent, or before the first waiter of its process
+// had an answer, is not ErrBusy, and its text does not call Redis unavailable.
+func TestErrors_ContextEndsUnasked(t *testing.T) {
+	const text = `lock: acquire "n": no answer came before the context ended: context deadline exceeded`
+	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+		options := *redistest.NewMiniClient(t, m).Options()
+		options.Dialer = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		client := redis.NewClient(&options)
+		defer client.Close()
+		l := newLocker(t, kind, client, "n", nil)
+		var callers sync.WaitGroup
+		for range 3 {
+			for op, call := range map[string]func(context.Context) (*lock.Lease, error){"Acquire": l.Acquire, "TryAcquire": l.TryAcquire} {
+				callers.Go(func() {
+					ctx, cancel := context.WithTimeout(t.Context(), leaseWaits/2)
+					defer cancel()
+					_, err := call(ctx)
+					wantIs(t, op, err, lock.ErrUnavailable, context.DeadlineExceeded)
+					if err == nil || err.Error() != text {
+						t.Errorf("%s: %v, want %s", op, err, text)
+					}
+				})
+			}
+			time.Sleep(time.Millisecond)
+		}
+		callers.Wait()
+	})
+}
+
+// A function or context that is nil is an error that names it, and nothing is sent.
+func TestErrors_Nil(t *testing.T) {
+	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+		client, f := withFaults(t, m)
+		l := newLocker(t, kind, client, "n", nil)
+		lease := mustAcquire(t, l)
+		f.take()
+		fn := func(context.Context) error { t.Error("called"); return nil }
+		var none context.Context
+		for _, c := range []struct {
+			want string
+			call func() error
+		}{
+			{`lock: acquire "n": ctx is nil: a context is needed`, func() error { _, err := l.Acquire(none); return err }},
+			{`lock: acquire "n": ctx is nil: a context is needed`, func() error { _, err := l.TryAcquire(none); return err }},
+			{`lock: acquire "n": ctx is nil: a context is needed`, func() error { return l.Do(none, fn) }},
+			{`lock: do "n": fn is nil: a function is needed`, func() error { return l.Do(t.Context(), nil) }},
+			{`lock: check "n": ctx is nil: a context is needed`, func() error { return l.Check(none) }},
+			{`lock: release "n": ctx is nil: a context is needed`, func() error { return lease.Release(none) }},
+		} {
+			if err := c.call(); err == nil || err.Error() != c.want {
+				t.Errorf("%v, want %s", err, c.want)
+			}
+		}
+		if ops := f.take(); ops != "" {
+			t.Errorf("sent %s", ops)
+		}
+		mustRelease(t, lease)
+	})
 }
 
 // foreignData are commands that put something else under a key.

@@ -154,6 +154,60 @@ func TestNewFairMutex_OrderInOneProcess(t *testing.T) {
 	})
 }
 
+// Each waiter is heard of at least three times in its WaiterTTL.
+func TestNewFairMutex_WaitersAskInTime(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		waiters int
+		opts    lock.Options
+	}{
+		{1, lock.Options{}},
+		{12, lock.Options{}}, // without the bound the last one would sleep for 2 s
+		{3, lock.Options{WaiterTTL: 40 * time.Millisecond, RedisTimeout: 10 * time.Millisecond}},
+		{12, lock.Options{WaiterTTL: 400 * time.Millisecond, RedisTimeout: 10 * time.Millisecond}},
+		{12, lock.Options{WaiterTTL: time.Hour}},
+	} {
+		what := fmt.Sprintf("%d waiters, %v", test.waiters, test.opts.WaiterTTL)
+		runInBubble(t, what, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
+			l := newLocker(t, "fair", redistest.NewMiniClient(t, m), "n", &test.opts)
+			ttl := test.opts.WaiterTTL
+			if ttl == 0 {
+				ttl = waiterTTL
+			}
+			lease := mustTry(t, l)
+			c := record(m)
+			waiters := &waiterGroup{t: t}
+			for who := range test.waiters {
+				waiters.join(t.Context(), l, who)
+				synctest.Wait()
+			}
+			time.Sleep(min(6*ttl, 10*time.Second))
+			last, asked := make(map[string]time.Time), 0
+			for i, args := range c.all() {
+				args = scriptArgs(args)
+				if len(args) < 5 { // token and TTL, of a renewal
+					continue
+				}
+				asked++
+				at := c.times()[i]
+				// The tokens of other waiters come after five arguments, and before the last one.
+				for _, token := range append(args[5:len(args)-1], args[0]) {
+					if before, again := last[token]; again && at.Sub(before) > ttl/3 {
+						t.Errorf("heard of again after %v", at.Sub(before))
+					}
+					last[token] = at
+				}
+			}
+			if len(last) != test.waiters || asked < 4 {
+				t.Errorf("%d have asked %d times", len(last), asked)
+			}
+			mustRelease(t, lease)
+			waiters.wg.Wait()
+			waiters.want(upTo(test.waiters)...)
+		})
+	}
+}
+
 // A mutex does not overtake the queue of a fair mutex of its name.
 //
 //fault:disagreement

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -225,4 +226,10 @@ func (c *commands) all() [][]string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.args)
+}
+
+// scriptArgs returns the arguments of a script, without its keys.
+func scriptArgs(command []string) []string {
+	keys, _ := strconv.Atoi(command[2])
+	return command[3+keys:]
 }

@@ -1,10 +1,13 @@
 package lock_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -52,6 +55,69 @@ func TestLease_Renewals(t *testing.T) {
 			t.Errorf("%d renewals after the release", n-len(renewed))
 		}
 		wantKeys(t, rdb, "n", ":fence")
+	})
+}
+
+// Renewals that are due at the same moment share round trips. So they need few connections, and a
+// server that is slow, but answers in time, costs no lease.
+func TestLease_RenewalsTogether(t *testing.T) {
+	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+		const leases, few = 300, 40
+		learn(t, rdb)
+		client := redis.NewClient(&redis.Options{
+			Addr: rdb.Options().Addr, Dialer: rdb.Options().Dialer, PoolSize: 10,
+			DisableIdentity: true, MaintNotificationsConfig: rdb.Options().MaintNotificationsConfig,
+		})
+		defer client.Close()
+		var trips, lasting atomic.Int64 // round trips of scripts, and how long each lasts
+		client.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+			if strings.HasPrefix(cmds[0].Name(), "eval") {
+				trips.Add(1)
+				time.Sleep(time.Duration(lasting.Load()))
+			}
+			return nil
+		}))
+		var e locktest.Events
+		var held []*lock.Lease
+		for i := range leases {
+			held = append(held, mustAcquire(t, newLocker(t, kind, client, fmt.Sprint("n", i), &lock.Options{Trace: e.Trace()})))
+		}
+		time.Sleep(leaseTTL / 6)
+		for round, slow := range []time.Duration{time.Millisecond, leaseWaits / 5} {
+			trips.Store(0)
+			lasting.Store(int64(slow))
+			time.Sleep(leaseTTL / 3)
+			if n, want := len(e.Of("renewed")), (round+1)*leases; n != want || len(e.Of("renew"))+len(e.Of("lost")) > 0 {
+				t.Fatalf("round trips of %v: %d renewals, want %d; failed: %d, lost: %d", slow, n, want, len(e.Of("renew")), len(e.Of("lost")))
+			}
+			if n := trips.Load(); n > few {
+				t.Errorf("round trips of %v: %d for %d renewals, want %d at most", slow, n, leases, few)
+			}
+		}
+		lasting.Store(0)
+		for _, lease := range held {
+			mustRelease(t, lease)
+		}
+	})
+}
+
+// A held lease needs no goroutine, so a thousand leases cost no thousand stacks.
+func TestLease_NoGoroutine(t *testing.T) {
+	inBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		l, err := lock.NewSemaphore(rdb, "n", 100, nil)
+		redistest.Must(t, err)
+		for range 100 {
+			defer mustRelease(t, mustAcquire(t, l))
+		}
+		for _, d := range []time.Duration{0, time.Minute} { // before a renewal, and after some
+			time.Sleep(d + time.Second)
+			synctest.Wait()
+			stacks := make([]byte, 1<<20)
+			stacks = stacks[:runtime.Stack(stacks, true)]
+			if n := bytes.Count(stacks, []byte("singlefill/internal/renew.")); n >= 50 {
+				t.Errorf("%v after 100 leases were acquired there are %d goroutines that wait for renewals", d, n)
+			}
+		}
 	})
 }
 

@@ -8,9 +8,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/locktest"
 	"github.com/singlefill/singlefill/lock"
 )
 
@@ -120,6 +122,32 @@ type clientAndPipeline struct {
 type pipeline struct{ redis.Pipeliner } // so deep that the methods of the client come first
 
 var _ redis.Pipeliner = clientAndPipeline{}
+
+// Options are copied, and may be shared.
+func TestOptions_Copied(t *testing.T) {
+	eachKindInBubble(t, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+		var e locktest.Events
+		opts := &lock.Options{TTL: 6 * time.Second, Trace: e.Trace()}
+		was := *opts
+		a, b := newLocker(t, kind, rdb, "a", opts), newLocker(t, kind, rdb, "b", opts)
+		if *opts != was {
+			t.Errorf("the options were changed to %+v", *opts)
+		}
+		*opts.Trace = lock.Trace{Acquired: func(context.Context, lock.LeaseInfo) { t.Error("the later Trace is called") }}
+		*opts = lock.Options{TTL: -1, RedisTimeout: 1}
+		for _, l := range []*lock.Locker{a, b} {
+			lease := mustAcquire(t, l)
+			time.Sleep(3 * time.Second)
+			mustRelease(t, lease)
+		}
+		if n := len(e.Of("renewed")); n != 2 {
+			t.Errorf("%d renewals:%s", n, &e)
+		}
+		if s := e.Transitions(); s != "acquired released acquired released" {
+			t.Errorf("told %q", s)
+		}
+	})
+}
 
 // The largest times that are allowed work, on a real server too.
 //

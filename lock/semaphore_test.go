@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/locktest"
 	"github.com/singlefill/singlefill/lock"
 )
 
@@ -21,6 +22,23 @@ func semaphore(t testing.TB, rdb redis.UniversalClient, name string, size int, o
 	l, err := lock.NewSemaphore(rdb, name, size, opts)
 	redistest.Must(t, err)
 	return l
+}
+
+// A semaphore never has more holders than its size when fifty goroutines compete on a real server.
+func TestNewSemaphore_ManyRounds(t *testing.T) {
+	t.Parallel()
+	rounds := 40
+	if testing.Short() {
+		rounds = 4
+	}
+	s, name := redistest.Shared(t), redistest.Namespace(t)
+	c := &locktest.Crowd{Kind: locktest.Kind{Name: "semaphore", Size: 5}}
+	for range 10 {
+		c.Lockers = append(c.Lockers, c.Locker(t, s.Client(t), name, locktest.Patient, locktest.Long))
+	}
+	c.Run(t, 5, func(turns int) bool { return turns < rounds })
+	c.Want(t, 50*rounds)
+	wantKeys(t, s.Admin(), name, ":fence")
 }
 
 // A caller with another size gets ErrConflict, which names both sizes, while a lease is held.

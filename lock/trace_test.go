@@ -3,6 +3,7 @@ package lock_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -132,4 +133,28 @@ func TestTrace_TransitionsOnce(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The functions of several Traces are called, in the order in which they were added. A lease tells those
+// that were there when it was acquired.
+func TestAddTrace(t *testing.T) {
+	eachKindInBubble(t, func(t *testing.T, kind string, _ *miniredis.Miniredis, rdb *redis.Client) {
+		var seen []string
+		trace := func(name string) *lock.Trace {
+			note := func(what string) func(context.Context, lock.LeaseInfo) {
+				return func(context.Context, lock.LeaseInfo) { seen = append(seen, name+" "+what) }
+			}
+			return &lock.Trace{Acquired: note("acquired"), Released: note("released")}
+		}
+		l := newLocker(t, kind, rdb, "n", &lock.Options{Trace: trace("first")})
+		l.AddTrace(&lock.Trace{})
+		l.AddTrace(trace("second"))
+		lease := mustAcquire(t, l)
+		l.AddTrace(trace("late"))
+		mustRelease(t, lease)
+		want := []string{"first acquired", "second acquired", "first released", "second released"}
+		if !slices.Equal(seen, want) {
+			t.Errorf("told %q, want %q", seen, want)
+		}
+	})
 }

@@ -204,6 +204,40 @@ func TestAcquire_DeadReservation(t *testing.T) {
 	}
 }
 
+// A queue that did not move for long is served soon when it moves.
+//
+//fault:long-waits
+func TestAcquire_AQueueThatMovesAgain(t *testing.T) {
+	for _, lockers := range []int{1, 50} {
+		what := fmt.Sprint(lockers, " processes")
+		runEachKind(t, what, func(t *testing.T, kind string, m *miniredis.Miniredis, rdb *redis.Client) {
+			holder := mustAcquire(t, newLocker(t, kind, rdb, "n", nil))
+			var all []*lock.Locker
+			for range lockers {
+				all = append(all, newLocker(t, kind, redistest.NewMiniClient(t, m), "n", nil))
+			}
+			var wg sync.WaitGroup
+			for i := range 50 {
+				wg.Go(func() {
+					lease := mustAcquire(t, all[i%lockers])
+					time.Sleep(time.Millisecond)
+					mustRelease(t, lease)
+				})
+				time.Sleep(time.Millisecond)
+			}
+			time.Sleep(2 * time.Second) // by then no pause grows any more
+			begun := time.Now()
+			mustRelease(t, holder)
+			wg.Wait()
+			took := time.Since(begun)
+			t.Logf("%s: %v", kind, took)
+			if limit := time.Duration(min(lockers, 3)) * 300 * time.Millisecond; took > limit {
+				t.Errorf("50 waiters of 1 ms each had it within %v, want %v at most", took, limit)
+			}
+		})
+	}
+}
+
 // Two hundred waiters of a process send a few scripts, and those of a fair mutex one each for a place.
 // With a Locker for each of them they cost the server the same: one of them asks and listens.
 //

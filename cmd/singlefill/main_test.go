@@ -3,10 +3,19 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"regexp"
+	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
@@ -137,6 +146,32 @@ func TestList_States(t *testing.T) {
 	})
 }
 
+// ls shows the first keys in an order, and tells that there are more.
+func TestList_OrderAndLimit(t *testing.T) {
+	each(t, func(t *testing.T, c terminal, rdb redis.UniversalClient) {
+		ns, ctx := redistest.Namespace(t), t.Context()
+		var i int
+		cache := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.Raw, Jitter: -1, TTLFunc: func(key string, _ string) time.Duration {
+			return time.Hour + time.Duration(i)*time.Minute
+		}})
+		for i = range 50 {
+			check(t, cache.Set(ctx, fmt.Sprintf("k%02d", i), strings.Repeat("x", (i*7)%50)))
+		}
+		for order, want := range map[string]string{"key": "k00 k01 k02", "left": "k00 k01 k02", "size": "k07 k14 k21"} {
+			keys, _, found := c.listed("-sort", order, "-limit", "3", ns)
+			if got := strings.Join(keys, " "); got != want || found != 50 {
+				t.Errorf("-sort %s: %s of %d, want %s", order, got, found, want)
+			}
+		}
+		if text := c.ok("ls", "-limit=3", ns); !strings.HasSuffix(text, "3 of 50 keys: -limit 0 shows all\n") {
+			t.Errorf("nothing tells that there are more:\n%s", text)
+		}
+		if keys, _, _ := c.listed("-limit", "0", ns); len(keys) != 50 {
+			t.Errorf("-limit 0 shows %d", len(keys))
+		}
+	})
+}
+
 type order struct {
 	ID     int
 	Items  []string
@@ -246,6 +281,24 @@ func TestChange_Promises(t *testing.T) {
 	})
 }
 
+// del and expire say which keys had no entry, and succeed.
+func TestChange_Absent(t *testing.T) {
+	each(t, func(t *testing.T, c terminal, rdb redis.UniversalClient) {
+		ns := redistest.Namespace(t)
+		there := cachetest.NewCacheIn[string](t, rdb, ns, nil)
+		for change, done := range map[string]string{"expire": "made stale", "del": "deleted"} {
+			check(t, there.Set(t.Context(), "k", "v"))
+			out := c.ok(change, ns, "k", "typo")
+			if !strings.Contains(out, "k: "+done+"\n") || !strings.Contains(out, "typo: no entry was there") {
+				t.Errorf("%s: %q", change, out)
+			}
+		}
+		if out := c.ok("del", "-json", ns, "typo"); !strings.Contains(strings.Join(strings.Fields(out), ""), `"absent":["typo"]`) {
+			t.Errorf("del -json: %s", out)
+		}
+	})
+}
+
 // ls of a namespace without keys fails, and ls without an argument lists those that have some.
 func TestList_Namespaces(t *testing.T) {
 	each(t, func(t *testing.T, c terminal, rdb redis.UniversalClient) {
@@ -273,6 +326,38 @@ func TestList_Namespaces(t *testing.T) {
 			t.Errorf("ls: %v", list)
 		}
 	})
+}
+
+// An interrupt ends the question of clear, and nothing is deleted.
+func TestClear_Interrupted(t *testing.T) {
+	t.Parallel()
+	s := redistest.Shared(t)
+	c := cachetest.NewCacheIn[string](t, s.Client(t), redistest.Namespace(t), nil)
+	check(t, c.Set(t.Context(), "k", "v"))
+	ctx, cancel := context.WithCancel(t.Context())
+	silent, answer := io.Pipe()
+	defer answer.Close()
+	asked := &writer{wrote: cancel}
+	x := &execution{
+		stdin: silent, stdout: io.Discard, stderr: asked, ask: true,
+		getenv: func(string) string { return "redis://" + s.Addr },
+	}
+	if status := x.run(ctx, []string{"clear", c.Namespace()}); status != 1 || !strings.HasSuffix(asked.String(), "interrupted\n") {
+		t.Errorf("status %d, %s", status, asked)
+	}
+	_, err := c.Get(t.Context(), "k")
+	check(t, err)
+}
+
+// A writer is a buffer that calls wrote when something has been written.
+type writer struct {
+	bytes.Buffer
+	wrote func()
+}
+
+func (w *writer) Write(p []byte) (int, error) {
+	defer w.wrote()
+	return w.Buffer.Write(p)
 }
 
 // clear asks for the name of the namespace. It refuses to go on without a terminal or with another answer.
@@ -373,6 +458,31 @@ func TestLocks(t *testing.T) {
 	})
 }
 
+// top counts values and what has happened since the last view.
+func TestTop(t *testing.T) {
+	each(t, func(t *testing.T, c terminal, rdb redis.UniversalClient) {
+		ns, ctx := redistest.Namespace(t), t.Context()
+		cache := cachetest.NewCacheIn[string](t, rdb, ns, nil)
+		for i := range 30 {
+			check(t, cache.Set(ctx, fmt.Sprint(i), "v"))
+		}
+		views := json.NewDecoder(strings.NewReader(c.ok("top", "-json", "-count=2", "-interval=100ms", ns)))
+		for range 2 {
+			var v struct {
+				Values  int
+				Scanned float64
+			}
+			check(t, views.Decode(&v))
+			if v.Values != 30 || v.Scanned != 1 {
+				t.Errorf("%+v, want 30 values", v)
+			}
+		}
+		if views.More() {
+			t.Error("more views than -count says")
+		}
+	})
+}
+
 // A user who may only read can use all commands that change nothing.
 func TestReadOnlyUser(t *testing.T) {
 	t.Parallel()
@@ -387,6 +497,19 @@ func TestReadOnlyUser(t *testing.T) {
 		c.ok(args...)
 	}
 	c.fails(1, "NOPERM", "del", ns, "k")
+}
+
+// A Sentinel names the master.
+func TestSentinel(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	sentinel := redistest.StartSentinel(t, s)
+	ns := redistest.Namespace(t)
+	check(t, cachetest.NewCacheIn[string](t, s.Client(t), ns, nil).Set(t.Context(), "k", "v"))
+	c := terminal{TB: t, url: "redis://" + sentinel.Addr + "?master_name=" + redistest.MasterName}
+	c.ok("get", ns, "k")
+	c.ok("del", ns, "k")
+	c.fails(1, "has no entry", "get", ns, "k")
 }
 
 // A wrong command line is explained, with status 2, before anything is asked.
@@ -422,6 +545,20 @@ func TestUsage(t *testing.T) {
 	c.ok("del", "ns", "--", "-k")
 }
 
+// version prints the version of the module from which the command was built, and asks no server.
+func TestVersion(t *testing.T) {
+	t.Parallel()
+	c := terminal{TB: t, url: "redis://127.0.0.1:1"}
+	info, _ := debug.ReadBuildInfo()
+	if got := c.ok("version"); got != info.Main.Version+"\n" {
+		t.Errorf("got %q, want %q", got, info.Main.Version)
+	}
+	if !strings.Contains(c.ok("help"), "version") {
+		t.Error("help does not list version")
+	}
+	c.fails(2, "usage: singlefill version", "version", "v1")
+}
+
 // An address that leads nowhere is named without its password.
 func TestConnect_Errors(t *testing.T) {
 	t.Parallel()
@@ -438,5 +575,87 @@ func TestConnect_Errors(t *testing.T) {
 				t.Errorf("%s: status %d, %q", address, status, stderr)
 			}
 		}
+	}
+}
+
+// An address without a scheme is that of a server.
+func TestConnect_HostAndPort(t *testing.T) {
+	t.Parallel()
+	s := redistest.Shared(t)
+	ns := redistest.Namespace(t)
+	check(t, cachetest.NewCacheIn[string](t, s.Client(t), ns, nil).Set(t.Context(), "k", "v"))
+	if text := (terminal{TB: t, url: s.Addr}).ok("ls", ns); !strings.Contains(text, "fresh") {
+		t.Errorf("ls: %s", text)
+	}
+}
+
+// A server that expects TLS closes the connection, some after an alert. The command says which scheme to use.
+func TestConnect_TLSPort(t *testing.T) {
+	t.Parallel()
+	for name, refuse := range map[string]func(net.Conn){
+		"closed": func(conn net.Conn) { _ = tls.Server(conn, new(tls.Config)).Handshake() },
+		"alert": func(conn net.Conn) {
+			_, _ = conn.Read(make([]byte, 1024))
+			_, _ = conn.Write([]byte{21, 3, 1, 0, 2, 2, 70}) // protocol version
+		},
+	} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		check(t, err)
+		go func() {
+			for {
+				conn, err := l.Accept()
+				if err != nil {
+					return
+				}
+				refuse(conn)
+				_ = conn.Close()
+			}
+		}()
+		for _, query := range []string{"", "?addr=" + l.Addr().String()} {
+			_, stderr, status := terminal{TB: t, url: "redis://u:secret@" + l.Addr().String() + query}.run("ls", "ns")
+			if status != 1 || !strings.Contains(stderr, "if it expects TLS, use rediss:// in place of redis://") || strings.Contains(stderr, "secret") {
+				t.Errorf("%s, %q: status %d, %q", name, query, status, stderr)
+			}
+		}
+		check(t, l.Close())
+	}
+}
+
+// The program ends at an interrupt, quietly if it is top, and with a status.
+func TestProgram(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS == "windows" {
+		t.Skip("there is no interrupt of another process")
+	}
+	s := redistest.Shared(t)
+	ns := redistest.Namespace(t)
+	check(t, cachetest.NewCacheIn[string](t, s.Client(t), ns, nil).Set(t.Context(), "k", "v"))
+	program := filepath.Join(t.TempDir(), "singlefill")
+	if out, err := exec.Command("go", "build", "-o", program, ".").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	start := func(args ...string) (*exec.Cmd, *bytes.Buffer) {
+		cmd := exec.Command(program, args...)
+		cmd.Env = append(os.Environ(), "REDIS_URL="+(&url.URL{Scheme: "redis", Host: s.Addr}).String())
+		var out bytes.Buffer
+		cmd.Stderr = &out
+		return cmd, &out
+	}
+	cmd, _ := start("ls", ns)
+	if out, err := cmd.Output(); err != nil || !strings.Contains(string(out), "fresh") || strings.Contains(string(out), "\x1b") {
+		t.Errorf("ls: %v, %q", err, out)
+	}
+	cmd, stderr := start("get", ns, "unknown")
+	if err := cmd.Run(); cmd.ProcessState.ExitCode() != 1 || !strings.HasPrefix(stderr.String(), "singlefill: ") {
+		t.Errorf("get: %v, %q", err, stderr)
+	}
+	cmd, stderr = start("top", "-json", ns)
+	pipe, err := cmd.StdoutPipe()
+	check(t, err, cmd.Start())
+	var v map[string]any
+	check(t, json.NewDecoder(pipe).Decode(&v)) // it shows views
+	check(t, cmd.Process.Signal(os.Interrupt))
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("top ends with %v, %s", err, stderr)
 	}
 }

@@ -7,12 +7,14 @@ import (
 	"io"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/redistest"
@@ -125,6 +127,58 @@ func mute(t testing.TB, mutate ...func(*redis.Options)) *redis.Client {
 // wrapped hides the type of the client, so that it counts as one that ignores deadlines.
 type wrapped struct{ redis.UniversalClient }
 
+// Do returns exactly at the nearer one of its timeout and the end of ctx.
+func TestDo_NearerEnd(t *testing.T) {
+	t.Parallel()
+	const never = time.Hour
+	for _, c := range []struct {
+		name               string
+		deadline, cancelAt time.Duration
+		// bounded is when Do returns with a client that observes deadlines.
+		bounded time.Duration
+		// unbounded is when it returns with other clients, whose replies Do waits for in another
+		// goroutine.
+		unbounded time.Duration
+		// err is what Do returns; context.DeadlineExceeded also means a timeout noticed by the
+		// client.
+		err error
+	}{
+		{"timeout", never, never, timeout, timeout, context.DeadlineExceeded},
+		{"nearer deadline", 40 * time.Millisecond, never, 40 * time.Millisecond, 40 * time.Millisecond, context.DeadlineExceeded},
+		{"later deadline", time.Second, never, timeout, timeout, context.DeadlineExceeded},
+		{"cancelled, with a near deadline", 100 * time.Millisecond, 30 * time.Millisecond, 30 * time.Millisecond, 30 * time.Millisecond, context.Canceled},
+		{"cancelled in the middle of a command", never, 30 * time.Millisecond, timeout, 30 * time.Millisecond, context.Canceled},
+	} {
+		for kind, open := range muteKinds() {
+			for way, get := range gets {
+				runInBubble(t, c.name+", "+kind+", "+way, func(t *testing.T) {
+					w := watch(t, open(t), timeout)
+					ctx, cancel := context.WithTimeout(t.Context(), c.deadline)
+					defer cancel()
+					if c.cancelAt != never {
+						time.AfterFunc(c.cancelAt, cancel)
+					}
+					want := c.unbounded
+					if kind == "observes deadlines" {
+						want = c.bounded
+					}
+					begun := time.Now()
+					err := get(w, ctx)
+					took := time.Since(begun)
+					if err == nil || took != want || want < timeout && err != c.err {
+						t.Errorf("%v after %v, want %v after %v", err, took, c.err, want)
+					}
+					time.Sleep(timeout)
+					if n := w.failures("get"); n != 1 {
+						t.Errorf("the command was counted %d times", n)
+					}
+					time.Sleep(time.Minute) // for the client's own goroutines
+				})
+			}
+		}
+	}
+}
+
 // gets are the functions that send a GET.
 var gets = map[string]func(w *watcher, ctx context.Context) error{
 	"Do": (*watcher).get,
@@ -142,6 +196,24 @@ func muteKinds() map[string]func(t testing.TB) redis.UniversalClient {
 		"observes deadlines": func(t testing.TB) redis.UniversalClient {
 			return mute(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
 		},
+	}
+}
+
+// DoWithin is bounded by its own timeout.
+func TestDoWithin_Bound(t *testing.T) {
+	t.Parallel()
+	for _, open := range muteKinds() {
+		synctest.Test(t, func(t *testing.T) {
+			w := watch(t, open(t), timeout)
+			begun := time.Now()
+			_, err := DoWithin(t.Context(), w.Client, Command{Op: "get", Key: "k", Within: timeout / 2}, func(ctx context.Context) (string, error) {
+				return w.Redis.Get(ctx, "k").Result()
+			})
+			if took := time.Since(begun); err == nil || took != timeout/2 {
+				t.Errorf("%v after %v", err, took)
+			}
+			time.Sleep(time.Minute)
+		})
 	}
 }
 
@@ -356,6 +428,50 @@ func TestBreaker_Closes(t *testing.T) {
 	}
 }
 
+// A breaker probes once per timeout, until its owner closes.
+func TestBreaker_Probes(t *testing.T) {
+	t.Parallel()
+	for range 20 { // if a probe and the end are due at once, it ends, each time
+		synctest.Test(t, func(t *testing.T) {
+			w := watch(t, mute(t), timeout)
+			w.openBreaker()
+			time.Sleep(20*timeout + timeout/2)
+			if n := w.failures("ping"); n < 9 || n > 20 {
+				t.Errorf("asked %d times in the time of 20", n)
+			}
+			begun := time.Now()
+			w.close() // waits for the background work
+			if took := time.Since(begun); took > timeout {
+				t.Errorf("closing took %v", took)
+			}
+			asked := w.failures("ping")
+			time.Sleep(time.Minute)
+			if w.failures("ping") != asked || !w.AnyAway() {
+				t.Errorf("asked %d times after the end, open %t", w.failures("ping")-asked, w.AnyAway())
+			}
+		})
+	}
+}
+
+// A breaker does not probe through a closed client.
+func TestBreaker_ClosedClient(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		_, rdb := redistest.StartMini(t)
+		w := watch(t, rdb, timeout)
+		_ = rdb.Close()
+		for range Limit {
+			if err := w.get(t.Context()); !errors.Is(err, redis.ErrClosed) {
+				t.Errorf("get = %v", err)
+			}
+			time.Sleep(timeout)
+		}
+		time.Sleep(time.Minute)
+		if n := w.failures("ping"); n != 1 {
+			t.Errorf("asked %d times, want once", n)
+		}
+	})
+}
+
 // A server that goes down and comes back again and again neither blocks the breaker nor makes it report
 // a wrong state.
 //
@@ -450,5 +566,105 @@ func TestUnreachable(t *testing.T) {
 	}
 	if Unreachable(nil) || Unreachable(redis.Nil) {
 		t.Error("an answer is unreachable")
+	}
+}
+
+// ScriptsRefused is true for a refusal of the script command itself, and false for one within a
+// script.
+func TestScriptsRefused(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]bool{
+		"NOPERM this user has no permissions to run the 'evalsha' command": true,
+		"ERR unknown command 'evalsha', with args beginning with:":         true,
+		"ERR The user executing the script can't run this command":         false,
+		"NOSCRIPT No matching script. Please use EVAL.":                    false,
+		"OOM command not allowed when used memory > 'maxmemory'.":          false,
+	} {
+		if got := ScriptsRefused(replyError(text)); got != want {
+			t.Errorf("ScriptsRefused(%q) = %t", text, got)
+		}
+	}
+	if ScriptsRefused(nil) || ScriptsRefused(io.EOF) || ScriptsRefused(context.DeadlineExceeded) {
+		t.Error("what may have been executed counts as refused")
+	}
+	if !WrongType(replyError("WRONGTYPE Operation against a key")) || WrongType(nil) || WrongType(io.EOF) {
+		t.Error("WrongType")
+	}
+}
+
+// A hook that changes the arguments of a command changes those of that command only, also when the
+// server does not know the script, so that it is sent twice.
+func TestScript_HookChangesArguments(t *testing.T) {
+	t.Parallel()
+	rdb := redis.NewClient(&redis.Options{Addr: miniredis.RunT(t).Addr()})
+	defer rdb.Close()
+	rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+		for _, cmd := range cmds {
+			if strings.HasPrefix(cmd.Name(), "eval") {
+				cmd.Args()[3] = "tenant:" + cmd.Args()[3].(string)
+			}
+		}
+		return nil
+	}))
+	w := watch(t, rdb, time.Minute)
+	script := NewScript("return {KEYS[1], ARGV[1]}")
+	for _, when := range []string{"unknown", "known"} {
+		got, err := Run(t.Context(), w.Client, Command{Op: "op", Key: "key", Within: w.Timeout, Script: script}, append(script.Call(1, 1), "key", "arg"),
+			func(cmd *redis.Cmd) ([]string, error) { return cmd.StringSlice() })
+		if err != nil || strings.Join(got, " ") != "tenant:key arg" {
+			t.Errorf("a script that is %s: %q, %v", when, got, err)
+		}
+	}
+	if n := w.failures("op"); n != 0 {
+		t.Errorf("%d failures", n)
+	}
+}
+
+// Retry tries again after growing pauses, until the time of one command has passed.
+func TestRetry(t *testing.T) {
+	t.Parallel()
+	const ms = time.Millisecond
+	broken, refused := errors.New("broken"), errors.New("refused")
+	for what, c := range map[string]struct {
+		takes time.Duration   // of each try
+		errs  []error         // of the tries; the last one is repeated
+		ends  time.Duration   // when ctx ends; 0: never
+		at    []time.Duration // when the tries begin
+		want  error
+		after time.Duration
+	}{
+		"an answer":         {takes: 3 * ms, errs: []error{nil}, at: []time.Duration{0}, after: 3 * ms},
+		"one that comes":    {takes: 3 * ms, errs: []error{broken, broken, nil}, at: []time.Duration{0, 5 * ms, 12 * ms}, after: 15 * ms},
+		"a refusal":         {errs: []error{broken, refused}, at: []time.Duration{0, 2 * ms}, want: refused, after: 2 * ms},
+		"a client closed":   {errs: []error{redis.ErrClosed}, at: []time.Duration{0}, want: redis.ErrClosed},
+		"none":              {errs: []error{broken}, at: []time.Duration{0, 2 * ms, 6 * ms, 14 * ms, 30 * ms, 62 * ms}, want: broken, after: 62 * ms},
+		"all the time":      {takes: 100 * ms, errs: []error{broken}, at: []time.Duration{0}, want: broken, after: 100 * ms},
+		"most of it":        {takes: 88 * ms, errs: []error{broken}, at: []time.Duration{0, 90 * ms}, want: broken, after: 100 * ms},
+		"nearly all of it":  {takes: 89 * ms, errs: []error{broken}, at: []time.Duration{0}, want: broken, after: 89 * ms},
+		"a caller who ends": {errs: []error{broken}, ends: 10 * ms, at: []time.Duration{0, 2 * ms, 6 * ms}, want: broken, after: 10 * ms},
+	} {
+		runInBubble(t, what, func(t *testing.T) {
+			ctx := t.Context()
+			if c.ends > 0 {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, c.ends)
+				defer cancel()
+			}
+			begun := time.Now()
+			var at []time.Duration
+			again := func(err error) bool { return err != refused }
+			n, err := Retry(ctx, 100*ms, again, func(within time.Duration) (int, error) {
+				at = append(at, time.Since(begun))
+				if left := 100*ms - time.Since(begun); within != left {
+					t.Errorf("after %v there are %v left, not %v", time.Since(begun), left, within)
+				}
+				time.Sleep(min(c.takes, within))
+				return len(at), c.errs[min(len(at), len(c.errs))-1]
+			})
+			if n != len(at) || err != c.want || time.Since(begun) != c.after || !slices.Equal(at, c.at) {
+				t.Errorf("got the reply of try %d, %v, after %v and tries at %v; want %v after %v and tries at %v",
+					n, err, time.Since(begun), at, c.want, c.after, c.at)
+			}
+		})
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -103,6 +104,27 @@ func TestTaking_Until(t *testing.T) {
 		m.SetTime(time.Now().Add(ahead))
 		if _, err := w.take(t.Context()); err != nil || !slices.Equal(slices.DeleteFunc(sent, func(name string) bool { return name == "hello" }), []string{"time", "evalsha"}) {
 			t.Errorf("%v, after %q", err, sent)
+		}
+	})
+}
+
+// Commands that need the time of a server ask for it once, and none waits for longer than it may.
+func TestTaking_SilentServer(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		w := watch(t, mute(t), timeout)
+		var wg sync.WaitGroup
+		begun := time.Now()
+		for range 100 {
+			wg.Go(func() {
+				if _, err := w.take(t.Context()); !Unreachable(err) || !Unsent(err) || time.Since(begun) > timeout {
+					t.Errorf("%v after %v, want an unsent command", err, time.Since(begun))
+				}
+			})
+		}
+		wg.Wait()
+		synctest.Wait()
+		if n := w.failures("take"); n != 1 {
+			t.Errorf("%d commands have failed, want 1", n)
 		}
 	})
 }

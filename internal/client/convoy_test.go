@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -104,4 +105,140 @@ func TestConvoy_OnePipeline(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A Convoy does not wait for a member that is late for longer than linger. That member's command goes
+// at once and by itself.
+func TestConvoy_LateMember(t *testing.T) {
+	t.Parallel()
+	for _, expected := range []int{0, 3} { // 0: Expect has not been called
+		synctest.Test(t, func(t *testing.T) {
+			r, v := newRoad(t, 3), new(Convoy)
+			if expected > 0 {
+				v.Expect(expected)
+			}
+			r.goGet(v, 0, 1)
+			time.Sleep(linger - time.Nanosecond)
+			r.wantSent(0)
+			time.Sleep(time.Nanosecond)
+			r.wantSent(0, 2)
+			begun := time.Now()
+			r.goGet(v, 2)
+			r.wantSent(1, 2)
+			v.Leave() // too late to matter
+			v.Expect(2)
+			if r.end(); time.Since(begun) != 0 {
+				t.Errorf("the late command took %v", time.Since(begun))
+			}
+		})
+	}
+}
+
+// A Convoy whose members all send nothing has nothing to send. A command that comes nevertheless goes
+// at once.
+func TestConvoy_Empty(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r, v := newRoad(t, 1), new(Convoy)
+		v.Expect(2)
+		v.Leave()
+		v.Leave()
+		r.wantSent(0)
+		begun := time.Now()
+		r.goGet(v, 0)
+		if r.end(); time.Since(begun) != 0 {
+			t.Errorf("the command took %v", time.Since(begun))
+		}
+	})
+}
+
+// A caller that leaves before its Convoy departs gets the error of its context at once, and its
+// command is not sent. It has come, so the others do not wait for it.
+func TestConvoy_CallerLeaves(t *testing.T) {
+	t.Parallel()
+	for _, leaving := range []int{1, 3} { // of three
+		synctest.Test(t, func(t *testing.T) {
+			r, v := newRoad(t, 3), new(Convoy)
+			v.Expect(4)
+			begun := time.Now()
+			ctx, cancel := context.WithCancel(t.Context())
+			for key := range leaving {
+				r.all.Go(func() {
+					if _, err := r.get(ctx, v, key); !errors.Is(err, context.Canceled) || time.Since(begun) != 0 {
+						t.Errorf("a caller that leaves got %v, after %v", err, time.Since(begun))
+					}
+				})
+			}
+			for key := leaving; key < 3; key++ {
+				r.goGet(v, key)
+			}
+			synctest.Wait()
+			cancel()
+			r.wantSent(0)
+			v.Leave() // the fourth
+			if leaving < 3 {
+				r.wantSent(0, 3-leaving)
+			} else {
+				r.wantSent(0)
+			}
+			r.end()
+		})
+	}
+}
+
+// A Convoy that finds no free connection goes in one pipeline when one is free, behind commands that
+// came before, and not together with others, also if the command before was not answered.
+func TestConvoy_NoFreeConnection(t *testing.T) {
+	t.Parallel()
+	for _, answered := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			r, v := newRoad(t, 6), new(Convoy)
+			r.node.together.size, r.node.together.most = 1, mostTogether
+			if !r.node.together.tryEnter() {
+				t.Fatal("the gate is closed")
+			}
+			r.goGet(nil, 0)
+			synctest.Wait()
+			v.Expect(4)
+			r.goGet(v, 1, 2, 3, 4)
+			synctest.Wait()
+			r.goGet(nil, 5)
+			r.wantSent(0)
+			r.node.together.leave(answered)
+			r.wantSent(2, 4)
+			r.end()
+		})
+	}
+}
+
+// A Convoy of any length goes as soon as it can, in pipelines of mostTogether.
+func TestConvoy_Long(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const keys = 2*mostTogether + 10
+		r, v := newRoad(t, keys), new(Convoy)
+		v.Expect(keys)
+		for key := range keys {
+			r.goGet(v, key)
+		}
+		r.end()
+		if sum := r.pipelines; r.alone != 0 || len(sum) != 3 || sum[0]+sum[1]+sum[2] != keys || max(sum[0], sum[1], sum[2]) != mostTogether {
+			t.Errorf("%d went alone, and pipelines of %v", r.alone, sum)
+		}
+	})
+}
+
+// A command for another server than the first one goes as if there were no Convoy.
+func TestConvoy_OneServer(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		here, elsewhere, v := newRoad(t, 2), newRoad(t, 1), new(Convoy)
+		v.Expect(2)
+		here.goGet(v, 0)
+		synctest.Wait()
+		elsewhere.goGet(v, 0)
+		elsewhere.wantSent(1)
+		here.wantSent(0)
+		here.goGet(v, 1)
+		here.wantSent(0, 2)
+		here.end()
+		elsewhere.end()
+	})
 }

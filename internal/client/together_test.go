@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -68,6 +69,38 @@ func TestTogether_OnePipeline(t *testing.T) {
 		}
 		r.wantSent(2, keys-2)
 		r.end()
+	})
+}
+
+// A command that is sent ahead of a GET is about the same key, also among others in one pipeline.
+func TestGetBehind(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		m, rdb := redistest.StartMini(t)
+		h := &held{takes: 10 * time.Millisecond}
+		c := New(rdb, time.Second, func(_ context.Context, op string, err error) { t.Errorf("%s: %v", op, err) }, nil, nil)
+		c.node.together.size = 1
+		const keys = 10
+		for i := range keys {
+			key := fmt.Sprint(i)
+			redistest.Must(t, m.Set(key, key))
+			m.SetTTL(key, time.Duration(i+1)*time.Hour)
+		}
+		rdb.AddHook(redistest.Trips(h.hook))
+		var all sync.WaitGroup
+		for i := range keys {
+			all.Go(func() {
+				key := fmt.Sprint(i)
+				pttl := redis.NewDurationCmd(t.Context(), time.Millisecond, "pttl", key)
+				data, _, err := c.GetBehind(t.Context(), pttl, time.Now(), key)
+				if hours := (pttl.Val() + time.Minute).Hours(); string(data) != key || err != nil || int(hours) != i+1 {
+					t.Errorf("%s: %q, %v, and it lives for %v", key, data, err, pttl.Val())
+				}
+			})
+		}
+		all.Wait()
+		if !slices.Equal(h.pipelines, []int{2, 2 * (keys - 1)}) {
+			t.Errorf("pipelines of %v commands", h.pipelines)
+		}
 	})
 }
 

@@ -103,6 +103,24 @@ func TestWait_CallerLeaves(t *testing.T) {
 	}
 }
 
+// DoNow overtakes the commands that wait, is bounded, and counts as they do.
+func TestDoNow(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		w, over := occupied(t)
+		defer synctest.Wait()
+		defer close(over)
+		begun := time.Now()
+		n, err := DoNow(t.Context(), w.Client, "now", "k", func(context.Context) (int, error) { return 1, nil })
+		if n != 1 || err != nil || time.Since(begun) != 0 {
+			t.Errorf("%d, %v after %v, want 1 at once", n, err, time.Since(begun))
+		}
+		_, err = DoNow(t.Context(), w.Client, "now", "k", func(ctx context.Context) (int, error) { <-ctx.Done(); return 0, ctx.Err() })
+		if !errors.Is(err, context.DeadlineExceeded) || time.Since(begun) != timeout || w.failures("now") != 1 {
+			t.Errorf("%v after %v, %d failures; want one failure after %v", err, time.Since(begun), w.failures("now"), timeout)
+		}
+	})
+}
+
 // However many commands wait at a frozen server, none takes longer than one command may, also without a
 // breaker, as in a lock. Only those that were sent, and those that it takes to open a breaker, count as
 // failed.
@@ -225,6 +243,39 @@ func TestBounded_OnConnect(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A command counts by its own outcome, also if its caller has left before: it failed if it had no answer.
+// A server that does not know a script has answered.
+func TestSend_CallerLeaves(t *testing.T) {
+	t.Parallel()
+	for answer, failures := range map[string]int{"": 1, "NOSCRIPT No matching script.": 0} {
+		for range 20 { // the client returns at the moment at which the time is over
+			synctest.Test(t, func(t *testing.T) {
+				rdb := mute(t)
+				rdb.AddHook(redistest.Commands(func(ctx context.Context, cmd redis.Cmder, _ redis.ProcessHook) error {
+					if answer == "" {
+						<-ctx.Done()
+						return ctx.Err()
+					}
+					time.Sleep(timeout * 3 / 4)
+					return replyError(answer)
+				}))
+				w := watch(t, rdb, timeout)
+				ctx, cancel := context.WithTimeout(t.Context(), timeout/2)
+				defer cancel()
+				script := NewScript("return 1")
+				_, err := Run(ctx, w.Client, Command{Op: "op", Within: timeout, Script: script}, script.Call(0, 0), (*redis.Cmd).Int)
+				if !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("Run: %v", err)
+				}
+				time.Sleep(time.Minute)
+				if n := w.failures("op"); n != failures {
+					t.Errorf("answered %q: %d failures, want %d", answer, n, failures)
+				}
+			})
+		}
+	}
 }
 
 // Pings that are answered, on connections that work, do not keep commands in the queue behind others that are not

@@ -2,6 +2,9 @@ package client
 
 import (
 	"context"
+	"fmt"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -10,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/wake"
 )
 
 // A user's client that is closed while it dials the connection for wake-ups leaves that connection open. It is
@@ -52,5 +56,62 @@ func TestListener_ClosedWhileDialling(t *testing.T) {
 			ear.Close()
 			time.Sleep(time.Minute)
 		})
+	}
+}
+
+// In a Cluster a process listens at the node of each key, over one connection to each node.
+func TestListener_Cluster(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t)
+	rdb := cluster.Client(t)
+	w := watch(t, rdb, 3*time.Second)
+	if err := w.get(t.Context()); err != redis.Nil { // so that the client knows the nodes
+		t.Fatal(err)
+	}
+	const n = 60
+	var keys [n]string
+	var ears [n]*wake.Subscription
+	var messages [n]atomic.Int64
+	for i := range n {
+		keys[i] = fmt.Sprintf("ns:{k%d}:lock", i)
+		ears[i] = w.Listen(keys[i], func(_ string, message bool) {
+			if message {
+				messages[i].Add(1)
+			}
+		})
+	}
+	redistest.Await(t, "all are subscribed", func() bool {
+		return !slices.ContainsFunc(ears[:], func(e *wake.Subscription) bool { return !e.Complete(time.Now()) })
+	})
+	listeners := func(node *redistest.Server) int {
+		list, err := node.Admin().Do(t.Context(), "client", "list", "type", "pubsub").Text()
+		redistest.Must(t, err)
+		return strings.Count(list, "id=")
+	}
+	for _, node := range cluster.Nodes {
+		if n := listeners(node); n != 1 {
+			t.Errorf("%d connections listen at %s, want 1", n, node.Addr)
+		}
+	}
+	for _, group := range ByNode(w.Client, keys[:], func(key string) string { return key }) {
+		Wake(t.Context(), w.Client, group)
+	}
+	redistest.Await(t, "each has a message", func() bool {
+		for i := range n {
+			if messages[i].Load() == 0 {
+				return false
+			}
+		}
+		return true
+	})
+	for i := range n {
+		if got := messages[i].Load(); got != 1 {
+			t.Errorf("%s has %d messages, want 1", keys[i], got)
+		}
+		ears[i].Close()
+	}
+	w.StopListening()
+	for _, node := range cluster.Nodes {
+		redistest.Await(t, "no connection listens", func() bool { return listeners(node) == 0 })
 	}
 }

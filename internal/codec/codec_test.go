@@ -165,6 +165,28 @@ func TestCodecs_RoundTrip(t *testing.T) {
 	}
 }
 
+// MsgPack keeps nil and empty values apart.
+func TestMsgPack_NilAndEmpty(t *testing.T) {
+	type all struct {
+		Slice []int
+		Map   map[string]string
+		Bytes []byte
+		Ptr   *[]int
+		Strs  []string
+		Ints  map[int]int
+		Any   any
+	}
+	testRoundTrip(t, MsgPack, all{})
+	testRoundTrip(t, MsgPack, all{[]int{}, map[string]string{}, []byte{}, &[]int{}, []string{}, map[int]int{}, []any{}})
+	testRoundTrip(t, MsgPack, [][]int{nil, {}, {0}})
+	testRoundTrip(t, MsgPack, []map[string]any{nil, {}, {"": nil}})
+	testRoundTrip(t, MsgPack, [][]byte{nil, {}, {0}})
+	testRoundTrip(t, MsgPack, []byte(nil))
+	testRoundTrip(t, MsgPack, []byte{})
+	testRoundTrip(t, MsgPack, map[string]string(nil))
+	testRoundTrip(t, MsgPack, map[string]string{})
+}
+
 // MsgPack has the pitfalls that its documentation names.
 func TestMsgPack_Pitfalls(t *testing.T) {
 	to := func(in, out any) {
@@ -505,6 +527,36 @@ func TestRaw(t *testing.T) {
 		if err := Raw.Unmarshal([]byte("x"), v); err == nil {
 			t.Errorf("Raw.Unmarshal into %T is no error", v)
 		}
+	}
+}
+
+type anyCodec []int // a Codec that is not comparable
+
+func (anyCodec) Marshal(any) ([]byte, error) { return nil, nil }
+func (anyCodec) Unmarshal([]byte, any) error { return nil }
+
+// Takes refuses types that Raw cannot encode.
+func TestTakes(t *testing.T) {
+	for _, v := range []any{"", []byte{}, codecToken(""), json.RawMessage{}} {
+		if err := Takes(Raw, reflect.TypeOf(v)); err != nil {
+			t.Errorf("%T: %v", v, err)
+		}
+	}
+	for _, typ := range []reflect.Type{
+		reflect.TypeFor[int](), reflect.TypeFor[any](), reflect.TypeFor[*string](), reflect.TypeFor[[]string](), reflect.TypeFor[[4]byte](),
+	} {
+		if err := Takes(Raw, typ); err == nil {
+			t.Errorf("%v is no error", typ)
+		}
+		for _, c := range []Codec{MsgPack, JSON, anyCodec{}, nil} {
+			if err := Takes(c, typ); err != nil {
+				t.Errorf("%T, %v: %v", c, typ, err)
+			}
+		}
+	}
+	want := "singlefill: Options.Codec Raw takes []byte or string, not codec.codecItem"
+	if err := Takes(Raw, reflect.TypeFor[codecItem]()); err == nil || err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
 	}
 }
 

@@ -282,3 +282,40 @@ func TestTakes_TypeThatCannotBeStored(t *testing.T) {
 		}
 	}
 }
+
+// What Takes refuses cannot be stored, and what it takes can be: a value in which nothing is nil comes
+// back, or does not.
+func TestTakes_AgreesWithTheCodecs(t *testing.T) {
+	n := 1
+	ch := make(chan int)
+	for _, v := range []any{
+		withReader{strings.NewReader("x")}, withFunc{func() {}}, withChan{[]chan int{ch}}, withComplex{},
+		deep{Lines: map[string]*withReader{"x": {strings.NewReader("x")}}},
+		embedsPointer{&base{1}, 1}, embedsDeeply{embedsPointer{&base{1}, 1}}, embedsValue{base{1}, 1}, embedsSecret{&secret{}, 1},
+		withErr{errors.New("x")}, withTime{time.Now()}, map[bool]int{true: 1}, struct{ U uintptr }{1},
+		[2]positive{1, 2}, dropsReader{N: 1, F: func() {}}, omitsReader{N: 1, P: new(json5)},
+		struct{ P **int }{new(*int)}, &n,
+	} {
+		for name, c := range own {
+			taken := Takes(c, reflect.TypeOf(v))
+			data, err := c.Marshal(v)
+			if err == nil {
+				err = c.Unmarshal(data, reflect.New(reflect.TypeOf(v)).Interface())
+			}
+			if (taken == nil) != (err == nil) {
+				t.Errorf("%s of %T: Takes returned %v, and the codec %v", name, v, taken, err)
+			}
+		}
+	}
+}
+
+// MsgPack decodes extensions into interfaces, so with one of the program's own no interface is refused.
+func TestTakes_RegisteredExtension(t *testing.T) {
+	registerExt(t)
+	if err := Takes(MsgPack, reflect.TypeFor[withReader]()); err != nil {
+		t.Error(err)
+	}
+	if err := Takes(MsgPack, reflect.TypeFor[withFunc]()); err == nil {
+		t.Error("a func is taken")
+	}
+}

@@ -100,6 +100,23 @@ func TestFormatOf_Stays(t *testing.T) {
 	}
 }
 
+// Entries, and expired ones, have unique headers.
+func TestEntry_UniqueHeaders(t *testing.T) {
+	t.Parallel()
+	seen := make(map[string]bool)
+	for range 10_000 {
+		data, err := Entry{FreshUntil: time.UnixMilli(1), Payload: []byte("v")}.Encode()
+		redistest.Must(t, err)
+		fresh, random := Stale(time.UnixMilli(1))
+		for _, h := range []string{Header(data), Header(patched(t, data, time.UnixMilli(1))), random} {
+			if seen[h] || len(h) != HeaderLen && len(h) != 8 || fresh != "\x00\x00\x00\x00\x00\x00\x00\x01" {
+				t.Fatalf("header or random bytes %x of two entries", h)
+			}
+			seen[h] = true
+		}
+	}
+}
+
 // patched returns data after Expire: the same bytes if Expire refused them.
 func patched(t testing.TB, data []byte, now time.Time) []byte {
 	t.Helper()
@@ -114,6 +131,45 @@ func patched(t testing.TB, data []byte, now time.Time) []byte {
 		t.Errorf("Expire has changed %x to %x", before, data)
 	}
 	return b
+}
+
+// Expire patches a header as documented.
+func TestExpire_Patches(t *testing.T) {
+	t.Parallel()
+	now := time.UnixMilli(1700000000000)
+	for _, c := range []struct{ before, after string }{
+		{ // fresh
+			"c1 01 00 0000018bcfe5687b 0000018bcfe56418 000005dc 00000007 0000000000000000 7061796c6f6164",
+			"c1 01 02 0000018bcfe56800 0000018bcfe56418 000005dc 00000007 0000000000000000 7061796c6f6164"},
+		{ // until now
+			"c1 01 00 0000018bcfe56800 0000000000000000 00000000 00000000 0000000000000000",
+			"c1 01 02 0000018bcfe56800 0000000000000000 00000000 00000000 0000000000000000"},
+		{ // stale for 1 ms
+			"c1 01 01 0000018bcfe567ff 0000000000000000 00000000 00000000 0000000000000000",
+			"c1 01 03 0000018bcfe567ff 0000000000000000 00000000 00000000 0000000000000000"},
+		{ // expired before
+			"c1 01 02 0000000000000001 0000000000000000 00000000 00000001 0000000000000000 76",
+			"c1 01 02 0000000000000001 0000000000000000 00000000 00000001 0000000000000000 76"},
+		{ // a writer's clock far ahead
+			"c1 01 00 7fffffffffffffff 7fffffffffffffff 00000000 00000000 0000000000000000",
+			"c1 01 02 0000018bcfe56800 7fffffffffffffff 00000000 00000000 0000000000000000"},
+		{ // unknown flags stay, so that Parse still refuses it
+			"c1 01 80 7fffffffffffffff 0000000000000000 00000000 00000000 0000000000000000",
+			"c1 01 82 0000018bcfe56800 0000000000000000 00000000 00000000 0000000000000000"},
+	} {
+		got := patched(t, goldenBytes(t, c.before), now)
+		random := bytes.Clone(got[27:35])
+		clear(got[27:35])
+		if want := goldenBytes(t, c.after); !bytes.Equal(got, want) || bytes.Equal(random, make([]byte, 8)) {
+			t.Errorf("%s is patched to %x with random %x, want %x", c.before, got, random, want)
+		}
+	}
+	whole := goldenBytes(t, goldenEntries(t)[0].Stored)
+	for _, header := range []string{"", "garbage", Header(whole)[:34], "\xc0" + Header(whole)[1:], "\xc1\x00" + Header(whole)[2:], "\xc1\x02" + Header(whole)[2:]} {
+		if p := Expire(header, now); p != nil {
+			t.Errorf("%x is no header and is patched: %+v", header, p)
+		}
+	}
 }
 
 // Expire only marks an entry stale, and bytes that Parse refuses stay refused.

@@ -404,6 +404,57 @@ func TestGetOrLock_States(t *testing.T) {
 	})
 }
 
+// GetOrLock counts the age of a lock by the server's clock.
+func TestGetOrLock_Age(t *testing.T) {
+	t.Parallel()
+	eachBackend(t, func(t *testing.T, f backend) {
+		b := f.fixture(t)
+		busy := func() time.Duration {
+			t.Helper()
+			b.token = third
+			r, err := b.GetOrLock(t.Context(), opTimeout, Query{Take: true})
+			if err != nil || r.Status != Busy {
+				t.Fatalf("answered %+v, %v", r, err)
+			}
+			return r.Age
+		}
+		begun := time.Now()
+		answers(t, b.Lock, Locked)
+		first, second := busy(), busy()
+		if most := time.Since(begun); first < 0 || second < first || second > most {
+			t.Errorf("a lock taken just now is %v and then %v old, after %v", first, second, most)
+		}
+		for _, age := range []time.Duration{5 * time.Second, time.Hour, -time.Hour} {
+			begun := time.Now()
+			b.set(b.Keys.Lock, state{text: fmt.Sprintf("H%s%016d", other, begun.Add(-age).UnixMicro())})
+			if got, most := busy(), age+time.Since(begun)+time.Microsecond; got < age || got > most {
+				t.Errorf("a lock is %v old, want %v to %v", got, age, most)
+			}
+		}
+		b.set(b.Keys.Lock, state{text: "H" + other + "no time at all!!"})
+		if got := busy(); got < 24*time.Hour {
+			t.Errorf("a lock whose stamp is no time is %v old", got)
+		}
+	})
+}
+
+// GetOrLock locks even without scripts and without the right to ask for the time; the age is
+// unknown then.
+func TestGetOrLock_UnknownAge(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	noScripts(t, s)
+	redistest.Must(t, s.Admin().Do(t.Context(), "acl", "setuser", "noscripts", "-time").Err())
+	b := backend{s.Client(t, asNoScripts), s.Admin()}.fixture(t)
+	for _, want := range []string{Locked, Busy} {
+		r, err := b.GetOrLock(t.Context(), opTimeout, Query{Take: true})
+		if err != nil || r.Status != want || want == Busy && r.Age >= 0 {
+			t.Errorf("answered %+v, %v, want %s", r, err, want)
+		}
+		b.token = other
+	}
+}
+
 // foreign are lock keys that me does not hold.
 var foreign = []state{
 	{}, held(other), held(other, "boom"), failed(me, "boom"), failed(other, "boom"), abandoned(me), abandoned(other),
@@ -603,6 +654,70 @@ func TestNew_Token(t *testing.T) {
 func setMemory(t testing.TB, admin *redis.Client, limit string) {
 	t.Helper()
 	redistest.Must(t, admin.ConfigSet(context.Background(), "maxmemory", limit).Err())
+}
+
+// Release succeeds without memory: it cannot leave a note then, but it releases the lock and drops
+// the value.
+func TestRelease_OutOfMemory(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	f := backend{s.Client(t), s.Admin()}
+	for _, v := range notes() {
+		b := f.fixture(t)
+		b.set(b.Keys.Lock, held(me))
+		setMemory(t, b.admin, "1")
+		b.does("renew", true)
+		if ok, err := b.Store(t.Context(), opTimeout, []byte(entryA), time.Minute); ok || !redis.IsOOMError(err) {
+			t.Errorf("Store = %t, %v, want an OOM", ok, err)
+		}
+		b.want(b.Keys.Lock, held(me), life)
+		b.want(b.Keys.Value, state{}, 0)
+		setMemory(t, b.admin, "0")
+		b.set(b.Keys.Value, state{text: entryA})
+		setMemory(t, b.admin, "1")
+		if ok, err := b.Release(t.Context(), opTimeout, v); !ok || err != nil {
+			t.Errorf("Release with %+v = %t, %v", v, ok, err)
+		}
+		if v.Drop { // the memory that this freed may be enough for the note
+			b.want(b.Keys.Value, state{}, 0)
+			if got, _ := b.get(b.Keys.Lock); strings.HasPrefix(got.text, "H") {
+				t.Errorf("Release with %+v has left %+v", v, got)
+			}
+			b.set(b.Keys.Lock, state{})
+		} else {
+			b.want(b.Keys.Value, state{text: entryA}, 0)
+			b.want(b.Keys.Lock, state{}, 0)
+		}
+		if r, err := b.GetOrLock(t.Context(), time.Second, Query{Known: entryA[:35], Take: true}); !redis.IsOOMError(err) || b.InDoubt {
+			t.Errorf("GetOrLock = %+v, %v, in doubt %t, want an OOM", r, err, b.InDoubt)
+		}
+		setMemory(t, b.admin, "0")
+	}
+}
+
+// Without memory and scripts every command returns an error, since Redis 7 then queues nothing in a
+// transaction, not even a DEL.
+func TestWatch_OutOfMemory(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	noScripts(t, s)
+	b := backend{s.Client(t, asNoScripts), s.Admin()}.fixture(t)
+	for _, lock := range []state{{}, held(me), held(other)} {
+		b.set(b.Keys.Lock, lock)
+		setMemory(t, b.admin, "1")
+		stored, err1 := b.Store(t.Context(), opTimeout, []byte(entryA), time.Minute)
+		released, err2 := b.Release(t.Context(), opTimeout, ReleaseNote{Failure: "failure", RetryAfter: time.Minute, Drop: true})
+		_, err3 := b.GetOrLock(t.Context(), time.Second, Query{Take: true})
+		setMemory(t, b.admin, "0")
+		if stored || released || (lock == held(me)) != (err1 != nil) || (lock == held(me)) != (err2 != nil) {
+			t.Errorf("with lock %+v, Store = %t, %v, Release = %t, %v", lock, stored, err1, released, err2)
+		}
+		if (lock == held(other)) != (err3 == nil) || b.InDoubt {
+			t.Errorf("with lock %+v, GetOrLock = %v, in doubt %t", lock, err3, b.InDoubt)
+		}
+		b.want(b.Keys.Lock, lock, 0)
+		b.want(b.Keys.Value, state{}, 0)
+	}
 }
 
 // An attempt with an unanswered command stays in doubt, whatever later commands answer.

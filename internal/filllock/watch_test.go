@@ -124,6 +124,33 @@ func meddle(t *testing.T, s *redistest.Server, before func(b *fixture),
 	return b, text, err
 }
 
+// Without scripts, Expire writes no bytes of an entry to a key that was deleted since it was read,
+// and does not remove an entry that has replaced garbage.
+func TestWatch_ExpireInterference(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	noScripts(t, s)
+	data, newer := entryUntil(time.Now().Add(time.Hour), 0, "payload"), entryUntil(time.Now().Add(time.Hour), 0, "newer")
+	for _, before := range []state{{text: data}, {text: "garbage"}, {}, {list: true}} {
+		for _, value := range []state{{text: newer}, {}, {text: "garbage"}, {list: true}} {
+			for _, lock := range []state{{}, held(other)} {
+				begun := time.Now()
+				b, _, err := meddle(t, s, func(b *fixture) { b.set(b.Keys.Value, before) },
+					func(b *fixture) (string, error) { return "", b.expire() }, value, lock)
+				if err != nil {
+					t.Errorf("Expire: %v", err)
+				}
+				if value.text == newer {
+					b.wantExpired(newer, begun, time.Now())
+				} else {
+					b.want(b.Keys.Value, state{}, 0)
+				}
+				b.want(b.Keys.Lock, state{}, 0)
+			}
+		}
+	}
+}
+
 // Scripts and transactions, on both servers, give the same answers and leave the same state,
 // whatever the keys hold.
 func TestWatch_AgreesWithScripts(t *testing.T) {

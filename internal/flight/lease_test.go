@@ -44,6 +44,51 @@ func leased(n int) (*Slots, *landlord) {
 	return NewSlots(n, l), l
 }
 
+// One lease at a time is waited for, for the first fill in the queue, and is released with its
+// slot.
+func TestSlots_OneLeaseAtATime(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		p, l := leased(3)
+		var slots []*Slot
+		for range 4 {
+			s := newSlot(p)
+			if s.Try(false) {
+				t.Error("a slot without a lease")
+			}
+			queue(s)
+			slots = append(slots, s)
+		}
+		for i, s := range slots[:3] {
+			synctest.Wait()
+			if l.asked != i+1 || s.Held() {
+				t.Errorf("%d leases have been asked for, want %d", l.asked, i+1)
+			}
+			l.let <- struct{}{}
+			synctest.Wait()
+			if !s.Held() {
+				t.Errorf("number %d has no slot", i)
+			}
+		}
+		if l.asked != 3 || p.Queued() != 1 {
+			t.Errorf("%d leases have been asked for with three slots", l.asked)
+		}
+		slots[0].Release()
+		synctest.Wait()
+		l.let <- struct{}{}
+		synctest.Wait()
+		for _, s := range slots[1:] {
+			if !s.Held() {
+				t.Error("a fill in the queue has no slot")
+			}
+			s.Release()
+		}
+		if l.given != 4 || l.back != 4 {
+			t.Errorf("%d leases given, %d given back, want 4", l.given, l.back)
+		}
+		wantFree(t, p, 3)
+	})
+}
+
 // An empty queue ends the wait for a lease; a lease that is granted nevertheless is released.
 func TestSlots_LeaseForAnEmptyQueue(t *testing.T) {
 	inBubble(t, func(t *testing.T) {

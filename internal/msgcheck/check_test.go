@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"math/rand/v2"
 	"reflect"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -73,6 +75,70 @@ func TestCheck_Refuses(t *testing.T) {
 	}
 }
 
+// Check counts elements, entries and maps.
+func TestCheck_Counts(t *testing.T) {
+	for _, tt := range []struct {
+		data string
+		want Counts
+	}{
+		{"\xc0", Counts{}},
+		{"\x90", Counts{}},
+		{"\x80", Counts{}},
+		{"\x93\xc0\x90\x91\xc0", Counts{Items: 4}},
+		{"\x82\xa1a\xc0\xa1b\x81\xa0\x92\x01\x02", Counts{Items: 2, Entries: 3, Maps: 2}},
+		{"\xdf\x00\x00\x00\x01\xa0\xdd\x00\x00\x00\x01\xc0", Counts{Items: 1, Entries: 1, Maps: 1}},
+		{"\xc7\x00\x05", Counts{}},
+		{string(append(repeat("", "\x91", 512), 0xc0)), Counts{Items: 512}},
+		{string(repeat("\xdd\x00\x10\x00\x00", "\xc0", 1<<20)), Counts{Items: 1 << 20}},
+	} {
+		doc, err := Check([]byte(tt.data), maxDepth)
+		if err != nil || doc.Counts != tt.want {
+			t.Errorf("%.20x: %+v, %v; want %+v", tt.data, doc.Counts, err, tt.want)
+		}
+	}
+}
+
+// Check agrees with the decoder on the size of every code.
+func TestCheck_EveryCode(t *testing.T) {
+	payload := bytes.Repeat([]byte{0}, 64)
+	for c := range 256 {
+		data := append([]byte{byte(c)}, payload...)
+		r := bytes.NewReader(data)
+		if err := msgpack.NewDecoder(r).Skip(); err != nil {
+			if c != 0xc1 {
+				t.Fatalf("%#x: %v", c, err)
+			}
+			continue
+		}
+		size := len(data) - r.Len()
+		if _, err := Check(data[:size], maxDepth); err != nil {
+			t.Errorf("%#x with %d bytes: %v", c, size, err)
+		}
+		if _, err := Check(data[:size-1], maxDepth); err == nil {
+			t.Errorf("%#x with %d bytes: accepted", c, size-1)
+		}
+		if _, err := Check(data[:size+1], maxDepth); err == nil {
+			t.Errorf("%#x with %d bytes: accepted", c, size+1)
+		}
+	}
+}
+
+// Check allocates nothing up to a depth of 32.
+func TestCheck_Allocations(t *testing.T) {
+	data := append(repeat("", "\x91", inlineDepth), 0xc0)
+	if n := testing.AllocsPerRun(100, func() { Check(data, maxDepth) }); n != 0 {
+		t.Errorf("%v allocations at depth %d", n, inlineDepth)
+	}
+	data, err := msgpack.Marshal(map[string]any{
+		"time": time.Unix(1700000000, 0xdf<<22), "list": []any{nil, 1.5, "text", map[string]any{}},
+	})
+	redistest.Must(t, err)
+	// One for a map-like time.
+	if n := testing.AllocsPerRun(10, func() { Check(data, maxDepth) }); n > 1 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
 // isWhole reports whether the decoder, which reads each header in its own way, finds exactly one
 // whole value in data.
 func isWhole(data []byte) bool {
@@ -133,6 +199,43 @@ func agrees(t *testing.T, data []byte) {
 	}
 }
 
+// Check agrees with the decoder on containers that resemble the previous one, and on documents with
+// one byte changed.
+func TestCheck_AgreesWithDecoder(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(1, 2))
+	words := []any{nil, true, 1, -1, 200, 1 << 20, int64(1 << 40), 1.5, float32(2), "", "a", "ab", strings.Repeat("x", 31),
+		strings.Repeat("x", 32), strings.Repeat("x", 300), []byte("b"), time.Unix(1, 0), time.Unix(1, 1), []any{}, map[string]any{}}
+	for range 100 {
+		var likeness []any
+		for range rnd.IntN(80) {
+			likeness = append(likeness, words[rnd.IntN(len(words))])
+		}
+		var items []any
+		for range rnd.IntN(20) {
+			item := slices.Clone(likeness)
+			for range min(len(item), rnd.IntN(3)) {
+				item[rnd.IntN(len(item))] = words[rnd.IntN(len(words))]
+			}
+			if len(items) > 0 && rnd.IntN(3) == 0 {
+				item = append(item, items[len(items)-1])
+			}
+			items = append(items, item)
+		}
+		data, err := msgpack.Marshal(items)
+		redistest.Must(t, err)
+		if _, err := Check(data, maxDepth); err != nil {
+			t.Fatalf("%x: %v", data, err)
+		}
+		for range 30 {
+			changed := slices.Clone(data[:rnd.IntN(len(data)+1)])
+			agrees(t, changed)
+			changed = slices.Clone(data)
+			changed[rnd.IntN(len(changed))] = byte(rnd.IntN(256))
+			agrees(t, changed)
+		}
+	}
+}
+
 // Reader refuses an extension where the decoder expects a map and would skip the extension's
 // header.
 func TestReader_MapsInExtensions(t *testing.T) {
@@ -164,6 +267,30 @@ func TestReader_MapsInExtensions(t *testing.T) {
 		} {
 			if n := allocated(func() { err = decode(doc, v) }); n > 1<<16 {
 				t.Errorf("%x into %T: allocated %d bytes, err %v", data, v, n, err)
+			}
+		}
+	}
+}
+
+// Reader lets valid times pass.
+func TestReader_Times(t *testing.T) {
+	for _, nsec := range []int64{0, 1, 0x80 << 22, 0x8f<<22 + 5, 0xc0 << 22, 0xde << 22, 0xdf << 22, 999999999} {
+		for _, sec := range []int64{0, 1700000000, 0x80000000, 0x8fffffff, 1 << 33, 1 << 35, -1} {
+			want := time.Unix(sec, nsec)
+			data, err := msgpack.Marshal(map[string]any{"t": want, "ts": []time.Time{want, want}})
+			redistest.Must(t, err)
+			doc, err := Check(data, maxDepth)
+			redistest.Must(t, err)
+			var got struct {
+				T  time.Time   `msgpack:"t"`
+				Ts []time.Time `msgpack:"ts"`
+			}
+			if err := decode(doc, &got); err != nil || !got.T.Equal(want) || !got.Ts[1].Equal(want) {
+				t.Errorf("%v came back as %v, %v", want, got, err)
+			}
+			var anys map[string]any
+			if err := decode(doc, &anys); err != nil || !anys["t"].(time.Time).Equal(want) {
+				t.Errorf("%v came back as %v, %v", want, anys, err)
 			}
 		}
 	}
@@ -307,6 +434,10 @@ type (
 	promotes struct{ *Promoted }
 	Promoted struct{ V []big }
 	listOf   []listOf
+	nested   struct {
+		Big  []big
+		More []nested
+	}
 
 	// wrapped decodes its items one level deeper than its type says.
 	wrapped []big
@@ -317,6 +448,75 @@ func (w *wrapped) DecodeMsgpack(d *msgpack.Decoder) error {
 		return err
 	}
 	return d.Decode((*[]big)(w))
+}
+
+// Items of an array do not cost what an array costs that is an item of a slice, and what is at one level
+// does not cost what is at another one.
+func TestBound_Levels(t *testing.T) {
+	vectors := Levels{{Items: 40}, {Items: 40 * 768}}
+	for _, tt := range []struct {
+		n  Levels
+		v  any
+		ok bool
+	}{
+		{vectors, [][768]float32{}, true},
+		{vectors, new([][768]float32), true},
+		{vectors, []*[768]float32{}, true},
+		{vectors, []any{}, true},
+		{vectors, [][][768]float32{}, false},
+		{Levels{{Items: 40 * 768}, {Items: 40}}, [][768]float32{}, false}, // nils for vectors
+		{Levels{{Entries: 40, Maps: 1}, {Items: 40 * 768}}, map[string][768]float32{}, true},
+		{Levels{{Entries: 1, Maps: 1}, {Items: 40}, {Items: 40 * 768}}, struct{ V [][768]float32 }{}, true},
+		{Levels{{Entries: 1, Maps: 1}, {Items: 40 * 768}}, struct{ V [][768]float32 }{}, false},
+		{Levels{{Entries: 1, Maps: 1}, {Items: 1 << 20}}, promotes{}, false},
+		{Levels{{}, {Items: 1 << 20}}, wrapped{}, false},
+		{Levels{{}, {}, {Items: 1 << 20}}, wrapped{}, false},
+		{Levels{maxLevels - 1: {Items: 1 << 20}}, nested{}, false},
+	} {
+		var all Counts
+		for _, n := range tt.n {
+			all.Items, all.Entries, all.Maps = all.Items+n.Items, all.Entries+n.Entries, all.Maps+n.Maps
+		}
+		err := CostOf(reflect.TypeOf(tt.v)).Bound(all, 4*all.Items, func() *Levels { return &tt.n })
+		if (err == nil) != tt.ok {
+			t.Errorf("%+v as %T: %v", tt.n[:3], tt.v, err)
+		}
+	}
+}
+
+// The levels of a document tell where its items and entries are.
+func TestLevels(t *testing.T) {
+	// [[1, 2, nil], {"a": [], "b": ["x"]}, "[,:", 3.5]
+	const packed = "\x94\x93\x01\x02\xc0\x82\xa1a\x90\xa1b\x91\xa1x\xa3[,:\xca\x00\x00\x00\x00"
+	doc, err := Check([]byte(packed), maxDepth)
+	redistest.Must(t, err)
+	want := Levels{{Items: 4}, {Items: 3, Entries: 2, Maps: 1}, {Items: 1}}
+	if got := *doc.Levels(); got != want {
+		t.Errorf("levels of msgpack: %v, want %v", got[:3], want[:3])
+	}
+	// JSON counts what is in an empty array, and the comma between two entries.
+	want = Levels{{Items: 4}, {Items: 4, Entries: 2, Maps: 1}, {Items: 2}}
+	if got := *JSONLevels([]byte(`[[1, 2, null], {"a": [], "b": ["x"]}, "[,:\"]]", 3.5]`)); got != want {
+		t.Errorf("levels of JSON: %v, want %v", got[:3], want[:3])
+	}
+	if doc, err = Check([]byte(strings.Repeat("\x91", maxDepth)+"\xc0"), maxDepth); err != nil {
+		t.Fatal(err)
+	}
+	if n := doc.Levels()[maxLevels-1].Items; n != maxDepth-maxLevels+1 {
+		t.Errorf("%d items at the last level", n)
+	}
+}
+
+type (
+	loop  *loop
+	tower struct{ *tower }
+)
+
+// CostOf ends on recursive types.
+func TestCostOf_RecursiveTypes(t *testing.T) {
+	for _, v := range []any{new(loop), tower{}, node{}, tree{}, []tower{}, map[string]loop{}} {
+		t.Logf("%T: %+v", v, *CostOf(reflect.TypeOf(v)))
+	}
 }
 
 // Check agrees with the decoder, accepts what the encoder writes, and what it accepts decodes

@@ -134,6 +134,21 @@ func TestTier_RecordsLost(t *testing.T) {
 	}
 }
 
+// A log that has expired while nothing used it has lost its records, but that is no fault to tell.
+func TestTier_IdleLogExpires(t *testing.T) {
+	inBubble(t, func(t *testing.T, x *tier, other *Log, rdb *redis.Client) {
+		x.keep("a")
+		time.Sleep(x.life)
+		redistest.Must(t, rdb.Del(t.Context(), logKey).Err())
+		redistest.Must(t, other.Append(t.Context(), []string{"b"}))
+		x.read(t)
+		x.want(t, "the log has expired", "a", false)
+		if x.drops != 0 {
+			t.Errorf("%d drops are told, want none", x.drops)
+		}
+	})
+}
+
 // The proof is as old as its command, however late the reply.
 //
 //fault:near-late-reply
@@ -227,6 +242,34 @@ func TestTier_Sweep(t *testing.T) {
 		synctest.Wait()
 		if n := x.values.EstimatedSize(); n > 0 {
 			t.Errorf("%d values are left of those put later", n)
+		}
+	})
+}
+
+// A Tier that has never been asked for a value takes next to no memory, and has nothing to forget.
+func TestTier_Empty(t *testing.T) {
+	inBubble(t, func(t *testing.T, x *tier, _ *Log, _ *redis.Client) {
+		x.Forget("a")
+		x.ForgetAll()
+		if x.stripes.Load() != nil {
+			t.Error("it has allocated the generations of keys")
+		}
+		g := x.Generation("a")
+		x.Forget("a")
+		x.Put("a", g, lasting())
+		x.want(t, "invalidated after the first generation was taken", "a", false)
+	})
+}
+
+// Close does not wait for a sweep.
+func TestTier_CloseDuringASweep(t *testing.T) {
+	inBubble(t, func(t *testing.T, x *tier, _ *Log, _ *redis.Client) {
+		x.Put("ended", x.Generation("ended"), new(value))
+		closing := make(chan struct{})
+		close(closing)
+		x.free(closing)
+		if x.values.EstimatedSize() != 1 {
+			t.Error("the sweep goes on")
 		}
 	})
 }

@@ -156,6 +156,56 @@ func TestKeep_Gone(t *testing.T) {
 		func(t *testing.T, k *keptLease) { k.want(t, ErrGone, 500*time.Millisecond, 500*time.Millisecond) })
 }
 
+// Any number of nudges causes few renewals.
+func TestKeep_ManyNudges(t *testing.T) {
+	t.Parallel()
+	var nudge chan struct{} // made in the bubble
+	inBubbleBy(t, Lease.Keep, func(k *keptLease) { nudge = make(chan struct{}, 1); k.Nudge = nudge }, func(t *testing.T, k *keptLease) {
+		for range 1000 {
+			select {
+			case nudge <- struct{}{}:
+			default:
+			}
+			time.Sleep(time.Millisecond)
+		}
+		k.stop()
+		<-k.ended
+		if n := len(k.tries); n < 5 || n > 10 || k.why != nil {
+			t.Errorf("%d renewals in a second of nudges, ended by %v", n, k.why)
+		}
+	})
+}
+
+// Keep retries after errors for as long as the lease may be held.
+//
+//fault:short-partition
+func TestKeep_TransientErrors(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(k *keptLease) {
+		k.answer = func(at time.Duration) (bool, error) {
+			if at < ttl-margin-1 && at > 0 {
+				return true, errTransient // whatever else it says, it is no renewal
+			}
+			return true, nil
+		}
+	}, func(t *testing.T, k *keptLease) { // tried every tenth of its life after the first failure
+		k.want(t, ErrNotRenewed, ttl-margin, third, third+tenth, third+2*tenth, third+3*tenth, third+4*tenth, third+5*tenth, third+6*tenth)
+	})
+	inBubble(t, func(k *keptLease) {
+		k.answer = func(at time.Duration) (bool, error) {
+			if at < third+5*tenth {
+				return false, errTransient
+			}
+			return true, nil
+		}
+	}, func(t *testing.T, k *keptLease) { // and goes on as if nothing had been
+		time.Sleep(third + 5*tenth + 2*third + 1)
+		k.stop()
+		k.want(t, nil, third+5*tenth+2*third+1, third, third+tenth, third+2*tenth, third+3*tenth, third+4*tenth,
+			third+5*tenth, third+5*tenth+third, third+5*tenth+2*third)
+	})
+}
+
 // Keep gives a lease up before its end, also in the middle of a try that is not answered.
 func TestKeep_SilentServer(t *testing.T) {
 	t.Parallel()
@@ -169,6 +219,13 @@ func TestKeep_SilentServer(t *testing.T) {
 			return false, ctx.Err()
 		}
 	}, func(t *testing.T, k *keptLease) { k.want(t, ErrNotRenewed, third+ttl-margin, third, 2*third) })
+}
+
+// A process that slept through the end of its lease learns it without asking.
+func TestKeep_SleptThroughTheEnd(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(k *keptLease) { k.Taken = k.Taken.Add(-2 * ttl) },
+		func(t *testing.T, k *keptLease) { k.want(t, ErrNotRenewed, 2*ttl) })
 }
 
 // Keep renews until MaxHold is over, and returns ErrMaxHold when the lease has ended then.
@@ -188,6 +245,15 @@ func TestKeep_MaxHold(t *testing.T) {
 			k.want(t, ErrMaxHold, lost, want...)
 		})
 	}
+}
+
+// A lease that is released during its last renewal is not lost.
+func TestKeep_StoppedDuringARenewal(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(k *keptLease) {
+		// It is given back during the renewal.
+		k.answer = func(time.Duration) (bool, error) { k.stop(); return false, nil }
+	}, func(t *testing.T, k *keptLease) { k.want(t, nil, third, third) })
 }
 
 // Without a Margin a lease is kept until the server says that it is lost.

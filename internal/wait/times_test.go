@@ -1,9 +1,40 @@
 package wait
 
 import (
+	"fmt"
 	"testing"
 	"time"
 )
+
+// A process remembers the load times of a bounded number of keys.
+func TestTimes_Bounded(t *testing.T) {
+	m := NewTimes()
+	for i := range 3 * remembered {
+		key, took := fmt.Sprint("k", i), time.Second<<(i%4)
+		m.Note(key, took)
+		if e := m.Estimate(key, 0); e != (Estimate{took, took}) {
+			t.Fatalf("%s: %+v, just after a load of %v", key, e, took)
+		}
+		if n := len(m.keys); n > remembered {
+			t.Fatalf("%d keys are remembered, want %d at most", n, remembered)
+		}
+	}
+	m.Note("set", 0)
+	if e := m.Estimate("set", 0); e != (Estimate{}) {
+		t.Errorf("%+v is expected of a key that was set, in a namespace of loads of all lengths", e)
+	}
+}
+
+// However many loads a key has, nothing of its history grows: a count would overflow.
+func TestHistory_ManyLoads(t *testing.T) {
+	var h history
+	for range 1000 {
+		h = h.add(time.Second)
+	}
+	if h.n != len(h.last) {
+		t.Errorf("n is %d after 1000 loads, want %d", h.n, len(h.last))
+	}
+}
 
 // An estimate follows the last loads, and ignores one that is like no other.
 func TestTimes_Estimate(t *testing.T) {

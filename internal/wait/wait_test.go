@@ -147,6 +147,23 @@ func TestWait_OneOddLoad(t *testing.T) {
 	}
 }
 
+// A process that has seen no load learns from the old entry how long a load takes.
+func TestWait_LoadTimeFromTheOldEntry(t *testing.T) {
+	opts := singlefill.Options[string]{StaleIfError: time.Hour, Jitter: -1, EarlyRefresh: -1}
+	const length = 1370 * time.Millisecond
+	inWatch(t, opts, func(t *testing.T, w *watch) {
+		cachetest.GoGet(t.Context(), w.there, "k", cachetest.Takes(length, "v", nil)).Want(t, "v")
+		time.Sleep(time.Hour + time.Minute)
+		cachetest.GoGet(t.Context(), w.there, "k", cachetest.Takes(length, "v", nil))
+		synctest.Wait()
+		begun := time.Now()
+		cachetest.GoGet(t.Context(), w.here, "k", cachetest.MustNotLoad[string](t)).Want(t, "v")
+		if late := time.Since(begun) - length; late > shortest || w.wait.Polls > 22 {
+			t.Errorf("waits %v longer, and asks %d times; want at most %v and 22", late, w.wait.Polls, shortest)
+		}
+	})
+}
+
 // A waiter that knows nothing notices the end of a load after a quarter of its time at most.
 func TestWait_UnknownLoadTime(t *testing.T) {
 	for _, length := range []time.Duration{5 * time.Millisecond, 50 * time.Millisecond, 500 * time.Millisecond, 5 * time.Second} {
@@ -160,6 +177,74 @@ func TestWait_UnknownLoadTime(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// A waiter that arrives late polls by the age of the load, not by the time since its arrival.
+func TestWait_LateWaiter(t *testing.T) {
+	inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
+		loads := cachetest.GoGet(t.Context(), w.there, "k", cachetest.Takes(15*time.Second, "v", nil))
+		time.Sleep(10 * time.Second)
+		cachetest.GoGet(t.Context(), w.here, "k", cachetest.MustNotLoad[string](t)).Want(t, "v")
+		loads.Want(t, "v")
+		if most := 1 + int(5*time.Second/(250*time.Millisecond*3/4)); w.wait.Polls > most {
+			t.Errorf("asks %d times in the last 5s, want %d at most", w.wait.Polls, most)
+		}
+	})
+}
+
+// A waiter for loads that vary notices their end within a part of their time. A waiter for loads of all
+// lengths expects none, and does no worse than one that knows nothing.
+func TestWait_VaryingLoads(t *testing.T) {
+	const ms = time.Millisecond
+	for what, c := range map[string]struct {
+		lengths []time.Duration
+		most    func(length time.Duration) (late time.Duration)
+	}{
+		"about a second": {[]time.Duration{700 * ms, 1000 * ms, 1300 * ms, 900 * ms, 1100 * ms},
+			func(length time.Duration) time.Duration { return length * 15 / 100 }},
+		"all lengths": {[]time.Duration{100 * ms, 1000 * ms, 300 * ms, 3000 * ms},
+			func(length time.Duration) time.Duration { return part(length, 5) }},
+	} {
+		t.Run(what, func(t *testing.T) {
+			inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
+				for i := range 50 {
+					length := c.lengths[i%len(c.lengths)]
+					if late, _ := w.waits("k", length); i >= 2*len(c.lengths) && late > c.most(length) {
+						t.Errorf("load of %v: waits %v longer, want %v at most", length, late, c.most(length))
+					}
+				}
+			})
+		})
+	}
+}
+
+// A wrong estimate costs one pause at most, also of a load that fails sooner than others end.
+func TestWait_WrongEstimate(t *testing.T) {
+	for _, c := range []struct {
+		guess, length, late time.Duration
+		polls               int
+	}{
+		{10 * time.Second, 50 * time.Millisecond, longest, 3},
+		{time.Second, 600 * time.Millisecond, 200 * time.Millisecond * 5 / 4, 6},
+		{137 * time.Millisecond, time.Millisecond, 137 * time.Millisecond * 5 / 8, 1},
+		{137 * time.Millisecond, 200 * time.Millisecond, part(63*time.Millisecond, 5), 30},
+		{10 * time.Millisecond, 10 * time.Second, longest, 100},
+	} {
+		for _, result := range []error{nil, errors.New("no value")} {
+			t.Run(fmt.Sprint(c.guess, " for ", c.length, ", ", result), func(t *testing.T) {
+				inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
+					for i := range 4 {
+						key := fmt.Sprint("k", i)
+						w.here = w.another(singlefill.Options[string]{})
+						w.waits(key, c.guess)
+						if late, polls := w.waits(key, c.length, result); late > c.late || polls > c.polls {
+							t.Errorf("waits %v longer, and asks %d times; want at most %v and %d", late, polls, c.late, c.polls)
+						}
+					}
+				})
+			})
+		}
 	}
 }
 
@@ -211,6 +296,32 @@ func TestWait_OneSlowCommand(t *testing.T) {
 	})
 }
 
+// A waiter polls a lock of an impossible age rarely, and takes it when it ends.
+//
+// A lock's age is the difference of two times of a clock that may have been set, or be that of
+// another server.
+func TestWait_LockOfImpossibleAge(t *testing.T) {
+	for name, at := range map[string]string{
+		"in the future": fmt.Sprintf("%016d", time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()),
+		"no time":       "no time at all!!",
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWatch(t, singlefill.Options[string]{}, func(t *testing.T, w *watch) {
+				held := "H" + "ANOTHERANOTHERANOTHERANOTH" + at
+				redistest.Must(t, w.rdb.Set(t.Context(), w.ns+":{k}:lock", held, 10*time.Second).Err())
+				begun := time.Now()
+				cachetest.GoGet(t.Context(), w.here, "k", cachetest.Gives("v")).Want(t, "v")
+				if took := time.Since(begun); took < 10*time.Second || took > 10*time.Second+5*time.Millisecond {
+					t.Errorf("the lock is taken after %v, want 10s", took)
+				}
+				if most := 2 + int(10*time.Second/(250*time.Millisecond*3/4)); w.wait.Polls > most {
+					t.Errorf("asks %d times in 10s, want %d at most", w.wait.Polls, most)
+				}
+			})
+		})
+	}
+}
+
 // A waiter does not sleep past the end of the holder's lock, however rarely it polls by then.
 func TestWait_EndOfTheHoldersLock(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
@@ -253,5 +364,31 @@ func TestWait_LongestPause(t *testing.T) {
 		if n := w.wait.Polls; n < 96 || n > 180 {
 			t.Errorf("%d polls in %v, want about 130", n, length)
 		}
+	})
+}
+
+// A process stops polling when its last caller has left.
+func TestWait_NoPollsWithoutCallers(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ns := redistest.Namespace(t)
+		there, here := cachetest.NewCacheIn[string](t, rdb, ns, nil), cachetest.NewCacheIn[string](t, rdb, ns, nil)
+		src := cachetest.NewSource[string](t)
+		loads := cachetest.GoGet(t.Context(), there, "k", src.Load)
+		load := src.Next(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		waits := cachetest.GoGet(ctx, here, "k", src.Load)
+		time.Sleep(time.Second)
+		cancel()
+		waits.WantErr(t, context.Canceled)
+		time.Sleep(3 * time.Second) // until the channel is unsubscribed
+		synctest.Wait()
+		commands := m.CommandCount()
+		time.Sleep(2 * time.Second) // before the lock's renewal
+		if n := m.CommandCount() - commands; n != 0 {
+			t.Errorf("%d commands without a caller", n)
+		}
+		load.Give("v")
+		loads.Want(t, "v")
+		src.Want(t, 1)
 	})
 }

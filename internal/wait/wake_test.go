@@ -254,6 +254,30 @@ func TestWake_HolderDies(t *testing.T) {
 	})
 }
 
+// A process that closes its cache leaves no connection behind.
+func TestWake_CloseEndsListening(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	ns := redistest.Namespace(t)
+	there, here := cachetest.NewCacheIn[string](t, s.Client(t), ns, nil),
+		cachetest.NewCacheIn[string](t, s.Client(t), ns, nil)
+	src := cachetest.NewSource[string](t)
+	loads := cachetest.GoGet(t.Context(), there, "k", src.Load)
+	load := src.Next(t)
+	waits := cachetest.GoGet(t.Context(), here, "k", cachetest.MustNotLoad[string](t))
+	listeners := func() int {
+		list, err := s.Admin().Do(t.Context(), "client", "list", "type", "pubsub").Text()
+		redistest.Must(t, err)
+		return strings.Count(list, "id=")
+	}
+	redistest.Await(t, "it listens", func() bool { return listeners() == 1 })
+	load.Give("v")
+	waits.Want(t, "v")
+	loads.Want(t, "v")
+	_ = here.Close()
+	redistest.Await(t, "the connection is closed", func() bool { return listeners() == 0 })
+}
+
 // A late wake-up makes its waiter late by as much. The process listens on unless the message comes
 // half a second later than the value.
 //

@@ -48,6 +48,29 @@ func publish(t testing.TB, rdb redis.UniversalClient, name string) {
 	}
 }
 
+// Every server sends a message to all Subscriptions of its channel, and to no other.
+func TestListener_Hears(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		if _, cluster := rdb.(*redis.ClusterClient); cluster {
+			t.Skip("the cache listens at each node: see TestListener_Cluster")
+		}
+		l := wake.New(rdb)
+		ns := redistest.Namespace(t)
+		redistest.Planted(t, ns)
+		a, b, other := listen(t, l, ns+"a"), listen(t, l, ns+"a"), listen(t, l, ns+"b")
+		redistest.Await(t, "all are complete", func() bool { return a.complete() && b.complete() && other.complete() })
+		publish(t, rdb, ns+"a")
+		redistest.Await(t, "both get the message", func() bool { return a.messages.Load() == 1 && b.messages.Load() == 1 })
+		if n := other.messages.Load(); n != 0 {
+			t.Errorf("another channel got %d messages", n)
+		}
+		for _, e := range []*ear{a, b, other} {
+			e.Close()
+		}
+		l.CloseIdle()
+	})
+}
+
 // However many channels there are, they share one connection, which is closed with the last one.
 func TestListener_OneConnection(t *testing.T) {
 	t.Parallel()
@@ -90,6 +113,35 @@ func subscribers(t testing.TB, s *redistest.Server) int {
 	list, err := s.Admin().Do(context.Background(), "client", "list", "type", "pubsub").Text()
 	redistest.Must(t, err)
 	return strings.Count(list, "id=")
+}
+
+// A channel without a Subscription is unsubscribed, and the connection without a channel is closed.
+func TestListener_Idle(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		l := wake.New(rdb)
+		a, b := listen(t, l, "a"), listen(t, l, "b")
+		synctest.Wait()
+		a.Close()
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		if channels := m.PubSubChannels(""); len(channels) != 1 || channels[0] != "b" || !b.complete() {
+			t.Errorf("subscribed are %q, want b", channels)
+		}
+		b.Close()
+		time.Sleep(13 * time.Second)
+		synctest.Wait()
+		if n := m.CurrentConnectionCount(); n != 0 {
+			t.Errorf("%d connections are open", n)
+		}
+		again := listen(t, l, "a")
+		synctest.Wait()
+		time.Sleep(time.Nanosecond)
+		if !again.complete() {
+			t.Error("no Subscription is complete any more")
+		}
+		again.Close()
+		l.CloseIdle()
+	})
 }
 
 // Who listens again soon finds the channel subscribed.
@@ -248,6 +300,16 @@ func TestListener_Missed(t *testing.T) {
 		if n := m.CurrentConnectionCount(); n != 1 {
 			t.Errorf("%d connections are open, want that of publish", n)
 		}
+	})
+}
+
+// A client of the user's that cannot subscribe is left alone.
+func TestListener_NoWayToListen(t *testing.T) {
+	t.Parallel()
+	e := listen(t, wake.New(struct{ redis.UniversalClient }{}), "a")
+	redistest.Await(t, "it has been tried", func() bool {
+		e.Missed(time.Now()) // harmless
+		return !e.complete()
 	})
 }
 

@@ -111,3 +111,17 @@ func TestStaleAfter_Queue(t *testing.T) {
 		}
 	})
 }
+
+// A caller that waits for a load in another process gets the old value after StaleAfter, too.
+func TestStaleAfter_OtherProcess(t *testing.T) {
+	inSlowSource(t, singlefill.Options[string]{}, func(t *testing.T, c *singlefill.Cache[string], rdb *redis.Client) {
+		other := cachetest.NewCacheIn(t, rdb, "n", &singlefill.Options[string]{StaleIfError: time.Hour})
+		var loading sync.WaitGroup
+		loading.Go(func() {
+			_, _ = other.GetOrLoad(t.Context(), "k", cachetest.Takes(10*time.Second, "new", nil))
+		})
+		synctest.Wait()
+		wantOldAfter(t, c, within, cachetest.MustNotLoad[string](t))
+		loading.Wait()
+	})
+}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
@@ -159,4 +160,37 @@ func TestExpire_RoundTrips(t *testing.T) {
 				map[string]int64{"eval": n, "getrange": n, "setrange": 2 * n, "del": n})
 		}
 	}
+}
+
+// Expire without scripts gives each key its own RedisTimeout: each key is watched by itself.
+func TestExpire_ManyKeysFarFromRedis(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) (err error) {
+			time.Sleep(20 * time.Millisecond)
+			for _, cmd := range cmds {
+				if strings.HasPrefix(cmd.Name(), "eval") {
+					err = refusal("NOPERM this user has no permissions to run the 'eval' command")
+					cmd.SetErr(err)
+				}
+			}
+			return err
+		}))
+		opts := &singlefill.Options[string]{StaleWhileRevalidate: time.Hour, RedisTimeout: time.Second}
+		c := cachetest.NewCache(t, rdb, opts)
+		var keys []string
+		for i := range 60 {
+			keys = append(keys, fmt.Sprint(i))
+			redistest.Must(t, c.Set(t.Context(), keys[i], "old"))
+		}
+		begun := time.Now()
+		redistest.Must(t, c.Expire(t.Context(), keys...))
+		if took := time.Since(begun); took < 2*opts.RedisTimeout {
+			t.Errorf("Expire took %v, which shows nothing: it should take longer than RedisTimeout", took)
+		}
+		for _, key := range keys {
+			if _, info, err := c.GetOrLoadInfo(t.Context(), key, cachetest.Gives("new")); !info.Stale || err != nil {
+				t.Fatalf("%s after Expire: %+v, %v", key, info, err)
+			}
+		}
+	})
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
@@ -91,6 +92,48 @@ func TestPrevious_OnlyOfTheLoad(t *testing.T) {
 			if v, _, ok := singlefill.Previous[T](ctx, "k"); ok {
 				t.Errorf("%s: Previous = %v", what, v)
 			}
+		}
+	})
+}
+
+// A value that is about to expire is the previous one of its refresh, and is not stale.
+func TestPrevious_EarlyRefresh(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{EarlyRefresh: 1e9})
+		_, err := c.GetOrLoad(t.Context(), "k", cachetest.Takes(time.Second, "v", nil))
+		redistest.Must(t, err)
+		infos := make(chan singlefill.ValueInfo, 1)
+		_, err = c.GetOrLoad(t.Context(), "k", func(ctx context.Context, key string) (string, error) {
+			v, info, _ := singlefill.Previous[string](ctx, key)
+			infos <- info
+			return v, nil
+		})
+		redistest.Must(t, err)
+		if info := <-infos; info.Stale {
+			t.Errorf("%+v, want a fresh value", info)
+		}
+	})
+}
+
+// A stale hit in memory is refreshed with its previous value.
+func TestPrevious_Near(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		opts := singlefill.Options[string]{Near: &singlefill.Near{}, EarlyRefresh: -1, StaleWhileRevalidate: time.Hour}
+		c := cachetest.OldCache(t, rdb, opts, "v", 0)
+		for range 2 { // into memory, and proven
+			_, _ = c.Get(t.Context(), "k")
+		}
+		for _, want := range []string{"v", "again v", "again again v"} {
+			hits := c.Stats().NearHits
+			cachetest.GoGet(t.Context(), c, "k", unchanged("new")).Want(t, want)
+			if c.Stats().NearHits == hits && want == "again again v" {
+				t.Error("the value was not in memory")
+			}
+			synctest.Wait()
+			time.Sleep(500 * time.Millisecond)
+			_, _ = c.Get(t.Context(), "k")
+			time.Sleep(510 * time.Millisecond)
+			_, _ = c.Get(t.Context(), "k")
 		}
 	})
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"maps"
 	"runtime"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -128,6 +130,40 @@ func TestStaleWhileRevalidate_OneRefresh(t *testing.T) {
 	})
 }
 
+// Readers of a value that can be served do not wait for its refresh because of a short outage.
+func TestStaleWhileRevalidate_ShortOutage(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		var fail atomic.Bool
+		rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
+			if cmd.Name() == "get" && fail.Swap(false) {
+				return errors.New("connection reset")
+			}
+			return nil
+		}))
+		c := cachetest.OldCache(t, rdb, singlefill.Options[string]{StaleWhileRevalidate: time.Minute}, "old", time.Second)
+		refreshing := cachetest.NewSource[string](t)
+		<-cachetest.GoAsk(t.Context(), c, "k", refreshing.Load)
+		refresh := refreshing.Next(t)
+		fail.Store(true)
+		if a := <-cachetest.GoAsk(t.Context(), c, "k", cachetest.MustNotLoad[string](t)); a.Value != "old" || a.Err != nil || fail.Load() {
+			t.Errorf("the reader whose GET failed is answered %+v", a)
+		}
+
+		m.SetError("LOADING dataset")
+		away := cachetest.GoAsk(t.Context(), c, "k", cachetest.MustNotLoad[string](t)) // there is nothing to serve
+		time.Sleep(3 * time.Second)
+		m.SetError("")
+		time.Sleep(3 * time.Second)
+		if a := <-cachetest.GoAsk(t.Context(), c, "k", cachetest.MustNotLoad[string](t)); a.Value != "old" || a.Err != nil {
+			t.Errorf("a reader after the outage is answered %+v", a)
+		}
+		refresh.Give("new")
+		if a := <-away; a.Value != "new" || a.Err != nil {
+			t.Errorf("the reader that waited for the refresh got %+v", a)
+		}
+	})
+}
+
 // A refresh is left to the process that holds the lock, which is no wait, and is tried again a second later.
 func TestRefresh_LeftToItsHolder(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
@@ -172,6 +208,57 @@ func TestRefresh_LeftToItsHolder(t *testing.T) {
 	})
 }
 
+// An entry that has just been refreshed is not refreshed again.
+//
+// A replica, or the client's own cache, shows the old entry for a moment after the refresh.
+func TestRefresh_NotAgainAtOnce(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ns := redistest.Namespace(t)
+		c := cachetest.NewCacheIn(t, rdb, ns, cachetest.StaleOptions(time.Hour, 0))
+		cachetest.SetStale(t, c, "k", "old", 0)
+		data, _ := cachetest.Stored(t, rdb, ns+":{k}")
+		src := &cachetest.TimedSource{Value: "new"}
+		cachetest.Ask(t.Context(), c, "k", src.Load).WantOld(t, "the reader that begins it", 0, nil)
+		src.WantLoads(t, "a refresh", 1)
+		_ = m.Set(ns+":{k}", data)
+		m.SetTTL(ns+":{k}", time.Hour)
+		for range 9 {
+			time.Sleep(11 * time.Millisecond)
+			cachetest.Ask(t.Context(), c, "k", src.Load)
+		}
+		src.WantLoads(t, "within 100ms", 1)
+		time.Sleep(time.Millisecond)
+		cachetest.Ask(t.Context(), c, "k", src.Load)
+		src.WantLoads(t, "after 100ms", 2)
+		// A changed entry is refreshed at once.
+		redistest.Must(t, c.Expire(t.Context(), "k"))
+		cachetest.Ask(t.Context(), c, "k", src.Load)
+		src.WantLoads(t, "expired", 3)
+	})
+}
+
+// A short outage stops refreshes for a second, not for RetryAfter.
+func TestRefresh_AfterAShortOutage(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		var fail atomic.Bool
+		rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
+			if strings.HasPrefix(cmd.Name(), "eval") && fail.Load() {
+				return errors.New("connection reset")
+			}
+			return nil
+		}))
+		c := cachetest.OldCache(t, rdb, singlefill.Options[string]{StaleWhileRevalidate: 2 * time.Hour, RetryAfter: time.Hour}, "old", time.Second)
+		fail.Store(true)
+		<-cachetest.GoAsk(t.Context(), c, "k", cachetest.MustNotLoad[string](t))
+		time.Sleep(500 * time.Millisecond) // it has tried for as long as one command may take
+		fail.Store(false)
+		time.Sleep(time.Second)
+		<-cachetest.GoAsk(t.Context(), c, "k", cachetest.Gives("new"))
+		synctest.Wait()
+		cachetest.WantGet(t, c, "k", "new", nil)
+	})
+}
+
 // A refresh has the context values of the call that began it, and ends at LoadTimeout.
 func TestRefresh_Context(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
@@ -209,6 +296,37 @@ func TestRefresh_Context(t *testing.T) {
 	})
 }
 
+// A refresh can ask for other keys, and for its own as long as that can be served.
+func TestRefresh_AsksForKeys(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		then time.Duration // the Loader asks
+		want cachetest.Answer
+	}{
+		{"while it can be served", time.Second, cachetest.Answer{Value: "old", Info: singlefill.ValueInfo{Stale: true, Age: cachetest.StaleLife + 51*time.Second}}},
+		{"when it can not be served any more", 10 * time.Second, cachetest.Answer{Err: singlefill.ErrRecursive}},
+	} {
+		cachetest.RunInBubble(t, test.name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			opts := cachetest.StaleOptions(time.Minute, 0)
+			opts.MaxLoads = 1
+			c := cachetest.NewCache(t, rdb, opts)
+			cachetest.SetStale(t, c, "k", "old", 50*time.Second)
+			replies := make(chan cachetest.Answer, 1)
+			cachetest.Ask(t.Context(), c, "k", func(ctx context.Context, _ string) (string, error) {
+				time.Sleep(test.then)
+				replies <- cachetest.Ask(ctx, c, "k", cachetest.MustNotLoad[string](t))
+				return c.GetOrLoad(ctx, "other", cachetest.Gives("other"))
+			}).WantOld(t, "the reader that begins it", 50*time.Second, nil)
+			cachetest.Receive(t, "a reply", replies).Want(t, "its own key", test.want)
+			synctest.Wait()
+			cachetest.Ask(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).WantFresh(t, "refreshed", "other")
+			if s := c.Stats(); s.Loads != 2 || s.Refreshes != 1 {
+				t.Errorf("%+v, want a refresh, and the load of the other key in it", s)
+			}
+		})
+	}
+}
+
 // A refresh that panics or exits frees its lock, and a later one succeeds.
 func TestRefresh_Panic(t *testing.T) {
 	for name, load := range map[string]singlefill.Loader[string]{
@@ -228,6 +346,112 @@ func TestRefresh_Panic(t *testing.T) {
 			cachetest.WantStored(t, rdb, ns, "k", "new")
 			if s := c.Stats(); s.LoadPanics != 1 || s.LoadErrors != 1 || s.Refreshes != 2 {
 				t.Errorf("%+v, want one panic", s)
+			}
+		})
+	}
+}
+
+// A codec that exits in a refresh harms no other call.
+func TestRefresh_CodecExits(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		var decodes atomic.Int64
+		codec := cachetest.BadCodec{Codec: singlefill.Raw, OnUnmarshal: func(any) error {
+			if decodes.Add(1) == 2 { // of the refresh, after the reader's
+				runtime.Goexit()
+			}
+			return nil
+		}}
+		c := cachetest.OldCache(t, rdb, singlefill.Options[string]{StaleWhileRevalidate: time.Second, Codec: codec}, "old", 500*time.Millisecond)
+		if a := <-cachetest.GoAsk(t.Context(), c, "k", cachetest.MustNotLoad[string](t)); a.Value != "old" || a.Err != nil {
+			t.Errorf("the reader is answered %+v", a)
+		}
+		time.Sleep(5 * time.Second)
+		if a := <-cachetest.GoAsk(t.Context(), c, "k", cachetest.Gives("new")); a.Value != "new" || a.Err != nil || decodes.Load() != 2 {
+			t.Errorf("a later caller is answered %+v", a)
+		}
+	})
+}
+
+// A refresh whose value cannot be encoded has failed: RetryAfter holds.
+func TestRefresh_ValueThatCannotBeEncoded(t *testing.T) {
+	for _, kind := range windowKinds {
+		cachetest.RunInBubble(t, kind.name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			ns := redistest.Namespace(t)
+			opts := kind.opts()
+			opts.RetryAfter = 10 * time.Second
+			opts.Codec = cachetest.BadCodec{Codec: singlefill.Raw, OnMarshal: func(v any) error {
+				if v == "cannot be encoded" {
+					return errors.New("no")
+				}
+				return nil
+			}}
+			fleet := cachetest.NewCaches(t, m, ns, 2, opts)
+			cachetest.SetStale(t, fleet[0], "k", "old", 0)
+			src := &cachetest.TimedSource{Value: "cannot be encoded"}
+			r := cachetest.Ask(t.Context(), fleet[0], "k", src.Load)
+			if kind.ifError {
+				r.WantFresh(t, "the caller that waited for it", "cannot be encoded")
+			} else {
+				r.WantOld(t, "the reader that began it", 0, nil)
+			}
+			synctest.Wait()
+			time.Sleep(opts.RetryAfter - time.Millisecond)
+			for _, c := range fleet {
+				r := cachetest.Ask(t.Context(), c, "k", src.Load)
+				if kind.ifError {
+					r.WantRemote(t, "within RetryAfter", opts.RetryAfter-time.Millisecond, "its value could not be stored")
+				} else {
+					r.WantOld(t, "within RetryAfter", opts.RetryAfter-time.Millisecond, nil)
+				}
+			}
+			src.WantLoads(t, "within RetryAfter", 1)
+			time.Sleep(time.Millisecond)
+			synctest.Wait()
+			cachetest.Ask(t.Context(), fleet[0], "k", src.Load)
+			src.WantLoads(t, "after RetryAfter", 2)
+			cachetest.WantStored(t, rdb, ns, "k", "old")
+			if s := fleet[0].Stats(); s.StoreErrors != 2 || s.LoadErrors != 0 {
+				t.Errorf("%+v, want two store errors", s)
+			}
+		})
+	}
+}
+
+// A refusal is an error reply.
+type refusal string
+
+func (e refusal) Error() string { return string(e) }
+func (refusal) RedisError()     {}
+
+// A refresh whose value Redis refuses has failed: RetryAfter holds. One to which it refuses the lock is tried
+// again a second later. Readers get the old value, and the breaker stays closed.
+func TestRefresh_Refused(t *testing.T) {
+	for script, want := range map[string]singlefill.Stats{
+		"get_or_lock": {RedisErrors: 20}, "store": {RedisErrors: 2, Loads: 2, StoreErrors: 2},
+	} {
+		cachetest.RunInBubble(t, script, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			var refuse atomic.Bool
+			refused := cachetest.Script(t, script)
+			rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
+				if refuse.Load() && refused(cachetest.Args(cmd)) {
+					return refusal("READONLY You can't write against a read only replica.")
+				}
+				return nil
+			}))
+			opts := singlefill.Options[string]{StaleWhileRevalidate: time.Hour, RetryAfter: 10 * time.Second}
+			c := cachetest.OldCache(t, rdb, opts, "old", time.Second)
+			refuse.Store(true)
+			for range 200 {
+				a := <-cachetest.GoAsk(t.Context(), c, "k", cachetest.Gives("new"))
+				if a.Value != "old" || a.Err != nil {
+					t.Fatalf("answered %+v", a)
+				}
+				time.Sleep(100 * time.Millisecond)
+			}
+			s := c.Stats()
+			if s.Loads != want.Loads || s.StoreErrors != want.StoreErrors || s.RedisErrors != want.RedisErrors ||
+				s.BreakerOpens != 0 {
+				t.Errorf("%+v in 20 s, want %+v", s, want)
 			}
 		})
 	}
@@ -346,6 +570,49 @@ func TestRefresh_SharedWhenTheValueVanishes(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A refresh without the lock is joined by a caller that could take the lock.
+//
+// It loads for a caller that found nothing to serve. Then another caller's GET fails, and its lock
+// command does not.
+func TestRefresh_WithoutTheLockIsJoined(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		var failScripts, failGet atomic.Bool
+		rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
+			if strings.HasPrefix(cmd.Name(), "eval") && failScripts.Load() || cmd.Name() == "get" && failGet.Swap(false) {
+				return errors.New("connection reset")
+			}
+			return nil
+		}))
+		c := cachetest.OldCache(t, rdb, singlefill.Options[string]{StaleWhileRevalidate: time.Second}, "old", 900*time.Millisecond)
+		src := cachetest.NewSource[string](t)
+		failScripts.Store(true)
+		<-cachetest.GoAsk(t.Context(), c, "k", src.Load) // begins the refresh
+		time.Sleep(150 * time.Millisecond)
+		first := cachetest.GoAsk(t.Context(), c, "k", src.Load)
+		load := src.Next(t)
+		failScripts.Store(false)
+		failGet.Store(true)
+		second := cachetest.GoAsk(t.Context(), c, "k", src.Load)
+		time.Sleep(time.Second)
+		src.Want(t, 1)
+		load.Give("new")
+		if a := <-first; a.Value != "new" || a.Err != nil {
+			t.Errorf("the first caller is answered %+v", a)
+		}
+		select { // Redis has answered since the load began: the second one may have to ask again
+		case a := <-second:
+			if a.Value != "new" || a.Err != nil {
+				t.Errorf("the second caller is answered %+v", a)
+			}
+		case load := <-src.Begun:
+			load.Give("newer")
+			if a := <-second; a.Value != "newer" || a.Err != nil {
+				t.Errorf("the second caller is answered %+v", a)
+			}
+		}
+	})
 }
 
 // A load that callers wait for gets ErrRecursive from its own key, although the key holds a stale

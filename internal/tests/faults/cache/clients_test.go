@@ -230,6 +230,32 @@ func TestPool_InUse(t *testing.T) {
 	}
 }
 
+// A frozen server is not taken for a pool in use, although commands that were given up keep connections.
+//
+//fault:pool-in-use
+func TestPool_FrozenServer(t *testing.T) {
+	t.Parallel()
+	ctx, server := t.Context(), redistest.Start(t)
+	rdb := server.Client(t, func(o *redis.Options) { o.PoolSize = 10 })
+	var log safeBuffer
+	c, err := singlefill.New(rdb, "ns", time.Hour, &singlefill.Options[string]{
+		RedisTimeout: 200 * time.Millisecond,
+		Trace:        &singlefill.Trace{RedisError: func(_ context.Context, op string, err error) { fmt.Fprintln(&log, op, err) }},
+	})
+	redistest.Must(t, err)
+	defer c.Close()
+	server.Freeze()
+	defer server.Thaw()
+	var callers sync.WaitGroup
+	for i := range 100 {
+		callers.Go(func() { _, _ = c.GetOrLoad(ctx, fmt.Sprint(i), cachetest.Gives("v")) })
+	}
+	callers.Wait()
+	if text := log.String(); text == "" || strings.Contains(text, "connection of the pool was free") {
+		t.Errorf("told\n%s, want errors that do not blame other commands", text)
+	}
+}
+
 // A safeBuffer is a bytes.Buffer for several goroutines.
 type safeBuffer struct {
 	mu  sync.Mutex

@@ -52,6 +52,16 @@ func keysOf(prefix string, n int) (keys []string) {
 	return keys
 }
 
+// wantFree fails the test if the lock of one of the keys is held.
+func wantFree(t testing.TB, s *redistest.Server, c *cachetest.Cache, keys []string) {
+	t.Helper()
+	for _, key := range keys {
+		if lock := held(s, c, key); strings.HasPrefix(lock, "H") {
+			t.Errorf("the lock of %q holds %q", key, lock)
+		}
+	}
+}
+
 // With a frozen node, a call for keys of all nodes loads the keys of the others, and delivers their
 // hits, before the frozen node has failed to answer. Then it loads the keys of that node.
 //
@@ -195,6 +205,70 @@ func TestGetOrLoadMany_ServerDiesWhileKeysQueue(t *testing.T) {
 			a.WantLoads(int64(len(keys)))
 			held.Give("value of a")
 			elsewhere.Want(t, "value of a")
+		})
+	}
+}
+
+// A connection that is cut in the middle of a pipeline costs no key its value, and no key is loaded
+// that Redis has.
+//
+//fault:reset
+func TestGetOrLoadMany_ReplyCutShort(t *testing.T) {
+	for what, match := range map[string]func(cmd []string) bool{
+		"GET":         redistest.Command("GET"),
+		"get_or_lock": cachetest.Script(t, "get_or_lock"),
+		"store":       cachetest.Script(t, "store"),
+	} {
+		for client, configure := range retries {
+			t.Run(what+", "+client, func(t *testing.T) {
+				s, p := newWarm(t)
+				c, other := newPair(t, p.Client(t, configure), s.Client(t), cachetest.Patient)
+				warm, cold := keysOf("warm", 8), keysOf("cold", 8)
+				for _, key := range warm {
+					other.MustLoad(key)
+				}
+				rule := p.On(match, redistest.ResetReply).After(3).Times(1)
+				mustLoadMany(t, c, slices.Concat(warm, cold), loadMany(c, nil))
+				if rule.Fired() != 1 {
+					t.Errorf("the fault has come about %d times", rule.Fired())
+				}
+				c.WantLoads(16)
+				c.AwaitLoads()
+				for _, key := range cold {
+					other.WantHit(key)
+				}
+				if n := c.Stats().LoadsUnlocked; n != 0 {
+					t.Errorf("%d loads ran without the lock", n)
+				}
+				wantFree(t, s, c, cold)
+				redistest.WantTTLs(t, s.Admin())
+			})
+		}
+	}
+}
+
+// Clear says what the server refuses.
+//
+//fault:missing-right
+func TestRefused_Clear(t *testing.T) {
+	for _, right := range []string{"scan", "unlink"} {
+		t.Run(right, func(t *testing.T) {
+			t.Parallel()
+			s := redistest.Start(t)
+			c := cachetest.New(t, s.Client(t, s.User(t, "~*", "&*", "+@all", "-"+right)), redistest.Namespace(t), cachetest.Patient)
+			c.MustLoad("k")
+			err := c.Clear(t.Context())
+			if _, refused := errors.AsType[redis.Error](err); !refused || !strings.Contains(strings.ToLower(err.Error()), right) {
+				t.Errorf("Clear = %v, want an error of Redis that names %q", err, right)
+			}
+			if c.Stats().BreakerOpens != 0 {
+				t.Error("a refusal has opened the breaker")
+			}
+			allowed := cachetest.New(t, s.Client(t), c.Namespace, cachetest.Patient)
+			if err := allowed.Clear(t.Context()); err != nil {
+				t.Errorf("Clear of a user who may = %v", err)
+			}
+			c.WantMiss("k")
 		})
 	}
 }

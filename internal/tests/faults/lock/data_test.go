@@ -3,6 +3,7 @@ package lock_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -50,6 +51,46 @@ func TestAcquire_ScriptFlushes(t *testing.T) {
 	<-stopped
 	if s.Calls("script|flush") < 10 || s.Calls("eval") == 0 {
 		t.Errorf("the fault has not come about: %v", s.AllCalls())
+	}
+}
+
+// When Redis forgets everything, holders learn it and waiters go on.
+//
+//fault:flushall
+func TestLease_RedisForgets(t *testing.T) {
+	t.Parallel()
+	for what, forget := range map[string]func(t *testing.T, s *redistest.Server){
+		"by FLUSHALL": func(t *testing.T, s *redistest.Server) { redistest.Do(t, s.Admin(), "flushall") },
+		"by a crash":  func(t *testing.T, s *redistest.Server) { s.Restart() },
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			s := redistest.Start(t)
+			all := holdAll(t, s, time.Second, 6*time.Second)
+			waiters := make(map[string][]func() *lock.Lease)
+			for _, h := range all {
+				for range h.Size {
+					waiters[h.Name] = append(waiters[h.Name], h.Wait(t, h.Locker(t, s.Client(t), h.Name, locktest.Patient, locktest.Long)))
+				}
+			}
+			forget(t, s)
+			for _, h := range all {
+				var fences []int64
+				for _, got := range waiters[h.Name] {
+					fences = append(fences, got().Fence())
+				}
+				before := h.State(t, s.Admin(), h.Name)
+				for _, l := range h.leases {
+					h.holder.WantLost(t, l, gone) // a renewal was answered
+					if slices.Min(fences) <= l.Fence() {
+						t.Errorf("fences %v after %d", fences, l.Fence())
+					}
+				}
+				if now := h.State(t, s.Admin(), h.Name); now != before {
+					t.Errorf("the lock had %s, and has %s after the old holders' Release", before, now)
+				}
+			}
+		})
 	}
 }
 

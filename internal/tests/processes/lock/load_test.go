@@ -33,6 +33,24 @@ func TestAcquire_ContendingProcesses(t *testing.T) {
 	})
 }
 
+// Eight processes of fifty goroutines each lose no update.
+//
+//fault:very-many
+func TestAcquire_FiftyGoroutinesEach(t *testing.T) {
+	t.Parallel()
+	const processes, goroutines = 8, 50
+	f := newFleet(t, locktest.KindOf("mutex"))
+	begun := time.Now()
+	f.contend(processes, goroutines, 1)
+	t.Logf("%d goroutines of %d processes have had it after %v", processes*goroutines, processes,
+		time.Since(begun).Round(time.Millisecond))
+	if most := f.number("most"); most != 1 {
+		t.Errorf("%d held it at once", most)
+	}
+	f.wantUpdates(processes * goroutines)
+	f.WantFree(t, f.s, f.Name)
+}
+
 func (f fleet) contend(processes, goroutines, times int) {
 	f.t.Helper()
 	all := f.spawn(processes, patient, patientTTL)
