@@ -135,7 +135,7 @@ func (a *attempt) ask(ctx context.Context, req request) (r reply, sent time.Time
 // retry repeats the command until there is a reply, for as long as one command may take.
 func (a *attempt) retry(ctx context.Context, req request) (r reply, sent time.Time, err error) {
 	again := func(err error) bool {
-		return client.Again(err) || redis.IsReadOnlyError(err)
+		return a.client.Again(a.keys.lock)(err) || redis.IsReadOnlyError(err)
 	}
 	r, err = client.Retry(ctx, a.opts.RedisTimeout, again, func(within time.Duration) (r reply, err error) {
 		sent = time.Now()

@@ -100,6 +100,9 @@ func mayHaveArrived(err error) bool {
 	if err == nil || client.Unsent(err) {
 		return false
 	}
+	if errors.Is(err, client.ErrAway) { // with the error of the command that has opened the breaker
+		return true
+	}
 	var reply redis.Error
 	var op *net.OpError
 	switch {

@@ -94,6 +94,12 @@ func (c *Client) Refused(key string) error {
 	return nil
 }
 
+// Again returns a function for [Retry] that reports whether to repeat a command on key's node for a caller that waits:
+// it was not answered, and the breaker is closed.
+func (c *Client) Again(key string) func(err error) bool {
+	return func(err error) bool { return Unreachable(err) && !errors.Is(err, ErrAway) && !c.Away(key) }
+}
+
 // Gone reports whether a breaker stays open because the user has closed the client.
 func (c *Client) Gone() bool { return c.gone.Load() }
 
@@ -136,7 +142,7 @@ func (c *Client) open(n *node, err error, key string) bool {
 	if !begins && !o.shows(c.Timeout) {
 		return c.away(n) == nil
 	}
-	defer n.opened()
+	n.opened() // before anybody is told, which may take its time
 	if !begins {
 		return true
 	}
@@ -179,14 +185,16 @@ func (c *Client) watch(n *node, o *outage, noticed bool) {
 	if n.watched.Swap(o) == o {
 		return
 	}
-	if noticed {
-		c.tell(o)
-	}
 	c.background(func(closing <-chan struct{}) {
-		o.probes.Add(1)
+		if o.probes.Add(1) == 1 {
+			n.opened() // for locks, which rely on the breaker from now on
+		}
 		defer o.probes.Add(-1)
 		c.recover(n, o, noticed, closing)
 	})
+	if noticed {
+		c.tell(o)
+	}
 }
 
 // tell reports an outage, and its end at once, also while a probe is on its way.

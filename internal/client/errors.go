@@ -33,9 +33,6 @@ func redirected(err error) bool {
 	return moved || asked
 }
 
-// Again reports whether to repeat a command for a caller that waits: it was not answered, and the breaker is closed.
-func Again(err error) bool { return Unreachable(err) && !errors.Is(err, ErrAway) }
-
 type unsent struct{ error }
 
 func (e unsent) Unwrap() error { return e.error }

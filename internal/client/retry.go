@@ -26,7 +26,7 @@ func Retry[R any](ctx context.Context, within time.Duration, again func(err erro
 			return r, err
 		}
 		within -= time.Since(sent) + pause
-		if within < least || !Sleep(ctx, pause) {
+		if within < least || !Sleep(ctx, pause) || !again(err) { // the breaker may have opened
 			return r, err
 		}
 	}

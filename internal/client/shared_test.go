@@ -382,7 +382,7 @@ func TestAgain(t *testing.T) {
 		go w.openBreaker()
 		time.Sleep(timeout / 2)
 		begun, tries := time.Now(), 0
-		_, err := Retry(t.Context(), timeout, Again, func(time.Duration) (any, error) {
+		_, err := Retry(t.Context(), timeout, w.Again("k"), func(time.Duration) (any, error) {
 			tries++
 			return nil, w.get(t.Context())
 		})
@@ -390,5 +390,29 @@ func TestAgain(t *testing.T) {
 			t.Errorf("%v after %d tries and %v", err, tries, time.Since(begun))
 		}
 		time.Sleep(time.Minute)
+	})
+}
+
+// Those that wait are released before anybody is told of an outage: that function of the user may take its time.
+func TestBreaker_OpensBeforeItIsTold(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		rdb := mute(t)
+		w := watch(t, rdb, timeout)
+		w.changed = func(error) { time.Sleep(time.Minute) }
+		locker := New(rdb, timeout, w.Client.failed, nil, nil)
+		begun := time.Now()
+		go func() { _ = w.get(t.Context()) }()
+		for range 10 {
+			time.Sleep(timeout / 12)
+			for name, c := range map[string]*Client{"a cache": w.Client, "a lock": locker} {
+				go func() {
+					_, err := Do(t.Context(), c, "op", "k", func(ctx context.Context) (int, error) { <-ctx.Done(); return 0, ctx.Err() })
+					if took := time.Since(begun); err == nil || took > timeout {
+						t.Errorf("%s: %v after %v", name, err, took)
+					}
+				}()
+			}
+		}
+		time.Sleep(2 * time.Minute)
 	})
 }

@@ -109,7 +109,7 @@ func (x *filling) getOrLock(ctx context.Context, take bool) (filllock.Reply, fli
 	var err error
 	found := value.Lookup{Key: x.fill.Key}
 	x.Store.During([]*value.Lookup{&found}, func() {
-		reply, err = client.Retry(ctx, a.within, client.Again, func(within time.Duration) (filllock.Reply, error) {
+		reply, err = client.Retry(ctx, a.within, x.Client.Again(x.lock.Keys.Lock), func(within time.Duration) (filllock.Reply, error) {
 			return x.lock.GetOrLock(ctx, within, query)
 		})
 		x.wait.Answered(sent)

@@ -233,8 +233,14 @@ func (x *filling) waited(ctx context.Context) {
 func (f *Filler) abandon(ctx context.Context, lock filllock.Lock) {
 	for end := time.Now().Add(f.LockTTL); ; {
 		closed := f.closed()
+		late := time.Until(lock.Late())
 		switch _, err := lock.Abandon(ctx); {
-		case err == nil || closed || errors.Is(err, redis.ErrClosed):
+		case closed || errors.Is(err, redis.ErrClosed):
+			return
+		case err == nil && late > 0: // the breaker has opened before: the command may overtake this one
+			f.pauseFor(late)
+			continue
+		case err == nil:
 			return
 		case client.Unreachable(err):
 			end = time.Now().Add(f.LockTTL)
@@ -249,9 +255,14 @@ func (f *Filler) abandon(ctx context.Context, lock filllock.Lock) {
 // of the client.
 func (f *Filler) pauseUntilBack(key string) {
 	for away := true; away && !f.closed(); away = f.Client.Away(key) && !f.Client.Gone() {
-		select {
-		case <-f.Closing:
-		case <-time.After(wait.MaxPause):
-		}
+		f.pauseFor(wait.MaxPause)
+	}
+}
+
+// pauseFor pauses until the cache is closed.
+func (f *Filler) pauseFor(d time.Duration) {
+	select {
+	case <-f.Closing:
+	case <-time.After(d):
 	}
 }

@@ -180,7 +180,7 @@ func (x *filling) storeOrRelease(ctx context.Context, o *outcome, data []byte,
 		o.info.Fenced, note = data != nil, filllock.ReleaseNote{}
 	case data != nil:
 		kept := x.Store.KeptFor(o.Life)
-		ours, err = client.Retry(ctx, x.Client.Timeout, client.Again, func(within time.Duration) (bool, error) {
+		ours, err = client.Retry(ctx, x.Client.Timeout, x.Client.Again(x.lock.Keys.Lock), func(within time.Duration) (bool, error) {
 			return x.lock.Store(ctx, within, data, kept)
 		})
 		o.info.Stored, o.info.Fenced, o.info.StoreErr = ours, err == nil && !ours, err
@@ -192,7 +192,7 @@ func (x *filling) storeOrRelease(ctx context.Context, o *outcome, data []byte,
 		}
 		x.backOff(&note) // the server would refuse the next value, too
 	}
-	ours, err = client.Retry(ctx, x.Client.Timeout, client.Again, func(within time.Duration) (bool, error) {
+	ours, err = client.Retry(ctx, x.Client.Timeout, x.Client.Again(x.lock.Keys.Lock), func(within time.Duration) (bool, error) {
 		return x.lock.Release(ctx, within, note)
 	})
 	return ours && valid, err

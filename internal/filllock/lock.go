@@ -7,6 +7,7 @@ import (
 	"context"
 	"crypto/rand"
 	_ "embed"
+	"errors"
 	"fmt"
 	"time"
 
@@ -54,6 +55,7 @@ type Lock struct {
 	// InDoubt is set when a command to take the lock was not answered and may still arrive, or when the
 	// lock could not be released. Such an attempt must be abandoned in the end.
 	InDoubt bool
+	late    time.Time // from then on a command in doubt takes nothing
 
 	// Convoy is with what the next GetOrLock, Store or Release goes, or nil.
 	Convoy *client.Convoy
@@ -138,7 +140,12 @@ func (l *Lock) GetOrLock(ctx context.Context, within time.Duration, q Query) (Re
 	}
 	switch {
 	case err != nil:
-		l.InDoubt = l.InDoubt || q.Take && client.Unreachable(err) && !client.Unsent(err)
+		if q.Take && client.Unreachable(err) && !client.Unsent(err) {
+			l.InDoubt = true
+			if errors.Is(err, client.ErrAway) { // before its time was over
+				l.late = time.Now().Add(within)
+			}
+		}
 	case r.Status == Locked:
 		l.held, l.stamp = sent, r.Text
 	}
@@ -204,8 +211,11 @@ func (l *Lock) Release(ctx context.Context, within time.Duration, v ReleaseNote)
 		v.Failure, v.RetryAfter.Milliseconds(), v.life(l.ttl).Milliseconds(), v.Drop)
 }
 
+// Late returns when a command of the attempt that is still in transit takes nothing any more.
+func (l *Lock) Late() time.Time { return l.late }
+
 // Abandon gives up an attempt whose outcome is unknown: it releases the lock if the attempt has taken it.
-// A command of it that is still in transit is late by now. If the clock of the server has been set back
+// A command of it that is still in transit is to be late by now, or Abandon is to be repeated then. If the clock of the server has been set back
 // since, the server refuses it for the TTL of the lock, unless another attempt uses the lock in between.
 func (l *Lock) Abandon(ctx context.Context) (bool, error) {
 	what := client.Command{Op: "abandon", Key: l.Keys.Lock, Within: l.client.Timeout, Script: abandonScript}

@@ -201,7 +201,7 @@ func (x *Index) Note(ctx context.Context, notes []Note, since *Sequences) (*Note
 	pages := pagesOf(notes)
 	epochs := make([]string, len(pages))
 	err := inParallel(len(pages), func(i int) (err error) {
-		epochs[i], err = client.Retry(ctx, x.client.Timeout, client.Unreachable, func(within time.Duration) (string, error) {
+		epochs[i], err = client.Retry(ctx, x.client.Timeout, x.client.Again(x.book(pages[i].book)), func(within time.Duration) (string, error) {
 			return x.note(ctx, within, pages[i], since)
 		})
 		return err
