@@ -87,9 +87,9 @@ func explain(op, name string, err error) error {
 }
 
 // isTemporary reports whether a command that failed is worth a retry: the server cannot be reached,
-// or cannot write now.
+// or cannot write now, or this process was held up until its command was late.
 func isTemporary(err error) bool {
-	return !errors.Is(err, redis.ErrClosed) && (client.Unreachable(err) ||
+	return !errors.Is(err, redis.ErrClosed) && (client.Unreachable(err) || client.Late(err) ||
 		redis.IsReadOnlyError(err) || redis.IsOOMError(err) ||
 		redis.HasErrorPrefix(err, "NOREPLICAS") || redis.HasErrorPrefix(err, "MISCONF"))
 }
