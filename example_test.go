@@ -138,7 +138,7 @@ func ExampleCache_Close() {
 	// all is well <nil>
 }
 
-// A Loader that panics fails only its own load. The stack is that of the Loader.
+// A Loader that panics fails only its own load. Its stack shows where the Loader panicked.
 func ExamplePanicError() {
 	prices, stop := embeddedCache[int]("prices", time.Minute, nil)
 	defer stop()
@@ -157,8 +157,8 @@ func ExamplePanicError() {
 	// stack: true
 }
 
-// A waiter gets the text of an error from another process. So does a caller that gets a stale value
-// because that load has failed.
+// A waiter gets the text of an error from another process. A caller that gets a stale value because
+// that load has failed gets it in ValueInfo.Err.
 func ExampleRemoteError() {
 	rdb, stop := embeddedRedis()
 	defer stop()
@@ -307,7 +307,7 @@ func ExampleCache_GetOrLoadInfo() {
 	// 7, 0s old: price service is down
 }
 
-// The loader gets the keys that are missing. One that it leaves out does not exist.
+// The loader gets the keys that are missing. A key that it leaves out does not exist.
 func ExampleCache_GetOrLoadMany() {
 	prices, stop := embeddedCache[int]("prices", time.Minute, nil)
 	defer stop()

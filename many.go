@@ -25,8 +25,9 @@ type ManyLoader[T any] func(ctx context.Context, keys []string) (map[string]T, e
 // Keys on a master of a Cluster that is slow to answer, and keys that are deleted while others load
 // them, are loaded by another call of load.
 //
-// The map has what exists. Other errors come as a [*ManyError], beside the values of the other
-// keys; when ctx ends, beside those that were found by then.
+// The map holds the values that exist. It is valid even if the error is a [*ManyError], which has
+// the error of each key that failed. When ctx ends, the map holds the values that were found by
+// then.
 func (c *Cache[T]) GetOrLoadMany(ctx context.Context, keys []string, load ManyLoader[T]) (map[string]T, error) {
 	if load == nil {
 		return nil, errNoLoader

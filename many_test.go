@@ -390,7 +390,7 @@ func TestGetOrLoadMany_Deadline(t *testing.T) {
 	})
 }
 
-// A Delete, Set or Expire during a load refuses the value of its own key only.
+// A Delete, Set or Expire during a load refuses the value of its key only.
 func TestGetOrLoadMany_Invalidation(t *testing.T) {
 	type cache = *singlefill.Cache[string]
 	for what, invalidate := range map[string]func(ctx context.Context, c cache) error{
