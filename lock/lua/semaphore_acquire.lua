@@ -22,8 +22,8 @@
 --
 -- holders has the end of each lease, in ms of the server's clock; details has the fence of each
 -- lease, the size, and, if the largest one counts, until when it counts for processes with a smaller
--- one: for the life of a lease after the last grant to a process that has it. The reservation is like
--- that of a mutex, and keeps one place.
+-- one: for the life of a lease after the last grant to a process that has it. The reservation works
+-- as for a mutex, and keeps one place.
 
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
