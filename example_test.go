@@ -337,6 +337,37 @@ func ExampleCache_GetOrLoadMany() {
 	// map[coffee:9 milk:2 tea:7] <nil>
 }
 
+// A loader that has failed for some keys names them. The others are stored, and not loaded again.
+func ExampleManyLoader_manyError() {
+	prices, stop := embeddedCache[int]("prices", time.Minute, nil)
+	defer stop()
+
+	shop := map[string]int{"tea": 7, "coffee": 9}
+	load := func(ctx context.Context, items []string) (map[string]int, error) {
+		fmt.Println("asking for the prices of", len(items), "items")
+		found, failed := make(map[string]int), make(map[string]error)
+		for _, item := range items {
+			if price, ok := shop[item]; ok {
+				found[item] = price
+			} else {
+				failed[item] = errors.New("its shop is closed")
+			}
+		}
+		return found, &singlefill.ManyError{Errs: failed} // without errors it is none
+	}
+
+	ctx := context.Background()
+	for range 2 {
+		found, err := prices.GetOrLoadMany(ctx, []string{"tea", "coffee", "gold"}, load)
+		fmt.Println(found, err)
+	}
+	// Output:
+	// asking for the prices of 3 items
+	// map[coffee:9 tea:7] singlefill: key "gold": its shop is closed
+	// asking for the prices of 1 items
+	// map[coffee:9 tea:7] singlefill: key "gold": its shop is closed
+}
+
 // Get reads the cache only. ErrMiss says nothing about the source; ErrNotFound does.
 func ExampleCache_Get() {
 	names, stop := embeddedCache[string]("names", time.Hour, nil)
