@@ -76,9 +76,7 @@ func (a *attempt) wait(ctx context.Context) (got grant, err error) {
 		case err == nil && r.state == busy:
 			q.noteBusy(a, r)
 		case err == nil:
-			if err := a.refused(r); r.state != otherSize || !q.noteConflict(err) {
-				return grant{}, err
-			}
+			return grant{}, a.refused(r)
 		case endedBy(ctx, err):
 			return grant{}, a.gaveUp(ctx)
 		case !isTemporary(err) || ctx.Err() != nil || !q.noteFailure(a, err):
@@ -154,9 +152,6 @@ func (a *attempt) retry(ctx context.Context, req request) (r reply, sent time.Ti
 
 // refused returns the caller's error for a reply that is neither held nor busy.
 func (a *attempt) refused(r reply) error {
-	if s, ok := a.kind.(semaphore); ok && r.state == otherSize {
-		return fmt.Errorf("%w: size of %.100q is %d here, and %d with its holders", ErrConflict, a.name, s.size, r.number)
-	}
 	return fmt.Errorf("lock: acquire %.100q: unexpected state %q", a.name, r.state)
 }
 
@@ -173,8 +168,6 @@ func (a *attempt) gaveUp(ctx context.Context) error {
 		return a.explain(ctx, why)
 	case last == none:
 		return a.noAnswer(ctx)
-	case why != nil:
-		return fmt.Errorf("%w: %w", why, ctx.Err())
 	}
 	return fmt.Errorf("%w: %w", errBusy(a.name), ctx.Err())
 }

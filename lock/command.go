@@ -35,8 +35,8 @@ func (o *owner) runAcquire(ctx context.Context, within time.Duration, s client.S
 	})
 }
 
-func (o *owner) runRenew(ctx context.Context, s client.Script, keys ...string) (bool, error) {
-	call := o.onLease(s, keys, o.opts.TTL.Milliseconds())
+func (o *owner) runRenew(ctx context.Context, s client.Script, keys []string, args ...any) (bool, error) {
+	call := o.onLease(s, keys, append([]any{o.opts.TTL.Milliseconds()}, args...)...)
 	return run(ctx, o, command{"renew", o.opts.RedisTimeout, s, call}, isDone)
 }
 
@@ -60,7 +60,7 @@ func (o *owner) onLease(s client.Script, keys []string, args ...any) []any {
 	return append(append(call, o.token), args...)
 }
 
-// isDone reads the answer to such a command: whether the script has changed anything.
+// isDone reads the answer to such a call: whether the script has changed it.
 func isDone(cmd *redis.Cmd) (bool, error) {
 	done, err := cmd.Int()
 	return done == 1, err

@@ -53,7 +53,7 @@
 //   - [ErrAmbiguous]: a command was sent and not answered. The caller holds nothing. What the server
 //     may have granted is given back in the background, or ends after TTL.
 //   - [ErrNotReleased], from Do: its function has run, and the lease could not be given back.
-//   - [ErrConflict]: a lock of another kind or size, or some other data, uses this name.
+//   - [ErrConflict]: a lock of another kind, or some other data, uses this name.
 //   - Any other error: a setting has to change, for example a missing permission.
 //
 // Only ErrLost and ErrNotReleased come from Do after its function has run.
@@ -70,7 +70,7 @@
 // # What one Redis can promise
 //
 // While the server keeps its data, a mutex never has two holders and a semaphore never has more
-// than size holders, by the server's clock. Leases are lost by a failover to a lagging replica, a
+// than size holders, by the server's clock. While processes have different sizes, the largest one counts. Leases are lost by a failover to a lagging replica, a
 // restart without persistence, an eviction and a FLUSHALL. Their holders learn it at the next
 // renewal; other processes may hold the lock before that. Give locks a Redis whose maxmemory-policy
 // is noeviction. This is not Redlock, and more servers do not make it safer.

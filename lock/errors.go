@@ -35,8 +35,8 @@ var (
 	// TTL.
 	ErrNotReleased = errors.New("lock: not released")
 
-	// ErrConflict is returned when the name is used in another way: by a lock of another kind, by a
-	// semaphore of another size, or by another program. Nothing was granted.
+	// ErrConflict is returned when the name is used in another way: by a lock of another kind, or by
+	// another program. Nothing was granted.
 	ErrConflict = errors.New("lock: conflict")
 )
 

@@ -13,7 +13,7 @@ type fleetSemaphore struct{ *Locker }
 
 func init() {
 	fleetlock.New = func(rdb redis.UniversalClient, o fleetlock.Options) (fleetlock.Semaphore, error) {
-		l, err := newLocker(rdb, o.Name, semaphore{size: o.Size, largest: true}, &Options{
+		l, err := newLocker(rdb, o.Name, semaphore{o.Size}, &Options{
 			TTL: o.TTL, MaxHold: o.MaxHold, RedisTimeout: o.RedisTimeout, Trace: &Trace{RedisError: o.RedisError},
 		}, func(string) keys { return keysAt(o.Key) })
 		return fleetSemaphore{l}, err

@@ -24,7 +24,7 @@ func (mutex) acquire(ctx context.Context, o *owner, within time.Duration, r requ
 }
 
 func (mutex) renew(ctx context.Context, o *owner) (bool, error) {
-	return o.runRenew(ctx, mutexRenew, o.keys.lock, o.keys.ended)
+	return o.runRenew(ctx, mutexRenew, []string{o.keys.lock, o.keys.ended})
 }
 
 func (mutex) release(ctx context.Context, o *owner, within time.Duration) (bool, error) {
@@ -62,25 +62,18 @@ func (fair) abandon(ctx context.Context, o *owner) error {
 
 func (fair) queues() bool { return true }
 
-// A semaphore is a set of holders, each with the end of its lease. If processes disagree on the size,
-// either the largest one counts, or those that come second get otherSize.
-type semaphore struct {
-	size    int
-	largest bool
-}
+// A semaphore is a set of holders, each with the end of its lease. While processes disagree on the size,
+// the largest one counts.
+type semaphore struct{ size int }
 
 func (s semaphore) acquire(ctx context.Context, o *owner, within time.Duration, r request) (reply, error) {
 	reserved, since, waiting := o.waits(r)
-	largest := 0
-	if s.largest {
-		largest = 1
-	}
 	keys := []string{o.keys.reservation, o.keys.waiting, o.keys.details}
-	return o.runAcquire(ctx, within, semaphoreAcquire, keys, reserved, since, waiting, s.size, largest)
+	return o.runAcquire(ctx, within, semaphoreAcquire, keys, reserved, since, waiting, s.size)
 }
 
-func (semaphore) renew(ctx context.Context, o *owner) (bool, error) {
-	return o.runRenew(ctx, semaphoreRenew, o.keys.lock, o.keys.ended, o.keys.details)
+func (s semaphore) renew(ctx context.Context, o *owner) (bool, error) {
+	return o.runRenew(ctx, semaphoreRenew, []string{o.keys.lock, o.keys.ended, o.keys.details}, s.size)
 }
 
 func (semaphore) release(ctx context.Context, o *owner, within time.Duration) (bool, error) {

@@ -40,8 +40,8 @@ type Locker struct {
 // mutex returns [ErrConflict]; without waiters it does not notice the fair mutex.
 //
 // NewMutex does no I/O. It returns an error that names the argument, its value and what is allowed
-// when rdb is nil or a pipeline, name is empty, or opts are incoherent. The same holds for
-// [NewFairMutex] and [NewSemaphore].
+// when rdb is nil or a pipeline, name is empty, or opts are incoherent. So do [NewFairMutex] and
+// [NewSemaphore].
 func NewMutex(rdb redis.UniversalClient, name string, opts *Options) (*Locker, error) {
 	return newLocker(rdb, name, mutex{}, opts, keysOf)
 }
@@ -61,16 +61,16 @@ func NewFairMutex(rdb redis.UniversalClient, name string, opts *Options) (*Locke
 }
 
 // NewSemaphore returns a [Locker] of which at most size leases are held at a time. Each lease ends
-// and is renewed independently. Waiters are served like the waiters of a mutex.
+// and is renewed independently. Waiters are served as those of a mutex are.
 //
-// While a lease is held, a caller with another size gets [ErrConflict]. Waiters that arrived before
-// holders of another size keep waiting, until the sizes agree again or their context ends; in the
-// latter case they get ErrConflict, too.
+// While processes have different sizes, as during a deployment, the largest one counts for all: it
+// applies until [Options.TTL] after the last grant or renewal to a process that has it. Holders keep their
+// leases when a smaller size applies; the next one is granted when fewer than size are held.
 func NewSemaphore(rdb redis.UniversalClient, name string, size int, opts *Options) (*Locker, error) {
 	if size < 1 {
 		return nil, fmt.Errorf("lock: size of %.100q is %d: at least 1 is allowed", name, size)
 	}
-	return newLocker(rdb, name, semaphore{size: size}, opts, keysOf)
+	return newLocker(rdb, name, semaphore{size}, opts, keysOf)
 }
 
 func newLocker(rdb redis.UniversalClient, name string, kind kind, opts *Options,
@@ -98,8 +98,8 @@ func newLocker(rdb redis.UniversalClient, name string, kind kind, opts *Options,
 	return l, nil
 }
 
-// AddTrace adds functions for the leases that are acquired from now on. The functions of
-// [Options.Trace] are called before them. They cannot be removed.
+// AddTrace adds functions to those of [Options.Trace], which are called first. They are called for the
+// leases that are acquired from now on, and cannot be removed.
 func (l *Locker) AddTrace(t *Trace) {
 	for {
 		old := l.trace.Load()
@@ -140,7 +140,7 @@ func (l *Locker) redisFailed(ctx context.Context, op string, err error) {
 //     until ctx ended. Nothing was acquired.
 //   - [ErrAmbiguous]: a command was sent and not answered. What it may have acquired is given back in
 //     the background, or ends after TTL.
-//   - [ErrConflict]: a lock of another kind or size, or some other data, uses this name.
+//   - [ErrConflict]: a lock of another kind, or some other data, uses this name.
 //   - Any other error: a setting has to change, for example a missing permission.
 //
 // If ctx has ended, the error also is ctx.Err(), by errors.Is. If no answer came before, its text says

@@ -80,15 +80,15 @@ func (m *stageModel) take(who string, size int) string {
 	if len(m.holds) == 0 {
 		m.size = 0
 	}
+	largest := max(m.size, size)
 	switch {
-	case m.size != 0 && m.size != size:
-		return fmt.Sprint("size ", m.size)
 	case m.holds[who]:
+		m.size = largest
 		return "same"
-	case len(m.holds) >= size:
+	case len(m.holds) >= largest:
 		return busy
 	}
-	m.holds[who], m.size = true, size
+	m.holds[who], m.size = true, largest
 	return held
 }
 

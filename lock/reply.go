@@ -22,7 +22,7 @@ type request struct {
 // A reply is the answer to a request.
 type reply struct {
 	state  string
-	number int64 // held: the fence; busy: ask again within so many ms; otherSize: that size
+	number int64 // held: the fence; busy: ask again within so many ms
 	free   bool  // busy, but not held: it is kept for another waiter
 
 	ahead     int64         // number of waiters ahead in the queue; -1: unknown
@@ -39,10 +39,9 @@ func (r reply) left() time.Duration {
 
 // States of a reply.
 const (
-	held      = "held"
-	busy      = "busy"
-	kept      = "kept" // becomes busy and free
-	otherSize = "size"
+	held = "held"
+	busy = "busy"
+	kept = "kept" // becomes busy and free
 )
 
 // parseReply reads the answer of a script that acquires.

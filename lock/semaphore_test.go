@@ -3,10 +3,8 @@ package lock_test
 import (
 	"context"
 	"fmt"
-	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
@@ -41,62 +39,91 @@ func TestNewSemaphore_ManyRounds(t *testing.T) {
 	wantKeys(t, s.Admin(), name, ":fence")
 }
 
-// A caller with another size gets ErrConflict, which names both sizes, while a lease is held.
+// Processes with two sizes compete, as during a deployment: the larger size is never exceeded, and each
+// caller gets its place.
 //
 //fault:disagreement
-func TestNewSemaphore_OtherSize(t *testing.T) {
+func TestNewSemaphore_TwoSizes(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		const rounds = 10
 		name := redistest.Namespace(t)
-		of := func(size int) *lock.Locker { return semaphore(t, rdb, name, size, patient(lock.Options{})) }
-		wantRefused := func(here, there int) {
-			t.Helper()
-			_, err := of(here).Acquire(t.Context())
-			wantIs(t, "Acquire", err, lock.ErrConflict)
-			want := fmt.Sprintf("size of %q is %d here, and %d with", name, here, there)
-			if err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("%v, want it to say %q", err, want)
-			}
+		c := &locktest.Crowd{Kind: locktest.Kind{Name: "semaphore", Size: 5}}
+		for i := range 10 {
+			k := locktest.Kind{Name: "semaphore", Size: 3 + 2*(i%2)}
+			c.Lockers = append(c.Lockers, k.Locker(t, rdb, name, locktest.Patient, locktest.Long))
 		}
-		a, b := mustTry(t, of(3)), mustTry(t, of(3))
-		wantRefused(33, 3)
-		mustRelease(t, a)
-		wantRefused(2, 3)
-		mustRelease(t, b)
-		c := mustTry(t, of(33))
-		wantRefused(3, 33)
-		mustRelease(t, c)
+		c.Run(t, 2, func(turns int) bool { return turns < rounds })
+		c.Want(t, 20*rounds)
 	})
 }
 
-// A waiter goes on when the first holder of another size gets in, and gets ErrConflict if that
-// lasts.
+// The larger of two sizes counts while a process that has it holds a lease, and until TTL after its last
+// renewal; then the smaller one.
 //
 //fault:disagreement
-func TestNewSemaphore_WaiterOfAnotherSize(t *testing.T) {
+func TestNewSemaphore_LargerSizeWhileItIsUsed(t *testing.T) {
 	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		redistest.Mute(m) // so that no waiter asks at the instant of a release
-		sized := func(size int) *lock.Locker { return semaphore(t, redistest.NewMiniClient(t, m), "n", size, nil) }
-		other := sized(2)
-		holder := mustAcquire(t, sized(1))
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
+		opts := &lock.Options{TTL: 9 * time.Second}
+		small := semaphore(t, rdb, "n", 3, opts)
+		large := semaphore(t, redistest.NewMiniClient(t, m), "n", 5, opts)
+		var leases []*lock.Lease
+		defer func() {
+			for _, lease := range leases { // of a test that has failed
+				_ = lease.Release(context.Background())
+			}
+		}()
+		take := func(n int) {
+			t.Helper()
+			for range n {
+				leases = append(leases, mustTry(t, small))
+			}
+			wantBusy(t, small)
+		}
+		release := func(n int) {
+			t.Helper()
+			for _, lease := range leases[:n] {
+				mustRelease(t, lease)
+			}
+			leases = leases[n:]
+		}
+		take(3)
+		last := mustTry(t, large)
+		defer last.Release(context.Background()) // if the test has failed
+		take(1)
+		time.Sleep(10 * opts.TTL) // the grant was long ago
+		release(1)
+		take(1)
+		mustRelease(t, last)
+		time.Sleep(opts.TTL / 2)
+		take(1)
+		time.Sleep(opts.TTL)
+		release(2)
+		wantBusy(t, small)
+		release(2)
+		take(2)
+		release(3)
+	})
+}
+
+// A waiter does not have to wait for a release when a process with a larger size has made place for it.
+func TestNewSemaphore_LargerSizeWakesWaiter(t *testing.T) {
+	inBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		small := semaphore(t, rdb, "n", 1, nil)
+		large := semaphore(t, redistest.NewMiniClient(t, m), "n", 3, nil)
+		defer mustRelease(t, mustTry(t, small))
 		var wg sync.WaitGroup
 		wg.Go(func() {
-			_, err := sized(1).Acquire(ctx)
-			wantIs(t, "a waiter until ctx has ended", err, lock.ErrConflict, context.DeadlineExceeded)
+			ctx, cancel := context.WithTimeout(t.Context(), 1010*time.Millisecond)
+			defer cancel()
+			lease, err := small.Acquire(ctx)
+			if err != nil {
+				t.Errorf("a waiter of the smaller size: %v", err)
+			}
+			_ = lease.Release(ctx)
 		})
-		wg.Go(func() { mustRelease(t, mustAcquire(t, sized(1))) })
-		synctest.Wait()
-		time.Sleep(100 * time.Millisecond)
-		_, err := other.Acquire(t.Context())
-		wantIs(t, "another size at first", err, lock.ErrConflict)
-		mustRelease(t, holder)
-		if holder, err = other.TryAcquire(t.Context()); err != nil {
-			t.Fatal(err) // no time has passed in which a waiter could ask
-		}
-		time.Sleep(5 * time.Second)
-		mustRelease(t, holder)
+		time.Sleep(time.Second) // it listens
+		defer mustRelease(t, mustTry(t, large))
 		wg.Wait()
 	})
 }

@@ -22,8 +22,7 @@ import (
 //	A waits -> busy 2     a player asks for a fair mutex, and queues if it is busy; 2 waiters are ahead
 //	A tries -> busy 2     the same without a place in the queue
 //	A takes 3 -> held     of a semaphore of size 3; it is 1 if there is no number
-//	A shares 3 -> held    of one whose largest size counts
-//	A renews, A releases, A abandons
+//	A renews, A releases, A abandons; of a semaphore with a size behind it
 //	queue -> A B          what there is: queue, alive, holder, holders, details, keys, mark A
 //	lives A -> 60         the seconds for which a waiter, or a holder of a semaphore, counts as alive
 //	ttl queue -> 120      the life of a key; up to 15 s less will do
@@ -216,14 +215,11 @@ func (s *stage) change(verb, what string) (ok bool) {
 // play has a player send a command.
 func (s *stage) play(who, verb string, size int) string {
 	o := s.owner(who, size)
-	if verb == "shares" {
-		o.kind = semaphore{size: size, largest: true}
-	}
 	ctx, within := s.t.Context(), o.opts.RedisTimeout
 	var ok bool
 	var err error
 	switch verb {
-	case "waits", "tries", "takes", "shares":
+	case "waits", "tries", "takes":
 		r, err := o.kind.acquire(ctx, o, within, request{enqueue: verb == "waits"})
 		s.again = r.number
 		switch {
@@ -231,8 +227,6 @@ func (s *stage) play(who, verb string, size int) string {
 			return s.failed("acquire", err)
 		case r.state == busy && (verb == "waits" || verb == "tries"):
 			return fmt.Sprint("busy ", r.ahead)
-		case r.state == otherSize:
-			return fmt.Sprint("size ", r.number)
 		case r.state == busy && (r.number <= 0 || r.number > stageLife.Milliseconds()):
 			return fmt.Sprintf("busy, to be asked again in %d ms", r.number)
 		case r.state != held:
@@ -433,20 +427,25 @@ var semaphorePlays = map[string]string{
 	"keys are gone with the last holder": `
 		A takes 2 -> held; B takes 2 -> held; A releases -> yes; keys -> lock details; C takes 2 -> held;
 		C abandons -> yes; details -> B; B abandons -> yes; keys ->`,
-	"another size is refused while there are holders": `
-		A takes 2 -> held; B takes 3 -> size 2; B takes 1 -> size 2; B takes 2 -> held; A releases -> yes;
-		C takes 3 -> size 2; B releases -> yes; C takes 3 -> held; A takes 2 -> refused; D takes 2 -> size 3`,
 	"the largest size counts, whichever came first": `
-		A shares 2 -> held; B shares 3 -> held; C shares 2 -> held; D shares 2 -> busy; D shares 3 -> busy;
-		holders -> A B C; details -> A B C; A shares 2 -> same; A releases -> yes; D shares 2 -> held;
-		E takes 2 -> size 3; E takes 3 -> busy`,
+		A takes 2 -> held; B takes 3 -> held; C takes 2 -> held; D takes 2 -> busy; D takes 3 -> busy;
+		holders -> A B C; details -> A B C; A takes 2 -> same; A releases -> yes; D takes 2 -> held;
+		holders -> B C D`,
 	"the largest size counts for as long as a process uses it": `
-		A shares 3 -> held; B shares 2 -> held; C shares 2 -> held; past size; C releases -> yes;
-		D shares 2 -> busy; A releases -> yes; D shares 2 -> held; E shares 2 -> busy; E shares 3 -> held;
-		F shares 2 -> busy; holders -> B D E`,
-	"the largest size of a process that tells no end of it": `
-		A takes 3 -> held; B shares 2 -> held; C shares 2 -> held; D shares 2 -> busy; D takes 3 -> busy;
-		past size; A releases -> yes; D shares 2 -> busy; B releases -> yes; D shares 2 -> held; holders -> C D`,
+		A takes 3 -> held; B takes 2 -> held; C takes 2 -> held; past size; C releases -> yes;
+		D takes 2 -> busy; A releases -> yes; D takes 2 -> held; E takes 2 -> busy; E takes 3 -> held;
+		F takes 2 -> busy; holders -> B D E`,
+	"a process that renews a lease uses its size": `
+		A takes 3 -> held; B takes 2 -> held; past size; B renews 2 -> yes; C takes 2 -> busy; A renews 3 -> yes;
+		C takes 2 -> held; D takes 2 -> busy; holders -> A B C`,
+	"a renewal brings back a size that a smaller one has replaced": `
+		A takes 3 -> held; past size; B takes 2 -> held; C takes 2 -> busy; A renews 3 -> yes; C takes 2 -> held;
+		past size; A releases -> yes; B renews 2 -> yes; D takes 2 -> busy; C releases -> yes; D takes 2 -> held`,
+	"a lease that has ended brings back no size": `
+		A takes 3 -> held; B takes 2 -> held; past size; dead A; A renews 3 -> no; C takes 2 -> held;
+		D takes 2 -> busy; holders -> B C`,
+	"a size is gone with the last holder": `
+		A takes 3 -> held; A releases -> yes; B takes 2 -> held; C takes 2 -> held; D takes 2 -> busy`,
 	"lost details cost no place, and give none": `
 		A takes 2 -> held; B takes 2 -> held; del details; C takes 2 -> busy; A renews -> yes; A releases -> yes;
 		C takes 2 -> held; D takes 2 -> busy; holders -> B C`,

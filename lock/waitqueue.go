@@ -15,7 +15,7 @@ import (
 type waitQueue struct {
 	id string // begins the tokens of the attempts, and ends the name of the channel
 
-	mu      sync.Mutex // taken before wake.Listener.mu; the Listener does not hold its mutex while it delivers messages
+	mu      sync.Mutex // before that of the wake.Listener, which tells of messages without holding its own
 	waiters []*attempt // protected by mu, as all fields below
 	arrived int64      // number of waiters so far
 	kept    time.Time  // when the places in the server's queue were last prolonged
@@ -23,7 +23,7 @@ type waitQueue struct {
 
 	lastAnswer time.Time
 	news       news
-	why        error // why no lease can be had, if not because it is busy
+	why        error // of the last command, if it failed
 
 	listening
 }
@@ -33,7 +33,7 @@ type news int
 
 const (
 	none     news = iota // no command has ended since it had no waiters
-	answered             // the lock is busy, or cannot be had for another reason
+	answered             // the lock is busy
 	silent               // the command failed
 )
 
@@ -80,7 +80,7 @@ func (q *waitQueue) leave(a *attempt, granted bool) {
 	defer q.mu.Unlock()
 	q.remove(a)
 	if granted {
-		q.noteAnswer(nil)
+		q.noteAnswer()
 		q.useless = 0
 	}
 	if granted || len(q.waiters) == 0 {
@@ -135,7 +135,7 @@ func (q *waitQueue) request(a *attempt) request {
 func (q *waitQueue) noteBusy(a *attempt, r reply) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.noteAnswer(nil)
+	q.noteAnswer()
 	b := &q.bypass
 	if b.since == 0 {
 		b.since, b.last = r.lastFence+r.age.Microseconds(), r.lastFence
@@ -165,19 +165,10 @@ func (q *waitQueue) noteHeld(a *attempt, r reply) {
 	q.noteMissed(a, r)
 }
 
-// noteConflict notes that the holders use another size. It reports whether the waiters wait for the
-// holders to leave, because they arrived earlier.
-func (q *waitQueue) noteConflict(why error) (wait bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.noteAnswer(why)
-	return q.bypass.since != 0
-}
-
 // noteAnswer notes that the server answers. The caller holds mu.
-func (q *waitQueue) noteAnswer(why error) {
+func (q *waitQueue) noteAnswer() {
 	before := q.news
-	q.news, q.why, q.lastAnswer = answered, why, time.Now()
+	q.news, q.why, q.lastAnswer = answered, nil, time.Now()
 	if before != silent {
 		return
 	}
@@ -205,7 +196,7 @@ func (q *waitQueue) noteFailure(a *attempt, why error) (goesOn bool) {
 	return a.failed == nil
 }
 
-// reason returns why the attempt has no lease: the last failure, or another reason than that the lock is busy.
+// reason returns why the attempt has no lease: the last failure, if any.
 func (q *waitQueue) reason(a *attempt) (last news, why error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -35,8 +35,8 @@ func (k *clock) see(micros int64) {
 
 // at returns what the server's clock, in µs, shows at a time of this process, or a little less: the time
 // in a reply is of before the reply arrived. So a command that is given this time is never executed for a
-// caller that has left by then. Nor is a command refused whose reply would have come in time, unless that
-// reply were quicker than the reply that brought the time; then the refusal brings a better time.
+// caller that has left by then. Nor is one refused whose reply would have come in time, unless that
+// reply were quicker than the one that brought the time; then the refusal brings a better one.
 func (k *clock) at(t time.Time) int64 {
 	ahead := k.ahead.Load()
 	if ahead == 0 { // the server refuses to tell
@@ -52,7 +52,7 @@ type glance struct {
 }
 
 // look asks for the time unless the clock is known. Commands that need it at the same time share one
-// question. A time of 0 means that the server refuses to tell.
+// question. A time of 0 is one that the server refuses to tell.
 func (k *clock) look(ctx context.Context, timeout time.Duration, ask func() (micros int64, err error)) error {
 	if k.known() {
 		return nil

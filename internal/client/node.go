@@ -163,8 +163,8 @@ func (c *Client) doubt(n *node, since time.Time) {
 }
 
 // Reachable asks the node of key for an answer now, even while its breaker is open. It returns false only
-// if the node did not answer a command sent after a time: the time of the call, or an earlier time. If ctx
-// ends first, or the breaker opens, it returns true. Concurrent callers share a command.
+// if the node did not answer a command sent after a time: that of the call, or an earlier one. If ctx ends
+// first, or the breaker opens, it returns true. Concurrent callers share a command.
 func (c *Client) Reachable(ctx context.Context, key string, after time.Time) bool {
 	n := c.nodeOf(key)
 	err := c.reach(ctx, n, after)
@@ -173,8 +173,8 @@ func (c *Client) Reachable(ctx context.Context, key string, after time.Time) boo
 
 var errSilent = errors.New("no answer to a ping")
 
-// reach pings a node, unless a ping sent after a time has shown that it does not answer. The callers that
-// have waited for a ping to be sent share its outcome.
+// reach pings a node, unless one sent after a time has shown that it does not answer. What a ping finds out
+// is shared by those who have waited for it to be sent.
 func (c *Client) reach(ctx context.Context, n *node, after time.Time) error {
 	if n.silent(after, c.least()) {
 		return errSilent

@@ -1,5 +1,4 @@
-// Package event counts what happens in a cache, and calls its Trace. All rooms report to a Sink, which calls
-// none of them.
+// Package event counts what happens in a cache, and tells its Trace. Everybody tells a Sink; it asks nobody.
 package event
 
 import (

@@ -5,8 +5,8 @@
 --       4 life of a reservation, ms; 0: this attempt reserves nothing
 --       5 server's time at which its process began to wait, µs, padded with zeros; '': now
 --       6 life of a place among the waiting, ms; 0: this attempt is not to be woken
---       7 size  8 1: if processes disagree on the size, the largest one counts; 0: they must agree
---       9 server's time after which the caller has left, µs: the error LATE, with the time
+--       7 size
+--       8 server's time after which the caller has left, µs: the error LATE, with the time
 --
 -- Returns the fence if this token holds a place, also when it asks again; or {held, fence, 0, 0, 0, 1}
 -- if it is to be woken, and is not among the waiting any more. Otherwise it returns
@@ -17,43 +17,33 @@
 --           added  = 1 if this attempt is among the waiting, and was not before
 --   {kept, number, ahead, last, age, added} the only free place is reserved for another waiter
 --           number = what is left of the reservation, ms
---   {size, number}  number = the size that the present holders use
 --   {refused, 0} this attempt was abandoned or released before the command arrived
 --
 -- holders has the end of each lease, in ms of the server's clock; details has the fence of each
--- lease, the size, and, if the largest one counts, until when it counts for processes with a smaller
--- one: for the life of a lease after the last grant to a process that has it. The reservation works
--- as for a mutex, and keeps one place.
+-- lease, the size, and until when that counts for processes with a smaller one: for the life of a lease
+-- after the last grant or renewal to a process that has it. So the largest size counts while processes
+-- disagree. The reservation is like that of a mutex, and keeps one place.
 
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local ms = math.floor(now / 1000)
 local ended = redis.call('ZSCORE', KEYS[3], ARGV[1])
 if ended and tonumber(ended) > ms then return {'refused', 0} end
-if now > tonumber(ARGV[9]) then return redis.error_reply('LATE ' .. string.format('%.0f', now)) end
+if now > tonumber(ARGV[8]) then return redis.error_reply('LATE ' .. string.format('%.0f', now)) end
 for _, dead in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', ms))) do
   redis.call('ZREM', KEYS[1], dead)
   redis.call('HDEL', KEYS[6], dead)
-end
-
-local function confirm() -- by a write: a replica refuses it, since its data may be old
-  redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', string.format('%.0f', ms))
 end
 
 local taken = redis.call('ZCARD', KEYS[1])
 -- HLEN refuses a foreign key.
 if taken == 0 and redis.call('HLEN', KEYS[6]) > 0 then redis.call('DEL', KEYS[6]) end
 local places = ARGV[7]
-local size = redis.call('HGET', KEYS[6], 'size')
+local size = tonumber(redis.call('HGET', KEYS[6], 'size') or places) or 0
 local sizeUntil
-if size and size ~= ARGV[7] then
-  if ARGV[8] == '0' then
-    confirm()
-    return {'size', tonumber(size)}
-  end
-  local larger = (tonumber(size) or 0) > tonumber(places)
+if size > tonumber(places) then
   sizeUntil = tonumber(redis.call('HGET', KEYS[6], 'sizeUntil') or ms + ARGV[2])
-  if larger and sizeUntil > ms then places = size else sizeUntil = nil end
+  if sizeUntil > ms then places = size else sizeUntil = nil end
 end
 local last = tonumber(redis.call('GET', KEYS[2]) or 0)
 if not last then return redis.error_reply('FOREIGN the key of the fence holds something else') end
@@ -73,7 +63,8 @@ else
       redis.pcall('SET', KEYS[4], me, 'PX', math.max(left, 0) + ARGV[4])
       next = me
     end
-    confirm()
+    -- A write: a replica refuses it, since its data may be old.
+    redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', string.format('%.0f', ms))
     local added = 0
     if ARGV[6] ~= '0' then
       added = awaitWakeUp(KEYS[5], ARGV[1], ARGV[5] ~= '' and ARGV[5] or string.format('%.0f', now), ARGV[6])
@@ -90,12 +81,14 @@ end
 local ends = tonumber(redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')[2] or 0)
 ends = string.format('%.0f', math.max(ms + ARGV[2], ends) + 1000)
 redis.call('PEXPIREAT', KEYS[6], ends)
-redis.call('HSET', KEYS[6], ARGV[1], string.format('%.0f', fence), 'size', places)
-if ARGV[8] == '1' then
-  redis.call('HSET', KEYS[6], 'sizeUntil', string.format('%.0f', sizeUntil or ms + ARGV[2]))
-end
+sizeUntil = string.format('%.0f', sizeUntil or ms + ARGV[2])
+redis.call('HSET', KEYS[6], ARGV[1], string.format('%.0f', fence), 'size', places, 'sizeUntil', sizeUntil)
 redis.call('PEXPIREAT', KEYS[6], ends)
 redis.call('ZADD', KEYS[1], string.format('%.0f', ms + ARGV[2]), ARGV[1])
 redis.call('PEXPIREAT', KEYS[1], ends)
 if next == me then redis.call('DEL', KEYS[4]) end
+if size < tonumber(places) then -- a waiter with the smaller size can have a place, too
+  local free = places - redis.call('ZCARD', KEYS[1])
+  if free > 0 then wakeNext(KEYS[1], KEYS[4], KEYS[5], ARGV[2], free > 1) end
+end
 return granted(fence, KEYS[5], ARGV[1], ARGV[6] ~= '0')
