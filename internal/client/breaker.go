@@ -129,10 +129,31 @@ func (c *Client) noteFailure(call call, err error) bool {
 		return true
 	}
 	failures, since := n.noteFailure(call.sent)
-	if failures == 0 || failures < Limit && !n.mute() || time.Since(n.begun)-since < c.least() {
+	if failures == 0 {
+		c.expect(n, err, call.Key)
+		return true
+	}
+	if failures < Limit && !n.mute() || time.Since(n.begun)-since < c.least() {
 		return true
 	}
 	return c.open(n, err, call.Key)
+}
+
+// expect is called when a command has failed that was sent before the last answer. If that stays the last one, and a
+// ping is not answered either, the breaker opens when all commands sent after it have had their time, as by the failure
+// of the first of them: perhaps none was, and the caller goes on with its next command.
+func (c *Client) expect(n *node, err error, key string) {
+	answered, known := n.answered.Load(), n.overtaken.Load()
+	if known == answered || !n.overtaken.CompareAndSwap(known, answered) {
+		return
+	}
+	last := n.begun.Add(time.Duration(answered))
+	time.AfterFunc(time.Until(last.Add(c.Timeout)), func() {
+		yieldToReaders()
+		if n.mute() && n.answered.Load() == answered && !c.stalled(time.Since(last)) {
+			c.open(n, err, key)
+		}
+	})
 }
 
 // open opens the breaker for all caches and locks that are no more patient. It returns false if it is open for

@@ -193,6 +193,53 @@ func TestBreaker_FailureBeforeAnAnswer(t *testing.T) {
 	})
 }
 
+// A silence is noticed a command's time after the last answer, also by those whose commands were sent before it, and
+// while commands queue. So whoever asks several caches waits for that time once.
+func TestBreaker_AfterTheLastAnswer(t *testing.T) {
+	t.Parallel()
+	for kind, open := range muteKinds() {
+		if kind == "wrapped" { // by a value: two caches on it share nothing
+			continue
+		}
+		for way, get := range gets {
+			for _, others := range []int{0, 5} { // which queue
+				for _, last := range []time.Duration{timeout / 100, timeout / 10, timeout / 3, timeout * 9 / 10} {
+					runInBubble(t, fmt.Sprintf("%s/%s/%d others/%v", kind, way, others, last), func(t *testing.T) {
+						rdb := open(t)
+						a, b := watch(t, rdb, timeout), watch(t, rdb, timeout)
+						a.node.alone.size, a.node.together.size = 3, 2
+						begun := time.Now()
+						request := func() {
+							for _, w := range []*watcher{a, b, a, b} {
+								if err := w.Refusal("k"); err != nil { // a caller asks this first
+									continue
+								}
+								if err := get(w, t.Context()); err == nil {
+									t.Error("answered")
+								}
+							}
+							if took := time.Since(begun); took > last+timeout {
+								t.Errorf("four commands of two caches have waited for %v", took)
+							}
+						}
+						var wg sync.WaitGroup
+						wg.Go(func() {
+							_, _ = Do(t.Context(), a.Client, "last", "k", func(context.Context) (int, error) { time.Sleep(last); return 0, nil })
+						})
+						wg.Go(request)
+						time.Sleep(last)
+						for range others {
+							wg.Go(request)
+						}
+						wg.Wait()
+						time.Sleep(time.Minute)
+					})
+				}
+			}
+		}
+	}
+}
+
 // A slow command alone opens no breaker, even if the server takes nearly half of a command's time for a ping.
 func TestBreaker_SlowPing(t *testing.T) {
 	inBubble(t, func(t *testing.T) {

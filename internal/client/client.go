@@ -236,14 +236,14 @@ func (c *Client) wait(call *call, p parcel) error {
 	var patience <-chan time.Time // of a command that waits for longer
 	for {
 		opening := n.opens()
-		silent := n.silentSince(begun)
+		silent := n.stuckSince(begun)
 		if c.stalled(silent) { // the process was stalled, and answers may be about to arrive
 			begun = time.Now().Add(-c.Timeout * 3 / 4)
-			silent = n.silentSince(begun)
+			silent = n.stuckSince(begun)
 		}
 		if silent >= c.Timeout {
 			yieldToReaders()
-			silent = n.silentSince(begun)
+			silent = n.stuckSince(begun)
 		}
 		err := cmp.Or(ctx.Err(), c.refusal(n))
 		if err == nil && silent >= c.Timeout {
@@ -268,7 +268,7 @@ func (c *Client) wait(call *call, p parcel) error {
 		select {
 		case <-w.admitted:
 			call.sent, call.group = time.Now(), w.group
-			if ctx.Err() == nil && c.away(n) == nil && n.silentSince(begun) < c.Timeout {
+			if ctx.Err() == nil && c.away(n) == nil && n.stuckSince(begun) < c.Timeout {
 				return nil
 			}
 		case <-ctx.Done():
@@ -386,5 +386,8 @@ func (c *Client) observe(ctx context.Context, call call, err error) (answered bo
 		return false
 	}
 	n.noteAnswer()
+	if call.gate != nil {
+		n.moved.Store(n.answered.Load())
+	}
 	return true
 }

@@ -26,11 +26,11 @@ func (l *limit) next(now time.Time, d time.Duration) *sharedLimit {
 	if s == nil || s.d != d || now.Sub(s.begun) >= d/16 {
 		ctx, cancel := context.WithTimeout(context.Background(), d)
 		context.AfterFunc(ctx, cancel)
+		s = &sharedLimit{ctx, d, now}
+		l.latest.Store(s)
 		if l.half != nil {
 			time.AfterFunc(d/2, func() { l.half(now) })
 		}
-		s = &sharedLimit{ctx, d, now}
-		l.latest.Store(s)
 	}
 	return s
 }

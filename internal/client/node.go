@@ -22,6 +22,10 @@ type node struct {
 
 	client  *Client                // that watches it; nil: it has no background
 	watched atomic.Pointer[outage] // the last one
+
+	// In ns since begun:
+	doubted   atomic.Int64 // when a ping of doubt was last sent
+	overtaken atomic.Int64 // the last answer that came after the sending of a command that failed
 }
 
 // newNode returns a node of the server behind rdb. Clients without a background share one, since it has
@@ -149,17 +153,29 @@ func (c *Client) Unanswered(key string, after time.Time) bool {
 
 // doubt pings a node that has not answered commands for half of their time. If they are not answered in time
 // and the ping is not, the breaker opens, so that a caller waits once, however many caches it asks. The ping
-// counts as unanswered after a quarter of the time, until the answer comes. While commands queue there is no ping:
-// its answer, on a connection that works, would keep them waiting behind those that do not.
+// counts as unanswered after a quarter of the time, until the answer comes. since is when the first of the commands was
+// sent. If others were answered after that, it looks again when the last answer may have been the last one, unless
+// newer commands have it look.
 func (c *Client) doubt(n *node, since time.Time) {
-	queue := n.alone.state.Load() >= oneWaiting || n.together.state.Load() >= oneWaiting
-	if n.using.Load() > 0 && !queue && n.silentSince(since) >= c.least()-c.Timeout/2 && c.away(n) == nil {
-		c.background(func(<-chan struct{}) {
-			sent := time.Since(n.begun)
-			defer time.AfterFunc(c.Timeout/4, func() { n.noteUnanswered(question{sent, 0}) }).Stop()
-			_ = c.ping(context.Background(), n, true)
-		})
+	if n.using.Load() == 0 || c.away(n) != nil {
+		return
 	}
+	if rest := c.Timeout/2 - n.silentSince(since); rest > c.Timeout/16 {
+		if n.limit.latest.Load().begun.Equal(since) {
+			time.AfterFunc(rest, func() { c.doubt(n, since) })
+		}
+		return
+	}
+	now, last := time.Since(n.begun), n.doubted.Load()
+	asked := last > n.answered.Load() && int64(now)-last < int64(c.Timeout)
+	if asked || !n.doubted.CompareAndSwap(last, int64(now)) {
+		return
+	}
+	c.background(func(<-chan struct{}) {
+		sent := time.Since(n.begun)
+		defer time.AfterFunc(c.Timeout/4, func() { n.noteUnanswered(question{sent, 0}) }).Stop()
+		_ = c.ping(context.Background(), n, true)
+	})
 }
 
 // Reachable asks the node of key for an answer now, even while its breaker is open. It returns false only

@@ -33,6 +33,7 @@ type server struct {
 	clock    clock
 	begun    time.Time
 	answered atomic.Int64 // time of the last answer, in ns since begun
+	moved    atomic.Int64 // that of the last one to a command that had passed a gate
 
 	unanswered atomic.Pointer[question] // the last one, or nil
 
@@ -218,6 +219,12 @@ func (s *server) silent(after time.Time, d time.Duration) bool {
 // silentSince returns how long no answer has come, seen by a command that waits since then.
 func (s *server) silentSince(then time.Time) time.Duration {
 	return min(time.Since(then), time.Since(s.begun)-time.Duration(s.answered.Load()))
+}
+
+// stuckSince returns how long no command that had passed a gate has been answered, seen by one that waits since then.
+// A ping passes none: its answer, on a connection that works, would keep those that wait behind others that do not.
+func (s *server) stuckSince(then time.Time) time.Duration {
+	return min(time.Since(then), time.Since(s.begun)-time.Duration(s.moved.Load()))
 }
 
 // quiet reports whether other commands are on their way, and none has been answered since a time, so that a

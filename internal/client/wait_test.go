@@ -304,6 +304,9 @@ func TestWait_OnlyPingsAnswered(t *testing.T) {
 			if took := time.Since(begun); took > 2*timeout {
 				t.Errorf("the last one failed after %v, want at most %v", took, 2*timeout)
 			}
+			if w.AnyAway() {
+				t.Error("open, although the server answers pings")
+			}
 			time.Sleep(time.Minute)
 		})
 	}
