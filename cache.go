@@ -183,6 +183,28 @@ func (c *Cache[T]) Expire(ctx context.Context, keys ...string) error {
 	return c.rooms.invalidate(ctx, keys, c.rooms.keys.Expire)
 }
 
+// DeleteIf removes the value that info describes, as Delete does, but only if key still holds it:
+// for a value that is seen to be wrong when it is used, such as a token that was refused. info is
+// that of GetOrLoadInfo. However many callers in all processes have seen one value, one of them
+// deletes it. The others get false, and their next GetOrLoad joins the load that replaces it.
+//
+// No GetOrLoad of this process that begins after DeleteIf has returned gets that value from the cache.
+// A newer value stays, also the same one that was loaded or set again, and so does its load. What
+// Expire has made stale since is another value.
+//
+// A value that was loaded while Redis did not answer is in no cache: DeleteIf then returns false and
+// does nothing, as for the zero ValueInfo. After an error the value may not have been deleted.
+func (c *Cache[T]) DeleteIf(ctx context.Context, key string, info ValueInfo) (deleted bool, err error) {
+	return c.rooms.deleteIf(ctx, key, info.entry)
+}
+
+func (c *rooms) deleteIf(ctx context.Context, key string, entry uint64) (bool, error) {
+	if err := c.checkKey(ctx, key); err != nil {
+		return false, err
+	}
+	return c.keys.DeleteIf(ctx, key, entry)
+}
+
 // invalidate checks keys, and calls do.
 func (c *rooms) invalidate(ctx context.Context, keys []string, do func(ctx context.Context, keys ...string) error) error {
 	if err := c.checkOpen(ctx); err != nil {

@@ -137,6 +137,7 @@ func (c *check) checkNode(ctx context.Context, pair filllock.Pair) error {
 		{"renew", func() error { _, err := stored.Renew(ctx); return err }},
 		{"store", func() error { _, err := stored.Store(ctx, within, data, ttl); return err }},
 		{"expire", func() error { return filllock.Expire(ctx, c.client, []filllock.Pair{pair}) }},
+		{"delete", func() error { _, _, err := filllock.DeleteIf(ctx, c.client, pair, entry.IDOf(data)); return err }},
 		{"delete", remove},
 		{"lock", func() error { return take(released) }},
 		{"release", func() error {

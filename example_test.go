@@ -412,6 +412,36 @@ func ExampleCache_Delete() {
 }
 
 // After a new price list, the old prices are served while each of them is refreshed once.
+// A token that proves to be revoked is replaced once, however many requests have seen it.
+func ExampleCache_DeleteIf() {
+	tokens, stop := embeddedCache[string]("tokens", time.Hour, nil)
+	defer stop()
+
+	ctx := context.Background()
+	issued := 0
+	load := func(ctx context.Context, user string) (string, error) {
+		issued++
+		return fmt.Sprint("token ", issued), nil
+	}
+	refused, info, err := tokens.GetOrLoadInfo(ctx, "ada", load)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for range 3 { // requests whose call with the token was refused
+		deleted, err := tokens.DeleteIf(ctx, "ada", info)
+		if err != nil {
+			fmt.Println(refused, "may be in the cache for up to an hour:", err)
+		}
+		token, err := tokens.GetOrLoad(ctx, "ada", load)
+		fmt.Println(deleted, token, err)
+	}
+	// Output:
+	// true token 2 <nil>
+	// false token 2 <nil>
+	// false token 2 <nil>
+}
+
 func ExampleCache_Expire() {
 	prices, stop := embeddedCache("prices", time.Hour, &singlefill.Options[int]{StaleWhileRevalidate: time.Minute})
 	defer stop()

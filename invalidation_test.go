@@ -354,3 +354,120 @@ func TestSet_DuringLoad(t *testing.T) {
 		}
 	})
 }
+
+// DeleteIf removes the entry that an info describes: that of a loaded, shared or found value, or of a
+// remembered ErrNotFound. Of another one, newer or equal, it removes nothing.
+func TestDeleteIf(t *testing.T) {
+	t.Parallel()
+	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		ctx, ns := t.Context(), redistest.Namespace(t)
+		opts := &singlefill.Options[string]{Codec: singlefill.Raw, NotFoundTTL: time.Hour}
+		here, there := cachetest.NewCacheIn(t, rdb, ns, opts), cachetest.NewCacheIn(t, rdb, ns, opts)
+		deleteIf := func(what string, c *singlefill.Cache[string], key string, info singlefill.ValueInfo, want bool) {
+			t.Helper()
+			if deleted, err := c.DeleteIf(ctx, key, info); deleted != want || err != nil {
+				t.Errorf("%s: DeleteIf = %t, %v, want %t", what, deleted, err, want)
+			}
+		}
+		info := func(c *singlefill.Cache[string], key string, load singlefill.Loader[string]) singlefill.ValueInfo {
+			t.Helper()
+			_, info, err := c.GetOrLoadInfo(ctx, key, load)
+			if err != nil && err != singlefill.ErrNotFound {
+				t.Error(err)
+			}
+			return info
+		}
+		src := cachetest.NewSource[string](t)
+		infos := make(chan singlefill.ValueInfo, 2)
+		for range cap(infos) { // one loads, one joins
+			go func() { infos <- info(here, "shared", src.Load) }()
+		}
+		src.Next(t).Give("v")
+		loaded, joined := <-infos, <-infos
+		if loaded != joined {
+			t.Errorf("infos of one value are %+v and %+v", loaded, joined)
+		}
+		deleteIf("loaded here, deleted there", there, "shared", loaded, true)
+		cachetest.WantStored(t, look, ns, "shared", "")
+		deleteIf("deleted before", here, "shared", joined, false)
+
+		info(here, "k", cachetest.Gives("v"))
+		found := info(there, "k", cachetest.Gives("v"))
+		deleteIf("another key", here, "other", found, false)
+		deleteIf("no entry", here, "k", singlefill.ValueInfo{}, false)
+		cachetest.WantStored(t, look, ns, "k", "v")
+		deleteIf("found there", here, "k", found, true)
+		cachetest.WantStored(t, look, ns, "k", "")
+		redistest.Must(t, there.Set(ctx, "k", "v"))
+		deleteIf("set again", here, "k", found, false)
+		cachetest.WantStored(t, look, ns, "k", "v")
+
+		redistest.Must(t, here.Set(ctx, "expired", "v"))
+		cachetest.WantGet(t, there, "expired", "v", nil)
+		found = info(there, "expired", cachetest.Gives("v"))
+		redistest.Must(t, here.Expire(ctx, "expired"))
+		deleteIf("expired since", there, "expired", found, false)
+
+		none := info(here, "none", cachetest.Fails[string](singlefill.ErrNotFound))
+		deleteIf("ErrNotFound", there, "none", none, true)
+		cachetest.WantStored(t, look, ns, "none", "")
+
+		if _, err := here.DeleteIf(ctx, "", found); err != singlefill.ErrEmptyKey {
+			t.Errorf("DeleteIf of the empty key: %v", err)
+		}
+		redistest.Must(t, there.Close())
+		if _, err := there.DeleteIf(ctx, "k", found); err != singlefill.ErrClosed {
+			t.Errorf("DeleteIf of a closed cache: %v", err)
+		}
+	})
+}
+
+// DeleteIf supersedes the refresh of the entry that it removes, in any process, and no load of a newer one.
+func TestDeleteIf_DuringLoad(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		for _, where := range []string{"here", "elsewhere"} {
+			ctx, ns := t.Context(), redistest.Namespace(t)
+			opts := &singlefill.Options[string]{Codec: singlefill.Raw, StaleWhileRevalidate: time.Hour}
+			here, elsewhere := cachetest.NewCacheIn(t, rdb, ns, opts), cachetest.NewCacheIn(t, rdb, ns, opts)
+			deleter := map[string]*singlefill.Cache[string]{"here": here, "elsewhere": elsewhere}[where]
+			src := cachetest.NewSource[string](t)
+			redistest.Must(t, here.Set(ctx, "k", "v1"))
+			redistest.Must(t, here.Expire(ctx, "k"))
+			var info singlefill.ValueInfo
+			redistest.Await(t, "the stale value is served", func() bool {
+				var err error
+				_, info, err = here.GetOrLoadInfo(ctx, "k", src.Load)
+				return err == nil && info.Stale
+			})
+			refresh := src.Next(t)
+			if deleted, err := deleter.DeleteIf(ctx, "k", info); !deleted || err != nil {
+				t.Fatalf("%s: DeleteIf = %t, %v", where, deleted, err)
+			}
+			cachetest.WantGet(t, here, "k", "", singlefill.ErrMiss)
+			leaves, leave := context.WithCancel(ctx)
+			first := cachetest.GoGet(leaves, here, "k", src.Load)
+			newer := src.Next(t) // without waiting for the refresh
+			refresh.Give("v2")
+			leave()
+			first.WantErr(t, context.Canceled)
+			for range 3 {
+				if deleted, err := deleter.DeleteIf(ctx, "k", info); deleted || err != nil {
+					t.Errorf("%s, during a newer load: DeleteIf = %t, %v", where, deleted, err)
+				}
+			}
+			if newer.Ctx.Err() != nil {
+				t.Errorf("%s: the newer load is cancelled", where)
+			}
+			after := cachetest.GoGet(ctx, here, "k", src.Load)
+			newer.Give("v3")
+			after.Want(t, "v3")
+			_ = here.Close()
+			cachetest.WantStored(t, rdb, ns, "k", "v3")
+			src.Want(t, 2)
+			if s := here.Stats(); s.Fenced != 1 || s.Stored != 1 || where == "here" && s.LocksLost != 0 {
+				t.Errorf("%s: %+v, want the refresh fenced and the load stored, and no lock missed here", where, s)
+			}
+		}
+	})
+}

@@ -48,7 +48,7 @@ func (c *Cache[T]) GetOrLoad(ctx context.Context, key string, load Loader[T]) (T
 // it is, and why it is not newer.
 func (c *Cache[T]) GetOrLoadInfo(ctx context.Context, key string, load Loader[T]) (T, ValueInfo, error) {
 	v, info, err := c.rooms.getOrLoad(ctx, key, loadOf[T](load), load == nil)
-	return valueOf[T](v), ValueInfo(info), err
+	return valueOf[T](v), infoOf(info), err
 }
 
 // A loadOf is a Loader as the rooms call it, which do not know T.

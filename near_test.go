@@ -72,6 +72,16 @@ func TestNear_Invalidations(t *testing.T) {
 			{"Set", func() error { return here.Set(ctx, "k", source) }},
 			{"Expire", func() error { return here.Expire(ctx, "k") }},
 			{"Delete of many", func() error { return here.Delete(ctx, "a", "k", "b") }},
+			{"DeleteIf", func() error {
+				_, info, err := here.GetOrLoadInfo(ctx, "k", load)
+				if err != nil {
+					return err
+				}
+				if deleted, err := here.DeleteIf(ctx, "k", info); !deleted || err != nil {
+					return fmt.Errorf("deleted %t, %w", deleted, err)
+				}
+				return nil
+			}},
 		} {
 			awaitNear(t, here, "k", load)
 			awaitNear(t, there, "k", load)
@@ -396,6 +406,31 @@ func TestNearRules_OwnInvalidation(t *testing.T) {
 				t.Fatal(name)
 			}
 			redistest.Must(t, c.Delete(ctx, "k"))
+		}
+	})
+}
+
+// DeleteIf of an entry that another process has deleted writes no record, and its own process serves that
+// entry no more, though it does not read the log.
+func TestNearRules_DeletedElsewhere(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		redistest.Mute(m)
+		ctx := t.Context()
+		caches := cachetest.NewCaches(t, m, "ns", 2, near(singlefill.Near{MaxLag: time.Hour}))
+		var infos [2]singlefill.ValueInfo
+		for i, c := range caches {
+			awaitNear(t, c, "k", cachetest.Gives("old"))
+			_, infos[i], _ = c.GetOrLoadInfo(ctx, "k", cachetest.MustNotLoad[string](t))
+		}
+		for i, c := range caches {
+			before := rdb.XLen(ctx, "ns:log").Val()
+			deleted, err := c.DeleteIf(ctx, "k", infos[i])
+			written := rdb.XLen(ctx, "ns:log").Val() - before
+			if deleted != (i == 0) || (written > 0) != deleted || err != nil {
+				t.Errorf("process %d: DeleteIf = %t, %v, and %d records", i, deleted, err, written)
+			}
+			v, err := c.GetOrLoad(ctx, "k", cachetest.Gives("new"))
+			cachetest.WantValue(t, v, err, "new")
 		}
 	})
 }

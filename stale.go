@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/fill"
 )
 
@@ -21,6 +22,12 @@ type ValueInfo struct {
 	// it failed in another process, or before this call within RetryAfter; context.DeadlineExceeded
 	// if the deadline of this call, or StaleAfter, came first.
 	Err error
+
+	entry uint64 // for DeleteIf; 0: it describes no entry
+}
+
+func infoOf(i event.ValueInfo) ValueInfo {
+	return ValueInfo{Stale: i.Stale, Age: i.Age, Err: i.Err, entry: i.Entry}
 }
 
 // Previous returns the value that the running load of key is to replace: one that is stale or about
@@ -38,7 +45,7 @@ type ValueInfo struct {
 func Previous[T any](ctx context.Context, key string) (v T, info ValueInfo, ok bool) {
 	old, of := fill.Previous(ctx, key)
 	if p, isT := old.(*T); isT {
-		return *p, ValueInfo(of), true
+		return *p, infoOf(of), true
 	}
 	return v, ValueInfo{}, false
 }

@@ -148,7 +148,7 @@ func (t *Trace) functions() *event.Trace {
 		NearDropped: t.NearDropped, BreakerChanged: t.BreakerChanged, BreakerWhy: t.breaker,
 	}
 	if f := t.Stale; f != nil {
-		to.Stale = func(ctx context.Context, key string, i event.ValueInfo) { f(ctx, key, ValueInfo(i)) }
+		to.Stale = func(ctx context.Context, key string, i event.ValueInfo) { f(ctx, key, infoOf(i)) }
 	}
 	if f := t.LoadDone; f != nil {
 		to.LoadDone = func(ctx context.Context, i event.LoadInfo) { f(ctx, LoadInfo(i)) }

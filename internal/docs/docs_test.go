@@ -228,6 +228,8 @@ func (DB) Token(ctx context.Context, id string) (token Token, err error) { retur
 
 var tokens *singlefill.Cache[Token]
 
+func refused(Token) bool { return false }
+
 type Result struct{ Pages int }
 
 func runReport(ctx context.Context, key string) (r Result, err error) { return r, err }
@@ -246,7 +248,7 @@ func use(...any) {}
 	for _, pkg := range []string{
 		"context", "database/sql", "errors", "log/slog", "net/http", "time", "github.com/prometheus/client_golang/prometheus",
 		"github.com/prometheus/client_golang/prometheus/promhttp", "github.com/redis/go-redis/v9", "github.com/singlefill/singlefill",
-		"github.com/singlefill/singlefill/lock", "golang.org/x/sync/singleflight",
+		"github.com/singlefill/singlefill/lock",
 	} {
 		name := strings.TrimPrefix(path.Base(strings.TrimSuffix(pkg, "/v9")), "go-")
 		if regexp.MustCompile(`\b` + name + `\.`).MatchString(body) {

@@ -32,8 +32,8 @@ import (
 // An earlier version has no format: its time of 8 bytes begins with 0 0 or, before 1970, with FF FF. It takes
 // an entry with a format for one that was written in the far future, so its age is 0.
 //
-// The scripts of package filllock know the length of the header; expire.lua also knows the offsets of
-// its fields.
+// The scripts of package filllock know the length of the header; expire.lua and delete_if.lua also know
+// the offsets of its fields.
 type Entry struct {
 	NotFound bool
 	// Expired is set if Expire marked the entry stale, at FreshUntil. Then it is stale for readers
@@ -43,6 +43,7 @@ type Entry struct {
 	WrittenAt  time.Time
 	Format     Format // of the payload; 0: not said, or there is none
 	LoadTime   time.Duration
+	ID         uint64 // the random bytes; Encode chooses them
 	Payload    []byte
 }
 
@@ -59,6 +60,7 @@ func FormatOf(name string) Format {
 
 const (
 	HeaderLen = 35
+	RandomAt  = 27
 
 	maxFormat = 1<<15 - 1
 
@@ -73,7 +75,6 @@ const (
 	formatAt   = 11
 	loadTimeAt = 19
 	lengthAt   = 23
-	randomAt   = 27
 )
 
 // Age returns the time since the entry was written, or 0 if the clocks of writer and reader
@@ -100,7 +101,7 @@ func (e Entry) Encode() ([]byte, error) {
 	}
 	binary.BigEndian.PutUint32(b[loadTimeAt:], uint32(min(e.LoadTime.Milliseconds(), math.MaxUint32)))
 	binary.BigEndian.PutUint32(b[lengthAt:], uint32(len(e.Payload)))
-	binary.BigEndian.PutUint64(b[randomAt:], rand.Uint64())
+	binary.BigEndian.PutUint64(b[RandomAt:], rand.Uint64())
 	return append(b, e.Payload...), nil
 }
 
@@ -144,8 +145,15 @@ func ParseHeader(b []byte, size int64) (Entry, error) {
 		WrittenAt:  time.UnixMilli(written),
 		Format:     format,
 		LoadTime:   time.Duration(binary.BigEndian.Uint32(b[loadTimeAt:])) * time.Millisecond,
+		ID:         IDOf(b),
 	}, nil
 }
+
+// IDOf returns the ID of the entry that b is.
+func IDOf(b []byte) uint64 { return binary.BigEndian.Uint64(b[RandomAt:]) }
+
+// Random returns the bytes of a header from RandomAt on.
+func Random(id uint64) string { return string(binary.BigEndian.AppendUint64(nil, id)) }
 
 // Size returns how many bytes the entry has that begins with b, as its header tells, or len(b) if it has none.
 func Size(b []byte) int64 {
@@ -184,5 +192,5 @@ func Expire(header string, now time.Time) []Patch {
 	if until := header[freshAt:formatAt]; until < fresh {
 		fresh = until
 	}
-	return []Patch{{flagsAt, string([]byte{header[flagsAt] | flagExpired}) + fresh}, {randomAt, random}}
+	return []Patch{{flagsAt, string([]byte{header[flagsAt] | flagExpired}) + fresh}, {RandomAt, random}}
 }

@@ -26,12 +26,13 @@ type Trace struct {
 }
 
 // The structs below have the fields of the public ones, which are described in package singlefill: a user reads
-// there, and each converts to the other.
+// there. Each but ValueInfo converts to the other.
 
 type ValueInfo struct {
 	Stale bool
 	Age   time.Duration
 	Err   error
+	Entry uint64 // its ID; 0: not that of an entry
 }
 
 type LoadInfo struct {

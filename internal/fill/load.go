@@ -246,5 +246,5 @@ func (x *filling) previous() (any, event.ValueInfo) {
 		return nil, event.ValueInfo{}
 	}
 	now := time.Now()
-	return v, event.ValueInfo{Stale: old.Expired || !now.Before(old.FreshUntil), Age: old.Age(now)}
+	return v, event.ValueInfo{Stale: old.Expired || !now.Before(old.FreshUntil), Age: old.Age(now), Entry: old.ID}
 }

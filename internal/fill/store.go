@@ -57,6 +57,7 @@ func (x *filling) store(ctx context.Context) state {
 func (x *filling) share(ctx context.Context) {
 	o := &x.outcome
 	x.encode(o) // callers decode their copies from it
+	o.entry.ID = 0
 	r := o.result()
 	validFrom := x.load.began
 	if r.Failed {
@@ -136,6 +137,7 @@ func (x *filling) encode(o *outcome) (data []byte, note filllock.ReleaseNote) {
 		o.entry.Payload = nil
 		return nil, note
 	}
+	o.entry.ID = entry.IDOf(data)
 	o.entry.Payload = data[entry.HeaderLen:] // the codec may have returned memory of the value itself
 	if o.Life < time.Millisecond {
 		note.Drop = true // remove the old entry, too

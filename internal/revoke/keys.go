@@ -48,6 +48,26 @@ func (k *Keys) Expire(ctx context.Context, keys ...string) error {
 	return k.invalidate(ctx, "expire", keys, k.expire)
 }
 
+// DeleteIf removes the entry with an ID from key, as Delete does, if key still holds it. Otherwise it
+// keeps other entries and their loads. But memory may have that entry: another process has deleted it,
+// and this one has not read the record yet.
+func (k *Keys) DeleteIf(ctx context.Context, key string, id uint64) (deleted bool, err error) {
+	if id == 0 {
+		return false, nil
+	}
+	pair := filllock.PairOf(k.store.Key(key))
+	deleted, repeated, err := filllock.DeleteIf(ctx, k.client, pair, id)
+	if deleted || repeated || err != nil {
+		err = k.Record(ctx, []filllock.Pair{pair}, err)
+	}
+	if deleted {
+		k.Invalidated(key)
+	} else {
+		k.store.Forget(key)
+	}
+	return deleted, value.Wrap(ctx, "delete", err)
+}
+
 // invalidate invalidates keys by do, in batches, on all nodes at the same time.
 func (k *Keys) invalidate(ctx context.Context, op string, keys []string,
 	do func(ctx context.Context, pairs []filllock.Pair) error) error {

@@ -33,6 +33,7 @@ type Copy struct {
 	freshEnd  time.Duration // fresh until then
 	staleEnd  time.Duration // served until then
 	written   time.Duration
+	id        uint64       // of the entry
 	refreshAt atomic.Int64 // when a hit next refreshes the entry
 	form      form
 	value     any // if whole
@@ -87,7 +88,7 @@ func (s *Store) FromMemory(ctx context.Context, key string) (h Served, ok bool) 
 		return h, false
 	}
 	h.Copy, h.now = c, now
-	h.Info.Stale, h.Info.Age = now >= c.freshEnd, max(0, now-c.written)
+	h.Info.Stale, h.Info.Age, h.Info.Entry = now >= c.freshEnd, max(0, now-c.written), c.id
 	s.events.Hit(ctx, key, true, h.Info)
 	return h, true
 }
@@ -211,7 +212,7 @@ func (s *Store) copyOf(l *Lookup) *Copy {
 	e, at, now := &l.Entry, l.At, s.memory.Tier.At(l.At)
 	ttl := bounded(cmp.Or(s.memory.TTL, forever))
 	c := s.inForm(l)
-	c.written = now - bounded(at.Sub(e.WrittenAt))
+	c.written, c.id = now-bounded(at.Sub(e.WrittenAt)), e.ID
 	c.writtenAt, c.freshUntil = e.WrittenAt.UnixMilli(), e.FreshUntil.UnixMilli()
 	fresh := bounded(e.FreshUntil.Sub(at))
 	c.freshEnd = now + fresh
@@ -262,7 +263,7 @@ func (s *Store) Recall(l *Lookup) {
 	old := Found{Value: v, At: time.Now(), Freshness: IfError, Err: err}
 	old.Entry = entry.Entry{
 		NotFound: c.form == notFound, Expired: true, // for all that is known
-		FreshUntil: time.UnixMilli(c.freshUntil), WrittenAt: time.UnixMilli(c.writtenAt),
+		FreshUntil: time.UnixMilli(c.freshUntil), WrittenAt: time.UnixMilli(c.writtenAt), ID: c.id,
 	}
 	if err == nil {
 		if old.Entry.Payload, err = s.Type.Encode(v); err != nil { // the other callers decode it

@@ -213,6 +213,7 @@ func (s *Store) Info(f *Found, failure error) (info event.ValueInfo, err error) 
 		now = time.Now()
 		use = s.policy.freshnessOf(&f.Entry, now)
 	}
+	info.Entry = f.Entry.ID
 	info.Age = max(0, now.Sub(f.Entry.WrittenAt)) // the clocks of writer and reader may disagree
 	switch {
 	case use == Expired:

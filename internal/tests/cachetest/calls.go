@@ -75,7 +75,8 @@ func WantGet[T any](t testing.TB, c *singlefill.Cache[T], key string, value T, w
 	})
 }
 
-// An Answer is what a GetOrLoadInfo returned, and after how long.
+// An Answer is what a GetOrLoadInfo returned, and after how long. Its Info tells of the value, and not
+// which entry it is: see Of.
 type Answer struct {
 	Value string
 	Info  singlefill.ValueInfo
@@ -86,7 +87,12 @@ type Answer struct {
 func Ask(ctx context.Context, c *singlefill.Cache[string], key string, load singlefill.Loader[string]) Answer {
 	begun := time.Now()
 	v, info, err := c.GetOrLoadInfo(ctx, key, load)
-	return Answer{v, info, err, time.Since(begun)}
+	return Answer{v, Of(info), err, time.Since(begun)}
+}
+
+// Of returns what info tells of a value.
+func Of(info singlefill.ValueInfo) singlefill.ValueInfo {
+	return singlefill.ValueInfo{Stale: info.Stale, Age: info.Age, Err: info.Err}
 }
 
 // GoAsk asks in the background.

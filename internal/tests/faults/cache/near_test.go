@@ -436,6 +436,24 @@ func TestNear_DeleteIsCancelled(t *testing.T) {
 	wantWorking(a, b, "k")
 }
 
+// A DeleteIf whose reply is lost is sent again, and answered that there is no such entry. Other processes
+// learn of it all the same.
+//
+//fault:lost-reply
+func TestNear_DeleteIfLostReply(t *testing.T) {
+	_, p, a, b := startNear(t)
+	bothHit(a, b, "k")
+	_, info, err := b.GetOrLoadInfo(t.Context(), "k", cachetest.MustNotLoad[string](t))
+	redistest.Must(t, err)
+	b.version.Add(1)
+	lost := p.On(cachetest.Script(t, "delete_if"), redistest.DropReply).Times(1)
+	if deleted, err := b.DeleteIf(t.Context(), "k", info); deleted || err != nil || lost.Fired() != 1 {
+		t.Errorf("DeleteIf = %t, %v, and %d replies were lost", deleted, err, lost.Fired())
+	}
+	redistest.Await(t, "the other process has forgotten the value", func() bool { return a.get("k") == 2 })
+	wantWorking(a, b, "k")
+}
+
 // Another program stores something else under the key of the log. Nothing is served from memory
 // then, until a Delete removes it.
 //

@@ -246,6 +246,30 @@ func TestDelete_WithoutRedis(t *testing.T) {
 	}
 }
 
+// Without Redis a DeleteIf of a value from Redis returns an error. One of a value that was loaded meanwhile has
+// nothing to remove.
+//
+//fault:unreachable-delete
+func TestDeleteIf_WithoutRedis(t *testing.T) {
+	t.Parallel()
+	onLink(t, "", func(t *testing.T, link *redistest.MiniLink, c *cachetest.Cache) {
+		ctx := t.Context()
+		_, stored, err := c.GetOrLoadInfo(ctx, "k", c.Source.Load)
+		redistest.Must(t, err)
+		link.BlackHole(true)
+		_, unstored, err := c.GetOrLoadInfo(ctx, "k", c.Source.Load)
+		redistest.Must(t, err)
+		c.WantLoads(2)
+		begun := time.Now()
+		if deleted, err := c.DeleteIf(ctx, "k", unstored); deleted || err != nil || time.Since(begun) > 0 {
+			t.Errorf("DeleteIf of a value that was not stored = %t, %v after %v", deleted, err, time.Since(begun))
+		}
+		if deleted, err := c.DeleteIf(ctx, "k", stored); deleted || err == nil || time.Since(begun) > cachetest.Impatient {
+			t.Errorf("DeleteIf of a value in Redis = %t, %v after %v", deleted, err, time.Since(begun))
+		}
+	})
+}
+
 // A Delete of many keys without Redis takes RedisTimeout once, and its error comes at the caller's
 // deadline at the latest.
 //

@@ -26,6 +26,7 @@ type config struct {
 	LockTTL, LoadTimeout, RedisTimeout, NotFoundTTL, StaleWhileRevalidate time.Duration
 
 	PoolSize int
+	Near     bool
 }
 
 const (
@@ -40,7 +41,7 @@ const (
 var shortLock = config{LockTTL: 2500 * time.Millisecond, RedisTimeout: 800 * time.Millisecond}
 
 func (c config) options() *singlefill.Options[string] {
-	return &singlefill.Options[string]{
+	opts := &singlefill.Options[string]{
 		LockTTL:      cmp.Or(c.LockTTL, patientLockTTL),
 		LoadTimeout:  cmp.Or(c.LoadTimeout, patientLoadTimeout),
 		RedisTimeout: cmp.Or(c.RedisTimeout, patientRedisTimeout),
@@ -48,6 +49,10 @@ func (c config) options() *singlefill.Options[string] {
 
 		StaleWhileRevalidate: c.StaleWhileRevalidate,
 	}
+	if c.Near {
+		opts.Near = &singlefill.Near{}
+	}
+	return opts
 }
 
 // A plan is what a Loader does, in the order of the fields, before it returns its value.

@@ -56,6 +56,8 @@ func (w *worker) handle(o order) {
 	case "pass":
 		c := w.tagged(o.Tag)
 		go func() { c.release <- struct{}{} }()
+	case "replace":
+		w.replace(o)
 	case "read":
 		w.read(o)
 	case "stop":
@@ -221,6 +223,42 @@ func (w *worker) get(o order) {
 	} else {
 		close(c.start)
 	}
+	go w.finish(c)
+}
+
+// replace starts N goroutines that get a value, find at the order start that it is refused, and ask for another
+// one. Each counts whether it has deleted the value.
+func (w *worker) replace(o order) {
+	c := w.begin(o)
+	var ready sync.WaitGroup
+	for i := range o.N {
+		ready.Add(1)
+		c.ended.Go(func() {
+			ctx := context.Background()
+			refused, info, err := w.cache.GetOrLoadInfo(ctx, o.Key, w.loader(c))
+			ready.Done()
+			<-c.start
+			deleted := false
+			if err == nil {
+				deleted, err = w.cache.DeleteIf(ctx, o.Key, info)
+			}
+			if deleted {
+				c.counts[i].Add(1)
+			}
+			v := ""
+			if err == nil {
+				v, info, err = w.cache.GetOrLoadInfo(ctx, o.Key, w.loader(c))
+			}
+			if err == nil && v == refused {
+				err = errors.New("the refused value again")
+			}
+			c.note(outcomeOf(o.Key, v, info, err, nil))
+		})
+	}
+	go func() {
+		ready.Wait()
+		w.Report(report{Event: "ready", Tag: o.Tag})
+	}()
 	go w.finish(c)
 }
 
