@@ -144,10 +144,14 @@ func (x *filling) purpose() string {
 }
 
 // worthAsking reports whether to ask again after a command without an answer: callers wait, and the
-// server answers other commands.
+// server answers other commands. It has answered one that was late, since this process was held up.
 func (x *filling) worthAsking(err error) bool {
 	a := &x.next
 	a.unanswered++
+	if client.Late(err) {
+		a.within = x.Client.Timeout
+		return a.unanswered < maxUnanswered && a.wanted
+	}
 	return a.unanswered < maxUnanswered && a.wanted && client.Unreachable(err) && !x.Client.Silent(x.lock.Keys.Lock)
 }
 

@@ -109,6 +109,38 @@ func TestLock_ArrivesLate(t *testing.T) {
 	}
 }
 
+// A fill whose command was late, since its process was held up for longer than RedisTimeout, asks again: Redis is there.
+//
+//fault:late-command
+func TestLock_HeldUpProcess(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m, rdb := redistest.StartMini(t)
+		opt := *rdb.Options()
+		opt.ContextTimeoutEnabled = true // the command waits in the goroutine of its caller, so that both are held up
+		bounded := redis.NewClient(&opt)
+		defer bounded.Close()
+		held := false
+		c := cachetest.New(t, bounded, "ns", cachetest.Impatient)
+		c.MustLoad("before") // the server knows the script, and its clock is known, from here on
+		bounded.AddHook(redistest.Commands(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			if cmd.Name() != "evalsha" || held {
+				return next(ctx, cmd)
+			}
+			held = true
+			m.SetTime(time.Now().Add(time.Hour)) // it is late
+			err := next(ctx, cmd)
+			time.Sleep(2 * cachetest.Impatient)
+			return err
+		}))
+		c.MustLoad("k")
+		if info := c.LastLoad(); !held || info.Unlocked || !info.Stored {
+			t.Errorf("held up: %t; the load: %+v", held, info)
+		}
+		_ = c.Close()
+	})
+}
+
 // A lock command that arrives when others have held the lock since, and no mark of its attempt is left,
 // takes nothing either, also where scripts are refused.
 //
