@@ -258,7 +258,7 @@ func (c *Client) recover(n *node, o *outage, told bool, closing <-chan struct{})
 				return
 			}
 		}
-		switch err := c.probe(n, o); {
+		switch err := c.probe(n, o, closing); {
 		case errors.Is(err, redis.ErrClosed):
 			c.gone.Store(true)
 			return
@@ -280,12 +280,17 @@ func over(ch <-chan struct{}) bool {
 }
 
 // probe asks a node for an answer, unless the Cluster has another one in its place.
-func (c *Client) probe(n *node, o *outage) error {
+func (c *Client) probe(n *node, o *outage, closing <-chan struct{}) error {
 	if c.nodeOf(o.key).server != n.server {
 		n.close(o)
 		return nil
 	}
-	return c.reach(context.Background(), n, time.Now())
+	return c.reach(context.Background(), n, time.Now(), func() error {
+		if over(closing) {
+			return context.Canceled
+		}
+		return nil
+	})
 }
 
 // changes queues reports that a first breaker opened, or that the last one closed. Reports are made

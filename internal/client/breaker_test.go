@@ -240,6 +240,66 @@ func TestBreaker_AfterTheLastAnswer(t *testing.T) {
 	}
 }
 
+// A caller that has seen the breaker closed does not wait for its command if it has opened since.
+func TestBreaker_OpensBeforeTheCommand(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		w := watch(t, mute(t), timeout)
+		w.openBreaker()
+		begun := time.Now()
+		_, err := DoWithin(t.Context(), w.Client, Command{Op: "get", Key: "k", Within: timeout, Spared: true}, func(ctx context.Context) (string, error) {
+			return w.Redis.Get(ctx, "k").Result()
+		})
+		if took := time.Since(begun); !errors.Is(err, ErrAway) || took != 0 {
+			t.Errorf("%v after %v", err, took)
+		}
+		time.Sleep(time.Minute)
+	})
+}
+
+// The opening breaker releases those, too, that wait for the ping of another caller.
+func TestReachable_BreakerOpens(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		w := watch(t, mute(t), timeout)
+		begun := time.Now()
+		var wg sync.WaitGroup
+		wg.Go(func() { _ = w.get(t.Context()) })
+		for range 5 {
+			time.Sleep(timeout / 10)
+			wg.Go(func() {
+				if !w.Reachable(t.Context(), "k", time.Now()) {
+					t.Error("no ping sent after the call has been waited for")
+				}
+			})
+		}
+		wg.Wait()
+		if took := time.Since(begun); took > timeout {
+			t.Errorf("released after %v", took)
+		}
+		time.Sleep(time.Minute)
+	})
+}
+
+// The end of a cache waits for one probe, its own or that of another cache.
+func TestBreaker_ClosedDuringAProbe(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		rdb := mute(t)
+		w := watch(t, rdb, timeout)
+		others := []*watcher{watch(t, rdb, timeout), watch(t, rdb, timeout)}
+		w.openBreaker()
+		time.Sleep(timeout * 3 / 2)
+		begun := time.Now()
+		var wg sync.WaitGroup
+		for _, w := range append(others, w) {
+			wg.Go(w.close)
+		}
+		wg.Wait()
+		if took := time.Since(begun); took > timeout/2 {
+			t.Errorf("closed after %v; the probe had half of its time left", took)
+		}
+		time.Sleep(time.Minute)
+	})
+}
+
 // A slow command alone opens no breaker, even if the server takes nearly half of a command's time for a ping.
 func TestBreaker_SlowPing(t *testing.T) {
 	inBubble(t, func(t *testing.T) {

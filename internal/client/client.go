@@ -95,6 +95,7 @@ type Command struct {
 	Within time.Duration // its bound, at most Client.Timeout
 	Convoy *Convoy       // with which it is sent, or nil
 	Script Script        // for [Run]
+	Spared bool          // its caller does not wait while the breaker is open, and has asked whether it is
 }
 
 // A call is a command on its way.
@@ -130,7 +131,7 @@ func Send[R any](ctx context.Context, c *Client, what Command, cmd redis.Cmder, 
 	if _, takes := cmd.(taking); takes {
 		n := c.nodeOf(what.Key)
 		if begun := time.Now(); !n.clock.known() {
-			if err := n.clock.look(ctx, what.Within, func() (int64, error) { return c.time(Detach(ctx), n, what) }); err != nil {
+			if err := c.look(ctx, n, what); err != nil {
 				var none R
 				return none, unsent{err}
 			}
@@ -305,7 +306,12 @@ func runAsync[R any](ctx context.Context, call call, bounded context.Context, do
 		}
 	}
 	opening := n.opens()
-	if call.idle || c.away(n) != nil {
+	var left error // why the caller leaves
+	switch away := c.refusal(n); {
+	case away != nil && call.Spared: // it has opened since the caller asked
+		left = away
+		c.leaves(bounded)
+	case away != nil || call.idle:
 		opening = nil
 	}
 	n.using.Add(1)
@@ -314,7 +320,10 @@ func runAsync[R any](ctx context.Context, call call, bounded context.Context, do
 		finish(cmd(bounded))
 	}()
 	for {
-		var left error
+		if left != nil {
+			context.AfterFunc(bounded, func() { finish(none, bounded.Err()) })
+			return none, left
+		}
 		select {
 		case r := <-replies:
 			return r.value, r.err
@@ -332,10 +341,6 @@ func runAsync[R any](ctx context.Context, call call, bounded context.Context, do
 			if left != nil {
 				c.leaves(bounded)
 			}
-		}
-		if left != nil {
-			context.AfterFunc(bounded, func() { finish(none, bounded.Err()) })
-			return none, left
 		}
 	}
 }

@@ -1,7 +1,6 @@
 package client
 
 import (
-	"context"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -51,35 +50,28 @@ type glance struct {
 	err  error
 }
 
-// look asks for the time unless the clock is known. Commands that need it at the same time share one
-// question. A time of 0 is one that the server refuses to tell.
-func (k *clock) look(ctx context.Context, timeout time.Duration, ask func() (micros int64, err error)) error {
-	if k.known() {
-		return nil
-	}
+// look asks for the time. Commands that need it at the same time share one question.
+func (k *clock) look(ask func() (micros int64, err error)) *glance {
 	k.mu.Lock()
-	g := k.glance
-	if g == nil {
-		g = &glance{over: make(chan struct{})}
-		k.glance = g
-		go func() {
-			now, err := ask()
-			if now != 0 && err == nil {
-				k.see(now)
-			}
-			k.mu.Lock()
-			g.err, k.glance = err, nil
-			k.mu.Unlock()
-			close(g.over)
-		}()
+	defer k.mu.Unlock()
+	if k.glance != nil {
+		return k.glance
 	}
-	k.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	select {
-	case <-g.over:
-		return g.err
-	case <-ctx.Done():
-		return ctx.Err()
+	g := &glance{over: make(chan struct{})}
+	if k.known() { // since the caller has looked
+		close(g.over)
+		return g
 	}
+	k.glance = g
+	go func() {
+		now, err := ask()
+		if now != 0 && err == nil {
+			k.see(now)
+		}
+		k.mu.Lock()
+		g.err, k.glance = err, nil
+		k.mu.Unlock()
+		close(g.over)
+	}()
+	return g
 }

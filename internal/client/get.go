@@ -32,7 +32,7 @@ func (c *Client) GetBehind(ctx context.Context, ahead redis.Cmder, now time.Time
 	}
 	cmd := redis.NewStringCmd(ctx, "get", key)
 	p := parcel{rdb: c.Redis, timeout: c.Timeout, ctx: ctx, cmd: cmd, ahead: ahead}
-	call := call{Command: Command{Op: "get", Key: key}, client: c, node: n, sent: now, gate: n.together}
+	call := call{Command: Command{Op: "get", Key: key, Spared: true}, client: c, node: n, sent: now, gate: n.together}
 	if !call.gate.tryEnter() {
 		if err := c.wait(&call, p); err != nil {
 			return nil, time.Since(call.sent), err
@@ -74,7 +74,8 @@ func (c *Client) GetMany(ctx context.Context, ahead []redis.Cmder, keys []string
 		return nil, 0, err
 	}
 	begun := time.Now()
-	replies, err = Do(ctx, c, "get", keys[0], func(ctx context.Context) ([]*redis.StringCmd, error) {
+	what := Command{Op: "get", Key: keys[0], Within: c.Timeout, Spared: true}
+	replies, err = DoWithin(ctx, c, what, func(ctx context.Context) ([]*redis.StringCmd, error) {
 		replies := make([]*redis.StringCmd, len(keys))
 		_, _ = c.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each reply has its error
 			for i, key := range keys {

@@ -180,18 +180,20 @@ func (c *Client) doubt(n *node, since time.Time) {
 
 // Reachable asks the node of key for an answer now, even while its breaker is open. It returns false only
 // if the node did not answer a command sent after a time: that of the call, or an earlier one. If ctx ends
-// first, or the breaker opens, it returns true. Concurrent callers share a command.
+// first, or the breaker opens, it returns true. Concurrent callers share a command. One that has waited for the command
+// of others does not ask while the breaker is open.
 func (c *Client) Reachable(ctx context.Context, key string, after time.Time) bool {
 	n := c.nodeOf(key)
-	err := c.reach(ctx, n, after)
+	err := c.reach(ctx, n, after, func() error { return c.refusal(n) })
 	return ctx.Err() != nil || !Unreachable(err) || errors.Is(err, ErrAway)
 }
 
 var errSilent = errors.New("no answer to a ping")
 
 // reach pings a node, unless one sent after a time has shown that it does not answer. What a ping finds out
-// is shared by those who have waited for it to be sent.
-func (c *Client) reach(ctx context.Context, n *node, after time.Time) error {
+// is shared by those who have waited for it to be sent. Who has waited for another ping does not send one if leave
+// returns an error.
+func (c *Client) reach(ctx context.Context, n *node, after time.Time, leave func() error) error {
 	if n.silent(after, c.least()) {
 		return errSilent
 	}
@@ -210,6 +212,11 @@ func (c *Client) reach(ctx context.Context, n *node, after time.Time) error {
 	}()
 	if n.silent(after, c.least()) { // the ping before, which others may have called after
 		return errSilent
+	}
+	if turn.Arrived != 0 {
+		if err := leave(); err != nil {
+			return err
+		}
 	}
 	if err = c.ping(ctx, n, false); ctx.Err() != nil {
 		return ctx.Err()
@@ -244,6 +251,34 @@ func (c *Client) time(ctx context.Context, n *node, what Command) (int64, error)
 		}
 		return now.UnixMicro(), err
 	})
+}
+
+// look asks a node for its time, or waits for an answer that others have asked for, perhaps with more patience.
+func (c *Client) look(ctx context.Context, n *node, what Command) error {
+	opening := n.opens()
+	switch err := c.refusal(n); {
+	case err != nil && what.Spared:
+		return err
+	case err != nil:
+		opening = nil
+	}
+	what.Spared = false // others may join, and wait
+	g := n.clock.look(func() (int64, error) { return c.time(Detach(ctx), n, what) })
+	bounded, cancel := context.WithTimeout(ctx, what.Within)
+	defer cancel()
+	for {
+		select {
+		case <-g.over:
+			return g.err
+		case <-bounded.Done():
+			return bounded.Err()
+		case <-opening:
+			opening = n.opens()
+			if err := c.refusal(n); err != nil {
+				return err
+			}
+		}
+	}
 }
 
 // DoNow is Do without queueing at the gate, for a rare command on which all callers depend. While

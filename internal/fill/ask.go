@@ -103,7 +103,7 @@ func (x *filling) trySlot(ctx context.Context) bool {
 // then.
 func (x *filling) getOrLock(ctx context.Context, take bool) (filllock.Reply, flight.Stamp, error) {
 	a := x.next
-	query := filllock.Query{Known: entry.Header(x.old.Data), Awaited: a.awaited, Take: take, For: x.purpose()}
+	query := filllock.Query{Known: entry.Header(x.old.Data), Awaited: a.awaited, Take: take, For: x.purpose(), Spared: true}
 	stamp, sent := x.Fills.Now(), time.Now()
 	var reply filllock.Reply
 	var err error

@@ -90,6 +90,7 @@ type Query struct {
 	Awaited string // token of the holder that an earlier reply named, or empty
 	Take    bool   // take the lock if it is free
 	For     string // what the known entry is good for: Unusable, Fallback or Served
+	Spared  bool   // as in client.Command
 }
 
 // The answers of GetOrLock.
@@ -125,7 +126,7 @@ func (l *Lock) GetOrLock(ctx context.Context, within time.Duration, q Query) (Re
 	call := append(getOrLockScript.Call(2, 7), l.Keys.Value, l.Keys.Lock,
 		l.token, l.ttl.Milliseconds(), q.Known, q.Awaited, q.Take, q.For, 0)
 	sent := time.Now()
-	what := client.Command{Op: "lock", Key: l.Keys.Value, Within: within, Convoy: l.convoy(), Script: getOrLockScript}
+	what := client.Command{Op: "lock", Key: l.Keys.Value, Within: within, Convoy: l.convoy(), Script: getOrLockScript, Spared: q.Spared}
 	r, err := client.Run(ctx, l.client, what, call, func(cmd *redis.Cmd) (Reply, error) {
 		r, err := parseLockReply(cmd)
 		if client.ScriptsRefused(err) {

@@ -3,10 +3,14 @@ package cache_test
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
@@ -82,6 +86,77 @@ func TestBreaker_SilentRedis(t *testing.T) {
 			c.WantHit("k")
 		})
 	}
+}
+
+// The first requests of an outage wait for one RedisTimeout in all, however many caches they ask and whatever they did
+// when it began.
+//
+//fault:unreachable
+func TestBreaker_FirstRequests(t *testing.T) {
+	t.Parallel()
+	const callers, latency, loadTime = 16, 4 * time.Millisecond, 3 * time.Millisecond
+	for _, bounded := range []bool{false, true} {
+		for _, pool := range []int{10, 100} { // with 10, commands queue
+			t.Run(fmt.Sprintf("ContextTimeoutEnabled=%t/PoolSize=%d", bounded, pool), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					link, rdb := redistest.StartMiniLink(t)
+					opt := *rdb.Options()
+					opt.ContextTimeoutEnabled, opt.PoolSize = bounded, pool
+					rdb = redis.NewClient(&opt)
+					defer rdb.Close()
+					rdb.AddHook(redistest.Trips(func([]redis.Cmder) error { time.Sleep(rand.N(latency)); return nil }))
+					var caches []*cachetest.Cache
+					for i := range 4 {
+						c := cachetest.New(t, rdb, fmt.Sprint("ns", i), cachetest.Impatient)
+						c.During = func(string) { time.Sleep(loadTime) }
+						caches = append(caches, c)
+					}
+					ctx, stop := context.WithCancel(t.Context())
+					var began time.Time // the outage
+					var waits []time.Duration
+					var mu sync.Mutex
+					var wg sync.WaitGroup
+					for caller := range callers {
+						wg.Go(func() {
+							for i := 0; ctx.Err() == nil; i++ {
+								begun := time.Now()
+								for _, c := range caches {
+									c.MustLoad(fmt.Sprint(caller, "/", i))
+								}
+								mu.Lock()
+								if !began.IsZero() && began.Before(time.Now()) {
+									waits = append(waits, time.Since(later(begun, began)))
+								}
+								mu.Unlock()
+							}
+						})
+					}
+					time.Sleep(cachetest.Impatient)
+					mu.Lock()
+					began = time.Now()
+					mu.Unlock()
+					link.BlackHole(true)
+					time.Sleep(4 * cachetest.Impatient)
+					stop()
+					wg.Wait()
+					most := slices.Max(waits)
+					if limit := cachetest.Impatient + 4*(loadTime+3*latency); len(waits) < 2*callers || most > limit {
+						t.Errorf("the slowest of %d requests took %v, want at most %v", len(waits), most, limit)
+					}
+					if !caches[0].Stats().BreakerOpen {
+						t.Error("the breaker is closed")
+					}
+				})
+			})
+		}
+	}
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }
 
 // While the breaker is open a call waits for its load only: not for the store, if it began before the silence, nor
