@@ -18,6 +18,11 @@ type ValueInfo struct {
 	// process, never negative.
 	Age time.Duration
 
+	// Expires is when the value ceases to be fresh: the end of its life, to which the stale windows do
+	// not count. It is in the past for a stale value. A value that could not be stored has the life that
+	// it would have had.
+	Expires time.Time
+
 	// Err is why a value within StaleIfError was returned: the error of the load; a *RemoteError if
 	// it failed in another process, or before this call within RetryAfter; context.DeadlineExceeded
 	// if the deadline of this call, or StaleAfter, came first.
@@ -27,7 +32,7 @@ type ValueInfo struct {
 }
 
 func infoOf(i event.ValueInfo) ValueInfo {
-	return ValueInfo{Stale: i.Stale, Age: i.Age, Err: i.Err, entry: i.Entry}
+	return ValueInfo{Stale: i.Stale, Age: i.Age, Expires: i.Expires, Err: i.Err, entry: i.Entry}
 }
 
 // Previous returns the value that the running load of key is to replace: one that is stale or about

@@ -159,11 +159,12 @@ func (s *service) routes() http.Handler {
 func (s *service) product(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), s.timeout)
 	defer cancel()
-	product, err := s.products.GetOrLoad(ctx, r.PathValue("id"), s.db.Product)
+	product, info, err := s.products.GetOrLoadInfo(ctx, r.PathValue("id"), s.db.Product)
 	if err != nil {
 		s.fail(w, r, err)
 		return
 	}
+	keepUntil(w, info.Expires)
 	reply(w, product)
 }
 
@@ -196,12 +197,19 @@ const maxList = 100
 func (s *service) all(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), s.timeout)
 	defer cancel()
-	catalog, err := s.catalog.GetOrLoad(ctx, catalogKey, s.db.Catalog)
+	catalog, info, err := s.catalog.GetOrLoadInfo(ctx, catalogKey, s.db.Catalog)
 	if err != nil {
 		s.fail(w, r, err)
 		return
 	}
+	keepUntil(w, info.Expires)
 	reply(w, catalog)
+}
+
+// keepUntil lets the client keep a value for as long as the cache takes it for fresh, and no stale one.
+func keepUntil(w http.ResponseWriter, expires time.Time) {
+	seconds := max(0, int(time.Until(expires).Seconds()))
+	w.Header().Set("Cache-Control", fmt.Sprintf("private, max-age=%d", seconds))
 }
 
 func (s *service) fail(w http.ResponseWriter, r *http.Request, err error) {

@@ -29,10 +29,11 @@ type Trace struct {
 // there. Each but ValueInfo converts to the other.
 
 type ValueInfo struct {
-	Stale bool
-	Age   time.Duration
-	Err   error
-	Entry uint64 // its ID; 0: not that of an entry
+	Stale   bool
+	Age     time.Duration
+	Expires time.Time
+	Err     error
+	Entry   uint64 // its ID; 0: not that of an entry
 }
 
 type LoadInfo struct {

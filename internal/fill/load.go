@@ -9,6 +9,7 @@ import (
 	"github.com/singlefill/singlefill/internal/bulk"
 	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/flight"
+	"github.com/singlefill/singlefill/internal/value"
 )
 
 // A User calls what the user has given to the cache, which may panic or call runtime.Goexit.
@@ -245,6 +246,5 @@ func (x *filling) previous() (any, event.ValueInfo) {
 	if err != nil { // told as a BadValue when it was read
 		return nil, event.ValueInfo{}
 	}
-	now := time.Now()
-	return v, event.ValueInfo{Stale: old.Expired || !now.Before(old.FreshUntil), Age: old.Age(now), Entry: old.ID}
+	return v, value.InfoOf(&old, time.Now())
 }

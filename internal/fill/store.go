@@ -129,8 +129,8 @@ func (x *filling) encode(o *outcome) (data []byte, note filllock.ReleaseNote) {
 		return nil, note
 	}
 	o.entry.NotFound, o.entry.LoadTime, o.entry.WrittenAt = o.NotFound, o.info.Duration, time.Now()
+	o.entry.FreshUntil = o.entry.WrittenAt.Add(o.Life)
 	if *storeErr == nil {
-		o.entry.FreshUntil = o.entry.WrittenAt.Add(o.Life)
 		data, *storeErr = o.entry.Encode()
 	}
 	if *storeErr != nil {

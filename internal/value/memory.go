@@ -89,6 +89,9 @@ func (s *Store) FromMemory(ctx context.Context, key string) (h Served, ok bool) 
 	}
 	h.Copy, h.now = c, now
 	h.Info.Stale, h.Info.Age, h.Info.Entry = now >= c.freshEnd, max(0, now-c.written), c.id
+	if h.Info.Expires = time.UnixMilli(c.freshUntil); h.Info.Stale {
+		h.Info.Expires = past(h.Info.Expires, time.Now())
+	}
 	s.events.Hit(ctx, key, true, h.Info)
 	return h, true
 }

@@ -213,15 +213,33 @@ func (s *Store) Info(f *Found, failure error) (info event.ValueInfo, err error) 
 		now = time.Now()
 		use = s.policy.freshnessOf(&f.Entry, now)
 	}
-	info.Entry = f.Entry.ID
+	info.Entry, info.Expires = f.Entry.ID, f.Entry.FreshUntil
 	info.Age = max(0, now.Sub(f.Entry.WrittenAt)) // the clocks of writer and reader may disagree
 	switch {
 	case use == Expired:
 		return event.ValueInfo{}, failure
 	case use < Fresh:
-		info.Stale, info.Err = true, failure
+		info.Stale, info.Err, info.Expires = true, failure, past(info.Expires, now)
 	}
 	return info, nil
+}
+
+// past returns when a stale entry ceased to be fresh. By the clock of its writer, or of Expire, it may not have
+// done so yet.
+func past(at, now time.Time) time.Time {
+	if at.After(now) {
+		return now
+	}
+	return at
+}
+
+// InfoOf describes the entry that a load replaces.
+func InfoOf(e *entry.Entry, now time.Time) event.ValueInfo {
+	info := event.ValueInfo{Stale: e.Expired || !now.Before(e.FreshUntil), Age: e.Age(now), Expires: e.FreshUntil, Entry: e.ID}
+	if info.Stale {
+		info.Expires = past(info.Expires, now)
+	}
+	return info
 }
 
 // LifeOf returns how long value is fresh. With less than 1 ms it is not stored.

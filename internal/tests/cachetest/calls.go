@@ -90,7 +90,7 @@ func Ask(ctx context.Context, c *singlefill.Cache[string], key string, load sing
 	return Answer{v, Of(info), err, time.Since(begun)}
 }
 
-// Of returns what info tells of a value.
+// Of returns what info tells of how a value was served.
 func Of(info singlefill.ValueInfo) singlefill.ValueInfo {
 	return singlefill.ValueInfo{Stale: info.Stale, Age: info.Age, Err: info.Err}
 }

@@ -510,3 +510,63 @@ func TestStaleIfError_DeletedValue(t *testing.T) {
 		})
 	}
 }
+
+// Expires is the end of a value's life, whichever way it came. It is in the past for a stale one.
+func TestInfo_Expires(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		const life, window = time.Minute, time.Hour
+		for name, near := range map[string]*singlefill.Near{"Redis": nil, "Near": {}} {
+			opts := singlefill.Options[string]{
+				Jitter: -1, EarlyRefresh: -1, StaleWhileRevalidate: window / 2, StaleIfError: window, NotFoundTTL: life, Near: near,
+			}
+			c, err := singlefill.New(rdb, name, life, &opts)
+			redistest.Must(t, err)
+			other, err := singlefill.New(rdb, name, life, &opts)
+			redistest.Must(t, err)
+			expires := func(c *singlefill.Cache[string], key string, load singlefill.Loader[string], want time.Time) {
+				t.Helper()
+				_, info, err := c.GetOrLoadInfo(t.Context(), key, load)
+				if !info.Expires.Equal(want) || err != nil && err != singlefill.ErrNotFound {
+					t.Errorf("%s: %s expires %v from now, %v, want %v", name, key, time.Until(info.Expires), err, time.Until(want))
+				}
+			}
+			time.Sleep(time.Second - time.Duration(time.Now().Nanosecond())) // an entry has milliseconds
+			end := time.Now().Add(life)
+			for range 3 {
+				expires(c, "k", cachetest.Gives("v"), end)
+				expires(c, "none", cachetest.Fails[string](singlefill.ErrNotFound), end)
+				time.Sleep(time.Second)
+			}
+			expires(other, "k", cachetest.MustNotLoad[string](t), end)
+			time.Sleep(life)
+			fails := cachetest.Fails[string](cachetest.ErrSource)
+			expires(c, "k", fails, end) // served, and refreshed behind
+			synctest.Wait()
+			expires(c, "k", fails, end)
+			time.Sleep(window / 2)
+			expires(other, "k", fails, end) // in place of the error
+
+			redistest.Must(t, c.Set(t.Context(), "k", "v"))
+			expires(c, "k", fails, time.Now().Add(life))
+			redistest.Must(t, other.Expire(t.Context(), "k"))
+			expired := time.Now()
+			time.Sleep(10 * time.Second)
+			_, info, err := c.GetOrLoadInfo(t.Context(), "k", func(ctx context.Context, key string) (string, error) {
+				if _, old, ok := singlefill.Previous[string](ctx, key); !ok || !old.Expires.Equal(expired) {
+					t.Errorf("%s: Previous expired %v ago, %t", name, time.Since(old.Expires), ok)
+				}
+				return "v", nil
+			})
+			if !info.Stale || !info.Expires.Equal(expired) || err != nil {
+				t.Errorf("%s: an expired value: %+v, %v", name, info, err)
+			}
+			cachetest.PutEntry(t, rdb, name, "ahead", entry.Entry{
+				NotFound: true, Expired: true, WrittenAt: time.Now(), FreshUntil: time.Now().Add(time.Hour), // by a clock that is ahead
+			}, time.Hour)
+			expires(c, "ahead", fails, time.Now())
+			expires(c, "ahead", fails, time.Now())
+			redistest.Must(t, c.Close())
+			redistest.Must(t, other.Close())
+		}
+	})
+}

@@ -335,6 +335,9 @@ func TestDeleteIf_WithoutRedis(t *testing.T) {
 		_, unstored, err := c.GetOrLoadInfo(ctx, "k", c.Source.Load)
 		redistest.Must(t, err)
 		c.WantLoads(2)
+		if left := time.Until(unstored.Expires); left <= 0 || left > time.Hour {
+			t.Errorf("a value that was loaded without Redis expires in %v, want as if it were stored", left)
+		}
 		begun := time.Now()
 		if deleted, err := c.DeleteIf(ctx, "k", unstored); deleted || err != nil || time.Since(begun) > 0 {
 			t.Errorf("DeleteIf of a value that was not stored = %t, %v after %v", deleted, err, time.Since(begun))

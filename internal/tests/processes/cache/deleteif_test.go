@@ -15,7 +15,7 @@ func TestDeleteIf_RefusedToken(t *testing.T) {
 			f := newFleet(t)
 			processes := f.startAll(4, c)
 			for _, p := range processes {
-				p.Order(order{Op: "replace", Tag: "token", Key: "k", N: requests, Plan: plan{Sleep: 50 * time.Millisecond}})
+				p.Order(order{Op: "replace", Tag: "token", Key: "k", N: requests, Every: 2 * time.Millisecond, Plan: plan{Sleep: 50 * time.Millisecond}})
 			}
 			for _, p := range processes {
 				p.await("ready", "token")

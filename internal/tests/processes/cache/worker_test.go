@@ -238,6 +238,7 @@ func (w *worker) replace(o order) {
 			refused, info, err := w.cache.GetOrLoadInfo(ctx, o.Key, w.loader(c))
 			ready.Done()
 			<-c.start
+			time.Sleep(time.Duration(i) * o.Every) // they learn of it one after the other
 			deleted := false
 			if err == nil {
 				deleted, err = w.cache.DeleteIf(ctx, o.Key, info)
