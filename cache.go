@@ -146,7 +146,7 @@ func (c *rooms) get(ctx context.Context, key string) (any, error) {
 
 // Set stores value under key, and supersedes a load of key that is in flight, in any process. If
 // [Options.TTLFunc] returns less than 1 ms for value, Set deletes the key. Of two calls the later
-// wins, not that of the later change of the source.
+// one wins, even if its value is the older state of the source.
 //
 // After an error the key may hold the new value or the old one, a load in flight may still be
 // stored, and a command that was not answered may still be executed, even after a later Delete.
@@ -240,8 +240,7 @@ func (c *Cache[T]) Clear(ctx context.Context) error {
 //
 // Without a right the cache goes on loading, and may store nothing: see Stats.Refused. A program
 // that never calls Clear does not need what is refused for clear. Call Check when a process starts,
-// not in a health check: that would make an outage of all processes out of one that the cache
-// survives.
+// not in a health check, which would take down all processes in an outage that the cache survives.
 func (c *Cache[T]) Check(ctx context.Context) error {
 	if err := c.rooms.checkOpen(ctx); err != nil {
 		return err
@@ -249,8 +248,8 @@ func (c *Cache[T]) Check(ctx context.Context) error {
 	return c.rooms.check.rights(ctx)
 }
 
-// AddTrace adds functions to those of [Options.Trace], which are called first, for what happens
-// from now on. They cannot be removed. Nil adds nothing.
+// AddTrace adds functions for what happens from now on. The functions of [Options.Trace] are called
+// before them. They cannot be removed. Nil adds nothing.
 func (c *Cache[T]) AddTrace(t *Trace) { t.addTo(c.rooms.events, c.rooms.namespace) }
 
 // Stats returns the counts so far, also after Close.

@@ -162,7 +162,7 @@ func TestCheck_MaxFleetLoads(t *testing.T) {
 			}
 			_ = c.Close() // it waits for the release of the slot
 			refused := slices.DeleteFunc(s.Refused(t, rdb), func(what string) bool {
-				return what == "spublish" || what == "ssubscribe" // wake-ups have rights of their own
+				return what == "spublish" || what == "ssubscribe" // wake-ups need separate rights
 			})
 			if test.off == 0 && len(refused) > 0 {
 				t.Errorf("%q were refused", refused)

@@ -15,8 +15,8 @@ import (
 
 // A Codec turns values into bytes and back, for many goroutines at once. It may have two more methods:
 //
-//   - Unwrap() Codec, if it only changes the bytes of another codec, returns that one: by it [New] judges T
-//     and [Near] copies values.
+//   - Unwrap() Codec, if it only changes the bytes of another codec, returns the inner codec, by which [New]
+//     judges T and [Near] copies values.
 //   - Formats() []string returns names of formats: first of what Marshal writes, then of what Unmarshal reads
 //     besides. An entry in another format is a bad value, so that a miss stands where wrong values could. A name
 //     must never change. Without this method the format is the same for all codecs without it.

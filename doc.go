@@ -59,7 +59,7 @@
 //     [ErrRecursive]: a Loader waits for itself.
 //
 // It returns no error of Redis: see [Stats] and [Trace]. [Cache.Get] returns [ErrMiss] and, like Set,
-// Delete and Expire, errors that wrap those of Redis.
+// Delete and Expire, errors that wrap the errors of Redis.
 //
 // # Contexts
 //

@@ -15,7 +15,7 @@ import (
 	"github.com/singlefill/singlefill/internal/value"
 )
 
-// earlySettings are those of a cache with an EarlyRefresh.
+// earlySettings returns the settings of a cache with an EarlyRefresh.
 func earlySettings(t *testing.T, beta float64) settings {
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379"}) // which sends nothing
 	t.Cleanup(func() { _ = rdb.Close() })

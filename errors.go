@@ -117,7 +117,8 @@ func (s sentinels) remoteError(key, record string) error {
 }
 
 // ManyError is returned by [Cache.GetOrLoadMany], [Cache.GetMany] and [Cache.SetMany] if some keys
-// have errors. errors.Is and errors.As look at each of them.
+// have errors. errors.Is and errors.As look at each of them. A [ManyLoader] returns it, not wrapped,
+// if some of its keys have failed.
 type ManyError struct {
 	Errs map[string]error // by key
 }

@@ -138,7 +138,7 @@ func ExampleCache_Close() {
 	// all is well <nil>
 }
 
-// A Loader that panics fails only its own load. The stack is that of the Loader.
+// A Loader that panics fails only its own load. Its stack shows where the Loader panicked.
 func ExamplePanicError() {
 	prices, stop := embeddedCache[int]("prices", time.Minute, nil)
 	defer stop()
@@ -157,8 +157,8 @@ func ExamplePanicError() {
 	// stack: true
 }
 
-// A waiter gets the text of an error from another process. So does a caller that gets a stale value
-// because that load has failed.
+// A waiter gets the text of an error from another process. A caller that gets a stale value because
+// that load has failed gets it in ValueInfo.Err.
 func ExampleRemoteError() {
 	rdb, stop := embeddedRedis()
 	defer stop()
@@ -307,7 +307,7 @@ func ExampleCache_GetOrLoadInfo() {
 	// 7, 0s old: price service is down
 }
 
-// The loader gets the keys that are missing. One that it leaves out does not exist.
+// The loader gets the keys that are missing. A key that it leaves out does not exist.
 func ExampleCache_GetOrLoadMany() {
 	prices, stop := embeddedCache[int]("prices", time.Minute, nil)
 	defer stop()
@@ -335,6 +335,37 @@ func ExampleCache_GetOrLoadMany() {
 	// asking for the prices of 1 items
 	// map[milk:2 tea:7] <nil>
 	// map[coffee:9 milk:2 tea:7] <nil>
+}
+
+// A loader that has failed for some keys names them. The others are stored, and not loaded again.
+func ExampleManyLoader_manyError() {
+	prices, stop := embeddedCache[int]("prices", time.Minute, nil)
+	defer stop()
+
+	shop := map[string]int{"tea": 7, "coffee": 9}
+	load := func(ctx context.Context, items []string) (map[string]int, error) {
+		fmt.Println("asking for the prices of", len(items), "items")
+		found, failed := make(map[string]int), make(map[string]error)
+		for _, item := range items {
+			if price, ok := shop[item]; ok {
+				found[item] = price
+			} else {
+				failed[item] = errors.New("its shop is closed")
+			}
+		}
+		return found, &singlefill.ManyError{Errs: failed} // without errors it is none
+	}
+
+	ctx := context.Background()
+	for range 2 {
+		found, err := prices.GetOrLoadMany(ctx, []string{"tea", "coffee", "gold"}, load)
+		fmt.Println(found, err)
+	}
+	// Output:
+	// asking for the prices of 3 items
+	// map[coffee:9 tea:7] singlefill: key "gold": its shop is closed
+	// asking for the prices of 1 items
+	// map[coffee:9 tea:7] singlefill: key "gold": its shop is closed
 }
 
 // Get reads the cache only. ErrMiss says nothing about the source; ErrNotFound does.

@@ -17,9 +17,9 @@ import (
 // A Loader works for all callers that wait, so all Loaders given for one key must mean the same,
 // and do nothing that may not happen twice. Its ctx has the values of the call that started it, but
 // neither its deadline nor its cancellation: it ends after [Options.LoadTimeout], or when the key
-// is deleted and no earlier caller waits. A refresh may outlive the request of that call: so must
-// what the values of ctx refer to. A Loader may call GetOrLoad for other keys, and of other caches,
-// with its ctx.
+// is deleted and no earlier caller waits. A refresh may run after the request of that call has
+// ended, so nothing that the values of ctx refer to may be closed with the request. A Loader may
+// call GetOrLoad for other keys, and of other caches, with its ctx.
 type Loader[T any] func(ctx context.Context, key string) (T, error)
 
 // GetOrLoad returns the value under key: from Redis if it is there, otherwise from load, which runs
@@ -114,8 +114,8 @@ func (u user) NameOf(err error) string { return u.errors.nameOf(err) }
 
 func (u user) RemoteError(key, record string) error { return u.errors.remoteError(key, record) }
 
-// isNotFound reports whether the source has no such value. A panic tells nothing of the source, whatever
-// its argument: that of a ManyLoader comes as an error.
+// isNotFound reports whether the source has no such value. A panic says nothing about the source,
+// whatever its argument. A panic of a ManyLoader arrives as an error.
 func isNotFound(err error) (is bool) {
 	defer func() { _ = recover() }() // of a method of err
 	_, panicked := errors.AsType[*PanicError](err)

@@ -415,7 +415,7 @@ func TestErrRecursive_Prefetch(t *testing.T) {
 	})
 }
 
-// Callers that share a load, and those of later hits, own their values.
+// Callers that share a load, and callers of later hits, own their values.
 func TestGetOrLoad_CallersOwnTheirValues(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {

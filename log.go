@@ -62,8 +62,8 @@ type loadLog struct {
 // A line is what is sampled: a message of one cache.
 type line struct{ cache, message string }
 
-// named returns t for one cache. Its functions, also those of the program that call those of the log,
-// find the namespace in their contexts.
+// named returns t for one cache. Its functions, also functions of the program that call functions of
+// the log, find the namespace in their contexts.
 func (l *loadLog) named(t Trace, namespace string) *Trace {
 	t.LoadDone = within(namespace, t.LoadDone)
 	t.RedisError = within2(namespace, t.RedisError)

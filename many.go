@@ -10,9 +10,16 @@ import (
 )
 
 // A ManyLoader asks the source for the values of keys, at most [Options.MaxBatch] of them. The
-// rules of a [Loader] hold. A key that it leaves out does not exist; the cache remembers that. An
-// error is the outcome of each of the keys. If the map has a key that is not among keys, such as
-// another spelling of one, those that it leaves out fail. No two values may share memory.
+// rules of a [Loader] hold. A key that it leaves out does not exist; the cache remembers that. If
+// the map has a key that is not among keys, such as another spelling of one, those that it leaves
+// out fail. No two values may share memory.
+//
+// A [*ManyError] is the outcome of the keys in its Errs, whatever the map has for them: the other
+// keys have the values in the map, or do not exist, and are stored. So a ManyLoader may return what
+// GetOrLoadMany of another cache has returned. [ErrNotFound] there means that the key does not
+// exist, and nil that it has not failed. Keys that were not asked for are ignored. A *ManyError
+// without errors is none. Any other error is the outcome of each of the keys, also one that wraps a
+// *ManyError.
 type ManyLoader[T any] func(ctx context.Context, keys []string) (map[string]T, error)
 
 // GetOrLoadMany returns the values under keys: from Redis those that are there, the others from
@@ -25,8 +32,9 @@ type ManyLoader[T any] func(ctx context.Context, keys []string) (map[string]T, e
 // Keys on a master of a Cluster that is slow to answer, and keys that are deleted while others load
 // them, are loaded by another call of load.
 //
-// The map has what exists. Other errors come as a [*ManyError], beside the values of the other
-// keys; when ctx ends, beside those that were found by then.
+// The map holds the values that exist. It is valid even if the error is a [*ManyError], which has
+// the error of each key that failed. When ctx ends, the map holds the values that were found by
+// then.
 func (c *Cache[T]) GetOrLoadMany(ctx context.Context, keys []string, load ManyLoader[T]) (map[string]T, error) {
 	if load == nil {
 		return nil, errNoLoader
@@ -44,11 +52,20 @@ type loadMany[T any] ManyLoader[T]
 
 func (l loadMany[T]) LoadMany(ctx context.Context, keys []string) (bulk.Outcome, error) {
 	values, err := l(ctx, slices.Clone(keys)) // it may change them
+	var failed map[string]error
+	if some, ok := err.(*ManyError); ok { // not errors.As: what has been wrapped may be about the whole call
+		if err = nil; some != nil {
+			failed = some.Errs
+		}
+	}
 	left := ErrNotFound
 	if stray, ok := strayKey(values, keys); ok {
 		left = fmt.Errorf("singlefill: the ManyLoader was not asked for the key %.100q that it returned", stray)
 	}
 	return func(key string) (any, error) {
+		if err := failed[key]; err != nil {
+			return nil, err
+		}
 		if v, ok := values[key]; ok {
 			return &v, nil
 		}

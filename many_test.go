@@ -245,6 +245,96 @@ func TestGetOrLoadMany_Failures(t *testing.T) {
 	}
 }
 
+// A loader that returns a ManyError has failed for its keys only: their callers get its errors unchanged, and those
+// in other processes a RemoteError. The other keys are stored.
+//
+//fault:failed-load
+func TestGetOrLoadMany_SomeKeysFail(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		opts := singlefill.Options[string]{Codec: singlefill.Raw, Errors: map[string]error{"down": cachetest.ErrSource}}
+		var infos []singlefill.LoadInfo
+		traced := opts
+		traced.Trace = &singlefill.Trace{LoadDone: func(_ context.Context, i singlefill.LoadInfo) { infos = append(infos, i) }}
+		c, elsewhere := cachetest.NewCacheIn(t, rdb, "n", &traced), cachetest.NewCacheIn(t, rdb, "n", &opts)
+		failure := fmt.Errorf("row: %w", cachetest.ErrSource)
+		call := goGetMany(t.Context(), c, []string{"bad", "both", "gone", "good", "nil", "none"},
+			func(_ context.Context, keys []string) (map[string]string, error) {
+				time.Sleep(time.Second)
+				return map[string]string{"good": valueOf("good"), "both": "v", "nil": valueOf("nil")},
+					&singlefill.ManyError{Errs: map[string]error{
+						"bad": failure, "both": failure, "gone": fmt.Errorf("row: %w", singlefill.ErrNotFound), "nil": nil, "other": failure,
+					}}
+			})
+		synctest.Wait()
+		joined := cachetest.GoGet(t.Context(), c, "bad", cachetest.MustNotLoad[string](t))
+		away := cachetest.GoGet(t.Context(), elsewhere, "bad", cachetest.MustNotLoad[string](t))
+		<-call.done
+		wantFound(t, "the call", call.values, "good", "nil")
+		wantManyErrors(t, "the call", call.err, failure, "bad", "both")
+		joined.WantErr(t, failure)
+		_, err := away.Result(t)
+		if remote, ok := errors.AsType[*singlefill.RemoteError](err); !ok || !errors.Is(err, cachetest.ErrSource) || remote.Message != failure.Error() {
+			t.Errorf("another process got %v, want a RemoteError", err)
+		}
+		for key, want := range map[string]error{
+			"good": nil, "nil": nil, "gone": singlefill.ErrNotFound, "none": singlefill.ErrNotFound,
+			"bad": singlefill.ErrMiss, "both": singlefill.ErrMiss, "other": singlefill.ErrMiss,
+		} {
+			value := ""
+			if want == nil {
+				value = valueOf(key)
+			}
+			cachetest.WantGet(t, elsewhere, key, value, want)
+		}
+		synctest.Wait()
+		for _, i := range infos {
+			fails := i.Key == "bad" || i.Key == "both"
+			if i.Keys != 6 || i.Stored == fails || fails && i.Err != failure {
+				t.Errorf("LoadDone was called with %+v", i)
+			}
+		}
+		if s := c.Stats(); s.LoadErrors != 2 || s.LoadsNotFound != 2 || s.Stored != 4 {
+			t.Errorf("%d errors, %d not found, %d stored; want 2, 2, 4", s.LoadErrors, s.LoadsNotFound, s.Stored)
+		}
+	})
+}
+
+// A ManyLoader may return what another cache has returned. A ManyError without errors is none. One that is wrapped
+// fails all keys.
+//
+//fault:failed-load
+func TestGetOrLoadMany_ReturnsManyError(t *testing.T) {
+	t.Parallel()
+	_, rdb := redistest.StartMini(t)
+	outer, inner := cachetest.NewCache(t, rdb, &cachetest.Raw), cachetest.NewCache(t, rdb, &cachetest.Raw)
+	partly := func(_ context.Context, keys []string) (map[string]string, error) {
+		return map[string]string{"a": valueOf("a")}, &singlefill.ManyError{Errs: map[string]error{"b": cachetest.ErrSource}}
+	}
+	got, err := outer.GetOrLoadMany(t.Context(), []string{"a", "b", "c"}, func(ctx context.Context, keys []string) (map[string]string, error) {
+		return inner.GetOrLoadMany(ctx, keys, partly)
+	})
+	wantFound(t, "nested", got, "a")
+	wantManyErrors(t, "nested", err, cachetest.ErrSource, "b")
+	if many, ok := errors.AsType[*singlefill.ManyError](err); !ok || many.Errs["b"] != cachetest.ErrSource {
+		t.Errorf("error %v, want the one of the inner load itself", err)
+	}
+	cachetest.WantGet(t, outer, "c", "", singlefill.ErrNotFound)
+
+	for what, none := range map[string]error{"nil": (*singlefill.ManyError)(nil), "empty": new(singlefill.ManyError)} {
+		got, err := outer.GetOrLoadMany(t.Context(), []string{what, what + "?"}, func(context.Context, []string) (map[string]string, error) {
+			return map[string]string{what: valueOf(what)}, none
+		})
+		wantMany(t, what, got, err, what)
+	}
+
+	wrapped := fmt.Errorf("call: %w", &singlefill.ManyError{Errs: map[string]error{"d": cachetest.ErrSource}})
+	got, err = outer.GetOrLoadMany(t.Context(), []string{"d", "e"}, func(context.Context, []string) (map[string]string, error) {
+		return map[string]string{"e": valueOf("e")}, wrapped
+	})
+	wantFound(t, "wrapped", got)
+	wantManyErrors(t, "wrapped", err, wrapped, "d", "e")
+}
+
 // A loader that returns a key that it was not asked for has made a mistake, such as another spelling: the
 // keys that it leaves out fail, and are not remembered as not found. What it was asked for is stored.
 //
@@ -390,7 +480,7 @@ func TestGetOrLoadMany_Deadline(t *testing.T) {
 	})
 }
 
-// A Delete, Set or Expire during a load refuses the value of its own key only.
+// A Delete, Set or Expire during a load refuses the value of its key only.
 func TestGetOrLoadMany_Invalidation(t *testing.T) {
 	type cache = *singlefill.Cache[string]
 	for what, invalidate := range map[string]func(ctx context.Context, c cache) error{

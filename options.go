@@ -65,9 +65,9 @@ type Options[T any] struct {
 	// within StaleIfError, which it requires; the load goes on. At least 1 ms. Default: off.
 	StaleAfter time.Duration
 
-	// RetryAfter is how long the fleet leaves the source alone after a failed refresh, while Redis
-	// answers, except for calls without a value to serve. At least 1 ms. Default: 1 s; negative:
-	// off.
+	// RetryAfter is how long after a failed refresh no process refreshes that key. Calls that have
+	// no stale value to return still load. While Redis does not answer, it has no effect. At least
+	// 1 ms. Default: 1 s; negative: off.
 	RetryAfter time.Duration
 
 	// LockTTL is the life of the fill lock, which is renewed while a load runs: the time after
@@ -85,16 +85,17 @@ type Options[T any] struct {
 	RedisTimeout time.Duration
 
 	// MaxLoads is how many loads of this cache run at once in this process; others wait in order.
-	// Without Redis the source has to bear it times the number of processes. A load that waits for
-	// nested loads lends its slot to one of them at a time, in any cache. That one keeps the slot if
-	// the wait ends before it does, so each lender may add one load to the limit. Default: 64;
-	// negative: no limit.
+	// While Redis does not answer, the source has to bear MaxLoads loads from each process. A load
+	// that waits for nested loads lends its slot to one of them at a time, in any cache. If the wait
+	// ends before the nested load does, the nested load keeps the slot, so each lender may add one
+	// load to the limit. Default: 64; negative: no limit.
 	MaxLoads int
 
-	// MaxFleetLoads is how many loads of this namespace run at once in all processes, in no order,
-	// for two or three round trips each. While Redis does not answer only MaxLoads holds:
-	// Stats.LoadsUnlimited counts that. Of two numbers, as during a deployment, the larger one
-	// holds, until LockTTL after its last load. Nested loads may exceed it as they may MaxLoads.
+	// MaxFleetLoads is how many loads of this namespace run at once in all processes. Waiting loads
+	// are served in no particular order, and each costs two or three extra round trips. While Redis
+	// does not answer only MaxLoads holds, and Stats.LoadsUnlimited counts such loads. If processes
+	// disagree, as during a deployment, the larger limit applies until LockTTL after the last load
+	// of a process that has it. Nested loads may exceed this limit as they may exceed MaxLoads.
 	// Default: no limit.
 	MaxFleetLoads int
 

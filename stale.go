@@ -35,15 +35,20 @@ func infoOf(i event.ValueInfo) ValueInfo {
 	return ValueInfo{Stale: i.Stale, Age: i.Age, Expires: i.Expires, Err: i.Err, entry: i.Entry}
 }
 
-// Previous returns the value that the running load of key is to replace: one that is stale or about
-// to expire. A Loader or ManyLoader calls it with its ctx, asks the source by an ETag or a version
-// whether the value has changed, and if not returns it for one more life. The caller owns it;
-// info.Err is nil.
+// Previous returns the value that the running load of key is to replace: a value that is stale or
+// about to expire. A Loader or ManyLoader calls it with its ctx, asks the source by an ETag or a
+// version whether the value has changed, and if not returns it for one more life. The caller owns
+// it; info.Err is nil.
 //
-// ok is false if the cache has no such value or remembers ErrNotFound, if Redis does not answer,
-// outside of a load, for keys that the load is not for, if T is not that of the cache, and if the
-// key was deleted before the load took its lock, or in this process since then. If it is deleted
-// later, or elsewhere, the value of the load is not stored: a Delete is never undone.
+// ok is false
+//   - if the cache holds no value for key, or remembers ErrNotFound;
+//   - if Redis does not answer;
+//   - if ctx does not come from a running load of key;
+//   - if T is not the type of the cache;
+//   - if the key was deleted before the load took its lock, or in this process since then.
+//
+// If the key is deleted later, or by another process, the value of the load is not stored: a Delete
+// is never undone.
 //
 // Without stale windows a load seldom has a previous value: only after [Cache.Expire], and by
 // [Options.EarlyRefresh].

@@ -13,7 +13,7 @@ import (
 // requests, each of which starts with the number of its strings.
 type commands struct{ n atomic.Int64 }
 
-// count makes a go-redis client count its commands, also those of its subscriptions.
+// count makes a go-redis client count its commands, including the commands of its subscriptions.
 func (c *commands) count(o *redis.Options) {
 	o.Dialer = c.dial
 }

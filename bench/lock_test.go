@@ -67,7 +67,7 @@ func lockers(rdb *redis.Client) []locker {
 	}
 }
 
-// BenchmarkLock measures locks that one goroutine uses.
+// BenchmarkLock measures locks in a single goroutine.
 func BenchmarkLock(b *testing.B) {
 	b.Run("acquire_and_release/free", freeLocks)
 }

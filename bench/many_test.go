@@ -161,7 +161,7 @@ func manyHits(b *testing.B, size int) {
 	}}.run(b)
 }
 
-// manyNearHits are answered within this process, except those of the floor.
+// manyNearHits measures hits that this process answers; only the floor asks Redis.
 func manyNearHits(b *testing.B, size int) {
 	addr := redistest.Start(b).Addr
 	rdb := open(b, addr)

@@ -75,7 +75,7 @@ type stampede struct {
 	Prefix     string    // prefix of its keys
 	Keys       int
 	Together   bool // each call is for all keys
-	Shuffled   bool // in an order of its own
+	Shuffled   bool // each call in another order
 	Goroutines int
 	Load       time.Duration // duration of each load
 }
@@ -138,7 +138,7 @@ func (m *member) join(s stampede, get manyGetter) reports {
 	return reports{took, m.polls, m.loads, m.calls, m.sent.n.Load()}
 }
 
-// keys are those of the i-th call.
+// keys returns the keys of the i-th call.
 func (s stampede) keys(i int) (keys []string) {
 	if !s.Together {
 		return []string{fmt.Sprint(s.Prefix, "-", i%s.Keys)}
@@ -166,7 +166,7 @@ func (m *member) withoutWakeUps(addr string) getter {
 	return m.filled(dialed(addr, m.sent.count, withoutChannels(addr)))
 }
 
-// withoutChannels creates such a user.
+// withoutChannels creates a user without the right to use channels.
 func withoutChannels(addr string) func(o *redis.Options) {
 	const user, password = "without-channels", "secret"
 	admin := dialed(addr)

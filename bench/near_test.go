@@ -108,7 +108,7 @@ func nearSinglefill[T any](b *testing.B, name string, h *nearReads, c *singlefil
 }
 
 // fill stores all keys as requests do, each after a read of Redis: other memory is allocated between
-// two entries, which puts them as far apart as those of a cache in use.
+// two entries, which puts them as far apart as the entries of a cache in use.
 func (h *nearReads) fill(b *testing.B, rdb *redis.Client, set func(key string)) {
 	err := share(len(h.keys), 64, func(i int) error {
 		if err := rdb.Get(b.Context(), h.keys[i]).Err(); err != redis.Nil {
@@ -240,7 +240,7 @@ func nearStructs(b *testing.B, goroutines int) {
 		_, err := decoded([]byte(data), nil)
 		return err
 	}
-	// Blocks are shorter than those of strings, since decoding takes a hundred times as long.
+	// Blocks are shorter than for strings, since decoding takes a hundred times as long.
 	race{ops: h.ops(2000), goroutines: goroutines, bases: []string{"otter"}, contenders: append([]contender{
 		nearOtter(b, "otter", h, rdb, otter.Options[string, order]{}, value),
 		nearSinglefill(b, "singlefill, Share", h, newCache(b, rdb, near[order](true)), value),

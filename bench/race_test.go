@@ -19,8 +19,8 @@ type contender struct {
 
 // A race measures contenders in turn: a block of operations of each, in an order that rotates with
 // every round. So a disturbance of the machine affects all of them, and hardly the ratio of two
-// adjacent blocks. It reports the medians, over the rounds, of the time of one operation and of its
-// ratio to those of the bases in the same round.
+// adjacent blocks. It reports the medians, over the rounds, of the time of one operation, and of
+// its ratio to the times of the bases in the same round.
 type race struct {
 	ops        int // per block
 	goroutines int // that share a block; 0: only the caller's

@@ -97,8 +97,8 @@ const (
 // bystanderKey is in no namespace that is cleared.
 const bystanderKey = "bystander"
 
-// runBystanders reads all the time. It answers each line with what the reads have taken since the
-// last one, in µs.
+// runBystanders reads all the time. It answers each line with the times of the reads since the last
+// line, in µs.
 func runBystanders(p *redistest.Child) {
 	var mu sync.Mutex
 	var took []int64
@@ -126,7 +126,7 @@ func runBystanders(p *redistest.Child) {
 	}
 }
 
-// latencies are those of reads, in ms.
+// latencies are latencies of reads, in ms.
 type latencies []float64
 
 // note adds what a process of bystanders has read since the last note.

@@ -31,7 +31,7 @@ type herd struct {
 	varies   float64 // by which share the duration of a load varies, up or down
 	learns   bool    // it may profit from earlier loads
 	fresh    bool    // each stampede has new processes, which have seen no load
-	shuffled bool    // each call has its keys in an order of its own
+	shuffled bool    // each call has its keys in another order
 	once     bool    // each key must be loaded once in all
 
 	processes []*redistest.Process
@@ -48,7 +48,7 @@ type seen struct {
 	trips    float64 // reads of the server from its connections: a pipeline is one, or one for each 16 KB
 }
 
-// newHerds returns a herd for each contender; with polling also one that gets no wake-ups.
+// newHerds returns a herd for each contender; with polling also a herd without wake-ups.
 func newHerds(polling bool) []*herd {
 	herds := []*herd{
 		{name: "singlefill, load time known", role: "singlefill", learns: true},

@@ -12,9 +12,9 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// BenchmarkTagsLost deletes a tag of every tenth value, of values of 100 B with two tags each: when what is known of the
-// tags has been lost, so that all values are read; when it is known; and by Clear, which removes all values.
-// Meanwhile others read.
+// BenchmarkTagsLost deletes a tag of every tenth value, of values of 100 B with two tags each: when what is known of
+// the tags has been lost, so that all values are read; when it is known; and by Clear, which removes all values. At the
+// same time other clients read.
 func BenchmarkTagsLost(b *testing.B) {
 	for _, keys := range []int{100_000, 1_000_000} {
 		b.Run(fmt.Sprint(keys), func(b *testing.B) {

@@ -6,9 +6,9 @@
 //
 // # In a running fleet
 //
-// Entries that were written without compression are read, and stay as they are until they are written
-// again. A process without this package takes an entry of one that compresses for a bad value, which is a miss:
-// it loads. So turn compression on in two deployments:
+// Entries that were written without compression are read, and stay as they are until they are written again. A
+// process without this package takes a compressed entry for a bad value, which is a miss: it loads. So turn
+// compression on in two deployments:
 //
 //  1. all processes get Zstd with a negative MinSize: they read compressed entries and write none;
 //  2. all processes get the MinSize that you want.
@@ -59,10 +59,10 @@ const (
 // Unmarshal estimates how much memory the decompressed bytes and the value would take together. It refuses
 // compressed bytes, before it takes that memory, if the estimate is more than 64 MiB + 64 × their length. Marshal
 // does not compress such a value. The estimate leaves out garbage: an accepted decode may allocate about twice the
-// bound with MsgPack, and six times with JSON. Of a codec other than MsgPack, JSON and Raw the estimate counts the
-// decompressed bytes only.
+// bound with MsgPack, and six times with JSON. With a codec other than MsgPack, JSON and Raw the estimate counts
+// the decompressed bytes only.
 //
-// The errors are those of codec, and of damaged bytes.
+// The errors are the errors of codec, and errors about damaged bytes.
 func Zstd(codec singlefill.Codec, opts *Options) singlefill.Codec {
 	z := zstdCodec{inner: codec, minSize: 1024}
 	if codec == nil {

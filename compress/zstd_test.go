@@ -77,7 +77,7 @@ func TestZstd_Format(t *testing.T) {
 	}
 }
 
-// Bytes that an earlier version has written, and those of the inner codec alone, are read.
+// Bytes that an earlier version has written, and bytes of the inner codec alone, are read.
 func TestZstd_Golden(t *testing.T) {
 	t.Parallel()
 	const golden = "c17a73740128b52ffd24405d000020616263640154040227397d1f9c9a"
@@ -174,7 +174,7 @@ func TestZstd_HostileBytes(t *testing.T) { // not parallel: it counts memory
 	}
 }
 
-// What a few bytes decompress to is bounded together with what the inner codec makes of it: each nil of an array
+// The bound covers the decompressed bytes and the value that the inner codec makes of them: each nil of an array
 // becomes a string of 16 bytes.
 func TestZstd_BoundOfAll(t *testing.T) { // not parallel: it counts memory
 	nils := func(codec singlefill.Codec, n int) []byte {
@@ -231,7 +231,7 @@ func TestZstd_BoundOfAll(t *testing.T) { // not parallel: it counts memory
 	}
 }
 
-// New judges T by the inner codec, and Near copies its values as with that one.
+// New judges T by the inner codec, and Near copies its values as with the inner codec.
 func TestZstd_TellsItsInnerCodec(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)

@@ -23,11 +23,11 @@
 // all writes of a key. If two threads changed the source in one order and called Set in the other,
 // the cache would keep the wrong value, though it works correctly.
 //
-// The outcome of each key of a call for many keys is an operation of its own, which begins and ends
-// with the call: the keys of a call are neither read nor written in one step. The models are those of
-// one key, and each key is judged by itself. A Clear is a write of each key. It is also an
-// invalidation of the keys whose sources did not change before it. Histories with Clear have a
-// namespace of their own, since a Clear supersedes the loads of all others in its namespace.
+// The outcome of each key of a call for many keys is a separate operation, which begins and ends with
+// the call: the keys of a call are neither read nor written in one step. The models are models of one
+// key, and each key is judged by itself. A Clear is a write of each key. It is also an invalidation
+// of the keys whose sources did not change before it. Histories with Clear have a separate namespace,
+// since a Clear supersedes the loads of all others in its namespace.
 //
 // Model "register": a write, from the change of the source until Delete returns, is one operation,
 // and so is a read by GetOrLoad or Get. The operations agree with a register that takes the
@@ -62,10 +62,10 @@
 //   - A Set that failed may still be executed, even after a later Delete: its value is allowed.
 //
 // Model "floors after MaxLag" is for caches with Near. Each process has its own floors: its own
-// invalidations raise them when they have returned, those of other processes MaxLag later. While
-// there are faults, an old value that replaces an error may be older: when Redis cannot be asked,
-// memory may have it from before the Delete. MaxLag is short, so that histories outlast it: it must
-// be kept however busy the machine is.
+// invalidations raise them when they have returned, invalidations of other processes MaxLag later.
+// While there are faults, an old value that replaces an error may be older: when Redis cannot be
+// asked, memory may have it from before the Delete. MaxLag is short, so that histories outlast it:
+// it must be kept however busy the machine is.
 //
 // A write that failed, or whose process died, raises no floor. Errors and misses are no values: the
 // model does not say when a read must succeed. But a call that never returns fails the test.

@@ -9,7 +9,7 @@ import (
 	"github.com/singlefill/singlefill"
 )
 
-// The calls for many keys of the cache threads. The outcome of each key is an op of its own, with the
+// The calls for many keys of the cache threads. The outcome of each key is a separate op, with the
 // begin and the end of the call.
 
 // beginMany reports the ops of a call.
@@ -35,8 +35,8 @@ func (x *process) getMany(p plan, cache *singlefill.Cache[int64], keys []int) {
 	x.endMany(ops, values, err, singlefill.ErrMiss)
 }
 
-// endMany reports the outcome of each key. none is that of a key that has neither a value nor an
-// error.
+// endMany reports the outcome of each key. none is the outcome of a key that has neither a value
+// nor an error.
 func (x *process) endMany(ops calls, values map[string]int64, err error, none error) {
 	for name, c := range ops {
 		v, ok := values[name]

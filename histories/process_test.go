@@ -48,7 +48,7 @@ type plan struct {
 	Of        string // a cache profile, or a kind of lock
 	Name      string // of the key or the lock; of several keys the first one: see at
 	Keys      int    // of a cache
-	Clears    bool   // some writes are a Clear; the cache has a namespace of its own
+	Clears    bool   // some writes are a Clear; the cache has a separate namespace
 	Threads   int    // in each process
 	Ops       int    // in each thread
 	Sole      bool   // one thread makes all writes, and may call Set

@@ -12,9 +12,10 @@ import (
 
 // Check runs every script that this Locker may run, on keys that no lock uses, and returns an error
 // that names each purpose for which Redis refuses it. It returns the first error if Redis does not
-// answer, and then sends nothing more. The keys begin with those of the name and ":check:". Check
-// removes them; if it cannot, they expire, within a day. Call it when a process starts, and not
-// in a health check, which would end processes during an outage of Redis.
+// answer, and then sends nothing more. The keys are named like the keys of this lock, with
+// ":check:" after the name. Check removes them; if it cannot, they expire, within a day. Call it
+// when a process starts, and not in a health check, which would end processes during an outage of
+// Redis.
 func (l *Locker) Check(ctx context.Context) error {
 	if err := checkContext(ctx, "check", l.name); err != nil {
 		return err

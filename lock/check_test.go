@@ -32,16 +32,16 @@ func documentedRights(t *testing.T) (needed, wakes []string) {
 	return rights(blocks[0]), rights(blocks[1])
 }
 
-// userOf returns a client of a user of the server who has only these rights. They name the lock n.
+// userOf returns a client whose user of the server has only these rights. They name the lock n.
 func userOf(t *testing.T, s *redistest.Server, name string, rights ...string) *redis.Client {
 	t.Helper()
 	all := strings.ReplaceAll(strings.Join(rights, " "), "{n}", "{"+name+"}")
 	return s.Client(t, s.User(t, strings.Fields(all)...))
 }
 
-// With exactly the documented rights each kind of lock works, and no command is refused, not even one
-// that a script could do without; without the rights to wake waiters only these are. The commands that
-// reach the keys of others are refused.
+// With exactly the documented rights each kind of lock works, and no command is refused, not even a
+// command that a script could do without; without the rights to wake waiters only these are. The
+// commands that reach the keys of others are refused.
 func TestRights_Documented(t *testing.T) {
 	needed, wakes := documentedRights(t)
 	for _, test := range []struct {

@@ -24,7 +24,7 @@ type serverClock struct {
 	off time.Duration // protected by mu
 }
 
-// runClock makes the clock of the server follow that of the bubble, until stop is called.
+// runClock makes the clock of the server follow the bubble's clock, until stop is called.
 func runClock(m *miniredis.Miniredis) (c *serverClock, stop func()) {
 	c = &serverClock{m: m}
 	stopped := make(chan struct{})
@@ -49,8 +49,8 @@ func (c *serverClock) put(by time.Duration) {
 	c.m.SetTime(time.Now().Add(c.off))
 }
 
-// A server's clock that is put forward costs the leases, and one that is put back does not. The
-// clock of a real server cannot be moved by a test; miniredis' can.
+// If the server's clock is put forward, leases are lost; if it is put back, they are not. The clock
+// of a real server cannot be moved by a test; miniredis' can.
 //
 //fault:server-clock
 func TestLease_ServerClockJumps(t *testing.T) {
@@ -116,7 +116,7 @@ func TestLease_ServerClockJumps(t *testing.T) {
 	}
 }
 
-// Only the server's clock counts. The bubble's clock is that of the clients, and an hour off.
+// Only the server's clock counts. The clients use the bubble's clock, which is an hour off.
 //
 //fault:process-clock
 func TestNewSemaphore_ClientClock(t *testing.T) {

@@ -60,7 +60,7 @@ func (o *owner) onLease(s client.Script, keys []string, args ...any) []any {
 	return append(append(call, o.token), args...)
 }
 
-// isDone reads the answer to such a call: whether the script has changed it.
+// isDone reads the answer to such a command: whether the script has changed anything.
 func isDone(cmd *redis.Cmd) (bool, error) {
 	done, err := cmd.Int()
 	return done == 1, err

@@ -25,7 +25,7 @@ func embeddedRedis() (rdb *redis.Client, stop func()) {
 	return rdb, func() { rdb.Close(); mini.Close() }
 }
 
-// embeddedMutex returns a mutex on such a Redis.
+// embeddedMutex returns a mutex on a Redis in memory.
 func embeddedMutex(name string, opts *lock.Options) (l *lock.Locker, rdb *redis.Client, stop func()) {
 	rdb, stop = embeddedRedis()
 	l, err := lock.NewMutex(rdb, name, opts)

@@ -108,7 +108,7 @@ func (l *Lease) Context() context.Context {
 // Fence returns a number that grows with every grant of this name. Pass it to the resource that the
 // lease protects, and let the resource reject a number smaller than the largest it has seen: no
 // lease protects from a holder that was frozen and continues after the lease has ended. With a
-// semaphore a smaller number may be that of another holder. The fence of a Lease that holds nothing
+// semaphore a smaller number may belong to another holder. The fence of a Lease that holds nothing
 // is 0.
 //
 // The fence is the server's clock in µs at the grant, or the last fence plus one if that is larger.

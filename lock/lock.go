@@ -40,8 +40,8 @@ type Locker struct {
 // mutex returns [ErrConflict]; without waiters it does not notice the fair mutex.
 //
 // NewMutex does no I/O. It returns an error that names the argument, its value and what is allowed
-// when rdb is nil or a pipeline, name is empty, or opts are incoherent. So do [NewFairMutex] and
-// [NewSemaphore].
+// when rdb is nil or a pipeline, name is empty, or opts are incoherent. The same holds for
+// [NewFairMutex] and [NewSemaphore].
 func NewMutex(rdb redis.UniversalClient, name string, opts *Options) (*Locker, error) {
 	return newLocker(rdb, name, mutex{}, opts, keysOf)
 }
@@ -61,7 +61,7 @@ func NewFairMutex(rdb redis.UniversalClient, name string, opts *Options) (*Locke
 }
 
 // NewSemaphore returns a [Locker] of which at most size leases are held at a time. Each lease ends
-// and is renewed independently. Waiters are served as those of a mutex are.
+// and is renewed independently. Waiters are served like the waiters of a mutex.
 //
 // While processes have different sizes, as during a deployment, the largest one counts for all: it
 // applies until [Options.TTL] after the last grant or renewal to a process that has it. Holders keep their
@@ -98,8 +98,8 @@ func newLocker(rdb redis.UniversalClient, name string, kind kind, opts *Options,
 	return l, nil
 }
 
-// AddTrace adds functions to those of [Options.Trace], which are called first. They are called for the
-// leases that are acquired from now on, and cannot be removed.
+// AddTrace adds functions for the leases that are acquired from now on. The functions of
+// [Options.Trace] are called before them. They cannot be removed.
 func (l *Locker) AddTrace(t *Trace) {
 	for {
 		old := l.trace.Load()

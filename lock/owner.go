@@ -51,7 +51,8 @@ const (
 
 // markLife returns how long the mark of the ended attempt lives: a release is retried for
 // RedisTimeout and then for TTL. A mark lives twice as long if a command to acquire may still
-// arrive. Releases cannot push out such marks then, nor can they push out those of releases.
+// arrive. Then neither can push out the other: the marks of releases, and the marks of such
+// attempts.
 func (o *owner) markLife() time.Duration {
 	life := min(o.opts.TTL, maxMarkLife) + 2*o.opts.RedisTimeout
 	if o.inTransit {

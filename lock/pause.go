@@ -13,8 +13,8 @@ const (
 	// listeningPause is the mean time between two commands while no message comes.
 	listeningPause = 4 * time.Second
 
-	// waitingLife is how long a waiter that sends nothing counts as one that a release wakes, if
-	// there is no other one.
+	// waitingLife is how long a waiter that sends nothing still counts as listening, so that a
+	// release wakes it if there is no other waiter.
 	waitingLife = 3 * listeningPause
 )
 

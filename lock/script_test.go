@@ -17,7 +17,7 @@ import (
 	"github.com/singlefill/singlefill/lock"
 )
 
-// token returns a token as long as those of attempts.
+// token returns a token as long as the token of an attempt.
 func token(who string) string { return strings.Repeat(who, 26) }
 
 // takeFor takes the lock for a process that dies at once.

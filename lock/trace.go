@@ -50,7 +50,7 @@ type LeaseInfo struct {
 	Err error
 }
 
-// join returns a Trace that calls the functions of a, and then those of b.
+// join returns a Trace that calls the functions of a, and then the functions of b.
 func join(a, b *Trace) *Trace {
 	t := &Trace{
 		Acquired: then(a.Acquired, b.Acquired),

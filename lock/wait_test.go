@@ -29,8 +29,8 @@ func TestAcquire_DeadHolder(t *testing.T) {
 			takeFor(t, rdb, kind, name)
 			c.reset()
 			lease := mustAcquire(t, newLocker(t, kind, rdb, name, nil))
-			// A semaphore's leases end with a millisecond of the server's clock, and so does what
-			// is left of them.
+			// A semaphore's leases, and what is left of them, end with a millisecond of the
+			// server's clock.
 			if took := time.Since(begun); took < life-time.Millisecond || took > life+6*time.Millisecond {
 				t.Errorf("taken over after %v, want %v and 6ms more at most", took, life)
 			}
@@ -82,7 +82,8 @@ func TestAcquire_RandomPauses(t *testing.T) {
 }
 
 // A waiting process is not starved by others that take the lock again at once: four of them all get
-// it again and again in a time that follows from the rules, whoever is quicker at an instant.
+// it again and again in a time that follows from the rules, whichever of them is quicker at an
+// instant.
 //
 //fault:greedy-loop
 func TestAcquire_IsNotStarvedByALoop(t *testing.T) {
@@ -238,8 +239,8 @@ func TestAcquire_AQueueThatMovesAgain(t *testing.T) {
 	}
 }
 
-// Two hundred waiters of a process send a few scripts, and those of a fair mutex one each for a place.
-// With a Locker for each of them they cost the server the same: one of them asks and listens.
+// Two hundred waiters of a process send a few scripts, and waiters of a fair mutex one more each, for
+// a place. With a Locker for each of them they cost the server the same: one of them asks and listens.
 //
 //fault:long-waits
 func TestShared_ManyLockers(t *testing.T) {

@@ -15,7 +15,7 @@ import (
 type waitQueue struct {
 	id string // begins the tokens of the attempts, and ends the name of the channel
 
-	mu      sync.Mutex // before that of the wake.Listener, which tells of messages without holding its own
+	mu      sync.Mutex // taken before wake.Listener.mu; the Listener does not hold its mutex while it delivers messages
 	waiters []*attempt // protected by mu, as all fields below
 	arrived int64      // number of waiters so far
 	kept    time.Time  // when the places in the server's queue were last prolonged

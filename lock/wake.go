@@ -9,13 +9,13 @@ import (
 	"github.com/singlefill/singlefill/internal/wake"
 )
 
-// The first waiter of a waitQueue listens for all of them. Whatever frees the lock for a waiter wakes
-// one: the first in the queue of a fair mutex; of a mutex or semaphore the one with the reservation,
-// or else the one that has waited longest and listens. The waiter that is woken asks at once. One
-// other waiter gets a message without a token, and asks after the longest pause that there would be
-// without wake-ups: if the woken one is frozen, that is all it costs.
+// The first waiter of a waitQueue listens for all of them. Each command that frees the lock for a
+// waiter wakes one waiter: the first in the queue of a fair mutex; of a mutex or semaphore the waiter
+// with the reservation, or else the listening waiter that has waited longest. The waiter that is
+// woken asks at once. One other waiter gets a message without a token, and asks after the longest
+// pause that there would be without wake-ups: if the woken one is frozen, that is all it costs.
 //
-// Each waitQueue has a channel of its own, so that a release costs the other processes nothing. Without a
+// Each waitQueue has its own channel, so that a release costs the other processes nothing. Without a
 // message the first waiter asks rarely, to find out that messages get lost.
 const (
 	// A waitQueue listens from this busy answer to its first waiter on: a short wait opens nothing.

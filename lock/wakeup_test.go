@@ -140,8 +140,8 @@ func TestWakeUp_DeadWaiter(t *testing.T) {
 	}
 }
 
-// A release wakes the waiter with the reservation, not the one that has waited longest. If that waiter
-// is dead, the free lock is kept for RedisTimeout and 200 ms, as without wake-ups.
+// A release wakes the waiter with the reservation, not the waiter that has waited longest. If that
+// waiter is dead, the free lock is kept for RedisTimeout and 200 ms, as without wake-ups.
 //
 //fault:killed-reservation
 func TestWakeUp_Reservation(t *testing.T) {
@@ -213,7 +213,7 @@ func TestWakeUp_PassedOn(t *testing.T) {
 }
 
 // Where subscriptions are refused, or messages get lost, a waiter gets the lock as if there were no wake-ups,
-// but for one that was lost before.
+// except for a message that was lost before.
 //
 //fault:lost-wake-ups
 func TestWakeUp_NobodyHears(t *testing.T) {

@@ -6,8 +6,8 @@
 //	...
 //	_, err = sfotel.Instrument(users, nil)
 //
-// A hit costs nothing more: its counts are those of [singlefill.Stats], which each collection reads.
-// Everything else comes from [singlefill.Trace], as loads and waits end.
+// A hit costs nothing more: each collection reads its counts from [singlefill.Stats]. Everything
+// else comes from [singlefill.Trace], as loads and waits end.
 //
 // # Spans
 //
@@ -96,6 +96,6 @@
 //	singlefill.lock.hold.duration             histogram of the time from a grant to its end, in seconds
 //	singlefill.lock.redis.errors {op}         commands that failed: see lock.Trace.RedisError
 //
-// OpenTelemetry translates these names for Prometheus into those of the module prometheus beside this
-// one. The labels differ by the prefix singlefill.
+// OpenTelemetry translates these names for Prometheus into the names that the module prometheus
+// beside this one uses. The labels differ by the prefix singlefill.
 package otel

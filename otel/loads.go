@@ -72,8 +72,8 @@ func (l *loads) loadDone(ctx context.Context, info singlefill.LoadInfo) {
 	kind := kindOf(info)
 	l.loads.Add(ctx, 1, metric.WithAttributes(l.name, kind, resultKey.String(resultOf(info.Err))))
 	c := l.callOf(ctx)
-	// Without a call of a Loader, ctx is that of the GetOrLoad, which may run inside another load of
-	// this cache.
+	// Without a call of a Loader, ctx is the context of the GetOrLoad, which may run inside another
+	// load of this cache.
 	if c == nil || info.Keys == 0 {
 		return
 	}

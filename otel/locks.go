@@ -18,8 +18,8 @@ import (
 //	...
 //	jobs.AddTrace(trace)
 //
-// Lockers of many names may have the same label: choose one that says what the locks are for, not one
-// for each user or order. A span has the status Error if Acquire failed, and the attribute
+// Lockers of many names may have the same label: choose a label that says what the locks are for, not
+// a label for each user or order. A span has the status Error if Acquire failed, and the attribute
 // singlefill.result of singlefill.lock.wait.duration.
 //
 // LockTrace returns an error if label is empty or if the MeterProvider refuses an instrument.

@@ -20,8 +20,8 @@ import (
 	"github.com/singlefill/singlefill/lock"
 )
 
-// A load has one span, whose parent is that of the call; the Loader's context carries it. A hit has
-// none. What does not exist is no error.
+// A load has one span, whose parent is the span of the call; the Loader's context carries it. A hit
+// has none. What does not exist is no error.
 func TestSpans_Load(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
@@ -119,7 +119,7 @@ func (x *telemetry) named(name string) (spans []sdktrace.ReadOnlySpan) {
 	return spans
 }
 
-// A refresh in the background has a span of its own, in the trace of the call that started it.
+// A refresh in the background has a span, in the trace of the call that started it.
 func TestSpans_Refresh(t *testing.T) {
 	inBubble(t, func(t *testing.T, x *telemetry, rdb *redis.Client) {
 		c := x.newCache(t, rdb, "ns", &singlefill.Options[string]{StaleWhileRevalidate: time.Hour})
@@ -213,8 +213,8 @@ func TestSpans_Shared(t *testing.T) {
 	})
 }
 
-// A wait for another process has a span, in the trace of the call that waited, without a link. So has
-// that of a call that joins it.
+// A wait for another process has a span, in the trace of the call that waited, without a link. The
+// same holds for a call that joins it.
 func TestSpans_OtherProcess(t *testing.T) {
 	inBubble(t, func(t *testing.T, x *telemetry, rdb *redis.Client) {
 		there, here := newCache(t, rdb, "ns", nil), x.newCache(t, rdb, "ns", nil)

@@ -201,8 +201,8 @@ func TestCollector_Locks(t *testing.T) {
 	})
 }
 
-// Names, labels and help follow the conventions, every metric is described, and those of a cache that has
-// done nothing are there with zeros.
+// Names, labels and help follow the conventions, every metric is described, and a cache that has done
+// nothing has all metrics, with zeros.
 func TestCollector_Conventions(t *testing.T) {
 	t.Parallel()
 	_, rdb := redistest.StartMini(t)
@@ -221,7 +221,7 @@ func TestCollector_Conventions(t *testing.T) {
 	}
 }
 
-// The metrics and their labels are those of testdata/metrics.txt, which stay within v1.
+// The metrics and their labels are listed in testdata/metrics.txt, and stay within v1.
 func TestCollector_Names(t *testing.T) {
 	t.Parallel()
 	described := make(chan *prometheus.Desc, 100)

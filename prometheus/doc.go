@@ -6,8 +6,8 @@
 //	...
 //	prometheus.MustRegister(sfprometheus.NewCollector(users, orders))
 //
-// A hit costs nothing more: its counts are those of [singlefill.Stats], which a scrape reads. Durations
-// come from [singlefill.Trace], as loads and waits end.
+// A hit costs nothing more: a scrape reads its counts from [singlefill.Stats]. Durations come from
+// [singlefill.Trace], as loads and waits end.
 //
 // # Metrics of caches
 //

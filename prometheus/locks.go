@@ -35,8 +35,8 @@ func newLockMetrics() *lockMetrics {
 //
 //	jobs.AddTrace(collector.LockTrace("jobs"))
 //
-// Lockers of many names may have the same label: choose one that says what the locks are for, not one
-// for each user or order.
+// Lockers of many names may have the same label: choose a label that says what the locks are for, not
+// a label for each user or order.
 func (c *Collector) LockTrace(label string) *lock.Trace {
 	m := c.locks
 	held, acquired, lost := m.held.WithLabelValues(label), m.acquired.WithLabelValues(label), m.lost.WithLabelValues(label)

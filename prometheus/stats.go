@@ -96,7 +96,8 @@ func gauge(name, help string, value func(*singlefill.Stats) int64) statMetric {
 	return m
 }
 
-// add adds the counts of s to sum. An age is that of the older proof; a breaker is open if either is.
+// add adds the counts of s to sum. An age is the age of the older proof; a breaker is open if either
+// is.
 func add(sum *singlefill.Stats, s singlefill.Stats) {
 	to, from := reflect.ValueOf(sum).Elem(), reflect.ValueOf(s)
 	for i := range to.NumField() {

@@ -45,7 +45,7 @@ type checkedCodec struct {
 	methods []string // by which it encodes values that have them
 }
 
-// Formats returns those of the checked codec, whose bytes it writes and reads.
+// Formats returns the formats of the checked codec, whose bytes it writes and reads.
 func (c *checkedCodec) Formats() []string {
 	if f, ok := c.Codec.(interface{ Formats() []string }); ok {
 		return f.Formats()

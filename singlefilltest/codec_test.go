@@ -39,7 +39,7 @@ type (
 	deep struct {
 		ByName map[string]*[2]item
 	}
-	event struct { // its method MarshalJSON is that of time.Time
+	event struct { // it has MarshalJSON from time.Time
 		time.Time
 		Name string
 	}

@@ -159,8 +159,8 @@ func (s *fakeServer) disconnect() {
 	clear(s.conns)
 }
 
-// A fakeConn is a connection that disconnect can break. It then fails like one whose server has
-// gone: go-redis tries such a command again on another connection.
+// A fakeConn is a connection that disconnect can break. It then fails as if its server had gone:
+// go-redis sends the command again on another connection.
 type fakeConn struct {
 	net.Conn
 	server *fakeServer

@@ -41,7 +41,7 @@ func serial(t testing.TB) *singlefilltest.Source[string] {
 	return source
 }
 
-// Each call returns another, empty Redis, with faults of its own.
+// Each call returns another, empty Redis, with separate faults.
 func TestRedis_Isolated(t *testing.T) {
 	both(t, func(t *testing.T) {
 		a, b := singlefilltest.Redis(t), singlefilltest.Redis(t)

@@ -17,7 +17,7 @@ import (
 // in flight. In a bubble of [testing/synctest] time.Sleep does the same for all keys.
 func MakeStale[T any](t testing.TB, cache *singlefill.Cache[T], key string) {
 	t.Helper()
-	ctx := context.Background() // that of the test has ended in t.Cleanup
+	ctx := context.Background() // the test's context has ended in t.Cleanup
 	if _, err := cache.Get(ctx, key); err != nil && !errors.Is(err, singlefill.ErrNotFound) {
 		t.Fatalf("singlefilltest: MakeStale: no value to serve under %q: %v", key, err)
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/singlefill/singlefill/singlefilltest"
 )
 
-// A reporter is a test that notes what it is told.
+// A reporter is a test that records its errors.
 type reporter struct {
 	testing.TB
 	told []string

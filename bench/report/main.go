@@ -149,7 +149,7 @@ func (t *table) join(next *table) bool {
 	return true
 }
 
-// nameScenarios moves the name of the table into those of its scenarios.
+// nameScenarios moves the name of the table into the names of its scenarios.
 func (t *table) nameScenarios() {
 	if t.name == "" {
 		return

@@ -19,7 +19,7 @@ type target struct {
 	// throughputs.
 	throughput bool
 	limit      float64
-	why        string // the limit is not the one that a reader expects
+	why        string // why the limit is not what a reader expects
 }
 
 const waiters = "singlefill, (load time .*|new processes)" // of a stampede
@@ -124,7 +124,7 @@ func (t target) measure(all results) (worst measurement, ok bool) {
 	return worst, worst.row != nil
 }
 
-// values returns the metric of each run, divided by that of the divisor in the same run.
+// values returns the metric of each run, divided by the metric of the divisor in the same run.
 func (t target) values(all results, r *row) []float64 {
 	values := slices.Clone(r.values[t.unit])
 	if t.per != "" {

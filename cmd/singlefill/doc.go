@@ -28,7 +28,7 @@
 //	redis://host:6379?addr=host2:6379                       a Cluster; one address is enough, too
 //	redis://host:26379?master_name=main&addr=host2:26379    the master that Sentinels name
 //
-// Other parameters are those of go-redis, such as dial_timeout=2s or skip_verify=true.
+// Other parameters are parameters of go-redis, such as dial_timeout=2s or skip_verify=true.
 //
 // # What the commands cost
 //

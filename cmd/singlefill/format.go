@@ -73,7 +73,7 @@ func (t *table) print() {
 	}
 }
 
-// width is that of a cell without its colour.
+// width returns the width of a cell without its colour.
 func width(cell string) int {
 	n := utf8.RuneCountInString(cell)
 	if strings.HasPrefix(cell, "\x1b[") {

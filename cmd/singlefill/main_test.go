@@ -578,7 +578,7 @@ func TestConnect_Errors(t *testing.T) {
 	}
 }
 
-// An address without a scheme is that of a server.
+// An address without a scheme names a single server.
 func TestConnect_HostAndPort(t *testing.T) {
 	t.Parallel()
 	s := redistest.Shared(t)

@@ -11,8 +11,8 @@ import (
 	"github.com/singlefill/singlefill/lock"
 )
 
-// rename answers 204 if all later reads of this process return the new name, and those of others a second
-// later; and 202 if some may return the old one until the outbox has been worked off.
+// rename answers 204 if all later reads of this process return the new name, and reads of other processes
+// a second later; and 202 if some may return the old one until the outbox has been worked off.
 func (s *service) rename(w http.ResponseWriter, r *http.Request) {
 	var body struct {
 		Name string `json:"name"`

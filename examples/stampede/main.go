@@ -41,7 +41,7 @@ type plan struct {
 	Expiring              time.Duration // how long the goroutines ask while values expire
 }
 
-// timed derives the other times from that of a load: values expire three times.
+// timed derives the other times from the time of a load: values expire three times.
 func (p plan) timed() plan {
 	p.TTL = 15 * p.Load
 	p.Expiring = 3*(p.TTL+2*p.Load) + p.TTL/3

@@ -21,8 +21,9 @@ import (
 // background until it answers, so that no caller has to try. A command whose caller has left counts by its
 // own outcome, whatever the caller's deadline was. Any answer closes the breaker.
 //
-// Caches may differ in how long they wait. The breaker is open for those that are no more patient than one that
-// has waited in vain: a hasty cache does not tell a patient one that a slow node is dead.
+// Caches may differ in how long they wait. A cache whose Timeout was not answered opens the breaker for all
+// caches with the same or a shorter Timeout: a hasty cache does not make a patient cache believe that a slow
+// node is dead.
 type breaker struct {
 	outage  atomic.Pointer[outage] // nil: closed; set with server.mu
 	opening atomic.Pointer[chan struct{}]
@@ -35,11 +36,12 @@ type outage struct {
 	over context.Context // ends when the node has answered
 	end  func()          // ends over
 
-	patience atomic.Int64 // the longest Timeout of those that have waited in vain
+	patience atomic.Int64 // the longest Timeout that has passed without an answer
 	probes   atomic.Int64 // caches that probe the node
 }
 
-// shows notes that one has waited in vain for d. It returns false if one has before.
+// shows records that a cache got no answer within d. It returns false if that, or a longer wait,
+// was known.
 func (o *outage) shows(d time.Duration) bool {
 	for known := o.patience.Load(); known < int64(d); known = o.patience.Load() {
 		if o.patience.CompareAndSwap(known, int64(d)) {
@@ -52,8 +54,8 @@ func (o *outage) shows(d time.Duration) bool {
 // Limit is how many failures in a row open a breaker.
 const Limit = 5
 
-// away returns the silence of a node if one that is no less patient has waited in vain. A lock, which does not
-// probe, relies on the breaker only while a cache does.
+// away returns the outage of a node if a cache with the same or a longer Timeout got no answer. A lock, which
+// does not probe, relies on the breaker only while a cache does.
 func (c *Client) away(n *node) *outage {
 	o := n.outage.Load()
 	if o == nil || o.patience.Load() < int64(c.Timeout) || c.background == nil && o.probes.Load() == 0 {
@@ -163,7 +165,7 @@ func (c *Client) open(n *node, err error, key string) bool {
 	if !begins && !o.shows(c.Timeout) {
 		return c.away(n) == nil
 	}
-	n.opened() // before anybody is told, which may take its time
+	n.opened() // before the caches are told, which may take long
 	if !begins {
 		return true
 	}
@@ -178,7 +180,8 @@ func (c *Client) open(n *node, err error, key string) bool {
 	return true
 }
 
-// open opens the breaker, since one has waited in vain for d. It returns the outage, which others may have noticed before.
+// open opens the breaker, since a cache got no answer within d. It returns the outage, which others may have noticed
+// before.
 func (s *server) open(err error, key string, d time.Duration) (o *outage, begins bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -187,7 +190,7 @@ func (s *server) open(err error, key string, d time.Duration) (o *outage, begins
 	}
 	o = &outage{err: err, key: key}
 	o.over, o.end = context.WithCancel(context.Background())
-	o.patience.Store(int64(d)) // before others see it: whoever begins an outage has it watched
+	o.patience.Store(int64(d)) // before others see it: the cache that begins an outage has it watched
 	s.outage.Store(o)
 	return o, true
 }
@@ -201,7 +204,8 @@ func (s *server) close(o *outage) {
 	}
 }
 
-// watch has a cache probe a node until its silence is over. The cache that has noticed it is told at once.
+// watch has a cache probe a node until its silence is over. The cache that has noticed the outage reports
+// it at once.
 func (c *Client) watch(n *node, o *outage, noticed bool) {
 	if n.watched.Swap(o) == o {
 		return

@@ -334,8 +334,8 @@ func distant(t *testing.T, away time.Duration) *redis.Client {
 	return rdb
 }
 
-// The breaker of a node of a Cluster stays open until the node answers: also one that a ping has opened, and if
-// what the Client knew of the node is forgotten meanwhile.
+// The breaker of a node of a Cluster stays open until the node answers: also if a ping has opened it, and if
+// the Client has forgotten in between what it knew of the node.
 func TestCluster_SilentNode(t *testing.T) {
 	t.Parallel()
 	for name, open := range map[string]func(w *watcher){

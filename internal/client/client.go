@@ -149,7 +149,7 @@ func Send[R any](ctx context.Context, c *Client, what Command, cmd redis.Cmder, 
 		if err := c.process(ctx, parcel{cmd: cmd}, together); err != nil {
 			return none, err
 		}
-		if caller.left.Load() { // the reply may be that of a PING
+		if caller.left.Load() { // the reply may be the reply to a PING
 			if err := cmd.Err(); !Unknown(err) {
 				return none, err
 			}

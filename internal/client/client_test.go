@@ -124,7 +124,7 @@ func mute(t testing.TB, mutate ...func(*redis.Options)) *redis.Client {
 	return rdb
 }
 
-// wrapped hides the type of the client, so that it counts as one that ignores deadlines.
+// wrapped hides the type of the client, so that it counts as a client that ignores deadlines.
 type wrapped struct{ redis.UniversalClient }
 
 // Do returns exactly at the nearer one of its timeout and the end of ctx.
@@ -592,8 +592,8 @@ func TestScriptsRefused(t *testing.T) {
 	}
 }
 
-// A hook that changes the arguments of a command changes those of that command only, also when the
-// server does not know the script, so that it is sent twice.
+// A hook that changes the arguments of a command changes no other command, also when the server
+// does not know the script, so that it is sent twice.
 func TestScript_HookChangesArguments(t *testing.T) {
 	t.Parallel()
 	rdb := redis.NewClient(&redis.Options{Addr: miniredis.RunT(t).Addr()})

@@ -34,8 +34,8 @@ func (k *clock) see(micros int64) {
 
 // at returns what the server's clock, in µs, shows at a time of this process, or a little less: the time
 // in a reply is of before the reply arrived. So a command that is given this time is never executed for a
-// caller that has left by then. Nor is one refused whose reply would have come in time, unless that
-// reply were quicker than the one that brought the time; then the refusal brings a better one.
+// caller that has left by then. Nor is a command refused whose reply would have come in time, unless that
+// reply were quicker than the reply that brought the time; then the refusal brings a better time.
 func (k *clock) at(t time.Time) int64 {
 	ahead := k.ahead.Load()
 	if ahead == 0 { // the server refuses to tell

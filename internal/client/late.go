@@ -19,7 +19,7 @@ type Caller struct {
 
 	takes   redis.Cmder   // a taking, or nil
 	clock   *clock        // of its server
-	stays   time.Duration // at least, and without a deadline of its own
+	stays   time.Duration // at least, and if it has no deadline
 	leaves  time.Time
 	hurries bool // it has that deadline
 	once    sync.Once

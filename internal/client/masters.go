@@ -31,7 +31,7 @@ type Master struct {
 }
 
 // Layout finds the servers that hold keys of a namespace, through the user's client alone: that may be
-// any type around a client of a Cluster, and all that such a type can do is to route commands by their
+// any type around a client of a Cluster, and such a type may do nothing but route commands by their
 // keys.
 func (s *Servers) Layout(ctx context.Context, namespace string) (l Layout, err error) {
 	if l, err = s.masters(ctx, namespace); err != nil {
@@ -211,8 +211,8 @@ func (m Master) Size(ctx context.Context) (int64, error) {
 }
 
 // Process names the process of the server. Another one, as after a restart or a failover behind one address,
-// takes the cursor of a SCAN for a place in an order of its own. A server that does not know the question, as one
-// within a test, has no name.
+// takes the cursor of a SCAN for a place in its own order. A server that does not know the question, such as
+// miniredis, has no name.
 func (m Master) Process(ctx context.Context) (string, error) {
 	cmd := redis.NewStringCmd(ctx, m.args("info", "server")...)
 	err := m.ask(ctx, cmd)
@@ -238,8 +238,9 @@ func (m Master) History(ctx context.Context) (string, error) {
 	return id, nil
 }
 
-// ask sends a command without a key to the server. In a Cluster it goes in a transaction with one that
-// has a key: that reaches the master of the key, also where the client reads from replicas.
+// ask sends a command without a key to the server. In a Cluster it goes in a transaction with a
+// command that has a key: that reaches the master of the key, also where the client reads from
+// replicas.
 func (m Master) ask(ctx context.Context, cmd redis.Cmder) error {
 	if m.beside == "" {
 		_ = m.rdb.Process(ctx, cmd) // cmd has the error

@@ -178,10 +178,10 @@ func (c *Client) doubt(n *node, since time.Time) {
 	})
 }
 
-// Reachable asks the node of key for an answer now, even while its breaker is open. It returns false only
-// if the node did not answer a command sent after a time: that of the call, or an earlier one. If ctx ends
-// first, or the breaker opens, it returns true. Concurrent callers share a command. One that has waited for the command
-// of others does not ask while the breaker is open.
+// Reachable asks the node of key for an answer now, even while its breaker is open. It returns false only if the node
+// did not answer a command sent after a time: the time of the call, or an earlier time. If ctx ends first, or the
+// breaker opens, it returns true. Concurrent callers share a command. A caller that has waited for the command of
+// others does not ask while the breaker is open.
 func (c *Client) Reachable(ctx context.Context, key string, after time.Time) bool {
 	n := c.nodeOf(key)
 	err := c.reach(ctx, n, after, func() error { return c.refusal(n) })
@@ -190,8 +190,8 @@ func (c *Client) Reachable(ctx context.Context, key string, after time.Time) boo
 
 var errSilent = errors.New("no answer to a ping")
 
-// reach pings a node, unless one sent after a time has shown that it does not answer. What a ping finds out
-// is shared by those who have waited for it to be sent. Who has waited for another ping does not send one if leave
+// reach pings a node, unless a ping sent after a time has shown that it does not answer. The callers that have
+// waited for a ping to be sent share its outcome. A caller that has waited for another ping sends none if leave
 // returns an error.
 func (c *Client) reach(ctx context.Context, n *node, after time.Time, leave func() error) error {
 	if n.silent(after, c.least()) {

@@ -80,9 +80,9 @@ func newServer(rdb redis.UniversalClient) *server {
 	s := &server{rdb: rdb, begun: now, clock: clock{begun: now}, alone: &gate{size: uint64(all)}}
 	s.together = s.alone
 	if _, ok := rdb.(*redis.Client); ok {
-		// Commands go together only if they certainly go to one server: one that does not answer would
-		// hold up the commands for others. A few connections that carry many commands each cost less
-		// than many that carry few.
+		// Commands go together only if they certainly go to one server: a server that does not answer
+		// would hold up the commands for others. A few connections that carry many commands each cost
+		// less than many that carry few.
 		few := max(1, all/4)
 		s.alone.size = uint64(max(1, all-few))
 		s.together = &gate{size: uint64(few), most: firstTogether}

@@ -13,8 +13,8 @@ import (
 	"github.com/singlefill/singlefill/internal/redistest"
 )
 
-// What one user of a client learns of its server protects all, and each is told of the breaker. An answer
-// to any of them closes it.
+// What one user of a client learns of its server protects all users, and each reports the breaker. An
+// answer to any of them closes it.
 func TestBreaker_Shared(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		m, rdb := redistest.StartMini(t)
@@ -47,8 +47,8 @@ func TestBreaker_Shared(t *testing.T) {
 	})
 }
 
-// A cache that waits for a short time only does not tell one that is patient that a slow server is dead. If
-// the server stays silent, the patient one learns it when its own time is over.
+// A cache with a short timeout does not make a patient cache believe that a slow server is dead. If the
+// server stays silent, the patient cache learns it when its own time is over.
 func TestBreaker_SharedByHastyAndPatient(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		rdb := mute(t)
@@ -340,7 +340,7 @@ func TestBreaker_OpensForThoseThatWait(t *testing.T) {
 	}
 }
 
-// The end of an outage is told at once, also while a probe is on its way.
+// The end of an outage is reported at once, also while a probe is on its way.
 func TestBreaker_ClosesDuringAProbe(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		w := watch(t, mute(t), timeout)
@@ -355,7 +355,8 @@ func TestBreaker_ClosesDuringAProbe(t *testing.T) {
 	})
 }
 
-// Of all that notice an outage at the same time, one has it watched: otherwise nobody would find out that it is over.
+// Of all caches that notice an outage at the same time, one watches it: otherwise no cache would find out that it is
+// over.
 func TestBreaker_NoticedByMany(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		w := watch(t, mute(t), timeout)
@@ -393,7 +394,7 @@ func TestAgain(t *testing.T) {
 	})
 }
 
-// Those that wait are released before anybody is told of an outage: that function of the user may take its time.
+// Waiting callers are released before an outage is reported, since the user's function may take long.
 func TestBreaker_OpensBeforeItIsTold(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		rdb := mute(t)

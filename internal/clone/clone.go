@@ -1,4 +1,4 @@
-// Package clone copies values, so that a caller may change its value without changing that of
+// Package clone copies values, so that a caller may change its value without changing the value of
 // another caller.
 package clone
 

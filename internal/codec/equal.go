@@ -106,7 +106,7 @@ func (c comparison) maps(a, b reflect.Value) bool {
 			continue
 		}
 		i := slices.IndexFunc(unpaired, func(other [2]reflect.Value) bool {
-			trial := maps.Clone(c) // what it has seen is void if it fails
+			trial := maps.Clone(c) // its findings are void if it fails
 			return trial.equal(e.Key(), other[0]) && trial.equal(e.Value(), other[1])
 		})
 		if i < 0 {

@@ -29,7 +29,7 @@ func FormatsOf(c any) Formats {
 	return f
 }
 
-// Check returns an error if an entry says that its format is one that the codec does not read.
+// Check returns an error if an entry names a format that the codec does not read.
 func (f *Formats) Check(found entry.Format) error {
 	if found == 0 || slices.Contains(f.read, found) {
 		return nil

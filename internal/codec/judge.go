@@ -123,8 +123,8 @@ func (j *judge) circles(typ reflect.Type, way []reflect.Type) bool {
 }
 
 // unfit returns the first part of typ that can hold nothing but nil, or not even that: the codec
-// cannot encode its values, or cannot decode them again. Of types with methods of their own it judges
-// only what they inherit.
+// cannot encode its values, or cannot decode them again. Of types that have methods it judges only
+// what they inherit.
 func (j *judge) unfit(typ reflect.Type, path string) *misfit {
 	if j.fits[typ] {
 		return nil
@@ -169,7 +169,7 @@ func (j *judge) unfitFields(typ reflect.Type, path string) *misfit {
 }
 
 // unfitParts judges the types of the fields of a struct. stored are the fields that are stored under a
-// name, also those of embedded structs, which have none themselves.
+// name, also the fields of embedded structs, which have no name themselves.
 func (j *judge) unfitParts(typ reflect.Type, path string, stored []named) (bad *misfit) {
 	for f := range j.fields(typ) {
 		at := path + "." + f.Name

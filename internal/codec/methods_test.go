@@ -17,7 +17,7 @@ import (
 )
 
 type (
-	uuid [4]byte // as that of google/uuid: an array, with text and binary methods
+	uuid [4]byte // like google/uuid's: an array, with text and binary methods
 
 	Stamped struct {
 		time.Time
@@ -71,7 +71,7 @@ type (
 
 	// Pointed has methods with pointer receivers only.
 	Pointed struct{ n int }
-	// Receives can be decoded from what it is encoded to without its method.
+	// Receives can be decoded from the bytes to which it is encoded without its method.
 	Receives struct{ N int }
 	Holder   struct{ In [1]Pointed }
 	Color    int

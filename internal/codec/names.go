@@ -15,12 +15,12 @@ type named struct {
 	path string // from T, such as ".Base.ID"
 	typ  reflect.Type
 
-	tagged bool // the name is that of its tag
+	tagged bool // a tag names it
 	hidden bool // the compiler hides it, too: an outer struct has a field of this name in Go
 }
 
-// namesOf returns the fields of a struct that have a name, or the first one that has it no more because another
-// field has it.
+// namesOf returns the fields of a struct that have a name, or the first field that loses its name because
+// another field has it.
 func (j *judge) namesOf(typ reflect.Type, path string) ([]named, *misfit) {
 	if j.tag == "json" {
 		return j.jsonNames(typ, path)
@@ -106,8 +106,8 @@ func isMsgPackArray(typ reflect.Type) bool {
 	return false
 }
 
-// jsonNames returns the fields that JSON encodes, or the first one that it leaves out because another field
-// has its name. It lets fields pass that the compiler hides in the same way.
+// jsonNames returns the fields that JSON encodes, or the first field that it leaves out because another
+// field has its name. It lets fields pass that the compiler hides in the same way.
 func (j *judge) jsonNames(typ reflect.Type, path string) (stored []named, bad *misfit) {
 	type level struct {
 		typ    reflect.Type

@@ -36,10 +36,10 @@ func read(t *testing.T, file string) string {
 }
 
 // The snippets of all pages compile, but for those that call a library which singlefill replaces. TestStart runs
-// those of docs/start.md.
+// the snippets of docs/start.md.
 func TestPages_Snippets(t *testing.T) {
 	t.Parallel()
-	inRoot, inServer := make(map[string]string), make(map[string]string) // by folder: each is a package of its own
+	inRoot, inServer := make(map[string]string), make(map[string]string) // by folder: each is a package
 	for page, text := range pages(t) {
 		if page == "docs/start.md" {
 			continue
@@ -273,8 +273,8 @@ func declared(snippet string) string {
 	return strings.Join(names, ", ")
 }
 
-// compile fails the test with what the compiler has to say about files. They are overlaid on a module, as packages that
-// it does not have.
+// compile fails the test with the compiler's errors about files. They are overlaid on a module, as packages that it
+// does not have.
 func compile(t *testing.T, module string, sources map[string]string) {
 	t.Helper()
 	module, err := filepath.Abs(filepath.Join(root, module))
@@ -298,7 +298,7 @@ func compile(t *testing.T, module string, sources map[string]string) {
 	}
 }
 
-// goCommand runs the go tool in the root of the module, with what the module cache has.
+// goCommand runs the go tool in the root of the module, without downloads.
 func goCommand(args ...string) *exec.Cmd {
 	cmd := exec.Command("go", args...)
 	cmd.Dir = root

@@ -26,11 +26,11 @@ import (
 //
 // Everything about the payload is in the header, so that no user value can be taken for a marker.
 // The length is needed because a codec such as Raw cannot tell a truncated payload from a short
-// one. The times are those of the writer's clock. Redis' own TTL is the hard limit of an entry's
-// life; no time in the header prolongs it.
+// one. The times are by the writer's clock. Redis' own TTL is the hard limit of an entry's life; no
+// time in the header prolongs it.
 //
 // An earlier version has no format: its time of 8 bytes begins with 0 0 or, before 1970, with FF FF. It takes
-// an entry with a format for one that was written in the far future, so its age is 0.
+// an entry with a format for an entry that was written in the far future, so its age is 0.
 //
 // The scripts of package filllock know the length of the header; expire.lua and delete_if.lua also know
 // the offsets of its fields.

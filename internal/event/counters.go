@@ -52,9 +52,9 @@ func (h *hits) note(stale bool) {
 	}
 }
 
-// A spread is a count of what many goroutines do at the same time: it is a sum of several, each in a line of
-// memory of its own. A goroutine adds to the one that the address of its stack gives, so that the line stays
-// with its processor.
+// A spread is a count of what many goroutines do at the same time: it is a sum of several counts, each in a
+// separate cache line. A goroutine adds to the count that the address of its stack selects, so that the line
+// stays with its processor.
 type spread [16]struct {
 	n atomic.Int64
 	_ [56]byte

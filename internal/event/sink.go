@@ -1,4 +1,5 @@
-// Package event counts what happens in a cache, and tells its Trace. Everybody tells a Sink; it asks nobody.
+// Package event counts what happens in a cache, and calls its Trace. All rooms report to a Sink, which calls
+// none of them.
 package event
 
 import (

@@ -77,7 +77,7 @@ type ClearInfo struct {
 	Scanned, Keys, Removed int64
 }
 
-// join returns a Trace that calls the functions of a, and then those of b.
+// join returns a Trace that calls the functions of a, and then the functions of b.
 func join(a, b *Trace) *Trace {
 	t := &Trace{
 		Hit:        then(a.Hit, b.Hit),

@@ -15,7 +15,7 @@ const (
 )
 
 // FailureRecord returns the record of an error's text, cut to 1 KiB at a character boundary. name is
-// that of the sentinel error that the error wraps, without a zero byte, or "".
+// the name of the sentinel error that the error wraps, without a zero byte, or "".
 func FailureRecord(name, text string) string {
 	if len(text) > maxText {
 		cut := maxText

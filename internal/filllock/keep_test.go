@@ -11,7 +11,7 @@ import (
 )
 
 // Keep prolongs the lock until it is stopped. It notices a lost lock at once when it is woken, does not
-// bring it back, and leaves that of another holder alone. When it renews is tested in package renew.
+// bring it back, and leaves another holder's lock alone. When it renews is tested in package renew.
 func TestKeep(t *testing.T) {
 	t.Parallel()
 	const ttl, key = 6 * time.Second, "v:{k}:lock"

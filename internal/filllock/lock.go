@@ -57,7 +57,7 @@ type Lock struct {
 	InDoubt bool
 	late    time.Time // from then on a command in doubt takes nothing
 
-	// Convoy is with what the next GetOrLock, Store or Release goes, or nil.
+	// Convoy is the batch to send the next GetOrLock, Store or Release with, or nil.
 	Convoy *client.Convoy
 
 	Keys   Pair
@@ -153,7 +153,7 @@ func (l *Lock) GetOrLock(ctx context.Context, within time.Duration, q Query) (Re
 	return r, err
 }
 
-// convoy returns with what this command goes. The next one goes alone.
+// convoy returns the batch to send this command with. The next command goes alone.
 func (l *Lock) convoy() *client.Convoy {
 	v := l.Convoy
 	l.Convoy = nil

@@ -27,7 +27,7 @@ func (f backend) fixtures(t testing.TB, n int) []*fixture {
 	return all
 }
 
-// setsOf returns a Set for each of the fixtures. Each has a value and a life of its own.
+// setsOf returns a Set for each of the fixtures. Each has another value and another life.
 func setsOf(all []*fixture) (sets []Set) {
 	for i, b := range all {
 		sets = append(sets, Set{Pair{b.Keys.Value, b.Keys.Lock}, fmt.Appendf(nil, "entry %d", i), lifeOf(i)})

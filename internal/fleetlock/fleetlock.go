@@ -26,7 +26,7 @@ type Options struct {
 	Key  string // the first of its keys, with a hash tag
 	Size int    // while processes disagree on it, the largest one counts
 
-	TTL, MaxHold, RedisTimeout time.Duration // those of lock.Options
+	TTL, MaxHold, RedisTimeout time.Duration // as in lock.Options
 
 	// RedisError is called for every command that failed.
 	RedisError func(ctx context.Context, op string, err error)

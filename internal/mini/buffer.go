@@ -42,7 +42,7 @@ func (c *bufferedConn) pump() {
 	for {
 		select {
 		case b := <-c.out:
-			_, _ = c.Conn.Write(b) // after Close it fails, and so does the client's next read
+			_, _ = c.Conn.Write(b) // after Close it fails, as the client's next read does
 		case <-c.closed:
 			return
 		}

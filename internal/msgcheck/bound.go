@@ -137,7 +137,7 @@ type visit struct {
 	deeper bool
 }
 
-// visit raises the costs to those of a type and of all types within it.
+// visit raises the costs to the costs of a type and of all types within it.
 func (c visitor) visit(v visit) {
 	v.level = min(v.level, maxLevels-1)
 	if decodesItself(v.typ) {

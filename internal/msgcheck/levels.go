@@ -4,7 +4,7 @@ package msgcheck
 const maxLevels = 16
 
 // Levels are the counts of a document by level: the items and entries of the outermost container are at
-// level 0, those of the containers in it at level 1.
+// level 0, the items and entries of the containers in it at level 1.
 type Levels [maxLevels]Counts
 
 // Levels returns the counts of a checked document by level.

@@ -32,7 +32,7 @@ type Log struct {
 
 const (
 	// maxLen is about how many records the log has at most. A process that is further behind drops
-	// what it has in memory.
+	// its memory.
 	maxLen = 4096
 
 	// minLife is how long the log lives after the last command for it.
@@ -110,8 +110,8 @@ func (l *Log) append(ctx context.Context, value string) error {
 	return err
 }
 
-// Reset removes the log. Every process then drops what it has in memory. It is for a record that the
-// server refuses, for example for want of memory, since it always has memory for a DEL.
+// Reset removes the log. Every process then drops its memory. It is for a record that the server
+// refuses, for example for want of memory, since it always has memory for a DEL.
 func (l *Log) Reset(ctx context.Context) error {
 	_, err := client.Do(ctx, l.client, op, l.key, func(ctx context.Context) (int64, error) {
 		return l.client.Redis.Del(ctx, l.key).Result()
@@ -229,7 +229,7 @@ func (n *news) note(record redis.XMessage) error {
 }
 
 // Check returns an error if the server refuses a command for the log. It sends them for another log in
-// the same slot, which no process reads, and removes that one.
+// the same slot, which no process reads, and removes that log.
 func (l *Log) Check(ctx context.Context) error {
 	other := &Log{client: l.client, key: l.key + ":{" + l.key + "}:check:" + rand.Text(), life: l.life}
 	_, err := client.Do(ctx, l.client, op, other.key, func(ctx context.Context) (int, error) {
@@ -247,8 +247,8 @@ func (l *Log) Check(ctx context.Context) error {
 
 // Hint wakes the processes that read the log. A hint may be lost: they also read it by themselves.
 //
-// It costs the server time for each process that listens, and each of them reads. So hints are
-// rare where many listen: one that comes too early is sent a moment later, together with those of
+// It costs the server time for each process that listens, and each of them reads. So hints are rare
+// where many listen: a hint that comes too early is sent a moment later, together with the hints of
 // other processes. When closing is closed, none is sent later.
 func (l *Log) Hint(ctx context.Context, closing <-chan struct{}) {
 	for range 2 {

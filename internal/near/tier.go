@@ -11,7 +11,7 @@
 //
 //  1. A record is appended after the invalidation has been executed. In the other order a process
 //     could read the record, and then the old value.
-//  2. The log is read from the last known record on, including that one. If it is missing, the log
+//  2. The log is read from the last known record on, inclusively. If that record is missing, the log
 //     has lost records, and everything in memory is dropped.
 //  3. Each value has the generation that its stripe had before the command was sent that read it.
 //     An invalidation changes the generation. So a value that was in transit is never served.
@@ -37,7 +37,7 @@ import (
 	"github.com/singlefill/singlefill/internal/wake"
 )
 
-// A Tier holds values in memory. One that cannot be served any more is freed within sweepEvery.
+// A Tier holds values in memory. A value that cannot be served any more is freed within sweepEvery.
 //
 // It is not generic: the code of otter would be in a program, and compiled, once for each type of
 // values.
@@ -78,7 +78,7 @@ type Value interface {
 type Item struct {
 	stripe  *atomic.Uint64
 	number  uint64        // of the value's generation
-	checked atomic.Uint64 // the generation was that of the stripe when there were so many changes
+	checked atomic.Uint64 // the stripe still had this generation when there were so many changes
 }
 
 func (i *Item) item() *Item { return i }
@@ -98,7 +98,7 @@ func (t *Tier) current(i *Item) bool {
 	return true
 }
 
-// A Generation is that of a key's stripe at some time.
+// A Generation is the generation of a key's stripe at some time.
 type Generation struct {
 	stripe *atomic.Uint64
 	number uint64
@@ -385,7 +385,8 @@ func (t *Tier) catchUp() error {
 	return nil
 }
 
-// drop drops everything. It tells so unless the log may have expired, since no process used it.
+// drop empties the tier. It calls dropped, unless this process has not read the log for so long
+// that the log may simply have expired.
 func (t *Tier) drop() {
 	t.ForgetAll()
 	if t.at != (position{}) && t.Age() < t.life {

@@ -274,7 +274,7 @@ func TestTier_CloseDuringASweep(t *testing.T) {
 	})
 }
 
-// Calls that ask for the first generation at the same time get those of the same stripes.
+// Calls that ask for the first generation at the same time get generations of the same stripes.
 func TestTier_FirstGenerations(t *testing.T) {
 	t.Parallel()
 	for range 20 {

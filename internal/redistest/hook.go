@@ -36,8 +36,8 @@ func (h Pipelines) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pro
 	return func(ctx context.Context, cmds []redis.Cmder) error { return h(ctx, cmds, next) }
 }
 
-// Trips is a hook that is called before each round trip, with one command or those of a pipeline.
-// If it fails, they are not sent.
+// Trips is a hook that is called before each round trip, with one command or all commands of a
+// pipeline. If it fails, they are not sent.
 type Trips func(cmds []redis.Cmder) error
 
 func (h Trips) DialHook(next redis.DialHook) redis.DialHook { return next }

@@ -34,7 +34,7 @@ func NewMiniClient(t testing.TB, m *miniredis.Miniredis) *redis.Client {
 // Mute makes the miniredis refuse everybody who wants to listen, so that waiters only poll.
 func Mute(m *miniredis.Miniredis) { m.Server().SetPreHook(Muted) }
 
-// Muted is the hook that Mute sets, for tests with a hook of their own.
+// Muted is the hook that Mute sets, for tests that have another hook.
 func Muted(c *server.Peer, cmd string, _ ...string) bool {
 	if cmd != "SSUBSCRIBE" {
 		return false

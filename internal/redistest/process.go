@@ -80,7 +80,7 @@ func (c *Child) Say(format string, args ...any) {
 	fmt.Fprintf(os.Stdout, format+"\n", args...)
 }
 
-// A Process is a child process, seen from the test. Only what it has of proc may be called from
+// A Process is a child process, seen from the test. Only methods of proc may be called from
 // goroutines other than the test's.
 type Process struct {
 	*proc
@@ -88,7 +88,7 @@ type Process struct {
 	role      string
 	input     io.WriteCloser
 	lines     chan string // that it has said, and that were not read; closed when it has ended
-	said, log tail        // what it has written to stdout and to stderr
+	said, log tail        // its output on stdout and on stderr
 }
 
 // unread is how many lines a child may say that the test does not read. After that it has to wait.

@@ -18,7 +18,7 @@ import (
 //
 // Replies are matched to commands by their order. A subscription is answered by any number of
 // messages: on subscribing commands, and with RESP2 on all later commands of the connection, rules
-// about replies do not fire. Messages have rules of their own: see OnMessage.
+// about replies do not fire. Messages have separate rules: see OnMessage.
 type Proxy struct {
 	Addr string
 
@@ -241,8 +241,7 @@ func (p *Proxy) connect(c *link) bool {
 	return !p.closed
 }
 
-// first returns the first of the rules, those of commands or those of messages, that applies to words,
-// or nil.
+// first returns the first of the rules, for commands or for messages, that applies to words, or nil.
 func (p *Proxy) first(rules *[]*Rule, words []string) *Rule {
 	p.mu.Lock()
 	all := *rules // rules are only ever appended

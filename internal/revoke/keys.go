@@ -1,4 +1,5 @@
-// Package revoke ends the values of a cache before their time: those of keys, or of a whole namespace.
+// Package revoke ends the values of a cache before their time: the values of keys, of tags, or of a
+// whole namespace.
 package revoke
 
 import (
@@ -16,7 +17,7 @@ import (
 	"github.com/singlefill/singlefill/internal/value"
 )
 
-// Keys are those of a namespace.
+// Keys are the keys of a namespace.
 type Keys struct {
 	client  *client.Client
 	store   *value.Store

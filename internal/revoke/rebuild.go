@@ -18,13 +18,13 @@ import (
 )
 
 // A rebuild notes all values of the namespace under their tags, since what was known of the tags may have been
-// lost, and invalidates those that have one of its own tags:
+// lost, and invalidates the values that have a tag of the rebuild:
 //
 //  1. try what the server may refuse, and then begin new books, see [tags.Index.Prove]: of what is being loaded,
 //     nothing with tags is stored from now on;
 //  2. remove all locks: a load whose note was lost is not stored;
 //  3. read all values, note those that stay, and invalidate the others;
-//  4. tell the memory of others to forget all: what it has may be in Redis no more;
+//  4. tell the other processes to empty their memory: its values may no longer be in Redis;
 //  5. complete the books, unless one has been lost since.
 //
 // Any other order leaves old values: see model_test.go of package tags.
@@ -123,8 +123,8 @@ func (r *rebuild) lock(ctx context.Context) (*filllock.Lock, error) {
 	}
 }
 
-// all makes the books complete. Memory is told before that, since a process that finds them complete relies on
-// it; and after an error, too, since a part of the values may have been removed.
+// all makes the books complete. Memory is emptied before that, since a process that finds them complete relies
+// on it; and after an error, too, since a part of the values may have been removed.
 func (r *rebuild) all(ctx context.Context) error {
 	if err := r.try(ctx); err != nil {
 		return err
@@ -155,8 +155,8 @@ func (r *rebuild) try(ctx context.Context) error {
 	return err
 }
 
-// rebuildValues rebuilds what is known of a few values. One command that is not answered in time does not make
-// all that was done in vain.
+// rebuildValues rebuilds what is known of a few values. A single command that is not answered in time does not
+// undo the work so far.
 func (r *rebuild) rebuildValues(ctx context.Context, valueKeys []string) error {
 	again := func(err error) bool { return client.Unreachable(err) && r.keys.open() == nil }
 	for batch := range slices.Chunk(valueKeys, rebuildBatch) {

@@ -27,12 +27,12 @@ type storedValue struct {
 }
 
 // rebuildBatch is how many values are read, noted and removed at a time: fewer than elsewhere, since the scripts that
-// note them keep a server busy, and commands of other clients wait meanwhile.
+// note them keep a server busy, and commands of other clients wait for them.
 const rebuildBatch = 32
 
 const (
 	smallValue = 1 << 10 // bytes: values up to this size come with the first command
-	readBytes  = 1 << 18 // bytes of larger values that one pipeline brings, unless a single one is larger
+	readBytes  = 1 << 18 // bytes of larger values in one pipeline; a value that is larger than this has its own
 )
 
 // readValues reads the values that are still there.
@@ -68,7 +68,7 @@ func (r *rebuild) readValues(ctx context.Context, valueKeys []string) (values []
 		values = append(values, v)
 	}
 	err = r.readLarge(ctx, large)
-	return slices.DeleteFunc(values, func(v *storedValue) bool { return v.err == redis.Nil }), err // gone meanwhile
+	return slices.DeleteFunc(values, func(v *storedValue) bool { return v.err == redis.Nil }), err // gone in between
 }
 
 // readLarge reads whole values, a few at a time.
@@ -94,7 +94,7 @@ func (r *rebuild) readLarge(ctx context.Context, values []*storedValue) error {
 }
 
 // readFrom sends commands for values in one pipeline, and takes their replies. A value that is no string has an
-// error of its own.
+// error.
 func (r *rebuild) readFrom(ctx context.Context, values []*storedValue, send func(p redis.Pipeliner, i int), take func(i int) error) error {
 	_, err := client.Retry(ctx, r.keys.client.Timeout, client.Unreachable, func(within time.Duration) (any, error) {
 		return client.DoWithin(ctx, r.keys.client, client.Command{Op: tagging, Key: values[0].valueKey, Within: within}, func(ctx context.Context) (_ any, failed error) {

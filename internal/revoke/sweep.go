@@ -59,9 +59,9 @@ func (s *Space) Sweep(ctx context.Context, do func(ctx context.Context, valueKey
 // to its end. With a single pass, or in the other order, a load could turn its lock into a value
 // behind the cursor.
 //
-// Clear removes each value together with its lock, which may be that of a load that began
-// after the first pass. That load may know the old value, and if it kept its lock, calls after
-// Clear could get that value from it in place of an error.
+// Clear removes each value together with its lock, which may belong to a load that began after the
+// first pass. That load may know the old value, and if it kept its lock, calls after Clear could
+// get that value from it in place of an error.
 func (s *Space) sweep(ctx context.Context, do func(ctx context.Context, valueKeys []string) error, clears bool) error {
 	layout, err := s.Layout(ctx)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/singlefill/singlefill/internal/value"
 )
 
-// Tags are those of the values of a namespace.
+// Tags are the tags of the values of a namespace.
 type Tags struct {
 	keys       *Keys
 	space      *Space
@@ -54,7 +54,7 @@ func (t *Tags) invalidateTagged(ctx context.Context, info *event.TagInfo, do fun
 }
 
 // invalidateNoted invalidates what is in the indexes. It reports whether they were intact, and read in one order: a
-// server that was restarted meanwhile goes on from a cursor of its former process in another order.
+// server that was restarted in between goes on from a cursor of its former process in another order.
 func (t *Tags) invalidateNoted(ctx context.Context, marked tags.Marked, info *event.TagInfo,
 	do func(ctx context.Context, keys ...string) error) (bool, error) {
 	t.forgetUnindexed(marked)
@@ -77,8 +77,8 @@ func (t *Tags) invalidateNoted(ctx context.Context, marked tags.Marked, info *ev
 	return t.space.tags.Intact(ctx, marked)
 }
 
-// forgetUnindexed forgets what memory has if the indexes have been made anew since this process last saw
-// them, by whichever process: they do not have the keys of values that Redis had lost by then.
+// forgetUnindexed empties memory if any process has rebuilt the indexes since this process last saw
+// them: they do not have the keys of values that Redis had lost by then.
 func (t *Tags) forgetUnindexed(marked tags.Marked) {
 	if t.keys.near != nil && !t.space.tags.Seen(marked) {
 		t.keys.near.ForgetAll()

@@ -8,7 +8,7 @@
 // makes other choices each time, depth first, until there are none left. When a check fails, it
 // prints what happened, in order.
 //
-// The beginning of each actor waits for the scheduler, too, and so do other points of a scenario,
+// The beginning of each actor waits for the scheduler, too, and also other points of a scenario,
 // such as the end of a load: see World.At. A Plan may allow faults in between: a connection breaks
 // and the command arrives late or twice; a command is held up until its caller has given up; a
 // process is cut off for longer than the TTLs of its locks; a context is cancelled. If that makes

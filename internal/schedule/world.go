@@ -27,8 +27,8 @@ type World struct {
 	// nothing else happens. what is the name of the command or script, and its arguments.
 	Executed func(process, what string)
 
-	// Aside, if set, reports whether it makes no difference when the server executes a command. Such a
-	// command does not wait for the scheduler.
+	// Aside, if set, reports whether it makes no difference when the server executes a command. Then
+	// the command does not wait for the scheduler.
 	Aside func(args []string) bool
 
 	t        *testing.T

@@ -18,8 +18,8 @@
 // If the key is noted before the mark is written, the invalidation finds it, and either the value or the
 // lock without which the value is not stored. If it comes after the mark, the mark refuses it, unless the
 // sequence was read after the mark, too: then the source was asked after the invalidation had begun. Any
-// other order of these steps, or an invalidation that removes what it has found from the index, leaves old
-// values: see model_test.go.
+// other order of these steps, or an invalidation that removes the keys it has found from the index, leaves
+// old values: see model_test.go.
 //
 // Members leave an index when their values have ended, whatever has become of the values before. Set is
 // right without a proof: a Set at the same time as an invalidation may come before or after it.
@@ -36,8 +36,8 @@
 // ([Index.Stored]): the values may have been read in between. If its process dies in between, or the Set fails,
 // and the tags have been lost at that moment, an invalidation does not find the value until it ends.
 //
-// A note ends when a value ends that was stored at most a time for storing after it. Whoever stores a value later,
-// as a process that was frozen in between does, notes it again.
+// A note ends when a value ends that was stored at most a time for storing after it. A process that stores a value
+// later, because it was frozen in between, notes it again.
 package tags
 
 import (
@@ -115,7 +115,8 @@ func (x *Index) index(tag string) string {
 	return fmt.Sprintf("%s:tags:{%s:%d}:%s:index", x.namespace, x.namespace, bookOf(tag), tag)
 }
 
-// Sequences are those of all books at one time. One that Redis did not tell is empty.
+// Sequences are the sequences of all books at one time. A sequence that Redis did not tell is
+// empty.
 type Sequences struct {
 	of  [books]string
 	err error // why one is empty
@@ -211,7 +212,7 @@ func (x *Index) Note(ctx context.Context, notes []Note, since *Sequences) (*Note
 	}
 	for i, p := range pages {
 		if known := n.epochs[p.book]; known != "" && known != epochs[i] {
-			epochs[i] = "lost meanwhile" // no book has this epoch
+			epochs[i] = "lost in between" // no book has this epoch
 		}
 		n.epochs[p.book] = epochs[i]
 	}
@@ -225,8 +226,8 @@ type Noted struct {
 	sent   time.Time
 }
 
-// age returns for how long the notes have been written, at most. The clock of the process may stand still while a
-// machine sleeps, and that of the machine may be set back.
+// age returns for how long the notes have been written, at most. The monotonic clock may stand still while a
+// machine sleeps, and the wall clock may be set back.
 func (n *Noted) age() time.Duration {
 	now := time.Now()
 	return max(now.Sub(n.sent), now.Round(0).Sub(n.sent.Round(0)))
@@ -538,7 +539,8 @@ func (x *Index) Keys(ctx context.Context, tag string, each func(keys []string) e
 }
 
 // Intact reports whether all that was read since Mark was there. An index may have been lost before it was
-// read, and even be complete again by now, and a server may have been replaced by one that lacks a part of it.
+// read, and even be complete again by now, and a server may have been replaced by another that lacks a part of
+// it.
 func (x *Index) Intact(ctx context.Context, m Marked) (bool, error) {
 	intact := make([]bool, len(m.books))
 	err := inParallel(len(m.books), func(i int) (err error) {

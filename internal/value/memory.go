@@ -17,10 +17,10 @@ type Memory struct {
 	Tier    *near.Tier
 	TTL     time.Duration // 0: the life of the value
 	Share   bool          // all callers get the same value
-	Headers bool          // keep those of the entries, for audits
+	Headers bool          // keep the headers of the entries, for audits
 }
 
-// A Copy is what memory has of an entry. Its times are those of the entry, by the clock of the tier.
+// A Copy is an entry in memory. Its times are the times of the entry, by the clock of the tier.
 type Copy struct {
 	end        time.Duration // kept until then, for times in which neither Redis nor the source answers
 	writtenAt  int64         // of the entry, as in Redis: Unix time in ms
@@ -129,10 +129,10 @@ func (c *Copy) Outlived(by *Lookup) bool {
 // Header returns the header of the entry, with Memory.Headers.
 func (c *Copy) Header() string { return c.header }
 
-// During runs a command that reads or writes what keys in Redis hold, and keeps in memory what it tells of them:
-// those of now of which Redis keeps an entry. It takes the generations of the keys before the command. If a key
-// is invalidated meanwhile, its generation changes, and what the command has seen is never served. Nothing else
-// keeps values in memory.
+// During runs a command that reads or writes keys in Redis. Of the lookups in now, it then keeps in memory those
+// whose entry Redis keeps. It takes the generations of the keys before the command. If a key is invalidated
+// during the command, its generation changes, and what the command has seen is never served. Nothing else keeps
+// values in memory.
 func (s *Store) During(now []*Lookup, command func()) {
 	if s.memory == nil {
 		command()
@@ -150,7 +150,8 @@ func (s *Store) During(now []*Lookup, command func()) {
 	}
 }
 
-// Kept notes how long Redis keeps the entry that one step on the server has found or stored, as PTTL has it.
+// Kept records how long Redis keeps the entry that a single step on the server has found or stored, as PTTL
+// has it.
 func (l *Lookup) Kept(pttl time.Duration) {
 	l.kept = endless(pttl)
 	l.served = l.kept
@@ -210,7 +211,7 @@ func (s *Store) keep(l *Lookup, g near.Generation) {
 	}
 }
 
-// copyOf returns a lookup for memory. It converts the times of the entry, which are those of the wall clock.
+// copyOf returns a lookup for memory. It converts the times of the entry, which are by the wall clock.
 func (s *Store) copyOf(l *Lookup) *Copy {
 	e, at, now := &l.Entry, l.At, s.memory.Tier.At(l.At)
 	ttl := bounded(cmp.Or(s.memory.TTL, forever))

@@ -75,7 +75,7 @@ type Lookup struct {
 	served time.Duration // how long memory serves it at most, from then
 }
 
-// Hit reports whether the first read of a call returns what it has found.
+// Hit reports whether the first read of a call ends the call with this lookup.
 func (l *Lookup) Hit() bool { return l.RedisErr == nil && l.Freshness >= Revalidate }
 
 // Read gets a key until Redis answers, for the client's timeout in all: a connection may have broken. If Redis
@@ -202,8 +202,8 @@ func (s *Store) Servable(f *Found) bool {
 	return f.Freshness > Expired && s.policy.freshnessOf(&f.Entry, time.Now()) > Expired
 }
 
-// Info describes what was found. failure is that of the load in whose place f is served, or nil: if f has become
-// too old by now, Info returns it.
+// Info describes what was found. failure is the failure of the load in whose place f is served, or nil: if f has
+// become too old by now, Info returns it.
 func (s *Store) Info(f *Found, failure error) (info event.ValueInfo, err error) {
 	if f.Entry.WrittenAt.IsZero() {
 		return info, nil

@@ -36,7 +36,7 @@ func TestHistory_ManyLoads(t *testing.T) {
 	}
 }
 
-// An estimate follows the last loads, and ignores one that is like no other.
+// An estimate follows the last loads, and ignores a load that is like no other.
 func TestTimes_Estimate(t *testing.T) {
 	for name, c := range map[string]struct {
 		loads []int // s

@@ -114,7 +114,7 @@ func TestWait_KnownLoadTime(t *testing.T) {
 
 // A waiter forgets one load that was like no other.
 //
-// It may be the first load of a process, or one that met a busy machine.
+// It may be the first load of a process, or a load on a busy machine.
 func TestWait_OneOddLoad(t *testing.T) {
 	const length, loads = 1370 * time.Millisecond, 10
 	keys := map[string]func(i int) string{
@@ -194,7 +194,7 @@ func TestWait_LateWaiter(t *testing.T) {
 }
 
 // A waiter for loads that vary notices their end within a part of their time. A waiter for loads of all
-// lengths expects none, and does no worse than one that knows nothing.
+// lengths expects none, and does no worse than a waiter that knows nothing.
 func TestWait_VaryingLoads(t *testing.T) {
 	const ms = time.Millisecond
 	for what, c := range map[string]struct {
@@ -298,8 +298,8 @@ func TestWait_OneSlowCommand(t *testing.T) {
 
 // A waiter polls a lock of an impossible age rarely, and takes it when it ends.
 //
-// A lock's age is the difference of two times of a clock that may have been set, or be that of
-// another server.
+// A lock's age is the difference of two times of a clock that may have been set, or may be another
+// server's clock.
 func TestWait_LockOfImpossibleAge(t *testing.T) {
 	for name, at := range map[string]string{
 		"in the future": fmt.Sprintf("%016d", time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()),

@@ -162,7 +162,7 @@ func TestWake_Lost(t *testing.T) {
 	})
 }
 
-// A lost wake-up costs the rest of LockTTL or listeningPause, whichever is shorter.
+// A lost wake-up costs the rest of LockTTL or listeningPause, and no more than the shorter of them.
 //
 //fault:lost-wake-ups
 //fault:frozen-listener

@@ -1,6 +1,6 @@
 -- Abandons an attempt: gives back its lease, its reservation and its place among the waiting, and
--- refuses its commands in transit. If the mutex is free then, another waiter is woken: the one that
--- gives up may have been woken for it.
+-- refuses its commands in transit. If the mutex is free then, another waiter is woken, because this
+-- attempt may have been woken for it.
 --
 -- KEYS  1 lock  2 ended attempts  3 reservation  4 waiting
 -- ARGV  1 token  2 life of the mark, ms  3 how many marks are kept

@@ -19,10 +19,10 @@
 --           number = what is left of the reservation, ms
 --   {refused, 0} this attempt was abandoned or released before the command arrived
 --
--- holders has the end of each lease, in ms of the server's clock; details has the fence of each
--- lease, the size, and until when that counts for processes with a smaller one: for the life of a lease
--- after the last grant or renewal to a process that has it. So the largest size counts while processes
--- disagree. The reservation is like that of a mutex, and keeps one place.
+-- holders has the end of each lease, in ms of the server's clock; details has the fence of each lease,
+-- the size, and until when that counts for processes with a smaller one: for the life of a lease after
+-- the last grant or renewal to a process that has it. So the largest size counts while processes
+-- disagree. The reservation works as for a mutex, and keeps one place.
 
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])

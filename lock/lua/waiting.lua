@@ -18,7 +18,7 @@ local function wakeHead(lock, queue)
 end
 
 -- waiting is a sorted set of the attempts at a mutex or semaphore that listen, by the server's time in
--- µs at which their process began to wait. A release takes out the one that it wakes. If another
+-- µs at which their process began to wait. A release removes the attempt that it wakes. If another
 -- attempt is quicker, it comes back with its next command, and with the same time.
 
 -- Adds an attempt to the waiting. Returns 1 if it was not there.
@@ -44,9 +44,9 @@ local function granted(fence, waiting, token, listens)
 end
 
 -- Wakes the waiter that can have a place that is free now: the one with the reservation, which lives
--- for another life ms at most, or the one that has waited longest. With others, another one can have
--- the place if the one with the reservation has been woken before. A waiter that does not listen any
--- more is dead.
+-- for another life ms at most, or the waiter that has waited longest. With others, another waiter
+-- can have the place if the waiter with the reservation has been woken before. A waiter that does
+-- not listen any more is dead.
 local function wakeNext(lock, reservation, waiting, life, others)
   pcall(function() -- the release counts even if no waiter can be woken
     if redis.call('EXISTS', reservation, waiting) == 0 then return end

@@ -26,7 +26,7 @@
 -- known is 1 if entry 3 is still there
 --
 -- The lock key holds a letter, a token and, perhaps, a failure:
---   H token stamp [failure]  held; the failure is that of the previous load, for its waiters
+--   H token stamp [failure]  held; the failure of the previous load is for its waiters
 --   F token retry [failure]  free; the load of token failed; until retry, callers that have an entry
 --                            to serve back off
 --   X token                  free; token was abandoned and may not take the lock any more

@@ -60,7 +60,7 @@ for i = 2, #KEYS do
     life = math.max(life, ms)
     members[2 * m + 1], members[2 * m + 2] = string.format('%.0f', now + ms), ARGV[tag.first + 2 * m + 1]
   end
-  -- GT: of two that store a value at this time, the one that lives longer may be the last.
+  -- GT: if two commands store a value at this time, the value with the longer life may be the last.
   redis.call('ZADD', KEYS[i], 'GT', unpack(members))
   local ended = redis.call('ZRANGEBYSCORE', KEYS[i], '-inf', now, 'LIMIT', 0, 2 * tag.keys)
   if #ended > 0 then redis.call('ZREM', KEYS[i], unpack(ended)) end

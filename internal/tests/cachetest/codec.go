@@ -8,7 +8,7 @@ type BadCodec struct {
 	OnMarshal, OnUnmarshal func(v any) error
 }
 
-// Formats returns those of the codec that it wraps.
+// Formats returns the formats of the codec that it wraps.
 func (c BadCodec) Formats() []string {
 	if f, ok := c.Codec.(interface{ Formats() []string }); ok {
 		return f.Formats()

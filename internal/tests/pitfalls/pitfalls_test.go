@@ -272,8 +272,8 @@ func TestWarmUp_SetMany(t *testing.T) {
 }
 
 // A hundred requests use a token that has been revoked, and learn of it one after the other. If each of them
-// deletes it, each Delete supersedes the load that the one before has begun. If each deletes only the value that
-// it has seen, there is one load.
+// deletes it, each Delete supersedes the load that the request before has begun. If each deletes only the value
+// that it has seen, there is one load.
 func TestDelete_ByEachCallerThatSawABadValue(t *testing.T) {
 	t.Parallel()
 	const requests = 100

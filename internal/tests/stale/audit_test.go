@@ -19,7 +19,7 @@ import (
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
-// An auditor is a cache that audits each hit, and what it has found.
+// An auditor is a cache that audits each hit, and its findings.
 type auditor[T any] struct {
 	*singlefill.Cache[T]
 	mu    sync.Mutex
@@ -45,7 +45,7 @@ func newAuditor[T any](t *testing.T, rdb redis.UniversalClient, opts singlefill.
 	return a
 }
 
-// hit wants a hit, and waits until what it has started is over or asleep.
+// hit wants a hit, and waits until the goroutines it has started have ended or sleep.
 func (a *auditor[T]) hit(t *testing.T, key string, load singlefill.Loader[T]) {
 	t.Helper()
 	if _, err := a.GetOrLoad(t.Context(), key, load); err != nil && err != singlefill.ErrNotFound {

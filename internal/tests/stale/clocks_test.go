@@ -17,8 +17,8 @@ import (
 )
 
 // The clock of a process appears nowhere but in the times of the entries that it writes, and in how it
-// reads those of others. So an entry with times that are ahead is one of a writer whose clock is ahead, or
-// one that a reader sees whose clock is behind.
+// reads the times of others. So an entry with times that are ahead has a writer whose clock is ahead, or a
+// reader whose clock is behind.
 
 const clockSkew = time.Minute
 
@@ -148,7 +148,7 @@ func TestClocks_Near(t *testing.T) {
 	}
 }
 
-// Expire is seen at once, whatever the clocks: that of the writer, and that of the process that calls it.
+// Expire is seen at once, whatever the clocks of the writer and of the process that calls it.
 //
 //fault:process-clock
 func TestClocks_Expire(t *testing.T) {

@@ -13,7 +13,7 @@ import (
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
-// Close waits for a running refresh and its store, and not for one that queues.
+// Close waits for a running refresh and its store, and not for a queued refresh.
 func TestClose_WaitsForRefreshAndStore(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)

@@ -376,8 +376,8 @@ func TestStaleIfError_CallersOwnTheirValues(t *testing.T) {
 	})
 }
 
-// A caller that waits for a refresh gets the stale value if the refresh fails, and a copy of its own: it
-// does not share the value with the reader that began the refresh.
+// A caller that waits for a refresh gets the stale value if the refresh fails, and its own copy: it does
+// not share the value with the reader that began the refresh.
 //
 // The refresh began within StaleWhileRevalidate and runs on into the time when callers wait for it.
 func TestStaleIfError_FailedRefresh(t *testing.T) {

@@ -170,7 +170,8 @@ func TestDeleteTag_RebuildRefused(t *testing.T) {
 	}
 }
 
-// A value that cannot be decoded is removed, but not one that has replaced it since it was read.
+// A value that cannot be decoded is removed, but not a value that has replaced it since it was
+// read.
 //
 //fault:tags-lost
 func TestDeleteTag_RebuildRemovesBad(t *testing.T) {

@@ -277,7 +277,8 @@ func TestDeleteTag_TagsChange(t *testing.T) {
 	})
 }
 
-// Bad tags are refused before anything is touched; those of Options.Tags fail the store, never the read.
+// Bad tags are refused before anything is touched; bad tags from Options.Tags fail the store, never the
+// read.
 func TestTags_Bad(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("x", 257)
@@ -380,7 +381,7 @@ func TestTags_End(t *testing.T) {
 	})
 }
 
-// With the rights that the documentation names everything works, and Check names each one that is missing.
+// With the rights that the documentation names everything works, and Check names each missing right.
 func TestTags_Rights(t *testing.T) {
 	t.Parallel()
 	const (
@@ -412,8 +413,8 @@ func TestTags_Rights(t *testing.T) {
 	}
 }
 
-// Of two values under a key that are stored at the same time, the one that lives longer may be the last: the
-// key is found for as long.
+// If two values are stored under a key at the same time, the value with the longer life may be the last: the
+// key is found for that long.
 func TestTags_LongerLifeCounts(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -481,7 +482,8 @@ func TestTags_StoredLate(t *testing.T) {
 	wantKeys(t, rdb, "ns", "after DeleteTag", []string{"k", "other"}, nil)
 }
 
-// So is one that is stored later still, as by a call that takes longer than LockTTL for what it has noted at once.
+// A value that is stored later still is found, too, as by a call that takes longer than LockTTL for the keys it
+// has noted at once.
 //
 //fault:tags-frozen
 func TestTags_StoredLater(t *testing.T) {

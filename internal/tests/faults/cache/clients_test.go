@@ -29,8 +29,8 @@ type (
 // fromReplicas makes a client of a Cluster read from replicas.
 func fromReplicas(o *redis.ClusterOptions) { o.ReadOnly, o.RouteRandomly = true, true }
 
-// Whatever client a cache has, Clear removes every value, or returns an error, and so does a DeleteTag that
-// has to clear. If Clear works, Check finds nothing.
+// Whatever client a cache has, Clear, and a DeleteTag that has to clear, remove every value, or return an
+// error. If Clear works, Check finds nothing.
 //
 //fault:any-client
 //fault:one-cluster-node
@@ -175,7 +175,7 @@ func TestClear_MovedSlot(t *testing.T) {
 	}
 }
 
-// Commands of the program that block use all connections of the pool: errors, the line that tells of the
+// Commands of the program that block use all connections of the pool: errors, the log line about the
 // breaker, and Check say so, and do not blame Redis alone.
 //
 //fault:pool-in-use
@@ -285,8 +285,8 @@ func containsOne(text, alternatives string) bool {
 	return false
 }
 
-// A keyPrefix is a hook that puts each tenant of a program into keys of its own. If scan is set, it changes
-// the patterns and the replies of SCAN as well.
+// A keyPrefix is a hook that gives each tenant of a program separate keys. If scan is set, it changes the
+// patterns and the replies of SCAN as well.
 type keyPrefix struct {
 	prefix string
 	scan   bool

@@ -206,8 +206,8 @@ func errorsSaid(t testing.TB, servers []*redistest.Server, code string) (all int
 	return all
 }
 
-// A replica may serve hits, but takes no part in decisions: one that lags costs a command, not a
-// load.
+// A replica may serve hits, but takes no part in decisions: a replica that lags costs a command,
+// not a load.
 //
 //fault:replica
 func TestReplica_ServesHits(t *testing.T) {

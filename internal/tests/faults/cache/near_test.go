@@ -163,7 +163,7 @@ func (c *nearCache) announcedOf(key string) int64 {
 }
 
 // wantNew calls until a call has begun more than MaxLag after a Delete returned, and a little
-// longer. It fails the test if such a call gets an older version than was announced.
+// longer. It fails the test if a call that began so late gets an older version than was announced.
 func (c *nearCache) wantNew(returned time.Time, keys ...string) {
 	c.t.Helper()
 	for _, key := range keys {
@@ -279,7 +279,7 @@ func TestNear_LostLog(t *testing.T) {
 	}
 }
 
-// A failover may lose the last records. A process that has read one of them drops what it has.
+// A failover may lose the last records. A process that has read one of them empties its memory.
 //
 //fault:near-failover
 func TestNear_Failover(t *testing.T) {

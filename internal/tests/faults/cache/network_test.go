@@ -179,7 +179,7 @@ func TestGetOrLoad_KilledConnections(t *testing.T) {
 }
 
 // A holder that a partition cuts off is replaced after LockTTL, and its store is refused
-// afterwards. The time is that of a bubble, so the bounds are exact.
+// afterwards. The time is fake, so the bounds are exact.
 //
 //fault:isolated-holder
 func TestGetOrLoad_IsolatedHolder(t *testing.T) {

@@ -134,7 +134,7 @@ func TestServer_FrozenTakesNothing(t *testing.T) {
 			for n := range keys {
 				b.MustLoad(fmt.Sprint("k", n))
 			}
-			b.WantStat("Waits", waits) // for nobody
+			b.WantStat("Waits", waits) // no call waits for another
 		})
 	}
 }

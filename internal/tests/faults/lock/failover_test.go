@@ -19,7 +19,7 @@ import (
 
 // Failovers and replicas.
 
-// failoverTimeout and failoverTTL are those of Lockers that must not see an error during a
+// failoverTimeout and failoverTTL are options of Lockers that must not see an error during a
 // failover.
 const failoverTimeout, failoverTTL = 3 * time.Second, 10 * time.Second
 

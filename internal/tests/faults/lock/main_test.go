@@ -33,7 +33,7 @@ const (
 	notRenewed = "not be renewed"
 )
 
-// A heldLock is a lock whose places are all held. Its name is that of its kind.
+// A heldLock is a lock whose places are all held. It is named after its kind.
 type heldLock struct {
 	locktest.Kind
 	holder *locktest.Locker

@@ -42,7 +42,7 @@ func TestOrders_Clear(t *testing.T) {
 
 // A call after Clear does not get an old value in place of the error of a load that began while Clear
 // ran: that load has read the old value before Clear removed it, and has its lock after Clear has
-// removed those of others.
+// removed the other locks.
 func TestOrders_ClearAndFailedLoad(t *testing.T) {
 	stale := singlefill.Options[string]{StaleIfError: ttl}
 	refreshed := singlefill.Options[string]{StaleWhileRevalidate: ttl, StaleIfError: ttl}

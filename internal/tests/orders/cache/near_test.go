@@ -12,8 +12,8 @@ import (
 )
 
 // The processes of these tests keep values in memory. Scenarios check that a call of the process
-// that announced a change gets the new value, and so does a call of another process that begins more
-// than MaxLag after the announcement.
+// that announced a change gets the new value, and that a call of another process does if it begins
+// more than MaxLag after the announcement.
 
 const maxLag = 8 * schedule.Step
 

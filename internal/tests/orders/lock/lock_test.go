@@ -240,7 +240,7 @@ func TestInEveryOrder(t *testing.T) {
 					begun := time.Now()
 					for _, p := range sc.processes {
 						if p == "C" && len(sc.harmed) > 0 && kind.Name != "fair" {
-							continue // only in a queue it can be behind one that gives up
+							continue // only in a queue it can be behind a waiter that gives up
 						}
 						c.goTurn(p, func() {
 							if d := time.Since(begun); len(sc.processes) == 1 && sc.harmed == nil && d >= stepTTL {

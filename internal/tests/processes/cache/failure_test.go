@@ -19,7 +19,7 @@ var failures = []struct {
 		outcome{gotRemote, "singlefill: Loader panicked: index out of range"}},
 }
 
-// A failure also reaches waiters that learn of it late: after calls of their own process that began after
+// A failure also reaches waiters that learn of it late: after calls of the same process that began after
 // the failure, or when another process has taken the lock. They neither wait for a later load nor load
 // themselves, and the later calls do not get the failure.
 //
