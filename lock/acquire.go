@@ -15,8 +15,8 @@ import (
 // An attempt is one call of Acquire.
 type attempt struct {
 	*owner
-	waiters     *waitQueue
-	cleanup     *cleanupQueue
+	*shared
+	trace       *Trace
 	begun       time.Time
 	hasDeadline bool          // its context has one
 	wake        chan struct{} // has an element when the attempt has to look for what to do
@@ -35,9 +35,9 @@ type attempt struct {
 	quiet  quiet // only the attempt itself changes it
 }
 
-func newAttempt(ctx context.Context, o *owner, waiters *waitQueue, cleanup *cleanupQueue) *attempt {
+func newAttempt(ctx context.Context, o *owner, s *shared, trace *Trace) *attempt {
 	_, deadline := ctx.Deadline()
-	return &attempt{owner: o, waiters: waiters, cleanup: cleanup, begun: time.Now(), hasDeadline: deadline, wake: make(chan struct{}, 1)}
+	return &attempt{owner: o, shared: s, trace: trace, begun: time.Now(), hasDeadline: deadline, wake: make(chan struct{}, 1)}
 }
 
 // A grant is what an attempt gets.
@@ -57,14 +57,14 @@ func (a *attempt) try(ctx context.Context) (grant, error) {
 	case r.state == held:
 		return grant{r.number, sent}, nil
 	case r.state == busy:
-		return grant{}, errBusy(a.name)
+		return grant{}, a.busyWith(r.holder)
 	}
 	return grant{}, a.refused(r)
 }
 
 // wait asks, whenever it is the attempt's turn, until a lease is granted.
 func (a *attempt) wait(ctx context.Context) (got grant, err error) {
-	q := a.waiters
+	q := &a.waiters
 	q.join(a)
 	defer func() { q.leave(a, err == nil) }()
 	for backoff := pause.Min; q.awaitTurn(ctx, a); backoff = min(2*backoff, maxPause) {
@@ -145,9 +145,20 @@ func (a *attempt) retry(ctx context.Context, req request) (r reply, sent time.Ti
 		a.inTransit = a.inTransit || unknown
 		a.hasPlace = a.hasPlace || !client.Unsent(err) && (req.enqueue && a.kind.queues() || req.reserves || req.listens)
 		a.answered = err == nil || !client.Unreachable(err)
+		a.reportExpired(ctx, r)
 		return r, err
 	})
 	return r, sent, err
+}
+
+// reportExpired reports leases of other attempts that ended without a release.
+func (a *attempt) reportExpired(ctx context.Context, r reply) {
+	if a.trace.Expired == nil {
+		return
+	}
+	for _, token := range r.expired {
+		a.trace.Expired(ctx, LeaseInfo{Name: a.name, Holder: holderOf(token)})
+	}
 }
 
 // refused returns the caller's error for a reply that is neither held nor busy.
@@ -162,14 +173,26 @@ func endedBy(ctx context.Context, err error) bool {
 
 // gaveUp returns the caller's error for an attempt that has waited until ctx ended, or failed.
 func (a *attempt) gaveUp(ctx context.Context) error {
-	last, why := a.waiters.reason(a)
+	last, holder, why := a.waiters.reason(a)
 	switch {
 	case last == silent:
 		return a.explain(ctx, why)
 	case last == none:
 		return a.noAnswer(ctx)
 	}
-	return fmt.Errorf("%w: %w", errBusy(a.name), ctx.Err())
+	return fmt.Errorf("%w: %w", a.busyWith(holder), ctx.Err())
+}
+
+// busyWith returns the caller's error for a lock that is busy with the holder of the token.
+func (a *attempt) busyWith(token string) error {
+	switch holder, size := holderOf(token), a.kind.places(); {
+	case holder == "":
+		return fmt.Errorf("%w: %.100q", ErrBusy, a.name)
+	case size > 1:
+		return fmt.Errorf("%w: %.100q is held by %q and others", ErrBusy, a.name, holder)
+	default:
+		return fmt.Errorf("%w: %.100q is held by %q", ErrBusy, a.name, holder)
+	}
 }
 
 // noAnswer returns the caller's error for an attempt that had no answer until ctx ended.

@@ -58,6 +58,13 @@
 //
 // Only ErrLost and ErrNotReleased come from Do after its function has run.
 //
+// # Who holds it
+//
+// The name of a holder, [Options.Holder], is in the text of ErrBusy, in [Trace] of its waiters and in the
+// output of the command singlefill locks. A caller that finds that the lease of another one ended without a
+// release, because its process was killed for example, reports it to [Trace].Expired. The page
+// docs/operate.md of this module says how to break a lock by hand.
+//
 // # Efficiency or correctness
 //
 // A lease keeps work from being done twice, but cannot guarantee it: a frozen or stalled
@@ -96,7 +103,8 @@
 // key has a TTL. Waiters listen on channels whose names begin with {n}:lock, over one connection for
 // all locks of the process on a server; it is closed ten seconds after the last wait. After all leases have been released, two things remain:
 //
-//   - the last fence, for a day, some 200 bytes for each name;
+//   - the last fence, for a day, some 200 bytes for each name; after a holder that did not release a mutex,
+//     with its token;
 //   - marks of the last 500 ended attempts, which make repeated and late commands harmless. A mark
 //     lives for TTL, but at most a minute, and twice as long if a command was not answered.
 //

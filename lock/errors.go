@@ -48,8 +48,6 @@ func checkContext(ctx context.Context, op, name string) error {
 	return ctx.Err()
 }
 
-func errBusy(name string) error { return fmt.Errorf("%w: %.100q", ErrBusy, name) }
-
 func errLost(name string, why error) error { return fmt.Errorf("%w: %.100q: %w", ErrLost, name, why) }
 
 // A noAnswer is the error of an Acquire whose context ended before Redis had answered. Its text does not

@@ -260,6 +260,36 @@ func (l *ledger) write(fence int64, entry string) string {
 	return entry + " is written"
 }
 
+// A caller that finds the lock busy learns who holds it. The one that gets it after a holder that was killed,
+// or whose lease was deleted, learns of that.
+func ExampleOptions_holder() {
+	index, rdb, stop := embeddedMutex("search index", &lock.Options{
+		Holder: "web-7", // default: host and process
+		Trace: &lock.Trace{Expired: func(ctx context.Context, info lock.LeaseInfo) {
+			fmt.Printf("%s: the lease of %s has ended without a release\n", info.Name, info.Holder)
+		}},
+	})
+	defer stop()
+	ctx := context.Background()
+	hangs, err := index.Acquire(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	_, err = index.TryAcquire(ctx)
+	fmt.Println(errors.Is(err, lock.ErrBusy), err)
+
+	rdb.Del(ctx, "{search index}:lock") // by hand
+	err = index.Do(ctx, func(ctx context.Context) error { return nil })
+	fmt.Println(err)
+	fmt.Println(hangs.Release(ctx))
+	// Output:
+	// true lock: busy: "search index" is held by "web-7"
+	// search index: the lease of web-7 has ended without a release
+	// <nil>
+	// lock: lost: "search index": it is gone from Redis
+}
+
 // A lost lease is worth a line in a log, and a long wait a point in a chart.
 func ExampleTrace() {
 	index, _, stop := embeddedMutex("search index", &lock.Options{Trace: &lock.Trace{

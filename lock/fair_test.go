@@ -434,8 +434,8 @@ func TestAcquire_AllDie(t *testing.T) {
 		}
 		time.Sleep(5 * time.Second)
 		_ = rdb.Close()
-		// A waiter that was to be woken is known for longer.
-		time.Sleep(max(leaseTTL, 2*waiterTTL, 12*time.Second))
+		// A waiter that was to be woken is known for longer, and that a lease of a semaphore has ended.
+		time.Sleep(max(leaseTTL+time.Minute, 2*waiterTTL, 12*time.Second))
 		waiters.wg.Wait()
 		if keys := leftKeys(m); len(keys) != 0 {
 			t.Errorf("%v are left", keys)

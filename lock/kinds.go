@@ -13,6 +13,7 @@ type kind interface {
 	release(ctx context.Context, o *owner, within time.Duration) (released bool, err error)
 	abandon(ctx context.Context, o *owner) error
 	queues() bool // waiters have places in a queue
+	places() int  // how many may hold it
 }
 
 // A mutex is a key that holds the token of the holder.
@@ -28,14 +29,15 @@ func (mutex) renew(ctx context.Context, o *owner) (bool, error) {
 }
 
 func (mutex) release(ctx context.Context, o *owner, within time.Duration) (bool, error) {
-	return o.runRelease(ctx, within, mutexRelease, o.keys.lock, o.keys.ended, o.keys.reservation, o.keys.waiting)
+	return o.runRelease(ctx, within, mutexRelease, o.keys.lock, o.keys.ended, o.keys.reservation, o.keys.waiting, o.keys.fence)
 }
 
 func (mutex) abandon(ctx context.Context, o *owner) error {
-	return o.runAbandon(ctx, mutexAbandon, o.keys.lock, o.keys.ended, o.keys.reservation, o.keys.waiting)
+	return o.runAbandon(ctx, mutexAbandon, o.keys.lock, o.keys.ended, o.keys.reservation, o.keys.waiting, o.keys.fence)
 }
 
 func (mutex) queues() bool { return false }
+func (mutex) places() int  { return 1 }
 
 // A fair mutex is a mutex behind a queue. The holder is not in the queue.
 type fair struct{ mutex }
@@ -49,15 +51,19 @@ func (fair) acquire(ctx context.Context, o *owner, within time.Duration, r reque
 	for _, token := range r.queued {
 		args = append(args, token)
 	}
-	return o.runAcquire(ctx, within, fairAcquire, []string{o.keys.queue, o.keys.alive}, args...)
+	reply, err := o.runAcquire(ctx, within, fairAcquire, []string{o.keys.queue, o.keys.alive}, args...)
+	if reply.state == busy {
+		reply.lost, reply.expired = reply.expired, nil
+	}
+	return reply, err
 }
 
 func (fair) release(ctx context.Context, o *owner, within time.Duration) (bool, error) {
-	return o.runRelease(ctx, within, fairRelease, o.keys.lock, o.keys.ended, o.keys.queue)
+	return o.runRelease(ctx, within, fairRelease, o.keys.lock, o.keys.ended, o.keys.queue, o.keys.fence)
 }
 
 func (fair) abandon(ctx context.Context, o *owner) error {
-	return o.runAbandon(ctx, fairAbandon, o.keys.lock, o.keys.ended, o.keys.queue, o.keys.alive)
+	return o.runAbandon(ctx, fairAbandon, o.keys.lock, o.keys.ended, o.keys.queue, o.keys.alive, o.keys.fence)
 }
 
 func (fair) queues() bool { return true }
@@ -84,7 +90,8 @@ func (semaphore) abandon(ctx context.Context, o *owner) error {
 	return o.runAbandon(ctx, semaphoreAbandon, o.keys.lock, o.keys.ended, o.keys.reservation, o.keys.waiting, o.keys.details)
 }
 
-func (semaphore) queues() bool { return false }
+func (semaphore) queues() bool  { return false }
+func (s semaphore) places() int { return s.size }
 
 // waits returns the lives in ms of what the request asks for, a reservation and a place among the
 // waiters that a release wakes, and since when its process has been waiting.

@@ -16,7 +16,7 @@ import (
 // is safe for concurrent use.
 //
 // The waiters of a process ask Redis together if their Lockers have the same client, kind, name and
-// options, apart from [Options.MaxHold] and [Options.Trace]. So a program may make a Locker for each
+// options, apart from [Options.MaxHold], [Options.Holder] and [Options.Trace]. So a program may make a Locker for each
 // request.
 type Locker struct {
 	target
@@ -135,7 +135,8 @@ func (l *Locker) redisFailed(ctx context.Context, op string, err error) {
 //
 // The error says what is known:
 //
-//   - [ErrBusy]: ctx ended, and by the last answer the lock was busy.
+//   - [ErrBusy]: ctx ended, and by the last answer the lock was busy. The text says who held it: see
+//     [Options.Holder].
 //   - [ErrUnavailable]: Redis could not be reached, or could not write, for as long as said above, or
 //     until ctx ended. Nothing was acquired.
 //   - [ErrAmbiguous]: a command was sent and not answered. What it may have acquired is given back in
@@ -205,7 +206,8 @@ func (l *Locker) acquire(ctx context.Context, wait bool) (*Lease, error) {
 	if err := checkContext(ctx, "acquire", l.name); err != nil {
 		return nil, err
 	}
-	a := newAttempt(ctx, &owner{target: &l.target, token: l.waiters.newToken()}, &l.waiters, &l.cleanup)
+	trace := l.trace.Load()
+	a := newAttempt(ctx, &owner{target: &l.target, token: l.waiters.newToken(l.opts.Holder)}, l.shared, trace)
 	ask := a.try
 	if wait {
 		ask = a.wait
@@ -214,14 +216,14 @@ func (l *Locker) acquire(ctx context.Context, wait bool) (*Lease, error) {
 	if err != nil {
 		a.leave(ctx)
 	}
-	trace := l.trace.Load()
 	if a.waited && trace.Waited != nil {
-		trace.Waited(ctx, LeaseInfo{Name: l.name, Duration: time.Since(a.begun), Err: err})
+		_, holder, _ := l.waiters.reason(a)
+		trace.Waited(ctx, LeaseInfo{Name: l.name, Holder: holderOf(holder), Duration: time.Since(a.begun), Err: err})
 	}
 	if err != nil {
 		return nil, err
 	}
-	lease := &Lease{owner: a.owner, grant: got, waiters: a.waiters, cleanup: a.cleanup, trace: trace}
+	lease := &Lease{owner: a.owner, grant: got, waiters: &a.waiters, cleanup: &a.cleanup, trace: trace}
 	lease.start(ctx)
 	return lease, nil
 }

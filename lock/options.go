@@ -2,8 +2,13 @@ package lock
 
 import (
 	"fmt"
+	"os"
+	"sync"
 	"time"
 )
+
+// maxHolder bounds [Options.Holder]: the sets of waiters and of ended attempts have it, too.
+const maxHolder = 64
 
 // Options configure a [Locker]. A nil *Options, like the zero value, means the defaults. In every
 // field zero means the default; negative means off, where off has a meaning. The constructors copy
@@ -31,6 +36,12 @@ type Options struct {
 	// use, commands wait in order. At least 1 ms. Default: 500 ms.
 	RedisTimeout time.Duration
 
+	// Holder names the caller to people: the command `singlefill locks`, the text of [ErrBusy] and
+	// [Trace] of other processes show it while it holds the lock. Redis stores it with each lease, so it
+	// costs no command. At most 64 bytes. Default: the name of the host and the number of the process, such as
+	// "web-7:4711".
+	Holder string
+
 	// Trace is called when leases and waits begin and end. Default: none.
 	Trace *Trace
 }
@@ -46,9 +57,19 @@ func (o Options) withDefaults(queues bool) (Options, error) {
 	if err := o.check(checkWaiters); err != nil {
 		return o, err
 	}
+	if o.Holder == "" {
+		o.Holder = thisProcess()
+	}
 	o.TTL = o.TTL.Truncate(time.Millisecond) // as the server counts
 	return o, nil
 }
+
+// thisProcess names this process.
+var thisProcess = sync.OnceValue(func() string {
+	host, _ := os.Hostname() // without a name, the number has to do
+	pid := fmt.Sprint(":", os.Getpid())
+	return host[:min(len(host), maxHolder-len(pid))] + pid
+})
 
 func orDefault[V comparable](v, def V) V {
 	var zero V
@@ -66,6 +87,8 @@ func (o Options) check(waiters bool) error {
 		return fmt.Errorf("lock: Options.TTL is %v: more than three times RedisTimeout (%v) is allowed, so that a renewal can fail and be tried again", o.TTL, o.RedisTimeout)
 	case waiters && o.WaiterTTL/3 <= o.RedisTimeout:
 		return fmt.Errorf("lock: Options.WaiterTTL is %v: more than three times RedisTimeout (%v) is allowed, so that a waiter can miss a reply and keep its place", o.WaiterTTL, o.RedisTimeout)
+	case len(o.Holder) > maxHolder:
+		return fmt.Errorf("lock: Options.Holder is %.100q: at most %d bytes are allowed", o.Holder, maxHolder)
 	case o.MaxHold > 0 && o.MaxHold < time.Millisecond:
 		return fmt.Errorf("lock: Options.MaxHold is %v: at least 1ms is allowed, or 0 for no end", o.MaxHold)
 	}

@@ -68,6 +68,9 @@ func constructorCases(rdb redis.UniversalClient) []constructorCase {
 		{rdb, "n", 1, &options{MaxHold: math.MaxInt64}, ""},
 		{rdb, "n", 1, &options{MaxHold: 1}, "Options.MaxHold is 1ns: at least 1ms is allowed, or 0 for no end"},
 
+		{rdb, "n", 1, &options{Holder: strings.Repeat("h", 64)}, ""},
+		{rdb, "n", 1, &options{Holder: strings.Repeat("h", 65)}, `Options.Holder is "` + strings.Repeat("h", 65) + `": at most 64 bytes are allowed`},
+
 		{rdb, "n", 0, nil, `size of "n" is 0: at least 1 is allowed`},
 		{rdb, "n", -1, nil, `size of "n" is -1: at least 1 is allowed`},
 		{rdb, strings.Repeat("n", 64<<10), math.MinInt, nil, `size of "` + strings.Repeat("n", 100) + `" is -9223372036854775808: at least 1 is allowed`},

@@ -35,6 +35,12 @@ type owner struct {
 	inTransit bool
 }
 
+// tokenLen is the length of what is random in a token. The name of the holder follows.
+const tokenLen = 26
+
+// holderOf returns the name of the holder that has the token, "" for one without a name.
+func holderOf(token string) string { return token[min(tokenLen, len(token)):] }
+
 const (
 	// fenceLife is how long the last fence is kept. It covers a server's clock that is put back by
 	// less than that.

@@ -29,7 +29,9 @@ type reply struct {
 	lastFence int64         // of the last grant
 	age       time.Duration // of the last grant
 	place     int64         // in the queue; 0: none. Without a queue, 1: it was not among the waiting
-	lost      []string      // of request.queued, the tokens that have no place any more
+	holder    string        // busy: the token of the holder, or of the waiter that it is kept for
+	lost      []string      // busy: of request.queued, the tokens that have no place any more
+	expired   []string      // the tokens whose leases ended without a release
 }
 
 // left returns for how long a busy answer is true at most: until the holder's lease ends.
@@ -61,7 +63,7 @@ func parseReply(answer any) (r reply, err error) {
 		case ok:
 			var token string
 			token, ok = field.(string)
-			r.lost = append(r.lost, token)
+			r.expired = append(r.expired, token)
 		}
 	}
 	if !ok {
@@ -69,6 +71,9 @@ func parseReply(answer any) (r reply, err error) {
 	}
 	if r.state == kept {
 		r.state, r.free = busy, true
+	}
+	if r.state == busy && len(r.expired) > 0 {
+		r.holder, r.expired = r.expired[0], r.expired[1:]
 	}
 	r.number, r.ahead, r.lastFence, r.place = numbers[0], numbers[1], numbers[2], numbers[4]
 	r.age = time.Duration(min(numbers[3], int64(math.MaxInt64/time.Microsecond))) * time.Microsecond

@@ -10,6 +10,8 @@ import (
 var (
 	//go:embed lua/waiting.lua
 	waitingLua string
+	//go:embed lua/fence.lua
+	fenceLua string
 	//go:embed lua/ended.lua
 	endedLua string
 	//go:embed lua/mutex_acquire.lua
@@ -49,9 +51,9 @@ var (
 )
 
 func newScript(text string) client.Script {
-	return client.NewScript(wake.Lua + waitingLua + endedLua + text)
+	return client.NewScript(wake.Lua + waitingLua + fenceLua + endedLua + text)
 }
 
 func newTaking(text string) client.Script {
-	return client.NewTaking(wake.Lua + waitingLua + endedLua + text)
+	return client.NewTaking(wake.Lua + waitingLua + fenceLua + endedLua + text)
 }

@@ -31,7 +31,7 @@ var sharedBy = struct {
 // sharedOf returns what the Locker of a target shares.
 func sharedOf(t *target) *shared {
 	key := sharedKey{t.client.Shared(), t.keys.lock, t.kind, t.opts}
-	key.opts.MaxHold, key.opts.Trace = 0, nil // which a waiter does not use
+	key.opts.MaxHold, key.opts.Trace, key.opts.Holder = 0, nil, "" // which is nothing to other waiters
 	sharedBy.mu.Lock()
 	defer sharedBy.mu.Unlock()
 	if known := sharedBy.of[key].Value(); known != nil {

@@ -15,7 +15,7 @@ func TestOptions_Defaults(t *testing.T) {
 	t.Parallel()
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 	defer rdb.Close()
-	want := Options{TTL: 10 * time.Second, WaiterTTL: 5 * time.Second, RedisTimeout: 500 * time.Millisecond}
+	want := Options{TTL: 10 * time.Second, WaiterTTL: 5 * time.Second, RedisTimeout: 500 * time.Millisecond, Holder: thisProcess()}
 	for _, opts := range []*Options{nil, {}, {MaxHold: -1}} {
 		l, err := NewMutex(rdb, "n", opts)
 		redistest.Must(t, err)
@@ -40,6 +40,7 @@ func TestShared_SameLock(t *testing.T) {
 	for what, same := range map[string]*shared{
 		"the defaults": must(NewSemaphore(clients[0], "n", 2, &Options{TTL: 10 * time.Second, RedisTimeout: 500 * time.Millisecond})),
 		"MaxHold":      must(NewSemaphore(clients[0], "n", 2, &Options{MaxHold: time.Minute})),
+		"Holder":       must(NewSemaphore(clients[0], "n", 2, &Options{Holder: "web-1"})),
 		"Trace":        must(NewSemaphore(clients[0], "n", 2, &Options{Trace: new(Trace)})),
 	} {
 		if same != one {

@@ -422,8 +422,8 @@ var semaphorePlays = map[string]string{
 		A takes 3 -> held; b takes 3 -> held; lives A -> 60; lives b -> 30; b renews -> yes; A renews -> yes;
 		lives A -> 60; lives b -> 30`,
 	"a short life does not shorten that of the keys": `
-		A takes 3 -> held; ttl lock -> 75; b takes 3 -> held; b renews -> yes; ttl lock -> 75; ttl details -> 75;
-		A releases -> yes; b renews -> yes; ttl lock -> 45; ttl details -> 45`,
+		A takes 3 -> held; ttl lock -> 120; b takes 3 -> held; b renews -> yes; ttl lock -> 120; ttl details -> 120;
+		A releases -> yes; b renews -> yes; ttl lock -> 90; ttl details -> 90`,
 	"keys are gone with the last holder": `
 		A takes 2 -> held; B takes 2 -> held; A releases -> yes; keys -> lock details; C takes 2 -> held;
 		C abandons -> yes; details -> B; B abandons -> yes; keys ->`,

@@ -25,6 +25,13 @@ type Trace struct {
 	// Renewed is called when the server has prolonged the lease.
 	Renewed func(ctx context.Context, info LeaseInfo)
 
+	// Expired is called when a command of this Locker has found that the lease of another caller ended
+	// without a release: its process was killed, or could not reach Redis, or the lock was broken by hand.
+	// One process of all reports each such lease, if a reply is not lost. For a mutex that is the
+	// one that gets the lock next, within a day. For a semaphore it is the first one that asks for a place
+	// while other leases are held, or within a minute.
+	Expired func(ctx context.Context, info LeaseInfo)
+
 	// Waited is called when an Acquire ends that had to wait. Err is what it returns.
 	Waited func(ctx context.Context, info LeaseInfo)
 
@@ -38,11 +45,15 @@ type LeaseInfo struct {
 	// Name is the name of the lock.
 	Name string
 
-	// Fence is [Lease.Fence]. It is 0 for Waited.
+	// Holder is the [Options.Holder] of another caller: for Expired the one whose lease ended, and for
+	// Waited the one that held the lock by the last busy answer. Else it is empty.
+	Holder string
+
+	// Fence is [Lease.Fence]. It is 0 for Waited and Expired.
 	Fence int64
 
 	// Duration is the time since the command was sent that acquired the lease. For Waited it is the
-	// time since Acquire was called.
+	// time since Acquire was called, and 0 for Expired.
 	Duration time.Duration
 
 	// Err is why the lease was lost, for Lost, and the error of Acquire, for Waited. Else it is
@@ -57,6 +68,7 @@ func join(a, b *Trace) *Trace {
 		Released: then(a.Released, b.Released),
 		Lost:     then(a.Lost, b.Lost),
 		Renewed:  then(a.Renewed, b.Renewed),
+		Expired:  then(a.Expired, b.Expired),
 		Waited:   then(a.Waited, b.Waited),
 	}
 	if t.RedisError = a.RedisError; a.RedisError == nil {

@@ -23,7 +23,8 @@ type waitQueue struct {
 
 	lastAnswer time.Time
 	news       news
-	why        error // of the last command, if it failed
+	why        error  // of the last command, if it failed
+	holder     string // of the last busy answer: the token
 
 	listening
 }
@@ -56,15 +57,17 @@ const (
 // idLen is what the scripts take from a token for the name of a channel.
 const idLen = 12
 
-// newToken returns a token for an attempt. It has the length and the uniqueness of rand.Text.
-func (q *waitQueue) newToken() string { return q.id + rand.Text()[idLen:] }
+// newToken returns a token for an attempt. It is as unique as rand.Text, and ends with the holder's name.
+func (q *waitQueue) newToken(holder string) string {
+	return q.id + rand.Text()[idLen:tokenLen] + holder
+}
 
 // join makes the attempt the last waiter.
 func (q *waitQueue) join(a *attempt) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if len(q.waiters) == 0 {
-		q.news, q.why = none, nil
+		q.news, q.why, q.holder = none, nil, ""
 	}
 	q.arrived++
 	a.place = q.arrived
@@ -136,6 +139,7 @@ func (q *waitQueue) noteBusy(a *attempt, r reply) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.noteAnswer()
+	q.holder = r.holder
 	b := &q.bypass
 	if b.since == 0 {
 		b.since, b.last = r.lastFence+r.age.Microseconds(), r.lastFence
@@ -196,14 +200,14 @@ func (q *waitQueue) noteFailure(a *attempt, why error) (goesOn bool) {
 	return a.failed == nil
 }
 
-// reason returns why the attempt has no lease: the last failure, if any.
-func (q *waitQueue) reason(a *attempt) (last news, why error) {
+// reason returns why the attempt has no lease: the last failure, or else who has it.
+func (q *waitQueue) reason(a *attempt) (last news, holder string, why error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if a.failed != nil {
-		return silent, a.failed
+		return silent, "", a.failed
 	}
-	return q.news, q.why
+	return q.news, q.holder, q.why
 }
 
 // wakeFirst makes the first waiter ask at once, unless a message will tell it.

@@ -91,6 +91,8 @@
 //	singlefill.lock.held                      leases held by this process
 //	singlefill.lock.acquired                  leases granted
 //	singlefill.lock.lost                      of these, leases that ended before their release
+//	singlefill.lock.expired                   leases of other callers that were found to have ended without a
+//	                                          release, such as those of killed processes
 //	singlefill.lock.wait.duration {result}    histogram of the calls of Acquire that had to wait, in seconds:
 //	                                          acquired, busy (ctx ended) or error
 //	singlefill.lock.hold.duration             histogram of the time from a grant to its end, in seconds

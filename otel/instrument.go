@@ -33,8 +33,8 @@ type Options struct {
 	// package go.opentelemetry.io/otel/trace/noop turns them off.
 	TracerProvider trace.TracerProvider
 
-	// Keys adds keys to the spans as singlefill.keys, names of locks as singlefill.lock.name, and
-	// the texts of errors, which may contain them, as descriptions of the status. They may be secret.
+	// Keys adds keys to the spans as singlefill.keys, names of locks as singlefill.lock.name,
+	// those of their holders as singlefill.lock.holder, and the texts of errors, which may contain them, as descriptions of the status. They may be secret.
 	// Default: no.
 	Keys bool
 }

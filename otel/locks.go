@@ -43,6 +43,7 @@ type locks struct {
 	held        metric.Int64UpDownCounter
 	acquired    metric.Int64Counter
 	lost        metric.Int64Counter
+	expired     metric.Int64Counter
 	waits       metric.Float64Histogram
 	holds       metric.Float64Histogram
 	redisErrors metric.Int64Counter
@@ -56,6 +57,7 @@ func newLocks(o *Options, label attribute.KeyValue) (*locks, error) {
 		held:        m.upDownCounter("singlefill.lock.held", "{lease}", "Leases held by this process."),
 		acquired:    m.counter("singlefill.lock.acquired", "{lease}", "Leases granted."),
 		lost:        m.counter("singlefill.lock.lost", "{lease}", "Leases that ended before their release."),
+		expired:     m.counter("singlefill.lock.expired", "{lease}", "Leases of other callers that were found to have ended without a release."),
 		waits:       m.histogram("singlefill.lock.wait.duration", "Duration of the calls of Acquire that had to wait."),
 		holds:       m.histogram("singlefill.lock.hold.duration", "Time from the grant of a lease to its end."),
 		redisErrors: m.counter("singlefill.lock.redis.errors", "{command}", "Redis commands of locks that failed."),
@@ -74,7 +76,8 @@ func (l *locks) trace() *lock.Trace {
 			l.ended(ctx, info)
 			l.lost.Add(ctx, 1, l.label)
 		},
-		Waited: l.waitEnded,
+		Expired: func(ctx context.Context, _ lock.LeaseInfo) { l.expired.Add(ctx, 1, l.label) },
+		Waited:  l.waitEnded,
 		RedisError: func(ctx context.Context, op string, _ error) {
 			l.redisErrors.Add(ctx, 1, metric.WithAttributes(l.name, opKey.String(op)))
 		},
@@ -98,6 +101,9 @@ func (l *locks) waitEnded(ctx context.Context, info lock.LeaseInfo) {
 	attrs := []attribute.KeyValue{result}
 	if l.keys {
 		attrs = append(attrs, attribute.String("singlefill.lock.name", info.Name))
+		if info.Holder != "" {
+			attrs = append(attrs, attribute.String("singlefill.lock.holder", info.Holder))
+		}
 	}
 	span := l.waited(ctx, info.Duration, attrs)
 	l.fail(span, info.Err)

@@ -30,6 +30,7 @@ func TestLockTrace(t *testing.T) {
 	tr.Acquired(t.Context(), info)
 	tr.Released(t.Context(), info)
 	tr.Lost(t.Context(), info)
+	tr.Expired(t.Context(), info)
 	request, parent := x.request(t.Context())
 	for _, err := range []error{nil, fmt.Errorf("%w: %w", lock.ErrBusy, context.DeadlineExceeded), errors.New("no")} {
 		info.Err = err
@@ -45,14 +46,14 @@ func TestLockTrace(t *testing.T) {
 	}
 	tr.RedisError(t.Context(), "acquire", errors.New("no"))
 	x.wantValues(t, map[string]float64{
-		"lock.held lock=jobs": 1, "lock.acquired lock=jobs": 3, "lock.lost lock=jobs": 1, "lock.hold.duration lock=jobs": 2,
+		"lock.held lock=jobs": 1, "lock.acquired lock=jobs": 3, "lock.lost lock=jobs": 1, "lock.expired lock=jobs": 1, "lock.hold.duration lock=jobs": 2,
 		"lock.wait.duration lock=jobs result=acquired": 1, "lock.wait.duration lock=jobs result=busy": 1,
 		"lock.wait.duration lock=jobs result=error": 1, "lock.redis.errors lock=jobs op=acquire": 1,
 	})
 	named := newTelemetry(t)
 	named.Keys = true
-	named.lockTrace(t).Waited(t.Context(), lock.LeaseInfo{Name: "of one user"})
-	named.wantSpans(t, "wait jobs: lock.name=of one user lock=jobs result=acquired")
+	named.lockTrace(t).Waited(t.Context(), lock.LeaseInfo{Name: "of one user", Holder: "web-1"})
+	named.wantSpans(t, "wait jobs: lock.holder=web-1 lock.name=of one user lock=jobs result=acquired")
 }
 
 // useAllOfLock calls all functions of a Trace once.
@@ -60,6 +61,7 @@ func useAllOfLock(t *testing.T, tr *lock.Trace) {
 	tr.Acquired(t.Context(), lock.LeaseInfo{})
 	tr.Released(t.Context(), lock.LeaseInfo{})
 	tr.Lost(t.Context(), lock.LeaseInfo{})
+	tr.Expired(t.Context(), lock.LeaseInfo{})
 	tr.Waited(t.Context(), lock.LeaseInfo{})
 	tr.RedisError(t.Context(), "acquire", errors.New("no"))
 }

@@ -58,6 +58,7 @@ func TestMetrics_Conventions(t *testing.T) {
 		"loads.unlimited counter {load}",
 		"loads.unlocked counter {load}",
 		"lock.acquired counter {lease}",
+		"lock.expired counter {lease}",
 		"lock.held current {lease}",
 		"lock.hold.duration histogram s",
 		"lock.lost counter {lease}",

@@ -189,13 +189,14 @@ func TestCollector_Locks(t *testing.T) {
 	tr.Acquired(t.Context(), info)
 	tr.Released(t.Context(), info)
 	tr.Lost(t.Context(), info)
+	tr.Expired(t.Context(), info)
 	for _, err := range []error{nil, fmt.Errorf("%w: %w", lock.ErrBusy, context.DeadlineExceeded), errors.New("no")} {
 		info.Err = err
 		tr.Waited(t.Context(), info)
 	}
 	tr.RedisError(t.Context(), "acquire", errors.New("no"))
 	wantValues(t, r, map[string]float64{
-		"lock_held lock=jobs": 1, "lock_acquired_total lock=jobs": 3, "lock_lost_total lock=jobs": 1, "lock_hold_duration_seconds lock=jobs": 2,
+		"lock_held lock=jobs": 1, "lock_acquired_total lock=jobs": 3, "lock_lost_total lock=jobs": 1, "lock_expired_total lock=jobs": 1, "lock_hold_duration_seconds lock=jobs": 2,
 		"lock_wait_duration_seconds lock=jobs result=acquired": 1, "lock_wait_duration_seconds lock=jobs result=busy": 1,
 		"lock_wait_duration_seconds lock=jobs result=error": 1, "lock_redis_errors_total lock=jobs op=acquire": 1,
 	})

@@ -52,6 +52,8 @@
 //	singlefill_lock_held                             leases held by this process
 //	singlefill_lock_acquired_total                   leases granted
 //	singlefill_lock_lost_total                       of these, leases that ended before their release
+//	singlefill_lock_expired_total                    leases of other callers that were found to have ended
+//	                                                 without a release, such as those of killed processes
 //	singlefill_lock_wait_duration_seconds{result}    histogram of the calls of Acquire that had to wait: acquired,
 //	                                                 busy (ctx ended) or error
 //	singlefill_lock_hold_duration_seconds            histogram of the time from a grant to its end

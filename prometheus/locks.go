@@ -14,6 +14,7 @@ type lockMetrics struct {
 	held        *prometheus.GaugeVec
 	acquired    *prometheus.CounterVec
 	lost        *prometheus.CounterVec
+	expired     *prometheus.CounterVec
 	waits       *prometheus.HistogramVec
 	holds       *prometheus.HistogramVec
 	redisErrors *prometheus.CounterVec
@@ -24,6 +25,7 @@ func newLockMetrics() *lockMetrics {
 		held:        prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "singlefill_lock_held", Help: "Leases held by this process."}, []string{"lock"}),
 		acquired:    newCounters("lock_acquired_total", "Leases granted.", "lock"),
 		lost:        newCounters("lock_lost_total", "Leases that ended before their release.", "lock"),
+		expired:     newCounters("lock_expired_total", "Leases of other callers that were found to have ended without a release.", "lock"),
 		waits:       newHistograms("lock_wait_duration_seconds", "Duration of the calls of Acquire that had to wait.", "lock", "result"),
 		holds:       newHistograms("lock_hold_duration_seconds", "Time from the grant of a lease to its end.", "lock"),
 		redisErrors: newCounters("lock_redis_errors_total", "Redis commands of locks that failed.", "lock", "op"),
@@ -40,7 +42,7 @@ func newLockMetrics() *lockMetrics {
 func (c *Collector) LockTrace(label string) *lock.Trace {
 	m := c.locks
 	held, acquired, lost := m.held.WithLabelValues(label), m.acquired.WithLabelValues(label), m.lost.WithLabelValues(label)
-	holds := m.holds.WithLabelValues(label)
+	expired, holds := m.expired.WithLabelValues(label), m.holds.WithLabelValues(label)
 	for _, result := range []string{"acquired", "busy", "error"} {
 		m.waits.WithLabelValues(label, result)
 	}
@@ -55,6 +57,7 @@ func (c *Collector) LockTrace(label string) *lock.Trace {
 		Acquired: func(context.Context, lock.LeaseInfo) { held.Inc(); acquired.Inc() },
 		Released: func(_ context.Context, info lock.LeaseInfo) { ended(info) },
 		Lost:     func(_ context.Context, info lock.LeaseInfo) { ended(info); lost.Inc() },
+		Expired:  func(context.Context, lock.LeaseInfo) { expired.Inc() },
 		Waited: func(_ context.Context, info lock.LeaseInfo) {
 			result := "acquired"
 			switch {
@@ -70,5 +73,5 @@ func (c *Collector) LockTrace(label string) *lock.Trace {
 }
 
 func (m *lockMetrics) all() []prometheus.Collector {
-	return []prometheus.Collector{m.held, m.acquired, m.lost, m.waits, m.holds, m.redisErrors}
+	return []prometheus.Collector{m.held, m.acquired, m.lost, m.expired, m.waits, m.holds, m.redisErrors}
 }

@@ -48,9 +48,9 @@
 //
 // Ages are judged by this machine's clock, as a reader of the cache judges them by its own. "Gone in" is
 // the server's TTL: the rest of the life and of the stale windows. The time
-// since when a lock is held is by the server's clock. Redis knows a holder by a random token only; the
-// logs and metrics of the processes tell which process it is, and what hits and misses cost: see the
-// modules prometheus and otel.
+// since when a lock is held is by the server's clock. Redis knows the holder of a fill lock by a random
+// token only, and that of a lock of package lock by its lock.Options.Holder, too. The logs and metrics of the
+// processes tell what hits and misses cost: see the modules prometheus and otel.
 //
 // # Exit status
 //

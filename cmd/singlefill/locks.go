@@ -35,8 +35,9 @@ type heldLock struct {
 
 type holder struct {
 	Token string  `json:"token"`
-	Held  seconds `json:"held_seconds"` // since the grant, by the server's clock
-	Left  seconds `json:"left_seconds"` // of the lease, if it is not renewed
+	Name  string  `json:"name,omitempty"` // Options.Holder
+	Held  seconds `json:"held_seconds"`   // since the grant, by the server's clock
+	Left  seconds `json:"left_seconds"`   // of the lease, if it is not renewed
 }
 
 func prepareLocks(x *execution, _ *flag.FlagSet) func(ctx context.Context, args []string) error {
@@ -170,14 +171,20 @@ func (x *execution) locks(ctx context.Context) error {
 			t.add(printable(l.Name), kind, "-", "-", l.Waiting, l.Fence, "")
 		}
 		for _, h := range l.Holders {
-			t.add(printable(l.Name), kind, h.Held, h.Left, l.Waiting, l.Fence, h.Token)
+			t.add(printable(l.Name), kind, h.Held, h.Left, l.Waiting, l.Fence, printable(cmp.Or(h.Name, h.Token)))
 		}
 	}
 	t.print()
 	return nil
 }
 
-// readLock reads the keys of a lock. A mutex has the token of its holder under the first; a semaphore has
+// newHolder returns the holder that has the token: 26 characters, and its name.
+func newHolder(token string, held seconds, left time.Duration) holder {
+	n := min(len(token), 26)
+	return holder{token[:n], token[n:], held, seconds(left)}
+}
+
+// readLock reads the keys of a lock. A mutex has the token of its holder under the first. A semaphore has
 // there the ends of its leases, in ms of the server's clock, and their fences in a hash. A fence is the
 // time of its grant in µs, unless the clock was put back.
 func (x *execution) readLock(ctx context.Context, key string) (heldLock, error) {
@@ -202,12 +209,13 @@ func (x *execution) readLock(ctx context.Context, key string) (heldLock, error) 
 			return l, err
 		}
 	}
-	l.Fence, _ = fence.Int64()
+	number, _, _ := strings.Cut(fence.Val(), " ") // of a mutex that is held, the token follows
+	l.Fence, _ = strconv.ParseInt(number, 10, 64)
 	l.Waiting = waiting.Val() + queued.Val()
 	since := func(fence int64) seconds { return seconds(max(0, now.Sub(time.UnixMicro(fence)))) }
 	if token.Err() == nil {
 		l.Kind = "mutex"
-		l.Holders = append(l.Holders, holder{token.Val(), since(l.Fence), seconds(max(0, left.Val()))})
+		l.Holders = append(l.Holders, newHolder(token.Val(), since(l.Fence), max(0, left.Val())))
 	}
 	if queued.Val() > 0 {
 		l.Kind = "fair mutex"
@@ -218,7 +226,7 @@ func (x *execution) readLock(ctx context.Context, key string) (heldLock, error) 
 			name, _ := lease.Member.(string)
 			if end := time.UnixMilli(int64(lease.Score)); end.After(now) {
 				fence, _ := strconv.ParseInt(details.Val()[name], 10, 64)
-				l.Holders = append(l.Holders, holder{name, since(fence), seconds(end.Sub(now))})
+				l.Holders = append(l.Holders, newHolder(name, since(fence), end.Sub(now)))
 			}
 		}
 	}

@@ -414,7 +414,7 @@ func TestLocks(t *testing.T) {
 		check(t, err)
 		fair, err := lock.NewFairMutex(rdb, ns+" fair", nil)
 		check(t, err)
-		semaphore, err := lock.NewSemaphore(rdb, ns+" semaphore", 3, nil)
+		semaphore, err := lock.NewSemaphore(rdb, ns+" semaphore", 3, &lock.Options{Holder: "web-1"})
 		check(t, err)
 		for _, l := range []*lock.Locker{mutex, fair, semaphore, semaphore} {
 			lease, err := l.Acquire(ctx)
@@ -427,7 +427,7 @@ func TestLocks(t *testing.T) {
 		type seen struct {
 			Name, Kind string
 			Size       int
-			Holders    []struct{ Token string }
+			Holders    []struct{ Token, Name string }
 			Waiting    int
 			Fence      int64
 		}
@@ -451,8 +451,13 @@ func TestLocks(t *testing.T) {
 			if l := all[name]; l.Kind != want.kind || len(l.Holders) != want.holders || l.Size != want.size || l.Fence == 0 {
 				t.Errorf("%s: %+v", name, l)
 			}
+			for _, h := range all[name].Holders {
+				if len(h.Token) != 26 || (h.Name == "web-1") != (name == "semaphore") || !strings.Contains(h.Name, "-1") && !strings.HasSuffix(h.Name, fmt.Sprint(":", os.Getpid())) {
+					t.Errorf("%s is held by %+v", name, h)
+				}
+			}
 		}
-		if text := c.ok("locks"); !strings.Contains(text, "semaphore of 3") {
+		if text := c.ok("locks"); !strings.Contains(text, "semaphore of 3") || !strings.Contains(text, "web-1") {
 			t.Errorf("as text:\n%s", text)
 		}
 	})

@@ -1,7 +1,7 @@
 -- Abandons an attempt in one step: leaves the queue, gives back a lease granted since, and refuses
 -- its commands in transit. If it was the next, the next one is woken.
 --
--- KEYS  1 lock  2 ended attempts  3 queue  4 alive
+-- KEYS  1 lock  2 ended attempts  3 queue  4 alive  5 fence
 -- ARGV  1 token  2 life of the mark, ms  3 how many marks are kept
 --
 -- Returns 1 if it released a lease, 0 if the attempt held nothing.
@@ -22,6 +22,7 @@ if try('GET', KEYS[1]) == ARGV[1] then
   try('DEL', KEYS[1])
   taken = 1
 end
+pcall(returned, redis.call, KEYS[5], ARGV[1])
 if (taken == 1 or first) and redis.pcall('EXISTS', KEYS[1]) == 0 then wakeHead(KEYS[1], KEYS[3]) end
 local time = redis.call('TIME')
 local ms = math.floor((tonumber(time[1]) * 1000000 + tonumber(time[2])) / 1000)

@@ -6,14 +6,16 @@
 --       6… tokens of other waiters of the process, which keep their places
 --       the last: server's time after which the caller has left, µs: the error LATE, with the time
 --
--- Returns the fence if this token holds the mutex, also when it asks again. Otherwise it returns
---   {busy, number, ahead, last, age, place, lost…}
+-- Returns the fence if this token holds the mutex, also when it asks again; or {held, fence, 0, 0, 0, 0, expired}
+-- with the token before, if its lease ended without a release. Otherwise it returns
+--   {busy, number, ahead, last, age, place, holder, lost…}
 --           number = ms after which the answer has changed at the latest
 --           ahead  = number of waiters ahead
 --           last   = the last fence; age = time since its grant, µs
 --           place  = number by which the queue is ordered; 0: not in the queue
+--           holder = its token
 --           lost   = of the other waiters, those that have no place any more
---   {kept, number, ahead, last, age, place, lost…} the mutex is free for the first in the queue
+--   {kept, number, ahead, last, age, place, first, lost…} the mutex is free for the first in the queue
 --   {refused, 0} this attempt was abandoned or released before the command arrived
 --
 -- queue orders the waiters by a number given at arrival, never by a time. alive has the time until
@@ -31,15 +33,14 @@ local holder = redis.call('GET', KEYS[1])
 local left = -1
 if holder then left = redis.call('PTTL', KEYS[1]) end
 local ours = holder == ARGV[1]
-local fence = ours and tonumber(redis.call('GET', KEYS[2]))
-if fence then
+local last, before = lastGrant(redis.call, KEYS[2])
+if ours and last and last > 0 then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
   redis.call('ZREM', KEYS[4], ARGV[1])
   redis.call('ZREM', KEYS[5], ARGV[1])
-  return fence
+  return last
 end
 if holder and left == -1 then return redis.error_reply('FOREIGN the key has no expiry, so it is no lock of ours') end
-local last = tonumber(redis.call('GET', KEYS[2]) or 0)
 if not last then return redis.error_reply('FOREIGN the key of the fence holds something else') end
 
 local function outlive(key) -- a waiter with a short life must not shorten the lives of others
@@ -77,15 +78,16 @@ repeat -- a waiter that is not in alive is dead, too
 until alive
 
 if ours or not holder and (head == ARGV[1] or not head) then
-  fence = math.max(last + 1, now)
+  local fence = math.max(last + 1, now)
   -- Before the grant: without the permission for this nothing is granted.
   if place or redis.call('ZSCORE', KEYS[5], ARGV[1]) then
     redis.call('ZREM', KEYS[4], ARGV[1])
     redis.call('ZREM', KEYS[5], ARGV[1])
   end
-  redis.call('SET', KEYS[2], string.format('%.0f', fence), 'PX', ARGV[3])
+  redis.call('SET', KEYS[2], string.format('%.0f ', fence) .. ARGV[1], 'PX', ARGV[3])
   redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-  return fence
+  if before == '' or before == ARGV[1] then before = nil end
+  return granted(fence, false, {before})
 end
 if not holder then left = math.max(tonumber(redis.call('ZSCORE', KEYS[5], head)) - ms, 0) end
 if ARGV[5] == '1' then
@@ -103,6 +105,6 @@ else
   redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', string.format('%.0f', ms))
 end
 local ahead = redis.call('ZRANK', KEYS[4], ARGV[1]) or redis.call('ZCARD', KEYS[4])
-local reply = {holder and 'busy' or 'kept', math.max(left, 0), ahead, last, math.max(now - last, 0), tonumber(place or 0)}
+local reply = {holder and 'busy' or 'kept', math.max(left, 0), ahead, last, math.max(now - last, 0), tonumber(place or 0), holder or head}
 for _, token in ipairs(lost) do reply[#reply + 1] = token end
 return reply

@@ -1,6 +1,6 @@
 -- Releases the mutex if this token still holds it, and wakes the first waiter of the queue.
 --
--- KEYS  1 lock  2 ended attempts  3 queue
+-- KEYS  1 lock  2 ended attempts  3 queue  4 fence
 -- ARGV  1 token  2 life of the mark, ms  3 how many marks are kept
 --
 -- Returns 1 if it is released, also by an earlier try whose reply was lost; 0 if this token does
@@ -11,6 +11,7 @@ local ms = math.floor((tonumber(time[1]) * 1000000 + tonumber(time[2])) / 1000)
 if redis.call('GET', KEYS[1]) == ARGV[1] then
   redis.call('DEL', KEYS[1])
   wakeHead(KEYS[1], KEYS[3])
+  pcall(returned, redis.call, KEYS[4], ARGV[1])
   pcall(mark, redis.call, KEYS[2], ARGV[1], ms, ARGV[2], ARGV[3]) -- the release counts also without the mark
   return 1
 end

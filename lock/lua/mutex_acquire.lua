@@ -7,14 +7,18 @@
 --       6 life of a place among the waiting, ms; 0: this attempt is not to be woken
 --       7 server's time after which the caller has left, µs: the error LATE, with the time
 --
--- Returns the fence if this token holds the mutex, also when it asks again; or {held, fence, 0, 0, 0, 1}
--- if it is to be woken, and is not among the waiting any more. Otherwise it returns
---   {busy, number, ahead, last, age, added}
+-- Returns the fence if this token holds the mutex, also when it asks again; or
+--   {held, fence, 0, 0, 0, missed, expired}
+--           missed  = 1 if it is to be woken, and is not among the waiting any more
+--           expired = the token before, if its lease ended without a release
+-- Otherwise it returns
+--   {busy, number, ahead, last, age, added, holder}
 --           number = what is left of the holder's lease, ms
 --           ahead  = 0 if this attempt has the reservation, -1 if not
 --           last   = the last fence; age = time since its grant, µs
 --           added  = 1 if this attempt is among the waiting, and was not before
---   {kept, number, ahead, last, age, added} the mutex is free, and reserved for another waiter
+--           holder = its token
+--   {kept, number, ahead, last, age, added, waiter} the mutex is free, and reserved for another waiter
 --           number = what is left of the reservation, ms
 --   {refused, 0} this attempt was abandoned or released before the command arrived
 --
@@ -32,13 +36,13 @@ local ms = math.floor(now / 1000)
 local ended = redis.call('ZSCORE', KEYS[3], ARGV[1])
 if ended and tonumber(ended) > ms then return {'refused', 0} end
 if now > tonumber(ARGV[7]) then return redis.error_reply('LATE ' .. string.format('%.0f', now)) end
-local last = tonumber(redis.call('GET', KEYS[2]) or 0)
+local last, before = lastGrant(redis.call, KEYS[2])
 if not last then return redis.error_reply('FOREIGN the key of the fence holds something else') end
 local holder = redis.call('GET', KEYS[1])
 local ours = holder == ARGV[1]
 if ours and last > 0 then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
-  return granted(last, KEYS[5], ARGV[1], ARGV[6] ~= '0')
+  return granted(last, leaves(KEYS[5], ARGV[1], ARGV[6] ~= '0'), {})
 end
 if not ours and redis.call('EXISTS', KEYS[6]) == 1 then
   return redis.error_reply('FOREIGN a fair mutex of this name has waiters')
@@ -61,11 +65,13 @@ if not ours and (holder or reserved) then
   if ARGV[6] ~= '0' then
     added = awaitWakeUp(KEYS[5], ARGV[1], ARGV[5] ~= '' and ARGV[5] or string.format('%.0f', now), ARGV[6])
   end
-  return {holder and 'busy' or 'kept', math.max(left, 0), next == me and 0 or -1, last, math.max(now - last, 0), added}
+  return {holder and 'busy' or 'kept', math.max(left, 0), next == me and 0 or -1, last, math.max(now - last, 0), added,
+    holder or string.sub(next, 21)}
 end
 
 local fence = math.max(last + 1, now)
-redis.call('SET', KEYS[2], string.format('%.0f', fence), 'PX', ARGV[3])
+redis.call('SET', KEYS[2], string.format('%.0f ', fence) .. ARGV[1], 'PX', ARGV[3])
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 if next == me then redis.call('DEL', KEYS[4]) end
-return granted(fence, KEYS[5], ARGV[1], ARGV[6] ~= '0')
+if before == '' or before == ARGV[1] then before = nil end
+return granted(fence, leaves(KEYS[5], ARGV[1], ARGV[6] ~= '0'), {before})

@@ -8,14 +8,18 @@
 --       7 size
 --       8 server's time after which the caller has left, µs: the error LATE, with the time
 --
--- Returns the fence if this token holds a place, also when it asks again; or {held, fence, 0, 0, 0, 1}
--- if it is to be woken, and is not among the waiting any more. Otherwise it returns
---   {busy, number, ahead, last, age, added}
+-- Returns the fence if this token holds a place, also when it asks again; or
+--   {held, fence, 0, 0, 0, missed, expired…}
+--           missed  = 1 if it is to be woken, and is not among the waiting any more
+--           expired = tokens whose leases ended without a release, and were found now
+-- Otherwise it returns
+--   {busy, number, ahead, last, age, added, holder, expired…}
 --           number = what is left of the lease that ends next, ms
 --           ahead  = 0 if this attempt has the reservation, -1 if not
 --           last   = the last fence; age = time since its grant, µs
 --           added  = 1 if this attempt is among the waiting, and was not before
---   {kept, number, ahead, last, age, added} the only free place is reserved for another waiter
+--           holder = the token of that lease
+--   {kept, number, ahead, last, age, added, waiter, expired…} the only free place is reserved for another waiter
 --           number = what is left of the reservation, ms
 --   {refused, 0} this attempt was abandoned or released before the command arrived
 --
@@ -30,9 +34,11 @@ local ms = math.floor(now / 1000)
 local ended = redis.call('ZSCORE', KEYS[3], ARGV[1])
 if ended and tonumber(ended) > ms then return {'refused', 0} end
 if now > tonumber(ARGV[8]) then return redis.error_reply('LATE ' .. string.format('%.0f', now)) end
+local expired = {}
 for _, dead in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', ms))) do
   redis.call('ZREM', KEYS[1], dead)
   redis.call('HDEL', KEYS[6], dead)
+  if dead ~= ARGV[1] then expired[#expired + 1] = dead end
 end
 
 local taken = redis.call('ZCARD', KEYS[1])
@@ -45,7 +51,7 @@ if size > tonumber(places) then
   sizeUntil = tonumber(redis.call('HGET', KEYS[6], 'sizeUntil') or ms + ARGV[2])
   if sizeUntil > ms then places = size else sizeUntil = nil end
 end
-local last = tonumber(redis.call('GET', KEYS[2]) or 0)
+local last = lastGrant(redis.call, KEYS[2])
 if not last then return redis.error_reply('FOREIGN the key of the fence holds something else') end
 local next = redis.call('GET', KEYS[4])
 local me = ARGV[5] .. ARGV[1]
@@ -57,8 +63,11 @@ else
   local reserved = next and next ~= me and not (insists and me < next)
   local free = tonumber(places) - taken
   if free < 1 or reserved and free == 1 then
-    local left = redis.call('PTTL', KEYS[4])
-    if free < 1 then left = tonumber(redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2]) - ms end
+    local left, holder = redis.call('PTTL', KEYS[4]), string.sub(next or '', 21)
+    if free < 1 then
+      local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
+      left, holder = tonumber(first[2]) - ms, first[1]
+    end
     if insists and not reserved then
       redis.pcall('SET', KEYS[4], me, 'PX', math.max(left, 0) + ARGV[4])
       next = me
@@ -69,7 +78,9 @@ else
     if ARGV[6] ~= '0' then
       added = awaitWakeUp(KEYS[5], ARGV[1], ARGV[5] ~= '' and ARGV[5] or string.format('%.0f', now), ARGV[6])
     end
-    return {free < 1 and 'busy' or 'kept', math.max(left, 0), next == me and 0 or -1, last, math.max(now - last, 0), added}
+    local reply = {free < 1 and 'busy' or 'kept', math.max(left, 0), next == me and 0 or -1, last, math.max(now - last, 0), added, holder}
+    for _, token in ipairs(expired) do reply[#reply + 1] = token end
+    return reply
   end
 end
 if not fence then
@@ -77,9 +88,10 @@ if not fence then
   redis.call('SET', KEYS[2], string.format('%.0f', fence), 'PX', ARGV[3])
 end
 
+-- The keys outlive the leases by a minute, so that it is noticed if one ends without a release.
 -- In this order a missing permission shows before a key could be left without a TTL.
 local ends = tonumber(redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')[2] or 0)
-ends = string.format('%.0f', math.max(ms + ARGV[2], ends) + 1000)
+ends = string.format('%.0f', math.max(ms + ARGV[2], ends) + 60000)
 redis.call('PEXPIREAT', KEYS[6], ends)
 sizeUntil = string.format('%.0f', sizeUntil or ms + ARGV[2])
 redis.call('HSET', KEYS[6], ARGV[1], string.format('%.0f', fence), 'size', places, 'sizeUntil', sizeUntil)
@@ -91,4 +103,4 @@ if size < tonumber(places) then -- a waiter with the smaller size can have a pla
   local free = places - redis.call('ZCARD', KEYS[1])
   if free > 0 then wakeNext(KEYS[1], KEYS[4], KEYS[5], ARGV[2], free > 1) end
 end
-return granted(fence, KEYS[5], ARGV[1], ARGV[6] ~= '0')
+return granted(fence, leaves(KEYS[5], ARGV[1], ARGV[6] ~= '0'), expired)

@@ -15,7 +15,7 @@ if not ends or ends <= ms then
   return 0
 end
 local last = tonumber(redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')[2])
-last = string.format('%.0f', math.max(last, ms + ARGV[2]) + 1000)
+last = string.format('%.0f', math.max(last, ms + ARGV[2]) + 60000)
 -- First this: without memory Redis lets a script go on after a write that needs none.
 redis.call('PEXPIREAT', KEYS[1], last)
 redis.call('PEXPIREAT', KEYS[3], last)

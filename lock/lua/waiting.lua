@@ -37,10 +37,9 @@ local function awaitWakeUp(waiting, token, since, life)
   return added
 end
 
--- Returns the reply to an attempt that gets the lock.
-local function granted(fence, waiting, token, listens)
-  if redis.pcall('ZREM', waiting, token) == 0 and listens then return {'held', fence, 0, 0, 0, 1} end
-  return fence
+-- Takes an attempt that gets the lock out of the waiting. Returns whether a release has done so before.
+local function leaves(waiting, token, listens)
+  return redis.pcall('ZREM', waiting, token) == 0 and listens
 end
 
 -- Wakes the waiter that can have a place that is free now: the one with the reservation, which lives

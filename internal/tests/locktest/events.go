@@ -19,7 +19,7 @@ type Events struct {
 
 // An Event is one call of a Trace.
 type Event struct {
-	What string // acquired, released, lost, renewed, waited, or the op of a RedisError
+	What string // acquired, released, lost, renewed, expired, waited, or the op of a RedisError
 	At   time.Time
 	lock.LeaseInfo
 }
@@ -30,7 +30,8 @@ func (e *Events) Trace() *lock.Trace {
 		return func(_ context.Context, info lock.LeaseInfo) { e.add(what, info) }
 	}
 	return &lock.Trace{
-		Acquired: on("acquired"), Released: on("released"), Lost: on("lost"), Renewed: on("renewed"), Waited: on("waited"),
+		Acquired: on("acquired"), Released: on("released"), Lost: on("lost"), Renewed: on("renewed"),
+		Expired: on("expired"), Waited: on("waited"),
 		RedisError: func(_ context.Context, op string, err error) { e.add(op, lock.LeaseInfo{Err: err}) },
 	}
 }

@@ -18,7 +18,7 @@ func Scripts() fs.FS {
 	names, _ := fs.Glob(files, "*_*.lua") // the pattern is correct
 	scripts := make(fstest.MapFS)
 	for _, name := range names {
-		scripts[name] = &fstest.MapFile{Data: []byte(read(files, "waiting.lua") + read(files, "ended.lua") + read(files, name))}
+		scripts[name] = &fstest.MapFile{Data: []byte(read(files, "waiting.lua") + read(files, "fence.lua") + read(files, "ended.lua") + read(files, name))}
 	}
 	return scripts
 }

@@ -1,6 +1,8 @@
 package lock_test
 
 import (
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -155,7 +157,8 @@ func (p proxied) direct() *locktest.Locker {
 
 // fence returns the last fence, by the server.
 func (p proxied) fence() int64 {
-	n, _ := p.s.Admin().Get(p.t.Context(), locktest.Key(p.name)+":fence").Int64()
+	number, _, _ := strings.Cut(p.s.Admin().Get(p.t.Context(), locktest.Key(p.name)+":fence").Val(), " ")
+	n, _ := strconv.ParseInt(number, 10, 64)
 	return n
 }
 
