@@ -7,6 +7,7 @@ import (
 	"runtime/debug"
 	"slices"
 
+	"github.com/singlefill/singlefill/internal/fill"
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/foreign"
@@ -21,6 +22,13 @@ var (
 	// ErrNotFound is returned by a [Loader], bare or wrapped, if the source has no such value. Get
 	// and GetOrLoad return it for [Options.NotFoundTTL].
 	ErrNotFound = value.ErrNotFound
+
+	// ErrNoStale marks an error of a [Loader] that all callers must see: one that is or wraps ErrNoStale
+	// is returned to every caller, here and in other processes, where no old value takes its place
+	// whatever the stale windows are. The old value is removed as by Delete, also if the load was a
+	// refresh. If Redis does not answer then, it stays there, and LoadInfo.StoreErr has the reason, or
+	// LoadInfo.Unlocked is set. In a panic it means nothing. docs/stale.md says which errors to mark.
+	ErrNoStale = fill.ErrNoStale
 
 	// ErrEmptyKey is returned by every method that takes keys, for the empty one, before it sends a
 	// command.
@@ -70,6 +78,7 @@ func (e *PanicError) Unwrap() error {
 type RemoteError struct {
 	Key, Message string
 	sentinel     error
+	noStale      bool
 }
 
 func (e *RemoteError) Error() string {
@@ -78,6 +87,9 @@ func (e *RemoteError) Error() string {
 
 // Unwrap returns the error of Options.Errors that the load failed with, or nil.
 func (e *RemoteError) Unwrap() error { return e.sentinel }
+
+// Is reports whether target is [ErrNoStale] and the error of the load was or wrapped it.
+func (e *RemoteError) Is(target error) bool { return e.noStale && target == ErrNoStale }
 
 // sentinels are Options.Errors, ordered by name.
 type sentinels []sentinel
@@ -106,10 +118,10 @@ func (s sentinels) remoteError(key, record string) error {
 	case "":
 		return &RemoteError{Key: key, Message: "its value could not be stored"}
 	}
-	name, text := filllock.ParseFailure(record)
-	remote := &RemoteError{Key: key, Message: text}
+	f := filllock.ParseFailure(record)
+	remote := &RemoteError{Key: key, Message: f.Text, noStale: f.NoStale}
 	for _, known := range s {
-		if name == known.name {
+		if f.Name == known.name {
 			remote.sentinel = known.err
 		}
 	}

@@ -195,6 +195,26 @@ func ExampleRemoteError() {
 	// tea price service is down the same error: false
 }
 
+// Old values hide errors of the source. ErrNoStale marks one that is an answer.
+func Example_errNoStale() {
+	names, stop := embeddedCache("names", time.Hour, &singlefill.Options[string]{StaleIfError: time.Hour, RetryAfter: -1})
+	defer stop()
+
+	ctx := context.Background()
+	if err := errors.Join(names.Set(ctx, "42", "Ada"), names.Expire(ctx, "42")); err != nil {
+		fmt.Println(err)
+	}
+	errDown, errSuspended := errors.New("503 Service Unavailable"), errors.New("403 Forbidden")
+	for _, err := range []error{errDown, fmt.Errorf("%w (%w)", errSuspended, singlefill.ErrNoStale), errDown} {
+		name, err := names.GetOrLoad(ctx, "42", func(context.Context, string) (string, error) { return "", err })
+		fmt.Printf("%q %v\n", name, err)
+	}
+	// Output:
+	// "Ada" <nil>
+	// "" 403 Forbidden (singlefill: no stale value may be served)
+	// "" 503 Service Unavailable
+}
+
 // While Redis does not answer, each process asks the source, once at a time per key. Delete returns an
 // error.
 func Example_redisIsDown() {

@@ -35,7 +35,7 @@ type Loader[T any] func(ctx context.Context, key string) (T, error)
 //
 // A value that expires soon, or is stale within [Options.StaleWhileRevalidate], is returned at
 // once, and load may run in the background. A value within [Options.StaleIfError] is returned in
-// place of an error of load, and when the deadline of ctx comes first.
+// place of an error of load, unless that is [ErrNoStale], and when the deadline of ctx comes first.
 //
 // While Redis does not answer, load still runs once at a time per process; its value is returned
 // and not stored. GetOrLoad never returns an error of Redis.
@@ -90,7 +90,7 @@ func (u user) Returned(key string, v any, err error) (o fill.Outcome) {
 	if o.Value, o.Err = v, err; err == nil {
 		o.Life = u.store.LifeOf(key, v) // by Options.TTLFunc
 	} else {
-		o.NotFound, o.Text = isNotFound(err), foreign.Text(err)
+		o.NotFound, o.NoStale, o.Text = isNotFound(err), says(err, ErrNoStale), foreign.Text(err)
 	}
 	return o
 }
@@ -114,10 +114,13 @@ func (u user) NameOf(err error) string { return u.errors.nameOf(err) }
 
 func (u user) RemoteError(key, record string) error { return u.errors.remoteError(key, record) }
 
-// isNotFound reports whether the source has no such value. A panic says nothing about the source,
+// isNotFound reports whether the source has no such value.
+func isNotFound(err error) bool { return says(err, ErrNotFound) }
+
+// says reports whether an error of a Loader is or wraps what. A panic says nothing about the source,
 // whatever its argument. A panic of a ManyLoader arrives as an error.
-func isNotFound(err error) (is bool) {
+func says(err, what error) (is bool) {
 	defer func() { _ = recover() }() // of a method of err
 	_, panicked := errors.AsType[*PanicError](err)
-	return !panicked && errors.Is(err, ErrNotFound)
+	return !panicked && errors.Is(err, what)
 }

@@ -58,7 +58,8 @@ type Options[T any] struct {
 
 	// StaleIfError is how long after it has expired a value is returned if its load fails, panics
 	// or takes longer than LoadTimeout, and to a caller whose deadline comes before the load ends,
-	// if that was 10 ms and a round trip away. At least 1 ms. Default: off.
+	// if that was 10 ms and a round trip away. Not in place of [ErrNoStale]. At least 1 ms. Default:
+	// off.
 	StaleIfError time.Duration
 
 	// StaleAfter is how long a load may be in flight, in any process, until its callers get a value

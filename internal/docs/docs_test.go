@@ -205,7 +205,7 @@ func (DB) Users(ctx context.Context, ids []string) (users map[string]User, err e
 
 var db DB
 
-var ErrNoUser error
+var ErrNoUser, ErrSuspended error
 
 type Cache interface {
 	User(ctx context.Context, id string) (User, error)

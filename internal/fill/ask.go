@@ -2,6 +2,7 @@ package fill
 
 import (
 	"context"
+	"errors"
 	"runtime/pprof"
 	"time"
 
@@ -232,7 +233,8 @@ func (x *filling) follow(ctx context.Context, next step, reply filllock.Reply, s
 		x.wait.Found()
 		// Callers that had joined when the lock was last seen held have waited for that load.
 		err := x.User.RemoteError(x.fill.Key, reply.Text)
-		x.end(ctx, &Result{Found: value.Found{Err: err}, Failed: err != value.ErrNotFound}, a.lastAsked)
+		r := &Result{Found: value.Found{Err: err}, Failed: err != value.ErrNotFound, NoStale: errors.Is(err, ErrNoStale)}
+		x.end(ctx, r, a.lastAsked)
 		return ended
 	case takeLock:
 		if x.slot.Held() {

@@ -21,6 +21,7 @@ import (
 	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
+	"github.com/singlefill/singlefill/internal/revoke"
 	"github.com/singlefill/singlefill/internal/tags"
 	"github.com/singlefill/singlefill/internal/value"
 	"github.com/singlefill/singlefill/internal/wait"
@@ -35,6 +36,7 @@ type Parts struct {
 	Slots   *flight.Slots
 	User    User
 	Events  *event.Sink
+	Keys    *revoke.Keys
 	Closing <-chan struct{}
 
 	LockTTL     time.Duration

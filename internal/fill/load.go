@@ -2,6 +2,7 @@ package fill
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -54,7 +55,11 @@ type Outcome struct {
 	Err      error
 	Text     string // of Err
 	NotFound bool   // Err is ErrNotFound or wraps it
+	NoStale  bool   // Err is ErrNoStale or wraps it
 }
+
+// ErrNoStale is the public error of this name.
+var ErrNoStale = errors.New("singlefill: no stale value may be served")
 
 // A load is a running load, and what of it must end with it.
 type load struct {

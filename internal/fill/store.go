@@ -18,6 +18,7 @@ import (
 type Result struct {
 	value.Found
 	Failed     bool         // Err is the failure of a load
+	NoStale    bool         // and no old value may be served in its place
 	Unverified bool         // Redis did not tell whether the value was invalidated while it was loaded
 	Old        *value.Found // fallback in place of Err; nil: there is none
 	OldSince   flight.Stamp // the key is known to have held Old as of this stamp
@@ -38,7 +39,7 @@ func (o *outcome) failed() bool { return o.Err != nil && !o.NotFound }
 
 func (o *outcome) result() Result {
 	found := value.Found{Value: o.Value, Entry: o.entry, At: o.entry.WrittenAt, Freshness: value.Fresh, Err: o.Err}
-	return Result{Found: found, Failed: o.failed()}
+	return Result{Found: found, Failed: o.failed(), NoStale: o.NoStale}
 }
 
 // store is the last turn of a load.
@@ -64,6 +65,9 @@ func (x *filling) share(ctx context.Context) {
 		validFrom = x.Fills.Now() // callers that joined during the load have waited for its failure
 	}
 	r.Unverified = true
+	if o.NoStale {
+		x.Store.Forget(x.fill.Key)
+	}
 	x.end(ctx, &r, validFrom)
 }
 
@@ -91,21 +95,20 @@ func (x *filling) commit(ctx context.Context) {
 			}
 		})
 	}
+	x.dropped(ctx, note, ours || err != nil, err)
 	switch {
 	case err == nil && ours: // this proves that the key has not been invalidated since the load began
-		if !o.info.Stored && note.Drop {
-			x.Store.Forget(x.fill.Key) // Redis has just dropped the old value
-		}
 		x.oldSince = stamp
 		x.end(ctx, &r, stamp)
-	case r.Failed && !x.Store.Servable(&x.old.Found): // callers that joined during the load have waited for its failure
+	case r.Failed && !x.mayServeOld(): // callers that joined during the load have waited for its failure
 		x.end(ctx, &r, stamp)
 	default:
 		r.Unverified = err != nil
 		x.end(ctx, &r, x.load.began)
 	}
 	if client.Unreachable(err) { // once more, or for the first time, now that no caller waits
-		_, err = x.storeOrRelease(ctx, o, data, note)
+		ours, err = x.storeOrRelease(ctx, o, data, note)
+		x.dropped(ctx, note, ours || err != nil, err)
 	}
 	// A value that the server never accepts, for example one that is too large, must not keep the
 	// lock, nor must a server that refuses writes for a moment.
@@ -125,7 +128,8 @@ func (x *filling) encode(o *outcome) (data []byte, note filllock.ReleaseNote) {
 	case foreign.Is(o.Err, flight.ErrClosed):
 		return nil, note // this process is closing; other processes can still load
 	default:
-		note.Failure = filllock.FailureRecord(x.User.NameOf(o.Err), o.Text)
+		note.Failure = filllock.Failure{Name: x.User.NameOf(o.Err), Text: o.Text, NoStale: o.NoStale}.Record()
+		note.Drop = o.NoStale
 		return nil, note
 	}
 	o.entry.NotFound, o.entry.LoadTime, o.entry.WrittenAt = o.NotFound, o.info.Duration, time.Now()
@@ -145,6 +149,21 @@ func (x *filling) encode(o *outcome) (data []byte, note filllock.ReleaseNote) {
 	}
 	return data, note
 }
+
+// dropped makes memory forget the old value if Redis has dropped it, or may have: the release has been answered with
+// err. With ErrNoStale other processes must forget it, too.
+func (x *filling) dropped(ctx context.Context, note filllock.ReleaseNote, maybe bool, err error) {
+	if !note.Drop || !maybe {
+		return
+	}
+	x.Store.Forget(x.fill.Key)
+	if x.outcome.NoStale {
+		x.outcome.info.StoreErr = x.Keys.Record(ctx, []filllock.Pair{x.lock.Keys}, err)
+	}
+}
+
+// mayServeOld reports whether there is an old value that may be served in place of the outcome, a failure.
+func (x *filling) mayServeOld() bool { return !x.outcome.NoStale && x.Store.Servable(&x.old.Found) }
 
 // takeTags takes the tags of what a load has brought.
 func (x *filling) takeTags(o *outcome) (err error) {

@@ -44,6 +44,8 @@ func (c *Reader) settle(ctx context.Context, m *miss, r *fill.Result, verdict fl
 		return c.deliver(ctx, m.Lookup.Key, &r.Found, origin{shared: true}), true
 	case ctx.Err() == nil:
 		return answer{}, false
+	case r != nil && r.NoStale:
+		return answer{err: ctx.Err()}, true
 	default:
 		if old, from = c.fallback(m, nil, flight.Left, ctx.Err()); old == nil {
 			return answer{err: ctx.Err()}, true
@@ -71,7 +73,7 @@ func (c *Reader) fallback(m *miss, r *fill.Result, verdict flight.Verdict, ended
 	switch {
 	case verdict == flight.Left && ended == context.DeadlineExceeded:
 		old, from.own, from.failure = &m.Found, m.from.own, ended
-	case r == nil || !r.Failed:
+	case r == nil || !r.Failed || r.NoStale:
 		return nil, from
 	case m.Before(r.OldSince):
 		old, from.failure = r.Old, r.Err

@@ -1,0 +1,293 @@
+package stale_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
+)
+
+var (
+	errSuspended = errors.New("the user is suspended")
+	errForbidden = fmt.Errorf("%w (%w)", errSuspended, singlefill.ErrNoStale)
+)
+
+// noStaleOptions are those of a cache that serves old values for an hour in place of an error.
+func noStaleOptions() *singlefill.Options[string] {
+	opts := cachetest.StaleOptions(0, time.Hour)
+	opts.Errors = map[string]error{"suspended": errSuspended}
+	return opts
+}
+
+// wantForbidden wants the error of another process.
+func wantForbidden(t testing.TB, what string, a cachetest.Answer) {
+	t.Helper()
+	remote, ok := errors.AsType[*singlefill.RemoteError](a.Err)
+	if !ok || remote.Message != errForbidden.Error() || !errors.Is(a.Err, singlefill.ErrNoStale) || !errors.Is(a.Err, errSuspended) {
+		t.Errorf("%s: got %+v, want the failure of the other process", what, a)
+	}
+}
+
+// An error that is or wraps ErrNoStale is returned to all that wait, here unchanged, and the old value is gone in
+// all processes: a later failure of another kind is not hidden by it either.
+//
+//fault:failed-load
+func TestErrNoStale_IsSeenByAll(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		fleet := cachetest.NewCaches(t, m, "ns", 2, noStaleOptions())
+		here, there := fleet[0], fleet[1]
+		cachetest.SetStale(t, here, "k", "old", time.Second)
+		src := cachetest.NewSource[string](t)
+		first := cachetest.GoAsk(t.Context(), here, "k", src.Load)
+		load := src.Next(t)
+		second, remote := cachetest.GoAsk(t.Context(), here, "k", src.Load), cachetest.GoAsk(t.Context(), there, "k", src.Load)
+		time.Sleep(time.Second)
+		load.Fail(errForbidden)
+		for what, answer := range map[string]<-chan cachetest.Answer{"the first": first, "the second": second} {
+			if a := cachetest.Receive(t, what, answer); a.Err != errForbidden || a.Value != "" || a.Info != (singlefill.ValueInfo{}) {
+				t.Errorf("%s: got %+v, want the error itself", what, a)
+			}
+		}
+		wantForbidden(t, "elsewhere", cachetest.Receive(t, "elsewhere", remote))
+		cachetest.WantStored(t, rdb, "ns", "k", "")
+		cachetest.WantUnlocked(t, rdb, "ns", "k")
+		for _, c := range fleet {
+			if a := cachetest.Ask(t.Context(), c, "k", cachetest.Fails[string](cachetest.ErrSource)); a.Err != cachetest.ErrSource {
+				t.Errorf("a later failure: got %+v, want it", a)
+			}
+			if s := c.Stats(); s.Stale != 0 {
+				t.Errorf("%d stale values served", s.Stale)
+			}
+		}
+	})
+}
+
+// A caller that holds the old value, and learns of a failure that began before its call, reads again.
+func TestErrNoStale_LateWaiter(t *testing.T) {
+	for _, ended := range []bool{false, true} { // the context of the caller
+		cachetest.RunInBubble(t, fmt.Sprintf("ended %v", ended), func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			here := cachetest.NewCaches(t, m, "ns", 1, noStaleOptions())[0]
+			opts := noStaleOptions()
+			opts.StaleAfter = 50 * time.Minute // a caller with an old value is in no hurry, and does not wake the fill
+			there := cachetest.NewCaches(t, m, "ns", 1, opts)[0]
+			cachetest.SetStale(t, here, "k", "old", time.Second)
+			src := cachetest.NewSource[string](t)
+			cachetest.GoAsk(t.Context(), here, "k", src.Load)
+			load := src.Next(t)
+			early := cachetest.GoAsk(t.Context(), there, "k", cachetest.MustNotLoad[string](t))
+			time.Sleep(time.Second)
+			ctx := &endingContext{Context: t.Context()}
+			late := cachetest.GoAsk(ctx, there, "k", cachetest.Gives("new"))
+			synctest.Wait()
+			ctx.ended.Store(ended)
+			load.Fail(errForbidden)
+			wantForbidden(t, "the early caller", cachetest.Receive(t, "early", early))
+			a := cachetest.Receive(t, "late", late)
+			if ended {
+				if a.Err != context.DeadlineExceeded {
+					t.Errorf("got %+v, want the error of the context", a)
+				}
+			} else if a.Value != "new" || a.Err != nil {
+				t.Errorf("got %+v, want the new value", a)
+			}
+		})
+	}
+}
+
+// An endingContext has ended when its flag says so. That wakes no caller.
+type endingContext struct {
+	context.Context
+	ended atomic.Bool
+}
+
+func (c *endingContext) Err() error {
+	if c.ended.Load() {
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
+// After a refresh in the background has failed with ErrNoStale no call gets the old value, in any process.
+//
+//fault:failed-load
+func TestErrNoStale_Refresh(t *testing.T) {
+	t.Parallel()
+	for kind, old := range cachetest.RefreshKinds {
+		for _, where := range []string{"here", "elsewhere"} {
+			t.Run(kind+", "+where, func(t *testing.T) {
+				t.Parallel()
+				cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+					r := beginRefresh(t, rdb, look, old("v0"))
+					r.load.Fail(errForbidden)
+					redistest.Await(t, "the old value is gone", func() bool {
+						_, found := cachetest.Stored(t, look, r.ns+":{k}")
+						return !found
+					})
+					cachetest.AwaitSeen(t, rdb, look, r.ns, "k")
+					next := cachetest.GoGet(t.Context(), r.by(where), "k", r.src.Load) // RetryAfter is an hour
+					r.src.Next(t).Give("v1")
+					next.Want(t, "v1")
+					if s := r.Stats(); s.LoadErrors != 1 || s.Refreshes != 1 || s.StoreErrors != 0 {
+						t.Errorf("%+v, want one refresh, which failed", s)
+					}
+				})
+			})
+		}
+	}
+}
+
+// The memory of other processes forgets the old value, as after a Delete.
+//
+//fault:failed-load
+func TestErrNoStale_Near(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		opts := cachetest.StaleOptions(time.Hour, 0)
+		opts.Near = &singlefill.Near{MaxLag: time.Second}
+		var deaf atomic.Bool // rdb does not get the log
+		rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+			if cmds[0].Name() == "xrange" && deaf.Load() {
+				return refusal("NOPERM no log")
+			}
+			return nil
+		}))
+		fleet := append(cachetest.NewCaches(t, m, "ns", 1, opts), cachetest.NewCacheIn(t, rdb, "ns", opts))
+		there, here := fleet[0], fleet[1]
+		cachetest.PutEntry(t, rdb, "ns", "k", cachetest.RefreshKinds["stale"]("old"), time.Hour)
+		for _, c := range fleet {
+			for c.Stats().NearStale == 0 { // Get begins no refresh
+				v, err := c.Get(t.Context(), "k")
+				cachetest.WantValue(t, v, err, "old")
+				time.Sleep(10 * time.Millisecond)
+			}
+		}
+		deaf.Store(true)
+		cachetest.GoGet(t.Context(), here, "k", cachetest.Fails[string](errForbidden)).Want(t, "old")
+		synctest.Wait() // until it has been refreshed
+		if age := here.Stats().NearAge; age < 0 || age >= time.Second {
+			t.Fatalf("memory has no proof: its age is %v", age)
+		}
+		if a := cachetest.Ask(t.Context(), here, "k", cachetest.Fails[string](errForbidden)); a.Err != errForbidden {
+			t.Errorf("the next call here: %+v, want the error", a)
+		}
+		time.Sleep(time.Second)
+		if a := cachetest.Ask(t.Context(), there, "k", cachetest.Fails[string](errForbidden)); a.Err != errForbidden {
+			t.Errorf("elsewhere, MaxLag later: %+v, want the error", a)
+		}
+	})
+}
+
+// While Redis does not answer, what memory has does not take the place of the error either, nor that of a later one.
+func TestErrNoStale_RedisAway(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	p := redistest.NewProxy(t, s.Addr)
+	opts := noStaleOptions()
+	opts.Near, opts.RedisTimeout = &singlefill.Near{MaxLag: 50 * time.Millisecond}, 100*time.Millisecond
+	c, err := singlefill.New(p.Client(t), redistest.Namespace(t), time.Hour, opts)
+	redistest.Must(t, err)
+	defer c.Close()
+	redistest.Await(t, "k is served from memory", func() bool {
+		_, _ = c.GetOrLoad(t.Context(), "k", cachetest.Gives("old"))
+		return c.Stats().NearHits > 0
+	})
+	p.BlackHole(true)
+	redistest.Await(t, "memory is not proven any more", func() bool { return c.Stats().NearAge > 50*time.Millisecond })
+	if a := cachetest.Ask(t.Context(), c, "k", cachetest.Fails[string](cachetest.ErrSource)); a.Value != "old" || a.Err != nil {
+		t.Fatalf("got %+v, want what memory has", a)
+	}
+	for _, failure := range []error{errForbidden, cachetest.ErrSource} {
+		if a := cachetest.Ask(t.Context(), c, "k", cachetest.Fails[string](failure)); a.Err != failure {
+			t.Errorf("got %+v, want the error %v", a, failure)
+		}
+	}
+	p.BlackHole(false)
+}
+
+// If the old value cannot be removed, the callers get the error, and LoadDone why.
+func TestErrNoStale_ReleaseUnanswered(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		var info singlefill.LoadInfo
+		opts := noStaleOptions()
+		opts.Trace = &singlefill.Trace{LoadDone: func(_ context.Context, i singlefill.LoadInfo) { info = i }}
+		c := cachetest.NewCaches(t, m, "ns", 1, opts)[0]
+		cachetest.SetStale(t, c, "k", "old", time.Second)
+		src := cachetest.NewSource[string](t)
+		early := cachetest.GoAsk(t.Context(), c, "k", src.Load)
+		load := src.Next(t)
+		late := cachetest.GoAsk(t.Context(), c, "k", src.Load)
+		synctest.Wait()
+		m.SetError("LOADING Redis is loading the dataset in memory")
+		load.Fail(errForbidden)
+		for what, answer := range map[string]<-chan cachetest.Answer{"early": early, "late": late} {
+			if a := cachetest.Receive(t, what, answer); a.Err != errForbidden {
+				t.Errorf("%s: got %+v, want the error", what, a)
+			}
+		}
+		time.Sleep(time.Minute) // the release is tried again, for RedisTimeout
+		m.SetError("")
+		if info.Err != errForbidden || info.StoreErr == nil {
+			t.Errorf("LoadDone was called with %+v, want both errors", info)
+		}
+	})
+}
+
+// What has been stored while the load ran is not removed.
+func TestErrNoStale_SetDuringTheLoad(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		fleet := cachetest.NewCaches(t, m, "ns", 2, noStaleOptions())
+		cachetest.SetStale(t, fleet[0], "k", "old", time.Second)
+		src := cachetest.NewSource[string](t)
+		call := cachetest.GoAsk(t.Context(), fleet[0], "k", src.Load)
+		load := src.Next(t)
+		redistest.Must(t, fleet[1].Set(t.Context(), "k", "set"))
+		load.Fail(errForbidden)
+		if a := cachetest.Receive(t, "the call", call); a.Err != errForbidden {
+			t.Errorf("got %+v, want the error", a)
+		}
+		cachetest.WantStored(t, rdb, "ns", "k", "set")
+	})
+}
+
+// ErrNoStale counts for the keys that have it, and not in a panic, which says nothing about the source.
+func TestErrNoStale_OnlyReturned(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCacheIn(t, rdb, "ns", noStaleOptions())
+		for _, key := range []string{"k", "other"} {
+			cachetest.PutEntry(t, rdb, "ns", key, entry.Entry{
+				FreshUntil: time.Now().Add(-time.Second), WrittenAt: time.Now().Add(-time.Minute), Payload: []byte("old " + key),
+			}, time.Hour)
+		}
+		a := cachetest.Ask(t.Context(), c, "k", func(context.Context, string) (string, error) { panic(errForbidden) })
+		if a.Value != "old k" || a.Err != nil || !errors.Is(a.Info.Err, errForbidden) {
+			t.Errorf("a panic: got %+v, want the old value", a)
+		}
+		time.Sleep(2 * time.Second) // RetryAfter
+		got, err := c.GetOrLoadMany(t.Context(), []string{"k"}, func(context.Context, []string) (map[string]string, error) {
+			panic(errForbidden)
+		})
+		if err != nil || got["k"] != "old k" {
+			t.Errorf("a panic of a ManyLoader: got %q, %v; want the old value", got, err)
+		}
+		time.Sleep(2 * time.Second)
+		got, err = c.GetOrLoadMany(t.Context(), []string{"k", "other"}, func(context.Context, []string) (map[string]string, error) {
+			return nil, &singlefill.ManyError{Errs: map[string]error{"k": errForbidden, "other": cachetest.ErrSource}}
+		})
+		many, ok := errors.AsType[*singlefill.ManyError](err)
+		if !ok || len(many.Errs) != 1 || many.Errs["k"] != errForbidden || len(got) != 1 || got["other"] != "old other" {
+			t.Errorf("many: got %q, %v; want the old value and the error", got, err)
+		}
+		cachetest.WantStored(t, rdb, "ns", "k", "")
+		cachetest.WantStored(t, rdb, "ns", "other", "old other")
+	})
+}
