@@ -104,6 +104,45 @@ func ExampleNew() {
 	// Output: singlefill: Options.Jitter is 2: a fraction below 1 is allowed, or a negative number for none
 }
 
+// Two environments share a Redis: all caches and locks of a program begin with its prefix. Clear of a namespace
+// leaves those alone that begin with its name.
+func ExampleNew_prefix() {
+	rdb, stop := embeddedRedis()
+	defer stop()
+	ctx := context.Background()
+	for _, namespace := range []string{"production:users", "staging:users:old", "staging:users"} {
+		c, err := singlefill.New[string](rdb, namespace, time.Hour, nil)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		defer c.Close()
+		if err := c.Set(ctx, "42", "Ada"); err != nil {
+			fmt.Println(err)
+		}
+		if namespace == "staging:users" {
+			fmt.Println(c.Clear(ctx))
+		}
+	}
+	report, err := lock.NewMutex(rdb, "staging:report", nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	err = report.Do(ctx, func(context.Context) error {
+		for _, pattern := range []string{"*:{42}", "{*}:lock"} {
+			fmt.Println(rdb.Keys(ctx, pattern).Val())
+		}
+		return nil
+	})
+	fmt.Println(err)
+	// Output:
+	// <nil>
+	// [production:users:{42} staging:users:old:{42}]
+	// [{staging:report}:lock]
+	// <nil>
+}
+
 // A load goes on when the request that started it has ended. Close waits until the load has been
 // stored for the next process. Close the server first, then the cache, then the client.
 func ExampleCache_Close() {

@@ -246,7 +246,7 @@ func use(...any) {}
 `
 	var imports strings.Builder
 	for _, pkg := range []string{
-		"context", "crypto/sha256", "database/sql", "encoding/hex", "errors", "log/slog", "net/http", "time", "github.com/prometheus/client_golang/prometheus",
+		"context", "crypto/sha256", "database/sql", "encoding/hex", "errors", "log/slog", "net/http", "os", "time", "github.com/prometheus/client_golang/prometheus",
 		"github.com/prometheus/client_golang/prometheus/promhttp", "github.com/redis/go-redis/v9", "github.com/singlefill/singlefill",
 		"github.com/singlefill/singlefill/lock",
 	} {
