@@ -111,7 +111,7 @@ func newRooms(rdb redis.UniversalClient, namespace string, s settings, typ *valu
 	slots, calls := flight.NewSlots(s.maxLoads, leases), user{store, s.errors}
 	filler := fill.New(fill.Parts{
 		Client: redis, Store: store, Tags: index, Fills: fills, Slots: slots, User: calls, Events: events, Keys: keys, Closing: closing,
-		LockTTL: s.lockTTL, LoadTimeout: s.loadTimeout, RetryAfter: s.retryAfter,
+		LockTTL: s.lockTTL, LoadTimeout: s.loadTimeout, RetryAfter: s.retryAfter, FailureTTL: s.failureTTL,
 	})
 	reader := read.New(read.Parts{
 		Client: redis, Store: store, Reads: reads, Fills: fills, Filler: filler, Slots: slots, User: calls, Events: events,

@@ -254,6 +254,30 @@ func Example_errNoStale() {
 	// "" 503 Service Unavailable
 }
 
+// With FailureTTL a source that fails is left alone for a while, also by calls that have nothing to serve.
+func ExampleOptions_failureTTL() {
+	errDown := errors.New("503 Service Unavailable")
+	names, stop := embeddedCache("names", time.Hour, &singlefill.Options[string]{
+		FailureTTL: time.Minute, Errors: map[string]error{"down": errDown},
+	})
+	defer stop()
+
+	ctx := context.Background()
+	load := func(context.Context, string) (string, error) {
+		fmt.Println("asking the source")
+		return "", errDown
+	}
+	for range 3 {
+		_, err := names.GetOrLoad(ctx, "42", load)
+		fmt.Println(errors.Is(err, errDown))
+	}
+	// Output:
+	// asking the source
+	// true
+	// true
+	// true
+}
+
 // While Redis does not answer, each process asks the source, once at a time per key. Delete returns an
 // error.
 func Example_redisIsDown() {

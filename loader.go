@@ -91,6 +91,8 @@ func (u user) Returned(key string, v any, err error) (o fill.Outcome) {
 		o.Life = u.store.LifeOf(key, v) // by Options.TTLFunc
 	} else {
 		o.NotFound, o.NoStale, o.Text = isNotFound(err), says(err, ErrNoStale), foreign.Text(err)
+		_, isPanic := errors.AsType[*PanicError](err)
+		o.Passing = isPanic || foreign.Is(err, context.Canceled) || foreign.Is(err, context.DeadlineExceeded)
 	}
 	return o
 }
@@ -105,7 +107,7 @@ func (u user) LoadMany(ctx context.Context, keys []string, load fill.ManyLoader)
 
 func (user) Panicked(p any) fill.Outcome {
 	err := panicked(p)
-	return fill.Outcome{Err: err, Text: foreign.Text(err)}
+	return fill.Outcome{Err: err, Text: foreign.Text(err), Passing: true}
 }
 
 func (user) IsNotFound(err error) bool { return isNotFound(err) }

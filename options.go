@@ -71,6 +71,12 @@ type Options[T any] struct {
 	// 1 ms. Default: 1 s; negative: off.
 	RetryAfter time.Duration
 
+	// FailureTTL is how long the fleet remembers that a load has failed: calls without a value to serve
+	// get a [*RemoteError] in place of a load, also in the process that loaded. Panics, errors of a
+	// context, LoadTimeout and ErrClosed are not remembered. Delete, Set, Expire and Clear of the key
+	// end it. While Redis does not answer it does not hold. At least 1 ms. Default: off.
+	FailureTTL time.Duration
+
 	// LockTTL is the life of the fill lock, which is renewed while a load runs: the time after
 	// which a dead holder is replaced. More than 3 × RedisTimeout and less than LoadTimeout.
 	// Default: 5 s.
@@ -143,6 +149,7 @@ func OptionsFor[T, From any](o *Options[From]) *Options[T] {
 		StaleIfError:         o.StaleIfError,
 		StaleAfter:           o.StaleAfter,
 		RetryAfter:           o.RetryAfter,
+		FailureTTL:           o.FailureTTL,
 		LockTTL:              o.LockTTL,
 		LoadTimeout:          o.LoadTimeout,
 		RedisTimeout:         o.RedisTimeout,
@@ -162,6 +169,7 @@ type settings struct {
 	codec         Codec
 	staleAfter    time.Duration // 0: off
 	retryAfter    time.Duration // 0: off
+	failureTTL    time.Duration // 0: off
 	lockTTL       time.Duration
 	loadTimeout   time.Duration
 	redisTimeout  time.Duration
@@ -198,6 +206,7 @@ func resolve(rdb redis.UniversalClient, namespace string, ttl time.Duration, opt
 		codec:         opts.Codec,
 		staleAfter:    max(0, opts.StaleAfter),
 		retryAfter:    max(0, orDefault(opts.RetryAfter, time.Second)),
+		failureTTL:    max(0, opts.FailureTTL),
 		lockTTL:       orDefault(opts.LockTTL, 5*time.Second),
 		loadTimeout:   orDefault(opts.LoadTimeout, 30*time.Second),
 		redisTimeout:  orDefault(opts.RedisTimeout, 500*time.Millisecond),
@@ -243,6 +252,8 @@ func (s settings) check(opts *Options[any]) error {
 		return fmt.Errorf("singlefill: Options.StaleAfter is %v and StaleIfError is off: it is allowed with StaleIfError only", s.staleAfter)
 	case s.retryAfter > 0 && s.retryAfter < time.Millisecond:
 		return fmt.Errorf("singlefill: Options.RetryAfter is %v: at least 1ms is allowed, or a negative one for none", s.retryAfter)
+	case s.failureTTL > 0 && s.failureTTL < time.Millisecond:
+		return fmt.Errorf("singlefill: Options.FailureTTL is %v: at least 1ms is allowed, or 0 for none", s.failureTTL)
 	case !(s.audit <= 1): // also NaN
 		return fmt.Errorf("singlefill: Options.Audit is %v: a fraction of at most 1 is allowed, or 0 for none", s.audit)
 	case s.redisTimeout < time.Millisecond:

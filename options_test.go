@@ -107,6 +107,9 @@ func TestNew_RefusesBadOptions(t *testing.T) {
 		{rdb, fine, time.Minute, &options{LoadTimeout: 5001 * time.Millisecond}, ""},
 		{rdb, fine, time.Minute, &options{LoadTimeout: -1}, "Options.LoadTimeout is -1ns: it must be positive"},
 
+		{rdb, fine, time.Minute, &options{FailureTTL: time.Millisecond}, ""},
+		{rdb, fine, time.Minute, &options{FailureTTL: -1}, ""},
+		{rdb, fine, time.Minute, &options{FailureTTL: 999 * time.Microsecond}, "Options.FailureTTL is 999µs: at least 1ms is allowed, or 0 for none"},
 		{rdb, fine, time.Minute, &options{StaleAfter: time.Second}, "Options.StaleAfter is 1s and StaleIfError is off: it is allowed with StaleIfError only"},
 		{rdb, fine, time.Minute, &options{StaleAfter: time.Microsecond, StaleIfError: time.Hour}, "Options.StaleAfter is 1µs: at least 1ms is allowed, or 0 for none"},
 		{rdb, fine, time.Minute, &options{Errors: map[string]error{"": errDown}}, `Options.Errors has the name "": 1 to 100 bytes without control characters are allowed`},

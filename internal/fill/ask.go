@@ -34,6 +34,7 @@ type attempt struct {
 	queue      bool          // wait for a slot before the next command
 	wanted     bool          // a caller waits for this fill
 	awaited    string        // token of the holder that the fill waits for
+	asksFor    string        // Query.For of the last command
 	lastAsked  flight.Stamp  // the lock was seen held, or free, as of this stamp
 	unanswered int           // commands without an answer
 }
@@ -103,8 +104,9 @@ func (x *filling) trySlot(ctx context.Context) bool {
 // holds it. The stamp is from before the command. What the reply says of the key is true as of
 // then.
 func (x *filling) getOrLock(ctx context.Context, take bool) (filllock.Reply, flight.Stamp, error) {
+	x.next.asksFor = x.purpose()
 	a := x.next
-	query := filllock.Query{Known: entry.Header(x.old.Data), Awaited: a.awaited, Take: take, For: x.purpose(), Spared: true}
+	query := filllock.Query{Known: entry.Header(x.old.Data), Awaited: a.awaited, Take: take, For: a.asksFor, Spared: true}
 	stamp, sent := x.Fills.Now(), time.Now()
 	var reply filllock.Reply
 	var err error
@@ -234,7 +236,11 @@ func (x *filling) follow(ctx context.Context, next step, reply filllock.Reply, s
 		// Callers that had joined when the lock was last seen held have waited for that load.
 		err := x.User.RemoteError(x.fill.Key, reply.Text)
 		r := &Result{Found: value.Found{Err: err}, Failed: err != value.ErrNotFound, NoStale: errors.Is(err, ErrNoStale)}
-		x.end(ctx, r, a.lastAsked)
+		validFrom := a.lastAsked
+		if reply.Left > 0 && a.asksFor == filllock.Unusable { // it is remembered
+			validFrom = stamp
+		}
+		x.end(ctx, r, validFrom)
 		return ended
 	case takeLock:
 		if x.slot.Held() {

@@ -42,6 +42,7 @@ type Parts struct {
 	LockTTL     time.Duration
 	LoadTimeout time.Duration
 	RetryAfter  time.Duration // 0: off
+	FailureTTL  time.Duration // 0: off
 }
 
 // A Filler begins and runs the fills of one cache.

@@ -56,6 +56,7 @@ type Outcome struct {
 	Text     string // of Err
 	NotFound bool   // Err is ErrNotFound or wraps it
 	NoStale  bool   // Err is ErrNoStale or wraps it
+	Passing  bool   // Err says nothing about the next load: it is a panic, or of a context
 }
 
 // ErrNoStale is the public error of this name.
@@ -80,7 +81,7 @@ func (x *filling) callLoader(ctx context.Context) state {
 			<-loadCtx.Done() // at its deadline, which is now, and not because loaded cancels it
 			if x.claim() {
 				err := x.tooLong()
-				x.loaded(outcome{Outcome: Outcome{Err: err, Text: err.Error()}})
+				x.loaded(outcome{Outcome: Outcome{Err: err, Text: err.Error(), Passing: true}})
 				x.run(ctx, storing)
 			}
 		}).Stop()

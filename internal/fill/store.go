@@ -130,6 +130,9 @@ func (x *filling) encode(o *outcome) (data []byte, note filllock.ReleaseNote) {
 	default:
 		note.Failure = filllock.Failure{Name: x.User.NameOf(o.Err), Text: o.Text, NoStale: o.NoStale}.Record()
 		note.Drop = o.NoStale
+		if !o.Passing {
+			note.Remember = x.FailureTTL
+		}
 		return nil, note
 	}
 	o.entry.NotFound, o.entry.LoadTime, o.entry.WrittenAt = o.NotFound, o.info.Duration, time.Now()

@@ -100,7 +100,8 @@ const (
 	// Busy: Text is the holder's token, Left the rest of its TTL, Age the time since its grant.
 	Busy = "busy"
 	// Failed: Text is the failure of the load that was awaited; or of a refresh, and Left is how
-	// long to back off.
+	// long to back off; or one that is remembered for callers with an Unusable entry or none, and Left
+	// is for how long.
 	Failed  = "failed"
 	Free    = "free"    // the lock is free, and Take is false
 	Gone    = "gone"    // there is nothing to refresh
@@ -198,18 +199,20 @@ type ReleaseNote struct {
 	Failure string
 	// RetryAfter is how long processes that have a value to serve must back off.
 	RetryAfter time.Duration
-	Drop       bool // remove the value, too
+	// Remember is how long processes that have no value to serve get Failure. It needs one.
+	Remember time.Duration
+	Drop     bool // remove the value, too
 }
 
 // life is the TTL of the note. No waiter pauses for longer than the TTL of the lock.
-func (v ReleaseNote) life(ttl time.Duration) time.Duration { return max(ttl, v.RetryAfter) }
+func (v ReleaseNote) life(ttl time.Duration) time.Duration { return max(ttl, v.RetryAfter, v.Remember) }
 
 // Release releases the lock and leaves the note. If this attempt does not hold the lock, it does
 // nothing.
 func (l *Lock) Release(ctx context.Context, within time.Duration, v ReleaseNote) (bool, error) {
 	what := client.Command{Op: "release", Key: l.Keys.Lock, Within: within, Convoy: l.convoy(), Script: releaseScript}
 	return l.act(ctx, what, []string{l.Keys.Value}, l.watchRelease(v), l.stamp,
-		v.Failure, v.RetryAfter.Milliseconds(), v.life(l.ttl).Milliseconds(), v.Drop)
+		v.Failure, v.RetryAfter.Milliseconds(), v.life(l.ttl).Milliseconds(), v.Drop, v.Remember.Milliseconds())
 }
 
 // Late returns when a command of the attempt that is still in transit takes nothing any more.

@@ -312,6 +312,14 @@ func TestGetOrLock_States(t *testing.T) {
 		{name: "held with a failure from before", lock: held(other, "boom"), want: Busy, text: other, becomes: unchanged},
 		{name: "held with a failure from before, awaited", lock: held(other, "boom"), awaited: other, want: Busy, text: other, becomes: unchanged},
 
+		{name: "remembered", lock: remembered(other, life/4), want: Failed, text: "boom", left: life / 4, becomes: unchanged},
+		{name: "remembered, only looking", lock: remembered(other, life/4), lookOnly: true, want: Failed, text: "boom", left: life / 4, becomes: unchanged},
+		{name: "remembered, with an entry to serve", value: state{text: entryA}, known: entryA[:35], purpose: Fallback, lock: remembered(other, life/4), want: Locked, becomes: held(me, "boom")},
+		{name: "remembered, with an entry that cannot be served", value: state{text: entryA}, known: entryA[:35], lock: remembered(other, life/4), want: Failed, text: "boom", left: life / 4, becomes: unchanged},
+		{name: "remembered until a moment ago", lock: remembered(other, -time.Minute), want: Locked, becomes: held(me, "boom")},
+		{name: "remembered, awaited", lock: remembered(other, -time.Minute), awaited: other, want: Failed, text: "boom", becomes: unchanged},
+		{name: "remembered before it was held again", lock: state{text: held(third).text + "T" + noRetry + "boom"}, awaited: other, want: Failed, text: "boom", becomes: unchanged},
+
 		{name: "a foreign holder without a TTL", lock: state{text: "H" + other + stamp, forever: true}, want: Locked, becomes: held(me)},
 		{name: "a foreign holder without a TTL, only looking", lock: state{text: "H" + other + stamp, forever: true}, lookOnly: true, want: Free, becomes: unchanged},
 		{name: "a foreign holder without a TTL, with a failure", lock: state{text: "H" + other + stamp + "boom", forever: true}, want: Locked, becomes: held(me)},
@@ -498,6 +506,11 @@ func TestStore_HolderOnly(t *testing.T) {
 	})
 }
 
+// remembered is the record of a failure that is remembered for d.
+func remembered(token string, d time.Duration) state {
+	return failed(token, "T"+failedUntil(d, token).text[1+tokenLen:]+"boom")
+}
+
 // notes are all notes that a load can leave.
 func notes() (all []ReleaseNote) {
 	for _, failure := range []string{"", "failure"} {
@@ -507,6 +520,10 @@ func notes() (all []ReleaseNote) {
 			}
 		}
 	}
+	for _, remember := range []time.Duration{time.Millisecond, life / 4, 2 * life, math.MaxInt64} {
+		all = append(all, ReleaseNote{Failure: "failure", Remember: remember})
+	}
+	all = append(all, ReleaseNote{Failure: "failure", Remember: life / 4, RetryAfter: 2 * life})
 	return all
 }
 
@@ -518,19 +535,26 @@ func (b *fixture) wantNote(v ReleaseNote) {
 		return
 	}
 	got, _ := b.get(b.Keys.Lock)
-	_, _, retry, _ := splitRecord(got.text)
-	at, err := strconv.ParseInt(retry, 10, 64)
-	switch soon := time.Until(time.UnixMicro(at)); {
-	case len(retry) != stampLen || err != nil:
-		b.t.Errorf("%+v: left %q", v, got.text)
-	case v.RetryAfter == 0:
-		retry = noRetry
-	case v.RetryAfter == math.MaxInt64:
-		retry = "9000000000000000" // the limit of 16 digits
-	case soon > v.RetryAfter || soon < v.RetryAfter-10*time.Second:
-		b.t.Errorf("%+v: the source is to be left alone for %v", v, soon)
+	_, _, retry, failure := splitRecord(got.text)
+	after := func(digits string, d time.Duration) string {
+		at, err := strconv.ParseInt(digits, 10, 64)
+		switch soon := time.Until(time.UnixMicro(at)); {
+		case len(digits) != stampLen || err != nil:
+			b.t.Errorf("%+v: left %q", v, got.text)
+		case d == 0:
+			return noRetry
+		case d == math.MaxInt64:
+			return "9000000000000000" // the limit of 16 digits
+		case soon > d || soon < d-10*time.Second:
+			b.t.Errorf("%+v: the source is to be left alone for %v", v, soon)
+		}
+		return digits
 	}
-	b.want(b.Keys.Lock, state{text: "F" + me + retry + v.Failure}, max(life, v.RetryAfter))
+	want := "F" + me + after(retry, v.RetryAfter)
+	if v.Remember > 0 {
+		want += "T" + after(failure[min(1, len(failure)):min(1+stampLen, len(failure))], v.Remember)
+	}
+	b.want(b.Keys.Lock, state{text: want + v.Failure}, max(life, v.RetryAfter, v.Remember))
 }
 
 // Release leaves the note it is given, and can be repeated.

@@ -41,7 +41,8 @@ func (l *Lock) watchGetOrLock(ctx context.Context, q Query) (r Reply, err error)
 			return nil, false, err
 		}
 		now, err := tx.Time(ctx).Result()
-		decides := strings.HasPrefix(record, "F") && q.For != Unusable
+		_, _, _, failure := splitRecord(record)
+		decides := strings.HasPrefix(record, "F") && (q.For != Unusable || !rememberedUntil(&failure).IsZero())
 		// Without the right to ask for the time, now is zero.
 		if err != nil && (decides || !client.ScriptsRefused(err)) {
 			return nil, false, err
@@ -61,6 +62,7 @@ func (l *Lock) watchGetOrLock(ctx context.Context, q Query) (r Reply, err error)
 // there. now may be zero: ages are unknown then, and the stamp is random, and so is still unique.
 func (l *Lock) judge(record string, left time.Duration, now time.Time, q Query, known bool) (r Reply, write string) {
 	state, token, stamp, failure := splitRecord(record)
+	remembered := rememberedUntil(&failure)
 	switch {
 	case token == l.token && state == "H":
 		return Reply{Status: Locked, Text: stamp}, record
@@ -84,6 +86,9 @@ func (l *Lock) judge(record string, left time.Duration, now time.Time, q Query, 
 			return Reply{Status: Failed, Text: failure, Left: min(rest, left)}, ""
 		}
 	}
+	if rest := remembered.Sub(now); state == "F" && q.For == Unusable && !remembered.IsZero() && rest > 0 {
+		return Reply{Status: Failed, Text: failure, Left: min(rest, left)}, ""
+	}
 	if !q.Take {
 		return Reply{Status: Free}, ""
 	}
@@ -104,6 +109,20 @@ func splitRecord(record string) (state, token, stamp, failure string) {
 		stamp, failure = record[1+tokenLen:1+tokenLen+stampLen], record[1+tokenLen+stampLen:]
 	}
 	return state, token, stamp, failure
+}
+
+// rememberedUntil takes the time until which a failure is remembered from in front of it. It is zero without one.
+func rememberedUntil(failure *string) (until time.Time) {
+	f := *failure
+	if len(f) <= stampLen || f[0] != 'T' {
+		return until
+	}
+	micros, err := strconv.ParseUint(f[1:1+stampLen], 10, 63)
+	if err != nil {
+		return until
+	}
+	*failure = f[1+stampLen:]
+	return time.UnixMicro(int64(micros))
 }
 
 func (l *Lock) watchStore(data []byte, life time.Duration) client.WatchFunc {
@@ -133,19 +152,26 @@ func (l *Lock) watchRelease(v ReleaseNote) client.WatchFunc {
 			return nil, false, err
 		}
 		var retry int64
-		if v.RetryAfter >= time.Millisecond {
+		failure := v.Failure
+		if v.RetryAfter >= time.Millisecond || v.Remember >= time.Millisecond {
 			now, err := tx.Time(ctx).Result()
 			if err != nil {
 				return nil, false, err
 			}
-			retry = min(now.UnixMicro()+v.RetryAfter.Microseconds(), 9e15)
+			after := func(d time.Duration) int64 { return min(now.UnixMicro()+d.Microseconds(), 9e15) }
+			if v.RetryAfter >= time.Millisecond {
+				retry = after(v.RetryAfter)
+			}
+			if v.Remember >= time.Millisecond {
+				failure = fmt.Sprintf("T%016d%s", after(v.Remember), failure)
+			}
 		}
 		return func(p redis.Pipeliner) {
 			if grant && v.Drop {
 				p.Del(ctx, l.Keys.Value)
 			}
 			if grant && (v.Failure != "" || retry > 0) {
-				p.Set(ctx, l.Keys.Lock, fmt.Sprintf("F%s%016d%s", l.token, retry, v.Failure), v.life(l.ttl))
+				p.Set(ctx, l.Keys.Lock, fmt.Sprintf("F%s%016d%s", l.token, retry, failure), v.life(l.ttl))
 			} else {
 				p.Del(ctx, l.Keys.Lock)
 			}

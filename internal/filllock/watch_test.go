@@ -189,7 +189,7 @@ type parityAct struct {
 	token                string
 	known, awaited, text string // known "*" is the header of the value
 	purpose              string
-	retry                time.Duration
+	retry, remember      time.Duration
 	take, drop           bool
 }
 
@@ -215,6 +215,7 @@ func randomCase(rnd *rand.Rand) parityCase {
 		if c.lock.text[0] != 'X' {
 			c.lock.text += pick(stamp, stamp, "another stamp!!!", noRetry, failedUntil(left, me).text[27:], failedUntil(life, me).text[27:], failedUntil(-time.Minute, me).text[27:])
 		}
+		c.lock.text += pick("", "", "T"+failedUntil(left, me).text[27:], "T"+failedUntil(-time.Minute, me).text[27:], "T12", "Tanother stamp!!!")
 		c.lock.text += pick("", "", "failure", "E", "\x00\xff failure")
 	case 2:
 		c.lock = state{text: pick("garbage", "F", "X"+me[:25], "h"+me+stamp, "\x00", "H", "Hello", "H"+strings.Repeat("z", 26), "Z"+me+"failure", "Free", "Fx")}
@@ -230,8 +231,9 @@ func randomCase(rnd *rand.Rand) parityCase {
 			op: pick("lock", "lock", "lock", "store", "release", "release", "abandon", "renew", "expire"), token: pick(tokens...),
 			known: pick("", "", entryA[:35], "garbage", "g", "*", "*", "*"), awaited: pick("", "", me, other, third),
 			purpose: pick(Unusable, Fallback, Served), text: pick("", "failure", "\xff\x00"),
-			retry: [...]time.Duration{0, 0, left, 2 * life, math.MaxInt64}[rnd.IntN(5)],
-			take:  rnd.IntN(3) > 0, drop: rnd.IntN(4) == 0,
+			retry:    [...]time.Duration{0, 0, left, 2 * life, math.MaxInt64}[rnd.IntN(5)],
+			remember: [...]time.Duration{0, 0, left, 2 * life, math.MaxInt64}[rnd.IntN(5)],
+			take:     rnd.IntN(3) > 0, drop: rnd.IntN(4) == 0,
 		})
 	}
 	return c
@@ -260,7 +262,11 @@ func (c parityCase) run(b *fixture) (told string) {
 			}
 			answer = r
 		case "release":
-			answer, err = b.Release(ctx, opTimeout, ReleaseNote{Failure: a.text, RetryAfter: a.retry, Drop: a.drop})
+			note := ReleaseNote{Failure: a.text, RetryAfter: a.retry, Drop: a.drop}
+			if a.text != "" {
+				note.Remember = a.remember
+			}
+			answer, err = b.Release(ctx, opTimeout, note)
 		case "expire":
 			err = b.expire()
 		default:
@@ -298,12 +304,22 @@ func sameEntry(s string) string {
 // sameMark removes from a failure record what differs between runs.
 func sameMark(s string) string {
 	state, token, retry, failure := splitRecord(s)
-	at, err := strconv.ParseInt(retry, 10, 64)
-	if rest := time.Until(time.UnixMicro(at)); state != "F" || err != nil || rest < -24*time.Hour || rest > 24*time.Hour {
-		return s
-	} else {
-		return fmt.Sprint(state, token, about(rest), failure)
+	if until := rememberedUntil(&failure); !until.IsZero() {
+		s = strings.TrimSuffix(s, failure)[:1+tokenLen+stampLen] + "T" + aboutTime(fmt.Sprint(until.UnixMicro())) + failure
 	}
+	if state != "F" {
+		return s
+	}
+	return state + token + aboutTime(retry) + s[1+tokenLen+stampLen:]
+}
+
+// aboutTime rounds a time near to now so that it is equal in each run.
+func aboutTime(micros string) string {
+	at, err := strconv.ParseInt(micros, 10, 64)
+	if rest := time.Until(time.UnixMicro(at)); err == nil && rest > -24*time.Hour && rest < 24*time.Hour {
+		return fmt.Sprint(about(rest))
+	}
+	return micros
 }
 
 // A transaction of an attempt that has been abandoned takes nothing, whatever it has found under the lock.

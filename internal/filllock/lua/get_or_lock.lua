@@ -19,7 +19,7 @@
 --   busy    text = the holder's token, ms = the rest of its TTL, age = µs since the grant, negative
 --           if the server's clock was set back since
 --   failed  text = the failure of the load that the caller waited for; or of a refresh, ms = how
---           long to back off
+--           long to back off; or one that is remembered for a caller without an entry, ms = for how long
 --   free    the lock is free, and the caller only looked
 --   gone    there is nothing to refresh
 --   refused this attempt was abandoned before its command arrived
@@ -28,9 +28,10 @@
 -- The lock key holds a letter, a token and, perhaps, a failure:
 --   H token stamp [failure]  held; the failure of the previous load is for its waiters
 --   F token retry [failure]  free; the load of token failed; until retry, callers that have an entry
---                            to serve back off
+--                            to serve back off. T and 16 digits in front of the failure: until
+--                            then it is remembered for callers without an entry to serve
 --   X token                  free; token was abandoned and may not take the lock any more
--- stamp and retry are 16 digits, µs of the server's clock. The stamp distinguishes grants to one
+-- stamp, retry and those behind T are 16 digits, µs of the server's clock. The stamp distinguishes grants to one
 -- token: the command that takes the lock may arrive twice, the second time after a Delete. What was
 -- loaded under the first grant must not be stored under the second.
 -- A key of a foreign type counts as absent: the next SET replaces it.
@@ -57,6 +58,8 @@ if #lock < 27 or state ~= 'X' and #lock < 43 or not string.find('HFX', state, 1,
   state, token = '', '' -- not a record
 end
 if state ~= 'H' and state ~= 'F' then failure = '' end
+local remembered = string.match(failure, '^T(' .. string.rep('%d', 16) .. ')')
+if remembered then failure = string.sub(failure, 18) end
 
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
@@ -82,6 +85,10 @@ if state == 'H' then return {'busy', token, left, known, now - at} end
 if state == 'F' and ARGV[6] ~= '' and known == 1 then
   local rest = math.ceil((at - now) / 1000)
   if rest > 0 then return {'failed', failure, math.min(rest, left), 1, 0} end
+end
+if state == 'F' and ARGV[6] == '' and remembered then
+  local ms = math.ceil((tonumber(remembered) - now) / 1000)
+  if ms > 0 then return {'failed', failure, math.min(ms, left), known, 0} end
 end
 if ARGV[5] == '0' then return {'free', '', 0, known, 0} end
 if late then return late end

@@ -6,6 +6,7 @@
 --       4 how long processes that have a value to serve back off, ms, or 0
 --       5 TTL of the note, ms
 --       6 '1': remove the value, too
+--       7 how long the failure is remembered for processes without a value to serve, ms, or 0
 --
 -- Returns 1 released, 0 not held by this attempt.
 
@@ -16,12 +17,14 @@ local ours = 0
 if string.sub(lock, 28, 43) == ARGV[2] then ours = 1 end -- else a grant to a late command
 if ours == 1 and ARGV[6] == '1' then redis.call('DEL', KEYS[2]) end
 if ours == 1 and (ARGV[3] ~= '' or ARGV[4] ~= '0') then
-  local retry = 0
-  if ARGV[4] ~= '0' then
-    local time = redis.call('TIME')
-    retry = math.min(tonumber(time[1]) * 1000000 + tonumber(time[2]) + tonumber(ARGV[4]) * 1000, 9e15)
+  local time = redis.call('TIME')
+  local function after(ms)
+    if ms == '0' then return string.rep('0', 16) end
+    return string.format('%016.0f', math.min(tonumber(time[1]) * 1000000 + tonumber(time[2]) + tonumber(ms) * 1000, 9e15))
   end
-  local left = redis.pcall('SET', KEYS[1], 'F' .. ARGV[1] .. string.format('%016.0f', retry) .. ARGV[3], 'PX', ARGV[5])
+  local failure = ARGV[3]
+  if ARGV[7] ~= '0' then failure = 'T' .. after(ARGV[7]) .. failure end
+  local left = redis.pcall('SET', KEYS[1], 'F' .. ARGV[1] .. after(ARGV[4]) .. failure, 'PX', ARGV[5])
   if not left.err then
     wake(KEYS[1], '')
     return 1
