@@ -91,8 +91,7 @@ func (u user) Returned(key string, v any, err error) (o fill.Outcome) {
 		o.Life = u.store.LifeOf(key, v) // by Options.TTLFunc
 	} else {
 		o.NotFound, o.NoStale, o.Text = isNotFound(err), says(err, ErrNoStale), foreign.Text(err)
-		_, isPanic := errors.AsType[*PanicError](err)
-		o.Passing = isPanic || foreign.Is(err, context.Canceled) || foreign.Is(err, context.DeadlineExceeded)
+		o.Passing = isPanic(err) || foreign.Is(err, context.Canceled) || foreign.Is(err, context.DeadlineExceeded)
 	}
 	return o
 }
@@ -123,6 +122,11 @@ func isNotFound(err error) bool { return says(err, ErrNotFound) }
 // whatever its argument. A panic of a ManyLoader arrives as an error.
 func says(err, what error) (is bool) {
 	defer func() { _ = recover() }() // of a method of err
-	_, panicked := errors.AsType[*PanicError](err)
-	return !panicked && errors.Is(err, what)
+	return !isPanic(err) && errors.Is(err, what)
+}
+
+func isPanic(err error) (is bool) {
+	defer func() { _ = recover() }() // of a method of err
+	_, is = errors.AsType[*PanicError](err)
+	return is
 }
