@@ -268,7 +268,7 @@ func (c *rooms) stats() Stats {
 // returns when the loads of this process have ended and have been stored: after LoadTimeout and
 // their last commands at the latest. If Redis does not answer, slots of MaxFleetLoads are released
 // in the background, for about LockTTL. Close does not close the client. A second Close does
-// nothing.
+// nothing. See also [Cache.Shutdown].
 func (c *Cache[T]) Close() error {
 	c.rooms.close()
 	return nil
@@ -284,6 +284,32 @@ func (c *rooms) close() {
 	c.fills.Drain()
 	c.client.Settle()
 	c.client.StopListening()
+}
+
+// Shutdown is Close that waits for loads only until ctx ends, such as with the time that an
+// orchestrator leaves a process. Then the contexts of its loads are cancelled, and Loaders that ignore
+// that are abandoned. Their locks are released, so that another process can load at once; their values are not
+// stored; and callers that wait for them get [ErrClosed], or a value within [Options.StaleIfError].
+//
+// Shutdown returns nil, or ctx.Err() if ctx has ended first: after the last commands, for which it
+// waits some RedisTimeouts at most. It may be called while Close waits, and ends that, too. Like
+// Close it does not close the client. With many caches, call it for each in a goroutine, with one ctx.
+func (c *Cache[T]) Shutdown(ctx context.Context) error { return c.rooms.shutdown(ctx) }
+
+func (c *rooms) shutdown(ctx context.Context) error {
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		c.close()
+	}()
+	select {
+	case <-closed:
+		return nil
+	case <-ctx.Done():
+	}
+	c.fills.Abort()
+	<-closed
+	return ctx.Err()
 }
 
 func (c *rooms) checkKey(ctx context.Context, key string) error {

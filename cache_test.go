@@ -354,6 +354,121 @@ func TestClose_EndsWaiting(t *testing.T) {
 	})
 }
 
+// Shutdown waits for loads until its context ends. Then it ends them, whatever their Loaders do: their locks are
+// free, their callers have ErrClosed or a stale value, and nothing is stored any more.
+//
+//fault:shutdown
+func TestShutdown(t *testing.T) {
+	const grace = 10 * time.Second
+	type world struct {
+		c, other *singlefill.Cache[string]
+		rdb      *redis.Client
+	}
+	run := func(name string, load time.Duration, test func(t *testing.T, w world, shutdown func(wantErr error, after time.Duration))) {
+		cachetest.RunInBubble(t, name, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+			opts := &singlefill.Options[string]{Codec: singlefill.Raw, StaleIfError: time.Hour, Jitter: -1}
+			w := world{cachetest.NewCacheIn(t, rdb, "ns", opts), cachetest.NewCacheIn(t, redistest.NewMiniClient(t, m), "ns", opts), rdb}
+			test(t, w, func(wantErr error, after time.Duration) {
+				t.Helper()
+				synctest.Wait()
+				begun := time.Now()
+				ctx, cancel := context.WithTimeout(t.Context(), grace)
+				defer cancel()
+				if err := w.c.Shutdown(ctx); err != wantErr {
+					t.Errorf("Shutdown = %v, want %v", err, wantErr)
+				}
+				cachetest.WantElapsed(t, "Shutdown returns", begun, after)
+				if _, err := w.c.Get(t.Context(), "k"); err != singlefill.ErrClosed {
+					t.Errorf("Get after Shutdown: %v", err)
+				}
+				cachetest.WantUnlocked(t, rdb, "ns", "k")
+			})
+			if load > 0 {
+				time.Sleep(load) // until a Loader that was abandoned has returned
+			}
+		})
+	}
+	run("the load ends in time", 0, func(t *testing.T, w world, shutdown func(error, time.Duration)) {
+		a := cachetest.GoGet(t.Context(), w.c, "k", cachetest.Takes(grace/2, "v", nil))
+		shutdown(nil, grace/2)
+		a.Want(t, "v")
+		cachetest.WantStored(t, w.rdb, "ns", "k", "v")
+	})
+	run("the Loader ignores its context", time.Minute, func(t *testing.T, w world, shutdown func(error, time.Duration)) {
+		a := cachetest.GoGet(t.Context(), w.c, "k", cachetest.Takes(time.Minute, "late", nil))
+		synctest.Wait()
+		waits := cachetest.GoGet(t.Context(), w.other, "k", cachetest.Gives("v"))
+		shutdown(context.DeadlineExceeded, grace)
+		a.WantErr(t, singlefill.ErrClosed)
+		begun := time.Now()
+		waits.Want(t, "v")
+		if waited := time.Since(begun); waited > time.Second {
+			t.Errorf("another process loads after %v", waited)
+		}
+		time.Sleep(time.Minute)
+		cachetest.WantStored(t, w.rdb, "ns", "k", "v")
+	})
+	run("the Loader heeds its context", 0, func(t *testing.T, w world, shutdown func(error, time.Duration)) {
+		a := cachetest.GoGet(t.Context(), w.c, "k", func(ctx context.Context, _ string) (string, error) {
+			<-ctx.Done()
+			return "", ctx.Err()
+		})
+		shutdown(context.DeadlineExceeded, grace)
+		a.WantErr(t, singlefill.ErrClosed)
+	})
+	run("a stale value", time.Minute, func(t *testing.T, w world, shutdown func(error, time.Duration)) {
+		redistest.Must(t, w.c.Set(t.Context(), "k", "old"))
+		redistest.Must(t, w.c.Expire(t.Context(), "k"))
+		a := cachetest.GoGet(t.Context(), w.c, "k", cachetest.Takes(time.Minute, "late", nil))
+		shutdown(context.DeadlineExceeded, grace)
+		a.Want(t, "old")
+	})
+	run("many keys, and a load inside", time.Minute, func(t *testing.T, w world, shutdown func(error, time.Duration)) {
+		ended := make(chan error, 1)
+		go func() {
+			_, err := w.c.GetOrLoadMany(t.Context(), []string{"k", "l"}, func(ctx context.Context, keys []string) (map[string]string, error) {
+				_, err := w.c.GetOrLoad(ctx, "inner", cachetest.Takes(time.Minute, "late", nil))
+				if err == nil || ctx.Err() == nil {
+					t.Errorf("the load inside: %v, and the context of the ManyLoader %v", err, ctx.Err())
+				}
+				time.Sleep(time.Second)
+				return map[string]string{"k": "late", "l": "late"}, nil
+			})
+			ended <- err
+		}()
+		shutdown(context.DeadlineExceeded, grace)
+		if err := <-ended; !errors.Is(err, singlefill.ErrClosed) {
+			t.Errorf("GetOrLoadMany: %v", err)
+		}
+		time.Sleep(time.Minute)
+		for _, key := range []string{"k", "l", "inner"} {
+			cachetest.WantUnlocked(t, w.rdb, "ns", key)
+			cachetest.WantStored(t, w.rdb, "ns", key, "")
+		}
+	})
+	run("an audit", time.Minute, func(t *testing.T, w world, shutdown func(error, time.Duration)) {
+		w.c = cachetest.NewCacheIn(t, w.rdb, "ns", &singlefill.Options[string]{Audit: 1})
+		redistest.Must(t, w.c.Set(t.Context(), "k", "v"))
+		v, err := w.c.GetOrLoad(t.Context(), "k", cachetest.Takes(time.Minute, "late", nil))
+		cachetest.WantValue(t, v, err, "v")
+		ctx, cancel := context.WithTimeout(t.Context(), grace)
+		defer cancel()
+		begun := time.Now()
+		if err := w.c.Shutdown(ctx); err != context.DeadlineExceeded {
+			t.Errorf("Shutdown = %v", err)
+		}
+		cachetest.WantElapsed(t, "Shutdown returns", begun, grace)
+	})
+	run("after Close, at once", time.Minute, func(t *testing.T, w world, shutdown func(error, time.Duration)) {
+		a := cachetest.GoGet(t.Context(), w.c, "k", cachetest.Takes(time.Minute, "late", nil))
+		synctest.Wait()
+		closed := cachetest.GoClose(t, w.c)
+		shutdown(context.DeadlineExceeded, grace)
+		redistest.Must(t, <-closed)
+		a.WantErr(t, singlefill.ErrClosed)
+	})
+}
+
 // Close returns at the LoadTimeout of a load that hangs, and ends loads that queue.
 //
 //fault:close

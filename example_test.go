@@ -145,6 +145,30 @@ func ExampleNew_prefix() {
 
 // A load goes on when the request that started it has ended. Close waits until the load has been
 // stored for the next process. Close the server first, then the cache, then the client.
+// A process that ends leaves a load that takes too long to another process.
+func ExampleCache_Shutdown() {
+	reports, stop := embeddedCache[string]("reports", time.Hour, nil)
+	defer stop()
+
+	begun, ended := make(chan struct{}), make(chan error)
+	go func() {
+		_, err := reports.GetOrLoad(context.Background(), "2030-01", func(ctx context.Context, month string) (string, error) {
+			close(begun)
+			<-ctx.Done() // of a query that takes hours
+			return "", ctx.Err()
+		})
+		ended <- err
+	}()
+	<-begun
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond) // 20 s in a service
+	defer cancel()
+	fmt.Println(reports.Shutdown(ctx))
+	fmt.Println(<-ended)
+	// Output:
+	// context deadline exceeded
+	// singlefill: cache is closed
+}
+
 func ExampleCache_Close() {
 	rdb, stop := embeddedRedis()
 	defer stop()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -71,8 +72,11 @@ func (c *caches) clear(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// close waits for loads that outlive their requests, and stores their values.
-func (c *caches) close() {
-	c.products.Close()
-	c.catalog.Close()
+// shutdown waits until ctx ends for loads that outlive their requests, and stores their values. Then it leaves the
+// keys to other processes.
+func (c *caches) shutdown(ctx context.Context) {
+	var all sync.WaitGroup
+	all.Go(func() { _ = c.products.Shutdown(ctx) })
+	all.Go(func() { _ = c.catalog.Shutdown(ctx) })
+	all.Wait()
 }

@@ -43,6 +43,9 @@ func main() {
 	}
 }
 
+// grace is how long loads may go on when the requests have ended: Kubernetes kills a process after 30 s.
+const grace = 20 * time.Second
+
 // run serves until SIGINT or SIGTERM, then closes everything in reverse order.
 func run(args []string, db database) error {
 	flags := flag.NewFlagSet("server", flag.ExitOnError)
@@ -69,7 +72,11 @@ func run(args []string, db database) error {
 	if err != nil {
 		return err
 	}
-	defer caches.close()
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.Background(), grace)
+		defer cancel()
+		caches.shutdown(ctx)
+	}()
 	if err := caches.check(ctx); err != nil {
 		log.Printf("the cache will not do all of its work: %v", err)
 	}

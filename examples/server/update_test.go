@@ -48,7 +48,7 @@ func inWorld(t *testing.T, test func(t *testing.T, w *world)) {
 		ctx, cancel := context.WithCancel(t.Context())
 		stopped := make(chan struct{})
 		go func() { defer close(stopped); w.workOff(ctx) }()
-		defer func() { cancel(); <-stopped; caches.close() }()
+		defer func() { cancel(); <-stopped; caches.shutdown(context.Background()) }()
 
 		w.check(t, http.MethodGet, "", http.StatusOK, `"Product 42"`)
 		w.check(t, http.MethodGet, "", http.StatusOK, `"Product 42"`)

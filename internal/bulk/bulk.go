@@ -44,10 +44,16 @@ type Loader interface {
 	// Panicked is the outcome of a Load for so many keys that has panicked with the argument p, or has called
 	// runtime.Goexit, for which p is nil.
 	Panicked(p any, keys int) Outcome
+
+	// AfterAbort calls run in its own goroutine when no load may go on, unless stop is called first.
+	AfterAbort(run func()) (stop func() bool)
 }
 
 // An Outcome returns the value of a key, or why there is none.
 type Outcome func(key string) (value any, err error)
+
+// Closed is the outcome of loads that were aborted.
+func Closed(string) (any, error) { return nil, flight.ErrClosed }
 
 // ErrAbandoned is returned by Seat.Load if the Loader has taken longer than the timeout of the bulk.
 var ErrAbandoned = errors.New("bulk: the Loader takes too long")
@@ -89,6 +95,7 @@ type bulkCall struct {
 	batch   []*arrival
 	cancel  context.CancelFunc
 	timeout *time.Timer // abandons it
+	stop    func() bool // no longer aborts it
 	over    bool        // protected by the mutex of the bulk
 }
 
@@ -250,6 +257,10 @@ func (b *Bulk) begin() {
 	// A ManyLoader that ignores its context is abandoned. Not context.AfterFunc, since the context also
 	// ends when the fills have left, a moment before its deadline.
 	call.timeout = time.AfterFunc(b.timeout, func() { b.end(call, nil) })
+	call.stop = b.load.AfterAbort(func() {
+		b.end(call, Closed)
+		cancel()
+	})
 	go b.run(ctx, call)
 }
 
@@ -281,6 +292,7 @@ func (b *Bulk) end(call *bulkCall, outcome Outcome) {
 	}
 	call.over = true
 	call.timeout.Stop()
+	call.stop()
 	stores := make(map[*row]int)
 	for _, a := range call.batch {
 		if a.err = ErrAbandoned; outcome != nil {

@@ -17,6 +17,8 @@ func (loader) Load(context.Context, []string, []context.Context) Outcome {
 
 func (loader) Panicked(p any, _ int) Outcome { panic(p) }
 
+func (loader) AfterAbort(func()) (stop func() bool) { return func() bool { return true } }
+
 // A fill that comes to a bulk after another one has left it is loaded.
 func TestBulk_ArrivalThatLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

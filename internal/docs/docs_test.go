@@ -230,6 +230,8 @@ var tokens *singlefill.Cache[Token]
 
 func refused(Token) bool { return false }
 
+var server http.Server
+
 type Result struct{ Pages int }
 
 func runReport(ctx context.Context, key string) (r Result, err error) { return r, err }
@@ -246,7 +248,7 @@ func use(...any) {}
 `
 	var imports strings.Builder
 	for _, pkg := range []string{
-		"context", "crypto/sha256", "database/sql", "encoding/hex", "errors", "log/slog", "net/http", "os", "time", "github.com/prometheus/client_golang/prometheus",
+		"context", "crypto/sha256", "database/sql", "encoding/hex", "errors", "log/slog", "net/http", "os", "sync", "time", "github.com/prometheus/client_golang/prometheus",
 		"github.com/prometheus/client_golang/prometheus/promhttp", "github.com/redis/go-redis/v9", "github.com/singlefill/singlefill",
 		"github.com/singlefill/singlefill/lock",
 	} {

@@ -70,8 +70,8 @@ type load struct {
 	stop     func() // ends the renewals of the lock
 }
 
-// callLoader is the turn in which the Source loads. The goroutine of a Loader that has not returned by LoadTimeout
-// is abandoned: the fill goes on in another one.
+// callLoader is the turn in which the Source loads. The goroutine of a Loader that has not returned by LoadTimeout,
+// or when loads are aborted, is abandoned: the fill goes on in another one.
 func (x *filling) callLoader(ctx context.Context) state {
 	loadCtx := x.beginLoad(ctx)
 	x.Events.LoadBegun(x.fill.Refresh)
@@ -79,12 +79,9 @@ func (x *filling) callLoader(ctx context.Context) state {
 		// Not context.AfterFunc, since the context also ends when the fill is superseded.
 		defer time.AfterFunc(x.LoadTimeout, func() {
 			<-loadCtx.Done() // at its deadline, which is now, and not because loaded cancels it
-			if x.claim() {
-				err := x.tooLong()
-				x.loaded(outcome{Outcome: Outcome{Err: err, Text: err.Error(), Passing: true}})
-				x.run(ctx, storing)
-			}
+			x.abandonLoad(ctx, x.tooLong())
 		}).Stop()
+		defer context.AfterFunc(x.Fills.Aborting(), func() { x.abandonLoad(ctx, flight.ErrClosed) })()
 	}
 	o := outcome{Outcome: x.outcomeOf(loadCtx)}
 	o.superseded = o.Err != nil && x.superseded.Load()
@@ -93,6 +90,14 @@ func (x *filling) callLoader(ctx context.Context) state {
 	}
 	x.loaded(o)
 	return storing
+}
+
+// abandonLoad goes on in this goroutine, unless the Loader has returned.
+func (x *filling) abandonLoad(ctx context.Context, err error) {
+	if x.claim() {
+		x.loaded(outcome{Outcome: Outcome{Err: err, Text: err.Error(), Passing: true}})
+		x.run(ctx, storing)
+	}
 }
 
 // beginLoad returns a context that ends at LoadTimeout, or earlier by cancel. That of a fill of many keys
@@ -146,6 +151,9 @@ func (x *filling) renew(ctx context.Context) (stop func()) {
 func (x *filling) outcomeOf(ctx context.Context) Outcome {
 	key, seat := x.fill.Key, x.from.Seat
 	ctx = inside(x.fill.Load.Inside(ctx), x)
+	if seat == nil && x.Fills.Aborting().Err() != nil {
+		return Outcome{Err: flight.ErrClosed, Passing: true}
+	}
 	if seat == nil {
 		return x.User.Load(x.begun(ctx, key, &x.fill.Call), key, x.from.Loader)
 	}

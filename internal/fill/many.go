@@ -28,6 +28,9 @@ func (s manySource) Load(ctx context.Context, keys []string, loads []context.Con
 		x := fillsOf(load)[0]
 		fills, calls = append(fills, x), append(calls, &x.fill.Call)
 	}
+	if s.Fills.Aborting().Err() != nil {
+		return bulk.Closed
+	}
 	if s.Tags != nil {
 		since := s.Tags.Sequences(ctx)
 		for _, x := range fills {
@@ -35,6 +38,11 @@ func (s manySource) Load(ctx context.Context, keys []string, loads []context.Con
 		}
 	}
 	return s.User.LoadMany(s.begun(inside(ctx, fills...), keys[0], calls...), keys, s.load)
+}
+
+// AfterAbort implements bulk.Loader.
+func (s manySource) AfterAbort(run func()) (stop func() bool) {
+	return context.AfterFunc(s.Fills.Aborting(), run)
 }
 
 // Panicked implements bulk.Loader.

@@ -40,10 +40,15 @@ type Fills[R any] struct {
 	byKey   map[string]*Fill[R] // fills that callers can join
 	resting map[string]rest     // refreshes that ended a moment ago, by key
 	empty   atomic.Int64        // fills in byKey whose key was empty: see Filling
+
+	aborting context.Context // ends at Abort
+	abort    context.CancelFunc
 }
 
 func NewFills[R any](clock *Clock) *Fills[R] {
-	return &Fills[R]{clock: clock, byKey: make(map[string]*Fill[R]), resting: make(map[string]rest)}
+	g := &Fills[R]{clock: clock, byKey: make(map[string]*Fill[R]), resting: make(map[string]rest)}
+	g.aborting, g.abort = context.WithCancel(context.Background())
+	return g
 }
 
 // Now returns a stamp of the clock.
@@ -461,6 +466,12 @@ func (g *Fills[R]) Close() {
 	defer g.mu.Unlock()
 	g.closed = true
 }
+
+// Abort ends the context of Aborting: the fills end their loads, whatever their Loaders do.
+func (g *Fills[R]) Abort() { g.abort() }
+
+// Aborting ends when no load may go on.
+func (g *Fills[R]) Aborting() context.Context { return g.aborting }
 
 // Drain waits until all fills and the functions that they started have ended.
 func (g *Fills[R]) Drain() { g.running.Wait() }

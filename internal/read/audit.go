@@ -141,6 +141,8 @@ func (c *Reader) loadForAudit(ctx context.Context, f *flight.Fill[fill.Result], 
 		case <-closing:
 			closing = nil
 			cancel()
+		case <-c.Fills.Aborting().Done():
+			return nil, true, flight.ErrClosed
 		case <-timeout.C:
 			return nil, true, fmt.Errorf("singlefill: audit of %.100q took longer than LoadTimeout (%v): %w", f.Key, c.LoadTimeout, context.DeadlineExceeded)
 		}

@@ -1,7 +1,10 @@
 package cache_test
 
 import (
+	"fmt"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/singlefill/singlefill/internal/redistest"
 )
@@ -36,4 +39,30 @@ func TestClose_DuringLoad(t *testing.T) {
 	closer.wantDone("good", 1, gotValue, closer.name+"/1")
 	waiter.wantDone("good", 10, gotValue, closer.name+"/1")
 	f.wantLoads("good", 1)
+}
+
+// A process that is told to end during a load that takes a minute leaves the key to another process at the end of
+// its grace, and not when its lock expires.
+//
+//fault:shutdown
+func TestShutdown_Terminated(t *testing.T) {
+	for _, ignores := range []bool{false, true} {
+		t.Run(fmt.Sprintf("ignores its context %t", ignores), func(t *testing.T) {
+			t.Parallel()
+			f, ending, waiter := newPair(t)
+			ending.do(order{Op: "serve", Every: 200 * time.Millisecond})
+			ending.get("ends", "k", 1, plan{Block: true, IgnoreCtx: ignores})
+			ending.begun("ends")
+			lockEnd := f.lockEnd("k")
+			waiter.wait("waits", "k")
+			if err := ending.Signal(syscall.SIGTERM); err != nil {
+				t.Skip(err) // not on Windows
+			}
+			if loads := waiter.begun("waits"); !loads.At.Before(lockEnd) {
+				t.Errorf("the waiter loads %v after the lock of the ended process", loads.At.Sub(lockEnd))
+			}
+			waiter.wantDone("waits", 10, gotValue, waiter.name+"/1")
+			redistest.Must(t, ending.Wait())
+		})
+	}
 }

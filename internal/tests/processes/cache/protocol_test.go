@@ -74,7 +74,7 @@ type order struct {
 	Start bool   `json:",omitempty"` // the goroutines wait for the order start
 	Plan  plan   `json:",omitzero"`
 
-	Every  time.Duration `json:",omitempty"` // pause before each call
+	Every  time.Duration `json:",omitempty"` // pause before each call; of serve, the grace
 	Config config        `json:",omitzero"`
 }
 

@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"os/signal"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -58,6 +61,8 @@ func (w *worker) handle(o order) {
 		go func() { c.release <- struct{}{} }()
 	case "replace":
 		w.replace(o)
+	case "serve":
+		w.serve(o)
 	case "read":
 		w.read(o)
 	case "stop":
@@ -224,6 +229,22 @@ func (w *worker) get(o order) {
 		close(c.start)
 	}
 	go w.finish(c)
+}
+
+// serve makes the process end at SIGTERM as a service does: after Every at the latest its cache is shut down, and
+// then it closes its client.
+func (w *worker) serve(o order) {
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, syscall.SIGTERM)
+	go func() {
+		<-stop
+		ctx, cancel := context.WithTimeout(context.Background(), o.Every)
+		defer cancel()
+		_ = w.cache.Shutdown(ctx)
+		_ = w.rdb.Close()
+		os.Exit(0)
+	}()
+	w.Report(report{Event: o.Op, Tag: o.Tag})
 }
 
 // replace starts N goroutines that get a value, find at the order start that it is refused, and ask for another
