@@ -189,7 +189,7 @@ func (c *Cache[T]) Expire(ctx context.Context, keys ...string) error {
 // deletes it. The others get false, and their next GetOrLoad joins the load that replaces it.
 //
 // No GetOrLoad of this process that begins after DeleteIf has returned gets that value from the cache.
-// A newer value stays, also the same one that was loaded or set again, and so does its load. What
+// A newer value stays, also an equal value that was loaded or set again, and its load goes on. What
 // Expire has made stale since is another value.
 //
 // A value that was loaded while Redis did not answer is in no cache: DeleteIf then returns false and

@@ -18,8 +18,8 @@ import (
 // keys have the values in the map, or do not exist, and are stored. So a ManyLoader may return what
 // GetOrLoadMany of another cache has returned. [ErrNotFound] there means that the key does not
 // exist, and nil that it has not failed. Keys that were not asked for are ignored. A *ManyError
-// without errors is none. Any other error is the outcome of each of the keys, also one that wraps a
-// *ManyError.
+// without errors is none. Any other error is the outcome of each of the keys, also an error that
+// wraps a *ManyError.
 type ManyLoader[T any] func(ctx context.Context, keys []string) (map[string]T, error)
 
 // GetOrLoadMany returns the values under keys: from Redis those that are there, the others from

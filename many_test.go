@@ -299,8 +299,8 @@ func TestGetOrLoadMany_SomeKeysFail(t *testing.T) {
 	})
 }
 
-// A ManyLoader may return what another cache has returned. A ManyError without errors is none. One that is wrapped
-// fails all keys.
+// A ManyLoader may return what another cache has returned. A ManyError without errors is none. A ManyError that is
+// wrapped fails all keys.
 //
 //fault:failed-load
 func TestGetOrLoadMany_ReturnsManyError(t *testing.T) {

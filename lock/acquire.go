@@ -117,6 +117,10 @@ func (a *attempt) pause(backoff time.Duration, r reply) time.Duration {
 // ask returns a reply that is younger than a lease lives. After an older grant this process was
 // stalled, and another process may hold the lock by now. So ask sends the same token again: the
 // server prolongs the lease, grants it again, or says that the lock is busy.
+//
+// A grant that is older than a lease lives is asked for again. The process was stalled between the
+// command and its reply. Under the same token the server prolongs the lease, grants it again, or
+// reports that it is busy. See TestAcquire_StalledForLongerThanTTL.
 func (a *attempt) ask(ctx context.Context, req request) (r reply, sent time.Time, err error) {
 	for {
 		r, sent, err = a.retry(ctx, req)
@@ -167,6 +171,11 @@ func (a *attempt) refused(r reply) error {
 }
 
 // endedBy reports whether err is that ctx has ended, which says nothing about Redis.
+//
+// A context that ends during a command is ErrBusy if the last answer was busy. The command is in
+// doubt, and undone like any other, but the caller learns what is known. Only without an earlier
+// answer it is ErrAmbiguous, or ErrUnavailable if nothing was sent; then the text says that no
+// answer came in time, and not that Redis is unavailable. See TestErrors_ContextEnds.
 func endedBy(ctx context.Context, err error) bool {
 	return err != nil && ctx.Err() != nil && errors.Is(err, ctx.Err())
 }
@@ -218,6 +227,9 @@ func (a *attempt) explain(ctx context.Context, err error) error {
 // leave cleans up after an attempt without a lease. It gives back a place in a queue, and what an
 // unanswered command has acquired or may still acquire. While the server answers, that is done when
 // leave returns, since the process may be about to end.
+//
+// A waiter that gives up wakes another one if the lock is free. It may have been woken for it. See
+// TestWakeUp_PassedOn.
 func (a *attempt) leave(ctx context.Context) {
 	if !a.inTransit && !a.hasPlace {
 		return

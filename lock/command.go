@@ -10,6 +10,13 @@ import (
 )
 
 // A command is a call of a script.
+//
+// A script that changes nothing ends with a write that changes nothing. After a failover behind one
+// address the client still has connections to the old master. A replica refuses the write, so it
+// cannot report that a lock is busy, or a lease lost. The write comes last: Redis lets a script
+// continue without memory after its first write. After READONLY the command is sent again at once
+// on another connection, since go-redis closes this one. See
+// TestFailover_OldMasterKeepsItsConnections and TestFailover_LeaseThatTheOldMasterDoesNotKnow.
 type command struct {
 	op     string
 	within time.Duration // the time that it may take
@@ -107,6 +114,10 @@ func run[R any](ctx context.Context, o *owner, c command, read func(cmd *redis.C
 // once is a command that the client sends once. If the client retried by itself, its last error
 // would hide the outcome of earlier tries: a grant whose reply was lost, then a refused connection,
 // would look like a lock that was never acquired. This package retries by itself, and remembers.
+//
+// Commands of package lock are not retried by the client. After retries of the client, the error is
+// the error of the last try: a grant whose reply was lost, then a refused connection, would look as
+// if nothing had been taken. See TestErrAmbiguous_LostReplyThenRefused.
 type once struct{ redis.Cmder }
 
 func (once) NoRetry() bool { return true }

@@ -40,6 +40,13 @@ func (mutex) queues() bool { return false }
 func (mutex) places() int  { return 1 }
 
 // A fair mutex is a mutex behind a queue. The holder is not in the queue.
+//
+// The time until which a fair waiter counts as alive has a fraction. The fraction is the life of
+// that waiter, so that a clock that is set back does not keep a dead one in the queue. See
+// TestNewFairMutex_DeadWaiterAndClockPutBack.
+//
+// A waiter of a fair mutex has a number, not a time of arrival. Two waiters can arrive in one
+// microsecond, and a clock can be set back. See TestNewFairMutex_OrderOfOneInstant.
 type fair struct{ mutex }
 
 func (fair) acquire(ctx context.Context, o *owner, within time.Duration, r request) (reply, error) {
@@ -78,6 +85,13 @@ func (s semaphore) acquire(ctx context.Context, o *owner, within time.Duration, 
 	return o.runAcquire(ctx, within, semaphoreAcquire, keys, reserved, since, waiting, s.size)
 }
 
+// renew prolongs a lease.
+//
+// A renewal prolongs the time for which the size of a semaphore counts. Processes may hold their
+// places for as long as they live. If only grants counted, processes with the smaller size would
+// find no place beside them. A grant to a process with a larger size wakes a waiter, as a release
+// does: its size may be the smaller one. See TestNewSemaphore_LargerSizeWhileItIsUsed and
+// TestNewSemaphore_LargerSizeWakesWaiter.
 func (s semaphore) renew(ctx context.Context, o *owner) (bool, error) {
 	return o.runRenew(ctx, semaphoreRenew, []string{o.keys.lock, o.keys.ended, o.keys.details}, s.size)
 }

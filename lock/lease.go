@@ -184,6 +184,10 @@ func (l *Lease) retryRelease(ctx context.Context) (outcome int32, err error) {
 }
 
 // releaseLater retries in the background, until the lease ends by itself.
+//
+// A lease that was lost for want of an answer is released only after a sleep. Its renewals may have
+// arrived, so the server may still hold it; the holder was promised to be alone until then. See
+// TestLease_LostUnanswered.
 func (l *Lease) releaseLater(ctx context.Context, err error) {
 	try := func() (done bool) {
 		var outcome int32

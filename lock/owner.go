@@ -21,6 +21,15 @@ type target struct {
 func (t *target) margin() time.Duration { return max(t.opts.TTL/20, 2*time.Millisecond) }
 
 // reservationLife returns for how many ms a reservation outlasts the lease of the holder.
+//
+// A reservation outlasts the holder's lease, and a release shortens it. A waiter that listens does
+// not ask often enough to prolong a short one. See TestWakeUp_Reservation.
+//
+// A mutex and a semaphore have a reservation, which looks like a queue of one. A waiter asks less
+// often the longer it waits; a loop that takes the lock again at once would always be quicker. A
+// line that has seen two grants to other processes reserves the next one, and then asks often. A
+// real queue would make each hand-over wait for one process. See TestAcquire_IsNotStarvedByALoop,
+// TestAcquire_HandsOverSoon, TestAcquire_DeadReservation.
 func (t *target) reservationLife() int64 { return (t.opts.RedisTimeout + 2*maxPause).Milliseconds() }
 
 // An owner is one call of Acquire as the server knows it: by a token that is never used again, so
@@ -59,6 +68,11 @@ const (
 // RedisTimeout and then for TTL. A mark lives twice as long if a command to acquire may still
 // arrive. Then neither can push out the other: the marks of releases, and the marks of such
 // attempts.
+//
+// Release and giving up write a mark. A command to acquire that is still in transit would otherwise
+// be granted without a caller. The marks of a name are one sorted set of at most 500, ordered by
+// the time at which they are forgotten. Marks of attempts with an unanswered command live twice as
+// long, so they go last. See TestAcquire_ArrivesAfterRelease and TestRelease_MarksAreBounded.
 func (o *owner) markLife() time.Duration {
 	life := min(o.opts.TTL, maxMarkLife) + 2*o.opts.RedisTimeout
 	if o.inTransit {

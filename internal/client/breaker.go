@@ -24,12 +24,34 @@ import (
 // Caches may differ in how long they wait. A cache whose Timeout was not answered opens the breaker for all
 // caches with the same or a shorter Timeout: a hasty cache does not make a patient cache believe that a slow
 // node is dead.
+//
+// The breaker has no half-open state. To try a dead server with a caller's command would cost that
+// caller RedisTimeout. A probe asks in the background. The breaker needs silence as well as
+// failures: a restart of the server fails many commands quickly, and is over soon.
+//
+// One failure is enough if a ping was not answered either. When a command has waited for half of
+// RedisTimeout and the server has answered nothing since, the cache sends a ping. It counts as
+// unanswered after a quarter, until its answer comes, so that a slow command alone opens no
+// breaker. So a caller that asks several caches, one after the other, waits for RedisTimeout once.
+// The command that failed may have been sent before the last answer: then the breaker opens
+// RedisTimeout after that answer (expect), and not when commands that its caller and others have
+// sent since have failed, too. See TestBreaker_OneCaller, TestBreaker_AfterTheLastAnswer,
+// TestBreaker_SlowPing, TestBreaker_Opens, TestBreaker_Closes.
 type breaker struct {
 	outage  atomic.Pointer[outage] // nil: closed; set with server.mu
 	opening atomic.Pointer[chan struct{}]
 }
 
 // An outage is a silence of a node.
+//
+// An opening breaker releases waiting callers. Their commands go on, and count by their own
+// outcome, like commands of callers that have left; Close waits for them. With
+// ContextTimeoutEnabled a command runs in its caller's goroutine, where nothing can interrupt it.
+// So while other commands are on their way and none has been answered, it gets a goroutine, as
+// without the option. A command is not repeated while the breaker is open (Again). A caller that
+// has found the breaker closed does not wait either if it has opened before the command was sent
+// (Spared). See TestBreaker_OpensForThoseThatWait, TestBreaker_OpensBeforeTheCommand,
+// TestReachable_BreakerOpens, TestBreaker_FirstRequests, TestServer_SilentForAnyCall.
 type outage struct {
 	err  error           // that opened the breaker
 	key  string          // of its command
@@ -56,6 +78,10 @@ const Limit = 5
 
 // away returns the outage of a node if a cache with the same or a longer Timeout got no answer. A lock, which
 // does not probe, relies on the breaker only while a cache does.
+//
+// A patient cache asks for itself. A cache with a short RedisTimeout opens the breaker for those
+// that are no more patient. The others send a ping, and believe it when that was not answered
+// within their own time. See TestBreaker_TooSlowForOne and TestBreaker_SharedByHastyAndPatient.
 func (c *Client) away(n *node) *outage {
 	o := n.outage.Load()
 	if o == nil || o.patience.Load() < int64(c.Timeout) || c.background == nil && o.probes.Load() == 0 {
@@ -125,6 +151,11 @@ func yieldToReaders() {
 
 // noteFailure counts a command that was not answered, and opens the breaker when it has to. It
 // returns false if another command has opened it.
+//
+// A failure counts at once only if its command was sent after the last answer. Commands share a
+// limit and fail together; an answer after they were sent proves more than they do. A failure that
+// is noticed much later than RedisTimeout does not count either: this process was held up. See
+// TestBreaker_VolleyAroundAnAnswer, TestBreaker_FailureBeforeAnAnswer, TestBreaker_HeldUpProcess.
 func (c *Client) noteFailure(call call, err error) bool {
 	n := call.node
 	if c.stalled(time.Since(call.sent)) {
@@ -223,6 +254,10 @@ func (c *Client) watch(n *node, o *outage, noticed bool) {
 }
 
 // tell reports an outage, and its end at once, also while a probe is on its way.
+//
+// A panic of Trace.BreakerChanged is recovered and reported as a RedisError. A panic in another
+// function of Trace may end the process. This function is also called in the background when Redis
+// comes back, the worst time for a crash. See TestBreaker_PanickingTrace.
 func (c *Client) tell(o *outage) {
 	c.change(+1, o.err)
 	c.background(func(closing <-chan struct{}) {

@@ -194,7 +194,7 @@ func TestBreaker_FailureBeforeAnAnswer(t *testing.T) {
 }
 
 // A silence is noticed a command's time after the last answer, also by those whose commands were sent before it, and
-// while commands queue. So whoever asks several caches waits for that time once.
+// while commands queue. So a caller that asks several caches waits for that time once.
 func TestBreaker_AfterTheLastAnswer(t *testing.T) {
 	t.Parallel()
 	for kind, open := range muteKinds() {
@@ -279,7 +279,7 @@ func TestReachable_BreakerOpens(t *testing.T) {
 	})
 }
 
-// The end of a cache waits for one probe, its own or that of another cache.
+// The end of a cache waits for one probe, its own or another cache's.
 func TestBreaker_ClosedDuringAProbe(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		rdb := mute(t)

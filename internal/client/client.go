@@ -15,6 +15,10 @@ import (
 )
 
 // A Client bounds and observes the commands of one cache or lock.
+//
+// The user's client is never cloned. Client.WithTimeout would bound commands without a goroutine.
+// But a clone runs none of the user's hooks: the cache would be missing in every trace and metric.
+// See TestNew_UserClient.
 type Client struct {
 	Redis   redis.UniversalClient // use it only inside of Do
 	Timeout time.Duration         // of each command
@@ -288,6 +292,11 @@ func (c *Client) Queued() int64 { return c.queued.Load() }
 // user's client makes it wait. done is called when the command has an outcome: at the latest when
 // bounded ends. The call returns when the breaker opens, unless no caller waits for it, or it is open from the
 // beginning: then the command is to find out whether the server is back.
+//
+// A command goes on in another goroutine when its caller has left. go-redis respects a deadline
+// during a read only with ContextTimeoutEnabled. And a command that ended with its caller would
+// tell the breaker nothing: callers with short deadlines would hide a dead server for ever. See
+// TestBreaker_ImpatientCallers.
 func runAsync[R any](ctx context.Context, call call, bounded context.Context, done func(answered bool),
 	cmd func(ctx context.Context) (R, error)) (R, error) {
 	c, n := call.client, call.node
@@ -360,6 +369,11 @@ func (c *Client) leaves(bounded context.Context) {
 func (c *Client) Settle() { time.Sleep(time.Until(c.node.begun.Add(time.Duration(c.left.Load())))) }
 
 // bound returns a context that bounds a command sent now.
+//
+// A client with an OnConnect function gets a goroutine per command, also with
+// ContextTimeoutEnabled. A client with a credentials provider or a ClusterSlots function does, too.
+// go-redis calls these functions in the goroutine of the caller, and they may ignore their context.
+// See TestBounded_OnConnect.
 func (c *Client) bound(ctx context.Context, shared *sharedLimit, timeout time.Duration) (context.Context, context.CancelFunc) {
 	if timeout == c.Timeout {
 		return commandContext{shared.ctx, ctx}, func() {}

@@ -54,6 +54,17 @@ func (t timely) Args() []any {
 // its caller leaves, and the server may read it at any later time, after the commands of other connections
 // that undo it. So its last argument is the server's time in µs after which it must take nothing: the
 // script answers LATE with the time then.
+//
+// A command that takes a lock carries the time after which it takes nothing. A frozen server
+// executes what is in its sockets when it goes on, connection by connection in any order, long
+// after the callers have left; a network may deliver a command later still. No mark of an
+// abandonment lives for long enough. So the script compares its clock with the time at which the
+// caller leaves, which the process states by the clock of that server as last seen (clock.go): one
+// TIME every ten minutes for each server and client. It is never stated too late, unless the clock
+// was set back since. A script that finds itself late says so with the time, and the command is
+// sent again if its caller still waits: after the clock was set forward. Transactions need no such
+// time: an abandonment touches the lock key, and a transaction that has watched the key fails then.
+// See TestLock_ArrivesAfterOthers, TestTaking_Until, TestTaking_ClockJumps, TestWatch_Abandoned.
 type taking struct{ redis.Cmder }
 
 // begin sets the last argument of a taking when its caller begins to wait for the reply, until end.

@@ -15,6 +15,12 @@ import (
 
 // A node is one server of a Client. Only a Cluster has several, each with its own breaker, so that a dead
 // node affects only its own keys.
+//
+// Each node of a Cluster has a gate and a breaker, found by MasterForKey with a context that has
+// ended. MasterForKey asks the servers if the client does not know them yet; with an ended context
+// it cannot. Until the first answer one gate and one breaker serve all nodes. A node is forgotten
+// when the Cluster has changed and the node has not answered for ten minutes. Reads that a replica
+// answers count for its master. See TestCluster_FrozenNode.
 type node struct {
 	*server
 	limit limit

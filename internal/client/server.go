@@ -20,6 +20,11 @@ import (
 
 // A server is what all caches and locks of this process that share one client know about the server
 // behind it: how many commands can be sent at a time, and when it last answered.
+//
+// The state of a server is shared through weak pointers. Caches and locks find the gate and the
+// breaker of their client by its address. The registry keeps neither alive. A client that is a
+// struct, and no pointer to one, has no address: its caches and locks share nothing. See
+// TestBreaker_Shared, TestServer_Shared, TestServer_Forgotten.
 type server struct {
 	rdb      redis.UniversalClient
 	alone    *gate // of commands that go alone
@@ -33,7 +38,7 @@ type server struct {
 	clock    clock
 	begun    time.Time
 	answered atomic.Int64 // time of the last answer, in ns since begun
-	moved    atomic.Int64 // that of the last one to a command that had passed a gate
+	moved    atomic.Int64 // when the last command that had passed a gate was answered
 
 	unanswered atomic.Pointer[question] // the last one, or nil
 
@@ -230,8 +235,9 @@ func (s *server) silentSince(then time.Time) time.Duration {
 	return min(time.Since(then), time.Since(s.begun)-time.Duration(s.answered.Load()))
 }
 
-// stuckSince returns how long no command that had passed a gate has been answered, seen by one that waits since then.
-// A ping passes none: its answer, on a connection that works, would keep those that wait behind others that do not.
+// stuckSince returns how long no command that had passed a gate has been answered, for a command that waits since
+// then. A ping passes none: its answer, on a connection that works, would keep those that wait behind others that do
+// not.
 func (s *server) stuckSince(then time.Time) time.Duration {
 	return min(time.Since(then), time.Since(s.begun)-time.Duration(s.moved.Load()))
 }

@@ -57,6 +57,10 @@ func (msgPackCodec) Unmarshal(data []byte, v any) (err error) {
 // decoders are decoders that may be reused. msgpack.Unmarshal would reuse all of its decoders, even
 // those that a failed decode left in the middle of a recording, and those that a user's method may
 // have kept.
+//
+// Decoders are pooled only for types whose methods cannot keep them, and only after a success. A
+// method may keep the decoder; a failed decode may leave it in the middle of a recording. Either
+// would show one value to the reader of another. See TestUnmarshal_KeptDecoder.
 var decoders = sync.Pool{New: func() any { return &decoder{Decoder: msgpack.NewDecoder(nil)} }}
 
 // maxReused limits the bytes given to a reused decoder, since it keeps a buffer as long as the

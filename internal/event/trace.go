@@ -33,7 +33,7 @@ type ValueInfo struct {
 	Age     time.Duration
 	Expires time.Time
 	Err     error
-	Entry   uint64 // its ID; 0: not that of an entry
+	Entry   uint64 // the ID of the entry; 0: it is in none
 }
 
 type LoadInfo struct {

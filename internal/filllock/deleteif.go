@@ -19,6 +19,13 @@ var deleteIfLua string
 //
 // deleted is false, too, if the client has sent the command again after the connection broke, and the
 // first one had removed the entry. repeated reports that the command may have been sent again.
+//
+// DeleteIf forgets what memory has also if it deletes nothing, and counts how often it is sent.
+// Another process may have deleted the entry, and this one has not read the record yet. And
+// go-redis sends a command again whose reply was lost: the second reply says that there is no such
+// entry, so the record is written then, too. A fill of this process is superseded only if the entry
+// was removed: otherwise the fill is about a newer entry. See TestNearRules_DeletedElsewhere,
+// TestNear_DeleteIfLostReply, TestDeleteIf_DuringLoad.
 func DeleteIf(ctx context.Context, c *client.Client, pair Pair, id uint64) (deleted, repeated bool, err error) {
 	random := &counted{text: entry.Random(id)}
 	const unrun = -1

@@ -123,6 +123,10 @@ type Reply struct {
 }
 
 // GetOrLock returns an entry other than the known one, or else takes the lock if it is free.
+//
+// Each grant has a stamp besides the token. The client may send the locking command twice. If the
+// second copy arrives after a Delete, the same token holds the lock again: a value loaded before
+// the Delete would be stored after it. See TestLock_LateGrant.
 func (l *Lock) GetOrLock(ctx context.Context, within time.Duration, q Query) (Reply, error) {
 	call := append(getOrLockScript.Call(2, 7), l.Keys.Value, l.Keys.Lock,
 		l.token, l.ttl.Milliseconds(), q.Known, q.Awaited, q.Take, q.For, 0)
@@ -187,6 +191,10 @@ func parseLockReply(cmd *redis.Cmd) (r Reply, err error) {
 
 // Store writes the entry and releases the lock. It returns false if the server refused and wrote
 // nothing.
+//
+// store.lua reports "stored" although the lock is gone, if the value is the very entry to be
+// stored: the first copy of the command stored it, and its reply was lost. Headers are random, so
+// no two entries are equal. See TestCommand_LostOnce.
 func (l *Lock) Store(ctx context.Context, within time.Duration, data []byte, life time.Duration) (bool, error) {
 	what := client.Command{Op: "store", Key: l.Keys.Value, Within: within, Convoy: l.convoy(), Script: storeScript}
 	return l.act(ctx, what, []string{l.Keys.Lock}, l.watchStore(data, life), l.stamp, data, life.Milliseconds())
@@ -209,6 +217,10 @@ func (v ReleaseNote) life(ttl time.Duration) time.Duration { return max(ttl, v.R
 
 // Release releases the lock and leaves the note. If this attempt does not hold the lock, it does
 // nothing.
+//
+// A failed load leaves a mark instead of deleting the lock, and the next holder's lock keeps the
+// mark. The callers that waited share the failure; otherwise each of them would load and fail in
+// turn. A new caller may take the lock before they ask again. See TestFailure_LateWaiters.
 func (l *Lock) Release(ctx context.Context, within time.Duration, v ReleaseNote) (bool, error) {
 	what := client.Command{Op: "release", Key: l.Keys.Lock, Within: within, Convoy: l.convoy(), Script: releaseScript}
 	return l.act(ctx, what, []string{l.Keys.Value}, l.watchRelease(v), l.stamp,
@@ -221,6 +233,14 @@ func (l *Lock) Late() time.Time { return l.late }
 // Abandon gives up an attempt whose outcome is unknown: it releases the lock if the attempt has taken it.
 // A command of it that is still in transit is to be late by now, or Abandon is to be repeated then. If the clock of the server has been set back
 // since, the server refuses it for the TTL of the lock, unless another attempt uses the lock in between.
+//
+// Abandon writes to a lock that is free. The command that it gives up may arrive after it, and
+// would take the lock for LockTTL without a load if the clock of the server was set back. See
+// TestAbandon_RefusesAttempt.
+//
+// An abandonment is tried until Redis answers, and first of all while the breaker is open. A frozen
+// server may have granted the lock just before; it executes the abandonment as soon as it goes on.
+// See TestServer_FrozenTakesNothing.
 func (l *Lock) Abandon(ctx context.Context) (bool, error) {
 	what := client.Command{Op: "abandon", Key: l.Keys.Lock, Within: l.client.Timeout, Script: abandonScript}
 	return l.act(ctx, what, nil, l.watchAbandon, l.ttl.Milliseconds())

@@ -17,7 +17,11 @@ import (
 // Where the server refuses scripts, each command of the fill lock is a transaction: it watches and
 // reads the keys, decides, and writes with MULTI and EXEC on the same connection. So nothing is
 // written if a key has changed since it was read. Each decides as the script of the same name does.
+//
+// Each script exists a second time in Go. Some managed services refuse scripts. GET followed by SET
+// would be no replacement; WATCH is one, if both decide equally. See TestWatch_AgreesWithScripts.
 
+// watchGetOrLock is GetOrLock.
 func (l *Lock) watchGetOrLock(ctx context.Context, q Query) (r Reply, err error) {
 	_, err = client.Watch(ctx, l.client.Redis, []string{l.Keys.Value, l.Keys.Lock}, func(ctx context.Context, tx *redis.Tx) (func(redis.Pipeliner), bool, error) {
 		header, err := tx.GetRange(ctx, l.Keys.Value, 0, entry.HeaderLen-1).Result()

@@ -32,5 +32,6 @@ type Options struct {
 	RedisError func(ctx context.Context, op string, err error)
 }
 
-// New makes a semaphore. Package lock sets it: to call lock here would be an import cycle.
+// New makes a semaphore. Package lock sets it: to call lock here would be an import cycle. A semaphore of
+// lock.NewSemaphore would not do: its keys begin with its own name, not with the namespace.
 var New func(rdb redis.UniversalClient, opts Options) (Semaphore, error)

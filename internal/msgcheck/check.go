@@ -42,6 +42,13 @@ const internedStr = -128
 // intern use. The other is an extension of no bytes before a map or nil: where the decoder expects
 // a map, it reads the extension as a part of that map, so that the maps of a flat array would be
 // nested without limit.
+//
+// Bytes are checked before they are decoded, and an extension without bytes before a map is
+// refused. Such an extension is valid MessagePack. But the decoder believes declared lengths, and
+// takes the extension for a part of the map after it, so that a flat array nests without limit. A
+// process cannot recover from running out of memory or stack. Marshal applies the same limits;
+// otherwise it would write a value that is a miss at every read. See TestCheck_Refuses and
+// TestMarshal_Refuses.
 func Check(data []byte, maxDepth int) (Doc, error) {
 	doc := Doc{data: data}
 	var inline [inlineDepth]int

@@ -70,6 +70,10 @@ func (k *Keys) DeleteIf(ctx context.Context, key string, id uint64) (deleted boo
 }
 
 // invalidate invalidates keys by do, in batches, on all nodes at the same time.
+//
+// Delete, Set and Expire supersede the fills of this process after the command, also if it failed.
+// Before the command, a later caller could join a fill that begins between the two and reads the
+// old value. And a command that failed may have been executed. See TestDelete_WithoutRedis.
 func (k *Keys) invalidate(ctx context.Context, op string, keys []string,
 	do func(ctx context.Context, pairs []filllock.Pair) error) error {
 	if err := k.open(); err != nil || len(keys) == 0 {
@@ -127,6 +131,13 @@ func (k *Keys) open() error {
 	}
 }
 
+// delete removes values and their locks, in a pipeline.
+//
+// Set is MULTI and Delete is DEL, although there are scripts. Both must work for a user without the
+// right to run scripts. See TestRefused_MissingRight.
+//
+// Delete sends a PTTL before its DEL. Its reply says whether a load was in flight, whose waiters
+// have to be woken. The DEL of value and lock stays one step. See TestWake_WhateverEndsTheLoad.
 func (k *Keys) delete(ctx context.Context, pairs []filllock.Pair) error {
 	type reply struct {
 		superseded []string // locks
@@ -160,6 +171,10 @@ func (k *Keys) delete(ctx context.Context, pairs []filllock.Pair) error {
 	return k.record(ctx, pairs, recorded{sent: records, refused: r.refused}, err)
 }
 
+// expire makes values stale.
+//
+// Expire sends EVAL, with the text of the script each time. A pipeline cannot fall back from
+// EVALSHA: after a SCRIPT FLUSH some of the keys would stay fresh. See TestServer_ForgetsScripts.
 func (k *Keys) expire(ctx context.Context, pairs []filllock.Pair) error {
 	return k.Record(ctx, pairs, filllock.Expire(ctx, k.client, pairs))
 }

@@ -24,7 +24,7 @@
 // Members leave an index when their values have ended, whatever has become of the values before. Set is
 // right without a proof: a Set at the same time as an invalidation may come before or after it.
 //
-// What is lost is found out by an epoch, which each book is given at its birth, and by indexes that are gone
+// What is lost is found out by an epoch, which each book is given at its birth, by another replication ID, and by indexes that are gone
 // although the book says that values have their tags. The tags are then read from the values:
 //
 //  1. begin new books ([Index.Prove]);
@@ -38,6 +38,10 @@
 //
 // A note ends when a value ends that was stored at most a time for storing after it. A process that stores a value
 // later, because it was frozen in between, notes it again.
+//
+// One book, and so one slot, for all tags would be simpler, but all indexes of a Cluster would be on one master. A
+// book is in the slot of its indexes, so each script is one step. The sorted sets are trimmed as members are added,
+// also where the server could end members by itself (HPEXPIRE): one way for all servers.
 package tags
 
 import (

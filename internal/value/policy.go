@@ -50,6 +50,13 @@ func (p *Policy) KeptFor(life time.Duration) time.Duration {
 	return math.MaxInt64
 }
 
+// freshnessOf returns how fresh an entry is at a time.
+//
+// The clocks of writer and reader decide whether an entry is fresh. With the clock of the server
+// every hit would be two commands, or a script, which neither a replica nor client-side caching
+// could answer. The TTL in Redis bounds every error. Expire sets a flag, since a time alone would
+// leave the entry fresh in a process whose clock is behind. See TestClocks_Freshness and
+// TestClocks_Expire.
 func (p *Policy) freshnessOf(e *entry.Entry, now time.Time) Freshness {
 	late := now.Sub(e.FreshUntil)
 	if late < 0 && !e.Expired {

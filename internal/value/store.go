@@ -165,6 +165,10 @@ func (s *Store) replied(ctx context.Context, l *Lookup, data []byte, asked time.
 
 // Decode reads an entry and judges its freshness. Bytes that are not an entry, or not of a T, are a
 // miss; they are counted.
+//
+// Each caller decodes again, or copies. One caller may change its map while another one reads. The
+// payload kept for that is part of the encoded entry: what the codec returned may be memory of the
+// value itself. See TestGetOrLoad_CallersOwnTheirValues and TestCodec_AliasedBytes.
 func (s *Store) Decode(ctx context.Context, l *Lookup, data []byte) {
 	l.Data, l.At = data, time.Now()
 	var err error

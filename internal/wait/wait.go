@@ -31,6 +31,12 @@ import (
 // the time that its own commands take. It pauses at least crowd times as long, so that no more than
 // one waiter in crowd+1 is in the queue of the server. A single slow command may have other causes:
 // the quicker one of the last two counts, and the first one up to MaxPause.
+//
+// Waiters poll, although Redis wakes them. A wake-up is lost with its connection, and none is sent
+// when the holder dies. One script tells a waiter that a value arrived, that the load failed, or
+// that the holder died; no second source of truth can contradict it. A wake-up only brings the next
+// poll forward. It carries no value: a client that may publish could forge one. docs/scale.md says what
+// polling costs. See TestWait_NoConnection and TestGetOrLoad_KilledHolder.
 type Wait struct {
 	Begun    time.Time
 	Polls    int // that found the lock held
@@ -114,6 +120,10 @@ func (w *Wait) End() {
 }
 
 // Pause returns how long to sleep before the next poll. It does not exceed the end of the holder's lock.
+//
+// A waiter pauses for at least twice the time its last command took. A slow reply thus makes the
+// wait longer, but the reply time is all that a waiter can know of thousands of others, and it keeps
+// the queue of the server short. See TestWait_SlowServer and TestWait_OneSlowCommand.
 func (w *Wait) Pause(reply filllock.Reply) time.Duration {
 	d := max(w.expected.pause(reply.Age), MinPause)
 	d = max(min(d, MaxPause), crowd*w.quick)

@@ -34,6 +34,13 @@ const (
 
 // A connection is the connection of a Listener. When it breaks, the Listener connects again. One
 // goroutine writes, another one reads.
+//
+// A connection for wake-ups has no heartbeat. The network may swallow what is sent on it, while
+// commands get through on others. A waiter that was subscribed before then polls when the lock as
+// last seen ends, or after listeningPause and a quarter of it: that bounds how late it is. It finds
+// the value without a message, and the connection is closed, as above. A new channel on that
+// connection gets no answer. Its waiter polls as without wake-ups, and after five seconds the
+// connection is replaced. See TestWake_LostCosts and TestListener_Unanswered.
 type connection struct {
 	*Listener
 	ctx     context.Context

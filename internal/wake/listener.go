@@ -45,6 +45,10 @@ type Listener struct {
 }
 
 // A channel has Subscriptions, or had one in the last seconds.
+//
+// A channel stays subscribed for a second or two after the last wait. The next wait for a hot key
+// then sends nothing to listen, and all that end in a second are unsubscribed by one command. See
+// TestListener_KeepsSubscription.
 type channel struct {
 	subs   map[*Subscription]struct{}
 	state  state
@@ -125,6 +129,11 @@ func (s *Subscription) Close() {
 
 // Complete reports whether the Subscription has received every message since then. It does not notice
 // a message that the server or the network has lost without an error.
+//
+// A waiter that listens polls when its subscription is confirmed. What was published between its
+// last poll and the subscription is lost to it. After that it polls at the end of the holder's
+// lock, or a little after the load should have ended. See TestWake_PublishedBeforeSubscribed and
+// TestWake_AtTheStore.
 func (s *Subscription) Complete(then time.Time) bool {
 	l := s.listener
 	l.mu.Lock()
@@ -157,6 +166,11 @@ func (l *Listener) channel(name string) *channel {
 // Missed notes that the waiter's load or lease has ended, and that no message has arrived since then.
 // If none arrives in the next moments either, this server loses messages, and the Listener is disabled
 // for some time.
+//
+// After one wake-up that did not come, a process does not listen for a minute. Then its waiters
+// poll as if there were no wake-ups: the holder may lack the right to publish, or its version of
+// singlefill may not publish. A message may come later than the reply to a poll, so half a second
+// decides. See TestWake_Lost and TestListener_Missed.
 func (s *Subscription) Missed(since time.Time) {
 	time.AfterFunc(latest, func() {
 		if s.missed(since) {

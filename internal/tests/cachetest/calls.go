@@ -75,8 +75,8 @@ func WantGet[T any](t testing.TB, c *singlefill.Cache[T], key string, value T, w
 	})
 }
 
-// An Answer is what a GetOrLoadInfo returned, and after how long. Its Info tells of the value, and not
-// which entry it is: see Of.
+// An Answer is what a GetOrLoadInfo returned, and after how long. Its Info describes the value, and
+// not which entry it is: see Of.
 type Answer struct {
 	Value string
 	Info  singlefill.ValueInfo
@@ -90,7 +90,7 @@ func Ask(ctx context.Context, c *singlefill.Cache[string], key string, load sing
 	return Answer{v, Of(info), err, time.Since(begun)}
 }
 
-// Of returns what info tells of how a value was served.
+// Of returns what info says about how a value was served.
 func Of(info singlefill.ValueInfo) singlefill.ValueInfo {
 	return singlefill.ValueInfo{Stale: info.Stale, Age: info.Age, Err: info.Err}
 }

@@ -321,8 +321,8 @@ func TestDelete_WithoutRedis(t *testing.T) {
 	}
 }
 
-// Without Redis a DeleteIf of a value from Redis returns an error. One of a value that was loaded meanwhile has
-// nothing to remove.
+// Without Redis a DeleteIf of a value from Redis returns an error. A DeleteIf of a value that was loaded in
+// between has nothing to remove.
 //
 //fault:unreachable-delete
 func TestDeleteIf_WithoutRedis(t *testing.T) {

@@ -6,7 +6,7 @@ import (
 )
 
 // A hundred requests of four processes use a token that is refused, and call DeleteIf and GetOrLoad: one of them
-// deletes it, and all get the token of one load. The token in Redis after it is that one.
+// deletes it, and all get the token of one load. Afterwards Redis has that token.
 func TestDeleteIf_RefusedToken(t *testing.T) {
 	for name, c := range map[string]config{"Redis": {Direct: true}, "Near": {Direct: true, Near: true}} {
 		t.Run(name, func(t *testing.T) {
