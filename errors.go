@@ -23,10 +23,10 @@ var (
 	// and GetOrLoad return it for [Options.NotFoundTTL].
 	ErrNotFound = value.ErrNotFound
 
-	// ErrNoStale marks an error of a [Loader] that all callers must see: one that is or wraps ErrNoStale
-	// is returned to every caller, here and in other processes, where no old value takes its place
-	// whatever the stale windows are. The old value is removed as by Delete, also if the load was a
-	// refresh. If Redis does not answer then, it stays there, and LoadInfo.StoreErr has the reason, or
+	// ErrNoStale marks an error of a [Loader] that all callers must see: an error that is or wraps
+	// ErrNoStale is returned to every caller, here and in other processes, where no old value takes its
+	// place whatever the stale windows are. The old value is removed as by Delete, also if the load was
+	// a refresh. If Redis does not answer then, it stays there, and LoadInfo.StoreErr has the reason, or
 	// LoadInfo.Unlocked is set. In a panic it means nothing. docs/stale.md says which errors to mark.
 	ErrNoStale = fill.ErrNoStale
 

@@ -258,7 +258,7 @@ func ExampleRemoteError() {
 	// tea price service is down the same error: false
 }
 
-// Old values hide errors of the source. ErrNoStale marks one that is an answer.
+// Old values hide errors of the source. ErrNoStale marks an error that is an answer.
 func Example_errNoStale() {
 	names, stop := embeddedCache("names", time.Hour, &singlefill.Options[string]{StaleIfError: time.Hour, RetryAfter: -1})
 	defer stop()

@@ -260,8 +260,8 @@ func (l *ledger) write(fence int64, entry string) string {
 	return entry + " is written"
 }
 
-// A caller that finds the lock busy learns who holds it. The one that gets it after a holder that was killed,
-// or whose lease was deleted, learns of that.
+// A caller that finds the lock busy learns who holds it. The next holder learns that the holder before it was
+// killed, or that its lease was deleted.
 func ExampleOptions_holder() {
 	index, rdb, stop := embeddedMutex("search index", &lock.Options{
 		Holder: "web-7", // default: host and process

@@ -45,8 +45,8 @@ type LeaseInfo struct {
 	// Name is the name of the lock.
 	Name string
 
-	// Holder is the [Options.Holder] of another caller: for Expired the one whose lease ended, and for
-	// Waited the one that held the lock by the last busy answer. Else it is empty.
+	// Holder is the [Options.Holder] of another caller: for Expired, of the caller whose lease ended;
+	// for Waited, of the caller that held the lock by the last busy answer. Otherwise it is empty.
 	Holder string
 
 	// Fence is [Lease.Fence]. It is 0 for Waited and Expired.

@@ -1,6 +1,6 @@
--- The key of the fence has the last fence. That of a mutex has the token of its holder behind it, after a
--- space, until the holder gives the lease back: at the next grant a token tells that the lease before ended
--- without a release. A token ends with the name of its holder.
+-- The key of the fence has the last fence. For a mutex it also has the token of the holder, behind the
+-- fence, after a space, until the holder gives the lease back: at the next grant a token tells that the
+-- lease before ended without a release. A token ends with the name of its holder.
 
 -- Returns the last fence, 0 without one, nil for foreign data; and the token, if there is one.
 local function lastGrant(call, fence)

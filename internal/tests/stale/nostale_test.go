@@ -23,7 +23,7 @@ var (
 	errForbidden = fmt.Errorf("%w (%w)", errSuspended, singlefill.ErrNoStale)
 )
 
-// noStaleOptions are those of a cache that serves old values for an hour in place of an error.
+// noStaleOptions returns options with which old values are served for an hour in place of an error.
 func noStaleOptions() *singlefill.Options[string] {
 	opts := cachetest.StaleOptions(0, time.Hour)
 	opts.Errors = map[string]error{"suspended": errSuspended}
