@@ -79,7 +79,7 @@ func New[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, 
 func newRooms(rdb redis.UniversalClient, namespace string, s settings, typ *value.Type) (*rooms, error) {
 	clock, events, closing := new(flight.Clock), event.NewSink(), make(chan struct{})
 	s.trace.addTo(events, namespace)
-	reads, fills := flight.NewReads[value.Lookup](clock), flight.NewFills[fill.Result](clock)
+	reads, fills := flight.NewReads[value.Lookup](), flight.NewFills[fill.Result](clock)
 	background := func(run func(<-chan struct{})) { fills.Go(func() { run(closing) }) }
 	redis := client.New(rdb, s.redisTimeout, events.RedisError, events.BreakerChanged, background)
 	var tier *near.Tier

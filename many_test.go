@@ -695,6 +695,120 @@ func TestGetOrLoadMany_SharedReads(t *testing.T) {
 	})
 }
 
+// A function of Trace that panics in the middle of a call leaves no key behind that nobody can read.
+func TestGetOrLoadMany_PanicOfTrace(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		for _, panics := range []string{"Hit", "BadValue"} {
+			var armed, slow atomic.Bool
+			goOn := make(chan struct{})
+			boom := func(of string) {
+				if of == panics && armed.CompareAndSwap(true, false) {
+					panic(of)
+				}
+			}
+			c := cachetest.NewCacheIn(t, rdb, panics, &singlefill.Options[string]{Trace: &singlefill.Trace{
+				Hit: func(context.Context, string) { boom("Hit") },
+				BadValue: func(context.Context, string, error) {
+					if boom("BadValue"); slow.CompareAndSwap(true, false) {
+						<-goOn
+					}
+				},
+			}})
+			put := func(key, data string) {
+				redistest.Must(t, rdb.Set(t.Context(), panics+":{"+key+"}", data, time.Hour).Err())
+			}
+			put("read", "garbage")
+			slow.Store(true)
+			reader := cachetest.GoGet(t.Context(), c, "read", cachetest.Gives(valueOf("read")))
+			synctest.Wait() // it holds the turn of "read"
+			if put("found", "garbage"); panics == "Hit" {
+				redistest.Must(t, c.Set(t.Context(), "found", valueOf("found")))
+			}
+			armed.Store(true)
+			func() {
+				defer func() {
+					if p := recover(); p != panics {
+						t.Errorf("the call has panicked with %v, want %s", p, panics)
+					}
+				}()
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				_, _ = c.GetOrLoadMany(ctx, []string{"found", "read"}, new(manySource).load)
+			}()
+			close(goOn)
+			reader.Want(t, valueOf("read"))
+			for _, key := range []string{"found", "read"} {
+				redistest.Must(t, c.Delete(t.Context(), key))
+				cachetest.GoGet(t.Context(), c, key, cachetest.Gives("next")).Want(t, "next")
+			}
+		}
+	})
+}
+
+// While a call tells Trace of its hits, others may load what it has missed: Trace may do so itself.
+func TestGetOrLoadMany_TraceThatCalls(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		var c *singlefill.Cache[string]
+		c = cachetest.NewCache(t, rdb, &singlefill.Options[string]{Trace: &singlefill.Trace{Hit: func(_ context.Context, key string) {
+			if key == "found" {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				if _, err := c.GetOrLoad(ctx, "missed", cachetest.Gives("by Trace")); err != nil {
+					t.Errorf("GetOrLoad in Trace: %v", err)
+				}
+			}
+		}}})
+		redistest.Must(t, c.Set(t.Context(), "found", valueOf("found")))
+		got, err := c.GetOrLoadMany(t.Context(), []string{"found", "missed"}, new(manySource).load)
+		redistest.Must(t, err)
+		wantFound(t, "the call", got, "found", "missed")
+	})
+}
+
+// What becomes of a key is decided when its own load ends, or its own StaleAfter is over, however long the other
+// keys of the call take.
+func TestGetOrLoadMany_SlowNeighbour(t *testing.T) {
+	for name, at := range map[string]struct {
+		stale, leave time.Duration
+		fails        error
+	}{
+		"its load fails":       {0, time.Hour, cachetest.ErrSource},
+		"StaleAfter is over":   {time.Second, time.Hour, nil},
+		"then the caller goes": {time.Second, 10 * time.Second, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+				o := cachetest.StaleOptions(0, 5*time.Second)
+				o.StaleAfter, o.LoadTimeout = at.stale, time.Hour
+				c := cachetest.NewCache(t, rdb, o)
+				redistest.Must(t, c.Set(t.Context(), "old", valueOf("old")))
+				time.Sleep(cachetest.StaleLife + time.Second)
+				slow := cachetest.GoGet(t.Context(), c, "slow", func(context.Context, string) (string, error) {
+					time.Sleep(20 * time.Second)
+					return valueOf("slow"), nil
+				})
+				synctest.Wait()
+				ctx, cancel := context.WithCancel(t.Context())
+				time.AfterFunc(at.leave, cancel)
+				s := &manySource{takes: time.Second, err: at.fails}
+				if at.fails == nil {
+					s.takes = 20 * time.Second
+				}
+				got, err := c.GetOrLoadMany(ctx, []string{"old", "slow"}, s.load)
+				if at.leave == time.Hour {
+					redistest.Must(t, err)
+					wantFound(t, "the call", got, "old", "slow")
+				} else {
+					wantFound(t, "the call", got, "old")
+					wantManyErrors(t, "the call", err, context.Canceled, "slow")
+				}
+				slow.Want(t, valueOf("slow"))
+				time.Sleep(time.Minute)
+			})
+		})
+	}
+}
+
 // Each caller owns its values.
 func TestGetOrLoadMany_Ownership(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {

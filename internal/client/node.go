@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/wake"
 )
 
@@ -203,32 +204,32 @@ func (c *Client) reach(ctx context.Context, n *node, after time.Time, leave func
 	if n.silent(after, c.least()) {
 		return errSilent
 	}
-	turn, found, err := n.pings.Arrive(c.Timeout.String()).Wait(ctx)
-	switch {
-	case err != nil:
-		return err
-	case found != nil:
-		return *found
-	}
-	left := true
-	defer func() {
-		if left { // or a hook of the user's client panicked
-			turn.End(nil)
+	turn := &flight.Turn[error]{Key: c.Timeout.String()}
+	turns := func(int) *flight.Turn[error] { return turn }
+	n.pings.Arrive(1, turns)
+	waits := !turn.Held()
+	if waits {
+		if err := n.pings.Await(ctx, 1, turns); err != nil {
+			return err
 		}
-	}()
+	}
+	if turn.Found != nil {
+		return *turn.Found
+	}
+	defer n.pings.End(1, turns)     // also if a hook of the user's client panics
 	if n.silent(after, c.least()) { // the ping before, which others may have called after
 		return errSilent
 	}
-	if turn.Arrived != 0 {
+	if waits {
 		if err := leave(); err != nil {
 			return err
 		}
 	}
-	if err = c.ping(ctx, n, false); ctx.Err() != nil {
+	err := c.ping(ctx, n, false)
+	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	left = false
-	turn.End(&err)
+	turn.Found = &err
 	return err
 }
 

@@ -92,7 +92,7 @@ func newServer(rdb redis.UniversalClient) *server {
 		s.alone.size = uint64(max(1, all-few))
 		s.together = &gate{size: uint64(few), most: firstTogether}
 	}
-	s.wakes, s.pings = wake.New(rdb), flight.NewReads[error](new(flight.Clock))
+	s.wakes, s.pings = wake.New(rdb), flight.NewReads[error]()
 	s.node = &node{server: s}
 	s.opening.Store(new(make(chan struct{})))
 	return s

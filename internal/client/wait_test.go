@@ -322,7 +322,8 @@ func TestWait_OnlyPingsAnswered(t *testing.T) {
 	}
 }
 
-// answering returns a connection to a server that refuses HELLO and answers one command only.
+// answering returns a connection to a server that refuses HELLO, and CLIENT, by which go-redis asks for
+// notifications of maintenance; and answers one command only.
 func answering(command, reply string) net.Conn {
 	ours, theirs := net.Pipe()
 	go func() {
@@ -334,8 +335,8 @@ func answering(command, reply string) net.Conn {
 				return
 			}
 			switch sent := strings.ToLower(string(buf[:n])); {
-			case strings.Contains(sent, "hello"):
-				_, err = theirs.Write([]byte("-ERR unknown command 'hello'\r\n"))
+			case strings.Contains(sent, "hello"), strings.Contains(sent, "client"):
+				_, err = theirs.Write([]byte("-ERR unknown command\r\n"))
 			case strings.Contains(sent, command):
 				_, err = theirs.Write([]byte(reply))
 			}

@@ -73,12 +73,12 @@ func (s *Sink) Shared() { s.shared.Add(1) }
 
 // ShareDone takes the end of a wait for the load of another call. load is the context of that load's Loader, or nil
 // if none has been called.
-func (s *Sink) ShareDone(ctx context.Context, key string, begun time.Time, load context.Context) {
+func (s *Sink) ShareDone(ctx context.Context, key string, took time.Duration, load context.Context) {
 	t := s.trace.Load()
 	if t.ShareDone == nil {
 		return
 	}
-	info := ShareInfo{Key: key, Duration: time.Since(begun)}
+	info := ShareInfo{Key: key, Duration: took}
 	if load != nil {
 		info.Load = client.Detach(load)
 	}

@@ -140,7 +140,7 @@ func (x *filling) purpose() string {
 	switch {
 	case !x.next.wanted:
 		return filllock.Served
-	case x.Store.Servable(&x.old.Found):
+	case x.Store.Servable(&x.old.Found, time.Now()):
 		return filllock.Fallback
 	}
 	return filllock.Unusable

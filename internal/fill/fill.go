@@ -59,11 +59,24 @@ type Source struct {
 	Seat   *bulk.Seat // nil: Loader
 }
 
-// Join joins the fill of the key that a caller has looked for, or starts one with what the caller has found.
-func (f *Filler) Join(ctx context.Context, call *flight.Caller, from Source, found *value.Lookup) (flight.Waiter[Result], error) {
-	l := *found
-	return f.Fills.Join(l.Key, call, func(of *flight.Fill[Result], over func()) {
-		f.start(client.Detach(ctx), of, from, &l, over)
+// An Ask is a key for which a call needs a fill.
+type Ask struct {
+	value.Lookup // what the call has found under the key
+	From         Source
+	Wait         flight.Waiter[Result]
+}
+
+// Join joins the fills of keys, or starts fills with what the call has found.
+func (f *Filler) Join(ctx context.Context, call *flight.Caller, asks []*Ask) {
+	waits := make([]*flight.Waiter[Result], len(asks))
+	for i, a := range asks {
+		a.Wait.Key, a.Wait.Group = a.Key, a.From.Seat.Node()
+		a.Wait.Empty = a.RedisErr == nil && a.Freshness == value.Expired
+		waits[i] = &a.Wait
+	}
+	f.Fills.Join(call, waits, func(i int) func(of *flight.Fill[Result], over func()) {
+		found, from := asks[i].Lookup, asks[i].From // the call may change its own when it has left
+		return func(of *flight.Fill[Result], over func()) { f.start(client.Detach(ctx), of, from, &found, over) }
 	})
 }
 
@@ -210,7 +223,7 @@ func (x *filling) end(ctx context.Context, r *Result, validFrom flight.Stamp) {
 	x.waited(ctx) // WaitDone comes before the callers continue
 	if r != nil && r.Failed {
 		r.OldSince = x.oldSince
-		if x.Store.Servable(&x.old.Found) {
+		if x.Store.Servable(&x.old.Found, time.Now()) {
 			old := x.old.Found
 			r.Old = &old
 		}

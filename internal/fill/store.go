@@ -2,6 +2,7 @@ package fill
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"github.com/singlefill/singlefill/internal/client"
@@ -22,6 +23,21 @@ type Result struct {
 	Unverified bool         // Redis did not tell whether the value was invalidated while it was loaded
 	Old        *value.Found // fallback in place of Err; nil: there is none
 	OldSince   flight.Stamp // the key is known to have held Old as of this stamp
+
+	decode   sync.Once
+	pristine any
+}
+
+// Pristine returns a value that nobody owns, for the callers that do not own Value to clone. A clone takes less than
+// half of the time of decoding a map, a sixth for a slice of structs, and almost none for a flat struct. Pristine
+// returns nil if the entry cannot be decoded.
+func (r *Result) Pristine(t *value.Type) any {
+	r.decode.Do(func() {
+		if r.Err == nil && r.Entry.Payload != nil {
+			r.pristine, _ = t.DecodeEntry(&r.Entry)
+		}
+	})
+	return r.pristine
 }
 
 // An outcome is how a load ended, and what happened to its value.
@@ -37,9 +53,9 @@ type outcome struct {
 
 func (o *outcome) failed() bool { return o.Err != nil && !o.NotFound }
 
-func (o *outcome) result() Result {
+func (o *outcome) result() *Result {
 	found := value.Found{Value: o.Value, Entry: o.entry, At: o.entry.WrittenAt, Freshness: value.Fresh, Err: o.Err}
-	return Result{Found: found, Failed: o.failed(), NoStale: o.NoStale}
+	return &Result{Found: found, Failed: o.failed(), NoStale: o.NoStale}
 }
 
 // store is the last turn of a load.
@@ -68,7 +84,7 @@ func (x *filling) share(ctx context.Context) {
 	if o.NoStale {
 		x.Store.Forget(x.fill.Key)
 	}
-	x.end(ctx, &r, validFrom)
+	x.end(ctx, r, validFrom)
 }
 
 // commit stores the outcome of a load, or releases the lock, in one command, and hands the outcome to the callers.
@@ -99,12 +115,12 @@ func (x *filling) commit(ctx context.Context) {
 	switch {
 	case err == nil && ours: // this proves that the key has not been invalidated since the load began
 		x.oldSince = stamp
-		x.end(ctx, &r, stamp)
+		x.end(ctx, r, stamp)
 	case r.Failed && !x.mayServeOld(): // callers that joined during the load have waited for its failure
-		x.end(ctx, &r, stamp)
+		x.end(ctx, r, stamp)
 	default:
 		r.Unverified = err != nil
-		x.end(ctx, &r, x.load.began)
+		x.end(ctx, r, x.load.began)
 	}
 	if client.Unreachable(err) { // once more, or for the first time, now that no caller waits
 		ours, err = x.storeOrRelease(ctx, o, data, note)
@@ -166,7 +182,9 @@ func (x *filling) dropped(ctx context.Context, note filllock.ReleaseNote, maybe 
 }
 
 // mayServeOld reports whether there is an old value that may be served in place of the outcome, a failure.
-func (x *filling) mayServeOld() bool { return !x.outcome.NoStale && x.Store.Servable(&x.old.Found) }
+func (x *filling) mayServeOld() bool {
+	return !x.outcome.NoStale && x.Store.Servable(&x.old.Found, time.Now())
+}
 
 // takeTags takes the tags of what a load has brought.
 func (x *filling) takeTags(o *outcome) (err error) {
@@ -181,7 +199,7 @@ func (x *filling) takeTags(o *outcome) (err error) {
 
 // backOff keeps the fleet off the source for RetryAfter, if there is an old value to serve.
 func (x *filling) backOff(note *filllock.ReleaseNote) {
-	if x.Store.Servable(&x.old.Found) {
+	if x.Store.Servable(&x.old.Found, time.Now()) {
 		note.RetryAfter = x.RetryAfter
 		x.rest = min(x.RetryAfter, maxRest)
 	}

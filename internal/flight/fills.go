@@ -80,15 +80,14 @@ type Fill[R any] struct {
 
 	Call atomic.Pointer[Call] // that brings the value; nil before it begins
 
-	entry string        // that a refresh is for
-	ended chan struct{} // closed when phase becomes done
-	void  chan struct{} // closed when superseded becomes true; nil while no late caller waits
+	entry string // that a refresh is for
 
 	// Guarded by Fills.mu.
 	phase      phase
 	superseded bool    // the result is void for callers that joined since the load began
 	empty      bool    // the key was empty when the fill began
 	queued     *queued // nil: the fill does not wait for a slot
+	waiters    waiters[R]
 	callers    callers
 	running    running
 	outcome    outcome[R]
@@ -130,70 +129,136 @@ type outcome[R any] struct {
 	taken     bool // a caller owns it
 }
 
-// A Caller is one call that needs a fill. It joins another fill if the result of the first is too
-// old for it.
+// A Caller is one call, which may need the fills of several keys. It joins another fill if the result of the first
+// is too old for it.
 type Caller struct {
 	Outer *Load // the load that made the call, or nil
-	Group *Load // the node of a fill that the call starts; nil: the fill gets its own
-	Empty bool  // the call found the key empty
-	Keep  bool  // the fill goes on when the caller has left it
-	Stamp Stamp // taken after the call began; if it is 0, Join sets it
+	Stamp Stamp // taken after the call began
+
+	// Guarded by Fills.mu.
+	open int           // how many of its waits are not over
+	done chan struct{} // gets a value when open becomes 0; it may be an old one
 }
 
-// A Waiter is one caller in one fill.
+// A Waiter is one caller in the fill of one key. Join and Wait take those of a call together.
 type Waiter[R any] struct {
-	*Fill[R]
-	*Caller
-	First bool // the caller started the fill
-	late  bool // the load had begun before the caller first joined
+	Key   string
+	Empty bool      // the call found the key empty
+	Keep  bool      // the fill goes on when the caller has left it
+	Group *Load     // the node of a fill that Join starts; nil: the fill gets its own
+	Until time.Time // the caller leaves the fill then; zero: not before it ends
+
+	// Set by Join.
+	Fill  *Fill[R]
+	First bool  // the caller started the fill
+	Err   error // the caller has not joined
+
+	// Set by Wait.
+	Result  *R // nil if the verdict is Impatient or Left, or if there is none
+	Verdict Verdict
+	Over    time.Time // when the wait was over; others of the call may have lasted longer
+
+	caller *Caller
+	late   bool // the load had begun before the caller first joined
+
+	// Guarded by Fills.mu. Without a list a waiter is in no fill any more.
+	list       *waiters[R]
+	next, prev *Waiter[R]
 }
 
 // Before reports whether the caller joined before s, and so may take a result that is valid from s.
-func (w Waiter[R]) Before(s Stamp) bool { return w.Stamp < s }
+func (w *Waiter[R]) Before(s Stamp) bool { return w.caller.Stamp < s }
 
-// Filling reports whether key has a fill that found the key empty. Another read would hardly find
-// more. A fill that waits for a slot does not count.
-func (g *Fills[R]) Filling(key string) bool {
-	if g.empty.Load() == 0 {
-		return false
+// over ends a wait: the caller need not wait for this fill any more.
+func (w *Waiter[R]) over(now time.Time) {
+	w.Over = now
+	w.list.remove(w)
+	if w.caller.open--; w.caller.open == 0 {
+		select {
+		case w.caller.done <- struct{}{}:
+		default:
+		}
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	f := g.byKey[key]
-	return f != nil && f.empty && f.queued == nil
 }
 
-// Join adds a caller to the fill of key, or starts a fill, which runs in its own goroutine. run
-// must call End, and must call over, from any goroutine, when all its work is done.
-func (g *Fills[R]) Join(key string, call *Caller, run func(f *Fill[R], over func())) (Waiter[R], error) {
+// waiters is the list of the waiters in a fill.
+type waiters[R any] struct{ first *Waiter[R] }
+
+func (l *waiters[R]) add(w *Waiter[R]) {
+	w.list, w.next, w.prev = l, l.first, nil
+	if w.next != nil {
+		w.next.prev = w
+	}
+	l.first = w
+}
+
+func (l *waiters[R]) remove(w *Waiter[R]) {
+	if w.prev != nil {
+		w.prev.next = w.next
+	} else {
+		l.first = w.next
+	}
+	if w.next != nil {
+		w.next.prev = w.prev
+	}
+	w.list, w.next, w.prev = nil, nil, nil
+}
+
+// Filling tells which of n keys have a fill that found the key empty; nil: none. Another read would hardly find
+// more. A fill that waits for a slot does not count.
+func (g *Fills[R]) Filling(n int, key func(i int) string) (filling []bool) {
+	if g.empty.Load() == 0 {
+		return nil
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	f := g.byKey[key]
-	if f == nil && g.closed && !call.Outer.inside(g) {
-		return Waiter[R]{}, ErrClosed
+	filling = make([]bool, n)
+	for i := range n {
+		f := g.byKey[key(i)]
+		filling[i] = f != nil && f.empty && f.queued == nil
 	}
-	if call.Stamp == 0 { // before the fill runs: what it finds out is then newer than the call
-		call.Stamp = g.clock.Now()
+	return filling
+}
+
+// Join adds a caller to the fills of the keys of ws, or starts fills, each of which runs in its own goroutine:
+// start returns the function that runs the fill of the waiter with an index. That must call End, and must call over,
+// from any goroutine, when all its work is done.
+func (g *Fills[R]) Join(call *Caller, ws []*Waiter[R], start func(i int) (run func(f *Fill[R], over func()))) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if call.done == nil {
+		call.done = make(chan struct{}, 1)
 	}
-	first := f == nil
-	if first {
-		f = g.add(&Fill[R]{Key: key, empty: call.Empty, Load: call.Group}, call.Outer, run)
+	for i, w := range ws {
+		f := g.byKey[w.Key]
+		if f == nil && g.closed && !call.Outer.inside(g) {
+			w.Err = ErrClosed
+			continue
+		}
+		if w.First = f == nil; w.First {
+			f = g.add(&Fill[R]{Key: w.Key, empty: w.Empty, Load: w.Group}, call.Outer, start(i))
+		}
+		if !call.Outer.waitFor(f.Load) {
+			w.Err = ErrRecursive
+			continue
+		}
+		g.join(call, w, f)
 	}
-	if !call.Outer.waitFor(f.Load) {
-		return Waiter[R]{}, ErrRecursive
-	}
-	w := Waiter[R]{Fill: f, First: first, late: f.phase == loading && call.Stamp >= f.running.since, Caller: call}
+}
+
+func (g *Fills[R]) join(call *Caller, w *Waiter[R], f *Fill[R]) {
+	w.Fill, w.caller = f, call
+	w.late = f.phase == loading && call.Stamp >= f.running.since
+	f.waiters.add(w)
+	call.open++
 	f.callers.all++
-	f.callers.kept = f.callers.kept || call.Keep
+	f.callers.kept = f.callers.kept || w.Keep
 	if !w.late {
 		f.callers.early++
-	} else if f.void == nil {
-		f.void = make(chan struct{})
 	}
-	if !first && f.queued == nil && !call.Keep { // a caller with an old value is in no hurry
+	if !w.First && f.queued == nil && !w.Keep { // a caller with an old value is in no hurry
 		f.wake()
 	}
-	return w, nil
 }
 
 // Refresh starts a fill without callers for an entry of key, unless the key has a fill, or a
@@ -218,7 +283,7 @@ func (g *Fills[R]) add(f *Fill[R], outer *Load, run func(f *Fill[R], over func()
 	}
 	f.Load.start()
 	f.Begun = time.Now()
-	f.Wake, f.ended = make(chan struct{}, 1), make(chan struct{})
+	f.Wake = make(chan struct{}, 1)
 	g.byKey[f.Key] = f
 	if f.empty {
 		g.empty.Add(1)
@@ -272,48 +337,97 @@ func (g *Fills[R]) WakeAll() {
 type Verdict int
 
 const (
-	Owned    Verdict = iota // the caller owns the result
-	Shared                  // another caller owns the result, and may be changing it
-	Outdated                // the result, if there is one, is older than the call
-	Left                    // the caller's context ended first
+	waiting   Verdict = iota // the fill has not ended
+	Owned                    // the caller owns the result
+	Shared                   // another caller owns the result, and may be changing it
+	Outdated                 // the result, if there is one, is older than the call
+	Impatient                // the caller has left the fill at the Until of its waiter
+	Left                     // the caller's context ended first
 )
 
-// Wait waits until the fill ends, its result is void for this caller, or ctx ends. Then the caller
-// leaves the fill.
-func (g *Fills[R]) Wait(ctx context.Context, w Waiter[R]) (*R, Verdict) {
-	defer w.Outer.leave(w.Load)
-	var void chan struct{}
-	if w.late {
-		void = w.void
+// Wait waits until each of the fills that a call has joined ends, or its result is void for this caller, or the
+// caller leaves it: all of them when ctx ends, one of them at the waiter's Until.
+func (g *Fills[R]) Wait(ctx context.Context, call *Caller, ws []*Waiter[R]) {
+	for {
+		open, until := g.settle(ctx, ws)
+		if !open {
+			break
+		}
+		var impatient <-chan time.Time
+		if !until.IsZero() {
+			timer := time.NewTimer(time.Until(until))
+			defer timer.Stop()
+			impatient = timer.C
+		}
+		select {
+		case <-call.done:
+		case <-impatient:
+		case <-ctx.Done():
+		}
 	}
-	select {
-	case <-w.ended:
-	case <-void:
-	case <-ctx.Done():
+	for _, w := range ws {
+		call.Outer.leave(w.Fill.Load)
 	}
+}
+
+// settle sets the verdicts of waits that are over. It reports whether others are open, and when the caller leaves
+// the first of their fills; zero: before none of them ends.
+func (g *Fills[R]) settle(ctx context.Context, ws []*Waiter[R]) (open bool, until time.Time) {
+	ended, now := ctx.Err() != nil, time.Now()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	f := w.Fill
-	f.callers.all--
-	if !w.late {
-		f.callers.early--
+	for _, w := range ws {
+		switch {
+		case w.Verdict != waiting:
+		case w.list == nil:
+			w.take()
+		case ended:
+			g.leave(w, Left, now)
+		case !w.Until.IsZero() && !now.Before(w.Until):
+			g.leave(w, Impatient, now)
+		default:
+			open = true
+			if !w.Until.IsZero() && (until.IsZero() || w.Until.Before(until)) {
+				until = w.Until
+			}
+		}
 	}
-	switch o := &f.outcome; {
-	case f.phase == done && o.result == nil || w.late && f.superseded:
-		return nil, Outdated
-	case f.phase == done && !w.Before(o.validFrom):
-		return o.result, Outdated
-	case f.phase == done && o.taken: // even if ctx has just ended too
-		return o.result, Shared
-	case f.phase == done:
+	return open, until
+}
+
+// take takes what the fill has brought.
+func (w *Waiter[R]) take() {
+	switch o := &w.Fill.outcome; {
+	case w.Fill.phase != done || w.late && w.Fill.superseded || o.result == nil:
+		w.Verdict = Outdated
+	case !w.Before(o.validFrom):
+		w.Result, w.Verdict = o.result, Outdated
+	case o.taken:
+		w.Result, w.Verdict = o.result, Shared
+	default:
 		o.taken = true
-		return o.result, Owned
+		w.Result, w.Verdict = o.result, Owned
 	}
+}
+
+// leave removes a caller from a fill that has not ended.
+func (g *Fills[R]) leave(w *Waiter[R], why Verdict, now time.Time) {
+	f := w.Fill
+	f.remove(w, now)
+	w.Verdict = why
 	if !f.callers.want() {
 		f.wake()
 	}
 	f.cancelIfVoid()
-	return nil, Left
+}
+
+// remove ends a wait before the fill has ended.
+func (f *Fill[R]) remove(w *Waiter[R], now time.Time) {
+	w.over(now)
+	f.callers.all--
+	if !w.late {
+		f.callers.early--
+	}
 }
 
 // Wanted reports whether a caller waits for the fill, or wants it to go on.
@@ -362,7 +476,9 @@ func (g *Fills[R]) end(f *Fill[R], r *R, validFrom Stamp, rest time.Duration) {
 	f.phase, f.outcome = done, outcome[R]{result: r, validFrom: validFrom}
 	f.Load.finish()
 	g.forget(f)
-	close(f.ended)
+	for now := time.Now(); f.waiters.first != nil; {
+		f.waiters.first.over(now)
+	}
 }
 
 // forget keeps new callers from joining f.
@@ -429,8 +545,12 @@ func (g *Fills[R]) supersede(f *Fill[R]) {
 	case f.phase == loading && !f.superseded:
 		f.superseded = true
 		g.forget(f)
-		if f.void != nil {
-			close(f.void)
+		for w := f.waiters.first; w != nil; {
+			next := w.next
+			if w.late {
+				f.remove(w, time.Now())
+			}
+			w = next
 		}
 		f.cancelIfVoid()
 	}

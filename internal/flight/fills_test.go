@@ -15,13 +15,27 @@ func newFills() *Fills[string] { return NewFills[string](new(Clock)) }
 // byHand is the run function of a fill that the test itself ends.
 func byHand(_ *Fill[string], over func()) { over() }
 
-func mustJoin(t *testing.T, g *Fills[string], key string, call *Caller) Waiter[string] {
+// join has a call join the fill of key. Its first join gives it a stamp.
+func join(g *Fills[string], key string, call *Caller, run func(f *Fill[string], over func())) *Waiter[string] {
+	if call.Stamp == 0 {
+		call.Stamp = g.clock.Now()
+	}
+	w := &Waiter[string]{Key: key}
+	g.Join(call, []*Waiter[string]{w}, func(int) func(f *Fill[string], over func()) { return run })
+	return w
+}
+
+func mustJoin(t *testing.T, g *Fills[string], key string, call *Caller) *Waiter[string] {
 	t.Helper()
-	w, err := g.Join(key, call, byHand)
-	if err != nil {
-		t.Fatalf("Join(%q): %v", key, err)
+	w := join(g, key, call, byHand)
+	if w.Err != nil {
+		t.Fatalf("Join(%q): %v", key, w.Err)
 	}
 	return w
+}
+
+func wait(ctx context.Context, g *Fills[string], w *Waiter[string]) {
+	g.Wait(ctx, w.caller, []*Waiter[string]{w})
 }
 
 func endWith(g *Fills[string], f *Fill[string], value string, validFrom Stamp) {
@@ -29,15 +43,15 @@ func endWith(g *Fills[string], f *Fill[string], value string, validFrom Stamp) {
 }
 
 // wantWait checks what Wait returns for a fill that has ended, or is void for the caller.
-func wantWait(t *testing.T, g *Fills[string], w Waiter[string], want string, verdict Verdict) {
+func wantWait(t *testing.T, g *Fills[string], w *Waiter[string], want string, verdict Verdict) {
 	t.Helper()
-	r, got := g.Wait(t.Context(), w)
+	wait(t.Context(), g, w)
 	value := ""
-	if r != nil {
-		value = *r
+	if w.Result != nil {
+		value = *w.Result
 	}
-	if got != verdict || value != want {
-		t.Errorf("got %q, verdict %d; want %q, %d", value, got, want, verdict)
+	if w.Verdict != verdict || value != want {
+		t.Errorf("got %q, verdict %d; want %q, %d", value, w.Verdict, want, verdict)
 	}
 }
 
@@ -47,17 +61,17 @@ func TestFills_StampsDecide(t *testing.T) {
 	const last = 7
 	for validFrom := range last + 2 {
 		g := newFills()
-		var callers []Waiter[string]
-		join := func() { callers = append(callers, mustJoin(t, g, "k", &Caller{})) }
-		join()        // 1
+		var callers []*Waiter[string]
+		arrive := func() { callers = append(callers, mustJoin(t, g, "k", &Caller{})) }
+		arrive()      // 1
 		g.clock.Now() // 2
-		join()        // 3
+		arrive()      // 3
 		if s := g.BeginLoad(callers[0].Fill, func() { t.Error("cancelled") }); s != 4 {
 			t.Fatalf("the load begins at stamp %d, want 4", s)
 		}
-		join()        // 5
+		arrive()      // 5
 		g.clock.Now() // 6
-		join()        // 7
+		arrive()      // 7
 		from := Stamp(validFrom)
 		if validFrom > last {
 			from = Always
@@ -66,9 +80,9 @@ func TestFills_StampsDecide(t *testing.T) {
 		taken := false
 		for i, w := range callers {
 			switch {
-			case Stamp(2*i+1) != w.Stamp:
-				t.Errorf("caller %d has the stamp %d", i, w.Stamp)
-			case w.Stamp >= from:
+			case Stamp(2*i+1) != w.caller.Stamp:
+				t.Errorf("caller %d has the stamp %d", i, w.caller.Stamp)
+			case w.caller.Stamp >= from:
 				wantWait(t, g, w, "v", Outdated)
 			case taken:
 				wantWait(t, g, w, "v", Shared)
@@ -122,11 +136,11 @@ func TestFills_Queue(t *testing.T) {
 	t.Parallel()
 	gone, leave := context.WithCancel(t.Context())
 	leave()
-	for name, wake := range map[string]func(g *Fills[string], w Waiter[string]){
-		"a slot":          func(g *Fills[string], w Waiter[string]) { g.Wake(w.Fill) },
-		"Supersede":       func(g *Fills[string], _ Waiter[string]) { g.Supersede("k") },
-		"the last caller": func(g *Fills[string], w Waiter[string]) { g.Wait(gone, w) },
-		"WakeAll":         func(g *Fills[string], _ Waiter[string]) { g.WakeAll() },
+	for name, wake := range map[string]func(g *Fills[string], w *Waiter[string]){
+		"a slot":          func(g *Fills[string], w *Waiter[string]) { g.Wake(w.Fill) },
+		"Supersede":       func(g *Fills[string], _ *Waiter[string]) { g.Supersede("k") },
+		"the last caller": func(g *Fills[string], w *Waiter[string]) { wait(gone, g, w) },
+		"WakeAll":         func(g *Fills[string], _ *Waiter[string]) { g.WakeAll() },
 	} {
 		for _, before := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/before %t", name, before), func(t *testing.T) {
@@ -177,18 +191,18 @@ func TestFills_EndIfDesertedAgainstJoin(t *testing.T) {
 			for n := range 200 {
 				call := &Caller{}
 				for {
-					w, err := g.Join("k", call, work)
-					if err != nil {
-						t.Errorf("Join: %v", err)
+					w := join(g, "k", call, work)
+					if w.Err != nil {
+						t.Errorf("Join: %v", w.Err)
 						return
 					}
 					ctx, cancel := context.WithCancel(context.Background())
 					if (i+n)%3 == 0 {
 						cancel()
 					}
-					r, verdict := g.Wait(ctx, w)
+					wait(ctx, g, w)
 					cancel()
-					if verdict == Left || r != nil {
+					if w.Verdict == Left || w.Result != nil {
 						break
 					}
 				}

@@ -52,15 +52,15 @@ func (w *world) get(ctx context.Context, key int) {
 		return
 	}
 	g := w.caches[key%2]
-	waiter, err := g.Join(fmt.Sprint(key), &Caller{Outer: LoadOf(ctx)}, func(f *Fill[string], over func()) {
+	waiter := join(g, fmt.Sprint(key), &Caller{Outer: LoadOf(ctx)}, func(f *Fill[string], over func()) {
 		w.fill(ctx, f, key)
 		over()
 	})
-	if err != nil {
+	if waiter.Err != nil {
 		w.refused.Add(1)
 		return
 	}
-	g.Wait(ctx, waiter)
+	wait(ctx, g, waiter)
 }
 
 func (w *world) fill(ctx context.Context, f *Fill[string], key int) {

@@ -10,16 +10,13 @@ import (
 // batch of callers that wait for that read to end. The member of the batch that receives its token
 // reads for all of them.
 type Reads[V any] struct {
-	clock *Clock
-	mu    sync.Mutex // no other one is taken with it
+	mu sync.Mutex // no other one is taken with it
 	// keys has the keys with a read in flight, each with the batch that waits for its end, or nil.
 	keys map[string]*batch[V]
 	idle chan struct{} // closed when no read is in flight; nil unless Drain waits
 }
 
-func NewReads[V any](clock *Clock) *Reads[V] {
-	return &Reads[V]{clock: clock, keys: make(map[string]*batch[V])}
-}
+func NewReads[V any]() *Reads[V] { return &Reads[V]{keys: make(map[string]*batch[V])} }
 
 // A batch is a group of callers that share one read.
 type batch[V any] struct {
@@ -30,109 +27,127 @@ type batch[V any] struct {
 	size   int // members that have not left; guarded by Reads.mu
 }
 
-// A Turn is a caller's right to read a key. Its holder must call End.
+// A Turn is a caller's right to read a key, and what it waits for before. Its caller sets Key.
 type Turn[V any] struct {
-	// Arrived is when the caller joined its batch. It is 0 if the caller reads at once, only for
-	// itself.
-	Arrived Stamp
-	reads   *Reads[V]
-	key     string
-	batch   *batch[V]
+	Key   string
+	Found *V // what the caller has read, or another one of its batch
+
+	Shared bool // other callers have Found, too
+
+	held  bool      // the caller may read; it must call End
+	waits bool      // the caller is to call Await, or End
+	batch *batch[V] // nil: the caller reads at once, only for itself
 }
 
-// Arrive returns the turn of a caller. It must Wait before it reads, unless Arrived is 0.
-func (r *Reads[V]) Arrive(key string) Turn[V] {
-	turn := Turn[V]{reads: r, key: key}
-	r.mu.Lock()
-	b, busy := r.keys[key]
-	if !busy {
-		r.keys[key] = nil
-		r.mu.Unlock()
-		return turn
-	}
-	if b == nil {
-		b = &batch[V]{token: make(chan struct{}, 1), done: make(chan struct{})}
-		r.keys[key] = b
-	}
-	b.size++
-	r.mu.Unlock()
+// Held reports whether the caller may read, and has not called End yet.
+func (t *Turn[V]) Held() bool { return t.held }
 
-	turn.batch, turn.Arrived = b, r.clock.Now()
-	return turn
-}
+// Turns returns the turns of one caller by their numbers from 0: a call for one key needs no list of them.
+type Turns[V any] func(i int) *Turn[V]
 
-// Delegate runs read with this turn in another goroutine, and waits like the other members of the
-// batch. It is for a caller that may leave before it has a reply.
-func (t Turn[V]) Delegate(ctx context.Context, read func(Turn[V])) (turn Turn[V], found *V, err error) {
-	t.reads.mu.Lock()
-	t.batch.size++
-	t.reads.mu.Unlock()
-	go read(t)
-	return t.Wait(ctx)
-}
-
-// Wait waits until the caller may read, and returns its turn; or until another caller of its batch has
-// read, and returns what that caller found. It returns the error of ctx if ctx ends first.
-func (t Turn[V]) Wait(ctx context.Context) (turn Turn[V], found *V, err error) {
-	if t.Arrived == 0 {
-		return t, nil, nil
-	}
-	select {
-	case <-t.batch.done:
-		return t, t.batch.result, nil
-	case <-t.batch.token:
-		if err := ctx.Err(); err != nil {
-			t.End(nil)
-			return t, nil, err
-		}
-		return t, nil, nil
-	case <-ctx.Done():
-		t.reads.leave(t.key, t.batch)
-		return t, nil, ctx.Err()
-	}
-}
-
-// Try is Wait for a caller that does not wait now. over is false if it still has to.
-func (t Turn[V]) Try() (found *V, over bool) {
-	select {
-	case <-t.batch.done:
-		return t.batch.result, true
-	case <-t.batch.token:
-		return nil, true
-	default:
-		return nil, false
-	}
-}
-
-// Leave ends a wait that has not begun, or is not over.
-func (t Turn[V]) Leave() { t.reads.leave(t.key, t.batch) }
-
-// End ends a turn and gives found to the batch. A caller that leaves before it has a reply passes
-// nil; another member of the batch gets its turn then. End reports whether other callers share
-// found.
-func (t Turn[V]) End(found *V) (shared bool) {
-	r, b := t.reads, t.batch
+// Arrive gives n turns to the caller for those keys that nobody reads. For the others it must call Await.
+func (r *Reads[V]) Arrive(n int, turns Turns[V]) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	for i := range n {
+		t := turns(i)
+		b, busy := r.keys[t.Key]
+		switch {
+		case !busy:
+			r.keys[t.Key] = nil
+		case b == nil:
+			b = &batch[V]{token: make(chan struct{}, 1), done: make(chan struct{})}
+			r.keys[t.Key] = b
+		}
+		if t.batch, t.held, t.waits = b, !busy, busy; busy {
+			b.size++
+		}
+	}
+}
+
+// Delegate lets another goroutine read with turns that the caller holds: it returns these turns, which read must
+// End. The caller must call Await, as the other members of their batches do. It is for a caller that may leave
+// before it has replies.
+func (r *Reads[V]) Delegate(n int, turns Turns[V]) (delegated []Turn[V]) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i := range n {
+		t := turns(i)
+		t.batch.size++
+		delegated = append(delegated, *t)
+		t.held, t.waits = false, true
+	}
+	return delegated
+}
+
+// Await waits until the first of turns is over, and looks at the others. A turn is over when the caller holds it, or
+// has in Found what another caller of its batch has read. If ctx ends before, the caller is to End them.
+func (r *Reads[V]) Await(ctx context.Context, n int, turns Turns[V]) error {
+	first := turns(0)
+	select {
+	case <-first.batch.done:
+		first.found()
+	case <-first.batch.token:
+		first.take()
+	case <-ctx.Done():
+	}
+	for i := range n {
+		t := turns(i)
+		if !t.waits {
+			continue
+		}
+		select {
+		case <-t.batch.done:
+			t.found()
+		case <-t.batch.token:
+			t.take()
+		default:
+		}
+	}
+	return ctx.Err()
+}
+
+func (t *Turn[V]) found() { t.Found, t.waits = t.batch.result, false }
+
+func (t *Turn[V]) take() { t.held, t.waits = true, false }
+
+// End ends the turns that the caller holds, and gives what it has found to their batches. A caller that leaves
+// before it has a reply finds nil; another member of the batch gets its turn then. The caller leaves the batches
+// in which it waits.
+func (r *Reads[V]) End(n int, turns Turns[V]) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i := range n {
+		switch t := turns(i); {
+		case t.held:
+			r.end(t)
+		case t.waits:
+			r.leave(t)
+		}
+	}
+}
+
+func (r *Reads[V]) end(t *Turn[V]) {
+	t.held = false
+	b := t.batch
 	if b == nil {
-		r.next(t.key)
-		return false
+		r.next(t.Key)
+		return
 	}
 	b.size--
-	shared = b.size > 0
 	switch {
-	case !shared:
-	case found == nil:
+	case b.size == 0:
+	case t.Found == nil:
 		b.token <- struct{}{}
-		return false
+		return
 	default:
-		b.result = new(*found)
+		t.Shared = true
+		b.result = new(*t.Found)
 		close(b.done)
 	}
 	// The member of the next batch that this wakes runs before the members of this batch, which
 	// were woken before it. So the next read is sent before this batch's callers use their values.
-	r.next(t.key)
-	return shared
+	r.next(t.Key)
 }
 
 // next lets the next batch of key read, if there is one.
@@ -152,18 +167,18 @@ func (r *Reads[V]) next(key string) {
 
 // leave removes a caller from a batch. The last member to leave takes the token along if the batch
 // has it.
-func (r *Reads[V]) leave(key string, b *batch[V]) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+func (r *Reads[V]) leave(t *Turn[V]) {
+	t.waits = false
+	b := t.batch
 	b.size--
 	switch {
 	case b.size > 0:
-	case r.keys[key] == b:
-		r.keys[key] = nil
+	case r.keys[t.Key] == b:
+		r.keys[t.Key] = nil
 	default:
 		select {
 		case <-b.token:
-			r.next(key)
+			r.next(t.Key)
 		default:
 		}
 	}

@@ -10,32 +10,44 @@ import (
 	"testing/synctest"
 )
 
-// A joined holds the results of Join.
+// A joined holds the results of arrive.
 type joined struct {
-	turn  Turn[string]
-	found *string
-	err   error
+	turn *Turn[string]
+	err  error
 }
 
-// goJoin calls Join in another goroutine, and returns once that call blocks or has returned.
+func one[V any](t *Turn[V]) Turns[V] { return func(int) *Turn[V] { return t } }
+
+// arrive returns a turn of key that the caller holds, or that another caller has read for.
+func arrive[V any](ctx context.Context, r *Reads[V], key string) (t *Turn[V], err error) {
+	t = &Turn[V]{Key: key}
+	if r.Arrive(1, one(t)); !t.Held() {
+		if err = r.Await(ctx, 1, one(t)); err != nil {
+			r.End(1, one(t))
+		}
+	}
+	return t, err
+}
+
+// goJoin calls arrive in another goroutine, and returns once that call blocks or has returned.
 func goJoin(ctx context.Context, r *Reads[string], key string) <-chan joined {
 	c := make(chan joined, 1)
 	go func() {
-		turn, found, err := r.Arrive(key).Wait(ctx)
-		c <- joined{turn, found, err}
+		turn, err := arrive(ctx, r, key)
+		c <- joined{turn, err}
 	}()
 	synctest.Wait()
 	return c
 }
 
 // wantTurn checks that a caller may read now.
-func wantTurn(t *testing.T, c <-chan joined) Turn[string] {
+func wantTurn(t *testing.T, c <-chan joined) *Turn[string] {
 	t.Helper()
 	synctest.Wait()
 	select {
 	case j := <-c:
-		if j.found != nil || j.err != nil {
-			t.Fatalf("Join returned %v, %v, want a turn", j.found, j.err)
+		if !j.turn.Held() || j.turn.Found != nil || j.err != nil {
+			t.Fatalf("Join returned %v, %v, want a turn", j.turn.Found, j.err)
 		}
 		return j.turn
 	default:
@@ -49,8 +61,8 @@ func wantFound(t *testing.T, c <-chan joined, want string) {
 	synctest.Wait()
 	select {
 	case j := <-c:
-		if j.found == nil || *j.found != want || j.err != nil {
-			t.Errorf("Join returned %v, %v, want %q", j.found, j.err, want)
+		if j.turn.Found == nil || *j.turn.Found != want || j.err != nil {
+			t.Errorf("Join returned %v, %v, want %q", j.turn.Found, j.err, want)
 		}
 	default:
 		t.Errorf("Join blocks, want %q", want)
@@ -73,21 +85,29 @@ func wantIdle(t *testing.T, r *Reads[string]) {
 	}
 }
 
-func end(turn Turn[string], found string) (shared bool) { return turn.End(&found) }
+// end ends a turn. It reports whether other callers share what it has found.
+func end(r *Reads[string], turn *Turn[string], found string) (shared bool) {
+	turn.Found = &found
+	r.End(1, one(turn))
+	return turn.Shared
+}
+
+// leave ends a turn without a reply.
+func leave(r *Reads[string], turn *Turn[string]) (shared bool) {
+	r.End(1, one(turn))
+	return turn.Shared
+}
 
 // A caller never gets a reply that was in transit when it called, and a batch reads once.
 func TestReads_ReplyInTransit(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		r := NewReads[string](new(Clock))
+		r := NewReads[string]()
 		first := wantTurn(t, goJoin(t.Context(), r, "k"))
-		if first.Arrived != 0 {
-			t.Errorf("a caller that reads at once has the stamp %d, want 0", first.Arrived)
-		}
 		b, c := goJoin(t.Context(), r, "k"), goJoin(t.Context(), r, "k")
 		wantBlocked(t, b)
 		wantBlocked(t, c)
-		wantTurn(t, goJoin(t.Context(), r, "other")).End(nil)
-		if end(first, "1") {
+		leave(r, wantTurn(t, goJoin(t.Context(), r, "other")))
+		if end(r, first, "1") {
 			t.Error("the first reply is shared")
 		}
 		synctest.Wait()
@@ -97,15 +117,12 @@ func TestReads_ReplyInTransit(t *testing.T) {
 		}
 		second := wantTurn(t, reader)
 		wantBlocked(t, member)
-		if second.Arrived == 0 {
-			t.Error("a caller that has waited has no stamp")
-		}
 		late := goJoin(t.Context(), r, "k")
-		if !end(second, "2") {
+		if !end(r, second, "2") {
 			t.Error("the second reply is not shared")
 		}
 		wantFound(t, member, "2")
-		end(wantTurn(t, late), "3")
+		end(r, wantTurn(t, late), "3")
 		wantIdle(t, r)
 	})
 }
@@ -113,16 +130,16 @@ func TestReads_ReplyInTransit(t *testing.T) {
 // A reader that leaves before it has a reply hands its turn to another member of its batch.
 func TestReads_LeavingReader(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		r := NewReads[string](new(Clock))
+		r := NewReads[string]()
 		first := wantTurn(t, goJoin(t.Context(), r, "k"))
 		members := []<-chan joined{goJoin(t.Context(), r, "k"), goJoin(t.Context(), r, "k"), goJoin(t.Context(), r, "k")}
-		end(first, "1")
+		end(r, first, "1")
 		late := goJoin(t.Context(), r, "k")
 		for range 2 { // readers
 			synctest.Wait()
 			for i, m := range members {
 				if len(m) > 0 {
-					if wantTurn(t, m).End(nil) {
+					if leave(r, wantTurn(t, m)) {
 						t.Error("no reply is shared")
 					}
 					members = append(members[:i:i], members[i+1:]...)
@@ -134,8 +151,8 @@ func TestReads_LeavingReader(t *testing.T) {
 			t.Fatalf("%d members have not had the turn, want 1", len(members))
 		}
 		wantBlocked(t, late)
-		end(wantTurn(t, members[0]), "2")
-		end(wantTurn(t, late), "3")
+		end(r, wantTurn(t, members[0]), "2")
+		end(r, wantTurn(t, late), "3")
 		wantIdle(t, r)
 	})
 }
@@ -143,16 +160,16 @@ func TestReads_LeavingReader(t *testing.T) {
 // leave takes the token of a batch that has no other member, and wakes the next batch.
 func TestReads_TokenOfALeaver(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		r := NewReads[string](new(Clock))
-		end(wantTurn(t, goJoin(t.Context(), r, "other")), "")
+		r := NewReads[string]()
+		end(r, wantTurn(t, goJoin(t.Context(), r, "other")), "")
 		first := wantTurn(t, goJoin(t.Context(), r, "k"))
 		left := &batch[string]{token: make(chan struct{}, 1), done: make(chan struct{}), size: 1}
 		r.keys["k"] = left
-		end(first, "1") // the token is in the channel now
+		end(r, first, "1") // the token is in the channel now
 		next := goJoin(t.Context(), r, "k")
 		wantBlocked(t, next)
-		r.leave("k", left)
-		end(wantTurn(t, next), "2")
+		leave(r, &Turn[string]{Key: "k", batch: left, waits: true})
+		end(r, wantTurn(t, next), "2")
 		wantIdle(t, r)
 	})
 }
@@ -161,7 +178,7 @@ func TestReads_TokenOfALeaver(t *testing.T) {
 // behind.
 func TestReads_Random(t *testing.T) {
 	t.Parallel()
-	r := NewReads[int64](new(Clock))
+	r := NewReads[int64]()
 	var version atomic.Int64
 	var wg sync.WaitGroup
 	for range 20 {
@@ -172,22 +189,21 @@ func TestReads_Random(t *testing.T) {
 					go cancel()
 				}
 				called := version.Load()
-				turn, found, err := r.Arrive("k").Wait(ctx)
+				turn, err := arrive(ctx, r, "k")
 				switch {
 				case err != nil:
-				case found != nil:
-					if *found < called {
-						t.Errorf("a caller at %d gets %d", called, *found)
+				case !turn.Held():
+					if *turn.Found < called {
+						t.Errorf("a caller at %d gets %d", called, *turn.Found)
 					}
 				default:
 					v := version.Load()
 					version.Add(1)
 					runtime.Gosched()
-					if rand.IntN(3) == 0 {
-						turn.End(nil)
-					} else {
-						turn.End(&v)
+					if rand.IntN(3) != 0 {
+						turn.Found = &v
 					}
+					r.End(1, one(turn))
 				}
 				cancel()
 			}

@@ -11,76 +11,93 @@ import (
 
 // An origin tells how a caller got its result.
 type origin struct {
-	hit     bool  // by its first read
-	own     bool  // the caller owns the value; the others get copies
-	shared  bool  // another call of this process did the work
-	failure error // of the load in whose place an old value is served
+	hit     bool      // by its first read
+	own     bool      // the caller owns the value; the others get copies
+	clone   any       // a value that nobody owns, for clones; nil: the copies are decoded
+	shared  bool      // another call of this process did the work
+	failure error     // of the load in whose place an old value is served
+	at      time.Time // of the failure
 }
 
-// patience returns the context of a wait. If the caller has an old value, it ends when the fill is
-// StaleAfter old.
-func (c *Reader) patience(ctx context.Context, m *miss) (context.Context, context.CancelFunc) {
-	if !m.Keep || !c.Store.Servable(&m.Found) {
-		return ctx, noCancel
+// own reports whether the caller owns what its read has found. Several that share a value that can be cloned get
+// clones.
+func (c *call) own(a *ask) bool { return a.mine && !(a.turn.Shared && c.Store.Type.Clone != nil) }
+
+// hit answers with what a read has found.
+func (c *call) hit(a *ask) {
+	from := origin{hit: true, own: c.own(a), shared: a.theirs}
+	if !from.own && c.Store.Type.Clone != nil {
+		from.clone = a.Value
 	}
-	return context.WithDeadline(ctx, m.Begun.Add(c.StaleAfter))
+	a.answer = c.deliver(a.Key, &a.Found, from)
 }
 
-func noCancel() {}
-
-// settle delivers what a wait has brought, or the old value in its place. ended is the error of patience.
-func (c *Reader) settle(ctx context.Context, m *miss, r *fill.Result, verdict flight.Verdict, ended error) (a answer, over bool) {
-	if !m.First {
-		defer func() { c.Events.ShareDone(ctx, m.Lookup.Key, m.joined, fill.LoadContext(m.Fill)) }()
+// settle answers with what a wait has brought, or with the old value in its place. It returns false if the call has
+// to ask again.
+func (c *call) settle(a *ask) (over bool) {
+	w := &a.Wait
+	if !w.First {
+		defer func() { c.Events.ShareDone(c.ctx, a.Key, w.Over.Sub(a.joined), fill.LoadContext(w.Fill)) }()
 	}
-	old, from := c.fallback(m, r, verdict, ended)
+	old, from := c.fallback(a)
 	switch {
 	case old != nil:
-	case verdict == flight.Left && ctx.Err() != nil:
-		return answer{err: ctx.Err()}, true
-	case verdict == flight.Owned || verdict == flight.Shared:
-		return c.deliver(ctx, m.Lookup.Key, &r.Found, origin{own: verdict == flight.Owned, shared: !m.First}), true
-	case r != nil && r.Unverified && c.unreachable(ctx, m.Lookup.Key, m.joined):
-		return c.deliver(ctx, m.Lookup.Key, &r.Found, origin{shared: true}), true
-	case ctx.Err() == nil:
-		return answer{}, false
-	case r != nil && r.NoStale:
-		return answer{err: ctx.Err()}, true
+	case w.Verdict == flight.Left && c.ctx.Err() != nil:
+		a.err = c.ctx.Err()
+		return true
+	case w.Verdict == flight.Owned || w.Verdict == flight.Shared:
+		from := origin{own: w.Verdict == flight.Owned, shared: !w.First}
+		if !from.own && c.Store.Type.Clone != nil {
+			from.clone = w.Result.Pristine(c.Store.Type)
+		}
+		a.answer = c.deliver(a.Key, &w.Result.Found, from)
+		return true
+	case w.Result != nil && w.Result.Unverified && c.unreachable(a):
+		a.answer = c.deliver(a.Key, &w.Result.Found, origin{shared: true})
+		return true
+	case c.ctx.Err() == nil:
+		return false
+	case w.Result != nil && w.Result.NoStale:
+		a.err = c.ctx.Err()
+		return true
 	default:
-		if old, from = c.fallback(m, nil, flight.Left, ctx.Err()); old == nil {
-			return answer{err: ctx.Err()}, true
+		w.Result, w.Verdict = nil, flight.Left
+		if old, from = c.fallback(a); old == nil {
+			a.err = c.ctx.Err()
+			return true
 		}
 	}
-	return c.deliver(ctx, m.Lookup.Key, old, from), true
+	a.answer = c.deliver(a.Key, old, from)
+	return true
 }
 
-// unreachable reports whether Redis did not answer a command that was sent after a caller had joined. While
-// the breaker is open, the probes tell so; if none has come to its end yet, the caller joins the next load
+// unreachable reports whether Redis did not answer a command that was sent after the call had joined. While
+// the breaker is open, the probes tell so; if none has come to its end yet, the call joins the next load
 // in place of waiting for one.
-func (c *Reader) unreachable(ctx context.Context, key string, joined time.Time) bool {
-	k := c.Store.Key(key)
+func (c *call) unreachable(a *ask) bool {
+	k := c.Store.Key(a.Key)
 	if c.Client.Away(k) {
-		return c.Client.Unanswered(k, joined)
+		return c.Client.Unanswered(k, a.joined)
 	}
-	return !c.Client.Reachable(ctx, k, joined)
+	return !c.Client.Reachable(c.ctx, k, a.joined)
 }
 
-// fallback returns the old value that a caller gets in place of a failure, or at its deadline; nil
-// if there is none. The caller's own read found it, unless the fill has seen the
-// key since.
-func (c *Reader) fallback(m *miss, r *fill.Result, verdict flight.Verdict, ended error) (old *value.Found, from origin) {
-	from.shared = !m.First
-	switch {
-	case verdict == flight.Left && ended == context.DeadlineExceeded:
-		old, from.own, from.failure = &m.Found, m.from.own, ended
+// fallback returns the old value that a caller gets in place of a failure, or when it leaves at the end of its time;
+// nil if there is none. The caller's own read found it, unless the fill has seen the key since.
+func (c *call) fallback(a *ask) (old *value.Found, from origin) {
+	w := &a.Wait
+	from.shared, from.at = !w.First, w.Over
+	switch r := w.Result; {
+	case w.Verdict == flight.Impatient || w.Verdict == flight.Left && c.ctx.Err() == context.DeadlineExceeded:
+		old, from.own, from.failure = &a.Found, c.own(a), context.DeadlineExceeded
 	case r == nil || !r.Failed || r.NoStale:
 		return nil, from
-	case m.Before(r.OldSince):
+	case w.Before(r.OldSince):
 		old, from.failure = r.Old, r.Err
 	default:
-		old, from.own, from.failure = &m.Found, m.from.own, r.Err
+		old, from.own, from.failure = &a.Found, c.own(a), r.Err
 	}
-	if old == nil || !c.Store.Servable(old) {
+	if old == nil || !c.Store.Servable(old, w.Over) {
 		return nil, from
 	}
 	return old, from
@@ -89,15 +106,15 @@ func (c *Reader) fallback(m *miss, r *fill.Result, verdict flight.Verdict, ended
 // deliver returns a result to a caller. The owner gets the value, every other caller a copy, so
 // that no caller can change the value of another. If several callers share a read, and the value
 // can be cloned, each of them gets a clone.
-func (c *Reader) deliver(ctx context.Context, key string, f *value.Found, from origin) answer {
+func (c *call) deliver(key string, f *value.Found, from origin) answer {
 	if from.shared {
 		c.Events.Shared()
 	}
-	info, err := c.Store.Info(f, from.failure)
+	info, err := c.Store.Info(f, from.failure, from.at)
 	if from.hit {
-		c.Events.Hit(ctx, key, false, info)
+		c.Events.Hit(c.ctx, key, false, info)
 	} else {
-		c.Events.Miss(ctx, key, info)
+		c.Events.Miss(c.ctx, key, info)
 	}
 	if err != nil {
 		return answer{nil, info, err}
@@ -106,8 +123,8 @@ func (c *Reader) deliver(ctx context.Context, key string, f *value.Found, from o
 	case f.Err != nil:
 		return answer{nil, info, f.Err}
 	case from.own:
-	case from.hit && c.Store.Type.Clone != nil:
-		return answer{c.Store.Type.Clone(f.Value), info, nil}
+	case from.clone != nil:
+		return answer{c.Store.Type.Clone(from.clone), info, nil}
 	case f.Entry.Payload != nil:
 		if v, err := c.Store.Type.DecodeEntry(&f.Entry); err == nil {
 			return answer{v, info, nil}

@@ -2,52 +2,26 @@ package read
 
 import (
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/singlefill/singlefill/internal/bulk"
 	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/value"
-	"github.com/singlefill/singlefill/internal/wait"
 )
 
-// read reads keys, in a pipeline for each part of them: a few hundred on one server. It yields the
-// parts as they come, and nil once if the next one is slow to come. With again, what Redis does not
-// answer is read again, for RedisTimeout in all.
-func (m *many) read(asks []*ask, again bool) func(yield func([]*ask) bool) {
-	return func(yield func([]*ask) bool) {
-		var parts [][]*ask
-		for _, group := range m.locate(asks) {
-			parts = slices.AppendSeq(parts, slices.Chunk(group, client.Batch))
-		}
-		if len(parts) == 1 {
-			m.readPart(parts[0], again)
-			yield(parts[0])
-			return
-		}
-		done := make(chan []*ask, len(parts))
-		for _, part := range parts {
-			go func() {
-				m.readPart(part, again)
-				done <- part
-			}()
-		}
-		var slow <-chan time.Time
-		for n := len(parts); n > 0; {
-			select {
-			case part := <-done:
-				n--
-				yield(part)
-				slow = time.After(bulk.Gather)
-			case <-slow:
-				yield(nil)
-			}
-		}
+// parts returns asks in parts that are read together: a few hundred on one server.
+func (c *call) parts(asks []*ask) (parts [][]*ask) {
+	for _, group := range c.locate(asks) {
+		parts = slices.AppendSeq(parts, slices.Chunk(group, client.Batch))
 	}
+	return parts
 }
 
 // locate finds out which keys are on one server.
-func (m *many) locate(asks []*ask) (groups [][]*ask) {
-	groups = client.ByNode(m.Client, asks, func(a *ask) string { return m.Store.Key(a.Key) })
+func (c *call) locate(asks []*ask) (groups [][]*ask) {
+	groups = client.ByNode(c.Client, asks, func(a *ask) string { return c.Store.Key(a.Key) })
 	for node, group := range groups {
 		for _, a := range group {
 			a.node = node
@@ -56,103 +30,136 @@ func (m *many) locate(asks []*ask) (groups [][]*ask) {
 	return groups
 }
 
-// readPart reads the keys of one node. It shares their reads with other calls of this process: it
-// reads at once what no other call is reading, and what is left when that is over, if no other call
-// has read it by then.
-func (m *many) readPart(part []*ask, again bool) {
-	if !again { // GetMany, which like Get shares nothing
-		m.getAll(part)
+// inParts calls do for each part of asks, and returns when all calls have.
+func (c *call) inParts(asks []*ask, do func(part []*ask)) {
+	parts := c.parts(asks)
+	var others sync.WaitGroup
+	for i, part := range parts {
+		if i < len(parts)-1 {
+			others.Go(func() { do(part) })
+		} else {
+			do(part)
+		}
+	}
+	others.Wait()
+}
+
+// read reads keys, and takes what it finds as the replies come. If some are slow to come, it joins the fills of what
+// it has missed before. The call holds the turns of what it reads itself until it has taken that and joined.
+func (c *call) read(asks []*ask) {
+	if len(asks) < 2 {
+		c.readPart(asks, nil)
 		return
 	}
-	var mine, others []*ask
-	for _, a := range part {
-		if a.turn = m.Reads.Arrive(a.Key); a.turn.Arrived == 0 {
-			mine = append(mine, a)
-		} else {
-			others = append(others, a)
+	parts := c.parts(asks)
+	if len(parts) == 1 {
+		c.readPart(asks, nil)
+		return
+	}
+	replies := make(chan []*ask, len(asks))
+	left := len(asks)
+	for _, part := range parts {
+		go c.readPart(part, replies)
+	}
+	var slow <-chan time.Time
+	for left > 0 {
+		select {
+		case read := <-replies:
+			left -= len(read)
+			if c.take(read); slow == nil && len(c.misses) > 0 {
+				slow = time.After(bulk.Gather)
+			}
+		case <-slow:
+			slow = nil
+			c.join()
 		}
 	}
-	for {
-		m.takeTurns(mine)
-		if len(others) == 0 {
+}
+
+// readPart reads the keys of one server, and sends what it has read to replies, or takes it. It shares the reads
+// with other calls of this process: it reads at once what no other call is reading, and what is left when that is
+// over, if no other call has read it by then.
+func (c *call) readPart(part []*ask, replies chan<- []*ask) {
+	for _, a := range part {
+		a.turn.Key = a.Key
+	}
+	c.Reads.Arrive(len(part), turns(part))
+	for others := c.takeTurns(part, replies); len(others) > 0; others = c.takeTurns(others, replies) {
+		if replies == nil {
+			c.join()
+		}
+		if err := c.Reads.Await(c.ctx, len(others), turns(others)); err != nil {
+			for _, a := range others {
+				a.RedisErr = err
+			}
+			c.reply(others, replies) // take ends their turns
 			return
 		}
-		mine, others = m.awaitTurns(others)
+		c.delegate(others)
 	}
 }
 
-// awaitTurns waits until the first of asks has its turn or has been read, and returns those that have
-// their turns by then, and those that still wait.
-func (m *many) awaitTurns(asks []*ask) (mine, others []*ask) {
-	for i, a := range asks {
-		var found *value.Lookup
-		over := true
-		if i == 0 {
-			var err error
-			if a.turn, found, err = a.turn.Wait(m.ctx); err != nil {
-				a.RedisErr = err
-				for _, a := range asks[1:] {
-					a.turn.Leave()
-					a.RedisErr = err
-				}
-				return nil, nil
-			}
-		} else {
-			found, over = a.turn.Try()
-		}
-		switch {
-		case !over:
-			others = append(others, a)
-		case found != nil:
-			a.Lookup, a.shared, a.theirs = *found, true, true
-		default:
-			mine = append(mine, a)
-		}
+func (c *call) reply(read []*ask, replies chan<- []*ask) {
+	switch {
+	case len(read) == 0:
+	case replies == nil:
+		c.take(read)
+	default:
+		replies <- read
 	}
-	return mine, others
 }
 
-// takeTurns reads keys until Redis answers, for RedisTimeout in all. What has a fill by now is not
-// read.
-func (m *many) takeTurns(asks []*ask) {
-	ended := false
-	defer func() {
-		for _, a := range asks {
-			if !ended || m.ctx.Err() != nil && a.RedisErr != nil { // another call of the batch reads
-				a.turn.End(nil)
-			} else {
-				a.shared = a.turn.End(&a.Lookup) && m.Store.Type.Clone != nil
-			}
-		}
-	}()
-	var left []*ask
+func turns(asks []*ask) flight.Turns[value.Lookup] {
+	return func(i int) *flight.Turn[value.Lookup] { return &asks[i].turn }
+}
+
+// takeTurns reads what the call may read, and replies with that and with what others have read. It returns what is
+// left.
+func (c *call) takeTurns(asks []*ask, replies chan<- []*ask) (others []*ask) {
+	mine, theirs := split(asks, func(a *ask) bool { return a.turn.Held() })
+	theirs, others = split(theirs, func(a *ask) bool { return a.turn.Found != nil })
+	for _, a := range theirs {
+		a.Lookup, a.theirs = *a.turn.Found, !a.delegated
+	}
+	c.reply(theirs, replies)
+	if len(mine) > 0 {
+		c.readMine(mine)
+		c.reply(mine, replies)
+	}
+	return others
+}
+
+// readMine reads keys whose turns the call holds. What has a fill by now is not read.
+func (c *call) readMine(asks []*ask) {
+	if unread, _ := c.notFilling(asks); len(unread) > 0 {
+		c.Store.Read(c.ctx, lookups(unread))
+	}
 	for _, a := range asks {
-		if !m.Fills.Filling(a.Key) {
-			left = append(left, a)
+		a.mine = true
+		if a.RedisErr == nil || c.ctx.Err() == nil { // otherwise another call of the batch reads
+			a.turn.Found = &a.Lookup
 		}
 	}
-	for pause := wait.MinPause; len(left) > 0; pause *= 2 {
-		m.getAll(left)
-		left = slices.DeleteFunc(left, func(a *ask) bool { return a.RedisErr == nil })
-		if len(left) == 0 {
-			break
-		}
-		if first := left[0]; !m.Store.ReadAgain(m.ctx, &first.Lookup, pause) {
-			for _, a := range left {
-				a.Asked = first.Asked
-				m.Store.Recall(&a.Lookup)
-			}
-			break
-		}
-	}
-	ended = true
 }
 
-// getAll reads keys in one pipeline.
-func (m *many) getAll(asks []*ask) {
-	all := make([]*value.Lookup, len(asks))
-	for i, a := range asks {
-		all[i] = &a.Lookup
+// delegate lets another goroutine read for the batches whose turns the call has got, if this call may leave before it
+// has the replies: then the others need no second read.
+func (c *call) delegate(asks []*ask) {
+	mine, _ := split(asks, func(a *ask) bool { return a.turn.Held() })
+	if len(mine) == 0 || !c.Client.MayLeave(c.ctx) {
+		return
 	}
-	m.Store.GetMany(m.ctx, all)
+	background := c.newCall(client.Detach(c.ctx), c.load, c.many)
+	delegated := c.Reads.Delegate(len(mine), turns(mine))
+	all := make([]*ask, len(mine))
+	for i, a := range mine {
+		a.delegated = true
+		all[i] = &ask{turn: delegated[i]}
+		all[i].Key = a.Key
+	}
+	go func() {
+		defer c.Reads.End(len(all), turns(all))
+		background.readMine(all)
+		background.refresh(slices.DeleteFunc(slices.Clone(all), func(a *ask) bool { return !c.Store.Due(&a.Lookup) }))
+	}()
 }

@@ -274,7 +274,7 @@ func (s *Store) Recall(l *Lookup) {
 			return
 		}
 	}
-	if s.Servable(&old) {
+	if s.Servable(&old, time.Now()) {
 		l.Found = old
 	}
 }

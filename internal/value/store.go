@@ -78,52 +78,71 @@ type Lookup struct {
 // Hit reports whether the first read of a call ends the call with this lookup.
 func (l *Lookup) Hit() bool { return l.RedisErr == nil && l.Freshness >= Revalidate }
 
-// Read gets a key until Redis answers, for the client's timeout in all: a connection may have broken. If Redis
-// does not answer, it finds what memory has.
-func (s *Store) Read(ctx context.Context, l *Lookup) {
+// Read gets keys of one server until Redis answers, for the client's timeout in all: a connection may have broken.
+// For those that Redis does not answer, it finds what memory has.
+func (s *Store) Read(ctx context.Context, all []*Lookup) {
 	for pause := wait.MinPause; ; pause *= 2 {
-		if s.Get(ctx, l); l.RedisErr == nil {
+		s.Get(ctx, all)
+		if all = unanswered(all); len(all) == 0 {
 			return
 		}
-		if !s.ReadAgain(ctx, l, pause) {
-			s.Recall(l)
+		if !s.readAgain(ctx, all, pause) {
+			for _, l := range all {
+				s.Recall(l)
+			}
 			return
 		}
 	}
 }
 
-// ReadAgain pauses before a read is repeated that Redis did not answer. It reports whether to repeat
-// it.
-func (s *Store) ReadAgain(ctx context.Context, l *Lookup, pause time.Duration) bool {
-	left := s.client.Timeout - l.Asked - pause
-	if left < s.client.Timeout/10 || !client.Unreachable(l.RedisErr) || errors.Is(l.RedisErr, redis.ErrClosed) ||
-		s.client.Away(s.Key(l.Key)) || !client.Sleep(ctx, pause) {
-		return false
+func unanswered(all []*Lookup) (left []*Lookup) {
+	for _, l := range all {
+		if l.RedisErr != nil {
+			left = append(left, l)
+		}
 	}
-	l.Asked += pause
-	return true
+	return left
 }
 
-// Get sends one plain GET, which a replica or the client's own cache may answer. With Near it sends
-// a PTTL ahead.
-func (s *Store) Get(ctx context.Context, l *Lookup) {
-	valueKey := s.Key(l.Key)
-	if s.memory == nil {
-		data, asked, err := s.client.Get(ctx, time.Now(), valueKey)
+// readAgain pauses before a read is repeated that Redis did not answer. It reports whether to repeat it.
+func (s *Store) readAgain(ctx context.Context, all []*Lookup, pause time.Duration) bool {
+	first := all[0]
+	left := s.client.Timeout - first.Asked - pause
+	again := left >= s.client.Timeout/10 && client.Unreachable(first.RedisErr) && !errors.Is(first.RedisErr, redis.ErrClosed) &&
+		!s.client.Away(s.Key(first.Key)) && client.Sleep(ctx, pause)
+	if again {
+		first.Asked += pause
+	}
+	for _, l := range all {
+		l.Asked = first.Asked
+	}
+	return again
+}
+
+// Get sends a plain GET for each key, which a replica or the client's own cache may answer. With Near it sends
+// a PTTL ahead. Keys must be on one server: those of several go in one pipeline.
+func (s *Store) Get(ctx context.Context, all []*Lookup) {
+	switch {
+	case len(all) > 1:
+		s.getMany(ctx, all)
+	case s.memory == nil:
+		l := all[0]
+		data, asked, err := s.client.Get(ctx, time.Now(), s.Key(l.Key))
 		s.replied(ctx, l, data, asked, err)
-		return
+	default:
+		l := all[0]
+		valueKey := s.Key(l.Key)
+		s.During(all, func() {
+			pttl := redis.NewDurationCmd(ctx, time.Millisecond, "pttl", valueKey)
+			data, asked, err := s.client.GetBehind(ctx, pttl, time.Now(), valueKey)
+			if s.replied(ctx, l, data, asked, err) {
+				l.keptBehind(pttl.Val())
+			}
+		})
 	}
-	s.During([]*Lookup{l}, func() {
-		pttl := redis.NewDurationCmd(ctx, time.Millisecond, "pttl", valueKey)
-		data, asked, err := s.client.GetBehind(ctx, pttl, time.Now(), valueKey)
-		if s.replied(ctx, l, data, asked, err) {
-			l.keptBehind(pttl.Val())
-		}
-	})
 }
 
-// GetMany is Get for keys on one server, in one pipeline.
-func (s *Store) GetMany(ctx context.Context, all []*Lookup) {
+func (s *Store) getMany(ctx context.Context, all []*Lookup) {
 	keys := make([]string, len(all))
 	var pttls []redis.Cmder
 	for i, l := range all {
@@ -201,21 +220,20 @@ func (s *Store) Due(l *Lookup) bool {
 	return by > 0 && by >= l.Entry.FreshUntil.Sub(l.At)
 }
 
-// Servable reports whether an old value may still be served.
-func (s *Store) Servable(f *Found) bool {
-	return f.Freshness > Expired && s.policy.freshnessOf(&f.Entry, time.Now()) > Expired
+// Servable reports whether an old value may still be served at a time.
+func (s *Store) Servable(f *Found, at time.Time) bool {
+	return f.Freshness > Expired && s.policy.freshnessOf(&f.Entry, at) > Expired
 }
 
-// Info describes what was found. failure is the failure of the load in whose place f is served, or nil: if f has
-// become too old by now, Info returns it.
-func (s *Store) Info(f *Found, failure error) (info event.ValueInfo, err error) {
+// Info describes what was found. failure is the failure of the load in whose place f is served, as of a time, or nil:
+// if f had become too old by then, Info returns it.
+func (s *Store) Info(f *Found, failure error, at time.Time) (info event.ValueInfo, err error) {
 	if f.Entry.WrittenAt.IsZero() {
 		return info, nil
 	}
 	now, use := f.At, f.Freshness
 	if failure != nil { // f was judged before the load
-		now = time.Now()
-		use = s.policy.freshnessOf(&f.Entry, now)
+		now, use = at, s.policy.freshnessOf(&f.Entry, at)
 	}
 	info.Entry, info.Expires = f.Entry.ID, f.Entry.FreshUntil
 	info.Age = max(0, now.Sub(f.Entry.WrittenAt)) // the clocks of writer and reader may disagree

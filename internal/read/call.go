@@ -1,0 +1,316 @@
+package read
+
+import (
+	"context"
+	"iter"
+	"slices"
+	"time"
+
+	"github.com/singlefill/singlefill/internal/bulk"
+	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/event"
+	"github.com/singlefill/singlefill/internal/fill"
+	"github.com/singlefill/singlefill/internal/flight"
+	"github.com/singlefill/singlefill/internal/value"
+)
+
+// A call is a running call of GetOrLoad or GetOrLoadMany.
+type call struct {
+	*Reader
+	ctx    context.Context
+	load   fill.Loader
+	many   fill.ManyLoader // nil: each fill calls load; otherwise they load in bulk
+	caller flight.Caller
+
+	// In one round:
+	hits   []*ask // to be answered
+	misses []*ask // to be joined
+	joined []*ask // to be waited for
+}
+
+func (c *Reader) newCall(ctx context.Context, load fill.Loader, many fill.ManyLoader) *call {
+	return &call{Reader: c, ctx: ctx, load: load, many: many}
+}
+
+// An ask is a key of a call.
+type ask struct {
+	fill.Ask
+	node      int // keys with the same number are on one server
+	turn      flight.Turn[value.Lookup]
+	mine      bool        // the call has read the key
+	theirs    bool        // another call has
+	delegated bool        // another goroutine has, for this call and others
+	joined    time.Time   // the call had joined the fill by then
+	memory    *value.Copy // what memory has, if it is to be refreshed
+	answer
+}
+
+// An answer is what a call returns for a key.
+type answer struct {
+	value any
+	info  event.ValueInfo
+	err   error
+}
+
+func newAsks(keys []string) []*ask {
+	all, asks := make([]ask, len(keys)), make([]*ask, len(keys)) // two allocations
+	for i, key := range keys {
+		asks[i] = &all[i]
+		asks[i].Key = key
+	}
+	return asks
+}
+
+func lookups(asks []*ask) []*value.Lookup {
+	all := make([]*value.Lookup, len(asks))
+	for i, a := range asks {
+		all[i] = &a.Lookup
+	}
+	return all
+}
+
+// lookInMemory answers what memory has. It returns the other asks, and those of which memory wants a newer value.
+func (c *call) lookInMemory(asks []*ask) (misses, due []*ask) {
+	for _, a := range asks {
+		served, ok := c.Store.FromMemory(c.ctx, a.Key)
+		if !ok {
+			misses = append(misses, a)
+			continue
+		}
+		a.answer = answer{served.Value, served.Info, served.Err}
+		switch {
+		case c.load == nil: // Get
+		case served.TakeRefresh():
+			a.memory = served.Copy
+			due = append(due, a)
+		case c.audited(!served.Info.Stale):
+			c.auditNear(c.ctx, a.Key, c.load, &served)
+		}
+	}
+	return misses, due
+}
+
+// run answers asks. A fill whose result is older than the call sends its ask back to the beginning.
+func (c *call) run(asks []*ask) {
+	if len(asks) == 0 {
+		return
+	}
+	defer c.leave()
+	c.caller = flight.Caller{Outer: flight.LoadOf(c.ctx), Stamp: c.Fills.Now()}
+	for len(asks) > 0 {
+		c.readAndJoin(asks)
+		c.answerHits()
+		asks = c.wait()
+	}
+}
+
+// readAndJoin reads keys. For those that it does not find it joins fills, or starts them.
+//
+// It does not read a key whose fill found it empty. It joins before it gives its turns to others, who then meet the
+// fills in place of reading again.
+func (c *call) readAndJoin(asks []*ask) {
+	defer c.Reads.End(len(asks), turns(asks)) // which are left if a function of Trace panics
+	unread, filling := c.notFilling(asks)
+	c.misses = filling
+	c.join()
+	c.read(unread)
+	c.join()
+}
+
+// notFilling returns asks without those whose fills found their keys empty.
+func (c *call) notFilling(asks []*ask) (unread, filling []*ask) {
+	is := c.Fills.Filling(len(asks), func(i int) string { return asks[i].Key })
+	if is == nil {
+		return asks, nil
+	}
+	for i, a := range asks {
+		if is[i] {
+			filling = append(filling, a)
+		} else {
+			unread = append(unread, a)
+		}
+	}
+	return unread, filling
+}
+
+// take sorts what has been read. It ends the turns of all but the misses, whose turns end when the call has joined.
+func (c *call) take(read []*ask) {
+	hits, others := split(read, func(a *ask) bool { return a.Hit() })
+	gone, misses := split(others, func(a *ask) bool { return a.RedisErr != nil && c.ctx.Err() != nil })
+	c.Reads.End(len(hits), turns(hits))
+	c.Reads.End(len(gone), turns(gone))
+	for _, a := range gone {
+		a.err = c.ctx.Err()
+	}
+	c.hits, c.misses = both(c.hits, hits), both(c.misses, misses)
+}
+
+// both returns asks and more, without an allocation if there are no asks.
+func both(asks, more []*ask) []*ask {
+	if len(asks) == 0 {
+		return more
+	}
+	return append(slices.Clip(asks), more...)
+}
+
+// answerHits answers with what has been read. The call holds no turns any more: Trace may call the cache.
+func (c *call) answerHits() {
+	var due []*ask
+	for _, a := range c.hits {
+		c.hit(a)
+		if a.mine && c.Store.Due(&a.Lookup) {
+			due = append(due, a)
+		} else if c.audited(a.Freshness == value.Fresh) {
+			c.auditHit(c.ctx, a.Key, c.load, &a.Lookup)
+		}
+	}
+	c.hits = nil
+	c.refresh(due)
+}
+
+// split returns the asks for which is returns true, and the others.
+func split(asks []*ask, is func(*ask) bool) (yes, no []*ask) {
+	for i, a := range asks {
+		if is(a) != is(asks[0]) {
+			yes, no = slices.Clip(asks[:i]), nil
+			if !is(asks[0]) {
+				yes, no = no, yes
+			}
+			for _, a := range asks[i:] {
+				if is(a) {
+					yes = append(yes, a)
+				} else {
+					no = append(no, a)
+				}
+			}
+			return yes, no
+		}
+	}
+	if len(asks) > 0 && !is(asks[0]) {
+		return nil, asks
+	}
+	return asks, nil // mostly all are alike
+}
+
+// join joins the fills of what the call has missed.
+func (c *call) join() {
+	if len(c.misses) == 0 {
+		return
+	}
+	for group, b := range c.loads(c.caller.Outer, c.misses) {
+		all := make([]*fill.Ask, len(group))
+		for i, a := range group {
+			a.Wait.Keep = c.StaleAfter > 0 && c.Store.Servable(&a.Found, time.Now())
+			all[i] = &a.Ask
+		}
+		c.Filler.Join(c.ctx, &c.caller, all)
+		now := time.Now()
+		for _, a := range group {
+			if b != nil {
+				b.Taken(a.node, a.Wait.Err == nil && a.Wait.First)
+			}
+			if a.joined = now; a.Wait.Err != nil {
+				a.err = a.Wait.Err
+				continue
+			}
+			if a.Wait.Keep {
+				a.Wait.Until = a.Wait.Fill.Begun.Add(c.StaleAfter)
+			}
+			c.joined = append(c.joined, a)
+		}
+		if b != nil {
+			b.Depart()
+		}
+	}
+	c.Reads.End(len(c.misses), turns(c.misses))
+	c.misses = nil
+}
+
+// loads yields the asks whose fills load together, and their bulk, which is nil if each fill loads by itself.
+func (c *call) loads(outer *flight.Load, asks []*ask) iter.Seq2[[]*ask, *bulk.Bulk] {
+	return func(yield func([]*ask, *bulk.Bulk) bool) {
+		if c.many == nil {
+			for _, a := range asks {
+				a.From.Loader = c.load
+			}
+			yield(asks, nil)
+			return
+		}
+		c.locate(asks)
+		for chunk := range slices.Chunk(asks, c.MaxBatch) {
+			b := c.Filler.NewBulk(c.many, outer, len(chunk))
+			for _, a := range chunk {
+				a.From.Seat = b.Seat(a.node)
+			}
+			if !yield(chunk, b) {
+				return
+			}
+		}
+	}
+}
+
+// wait waits for fills and answers with their results. It returns the asks whose results are older than the call.
+func (c *call) wait() (again []*ask) {
+	joined := c.joined
+	c.waitFor(c.ctx)
+	for _, a := range joined {
+		if !c.settle(a) {
+			key := a.Key
+			*a = ask{}
+			a.Key = key
+			again = append(again, a)
+		}
+	}
+	return again
+}
+
+// waitFor waits for what the call has joined.
+func (c *call) waitFor(ctx context.Context) {
+	if len(c.joined) == 0 {
+		return
+	}
+	waits := make([]*flight.Waiter[fill.Result], len(c.joined))
+	for i, a := range c.joined {
+		waits[i] = &a.Wait
+	}
+	c.Fills.Wait(ctx, &c.caller, waits)
+	c.joined = nil
+}
+
+// leave leaves the fills that the call has joined, if it has not waited for them since a function of Trace panicked.
+func (c *call) leave() {
+	if len(c.joined) == 0 {
+		return
+	}
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	c.waitFor(ended)
+}
+
+// refresh refreshes entries in the background.
+func (c *call) refresh(due []*ask) {
+	if len(due) == 0 {
+		return
+	}
+	ctx := client.Detach(c.ctx)
+	for group, b := range c.loads(nil, due) {
+		for _, a := range group {
+			begun := c.Filler.Refresh(ctx, a.Key, a.Data, a.From)
+			if b != nil {
+				b.Taken(a.node, begun)
+			}
+		}
+		if b != nil {
+			b.Depart()
+		}
+	}
+}
+
+// refreshMemory refreshes entries that memory has, unless another process has refreshed them: then it only reads
+// the new ones.
+func (c *call) refreshMemory(due []*ask) {
+	c.Fills.Go(func() {
+		c.inParts(due, func(part []*ask) { c.Store.Read(c.ctx, lookups(part)) })
+		c.refresh(slices.DeleteFunc(due, func(a *ask) bool { return a.memory.Outlived(&a.Lookup) }))
+	})
+}

@@ -1,0 +1,37 @@
+package read
+
+import (
+	"time"
+
+	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/event"
+	"github.com/singlefill/singlefill/internal/fill"
+	"github.com/singlefill/singlefill/internal/flight"
+	"github.com/singlefill/singlefill/internal/value"
+)
+
+// Parts are what a Reader is made of.
+type Parts struct {
+	Client  *client.Client
+	Store   *value.Store
+	Reads   *flight.Reads[value.Lookup]
+	Fills   *flight.Fills[fill.Result]
+	Filler  *fill.Filler
+	Slots   *flight.Slots
+	User    fill.User
+	Events  *event.Sink
+	Closing <-chan struct{}
+
+	StaleAfter  time.Duration // 0: off
+	LoadTimeout time.Duration
+	MaxBatch    int
+	Audit       float64
+}
+
+// A Reader carries out the calls of one cache that read.
+type Reader struct {
+	Parts
+	audits audits
+}
+
+func New(p Parts) *Reader { return &Reader{Parts: p} }
