@@ -108,7 +108,7 @@ func newRooms(rdb redis.UniversalClient, namespace string, s settings, typ *valu
 		}
 		leases = all
 	}
-	slots, calls := flight.NewSlots(s.maxLoads, leases), user{store, s.errors}
+	slots, calls := flight.NewSlots(s.maxLoads, leases), user{namespace, store, s.errors}
 	filler := fill.New(fill.Parts{
 		Client: redis, Store: store, Tags: index, Fills: fills, Slots: slots, User: calls, Events: events, Keys: keys, Closing: closing,
 		LockTTL: s.lockTTL, LoadTimeout: s.loadTimeout, RetryAfter: s.retryAfter, FailureTTL: s.failureTTL,

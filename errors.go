@@ -1,11 +1,13 @@
 package singlefill
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
 	"runtime/debug"
 	"slices"
+	"strings"
 
 	"github.com/singlefill/singlefill/internal/fill"
 	"github.com/singlefill/singlefill/internal/filllock"
@@ -76,14 +78,15 @@ func (e *PanicError) Unwrap() error {
 // Only the text of the error travels through Redis, at most 1 KiB of it, and the name that
 // [Options.Errors] gives it.
 type RemoteError struct {
-	Key, Message string
-	sentinel     error
-	noStale      bool
+	Namespace, Key string
+	Message        string // the text of the error
+	sentinel       error
+	noStale        bool
 }
 
-func (e *RemoteError) Error() string {
-	return fmt.Sprintf("singlefill: another load of %.100q failed: %s", e.Key, e.Message)
-}
+// Error returns Message, as the load in this process would have failed with it: without the key, which may be
+// secret and would make each text of a log another one.
+func (e *RemoteError) Error() string { return e.Message }
 
 // Unwrap returns the error of Options.Errors that the load failed with, or nil.
 func (e *RemoteError) Unwrap() error { return e.sentinel }
@@ -111,15 +114,15 @@ func (s sentinels) nameOf(err error) string {
 }
 
 // remoteError returns the error that a failure record of another process stands for.
-func (s sentinels) remoteError(key, record string) error {
+func (s sentinels) remoteError(namespace, key, record string) error {
 	switch record {
 	case filllock.NotFoundRecord:
 		return ErrNotFound
 	case "":
-		return &RemoteError{Key: key, Message: "its value could not be stored"}
+		return &RemoteError{Namespace: namespace, Key: key, Message: "singlefill: the value of another load could not be stored"}
 	}
 	f := filllock.ParseFailure(record)
-	remote := &RemoteError{Key: key, Message: f.Text, noStale: f.NoStale}
+	remote := &RemoteError{Namespace: namespace, Key: key, Message: f.Text, noStale: f.NoStale}
 	for _, known := range s {
 		if f.Name == known.name {
 			remote.sentinel = known.err
@@ -135,15 +138,35 @@ type ManyError struct {
 	Errs map[string]error // by key
 }
 
+// Error tells how many keys have errors, and the texts of at most three of the errors, the most frequent first.
+// It names no key: keys may be secret, and would make each text of a log another one.
 func (e *ManyError) Error() string {
-	if len(e.Errs) == 0 {
+	keys := make(map[string]int) // by text
+	for _, err := range e.Errs {
+		keys[foreign.Text(err)]++
+	}
+	if len(keys) == 0 {
 		return "singlefill: no key has an error"
 	}
-	first := slices.Min(slices.Collect(maps.Keys(e.Errs)))
-	if len(e.Errs) == 1 {
-		return fmt.Sprintf("singlefill: key %.100q: %v", first, e.Errs[first])
+	texts := slices.SortedFunc(maps.Keys(keys), func(a, b string) int {
+		return cmp.Or(cmp.Compare(keys[b], keys[a]), cmp.Compare(a, b))
+	})
+	const most = 3
+	more := len(texts) - most
+	texts = texts[:min(len(texts), most)]
+	if len(keys) > 1 {
+		for i, text := range texts {
+			texts[i] = fmt.Sprintf("%d × %s", keys[text], text)
+		}
 	}
-	return fmt.Sprintf("singlefill: %d keys have errors; the first, %.100q: %v", len(e.Errs), first, e.Errs[first])
+	if more > 0 {
+		texts = append(texts, fmt.Sprintf("and %d other errors", more))
+	}
+	all := "1 key has an error"
+	if n := len(e.Errs); n > 1 {
+		all = fmt.Sprintf("%d keys have errors", n)
+	}
+	return "singlefill: " + all + ": " + strings.Join(texts, "; ")
 }
 
 // Unwrap returns the errors in the order of their keys.

@@ -44,7 +44,7 @@ func TestErrors_KeepTheirIdentity(t *testing.T) {
 				synctest.Wait() // the load has begun
 				_, got := waits.GetOrLoad(t.Context(), "k", cachetest.MustNotLoad[string](t))
 				var remote *singlefill.RemoteError
-				if !errors.As(got, &remote) || remote.Message != test.loaded.Error() || remote.Key != "k" {
+				if !errors.As(got, &remote) || remote.Message != test.loaded.Error() || got.Error() != remote.Message || remote.Key != "k" || remote.Namespace != "n" {
 					t.Errorf("got %v, want a RemoteError of k with the text of the load", got)
 				}
 				if errors.Is(got, theirs) != test.found {

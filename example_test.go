@@ -470,9 +470,9 @@ func ExampleManyLoader_manyError() {
 	}
 	// Output:
 	// asking for the prices of 3 items
-	// map[coffee:9 tea:7] singlefill: key "gold": its shop is closed
+	// map[coffee:9 tea:7] singlefill: 1 key has an error: its shop is closed
 	// asking for the prices of 1 items
-	// map[coffee:9 tea:7] singlefill: key "gold": its shop is closed
+	// map[coffee:9 tea:7] singlefill: 1 key has an error: its shop is closed
 }
 
 // Get reads the cache only. ErrMiss says nothing about the source; ErrNotFound does.

@@ -77,8 +77,9 @@ var errNoLoader = errors.New("singlefill: load is nil")
 
 // A user calls what the user has given to a cache. It implements fill.User.
 type user struct {
-	store  *value.Store
-	errors sentinels
+	namespace string
+	store     *value.Store
+	errors    sentinels
 }
 
 func (u user) Load(ctx context.Context, key string, load fill.Loader) fill.Outcome {
@@ -113,7 +114,9 @@ func (user) IsNotFound(err error) bool { return isNotFound(err) }
 
 func (u user) NameOf(err error) string { return u.errors.nameOf(err) }
 
-func (u user) RemoteError(key, record string) error { return u.errors.remoteError(key, record) }
+func (u user) RemoteError(key, record string) error {
+	return u.errors.remoteError(u.namespace, key, record)
+}
 
 // isNotFound reports whether the source has no such value.
 func isNotFound(err error) bool { return says(err, ErrNotFound) }

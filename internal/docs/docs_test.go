@@ -232,6 +232,12 @@ func refused(Token) bool { return false }
 
 var server http.Server
 
+var errLimited error
+
+func secondsIn(text string) string { return text }
+
+var w http.ResponseWriter
+
 type Result struct{ Pages int }
 
 func runReport(ctx context.Context, key string) (r Result, err error) { return r, err }

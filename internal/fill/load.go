@@ -205,7 +205,7 @@ func (x *filling) loaded(o outcome) {
 
 // tooLong is the error of a load that was abandoned.
 func (x *filling) tooLong() error {
-	return fmt.Errorf("singlefill: load of %.100q took longer than LoadTimeout (%v): %w", x.fill.Key, x.LoadTimeout, context.DeadlineExceeded)
+	return fmt.Errorf("singlefill: the load took longer than LoadTimeout (%v): %w", x.LoadTimeout, context.DeadlineExceeded)
 }
 
 // LoadContext returns the context of the Loader of a fill, or nil if none has been called.

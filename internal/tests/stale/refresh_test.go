@@ -399,7 +399,7 @@ func TestRefresh_ValueThatCannotBeEncoded(t *testing.T) {
 			for _, c := range fleet {
 				r := cachetest.Ask(t.Context(), c, "k", src.Load)
 				if kind.ifError {
-					r.WantRemote(t, "within RetryAfter", opts.RetryAfter-time.Millisecond, "its value could not be stored")
+					r.WantRemote(t, "within RetryAfter", opts.RetryAfter-time.Millisecond, "singlefill: the value of another load could not be stored")
 				} else {
 					r.WantOld(t, "within RetryAfter", opts.RetryAfter-time.Millisecond, nil)
 				}

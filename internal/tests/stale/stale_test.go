@@ -249,7 +249,7 @@ func TestStaleIfError_EveryFailure(t *testing.T) {
 			name: "a failure in another process", elsewhere: cachetest.ErrSource, took: -time.Second,
 			is: func(err error) bool {
 				var remote *singlefill.RemoteError
-				return errors.As(err, &remote) && *remote == singlefill.RemoteError{Key: "k", Message: cachetest.ErrSource.Error()}
+				return errors.As(err, &remote) && *remote == singlefill.RemoteError{Namespace: remote.Namespace, Key: "k", Message: cachetest.ErrSource.Error()}
 			},
 		},
 		{
