@@ -64,7 +64,7 @@ func New[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, 
 	if err != nil {
 		return nil, err
 	}
-	typ, err := newType(s, opts)
+	typ, err := newType(namespace, s, opts)
 	if err != nil {
 		return nil, err
 	}

@@ -13,13 +13,17 @@ import (
 	"github.com/singlefill/singlefill/internal/value"
 )
 
-// A Codec turns values into bytes and back, for many goroutines at once. It may have two more methods:
+// A Codec turns values into bytes and back, for many goroutines at once. It may have three more methods:
 //
 //   - Unwrap() Codec, if it only changes the bytes of another codec, returns the inner codec, by which [New]
 //     judges T and [Near] copies values.
 //   - Formats() []string returns names of formats: first of what Marshal writes, then of what Unmarshal reads
 //     besides. An entry in another format is a bad value, so that a miss stands where wrong values could. A name
 //     must never change. Without this method the format is the same for all codecs without it.
+//   - ForKey(namespace, key string) Codec returns the codec for the values of one key. With it an encrypting codec
+//     binds their bytes to the key: an entry that was copied to another key is then a bad value. The cache calls
+//     ForKey before each Marshal and Unmarshal, and calls only those of the result, so let the codec's own Marshal
+//     fail. [New] refuses a wrapper without ForKey whose Unwrap returns a codec with it. See the example "ForKey".
 //
 // The formats of this package are msgpack, json and raw.
 type Codec interface {
@@ -32,14 +36,25 @@ type Codec interface {
 	Unmarshal(data []byte, v any) error
 }
 
-// inner returns the codec that c wraps, or c.
-func inner(c Codec) Codec {
+// A keyed codec binds what it encodes to a key.
+type keyed interface {
+	ForKey(namespace, key string) Codec
+}
+
+// inner returns the codec that c wraps, or c. It returns an error if a wrapper loses the method ForKey of the codec
+// that it wraps.
+func inner(c Codec) (Codec, error) {
 	for {
 		wrapper, ok := c.(interface{ Unwrap() Codec })
 		if !ok {
-			return c
+			return c, nil
 		}
-		c = wrapper.Unwrap()
+		wrapped := wrapper.Unwrap()
+		_, keeps := c.(keyed)
+		if _, has := wrapped.(keyed); has && !keeps {
+			return nil, fmt.Errorf("singlefill: Options.Codec %T has no method ForKey and wraps %T, which has it: give the wrapper ForKey, too", c, wrapped)
+		}
+		c = wrapped
 	}
 }
 
@@ -73,29 +88,40 @@ func valueOf[T any](v any) (t T) {
 }
 
 // newType returns what knows T.
-func newType[T any](s settings, opts *Options[T]) (v *value.Type, err error) {
+func newType[T any](namespace string, s settings, opts *Options[T]) (*value.Type, error) {
 	by, typ := s.codec, reflect.TypeFor[T]()
-	if err := codec.Takes(inner(by), typ); err != nil {
+	in, err := inner(by)
+	if err == nil {
+		err = codec.Takes(in, typ)
+	}
+	if err != nil {
 		return nil, err
 	}
-	v = &value.Type{Formats: codec.FormatsOf(by), Policy: s.Policy}
-	v.Encode = func(v any) (payload []byte, err error) {
+	binds, isKeyed := by.(keyed)
+	of := func(key string) Codec {
+		if isKeyed {
+			return binds.ForKey(namespace, key)
+		}
+		return by
+	}
+	v := &value.Type{Formats: codec.FormatsOf(by), Policy: s.Policy}
+	v.Encode = func(key string, v any) (payload []byte, err error) {
 		defer recovered(&err)
-		if payload, err = by.Marshal(*v.(*T)); err == nil && payload == nil {
+		if payload, err = of(key).Marshal(*v.(*T)); err == nil && payload == nil {
 			payload = []byte{}
 		}
 		return payload, err
 	}
-	v.Decode = func(payload []byte) (v any, err error) {
+	v.Decode = func(key string, payload []byte) (v any, err error) {
 		defer recovered(&err)
 		p := new(T)
-		if err = by.Unmarshal(payload, p); err == nil {
+		if err = of(key).Unmarshal(payload, p); err == nil {
 			v = p
 		}
 		return v, err
 	}
 	v.Boxed = func(v any) *value.Copy { return value.Box(*v.(*T)) }
-	if codec.Own(inner(by)) {
+	if codec.Own(in) {
 		v.Clone = clone.Func(typ)
 	}
 	if life := opts.TTLFunc; life != nil {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -239,6 +240,185 @@ func TestCodec_BytesOfAnother(t *testing.T) {
 			cachetest.WantGet(t, reader, "old", value, nil)
 		}
 	})
+}
+
+// What an encrypting codec has written under one key is a bad value under any other key and namespace, and so a miss
+// that a load replaces.
+//
+//fault:bad-bytes
+func TestCodec_CopiedEntry(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		ctx, ns, elsewhere := t.Context(), redistest.Namespace(t), redistest.Namespace(t)
+		opts := &singlefill.Options[person]{Codec: sealedBy(t, 1), StaleIfError: time.Hour}
+		here, there := cachetest.NewCacheIn(t, rdb, ns, opts), cachetest.NewCacheIn(t, rdb, elsewhere, opts)
+		ann, bob := newPerson(), person{Name: "Bob"}
+		redistest.Must(t, here.Set(ctx, "ann", ann))
+		data, _ := cachetest.Stored(t, rdb, ns+":{ann}")
+		if strings.Contains(data, ann.Name) {
+			t.Errorf("Redis has the name: %q", data)
+		}
+		for _, to := range []struct {
+			*singlefill.Cache[person]
+			ns, key string
+		}{{here, ns, "bob"}, {there, elsewhere, "ann"}} {
+			redistest.Must(t, rdb.Set(ctx, to.ns+":{"+to.key+"}", data, time.Hour).Err())
+			cachetest.AwaitSeen(t, rdb, rdb, to.ns, to.key)
+			if v, err := to.Get(ctx, to.key); err != singlefill.ErrMiss {
+				t.Errorf("Get of the copy %s in %s: %+v, %v", to.key, to.ns, v, err)
+			}
+			if n := to.Stats().BadValues; n != 1 {
+				t.Errorf("%d bad values, want 1", n)
+			}
+			if got, err := to.GetMany(ctx, []string{to.key}); len(got) > 0 || err != nil {
+				t.Errorf("GetMany of the copy %s in %s: %+v, %v", to.key, to.ns, got, err)
+			}
+			cachetest.GoGet(ctx, to.Cache, to.key, func(ctx context.Context, key string) (person, error) {
+				if v, _, ok := singlefill.Previous[person](ctx, key); ok {
+					t.Errorf("the copy is the previous value: %+v", v)
+				}
+				return bob, nil
+			}).Want(t, bob)
+			cachetest.WantGet(t, to.Cache, to.key, bob, nil)
+		}
+		cachetest.WantGet(t, here, "ann", ann, nil)
+	})
+}
+
+// sealedBy returns the codec of the example with these secrets, of which the last one encrypts.
+func sealedBy(t *testing.T, numbers ...byte) sealed {
+	t.Helper()
+	secrets := make(map[byte][]byte)
+	for _, n := range numbers {
+		secrets[n] = bytes.Repeat([]byte{n}, 32)
+	}
+	s, err := newSealed(singlefill.MsgPack, numbers[len(numbers)-1], secrets)
+	redistest.Must(t, err)
+	return s
+}
+
+// While the secret of an encrypting codec is rotated, what the old one has encrypted is read. What a secret has
+// encrypted that a process does not have is a bad value there.
+func TestCodec_Rotation(t *testing.T) {
+	t.Parallel()
+	_, rdb := redistest.StartMini(t)
+	ns := redistest.Namespace(t)
+	with := func(secrets ...byte) *singlefill.Cache[person] {
+		return cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[person]{Codec: sealedBy(t, secrets...)})
+	}
+	caches := []*singlefill.Cache[person]{with(1), with(2, 1), with(1, 2), with(2)} // the four stages
+	reads := [][]bool{
+		{true, true, true, false},
+		{true, true, true, false},
+		{false, true, true, true},
+		{false, true, true, true},
+	}
+	for w, writer := range caches {
+		key := fmt.Sprint("by", w)
+		redistest.Must(t, writer.Set(t.Context(), key, newPerson()))
+		for r, reader := range caches {
+			before := reader.Stats().BadValues
+			v, err := reader.Get(t.Context(), key)
+			bad := reader.Stats().BadValues - before
+			switch {
+			case reads[w][r] && (err != nil || v.Name != "Ann" || bad != 0):
+				t.Errorf("stage %d reads of stage %d: %+v, %v, %d bad values", r, w, v, err, bad)
+			case !reads[w][r] && (err != singlefill.ErrMiss || bad != 1):
+				t.Errorf("stage %d reads of stage %d: %+v, %v, %d bad values; want a miss", r, w, v, err, bad)
+			}
+		}
+	}
+}
+
+// A codec with ForKey gets the namespace and the key of each value, however the value is stored and read: no value is
+// a bad one, and each caller owns its value.
+func TestCodec_ForKey(t *testing.T) {
+	t.Parallel()
+	for name, codec := range map[string]singlefill.Codec{
+		"cloned":  sealedBy(t, 1),
+		"decoded": cachetest.KeyedCodec{Codec: singlefill.MsgPack},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) { testForKey(t, rdb, codec) })
+		})
+	}
+}
+
+func testForKey(t *testing.T, rdb redis.UniversalClient, codec singlefill.Codec) {
+	ctx, ns := t.Context(), redistest.Namespace(t)
+	opts := &singlefill.Options[*person]{Codec: codec, StaleIfError: time.Hour}
+	writer := cachetest.NewCacheIn(t, rdb, ns, opts)
+	if !cachetest.HitsMayBeLate(t) {
+		opts.Near = new(singlefill.Near)
+	}
+	reader := cachetest.NewCacheIn(t, rdb, ns, opts)
+	src := cachetest.NewSource[*person](t)
+
+	named := func(key string) *person { return &person{Name: key, Tags: []string{key}} }
+	redistest.Must(t, writer.Set(ctx, "set", named("set")))
+	redistest.Must(t, writer.SetMany(ctx, map[string]*person{"setmany": named("setmany")}))
+	cachetest.GoGet(ctx, writer, "load", cachetest.Gives(named("load"))).Want(t, named("load"))
+	_, err := writer.GetOrLoadMany(ctx, []string{"many"}, func(context.Context, []string) (map[string]*person, error) {
+		return map[string]*person{"many": named("many")}, nil
+	})
+	redistest.Must(t, err)
+	want := make(map[string]*person)
+	var keys []string
+	for _, key := range []string{"set", "setmany", "load", "many"} {
+		keys, want[key] = append(keys, key), named(key)
+		cachetest.GoGet(ctx, reader, key, cachetest.MustNotLoad[*person](t)).Want(t, named(key))
+		cachetest.WantGet(t, reader, key, named(key), nil)
+	}
+	got, err := reader.GetMany(ctx, keys)
+	cachetest.WantValue(t, got, err, want)
+	if opts.Near != nil {
+		v := awaitNear(t, reader, "set", cachetest.MustNotLoad[*person](t))
+		cachetest.WantValue(t, v, nil, named("set"))
+	}
+
+	one := cachetest.GoGet(ctx, reader, "joined", src.Load).Waits(t)
+	load := src.Next(t)
+	two := cachetest.GoGet(ctx, reader, "joined", src.Load).Waits(t)
+	load.Give(named("joined"))
+	first, err := one.Result(t)
+	cachetest.WantValue(t, first, err, named("joined"))
+	second, err := two.Result(t)
+	cachetest.WantValue(t, second, err, named("joined"))
+	if first == second {
+		t.Error("two callers of one load share its value")
+	}
+
+	redistest.Must(t, writer.Expire(ctx, "set"))
+	cachetest.AwaitSeen(t, rdb, rdb, ns, "set")
+	cachetest.GoGet(ctx, writer, "set", func(ctx context.Context, key string) (*person, error) {
+		old, _, _ := singlefill.Previous[*person](ctx, key)
+		cachetest.WantValue(t, old, nil, named("set"))
+		return nil, cachetest.ErrSource
+	}).Want(t, named("set"))
+	for name, c := range map[string]*singlefill.Cache[*person]{"writer": writer, "reader": reader} {
+		if n := c.Stats().BadValues; n != 0 {
+			t.Errorf("%s: %d bad values", name, n)
+		}
+	}
+}
+
+// An unwrapping codec wraps another one, and says so.
+type unwrapping struct{ singlefill.Codec }
+
+func (u unwrapping) Unwrap() singlefill.Codec { return u.Codec }
+
+// New refuses a wrapper that loses the method ForKey of what it wraps, at any depth.
+func TestCodec_ForKeyIsLost(t *testing.T) {
+	t.Parallel()
+	_, rdb := redistest.StartMini(t)
+	keyed := cachetest.KeyedCodec{Codec: singlefill.MsgPack}
+	for _, codec := range []singlefill.Codec{unwrapping{keyed}, unwrapping{unwrapping{keyed}}, unwrapping{sealedBy(t, 1)}} {
+		_, err := singlefill.New(rdb, "ns", time.Hour, &singlefill.Options[string]{Codec: codec})
+		if err == nil || !strings.Contains(err.Error(), "ForKey") {
+			t.Errorf("%T around %T: %v", codec, codec.(unwrapping).Codec, err)
+		}
+	}
 }
 
 // A codec that exits its goroutine fails the load, and its caller does not load again and again.

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"compress/flate"
 	"context"
+	"crypto/aes"
+	"crypto/cipher"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -858,6 +860,102 @@ func ExampleCodec() {
 	}
 	fmt.Println(pages.Get(ctx, "home"))
 	// Output: [welcome to our shop] <nil>
+}
+
+// sealed is a Codec that encrypts what another one encodes, by AES-GCM. Its bytes are the number of a secret, a nonce
+// and the encrypted value. They can be decrypted only under the namespace and key that they were written for.
+type sealed struct {
+	values  singlefill.Codec     // may be compress.Zstd: encrypted bytes cannot be compressed
+	secrets map[byte]cipher.AEAD // by number
+	newest  byte                 // the number of the secret that encrypts; the others only decrypt
+	place   []byte               // namespace and key; nil before ForKey
+}
+
+// newSealed takes secrets of 32 random bytes.
+func newSealed(values singlefill.Codec, newest byte, secrets map[byte][]byte) (s sealed, err error) {
+	s = sealed{values: values, newest: newest, secrets: make(map[byte]cipher.AEAD)}
+	for number, secret := range secrets {
+		block, err := aes.NewCipher(secret)
+		if err != nil {
+			return s, err
+		}
+		if s.secrets[number], err = cipher.NewGCMWithRandomNonce(block); err != nil {
+			return s, err
+		}
+	}
+	if s.secrets[newest] == nil {
+		return s, fmt.Errorf("there is no secret %d", newest)
+	}
+	return s, nil
+}
+
+func (s sealed) Unwrap() singlefill.Codec { return s.values }
+
+func (s sealed) Formats() []string { return []string{"aes-gcm+msgpack"} } // another name for other values
+
+func (s sealed) ForKey(namespace, key string) singlefill.Codec {
+	s.place = []byte(namespace + "\x00" + key) // no namespace contains a zero byte
+	return s
+}
+
+func (s sealed) Marshal(v any) ([]byte, error) {
+	if s.place == nil { // a wrapper has lost ForKey
+		return nil, errors.New("the value is not bound to a key")
+	}
+	data, err := s.values.Marshal(v)
+	if err != nil {
+		return nil, err
+	}
+	return s.secrets[s.newest].Seal([]byte{s.newest}, nil, data, s.place), nil
+}
+
+func (s sealed) Unmarshal(data []byte, v any) error {
+	if len(data) == 0 || s.secrets[data[0]] == nil {
+		return errors.New("the secret is not known")
+	}
+	opened, err := s.secrets[data[0]].Open(nil, nil, data[1:], s.place)
+	if err != nil {
+		return err
+	}
+	return s.values.Unmarshal(opened, v)
+}
+
+// Values are encrypted and bound to their keys: a client that reads Redis learns none, and a client that copies an
+// entry to another key causes a miss. Secrets are rotated: the second one encrypts, and the first one still decrypts.
+func ExampleCodec_forKey() {
+	rdb, stop := embeddedRedis()
+	defer stop()
+	secrets := map[byte][]byte{1: bytes.Repeat([]byte("1"), 32)} // random ones, from where the service has its secrets
+	open := func(newest byte) *singlefill.Cache[string] {
+		codec, err := newSealed(singlefill.MsgPack, newest, secrets)
+		if err != nil {
+			panic(err)
+		}
+		salaries, err := singlefill.New(rdb, "salaries", time.Hour, &singlefill.Options[string]{Codec: codec})
+		if err != nil {
+			panic(err)
+		}
+		return salaries
+	}
+	ctx := context.Background()
+	before := open(1)
+	defer before.Close()
+	err := before.Set(ctx, "ada", "1000 guineas")
+
+	secrets[2] = bytes.Repeat([]byte("2"), 32)
+	salaries := open(2)
+	defer salaries.Close()
+	fmt.Println(err, rdb.Copy(ctx, "salaries:{ada}", "salaries:{bob}", 0, true).Err())
+	for _, name := range []string{"ada", "bob"} {
+		salary, err := salaries.Get(ctx, name)
+		fmt.Printf("%q %v\n", salary, err)
+	}
+	fmt.Println(salaries.Stats().BadValues, "bad value")
+	// Output:
+	// <nil> <nil>
+	// "1000 guineas" <nil>
+	// "" singlefill: miss
+	// 1 bad value
 }
 
 // With JSON instead of MsgPack, json tags name the fields, and numbers in an any are float64.

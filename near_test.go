@@ -270,10 +270,18 @@ func TestNear_ChangedValues(t *testing.T) {
 // When neither Redis nor the source answers, what memory has within StaleIfError is served as stale.
 func TestNear_Fallback(t *testing.T) {
 	t.Parallel()
+	for name, codec := range map[string]singlefill.Codec{
+		"cloned": singlefill.Raw, "decoded": cachetest.KeyedCodec{Codec: singlefill.Raw},
+	} {
+		t.Run(name, func(t *testing.T) { t.Parallel(); testNearFallback(t, codec) })
+	}
+}
+
+func testNearFallback(t *testing.T, codec singlefill.Codec) {
 	s := redistest.Start(t)
 	p := redistest.NewProxy(t, s.Addr)
 	opts := near(singlefill.Near{MaxLag: 50 * time.Millisecond})
-	opts.StaleIfError, opts.RedisTimeout = time.Hour, 100*time.Millisecond
+	opts.Codec, opts.StaleIfError, opts.RedisTimeout = codec, time.Hour, 100*time.Millisecond
 	c, err := singlefill.New(p.Client(t), redistest.Namespace(t), time.Hour, opts)
 	redistest.Must(t, err)
 	defer c.Close()

@@ -63,6 +63,9 @@ const (
 // the decompressed bytes only.
 //
 // The errors are the errors of codec, and errors about damaged bytes.
+//
+// An encrypting codec goes around Zstd, since encrypted bytes cannot be compressed. Zstd has the optional method ForKey
+// if codec has it.
 func Zstd(codec singlefill.Codec, opts *Options) singlefill.Codec {
 	z := zstdCodec{inner: codec, minSize: 1024}
 	if codec == nil {
@@ -71,6 +74,23 @@ func Zstd(codec singlefill.Codec, opts *Options) singlefill.Codec {
 	if opts != nil && opts.MinSize != 0 {
 		z.minSize = opts.MinSize
 	}
+	if _, ok := z.inner.(keyed); ok {
+		return keyedCodec{z}
+	}
+	return z
+}
+
+// A keyed codec binds what it encodes to a key.
+type keyed interface {
+	ForKey(namespace, key string) singlefill.Codec
+}
+
+// A keyedCodec compresses what a keyed codec encodes.
+type keyedCodec struct{ zstdCodec }
+
+func (k keyedCodec) ForKey(namespace, key string) singlefill.Codec {
+	z := k.zstdCodec
+	z.inner = z.inner.(keyed).ForKey(namespace, key)
 	return z
 }
 

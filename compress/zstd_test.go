@@ -21,6 +21,7 @@ import (
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/compress"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
 func TestMain(m *testing.M) { redistest.Main(m) }
@@ -240,6 +241,27 @@ func TestZstd_TellsItsInnerCodec(t *testing.T) {
 	}
 	if _, err := singlefill.New(rdb, "ns", time.Hour, &singlefill.Options[int]{Codec: compress.Zstd(singlefill.Raw, nil)}); err == nil {
 		t.Error("New takes an int with Raw")
+	}
+}
+
+// Zstd around a codec with ForKey has ForKey, and passes the key on.
+func TestZstd_ForKey(t *testing.T) {
+	t.Parallel()
+	_, rdb := redistest.StartMini(t)
+	codec := compress.Zstd(cachetest.KeyedCodec{Codec: singlefill.MsgPack}, nil)
+	c := cachetest.NewCacheIn(t, rdb, "ns", &singlefill.Options[string]{Codec: codec})
+	redistest.Must(t, c.Set(t.Context(), "k", prose))
+	cachetest.WantGet(t, c, "k", prose, nil)
+	data, _ := cachetest.Stored(t, rdb, "ns:{k}")
+	if len(data) > len(prose) {
+		t.Errorf("%d bytes are stored, want them compressed", len(data))
+	}
+	redistest.Must(t, rdb.Set(t.Context(), "ns:{other}", data, time.Hour).Err())
+	cachetest.WantGet(t, c, "other", "", singlefill.ErrMiss)
+	if _, ok := compress.Zstd(nil, nil).(interface {
+		ForKey(namespace, key string) singlefill.Codec
+	}); ok {
+		t.Error("Zstd has ForKey around a codec without it")
 	}
 }
 

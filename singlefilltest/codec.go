@@ -36,7 +36,24 @@ func Codec(t testing.TB, c singlefill.Codec) singlefill.Codec {
 	case singlefill.JSON:
 		checked.methods = []string{"MarshalJSON", "MarshalText"}
 	}
+	if _, ok := c.(keyed); ok {
+		return keyedCodec{checked}
+	}
 	return checked
+}
+
+// A keyed codec binds what it encodes to a key.
+type keyed interface {
+	ForKey(namespace, key string) singlefill.Codec
+}
+
+// A keyedCodec checks a keyed codec.
+type keyedCodec struct{ *checkedCodec }
+
+func (k keyedCodec) ForKey(namespace, key string) singlefill.Codec {
+	c := *k.checkedCodec
+	c.Codec = c.Codec.(keyed).ForKey(namespace, key)
+	return &c
 }
 
 type checkedCodec struct {

@@ -20,6 +20,7 @@ import (
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 	"github.com/singlefill/singlefill/singlefilltest"
 )
 
@@ -253,6 +254,27 @@ func TestCodec_Kept(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Codec around a codec with ForKey passes the key on, and reports what is lost.
+func TestCodec_ForKey(t *testing.T) {
+	t.Parallel()
+	_, rdb := redistest.StartMini(t)
+	f := new(fakeTB)
+	orders := cachetest.NewCacheIn(t, rdb, "ns", &singlefill.Options[order]{
+		Codec: singlefilltest.Codec(f, cachetest.KeyedCodec{Codec: singlefill.MsgPack}),
+	})
+	redistest.Must(t, orders.Set(t.Context(), "1", order{ID: "1", Items: []item{{"tea", 42}}}))
+	if o, err := orders.Get(t.Context(), "1"); err != nil || o.ID != "1" {
+		t.Errorf("%v, %v", o, err)
+	}
+	if len(f.errors) != 1 || f.errors[0] != "singlefilltest: order.Items[0].price is lost: 42 became 0" {
+		t.Errorf("reported %q", f.errors)
+	}
+	redistest.Must(t, rdb.Copy(t.Context(), "ns:{1}", "ns:{2}", 0, true).Err())
+	if o, err := orders.Get(t.Context(), "2"); err != singlefill.ErrMiss {
+		t.Errorf("the copy: %v, %v", o, err)
 	}
 }
 

@@ -16,7 +16,10 @@ func Tags[T any](t testing.TB, c singlefill.Codec, tags func(key string, v T) []
 		c = singlefill.MsgPack
 	}
 	return func(key string, v T) []string {
-		before := tags(key, v)
+		before, c := tags(key, v), c
+		if k, ok := c.(keyed); ok {
+			c = k.ForKey("", key)
+		}
 		data, err := c.Marshal(v)
 		var decoded T
 		if err != nil || c.Unmarshal(data, &decoded) != nil {

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 	"github.com/singlefill/singlefill/singlefilltest"
 )
 
@@ -25,17 +27,19 @@ func TestTags(t *testing.T) {
 		Region string
 		Draft  bool `msgpack:"-"`
 	}
-	r := &reporter{TB: t}
-	tags := singlefilltest.Tags(r, nil, func(key string, v item) []string {
-		return []string{"region:" + v.Region, fmt.Sprint("draft:", v.Draft)}
-	})
-	for _, v := range []item{{"eu", false}, {"eu", true}} {
-		if got := tags("k", v); !slices.Equal(got, []string{"region:eu", fmt.Sprint("draft:", v.Draft)}) {
-			t.Errorf("the tags are %q", got)
+	for _, codec := range []singlefill.Codec{nil, cachetest.KeyedCodec{Codec: singlefill.MsgPack}} {
+		r := &reporter{TB: t}
+		tags := singlefilltest.Tags(r, codec, func(key string, v item) []string {
+			return []string{"region:" + v.Region, fmt.Sprint("draft:", v.Draft)}
+		})
+		for _, v := range []item{{"eu", false}, {"eu", true}} {
+			if got := tags("k", v); !slices.Equal(got, []string{"region:eu", fmt.Sprint("draft:", v.Draft)}) {
+				t.Errorf("the tags are %q", got)
+			}
 		}
-	}
-	want := `singlefilltest: Tags of singlefilltest_test.item are ["region:eu" "draft:true"] before it is encoded and ["region:eu" "draft:false"] after it is decoded`
-	if len(r.told) != 1 || r.told[0] != want {
-		t.Errorf("told %q, want %s", r.told, want)
+		want := `singlefilltest: Tags of singlefilltest_test.item are ["region:eu" "draft:true"] before it is encoded and ["region:eu" "draft:false"] after it is decoded`
+		if len(r.told) != 1 || r.told[0] != want {
+			t.Errorf("told %q, want %s", r.told, want)
+		}
 	}
 }

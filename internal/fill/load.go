@@ -256,7 +256,7 @@ func (x *filling) previous() (any, event.ValueInfo) {
 	if !x.replaces || old.NotFound || old.Payload == nil || x.returned.Load() || x.Fills.Superseded(x.fill) {
 		return nil, event.ValueInfo{}
 	}
-	v, err := x.Store.Type.DecodeEntry(&old)
+	v, err := x.Store.Type.DecodeEntry(x.fill.Key, &old)
 	if err != nil { // told as a BadValue when it was read
 		return nil, event.ValueInfo{}
 	}

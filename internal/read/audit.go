@@ -63,14 +63,14 @@ func (c *Reader) auditHit(ctx context.Context, key string, load fill.Loader, l *
 		if e.NotFound {
 			return nil, value.ErrNotFound
 		}
-		return c.Store.Type.DecodeEntry(&e)
+		return c.Store.Type.DecodeEntry(key, &e)
 	})
 }
 
 // auditNear audits a hit in memory.
 func (c *Reader) auditNear(ctx context.Context, key string, load fill.Loader, s *value.Served) {
 	info, kept := event.AuditInfo{Key: key, Age: s.Info.Age, Near: true}, s.Copy
-	c.audit(ctx, load, kept.Header(), info, func() (any, error) { return c.Store.ValueOf(kept) })
+	c.audit(ctx, load, kept.Header(), info, func() (any, error) { return c.Store.ValueOf(key, kept) })
 }
 
 // audit compares an entry that has been served with the source, in the background. Its load is a fill of
@@ -90,7 +90,7 @@ func (c *Reader) audit(ctx context.Context, load fill.Loader, header string, inf
 		}
 		differs := false
 		if info.Err = err; err == nil || c.User.IsNotFound(err) {
-			differs, info.Err = c.differs(now, err, served)
+			differs, info.Err = c.differs(info.Key, now, err, served)
 		}
 		if differs {
 			info.Stale, info.Err = c.stillThere(ctx, info.Key, header)
@@ -150,8 +150,8 @@ func (c *Reader) loadForAudit(ctx context.Context, f *flight.Fill[fill.Result], 
 }
 
 // differs compares the outcome of a load with what was served, both as the codec returns them. Values also
-// count as equal if they encode to the same bytes.
-func (c *Reader) differs(now any, err error, served func() (any, error)) (bool, error) {
+// count as equal if they encode to the same bytes, which they never do if the codec encrypts them with random nonces.
+func (c *Reader) differs(key string, now any, err error, served func() (any, error)) (bool, error) {
 	old, oldErr := served()
 	if oldErr != nil && oldErr != value.ErrNotFound {
 		return false, oldErr
@@ -159,14 +159,14 @@ func (c *Reader) differs(now any, err error, served func() (any, error)) (bool, 
 	if err != nil || oldErr != nil {
 		return (err == nil) != (oldErr == nil), nil
 	}
-	data, err := c.Store.Type.Encode(now)
+	data, err := c.Store.Type.Encode(key, now)
 	if err != nil {
 		return false, err
 	}
-	if now, err = c.Store.Type.Decode(data); err != nil || codec.Equal(now, old) {
+	if now, err = c.Store.Type.Decode(key, data); err != nil || codec.Equal(now, old) {
 		return false, err
 	}
-	oldData, err := c.Store.Type.Encode(old)
+	oldData, err := c.Store.Type.Encode(key, old)
 	return err == nil && !bytes.Equal(data, oldData), err
 }
 

@@ -48,7 +48,7 @@ func (c *call) settle(a *ask) (over bool) {
 	case w.Verdict == flight.Owned || w.Verdict == flight.Shared:
 		from := origin{own: w.Verdict == flight.Owned, shared: !w.First}
 		if !from.own && c.Store.Type.Clone != nil {
-			from.clone = w.Result.Pristine(c.Store.Type)
+			from.clone = w.Result.Pristine(c.Store.Type, a.Key)
 		}
 		a.answer = c.deliver(a.Key, &w.Result.Found, from)
 		return true
@@ -126,7 +126,7 @@ func (c *call) deliver(key string, f *value.Found, from origin) answer {
 	case from.clone != nil:
 		return answer{c.Store.Type.Clone(from.clone), info, nil}
 	case f.Entry.Payload != nil:
-		if v, err := c.Store.Type.DecodeEntry(&f.Entry); err == nil {
+		if v, err := c.Store.Type.DecodeEntry(key, &f.Entry); err == nil {
 			return answer{v, info, nil}
 		}
 	}

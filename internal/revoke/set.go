@@ -65,7 +65,7 @@ func (x *Sets) newSet(key string, v any) (s set, err error) {
 	if life < time.Millisecond {
 		return s, nil
 	}
-	payload, err := store.Type.Encode(v)
+	payload, err := store.Type.Encode(key, v)
 	if err != nil {
 		return s, err
 	}

@@ -130,7 +130,7 @@ func (t *Tags) tagsOfStored(key string, data []byte) ([]string, error) {
 	e, err := entry.Parse(data)
 	var value any
 	if err == nil && !e.NotFound {
-		value, err = t.keys.store.Type.DecodeEntry(&e)
+		value, err = t.keys.store.Type.DecodeEntry(key, &e)
 	}
 	if err != nil {
 		return nil, err

@@ -84,7 +84,7 @@ func (s *Store) FromMemory(ctx context.Context, key string) (h Served, ok bool) 
 	if !ok || !proven || now >= c.staleEnd {
 		return h, false
 	}
-	if h.Value, h.Err = s.ValueOf(c); h.Err != nil && h.Err != ErrNotFound {
+	if h.Value, h.Err = s.ValueOf(key, c); h.Err != nil && h.Err != ErrNotFound {
 		return h, false
 	}
 	h.Copy, h.now = c, now
@@ -96,13 +96,13 @@ func (s *Store) FromMemory(ctx context.Context, key string) (h Served, ok bool) 
 	return h, true
 }
 
-// ValueOf returns a value that the caller owns, unless callers share it, or ErrNotFound.
-func (s *Store) ValueOf(c *Copy) (v any, err error) {
+// ValueOf returns the value of a copy under key, or ErrNotFound. The caller owns the value, unless callers share it.
+func (s *Store) ValueOf(key string, c *Copy) (v any, err error) {
 	switch {
 	case c.form == notFound:
 		return nil, ErrNotFound
 	case c.form == encoded:
-		return s.Type.Decode(c.payload)
+		return s.Type.Decode(key, c.payload)
 	case s.memory.Share:
 		return c.value, nil
 	}
@@ -186,7 +186,7 @@ func (s *Store) Stored(l *Lookup, data []byte, e entry.Entry, life time.Duration
 	l.Found, l.Data = Found{Entry: e, At: time.Now(), Freshness: Fresh}, data
 	if !e.NotFound && (s.memory.Share || s.Type.Clone != nil) {
 		var err error
-		if l.Value, err = s.Type.Decode(e.Payload); err != nil {
+		if l.Value, err = s.Type.Decode(l.Key, e.Payload); err != nil {
 			return
 		}
 	}
@@ -260,7 +260,7 @@ func (s *Store) Recall(l *Lookup) {
 	if !ok || now >= c.end {
 		return
 	}
-	v, err := s.ValueOf(c)
+	v, err := s.ValueOf(l.Key, c)
 	if err != nil && err != ErrNotFound {
 		return
 	}
@@ -270,7 +270,7 @@ func (s *Store) Recall(l *Lookup) {
 		FreshUntil: time.UnixMilli(c.freshUntil), WrittenAt: time.UnixMilli(c.writtenAt), ID: c.id,
 	}
 	if err == nil {
-		if old.Entry.Payload, err = s.Type.Encode(v); err != nil { // the other callers decode it
+		if old.Entry.Payload, err = s.Type.Encode(l.Key, v); err != nil { // the other callers decode it
 			return
 		}
 	}

@@ -196,7 +196,7 @@ func (s *Store) Decode(ctx context.Context, l *Lookup, data []byte) {
 			if l.Entry.NotFound {
 				l.Err = ErrNotFound
 			} else {
-				l.Value, err = s.Type.DecodeEntry(&l.Entry)
+				l.Value, err = s.Type.DecodeEntry(l.Key, &l.Entry)
 			}
 			if err == nil {
 				l.Freshness = use

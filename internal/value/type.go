@@ -15,8 +15,8 @@ type Type struct {
 
 	// Encode and Decode return a panic of the codec as an error: the codec may be the user's, and the
 	// bytes hostile.
-	Encode func(value any) (payload []byte, err error)
-	Decode func(payload []byte) (value any, err error)
+	Encode func(key string, value any) (payload []byte, err error)
+	Decode func(key string, payload []byte) (value any, err error)
 
 	// Clone returns a pointer to a T that shares no mutable memory with value once it is copied. It is
 	// nil if T is not plain, or if the codec is the user's and may share parts of values.
@@ -32,10 +32,10 @@ type Type struct {
 	Tags func(key string, value any) ([]string, error)
 }
 
-// DecodeEntry decodes the payload of an entry, unless another codec has written it.
-func (t *Type) DecodeEntry(e *entry.Entry) (any, error) {
+// DecodeEntry decodes the payload of an entry of key, unless another codec has written it.
+func (t *Type) DecodeEntry(key string, e *entry.Entry) (any, error) {
 	if err := t.Formats.Check(e.Format); err != nil {
 		return nil, err
 	}
-	return t.Decode(e.Payload)
+	return t.Decode(key, e.Payload)
 }

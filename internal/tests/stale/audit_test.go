@@ -3,6 +3,7 @@ package stale_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -96,13 +97,14 @@ func TestAudit(t *testing.T) {
 			redistest.Must(t, c.Set(t.Context(), key, "v"))
 		}},
 	} {
-		for _, near := range []bool{false, true} {
-			if near {
-				name += ", in memory"
-			}
-			t.Run(name, func(t *testing.T) {
+		for _, mode := range []struct {
+			near  bool
+			codec singlefill.Codec
+		}{{false, singlefill.MsgPack}, {true, singlefill.MsgPack}, {true, cachetest.KeyedCodec{Codec: singlefill.MsgPack}}} {
+			near := mode.near
+			t.Run(fmt.Sprintf("%s/near=%t/%T", name, near, mode.codec), func(t *testing.T) {
 				cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-					var opts singlefill.Options[string]
+					opts := singlefill.Options[string]{Codec: mode.codec}
 					if near {
 						opts.Near = new(singlefill.Near)
 					}
@@ -169,17 +171,20 @@ func TestAudit_Compares(t *testing.T) {
 		"exists no more":            {sourceErr: singlefill.ErrNotFound, stale: true},
 		"still does not exist":      {servedErr: singlefill.ErrNotFound, sourceErr: singlefill.ErrNotFound},
 	} {
-		t.Run(name, func(t *testing.T) {
-			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-				writer := cachetest.NewCacheIn(t, rdb, "ns", &singlefill.Options[T]{})
-				if _, err := writer.GetOrLoad(t.Context(), "k", cachetest.Takes(0, test.served, test.servedErr)); err != test.servedErr {
-					t.Fatal(err)
-				}
-				c := newAuditor(t, rdb, singlefill.Options[T]{})
-				c.hit(t, "k", cachetest.Takes(0, test.source, test.sourceErr))
-				c.want(t, singlefill.AuditInfo{Key: "k", Stale: test.stale})
+		for _, codec := range []singlefill.Codec{singlefill.MsgPack, cachetest.KeyedCodec{Codec: singlefill.MsgPack}} {
+			t.Run(fmt.Sprintf("%s/%T", name, codec), func(t *testing.T) {
+				cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+					opts := singlefill.Options[T]{Codec: codec}
+					writer := cachetest.NewCacheIn(t, rdb, "ns", &opts)
+					if _, err := writer.GetOrLoad(t.Context(), "k", cachetest.Takes(0, test.served, test.servedErr)); err != test.servedErr {
+						t.Fatal(err)
+					}
+					c := newAuditor(t, rdb, opts)
+					c.hit(t, "k", cachetest.Takes(0, test.source, test.sourceErr))
+					c.want(t, singlefill.AuditInfo{Key: "k", Stale: test.stale})
+				})
 			})
-		})
+		}
 	}
 }
 

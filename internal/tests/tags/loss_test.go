@@ -99,6 +99,20 @@ func TestDeleteTag_Loss(t *testing.T) {
 	}
 }
 
+// The tags of a value are read again also with a codec that binds it to its key.
+func TestDeleteTag_LossWithForKey(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+		opts, ns := tagged, redistest.Namespace(t)
+		opts.Codec = cachetest.KeyedCodec{Codec: singlefill.Raw}
+		c := cachetest.NewCacheIn(t, rdb, ns, &opts)
+		redistest.Must(t, c.SetMany(t.Context(), map[string]string{"k1": "a", "other": "e"}))
+		lose("")(t, rdb, ns)
+		redistest.Must(t, c.DeleteTag(t.Context(), "a"))
+		wantKeys(t, rdb, ns, "after the loss", []string{"k1", "other"}, []string{"other"})
+	})
+}
+
 // A load in flight is not stored if the marks that would have refused it were lost.
 //
 //fault:tags-lost
