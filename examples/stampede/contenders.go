@@ -53,11 +53,11 @@ func byHand(rdb *redis.Client, namespace string, ttl time.Duration, load getter)
 			if !errors.Is(err, redis.Nil) {
 				return v, err
 			}
-			locked, err := rdb.SetNX(ctx, lock, "locked", ttl).Result()
-			if err != nil {
+			err = rdb.SetArgs(ctx, lock, "locked", redis.SetArgs{Mode: "NX", TTL: ttl}).Err()
+			if err != nil && !errors.Is(err, redis.Nil) {
 				return "", err
 			}
-			if !locked {
+			if err != nil { // another process has it
 				time.Sleep(20 * time.Millisecond)
 				continue
 			}

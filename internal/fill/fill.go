@@ -66,7 +66,9 @@ type Ask struct {
 	Wait         flight.Waiter[Result]
 }
 
-// Join joins the fills of keys, or starts fills with what the call has found.
+// Join joins the fills of keys, or starts fills with what the call has found. A fill has a detached context, and goes on
+// when all callers have left: impatient callers of a slow source would keep its key cold for ever, and other processes
+// would wait for a load that never succeeds.
 func (f *Filler) Join(ctx context.Context, call *flight.Caller, asks []*Ask) {
 	waits := make([]*flight.Waiter[Result], len(asks))
 	for i, a := range asks {

@@ -512,7 +512,8 @@ func (g *Fills[R]) Supersede(key string) {
 	}
 }
 
-// LockLost notifies a fill that another process may load its key.
+// LockLost notifies a fill that another process may load its key. Its load goes on: callers that joined before it
+// began may have its value, which the store refuses; later ones read again.
 func (g *Fills[R]) LockLost(f *Fill[R]) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -556,7 +557,9 @@ func (g *Fills[R]) supersede(f *Fill[R]) {
 	}
 }
 
-// cancelIfVoid cancels a load whose result no caller may take any more, and Redis would refuse.
+// cancelIfVoid cancels a load whose result no caller may take any more, and Redis would refuse. Earlier callers may
+// have the value, and get it sooner than that of a new load. A Loader that ignores its context keeps its slot until
+// it returns; otherwise a key that is deleted all the time would have any number of loads.
 func (f *Fill[R]) cancelIfVoid() {
 	if f.superseded && f.phase == loading && f.callers.early == 0 {
 		f.running.cancel()

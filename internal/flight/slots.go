@@ -10,7 +10,8 @@ import (
 //
 // A load that waits for another load lends its slot to it, to one load at a time. Otherwise loads
 // that hold all slots and wait for other loads would wait for ever. So a chain of nested loads
-// needs one slot.
+// needs one slot. A borrower that outlives the wait keeps the slot, although its lender goes on: it holds locks, with
+// which it must not queue, since a holder of a fleet slot may wait for them. semaphore.Weighted cannot lend.
 type Slots struct {
 	leases Leases // nil: a slot needs none
 

@@ -71,7 +71,9 @@ func (c *call) settle(a *ask) (over bool) {
 	return true
 }
 
-// unreachable reports whether Redis did not answer a command that was sent after the call had joined. While
+// unreachable reports whether Redis did not answer a command that was sent after the call had joined. Only then may a
+// call that came after the beginning of a load without the lock have its value: otherwise Redis may have been reachable
+// for a moment, in which a Delete in another process succeeded. While
 // the breaker is open, the probes tell so; if none has come to its end yet, the call joins the next load
 // in place of waiting for one.
 func (c *call) unreachable(a *ask) bool {
