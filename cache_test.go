@@ -55,7 +55,11 @@ func TestCalls_RefusedWithoutACommand(t *testing.T) {
 			_, err := c.GetOrLoadMany(ctx, keys, loadMany)
 			return err
 		},
-		"GetMany": func(ctx context.Context, c cache, keys ...string) error { _, err := c.GetMany(ctx, keys); return err },
+		"Refresh": func(ctx context.Context, c cache, keys ...string) error {
+			return c.Refresh(ctx, keys[len(keys)-1], cachetest.MustNotLoad[string](t))
+		},
+		"RefreshMany": func(ctx context.Context, c cache, keys ...string) error { return c.RefreshMany(ctx, keys, loadMany) },
+		"GetMany":     func(ctx context.Context, c cache, keys ...string) error { _, err := c.GetMany(ctx, keys); return err },
 		"SetMany": func(ctx context.Context, c cache, keys ...string) error {
 			return c.SetMany(ctx, map[string]string{"a": "v", keys[len(keys)-1]: "v"})
 		},
@@ -83,12 +87,16 @@ func TestCalls_RefusedWithoutACommand(t *testing.T) {
 			cachetest.WantCalls(t, server, name+" "+test.what, nil)
 		}
 	}
-	if err := errors.Join(c.Delete(t.Context()), c.Expire(t.Context()), c.SetMany(t.Context(), nil)); err != nil {
+	if err := errors.Join(c.Delete(t.Context()), c.Expire(t.Context()), c.SetMany(t.Context(), nil),
+		c.RefreshMany(t.Context(), nil, loadMany)); err != nil {
 		t.Errorf("calls for no keys: %v", err)
 	}
 	_, one := c.GetOrLoad(t.Context(), "k", nil)
 	_, many := c.GetOrLoadMany(t.Context(), []string{"k"}, nil)
-	for what, err := range map[string]error{"GetOrLoad": one, "GetOrLoadMany": many} {
+	for what, err := range map[string]error{
+		"GetOrLoad": one, "GetOrLoadMany": many,
+		"Refresh": c.Refresh(t.Context(), "k", nil), "RefreshMany": c.RefreshMany(t.Context(), []string{"k"}, nil),
+	} {
 		if err == nil || err.Error() != "singlefill: load is nil" {
 			t.Errorf("%s without a loader: got error %v", what, err)
 		}
@@ -144,6 +152,7 @@ func TestCalls_Commands(t *testing.T) {
 				{"a failure", load("bad", fails), boom, "[get evalsha evalsha]"},
 				{"a hit", load("some", cachetest.MustNotLoad[string](t)), nil, "[get]"},
 				{"a remembered not-found", load("none", cachetest.MustNotLoad[string](t)), singlefill.ErrNotFound, "[get]"},
+				{"Refresh", func() error { return c.Refresh(ctx, "some", cachetest.Gives("w")) }, nil, "[get evalsha evalsha]"},
 				{"Get of a value", get("some"), nil, "[get]"},
 				{"Get of nothing", get("unknown"), singlefill.ErrMiss, "[get]"},
 				{"Set", func() error { return c.Set(ctx, "k", "v") }, nil, "[multi set del exec]"},

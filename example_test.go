@@ -582,6 +582,31 @@ func ExampleCache_DeleteIf() {
 	// false token 2 <nil>
 }
 
+// Refresh replaces a value that is fresh, at once. If the load fails, the old value stays.
+func ExampleCache_Refresh() {
+	prices, stop := embeddedCache[int]("prices", time.Hour, nil)
+	defer stop()
+
+	ctx := context.Background()
+	price, down := 6, error(nil)
+	load := func(ctx context.Context, item string) (int, error) {
+		price++
+		return price, down
+	}
+	fmt.Println(prices.GetOrLoad(ctx, "tea", load))
+	fmt.Println(prices.Refresh(ctx, "tea", load))
+	fmt.Println(prices.GetOrLoad(ctx, "tea", load)) // a hit
+	down = errors.New("price service is down")
+	fmt.Println(prices.Refresh(ctx, "tea", load))
+	fmt.Println(prices.GetOrLoad(ctx, "tea", load))
+	// Output:
+	// 7 <nil>
+	// <nil>
+	// 8 <nil>
+	// price service is down
+	// 8 <nil>
+}
+
 func ExampleCache_Expire() {
 	prices, stop := embeddedCache("prices", time.Hour, &singlefill.Options[int]{StaleWhileRevalidate: time.Minute})
 	defer stop()

@@ -60,6 +60,13 @@ func (l loadOf[T]) Load(ctx context.Context, key string) (any, error) {
 }
 
 func (c *rooms) getOrLoad(ctx context.Context, key string, load fill.Loader, isNil bool) (any, event.ValueInfo, error) {
+	if err := c.checkLoader(ctx, key, isNil); err != nil {
+		return nil, event.ValueInfo{}, err
+	}
+	return c.reader.GetOrLoad(ctx, key, load)
+}
+
+func (c *rooms) checkLoader(ctx context.Context, key string, isNil bool) error {
 	err := checkCall(ctx, key)
 	if err == nil && isNil {
 		err = errNoLoader
@@ -67,10 +74,37 @@ func (c *rooms) getOrLoad(ctx context.Context, key string, load fill.Loader, isN
 	if err == nil {
 		err = c.checkLoad(ctx)
 	}
-	if err != nil {
-		return nil, event.ValueInfo{}, err
+	return err
+}
+
+// Refresh has key loaded now, although its value is fresh, and returns when the new value is stored:
+// for a nightly warm-up, or a page that an editor reloads. Until then others get the old value, and
+// do not wait. All calls at that time, in all processes, share one load: a load that ends after
+// Refresh was called counts, also if it had begun before, and so does a Set. Such a load may have read
+// the source before the call: after a change of the source call [Cache.Delete] or [Cache.Expire]
+// instead, whose callers never get what was loaded before.
+//
+// If load fails, the old value stays, unless the error is [ErrNoStale], and Refresh returns the error,
+// or a [*RemoteError] if another process has loaded. Within [Options.RetryAfter] and
+// [Options.FailureTTL] of a failure it returns that, and does not load. With [ErrNotFound] from load
+// the cache remembers that there is no value, and Refresh returns nil. If the key is invalidated
+// during the load, it is loaded again.
+//
+// While Redis does not answer, Refresh returns its error and begins no load. After an error of Redis the
+// new value may have been stored. When ctx ends, Refresh returns ctx.Err(), and the load goes on.
+//
+// With [Options.Near] the memory of this process does not serve the old value any more when Refresh
+// has returned nil, and that of others does not after MaxLag. After ctx.Err() they may serve it
+// until it expires.
+func (c *Cache[T]) Refresh(ctx context.Context, key string, load Loader[T]) error {
+	return c.rooms.refresh(ctx, key, loadOf[T](load), load == nil)
+}
+
+func (c *rooms) refresh(ctx context.Context, key string, load fill.Loader, isNil bool) error {
+	if err := c.checkLoader(ctx, key, isNil); err != nil {
+		return err
 	}
-	return c.reader.GetOrLoad(ctx, key, load)
+	return c.reader.Refresh(ctx, key, load)
 }
 
 var errNoLoader = errors.New("singlefill: load is nil")

@@ -87,6 +87,19 @@ func strayKey[T any](values map[string]T, keys []string) (stray string, ok bool)
 	return stray, ok
 }
 
+// RefreshMany is [Cache.Refresh] for keys, which load gets together, at most [Options.MaxBatch] at a
+// time. Keys whose new values may not have been stored have errors in a [*ManyError].
+func (c *Cache[T]) RefreshMany(ctx context.Context, keys []string, load ManyLoader[T]) error {
+	if load == nil {
+		return errNoLoader
+	}
+	keys, err := c.rooms.checkKeys(ctx, keys, c.rooms.checkLoad)
+	if err != nil {
+		return err
+	}
+	return manyError(c.rooms.reader.RefreshMany(ctx, keys, loadMany[T](load)))
+}
+
 // GetMany returns the values under keys that the cache has, as [Cache.Get] does for one key. A key
 // that it does not have is not in the map. Keys that Redis could not be asked for, or not before
 // ctx ended, have errors in a [*ManyError], beside the values that were found.

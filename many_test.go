@@ -880,6 +880,37 @@ func TestGetOrLoadMany_Near(t *testing.T) {
 	}
 }
 
+// RefreshMany loads all keys together, also those that are fresh. Keys that fail keep their values, and a key that
+// the loader leaves out does not exist any more.
+func TestRefreshMany(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		c := cachetest.NewCacheIn(t, rdb, "ns", &singlefill.Options[string]{Codec: singlefill.Raw})
+		keys := manyKeys(4)
+		redistest.Must(t, c.SetMany(t.Context(), map[string]string{keys[0]: "old", keys[1]: "old", keys[2]: "old"}))
+		src := manySource{takes: time.Second, lacks: map[string]bool{keys[2]: true}}
+		src.err = &singlefill.ManyError{Errs: map[string]error{keys[1]: cachetest.ErrSource}}
+		ended := make(chan error, 1)
+		go func() { ended <- c.RefreshMany(t.Context(), append(keys, keys...), src.load) }()
+		synctest.Wait()
+		single := make(chan error, 1)
+		go func() { single <- c.Refresh(t.Context(), keys[0], cachetest.MustNotLoad[string](t)) }()
+		synctest.Wait()
+		got, err := c.GetMany(t.Context(), keys[:3])
+		if err != nil || !maps.Equal(got, map[string]string{keys[0]: "old", keys[1]: "old", keys[2]: "old"}) {
+			t.Errorf("during the load: got %q, %v; want the old values", got, err)
+		}
+		wantManyErrors(t, "the call", <-ended, cachetest.ErrSource, keys[1])
+		redistest.Must(t, <-single)
+		src.wantCalls(t, "the call", keys)
+		for i, want := range []string{valueOf(keys[0]), "old", "", valueOf(keys[3])} {
+			v, err := c.Get(t.Context(), keys[i])
+			if v != want || (err == singlefill.ErrNotFound) != (want == "") {
+				t.Errorf("%s: got %q, %v; want %q", keys[i], v, err, want)
+			}
+		}
+	})
+}
+
 // GetMany returns the values that Redis has, without a load. Absence is no error.
 func TestGetMany(t *testing.T) {
 	t.Parallel()

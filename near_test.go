@@ -190,6 +190,25 @@ func TestNear_RefreshDrops(t *testing.T) {
 	})
 }
 
+// After Refresh the memory of its process does not serve the old value, though it was fresh, and soon that of no
+// process does.
+func TestNear_Refresh(t *testing.T) {
+	t.Parallel()
+	rdb, ns := redistest.Shared(t).Client(t), redistest.Namespace(t)
+	here, there := cachetest.NewCacheIn(t, rdb, ns, near(singlefill.Near{})), cachetest.NewCacheIn(t, rdb, ns, near(singlefill.Near{}))
+	for n := range 3 {
+		old, v := fmt.Sprint("v", n), fmt.Sprint("v", n+1)
+		for _, c := range []*singlefill.Cache[string]{here, there} {
+			if got := awaitNear(t, c, "k", cachetest.Gives("v0")); got != old {
+				t.Errorf("memory serves %q, want %q", got, old)
+			}
+		}
+		redistest.Must(t, here.Refresh(t.Context(), "k", cachetest.Gives(v)))
+		cachetest.GoGet(t.Context(), here, "k", cachetest.MustNotLoad[string](t)).Want(t, v)
+		awaitValue(t, there, "k", v, cachetest.MustNotLoad[string](t))
+	}
+}
+
 // An early refresh is drawn once for an entry, not once for each hit in memory.
 func TestNear_EarlyRefresh(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
@@ -334,17 +353,19 @@ func TestNear_ManyMisses(t *testing.T) {
 	}
 }
 
-// A value that was in transit during an invalidation of this process is not kept, whichever command
-// has found or stored it.
+// A value that was in transit during an invalidation or a Refresh of this process is not kept, whichever
+// command has found or stored it.
 func TestNearRules_InTransit(t *testing.T) {
 	for name, test := range map[string]struct {
 		command func(t *testing.T) func(cmd []string) bool
 		found   bool // there is a value; otherwise it is loaded
 		late    bool // it is stored just after the read has missed it
+		refresh bool // not Delete, but Refresh
 	}{
-		"read":   {func(*testing.T) func([]string) bool { return redistest.Command("get") }, true, false},
-		"locked": {func(t *testing.T) func([]string) bool { return cachetest.Script(t, "get_or_lock") }, true, true},
-		"stored": {func(t *testing.T) func([]string) bool { return cachetest.Script(t, "store") }, false, false},
+		"read":      {func(*testing.T) func([]string) bool { return redistest.Command("get") }, true, false, false},
+		"refreshed": {func(*testing.T) func([]string) bool { return redistest.Command("get") }, true, false, true},
+		"locked":    {func(t *testing.T) func([]string) bool { return cachetest.Script(t, "get_or_lock") }, true, true, false},
+		"stored":    {func(t *testing.T) func([]string) bool { return cachetest.Script(t, "store") }, false, false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
@@ -366,7 +387,11 @@ func TestNearRules_InTransit(t *testing.T) {
 						case test.late && cmd.Name() == "get" && !done.Load():
 							err = store()
 						case matches(cachetest.Args(cmd)) && done.CompareAndSwap(false, true):
-							err = here.Delete(ctx, "k")
+							if test.refresh {
+								err = here.Refresh(ctx, "k", cachetest.Gives("new"))
+							} else {
+								err = here.Delete(ctx, "k")
+							}
 						}
 						if err != nil {
 							t.Error(err)

@@ -1,6 +1,7 @@
 package fill
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"runtime/pprof"
@@ -45,6 +46,7 @@ func (x *filling) begin(ctx context.Context) state {
 		x.Store.Decode(ctx, x.old, x.old.Data) // the reader owns its value
 	}
 	x.wait = wait.New(x.times.Estimate(x.fill.Key, x.old.Entry.LoadTime))
+	x.wait.Eager = x.from.Anew // a poll proves to the callers before it that the awaited load ends after their calls
 	// With MaxFleetLoads the lock is asked for first: a slot costs two commands then.
 	x.next = attempt{within: x.Client.Timeout, queue: !x.Slots.Leased()}
 	if x.old.RedisErr != nil && x.Client.Silent(x.lock.Keys.Lock) {
@@ -77,7 +79,7 @@ func (x *filling) ask(ctx context.Context) state {
 		}
 	}
 	if a.within < time.Millisecond || x.Client.Away(x.lock.Keys.Lock) {
-		return x.unreached(ctx)
+		return x.unreached(ctx, cmp.Or(x.Client.Refusal(x.lock.Keys.Lock), client.ErrAway))
 	}
 	reply, stamp, err := x.getOrLock(ctx, take)
 	switch {
@@ -85,10 +87,10 @@ func (x *filling) ask(ctx context.Context) state {
 	case x.worthAsking(err):
 		return asking
 	default:
-		return x.unreached(ctx)
+		return x.unreached(ctx, err)
 	}
 	a.within, x.rest = x.Client.Timeout, restFor(reply.Left)
-	next := decide(reply, view{wanted: a.wanted, servable: x.old.Freshness >= value.Revalidate})
+	next := decide(reply, view{wanted: a.wanted, servable: x.suffices()})
 	return x.follow(ctx, next, reply, stamp)
 }
 
@@ -125,7 +127,7 @@ func (x *filling) getOrLock(ctx context.Context, take bool) (filllock.Reply, fli
 	switch {
 	case err != nil:
 	case reply.Status == filllock.Hit:
-		x.old, x.oldSince = new(found), stamp
+		x.old, x.newSince, x.oldSince = new(found), x.oldSince, stamp
 	default:
 		x.oldSince = stamp
 		if !reply.Known {
@@ -133,6 +135,11 @@ func (x *filling) getOrLock(ctx context.Context, take bool) (filllock.Reply, fli
 		}
 	}
 	return reply, stamp, err
+}
+
+// suffices reports whether what the key holds can end the fill.
+func (x *filling) suffices() bool {
+	return x.old.Freshness >= value.Revalidate && !(x.from.Anew && x.newSince == 0)
 }
 
 // purpose tells the script what the callers can do with the entry that the key holds.
@@ -158,9 +165,15 @@ func (x *filling) worthAsking(err error) bool {
 	return a.unanswered < maxUnanswered && a.wanted && client.Unreachable(err) && !x.Client.Silent(x.lock.Keys.Lock)
 }
 
-// unreached is called when Redis did not answer: the source serves the callers. A refresh without callers ends.
-func (x *filling) unreached(ctx context.Context) state {
+// unreached is called when Redis did not answer: the source serves the callers. A refresh without callers ends, and
+// so does a fill that only brings a newer value, which could not be stored: callers that need a value join again.
+func (x *filling) unreached(ctx context.Context, err error) state {
+	x.away = err
 	if x.fill.Refresh && x.Fills.EndIfDeserted(x.fill, x.rest) {
+		return ended
+	}
+	if x.from.Anew {
+		x.end(ctx, &Result{StoreErr: err}, 0)
 		return ended
 	}
 	if !x.slot.Try(true) {
@@ -229,13 +242,18 @@ func (x *filling) follow(ctx context.Context, next step, reply filllock.Reply, s
 	case takeValue:
 		x.wait.Found()
 		x.times.Note(x.fill.Key, x.old.Entry.LoadTime)
-		x.end(ctx, &Result{Found: x.old.Found}, stamp)
+		r := &Result{Found: x.old.Found}
+		if r.Freshness == value.Fresh { // Expire stores the old value again
+			r.NewSince = x.newSince
+		}
+		x.end(ctx, r, stamp)
 		return ended
 	case takeFailure:
 		x.wait.Found()
 		// Callers that had joined when the lock was last seen held have waited for that load.
 		err := x.User.RemoteError(x.fill.Key, reply.Text)
 		r := &Result{Found: value.Found{Err: err}, Failed: err != value.ErrNotFound, NoStale: errors.Is(err, ErrNoStale)}
+		r.Resting, r.NewSince = reply.Left > 0, a.lastAsked
 		validFrom := a.lastAsked
 		if reply.Left > 0 && a.asksFor == filllock.Unusable { // it is remembered
 			validFrom = stamp

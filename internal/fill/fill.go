@@ -57,6 +57,7 @@ func New(p Parts) *Filler { return &Filler{Parts: p, times: wait.NewTimes()} }
 type Source struct {
 	Loader Loader
 	Seat   *bulk.Seat // nil: Loader
+	Anew   bool       // load although the key holds a value, unless a newer one arrives; and not without Redis
 }
 
 // An Ask is a key for which a call needs a fill.
@@ -122,6 +123,8 @@ type filling struct {
 	old      *value.Lookup   // what the key holds, as last seen
 	replaces bool            // the key held old when this fill took the lock
 	oldSince flight.Stamp    // old is known to be true as of this stamp
+	newSince flight.Stamp    // old was stored after this stamp; 0: it may have been there before the fill
+	away     error           // why Redis was not asked, or did not answer
 	rest     time.Duration   // how long no other refresh of the same entry is started
 	queued   time.Duration   // time spent waiting for slots
 	inLine   time.Time       // since when it waits for one

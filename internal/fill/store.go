@@ -1,6 +1,7 @@
 package fill
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -23,6 +24,9 @@ type Result struct {
 	Unverified bool         // Redis did not tell whether the value was invalidated while it was loaded
 	Old        *value.Found // fallback in place of Err; nil: there is none
 	OldSince   flight.Stamp // the key is known to have held Old as of this stamp
+	NewSince   flight.Stamp // the load that brought it ended after this stamp; 0: that is not known
+	Resting    bool         // Err is that of an earlier load, and it is too early for another one
+	StoreErr   error        // why the value has not been stored, or may not have been
 
 	decode   sync.Once
 	pristine any
@@ -80,7 +84,7 @@ func (x *filling) share(ctx context.Context) {
 	if r.Failed {
 		validFrom = x.Fills.Now() // callers that joined during the load have waited for its failure
 	}
-	r.Unverified = true
+	r.Unverified, r.StoreErr = true, x.away
 	if o.NoStale {
 		x.Store.Forget(x.fill.Key)
 	}
@@ -112,9 +116,10 @@ func (x *filling) commit(ctx context.Context) {
 		})
 	}
 	x.dropped(ctx, note, ours || err != nil, err)
+	r.StoreErr = cmp.Or(o.info.StoreErr, err)
 	switch {
 	case err == nil && ours: // this proves that the key has not been invalidated since the load began
-		x.oldSince = stamp
+		x.oldSince, r.NewSince = stamp, stamp
 		x.end(ctx, r, stamp)
 	case r.Failed && !x.mayServeOld(): // callers that joined during the load have waited for its failure
 		x.end(ctx, r, stamp)

@@ -1,6 +1,7 @@
 package read
 
 import (
+	"cmp"
 	"context"
 	"iter"
 	"slices"
@@ -20,6 +21,7 @@ type call struct {
 	ctx    context.Context
 	load   fill.Loader
 	many   fill.ManyLoader // nil: each fill calls load; otherwise they load in bulk
+	anew   bool            // load also what is fresh: see Refresh
 	caller flight.Caller
 
 	// In one round:
@@ -98,7 +100,11 @@ func (c *call) run(asks []*ask) {
 	defer c.leave()
 	c.caller = flight.Caller{Outer: flight.LoadOf(c.ctx), Stamp: c.Fills.Now()}
 	for len(asks) > 0 {
-		c.readAndJoin(asks)
+		if c.anew {
+			c.joinAnew(asks)
+		} else {
+			c.readAndJoin(asks)
+		}
 		c.answerHits()
 		asks = c.wait()
 	}
@@ -115,6 +121,21 @@ func (c *call) readAndJoin(asks []*ask) {
 	c.misses = filling
 	c.join()
 	c.read(unread)
+	c.join()
+}
+
+// joinAnew joins fills that replace what the keys hold. What is read tells them what that is. The reads may be old:
+// see newSince in package fill.
+func (c *call) joinAnew(asks []*ask) {
+	c.inParts(asks, func(part []*ask) { c.Store.Read(c.ctx, lookups(part)) })
+	for _, a := range asks {
+		if a.RedisErr != nil {
+			a.err = cmp.Or(c.ctx.Err(), value.Wrap(c.ctx, "refresh", a.RedisErr))
+			continue
+		}
+		a.From.Anew = true
+		c.misses = append(c.misses, a)
+	}
 	c.join()
 }
 
@@ -201,7 +222,7 @@ func (c *call) join() {
 	for group, b := range c.loads(c.caller.Outer, c.misses) {
 		all := make([]*fill.Ask, len(group))
 		for i, a := range group {
-			a.Wait.Keep = c.StaleAfter > 0 && c.Store.Servable(&a.Found, time.Now())
+			a.Wait.Keep = c.StaleAfter > 0 && !c.anew && c.Store.Servable(&a.Found, time.Now())
 			all[i] = &a.Ask
 		}
 		c.Filler.Join(c.ctx, &c.caller, all)

@@ -54,6 +54,44 @@ func (c *Reader) GetOrLoadMany(ctx context.Context, keys []string, load fill.Man
 	return m.collect(asks, into)
 }
 
+// Refresh has a key loaded, also if it holds a fresh value.
+func (c *Reader) Refresh(ctx context.Context, key string, load fill.Loader) error {
+	return c.newCall(ctx, load, nil).loadAnew([]string{key})[key]
+}
+
+// RefreshMany is Refresh for keys, which have no duplicates. It returns the errors of keys that have one.
+func (c *Reader) RefreshMany(ctx context.Context, keys []string, load fill.ManyLoader) map[string]error {
+	return c.newCall(ctx, one{load}, load).loadAnew(keys)
+}
+
+// loadAnew waits for loads of keys that end after it was called. What has been in flight before counts, so that
+// calls at the same time share loads.
+func (c *call) loadAnew(keys []string) map[string]error {
+	c.anew = true
+	asks := newAsks(keys)
+	c.run(asks)
+	var stored, unsure []string
+	var why error
+	errs := make(map[string]error)
+	for _, a := range asks {
+		if a.err == nil {
+			stored = append(stored, a.Key)
+			continue
+		}
+		errs[a.Key] = a.err
+		if client.Unreachable(a.err) {
+			unsure, why = append(unsure, a.Key), a.err
+		}
+	}
+	_ = c.Filler.Keys.Replaced(c.ctx, unsure, why)
+	if err := c.Filler.Keys.Replaced(c.ctx, stored, nil); err != nil {
+		for _, key := range stored {
+			errs[key] = value.Wrap(c.ctx, "refresh", err)
+		}
+	}
+	return errs
+}
+
 // Get looks for a value. It waits for no load, and begins none.
 func (c *Reader) Get(ctx context.Context, key string) (any, error) {
 	a := new(ask)

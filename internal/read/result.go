@@ -39,6 +39,9 @@ func (c *call) settle(a *ask) (over bool) {
 	if !w.First {
 		defer func() { c.Events.ShareDone(c.ctx, a.Key, w.Over.Sub(a.joined), fill.LoadContext(w.Fill)) }()
 	}
+	if c.anew {
+		return c.settleAnew(a)
+	}
 	old, from := c.fallback(a)
 	switch {
 	case old != nil:
@@ -69,6 +72,26 @@ func (c *call) settle(a *ask) (over bool) {
 	}
 	a.answer = c.deliver(a.Key, old, from)
 	return true
+}
+
+// settleAnew answers when a wait is over. It returns false if the call has to ask again: if the fill has brought a
+// value that may have been there before the call, or the key was invalidated during the load.
+func (c *call) settleAnew(a *ask) (over bool) {
+	w := &a.Wait
+	r, taken := w.Result, w.Verdict == flight.Owned || w.Verdict == flight.Shared
+	switch {
+	case r == nil:
+	case r.Failed && (taken || r.Resting), taken && r.Err == flight.ErrClosed:
+		a.err = r.Err
+		return true
+	case r.StoreErr != nil && !r.Failed:
+		a.err = value.Wrap(c.ctx, "refresh", r.StoreErr)
+		return true
+	case taken && w.Before(r.NewSince):
+		return true
+	}
+	a.err = c.ctx.Err()
+	return a.err != nil
 }
 
 // unreachable reports whether Redis did not answer a command that was sent after the call had joined. Only then may a

@@ -1,6 +1,7 @@
 package revoke
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
@@ -28,6 +29,25 @@ func recordRefused(invalidating []redis.Cmder, err error) bool {
 // err. It returns err, or why they cannot be told.
 func (k *Keys) Record(ctx context.Context, pairs []filllock.Pair, err error) error {
 	return k.record(ctx, pairs, recorded{}, err)
+}
+
+// Replaced makes memory forget the values that loads have replaced, here and in other processes, though they were
+// fresh. err is why it is not known that they have; nil: they have. It returns err, or why others cannot be told.
+func (k *Keys) Replaced(ctx context.Context, keys []string, err error) (failed error) {
+	if k.near == nil {
+		return err
+	}
+	for keys := range slices.Chunk(keys, client.Batch) {
+		pairs := make([]filllock.Pair, len(keys))
+		for i, key := range keys {
+			pairs[i] = filllock.PairOf(k.store.Key(key))
+		}
+		failed = cmp.Or(failed, k.Record(ctx, pairs, err))
+		for _, key := range keys {
+			k.store.Forget(key)
+		}
+	}
+	return failed
 }
 
 // record tells the memory of other processes that keys have been invalidated, by records in the log.

@@ -39,7 +39,8 @@ import (
 // polling costs. See TestWait_NoConnection and TestGetOrLoad_KilledHolder.
 type Wait struct {
 	Begun    time.Time
-	Polls    int // that found the lock held
+	Polls    int  // that found the lock held
+	Eager    bool // a caller that joins brings the next poll forward, also while wake-ups come
 	expected Estimate
 	sent     time.Time     // when the last command was sent
 	last     time.Duration // duration of the last command
@@ -192,7 +193,7 @@ func (w *Wait) Sleep(d time.Duration, closing, joined <-chan struct{}, deserted 
 			switch {
 			case deserted():
 				return Interrupted
-			case !w.complete:
+			case !w.complete || w.Eager:
 				timer.Reset(min(time.Until(end), w.joinPause()))
 			}
 		}

@@ -89,6 +89,34 @@ func TestRefresh_KilledRefresher(t *testing.T) {
 	}
 }
 
+// Three processes call Refresh at once for a fresh value: one loads, and all return when the new value is stored.
+// Meanwhile every reader gets the old one.
+func TestRefresh_ThreeProcesses(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	processes := f.startAll(3, config{})
+	processes[0].get("fill", "k", 1, plan{})
+	old := processes[0].begun("fill").Value
+	processes[0].wantDone("fill", 1, gotValue, old)
+	processes[0].Order(order{Op: "refresh", Tag: "refresh", Key: "k", Plan: plan{Block: true}})
+	fresh := processes[0].begun("refresh").Value
+	for _, p := range processes[1:] {
+		before := p.polled("k")
+		p.Order(order{Op: "refresh", Tag: "refresh", Key: "k"})
+		redistest.Await(t, p.name+" waits", func() bool { return p.polled("k") >= before+3 || p.listensTo("k") })
+	}
+	for _, p := range processes {
+		p.get("read", "k", 5, plan{})
+		p.wantDone("read", 5, gotValue, old)
+		p.wantUnfinished("refresh")
+	}
+	processes[0].release("refresh")
+	for _, p := range processes {
+		p.wantDone("refresh", 1, gotValue, fresh)
+	}
+	f.wantLoads("k", 2)
+}
+
 // wantServed waits until every reader has made so many more calls.
 func wantServed(t *testing.T, readers []*process, tag string, more int64) {
 	t.Helper()

@@ -61,6 +61,8 @@ func (w *worker) handle(o order) {
 		go func() { c.release <- struct{}{} }()
 	case "replace":
 		w.replace(o)
+	case "refresh":
+		w.refresh(o)
 	case "serve":
 		w.serve(o)
 	case "read":
@@ -228,6 +230,19 @@ func (w *worker) get(o order) {
 	} else {
 		close(c.start)
 	}
+	go w.finish(c)
+}
+
+// refresh starts a goroutine that calls Refresh, and then looks at what the cache has.
+func (w *worker) refresh(o order) {
+	c := w.begin(o)
+	c.ended.Go(func() {
+		v, err := "", w.cache.Refresh(context.Background(), o.Key, w.loader(c))
+		if err == nil {
+			v, err = w.cache.Get(context.Background(), o.Key)
+		}
+		c.note(outcomeOf(o.Key, v, singlefill.ValueInfo{}, err, c.err))
+	})
 	go w.finish(c)
 }
 
