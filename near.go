@@ -2,7 +2,6 @@ package singlefill
 
 import (
 	"fmt"
-	"reflect"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -54,7 +53,7 @@ func checkNear(n *Near, rdb redis.UniversalClient) error {
 	const old = "could bring an old value back into memory after a Delete"
 	switch rdb := rdb.(type) { // types that embed a client, too
 	case interface{ Options() *redis.Options }:
-		if hasClientSideCaching(rdb.Options()) {
+		if o := rdb.Options(); o.ClientSideCache != nil || o.ClientSideCacheConfig != nil {
 			return fmt.Errorf("singlefill: Options.Near is set and rdb has client-side caching, which %s: turn one of them off", old)
 		}
 	case interface{ Options() *redis.ClusterOptions }:
@@ -63,17 +62,6 @@ func checkNear(n *Near, rdb redis.UniversalClient) error {
 		}
 	}
 	return nil
-}
-
-// hasClientSideCaching finds the options by their names, since the oldest go-redis that go.mod allows does not have
-// them.
-func hasClientSideCaching(o *redis.Options) bool {
-	for _, name := range []string{"ClientSideCache", "ClientSideCacheConfig"} {
-		if f := reflect.ValueOf(o).Elem().FieldByName(name); f.IsValid() && !f.IsZero() {
-			return true
-		}
-	}
-	return false
 }
 
 // newTier returns the memory of a cache. background runs a function until the cache is closed.

@@ -38,6 +38,8 @@ func TestNew_RefusesBadOptions(t *testing.T) {
 	t.Parallel()
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // no command is sent
 	defer rdb.Close()
+	caching := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", Protocol: 3, ClientSideCacheConfig: &redis.ClientSideCacheConfig{}})
+	defer caching.Close()
 	cluster := func(o redis.ClusterOptions) redis.UniversalClient {
 		o.Addrs = []string{"127.0.0.1:1"}
 		c := redis.NewClusterClient(&o)
@@ -121,9 +123,12 @@ func TestNew_RefusesBadOptions(t *testing.T) {
 		{rdb, fine, time.Minute, &options{Near: &singlefill.Near{TTL: -1}}, "Near.TTL is -1ns: at least 1ms is allowed, or 0 for the life of the value"},
 		{rdb, fine, time.Minute, &options{Near: &singlefill.Near{MaxLag: time.Millisecond}}, "Near.MaxLag is 1ms: 10ms to 1h is allowed, or 0 for 1s"},
 		{rdb, fine, time.Minute, &options{Near: &singlefill.Near{MaxLag: 2 * time.Hour}}, "Near.MaxLag is 2h0m0s: 10ms to 1h is allowed, or 0 for 1s"},
+		{caching, fine, time.Minute, &options{Near: &singlefill.Near{}}, mayBeOld("has client-side caching")},
 		{cluster(redis.ClusterOptions{ReadOnly: true}), fine, time.Minute, &options{Near: &singlefill.Near{}}, mayBeOld(replicas)},
 		{cluster(redis.ClusterOptions{RouteByLatency: true}), fine, time.Minute, &options{Near: &singlefill.Near{}}, mayBeOld(replicas)},
+		{struct{ *redis.Client }{caching}, fine, time.Minute, &options{Near: &singlefill.Near{}}, mayBeOld("has client-side caching")},
 		{struct{ *redis.ClusterClient }{cluster(redis.ClusterOptions{ReadOnly: true}).(*redis.ClusterClient)}, fine, time.Minute, &options{Near: &singlefill.Near{}}, mayBeOld(replicas)},
+		{wrapped{caching}, fine, time.Minute, &options{Near: &singlefill.Near{}}, ""},
 		{cluster(redis.ClusterOptions{RouteRandomly: true}), fine, time.Minute, &options{Near: &singlefill.Near{}}, mayBeOld(replicas)},
 		{rdb, fine, time.Minute, &options{MaxBatch: -1}, "Options.MaxBatch is -1: at least 1 is allowed, or 0 for 256"},
 		{rdb, fine, time.Minute, &options{MaxLoads: -1}, ""},
@@ -144,50 +149,6 @@ func TestNew_RefusesBadOptions(t *testing.T) {
 		}
 		if (c == nil) == (err == nil) {
 			t.Errorf("New(%T, %q, %v, %+v) returns %v, %v: want one of both", test.rdb, test.namespace, test.ttl, test.opts, c, err)
-		}
-		if c != nil {
-			_ = c.Close()
-		}
-	}
-}
-
-// The life of a value can be a field that is not stored.
-func TestTTLFunc_FieldThatIsNotStored(t *testing.T) {
-	t.Parallel()
-	type session struct {
-		User string
-		TTL  time.Duration `msgpack:"-"`
-	}
-	m, rdb := redistest.StartMini(t)
-	c, err := singlefill.New(rdb, "sessions", time.Hour, &singlefill.Options[session]{
-		Jitter: -1, TTLFunc: func(_ string, s session) time.Duration { return s.TTL },
-	})
-	redistest.Must(t, err)
-	defer c.Close()
-	_, err = c.GetOrLoad(t.Context(), "a", func(context.Context, string) (session, error) { return session{"ada", 7 * time.Minute}, nil })
-	redistest.Must(t, err)
-	if got := m.TTL("sessions:{a}"); got > 7*time.Minute || got < 6*time.Minute { // without TTLFunc an hour
-		t.Errorf("the value lives for %v", got)
-	}
-	if got, err := c.Get(t.Context(), "a"); err != nil || got != (session{User: "ada"}) {
-		t.Errorf("Get returns %+v, %v", got, err)
-	}
-}
-
-// New refuses Near with client-side caching, but cannot look into a wrapper of the program.
-//
-//fault:bad-options
-func TestNew_RefusesNearWithClientSideCaching(t *testing.T) {
-	t.Parallel()
-	type wrapped struct{ redis.UniversalClient }
-	o := &redis.Options{Addr: "127.0.0.1:1"}
-	redistest.CacheClientSide(t, o)
-	caching := redis.NewClient(o) // no command is sent
-	defer caching.Close()
-	for rdb, refused := range map[redis.UniversalClient]bool{caching: true, struct{ *redis.Client }{caching}: true, wrapped{caching}: false} {
-		c, err := singlefill.New(rdb, "users", time.Minute, &singlefill.Options[int]{Near: &singlefill.Near{}})
-		if refused != (err != nil && strings.Contains(err.Error(), "has client-side caching, which could bring an old value back into memory")) {
-			t.Errorf("New(%T) returns %v, want refused: %v", rdb, err, refused)
 		}
 		if c != nil {
 			_ = c.Close()

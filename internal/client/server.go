@@ -121,19 +121,10 @@ func connections(rdb redis.UniversalClient) int {
 		return atMost(rdb.Options().PoolSize, rdb.Options().MaxActiveConns)
 	case *redis.Ring:
 		return atMost(rdb.Options().PoolSize, rdb.Options().MaxActiveConns)
-	}
-	if isAutoPipeliner(rdb) {
+	case *redis.AutoPipeliner:
 		return pipelined
 	}
 	return atMost(0, 0)
-}
-
-// isAutoPipeliner reports whether rdb is a *redis.AutoPipeliner. The type is found by its name, since the oldest
-// go-redis that go.mod allows does not have it.
-func isAutoPipeliner(rdb redis.UniversalClient) bool {
-	typ := reflect.TypeOf(rdb)
-	return typ.Kind() == reflect.Pointer && typ.Elem().Name() == "AutoPipeliner" &&
-		typ.Elem().PkgPath() == reflect.TypeFor[redis.Client]().PkgPath()
 }
 
 func atMost(size, active int) int {

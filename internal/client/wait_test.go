@@ -177,6 +177,8 @@ func TestServer_Shared(t *testing.T) {
 	if a.node.server != b.node.server || a.node.server == c.node.server {
 		t.Error("two users of one client do not share a gate, or those of two do")
 	}
+	pipeline, err := rdb.AutoPipeline()
+	redistest.Must(t, err)
 	for rdb, want := range map[redis.UniversalClient]int{
 		redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", PoolSize: 7}):                            7,
 		redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", PoolSize: 7, MaxActiveConns: 5}):         5,
@@ -185,6 +187,7 @@ func TestServer_Shared(t *testing.T) {
 		redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}, PoolSize: 3}):   3,
 		redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}, PoolSize: 4}): 4,
 		wrapped{rdb}: 10 * runtime.GOMAXPROCS(0),
+		pipeline:     pipelined,
 	} {
 		if got := connections(rdb); got != want {
 			t.Errorf("a %T has %d connections, want %d", rdb, got, want)
@@ -192,19 +195,6 @@ func TestServer_Shared(t *testing.T) {
 		if _, ok := rdb.(wrapped); !ok {
 			_ = rdb.Close()
 		}
-	}
-}
-
-// An auto-pipelining client sends many commands over few connections.
-func TestServer_AutoPipeliner(t *testing.T) {
-	t.Parallel()
-	_, rdb := redistest.StartMini(t)
-	ap := redistest.AutoPipeline(t, rdb)
-	if got := connections(ap); got != pipelined {
-		t.Errorf("a %T has %d connections, want %d", ap, got, pipelined)
-	}
-	if got := connections(wrapped{ap}); got == pipelined {
-		t.Errorf("a wrapper of a %T has %d connections", ap, got)
 	}
 }
 

@@ -59,7 +59,7 @@ func TestEntry_Golden(t *testing.T) {
 		}
 		want := Entry{
 			NotFound: g.NotFound, Expired: g.Expired, FreshUntil: time.UnixMilli(g.FreshUntil), WrittenAt: time.UnixMilli(g.WrittenAt), Format: g.Format,
-			LoadTime: time.Duration(g.LoadTime) * time.Millisecond, Payload: goldenBytes(t, g.Payload),
+			LoadTime: time.Duration(g.LoadTime) * time.Millisecond, ID: IDOf(stored), Payload: goldenBytes(t, g.Payload),
 		}
 		if err != nil || !reflect.DeepEqual(e, want) {
 			t.Errorf("%s: got %+v, %v, want %+v", g.Name, e, err, want)

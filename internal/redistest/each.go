@@ -2,8 +2,6 @@ package redistest
 
 import (
 	"fmt"
-	"os"
-	"reflect"
 	"sync/atomic"
 	"testing"
 
@@ -25,10 +23,10 @@ func Each(t *testing.T, run func(t *testing.T, rdb redis.UniversalClient)) {
 		{"single", single()},
 		{"resp2", single(func(o *redis.Options) { o.Protocol, o.ContextTimeoutEnabled = 2, true })},
 		{"cluster", func(t *testing.T) redis.UniversalClient { return SharedCluster(t).Client(t) }},
-		{"autopipeline", func(t *testing.T) redis.UniversalClient { return AutoPipeline(t, Shared(t).Client(t)) }},
-		{"csc", func(t *testing.T) redis.UniversalClient {
-			return Shared(t).Client(t, func(o *redis.Options) { CacheClientSide(t, o) })
-		}},
+		{"autopipeline", openAutoPipeline},
+		{"csc", single(func(o *redis.Options) {
+			o.Protocol, o.ClientSideCacheConfig = 3, &redis.ClientSideCacheConfig{}
+		})},
 	}
 	if testing.Short() {
 		kinds = kinds[:2]
@@ -41,38 +39,11 @@ func Each(t *testing.T, run func(t *testing.T, rdb redis.UniversalClient)) {
 	}
 }
 
-// AutoPipeline returns rdb.AutoPipeline(). The test is skipped with a go-redis that does not have it.
-func AutoPipeline(t testing.TB, rdb redis.UniversalClient) redis.UniversalClient {
-	t.Helper()
-	open := reflect.ValueOf(rdb).MethodByName("AutoPipeline")
-	needNewClient(t, open, "AutoPipeline")
-	results := open.Call(nil)
-	err, _ := results[1].Interface().(error)
+func openAutoPipeline(t *testing.T) redis.UniversalClient {
+	ap, err := Shared(t).Client(t).AutoPipeline()
 	Must(t, err)
-	ap := results[0].Interface().(redis.UniversalClient)
 	t.Cleanup(func() { _ = ap.Close() })
 	return ap
-}
-
-// CacheClientSide turns client-side caching on. The test is skipped with a go-redis that does not have it.
-func CacheClientSide(t testing.TB, o *redis.Options) {
-	t.Helper()
-	config := reflect.ValueOf(o).Elem().FieldByName("ClientSideCacheConfig")
-	needNewClient(t, config, "ClientSideCacheConfig")
-	config.Set(reflect.New(config.Type().Elem()))
-	o.Protocol = 3
-}
-
-// needNewClient skips the test if go-redis has not what. With NEW_GO_REDIS=1 it fails instead.
-func needNewClient(t testing.TB, what reflect.Value, name string) {
-	t.Helper()
-	switch {
-	case what.IsValid():
-	case os.Getenv("NEW_GO_REDIS") == "1":
-		t.Fatalf("go-redis has no %s, and NEW_GO_REDIS=1 is set", name)
-	default:
-		t.Skipf("go-redis has no %s: scripts/test takes a newer one", name)
-	}
 }
 
 var namespaces atomic.Int64

@@ -26,6 +26,14 @@ type (
 	wrappedCluster struct{ *redis.ClusterClient }
 )
 
+func autoPipeline(t *testing.T, rdb redis.UniversalClient) redis.UniversalClient {
+	t.Helper()
+	ap, err := rdb.AutoPipeline()
+	redistest.Must(t, err)
+	t.Cleanup(func() { _ = ap.Close() })
+	return ap
+}
+
 // fromReplicas makes a client of a Cluster read from replicas.
 func fromReplicas(o *redis.ClusterOptions) { o.ReadOnly, o.RouteRandomly = true, true }
 
@@ -61,16 +69,14 @@ func TestClear_AnyClient(t *testing.T) {
 		want string                                               // in the error; one of them
 	}{
 		"wrapped":                      {ofSingle(func(_ *testing.T, rdb *redis.Client) redis.UniversalClient { return wrapped{rdb} }), fine},
-		"pipelined":                    {ofSingle(func(t *testing.T, rdb *redis.Client) redis.UniversalClient { return redistest.AutoPipeline(t, rdb) }), fine},
+		"pipelined":                    {ofSingle(func(t *testing.T, rdb *redis.Client) redis.UniversalClient { return autoPipeline(t, rdb) }), fine},
 		"cluster":                      {ofCluster(func(_ *testing.T, rdb *redis.ClusterClient) redis.UniversalClient { return rdb }), fine},
 		"cluster wrapped":              {ofCluster(func(_ *testing.T, rdb *redis.ClusterClient) redis.UniversalClient { return wrapped{rdb} }), fine},
 		"cluster wrapped in a pointer": {ofCluster(func(_ *testing.T, rdb *redis.ClusterClient) redis.UniversalClient { return &wrapped{rdb} }), fine},
 		"cluster embedded":             {ofCluster(func(_ *testing.T, rdb *redis.ClusterClient) redis.UniversalClient { return wrappedCluster{rdb} }), fine},
-		"cluster pipelined": {ofCluster(func(t *testing.T, rdb *redis.ClusterClient) redis.UniversalClient {
-			return redistest.AutoPipeline(t, rdb)
-		}), fine},
+		"cluster pipelined":            {ofCluster(func(t *testing.T, rdb *redis.ClusterClient) redis.UniversalClient { return autoPipeline(t, rdb) }), fine},
 		"cluster pipelined, wrapped": {ofCluster(func(t *testing.T, rdb *redis.ClusterClient) redis.UniversalClient {
-			return wrapped{redistest.AutoPipeline(t, rdb)}
+			return wrapped{autoPipeline(t, rdb)}
 		}), fine},
 		"cluster, replicas":          {ofCluster(func(_ *testing.T, rdb *redis.ClusterClient) redis.UniversalClient { return rdb }, fromReplicas), fine},
 		"cluster, replicas, wrapped": {ofCluster(func(_ *testing.T, rdb *redis.ClusterClient) redis.UniversalClient { return wrapped{rdb} }, fromReplicas), fine},
