@@ -308,6 +308,7 @@ func (c *rooms) shutdown(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	c.fills.Abort()
+	c.fills.WakeAll() // also those in the queue that a load awaits
 	<-closed
 	return ctx.Err()
 }

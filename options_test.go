@@ -299,3 +299,26 @@ func TestOptionsFor(t *testing.T) {
 		t.Errorf("for nil it returns %+v", o)
 	}
 }
+
+// The life of a value can be a field that is not stored.
+func TestTTLFunc_FieldThatIsNotStored(t *testing.T) {
+	t.Parallel()
+	type session struct {
+		User string
+		TTL  time.Duration `msgpack:"-"`
+	}
+	m, rdb := redistest.StartMini(t)
+	c, err := singlefill.New(rdb, "sessions", time.Hour, &singlefill.Options[session]{
+		Jitter: -1, TTLFunc: func(_ string, s session) time.Duration { return s.TTL },
+	})
+	redistest.Must(t, err)
+	defer c.Close()
+	_, err = c.GetOrLoad(t.Context(), "a", func(context.Context, string) (session, error) { return session{"ada", 7 * time.Minute}, nil })
+	redistest.Must(t, err)
+	if got := m.TTL("sessions:{a}"); got > 7*time.Minute || got < 6*time.Minute { // without TTLFunc an hour
+		t.Errorf("the value lives for %v", got)
+	}
+	if got, err := c.Get(t.Context(), "a"); err != nil || got != (session{User: "ada"}) {
+		t.Errorf("Get returns %+v, %v", got, err)
+	}
+}

@@ -336,13 +336,13 @@ func (x *filling) dequeue(ctx context.Context) state {
 }
 
 // unwanted ends a fill without a slot if no caller waits, or the cache was closed and no load waits: Close
-// waits for the load that needs this one. Check the callers first: EndIfDeserted takes the lock under which the
+// waits for the load that needs this one, unless loads are aborted. Check the callers first: EndIfDeserted takes the lock under which the
 // first caller joins, so afterwards Awaited sees that caller's load.
 func (x *filling) unwanted(ctx context.Context) bool {
 	if x.Fills.EndIfDeserted(x.fill, x.rest) {
 		return true
 	}
-	if !x.closed() || x.fill.Load.Awaited() {
+	if !x.closed() || x.fill.Load.Awaited() && x.Fills.Aborting().Err() == nil {
 		return false
 	}
 	x.end(ctx, &Result{Found: value.Found{Err: flight.ErrClosed}}, flight.Always)

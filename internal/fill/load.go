@@ -85,6 +85,7 @@ func (x *filling) callLoader(ctx context.Context) state {
 	}
 	o := outcome{Outcome: x.outcomeOf(loadCtx)}
 	o.superseded = o.Err != nil && x.superseded.Load()
+	o.Passing = o.Passing || o.Err != nil && loadCtx.Err() != nil // whatever the Loader makes of the end of its context
 	if !x.claim() {
 		return elsewhere
 	}

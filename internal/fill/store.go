@@ -115,7 +115,7 @@ func (x *filling) commit(ctx context.Context) {
 			}
 		})
 	}
-	x.dropped(ctx, note, ours || err != nil, err)
+	x.dropped(ctx, note, err)
 	r.StoreErr = cmp.Or(o.info.StoreErr, err)
 	switch {
 	case err == nil && ours: // this proves that the key has not been invalidated since the load began
@@ -128,8 +128,8 @@ func (x *filling) commit(ctx context.Context) {
 		x.end(ctx, r, x.load.began)
 	}
 	if client.Unreachable(err) { // once more, or for the first time, now that no caller waits
-		ours, err = x.storeOrRelease(ctx, o, data, note)
-		x.dropped(ctx, note, ours || err != nil, err)
+		_, err = x.storeOrRelease(ctx, o, data, note)
+		x.dropped(ctx, note, err)
 	}
 	// A value that the server never accepts, for example one that is too large, must not keep the
 	// lock, nor must a server that refuses writes for a moment.
@@ -145,7 +145,7 @@ func (x *filling) encode(o *outcome) (data []byte, note filllock.ReleaseNote) {
 		o.entry.Payload, *storeErr = typ.Encode(x.fill.Key, o.Value)
 		o.entry.Format = typ.Formats.Written
 	case o.NotFound:
-		o.Life, note.Failure = x.Store.LifeOfNotFound(), filllock.NotFoundRecord
+		o.Life, note.Failure, note.Drop = x.Store.LifeOfNotFound(), filllock.NotFoundRecord, o.NoStale
 	case foreign.Is(o.Err, flight.ErrClosed):
 		return nil, note // this process is closing; other processes can still load
 	default:
@@ -175,9 +175,10 @@ func (x *filling) encode(o *outcome) (data []byte, note filllock.ReleaseNote) {
 }
 
 // dropped makes memory forget the old value if Redis has dropped it, or may have: the release has been answered with
-// err. With ErrNoStale other processes must forget it, too.
-func (x *filling) dropped(ctx context.Context, note filllock.ReleaseNote, maybe bool, err error) {
-	if !note.Drop || !maybe {
+// err, and if it was refused, the reply to its first copy may have been lost. With ErrNoStale other processes must
+// forget the value, too.
+func (x *filling) dropped(ctx context.Context, note filllock.ReleaseNote, err error) {
+	if !note.Drop {
 		return
 	}
 	x.Store.Forget(x.fill.Key)
