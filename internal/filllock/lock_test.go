@@ -268,6 +268,7 @@ func TestGetOrLock_States(t *testing.T) {
 		lookOnly       bool   // Take is false
 		want           string
 		text           string
+		remember       time.Duration // lock is the record of a failure that is remembered for so long
 		// left is how long to back off, with Failed.
 		left    time.Duration
 		becomes state // the lock key
@@ -312,12 +313,12 @@ func TestGetOrLock_States(t *testing.T) {
 		{name: "held with a failure from before", lock: held(other, "boom"), want: Busy, text: other, becomes: unchanged},
 		{name: "held with a failure from before, awaited", lock: held(other, "boom"), awaited: other, want: Busy, text: other, becomes: unchanged},
 
-		{name: "remembered", lock: remembered(other, life/4), want: Failed, text: "boom", left: life / 4, becomes: unchanged},
-		{name: "remembered, only looking", lock: remembered(other, life/4), lookOnly: true, want: Failed, text: "boom", left: life / 4, becomes: unchanged},
-		{name: "remembered, with an entry to serve", value: state{text: entryA}, known: entryA[:35], purpose: Fallback, lock: remembered(other, life/4), want: Locked, becomes: held(me, "boom")},
-		{name: "remembered, with an entry that cannot be served", value: state{text: entryA}, known: entryA[:35], lock: remembered(other, life/4), want: Failed, text: "boom", left: life / 4, becomes: unchanged},
-		{name: "remembered until a moment ago", lock: remembered(other, -time.Minute), want: Locked, becomes: held(me, "boom")},
-		{name: "remembered, awaited", lock: remembered(other, -time.Minute), awaited: other, want: Failed, text: "boom", becomes: unchanged},
+		{name: "remembered", remember: life / 4, want: Failed, text: "boom", left: life / 4, becomes: unchanged},
+		{name: "remembered, only looking", remember: life / 4, lookOnly: true, want: Failed, text: "boom", left: life / 4, becomes: unchanged},
+		{name: "remembered, with an entry to serve", value: state{text: entryA}, known: entryA[:35], purpose: Fallback, remember: life / 4, want: Locked, becomes: held(me, "boom")},
+		{name: "remembered, with an entry that cannot be served", value: state{text: entryA}, known: entryA[:35], remember: life / 4, want: Failed, text: "boom", left: life / 4, becomes: unchanged},
+		{name: "remembered until a moment ago", remember: -time.Minute, want: Locked, becomes: held(me, "boom")},
+		{name: "remembered, awaited", remember: -time.Minute, awaited: other, want: Failed, text: "boom", becomes: unchanged},
 		{name: "remembered before it was held again", lock: state{text: held(third).text + "T" + noRetry + "boom"}, awaited: other, want: Failed, text: "boom", becomes: unchanged},
 
 		{name: "a foreign holder without a TTL", lock: state{text: "H" + other + stamp, forever: true}, want: Locked, becomes: held(me)},
@@ -380,6 +381,9 @@ func TestGetOrLock_States(t *testing.T) {
 			t.Run(c.name, func(t *testing.T) {
 				if c.retry != 0 {
 					c.lock = failedUntil(c.retry, c.lock.text[1:1+tokenLen], c.lock.text[1+tokenLen+stampLen:])
+				}
+				if c.remember != 0 {
+					c.lock = remembered(other, c.remember)
 				}
 				b := f.holding(t, c.value, c.lock)
 				r, err := b.GetOrLock(t.Context(), opTimeout, Query{Known: c.known, Awaited: c.awaited, Take: !c.lookOnly, For: c.purpose})
