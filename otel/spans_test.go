@@ -305,7 +305,7 @@ func TestKeys(t *testing.T) {
 					fmt.Fprintln(&all, words(s.Attributes()), s.Status().Description)
 				}
 				for _, want := range []string{
-					`keys=["secret-timeout"]`, `load of "secret-timeout" took longer`, `keys=["secret-there"]`, "no row secret-text",
+					`keys=["secret-timeout"]`, "the load took longer", `keys=["secret-there"]`, "no row secret-text",
 					"panicked: secret-value", `keys=["secret-1","secret-2"]`, "lock.name=secret-lock",
 				} {
 					if !strings.Contains(all.String(), want) {
