@@ -1,0 +1,219 @@
+package flight
+
+import (
+	"context"
+	"time"
+)
+
+// A Caller is one call, which may need the fills of several keys. It joins another fill if the result of the first
+// is too old for it.
+type Caller struct {
+	Outer *Load // the load that made the call, or nil
+	Stamp Stamp // taken after the call began
+
+	// Guarded by Fills.mu.
+	open int           // how many of its waits are not over
+	done chan struct{} // gets a value when open becomes 0; it may be an old one
+}
+
+// A Waiter is one caller in the fill of one key. Join and Wait take those of a call together.
+type Waiter[R any] struct {
+	Key   string
+	Empty bool      // the call found the key empty
+	Keep  bool      // the fill goes on when the caller has left it
+	Group *Load     // the node of a fill that Join starts; nil: the fill gets its own
+	Until time.Time // the caller leaves the fill then; zero: not before it ends
+
+	// Set by Join.
+	Fill  *Fill[R]
+	First bool  // the caller started the fill
+	Err   error // the caller has not joined
+
+	// Set by Wait.
+	Result  *R // nil if the verdict is Impatient or Left, or if there is none
+	Verdict Verdict
+	Over    time.Time // when the wait was over; others of the call may have lasted longer
+
+	caller *Caller
+	late   bool // the load had begun before the caller first joined
+
+	// Guarded by Fills.mu. Without a list a waiter is in no fill any more.
+	list       *waiters[R]
+	next, prev *Waiter[R]
+}
+
+// Before reports whether the caller joined before s, and so may take a result that is valid from s.
+func (w *Waiter[R]) Before(s Stamp) bool { return w.caller.Stamp < s }
+
+// over ends a wait: the caller need not wait for this fill any more.
+func (w *Waiter[R]) over(now time.Time) {
+	w.Over = now
+	w.list.remove(w)
+	if w.caller.open--; w.caller.open == 0 {
+		select {
+		case w.caller.done <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// waiters is the list of the waiters in a fill.
+type waiters[R any] struct{ first *Waiter[R] }
+
+func (l *waiters[R]) add(w *Waiter[R]) {
+	w.list, w.next, w.prev = l, l.first, nil
+	if w.next != nil {
+		w.next.prev = w
+	}
+	l.first = w
+}
+
+func (l *waiters[R]) remove(w *Waiter[R]) {
+	if w.prev != nil {
+		w.prev.next = w.next
+	} else {
+		l.first = w.next
+	}
+	if w.next != nil {
+		w.next.prev = w.prev
+	}
+	w.list, w.next, w.prev = nil, nil, nil
+}
+
+// Join adds a caller to the fills of the keys of ws, or starts fills, each of which runs in its own goroutine:
+// start returns the function that runs the fill of the waiter with an index. That must call End, and must call over,
+// from any goroutine, when all its work is done.
+func (g *Fills[R]) Join(call *Caller, ws []*Waiter[R], start func(i int) (run func(f *Fill[R], over func()))) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if call.done == nil {
+		call.done = make(chan struct{}, 1)
+	}
+	for i, w := range ws {
+		f := g.byKey[w.Key]
+		if f == nil && g.closed && !call.Outer.inside(g) {
+			w.Err = ErrClosed
+			continue
+		}
+		if w.First = f == nil; w.First {
+			f = g.add(&Fill[R]{Key: w.Key, empty: w.Empty, Load: w.Group}, call.Outer, start(i))
+		}
+		if !call.Outer.waitFor(f.Load) {
+			w.Err = ErrRecursive
+			continue
+		}
+		g.join(call, w, f)
+	}
+}
+
+func (g *Fills[R]) join(call *Caller, w *Waiter[R], f *Fill[R]) {
+	w.Fill, w.caller = f, call
+	w.late = f.phase == loading && call.Stamp >= f.running.since
+	f.waiters.add(w)
+	call.open++
+	f.callers.all++
+	f.callers.kept = f.callers.kept || w.Keep
+	if !w.late {
+		f.callers.early++
+	}
+	if !w.First && f.queued == nil && !w.Keep { // a caller with an old value is in no hurry
+		f.wake()
+	}
+}
+
+// A Verdict says what a caller may do with the result of a fill.
+type Verdict int
+
+const (
+	waiting   Verdict = iota // the fill has not ended
+	Owned                    // the caller owns the result
+	Shared                   // another caller owns the result, and may be changing it
+	Outdated                 // the result, if there is one, is older than the call
+	Impatient                // the caller has left the fill at the Until of its waiter
+	Left                     // the caller's context ended first
+)
+
+// Wait waits until each of the fills that a call has joined ends, or its result is void for this caller, or the
+// caller leaves it: all of them when ctx ends, one of them at the waiter's Until.
+func (g *Fills[R]) Wait(ctx context.Context, call *Caller, ws []*Waiter[R]) {
+	for {
+		open, until := g.settle(ctx, ws)
+		if !open {
+			break
+		}
+		var impatient <-chan time.Time
+		if !until.IsZero() {
+			timer := time.NewTimer(time.Until(until))
+			defer timer.Stop()
+			impatient = timer.C
+		}
+		select {
+		case <-call.done:
+		case <-impatient:
+		case <-ctx.Done():
+		}
+	}
+	for _, w := range ws {
+		call.Outer.leave(w.Fill.Load)
+	}
+}
+
+// settle sets the verdicts of waits that are over. It reports whether others are open, and when the caller leaves
+// the first of their fills; zero: before none of them ends.
+func (g *Fills[R]) settle(ctx context.Context, ws []*Waiter[R]) (open bool, until time.Time) {
+	ended, now := ctx.Err() != nil, time.Now()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, w := range ws {
+		switch {
+		case w.Verdict != waiting:
+		case w.list == nil:
+			w.take()
+		case ended:
+			g.leave(w, Left, now)
+		case !w.Until.IsZero() && !now.Before(w.Until):
+			g.leave(w, Impatient, now)
+		default:
+			open = true
+			if !w.Until.IsZero() && (until.IsZero() || w.Until.Before(until)) {
+				until = w.Until
+			}
+		}
+	}
+	return open, until
+}
+
+// take takes what the fill has brought.
+func (w *Waiter[R]) take() {
+	switch o := &w.Fill.outcome; {
+	case w.Fill.phase != done || w.late && w.Fill.superseded || o.result == nil:
+		w.Verdict = Outdated
+	case !w.Before(o.validFrom):
+		w.Result, w.Verdict = o.result, Outdated
+	case o.taken:
+		w.Result, w.Verdict = o.result, Shared
+	default:
+		o.taken = true
+		w.Result, w.Verdict = o.result, Owned
+	}
+}
+
+// leave removes a caller from a fill that has not ended.
+func (g *Fills[R]) leave(w *Waiter[R], why Verdict, now time.Time) {
+	f := w.Fill
+	f.remove(w, now)
+	w.Verdict = why
+	if !f.callers.want() {
+		f.wake()
+	}
+	f.cancelIfVoid()
+}
+
+// remove ends a wait before the fill has ended.
+func (f *Fill[R]) remove(w *Waiter[R], now time.Time) {
+	w.over(now)
+	f.callers.all--
+	if !w.late {
+		f.callers.early--
+	}
+}
