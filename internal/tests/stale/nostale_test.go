@@ -187,6 +187,52 @@ func TestErrNoStale_Near(t *testing.T) {
 	})
 }
 
+// The memory of other processes forgets the old value, too, if the source also says that there is none, and if the
+// reply to the release is lost: the client sends it again, and the second one is refused.
+//
+//fault:lost-reply
+func TestErrNoStale_NearOfOthers(t *testing.T) {
+	for name, failure := range map[string]error{"not found": errors.Join(singlefill.ErrNotFound, errForbidden), "lost reply": errForbidden} {
+		t.Run(name, func(t *testing.T) {
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				opts := cachetest.StaleOptions(time.Hour, 0)
+				opts.Near = &singlefill.Near{MaxLag: time.Second}
+				fleet := cachetest.NewCaches(t, m, "ns", 2, opts)
+				there, here := fleet[0], fleet[1]
+				if name == "lost reply" {
+					here = cachetest.NewCacheIn(t, rdb, "ns", opts)
+				}
+				cachetest.PutEntry(t, rdb, "ns", "k", cachetest.RefreshKinds["stale"]("old"), time.Hour)
+				for there.Stats().NearStale == 0 { // Get begins no refresh
+					v, err := there.Get(t.Context(), "k")
+					cachetest.WantValue(t, v, err, "old")
+					time.Sleep(10 * time.Millisecond)
+				}
+				var lost atomic.Bool
+				rdb.AddHook(redistest.Commands(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+					err := next(ctx, cmd)
+					if m.Exists("ns:{k}") || name != "lost reply" || !lost.CompareAndSwap(false, true) {
+						return err
+					}
+					return next(ctx, cmd) // as the client does
+				}))
+				cachetest.GoGet(t.Context(), here, "k", cachetest.Fails[string](failure)).Want(t, "old")
+				v := ""
+				for range 20 { // its memory stays proven
+					time.Sleep(100 * time.Millisecond)
+					v, _ = there.Get(t.Context(), "k")
+				}
+				if name == "lost reply" && !lost.Load() {
+					t.Fatal("no reply was lost")
+				}
+				if v == "old" {
+					t.Error("the old value is served elsewhere, after MaxLag")
+				}
+			})
+		})
+	}
+}
+
 // While Redis does not answer, what memory has does not take the place of the error either, nor that of a later one.
 func TestErrNoStale_RedisAway(t *testing.T) {
 	t.Parallel()
