@@ -23,14 +23,13 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 	"github.com/singlefill/singlefill"
-	"golang.org/x/sync/errgroup"
 )
 
 const (
 	processes  = 4
 	goroutines = 50 // in each process
 	rounds     = 2  // how often each goroutine asks for every report
-	atOnce     = 20 // reports at once in a process
+	makers     = 20 // reports that one process can make at a time
 )
 
 var loadTime = 300 * time.Millisecond // to make one report
@@ -74,7 +73,7 @@ func compare() error {
 	namespace := fmt.Sprintf("quickstart-%d", time.Now().UnixNano())
 
 	fmt.Printf("%d processes of %d goroutines ask for %d reports, %d times over.\n", processes, goroutines, len(months), rounds)
-	fmt.Printf("A report takes %v to make; one process can make %d at a time.\n\n", loadTime, atOnce)
+	fmt.Printf("A report takes %v to make; one process can make %d at a time.\n\n", loadTime, makers)
 	fmt.Printf("%-15s %6s %6s %6s %7s %15s %8s\n", "", "calls", "loads", "waits", "hits", "Redis commands", "time")
 	for _, way := range []string{"GET, load, SET", "singlefill"} {
 		begun := time.Now()
@@ -99,25 +98,32 @@ func fleet(way, namespace string) (sum tally, err error) {
 		return sum, err
 	}
 	var mu sync.Mutex // protects sum
-	var g errgroup.Group
-	for range processes {
-		g.Go(func() error {
-			cmd := exec.Command(self, way, namespace)
-			cmd.Stderr = os.Stderr
-			out, err := cmd.Output()
-			if err != nil {
-				return err
-			}
-			var t tally
-			err = json.Unmarshal(out, &t)
-			mu.Lock()
-			defer mu.Unlock()
-			sum = tally{sum.Calls + t.Calls, sum.Loads + t.Loads, sum.Hits + t.Hits, sum.Commands + t.Commands}
+	err = atOnce(processes, func() error {
+		cmd := exec.Command(self, way, namespace)
+		cmd.Stderr = os.Stderr
+		out, err := cmd.Output()
+		if err != nil {
 			return err
-		})
-	}
-	err = g.Wait()
+		}
+		var t tally
+		err = json.Unmarshal(out, &t)
+		mu.Lock()
+		defer mu.Unlock()
+		sum = tally{sum.Calls + t.Calls, sum.Loads + t.Loads, sum.Hits + t.Hits, sum.Commands + t.Commands}
+		return err
+	})
 	return sum, err
+}
+
+// atOnce runs f in n goroutines, and returns their errors.
+func atOnce(n int, f func() error) error {
+	errs := make([]error, n)
+	var wg sync.WaitGroup
+	for i := range errs {
+		wg.Go(func() { errs[i] = f() })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
 }
 
 // work is one process: its goroutines ask for the reports, and it prints its tally.
@@ -141,7 +147,7 @@ func work(way, namespace string) error {
 	defer reports.Close()
 
 	var loads, hits atomic.Int64
-	room := make(chan struct{}, atOnce)
+	room := make(chan struct{}, makers)
 	load := func(_ context.Context, month string) (string, error) {
 		room <- struct{}{}
 		defer func() { <-room }()
@@ -167,19 +173,16 @@ func work(way, namespace string) error {
 		}
 	}
 
-	var g errgroup.Group
-	for range goroutines {
-		g.Go(func() error {
-			for i := range rounds * len(months) {
-				month := months[i%len(months)]
-				if v, err := ask(context.Background(), month); err != nil || v != report(month) {
-					return fmt.Errorf("asked for %s, got %q, %v", month, v, err)
-				}
+	err = atOnce(goroutines, func() error {
+		for i := range rounds * len(months) {
+			month := months[i%len(months)]
+			if v, err := ask(context.Background(), month); err != nil || v != report(month) {
+				return fmt.Errorf("asked for %s, got %q, %v", month, v, err)
 			}
-			return nil
-		})
-	}
-	if err := g.Wait(); err != nil {
+		}
+		return nil
+	})
+	if err != nil {
 		return err
 	}
 	t := tally{int64(goroutines * rounds * len(months)), loads.Load(), hits.Load() + reports.Stats().Hits, commands.Load()}

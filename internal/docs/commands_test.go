@@ -62,7 +62,7 @@ func commandsIn(text string) (commands []string) {
 // checkCommand looks for what a command names: scripts and their arguments, packages, tests and benchmarks.
 func checkCommand(command string) error {
 	words := strings.Fields(strings.NewReplacer("=$(", " ", "=", " ", ")", " ").Replace(command))
-	program := "" // the file with the usage
+	program, module := "", "." // the file with the usage; what go -C names
 	for i, word := range words {
 		var err error
 		switch {
@@ -76,8 +76,10 @@ func checkCommand(command string) error {
 			err = checkArgument(program, word)
 		case (word == "-run" || word == "-bench") && i+1 < len(words):
 			err = checkTestName(words[i+1])
+		case word == "-C" && i+1 < len(words):
+			module = words[i+1]
 		case strings.HasPrefix(word, "./"):
-			err = goCommand("list", word).Run()
+			err = goCommand("-C", module, "list", word).Run()
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", word, err)

@@ -78,7 +78,7 @@ func drawing(p plan, where string, results []result) []byte {
 	text(left, height-44, "muted", "0 s")
 	fmt.Fprintf(&b, `<text x="%d" y="%d" class="muted" text-anchor="end">%.1f s</text>`+"\n",
 		width-margin, height-44, end.Seconds())
-	text(margin, height-14, "muted", "Made by go run ./examples/stampede with %s, %s on %s/%s, %d CPUs",
+	text(margin, height-14, "muted", "Made by go -C bench run ./stampede with %s, %s on %s/%s, %d CPUs",
 		where, runtime.Version(), runtime.GOOS, runtime.GOARCH, runtime.NumCPU())
 	b.WriteString("</svg>\n")
 	return b.Bytes()

@@ -1,8 +1,8 @@
 // Command stampede compares what a cold key and an expiring key cost with three protections:
 // golang.org/x/sync/singleflight in each process, a lock made by hand with SET NX, and singlefill.
 //
-//	go run ./examples/stampede       # with an embedded Redis, unless REDIS_URL names one
-//	go run ./examples/stampede -h    # how many processes and goroutines, and how long a load takes
+//	go -C bench run ./stampede       # with an embedded Redis, unless REDIS_URL names one
+//	go -C bench run ./stampede -h    # how many processes and goroutines, and how long a load takes
 //
 // For each protection it starts several processes of many goroutines. First all goroutines ask at
 // once for a cold key. Then they ask again and again, at a steady pace, while the value expires
