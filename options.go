@@ -71,10 +71,10 @@ type Options[T any] struct {
 	// 1 ms. Default: 1 s; negative: off.
 	RetryAfter time.Duration
 
-	// FailureTTL is how long the fleet remembers that a load has failed: calls without a value to serve
-	// get a [*RemoteError] in place of a load, also in the process that loaded. Panics, errors of a
-	// context, LoadTimeout and ErrClosed are not remembered. Delete, Set, Expire and Clear of the key
-	// end it. While Redis does not answer it does not hold. At least 1 ms. Default: off.
+	// FailureTTL is how long the fleet remembers that a load of this process has failed: calls without a
+	// value to serve get a [*RemoteError] in place of a load, also in processes with FailureTTL off.
+	// Panics, errors of a context, LoadTimeout and ErrClosed are not remembered. Delete, Set, Expire and
+	// Clear of the key end it. While Redis does not answer it does not hold. At least 1 ms. Default: off.
 	FailureTTL time.Duration
 
 	// LockTTL is the life of the fill lock, which is renewed while a load runs: the time after

@@ -90,7 +90,8 @@ func TestFailureTTL_OneLoadInTheFleet(t *testing.T) {
 	}
 }
 
-// Delete, Set, Expire and Clear end what is remembered. Without FailureTTL nothing is.
+// Delete, Set, Expire and Clear end what is remembered. A cache without FailureTTL remembers no failure of its own, but
+// gets the failures that other caches have left.
 //
 //fault:failed-load
 func TestFailureTTL_Invalidation(t *testing.T) {
@@ -98,6 +99,7 @@ func TestFailureTTL_Invalidation(t *testing.T) {
 	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
 		ns := redistest.Namespace(t)
 		here, there := cachetest.NewCacheIn(t, rdb, ns, failureOptions(time.Hour)), cachetest.NewCacheIn(t, rdb, ns, failureOptions(time.Hour))
+		off := cachetest.NewCacheIn(t, rdb, ns, failureOptions(0))
 		fails := cachetest.Fails[string](cachetest.ErrSource)
 		for what, end := range map[string]func(key string) error{
 			"delete": func(key string) error { return there.Delete(t.Context(), key) },
@@ -108,7 +110,7 @@ func TestFailureTTL_Invalidation(t *testing.T) {
 			"clear": func(string) error { return there.Clear(t.Context()) },
 		} {
 			cachetest.GoGet(t.Context(), here, what, fails).WantErr(t, cachetest.ErrSource)
-			for _, c := range []*singlefill.Cache[string]{here, there} {
+			for _, c := range []*singlefill.Cache[string]{here, there, off} {
 				_, err := c.GetOrLoad(t.Context(), what, cachetest.MustNotLoad[string](t))
 				wantRemembered(t, what, err)
 			}
