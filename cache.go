@@ -184,8 +184,8 @@ func (c *Cache[T]) Expire(ctx context.Context, keys ...string) error {
 }
 
 // DeleteIf removes the value that info describes, as Delete does, but only if key still holds it:
-// for a value that is seen to be wrong when it is used, such as a token that was refused. info is
-// that of GetOrLoadInfo. However many callers in all processes have seen one value, one of them
+// for a value that is seen to be wrong when it is used, such as a token that was refused. info comes
+// from GetOrLoadInfo. However many callers in all processes have seen one value, one of them
 // deletes it. The others get false, and their next GetOrLoad joins the load that replaces it.
 //
 // No GetOrLoad of this process that begins after DeleteIf has returned gets that value from the cache.

@@ -22,8 +22,8 @@ import (
 //     must never change. Without this method the format is the same for all codecs without it.
 //   - ForKey(namespace, key string) Codec returns the codec for the values of one key. With it an encrypting codec
 //     binds their bytes to the key: an entry that was copied to another key is then a bad value. The cache calls
-//     ForKey before each Marshal and Unmarshal, and calls only those of the result, so let the codec's own Marshal
-//     fail. [New] refuses a wrapper without ForKey whose Unwrap returns a codec with it. See the example "ForKey".
+//     ForKey before each Marshal and Unmarshal, and calls the methods of the result only, so let the codec's own
+//     Marshal fail. [New] refuses a wrapper without ForKey whose Unwrap returns a codec with it. See the example "ForKey".
 //
 // The formats of this package are msgpack, json and raw.
 type Codec interface {

@@ -355,8 +355,8 @@ func TestSet_DuringLoad(t *testing.T) {
 	})
 }
 
-// DeleteIf removes the entry that an info describes: that of a loaded, shared or found value, or of a
-// remembered ErrNotFound. Of another one, newer or equal, it removes nothing.
+// DeleteIf removes the entry that an info describes, whether the value was loaded, shared or found, or
+// ErrNotFound is remembered. It does not remove another entry, newer or equal.
 func TestDeleteIf(t *testing.T) {
 	t.Parallel()
 	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {

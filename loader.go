@@ -80,8 +80,8 @@ func (c *rooms) checkLoader(ctx context.Context, key string, isNil bool) error {
 // Refresh has key loaded now, although its value is fresh, and returns when the new value is stored:
 // for a nightly warm-up, or a page that an editor reloads. Until then others get the old value, and
 // do not wait. All calls at that time, in all processes, share one load: a load that ends after
-// Refresh was called counts, also if it had begun before, and so does a Set. Such a load may have read
-// the source before the call: after a change of the source call [Cache.Delete] or [Cache.Expire]
+// Refresh was called counts, also if it had begun before. A Set counts, too. A load that had begun may have
+// read the source before the call: after a change of the source call [Cache.Delete] or [Cache.Expire]
 // instead, whose callers never get what was loaded before.
 //
 // If load fails, the old value stays, unless the error is [ErrNoStale], and Refresh returns the error,
@@ -93,9 +93,8 @@ func (c *rooms) checkLoader(ctx context.Context, key string, isNil bool) error {
 // While Redis does not answer, Refresh returns its error and begins no load. After an error of Redis the
 // new value may have been stored. When ctx ends, Refresh returns ctx.Err(), and the load goes on.
 //
-// With [Options.Near] the memory of this process does not serve the old value any more when Refresh
-// has returned nil, and that of others does not after MaxLag. After ctx.Err() they may serve it
-// until it expires.
+// With [Options.Near] this process does not serve the old value from memory any more when Refresh has
+// returned nil. Other processes stop within MaxLag. After ctx.Err() all may serve it until it expires.
 func (c *Cache[T]) Refresh(ctx context.Context, key string, load Loader[T]) error {
 	return c.rooms.refresh(ctx, key, loadOf[T](load), load == nil)
 }

@@ -702,7 +702,7 @@ func TestGetOrLoadMany_SharedReads(t *testing.T) {
 	})
 }
 
-// A function of Trace that panics in the middle of a call leaves no key behind that nobody can read.
+// After a function of Trace has panicked in the middle of a call, every key can be read.
 func TestGetOrLoadMany_PanicOfTrace(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
 		for _, panics := range []string{"Hit", "BadValue"} {
@@ -752,7 +752,7 @@ func TestGetOrLoadMany_PanicOfTrace(t *testing.T) {
 	})
 }
 
-// While a call tells Trace of its hits, others may load what it has missed: Trace may do so itself.
+// While a call tells Trace of its hits, others may load what it has missed. A function of Trace may load it, too.
 func TestGetOrLoadMany_TraceThatCalls(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
 		var c *singlefill.Cache[string]

@@ -190,7 +190,7 @@ func TestNear_RefreshDrops(t *testing.T) {
 	})
 }
 
-// After Refresh the memory of its process does not serve the old value, though it was fresh, and soon that of no
+// After Refresh its process does not serve the old value from memory, although the value was fresh. Soon no other
 // process does.
 func TestNear_Refresh(t *testing.T) {
 	t.Parallel()

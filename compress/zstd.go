@@ -58,7 +58,7 @@ const (
 //
 // Unmarshal estimates how much memory the decompressed bytes and the value would take together. It refuses
 // compressed bytes, before it takes that memory, if the estimate is more than 64 MiB + 64 × their length. Marshal
-// does not compress such a value. The estimate leaves out garbage: an accepted decode may allocate about twice the
+// does not compress a value that Unmarshal would refuse. The estimate leaves out garbage: an accepted decode may allocate about twice the
 // bound with MsgPack, and six times with JSON. With a codec other than MsgPack, JSON and Raw the estimate counts
 // the decompressed bytes only.
 //

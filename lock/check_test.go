@@ -40,8 +40,8 @@ func userOf(t *testing.T, s *redistest.Server, name string, rights ...string) *r
 }
 
 // With exactly the documented rights each kind of lock works, and no command is refused, not even a
-// command that a script could do without; without the rights to wake waiters only these are. The
-// commands that reach the keys of others are refused.
+// command that a script could do without. Without the rights to wake waiters, only the wake-ups are
+// refused. Commands that reach foreign keys are refused.
 func TestRights_Documented(t *testing.T) {
 	needed, wakes := documentedRights(t)
 	for _, test := range []struct {

@@ -67,7 +67,7 @@ func (o *owner) onLease(s client.Script, keys []string, args ...any) []any {
 	return append(append(call, o.token), args...)
 }
 
-// isDone reads the answer to such a command: whether the script has changed anything.
+// isDone reads the answer of a script: whether it has changed anything.
 func isDone(cmd *redis.Cmd) (bool, error) {
 	done, err := cmd.Int()
 	return done == 1, err

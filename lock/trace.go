@@ -27,9 +27,9 @@ type Trace struct {
 
 	// Expired is called when a command of this Locker has found that the lease of another caller ended
 	// without a release: its process was killed, or could not reach Redis, or the lock was broken by hand.
-	// One process of all reports each such lease, if a reply is not lost. For a mutex that is the
-	// one that gets the lock next, within a day. For a semaphore it is the first one that asks for a place
-	// while other leases are held, or within a minute.
+	// One process of all reports each such lease, if a reply is not lost. For a mutex it is
+	// the process that gets the lock next, within a day. For a semaphore it is the first process that asks
+	// for a place while other leases are held, or within a minute.
 	Expired func(ctx context.Context, info LeaseInfo)
 
 	// Waited is called when an Acquire ends that had to wait. Err is what it returns.

@@ -175,7 +175,7 @@ func TestOptions_Holder(t *testing.T) {
 	})
 }
 
-// A caller that has waited in vain learns who holds the lock, and so does its Trace.
+// A caller that waited and did not get the lock learns its holder, and its Trace learns it, too.
 func TestOptions_HolderAfterWait(t *testing.T) {
 	eachKindInBubble(t, func(t *testing.T, kind string, _ *miniredis.Miniredis, rdb *redis.Client) {
 		defer mustRelease(t, mustTry(t, newLocker(t, kind, rdb, "n", &lock.Options{Holder: "web-1"})))

@@ -205,7 +205,7 @@ func (q *waitQueue) noteFailure(a *attempt, why error) (goesOn bool) {
 	return a.failed == nil
 }
 
-// reason returns why the attempt has no lease: the last failure, or else who has it.
+// reason returns why the attempt has no lease: the last failure, or else the holder.
 func (q *waitQueue) reason(a *attempt) (last news, holder string, why error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

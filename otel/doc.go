@@ -78,8 +78,8 @@
 //	singlefill.tag.keys                       keys that they found and invalidated
 //	singlefill.tag.rebuilds                   of these calls, those that had to read all values, since what is
 //	                                          known of tags may have been lost: often, if Redis evicts it
-//	singlefill.tag.clears                     of these, those that had to remove all values: Codec or Tags are
-//	                                          not those of the processes that stored them
+//	singlefill.tag.clears                     of these, those that had to remove all values: Codec or Tags
+//	                                          differ from the storing processes'
 //	singlefill.near.proof.age                 age of the newest proof that memory is current, in seconds;
 //	                                          absent without one
 //	singlefill.near.drops                     times that everything in memory was dropped
@@ -92,7 +92,7 @@
 //	singlefill.lock.acquired                  leases granted
 //	singlefill.lock.lost                      of these, leases that ended before their release
 //	singlefill.lock.expired                   leases of other callers that were found to have ended without a
-//	                                          release, such as those of killed processes
+//	                                          release, for example of killed processes
 //	singlefill.lock.wait.duration {result}    histogram of the calls of Acquire that had to wait, in seconds:
 //	                                          acquired, busy (ctx ended) or error
 //	singlefill.lock.hold.duration             histogram of the time from a grant to its end, in seconds

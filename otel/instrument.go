@@ -34,7 +34,8 @@ type Options struct {
 	TracerProvider trace.TracerProvider
 
 	// Keys adds keys to the spans as singlefill.keys, names of locks as singlefill.lock.name,
-	// those of their holders as singlefill.lock.holder, and the texts of errors, which may contain them, as descriptions of the status. They may be secret.
+	// names of their holders as singlefill.lock.holder, and the texts of errors, which may contain keys and names, as
+	// descriptions of the status. All of these may be secret.
 	// Default: no.
 	Keys bool
 }

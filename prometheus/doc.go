@@ -39,8 +39,8 @@
 //	singlefill_tag_keys_total                    keys that they found and invalidated
 //	singlefill_tag_rebuilds_total                of these calls, those that had to read all values, since what is
 //	                                             known of tags may have been lost: often, if Redis evicts it
-//	singlefill_tag_clears_total                  of these, those that had to remove all values: Codec or Tags are
-//	                                             not those of the processes that stored them
+//	singlefill_tag_clears_total                  of these, those that had to remove all values: Codec or Tags
+//	                                             differ from the storing processes'
 //	singlefill_near_proof_age_seconds            age of the newest proof that memory is current; absent without one
 //	singlefill_near_drops_total                  times that everything in memory was dropped
 //
@@ -53,7 +53,7 @@
 //	singlefill_lock_acquired_total                   leases granted
 //	singlefill_lock_lost_total                       of these, leases that ended before their release
 //	singlefill_lock_expired_total                    leases of other callers that were found to have ended
-//	                                                 without a release, such as those of killed processes
+//	                                                 without a release, for example of killed processes
 //	singlefill_lock_wait_duration_seconds{result}    histogram of the calls of Acquire that had to wait: acquired,
 //	                                                 busy (ctx ended) or error
 //	singlefill_lock_hold_duration_seconds            histogram of the time from a grant to its end

@@ -49,7 +49,7 @@
 // Ages are judged by this machine's clock, as a reader of the cache judges them by its own. "Gone in" is
 // the server's TTL: the rest of the life and of the stale windows. The time
 // since when a lock is held is by the server's clock. Redis knows the holder of a fill lock by a random
-// token only, and that of a lock of package lock by its lock.Options.Holder, too. The logs and metrics of the
+// token only. It knows the holder of a lock of package lock also by its lock.Options.Holder. The logs and metrics of the
 // processes tell what hits and misses cost: see the modules prometheus and otel.
 //
 // # Exit status

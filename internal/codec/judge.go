@@ -239,8 +239,8 @@ func (j *judge) fields(typ reflect.Type) iter.Seq[reflect.StructField] {
 	}
 }
 
-// omits reports whether the codec leaves out a field that is nil. Such a field may be nil in all
-// values.
+// omits reports whether the codec leaves out a field that is nil. If it does, the field may be nil in
+// all values.
 func (j *judge) omits(f reflect.StructField) bool {
 	_, options := j.tagOf(f)
 	switch f.Type.Kind() {

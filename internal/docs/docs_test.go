@@ -340,7 +340,7 @@ func TestGodoc_IsWhole(t *testing.T) {
 			funcs, vars = slices.Concat(funcs, typ.Funcs, typ.Methods), append(vars, typ.Vars...)
 		}
 		for _, f := range funcs {
-			if f.Name != "Error" { // it says itself what it is
+			if f.Name != "Error" { // its name is its comment
 				comments[f.Recv+" "+f.Name] = f.Doc
 			}
 		}

@@ -1,5 +1,5 @@
 // Package fleetlock is what package singlefill knows of the semaphore of MaxFleetLoads. Package lock makes it. Its
-// keys begin with the namespace of the cache, so that one ACL pattern admits all keys of a namespace; the keys of
+// keys begin with the namespace of the cache, so a single ACL pattern admits all keys of a namespace; the keys of
 // other locks follow from their names.
 package fleetlock
 

@@ -67,7 +67,7 @@ func TestRefresh_ReplacesFreshValues(t *testing.T) {
 	})
 }
 
-// Calls of Refresh at the same time share one load in the fleet. Readers get the old value meanwhile, at once. A
+// Calls of Refresh at the same time share one load in the fleet. During the load readers get the old value at once. A
 // later call loads again.
 func TestRefresh_OneLoadInTheFleet(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
@@ -138,7 +138,7 @@ func TestRefresh_ValueFromBefore(t *testing.T) {
 		time.Sleep(100 * time.Millisecond)
 		waiter := cachetest.GoGet(t.Context(), fleet[1], "k", src.load)
 		synctest.Wait()
-		redistest.Must(t, rdb.Del(t.Context(), "ns:{k}:lock").Err()) // whose holder does not store, and wakes nobody
+		redistest.Must(t, rdb.Del(t.Context(), "ns:{k}:lock").Err()) // whose holder does not store, and wakes no waiter
 		redistest.Must(t, rdb.Set(t.Context(), "ns:{k}", entryOf(t, "stored elsewhere"), time.Hour).Err())
 		refresh := goRefresh(t.Context(), fleet[1], src.load)
 		waiter.Want(t, "stored elsewhere")
@@ -293,7 +293,7 @@ func TestRefresh_CallerLeaves(t *testing.T) {
 	})
 }
 
-// A value that cannot be stored is an error. One that is not to be kept is not, and takes the old one away.
+// A value that cannot be stored is an error. A value whose life is 0 is no error, and removes the old value.
 func TestRefresh_NotStored(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		c := cachetest.NewCacheIn(t, rdb, "ns", refreshOptions())

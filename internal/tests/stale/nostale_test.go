@@ -233,7 +233,7 @@ func TestErrNoStale_NearOfOthers(t *testing.T) {
 	}
 }
 
-// While Redis does not answer, what memory has does not take the place of the error either, nor that of a later one.
+// While Redis does not answer, the value in memory replaces neither the error nor a later error.
 func TestErrNoStale_RedisAway(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)

@@ -41,8 +41,8 @@ func TestClose_DuringLoad(t *testing.T) {
 	f.wantLoads("good", 1)
 }
 
-// A process that is told to end during a load that takes a minute leaves the key to another process at the end of
-// its grace, and not when its lock expires.
+// A process gets the order to end during a load that takes a minute. It leaves the key to another process at the end
+// of its grace, and not when its lock expires.
 //
 //fault:shutdown
 func TestShutdown_Terminated(t *testing.T) {

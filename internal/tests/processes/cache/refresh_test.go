@@ -90,7 +90,7 @@ func TestRefresh_KilledRefresher(t *testing.T) {
 }
 
 // Three processes call Refresh at once for a fresh value: one loads, and all return when the new value is stored.
-// Meanwhile every reader gets the old one.
+// Until then every reader gets the old one.
 func TestRefresh_ThreeProcesses(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
