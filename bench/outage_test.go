@@ -3,12 +3,10 @@ package bench
 import (
 	"context"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"net"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -180,73 +178,4 @@ func (r *outageRun) request(b *testing.B) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.requests = append(r.requests, timeSpan{begun, time.Now()})
-}
-
-// BenchmarkJoinsWhileAway shows what joining a load costs while Redis is away: the calls a second of 16
-// goroutines with a source that takes 10 ms, and the slowest call. The server has been killed.
-func BenchmarkJoinsWhileAway(b *testing.B) {
-	const lasts = 6 * time.Second
-	settings := map[string]func(o *redis.Options){
-		"default client": func(*redis.Options) {},
-		"settings of docs/operate.md": func(o *redis.Options) {
-			o.ContextTimeoutEnabled, o.DialTimeout, o.MaxRetries, o.DialerRetries = true, 500*time.Millisecond, 1, 1
-		},
-	}
-	for _, name := range slices.Sorted(maps.Keys(settings)) {
-		for _, keys := range []int{1, 50} {
-			b.Run(fmt.Sprintf("%s/keys=%d", name, keys), func(b *testing.B) {
-				for range b.N {
-					s := redistest.Start(b)
-					o := redis.Options{Addr: s.Addr, MaintNotificationsConfig: maintOff()}
-					settings[name](&o)
-					rdb := redis.NewClient(&o)
-					b.Cleanup(func() { _ = rdb.Close() })
-					c := must(singlefill.New[string](rdb, "away", time.Second, nil))
-					b.Cleanup(func() { _ = c.Close() })
-					_, _ = c.Get(b.Context(), "k")
-					s.Kill()
-					begun := time.Now()
-					var calls, slowest atomic.Int64
-					var callers sync.WaitGroup
-					for range 16 {
-						callers.Go(func() {
-							for time.Since(begun) < lasts {
-								at := time.Now()
-								loadSome(b, c, keys)
-								calls.Add(1)
-								for took := int64(time.Since(at)); ; {
-									if old := slowest.Load(); took <= old || slowest.CompareAndSwap(old, took) {
-										break
-									}
-								}
-							}
-						})
-					}
-					callers.Wait()
-					b.ReportMetric(0, "ns/op")
-					b.ReportMetric(float64(calls.Load())/time.Since(begun).Seconds(), "calls/s")
-					b.ReportMetric(float64(slowest.Load())/1e6, "max-ms")
-				}
-			})
-		}
-	}
-}
-
-// loadSome asks for n of 500 keys in one call.
-func loadSome(b *testing.B, c *singlefill.Cache[string], n int) {
-	keys := make([]string, n)
-	for i := range keys {
-		keys[i] = fmt.Sprint(rand.N(500))
-	}
-	_, err := c.GetOrLoadMany(b.Context(), keys, func(_ context.Context, keys []string) (map[string]string, error) {
-		time.Sleep(10 * time.Millisecond)
-		values := make(map[string]string)
-		for _, key := range keys {
-			values[key] = "value"
-		}
-		return values, nil
-	})
-	if err != nil {
-		b.Error(err)
-	}
 }

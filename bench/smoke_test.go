@@ -17,8 +17,6 @@ func TestBenchmarks(t *testing.T) {
 	quick = true
 	t.Cleanup(func() { _ = benchtime.Set(before); quick = false })
 	for name, run := range map[string]func(b *testing.B){
-		"lost tags":         BenchmarkTagsLost,
-		"large tag":         BenchmarkTagsLarge,
 		"serial hits":       func(b *testing.B) { serialHits(b, redistest.Start(b).Addr, 100) },
 		"parallel hits":     func(b *testing.B) { parallelHits(b, redistest.Start(b).Addr, 64, 100) },
 		"pipelined hits":    autoPipelinedHits,
