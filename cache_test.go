@@ -319,30 +319,6 @@ func TestNotFoundTTL(t *testing.T) {
 	}
 }
 
-// Close returns after a running load has ended and its value has been stored.
-func TestClose_WaitsForLoadAndStore(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
-		ns := redistest.Namespace(t)
-		c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
-		src := cachetest.NewSource[string](t)
-		first := cachetest.GoGet(t.Context(), c, "k", src.Load)
-		load := src.Next(t)
-		joins := cachetest.GoGet(t.Context(), c, "k", src.Load).Waits(t)
-		closed := cachetest.GoClose(t, c)
-		select {
-		case <-closed:
-			t.Error("Close has returned before the load")
-		default:
-		}
-		load.Give("v")
-		cachetest.Receive(t, "Close returns", closed)
-		cachetest.WantStored(t, rdb, ns, "k", "v")
-		first.Want(t, "v")
-		joins.Want(t, "v")
-	})
-}
-
 // Close ends the wait for a load of another process with ErrClosed.
 //
 //fault:close

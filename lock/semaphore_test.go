@@ -22,23 +22,6 @@ func semaphore(t testing.TB, rdb redis.UniversalClient, name string, size int, o
 	return l
 }
 
-// A semaphore never has more holders than its size when fifty goroutines compete on a real server.
-func TestNewSemaphore_ManyRounds(t *testing.T) {
-	t.Parallel()
-	rounds := 40
-	if testing.Short() {
-		rounds = 4
-	}
-	s, name := redistest.Shared(t), redistest.Namespace(t)
-	c := &locktest.Crowd{Kind: locktest.Kind{Name: "semaphore", Size: 5}}
-	for range 10 {
-		c.Lockers = append(c.Lockers, c.Locker(t, s.Client(t), name, locktest.Patient, locktest.Long))
-	}
-	c.Run(t, 5, func(turns int) bool { return turns < rounds })
-	c.Want(t, 50*rounds)
-	wantKeys(t, s.Admin(), name, ":fence")
-}
-
 // Processes with two sizes compete, as during a deployment: the larger size is never exceeded, and each
 // caller gets its place.
 //
