@@ -752,7 +752,7 @@ func TestGetOrLoadMany_PanicOfTrace(t *testing.T) {
 	})
 }
 
-// While a call tells Trace of its hits, others may load what it has missed. A function of Trace may load it, too.
+// While a call tells Trace of its hits, others may load the keys that it misses. A function of Trace may load them, too.
 func TestGetOrLoadMany_TraceThatCalls(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
 		var c *singlefill.Cache[string]

@@ -29,7 +29,7 @@ const (
 	processes  = 4
 	goroutines = 50 // in each process
 	rounds     = 2  // how often each goroutine asks for every report
-	makers     = 20 // reports that one process can make at a time
+	makers     = 20 // in each process: reports that it can make at a time
 )
 
 var loadTime = 300 * time.Millisecond // to make one report

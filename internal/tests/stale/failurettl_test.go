@@ -90,8 +90,8 @@ func TestFailureTTL_OneLoadInTheFleet(t *testing.T) {
 	}
 }
 
-// Delete, Set, Expire and Clear end what is remembered. A cache without FailureTTL remembers no failure of its own, but
-// gets the failures that other caches have left.
+// Delete, Set, Expire and Clear end what is remembered. A cache without FailureTTL leaves no failure to others,
+// but gets the failures that they have left.
 //
 //fault:failed-load
 func TestFailureTTL_Invalidation(t *testing.T) {
