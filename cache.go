@@ -86,7 +86,7 @@ func newRooms(rdb redis.UniversalClient, namespace string, s settings, typ *valu
 	var memory *value.Memory
 	if s.near != nil {
 		tier = newTier(redis, namespace, s.near, background, events.NearDropped)
-		memory = &value.Memory{Tier: tier, TTL: s.near.TTL, Share: s.near.Share, Headers: s.audit > 0}
+		memory = &value.Memory{Tier: tier, TTL: s.near.TTL, Share: s.near.Share}
 	}
 	store := value.New(typ, namespace, redis, memory, events)
 	var index *tags.Index

@@ -120,7 +120,7 @@ func newType[T any](namespace string, s settings, opts *Options[T]) (*value.Type
 		}
 		return v, err
 	}
-	v.Boxed = func(v any) *value.Copy { return value.Box(*v.(*T)) }
+	v.Boxed = value.Box[T]
 	if codec.Own(in) {
 		v.Clone = clone.Func(typ)
 	}

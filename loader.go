@@ -40,14 +40,15 @@ type Loader[T any] func(ctx context.Context, key string) (T, error)
 // While Redis does not answer, load still runs once at a time per process; its value is returned
 // and not stored. GetOrLoad never returns an error of Redis.
 func (c *Cache[T]) GetOrLoad(ctx context.Context, key string, load Loader[T]) (T, error) {
-	v, _, err := c.GetOrLoadInfo(ctx, key, load)
-	return v, err
+	v, err := c.rooms.getOrLoad(ctx, key, loadOf[T](load), load == nil, nil)
+	return valueOf[T](v), err
 }
 
 // GetOrLoadInfo is [Cache.GetOrLoad] that also tells whether the value is fresh or stale, how old
 // it is, and why it is not newer.
 func (c *Cache[T]) GetOrLoadInfo(ctx context.Context, key string, load Loader[T]) (T, ValueInfo, error) {
-	v, info, err := c.rooms.getOrLoad(ctx, key, loadOf[T](load), load == nil)
+	var info event.ValueInfo
+	v, err := c.rooms.getOrLoad(ctx, key, loadOf[T](load), load == nil, &info)
 	return valueOf[T](v), infoOf(info), err
 }
 
@@ -59,11 +60,11 @@ func (l loadOf[T]) Load(ctx context.Context, key string) (any, error) {
 	return &v, err
 }
 
-func (c *rooms) getOrLoad(ctx context.Context, key string, load fill.Loader, isNil bool) (any, event.ValueInfo, error) {
+func (c *rooms) getOrLoad(ctx context.Context, key string, load fill.Loader, isNil bool, info *event.ValueInfo) (any, error) {
 	if err := c.checkLoader(ctx, key, isNil); err != nil {
-		return nil, event.ValueInfo{}, err
+		return nil, err
 	}
-	return c.reader.GetOrLoad(ctx, key, load)
+	return c.reader.GetOrLoad(ctx, key, load, info)
 }
 
 func (c *rooms) checkLoader(ctx context.Context, key string, isNil bool) error {

@@ -33,19 +33,21 @@ func (s *Sink) Add(t *Trace) {
 	}
 }
 
-// Hit takes a call whose first read found a value: in memory (near), or in Redis.
-func (s *Sink) Hit(ctx context.Context, key string, near bool, info ValueInfo) {
+// Hit takes a call whose first read found a value: in memory (near), or in Redis. info may be
+// nil if the value is fresh.
+func (s *Sink) Hit(ctx context.Context, key string, near bool, info *ValueInfo) {
+	stale := info != nil && info.Stale
 	if near {
-		s.near.note(info.Stale)
+		s.near.note(stale)
 	} else {
-		s.redis.note(info.Stale)
+		s.redis.note(stale)
 	}
 	t := s.trace.Load()
 	if t.Hit != nil {
 		t.Hit(ctx, key)
 	}
-	if info.Stale && t.Stale != nil {
-		t.Stale(ctx, key, info)
+	if stale && t.Stale != nil {
+		t.Stale(ctx, key, *info)
 	}
 }
 

@@ -43,7 +43,7 @@ import (
 // values.
 type Tier struct {
 	Log
-	values  *otter.Cache[string, Value]
+	values  *otter.Cache[string, *Copy]
 	size    int
 	stripes atomic.Pointer[[]atomic.Uint64] // generations of keys, by hash; nil until the first is asked for
 	maxLag  time.Duration
@@ -63,39 +63,6 @@ type Tier struct {
 
 	background func(run func(closing <-chan struct{}))
 	dropped    func()
-}
-
-// A Value is a pointer to a struct that embeds an Item.
-type Value interface {
-	item() *Item
-
-	// End returns until when the value may be served, by the clock of the Tier.
-	End() time.Duration
-}
-
-// An Item is the part of a Value that Put sets. It should be the last field before those that a hit
-// reads.
-type Item struct {
-	stripe  *atomic.Uint64
-	number  uint64        // of the value's generation
-	checked atomic.Uint64 // the stripe still had this generation when there were so many changes
-}
-
-func (i *Item) item() *Item { return i }
-
-// current reports whether the key has not been invalidated since the value's generation was taken. As
-// long as no generation changes, it does not read the stripe, which is in another line of memory for
-// each key.
-func (t *Tier) current(i *Item) bool {
-	changes := t.changes.Load() // before the stripe, which is changed before it
-	if i.checked.Load() == changes {
-		return true
-	}
-	if i.stripe.Load() != i.number {
-		return false
-	}
-	i.checked.Store(changes)
-	return true
 }
 
 // A Generation is the generation of a key's stripe at some time.
@@ -120,7 +87,7 @@ func New(c *client.Client, key string, size int, maxLag time.Duration,
 	t := new(Tier)
 	*t = Tier{
 		Log: Log{client: c, key: key, life: max(minLife, 4*maxLag)},
-		values: otter.Must(&otter.Options[string, Value]{
+		values: otter.Must(&otter.Options[string, *Copy]{
 			MaximumSize: size,
 			Executor:    t.maintain,
 		}),
@@ -130,9 +97,9 @@ func New(c *client.Client, key string, size int, maxLag time.Duration,
 	return t
 }
 
-// Get returns the value of key, or nil if there is none that may be current. It is proven if no
+// Get returns the copy of key, or nil if there is none that may be current. It is proven if no
 // invalidation that returned longer than MaxLag before now is unknown here.
-func (t *Tier) Get(key string) (value Value, now time.Duration, proven bool) {
+func (t *Tier) Get(key string) (c *Copy, now time.Duration, proven bool) {
 	now = time.Since(t.begun)
 	if !t.used.Load() {
 		t.used.Store(true)
@@ -142,11 +109,11 @@ func (t *Tier) Get(key string) (value Value, now time.Duration, proven bool) {
 	if !t.following.Load() {
 		t.follow()
 	}
-	value, ok := t.values.GetIfPresent(key)
-	if !ok || !t.current(value.item()) {
+	c, ok := t.values.GetIfPresent(key)
+	if !ok || !t.current(c) {
 		return nil, now, proven
 	}
-	return value, now, proven
+	return c, now, proven
 }
 
 // Generation must be called before the command is sent that reads or writes the value.
@@ -163,15 +130,14 @@ func (t *Tier) Generation(valueKey string) Generation {
 	return Generation{s, s.Load(), time.Since(t.begun)}
 }
 
-// Put keeps a value, unless the key has been invalidated since g.
-func (t *Tier) Put(key string, g Generation, value Value) {
-	i := value.item()
-	i.stripe, i.number = g.stripe, g.number
-	i.checked.Store(t.changes.Load() - 1)
-	if t.current(i) {
+// Put keeps a copy, unless the key has been invalidated since g.
+func (t *Tier) Put(key string, g Generation, c *Copy) {
+	c.stripe, c.number = g.stripe, g.number
+	c.checked.Store(t.changes.Load() - 1)
+	if t.current(c) {
 		t.putting.Add(1)
 		defer t.putting.Add(-1)
-		t.values.Set(key, value)
+		t.values.Set(key, c)
 		t.sweep()
 	}
 }
@@ -202,21 +168,21 @@ func (t *Tier) sweep() {
 // free looks at each value. A million take about a second, for which Close does not wait.
 func (t *Tier) free(closing <-chan struct{}) {
 	now := time.Since(t.begun)
-	dead := func(v Value) bool { return !t.current(v.item()) || v.End() <= now }
-	for key, v := range t.values.All() {
+	dead := func(c *Copy) bool { return !t.current(c) || c.End <= now }
+	for key, c := range t.values.All() {
 		select {
 		case <-closing:
 			return
 		default:
 		}
-		if !dead(v) {
+		if !dead(c) {
 			continue
 		}
-		t.values.ComputeIfPresent(key, func(v Value) (Value, otter.ComputeOp) {
-			if dead(v) { // it may have been replaced
+		t.values.ComputeIfPresent(key, func(c *Copy) (*Copy, otter.ComputeOp) {
+			if dead(c) { // it may have been replaced
 				return nil, otter.InvalidateOp
 			}
-			return v, otter.CancelOp
+			return c, otter.CancelOp
 		})
 	}
 }

@@ -52,14 +52,7 @@ func (x *tier) read(t testing.TB) {
 	redistest.Must(t, x.catchUp())
 }
 
-type value struct {
-	Item
-	end time.Duration
-}
-
-func (v *value) End() time.Duration { return v.end }
-
-func lasting() *value { return &value{end: math.MaxInt64} }
+func lasting() *Copy { return &Copy{End: math.MaxInt64} }
 
 // keep keeps a value of key, which is its own value key, as if a command had just found it.
 func (x *tier) keep(key string) { x.Put(key, x.Generation(key), lasting()) }
@@ -218,11 +211,11 @@ func TestTier_CloseWhileAHintWaits(t *testing.T) {
 func TestTier_Sweep(t *testing.T) {
 	inBubble(t, func(t *testing.T, x *tier, _ *Log, _ *redis.Client) {
 		x.background(t)
-		x.Put("ends", x.Generation("ends"), &value{end: time.Second})
-		x.Put("ends later", x.Generation("ends later"), &value{end: sweepEvery * 3 / 2})
+		x.Put("ends", x.Generation("ends"), &Copy{End: time.Second})
+		x.Put("ends later", x.Generation("ends later"), &Copy{End: sweepEvery * 3 / 2})
 		x.keep("deleted")
 		x.Forget("deleted")
-		x.Put("replaced", x.Generation("replaced"), &value{end: time.Second})
+		x.Put("replaced", x.Generation("replaced"), &Copy{End: time.Second})
 		x.keep("replaced")
 		for _, want := range [][]string{{"ends later", "replaced"}, {"replaced"}} {
 			time.Sleep(sweepEvery)
@@ -237,7 +230,7 @@ func TestTier_Sweep(t *testing.T) {
 		if x.sweeping.Load() {
 			t.Error("a goroutine waits for nothing")
 		}
-		x.Put("after that", x.Generation("after that"), new(value))
+		x.Put("after that", x.Generation("after that"), new(Copy))
 		time.Sleep(sweepEvery)
 		synctest.Wait()
 		if n := x.values.EstimatedSize(); n > 0 {
@@ -264,7 +257,7 @@ func TestTier_Empty(t *testing.T) {
 // Close does not wait for a sweep.
 func TestTier_CloseDuringASweep(t *testing.T) {
 	inBubble(t, func(t *testing.T, x *tier, _ *Log, _ *redis.Client) {
-		x.Put("ended", x.Generation("ended"), new(value))
+		x.Put("ended", x.Generation("ended"), new(Copy))
 		closing := make(chan struct{})
 		close(closing)
 		x.free(closing)

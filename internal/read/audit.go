@@ -59,7 +59,7 @@ func (c *Reader) audited(fresh bool) bool {
 // auditHit audits a hit in Redis.
 func (c *Reader) auditHit(ctx context.Context, key string, load fill.Loader, l *value.Lookup) {
 	e := l.Entry
-	c.audit(ctx, load, entry.Header(l.Data), event.AuditInfo{Key: key, Age: e.Age(l.At)}, func() (any, error) {
+	c.audit(ctx, load, e.ID, event.AuditInfo{Key: key, Age: e.Age(l.At)}, func() (any, error) {
 		if e.NotFound {
 			return nil, value.ErrNotFound
 		}
@@ -68,15 +68,15 @@ func (c *Reader) auditHit(ctx context.Context, key string, load fill.Loader, l *
 }
 
 // auditNear audits a hit in memory.
-func (c *Reader) auditNear(ctx context.Context, key string, load fill.Loader, s *value.Served) {
-	info, kept := event.AuditInfo{Key: key, Age: s.Info.Age, Near: true}, s.Copy
-	c.audit(ctx, load, kept.Header(), info, func() (any, error) { return c.Store.ValueOf(key, kept) })
+func (c *Reader) auditNear(ctx context.Context, key string, load fill.Loader, s value.Served) {
+	served, kept := s.Info(), s.Copy
+	c.audit(ctx, load, served.Entry, event.AuditInfo{Key: key, Age: served.Age, Near: true}, func() (any, error) { return c.Store.ValueOf(key, kept) })
 }
 
 // audit compares an entry that has been served with the source, in the background. Its load is a fill of
 // the key, so no other load runs beside it, and it runs like a refresh: only if no fill of the key does, and
 // a slot is free. The fill ends without a result, so callers that have joined it read again.
-func (c *Reader) audit(ctx context.Context, load fill.Loader, header string, info event.AuditInfo, served func() (any, error)) {
+func (c *Reader) audit(ctx context.Context, load fill.Loader, id uint64, info event.AuditInfo, served func() (any, error)) {
 	if c.Client.Away(c.Store.Key(info.Key)) || !c.audits.begin(info.Key) {
 		return
 	}
@@ -93,7 +93,7 @@ func (c *Reader) audit(ctx context.Context, load fill.Loader, header string, inf
 			differs, info.Err = c.differs(info.Key, now, err, served)
 		}
 		if differs {
-			info.Stale, info.Err = c.stillThere(ctx, info.Key, header)
+			info.Stale, info.Err = c.stillThere(ctx, info.Key, id)
 		}
 		c.Events.AuditDone(ctx, info)
 	}) {
@@ -170,9 +170,8 @@ func (c *Reader) differs(key string, now any, err error, served func() (any, err
 	return err == nil && !bytes.Equal(data, oldData), err
 }
 
-// stillThere reports whether the key holds the same entry after auditDelay: no two entries ever
-// written have the same header.
-func (c *Reader) stillThere(ctx context.Context, key, header string) (bool, error) {
+// stillThere reports whether the key holds the entry of this ID after auditDelay.
+func (c *Reader) stillThere(ctx context.Context, key string, id uint64) (bool, error) {
 	select {
 	case <-time.After(auditDelay):
 	case <-c.Closing:
@@ -180,7 +179,7 @@ func (c *Reader) stillThere(ctx context.Context, key, header string) (bool, erro
 	}
 	valueKey := c.Store.Key(key)
 	found, err := client.Do(ctx, c.Client, "audit", valueKey, func(ctx context.Context) (string, error) {
-		return c.Client.Redis.GetRange(ctx, valueKey, 0, entry.HeaderLen-1).Result()
+		return c.Client.Redis.GetRange(ctx, valueKey, entry.RandomAt, entry.HeaderLen-1).Result()
 	})
-	return err == nil && found == header, err
+	return err == nil && found == entry.Random(id), err
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/fill"
 	"github.com/singlefill/singlefill/internal/flight"
+	"github.com/singlefill/singlefill/internal/near"
 	"github.com/singlefill/singlefill/internal/value"
 )
 
@@ -39,11 +40,11 @@ type ask struct {
 	fill.Ask
 	node      int // keys with the same number are on one server
 	turn      flight.Turn[value.Lookup]
-	mine      bool        // the call has read the key
-	theirs    bool        // another call has
-	delegated bool        // another goroutine has, for this call and others
-	joined    time.Time   // the call had joined the fill by then
-	memory    *value.Copy // what memory has, if it is to be refreshed
+	mine      bool       // the call has read the key
+	theirs    bool       // another call has
+	delegated bool       // another goroutine has, for this call and others
+	joined    time.Time  // the call had joined the fill by then
+	memory    *near.Copy // what memory has, if it is to be refreshed
 	answer
 }
 
@@ -74,19 +75,19 @@ func lookups(asks []*ask) []*value.Lookup {
 // lookInMemory answers what memory has. It returns the other asks, and those of which memory wants a newer value.
 func (c *call) lookInMemory(asks []*ask) (misses, due []*ask) {
 	for _, a := range asks {
-		served, ok := c.Store.FromMemory(c.ctx, a.Key)
+		v, served, ok := c.Store.FromMemory(c.ctx, a.Key)
 		if !ok {
 			misses = append(misses, a)
 			continue
 		}
-		a.answer = answer{served.Value, served.Info, served.Err}
+		a.answer = answer{v, served.Info(), served.Err()}
 		switch {
 		case c.load == nil: // Get
 		case served.TakeRefresh():
 			a.memory = served.Copy
 			due = append(due, a)
-		case c.audited(!served.Info.Stale):
-			c.auditNear(c.ctx, a.Key, c.load, &served)
+		case c.audited(!served.Stale()):
+			c.auditNear(c.ctx, a.Key, c.load, served)
 		}
 	}
 	return misses, due
@@ -333,6 +334,6 @@ func (c *call) refresh(due []*ask) {
 func (c *call) refreshMemory(due []*ask) {
 	c.Fills.Go(func() {
 		c.inParts(due, func(part []*ask) { c.Store.Read(c.ctx, lookups(part)) })
-		c.refresh(slices.DeleteFunc(due, func(a *ask) bool { return a.memory.Outlived(&a.Lookup) }))
+		c.refresh(slices.DeleteFunc(due, func(a *ask) bool { return a.Outlives(a.memory) }))
 	})
 }

@@ -16,17 +16,20 @@ import (
 // ErrMiss is the public error of this name.
 var ErrMiss = errors.New("singlefill: miss")
 
-// GetOrLoad finds a value, or has it loaded.
-func (c *Reader) GetOrLoad(ctx context.Context, key string, load fill.Loader) (any, event.ValueInfo, error) {
-	if served, ok := c.Store.FromMemory(ctx, key); ok {
+// GetOrLoad finds a value, or has it loaded. It describes the value in info, unless that is nil.
+func (c *Reader) GetOrLoad(ctx context.Context, key string, load fill.Loader, info *event.ValueInfo) (any, error) {
+	if v, served, ok := c.Store.FromMemory(ctx, key); ok {
 		if served.TakeRefresh() {
 			a := &ask{memory: served.Copy}
 			a.Key = key
 			c.newCall(client.Detach(ctx), load, nil).refreshMemory([]*ask{a})
-		} else if c.audited(!served.Info.Stale) {
-			c.auditNear(ctx, key, load, &served)
+		} else if c.audited(!served.Stale()) {
+			c.auditNear(ctx, key, load, served)
 		}
-		return served.Value, served.Info, served.Err
+		if info != nil {
+			*info = served.Info()
+		}
+		return v, served.Err()
 	}
 	// One allocation, not in a frame: the stack of a call has grown to 8 KB for go-redis, and a garbage collection
 	// halves it if the frames of a call that waits take less than a quarter.
@@ -37,7 +40,10 @@ func (c *Reader) GetOrLoad(ctx context.Context, key string, load fill.Loader) (a
 	}{call: call{Reader: c, ctx: ctx, load: load}}
 	m.ask.Key, m.asks[0] = key, &m.ask
 	m.run(m.asks[:])
-	return m.ask.value, m.ask.info, m.ask.err
+	if info != nil {
+		*info = m.ask.info
+	}
+	return m.ask.value, m.ask.err
 }
 
 // GetOrLoadMany is GetOrLoad for keys, which have no duplicates. It returns the errors of keys that have one.

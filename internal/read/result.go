@@ -137,7 +137,7 @@ func (c *call) deliver(key string, f *value.Found, from origin) answer {
 	}
 	info, err := c.Store.Info(f, from.failure, from.at)
 	if from.hit {
-		c.Events.Hit(c.ctx, key, false, info)
+		c.Events.Hit(c.ctx, key, false, &info)
 	} else {
 		c.Events.Miss(c.ctx, key, info)
 	}

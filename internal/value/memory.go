@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"math/rand/v2"
-	"sync/atomic"
 	"time"
 
 	"github.com/singlefill/singlefill/internal/entry"
@@ -14,99 +13,89 @@ import (
 
 // Memory is what a store needs for Near.
 type Memory struct {
-	Tier    *near.Tier
-	TTL     time.Duration // 0: the life of the value
-	Share   bool          // all callers get the same value
-	Headers bool          // keep the headers of the entries, for audits
+	Tier  *near.Tier
+	TTL   time.Duration // 0: the life of the value
+	Share bool          // all callers get the same value
 }
 
-// A Copy is an entry in memory. Its times are the times of the entry, by the clock of the tier.
-type Copy struct {
-	end        time.Duration // kept until then, for times in which neither Redis nor the source answers
-	writtenAt  int64         // of the entry, as in Redis: Unix time in ms
-	freshUntil int64
-	header     string // of the entry, with Memory.Headers
-	payload    []byte // to be decoded for each caller
-
-	// All that a hit reads comes last, and the T behind it: see Box.
-	near.Item
-	freshEnd  time.Duration // fresh until then
-	staleEnd  time.Duration // served until then
-	written   time.Duration
-	id        uint64       // of the entry
-	refreshAt atomic.Int64 // when a hit next refreshes the entry
-	form      form
-	value     any // if whole
-}
-
-// A form says how memory has a value.
-type form byte
-
-const (
-	notFound form = iota // there is none
-	whole                // as a T
-	encoded              // as a payload
-)
-
-// Box returns a copy for memory whose T is v.
-func Box[T any](v T) *Copy {
-	b := &box[T]{value: v}
-	b.form, b.Copy.value = whole, &b.value
+// Box returns a copy for memory of the T that v points to.
+func Box[T any](v any) *near.Copy {
+	b := &box[T]{value: *v.(*T)}
+	b.Value = &b.value
 	return &b.Copy
 }
 
-// A box has a T right behind the times of its entry: a hit in memory reads one object.
+// A box has a T right behind its copy: a hit in memory reads one object.
 type box[T any] struct {
-	Copy
+	near.Copy
 	value T
 }
 
-// End implements near.Value.
-func (c *Copy) End() time.Duration { return c.end }
+// A payload is in memory where a T cannot be copied: it is decoded for each caller.
+type payload []byte
 
-// Served is a value that memory has served. Err, which is nil or ErrNotFound, comes in its place.
+// Served is a copy that memory has served. It has few fields: such a struct stays in registers.
 type Served struct {
-	Value any
-	Err   error
-	Info  event.ValueInfo
-	Copy  *Copy
-	now   time.Duration
+	Copy *near.Copy
+	now  time.Duration
 }
 
-// FromMemory serves key from memory. It returns false without Near, if memory has nothing to serve, or if it
+// Err returns ErrNotFound if there is no value.
+func (h Served) Err() error {
+	if h.Copy.Value == nil {
+		return ErrNotFound
+	}
+	return nil
+}
+
+// Stale reports whether the value is stale.
+func (h Served) Stale() bool { return h.now >= h.Copy.FreshEnd }
+
+// Info describes the value. It reads more memory than a hit does.
+func (h Served) Info() event.ValueInfo {
+	c := h.Copy
+	info := event.ValueInfo{Stale: h.Stale(), Age: max(0, h.now-c.Written), Expires: time.UnixMilli(c.FreshUntil), Entry: c.ID}
+	if info.Stale {
+		info.Expires = past(info.Expires, time.Now())
+	}
+	return info
+}
+
+// FromMemory returns the value of key from memory. It returns false without Near, if memory has nothing to serve, or if it
 // cannot prove that it is recent enough.
-func (s *Store) FromMemory(ctx context.Context, key string) (h Served, ok bool) {
+func (s *Store) FromMemory(ctx context.Context, key string) (v any, h Served, ok bool) {
 	if s.memory == nil {
-		return h, false
+		return nil, h, false
 	}
-	kept, now, proven := s.memory.Tier.Get(key)
-	c, ok := kept.(*Copy)
-	if !ok || !proven || now >= c.staleEnd {
-		return h, false
+	c, now, proven := s.memory.Tier.Get(key)
+	if c == nil || !proven || now >= c.FreshEnd && now >= c.StaleEnd {
+		return nil, h, false
 	}
-	if h.Value, h.Err = s.ValueOf(key, c); h.Err != nil && h.Err != ErrNotFound {
-		return h, false
+	v, err := s.ValueOf(key, c)
+	if err != nil && err != ErrNotFound {
+		return nil, h, false
 	}
-	h.Copy, h.now = c, now
-	h.Info.Stale, h.Info.Age, h.Info.Entry = now >= c.freshEnd, max(0, now-c.written), c.id
-	if h.Info.Expires = time.UnixMilli(c.freshUntil); h.Info.Stale {
-		h.Info.Expires = past(h.Info.Expires, time.Now())
+	if h = (Served{c, now}); h.Stale() {
+		info := h.Info()
+		s.events.Hit(ctx, key, true, &info)
+	} else {
+		s.events.Hit(ctx, key, true, nil)
 	}
-	s.events.Hit(ctx, key, true, h.Info)
-	return h, true
+	return v, h, true
 }
 
 // ValueOf returns the value of a copy under key, or ErrNotFound. The caller owns the value, unless callers share it.
-func (s *Store) ValueOf(key string, c *Copy) (v any, err error) {
+func (s *Store) ValueOf(key string, c *near.Copy) (v any, err error) {
+	encoded, is := c.Value.(*payload)
 	switch {
-	case c.form == notFound:
+	case c.Value == nil:
 		return nil, ErrNotFound
-	case c.form == encoded:
-		return s.Type.Decode(key, c.payload)
+	case is:
+		return s.Type.Decode(key, *encoded)
 	case s.memory.Share:
-		return c.value, nil
+		return c.Value, nil
 	}
-	return s.Type.Clone(c.value), nil
+	return s.Type.Clone(c.Value), nil
 }
 
 // RefreshRest is how long after a refresh this process does not refresh the same entry again: a
@@ -114,20 +103,17 @@ func (s *Store) ValueOf(key string, c *Copy) (v any, err error) {
 const RefreshRest = 100 * time.Millisecond
 
 // TakeRefresh reports whether the entry expires soon or is stale, and the caller has to refresh it.
-func (h *Served) TakeRefresh() bool {
+func (h Served) TakeRefresh() bool {
 	c, now := h.Copy, h.now
-	at := c.refreshAt.Load()
-	return int64(now) >= at && c.refreshAt.CompareAndSwap(at, int64(now+RefreshRest))
+	at := c.RefreshAt.Load()
+	return int64(now) >= at && c.RefreshAt.CompareAndSwap(at, int64(now+RefreshRest))
 }
 
-// Outlived reports whether Redis has a newer entry, which needs no refresh, or did not answer.
-func (c *Copy) Outlived(by *Lookup) bool {
-	newer := by.Freshness == Fresh && !by.early && by.Entry.WrittenAt.UnixMilli() != c.writtenAt
-	return by.RedisErr != nil || newer
+// Outlives reports whether Redis has a newer entry than c, which needs no refresh, or did not answer.
+func (l *Lookup) Outlives(c *near.Copy) bool {
+	newer := l.Freshness == Fresh && !l.early && l.Entry.WrittenAt.UnixMilli() != c.WrittenAt
+	return l.RedisErr != nil || newer
 }
-
-// Header returns the header of the entry, with Memory.Headers.
-func (c *Copy) Header() string { return c.header }
 
 // During runs a command that reads or writes keys in Redis. Of the lookups in now, it then keeps in memory those
 // whose entry Redis keeps. It takes the generations of the keys before the command. If a key is invalidated
@@ -205,48 +191,44 @@ func (s *Store) Forget(key string) {
 // the processes are.
 func (s *Store) keep(l *Lookup, g near.Generation) {
 	c := s.copyOf(l)
-	c.staleEnd, c.end = min(c.staleEnd, g.Taken+bounded(l.served)), min(c.end, g.Taken+bounded(l.kept))
-	if c.end > s.memory.Tier.At(l.At) {
+	c.StaleEnd, c.End = min(c.StaleEnd, g.Taken+bounded(l.served)), min(c.End, g.Taken+bounded(l.kept))
+	c.FreshEnd = min(c.FreshEnd, c.StaleEnd)
+	if c.End > s.memory.Tier.At(l.At) {
 		s.memory.Tier.Put(l.Key, g, c)
 	}
 }
 
 // copyOf returns a lookup for memory. It converts the times of the entry, which are by the wall clock.
-func (s *Store) copyOf(l *Lookup) *Copy {
+func (s *Store) copyOf(l *Lookup) *near.Copy {
 	e, at, now := &l.Entry, l.At, s.memory.Tier.At(l.At)
 	ttl := bounded(cmp.Or(s.memory.TTL, forever))
 	c := s.inForm(l)
-	c.written, c.id = now-bounded(at.Sub(e.WrittenAt)), e.ID
-	c.writtenAt, c.freshUntil = e.WrittenAt.UnixMilli(), e.FreshUntil.UnixMilli()
+	c.Written, c.ID = now-bounded(at.Sub(e.WrittenAt)), e.ID
+	c.WrittenAt, c.FreshUntil = e.WrittenAt.UnixMilli(), e.FreshUntil.UnixMilli()
 	fresh := bounded(e.FreshUntil.Sub(at))
-	c.freshEnd = now + fresh
-	c.staleEnd = now + min(fresh+bounded(s.policy.StaleWhileRevalidate), ttl)
-	c.end = now + min(fresh+bounded(s.policy.window()), ttl)
+	c.FreshEnd = now + fresh
+	c.StaleEnd = now + min(fresh+bounded(s.policy.StaleWhileRevalidate), ttl)
+	c.End = now + min(fresh+bounded(s.policy.window()), ttl)
 	if e.Expired {
-		c.freshEnd = min(c.freshEnd, now)
+		c.FreshEnd = min(c.FreshEnd, now)
 	}
-	refreshAt := c.freshEnd - s.policy.EarlyBy(e, rand.ExpFloat64)
-	c.refreshAt.Store(int64(refreshAt))
+	refreshAt := c.FreshEnd - s.policy.EarlyBy(e, rand.ExpFloat64)
+	c.RefreshAt.Store(int64(refreshAt))
 	l.early = refreshAt <= now
 	return c
 }
 
 // inForm returns the value of a lookup in the form in which callers are to get it.
-func (s *Store) inForm(l *Lookup) *Copy {
-	c, value := new(Copy), l.Value
+func (s *Store) inForm(l *Lookup) *near.Copy {
 	switch {
 	case l.Entry.NotFound:
+		return new(near.Copy)
 	case s.memory.Share:
-		c = s.Type.Boxed(value)
+		return s.Type.Boxed(l.Value)
 	case s.Type.Clone != nil:
-		c = s.Type.Boxed(s.Type.Clone(value))
-	default:
-		c.form, c.payload = encoded, l.Entry.Payload
+		return s.Type.Boxed(s.Type.Clone(l.Value))
 	}
-	if s.memory.Headers {
-		c.header = entry.Header(l.Data)
-	}
-	return c
+	return Box[payload]((*payload)(&l.Entry.Payload))
 }
 
 // Recall is for times in which Redis does not answer: what memory has may be older than MaxLag, but
@@ -255,9 +237,8 @@ func (s *Store) Recall(l *Lookup) {
 	if s.memory == nil {
 		return
 	}
-	kept, now, _ := s.memory.Tier.Get(l.Key)
-	c, ok := kept.(*Copy)
-	if !ok || now >= c.end {
+	c, now, _ := s.memory.Tier.Get(l.Key)
+	if c == nil || now >= c.End {
 		return
 	}
 	v, err := s.ValueOf(l.Key, c)
@@ -266,8 +247,8 @@ func (s *Store) Recall(l *Lookup) {
 	}
 	old := Found{Value: v, At: time.Now(), Freshness: IfError, Err: err}
 	old.Entry = entry.Entry{
-		NotFound: c.form == notFound, Expired: true, // for all that is known
-		FreshUntil: time.UnixMilli(c.freshUntil), WrittenAt: time.UnixMilli(c.writtenAt), ID: c.id,
+		NotFound: c.Value == nil, Expired: true, // for all that is known
+		FreshUntil: time.UnixMilli(c.FreshUntil), WrittenAt: time.UnixMilli(c.WrittenAt), ID: c.ID,
 	}
 	if err == nil {
 		if old.Entry.Payload, err = s.Type.Encode(l.Key, v); err != nil { // the other callers decode it

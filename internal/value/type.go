@@ -5,6 +5,7 @@ import (
 
 	"github.com/singlefill/singlefill/internal/codec"
 	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/near"
 )
 
 // A Type is all that knows the T of a cache. Everything else holds a value as a pointer to a T; nil stands for
@@ -23,7 +24,7 @@ type Type struct {
 	Clone func(value any) any
 
 	// Boxed is Box for the T of a value.
-	Boxed func(value any) *Copy
+	Boxed func(value any) *near.Copy
 
 	// Life is TTLFunc, or nil: it takes the place of Policy.TTL.
 	Life func(key string, value any) time.Duration
