@@ -19,8 +19,9 @@ import (
 	"github.com/singlefill/singlefill/internal/value"
 )
 
-// A Cache holds values of type T in Redis under one namespace. It is safe for concurrent use. Make
-// one per namespace and process with [New], and keep it: the zero Cache is not usable.
+// A Cache holds values of type T under one namespace: in Redis, or with [NewLocal] in the memory of
+// this process. It is safe for concurrent use. Make one per namespace and process with [New], and keep
+// it: the zero Cache is not usable.
 //
 // Each caller owns the value that it gets. The exception is a value that the codec cannot encode or
 // decode again: the callers of this process that waited for it share it.
@@ -43,6 +44,7 @@ type rooms struct {
 	check     check
 	closing   chan struct{}
 	closeOnce sync.Once
+	free      func() // of NewLocal, or nil
 }
 
 // New returns a [Cache] for values of T under namespace, which live for ttl. It does no I/O.
@@ -57,6 +59,11 @@ type rooms struct {
 // braces and control characters, a ttl of 1 ms or more, options that agree with each other, no
 // pipeline, and a codec that can store values of T (see [MsgPack]).
 func New[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, opts *Options[T]) (*Cache[T], error) {
+	return newCache(rdb, namespace, ttl, opts, func(*settings) {})
+}
+
+// newCache is New with a change of the settings.
+func newCache[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, opts *Options[T], change func(*settings)) (*Cache[T], error) {
 	if opts == nil {
 		opts = new(Options[T])
 	}
@@ -64,6 +71,7 @@ func New[T any](rdb redis.UniversalClient, namespace string, ttl time.Duration, 
 	if err != nil {
 		return nil, err
 	}
+	change(&s)
 	typ, err := newType(namespace, s, opts)
 	if err != nil {
 		return nil, err
@@ -284,6 +292,9 @@ func (c *rooms) close() {
 	c.fills.Drain()
 	c.client.Settle()
 	c.client.StopListening()
+	if c.free != nil {
+		c.free()
+	}
 }
 
 // Shutdown is Close that waits for loads only until ctx ends, such as with the time that an

@@ -175,7 +175,7 @@ func TestCalls_Commands(t *testing.T) {
 // Delete removes all keys that it is given, and no other.
 func TestDelete_ManyKeysAndNone(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ns := redistest.Namespace(t)
 		c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: singlefill.Raw})
 		many := 600 // several batches, all nodes of a cluster
@@ -206,7 +206,7 @@ func TestTTL_Jitter(t *testing.T) {
 	t.Parallel()
 	const ttl = time.Hour
 	const slack = 30 * time.Second // between a write and the look at it
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
 		for _, test := range []struct {
 			name        string
 			opts        singlefill.Options[string]
@@ -257,7 +257,7 @@ func lifeInMinutes(_, v string) time.Duration {
 // a Set.
 func TestTTLFunc_ValueNotToKeep(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
 		for _, life := range []time.Duration{0, -time.Hour, time.Millisecond - 1} {
 			t.Run(life.String(), func(t *testing.T) {
 				ns := redistest.Namespace(t)
@@ -324,7 +324,7 @@ func TestNotFoundTTL(t *testing.T) {
 //fault:close
 func TestClose_EndsWaiting(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ns := redistest.Namespace(t)
 		there, here := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw), cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
 		src := cachetest.NewSource[string](t)

@@ -21,7 +21,7 @@ import (
 // Clear removes the values and locks of its namespace, and nothing else.
 func TestClear(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ctx, ns := t.Context(), redistest.Namespace(t)
 		c := cachetest.NewCacheIn(t, rdb, ns+":a*[b]", &singlefill.Options[string]{Codec: singlefill.Raw, MaxFleetLoads: 3, RedisTimeout: 15 * time.Second, LockTTL: 50 * time.Second})
 		others := []*singlefill.Cache[string]{ // namespaces that the pattern must not match

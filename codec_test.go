@@ -37,7 +37,7 @@ func newPerson() person {
 // Values of every codec come back as they were loaded or set.
 func TestCodec_RoundTrip(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
 		t.Run("struct", func(t *testing.T) { testRoundTrip(t, rdb, nil, newPerson()) })
 		t.Run("pointer", func(t *testing.T) { u := newPerson(); testRoundTrip(t, rdb, nil, &u) })
 		t.Run("number", func(t *testing.T) { testRoundTrip(t, rdb, nil, -1.5) })
@@ -75,7 +75,7 @@ func testRoundTrip[T any](t *testing.T, rdb redis.UniversalClient, opts *singlef
 // Empty values are hits like any other.
 func TestCodec_EmptyValuesAreHits(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
 		for _, codec := range []singlefill.Codec{singlefill.MsgPack, singlefill.JSON} {
 			testRoundTrip[*person](t, rdb, &singlefill.Options[*person]{Codec: codec}, nil)
 			testRoundTrip(t, rdb, &singlefill.Options[person]{Codec: codec}, person{})
@@ -96,7 +96,7 @@ func TestCodec_EmptyValuesAreHits(t *testing.T) {
 //fault:bad-value
 func TestCodec_MarshalFails(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
 		for name, marshal := range map[string]func(any) error{
 			"error": func(any) error { return errors.New("no") },
 			"panic": func(any) error { panic("a codec") },
@@ -137,7 +137,7 @@ func TestCodec_MarshalFails(t *testing.T) {
 //fault:bad-value
 func TestCodec_UnmarshalFails(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
 		for name, unmarshal := range map[string]func(any) error{
 			"error": func(any) error { return errors.New("no") },
 			"panic": func(any) error { panic("a codec") },
@@ -248,7 +248,7 @@ func TestCodec_BytesOfAnother(t *testing.T) {
 //fault:bad-bytes
 func TestCodec_CopiedEntry(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ctx, ns, elsewhere := t.Context(), redistest.Namespace(t), redistest.Namespace(t)
 		opts := &singlefill.Options[person]{Codec: sealedBy(t, 1), StaleIfError: time.Hour}
 		here, there := cachetest.NewCacheIn(t, rdb, ns, opts), cachetest.NewCacheIn(t, rdb, elsewhere, opts)
@@ -482,7 +482,7 @@ func (c interning) Unmarshal(_ []byte, v any) error {
 // are the value's own.
 func TestCodec_AliasedBytes(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
 		codec := aliasing{make(chan struct{})}
 		c := cachetest.NewCache(t, rdb, &singlefill.Options[[]byte]{Codec: codec})
 		src := cachetest.NewSource[[]byte](t)

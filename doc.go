@@ -13,6 +13,8 @@
 //	...
 //	err = users.Delete(ctx, "42") // after the user has been changed
 //
+// [NewLocal] needs no Redis, and has no fleet: its values are in the memory of the process.
+//
 // The pages in docs say how the cache works and is operated, where each promise ends (promises.md), and
 // what stays within v1 (compatibility.md).
 //

@@ -83,6 +83,42 @@ func Example() {
 	// Output: loads: 1 failures: 0
 }
 
+// A program in which Redis is optional has one path: the cache is the same.
+func ExampleNewLocal() {
+	type User struct{ Name string }
+	newUsers := func(rdb redis.UniversalClient) (*singlefill.Cache[User], error) {
+		opts := &singlefill.Options[User]{StaleIfError: time.Hour}
+		if rdb == nil {
+			return singlefill.NewLocal("users", 5*time.Minute, opts)
+		}
+		return singlefill.New(rdb, "users", 5*time.Minute, opts)
+	}
+	users, err := newUsers(nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer users.Close()
+
+	ctx := context.Background()
+	loadUser := func(_ context.Context, id string) (User, error) {
+		fmt.Println("a slow query for", id)
+		return User{Name: "user " + id}, nil
+	}
+	for range 2 {
+		fmt.Println(users.GetOrLoad(ctx, "42", loadUser))
+	}
+	fmt.Println(users.Delete(ctx, "42"))
+	fmt.Println(users.GetOrLoad(ctx, "42", loadUser))
+	// Output:
+	// a slow query for 42
+	// {user 42} <nil>
+	// {user 42} <nil>
+	// <nil>
+	// a slow query for 42
+	// {user 42} <nil>
+}
+
 // These options keep a request from waiting long for a server that is down. New sends no command. Its
 // errors say what is wrong with an argument, and what is allowed.
 func ExampleNew() {

@@ -25,7 +25,7 @@ import (
 //fault:delete-in-load
 func TestDelete_DuringLoad(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
 		for _, where := range []string{"here", "elsewhere"} {
 			for _, first := range []string{"the older load", "the newer load"} {
 				t.Run(where+", "+first+" ends first", func(t *testing.T) {
@@ -70,7 +70,7 @@ func TestDelete_DuringLoad(t *testing.T) {
 // A load that a Delete has overtaken leaves nothing in Redis.
 func TestDelete_DuringTheOnlyLoad(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
 		for name, err := range map[string]error{"value": nil, "not found": singlefill.ErrNotFound} {
 			ns := redistest.Namespace(t)
 			c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
@@ -330,7 +330,7 @@ func TestDelete_VoidLoadsAreCancelled(t *testing.T) {
 //fault:delete-in-load
 func TestSet_DuringLoad(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
 		for _, name := range []string{"here", "in another process"} {
 			ns := redistest.Namespace(t)
 			c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
@@ -379,10 +379,15 @@ func TestDeleteIf(t *testing.T) {
 		}
 		src := cachetest.NewSource[string](t)
 		infos := make(chan singlefill.ValueInfo, 2)
-		for range cap(infos) { // one loads, one joins
-			go func() { infos <- info(here, "shared", src.Load) }()
+		ask := func(ctx context.Context) {
+			_, info, _ := here.GetOrLoadInfo(ctx, "shared", src.Load)
+			infos <- info
 		}
-		src.Next(t).Give("v")
+		go ask(ctx)
+		load, waits := src.Next(t), make(chan struct{})
+		go ask(redistest.OnDone(ctx, func() { close(waits) }))
+		cachetest.Receive(t, "the second call waits", waits)
+		load.Give("v")
 		loaded, joined := <-infos, <-infos
 		if loaded != joined {
 			t.Errorf("infos of one value are %+v and %+v", loaded, joined)
@@ -425,7 +430,7 @@ func TestDeleteIf(t *testing.T) {
 // DeleteIf supersedes the refresh of the entry that it removes, in any process, and no load of a newer one.
 func TestDeleteIf_DuringLoad(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
 		for _, where := range []string{"here", "elsewhere"} {
 			ctx, ns := t.Context(), redistest.Namespace(t)
 			opts := &singlefill.Options[string]{Codec: singlefill.Raw, StaleWhileRevalidate: time.Hour}

@@ -110,7 +110,7 @@ func TestGetOrLoad_NeverTwoLoadsAtATime(t *testing.T) {
 //fault:failed-load
 func TestGetOrLoad_Error(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ns := redistest.Namespace(t)
 		c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
 		for name, err := range map[string]error{
@@ -151,7 +151,7 @@ func (e *typedNil) Error() string { return e.text }
 func TestPanicError(t *testing.T) {
 	t.Parallel()
 	cause := errors.New("cause")
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
 		for _, test := range []struct {
 			name  string
 			opts  singlefill.Options[string]
@@ -213,7 +213,7 @@ func TestPanicError(t *testing.T) {
 //fault:cancelled
 func TestGetOrLoad_AllCallersLeave(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ns := redistest.Namespace(t)
 		c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
 		src := cachetest.NewSource[string](t)
@@ -311,7 +311,7 @@ func TestGetOrLoad_EndOfContextInARead(t *testing.T) {
 func TestLoader_Context(t *testing.T) {
 	t.Parallel()
 	type key struct{}
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
 		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{LoadTimeout: 10 * time.Minute})
 		src := cachetest.NewSource[string](t)
 		ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), key{}, "first"), time.Minute)
@@ -375,7 +375,7 @@ func TestLoadTimeout_LoaderIgnoresItsContext(t *testing.T) {
 //fault:recursion
 func TestErrRecursive_OwnKey(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
 		c := cachetest.NewCache[string](t, rdb, nil)
 		cachetest.GoGet(t.Context(), c, "k", func(ctx context.Context, key string) (string, error) {
 			_, err := c.GetOrLoad(ctx, key, cachetest.MustNotLoad[string](t))
@@ -418,7 +418,7 @@ func TestErrRecursive_Prefetch(t *testing.T) {
 // Callers that share a load, and callers of later hits, own their values.
 func TestGetOrLoad_CallersOwnTheirValues(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
 		t.Run("maps", func(t *testing.T) {
 			testOwnership(t, rdb, nil, map[string]int{"a": 1}, map[string]int{"a": 1}, func(v map[string]int) { v["a"]++; v["b"] = 2 })
 		})

@@ -914,7 +914,7 @@ func TestRefreshMany(t *testing.T) {
 // GetMany returns the values that Redis has, without a load. Absence is no error.
 func TestGetMany(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ctx := t.Context()
 		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
 		redistest.Must(t, c.SetMany(ctx, map[string]string{"a": valueOf("a"), "b": valueOf("b")}))

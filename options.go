@@ -103,7 +103,7 @@ type Options[T any] struct {
 	// does not answer only MaxLoads holds, and Stats.LoadsUnlimited counts such loads. If processes
 	// disagree, as during a deployment, the larger limit applies until LockTTL after the last load
 	// of a process that has it. Nested loads may exceed this limit as they may exceed MaxLoads.
-	// Default: no limit.
+	// [NewLocal] refuses it. Default: no limit.
 	MaxFleetLoads int
 
 	// MaxBatch is how many keys one call of a [ManyLoader] gets at most. Calls for more keys run at
@@ -117,7 +117,7 @@ type Options[T any] struct {
 	// characters. Default: none.
 	Errors map[string]error
 
-	// Near keeps values in the memory of this process. [New] refuses it with a client that reads
+	// Near keeps values in the memory of this process: [NewLocal] always does. [New] refuses it with a client that reads
 	// from replicas or has client-side caching. Default: nil, off.
 	Near *Near
 

@@ -214,7 +214,7 @@ func TestNew_CopiesOptions(t *testing.T) {
 //fault:bad-options
 func TestNew_ExtremeTTLs(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ns := redistest.Namespace(t)
 		for _, ttl := range []time.Duration{math.MaxInt64, time.Millisecond, 1500 * time.Microsecond} {
 			c, err := singlefill.New(rdb, ns, ttl, cachetest.PatientOptions(&singlefill.Options[string]{Jitter: 0.999, StaleIfError: time.Hour}))

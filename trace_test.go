@@ -22,7 +22,7 @@ import (
 // Stats counts each event once.
 func TestStats_Exact(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
 		if cachetest.HitsMayBeLate(t) {
 			return
 		}
@@ -68,7 +68,7 @@ func TestStats_Exact(t *testing.T) {
 func TestTrace_EachEventOnce(t *testing.T) {
 	t.Parallel()
 	const done = "done %s %v, store error false, stored %t, fenced %t, unlocked false"
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
 		if cachetest.HitsMayBeLate(t) {
 			return
 		}

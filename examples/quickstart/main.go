@@ -1,5 +1,6 @@
-// Command quickstart makes several processes ask at once for reports that take long to make: first
-// with the usual GET, load, SET, then with singlefill. It prints the cost of each way.
+// Command quickstart asks at once for reports that take long to make: first in one process, with a
+// cache that needs no Redis, then in several, with the usual GET, load, SET and with singlefill. It prints the
+// cost of each way.
 //
 //	go run ./examples/quickstart
 //
@@ -40,9 +41,9 @@ func report(month string) string { return "the report on " + month }
 
 const usage = `Usage: quickstart
 
-Shows what a cache stampede costs. Several processes ask at once for reports that are slow to make:
-first with the usual GET, load, SET, then with singlefill. It prints the loads, the Redis commands
-and the time of each way. It takes a few seconds and has no flags.
+Shows what a cache stampede costs. One process asks at once for reports that are slow to make, with a
+cache that needs no Redis. Then several do: with the usual GET, load, SET, and with singlefill. It prints
+the loads, the Redis commands and the time of each way. It takes a few seconds and has no flags.
 It embeds a Redis, unless the environment variable REDIS_URL names one.
 `
 
@@ -50,13 +51,35 @@ func main() {
 	log.SetFlags(0)
 	flag.Usage = func() { fmt.Print(usage) }
 	flag.Parse()
-	run := compare
+	var err error
 	if flag.NArg() == 2 { // started by fleet
-		run = func() error { return work(flag.Arg(0), flag.Arg(1)) }
+		err = work(flag.Arg(0), flag.Arg(1))
+	} else if err = alone(); err == nil {
+		err = compare()
 	}
-	if err := run(); err != nil {
+	if err != nil {
 		log.Fatalf("quickstart: %v", err)
 	}
+}
+
+// alone asks for the reports in this process, without Redis.
+func alone() error {
+	reports, err := singlefill.NewLocal[string]("reports", time.Minute, nil)
+	if err != nil {
+		return err
+	}
+	defer reports.Close()
+	load := func(_ context.Context, month string) (string, error) {
+		time.Sleep(loadTime)
+		return report(month), nil
+	}
+	err = askAll(func(ctx context.Context, month string) (string, error) { return reports.GetOrLoad(ctx, month, load) })
+	if err != nil {
+		return err
+	}
+	fmt.Printf("One process of %d goroutines asks for %d reports, %d times over, without Redis:\n", goroutines, len(months), rounds)
+	fmt.Printf("%d calls, %d loads.\n\n", goroutines*rounds*len(months), reports.Stats().Loads)
+	return nil
 }
 
 func compare() error {
@@ -173,7 +196,16 @@ func work(way, namespace string) error {
 		}
 	}
 
-	err = atOnce(goroutines, func() error {
+	if err := askAll(ask); err != nil {
+		return err
+	}
+	t := tally{int64(goroutines * rounds * len(months)), loads.Load(), hits.Load() + reports.Stats().Hits, commands.Load()}
+	return json.NewEncoder(os.Stdout).Encode(t)
+}
+
+// askAll asks for the reports from all goroutines, and checks the answers.
+func askAll(ask func(ctx context.Context, month string) (string, error)) error {
+	return atOnce(goroutines, func() error {
 		for i := range rounds * len(months) {
 			month := months[i%len(months)]
 			if v, err := ask(context.Background(), month); err != nil || v != report(month) {
@@ -182,11 +214,6 @@ func work(way, namespace string) error {
 		}
 		return nil
 	})
-	if err != nil {
-		return err
-	}
-	t := tally{int64(goroutines * rounds * len(months)), loads.Load(), hits.Load() + reports.Stats().Hits, commands.Load()}
-	return json.NewEncoder(os.Stdout).Encode(t)
 }
 
 // A counter is a limiter that only counts: the client calls it before each command.

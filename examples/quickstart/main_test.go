@@ -50,6 +50,9 @@ func checkRun(t *testing.T, url string) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
+	if want := "without Redis:\n300 calls, 3 loads.\n"; !strings.Contains(string(out), want) {
+		t.Errorf("it does not say %q", want)
+	}
 	byHand, filled := parse(t, string(out), "GET, load, SET"), parse(t, string(out), "singlefill")
 	const calls, keys = 4 * 50 * 2 * 3, 3
 	if byHand.calls != calls || filled.calls != calls {

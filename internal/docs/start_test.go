@@ -115,6 +115,28 @@ func TestStart(t *testing.T) {
 		return nil
 	})
 
+	run("one process", func(t *testing.T, db *row, _ *redis.Client, _ []*singlefill.Cache[User]) error {
+		ctx := t.Context()
+		users, err := singlefill.NewLocal[User]("users", 5*time.Minute, nil)
+		if err != nil {
+			return err
+		}
+		defer users.Close()
+
+		u, err := users.GetOrLoad(ctx, "42", db.User)
+
+		db.want(t, "Ada", 1, u, err)
+		var all sync.WaitGroup
+		for range 50 {
+			all.Go(func() {
+				u, err := users.GetOrLoad(ctx, "43", db.User)
+				db.want(t, "Ada", 2, u, err)
+			})
+		}
+		all.Wait()
+		return nil
+	})
+
 	run("a fleet", func(t *testing.T, db *row, rdb *redis.Client, fleet []*singlefill.Cache[User]) error {
 		ctx := t.Context()
 		var all sync.WaitGroup

@@ -23,7 +23,7 @@ import (
 // MaxLoads bounds the loads at a time.
 func TestMaxLoads_LoadsAtATime(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
 		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{MaxLoads: 3})
 		src := cachetest.NewSource[string](t)
 		var herd []*cachetest.Call[string]

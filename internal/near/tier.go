@@ -97,6 +97,14 @@ func New(c *client.Client, key string, size int, maxLag time.Duration,
 	return t
 }
 
+// Alone makes a new Tier the only one of its values: it knows all invalidations, which are its own. So each
+// value is proven, and there is no log.
+func (t *Tier) Alone() {
+	t.alone = true
+	t.proof.Store(math.MaxInt64)
+	t.following.Store(true)
+}
+
 // Get returns the copy of key, or nil if there is none that may be current. It is proven if no
 // invalidation that returned longer than MaxLag before now is unknown here.
 func (t *Tier) Get(key string) (c *Copy, now time.Duration, proven bool) {
@@ -227,7 +235,7 @@ func (t *Tier) stripe(hash uint64) *atomic.Uint64 {
 // Age returns the age of the proof, or -1 if there is none.
 func (t *Tier) Age() time.Duration {
 	if proof := t.proof.Load(); proof != never {
-		return time.Since(t.begun) - time.Duration(proof)
+		return max(0, time.Since(t.begun)-time.Duration(proof))
 	}
 	return -1
 }
@@ -238,7 +246,7 @@ func (t *Tier) At(at time.Time) time.Duration { return at.Sub(t.begun) }
 // WakeOthers makes the other processes read the log soon. However many records there are, this
 // process sends one hint at a time.
 func (t *Tier) WakeOthers(ctx context.Context) {
-	if t.hints.Add(1) > 1 {
+	if t.alone || t.hints.Add(1) > 1 {
 		return
 	}
 	t.background(func(closing <-chan struct{}) {

@@ -2,10 +2,13 @@ package redistest
 
 import (
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill/internal/local"
 )
 
 // Each runs a test in parallel on every kind of client that the module supports. The servers are
@@ -36,6 +39,25 @@ func Each(t *testing.T, run func(t *testing.T, rdb redis.UniversalClient)) {
 			t.Parallel()
 			run(t, kind.open(t))
 		})
+	}
+}
+
+// EachCache is Each and, beside it, the client of NewLocal.
+func EachCache(t *testing.T, run func(t *testing.T, rdb redis.UniversalClient)) {
+	Each(t, run)
+	t.Run("local", func(t *testing.T) {
+		t.Parallel()
+		rdb, free := local.New(100_000)
+		t.Cleanup(free)
+		run(t, rdb)
+	})
+}
+
+// SkipLocal leaves a test out that EachCache runs on the client of NewLocal.
+func SkipLocal(t *testing.T, why string) {
+	t.Helper()
+	if strings.HasSuffix(t.Name(), "/local") {
+		t.Skip(why)
 	}
 }
 

@@ -12,6 +12,7 @@ package wake
 import (
 	_ "embed"
 	"math"
+	"runtime"
 	"sync"
 	"time"
 	"weak"
@@ -79,9 +80,12 @@ func New(rdb redis.UniversalClient) *Listener {
 
 var muted sync.Map // of weak.Pointer[redis.Client]
 
-// Mute disables the Listener of a client that has not been used yet, so that waiters only poll. It is
-// for tests of polling.
-func Mute(rdb *redis.Client) { muted.Store(weak.Make(rdb), true) }
+// Mute disables the Listener of a client that has not been used yet, so that waiters only poll.
+func Mute(rdb *redis.Client) {
+	of := weak.Make(rdb)
+	muted.Store(of, true)
+	runtime.AddCleanup(rdb, func(of weak.Pointer[redis.Client]) { muted.Delete(of) }, of)
+}
 
 // A Subscription is one waiter's interest in one channel.
 type Subscription struct {

@@ -104,9 +104,9 @@ func RunInBubble(t *testing.T, name string, run func(t *testing.T, m *miniredis.
 	t.Run(name, func(t *testing.T) { InBubble(t, run) })
 }
 
-// UserEach is redistest.Each and, beside it, a user who may run no scripts. look may do everything.
+// UserEach is redistest.EachCache and, beside it, a user who may run no scripts. look may do everything.
 func UserEach(t *testing.T, run func(t *testing.T, rdb, look redis.UniversalClient)) {
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) { run(t, rdb, rdb) })
+	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) { run(t, rdb, rdb) })
 	t.Run("no scripts", func(t *testing.T) {
 		t.Parallel()
 		s := redistest.Start(t)

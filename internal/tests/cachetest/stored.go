@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/redistest"
 )
@@ -19,6 +20,9 @@ import (
 func Stored(t testing.TB, rdb redis.UniversalClient, key string) (data string, found bool) {
 	t.Helper()
 	data, err := rdb.Eval(context.Background(), "return redis.call('GET', KEYS[1])", []string{key}).Text()
+	if client.ScriptsRefused(err) { // as the client of NewLocal does
+		data, err = rdb.Get(context.Background(), key).Result()
+	}
 	if err != nil && !errors.Is(err, redis.Nil) {
 		t.Fatal(err)
 	}

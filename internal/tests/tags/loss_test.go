@@ -102,7 +102,7 @@ func TestDeleteTag_Loss(t *testing.T) {
 // The tags of a value are read again also with a codec that binds it to its key.
 func TestDeleteTag_LossWithForKey(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, rdb redis.UniversalClient) {
+	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
 		opts, ns := tagged, redistest.Namespace(t)
 		opts.Codec = cachetest.KeyedCodec{Codec: singlefill.Raw}
 		c := cachetest.NewCacheIn(t, rdb, ns, &opts)

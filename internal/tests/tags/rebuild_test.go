@@ -26,6 +26,7 @@ import (
 func TestDeleteTag_Rebuild(t *testing.T) {
 	t.Parallel()
 	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		redistest.SkipLocal(t, "it has no lists")
 		ns, ctx := redistest.Namespace(t), t.Context()
 		opts := tagged
 		opts.StaleIfError = time.Minute
@@ -93,6 +94,7 @@ func TestDeleteTag_Rebuild(t *testing.T) {
 func TestDeleteTag_RebuildInSmallSteps(t *testing.T) {
 	t.Parallel()
 	cachetest.UserEach(t, func(t *testing.T, rdb, look redis.UniversalClient) {
+		redistest.SkipLocal(t, "it takes no hooks")
 		ns, ctx := redistest.Namespace(t), t.Context()
 		c := cachetest.NewCacheIn(t, rdb, ns, &tagged)
 		values := make(map[string]string)

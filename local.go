@@ -1,0 +1,49 @@
+package singlefill
+
+import (
+	"cmp"
+	"fmt"
+	"time"
+
+	"github.com/singlefill/singlefill/internal/local"
+)
+
+// NewLocal returns a [Cache] that needs no Redis: its values are in the memory of this process, and
+// no other process nor another Cache has them, whatever its namespace. It is for programs in which
+// Redis is optional, for tests, also in bubbles of testing/synctest, and in place of a map of results.
+// It takes the options of [New], so that a program can call the one or the other. Close frees what it
+// keeps.
+//
+// All promises hold in this process, and no call fails or waits because of Redis. Values go through
+// the Codec, so each caller owns its value. [Options] mean the same, but for these:
+//
+//   - Near is always on. Size is how many values are kept, by default 10,000: as bytes, and decoded
+//     for hits. A value that has no room is a miss, as if Redis had evicted it: those that were stored
+//     or read from the bytes longest ago go first. What failures leave for RetryAfter and FailureTTL,
+//     and the keys of tags, do not count, and end by themselves. MaxLag has no meaning.
+//   - LockTTL and RedisTimeout are checked, and have no meaning.
+//   - MaxFleetLoads is refused: MaxLoads is the limit.
+//
+// NewLocal starts no goroutine, and returns the errors of New.
+func NewLocal[T any](namespace string, ttl time.Duration, opts *Options[T]) (*Cache[T], error) {
+	var o Options[T]
+	if opts != nil {
+		o = *opts
+	}
+	if o.MaxFleetLoads > 0 {
+		return nil, fmt.Errorf("singlefill: Options.MaxFleetLoads is %d: a local cache knows no fleet: 0 is allowed, and MaxLoads", o.MaxFleetLoads)
+	}
+	o.Near = cmp.Or(o.Near, new(Near))
+	rdb, free := local.New(orDefault(o.Near.Size, 10_000))
+	c, err := newCache(rdb, namespace, ttl, &o, func(s *settings) {
+		// Only a process that gets no time for so long finds a command unanswered, or loses a lock.
+		s.redisTimeout, s.lockTTL = 10*time.Second, time.Minute
+	})
+	if err != nil {
+		free()
+		return nil, err
+	}
+	c.rooms.near.Alone()
+	c.rooms.free = free
+	return c, nil
+}
