@@ -104,6 +104,10 @@ func (c *check) checkNode(ctx context.Context, pair filllock.Pair) error {
 		}
 		return err
 	}
+	do := func(act filllock.Act) error {
+		_, err := act.Do(ctx, within)
+		return err
+	}
 	remove := func() error { // as Delete does, but no process with Near needs to learn of it
 		_, err := client.Do(ctx, c.client, "delete", pair.Value, func(ctx context.Context) ([]redis.Cmder, error) {
 			return c.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
@@ -134,17 +138,16 @@ func (c *check) checkNode(ctx context.Context, pair filllock.Pair) error {
 			_, err := filllock.New(c.client, pair, ttl).GetOrLock(ctx, within, filllock.Query{Take: true})
 			return err
 		}},
-		{"renew", func() error { _, err := stored.Renew(ctx); return err }},
-		{"store", func() error { _, err := stored.Store(ctx, within, data, ttl); return err }},
+		{"renew", func() error { return do(stored.Renew()) }},
+		{"store", func() error { return do(stored.Store(data, ttl)) }},
 		{"expire", func() error { return filllock.Expire(ctx, c.client, []filllock.Pair{pair}) }},
 		{"delete", func() error { _, _, err := filllock.DeleteIf(ctx, c.client, pair, entry.IDOf(data)); return err }},
 		{"delete", remove},
 		{"lock", func() error { return take(released) }},
 		{"release", func() error {
-			_, err := released.Release(ctx, within, filllock.ReleaseNote{Failure: filllock.NotFoundRecord, RetryAfter: time.Millisecond})
-			return err
+			return do(released.Release(filllock.ReleaseNote{Failure: filllock.NotFoundRecord, RetryAfter: time.Millisecond}))
 		}},
-		{"abandon", func() error { _, err := filllock.New(c.client, pair, ttl).Abandon(ctx); return err }},
+		{"abandon", func() error { return do(filllock.New(c.client, pair, ttl).Abandon()) }},
 		{"set", func() error { _, err := filllock.Set{Pair: pair, Data: data, Life: ttl}.Do(ctx, c.client); return err }},
 		{"clear", func() error { return c.space.RemoveValues(ctx, []string{pair.Value}) }},
 		{"delete", remove},

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 
-	"github.com/singlefill/singlefill/internal/bulk"
 	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/fill"
 	"github.com/singlefill/singlefill/internal/foreign"
@@ -52,12 +51,12 @@ func (c *Cache[T]) GetOrLoadInfo(ctx context.Context, key string, load Loader[T]
 	return valueOf[T](v), infoOf(info), err
 }
 
-// A loadOf is a Loader as the rooms call it, which do not know T.
+// A loadOf is a Loader as the rooms call it, which do not know T, with one key.
 type loadOf[T any] Loader[T]
 
-func (l loadOf[T]) Load(ctx context.Context, key string) (any, error) {
-	v, err := l(ctx, key)
-	return &v, err
+func (l loadOf[T]) Load(ctx context.Context, keys []string) (fill.Outcomes, error) {
+	v, err := l(ctx, keys[0])
+	return func(string) (any, error) { return &v, err }, nil
 }
 
 func (c *rooms) getOrLoad(ctx context.Context, key string, load fill.Loader, isNil bool, info *event.ValueInfo) (any, error) {
@@ -116,9 +115,12 @@ type user struct {
 	errors    sentinels
 }
 
-func (u user) Load(ctx context.Context, key string, load fill.Loader) fill.Outcome {
-	v, err := load.Load(ctx, key)
-	return u.Returned(key, v, err)
+func (u user) Load(ctx context.Context, keys []string, load fill.Loader) fill.Outcomes {
+	o, err := load.Load(ctx, keys)
+	if err != nil {
+		return func(string) (any, error) { return nil, err }
+	}
+	return o
 }
 
 func (u user) Returned(key string, v any, err error) (o fill.Outcome) {
@@ -127,14 +129,6 @@ func (u user) Returned(key string, v any, err error) (o fill.Outcome) {
 	} else {
 		o.NotFound, o.NoStale, o.Text = isNotFound(err), says(err, ErrNoStale), foreign.Text(err)
 		o.Passing = isPanic(err) || foreign.Is(err, context.Canceled) || foreign.Is(err, context.DeadlineExceeded)
-	}
-	return o
-}
-
-func (u user) LoadMany(ctx context.Context, keys []string, load fill.ManyLoader) bulk.Outcome {
-	o, err := load.LoadMany(ctx, keys)
-	if err != nil {
-		return func(string) (any, error) { return nil, err }
 	}
 	return o
 }

@@ -6,7 +6,7 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/singlefill/singlefill/internal/bulk"
+	"github.com/singlefill/singlefill/internal/fill"
 )
 
 // A ManyLoader asks the source for the values of keys, at most [Options.MaxBatch] of them. The
@@ -50,7 +50,7 @@ func (c *Cache[T]) GetOrLoadMany(ctx context.Context, keys []string, load ManyLo
 // A loadMany is a ManyLoader as the rooms call it, which do not know T.
 type loadMany[T any] ManyLoader[T]
 
-func (l loadMany[T]) LoadMany(ctx context.Context, keys []string) (bulk.Outcome, error) {
+func (l loadMany[T]) Load(ctx context.Context, keys []string) (fill.Outcomes, error) {
 	values, err := l(ctx, slices.Clone(keys)) // it may change them
 	var failed map[string]error
 	if some, ok := err.(*ManyError); ok { // not errors.As: what has been wrapped may be about the whole call

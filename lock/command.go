@@ -85,7 +85,7 @@ func run[R any](ctx context.Context, o *owner, c command, read func(cmd *redis.C
 	end := time.Now().Add(c.within)
 	for tries := -1; ; {
 		cmd := client.Evalsha(ctx, c.call)
-		r, err := client.Send(ctx, o.client, what, c.script.Of(once{cmd}), func() (reply, error) {
+		r, err := client.Send(ctx, o.client, what, []redis.Cmder{c.script.Of(once{cmd})}, func() (reply, error) {
 			switch err := cmd.Err(); {
 			case client.Unknown(err):
 				return reply{unknown: true}, nil

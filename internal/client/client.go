@@ -97,8 +97,6 @@ type Command struct {
 	Op     string        // as failures are reported
 	Key    string        // any of its keys, which are all on one node; empty: no node is known
 	Within time.Duration // its bound, at most Client.Timeout
-	Convoy *Convoy       // with which it is sent, or nil
-	Script Script        // for [Run]
 	Spared bool          // its caller does not wait while the breaker is open, and has asked whether it is
 }
 
@@ -128,39 +126,53 @@ func DoWithin[R any](ctx context.Context, c *Client, what Command, cmd func(ctx 
 	return do(ctx, c, what, parcel{}, func(ctx context.Context, _ *group) (R, error) { return cmd(ctx) })
 }
 
-// Send is DoWithin of a command that may go with others. It returns what read makes of its reply.
-// Once Send has returned, the command is not sent any more; the error tells whether it was: see [Unsent].
-func Send[R any](ctx context.Context, c *Client, what Command, cmd redis.Cmder, read func() (R, error)) (R, error) {
+// Send is DoWithin of commands of one node, each of which may take something: see [NewTaking]. Several go in one
+// pipeline; a single one may go with the commands of others. Send returns what read makes of the replies. Once it has
+// returned, the commands are not sent any more; the error tells whether they were: see [Unsent].
+func Send[R any](ctx context.Context, c *Client, what Command, cmds []redis.Cmder, read func() (R, error)) (R, error) {
 	caller := new(Caller)
-	if _, takes := cmd.(taking); takes {
+	var none R
+	for _, cmd := range cmds {
+		if _, takes := cmd.(taking); takes {
+			caller.takes = append(caller.takes, cmd)
+		}
+	}
+	if caller.takes != nil {
 		n := c.nodeOf(what.Key)
 		if begun := time.Now(); !n.clock.known() {
 			if err := c.look(ctx, n, what); err != nil {
-				var none R
 				return none, unsent{err}
 			}
 			what.Within -= time.Since(begun)
 		}
-		caller.takes, caller.clock, caller.stays = cmd, &n.clock, what.Within-what.Within/16 // see least
+		caller.clock, caller.stays = &n.clock, what.Within-what.Within/16 // see least
 		caller.leaves, caller.hurries = ctx.Deadline()
 	}
-	cmd = caller.Only(cmd)
-	r, err := do(ctx, c, what, parcel{cmd: cmd, convoy: what.Convoy}, func(ctx context.Context, together *group) (R, error) {
-		var none R
+	timely := make([]redis.Cmder, len(cmds))
+	for i, cmd := range cmds {
+		timely[i] = caller.Only(cmd)
+	}
+	p := parcel{cmd: timely[0]}
+	if len(timely) > 1 {
+		p = parcel{more: timely}
+	}
+	r, err := do(ctx, c, what, p, func(ctx context.Context, together *group) (R, error) {
 		if end, ok := ctx.Deadline(); ok && together == nil {
 			caller.begin(end)
 		}
-		if err := c.process(ctx, parcel{cmd: cmd}, together); err != nil {
+		if err := c.process(ctx, p, together); err != nil {
 			return none, err
 		}
-		if caller.left.Load() { // the reply may be the reply to a PING
-			if err := cmd.Err(); !Unknown(err) {
+		if caller.left.Load() { // the replies may be replies to PINGs
+			if err := timely[0].Err(); !Unknown(err) {
 				return none, err
 			}
 			return none, nil // the caller would have sent the text
 		}
-		if now, late := lateAt(cmd.Err()); late {
-			caller.clock.see(now)
+		for _, cmd := range caller.takes {
+			if now, late := lateAt(cmd.Err()); late {
+				caller.clock.see(now)
+			}
 		}
 		return read()
 	})
@@ -176,7 +188,7 @@ func (c *Client) process(ctx context.Context, p parcel, together *group) error {
 	switch {
 	case together != nil:
 		return together.wait(ctx)
-	case p.ahead != nil:
+	case p.ahead != nil || p.more != nil:
 		_, _ = c.Redis.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 			p.addTo(ctx, pipe)
 			return nil
@@ -199,7 +211,7 @@ func do[R any](ctx context.Context, c *Client, what Command, p parcel,
 	if p.cmd != nil {
 		call.gate = n.together
 	}
-	if p.convoy != nil || !call.gate.tryEnter() {
+	if !call.gate.tryEnter() {
 		if err := c.wait(&call, p); err != nil {
 			return none, err
 		}

@@ -609,7 +609,7 @@ func TestScript_HookChangesArguments(t *testing.T) {
 	w := watch(t, rdb, time.Minute)
 	script := NewScript("return {KEYS[1], ARGV[1]}")
 	for _, when := range []string{"unknown", "known"} {
-		got, err := Run(t.Context(), w.Client, Command{Op: "op", Key: "key", Within: w.Timeout, Script: script}, append(script.Call(1, 1), "key", "arg"),
+		got, err := Run(t.Context(), w.Client, Command{Op: "op", Key: "key", Within: w.Timeout}, ScriptCall{script, append(script.Call(1, 1), "key", "arg")},
 			func(cmd *redis.Cmd) ([]string, error) { return cmd.StringSlice() })
 		if err != nil || strings.Join(got, " ") != "tenant:key arg" {
 			t.Errorf("a script that is %s: %q, %v", when, got, err)

@@ -7,9 +7,6 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Batch is how many keys one round trip, and so one timeout, has to carry at most.
-const Batch = 256
-
 // Each sends a command for each key, in a pipeline for each node. It sends a pipeline again that is not answered,
 // within the timeout in all.
 func Each[C redis.Cmder](ctx context.Context, c *Client, op string, keys []string,

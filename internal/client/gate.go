@@ -56,30 +56,18 @@ type waiter struct {
 	parcel
 	admitted chan struct{} // closed when the command is admitted
 	group    *group        // with which it has been admitted; nil: alone
-	element  *list.Element // nil: its convoy has not departed
-	left     bool          // its caller has left the convoy
+	element  *list.Element
 }
 
 // enqueue adds a command to the queue.
 func (g *gate) enqueue(p parcel) *waiter {
 	w := &waiter{parcel: p, admitted: make(chan struct{})}
-	if !p.convoy.join(g, w) {
-		g.line(w)
-	}
-	return w
-}
-
-// line puts commands at the end of the queue.
-func (g *gate) line(waiters ...*waiter) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for _, w := range waiters {
-		if !w.left {
-			w.element = g.queue.PushBack(w)
-			g.state.Add(oneWaiting)
-		}
-	}
-	g.admit(false) // a command may have left before it could see these
+	w.element = g.queue.PushBack(w)
+	g.state.Add(oneWaiting)
+	g.admit(false) // a command may have left before it could see this one
+	return w
 }
 
 // giveUp removes a command from the queue, or makes it leave if it has been admitted. It returns
@@ -95,10 +83,8 @@ func (g *gate) giveUp(w *waiter) bool {
 		g.state.Add(^uint64(0))
 		g.admit(false)
 	default:
-		if w.left = w.element == nil; !w.left {
-			g.queue.Remove(w.element)
-			g.state.Add(^uint64(oneWaiting - 1))
-		}
+		g.queue.Remove(w.element)
+		g.state.Add(^uint64(oneWaiting - 1))
 	}
 	return true
 }
@@ -131,17 +117,13 @@ func (g *gate) admit(together bool) {
 	}
 }
 
-// next removes the first waiter from the queue, and those behind it that can go with it: most of them,
-// or a whole convoy. The caller
+// next removes the first waiter from the queue, and those behind it that can go with it, most in all. The caller
 // holds g.mu.
 func (g *gate) next(most int) (ready []*waiter) {
 	for front := g.queue.Front(); front != nil && len(ready) < most; front = g.queue.Front() {
 		w := front.Value.(*waiter)
 		if len(ready) > 0 && !w.goesWith(ready[0]) {
 			break
-		}
-		if w.convoy != nil {
-			most = mostTogether
 		}
 		ready = append(ready, g.queue.Remove(front).(*waiter))
 	}
@@ -150,5 +132,5 @@ func (g *gate) next(most int) (ready []*waiter) {
 
 // goesWith reports whether two commands may go in one pipeline.
 func (w *waiter) goesWith(other *waiter) bool {
-	return w.cmd != nil && other.cmd != nil && w.convoy == other.convoy
+	return w.cmd != nil && other.cmd != nil
 }

@@ -17,7 +17,7 @@ import (
 type Caller struct {
 	left, sent atomic.Bool
 
-	takes   redis.Cmder   // a taking, or nil
+	takes   []redis.Cmder // its commands that are takings
 	clock   *clock        // of its server
 	stays   time.Duration // at least, and if it has no deadline
 	leaves  time.Time
@@ -67,7 +67,7 @@ func (t timely) Args() []any {
 // See TestLock_ArrivesAfterOthers, TestTaking_Until, TestTaking_ClockJumps, TestWatch_Abandoned.
 type taking struct{ redis.Cmder }
 
-// begin sets the last argument of a taking when its caller begins to wait for the reply, until end.
+// begin sets the last arguments of takings when their caller begins to wait for the replies, until end.
 func (c *Caller) begin(end time.Time) {
 	if c.takes == nil {
 		return
@@ -76,8 +76,11 @@ func (c *Caller) begin(end time.Time) {
 		if c.hurries && c.leaves.Before(end) {
 			end = c.leaves
 		}
-		args := c.takes.Args()
-		args[len(args)-1] = c.clock.at(end)
+		until := c.clock.at(end)
+		for _, cmd := range c.takes {
+			args := cmd.Args()
+			args[len(args)-1] = until
+		}
 	})
 }
 

@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -129,6 +130,18 @@ func ByNode[E any](c *Client, items []E, keyOf func(E) string) [][]E {
 		groups[i] = append(groups[i], item)
 	}
 	return groups
+}
+
+// Batch is how many keys one round trip, and so one timeout, has to carry at most.
+const Batch = 256
+
+// InParts returns items in parts, each of which goes in one pipeline: at most [Batch] of them, whose keys are on one
+// node.
+func InParts[E any](c *Client, items []E, keyOf func(E) string) (parts [][]E) {
+	for _, group := range ByNode(c, items, keyOf) {
+		parts = slices.AppendSeq(parts, slices.Chunk(group, Batch))
+	}
+	return parts
 }
 
 // Listen listens for wake-ups of key at its node. It returns nil if there is no way to listen.

@@ -269,7 +269,7 @@ func TestBreaker_OneCaller(t *testing.T) {
 		},
 		"a script that takes": func(ctx context.Context, w *watcher, _ get) error {
 			s := NewTaking("return 1")
-			_, err := Run(ctx, w.Client, Command{Op: "script", Key: "k", Within: timeout, Script: s}, append(s.Call(0, 1), ""), (*redis.Cmd).Int)
+			_, err := Run(ctx, w.Client, Command{Op: "script", Key: "k", Within: timeout}, ScriptCall{s, append(s.Call(0, 1), "")}, (*redis.Cmd).Int)
 			return err
 		},
 	} {

@@ -8,21 +8,26 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A parcel is a command that may go with others. A command without cmd goes alone.
+// A parcel is a command that may go with others. One without cmd goes alone.
 type parcel struct {
 	rdb     redis.UniversalClient
 	timeout time.Duration
 	ctx     context.Context
 	cmd     redis.Cmder
-	ahead   redis.Cmder // goes just ahead of cmd, or nil
-	convoy  *Convoy     // with which it goes, or nil
+	ahead   redis.Cmder   // goes just ahead of cmd, or nil
+	more    []redis.Cmder // in place of cmd: a pipeline
 }
 
 func (p parcel) addTo(ctx context.Context, pipe redis.Pipeliner) {
 	if p.ahead != nil {
 		_ = pipe.Process(ctx, p.ahead)
 	}
-	_ = pipe.Process(ctx, p.cmd)
+	if p.cmd != nil {
+		_ = pipe.Process(ctx, p.cmd)
+	}
+	for _, cmd := range p.more {
+		_ = pipe.Process(ctx, cmd)
+	}
 }
 
 // A group is several commands that go in one pipeline, through one connection: the polls of a
@@ -103,9 +108,7 @@ func (s *group) send(g *gate) {
 	})
 	close(s.done)
 	answered := !Unreachable(err)
-	if first.convoy == nil {
-		g.adapt(len(s.waiters), answered && time.Since(sent) <= timeout/quick)
-	}
+	g.adapt(len(s.waiters), answered && time.Since(sent) <= timeout/quick)
 	if stop() { // otherwise it has left when its time was over
 		g.leave(answered)
 	}

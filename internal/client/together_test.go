@@ -47,6 +47,67 @@ func (h *held) hook(cmds []redis.Cmder) error {
 	return nil
 }
 
+// A road is a client whose GETs a test counts. Each key k holds "value of k".
+type road struct {
+	*Client
+	*held
+	t   *testing.T
+	all sync.WaitGroup
+}
+
+func newRoad(t *testing.T, keys int) *road {
+	m, rdb := redistest.StartMini(t)
+	for i := range keys {
+		key := fmt.Sprint(i)
+		redistest.Must(t, m.Set(key, "value of "+key))
+	}
+	h := new(held)
+	rdb.AddHook(redistest.Trips(h.hook))
+	c := New(rdb, timeout, func(_ context.Context, op string, err error) {
+		if !h.fails {
+			t.Errorf("%s: %v", op, err)
+		}
+	}, nil, nil)
+	return &road{Client: c, held: h, t: t}
+}
+
+func (r *road) get(ctx context.Context, key int) (string, error) {
+	cmd := redis.NewStringCmd(ctx, "get", fmt.Sprint(key))
+	return Send(ctx, r.Client, Command{Op: "get", Key: fmt.Sprint(key), Within: timeout}, []redis.Cmder{cmd}, cmd.Result)
+}
+
+// goGet starts GETs of keys, each of which wants its own value.
+func (r *road) goGet(keys ...int) {
+	for _, key := range keys {
+		r.all.Go(func() {
+			if got, err := r.get(r.t.Context(), key); err != nil || got != fmt.Sprint("value of ", key) {
+				r.t.Errorf("key %d: %q, %v", key, got, err)
+			}
+		})
+	}
+}
+
+// wantSent waits until nothing happens, and checks what has been sent.
+func (r *road) wantSent(alone int, pipelines ...int) {
+	r.t.Helper()
+	synctest.Wait()
+	r.held.mu.Lock()
+	defer r.held.mu.Unlock()
+	if r.alone != alone || fmt.Sprint(r.pipelines) != fmt.Sprint(pipelines) {
+		r.t.Errorf("%d went alone, and pipelines of %v; want %d and %v", r.alone, r.pipelines, alone, pipelines)
+	}
+}
+
+// end waits for all commands, and checks that none is left at a gate.
+func (r *road) end() {
+	r.t.Helper()
+	r.all.Wait()
+	synctest.Wait()
+	if s := r.node; r.Queued() != 0 || s.together.state.Load() != 0 || s.together.queue.Len() != 0 {
+		r.t.Errorf("%d wait; the gate is %#x in the end", r.Queued(), s.together.state.Load())
+	}
+}
+
 // Commands that come while all connections are in use go together when one returns, and each gets
 // its own reply. What comes to a free connection does not wait.
 func TestTogether_OnePipeline(t *testing.T) {
@@ -57,7 +118,7 @@ func TestTogether_OnePipeline(t *testing.T) {
 		r.node.together.size, r.node.together.most = 2, mostTogether
 		begun := time.Now()
 		for key := range keys {
-			r.goGet(nil, key)
+			r.goGet(key)
 		}
 		synctest.Wait()
 		if n := r.Queued(); n != keys-2 {
@@ -139,12 +200,12 @@ func TestTogether_CallerLeaves(t *testing.T) {
 		r := newRoad(t, 5)
 		r.takes = 100 * time.Millisecond
 		r.node.together.size = 1
-		r.goGet(nil, 0)
+		r.goGet(0)
 		synctest.Wait()
 		left, cancel := context.WithTimeout(t.Context(), r.takes/2)
 		defer cancel()
-		r.goGet(nil, 1, 2, 3)
-		if _, err := r.get(left, nil, 4); !errors.Is(err, context.DeadlineExceeded) || left.Err() == nil {
+		r.goGet(1, 2, 3)
+		if _, err := r.get(left, 4); !errors.Is(err, context.DeadlineExceeded) || left.Err() == nil {
 			t.Errorf("%v, and its context: %v", err, left.Err())
 		}
 		r.all.Wait()
@@ -176,7 +237,7 @@ func TestTogether_Length(t *testing.T) {
 			const commands = 1000
 			for range commands {
 				r.all.Go(func() {
-					if _, err := r.get(t.Context(), nil, 0); Unreachable(err) != test.fails {
+					if _, err := r.get(t.Context(), 0); Unreachable(err) != test.fails {
 						t.Error(err)
 					}
 				})

@@ -265,7 +265,7 @@ func TestSend_CallerLeaves(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), timeout/2)
 				defer cancel()
 				script := NewScript("return 1")
-				_, err := Run(ctx, w.Client, Command{Op: "op", Within: timeout, Script: script}, script.Call(0, 0), (*redis.Cmd).Int)
+				_, err := Run(ctx, w.Client, Command{Op: "op", Within: timeout}, ScriptCall{script, script.Call(0, 0)}, (*redis.Cmd).Int)
 				if !errors.Is(err, context.DeadlineExceeded) {
 					t.Errorf("Run: %v", err)
 				}

@@ -5,10 +5,10 @@ import (
 	"context"
 	"errors"
 	"runtime/pprof"
+	"slices"
 	"time"
 
 	"github.com/singlefill/singlefill/internal/client"
-	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/value"
@@ -29,322 +29,392 @@ func restFor(left time.Duration) time.Duration {
 	return min(left, maxRest)
 }
 
-// An attempt is what a fill knows between two commands.
-type attempt struct {
-	within     time.Duration // bound on the next command
-	queue      bool          // wait for a slot before the next command
-	wanted     bool          // a caller waits for this fill
-	awaited    string        // token of the holder that the fill waits for
-	asksFor    string        // Query.For of the last command
-	lastAsked  flight.Stamp  // the lock was seen held, or free, as of this stamp
-	unanswered int           // commands without an answer
+// begin is the first turn of a set.
+func (x *set) begin(ctx context.Context) state {
+	for _, f := range x.fills {
+		if f.fill.Refresh && f.old.Data != nil {
+			x.Store.Decode(ctx, f.old, f.old.Data) // the reader owns its value
+		}
+		// With MaxFleetLoads the lock is asked for first: a slot costs two commands then.
+		f.within, f.queue = x.Client.Timeout, !x.Slots.Leased()
+		if f.old.RedisErr != nil && x.Client.Silent(f.lock.Keys.Lock) {
+			f.within -= f.old.Asked
+		}
+	}
+	x.wait = wait.New(x.estimate())
+	x.wait.Eager = x.from.Anew // a poll proves to the callers that came before it: the awaited load ends after their calls
+	return asking
 }
 
-// begin is the first turn of a fill.
-func (x *filling) begin(ctx context.Context) state {
-	if x.fill.Refresh && x.old.Data != nil {
-		x.Store.Decode(ctx, x.old, x.old.Data) // the reader owns its value
-	}
-	x.wait = wait.New(x.times.Estimate(x.fill.Key, x.old.Entry.LoadTime))
-	x.wait.Eager = x.from.Anew // a poll proves to the callers before it that the awaited load ends after their calls
-	// With MaxFleetLoads the lock is asked for first: a slot costs two commands then.
-	x.next = attempt{within: x.Client.Timeout, queue: !x.Slots.Leased()}
-	if x.old.RedisErr != nil && x.Client.Silent(x.lock.Keys.Lock) {
-		x.next.within -= x.old.Asked
-	}
-	return asking
+// estimate returns how long the awaited load of the set takes: as the loads of its first key.
+func (x *set) estimate() wait.Estimate {
+	first := x.fills[0]
+	return x.times.Estimate(first.key, first.old.Entry.LoadTime)
 }
 
 // maxUnanswered is how many commands of one fill may stay unanswered while the server answers
 // others.
 const maxUnanswered = 2
 
-// ask asks Redis for an entry or for the lock. One command does both: it tells a waiter that the value arrived,
-// that the load failed, or that the holder died. Between two commands the fill holds no connection, and no slot
-// while another process holds the lock.
+// ask asks Redis for entries or for locks. One command does both: it tells a waiter that the value arrived,
+// that the load failed, or that the holder died. Between two commands the set holds no connection, and no slot
+// while another process holds the locks.
 //
 // A refresh that no caller waits for asks once. It leaves the key to its holder, and the slots to
 // loads that callers wait for.
-func (x *filling) ask(ctx context.Context) state {
-	a := &x.next
-	x.rest = maxRest
-	a.wanted = !x.fill.Refresh || x.Fills.Wanted(x.fill)
-	take := x.trySlot(ctx)
-	if !take {
-		if !a.wanted && x.Fills.EndIfDeserted(x.fill, x.rest) {
-			return ended
+func (x *set) ask(ctx context.Context) state {
+	wanted, queue, away := false, false, false
+	for _, f := range x.fills {
+		f.rest, f.told = maxRest, false
+		f.wanted = !f.fill.Refresh || x.Fills.Wanted(f.fill)
+		wanted, queue, away = wanted || f.wanted, queue || f.queue, away || x.Client.Away(f.lock.Keys.Lock)
+	}
+	if wanted && x.Slots.Leased() { // the others ask for a lease at once, or not at all
+		if some := slices.DeleteFunc(slices.Clone(x.fills), func(f *filling) bool { return f.wanted }); len(some) > 0 {
+			x.split(some).goOn(ctx, asking)
 		}
-		if a.queue && !x.Client.Away(x.lock.Keys.Lock) {
+	}
+	take := x.trySlot(ctx, wanted)
+	if !take {
+		x.fills = slices.DeleteFunc(slices.Clone(x.fills), func(f *filling) bool { return !f.wanted && x.deserted(ctx, f) })
+		switch {
+		case len(x.fills) == 0:
+			return ended
+		case queue && !away:
 			return queueing
 		}
 	}
-	if a.within < time.Millisecond || x.Client.Away(x.lock.Keys.Lock) {
-		return x.unreached(ctx, cmp.Or(x.Client.Refusal(x.lock.Keys.Lock), client.ErrAway))
+	sent := time.Now()
+	parts := client.InParts(x.Client, x.fills, func(f *filling) string { return f.lock.Keys.Lock })
+	if len(parts) == 1 {
+		x.getOrLock(ctx, x.fills, take)
+	} else {
+		x.askTogether(ctx, parts, take)
 	}
-	reply, stamp, err := x.getOrLock(ctx, take)
-	switch {
-	case err == nil:
-	case x.worthAsking(err):
-		return asking
-	default:
-		return x.unreached(ctx, err)
-	}
-	a.within, x.rest = x.Client.Timeout, restFor(reply.Left)
-	next := decide(reply, view{wanted: a.wanted, servable: x.suffices()})
-	return x.follow(ctx, next, reply, stamp)
+	x.wait.Answered(sent)
+	return answered
 }
 
 // trySlot takes a slot if one is free.
-func (x *filling) trySlot(ctx context.Context) bool {
-	if x.next.wanted {
+func (x *set) trySlot(ctx context.Context, wanted bool) bool {
+	if wanted {
 		return x.slot.Try(false)
 	}
 	return x.slot.TryLease(ctx)
 }
 
-// getOrLock sends one command: it looks for an entry and, if take is set, takes the lock if no process
-// holds it. The stamp is from before the command. What the reply says of the key is true as of
-// then.
-func (x *filling) getOrLock(ctx context.Context, take bool) (filllock.Reply, flight.Stamp, error) {
-	x.next.asksFor = x.purpose()
-	a := x.next
-	query := filllock.Query{Known: entry.Header(x.old.Data), Awaited: a.awaited, Take: take, For: a.asksFor, Spared: true}
-	stamp, sent := x.Fills.Now(), time.Now()
-	var reply filllock.Reply
-	var err error
-	found := value.Lookup{Key: x.fill.Key}
-	x.Store.During([]*value.Lookup{&found}, func() {
-		reply, err = client.Retry(ctx, a.within, x.Client.Again(x.lock.Keys.Lock), func(within time.Duration) (filllock.Reply, error) {
-			return x.lock.GetOrLock(ctx, within, query)
-		})
-		x.wait.Answered(sent)
-		if err == nil && reply.Status == filllock.Hit {
-			x.Store.Decode(ctx, &found, []byte(reply.Text))
-			found.Kept(reply.Kept)
+// gather is how long fills that have their answers wait for a server that has given none.
+const gather = 5 * time.Millisecond
+
+// askTogether asks several servers at the same time. If none of them has answered for a moment, the fills that have no
+// answers become another set: their locks are not held, or may be held by others, and no lock is held while another
+// one is awaited.
+func (x *set) askTogether(ctx context.Context, parts [][]*filling, take bool) {
+	sent, replies := time.Now(), make([]chan struct{}, len(parts))
+	arrived := make(chan struct{}, len(parts))
+	for i, part := range parts {
+		replies[i] = make(chan struct{})
+		go func() {
+			defer func() {
+				close(replies[i])
+				arrived <- struct{}{}
+			}()
+			x.getOrLock(ctx, part, take)
+		}()
+	}
+	<-arrived
+	patience := time.NewTimer(gather)
+	defer patience.Stop()
+	for left := len(parts) - 1; left > 0; left-- {
+		select {
+		case <-arrived:
+			patience.Reset(gather)
+			continue
+		case <-patience.C:
 		}
-	})
-	x.replaces = err == nil && reply.Status == filllock.Locked && reply.Known
-	switch {
-	case err != nil:
-	case reply.Status == filllock.Hit:
-		x.old, x.newSince, x.oldSince = new(found), x.oldSince, stamp
-	default:
-		x.oldSince = stamp
-		if !reply.Known {
-			x.old.Freshness = value.Expired
+		for i, part := range parts {
+			select {
+			case <-replies[i]:
+			default:
+				y := x.split(part)
+				x.Fills.Run(y.load, func(*flight.Load) {
+					<-replies[i]
+					y.wait.Answered(sent)
+					y.run(ctx, answered)
+				})
+			}
+		}
+		return
+	}
+}
+
+// follow goes the ways of the fills. Where these part, it goes on with a load, or else with the fills that ask or wait
+// for a slot: they may hold the slot of the set.
+func (x *set) follow(ctx context.Context) state {
+	for i, f := range x.fills {
+		if x.decided(ctx, f); f.next == asking && f.reply.Err != nil {
+			f.apart = i // by itself: together they may have too much to say
 		}
 	}
-	return reply, stamp, err
+	x.fills = slices.DeleteFunc(slices.Clone(x.fills), func(f *filling) bool { return f.next == ended })
+	if len(x.fills) == 0 {
+		return ended
+	}
+	var ways []way
+	together := make(map[way][]*filling)
+	for _, f := range x.fills {
+		if together[f.way] == nil {
+			ways = append(ways, f.way)
+		}
+		together[f.way] = append(together[f.way], f)
+	}
+	mine := slices.MinFunc(ways, func(a, b way) int { return cmp.Compare(rank(a.next), rank(b.next)) })
+	for _, w := range ways {
+		if w != mine {
+			y := x.split(together[w])
+			y.goOn(ctx, y.enter(w))
+		}
+	}
+	return x.enter(mine)
+}
+
+// rank is the order of states in which a set prefers them to parting with its fills.
+func rank(s state) int { return slices.Index([]state{loading, asking, queueing, paused}, s) }
+
+// enter enters a way.
+func (x *set) enter(w way) state {
+	if w.next == paused {
+		x.beginPause()
+	}
+	return w.next
+}
+
+// decided finds the way of a fill.
+func (x *set) decided(ctx context.Context, f *filling) {
+	f.way = way{}
+	switch r, err := f.reply.Value, f.reply.Err; {
+	case f.decoding: // has called runtime.Goexit
+		f.decoding, f.next = false, ended
+		x.end(ctx, f, nil, 0)
+	case f.unasked:
+		f.next = x.unreached(ctx, f)
+	case err == nil:
+		f.within, f.rest = x.Client.Timeout, restFor(r.Left)
+		f.next = x.take(ctx, f, decide(r, view{wanted: f.wanted, servable: x.suffices(f)}))
+	case x.worthAsking(f, err):
+		f.next = asking
+	default:
+		f.next = x.unreached(ctx, f)
+	}
 }
 
 // suffices reports whether what the key holds can end the fill.
-func (x *filling) suffices() bool {
-	return x.old.Freshness >= value.Revalidate && !(x.from.Anew && x.newSince == 0)
-}
-
-// purpose tells the script what the callers can do with the entry that the key holds.
-func (x *filling) purpose() string {
-	switch {
-	case !x.next.wanted:
-		return filllock.Served
-	case x.Store.Servable(&x.old.Found, time.Now()):
-		return filllock.Fallback
-	}
-	return filllock.Unusable
+func (x *set) suffices(f *filling) bool {
+	return f.old.Freshness >= value.Revalidate && !(x.from.Anew && f.newSince == 0)
 }
 
 // worthAsking reports whether to ask again after a command without an answer: callers wait, and the
-// server answers other commands. It has answered one that was late, since this process was held up.
-func (x *filling) worthAsking(err error) bool {
-	a := &x.next
-	a.unanswered++
+// server answers other commands. It has answered a command that was late, since this process was held up.
+func (x *set) worthAsking(f *filling, err error) bool {
+	f.unanswered++
 	if client.Late(err) {
-		a.within = x.Client.Timeout
-		return a.unanswered < maxUnanswered && a.wanted
+		f.within = x.Client.Timeout
+		return f.unanswered < maxUnanswered && f.wanted
 	}
-	return a.unanswered < maxUnanswered && a.wanted && client.Unreachable(err) && !x.Client.Silent(x.lock.Keys.Lock)
+	return f.unanswered < maxUnanswered && f.wanted && client.Unreachable(err) && !x.Client.Silent(f.lock.Keys.Lock)
 }
 
 // unreached is called when Redis did not answer: the source serves the callers. A refresh without callers ends, and
-// so does a fill that only brings a newer value, which could not be stored: callers that need a value join again.
-func (x *filling) unreached(ctx context.Context, err error) state {
-	x.away = err
-	if x.fill.Refresh && x.Fills.EndIfDeserted(x.fill, x.rest) {
+// a fill that only brings a newer value ends, too, since that could not be stored: callers that need a value join again.
+func (x *set) unreached(ctx context.Context, f *filling) state {
+	f.away = f.reply.Err
+	switch {
+	case f.fill.Refresh && x.deserted(ctx, f):
 		return ended
-	}
-	if x.from.Anew {
-		x.end(ctx, &Result{StoreErr: err}, 0)
+	case x.from.Anew:
+		x.end(ctx, f, &Result{StoreErr: f.away}, 0)
 		return ended
-	}
-	if !x.slot.Try(true) {
+	case !x.slot.Try(true):
 		return queueing
 	}
-	x.waited(ctx)
-	x.load.unlocked = true
+	x.waited(ctx, f)
+	f.unlocked = true
 	return loading
 }
 
-// A step is what follows from a reply.
-type step int
-
-const (
-	takeValue   step = iota // end with the value that has arrived
-	takeFailure             // end with the failure of the load in another process
-	takeLock                // load and store: the fill holds the lock
-	askAgain                // ask again at once
-	retryNew                // ask again at once, as a new attempt to lock
-	waitForLock             // pause, then ask again
-	waitForSlot             // queue for a slot, then ask again
-	leaveKey                // leave the key to other processes, unless a caller has joined
-)
-
-// A view is what decide knows beside the reply.
-type view struct {
-	wanted   bool // a caller waits
-	servable bool // the value found can end the fill
-}
-
-// decide returns the step that follows from a reply. It has no effects: it sends nothing, locks
-// nothing and reads no clock.
-func decide(r filllock.Reply, v view) step {
-	switch r.Status {
-	case filllock.Hit:
-		if v.servable {
-			return takeValue
-		}
-		return askAgain
-	case filllock.Locked:
-		return takeLock
-	case filllock.Failed:
-		return takeFailure
-	case filllock.Refused:
-		return retryNew
-	case filllock.Gone:
-		if v.wanted {
-			return askAgain // as a load
-		}
-	case filllock.Busy:
-		if v.wanted {
-			return waitForLock
-		}
-	case filllock.Free:
-		if v.wanted {
-			return waitForSlot
-		}
-	}
-	return leaveKey
-}
-
-// follow takes a step.
-func (x *filling) follow(ctx context.Context, next step, reply filllock.Reply, stamp flight.Stamp) state {
-	a := &x.next
+// take takes a step.
+func (x *set) take(ctx context.Context, f *filling, next step) state {
+	reply := f.reply.Value
 	switch next {
 	case takeValue:
-		x.wait.Found()
-		x.times.Note(x.fill.Key, x.old.Entry.LoadTime)
-		r := &Result{Found: x.old.Found}
+		x.found(f)
+		x.times.Note(f.key, f.old.Entry.LoadTime)
+		r := &Result{Found: f.old.Found}
 		if r.Freshness == value.Fresh { // Expire stores the old value again
-			r.NewSince = x.newSince
+			r.NewSince = f.newSince
 		}
-		x.end(ctx, r, stamp)
+		x.end(ctx, f, r, f.stamp)
 		return ended
 	case takeFailure:
-		x.wait.Found()
+		x.found(f)
 		// Callers that had joined when the lock was last seen held have waited for that load.
-		err := x.User.RemoteError(x.fill.Key, reply.Text)
+		err := x.User.RemoteError(f.key, reply.Text)
 		r := &Result{Found: value.Found{Err: err}, Failed: err != value.ErrNotFound, NoStale: errors.Is(err, ErrNoStale)}
-		r.Resting, r.NewSince = reply.Left > 0, a.lastAsked
-		validFrom := a.lastAsked
-		if reply.Left > 0 && a.asksFor == filllock.Unusable { // it is remembered
-			validFrom = stamp
+		r.Resting, r.NewSince = reply.Left > 0, f.lastAsked
+		validFrom := f.lastAsked
+		if reply.Left > 0 && f.asksFor == filllock.Unusable { // it is remembered
+			validFrom = f.stamp
 		}
-		x.end(ctx, r, validFrom)
+		x.end(ctx, f, r, validFrom)
 		return ended
 	case takeLock:
-		if x.slot.Held() {
-			x.waited(ctx)
+		if x.slot.Held() || x.slot.Try(false) {
+			x.waited(ctx, f)
 			return loading
 		}
 		// The server executed an earlier command to lock only now, and the slot has been given back
 		// since.
-		lock := *x.lock
-		x.Fills.Behind(func() { x.abandon(ctx, lock) })
-		x.lock = x.newLock(x.fill.Key)
+		x.giveUp(ctx, f)
+		x.lockAnew([]*filling{f})
 	case retryNew:
-		x.lock = x.newLock(x.fill.Key)
+		x.lockAnew([]*filling{f})
 	case waitForLock:
-		x.from.Seat.Decided()
-		x.slot.Release()
-		a.awaited, a.lastAsked, a.queue = reply.Text, stamp, false
-		x.wait.Polls++
-		x.pausing = x.wait.Pause(reply)
-		x.wait.Listen(x.Client, x.lock.Keys.Lock, reply)
+		f.awaited, f.lastAsked, f.queue, f.holder = reply.Text, f.stamp, false, reply.Text
 		return paused
 	case waitForSlot:
-		a.queue, a.lastAsked = true, stamp
+		f.queue, f.lastAsked = true, f.stamp
 	case leaveKey:
-		if x.Fills.EndIfDeserted(x.fill, x.rest) {
+		if x.deserted(ctx, f) {
 			return ended
 		}
 	}
 	return asking
 }
 
-// pause sleeps, for a shorter time if a caller joins.
-func (x *filling) pause(ctx context.Context) state {
-	deserted := func() bool { return x.Fills.EndIfDeserted(x.fill, x.rest) }
-	switch x.wait.Sleep(x.pausing, x.Closing, x.fill.Wake, deserted) {
+// found notes that the load has ended for which a fill has waited.
+func (x *set) found(f *filling) {
+	if f.ear != nil {
+		f.ear.Found(x.wait.Heard)
+	}
+}
+
+// beginPause is called when another process holds the locks of the fills.
+func (x *set) beginPause() {
+	x.slot.Release()
+	held, ears := x.fills[0].reply.Value, make([]*wait.Ear, len(x.fills))
+	for i, f := range x.fills {
+		f.polls++
+		if f.ear == nil {
+			f.ear = wait.NewEar(x.Client, f.lock.Keys.Lock, func() { x.Fills.Tell(f.fill) })
+		}
+		ears[i] = f.ear
+		held = filllock.Reply{Age: max(held.Age, f.reply.Value.Age), Left: min(held.Left, f.reply.Value.Left)}
+	}
+	x.wait.Polls++
+	x.until = time.Now().Add(x.wait.Pause(held, ears))
+	x.wait.Listen(held, ears)
+}
+
+// pause sleeps, for a shorter time if a caller joins. Fills whose ears have been told something ask by themselves.
+func (x *set) pause(ctx context.Context) state {
+	before := x.wait.Heard
+	x.joined = false
+	event := x.wait.Sleep(time.Until(x.until), x.Closing, x.load.Woken, func() wait.Look { return x.look(ctx) })
+	switch event {
 	case wait.Closed:
-		x.end(ctx, &Result{Found: value.Found{Err: flight.ErrClosed}}, flight.Always)
-		return ended
+		return x.endClosed(ctx)
 	case wait.Interrupted:
 		return ended
+	case wait.Woken:
+		told := slices.DeleteFunc(slices.Clone(x.fills), func(f *filling) bool { return !f.told })
+		if 0 < len(told) && len(told) < len(x.fills) {
+			x.split(told).goOn(ctx, asking)
+			if x.wait.Heard = before; x.joined {
+				x.until = x.wait.Joined(x.until)
+			}
+			return paused
+		}
 	}
 	return asking
 }
 
-// queuedPoll is the time between two polls of all queued fills of this cache together.
-const queuedPoll = 250 * time.Millisecond
+// look looks what has happened to the fills.
+func (x *set) look(ctx context.Context) (seen wait.Look) {
+	if seen.Joined = x.Fills.Nudged(x.load); seen.Joined {
+		seen.Deserted, x.joined = x.drop(ctx), true
+	}
+	for _, f := range x.fills {
+		f.told = f.ear.Told(&seen) || f.told
+	}
+	return seen
+}
 
-// queue has the fill go on when it has a slot, or when it is time to poll for a value from another
+const (
+	// queuedPoll is the time between two polls of all queued fills of this cache together.
+	queuedPoll = 250 * time.Millisecond
+
+	// hastyPoll is the time between two polls of a set, for each of its keys, when keys have been invalidated or callers
+	// have left: a key may have been Set.
+	hastyPoll = 10 * time.Millisecond
+)
+
+// queue has the set go on when it has a slot, or when it is time to poll for values from another
 // process. Until then it has no goroutine. The more fills are queued, the more rarely each of them
 // polls: a queue of any length sends four commands a second.
-func (x *filling) queue(ctx context.Context) state {
+func (x *set) queue(ctx context.Context) state {
 	if x.unwanted(ctx) {
 		return ended
 	}
-	x.wait.End()
+	for _, f := range x.fills {
+		if f.ear != nil {
+			f.ear.Close()
+		}
+	}
 	x.inLine = time.Now()
-	x.slot.Queue(func() { go x.Fills.Wake(x.fill) })
-	poll := time.Duration(max(x.Slots.Queued(), 1)*x.from.Seat.Fills()) * queuedPoll
-	x.Fills.Queue(x.fill, poll, func() {
-		pprof.SetGoroutineLabels(ctx) // not those of whatever has woken the fill
+	x.slot.Queue(func() { go x.Fills.Wake(x.load) })
+	poll := time.Duration(max(x.Slots.Queued(), 1)*len(x.fills)) * queuedPoll
+	if x.hasty {
+		poll = time.Until(x.polled.Add(x.hastyPause()))
+	}
+	x.Fills.Queue(x.load, poll, func(*flight.Load) {
+		pprof.SetGoroutineLabels(ctx) // not the labels of the goroutine that has woken the set
 		x.run(ctx, dequeued)
 	})
 	return elsewhere
 }
 
 // dequeue is the first turn after the queue.
-func (x *filling) dequeue(ctx context.Context) state {
+func (x *set) dequeue(ctx context.Context) state {
 	x.queued += time.Since(x.inLine)
 	if x.unwanted(ctx) {
 		return ended
 	}
+	nudged := x.Fills.Nudged(x.load) || x.hasty
+	if x.hasty = nudged && !x.slot.Held() && time.Since(x.polled) < x.hastyPause(); x.hasty {
+		return queueing
+	}
 	// Redis may have come back. Without a slot the command is a poll.
-	x.next.within, x.next.unanswered, x.next.queue = x.Client.Timeout, 0, false
+	x.polled = time.Now()
+	for _, f := range x.fills {
+		f.within, f.unanswered, f.queue = x.Client.Timeout, 0, false
+	}
 	return asking
 }
 
-// unwanted ends a fill without a slot if no caller waits, or the cache was closed and no load waits: Close
-// waits for the load that needs this one, unless loads are aborted. Check the callers first: EndIfDeserted takes the lock under which the
-// first caller joins, so afterwards Awaited sees that caller's load.
-func (x *filling) unwanted(ctx context.Context) bool {
-	if x.Fills.EndIfDeserted(x.fill, x.rest) {
+// hastyPause is the least time between two polls of a queued set. A single key has none.
+func (x *set) hastyPause() time.Duration { return time.Duration(len(x.fills)-1) * hastyPoll }
+
+// unwanted ends fills without a slot that no caller wants, and all of them if the cache was closed and no load waits:
+// Close waits for the load that needs one of these, unless loads are aborted. It reports whether none is left. Check
+// the callers first: drop takes the mutex under which the first caller joins, so afterwards Awaited sees that caller's
+// load.
+func (x *set) unwanted(ctx context.Context) bool {
+	if x.drop(ctx) {
 		return true
 	}
-	if !x.closed() || x.fill.Load.Awaited() && x.Fills.Aborting().Err() == nil {
+	if !x.closed() || x.load.Awaited() && x.Fills.Aborting().Err() == nil {
 		return false
 	}
-	x.end(ctx, &Result{Found: value.Found{Err: flight.ErrClosed}}, flight.Always)
+	x.endClosed(ctx)
 	return true
 }

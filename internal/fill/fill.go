@@ -1,49 +1,29 @@
 // Package fill brings the values of keys that callers have not found: a fill waits for the value that another
 // process stores, or loads it and stores it.
 //
-// A fill is a [state] and a loop that takes one turn after the other (run): it asks Redis (ask), pauses or queues,
-// loads (callLoader), and stores (store). What a reply of Redis means for it is decided by a function without effects
-// (decide). A fill goes on in another goroutine if that of its Loader does not come back: after a panic or
-// runtime.Goexit (leave), and at LoadTimeout (callLoader).
+// The fills that a call begins are a [set]. It is a [state] and a loop that takes one turn after the other (run): it
+// asks Redis (ask), pauses or queues, loads (callLoader), and stores (store). What a reply of Redis means for a fill is
+// decided by a function without effects (decide). The fills of a set go together while they are in the same state:
+// where they part, some become another set (follow). A set goes on in another goroutine if the goroutine of its Loader
+// does not come back: after a panic or runtime.Goexit (leave), and at LoadTimeout (callLoader).
 package fill
 
 import (
 	"context"
 	"errors"
-	"sync/atomic"
+	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/singlefill/singlefill/internal/bulk"
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
-	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
-	"github.com/singlefill/singlefill/internal/revoke"
 	"github.com/singlefill/singlefill/internal/tags"
 	"github.com/singlefill/singlefill/internal/value"
 	"github.com/singlefill/singlefill/internal/wait"
 )
-
-// Parts are what a Filler is made of.
-type Parts struct {
-	Client  *client.Client
-	Store   *value.Store
-	Tags    *tags.Index // nil: no value has tags
-	Fills   *flight.Fills[Result]
-	Slots   *flight.Slots
-	User    User
-	Events  *event.Sink
-	Keys    *revoke.Keys
-	Closing <-chan struct{}
-
-	LockTTL     time.Duration
-	LoadTimeout time.Duration
-	RetryAfter  time.Duration // 0: off
-	FailureTTL  time.Duration // 0: off
-}
 
 // A Filler begins and runs the fills of one cache.
 type Filler struct {
@@ -53,45 +33,53 @@ type Filler struct {
 
 func New(p Parts) *Filler { return &Filler{Parts: p, times: wait.NewTimes()} }
 
-// A Source is from where a fill loads: a Loader, or a seat in a bulk, whose ManyLoader works for several fills.
+// A Source is from where fills load.
 type Source struct {
 	Loader Loader
-	Seat   *bulk.Seat // nil: Loader
-	Anew   bool       // load although the key holds a value, unless a newer one arrives; and not without Redis
+	Anew   bool // load although the key holds a value, unless a newer value arrives; and not without Redis
 }
 
 // An Ask is a key for which a call needs a fill.
 type Ask struct {
-	value.Lookup // what the call has found under the key
-	From         Source
-	Wait         flight.Waiter[Result]
+	Key           string
+	*value.Lookup // what the call has found under the key; it is not changed any more
+	Wait          flight.Waiter[Result]
 }
 
-// Join joins the fills of keys, or starts fills with what the call has found. A fill has a detached context, and goes on
-// when all callers have left: impatient callers of a slow source would keep its key cold for ever, and other processes
-// would wait for a load that never succeeds.
-func (f *Filler) Join(ctx context.Context, call *flight.Caller, asks []*Ask) {
+// Join joins the fills of keys, or starts fills with what the call has found, which load together. A fill has a detached
+// context, and goes on when all callers have left: impatient callers of a slow source would keep its key cold for ever,
+// and other processes would wait for a load that never succeeds.
+func (f *Filler) Join(ctx context.Context, call *flight.Caller, asks []*Ask, from Source) {
 	waits := make([]*flight.Waiter[Result], len(asks))
 	for i, a := range asks {
-		a.Wait.Key, a.Wait.Group = a.Key, a.From.Seat.Node()
-		a.Wait.Empty = a.RedisErr == nil && a.Freshness == value.Expired
+		a.Wait.Key, a.Wait.Empty = a.Key, a.RedisErr == nil && a.Freshness == value.Expired
 		waits[i] = &a.Wait
 	}
-	f.Fills.Join(call, waits, func(i int) func(of *flight.Fill[Result], over func()) {
-		found, from := asks[i].Lookup, asks[i].From // the call may change its own when it has left
-		return func(of *flight.Fill[Result], over func()) { f.start(client.Detach(ctx), of, from, &found, over) }
+	f.Fills.Join(call, waits, func(of []int, fills []*flight.Fill[Result]) (run func(*flight.Load)) {
+		x := f.newSet(from, fills)
+		for k, i := range of {
+			x.all[k].found = *asks[i].Lookup
+		}
+		return func(l *flight.Load) { x.start(client.Detach(ctx), l) }
 	})
 }
 
-// Refresh loads a key in the background, in one process of the fleet, since its entry is stale or about to expire.
-// A caller that finds nothing to serve joins it. Loads that callers wait for go first. It reports whether it has
-// begun. ctx never ends.
-func (f *Filler) Refresh(ctx context.Context, key string, data []byte, from Source) bool {
+// Refresh loads keys in the background, in one process of the fleet, since their entries are stale or about to expire.
+// A caller that finds nothing to serve joins the fill of its key. Loads that callers wait for go first. ctx never ends.
+func (f *Filler) Refresh(ctx context.Context, found []*value.Lookup, from Source) {
 	if f.closed() {
-		return false
+		return
 	}
-	return f.Fills.Refresh(key, entry.Header(data), from.Seat.Node(), func(of *flight.Fill[Result], over func()) {
-		f.start(ctx, of, from, &value.Lookup{Key: key, Data: data}, over)
+	keys, entries := make([]string, len(found)), make([]string, len(found))
+	for i, l := range found {
+		keys[i], entries[i] = l.Key, entry.Header(l.Data)
+	}
+	f.Fills.Refresh(keys, entries, func(of []int, fills []*flight.Fill[Result]) (run func(*flight.Load)) {
+		x := f.newSet(from, fills)
+		for k, i := range of {
+			x.all[k].found = value.Lookup{Key: keys[i], Data: found[i].Data}
+		}
+		return func(l *flight.Load) { x.start(ctx, l) }
 	})
 }
 
@@ -104,76 +92,62 @@ func (f *Filler) closed() bool {
 	}
 }
 
-func (f *Filler) newLock(key string) *filllock.Lock {
-	return filllock.New(f.Client, filllock.PairOf(f.Store.Key(key)), f.LockTTL)
-}
-
-// A filling is a running fill.
-type filling struct {
+// A set is fills that are in the same state, and go together. One goroutine runs it at a time.
+type set struct {
 	*Filler
-	fill *flight.Fill[Result]
-	from Source
-	lock *filllock.Lock
-	slot slot
-	wait wait.Wait
-	over func() // to be called when no work is left
+	all   []filling  // with which it began
+	mine  []*filling // all that have not moved to other sets
+	fills []*filling // of mine, those not ended
+	from  Source
+	load  *flight.Load
+	slot  *flight.Slot
+	wait  wait.Wait
 
-	next     attempt
-	pausing  time.Duration   // of the next pause
-	old      *value.Lookup   // what the key holds, as last seen
-	replaces bool            // the key held old when this fill took the lock
-	oldSince flight.Stamp    // old is known to be true as of this stamp
-	newSince flight.Stamp    // old was stored after this stamp; 0: it may have been there before the fill
-	away     error           // why Redis was not asked, or did not answer
-	rest     time.Duration   // how long no other refresh of the same entry is started
-	queued   time.Duration   // time spent waiting for slots
-	inLine   time.Time       // since when it waits for one
-	since    *tags.Sequences // before the load; nil without Options.Tags
-	load     load
-	outcome  outcome // of the load
-
-	superseded atomic.Bool // the load was cancelled because no caller may have its value any more
-	returned   atomic.Bool // the load has an outcome
+	until  time.Time       // the end of the pause
+	joined bool            // a caller has joined during the pause
+	inLine time.Time       // since when it waits for a slot
+	polled time.Time       // when it left the line last, to ask
+	hasty  bool            // it asks soon, since keys have been invalidated
+	queued time.Duration   // time spent waiting for slots
+	since  *tags.Sequences // before the load; nil without Options.Tags
+	noted  *tags.Noted     // before the store; nil: there are no tags
+	call   *running        // of the Loader; nil before it
+	at     *filling        // for which a function of the user is being called, or nil
 }
 
-// A slot is the right to load: a [flight.Slot], or a [flight.Share] of the one that the fills of many
-// keys have in common.
-type slot interface {
-	Try(local bool) bool
-	TryLease(ctx context.Context) bool
-	Queue(granted func())
-	Held() bool
-	Release()
-}
-
-// A state is what a fill does. It is a variable of the goroutine that runs the fill, so no other one changes it.
-type state int
-
-const (
-	beginning state = iota
-	asking          // asks Redis for the value, or for the lock
-	paused          // waits for another process, which holds the lock
-	queueing        // waits for a slot; the fill has no goroutine then
-	dequeued        // has waited for a slot, and may have it
-	loading         // the Source loads
-	storing         // hands the outcome of the load to Redis and to the callers
-	ended
-	elsewhere // goes on in another goroutine
-)
-
-// start runs a fill from its first command to its end. l is what a read has found.
-func (f *Filler) start(ctx context.Context, of *flight.Fill[Result], from Source, l *value.Lookup, over func()) {
-	x := &filling{Filler: f, fill: of, from: from, over: over, old: l, lock: f.newLock(of.Key)}
-	if from.Seat == nil {
-		x.slot = f.Slots.NewSlot(of.Load)
-	} else {
-		x.slot, x.lock.Convoy = from.Seat.NewShare(), from.Seat.Asks()
+func (f *Filler) newSet(from Source, fills []*flight.Fill[Result]) *set {
+	x := &set{Filler: f, from: from, all: make([]filling, len(fills)), mine: make([]*filling, len(fills))}
+	for i, of := range fills {
+		x.mine[i] = &x.all[i]
+		x.all[i].key, x.all[i].fill = of.Key, of
 	}
+	x.fills = x.mine
+	return x
+}
+
+// start runs a set from its first command to its end.
+func (x *set) start(ctx context.Context, l *flight.Load) {
+	x.load, x.slot = l, x.Slots.NewSlot(l)
+	for i := range x.all {
+		x.all[i].old = &x.all[i].found
+	}
+	x.lockAnew(x.fills)
 	x.run(ctx, beginning)
 }
 
-// run takes the turns of a fill until it has ended, or goes on in another goroutine.
-func (x *filling) run(ctx context.Context, s state) {
+// lockAnew gives fills new attempts to lock.
+func (x *set) lockAnew(fills []*filling) {
+	pairs := make([]filllock.Pair, len(fills))
+	for i, f := range fills {
+		pairs[i] = filllock.PairOf(x.Store.Key(f.key))
+	}
+	for i, l := range filllock.NewMany(x.Client, pairs, x.LockTTL) {
+		fills[i].lock, fills[i].holds = l, false
+	}
+}
+
+// run takes the turns of a set until it has ended, or goes on in another goroutine.
+func (x *set) run(ctx context.Context, s state) {
 	defer x.leave(ctx, &s)
 	for s < ended {
 		switch s {
@@ -181,6 +155,8 @@ func (x *filling) run(ctx context.Context, s state) {
 			s = x.begin(ctx)
 		case asking:
 			s = x.ask(ctx)
+		case answered:
+			s = x.follow(ctx)
 		case paused:
 			s = x.pause(ctx)
 		case queueing:
@@ -189,62 +165,146 @@ func (x *filling) run(ctx context.Context, s state) {
 			s = x.dequeue(ctx)
 		case loading:
 			s = x.callLoader(ctx)
+		case judging:
+			s = x.judge()
 		case storing:
 			s = x.store(ctx)
 		}
 	}
 }
 
-// leave is what the goroutine of a fill does last, also if a function of the user has panicked or called
-// runtime.Goexit: then the state is still that of the turn. A Loader that has done so brings its outcome by that, and
-// the fill goes on in another goroutine.
-func (x *filling) leave(ctx context.Context, s *state) {
+// goOn runs a set in another goroutine.
+func (x *set) goOn(ctx context.Context, s state) {
+	x.Fills.Run(x.load, func(*flight.Load) { x.run(ctx, s) })
+}
+
+// split makes another set of some of the fills, which has no slot.
+func (x *set) split(some []*filling) *set {
+	fills := make([]*flight.Fill[Result], len(some))
+	for i, f := range some {
+		fills[i] = f.fill
+	}
+	moved := make(map[*filling]bool, len(some))
+	for _, f := range some {
+		moved[f] = true
+	}
+	x.fills, x.mine = without(x.fills, moved), without(x.mine, moved)
+	y := &set{Filler: x.Filler, mine: some, fills: some, from: x.from, wait: x.wait, queued: x.queued, since: x.since}
+	y.load = x.Fills.Split(x.load, fills)
+	y.slot = x.Slots.NewSlot(y.load)
+	return y
+}
+
+func without(fills []*filling, moved map[*filling]bool) []*filling {
+	return slices.DeleteFunc(slices.Clone(fills), func(f *filling) bool { return moved[f] })
+}
+
+// leave is what the goroutine of a set does last, also if a function of the user has panicked or called
+// runtime.Goexit: then the state is still the state of the turn. This is the outcome of a Loader, and the set goes on in another
+// goroutine. If a function has called runtime.Goexit for one fill, the other fills go on.
+func (x *set) leave(ctx context.Context, s *state) {
 	switch *s {
 	case elsewhere:
 		return
-	case loading:
-		if o := x.User.Panicked(recover()); x.claim() {
-			x.Events.LoadPanics(1)
-			x.loaded(outcome{Outcome: o})
-			go x.run(ctx, storing)
+	case asking, answered:
+		if slices.ContainsFunc(x.fills, func(f *filling) bool { return f.decoding }) {
+			x.goOn(ctx, answered)
+			return
 		}
+	case loading, judging:
+		o := x.User.Panicked(recover())
+		if *s == loading && !x.call.claim() {
+			return
+		}
+		failed := 1
+		if x.call.result == nil { // the Loader itself
+			failed = len(x.fills)
+		}
+		x.Events.LoadPanics(failed)
+		x.call.outcomes = append(x.call.outcomes, slices.Repeat([]Outcome{o}, failed)...)
+		x.goOn(ctx, judging)
 		return
-	case storing: // the codec, Options.Tags or Trace has called runtime.Goexit
-		x.lock.InDoubt = true
-		x.end(ctx, &Result{Found: value.Found{Err: x.User.Panicked(nil).Err}, Failed: true}, flight.Always)
+	case storing:
+		r := &Result{Found: value.Found{Err: x.User.Panicked(nil).Err}, Failed: true}
+		if f := x.at; f != nil { // the codec or Options.Tags has called runtime.Goexit
+			x.at, f.settled = nil, true
+			x.end(ctx, f, r, flight.Always)
+			x.fills = without(x.fills, map[*filling]bool{f: true})
+			x.goOn(ctx, storing)
+			return
+		}
+		// Trace has.
+		if !slices.ContainsFunc(x.fills, func(f *filling) bool { return !f.settled }) {
+			x.goOn(ctx, storing) // to tell the other outcomes
+			return
+		}
+		for _, f := range x.fills {
+			x.end(ctx, f, r, flight.Always)
+		}
 	}
-	x.end(ctx, nil, 0) // does nothing if the fill has ended
-	x.from.Seat.Decided()
+	for _, f := range x.mine {
+		x.end(ctx, f, nil, 0) // does nothing if the fill has ended
+		if f.lock.InDoubt || f.holds {
+			x.giveUp(ctx, f)
+		}
+	}
 	x.slot.Release()
-	if x.lock.InDoubt {
-		lock := *x.lock
-		x.Fills.Behind(func() { x.abandon(ctx, lock) })
-	}
-	x.over()
+	x.Fills.Over()
 }
 
 // end hands the result to the callers. The result is known to be true as of validFrom.
-func (x *filling) end(ctx context.Context, r *Result, validFrom flight.Stamp) {
-	x.waited(ctx) // WaitDone comes before the callers continue
+func (x *set) end(ctx context.Context, f *filling, r *Result, validFrom flight.Stamp) {
+	x.waited(ctx, f) // WaitDone comes before the callers continue
 	if r != nil && r.Failed {
-		r.OldSince = x.oldSince
-		if x.Store.Servable(&x.old.Found, time.Now()) {
-			old := x.old.Found
+		r.OldSince = f.oldSince
+		if x.Store.Servable(&f.old.Found, time.Now()) {
+			old := f.old.Found
 			r.Old = &old
 		}
 	}
-	x.Fills.End(x.fill, r, validFrom, x.rest)
+	x.Fills.End(f.fill, r, validFrom, f.rest)
+}
+
+// deserted ends a fill that no caller wants. It reports whether the fill has ended.
+func (x *set) deserted(ctx context.Context, f *filling) bool {
+	ended := x.Fills.EndIfDeserted(f.fill, f.rest)
+	if ended {
+		x.waited(ctx, f)
+	}
+	return ended
+}
+
+// drop ends fills that no caller wants. It reports whether none is left.
+func (x *set) drop(ctx context.Context) (none bool) {
+	x.fills = slices.DeleteFunc(slices.Clone(x.fills), func(f *filling) bool { return x.deserted(ctx, f) })
+	return len(x.fills) == 0
+}
+
+// endClosed ends the fills since the cache was closed.
+func (x *set) endClosed(ctx context.Context) state {
+	for _, f := range x.fills {
+		x.end(ctx, f, &Result{Found: value.Found{Err: flight.ErrClosed}}, flight.Always)
+	}
+	return ended
 }
 
 // waited notes the end of a wait.
-func (x *filling) waited(ctx context.Context) {
-	x.wait.End()
-	if x.wait.Polls == 0 {
+func (x *set) waited(ctx context.Context, f *filling) {
+	if f.ear != nil {
+		f.ear.Close()
+	}
+	if f.polls == 0 {
 		return
 	}
-	polls := x.wait.Polls
-	x.wait.Polls = 0
-	x.Events.WaitDone(ctx, x.fill.Key, x.wait.Begun, polls)
+	polls := f.polls
+	f.polls = 0
+	x.Events.WaitDone(ctx, f.key, x.wait.Begun, polls)
+}
+
+// giveUp abandons the attempt of a fill in the background.
+func (x *set) giveUp(ctx context.Context, f *filling) {
+	lock := *f.lock
+	x.Fills.Behind(func() { x.abandon(ctx, lock) })
 }
 
 // abandon gives up an attempt to lock of which a command was not answered, or whose release was
@@ -255,7 +315,7 @@ func (f *Filler) abandon(ctx context.Context, lock filllock.Lock) {
 	for end := time.Now().Add(f.LockTTL); ; {
 		closed := f.closed()
 		late := time.Until(lock.Late())
-		switch _, err := lock.Abandon(ctx); {
+		switch _, err := lock.Abandon().Do(ctx, f.Client.Timeout); {
 		case closed || errors.Is(err, redis.ErrClosed):
 			return
 		case err == nil && late > 0: // the breaker has opened before: the command may overtake this one

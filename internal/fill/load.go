@@ -2,210 +2,184 @@ package fill
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
-	"github.com/singlefill/singlefill/internal/bulk"
 	"github.com/singlefill/singlefill/internal/event"
+	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/value"
 )
 
-// A User calls what the user has given to the cache, which may panic or call runtime.Goexit.
-type User interface {
-	// Load calls a Loader.
-	Load(ctx context.Context, key string, load Loader) Outcome
-
-	// Returned is the outcome of a Loader that has returned value and err.
-	Returned(key string, value any, err error) Outcome
-
-	// LoadMany calls a ManyLoader.
-	LoadMany(ctx context.Context, keys []string, load ManyLoader) bulk.Outcome
-
-	// Panicked is the outcome of a panic with the argument p, or of runtime.Goexit, for which p is nil. It is called
-	// by a deferred function: the stack is that of the panic.
-	Panicked(p any) Outcome
-
-	// IsNotFound reports whether the source has no such value.
-	IsNotFound(err error) bool
-
-	// NameOf returns the name of an error in Options.Errors, or "".
-	NameOf(err error) string
-
-	// RemoteError is the error that the failure record of another process stands for.
-	RemoteError(key, record string) error
-}
-
-// A Loader is that of the user, without its type.
-type Loader interface {
-	Load(ctx context.Context, key string) (value any, err error)
-}
-
-// A ManyLoader is that of the user, without its type.
-type ManyLoader interface {
-	LoadMany(ctx context.Context, keys []string) (bulk.Outcome, error)
-}
-
-// An Outcome is what a Loader has brought.
-type Outcome struct {
-	Value    any
-	Life     time.Duration // of Value
-	Err      error
-	Text     string // of Err
-	NotFound bool   // Err is ErrNotFound or wraps it
-	NoStale  bool   // Err is ErrNoStale or wraps it
-	Passing  bool   // Err says nothing about the next load: it is a panic, or of a context
-}
-
-// ErrNoStale is the public error of this name.
-var ErrNoStale = errors.New("singlefill: no stale value may be served")
-
-// A load is a running load, and what of it must end with it.
-type load struct {
-	unlocked bool // Redis does not answer: the load has no lock, and its value is not stored
-	began    flight.Stamp
+// A running is a running load of a set, and what of it must end with it.
+type running struct {
+	*Filler
+	fills    []*filling
+	context  context.Context
+	result   Outcomes  // nil: the Loader has not returned
+	outcomes []Outcome // of the first of fills; only the goroutine of the Loader uses it
 	cancel   func()
-	stop     func() // ends the renewals of the lock
+	stop     func()       // ends the renewals of the locks
+	void     atomic.Int64 // fills of which no caller may have the value any more
+	returned atomic.Bool  // the set has an outcome
 }
 
-// callLoader is the turn in which the Source loads. The goroutine of a Loader that has not returned by LoadTimeout,
-// or when loads are aborted, is abandoned: the fill goes on in another one.
-func (x *filling) callLoader(ctx context.Context) state {
+// claim reports whether the set goes on in this goroutine: in the goroutine of the Loader, or, if the Loader has not
+// returned at LoadTimeout, in another one.
+func (r *running) claim() bool { return r.returned.CompareAndSwap(false, true) }
+
+// callLoader is the turn in which the Loader runs. The goroutine of a Loader that has not returned by LoadTimeout,
+// or when loads are aborted, is abandoned: the set goes on in another one.
+func (x *set) callLoader(ctx context.Context) state {
 	loadCtx := x.beginLoad(ctx)
-	x.Events.LoadBegun(x.fill.Refresh)
-	if x.from.Seat == nil {
-		// Not context.AfterFunc, since the context also ends when the fill is superseded.
-		defer time.AfterFunc(x.LoadTimeout, func() {
-			<-loadCtx.Done() // at its deadline, which is now, and not because loaded cancels it
-			x.abandonLoad(ctx, x.tooLong())
-		}).Stop()
-		defer context.AfterFunc(x.Fills.Aborting(), func() { x.abandonLoad(ctx, flight.ErrClosed) })()
-	}
-	o := outcome{Outcome: x.outcomeOf(loadCtx)}
-	o.superseded = o.Err != nil && x.superseded.Load()
-	o.Passing = o.Passing || o.Err != nil && loadCtx.Err() != nil // whatever the Loader makes of the end of its context
-	if !x.claim() {
+	// Not context.AfterFunc, since the context also ends when the fills are superseded.
+	defer time.AfterFunc(x.LoadTimeout, func() {
+		<-loadCtx.Done() // at its deadline, which is now, and not because loaded cancels it
+		x.abandonLoad(ctx, x.tooLong())
+	}).Stop()
+	defer context.AfterFunc(x.Fills.Aborting(), func() { x.abandonLoad(ctx, flight.ErrClosed) })()
+	x.callUser(loadCtx)
+	x.call.judge()
+	if !x.call.claim() {
 		return elsewhere
 	}
-	x.loaded(o)
+	x.loaded(x.call.outcomes)
+	return storing
+}
+
+// judge goes on with the results of the Loader.
+func (x *set) judge() state {
+	x.call.judge()
+	x.loaded(x.call.outcomes)
 	return storing
 }
 
 // abandonLoad goes on in this goroutine, unless the Loader has returned.
-func (x *filling) abandonLoad(ctx context.Context, err error) {
-	if x.claim() {
-		x.loaded(outcome{Outcome: Outcome{Err: err, Text: err.Error(), Passing: true}})
+func (x *set) abandonLoad(ctx context.Context, err error) {
+	if x.call.claim() {
+		x.loaded(slices.Repeat([]Outcome{{Err: err, Text: err.Error(), Passing: true}}, len(x.fills)))
 		x.run(ctx, storing)
 	}
 }
 
-// beginLoad returns a context that ends at LoadTimeout, or earlier by cancel. That of a fill of many keys
-// ends by cancel only: the fill may still wait for its call of the ManyLoader, which internal/bulk ends.
-func (x *filling) beginLoad(ctx context.Context) (loadCtx context.Context) {
-	if x.load.unlocked && x.lock.InDoubt {
-		lock := *x.lock
-		x.lock.InDoubt = false
-		x.Fills.Behind(func() { x.abandon(ctx, lock) })
-	}
-	if x.load.unlocked {
+// beginLoad returns a context that ends at LoadTimeout, or earlier by cancel.
+func (x *set) beginLoad(ctx context.Context) (loadCtx context.Context) {
+	loadCtx, cancel := context.WithTimeout(ctx, x.LoadTimeout)
+	x.call = &running{Filler: x.Filler, fills: x.fills, context: loadCtx, cancel: cancel, stop: func() {}}
+	var locks []*filllock.Lock
+	for _, f := range x.fills {
+		x.Events.LoadBegun(f.fill.Refresh)
+		f.began = x.Fills.BeginLoad(f.fill, func() {
+			f.superseded.Store(true)
+			if int(x.call.void.Add(1)) == len(x.call.fills) {
+				cancel()
+			}
+		})
+		switch {
+		case !f.unlocked:
+			locks = append(locks, f.lock)
+			continue
+		case f.lock.InDoubt:
+			f.lock.InDoubt = false
+			x.giveUp(ctx, f)
+		}
 		x.Events.LoadUnlocked()
 	}
-	var cancel func()
-	if x.from.Seat == nil {
-		loadCtx, cancel = context.WithTimeout(ctx, x.LoadTimeout)
-	} else {
-		loadCtx, cancel = context.WithCancel(ctx)
-	}
-	x.load.cancel = cancel
-	x.load.began = x.Fills.BeginLoad(x.fill, func() {
-		x.superseded.Store(true)
-		cancel()
-	})
-	if x.load.unlocked {
+	if len(locks) == 0 {
 		return loadCtx
 	}
-	x.load.stop = x.renew(loadCtx)
-	if x.Tags != nil && x.from.Seat == nil { // fills of many keys share those of their load
+	x.call.stop = x.renew(loadCtx, locks)
+	if x.Tags != nil {
 		x.since = x.Tags.Sequences(loadCtx)
 	}
 	return loadCtx
 }
 
-// renewAfter is the age at which a lock is first renewed. A quicker load needs no timer for
+// renewAfter is the age at which locks are first renewed. A quicker load needs no timer for
 // renewals.
 const renewAfter = 10 * time.Millisecond
 
-// renew renews the lock until stop is called. A caller that joins brings the next renewal forward,
+// renew renews locks until stop is called. A caller that joins brings the next renewal forward,
 // so that a lost lock is noticed soon.
-func (x *filling) renew(ctx context.Context) (stop func()) {
+func (x *set) renew(ctx context.Context, locks []*filllock.Lock) (stop func()) {
+	fills := x.fills // among them the fills of the locks
 	return x.Fills.Later(min(renewAfter, x.LockTTL/3), func() {
-		x.lock.Keep(ctx, x.fill.Wake, func() {
+		filllock.Keep(ctx, locks, x.load.Woken, func(l *filllock.Lock) {
 			x.Events.LockLost()
-			x.Fills.LockLost(x.fill)
+			for _, f := range fills {
+				if f.lock == l {
+					x.Fills.LockLost(f.fill)
+				}
+			}
 		})
 	})
 }
 
-// outcomeOf calls the Loader, or waits for a call of the ManyLoader.
-func (x *filling) outcomeOf(ctx context.Context) Outcome {
-	key, seat := x.fill.Key, x.from.Seat
-	ctx = inside(x.fill.Load.Inside(ctx), x)
-	if seat == nil && x.Fills.Aborting().Err() != nil {
-		return Outcome{Err: flight.ErrClosed, Passing: true}
+// callUser calls the Loader.
+func (x *set) callUser(ctx context.Context) {
+	r := x.call
+	if x.Fills.Aborting().Err() != nil {
+		r.outcomes = slices.Repeat([]Outcome{{Err: flight.ErrClosed, Passing: true}}, len(r.fills))
+		return
 	}
-	if seat == nil {
-		return x.User.Load(x.begun(ctx, key, &x.fill.Call), key, x.from.Loader)
+	keys := make([]string, len(r.fills))
+	for i, f := range r.fills {
+		keys[i] = f.key
 	}
-	v, err := seat.Load(ctx, key) // its call of the ManyLoader begins later
-	if err == bulk.ErrAbandoned {
-		err = x.tooLong()
+	ctx = x.Events.LoadStart(inside(x.load.Inside(ctx), r), keys[0])
+	call := &flight.Call{Context: ctx, Keys: len(keys), Begun: time.Now()}
+	for _, f := range r.fills {
+		f.fill.Call.Store(call)
 	}
-	return x.User.Returned(key, v, err)
+	r.result = x.User.Load(ctx, keys, x.from.Loader)
 }
 
-// begun is called before a Loader or ManyLoader is. key is the first of its keys; calls has the place of
-// each of them where its fill finds the call.
-func (f *Filler) begun(ctx context.Context, key string, calls ...*atomic.Pointer[flight.Call]) context.Context {
-	ctx = f.Events.LoadStart(ctx, key)
-	call := &flight.Call{Context: ctx, Keys: len(calls), Begun: time.Now()}
-	for _, place := range calls {
-		place.Store(call)
+// judge takes the outcomes of the keys that have none.
+func (r *running) judge() {
+	for len(r.outcomes) < len(r.fills) {
+		o := r.outcomeOf(r.fills[len(r.outcomes)].key)
+		o.Passing = o.Passing || o.Err != nil && r.context.Err() != nil // whatever the Loader makes of the end of its context
+		r.outcomes = append(r.outcomes, o)
 	}
-	return ctx
 }
 
-// claim reports whether the fill goes on in this goroutine: in that of the Loader, or, if it has not returned at
-// LoadTimeout, in another one.
-func (x *filling) claim() bool { return x.returned.CompareAndSwap(false, true) }
+// outcomeOf is the outcome of one key. TTLFunc may panic, which does no harm to other keys.
+func (r *running) outcomeOf(key string) (o Outcome) {
+	defer func() {
+		if p := recover(); p != nil {
+			r.Events.LoadPanics(1)
+			o = r.User.Panicked(p)
+		}
+	}()
+	value, err := r.result(key)
+	return r.User.Returned(key, value, err)
+}
 
-// loaded takes the outcome of the Source.
-func (x *filling) loaded(o outcome) {
-	o.info.Key, o.info.Refresh, o.info.Queued, o.info.Err = x.fill.Key, x.fill.Refresh, x.queued, o.Err
-	if o.call = x.fill.Call.Load(); o.call != nil {
-		o.info.Keys, o.info.Duration = o.call.Keys, time.Since(o.call.Begun)
+// loaded takes the outcomes of the fills.
+func (x *set) loaded(outcomes []Outcome) {
+	for i, f := range x.fills {
+		o := outcome{Outcome: outcomes[i]}
+		o.superseded = o.Err != nil && f.superseded.Load()
+		o.info.Key, o.info.Refresh, o.info.Queued, o.info.Err = f.key, f.fill.Refresh, x.queued, o.Err
+		if o.call = f.fill.Call.Load(); o.call != nil {
+			o.info.Keys, o.info.Duration = o.call.Keys, time.Since(o.call.Begun)
+		}
+		o.info.Unlocked = f.unlocked
+		f.outcome = o
+		x.Events.LoadEnded()
+		if !f.unlocked && !o.failed() {
+			x.times.Note(f.key, o.info.Duration)
+		}
 	}
-	o.info.Unlocked = x.load.unlocked
-	x.outcome = o
-	x.Events.LoadEnded()
-	if !x.load.unlocked {
-		x.load.stop()
-	}
-	x.load.cancel()
+	x.call.stop()
+	x.call.cancel()
 	x.slot.Release()
-	if convoy := x.from.Seat.Stores(); x.load.unlocked {
-		convoy.Leave()
-	} else {
-		x.lock.Convoy = convoy
-	}
-	if !x.load.unlocked && !o.failed() {
-		x.times.Note(x.fill.Key, o.info.Duration)
-	}
 }
 
 // tooLong is the error of a load that was abandoned.
-func (x *filling) tooLong() error {
+func (x *set) tooLong() error {
 	return fmt.Errorf("singlefill: the load took longer than LoadTimeout (%v): %w", x.LoadTimeout, context.DeadlineExceeded)
 }
 
@@ -217,47 +191,37 @@ func LoadContext(f *flight.Fill[Result]) context.Context {
 	return nil
 }
 
-// told tells what has become of a load.
-func (x *filling) told(ctx context.Context) {
-	o := &x.outcome
-	if o.call != nil {
-		ctx = o.call.Context
-	}
-	x.Events.LoadDone(ctx, o.info, o.NotFound)
-}
+// runningKey is the key under which the context of a Loader has its running load.
+type runningKey struct{}
 
-// fillsKey is the key under which the context of a Loader has its fills: those of one call of a
-// ManyLoader are several.
-type fillsKey struct{}
-
-func inside(ctx context.Context, fills ...*filling) context.Context {
-	return context.WithValue(ctx, fillsKey{}, fills)
+func inside(ctx context.Context, r *running) context.Context {
+	return context.WithValue(ctx, runningKey{}, r)
 }
 
 // Outside returns the context of a Loader that works for no fill.
-func Outside(ctx context.Context) context.Context { return inside(ctx) }
+func Outside(ctx context.Context) context.Context { return inside(ctx, new(running)) }
 
-func fillsOf(ctx context.Context) []*filling {
-	fills, _ := ctx.Value(fillsKey{}).([]*filling)
-	return fills
-}
-
-// Previous returns the value that the running load of key replaces, or nil. ctx is that of the Loader.
+// Previous returns the value that the running load of key replaces, or nil. ctx is the context of the Loader.
 func Previous(ctx context.Context, key string) (any, event.ValueInfo) {
-	for _, x := range fillsOf(ctx) {
-		if x.fill.Key == key {
-			return x.previous()
+	if r, _ := ctx.Value(runningKey{}).(*running); r != nil {
+		for _, f := range r.fills {
+			if f.key == key {
+				return r.previous(f)
+			}
 		}
 	}
 	return nil, event.ValueInfo{}
 }
 
-func (x *filling) previous() (any, event.ValueInfo) {
-	old := x.old.Entry
-	if !x.replaces || old.NotFound || old.Payload == nil || x.returned.Load() || x.Fills.Superseded(x.fill) {
+func (r *running) previous(f *filling) (any, event.ValueInfo) {
+	if r.returned.Load() || !f.replaces || r.Fills.Superseded(f.fill) {
 		return nil, event.ValueInfo{}
 	}
-	v, err := x.Store.Type.DecodeEntry(x.fill.Key, &old)
+	old := f.old.Entry
+	if old.NotFound || old.Payload == nil {
+		return nil, event.ValueInfo{}
+	}
+	v, err := r.Store.Type.DecodeEntry(f.key, &old)
 	if err != nil { // told as a BadValue when it was read
 		return nil, event.ValueInfo{}
 	}

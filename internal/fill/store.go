@@ -8,7 +8,6 @@ import (
 
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/entry"
-	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/foreign"
@@ -16,133 +15,163 @@ import (
 	"github.com/singlefill/singlefill/internal/value"
 )
 
-// A Result is how a fill ended.
-type Result struct {
-	value.Found
-	Failed     bool         // Err is the failure of a load
-	NoStale    bool         // and no old value may be served in its place
-	Unverified bool         // Redis did not tell whether the value was invalidated while it was loaded
-	Old        *value.Found // fallback in place of Err; nil: there is none
-	OldSince   flight.Stamp // the key is known to have held Old as of this stamp
-	NewSince   flight.Stamp // the load that brought it ended after this stamp; 0: that is not known
-	Resting    bool         // Err is that of an earlier load, and it is too early for another one
-	StoreErr   error        // why the value has not been stored, or may not have been
-
-	decode   sync.Once
-	pristine any
-}
-
-// Pristine returns a value that nobody owns, for the callers that do not own Value to clone. A clone takes less than
-// half of the time of decoding a map, a sixth for a slice of structs, and almost none for a flat struct. Pristine
-// returns nil if the entry cannot be decoded.
-func (r *Result) Pristine(t *value.Type, key string) any {
-	r.decode.Do(func() {
-		if r.Err == nil && r.Entry.Payload != nil {
-			r.pristine, _ = t.DecodeEntry(key, &r.Entry)
-		}
-	})
-	return r.pristine
-}
-
-// An outcome is how a load ended, and what happened to its value.
-type outcome struct {
-	Outcome
-	info       event.LoadInfo
-	entry      entry.Entry  // of Value, or of ErrNotFound
-	tags       []string     // of Value
-	untagged   bool         // its tags are not known, or cannot be proved
-	superseded bool         // the load was cancelled because no caller could have had its value
-	call       *flight.Call // of the Loader; nil: there was none
-}
-
-func (o *outcome) failed() bool { return o.Err != nil && !o.NotFound }
-
-func (o *outcome) result() *Result {
-	found := value.Found{Value: o.Value, Entry: o.entry, At: o.entry.WrittenAt, Freshness: value.Fresh, Err: o.Err}
-	return &Result{Found: found, Failed: o.failed(), NoStale: o.NoStale}
-}
-
-// store is the last turn of a load.
-func (x *filling) store(ctx context.Context) state {
-	if x.load.unlocked {
-		x.share(ctx)
-	} else {
-		x.commit(ctx)
+// store is the last turn of a load. Another set stores the keys of another server.
+func (x *set) store(ctx context.Context) state {
+	if len(x.fills) == 0 {
+		return ended
 	}
-	x.told(ctx)
+	parts := client.InParts(x.Client, x.fills, func(f *filling) string { return f.lock.Keys.Lock })
+	for _, others := range parts[1:] {
+		x.split(others).goOn(ctx, storing)
+	}
+	x.fills = parts[0]
+	for _, f := range x.fills {
+		if !f.prepared {
+			x.at = f
+			x.prepare(f)
+			x.at, f.prepared = nil, true
+		}
+	}
+	var locked []*filling
+	for _, f := range x.fills {
+		switch {
+		case f.settled:
+		case f.unlocked:
+			x.share(ctx, f)
+			f.settled = true
+		default:
+			locked = append(locked, f)
+		}
+	}
+	if len(locked) > 0 {
+		x.commit(ctx, locked)
+	}
+	for _, f := range x.fills {
+		x.loadDone(ctx, f)
+	}
 	return ended
+}
+
+// loadDone tells what has become of a load.
+func (x *set) loadDone(ctx context.Context, f *filling) {
+	o := &f.outcome
+	if o.told {
+		return
+	}
+	o.told = true
+	if o.call != nil {
+		ctx = o.call.Context
+	}
+	x.Events.LoadDone(ctx, o.info, o.NotFound)
 }
 
 // share gives the outcome of a load without the lock to the callers of this process. It is not stored: this process
 // may have missed a Delete.
-func (x *filling) share(ctx context.Context) {
-	o := &x.outcome
-	x.encode(o) // callers decode their copies from it
-	o.entry.ID = 0
-	r := o.result()
-	validFrom := x.load.began
+func (x *set) share(ctx context.Context, f *filling) {
+	o, r := &f.outcome, f.outcome.result
+	validFrom := f.began
 	if r.Failed {
 		validFrom = x.Fills.Now() // callers that joined during the load have waited for its failure
 	}
-	r.Unverified, r.StoreErr = true, x.away
+	r.Unverified, r.StoreErr = true, f.away
 	if o.NoStale {
-		x.Store.Forget(x.fill.Key)
+		x.Store.Forget(f.key)
 	}
-	x.end(ctx, r, validFrom)
+	x.end(ctx, f, r, validFrom)
 }
 
-// commit stores the outcome of a load, or releases the lock, in one command, and hands the outcome to the callers.
-func (x *filling) commit(ctx context.Context) {
-	o := &x.outcome
-	data, note := x.encode(o)
-	if err := x.takeTags(o); err != nil {
-		data, o.info.StoreErr, o.untagged = nil, err, true
-	}
-	r := o.result()
-	if o.superseded {
-		note = filllock.ReleaseNote{} // waiters in other processes load, rather than fail with this
-	} else if data == nil && !note.Drop && !foreign.Is(o.Err, flight.ErrClosed) {
-		x.backOff(&note)
+// commit stores the outcomes of a load, or releases the locks, and hands the outcomes to the callers. The keys are on
+// one server.
+func (x *set) commit(ctx context.Context, fills []*filling) {
+	stored := make([]*value.Lookup, len(fills))
+	for i, f := range fills {
+		stored[i] = &value.Lookup{Key: f.key}
 	}
 	stamp := x.Fills.Now()
-	var ours bool
-	err := x.Client.Refusal(x.lock.Keys.Lock)
-	if err == nil {
-		stored := value.Lookup{Key: x.fill.Key}
-		x.Store.During([]*value.Lookup{&stored}, func() {
-			if ours, err = x.storeOrRelease(ctx, o, data, note); err == nil && o.info.Stored {
-				x.Store.Stored(&stored, data, o.entry, o.Life)
+	if err := x.Client.Refusal(fills[0].lock.Keys.Lock); err != nil {
+		for _, f := range fills {
+			f.outcome.err = err
+		}
+	} else {
+		x.Store.During(stored, func() {
+			x.storeOrRelease(ctx, fills)
+			for i, f := range fills {
+				if o := &f.outcome; o.err == nil && o.info.Stored {
+					x.Store.Stored(stored[i], o.data, o.entry, o.Life)
+				}
 			}
 		})
 	}
-	x.dropped(ctx, note, err)
-	r.StoreErr = cmp.Or(o.info.StoreErr, err)
+	x.dropped(ctx, fills)
+	var unreached []*filling
+	for _, f := range fills {
+		x.handOver(ctx, f, stamp)
+		if client.Unreachable(f.outcome.err) {
+			unreached = append(unreached, f)
+		} else {
+			f.holds, f.settled = false, true
+		}
+	}
+	for _, f := range fills {
+		if f.settled {
+			x.loadDone(ctx, f)
+		}
+	}
+	if len(unreached) > 0 { // once more, or for the first time, now that no caller waits
+		x.storeOrRelease(ctx, unreached)
+		x.dropped(ctx, unreached)
+	}
+	for _, f := range fills {
+		// A value that the server never accepts, for example a value that is too large, must not keep the
+		// lock, nor must a server that refuses writes for a moment.
+		f.lock.InDoubt, f.holds, f.settled = f.lock.InDoubt || f.outcome.err != nil, false, true
+	}
+}
+
+// prepare decides what to tell Redis and the callers.
+func (x *set) prepare(f *filling) {
+	o := &f.outcome
+	o.data, o.note = x.encode(f)
+	if f.unlocked { // callers decode their copies
+		o.entry.ID = 0
+		o.result = o.newResult()
+		return
+	}
+	if err := x.takeTags(f); err != nil {
+		o.data, o.info.StoreErr, o.untagged = nil, err, true
+	}
+	o.result = o.newResult()
+	if o.superseded {
+		o.note = filllock.ReleaseNote{} // waiters in other processes load, rather than fail with this
+	} else if o.data == nil && !o.note.Drop && !foreign.Is(o.Err, flight.ErrClosed) {
+		x.backOff(f)
+	}
+}
+
+// handOver hands an outcome to the callers.
+func (x *set) handOver(ctx context.Context, f *filling, stamp flight.Stamp) {
+	o, r := &f.outcome, f.outcome.result
+	r.StoreErr = cmp.Or(o.info.StoreErr, o.err)
 	switch {
-	case err == nil && ours: // this proves that the key has not been invalidated since the load began
-		x.oldSince, r.NewSince = stamp, stamp
-		x.end(ctx, r, stamp)
-	case r.Failed && !x.mayServeOld(): // callers that joined during the load have waited for its failure
-		x.end(ctx, r, stamp)
+	case o.err == nil && o.ours: // this proves that the key has not been invalidated since the load began
+		f.oldSince, r.NewSince = stamp, stamp
+		x.end(ctx, f, r, stamp)
+	case r.Failed && !x.mayServeOld(f): // callers that joined during the load have waited for its failure
+		x.end(ctx, f, r, stamp)
 	default:
-		r.Unverified = err != nil
-		x.end(ctx, r, x.load.began)
+		r.Unverified = o.err != nil
+		x.end(ctx, f, r, f.began)
 	}
-	if client.Unreachable(err) { // once more, or for the first time, now that no caller waits
-		_, err = x.storeOrRelease(ctx, o, data, note)
-		x.dropped(ctx, note, err)
-	}
-	// A value that the server never accepts, for example one that is too large, must not keep the
-	// lock, nor must a server that refuses writes for a moment.
-	x.lock.InDoubt = x.lock.InDoubt || err != nil
 }
 
 // encode returns the entry to store for an outcome, or nil and the note with which to release the
 // lock.
-func (x *filling) encode(o *outcome) (data []byte, note filllock.ReleaseNote) {
+func (x *set) encode(f *filling) (data []byte, note filllock.ReleaseNote) {
+	o := &f.outcome
 	typ, storeErr := x.Store.Type, &o.info.StoreErr
 	switch {
 	case o.Err == nil:
-		o.entry.Payload, *storeErr = typ.Encode(x.fill.Key, o.Value)
+		o.entry.Payload, *storeErr = typ.Encode(f.key, o.Value)
 		o.entry.Format = typ.Formats.Written
 	case o.NotFound:
 		o.Life, note.Failure, note.Drop = x.Store.LifeOfNotFound(), filllock.NotFoundRecord, o.NoStale
@@ -174,86 +203,178 @@ func (x *filling) encode(o *outcome) (data []byte, note filllock.ReleaseNote) {
 	return data, note
 }
 
-// dropped makes memory forget the old value if Redis has dropped it, or may have: the release has been answered with
-// err, and if it was refused, the reply to its first copy may have been lost. With ErrNoStale other processes must
-// forget the value, too.
-func (x *filling) dropped(ctx context.Context, note filllock.ReleaseNote, err error) {
-	if !note.Drop {
+// dropped makes memory forget the old values that Redis has dropped, or may have: the release has been answered with
+// an error, and if it was refused, the reply to its first copy may have been lost. With ErrNoStale other processes must
+// forget the values, too.
+func (x *set) dropped(ctx context.Context, fills []*filling) {
+	var sure, unsure []*filling
+	for _, f := range fills {
+		o := &f.outcome
+		if !o.note.Drop {
+			continue
+		}
+		switch x.Store.Forget(f.key); {
+		case !o.NoStale:
+		case o.err == nil:
+			sure = append(sure, f)
+		default:
+			unsure = append(unsure, f)
+		}
+	}
+	x.record(ctx, sure, nil)
+	if len(unsure) > 0 {
+		x.record(ctx, unsure, unsure[0].outcome.err)
+	}
+	var all sync.WaitGroup
+	for _, f := range sure {
+		if id := f.old.Entry.ID; !f.outcome.ours && id != 0 { // the lock was lost: the release has done nothing
+			all.Go(func() { _, f.outcome.info.StoreErr = x.Keys.DeleteIf(ctx, f.key, id) })
+		}
+	}
+	all.Wait()
+}
+
+// record tells the memory of other processes that values have been dropped by a command that was answered with err.
+func (x *set) record(ctx context.Context, fills []*filling, err error) {
+	if len(fills) == 0 {
 		return
 	}
-	x.Store.Forget(x.fill.Key)
-	if x.outcome.NoStale {
-		x.outcome.info.StoreErr = x.Keys.Record(ctx, []filllock.Pair{x.lock.Keys}, err)
+	pairs := make([]filllock.Pair, len(fills))
+	for i, f := range fills {
+		pairs[i] = f.lock.Keys
+	}
+	err = x.Keys.Record(ctx, pairs, err)
+	for _, f := range fills {
+		f.outcome.info.StoreErr = err
 	}
 }
 
 // mayServeOld reports whether there is an old value that may be served in place of the outcome, a failure.
-func (x *filling) mayServeOld() bool {
-	return !x.outcome.NoStale && x.Store.Servable(&x.old.Found, time.Now())
+func (x *set) mayServeOld(f *filling) bool {
+	return !f.outcome.NoStale && x.Store.Servable(&f.old.Found, time.Now())
 }
 
 // takeTags takes the tags of what a load has brought.
-func (x *filling) takeTags(o *outcome) (err error) {
+func (x *set) takeTags(f *filling) (err error) {
+	o := &f.outcome
 	if x.Tags == nil || o.failed() {
 		return nil
 	}
-	if o.tags, err = x.Store.TagsOf(x.fill.Key, o.Value); err != nil {
+	if o.tags, err = x.Store.TagsOf(f.key, o.Value); err != nil {
 		return err
 	}
 	return x.since.Missing(o.tags)
 }
 
 // backOff keeps the fleet off the source for RetryAfter, if there is an old value to serve.
-func (x *filling) backOff(note *filllock.ReleaseNote) {
-	if x.Store.Servable(&x.old.Found, time.Now()) {
-		note.RetryAfter = x.RetryAfter
-		x.rest = min(x.RetryAfter, maxRest)
+func (x *set) backOff(f *filling) {
+	if x.Store.Servable(&f.old.Found, time.Now()) {
+		f.outcome.note.RetryAfter = x.RetryAfter
+		f.rest = min(x.RetryAfter, maxRest)
 	}
 }
 
-// storeOrRelease stores data and releases the lock in one step. Without data, or if the server
-// refuses to store it, or if one of its tags has been invalidated, it only releases the lock. It reports
-// whether this fill still held the lock, and the key has not been invalidated by a tag.
-func (x *filling) storeOrRelease(ctx context.Context, o *outcome, data []byte,
-	note filllock.ReleaseNote) (ours bool, err error) {
-	noted, valid, err := x.noteTags(ctx, o)
-	switch {
-	case client.Unreachable(err):
-		o.info.StoreErr = err
-		return false, err
-	case err != nil:
-		o.info.StoreErr = err
-		x.backOff(&note)
-	case !valid: // waiters in other processes load, as after a Delete
-		o.info.Fenced, note = data != nil, filllock.ReleaseNote{}
-	case data != nil:
-		kept := x.Store.KeptFor(o.Life)
-		ours, err = client.Retry(ctx, x.Client.Timeout, x.Client.Again(x.lock.Keys.Lock), func(within time.Duration) (bool, error) {
-			return x.lock.Store(ctx, within, data, kept)
-		})
-		o.info.Stored, o.info.Fenced, o.info.StoreErr = ours, err == nil && !ours, err
-		if ours && noted != nil {
-			_ = x.Tags.Stored(ctx, noted, true) // a failure is traced
+// storeOrRelease stores data and releases the lock in one step, for each fill. Without data, or if the server
+// refuses to store it, or if one of its tags has been invalidated, it only releases the lock.
+func (x *set) storeOrRelease(ctx context.Context, fills []*filling) {
+	var told []*filling
+	var acts []filllock.Act
+	x.noteTags(ctx, fills, func(f *filling, valid bool, err error) {
+		o := &f.outcome
+		o.ours, o.err = valid, nil
+		switch {
+		case client.Unreachable(err):
+			o.info.StoreErr, o.ours, o.err = err, false, err
+			return
+		case err != nil:
+			o.info.StoreErr, o.data = err, nil
+			x.backOff(f)
+		case !valid: // waiters in other processes load, as after a Delete
+			o.info.Fenced = o.info.Fenced || o.data != nil
+			o.data, o.note = nil, filllock.ReleaseNote{}
 		}
-		if err == nil || client.Unreachable(err) {
-			return ours, err
-		}
-		x.backOff(&note) // the server would refuse the next value, too
-	}
-	ours, err = client.Retry(ctx, x.Client.Timeout, x.Client.Again(x.lock.Keys.Lock), func(within time.Duration) (bool, error) {
-		return x.lock.Release(ctx, within, note)
+		told, acts = append(told, f), append(acts, x.act(f))
 	})
-	return ours && valid, err
+	refused := x.do(ctx, told, acts)
+	acts = nil
+	for _, f := range refused { // the server would refuse the next value, too
+		f.outcome.data = nil
+		x.backOff(f)
+		acts = append(acts, x.act(f))
+	}
+	x.do(ctx, refused, acts)
+}
+
+// act stores data, or releases the lock.
+func (x *set) act(f *filling) filllock.Act {
+	if f.outcome.data == nil {
+		return f.lock.Release(f.outcome.note)
+	}
+	return f.lock.Store(f.outcome.data, x.Store.KeptFor(f.outcome.Life))
+}
+
+// mostStored is how many bytes of values one pipeline stores at most, or one value. More of them may take longer than
+// RedisTimeout.
+const mostStored = 1 << 20
+
+// do carries out acts, one of each fill. It returns the fills whose values the server has refused.
+func (x *set) do(ctx context.Context, fills []*filling, acts []filllock.Act) (refused []*filling) {
+	stored := false
+	for len(acts) > 0 {
+		n, size := 0, 0
+		for n < len(acts) && (n == 0 || size+len(fills[n].outcome.data) <= mostStored) {
+			size += len(fills[n].outcome.data)
+			n++
+		}
+		away, what := error(nil), client.Command{Key: fills[0].lock.Keys.Lock, Within: x.Client.Timeout}
+		for i, done := range client.RetryAll(ctx, x.Client, what, n, func(within time.Duration, some []int) []filllock.Done {
+			return filllock.Do(ctx, within, pick(acts[:n], some)...)
+		}) {
+			o := &fills[i].outcome
+			o.ours, o.err = o.ours && done.Value, done.Err
+			if o.data != nil {
+				o.info.Stored, o.info.Fenced, o.info.StoreErr = done.Value, done.Err == nil && !done.Value, done.Err
+				stored = stored || done.Value
+			}
+			switch {
+			case client.Unreachable(done.Err):
+				away = done.Err
+			case done.Err != nil && o.data != nil:
+				o.ours, refused = true, append(refused, fills[i])
+			}
+		}
+		if fills, acts = fills[n:], acts[n:]; away != nil { // the others are not sent now
+			for _, f := range fills {
+				f.outcome.ours, f.outcome.err = false, away
+			}
+			break
+		}
+	}
+	if stored && x.noted != nil {
+		_ = x.Tags.Stored(ctx, x.noted, true) // a failure is traced
+	}
+	return refused
 }
 
 // noteTags notes the tags of what a load has brought, also if it is not to be stored: a DeleteTag that comes
-// later then finds the key, and the lock that this fill still holds. It returns false if a tag has been
-// invalidated since the load began, or may have been.
-func (x *filling) noteTags(ctx context.Context, o *outcome) (noted *tags.Noted, valid bool, err error) {
-	if o.untagged || len(o.tags) == 0 {
-		return nil, !o.untagged, nil
+// later then finds the key, and the lock that the fill still holds. It calls then for each fill: valid is false if a tag
+// has been invalidated since the load began, or may have been.
+func (x *set) noteTags(ctx context.Context, fills []*filling, then func(f *filling, valid bool, err error)) {
+	var notes []tags.Note
+	for _, f := range fills {
+		if o := &f.outcome; !o.untagged && len(o.tags) > 0 {
+			notes = append(notes, tags.Note{Key: f.key, Tags: o.tags, Life: x.Store.KeptFor(o.Life)})
+		}
 	}
-	note := tags.Note{Key: x.fill.Key, Tags: o.tags, Life: x.Store.KeptFor(o.Life)}
-	noted, err = x.Tags.Note(ctx, []tags.Note{note}, x.since)
-	return noted, noted != nil, err
+	var failed map[string]error
+	if x.noted = nil; len(notes) > 0 {
+		x.noted, failed = x.Tags.NoteEach(ctx, notes, x.since)
+	}
+	for _, f := range fills {
+		if err := failed[f.key]; err == tags.ErrInvalidated {
+			then(f, false, nil)
+		} else {
+			then(f, !f.outcome.untagged && err == nil, err)
+		}
+	}
 }

@@ -29,7 +29,7 @@ func TestKeep(t *testing.T) {
 			wake, lost, ended := make(chan struct{}, 1), false, make(chan struct{})
 			go func() {
 				defer close(ended)
-				l.Keep(ctx, wake, func() { lost = true })
+				Keep(ctx, []*Lock{l}, wake, func(*Lock) { lost = true })
 			}()
 			time.Sleep(ttl/3 + time.Second)
 			if left := m.TTL(key); left != ttl-time.Second {

@@ -9,6 +9,8 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -57,21 +59,35 @@ type Lock struct {
 	InDoubt bool
 	late    time.Time // from then on a command in doubt takes nothing
 
-	// Convoy is the batch to send the next GetOrLock, Store or Release with, or nil.
-	Convoy *client.Convoy
-
 	Keys   Pair
 	client *client.Client
 	token  string
 	stamp  string // of the grant
 	ttl    time.Duration
+	args   args
 	// held is when the command was sent that last took or prolonged the lock.
 	held time.Time
 }
 
-// New returns a new attempt, which holds nothing yet. Its token has 130 bits from crypto/rand.
+// args are arguments of commands, which are made once.
+type args struct{ value, lock, token, ttl any }
+
+// New returns a new attempt, which holds nothing yet.
 func New(c *client.Client, pair Pair, ttl time.Duration) *Lock {
-	return &Lock{Keys: pair, client: c, token: rand.Text(), ttl: ttl}
+	return NewMany(c, []Pair{pair}, ttl)[0]
+}
+
+// NewMany returns attempts for keys that are asked for together. They have one token, of 130 bits from crypto/rand, by
+// which waiters see what one process loads at once.
+func NewMany(c *client.Client, pairs []Pair, ttl time.Duration) []*Lock {
+	token, all, locks := rand.Text(), make([]Lock, len(pairs)), make([]*Lock, len(pairs)) // two allocations
+	args := args{token: token, ttl: ttl.Milliseconds()}
+	for i, pair := range pairs {
+		args.value, args.lock = pair.Value, pair.Lock
+		all[i] = Lock{Keys: pair, client: c, token: token, ttl: ttl, args: args}
+		locks[i] = &all[i]
+	}
+	return locks
 }
 
 const tokenLen, stampLen = 26, 16
@@ -122,52 +138,81 @@ type Reply struct {
 	Kept time.Duration
 }
 
-// GetOrLock returns an entry other than the known one, or else takes the lock if it is free.
+// GetOrLock asks for keys of one server: each question returns an entry other than the known one, or else takes the
+// lock if it is free.
 //
 // Each grant has a stamp besides the token. The client may send the locking command twice. If the
 // second copy arrives after a Delete, the same token holds the lock again: a value loaded before
 // the Delete would be stored after it. See TestLock_LateGrant.
-func (l *Lock) GetOrLock(ctx context.Context, within time.Duration, q Query) (Reply, error) {
-	call := append(getOrLockScript.Call(2, 7), l.Keys.Value, l.Keys.Lock,
-		l.token, l.ttl.Milliseconds(), q.Known, q.Awaited, q.Take, q.For, 0)
-	sent := time.Now()
-	what := client.Command{Op: "lock", Key: l.Keys.Value, Within: within, Convoy: l.convoy(), Script: getOrLockScript, Spared: q.Spared}
-	r, err := client.Run(ctx, l.client, what, call, func(cmd *redis.Cmd) (Reply, error) {
-		r, err := parseLockReply(cmd)
-		if client.ScriptsRefused(err) {
-			return Reply{Status: unrun}, nil
-		}
-		return r, err
-	})
-	if r.Status == unrun {
-		r, err = client.DoWithin(ctx, l.client, what, func(ctx context.Context) (Reply, error) {
-			return l.watchGetOrLock(ctx, q)
+func GetOrLock(ctx context.Context, within time.Duration, locks []*Lock, queries []Query) []Answer {
+	calls := make([]client.ScriptCall, len(locks))
+	for i, l := range locks {
+		q := queries[i]
+		calls[i] = client.ScriptCall{Script: getOrLockScript, Args: append(getOrLockScript.Call(2, 7), l.args.value, l.args.lock,
+			l.args.token, l.args.ttl, q.Known, q.Awaited, q.Take, q.For, 0)}
+	}
+	c, sent := locks[0].client, time.Now()
+	what := client.Command{Op: "lock", Key: locks[0].Keys.Value, Within: within, Spared: queries[0].Spared}
+	answers := client.RunAll(ctx, c, what, calls, parseLockReply)
+	twins(len(locks), func(i int) bool { return answers[i].Value.Status == unrun }, func(i int) {
+		what := what
+		what.Key = locks[i].Keys.Value
+		answers[i].Value, answers[i].Err = client.DoWithin(ctx, c, what, func(ctx context.Context) (Reply, error) {
+			return locks[i].watchGetOrLock(ctx, queries[i])
 		})
+	})
+	for i, l := range locks {
+		l.answered(within, queries[i], sent, answers[i])
 	}
-	switch {
-	case err != nil:
-		if q.Take && client.Unreachable(err) && !client.Unsent(err) {
-			l.InDoubt = true
-			if errors.Is(err, client.ErrAway) { // before its time was over
-				l.late = time.Now().Add(within)
-			}
-		}
-	case r.Status == Locked:
-		l.held, l.stamp = sent, r.Text
-	}
-	return r, err
+	return answers
 }
 
-// convoy returns the batch to send this command with. The next command goes alone.
-func (l *Lock) convoy() *client.Convoy {
-	v := l.Convoy
-	l.Convoy = nil
-	return v
+// twins runs the transactions of commands whose scripts the server does not run, at the same time: so none is repeated
+// for another one, and a server that does not answer costs the time of one.
+func twins(n int, unrun func(i int) bool, run func(i int)) {
+	var all sync.WaitGroup
+	for i := range n {
+		switch {
+		case !unrun(i):
+		case n == 1:
+			run(i)
+		default:
+			all.Go(func() { run(i) })
+		}
+	}
+	all.Wait()
+}
+
+// An Answer is a Reply to GetOrLock, or an error.
+type Answer = client.Reply[Reply]
+
+// GetOrLock asks for one key.
+func (l *Lock) GetOrLock(ctx context.Context, within time.Duration, q Query) (Reply, error) {
+	a := GetOrLock(ctx, within, []*Lock{l}, []Query{q})[0]
+	return a.Value, a.Err
+}
+
+// answered notes what GetOrLock has brought.
+func (l *Lock) answered(within time.Duration, q Query, sent time.Time, a Answer) {
+	switch {
+	case a.Err == nil:
+		if a.Value.Status == Locked {
+			l.held, l.stamp = sent, a.Value.Text
+		}
+	case q.Take && client.Unreachable(a.Err) && !client.Unsent(a.Err):
+		l.InDoubt = true
+		if errors.Is(a.Err, client.ErrAway) { // before its time was over
+			l.late = time.Now().Add(within)
+		}
+	}
 }
 
 func parseLockReply(cmd *redis.Cmd) (r Reply, err error) {
 	fields, err := cmd.Slice()
-	if err != nil {
+	switch {
+	case client.ScriptsRefused(err):
+		return Reply{Status: unrun}, nil
+	case err != nil:
 		return r, err
 	}
 	if len(fields) == 5 {
@@ -189,15 +234,79 @@ func parseLockReply(cmd *redis.Cmd) (r Reply, err error) {
 	return r, fmt.Errorf("unexpected reply %v", fields)
 }
 
-// Store writes the entry and releases the lock. It returns false if the server refused and wrote
+// An Act is a command of an attempt on its lock: see [Do].
+type Act struct {
+	lock *Lock
+	op   string
+	client.ScriptCall
+	keys [2]string // the second may be empty
+	twin client.WatchFunc
+}
+
+func (l *Lock) act(op string, script client.Script, keys [2]string, twin client.WatchFunc, args ...any) Act {
+	call := script.Call(2, 1+len(args))
+	for _, key := range keys {
+		switch key {
+		case l.Keys.Value:
+			call = append(call, l.args.value)
+		case l.Keys.Lock:
+			call = append(call, l.args.lock)
+		default:
+			call[2] = 1
+		}
+	}
+	return Act{l, op, client.ScriptCall{Script: script, Args: append(append(call, l.args.token), args...)}, keys, twin}
+}
+
+// Do carries out acts on keys of one server, in one pipeline. Each has its own answer: whether the attempt held the
+// lock, or an error.
+func Do(ctx context.Context, within time.Duration, acts ...Act) []Done {
+	c := acts[0].lock.client
+	what := client.Command{Op: acts[0].op, Key: acts[0].keys[0], Within: within}
+	calls := make([]client.ScriptCall, len(acts))
+	for i, act := range acts {
+		calls[i] = act.ScriptCall
+	}
+	const unrun = -1
+	replies := client.RunAll(ctx, c, what, calls, func(cmd *redis.Cmd) (int, error) {
+		done, err := cmd.Int()
+		if client.ScriptsRefused(err) {
+			return unrun, nil
+		}
+		return done, err
+	})
+	all := make([]Done, len(acts))
+	for i, r := range replies {
+		all[i] = Done{Value: r.Value == 1, Err: r.Err}
+	}
+	twins(len(acts), func(i int) bool { return replies[i].Value == unrun }, func(i int) {
+		act, what := acts[i], what
+		what.Op, what.Key = act.op, act.keys[0]
+		all[i].Value, all[i].Err = client.DoWithin(ctx, c, what, func(ctx context.Context) (bool, error) {
+			return client.Watch(ctx, c.Redis, slices.DeleteFunc(act.keys[:], func(key string) bool { return key == "" }), act.twin)
+		})
+	})
+	return all
+}
+
+// Done is the answer to an Act.
+type Done = client.Reply[bool]
+
+// Do carries out one act.
+func (a Act) Do(ctx context.Context, within time.Duration) (done bool, err error) {
+	d := Do(ctx, within, a)[0]
+	return d.Value, d.Err
+}
+
+// Store writes the entry and releases the lock. The answer is false if the server refused and wrote
 // nothing.
 //
 // store.lua reports "stored" although the lock is gone, if the value is the very entry to be
 // stored: the first copy of the command stored it, and its reply was lost. Headers are random, so
 // no two entries are equal. See TestCommand_LostOnce.
-func (l *Lock) Store(ctx context.Context, within time.Duration, data []byte, life time.Duration) (bool, error) {
-	what := client.Command{Op: "store", Key: l.Keys.Value, Within: within, Convoy: l.convoy(), Script: storeScript}
-	return l.act(ctx, what, []string{l.Keys.Lock}, l.watchStore(data, life), l.stamp, data, life.Milliseconds())
+func (l *Lock) Store(data []byte, life time.Duration) Act {
+	return l.act("store", storeScript, [2]string{l.Keys.Value, l.Keys.Lock}, l.watchStore(data, life),
+		l.stamp, data, life.Milliseconds())
 }
 
 // A ReleaseNote is what a load that has no value to store leaves for others.
@@ -221,9 +330,8 @@ func (v ReleaseNote) life(ttl time.Duration) time.Duration { return max(ttl, v.R
 // A failed load leaves a mark instead of deleting the lock, and the next holder's lock keeps the
 // mark. The callers that waited share the failure; otherwise each of them would load and fail in
 // turn. A new caller may take the lock before they ask again. See TestFailure_LateWaiters.
-func (l *Lock) Release(ctx context.Context, within time.Duration, v ReleaseNote) (bool, error) {
-	what := client.Command{Op: "release", Key: l.Keys.Lock, Within: within, Convoy: l.convoy(), Script: releaseScript}
-	return l.act(ctx, what, []string{l.Keys.Value}, l.watchRelease(v), l.stamp,
+func (l *Lock) Release(v ReleaseNote) Act {
+	return l.act("release", releaseScript, [2]string{l.Keys.Lock, l.Keys.Value}, l.watchRelease(v), l.stamp,
 		v.Failure, v.RetryAfter.Milliseconds(), v.life(l.ttl).Milliseconds(), v.Drop, v.Remember.Milliseconds())
 }
 
@@ -241,37 +349,11 @@ func (l *Lock) Late() time.Time { return l.late }
 // An abandonment is tried until Redis answers, and first of all while the breaker is open. A frozen
 // server may have granted the lock just before; it executes the abandonment as soon as it goes on.
 // See TestServer_FrozenTakesNothing.
-func (l *Lock) Abandon(ctx context.Context) (bool, error) {
-	what := client.Command{Op: "abandon", Key: l.Keys.Lock, Within: l.client.Timeout, Script: abandonScript}
-	return l.act(ctx, what, nil, l.watchAbandon, l.ttl.Milliseconds())
+func (l *Lock) Abandon() Act {
+	return l.act("abandon", abandonScript, [2]string{l.Keys.Lock}, l.watchAbandon, l.args.ttl)
 }
 
-// Renew prolongs the lock. It returns false if the lock is lost.
-func (l *Lock) Renew(ctx context.Context) (bool, error) {
-	what := client.Command{Op: "renew", Key: l.Keys.Lock, Within: l.client.Timeout, Script: renewScript}
-	return l.act(ctx, what, nil, l.watchRenew, l.stamp, l.ttl.Milliseconds())
-}
-
-// act runs a script on the key of what and other keys.
-func (l *Lock) act(ctx context.Context, what client.Command, others []string, judge client.WatchFunc, args ...any) (bool, error) {
-	keys := append([]string{what.Key}, others...)
-	call := what.Script.Call(len(keys), 1+len(args))
-	for _, key := range keys {
-		call = append(call, key)
-	}
-	call = append(append(call, l.token), args...)
-	const unrun = -1
-	done, err := client.Run(ctx, l.client, what, call, func(cmd *redis.Cmd) (int, error) {
-		done, err := cmd.Int()
-		if client.ScriptsRefused(err) {
-			return unrun, nil
-		}
-		return done, err
-	})
-	if done != unrun {
-		return done == 1, err
-	}
-	return client.DoWithin(ctx, l.client, what, func(ctx context.Context) (bool, error) {
-		return client.Watch(ctx, l.client.Redis, keys, judge)
-	})
+// Renew prolongs the lock. The answer is false if the lock is lost.
+func (l *Lock) Renew() Act {
+	return l.act("renew", renewScript, [2]string{l.Keys.Lock}, l.watchRenew, l.stamp, l.args.ttl)
 }

@@ -110,6 +110,9 @@ type fixture struct {
 	held   string // by the keys at first
 }
 
+// use gives the attempt a token.
+func (b *fixture) use(token string) { b.token, b.args.token = token, token }
+
 func (f backend) fixture(t testing.TB) *fixture {
 	t.Helper()
 	b := &fixture{backend: f, t: t}
@@ -117,7 +120,8 @@ func (f backend) fixture(t testing.TB) *fixture {
 	redistest.Planted(t, value) // the test itself writes the keys
 	b.Lock = New(newClient(t, f.rdb, func(op string, err error) { b.failed = append(b.failed, fmt.Errorf("%s: %w", op, err)) }),
 		Pair{value, value + ":lock"}, life)
-	b.token, b.stamp = me, stamp
+	b.stamp = stamp
+	b.use(me)
 	return b
 }
 
@@ -150,13 +154,13 @@ func answers(t testing.TB, l *Lock, status string) {
 // acts are what a load can do with its lock, and report whether it held it.
 var acts = map[string]func(ctx context.Context, l *Lock) (bool, error){
 	"store": func(ctx context.Context, l *Lock) (bool, error) {
-		return l.Store(ctx, opTimeout, []byte(entryA), storedLife)
+		return l.Store([]byte(entryA), storedLife).Do(ctx, opTimeout)
 	},
 	"release": func(ctx context.Context, l *Lock) (bool, error) {
-		return l.Release(ctx, opTimeout, ReleaseNote{Failure: "failure", RetryAfter: life, Drop: true})
+		return l.Release(ReleaseNote{Failure: "failure", RetryAfter: life, Drop: true}).Do(ctx, opTimeout)
 	},
-	"renew":   func(ctx context.Context, l *Lock) (bool, error) { return l.Renew(ctx) },
-	"abandon": func(ctx context.Context, l *Lock) (bool, error) { return l.Abandon(ctx) },
+	"renew":   func(ctx context.Context, l *Lock) (bool, error) { return l.Renew().Do(ctx, opTimeout) },
+	"abandon": func(ctx context.Context, l *Lock) (bool, error) { return l.Abandon().Do(ctx, opTimeout) },
 }
 
 // does runs an act, and checks whether it reports that this attempt held the lock.
@@ -423,7 +427,7 @@ func TestGetOrLock_Age(t *testing.T) {
 		b := f.fixture(t)
 		busy := func() time.Duration {
 			t.Helper()
-			b.token = third
+			b.use(third)
 			r, err := b.GetOrLock(t.Context(), opTimeout, Query{Take: true})
 			if err != nil || r.Status != Busy {
 				t.Fatalf("answered %+v, %v", r, err)
@@ -463,7 +467,7 @@ func TestGetOrLock_UnknownAge(t *testing.T) {
 		if err != nil || r.Status != want || want == Busy && r.Age >= 0 {
 			t.Errorf("answered %+v, %v, want %s", r, err, want)
 		}
-		b.token = other
+		b.use(other)
 	}
 }
 
@@ -568,7 +572,7 @@ func TestRelease_Note(t *testing.T) {
 		for _, lock := range []state{held(me), held(me, "boom")} {
 			for _, v := range notes() {
 				b := f.holding(t, state{text: entryA}, lock)
-				if ok, err := b.Release(t.Context(), opTimeout, v); !ok || err != nil {
+				if ok, err := b.Release(v).Do(t.Context(), opTimeout); !ok || err != nil {
 					t.Errorf("Release of %+v with %+v = %t, %v", lock, v, ok, err)
 				}
 				b.wantNote(v)
@@ -581,7 +585,7 @@ func TestRelease_Note(t *testing.T) {
 				// dropped.
 				b.set(b.Keys.Value, state{text: entryB})
 				before, _ := b.get(b.Keys.Lock)
-				if ok, err := b.Release(t.Context(), opTimeout, v); ok || err != nil {
+				if ok, err := b.Release(v).Do(t.Context(), opTimeout); ok || err != nil {
 					t.Errorf("Release with %+v again = %t, %v", v, ok, err)
 				}
 				b.want(b.Keys.Value, state{text: entryB}, 0)
@@ -602,7 +606,7 @@ func TestRelease_ForeignLock(t *testing.T) {
 		for _, lock := range append(foreign, failedUntil(life, me, "boom"), failedUntil(life, other)) {
 			for _, v := range []ReleaseNote{{}, {Failure: "failure"}, {Drop: true}, {Failure: "failure", RetryAfter: time.Minute, Drop: true}} {
 				b := f.holding(t, state{text: entryA}, lock)
-				if ok, err := b.Release(t.Context(), opTimeout, v); ok || err != nil {
+				if ok, err := b.Release(v).Do(t.Context(), opTimeout); ok || err != nil {
 					t.Errorf("Release of %+v with %+v = %t, %v", lock, v, ok, err)
 				}
 				b.wantBoth(state{text: entryA}, lock)
@@ -673,7 +677,7 @@ func TestNew_Token(t *testing.T) {
 		b.set(b.Keys.Lock, state{}) // the previous attempt's lock has expired
 		answers(t, l, Locked)
 	}
-	if ok, err := old.Release(t.Context(), opTimeout, ReleaseNote{}); ok || err != nil {
+	if ok, err := old.Release(ReleaseNote{}).Do(t.Context(), opTimeout); ok || err != nil {
 		t.Errorf("Release of the attempt before = %t, %v", ok, err)
 	}
 	b.want(b.Keys.Lock, held(now.token), life)
@@ -695,7 +699,7 @@ func TestRelease_OutOfMemory(t *testing.T) {
 		b.set(b.Keys.Lock, held(me))
 		setMemory(t, b.admin, "1")
 		b.does("renew", true)
-		if ok, err := b.Store(t.Context(), opTimeout, []byte(entryA), time.Minute); ok || !redis.IsOOMError(err) {
+		if ok, err := b.Store([]byte(entryA), time.Minute).Do(t.Context(), opTimeout); ok || !redis.IsOOMError(err) {
 			t.Errorf("Store = %t, %v, want an OOM", ok, err)
 		}
 		b.want(b.Keys.Lock, held(me), life)
@@ -703,7 +707,7 @@ func TestRelease_OutOfMemory(t *testing.T) {
 		setMemory(t, b.admin, "0")
 		b.set(b.Keys.Value, state{text: entryA})
 		setMemory(t, b.admin, "1")
-		if ok, err := b.Release(t.Context(), opTimeout, v); !ok || err != nil {
+		if ok, err := b.Release(v).Do(t.Context(), opTimeout); !ok || err != nil {
 			t.Errorf("Release with %+v = %t, %v", v, ok, err)
 		}
 		if v.Drop { // the memory that this freed may be enough for the note
@@ -733,8 +737,8 @@ func TestWatch_OutOfMemory(t *testing.T) {
 	for _, lock := range []state{{}, held(me), held(other)} {
 		b.set(b.Keys.Lock, lock)
 		setMemory(t, b.admin, "1")
-		stored, err1 := b.Store(t.Context(), opTimeout, []byte(entryA), time.Minute)
-		released, err2 := b.Release(t.Context(), opTimeout, ReleaseNote{Failure: "failure", RetryAfter: time.Minute, Drop: true})
+		stored, err1 := b.Store([]byte(entryA), time.Minute).Do(t.Context(), opTimeout)
+		released, err2 := b.Release(ReleaseNote{Failure: "failure", RetryAfter: time.Minute, Drop: true}).Do(t.Context(), opTimeout)
 		_, err3 := b.GetOrLock(t.Context(), time.Second, Query{Take: true})
 		setMemory(t, b.admin, "0")
 		if stored || released || (lock == held(me)) != (err1 != nil) || (lock == held(me)) != (err2 != nil) {
@@ -777,7 +781,7 @@ func TestLock_MissingRight(t *testing.T) {
 	act := func(name string) func(b *fixture) error {
 		return func(b *fixture) error { _, err := acts[name](t.Context(), b.Lock); return err }
 	}
-	release := func(b *fixture) error { _, err := b.Release(t.Context(), opTimeout, ReleaseNote{}); return err }
+	release := func(b *fixture) error { _, err := b.Release(ReleaseNote{}).Do(t.Context(), opTimeout); return err }
 	data := entryUntil(time.Now().Add(time.Hour), 0, "payload")
 	expire := func(b *fixture) error {
 		b.set(b.Keys.Value, state{text: data})
@@ -863,7 +867,7 @@ func TestSlowConnection(t *testing.T) {
 				return err
 			}},
 			"Store": {held(me), func(b *fixture) error {
-				_, err := b.Store(t.Context(), slowTimeout, []byte(entryB), time.Minute)
+				_, err := b.Store([]byte(entryB), time.Minute).Do(t.Context(), slowTimeout)
 				return err
 			}},
 			"Set": {held(other), func(b *fixture) error {

@@ -49,7 +49,7 @@ func TestWatch_Interference(t *testing.T) {
 	}
 	release := func(v ReleaseNote) func(b *fixture) (string, error) {
 		return func(b *fixture) (string, error) {
-			ok, err := b.Release(t.Context(), opTimeout, v)
+			ok, err := b.Release(v).Do(t.Context(), opTimeout)
 			return fmt.Sprint(ok), err
 		}
 	}
@@ -244,7 +244,8 @@ func (c parityCase) run(b *fixture) (told string) {
 	ctx := context.Background()
 	stamps := map[string]string{me: stamp, other: stamp, third: stamp}
 	for _, a := range c.acts {
-		b.token, b.stamp = a.token, stamps[a.token]
+		b.use(a.token)
+		b.stamp = stamps[a.token]
 		var answer any
 		var err error
 		switch a.op {
@@ -266,7 +267,7 @@ func (c parityCase) run(b *fixture) (told string) {
 			if a.text != "" {
 				note.Remember = a.remember
 			}
-			answer, err = b.Release(ctx, opTimeout, note)
+			answer, err = b.Release(note).Do(ctx, opTimeout)
 		case "expire":
 			err = b.expire()
 		default:

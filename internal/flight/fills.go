@@ -74,36 +74,33 @@ type Fill[R any] struct {
 	Key     string
 	Refresh bool // callers have already been answered
 	Begun   time.Time
-	Load    *Load         // its node in the graph of loads that wait for each other
-	alone   bool          // no other fill has this node
-	Wake    chan struct{} // a caller joined, the last one left, or the key was invalidated
+	Call    atomic.Pointer[Call] // that brings the value; nil before it begins
 
-	Call atomic.Pointer[Call] // that brings the value; nil before it begins
+	place // in the graph of loads that wait for each other
 
 	entry string // that a refresh is for
 
 	// Guarded by Fills.mu.
 	phase      phase
-	superseded bool    // the result is void for callers that joined since the load began
-	empty      bool    // the key was empty when the fill began
-	queued     *queued // nil: the fill does not wait for a slot
+	superseded bool // the result is void for callers that joined since the load began
+	empty      bool // the key was empty when the fill began
 	waiters    waiters[R]
 	callers    callers
 	running    running
 	outcome    outcome[R]
 }
 
-// A Call is a call of the function that loads the value of a fill, or those of several.
+// A Call is a call of the function that loads the value of a fill, or the values of several.
 type Call struct {
 	Context context.Context
 	Keys    int
 	Begun   time.Time
 }
 
-// queued is what is left of a fill that waits for a slot: it has no goroutine.
+// queued is what is left of a load that waits for a slot: it has no goroutine.
 type queued struct {
 	goOn func()
-	poll *time.Timer // continues the fill
+	poll *time.Timer // continues the load
 }
 
 // running is set when the load begins.
@@ -140,70 +137,118 @@ func (g *Fills[R]) Filling(n int, key func(i int) string) (filling []bool) {
 	filling = make([]bool, n)
 	for i := range n {
 		f := g.byKey[key(i)]
-		filling[i] = f != nil && f.empty && f.queued == nil
+		filling[i] = f != nil && f.empty && f.load.queued == nil
 	}
 	return filling
 }
 
-// Refresh starts a fill without callers for an entry of key, unless the key has a fill, or a
-// refresh of the same entry ended a moment ago. A caller that finds nothing to serve joins it like
-// any fill. group is the node of the fill; nil: it gets its own. Refresh reports whether it has
-// started the fill.
-func (g *Fills[R]) Refresh(key, entry string, group *Load, run func(f *Fill[R], over func())) bool {
+// Refresh starts fills without callers for entries of keys. It leaves out a key that has a fill, or of which a
+// refresh of the same entry ended a moment ago. A caller that finds nothing to serve joins them like any fill. start is
+// as in Join, for the keys with the indices of. Refresh reports whether it has started a fill.
+func (g *Fills[R]) Refresh(keys, entries []string, start func(of []int, fills []*Fill[R]) (run func(l *Load))) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	r := g.resting[key]
-	rests := r.entry == entry && time.Now().Before(r.until)
-	if g.closed || g.byKey[key] != nil || rests {
-		return false
+	var of []int
+	var fills []*Fill[R]
+	for i, key := range keys {
+		r := g.resting[key]
+		rests := r.entry == entries[i] && time.Now().Before(r.until)
+		if !g.closed && g.byKey[key] == nil && !rests {
+			of, fills = append(of, i), append(fills, g.add(&Fill[R]{Key: key, Refresh: true, entry: entries[i]}))
+		}
 	}
-	g.add(&Fill[R]{Key: key, Refresh: true, entry: entry, Load: group}, nil, run)
-	return true
+	g.start(nil, of, fills, start)
+	return len(fills) > 0
 }
 
-func (g *Fills[R]) add(f *Fill[R], outer *Load, run func(f *Fill[R], over func())) *Fill[R] {
-	if f.alone = f.Load == nil; f.alone {
-		f.Load = g.NewLoad(outer)
-	}
-	f.Load.start()
+func (g *Fills[R]) add(f *Fill[R]) *Fill[R] {
 	f.Begun = time.Now()
-	f.Wake = make(chan struct{}, 1)
 	g.byKey[f.Key] = f
 	if f.empty {
 		g.empty.Add(1)
 	}
-	g.running.Add(1)
-	go f.run(func() { run(f, g.running.Done) })
 	return f
 }
 
-// run runs a part of the fill in this goroutine, which is its own.
-func (f *Fill[R]) run(part func()) {
-	if f.alone {
-		defer f.Load.Begin()() // here, where the stack is short
+// start runs fills together, as one load.
+func (g *Fills[R]) start(outer *Load, of []int, fills []*Fill[R], start func(of []int, fills []*Fill[R]) (run func(l *Load))) {
+	if len(fills) == 0 {
+		return
 	}
-	part()
+	l := newLoad(g, outer)
+	l.take(placesOf(fills))
+	g.running.Add(1)
+	g.Run(l, start(of, fills))
 }
 
-// Queue continues a fill that waits for a slot by goOn, in a new goroutine: when it is woken, or after
-// poll. The goroutine that calls Queue leaves the fill alone. A queued fill does not ask Redis, so
-// callers that join it read first, and do not wake it.
-func (g *Fills[R]) Queue(f *Fill[R], poll time.Duration, goOn func()) {
+// Split moves some fills of a load to another load, which has no slot. Drain waits until Over is called for it, too.
+func (g *Fills[R]) Split(l *Load, fills []*Fill[R]) *Load {
+	g.running.Add(1)
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	f.queued = &queued{goOn, time.AfterFunc(poll, func() { g.Wake(f) })}
+	other := newLoad(g, l.outer)
+	other.take(placesOf(fills))
+	l.parted()
+	other.nudged = l.nudged
+	other.wake() // l may have been woken for one of these
+	return other
+}
+
+func placesOf[R any](fills []*Fill[R]) []*place {
+	places := make([]*place, len(fills))
+	for i, f := range fills {
+		places[i] = &f.place
+	}
+	return places
+}
+
+// Run runs a load in another goroutine.
+func (g *Fills[R]) Run(l *Load, run func(l *Load)) {
+	go func() {
+		defer l.Begin()() // here, where the stack is short
+		run(l)
+	}()
+}
+
+// Over notes that no work of a load is left.
+func (g *Fills[R]) Over() { g.running.Done() }
+
+// Queue continues a load that waits for a slot by goOn, in a new goroutine: when it is woken, or after
+// poll. The goroutine that calls Queue leaves its fills alone. A queued fill does not ask Redis, so
+// callers that join it read first, and do not wake it.
+func (g *Fills[R]) Queue(l *Load, poll time.Duration, goOn func(l *Load)) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	l.queued = &queued{func() { g.Run(l, goOn) }, time.AfterFunc(poll, func() { g.Wake(l) })}
 	select {
-	case <-f.Wake: // since it last looked
-		f.wake()
+	case <-l.Woken: // since it last looked
+		l.wake()
 	default:
 	}
 }
 
-// Wake continues a fill that is queued. Another one sees in Wake that it was woken.
-func (g *Fills[R]) Wake(f *Fill[R]) {
+// Wake continues a load that is queued. Another one sees in Woken that it was woken.
+func (g *Fills[R]) Wake(l *Load) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	f.wake()
+	l.wake()
+}
+
+// Tell is Wake of the load of a fill that has no new caller.
+func (g *Fills[R]) Tell(f *Fill[R]) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	f.load.wake()
+}
+
+// Nudged reports whether a caller has joined a fill of a load since the last call, the last one has left, or a key was
+// invalidated.
+func (g *Fills[R]) Nudged(l *Load) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	nudged := l.nudged
+	l.nudged = false
+	return nudged
 }
 
 // WakeAll wakes all fills that do not load.
@@ -261,7 +306,7 @@ func (g *Fills[R]) end(f *Fill[R], r *R, validFrom Stamp, rest time.Duration) {
 		g.rest(f, rest)
 	}
 	f.phase, f.outcome = done, outcome[R]{result: r, validFrom: validFrom}
-	f.Load.finish()
+	f.place.finish()
 	g.forget(f)
 	for now := time.Now(); f.waiters.first != nil; {
 		f.waiters.first.over(now)
@@ -353,15 +398,21 @@ func (f *Fill[R]) cancelIfVoid() {
 	}
 }
 
+// wake wakes the load of a fill, which is to look at it.
 func (f *Fill[R]) wake() {
-	if q := f.queued; q != nil {
-		f.queued = nil
+	f.load.nudged = true
+	f.load.wake()
+}
+
+func (l *Load) wake() {
+	if q := l.queued; q != nil {
+		l.queued = nil
 		q.poll.Stop()
-		go f.run(q.goOn)
+		q.goOn()
 		return
 	}
 	select {
-	case f.Wake <- struct{}{}:
+	case l.Woken <- struct{}{}:
 	default:
 	}
 }

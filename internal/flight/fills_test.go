@@ -13,16 +13,23 @@ import (
 func newFills() *Fills[string] { return NewFills[string](new(Clock)) }
 
 // byHand is the run function of a fill that the test itself ends.
-func byHand(_ *Fill[string], over func()) { over() }
+func byHand(_ *Fill[string], _ *Load, over func()) { over() }
 
 // join has a call join the fill of key. Its first join gives it a stamp.
-func join(g *Fills[string], key string, call *Caller, run func(f *Fill[string], over func())) *Waiter[string] {
+func join(g *Fills[string], key string, call *Caller, run func(f *Fill[string], l *Load, over func())) *Waiter[string] {
 	if call.Stamp == 0 {
 		call.Stamp = g.clock.Now()
 	}
 	w := &Waiter[string]{Key: key}
-	g.Join(call, []*Waiter[string]{w}, func(int) func(f *Fill[string], over func()) { return run })
+	g.Join(call, []*Waiter[string]{w}, starts(g, run))
 	return w
+}
+
+// starts is the start of Join and Refresh for one key.
+func starts(g *Fills[string], run func(f *Fill[string], l *Load, over func())) func(of []int, fills []*Fill[string]) func(l *Load) {
+	return func(_ []int, fills []*Fill[string]) func(l *Load) {
+		return func(l *Load) { run(fills[0], l, g.Over) }
+	}
 }
 
 func mustJoin(t *testing.T, g *Fills[string], key string, call *Caller) *Waiter[string] {
@@ -137,7 +144,7 @@ func TestFills_Queue(t *testing.T) {
 	gone, leave := context.WithCancel(t.Context())
 	leave()
 	for name, wake := range map[string]func(g *Fills[string], w *Waiter[string]){
-		"a slot":          func(g *Fills[string], w *Waiter[string]) { g.Wake(w.Fill) },
+		"a slot":          func(g *Fills[string], w *Waiter[string]) { g.Wake(w.Fill.load) },
 		"Supersede":       func(g *Fills[string], _ *Waiter[string]) { g.Supersede("k") },
 		"the last caller": func(g *Fills[string], w *Waiter[string]) { wait(gone, g, w) },
 		"WakeAll":         func(g *Fills[string], _ *Waiter[string]) { g.WakeAll() },
@@ -151,7 +158,7 @@ func TestFills_Queue(t *testing.T) {
 					if before {
 						wake(g, w)
 					}
-					g.Queue(w.Fill, time.Hour, func() { runs++ })
+					g.Queue(w.Fill.load, time.Hour, func(*Load) { runs++ })
 					if !before {
 						if synctest.Wait(); runs != 0 {
 							t.Error("the fill goes on although nothing has woken it")
@@ -175,7 +182,7 @@ func TestFills_EndIfDesertedAgainstJoin(t *testing.T) {
 	t.Parallel()
 	g := newFills()
 	var fills atomic.Int64
-	work := func(f *Fill[string], over func()) {
+	work := func(f *Fill[string], _ *Load, over func()) {
 		defer over()
 		fills.Add(1)
 		for range 10 {

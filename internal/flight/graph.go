@@ -12,27 +12,36 @@ import (
 // graph guards the loads of all caches of this process: which load waits for which, and in whose
 // slot it runs.
 //
-// Mutexes are taken in the order Bulk.mu, SharedSlot.mu, graph, and Fills.mu, graph. Whoever holds graph takes
+// Mutexes are taken in the order Fills.mu, graph. A function that holds graph takes
 // no other one: functions that are called with it, such as granted of Slot.Queue, may only begin a goroutine.
 var graph sync.Mutex
 
-// A Load is the node of one fill in the graph of loads that wait for other loads of this process,
-// in any cache. A Loader that calls a cache waits for the fill it joins. The fills that one call
-// starts for many keys are one node, since one Loader works for them.
+// A Load runs the fills of one or several keys together, since one Loader works for them. In the graph it is a node: a
+// Loader that calls a cache waits for the fills that it joins, and so for their loads. A fill can move to another load.
 type Load struct {
+	Woken chan struct{} // has an element when a fill is to be looked at
+
+	// Guarded by Fills.mu.
+	queued *queued // nil: it does not wait for a slot
+	nudged bool
+
 	cache any   // the *Fills of the fills
 	outer *Load // the load that started it, or nil
 
 	// Guarded by graph.
-	// fills counts the fills that have not ended. The Loader and its context may live on.
-	fills      int
-	goroutines []uint64 // run a fill or a Loader
+	fills      map[*place]struct{} // that have not ended. The Loader and its context may live on
+	goroutines []uint64            // run the load or its Loader
 	slot       *Slot
-	waits      map[*Load]calls // loads that calls from inside this load wait for
-	waiters    map[*Load]int   // loads whose calls wait for this load
+	waits      map[*place]calls // fills that calls from inside this load wait for
 }
 
-// calls counts the calls from inside one load that wait for another.
+// A place is where a fill is in the graph.
+type place struct {
+	load    *Load         // that runs the fill; changed with Fills.mu and graph
+	waiters map[*Load]int // loads whose calls wait for the fill; guarded by graph
+}
+
+// calls counts the calls from inside one load that wait for a fill.
 type calls struct {
 	all int
 	// blocking counts those made in the Loader's goroutine, which cannot go on before they return.
@@ -41,8 +50,10 @@ type calls struct {
 
 type loadKey struct{}
 
-// NewLoad returns the node of a group of fills. outer is the load that starts them, or nil.
-func (g *Fills[R]) NewLoad(outer *Load) *Load { return &Load{cache: g, outer: outer} }
+// newLoad returns a load without fills. outer is the load that starts it, or nil.
+func newLoad(cache any, outer *Load) *Load {
+	return &Load{Woken: make(chan struct{}, 1), cache: cache, outer: outer, fills: make(map[*place]struct{})}
+}
 
 // Begin notes that the calling goroutine runs a Loader. The function that it returns notes the end.
 func (l *Load) Begin() (end func()) {
@@ -57,11 +68,24 @@ func (l *Load) Begin() (end func()) {
 	}
 }
 
-// start notes that a fill begins.
-func (l *Load) start() {
+// take takes fills that begin, or are of another load.
+func (l *Load) take(fills []*place) {
 	graph.Lock()
 	defer graph.Unlock()
-	l.fills++
+	for _, f := range fills {
+		if f.load != nil {
+			delete(f.load.fills, f)
+		}
+		f.load = l
+		l.fills[f] = struct{}{}
+	}
+}
+
+// parted is called when another load has taken fills.
+func (l *Load) parted() {
+	graph.Lock()
+	defer graph.Unlock()
+	l.slot.part()
 }
 
 // Inside returns a context that marks calls as made from inside l.
@@ -75,11 +99,11 @@ func LoadOf(ctx context.Context) *Load {
 	return l
 }
 
-// finish notes that a fill has ended.
-func (l *Load) finish() {
+// finish notes that the fill has ended.
+func (f *place) finish() {
 	graph.Lock()
 	defer graph.Unlock()
-	l.fills--
+	delete(f.load.fills, f)
 }
 
 // inside reports whether l, or a load around it, is a load of cache with a fill that has not ended.
@@ -87,7 +111,7 @@ func (l *Load) inside(cache any) bool {
 	graph.Lock()
 	defer graph.Unlock()
 	for ; l != nil; l = l.outer {
-		if l.cache == cache && l.fills > 0 {
+		if l.cache == cache && len(l.fills) > 0 {
 			return true
 		}
 	}
@@ -98,60 +122,65 @@ func (l *Load) inside(cache any) bool {
 func (l *Load) Awaited() bool {
 	graph.Lock()
 	defer graph.Unlock()
-	return len(l.waiters) > 0
+	for f := range l.fills {
+		if len(f.waiters) > 0 {
+			return true
+		}
+	}
+	return false
 }
 
-// waitFor notes that a call from inside l waits for other, so that other may run in the slot of l.
+// waitFor notes that a call from inside l waits for a fill, so that this may run in the slot of l.
 //
-// It returns false if the wait could never end: the call blocks the Loader of l, and other waits
+// It returns false if the wait could never end: the call blocks the Loader of l, and the load of the fill waits
 // for l in the same way. Calls from other goroutines are not refused, since the Loader need not
 // wait for them. If it does, LoadTimeout ends the circle.
-func (l *Load) waitFor(other *Load) bool {
+func (l *Load) waitFor(f *place) bool {
 	if l == nil {
 		return true
 	}
 	id := goroutineID()
 	graph.Lock()
 	defer graph.Unlock()
-	n := l.waits[other]
+	n := l.waits[f]
 	n.all++
 	if slices.Contains(l.goroutines, id) {
-		if other.blocksOn(l, make(map[*Load]bool)) {
+		if f.load.blocksOn(l, make(map[*Load]bool)) {
 			return false
 		}
 		n.blocking++
 	}
 	if l.waits == nil {
-		l.waits = make(map[*Load]calls)
+		l.waits = make(map[*place]calls)
 	}
-	if other.waiters == nil {
-		other.waiters = make(map[*Load]int)
+	if f.waiters == nil {
+		f.waiters = make(map[*Load]int)
 	}
-	l.waits[other] = n
-	other.waiters[l]++
-	l.slot.offer(other.slot)
+	l.waits[f] = n
+	f.waiters[l]++
+	l.slot.offer(f.load.slot)
 	return true
 }
 
 // leave undoes waitFor.
-func (l *Load) leave(other *Load) {
+func (l *Load) leave(f *place) {
 	if l == nil {
 		return
 	}
 	id := goroutineID()
 	graph.Lock()
 	defer graph.Unlock()
-	n := l.waits[other]
+	n := l.waits[f]
 	n.all--
 	if slices.Contains(l.goroutines, id) {
 		n.blocking--
 	}
-	l.waits[other] = n
+	l.waits[f] = n
 	if n.all == 0 {
-		delete(l.waits, other)
+		delete(l.waits, f)
 	}
-	if other.waiters[l]--; other.waiters[l] == 0 {
-		delete(other.waiters, l)
+	if f.waiters[l]--; f.waiters[l] == 0 {
+		delete(f.waiters, l)
 	}
 }
 
@@ -161,8 +190,8 @@ func (l *Load) blocksOn(target *Load, seen map[*Load]bool) bool {
 		return true
 	}
 	seen[l] = true
-	for next, n := range l.waits {
-		if n.blocking > 0 && !seen[next] && next.blocksOn(target, seen) {
+	for f, n := range l.waits {
+		if next := f.load; n.blocking > 0 && !seen[next] && next.blocksOn(target, seen) {
 			return true
 		}
 	}

@@ -13,10 +13,11 @@ func TestFills_Refresh(t *testing.T) {
 	t.Parallel()
 	g := newFills()
 	begun := make(chan *Fill[string], 10)
-	run := func(f *Fill[string], over func()) { begun <- f; over() }
-	g.Refresh("k", "e1", nil, run)
-	g.Refresh("k", "e1", nil, run)
-	g.Refresh("k", "e2", nil, run)
+	run := starts(g, func(f *Fill[string], _ *Load, over func()) { begun <- f; over() })
+	refresh := func(entry string) { g.Refresh([]string{"k"}, []string{entry}, run) }
+	refresh("e1")
+	refresh("e1")
+	refresh("e2")
 	f := <-begun
 	w := mustJoin(t, g, "k", &Caller{})
 	if w.Fill != f || !f.Refresh || w.First {
@@ -29,7 +30,7 @@ func TestFills_Refresh(t *testing.T) {
 		t.Errorf("%d more refreshes have begun", len(begun))
 	}
 	mustJoin(t, g, "k", &Caller{})
-	g.Refresh("k", "e1", nil, run)
+	refresh("e1")
 	g.Drain()
 	if len(begun) > 0 {
 		t.Error("a refresh begins although the key has a fill")
@@ -46,11 +47,11 @@ func TestFills_RestOfDeserted(t *testing.T) {
 		for range 8 {
 			readers.Go(func() {
 				for range 100 {
-					g.Refresh("k", "e", nil, func(f *Fill[string], over func()) {
+					g.Refresh([]string{"k"}, []string{"e"}, starts(g, func(f *Fill[string], _ *Load, over func()) {
 						defer over()
 						refreshes.Add(1)
 						g.EndIfDeserted(f, time.Hour)
-					})
+					}))
 				}
 			})
 		}

@@ -52,8 +52,8 @@ func (w *world) get(ctx context.Context, key int) {
 		return
 	}
 	g := w.caches[key%2]
-	waiter := join(g, fmt.Sprint(key), &Caller{Outer: LoadOf(ctx)}, func(f *Fill[string], over func()) {
-		w.fill(ctx, f, key)
+	waiter := join(g, fmt.Sprint(key), &Caller{Outer: LoadOf(ctx)}, func(f *Fill[string], l *Load, over func()) {
+		w.fill(ctx, f, l, key)
 		over()
 	})
 	if waiter.Err != nil {
@@ -63,15 +63,15 @@ func (w *world) get(ctx context.Context, key int) {
 	wait(ctx, g, waiter)
 }
 
-func (w *world) fill(ctx context.Context, f *Fill[string], key int) {
-	g, s := w.caches[key%2], w.pools[key%2].NewSlot(f.Load)
+func (w *world) fill(ctx context.Context, f *Fill[string], l *Load, key int) {
+	g, s := w.caches[key%2], w.pools[key%2].NewSlot(l)
 	if !s.Try(false) {
 		select {
 		case <-queue(s):
 		case <-ctx.Done():
 		}
 	}
-	ctx = f.Load.Inside(ctx)
+	ctx = l.Inside(ctx)
 	g.BeginLoad(f, func() {})
 	w.run(+1)
 	time.Sleep(time.Duration(key%3) * time.Millisecond)

@@ -11,7 +11,8 @@ import (
 // A load that waits for another load lends its slot to it, to one load at a time. Otherwise loads
 // that hold all slots and wait for other loads would wait for ever. So a chain of nested loads
 // needs one slot. A borrower that outlives the wait keeps the slot, although its lender goes on: it holds locks, with
-// which it must not queue, since a holder of a fleet slot may wait for them. semaphore.Weighted cannot lend.
+// which it must not queue, since a holder of a fleet slot may wait for them. A part of a borrower for whose
+// fills the lender does not wait keeps it, too, while the lender lends the slot to the other part. semaphore.Weighted cannot lend.
 type Slots struct {
 	leases Leases // nil: a slot needs none
 
@@ -175,13 +176,30 @@ func (s *Slot) Release() {
 
 // The functions below require that the caller holds graph.
 
+// part is called when fills have moved to another load. If a load has borrowed its slot for them, its lender may need the
+// slot for that load: this one goes on beside it, as a borrower that outlives the wait.
+func (s *Slot) part() {
+	if s == nil || s.lender == nil {
+		return
+	}
+	for f := range s.load.fills {
+		if f.waiters[s.lender.load] > 0 {
+			return
+		}
+	}
+	lender := s.lender
+	s.permit, s.lender, lender.lentTo = &permit{pool: s.pool}, nil, nil
+	s.pool.free--
+	lender.lend()
+}
+
 // takeFree takes a slot that is free and that no fill queues for. With local, it overtakes fills
 // that wait for a lease.
 func (p *Slots) takeFree(local bool) bool {
 	if p.unlimited {
 		return true
 	}
-	if p.free == 0 || p.queue.Len() > 0 && !(local && p.leases != nil) {
+	if p.free <= 0 || p.queue.Len() > 0 && !(local && p.leases != nil) {
 		return false
 	}
 	p.free--
@@ -254,10 +272,12 @@ func (s *Slot) leaveQueue() {
 
 // borrow borrows the slot of a load that waits for this one, if one has not lent its slot.
 func (s *Slot) borrow() bool {
-	for outer := range s.load.waiters {
-		if outer.slot.canLend() {
-			outer.slot.lendTo(s)
-			return true
+	for f := range s.load.fills {
+		for outer := range f.waiters {
+			if outer.slot.canLend() {
+				outer.slot.lendTo(s)
+				return true
+			}
 		}
 	}
 	return false
@@ -265,9 +285,9 @@ func (s *Slot) borrow() bool {
 
 // lend lends the slot to a queued fill that its load waits for, if there is one.
 func (s *Slot) lend() {
-	for other := range s.load.waits {
+	for f := range s.load.waits {
 		if s.canLend() {
-			s.offer(other.slot)
+			s.offer(f.load.slot)
 		}
 	}
 }

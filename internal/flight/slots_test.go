@@ -19,7 +19,22 @@ func queue(s interface{ Queue(granted func()) }) <-chan struct{} {
 	return granted
 }
 
-func newSlot(p *Slots) *Slot { return p.NewSlot(new(Load)) }
+// aLoad returns a load of a cache with one fill.
+func aLoad() *Load {
+	l := newLoad(nil, nil)
+	l.take([]*place{new(place)})
+	return l
+}
+
+// itsFill returns the fill of a load.
+func itsFill(l *Load) *place {
+	for f := range l.fills {
+		return f
+	}
+	return nil
+}
+
+func newSlot(p *Slots) *Slot { return p.NewSlot(aLoad()) }
 
 // holding returns a request that holds a slot.
 func holding(t *testing.T, p *Slots) *Slot {
@@ -46,7 +61,7 @@ func nested(t *testing.T, p *Slots, outer ...*Slot) *Slot {
 	t.Helper()
 	s := newSlot(p)
 	for _, o := range outer {
-		if !o.load.waitFor(s.load) {
+		if !o.load.waitFor(itsFill(s.load)) {
 			t.Fatal("waiting is refused")
 		}
 	}
@@ -123,7 +138,7 @@ func TestSlots_Lend(t *testing.T) {
 			t.Fatal("the slot is not lent again")
 		}
 		running.Release()
-		outer.load.leave(running.load)
+		outer.load.leave(itsFill(running.load))
 	}
 	if outer.lentTo != nil || !outer.Held() {
 		t.Error("the lender has lost its slot")
@@ -178,6 +193,73 @@ func TestSlots_LenderEndsFirst(t *testing.T) {
 		waiting.Release()
 		wantFree(t, p, 1)
 	}
+}
+
+// A load keeps the slot that it has borrowed when the lender's wait ends before it does. So loads may
+// exceed the limit by one for each lender, and by no more: a slot that is lent is not lent again.
+//
+//fault:nested-loads
+func TestSlots_OutlivesTheWaitOfItsLender(t *testing.T) {
+	t.Parallel()
+	p := NewSlots(1, nil)
+	lender := holding(t, p)
+	s := nested(t, p, lender)
+	if !s.Try(false) {
+		t.Error("no slot is lent")
+	}
+	lender.load.leave(itsFill(s.load)) // it has the key that it needs
+	next, granted := nested(t, p, lender), make(chan struct{})
+	if next.Try(false) || !lender.Held() || !s.Held() {
+		t.Error("the slot is lent twice")
+	}
+	next.Queue(func() { close(granted) })
+	if other := newSlot(p); other.Try(false) {
+		t.Error("a load that is not nested has a slot")
+	}
+	if told(granted) {
+		t.Error("the slot is lent to a second load")
+	}
+	s.Release()
+	if !told(granted) {
+		t.Error("the slot is not lent to the next load")
+	}
+	lender.load.leave(itsFill(next.load))
+	lender.Release()
+	next.Release()
+	wantFree(t, p, 1)
+}
+
+// A fill that moves to another load takes its waiters with it: its new load is lent a slot, and no load waits for the
+// old one any more. The old one keeps the slot that it has borrowed for the fill, beside the lender's.
+func TestSlots_FillThatMoves(t *testing.T) {
+	t.Parallel()
+	p := NewSlots(1, nil)
+	outer := holding(t, p)
+	both := newLoad(nil, nil)
+	stays, moves := new(place), new(place)
+	both.take([]*place{stays, moves})
+	left := p.NewSlot(both)
+	if !outer.load.waitFor(moves) || !left.Try(false) {
+		t.Fatal("no slot is lent")
+	}
+	own := newLoad(nil, nil)
+	own.take([]*place{moves})
+	both.parted()
+	borrower := p.NewSlot(own)
+	if !borrower.Try(false) || !left.Held() {
+		t.Error("the load of the fill that has moved has no slot to borrow, or the other one has lost its own")
+	}
+	inLoader(both)
+	if !both.waitFor(moves) || both.waitFor(stays) || both.Awaited() || !own.Awaited() {
+		t.Error("a load waits for itself, or not for a fill that it has not any more")
+	}
+	if newSlot(p).Try(false) {
+		t.Error("a stranger has a slot")
+	}
+	for _, s := range []*Slot{left, borrower, outer} {
+		s.Release()
+	}
+	wantFree(t, p, 1)
 }
 
 // A load that has released its slot lends nothing, however long its context is kept.

@@ -16,12 +16,11 @@ type Caller struct {
 	done chan struct{} // gets a value when open becomes 0; it may be an old one
 }
 
-// A Waiter is one caller in the fill of one key. Join and Wait take those of a call together.
+// A Waiter is one caller in the fill of one key. Join and Wait take the waiters of a call together.
 type Waiter[R any] struct {
 	Key   string
 	Empty bool      // the call found the key empty
 	Keep  bool      // the fill goes on when the caller has left it
-	Group *Load     // the node of a fill that Join starts; nil: the fill gets its own
 	Until time.Time // the caller leaves the fill then; zero: not before it ends
 
 	// Set by Join.
@@ -80,29 +79,37 @@ func (l *waiters[R]) remove(w *Waiter[R]) {
 	w.list, w.next, w.prev = nil, nil, nil
 }
 
-// Join adds a caller to the fills of the keys of ws, or starts fills, each of which runs in its own goroutine:
-// start returns the function that runs the fill of the waiter with an index. That must call End, and must call over,
-// from any goroutine, when all its work is done.
-func (g *Fills[R]) Join(call *Caller, ws []*Waiter[R], start func(i int) (run func(f *Fill[R], over func()))) {
+// Join adds a caller to the fills of the keys of ws, or starts fills. Those that it starts run together, in another
+// goroutine: start returns the function that runs the fills of the waiters with the indices of. That must call End
+// for each of them, and Over, from any goroutine, when all its work is done.
+func (g *Fills[R]) Join(call *Caller, ws []*Waiter[R], start func(of []int, fills []*Fill[R]) (run func(l *Load))) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if call.done == nil {
 		call.done = make(chan struct{}, 1)
 	}
+	var of []int
+	var begun []*Fill[R]
 	for i, w := range ws {
-		f := g.byKey[w.Key]
-		if f == nil && g.closed && !call.Outer.inside(g) {
+		if w.Fill = g.byKey[w.Key]; w.Fill != nil {
+			continue
+		}
+		if g.closed && !call.Outer.inside(g) {
 			w.Err = ErrClosed
 			continue
 		}
-		if w.First = f == nil; w.First {
-			f = g.add(&Fill[R]{Key: w.Key, empty: w.Empty, Load: w.Group}, call.Outer, start(i))
-		}
-		if !call.Outer.waitFor(f.Load) {
+		w.First, w.Fill = true, g.add(&Fill[R]{Key: w.Key, empty: w.Empty})
+		of, begun = append(of, i), append(begun, w.Fill)
+	}
+	g.start(call.Outer, of, begun, start)
+	for _, w := range ws {
+		switch {
+		case w.Err != nil:
+		case call.Outer.waitFor(&w.Fill.place):
+			g.join(call, w, w.Fill)
+		default:
 			w.Err = ErrRecursive
-			continue
 		}
-		g.join(call, w, f)
 	}
 }
 
@@ -116,7 +123,7 @@ func (g *Fills[R]) join(call *Caller, w *Waiter[R], f *Fill[R]) {
 	if !w.late {
 		f.callers.early++
 	}
-	if !w.First && f.queued == nil && !w.Keep { // a caller with an old value is in no hurry
+	if !w.First && f.load.queued == nil && !w.Keep { // a caller with an old value is in no hurry
 		f.wake()
 	}
 }
@@ -154,7 +161,7 @@ func (g *Fills[R]) Wait(ctx context.Context, call *Caller, ws []*Waiter[R]) {
 		}
 	}
 	for _, w := range ws {
-		call.Outer.leave(w.Fill.Load)
+		call.Outer.leave(&w.Fill.place)
 	}
 }
 

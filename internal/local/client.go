@@ -27,7 +27,7 @@ func New(size int) (rdb *redis.Client, free func()) {
 	h := &hook{store: newStore(size)}
 	rdb.AddHook(h)
 	h.added = true
-	wake.Mute(rdb) // nobody else loads
+	wake.Mute(rdb) // no other process loads
 	return rdb, func() {
 		_ = rdb.Close()
 		h.store.close()

@@ -224,7 +224,7 @@ func TestClient_TransactionsAtOnce(t *testing.T) {
 	}
 }
 
-// What has ended is freed without any command, and values above the size are: those of long ago, as a rule.
+// What has ended is freed without any command, and so are values above the size, the oldest ones as a rule.
 func TestClient_Frees(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

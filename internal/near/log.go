@@ -28,7 +28,7 @@ type Log struct {
 	client *client.Client
 	key    string
 	life   time.Duration
-	alone  bool // nobody reads it, so nothing is written
+	alone  bool // it has no readers, so nothing is written
 }
 
 const (

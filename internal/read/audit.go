@@ -81,10 +81,10 @@ func (c *Reader) audit(ctx context.Context, load fill.Loader, id uint64, info ev
 		return
 	}
 	ctx = client.Detach(ctx)
-	if !c.Fills.Refresh(info.Key, "", nil, func(f *flight.Fill[fill.Result], over func()) {
-		defer over()
+	run := func(l *flight.Load, f *flight.Fill[fill.Result]) {
+		defer c.Fills.Over()
 		defer c.audits.end(info.Key)
-		now, loaded, err := c.loadForAudit(ctx, f, load)
+		now, loaded, err := c.loadForAudit(ctx, l, f, load)
 		if !loaded {
 			return
 		}
@@ -96,6 +96,9 @@ func (c *Reader) audit(ctx context.Context, load fill.Loader, id uint64, info ev
 			info.Stale, info.Err = c.stillThere(ctx, info.Key, id)
 		}
 		c.Events.AuditDone(ctx, info)
+	}
+	if !c.Fills.Refresh([]string{info.Key}, []string{""}, func(_ []int, fills []*flight.Fill[fill.Result]) func(*flight.Load) {
+		return func(l *flight.Load) { run(l, fills[0]) }
 	}) {
 		c.audits.end(info.Key)
 	}
@@ -103,21 +106,22 @@ func (c *Reader) audit(ctx context.Context, load fill.Loader, id uint64, info ev
 
 // loadForAudit calls the Loader for at most LoadTimeout, and ends the fill. Its context ends when a call
 // joins, when the key is invalidated, and when the cache is closed. It returns false if no slot is free.
-func (c *Reader) loadForAudit(ctx context.Context, f *flight.Fill[fill.Result], load fill.Loader) (v any, loaded bool, err error) {
+func (c *Reader) loadForAudit(ctx context.Context, l *flight.Load, f *flight.Fill[fill.Result],
+	load fill.Loader) (v any, loaded bool, err error) {
 	defer c.Fills.End(f, nil, 0, 0)
-	slot := c.Slots.NewSlot(f.Load)
+	slot := c.Slots.NewSlot(l)
 	defer slot.Release()
 	if !slot.TryLease(ctx) {
 		return nil, false, nil
 	}
-	ctx, cancel := context.WithCancel(f.Load.Inside(fill.Outside(ctx)))
+	ctx, cancel := context.WithCancel(l.Inside(fill.Outside(ctx)))
 	defer cancel()
 	c.Fills.BeginLoad(f, cancel)
 	done := make(chan struct{})
 	var now any
 	var failure error
 	go func() {
-		defer f.Load.Begin()()
+		defer l.Begin()()
 		returned := false
 		defer func() {
 			if !returned {
@@ -125,7 +129,7 @@ func (c *Reader) loadForAudit(ctx context.Context, f *flight.Fill[fill.Result], 
 			}
 			close(done)
 		}()
-		now, failure = load.Load(ctx, f.Key)
+		now, failure = c.User.Load(ctx, []string{f.Key}, load)(f.Key)
 		returned = true
 	}()
 	timeout := time.NewTimer(c.LoadTimeout)
@@ -134,7 +138,7 @@ func (c *Reader) loadForAudit(ctx context.Context, f *flight.Fill[fill.Result], 
 		select {
 		case <-done:
 			return now, true, failure
-		case <-f.Wake:
+		case <-l.Woken:
 			if c.Fills.Wanted(f) {
 				cancel()
 			}
@@ -144,7 +148,7 @@ func (c *Reader) loadForAudit(ctx context.Context, f *flight.Fill[fill.Result], 
 		case <-c.Fills.Aborting().Done():
 			return nil, true, flight.ErrClosed
 		case <-timeout.C:
-			return nil, true, fmt.Errorf("singlefill: audit of %.100q took longer than LoadTimeout (%v): %w", f.Key, c.LoadTimeout, context.DeadlineExceeded)
+			return nil, true, fmt.Errorf("singlefill: the load for an audit took longer than LoadTimeout (%v): %w", c.LoadTimeout, context.DeadlineExceeded)
 		}
 	}
 }

@@ -3,11 +3,9 @@ package read
 import (
 	"cmp"
 	"context"
-	"iter"
 	"slices"
 	"time"
 
-	"github.com/singlefill/singlefill/internal/bulk"
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/fill"
@@ -20,9 +18,8 @@ import (
 type call struct {
 	*Reader
 	ctx    context.Context
-	load   fill.Loader
-	many   fill.ManyLoader // nil: each fill calls load; otherwise they load in bulk
-	anew   bool            // load also what is fresh: see Refresh
+	load   fill.Loader // of several keys, if the call is for several
+	anew   bool        // load also what is fresh: see Refresh
 	caller flight.Caller
 
 	// In one round:
@@ -31,14 +28,13 @@ type call struct {
 	joined []*ask // to be waited for
 }
 
-func (c *Reader) newCall(ctx context.Context, load fill.Loader, many fill.ManyLoader) *call {
-	return &call{Reader: c, ctx: ctx, load: load, many: many}
+func (c *Reader) newCall(ctx context.Context, load fill.Loader) *call {
+	return &call{Reader: c, ctx: ctx, load: load}
 }
 
 // An ask is a key of a call.
 type ask struct {
 	fill.Ask
-	node      int // keys with the same number are on one server
 	turn      flight.Turn[value.Lookup]
 	mine      bool       // the call has read the key
 	theirs    bool       // another call has
@@ -59,20 +55,37 @@ func newAsks(keys []string) []*ask {
 	all, asks := make([]ask, len(keys)), make([]*ask, len(keys)) // two allocations
 	for i, key := range keys {
 		asks[i] = &all[i]
-		asks[i].Key = key
+		asks[i].reset(key)
 	}
 	return asks
+}
+
+// nothing is what a call has found that has not looked.
+var nothing value.Lookup
+
+func (a *ask) reset(key string) {
+	*a = ask{}
+	a.Key, a.Lookup = key, &nothing
+}
+
+// look gives asks that are to be read something to read into.
+func look(asks []*ask) {
+	all := make([]value.Lookup, len(asks))
+	for i, a := range asks {
+		all[i].Key = a.Key
+		a.Lookup = &all[i]
+	}
 }
 
 func lookups(asks []*ask) []*value.Lookup {
 	all := make([]*value.Lookup, len(asks))
 	for i, a := range asks {
-		all[i] = &a.Lookup
+		all[i] = a.Lookup
 	}
 	return all
 }
 
-// lookInMemory answers what memory has. It returns the other asks, and those of which memory wants a newer value.
+// lookInMemory answers what memory has. It returns the other asks, and the asks of which memory wants a newer value.
 func (c *call) lookInMemory(asks []*ask) (misses, due []*ask) {
 	for _, a := range asks {
 		v, served, ok := c.Store.FromMemory(c.ctx, a.Key)
@@ -128,13 +141,12 @@ func (c *call) readAndJoin(asks []*ask) {
 // joinAnew joins fills that replace what the keys hold. What is read tells them what that is. The reads may be old:
 // see newSince in package fill.
 func (c *call) joinAnew(asks []*ask) {
-	c.inParts(asks, func(part []*ask) { c.Store.Read(c.ctx, lookups(part)) })
+	c.readAll(asks)
 	for _, a := range asks {
 		if a.RedisErr != nil {
 			a.err = cmp.Or(c.ctx.Err(), value.Wrap(c.ctx, "refresh", a.RedisErr))
 			continue
 		}
-		a.From.Anew = true
 		c.misses = append(c.misses, a)
 	}
 	c.join()
@@ -181,10 +193,10 @@ func (c *call) answerHits() {
 	var due []*ask
 	for _, a := range c.hits {
 		c.hit(a)
-		if a.mine && c.Store.Due(&a.Lookup) {
+		if a.mine && c.Store.Due(a.Lookup) {
 			due = append(due, a)
 		} else if c.audited(a.Freshness == value.Fresh) {
-			c.auditHit(c.ctx, a.Key, c.load, &a.Lookup)
+			c.auditHit(c.ctx, a.Key, c.load, a.Lookup)
 		}
 	}
 	c.hits = nil
@@ -212,26 +224,20 @@ func split(asks []*ask, is func(*ask) bool) (yes, no []*ask) {
 	if len(asks) > 0 && !is(asks[0]) {
 		return nil, asks
 	}
-	return asks, nil // mostly all are alike
+	return asks, nil // mostly all are equal
 }
 
-// join joins the fills of what the call has missed.
+// join joins the fills of what the call has missed. Those that it starts load together.
 func (c *call) join() {
-	if len(c.misses) == 0 {
-		return
-	}
-	for group, b := range c.loads(c.caller.Outer, c.misses) {
+	for group := range slices.Chunk(c.misses, c.MaxBatch) {
 		all := make([]*fill.Ask, len(group))
 		for i, a := range group {
 			a.Wait.Keep = c.StaleAfter > 0 && !c.anew && c.Store.Servable(&a.Found, time.Now())
 			all[i] = &a.Ask
 		}
-		c.Filler.Join(c.ctx, &c.caller, all)
+		c.Filler.Join(c.ctx, &c.caller, all, fill.Source{Loader: c.load, Anew: c.anew})
 		now := time.Now()
 		for _, a := range group {
-			if b != nil {
-				b.Taken(a.node, a.Wait.Err == nil && a.Wait.First)
-			}
 			if a.joined = now; a.Wait.Err != nil {
 				a.err = a.Wait.Err
 				continue
@@ -241,35 +247,9 @@ func (c *call) join() {
 			}
 			c.joined = append(c.joined, a)
 		}
-		if b != nil {
-			b.Depart()
-		}
 	}
 	c.Reads.End(len(c.misses), turns(c.misses))
 	c.misses = nil
-}
-
-// loads yields the asks whose fills load together, and their bulk, which is nil if each fill loads by itself.
-func (c *call) loads(outer *flight.Load, asks []*ask) iter.Seq2[[]*ask, *bulk.Bulk] {
-	return func(yield func([]*ask, *bulk.Bulk) bool) {
-		if c.many == nil {
-			for _, a := range asks {
-				a.From.Loader = c.load
-			}
-			yield(asks, nil)
-			return
-		}
-		c.locate(asks)
-		for chunk := range slices.Chunk(asks, c.MaxBatch) {
-			b := c.Filler.NewBulk(c.many, outer, len(chunk))
-			for _, a := range chunk {
-				a.From.Seat = b.Seat(a.node)
-			}
-			if !yield(chunk, b) {
-				return
-			}
-		}
-	}
 }
 
 // wait waits for fills and answers with their results. It returns the asks whose results are older than the call.
@@ -278,9 +258,7 @@ func (c *call) wait() (again []*ask) {
 	c.waitFor(c.ctx)
 	for _, a := range joined {
 		if !c.settle(a) {
-			key := a.Key
-			*a = ask{}
-			a.Key = key
+			a.reset(a.Key)
 			again = append(again, a)
 		}
 	}
@@ -312,20 +290,8 @@ func (c *call) leave() {
 
 // refresh refreshes entries in the background.
 func (c *call) refresh(due []*ask) {
-	if len(due) == 0 {
-		return
-	}
-	ctx := client.Detach(c.ctx)
-	for group, b := range c.loads(nil, due) {
-		for _, a := range group {
-			begun := c.Filler.Refresh(ctx, a.Key, a.Data, a.From)
-			if b != nil {
-				b.Taken(a.node, begun)
-			}
-		}
-		if b != nil {
-			b.Depart()
-		}
+	for group := range slices.Chunk(due, c.MaxBatch) {
+		c.Filler.Refresh(client.Detach(c.ctx), lookups(group), fill.Source{Loader: c.load})
 	}
 }
 
@@ -333,7 +299,7 @@ func (c *call) refresh(due []*ask) {
 // the new ones.
 func (c *call) refreshMemory(due []*ask) {
 	c.Fills.Go(func() {
-		c.inParts(due, func(part []*ask) { c.Store.Read(c.ctx, lookups(part)) })
+		c.readAll(due)
 		c.refresh(slices.DeleteFunc(due, func(a *ask) bool { return a.Outlives(a.memory) }))
 	})
 }

@@ -22,7 +22,7 @@ func (c *Reader) GetOrLoad(ctx context.Context, key string, load fill.Loader, in
 		if served.TakeRefresh() {
 			a := &ask{memory: served.Copy}
 			a.Key = key
-			c.newCall(client.Detach(ctx), load, nil).refreshMemory([]*ask{a})
+			c.newCall(client.Detach(ctx), load).refreshMemory([]*ask{a})
 		} else if c.audited(!served.Stale()) {
 			c.auditNear(ctx, key, load, served)
 		}
@@ -38,7 +38,8 @@ func (c *Reader) GetOrLoad(ctx context.Context, key string, load fill.Loader, in
 		ask  ask
 		asks [1]*ask
 	}{call: call{Reader: c, ctx: ctx, load: load}}
-	m.ask.Key, m.asks[0] = key, &m.ask
+	m.ask.reset(key)
+	m.asks[0] = &m.ask
 	m.run(m.asks[:])
 	if info != nil {
 		*info = m.ask.info
@@ -47,8 +48,8 @@ func (c *Reader) GetOrLoad(ctx context.Context, key string, load fill.Loader, in
 }
 
 // GetOrLoadMany is GetOrLoad for keys, which have no duplicates. It returns the errors of keys that have one.
-func (c *Reader) GetOrLoadMany(ctx context.Context, keys []string, load fill.ManyLoader, into Collector) map[string]error {
-	m := c.newCall(ctx, one{load}, load)
+func (c *Reader) GetOrLoadMany(ctx context.Context, keys []string, load fill.Loader, into Collector) map[string]error {
+	m := c.newCall(ctx, load)
 	asks := newAsks(keys)
 	misses, due := m.lookInMemory(asks)
 	if len(due) > 0 {
@@ -62,12 +63,12 @@ func (c *Reader) GetOrLoadMany(ctx context.Context, keys []string, load fill.Man
 
 // Refresh has a key loaded, also if it holds a fresh value.
 func (c *Reader) Refresh(ctx context.Context, key string, load fill.Loader) error {
-	return c.newCall(ctx, load, nil).loadAnew([]string{key})[key]
+	return c.newCall(ctx, load).loadAnew([]string{key})[key]
 }
 
 // RefreshMany is Refresh for keys, which have no duplicates. It returns the errors of keys that have one.
-func (c *Reader) RefreshMany(ctx context.Context, keys []string, load fill.ManyLoader) map[string]error {
-	return c.newCall(ctx, one{load}, load).loadAnew(keys)
+func (c *Reader) RefreshMany(ctx context.Context, keys []string, load fill.Loader) map[string]error {
+	return c.newCall(ctx, load).loadAnew(keys)
 }
 
 // loadAnew waits for loads of keys that end after it was called. What has been in flight before counts, so that
@@ -115,12 +116,13 @@ func (c *Reader) GetMany(ctx context.Context, keys []string, into Collector) map
 			a.err = value.ErrNotFound // for this call both are absent
 		}
 	}
-	return c.newCall(ctx, nil, nil).collect(asks, into)
+	return c.newCall(ctx, nil).collect(asks, into)
 }
 
 func (c *Reader) get(ctx context.Context, asks []*ask) {
-	m := c.newCall(ctx, nil, nil)
+	m := c.newCall(ctx, nil)
 	misses, _ := m.lookInMemory(asks)
+	look(misses)
 	m.inParts(misses, func(part []*ask) { c.Store.Get(ctx, lookups(part)) })
 	for _, a := range misses {
 		switch {
@@ -155,15 +157,4 @@ func (c *call) collect(asks []*ask, into Collector) (errs map[string]error) {
 		}
 	}
 	return errs
-}
-
-// one is a ManyLoader that loads single keys.
-type one struct{ fill.ManyLoader }
-
-func (l one) Load(ctx context.Context, key string) (any, error) {
-	outcome, err := l.LoadMany(ctx, []string{key})
-	if err != nil {
-		return nil, err
-	}
-	return outcome(key)
 }

@@ -13,7 +13,7 @@ import (
 type origin struct {
 	hit     bool      // by its first read
 	own     bool      // the caller owns the value; the others get copies
-	clone   any       // a value that nobody owns, for clones; nil: the copies are decoded
+	clone   any       // a value without an owner, for clones; nil: the copies are decoded
 	shared  bool      // another call of this process did the work
 	failure error     // of the load in whose place an old value is served
 	at      time.Time // of the failure
@@ -23,7 +23,7 @@ type origin struct {
 // clones.
 func (c *call) own(a *ask) bool { return a.mine && !(a.turn.Shared && c.Store.Type.Clone != nil) }
 
-// hit answers with what a read has found.
+// hit answers with the value that a read has found.
 func (c *call) hit(a *ask) {
 	from := origin{hit: true, own: c.own(a), shared: a.theirs}
 	if !from.own && c.Store.Type.Clone != nil {

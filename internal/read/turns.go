@@ -5,29 +5,20 @@ import (
 	"sync"
 	"time"
 
-	"github.com/singlefill/singlefill/internal/bulk"
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/value"
 )
 
 // parts returns asks in parts that are read together: a few hundred on one server.
-func (c *call) parts(asks []*ask) (parts [][]*ask) {
-	for _, group := range c.locate(asks) {
-		parts = slices.AppendSeq(parts, slices.Chunk(group, client.Batch))
-	}
-	return parts
+func (c *call) parts(asks []*ask) [][]*ask {
+	return client.InParts(c.Client, asks, func(a *ask) string { return c.Store.Key(a.Key) })
 }
 
-// locate finds out which keys are on one server.
-func (c *call) locate(asks []*ask) (groups [][]*ask) {
-	groups = client.ByNode(c.Client, asks, func(a *ask) string { return c.Store.Key(a.Key) })
-	for node, group := range groups {
-		for _, a := range group {
-			a.node = node
-		}
-	}
-	return groups
+// readAll reads keys, whatever other calls read.
+func (c *call) readAll(asks []*ask) {
+	look(asks)
+	c.inParts(asks, func(part []*ask) { c.Store.Read(c.ctx, lookups(part)) })
 }
 
 // inParts calls do for each part of asks, and returns when all calls have.
@@ -43,6 +34,9 @@ func (c *call) inParts(asks []*ask, do func(part []*ask)) {
 	}
 	others.Wait()
 }
+
+// patience is how long a call that has missed keys waits for servers that have not answered.
+const patience = 5 * time.Millisecond
 
 // read reads keys, and takes what it finds as the replies come. If some are slow to come, it joins the fills of what
 // it has missed before. The call holds the turns of what it reads itself until it has taken that and joined.
@@ -67,7 +61,7 @@ func (c *call) read(asks []*ask) {
 		case read := <-replies:
 			left -= len(read)
 			if c.take(read); slow == nil && len(c.misses) > 0 {
-				slow = time.After(bulk.Gather)
+				slow = time.After(patience)
 			}
 		case <-slow:
 			slow = nil
@@ -89,6 +83,7 @@ func (c *call) readPart(part []*ask, replies chan<- []*ask) {
 			c.join()
 		}
 		if err := c.Reads.Await(c.ctx, len(others), turns(others)); err != nil {
+			look(others)
 			for _, a := range others {
 				a.RedisErr = err
 			}
@@ -119,7 +114,7 @@ func (c *call) takeTurns(asks []*ask, replies chan<- []*ask) (others []*ask) {
 	mine, theirs := split(asks, func(a *ask) bool { return a.turn.Held() })
 	theirs, others = split(theirs, func(a *ask) bool { return a.turn.Found != nil })
 	for _, a := range theirs {
-		a.Lookup, a.theirs = *a.turn.Found, !a.delegated
+		a.Lookup, a.theirs = a.turn.Found, !a.delegated
 	}
 	c.reply(theirs, replies)
 	if len(mine) > 0 {
@@ -131,13 +126,14 @@ func (c *call) takeTurns(asks []*ask, replies chan<- []*ask) (others []*ask) {
 
 // readMine reads keys whose turns the call holds. What has a fill by now is not read.
 func (c *call) readMine(asks []*ask) {
+	look(asks)
 	if unread, _ := c.notFilling(asks); len(unread) > 0 {
 		c.Store.Read(c.ctx, lookups(unread))
 	}
 	for _, a := range asks {
 		a.mine = true
 		if a.RedisErr == nil || c.ctx.Err() == nil { // otherwise another call of the batch reads
-			a.turn.Found = &a.Lookup
+			a.turn.Found = a.Lookup
 		}
 	}
 }
@@ -149,7 +145,7 @@ func (c *call) delegate(asks []*ask) {
 	if len(mine) == 0 || !c.Client.MayLeave(c.ctx) {
 		return
 	}
-	background := c.newCall(client.Detach(c.ctx), c.load, c.many)
+	background := c.newCall(client.Detach(c.ctx), c.load)
 	delegated := c.Reads.Delegate(len(mine), turns(mine))
 	all := make([]*ask, len(mine))
 	for i, a := range mine {
@@ -160,6 +156,6 @@ func (c *call) delegate(asks []*ask) {
 	go func() {
 		defer c.Reads.End(len(all), turns(all))
 		background.readMine(all)
-		background.refresh(slices.DeleteFunc(slices.Clone(all), func(a *ask) bool { return !c.Store.Due(&a.Lookup) }))
+		background.refresh(slices.DeleteFunc(slices.Clone(all), func(a *ask) bool { return !c.Store.Due(a.Lookup) }))
 	}()
 }

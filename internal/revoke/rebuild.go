@@ -77,12 +77,12 @@ func (r *rebuild) run(ctx context.Context) error {
 	kept := make(chan struct{})
 	go func() {
 		defer close(kept)
-		lock.Keep(keeping, nil, func() {}) // a second rebuild would do no harm
+		filllock.Keep(keeping, []*filllock.Lock{lock}, nil, func(*filllock.Lock) {}) // a second rebuild would do no harm
 	}()
 	defer func() {
 		stop()
 		<-kept
-		_, _ = lock.Release(ctx, r.keys.client.Timeout, filllock.ReleaseNote{}) // if it fails, the lock ends
+		_, _ = lock.Release(filllock.ReleaseNote{}).Do(ctx, r.keys.client.Timeout) // if it fails, the lock ends
 	}()
 	r.info.Rebuilt = true
 	err = r.all(ctx)
@@ -108,7 +108,7 @@ func (r *rebuild) lock(ctx context.Context) (*filllock.Lock, error) {
 		marked, err := r.space.tags.Mark(ctx, r.info.Tags)
 		switch {
 		case reply.Status == filllock.Locked && (err != nil || marked.Complete):
-			_, released := lock.Release(ctx, r.keys.client.Timeout, filllock.ReleaseNote{})
+			_, released := lock.Release(filllock.ReleaseNote{}).Do(ctx, r.keys.client.Timeout)
 			return nil, errors.Join(err, released)
 		case reply.Status == filllock.Locked:
 			return lock, nil
@@ -203,7 +203,7 @@ func (r *rebuild) tryValues(ctx context.Context, valueKeys []string) error {
 			notes = append(notes, tags.Note{Key: v.key, Tags: names, Life: v.life})
 		}
 	}
-	if _, err = r.space.tags.Note(ctx, notes, nil); err == nil && len(tagged) > 0 {
+	if _, err = r.space.tags.Note(ctx, notes); err == nil && len(tagged) > 0 {
 		err = r.do(ctx, tagged...)
 	}
 	if err == nil {
@@ -243,7 +243,7 @@ func (r *rebuild) remove(ctx context.Context, v *storedValue) error {
 		case err != nil:
 			return err
 		case reply.Status == filllock.Locked:
-			released, err := lock.Release(ctx, r.keys.client.Timeout, filllock.ReleaseNote{Drop: true})
+			released, err := lock.Release(filllock.ReleaseNote{Drop: true}).Do(ctx, r.keys.client.Timeout)
 			if released || err != nil {
 				return err
 			}

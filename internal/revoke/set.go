@@ -167,7 +167,7 @@ func (x *Sets) note(ctx context.Context, sets []set) (*tags.Noted, error) {
 	if len(notes) == 0 {
 		return nil, nil
 	}
-	return x.tags.Note(ctx, notes, nil)
+	return x.tags.Note(ctx, notes)
 }
 
 // stored is called when values have been stored, or some of them.

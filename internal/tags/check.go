@@ -21,7 +21,7 @@ func (x *Index) Check(ctx context.Context) error {
 	_, history := x.history(ctx, bookOf("t"))
 	_, err := other.prove(ctx, bookOf("t"))
 	if err == nil {
-		_, err = other.Note(ctx, note, nil)
+		_, err = other.Note(ctx, note)
 	}
 	if err == nil {
 		_, err = other.Mark(ctx, note[0].Tags)

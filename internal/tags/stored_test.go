@@ -32,7 +32,7 @@ func TestStored(t *testing.T) {
 			c := client.New(rdb, time.Second, func(context.Context, string, error) {}, func(error) {}, nil)
 			const storing, life = 3 * time.Second, time.Minute
 			x := New(c, "ns", time.Hour, storing)
-			n, err := x.Note(ctx, []Note{{Key: "k", Tags: []string{"a"}, Life: life}}, nil)
+			n, err := x.Note(ctx, []Note{{Key: "k", Tags: []string{"a"}, Life: life}})
 			redistest.Must(t, err)
 			if time.Sleep(storing); test.late {
 				time.Sleep(time.Second)

@@ -198,29 +198,62 @@ type Note struct {
 	Life time.Duration
 }
 
-// Note notes keys under the tags of their values, before the values are stored. since are the sequences
-// before the load of all of these values, of which none is missing; nil: they were not loaded. Note returns nil if the values may
-// not be stored, as one of their tags has been invalidated since.
-func (x *Index) Note(ctx context.Context, notes []Note, since *Sequences) (*Noted, error) {
-	n := &Noted{notes: notes, sent: time.Now()}
-	pages := pagesOf(notes)
-	epochs := make([]string, len(pages))
-	err := inParallel(len(pages), func(i int) (err error) {
-		epochs[i], err = client.Retry(ctx, x.client.Timeout, x.client.Again(x.book(pages[i].book)), func(within time.Duration) (string, error) {
-			return x.note(ctx, within, pages[i], since)
-		})
-		return err
-	})
-	if err != nil || slices.Contains(epochs, "") {
+// Note notes keys under the tags of their values, before the values are stored: all of them, or it returns an error.
+func (x *Index) Note(ctx context.Context, notes []Note) (*Noted, error) {
+	noted, failed := x.NoteEach(ctx, notes, nil)
+	for _, err := range failed {
 		return nil, err
 	}
+	return noted, nil
+}
+
+// ErrInvalidated is the error of a Note one of whose tags has been invalidated since the load.
+var ErrInvalidated = errors.New("tags: a tag has been invalidated")
+
+// NoteEach is Note, but other notes do not fail with one. since are the sequences before the load of all of these
+// values, of which none is missing; nil: they were not loaded. It returns what it has noted, and the errors of the keys
+// that it has not.
+func (x *Index) NoteEach(ctx context.Context, notes []Note, since *Sequences) (noted *Noted, failed map[string]error) {
+	n := &Noted{sent: time.Now()}
+	pages := pagesOf(notes)
+	epochs, errs := make([]string, len(pages)), make([]error, len(pages))
+	_ = inParallel(len(pages), func(i int) error {
+		epochs[i], errs[i] = client.Retry(ctx, x.client.Timeout, x.client.Again(x.book(pages[i].book)), func(within time.Duration) (string, error) {
+			return x.note(ctx, within, pages[i], since)
+		})
+		return nil
+	})
+	failed = make(map[string]error)
 	for i, p := range pages {
-		if known := n.epochs[p.book]; known != "" && known != epochs[i] {
+		switch known := n.epochs[p.book]; {
+		case errs[i] != nil:
+			p.fail(failed, errs[i])
+			continue
+		case epochs[i] == "":
+			p.fail(failed, ErrInvalidated)
+			continue
+		case known != "" && known != epochs[i]:
 			epochs[i] = "lost in between" // no book has this epoch
 		}
 		n.epochs[p.book] = epochs[i]
 	}
-	return n, nil
+	for _, note := range notes {
+		if failed[note.Key] == nil {
+			n.notes = append(n.notes, note)
+		}
+	}
+	return n, failed
+}
+
+// fail notes why the keys of a page are not noted.
+func (p page) fail(failed map[string]error, err error) {
+	for _, t := range p.tags {
+		for _, note := range t.keys {
+			if failed[note.Key] == nil || failed[note.Key] == ErrInvalidated {
+				failed[note.Key] = err
+			}
+		}
+	}
 }
 
 // Noted is what Note has written.
@@ -247,7 +280,7 @@ func (x *Index) Stored(ctx context.Context, n *Noted, locked bool) (err error) {
 	}
 	if again && err == nil {
 		var noted *Noted
-		if noted, err = x.Note(ctx, n.notes, nil); err == nil {
+		if noted, err = x.Note(ctx, n.notes); err == nil {
 			*n = *noted
 		}
 	}
@@ -366,9 +399,9 @@ func (x *Index) noted(n Note) time.Duration { return min(n.Life, math.MaxInt64-x
 // run runs a script on one book.
 func (x *Index) run(ctx context.Context, within time.Duration, script client.Script, keys, args []any) (any, error) {
 	call := append(append(script.Call(len(keys), len(args)), keys...), args...)
-	what := client.Command{Op: op, Key: keys[0].(string), Within: within, Script: script}
+	what := client.Command{Op: op, Key: keys[0].(string), Within: within}
 	var refused error
-	reply, err := client.Run(ctx, x.client, what, call, func(cmd *redis.Cmd) (any, error) {
+	reply, err := client.Run(ctx, x.client, what, client.ScriptCall{Script: script, Args: call}, func(cmd *redis.Cmd) (any, error) {
 		reply, err := cmd.Result()
 		if client.ScriptsRefused(err) {
 			refused, err = err, nil // not a failure: there is another way

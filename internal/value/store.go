@@ -120,7 +120,7 @@ func (s *Store) readAgain(ctx context.Context, all []*Lookup, pause time.Duratio
 }
 
 // Get sends a plain GET for each key, which a replica or the client's own cache may answer. With Near it sends
-// a PTTL ahead. Keys must be on one server: those of several go in one pipeline.
+// a PTTL ahead. Keys must be on one server: the commands for several go in one pipeline.
 func (s *Store) Get(ctx context.Context, all []*Lookup) {
 	switch {
 	case len(all) > 1:

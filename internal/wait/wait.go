@@ -6,10 +6,8 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/pause"
-	"github.com/singlefill/singlefill/internal/wake"
 )
 
 // A Wait decides when a fill that waits for another process polls Redis.
@@ -37,19 +35,23 @@ import (
 // that the holder died; no second source of truth can contradict it. A wake-up only brings the next
 // poll forward. It carries no value: a client that may publish could forge one. docs/scale.md says what
 // polling costs. See TestWait_NoConnection and TestGetOrLoad_KilledHolder.
+//
+// Fills of several keys that have one holder wait together. A wake-up brings forward the polls of its key only.
 type Wait struct {
 	Begun    time.Time
-	Polls    int  // that found the lock held
+	Polls    int  // that found a lock held
 	Eager    bool // a caller that joins brings the next poll forward, also while wake-ups come
 	expected Estimate
 	sent     time.Time     // when the last command was sent
 	last     time.Duration // duration of the last command
 	quick    time.Duration // duration of the quicker one of the last two
+	Heard    Heard
+}
 
-	sub      *wake.Subscription
-	wakeUp   chan bool // has an element when it is worth polling; true: a wake-up
-	complete bool      // every wake-up since the last command
-	since    time.Time // when that was sent
+// Heard is what a Wait has heard since its last command.
+type Heard struct {
+	complete bool      // every wake-up
+	since    time.Time // when the command was sent
 	woken    int       // wake-ups in a row that brought a poll forward
 }
 
@@ -78,6 +80,9 @@ func New(expected Estimate) Wait {
 	return Wait{Begun: time.Now(), expected: expected, last: MaxPause / crowd}
 }
 
+// Expect changes how long the load takes.
+func (w *Wait) Expect(e Estimate) { w.expected = e }
+
 // Answered notes when a command was sent, and that it has been answered now.
 func (w *Wait) Answered(sent time.Time) {
 	took := time.Since(sent)
@@ -87,37 +92,15 @@ func (w *Wait) Answered(sent time.Time) {
 // Listen begins to listen before a pause, if the wait is long enough to be worth it. A connection
 // costs the server as much as several polls. Where replies are slow because many processes wait, the
 // queue of the server must not grow: only some of them, at random, listen before the same pause.
-func (w *Wait) Listen(c *client.Client, key string, reply filllock.Reply) {
+func (w *Wait) Listen(reply filllock.Reply, ears []*Ear) {
 	d := w.expected.pause(reply.Age)
 	short := d < listenAfter && w.Polls < listenAfterPolls || d < listenReplies*w.last
-	if w.sub != nil || short || rand.N(w.last+1) > listenAfter {
+	if short || rand.N(w.last+1) > listenAfter {
 		return
 	}
-	wakeUp := make(chan bool, 1)
-	w.wakeUp = wakeUp
-	w.sub = c.Listen(key, func(_ string, message bool) {
-		select {
-		case wakeUp <- message:
-		default:
-		}
-	})
-}
-
-// Found notes that the awaited load has ended. If a poll has found that out that no wake-up brought
-// forward, wake-ups get lost.
-func (w *Wait) Found() {
-	if w.complete {
-		w.sub.Missed(w.since)
+	for _, e := range ears {
+		e.listen()
 	}
-}
-
-// End ends the wait.
-func (w *Wait) End() {
-	if w.sub == nil {
-		return
-	}
-	w.sub.Close()
-	w.sub, w.wakeUp, w.complete = nil, nil, false
 }
 
 // Pause returns how long to sleep before the next poll. It does not exceed the end of the holder's lock.
@@ -125,11 +108,14 @@ func (w *Wait) End() {
 // A waiter pauses for at least twice the time its last command took. A slow reply thus makes the
 // wait longer, but the reply time is all that a waiter can know of thousands of others, and it keeps
 // the queue of the server short. See TestWait_SlowServer and TestWait_OneSlowCommand.
-func (w *Wait) Pause(reply filllock.Reply) time.Duration {
+func (w *Wait) Pause(reply filllock.Reply, ears []*Ear) time.Duration {
 	d := max(w.expected.pause(reply.Age), MinPause)
 	d = max(min(d, MaxPause), crowd*w.quick)
-	w.since = w.sent
-	if w.complete = w.sub != nil && w.sub.Complete(w.since); w.complete {
+	w.Heard.since, w.Heard.complete = w.sent, true
+	for _, e := range ears {
+		w.Heard.complete = w.Heard.complete && e.complete(w.sent)
+	}
+	if w.Heard.complete {
 		d = w.whileListening(reply)
 	}
 	return pause.WithinLease(pause.Vary(d, pause.Jitter), reply.Left)
@@ -144,6 +130,17 @@ func (w *Wait) whileListening(reply filllock.Reply) time.Duration {
 	return listeningPause
 }
 
+// Joined returns when to ask for a caller that has joined, if that is before until.
+func (w *Wait) Joined(until time.Time) time.Time {
+	if at := time.Now().Add(w.joinPause()); w.hurries() && at.Before(until) {
+		return at
+	}
+	return until
+}
+
+// hurries reports whether a caller that joins brings the next poll forward: a wake-up would not.
+func (w *Wait) hurries() bool { return !w.Heard.complete || w.Eager }
+
 // joinPause returns how long to sleep after a caller has joined, for which the value may already be
 // there. It grows from 10 to 50 ms with the time waited, so that many new callers do not cause many
 // commands.
@@ -155,9 +152,9 @@ func (w *Wait) joinPause() time.Duration {
 // ceased to be: not at all, unless the last wake-ups were of no use.
 func (w *Wait) wakePause(message bool) time.Duration {
 	if message {
-		w.woken++
+		w.Heard.woken++
 	}
-	return pause.AfterWakeUps(w.woken-1, MaxPause) - time.Since(w.sent)
+	return pause.AfterWakeUps(w.Heard.woken-1, MaxPause) - time.Since(w.sent)
 }
 
 // An Event is what ends a sleep.
@@ -165,35 +162,43 @@ type Event int
 
 const (
 	Paused      Event = iota // the time is over
+	Woken                    // an ear has been told something
 	Interrupted              // no caller waits
 	Closed                   // the cache was closed
 )
 
-// Sleep sleeps for d, or until closing is closed, or a wake-up comes. joined receives a value when a
-// caller joins, when the last one leaves, or when the key was invalidated: Sleep ends if deserted then
-// reports that no caller waits. Otherwise the caller shortens the sleep unless a wake-up would do so.
-func (w *Wait) Sleep(d time.Duration, closing, joined <-chan struct{}, deserted func() bool) Event {
+// A Look is what there is to see after a wake-up.
+type Look struct {
+	Deserted      bool // no caller waits
+	Joined        bool // a caller has joined, or a key was invalidated
+	Told, Message bool // an ear has been told something, a message
+}
+
+// Sleep sleeps for d, or until closing is closed, or a wake-up comes. woken receives a value when there is something to
+// look at. A caller that has joined shortens the sleep unless a wake-up would do so.
+func (w *Wait) Sleep(d time.Duration, closing, woken <-chan struct{}, look func() Look) Event {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
-	woken := false
+	event := Paused
 	end := time.Now().Add(d)
 	for {
 		select {
 		case <-timer.C:
-			if !woken {
-				w.woken = 0
+			if event == Paused {
+				w.Heard.woken = 0
 			}
-			return Paused
-		case message := <-w.wakeUp:
-			w.complete, woken = false, true
-			timer.Reset(min(time.Until(end), w.wakePause(message)))
+			return event
 		case <-closing:
 			return Closed
-		case <-joined:
+		case <-woken:
+			seen := look()
 			switch {
-			case deserted():
+			case seen.Deserted:
 				return Interrupted
-			case !w.complete || w.Eager:
+			case seen.Told:
+				event, w.Heard.complete = Woken, false
+				timer.Reset(min(time.Until(end), w.wakePause(seen.Message)))
+			case seen.Joined && w.hurries():
 				timer.Reset(min(time.Until(end), w.joinPause()))
 			}
 		}

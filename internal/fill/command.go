@@ -1,0 +1,91 @@
+package fill
+
+import (
+	"cmp"
+	"context"
+	"time"
+
+	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/entry"
+	"github.com/singlefill/singlefill/internal/filllock"
+	"github.com/singlefill/singlefill/internal/flight"
+	"github.com/singlefill/singlefill/internal/value"
+)
+
+// getOrLock sends one pipeline: for each key it looks for an entry and, if take is set, takes the lock if no process
+// holds it.
+func (x *Parts) getOrLock(ctx context.Context, fills []*filling, take bool) {
+	key, within := fills[0].lock.Keys.Lock, x.Client.Timeout
+	for _, f := range fills {
+		within = min(within, f.within)
+	}
+	if away := within < time.Millisecond || x.Client.Away(key); away {
+		for _, f := range fills {
+			f.unasked, f.reply = true, filllock.Answer{Err: cmp.Or(x.Client.Refusal(key), client.ErrAway)}
+		}
+		return
+	}
+	all, found := make([]value.Lookup, len(fills)), make([]*value.Lookup, len(fills))
+	locks, queries := make([]*filllock.Lock, len(fills)), make([]filllock.Query, len(fills))
+	for i, f := range fills {
+		f.asksFor = x.purpose(f)
+		queries[i] = filllock.Query{Known: entry.Header(f.old.Data), Awaited: f.awaited, Take: take, For: f.asksFor, Spared: true}
+		locks[i], found[i] = f.lock, &all[i]
+		all[i].Key = f.key
+	}
+	stamp := x.Fills.Now()
+	x.Store.During(found, func() {
+		replies := client.RetryAll(ctx, x.Client, client.Command{Key: key, Within: within}, len(fills), func(within time.Duration, some []int) []filllock.Answer {
+			return filllock.GetOrLock(ctx, within, pick(locks, some), pick(queries, some))
+		})
+		for i, f := range fills {
+			f.takes(replies[i], stamp)
+		}
+		for i, f := range fills {
+			if r := f.reply.Value; f.reply.Err == nil && r.Status == filllock.Hit {
+				f.decoding = true
+				x.Store.Decode(ctx, found[i], []byte(r.Text))
+				found[i].Kept(r.Kept)
+				f.decoding = false
+				f.old, f.newSince, f.oldSince = new(*found[i]), f.oldSince, stamp
+			}
+		}
+	})
+}
+
+// takes takes the reply to a command that was sent after a stamp.
+func (f *filling) takes(reply filllock.Answer, stamp flight.Stamp) {
+	r := reply.Value
+	f.reply, f.unasked, f.stamp = reply, false, stamp
+	f.holds = reply.Err == nil && r.Status == filllock.Locked
+	f.replaces = f.holds && r.Known
+	if reply.Err == nil && r.Status != filllock.Hit {
+		f.oldSince = stamp
+		if !r.Known {
+			f.old.Freshness = value.Expired
+		}
+	}
+}
+
+// pick returns the elements with the indices some.
+func pick[E any](all []E, some []int) []E {
+	if len(some) == len(all) {
+		return all
+	}
+	picked := make([]E, len(some))
+	for k, i := range some {
+		picked[k] = all[i]
+	}
+	return picked
+}
+
+// purpose tells the script what the callers can do with the entry that the key holds.
+func (x *Parts) purpose(f *filling) string {
+	switch {
+	case !f.wanted:
+		return filllock.Served
+	case x.Store.Servable(&f.old.Found, time.Now()):
+		return filllock.Fallback
+	}
+	return filllock.Unusable
+}

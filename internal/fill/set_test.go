@@ -1,0 +1,302 @@
+package fill_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"runtime"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
+)
+
+func TestMain(m *testing.M) { redistest.Main(m) }
+
+func loadAll(_ context.Context, keys []string) (map[string]string, error) {
+	values := make(map[string]string)
+	for _, key := range keys {
+		values[key] = "value of " + key
+	}
+	return values, nil
+}
+
+// A fill whose command to lock was not answered gives the lock up when it ends, also before the others of its call.
+func TestSet_LockInDoubt(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		ns, loses := redistest.Namespace(t), atomic.Bool{}
+		rdb.AddHook(lost(func(cmd redis.Cmder) bool {
+			args := fmt.Sprint(cmd.Args()...)
+			return loses.Load() && strings.HasPrefix(cmd.Name(), "eval") && strings.Contains(args, ns+":{b}") && len(cmd.Args()) == 12
+		}))
+		opts := cachetest.Raw
+		opts.StaleWhileRevalidate, opts.LockTTL, opts.LoadTimeout = time.Hour, time.Hour, 2*time.Hour
+		c := cachetest.NewCacheIn(t, rdb, ns, &opts)
+		get := func() {
+			if _, err := c.GetOrLoadMany(t.Context(), []string{"a", "b"}, loadAll); err != nil {
+				t.Fatal(err)
+			}
+		}
+		get()
+		redistest.Must(t, c.Expire(t.Context(), "a", "b"))
+		loses.Store(true)
+		get() // refreshes
+		time.Sleep(time.Minute)
+		loses.Store(false)
+		time.Sleep(time.Minute)
+		if record, _ := m.Get(ns + ":{b}:lock"); strings.HasPrefix(record, "H") {
+			t.Errorf("the lock of b is held without a load: %.40q", record)
+		}
+	})
+}
+
+// lost loses the replies to commands that the server has executed.
+type lost func(cmd redis.Cmder) bool
+
+func (lost) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (l lost) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if l(cmd) {
+			cmd.SetErr(io.ErrUnexpectedEOF)
+			return io.ErrUnexpectedEOF
+		}
+		return err
+	}
+}
+
+func (l lost) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		err := next(ctx, cmds)
+		for _, cmd := range cmds {
+			if l(cmd) {
+				cmd.SetErr(io.ErrUnexpectedEOF)
+				err = io.ErrUnexpectedEOF
+			}
+		}
+		return err
+	}
+}
+
+// A tag whose index Redis refuses keeps no value from being stored that has other tags.
+func TestSet_BadTag(t *testing.T) {
+	t.Parallel()
+	s := redistest.Shared(t)
+	ns, keys := redistest.Namespace(t), []string{"k1", "k2", "k3", "k4"}
+	opts := cachetest.Raw
+	opts.Tags = func(key, _ string) []string { return []string{"tag of " + key} }
+	c := cachetest.NewCacheIn(t, s.Client(t), ns, &opts)
+	get := func() {
+		if _, err := c.GetOrLoadMany(t.Context(), keys, loadAll); err != nil {
+			t.Fatal(err)
+		}
+	}
+	get()
+	redistest.Must(t, c.Delete(t.Context(), keys...))
+	index, err := s.Admin().Keys(t.Context(), ns+":*:tag of k1:index").Result()
+	if err != nil || len(index) != 1 {
+		t.Fatalf("indexes %q, %v", index, err)
+	}
+	redistest.Must(t, s.Admin().Set(t.Context(), index[0], "of another type", time.Hour).Err())
+	get()
+	got, err := c.GetMany(t.Context(), keys)
+	if _, bad := got["k1"]; bad || len(got) != 3 || err != nil {
+		t.Errorf("stored %v, %v; want all but k1", got, err)
+	}
+}
+
+// A function of the user that calls runtime.Goexit for one key does no harm to the others.
+func TestSet_Goexit(t *testing.T) {
+	for what, opts := range map[string]singlefill.Options[string]{
+		"Marshal": {Codec: codec{marshal: func(v string) { exitFor(v == "value of b") }}},
+		"TTLFunc": {Codec: codec{}, TTLFunc: func(key, _ string) time.Duration { exitFor(key == "b"); return time.Minute }},
+		"Tags":    {Codec: codec{}, Tags: func(key, _ string) []string { exitFor(key == "b"); return nil }},
+	} {
+		t.Run(what, func(t *testing.T) {
+			cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+				c := cachetest.NewCache(t, rdb, &opts)
+				got, err := c.GetOrLoadMany(t.Context(), []string{"a", "b", "c"}, loadAll)
+				if len(got) != 2 || got["a"] == "" || got["c"] == "" || err == nil {
+					t.Errorf("got %v, %v", got, err)
+				}
+				synctest.Wait()
+				if slices.ContainsFunc(m.Keys(), func(key string) bool {
+					record, _ := m.Get(key)
+					return strings.HasSuffix(key, ":lock") && strings.HasPrefix(record, "H")
+				}) {
+					t.Errorf("a lock is held without a load: %q", m.Keys())
+				}
+			})
+		})
+	}
+}
+
+// The same for a value that another process has stored before the call could lock its key.
+func TestSet_GoexitOfUnmarshal(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		ns, other := redistest.Namespace(t), redis.NewClient(rdb.Options())
+		defer other.Close()
+		there := cachetest.NewCacheIn(t, other, ns, &singlefill.Options[string]{Codec: codec{}})
+		var once atomic.Bool
+		rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+			if strings.HasPrefix(cmds[0].Name(), "eval") && once.CompareAndSwap(false, true) {
+				return there.Set(context.Background(), "b", "bad")
+			}
+			return nil
+		}))
+		c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Codec: codec{unmarshal: func(v string) { exitFor(v == "bad") }}})
+		go func() { _, _ = c.GetOrLoadMany(t.Context(), []string{"a", "b", "c"}, loadAll) }() // reads b, and so ends its goroutine
+		synctest.Wait()
+		begun := time.Now()
+		got, err := there.GetOrLoadMany(t.Context(), []string{"a", "c"}, loadAll)
+		if took := time.Since(begun); len(got) != 2 || err != nil || took > time.Second {
+			t.Errorf("got %v, %v, after %v", got, err, took)
+		}
+		redistest.Must(t, there.Delete(t.Context(), "b"))
+	})
+}
+
+func exitFor(key bool) {
+	if key {
+		runtime.Goexit()
+	}
+}
+
+type codec struct{ marshal, unmarshal func(v string) }
+
+func (c codec) Marshal(v any) ([]byte, error) {
+	if c.marshal != nil {
+		c.marshal(v.(string))
+	}
+	return []byte(v.(string)), nil
+}
+
+func (c codec) Unmarshal(data []byte, v any) error {
+	if c.unmarshal != nil {
+		c.unmarshal(string(data))
+	}
+	*v.(*string) = string(data)
+	return nil
+}
+
+// One record tells the memory of other processes of all values that a load has made useless, however slow the log is.
+func TestSet_RecordsTogether(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		const timeout = 200 * time.Millisecond
+		rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+			for _, cmd := range cmds {
+				if cmd.Name() == "xadd" {
+					time.Sleep(timeout)
+					return context.DeadlineExceeded
+				}
+			}
+			return nil
+		}))
+		opts := cachetest.Raw
+		opts.RedisTimeout, opts.Near = timeout, &singlefill.Near{MaxLag: time.Minute}
+		c := cachetest.NewCache(t, rdb, &opts)
+		begun, keys := time.Now(), make([]string, 20)
+		for i := range keys {
+			keys[i] = fmt.Sprint("k", i)
+		}
+		_, err := c.GetOrLoadMany(t.Context(), keys, func(context.Context, []string) (map[string]string, error) {
+			return nil, singlefill.ErrNoStale
+		})
+		if took := time.Since(begun); err == nil || took > 3*timeout {
+			t.Errorf("%v after %v", err, took)
+		}
+	})
+}
+
+// A load that waits for a key of a call is not kept from it by the other keys of the call, which it has lent its slot.
+//
+//fault:nested-loads
+func TestSet_LentSlot(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		ns, elsewhere := redistest.Namespace(t), redis.NewClient(rdb.Options())
+		defer elsewhere.Close()
+		opts := cachetest.Raw
+		opts.MaxLoads, opts.LockTTL, opts.LoadTimeout = 1, time.Minute, time.Hour
+		c, other := cachetest.NewCacheIn(t, rdb, ns, &opts), cachetest.NewCacheIn(t, elsewhere, ns, &opts)
+		ctx, give, ask := t.Context(), make(chan struct{}), make(chan struct{})
+		there := cachetest.GoGet(ctx, other, "a", func(context.Context, string) (string, error) { <-give; return "v0", nil })
+		synctest.Wait()
+		outer := cachetest.GoGet(ctx, c, "outer", func(ctx context.Context, _ string) (string, error) {
+			<-ask
+			return c.GetOrLoad(ctx, "a", cachetest.Gives("v1"))
+		})
+		synctest.Wait()
+		many := make(chan error, 1)
+		go func() {
+			_, err := c.GetOrLoadMany(ctx, []string{"a", "b"}, func(ctx context.Context, keys []string) (map[string]string, error) {
+				if keys[0] == "b" {
+					_, err := c.GetOrLoad(ctx, "outer", cachetest.Gives("another"))
+					return map[string]string{"b": "v"}, err
+				}
+				return loadAll(ctx, keys)
+			})
+			many <- err
+		}()
+		synctest.Wait()
+		close(ask)
+		time.Sleep(time.Second)
+		redistest.Must(t, other.Delete(ctx, "a"))
+		begun := time.Now()
+		if _, err := outer.Result(t); err != nil {
+			t.Errorf("the outer load: %v", err)
+		}
+		if err := <-many; err != nil {
+			t.Errorf("the call for many keys: %v", err)
+		}
+		if took := time.Since(begun); took > time.Minute {
+			t.Errorf("they have waited for each other for %v", took)
+		}
+		close(give)
+		there.Result(t)
+	})
+}
+
+// Values that together take longer than RedisTimeout are stored.
+func TestSet_LargeValues(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	opts := cachetest.Raw
+	keys, longest := make([]string, 10), atomic.Int64{}
+	rdb := s.Client(t)
+	rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+		size := 0
+		for _, cmd := range cmds {
+			for _, arg := range cmd.Args() {
+				if data, ok := arg.([]byte); ok {
+					size += len(data)
+				}
+			}
+		}
+		longest.Store(max(longest.Load(), int64(size)))
+		return nil
+	}))
+	c := cachetest.NewCache(t, rdb, &opts)
+	for i := range keys {
+		keys[i] = fmt.Sprint("k", i)
+	}
+	_, err := c.GetOrLoadMany(t.Context(), keys, func(_ context.Context, keys []string) (map[string]string, error) {
+		values := make(map[string]string)
+		for _, key := range keys {
+			values[key] = strings.Repeat("x", 1<<20)
+		}
+		return values, nil
+	})
+	if n := c.Stats().Stored; err != nil || n != int64(len(keys)) || longest.Load() > 3<<20/2 {
+		t.Errorf("%d values are stored, %v; the longest pipeline has %d bytes", n, err, longest.Load())
+	}
+}
