@@ -27,10 +27,13 @@ type ManyLoader[T any] func(ctx context.Context, keys []string) (map[string]T, e
 // is loaded once for all callers of both methods, in all processes, and a Delete refuses its own
 // key only.
 //
-// load gets the keys that this call could lock at once; then the call waits for those that others
-// load. It never holds a lock while it waits for another one, so calls cannot lock each other out.
-// Keys on a master of a Cluster that is slow to answer, and keys that are deleted while others load
-// them, are loaded by another call of load.
+// load gets the keys that this call could lock at once, which are locked and stored in a pipeline
+// for each server. Meanwhile the call waits for the keys that others load. No locked key waits for
+// the lock of another key, so calls cannot lock each other out.
+//
+// Other calls of load, perhaps at the same time, get what this call locks later: keys on a master of
+// a Cluster that is slow to answer, and keys that are deleted, or whose process dies, while others
+// load them. Each call of load has a slot of [Options.MaxLoads].
 //
 // The map holds the values that exist. It is valid even if the error is a [*ManyError], which has
 // the error of each key that failed. When ctx ends, the map holds the values that were found by

@@ -995,7 +995,7 @@ func TestSetMany_BadValue(t *testing.T) {
 }
 
 // A ManyLoader that never returns costs the keys that it was called for LoadTimeout, which their errors
-// name. A key of the same call that has waited for another process is loaded after that.
+// name. A key of the same call that has waited for another process is loaded by another call.
 func TestGetOrLoadMany_HangingLoader(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)

@@ -92,10 +92,11 @@ type Options[T any] struct {
 	RedisTimeout time.Duration
 
 	// MaxLoads is how many loads of this cache run at once in this process; others wait in order.
-	// While Redis does not answer, the source has to bear MaxLoads loads from each process. A load
-	// that waits for nested loads lends its slot to one of them at a time, in any cache. If the wait
-	// ends before the nested load does, the nested load keeps the slot, so each lender may add one
-	// load to the limit. Default: 64; negative: no limit.
+	// A call of a [ManyLoader] is one load. While Redis does not answer, the source has to bear
+	// MaxLoads loads from each process. A load that waits for nested loads lends its slot to one of
+	// them at a time, in any cache. A nested load keeps the slot if the wait ends before the load
+	// does, or is for other keys of its call, so each lender may add one load to the limit. Default:
+	// 64; negative: no limit.
 	MaxLoads int
 
 	// MaxFleetLoads is how many loads of this namespace run at once in all processes. Waiting loads
@@ -106,8 +107,8 @@ type Options[T any] struct {
 	// [NewLocal] refuses it. Default: no limit.
 	MaxFleetLoads int
 
-	// MaxBatch is how many keys one call of a [ManyLoader] gets at most. Calls for more keys run at
-	// the same time, each in a slot of MaxLoads. Default: 256.
+	// MaxBatch is how many keys one call of a [ManyLoader] gets at most. For more keys several calls
+	// run at the same time, each in a slot of MaxLoads. Default: 256.
 	MaxBatch int
 
 	// Errors names errors of the source that mean the same in every process, such as "down" for

@@ -128,8 +128,8 @@ func TestGetOrLoadMany_FrozenNode(t *testing.T) {
 	}
 }
 
-// The keys of a node that freezes when they are to be locked wait until the first call of the ManyLoader is
-// over, which hangs here. They have all of LoadTimeout for their own call.
+// The keys of a node that freezes when they are to be locked are loaded by another call of the ManyLoader, also
+// while the first one hangs. They have all of LoadTimeout for their own call.
 //
 //fault:frozen-node
 func TestGetOrLoadMany_FrozenNodeAndHangingLoader(t *testing.T) {
