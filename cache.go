@@ -76,7 +76,11 @@ func newCache[T any](rdb redis.UniversalClient, namespace string, ttl time.Durat
 	if err != nil {
 		return nil, err
 	}
-	c, err := newRooms(rdb, namespace, s, typ)
+	var refreshes fill.Loader
+	if opts.LoadMany != nil {
+		refreshes = loadMany[T](opts.LoadMany)
+	}
+	c, err := newRooms(rdb, namespace, s, typ, refreshes)
 	if err != nil {
 		return nil, err
 	}
@@ -84,7 +88,7 @@ func newCache[T any](rdb redis.UniversalClient, namespace string, ttl time.Durat
 }
 
 // newRooms assembles a cache bottom up: each room takes those below it.
-func newRooms(rdb redis.UniversalClient, namespace string, s settings, typ *value.Type) (*rooms, error) {
+func newRooms(rdb redis.UniversalClient, namespace string, s settings, typ *value.Type, refreshes fill.Loader) (*rooms, error) {
 	clock, events, closing := new(flight.Clock), event.NewSink(), make(chan struct{})
 	s.trace.addTo(events, namespace)
 	reads, fills := flight.NewReads[value.Lookup](), flight.NewFills[fill.Result](clock)
@@ -119,7 +123,7 @@ func newRooms(rdb redis.UniversalClient, namespace string, s settings, typ *valu
 	slots, calls := flight.NewSlots(s.maxLoads, leases), user{namespace, store, s.errors}
 	filler := fill.New(fill.Parts{
 		Client: redis, Store: store, Tags: index, Fills: fills, Slots: slots, User: calls, Events: events, Keys: keys, Closing: closing,
-		LockTTL: s.lockTTL, LoadTimeout: s.loadTimeout, RetryAfter: s.retryAfter, FailureTTL: s.failureTTL,
+		LockTTL: s.lockTTL, LoadTimeout: s.loadTimeout, RetryAfter: s.retryAfter, FailureTTL: s.failureTTL, LoadMany: refreshes, MaxBatch: s.maxBatch,
 	})
 	reader := read.New(read.Parts{
 		Client: redis, Store: store, Reads: reads, Fills: fills, Filler: filler, Slots: slots, User: calls, Events: events,

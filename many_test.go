@@ -558,6 +558,37 @@ func TestGetOrLoadMany_Refresh(t *testing.T) {
 	}
 }
 
+// Options.LoadMany refreshes together what calls of both kinds have found, and nothing else.
+func TestLoadMany(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		opts := cachetest.StaleOptions(time.Minute, 0)
+		together, s := new(manySource), new(manySource)
+		opts.LoadMany = together.load
+		c := cachetest.NewCache(t, rdb, opts)
+		keys := manyKeys(10)
+		if _, err := c.GetOrLoadMany(t.Context(), keys, s.load); err != nil {
+			t.Fatal(err)
+		}
+		s.wantCalls(t, "missing", keys)
+		time.Sleep(cachetest.StaleLife + time.Second)
+		for _, some := range [][]string{keys[:4], keys[2:9]} { // with a key that is missing
+			if _, err := c.GetOrLoadMany(t.Context(), append([]string{some[0] + " missing"}, some...), s.load); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Millisecond)
+		}
+		if _, err := c.GetOrLoad(t.Context(), keys[9], cachetest.MustNotLoad[string](t)); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		together.wantCalls(t, "stale", keys)
+		s.wantCalls(t, "missing", []string{keys[0] + " missing"}, []string{keys[2] + " missing"})
+		if n := c.Stats().Refreshes; n != 10 {
+			t.Errorf("%d keys refreshed, want 10", n)
+		}
+	})
+}
+
 // Old values stand in for a load that fails.
 func TestGetOrLoadMany_StaleIfError(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {

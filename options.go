@@ -36,6 +36,12 @@ type Options[T any] struct {
 	// two round trips. Default: none.
 	Tags func(key string, v T) []string
 
+	// LoadMany loads values that are stale, or expire soon, in place of the functions that calls give: keys
+	// that different calls find within 5 ms are loaded together, MaxBatch at most. Its ctx has the
+	// values of one of these calls, so what it returns may depend on its keys alone. What a caller waits
+	// for is loaded by the function of the call. Default: none.
+	LoadMany ManyLoader[T]
+
 	// Jitter shortens each life at random by up to this fraction, below 1, so that entries written
 	// together do not expire together. Default: 0.1; negative: off.
 	Jitter float64
@@ -133,7 +139,7 @@ type Options[T any] struct {
 }
 
 // OptionsFor returns options for a cache of T with the settings of o, or the defaults if it is nil:
-// all but TTLFunc and Tags, which know the type of o. So caches share what they have in common:
+// all but TTLFunc, Tags and LoadMany, which know the type of o. So caches share what they have in common:
 //
 //	shared := &singlefill.Options[any]{StaleIfError: time.Hour}
 //	users, err := singlefill.New(rdb, "users", time.Hour, singlefill.OptionsFor[User](shared))

@@ -17,7 +17,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill/internal/client"
-	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/tags"
@@ -28,7 +27,8 @@ import (
 // A Filler begins and runs the fills of one cache.
 type Filler struct {
 	Parts
-	times *wait.Times
+	times     *wait.Times
+	refreshes refreshes
 }
 
 func New(p Parts) *Filler { return &Filler{Parts: p, times: wait.NewTimes()} }
@@ -61,25 +61,6 @@ func (f *Filler) Join(ctx context.Context, call *flight.Caller, asks []*Ask, fro
 			x.all[k].found = *asks[i].Lookup
 		}
 		return func(l *flight.Load) { x.start(client.Detach(ctx), l) }
-	})
-}
-
-// Refresh loads keys in the background, in one process of the fleet, since their entries are stale or about to expire.
-// A caller that finds nothing to serve joins the fill of its key. Loads that callers wait for go first. ctx never ends.
-func (f *Filler) Refresh(ctx context.Context, found []*value.Lookup, from Source) {
-	if f.closed() {
-		return
-	}
-	keys, entries := make([]string, len(found)), make([]string, len(found))
-	for i, l := range found {
-		keys[i], entries[i] = l.Key, entry.Header(l.Data)
-	}
-	f.Fills.Refresh(keys, entries, func(of []int, fills []*flight.Fill[Result]) (run func(*flight.Load)) {
-		x := f.newSet(from, fills)
-		for k, i := range of {
-			x.all[k].found = value.Lookup{Key: keys[i], Data: found[i].Data}
-		}
-		return func(l *flight.Load) { x.start(ctx, l) }
 	})
 }
 

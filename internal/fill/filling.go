@@ -32,6 +32,8 @@ type Parts struct {
 	LoadTimeout time.Duration
 	RetryAfter  time.Duration // 0: off
 	FailureTTL  time.Duration // 0: off
+	LoadMany    Loader        // of refreshes; nil: the Loader of the call
+	MaxBatch    int
 }
 
 // A filling is the fill of one key in a set.

@@ -290,8 +290,8 @@ func (c *call) leave() {
 
 // refresh refreshes entries in the background.
 func (c *call) refresh(due []*ask) {
-	for group := range slices.Chunk(due, c.MaxBatch) {
-		c.Filler.Refresh(client.Detach(c.ctx), lookups(group), fill.Source{Loader: c.load})
+	if len(due) > 0 {
+		c.Filler.Refresh(client.Detach(c.ctx), lookups(due), fill.Source{Loader: c.load})
 	}
 }
 
