@@ -81,3 +81,6 @@ func (f *fleet) Away() bool { return f.client.AnyAway() }
 
 // Behind runs a function that Close waits for.
 func (f *fleet) Behind(run func()) { f.fills.Behind(run) }
+
+// Aborting is closed when Shutdown waits for no load any more.
+func (f *fleet) Aborting() <-chan struct{} { return f.fills.Aborting().Done() }

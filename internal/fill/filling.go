@@ -1,6 +1,7 @@
 package fill
 
 import (
+	"context"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,6 +35,13 @@ type Parts struct {
 	FailureTTL  time.Duration // 0: off
 	LoadMany    Loader        // of refreshes; nil: the Loader of the call
 	MaxBatch    int
+}
+
+// refreshes gathers what calls find due within a moment, for Options.LoadMany.
+type refreshes struct {
+	mu  sync.Mutex // before Fills.mu
+	ctx context.Context
+	due []*value.Lookup // empty: no goroutine is about to refresh
 }
 
 // A filling is the fill of one key in a set.

@@ -3,19 +3,11 @@ package fill
 import (
 	"context"
 	"slices"
-	"sync"
 
 	"github.com/singlefill/singlefill/internal/entry"
 	"github.com/singlefill/singlefill/internal/flight"
 	"github.com/singlefill/singlefill/internal/value"
 )
-
-// refreshes gathers what calls find due within a moment, for Options.LoadMany.
-type refreshes struct {
-	mu  sync.Mutex // before Fills.mu
-	ctx context.Context
-	due []*value.Lookup // empty: no goroutine is about to refresh
-}
 
 // Refresh loads keys in the background, in one process of the fleet, since their entries are stale or about to expire.
 // With Options.LoadMany it loads the keys of several calls together, with the context of the first. A caller that finds

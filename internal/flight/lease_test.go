@@ -13,10 +13,13 @@ type landlord struct {
 	let                         chan struct{}
 	slow                        bool // the answer takes a second
 	stubborn                    bool // a wait goes on when its context has ended
+	aborting                    chan struct{}
 }
 
 func (l *landlord) Away() bool        { return false }
 func (l *landlord) Behind(run func()) { go run() }
+
+func (l *landlord) Aborting() <-chan struct{} { return l.aborting }
 
 func (l *landlord) Lease(ctx context.Context, wait bool) (release func(), ok bool) {
 	l.asked++
@@ -40,7 +43,7 @@ func (l *landlord) Lease(ctx context.Context, wait bool) (release func(), ok boo
 }
 
 func leased(n int) (*Slots, *landlord) {
-	l := &landlord{let: make(chan struct{}, 10)}
+	l := &landlord{let: make(chan struct{}, 10), aborting: make(chan struct{})}
 	return NewSlots(n, l), l
 }
 
@@ -159,5 +162,31 @@ func TestSlots_TryLeaseFromTheQueue(t *testing.T) {
 		if s.Release(); l.given != 1 || l.back != 1 {
 			t.Errorf("%d leases given, %d given back, want 1", l.given, l.back)
 		}
+	})
+}
+
+// The lease of a slot that another load has borrowed, and keeps, is given back when the owner waits for no load any more.
+func TestSlots_LentLeaseAtShutdown(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		p, l := leased(1)
+		lender := newSlot(p)
+		if !lender.TryLease(t.Context()) {
+			t.Fatal("no slot")
+		}
+		borrower := nested(t, NewSlots(1, nil), lender)
+		holding(t, borrower.pool) // the borrower finds no other slot
+		if !borrower.Try(false) {
+			t.Fatal("no slot is lent")
+		}
+		lender.Release()
+		if synctest.Wait(); l.back != 0 {
+			t.Error("the lease is given back while a load uses it")
+		}
+		close(l.aborting)
+		if synctest.Wait(); l.back != 1 {
+			t.Errorf("%d leases are given back at the end, want 1", l.back)
+		}
+		borrower.Release()
+		wantFree(t, p, 1)
 	})
 }

@@ -34,6 +34,9 @@ type Leases interface {
 
 	// Behind runs a function that the owner of the Slots waits for before it ends.
 	Behind(run func())
+
+	// Aborting is closed when the owner waits for no load any more.
+	Aborting() <-chan struct{}
 }
 
 // NewSlots returns n free slots; 0 means no limit. leases may be nil.
@@ -76,7 +79,10 @@ func (p *permit) keep() {
 	}
 	release, over := p.release, make(chan struct{})
 	p.pool.leases.Behind(func() {
-		<-over
+		select {
+		case <-over:
+		case <-p.pool.leases.Aborting(): // the load may be another cache's, which goes on
+		}
 		release()
 	})
 	p.release = func() { close(over) }
