@@ -3,6 +3,8 @@ package singlefill
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 
 	"github.com/singlefill/singlefill/internal/event"
 	"github.com/singlefill/singlefill/internal/fill"
@@ -57,6 +59,46 @@ type loadOf[T any] Loader[T]
 func (l loadOf[T]) Load(ctx context.Context, keys []string) (fill.Outcomes, error) {
 	v, err := l(ctx, keys[0])
 	return func(string) (any, error) { return &v, err }, nil
+}
+
+// A loadMany is a ManyLoader as the rooms call it, which do not know T.
+type loadMany[T any] func(ctx context.Context, keys []string) (map[string]T, error)
+
+func (l loadMany[T]) Load(ctx context.Context, keys []string) (fill.Outcomes, error) {
+	values, err := l(ctx, slices.Clone(keys)) // it may change them
+	var failed map[string]error
+	if some, ok := err.(*ManyError); ok { // not errors.As: what has been wrapped may be about the whole call
+		if err = nil; some != nil {
+			failed = some.Errs
+		}
+	}
+	left := ErrNotFound
+	if stray, ok := strayKey(values, keys); ok {
+		left = fmt.Errorf("singlefill: the ManyLoader was not asked for the key %.100q that it returned", stray)
+	}
+	return func(key string) (any, error) {
+		if err := failed[key]; err != nil {
+			return nil, err
+		}
+		if v, ok := values[key]; ok {
+			return &v, nil
+		}
+		return nil, left
+	}, err
+}
+
+// strayKey returns the first key, in alphabetical order, that is in values and not in keys.
+func strayKey[T any](values map[string]T, keys []string) (stray string, ok bool) {
+	asked := make(map[string]bool, len(keys))
+	for _, key := range keys {
+		asked[key] = true
+	}
+	for key := range values {
+		if !asked[key] && (!ok || key < stray) {
+			stray, ok = key, true
+		}
+	}
+	return stray, ok
 }
 
 func (c *rooms) getOrLoad(ctx context.Context, key string, load fill.Loader, isNil bool, info *event.ValueInfo) (any, error) {

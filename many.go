@@ -2,11 +2,8 @@ package singlefill
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"slices"
-
-	"github.com/singlefill/singlefill/internal/fill"
 )
 
 // A ManyLoader asks the source for the values of keys, at most [Options.MaxBatch] of them. The
@@ -48,46 +45,6 @@ func (c *Cache[T]) GetOrLoadMany(ctx context.Context, keys []string, load ManyLo
 	}
 	found := make(valueMap[T], len(keys))
 	return found, manyError(c.rooms.reader.GetOrLoadMany(ctx, keys, loadMany[T](load), found))
-}
-
-// A loadMany is a ManyLoader as the rooms call it, which do not know T.
-type loadMany[T any] ManyLoader[T]
-
-func (l loadMany[T]) Load(ctx context.Context, keys []string) (fill.Outcomes, error) {
-	values, err := l(ctx, slices.Clone(keys)) // it may change them
-	var failed map[string]error
-	if some, ok := err.(*ManyError); ok { // not errors.As: what has been wrapped may be about the whole call
-		if err = nil; some != nil {
-			failed = some.Errs
-		}
-	}
-	left := ErrNotFound
-	if stray, ok := strayKey(values, keys); ok {
-		left = fmt.Errorf("singlefill: the ManyLoader was not asked for the key %.100q that it returned", stray)
-	}
-	return func(key string) (any, error) {
-		if err := failed[key]; err != nil {
-			return nil, err
-		}
-		if v, ok := values[key]; ok {
-			return &v, nil
-		}
-		return nil, left
-	}, err
-}
-
-// strayKey returns the first key, in alphabetical order, that is in values and not in keys.
-func strayKey[T any](values map[string]T, keys []string) (stray string, ok bool) {
-	asked := make(map[string]bool, len(keys))
-	for _, key := range keys {
-		asked[key] = true
-	}
-	for key := range values {
-		if !asked[key] && (!ok || key < stray) {
-			stray, ok = key, true
-		}
-	}
-	return stray, ok
 }
 
 // RefreshMany is [Cache.Refresh] for keys, which load gets together, at most [Options.MaxBatch] at a

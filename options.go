@@ -1,6 +1,7 @@
 package singlefill
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"math"
@@ -36,11 +37,11 @@ type Options[T any] struct {
 	// two round trips. Default: none.
 	Tags func(key string, v T) []string
 
-	// LoadMany loads values that are stale, or expire soon, in place of the functions that calls give: keys
+	// LoadMany, a ManyLoader, loads values that are stale, or expire soon, in place of the functions that calls give: keys
 	// that different calls find within 5 ms are loaded together, MaxBatch at most. Its ctx has the
 	// values of one of these calls, so what it returns may depend on its keys alone. What a caller waits
 	// for is loaded by the function of the call. Default: none.
-	LoadMany ManyLoader[T]
+	LoadMany func(ctx context.Context, keys []string) (map[string]T, error)
 
 	// Jitter shortens each life at random by up to this fraction, below 1, so that entries written
 	// together do not expire together. Default: 0.1; negative: off.
