@@ -296,6 +296,9 @@ func (c *rooms) close() {
 	c.fills.Drain()
 	c.client.Settle()
 	c.client.StopListening()
+	if c.near != nil {
+		c.near.Close()
+	}
 	if c.free != nil {
 		c.free()
 	}

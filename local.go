@@ -20,11 +20,11 @@ import (
 //   - Near is always on. Size is how many values are kept, by default 10,000: as bytes, and decoded
 //     for hits. A value that has no room is a miss, as if Redis had evicted it: those that were stored
 //     or read from the bytes longest ago go first. What failures leave for RetryAfter and FailureTTL,
-//     and the keys of tags, do not count, and end by themselves. MaxLag has no meaning.
-//   - LockTTL and RedisTimeout are checked, and have no meaning.
+//     and the keys of tags, do not count, and end by themselves.
+//   - LockTTL, RedisTimeout and Near.MaxLag are checked, and have no meaning.
 //   - MaxFleetLoads is refused: MaxLoads is the limit.
 //
-// NewLocal starts no goroutine, and returns the errors of New.
+// NewLocal starts no goroutine, and neither do values that wait for their end. It returns the errors of New.
 func NewLocal[T any](namespace string, ttl time.Duration, opts *Options[T]) (*Cache[T], error) {
 	var o Options[T]
 	if opts != nil {
@@ -34,7 +34,7 @@ func NewLocal[T any](namespace string, ttl time.Duration, opts *Options[T]) (*Ca
 		return nil, fmt.Errorf("singlefill: Options.MaxFleetLoads is %d: a local cache knows no fleet: 0 is allowed, and MaxLoads", o.MaxFleetLoads)
 	}
 	o.Near = cmp.Or(o.Near, new(Near))
-	rdb, free := local.New(orDefault(o.Near.Size, 10_000))
+	rdb, free := local.New(namespace+":{", orDefault(o.Near.Size, 10_000)) // see value.Key
 	c, err := newCache(rdb, namespace, ttl, &o, func(s *settings) {
 		// Only a process that gets no time for so long finds a command unanswered, or loses a lock.
 		s.redisTimeout, s.lockTTL = 10*time.Second, time.Minute

@@ -14,9 +14,9 @@ import (
 	"github.com/singlefill/singlefill/internal/wake"
 )
 
-// New returns a client of an empty store that keeps at most size values: keys that end with a brace. No hook may be
-// added to it. free closes it, and frees what it keeps.
-func New(size int) (rdb *redis.Client, free func()) {
+// New returns a client of an empty store that keeps at most size values: keys with a prefix that end with a brace. No
+// hook may be added to it. free closes it, and frees what it keeps.
+func New(prefix string, size int) (rdb *redis.Client, free func()) {
 	rdb = redis.NewClient(&redis.Options{
 		Addr:                     "memory",
 		Dialer:                   func(context.Context, string, string) (net.Conn, error) { return nil, errNoServer },
@@ -24,7 +24,7 @@ func New(size int) (rdb *redis.Client, free func()) {
 		ContextTimeoutEnabled:    true, // as each command returns at once
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	})
-	h := &hook{store: newStore(size)}
+	h := &hook{store: newStore(prefix, size)}
 	rdb.AddHook(h)
 	h.added = true
 	wake.Mute(rdb) // no other process loads

@@ -21,7 +21,7 @@ import (
 func TestMain(m *testing.M) { redistest.Main(m) }
 
 func newClient(t testing.TB, size int) *redis.Client {
-	rdb, free := local.New(size)
+	rdb, free := local.New("", size)
 	t.Cleanup(free)
 	return rdb
 }

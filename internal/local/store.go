@@ -12,7 +12,8 @@ import (
 
 // A store is what a server would have in memory.
 type store struct {
-	size int
+	prefix string // of values
+	size   int
 
 	mu      sync.Mutex
 	values  map[string]*item // the keys that may be evicted
@@ -36,8 +37,8 @@ type item struct {
 // never is a number of changes that no store reaches.
 const never uint64 = math.MaxUint64
 
-func newStore(size int) *store {
-	return &store{size: max(1, size), values: make(map[string]*item), rest: make(map[string]*item)}
+func newStore(prefix string, size int) *store {
+	return &store{prefix: prefix, size: max(1, size), values: make(map[string]*item), rest: make(map[string]*item)}
 }
 
 // now returns the number of changes so far.
@@ -99,10 +100,14 @@ func slot(key string) int {
 
 // table returns the keys among which a key belongs.
 func (s *store) table(key string) map[string]*item {
-	if strings.HasSuffix(key, "}") {
+	if s.isValue(key) {
 		return s.values
 	}
 	return s.rest
+}
+
+func (s *store) isValue(key string) bool {
+	return strings.HasPrefix(key, s.prefix) && strings.HasSuffix(key, "}")
 }
 
 // find returns what a key holds, or nil.
@@ -131,7 +136,7 @@ func (s *store) change(key string) *item {
 		return it
 	}
 	table := s.table(key)
-	for len(s.values) >= s.size && strings.HasSuffix(key, "}") {
+	for len(s.values) >= s.size && s.isValue(key) {
 		s.evict()
 	}
 	s.uses++

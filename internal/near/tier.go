@@ -57,7 +57,8 @@ type Tier struct {
 	hints   atomic.Int64 // since the last hint was begun
 	putting atomic.Int64 // calls of Put that run
 
-	sweeping atomic.Bool // a goroutine frees values
+	sweeping atomic.Bool // values will be freed
+	sweeper  atomic.Pointer[time.Timer]
 
 	at position // in the log; only the goroutine that reads it uses it
 
@@ -153,24 +154,22 @@ func (t *Tier) Put(key string, g Generation, c *Copy) {
 // sweepEvery is how often values that cannot be served any more are freed.
 const sweepEvery = time.Minute
 
-// sweep frees such values until there is none left of any kind. Otter could do that by an expiry of its
-// own, but then each hit would read another clock.
+// sweep frees such values until there is none left of any kind. No goroutine waits: it would keep a bubble of
+// testing/synctest from ending. Otter could do that by an expiry of its own, but then each hit would read another
+// clock.
 func (t *Tier) sweep() {
 	if t.sweeping.Load() || !t.sweeping.CompareAndSwap(false, true) {
 		return
 	}
-	t.background(func(closing <-chan struct{}) {
-		open := true
-		for open && t.values.EstimatedSize() > 0 {
-			if _, open = pause(sweepEvery, nil, closing); open {
-				t.free(closing)
+	t.sweeper.Store(time.AfterFunc(sweepEvery, func() {
+		t.background(func(closing <-chan struct{}) {
+			t.free(closing)
+			t.sweeping.Store(false)
+			if t.values.EstimatedSize() > 0 {
+				t.sweep()
 			}
-		}
-		t.sweeping.Store(false)
-		if open && t.values.EstimatedSize() > 0 { // put by a call that found this goroutine at its end
-			t.sweep()
-		}
-	})
+		})
+	}))
 }
 
 // free looks at each value. A million take about a second, for which Close does not wait.
@@ -192,6 +191,19 @@ func (t *Tier) free(closing <-chan struct{}) {
 			}
 			return c, otter.CancelOp
 		})
+	}
+}
+
+// Close ends a Tier. Nothing may run in the background any more. It frees the values if it is their only Tier: others
+// go with the Cache, and many take their time.
+func (t *Tier) Close() {
+	if timer := t.sweeper.Load(); timer != nil {
+		timer.Stop()
+	}
+	if t.alone {
+		t.putting.Add(1) // so that no goroutine is started
+		defer t.putting.Add(-1)
+		t.values.InvalidateAll()
 	}
 }
 

@@ -228,7 +228,7 @@ func TestTier_Sweep(t *testing.T) {
 		time.Sleep(sweepEvery)
 		synctest.Wait()
 		if x.sweeping.Load() {
-			t.Error("a goroutine waits for nothing")
+			t.Error("a timer runs for nothing")
 		}
 		x.Put("after that", x.Generation("after that"), new(Copy))
 		time.Sleep(sweepEvery)

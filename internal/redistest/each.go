@@ -47,7 +47,7 @@ func EachCache(t *testing.T, run func(t *testing.T, rdb redis.UniversalClient)) 
 	Each(t, run)
 	t.Run("local", func(t *testing.T) {
 		t.Parallel()
-		rdb, free := local.New(100_000)
+		rdb, free := local.New("", 100_000)
 		t.Cleanup(free)
 		run(t, rdb)
 	})
