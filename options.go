@@ -99,7 +99,7 @@ type Options[T any] struct {
 	RedisTimeout time.Duration
 
 	// MaxLoads is how many loads of this cache run at once in this process; others wait in order.
-	// A call of a [ManyLoader] is one load. While Redis does not answer, the source has to bear
+	// A call of a [ManyLoader] counts as one. While Redis does not answer, the source has to bear
 	// MaxLoads loads from each process. A load that waits for nested loads lends its slot to one of
 	// them at a time, in any cache. A nested load keeps the slot if the wait ends before the load
 	// does, or is for other keys of its call, so each lender may add one load to the limit. Default:
