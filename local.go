@@ -19,8 +19,9 @@ import (
 //
 //   - Near is always on. Size is how many values are kept, by default 10,000: as bytes, and decoded
 //     for hits. A value that has no room is a miss, as if Redis had evicted it: those that were stored
-//     or read from the bytes longest ago go first. What failures leave for RetryAfter and FailureTTL,
-//     and the keys of tags, do not count, and end by themselves.
+//     or read from the bytes longest ago go first. What failures leave for RetryAfter and FailureTTL
+//     does not count, nor do tags: some 100 bytes for each key of a tag. Both end by themselves, tags
+//     when their values would have ended, even if these had no room.
 //   - LockTTL, RedisTimeout and Near.MaxLag are checked, and have no meaning.
 //   - MaxFleetLoads is refused: MaxLoads is the limit.
 //

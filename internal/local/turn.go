@@ -15,7 +15,7 @@ type turn struct {
 }
 
 // begin waits until the turn belongs to a new Tx. It returns the number of the Tx. No Tx takes long, as all that it
-// does is commands that return at once.
+// does is commands that return at once. None may begin within another one: they may need the same turn.
 func (t *turn) begin(changes func() uint64) (number uint64) {
 	t.mu.Lock()
 	t.last++

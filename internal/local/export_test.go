@@ -1,0 +1,4 @@
+package local
+
+// Slot is slot.
+var Slot = slot
