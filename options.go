@@ -102,7 +102,7 @@ type Options[T any] struct {
 	// A call of a [ManyLoader] counts as one. While Redis does not answer, the source has to bear
 	// MaxLoads loads from each process. A load that waits for nested loads lends its slot to one of
 	// them at a time, in any cache. A nested load keeps the slot if the wait ends before the load
-	// does, or is for other keys of its call, so each lender may add one load to the limit. Default:
+	// does, or is for other keys of its call, so each key waited for may add one load. Default:
 	// 64; negative: no limit.
 	MaxLoads int
 

@@ -19,7 +19,6 @@ type target struct {
 	// throughputs.
 	throughput bool
 	limit      float64
-	why        string // why the limit is not what a reader expects
 }
 
 const waiters = "singlefill, (load time .*|new processes)" // of a stampede
@@ -31,74 +30,36 @@ var targets = []target{
 		path: "Hit/serial/.*/singlefill", unit: "+allocs", limit: 1},
 	{what: "hits, 64 goroutines, 64 keys: throughput, × floor",
 		path: "Hit/64 goroutines/64 keys, 2KB/singlefill", unit: "×floor", throughput: true, limit: 0.9},
-	{what: "the same on `AutoPipeline`",
-		path: "Hit/64 goroutines/64 keys, 2KB, AutoPipeline/singlefill", unit: "×floor", throughput: true, limit: 0.7,
-		why: "it ignores deadlines, too"},
-	{what: "hits, 64 goroutines, 1 key, 100 B: throughput, × floor",
-		path: "Hit/64 goroutines/1 key, 100B/singlefill", unit: "×floor", throughput: true, limit: 3.5,
-		why: "callers own their values, and take no reply that was in transit"},
-	{what: "the same: throughput, × go-redis/cache",
-		path: "Hit/64 goroutines/1 key, 100B/singlefill", unit: "×go-redis/cache", throughput: true, limit: 0.8,
-		why: "which takes such replies"},
-	{what: "the same, 2 KB",
+	{what: "hits, 64 goroutines, 1 key, 2 KB: throughput, × go-redis/cache",
 		path: "Hit/64 goroutines/1 key, 2KB/singlefill", unit: "×go-redis/cache", throughput: true, limit: 1},
-	{what: "hit, client-side caching, 100 B: time, × `GET` and decode",
-		path: "Hit/client-side caching/100B/singlefill", unit: "×floor", limit: 1.5,
-		why: "no network hides the 0.8 µs for a read that others can join, a check of the bytes, the clock"},
-	{what: "the same, 2 and 64 KB",
+	{what: "hit, client-side caching, 2 and 64 KB: time, × `GET` and decode",
 		path: "Hit/client-side caching/(2|64)KB/singlefill", unit: "×floor", limit: 1.3},
 	{what: "hit in memory, a string, serial: time, × otter with expiring entries",
-		path: "Near/near hit, .*/serial/singlefill", per: "otter, its entries expire", unit: "×otter", limit: 2.2,
-		why: "otter alone reads no clock; a process that was frozen has to"},
+		path: "Near/near hit, .*/serial/singlefill", per: "otter, its entries expire", unit: "×otter", limit: 1.6},
 	{what: "the same, 64 goroutines",
-		path: "Near/near hit, .*/64 goroutines/singlefill", per: "otter, its entries expire", unit: "×otter", limit: 2.5,
-		why: "hits are counted in one place"},
-	{what: "the same, 100 hot keys, serial: time",
-		path: "Near/near hit, 100 hot strings/serial/singlefill", unit: "ns/op", limit: 100},
-	{what: "the same: allocations",
+		path: "Near/near hit, .*/64 goroutines/singlefill", per: "otter, its entries expire", unit: "×otter", limit: 2},
+	{what: "the same, serial: allocations",
 		path: "Near/near hit, (a string|100).*/serial/singlefill", unit: "allocs", limit: 0},
-	{what: "hit in Redis that memory does not have: time, × without Near",
-		path: "Near/hit in Redis/.*/near miss", unit: "×without Near", limit: 1.2,
-		why: "memory takes the value, and evicts another one"},
 	{what: "miss, serial: time, × the three commands by hand",
-		path: "Miss/serial/.*/singlefill", unit: "×three by hand", limit: 1.25},
+		path: "Miss/serial/.*/singlefill", unit: "×three by hand", limit: 1.15},
 	{what: "100 hits in one call, 100 B: time, × pipeline and decode",
-		path: "Many/100 hits/100B/singlefill", unit: "×floor", limit: 1.6,
-		why: "calls share reads; otherwise 1.2, and four times the commands in a stampede"},
+		path: "Many/100 hits/100B/singlefill", unit: "×floor", limit: 1.25},
 	{what: "the same, 2 KB",
-		path: "Many/100 hits/2KB/singlefill", unit: "×floor", limit: 1.2},
+		path: "Many/100 hits/2KB/singlefill", unit: "×floor", limit: 1.1},
 	{what: "100 cold keys in one call, query of 5 ms: time, × by hand with the same locks",
-		path: "Many/100 cold keys/query of 5 ms/singlefill", per: "by hand, with locks", unit: "×by hand", limit: 1.4,
-		why: "without locks nothing keeps the promise"},
+		path: "Many/100 cold keys/query of 5 ms/singlefill", per: "by hand, with locks", unit: "×by hand", limit: 1.15},
 	{what: "stampede of 800 callers, 100 keys in one call: p99 beyond the load",
-		path: "Many/stampede/.*/singlefill, .*", unit: "p99-ms", limit: 300,
-		why: "80,000 waits and decoded values on two cores"},
-	{what: "the same: round trips",
-		path: "Many/stampede/.*/singlefill, .*", unit: "round trips", limit: 2000,
-		why: "polls do not wait for each other"},
+		path: "Many/stampede/.*/singlefill, .*", unit: "p99-ms", limit: 120},
 	{what: "stampede, 1 key, 10 ms: p99 beyond the load, × rueidisaside",
-		path: "Stampede/1 key/10ms load/" + waiters, unit: "p99-ms", per: "rueidisaside", limit: 2,
-		why: "it always listens; here so short a load ends before listening pays"},
+		path: "Stampede/1 key/10ms load/" + waiters, unit: "p99-ms", per: "rueidisaside", limit: 1.3},
 	{what: "the same, 137 ms and 1.37 s",
 		path: "Stampede/1 key/(137ms|1.37s) load/" + waiters, unit: "p99-ms", per: "rueidisaside", limit: 1.1},
 	{what: "the same: commands, × rueidisaside",
 		path: "Stampede/1 key/.*/" + waiters, unit: "commands", per: "rueidisaside", limit: 0.5},
 	{what: "the same: commands of each process",
 		path: "Stampede/1 key/.*/" + waiters, unit: "commands/process", limit: 8},
-	{what: "stampede, 100 keys, 10 ms: p99 beyond the load, × rueidisaside",
-		path: "Stampede/100 keys/10ms load/" + waiters, unit: "p99-ms", per: "rueidisaside", limit: 3,
-		why: "as for 1 key"},
-	{what: "the same, 137 ms and 1.37 s",
+	{what: "stampede, 100 keys, 137 ms and 1.37 s: p99 beyond the load, × rueidisaside",
 		path: "Stampede/100 keys/(137ms|1.37s) load/" + waiters, unit: "p99-ms", per: "rueidisaside", limit: 1.5},
-	{what: "the same: commands, × rueidisaside",
-		path: "Stampede/100 keys/.*/" + waiters, unit: "commands", per: "rueidisaside", limit: 0.6,
-		why: "new processes poll before they listen"},
-	{what: "free mutex, acquire and release: time, × redislock",
-		path: "Lock/acquire and release/free/Mutex", unit: "×redislock", limit: 1.8,
-		why: "a fence, a renewal, and a guard against commands that arrive late"},
-	{what: "the same: time, × redsync",
-		path: "Lock/acquire and release/free/Mutex", unit: "×redsync", limit: 1.8,
-		why: "the same"},
 }
 
 // A measurement is what is compared with a target.
@@ -169,9 +130,6 @@ func writeTargets(w io.Writer, all results) {
 		measured, verdict := "", "not measured"
 		if m, ok := t.measure(all); ok {
 			measured, verdict = cell(unit, m.values), t.verdict(m)
-		}
-		if t.why != "" {
-			verdict += "; " + t.why
 		}
 		fmt.Fprintf(w, "| %s | %s %s | %s | %s |\n", t.what, sign, format(unit, t.limit), measured, verdict)
 	}

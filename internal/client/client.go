@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -189,10 +190,15 @@ func (c *Client) process(ctx context.Context, p parcel, together *group) error {
 	case together != nil:
 		return together.wait(ctx)
 	case p.ahead != nil || p.more != nil:
-		_, _ = c.Redis.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		cmds, err := c.Redis.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 			p.addTo(ctx, pipe)
 			return nil
 		})
+		if err != nil && !slices.ContainsFunc(cmds, func(cmd redis.Cmder) bool { return cmd.Err() != nil }) {
+			for _, cmd := range cmds { // a hook has failed
+				cmd.SetErr(err)
+			}
+		}
 	default:
 		_ = c.Redis.Process(ctx, p.cmd) // which has the error
 	}

@@ -151,9 +151,19 @@ func (x *set) askTogether(ctx context.Context, parts [][]*filling, take bool) {
 // follow goes the ways of the fills. Where these part, it goes on with a load, or else with the fills that ask or wait
 // for a slot: they may hold the slot of the set.
 func (x *set) follow(ctx context.Context) state {
-	for i, f := range x.fills {
-		if x.decided(ctx, f); f.next == asking && f.reply.Err != nil {
-			f.apart = i // by itself: together they may have too much to say
+	unanswered := 0
+	for _, f := range x.fills {
+		switch x.decided(ctx, f); {
+		case f.next == ended:
+			x.over(ctx, f)
+		case f.next == asking && f.reply.Err != nil:
+			unanswered++
+			f.apart = unanswered
+		}
+	}
+	for _, f := range x.fills {
+		if f.apart > 0 { // if none was answered, they may have had too much to say together
+			f.apart = 1 + (f.apart-1)*parts/unanswered*(unanswered/len(x.fills))
 		}
 	}
 	x.fills = slices.DeleteFunc(slices.Clone(x.fills), func(f *filling) bool { return f.next == ended })
@@ -177,6 +187,9 @@ func (x *set) follow(ctx context.Context) state {
 	}
 	return x.enter(mine)
 }
+
+// parts is in how many parts a set asks again of which no fill was answered.
+const parts = 4
 
 // rank is the order of states in which a set prefers them to parting with its fills.
 func rank(s state) int { return slices.Index([]state{loading, asking, queueing, paused}, s) }

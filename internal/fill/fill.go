@@ -192,6 +192,9 @@ func (x *set) leave(ctx context.Context, s *state) {
 			x.goOn(ctx, answered)
 			return
 		}
+		for _, f := range x.fills { // Trace has called runtime.Goexit, perhaps beside a command
+			f.lock.InDoubt = true
+		}
 	case loading, judging:
 		o := x.User.Panicked(recover())
 		if *s == loading && !x.call.claim() {
@@ -206,11 +209,14 @@ func (x *set) leave(ctx context.Context, s *state) {
 		x.goOn(ctx, judging)
 		return
 	case storing:
-		r := &Result{Found: value.Found{Err: x.User.Panicked(nil).Err}, Failed: true}
+		err := x.User.Panicked(nil).Err
+		fails := func(f *filling) {
+			x.end(ctx, f, &Result{Found: value.Found{Err: err}, Failed: true}, flight.Always)
+		}
 		if f := x.at; f != nil { // the codec or Options.Tags has called runtime.Goexit
-			x.at, f.settled = nil, true
-			x.end(ctx, f, r, flight.Always)
-			x.fills = without(x.fills, map[*filling]bool{f: true})
+			x.at, f.prepared, f.settled, f.outcome.info.Err = nil, true, true, err
+			fails(f)
+			x.over(ctx, f)
 			x.goOn(ctx, storing)
 			return
 		}
@@ -220,14 +226,12 @@ func (x *set) leave(ctx context.Context, s *state) {
 			return
 		}
 		for _, f := range x.fills {
-			x.end(ctx, f, r, flight.Always)
+			fails(f)
 		}
 	}
 	for _, f := range x.mine {
 		x.end(ctx, f, nil, 0) // does nothing if the fill has ended
-		if f.lock.InDoubt || f.holds {
-			x.giveUp(ctx, f)
-		}
+		x.over(ctx, f)
 	}
 	x.slot.Release()
 	x.Fills.Over()
@@ -251,8 +255,16 @@ func (x *set) deserted(ctx context.Context, f *filling) bool {
 	ended := x.Fills.EndIfDeserted(f.fill, f.rest)
 	if ended {
 		x.waited(ctx, f)
+		x.over(ctx, f)
 	}
 	return ended
+}
+
+// over gives up the lock of a fill that has ended, unless Redis has been told.
+func (x *set) over(ctx context.Context, f *filling) {
+	if f.lock.InDoubt || f.holds {
+		x.giveUp(ctx, f)
+	}
 }
 
 // drop ends fills that no caller wants. It reports whether none is left.
@@ -285,6 +297,7 @@ func (x *set) waited(ctx context.Context, f *filling) {
 // giveUp abandons the attempt of a fill in the background.
 func (x *set) giveUp(ctx context.Context, f *filling) {
 	lock := *f.lock
+	f.lock.InDoubt, f.holds = false, false
 	x.Fills.Behind(func() { x.abandon(ctx, lock) })
 }
 

@@ -115,6 +115,25 @@ func TestSet_BadTag(t *testing.T) {
 	}
 }
 
+// A DeleteTag during a load refuses the values with this tag, and no others.
+func TestSet_DeleteTagDuringLoad(t *testing.T) {
+	t.Parallel()
+	opts, keys := cachetest.Raw, make([]string, 40)
+	for i := range keys {
+		keys[i] = fmt.Sprint("k", i)
+	}
+	opts.Tags = func(key, _ string) []string { return []string{"tag of " + key} }
+	c := cachetest.NewCache(t, redistest.Shared(t).Client(t), &opts)
+	redistest.Must(t, c.DeleteTag(t.Context(), "first")) // reads all values
+	_, err := c.GetOrLoadMany(t.Context(), keys, func(ctx context.Context, keys []string) (map[string]string, error) {
+		redistest.Must(t, c.DeleteTag(ctx, "tag of k1"))
+		return loadAll(ctx, keys)
+	})
+	if n, fenced := c.Stats().Stored, c.Stats().Fenced; err != nil || n != 39 || fenced != 1 {
+		t.Errorf("%d of 40 values are stored, %d refused, %v", n, fenced, err)
+	}
+}
+
 // A function of the user that calls runtime.Goexit for one key does no harm to the others.
 func TestSet_Goexit(t *testing.T) {
 	for what, opts := range map[string]singlefill.Options[string]{
@@ -263,6 +282,65 @@ func TestSet_LentSlot(t *testing.T) {
 		}
 		close(give)
 		there.Result(t)
+	})
+}
+
+// Nor when that key has a value, while the other keys of its call load.
+//
+//fault:nested-loads
+func TestSet_LentSlotOfEndedFill(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		ns, elsewhere := redistest.Namespace(t), redis.NewClient(rdb.Options())
+		defer elsewhere.Close()
+		opts := cachetest.Raw
+		opts.MaxLoads, opts.LockTTL, opts.LoadTimeout = 1, time.Minute, time.Hour
+		other := cachetest.NewCacheIn(t, elsewhere, ns, &opts)
+		var armed atomic.Bool
+		rdb.AddHook(redistest.Trips(func(cmds []redis.Cmder) error {
+			if len(cmds) == 2 && strings.HasPrefix(cmds[0].Name(), "eval") && armed.CompareAndSwap(true, false) {
+				return other.Set(context.Background(), "a", "theirs")
+			}
+			return nil
+		}))
+		c := cachetest.NewCacheIn(t, rdb, ns, &opts)
+		ctx, ask := t.Context(), make(chan struct{})
+		outer := cachetest.GoGet(ctx, c, "outer", func(ctx context.Context, _ string) (string, error) {
+			<-ask
+			if _, err := c.GetOrLoad(ctx, "a", cachetest.Gives("v1")); err != nil {
+				return "", err
+			}
+			time.Sleep(100 * time.Millisecond)
+			return c.GetOrLoad(ctx, "c", cachetest.Gives("vc"))
+		})
+		synctest.Wait()
+		many := make(chan error, 1)
+		go func() {
+			_, err := c.GetOrLoadMany(ctx, []string{"a", "b"}, func(ctx context.Context, keys []string) (map[string]string, error) {
+				if len(keys) == 1 && keys[0] == "b" {
+					time.Sleep(10 * time.Millisecond)
+					_, err := c.GetOrLoad(ctx, "outer", cachetest.Gives("another"))
+					return map[string]string{"b": "v"}, err
+				}
+				return loadAll(ctx, keys)
+			})
+			many <- err
+		}()
+		synctest.Wait()
+		armed.Store(true)
+		begun := time.Now()
+		close(ask)
+		if _, err := outer.Result(t); err != nil {
+			t.Errorf("outer: %v", err)
+		}
+		if err := <-many; err != nil {
+			t.Errorf("many: %v", err)
+		}
+		if armed.Load() {
+			t.Error("a was not there when it was asked for")
+		}
+		if took := time.Since(begun); took > time.Minute {
+			t.Errorf("they have waited for each other for %v", took)
+		}
 	})
 }
 

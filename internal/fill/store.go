@@ -3,7 +3,6 @@ package fill
 import (
 	"cmp"
 	"context"
-	"sync"
 	"time"
 
 	"github.com/singlefill/singlefill/internal/client"
@@ -225,13 +224,6 @@ func (x *set) dropped(ctx context.Context, fills []*filling) {
 	if len(unsure) > 0 {
 		x.record(ctx, unsure, unsure[0].outcome.err)
 	}
-	var all sync.WaitGroup
-	for _, f := range sure {
-		if id := f.old.Entry.ID; !f.outcome.ours && id != 0 { // the lock was lost: the release has done nothing
-			all.Go(func() { _, f.outcome.info.StoreErr = x.Keys.DeleteIf(ctx, f.key, id) })
-		}
-	}
-	all.Wait()
 }
 
 // record tells the memory of other processes that values have been dropped by a command that was answered with err.
@@ -326,7 +318,7 @@ func (x *set) do(ctx context.Context, fills []*filling, acts []filllock.Act) (re
 			size += len(fills[n].outcome.data)
 			n++
 		}
-		away, what := error(nil), client.Command{Key: fills[0].lock.Keys.Lock, Within: x.Client.Timeout}
+		answered, away, what := false, error(nil), client.Command{Key: fills[0].lock.Keys.Lock, Within: x.Client.Timeout}
 		for i, done := range client.RetryAll(ctx, x.Client, what, n, func(within time.Duration, some []int) []filllock.Done {
 			return filllock.Do(ctx, within, pick(acts[:n], some)...)
 		}) {
@@ -342,10 +334,14 @@ func (x *set) do(ctx context.Context, fills []*filling, acts []filllock.Act) (re
 			case done.Err != nil && o.data != nil:
 				o.ours, refused = true, append(refused, fills[i])
 			}
+			answered = answered || !client.Unreachable(done.Err)
 		}
-		if fills, acts = fills[n:], acts[n:]; away != nil { // the others are not sent now
+		if fills, acts = fills[n:], acts[n:]; !answered { // the others are not sent now
 			for _, f := range fills {
-				f.outcome.ours, f.outcome.err = false, away
+				o := &f.outcome
+				if o.ours, o.err = false, away; o.data != nil {
+					o.info.StoreErr = away
+				}
 			}
 			break
 		}

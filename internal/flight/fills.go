@@ -76,7 +76,7 @@ type Fill[R any] struct {
 	Begun   time.Time
 	Call    atomic.Pointer[Call] // that brings the value; nil before it begins
 
-	place // in the graph of loads that wait for each other
+	member // of the graph of loads that wait for each other
 
 	entry string // that a refresh is for
 
@@ -176,7 +176,7 @@ func (g *Fills[R]) start(outer *Load, of []int, fills []*Fill[R], start func(of 
 		return
 	}
 	l := newLoad(g, outer)
-	l.take(placesOf(fills))
+	l.take(membersOf(fills))
 	g.running.Add(1)
 	g.Run(l, start(of, fills))
 }
@@ -187,19 +187,19 @@ func (g *Fills[R]) Split(l *Load, fills []*Fill[R]) *Load {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	other := newLoad(g, l.outer)
-	other.take(placesOf(fills))
+	other.take(membersOf(fills))
 	l.parted()
 	other.nudged = l.nudged
 	other.wake() // l may have been woken for one of these
 	return other
 }
 
-func placesOf[R any](fills []*Fill[R]) []*place {
-	places := make([]*place, len(fills))
+func membersOf[R any](fills []*Fill[R]) []*member {
+	members := make([]*member, len(fills))
 	for i, f := range fills {
-		places[i] = &f.place
+		members[i] = &f.member
 	}
-	return places
+	return members
 }
 
 // Run runs a load in another goroutine.
@@ -306,7 +306,7 @@ func (g *Fills[R]) end(f *Fill[R], r *R, validFrom Stamp, rest time.Duration) {
 		g.rest(f, rest)
 	}
 	f.phase, f.outcome = done, outcome[R]{result: r, validFrom: validFrom}
-	f.place.finish()
+	f.member.finish()
 	g.forget(f)
 	for now := time.Now(); f.waiters.first != nil; {
 		f.waiters.first.over(now)

@@ -29,14 +29,14 @@ type Load struct {
 	outer *Load // the load that started it, or nil
 
 	// Guarded by graph.
-	fills      map[*place]struct{} // that have not ended. The Loader and its context may live on
-	goroutines []uint64            // run the load or its Loader
+	fills      map[*member]struct{} // that have not ended. The Loader and its context may live on
+	goroutines []uint64             // run the load or its Loader
 	slot       *Slot
-	waits      map[*place]calls // fills that calls from inside this load wait for
+	waits      map[*member]calls // fills that calls from inside this load wait for
 }
 
-// A place is where a fill is in the graph.
-type place struct {
+// A member is a fill in the graph.
+type member struct {
 	load    *Load         // that runs the fill; changed with Fills.mu and graph
 	waiters map[*Load]int // loads whose calls wait for the fill; guarded by graph
 }
@@ -52,7 +52,7 @@ type loadKey struct{}
 
 // newLoad returns a load without fills. outer is the load that starts it, or nil.
 func newLoad(cache any, outer *Load) *Load {
-	return &Load{Woken: make(chan struct{}, 1), cache: cache, outer: outer, fills: make(map[*place]struct{})}
+	return &Load{Woken: make(chan struct{}, 1), cache: cache, outer: outer, fills: make(map[*member]struct{})}
 }
 
 // Begin notes that the calling goroutine runs a Loader. The function that it returns notes the end.
@@ -69,7 +69,7 @@ func (l *Load) Begin() (end func()) {
 }
 
 // take takes fills that begin, or are of another load.
-func (l *Load) take(fills []*place) {
+func (l *Load) take(fills []*member) {
 	graph.Lock()
 	defer graph.Unlock()
 	for _, f := range fills {
@@ -100,10 +100,18 @@ func LoadOf(ctx context.Context) *Load {
 }
 
 // finish notes that the fill has ended.
-func (f *place) finish() {
+func (f *member) finish() {
 	graph.Lock()
 	defer graph.Unlock()
-	delete(f.load.fills, f)
+	if delete(f.load.fills, f); len(f.load.fills) > 0 {
+		f.load.slot.part()
+	}
+}
+
+// open reports whether the fill has not ended. The caller holds graph.
+func (f *member) open() bool {
+	_, open := f.load.fills[f]
+	return open
 }
 
 // inside reports whether l, or a load around it, is a load of cache with a fill that has not ended.
@@ -135,7 +143,7 @@ func (l *Load) Awaited() bool {
 // It returns false if the wait could never end: the call blocks the Loader of l, and the load of the fill waits
 // for l in the same way. Calls from other goroutines are not refused, since the Loader need not
 // wait for them. If it does, LoadTimeout ends the circle.
-func (l *Load) waitFor(f *place) bool {
+func (l *Load) waitFor(f *member) bool {
 	if l == nil {
 		return true
 	}
@@ -151,7 +159,7 @@ func (l *Load) waitFor(f *place) bool {
 		n.blocking++
 	}
 	if l.waits == nil {
-		l.waits = make(map[*place]calls)
+		l.waits = make(map[*member]calls)
 	}
 	if f.waiters == nil {
 		f.waiters = make(map[*Load]int)
@@ -163,7 +171,7 @@ func (l *Load) waitFor(f *place) bool {
 }
 
 // leave undoes waitFor.
-func (l *Load) leave(f *place) {
+func (l *Load) leave(f *member) {
 	if l == nil {
 		return
 	}
@@ -191,7 +199,7 @@ func (l *Load) blocksOn(target *Load, seen map[*Load]bool) bool {
 	}
 	seen[l] = true
 	for f, n := range l.waits {
-		if next := f.load; n.blocking > 0 && !seen[next] && next.blocksOn(target, seen) {
+		if next := f.load; n.blocking > 0 && f.open() && !seen[next] && next.blocksOn(target, seen) {
 			return true
 		}
 	}

@@ -52,7 +52,7 @@ func (p *Slots) Queued() int {
 	return p.queue.Len()
 }
 
-// A Slot is one fill's request for a slot, and the slot once it is granted. Only the goroutine that
+// A Slot is one load's request for a slot, and the slot once it is granted. Only the goroutine that
 // runs the fill uses its methods.
 type Slot struct {
 	pool *Slots
@@ -182,7 +182,7 @@ func (s *Slot) Release() {
 
 // The functions below require that the caller holds graph.
 
-// part is called when fills have moved to another load. If a load has borrowed its slot for them, its lender may need the
+// part is called when fills have moved to another load, or have ended. If a load has borrowed its slot for them, its lender may need the
 // slot for that load: this one goes on beside it, as a borrower that outlives the wait.
 func (s *Slot) part() {
 	if s == nil || s.lender == nil {
@@ -292,7 +292,7 @@ func (s *Slot) borrow() bool {
 // lend lends the slot to a queued fill that its load waits for, if there is one.
 func (s *Slot) lend() {
 	for f := range s.load.waits {
-		if s.canLend() {
+		if s.canLend() && f.open() {
 			s.offer(f.load.slot)
 		}
 	}

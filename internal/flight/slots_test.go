@@ -22,12 +22,12 @@ func queue(s interface{ Queue(granted func()) }) <-chan struct{} {
 // aLoad returns a load of a cache with one fill.
 func aLoad() *Load {
 	l := newLoad(nil, nil)
-	l.take([]*place{new(place)})
+	l.take([]*member{new(member)})
 	return l
 }
 
 // itsFill returns the fill of a load.
-func itsFill(l *Load) *place {
+func itsFill(l *Load) *member {
 	for f := range l.fills {
 		return f
 	}
@@ -236,14 +236,14 @@ func TestSlots_FillThatMoves(t *testing.T) {
 	p := NewSlots(1, nil)
 	outer := holding(t, p)
 	both := newLoad(nil, nil)
-	stays, moves := new(place), new(place)
-	both.take([]*place{stays, moves})
+	stays, moves := new(member), new(member)
+	both.take([]*member{stays, moves})
 	left := p.NewSlot(both)
 	if !outer.load.waitFor(moves) || !left.Try(false) {
 		t.Fatal("no slot is lent")
 	}
 	own := newLoad(nil, nil)
-	own.take([]*place{moves})
+	own.take([]*member{moves})
 	both.parted()
 	borrower := p.NewSlot(own)
 	if !borrower.Try(false) || !left.Held() {

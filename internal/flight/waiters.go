@@ -105,7 +105,7 @@ func (g *Fills[R]) Join(call *Caller, ws []*Waiter[R], start func(of []int, fill
 	for _, w := range ws {
 		switch {
 		case w.Err != nil:
-		case call.Outer.waitFor(&w.Fill.place):
+		case call.Outer.waitFor(&w.Fill.member):
 			g.join(call, w, w.Fill)
 		default:
 			w.Err = ErrRecursive
@@ -161,7 +161,7 @@ func (g *Fills[R]) Wait(ctx context.Context, call *Caller, ws []*Waiter[R]) {
 		}
 	}
 	for _, w := range ws {
-		call.Outer.leave(&w.Fill.place)
+		call.Outer.leave(&w.Fill.member)
 	}
 }
 

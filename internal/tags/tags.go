@@ -215,27 +215,25 @@ var ErrInvalidated = errors.New("tags: a tag has been invalidated")
 // that it has not.
 func (x *Index) NoteEach(ctx context.Context, notes []Note, since *Sequences) (noted *Noted, failed map[string]error) {
 	n := &Noted{sent: time.Now()}
-	pages := pagesOf(notes)
-	epochs, errs := make([]string, len(pages)), make([]error, len(pages))
-	_ = inParallel(len(pages), func(i int) error {
-		epochs[i], errs[i] = client.Retry(ctx, x.client.Timeout, x.client.Again(x.book(pages[i].book)), func(within time.Duration) (string, error) {
-			return x.note(ctx, within, pages[i], since)
-		})
-		return nil
-	})
-	failed = make(map[string]error)
-	for i, p := range pages {
-		switch known := n.epochs[p.book]; {
-		case errs[i] != nil:
-			p.fail(failed, errs[i])
-			continue
-		case epochs[i] == "":
-			p.fail(failed, ErrInvalidated)
-			continue
-		case known != "" && known != epochs[i]:
-			epochs[i] = "lost in between" // no book has this epoch
+	var whole, cut []page
+	for _, p := range x.notePages(ctx, pagesOf(notes), since) {
+		if keys := p.byKey(); len(keys) > 1 && (p.err == ErrInvalidated || client.Refused(p.err)) {
+			cut = append(cut, keys...) // one of them may be to blame
+		} else {
+			whole = append(whole, p)
 		}
-		n.epochs[p.book] = epochs[i]
+	}
+	failed = make(map[string]error)
+	for _, p := range append(whole, x.notePages(ctx, cut, since)...) {
+		known := n.epochs[p.book]
+		switch {
+		case p.err != nil:
+			p.fail(failed)
+			continue
+		case known != "" && known != p.epoch:
+			p.epoch = "lost in between" // no book has this epoch
+		}
+		n.epochs[p.book] = p.epoch
 	}
 	for _, note := range notes {
 		if failed[note.Key] == nil {
@@ -245,12 +243,48 @@ func (x *Index) NoteEach(ctx context.Context, notes []Note, since *Sequences) (n
 	return n, failed
 }
 
+// notePages notes pages, and sets their outcomes. A load does not wait for a book while the breaker is open.
+func (x *Index) notePages(ctx context.Context, pages []page, since *Sequences) []page {
+	_ = inParallel(len(pages), func(i int) error { // each page has its error
+		p := &pages[i]
+		if p.err = x.client.Refusal(x.book(p.book)); p.err != nil && since != nil {
+			return nil
+		}
+		p.epoch, p.err = client.Retry(ctx, x.client.Timeout, x.client.Again(x.book(p.book)), func(within time.Duration) (string, error) {
+			return x.note(ctx, within, *p, since)
+		})
+		if p.err == nil && p.epoch == "" {
+			p.err = ErrInvalidated
+		}
+		return nil
+	})
+	return pages
+}
+
+// byKey returns a page for each key of a page.
+func (p page) byKey() (pages []page) {
+	at := make(map[string]int)
+	for _, t := range p.tags {
+		for _, note := range t.keys {
+			i, ok := at[note.Key]
+			if !ok {
+				i = len(pages)
+				at[note.Key] = i
+				pages = append(pages, page{book: p.book})
+			}
+			pages[i].tags = append(pages[i].tags, tagged{t.tag, []Note{note}})
+			pages[i].pairs++
+		}
+	}
+	return pages
+}
+
 // fail notes why the keys of a page are not noted.
-func (p page) fail(failed map[string]error, err error) {
+func (p page) fail(failed map[string]error) {
 	for _, t := range p.tags {
 		for _, note := range t.keys {
 			if failed[note.Key] == nil || failed[note.Key] == ErrInvalidated {
-				failed[note.Key] = err
+				failed[note.Key] = p.err
 			}
 		}
 	}
@@ -307,7 +341,7 @@ func (x *Index) lost(ctx context.Context, n *Noted) (bool, error) {
 }
 
 // lostOf is lost for books of one node.
-func (x *Index) lostOf(ctx context.Context, within time.Duration, n *Noted, numbers []int) (lost bool, err error) {
+func (x *Index) lostOf(ctx context.Context, within time.Duration, n *Noted, numbers []int) (bool, error) {
 	return client.DoWithin(ctx, x.client, client.Command{Op: op, Key: x.book(numbers[0]), Within: within}, func(ctx context.Context) (bool, error) {
 		epochs := make([]*redis.StringCmd, len(numbers))
 		_, err := x.client.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
@@ -320,6 +354,7 @@ func (x *Index) lostOf(ctx context.Context, within time.Duration, n *Noted, numb
 		if errors.Is(err, redis.Nil) {
 			return true, nil
 		}
+		lost := false // the caller may have left
 		for i, number := range numbers {
 			lost = lost || epochs[i].Val() != n.epochs[number]
 		}
@@ -332,6 +367,10 @@ type page struct {
 	book  int
 	tags  []tagged
 	pairs int // of a tag and a key
+
+	// The outcome of notePages.
+	epoch string // of the book
+	err   error
 }
 
 // pageLen is how many pairs a page has at most. A server takes a millisecond or two for them if each has another tag.
