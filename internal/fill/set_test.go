@@ -4,9 +4,12 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -16,8 +19,11 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
+	"github.com/singlefill/singlefill/internal/client"
+	"github.com/singlefill/singlefill/internal/filllock"
 	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
+	"github.com/singlefill/singlefill/internal/value"
 )
 
 func TestMain(m *testing.M) { redistest.Main(m) }
@@ -86,6 +92,86 @@ func (l lost) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessP
 		}
 		return err
 	}
+}
+
+// The keys of a holder that has died are loaded by one call of the loader, when its locks have ended.
+//
+//fault:killed-holder
+func TestSet_KilledHolder(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		const ttl = 3 * time.Second
+		ns, keys := redistest.Namespace(t), make([]string, 100)
+		var pairs []filllock.Pair
+		for i := range keys {
+			keys[i] = fmt.Sprint("k", i)
+			pairs = append(pairs, filllock.PairOf(value.Key(ns, keys[i])))
+		}
+		dead := filllock.NewMany(client.New(rdb, time.Second, func(context.Context, string, error) {}, nil, nil), pairs, ttl)
+		for _, a := range filllock.GetOrLock(t.Context(), time.Second, dead, slices.Repeat([]filllock.Query{{Take: true}}, len(keys))) {
+			if a.Err != nil || a.Value.Status != filllock.Locked {
+				t.Fatalf("%+v", a)
+			}
+		}
+		c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
+		var calls atomic.Int64
+		begun := time.Now()
+		got, err := c.GetOrLoadMany(t.Context(), keys, func(ctx context.Context, keys []string) (map[string]string, error) {
+			calls.Add(1)
+			return loadAll(ctx, keys)
+		})
+		if took := time.Since(begun); len(got) != len(keys) || err != nil || took < ttl || took > 2*ttl {
+			t.Errorf("%d values, %v, after %v", len(got), err, took)
+		}
+		if n := calls.Load(); n != 1 {
+			t.Errorf("the loader was called %d times, want once", n)
+		}
+	})
+}
+
+// A thousand calls of three processes for random parts of 500 keys load each key once.
+func TestSet_RandomParts(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
+		ns := redistest.Namespace(t)
+		var loads [500]atomic.Int64
+		load := func(ctx context.Context, keys []string) (map[string]string, error) {
+			for _, key := range keys {
+				i, _ := strconv.Atoi(key)
+				loads[i].Add(1)
+			}
+			time.Sleep(rand.N(100 * time.Millisecond))
+			return loadAll(ctx, keys)
+		}
+		var all sync.WaitGroup
+		for range 3 {
+			own := redis.NewClient(rdb.Options())
+			defer own.Close()
+			c := cachetest.NewCacheIn(t, own, ns, &cachetest.Raw)
+			for range 333 {
+				all.Go(func() {
+					time.Sleep(rand.N(50 * time.Millisecond))
+					var keys []string
+					for _, i := range rand.Perm(len(loads))[:1+rand.IntN(20)] {
+						keys = append(keys, fmt.Sprint(i))
+					}
+					got, err := c.GetOrLoadMany(t.Context(), keys, load)
+					if err != nil || len(got) != len(keys) {
+						t.Errorf("%d of %d values, %v", len(got), len(keys), err)
+					}
+					for key, v := range got {
+						if v != "value of "+key {
+							t.Errorf("%s is %q", key, v)
+						}
+					}
+				})
+			}
+		}
+		all.Wait()
+		for i := range loads {
+			if n := loads[i].Load(); n > 1 {
+				t.Errorf("%d loads of %d", n, i)
+			}
+		}
+	})
 }
 
 // A tag whose index Redis refuses keeps no value from being stored that has other tags.
