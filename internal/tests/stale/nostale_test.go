@@ -138,6 +138,7 @@ func TestErrNoStale_Refresh(t *testing.T) {
 					next := cachetest.GoGet(t.Context(), r.by(where), "k", r.src.Load) // RetryAfter is an hour
 					r.src.Next(t).Give("v1")
 					next.Want(t, "v1")
+					redistest.Await(t, "a failed load", func() bool { return r.Stats().LoadErrors > 0 })
 					if s := r.Stats(); s.LoadErrors != 1 || s.Refreshes != 1 || s.StoreErrors != 0 {
 						t.Errorf("%+v, want one refresh, which failed", s)
 					}
