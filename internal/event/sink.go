@@ -127,9 +127,9 @@ func (s *Sink) LoadUnlimited() { s.loadsUnlimited.Add(1) }
 // LockLost takes a lock that was found lost while its load ran.
 func (s *Sink) LockLost() { s.locksLost.Add(1) }
 
-// LoadDone takes a load whose outcome has been stored, refused or given up. notFound tells that info.Err is
+// CountLoad counts a load whose outcome has been stored, refused or given up. notFound tells that info.Err is
 // ErrNotFound.
-func (s *Sink) LoadDone(ctx context.Context, info LoadInfo, notFound bool) {
+func (s *Sink) CountLoad(info *LoadInfo, notFound bool) {
 	switch {
 	case notFound:
 		s.loadsNotFound.Add(1)
@@ -145,6 +145,10 @@ func (s *Sink) LoadDone(ctx context.Context, info LoadInfo, notFound bool) {
 	if info.StoreErr != nil {
 		s.storeErrors.Add(1)
 	}
+}
+
+// LoadDone tells the end of a load that has been counted.
+func (s *Sink) LoadDone(ctx context.Context, info LoadInfo) {
 	if t := s.trace.Load(); t.LoadDone != nil {
 		t.LoadDone(client.Detach(ctx), info)
 	}

@@ -151,12 +151,13 @@ type outcome struct {
 	call       *flight.Call // of the Loader; nil: there was none
 
 	// To be told to Redis.
-	data   []byte // of entry; nil: the lock is released with note
-	note   filllock.ReleaseNote
-	ours   bool // the fill still held the lock, and no tag had been invalidated
-	result *Result
-	err    error // Redis has not been told
-	told   bool  // by LoadDone
+	data    []byte // of entry; nil: the lock is released with note
+	note    filllock.ReleaseNote
+	ours    bool // the fill still held the lock, and no tag had been invalidated
+	result  *Result
+	err     error // Redis has not been told
+	counted bool  // by Stats
+	told    bool  // by LoadDone
 }
 
 func (o *outcome) failed() bool { return o.Err != nil && !o.NotFound }

@@ -51,17 +51,26 @@ func (x *set) store(ctx context.Context) state {
 	return ended
 }
 
+// count counts what has become of a load.
+func (x *set) count(o *outcome) {
+	if !o.counted {
+		o.counted = true
+		x.Events.CountLoad(&o.info, o.NotFound)
+	}
+}
+
 // loadDone tells what has become of a load.
 func (x *set) loadDone(ctx context.Context, f *filling) {
 	o := &f.outcome
 	if o.told {
 		return
 	}
+	x.count(o)
 	o.told = true
 	if o.call != nil {
 		ctx = o.call.Context
 	}
-	x.Events.LoadDone(ctx, o.info, o.NotFound)
+	x.Events.LoadDone(ctx, o.info)
 }
 
 // share gives the outcome of a load without the lock to the callers of this process. It is not stored: this process
@@ -76,6 +85,7 @@ func (x *set) share(ctx context.Context, f *filling) {
 	if o.NoStale {
 		x.Store.Forget(f.key)
 	}
+	x.count(o) // before the callers continue
 	x.end(ctx, f, r, validFrom)
 }
 
@@ -104,12 +114,13 @@ func (x *set) commit(ctx context.Context, fills []*filling) {
 	x.dropped(ctx, fills)
 	var unreached []*filling
 	for _, f := range fills {
-		x.handOver(ctx, f, stamp)
 		if client.Unreachable(f.outcome.err) {
 			unreached = append(unreached, f)
 		} else {
 			f.holds, f.settled = false, true
+			x.count(&f.outcome) // before the callers continue
 		}
+		x.handOver(ctx, f, stamp)
 	}
 	for _, f := range fills {
 		if f.settled {
