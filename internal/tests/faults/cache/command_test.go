@@ -269,9 +269,7 @@ func TestCommand_LostOnce(t *testing.T) {
 					if err == nil || action != redistest.CloseBefore {
 						b.WantMiss("k")
 					}
-					if redistest.Exists(t, s.Admin(), a.LockKey("k")) {
-						t.Error("the lock is left behind")
-					}
+					redistest.Await(t, "the lock is free", func() bool { return !redistest.Exists(t, s.Admin(), a.LockKey("k")) })
 					if rule.Fired() != 1 {
 						t.Errorf("the fault has come about %d times", rule.Fired())
 					}
