@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,10 +27,6 @@ func BenchmarkNear(b *testing.B) {
 	b.Run("near_hit,_100_hot_strings/64_goroutines", func(b *testing.B) { nearStrings(b, 64, 100) })
 	b.Run("near_hit,_a_struct_of_2_KB/serial", func(b *testing.B) { nearStructs(b, 0) })
 	b.Run("near_hit,_a_struct_of_2_KB/64_goroutines", func(b *testing.B) { nearStructs(b, 64) })
-	for _, size := range sizes[:2] {
-		b.Run("hit_in_Redis/serial,_"+size.name, func(b *testing.B) { nearMisses(b, 0, size.bytes) })
-	}
-	b.Run("hit_in_Redis/64_goroutines,_2KB", func(b *testing.B) { nearMisses(b, 64, 2<<10) })
 }
 
 const (
@@ -248,35 +243,4 @@ func nearStructs(b *testing.B, goroutines int) {
 		nearSinglefill(b, "singlefill, decoded", h, newCache(b, rdb, near[openOrder](false)), openOrder{value, nil}),
 		nearGoRedisCache(h, rdb, value),
 	}, clientCaches(b, h, addr, must(msgpack.Marshal(&value)), decode)...)}.run(b)
-}
-
-// nearMisses are hits in Redis: a memory of few entries has none of them.
-func nearMisses(b *testing.B, goroutines, size int) {
-	rdb := open(b, redistest.Start(b).Addr)
-	value := orderOf(size)
-	h := newNearReads(b, goroutines, nearKeys)
-	if !quick {
-		h.keys = h.keys[:2000]
-	}
-	small := singlefill.Options[order]{Near: &singlefill.Near{Size: 20}}
-	far := func(name string, c *singlefill.Cache[order]) contender {
-		for _, key := range h.keys {
-			redistest.Must(b, c.Set(b.Context(), key, value))
-		}
-		b.Cleanup(func() {
-			if s := c.Stats(); s.NearHits*50 > s.Hits {
-				b.Errorf("%s: %d of %d hits were in memory", name, s.NearHits, s.Hits)
-			}
-		})
-		none := func(context.Context, string) (v order, err error) { return v, errMiss }
-		var next atomic.Int64 // over all blocks, so that a key does not come again soon
-		return contender{name, func(i int) error {
-			_, err := c.GetOrLoad(h.ctx(i), h.keys[next.Add(1)%int64(len(h.keys))], none)
-			return err
-		}}
-	}
-	race{ops: h.ops(200), goroutines: goroutines, bases: []string{"without Near"}, contenders: []contender{
-		far("without Near", newCache[order](b, rdb)),
-		far("near miss", newCache(b, rdb, small)),
-	}}.run(b)
 }

@@ -24,7 +24,6 @@ func TestBenchmarks(t *testing.T) {
 		"memory hits":       func(b *testing.B) { memoryHits(b, 100) },
 		"near strings":      func(b *testing.B) { nearStrings(b, 0, 100) },
 		"near structs":      func(b *testing.B) { nearStructs(b, 64) },
-		"near misses":       func(b *testing.B) { nearMisses(b, 0, 100) },
 		"misses":            func(b *testing.B) { misses(b, redistest.Start(b).Addr, 64, 100) },
 		"stampedes":         func(b *testing.B) { stampedes(b, 2, 1, 1, 5*time.Millisecond) },
 		"polling stampedes": func(b *testing.B) { stampedes(b, 2, 1, 1, 101*time.Millisecond) },

@@ -125,7 +125,6 @@ func (all *results) median(path, unit string) (m float64, ok bool) {
 var columns = map[string][]string{
 	"Hit/64 goroutines":        {"×floor"},
 	"Hit/in memory":            {},
-	"Near/hit in Redis":        {},
 	"Many/stampede":            {"p99-ms", "round trips"},
 	"Stampede/1 key":           {"p99-ms", "commands"},
 	"Stampede/100 keys":        {"p99-ms", "commands"},
