@@ -6,22 +6,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 )
-
-// Two commands of README.md do all the set-up.
-func TestREADME_Commands(t *testing.T) {
-	t.Parallel()
-	var commands []string
-	for _, block := range blocks(readme(t), "sh") {
-		commands = append(commands, strings.Split(strings.TrimSpace(block), "\n")...)
-	}
-	if want := []string{"go get github.com/singlefill/singlefill", "go run ./examples/quickstart", "scripts/test"}; !slices.Equal(commands, want) {
-		t.Errorf("the commands are %q, not %q", commands, want)
-	}
-}
 
 // Each command in a page names scripts, arguments, packages, tests and benchmarks that exist.
 func TestPages_Commands(t *testing.T) {

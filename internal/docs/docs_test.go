@@ -25,8 +25,6 @@ import (
 // root is the root of the module.
 const root = "../.."
 
-func readme(t *testing.T) string { return read(t, "README.md") }
-
 // read returns the text of a file, by its path from the root.
 func read(t *testing.T, file string) string {
 	t.Helper()
@@ -35,15 +33,11 @@ func read(t *testing.T, file string) string {
 	return string(text)
 }
 
-// The snippets of all pages compile, but for those that call a library which singlefill replaces. TestStart runs
-// the snippets of docs/start.md.
+// The snippets of all pages compile, but for those that call a library which singlefill replaces.
 func TestPages_Snippets(t *testing.T) {
 	t.Parallel()
 	inRoot, inServer := make(map[string]string), make(map[string]string) // by folder: each is a package
 	for page, text := range pages(t) {
-		if page == "docs/start.md" {
-			continue
-		}
 		for i, snippet := range blocks(text, "go") {
 			if !strings.Contains(snippet, "Before") {
 				name := regexp.MustCompile(`\W`).ReplaceAllString(strings.TrimSuffix(page, ".md"), "_")
@@ -106,7 +100,7 @@ func TestDocs_Contents(t *testing.T) {
 // The program with which README.md begins can be pasted and run.
 func TestREADME_Program(t *testing.T) {
 	t.Parallel()
-	program := blocks(readme(t), "go")[0]
+	program := blocks(read(t, "README.md"), "go")[0]
 	const addr = "127.0.0.1:6379"
 	if !strings.Contains(program, addr) {
 		t.Fatalf("the program asks no Redis at %s", addr)
@@ -122,7 +116,7 @@ func TestREADME_Program(t *testing.T) {
 // The table of options names all fields of Options, in their order.
 func TestREADME_Options(t *testing.T) {
 	t.Parallel()
-	_, section, _ := strings.Cut(readme(t), "\n## Options\n")
+	_, section, _ := strings.Cut(read(t, "README.md"), "\n## Options\n")
 	section, _, _ = strings.Cut(section, "\n## ")
 	var named, fields []string
 	for _, m := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\|").FindAllStringSubmatch(section, -1) {
