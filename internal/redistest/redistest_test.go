@@ -1,5 +1,0 @@
-package redistest
-
-import "testing"
-
-func TestMain(m *testing.M) { Main(m) }
