@@ -370,6 +370,39 @@ func TestLoadTimeout_LoaderIgnoresItsContext(t *testing.T) {
 	})
 }
 
+// If the release of a load that has hung is lost, another process loads when the lock has expired.
+//
+//fault:hung-load
+func TestLoadTimeout_LostRelease(t *testing.T) {
+	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
+		isRelease, isAbandon := cachetest.Script(t, "release"), cachetest.Script(t, "abandon")
+		var lost atomic.Int64
+		rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
+			if args := cachetest.Args(cmd); isRelease(args) || isAbandon(args) {
+				lost.Add(1)
+				return errors.New("connection reset")
+			}
+			return nil
+		}))
+		const lockTTL, loadTimeout = 5 * time.Second, 12 * time.Second
+		opts := &singlefill.Options[string]{RedisTimeout: time.Second, LockTTL: lockTTL, LoadTimeout: loadTimeout}
+		here, there := cachetest.NewCacheIn(t, rdb, "ns", opts), cachetest.NewCaches(t, m, "ns", 1, opts)[0]
+		src := cachetest.NewSource[string](t)
+		begun := time.Now()
+		hangs := cachetest.GoGet(t.Context(), here, "k", src.Load)
+		load := src.Next(t)
+		waits := cachetest.GoGet(t.Context(), there, "k", cachetest.Gives("v"))
+		if _, err := hangs.Result(t); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v, want context.DeadlineExceeded", err)
+		}
+		waits.Want(t, "v")
+		if d := time.Since(begun); lost.Load() == 0 || d < loadTimeout+lockTTL/2 || d > loadTimeout+lockTTL+320*time.Millisecond {
+			t.Errorf("%d releases were lost, and another process loaded after %v", lost.Load(), d)
+		}
+		load.Give("late")
+	})
+}
+
 // A Loader that asks for its own key, directly or by way of another, gets ErrRecursive.
 //
 //fault:recursion

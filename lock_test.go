@@ -22,9 +22,10 @@ import (
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
-// A dead holder is replaced when its lock ends, by a waiter's next poll.
+// A dead holder is replaced when its lock ends, by a waiter's next poll, whether it has learned of its lock or not.
 //
 //fault:killed-holder
+//fault:killed-at-store
 func TestLock_DeadHolder(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		ns := redistest.Namespace(t)
@@ -161,6 +162,100 @@ func TestRemoteError_FailureElsewhere(t *testing.T) {
 		}
 		src.Want(t, int64(i+1))
 		cachetest.WantStored(t, rdb, ns, key, "")
+	}
+}
+
+// A failure also reaches waiters that learn of it late: after calls of the same process that began after
+// the failure, or when another process has taken the lock. They neither wait for a later load nor load
+// themselves, and the later calls do not get the failure.
+//
+//fault:failed-load
+func TestFailure_LateWaiters(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		failure error
+		taken   bool // the lock, by another process
+	}{
+		"error":            {cachetest.ErrSource, false},
+		"error, taken":     {cachetest.ErrSource, true},
+		"not found":        {singlefill.ErrNotFound, false},
+		"not found, taken": {singlefill.ErrNotFound, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			opts := &singlefill.Options[string]{Codec: singlefill.Raw, NotFoundTTL: -1}
+			p, ns, waiter, holder, rdb := cachetest.Proxied(t, opts)
+			src := cachetest.NewSource[string](t)
+			fails := cachetest.GoGet(t.Context(), holder, "k", src.Load)
+			load := src.Next(t)
+			poll := p.On(cachetest.Script(t, "get_or_lock"), redistest.HoldRequest).After(1).Times(1)
+			waits := cachetest.GoGet(t.Context(), waiter, "k", cachetest.MustNotLoad[string](t))
+			cachetest.Receive(t, "a poll is held back", poll.Hit())
+			load.Fail(test.failure)
+			fails.WantErr(t, test.failure)
+			var next *cachetest.Call[string]
+			if test.taken {
+				next = cachetest.GoGet(t.Context(), cachetest.NewCacheIn(t, rdb, ns, opts), "k", src.Load)
+				load = src.Next(t)
+			}
+			later := cachetest.GoGet(t.Context(), waiter, "k", src.Load).Waits(t)
+			poll.Release()
+			_, err := waits.Result(t)
+			if remote, ok := errors.AsType[*singlefill.RemoteError](err); err != test.failure && (!ok || remote.Message != test.failure.Error()) {
+				t.Errorf("the waiter got %v, want the failure %v", err, test.failure)
+			}
+			if !test.taken {
+				load = src.Next(t)
+			}
+			load.Give("v")
+			later.Want(t, "v")
+			if next != nil {
+				next.Want(t, "v")
+			}
+			src.Want(t, 2)
+		})
+	}
+}
+
+// Waiting holds no connection.
+//
+//fault:waiting-callers
+func TestWait_NoConnection(t *testing.T) {
+	t.Parallel()
+	const keys, callers, connections = 50, 10, 2
+	server, ns := redistest.Shared(t), redistest.Namespace(t)
+	rdb := server.Client(t, func(o *redis.Options) { o.PoolSize = connections })
+	holder, waiter := cachetest.NewCacheIn(t, server.Client(t), ns, &cachetest.Raw), cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
+	src := cachetest.NewSource[string](t)
+	var loads []*cachetest.HeldLoad[string]
+	var calls []*cachetest.Call[string]
+	var locks []string
+	for i := range keys {
+		key := fmt.Sprint(i)
+		calls = append(calls, cachetest.GoGet(t.Context(), holder, key, src.Load))
+		loads, locks = append(loads, src.Next(t)), append(locks, ns+":{"+key+"}:lock")
+		for range callers {
+			calls = append(calls, cachetest.GoGet(t.Context(), waiter, key, src.Load).Waits(t))
+		}
+	}
+	redistest.Await(t, "all connections are idle while callers wait for all keys", func() bool {
+		heard, err := server.Admin().PubSubShardNumSub(t.Context(), locks...).Result()
+		for _, lock := range locks {
+			if err != nil || heard[lock] != 1 {
+				return false
+			}
+		}
+		pool := rdb.PoolStats()
+		return pool.TotalConns > 0 && pool.TotalConns <= connections && pool.IdleConns == pool.TotalConns
+	})
+	cachetest.GoGet(t.Context(), waiter, "own", cachetest.Gives("v")).Want(t, "v")
+	for _, load := range loads {
+		load.Give("v")
+	}
+	for _, a := range calls {
+		a.Want(t, "v")
+	}
+	if s := waiter.Stats(); s.Waits != keys || s.Loads != 1 || s.RedisErrors != 0 {
+		t.Errorf("Stats are %+v", s)
 	}
 }
 

@@ -10,8 +10,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -82,87 +80,6 @@ func TestLocal_Once(t *testing.T) {
 	}
 }
 
-// Whatever supersedes a load in flight wins: the value is not stored, and later callers load.
-func TestLocal_DeleteWins(t *testing.T) {
-	tagged := &singlefill.Options[string]{Tags: func(string, string) []string { return []string{"tag"} }}
-	for what, do := range map[string]func(ctx context.Context, c *singlefill.Cache[string]) error{
-		"Delete":    func(ctx context.Context, c *singlefill.Cache[string]) error { return c.Delete(ctx, "k", "other") },
-		"Expire":    func(ctx context.Context, c *singlefill.Cache[string]) error { return c.Expire(ctx, "k") },
-		"Clear":     func(ctx context.Context, c *singlefill.Cache[string]) error { return c.Clear(ctx) },
-		"DeleteTag": func(ctx context.Context, c *singlefill.Cache[string]) error { return c.DeleteTag(ctx, "tag") },
-		"ExpireTag": func(ctx context.Context, c *singlefill.Cache[string]) error { return c.ExpireTag(ctx, "tag") },
-		"complete books": func(ctx context.Context, c *singlefill.Cache[string]) error {
-			return errors.Join(c.DeleteTag(ctx, "none"), c.DeleteTag(ctx, "tag"))
-		},
-	} {
-		for _, newerFirst := range []bool{false, true} {
-			t.Run(fmt.Sprint(what, " ", newerFirst), func(t *testing.T) {
-				t.Parallel()
-				c := newCache(t, tagged)
-				src := cachetest.NewSource[string](t)
-				before := cachetest.GoGet(t.Context(), c, "k", src.Load)
-				older := src.Next(t)
-				redistest.Must(t, do(t.Context(), c))
-				after := cachetest.GoGet(t.Context(), c, "k", src.Load).Waits(t)
-				if newerFirst {
-					newer := src.Next(t)
-					newer.Give("new")
-					after.Want(t, "new")
-					older.Give("old")
-				} else {
-					older.Give("old")
-					src.Next(t).Give("new")
-					after.Want(t, "new")
-				}
-				before.Result(t)
-				cachetest.WantGet(t, c, "k", "new", nil)
-				src.Want(t, 2)
-			})
-		}
-	}
-	t.Run("Set", func(t *testing.T) {
-		t.Parallel()
-		c := newCache(t, tagged)
-		src := cachetest.NewSource[string](t)
-		before := cachetest.GoGet(t.Context(), c, "k", src.Load)
-		older := src.Next(t)
-		redistest.Must(t, c.Set(t.Context(), "k", "set"))
-		older.Give("old")
-		before.Result(t)
-		cachetest.WantGet(t, c, "k", "set", nil)
-	})
-}
-
-// A stale value is served at once while it is loaded, and in place of an error; an early refresh comes before.
-func TestLocal_Stale(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		opts := &singlefill.Options[string]{Jitter: -1, EarlyRefresh: -1, StaleWhileRevalidate: time.Hour, StaleIfError: 2 * time.Hour, RetryAfter: time.Minute}
-		c := newCache(t, opts)
-		redistest.Must(t, c.Set(t.Context(), "k", "old"))
-		time.Sleep(life + time.Minute)
-		cachetest.Ask(t.Context(), c, "k", cachetest.Takes(time.Second, "new", nil)).WantOld(t, "while it is loaded", time.Minute, nil)
-		time.Sleep(2 * time.Second)
-		cachetest.WantGet(t, c, "k", "new", nil)
-
-		time.Sleep(life + 90*time.Minute)
-		var loads atomic.Int64
-		fails := func(context.Context, string) (string, error) { loads.Add(1); return "", cachetest.ErrSource }
-		for range 3 { // within RetryAfter
-			v, info, err := c.GetOrLoadInfo(t.Context(), "k", fails)
-			if v != "new" || !info.Stale || info.Err == nil || err != nil {
-				t.Errorf("%q, %+v, %v", v, info, err)
-			}
-		}
-		if loads.Load() != 1 {
-			t.Errorf("%d loads within RetryAfter", loads.Load())
-		}
-		time.Sleep(time.Hour)
-		if v, err := c.GetOrLoad(t.Context(), "k", fails); err != cachetest.ErrSource {
-			t.Errorf("after the windows: %q, %v", v, err)
-		}
-	})
-}
-
 // Values, absence and failures are remembered for as long as the options say, and not longer.
 func TestLocal_Ends(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
@@ -198,90 +115,6 @@ func TestLocal_Ends(t *testing.T) {
 			}
 		}
 	})
-}
-
-// Each key of a call for many has its own outcome, in caches of any size.
-func TestLocal_Many(t *testing.T) {
-	t.Parallel()
-	for _, size := range []int{100, 100_000} {
-		c := newCache(t, &singlefill.Options[string]{Near: &singlefill.Near{Size: size}})
-		keys := make([]string, 1000)
-		for i := range keys {
-			keys[i] = fmt.Sprint(i)
-		}
-		var asked atomic.Int64
-		load := func(_ context.Context, some []string) (map[string]string, error) {
-			asked.Add(int64(len(some)))
-			found, errs := make(map[string]string), make(map[string]error)
-			for _, key := range some {
-				if found[key] = key; key == "7" {
-					errs[key] = cachetest.ErrSource
-				}
-			}
-			return found, &singlefill.ManyError{Errs: errs}
-		}
-		found, err := c.GetOrLoadMany(t.Context(), keys, load)
-		many, ok := errors.AsType[*singlefill.ManyError](err)
-		if !ok || len(many.Errs) != 1 || many.Errs["7"] != cachetest.ErrSource || len(found) != len(keys)-1 || asked.Load() != int64(len(keys)) {
-			t.Fatalf("size %d: %d values of %d, %v", size, len(found), asked.Load(), err)
-		}
-		found, err = c.GetMany(t.Context(), keys)
-		if size > len(keys) && (len(found) != len(keys)-1 || err != nil) {
-			t.Errorf("%d values are kept, %v", len(found), err)
-		}
-		redistest.Must(t, c.SetMany(t.Context(), map[string]string{"a": "1", "b": "2"}))
-		cachetest.WantGet(t, c, "b", "2", nil)
-	}
-}
-
-// DeleteIf removes the value that was seen and no other one, and Refresh replaces a fresh one.
-func TestLocal_RefreshAndDeleteIf(t *testing.T) {
-	t.Parallel()
-	c := newCache[string](t, nil)
-	ctx := t.Context()
-	_, seen, err := c.GetOrLoadInfo(ctx, "k", cachetest.Gives("1"))
-	redistest.Must(t, err)
-	redistest.Must(t, c.Refresh(ctx, "k", cachetest.Gives("2")))
-	cachetest.WantGet(t, c, "k", "2", nil)
-	if deleted, err := c.DeleteIf(ctx, "k", seen); deleted || err != nil {
-		t.Errorf("the value before: %t, %v", deleted, err)
-	}
-	v, seen, err := c.GetOrLoadInfo(ctx, "k", cachetest.MustNotLoad[string](t))
-	if deleted, failed := c.DeleteIf(ctx, "k", seen); v != "2" || !deleted || failed != nil || err != nil {
-		t.Errorf("%q, %t, %v, %v", v, deleted, failed, err)
-	}
-	cachetest.WantGet(t, c, "k", "", singlefill.ErrMiss)
-}
-
-// Tags find their keys and no others, by the first call, by later ones, and after Clear.
-func TestLocal_Tags(t *testing.T) {
-	t.Parallel()
-	c := newCache(t, &singlefill.Options[string]{
-		StaleIfError: life, Tags: func(_, v string) []string { return strings.Split(v, "") },
-	})
-	ctx := t.Context()
-	for i := range 3 {
-		redistest.Must(t, c.SetMany(ctx, map[string]string{"1": "a", "2": "ab", "3": "bc"}))
-		redistest.Must(t, c.ExpireTag(ctx, "a"))
-		for key, stale := range map[string]bool{"1": true, "2": true, "3": false} {
-			_, info, err := c.GetOrLoadInfo(ctx, key, cachetest.Fails[string](cachetest.ErrSource))
-			if info.Stale != stale || err != nil {
-				t.Errorf("round %d: %s: %+v, %v", i, key, info, err)
-			}
-		}
-		redistest.Must(t, c.DeleteTag(ctx, "b"))
-		found, err := c.GetMany(ctx, []string{"2", "3"})
-		if len(found) != 0 || err != nil {
-			t.Errorf("round %d: %v, %v", i, found, err)
-		}
-		if i == 1 {
-			redistest.Must(t, c.Clear(ctx))
-			cachetest.WantGet(t, c, "1", "", singlefill.ErrMiss)
-		}
-	}
-	if s := c.Stats(); s.TagRebuilds != 1 || s.TagClears != 0 {
-		t.Errorf("%+v", s)
-	}
 }
 
 // No more values are kept than Size, and what is in use stays.
@@ -344,23 +177,6 @@ func TestLocal_CheckAndNames(t *testing.T) {
 	if s := one.Stats(); s.NearAge != 0 || s.BreakerOpen {
 		t.Errorf("%+v", s)
 	}
-}
-
-// An audit finds a value that the source has changed without a Delete.
-func TestLocal_Audit(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		c := newCache(t, &singlefill.Options[string]{Audit: 1, EarlyRefresh: -1})
-		redistest.Must(t, c.Set(t.Context(), "k", "old"))
-		for range 2 { // the first hit is in the store, the second one in memory
-			_, err := c.GetOrLoad(t.Context(), "k", cachetest.Gives("new"))
-			redistest.Must(t, err)
-			time.Sleep(5 * time.Second)
-			synctest.Wait()
-		}
-		if s := c.Stats(); s.Audits != 2 || s.AuditsStale != 2 {
-			t.Errorf("%+v", s)
-		}
-	})
 }
 
 // Close waits for loads, refuses later calls, and frees goroutines and values, though the cache is still there.
@@ -427,50 +243,4 @@ func heap() int64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc)
-}
-
-// A Loader that panics, one that calls another key, values of any size, and keys of any form.
-func TestLocal_Hostile(t *testing.T) {
-	t.Parallel()
-	c := newCache(t, &singlefill.Options[[]byte]{Codec: singlefill.Raw})
-	ctx := t.Context()
-	_, err := c.GetOrLoad(ctx, "p", func(context.Context, string) ([]byte, error) { panic("p") })
-	if _, ok := errors.AsType[*singlefill.PanicError](err); !ok {
-		t.Error(err)
-	}
-	large := bytes.Repeat([]byte("x"), 10<<20)
-	for _, key := range []string{"{a}", "}", "%", "a:lock", "{", "\x00\xff", strings.Repeat("k", 1<<16), "tags:{local:0}:book"} {
-		for range 2 { // Raw returns the bytes that it is given
-			v, err := c.GetOrLoad(ctx, key, cachetest.Gives(slices.Clone(large)))
-			if err != nil || !bytes.Equal(v, large) {
-				t.Fatalf("%.20q: %d bytes, %v", key, len(v), err)
-			}
-			clear(v)
-		}
-		redistest.Must(t, c.Expire(ctx, key))
-		redistest.Must(t, c.Delete(ctx, key))
-		cachetest.WantGet(t, c, key, nil, singlefill.ErrMiss)
-	}
-	nested := func(ctx context.Context, _ string) ([]byte, error) {
-		return c.GetOrLoad(ctx, "inner", cachetest.Gives([]byte("v")))
-	}
-	if v, err := c.GetOrLoad(ctx, "outer", nested); string(v) != "v" || err != nil {
-		t.Errorf("%q, %v", v, err)
-	}
-	var all sync.WaitGroup
-	for i := range 1000 {
-		all.Go(func() {
-			for j := range 5 {
-				key := fmt.Sprint((i + j) % 50)
-				v, err := c.GetOrLoad(ctx, key, func(context.Context, string) ([]byte, error) { return []byte(key), nil })
-				if string(v) != key || err != nil {
-					t.Errorf("%s: %q, %v", key, v, err)
-				}
-				if j == 3 {
-					redistest.Must(t, c.Delete(ctx, key))
-				}
-			}
-		})
-	}
-	all.Wait()
 }
