@@ -17,7 +17,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -26,23 +25,27 @@ import (
 	"os/exec"
 	"os/signal"
 	"slices"
+	"sync"
 	"text/tabwriter"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/errgroup"
 )
 
 // A plan is the workload, the same for all contenders.
 type plan struct {
 	Processes, Goroutines int           // goroutines in each process
 	Load                  time.Duration // how long one load takes
+	Cold                  time.Duration // how long after the first phase the second one begins
 	TTL                   time.Duration // the life of a value
 	Expiring              time.Duration // how long the goroutines ask while values expire
 }
 
 // timed derives the other times from the time of a load: values expire three times.
 func (p plan) timed() plan {
+	p.Cold = 5 * p.Load
 	p.TTL = 15 * p.Load
 	p.Expiring = 3*(p.TTL+2*p.Load) + p.TTL/3
 	return p
@@ -57,7 +60,7 @@ func main() {
 	log.SetFlags(0)
 	log.SetPrefix("stampede: ")
 	if described, isWorker := os.LookupEnv(workerEnv); isWorker {
-		if err := work(described, os.Stdin, os.Stdout); err != nil {
+		if err := work(described, os.Stdout); err != nil {
 			log.Fatal(err)
 		}
 		return
@@ -119,6 +122,9 @@ const (
 	phases
 )
 
+// startUp is how long the processes of a contender have until the first phase begins.
+const startUp = 2 * time.Second
+
 // A result is what the processes of one contender report about each phase.
 type result [phases]report
 
@@ -128,22 +134,9 @@ func measure(ctx context.Context, t task) (r result, err error) {
 	if err != nil {
 		return r, err
 	}
-	type process struct {
-		cmd     *exec.Cmd
-		orders  *json.Encoder
-		reports *json.Decoder
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	var fleet []process
-	defer func() {
-		if err != nil {
-			cancel() // kills the processes
-		}
-		for _, w := range fleet {
-			err = errors.Join(err, w.cmd.Wait())
-		}
-		cancel()
-	}()
+	t.Begin = time.Now().Add(startUp)
+	var mu sync.Mutex // protects r
+	fleet, ctx := errgroup.WithContext(ctx)
 	for t.Process = range t.Plan.Processes {
 		described, err := json.Marshal(t)
 		if err != nil {
@@ -152,48 +145,27 @@ func measure(ctx context.Context, t task) (r result, err error) {
 		cmd := exec.CommandContext(ctx, self)
 		cmd.Env = append(os.Environ(), workerEnv+"="+string(described))
 		cmd.Stderr = os.Stderr
-		in, err := cmd.StdinPipe()
-		if err != nil {
-			return r, err
-		}
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			return r, err
-		}
-		if err := cmd.Start(); err != nil {
-			return r, err
-		}
-		fleet = append(fleet, process{cmd, json.NewEncoder(in), json.NewDecoder(out)})
+		fleet.Go(func() error {
+			out, err := cmd.Output()
+			var one result
+			if err == nil {
+				err = json.Unmarshal(out, &one)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			for phase := range phases {
+				r[phase].Commands += one[phase].Commands
+				r[phase].Calls = append(r[phase].Calls, one[phase].Calls...)
+				r[phase].Loads = append(r[phase].Loads, one[phase].Loads...)
+			}
+			return err
+		})
 	}
-	for _, w := range fleet {
-		var ready bool
-		if err := w.reports.Decode(&ready); err != nil {
-			return r, err
-		}
-	}
-	begin := time.Now().Add(100 * time.Millisecond) // when the order has reached all processes
+	err = fleet.Wait()
 	for phase := range phases {
-		at := begin
-		if phase > 0 {
-			at = time.Now().Add(100 * time.Millisecond)
-		}
-		for _, w := range fleet {
-			if err := w.orders.Encode(order{Origin: begin, At: at}); err != nil {
-				return r, err
-			}
-		}
-		for _, w := range fleet {
-			var one report
-			if err := w.reports.Decode(&one); err != nil {
-				return r, err
-			}
-			r[phase].Commands += one.Commands
-			r[phase].Calls = append(r[phase].Calls, one.Calls...)
-			r[phase].Loads = append(r[phase].Loads, one.Loads...)
-		}
 		slices.Sort(r[phase].Calls)
 	}
-	return r, nil
+	return r, err
 }
 
 func writeTable(out io.Writer, results []result) {

@@ -22,12 +22,7 @@ type task struct {
 	Plan               plan
 	Contender, Process int
 	Namespace, URL     string
-}
-
-// An order begins the next phase.
-type order struct {
-	Origin time.Time // when the first phase began
-	At     time.Time
+	Begin              time.Time // of the first phase, in all processes
 }
 
 // A report is what happened in one phase.
@@ -47,13 +42,12 @@ type worker struct {
 	get getter
 
 	mu     sync.Mutex
-	origin time.Time // protected by mu
-	failed error     // protected by mu
-	report report    // protected by mu: of this phase
+	failed error  // protected by mu
+	report report // protected by mu: of this phase
 }
 
-// work runs one worker process: it says that it is ready, and reports each phase that is ordered.
-func work(described string, in io.Reader, out io.Writer) error {
+// work runs one worker process, which prints its result.
+func work(described string, out io.Writer) error {
 	signal.Ignore(os.Interrupt) // the terminal sends it to the parent, too, which kills the workers
 	w := new(worker)
 	if err := json.Unmarshal([]byte(described), &w.task); err != nil {
@@ -81,63 +75,51 @@ func work(described string, in io.Reader, out io.Writer) error {
 		return err
 	}
 	w.get = get
-	orders := make(chan order)
-	go func() {
-		decoder := json.NewDecoder(in)
-		for {
-			var o order
-			if decoder.Decode(&o) != nil {
-				os.Exit(1) // the parent is gone
-			}
-			orders <- o
-		}
-	}()
-	say := json.NewEncoder(out)
-	if err := say.Encode(true); err != nil {
+	if time.Until(w.Begin) < 0 {
+		return fmt.Errorf("a process was not ready within %v", startUp)
+	}
+	var r result
+	w.askAll(w.Begin, w.call)
+	r[cold] = w.reported()
+	begin := w.Begin.Add(w.Plan.Cold)
+	w.askAll(begin, func() { w.callUntil(begin.Add(w.Plan.Expiring)) })
+	if err := done(); err != nil { // waits for loads without callers
 		return err
 	}
-	for phase := range phases {
-		w.askAll(phase, <-orders)
-		if phase == phases-1 {
-			if err := done(); err != nil { // waits for loads without callers
-				return err
-			}
-		}
-		w.mu.Lock()
-		told, failed := w.report, w.failed
-		w.report = report{}
-		w.mu.Unlock()
-		if failed != nil {
-			return failed
-		}
-		if err := say.Encode(told); err != nil {
-			return err
-		}
+	r[expiring] = w.reported()
+	if w.failed != nil {
+		return w.failed
 	}
-	return nil
+	return json.NewEncoder(out).Encode(r)
 }
 
-// askAll runs the goroutines in one phase.
-func (w *worker) askAll(phase int, o order) {
-	w.mu.Lock()
-	w.origin = o.Origin
-	w.mu.Unlock()
+// askAll runs ask in all goroutines.
+func (w *worker) askAll(begin time.Time, ask func()) {
 	var asking sync.WaitGroup
 	for range w.Plan.Goroutines {
 		asking.Go(func() {
-			time.Sleep(time.Until(o.At))
-			if phase == cold {
-				w.call()
-				return
-			}
-			pause := rand.N(w.Plan.Load) // so that not all ask at once
-			for end := o.At.Add(w.Plan.Expiring); time.Until(end) > pause; pause = w.Plan.Load/2 + rand.N(w.Plan.Load) {
-				time.Sleep(pause)
-				w.call()
-			}
+			time.Sleep(time.Until(begin))
+			ask()
 		})
 	}
 	asking.Wait()
+}
+
+// callUntil calls again and again, with pauses so that not all ask at once.
+func (w *worker) callUntil(end time.Time) {
+	for pause := rand.N(w.Plan.Load); time.Until(end) > pause; pause = w.Plan.Load/2 + rand.N(w.Plan.Load) {
+		time.Sleep(pause)
+		w.call()
+	}
+}
+
+// reported returns the report of the phase that is over.
+func (w *worker) reported() report {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	told := w.report
+	w.report = report{}
+	return told
 }
 
 func (w *worker) call() {
@@ -161,7 +143,7 @@ func (w *worker) load(_ context.Context, key string) (string, error) {
 	time.Sleep(w.Plan.Load)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	l := load{Process: w.Process, Began: begun.Sub(w.origin), Ended: time.Since(w.origin)}
+	l := load{Process: w.Process, Began: begun.Sub(w.Begin), Ended: time.Since(w.Begin)}
 	w.report.Loads = append(w.report.Loads, l)
 	return "the value of " + key, nil
 }
