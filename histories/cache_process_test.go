@@ -134,25 +134,12 @@ func (x *process) finished(history int) bool {
 			return false
 		}
 	}
-	x.sendLocked(report{History: history, Event: "done", Counts: x.newCountsLocked()})
-	return true
-}
-
-// newCountsLocked returns what the caches have counted since it was called last. The caller holds
-// mu.
-func (x *process) newCountsLocked() map[string]int64 {
-	counts := make(map[string]int64)
+	done := report{History: history, Event: "done"}
 	for _, c := range x.caches {
-		s := c.Stats()
-		counts[countNearHits] += s.NearHits
-		counts[countNearDrops] += s.NearDrops
+		done.NearHits += c.Stats().NearHits
 	}
-	changes := make(map[string]int64)
-	for what, n := range counts {
-		changes[what] = n - x.counted[what]
-	}
-	x.counted = counts
-	return changes
+	x.sendLocked(done)
+	return true
 }
 
 // version returns the source's version, which is the number of its changes.

@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -40,10 +39,10 @@ type fleet struct {
 	users    [processes]string  // the Redis user of each process; empty: the default user
 	proxies  []*redistest.Proxy // of each process, if there are faults
 
-	mu      sync.Mutex
-	members []*member        // protected by mu
-	trouble string           // protected by mu: the first that was reported
-	counts  map[string]int64 // protected by mu: what the caches have counted
+	mu       sync.Mutex
+	members  []*member // protected by mu
+	trouble  string    // protected by mu: the first that was reported
+	nearHits int64     // protected by mu: the most that a process has served from memory
 }
 
 // A member is one process of a fleet, until it dies.
@@ -58,7 +57,7 @@ type member struct {
 }
 
 func newFleet(t *testing.T, p timeouts, proxied bool, users [processes]string) *fleet {
-	f := &fleet{t: t, server: redistest.Start(t), source: redistest.Start(t), timeouts: p, users: users, counts: make(map[string]int64)}
+	f := &fleet{t: t, server: redistest.Start(t), source: redistest.Start(t), timeouts: p, users: users}
 	user := []any{"ACL", "SETUSER", noScripts, "on", ">" + noScripts, "~*", "&*", "+@all", "-@scripting"}
 	redistest.Do(t, f.server.Admin(), user...)
 	dir, err := os.MkdirTemp("", "histories")
@@ -113,13 +112,9 @@ func (f *fleet) listen(m *member) {
 			f.mu.Unlock()
 			continue
 		}
-		if len(r.Counts) > 0 {
-			f.mu.Lock()
-			for what, n := range r.Counts {
-				f.counts[what] += n
-			}
-			f.mu.Unlock()
-		}
+		f.mu.Lock()
+		f.nearHits = max(f.nearHits, r.NearHits)
+		f.mu.Unlock()
 		m.mu.Lock()
 		h := m.histories[r.History]
 		if r.Event == "done" {
@@ -145,11 +140,10 @@ func (f *fleet) firstTrouble() string {
 	return f.trouble
 }
 
-// counted returns what the caches have counted.
-func (f *fleet) counted() map[string]int64 {
+func (f *fleet) mostNearHits() int64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return maps.Clone(f.counts)
+	return f.nearHits
 }
 
 // run makes the processes run a history.

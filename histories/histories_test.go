@@ -48,49 +48,47 @@ var cacheUsers = [processes]string{2: noScripts}
 
 // Histories of the cache agree with the models.
 func TestHistories_Cache(t *testing.T) {
-	s := &suite{t: t, plan: cachePlan(false), judge: judgeCache(false), users: cacheUsers, caches: true}
+	s := &suite{t: t, plan: cachePlan, judge: judgeCache, users: cacheUsers, caches: true}
 	s.run(*calmFlag, calmBatch, atOnce)
 }
 
 // Histories of the cache under faults agree with the models.
 func TestHistories_CacheFaults(t *testing.T) {
-	s := &suite{t: t, plan: cachePlan(true), judge: judgeCache(true), users: cacheUsers, caches: true, faults: true}
+	s := &suite{t: t, plan: cachePlan, judge: judgeCache, users: cacheUsers, caches: true, faults: true}
 	s.run(*faultyFlag, faultyBatch, faultyOnce)
 }
 
 // Histories of the locks agree with the models.
 func TestHistories_Lock(t *testing.T) {
-	s := &suite{t: t, plan: lockPlan(false), judge: judgeLock}
+	s := &suite{t: t, plan: lockPlan, judge: judgeLock}
 	s.run(*calmFlag, calmBatch, atOnce)
 }
 
 // Histories of the locks under faults agree with the models.
 func TestHistories_LockFaults(t *testing.T) {
-	s := &suite{t: t, plan: lockPlan(true), judge: judgeLock, faults: true}
+	s := &suite{t: t, plan: lockPlan, judge: judgeLock, faults: true}
 	s.run(*faultyFlag, faultyBatch, faultyOnce)
 }
 
-func cachePlan(faults bool) func(rng *rand.Rand) plan {
-	return func(rng *rand.Rand) plan {
-		p := plan{
-			Of:       pick(rng, "plain", "plain", "short", "narrow", "stale", "near", "near stale"),
-			Threads:  1 + rng.IntN(2),
-			Ops:      longer(faults, 5+rng.IntN(8)),
-			Sole:     rng.IntN(3) == 0,
-			Keys:     pick(rng, 1, 1, 2, 3),
-			Clears:   rng.IntN(4) == 0,
-			LoadTime: loadTime(rng),
-			Pause:    pause(faults, rng.IntN(4)),
-		}
-		if p.Keys > 1 { // each key has a part of them
-			p.Ops = p.Ops * 3 / 2
-		}
-		if profiles[p.Of].near { // longer than MaxLag
-			p.Ops *= 2
-			p.Pause = max(p.Pause, 8*time.Millisecond)
-		}
-		return p
+func cachePlan(rng *rand.Rand, faults bool) plan {
+	p := plan{
+		Of:       pick(rng, "plain", "plain", "short", "narrow", "stale", "near", "near stale"),
+		Threads:  1 + rng.IntN(2),
+		Ops:      longer(faults, 5+rng.IntN(8)),
+		Sole:     rng.IntN(3) == 0,
+		Keys:     pick(rng, 1, 1, 2, 3),
+		Clears:   rng.IntN(4) == 0,
+		LoadTime: loadTime(rng),
+		Pause:    pause(faults, rng.IntN(4)),
 	}
+	if p.Keys > 1 { // each key has a part of them
+		p.Ops = p.Ops * 3 / 2
+	}
+	if profiles[p.Of].near { // longer than MaxLag
+		p.Ops *= 2
+		p.Pause = max(p.Pause, 8*time.Millisecond)
+	}
+	return p
 }
 
 // loadTime returns the longest time of a load. Waiters listen for wake-ups of the longer ones.
@@ -101,15 +99,13 @@ func loadTime(rng *rand.Rand) time.Duration {
 	return time.Duration(1+rng.IntN(4)) * time.Millisecond
 }
 
-func lockPlan(faults bool) func(rng *rand.Rand) plan {
-	return func(rng *rand.Rand) plan {
-		return plan{
-			Of:        pick(rng, "mutex", "fair", "semaphore 2", "semaphore 3"),
-			Threads:   1 + rng.IntN(2),
-			Ops:       longer(faults, 4+rng.IntN(6)),
-			Pause:     pause(faults, 1+rng.IntN(4)),
-			LongHolds: faults,
-		}
+func lockPlan(rng *rand.Rand, faults bool) plan {
+	return plan{
+		Of:        pick(rng, "mutex", "fair", "semaphore 2", "semaphore 3"),
+		Threads:   1 + rng.IntN(2),
+		Ops:       longer(faults, 4+rng.IntN(6)),
+		Pause:     pause(faults, 1+rng.IntN(4)),
+		LongHolds: faults,
 	}
 }
 
@@ -130,28 +126,21 @@ func pause(faults bool, ms int) time.Duration {
 
 func pick[V any](rng *rand.Rand, of ...V) V { return of[rng.IntN(len(of))] }
 
-func judgeCache(faults bool) func(f *fleet, p plan, ops []op, n *tally) ([]claim, error) {
-	return func(f *fleet, p plan, ops []op, n *tally) (claims []claim, err error) {
-		n.noteCache(ops)
-		n.note("with several keys", p.Keys > 1)
+func judgeCache(f *fleet, p plan, ops []op, faults bool) (claims []claim, err error) {
+	for key := range p.Keys {
+		log, err := f.log(p.at(key).Name)
+		if err != nil {
+			return nil, err
+		}
+		of := ofKey(ops, key)
+		claims = append(claims, claimsOf(f, p, of, log, faults)...)
 		if !faults {
-			n.add("checked for loads side by side", 1)
-		}
-		for key := range p.Keys {
-			log, err := f.log(p.at(key).Name)
-			if err != nil {
-				return nil, err
-			}
-			of := ofKey(ops, key)
-			claims = append(claims, claimsOf(f, p, of, log, faults)...)
-			if !faults {
-				if err := loadsAlone(of); err != nil {
-					return claims, fmt.Errorf("key %d: %w", key, err)
-				}
+			if err := loadsAlone(of); err != nil {
+				return claims, fmt.Errorf("key %d: %w", key, err)
 			}
 		}
-		return claims, nil
 	}
+	return claims, nil
 }
 
 // claimsOf returns what must be true of the ops of one key.
@@ -170,56 +159,7 @@ func claimsOf(f *fleet, p plan, ops []op, log map[[2]int]int64, faults bool) (cl
 	return claims
 }
 
-func judgeLock(f *fleet, p plan, ops []op, n *tally) ([]claim, error) {
-	n.noteLock(ops)
+func judgeLock(f *fleet, p plan, ops []op, _ bool) ([]claim, error) {
 	fair := p.Of == "fair"
 	return []claim{{p.Of, lockModel(kinds[p.Of], fair), asSteps(ops, fair, f.timeouts.TTLs)}}, nil
-}
-
-// noteCache counts what a history has covered.
-func (n *tally) noteCache(ops []op) {
-	var superseded, cleared, unproved, stale, failed bool
-	for i, o := range ops {
-		n.note("reads with an answer", isRead(o))
-		n.note("reads with an answer, by GetOrLoadMany or GetMany", isRead(o) && isMany(o))
-		n.note("loads", o.Name == opLoad)
-		n.note("invalidations: done", isInvalidation(o) && o.Result == resultOK)
-		stale = stale || isRead(o) && o.Stale
-		failed = failed || isInvalidation(o) && o.Result != resultOK || o.Result == "" && o.Name != opLoad
-		unproved = unproved || o.Marks[markUnproved] != 0
-		for _, later := range ops[i+1:] {
-			if later.Key != o.Key || later.Process == o.Process || !o.overlaps(later) {
-				continue
-			}
-			superseded = superseded || o.Name == opLoad && isInvalidation(later) || isInvalidation(o) && later.Name == opLoad
-			cleared = cleared || o.Name == opLoad && later.Name == opClear || o.Name == opClear && later.Name == opLoad
-		}
-	}
-	n.note("with a load and an invalidation of two processes at once", superseded)
-	n.note("with a load and a Clear of two processes at once", cleared)
-	n.note("with a load that Redis could not be asked about", unproved)
-	n.note("with a write that failed, or an op whose process died", failed)
-	n.note("with a stale answer", stale)
-}
-
-func (n *tally) noteLock(ops []op) {
-	var contended, left, lost, renewed, died bool
-	for i, o := range ops {
-		left = left || o.Result == resultLeft
-		lost = lost || o.Result == resultLost
-		renewed = renewed || o.Marks[markRenewed] != 0
-		died = died || o.Result == ""
-		if o.Name == opRelease {
-			continue
-		}
-		n.note("grants", o.Result == resultOK)
-		for _, later := range ops[i+1:] {
-			contended = contended || later.Name != opRelease && later.Process != o.Process && o.overlaps(later)
-		}
-	}
-	n.note("with acquires of two processes at once", contended)
-	n.note("with an acquire given up", left)
-	n.note("with a lease lost", lost)
-	n.note("with a lease renewed", renewed)
-	n.note("with an end that nobody knows", died)
 }

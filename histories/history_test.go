@@ -71,15 +71,9 @@ type report struct {
 	History int
 	Event   string // begin, end, mark, or done: the process has no more reports for this history
 	op
-	At     int64
-	Counts map[string]int64 `json:",omitempty"` // with done: see newCountsLocked
+	At       int64
+	NearHits int64 `json:",omitempty"` // with done: values that the process has served from memory so far
 }
-
-// What caches count.
-const (
-	countNearHits  = "values served from memory"
-	countNearDrops = "times everything in memory was dropped"
-)
 
 // A history is what several processes did with one key or lock.
 type history struct {

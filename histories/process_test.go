@@ -79,8 +79,6 @@ type process struct {
 	out *json.Encoder // protected by mu
 	// Protected by mu: loads that are not done, by the call that started them.
 	loads map[*call][]*call
-	// Protected by mu: what the parent has been told of.
-	counted map[string]int64
 }
 
 func runProcess(p *redistest.Child) {
