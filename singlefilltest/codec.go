@@ -22,6 +22,7 @@ import (
 //     except in fields with the option omitempty.
 //   - An interface holds another type of the same kind, such as int8 for int, []any for []string, or
 //     a map for a struct, and nothing in it is lost.
+//   - A value under the key NaN of a map is another one.
 //   - A function or channel is another one, and not nil. A json.RawMessage has other spaces.
 //
 // Codec does not suit types that keep the state of their encoding in fields, such as protobuf's.
@@ -95,7 +96,7 @@ func (c *checkedCodec) check(v any, data []byte) {
 		c.t.Errorf("singlefilltest: %s cannot be decoded again: %v", nameOf(typ), err)
 		return
 	}
-	w := walker{codec: c, own: make(map[reflect.Type]bool), seen: make(map[visit]bool)}
+	w := walker{codec: c}
 	if l := w.compare(original.Elem(), decoded.Elem()); l != nil {
 		c.t.Errorf("singlefilltest: %v", l.within("%s", nameOf(typ)))
 	}

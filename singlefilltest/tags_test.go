@@ -10,16 +10,6 @@ import (
 	"github.com/singlefill/singlefill/singlefilltest"
 )
 
-// A reporter is a test that records its errors.
-type reporter struct {
-	testing.TB
-	told []string
-}
-
-func (r *reporter) Errorf(format string, args ...any) {
-	r.told = append(r.told, fmt.Sprintf(format, args...))
-}
-
 // Tags that depend on what the codec drops are reported, and no others.
 func TestTags(t *testing.T) {
 	t.Parallel()
@@ -28,8 +18,8 @@ func TestTags(t *testing.T) {
 		Draft  bool `msgpack:"-"`
 	}
 	for _, codec := range []singlefill.Codec{nil, cachetest.KeyedCodec{Codec: singlefill.MsgPack}} {
-		r := &reporter{TB: t}
-		tags := singlefilltest.Tags(r, codec, func(key string, v item) []string {
+		f := new(fakeTB)
+		tags := singlefilltest.Tags(f, codec, func(key string, v item) []string {
 			return []string{"region:" + v.Region, fmt.Sprint("draft:", v.Draft)}
 		})
 		for _, v := range []item{{"eu", false}, {"eu", true}} {
@@ -38,8 +28,8 @@ func TestTags(t *testing.T) {
 			}
 		}
 		want := `singlefilltest: Tags of singlefilltest_test.item are ["region:eu" "draft:true"] before it is encoded and ["region:eu" "draft:false"] after it is decoded`
-		if len(r.told) != 1 || r.told[0] != want {
-			t.Errorf("told %q, want %s", r.told, want)
+		if len(f.errors) != 1 || f.errors[0] != want {
+			t.Errorf("told %q, want %s", f.errors, want)
 		}
 	}
 }

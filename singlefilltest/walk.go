@@ -7,23 +7,12 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
-	"unsafe"
 )
 
-// A walker compares values with what came back of them. Each reflect.Value that it handles is
-// addressable and was not obtained through a field that is not exported, so that the walker may copy
-// it and call its methods.
-type walker struct {
-	codec *checkedCodec
-	own   map[reflect.Type]bool // see encodesItself
-	seen  map[visit]bool        // otherwise the walk of a value that contains itself would not end
-}
-
-type visit struct {
-	a, b unsafe.Pointer
-	len  int
-	typ  reflect.Type
-}
+// A walker compares values with what came back of them. What has been decoded from bytes does not contain
+// itself, so a walk ends. Each reflect.Value that the walker handles is addressable and was not obtained
+// through a field that is not exported, so that it may copy the value and call its methods.
+type walker struct{ codec *checkedCodec }
 
 // A loss is the first part of a value that did not come back.
 type loss struct{ path, from, to string }
@@ -53,19 +42,14 @@ func (w *walker) compare(a, b reflect.Value) *loss {
 		x, y := a.Float(), b.Float()
 		return lostUnless(x == y || x != x && y != y, a, b) // NaN differs from itself
 	case reflect.Pointer:
-		switch {
-		case a.IsNil() || b.IsNil():
+		if a.IsNil() || b.IsNil() {
 			return lostUnless(a.IsNil() == b.IsNil(), a, b)
-		case w.visited(a, b, 0):
-			return nil
 		}
 		return w.compare(a.Elem(), b.Elem())
 	case reflect.Slice, reflect.Map:
 		switch {
 		case a.Len() != b.Len():
 			return lostUnless(false, a, b)
-		case w.visited(a, b, a.Len()):
-			return nil
 		case a.Kind() == reflect.Map:
 			return w.maps(a, b)
 		case a.Type().Elem().Kind() == reflect.Uint8 && bytes.Equal(a.Bytes(), b.Bytes()):
@@ -82,14 +66,6 @@ func (w *walker) compare(a, b reflect.Value) *loss {
 	return lostUnless(a.Equal(b), a, b)
 }
 
-// visited reports whether a and b have been compared, or are being compared.
-func (w *walker) visited(a, b reflect.Value, n int) bool {
-	v := visit{a.UnsafePointer(), b.UnsafePointer(), n, a.Type()}
-	seen := w.seen[v]
-	w.seen[v] = true
-	return seen
-}
-
 func (w *walker) lists(a, b reflect.Value) *loss {
 	for i := range a.Len() {
 		if l := w.compare(a.Index(i), b.Index(i)); l != nil {
@@ -100,41 +76,25 @@ func (w *walker) lists(a, b reflect.Value) *loss {
 }
 
 func (w *walker) maps(a, b reflect.Value) *loss {
-	left := entriesOf(b)
-	for _, e := range entriesOf(a) {
+	keys := a.MapKeys()
+	slices.SortFunc(keys, func(x, y reflect.Value) int { return cmp.Compare(fmt.Sprint(x), fmt.Sprint(y)) })
+	for _, key := range keys {
+		x, y := a.MapIndex(key), b.MapIndex(key)
+		if !x.IsValid() {
+			continue // NaN, which no map finds
+		}
 		verb := "[%v]"
-		if e.key.Kind() == reflect.String {
+		if key.Kind() == reflect.String {
 			verb = "[%q]"
 		}
-		y := b.MapIndex(e.key)
-		if !a.MapIndex(e.key).IsValid() { // NaN: it is no key of b either, though it may be there
-			i := slices.IndexFunc(left, func(o mapEntry) bool {
-				return w.compare(e.key, o.key) == nil && w.compare(e.value, o.value) == nil
-			})
-			if i >= 0 {
-				left = slices.Delete(left, i, i+1)
-				continue
-			}
-		}
 		if !y.IsValid() {
-			return lostUnless(false, e.value, y).within(verb, e.key)
+			return lostUnless(false, x, y).within(verb, key)
 		}
-		if l := w.compare(e.value, copyOf(y)); l != nil {
-			return l.within(verb, e.key)
+		if l := w.compare(copyOf(x), copyOf(y)); l != nil {
+			return l.within(verb, key)
 		}
 	}
 	return nil
-}
-
-type mapEntry struct{ key, value reflect.Value }
-
-// entriesOf returns what a map has, in the order of the texts of its keys.
-func entriesOf(m reflect.Value) (all []mapEntry) {
-	for iter := m.MapRange(); iter.Next(); {
-		all = append(all, mapEntry{copyOf(iter.Key()), copyOf(iter.Value())})
-	}
-	slices.SortFunc(all, func(a, b mapEntry) int { return cmp.Compare(fmt.Sprint(a.key), fmt.Sprint(b.key)) })
-	return all
 }
 
 func (w *walker) structs(a, b reflect.Value) *loss {
@@ -173,15 +133,10 @@ func (w *walker) interfaces(a, b reflect.Value) *loss {
 // encodesItself reports whether the codec encodes a typ by one of its methods, which may drop what
 // does not matter.
 func (w *walker) encodesItself(typ reflect.Type) bool {
-	own, known := w.own[typ]
-	if !known {
-		own = slices.ContainsFunc(w.codec.methods, func(name string) bool {
-			_, has := reflect.PointerTo(typ).MethodByName(name)
-			return has
-		})
-		w.own[typ] = own
-	}
-	return own
+	return slices.ContainsFunc(w.codec.methods, func(name string) bool {
+		_, has := reflect.PointerTo(typ).MethodByName(name)
+		return has
+	})
 }
 
 // byMethod returns what the method Equal or Cmp says; known is false if there is none.
