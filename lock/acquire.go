@@ -116,11 +116,8 @@ func (a *attempt) pause(backoff time.Duration, r reply) time.Duration {
 
 // ask returns a reply that is younger than a lease lives. After an older grant this process was
 // stalled, and another process may hold the lock by now. So ask sends the same token again: the
-// server prolongs the lease, grants it again, or says that the lock is busy.
-//
-// A grant that is older than a lease lives is asked for again. The process was stalled between the
-// command and its reply. Under the same token the server prolongs the lease, grants it again, or
-// reports that it is busy. See TestAcquire_StalledForLongerThanTTL.
+// server prolongs the lease, grants it again, or says that the lock is busy. See
+// TestAcquire_StalledForLongerThanTTL.
 func (a *attempt) ask(ctx context.Context, req request) (r reply, sent time.Time, err error) {
 	for {
 		r, sent, err = a.retry(ctx, req)

@@ -11,12 +11,9 @@ import (
 // maxWorkers bounds the commands of a cleanupQueue at the same time.
 const maxWorkers = 8
 
-// A cleanupQueue has the commands that could not be finished during the calls that caused them. A
-// server that does not answer causes many of them; few workers send them.
-//
-// A few workers of a lock send what calls could not. A goroutine per call that an outage has ended
-// would be a crowd of goroutines and commands at a server that has just come back. See
-// TestCleanup_FewCommands.
+// A cleanupQueue has the commands that could not be finished during the calls that caused them. Few
+// workers send them: a goroutine per call that an outage has ended would be a crowd of goroutines,
+// and of commands at a server that has just come back. See TestCleanup_FewCommands.
 type cleanupQueue struct {
 	mu      sync.Mutex    // no other one is taken with it
 	tasks   []cleanupTask // protected by mu; the oldest first, except for those that are retried

@@ -73,9 +73,7 @@ func isDone(cmd *redis.Cmd) (bool, error) {
 	return done == 1, err
 }
 
-// run sends a command, and sends it again while a replica answers. After a failover behind one address
-// the replica is the old master, to which the client's pool still has connections. The client closes
-// each connection that answers so.
+// run sends a command, and sends it again while a replica answers: see command.
 func run[R any](ctx context.Context, o *owner, c command, read func(cmd *redis.Cmd) (R, error)) (R, error) {
 	type reply struct {
 		value                  R
@@ -113,11 +111,8 @@ func run[R any](ctx context.Context, o *owner, c command, read func(cmd *redis.C
 
 // once is a command that the client sends once. If the client retried by itself, its last error
 // would hide the outcome of earlier tries: a grant whose reply was lost, then a refused connection,
-// would look like a lock that was never acquired. This package retries by itself, and remembers.
-//
-// Commands of package lock are not retried by the client. After retries of the client, the error is
-// the error of the last try: a grant whose reply was lost, then a refused connection, would look as
-// if nothing had been taken. See TestErrAmbiguous_LostReplyThenRefused.
+// would look like a lock that was never acquired. This package retries by itself, and remembers. See
+// TestErrAmbiguous_LostReplyThenRefused.
 type once struct{ redis.Cmder }
 
 func (once) NoRetry() bool { return true }

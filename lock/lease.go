@@ -75,7 +75,9 @@ func (l *Lease) start(ctx context.Context) {
 		}
 		l.end(errLost(l.owner.name, why))
 		l.traceLost(ctx, why)
-		if why != renew.ErrGone { // a renewal may have arrived: no process has to wait for its end
+		// A renewal may have arrived, so the server may still hold the lease. It is given back, but not
+		// before the end that its holder was promised. See TestLease_LostUnanswered.
+		if why != renew.ErrGone {
 			time.Sleep(renewal.Margin)
 			l.cleanup.abandon(ctx, l.owner)
 		}
@@ -184,10 +186,6 @@ func (l *Lease) retryRelease(ctx context.Context) (outcome int32, err error) {
 }
 
 // releaseLater retries in the background, until the lease ends by itself.
-//
-// A lease that was lost for want of an answer is released only after a sleep. Its renewals may have
-// arrived, so the server may still hold it; the holder was promised to be alone until then. See
-// TestLease_LostUnanswered.
 func (l *Lease) releaseLater(ctx context.Context, err error) {
 	try := func() (done bool) {
 		var outcome int32

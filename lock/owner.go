@@ -20,10 +20,9 @@ type target struct {
 // can make of it.
 func (t *target) margin() time.Duration { return max(t.opts.TTL/20, 2*time.Millisecond) }
 
-// reservationLife returns for how many ms a reservation outlasts the lease of the holder.
-//
-// A reservation outlasts the holder's lease, and a release shortens it. A waiter that listens does
-// not ask often enough to prolong a short one. See TestWakeUp_Reservation.
+// reservationLife returns for how many ms a reservation outlasts the lease of the holder. A release
+// shortens it; a waiter that listens does not ask often enough to prolong a short one. See
+// TestWakeUp_Reservation.
 //
 // A mutex and a semaphore have a reservation, which looks like a queue of one. A waiter asks less
 // often the longer it waits; a loop that takes the lock again at once would always be quicker. A

@@ -1,59 +1,38 @@
 package lock
 
 import (
-	_ "embed"
+	"embed"
 
 	"github.com/singlefill/singlefill/internal/client"
 	"github.com/singlefill/singlefill/internal/wake"
 )
 
-var (
-	//go:embed lua/waiting.lua
-	waitingLua string
-	//go:embed lua/fence.lua
-	fenceLua string
-	//go:embed lua/ended.lua
-	endedLua string
-	//go:embed lua/mutex_acquire.lua
-	mutexAcquireLua string
-	//go:embed lua/mutex_renew.lua
-	mutexRenewLua string
-	//go:embed lua/mutex_release.lua
-	mutexReleaseLua string
-	//go:embed lua/mutex_abandon.lua
-	mutexAbandonLua string
-	//go:embed lua/fair_acquire.lua
-	fairAcquireLua string
-	//go:embed lua/fair_release.lua
-	fairReleaseLua string
-	//go:embed lua/fair_abandon.lua
-	fairAbandonLua string
-	//go:embed lua/semaphore_acquire.lua
-	semaphoreAcquireLua string
-	//go:embed lua/semaphore_renew.lua
-	semaphoreRenewLua string
-	//go:embed lua/semaphore_release.lua
-	semaphoreReleaseLua string
-	//go:embed lua/semaphore_abandon.lua
-	semaphoreAbandonLua string
+//go:embed lua/*.lua
+var lua embed.FS
 
-	mutexAcquire     = newTaking(mutexAcquireLua)
-	mutexRenew       = newScript(mutexRenewLua)
-	mutexRelease     = newScript(mutexReleaseLua)
-	mutexAbandon     = newScript(mutexAbandonLua)
-	fairAcquire      = newTaking(fairAcquireLua)
-	fairRelease      = newScript(fairReleaseLua)
-	fairAbandon      = newScript(fairAbandonLua)
-	semaphoreAcquire = newTaking(semaphoreAcquireLua)
-	semaphoreRenew   = newScript(semaphoreRenewLua)
-	semaphoreRelease = newScript(semaphoreReleaseLua)
-	semaphoreAbandon = newScript(semaphoreAbandonLua)
+var (
+	mutexAcquire     = client.NewTaking(script("mutex_acquire"))
+	mutexRenew       = client.NewScript(script("mutex_renew"))
+	mutexRelease     = client.NewScript(script("mutex_release"))
+	mutexAbandon     = client.NewScript(script("mutex_abandon"))
+	fairAcquire      = client.NewTaking(script("fair_acquire"))
+	fairRelease      = client.NewScript(script("fair_release"))
+	fairAbandon      = client.NewScript(script("fair_abandon"))
+	semaphoreAcquire = client.NewTaking(script("semaphore_acquire"))
+	semaphoreRenew   = client.NewScript(script("semaphore_renew"))
+	semaphoreRelease = client.NewScript(script("semaphore_release"))
+	semaphoreAbandon = client.NewScript(script("semaphore_abandon"))
 )
 
-func newScript(text string) client.Script {
-	return client.NewScript(wake.Lua + waitingLua + fenceLua + endedLua + text)
-}
-
-func newTaking(text string) client.Script {
-	return client.NewTaking(wake.Lua + waitingLua + fenceLua + endedLua + text)
+// script returns the text of a script, with the functions that all of them share before it.
+func script(name string) string {
+	text := wake.Lua
+	for _, file := range []string{"waiting", "fence", "ended", name} {
+		part, err := lua.ReadFile("lua/" + file + ".lua")
+		if err != nil {
+			panic(err) // the names are those above
+		}
+		text += string(part)
+	}
+	return text
 }

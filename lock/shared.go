@@ -7,12 +7,12 @@ import (
 	"weak"
 )
 
-// A shared is what the Lockers of this process have in common that stand for the same lock: programs
-// make a Locker for each request. It lives as long as one of them.
+// A shared is what the Lockers of this process have in common that stand for the same lock. It lives
+// as long as one of them.
 //
-// Lockers find what they share through weak pointers. Programs make a Locker for each request; each
-// would ask by itself, and subscribe to another channel. A count of the waiters would do, but the
-// line would end with the last of them: the next wait for a busy lock would subscribe again.
+// Programs make a Locker for each request; each would ask by itself, and subscribe to another
+// channel. Lockers find what they share through weak pointers. A count of the waiters would do, but
+// the waitQueue would end with the last of them: the next wait for a busy lock would subscribe again.
 // Lockers with other options ask separately, since one waiter says its options for all. See
 // TestShared_ManyLockers and TestShared_Forgotten.
 type shared struct {

@@ -13,10 +13,9 @@ import (
 // queue on the server. Only the first one asks Redis, so a thousand waiters of a process send what one
 // sends.
 //
-// The waiters of a process form a line, and the first one asks for all. Each waiter of a fair mutex
-// still has its own place in the queue of the server, for which it asks first itself. The line has
-// the order of these places, and the command of the first waiter carries the tokens of the others
-// to keep them. See TestShared_ManyLockers and TestNewFairMutex_OrderInOneProcess.
+// Each waiter of a fair mutex still has its own place in the queue of the server, for which it asks
+// first itself. The command of the first waiter carries the tokens of the others to keep their places.
+// See TestShared_ManyLockers and TestNewFairMutex_OrderInOneProcess.
 type waitQueue struct {
 	id string // begins the tokens of the attempts, and ends the name of the channel
 

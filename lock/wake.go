@@ -12,21 +12,18 @@ import (
 // The first waiter of a waitQueue listens for all of them. Each command that frees the lock for a
 // waiter wakes one waiter: the first in the queue of a fair mutex; of a mutex or semaphore the waiter
 // with the reservation, or else the listening waiter that has waited longest. The waiter that is
-// woken asks at once. One other waiter gets a message without a token, and asks after the longest
-// pause that there would be without wake-ups: if the woken one is frozen, that is all it costs.
+// woken asks at once. If no client received the message, the next waiter is woken. A waiter may also
+// be frozen, so one more, the newest, gets a message without a token, and asks after the longest
+// pause that there would be without wake-ups.
 //
-// Each waitQueue has its own channel, so that a release costs the other processes nothing. Without a
-// message the first waiter asks rarely, to find out that messages get lost.
+// Each waitQueue has its own channel: its name ends with the first twelve characters of the tokens.
+// One channel for all waiters would be simpler, but each release would wake every process to ignore
+// it: with fifty processes on two cores a hand-over took 4 to 9 ms, now it takes 1.
 //
-// A release wakes one waiter, and the poll stays the truth. Each line has its own channel: its name
-// ends with the first twelve characters of the line's tokens. One channel for all waiters would be
-// simpler, but each release would wake every process to ignore it: with fifty processes on two
-// cores a hand-over took 4 to 9 ms, now it takes 1. A mutex has no queue on the server, so waiters
-// that listen put themselves into the set waiting; a release takes out the one it wakes, so that a
-// dead one costs one wake-up only. If no client received the message, the next one is woken. A
-// waiter may also be frozen, so one more, the newest, gets a message without a token, and asks
-// after the longest pause of a polling waiter. A waiter that was taken out of the set and has heard
-// nothing knows that messages get lost: its process polls for a minute. The scripts do not name
+// A mutex has no queue on the server, so waiters that listen put themselves into the set waiting; a
+// release takes out the one it wakes, so that a dead one costs one wake-up only. A waiter that was
+// taken out of the set and has heard nothing knows that messages get lost: its process polls for a
+// minute. Without a message the first waiter asks rarely, to find that out. The scripts do not name
 // what waking needs among their rights: it may be refused. See TestWakeUp_AtTheRelease,
 // TestWakeUp_DeadWaiter, TestWakeUp_NobodyHears, TestWakeUp_Forged.
 const (
