@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -90,9 +91,24 @@ func (u *user) obey(verb, tag string, lease *lock.Lease) {
 		u.Say("%s: wrote %d", tag, u.write(lease))
 	case "contend":
 		u.contend(tag)
+	case "spin":
+		u.spin(tag)
 	default:
 		panic("unknown order " + verb)
 	}
+}
+
+// spin keeps the one thread that runs Go code busy from now on.
+func (u *user) spin(tag string) {
+	runtime.GOMAXPROCS(1)
+	for range 50 {
+		go func() {
+			for {
+				runtime.Gosched()
+			}
+		}()
+	}
+	u.Say("%s: is busy", tag)
 }
 
 func must(err error) {
