@@ -242,40 +242,13 @@ type serverFault struct {
 
 func startLoading(t *testing.T) serverFault {
 	s := redistest.Start(t)
-	return serverFault{s.Client(t), func() {
-		redistest.Do(t, s.Admin(), "debug", "populate", 10000)
-		redistest.Do(t, s.Admin(), "save")
-		redistest.Do(t, s.Admin(), "config", "set", "key-load-delay", "200")
-		redistest.Do(t, s.Admin(), "config", "set", "loading-process-events-interval-bytes", "1024")
-		reloader, client := s.Client(t, patientOnce), s.Client(t, redistest.NoRetry)
-		reloaded := make(chan struct{})
-		t.Cleanup(func() { <-reloaded })
-		go func() {
-			defer close(reloaded)
-			reloader.Do(context.Background(), "debug", "reload", "nosave")
-		}()
-		redistest.Await(t, "the server is loading", func() bool {
-			return redis.IsLoadingError(client.Ping(context.Background()).Err())
-		})
-	}, func() {}}
+	return serverFault{s.Client(t), func() { t.Cleanup(redistest.Reload(t, s)) }, func() {}}
 }
 
 func startBusy(t *testing.T) serverFault {
-	s := redistest.Start(t, "--busy-reply-threshold", "20")
-	ended := make(chan struct{})
-	return serverFault{s.Client(t), func() {
-		looper, client := s.Client(t, patientOnce), s.Client(t, redistest.NoRetry)
-		go func() {
-			defer close(ended)
-			looper.Do(context.Background(), "eval", "while true do end", 0)
-		}()
-		redistest.Await(t, "the server is busy", func() bool {
-			return redis.HasErrorPrefix(client.Ping(context.Background()).Err(), "BUSY")
-		})
-	}, func() {
-		redistest.Do(t, s.Admin(), "script", "kill")
-		<-ended
-	}}
+	s := redistest.Start(t)
+	var mend func()
+	return serverFault{s.Client(t), func() { mend = redistest.KeepBusy(t, s) }, func() { mend() }}
 }
 
 func startMasterDown(t *testing.T) serverFault {

@@ -54,26 +54,47 @@ func TestAcquire_ScriptFlushes(t *testing.T) {
 	}
 }
 
-// When Redis forgets everything, holders learn it and waiters go on.
+// When Redis forgets everything, also by a failover to a replica that does not know the leases, holders
+// learn it at their next renewal, and their release changes nothing. Waiters go on. The fences grow.
 //
 //fault:flushall
+//fault:failover-lost-lock
 func TestLease_RedisForgets(t *testing.T) {
 	t.Parallel()
-	for what, forget := range map[string]func(t *testing.T, s *redistest.Server){
-		"by FLUSHALL": func(t *testing.T, s *redistest.Server) { redistest.Do(t, s.Admin(), "flushall") },
-		"by a crash":  func(t *testing.T, s *redistest.Server) { s.Restart() },
+	type forget func(t *testing.T, s, replica *redistest.Server, p *redistest.Proxy) (now *redistest.Server)
+	for what, forget := range map[string]forget{
+		"by FLUSHALL": func(t *testing.T, s, _ *redistest.Server, _ *redistest.Proxy) *redistest.Server {
+			redistest.Do(t, s.Admin(), "flushall")
+			return s
+		},
+		"by a crash": func(_ *testing.T, s, _ *redistest.Server, _ *redistest.Proxy) *redistest.Server {
+			s.Restart()
+			return s
+		},
+		"by a failover": func(t *testing.T, s, replica *redistest.Server, p *redistest.Proxy) *redistest.Server {
+			s.Kill()
+			redistest.Do(t, replica.Admin(), "replicaof", "no", "one")
+			p.Redirect(replica.Addr)
+			p.Cut()
+			return replica
+		},
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			s := redistest.Start(t)
-			all := holdAll(t, s, time.Second, 6*time.Second)
+			replica := redistest.StartReplica(t, s)
+			redistest.Do(t, replica.Admin(), "replicaof", "127.0.0.1", 1) // cut off: no server is there
+			p := redistest.NewProxy(t, s.Addr)
+			var all []heldLock
 			waiters := make(map[string][]func() *lock.Lease)
-			for _, h := range all {
+			for _, k := range locktest.Kinds {
+				h := hold(t, k, p.Client(t), k.Name, time.Second, 6*time.Second)
+				all = append(all, h)
 				for range h.Size {
-					waiters[h.Name] = append(waiters[h.Name], h.Wait(t, h.Locker(t, s.Client(t), h.Name, locktest.Patient, locktest.Long)))
+					waiters[h.Name] = append(waiters[h.Name], h.Wait(t, h.Locker(t, p.Client(t), h.Name, locktest.Patient, locktest.Long)))
 				}
 			}
-			forget(t, s)
+			s = forget(t, s, replica, p)
 			for _, h := range all {
 				var fences []int64
 				for _, got := range waiters[h.Name] {
@@ -86,7 +107,7 @@ func TestLease_RedisForgets(t *testing.T) {
 						t.Errorf("fences %v after %d", fences, l.Fence())
 					}
 				}
-				if now := h.State(t, s.Admin(), h.Name); now != before {
+				if now := h.State(t, s.Admin(), h.Name); now != before || before == "" {
 					t.Errorf("the lock had %s, and has %s after the old holders' Release", before, now)
 				}
 			}

@@ -95,53 +95,6 @@ func TestFailover_LeaseThatTheOldMasterDoesNotKnow(t *testing.T) {
 	})
 }
 
-// After a failover to a replica that does not know the leases, other callers have them at once; the
-// old holders learn it at their next renewal, and their release changes nothing. The fences grow.
-//
-//fault:failover-lost-lock
-func TestFailover_LosesLeases(t *testing.T) {
-	t.Parallel()
-	master := redistest.Start(t)
-	replica := redistest.StartReplica(t, master)
-	host, _, _ := strings.Cut(replica.Addr, ":")
-	redistest.Do(t, replica.Admin(), "replicaof", host, 1) // cut off: no server is there
-	p := redistest.NewProxy(t, master.Addr)
-	const ttl = 6 * time.Second
-	var all []heldLock
-	for _, k := range locktest.Kinds {
-		all = append(all, hold(t, k, p.Client(t), k.Name, time.Second, ttl))
-		if n := k.Holders(t, replica.Admin(), k.Name); n != 0 {
-			t.Errorf("the replica knows of %d holders", n)
-		}
-	}
-	master.Kill()
-	redistest.Do(t, replica.Admin(), "replicaof", "no", "one")
-	p.Redirect(replica.Addr)
-	p.Cut()
-	begun := time.Now()
-	for _, h := range all {
-		next := h.Fill(t, h.Locker(t, p.Client(t), h.Name, locktest.Patient, locktest.Long))
-		before := h.State(t, replica.Admin(), h.Name)
-		for _, l := range h.leases {
-			if next[0].Fence() <= l.Fence() {
-				t.Errorf("%s: fence %d after %d", h.Name, next[0].Fence(), l.Fence())
-			}
-			h.holder.WantLost(t, l, gone) // a renewal was answered
-		}
-		if now := h.State(t, replica.Admin(), h.Name); now != before || before == "" {
-			t.Errorf("%s: the lock had %s, and has %s", h.Name, before, now)
-		}
-		for _, l := range next {
-			locktest.Release(t, l)
-		}
-	}
-	t.Logf("all learnt it within %v of the failover; TTL is %v, and they are renewed at a third of it",
-		time.Since(begun).Round(time.Millisecond), ttl)
-	for _, h := range all {
-		h.WantFree(t, replica, h.Name)
-	}
-}
-
 // A replica knows who holds a lock, but grants and releases nothing.
 //
 //fault:replica

@@ -120,9 +120,6 @@ func awaitFault(t testing.TB, rule *redistest.Rule) {
 // impatient makes a client that soon gives up a silent connection.
 func impatient(o *redis.Options) { o.ReadTimeout = 100 * time.Millisecond }
 
-// unbounded makes a client that waits for a reply for as long as it takes.
-func unbounded(o *redis.Options) { o.MaxRetries, o.ReadTimeout = -1, -1 }
-
 // A proxied lock is reached by some clients through a proxy, and by others directly.
 type proxied struct {
 	locktest.Kind

@@ -22,62 +22,30 @@ import (
 type refusal struct {
 	says  string // in the error
 	start func(t *testing.T) *redistest.Server
-	begin func(t *testing.T, s *redistest.Server) (end func())
+	begin func(t testing.TB, s *redistest.Server) (end func())
 }
 
 func startAlone(t *testing.T) *redistest.Server { return redistest.Start(t) }
 
 // config begins a refusal by a setting, and ends it by another value.
-func config(setting, refusing, serving string) func(*testing.T, *redistest.Server) func() {
-	return func(t *testing.T, s *redistest.Server) func() {
+func config(setting, refusing, serving string) func(testing.TB, *redistest.Server) func() {
+	return func(t testing.TB, s *redistest.Server) func() {
 		redistest.Do(t, s.Admin(), "config", "set", setting, refusing)
 		return func() { redistest.Do(t, s.Admin(), "config", "set", setting, serving) }
 	}
 }
 
 var refusals = []refusal{
-	{"BUSY", func(t *testing.T) *redistest.Server { return redistest.Start(t, "--busy-reply-threshold", "20") }, keepBusy},
-	{"LOADING", startAlone, reload},
+	{"BUSY", startAlone, redistest.KeepBusy},
+	{"LOADING", startAlone, redistest.Reload},
 	{"OOM", startAlone, config("maxmemory", "1", "0")},
 	{"NOREPLICAS", startAlone, config("min-replicas-to-write", "1", "0")},
-	{"MISCONF", startAlone, func(t *testing.T, s *redistest.Server) func() { return redistest.FailSaves(t, s) }},
-	{"connection refused", startAlone, func(_ *testing.T, s *redistest.Server) func() { s.Kill(); return s.Restart }},
+	{"MISCONF", startAlone, redistest.FailSaves},
+	{"connection refused", startAlone, func(_ testing.TB, s *redistest.Server) func() { s.Kill(); return s.Restart }},
 	{"READONLY", func(t *testing.T) *redistest.Server { return redistest.StartReplica(t, redistest.Start(t)) },
-		func(t *testing.T, s *redistest.Server) func() {
+		func(t testing.TB, s *redistest.Server) func() {
 			return func() { redistest.Do(t, s.Admin(), "replicaof", "no", "one") }
 		}},
-}
-
-// keepBusy lets the server run a script without end.
-func keepBusy(t *testing.T, s *redistest.Server) (end func()) {
-	runs, asks := s.Client(t, unbounded), s.Client(t, redistest.NoRetry)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		runs.Do(context.Background(), "eval", "while true do end", 0)
-	}()
-	redistest.Await(t, "the server is busy", func() bool {
-		return redis.HasErrorPrefix(asks.Ping(context.Background()).Err(), "BUSY")
-	})
-	return func() { redistest.Do(t, s.Admin(), "script", "kill"); <-ended }
-}
-
-// reload lets the server load its data for some seconds.
-func reload(t *testing.T, s *redistest.Server) (end func()) {
-	redistest.Do(t, s.Admin(), "debug", "populate", 10000)
-	redistest.Do(t, s.Admin(), "save")
-	redistest.Do(t, s.Admin(), "config", "set", "key-load-delay", "300")
-	redistest.Do(t, s.Admin(), "config", "set", "loading-process-events-interval-bytes", "1024")
-	runs, asks := s.Client(t, unbounded), s.Client(t, redistest.NoRetry)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		runs.Do(context.Background(), "debug", "reload", "nosave")
-	}()
-	redistest.Await(t, "the server is loading", func() bool {
-		return redis.IsLoadingError(asks.Ping(context.Background()).Err())
-	})
-	return func() { <-ended }
 }
 
 // A server that answers with a refusal is ErrUnavailable and not ErrBusy, and has granted nothing.
@@ -171,26 +139,34 @@ func TestLease_WithoutMemory(t *testing.T) {
 func TestAcquire_MissingRight(t *testing.T) {
 	locktest.EachKind(t, func(t *testing.T, k locktest.Kind) {
 		s := redistest.Start(t)
-		var users []*restricted
-		for rule, says := range rights(t, k) {
-			u := &restricted{Kind: k, t: t, name: "name" + rule, rule: rule, says: says}
-			users = append(users, u)
-			u.connect(s)
-		}
+		all := rights(t, k)
 		var group sync.WaitGroup
-		for _, u := range users {
-			group.Go(u.use)
+		for rule, says := range all {
+			user := s.User(t, append([]string{"~*", "&*", "+@all"}, strings.Fields(rule)...)...)
+			l := k.Locker(t, s.Client(t, user), "name"+rule, hasty, 1800*time.Millisecond)
+			// Without these rights only renewals fail, which do not come so soon, or only a mark.
+			missed := says != "" && rule != "-pexpire" && rule != "-zadd" && rule != "-zremrangebyrank"
+			group.Go(func() {
+				errs := errorsOf(t.Context(), k, l)
+				if len(errs) == 0 && missed {
+					t.Errorf("%s: it was not missed", rule)
+				}
+				for _, err := range errs {
+					for _, not := range []error{lock.ErrAmbiguous, lock.ErrUnavailable, lock.ErrLost} {
+						if errors.Is(err, not) {
+							t.Errorf("%s: %v, want it not to be %v", rule, err, not)
+						}
+					}
+					if strings.HasPrefix(err.Error(), "lock:") && !strings.Contains(err.Error(), says) {
+						t.Errorf("%s: %v, want it to say %q", rule, err, says)
+					}
+				}
+			})
 		}
 		group.Wait()
-		for _, u := range users {
-			u.check()
-			locktest.Left(t, s.Admin(), u.name) // fails the test if a key has no TTL
-		}
-		if t.Failed() {
-			return // it may never be free
-		}
-		for _, u := range users {
-			k.WantFree(t, s, u.name)
+		for rule := range all {
+			locktest.Left(t, s.Admin(), "name"+rule) // fails the test if a key has no TTL
+			k.WantFree(t, s, "name"+rule)
 		}
 	})
 }
@@ -220,72 +196,31 @@ func rights(t *testing.T, k locktest.Kind) map[string]string {
 	return rules
 }
 
-// A restricted user lacks one right.
-type restricted struct {
-	locktest.Kind
-	t                *testing.T
-	l                *locktest.Locker
-	name, rule, says string
-	errs             []error
-}
-
-func (u *restricted) connect(s *redistest.Server) {
-	u.t.Helper()
-	user := s.User(u.t, append([]string{"~*", "&*", "+@all"}, strings.Fields(u.rule)...)...)
-	const ttl = 1800 * time.Millisecond
-	u.l = u.Locker(u.t, s.Client(u.t, user), u.name, hasty, ttl)
-}
-
-// use takes, waits for and releases all places, twice, and notes the errors.
-func (u *restricted) use() {
-	ctx := u.t.Context()
-	for range 2 {
-		leases := make([]*lock.Lease, u.Size)
-		for i := range leases {
-			leases[i] = u.acquire(ctx)
+// errorsOf takes, waits for and releases all places, twice, and returns the errors.
+func errorsOf(ctx context.Context, k locktest.Kind, l *locktest.Locker) (errs []error) {
+	note := func(lease *lock.Lease, err error) *lock.Lease {
+		if err != nil && !errors.Is(err, lock.ErrBusy) && !errors.Is(err, context.DeadlineExceeded) {
+			errs = append(errs, err)
 		}
-		if leases[u.Size-1] != nil { // one more caller has to wait, and leaves
+		return lease
+	}
+	for range 2 {
+		leases := make([]*lock.Lease, k.Size)
+		for i := range leases {
+			leases[i] = note(l.Acquire(ctx))
+		}
+		if leases[k.Size-1] != nil { // one more caller has to wait, and leaves
 			short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
-			_ = u.acquire(short).Release(ctx)
+			_ = note(l.Acquire(short)).Release(ctx)
 			cancel()
-			if _, err := u.l.TryAcquire(ctx); err != nil && !errors.Is(err, lock.ErrBusy) {
-				u.errs = append(u.errs, err)
-			}
+			note(l.TryAcquire(ctx))
 		}
 		for _, lease := range leases {
-			if err := lease.Release(ctx); err != nil {
-				u.errs = append(u.errs, err)
-			}
-		}
-		for _, errs := range u.l.Errors() {
-			u.errs = append(u.errs, errs...)
+			note(nil, lease.Release(ctx))
 		}
 	}
-}
-
-func (u *restricted) acquire(ctx context.Context) *lock.Lease {
-	lease, err := u.l.Acquire(ctx)
-	if err != nil && !errors.Is(err, lock.ErrBusy) && !errors.Is(err, context.DeadlineExceeded) {
-		u.errs = append(u.errs, err)
+	for _, failed := range l.Errors() {
+		errs = append(errs, failed...)
 	}
-	return lease
-}
-
-func (u *restricted) check() {
-	u.t.Helper()
-	// Without these rights only renewals fail, which do not come so soon, or only a mark.
-	late := u.says == "" || u.rule == "-pexpire" || u.rule == "-zadd" || u.rule == "-zremrangebyrank"
-	if len(u.errs) == 0 && !late {
-		u.t.Errorf("%s: it was not missed", u.rule)
-	}
-	for _, err := range u.errs {
-		for _, not := range []error{lock.ErrAmbiguous, lock.ErrUnavailable, lock.ErrLost} {
-			if errors.Is(err, not) {
-				u.t.Errorf("%s: %v, want it not to be %v", u.rule, err, not)
-			}
-		}
-		if strings.HasPrefix(err.Error(), "lock:") && !strings.Contains(err.Error(), u.says) {
-			u.t.Errorf("%s: %v, want it to say %q", u.rule, err, u.says)
-		}
-	}
+	return errs
 }
