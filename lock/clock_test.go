@@ -151,8 +151,10 @@ func TestNewSemaphore_ClientClock(t *testing.T) {
 			b := mustTry(t, other)
 			_ = rdb.Close()
 			got := make(chan time.Time, 1)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // so that a wrong clock fails
+			defer cancel()
 			go func() {
-				c, err := other.Acquire(t.Context())
+				c, err := other.Acquire(ctx)
 				if err != nil {
 					t.Error(err)
 				}

@@ -8,31 +8,35 @@ import (
 )
 
 //go:embed lua/*.lua
-var lua embed.FS
+var files embed.FS
 
 var (
-	mutexAcquire     = client.NewTaking(script("mutex_acquire"))
-	mutexRenew       = client.NewScript(script("mutex_renew"))
-	mutexRelease     = client.NewScript(script("mutex_release"))
-	mutexAbandon     = client.NewScript(script("mutex_abandon"))
-	fairAcquire      = client.NewTaking(script("fair_acquire"))
-	fairRelease      = client.NewScript(script("fair_release"))
-	fairAbandon      = client.NewScript(script("fair_abandon"))
-	semaphoreAcquire = client.NewTaking(script("semaphore_acquire"))
-	semaphoreRenew   = client.NewScript(script("semaphore_renew"))
-	semaphoreRelease = client.NewScript(script("semaphore_release"))
-	semaphoreAbandon = client.NewScript(script("semaphore_abandon"))
+	mutexAcquire     = newTaking(lua("mutex_acquire"))
+	mutexRenew       = newScript(lua("mutex_renew"))
+	mutexRelease     = newScript(lua("mutex_release"))
+	mutexAbandon     = newScript(lua("mutex_abandon"))
+	fairAcquire      = newTaking(lua("fair_acquire"))
+	fairRelease      = newScript(lua("fair_release"))
+	fairAbandon      = newScript(lua("fair_abandon"))
+	semaphoreAcquire = newTaking(lua("semaphore_acquire"))
+	semaphoreRenew   = newScript(lua("semaphore_renew"))
+	semaphoreRelease = newScript(lua("semaphore_release"))
+	semaphoreAbandon = newScript(lua("semaphore_abandon"))
 )
 
-// script returns the text of a script, with the functions that all of them share before it.
-func script(name string) string {
-	text := wake.Lua
-	for _, file := range []string{"waiting", "fence", "ended", name} {
-		part, err := lua.ReadFile("lua/" + file + ".lua")
-		if err != nil {
-			panic(err) // the names are those above
-		}
-		text += string(part)
+func newScript(text string) client.Script { return client.NewScript(withShared(text)) }
+
+func newTaking(text string) client.Script { return client.NewTaking(withShared(text)) }
+
+// withShared puts the functions that all scripts share before a script.
+func withShared(text string) string {
+	return wake.Lua + lua("waiting") + lua("fence") + lua("ended") + text
+}
+
+func lua(name string) string {
+	text, err := files.ReadFile("lua/" + name + ".lua")
+	if err != nil {
+		panic(err) // the names are those above
 	}
-	return text
+	return string(text)
 }
