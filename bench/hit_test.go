@@ -141,12 +141,12 @@ func (h *hits) otter() contender {
 
 func BenchmarkHit(b *testing.B) {
 	for _, size := range sizes {
-		b.Run("serial/"+size.name, func(b *testing.B) { serialHits(b, redistest.Start(b).Addr, size.bytes) })
+		b.Run("serial/"+size.name, func(b *testing.B) { redisHits(b, 0, 1, size.bytes) })
 	}
-	b.Run("64_goroutines/64_keys,_2KB", func(b *testing.B) { parallelHits(b, redistest.Start(b).Addr, 64, 2<<10) })
+	b.Run("64_goroutines/64_keys,_2KB", func(b *testing.B) { redisHits(b, 64, 64, 2<<10) })
 	b.Run("64_goroutines/64_keys,_2KB,_AutoPipeline", autoPipelinedHits)
-	b.Run("64_goroutines/1_key,_100B", func(b *testing.B) { parallelHits(b, redistest.Start(b).Addr, 1, 100) })
-	b.Run("64_goroutines/1_key,_2KB", func(b *testing.B) { parallelHits(b, redistest.Start(b).Addr, 1, 2<<10) })
+	b.Run("64_goroutines/1_key,_100B", func(b *testing.B) { redisHits(b, 64, 1, 100) })
+	b.Run("64_goroutines/1_key,_2KB", func(b *testing.B) { redisHits(b, 64, 1, 2<<10) })
 	for _, size := range sizes {
 		b.Run("client-side_caching/"+size.name, func(b *testing.B) { nearHits(b, size.bytes) })
 	}
@@ -186,30 +186,23 @@ func auditedHits(b *testing.B, goroutines int) {
 	r.run(b)
 }
 
-func serialHits(b *testing.B, addr string, size int) {
+// redisHits are hits that Redis answers.
+func redisHits(b *testing.B, goroutines, keys, size int) {
+	addr := redistest.Start(b).Addr
 	rdb := open(b, addr)
-	h := newHits(b, 0, 1, size)
-	race{ops: 100, bases: []string{"floor"}, contenders: []contender{
+	h := newHits(b, goroutines, keys, size)
+	r := race{ops: 100, goroutines: goroutines, bases: []string{"floor"}, contenders: []contender{
 		h.floor(rdb),
 		h.singlefill("singlefill", newCache[order](b, rdb)),
 		h.singlefill("singlefill, default client", newCache[order](b, open(b, addr, unbounded))),
 		h.goRedisCache(rdb),
 		h.singleflight(rdb),
 		h.rueidis(openRueidis(b, addr), false),
-	}}.run(b)
-}
-
-func parallelHits(b *testing.B, addr string, keys, size int) {
-	rdb := open(b, addr)
-	h := newHits(b, 64, keys, size)
-	race{ops: 64 * 16, goroutines: 64, bases: []string{"floor", "go-redis/cache"}, contenders: []contender{
-		h.floor(rdb),
-		h.singlefill("singlefill", newCache[order](b, rdb)),
-		h.singlefill("singlefill, default client", newCache[order](b, open(b, addr, unbounded))),
-		h.goRedisCache(rdb),
-		h.singleflight(rdb),
-		h.rueidis(openRueidis(b, addr), false),
-	}}.run(b)
+	}}
+	if goroutines > 0 {
+		r.ops, r.bases = goroutines*16, append(r.bases, "go-redis/cache")
+	}
+	r.run(b)
 }
 
 func autoPipelinedHits(b *testing.B) {

@@ -23,7 +23,6 @@ type member struct {
 	sent commands
 
 	mu    sync.Mutex
-	polls []int          // protected by mu: of each wait for another process
 	loads map[string]int // protected by mu: of each key
 	calls int            // protected by mu: of the load
 }
@@ -82,7 +81,6 @@ type stampede struct {
 
 type reports struct {
 	Took     []time.Duration // duration of each call
-	Polls    []int           // of each wait for another process
 	Loads    map[string]int  // of each key
 	Calls    int             // of the load
 	Commands int64
@@ -99,7 +97,7 @@ func (m *member) run(p *redistest.Child, get manyGetter) {
 
 // join takes part in a stampede.
 func (m *member) join(s stampede, get manyGetter) reports {
-	m.polls, m.loads, m.calls = nil, make(map[string]int), 0
+	m.loads, m.calls = make(map[string]int), 0
 	m.sent.n.Store(0)
 	load := func(_ context.Context, keys []string) (map[string]string, error) {
 		time.Sleep(s.Load)
@@ -135,7 +133,7 @@ func (m *member) join(s stampede, get manyGetter) reports {
 	all.Wait()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return reports{took, m.polls, m.loads, m.calls, m.sent.n.Load()}
+	return reports{took, m.loads, m.calls, m.sent.n.Load()}
 }
 
 // keys returns the keys of the i-th call.
@@ -152,18 +150,12 @@ func (s stampede) keys(i int) (keys []string) {
 	return keys
 }
 
-func (m *member) waited(polls int) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.polls = append(m.polls, polls)
-}
-
-func (m *member) singlefill(addr string) getter { return m.filled(dialed(addr, m.sent.count)) }
+func (m *member) singlefill(addr string) getter { return filled(dialed(addr, m.sent.count)) }
 
 // withoutWakeUps is singlefill as a user of Redis who may not subscribe to any channel, nor publish:
 // its waiters have to poll.
 func (m *member) withoutWakeUps(addr string) getter {
-	return m.filled(dialed(addr, m.sent.count, withoutChannels(addr)))
+	return filled(dialed(addr, m.sent.count, withoutChannels(addr)))
 }
 
 // withoutChannels creates a user without the right to use channels.
@@ -176,10 +168,8 @@ func withoutChannels(addr string) func(o *redis.Options) {
 	return func(o *redis.Options) { o.Username, o.Password = user, password }
 }
 
-func (m *member) filled(rdb *redis.Client) getter {
-	c := must(singlefill.New(rdb, "stampede", time.Hour, &singlefill.Options[string]{
-		Trace: &singlefill.Trace{WaitDone: func(_ context.Context, w singlefill.WaitInfo) { m.waited(w.Polls) }},
-	}))
+func filled(rdb *redis.Client) getter {
+	c := must(singlefill.New[string](rdb, "stampede", time.Hour, nil))
 	return func(ctx context.Context, key string, load func() (string, error)) (string, error) {
 		return c.GetOrLoad(ctx, key, func(context.Context, string) (string, error) { return load() })
 	}
@@ -221,10 +211,9 @@ func (m *member) setNX(addr string) getter {
 	rdb := dialed(addr, m.sent.count)
 	return once(func(ctx context.Context, key string, load func() (string, error)) (string, error) {
 		key = "set-nx:" + key
-		for polls := 0; ; polls++ {
+		for {
 			v, err := rdb.Get(ctx, key).Result()
 			if err != redis.Nil {
-				m.waited(polls)
 				return v, err
 			}
 			locked, err := rdb.SetNX(ctx, key+":lock", "1", 10*time.Second).Result()

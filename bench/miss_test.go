@@ -22,10 +22,10 @@ import (
 // remains.
 func BenchmarkMiss(b *testing.B) {
 	for _, size := range sizes {
-		b.Run("serial/"+size.name, func(b *testing.B) { misses(b, redistest.Start(b).Addr, 0, size.bytes) })
+		b.Run("serial/"+size.name, func(b *testing.B) { misses(b, 0, size.bytes) })
 	}
-	b.Run("64_goroutines/2KB", func(b *testing.B) { misses(b, redistest.Start(b).Addr, 64, 2<<10) })
-	b.Run("20,000_goroutines/100B", func(b *testing.B) { misses(b, redistest.Start(b).Addr, 20_000, 100) }) // at once
+	b.Run("64_goroutines/2KB", func(b *testing.B) { misses(b, 64, 2<<10) })
+	b.Run("20,000_goroutines/100B", func(b *testing.B) { misses(b, 20_000, 100) }) // at once
 }
 
 // missTTL keeps the server small.
@@ -37,8 +37,8 @@ func newMissCache(b *testing.B, rdb *redis.Client) *singlefill.Cache[order] {
 	return c
 }
 
-func misses(b *testing.B, addr string, goroutines, size int) {
-	rdb := open(b, addr)
+func misses(b *testing.B, goroutines, size int) {
+	rdb := open(b, redistest.Start(b).Addr)
 	value := orderOf(size)
 	ctx := request(b)
 	newKey := func() string { return rand.Text() }

@@ -17,14 +17,14 @@ func TestBenchmarks(t *testing.T) {
 	quick = true
 	t.Cleanup(func() { _ = benchtime.Set(before); quick = false })
 	for name, run := range map[string]func(b *testing.B){
-		"serial hits":       func(b *testing.B) { serialHits(b, redistest.Start(b).Addr, 100) },
-		"parallel hits":     func(b *testing.B) { parallelHits(b, redistest.Start(b).Addr, 64, 100) },
+		"serial hits":       func(b *testing.B) { redisHits(b, 0, 1, 100) },
+		"parallel hits":     func(b *testing.B) { redisHits(b, 64, 64, 100) },
 		"pipelined hits":    autoPipelinedHits,
 		"near hits":         func(b *testing.B) { nearHits(b, 100) },
 		"memory hits":       func(b *testing.B) { memoryHits(b, 100) },
 		"near strings":      func(b *testing.B) { nearStrings(b, 0, 100) },
 		"near structs":      func(b *testing.B) { nearStructs(b, 64) },
-		"misses":            func(b *testing.B) { misses(b, redistest.Start(b).Addr, 64, 100) },
+		"misses":            func(b *testing.B) { misses(b, 64, 100) },
 		"stampedes":         func(b *testing.B) { stampedes(b, 2, 1, 1, 5*time.Millisecond) },
 		"polling stampedes": func(b *testing.B) { stampedes(b, 2, 1, 1, 101*time.Millisecond) },
 		"free locks":        freeLocks,

@@ -41,7 +41,6 @@ type herd struct {
 // seen is what the stampedes of a herd have cost.
 type seen struct {
 	extra    []float64 // ms, of each call: beyond the duration of the load
-	polls    []float64 // of each process that waited
 	loads    float64   // of keys
 	calls    float64   // of the load
 	commands float64
@@ -74,9 +73,6 @@ func stampedes(b *testing.B, processes, warmUps, keys int, load time.Duration) {
 		report(b, h.name, func(b *testing.B) {
 			b.ReportMetric(h.loads/n/float64(keys), "loads/key")
 			h.reportExtra(b)
-			b.ReportMetric(Quantile(h.extra, 0.99)/load.Seconds()/1e3*100, "p99-%")
-			b.ReportMetric(Median(h.polls), "polls")
-			b.ReportMetric(Quantile(h.polls, 1), "most-polls")
 			b.ReportMetric(h.commands/n, "commands")
 			b.ReportMetric(h.commands/n/float64(processes), "commands/process")
 		})
@@ -158,9 +154,6 @@ func (h *herd) stampede(b *testing.B, s *redistest.Server, processes int, order 
 		p.Hear(&r)
 		for _, took := range r.Took {
 			h.extra = append(h.extra, (took-order.Load).Seconds()*1e3)
-		}
-		for _, n := range r.Polls {
-			h.polls = append(h.polls, float64(n))
 		}
 		for key, n := range r.Loads {
 			loads[key] += n

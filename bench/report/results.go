@@ -155,7 +155,7 @@ func title(unit string) string {
 	if unit, found := strings.CutSuffix(unit, "-ms"); found {
 		return unit
 	}
-	return strings.Replace(unit, "most-polls", "most polls", 1)
+	return unit
 }
 
 // median returns the median of the runs. The contender with which others are compared has its time in place
