@@ -73,17 +73,15 @@
 // # The locks
 //
 // The model of a mutex, a semaphore of size n and a fair mutex: at most n leases are held; the
-// fence grows with each grant; a Release that returned nil was called by a holder; TryAcquire
-// returns busy only if all n leases are held, or a waiter is queued; and the grants of a fair mutex
-// have the order in which the first commands of the waiters reached the server, which a hook of the
-// client bounds by their replies.
+// fence grows with each grant; a Release that returned nil was called by a holder; and TryAcquire
+// returns busy only if all n leases are held. The model does not judge the order of the waiters of a
+// fair mutex, nor whether one of them made it busy: internal/tests/orders does.
 //
 // A lease is held from the return of Acquire, or earlier, until Release begins, or later. If
 // Release does not return nil, or the process dies, the end is unknown, but not before the TTL has
 // passed since the grant or the last renewal: an end at any time would allow everything. The tests
 // do not check that the context of a lease ends before another holder can have it. That is promised
-// only while the process is not stalled, which on a busy machine it is. A waiter that is frozen or
-// dies may be passed over when WaiterTTL has passed since it came.
+// only while the process is not stalled, which on a busy machine it is.
 //
 // An Acquire that failed, or whose process died, may hold a lease without a known holder. That can
 // only keep others out, so it is left out of the history. From then on the model does not judge

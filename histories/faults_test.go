@@ -129,7 +129,7 @@ func (g *injector) hit(fault string) {
 // make injects a fault, with details chosen by rng, and counts it if it is seen to happen.
 func (g *injector) make(fault string, rng *rand.Rand) {
 	place := rng.IntN(processes)
-	proxy, lease := g.proxies[place], g.timeouts.TTLs.Lease
+	proxy, lease := g.proxies[place], g.timeouts.TTL
 	during := func(d time.Duration) { // counts if a command was sent
 		before := proxy.Commands()
 		g.rest(d)

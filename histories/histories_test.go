@@ -33,14 +33,14 @@ func TestMain(m *testing.M) { redistest.Main(m) }
 var calm = timeouts{
 	RedisTimeout: 20 * time.Second, LockTTL: 2 * time.Minute, LoadTimeout: 5 * time.Minute,
 	MaxLag: 30 * time.Millisecond, // kept however stalled the machine is
-	TTLs:   ttls{Lease: 5 * time.Minute, Waiter: 5 * time.Minute},
+	TTL:    5 * time.Minute,
 }
 
 // hasty has timeouts so short that faults have effects.
 var hasty = timeouts{
 	RedisTimeout: 100 * time.Millisecond, LockTTL: 350 * time.Millisecond, LoadTimeout: 10 * time.Second,
 	MaxLag: 120 * time.Millisecond,
-	TTLs:   ttls{Lease: 350 * time.Millisecond, Waiter: 350 * time.Millisecond},
+	TTL:    350 * time.Millisecond,
 }
 
 // cacheUsers has a user without the right to run scripts, which locks need.
@@ -160,6 +160,5 @@ func claimsOf(f *fleet, p plan, ops []op, log map[[2]int]int64, faults bool) (cl
 }
 
 func judgeLock(f *fleet, p plan, ops []op, _ bool) ([]claim, error) {
-	fair := p.Of == "fair"
-	return []claim{{p.Of, lockModel(kinds[p.Of], fair), asSteps(ops, fair, f.timeouts.TTLs)}}, nil
+	return []claim{{p.Of, lockModel(kinds[p.Of]), asSteps(ops, p.Of == "fair", f.timeouts.TTL)}}, nil
 }

@@ -19,7 +19,7 @@ var kinds = map[string]int{"mutex": 1, "fair": 1, "semaphore 2": 2, "semaphore 3
 
 func (x *process) locker(p plan) *lock.Locker {
 	opts := &lock.Options{
-		TTL: x.Timeouts.TTLs.Lease, WaiterTTL: x.Timeouts.TTLs.Waiter, RedisTimeout: x.Timeouts.RedisTimeout,
+		TTL: x.Timeouts.TTL, WaiterTTL: x.Timeouts.TTL, RedisTimeout: x.Timeouts.RedisTimeout,
 		Trace: &lock.Trace{
 			RedisError: func(_ context.Context, op string, err error) { x.trouble(op, err) },
 			Renewed: func(ctx context.Context, _ lock.LeaseInfo) {
@@ -53,7 +53,7 @@ func (x *process) lockThread(p plan) (act func(rng *rand.Rand, _ bool), closes f
 		}
 		hold := upTo(rng, p.Pause)
 		if p.LongHolds && rng.IntN(12) == 0 {
-			hold = x.Timeouts.TTLs.Lease * 3 / 2
+			hold = x.Timeouts.TTL * 3 / 2
 		}
 		time.Sleep(hold)
 		x.release(p, c, lease)
@@ -71,11 +71,7 @@ func (x *process) acquire(p plan, rng *rand.Rand, locker *lock.Locker) (c *call,
 		ctx, cancel := context.WithCancel(c.context())
 		defer cancel()
 		if rng.IntN(6) == 0 {
-			leaving := time.AfterFunc(upTo(rng, 3*p.Pause), func() {
-				c.mark(markLeaving, now())
-				cancel()
-			})
-			defer leaving.Stop()
+			defer time.AfterFunc(upTo(rng, 3*p.Pause), cancel).Stop()
 		}
 		lease, err = locker.Acquire(ctx)
 	}
@@ -106,9 +102,9 @@ func (x *process) release(p plan, acquired *call, lease *lock.Lease) {
 	}
 }
 
-// noteArrivals is a hook that notes when the first command of an acquire was answered, and when the
-// last renewal of its lease was sent.
-func noteArrivals(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+// noteCommands is a hook that notes whether an acquire repeats its command, and when the last renewal of its
+// lease was sent.
+func noteCommands(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 	c := callOf(ctx)
 	// A new connection sends HELLO first.
 	if c == nil || !c.asks || !strings.HasPrefix(cmd.Name(), "eval") {
@@ -121,10 +117,6 @@ func noteArrivals(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) 
 		c.mark(markAgain, now())
 	}
 	c.sent.Store(now())
-	err := next(ctx, cmd)
-	c.over.Store(now())
-	if err == nil && !c.arrived.Swap(true) {
-		c.mark(markArrived, now())
-	}
-	return err
+	defer func() { c.over.Store(now()) }()
+	return next(ctx, cmd)
 }

@@ -171,27 +171,6 @@ var controls = []control{
 	{"semaphore 2", "busy while there is a place", false, `
 		0 0-1 Acquire 1 ok, 7-8 Release - ok
 		2 4-5 TryAcquire - busy`},
-
-	{"fair", "in the order of coming", true, `
-		0 0-1 Acquire 1 ok arrived=1, 6-7 Release - ok
-		1 2-20 Acquire 2 ok arrived=3, 21-22 Release - ok
-		2 4-30 Acquire 3 ok arrived=5, 31-32 Release - ok`},
-	{"fair", "superseded", false, `
-		0 0-1 Acquire 1 ok arrived=1, 6-7 Release - ok
-		1 2-30 Acquire 3 ok arrived=3, 31-32 Release - ok
-		2 4-20 Acquire 2 ok arrived=5, 21-22 Release - ok`},
-	{"fair", "overtaking one who is going to leave", false, `
-		0 0-1 Acquire 1 ok arrived=1, 6-7 Release - ok
-		1 2-30 Acquire - left arrived=3 leaving=28
-		2 4-20 Acquire 2 ok arrived=5, 21-22 Release - ok`},
-	{"fair", "a try that overtakes who waits", false, `
-		0 0-1 Acquire 1 ok arrived=1, 6-7 Release - ok
-		1 2-30 Acquire 3 ok arrived=3, 31-32 Release - ok
-		2 8-9 TryAcquire 2 ok, 10-11 Release - ok`},
-	{"fair", "passing over one who has died, too early", false, `
-		0 0-1 Acquire 1 ok arrived=1, 6-7 Release - ok
-		1 2-? Acquire - unknown arrived=3
-		2 4-90 Acquire 2 ok arrived=5, 91-92 Release - ok`},
 }
 
 // The models accept good histories and refuse bad ones.
@@ -233,9 +212,8 @@ func (c control) judgeKey(ops []op) bool {
 	case "floors", "windows":
 		steps = asFloors(ops, c.model == "windows", nil)
 	default:
-		fair := c.model == "fair"
-		model = lockModel(kinds[c.model], fair)
-		steps = asSteps(ops, fair, ttls{Lease: 100 * time.Millisecond, Waiter: 100 * time.Millisecond})
+		model = lockModel(kinds[c.model])
+		steps = asSteps(ops, false, 100*time.Millisecond)
 	}
 	return porcupine.CheckOperations(model, steps)
 }

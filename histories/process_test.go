@@ -38,7 +38,7 @@ type setup struct {
 type timeouts struct {
 	RedisTimeout, LockTTL, LoadTimeout time.Duration
 	MaxLag                             time.Duration // of caches with Near
-	TTLs                               ttls
+	TTL                                time.Duration // of leases and of waiters
 }
 
 // A plan describes a history to be run.
@@ -88,7 +88,7 @@ func runProcess(p *redistest.Child) {
 	must(err)
 	x.out = json.NewEncoder(conn)
 	x.rdb, x.source = x.client(x.Redis, x.User, x.Retries), x.client(x.Source, "", -1)
-	x.rdb.AddHook(redistest.Commands(noteArrivals))
+	x.rdb.AddHook(redistest.Commands(noteCommands))
 	x.openCaches()
 	plans := json.NewDecoder(conn)
 	for {
@@ -166,7 +166,6 @@ type call struct {
 	asks    bool        // acquires a lock
 	once    bool        // without waiting
 	ended   atomic.Bool
-	arrived atomic.Bool
 	sent    atomic.Int64 // when its last command was sent
 	before  atomic.Int64 // when the command before that was answered
 	over    atomic.Int64 // when the last command was answered
