@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 	"go.opentelemetry.io/otel/attribute"
@@ -24,6 +23,7 @@ import (
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 	sfotel "github.com/singlefill/singlefill/otel"
 )
 
@@ -53,26 +53,8 @@ func newTelemetry(t testing.TB) *telemetry {
 func (x *telemetry) newCache(t testing.TB, rdb redis.UniversalClient, namespace string,
 	opts *singlefill.Options[string]) *singlefill.Cache[string] {
 	t.Helper()
-	c := newCache(t, rdb, namespace, opts)
+	c := cachetest.NewCacheIn(t, rdb, namespace, opts)
 	x.instrument(t, c)
-	return c
-}
-
-// newCache returns a cache that is patient, unless opts have a LoadTimeout: a busy machine may keep a
-// server from answering for seconds.
-func newCache(t testing.TB, rdb redis.UniversalClient, namespace string,
-	opts *singlefill.Options[string]) *singlefill.Cache[string] {
-	t.Helper()
-	var o singlefill.Options[string]
-	if opts != nil {
-		o = *opts
-	}
-	if o.LoadTimeout == 0 {
-		o.RedisTimeout, o.LockTTL, o.LoadTimeout = 10*time.Second, 40*time.Second, time.Minute
-	}
-	c, err := singlefill.New(rdb, namespace, time.Hour, &o)
-	redistest.Must(t, err)
-	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
 

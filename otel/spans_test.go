@@ -17,6 +17,7 @@ import (
 
 	"github.com/singlefill/singlefill"
 	"github.com/singlefill/singlefill/internal/redistest"
+	"github.com/singlefill/singlefill/internal/tests/cachetest"
 	"github.com/singlefill/singlefill/lock"
 )
 
@@ -217,7 +218,7 @@ func TestSpans_Shared(t *testing.T) {
 // same holds for a call that joins it.
 func TestSpans_OtherProcess(t *testing.T) {
 	inBubble(t, func(t *testing.T, x *telemetry, rdb *redis.Client) {
-		there, here := newCache(t, rdb, "ns", nil), x.newCache(t, rdb, "ns", nil)
+		there, here := cachetest.NewCacheIn[string](t, rdb, "ns", nil), x.newCache(t, rdb, "ns", nil)
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			_, _ = there.GetOrLoad(t.Context(), "k", func(context.Context, string) (string, error) { time.Sleep(3 * time.Second); return "v", nil })
@@ -261,10 +262,10 @@ func TestKeys(t *testing.T) {
 		t.Run(fmt.Sprint(keys), func(t *testing.T) {
 			inBubble(t, func(t *testing.T, x *telemetry, rdb *redis.Client) {
 				x.Keys = keys
-				there, c := newCache(t, rdb, "ns", nil), x.newCache(t, rdb, "ns", &singlefill.Options[string]{LoadTimeout: 10 * time.Second})
+				there, c := cachetest.NewCacheIn[string](t, rdb, "ns", nil), x.newCache(t, rdb, "ns", &singlefill.Options[string]{LoadTimeout: 30 * time.Second})
 				ctx := t.Context()
 				var wg sync.WaitGroup
-				hangs := func(context.Context, string) (string, error) { time.Sleep(15 * time.Second); return "v", nil }
+				hangs := func(context.Context, string) (string, error) { time.Sleep(40 * time.Second); return "v", nil }
 				get := func(c *singlefill.Cache[string], key string, load singlefill.Loader[string]) {
 					wg.Go(func() { _, _ = c.GetOrLoad(ctx, key, load) })
 					synctest.Wait()
