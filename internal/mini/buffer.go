@@ -7,11 +7,11 @@ import (
 	"sync"
 )
 
-// Buffered returns a client's end of a net.Pipe, which has no buffer: a client and a server that
+// buffered returns a client's end of a net.Pipe, which has no buffer: a client and a server that
 // write at the same time would wait for each other. So from the first command on that makes the
 // server write before it has read everything, a subscription or a long pipeline, commands wait in a
 // buffer.
-func Buffered(conn net.Conn) net.Conn {
+func buffered(conn net.Conn) net.Conn {
 	c := &bufferedConn{Conn: conn, out: make(chan []byte, 1000), closed: make(chan struct{})}
 	go c.pump()
 	return c

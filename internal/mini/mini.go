@@ -35,7 +35,7 @@ func Dial(m *miniredis.Miniredis) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return Buffered(conn), nil
+	return buffered(conn), nil
 }
 
 // Close stops m and closes its connections.

@@ -20,9 +20,8 @@
 // Otherwise it passes in steps of half a second, and what becomes due in a step waits for its end.
 // So the random pauses of the library make no difference while they are shorter than a step, and a
 // schedule can be repeated. The pauses of a waiter may be longer if its commands have waited long
-// for the end of their step.
-//
-// With Plan.Listen the steps are a hundred times shorter.
+// for the end of their step. Processes do not listen for wake-ups, which would make them poll at
+// other times.
 //
 // TTLs and timeouts should be whole steps, or chance may decide which ends first. Runs that do not
 // repeat are counted as lost; if more than a fifth are lost, the test fails. The server's clock

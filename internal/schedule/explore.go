@@ -14,8 +14,7 @@ import (
 // A Plan configures Explore.
 type Plan struct {
 	// AtLeast fails a test that ran fewer schedules: a scheduler that schedules nothing must not
-	// pass. Unless it is 0, some messages must arrive if there is Listen, and be lost if there is
-	// Lose.
+	// pass.
 	AtLeast int
 
 	// Sample, if not 0, is the number of random schedules to try instead of all. The seed is
@@ -25,12 +24,6 @@ type Plan struct {
 
 	// Together makes a command and its reply one step, where the time between them does not matter.
 	Together bool
-
-	// Listen lets the processes listen for wake-ups. Each message to each of them waits for the
-	// scheduler. Without it they only poll. A waiter whose commands take half a second does not
-	// listen, so time passes in steps of a hundredth of Step. Then random pauses of the library make
-	// a difference: Listen requires a Sample.
-	Listen bool
 
 	// Pauses is how many steps of time may pass in one schedule while an actor waits to begin, or
 	// in At. Otherwise time passes only when nothing waits.
@@ -44,7 +37,6 @@ type Plan struct {
 	Hold   []time.Duration // a command, a reply or a point is held up for this long
 	Cut    []time.Duration // a process is cut off for this long
 	Cancel []string        // the context of one of these actors is cancelled
-	Lose   bool            // a message is lost
 
 	Hit        []string // the processes affected by Break, Hold and Cut; empty: all
 	OnlyPoints bool     // they affect points, not commands
@@ -62,8 +54,8 @@ func Explore(t *testing.T, plan Plan, scenario func(w *World)) {
 		e.begin()
 		synctest.Test(t, func(t *testing.T) { newWorld(t, e).run(scenario) })
 	}
-	t.Logf("%d schedules, %s: %d states, %d choices, %d lost, %d wake-ups, %d lost wake-ups, in %v",
-		e.runs, e.kind(), len(e.seen), e.choices, e.lost, e.woken, e.unheard, time.Since(begun).Round(time.Millisecond))
+	t.Logf("%d schedules, %s: %d states, %d choices, %d lost, in %v",
+		e.runs, e.kind(), len(e.seen), e.choices, e.lost, time.Since(begun).Round(time.Millisecond))
 	if complaint := e.complaint(); complaint != "" && !t.Failed() {
 		t.Error(complaint)
 	}
@@ -88,8 +80,6 @@ type explorer struct {
 	seen    map[uint64]bool // states
 	runs    int
 	choices int
-	woken   int // messages that arrived
-	unheard int // messages that were lost
 	lost    int // runs that met other choices than the run they repeat
 }
 
@@ -178,8 +168,6 @@ func (e *explorer) complaint() string {
 	case e.runs < e.plan.AtLeast:
 		return fmt.Sprintf("only %d schedules, want at least %d: does anything wait for the scheduler?",
 			e.runs, e.plan.AtLeast)
-	case e.plan.AtLeast > 0 && (e.plan.Listen && e.woken == 0 || e.plan.Lose && e.unheard == 0):
-		return fmt.Sprintf("%d messages arrived, %d were lost: does any process listen?", e.woken, e.unheard)
 	// Some are lost because of how long a command has waited, which affects its waiter.
 	case e.lost > e.runs/5:
 		return fmt.Sprintf("%d of %d schedules were lost, because something else than the schedule decides", e.lost, e.runs)

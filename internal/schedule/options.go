@@ -27,11 +27,10 @@ const (
 	request
 	late // a request that is still in transit though its caller has given up
 	reply
-	message
 )
 
 func (i *item) String() string {
-	return i.process + [...]string{" ", " asks: ", " asked, late: ", " is told: ", " hears: "}[i.kind] + i.what
+	return i.process + [...]string{" ", " asks: ", " asked, late: ", " is told: "}[i.kind] + i.what
 }
 
 // An option is something that the scheduler can do next.
@@ -57,7 +56,7 @@ func (w *World) options() (options []option, busy bool) {
 		if now := time.Now(); !now.Before(i.until) && !now.Before(w.cut[i.process]) {
 			ready = append(ready, i)
 			options = append(options, option{what: i.String(), do: func() { w.goOn(i) }})
-			pressing = pressing || i.kind == request || i.kind == reply || i.kind == message
+			pressing = pressing || i.kind == request || i.kind == reply
 			patient = patient || i.kind == point
 		}
 	}
@@ -81,7 +80,7 @@ func (w *World) forget() {
 		switch {
 		case i.gone == nil || !i.gone():
 			return false
-		case i.kind == reply || i.kind == message:
+		case i.kind == reply:
 			i.goes <- false
 			return true
 		}
@@ -94,11 +93,8 @@ func (w *World) forget() {
 func (w *World) goOn(i *item) {
 	at := slices.Index(w.waiting, i)
 	w.waiting = slices.Delete(w.waiting, at, at+1)
-	if i.kind == point || i.kind == reply || i.kind == message { // a request that arrives shows its process nothing yet
+	if i.kind == point || i.kind == reply { // a request that arrives shows its process nothing yet
 		w.saw(i.process, i.String())
-	}
-	if i.kind == message {
-		w.explorer.woken++
 	}
 	i.goes <- true
 }
@@ -116,9 +112,6 @@ func (w *World) faultsOf(items []*item) (options []option) {
 				w.saw(i.process, "a connection breaks: "+i.what)
 				i.sever()
 			}))
-		}
-		if w.plan.Lose && i.kind == message {
-			options = append(options, w.fault(i.String()+": the message is lost", func() { w.lose(i) }))
 		}
 		for _, d := range w.plan.Hold {
 			options = append(options, w.fault(fmt.Sprintf("%v: held up for %v", i, d), func() {

@@ -101,9 +101,6 @@ func (w *World) state() uint64 {
 	for _, process := range slices.Sorted(maps.Keys(w.cut)) {
 		fmt.Fprintln(&h, process, max(0, w.cut[process].Sub(now)))
 	}
-	for _, l := range w.listens {
-		fmt.Fprintln(&h, l.process, slices.Sorted(maps.Keys(l.channels)))
-	}
 	for _, i := range w.waiting {
 		fmt.Fprintln(&h, i, max(0, i.until.Sub(now)))
 	}

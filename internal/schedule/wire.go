@@ -19,7 +19,6 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 
-	"github.com/singlefill/singlefill/internal/mini"
 	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/internal/wake"
 )
@@ -82,9 +81,7 @@ func (w *World) Client(process string) *redis.Client {
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	})
 	w.t.Cleanup(func() { _ = rdb.Close() })
-	if !w.plan.Listen {
-		wake.Mute(rdb)
-	}
+	wake.Mute(rdb)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.clients = append(w.clients, rdb)
@@ -110,9 +107,6 @@ func (c *clientConn) Close() error {
 
 func (w *World) dial(process string) net.Conn {
 	near, far := net.Pipe()
-	if w.plan.Listen {
-		near = mini.Buffered(near)
-	}
 	c := &clientConn{Conn: near}
 	go w.carry(process, c, far)
 	return c
@@ -126,11 +120,9 @@ func (w *World) carry(process string, c *clientConn, far net.Conn) {
 		_ = far.Close()
 	}
 	defer sever()
-	l := &listener{process: process, conn: c, far: far}
-	defer w.forgetListener(l)
 	in := bufio.NewReaderSize(far, 1<<16)
 	for {
-		commands, n, what, subscriptions, err := w.read(process, in)
+		commands, n, what, err := w.read(process, in)
 		if err != nil {
 			return
 		}
@@ -138,13 +130,9 @@ func (w *World) carry(process string, c *clientConn, far net.Conn) {
 			return
 		}
 		w.tick()
-		replies := w.subscribe(l, subscriptions)
-		if n > 0 {
-			var err error
-			if replies, err = w.wire.execute(commands, n); err != nil {
-				return
-			}
-			w.publish()
+		replies, err := w.wire.execute(commands, n)
+		if err != nil {
+			return
 		}
 		if what != "" && !w.answer(process, what, replies, c, sever) {
 			return
@@ -156,25 +144,17 @@ func (w *World) carry(process string, c *clientConn, far net.Conn) {
 }
 
 // read reads the commands that a client sent at once, and describes them; a handshake has no
-// description, nor has a command that is aside or the end of a subscription. They are n commands for the server, or
-// subscriptions.
-func (w *World) read(process string, in *bufio.Reader) (commands string, n int, what string, subscriptions [][]string, err error) {
+// description, nor has a command that is aside.
+func (w *World) read(process string, in *bufio.Reader) (commands string, n int, what string, err error) {
 	var shown []string
-	for n+len(subscriptions) == 0 || in.Buffered() > 0 {
+	for n == 0 || in.Buffered() > 0 {
 		raw, err := proto.Read(in)
 		if err != nil {
-			return "", 0, "", nil, err
+			return "", 0, "", err
 		}
 		args, err := proto.ReadStrings(raw)
 		if err != nil {
-			return "", 0, "", nil, err
-		}
-		if strings.HasSuffix(args[0], "subscribe") {
-			subscriptions = append(subscriptions, args)
-			if args[0] == "ssubscribe" {
-				shown = append(shown, w.show(strings.Join(args, " ")))
-			}
-			continue
+			return "", 0, "", err
 		}
 		n++
 		if strings.HasPrefix(args[0], "eval") {
@@ -192,7 +172,7 @@ func (w *World) read(process string, in *bufio.Reader) (commands string, n int, 
 			shown = append(shown, w.show(strings.Join(args, " ")))
 		}
 	}
-	return commands, n, strings.Join(shown, "; "), subscriptions, nil
+	return commands, n, strings.Join(shown, "; "), nil
 }
 
 func encode(args []string) string {

@@ -50,8 +50,6 @@ type World struct {
 	cancels map[string]canceller
 	cut     map[string]time.Time // processes that are cut off, and until when
 	history map[string]uint64    // hash of everything that a process has seen
-	listens []*listener          // connections with subscriptions, in the order of the first ones
-	told    [][2]string          // channels and messages that a command publishes
 	names   map[string]string    // of random tokens
 	drawn   map[string]int       // how many of them each process has
 }
@@ -72,7 +70,6 @@ func newWorld(t *testing.T, e *explorer) *World {
 	w.Server.ClockTTL(true)
 	t.Cleanup(func() { mini.Close(w.Server) }) // a cache of Admin may be dialling to listen
 	w.wire = newWire(t, w.Server)
-	w.Server.Server().SetPreHook(w.published)
 	return w
 }
 
@@ -179,7 +176,6 @@ const limit = 10 * time.Minute
 func (w *World) Settle(d time.Duration) {
 	for idle := time.Duration(0); ; {
 		synctest.Wait()
-		step := w.step()
 		options, busy := w.options()
 		if len(options) > 0 {
 			picked, ok := w.explorer.choose(options, w.state)
@@ -187,14 +183,10 @@ func (w *World) Settle(d time.Duration) {
 				panic(givenUp{})
 			}
 			o := options[picked]
-			pauses := w.pauses
 			w.story = append(w.story, fmt.Sprintf("%8v  %.400s", time.Since(w.begun), o.what))
 			if w.do(o) {
 				idle = 0
 				continue
-			}
-			if w.pauses < pauses {
-				step = Step
 			}
 		}
 		switch {
@@ -204,18 +196,10 @@ func (w *World) Settle(d time.Duration) {
 			w.Errorf("nothing has happened for %v", idle)
 			panic(givenUp{})
 		}
-		time.Sleep(step)
+		time.Sleep(Step)
 		w.tick()
-		idle += step
+		idle += Step
 	}
-}
-
-// step returns the step in which time passes when nothing waits.
-func (w *World) step() time.Duration {
-	if w.plan.Listen {
-		return Step / 100
-	}
-	return Step
 }
 
 // tick makes every command arrive a microsecond after the previous one, by the server's clock.

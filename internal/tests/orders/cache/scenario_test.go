@@ -74,9 +74,8 @@ type scenario struct {
 	admin   *redis.Client      // its commands do not wait for the scheduler
 	opts    singlefill.Options[string]
 
-	loadErr  error         // of all loads, or only of those in process failing
-	failing  string        //
-	loadTime time.Duration // how long each load takes at least
+	loadErr error // of all loads, or only of those in process failing
+	failing string
 
 	mayBeStale bool // calls may get an expired value after a change has been announced
 
@@ -208,7 +207,6 @@ func (s *scenario) load(of *source, process string, ended int) (string, error) {
 	if s.failing == "" || s.failing == process {
 		err = s.loadErr
 	}
-	time.Sleep(s.loadTime)
 	s.At(process, fmt.Sprintf("loads %s, %v", v, err))
 	return v, err
 }
