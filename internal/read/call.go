@@ -18,8 +18,9 @@ import (
 type call struct {
 	*Reader
 	ctx    context.Context
-	load   fill.Loader // of several keys, if the call is for several
-	anew   bool        // load also what is fresh: see Refresh
+	load   fill.Loader      // of several keys, if the call is for several
+	anew   bool             // load also what is fresh: see Refresh
+	info   *event.ValueInfo // is to describe the value of a single key; nil: nobody asks
 	caller flight.Caller
 
 	// In one round:
@@ -34,20 +35,16 @@ func (c *Reader) newCall(ctx context.Context, load fill.Loader) *call {
 
 // An ask is a key of a call.
 type ask struct {
-	fill.Ask
-	turn      flight.Turn[value.Lookup]
-	mine      bool       // the call has read the key
-	theirs    bool       // another call has
-	delegated bool       // another goroutine has, for this call and others
-	joined    time.Time  // the call had joined the fill by then
-	memory    *near.Copy // what memory has, if it is to be refreshed
-	answer
-}
+	Key           string
+	*value.Lookup // what a read has found under the key
+	turn          flight.Turn[value.Lookup]
+	mine          bool                        // the call has read the key
+	theirs        bool                        // another call has
+	delegated     bool                        // another goroutine has, for this call and others
+	wait          *flight.Waiter[fill.Result] // nil: the call has joined no fill
+	memory        *near.Copy                  // what memory has, if it is to be refreshed
 
-// An answer is what a call returns for a key.
-type answer struct {
-	value any
-	info  event.ValueInfo
+	value any // which the call returns, or err
 	err   error
 }
 
@@ -85,6 +82,14 @@ func lookups(asks []*ask) []*value.Lookup {
 	return all
 }
 
+func waits(asks []*ask) []*flight.Waiter[fill.Result] {
+	all := make([]*flight.Waiter[fill.Result], len(asks))
+	for i, a := range asks {
+		all[i] = a.wait
+	}
+	return all
+}
+
 // lookInMemory answers what memory has. It returns the other asks, and the asks of which memory wants a newer value.
 func (c *call) lookInMemory(asks []*ask) (misses, due []*ask) {
 	for _, a := range asks {
@@ -93,7 +98,7 @@ func (c *call) lookInMemory(asks []*ask) (misses, due []*ask) {
 			misses = append(misses, a)
 			continue
 		}
-		a.answer = answer{v, served.Info(), served.Err()}
+		a.value, a.err = v, served.Err()
 		switch {
 		case c.load == nil: // Get
 		case served.TakeRefresh():
@@ -230,20 +235,20 @@ func split(asks []*ask, is func(*ask) bool) (yes, no []*ask) {
 // join joins the fills of what the call has missed. Those that it starts load together.
 func (c *call) join() {
 	for group := range slices.Chunk(c.misses, c.MaxBatch) {
-		all := make([]*fill.Ask, len(group))
+		all := make([]flight.Waiter[fill.Result], len(group))
 		for i, a := range group {
-			a.Wait.Keep = c.StaleAfter > 0 && !c.anew && c.Store.Servable(&a.Found, time.Now())
-			all[i] = &a.Ask
+			a.wait = &all[i]
+			a.wait.Key, a.wait.Empty = a.Key, a.RedisErr == nil && a.Freshness == value.Expired
+			a.wait.Keep = c.StaleAfter > 0 && !c.anew && c.Store.Servable(&a.Found, time.Now())
 		}
-		c.Filler.Join(c.ctx, &c.caller, all, fill.Source{Loader: c.load, Anew: c.anew})
-		now := time.Now()
+		c.Filler.Join(c.ctx, &c.caller, waits(group), lookups(group), fill.Source{Loader: c.load, Anew: c.anew})
 		for _, a := range group {
-			if a.joined = now; a.Wait.Err != nil {
-				a.err = a.Wait.Err
+			if a.wait.Err != nil {
+				a.err = a.wait.Err
 				continue
 			}
-			if a.Wait.Keep {
-				a.Wait.Until = a.Wait.Fill.Begun.Add(c.StaleAfter)
+			if a.wait.Keep {
+				a.wait.Until = a.wait.Fill.Begun.Add(c.StaleAfter)
 			}
 			c.joined = append(c.joined, a)
 		}
@@ -270,11 +275,7 @@ func (c *call) waitFor(ctx context.Context) {
 	if len(c.joined) == 0 {
 		return
 	}
-	waits := make([]*flight.Waiter[fill.Result], len(c.joined))
-	for i, a := range c.joined {
-		waits[i] = &a.Wait
-	}
-	c.Fills.Wait(ctx, &c.caller, waits)
+	c.Fills.Wait(ctx, &c.caller, waits(c.joined))
 	c.joined = nil
 }
 

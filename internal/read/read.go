@@ -37,13 +37,10 @@ func (c *Reader) GetOrLoad(ctx context.Context, key string, load fill.Loader, in
 		call
 		ask  ask
 		asks [1]*ask
-	}{call: call{Reader: c, ctx: ctx, load: load}}
+	}{call: call{Reader: c, ctx: ctx, load: load, info: info}}
 	m.ask.reset(key)
 	m.asks[0] = &m.ask
 	m.run(m.asks[:])
-	if info != nil {
-		*info = m.ask.info
-	}
 	return m.ask.value, m.ask.err
 }
 
@@ -127,10 +124,10 @@ func (c *Reader) get(ctx context.Context, asks []*ask) {
 	for _, a := range misses {
 		switch {
 		case a.RedisErr != nil:
-			a.answer = answer{err: value.Wrap(ctx, "get", a.RedisErr)}
+			a.err = value.Wrap(ctx, "get", a.RedisErr)
 		case !a.Hit():
 			c.Events.Miss(ctx, a.Key, event.ValueInfo{})
-			a.answer = answer{err: ErrMiss}
+			a.err = ErrMiss
 		default:
 			a.mine = true
 			m.hit(a)

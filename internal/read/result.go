@@ -1,6 +1,7 @@
 package read
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -29,15 +30,15 @@ func (c *call) hit(a *ask) {
 	if !from.own && c.Store.Type.Clone != nil {
 		from.clone = a.Value
 	}
-	a.answer = c.deliver(a.Key, &a.Found, from)
+	c.deliver(a, &a.Found, from)
 }
 
 // settle answers with what a wait has brought, or with the old value in its place. It returns false if the call has
 // to ask again.
 func (c *call) settle(a *ask) (over bool) {
-	w := &a.Wait
+	w := a.wait
 	if !w.First {
-		defer func() { c.Events.ShareDone(c.ctx, a.Key, w.Over.Sub(a.joined), fill.LoadContext(w.Fill)) }()
+		defer func() { c.Events.ShareDone(c.ctx, a.Key, w.Over.Sub(w.Joined), fill.LoadContext(w.Fill)) }()
 	}
 	if c.anew {
 		return c.settleAnew(a)
@@ -53,10 +54,10 @@ func (c *call) settle(a *ask) (over bool) {
 		if !from.own && c.Store.Type.Clone != nil {
 			from.clone = w.Result.Pristine(c.Store.Type, a.Key)
 		}
-		a.answer = c.deliver(a.Key, &w.Result.Found, from)
+		c.deliver(a, &w.Result.Found, from)
 		return true
 	case w.Result != nil && w.Result.Unverified && c.unreachable(a):
-		a.answer = c.deliver(a.Key, &w.Result.Found, origin{shared: true})
+		c.deliver(a, &w.Result.Found, origin{shared: true})
 		return true
 	case c.ctx.Err() == nil:
 		return false
@@ -70,14 +71,14 @@ func (c *call) settle(a *ask) (over bool) {
 			return true
 		}
 	}
-	a.answer = c.deliver(a.Key, old, from)
+	c.deliver(a, old, from)
 	return true
 }
 
 // settleAnew answers when a wait is over. It returns false if the call has to ask again: if the fill has brought a
 // value that may have been there before the call, or the key was invalidated during the load.
 func (c *call) settleAnew(a *ask) (over bool) {
-	w := &a.Wait
+	w := a.wait
 	r, taken := w.Result, w.Verdict == flight.Owned || w.Verdict == flight.Shared
 	switch {
 	case r == nil:
@@ -102,15 +103,15 @@ func (c *call) settleAnew(a *ask) (over bool) {
 func (c *call) unreachable(a *ask) bool {
 	k := c.Store.Key(a.Key)
 	if c.Client.Away(k) {
-		return c.Client.Unanswered(k, a.joined)
+		return c.Client.Unanswered(k, a.wait.Joined)
 	}
-	return !c.Client.Reachable(c.ctx, k, a.joined)
+	return !c.Client.Reachable(c.ctx, k, a.wait.Joined)
 }
 
 // fallback returns the old value that a caller gets in place of a failure, or when it leaves at the end of its time;
 // nil if there is none. The caller's own read found it, unless the fill has seen the key since.
 func (c *call) fallback(a *ask) (old *value.Found, from origin) {
-	w := &a.Wait
+	w := a.wait
 	from.shared, from.at = !w.First, w.Over
 	switch r := w.Result; {
 	case w.Verdict == flight.Impatient || w.Verdict == flight.Left && c.ctx.Err() == context.DeadlineExceeded:
@@ -128,32 +129,31 @@ func (c *call) fallback(a *ask) (old *value.Found, from origin) {
 	return old, from
 }
 
-// deliver returns a result to a caller. The owner gets the value, every other caller a copy, so
-// that no caller can change the value of another. If several callers share a read, and the value
-// can be cloned, each of them gets a clone.
-func (c *call) deliver(key string, f *value.Found, from origin) answer {
+// deliver answers. The owner gets the value, every other caller a copy, so that no caller can change the value of
+// another. If several callers share a read, and the value can be cloned, each of them gets a clone.
+func (c *call) deliver(a *ask, f *value.Found, from origin) {
 	if from.shared {
 		c.Events.Shared()
 	}
 	info, err := c.Store.Info(f, from.failure, from.at)
 	if from.hit {
-		c.Events.Hit(c.ctx, key, false, &info)
+		c.Events.Hit(c.ctx, a.Key, false, &info)
 	} else {
-		c.Events.Miss(c.ctx, key, info)
+		c.Events.Miss(c.ctx, a.Key, info)
 	}
-	if err != nil {
-		return answer{nil, info, err}
+	if c.info != nil {
+		*c.info = info
 	}
+	a.value, a.err = f.Value, cmp.Or(err, f.Err)
 	switch {
-	case f.Err != nil:
-		return answer{nil, info, f.Err}
+	case a.err != nil:
+		a.value = nil
 	case from.own:
 	case from.clone != nil:
-		return answer{c.Store.Type.Clone(from.clone), info, nil}
+		a.value = c.Store.Type.Clone(from.clone)
 	case f.Entry.Payload != nil:
-		if v, err := c.Store.Type.DecodeEntry(key, &f.Entry); err == nil {
-			return answer{v, info, nil}
+		if v, err := c.Store.Type.DecodeEntry(a.Key, &f.Entry); err == nil {
+			a.value = v
 		}
 	}
-	return answer{f.Value, info, nil}
 }

@@ -128,15 +128,19 @@ func (s *Store) Get(ctx context.Context, all []*Lookup) {
 	case s.memory == nil:
 		l := all[0]
 		data, asked, err := s.client.Get(ctx, time.Now(), s.Key(l.Key))
-		s.replied(ctx, l, data, asked, err)
+		if s.replied(ctx, l, data, time.Now(), err); l.RedisErr != nil {
+			l.Asked += asked
+		}
 	default:
 		l := all[0]
 		valueKey := s.Key(l.Key)
 		s.During(all, func() {
 			pttl := redis.NewDurationCmd(ctx, time.Millisecond, "pttl", valueKey)
 			data, asked, err := s.client.GetBehind(ctx, pttl, time.Now(), valueKey)
-			if s.replied(ctx, l, data, asked, err) {
+			if s.replied(ctx, l, data, time.Now(), err) {
 				l.keptBehind(pttl.Val())
+			} else if l.RedisErr != nil {
+				l.Asked += asked
 			}
 		})
 	}
@@ -153,43 +157,43 @@ func (s *Store) getMany(ctx context.Context, all []*Lookup) {
 	}
 	s.During(all, func() {
 		replies, asked, err := s.client.GetMany(ctx, pttls, keys)
+		now := time.Now()
 		for i, l := range all {
 			if err != nil {
 				l.RedisErr = err
 				l.Asked += asked
 				continue
 			}
-			if data, err := replies[i].Bytes(); s.replied(ctx, l, data, 0, err) && s.memory != nil {
+			if data, err := replies[i].Bytes(); s.replied(ctx, l, data, now, err) && s.memory != nil {
 				l.keptBehind(pttls[i].(*redis.DurationCmd).Val())
 			}
 		}
 	})
 }
 
-// replied takes the reply to a GET. It reports whether there is an entry, or bytes that are none.
-func (s *Store) replied(ctx context.Context, l *Lookup, data []byte, asked time.Duration, err error) bool {
+// replied takes the reply to a GET, which came at a time. It reports whether there is an entry, or bytes that are none.
+func (s *Store) replied(ctx context.Context, l *Lookup, data []byte, at time.Time, err error) bool {
 	l.RedisErr = nil
 	switch {
 	case err == nil:
-		s.Decode(ctx, l, data)
+		s.Decode(ctx, l, data, at)
 		return true
 	case client.WrongType(err):
 		s.events.BadValue(ctx, l.Key, err)
 	case !errors.Is(err, redis.Nil):
 		l.RedisErr = err
-		l.Asked += asked
 	}
 	return false
 }
 
-// Decode reads an entry and judges its freshness. Bytes that are not an entry, or not of a T, are a
+// Decode reads an entry and judges its freshness at a time. Bytes that are not an entry, or not of a T, are a
 // miss; they are counted.
 //
 // Each caller decodes again, or copies. One caller may change its map while another one reads. The
 // payload kept for that is part of the encoded entry: what the codec returned may be memory of the
 // value itself. See TestGetOrLoad_CallersOwnTheirValues and TestCodec_AliasedBytes.
-func (s *Store) Decode(ctx context.Context, l *Lookup, data []byte) {
-	l.Data, l.At = data, time.Now()
+func (s *Store) Decode(ctx context.Context, l *Lookup, data []byte, at time.Time) {
+	l.Data, l.At = data, at
 	var err error
 	if l.Entry, err = entry.Parse(data); err == nil {
 		if use := s.policy.freshnessOf(&l.Entry, l.At); use > Expired {
