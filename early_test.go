@@ -32,13 +32,13 @@ func earlyHit(s settings, left, loadTime time.Duration) bool {
 	})
 }
 
-// A hit refreshes early with the probability of XFetch.
+// A hit refreshes early with the probability of XFetch, unless EarlyRefresh is off. The load has taken some time.
 //
 // Of 40,000 draws with a probability of at least 0.13, a tenth is 8 standard errors or more.
 func TestEarlyRefresh_Probability(t *testing.T) {
 	t.Parallel()
 	const draws, loadTime = 40_000, 100 * time.Millisecond
-	for _, beta := range []float64{0.5, 1, 1.5, 2} {
+	for _, beta := range []float64{-1, 0.5, 1, 1.5, 2} { // -1: off
 		for _, x := range []float64{0, 0.5, 1, 2} { // time left, as a multiple of β·δ
 			t.Run(fmt.Sprintf("beta %v, %v left", beta, x), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
@@ -49,38 +49,22 @@ func TestEarlyRefresh_Probability(t *testing.T) {
 							n++
 						}
 					}
-					if got, want := float64(n)/draws, math.Exp(-x); math.Abs(got/want-1) > 0.1 {
+					want := math.Exp(-x)
+					if beta < 0 {
+						want = 0
+					}
+					if got := float64(n) / draws; math.Abs(got-want) > 0.1*want {
 						t.Errorf("refreshed by %.4f of the hits, want %.4f", got, want)
+					}
+					for range 1000 {
+						if earlyHit(s, time.Nanosecond, 0) {
+							t.Fatal("a value is refreshed whose load took no time")
+						}
 					}
 				})
 			})
 		}
 	}
-}
-
-// No hit refreshes a value early whose load took no time, or if EarlyRefresh is off.
-func TestEarlyRefresh_Never(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		for _, test := range []struct {
-			name     string
-			beta     float64
-			loadTime time.Duration
-		}{
-			{"off", -1, time.Hour},
-			{"a load time of 0", 1, 0},
-			{"a load time of 0 and a high β", 1e9, 0},
-		} {
-			s := earlySettings(t, test.beta)
-			for _, left := range []time.Duration{time.Hour, time.Second, time.Millisecond, 1, 0} {
-				for range 1000 {
-					if earlyHit(s, left, test.loadTime) {
-						t.Fatalf("%s: refreshed, %v before the end", test.name, left)
-					}
-				}
-			}
-		}
-	})
 }
 
 // What ten minutes of reads of one value cost. By default a fleet loads at most once in half of a life and

@@ -1,6 +1,7 @@
 package singlefill_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,11 +31,14 @@ func TestErrors_KeepTheirIdentity(t *testing.T) {
 		loaded error
 		errs   map[string]error // of the process that waits
 		found  bool             // errors.Is finds theirs
+		text   string           // of the RemoteError; "": the text of the load
 	}{
-		"bare":    {errDown, map[string]error{"down": theirs}, true},
-		"wrapped": {fmt.Errorf("prices: %w", errDown), map[string]error{"down": theirs}, true},
-		"unknown": {errDown, nil, false},
-		"unnamed": {errors.New("no route"), map[string]error{"down": theirs}, false},
+		"bare":    {errDown, map[string]error{"down": theirs}, true, ""},
+		"wrapped": {fmt.Errorf("prices: %w", errDown), map[string]error{"down": theirs}, true, ""},
+		"unknown": {errDown, nil, false, ""},
+		"unnamed": {errors.New("no route"), map[string]error{"down": theirs}, false, ""},
+		"no text": {errors.New(""), nil, false, ""},
+		"long":    {errors.New(strings.Repeat("€", 400)), nil, false, strings.Repeat("€", 341)}, // 1 KiB, cut at a character
 	} {
 		t.Run(name, func(t *testing.T) {
 			cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
@@ -44,7 +48,7 @@ func TestErrors_KeepTheirIdentity(t *testing.T) {
 				synctest.Wait() // the load has begun
 				_, got := waits.GetOrLoad(t.Context(), "k", cachetest.MustNotLoad[string](t))
 				var remote *singlefill.RemoteError
-				if !errors.As(got, &remote) || remote.Message != test.loaded.Error() || got.Error() != remote.Message || remote.Key != "k" || remote.Namespace != "n" {
+				if !errors.As(got, &remote) || remote.Message != cmp.Or(test.text, test.loaded.Error()) || got.Error() != remote.Message || remote.Key != "k" || remote.Namespace != "n" {
 					t.Errorf("got %v, want a RemoteError of k with the text of the load", got)
 				}
 				if errors.Is(got, theirs) != test.found {

@@ -2,11 +2,7 @@ package singlefill_test
 
 import (
 	"context"
-	"math/rand/v2"
-	"runtime"
-	"strconv"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -94,8 +90,7 @@ func TestDelete_DuringTheOnlyLoad(t *testing.T) {
 // A caller that arrives after a Delete does not wait for the older load.
 func TestDelete_LaterCallerDoesNotWait(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		ns := redistest.Namespace(t)
-		here, elsewhere := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw), cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
+		here, elsewhere := cachetest.NewCacheIn(t, rdb, "ns", &cachetest.Raw), cachetest.NewCacheIn(t, rdb, "ns", &cachetest.Raw)
 		for _, test := range []struct {
 			name    string
 			deletes func(ctx context.Context, keys ...string) error
@@ -124,66 +119,6 @@ func TestDelete_LaterCallerDoesNotWait(t *testing.T) {
 	})
 }
 
-// A reply that was in transit at a Delete is not given to callers that arrive after it.
-func TestDelete_ReplyInTransit(t *testing.T) {
-	t.Parallel()
-	p, _, slow, direct, _ := cachetest.Proxied(t, &cachetest.Raw)
-	src := cachetest.NewSource[string](t)
-	redistest.Must(t, direct.Set(t.Context(), "k", "v1"))
-	read := p.On(redistest.Command("get"), redistest.HoldReply).Times(1)
-	before := cachetest.GoGet(t.Context(), slow, "k", src.Load)
-	cachetest.Receive(t, "the read is answered", read.Hit())
-	redistest.Must(t, direct.Delete(t.Context(), "k"))
-	after := cachetest.GoGet(t.Context(), slow, "k", src.Load).Waits(t)
-	read.Release()
-	before.Want(t, "v1")
-	src.Next(t).Give("v2")
-	after.Want(t, "v2")
-	src.Want(t, 1)
-}
-
-// A value that the lock's script found before a Delete is not given to callers that arrive after
-// it.
-func TestDelete_ValueFoundWhileLocking(t *testing.T) {
-	t.Parallel()
-	p, _, slow, direct, _ := cachetest.Proxied(t, &cachetest.Raw)
-	src := cachetest.NewSource[string](t)
-	read := p.On(redistest.Command("get"), redistest.HoldReply).Times(1)
-	before := cachetest.GoGet(t.Context(), slow, "k", src.Load)
-	cachetest.Receive(t, "the read has found nothing", read.Hit())
-	redistest.Must(t, direct.Set(t.Context(), "k", "v1"))
-	answer := p.On(cachetest.Script(t, "get_or_lock"), redistest.HoldReply).Times(1)
-	read.Release()
-	cachetest.Receive(t, "the script has found v1", answer.Hit())
-	redistest.Must(t, direct.Delete(t.Context(), "k"))
-	after := cachetest.GoGet(t.Context(), slow, "k", src.Load).Waits(t)
-	answer.Release()
-	before.Want(t, "v1")
-	src.Next(t).Give("v2")
-	after.Want(t, "v2")
-	src.Want(t, 1)
-}
-
-// A load that ends before its process notices a Delete is not given to callers that arrive after
-// it.
-func TestDelete_BeforeTheLossIsNoticed(t *testing.T) {
-	t.Parallel()
-	p, _, slow, direct, _ := cachetest.Proxied(t, &cachetest.Raw)
-	src := cachetest.NewSource[string](t)
-	before := cachetest.GoGet(t.Context(), slow, "k", src.Load)
-	load := src.Next(t)
-	redistest.Must(t, direct.Delete(t.Context(), "k"))
-	renewal := p.On(cachetest.Script(t, "renew"), redistest.HoldRequest)
-	after := cachetest.GoGet(t.Context(), slow, "k", src.Load).Waits(t)
-	cachetest.Receive(t, "the lock is looked at", renewal.Hit())
-	load.Give("v1")
-	before.Want(t, "v1")
-	renewal.Release()
-	src.Next(t).Give("v2")
-	after.Want(t, "v2")
-	src.Want(t, 2)
-}
-
 // Callers that arrive after a store was sent ask Redis if the store is never answered.
 //
 // That store proves nothing: this process may have been frozen while others went on.
@@ -208,81 +143,6 @@ func TestDelete_StoreWithoutAReply(t *testing.T) {
 		during.Want(t, "new") // Redis can be asked, by any command but a store
 		late.Want(t, "new")
 	})
-}
-
-// A version read after a Delete has returned is never older than the source was before the Delete.
-//
-// Readers of two caches race against writers that change the source and delete the key.
-func TestDelete_ReadersNeverGoBack(t *testing.T) {
-	t.Parallel()
-	const keys, readers = 3, 4
-	rounds, kinds := 700, []string{"mini", "single", "cluster"}
-	if testing.Short() {
-		rounds, kinds = 300, kinds[:2]
-	}
-	for _, kind := range kinds {
-		t.Run(kind, func(t *testing.T) {
-			t.Parallel()
-			var clients [2]redis.UniversalClient
-			switch kind {
-			case "mini":
-				m, rdb := redistest.StartMini(t)
-				clients = [2]redis.UniversalClient{rdb, redistest.NewMiniClient(t, m)}
-			case "single":
-				clients = [2]redis.UniversalClient{redistest.Shared(t).Client(t), redistest.Shared(t).Client(t)}
-			case "cluster":
-				clients = [2]redis.UniversalClient{redistest.SharedCluster(t).Client(t), redistest.SharedCluster(t).Client(t)}
-			}
-			seed := rand.Uint64()
-			t.Logf("seed %d", seed)
-			var version, floor [keys]atomic.Int64
-			load := func(_ context.Context, key string) (string, error) {
-				k, _ := strconv.Atoi(key)
-				v := version[k].Load()
-				for range v % 7 {
-					runtime.Gosched()
-				}
-				return strconv.FormatInt(v, 10), nil
-			}
-			ns := redistest.Namespace(t)
-			var wg sync.WaitGroup
-			for i, rdb := range clients {
-				c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
-				for r := range readers {
-					rnd := rand.New(rand.NewPCG(seed, uint64(i*readers+r)))
-					wg.Go(func() {
-						for range rounds {
-							k := rnd.IntN(keys)
-							key := strconv.Itoa(k)
-							if rnd.IntN(8) == 0 { // write
-								v := version[k].Add(1)
-								if err := c.Delete(t.Context(), key); err != nil {
-									t.Errorf("Delete: %v", err)
-								}
-								for old := floor[k].Load(); old < v && !floor[k].CompareAndSwap(old, v); old = floor[k].Load() {
-								}
-								continue
-							}
-							ctx, cancel := t.Context(), func() {}
-							if rnd.IntN(8) == 0 {
-								ctx, cancel = context.WithTimeout(ctx, time.Duration(rnd.IntN(int(time.Millisecond))))
-							}
-							least := floor[k].Load()
-							v, err := c.GetOrLoad(ctx, key, load)
-							cancel()
-							if got, _ := strconv.ParseInt(v, 10, 64); err == nil && got < least {
-								t.Errorf("key %s is version %d, which was deleted before the call: want at least %d", key, got, least)
-							}
-							if err != nil && err != context.DeadlineExceeded {
-								t.Errorf("GetOrLoad: %v", err)
-							}
-						}
-					})
-				}
-			}
-			wg.Wait()
-		})
-	}
 }
 
 // Loads that no caller can be given any more are cancelled, and free their slots.

@@ -48,62 +48,6 @@ func TestGetOrLoad_ThousandCallers(t *testing.T) {
 	}
 }
 
-// A process never runs two loads of a key at a time, even if callers arrive just as a load ends.
-//
-//fault:cold-key
-func TestGetOrLoad_NeverTwoLoadsAtATime(t *testing.T) {
-	t.Parallel()
-	const keys, callers = 2, 10
-	rounds := int64(500) // of 10 calls
-	if testing.Short() {
-		rounds = 200
-	}
-	for _, kind := range []string{"mini", "single"} {
-		t.Run(kind, func(t *testing.T) {
-			t.Parallel()
-			var rdb *redis.Client
-			if kind == "mini" {
-				_, rdb = redistest.StartMini(t)
-			} else {
-				rdb = redistest.Shared(t).Client(t)
-			}
-			c := cachetest.NewCache(t, rdb, &singlefill.Options[int64]{TTLFunc: func(string, int64) time.Duration { return 0 }})
-			var wg sync.WaitGroup
-			for k := range keys {
-				key := fmt.Sprint("k", k)
-				var running, begun, ended atomic.Int64
-				load := func(_ context.Context, got string) (int64, error) {
-					if n := running.Add(1); n != 1 || got != key {
-						t.Errorf("%d loads of %s at a time, for %s", n, got, key)
-					}
-					n := begun.Add(1)
-					runtime.Gosched()
-					ended.Store(n)
-					running.Add(-1)
-					return n, nil
-				}
-				for range callers / keys {
-					wg.Go(func() {
-						for range rounds {
-							before := ended.Load()
-							v, err := c.GetOrLoad(t.Context(), key, load)
-							if err != nil || v < before || v > begun.Load() {
-								t.Errorf("load %d, %v; want one of %d to %d", v, err, before, begun.Load())
-								return
-							}
-						}
-					})
-				}
-			}
-			wg.Wait()
-			_ = c.Close()
-			if s := c.Stats(); s.Misses != callers*rounds || s.Loads+s.Shared != s.Misses || s.LoadsUnlocked != 0 {
-				t.Errorf("%+v: each of %d calls has either loaded or shared", s, callers*rounds)
-			}
-		})
-	}
-}
-
 // An error of the Loader is returned as it is to all callers that waited. It is not remembered, unless it
 // is ErrNotFound, bare or wrapped, which later callers get bare.
 //
@@ -208,44 +152,12 @@ func TestPanicError(t *testing.T) {
 	})
 }
 
-// A load goes on and is stored when all callers have left.
-//
-//fault:cancelled
-func TestGetOrLoad_AllCallersLeave(t *testing.T) {
-	t.Parallel()
-	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
-		ns := redistest.Namespace(t)
-		c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw)
-		src := cachetest.NewSource[string](t)
-		ctx, cancel := context.WithCancel(t.Context())
-		var herd []*cachetest.Call[string]
-		for range 10 {
-			herd = append(herd, cachetest.GoGet(ctx, c, "k", src.Load).Waits(t))
-		}
-		load := src.Next(t)
-		cancel()
-		for _, a := range herd {
-			a.WantErr(t, context.Canceled)
-		}
-		if err := load.Ctx.Err(); err != nil {
-			t.Errorf("the load's context: %v", err)
-		}
-		joins := cachetest.GoGet(t.Context(), c, "k", src.Load).Waits(t)
-		load.Give("v")
-		joins.Want(t, "v")
-		cachetest.WantStored(t, rdb, ns, "k", "v")
-		cachetest.GoGet(t.Context(), c, "k", src.Load).Want(t, "v")
-		src.Want(t, 1)
-	})
-}
-
 // A waiting call returns exactly at its deadline, and at once when it is cancelled.
 //
 //fault:cancelled
 func TestGetOrLoad_DeadlineAndCancellation(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		ns := redistest.Namespace(t)
-		there, here := cachetest.NewCacheIn[string](t, rdb, ns, nil), cachetest.NewCacheIn[string](t, rdb, ns, nil)
+		there, here := cachetest.NewCacheIn[string](t, rdb, "ns", nil), cachetest.NewCacheIn[string](t, rdb, "ns", nil)
 		src := cachetest.NewSource[string](t)
 		cachetest.GoGet(t.Context(), there, "k", src.Load)
 		load := src.Next(t)
@@ -305,7 +217,7 @@ func TestGetOrLoad_EndOfContextInARead(t *testing.T) {
 }
 
 // A Loader's context has the first caller's values, but neither its deadline nor its cancellation: the
-// load goes on for the other callers.
+// load goes on, and is stored, also when all callers have left.
 //
 //fault:cancelled
 func TestLoader_Context(t *testing.T) {
@@ -317,7 +229,7 @@ func TestLoader_Context(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), key{}, "first"), time.Minute)
 		first := cachetest.GoGet(ctx, c, "k", src.Load)
 		load := src.Next(t)
-		joins := cachetest.GoGet(context.WithValue(t.Context(), key{}, "second"), c, "k", src.Load).Waits(t)
+		joins := cachetest.GoGet(context.WithValue(ctx, key{}, "second"), c, "k", src.Load).Waits(t)
 		if v := load.Ctx.Value(key{}); v != "first" {
 			t.Errorf("the load's context has the value %v", v)
 		}
@@ -327,11 +239,14 @@ func TestLoader_Context(t *testing.T) {
 		}
 		cancel()
 		first.WantErr(t, context.Canceled)
+		joins.WantErr(t, context.Canceled)
 		if err := load.Ctx.Err(); err != nil {
 			t.Errorf("the load's context: %v", err)
 		}
+		later := cachetest.GoGet(t.Context(), c, "k", src.Load).Waits(t)
 		load.Give("v")
-		joins.Want(t, "v")
+		later.Want(t, "v")
+		cachetest.GoGet(t.Context(), c, "k", src.Load).Want(t, "v")
 		src.Want(t, 1)
 	})
 }
@@ -341,8 +256,7 @@ func TestLoader_Context(t *testing.T) {
 //fault:hung-load
 func TestLoadTimeout_LoaderIgnoresItsContext(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		ns := redistest.Namespace(t)
-		c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{
+		c := cachetest.NewCacheIn(t, rdb, "ns", &singlefill.Options[string]{
 			Codec: singlefill.Raw, RedisTimeout: time.Second, LockTTL: 5 * time.Second, LoadTimeout: 12 * time.Second,
 		})
 		src := cachetest.NewSource[string](t)
@@ -363,7 +277,7 @@ func TestLoadTimeout_LoaderIgnoresItsContext(t *testing.T) {
 		cachetest.WantElapsed(t, "the key is loaded again", begun, 12*time.Second)
 		load.Give("v1")
 		synctest.Wait()
-		cachetest.WantStored(t, rdb, ns, "k", "v2")
+		cachetest.WantStored(t, rdb, "ns", "k", "v2")
 		if s := c.Stats(); s.LoadErrors != 1 || s.Stored != 1 || s.LocksLost != 0 {
 			t.Errorf("%+v, want one failed load and one stored", s)
 		}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -17,7 +16,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/singlefill/singlefill"
-	"github.com/singlefill/singlefill/internal/fleetlock"
 	"github.com/singlefill/singlefill/internal/redistest"
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
@@ -28,14 +26,13 @@ import (
 //fault:killed-at-store
 func TestLock_DeadHolder(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		ns := redistest.Namespace(t)
-		c := cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw) // LockTTL is 20 s
+		c := cachetest.NewCacheIn(t, rdb, "ns", &cachetest.Raw) // LockTTL is 20 s
 		// Another process dies: its lock stays as it is while it loads, and no process renews it.
 		src := cachetest.NewSource[string](t)
-		lives := cachetest.GoGet(t.Context(), cachetest.NewCacheIn(t, rdb, ns, &cachetest.Raw), "l", src.Load)
+		lives := cachetest.GoGet(t.Context(), cachetest.NewCacheIn(t, rdb, "ns", &cachetest.Raw), "l", src.Load)
 		load := src.Next(t)
-		lock, _ := cachetest.Stored(t, rdb, ns+":{l}:lock")
-		redistest.Must(t, rdb.Set(t.Context(), ns+":{k}:lock", lock, 20*time.Second).Err())
+		lock, _ := cachetest.Stored(t, rdb, "ns:{l}:lock")
+		redistest.Must(t, rdb.Set(t.Context(), "ns:{k}:lock", lock, 20*time.Second).Err())
 		load.Give("v")
 		lives.Want(t, "v")
 		begun := time.Now()
@@ -44,7 +41,7 @@ func TestLock_DeadHolder(t *testing.T) {
 		if d := time.Since(begun); d < 20*time.Second || d > 20*time.Second+320*time.Millisecond {
 			t.Errorf("loaded after %v, want 20s and a poll", d)
 		}
-		cachetest.WantStored(t, rdb, ns, "k", "v")
+		cachetest.WantStored(t, rdb, "ns", "k", "v")
 	})
 }
 
@@ -53,9 +50,8 @@ func TestLock_DeadHolder(t *testing.T) {
 //fault:slow-load
 func TestLock_RenewedWhileLoading(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		ns := redistest.Namespace(t)
 		opts := &singlefill.Options[string]{RedisTimeout: 300 * time.Millisecond, LockTTL: time.Second, LoadTimeout: time.Minute}
-		there, here := cachetest.NewCacheIn(t, rdb, ns, opts), cachetest.NewCacheIn(t, rdb, ns, opts)
+		there, here := cachetest.NewCacheIn(t, rdb, "ns", opts), cachetest.NewCacheIn(t, rdb, "ns", opts)
 		src := cachetest.NewSource[string](t)
 		loads := cachetest.GoGet(t.Context(), there, "k", src.Load)
 		load := src.Next(t)
@@ -126,45 +122,6 @@ func TestLock_LostReplyOfTheRelease(t *testing.T) {
 	})
 }
 
-// A failure in another process is a RemoteError to all callers that waited for it: they do not load
-// one by one.
-func TestRemoteError_FailureElsewhere(t *testing.T) {
-	t.Parallel()
-	p, ns, waiter, loader, rdb := cachetest.Proxied(t, &cachetest.Raw)
-	src := cachetest.NewSource[string](t)
-	for i, test := range []struct{ text, want string }{
-		{"no connection to the database", "no connection to the database"},
-		{strings.Repeat("ü", 600), strings.Repeat("ü", 512)}, // 1 KiB, cut at a character
-		{"", ""},
-	} {
-		key := fmt.Sprint("k", i)
-		loads := cachetest.GoGet(t.Context(), loader, key, src.Load)
-		load := src.Next(t)
-		read := p.On(redistest.Command("get"), redistest.HoldReply).Times(1)
-		asked := p.On(cachetest.Script(t, "get_or_lock"), redistest.HoldReply).Times(1)
-		waits := []*cachetest.Call[string]{cachetest.GoGet(t.Context(), waiter, key, src.Load)}
-		cachetest.Receive(t, "the read has found nothing", read.Hit())
-		for range 5 {
-			waits = append(waits, cachetest.GoGet(t.Context(), waiter, key, src.Load).Waits(t))
-		}
-		read.Release()
-		cachetest.Receive(t, "the lock is found held", asked.Hit())
-		asked.Release()
-		boom := errors.New(test.text)
-		load.Fail(boom)
-		loads.WantErr(t, boom)
-		for _, a := range waits {
-			_, err := a.Result(t)
-			var remote *singlefill.RemoteError
-			if !errors.As(err, &remote) || remote.Key != key || remote.Message != test.want {
-				t.Errorf("got %v, want a RemoteError with %q", err, test.want)
-			}
-		}
-		src.Want(t, int64(i+1))
-		cachetest.WantStored(t, rdb, ns, key, "")
-	}
-}
-
 // A failure also reaches waiters that learn of it late: after calls of the same process that began after
 // the failure, or when another process has taken the lock. They neither wait for a later load nor load
 // themselves, and the later calls do not get the failure.
@@ -188,7 +145,10 @@ func TestFailure_LateWaiters(t *testing.T) {
 			fails := cachetest.GoGet(t.Context(), holder, "k", src.Load)
 			load := src.Next(t)
 			poll := p.On(cachetest.Script(t, "get_or_lock"), redistest.HoldRequest).After(1).Times(1)
-			waits := cachetest.GoGet(t.Context(), waiter, "k", cachetest.MustNotLoad[string](t))
+			var waits []*cachetest.Call[string]
+			for range 5 {
+				waits = append(waits, cachetest.GoGet(t.Context(), waiter, "k", cachetest.MustNotLoad[string](t)).Waits(t))
+			}
 			cachetest.Receive(t, "a poll is held back", poll.Hit())
 			load.Fail(test.failure)
 			fails.WantErr(t, test.failure)
@@ -199,9 +159,11 @@ func TestFailure_LateWaiters(t *testing.T) {
 			}
 			later := cachetest.GoGet(t.Context(), waiter, "k", src.Load).Waits(t)
 			poll.Release()
-			_, err := waits.Result(t)
-			if remote, ok := errors.AsType[*singlefill.RemoteError](err); err != test.failure && (!ok || remote.Message != test.failure.Error()) {
-				t.Errorf("the waiter got %v, want the failure %v", err, test.failure)
+			for _, a := range waits {
+				_, err := a.Result(t)
+				if remote, ok := errors.AsType[*singlefill.RemoteError](err); err != test.failure && (!ok || remote.Message != test.failure.Error()) {
+					t.Errorf("a waiter got %v, want the failure %v", err, test.failure)
+				}
 			}
 			if !test.taken {
 				load = src.Next(t)
@@ -309,6 +271,8 @@ func TestUnlocked_LateCallerDuringTheOutage(t *testing.T) {
 
 // A lock taken without a reply is given up when Redis is back, even if the first attempt to do so
 // fails.
+//
+//fault:no-reply
 func TestUnlocked_LockInDoubtIsAbandoned(t *testing.T) {
 	down := &cachetest.Outage{Keeps: redistest.Command("evalsha"), Arrives: cachetest.Script(t, "get_or_lock")}
 	inOutage(t, down, func(t *testing.T, here, there *singlefill.Cache[string]) {
@@ -382,9 +346,8 @@ func inOutage(t *testing.T, down *cachetest.Outage, run func(t *testing.T, here,
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		faulty := redistest.NewMiniClient(t, m)
 		faulty.AddHook(down.Hook())
-		ns := redistest.Namespace(t)
-		there := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{RedisTimeout: time.Second})
-		here := cachetest.NewCacheIn(t, faulty, ns, &singlefill.Options[string]{RedisTimeout: time.Second})
+		there := cachetest.NewCacheIn(t, rdb, "ns", &singlefill.Options[string]{RedisTimeout: time.Second})
+		here := cachetest.NewCacheIn(t, faulty, "ns", &singlefill.Options[string]{RedisTimeout: time.Second})
 		run(t, here, there)
 		down.On.Store(false)
 	})
@@ -446,26 +409,6 @@ func TestMaxFleetLoads_LoadsAtATime(t *testing.T) {
 	}
 }
 
-// A fill that waits for a slot of the fleet holds no lock, so that a process with a slot can load
-// the key.
-func TestMaxFleetLoads_QueueingHoldsNoLock(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		ns := redistest.Namespace(t)
-		a := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{MaxFleetLoads: 1})
-		src := cachetest.NewSource[string](t)
-		busy := cachetest.GoGet(t.Context(), a, "busy", src.Load)
-		load := src.Next(t)
-		waits := cachetest.GoGet(t.Context(), a, "k", cachetest.MustNotLoad[string](t))
-		time.Sleep(time.Second)
-		cachetest.WantUnlocked(t, rdb, ns, "k")
-		free := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{}) // without the limit
-		cachetest.GoGet(t.Context(), free, "k", cachetest.Gives("v")).Want(t, "v")
-		waits.Want(t, "v")
-		load.Give("v")
-		busy.Want(t, "v")
-	})
-}
-
 // A refresh does not wait for a slot of the fleet.
 func TestMaxFleetLoads_RefreshDoesNotWait(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
@@ -502,8 +445,7 @@ func TestMaxFleetLoads_NestedLoad(t *testing.T) {
 // A load gives its slot of the fleet back, however it ends.
 func TestMaxFleetLoads_SlotIsGivenBack(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		ns := redistest.Namespace(t)
-		c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{MaxFleetLoads: 1})
+		c := cachetest.NewCacheIn(t, rdb, "ns", &singlefill.Options[string]{MaxFleetLoads: 1})
 		for how, load := range map[string]singlefill.Loader[string]{
 			"a value":   cachetest.Gives("v"),
 			"an error":  cachetest.Fails[string](errors.New("boom")),
@@ -514,7 +456,7 @@ func TestMaxFleetLoads_SlotIsGivenBack(t *testing.T) {
 		} {
 			_, _ = c.GetOrLoad(t.Context(), how, load)
 			synctest.Wait()
-			if n, err := rdb.Exists(t.Context(), fleetKey(ns)).Result(); n != 0 || err != nil {
+			if n, err := rdb.Exists(t.Context(), fleetKey("ns")).Result(); n != 0 || err != nil {
 				t.Errorf("after %s the slot is still held, %v", how, err)
 			}
 		}
@@ -526,9 +468,21 @@ func TestMaxFleetLoads_SlotIsGivenBack(t *testing.T) {
 //fault:killed-fleet-load
 func TestMaxFleetLoads_DeadProcess(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		ns := redistest.Namespace(t)
-		holdFleetSlot(t, m, ns)
-		c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{MaxFleetLoads: 1})
+		var dead atomic.Bool
+		mortal := redistest.NewMiniClient(t, m)
+		mortal.AddHook(redistest.Trips(func([]redis.Cmder) error {
+			if dead.Load() {
+				return redis.ErrClosed
+			}
+			return nil
+		}))
+		src := cachetest.NewSource[string](t)
+		dies := cachetest.NewCacheIn(t, mortal, "ns", &singlefill.Options[string]{MaxFleetLoads: 1, RedisTimeout: time.Second, LockTTL: 5 * time.Second})
+		call := cachetest.GoGet(t.Context(), dies, "dies", src.Load)
+		load := src.Next(t)
+		defer func() { load.Give("v"); call.Want(t, "v") }()
+		dead.Store(true)
+		c := cachetest.NewCacheIn(t, rdb, "ns", &singlefill.Options[string]{MaxFleetLoads: 1})
 		begun := time.Now()
 		cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("v")).Want(t, "v")
 		if d := time.Since(begun); d < 5*time.Second || d > 6*time.Second {
@@ -539,27 +493,6 @@ func TestMaxFleetLoads_DeadProcess(t *testing.T) {
 
 // fleetKey is the first key of the semaphore of a namespace.
 func fleetKey(ns string) string { return ns + ":{" + ns + "}:loads" }
-
-// holdFleetSlot takes the only slot of a namespace and never renews it, as a process that has died.
-func holdFleetSlot(t *testing.T, m *miniredis.Miniredis, ns string) {
-	t.Helper()
-	dies := make(chan struct{})
-	rdb := redistest.NewMiniClient(t, m)
-	rdb.AddHook(cachetest.Before(func(cmd redis.Cmder) error {
-		select {
-		case <-dies:
-			return redis.ErrClosed
-		default:
-			return nil
-		}
-	}))
-	slots, err := fleetlock.New(rdb, fleetlock.Options{Name: "of a dead process", Key: fleetKey(ns), Size: 1, TTL: 5 * time.Second})
-	redistest.Must(t, err)
-	release, err := slots.Acquire(t.Context(), false)
-	redistest.Must(t, err)
-	close(dies)
-	t.Cleanup(func() { _ = release(context.Background()) }) // for its goroutine
-}
 
 // MaxLoads alone bounds the loads while Redis cannot be asked.
 //
@@ -592,8 +525,7 @@ func TestMaxFleetLoads_SlowRedis(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
 		rdb.AddHook(cachetest.Slow(20 * time.Millisecond))
 		opts := &singlefill.Options[string]{MaxFleetLoads: 1}
-		ns := redistest.Namespace(t)
-		a, b := cachetest.NewCacheIn(t, rdb, ns, opts), cachetest.NewCacheIn(t, rdb, ns, opts)
+		a, b := cachetest.NewCacheIn(t, rdb, "ns", opts), cachetest.NewCacheIn(t, rdb, "ns", opts)
 		src := cachetest.NewSource[string](t)
 		cachetest.GoGet(t.Context(), a, "x", src.Load)
 		src.Next(t)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"reflect"
 	"runtime"
 	"slices"
 	"strings"
@@ -138,7 +137,7 @@ func (g *goMany) want(t testing.TB, what string, keys ...string) {
 }
 
 // The loader gets the keys that Redis does not have, once each. What it leaves out does not exist,
-// and that is remembered.
+// and that is remembered. If it returns ErrNotFound, wrapped too, none of its keys exists.
 func TestGetOrLoadMany(t *testing.T) {
 	t.Parallel()
 	cachetest.UserEach(t, func(t *testing.T, rdb, _ redis.UniversalClient) {
@@ -168,6 +167,11 @@ func TestGetOrLoadMany(t *testing.T) {
 				return err == singlefill.ErrNotFound && v == valueOf("a")
 			})
 		}
+		got, err := c.GetOrLoadMany(ctx, []string{"d", "e"}, func(context.Context, []string) (map[string]string, error) {
+			return nil, fmt.Errorf("shop: %w", singlefill.ErrNotFound)
+		})
+		wantMany(t, "none exists", got, err)
+		cachetest.WantGet(t, c, "d", "", singlefill.ErrNotFound)
 	})
 }
 
@@ -220,6 +224,7 @@ func TestGetOrLoadMany_Failures(t *testing.T) {
 		{"error", (&manySource{err: cachetest.ErrSource}).load, cachetest.ErrSource, nil},
 		{"panic", func(context.Context, []string) (map[string]string, error) { panic(cachetest.ErrSource) },
 			cachetest.ErrSource, isPanic},
+		{"panic with ErrNotFound", func(context.Context, []string) (map[string]string, error) { panic(singlefill.ErrNotFound) }, nil, isPanic},
 		{"Goexit", func(context.Context, []string) (map[string]string, error) { runtime.Goexit(); return nil, nil }, nil, isPanic},
 	} {
 		t.Run(row.what, func(t *testing.T) {
@@ -341,50 +346,37 @@ func TestGetOrLoadMany_ReturnsManyError(t *testing.T) {
 //fault:failed-load
 func TestGetOrLoadMany_StrayKeys(t *testing.T) {
 	t.Parallel()
-	for _, row := range []struct {
-		what string
-		load singlefill.ManyLoader[string]
-	}{
-		{"another spelling", func(_ context.Context, keys []string) (map[string]string, error) {
+	_, rdb := redistest.StartMini(t)
+	for what, load := range map[string]singlefill.ManyLoader[string]{
+		"another spelling": func(context.Context, []string) (map[string]string, error) {
 			return map[string]string{"asked": valueOf("asked"), "foo": "v", "zoo": "v"}, nil
-		}},
-		{"another spelling in its keys", func(_ context.Context, keys []string) (map[string]string, error) {
+		},
+		"another spelling in its keys": func(_ context.Context, keys []string) (map[string]string, error) {
 			for i := range keys {
 				keys[i] = strings.ToLower(keys[i])
 			}
 			return map[string]string{"asked": valueOf("asked"), "foo": "v"}, nil
-		}},
+		},
 	} {
-		t.Run(row.what, func(t *testing.T) {
-			t.Parallel()
-			_, rdb := redistest.StartMini(t)
-			c := cachetest.NewCache(t, rdb, &cachetest.Raw)
-			got, err := c.GetOrLoadMany(t.Context(), []string{"Foo", "asked", "none"}, row.load)
-			wantFound(t, "the first call", got, "asked")
-			many, ok := errors.AsType[*singlefill.ManyError](err)
-			if !ok || len(many.Errs) != 2 {
-				t.Fatalf("error %v, want one of each of the other two keys", err)
-			}
-			for _, key := range []string{"Foo", "none"} {
-				if err := many.Errs[key]; err == nil || !strings.Contains(err.Error(), `"foo"`) {
-					t.Errorf("%s: error %v, want one that names foo", key, err)
-				}
-				cachetest.WantGet(t, c, key, "", singlefill.ErrMiss)
-			}
-			cachetest.WantGet(t, c, "asked", valueOf("asked"), nil)
-			cachetest.GoGet(t.Context(), c, "Foo", cachetest.Gives("v")).Want(t, "v")
-			cachetest.WantGet(t, c, "foo", "", singlefill.ErrMiss)
-		})
-	}
-	t.Run("none is left out", func(t *testing.T) {
-		t.Parallel()
-		_, rdb := redistest.StartMini(t)
 		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
-		got, err := c.GetOrLoadMany(t.Context(), []string{"a"}, func(context.Context, []string) (map[string]string, error) {
-			return map[string]string{"a": valueOf("a"), "more": "v"}, nil
-		})
-		wantMany(t, "a", got, err, "a")
-	})
+		got, err := c.GetOrLoadMany(t.Context(), []string{"Foo", "asked", "none"}, load)
+		wantFound(t, what, got, "asked")
+		many, ok := errors.AsType[*singlefill.ManyError](err)
+		if !ok || len(many.Errs) != 2 {
+			t.Fatalf("%s: error %v, want one of each of the other two keys", what, err)
+		}
+		for _, key := range []string{"Foo", "none"} {
+			if err := many.Errs[key]; err == nil || !strings.Contains(err.Error(), `"foo"`) {
+				t.Errorf("%s: error %v, want one that names foo", key, err)
+			}
+			cachetest.WantGet(t, c, key, "", singlefill.ErrMiss)
+		}
+		cachetest.WantGet(t, c, "asked", valueOf("asked"), nil)
+		cachetest.WantGet(t, c, "foo", "", singlefill.ErrMiss)
+		redistest.Must(t, c.Delete(t.Context(), "asked"))
+		got, err = c.GetOrLoadMany(t.Context(), []string{"asked"}, load)
+		wantMany(t, "none is left out", got, err, "asked")
+	}
 }
 
 func isPanic(err error) bool {
@@ -589,40 +581,6 @@ func TestLoadMany(t *testing.T) {
 	})
 }
 
-// Old values stand in for a load that fails.
-func TestGetOrLoadMany_StaleIfError(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-		c := cachetest.NewCache(t, rdb, cachetest.StaleOptions(0, time.Minute))
-		redistest.Must(t, c.SetMany(t.Context(), map[string]string{"a": valueOf("a"), "b": valueOf("b")}))
-		time.Sleep(cachetest.StaleLife + time.Second)
-		s := &manySource{err: cachetest.ErrSource}
-		got, err := c.GetOrLoadMany(t.Context(), []string{"a", "b", "new"}, s.load)
-		wantFound(t, "the call", got, "a", "b")
-		wantManyErrors(t, "the call", err, cachetest.ErrSource, "new")
-		if n := c.Stats().StaleOnError; n != 2 {
-			t.Errorf("%d old values, want 2", n)
-		}
-	})
-}
-
-// Without Redis the loader runs once at a time, and nothing is stored.
-func TestGetOrLoadMany_RedisAway(t *testing.T) {
-	inSilence(t, func(t *testing.T, c *singlefill.Cache[string]) {
-		s := &manySource{takes: time.Second}
-		keys := manyKeys(20)
-		one, two := goGetMany(t.Context(), c, keys, s.load), goGetMany(t.Context(), c, keys, s.load)
-		for _, call := range []*goMany{one, two} {
-			call.want(t, "the call", keys...)
-		}
-		if s.most != 1 {
-			t.Errorf("the loader ran %d times at once", s.most)
-		}
-		if stats := c.Stats(); stats.LoadsUnlocked != stats.Loads || stats.Loads != int64(20*len(s.calls)) {
-			t.Errorf("%d of %d keys loaded without the lock, in %d calls of the loader", stats.LoadsUnlocked, stats.Loads, len(s.calls))
-		}
-	})
-}
-
 // inSilence runs a test in a bubble with a Redis that does not answer.
 func inSilence(t *testing.T, run func(t *testing.T, c *singlefill.Cache[string])) {
 	t.Parallel()
@@ -633,24 +591,6 @@ func inSilence(t *testing.T, run func(t *testing.T, c *singlefill.Cache[string])
 		run(t, c)
 		link.BlackHole(false)
 	})
-}
-
-// Bytes that are no entry are a miss.
-func TestGetOrLoadMany_BadBytes(t *testing.T) {
-	t.Parallel()
-	m, rdb := redistest.StartMini(t)
-	c, err := singlefill.New(rdb, "ns", time.Hour, &cachetest.Raw)
-	redistest.Must(t, err)
-	defer c.Close()
-	_ = m.Set("ns:{a}", "rubbish")
-	_, _ = m.Lpush("ns:{b}", "a list")
-	s := new(manySource)
-	got, err := c.GetOrLoadMany(t.Context(), []string{"a", "b", "c"}, s.load)
-	wantMany(t, "the call", got, err, "a", "b", "c")
-	s.wantCalls(t, "the call", []string{"a", "b", "c"})
-	if c.Stats().BadValues == 0 {
-		t.Error("no bad value is counted")
-	}
 }
 
 // A ManyLoader may call the cache for other keys: its place serves the nested load. For its own keys
@@ -700,35 +640,6 @@ func TestGetOrLoadMany_Superseded(t *testing.T) {
 		synctest.Wait()
 		if inside.Err() == nil {
 			t.Error("the load goes on though nobody may have its values")
-		}
-	})
-}
-
-// Calls for the same keys at once share reads: the first one reads alone, one of the others for all
-// that came in between.
-func TestGetOrLoadMany_SharedReads(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, _ *redis.Client) {
-		rdb := redistest.NewMiniClient(t, m)
-		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
-		keys := manyKeys(10)
-		if _, err := c.GetOrLoadMany(t.Context(), keys, new(manySource).load); err != nil {
-			t.Fatal(err)
-		}
-		var trips atomic.Int64
-		rdb.AddHook(redistest.Pipelines(func(ctx context.Context, cmds []redis.Cmder, next redis.ProcessPipelineHook) error {
-			trips.Add(1)
-			time.Sleep(time.Second)
-			return next(ctx, cmds)
-		}))
-		var calls []*goMany
-		for range 50 {
-			calls = append(calls, goGetMany(t.Context(), c, keys, new(manySource).load))
-		}
-		for _, call := range calls {
-			call.want(t, "the call", keys...)
-		}
-		if n := trips.Load(); n != 2 {
-			t.Errorf("%d pipelines, want 2", n)
 		}
 	})
 }
@@ -845,34 +756,6 @@ func TestGetOrLoadMany_SlowNeighbour(t *testing.T) {
 			})
 		})
 	}
-}
-
-// Each caller owns its values.
-func TestGetOrLoadMany_Ownership(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, _ *miniredis.Miniredis, rdb *redis.Client) {
-		c := cachetest.NewCache[[]string](t, rdb, nil)
-		load := func(_ context.Context, keys []string) (map[string][]string, error) {
-			time.Sleep(time.Second)
-			values := make(map[string][]string)
-			for _, key := range keys {
-				values[key] = []string{key}
-			}
-			return values, nil
-		}
-		var all sync.WaitGroup
-		for range 4 {
-			all.Go(func() {
-				got, err := c.GetOrLoadMany(t.Context(), []string{"a", "b"}, load)
-				if want := map[string][]string{"a": {"a"}, "b": {"b"}}; err != nil || !reflect.DeepEqual(got, want) {
-					t.Errorf("got %q, %v; want %q", got, err, want)
-				}
-				for _, v := range got {
-					v[0] = "changed"
-				}
-			})
-		}
-		all.Wait()
-	})
 }
 
 // Hits in memory send no command, and a Delete elsewhere reaches them.
@@ -1029,11 +912,10 @@ func TestSetMany_BadValue(t *testing.T) {
 // name. A key of the same call that has waited for another process is loaded by another call.
 func TestGetOrLoadMany_HangingLoader(t *testing.T) {
 	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		ns := redistest.Namespace(t)
 		opts := cachetest.Raw
 		opts.RedisTimeout, opts.LockTTL, opts.LoadTimeout = time.Second, 5*time.Second, 12*time.Second
-		c := cachetest.NewCacheIn(t, rdb, ns, &opts)
-		other := cachetest.NewCaches(t, m, ns, 1, &cachetest.Raw)[0]
+		c := cachetest.NewCacheIn(t, rdb, "ns", &opts)
+		other := cachetest.NewCaches(t, m, "ns", 1, &cachetest.Raw)[0]
 		src := cachetest.NewSource[string](t)
 		elsewhere := cachetest.GoGet(t.Context(), other, "waits", src.Load)
 		held := src.Next(t)
@@ -1058,29 +940,5 @@ func TestGetOrLoadMany_HangingLoader(t *testing.T) {
 		close(hang)
 		held.Give("v1")
 		elsewhere.Want(t, "v1")
-	})
-}
-
-// ErrNotFound from the ManyLoader, wrapped too, means that none of its keys exists, which is remembered and
-// no error of the call. A panic with such an error is a failure.
-func TestGetOrLoadMany_NoneExists(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		c := cachetest.NewCache(t, rdb, &cachetest.Raw)
-		s := &manySource{err: fmt.Errorf("shop: %w", singlefill.ErrNotFound)}
-		for _, what := range []string{"loaded", "remembered"} {
-			got, err := c.GetOrLoadMany(t.Context(), []string{"a", "b"}, func(ctx context.Context, keys []string) (map[string]string, error) {
-				_, err := s.load(ctx, keys)
-				return nil, err
-			})
-			wantMany(t, what, got, err)
-		}
-		s.wantCalls(t, "both calls", []string{"a", "b"})
-		cachetest.WantGet(t, c, "a", "", singlefill.ErrNotFound)
-
-		_, err := c.GetOrLoadMany(t.Context(), []string{"c", "d"}, func(context.Context, []string) (map[string]string, error) { panic(s.err) })
-		if !isPanic(err) {
-			t.Errorf("err = %v, want a PanicError", err)
-		}
-		cachetest.WantGet(t, c, "c", "", singlefill.ErrMiss)
 	})
 }

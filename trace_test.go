@@ -19,22 +19,27 @@ import (
 	"github.com/singlefill/singlefill/internal/tests/cachetest"
 )
 
-// Stats counts each event once.
+// Stats counts each event once, and Trace is told of each once.
 func TestStats_Exact(t *testing.T) {
 	t.Parallel()
 	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
 		if cachetest.HitsMayBeLate(t) {
 			return
 		}
-		c := cachetest.NewCache[any](t, rdb, nil)
+		ns, ctx := redistest.Namespace(t), t.Context()
+		redistest.Must(t, rdb.Set(ctx, ns+":{bad}", "garbage", time.Hour).Err())
+		var e cachetest.Events
+		c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[any]{Trace: e.Trace()})
 		src := cachetest.NewSource[any](t)
-		ctx := t.Context()
 
 		_, _ = c.Get(ctx, "a") // a miss
 		first := cachetest.GoGet(ctx, c, "a", src.Load)
 		load := src.Next(t)
 		if n := c.Stats().Loading; n != 1 {
 			t.Errorf("%d loading, want 1", n)
+		}
+		if load.Ctx.Value(cachetest.TraceKey{}) != "by LoadStart" {
+			t.Error("the Loader's context is not the one of LoadStart")
 		}
 		second := cachetest.GoGet(ctx, c, "a", src.Load).Waits(t)
 		load.Give("v")
@@ -43,71 +48,38 @@ func TestStats_Exact(t *testing.T) {
 
 		_, _ = c.GetOrLoad(ctx, "none", cachetest.Fails[any](singlefill.ErrNotFound))
 		_, _ = c.GetOrLoad(ctx, "none", cachetest.MustNotLoad[any](t)) // a hit
-		_, _ = c.GetOrLoad(ctx, "b", cachetest.Fails[any](errors.New("no")))
-		_, _ = c.GetOrLoad(ctx, "b", func(context.Context, string) (any, error) { panic("no") })
-		_, _ = c.GetOrLoad(ctx, "b", cachetest.Gives[any](func() {})) // cannot be encoded
-
-		fenced := cachetest.GoGet(ctx, c, "b", src.Load)
-		load = src.Next(t)
-		redistest.Must(t, c.Set(ctx, "b", "w"))
-		load.Give("v")
-		fenced.Want(t, "v")
-		_ = c.Close()
+		_, _ = c.Get(ctx, "a")                                         // another one
+		_, _ = c.GetOrLoad(ctx, "fails", cachetest.Fails[any](errors.New("no")))
+		_, _ = c.GetOrLoad(ctx, "panics", func(context.Context, string) (any, error) { panic("no") })
+		_, _ = c.GetOrLoad(ctx, "odd", cachetest.Gives[any](func() {})) // cannot be encoded
+		_, _ = c.GetOrLoad(ctx, "bad", cachetest.Gives[any]("v"))       // cannot be decoded
+		_, _ = c.GetOrLoad(ctx, "fenced", func(ctx context.Context, key string) (any, error) { return "v", c.Set(ctx, key, "w") })
+		_ = c.Close() // LoadDone may come later than the answer
 
 		want := singlefill.Stats{
-			Hits: 1, Misses: 8, Shared: 1, Loads: 6, LoadsNotFound: 1, LoadErrors: 2, LoadPanics: 1,
-			Stored: 2, StoreErrors: 1, Fenced: 1,
+			Hits: 2, Misses: 9, Shared: 1, Loads: 7, LoadsNotFound: 1, LoadErrors: 2, LoadPanics: 1,
+			Stored: 3, StoreErrors: 1, Fenced: 1, BadValues: 1,
 		}
 		if got := c.Stats(); got != want {
 			t.Errorf("got  %+v\nwant %+v", got, want)
 		}
-	})
-}
-
-// Trace is called once for each event.
-func TestTrace_EachEventOnce(t *testing.T) {
-	t.Parallel()
-	const done = "done %s %v, store error false, stored %t, fenced %t, unlocked false"
-	redistest.EachCache(t, func(t *testing.T, rdb redis.UniversalClient) {
-		if cachetest.HitsMayBeLate(t) {
-			return
-		}
-		ns, ctx := redistest.Namespace(t), t.Context()
-		redistest.Must(t, rdb.Set(ctx, ns+":{c}", "garbage", time.Hour).Err())
-		for _, test := range []struct {
-			what string
-			run  func(c *singlefill.Cache[string])
-			want []string
+		var events []string
+		for _, load := range []struct {
+			key, err                 string
+			storeErr, stored, fenced bool
 		}{
-			{"load", func(c *singlefill.Cache[string]) {
-				_, _ = c.GetOrLoad(ctx, "a", func(ctx context.Context, key string) (string, error) {
-					if ctx.Value(cachetest.TraceKey{}) != "by LoadStart" {
-						t.Error("the Loader's context is not the one of LoadStart")
-					}
-					return "v", nil
-				})
-			}, []string{"start a", fmt.Sprintf(done, "a", nil, true, false), "miss a"}},
-			{"hit", func(c *singlefill.Cache[string]) {
-				_, _ = c.GetOrLoad(ctx, "a", cachetest.MustNotLoad[string](t))
-				_, _ = c.Get(ctx, "a")
-			}, []string{"hit a", "hit a"}},
-			{"Get of nothing", func(c *singlefill.Cache[string]) { _, _ = c.Get(ctx, "unknown") }, []string{"miss unknown"}},
-			{"failure", func(c *singlefill.Cache[string]) {
-				_, _ = c.GetOrLoad(ctx, "b", cachetest.Fails[string](errors.New("no")))
-			}, []string{"start b", fmt.Sprintf(done, "b", "no", false, false), "miss b"}},
-			{"delete during a load", func(c *singlefill.Cache[string]) {
-				_, _ = c.GetOrLoad(ctx, "b", func(ctx context.Context, key string) (string, error) { return "v", c.Delete(ctx, key) })
-			}, []string{"start b", fmt.Sprintf(done, "b", nil, false, true), "miss b"}},
-			{"bad bytes", func(c *singlefill.Cache[string]) {
-				_, _ = c.GetOrLoad(ctx, "c", cachetest.Gives("v"))
-			}, []string{"bad c", "start c", fmt.Sprintf(done, "c", nil, true, false), "miss c"}},
+			{"a", "<nil>", false, true, false},
+			{"none", singlefill.ErrNotFound.Error(), false, true, false},
+			{"fails", "no", false, false, false},
+			{"panics", "singlefill: Loader panicked: no", false, false, false},
+			{"odd", "<nil>", true, false, false},
+			{"bad", "<nil>", false, true, false},
+			{"fenced", "<nil>", false, false, true},
 		} {
-			var e cachetest.Events
-			c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Trace: e.Trace()})
-			test.run(c)
-			_ = c.Close() // LoadDone may come later than the answer
-			e.Want(t, test.what, test.want...)
+			events = append(events, "miss "+load.key, "start "+load.key, fmt.Sprintf("done %s %s, store error %t, stored %t, fenced %t, unlocked false",
+				load.key, load.err, load.storeErr, load.stored, load.fenced))
 		}
+		e.Want(t, "all calls", append(events, "miss a", "miss a", "hit none", "hit a", "bad bad")...)
 	})
 }
 
@@ -139,35 +111,6 @@ func TestTrace_WaitOnce(t *testing.T) {
 	src.Want(t, 1)
 }
 
-// Errors of Redis, the breaker and a load without Redis are traced.
-func TestTrace_RedisErrorsAndBreaker(t *testing.T) {
-	cachetest.InBubble(t, func(t *testing.T, m *miniredis.Miniredis, rdb *redis.Client) {
-		var e cachetest.Events
-		c := cachetest.NewCache(t, rdb, &singlefill.Options[string]{Trace: e.Trace()})
-		_ = rdb.Close()
-		set := func() {
-			if err := c.Set(t.Context(), "k", "v"); !errors.Is(err, redis.ErrClosed) {
-				t.Errorf("Set: %v, want the client's error", err)
-			}
-		}
-		for range 5 {
-			set()
-		}
-		e.Want(t, "failures", "redis set", "redis set", "redis set", "redis set", "redis set")
-		time.Sleep(5 * time.Second) // RedisTimeout
-		set()
-		e.Want(t, "failures for as long as a command may take", "redis set", "breaker true")
-		cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("v")).Want(t, "v")
-		_ = c.Close()
-		e.Want(t, "a load without Redis", "start k",
-			"done k <nil>, store error false, stored false, fenced false, unlocked true", "miss k")
-		s := c.Stats()
-		if s.RedisErrors != 6 || s.BreakerOpens != 1 || !s.BreakerOpen || s.LoadsUnlocked != 1 || s.StoreErrors != 0 {
-			t.Errorf("%+v, want six errors, an open breaker and a load without a lock", s)
-		}
-	})
-}
-
 // A bad value is traced with a context that has the caller's values and does not end.
 //
 // A function that writes the value down may take longer than the caller waits.
@@ -196,39 +139,6 @@ func TestTrace_ContextOfABadValue(t *testing.T) {
 			t.Errorf("%v", ctx)
 		}
 	}
-}
-
-// A panic of a Trace function reaches its caller, and the other callers go on.
-func TestTrace_PanicHangsNoCaller(t *testing.T) {
-	t.Parallel()
-	rdb := redistest.Shared(t).Client(t)
-	ns := redistest.Namespace(t)
-	bad := make(chan struct{})
-	goOn := make(chan struct{})
-	var once sync.Once
-	c := cachetest.NewCacheIn(t, rdb, ns, &singlefill.Options[string]{Trace: &singlefill.Trace{
-		BadValue: func(context.Context, string, error) {
-			once.Do(func() {
-				close(bad)
-				<-goOn
-				panic("a trace function")
-			})
-		},
-	}})
-	redistest.Must(t, rdb.Set(t.Context(), ns+":{k}", "garbage", time.Hour).Err())
-	panicked := make(chan any, 1)
-	go func() {
-		defer func() { panicked <- recover() }()
-		_, _ = c.GetOrLoad(t.Context(), "k", cachetest.Gives("v"))
-	}()
-	cachetest.Receive(t, "bad bytes are traced", bad)
-	joins := cachetest.GoGet(t.Context(), c, "k", cachetest.Gives("v")).Waits(t)
-	close(goOn)
-	if p := cachetest.Receive(t, "the caller is gone", panicked); p != "a trace function" {
-		t.Errorf("panic of the call: %v", p)
-	}
-	joins.Want(t, "v")
-	cachetest.GoGet(t.Context(), c, "k", cachetest.MustNotLoad[string](t)).Want(t, "v")
 }
 
 // AddTrace adds functions to those that there are, which are called first. Without functions, or with nil,
